@@ -1,0 +1,41 @@
+# One virtual environment, .venv, made on first use and again when the requirements change.
+# PYTHON names the interpreter to make it with, such as `make course PYTHON=python3.12`.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+REQUIREMENTS := -c constraints.txt -e .[test]
+
+.DEFAULT_GOAL := help
+.PHONY: help course test lab bench clean
+
+help:  ## print this list
+	@grep -E '^[a-z]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z]+):.*## /  make \1\t/'
+
+course: $(READY)  ## run every notebook and redraw every figure
+	$(BIN)/python book/build.py
+
+test: $(READY)  ## check the style, run the tests, and run every notebook against its stored output
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile --jaxtyping-packages=cheems_ref,beartype.beartype
+
+lab: $(READY)  ## open the notebooks in JupyterLab
+	$(BIN)/jupyter lab --notebook-dir notebooks
+
+bench: $(READY)  ## print the comparison tables (some minutes; installs the peers)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e .[bench]
+	$(BIN)/python tests/bench/bench_ssd.py
+
+clean:  ## remove the virtual environment and every cache
+	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+	find . -name .ipynb_checkpoints -type d -prune -exec rm -rf {} +
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Python 3.11 or newer is needed; name one: make course PYTHON=python3.12"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet $(REQUIREMENTS)
+	@touch $@

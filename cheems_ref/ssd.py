@@ -1,0 +1,533 @@
+"""State space duality (SSD): one map from sequences to sequences, computed in several ways.
+
+Every head keeps a state, a p × n matrix, and walks through the tokens:
+
+    h_t = exp(dt_t A) h_{t-1} + dt_t x_t B_tᵀ        y_t = h_t C_t + D x_t
+
+    code       shape              in the papers
+    x          (b, l, h, p)       x, the values (V of attention)
+    dt         (b, l, h)          Δ, the step size, after softplus
+    A          (h,)               A, one number ≤ 0 per head
+    B          (b, l, g, n)       B, what a token writes (K of attention)
+    C          (b, l, g, n)       C, what a token reads (Q of attention)
+    D          (h,)               D, the skip connection
+    state      (b, h, p, n)       h
+
+Head i reads the B and C of group i // (h / g). The functions share one signature, and the first
+five arguments stand in the order of mamba-ssm's `mamba_chunk_scan_combined`.
+
+    ssd_recurrent   the definition, one token after the other
+    ssd_quadratic   y = M x with the semiseparable matrix M, as attention does it
+    ssd_chunked     the quadratic form inside chunks, the recurrence between them
+    ssd_step        one token, for decoding
+    SSD             the layer: projections around `ssd`
+
+Sixteen-bit x, B and C are computed in float32 and the result is cast back; the state stays
+float32. Notebook 03 derives all of it. Source: WM §2, App. A, B.2; Ch A.2; Dao and Gu (2024).
+"""
+
+import math
+from typing import Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, einsum, nn
+
+Backend = Literal["auto", "recurrent", "quadratic", "chunked", "kernel"]
+
+# Chunks that ssd_chunked computes at a time: few enough that what lies between two matrix
+# products stays in a core's cache, and that memory does not grow with all chunks at once.
+CHUNKS_PER_BLOCK = 16
+
+
+def ssd_recurrent(
+    x: Float[Tensor, "b l h p"],
+    dt: Float[Tensor, "b l h"],
+    A: Float[Tensor, " h"],
+    B: Float[Tensor, "b l g n"],
+    C: Float[Tensor, "b l g n"],
+    *,
+    D: Float[Tensor, " h"] | None = None,
+    chunk_size: int = 64,
+    initial_state: Float[Tensor, "b h p n"] | None = None,
+    return_final_state: bool = False,
+) -> Float[Tensor, "b l h p"] | tuple[Float[Tensor, "b l h p"], Float[Tensor, "b h p n"]]:
+    """Compute SSD by its recurrence, one token after the other: the definition.
+
+    Args:
+        x: (b, l, h, p), the inputs. x, B and C share a dtype.
+        dt: (b, l, h), step sizes ≥ 0, in units of 1/|A|; dt = 0 leaves the state alone. dt, A and
+            D have the dtype of x, or float32 beside a sixteen-bit x.
+        A: (h,), ≤ 0, the decay rate per head; at A = 0 nothing is forgotten.
+        B: (b, l, g, n), what each token writes into the state; g divides h.
+        C: (b, l, g, n), what each token reads from the state.
+        D: (h,), weight of the skip connection from x to y; None for none.
+        chunk_size: ≥ 1, not used here: there so that any form can stand in for another.
+        initial_state: (b, h, p, n), the state before the first token; None for zeros. Its dtype,
+            and that of the final state, is that of x, or float32 for a sixteen-bit x.
+        return_final_state: whether to return the state after the last token as well.
+
+    Returns:
+        y (b, l, h, p) with the dtype of x, or (y, final state).
+
+    Raises:
+        ValueError: a wrong rank, size or dtype; g does not divide h; A > 0; dt negative or not
+            finite; chunk_size < 1.
+
+    Source: WM App. A, "Proof of equation 2"; OTCE §2.
+    """
+    state = _validate(x, dt, A, B, C, D, chunk_size, initial_state)
+    outputs = []
+    for x_t, dt_t, B_t, C_t in zip(*(t.unbind(1) for t in (x, dt, B, C)), strict=True):
+        y_t, state = _step(x_t, dt_t, A, B_t, C_t, state)
+        outputs.append(y_t)
+    y = torch.stack(outputs, dim=1) if outputs else x.to(state.dtype)
+    return _result(y, x, D, state, return_final_state)
+
+
+def semiseparable_matrix(
+    dt: Float[Tensor, "b l h"],
+    A: Float[Tensor, " h"],
+    B: Float[Tensor, "b l g n"],
+    C: Float[Tensor, "b l g n"],
+) -> Float[Tensor, "b h l l"]:
+    """Build the matrix M of SSD, so that y = M x: M[t, s] = exp(A Σ_{s<r≤t} dt_r) (C_t·B_s) dt_s.
+
+    Args:
+        dt: (b, l, h), step sizes ≥ 0.
+        A: (h,), ≤ 0, the decay rate per head.
+        B: (b, l, g, n), what each token writes.
+        C: (b, l, g, n), what each token reads.
+
+    Returns:
+        M (b, h, l, l), target before source; zero where the source lies after the target.
+
+    Raises:
+        ValueError: as `ssd_recurrent` does.
+
+    Source: WM App. A (M_ji = C_jᵀ A_j⋯A_{i+1} B_i and M = L ∘ CBᵀ), with dt as in WM Listing 3.
+    """
+    _validate(B.new_zeros(*dt.shape, 1), dt, A, B, C, None, 1, None)
+    B, C = (_to_heads(t, A.shape[0]) for t in (B, C))
+    # The sums are taken over the entries themselves. As differences of two running sums they
+    # would lose digits: both grow with t, their difference does not.
+    steps = rearrange(dt * A, "b t h -> b h t 1").expand(-1, -1, -1, dt.shape[1]).tril(-1)
+    decay = steps.cumsum(dim=-2).exp().tril()
+    return einsum("bthn,bshn->bhts", C, B) * decay * rearrange(dt, "b s h -> b h 1 s")
+
+
+def ssd_quadratic(
+    x: Float[Tensor, "b l h p"],
+    dt: Float[Tensor, "b l h"],
+    A: Float[Tensor, " h"],
+    B: Float[Tensor, "b l g n"],
+    C: Float[Tensor, "b l g n"],
+    *,
+    D: Float[Tensor, " h"] | None = None,
+    chunk_size: int = 64,
+    initial_state: Float[Tensor, "b h p n"] | None = None,
+    return_final_state: bool = False,
+) -> Float[Tensor, "b l h p"] | tuple[Float[Tensor, "b l h p"], Float[Tensor, "b h p n"]]:
+    """Compute SSD as masked attention without softmax: y = M x, in time and memory l².
+
+    Arguments, result and errors are those of `ssd_recurrent`; chunk_size is not used.
+
+    Source: WM §2, (L ∘ QKᵀ)V = (L ∘ CBᵀ)X; App. A.
+    """
+    state = _validate(x, dt, A, B, C, D, chunk_size, initial_state)
+    z, dt, A, B, C = (t.to(state.dtype) for t in (x, dt, A, B, C))
+    y = einsum("bhts,bshp->bthp", semiseparable_matrix(dt, A, B, C), z)
+
+    # The state handed in decays up to each token, and each token's write up to the last one.
+    total = (dt * A).cumsum(dim=1)
+    B, C = (_to_heads(t, x.shape[2]) for t in (B, C))
+    y = y + einsum("bth,bthn,bhpn->bthp", total.exp(), C, state)
+    if x.shape[1]:
+        last = total[:, -1:]
+        writes = einsum("bsh,bshp,bshn->bhpn", (last - total).exp() * dt, z, B)
+        state = rearrange(last.exp(), "b 1 h -> b h 1 1") * state + writes
+    return _result(y, x, D, state, return_final_state)
+
+
+def ssd_chunked(
+    x: Float[Tensor, "b l h p"],
+    dt: Float[Tensor, "b l h"],
+    A: Float[Tensor, " h"],
+    B: Float[Tensor, "b l g n"],
+    C: Float[Tensor, "b l g n"],
+    *,
+    D: Float[Tensor, " h"] | None = None,
+    chunk_size: int = 64,
+    initial_state: Float[Tensor, "b h p n"] | None = None,
+    return_final_state: bool = False,
+) -> Float[Tensor, "b l h p"] | tuple[Float[Tensor, "b l h p"], Float[Tensor, "b h p n"]]:
+    """Compute SSD in chunks: quadratic inside a chunk, recurrent between chunks, linear in l.
+
+    Arguments, result and errors are those of `ssd_recurrent`; chunk_size is the number of tokens
+    per chunk. It changes the cost, never the result; l need not be a multiple of it.
+
+    mamba-ssm's kernel and `ssd_minimal_discrete` do the same four steps, each for all chunks at
+    once, and the latter takes step 3 as a product with a (chunks + 1)² matrix. Here a block of a
+    few chunks goes through all four, so the cost is linear in the number of chunks.
+
+    Source: WM Listing 3 (with the sum of its step 3 over the source chunks).
+    """
+    state = _validate(x, dt, A, B, C, D, chunk_size, initial_state)
+    y, state = _chunked(*(t.to(state.dtype) for t in (x, dt, A, B, C)), state, chunk_size)
+    return _result(y, x, D, state, return_final_state)
+
+
+def _chunked(x, dt, A, B, C, state, chunk_size):
+    length, g = x.shape[1], B.shape[2]
+    if length == 0:
+        return x, state
+    q = min(chunk_size, length)
+
+    # 0. Cut the sequence into chunks of q tokens. Tokens appended to fill the last chunk have
+    #    dt = 0, so they leave the state alone. From here on h counts the heads of one group.
+    x, dt, B, C = (_pad(t, -length % q) for t in (x, dt, B, C))
+    x = rearrange(x, "b (c l) (g h) p -> b c l g h p", l=q, g=g)
+    dt = rearrange(dt, "b (c l) (g h) -> b c g h l", l=q, g=g).contiguous()
+    B, C = (rearrange(t, "b (c l) g n -> b c g l n", l=q) for t in (B, C))
+    state = rearrange(state, "b (g h) p n -> b g n h p", g=g)
+
+    total = (dt * rearrange(A, "(g h) -> g h 1", g=g)).cumsum(-1)  # log decay since chunk start
+    from_start = total.exp()
+    to_end = (total[..., -1:] - total).exp()
+    future = torch.ones(q, q, dtype=torch.bool, device=x.device).triu(1)
+
+    outputs = []
+    for block in zip(
+        *(t.split(CHUNKS_PER_BLOCK, dim=1) for t in (x, dt, B, C, total, from_start, to_end)),
+        strict=True,
+    ):
+        x, dt, B, C, total, from_start, to_end = block
+
+        # 1. Inside each chunk: the quadratic form. The mask lies on the scores, once per group;
+        #    on the exponents it only keeps the entries above the diagonal from overflowing.
+        scores = (C @ B.mT).tril()
+        exponent = (total[..., :, None] - total[..., None, :]).masked_fill_(future, 0)
+        M = scores[:, :, :, None] * exponent.exp_()
+        # dt comes first so that the product is laid out as dt is, with length inside heads
+        y = M @ (dt[..., None] * rearrange(x, "b c l g h p -> b c g h l p"))
+
+        # 2. What each chunk writes: its tokens' writes, decayed to the end of the chunk.
+        weight = rearrange(to_end * dt, "b c g h l -> b c l g h 1")
+        writes = einsum("bcgln,bclghp->bcgnhp", B, x * weight)
+
+        # 3. Between chunks: the recurrence again, one step per chunk.
+        incoming = []
+        for decay, write in zip(from_start[..., -1:].unbind(1), writes.unbind(1), strict=True):
+            incoming.append(state)
+            state = torch.addcmul(write, decay[:, :, None], state)
+
+        # 4. What each token reads from the state that its chunk was handed.
+        reads = einsum("bcgln,bcgnhp->bcghlp", C, torch.stack(incoming, dim=1))
+        y = torch.addcmul(y, from_start[..., None], reads)
+        outputs.append(rearrange(y, "b c g h l p -> b c l g h p"))
+
+    y = rearrange(torch.cat(outputs, dim=1), "b c l g h p -> b (c l) (g h) p")
+    return y[:, :length], rearrange(state, "b g n h p -> b (g h) p n")
+
+
+def ssd_step(
+    x: Float[Tensor, "b h p"],
+    dt: Float[Tensor, "b h"],
+    A: Float[Tensor, " h"],
+    B: Float[Tensor, "b g n"],
+    C: Float[Tensor, "b g n"],
+    state: Float[Tensor, "b h p n"],
+    *,
+    D: Float[Tensor, " h"] | None = None,
+    backend: Literal["auto", "recurrent", "kernel"] = "auto",
+) -> tuple[Float[Tensor, "b h p"], Float[Tensor, "b h p n"]]:
+    """Take one token through the recurrence; the cost does not depend on how many came before.
+
+    Args:
+        x: (b, h, p), one token's input; dt (b, h), B and C (b, g, n) likewise, otherwise as in
+            `ssd_recurrent`.
+        dt: (b, h), step size ≥ 0.
+        A: (h,), ≤ 0, the decay rate per head.
+        B: (b, g, n), what the token writes.
+        C: (b, g, n), what the token reads.
+        state: (b, h, p, n), the state before the token; it is not changed.
+        D: (h,), weight of the skip connection; None for none.
+        backend: "recurrent" or "kernel"; "auto" is "recurrent".
+
+    Returns:
+        y (b, h, p) and the state after the token (b, h, p, n).
+
+    Raises:
+        ValueError: as `ssd_recurrent` does, or for an unknown backend.
+        RuntimeError: the backend is not available here.
+
+    Source: WM App. A; mamba-ssm's `selective_state_update`.
+    """
+    for name, t, rank in (("x", x, 3), ("dt", dt, 2), ("B", B, 3), ("C", C, 3)):
+        if t.ndim != rank:
+            raise ValueError(f"{name} of one token must have {rank} axes, got {_shape(t)}")
+    _validate(*(t.unsqueeze(1) if t is not A else t for t in (x, dt, A, B, C)), D, 1, state)
+    _choose(backend, ("recurrent",))
+    y, state = _step(x, dt, A, B, C, state)
+    return _result(y, x, D, state, True)
+
+
+def ssd(
+    x: Float[Tensor, "b l h p"],
+    dt: Float[Tensor, "b l h"],
+    A: Float[Tensor, " h"],
+    B: Float[Tensor, "b l g n"],
+    C: Float[Tensor, "b l g n"],
+    *,
+    D: Float[Tensor, " h"] | None = None,
+    chunk_size: int = 64,
+    initial_state: Float[Tensor, "b h p n"] | None = None,
+    return_final_state: bool = False,
+    backend: Backend = "auto",
+) -> Float[Tensor, "b l h p"] | tuple[Float[Tensor, "b l h p"], Float[Tensor, "b h p n"]]:
+    """Compute SSD by the form that `backend` names; "auto" takes the chunked one.
+
+    Arguments and result are those of `ssd_recurrent`.
+
+    Raises:
+        ValueError: as `ssd_recurrent` does, or for an unknown backend.
+        RuntimeError: the backend is not available here.
+
+    Source: WM Listing 4.
+    """
+    forms = {"chunked": ssd_chunked, "recurrent": ssd_recurrent, "quadratic": ssd_quadratic}
+    return forms[_choose(backend, tuple(forms))](
+        x,
+        dt,
+        A,
+        B,
+        C,
+        D=D,
+        chunk_size=chunk_size,
+        initial_state=initial_state,
+        return_final_state=return_final_state,
+    )
+
+
+class SSDCache(NamedTuple):
+    """What an SSD layer remembers of the tokens so far: state (b, h, p, n)."""
+
+    state: Tensor
+
+
+class SSD(nn.Module):
+    """The SSD layer: x, B, C and dt are linear in the input, one A and one D per head.
+
+    The order of the tokens enters by the decay alone. A starts uniform in (1, 16) and dt
+    log-uniform in [1e-3, 1e-1], as in Mamba-2: so at the start a head forgets over anything from
+    one token to a thousand. The step size has the only bias.
+
+    Args:
+        d_model: width of the input and the output.
+        n_heads: h.
+        d_head: p; None for d_model / n_heads.
+        n_groups: g, a divisor of n_heads; the heads of a group share B and C.
+        d_state: n.
+        chunk_size: tokens per chunk of the chunked form.
+        backend: as in `ssd`.
+
+    Raises:
+        ValueError: a size below 1, n_heads not a multiple of n_groups, or d_head not given and
+            d_model not a multiple of n_heads.
+
+    Source: WM Listing 4; Ch A.2, Listing 2; the initialisation is Mamba-2's.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        *,
+        n_heads: int,
+        d_head: int | None = None,
+        n_groups: int = 1,
+        d_state: int = 64,
+        chunk_size: int = 64,
+        backend: Backend = "auto",
+    ):
+        super().__init__()
+        sizes = dict(
+            d_model=d_model,
+            n_heads=n_heads,
+            n_groups=n_groups,
+            d_state=d_state,
+            chunk_size=chunk_size,
+        )
+        for name, size in sizes.items():
+            if size < 1:
+                raise ValueError(f"{name} must be at least 1, got {size}")
+        if n_heads % n_groups:
+            raise ValueError(f"n_heads = {n_heads} must be a multiple of n_groups = {n_groups}")
+        if d_head is None:
+            if d_model % n_heads:
+                raise ValueError(f"d_model = {d_model} is not a multiple of n_heads = {n_heads}")
+            d_head = d_model // n_heads
+        elif d_head < 1:
+            raise ValueError(f"d_head must be at least 1, got {d_head}")
+        self.n_heads, self.n_groups, self.chunk_size = n_heads, n_groups, chunk_size
+        self.backend = backend
+
+        self.x_proj = nn.Linear(d_model, n_heads * d_head, bias=False)
+        self.B_proj = nn.Linear(d_model, n_groups * d_state, bias=False)
+        self.C_proj = nn.Linear(d_model, n_groups * d_state, bias=False)
+        self.dt_proj = nn.Linear(d_model, n_heads, bias=False)
+        self.out_proj = nn.Linear(n_heads * d_head, d_model, bias=False)
+
+        dt = torch.exp(torch.empty(n_heads).uniform_(math.log(1e-3), math.log(1e-1)))
+        self.dt_bias = nn.Parameter(dt + torch.log(-torch.expm1(-dt)))  # softplus(dt_bias) = dt
+        self.A_log = nn.Parameter(torch.log(torch.empty(n_heads).uniform_(1, 16)))
+        self.D = nn.Parameter(torch.ones(n_heads))
+
+    def forward(
+        self,
+        x: Float[Tensor, "b l d"],
+        position_ids: Int[Tensor, "b l"],
+        *,
+        padding_mask: Bool[Tensor, "b l"] | None = None,
+        cache: SSDCache | None = None,
+    ) -> tuple[Float[Tensor, "b l d"], SSDCache]:
+        """Mix the tokens of this call with one another and with those the cache remembers.
+
+        Args:
+            x: (b, l, d).
+            position_ids: (b, l), integers; part of what every sequence mixer takes. The decay
+                needs no positions, so here only the shape is looked at.
+            padding_mask: (b, l), True for real tokens; None for all. Padding, wherever it
+                stands, leaves the state alone.
+            cache: what an earlier call returned; None at the start of the sequence.
+
+        Returns:
+            y (b, l, d), of no meaning at padding, and the cache for the next call.
+
+        Raises:
+            ValueError: a wrong shape, or a padding mask that is not boolean.
+        """
+        _check_call(x, self.x_proj.in_features, position_ids, padding_mask)
+        if padding_mask is not None:
+            x = x.masked_fill(~padding_mask[..., None], 0)
+        wide = torch.promote_types(x.dtype, torch.float32)
+        dt = F.softplus(self.dt_proj(x).to(wide) + self.dt_bias.to(wide))
+        if padding_mask is not None:
+            dt = dt.masked_fill(~padding_mask[..., None], 0)
+        y, state = ssd(
+            rearrange(self.x_proj(x), "b l (h p) -> b l h p", h=self.n_heads),
+            dt,
+            -self.A_log.to(wide).exp(),
+            rearrange(self.B_proj(x), "b l (g n) -> b l g n", g=self.n_groups),
+            rearrange(self.C_proj(x), "b l (g n) -> b l g n", g=self.n_groups),
+            D=self.D,
+            chunk_size=self.chunk_size,
+            initial_state=None if cache is None else cache.state,
+            return_final_state=True,
+            backend=self.backend,
+        )
+        return self.out_proj(rearrange(y, "b l h p -> b l (h p)")), SSDCache(state)
+
+
+def _step(x, dt, A, B, C, state):
+    """One step of the recurrence on x (b, h, p); in the dtype of the state."""
+    x, dt, A, B, C = (t.to(state.dtype) for t in (x, dt, A, B, C))
+    B, C = (_to_heads(t, x.shape[1]) for t in (B, C))
+    decay = torch.exp(dt * A)
+    write = (dt[..., None] * x)[..., None] * B[..., None, :]
+    state = decay[..., None, None] * state + write
+    return einsum("bhpn,bhn->bhp", state, C), state
+
+
+def _to_heads(t, n_heads):
+    """Give every head the B or C of its group: (..., g, n) -> (..., h, n)."""
+    return t.repeat_interleave(n_heads // t.shape[-2], dim=-2)
+
+
+def _pad(t, count):
+    """Append `count` zero tokens along axis 1."""
+    return F.pad(t, (0, 0) * (t.ndim - 2) + (0, count))
+
+
+def _result(y, x, D, state, return_final_state):
+    if D is not None:
+        y = y + D[:, None] * x
+    y = y.to(x.dtype)
+    return (y, state) if return_final_state else y
+
+
+def _choose(backend, here):
+    """The name of the form to run: `here` lists those without a kernel, the default first."""
+    if backend == "auto":
+        return here[0]
+    if backend == "kernel":
+        raise RuntimeError(
+            'backend="kernel" is not available: cheems_ref does not call mamba-ssm\'s kernels '
+            f'yet. Use "auto" or one of {", ".join(here)}.'
+        )
+    if backend not in here:
+        names = ", ".join(("auto", "kernel", *here))
+        raise ValueError(f"backend must be one of {names}; got {backend!r}")
+    return backend
+
+
+def _shape(t):
+    return f"shape {tuple(t.shape)}"
+
+
+def _validate(x, dt, A, B, C, D, chunk_size, initial_state):
+    """Refuse what the recurrence is not defined for, and return the state to start from."""
+    for name, t, rank, axes in (("x", x, 4, "(b, l, h, p)"), ("B", B, 4, "(b, l, g, n)")):
+        if t.ndim != rank:
+            raise ValueError(f"{name} must have the {rank} axes {axes}, got {_shape(t)}")
+    b, length, h, p = x.shape
+    g, n = B.shape[2:]
+    if g == 0 or h % g:
+        raise ValueError(f"the number of groups must divide the number of heads: g = {g}, h = {h}")
+    if chunk_size < 1:
+        raise ValueError(f"chunk_size must be at least 1, got {chunk_size}")
+
+    wide = torch.promote_types(x.dtype, torch.float32)
+    like_x, or_wide, only_wide = (x.dtype,), (x.dtype, wide), (wide,)
+    state = initial_state
+    for name, t, axes, shape, dtypes in (
+        ("x", x, "(b, l, h, p)", (b, length, h, p), like_x),
+        ("dt", dt, "(b, l, h)", (b, length, h), or_wide),
+        ("A", A, "(h,)", (h,), or_wide),
+        ("B", B, "(b, l, g, n)", (b, length, g, n), like_x),
+        ("C", C, "(b, l, g, n)", (b, length, g, n), like_x),
+        ("D", D, "(h,)", (h,), or_wide),
+        ("initial_state", state, "(b, h, p, n)", (b, h, p, n), only_wide),
+    ):
+        if t is None:
+            continue
+        if t.shape != shape:
+            raise ValueError(f"{name} must be {axes} = {shape}, got {_shape(t)}")
+        if not t.is_floating_point():
+            raise ValueError(f"{name} must be a floating-point tensor, got {t.dtype}")
+        if t.dtype not in dtypes:
+            allowed = " or ".join(dict.fromkeys(str(d) for d in dtypes))
+            raise ValueError(f"{name} must be {allowed} beside x of {x.dtype}, got {t.dtype}")
+    if not bool((A <= 0).all()):
+        raise ValueError(f"A must be at most 0 everywhere, got a largest entry of {A.max():g}")
+    if not bool(((dt >= 0) & (dt < math.inf)).all()):
+        low, high = dt.min().item(), dt.max().item()
+        raise ValueError(
+            f"dt must be ≥ 0 and finite everywhere, got entries in [{low:g}, {high:g}]"
+        )
+    return x.new_zeros(b, h, p, n, dtype=wide) if state is None else state
+
+
+def _check_call(x, d_model, position_ids, padding_mask):
+    if x.ndim != 3 or x.shape[2] != d_model:
+        raise ValueError(f"x must be (b, l, d) with d = {d_model}, got {_shape(x)}")
+    tokens = tuple(x.shape[:2])
+    if position_ids.shape != tokens:
+        raise ValueError(f"position_ids must be (b, l) = {tokens}, got {_shape(position_ids)}")
+    if padding_mask is None:
+        return
+    if padding_mask.dtype != torch.bool:
+        raise ValueError(f"padding_mask must be boolean, True for real; got {padding_mask.dtype}")
+    if padding_mask.shape != tokens:
+        raise ValueError(f"padding_mask must be (b, l) = {tokens}, got {_shape(padding_mask)}")

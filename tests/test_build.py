@@ -1,0 +1,243 @@
+"""book/build.py on small projects: what it writes, what it leaves alone, what it refuses."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import build
+import nbformat
+import pytest
+
+COURSE = {
+    "01_first.py": """\
+# %% [markdown]
+# # First
+
+# %% tags=["check"]
+import os
+from pathlib import Path
+
+figures = Path(os.environ["CHEEMS_FIGURES"])
+_ = (figures / "01_curve.svg").write_text("<svg>1</svg>")
+print({"a", "b", "c"}, os.environ["SOURCE_DATE_EPOCH"])
+
+# %%
+for word in "one", "two":
+    print(word, flush=True)
+
+# %%
+for word in "one", "two":
+    print(word, flush=True)
+""",
+    "02_second.py": """\
+# %% tags=["raises-exception"]
+raise ValueError("d_model must be even,\\nnot 3")
+
+# %%
+1 + 1
+""",
+}
+DRAW = 'import os\nopen(os.environ["CHEEMS_FIGURES"] + "/{name}", "w").close()\n'
+
+
+def project(root: Path, notebooks: dict[str, str]) -> Path:
+    (root / "notebooks").mkdir()
+    for name, source in notebooks.items():
+        (root / "notebooks" / name).write_text(source)
+    return root
+
+
+def files(root: Path) -> dict[str, bytes]:
+    """All files under `root`, by their path."""
+    return {
+        path.relative_to(root).as_posix(): path.read_bytes()
+        for path in root.rglob("*")
+        if path.is_file()
+    }
+
+
+def run_build(root: Path, *arguments: str) -> int:
+    return build.main(["--root", str(root), *arguments])
+
+
+@pytest.fixture(scope="module")
+def course(tmp_path_factory) -> Path:
+    """The small course, built once by the command that `make course` uses. Do not change it."""
+    root = project(tmp_path_factory.mktemp("course"), COURSE)
+    command = [sys.executable, build.__file__, "--root", str(root)]
+    finished = subprocess.run(command, capture_output=True, text=True)
+    assert finished.returncode == 0, finished.stderr
+    assert "01_first  " in finished.stdout and "  1 figures" in finished.stdout
+    assert "make lab" in finished.stdout
+    assert finished.stderr == "", "a bar or a warning where there is no terminal"
+    return root
+
+
+@pytest.fixture
+def copy(course, tmp_path) -> Path:
+    """The built course at another path, free to change."""
+    return Path(shutil.copytree(course, tmp_path / "a copy elsewhere"))
+
+
+def test_what_is_written(course):
+    assert set(files(course)) == {
+        "notebooks/01_first.py",
+        "notebooks/01_first.ipynb",
+        "notebooks/02_second.py",
+        "notebooks/02_second.ipynb",
+        "figures/01_curve.svg",
+    }
+    notebook = nbformat.read(course / "notebooks/01_first.ipynb", as_version=4)
+    nbformat.validate(notebook)
+    assert notebook.metadata == build.METADATA
+    assert [cell.get("execution_count") for cell in notebook.cells] == [None, 1, 2, 3]
+    assert [cell.metadata for cell in notebook.cells] == [{}, {"tags": ["check"]}, {}, {}]
+    assert [output.text for output in notebook.cells[2].outputs] == ["one\ntwo\n"]
+    assert str(course) not in (course / "notebooks/01_first.ipynb").read_text()
+
+
+def test_ids_come_from_the_text(course):
+    source = course / "notebooks/01_first.py"
+    stored = nbformat.read(source.with_suffix(".ipynb"), as_version=4)
+    ids = [cell.id for cell in build.read_source(source).cells]
+    assert ids == [cell.id for cell in stored.cells]
+    assert len(set(ids)) == 4, "two cells of the same text have one id"
+
+
+def test_an_expected_error_is_stored_in_one_line(course):
+    notebook = nbformat.read(course / "notebooks/02_second.ipynb", as_version=4)
+    (output,) = notebook.cells[0].outputs
+    assert output.ename == "ValueError"
+    assert output.evalue == "d_model must be even,\nnot 3"
+    assert output.traceback == ["ValueError: d_model must be even,"]
+    assert notebook.cells[1].outputs[0].data == {"text/plain": "2"}
+
+
+def test_a_fresh_clone_and_a_second_run_give_the_same_bytes(course, tmp_path, capsys):
+    clone = project(tmp_path, COURSE)
+    assert run_build(clone) == 0
+    assert files(clone) == files(course)
+    capsys.readouterr()
+    assert run_build(clone, "01") == 0
+    assert files(clone) == files(course)
+    assert "written" not in capsys.readouterr().out
+
+
+def test_check_accepts_what_the_build_wrote(course):
+    before = files(course)
+    assert run_build(course, "--check") == 0
+    assert files(course) == before
+
+
+def test_check_names_every_file_that_would_change(copy, capsys):
+    stored = copy / "notebooks/01_first.ipynb"
+    stored.write_text(stored.read_text().replace("two", "three", 1))
+    (copy / "notebooks/02_second.ipynb").unlink()
+    (copy / "figures/01_curve.svg").write_text("<svg>2</svg>")
+    (copy / "figures/09_left_over.png").write_bytes(b"")
+    (copy / "figures/records").mkdir()
+    (copy / "figures/records/timings.svg").write_text("not the build's")
+    before = files(copy)
+    assert run_build(copy, "--check") == 1
+    printed = capsys.readouterr().out
+    assert "different: notebooks/01_first.ipynb\n" in printed
+    assert "missing: notebooks/02_second.ipynb\n" in printed
+    assert "different: figures/01_curve.svg\n" in printed
+    assert "stale: figures/09_left_over.png\n" in printed
+    assert "4 files would change" in printed
+    assert files(copy) == before
+
+
+@pytest.mark.parametrize(
+    "path, content",
+    [("notebooks/02_second.ipynb", "{}"), ("figures/09_left_over.png", "")],
+    ids=["edited output", "stale figure"],
+)
+def test_check_sees_each_kind_of_drift_alone(copy, path, content):
+    (copy / "notebooks/01_first.py").unlink()
+    (copy / "figures/01_curve.svg").unlink()
+    (copy / path).write_text(content)
+    assert run_build(copy, "--check") == 1
+
+
+def test_only_a_full_run_removes_stale_figures(copy, capsys):
+    (copy / "notebooks/02_second.py").unlink()
+    stale = copy / "figures/09_left_over.png"
+    stale.write_bytes(b"")
+    record = copy / "figures/records/timings.svg"
+    record.parent.mkdir()
+    record.write_text("not the build's")
+    assert run_build(copy, "01_first") == 0
+    assert stale.exists()
+    assert run_build(copy) == 0
+    assert not stale.exists() and record.exists() and (copy / "figures/01_curve.svg").exists()
+    assert "removed: figures/09_left_over.png" in capsys.readouterr().out
+
+
+def test_a_failing_cell_stops_the_build_and_leaves_the_files(copy, capsys):
+    source = copy / "notebooks/01_first.py"
+    source.write_text(
+        "# %% [markdown]\n# # Title\n\n# %%\n"
+        + DRAW.format(name="01_curve.svg")
+        + "\n# %%\nnumerator = 7\nnumerator / 0\n"
+    )
+    before = files(copy)
+    assert run_build(copy) == 1
+    message = capsys.readouterr().err
+    assert "01_first, cell 3 of 3 (code cell 2)" in message
+    assert "numerator = 7\nnumerator / 0" in message
+    assert "Traceback" in message and "ZeroDivisionError: division by zero" in message
+    assert "\x1b" not in message
+    assert files(copy) == before
+
+
+@pytest.mark.parametrize("name", ["02_curve.svg", "curve.svg", "01_notes.txt"])
+def test_a_figure_of_another_name_is_refused(tmp_path, capsys, name):
+    root = project(tmp_path, {"01_only.py": "# %%\n" + DRAW.format(name=name)})
+    before = files(root)
+    assert run_build(root) == 1
+    assert f"01_only drew {name}" in capsys.readouterr().err
+    assert files(root) == before
+
+
+@pytest.mark.parametrize(
+    "limit, source, message",
+    [
+        (0.1, "1 + 1", "takes more than 0.1 s: it took"),
+        (1, "while True:\n    pass", "takes more than 1 s; stopped in 01_only, cell 1 of 1"),
+    ],
+    ids=["slow in all", "endless cell"],
+)
+def test_a_slow_notebook_is_refused(tmp_path, monkeypatch, capsys, limit, source, message):
+    monkeypatch.setattr(build, "LIMIT_S", limit)
+    root = project(tmp_path, {"01_only.py": f"# %%\n{source}\n"})
+    before = files(root)
+    assert run_build(root) == 1
+    assert message in capsys.readouterr().err
+    assert files(root) == before
+
+
+def test_a_kernel_that_dies_is_an_error(tmp_path, capsys):
+    root = project(tmp_path, {"01_only.py": "# %%\nimport os\n\nos._exit(1)\n"})
+    assert run_build(root) == 1
+    assert "01_only, cell 1 of 1 (code cell 1) killed its kernel" in capsys.readouterr().err
+
+
+def test_an_unknown_name_is_refused(course, capsys):
+    assert run_build(course, "07") == 1
+    message = capsys.readouterr().err
+    assert "'07'" in message and "01_first, 02_second" in message
+
+
+def test_a_course_without_notebooks_is_refused(tmp_path, capsys):
+    assert run_build(tmp_path) == 1
+    assert "no notebook" in capsys.readouterr().err
+
+
+def test_the_kernel_is_this_interpreter_whatever_is_installed(tmp_path, monkeypatch):
+    spec = tmp_path / "kernels" / "python3" / "kernel.json"
+    spec.parent.mkdir(parents=True)
+    spec.write_text('{"argv": ["another-python"], "display_name": "x", "language": "python"}')
+    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path))
+    assert build.kernel_manager().kernel_spec.argv[0] == sys.executable
