@@ -5,7 +5,12 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-REQUIREMENTS := -c constraints.txt -e .[test]
+REQUIREMENTS := -c constraints.txt -e .[test,kernels]
+
+# mamba-ssm without its compiled extensions, which SSD does not use: no compiler, no GPU. Its Triton
+# kernels are plain Python files. --no-deps leaves out what only the extensions need.
+MAMBA_SSM := mamba-ssm==2.3.2.post1
+MAMBA := MAMBA_SKIP_CUDA_BUILD=TRUE MAMBA_FORCE_BUILD=TRUE
 
 .DEFAULT_GOAL := help
 .PHONY: help course test lab bench clean
@@ -38,4 +43,7 @@ $(READY): pyproject.toml constraints.txt
 		{ echo "Python 3.11 or newer is needed; name one: make course PYTHON=python3.12"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet $(REQUIREMENTS)
+ifeq ($(shell uname -s),Linux)
+	$(MAMBA) $(BIN)/python -m pip install --quiet --no-build-isolation --no-deps $(MAMBA_SSM)
+endif
 	@touch $@

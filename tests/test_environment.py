@@ -16,7 +16,7 @@ CONSTRAINTS = [Requirement(line) for line in (ROOT / "constraints.txt").read_tex
 PINS = {pin.name: pin for pin in CONSTRAINTS if not pin.marker or pin.marker.evaluate()}
 NEEDED = [
     need
-    for need in map(Requirement, PROJECT["dependencies"] + EXTRAS["test"])
+    for need in map(Requirement, PROJECT["dependencies"] + EXTRAS["test"] + EXTRAS["kernels"])
     if not need.marker or need.marker.evaluate()
 ]
 

@@ -1,0 +1,504 @@
+"""The kernels against a float64 recurrence that shares nothing with them.
+
+On a machine without a GPU this runs mamba-ssm's kernels in Triton's interpreter; with one, on it.
+Relative error is max|error| / max|truth|, per tensor.
+"""
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+import threading
+import warnings
+import weakref
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+
+from cheems_ref import kernels
+from cheems_ref.kernels import chunk_scan, kernel_status, state_update
+
+ROOT = Path(kernels.__file__).parents[1]
+NAMES = ("x", "dt", "A", "B", "C", "D", "initial_state")
+STATUS = kernel_status()
+DEVICE = "cuda" if STATUS.mode == "cuda" else "cpu"
+needs_kernel = pytest.mark.skipif(not STATUS.available, reason=STATUS.reason)
+interpreted = pytest.mark.skipif(STATUS.mode != "interpreter", reason="only in the interpreter")
+# What a rounding of each type allows; float32 and float16 are the project's promises.
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 8e-3}
+
+
+def recurrence(x, dt, A, B, C, D=None, initial_state=None):
+    """h_t = exp(dt_t A) h_{t-1} + dt_t x_t B_t^T, y_t = h_t C_t + D x_t, group i // (h/g)."""
+    b, length, h, p = x.shape
+    per_group = h // B.shape[2]
+    state = x.new_zeros(b, h, p, B.shape[-1]) if initial_state is None else initial_state
+    ys = []
+    for t in range(length):
+        B_t = torch.stack([B[:, t, i // per_group] for i in range(h)], 1)
+        C_t = torch.stack([C[:, t, i // per_group] for i in range(h)], 1)
+        decay = torch.exp(dt[:, t] * A)[:, :, None, None]
+        state = decay * state + (dt[:, t, :, None] * x[:, t])[..., None] * B_t[:, :, None, :]
+        y = (state * C_t[:, :, None, :]).sum(-1)
+        ys.append(y if D is None else y + D[:, None] * x[:, t])
+    return torch.stack(ys, 1), state
+
+
+def draw(shape, dtype=torch.float32, dt_scale=1.0, seed=0):
+    b, length, h, p, g, n = shape
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*size):
+        return torch.randn(*size, generator=generator)
+
+    dt = torch.nn.functional.softplus(normal(b, length, h) - 1) * dt_scale
+    inputs = [
+        normal(b, length, h, p).to(dtype),
+        dt,
+        -torch.exp(0.5 * normal(h)),
+        normal(b, length, g, n).to(dtype),
+        normal(b, length, g, n).to(dtype),
+        normal(h),
+        normal(b, h, p, n),
+    ]
+    return [t.to(DEVICE) for t in inputs]
+
+
+def kernel(x, dt, A, B, C, D=None, initial_state=None, chunk_size=16):
+    return chunk_scan(x, dt, A, B, C, D=D, chunk_size=chunk_size, initial_state=initial_state)
+
+
+def relative(value, truth):
+    value, truth = value.detach().double(), truth.detach().double()
+    return float((value - truth).abs().max() / truth.abs().max().clamp_min(1e-300))
+
+
+def compare(inputs, tolerance, chunk_size=16, through=("y", "state")):
+    """Results and every gradient of the kernel against the recurrence in float64."""
+    ours = [None if t is None else t.detach().clone().requires_grad_() for t in inputs]
+    true = [None if t is None else t.detach().double().requires_grad_() for t in inputs]
+    results = dict(zip(("y", "state"), kernel(*ours, chunk_size=chunk_size), strict=True))
+    truths = dict(zip(("y", "state"), recurrence(*true), strict=True))
+    assert results["y"].dtype == inputs[0].dtype and results["state"].dtype == torch.float32
+    errors = {name: relative(results[name], truths[name]) for name in results}
+    weights = {name: torch.randn_like(results[name]) for name in through}
+    torch.autograd.backward([results[k] for k in through], [weights[k] for k in through])
+    torch.autograd.backward([truths[k] for k in through], [weights[k].double() for k in through])
+    for name, value, truth in zip(NAMES, ours, true, strict=True):
+        if value is not None and truth.grad is not None:
+            assert value.grad.dtype == value.dtype and value.grad.shape == value.shape
+            errors["d" + name] = relative(value.grad, truth.grad)
+    assert max(errors.values()) <= tolerance, errors
+    return errors
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Triton is released for Linux only")
+def test_the_kernels_can_run_here():
+    """Else every test below, and the kernel rung of notebook 03, would be skipped in silence."""
+    assert STATUS.available, STATUS.reason
+
+
+GRID = {  # b, l, h, p, g, n with chunks of 16
+    "three chunks, the last one ragged": ((1, 40, 2, 16, 1, 16), 1.0),
+    "several groups, 1 < g < h, odd widths": ((1, 35, 4, 5, 2, 3), 1.0),
+    "small dt": ((1, 40, 2, 16, 1, 16), 1e-4),
+    "two rows, shorter than a chunk": ((2, 5, 2, 16, 1, 16), 1.0),
+    "one token": ((1, 1, 2, 16, 1, 16), 1.0),
+    "one channel, one state": ((1, 40, 1, 1, 1, 1), 1.0),
+}
+
+
+@needs_kernel
+@pytest.mark.parametrize("case", GRID)
+def test_kernel_equals_recurrence(case):
+    shape, dt_scale = GRID[case]
+    compare(draw(shape, dt_scale=dt_scale), TOLERANCE[torch.float32])
+
+
+@needs_kernel
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_kernel_equals_recurrence_in_16_bits(dtype):
+    errors = compare(draw((1, 40, 2, 16, 1, 16), dtype), TOLERANCE[dtype])
+    assert errors["y"] > 1e-6  # it did compute with 16-bit tensors
+
+
+@needs_kernel
+def test_padding_tokens_with_dt_zero():
+    inputs = draw((1, 20, 2, 8, 1, 8))
+    inputs[1][:, 5:15] = 0
+    compare(inputs, 1e-5)
+
+
+@needs_kernel
+@pytest.mark.parametrize("through", [("y",), ("state",)])
+def test_gradient_through_one_result_without_D_and_initial_state(through):
+    compare([*draw((1, 20, 2, 8, 1, 8))[:5], None, None], 1e-5, through=through)
+
+
+@needs_kernel
+def test_every_chunk_size_gives_the_same():
+    inputs = draw((1, 20, 2, 8, 1, 8))
+    y, state = recurrence(*(t.double() for t in inputs))
+    for chunk_size in (1, 24, 100_000):
+        ours = kernel(*inputs, chunk_size=chunk_size)
+        assert relative(ours[0], y) < 1e-5 and relative(ours[1], state) < 1e-5, chunk_size
+
+
+@needs_kernel
+def test_strided_and_expanded_inputs():
+    x, dt, A, B, C, D, state = draw((2, 20, 2, 8, 1, 8))
+    inputs = [
+        x.transpose(1, 3).contiguous().transpose(1, 3),
+        dt[:1].expand(2, -1, -1),
+        A[:1].expand(2),
+        B.mT.contiguous().mT,
+        C[:, :1].expand_as(C),
+        torch.stack([D, D], 1)[:, 0],
+        state.mT.contiguous().mT,
+    ]
+    ours = [t.detach().requires_grad_() for t in inputs]
+    true = [t.detach().double().requires_grad_() for t in inputs]
+    for run, leaves in ((kernel, ours), (recurrence, true)):
+        y, last = run(*leaves)
+        (y.sum() + last.sum()).backward()  # a gradient of y with stride 0, too
+    for name, value, truth in zip(NAMES, ours, true, strict=True):
+        assert relative(value.grad, truth.grad) < 1e-5, name
+
+
+@needs_kernel
+def test_only_wanted_gradients_and_an_ordinary_graph():
+    inputs = draw((1, 5, 2, 8, 1, 8))
+    inputs[3].requires_grad_()
+    y, _ = kernel(*inputs)
+    (first,) = torch.autograd.grad(y.sum() + y.square().sum(), inputs[3], retain_graph=True)
+    (again,) = torch.autograd.grad(y.sum() + y.square().sum(), inputs[3])
+    assert torch.equal(first, again) and all(t.grad is None for t in inputs)
+    with pytest.raises(RuntimeError, match="second time"):  # the graph was freed
+        torch.autograd.grad(y.sum(), inputs[3])
+    with torch.no_grad():
+        assert not any(t.requires_grad for t in kernel(*inputs))
+    y, _ = kernel(*inputs)
+    with torch.no_grad():
+        inputs[3] += 1
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+@needs_kernel
+def test_torch_compile_goes_around_the_kernel():
+    x, *rest = draw((1, 5, 2, 8, 1, 8))[:5]
+    compiled = torch.compile(lambda x: 2 * kernel(2 * x, *rest)[0], backend="eager")
+    assert torch.equal(compiled(x), 2 * kernel(2 * x, *rest)[0])
+
+
+@needs_kernel
+def test_nothing_is_kept_alive():
+    inputs = [t.requires_grad_() for t in draw((1, 5, 2, 8, 1, 8))]
+    y, state = kernel(*inputs)
+    (y.sum() + state.sum()).backward()
+    held = weakref.ref(y), weakref.ref(inputs[0])
+    del y, state, inputs
+    assert [ref() for ref in held] == [None, None]
+
+
+@needs_kernel
+def test_no_token_is_defined():
+    inputs = [t.requires_grad_() for t in draw((2, 0, 2, 4, 1, 3), torch.float16)]
+    y, state = kernel(*inputs)
+    assert y.shape == (2, 0, 2, 4) and y.dtype == torch.float16
+    assert state.dtype == torch.float32 and torch.equal(state, inputs[6])
+    (y.sum() + (2 * state).sum()).backward()
+    assert all(torch.equal(t.grad, torch.zeros_like(t)) for t in inputs[:6])
+    assert torch.equal(inputs[6].grad, torch.full_like(inputs[6], 2))
+    assert not kernel(*(t.detach() for t in inputs[:5]))[1].any()
+
+
+@needs_kernel
+@pytest.mark.parametrize("shape", [(2, 1, 4, 16, 2, 16), (2, 1, 6, 5, 2, 3), (1, 1, 2, 1, 1, 1)])
+def test_decode_equals_recurrence_and_leaves_the_state_alone(shape):
+    x, dt, A, B, C, D, state = draw(shape)
+    before = state.clone()
+    for skip in (D, None):
+        y, new = state_update(x[:, 0], dt[:, 0], A, B[:, 0], C[:, 0], state, D=skip)
+        inputs = (x, dt, A, B, C, skip, state)
+        ys, last = recurrence(*(None if t is None else t.double() for t in inputs))
+        assert relative(y, ys[:, 0]) < 1e-6 and relative(new, last) < 1e-6
+    assert torch.equal(state, before) and new.data_ptr() != state.data_ptr()
+
+
+@needs_kernel
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_decode_in_16_bits_keeps_a_float32_state(dtype):
+    x, dt, A, B, C, D, state = draw((1, 1, 2, 8, 1, 8), dtype)
+    y, new = state_update(x[:, 0], dt[:, 0], A, B[:, 0], C[:, 0], state, D=D)
+    ys, last = recurrence(*(t.double() for t in (x, dt, A, B, C, D, state)))
+    assert y.dtype == dtype and new.dtype == torch.float32
+    assert relative(y, ys[:, 0]) < TOLERANCE[dtype] and relative(new, last) < 1e-6
+
+
+@needs_kernel
+def test_refusals():
+    inputs = draw((1, 3, 2, 4, 1, 4))
+    step = [t[:, 0] if t.dim() > 2 else t for t in inputs[:5]]
+    for i, name in enumerate(NAMES):
+        wrong = [*inputs[:i], inputs[i].double(), *inputs[i + 1 :]]
+        with pytest.raises(TypeError, match=rf"^{name} is torch.float64"):
+            kernel(*wrong)
+        wrong[i] = inputs[i].to("meta")
+        with pytest.raises(ValueError, match="meta"):
+            kernel(*wrong)
+    with pytest.raises(TypeError, match=r"^state is torch\.float64"):
+        state_update(*step, inputs[6].double())
+    with pytest.raises(ValueError, match="no backward"):
+        state_update(*step, inputs[6].requires_grad_())
+    with torch.no_grad():
+        state_update(*step, inputs[6])
+
+
+def patched_things():
+    import triton.language as tl
+    from triton.runtime.interpreter import InterpreterBuilder
+
+    owners = (torch.cuda, InterpreterBuilder, tl, tl.core, tl.math)
+    things = {(o.__name__, k): v for o in owners for k, v in vars(o).items()}
+    modules = sorted(m for m in sys.modules if m.split(".")[0] == "mamba_ssm")
+    return things, modules, list(warnings.filters)
+
+
+@needs_kernel
+def test_nothing_stays_patched():
+    inputs = [t.requires_grad_() for t in draw((1, 5, 2, 8, 1, 8))]
+    before = patched_things()
+    y, state = kernel(*inputs)
+    assert patched_things() == before
+    between = []
+    y.register_hook(lambda _: between.append(patched_things() == before))
+    inputs[0].register_hook(lambda _: between.append(patched_things() == before))
+    (y.sum() + state.sum()).backward()
+    assert patched_things() == before and between == [True, True]
+    with torch.no_grad():
+        state_update(*(t[:, 0] if t.dim() > 2 else t for t in inputs[:5]), inputs[6])
+    assert patched_things() == before
+    odd = draw((1, 5, 3, 8, 2, 8))
+    with pytest.raises(AssertionError):  # mamba-ssm's own check that g divides h
+        kernel(*odd)
+    assert patched_things() == before
+
+
+@needs_kernel
+def test_two_threads_at_once():
+    cases = [draw((1, 20, 2, 8, 1, 8), seed=seed) for seed in range(2)]
+    results = {}
+
+    def work(seed):
+        results[seed] = kernel(*cases[seed])[0]
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for seed, inputs in enumerate(cases):
+        assert relative(results[seed], recurrence(*(t.double() for t in inputs))[0]) < 1e-5
+
+
+@interpreted
+@pytest.mark.parametrize("missing", ["create_dot", "cast_impl"])
+def test_bfloat16_shims_are_needed(missing, monkeypatch):
+    """Negative control: without its shim, the interpreter's bfloat16 is wrong or cut off."""
+    from triton.runtime.interpreter import InterpreterBuilder
+
+    original, shims = getattr(InterpreterBuilder, missing), kernels._shims
+
+    @contextlib.contextmanager
+    def fewer(mode):
+        with shims(mode):
+            setattr(InterpreterBuilder, missing, original)
+            yield
+
+    inputs = draw((1, 20, 2, 16, 1, 16), torch.bfloat16)
+    truth = recurrence(*(t.double() for t in inputs))[0]
+    error = relative(kernel(*inputs)[0], truth)
+    monkeypatch.setattr(kernels, "_shims", fewer)
+    without = relative(kernel(*inputs)[0], truth)
+    assert error < 8e-3 and without > (1e3 if missing == "create_dot" else 1.3 * error), without
+
+
+def python(code, path=(), **environment):
+    """Run code in a fresh interpreter that turns warnings into errors; return what it printed."""
+    env = {
+        k: v
+        for k, v in os.environ.items()
+        if k not in ("TRITON_INTERPRET", "MAMBA_DETERMINISTIC", "TRITON_F32_DEFAULT")
+    }
+    env |= environment | {"PYTHONPATH": os.pathsep.join([*map(str, path), str(ROOT)])}
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", textwrap.dedent(code)],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0 and done.stderr == "", done.stderr
+    return done.stdout
+
+
+SHOW = """
+    import sys
+    early = "triton" in sys.modules
+    import cheems_ref
+    assert early or "triton" not in sys.modules  # importing us must not import it
+    from cheems_ref.kernels import kernel_status
+    status = kernel_status()
+    assert status.available == (status.mode != "none") and "\\n" not in status.reason
+    print(status.mode, "|", status.reason)
+"""
+SETTINGS = """
+import os
+names = "TRITON_INTERPRET", "MAMBA_DETERMINISTIC", "TRITON_F32_DEFAULT"
+print(*map(os.environ.get, names))
+"""
+NO_GPU = "import torch; torch.cuda.is_available = lambda: False\n"
+BLOCK = """
+import importlib.abc, sys
+class Block(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == {name!r}:
+            raise ModuleNotFoundError("No module named " + repr(name))
+sys.meta_path.insert(0, Block())
+"""
+
+
+def status_after(before, **environment):
+    mode, reason = python(before + textwrap.dedent(SHOW), **environment).strip().split(" | ")
+    return mode, reason
+
+
+@needs_kernel
+def test_status_interpreter_and_its_environment():
+    out = python(NO_GPU + textwrap.dedent(SHOW) + SETTINGS)
+    status, settings = out.strip().split("\n")
+    assert status.startswith("interpreter | There is no GPU") and settings == "1 1 None"
+
+
+@needs_kernel
+def test_status_cuda_simulated():
+    """A simulation: torch is made to say that there is a GPU; no kernel is launched."""
+    gpu = "import torch; torch.cuda.is_available = lambda: True\n"
+    mode, reason = status_after(gpu, TRITON_INTERPRET="1", MAMBA_DETERMINISTIC="1")
+    assert mode == "interpreter" and "although" in reason
+    out = python(
+        gpu
+        + textwrap.dedent(SHOW)
+        + SETTINGS
+        + textwrap.dedent("""
+        import torch
+        from cheems_ref.kernels import state_update
+        z = torch.zeros(1, 1, 1)
+        try: state_update(z, z[0], z[0, 0], z, z, z[None])
+        except ValueError as error: print(error)
+    """)
+    )
+    status, settings, refusal = out.strip().split("\n")
+    assert status.startswith("cuda | ") and settings == "None None ieee"
+    assert "here the kernels run on cuda tensors" in refusal
+
+
+@pytest.mark.parametrize("package", ["mamba_ssm", "triton"])
+def test_status_none_when_a_package_is_missing(package):
+    out = python(
+        NO_GPU
+        + BLOCK.format(name=package)
+        + textwrap.dedent(SHOW)
+        + textwrap.dedent("""
+        import torch
+        from cheems_ref.kernels import chunk_scan
+        z = torch.zeros(1, 1, 1, 1)
+        try: chunk_scan(z, z[0], z[0, 0, 0], z, z)
+        except RuntimeError as error: print(error)
+    """)
+    )
+    status, refusal = out.strip().split("\n")
+    mode, reason = status.split(" | ")
+    assert mode == "none" and f"'{package}'" in reason and "make course" in reason
+    assert refusal == reason
+
+
+def test_status_none_on_another_system():
+    """A simulation: Triton hidden, and the platform renamed after all imports."""
+    before = NO_GPU + BLOCK.format(name="triton")
+    code = textwrap.dedent(SHOW).replace("status = ", "sys.platform = 'darwin'\nstatus = ")
+    assert "Linux only" in python(before + code)
+
+
+@needs_kernel
+@pytest.mark.parametrize(
+    "before, environment, words",
+    [
+        ("import triton\n", {}, "Triton was imported before cheems_ref"),
+        ("import torch._dynamo\n", {}, "Triton was imported before cheems_ref"),
+        ("", {"TRITON_INTERPRET": "0"}, "TRITON_INTERPRET to off"),
+        ("", {"MAMBA_DETERMINISTIC": "0"}, "MAMBA_DETERMINISTIC off"),
+    ],
+)
+def test_status_none_when_the_settings_came_too_late(before, environment, words):
+    mode, reason = status_after(NO_GPU + before, **environment)
+    assert mode == "none" and words in reason
+
+
+@needs_kernel
+def test_status_when_triton_was_imported_early_but_interpreting():
+    assert status_after(NO_GPU + "import triton\n", TRITON_INTERPRET="1")[0] == "interpreter"
+
+
+CHECK = """
+    import cheems_ref, torch
+    from cheems_ref.kernels import chunk_scan
+    z = torch.linspace(-1, 1, 2 * 20 * 8).view(1, 20, 2, 8)
+    dt = torch.linspace(0.1, 1, 40).view(1, 20, 2)
+    A, B = torch.tensor([-0.5, -1.0]), torch.cos(7 * z[:, :, :1])
+    x = z.clone().requires_grad_()
+    y, state = chunk_scan(x, dt, A, B, B, chunk_size=16)
+    h = torch.zeros(1, 2, 8, 8, dtype=torch.float64)
+    X, T, W, ys = z.double().requires_grad_(), dt.double(), B.double(), []
+    for t in range(20):
+        h = (torch.exp(T[:, t] * A)[..., None, None] * h
+             + (T[:, t, :, None] * X[:, t])[..., None] * W[:, t, :, None])
+        ys.append((h * W[:, t, :, None]).sum(-1))
+    Y = torch.stack(ys, 1)
+    y.square().sum().backward(); Y.square().sum().backward()
+    pairs = (y, Y), (state, h), (x.grad, X.grad)
+    errors = [float(((a - b).abs().max() / b.abs().max()).detach()) for a, b in pairs]
+"""
+MUTATIONS = (  # file, text in one line of it, which of y, state and dx it must spoil
+    # forward: the decay of what a token adds to the state of its chunk
+    ("ssd_chunk_state.py", "tl.exp(tl.minimum((dA_cs_last - dA_cs_k), 0.0))", 1),
+    # backward: the same decay, in the gradient of x
+    ("ssd_combined.py", "tl.exp(tl.minimum((dA_cs_last - dA_cs_m), 0.0))", 2),
+)
+
+
+@interpreted
+def test_the_installed_source_is_what_runs(tmp_path):
+    """Change one line of a copy of mamba-ssm by one percent: the cross-check must fail."""
+    original = Path(find_spec("mamba_ssm").submodule_search_locations[0])
+    copy = tmp_path / "mamba_ssm"
+    shutil.copytree(original, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    run = NO_GPU + textwrap.dedent(CHECK) + "print(*errors)"
+    clean = [float(e) for e in python(run, path=[tmp_path]).split()]
+    assert max(clean) < 1e-5, clean
+    for file, text, spoiled in MUTATIONS:
+        source = copy / "ops" / "triton" / file
+        before = source.read_text()
+        lines = before.split("\n")
+        index = next(i for i, s in enumerate(lines) if text in s and not s.strip().startswith("#"))
+        lines[index] = lines[index].replace(text, "1.01 * " + text)
+        source.write_text("\n".join(lines))
+        edited = [float(e) for e in python(run, path=[tmp_path]).split()]
+        source.write_text(before)
+        assert edited[spoiled] > 1e-4, edited
