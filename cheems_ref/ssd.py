@@ -19,7 +19,9 @@ five arguments stand in the order of mamba-ssm's `mamba_chunk_scan_combined`.
     ssd_recurrent   the definition, one token after the other
     ssd_quadratic   y = M x with the semiseparable matrix M, as attention does it
     ssd_chunked     the quadratic form inside chunks, the recurrence between them
+    ssd_kernel      mamba-ssm's own Triton kernels (kernels.py)
     ssd_step        one token, for decoding
+    ssd             whichever fits, or the one that is asked for
     SSD             the layer: projections around `ssd`
 
 Sixteen-bit x, B and C are computed in float32 and the result is cast back; the state stays
@@ -27,13 +29,15 @@ float32. Notebook 03 derives all of it. Source: WM §2, App. A, B.2; Ch A.2; Dao
 """
 
 import math
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import torch
 import torch.nn.functional as F
 from einops import rearrange
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, einsum, nn
+
+from cheems_ref import kernels
 
 Backend = Literal["auto", "recurrent", "quadratic", "chunked", "kernel"]
 
@@ -73,8 +77,8 @@ def ssd_recurrent(
         y (b, l, h, p) with the dtype of x, or (y, final state).
 
     Raises:
-        ValueError: a wrong rank, size or dtype; g does not divide h; A > 0; dt negative or not
-            finite; chunk_size < 1.
+        ValueError: a wrong rank, size or dtype; g does not divide h; n = 0; A > 0; dt negative;
+            A or dt not finite; chunk_size < 1.
 
     Source: WM App. A, "Proof of equation 2"; OTCE §2.
     """
@@ -107,9 +111,14 @@ def semiseparable_matrix(
     Raises:
         ValueError: as `ssd_recurrent` does.
 
+    Sixteen-bit B and C are computed in float32, and so is M.
+
     Source: WM App. A (M_ji = C_jᵀ A_j⋯A_{i+1} B_i and M = L ∘ CBᵀ), with dt as in WM Listing 3.
     """
-    _validate(B.new_zeros(*dt.shape, 1), dt, A, B, C, None, 1, None)
+    if dt.ndim != 3:
+        raise ValueError(f"dt must have the 3 axes (b, l, h), got {_shape(dt)}")
+    wide = _validate(B.new_zeros(*dt.shape, 1), dt, A, B, C, None, 1, None).dtype
+    dt, A, B, C = (t.to(wide) for t in (dt, A, B, C))
     B, C = (_to_heads(t, A.shape[0]) for t in (B, C))
     # The sums are taken over the entries themselves. As differences of two running sums they
     # would lose digits: both grow with t, their difference does not.
@@ -141,13 +150,13 @@ def ssd_quadratic(
     y = einsum("bhts,bshp->bthp", semiseparable_matrix(dt, A, B, C), z)
 
     # The state handed in decays up to each token, and each token's write up to the last one.
-    total = (dt * A).cumsum(dim=1)
     B, C = (_to_heads(t, x.shape[2]) for t in (B, C))
-    y = y + einsum("bth,bthn,bhpn->bthp", total.exp(), C, state)
+    from_start = (dt * A).cumsum(dim=1).exp()
+    y = y + einsum("bth,bthn,bhpn->bthp", from_start, C, state)
     if x.shape[1]:
-        last = total[:, -1:]
-        writes = einsum("bsh,bshp,bshn->bhpn", (last - total).exp() * dt, z, B)
-        state = rearrange(last.exp(), "b 1 h -> b h 1 1") * state + writes
+        to_end = F.pad((dt * A)[:, 1:].flip(1).cumsum(dim=1).flip(1), (0, 0, 0, 1)).exp()
+        writes = einsum("bsh,bshp,bshn->bhpn", to_end * dt, z, B)
+        state = rearrange(from_start[:, -1], "b h -> b h 1 1") * state + writes
     return _result(y, x, D, state, return_final_state)
 
 
@@ -193,10 +202,12 @@ def _chunked(x, dt, A, B, C, state, chunk_size):
     B, C = (rearrange(t, "b (c l) g n -> b c g l n", l=q) for t in (B, C))
     state = rearrange(state, "b (g h) p n -> b g n h p", g=g)
 
-    total = (dt * rearrange(A, "(g h) -> g h 1", g=g)).cumsum(-1)  # log decay since chunk start
-    from_start = total.exp()
-    to_end = (total[..., -1:] - total).exp()
-    future = torch.ones(q, q, dtype=torch.bool, device=x.device).triu(1)
+    # The log decay since the start of the chunk. What counts are its differences, which would lose
+    # digits where the sum is large: so it is summed in float64 (which Apple's GPUs do not have).
+    wide = torch.float32 if x.is_mps else torch.float64
+    total = (dt * rearrange(A, "(g h) -> g h 1", g=g)).to(wide).cumsum(-1)
+    from_start = total.exp().to(x.dtype)
+    to_end = (total[..., -1:] - total).exp().to(x.dtype)
 
     outputs = []
     for block in zip(
@@ -208,8 +219,8 @@ def _chunked(x, dt, A, B, C, state, chunk_size):
         # 1. Inside each chunk: the quadratic form. The mask lies on the scores, once per group;
         #    on the exponents it only keeps the entries above the diagonal from overflowing.
         scores = (C @ B.mT).tril()
-        exponent = (total[..., :, None] - total[..., None, :]).masked_fill_(future, 0)
-        M = scores[:, :, :, None] * exponent.exp_()
+        exponent = (total[..., :, None] - total[..., None, :]).to(x.dtype)
+        M = scores[:, :, :, None] * exponent.tril_().exp_()
         # dt comes first so that the product is laid out as dt is, with length inside heads
         y = M @ (dt[..., None] * rearrange(x, "b c l g h p -> b c g h l p"))
 
@@ -230,6 +241,37 @@ def _chunked(x, dt, A, B, C, state, chunk_size):
 
     y = rearrange(torch.cat(outputs, dim=1), "b c l g h p -> b (c l) (g h) p")
     return y[:, :length], rearrange(state, "b g n h p -> b (g h) p n")
+
+
+def ssd_kernel(
+    x: Float[Tensor, "b l h p"],
+    dt: Float[Tensor, "b l h"],
+    A: Float[Tensor, " h"],
+    B: Float[Tensor, "b l g n"],
+    C: Float[Tensor, "b l g n"],
+    *,
+    D: Float[Tensor, " h"] | None = None,
+    chunk_size: int = 64,
+    initial_state: Float[Tensor, "b h p n"] | None = None,
+    return_final_state: bool = False,
+) -> Float[Tensor, "b l h p"] | tuple[Float[Tensor, "b l h p"], Float[Tensor, "b h p n"]]:
+    """Compute SSD with mamba-ssm's kernels: compiled on a GPU, else in Triton's interpreter.
+
+    Arguments and result are those of `ssd_recurrent`, in float32 or sixteen bits. The kernels
+    sum in float32, and the interpreter is slow: it is there to be checked against.
+
+    Raises:
+        ValueError: as `ssd_recurrent` does, or a tensor is not where the kernels run.
+        TypeError: a tensor is float64.
+        RuntimeError: the kernels cannot run here; the message says why and what to do.
+
+    Source: WM Listing 4 (`mamba_chunk_scan_combined`); mamba-ssm 2.3.2.post1.
+    """
+    _validate(x, dt, A, B, C, D, chunk_size, initial_state)
+    y, state = kernels.chunk_scan(
+        x, dt, A, B, C, D=D, chunk_size=chunk_size, initial_state=initial_state
+    )
+    return (y, state) if return_final_state else y
 
 
 def ssd_step(
@@ -254,22 +296,29 @@ def ssd_step(
         C: (b, g, n), what the token reads.
         state: (b, h, p, n), the state before the token; it is not changed.
         D: (h,), weight of the skip connection; None for none.
-        backend: "recurrent" or "kernel"; "auto" is "recurrent".
+        backend: "recurrent", or "kernel" for mamba-ssm's `selective_state_update`, which has no
+            gradient; "auto" takes the kernel on a GPU where no gradient is asked for.
 
     Returns:
         y (b, h, p) and the state after the token (b, h, p, n).
 
     Raises:
-        ValueError: as `ssd_recurrent` does, or for an unknown backend.
-        RuntimeError: the backend is not available here.
+        ValueError, TypeError, RuntimeError: as `ssd_kernel` does; ValueError for an unknown
+            backend, and for a gradient through the kernel.
 
     Source: WM App. A; mamba-ssm's `selective_state_update`.
     """
     for name, t, rank in (("x", x, 3), ("dt", dt, 2), ("B", B, 3), ("C", C, 3)):
         if t.ndim != rank:
             raise ValueError(f"{name} of one token must have {rank} axes, got {_shape(t)}")
-    _validate(*(t.unsqueeze(1) if t is not A else t for t in (x, dt, A, B, C)), D, 1, state)
-    _choose(backend, ("recurrent",))
+    one_token = (t if t is A else t.unsqueeze(1) for t in (x, dt, A, B, C))
+    _validate(*one_token, D, 1, state, state_name="state")
+    if backend == "auto":
+        backend = "kernel" if _on_gpu(x) and not torch.is_grad_enabled() else "recurrent"
+    if backend == "kernel":
+        return kernels.state_update(x, dt, A, B, C, state, D=D)
+    if backend != "recurrent":
+        raise ValueError(f"backend must be auto, recurrent or kernel, got {backend!r}")
     y, state = _step(x, dt, A, B, C, state)
     return _result(y, x, D, state, True)
 
@@ -287,18 +336,28 @@ def ssd(
     return_final_state: bool = False,
     backend: Backend = "auto",
 ) -> Float[Tensor, "b l h p"] | tuple[Float[Tensor, "b l h p"], Float[Tensor, "b h p n"]]:
-    """Compute SSD by the form that `backend` names; "auto" takes the chunked one.
+    """Compute SSD by the form that `backend` names: recurrent, quadratic, chunked or kernel.
 
-    Arguments and result are those of `ssd_recurrent`.
+    "auto" takes the kernel on a GPU (never for float64); elsewhere the chunked form, or for a
+    single token the recurrence. A form that is asked for by name is taken or refused.
 
-    Raises:
-        ValueError: as `ssd_recurrent` does, or for an unknown backend.
-        RuntimeError: the backend is not available here.
+    Arguments and result are those of `ssd_recurrent`; errors those of `ssd_kernel`, and a
+    ValueError for an unknown backend.
 
     Source: WM Listing 4.
     """
-    forms = {"chunked": ssd_chunked, "recurrent": ssd_recurrent, "quadratic": ssd_quadratic}
-    return forms[_choose(backend, tuple(forms))](
+    forms = {
+        "recurrent": ssd_recurrent,
+        "quadratic": ssd_quadratic,
+        "chunked": ssd_chunked,
+        "kernel": ssd_kernel,
+    }
+    if backend == "auto":
+        alone = x.ndim == 4 and x.shape[1] == 1
+        backend = "kernel" if _on_gpu(x) else "recurrent" if alone else "chunked"
+    if backend not in forms:
+        raise ValueError(f"backend must be auto or one of {', '.join(forms)}, got {backend!r}")
+    return forms[backend](
         x,
         dt,
         A,
@@ -334,8 +393,8 @@ class SSD(nn.Module):
         backend: as in `ssd`.
 
     Raises:
-        ValueError: a size below 1, n_heads not a multiple of n_groups, or d_head not given and
-            d_model not a multiple of n_heads.
+        ValueError: a size below 1, n_heads not a multiple of n_groups, an unknown backend, or
+            d_head not given and d_model not a multiple of n_heads.
 
     Source: WM Listing 4; Ch A.2, Listing 2; the initialisation is Mamba-2's.
     """
@@ -370,6 +429,8 @@ class SSD(nn.Module):
             d_head = d_model // n_heads
         elif d_head < 1:
             raise ValueError(f"d_head must be at least 1, got {d_head}")
+        if backend not in get_args(Backend):
+            raise ValueError(f"backend must be one of {get_args(Backend)}, got {backend!r}")
         self.n_heads, self.n_groups, self.chunk_size = n_heads, n_groups, chunk_size
         self.backend = backend
 
@@ -406,7 +467,8 @@ class SSD(nn.Module):
             y (b, l, d), of no meaning at padding, and the cache for the next call.
 
         Raises:
-            ValueError: a wrong shape, or a padding mask that is not boolean.
+            ValueError: a wrong shape, positions that are not integers, or a padding mask that is
+                not boolean.
         """
         _check_call(x, self.x_proj.in_features, position_ids, padding_mask)
         if padding_mask is not None:
@@ -447,36 +509,26 @@ def _to_heads(t, n_heads):
 
 def _pad(t, count):
     """Append `count` zero tokens along axis 1."""
-    return F.pad(t, (0, 0) * (t.ndim - 2) + (0, count))
+    return F.pad(t, (0, 0) * (t.ndim - 2) + (0, count)) if count else t  # F.pad always copies
 
 
 def _result(y, x, D, state, return_final_state):
     if D is not None:
-        y = y + D[:, None] * x
+        y = y + D[:, None].to(y.dtype) * x.to(y.dtype)
     y = y.to(x.dtype)
     return (y, state) if return_final_state else y
 
 
-def _choose(backend, here):
-    """The name of the form to run: `here` lists those without a kernel, the default first."""
-    if backend == "auto":
-        return here[0]
-    if backend == "kernel":
-        raise RuntimeError(
-            'backend="kernel" is not available: cheems_ref does not call mamba-ssm\'s kernels '
-            f'yet. Use "auto" or one of {", ".join(here)}.'
-        )
-    if backend not in here:
-        names = ", ".join(("auto", "kernel", *here))
-        raise ValueError(f"backend must be one of {names}; got {backend!r}")
-    return backend
+def _on_gpu(x):
+    """Whether mamba-ssm's compiled kernels can take x."""
+    return x.is_cuda and x.dtype != torch.float64 and kernels.kernel_status().mode == "cuda"
 
 
 def _shape(t):
     return f"shape {tuple(t.shape)}"
 
 
-def _validate(x, dt, A, B, C, D, chunk_size, initial_state):
+def _validate(x, dt, A, B, C, D, chunk_size, state, state_name="initial_state"):
     """Refuse what the recurrence is not defined for, and return the state to start from."""
     for name, t, rank, axes in (("x", x, 4, "(b, l, h, p)"), ("B", B, 4, "(b, l, g, n)")):
         if t.ndim != rank:
@@ -485,12 +537,13 @@ def _validate(x, dt, A, B, C, D, chunk_size, initial_state):
     g, n = B.shape[2:]
     if g == 0 or h % g:
         raise ValueError(f"the number of groups must divide the number of heads: g = {g}, h = {h}")
-    if chunk_size < 1:
-        raise ValueError(f"chunk_size must be at least 1, got {chunk_size}")
+    if n == 0:
+        raise ValueError("the state needs a width of at least 1, got n = 0")
+    if not isinstance(chunk_size, int) or chunk_size < 1:
+        raise ValueError(f"chunk_size must be a whole number of at least 1, got {chunk_size}")
 
     wide = torch.promote_types(x.dtype, torch.float32)
     like_x, or_wide, only_wide = (x.dtype,), (x.dtype, wide), (wide,)
-    state = initial_state
     for name, t, axes, shape, dtypes in (
         ("x", x, "(b, l, h, p)", (b, length, h, p), like_x),
         ("dt", dt, "(b, l, h)", (b, length, h), or_wide),
@@ -498,7 +551,7 @@ def _validate(x, dt, A, B, C, D, chunk_size, initial_state):
         ("B", B, "(b, l, g, n)", (b, length, g, n), like_x),
         ("C", C, "(b, l, g, n)", (b, length, g, n), like_x),
         ("D", D, "(h,)", (h,), or_wide),
-        ("initial_state", state, "(b, h, p, n)", (b, h, p, n), only_wide),
+        (state_name, state, "(b, h, p, n)", (b, h, p, n), only_wide),
     ):
         if t is None:
             continue
@@ -508,9 +561,10 @@ def _validate(x, dt, A, B, C, D, chunk_size, initial_state):
             raise ValueError(f"{name} must be a floating-point tensor, got {t.dtype}")
         if t.dtype not in dtypes:
             allowed = " or ".join(dict.fromkeys(str(d) for d in dtypes))
-            raise ValueError(f"{name} must be {allowed} beside x of {x.dtype}, got {t.dtype}")
-    if not bool((A <= 0).all()):
-        raise ValueError(f"A must be at most 0 everywhere, got a largest entry of {A.max():g}")
+            raise ValueError(f"{name} must be {allowed} where x is {x.dtype}, got {t.dtype}")
+    if not bool(((A <= 0) & (-math.inf < A)).all()):
+        low, high = A.min().item(), A.max().item()
+        raise ValueError(f"A must be ≤ 0 and finite everywhere, got entries in [{low:g}, {high:g}]")
     if not bool(((dt >= 0) & (dt < math.inf)).all()):
         low, high = dt.min().item(), dt.max().item()
         raise ValueError(
@@ -523,6 +577,8 @@ def _check_call(x, d_model, position_ids, padding_mask):
     if x.ndim != 3 or x.shape[2] != d_model:
         raise ValueError(f"x must be (b, l, d) with d = {d_model}, got {_shape(x)}")
     tokens = tuple(x.shape[:2])
+    if position_ids.is_floating_point():
+        raise ValueError(f"position_ids must be integers, got {position_ids.dtype}")
     if position_ids.shape != tokens:
         raise ValueError(f"position_ids must be (b, l) = {tokens}, got {_shape(position_ids)}")
     if padding_mask is None:

@@ -1,0 +1,867 @@
+"""SSD: every form against the definition, its properties, and planted mistakes that must show.
+
+The agreement and the properties are functions of a module. The positive tests hand them
+`cheems_ref.ssd`; the negative controls hand them a copy of it with one planted mistake and expect
+the same functions to fail. So a check that cannot fail fails here.
+"""
+
+import inspect
+import itertools
+import math
+import types
+
+import jaxtyping
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+import cheems_ref.ssd as ssd_module
+from cheems_ref.ssd import SSD, ssd_step
+from cheems_ref.verify import check, check_gradients, must_differ
+
+NAMES = ("x", "dt", "A", "B", "C", "D", "state")
+FORMS = ("recurrent", "quadratic", "chunked", "step", "matrix")
+SEQUENCE_FORMS = FORMS[:3]
+MATRIX_NAMES = ("dt", "A", "B", "C")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    """Tensors this small gain nothing from threads, which would fight over busy cores."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def inputs(
+    b=2, l=13, h=4, g=2, p=3, n=2, *, dt=(1e-3, 1.0), A=(-16, -1), dtype=torch.float64, seed=0
+):
+    """Seeded x, dt, A, B, C, D, state; dt log-uniform between two bounds, or one number for all."""
+    generator = torch.Generator().manual_seed(seed)
+    wide = torch.promote_types(dtype, torch.float32)
+
+    def normal(*shape):
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    def uniform(low, high, *shape):
+        return low + (high - low) * torch.rand(shape, generator=generator, dtype=torch.float64)
+
+    if isinstance(dt, tuple):
+        steps = uniform(math.log(dt[0]), math.log(dt[1]), b, l, h).exp()
+    else:
+        steps = torch.full((b, l, h), dt, dtype=torch.float64)
+    tensors = (normal(b, l, h, p), steps, uniform(*A, h), normal(b, l, g, n), normal(b, l, g, n))
+    tensors += (normal(h), normal(b, h, p, n))
+    dtypes = (dtype, wide, wide, dtype, dtype, wide, wide)
+    return tuple(t.to(d) for t, d in zip(tensors, dtypes, strict=True))
+
+
+def definition(x, dt, A, B, C, D, state):
+    """The two equations, one row, one head, one token at a time, and nothing else."""
+    (b, length, h, p), heads_per_group = x.shape, x.shape[2] // B.shape[2]
+    y, final = [], []
+    for i, j in itertools.product(range(b), range(h)):
+        H, k = state[i, j], j // heads_per_group
+        for t in range(length):
+            H = (dt[i, t, j] * A[j]).exp() * H + dt[i, t, j] * torch.outer(x[i, t, j], B[i, t, k])
+            y.append(H @ C[i, t, k] + D[j] * x[i, t, j])
+        final.append(H)
+    y = torch.stack(y) if y else x
+    return y.reshape(b, h, length, p).transpose(1, 2), torch.stack(final).reshape(state.shape)
+
+
+def apply(m, form, x, dt, A, B, C, D, state, chunk_size=4):
+    """Any form of module m on one set of inputs: y and the final state, or (y,) if it has none."""
+    if form == "matrix":  # knows no initial state: the caller's is zero
+        M = m.semiseparable_matrix(dt, A, B, C)
+        return (torch.einsum("bhts,bshp->bthp", M, x) + D[:, None] * x,)
+    if form == "step":
+        y = []
+        for t in range(x.shape[1]):
+            y_t, state = m.ssd_step(x[:, t], dt[:, t], A, B[:, t], C[:, t], state, D=D)
+            y.append(y_t)
+        return (torch.stack(y, dim=1) if y else x), state
+    options = dict(D=D, chunk_size=chunk_size, initial_state=state, return_final_state=True)
+    return getattr(m, f"ssd_{form}")(x, dt, A, B, C, **options)
+
+
+# The ways in which a length meets a chunk, a head its group, and a step size a decay.
+CASES = {
+    "three chunks and a ragged end": {},
+    "l a multiple of the chunk": dict(l=12),
+    "l = chunk": dict(l=4),
+    "l < chunk": dict(l=3),
+    "l = 1": dict(l=1),
+    "l = 0": dict(l=0),
+    "chunk = 1": dict(chunk_size=1),
+    "blocks of chunks are crossed": dict(
+        l=4 * ssd_module.CHUNKS_PER_BLOCK + 3, chunk_size=2, b=1, dt=(1e-3, 1e-1)
+    ),
+    "more rows than a block has chunks": dict(
+        b=ssd_module.CHUNKS_PER_BLOCK + 1, l=5, h=2, g=1, chunk_size=2
+    ),
+    "g = 1": dict(g=1),
+    "g = h": dict(g=4),
+    "three heads to a group": dict(h=6),
+    "small dt": dict(dt=1e-3),
+    "small dt, one chunk": dict(dt=1e-3, l=4, zero_state=True),
+    "small dt, no initial state": dict(dt=1e-3, zero_state=True),
+    "large dt": dict(dt=(10.0, 100.0)),
+    "dt = 0 at some tokens": dict(idle=(0, 3, 4, 5, 12)),
+    "dt = 0 everywhere": dict(dt=0.0),
+    "A = 0": dict(A=(0, 0)),
+    "one of everything": dict(b=1, l=5, h=1, g=1, p=1, n=1, chunk_size=2),
+}
+DEFAULT = CASES["three chunks and a ragged end"]
+
+
+def compared(m, form, case):
+    """The form and the definition, as functions of the same tensors, and the tensors."""
+    case = dict(case)
+    chunk_size, idle = case.pop("chunk_size", 4), case.pop("idle", ())
+    zero_state = case.pop("zero_state", False)
+    *tensors, state = inputs(**case)
+    tensors[1][:, list(idle)] = 0
+    if form == "matrix":
+        zero = torch.zeros_like(state)
+        return lambda *t: apply(m, form, *t, zero), lambda *t: definition(*t, zero)[:1], tensors
+    state = torch.zeros_like(state) if zero_state else state
+    return lambda *t: apply(m, form, *t, chunk_size), definition, [*tensors, state]
+
+
+def agree(m, form, case=DEFAULT):
+    """The form's y and final state are those of the definition."""
+    actual, expected, tensors = compared(m, form, case)
+    for a, e, name in zip(actual(*tensors), expected(*tensors), ("y", "final state"), strict=False):
+        check(f"{form} form = definition, {name}", a, e)
+
+
+def agree_in_gradient(m, form, case=DEFAULT):
+    """So are its derivatives, by all inputs and through both results."""
+    actual, expected, tensors = compared(m, form, case)
+    check_gradients(f"{form} form = definition", actual, expected, tensors)
+
+
+def is_causal(m, form, length=13):
+    """Moving token j, in all its inputs, moves y_j and changes no bit of what came before."""
+    tensors = inputs(l=length)
+    before = apply(m, form, *tensors)[0]
+    for j in range(length):
+        moved = [t.clone() for t in tensors]
+        for i in (0, 1, 3, 4):
+            moved[i][:, j] += 1
+        after = apply(m, form, *moved)[0]
+        assert torch.equal(after[:, :j], before[:, :j]), f"token {j} reaches back in time"
+        must_differ(f"token {j} moved", after[:, j], before[:, j])
+
+
+def leaves_its_inputs_alone(m, form):
+    tensors = inputs()
+    versions = [t._version for t in tensors]
+    copies = [t.clone() for t in tensors]
+    apply(m, form, *tensors)
+    for name, t, copy, version in zip(NAMES, tensors, copies, versions, strict=True):
+        assert torch.equal(t, copy) and t._version == version, f"{form} form writes into {name}"
+
+
+def has_dtypes_and_accuracy(m, form, dtype=torch.bfloat16, narrow=False):
+    """y has the dtype of x, the state that of the sums; both are right for the rounded inputs."""
+    tensors = inputs(l=40, n=8, dtype=dtype)
+    if narrow:  # dt, A and D in the dtype of x too
+        tensors = (*(t.to(dtype) for t in tensors[:6]), tensors[6])
+    y, final = apply(m, form, *tensors)
+    assert (y.dtype, final.dtype) == (dtype, torch.float32)
+    truth = definition(*(t.double() for t in tensors))
+    check(f"{form} form = float64 definition, y", y, truth[0].to(dtype))
+    check(f"{form} form = float64 definition, final state", final, truth[1].float())
+
+
+def keeps_its_digits(m, form):
+    """float32 stays exact to rounding where a chunk mixes steps that differ by seven orders."""
+    tensors = inputs(l=256, dt=(1e-6, 10.0), dtype=torch.float32)
+    truth = apply(ssd_module, "recurrent", *(t.double() for t in tensors))
+    for name, got, want in zip(("y", "final state"), apply(m, form, *tensors), truth, strict=True):
+        check(f"{form} form with mixed steps, {name}", got.double(), want, tol=2e-6)
+
+
+class Work(TorchDispatchMode):
+    """Counts operations, and the entries of the tensors they produce that are not views."""
+
+    def __init__(self):
+        super().__init__()
+        self.operations = self.entries = self.largest = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if not func.is_view:
+            sizes = [t.numel() for t in tree_leaves(out) if torch.is_tensor(t)]
+            self.operations += 1
+            self.entries += sum(sizes)
+            self.largest = max(self.largest, *sizes, 0)
+        return out
+
+
+def work(m, form, blocks, chunk_size):
+    """The work of a forward and a backward pass over so many blocks of chunks."""
+    length = chunk_size * ssd_module.CHUNKS_PER_BLOCK * blocks
+    tensors = [t.requires_grad_() for t in inputs(b=1, l=length, h=2, g=1, p=2)]
+    with Work() as counter:
+        y, state = apply(m, form, *tensors, chunk_size)
+        (y.sum() + state.sum()).backward()
+    return counter
+
+
+def works_linearly(m, form):
+    """Each further block of chunks costs exactly what the last one did."""
+    all_work = [work(m, form, blocks, chunk_size=2) for blocks in (2, 3, 4, 5)]
+    more = {
+        (after.operations - before.operations, after.entries - before.entries)
+        for before, after in itertools.pairwise(all_work)
+    }
+    assert len(more) == 1 and min(more) > (0, 0), f"work added per block: {more}"
+
+
+def works_block_by_block(m, form):
+    """The largest tensor on the way is that of one block, however many there are."""
+    assert len({work(m, form, blocks, chunk_size=32).largest for blocks in (1, 2, 4)}) == 1
+
+
+# --- the forms ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("form", FORMS)
+def test_form_equals_definition(form, case):
+    agree(ssd_module, form, CASES[case])
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c != "l = 0"])
+@pytest.mark.parametrize("form", FORMS)
+def test_gradients_equal_those_of_the_definition(form, case):
+    agree_in_gradient(ssd_module, form, CASES[case])
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_gradients_equal_difference_quotients(form):
+    # dt and A stay clear of 0, beyond which there is nothing to take a difference with
+    sizes = dict(b=1, l=5, h=2, g=1, p=2, dt=(0.1, 1.0), A=(-2, -1), chunk_size=2)
+    function, _, tensors = compared(ssd_module, form, sizes)
+    assert torch.autograd.gradcheck(function, [t.requires_grad_() for t in tensors])
+
+
+@settings(deadline=None, max_examples=40, derandomize=True)
+@given(
+    b=st.integers(1, 2),
+    l=st.integers(0, 24),
+    g=st.integers(1, 3),
+    heads_per_group=st.integers(1, 3),
+    p=st.integers(1, 3),
+    n=st.integers(1, 3),
+    chunk_size=st.integers(1, 30),
+    dt=st.sampled_from([0.0, 1e-3, (1e-3, 1e-1), (0.1, 1.0), (1.0, 30.0)]),
+    seed=st.integers(0, 99),
+)
+def test_all_forms_agree_on_any_sizes(heads_per_group, **case):
+    for form in FORMS:
+        agree(ssd_module, form, case | dict(h=case["g"] * heads_per_group))
+
+
+@pytest.mark.parametrize("backend", ["auto", *SEQUENCE_FORMS])
+@pytest.mark.parametrize("length", [1, 13])
+def test_ssd_is_the_form_its_backend_names(length, backend):
+    *tensors, D, state = inputs(l=length)
+    options = dict(D=D, chunk_size=4, initial_state=state, return_final_state=True)
+    form = ("recurrent" if length == 1 else "chunked") if backend == "auto" else backend
+    got = ssd_module.ssd(*tensors, **options, backend=backend)
+    for a, e in zip(got, apply(ssd_module, form, *tensors, D, state), strict=True):
+        assert torch.equal(a, e)
+
+
+@pytest.mark.parametrize("form", SEQUENCE_FORMS)
+def test_options_left_out_mean_zero(form):
+    *tensors, D, state = inputs()
+    f = getattr(ssd_module, f"ssd_{form}")
+    y = f(*tensors)
+    check("no D, no state", y, definition(*tensors, 0 * D, 0 * state)[0])
+
+
+# --- properties of the forms ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_nothing_before_a_token_moves_with_it(form):
+    is_causal(ssd_module, form)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_inputs_and_states_are_values(form):
+    leaves_its_inputs_alone(ssd_module, form)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_rows_of_a_batch_do_not_meet(form):
+    tensors = inputs(b=3)
+    moved = [t.clone() for t in tensors]
+    for i in (0, 1, 3, 4, 6):
+        moved[i][1] += 1
+    results = [apply(ssd_module, form, *t) for t in (tensors, moved)]
+    for before, after in zip(*results, strict=True):
+        assert torch.equal(before[[0, 2]], after[[0, 2]])
+        must_differ("the row that moved", after[1], before[1])
+
+
+@pytest.mark.parametrize("cut", [0, 1, 4, 7, 13])
+@pytest.mark.parametrize("form", SEQUENCE_FORMS)
+def test_two_passes_joined_by_the_state_equal_one(form, cut):
+    x, dt, A, B, C, D, state = inputs()
+    head = apply(ssd_module, form, x[:, :cut], dt[:, :cut], A, B[:, :cut], C[:, :cut], D, state)
+    tail = apply(ssd_module, form, x[:, cut:], dt[:, cut:], A, B[:, cut:], C[:, cut:], D, head[1])
+    y, final = apply(ssd_module, form, x, dt, A, B, C, D, state)
+    check("y of two passes = of one", torch.cat((head[0], tail[0]), dim=1), y)
+    check("state of two passes = of one", tail[1], final)
+
+
+@pytest.mark.parametrize("form", FORMS[:4])
+def test_dt_zero_leaves_the_state_alone_bit_for_bit(form):
+    x, dt, A, B, C, D, state = inputs(dtype=torch.float32)
+    assert torch.equal(apply(ssd_module, form, x, 0 * dt, A, B, C, D, state)[1], state)
+    idle = dt.clone()
+    idle[:, 8:] = 0
+    short = (t[:, :8] for t in (x, dt, B, C))
+    x_8, dt_8, B_8, C_8 = short
+    want = apply(ssd_module, form, x_8, dt_8, A, B_8, C_8, D, state)[1]
+    got = apply(ssd_module, form, x, idle, A, B, C, D, state)[1]
+    if form == "quadratic":  # sums over all tokens at once, so zeros change the order of addition
+        check("idle tokens leave the state alone", got, want)
+    else:
+        assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("narrow", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("form", FORMS[:4])
+def test_results_have_their_dtypes_and_float32_accuracy_inside(form, dtype, narrow):
+    has_dtypes_and_accuracy(ssd_module, form, dtype, narrow)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dt", [(1e-8, 1e-4), (1e-6, 1e3), (10.0, 1e3), 0.0])
+def test_extreme_decays_stay_finite_over_65536_tokens(dt, dtype):
+    tensors = inputs(b=1, l=65_536, h=2, g=1, p=2, dt=dt, A=(-16, -1e-3), dtype=dtype)
+    leaves = [t.requires_grad_() for t in tensors]
+    results = apply(ssd_module, "chunked", *leaves, chunk_size=64)
+    sum(r.float().mean() for r in results).backward()
+    for name, t in (("y", results[0]), ("final state", results[1])):
+        assert t.isfinite().all(), name
+    for name, t in zip(NAMES, leaves, strict=True):
+        assert t.grad.isfinite().all(), f"gradient of {name}"
+
+
+@pytest.mark.parametrize("form", ["recurrent", "quadratic", "chunked"])
+def test_mixed_steps_cost_no_digits(form):
+    keeps_its_digits(ssd_module, form)
+
+
+def test_work_is_linear_in_the_number_of_chunks_and_done_block_by_block():
+    works_linearly(ssd_module, "chunked")
+    works_block_by_block(ssd_module, "chunked")
+
+
+# --- the layer --------------------------------------------------------------------------------
+
+
+def layer(m=ssd_module, dtype=torch.float64, seed=0, **changes):
+    torch.manual_seed(seed)
+    sizes = dict(n_heads=4, n_groups=2, d_head=3, d_state=5, chunk_size=4)
+    return m.SSD(8, **(sizes | changes)).to(dtype)
+
+
+def tokens(b=2, length=11, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(b, length, 8, generator=generator, dtype=torch.float64).to(dtype)
+
+
+def forward(mixer, x, mask=None, cache=None, start=0):
+    positions = torch.arange(start, start + x.shape[1]).expand(x.shape[:2])
+    return mixer(x, positions, padding_mask=mask, cache=cache)
+
+
+# '#' is a token and '.' is padding; two rows each, with different numbers of tokens
+PADDING = {
+    "left": ("...########", ".##########"),
+    "right": ("########...", "##########."),
+    "middle": ("###..######", "##.#.#.####"),
+    "everywhere": (".##..###.#.", "#.########."),
+    "a row of nothing else": ("...........", "###########"),
+}
+
+
+def mask_of(name):
+    return torch.tensor([[c == "#" for c in row] for row in PADDING[name]])
+
+
+def padding_changes_nothing(m, name="middle", junk=math.nan):
+    """Real tokens, state and all gradients are those of the row without its padding."""
+    mixer, mask = layer(m), mask_of(name)
+    x = tokens().masked_fill(~mask[..., None], junk).requires_grad_()
+    y, cache = forward(mixer, x, mask)
+    (y[mask].sum() + cache.state.square().sum()).backward()
+    padded = {k: v.grad.clone() for k, v in mixer.named_parameters()}
+    mixer.zero_grad()
+    for i, row in enumerate(mask):
+        alone = tokens()[i : i + 1, row].requires_grad_()
+        y_alone, cache_alone = forward(mixer, alone)
+        (y_alone.sum() + cache_alone.state.square().sum()).backward()
+        check(f"padding ({name}): y", y[i, row], y_alone[0])
+        check(f"padding ({name}): state", cache.state[i], cache_alone.state[0])
+        check(f"padding ({name}): gradient of x", x.grad[i, row], alone.grad[0])
+        assert not x.grad[i, ~row].any()
+    for k, v in mixer.named_parameters():
+        check(f"padding ({name}): gradient of {k}", padded[k], v.grad)
+
+
+def calls_join_up(m, pieces=(5, 6), name=None):
+    """Calls that hand the cache on give what one call gives, and each cache serves twice."""
+    mixer, x = layer(m), tokens()
+    mask = torch.ones(x.shape[:2], dtype=torch.bool) if name is None else mask_of(name)
+    want, want_cache = forward(mixer, x, mask)
+    y, cache, start = [], None, 0
+    for size in pieces:
+        part = slice(start, start + size)
+        first, second = (forward(mixer, x[:, part], mask[:, part], cache, start) for _ in range(2))
+        assert torch.equal(first[0], second[0]) and torch.equal(first[1].state, second[1].state)
+        y.append(first[0])
+        cache, start = first[1], start + size
+    check("y over several calls = over one", torch.cat(y, dim=1)[mask], want[mask])
+    check("state over several calls = over one", cache.state, want_cache.state)
+
+
+def layer_is_the_definition(m):
+    """Its projections, softplus, and minus exp around the definition, laid out head by head."""
+    mixer, u = layer(m), tokens()
+    y, cache = forward(mixer, u)
+    dt = torch.log1p(torch.exp(u @ mixer.dt_proj.weight.T + mixer.dt_bias))
+    sizes = {"x": (4, 3), "B": (2, 5), "C": (2, 5)}
+    x, B, C = (getattr(mixer, f"{k}_proj")(u).unflatten(-1, sizes[k]) for k in sizes)
+    zero = torch.zeros(2, 4, 3, 5, dtype=u.dtype)
+    want, final = definition(x, dt, -mixer.A_log.exp(), B, C, mixer.D, zero)
+    check("layer = projections around the definition", y, mixer.out_proj(want.flatten(2)))
+    check("cache = final state", cache.state, final)
+
+
+def test_layer_is_the_definition_between_projections():
+    layer_is_the_definition(ssd_module)
+
+
+@pytest.mark.parametrize("junk", [math.nan, math.inf, 1e3])
+@pytest.mark.parametrize("name", PADDING)
+def test_padding_anywhere_and_of_any_content_changes_nothing(name, junk):
+    padding_changes_nothing(ssd_module, name, junk)
+
+
+@pytest.mark.parametrize("name", [None, *PADDING])
+@pytest.mark.parametrize(
+    "pieces", [[11], [5, 6], [1, 9, 1], [4, *[1] * 7], [1] * 11, [0, 11]], ids=str
+)
+def test_prefill_continued_prefill_and_decoding_agree(pieces, name):
+    calls_join_up(ssd_module, pieces, name)
+
+
+def test_layer_keeps_shape_and_returns_its_state():
+    y, cache = forward(layer(), tokens())
+    assert y.shape == (2, 11, 8) and cache.state.shape == (2, 4, 3, 5)
+    assert layer(d_head=None).x_proj.out_features == 8  # d_model / n_heads, for each head
+    y, cache = forward(layer(), tokens(length=0))
+    assert y.shape == (2, 0, 8) and not cache.state.any()
+
+
+@pytest.mark.parametrize("length", [2, 11])
+def test_every_parameter_receives_a_finite_gradient_that_is_not_zero(length):
+    mixer = layer()
+    forward(mixer, tokens(length=length))[0].square().sum().backward()
+    for name, parameter in mixer.named_parameters():
+        assert parameter.grad.isfinite().all() and parameter.grad.any(), name
+
+
+def test_heads_start_with_long_and_with_short_memories():
+    mixer = SSD(8, n_heads=512, d_head=1)
+    dt, A = F.softplus(mixer.dt_bias), -mixer.A_log.exp()
+    assert dt.min() >= 0.999e-3 and dt.max() <= 1.001e-1
+    assert A.min() >= -16.001 and A.max() <= -0.999
+    assert torch.equal(mixer.D, torch.ones(512))
+    assert dt.log().std() > 1 and A.std() > 3  # spread over the whole interval
+    memory = -1 / (dt * A)  # in tokens, until a write has decayed to 1/e
+    assert memory.min() < 2 and memory.max() > 200
+    assert [k for k, _ in mixer.named_parameters() if "bias" in k] == ["dt_bias"]
+
+
+def test_nothing_before_a_token_moves_with_it_through_the_layer():
+    mixer, x = layer(), tokens()
+    before = forward(mixer, x)[0]
+    for j in range(x.shape[1]):
+        moved = x.clone()
+        moved[0, j] += 1
+        after = forward(mixer, moved)[0]
+        assert torch.equal(after[0, :j], before[0, :j]) and torch.equal(after[1], before[1])
+        must_differ(f"token {j} moved", after[0, j], before[0, j])
+
+
+@pytest.mark.parametrize("backend", ["auto", *SEQUENCE_FORMS])
+def test_layer_is_the_same_with_every_backend(backend):
+    want, got = (forward(layer(backend=k), tokens()) for k in ("recurrent", backend))
+    check("y", got[0], want[0])
+    check("state", got[1].state, want[1].state)
+
+
+def test_positions_do_not_enter():
+    mixer, x = layer(), tokens()
+    for a, e in zip(forward(mixer, x), forward(mixer, x, start=1000), strict=True):
+        assert torch.equal(*(t if torch.is_tensor(t) else t.state for t in (a, e)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_layer_works_in_every_dtype(dtype):
+    mixer = layer(dtype=dtype)
+    y, cache = forward(mixer, tokens(dtype=dtype))
+    assert y.dtype == dtype and cache.state.dtype == torch.promote_types(dtype, torch.float32)
+    truth = forward(mixer.double(), tokens(dtype=dtype).double())[0]
+    check("layer = float64 layer with the same weights", y, truth.to(dtype))
+
+
+# --- negative controls ------------------------------------------------------------------------
+
+
+def planted(*edits):
+    """A copy of ssd.py in which each (fragment, replacement[, how often it occurs]) is exchanged.
+
+    A fragment that is no longer there stops the test: a control on old source controls nothing.
+    """
+    source = inspect.getsource(ssd_module)
+    for fragment, replacement, *count in edits:
+        found, expected = source.count(fragment), *(count or [1])
+        if found != expected:
+            raise LookupError(f"{fragment!r} occurs {found} times in ssd.py, not {expected}")
+        source = source.replace(fragment, replacement)
+    module = types.ModuleType("planted_ssd")
+    exec(compile(source, "planted ssd.py", "exec"), module.__dict__)
+    return module
+
+
+# Step 3 as WM Listing 3 has it, a product of all chunks with all chunks: decay[target, source]
+# times what each source wrote, then a sum over the sources. As printed it sums over the targets.
+STEP_3 = """\
+        incoming = []
+        for decay, write in zip(from_start[..., -1:].unbind(1), writes.unbind(1), strict=True):
+            incoming.append(state)
+            state = torch.addcmul(write, decay[:, :, None], state)
+"""
+STEP_3_OF_THE_LISTING = """\
+        written = torch.cat((state[:, None], writes), dim=1)
+        log = F.pad(total[..., -1].cumsum(1), (0, 0, 0, 0, 1, 0))
+        later = torch.ones(log.shape[1], log.shape[1]).triu(1).bool()[:, :, None, None]
+        decay = (log[:, :, None] - log[:, None]).masked_fill(later, -torch.inf).exp()
+        carried = (decay[:, :, :, :, None, :, None] * written[:, None]).sum(dim=AXIS)
+        incoming, state = carried[:, :-1].unbind(1), carried[:, -1]
+"""
+SOURCES = (STEP_3, STEP_3_OF_THE_LISTING.replace("AXIS", "2"))
+TARGETS = (STEP_3, STEP_3_OF_THE_LISTING.replace("AXIS", "1"))
+ALL_CHUNKS_AT_ONCE = ("CHUNKS_PER_BLOCK = 16", "CHUNKS_PER_BLOCK = 10**6")
+TILED = (
+    "t.repeat_interleave(n_heads // t.shape[-2], dim=-2)",
+    "torch.cat([t] * (n_heads // t.shape[-2]), dim=-2)",
+)
+
+
+def agree_on(case):
+    return lambda m, form: agree(m, form, CASES[case])
+
+
+# One row, one mistake: the form that has it, the property that must fail there, the edits.
+# fmt: off
+PLANTED = [
+    ("chunked", "sum over the target chunks", agree, TARGETS),
+    ("chunked", "sum over the target chunks leaks", is_causal, TARGETS),
+    ("chunked", "reads decay one step short", agree,
+     ("from_start = total.exp()",
+      'from_start = (total - dt * rearrange(A, "(g h) -> g h 1", g=g)).exp()')),
+    ("chunked", "writes decay one step too far", agree,
+     ("to_end = (total[..., -1:] - total)", "to_end = (total[..., -1:] - total.roll(1, -1))")),
+    ("chunked", "tiled groups", agree, ("(g h)", "(h g)", 6)),
+    ("chunked", "no triangle", is_causal, ("(C @ B.mT).tril()", "(C @ B.mT)")),
+    ("chunked", "triangle one too high", is_causal, ("(C @ B.mT).tril()", "(C @ B.mT).tril(1)")),
+    ("chunked", "triangle one too low", agree, ("(C @ B.mT).tril()", "(C @ B.mT).tril(-1)")),
+    ("chunked", "no dt inside chunks", agree, ("(dt[..., None] * rearrange(x,", "(rearrange(x,")),
+    ("chunked", "no dt in writes", agree, ("rearrange(to_end * dt,", "rearrange(to_end,")),
+    ("chunked", "a chunk reads what it wrote", agree,
+     ("            incoming.append(state)\n", ""),
+     ("None], state)\n", "None], state)\n            incoming.append(state)\n")),
+    ("chunked", "final state one chunk early", agree,
+     ('rearrange(state, "b g n h p ->', 'rearrange(incoming[-1], "b g n h p ->')),
+    ("chunked", "state lost between blocks", agree_on("blocks of chunks are crossed"),
+     ("        incoming = []\n", "        incoming, state = [], state * (not outputs)\n")),
+    ("chunked", "blocks of rows", works_block_by_block,
+     ("t.split(CHUNKS_PER_BLOCK, dim=1)", "t.split(CHUNKS_PER_BLOCK, dim=0)")),
+    ("chunked", "overflow above the diagonal", agree_on("large dt"),
+     ("exponent.tril_()", "exponent")),
+    ("chunked", "running sums in float32", keeps_its_digits,
+     ("torch.float32 if x.is_mps else torch.float64", "torch.float32")),
+    ("chunked", "all chunks at once", works_block_by_block, ALL_CHUNKS_AT_ONCE),
+    ("chunked", "filled up in front", agree, ("+ (0, count)", "+ (count, 0)")),
+    ("chunked", "no gradient through the state", agree_in_gradient,
+     ("incoming.append(state)", "incoming.append(state.detach())")),
+    ("chunked", "sums in sixteen bits", has_dtypes_and_accuracy,
+     ("_chunked(*(t.to(state.dtype) for t in (x, dt, A, B, C)), state, chunk_size)",
+      "_chunked(*(t.to(x.dtype) for t in (x, dt, A, B, C, state)), chunk_size)"),
+     ("return _result(y, x, D, state, return_final_state)\n\n\ndef _chunked",
+      "return _result(y, x, D, state.float(), return_final_state)\n\n\ndef _chunked")),
+    ("chunked", "all chunks with all chunks", works_linearly, SOURCES, ALL_CHUNKS_AT_ONCE),
+    ("chunked", "indexing makes the backward pass quadratic", works_linearly, ALL_CHUNKS_AT_ONCE,
+     ("writes.unbind(1)", "[writes[:, i] for i in range(writes.shape[1])]")),
+    ("quadratic", "the form itself is not linear", works_linearly),
+    ("quadratic", "decay off by one", agree, (".tril(-1)", ".tril()")),
+    ("quadratic", "no triangle", is_causal, (".exp().tril()", ".exp()")),
+    ("quadratic", "no initial state", agree,
+     ("from_start, C, state)", "from_start, C, 0 * state)")),
+    ("quadratic", "no dt in writes", agree, ("to_end * dt, z, B", "to_end, z, B")),
+    ("matrix", "decay off by one", agree, (".tril(-1)", ".tril()")),
+    ("matrix", "tiled groups", agree, TILED),
+    ("matrix", "B and C exchanged", agree, ('"bthn,bshn->bhts", C, B', '"bthn,bshn->bhts", B, C')),
+    ("step", "decays what it has just written", agree,
+     ("[..., None, None] * state + write", "[..., None, None] * (state + write)")),
+    ("step", "no dt in writes", agree, ("(dt[..., None] * x)[..., None]", "x[..., None]")),
+    ("step", "tiled groups", agree, TILED),
+    ("step", "writes into the state it was given", leaves_its_inputs_alone,
+     ("decay[..., None, None] * state + write", "state.mul_(decay[..., None, None]).add_(write)")),
+    ("recurrent", "D of another head", agree, ("y + D[:, None]", "y + D.flip(0)[:, None]")),
+    ("recurrent", "no initial state", agree, (" if state is None else state\n", "\n")),
+    ("layer", "padding lets the state decay", padding_changes_nothing,
+     ("dt = dt.masked_fill(~padding_mask[..., None], 0)", "dt = dt + 0")),
+    ("layer", "padding is looked at", padding_changes_nothing,
+     ("x = x.masked_fill(~padding_mask[..., None], 0)", "x = x + 0")),
+    ("layer", "forgets its cache", calls_join_up,
+     ("None if cache is None else cache.state", "None")),
+    ("layer", "step size not through softplus", layer_is_the_definition,
+     ("F.softplus(self", "torch.exp(self")),
+    ("layer", "heads and widths exchanged", layer_is_the_definition,
+     ('"b l (h p) -> b l h p"', '"b l (p h) -> b l h p"')),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize("row", PLANTED, ids=lambda row: f"{row[0]}: {row[1]}")
+def test_planted_mistake_is_caught(row):
+    form, _, has_property, *edits = row
+    where = [] if form == "layer" else [form]
+    mutant = planted(*edits)
+    with pytest.raises(AssertionError):
+        has_property(mutant, *where)
+    if edits:  # without them it holds, so it was the mistake that was caught
+        has_property(ssd_module, *where)
+
+
+def test_listing_3_is_right_with_its_sum_over_the_sources():
+    for case in ("three chunks and a ragged end", "small dt", "blocks of chunks are crossed"):
+        agree(planted(SOURCES), "chunked", CASES[case])
+
+
+def test_work_is_linear_without_blocks_too():
+    # so it is not the size of the blocks that makes the two planted quadratic costs show
+    works_linearly(planted(ALL_CHUNKS_AT_ONCE), "chunked")
+
+
+def test_wrong_axis_hides_in_one_chunk_and_behind_large_steps():
+    wrong_axis = planted(TARGETS)
+    # At the listings' own step size, softplus(0), a chunk of 64 forgets all that could be spoilt.
+    as_printed = dict(b=1, l=192, h=2, g=1, A=(-2, -1), chunk_size=64, zero_state=True)
+    agree(wrong_axis, "chunked", as_printed | dict(dt=math.log(2)))
+    agree(wrong_axis, "chunked", as_printed | dict(dt=1e-3, chunk_size=192))
+    with pytest.raises(AssertionError, match="chunked form = definition, y"):
+        agree(wrong_axis, "chunked", as_printed | dict(dt=1e-3))
+
+
+@pytest.mark.parametrize("g", [1, 4])
+def test_tiled_groups_hide_where_there_is_one_group_or_one_head_to_a_group(g):
+    for form in ("step", "quadratic"):
+        agree(planted(TILED), form, dict(g=g))
+
+
+# --- bad input --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def unchecked(monkeypatch):
+    """Turns jaxtyping's checks off, which would answer before the function itself does."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+
+
+def test_shapes_in_signatures_are_checked_in_this_run(request):
+    if not request.config.getoption("--jaxtyping-packages", default=None):
+        pytest.skip("pytest runs without --jaxtyping-packages")
+    x, dt, A, B, C, _, _ = inputs()
+    with pytest.raises(jaxtyping.TypeCheckError):
+        ssd_module.ssd_chunked(x, dt, A[:2], B, C)
+
+
+def arguments(**changes):
+    x, dt, A, B, C, D, state = inputs(l=5)
+    named = dict(x=x, dt=dt, A=A, B=B, C=C, D=D, initial_state=state)
+    return named | {k: v(named[k]) if callable(v) else v for k, v in changes.items()}
+
+
+def one_entry(value):
+    def change(t):
+        changed = t.clone(memory_format=torch.contiguous_format)
+        changed.view(-1)[-1] = value
+        return changed
+
+    return change
+
+
+# One argument, what is done to a good one, and what the message says.
+# fmt: off
+BAD = [
+    ("x", lambda t: t[0], r"x must have the 4 axes .*\(5, 4, 3\)"),
+    ("x", lambda t: t.long(), r"x must be a floating-point .*int64"),
+    ("dt", lambda t: t[..., 0], r"dt must be .*\(2, 5, 4\).*\(2, 5\)"),
+    ("dt", lambda t: t[:, :4], r"dt must be .*\(2, 5, 4\).*\(2, 4, 4\)"),
+    ("dt", lambda t: t[..., :3], r"dt must be .*\(2, 5, 4\).*\(2, 5, 3\)"),
+    ("dt", one_entry(-0.5), r"dt must be .*-0\.5"),
+    ("dt", one_entry(math.nan), r"dt must be .*nan"),
+    ("dt", one_entry(math.inf), r"dt must be .*inf"),
+    ("A", lambda t: t[:3], r"A must be .*\(4,\).*\(3,\)"),
+    ("A", lambda t: t[None], r"A must be .*\(4,\).*\(1, 4\)"),
+    ("A", one_entry(0.25), r"A must be .*0\.25"),
+    ("A", one_entry(math.nan), r"A must be .*nan"),
+    ("A", one_entry(-math.inf), r"A must be .*-inf"),
+    ("B", lambda t: t[0], r"B must have the 4 axes .*\(5, 2, 2\)"),
+    ("B", lambda t: t[:1], r"B must be .*\(2, 5, 2, 2\).*\(1, 5, 2, 2\)"),
+    ("B", lambda t: t[:, :4], r"B must be .*\(2, 5, 2, 2\).*\(2, 4, 2, 2\)"),
+    ("B", lambda t: t[:, :, [0, 1, 0]], r"groups .*g = 3, h = 4"),
+    ("B", lambda t: t[..., :0], r"n = 0"),
+    ("B", lambda t: t[:, :, :0], r"groups .*g = 0, h = 4"),
+    ("C", lambda t: t[0], r"C must be .*\(2, 5, 2, 2\).*\(5, 2, 2\)"),
+    ("C", lambda t: t[:, :, :1], r"C must be .*\(2, 5, 2, 2\).*\(2, 5, 1, 2\)"),
+    ("C", lambda t: t[..., :1], r"C must be .*\(2, 5, 2, 2\).*\(2, 5, 2, 1\)"),
+    ("D", lambda t: t[:3], r"D must be .*\(4,\).*\(3,\)"),
+    ("initial_state", lambda t: t.mT, r"initial_state must be .*\(2, 4, 3, 2\).*\(2, 4, 2, 3\)"),
+    ("initial_state", lambda t: t[0], r"initial_state must be .*\(2, 4, 3, 2\).*\(4, 3, 2\)"),
+    *((name, lambda t: t.float(), rf"{name} must be torch\.float64 .*float32")
+      for name in ("dt", "A", "B", "C", "D", "initial_state")),
+    ("chunk_size", 0, r"chunk_size must be .*0"),
+    ("chunk_size", -3, r"chunk_size must be .*-3"),
+]
+# fmt: on
+
+
+@pytest.mark.usefixtures("unchecked")
+class TestBadInput:
+    @pytest.mark.parametrize("name, change, message", BAD)
+    @pytest.mark.parametrize("form", ["ssd", "ssd_recurrent", "ssd_quadratic", "ssd_chunked"])
+    def test_is_refused_with_its_name_and_numbers(self, form, name, change, message):
+        with pytest.raises(ValueError, match=message):
+            getattr(ssd_module, form)(**arguments(**{name: change}))
+
+    def test_sixteen_bit_state_is_refused(self):
+        narrow = {name: t.bfloat16() for name, t in arguments().items()}
+        with pytest.raises(ValueError, match=r"initial_state must be torch\.float32 .*bfloat16"):
+            ssd_module.ssd(**narrow)
+
+    @pytest.mark.parametrize("name, change, _", [row for row in BAD if row[0] in MATRIX_NAMES])
+    def test_is_refused_by_the_matrix(self, name, change, _):
+        four = {k: t for k, t in arguments(**{name: change}).items() if k in MATRIX_NAMES}
+        with pytest.raises(ValueError, match=r"must|got"):
+            ssd_module.semiseparable_matrix(**four)
+
+    @pytest.mark.parametrize(
+        ("name", "change", "message"),
+        [
+            ("x", lambda t: t[0], r"x .*3 axes.*\(4, 3\)"),
+            ("dt", lambda t: t[..., 0], r"dt .*2 axes.*\(2,\)"),
+            ("dt", one_entry(-0.5), r"dt must be .*-0\.5"),
+            ("A", lambda t: t[:3], r"A must be .*\(4,\).*\(3,\)"),
+            ("B", lambda t: t[0], r"B .*3 axes.*\(2, 2\)"),
+            ("C", lambda t: t[:, 0], r"C .*3 axes.*\(2, 2\)"),
+            ("C", lambda t: t[..., :1], r"C must be .*\(2, 1, 2, 1\)"),
+            ("D", lambda t: t[:3], r"D must be .*\(4,\).*\(3,\)"),
+            ("state", lambda t: t.mT, r"state .*\(2, 4, 3, 2\).*\(2, 4, 2, 3\)"),
+            ("state", lambda t: t.float(), r"state must be torch\.float64 .*float32"),
+            ("backend", "chunked", r"backend must be .*'chunked'"),
+        ],
+    )
+    def test_is_refused_by_one_step(self, name, change, message):
+        good = dict(zip(NAMES, inputs(l=5), strict=True), backend="auto")
+        good |= {k: good[k][:, 0] for k in ("x", "dt", "B", "C")}
+        good[name] = change(good[name]) if callable(change) else change
+        with pytest.raises(ValueError, match=message):
+            ssd_step(**good)
+
+    def test_unknown_backend(self):
+        with pytest.raises(ValueError, match=r"backend must be .*quadratic.*'fast'"):
+            ssd_module.ssd(**arguments(), backend="fast")
+
+    @pytest.mark.parametrize(
+        ("sizes", "message"),
+        [
+            (dict(d_model=0), "d_model .*0"),
+            (dict(n_heads=0), "n_heads .*0"),
+            (dict(n_groups=0), "n_groups .*0"),
+            (dict(d_state=-1), "d_state .*-1"),
+            (dict(chunk_size=0), "chunk_size .*0"),
+            (dict(d_head=0), "d_head .*0"),
+            (dict(n_groups=3), "n_heads = 4 .*n_groups = 3"),
+            (dict(d_model=10), "d_model = 10 .*n_heads = 4"),
+        ],
+    )
+    def test_sizes_of_the_layer(self, sizes, message):
+        with pytest.raises(ValueError, match=message):
+            SSD(**dict(d_model=8, n_heads=4) | sizes)
+
+    @pytest.mark.parametrize(
+        ("name", "value", "message"),
+        [
+            ("x", torch.zeros(2, 11, 7), r"x must be .*d = 8.*\(2, 11, 7\)"),
+            ("x", torch.zeros(11, 8), r"x must be .*\(11, 8\)"),
+            ("position_ids", torch.arange(11), r"position_ids .*\(2, 11\).*\(11,\)"),
+            ("padding_mask", torch.ones(2, 11), "padding_mask must be boolean.*float32"),
+            ("padding_mask", torch.ones(2, 9).bool(), r"padding_mask .*\(2, 11\).*\(2, 9\)"),
+            (
+                "cache",
+                ssd_module.SSDCache(torch.zeros(1, 4, 3, 5)),
+                r"\(2, 4, 3, 5\).*\(1, 4, 3, 5\)",
+            ),
+        ],
+    )
+    def test_calls_of_the_layer(self, name, value, message):
+        positions = torch.arange(11).expand(2, 11)
+        good = dict(x=tokens(dtype=torch.float32), position_ids=positions)
+        with pytest.raises(ValueError, match=message):
+            layer(dtype=torch.float32)(**good | {name: value})
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("call", ["ssd", "ssd_kernel", "ssd_step"])
+@pytest.mark.parametrize(
+    ("status", "error", "message"),
+    [
+        ((False, "none", "there is no kernel: get one"), RuntimeError, "no kernel: get one"),
+        ((True, "interpreter", ""), TypeError, "x is torch.float64"),
+    ],
+)
+def test_kernel_that_cannot_run_is_refused_with_the_reason(
+    monkeypatch, call, status, error, message
+):
+    status = ssd_module.kernels.KernelStatus(*status)
+    monkeypatch.setattr(ssd_module.kernels, "kernel_status", lambda: status)
+    x, dt, A, B, C, _, state = inputs(l=5)
+    with pytest.raises(error, match=message):
+        if call == "ssd":
+            ssd_module.ssd(x, dt, A, B, C, backend="kernel")
+        elif call == "ssd_kernel":
+            ssd_module.ssd_kernel(x, dt, A, B, C)
+        else:
+            ssd_step(x[:, 0], dt[:, 0], A, B[:, 0], C[:, 0], state, backend="kernel")
