@@ -55,21 +55,20 @@ FIGURES = "CHEEMS_FIGURES"
 
 
 def figure(
-    rows: int = 1, columns: int = 1, *, size: tuple[float, float] | None = None, **grid
+    rows: int = 1, columns: int = 1, *, size: tuple[float, float] | None = None
 ) -> tuple[Figure, Axes | np.ndarray]:
     """Make a figure in the project's style.
 
     Args:
         rows, columns: number of axes.
         size: width and height in inches; None for 5 × 3.6 per axes, at most 12 wide.
-        grid: more arguments of matplotlib's `Figure.subplots`.
 
     Returns:
         The figure and its axes, as `Figure.subplots` returns them.
     """
     matplotlib.rcParams.update(STYLE)  # titles and legends take it when they are made, so for good
     fig = Figure(figsize=size or (min(5.0 * columns, 12.0), 3.6 * rows), layout="constrained")
-    return fig, fig.subplots(rows, columns, **grid)
+    return fig, fig.subplots(rows, columns)
 
 
 def heatmap(
@@ -98,8 +97,7 @@ def heatmap(
     if values.ndim != 2:
         raise ValueError(f"a heat map draws a matrix, got shape {values.shape}")
     limit = limit or float(np.nanmax(np.abs(values))) or 1.0
-    cmap = matplotlib.colormaps["RdBu_r" if signed else "Blues"].copy()
-    cmap.set_bad("#dddddd")
+    cmap = matplotlib.colormaps["RdBu_r" if signed else "Blues"].with_extremes(bad="#dddddd")
     picture = ax.imshow(values, cmap=cmap, vmin=-limit if signed else 0.0, vmax=limit)
     ax.set_title(title)
     ax.spines[:].set_visible(False)
