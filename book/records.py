@@ -9,11 +9,12 @@ import argparse
 import datetime
 import json
 import platform
+import statistics
 from pathlib import Path
 
 import torch
 
-from cheems_ref import ssd, text
+from cheems_ref import kernels, ssd, text
 
 RECORDS = Path(__file__).parents[1] / "figures" / "records"
 
@@ -32,6 +33,7 @@ def letters():
         states.append(state[0, :, 0])
     counts = torch.stack(states)[:, :, list(rows.encode())]  # (l, h, letters)
     return {
+        "seed": None,
         "letters": ["space" if letter == " " else letter for letter in rows],
         "states": {
             str(half_life): [[round(c, 4) for c in row] for row in counts[:, i].tolist()]
@@ -40,7 +42,37 @@ def letters():
     }
 
 
-WRITERS = {"03_letters": letters}
+def error_budget():
+    """Errors of three float32 computations of SSD, relative to float64, against length."""
+    lengths = [2**i for i in range(4, 12)]
+    forms = {
+        "recurrence": ssd.ssd_recurrent,
+        "chunked": ssd.ssd_chunked,
+        "mamba-ssm's kernel": ssd.ssd_kernel,
+    }
+    errors = {name: [] for name in forms}
+    for length in lengths:
+        drawn = {name: [] for name in forms}
+        for seed in range(5):
+            generator = torch.Generator().manual_seed(seed)
+            x, B, C = (torch.randn(1, length, h, 16, generator=generator) for h in (2, 1, 1))
+            dt = 0.05 * torch.randn(1, length, 2, generator=generator).abs()
+            tensors = (x, dt, torch.tensor([-1.0, -8.0]), B, C)
+            truth = ssd.ssd_recurrent(*(t.double() for t in tensors))
+            for name, form in forms.items():
+                error = (form(*tensors).double() - truth).abs().max() / truth.abs().max()
+                drawn[name].append(error.item())
+        for name, values in drawn.items():
+            errors[name].append(float(f"{statistics.median(values):.2e}"))
+    return {
+        "seed": list(range(5)),
+        "kernel": kernels.kernel_status().mode,
+        "lengths": lengths,
+        "errors": errors,
+    }
+
+
+WRITERS = {"03_letters": letters, "03_error_budget": error_budget}
 
 
 def main():
@@ -53,7 +85,6 @@ def main():
             "command": f"python book/records.py {name}",
             "machine": platform.machine(),
             "versions": {"python": platform.python_version(), "torch": torch.__version__},
-            "seed": None,
             "date": datetime.date.today().isoformat(),
             **WRITERS[name](),
         }
