@@ -30,8 +30,10 @@ lab: $(READY)  ## open the notebooks in JupyterLab
 	$(BIN)/jupyter lab --notebook-dir notebooks
 
 bench: $(READY)  ## print the comparison tables (some minutes; installs the peers)
+	@echo "pip may remark on what mamba-ssm lacks: that is for extensions which SSD does not use."
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e .[bench]
 	$(BIN)/python tests/bench/bench_ssd.py
+	$(BIN)/python tests/bench/bench_kernel.py
 
 clean:  ## remove the virtual environment and every cache
 	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache .hypothesis

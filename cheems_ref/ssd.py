@@ -33,7 +33,7 @@ from typing import Literal, NamedTuple, get_args
 
 import torch
 import torch.nn.functional as F
-from einops import rearrange
+from einops import rearrange, repeat
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, einsum, nn
 
@@ -146,8 +146,8 @@ def ssd_quadratic(
     Source: WM §2, (L ∘ QKᵀ)V = (L ∘ CBᵀ)X; App. A.
     """
     state = _validate(x, dt, A, B, C, D, chunk_size, initial_state)
-    z, dt, A, B, C = (t.to(state.dtype) for t in (x, dt, A, B, C))
-    y = einsum("bhts,bshp->bthp", semiseparable_matrix(dt, A, B, C), z)
+    values, dt, A, B, C = (t.to(state.dtype) for t in (x, dt, A, B, C))
+    y = einsum("bhts,bshp->bthp", semiseparable_matrix(dt, A, B, C), values)
 
     # The state handed in decays up to each token, and each token's write up to the last one.
     B, C = (_to_heads(t, x.shape[2]) for t in (B, C))
@@ -155,7 +155,7 @@ def ssd_quadratic(
     y = y + einsum("bth,bthn,bhpn->bthp", from_start, C, state)
     if x.shape[1]:
         to_end = F.pad((dt * A)[:, 1:].flip(1).cumsum(dim=1).flip(1), (0, 0, 0, 1)).exp()
-        writes = einsum("bsh,bshp,bshn->bhpn", to_end * dt, z, B)
+        writes = einsum("bsh,bshp,bshn->bhpn", to_end * dt, values, B)
         state = rearrange(from_start[:, -1], "b h -> b h 1 1") * state + writes
     return _result(y, x, D, state, return_final_state)
 
@@ -189,7 +189,7 @@ def ssd_chunked(
 
 
 def _chunked(x, dt, A, B, C, state, chunk_size):
-    length, g = x.shape[1], B.shape[2]
+    length, g, p = x.shape[1], B.shape[2], x.shape[3]
     if length == 0:
         return x, state
     q = min(chunk_size, length)
@@ -200,47 +200,51 @@ def _chunked(x, dt, A, B, C, state, chunk_size):
     x = rearrange(x, "b (c l) (g h) p -> b c l g h p", l=q, g=g)
     dt = rearrange(dt, "b (c l) (g h) -> b c g h l", l=q, g=g).contiguous()
     B, C = (rearrange(t, "b (c l) g n -> b c g l n", l=q) for t in (B, C))
-    state = rearrange(state, "b (g h) p n -> b g n h p", g=g)
+    state = rearrange(state, "b (g h) p n -> b g n (h p)", g=g)
 
     # The log decay since the start of the chunk. What counts are its differences, which would lose
-    # digits where the sum is large: so it is summed in float64 (which Apple's GPUs do not have).
+    # digits where the sum is large: so it is summed in float64 (which Apple's GPUs do not have)
+    # and kept as two numbers, whose differences are taken one by one.
     wide = torch.float32 if x.is_mps else torch.float64
     total = (dt * rearrange(A, "(g h) -> g h 1", g=g)).to(wide).cumsum(-1)
+    high = total.to(x.dtype)
+    low = (total - high).to(x.dtype).detach()  # the gradient takes its way through high
     from_start = total.exp().to(x.dtype)
     to_end = (total[..., -1:] - total).exp().to(x.dtype)
 
     outputs = []
-    for block in zip(
-        *(t.split(CHUNKS_PER_BLOCK, dim=1) for t in (x, dt, B, C, total, from_start, to_end)),
-        strict=True,
-    ):
-        x, dt, B, C, total, from_start, to_end = block
+    tensors = (x, dt, B, C, high, low, from_start, to_end)
+    for block in zip(*(t.split(CHUNKS_PER_BLOCK, dim=1) for t in tensors), strict=True):
+        x, dt, B, C, high, low, from_start, to_end = block
 
         # 1. Inside each chunk: the quadratic form. The mask lies on the scores, once per group;
         #    on the exponents it only keeps the entries above the diagonal from overflowing.
         scores = (C @ B.mT).tril()
-        exponent = (total[..., :, None] - total[..., None, :]).to(x.dtype)
+        exponent = high[..., :, None] - high[..., None, :]
+        exponent += low[..., :, None]
+        exponent -= low[..., None, :]
         M = scores[:, :, :, None] * exponent.tril_().exp_()
         # dt comes first so that the product is laid out as dt is, with length inside heads
         y = M @ (dt[..., None] * rearrange(x, "b c l g h p -> b c g h l p"))
 
         # 2. What each chunk writes: its tokens' writes, decayed to the end of the chunk.
         weight = rearrange(to_end * dt, "b c g h l -> b c l g h 1")
-        writes = einsum("bcgln,bclghp->bcgnhp", B, x * weight)
+        writes = B.mT @ rearrange(x * weight, "b c l g h p -> b c g l (h p)")
 
         # 3. Between chunks: the recurrence again, one step per chunk.
+        over_chunk = repeat(from_start[..., -1], "b c g h -> b c g 1 (h p)", p=p)
         incoming = []
-        for decay, write in zip(from_start[..., -1:].unbind(1), writes.unbind(1), strict=True):
+        for decay, write in zip(over_chunk.unbind(1), writes.unbind(1), strict=True):
             incoming.append(state)
-            state = torch.addcmul(write, decay[:, :, None], state)
+            state = torch.addcmul(write, decay, state)
 
         # 4. What each token reads from the state that its chunk was handed.
-        reads = einsum("bcgln,bcgnhp->bcghlp", C, torch.stack(incoming, dim=1))
+        reads = rearrange(C @ torch.stack(incoming, dim=1), "b c g l (h p) -> b c g h l p", p=p)
         y = torch.addcmul(y, from_start[..., None], reads)
         outputs.append(rearrange(y, "b c g h l p -> b c l g h p"))
 
     y = rearrange(torch.cat(outputs, dim=1), "b c l g h p -> b (c l) (g h) p")
-    return y[:, :length], rearrange(state, "b g n h p -> b (g h) p n")
+    return y[:, :length], rearrange(state, "b g n (h p) -> b (g h) p n", p=p)
 
 
 def ssd_kernel(

@@ -556,16 +556,17 @@ def planted(*edits):
 # times what each source wrote, then a sum over the sources. As printed it sums over the targets.
 STEP_3 = """\
         incoming = []
-        for decay, write in zip(from_start[..., -1:].unbind(1), writes.unbind(1), strict=True):
+        for decay, write in zip(over_chunk.unbind(1), writes.unbind(1), strict=True):
             incoming.append(state)
-            state = torch.addcmul(write, decay[:, :, None], state)
+            state = torch.addcmul(write, decay, state)
 """
 STEP_3_OF_THE_LISTING = """\
         written = torch.cat((state[:, None], writes), dim=1)
-        log = F.pad(total[..., -1].cumsum(1), (0, 0, 0, 0, 1, 0))
+        log = F.pad((high + low)[..., -1].cumsum(1), (0, 0, 0, 0, 1, 0))
         later = torch.ones(log.shape[1], log.shape[1]).triu(1).bool()[:, :, None, None]
         decay = (log[:, :, None] - log[:, None]).masked_fill(later, -torch.inf).exp()
-        carried = (decay[:, :, :, :, None, :, None] * written[:, None]).sum(dim=AXIS)
+        decay = repeat(decay, "b t s g h -> b t s g 1 (h p)", p=p)
+        carried = (decay * written[:, None]).sum(dim=AXIS)
         incoming, state = carried[:, :-1].unbind(1), carried[:, -1]
 """
 SOURCES = (STEP_3, STEP_3_OF_THE_LISTING.replace("AXIS", "2"))
@@ -599,9 +600,9 @@ PLANTED = [
     ("chunked", "no dt in writes", agree, ("rearrange(to_end * dt,", "rearrange(to_end,")),
     ("chunked", "a chunk reads what it wrote", agree,
      ("            incoming.append(state)\n", ""),
-     ("None], state)\n", "None], state)\n            incoming.append(state)\n")),
+     ("decay, state)\n", "decay, state)\n            incoming.append(state)\n")),
     ("chunked", "final state one chunk early", agree,
-     ('rearrange(state, "b g n h p ->', 'rearrange(incoming[-1], "b g n h p ->')),
+     ('rearrange(state, "b g n (h p) ->', 'rearrange(incoming[-1], "b g n (h p) ->')),
     ("chunked", "state lost between blocks", agree_on("blocks of chunks are crossed"),
      ("        incoming = []\n", "        incoming, state = [], state * (not outputs)\n")),
     ("chunked", "blocks of rows", works_block_by_block,
@@ -627,7 +628,7 @@ PLANTED = [
     ("quadratic", "no triangle", is_causal, (".exp().tril()", ".exp()")),
     ("quadratic", "no initial state", agree,
      ("from_start, C, state)", "from_start, C, 0 * state)")),
-    ("quadratic", "no dt in writes", agree, ("to_end * dt, z, B", "to_end, z, B")),
+    ("quadratic", "no dt in writes", agree, ("to_end * dt, values, B", "to_end, values, B")),
     ("matrix", "decay off by one", agree, (".tril(-1)", ".tril()")),
     ("matrix", "tiled groups", agree, TILED),
     ("matrix", "B and C exchanged", agree, ('"bthn,bshn->bhts", C, B', '"bthn,bshn->bhts", B, C')),

@@ -1,0 +1,180 @@
+"""Measure mamba-ssm's compiled kernels against ssd_chunked, plain and compiled, on a GPU.
+
+    python tests/bench/bench_kernel.py [--lengths L ...] [--repeats N] [--json FILE] [--rehearse]
+
+Without a GPU it measures nothing and says so. `--rehearse` walks through the same code on the
+CPU, at one tiny length and with the kernels in Triton's interpreter, to see that it runs; what it
+prints then are no measurements.
+"""
+
+import argparse
+import json
+import shlex
+import sys
+import time
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from statistics import median
+
+import cheems_ref  # isort: skip  # before the flop counter, which imports Triton
+
+import torch
+import torch.nn.functional as F
+from torch.utils.flop_counter import FlopCounterMode
+
+from cheems_ref.kernels import kernel_status
+from cheems_ref.ssd import ssd_chunked, ssd_kernel, ssd_recurrent
+
+SEED, CHUNK = 0, 64
+BATCH, HEADS, WIDTH, GROUPS, STATE = 1, 8, 64, 1, 64
+LENGTHS = [1024 * 4**i for i in range(4)]
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2}
+
+
+def seconds(task, device):
+    """The time of one call, from an idle device to an idle device."""
+    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
+    wait()
+    start = time.perf_counter()
+    task()
+    wait()
+    return time.perf_counter() - start
+
+
+def machine_rates(device, size):
+    """Bytes per second of a copy, and FLOPs per second of a square matrix product per dtype."""
+    source = torch.empty(size * size, device=device)
+    target = torch.empty_like(source)
+    copies = [seconds(lambda: target.copy_(source), device) for _ in range(10)]
+    rates = {"copy": 2 * source.nbytes / median(copies)}
+    for name, dtype in DTYPES.items():
+        square = torch.randn(size, size, device=device, dtype=dtype)
+        products = [seconds(lambda square=square: square @ square, device) for _ in range(10)]
+        rates[name] = 2 * size**3 / median(products)
+    return rates
+
+
+def make_inputs(length, dtype, device):
+    generator = torch.Generator().manual_seed(SEED)
+
+    def normal(*shape):
+        return torch.randn(*shape, generator=generator)
+
+    x, B, C = (
+        normal(BATCH, length, *sizes).to(dtype)
+        for sizes in ((HEADS, WIDTH), (GROUPS, STATE), (GROUPS, STATE))
+    )
+    dt = F.softplus(normal(BATCH, length, HEADS) - 3)
+    tensors = (x, dt, -torch.linspace(1, 16, HEADS), B, C)
+    return [t.to(device).requires_grad_() for t in tensors]
+
+
+def make_task(form, inputs, backward):
+    def forward():
+        with torch.no_grad():
+            form(*inputs, chunk_size=CHUNK)
+
+    def forward_and_backward():
+        torch.autograd.grad(form(*inputs, chunk_size=CHUNK).float().sum(), inputs)
+
+    return forward_and_backward if backward else forward
+
+
+def check_agreement(forms, device):
+    """Refuse to time what does not agree with the float64 recurrence."""
+    for name, dtype in DTYPES.items():
+        inputs = make_inputs(200, dtype, device)
+        truth = ssd_recurrent(*(t.double() for t in inputs))
+        for form, function in forms.items():
+            error = (function(*inputs, chunk_size=CHUNK) - truth).abs().max() / truth.abs().max()
+            if not error.item() <= TOLERANCE[name]:
+                raise SystemExit(f"{form}, {name}: relative error {error.item():.1e}")
+
+
+def measure(forms, lengths, repeats, device, rates):
+    rows = []
+    for name, dtype in DTYPES.items():
+        for length in lengths:
+            inputs = make_inputs(length, dtype, device)
+            with FlopCounterMode(display=False) as counter:
+                ssd_chunked(*inputs, chunk_size=CHUNK)
+            least_bytes = sum(t.nbytes for t in inputs) + inputs[0].nbytes  # all in once, y out
+            for backward in (False, True):
+                tasks = {form: make_task(f, inputs, backward) for form, f in forms.items()}
+                times = {form: [] for form in forms}
+                for turn in range(repeats + 2):  # the first two compile and tune
+                    for form, task in tasks.items():
+                        spent = seconds(task, device)
+                        if turn >= 2:
+                            times[form].append(spent)
+                flops = counter.get_total_flops() * (3 if backward else 1)
+                for form, spent in times.items():
+                    rows.append(
+                        {
+                            "dtype": name,
+                            "length": length,
+                            "pass": "fwd+bwd" if backward else "fwd",
+                            "form": form,
+                            "ms": 1e3 * median(spent),
+                            "speed-up": median(times["chunked"]) / median(spent),
+                            "matmul": flops / median(spent) / rates[name],
+                            "copy": None
+                            if backward
+                            else least_bytes / median(spent) / rates["copy"],
+                        }
+                    )
+    return rows
+
+
+def report(rows):
+    print("dtype     length   pass     form               ms   vs chunked   of matmul    of copy")
+    for row in rows:
+        copy = "" if row["copy"] is None else f"{row['copy']:11.1%}"
+        print(
+            f"{row['dtype']:9}{row['length']:7}   {row['pass']:8} {row['form']:9}"
+            f"{row['ms']:12.3f}{row['speed-up']:12.2f}x{row['matmul']:12.1%}{copy}"
+        )
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS, metavar="L")
+    parser.add_argument("--repeats", type=int, default=20, metavar="N")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write a record of the run")
+    parser.add_argument("--rehearse", action="store_true", help="walk through it on the CPU")
+    options = parser.parse_args()
+
+    status = kernel_status()
+    print(f"mamba-ssm's kernels: {status.mode}. {status.reason}")
+    if status.mode != "cuda" and not options.rehearse:
+        print("kernel, chunked and compiled chunked on a GPU: not measured")
+        return
+    device = "cuda" if status.mode == "cuda" else "cpu"
+    forms = {"kernel": ssd_kernel, "chunked": ssd_chunked}
+    if options.rehearse:
+        options.lengths, options.repeats = [128], 1
+    else:
+        forms["compiled"] = torch.compile(ssd_chunked)
+
+    check_agreement(forms, device)
+    rates = machine_rates(device, 512 if options.rehearse else 8192)
+    rows = measure(forms, options.lengths, options.repeats, device, rates)
+    report(rows)
+    if options.json:
+        record = {
+            "command": shlex.join(["python", "tests/bench/bench_kernel.py", *sys.argv[1:]]),
+            "machine": torch.cuda.get_device_name() if device == "cuda" else "rehearsal",
+            "versions": {name: version(name) for name in ("torch", "triton", "mamba-ssm")}
+            | {"cheems_ref": cheems_ref.__version__},
+            "seed": SEED,
+            "date": datetime.now(UTC).date().isoformat(),
+            "rates": rates,
+            "rows": rows,
+        }
+        options.json.write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
