@@ -215,36 +215,41 @@ def _chunked(x, dt, A, B, C, state, chunk_size):
     outputs = []
     tensors = (x, dt, B, C, high, low, from_start, to_end)
     for block in zip(*(t.split(CHUNKS_PER_BLOCK, dim=1) for t in tensors), strict=True):
-        x, dt, B, C, high, low, from_start, to_end = block
-
-        # 1. Inside each chunk: the quadratic form. The mask lies on the scores, once per group;
-        #    on the exponents it only keeps the entries above the diagonal from overflowing.
-        scores = (C @ B.mT).tril()
-        exponent = high[..., :, None] - high[..., None, :]
-        exponent += low[..., :, None]
-        exponent -= low[..., None, :]
-        M = scores[:, :, :, None] * exponent.tril_().exp_()
-        # dt comes first so that the product is laid out as dt is, with length inside heads
-        y = M @ (dt[..., None] * rearrange(x, "b c l g h p -> b c g h l p"))
-
-        # 2. What each chunk writes: its tokens' writes, decayed to the end of the chunk.
-        weight = rearrange(to_end * dt, "b c g h l -> b c l g h 1")
-        writes = B.mT @ rearrange(x * weight, "b c l g h p -> b c g l (h p)")
-
-        # 3. Between chunks: the recurrence again, one step per chunk.
-        over_chunk = repeat(from_start[..., -1], "b c g h -> b c g 1 (h p)", p=p)
-        incoming = []
-        for decay, write in zip(over_chunk.unbind(1), writes.unbind(1), strict=True):
-            incoming.append(state)
-            state = torch.addcmul(write, decay, state)
-
-        # 4. What each token reads from the state that its chunk was handed.
-        reads = rearrange(C @ torch.stack(incoming, dim=1), "b c g l (h p) -> b c g h l p", p=p)
-        y = torch.addcmul(y, from_start[..., None], reads)
-        outputs.append(rearrange(y, "b c g h l p -> b c l g h p"))
-
+        y, state = _block_of_chunks(*block, state)
+        outputs.append(y)
     y = rearrange(torch.cat(outputs, dim=1), "b c l g h p -> b (c l) (g h) p")
     return y[:, :length], rearrange(state, "b g n (h p) -> b (g h) p n", p=p)
+
+
+def _block_of_chunks(x, dt, B, C, high, low, from_start, to_end, state):
+    """The four steps, for a few chunks: y (b, c, l, g, h, p) and the state after the last one."""
+    p = x.shape[-1]
+
+    # 1. Inside each chunk: the quadratic form. The triangle lies on the scores, once per group; on
+    #    the exponents it only keeps the entries above the diagonal from overflowing.
+    scores = (C @ B.mT).tril()
+    exponent = high[..., :, None] - high[..., None, :]
+    exponent += low[..., :, None]
+    exponent -= low[..., None, :]
+    M = scores[:, :, :, None] * exponent.tril_().exp_()
+    # dt comes first so that the product is laid out as dt is, with length inside heads
+    y = M @ (dt[..., None] * rearrange(x, "b c l g h p -> b c g h l p"))
+
+    # 2. What each chunk writes: its tokens' writes, decayed to the end of the chunk.
+    weight = rearrange(to_end * dt, "b c g h l -> b c l g h 1")
+    writes = B.mT @ rearrange(x * weight, "b c l g h p -> b c g l (h p)")
+
+    # 3. Between chunks: the recurrence again, one step per chunk.
+    over_chunk = repeat(from_start[..., -1], "b c g h -> b c g 1 (h p)", p=p)
+    incoming = []
+    for decay, write in zip(over_chunk.unbind(1), writes.unbind(1), strict=True):
+        incoming.append(state)
+        state = torch.addcmul(write, decay, state)
+
+    # 4. What each token reads from the state that its chunk was handed.
+    reads = rearrange(C @ torch.stack(incoming, dim=1), "b c g l (h p) -> b c g h l p", p=p)
+    y = torch.addcmul(y, from_start[..., None], reads)
+    return rearrange(y, "b c g h l p -> b c l g h p"), state
 
 
 def ssd_kernel(

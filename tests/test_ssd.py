@@ -555,19 +555,19 @@ def planted(*edits):
 # Step 3 as WM Listing 3 has it, a product of all chunks with all chunks: decay[target, source]
 # times what each source wrote, then a sum over the sources. As printed it sums over the targets.
 STEP_3 = """\
-        incoming = []
-        for decay, write in zip(over_chunk.unbind(1), writes.unbind(1), strict=True):
-            incoming.append(state)
-            state = torch.addcmul(write, decay, state)
+    incoming = []
+    for decay, write in zip(over_chunk.unbind(1), writes.unbind(1), strict=True):
+        incoming.append(state)
+        state = torch.addcmul(write, decay, state)
 """
 STEP_3_OF_THE_LISTING = """\
-        written = torch.cat((state[:, None], writes), dim=1)
-        log = F.pad((high + low)[..., -1].cumsum(1), (0, 0, 0, 0, 1, 0))
-        later = torch.ones(log.shape[1], log.shape[1]).triu(1).bool()[:, :, None, None]
-        decay = (log[:, :, None] - log[:, None]).masked_fill(later, -torch.inf).exp()
-        decay = repeat(decay, "b t s g h -> b t s g 1 (h p)", p=p)
-        carried = (decay * written[:, None]).sum(dim=AXIS)
-        incoming, state = carried[:, :-1].unbind(1), carried[:, -1]
+    written = torch.cat((state[:, None], writes), dim=1)
+    log = F.pad((high + low)[..., -1].cumsum(1), (0, 0, 0, 0, 1, 0))
+    later = torch.ones(log.shape[1], log.shape[1]).triu(1).bool()[:, :, None, None]
+    decay = (log[:, :, None] - log[:, None]).masked_fill(later, -torch.inf).exp()
+    decay = repeat(decay, "b t s g h -> b t s g 1 (h p)", p=p)
+    carried = (decay * written[:, None]).sum(dim=AXIS)
+    incoming, state = carried[:, :-1].unbind(1), carried[:, -1]
 """
 SOURCES = (STEP_3, STEP_3_OF_THE_LISTING.replace("AXIS", "2"))
 TARGETS = (STEP_3, STEP_3_OF_THE_LISTING.replace("AXIS", "1"))
@@ -599,12 +599,12 @@ PLANTED = [
     ("chunked", "no dt inside chunks", agree, ("(dt[..., None] * rearrange(x,", "(rearrange(x,")),
     ("chunked", "no dt in writes", agree, ("rearrange(to_end * dt,", "rearrange(to_end,")),
     ("chunked", "a chunk reads what it wrote", agree,
-     ("            incoming.append(state)\n", ""),
-     ("decay, state)\n", "decay, state)\n            incoming.append(state)\n")),
+     ("        incoming.append(state)\n", ""),
+     ("decay, state)\n", "decay, state)\n        incoming.append(state)\n")),
     ("chunked", "final state one chunk early", agree,
-     ('rearrange(state, "b g n (h p) ->', 'rearrange(incoming[-1], "b g n (h p) ->')),
+     ('"b c g h l p -> b c l g h p"), state', '"b c g h l p -> b c l g h p"), incoming[-1]')),
     ("chunked", "state lost between blocks", agree_on("blocks of chunks are crossed"),
-     ("        incoming = []\n", "        incoming, state = [], state * (not outputs)\n")),
+     ("_block_of_chunks(*block, state)", "_block_of_chunks(*block, state * (not outputs))")),
     ("chunked", "blocks of rows", works_block_by_block,
      ("t.split(CHUNKS_PER_BLOCK, dim=1)", "t.split(CHUNKS_PER_BLOCK, dim=0)")),
     ("chunked", "overflow above the diagonal", agree_on("large dt"),

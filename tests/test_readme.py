@@ -1,0 +1,34 @@
+"""The README tells the truth: its example runs, its links lead somewhere, its commands exist."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+PAGES = ["README.md", "CONTRIBUTING.md"]
+
+
+def test_the_example_runs(capsys):
+    (example,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    exec(example, {})
+    assert capsys.readouterr().out.startswith("✓ prompt, then the rest = one pass")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_and_pictures_are_there(page):
+    targets = re.findall(r"\]\((?!https:)([^)#]+)\)", (ROOT / page).read_text())
+    assert [target for target in targets if not (ROOT / target).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_make_commands_exist(page):
+    known = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = set(re.findall(r"(?:`|    )make ([a-z]+)", (ROOT / page).read_text()))
+    assert named and named <= known
+
+
+def test_every_chapter_is_in_the_map():
+    for notebook in (ROOT / "notebooks").glob("*.ipynb"):
+        assert f"(notebooks/{notebook.name})" in README
