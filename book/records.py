@@ -8,6 +8,7 @@ A record holds what a figure shows, and how it came about: command, machine, ver
 import argparse
 import datetime
 import json
+import math
 import platform
 import statistics
 from pathlib import Path
@@ -50,20 +51,23 @@ def error_budget():
         "chunked": ssd.ssd_chunked,
         "mamba-ssm's kernel": ssd.ssd_kernel,
     }
-    errors = {name: [] for name in forms}
-    for length in lengths:
-        drawn = {name: [] for name in forms}
-        for seed in range(5):
-            generator = torch.Generator().manual_seed(seed)
-            x, B, C = (torch.randn(1, length, h, 16, generator=generator) for h in (2, 1, 1))
-            dt = 0.05 * torch.randn(1, length, 2, generator=generator).abs()
-            tensors = (x, dt, torch.tensor([-1.0, -8.0]), B, C)
-            truth = ssd.ssd_recurrent(*(t.double() for t in tensors))
-            for name, form in forms.items():
-                error = (form(*tensors).double() - truth).abs().max() / truth.abs().max()
-                drawn[name].append(error.item())
-        for name, values in drawn.items():
-            errors[name].append(float(f"{statistics.median(values):.2e}"))
+    errors = {}
+    for step in (0.05, 0.0005):
+        memory = round(1 / (step * math.sqrt(2 / math.pi)))  # of the head with A = -1
+        errors[str(memory)] = {name: [] for name in forms}
+        for length in lengths:
+            drawn = {name: [] for name in forms}
+            for seed in range(5):
+                generator = torch.Generator().manual_seed(seed)
+                x, B, C = (torch.randn(1, length, h, 16, generator=generator) for h in (2, 1, 1))
+                dt = step * torch.randn(1, length, 2, generator=generator).abs()
+                tensors = (x, dt, torch.tensor([-1.0, -8.0]), B, C)
+                truth = ssd.ssd_recurrent(*(t.double() for t in tensors))
+                for name, form in forms.items():
+                    error = (form(*tensors).double() - truth).abs().max() / truth.abs().max()
+                    drawn[name].append(error.item())
+            for name, values in drawn.items():
+                errors[str(memory)][name].append(float(f"{statistics.median(values):.2e}"))
     return {
         "seed": list(range(5)),
         "kernel": kernels.kernel_status().mode,

@@ -25,7 +25,8 @@ five arguments stand in the order of mamba-ssm's `mamba_chunk_scan_combined`.
     SSD             the layer: projections around `ssd`
 
 Sixteen-bit x, B and C are computed in float32 and the result is cast back; the state stays
-float32. Notebook 03 derives all of it. Source: WM §2, App. A, B.2; Ch A.2; Dao and Gu (2024).
+float32. (The kernel multiplies in sixteen bits and sums in float32.) Notebook 03 derives all of it.
+Source: WM §2, App. A, B.2; Ch A.2; Dao and Gu (2024).
 """
 
 import math
@@ -62,9 +63,10 @@ def ssd_recurrent(
 
     Args:
         x: (b, l, h, p), the inputs. x, B and C share a dtype.
-        dt: (b, l, h), step sizes ≥ 0, in units of 1/|A|; dt = 0 leaves the state alone. dt, A and
-            D have the dtype of x, or float32 beside a sixteen-bit x.
-        A: (h,), ≤ 0, the decay rate per head; at A = 0 nothing is forgotten.
+        dt: (b, l, h), step sizes ≥ 0, in the unit of time in which A is a rate; dt = 0 leaves the
+            state alone. dt, A and D have the dtype of x, or float32 beside a sixteen-bit x.
+        A: (h,), ≤ 0, the decay rate per head: a step decays the state by exp(dt A); at A = 0
+            nothing is forgotten.
         B: (b, l, g, n), what each token writes into the state; g divides h.
         C: (b, l, g, n), what each token reads from the state.
         D: (h,), weight of the skip connection from x to y; None for none.
