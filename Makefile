@@ -16,7 +16,7 @@ MAMBA := MAMBA_SKIP_CUDA_BUILD=TRUE MAMBA_FORCE_BUILD=TRUE
 .PHONY: help course test lab bench clean
 
 help:  ## print this list
-	@grep -E '^[a-z]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z]+):.*## /  make \1\t/'
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-7s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 course: $(READY)  ## run every notebook and redraw every figure
 	$(BIN)/python book/build.py
