@@ -91,11 +91,13 @@ def heatmap(
         colorbar: whether to draw the scale.
 
     Raises:
-        ValueError: the matrix does not have two axes.
+        ValueError: the matrix does not have two axes, is empty, or holds infinity.
     """
     values = matrix.detach().double().numpy() if isinstance(matrix, Tensor) else np.asarray(matrix)
-    if values.ndim != 2:
+    if values.ndim != 2 or not values.size:
         raise ValueError(f"a heat map draws a matrix, got shape {values.shape}")
+    if np.isinf(values).any():
+        raise ValueError("a heat map has no colour for infinity; use NaN for what is not there")
     limit = limit or float(np.nanmax(np.abs(values))) or 1.0
     cmap = matplotlib.colormaps["RdBu_r" if signed else "Blues"].with_extremes(bad="#dddddd")
     picture = ax.imshow(values, cmap=cmap, vmin=-limit if signed else 0.0, vmax=limit)
@@ -115,7 +117,8 @@ def save(fig: Figure, name: str, alt: str) -> None:
         alt: one or two sentences that say what there is to see, for those who cannot see it.
 
     Raises:
-        ValueError: no alt text, or a name with an ending or a folder.
+        ValueError: no alt text, a name with an ending or a folder, or a name that this run of the
+            build has used already.
     """
     if not alt.strip():
         raise ValueError(f"figure {name} needs an alt text")
@@ -124,6 +127,8 @@ def save(fig: Figure, name: str, alt: str) -> None:
     vector = not any(ax.images for ax in fig.axes)
     data = _svg(fig, alt) if vector else _png(fig)
     if folder := os.environ.get(FIGURES):
+        if any(Path(folder).glob(f"{name}.*")):
+            raise ValueError(f"there is a figure {name} already")
         (Path(folder) / f"{name}.{'svg' if vector else 'png'}").write_bytes(data)
     display(SVG(data) if vector else Image(data, alt=alt))
 

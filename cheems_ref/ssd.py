@@ -79,8 +79,8 @@ def ssd_recurrent(
         y (b, l, h, p) with the dtype of x, or (y, final state).
 
     Raises:
-        ValueError: a wrong rank, size or dtype; g does not divide h; n = 0; A > 0; dt negative;
-            A or dt not finite; chunk_size < 1.
+        ValueError: a wrong rank, size or dtype; g does not divide h; p or n is 0; A > 0; dt
+            negative; A or dt not finite; chunk_size < 1.
 
     Source: WM App. A, "Proof of equation 2"; OTCE §2.
     """
@@ -89,7 +89,9 @@ def ssd_recurrent(
     for x_t, dt_t, B_t, C_t in zip(*(t.unbind(1) for t in (x, dt, B, C)), strict=True):
         y_t, state = _step(x_t, dt_t, A, B_t, C_t, state)
         outputs.append(y_t)
-    y = torch.stack(outputs, dim=1) if outputs else x.to(state.dtype)
+    if not outputs:
+        return _result(x.clone(), x, D, state.clone(), return_final_state)
+    y = torch.stack(outputs, dim=1)
     return _result(y, x, D, state, return_final_state)
 
 
@@ -193,7 +195,7 @@ def ssd_chunked(
 def _chunked(x, dt, A, B, C, state, chunk_size):
     length, g, p = x.shape[1], B.shape[2], x.shape[3]
     if length == 0:
-        return x, state
+        return x.clone(), state.clone()
     q = min(chunk_size, length)
 
     # 0. Cut the sequence into chunks of q tokens. Tokens appended to fill the last chunk have
@@ -548,8 +550,8 @@ def _validate(x, dt, A, B, C, D, chunk_size, state, state_name="initial_state"):
     g, n = B.shape[2:]
     if g == 0 or h % g:
         raise ValueError(f"the number of groups must divide the number of heads: g = {g}, h = {h}")
-    if n == 0:
-        raise ValueError("the state needs a width of at least 1, got n = 0")
+    if n == 0 or p == 0:
+        raise ValueError(f"the state is p × n, with both at least 1, got p = {p}, n = {n}")
     if not isinstance(chunk_size, int) or chunk_size < 1:
         raise ValueError(f"chunk_size must be a whole number of at least 1, got {chunk_size}")
 

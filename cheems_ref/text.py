@@ -31,7 +31,7 @@ def read_text(path: str | Path | None = None) -> str:
         return _python_manual()
     data = Path(path).read_bytes()
     try:
-        text = data.decode("utf-8")
+        text = data.decode("utf-8-sig")  # without the mark that some editors put in front
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 text: byte {error.start} is invalid") from error
     if not text:

@@ -19,6 +19,8 @@ TOLERANCE = {
     torch.float32: 1e-5,
     torch.float16: 2e-3,
     torch.bfloat16: 2e-2,
+    torch.complex128: 1e-10,
+    torch.complex64: 1e-5,
 }
 
 
@@ -30,15 +32,16 @@ def check(name: str, actual: Tensor, expected: Tensor, *, tol: float | None = No
         actual: any shape.
         expected: same shape and dtype as `actual`.
         tol: relative to max(1, largest |expected|); None for the dtype's entry of `TOLERANCE`.
-            Booleans and integers are compared exactly.
+            Booleans and integers are compared exactly, and take none.
 
     Raises:
+        ValueError: `tol` is negative, NaN or infinite, or given for booleans or integers.
         AssertionError: shape or dtype differ, an entry is NaN or infinite, or an error is above
             the tolerance; the message holds the largest error and its index.
     """
     tol = _tolerance(name, actual, expected, tol)
     worst, index, allowed = _largest_error(name, actual, expected, tol)
-    if worst > allowed:
+    if not worst <= allowed:
         raise AssertionError(
             f"{name}: entries differ by up to {worst:.3g}, at index {index}: "
             f"{actual[index].item():.6g} instead of {expected[index].item():.6g}; "
@@ -68,19 +71,24 @@ def check_gradients(
         tol: as in `check`, for each gradient.
 
     Raises:
-        AssertionError: an input does not reach the output of one function, or the gradients
-            differ; the message says for which input.
+        AssertionError: the outputs differ in number, shape or dtype, an input does not reach the
+            output of one function, or the gradients differ; the message says for which input.
+        ValueError: as in `check`.
     """
-    got, want = _gradients(actual, inputs), _gradients(expected, inputs)
+    (outputs, got), (wanted, want) = _gradients(actual, inputs), _gradients(expected, inputs)
+    if len(outputs) != len(wanted):
+        raise AssertionError(f"{name}: {len(outputs)} outputs, not {len(wanted)}")
+    for i, (a, e) in enumerate(zip(outputs, wanted, strict=True)):
+        _tolerance(f"{name}, output {i}", a, e, None)
     for i, (a, e) in enumerate(zip(got, want, strict=True)):
         label = f"{name}, gradient of input {i}"
         if a is None or e is None:
             raise AssertionError(f"{label}: the input does not reach the output")
         worst, index, allowed = _largest_error(label, a, e, _tolerance(label, a, e, tol))
-        if worst > allowed:
+        if not worst <= allowed:
             raise AssertionError(
-                f"{label}: entries differ by up to {worst:.3g}, at index {index}; "
-                f"allowed is {allowed:.3g}"
+                f"{label}: entries differ by up to {worst:.3g}, at index {index}: "
+                f"{a[index].item():.6g} instead of {e[index].item():.6g}; allowed is {allowed:.3g}"
             )
     print(f"✓ {name}: {len(got)} gradients  [{_precision(got[0], tol)}]")
 
@@ -106,8 +114,11 @@ def must_differ(name: str, wrong: Tensor, right: Tensor, *, at_least: float = 1e
         raise AssertionError(f"{name}: at_least = {at_least:g} is within the tolerance of a check")
     _refuse_non_finite(f"{name}: the right one", right)
     scale = max(1.0, _largest(right))
-    difference = torch.inf if not wrong.isfinite().all() else _largest(wrong - right) / scale
-    if difference < at_least:
+    if not wrong.isfinite().all():
+        difference = torch.inf
+    else:
+        difference = _largest(_wide(wrong) - _wide(right)) / scale
+    if not difference >= at_least:
         raise AssertionError(
             f"{name}: the planted mistake changes no entry by more than {difference:.3g} "
             f"(relative), less than {at_least:g}: a check would not catch it"
@@ -121,7 +132,13 @@ def _tolerance(name, actual, expected, tol):
         raise AssertionError(f"{name}: shape {tuple(actual.shape)}, not {tuple(expected.shape)}")
     if actual.dtype != expected.dtype:
         raise AssertionError(f"{name}: dtype {actual.dtype}, not {expected.dtype}")
-    return TOLERANCE.get(actual.dtype, 0.0) if tol is None else tol
+    if tol is None:
+        return TOLERANCE.get(actual.dtype, 0.0)
+    if actual.dtype not in TOLERANCE:
+        raise ValueError(f"{name}: {actual.dtype} is compared exactly, without a tolerance")
+    if not 0 <= tol < torch.inf:
+        raise ValueError(f"{name}: a tolerance is a finite number of at least 0, got {tol}")
+    return tol
 
 
 def _largest_error(name, actual, expected, tol):
@@ -130,14 +147,20 @@ def _largest_error(name, actual, expected, tol):
     _refuse_non_finite(f"{name}: expected", expected)
     if actual.numel() == 0:
         return 0.0, (), tol
-    # float64 holds every other dtype here, and keeps sixteen-bit differences from rounding away
-    error = (actual.detach().double() - expected.detach().double()).abs()
+    error = (_wide(actual) - _wide(expected)).abs()
+    if actual.dtype not in TOLERANCE:
+        error = error.maximum((actual != expected).double())  # float64 rounds large integers
     index = tuple(int(i) for i in torch.unravel_index(error.argmax(), error.shape))
     return error[index].item(), index, tol * max(1.0, _largest(expected))
 
 
+def _wide(t):
+    """The dtype that holds every other, and keeps sixteen-bit differences from rounding away."""
+    return t.detach().to(torch.complex128 if t.is_complex() else torch.float64)
+
+
 def _largest(t):
-    return t.detach().double().abs().max().item() if t.numel() else 0.0
+    return _wide(t).abs().max().item() if t.numel() else 0.0
 
 
 def _refuse_non_finite(name, t):
@@ -150,17 +173,18 @@ def _refuse_non_finite(name, t):
 
 def _gradients(function, inputs):
     inputs = [t.detach().clone().requires_grad_() for t in inputs]
-    outputs = function(*inputs)
-    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
     generator = torch.Generator().manual_seed(0)
-    total = sum(
-        (y * torch.randn(y.shape, generator=generator, dtype=torch.float64).to(y)).sum()
-        for y in outputs
-    )
-    return torch.autograd.grad(total, inputs, allow_unused=True)
+    with torch.enable_grad():
+        outputs = function(*inputs)
+        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        total = sum(
+            (y * torch.randn(y.shape, generator=generator, dtype=torch.float64).to(y)).sum()
+            for y in outputs
+        )
+        return outputs, torch.autograd.grad(total, inputs, allow_unused=True)
 
 
 def _precision(t, tol):
     dtype = str(t.dtype).removeprefix("torch.")
     tol = TOLERANCE.get(t.dtype, 0.0) if tol is None else tol
-    return f"{dtype}, tolerance {tol:g}" if t.is_floating_point() else f"{dtype}, exact"
+    return f"{dtype}, tolerance {tol:g}" if t.dtype in TOLERANCE else f"{dtype}, exact"

@@ -12,6 +12,7 @@ ignored. A cell that shows an error on purpose is tagged `raises-exception`.
 import re
 import subprocess
 import sys
+from base64 import b64decode
 from collections.abc import Iterator
 from copy import deepcopy
 from pathlib import Path
@@ -20,6 +21,7 @@ import nbformat
 import pytest
 from build import read_source
 from IPython.core.displayhook import DisplayHook
+from IPython.display import SVG
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
@@ -82,7 +84,7 @@ def text_of(output: NotebookNode) -> str:
     if output.output_type == "stream":
         return output.text
     if output.output_type == "error":
-        return "\n".join([output.ename, output.evalue, *output.traceback])
+        return f"{output.ename}: {output.evalue}"  # and the traceback is the same, see below
     texts = [text for mime, text in output.data.items() if mime.startswith("text/")]
     return EMBEDDED.sub("", "\n".join(texts))
 
@@ -205,6 +207,30 @@ def has_no_widgets(notebook: NotebookNode) -> list[str]:
     return complaints
 
 
+def stores_plain_lines(notebook: NotebookNode) -> list[str]:
+    """nbval drops what a carriage return hides, and never compares a traceback."""
+    complaints = [
+        f"cell {number} overwrites what it has printed"
+        for number, output in outputs(notebook)
+        if output.output_type == "stream" and re.search("[\r\b]", output.text)
+    ]
+    return complaints + [
+        f"cell {number} stores another traceback than the build does"
+        for number, output in outputs(notebook)
+        if output.output_type == "error"
+        and output.traceback != [f"{output.ename}: {output.evalue}".splitlines()[0]]
+    ]
+
+
+def ran_with_the_kernels(notebook: NotebookNode) -> list[str]:
+    """Where they are missing, the kernel cells say so: right for a reader, not for the record."""
+    return [
+        f"cell {number} was run without mamba-ssm's kernels: build it on Linux"
+        for number, output in outputs(notebook)
+        if "kernel rung: not run" in text_of(output)
+    ]
+
+
 RULES = [
     is_executed_in_order,
     has_only_allowed_tags,
@@ -218,6 +244,8 @@ RULES = [
     prints_no_time,
     shows_no_remote_image,
     has_no_widgets,
+    stores_plain_lines,
+    ran_with_the_kernels,
 ]
 
 
@@ -232,8 +260,8 @@ def differs_from_source(notebook: NotebookNode, source: NotebookNode) -> list[st
     for number, (stored, written) in enumerate(pairs, start=1):
         complaints += [
             f"cell {number} has another {part} than in the .py: run `make course`"
-            for part in ("cell_type", "source", "metadata", "id")
-            if stored[part] != written[part]
+            for part in ("cell_type", "source", "metadata", "id", "attachments")
+            if stored.get(part) != written.get(part)
         ]
     return complaints
 
@@ -309,6 +337,17 @@ def test_nothing_else_is_overlooked():
     assert sanitised(before_and_after) == line + "kernel rung" + line
 
 
+@every_notebook
+def test_figures_are_what_the_notebook_shows(path):
+    """nbval compares no PNG, and nothing in figures/: the two hold the same pictures."""
+    data = [o.data for _, o in outputs(nbformat.read(path, as_version=4)) if "data" in o]
+    shown = {d["image/svg+xml"] for d in data if "image/svg+xml" in d}
+    shown |= {b64decode(d["image/png"]) for d in data if "image/png" in d}
+    files = (NOTEBOOKS.parent / "figures").glob(f"{path.stem[:2]}_*.*")
+    drawn = {SVG(f.read_bytes()).data if f.suffix == ".svg" else f.read_bytes() for f in files}
+    assert drawn == shown
+
+
 # The guard on trial: a good notebook, and what each rule says to one that is spoilt in one place.
 
 
@@ -377,7 +416,11 @@ def with_widget_metadata() -> NotebookNode:
     return notebook
 
 
-ERROR = new_output("error", ename="ValueError", evalue="odd", traceback=[])
+ERROR = new_output("error", ename="ValueError", evalue="odd", traceback=["ValueError: odd"])
+PATH_IN_ERROR = new_output(
+    "error", ename="OSError", evalue="/root/x", traceback=["OSError: /root/x"]
+)
+OTHER_TRACEBACK = new_output("error", ename="ValueError", evalue="odd: 3", traceback=["odd: 4"])
 VERSIONS = {"tags": ["versions", "nbval-ignore-output"]}
 
 BAD = [
@@ -397,6 +440,9 @@ BAD = [
     ("not a version", has_one_version_cell, spoilt(2, source="print(loss)")),
     ("a value in the version cell", has_one_version_cell, spoilt(2, outputs=[shown(text_x="1")])),
     ("silent version cell", has_one_version_cell, spoilt(2, outputs=[])),
+    ("hidden line", stores_plain_lines, spoilt(3, outputs=[printed("error 42\rerror 0\n")])),
+    ("another traceback", stores_plain_lines, spoilt(4, outputs=[OTHER_TRACEBACK])),
+    ("no kernels", ran_with_the_kernels, spoilt(3, outputs=[printed("kernel rung: not run here")])),
     ("warning", has_no_stderr, spoilt(3, outputs=[printed("UserWarning", name="stderr")])),
     ("unannounced error", fails_only_where_announced, spoilt(3, outputs=[ERROR])),
     ("no error", fails_only_where_announced, spoilt(4, outputs=[])),
@@ -407,7 +453,7 @@ BAD = [
     (
         "path in an error",
         prints_no_absolute_path,
-        spoilt(4, outputs=[{**ERROR, "evalue": "no file /root/x"}]),
+        spoilt(4, outputs=[PATH_IN_ERROR]),
     ),
     ("address", prints_no_address, printing("<object at 0x7f0011223344>")),
     ("time", prints_no_time, printing("started 12:34:56")),

@@ -38,9 +38,17 @@ def test_same_bytes_on_every_run(draw, name, shown, tmp_path, monkeypatch):
     contents = []
     for _ in range(2):
         plotting.save(draw(), "03_a", "what there is to see")
+        assert [path.name for path in tmp_path.iterdir()] == [name]
         contents.append((tmp_path / name).read_bytes())
+        (tmp_path / name).unlink()
     assert contents[0] == contents[1] and len(shown) == 2
-    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_a_name_is_used_once(shown, tmp_path, monkeypatch):
+    monkeypatch.setenv(plotting.FIGURES, str(tmp_path))
+    plotting.save(line_plot(), "03_a", "squares")
+    with pytest.raises(ValueError, match="a figure 03_a already"):
+        plotting.save(picture(), "03_a", "a unit matrix")
 
 
 def test_a_reader_writes_no_file(shown, tmp_path, monkeypatch):
@@ -91,6 +99,10 @@ def test_heat_map_takes_matrices_only():
     _, ax = plotting.figure()
     with pytest.raises(ValueError, match=r"\(2, 2, 2\)"):
         plotting.heatmap(ax, torch.zeros(2, 2, 2))
+    with pytest.raises(ValueError, match=r"\(0, 3\)"):
+        plotting.heatmap(ax, torch.zeros(0, 3))
+    with pytest.raises(ValueError, match="infinity"):
+        plotting.heatmap(ax, torch.full((2, 2), -torch.inf))
     plotting.heatmap(ax, np.zeros((2, 2)))  # all zero: no division by zero
 
 

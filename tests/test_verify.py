@@ -69,6 +69,38 @@ def test_the_line_holds_the_claim_and_the_tolerance_but_no_measurement(capsys):
     assert first == second == "✓ a = b  [float64, tolerance 1e-10]"
 
 
+def test_large_integers_and_masks_are_told_apart():
+    with pytest.raises(AssertionError):
+        check("beyond float64", torch.tensor([2**53]), torch.tensor([2**53 + 1]))
+    with pytest.raises(ValueError, match="exactly"):
+        check("integers", torch.tensor([1]), torch.tensor([2]), tol=1.0)
+    must_differ("a mask", torch.tensor([True]), torch.tensor([False]))
+    assert must_differ("bytes", *torch.tensor([[1], [2]], dtype=torch.uint8).unbind()) == 0.5
+
+
+def test_complex_numbers_are_compared_whole():
+    truth = torch.tensor([1 + 1j])
+    check("complex", truth, truth)
+    with pytest.raises(AssertionError, match="up to 4"):
+        check("complex", torch.tensor([1 + 5j]), truth)
+    must_differ("phase", 1j * truth, truth)
+
+
+@pytest.mark.parametrize("tol", [torch.nan, torch.inf, -1.0])
+def test_a_tolerance_that_would_let_all_pass_is_refused(tol):
+    with pytest.raises(ValueError, match="a tolerance is"):
+        check("y", off(1.0), TRUTH, tol=tol)
+    with pytest.raises(AssertionError):
+        must_differ("nothing planted", TRUTH, TRUTH, at_least=torch.nan)
+
+
+def test_gradients_are_compared_of_outputs_that_match():
+    with pytest.raises(AssertionError, match=r"output 0: shape \(3, 2\), not \(2, 3\)"):
+        check_gradients("f = g", lambda a: a.mT, lambda a: a, (TRUTH,))
+    with pytest.raises(AssertionError, match="2 outputs, not 1"):
+        check_gradients("f = g", lambda a: (a, a), lambda a: a, (TRUTH,))
+
+
 def test_empty_tensors_agree():
     check("nothing", torch.zeros(0, 3), torch.zeros(0, 3))
 
