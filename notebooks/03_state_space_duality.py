@@ -702,7 +702,8 @@ else:
 if status.available:
 
     def kernel_form(*tensors):
-        return on_kernel(form(ssd.ssd_kernel, chunk_size=16), tensors)
+        outputs = on_kernel(form(ssd.ssd_kernel, chunk_size=16), tensors)
+        return tuple(t.double() for t in outputs)
 
     check_gradients("kernel: backward", kernel_form, form(ssd.ssd_recurrent), everything, tol=1e-5)
 else:
