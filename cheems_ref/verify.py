@@ -155,7 +155,7 @@ def _largest_error(name, actual, expected, tol):
 
 
 def _wide(t):
-    """The dtype that holds every other, and keeps sixteen-bit differences from rounding away."""
+    """t in a dtype that holds every other, so that sixteen-bit differences do not round away."""
     return t.detach().to(torch.complex128 if t.is_complex() else torch.float64)
 
 
