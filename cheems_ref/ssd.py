@@ -22,10 +22,11 @@ five arguments stand in the order of mamba-ssm's `mamba_chunk_scan_combined`.
     ssd_kernel      mamba-ssm's own Triton kernels (kernels.py)
     ssd_step        one token, for decoding
     ssd             whichever fits, or the one that is asked for
-    SSD             the layer: projections around `ssd`
+    SSD             the layer: projections around `ssd`, and a source of position
 
 Sixteen-bit x, B and C are computed in float32 and the result is cast back; the state stays
-float32. (The kernel multiplies in sixteen bits and sums in float32.) Notebook 03 derives all of it.
+float32. (The kernel multiplies in sixteen bits and sums in float32.) Notebook 03 derives all of it,
+notebook 04 the sources of position.
 Source: WM §2, App. A, B.2; Ch A.2; Dao and Gu (2024).
 """
 
@@ -39,8 +40,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, einsum, nn
 
 from cheems_ref import kernels
+from cheems_ref.rope import apply_rope, rope_cos_sin, rope_frequencies
 
 Backend = Literal["auto", "recurrent", "quadratic", "chunked", "kernel"]
+Position = Literal["rope", "conv", "decay"]
 
 # Chunks that ssd_chunked computes at a time: few enough that what lies between two matrix
 # products stays in a core's cache, and that memory does not grow with all chunks at once.
@@ -383,33 +386,97 @@ def ssd(
     )
 
 
+def short_convolution(
+    u: Float[Tensor, "b l d"],
+    weight: Float[Tensor, "d d_conv"],
+    *,
+    padding_mask: Bool[Tensor, "b l"] | None = None,
+    history: Float[Tensor, "b d_conv-1 d"] | None = None,
+) -> tuple[Float[Tensor, "b l d"], Float[Tensor, "b d_conv-1 d"]]:
+    """Mix each channel over the last tokens: silu(Σ_i w_i u_{t-i}).
+
+    Args:
+        u: (b, l, d), the channels; each is mixed over time and never with another.
+        weight: (d, d_conv), of each channel; w_0, that of the newest token, stands last.
+        padding_mask: (b, l), True for real tokens; None for all. Padding is passed over: what
+            counts as the token before is the real token before.
+        history: (b, d_conv - 1, d), the real tokens before the first, oldest first; None for zeros.
+
+    Returns:
+        The mixed channels (b, l, d), of no meaning at padding, and the history for the next call.
+
+    Raises:
+        ValueError: a history of another shape.
+
+    Source: WM §2, "Conv1d + D" of Table 1; the layout is that of mamba-ssm's Mamba2, without bias.
+    """
+    b, length, d = u.shape
+    d_conv = weight.shape[1]
+    if history is None:
+        history = u.new_zeros(b, d_conv - 1, d)
+    elif history.shape != (b, d_conv - 1, d):
+        wanted = f"(b, d_conv - 1, d) = {(b, d_conv - 1, d)}"
+        raise ValueError(f"history must be {wanted}, got {_shape(history)}")
+    if padding_mask is None:
+        u = torch.cat([history, u], dim=1)
+        history = u[:, length:]
+    else:
+        # Real tokens to the front, in their order, so that they follow the history directly.
+        order = padding_mask.logical_not().byte().argsort(dim=1, stable=True)
+        u = torch.cat([history, u.gather(1, order[..., None].expand_as(u))], dim=1)
+        newest = padding_mask.sum(1, keepdim=True) + torch.arange(d_conv - 1, device=u.device)
+        history = u.gather(1, newest[..., None].expand(-1, -1, d))
+    wide = torch.promote_types(u.dtype, torch.float32)
+    taps = (weight[:, i].to(wide) * u[:, i : i + length] for i in range(d_conv))
+    y = F.silu(sum(taps)).to(u.dtype)
+    if padding_mask is not None:
+        y = y.gather(1, order.argsort(dim=1)[..., None].expand_as(y))
+    return y, history
+
+
 class SSDCache(NamedTuple):
-    """What an SSD layer remembers of the tokens so far: state (b, h, p, n)."""
+    """What an SSD layer remembers of the tokens so far.
+
+    state (b, h, p, n); and for position="conv" the last d_conv - 1 real tokens as the convolution
+    sees them, conv (b, d_conv - 1, h p + 2 g n).
+    """
 
     state: Tensor
+    conv: Tensor | None = None
 
 
 class SSD(nn.Module):
     """The SSD layer: x, B, C and dt are linear in the input, one A and one D per head.
 
-    The order of the tokens enters by the decay alone. A starts uniform in (1, 16) and dt
-    log-uniform in [1e-3, 1e-1], as in Mamba-2: so at the start a head forgets over anything from
-    one token to a thousand. The step size has the only bias.
+    How the order of the tokens enters is its option `position`:
+
+    * "rope": B and C are turned by the angles of their positions, so that C_t·B_s depends on the
+      distance t - s, with 32 wave lengths for n = 64;
+    * "conv": x, B and C are mixed over the last d_conv tokens first, each channel by itself;
+    * "decay": by the decay alone, which tells near from far and nothing else.
+
+    The decay is there in all three. A starts uniform in (1, 16) and dt log-uniform in [1e-3, 1e-1],
+    as in Mamba-2: so at the start a head forgets over anything from one token to a thousand. The
+    step size has the only bias.
 
     Args:
         d_model: width of the input and the output.
         n_heads: h.
         d_head: p; None for d_model / n_heads.
         n_groups: g, a divisor of n_heads; the heads of a group share B and C.
-        d_state: n.
+        d_state: n; even for position="rope".
+        position: the source of position.
+        d_conv: tokens that the convolution of position="conv" sees.
+        rope_base: base of the angles of position="rope".
         chunk_size: tokens per chunk of the chunked form.
         backend: as in `ssd`.
 
     Raises:
-        ValueError: a size below 1, n_heads not a multiple of n_groups, an unknown backend, or
-            d_head not given and d_model not a multiple of n_heads.
+        ValueError: a size below 1, n_heads not a multiple of n_groups, an unknown position or
+            backend, an odd d_state for "rope", a base that is not positive and finite, or d_head
+            not given and d_model not a multiple of n_heads.
 
-    Source: WM Listing 4; Ch A.2, Listing 2; the initialisation is Mamba-2's.
+    Source: WM §3.1, Table 1 and Listing 4; Ch A.2, Listing 2; the initialisation is Mamba-2's.
     """
 
     def __init__(
@@ -420,6 +487,9 @@ class SSD(nn.Module):
         d_head: int | None = None,
         n_groups: int = 1,
         d_state: int = 64,
+        position: Position = "rope",
+        d_conv: int = 4,
+        rope_base: float = 10000.0,
         chunk_size: int = 64,
         backend: Backend = "auto",
     ):
@@ -429,6 +499,7 @@ class SSD(nn.Module):
             n_heads=n_heads,
             n_groups=n_groups,
             d_state=d_state,
+            d_conv=d_conv,
             chunk_size=chunk_size,
         )
         for name, size in sizes.items():
@@ -444,14 +515,24 @@ class SSD(nn.Module):
             raise ValueError(f"d_head must be at least 1, got {d_head}")
         if backend not in get_args(Backend):
             raise ValueError(f"backend must be one of {get_args(Backend)}, got {backend!r}")
+        if position not in get_args(Position):
+            raise ValueError(f"position must be one of {get_args(Position)}, got {position!r}")
+        if position == "rope":
+            if d_state % 2:
+                raise ValueError(f"d_state must be even for position='rope', got {d_state}")
+            rope_frequencies(d_state, rope_base)  # refuses a bad base now and not in the first call
         self.n_heads, self.n_groups, self.chunk_size = n_heads, n_groups, chunk_size
-        self.backend = backend
+        self.position, self.rope_base, self.backend = position, rope_base, backend
 
         self.x_proj = nn.Linear(d_model, n_heads * d_head, bias=False)
         self.B_proj = nn.Linear(d_model, n_groups * d_state, bias=False)
         self.C_proj = nn.Linear(d_model, n_groups * d_state, bias=False)
         self.dt_proj = nn.Linear(d_model, n_heads, bias=False)
         self.out_proj = nn.Linear(n_heads * d_head, d_model, bias=False)
+        if position == "conv":
+            channels = n_heads * d_head + 2 * n_groups * d_state
+            bound = d_conv**-0.5  # as torch's Conv1d starts
+            self.conv = nn.Parameter(torch.empty(channels, d_conv).uniform_(-bound, bound))
 
         dt = torch.exp(torch.empty(n_heads).uniform_(math.log(1e-3), math.log(1e-1)))
         self.dt_bias = nn.Parameter(dt + torch.log(-torch.expm1(-dt)))  # softplus(dt_bias) = dt
@@ -470,8 +551,9 @@ class SSD(nn.Module):
 
         Args:
             x: (b, l, d).
-            position_ids: (b, l), integers; part of what every sequence mixer takes. The decay
-                needs no positions, so here only the shape is looked at.
+            position_ids: (b, l), integers ≥ 0 that count the real tokens of a row, going on where
+                the cache ends. What they hold at padding does not matter; for "conv" and "decay",
+                which know positions by the order of the tokens, only the shape is looked at.
             padding_mask: (b, l), True for real tokens; None for all. Padding, wherever it
                 stands, leaves the state alone.
             cache: what an earlier call returned; None at the start of the sequence.
@@ -480,29 +562,49 @@ class SSD(nn.Module):
             y (b, l, d), of no meaning at padding, and the cache for the next call.
 
         Raises:
-            ValueError: a wrong shape, positions that are not integers, or a padding mask that is
-                not boolean.
+            ValueError: a wrong shape, positions that are not integers or negative, a padding mask
+                that is not boolean, or a cache without what "conv" needs.
         """
         _check_call(x, self.x_proj.in_features, position_ids, padding_mask)
+        if cache is not None and (cache.conv is None) == (self.position == "conv"):
+            raise ValueError(f"the cache is not one of a layer with position={self.position!r}")
         if padding_mask is not None:
             x = x.masked_fill(~padding_mask[..., None], 0)
         wide = torch.promote_types(x.dtype, torch.float32)
         dt = F.softplus(self.dt_proj(x).to(wide) + self.dt_bias.to(wide))
         if padding_mask is not None:
             dt = dt.masked_fill(~padding_mask[..., None], 0)
+
+        channels, conv = [self.x_proj(x), self.B_proj(x), self.C_proj(x)], None
+        if self.position == "conv":
+            mixed, conv = short_convolution(
+                torch.cat(channels, dim=-1),
+                self.conv,
+                padding_mask=padding_mask,
+                history=None if cache is None else cache.conv,
+            )
+            channels = mixed.split([t.shape[-1] for t in channels], dim=-1)
+        values, B, C = channels
+        B, C = (rearrange(t, "b l (g n) -> b l g n", g=self.n_groups) for t in (B, C))
+        if self.position == "rope":
+            if padding_mask is not None:
+                position_ids = position_ids.masked_fill(~padding_mask, 0)
+            cos, sin = rope_cos_sin(position_ids, B.shape[-1], self.rope_base, dtype=x.dtype)
+            B, C = apply_rope(B, cos, sin), apply_rope(C, cos, sin)
+
         y, state = ssd(
-            rearrange(self.x_proj(x), "b l (h p) -> b l h p", h=self.n_heads),
+            rearrange(values, "b l (h p) -> b l h p", h=self.n_heads),
             dt,
             -self.A_log.to(wide).exp(),
-            rearrange(self.B_proj(x), "b l (g n) -> b l g n", g=self.n_groups),
-            rearrange(self.C_proj(x), "b l (g n) -> b l g n", g=self.n_groups),
+            B,
+            C,
             D=self.D,
             chunk_size=self.chunk_size,
             initial_state=None if cache is None else cache.state,
             return_final_state=True,
             backend=self.backend,
         )
-        return self.out_proj(rearrange(y, "b l h p -> b l (h p)")), SSDCache(state)
+        return self.out_proj(rearrange(y, "b l h p -> b l (h p)")), SSDCache(state, conv)
 
 
 def _step(x, dt, A, B, C, state):

@@ -1047,7 +1047,7 @@ ids = text.text_to_ids(text.read_text())[:length]
 
 _ = torch.manual_seed(0)
 embedding = torch.nn.Embedding(256, 64)
-layer = ssd.SSD(64, n_heads=4, n_groups=2, d_state=16)
+layer = ssd.SSD(64, n_heads=4, n_groups=2, d_state=16, position="decay")
 embedded = embedding(ids)[None].detach()
 positions = torch.arange(length)[None]
 

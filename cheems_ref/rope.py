@@ -1,0 +1,278 @@
+"""Rotary positions: turn every pair of numbers by an angle that grows with the position.
+
+A vector of even width is cut into pairs, and at position i pair k is turned by the angle i θ_k:
+
+    θ_k = base^(-2k/dim)        R_i = diag of 2 × 2 rotations by i θ_0, i θ_1, ...
+
+Then ⟨R_j c, R_i b⟩ = ⟨c, R_{i-j} b⟩: an inner product of rotated vectors knows how far apart their
+positions are, and nothing else of them. That holds for Q and K of attention and for C and B of
+SSD, so one source of position serves both.
+
+    code             shape            in the papers
+    frequencies      (dim/2,)         Θ = {θ_k}
+    position_ids     (b, l)           i, j
+    rotation_matrix  (dim, dim)       R^d_{Θ,i}
+
+Which numbers form pair k is a convention. "half" takes numbers k and k + dim/2, as the papers'
+listings, transformers and Llama's public weights do; "interleaved" takes 2k and 2k + 1, as the
+papers' formulas do. They differ by a permutation of the coordinates (`pairing_permutation`), and
+`apply_rope` does the first. Notebook 04 derives all of it.
+
+Source: Su et al. (2021), RoFormer; WM §3.1, App. A, B.1; OTCE §3.1, App. A.
+"""
+
+import math
+from typing import Literal, get_args
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+Pairing = Literal["half", "interleaved"]
+
+
+def rope_frequencies(dim: int, base: float = 10000.0) -> Float[Tensor, " {dim//2}"]:
+    """Compute the angle by which one step of position turns each pair: θ_k = base^(-2k/dim).
+
+    Args:
+        dim: width of the vectors that will be turned, even.
+        base: > 0; the larger, the slower the last pairs turn.
+
+    Returns:
+        (dim/2,), float64, in radians per position; the first is 1.
+
+    Raises:
+        ValueError: dim is odd or below 2, or base is not a positive finite number.
+
+    Source: WM §3.1, eq. after (2); Ch eq. 3, whose k counts from 1.
+    """
+    _check_dim(dim)
+    _check_base("base", base, above=0.0)
+    return base ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
+
+
+def rope_cos_sin(
+    position_ids: Int[Tensor, "b l"],
+    dim: int,
+    base: float = 10000.0,
+    *,
+    dtype: torch.dtype = torch.float32,
+) -> tuple[Float[Tensor, "b l {dim}"], Float[Tensor, "b l {dim}"]]:
+    """Compute cosine and sine of the angles of every position, laid out for `apply_rope`.
+
+    Args:
+        position_ids: (b, l), integers ≥ 0.
+        dim: width of the vectors that will be turned, even.
+        base: as in `rope_frequencies`.
+        dtype: that of the model. The angles are computed in float64 for float64 and in float32
+            for every other, never in less: bfloat16 cannot tell position 256 from 257. In float32
+            an angle is off by up to about 1e-7 of itself, so by 0.1 at position 1,000,000.
+
+    Returns:
+        cos and sin, each (b, l, dim) in the dtype of the angles, entry k + dim/2 equal to entry k.
+
+    Raises:
+        ValueError: positions that are not integers, negative, or not (b, l); a dtype that is not
+            floating-point; and as `rope_frequencies` does.
+
+    Source: WM Listing 1.
+    """
+    frequencies = rope_frequencies(dim, base)
+    _check_positions(position_ids)
+    frequencies = frequencies.to(_wide(dtype)).to(position_ids.device)
+    angles = position_ids[..., None].to(frequencies.dtype) * frequencies
+    angles = torch.cat([angles, angles], dim=-1)
+    return angles.cos(), angles.sin()
+
+
+def apply_rope(
+    x: Float[Tensor, "b l h dim"], cos: Float[Tensor, "b l dim"], sin: Float[Tensor, "b l dim"]
+) -> Float[Tensor, "b l h dim"]:
+    """Turn the vectors of every head by the angles of their positions; lengths stay as they are.
+
+    transformers applies the same rotation to tensors (b, h, l, dim). Here length comes before
+    heads: in the other order, and with l = h, a token would be turned by the number of its head.
+
+    Args:
+        x: (b, l, h, dim), such as Q and K per head, or C and B per group.
+        cos, sin: (b, l, dim), of `rope_cos_sin` with the dtype of x.
+
+    Returns:
+        (b, l, h, dim) with the dtype of x; computed in the dtype of the angles.
+
+    Raises:
+        ValueError: a wrong rank or size, an odd dim, or cos and sin in another dtype than float64
+            beside a float64 x and float32 beside any other.
+
+    Source: WM Listing 1, `apply_QK_rotary_pos_emb` and `apply_CB_rotary_pos_emb`.
+    """
+    if x.ndim != 4:
+        raise ValueError(f"x must have the 4 axes (b, l, h, dim), got shape {tuple(x.shape)}")
+    wide = _wide(x.dtype)
+    b, length, _, dim = x.shape
+    _check_dim(dim)
+    for name, t in (("cos", cos), ("sin", sin)):
+        if t.shape != (b, length, dim):
+            raise ValueError(
+                f"{name} must be (b, l, dim) = {(b, length, dim)} beside x of shape "
+                f"{tuple(x.shape)} = (b, l, h, dim), got shape {tuple(t.shape)}"
+            )
+        if t.dtype != wide:
+            raise ValueError(f"{name} must be {wide} where x is {x.dtype}, got {t.dtype}")
+    first, second = x.chunk(2, dim=-1)
+    quarter_turn = torch.cat([-second, first], dim=-1)
+    return (cos[:, :, None] * x + sin[:, :, None] * quarter_turn).to(x.dtype)
+
+
+def rotation_matrix(
+    position: float, dim: int, base: float = 10000.0, pairing: Pairing = "half"
+) -> Float[Tensor, "{dim} {dim}"]:
+    """Build R_i, the matrix that `apply_rope` applies at position i.
+
+    Args:
+        position: i, any finite number: a difference of positions may be negative.
+        dim: its size, even.
+        base: as in `rope_frequencies`.
+        pairing: "half" turns coordinates k and k + dim/2 together, "interleaved" 2k and 2k + 1.
+
+    Returns:
+        (dim, dim), float64, orthogonal. It acts on columns: R_i c, and on rows as c R_iᵀ.
+
+    Raises:
+        ValueError: a position that is not finite, an unknown pairing, and as `rope_frequencies`.
+
+    Source: WM §3.1 and App. A, with both indices of the last block equal; Ch eq. 4.
+    """
+    if not math.isfinite(position):
+        raise ValueError(f"position must be finite, got {position}")
+    if pairing not in get_args(Pairing):
+        raise ValueError(f"pairing must be one of {get_args(Pairing)}, got {pairing!r}")
+    angles = position * rope_frequencies(dim, base)
+    cos, sin = angles.cos(), angles.sin()
+    if pairing == "interleaved":
+        blocks = torch.stack([torch.stack([cos, -sin], -1), torch.stack([sin, cos], -1)], -2)
+        return torch.block_diag(*blocks)
+    cos, sin = cos.diag(), sin.diag()
+    return torch.cat([torch.cat([cos, -sin], 1), torch.cat([sin, cos], 1)], 0)
+
+
+def pairing_permutation(dim: int) -> Int[Tensor, " {dim}"]:
+    """Say where each coordinate of the "half" pairing stands in the "interleaved" one.
+
+    With p = pairing_permutation(dim), x[..., p] lays an interleaved vector x out in halves, and
+    R_half = R_interleaved[p][:, p]. Weights made for one pairing serve the other after their output
+    rows are permuted so.
+
+    Args:
+        dim: width of the vectors, even.
+
+    Returns:
+        (dim,), the integers 0, 2, 4, ..., 1, 3, 5, ...
+
+    Raises:
+        ValueError: dim is odd or below 2.
+
+    Source: WM §3.1 has the interleaved matrix, WM Listing 1 turns halves.
+    """
+    _check_dim(dim)
+    return torch.arange(dim).view(-1, 2).T.flatten()
+
+
+def ntk_base(
+    length: int,
+    dim: int,
+    base: float = 10000.0,
+    *,
+    max_positions: int,
+    scaling_factor: float = 1.0,
+) -> float:
+    """Compute the base that stretches the slowest wave to a length beyond the trained one.
+
+    base · (s · length / max_positions - (s - 1))^(dim / (dim - 2)) beyond max_positions, base up to
+    it. The fastest pair keeps its angle, the slowest turns slower by the factor in the bracket.
+
+    The length is the caller's to fix, once for all tokens of a text: what was turned with another
+    base, in a cache of keys or in the state of SSD, no longer fits.
+
+    Args:
+        length: number of positions to be covered, ≥ 1.
+        dim: width of the vectors that will be turned, even and at least 4.
+        base: the base of the training.
+        max_positions: number of positions in training, ≥ 1.
+        scaling_factor: s ≥ 1; 1 stretches just enough.
+
+    Returns:
+        The base for `rope_cos_sin`.
+
+    Raises:
+        ValueError: one of them out of its range.
+
+    Source: WM Listing 1, where the length is the largest position of the batch at hand.
+    """
+    _check_dim(dim)
+    _check_base("base", base, above=0.0)
+    if dim == 2:
+        raise ValueError("dim must be at least 4: with dim = 2 there is one pair, which turns by 1")
+    for name, number in (("length", length), ("max_positions", max_positions)):
+        if number < 1:
+            raise ValueError(f"{name} must be at least 1, got {number}")
+    if not 1 <= scaling_factor < math.inf:
+        raise ValueError(f"scaling_factor must be a number ≥ 1, got {scaling_factor}")
+    if length <= max_positions:
+        return base
+    stretch = scaling_factor * length / max_positions - (scaling_factor - 1)
+    return base * stretch ** (dim / (dim - 2))
+
+
+def log_length_scale(
+    position_ids: Int[Tensor, "b l"], base_length: float, *, dtype: torch.dtype = torch.float32
+) -> Float[Tensor, "b l"]:
+    """Compute the factor max(1, log_base_length n) for queries that choose among n tokens.
+
+    Multiplied onto Q it keeps the softmax of attention as sharp over a long text as over one of
+    base_length tokens. On C of SSD, which is linear, it scales the output and a norm undoes it.
+
+    Args:
+        position_ids: (b, l), integers ≥ 0; a query at position i sees n = i + 1 tokens.
+        base_length: > 1, the length of the texts in training, in tokens.
+        dtype: that of the model; the result is float64 for float64, else float32.
+
+    Returns:
+        (b, l), ≥ 1; 1 as long as n ≤ base_length.
+
+    Raises:
+        ValueError: as `rope_cos_sin` for positions and dtype, or base_length not above 1.
+
+    Source: OTCE App. A, last formula, with n counted for each query so that a cache may be used.
+    """
+    _check_base("base_length", base_length, above=1.0)
+    _check_positions(position_ids)
+    n = (position_ids + 1).to(_wide(dtype))
+    return (n.log() / math.log(base_length)).clamp(min=1.0)
+
+
+def _wide(dtype):
+    """The dtype of the angles beside a dtype of the model."""
+    if not dtype.is_floating_point:
+        raise ValueError(f"dtype must be that of a floating-point model, got {dtype}")
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def _check_dim(dim):
+    if dim < 2 or dim % 2:
+        raise ValueError(f"dim must be even and at least 2, to be cut into pairs; got {dim}")
+
+
+def _check_positions(position_ids):
+    dtype = position_ids.dtype
+    if dtype.is_floating_point or dtype.is_complex or dtype == torch.bool:
+        raise ValueError(f"position_ids must be integers, got {dtype}")
+    if position_ids.ndim != 2:
+        raise ValueError(f"position_ids must be (b, l), got shape {tuple(position_ids.shape)}")
+    if bool((position_ids < 0).any()):
+        raise ValueError(f"position_ids must be ≥ 0, got {position_ids.min().item()}")
+
+
+def _check_base(name, base, above):
+    if not above < base < math.inf:
+        raise ValueError(f"{name} must be a finite number above {above:g}, got {base}")
