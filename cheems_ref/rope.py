@@ -1,16 +1,16 @@
 """Rotary positions: turn every pair of numbers by an angle that grows with the position.
 
-A vector of even width is cut into pairs, and at position i pair k is turned by the angle i θ_k:
+A vector of even width is cut into pairs, and at position t pair k is turned by the angle t θ_k:
 
-    θ_k = base^(-2k/dim)        R_i = diag of 2 × 2 rotations by i θ_0, i θ_1, ...
+    θ_k = base^(-2k/dim)        R_t = diag of 2 × 2 rotations by t θ_0, t θ_1, ...
 
-Then ⟨R_j c, R_i b⟩ = ⟨c, R_{i-j} b⟩: an inner product of rotated vectors knows how far apart their
+Then ⟨R_t c, R_s b⟩ = ⟨c, R_{s-t} b⟩: an inner product of rotated vectors knows how far apart their
 positions are, and nothing else of them. That holds for Q and K of attention and for C and B of
 SSD, so one source of position serves both.
 
     code             shape            in the papers
     frequencies      (dim/2,)         Θ = {θ_k}
-    position_ids     (b, l)           i, j
+    position_ids     (b, l)           j (of C, Q) and i (of B, K), our t and s
     rotation_matrix  (dim, dim)       R^d_{Θ,i}
 
 Which numbers form pair k is a convention. "half" takes numbers k and k + dim/2, as the papers'
@@ -31,7 +31,7 @@ from torch import Tensor
 Pairing = Literal["half", "interleaved"]
 
 
-def rope_frequencies(dim: int, base: float = 10000.0) -> Float[Tensor, " {dim//2}"]:
+def rope_frequencies(dim: int, base: float | int = 10000.0) -> Float[Tensor, " {dim//2}"]:
     """Compute the angle by which one step of position turns each pair: θ_k = base^(-2k/dim).
 
     Args:
@@ -54,7 +54,7 @@ def rope_frequencies(dim: int, base: float = 10000.0) -> Float[Tensor, " {dim//2
 def rope_cos_sin(
     position_ids: Int[Tensor, "b l"],
     dim: int,
-    base: float = 10000.0,
+    base: float | int = 10000.0,
     *,
     dtype: torch.dtype = torch.float32,
 ) -> tuple[Float[Tensor, "b l {dim}"], Float[Tensor, "b l {dim}"]]:
@@ -108,6 +108,8 @@ def apply_rope(
     """
     if x.ndim != 4:
         raise ValueError(f"x must have the 4 axes (b, l, h, dim), got shape {tuple(x.shape)}")
+    if not x.is_floating_point():
+        raise ValueError(f"x must be a floating-point tensor, got {x.dtype}")
     wide = _wide(x.dtype)
     b, length, _, dim = x.shape
     _check_dim(dim)
@@ -125,18 +127,18 @@ def apply_rope(
 
 
 def rotation_matrix(
-    position: float, dim: int, base: float = 10000.0, pairing: Pairing = "half"
+    position: float | int, dim: int, base: float | int = 10000.0, pairing: Pairing = "half"
 ) -> Float[Tensor, "{dim} {dim}"]:
-    """Build R_i, the matrix that `apply_rope` applies at position i.
+    """Build R_t, the matrix that `apply_rope` applies at position t.
 
     Args:
-        position: i, any finite number: a difference of positions may be negative.
+        position: t, any finite number: a difference of positions may be negative.
         dim: its size, even.
         base: as in `rope_frequencies`.
         pairing: "half" turns coordinates k and k + dim/2 together, "interleaved" 2k and 2k + 1.
 
     Returns:
-        (dim, dim), float64, orthogonal. It acts on columns: R_i c, and on rows as c R_iᵀ.
+        (dim, dim), float64, orthogonal. It acts on columns: R_t c, and on rows as c R_tᵀ.
 
     Raises:
         ValueError: a position that is not finite, an unknown pairing, and as `rope_frequencies`.
@@ -181,10 +183,10 @@ def pairing_permutation(dim: int) -> Int[Tensor, " {dim}"]:
 def ntk_base(
     length: int,
     dim: int,
-    base: float = 10000.0,
+    base: float | int = 10000.0,
     *,
     max_positions: int,
-    scaling_factor: float = 1.0,
+    scaling_factor: float | int = 1.0,
 ) -> float:
     """Compute the base that stretches the slowest wave to a length beyond the trained one.
 
@@ -214,7 +216,7 @@ def ntk_base(
     if dim == 2:
         raise ValueError("dim must be at least 4: with dim = 2 there is one pair, which turns by 1")
     for name, number in (("length", length), ("max_positions", max_positions)):
-        if number < 1:
+        if not number >= 1:
             raise ValueError(f"{name} must be at least 1, got {number}")
     if not 1 <= scaling_factor < math.inf:
         raise ValueError(f"scaling_factor must be a number ≥ 1, got {scaling_factor}")
@@ -225,7 +227,10 @@ def ntk_base(
 
 
 def log_length_scale(
-    position_ids: Int[Tensor, "b l"], base_length: float, *, dtype: torch.dtype = torch.float32
+    position_ids: Int[Tensor, "b l"],
+    base_length: float | int,
+    *,
+    dtype: torch.dtype = torch.float32,
 ) -> Float[Tensor, "b l"]:
     """Compute the factor max(1, log_base_length n) for queries that choose among n tokens.
 
@@ -233,7 +238,7 @@ def log_length_scale(
     base_length tokens. On C of SSD, which is linear, it scales the output and a norm undoes it.
 
     Args:
-        position_ids: (b, l), integers ≥ 0; a query at position i sees n = i + 1 tokens.
+        position_ids: (b, l), integers ≥ 0; a query at position t sees n = t + 1 tokens.
         base_length: > 1, the length of the texts in training, in tokens.
         dtype: that of the model; the result is float64 for float64, else float32.
 
@@ -247,8 +252,9 @@ def log_length_scale(
     """
     _check_base("base_length", base_length, above=1.0)
     _check_positions(position_ids)
-    n = (position_ids + 1).to(_wide(dtype))
-    return (n.log() / math.log(base_length)).clamp(min=1.0)
+    n = position_ids.to(_wide(dtype)) + 1
+    scale = n.log() / math.log(base_length)
+    return scale.where(n > base_length, 1.0).clamp(min=1.0)  # rounding could miss 1 on either side
 
 
 def _wide(dtype):
@@ -264,9 +270,8 @@ def _check_dim(dim):
 
 
 def _check_positions(position_ids):
-    dtype = position_ids.dtype
-    if dtype.is_floating_point or dtype.is_complex or dtype == torch.bool:
-        raise ValueError(f"position_ids must be integers, got {dtype}")
+    if position_ids.dtype not in (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8):
+        raise ValueError(f"position_ids must be integers, got {position_ids.dtype}")
     if position_ids.ndim != 2:
         raise ValueError(f"position_ids must be (b, l), got shape {tuple(position_ids.shape)}")
     if bool((position_ids < 0).any()):

@@ -489,7 +489,7 @@ class SSD(nn.Module):
         d_state: int = 64,
         position: Position = "rope",
         d_conv: int = 4,
-        rope_base: float = 10000.0,
+        rope_base: float | int = 10000.0,
         chunk_size: int = 64,
         backend: Backend = "auto",
     ):

@@ -1,0 +1,514 @@
+"""Rotary positions: every function against its definition, the theorem, and planted mistakes.
+
+As in test_ssd.py, the properties are functions of a module. The positive tests hand them
+`cheems_ref.rope`, the negative controls a copy of it with one planted mistake.
+"""
+
+import inspect
+import itertools
+import math
+import types
+import warnings
+from functools import partial
+
+import jaxtyping
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import cheems_ref.rope as rope
+from cheems_ref.verify import check, check_gradients, must_differ
+
+GRID = list(itertools.product((2, 4, 6, 10, 64), (10_000.0, 500.0, 1e6)))
+EPS = 2.0**-52  # from 1 to the next float64
+FAR = 1_048_576
+
+
+def normal(*shape, dtype=torch.float64, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
+
+
+def positions(b=2, l=5, top=100_000):
+    """Random positions, different ones in every row, among them 0 and top."""
+    ids = torch.randint(0, top + 1, (b, l), generator=torch.Generator().manual_seed(0))
+    ids[0, 0], ids[-1, -1] = 0, top
+    return ids
+
+
+def turned(m, x, position_ids, base=10_000.0):
+    return m.apply_rope(x, *m.rope_cos_sin(position_ids, x.shape[-1], base, dtype=x.dtype))
+
+
+def matrices(m, position_ids, dim, base=10_000.0, pairing="half"):
+    """rotation_matrix at every position, (*position_ids.shape, dim, dim)."""
+    flat = [m.rotation_matrix(float(i), dim, base, pairing) for i in position_ids.flatten()]
+    return torch.stack(flat).view(*position_ids.shape, dim, dim)
+
+
+def within(name, actual, expected, bound):
+    """Check every entry against a bound of its own."""
+    ratio = (actual.double() - expected.double()) / bound
+    check(name, ratio, torch.zeros_like(ratio), tol=1.0)
+
+
+# --- properties of a module m -----------------------------------------------------------------
+
+
+def frequencies_are_the_formula(m, dim=10, base=500.0):
+    want = torch.tensor([base ** (-2 * k / dim) for k in range(dim // 2)], dtype=torch.float64)
+    got = m.rope_frequencies(dim, base)
+    check("θ_k = base^(-2k/dim)", got, want)
+    within("θ_k to its last digits", got, want, 4 * EPS * want)
+
+
+def turns_vectors(m, dim=10, base=500.0):
+    """With as many heads as tokens, so that one cannot pass for the other unseen."""
+    x, ids = normal(2, 4, 4, dim), positions(2, 4)
+    got = turned(m, x, ids, base)
+    angles = ids[..., None, None] * m.rope_frequencies(dim, base)
+    z = torch.complex(*x.chunk(2, -1)) * torch.exp(1j * angles)
+    check("multiplication by e^(iφ)", got, torch.cat([z.real, z.imag], -1), tol=1e-12)
+    want = torch.einsum("bltd,blhd->blht", matrices(m, ids, dim, base), x)
+    check("multiplication by R_t", got, want, tol=1e-12)
+
+
+def matrix_is_its_blocks(m, dim=6, base=500.0):
+    for pairing, position in itertools.product(("half", "interleaved"), (0.0, 1.0, 7.5, -3.0)):
+        want = torch.zeros(dim, dim, dtype=torch.float64)
+        for k in range(dim // 2):
+            u, v = (k, k + dim // 2) if pairing == "half" else (2 * k, 2 * k + 1)
+            angle = position * base ** (-2 * k / dim)
+            want[u, u] = want[v, v] = math.cos(angle)
+            want[u, v], want[v, u] = -math.sin(angle), math.sin(angle)
+        check(f"R_t, {pairing}", m.rotation_matrix(position, dim, base, pairing), want, tol=1e-14)
+
+
+def matrices_form_a_group(m, dim=10, base=500.0):
+    steps = ((1.0, 2.0), (-5.0, 3.0), (0.5, 12.25), (100_000.0, -99_990.0))
+    for pairing, (a, b) in itertools.product(("half", "interleaved"), steps):
+        A, B, C, back = (m.rotation_matrix(i, dim, base, pairing) for i in (a, b, a + b, -a))
+        check("R_a R_b = R_{a+b}", A @ B, C, tol=2 * EPS * (abs(a) + abs(b) + dim))
+        check("R_{-a} = R_aᵀ", back, A.mT, tol=1e-15)
+        check("R_aᵀ R_a = 1", A.mT @ A, torch.eye(dim, dtype=torch.float64), tol=1e-15)
+
+
+def knows_the_distance_only(m, shift=7, dim=10, base=500.0, ids=(0, 1, 2, 5, 11)):
+    ids = torch.tensor([ids])
+    b, c = (normal(1, ids.shape[1], 1, dim, seed=seed) for seed in (1, 2))
+    b, c = b / b.norm(dim=-1, keepdim=True), c / c.norm(dim=-1, keepdim=True)
+
+    def scores(ids):
+        return torch.einsum("btld,bsld->ts", turned(m, c, ids, base), turned(m, b, ids, base))
+
+    # An angle is rounded to within EPS / 2 of itself, and there are two in each product.
+    tol = 2 * EPS * (ids.max().item() + shift + dim)
+    check("⟨R_t c, R_s b⟩ is free of a shift", scores(ids + shift), scores(ids), tol=tol)
+    want = torch.einsum("btld,tsde,bsle->ts", c, matrices(m, ids - ids.mT, dim, base), b)
+    check("⟨R_t c, R_s b⟩ = ⟨c, R_{s-t} b⟩", scores(ids + shift), want, tol=tol)
+    length = turned(m, c, ids + shift, base).norm(dim=-1)
+    check("|R_t c| = |c|", length, torch.ones_like(length), tol=1e-14)
+
+
+def pairings_differ_by_a_permutation(m, dim=6):
+    p = m.pairing_permutation(dim)
+    assert p.tolist() == [*range(0, dim, 2), *range(1, dim, 2)]
+    x, ids = normal(1, 4, 2, dim), torch.tensor([[0, 1, 5, 1000]])
+    half, interleaved = (matrices(m, ids, dim, pairing=name) for name in ("half", "interleaved"))
+    check("R_half = R_interleaved[p][:, p]", half, interleaved[..., p, :][..., p], tol=1e-15)
+    y, permuted = torch.einsum("bltd,blhd->blht", interleaved, x), turned(m, x[..., p], ids)
+    check("permute, then turn halves", permuted, y[..., p], tol=1e-14)
+    products = [torch.einsum("blhd,bshd->hls", t, t) for t in (y, permuted, turned(m, x, ids))]
+    check("inner products of both pairings", products[1], products[0])
+    if dim > 2:
+        must_differ("inner products without permuting", products[2], products[0])
+
+
+def angles_are_wide(m, dtype=torch.bfloat16):
+    """float32 is off by 2^-24 of an angle for its frequency and as much for the product."""
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    ids = torch.tensor([[0, 1, 255, 256, 257, 4_097, 100_000, FAR - 1, FAR]])
+    angles = (ids[..., None] * m.rope_frequencies(10, 500.0)).repeat(1, 1, 2)
+    cos, sin = m.rope_cos_sin(ids, 10, 500.0, dtype=dtype)
+    for got, truth in ((cos, angles.cos()), (sin, angles.sin())):
+        assert got.dtype == wide
+        within(f"beside {dtype}", got, truth, torch.finfo(wide).eps * (angles + 1))
+        must_differ("positions 256 and 257", got[:, 3], got[:, 4])
+
+
+def rounds_once(m, dtype=torch.bfloat16):
+    x = normal(2, 5, 3, 10, dtype=dtype)
+    cos, sin = m.rope_cos_sin(positions(), 10, dtype=dtype)
+    got, want = m.apply_rope(x, cos, sin), m.apply_rope(x.double(), cos.double(), sin.double())
+    assert got.dtype == dtype
+    within("rounded once", got, want, torch.finfo(dtype).eps / 2 * want.abs() + 1e-6)
+
+
+def leaves_its_inputs_alone(m):
+    ids, x = positions(), normal(2, 5, 3, 10)
+    tensors = (x, *m.rope_cos_sin(ids, 10, dtype=x.dtype), ids)
+    before = [(t.clone(), t._version) for t in tensors]
+    m.apply_rope(*tensors[:3])
+    m.log_length_scale(ids, 100.0)
+    for t, (copy, version) in zip(tensors, before, strict=True):
+        assert torch.equal(t, copy) and t._version == version
+
+
+def gradient_turns_back(m):
+    x, g, ids = normal(2, 5, 3, 10), normal(2, 5, 3, 10, seed=1), positions()
+    cos, sin = m.rope_cos_sin(ids, 10, dtype=x.dtype)
+    R = matrices(m, ids, 10)
+    by_matrix = (lambda x: torch.einsum("bltd,blhd->blht", R, x), [x])
+    check_gradients("apply_rope = R_t x", lambda x: m.apply_rope(x, cos, sin), *by_matrix)
+    back = torch.func.vjp(lambda x: m.apply_rope(x, cos, sin), x)[1](g)[0]
+    check("gradient = inverse rotation", back, m.apply_rope(g, cos, -sin), tol=1e-14)
+    check("rotated, it is as before", m.apply_rope(back, cos, sin), g, tol=1e-14)
+
+
+def is_free_of_the_default_dtype(m):
+    results, old, ids = [], torch.get_default_dtype(), positions(top=1000)
+    try:
+        for default in (torch.float32, torch.float64, torch.bfloat16):
+            torch.set_default_dtype(default)
+            results.append([m.rope_frequencies(10, 500.0), m.pairing_permutation(10)])
+            results[-1] += [m.rotation_matrix(7.5, 10, 500.0, p) for p in ("half", "interleaved")]
+            for dtype in (torch.float64, torch.bfloat16):
+                results[-1] += [turned(m, normal(2, 5, 3, 10, dtype=dtype), ids)]
+                results[-1] += [m.log_length_scale(ids, 100.0, dtype=dtype)]
+    finally:
+        torch.set_default_dtype(old)
+    for first, *others in zip(*results, strict=True):
+        assert all(t.dtype == first.dtype and torch.equal(t, first) for t in others)
+
+
+def ntk_is_the_formula(m):
+    for dim, length, s in itertools.product((4, 10, 64), (513, 2048, 10**6), (1.0, 2.0, 8.0)):
+        got = m.ntk_base(length, dim, 500.0, max_positions=512, scaling_factor=s)
+        log = math.log(500) + dim / (dim - 2) * math.log1p(s * (length - 512) / 512)
+        assert math.isclose(math.log(got), log, rel_tol=1e-13), (dim, length, s)
+
+
+def ntk_starts_at_the_trained_length(m, top=10**6):
+    for s in (1.0, 2.0):
+        lengths = (1, top // 2, top, top + 1, top + 2, 2 * top, 4 * top)
+        options = dict(max_positions=top, scaling_factor=s)
+        bases = [m.ntk_base(n, 10, 500.0, **options) for n in lengths]
+        assert bases[:3] == [500.0] * 3 and bases[3] < 500 * (1 + 2 * s / top)
+        assert all(a < b for a, b in itertools.pairwise(bases[2:]))
+
+
+def ntk_stretches_the_slowest_wave(m):
+    for dim in (4, 10, 64):
+        base = m.ntk_base(4 * 512, dim, 500.0, max_positions=512)
+        ratio = m.rope_frequencies(dim, base) / m.rope_frequencies(dim, 500.0)
+        assert ratio[0] == 1 and (ratio.diff() < 0).all()
+        check("slowest wave", 4 * ratio[-1], torch.ones_like(ratio[-1]), tol=1e-13)
+
+
+def log_scale_is_the_formula(m):
+    ids = torch.tensor([[0, 1, 98, 99, 100, 101], [500, 999, 4_095, 100_000, FAR, 3]])
+    want = [max(1.0, math.log(i + 1) / math.log(100)) for i in ids.flatten().tolist()]
+    want = torch.tensor(want, dtype=torch.float64).view_as(ids)
+    check("log scale", m.log_length_scale(ids, 100.0, dtype=torch.float64), want, tol=1e-14)
+    got = m.log_length_scale(ids, 100.0, dtype=torch.bfloat16)
+    check("log scale in float32", got, want.float(), tol=3e-7)
+    many = m.log_length_scale(torch.arange(5000)[None], 100.0)
+    assert (many[0, :100] == 1).all() and (many.diff() >= 0).all()
+
+
+def log_scale_looks_at_one_position(m):
+    ids = torch.tensor([[0, 150, 99], [7, 3000, 20]])
+    alone = torch.cat([m.log_length_scale(i.view(1, 1), 100.0) for i in ids.flatten()])
+    check("free of others", m.log_length_scale(ids, 100.0), alone.view_as(ids), tol=3e-7)
+
+
+# --- the module has them ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("dim", "base"), GRID)
+def test_every_function_is_its_definition(dim, base):
+    frequencies_are_the_formula(rope, dim, base)
+    turns_vectors(rope, dim, base)
+    matrix_is_its_blocks(rope, dim, base)
+    matrices_form_a_group(rope, dim, base)
+
+
+@pytest.mark.parametrize("shift", [0, 1, 7, 1000, 100_000])
+@pytest.mark.parametrize(("dim", "base"), GRID)
+def test_inner_product_knows_the_distance_only(dim, base, shift):
+    knows_the_distance_only(rope, shift, dim, base)
+
+
+@settings(deadline=None, max_examples=40, derandomize=True)
+@given(
+    half=st.integers(1, 20),
+    base=st.floats(1.5, 1e8),
+    shift=st.integers(0, FAR),
+    ids=st.lists(st.integers(0, FAR), min_size=1, max_size=4),
+)
+def test_inner_product_knows_the_distance_only_anywhere(half, base, shift, ids):
+    knows_the_distance_only(rope, shift, 2 * half, base, ids)
+
+
+@pytest.mark.parametrize("dim", [2, 4, 6, 10, 64])
+def test_pairings_differ_by_a_permutation(dim):
+    pairings_differ_by_a_permutation(rope, dim)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_angles_are_never_narrow_and_results_are_rounded_once(dtype):
+    angles_are_wide(rope, dtype)
+    rounds_once(rope, dtype)
+
+
+def test_angles_in_bfloat16_would_confuse_neighbours():
+    ids = torch.tensor([[256, 257]])
+    narrow = (ids[..., None].bfloat16() * rope.rope_frequencies(10).bfloat16()).float().cos()
+    check("257 is taken for 256", narrow[:, 1], narrow[:, 0], tol=0.0)
+    must_differ("angles in bfloat16", narrow, rope.rope_cos_sin(ids, 10)[0][..., :5])
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16, torch.int32])
+def test_positions_may_have_any_integer_dtype(monkeypatch, dtype):
+    # jaxtyping's Int leaves the unsigned ones out, the functions do not
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", dtype == torch.uint8)
+    ids = torch.tensor([[0, 5, 126]])
+    for f in (rope.log_length_scale, lambda i, base: rope.rope_cos_sin(i, 6, base)[1]):
+        assert torch.equal(f(ids.to(dtype), 10.0), f(ids, 10.0))
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.int32])
+def test_largest_position_of_a_dtype_has_a_log_scale(dtype):
+    ids = torch.tensor([[torch.iinfo(dtype).max]])
+    assert torch.equal(rope.log_length_scale(ids.to(dtype), 10.0), rope.log_length_scale(ids, 10.0))
+
+
+@pytest.mark.parametrize("shape", [(2, 0, 3, 6), (0, 5, 3, 6), (2, 5, 0, 6)])
+def test_nothing_turns_into_nothing(shape):
+    x, ids = normal(*shape).requires_grad_(), torch.zeros(shape[:2], dtype=torch.long)
+    y = turned(rope, x, ids)
+    y.sum().backward()
+    assert y.shape == x.grad.shape == shape
+    assert rope.log_length_scale(ids, 10.0).shape == shape[:2]
+
+
+# --- transformers -----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def llama():
+    with warnings.catch_warnings(action="ignore"):
+        import transformers.models.llama.modeling_llama as llama
+    return llama
+
+
+def config(llama, dim, base, rope_type="default", **options):
+    sizes = dict(hidden_size=dim, num_attention_heads=1, max_position_embeddings=512)
+    options |= dict(rope_type=rope_type, rope_theta=base)
+    return llama.LlamaConfig(**sizes, rope_parameters=options)
+
+
+@pytest.mark.parametrize(("dim", "base"), GRID)
+def test_llama_turns_alike(llama, dim, base):
+    q, k = (normal(2, 5, 3, dim, dtype=torch.float32, seed=seed) for seed in (0, 1))
+    cos, sin = rope.rope_cos_sin(positions(), dim, base)
+    theirs = llama.apply_rotary_pos_emb(q.transpose(1, 2), k.transpose(1, 2), cos, sin)
+    for x, y in zip((q, k), theirs, strict=True):
+        check("apply_rope = Llama's", rope.apply_rope(x, cos, sin), y.transpose(1, 2), tol=1e-6)
+
+
+@pytest.mark.parametrize("top", [2, 512, 100_000, FAR])
+@pytest.mark.parametrize(("dim", "base"), GRID)
+def test_llama_has_the_same_cos_and_sin_up_to_rounded_angles(llama, dim, base, top):
+    # In units of 2^-24: our angles are off by 2. Llama's exponent 2k/dim is off by 1, magnified by
+    # ln(base), its power by 2, its inverse and product by 1 each. cos and sin add 2 on each side.
+    ids, theta = positions(top=top), rope.rope_frequencies(dim, base).repeat(2)
+    bound = 2.0**-24 * (ids[..., None] * theta * (6 - theta.log()) + 4)
+    assert top > 2 or bound.max() <= 1e-6
+    theirs = llama.LlamaRotaryEmbedding(config(llama, dim, base))(torch.zeros(1), ids)
+    for a, e in zip(rope.rope_cos_sin(ids, dim, base), theirs, strict=True):
+        within("cos and sin = Llama's", a, e, bound)
+
+
+@pytest.mark.parametrize("s", [1.0, 2.0])
+@pytest.mark.parametrize("length", [512, 513, 2048])
+def test_dynamic_ntk_of_transformers_has_the_same_frequencies(llama, length, s):
+    base = rope.ntk_base(length, 10, 500.0, max_positions=512, scaling_factor=s)
+    ours, dynamic = rope.rope_frequencies(10, base), config(llama, 10, 500.0, "dynamic", factor=s)
+    theirs, _ = llama.ROPE_INIT_FUNCTIONS["dynamic"](dynamic, seq_len=length)
+    within("θ_k = transformers'", theirs, ours, 1e-6 * ours)
+
+
+# --- negative controls ------------------------------------------------------------------------
+
+
+def planted(*edits):
+    """A copy of rope.py in which each (fragment, replacement[, how often it occurs]) is exchanged.
+
+    A fragment that is no longer there stops the test: a control on old source controls nothing.
+    """
+    source = inspect.getsource(rope)
+    for fragment, replacement, *count in edits:
+        found, expected = source.count(fragment), *(count or [1])
+        if found != expected:
+            raise LookupError(f"{fragment!r} occurs {found} times in rope.py, not {expected}")
+        source = source.replace(fragment, replacement)
+    module = types.ModuleType("planted_rope")
+    exec(compile(source, "planted rope.py", "exec"), module.__dict__)
+    return module
+
+
+# fmt: off
+ARANGE = "-torch.arange(0, dim, 2, dtype=torch.float64)"
+ONE_TOO_FAR = ("position_ids[..., None].to", "(position_ids + 1)[..., None].to")
+NEIGHBOURS = (
+    ("first, second = x.chunk(2, dim=-1)", "first, second = x[..., ::2], x[..., 1::2]"),
+    ("torch.cat([-second, first], dim=-1)",
+     "torch.stack([-second, first], dim=-1).flatten(-2)"),
+)
+CAT = "torch.cat([angles, angles], dim=-1)"
+REPEATED = (CAT, "angles.repeat_interleave(2, dim=-1)")
+BACKWARDS = (
+    "[torch.stack([cos, -sin], -1), torch.stack([sin, cos], -1)]",
+    "[torch.stack([cos, sin], -1), torch.stack([-sin, cos], -1)]",
+)
+EXPONENT = ("** (dim / (dim - 2))", "** (dim / (dim + 2))")
+
+# One row, one mistake: what it is, the property that must fail, the edits.
+PLANTED = [
+    ("k counts from 1", frequencies_are_the_formula,
+     (ARANGE, "-torch.arange(2, dim + 1, 2, dtype=torch.float64)")),
+    ("exponent without the 2", frequencies_are_the_formula,
+     (ARANGE, "-torch.arange(dim // 2, dtype=torch.float64)")),
+    ("frequencies in the default dtype", is_free_of_the_default_dtype,
+     (ARANGE, "-torch.arange(0, dim, 2)")),
+    ("positions count from 1", turns_vectors, ONE_TOO_FAR),
+    ("positions of the first row for all", turns_vectors,
+     ("position_ids[..., None].to", "position_ids[:1].expand_as(position_ids)[..., None].to")),
+    ("angles in bfloat16", angles_are_wide,
+     (CAT, CAT + ".bfloat16().to(angles.dtype)")),
+    ("positions in bfloat16", angles_are_wide,
+     ("position_ids[..., None].to(frequencies.dtype)", "position_ids[..., None].bfloat16()")),
+    ("float32 angles beside float64", turns_vectors,
+     ("torch.float64 if dtype == torch.float64 else torch.float32", "torch.float32")),
+    ("cos and sin cast to the dtype of x", rounds_once,
+     ("cos[:, :, None]", "cos.to(x.dtype)[:, :, None]"),
+     ("sin[:, :, None]", "sin.to(x.dtype)[:, :, None]")),
+    ("result stays wide", rounds_once, (".to(x.dtype)", "")),
+    ("turned backwards", turns_vectors, ("[-second, first]", "[second, -first]")),
+    ("half turn without a sign", knows_the_distance_only, ("[-second, first]", "[second, first]")),
+    ("angles of neighbours, halves turned", knows_the_distance_only, REPEATED),
+    ("interleaved pairing", turns_vectors, *NEIGHBOURS, REPEATED),
+    ("interleaved pairing, permuted", pairings_differ_by_a_permutation, *NEIGHBOURS, REPEATED),
+    ("turned by the number of the head", turns_vectors, ("[:, :, None]", "[:, None]", 2)),
+    ("writes into x", leaves_its_inputs_alone, ("cos[:, :, None] * x", "x.mul_(cos[:, :, None])")),
+    ("half of the gradient is lost", gradient_turns_back, ("x.chunk", "x.detach().chunk")),
+    ("half matrix backwards", matrix_is_its_blocks,
+     ("torch.cat([cos, -sin], 1), torch.cat([sin, cos], 1)",
+      "torch.cat([cos, sin], 1), torch.cat([-sin, cos], 1)")),
+    ("interleaved matrix backwards", matrix_is_its_blocks, BACKWARDS),
+    ("interleaved matrix backwards, permuted", pairings_differ_by_a_permutation, BACKWARDS),
+    ("matrix without a sign", matrices_form_a_group,
+     ("torch.cat([cos, -sin]", "torch.cat([cos, sin]")),
+    ("distance without its sign", matrices_form_a_group,
+     ("angles = position *", "angles = abs(position) *")),
+    ("permutation inverted", pairings_differ_by_a_permutation, (".view(-1, 2)", ".view(2, -1)")),
+    ("exponent d / (d + 2)", ntk_is_the_formula, EXPONENT),
+    ("exponent d / (d + 2), slowest wave", ntk_stretches_the_slowest_wave, EXPONENT),
+    ("no - (s - 1)", ntk_starts_at_the_trained_length, (" - (scaling_factor - 1)\n", "\n")),
+    ("shrinks below the trained length", ntk_starts_at_the_trained_length,
+     ("if length <= max_positions:", "if False:")),
+    ("no max with 1", log_scale_is_the_formula,
+     (".where(n > base_length, 1.0).clamp(min=1.0)", "")),
+    ("a query misses itself", log_scale_is_the_formula,
+     ("position_ids.to(_wide(dtype)) + 1", "position_ids.to(_wide(dtype))")),
+    ("natural logarithm", log_scale_is_the_formula, (" / math.log(base_length)", "")),
+    ("n of the longest row", log_scale_looks_at_one_position,
+     ("= n.log()", "= n.max().expand_as(n).log()")),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize("row", PLANTED, ids=lambda row: row[0])
+def test_planted_mistake_is_caught(row):
+    _, has_property, *edits = row
+    mutant = planted(*edits)
+    with pytest.raises(AssertionError):
+        has_property(mutant)
+
+
+@pytest.mark.parametrize("has_property", {row[1]: None for row in PLANTED})
+def test_rope_has_every_property_that_a_mistake_breaks(has_property):
+    has_property(rope)
+
+
+def test_constant_offset_hides_from_the_theorem():
+    knows_the_distance_only(planted(ONE_TOO_FAR))
+
+
+# --- bad input --------------------------------------------------------------------------------
+
+IDS, X, COS = torch.arange(10).view(2, 5), torch.zeros(2, 5, 3, 6), torch.ones(2, 5, 6)
+
+
+frequencies, permutation = partial(rope.rope_frequencies, dim=6), rope.pairing_permutation
+cos_sin = partial(rope.rope_cos_sin, position_ids=IDS, dim=6)
+applied = partial(rope.apply_rope, x=X, cos=COS, sin=COS)
+matrix = partial(rope.rotation_matrix, position=1.0, dim=6)
+ntk = partial(rope.ntk_base, length=8, dim=6, max_positions=4)
+log_scale = partial(rope.log_length_scale, position_ids=IDS, base_length=10.0)
+
+# fmt: off
+BAD = [
+    *((f, dict(dim=dim), f"dim must be even .*got {dim}")
+      for f in (frequencies, permutation, cos_sin, matrix, ntk)
+      for dim in (5, 1, 0, -2)),
+    *((f, dict(base=base), f"base must be .*above 0, got {base}")
+      for f in (frequencies, cos_sin, matrix, ntk)
+      for base in (0.0, -2.5, math.nan, math.inf)),
+    *((f, dict(position_ids=bad), f"position_ids must be {message}")
+      for f in (cos_sin, log_scale) for bad, message in (
+        (IDS.float(), r"integers, got torch\.float32"),
+        (IDS > 0, r"integers, got torch\.bool"),
+        (IDS - 3, r"≥ 0, got -3"),
+        (IDS[0], r"\(b, l\), got shape \(5,\)"))),
+    *((f, dict(dtype=dtype), f"dtype must be .*got {dtype}")
+      for f in (cos_sin, log_scale) for dtype in (torch.int64, torch.bool, torch.complex64)),
+    (applied, dict(x=X[0]), r"x must have the 4 axes .*\(5, 3, 6\)"),
+    (applied, dict(x=X.long()), r"floating-point .*int64"),
+    (applied, dict(x=X[..., :5]), "dim must be even .*got 5"),
+    (applied, dict(x=X.transpose(1, 2)), r"cos must be .*\(2, 3, 6\).*\(2, 3, 5, 6\).*\(2, 5, 6\)"),
+    *((applied, {"x": x, "cos": good, "sin": good} | {name: bad}, f"{name} must be {message}")
+      for name in ("cos", "sin") for x, good, bad, message in (
+        (X, COS, COS[:, :4], r".*\(2, 5, 6\).*got shape \(2, 4, 6\)"),
+        (X, COS, COS[..., :3], r".*\(2, 5, 6\).*got shape \(2, 5, 3\)"),
+        (X, COS, COS[:, :, None], r".*\(2, 5, 6\).*got shape \(2, 5, 1, 6\)"),
+        (X.bfloat16(), COS, COS.bfloat16(), r"torch\.float32 .*bfloat16, got torch\.bfloat16"),
+        (X.double(), COS.double(), COS, r"torch\.float64 .*float64, got torch\.float32"))),
+    *((matrix, dict(position=i), f"position must be finite, got {i}")
+      for i in (math.inf, -math.inf, math.nan)),
+    (matrix, dict(pairing="full"), "pairing must be one of .*'half'.*'full'"),
+    (ntk, dict(dim=2), "dim must be at least 4.*2"),
+    (ntk, dict(length=0), "length must be at least 1, got 0"),
+    (ntk, dict(max_positions=0), "max_positions must be at least 1, got 0"),
+    *((ntk, dict(scaling_factor=s), f"scaling_factor must be .*got {s}")
+      for s in (0.5, math.nan, math.inf)),
+    *((log_scale, dict(base_length=n), f"base_length must be .*above 1, got {n}")
+      for n in (1.0, -3.0, math.nan, math.inf)),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("function", "arguments", "message"), BAD)
+def test_bad_input_is_refused_with_its_name_and_numbers(monkeypatch, function, arguments, message):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # it would answer first
+    with pytest.raises(ValueError, match=message):
+        function(**arguments)
+
+
+def test_shapes_in_signatures_are_checked_in_this_run(request):
+    if not request.config.getoption("--jaxtyping-packages", default=None):
+        pytest.skip("pytest runs without --jaxtyping-packages")
+    with pytest.raises(jaxtyping.TypeCheckError):
+        applied(cos=COS[:, :4])
