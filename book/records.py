@@ -6,6 +6,7 @@ A record holds what a figure shows, and how it came about: command, machine, ver
 """
 
 import argparse
+import ast
 import datetime
 import json
 import math
@@ -15,9 +16,20 @@ from pathlib import Path
 
 import torch
 
-from cheems_ref import kernels, ssd, text
+from cheems_ref import kernels, rope, ssd, text
 
-RECORDS = Path(__file__).parents[1] / "figures" / "records"
+ROOT = Path(__file__).parents[1]
+RECORDS = ROOT / "figures" / "records"
+
+
+def from_notebook(notebook, name):
+    """Take one function from a notebook's source, so that a record shows what the reader runs."""
+    tree = ast.parse((ROOT / "notebooks" / f"{notebook}.py").read_text())
+    imports = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
+    [function] = [node for node in tree.body if getattr(node, "name", None) == name]
+    namespace = {}
+    exec(compile(ast.Module([*imports, function], []), notebook, "exec"), namespace)
+    return namespace[name]
 
 
 def letters():
@@ -76,7 +88,77 @@ def error_budget():
     }
 
 
-WRITERS = {"03_letters": letters, "03_error_budget": error_budget}
+def shift_error():
+    """How much moving all positions changes rotary SSD, with angles of three precisions."""
+    length, n = 32, 64
+    generator = torch.Generator().manual_seed(0)
+    double = dict(generator=generator, dtype=torch.float64)
+    x, B, C = (torch.randn(1, length, *size, **double) for size in ((2, 8), (1, n), (1, n)))
+    dt = 0.1 * torch.randn(1, length, 2, **double).abs()
+    A = -torch.tensor([1.0, 8.0], dtype=torch.float64)
+
+    def output(shift, dtype):
+        positions = (shift + torch.arange(length))[None]
+        if dtype == torch.bfloat16:  # which rope_cos_sin refuses to do
+            angles = positions[..., None].to(dtype) * rope.rope_frequencies(n).to(dtype)
+            angles = torch.cat([angles, angles], dim=-1).double()
+            cos, sin = angles.cos(), angles.sin()
+        else:
+            cos, sin = (t.double() for t in rope.rope_cos_sin(positions, n, dtype=dtype))
+        return ssd.ssd_recurrent(
+            x, dt, A, rope.apply_rope(B, cos, sin), rope.apply_rope(C, cos, sin)
+        )
+
+    shifts = [4**i for i in range(11)]
+    errors = {}
+    for dtype in (torch.float64, torch.float32, torch.bfloat16):
+        start = output(0, dtype)
+        moved = [(output(shift, dtype) - start).abs().max() for shift in shifts]
+        name = f"angles in {str(dtype).removeprefix('torch.')}"
+        errors[name] = [float(f"{(m / start.abs().max()).item():.2e}") for m in moved]
+    return {"seed": 0, "shifts": shifts, "errors": errors}
+
+
+def three_sources():
+    """Accuracy of naming the token k places ago, and what the trained models look at."""
+    train = from_notebook("04_rotary_positions", "train_to_look_back")
+    lags, seeds, steps = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24), (0, 1, 2), 300
+    positions = ("rope", "conv", "decay")
+    accuracy = {position: [] for position in positions}
+    influence = {}
+    for position in positions:
+        for lag in lags:
+            runs = [train(position, lag, steps, seed) for seed in seeds]
+            accuracy[position].append(round(statistics.median(run[0] for run in runs), 3))
+            if lag == 8:
+                influence[position] = [round(i, 4) for i in look_back(runs[0][1])]
+    return {
+        "seed": list(seeds),
+        "steps": steps,
+        "lags": lags,
+        "accuracy": accuracy,
+        "influence": influence,
+    }
+
+
+def look_back(model, reach=24, length=64):
+    """The share of the last output's gradient at the token d places back, for d < reach."""
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(model["embedding"].num_embeddings, (64, length), generator=generator)
+    tokens = model["embedding"](ids).detach().requires_grad_()
+    last = model["mixer"](tokens, torch.arange(length).expand(64, -1))[0][:, -1]
+    direction = torch.randn(last.shape, generator=generator)
+    (gradient,) = torch.autograd.grad((last * direction).sum(), tokens)
+    share = gradient.norm(dim=-1).mean(0).flip(0)[:reach]
+    return (share / share.sum()).tolist()
+
+
+WRITERS = {
+    "03_letters": letters,
+    "03_error_budget": error_budget,
+    "04_shift_error": shift_error,
+    "04_three_sources": three_sources,
+}
 
 
 def main():
@@ -84,6 +166,7 @@ def main():
     parser.add_argument(
         "names", nargs="+", choices=WRITERS, metavar="NAME", help=", ".join(WRITERS)
     )
+    torch.set_num_threads(1)  # sums in one order, whatever the machine
     for name in parser.parse_args().names:
         record = {
             "command": f"python book/records.py {name}",

@@ -29,6 +29,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 Pairing = Literal["half", "interleaved"]
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)  # of positions
 
 
 def rope_frequencies(dim: int, base: float | int = 10000.0) -> Float[Tensor, " {dim//2}"]:
@@ -270,7 +271,7 @@ def _check_dim(dim):
 
 
 def _check_positions(position_ids):
-    if position_ids.dtype not in (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8):
+    if position_ids.dtype not in INTEGERS:
         raise ValueError(f"position_ids must be integers, got {position_ids.dtype}")
     if position_ids.ndim != 2:
         raise ValueError(f"position_ids must be (b, l), got shape {tuple(position_ids.shape)}")

@@ -40,7 +40,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, einsum, nn
 
 from cheems_ref import kernels
-from cheems_ref.rope import apply_rope, rope_cos_sin, rope_frequencies
+from cheems_ref.rope import INTEGERS, apply_rope, rope_cos_sin, rope_frequencies
 
 Backend = Literal["auto", "recurrent", "quadratic", "chunked", "kernel"]
 Position = Literal["rope", "conv", "decay"]
@@ -406,28 +406,35 @@ def short_convolution(
         The mixed channels (b, l, d), of no meaning at padding, and the history for the next call.
 
     Raises:
-        ValueError: a history of another shape.
+        ValueError: a wrong shape, a mask that is not boolean, or a history in another dtype than u.
 
     Source: WM §2, "Conv1d + D" of Table 1; the layout is that of mamba-ssm's Mamba2, without bias.
     """
+    if u.ndim != 3:
+        raise ValueError(f"u must be (b, l, d), got {_shape(u)}")
     b, length, d = u.shape
-    d_conv = weight.shape[1]
+    if weight.ndim != 2 or weight.shape[0] != d or weight.shape[1] == 0:
+        raise ValueError(f"weight must be (d, d_conv) with d = {d}, got {_shape(weight)}")
+    _check_padding_mask(padding_mask, (b, length))
+    past = (b, weight.shape[1] - 1, d)
     if history is None:
-        history = u.new_zeros(b, d_conv - 1, d)
-    elif history.shape != (b, d_conv - 1, d):
-        wanted = f"(b, d_conv - 1, d) = {(b, d_conv - 1, d)}"
-        raise ValueError(f"history must be {wanted}, got {_shape(history)}")
+        history = u.new_zeros(past)
+    elif history.shape != past:
+        raise ValueError(f"history must be (b, d_conv - 1, d) = {past}, got {_shape(history)}")
+    elif history.dtype != u.dtype:
+        raise ValueError(f"history must be {u.dtype}, as u is, got {history.dtype}")
     if padding_mask is None:
         u = torch.cat([history, u], dim=1)
-        history = u[:, length:]
+        history = u[:, length:].clone()  # a view would keep all of u in memory
     else:
         # Real tokens to the front, in their order, so that they follow the history directly.
+        u = u.masked_fill(~padding_mask[..., None], 0)
         order = padding_mask.logical_not().byte().argsort(dim=1, stable=True)
         u = torch.cat([history, u.gather(1, order[..., None].expand_as(u))], dim=1)
-        newest = padding_mask.sum(1, keepdim=True) + torch.arange(d_conv - 1, device=u.device)
-        history = u.gather(1, newest[..., None].expand(-1, -1, d))
+        newest = padding_mask.sum(1, keepdim=True) + torch.arange(past[1], device=u.device)
+        history = u.gather(1, newest[..., None].expand(past))
     wide = torch.promote_types(u.dtype, torch.float32)
-    taps = (weight[:, i].to(wide) * u[:, i : i + length] for i in range(d_conv))
+    taps = (w.to(wide) * u[:, i : i + length] for i, w in enumerate(weight.unbind(1)))
     y = F.silu(sum(taps)).to(u.dtype)
     if padding_mask is not None:
         y = y.gather(1, order.argsort(dim=1)[..., None].expand_as(y))
@@ -692,10 +699,14 @@ def _check_call(x, d_model, position_ids, padding_mask):
     if x.ndim != 3 or x.shape[2] != d_model:
         raise ValueError(f"x must be (b, l, d) with d = {d_model}, got {_shape(x)}")
     tokens = tuple(x.shape[:2])
-    if position_ids.is_floating_point():
+    if position_ids.dtype not in INTEGERS:
         raise ValueError(f"position_ids must be integers, got {position_ids.dtype}")
     if position_ids.shape != tokens:
         raise ValueError(f"position_ids must be (b, l) = {tokens}, got {_shape(position_ids)}")
+    _check_padding_mask(padding_mask, tokens)
+
+
+def _check_padding_mask(padding_mask, tokens):
     if padding_mask is None:
         return
     if padding_mask.dtype != torch.bool:

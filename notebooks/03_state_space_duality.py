@@ -1039,7 +1039,8 @@ ssd.ssd(x, raw.round(decimals=1).clamp(-2, 2), A, B, C)
 # of it, through an embedding and the layer `SSD`, which makes $x$, $B$, $C$ and $\Delta$ from its
 # input by linear maps. (The step size has a bias, drawn so that its softplus lies between 0.001
 # and 0.1, as in Mamba-2. With $A$ between −1 and −16, one head may forget within a token and
-# another remember hundreds.)
+# another remember hundreds.) The order of the tokens is left to the decay here; the next chapter
+# gives the layer other sources of position.
 
 # %%
 length = 16_384

@@ -20,13 +20,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import cheems_ref.ssd as ssd_module
-from cheems_ref.ssd import SSD, ssd_step
+from cheems_ref.rope import rotation_matrix
+from cheems_ref.ssd import SSD, SSDCache, short_convolution, ssd_step
 from cheems_ref.verify import check, check_gradients, must_differ
 
 NAMES = ("x", "dt", "A", "B", "C", "D", "state")
 FORMS = ("recurrent", "quadratic", "chunked", "step", "matrix")
 SEQUENCE_FORMS = FORMS[:3]
 MATRIX_NAMES = ("dt", "A", "B", "C")
+POSITIONS = ("rope", "conv", "decay")
+STATUS = ssd_module.kernels.kernel_status()
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -372,13 +375,92 @@ def test_work_is_linear_in_the_number_of_chunks_and_done_block_by_block():
     works_block_by_block(ssd_module, "chunked")
 
 
+# --- the short convolution --------------------------------------------------------------------
+
+
+def convolution(u, weight, mask=None, history=None):
+    """silu(Σ_i w_i u_{t-i}) and the history, one row, token and tap at a time; 0 at padding."""
+    (b, length, d), d_conv = u.shape, weight.shape[1]
+    mask = torch.ones(b, length).bool() if mask is None else mask
+    history = u.new_zeros(b, d_conv - 1, d) if history is None else history
+    y, newest = [], []
+    for i in range(b):
+        past = list(history[i])
+        for t in range(length):
+            total = torch.zeros_like(u[i, t])
+            if mask[i, t]:
+                past.append(u[i, t])
+                total = sum(weight[:, -1 - k] * past[-1 - k] for k in range(d_conv))
+            y.append(total * total.sigmoid())
+        newest += past[len(past) - (d_conv - 1) :]
+    y = torch.stack(y).view_as(u) if y else u
+    return y, torch.stack(newest).view_as(history) if newest else history
+
+
+def convolution_inputs(d_conv=4, length=9, dtype=torch.float64):
+    """u, weight, history and a mask under which row 0 starts with padding and row 1 does not."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((2, length, 3), (3, d_conv), (2, d_conv - 1, 3))
+    tensors = (torch.randn(s, generator=generator, dtype=torch.float64).to(dtype) for s in shapes)
+    mask = torch.rand(2, length, generator=generator) < 0.6
+    mask[:, :1] = torch.tensor([[False], [True]])
+    return *tensors, mask
+
+
+def convolution_is_the_loop(m, form, d_conv=4, length=9):
+    """In both results and their gradients, with and without history and padding of any content."""
+    u, weight, history, mask = convolution_inputs(d_conv, length)
+    for padding, past in itertools.product((None, mask), ((), (history,))):
+        ignored = torch.zeros_like(mask) if padding is None else ~padding
+
+        def actual(u, weight, *past, padding=padding, ignored=ignored):
+            past = past[0] if past else None
+            y, newest = getattr(m, form)(u, weight, padding_mask=padding, history=past)
+            return y.masked_fill(ignored[..., None], 0), newest
+
+        def expected(u, weight, *past, padding=padding):
+            return convolution(u, weight, padding, *past)
+
+        given = (u.masked_fill(ignored[..., None], math.nan), weight, *past)
+        versions = [t._version for t in given]
+        results = actual(*given)
+        assert versions == [t._version for t in given], f"{form} writes into its inputs"
+        for name, a, e in zip(("y", "history"), results, expected(*given), strict=True):
+            check(f"{form} = loop, {name}", a, e)
+        if length:
+            check_gradients(f"{form} = loop", actual, expected, (u, weight, *past))
+
+
+def convolution_rounds_once(m, form, dtype=torch.bfloat16):
+    """Every entry lies within half a unit in its last place of what float64 gives."""
+    u, weight, history, mask = convolution_inputs(length=200, dtype=dtype)
+    y, newest = getattr(m, form)(u, weight, padding_mask=mask, history=history)
+    assert y.dtype == newest.dtype == dtype
+    want = convolution(u.double(), weight.double(), mask, history.double())[0][mask]
+    error = (y.double()[mask] - want).abs()
+    assert (error <= 0.51 * torch.finfo(dtype).eps * want.abs() + 1e-6).all()
+
+
+@pytest.mark.parametrize("length", [0, 1, 2, 9])
+@pytest.mark.parametrize("d_conv", [1, 2, 4])
+def test_short_convolution_is_the_loop(d_conv, length):
+    convolution_is_the_loop(ssd_module, "short_convolution", d_conv, length)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_short_convolution_rounds_to_sixteen_bits_once(dtype):
+    convolution_rounds_once(ssd_module, "short_convolution", dtype)
+
+
 # --- the layer --------------------------------------------------------------------------------
 
+at_every_position = pytest.mark.parametrize("position", POSITIONS)
 
-def layer(m=ssd_module, dtype=torch.float64, seed=0, **changes):
+
+def layer(m=ssd_module, position="rope", dtype=torch.float64, seed=0, **changes):
     torch.manual_seed(seed)
-    sizes = dict(n_heads=4, n_groups=2, d_head=3, d_state=5, chunk_size=4)
-    return m.SSD(8, **(sizes | changes)).to(dtype)
+    sizes = dict(n_heads=4, n_groups=2, d_head=3, d_state=10, chunk_size=4)
+    return m.SSD(8, position=position, **(sizes | changes)).to(dtype)
 
 
 def tokens(b=2, length=11, dtype=torch.float64):
@@ -387,8 +469,25 @@ def tokens(b=2, length=11, dtype=torch.float64):
 
 
 def forward(mixer, x, mask=None, cache=None, start=0):
-    positions = torch.arange(start, start + x.shape[1]).expand(x.shape[:2])
-    return mixer(x, positions, padding_mask=mask, cache=cache)
+    """One call, whose positions count the real tokens of each row from `start` on."""
+    real = torch.ones(x.shape[:2], device=x.device).bool() if mask is None else mask
+    return mixer(x, start + real.cumsum(1) - 1, padding_mask=mask, cache=cache)
+
+
+def held(cache):
+    """The tensors in a cache by their names."""
+    return {k: t for k, t in cache._asdict().items() if t is not None}
+
+
+def check_caches(name, actual, expected):
+    assert held(actual).keys() == held(expected).keys()
+    for k, t in held(actual).items():
+        check(f"{name}: {k}", t, held(expected)[k])
+
+
+def total(y, cache):
+    """A number that depends on all of y and of the cache."""
+    return y.sum() + sum(t.square().sum() for t in held(cache).values())
 
 
 # '#' is a token and '.' is padding; two rows each, with different numbers of tokens
@@ -405,84 +504,171 @@ def mask_of(name):
     return torch.tensor([[c == "#" for c in row] for row in PADDING[name]])
 
 
-def padding_changes_nothing(m, name="middle", junk=math.nan):
-    """Real tokens, state and all gradients are those of the row without its padding."""
-    mixer, mask = layer(m), mask_of(name)
+def padding_changes_nothing(m, position, name="middle", junk=math.nan):
+    """Real tokens, cache and all gradients are those of the row without its padding."""
+    mixer, mask = layer(m, position), mask_of(name)
     x = tokens().masked_fill(~mask[..., None], junk).requires_grad_()
     y, cache = forward(mixer, x, mask)
-    (y[mask].sum() + cache.state.square().sum()).backward()
+    total(y[mask], cache).backward()
     padded = {k: v.grad.clone() for k, v in mixer.named_parameters()}
     mixer.zero_grad()
     for i, row in enumerate(mask):
         alone = tokens()[i : i + 1, row].requires_grad_()
         y_alone, cache_alone = forward(mixer, alone)
-        (y_alone.sum() + cache_alone.state.square().sum()).backward()
+        total(y_alone, cache_alone).backward()
         check(f"padding ({name}): y", y[i, row], y_alone[0])
-        check(f"padding ({name}): state", cache.state[i], cache_alone.state[0])
+        for k, t in held(cache_alone).items():
+            check(f"padding ({name}): {k}", held(cache)[k][i], t[0])
         check(f"padding ({name}): gradient of x", x.grad[i, row], alone.grad[0])
         assert not x.grad[i, ~row].any()
     for k, v in mixer.named_parameters():
         check(f"padding ({name}): gradient of {k}", padded[k], v.grad)
 
 
-def calls_join_up(m, pieces=(5, 6), name=None):
+def positions_at_padding_are_not_looked_at(m, position):
+    mixer, x, mask = layer(m, position), tokens(), mask_of("everywhere")
+    results = []
+    for number in (0, -1, 10**9):
+        numbers = (mask.cumsum(1) - 1).masked_fill(~mask, number)
+        try:
+            y, cache = mixer(x, numbers, padding_mask=mask)
+        except ValueError as error:
+            raise AssertionError(f"{number} at padding is refused") from error
+        results.append((y[mask], *held(cache).values()))
+    for other in results[1:]:
+        assert all(torch.equal(a, e) for a, e in zip(other, results[0], strict=True))
+
+
+def calls_join_up(m, position, pieces=(5, 6), name="middle"):
     """Calls that hand the cache on give what one call gives, and each cache serves twice."""
-    mixer, x = layer(m), tokens()
-    mask = torch.ones(x.shape[:2], dtype=torch.bool) if name is None else mask_of(name)
-    want, want_cache = forward(mixer, x, mask)
+    mixer, x = layer(m, position), tokens()
+    mask = torch.ones(x.shape[:2]).bool() if name is None else mask_of(name)
+
+    def call(part, cache):
+        before = mask[:, : part.start].sum(1, keepdim=True)
+        return forward(mixer, x[:, part], mask[:, part] if name else None, cache, before)
+
+    want, want_cache = call(slice(0, 11), None)
     y, cache, start = [], None, 0
     for size in pieces:
         part = slice(start, start + size)
-        first, second = (forward(mixer, x[:, part], mask[:, part], cache, start) for _ in range(2))
-        assert torch.equal(first[0], second[0]) and torch.equal(first[1].state, second[1].state)
+        first, second = call(part, cache), call(part, cache)
+        assert torch.equal(first[0], second[0])
+        assert all(map(torch.equal, held(first[1]).values(), held(second[1]).values()))
         y.append(first[0])
         cache, start = first[1], start + size
-    check("y over several calls = over one", torch.cat(y, dim=1)[mask], want[mask])
-    check("state over several calls = over one", cache.state, want_cache.state)
+    y = torch.cat(y, dim=1)
+    check("y over several calls = over one", y[mask], want[mask])
+    check_caches("over several calls = over one", cache, want_cache)
+    weights = dict(mixer.named_parameters())
+    grads = (
+        torch.autograd.grad(total(y[mask], cache), weights.values()),
+        torch.autograd.grad(total(want[mask], want_cache), weights.values()),
+    )
+    for k, a, e in zip(weights, *grads, strict=True):
+        check(f"gradient over several calls = over one: {k}", a, e)
 
 
-def layer_is_the_definition(m):
-    """Its projections, softplus, and minus exp around the definition, laid out head by head."""
-    mixer, u = layer(m), tokens()
-    y, cache = forward(mixer, u)
+def projections(mixer, u):
+    """What the layer makes of u before positions enter: x, dt, A, B, C, laid out head by head."""
     dt = torch.log1p(torch.exp(u @ mixer.dt_proj.weight.T + mixer.dt_bias))
-    sizes = {"x": (4, 3), "B": (2, 5), "C": (2, 5)}
+    sizes = {"x": (4, 3), "B": (2, 10), "C": (2, 10)}
     x, B, C = (getattr(mixer, f"{k}_proj")(u).unflatten(-1, sizes[k]) for k in sizes)
-    zero = torch.zeros(2, 4, 3, 5, dtype=u.dtype)
-    want, final = definition(x, dt, -mixer.A_log.exp(), B, C, mixer.D, zero)
+    return x, dt, -mixer.A_log.exp(), B, C
+
+
+def turned(t, positions, base):
+    """Numbers k and k + n/2 of B or C as one complex number, times exp(i · position · θ_k)."""
+    half = t.shape[-1] // 2
+    theta = torch.tensor([base ** (-k / half) for k in range(half)], dtype=torch.float64)
+    z = torch.complex(*t.chunk(2, dim=-1)) * torch.exp(1j * positions[:, None, None] * theta)
+    return torch.cat([z.real, z.imag], dim=-1)
+
+
+def layer_is_the_definition(m, position):
+    """Projections and a source of position around the definition, with options of its own."""
+    mixer, u = layer(m, position, d_conv=3, rope_base=50.0), tokens()
+    y, cache = forward(mixer, u, start=2)
+    x, dt, A, B, C = projections(mixer, u)
+    if position == "rope":
+        B, C = (turned(t, 2 + torch.arange(11), 50.0) for t in (B, C))
+    elif position == "conv":
+        mixed, history = convolution(torch.cat([t.flatten(2) for t in (x, B, C)], -1), mixer.conv)
+        x, B, C = (
+            new.reshape(t.shape)
+            for new, t in zip(mixed.split((12, 20, 20), -1), (x, B, C), strict=True)
+        )
+        check("cache = last inputs of the convolution", cache.conv, history)
+    zero = torch.zeros(2, 4, 3, 10, dtype=u.dtype)
+    want, final = definition(x, dt, A, B, C, mixer.D, zero)
     check("layer = projections around the definition", y, mixer.out_proj(want.flatten(2)))
     check("cache = final state", cache.state, final)
 
 
-def test_layer_is_the_definition_between_projections():
-    layer_is_the_definition(ssd_module)
+def layer_is_causal(m, position):
+    """Moving a token moves what it gives, nothing before it and no other row."""
+    mixer, x = layer(m, position), tokens()
+    before = forward(mixer, x)[0]
+    for j in range(x.shape[1]):
+        moved = x.clone()
+        moved[0, j] += 1
+        after = forward(mixer, moved)[0]
+        assert torch.equal(after[0, :j], before[0, :j]) and torch.equal(after[1], before[1])
+        must_differ(f"token {j} moved", after[0, j], before[0, j])
+
+
+def only_distances_enter(m, position):
+    """Shifting all positions changes the state and not y, also where a cache is handed on."""
+    mixer, x = layer(m, position), tokens()
+    want, want_cache = forward(mixer, x)
+    for shift in (1, 7, 1000):
+        y, cache = forward(mixer, x, start=shift)
+        check(f"all positions + {shift}: y", y, want)
+        must_differ(f"all positions + {shift}: state", cache.state, want_cache.state)
+        head, cache = forward(mixer, x[:, :5], start=shift)
+        tail, _ = forward(mixer, x[:, 5:], cache=cache, start=shift + 5)
+        check(f"all positions + {shift}, two calls: y", torch.cat([head, tail], dim=1), want)
+
+
+@at_every_position
+def test_layer_is_the_definition_between_projections(position):
+    layer_is_the_definition(ssd_module, position)
 
 
 @pytest.mark.parametrize("junk", [math.nan, math.inf, 1e3])
 @pytest.mark.parametrize("name", PADDING)
-def test_padding_anywhere_and_of_any_content_changes_nothing(name, junk):
-    padding_changes_nothing(ssd_module, name, junk)
+@at_every_position
+def test_padding_anywhere_and_of_any_content_changes_nothing(position, name, junk):
+    padding_changes_nothing(ssd_module, position, name, junk)
+
+
+@at_every_position
+def test_positions_at_padding_are_not_looked_at(position):
+    positions_at_padding_are_not_looked_at(ssd_module, position)
 
 
 @pytest.mark.parametrize("name", [None, *PADDING])
-@pytest.mark.parametrize(
-    "pieces", [[11], [5, 6], [1, 9, 1], [4, *[1] * 7], [1] * 11, [0, 11]], ids=str
-)
-def test_prefill_continued_prefill_and_decoding_agree(pieces, name):
-    calls_join_up(ssd_module, pieces, name)
+@pytest.mark.parametrize("pieces", [[5, 6], [0, 2, 2, 7], [4, *[1] * 7], [1] * 11], ids=str)
+@at_every_position
+def test_prefill_continued_prefill_and_decoding_agree(position, pieces, name):
+    calls_join_up(ssd_module, position, pieces, name)
 
 
-def test_layer_keeps_shape_and_returns_its_state():
-    y, cache = forward(layer(), tokens())
-    assert y.shape == (2, 11, 8) and cache.state.shape == (2, 4, 3, 5)
-    assert layer(d_head=None).x_proj.out_features == 8  # d_model / n_heads, for each head
-    y, cache = forward(layer(), tokens(length=0))
-    assert y.shape == (2, 0, 8) and not cache.state.any()
+@at_every_position
+def test_layer_keeps_shape_and_returns_its_cache(position):
+    shapes = dict(state=(2, 4, 3, 10)) | (dict(conv=(2, 3, 52)) if position == "conv" else {})
+    for length in (11, 0):
+        y, cache = forward(layer(position=position), tokens(length=length))
+        assert y.shape == (2, length, 8)
+        assert {k: t.shape for k, t in held(cache).items()} == shapes
+    assert not any(t.any() for t in held(cache).values())
+    assert layer(position=position, d_head=None).x_proj.out_features == 8  # d_model / n_heads each
 
 
 @pytest.mark.parametrize("length", [2, 11])
-def test_every_parameter_receives_a_finite_gradient_that_is_not_zero(length):
-    mixer = layer()
+@at_every_position
+def test_every_parameter_receives_a_finite_gradient_that_is_not_zero(position, length):
+    mixer = layer(position=position)
     forward(mixer, tokens(length=length))[0].square().sum().backward()
     for name, parameter in mixer.named_parameters():
         assert parameter.grad.isfinite().all() and parameter.grad.any(), name
@@ -500,35 +686,97 @@ def test_heads_start_with_long_and_with_short_memories():
     assert [k for k, _ in mixer.named_parameters() if "bias" in k] == ["dt_bias"]
 
 
-def test_nothing_before_a_token_moves_with_it_through_the_layer():
-    mixer, x = layer(), tokens()
-    before = forward(mixer, x)[0]
-    for j in range(x.shape[1]):
-        moved = x.clone()
-        moved[0, j] += 1
-        after = forward(mixer, moved)[0]
-        assert torch.equal(after[0, :j], before[0, :j]) and torch.equal(after[1], before[1])
-        must_differ(f"token {j} moved", after[0, j], before[0, j])
+@at_every_position
+def test_nothing_before_a_token_moves_with_it_through_the_layer(position):
+    layer_is_causal(ssd_module, position)
 
 
 @pytest.mark.parametrize("backend", ["auto", *SEQUENCE_FORMS])
-def test_layer_is_the_same_with_every_backend(backend):
-    want, got = (forward(layer(backend=k), tokens()) for k in ("recurrent", backend))
+@at_every_position
+def test_layer_is_the_same_with_every_backend(position, backend):
+    want, got = (
+        forward(layer(position=position, backend=k), tokens()) for k in ("recurrent", backend)
+    )
     check("y", got[0], want[0])
+    check_caches("every backend", got[1], want[1])
+
+
+@pytest.mark.skipif(not STATUS.available, reason=STATUS.reason)
+def test_rotated_layer_is_the_same_through_the_kernel():
+    device, mask = "cuda" if STATUS.mode == "cuda" else "cpu", mask_of("everywhere")
+    want, got = (
+        forward(
+            layer(dtype=torch.float32, backend=backend).to(device),
+            tokens(dtype=torch.float32).to(device),
+            mask.to(device),
+        )
+        for backend in ("recurrent", "kernel")
+    )
+    check("y", got[0][mask], want[0][mask])
     check("state", got[1].state, want[1].state)
+    with pytest.raises(TypeError, match="float64"):  # so it was the kernel that was asked
+        forward(layer(backend="kernel"), tokens())
 
 
-def test_positions_do_not_enter():
+def test_rope_knows_how_far_apart_tokens_are_and_not_where():
+    only_distances_enter(ssd_module, "rope")
+
+
+def test_rope_depends_on_positions():
     mixer, x = layer(), tokens()
-    for a, e in zip(forward(mixer, x), forward(mixer, x, start=1000), strict=True):
-        assert torch.equal(*(t if torch.is_tensor(t) else t.state for t in (a, e)))
+    y, _ = forward(mixer, x)
+    must_differ("positions in reverse", mixer(x, torch.arange(10, -1, -1).expand(2, 11))[0], y)
+    cache = forward(mixer, x[:, :10])[1]
+    must_differ("positions restarted", forward(mixer, x[:, 10:], cache=cache)[0], y[:, 10:])
+    plain = layer(position="decay")
+    plain.load_state_dict(mixer.state_dict())
+    must_differ("no positions", forward(plain, x)[0], y)
+
+
+def test_rope_is_a_state_that_turns_back_by_one_step_with_every_token():
+    """h̃_t = a_t h̃_{t-1} R_1 + dt_t x_t B_tᵀ and y_t = h̃_t C_t, in which no position is left."""
+    mixer, u = layer(), tokens()
+    x, dt, A, B, C = projections(mixer, u)
+    turn, y = rotation_matrix(1.0, 10), torch.zeros_like(x)
+    final = torch.zeros(2, 4, 3, 10, dtype=u.dtype)
+    for i, j in itertools.product(range(2), range(4)):
+        H = final[i, j].clone()
+        for t in range(11):
+            write = dt[i, t, j] * torch.outer(x[i, t, j], B[i, t, j // 2])
+            H = (dt[i, t, j] * A[j]).exp() * H @ turn + write
+            y[i, t, j] = H @ C[i, t, j // 2] + mixer.D[j] * x[i, t, j]
+        final[i, j] = H
+    got, cache = forward(mixer, u)
+    check("rotation of B and C = a state that turns", got, mixer.out_proj(y.flatten(2)))
+    check("its state, turned to the last position", cache.state, final @ rotation_matrix(-10.0, 10))
+
+
+@at_every_position
+def test_without_decay_the_order_enters_through_rope_and_conv_alone(position):
+    mixer, x = layer(position=position), tokens()
+    torch.nn.init.constant_(mixer.A_log, -100.0)  # A = -exp(-100)
+    y, other = forward(mixer, x)[0], forward(mixer, x[:, [2, 0, 3, 1, *range(4, 11)]])[0]
+    compare = check if position == "decay" else must_differ
+    compare("early tokens exchanged", other[:, 4:], y[:, 4:])
+
+
+@pytest.mark.parametrize("position", ["conv", "decay"])
+def test_numbers_in_position_ids_do_not_enter_conv_and_decay(position):
+    mixer, x = layer(position=position), tokens()
+    y, cache = forward(mixer, x)
+    for start in (1000, -20):
+        other, other_cache = forward(mixer, x, start=start)
+        assert torch.equal(other, y)
+        assert all(map(torch.equal, held(other_cache).values(), held(cache).values()))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
-def test_layer_works_in_every_dtype(dtype):
-    mixer = layer(dtype=dtype)
+@at_every_position
+def test_layer_works_in_every_dtype(position, dtype):
+    mixer = layer(position=position, dtype=dtype)
     y, cache = forward(mixer, tokens(dtype=dtype))
     assert y.dtype == dtype and cache.state.dtype == torch.promote_types(dtype, torch.float32)
+    assert cache.conv is None or cache.conv.dtype == dtype
     truth = forward(mixer.double(), tokens(dtype=dtype).double())[0]
     check("layer = float64 layer with the same weights", y, truth.to(dtype))
 
@@ -576,13 +824,18 @@ TILED = (
     "t.repeat_interleave(n_heads // t.shape[-2], dim=-2)",
     "torch.cat([t] * (n_heads // t.shape[-2]), dim=-2)",
 )
+COLUMNS = (
+    "rope_cos_sin(position_ids,",
+    "rope_cos_sin(position_ids * 0 + torch.arange(x.shape[1]),",
+)
 
 
 def agree_on(case):
     return lambda m, form: agree(m, form, CASES[case])
 
 
-# One row, one mistake: the form that has it, the property that must fail there, the edits.
+# One row, one mistake: the form that has it, or the layer's source of position; the property that
+# must fail there; the edits.
 # fmt: off
 PLANTED = [
     ("chunked", "sum over the target chunks", agree, TARGETS),
@@ -640,16 +893,51 @@ PLANTED = [
      ("decay[..., None, None] * state + write", "state.mul_(decay[..., None, None]).add_(write)")),
     ("recurrent", "D of another head", agree, ("y + D[:, None]", "y + D.flip(0)[:, None]")),
     ("recurrent", "no initial state", agree, (" if state is None else state\n", "\n")),
-    ("layer", "padding lets the state decay", padding_changes_nothing,
+    ("decay", "padding lets the state decay", padding_changes_nothing,
      ("dt = dt.masked_fill(~padding_mask[..., None], 0)", "dt = dt + 0")),
-    ("layer", "padding is looked at", padding_changes_nothing,
+    ("decay", "padding is looked at", padding_changes_nothing,
      ("x = x.masked_fill(~padding_mask[..., None], 0)", "x = x + 0")),
-    ("layer", "forgets its cache", calls_join_up,
+    ("decay", "forgets its cache", calls_join_up,
      ("None if cache is None else cache.state", "None")),
-    ("layer", "step size not through softplus", layer_is_the_definition,
+    ("decay", "step size not through softplus", layer_is_the_definition,
      ("F.softplus(self", "torch.exp(self")),
-    ("layer", "heads and widths exchanged", layer_is_the_definition,
+    ("decay", "heads and widths exchanged", layer_is_the_definition,
      ('"b l (h p) -> b l h p"', '"b l (p h) -> b l h p"')),
+    ("rope", "positions count columns", padding_changes_nothing, COLUMNS),
+    ("rope", "positions restart with every call", calls_join_up, COLUMNS),
+    ("rope", "positions at padding are looked at", positions_at_padding_are_not_looked_at,
+     ("position_ids.masked_fill(~padding_mask, 0)", "position_ids")),
+    ("rope", "all but padding stands at position 0", padding_changes_nothing,
+     ("position_ids.masked_fill(~padding_mask, 0)", "position_ids.masked_fill(padding_mask, 0)")),
+    ("rope", "only B is turned", only_distances_enter, ("apply_rope(C, cos, sin)", "C")),
+    ("rope", "C is turned the wrong way", only_distances_enter,
+     ("apply_rope(C, cos, sin)", "apply_rope(C, cos, -sin)")),
+    ("rope", "both are turned the wrong way", layer_is_the_definition,
+     ("rope_cos_sin(position_ids,", "rope_cos_sin(position_ids.max() - position_ids,")),
+    ("rope", "the base is not handed on", layer_is_the_definition,
+     ("B.shape[-1], self.rope_base,", "B.shape[-1],")),
+    ("conv", "convolution sees padding", padding_changes_nothing,
+     ("                padding_mask=padding_mask,\n", "")),
+    ("conv", "history ends with the padding", padding_changes_nothing,
+     ("newest = padding_mask.sum(", "newest = (padding_mask | True).sum(")),
+    ("conv", "tokens come back in another order", padding_changes_nothing,
+     ("order.argsort(dim=1)[..., None]", "order[..., None]")),
+    ("conv", "taps reversed", layer_is_the_definition,
+     ("weight.unbind(1)", "weight.flip(1).unbind(1)")),
+    ("conv", "convolution sees the next token", layer_is_causal,
+     ("u[:, i : i + length] for i", "F.pad(u, (0, 0, 0, 1))[:, i + 1 : i + 1 + length] for i")),
+    ("conv", "convolution does not see its token", layer_is_the_definition,
+     ("u[:, i : i + length] for i", "F.pad(u, (0, 0, 1, 0))[:, i : i + length] for i")),
+    ("conv", "silu missing", layer_is_the_definition, ("F.silu(sum(taps))", "sum(taps)")),
+    ("conv", "C is not mixed", layer_is_the_definition,
+     ("values, B, C = channels", "values, B, C = (*channels[:2], self.C_proj(x))")),
+    ("conv", "history forgotten", calls_join_up, ("None if cache is None else cache.conv", "None")),
+    ("conv", "no gradient through the history", calls_join_up,
+     ("else cache.conv,", "else cache.conv.detach(),")),
+    ("short_convolution", "history one token old", convolution_is_the_loop,
+     ("history = u[:, length:]", "history = u[:, length - 1 : -1]")),
+    ("short_convolution", "sums in sixteen bits", convolution_rounds_once,
+     ("wide = torch.promote_types(u.dtype, torch.float32)\n    taps", "wide = u.dtype\n    taps")),
 ]
 # fmt: on
 
@@ -657,12 +945,11 @@ PLANTED = [
 @pytest.mark.parametrize("row", PLANTED, ids=lambda row: f"{row[0]}: {row[1]}")
 def test_planted_mistake_is_caught(row):
     form, _, has_property, *edits = row
-    where = [] if form == "layer" else [form]
     mutant = planted(*edits)
     with pytest.raises(AssertionError):
-        has_property(mutant, *where)
+        has_property(mutant, form)
     if edits:  # without them it holds, so it was the mistake that was caught
-        has_property(ssd_module, *where)
+        has_property(ssd_module, form)
 
 
 def test_listing_3_is_right_with_its_sum_over_the_sources():
@@ -814,6 +1101,11 @@ class TestBadInput:
             (dict(d_state=-1), "d_state .*-1"),
             (dict(chunk_size=0), "chunk_size .*0"),
             (dict(d_head=0), "d_head .*0"),
+            (dict(d_conv=0), "d_conv .*0"),
+            (dict(position="alibi"), r"position must be .*'rope', 'conv', 'decay'.*'alibi'"),
+            (dict(d_state=5), "d_state must be even .*5"),
+            (dict(rope_base=0.0), r"base must be .*0\.0"),
+            (dict(rope_base=math.nan), "base must be .*nan"),
             (dict(n_groups=3), "n_heads = 4 .*n_groups = 3"),
             (dict(d_model=10), "d_model = 10 .*n_heads = 4"),
         ],
@@ -828,12 +1120,14 @@ class TestBadInput:
             ("x", torch.zeros(2, 11, 7), r"x must be .*d = 8.*\(2, 11, 7\)"),
             ("x", torch.zeros(11, 8), r"x must be .*\(11, 8\)"),
             ("position_ids", torch.arange(11), r"position_ids .*\(2, 11\).*\(11,\)"),
+            ("position_ids", torch.zeros(2, 11), "position_ids must be integers.*float32"),
+            ("position_ids", torch.arange(-3, 8).expand(2, 11), "position_ids must be .*-3"),
             ("padding_mask", torch.ones(2, 11), "padding_mask must be boolean.*float32"),
             ("padding_mask", torch.ones(2, 9).bool(), r"padding_mask .*\(2, 11\).*\(2, 9\)"),
             (
                 "cache",
-                ssd_module.SSDCache(torch.zeros(1, 4, 3, 5)),
-                r"\(2, 4, 3, 5\).*\(1, 4, 3, 5\)",
+                SSDCache(torch.zeros(1, 4, 3, 10)),
+                r"\(2, 4, 3, 10\).*\(1, 4, 3, 10\)",
             ),
         ],
     )
@@ -842,6 +1136,30 @@ class TestBadInput:
         good = dict(x=tokens(dtype=torch.float32), position_ids=positions)
         with pytest.raises(ValueError, match=message):
             layer(dtype=torch.float32)(**good | {name: value})
+
+    @pytest.mark.parametrize("position", ["conv", "decay"])
+    def test_odd_states_are_refused_for_rope_alone(self, position):
+        assert forward(layer(position=position, d_state=5), tokens())[1].state.shape[-1] == 5
+
+    @pytest.mark.parametrize(
+        ("mine", "other"), [p for p in itertools.permutations(POSITIONS, 2) if "conv" in p]
+    )
+    def test_cache_of_a_layer_with_another_source_of_position(self, mine, other):
+        cache = forward(layer(position=other), tokens())[1]
+        with pytest.raises(ValueError, match=f"the cache is not one of .*position='{mine}'"):
+            forward(layer(position=mine), tokens(), cache=cache, start=11)
+
+    def test_cache_of_a_convolution_of_another_size(self):
+        cache = forward(layer(position="conv", d_conv=3), tokens())[1]
+        with pytest.raises(ValueError, match=r"history must be .*\(2, 3, 52\).*\(2, 2, 52\)"):
+            forward(layer(position="conv"), tokens(), cache=cache)
+
+    @pytest.mark.parametrize("shape", [(2, 4, 3), (2, 2, 3), (1, 3, 3), (2, 3, 1), (3, 3)])
+    def test_history_of_another_shape(self, shape):
+        u, weight, *_ = convolution_inputs()
+        numbers = ", ".join(map(str, shape))
+        with pytest.raises(ValueError, match=rf"history must be .*\(2, 3, 3\).*\({numbers}\)"):
+            short_convolution(u, weight, history=u.new_zeros(shape))
 
 
 @pytest.mark.usefixtures("unchecked")
