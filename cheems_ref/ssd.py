@@ -126,7 +126,7 @@ def semiseparable_matrix(
         raise ValueError(f"dt must have the 3 axes (b, l, h), got {_shape(dt)}")
     wide = _validate(B.new_zeros(*dt.shape, 1), dt, A, B, C, None, 1, None).dtype
     dt, A, B, C = (t.to(wide) for t in (dt, A, B, C))
-    B, C = (_to_heads(t, A.shape[0]) for t in (B, C))
+    B, C = (to_heads(t, A.shape[0]) for t in (B, C))
     # The sums are taken over the entries themselves. As differences of two running sums they
     # would lose digits: both grow with t, their difference does not.
     steps = rearrange(dt * A, "b t h -> b h t 1").expand(-1, -1, -1, dt.shape[1]).tril(-1)
@@ -157,7 +157,7 @@ def ssd_quadratic(
     y = einsum("bhts,bshp->bthp", semiseparable_matrix(dt, A, B, C), values)
 
     # The state handed in decays up to each token, and each token's write up to the last one.
-    B, C = (_to_heads(t, x.shape[2]) for t in (B, C))
+    B, C = (to_heads(t, x.shape[2]) for t in (B, C))
     from_start = (dt * A).cumsum(dim=1).exp()
     y = y + einsum("bth,bthn,bhpn->bthp", from_start, C, state)
     if x.shape[1]:
@@ -572,7 +572,7 @@ class SSD(nn.Module):
             ValueError: a wrong shape, positions that are not integers or negative, a padding mask
                 that is not boolean, or a cache without what "conv" needs.
         """
-        _check_call(x, self.x_proj.in_features, position_ids, padding_mask)
+        check_call(x, self.x_proj.in_features, position_ids, padding_mask)
         if cache is not None and (cache.conv is None) == (self.position == "conv"):
             raise ValueError(f"the cache is not one of a layer with position={self.position!r}")
         if padding_mask is not None:
@@ -617,14 +617,14 @@ class SSD(nn.Module):
 def _step(x, dt, A, B, C, state):
     """One step of the recurrence on x (b, h, p); in the dtype of the state."""
     x, dt, A, B, C = (t.to(state.dtype) for t in (x, dt, A, B, C))
-    B, C = (_to_heads(t, x.shape[1]) for t in (B, C))
+    B, C = (to_heads(t, x.shape[1]) for t in (B, C))
     decay = torch.exp(dt * A)
     write = (dt[..., None] * x)[..., None] * B[..., None, :]
     state = decay[..., None, None] * state + write
     return einsum("bhpn,bhn->bhp", state, C), state
 
 
-def _to_heads(t, n_heads):
+def to_heads(t, n_heads):
     """Give every head the B or C of its group: (..., g, n) -> (..., h, n)."""
     return t.repeat_interleave(n_heads // t.shape[-2], dim=-2)
 
@@ -695,7 +695,7 @@ def _validate(x, dt, A, B, C, D, chunk_size, state, state_name="initial_state"):
     return x.new_zeros(b, h, p, n, dtype=wide) if state is None else state
 
 
-def _check_call(x, d_model, position_ids, padding_mask):
+def check_call(x, d_model, position_ids, padding_mask):
     if x.ndim != 3 or x.shape[2] != d_model:
         raise ValueError(f"x must be (b, l, d) with d = {d_model}, got {_shape(x)}")
     tokens = tuple(x.shape[:2])

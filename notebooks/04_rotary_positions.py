@@ -1025,7 +1025,7 @@ plotting.save(
     fig,
     "04_three_sources",
     "Left: share of tokens named right against the lag, for three sources of position. Rope falls "
-    "slowly from 1; conv is near 1 up to lag 6 and close to chance from 8 on; decay is perfect at "
+    "slowly from 1; conv is above 0.9 up to lag 6 and below 0.3 from 8 on; decay is perfect at "
     "lag 1 only. Right: influence of earlier tokens on models trained for lag 8. Rope has its "
     "peak at 8, the other two have none there.",
 )
@@ -1035,9 +1035,9 @@ plotting.save(
 #
 # - **Decay** can single out the token just before, by forgetting everything else. Beyond that it
 #   blurs neighbours together.
-# - **The convolution** is exact within its taps, here 3 tokens back, and reaches twice as far by a
-#   detour: $C_t$ has seen the token at $t - 3$ and can look for it by its content, and the value
-#   that was written there has itself seen 3 tokens further back. At 3 + 3 it ends.
+# - **The convolution** is exact within its taps, here 3 tokens back, and reaches about twice as far
+#   by a detour. (One is open to it: $C_t$ has seen the token at $t - 3$ and can look for it by its
+#   content, and the value written there has itself seen 3 tokens further back.) Then it ends.
 # - **The rotations** reach far, because a sum of waves can be made to peak at any distance; less
 #   sharply the further away, for 16 wheels must do for all distances.
 #
