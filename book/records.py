@@ -22,14 +22,14 @@ ROOT = Path(__file__).parents[1]
 RECORDS = ROOT / "figures" / "records"
 
 
-def from_notebook(notebook, name):
-    """Take one function from a notebook's source, so that a record shows what the reader runs."""
+def from_notebook(notebook, *names):
+    """Take functions from a notebook's source, so that a record shows what the reader runs."""
     tree = ast.parse((ROOT / "notebooks" / f"{notebook}.py").read_text())
     imports = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
-    [function] = [node for node in tree.body if getattr(node, "name", None) == name]
+    wanted = [node for node in tree.body if getattr(node, "name", None) in names]
     namespace = {}
-    exec(compile(ast.Module([*imports, function], []), notebook, "exec"), namespace)
-    return namespace[name]
+    exec(compile(ast.Module([*imports, *wanted], []), notebook, "exec"), namespace)
+    return [namespace[name] for name in names]
 
 
 def letters():
@@ -121,7 +121,7 @@ def shift_error():
 
 def three_sources():
     """Accuracy of naming the token k places ago, and what the trained models look at."""
-    train = from_notebook("04_rotary_positions", "train_to_look_back")
+    [train] = from_notebook("04_rotary_positions", "train_to_look_back")
     lags, seeds, steps = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24), (0, 1, 2), 300
     positions = ("rope", "conv", "decay")
     accuracy = {position: [] for position in positions}
@@ -153,11 +153,46 @@ def look_back(model, reach=24, length=64):
     return (share / share.sum()).tolist()
 
 
+def balances():
+    """Share of the variance of past balances explained, against training steps."""
+    [train] = from_notebook("05_inner_function_attention", "train_on_balances")
+    steps, seeds = 1000, (0, 1, 2)
+    explained = {}
+    for kind in ("ssd", "retrieved", "linear", "ssd alone"):
+        runs = [train(kind, steps, seed) for seed in seeds]
+        explained[kind] = [round(statistics.median(at), 3) for at in zip(*runs, strict=True)]
+    return {"seed": list(seeds), "steps": list(range(50, steps + 1, 50)), "explained": explained}
+
+
+def masks():
+    """What dynamic masks hide after training: gates by place, penalties by content."""
+    _, train_on_decoys, train_on_marks = from_notebook(
+        "05_inner_function_attention", "GateAsPrinted", "train_on_decoys", "train_on_marks"
+    )
+    _, printed = train_on_decoys("printed", 200)
+    _, trained = train_on_decoys("gate", 200)
+    gates = {"printed": printed.mask.gate, "gate": trained.mask.logit.sigmoid()}
+    accuracy, _, (share, marks) = train_on_marks(200)
+    return {
+        "seed": 0,
+        "gates": {
+            name: [[round(g, 3) for g in row] for row in t.tolist()] for name, t in gates.items()
+        },
+        "content": {
+            "accuracy": {keep: round(a, 3) for keep, a in accuracy.items()},
+            "share": [[round(g, 3) for g in row] for row in share],
+            "marks": marks,
+        },
+    }
+
+
 WRITERS = {
     "03_letters": letters,
     "03_error_budget": error_budget,
     "04_shift_error": shift_error,
     "04_three_sources": three_sources,
+    "05_balances": balances,
+    "05_masks": masks,
 }
 
 

@@ -271,9 +271,9 @@ class ContentMask(nn.Module):
 class RetrievedValues(nn.Module):
     """Values from a table: v = x ∘ Σ_j w_j e_j over the k rows most similar to the token.
 
-    Every head asks with a query of its own, scores the n_values keys, and superimposes its k best
-    rows, weighted by a softmax over their scores: through these weights queries and keys learn. For
-    k_values = 1 the weight is 1, and they do not.
+    Every head asks with a query of its own, half as wide as the head, scores the n_values keys, and
+    superimposes its k best rows, weighted by a softmax over their scores: through these weights
+    queries and keys learn. For k_values = 1 the weight is 1, and they do not.
 
     Args:
         d_model: width of x, a multiple of n_heads.
@@ -284,8 +284,8 @@ class RetrievedValues(nn.Module):
     Raises:
         ValueError: a size below 1, d_model not a multiple of n_heads, or k_values above n_values.
 
-    Source: WM eq. 3 and Listing 7, with weights, keys that start random, and a table of n_values
-    rows.
+    Source: WM eq. 3, Listing 7 and Table 6, with weights, keys that start random, and a table of
+    n_values rows.
     """
 
     def __init__(self, d_model: int, *, n_heads: int, n_values: int, k_values: int):
@@ -296,14 +296,15 @@ class RetrievedValues(nn.Module):
             raise ValueError(f"d_model = {d_model} must be a multiple of n_heads = {n_heads}")
         self.n_heads, self.k_values = n_heads, k_values
         p = d_model // n_heads
-        self.query_proj = nn.Linear(d_model, d_model, bias=False)
-        self.keys = nn.Parameter(torch.randn(n_heads, n_values, p))
+        m = max(1, p // 2)
+        self.query_proj = nn.Linear(d_model, n_heads * m, bias=False)
+        self.keys = nn.Parameter(torch.randn(n_heads, n_values, m))
         self.values = nn.Parameter(torch.randn(n_heads, n_values, p))
 
     def weights(self, x: Float[Tensor, "b l d"]) -> Float[Tensor, "b l h r"]:
         """Compute each row's weight for each token: softmax over the k best, 0 for the others."""
-        queries = rearrange(self.query_proj(x), "b l (h p) -> b l h p", h=self.n_heads)
-        scores = einsum("blhp,hrp->blhr", queries, self.keys) / math.sqrt(queries.shape[-1])
+        queries = rearrange(self.query_proj(x), "b l (h m) -> b l h m", h=self.n_heads)
+        scores = einsum("blhm,hrm->blhr", queries, self.keys) / math.sqrt(queries.shape[-1])
         best = scores.topk(self.k_values, dim=-1)
         return torch.zeros_like(scores).scatter(-1, best.indices, best.values.softmax(dim=-1))
 
@@ -316,9 +317,9 @@ class RetrievedValues(nn.Module):
 class AttentionCache(NamedTuple):
     """What an attention layer remembers: one entry per token so far, padding included.
 
-    k (b, s, g, p), turned; v (b, s, h, p), or in g groups for inner="linear"; real (b, s), False for
-    padding, or None as long as there was none; position_ids (b, s); and for inner="ssd" the cache of
-    the inner SSD.
+    k (b, s, g, p), turned; v (b, s, h, p), or in g groups for inner="linear"; real (b, s), False
+    for padding, or None as long as there was none; position_ids (b, s); and for inner="ssd" the
+    cache of the inner SSD.
     """
 
     k: Tensor

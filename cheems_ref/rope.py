@@ -14,8 +14,8 @@ SSD, so one source of position serves both.
     rotation_matrix  (dim, dim)       R^d_{Θ,i}
 
 Which numbers form pair k is a convention. "half" takes numbers k and k + dim/2, as the papers'
-listings, transformers and Llama's public weights do; "interleaved" takes 2k and 2k + 1, as the
-papers' formulas do. They differ by a permutation of the coordinates (`pairing_permutation`), and
+listings and transformers do; "interleaved" takes 2k and 2k + 1, as the papers' formulas and Meta's
+Llama do. They differ by a permutation of the coordinates (`pairing_permutation`), and
 `apply_rope` does the first. Notebook 04 derives all of it.
 
 Source: Su et al. (2021), RoFormer; WM §3.1, App. A, B.1; OTCE §3.1, App. A.
@@ -235,8 +235,8 @@ def log_length_scale(
 ) -> Float[Tensor, "b l"]:
     """Compute the factor max(1, log_base_length n) for queries that choose among n tokens.
 
-    Multiplied onto Q it keeps the softmax of attention as sharp over a long text as over one of
-    base_length tokens. On C of SSD, which is linear, it scales the output and a norm undoes it.
+    Multiplied onto Q it sharpens the softmax of attention over texts longer than base_length. On C
+    of SSD, which is linear, it only scales what is read from the state.
 
     Args:
         position_ids: (b, l), integers ≥ 0; a query at position t sees n = t + 1 tokens.

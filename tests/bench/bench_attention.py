@@ -1,0 +1,92 @@
+"""Measure what the inner functions of attention cost, against ordinary attention of the same size.
+
+    python tests/bench/bench_attention.py [--contexts L ...] [--repeats N] [--quick]
+
+One layer of width 512 with 8 heads. Decoding: one token, with a cache of so many. Training: a
+forward and a backward pass over so many tokens. The contestants run in turns (see bench_ssd.py),
+and what is printed is the median of the ratios within a turn. Ch B.2 says that its attention with
+inner functions is about 4 % slower; it does not say what was timed. A run only reports.
+"""
+
+import argparse
+from statistics import median
+
+import torch
+from bench_ssd import THREADS, describe_machine, paired_ratio, time_in_turns
+
+from cheems_ref.attention import InnerFuncAttn
+
+WIDTH, HEADS = 512, 8
+PLAIN = "linear"  # ordinary attention
+LAYERS = {
+    PLAIN: dict(inner="linear"),
+    "retrieved": dict(inner="retrieved"),
+    "ssd": dict(inner="ssd"),
+    "linear, gate": dict(inner="linear", mask="gate", max_positions=16_384),
+    "linear, content": dict(inner="linear", mask="content"),
+    "linear, content, keep 256": dict(inner="linear", mask="content", keep=256),
+}
+
+
+def make_layers():
+    torch.manual_seed(0)
+    return {
+        name: InnerFuncAttn(WIDTH, n_heads=HEADS, **options) for name, options in LAYERS.items()
+    }
+
+
+def decoding(layer, context):
+    """Return a call that decodes one token after so many, without gradients."""
+    x, ids = torch.randn(1, context + 1, WIDTH), torch.arange(context + 1)[None]
+    with torch.no_grad():
+        _, cache = layer(x[:, :-1], ids[:, :-1])
+    return torch.no_grad()(lambda: layer(x[:, -1:], ids[:, -1:], cache=cache))
+
+
+def training(layer, length):
+    """Return a call that goes forward and backward over so many tokens."""
+    x, ids = torch.randn(1, length, WIDTH), torch.arange(length)[None]
+
+    def step():
+        layer.zero_grad()
+        layer(x, ids)[0].sum().backward()
+
+    return step
+
+
+def report(title, make_task, sizes, repeats):
+    print(
+        f"\n{title}, median of {repeats} turns; x is against ordinary attention in the same turn."
+    )
+    print(f"  {'':28}" + "".join(f"{size:>18,}" for size in sizes))
+    columns = []
+    for size in sizes:
+        tasks = {name: make_task(layer, size) for name, layer in make_layers().items()}
+        columns.append(time_in_turns(tasks, repeats, f"{title}, {size}"))
+    for name in LAYERS:
+        cells = [
+            f"{1e3 * median(column[name]):9.2f} ms{paired_ratio(column[name], column[PLAIN]):5.2f}x"
+            for column in columns
+        ]
+        print(f"  {name:28}" + "".join(f"{cell:>18}" for cell in cells))
+
+
+def main():
+    parser = argparse.ArgumentParser(description="Measure the inner functions of attention.")
+    parser.add_argument("--contexts", type=int, nargs="+", default=[256, 1024, 4096, 8192])
+    parser.add_argument("--repeats", type=int, default=31, help="turns per measurement")
+    parser.add_argument("--quick", action="store_true", help="seconds only, to see that it runs")
+    options = parser.parse_args()
+    contexts, repeats = ([256], 2) if options.quick else (options.contexts, options.repeats)
+
+    torch.set_num_threads(THREADS)
+    machine = describe_machine()
+    print(f"attention, b=1 d={WIDTH} h={HEADS}, float32, {THREADS} threads")
+    print(f"{machine['cpu']}, {machine['cores']} cores, load before {machine['load before']:.1f}")
+    report("Decoding one token after", decoding, contexts, repeats)
+    lengths = [length for length in contexts if length <= 1024]  # the masks take length² each
+    report("Training over", training, lengths, max(2, repeats // 3))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,925 @@
+"""Attention: both forms, the masks, the inner functions, the layers, and planted mistakes.
+
+As in test_ssd.py, the properties are functions of a module `m`. The positive tests hand them
+`cheems_ref.attention`, the negative controls a copy of it with one planted mistake.
+"""
+
+import inspect
+import itertools
+import math
+import types
+from functools import partial
+
+import jaxtyping
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import cheems_ref.attention as attention
+from cheems_ref.rope import rotation_matrix
+from cheems_ref.verify import check, check_gradients, must_differ
+
+MASKS = {
+    "causal": {},
+    "gate": dict(mask="gate", max_positions=16),
+    "rounded gate": dict(mask="gate", max_positions=16, round=True),
+    "content": dict(mask="content"),
+    "three keys": dict(mask="content", keep=3),
+}
+INNER = ("ssd", "retrieved", "linear", "QCAttn")
+COMBOS = list(itertools.product(INNER, MASKS, (None, 2)))
+in_every_combination = pytest.mark.parametrize(
+    "combo", COMBOS, ids=lambda c: f"{c[0]}, {c[1]}, g = {c[2] or 4}"
+)
+FORMS = (attention.attention, attention.attention_written_out)
+few = settings(deadline=None, max_examples=5, derandomize=True, database=None)
+
+
+def normal(*shape, seed=0, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
+
+
+def gradients(y, tensors):
+    total = (y * normal(*y.shape, seed=8)).sum()
+    options = dict(materialize_grads=True, retain_graph=True)
+    return torch.autograd.grad(total, tensors, **options)
+
+
+def check_same_gradients(name, y, expected, tensors, others=None):
+    pairs = zip(gradients(y, tensors), gradients(expected, others or tensors), strict=True)
+    for i, (a, e) in enumerate(pairs):
+        check(f"{name}: gradient of tensor {i}", a, e)
+
+
+# --- the formula ------------------------------------------------------------------------------
+
+
+def causal(t, s, real=None):
+    """Which keys each query sees, by a loop: (t, s), or (b, 1, t, s) with `real`."""
+    rows = [None] if real is None else real.tolist()
+    allowed = torch.zeros(len(rows), 1, t, s, dtype=torch.bool)
+    for (b, row), query in itertools.product(enumerate(rows), range(t)):
+        token = s - t + query
+        seen = [key for key in range(token + 1) if row is None or row[key]]
+        allowed[b, 0, query, seen or [token]] = True
+    return allowed[0, 0] if real is None else allowed
+
+
+def definition(q, k, v, allowed, bias=None):
+    """One row, query, head and key at a time; head i reads the group i // (h / g)."""
+    (b, t, h, p), s = q.shape, k.shape[1]
+    allowed, y = allowed.expand(b, h, t, s).tolist(), []
+    for i, n, j in itertools.product(range(b), range(t), range(h)):
+        keys, values = (x[i, :, j // (h // x.shape[2])] for x in (k, v))
+        seen = [key for key in range(s) if allowed[i][j][n][key]]
+        scores = [(q[i, n, j] * keys[key]).sum() / p**0.5 for key in seen]
+        if bias is not None:
+            scores = [score + bias[i, j, key] for score, key in zip(scores, seen, strict=True)]
+        top = max(score.item() for score in scores)
+        weights = [(score - top).exp() for score in scores]
+        read = sum(w * values[key] for w, key in zip(weights, seen, strict=True))
+        y.append(read / sum(weights))
+    return torch.stack(y).view(b, t, h, p) if y else q
+
+
+def some_allowed(kind, t, s, h=4):
+    """A mask of one of the shapes that fit; every query sees its own token."""
+    if kind is None:
+        return None
+    shape = {"t s": (t, s), "b 1 t s": (2, 1, t, s), "b h t s": (2, h, t, s)}[kind]
+    own = torch.ones(t, s).tril(s - t).triu(s - t).bool()
+    return (normal(*shape, seed=9) < 0.5) & causal(t, s) | own
+
+
+def forms_are_the_definition(m, sizes=(5, 5), kind="b 1 t s"):
+    """In values and gradients, for every grouping of keys and values, with a bias and without."""
+    (t, s), h = sizes, 4
+    for groups, biased in itertools.product(((4, 4), (2, 2), (1, 4), (2, 1)), (False, True)):
+        tensors = [normal(2, t, h, 6), *(normal(2, s, g, 6, seed=g) for g in groups)]
+        tensors += [normal(2, h, s, seed=5)] * biased
+        allowed = some_allowed(kind, t, s)
+        shown = causal(t, s) if allowed is None else allowed
+
+        def loop(q, k, v, bias=None, seen=shown):
+            return definition(q, k, v, seen, bias)
+
+        def written_out(q, k, v, bias=None, seen=shown):
+            return m.attention_written_out(q, k, v, allowed=seen, bias=bias)
+
+        def fused(q, k, v, bias=None, seen=allowed):
+            return m.attention(q, k, v, allowed=seen, bias=bias)
+
+        name = f"t, s = {sizes}, groups of k and v = {groups}"
+        check(f"written out = definition, {name}", written_out(*tensors), loop(*tensors))
+        check(f"SDPA = written out, {name}", fused(*tensors), written_out(*tensors))
+        if t:
+            check_gradients(f"written out = definition, {name}", written_out, loop, tensors)
+            check_gradients(f"SDPA = written out, {name}", fused, written_out, tensors)
+
+
+@pytest.mark.parametrize("kind", [None, "t s", "b 1 t s", "b h t s"])
+@pytest.mark.parametrize("sizes", [(5, 5), (2, 5), (1, 5), (1, 1), (0, 3), (0, 0)], ids=str)
+def test_both_forms_are_the_definition(sizes, kind):
+    forms_are_the_definition(attention, sizes, kind)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("form", FORMS, ids=lambda f: f.__name__)
+def test_narrow_dtypes_are_within_rounding_of_float64(form, dtype):
+    q, k, v = (normal(2, n, g, 8, seed=g, dtype=dtype) for n, g in ((30, 4), (40, 2), (40, 1)))
+    bias = normal(2, 4, 40, dtype=dtype)
+    allowed = some_allowed("b 1 t s", 30, 40)
+    got = form(q, k, v, allowed=allowed, bias=bias)
+    wide = form(*(x.double() for x in (q, k, v)), allowed=allowed, bias=bias.double())
+    check(f"{dtype} = float64", got, wide.to(dtype))
+
+
+def test_key_behind_a_large_penalty_is_not_read():
+    q, k, v = (normal(2, 5, 4, 6, seed=seed) for seed in range(3))
+    penalty, without = torch.zeros(2, 4, 5, dtype=q.dtype), causal(5, 5)
+    penalty[..., 1], without[:, 1] = -1e4, False
+    for form in FORMS:
+        got = form(q, k, v, allowed=causal(5, 5), bias=penalty)
+        check("penalty = no key", got, form(q, k, v, allowed=without))
+
+
+# --- the layers -------------------------------------------------------------------------------
+
+
+def layer(m, combo, dtype=torch.float64, **changes):
+    """Any combination, with masks moved away from their start; head 0 has no gate below 1/2."""
+    inner, mask, n_kv_heads = combo
+    torch.manual_seed(0)
+    options = dict(n_heads=4, n_kv_heads=n_kv_heads, rope_base=50.0, **MASKS[mask]) | changes
+    if inner == "QCAttn":
+        mixer = m.QCAttn(16, **options)
+    else:
+        mixer = m.InnerFuncAttn(16, inner=inner, n_values=5, d_state=4, **options)
+    with torch.no_grad():
+        for name, parameter in mixer.named_parameters():
+            if name.startswith("mask."):
+                parameter.copy_(normal(*parameter.shape, seed=3))
+        if mask.endswith("gate"):
+            mixer.mask.logit[0].abs_()
+    return mixer.to(dtype)
+
+
+def tokens(length=7, seed=1, dtype=torch.float64):
+    return normal(2, length, 16, seed=seed, dtype=dtype)
+
+
+def forward(mixer, x, mask=None, cache=None, start=0):
+    """One call, whose positions count the real tokens of each row from `start` on."""
+    real = torch.ones(x.shape[:2]).bool() if mask is None else mask
+    positions = (start + real.cumsum(1) - 1).masked_fill(~real, 0)
+    return mixer(x, positions, padding_mask=mask, cache=cache)
+
+
+def held(cache):
+    """The tensors in a cache by their names, those of the inner cache among them."""
+    tensors = cache._asdict()
+    tensors |= tensors.pop("inner")._asdict() if cache.inner is not None else {}
+    return {name: t for name, t in tensors.items() if torch.is_tensor(t)}
+
+
+def rows(*texts):
+    """A padding mask: '#' is a token and '.' is padding."""
+    return torch.tensor([[c == "#" for c in text] for text in texts])
+
+
+ALL_REAL = rows("#######", "#######")
+PADDING = (
+    rows("..#####", "#######"),
+    rows("####...", "######."),
+    rows("##.#..#", ".#.##.#"),
+    rows(".......", ".##.#.#"),
+)
+
+
+@st.composite
+def padding(draw, shortest=1):
+    length = draw(st.integers(shortest, 7))
+    row = st.lists(st.booleans(), min_size=length, max_size=length)
+    return torch.tensor([draw(row), draw(row)], dtype=torch.bool)
+
+
+def turned(x, positions, base=50.0):
+    R = [rotation_matrix(float(i), x.shape[-1], base) for i in positions.flatten()]
+    R = torch.stack(R).view(*positions.shape, *R[0].shape)
+    return torch.einsum("blpr,blhr->blhp", R, x)
+
+
+def values_by_hand(inner, x):
+    """v = x ∘ Σ_j w_j e_j, one head of one token at a time."""
+    h, _, m = inner.keys.shape
+    p, v = x.shape[-1] // h, []
+    for token, head in itertools.product(x.flatten(0, 1), range(h)):
+        query = inner.query_proj.weight[head * m : (head + 1) * m] @ token
+        scores = [query @ key / m**0.5 for key in inner.keys[head]]
+        best = sorted(range(len(scores)), key=lambda r: -scores[r].item())[: inner.k_values]
+        weights = torch.stack([scores[r] for r in best]).exp()
+        mixed = weights / weights.sum() @ inner.values[head, best]
+        v.append(token[head * p : (head + 1) * p] * mixed)
+    return torch.stack(v).view(x.shape)
+
+
+def masked_by_hand(mixer, v, positions, allowed):
+    """The bias, and the keys that each query sees, (b, h, t, s)."""
+    b, _, t, _ = allowed.shape
+    allowed, mask = allowed.repeat(1, 4, 1, 1), mixer.mask
+    if mask is None:
+        return None, allowed
+    if hasattr(mask, "logit"):
+        gate = 1 / (1 + torch.exp(-mask.logit[:, positions].transpose(0, 1)))
+        if not mask.round:
+            return gate.log(), allowed
+        allowed &= (gate >= 0.5)[:, :, None]
+        for i, head, n in itertools.product(range(b), range(4), range(t)):
+            allowed[i, head, n, n] |= not allowed[i, head, n].any()
+        return None, allowed
+    dt = torch.log1p(torch.exp(v.flatten(2) @ mask.dt_proj.weight.T + mask.dt_bias))
+    bias = (-mask.A_log.exp() * dt).transpose(1, 2)
+    return bias, allowed if mask.keep is None else best_keys(bias, allowed, mask.keep)
+
+
+def best_keys(bias, allowed, n):
+    """Of the allowed keys the n with the largest bias, and of equals the later."""
+    b, h, s = bias.shape
+    allowed = allowed.expand(b, h, -1, s)
+    kept = torch.zeros_like(allowed)
+    for i, head, t in itertools.product(range(b), range(h), range(allowed.shape[2])):
+        keys = [key for key in range(s) if allowed[i, head, t, key]]
+        best = sorted(keys, key=lambda key: (bias[i, head, key].item(), key))[-n:]
+        kept[i, head, t, best] = True
+    return kept
+
+
+def layer_is_the_definition(m, combo, real=PADDING[2]):
+    """Projections, rotations, the inner function and the masks around the definition."""
+    mixer, x = layer(m, combo), tokens().masked_fill(~real[..., None], 0)
+    positions = (real.cumsum(1) - 1).masked_fill(~real, 0)
+    q, k = ((x @ f.weight.T).unflatten(-1, (-1, 4)) for f in (mixer.q_proj, mixer.k_proj))
+    q, k = turned(q, positions), turned(k, positions)
+    if combo[0] == "ssd":
+        v, _ = mixer.inner(x, positions, padding_mask=real)
+    elif combo[0] == "retrieved":
+        v = values_by_hand(mixer.inner, x)
+    else:
+        v = x @ mixer.inner.weight.T
+    v = v.unflatten(-1, (-1, 4))
+    bias, seen = masked_by_hand(mixer, v, positions, causal(7, 7, real))
+    want = definition(q, k, v, seen, bias).flatten(2) @ mixer.out_proj.weight.T
+    for gradient in (True, False):
+        with torch.set_grad_enabled(gradient):
+            y, cache = forward(mixer, x, real)
+        check("layer = definition", y[real], want[real])
+        check("cached keys", cache.k, k)
+        check("cached values", cache.v, v)
+
+
+def is_causal(m, combo, real=ALL_REAL, j=3):
+    """Moving a real token moves what it gives, nothing before it and no other row."""
+    mixer, x, real = layer(m, combo), tokens(real.shape[1]), real.clone()
+    real[0, j] = True
+    moved = x.clone()
+    moved[0, j] += 1
+    before, after = (forward(mixer, u, real)[0] for u in (x, moved))
+    assert torch.equal(after[0, :j], before[0, :j]), f"token {j} reaches back in time"
+    assert torch.equal(after[1], before[1]), "rows of a batch meet"
+    must_differ(f"token {j} moved", after[0, j], before[0, j])
+
+
+def padding_changes_nothing(m, combo, real=PADDING[2]):
+    """Real tokens, cache and all gradients are those of the rows without their padding."""
+    mixer, full = layer(m, combo), tokens(real.shape[1])
+
+    def loss(y, cache):
+        return y.square().sum() + sum(getattr(cache, k).square().sum() for k in ("k", "v"))
+
+    x = full.masked_fill(~real[..., None], math.nan).requires_grad_()
+    y, cache = forward(mixer, x, real)
+    only_real = cache._replace(k=cache.k[real], v=cache.v[real])
+    loss(y[real], only_real).backward()
+    padded = {k: p.grad for k, p in mixer.named_parameters()}
+    for parameter in mixer.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    for i, row in enumerate(real):
+        alone = full[i : i + 1, row].requires_grad_()
+        y_alone, cache_alone = forward(mixer, alone)
+        loss(y_alone, cache_alone).backward()
+        check("padding: y", y[i, row], y_alone[0])
+        check("padding: gradient of x", x.grad[i, row], alone.grad[0])
+        assert not x.grad[i, ~row].any()
+        for k, t in held(cache_alone).items():
+            got = held(cache)[k][i]
+            check(f"padding: {k} of the cache", got if k == "state" else got[row], t[0])
+    for k, parameter in mixer.named_parameters():
+        check(f"padding: gradient of {k}", padded[k], parameter.grad)
+
+
+def positions_at_padding_are_not_looked_at(m, combo):
+    mixer, x, real = layer(m, combo), tokens(), PADDING[2]
+    want = forward(mixer, x, real)[0][real]
+    for number in (-1, 10**9):
+        try:
+            y, _ = mixer(x, (real.cumsum(1) - 1).masked_fill(~real, number), padding_mask=real)
+        except ValueError as error:
+            raise AssertionError(f"{number} at padding is refused") from error
+        assert torch.equal(y[real], want)
+
+
+def calls_join_up(m, combo, cuts=(2, 5), real=PADDING[2]):
+    """Calls that hand the cache on give what one call gives; each cache is a value."""
+    length = 7 if real is None else real.shape[1]
+    mixer, x = layer(m, combo), tokens(length)
+    mask = torch.ones(2, length).bool() if real is None else real
+
+    def call(start, stop, cache):
+        before = mask[:, :start].sum(1, keepdim=True)
+        part = None if real is None else real[:, start:stop]
+        return forward(mixer, x[:, start:stop], part, cache, before)
+
+    want, whole = call(0, length, None)
+    y, cache = [], None
+    for start, stop in itertools.pairwise((0, *cuts, length)):
+        given = held(cache) if cache else {}
+        copies = {k: (t.clone(), t._version) for k, t in given.items()}
+        first, second = call(start, stop, cache), call(start, stop, cache)
+        assert torch.equal(first[0], second[0])
+        assert all(map(torch.equal, held(first[1]).values(), held(second[1]).values()))
+        for k, (copy, version) in copies.items():
+            assert torch.equal(given[k], copy) and given[k]._version == version, f"{k} written to"
+        y.append(first[0])
+        cache = first[1]
+    y = torch.cat(y, dim=1)
+    check("y over several calls = over one", y[mask], want[mask])
+    assert held(cache).keys() == held(whole).keys()
+    for k, t in held(cache).items():
+        check(f"over several calls = over one: {k}", t, held(whole)[k])
+    check_same_gradients("several calls = one", y[mask], want[mask], [*mixer.parameters()])
+
+
+def only_distances_enter(m, combo):
+    """Shifting all positions changes nothing, except that gates belong to positions."""
+    mixer, x, gated = layer(m, combo), tokens(), combo[1].endswith("gate")
+    want, _ = forward(mixer, x)
+    for shift in (1, 7) if gated else (1, 7, 1000):
+        head, cache = forward(mixer, x[:, :3], start=shift)
+        tail, _ = forward(mixer, x[:, 3:], cache=cache, start=shift + 3)
+        for y in (forward(mixer, x, start=shift)[0], torch.cat([head, tail], dim=1)):
+            (must_differ if gated else check)(f"all positions + {shift}", y, want)
+    if gated:
+        with pytest.raises(ValueError, match=r"\[0, 16\), the table; got 10 to 16"):
+            forward(mixer, x, start=10)
+
+
+EXTREMES = {
+    "masks that hide everything": (("logit", -1e4), ("dt_bias", 1e4)),
+    "masks that hide nothing": (("logit", 1e4), ("dt_bias", -1e4)),
+    "large weights": (("proj.weight", None),),
+}
+
+
+def stays_finite(m, combo):
+    for name, dtype in itertools.product(EXTREMES, (torch.float64, torch.float32)):
+        mixer, real = layer(m, combo, dtype), PADDING[3]
+        with torch.no_grad():
+            for (k, p), (end, n) in itertools.product(mixer.named_parameters(), EXTREMES[name]):
+                if k.endswith(end):
+                    p.mul_(1e4) if n is None else p.fill_(n)
+        x = tokens(dtype=dtype).masked_fill(~real[..., None], math.nan).requires_grad_()
+        y, _ = forward(mixer, x, real)
+        y.sum().backward()
+        for k, t in (("y", y), ("x", x.grad), *((k, p.grad) for k, p in mixer.named_parameters())):
+            assert t.isfinite().all(), f"{name}: {k} or its gradient"
+
+
+def not_learning(mixer, x):
+    """The parameters that no gradient reaches, or one that is zero or not finite."""
+    mixer.zero_grad()
+    y = mixer(x, torch.arange(x.shape[1]).expand(x.shape[:2]))
+    (y[0] if isinstance(y, tuple) else y).square().sum().backward()
+    grads = {name: parameter.grad for name, parameter in mixer.named_parameters()}
+    return [k for k, g in grads.items() if g is None or not 1e-9 < g.abs().max() < math.inf]
+
+
+def every_parameter_learns(m, combo, length=7):
+    mixer, x = layer(m, combo), tokens(length)
+    assert not_learning(mixer, x) == []
+    if combo[1].endswith("gate"):  # the gates of the positions used, one by one
+        used = mixer.mask.logit.grad != 0
+        assert used[:, :length].all() and not used[:, length:].any()
+    if combo[0] == "retrieved":  # the rows that were chosen
+        chosen = (mixer.inner.weights(x) > 0).any(1).any(0)
+        assert torch.equal(mixer.inner.values.grad.any(-1), chosen)
+        assert torch.equal(mixer.inner.keys.grad.any(-1), chosen)
+
+
+def no_tokens_are_a_cache_of_nothing(m, combo):
+    mixer, x = layer(m, combo), tokens(0).requires_grad_()
+    y, cache = forward(mixer, x)
+    y.sum().backward()
+    assert y.shape == x.grad.shape == (2, 0, 16) and cache.k.shape[:2] == (2, 0)
+    check("nothing before", forward(mixer, tokens(), cache=cache)[0], forward(mixer, tokens())[0])
+
+
+def padding_may_come_late(m, combo):
+    mixer, x, real = layer(m, combo), tokens(), rows("####..#", "#####.#")
+    _, cache = forward(mixer, x[:, :4])
+    assert cache.real is None
+    y, cache = forward(mixer, x[:, 4:], real[:, 4:], cache, start=4)
+    want, real_now = forward(mixer, x, real)[0][:, 4:], real[:, 4:]
+    check("padding in the second call", y[real_now], want[real_now])
+    assert torch.equal(cache.real, real)
+
+
+def works_in_narrow_dtypes(m, combo):
+    want = forward(layer(m, combo), tokens())[0].float()
+    for dtype in (torch.float32, torch.bfloat16):
+        y, cache = forward(layer(m, combo, dtype), tokens(dtype=dtype))
+        assert y.dtype == cache.k.dtype == cache.v.dtype == dtype and y.isfinite().all()
+        if dtype == torch.float32:
+            check("float32 layer = float64 layer", y, want)
+
+
+LAYER_PROPERTIES = (
+    layer_is_the_definition,
+    is_causal,
+    padding_changes_nothing,
+    positions_at_padding_are_not_looked_at,
+    padding_may_come_late,
+    calls_join_up,
+    only_distances_enter,
+    stays_finite,
+    every_parameter_learns,
+    no_tokens_are_a_cache_of_nothing,
+    works_in_narrow_dtypes,
+)
+
+
+@pytest.mark.parametrize("has_property", LAYER_PROPERTIES, ids=lambda f: f.__name__)
+@in_every_combination
+def test_every_combination_of_inner_function_and_mask(combo, has_property):
+    has_property(attention, combo)
+
+
+@few
+@given(j=st.integers(0, 6), real=padding(shortest=7))
+@in_every_combination
+def test_nothing_before_a_token_and_no_other_row_moves_with_it(combo, j, real):
+    is_causal(attention, combo, real, j)
+
+
+@pytest.mark.parametrize("real", PADDING[:2] + PADDING[3:], ids=["left", "right", "a whole row"])
+@in_every_combination
+def test_padding_on_either_side_changes_nothing(combo, real):
+    padding_changes_nothing(attention, combo, real)
+
+
+@few
+@given(real=padding())
+@in_every_combination
+def test_padding_anywhere_changes_nothing(combo, real):
+    padding_changes_nothing(attention, combo, real)
+
+
+@pytest.mark.parametrize("real", [None, PADDING[0]], ids=["all real", "padding"])
+@in_every_combination
+def test_decoding_token_by_token_equals_one_pass(combo, real):
+    calls_join_up(attention, combo, range(1, 7), real)
+
+
+@few
+@given(real=padding(), cuts=st.lists(st.integers(0, 7), max_size=3))
+@in_every_combination
+def test_split_prefill_equals_one_pass(combo, real, cuts):
+    calls_join_up(attention, combo, sorted(min(cut, real.shape[1]) for cut in cuts), real)
+
+
+@in_every_combination
+def test_two_tokens_suffice_for_every_parameter_to_learn(combo):
+    every_parameter_learns(attention, combo, length=2)
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_qcattn_is_attention_with_linear_values(mask):
+    mixers = [layer(attention, (inner, mask, 2)) for inner in ("QCAttn", "linear")]
+    y, want = (forward(mixer, tokens())[0] for mixer in mixers)
+    assert torch.equal(y, want)
+
+
+class Printed(torch.nn.Module):
+    """WM Listings 6 and 7 with eq. 4: a mask of rounded ones, one row of the table per token.
+
+    Rotation, biases and attention_mask (all ones) are left out; the table has n_values rows (E19).
+    """
+
+    def __init__(self, d=16, h=4, n_values=5, width=8, positions=16):
+        super().__init__()
+        self.h = h
+        self.Q_proj, self.K_proj, self.out_proj = (
+            torch.nn.Linear(d, d, bias=False) for _ in range(3)
+        )
+        self.dynamic_mask = torch.nn.Parameter(torch.ones(h, positions))
+        self.V_queries = torch.nn.Linear(d, width, bias=False)
+        self.V_keys = torch.nn.Parameter(torch.zeros(n_values, width))
+        self.V_embed = torch.nn.Embedding(n_values, d)
+
+    def rows(self, x):
+        return (self.V_queries(x) @ self.V_keys.T).topk(1, dim=-1).indices
+
+    def forward(self, x, position_ids):
+        t, heads = x.shape[1], lambda u: u.unflatten(-1, (self.h, -1)).transpose(1, 2)
+        V = x * self.V_embed(self.rows(x)).sum(dim=-2)
+        Q, K, V = heads(self.Q_proj(x)), heads(self.K_proj(x)), heads(V)
+        mask = torch.full((t, t), -torch.inf).triu(1)
+        padding = mask + self.dynamic_mask.round()[None, :, None, :t]
+        mask = mask.masked_fill(padding == 0, -torch.inf)
+        weights = (Q @ K.mT / math.sqrt(Q.shape[-1]) + mask).softmax(dim=-1)
+        return self.out_proj((weights @ V).transpose(1, 2).flatten(2))
+
+
+def test_as_printed_neither_the_mask_nor_the_choice_of_values_learns():
+    torch.manual_seed(0)
+    printed = Printed()
+    without = ["dynamic_mask", "V_keys", "V_queries.weight"]
+    assert not_learning(printed, tokens(dtype=torch.float32)) == without
+    assert all(dict(printed.named_parameters())[name].grad is None for name in without)
+    assert printed.rows(tokens(dtype=torch.float32)).unique().numel() == 1
+
+
+# --- the masks --------------------------------------------------------------------------------
+
+
+def rounded_gates_hide_hard_and_learn_softly(m, combo):
+    rounded, soft = layer(m, combo), layer(m, (combo[0], "gate", combo[2]))
+    rounded.out_proj, soft.out_proj = torch.nn.Identity(), torch.nn.Identity()
+    y, want = forward(rounded, tokens())[0], forward(soft, tokens())[0]
+    must_differ("rounded", y, want)
+    check_same_gradients("rounded = soft", y, want, [*rounded.parameters()], [*soft.parameters()])
+    y.square().sum().backward()
+    shut = rounded.mask.logit[:, :7] < 0
+    assert shut.any() and rounded.mask.logit.grad[:, :7][shut].all(), "a shut gate cannot open"
+    with torch.no_grad():  # moving gates without crossing 1/2 changes no bit
+        want = forward(rounded, tokens())[0]
+        check("value of rounded gates", y.detach(), want)
+        rounded.mask.logit.mul_(3)
+        assert torch.equal(forward(rounded, tokens())[0], want)
+
+
+def shut_gates_leave_each_token_itself(m, combo):
+    mixer = layer(m, combo)
+    torch.nn.init.constant_(mixer.mask.logit, -3.0)
+    y, cache = forward(mixer, tokens())
+    values = cache.v.repeat_interleave(4 // cache.v.shape[2], dim=2)
+    check("each token reads itself", y, mixer.out_proj(values.flatten(2)))
+
+
+def keeps_the_best(m):
+    """Of the allowed keys those of the smallest penalty, of equals the later."""
+    bias = -normal(2, 3, 6).abs()
+    tied = (bias * 2).round()
+    real = rows("######", ".##.##")
+    for n, b, t in itertools.product((1, 2, 3, 5), (bias, tied, 0 * bias), (6, 2)):
+        for allowed in (causal(t, 6), causal(t, 6, real)):
+            kept = m.ContentMask(4, 3, keep=n).keeps(b, allowed)
+            assert torch.equal(kept, best_keys(b, allowed, n)), n
+            count = allowed.sum(-1).clamp(max=n).expand(2, 3, t)
+            assert torch.equal(kept.sum(-1), count)
+    assert all(m.ContentMask(4, 3, keep=n).keeps(bias, causal(6, 6)) is None for n in (6, 9))
+
+
+def masks_are_the_loop(m):
+    for s, seed in itertools.product(range(6), range(3)):
+        for t in range(s + 1):
+            real = normal(3, s, seed=seed) < (0.6, 0, -9)[seed]  # at last, nothing is real
+            assert torch.equal(m.causal_mask(t, s), causal(t, s))
+            assert torch.equal(m.causal_mask(t, s, real=real), causal(t, s, real)), (t, s)
+
+
+def test_masks_hide_next_to_nothing_at_the_start():
+    v, positions = torch.zeros(1, 3, 2, 4), torch.arange(3)[None]
+    content, gate = attention.ContentMask(8, 2), attention.GateMask(2, 3)
+    check("share of a key left", content(v, positions), torch.full((1, 2, 3), -0.1))
+    check("gates", gate(v, positions).exp(), torch.full((1, 2, 3), 0.880797))
+
+
+def test_gates_are_rounded_at_one_half():
+    mask = attention.GateMask(1, 3, round=True)
+    torch.nn.init.constant_(mask.logit, 0.0)
+    with torch.no_grad():
+        mask.logit[0] += torch.tensor([-1e-3, 0, 1e-3])
+    bias = mask(torch.zeros(1, 3, 1, 1), torch.arange(3)[None])
+    assert mask.keeps(bias, causal(3, 3))[0, 0, 2].tolist() == [False, True, True]
+
+
+@in_every_combination
+def test_rounded_gates_hide_hard_and_learn_softly(combo):
+    if combo[1] == "rounded gate":
+        rounded_gates_hide_hard_and_learn_softly(attention, combo)
+        shut_gates_leave_each_token_itself(attention, combo)
+
+
+@pytest.mark.parametrize("keep", [7, 100])
+@pytest.mark.parametrize("inner", INNER[:3])
+def test_keeping_as_many_keys_as_there_are_is_keeping_all(inner, keep):
+    combo = (inner, "content", 2)
+    y, want = (forward(layer(attention, combo, keep=n), tokens())[0] for n in (keep, None))
+    assert torch.equal(y, want)
+
+
+def test_token_that_says_so_is_hidden_from_every_later_one():
+    mixer, x, real = layer(attention, ("linear", "content", None)), tokens(), rows("##.####")
+    w = mixer.mask.dt_proj.weight[0].detach()
+    with torch.no_grad():
+        mixer.mask.dt_proj.weight.copy_(w.expand(4, -1))
+        x[:, 2] = torch.linalg.solve(mixer.inner.weight, 1e4 * w / w.norm())
+    positions = torch.arange(7).expand(2, 7)
+    said, padded = (mixer(x, positions, padding_mask=p)[0] for p in (None, real.expand(2, 7)))
+    check("hidden = padded", said[:, 3:], padded[:, 3:])
+
+
+def test_equal_keys_are_dropped_alike_in_prefill_and_decoding():
+    """With whole numbers for weights, equal tokens have equal penalties to the last bit."""
+    mixer = layer(attention, ("linear", "content", 2), keep=2)
+    with torch.no_grad():
+        for weight in (mixer.inner.weight, mixer.mask.dt_proj.weight):
+            weight.copy_((3 * weight).round())
+    text = torch.tensor([[0, 1, 0, 0, 1, 0, 0, 0, 1], [1, 1, 0, 0, 0, 0, 1, 0, 0]])
+    x = normal(2, 16, seed=4).round()[text]
+    want, cache = forward(mixer, x)[0], None
+    for t in range(text.shape[1]):
+        y, cache = forward(mixer, x[:, t : t + 1], cache=cache, start=t)
+        check("decoded = prefilled", y, want[:, t : t + 1])
+    bias = mixer.mask(cache.v, cache.position_ids)
+    assert all(row.unique().numel() == 2 for row in bias.flatten(0, 1))
+
+
+# --- retrieved values -------------------------------------------------------------------------
+
+
+def retrieved(m, k=2, n_values=5, h=2):
+    torch.manual_seed(0)
+    return m.RetrievedValues(16, n_heads=h, n_values=n_values, k_values=k).double()
+
+
+def values_are_the_loop(m):
+    for k in (1, 2, 5):
+        inner, x = retrieved(m, k), tokens(3).requires_grad_()
+        assert inner.keys.shape == (2, 5, 4)  # half as wide as a head
+        want, weights = values_by_hand(inner, x), inner.weights(x)
+        check("retrieved values = loop", inner(x), want)
+        check_same_gradients("retrieved = loop", inner(x), want, [x, *inner.parameters()])
+        assert (weights >= 0).all() and ((weights > 0).sum(-1) == k).all()
+        check("weights sum to 1", weights.sum(-1), torch.ones(2, 3, 2, dtype=x.dtype))
+
+
+def test_one_row_has_weight_one_and_queries_and_keys_do_not_learn_from_it():
+    inner = retrieved(attention, k=1)
+    inner(tokens()).square().sum().backward()
+    assert not inner.query_proj.weight.grad.any() and not inner.keys.grad.any()
+    assert inner.values.grad.any()
+
+
+def test_rows_of_equal_score_are_superimposed_in_equal_parts():
+    inner, x = retrieved(attention, k=5), tokens()
+    torch.nn.init.zeros_(inner.keys)
+    check("x ∘ mean of the rows", inner(x), x * inner.values.mean(1).flatten())
+
+
+def test_each_token_has_its_values_alone():
+    inner, x = retrieved(attention), tokens()
+    for b, t in itertools.product(range(2), range(7)):
+        check("one token", inner(x[b : b + 1, t : t + 1])[0, 0], inner(x)[b, t])
+
+
+# --- negative controls ------------------------------------------------------------------------
+
+
+def planted(*edits):
+    """A copy of attention.py in which each (fragment, replacement[, how often]) is exchanged.
+
+    A fragment that is no longer there stops the test: a control on old source controls nothing.
+    """
+    source = inspect.getsource(attention)
+    for fragment, replacement, *count in edits:
+        found, expected = source.count(fragment), *(count or [1])
+        if found != expected:
+            raise LookupError(f"{fragment!r} occurs {found} times in attention.py, not {expected}")
+        source = source.replace(fragment, replacement)
+    module = types.ModuleType("planted_attention")
+    exec(compile(source, "planted attention.py", "exec"), module.__dict__)
+    return module
+
+
+# fmt: off
+ST = "return soft + (hard - soft).detach()"
+ROUNDED = ("linear", "rounded gate", None)
+GATE = "F.logsigmoid(self.logit)[:, position_ids]"
+
+# One row, one mistake: what it is, the property that must fail, in which combination, the edits.
+PLANTED = [
+    ("no 1/√p", forms_are_the_definition, None, ("keys) / math.sqrt(p)", "keys)")),
+    ("mask after the softmax", forms_are_the_definition, None,
+     ("scores.masked_fill(~allowed, -torch.inf).softmax(dim=-1)",
+      "scores.softmax(dim=-1).masked_fill(~allowed, 0)")),
+    ("tiled groups", forms_are_the_definition, None,
+     ("to_heads(x, h)", "x.repeat(1, 1, h // x.shape[2], 1)", 2)),
+    ("bias of the query", forms_are_the_definition, None,
+     ("bias[:, :, None].to(wide)", "bias[..., None].to(wide)")),
+    ("bias forgotten by SDPA", forms_are_the_definition, None,
+     ("mask = bias[:, :, None]", "mask = 0 * bias[:, :, None]")),
+    ("not causal by itself", partial(forms_are_the_definition, kind=None), None,
+     ("is_causal=t == s", "is_causal=False")),
+    ("no offset", masks_are_the_loop, None, ("[:, None] + (n_keys - n_queries)", "[:, None]")),
+    ("no offset, decoded", calls_join_up, ("linear", "content", None),
+     ("[:, None] + (n_keys - n_queries)", "[:, None]")),
+    ("offset one too large", is_causal, ("linear", "causal", None),
+     ("[:, None] + (n_keys - n_queries)", "[:, None] + (n_keys - n_queries + 1)")),
+    ("a query misses itself", masks_are_the_loop, None, ("source <= token", "source < token")),
+    ("padding is read", masks_are_the_loop, None,
+     ("allowed & real[:", "allowed & (real | True)[:")),
+    ("padding is read, in the layer", padding_changes_nothing, ("linear", "causal", None),
+     ("allowed & real[:", "allowed & (real | True)[:")),
+    ("empty rows stay empty", masks_are_the_loop, None,
+     ("return allowed | (own & ~allowed.any(dim=-1, keepdim=True))", "return allowed")),
+    ("every row sees itself", masks_are_the_loop, None,
+     ("(own & ~allowed.any(dim=-1, keepdim=True))", "own")),
+    ("k is not turned", layer_is_the_definition, ("linear", "causal", None),
+     ("apply_rope(k, cos, sin)", "k")),
+    ("k is not turned, so places count", only_distances_enter, ("linear", "causal", None),
+     ("apply_rope(k, cos, sin)", "k")),
+    ("q is turned backwards", only_distances_enter, ("linear", "causal", None),
+     ("apply_rope(q, cos, sin)", "apply_rope(q, cos, -sin)")),
+    ("the base is not handed on", layer_is_the_definition, ("linear", "causal", None),
+     ("p, self.rope_base,", "p,")),
+    ("heads and widths exchanged", layer_is_the_definition, ("linear", "causal", None),
+     ('"b l (h p) -> b l h p", p=p)', '"b l (p h) -> b l h p", p=p)')),
+    ("content of padding is looked at", padding_changes_nothing, ("linear", "causal", None),
+     ("x = x.masked_fill(~padding_mask[..., None], 0)", "x = x + 0")),
+    ("positions at padding are looked at", positions_at_padding_are_not_looked_at,
+     ("linear", "gate", None), ("position_ids.masked_fill(~padding_mask, 0)", "position_ids")),
+    ("padding of earlier calls is forgotten", calls_join_up, ("linear", "causal", None),
+     ("real = torch.cat([old, new], dim=1)", "real = torch.cat([old | True, new], dim=1)")),
+    ("the oldest token is forgotten", calls_join_up, ("linear", "causal", None),
+     ("old, new in ((cache.k, k)", "old, new in ((F.pad(cache.k[:, 1:], (0, 0, 0, 0, 1, 0)), k)")),
+    ("the cache is written to", calls_join_up, ("linear", "causal", None),
+     ("old, new in ((cache.k, k)", "old, new in ((cache.k.add_(0), k)")),
+    ("no gradient through the cache", calls_join_up, ("linear", "causal", None),
+     ("(cache.v, v), (cache.position_ids", "(cache.v.detach(), v), (cache.position_ids")),
+    ("the inner cache is forgotten", calls_join_up, ("ssd", "causal", None),
+     ("None if cache is None else cache.inner", "None")),
+    ("padding enters the state", padding_changes_nothing, ("ssd", "causal", None),
+     ("                padding_mask=padding_mask,\n", "")),
+    ("gate with the wrong sign", layer_is_the_definition, ("linear", "gate", None),
+     (GATE, "F.logsigmoid(-self.logit)[:, position_ids]")),
+    ("gate without its logarithm", layer_is_the_definition, ("linear", "gate", None),
+     (GATE, "self.logit.sigmoid()[:, position_ids]")),
+    ("gates by the index of the key", padding_changes_nothing, ("linear", "gate", None),
+     (GATE, "F.logsigmoid(self.logit)[:, position_ids * 0 + torch.arange(v.shape[1])]")),
+    ("gates without a gradient", every_parameter_learns, ("linear", "gate", None),
+     (GATE, "F.logsigmoid(self.logit.detach())[:, position_ids]")),
+    ("gates rounded the wrong way", layer_is_the_definition, ("linear", "rounded gate", None),
+     ("bias >= math.log(0.5)", "bias < math.log(0.5)")),
+    ("rounded gates learn nothing", rounded_gates_hide_hard_and_learn_softly, ROUNDED,
+     (ST, "return hard")),
+    ("rounded gates are soft", rounded_gates_hide_hard_and_learn_softly, ROUNDED, (ST, "return soft")),
+    ("straight through the wrong way", rounded_gates_hide_hard_and_learn_softly, ROUNDED,
+     (ST, "return hard + (soft - hard).detach()")),
+    ("soft with a gradient, hard without", layer_is_the_definition,
+     ("linear", "rounded gate", None), (ST, "return soft")),
+    ("shut gates leave a token everything", shut_gates_leave_each_token_itself, ROUNDED,
+     ("kept = _own_if_empty(kept)",
+      "kept = kept | (allowed & ~kept.any(dim=-1, keepdim=True))")),
+    ("penalty with the wrong sign", layer_is_the_definition, ("linear", "content", None),
+     ("-self.A_log.to(wide).exp()", "self.A_log.to(wide).exp()")),
+    ("penalty of the token after", is_causal, ("linear", "content", None),
+     ('exp() * dt, "b s h', 'exp() * dt.roll(-1, 1), "b s h')),
+    ("penalty of the token before", layer_is_the_definition, ("linear", "content", None),
+     ('exp() * dt, "b s h', 'exp() * dt.roll(1, 1), "b s h')),
+    ("future keys take places", is_causal, ("linear", "three keys", None),
+     (".masked_fill(~allowed, -torch.inf).flip(-1)", ".expand(-1, -1, allowed.shape[-2], -1)"
+      ".flip(-1)")),
+    ("hidden keys take places", keeps_the_best, None,
+     (".masked_fill(~allowed, -torch.inf).flip(-1)", ".masked_fill(~allowed, 0).flip(-1)")),
+    ("hidden keys are kept", keeps_the_best, None, ("return kept & allowed", "return kept")),
+    ("the worst are kept", keeps_the_best, None, ("descending=True", "descending=False")),
+    ("one too few is kept", keeps_the_best, None, (": self.keep]", ": self.keep - 1]")),
+    ("of equals the earlier is kept", keeps_the_best, None, (".flip(-1)", ".clone()", 2)),
+    ("softmax over all rows", values_are_the_loop, None,
+     ("best.values.softmax(dim=-1)", "scores.softmax(dim=-1).gather(-1, best.indices)")),
+    ("rows of another head", values_are_the_loop, None,
+     ("self.weights(x), self.values)", "self.weights(x), self.values.flip(0))")),
+    ("rows in place of x ∘ rows", values_are_the_loop, None,
+     ("return x * rearrange(rows", "return rearrange(rows")),
+    ("rows without weights", every_parameter_learns, ("retrieved", "causal", None),
+     ("best.values.softmax(dim=-1)", "torch.full_like(best.values, 1 / self.k_values)")),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize("row", PLANTED, ids=lambda row: row[0])
+def test_planted_mistake_is_caught(row):
+    _, has_property, combo, *edits = row
+    mutant = planted(*edits)
+    with pytest.raises(AssertionError):
+        has_property(mutant, *([combo] if combo else []))
+
+
+@pytest.mark.parametrize("has_property, combo", {row[1:3]: None for row in PLANTED}, ids=str)
+def test_attention_has_every_property_that_a_mistake_breaks(has_property, combo):
+    has_property(attention, *([combo] if combo else []))
+
+
+# --- bad input --------------------------------------------------------------------------------
+
+Q, K, POSITIONS = torch.zeros(2, 3, 4, 6), torch.zeros(2, 5, 2, 6), torch.arange(5).expand(2, 5)
+mask = partial(attention.causal_mask, n_queries=3, n_keys=5)
+linear = partial(attention.InnerFuncAttn, d_model=16, n_heads=4, inner="linear")
+values = partial(attention.RetrievedValues, 16, n_heads=2, n_values=5, k_values=2)
+gate = partial(attention.GateMask(4, 5), torch.zeros(2, 5, 2, 6))
+called = partial(linear(), x=torch.zeros(2, 5, 16), position_ids=POSITIONS)
+EMPTY = torch.ones(3, 5).bool().index_fill(0, torch.tensor(1), False)
+
+# fmt: off
+BAD = [
+    (mask, dict(n_queries=6), "6 queries.* 5 keys"),
+    (mask, dict(n_queries=-1), "-1 queries"),
+    (mask, dict(real=torch.ones(2, 5)), r"real must be boolean .*float32 \(2, 5\)"),
+    (mask, dict(real=torch.ones(2, 4).bool()), r"s = 5, got .*\(2, 4\)"),
+    (mask, dict(real=torch.ones(5).bool()), r"real must be .*\(5,\)"),
+    *((partial(form, **dict(q=Q, k=K, v=K, allowed=causal(3, 5))), bad, message)
+      for form in FORMS for bad, message in (
+        (dict(q=Q[0]), r"q must have the 4 axes .*\(3, 4, 6\)"),
+        (dict(k=K[0]), r"k must have the 4 axes .*\(5, 2, 6\)"),
+        (dict(v=K[0]), r"v must have the 4 axes .*\(5, 2, 6\)"),
+        (dict(k=K.double()), "share a floating dtype, got .*float32, .*float64"),
+        (dict(v=K.half()), "share a floating dtype, got .*float32, .*float16"),
+        (dict(q=Q.long(), k=K.long(), v=K.long()), "share a floating dtype, got .*int64"),
+        (dict(k=K[:, :2], v=K[:, :2]), "3 queries.* 2 keys"),
+        (dict(k=K[:1]), r"k must be \(2, 5, 'groups', 6\), got \(1, 5, 2, 6\)"),
+        (dict(k=K[..., :4]), r"k must be .*6\), got \(2, 5, 2, 4\)"),
+        (dict(v=K[:, :4]), r"v must be .*6\), got \(2, 4, 2, 6\)"),
+        (dict(v=K[..., :4]), r"v must be .*6\), got \(2, 5, 2, 4\)"),
+        (dict(k=K[:, :, [0, 1, 0]]), "groups of k must divide the heads: 3, 4"),
+        (dict(v=K[:, :, :0]), "groups of v must divide the heads: 0, 4"),
+        (dict(bias=torch.zeros(2, 4, 3)), r"bias must be .*\(2, 4, 5\), got \(2, 4, 3\)"),
+        (dict(bias=torch.zeros(4, 5)), r"bias must be .*\(2, 4, 5\), got \(4, 5\)"),
+        (dict(allowed=torch.zeros(3, 5)), "allowed must be boolean, .*float32"),
+        (dict(allowed=torch.ones(5, 5).bool()), r"\(2, 4, 3, 5\), got \(5, 5\)"),
+        (dict(allowed=torch.ones(2, 3, 5).bool()), r"\(2, 4, 3, 5\), got \(2, 3, 5\)"),
+        (dict(allowed=torch.ones(1, 1, 1, 3, 5).bool()), r"got \(1, 1, 1, 3, 5\)"),
+        (dict(allowed=EMPTY), "leaves a query nothing to attend to"))),
+    (attention.GateMask, dict(n_heads=0, max_positions=5), "n_heads must be at least 1, got 0"),
+    (attention.GateMask, dict(n_heads=2, max_positions=0), "max_positions must be at least 1, got 0"),
+    (gate, dict(position_ids=POSITIONS + 1), r"in \[0, 5\), the table; got 1 to 5"),
+    (gate, dict(position_ids=POSITIONS - 1), r"in \[0, 5\), the table; got -1 to 3"),
+    (attention.ContentMask, dict(d_values=0, n_heads=2), "d_values must be at least 1, got 0"),
+    (attention.ContentMask, dict(d_values=8, n_heads=0), "n_heads must be at least 1, got 0"),
+    (attention.ContentMask, dict(d_values=8, n_heads=2, keep=0), "keep must be at least 1, got 0"),
+    (values, dict(k_values=0), r"k_values must be in \[1, n_values = 5\], got 0"),
+    (values, dict(k_values=6), r"k_values must be in \[1, n_values = 5\], got 6"),
+    (values, dict(n_heads=0), "d_model = 16 must be a multiple of n_heads = 0"),
+    (values, dict(n_heads=3), "d_model = 16 must be a multiple of n_heads = 3"),
+    *((linear, {name: 0}, f"{name} must be at least 1, got 0")
+      for name in ("d_model", "n_heads", "n_kv_heads")),
+    (linear, dict(d_model=18), "d_model = 18 must be an even multiple of n_heads = 4"),
+    (linear, dict(d_model=12), "d_model = 12 must be an even multiple of n_heads = 4"),
+    (linear, dict(n_kv_heads=3), "n_heads = 4 must be a multiple of n_kv_heads = 3"),
+    (linear, dict(mask="static"), "mask must be .*'gate', 'content'.*'static'"),
+    (linear, dict(inner="conv"), "inner must be .*'ssd', 'retrieved', 'linear'.*'conv'"),
+    (linear, dict(mask="gate"), "mask='gate' needs max_positions"),
+    (linear, dict(mask="gate", max_positions=0), "max_positions must be at least 1, got 0"),
+    (linear, dict(round=True), "round belongs to mask='gate', got mask=None"),
+    (linear, dict(mask="content", round=True), "round belongs .*got mask='content'"),
+    (linear, dict(keep=2), "keep = 2 belongs to mask='content', got mask=None"),
+    (linear, dict(mask="content", keep=0), "keep must be at least 1, got 0"),
+    (linear, dict(rope_base=0.0), r"base must be .*0\.0"),
+    (linear, dict(inner="retrieved", k_values=65), r"\[1, n_values = 64\], got 65"),
+    (linear, dict(inner="ssd", d_state=5), "d_state must be even .*5"),
+    (called, dict(x=torch.zeros(2, 5, 12)), r"x must be .*d = 16, got shape \(2, 5, 12\)"),
+    (called, dict(position_ids=POSITIONS[0]), r"position_ids must be .*\(2, 5\), .*\(5,\)"),
+    (called, dict(position_ids=POSITIONS.float()), "position_ids must be integers, .*float32"),
+    (called, dict(position_ids=POSITIONS - 1), "position_ids must be ≥ 0, got -1"),
+    (called, dict(padding_mask=torch.ones(2, 5)), "padding_mask must be boolean.*float32"),
+    (called, dict(padding_mask=torch.ones(2, 4).bool()), r"\(b, l\) = \(2, 5\), .*\(2, 4\)"),
+    (called, dict(cache=linear()(torch.zeros(1, 5, 16), POSITIONS[:1])[1]),
+     "the cache is of 1 rows, x of 2"),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("function", "arguments", "message"), BAD)
+def test_bad_input_is_refused_with_its_name_and_numbers(monkeypatch, function, arguments, message):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # it would answer first
+    with pytest.raises(ValueError, match=message):
+        function(**arguments)
+
+
+def test_shapes_in_signatures_are_checked_in_this_run(request):
+    if not request.config.getoption("--jaxtyping-packages", default=None):
+        pytest.skip("pytest runs without --jaxtyping-packages")
+    with pytest.raises(jaxtyping.TypeCheckError):
+        attention.attention(Q, K, K[:, :4])
