@@ -141,17 +141,17 @@ def attention(
     _check_qkv(q, k, v, bias)
     (b, t, h, _), s = q.shape, k.shape[1]
     q, k, v = (rearrange(to_heads(x, h), "b l h p -> b h l p") for x in (q, k, v))
-    if (
-        allowed is None and bias is None and t in (1, s)
-    ):  # then torch may choose its fastest kernels
+    if allowed is None and bias is None and t in (1, s):  # torch may choose its fastest kernels
         y = F.scaled_dot_product_attention(q, k, v, is_causal=t == s)
-    else:
-        mask = causal_mask(t, s, device=q.device) if allowed is None else allowed
-        _check_allowed(mask, (b, h, t, s))
-        if bias is not None:
-            mask = bias[:, :, None].to(q.dtype).masked_fill(~mask, -torch.inf)
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-    return rearrange(y, "b h l p -> b l h p")
+        return rearrange(y, "b h l p -> b l h p")
+    mask = causal_mask(t, s, device=q.device) if allowed is None else allowed
+    _check_allowed(mask, (b, h, t, s))
+    dtype = q.dtype
+    if bias is not None:  # which sixteen bits could not hold
+        q, k, v = (x.to(torch.promote_types(dtype, torch.float32)) for x in (q, k, v))
+        mask = bias[:, :, None].to(q.dtype).masked_fill(~mask, -torch.inf)
+    y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    return rearrange(y, "b h l p -> b l h p").to(dtype)
 
 
 class GateMask(nn.Module):
@@ -202,7 +202,7 @@ class GateMask(nn.Module):
         if position_ids.numel() and not 0 <= position_ids.min() <= position_ids.max() < n:
             low, high = position_ids.min().item(), position_ids.max().item()
             raise ValueError(f"position_ids must be in [0, {n}), the table; got {low} to {high}")
-        return rearrange(F.logsigmoid(self.logit)[:, position_ids], "h b s -> b h s")
+        return rearrange(F.logsigmoid(self.logit)[:, position_ids.long()], "h b s -> b h s")
 
     def keeps(self, bias: Float[Tensor, "b h s"], allowed: Bool[Tensor, "... t s"]):
         """Say which of the allowed keys are kept, (b, h, t, s); None for all."""
@@ -216,7 +216,9 @@ class ContentMask(nn.Module):
     says "do not read me" is hidden from every later one. At the start it hides next to nothing.
 
     With keep=n each query keeps the n allowed keys of the smallest penalty and sees no others; of
-    equal penalties the later key is kept.
+    penalties that are equal as float32 numbers the later key is kept. (In a float32 model equal
+    tokens may differ by a rounding, and then either may be kept.) With keep=1 the weight is 1
+    whatever the scores, and queries, keys and penalties receive no gradient.
 
     Args:
         d_values: width of all values of a token together.
@@ -261,8 +263,9 @@ class ContentMask(nn.Module):
         """Say which of the allowed keys are kept, (b, h, t, s); None for all."""
         if self.keep is None or self.keep >= bias.shape[-1]:
             return None
-        # Sorted from the last key to the first, so that of equals the later comes first.
-        seen = bias[:, :, None].masked_fill(~allowed, -torch.inf).flip(-1)
+        # Sorted from the last key to the first, so that of equals the later comes first. As float32
+        # since in float64 the rounding of a matrix product would tell equal tokens apart.
+        seen = bias.float()[:, :, None].masked_fill(~allowed, -torch.inf).flip(-1)
         order = seen.argsort(dim=-1, descending=True, stable=True)[..., : self.keep]
         kept = torch.zeros_like(seen, dtype=torch.bool).scatter(-1, order, True).flip(-1)
         return kept & allowed
@@ -344,7 +347,7 @@ class InnerFuncAttn(nn.Module):
         inner: "ssd", "retrieved" or "linear".
         n_values, k_values: as in `RetrievedValues`, for inner="retrieved".
         d_state: state width of the inner SSD, for inner="ssd".
-        max_positions: length of the table of mask="gate", which needs it.
+        max_positions: length of the table of mask="gate", which needs it; else without meaning.
         round: whether mask="gate" rounds its gates, as in `GateMask`.
         keep: keys that mask="content" keeps per query, as in `ContentMask`.
 
@@ -443,6 +446,8 @@ class InnerFuncAttn(nn.Module):
         check_call(x, self.q_proj.in_features, position_ids, padding_mask)
         if cache is not None and cache.k.shape[0] != x.shape[0]:
             raise ValueError(f"the cache is of {cache.k.shape[0]} rows, x of {x.shape[0]}")
+        if cache is not None and (cache.inner is None) == isinstance(self.inner, SSD):
+            raise ValueError("the cache is that of a layer with another inner function")
         if padding_mask is not None:
             x = x.masked_fill(~padding_mask[..., None], 0)
             position_ids = position_ids.masked_fill(~padding_mask, 0)
@@ -528,8 +533,9 @@ class QCAttn(InnerFuncAttn):
 
 def _extended(cache, k, v, padding_mask, position_ids, inner):
     """The cache with this call's tokens appended."""
-    if cache is None:
-        return AttentionCache(k, v, padding_mask, position_ids, inner)
+    if cache is None:  # the caller's own tensors may change after the call
+        real = None if padding_mask is None else padding_mask.clone()
+        return AttentionCache(k, v, real, position_ids.clone(), inner)
     real = None
     if padding_mask is not None or cache.real is not None:
         old, new = (
@@ -573,7 +579,7 @@ def _check_qkv(q, k, v, bias):
 def _check_allowed(allowed, shape):
     if allowed.dtype != torch.bool:
         raise ValueError(f"allowed must be boolean, True to look; got {allowed.dtype}")
-    fits = allowed.ndim <= 4 and all(
+    fits = 2 <= allowed.ndim <= 4 and all(
         size in (1, full)
         for size, full in zip(reversed(allowed.shape), reversed(shape), strict=False)
     )

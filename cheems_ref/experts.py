@@ -37,6 +37,8 @@ from torch.autograd.function import once_differentiable
 
 # Tokens whose scores against all keys are held at a time.
 TOKENS_PER_BLOCK = 1024
+# Rows of a table that `neurons` goes through twice in a row.
+ROWS_PER_BLOCK = 4096
 
 
 class MLP(nn.Module):
@@ -283,11 +285,11 @@ def product_key_topk(
     first, second = ((ranks[:, None] + 1) * (ranks + 1) <= k).nonzero(as_tuple=True)
     found = []
     for block in queries.flatten(0, 1).split(TOKENS_PER_BLOCK):
-        values, where = _topk(einsum("nhzm,hzrm->nhzr", block, keys), best)
-        sums = values[:, :, 0, first] + values[:, :, 1, second]
-        index = where[:, :, 0, first] * r + where[:, :, 1, second]
+        values, where = _topk(rearrange(block, "n h z m -> h z n m") @ keys.mT, best)
+        sums = values[:, 0, :, first] + values[:, 1, :, second]
+        index = where[:, 0, :, first] * r + where[:, 1, :, second]
         order = sums.argsort(dim=-1, descending=True, stable=True)[..., :k]
-        found.append((sums.gather(-1, order), index.gather(-1, order)))
+        found.append([t.gather(-1, order).transpose(0, 1) for t in (sums, index)])
     scores, indices = (torch.cat(parts) for parts in zip(*found, strict=True))
     shape = (*queries.shape[:3], k)
     return scores.view(shape), indices.view(shape)
@@ -624,10 +626,15 @@ class _Neurons(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, table, indices):
         ctx.save_for_backward(x, table, indices)
-        with torch.enable_grad():
-            weights = x.new_zeros(indices.shape).requires_grad_()
-            bag = F.embedding_bag(indices, table.detach(), per_sample_weights=weights, mode="sum")
-        return torch.autograd.grad(bag, weights, x.detach())[0]
+        table, products = table.detach(), []
+        # In blocks, whose rows stay in a core's cache between the bag and its gradient.
+        tokens = max(1, ROWS_PER_BLOCK // max(1, indices.shape[1]))
+        for block, rows in zip(x.detach().split(tokens), indices.split(tokens), strict=True):
+            with torch.enable_grad():
+                weights = x.new_zeros(rows.shape).requires_grad_()
+                bag = F.embedding_bag(rows, table, per_sample_weights=weights, mode="sum")
+            products += torch.autograd.grad(bag, weights, block)
+        return torch.cat(products)
 
     @staticmethod
     @once_differentiable
@@ -641,14 +648,29 @@ class _Neurons(torch.autograd.Function):
 
 def _topk(scores, k):
     """The k largest along the last axis, descending; of equal scores the smaller index first."""
-    values, indices = scores.topk(min(k + 1, scores.shape[-1]), dim=-1)
+    values, indices = _some_topk(scores, min(k + 1, scores.shape[-1]))
     tied = (values[..., 1:] == values[..., :-1]).any(dim=-1)
     values, indices = values[..., :k], indices[..., :k]
-    if bool(tied.any()):  # topk leaves open which of them it takes
+    if bool(tied.any()):  # torch leaves open which of them it takes
         order = scores[tied].argsort(dim=-1, descending=True, stable=True)[..., :k]
         indices = indices.masked_scatter(tied[..., None], order)
         values = scores.gather(-1, indices)
     return values, indices
+
+
+def _some_topk(scores, k):
+    """torch's topk; along a long axis only in the k groups of 8 with the largest maxima."""
+    groups, left = divmod(scores.shape[-1], 8)
+    if left or groups < 4 * k:
+        return scores.topk(k, dim=-1)
+    # Entry i is in group i mod groups. An entry of another group is no larger than its maximum,
+    # and that is no larger than the k maxima chosen: so it is not needed.
+    maxima = scores.detach().unflatten(-1, (8, groups)).amax(dim=-2)
+    group = maxima.topk(k, dim=-1).indices
+    entries = torch.arange(0, 8 * groups, groups, device=scores.device)
+    inside = (group[..., None, :] + entries[:, None]).flatten(-2)
+    values, place = scores.gather(-1, inside).topk(k, dim=-1)
+    return values, inside.gather(-1, place)
 
 
 def _check_sizes(**sizes):
