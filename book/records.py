@@ -20,6 +20,7 @@ from cheems_ref import kernels, rope, ssd, text
 
 ROOT = Path(__file__).parents[1]
 RECORDS = ROOT / "figures" / "records"
+CHAPTER_5 = "05_inner_function_attention"
 
 
 def from_notebook(notebook, *names):
@@ -28,6 +29,7 @@ def from_notebook(notebook, *names):
     imports = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
     wanted = [node for node in tree.body if getattr(node, "name", None) in names]
     namespace = {}
+    torch.set_default_dtype(torch.float64)  # as the notebooks do
     exec(compile(ast.Module([*imports, *wanted], []), notebook, "exec"), namespace)
     return [namespace[name] for name in names]
 
@@ -153,12 +155,12 @@ def look_back(model, reach=24, length=64):
     return (share / share.sum()).tolist()
 
 
-def balances():
+def books():
     """Share of the variance of past balances explained, against training steps."""
-    [train] = from_notebook("05_inner_function_attention", "train_on_balances")
-    steps, seeds = 1000, (0, 1, 2)
+    *_, train = from_notebook(CHAPTER_5, "account_books", "BookReader", "train_on_books")
+    steps, seeds = 500, (0, 1, 2)
     explained = {}
-    for kind in ("ssd", "retrieved", "linear", "ssd alone"):
+    for kind in ("ssd", "linear twice", "retrieved", "linear", "ssd alone"):
         runs = [train(kind, steps, seed) for seed in seeds]
         explained[kind] = [round(statistics.median(at), 3) for at in zip(*runs, strict=True)]
     return {"seed": list(seeds), "steps": list(range(50, steps + 1, 50)), "explained": explained}
@@ -166,24 +168,39 @@ def balances():
 
 def masks():
     """What dynamic masks hide after training: gates by place, penalties by content."""
-    _, train_on_decoys, train_on_marks = from_notebook(
-        "05_inner_function_attention", "GateAsPrinted", "train_on_decoys", "train_on_marks"
-    )
-    _, printed = train_on_decoys("printed", 200)
-    _, trained = train_on_decoys("gate", 200)
+    names = ("decoy_memory", "GateAsPrinted", "Memory", "train_memory", "share_right")
+    names += ("train_on_decoys", "marked_memory", "train_on_marks", "keep_fewer", "shares_left")
+    functions = dict(zip(names, from_notebook(CHAPTER_5, *names), strict=True))
+    _, printed = functions["train_on_decoys"]("printed", 200)
+    _, trained = functions["train_on_decoys"]("gate", 200)
     gates = {"printed": printed.mask.gate, "gate": trained.mask.logit.sigmoid()}
-    accuracy, _, (share, marks) = train_on_marks(200)
+
+    accuracy = {False: [], True: []}
+    for seed in range(5):
+        model, generator = functions["train_on_marks"]("content", 200, seed)
+        if seed == 0:
+            share, marks = functions["shares_left"](model, generator)
+        for by_chance, runs in accuracy.items():
+            runs.append(functions["keep_fewer"](model, generator, by_chance))
+    kept = list(accuracy[True][0])
+    by_penalty, by_chance = (
+        {n: [round(run[n], 3) for run in runs] for n in kept} for runs in accuracy.values()
+    )
     return {
-        "seed": 0,
-        "gates": {
-            name: [[round(g, 3) for g in row] for row in t.tolist()] for name, t in gates.items()
-        },
+        "seed": list(range(5)),
+        "gates": {name: rounded(t.tolist()) for name, t in gates.items()},
         "content": {
-            "accuracy": {keep: round(a, 3) for keep, a in accuracy.items()},
-            "share": [[round(g, 3) for g in row] for row in share],
-            "marks": marks,
+            "share": rounded(share[0].T.tolist()),
+            "marks": marks[0].tolist(),
+            "kept": kept,
+            "by penalty": by_penalty,
+            "by chance": by_chance,
         },
     }
+
+
+def rounded(rows):
+    return [[round(entry, 3) for entry in row] for row in rows]
 
 
 WRITERS = {
@@ -191,7 +208,7 @@ WRITERS = {
     "03_error_budget": error_budget,
     "04_shift_error": shift_error,
     "04_three_sources": three_sources,
-    "05_balances": balances,
+    "05_books": books,
     "05_masks": masks,
 }
 

@@ -1,6 +1,6 @@
 """Measure what the inner functions of attention cost, against ordinary attention of the same size.
 
-    python tests/bench/bench_attention.py [--contexts L ...] [--repeats N] [--quick]
+    python tests/bench/bench_attention.py [--contexts L ...] [--repeats N] [--quick] [--json FILE]
 
 One layer of width 512 with 8 heads. Decoding: one token, with a cache of so many. Training: a
 forward and a backward pass over so many tokens. The contestants run in turns (see bench_ssd.py),
@@ -9,6 +9,11 @@ inner functions is about 4 % slower; it does not say what was timed. A run only 
 """
 
 import argparse
+import json
+import shlex
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
 from statistics import median
 
 import torch
@@ -63,12 +68,15 @@ def report(title, make_task, sizes, repeats):
     for size in sizes:
         tasks = {name: make_task(layer, size) for name, layer in make_layers().items()}
         columns.append(time_in_turns(tasks, repeats, f"{title}, {size}"))
+    ratios = {}
     for name in LAYERS:
+        ratios[name] = [round(paired_ratio(column[name], column[PLAIN]), 2) for column in columns]
         cells = [
-            f"{1e3 * median(column[name]):9.2f} ms{paired_ratio(column[name], column[PLAIN]):5.2f}x"
-            for column in columns
+            f"{1e3 * median(column[name]):9.2f} ms{ratio:5.2f}x"
+            for column, ratio in zip(columns, ratios[name], strict=True)
         ]
         print(f"  {name:28}" + "".join(f"{cell:>18}" for cell in cells))
+    return {title: {"sizes": sizes, "ratios": ratios}}
 
 
 def main():
@@ -76,6 +84,7 @@ def main():
     parser.add_argument("--contexts", type=int, nargs="+", default=[256, 1024, 4096, 8192])
     parser.add_argument("--repeats", type=int, default=31, help="turns per measurement")
     parser.add_argument("--quick", action="store_true", help="seconds only, to see that it runs")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the ratios there")
     options = parser.parse_args()
     contexts, repeats = ([256], 2) if options.quick else (options.contexts, options.repeats)
 
@@ -83,9 +92,14 @@ def main():
     machine = describe_machine()
     print(f"attention, b=1 d={WIDTH} h={HEADS}, float32, {THREADS} threads")
     print(f"{machine['cpu']}, {machine['cores']} cores, load before {machine['load before']:.1f}")
-    report("Decoding one token after", decoding, contexts, repeats)
+    times = report("Decoding one token after", decoding, contexts, repeats)
     lengths = [length for length in contexts if length <= 1024]  # the masks take length² each
-    report("Training over", training, lengths, max(2, repeats // 3))
+    times |= report("A training step over", training, lengths, max(2, repeats // 3))
+    if options.json:
+        command = shlex.join(["python", "tests/bench/bench_attention.py", *sys.argv[1:]])
+        date = datetime.now(UTC).date().isoformat()
+        record = {"command": command, "date": date, "machine": machine, "times": times}
+        options.json.write_text(json.dumps(record) + "\n")
 
 
 if __name__ == "__main__":
