@@ -288,8 +288,8 @@ def product_key_topk(
         values, where = _topk(rearrange(block, "n h z m -> h z n m") @ keys.mT, best)
         sums = values[:, 0, :, first] + values[:, 1, :, second]
         index = where[:, 0, :, first] * r + where[:, 1, :, second]
-        order = sums.argsort(dim=-1, descending=True, stable=True)[..., :k]
-        found.append([t.gather(-1, order).transpose(0, 1) for t in (sums, index)])
+        sums, place = _topk(sums, k)
+        found.append([t.transpose(0, 1) for t in (sums, index.gather(-1, place))])
     scores, indices = (torch.cat(parts) for parts in zip(*found, strict=True))
     shape = (*queries.shape[:3], k)
     return scores.view(shape), indices.view(shape)
