@@ -327,7 +327,7 @@ plotting.save(
 
 # %% [markdown]
 # (Drawn from a record, the median of three seeds: `python book/records.py 05_books`.) One layer
-# without the inner function gets as far as the mean of the book, and no further. Two ordinary
+# without the inner function gets little further than the mean of the book. Two ordinary
 # layers do it as well: the first sums, the second looks up. What the inner function buys is that
 # the attention of *one* layer has something summed to look up.
 #
