@@ -35,6 +35,7 @@ bench: $(READY)  ## print the comparison tables (some minutes; installs the peer
 	$(BIN)/python tests/bench/bench_ssd.py
 	$(BIN)/python tests/bench/bench_kernel.py
 	$(BIN)/python tests/bench/bench_attention.py
+	$(BIN)/python tests/bench/bench_experts.py
 
 clean:  ## remove the virtual environment and every cache
 	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache .hypothesis

@@ -200,6 +200,21 @@ def masks():
     }
 
 
+def fires():
+    """Which experts a trained byte model asks for which character."""
+    names = ("train_on_bytes", "fires_for")
+    train, fires_for = from_notebook("06_cross_domain_experts", *names)
+    _, model = train(1500)
+    characters = " etaoinshrdlu0123456789.,:()"
+    share = fires_for(model, characters)
+    most = share.sum(0).argsort(descending=True)[:60]
+    rows = torch.arange(len(characters), dtype=share.dtype)
+    place = (rows[:, None] * share[:, most]).sum(0) / share[:, most].sum(0)
+    most = most[place.argsort()]  # experts of the first characters first
+    names = ["space" if c == " " else c for c in characters]
+    return {"seed": 0, "characters": names, "share": rounded(share[:, most].tolist())}
+
+
 def rounded(rows):
     return [[round(entry, 3) for entry in row] for row in rows]
 
@@ -211,6 +226,7 @@ WRITERS = {
     "04_three_sources": three_sources,
     "05_books": books,
     "05_masks": masks,
+    "06_fires": fires,
 }
 
 

@@ -7,7 +7,7 @@ All of them take x (b, l, d) and return y (b, l, d), every token by itself. σ i
     MoE               Σ gᵢ FFNᵢ(x) over the k experts that a router picks
     SharedExpertMoE   FFNˢ(x) + Σ gᵢ FFNᵢ(x)         isolation: one expert for everyone
     CohesiveMoE       the experts share V            OTCE eq. 18
-    ExpansiveMoE      FFNᵢ(s ∘ σ(s Wᵢ)), s = FFNˢ(x) OTCE eq. 19: all pass the shared one first
+    ExpansiveMoE      FFNᵢ(s ∘ sigmoid(s Wᵢ))        OTCE eq. 19, behind a shared s = FFNˢ(x)
     PEER              Σ gᵢ σ(x·wᵢ) uᵢ                experts of one neuron, found by product keys
     CDMMoE            the same with gated neurons, on a projection of a shared gated MLP
     CDMoE             the same on (or beside) a shared MLP φ(x)
@@ -142,8 +142,9 @@ class MoE(nn.Module):
             gates (b, l, k), descending, and indices (b, l, k).
         """
         gates, indices = self.router(x).softmax(dim=-1).topk(self.k, dim=-1)
-        if self.renormalize:
-            gates = gates / gates.sum(dim=-1, keepdim=True)
+        if self.renormalize:  # for k = 1 said outright: g / g would leave rounding as a gradient
+            one = self.k == 1
+            gates = torch.ones_like(gates) if one else gates / gates.sum(dim=-1, keepdim=True)
         return gates, indices
 
     def expert(self, i: int, x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
@@ -191,9 +192,9 @@ class CohesiveMoE(MoE):
 
 
 class ExpansiveMoE(MoE):
-    """Experts behind a shared one: FFNᵢ(s ∘ σ(s Wᵢ)) with s = FFNˢ(x), each with a gate of its own.
+    """Experts behind a shared one, each with a gate: FFNᵢ(s ∘ sigmoid(s Wᵢ)) with s = FFNˢ(x).
 
-    As printed the gate s Wᵢ has no activation, so that it cannot pass s unchanged whatever Wᵢ is;
+    As printed the gate s Wᵢ has no activation, so that s ∘ s Wᵢ is even in s and cannot pass it on;
     here it is a sigmoid. It takes d² parameters per expert. Arguments, `route` and errors are those
     of `MoE`; the router sees x.
 
@@ -248,8 +249,8 @@ def product_key_topk(
     """Find the k largest of all r² sums q₁·κ₁ᵢ + q₂·κ₂ⱼ, exactly, without forming them.
 
     If pair (i, j) is among the k best sums, i is among the k best of the first half and j of the
-    second. Better: with both halves sorted, (i, j) is beaten by every pair before it in both, so
-    only the pairs of ranks (a, b) with (a + 1)(b + 1) ≤ k can be among the k best.
+    second. Better: with both halves sorted, no pair before (i, j) in both is smaller, so only the
+    pairs of ranks (a, b) with (a + 1)(b + 1) ≤ k need be looked at.
 
     Args:
         queries: (b, l, h, 2, m), one for each half.
@@ -341,11 +342,8 @@ def retrieved_experts(
 
     Source: WM §3.3; Ch Listing 4, with the gates outside of σ.
     """
-    tokens, rows, weights = (
-        x.flatten(0, 1),
-        indices.flatten(0, 1).flatten(1),
-        gates.flatten(0, 1).flatten(1),
-    )
+    tokens = x.flatten(0, 1).to(down.dtype)  # autocast may have narrowed it
+    rows, weights = (t.flatten(0, 1).flatten(1) for t in (indices, gates.to(down.dtype)))
     active = neurons(tokens, down, rows)
     active = F.silu(active) if gate is None else active * F.silu(neurons(tokens, gate, rows))
     y = F.embedding_bag(rows, up, per_sample_weights=weights * active, mode="sum")
@@ -414,7 +412,7 @@ class ProductKeys(nn.Module):
             k = 1 the gate is 1 and neither queries nor keys receive a gradient.
         """
         queries = rearrange(self.query_proj(x), "b l (h z m) -> b l h z m", h=self.n_heads, z=2)
-        scores, indices = product_key_topk(queries, self.keys, self.k)
+        scores, indices = product_key_topk(queries.to(self.keys.dtype), self.keys, self.k)
         return scores.softmax(dim=-1), indices
 
 
@@ -594,10 +592,11 @@ def expert_statistics(indices: Int[Tensor, "..."], n_experts: int) -> ExpertStat
 def load_balancing_loss(
     gates: Float[Tensor, "..."], indices: Int[Tensor, "..."], n_experts: int
 ) -> Float[Tensor, ""]:
-    """Compute e Σᵢ fᵢ Pᵢ: 1 where choices and gates fall on all experts alike, up to e at worst.
+    """Compute e Σᵢ fᵢ Pᵢ: 1 where choices fall on all experts alike, e/k where all take the same k.
 
-    fᵢ is the share of choices that fell on expert i, and Pᵢ the share of the gates. The gradient
-    goes through the gates: those of experts that are chosen too often are pushed down.
+    fᵢ is the share of choices that fell on expert i, and Pᵢ the share of the gates. (In Switch
+    Transformers Pᵢ is the mean of the whole softmax.) The gradient goes through the gates: those of
+    experts that are chosen too often are pushed down.
 
     Args:
         gates: of `route`, > 0.
@@ -617,23 +616,27 @@ def load_balancing_loss(
             f"gates and indices must share a shape that is not empty, got {tuple(gates.shape)} "
             f"and {tuple(indices.shape)}"
         )
+    dtype, gates = gates.dtype, gates.to(torch.promote_types(gates.dtype, torch.float32))
     choices = expert_statistics(indices, n_experts).load.to(gates)
     share = gates.new_zeros(n_experts).index_add(0, indices.flatten(), gates.flatten())
-    return n_experts * (choices * share / gates.sum()).sum()
+    return (n_experts * (choices * share / gates.sum()).sum()).to(dtype)
 
 
 class _Neurons(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, table, indices):
         ctx.save_for_backward(x, table, indices)
-        table, products = table.detach(), []
-        # In blocks, whose rows stay in a core's cache between the bag and its gradient.
-        tokens = max(1, ROWS_PER_BLOCK // max(1, indices.shape[1]))
-        for block, rows in zip(x.detach().split(tokens), indices.split(tokens), strict=True):
-            with torch.enable_grad():
+        products = []
+        with torch.inference_mode(False), torch.enable_grad():  # there is a gradient to be taken
+            x, table, indices = (
+                t.clone() if t.is_inference() else t.detach() for t in (x, table, indices)
+            )
+            # In blocks, whose rows stay in a core's cache between the bag and its gradient.
+            tokens = max(1, ROWS_PER_BLOCK // max(1, indices.shape[1]))
+            for block, rows in zip(x.split(tokens), indices.split(tokens), strict=True):
                 weights = x.new_zeros(rows.shape).requires_grad_()
                 bag = F.embedding_bag(rows, table, per_sample_weights=weights, mode="sum")
-            products += torch.autograd.grad(bag, weights, block)
+                products += torch.autograd.grad(bag, weights, block)
         return torch.cat(products)
 
     @staticmethod

@@ -4,10 +4,8 @@ As in test_ssd.py, the properties are functions of a module `m`. The positive te
 `cheems_ref.attention`, the negative controls a copy of it with one planted mistake.
 """
 
-import inspect
 import itertools
 import math
-import types
 from functools import partial
 
 import jaxtyping
@@ -15,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from planting import plant
 from torch.func import functional_call
 
 import cheems_ref.attention as attention
@@ -689,20 +688,7 @@ def test_each_token_has_its_values_alone():
 # --- negative controls ------------------------------------------------------------------------
 
 
-def planted(*edits):
-    """A copy of attention.py in which each (fragment, replacement[, how often]) is exchanged.
-
-    A fragment that is no longer there stops the test: a control on old source controls nothing.
-    """
-    source = inspect.getsource(attention)
-    for fragment, replacement, *count in edits:
-        found, expected = source.count(fragment), *(count or [1])
-        if found != expected:
-            raise LookupError(f"{fragment!r} occurs {found} times in attention.py, not {expected}")
-        source = source.replace(fragment, replacement)
-    module = types.ModuleType("planted_attention")
-    exec(compile(source, "planted attention.py", "exec"), module.__dict__)
-    return module
+planted = partial(plant, attention)
 
 
 # fmt: off

@@ -4,10 +4,8 @@ As in test_ssd.py, the properties are functions of a module. The positive tests 
 `cheems_ref.rope`, the negative controls a copy of it with one planted mistake.
 """
 
-import inspect
 import itertools
 import math
-import types
 import warnings
 from functools import partial
 
@@ -16,6 +14,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from planting import plant
 
 import cheems_ref.rope as rope
 from cheems_ref.verify import check, check_gradients, must_differ
@@ -343,20 +342,7 @@ def test_dynamic_ntk_of_transformers_has_the_same_frequencies(llama, length, s):
 # --- negative controls ------------------------------------------------------------------------
 
 
-def planted(*edits):
-    """A copy of rope.py in which each (fragment, replacement[, how often it occurs]) is exchanged.
-
-    A fragment that is no longer there stops the test: a control on old source controls nothing.
-    """
-    source = inspect.getsource(rope)
-    for fragment, replacement, *count in edits:
-        found, expected = source.count(fragment), *(count or [1])
-        if found != expected:
-            raise LookupError(f"{fragment!r} occurs {found} times in rope.py, not {expected}")
-        source = source.replace(fragment, replacement)
-    module = types.ModuleType("planted_rope")
-    exec(compile(source, "planted rope.py", "exec"), module.__dict__)
-    return module
+planted = partial(plant, rope)
 
 
 # fmt: off

@@ -5,10 +5,9 @@ The agreement and the properties are functions of a module. The positive tests h
 the same functions to fail. So a check that cannot fail fails here.
 """
 
-import inspect
 import itertools
 import math
-import types
+from functools import partial
 
 import jaxtyping
 import pytest
@@ -16,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from planting import plant
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -784,20 +784,7 @@ def test_layer_works_in_every_dtype(position, dtype):
 # --- negative controls ------------------------------------------------------------------------
 
 
-def planted(*edits):
-    """A copy of ssd.py in which each (fragment, replacement[, how often it occurs]) is exchanged.
-
-    A fragment that is no longer there stops the test: a control on old source controls nothing.
-    """
-    source = inspect.getsource(ssd_module)
-    for fragment, replacement, *count in edits:
-        found, expected = source.count(fragment), *(count or [1])
-        if found != expected:
-            raise LookupError(f"{fragment!r} occurs {found} times in ssd.py, not {expected}")
-        source = source.replace(fragment, replacement)
-    module = types.ModuleType("planted_ssd")
-    exec(compile(source, "planted ssd.py", "exec"), module.__dict__)
-    return module
+planted = partial(plant, ssd_module)
 
 
 # Step 3 as WM Listing 3 has it, a product of all chunks with all chunks: decay[target, source]
