@@ -276,11 +276,11 @@ print("alone over 80 %, as in the true maps;  with a shared expert under 75 %")
 #
 # ## 4 · Three ways to share
 #
-# | | the routed experts | shared by all |
+# | OTCE eq. | the routed experts | shared by all |
 # |---|---|---|
 # | isolation | $\text{FFN}_i(x)$ | an expert beside them: $+\,\text{FFN}^s(x)$ |
-# | cohesive (eq. 18) | $(\sigma(xW_i) \circ \tanh(xV))\,W_{2,i}$ | $V$, inside |
-# | expansive (eq. 19) | $\text{FFN}_i(s \circ \mathrm{sg}(s W_i))$ | $s = \text{FFN}^s(x)$, before |
+# | cohesive (18) | $(\sigma(xW_i) \circ \tanh(xV))\,W_{2,i}$ | $V$, inside |
+# | expansive (19) | $\text{FFN}_i(s \circ \mathrm{sg}(s W_i))$ | $s = \text{FFN}^s(x)$, before |
 #
 # (sg is the sigmoid.) Isolation adds common knowledge to the answer. The expansive form hands it to
 # the experts first, each with a gate of its own for what it wants of it. By hand, for all experts
