@@ -143,6 +143,23 @@ def three_sources():
     }
 
 
+def detour():
+    """The mean weight of each earlier write, per head, in a convolution model that looks 7 back."""
+    [train] = from_notebook("04_rotary_positions", "train_to_look_back")
+    accuracy, model = train("conv", 7, 1500)
+    mixer, sizes = model["mixer"], (32, 32, 32)  # of x, B and C
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        u = model["embedding"](torch.randint(16, (256, 64), generator=generator))
+        channels = torch.cat([mixer.x_proj(u), mixer.B_proj(u), mixer.C_proj(u)], dim=-1)
+        _, B, C = ssd.short_convolution(channels, mixer.conv)[0].split(sizes, dim=-1)
+        dt = torch.nn.functional.softplus(mixer.dt_proj(u) + mixer.dt_bias)
+        M = ssd.semiseparable_matrix(dt, -mixer.A_log.exp(), B[:, :, None], C[:, :, None])
+    weights = torch.stack([M.diagonal(-d, -2, -1)[..., 16:].mean((0, 2)) for d in range(7)])
+    weights = rounded(weights.T.tolist())
+    return {"seed": 0, "steps": 1500, "accuracy": round(accuracy, 3), "weights": weights}
+
+
 def look_back(model, reach=24, length=64):
     """The share of the last output's gradient at the token d places back, for d < reach."""
     generator = torch.Generator().manual_seed(1)
@@ -224,6 +241,7 @@ WRITERS = {
     "03_error_budget": error_budget,
     "04_shift_error": shift_error,
     "04_three_sources": three_sources,
+    "04_detour": detour,
     "05_books": books,
     "05_masks": masks,
     "06_fires": fires,

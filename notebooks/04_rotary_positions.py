@@ -1083,12 +1083,26 @@ plotting.save(
 #
 # - **Decay** can single out the token just before, by forgetting what came earlier. Beyond that it
 #   blurs neighbours together.
-# - **The convolution** is exact within its taps, 3 tokens back, and reaches 7 by a detour. In the
-#   model trained for a lag of 7, $C_t$, which has seen the four newest tokens, gives writes like
-#   theirs no weight; decay then makes the newest of the others stand out, which is $t - 4$; and the
-#   value written there has itself seen 3 tokens further. At 4 + 3 it ends.
+# - **The convolution** is exact within its taps, 3 tokens back, and reaches 7 by a detour, shown
+#   below.
 # - **The rotations** reach far, because a sum of waves can be made to peak at any distance; less
 #   sharply the further away, for 16 wheels must do for all distances.
+#
+# How does a convolution of 4 tokens reach 7 places back? In a model trained for that lag, here is
+# the mean weight $M_{t,t-d}$ with which a token reads what was written $d$ places before (from a
+# record, `python book/records.py 04_detour`):
+
+# %%
+detour = json.loads(Path("../figures/records/04_detour.json").read_text())
+print("head   " + "".join(f"d = {d:<6}" for d in range(7)))
+for head, weights in enumerate(detour["weights"]):
+    print(f"   {head}   " + "".join(f"{weight:<10.2f}" for weight in weights))
+    assert max(weights) == weights[4] > 3 * max(map(abs, weights[:4]))
+
+# %% [markdown]
+# $C_t$ has seen the four newest tokens and gives writes like theirs little weight. The decay then
+# makes the newest of the others stand out, which is $t - 4$, and the value written there has itself
+# seen 3 tokens further back. At 4 + 3 it ends.
 #
 # That is one layer and a toy; stacked layers hand positions on. What the papers compare is the
 # perplexity of language models on 8,192 tokens:
