@@ -746,7 +746,7 @@ plotting.save(
 # %% [markdown]
 # (From a record, `python book/records.py 05_masks`; the live cell above asserts the same.) As
 # printed, then, attention with the dynamic mask *is* attention without it, at the start and for
-# ever; WM Table 1 reports 8.12 and 7.96 for the two.
+# ever; WM Table 1 reports perplexities of 8.12 and 7.96 for the two.
 #
 # **Rounding.** The paper rounds its gates to 0 and 1. That can be had: use the rounded gates in the
 # forward pass and the gradient of the soft ones in the backward pass (*straight through*). The
@@ -991,8 +991,8 @@ assert ssd_ratios == sorted(ssd_ratios, reverse=True) and ssd_ratios[-1] > 1.04
 # (From a record, `python tests/bench/bench_attention.py --json figures/records/05_cost.json`, on
 # two CPU cores; `make bench` measures on the machine at hand.) The inner SSD costs a fixed time per
 # token, so its share shrinks as the context grows; at 8,192 tokens it is still above the 4 % of the
-# paper. The table of values comes close to it from 1,024 tokens on. The masks cost more in
-# training, because with a mask of its own torch takes a slower kernel than the causal one.
+# paper. The table of values comes close to it from 1,024 tokens on. The dynamic masks cost most in
+# training over longer texts: they are matrices of scores, where the causal mask is none.
 #
 # ## 8 · As printed
 #
