@@ -255,6 +255,7 @@ def main():
     )
     torch.set_num_threads(1)  # sums in one order, whatever the machine
     for name in parser.parse_args().names:
+        torch.set_default_dtype(torch.float32)  # a record before this one may have changed it
         record = {
             "command": f"python book/records.py {name}",
             "machine": platform.machine(),

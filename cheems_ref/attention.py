@@ -212,8 +212,9 @@ class GateMask(nn.Module):
 class ContentMask(nn.Module):
     """A penalty on a key, computed from its value: bias_s = A softplus(w·v_s + c) ≤ 0, per head.
 
-    It is SSD's decay as a mask: exp(bias) is the share of the key that is left, and a token that
-    says "do not read me" is hidden from every later one. At the start it hides next to nothing.
+    It has the form of SSD's A Δ, said by a token about itself: exp(bias) is the share of its key
+    that is left, and a token that says "do not read me" is hidden from every later one. At the
+    start the share is 0.9 or so.
 
     With keep=n each query keeps the n allowed keys of the smallest penalty and sees no others; of
     penalties that are equal as float32 numbers the later key is kept. (In a float32 model equal

@@ -26,6 +26,7 @@ Source: OTCE §3.2; Ch §3.3, A.4; WM §3.3, B.4; He (2024), Mixture of A Millio
 """
 
 import math
+from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import torch
@@ -219,7 +220,13 @@ class ExpansiveMoE(MoE):
         return mix_experts(self.shared(x), *self.route(x), self.expert, len(self.experts))
 
 
-def mix_experts(x, gates, indices, expert, n_experts):
+def mix_experts(
+    x: Float[Tensor, "b l d"],
+    gates: Float[Tensor, "b l k"],
+    indices: Int[Tensor, "b l k"],
+    expert: Callable[[int, Tensor], Tensor],
+    n_experts: int,
+) -> Float[Tensor, "b l d"]:
     """Compute Σ gᵢ expertᵢ(x) with each expert called once, on the tokens that chose it.
 
     Args:
@@ -350,7 +357,15 @@ def retrieved_experts(
     return y.view(*x.shape[:2], up.shape[1])
 
 
-def retrieved_experts_written_out(x, down, up, gates, indices, *, gate=None):
+def retrieved_experts_written_out(
+    x: Float[Tensor, "b l d"],
+    down: Float[Tensor, "e d"],
+    up: Float[Tensor, "e o"],
+    gates: Float[Tensor, "b l h k"],
+    indices: Int[Tensor, "b l h k"],
+    *,
+    gate: Float[Tensor, "e d"] | None = None,
+) -> Float[Tensor, "b l o"]:
     """Compute what `retrieved_experts` computes from its formula, with every row gathered.
 
     Arguments and result are those of `retrieved_experts`; it takes h·k times the memory.

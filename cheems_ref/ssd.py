@@ -696,6 +696,7 @@ def _validate(x, dt, A, B, C, D, chunk_size, state, state_name="initial_state"):
 
 
 def check_call(x, d_model, position_ids, padding_mask):
+    """Refuse arguments that no sequence mixer can take."""
     if x.ndim != 3 or x.shape[2] != d_model:
         raise ValueError(f"x must be (b, l, d) with d = {d_model}, got {_shape(x)}")
     tokens = tuple(x.shape[:2])

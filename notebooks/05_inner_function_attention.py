@@ -322,7 +322,7 @@ plotting.save(
     "05_books",
     "Share of the variance of past balances explained, against training steps, for five models. "
     "Attention over SSD and two layers of attention climb to nearly 1; attention alone, attention "
-    "over retrieved values and SSD alone stay at the line of the book's mean, at 0.7.",
+    "over retrieved values and SSD alone stay close above the line of the book's mean, at 0.7.",
 )
 
 # %% [markdown]
@@ -740,7 +740,7 @@ plotting.save(
     "05_gates",
     "Gates of four heads over 24 positions after training on decoys. As printed: one flat colour, "
     "all gates 1. Trainable: the eight decoy slots are at about 0.6, clearly paler than the right "
-    "slots between them at 0.96, in every head; the questions stay near 0.8, where they started.",
+    "slots between them at 0.96, in every head; the questions are near 0.8.",
 )
 
 # %% [markdown]

@@ -113,7 +113,7 @@ def report_memory(x, n_experts):
 
 
 def report_routed(x, repeats):
-    """MoE with as many active weights per token: 2 of 64 experts of 11 hidden neurons each."""
+    """MoE with as many active weights per token: 2 of 64 experts of 21 hidden neurons each."""
     active, n_experts, k = 2 * HEADS * K * WIDTH, 64, 2
     d_ff = round(active / (3 * WIDTH * k))
     layers = {
