@@ -1062,7 +1062,7 @@ for position, marker in (("rope", "o"), ("conv", "s"), ("decay", "^")):
     axes[0].plot(record["lags"], record["accuracy"][position], marker=marker, label=position)
     axes[1].plot(record["influence"][position], marker=marker, markersize=4)
 axes[0].axhline(1 / 16, color=plotting.QUIET, linewidth=1)
-axes[0].text(18, 0.075, "chance", color=plotting.QUIET, fontsize=12)
+axes[0].text(1, 0.012, "chance", color=plotting.QUIET, fontsize=12)
 axes[0].set(xlabel="lag k", ylabel="tokens named right", ylim=(0, 1.05))
 axes[0].set_title("how far each can look, after 300 steps")
 axes[0].legend()

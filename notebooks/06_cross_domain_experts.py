@@ -681,7 +681,7 @@ plotting.save(
     "Time of a forward pass against the number of experts, both logarithmic, from 256 on. "
     "Product keys grow by less than a factor of four over the last eight doublings; gathering "
     "rows takes about four times as long at the small sizes and twice as long at a million; a "
-    "dense MLP with as many neurons is the fastest below some two thousand and grows in proportion.",
+    "dense MLP with as many neurons is the fastest below two thousand and grows in proportion.",
 )
 
 # %% [markdown]
