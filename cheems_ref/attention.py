@@ -453,7 +453,7 @@ class InnerFuncAttn(nn.Module):
             x = x.masked_fill(~padding_mask[..., None], 0)
             position_ids = position_ids.masked_fill(~padding_mask, 0)
         p = self.q_proj.in_features // self.n_heads
-        q, k = (rearrange(f(x), "b l (h p) -> b l h p", p=p) for f in (self.q_proj, self.k_proj))
+        q, k = (f(x).unflatten(-1, (-1, p)) for f in (self.q_proj, self.k_proj))
         cos, sin = rope_cos_sin(position_ids, p, self.rope_base, dtype=x.dtype)
         q, k = apply_rope(q, cos, sin), apply_rope(k, cos, sin)
         inner_cache = None
@@ -466,10 +466,10 @@ class InnerFuncAttn(nn.Module):
             )
         else:
             v = self.inner(x)
-        v = rearrange(v, "b l (r p) -> b l r p", p=p)
+        v = v.unflatten(-1, (-1, p))
         cache = _extended(cache, k, v, padding_mask, position_ids, inner_cache)
         y = self._read(q, cache)
-        return self.out_proj(rearrange(y, "b l h p -> b l (h p)")), cache
+        return self.out_proj(y.flatten(2)), cache
 
     def _read(self, q, cache):
         n_queries, n_keys = q.shape[1], cache.k.shape[1]

@@ -25,13 +25,13 @@ A router of e experts is a matrix (d, e). For e = r² retrieval needs 2 r keys i
 Source: OTCE §3.2; Ch §3.3, A.4; WM §3.3, B.4; He (2024), Mixture of A Million Experts.
 """
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor, einsum, nn
 from torch.autograd.function import once_differentiable
@@ -289,13 +289,13 @@ def product_key_topk(
         raise ValueError(f"k must be in [1, r² = {r * r}], got {k}")
 
     best = min(k, r)
-    ranks = torch.arange(best, device=keys.device)
-    first, second = ((ranks[:, None] + 1) * (ranks + 1) <= k).nonzero(as_tuple=True)
+    first, second = _pairs_of_ranks(best, k, keys.device)
     found = []
     for block in queries.flatten(0, 1).split(TOKENS_PER_BLOCK):
-        values, where = _topk(rearrange(block, "n h z m -> h z n m") @ keys.mT, best)
-        sums = values[:, 0, :, first] + values[:, 1, :, second]
-        index = where[:, 0, :, first] * r + where[:, 1, :, second]
+        values, where = _topk(block.permute(1, 2, 0, 3) @ keys.mT, best)  # (h, 2, n, best)
+        one, two = (t[:, 0].index_select(-1, first) for t in (values, where))
+        sums = one + values[:, 1].index_select(-1, second)
+        index = two * r + where[:, 1].index_select(-1, second)
         sums, place = _topk(sums, k)
         found.append([t.transpose(0, 1) for t in (sums, index.gather(-1, place))])
     scores, indices = (torch.cat(parts) for parts in zip(*found, strict=True))
@@ -318,10 +318,12 @@ def neurons(
         indices: (n, j), in [0, e).
 
     Returns:
-        (n, j). Nothing of size (n, j, d) is built, in neither direction.
+        (n, j). Nothing of size (n, j, d) is built for more than one token, in neither direction.
 
     Source: WM §3.3, φ(x)·dᵀ; He (2024), algorithm 1.
     """
+    if len(x) == 1:  # decoding: a few rows, sooner gathered than walked through twice
+        return (table[indices[0]] @ x[0])[None]
     return _Neurons.apply(x, table, indices)
 
 
@@ -426,7 +428,7 @@ class ProductKeys(nn.Module):
             gates (b, l, h, k), a softmax over each head's k scores, and indices (b, l, h, k). For
             k = 1 the gate is 1 and neither queries nor keys receive a gradient.
         """
-        queries = rearrange(self.query_proj(x), "b l (h z m) -> b l h z m", h=self.n_heads, z=2)
+        queries = self.query_proj(x).unflatten(-1, (self.n_heads, 2, -1))
         scores, indices = product_key_topk(queries.to(self.keys.dtype), self.keys, self.k)
         return scores.softmax(dim=-1), indices
 
@@ -662,6 +664,14 @@ class _Neurons(torch.autograd.Function):
             table = table.detach().requires_grad_()
             bag = F.embedding_bag(indices, table, per_sample_weights=gradient, mode="sum")
         return bag.detach(), torch.autograd.grad(bag, table, x)[0], None
+
+
+@functools.lru_cache(maxsize=64)
+def _pairs_of_ranks(best, k, device):
+    """Ranks (a, b) below best with (a + 1)(b + 1) ≤ k."""
+    with torch.inference_mode(False):  # they may serve a backward pass later
+        ranks = torch.arange(1, best + 1, device=device)
+        return (ranks[:, None] * ranks <= k).nonzero(as_tuple=True)
 
 
 def _topk(scores, k):

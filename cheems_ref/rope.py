@@ -21,6 +21,7 @@ Llama do. They differ by a permutation of the coordinates (`pairing_permutation`
 Source: Su et al. (2021), RoFormer; WM §3.1, App. A, B.1; OTCE §3.1, App. A.
 """
 
+import functools
 import math
 from typing import Literal, get_args
 
@@ -52,6 +53,13 @@ def rope_frequencies(dim: int, base: float | int = 10000.0) -> Float[Tensor, " {
     return base ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
 
 
+@functools.lru_cache(maxsize=64)
+def _frequencies(dim, base, dtype, device):
+    """The same for `rope_cos_sin`, computed once and never handed out."""
+    with torch.inference_mode(False):
+        return rope_frequencies(dim, base).to(dtype).to(device)
+
+
 def rope_cos_sin(
     position_ids: Int[Tensor, "b l"],
     dim: int,
@@ -78,9 +86,8 @@ def rope_cos_sin(
 
     Source: WM Listing 1.
     """
-    frequencies = rope_frequencies(dim, base)
+    frequencies = _frequencies(dim, base, _wide(dtype), position_ids.device)
     _check_positions(position_ids)
-    frequencies = frequencies.to(_wide(dtype)).to(position_ids.device)
     angles = position_ids[..., None].to(frequencies.dtype) * frequencies
     angles = torch.cat([angles, angles], dim=-1)
     return angles.cos(), angles.sin()

@@ -592,15 +592,15 @@ class SSD(nn.Module):
             )
             channels = mixed.split([t.shape[-1] for t in channels], dim=-1)
         values, B, C = channels
-        B, C = (rearrange(t, "b l (g n) -> b l g n", g=self.n_groups) for t in (B, C))
+        B, C = (t.unflatten(-1, (self.n_groups, -1)) for t in (B, C))
         if self.position == "rope":
             if padding_mask is not None:
                 position_ids = position_ids.masked_fill(~padding_mask, 0)
             cos, sin = rope_cos_sin(position_ids, B.shape[-1], self.rope_base, dtype=x.dtype)
-            B, C = apply_rope(B, cos, sin), apply_rope(C, cos, sin)
+            B, C = apply_rope(torch.cat([B, C], dim=2), cos, sin).chunk(2, dim=2)
 
         y, state = ssd(
-            rearrange(values, "b l (h p) -> b l h p", h=self.n_heads),
+            values.unflatten(-1, (self.n_heads, -1)),
             dt,
             -self.A_log.to(wide).exp(),
             B,
@@ -611,7 +611,7 @@ class SSD(nn.Module):
             return_final_state=True,
             backend=self.backend,
         )
-        return self.out_proj(rearrange(y, "b l h p -> b l (h p)")), SSDCache(state, conv)
+        return self.out_proj(y.flatten(2)), SSDCache(state, conv)
 
 
 def _step(x, dt, A, B, C, state):
@@ -621,12 +621,15 @@ def _step(x, dt, A, B, C, state):
     decay = torch.exp(dt * A)
     write = (dt[..., None] * x)[..., None] * B[..., None, :]
     state = decay[..., None, None] * state + write
-    return einsum("bhpn,bhn->bhp", state, C), state
+    return (state @ C[..., None])[..., 0], state
 
 
 def to_heads(t, n_heads):
     """Give every head the B or C of its group: (..., g, n) -> (..., h, n)."""
-    return t.repeat_interleave(n_heads // t.shape[-2], dim=-2)
+    groups = t.shape[-2]
+    if groups == 1:
+        return t.expand(*t.shape[:-2], n_heads, t.shape[-1])
+    return t if groups == n_heads else t.repeat_interleave(n_heads // groups, dim=-2)
 
 
 def _pad(t, count):
@@ -684,15 +687,20 @@ def _validate(x, dt, A, B, C, D, chunk_size, state, state_name="initial_state"):
         if t.dtype not in dtypes:
             allowed = " or ".join(dict.fromkeys(str(d) for d in dtypes))
             raise ValueError(f"{name} must be {allowed} where x is {x.dtype}, got {t.dtype}")
-    if not bool(((A <= 0) & (-math.inf < A)).all()):
-        low, high = A.min().item(), A.max().item()
+    low, high = _range(A)
+    if not -math.inf < low <= high <= 0:
         raise ValueError(f"A must be ≤ 0 and finite everywhere, got entries in [{low:g}, {high:g}]")
-    if not bool(((dt >= 0) & (dt < math.inf)).all()):
-        low, high = dt.min().item(), dt.max().item()
+    low, high = _range(dt)
+    if not 0 <= low <= high < math.inf:
         raise ValueError(
             f"dt must be ≥ 0 and finite everywhere, got entries in [{low:g}, {high:g}]"
         )
     return x.new_zeros(b, h, p, n, dtype=wide) if state is None else state
+
+
+def _range(t):
+    """The smallest and the largest entry, NaN if one is; (0, 0) of nothing."""
+    return [end.item() for end in t.detach().aminmax()] if t.numel() else (0.0, 0.0)
 
 
 def check_call(x, d_model, position_ids, padding_mask):

@@ -733,7 +733,7 @@ PLANTED = [
      ("position_ids, p, self", "position_ids.max() - position_ids, p, self")),
     ("the base is not handed on", layer_is_the_definition, PLAIN, ("p, self.rope_base,", "p,")),
     ("heads and widths exchanged", layer_is_the_definition, PLAIN,
-     ('"b l (h p) -> b l h p", p=p)', '"b l (p h) -> b l h p", p=p)')),
+     ("f(x).unflatten(-1, (-1, p))", "f(x).unflatten(-1, (p, -1)).mT")),
     ("content of padding is looked at", padding_changes_nothing, PLAIN,
      ("x = x.masked_fill(~padding_mask[..., None], 0)", "x = x + 0")),
     ("positions at padding are looked at", positions_at_padding_are_not_looked_at, GATES,

@@ -734,12 +734,12 @@ BACKWARDS = "(scores.shape[-1] - 1 - scores[tied].flip(-1).sort(-1, descending=T
 # there: what each is, and the edits.
 PLANTED = [
     (finds_the_best, "", {
-        "one pair too few": ("(ranks + 1) <= k", "(ranks + 1) < k"),
+        "one pair too few": ("* ranks <= k", "* ranks < k"),
         "ranks of one half for both": ("values[:, 1, :, second]", "values[:, 1, :, first]"),
         "index i + j r": ("first] * r + where[:, 1, :, second]",
                           "first] + where[:, 1, :, second] * r"),
         "k - 1 of each half": ("best = min(k, r)", "best = min(k - 1, r)"),
-        "heads for halves": ('"n h z m -> h z n m"', '"n h z m -> z h n m"')}),
+        "heads for halves": ("permute(1, 2, 0, 3)", "permute(2, 1, 0, 3)")}),
     (finds_the_best_on_long_axes, "", {
         "half of the groups": ("maxima.topk(k,", "maxima.topk((k + 1) // 2,"),
         "maxima of neighbours": ("(8, groups)).amax(dim=-2)", "(groups, 8)).amax(dim=-1)")}),

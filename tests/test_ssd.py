@@ -889,7 +889,7 @@ PLANTED = [
     ("decay", "step size not through softplus", layer_is_the_definition,
      ("F.softplus(self", "torch.exp(self")),
     ("decay", "heads and widths exchanged", layer_is_the_definition,
-     ('"b l (h p) -> b l h p"', '"b l (p h) -> b l h p"')),
+     ("values.unflatten(-1, (self.n_heads, -1))", "values.unflatten(-1, (-1, self.n_heads)).mT")),
     ("rope", "positions count columns", padding_changes_nothing, COLUMNS),
     ("rope", "positions restart with every call", calls_join_up, COLUMNS),
     ("rope", "positions at padding are looked at", positions_at_padding_are_not_looked_at,
