@@ -293,9 +293,8 @@ def product_key_topk(
     found = []
     for block in queries.flatten(0, 1).split(TOKENS_PER_BLOCK):
         values, where = _topk(block.permute(1, 2, 0, 3) @ keys.mT, best)  # (h, 2, n, best)
-        one, two = (t[:, 0].index_select(-1, first) for t in (values, where))
-        sums = one + values[:, 1].index_select(-1, second)
-        index = two * r + where[:, 1].index_select(-1, second)
+        sums = values[:, 0].index_select(-1, first) + values[:, 1].index_select(-1, second)
+        index = where[:, 0].index_select(-1, first) * r + where[:, 1].index_select(-1, second)
         sums, place = _topk(sums, k)
         found.append([t.transpose(0, 1) for t in (sums, index.gather(-1, place))])
     scores, indices = (torch.cat(parts) for parts in zip(*found, strict=True))

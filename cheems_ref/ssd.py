@@ -597,7 +597,7 @@ class SSD(nn.Module):
             if padding_mask is not None:
                 position_ids = position_ids.masked_fill(~padding_mask, 0)
             cos, sin = rope_cos_sin(position_ids, B.shape[-1], self.rope_base, dtype=x.dtype)
-            B, C = apply_rope(torch.cat([B, C], dim=2), cos, sin).chunk(2, dim=2)
+            B, C = apply_rope(B, cos, sin), apply_rope(C, cos, sin)
 
         y, state = ssd(
             values.unflatten(-1, (self.n_heads, -1)),

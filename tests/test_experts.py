@@ -186,6 +186,14 @@ def neurons_are_inner_products(m):
     neurons = partial(m.neurons, indices=indices)
     check_gradients("neurons = inner products", neurons, definition, [x, table])
     check_gradients("strided", strided, lambda *tensors: definition(*tensors).sum(0), [x, table])
+    for n in range(7):  # a token alone goes another way
+        check("one of many", m.neurons(x[n : n + 1], table, indices[n : n + 1]), got[n : n + 1])
+    check_gradients(
+        "one of many",
+        lambda x, table: m.neurons(x[3:4], table, indices[3:4]),
+        lambda x, table: definition(x, table)[3:4],
+        [x, table],
+    )
 
 
 def retrieved_inputs(dtype=torch.float64):
@@ -735,9 +743,10 @@ BACKWARDS = "(scores.shape[-1] - 1 - scores[tied].flip(-1).sort(-1, descending=T
 PLANTED = [
     (finds_the_best, "", {
         "one pair too few": ("* ranks <= k", "* ranks < k"),
-        "ranks of one half for both": ("values[:, 1, :, second]", "values[:, 1, :, first]"),
-        "index i + j r": ("first] * r + where[:, 1, :, second]",
-                          "first] + where[:, 1, :, second] * r"),
+        "ranks of one half for both": ("values[:, 1].index_select(-1, second)",
+                                      "values[:, 1].index_select(-1, first)"),
+        "index i + j r": ("where[:, 0].index_select(-1, first) * r + where[:, 1]",
+                          "where[:, 1].index_select(-1, second) * r + where[:, 0]"),
         "k - 1 of each half": ("best = min(k, r)", "best = min(k - 1, r)"),
         "heads for halves": ("permute(1, 2, 0, 3)", "permute(2, 1, 0, 3)")}),
     (finds_the_best_on_long_axes, "", {
@@ -753,10 +762,12 @@ PLANTED = [
         "blocks in another order": ("torch.cat(parts)", "torch.cat(parts[::-1])")}),
     (retrieval_has_the_gradient_of_brute_force, "", {
         "none to the keys": ("@ keys.mT", "@ keys.detach().mT"),
-        "one half's only": ("sums = values[:, 0, :, first]",
-                            "sums = values[:, 0, :, first].detach()")}),
+        "one half's only": ("sums = values[:, 0].index_select(-1, first)",
+                            "sums = values[:, 0].index_select(-1, first).detach()")}),
     (neurons_are_inner_products, "", {
         "no gradient to the tokens": ("return bag.detach(),", "return None,"),
+        "no gradient to a token alone": ("@ x[0])[None]", "@ x[0].data)[None]"),
+        "a token alone with the first rows": ("table[indices[0]]", "table[: indices.shape[1]]"),
         "gradient to the tokens without weights": (
             "indices, table, per_sample_weights=gradient,", "indices, table,"),
         "no gradient to the table": ("torch.autograd.grad(bag, table, x)[0]", "None"),

@@ -808,8 +808,8 @@ SOURCES = (STEP_3, STEP_3_OF_THE_LISTING.replace("AXIS", "2"))
 TARGETS = (STEP_3, STEP_3_OF_THE_LISTING.replace("AXIS", "1"))
 ALL_CHUNKS_AT_ONCE = ("CHUNKS_PER_BLOCK = 16", "CHUNKS_PER_BLOCK = 10**6")
 TILED = (
-    "t.repeat_interleave(n_heads // t.shape[-2], dim=-2)",
-    "torch.cat([t] * (n_heads // t.shape[-2]), dim=-2)",
+    "t.repeat_interleave(n_heads // groups, dim=-2)",
+    "torch.cat([t] * (n_heads // groups), dim=-2)",
 )
 COLUMNS = (
     "rope_cos_sin(position_ids,",
