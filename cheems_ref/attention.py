@@ -466,7 +466,7 @@ class InnerFuncAttn(nn.Module):
             )
         else:
             v = self.inner(x)
-        v = v.unflatten(-1, (-1, p))
+        v = v.unflatten(-1, (-1, p)).to(q.dtype)  # autocast may have left it wide
         cache = _extended(cache, k, v, padding_mask, position_ids, inner_cache)
         y = self._read(q, cache)
         return self.out_proj(y.flatten(2)), cache

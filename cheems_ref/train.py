@@ -286,6 +286,7 @@ def train(
                 )
             run.optimizer.step()
             run.losses.append(value)
+            seconds = time.perf_counter() - started
 
             last = run.step == config.steps
             if run.step % config.evaluate_every == 0 or last:
@@ -293,7 +294,6 @@ def train(
                 run.evaluations.append([run.step, nats])
             if directory is not None and (run.step % config.checkpoint_every == 0 or last):
                 save(run, directory)
-            seconds = time.perf_counter() - started
             shown = dict(loss=f"{value:.3f}", tokens=f"{windows[:, 1:].numel() / seconds:,.0f}/s")
             if run.evaluations:
                 shown["held_out"] = f"{run.evaluations[-1][1]:.3f}"
