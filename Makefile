@@ -20,6 +20,7 @@ help:  ## print this list
 
 course: $(READY)  ## run every notebook and redraw every figure
 	$(BIN)/python book/build.py
+	@echo "Chapter 07 trained a small Cheems; what it wrote is in build/cheems/written.txt."
 
 test: $(READY)  ## check the style, run the tests, and run every notebook against its stored output
 	$(BIN)/ruff check .
@@ -36,6 +37,7 @@ bench: $(READY)  ## print the comparison tables (some minutes; installs the peer
 	$(BIN)/python tests/bench/bench_kernel.py
 	$(BIN)/python tests/bench/bench_attention.py
 	$(BIN)/python tests/bench/bench_experts.py
+	$(BIN)/python tests/bench/bench_model.py
 
 clean:  ## remove the virtual environment and every cache
 	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache .hypothesis

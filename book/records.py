@@ -7,6 +7,7 @@ A record holds what a figure shows, and how it came about: command, machine, ver
 
 import argparse
 import ast
+import dataclasses
 import datetime
 import json
 import math
@@ -17,6 +18,8 @@ from pathlib import Path
 import torch
 
 from cheems_ref import kernels, rope, ssd, text
+from cheems_ref import train as training
+from cheems_ref.model import CausalLM, ModelConfig, count_parameters, generate
 
 ROOT = Path(__file__).parents[1]
 RECORDS = ROOT / "figures" / "records"
@@ -232,6 +235,54 @@ def fires():
     return {"seed": 0, "characters": names, "share": rounded(share[:, most].tolist())}
 
 
+def orders():
+    """How patterns of two and three layers learn to recall, over five seeds."""
+    [_, learn] = from_notebook("07_cheems_language_model", "recall", "learn_to_recall")
+    right = {
+        position: {
+            pattern: [rounded([learn(pattern, 400, position, seed)])[0] for seed in range(5)]
+            for pattern in ("SA", "AS", "AA", "SS", "SAS")
+        }
+        for position in ("conv", "rope")
+    }
+    return {"seed": list(range(5)), "right": right}
+
+
+def manual():
+    """A Cheems of eight pairs of layers, trained on Python's manual, and what it writes."""
+    ids = text.text_to_ids(text.read_text())
+    config = ModelConfig(pattern="SE × 7 + IE", d_model=128, d_ff=256, n_neurons=1024, k_neurons=8)
+    torch.manual_seed(0)
+    cheems = CausalLM(config)
+    settings = training.TrainConfig(
+        steps=2500, batch_size=8, length=256, learning_rate=3e-3, evaluate_every=125
+    )
+    run = training.train(cheems, ids, settings, bar=True)
+    samples = []
+    for prompt in ("The ", "If the class", "An exception"):
+        start = text.text_to_ids(prompt)[None]
+        generator = torch.Generator().manual_seed(0)
+        new = generate(cheems, start, 320, temperature=0.7, top_p=0.95, generator=generator)
+        samples.append([prompt, text.ids_to_text(new[0])])
+    seen, held_out = training.split_text(ids, settings.held_out)
+    pairs = torch.full((256, 256), 0.1).index_put(
+        (seen[:-1], seen[1:]), torch.ones(len(seen) - 1), accumulate=True
+    )
+    bigram = -(pairs / pairs.sum(1, keepdim=True))[held_out[:-1], held_out[1:]].log().mean()
+    counts = count_parameters(config).values()
+    return {
+        "seed": 0,
+        "bigram": round(bigram.item(), 4),
+        "pattern": config.pattern,
+        "parameters": sum(count.total for count in counts),
+        "settings": dataclasses.asdict(settings),
+        "bytes": len(ids),
+        "losses": [round(loss, 3) for loss in run.losses[::5]],
+        "evaluations": [[step, round(nats, 4)] for step, nats in run.evaluations],
+        "samples": samples,
+    }
+
+
 def rounded(rows):
     return [[round(entry, 3) for entry in row] for row in rows]
 
@@ -245,6 +296,8 @@ WRITERS = {
     "05_books": books,
     "05_masks": masks,
     "06_fires": fires,
+    "07_orders": orders,
+    "07_training": manual,
 }
 
 

@@ -256,9 +256,9 @@ def expand_pattern(pattern: str) -> str:
 
     Source: OTCE Tables 1, 5, 6 and 8; WM Table 2.
     """
-    open_groups = [[]]
-    for part in re.finditer(r"([A-Z]+)|(\()|(\))|[×x*]\s*(\d+)|[\s+]+|(.)", pattern):
-        word, opening, closing, times, other = part.groups()
+    open_groups, repeatable = [[]], False
+    for part in re.finditer(r"([A-Z]+)|(\()|(\))|[×x*]\s*(\d+)|(\+)|\s+|(.)", pattern):
+        word, opening, closing, times, plus, other = part.groups()
         place = f"at place {part.start() + 1} of pattern {pattern!r}"
         if word:
             for i, letter in enumerate(word):
@@ -275,11 +275,12 @@ def expand_pattern(pattern: str) -> str:
             group = open_groups.pop()
             open_groups[-1].append("".join(group))
         elif times:
-            if not open_groups[-1] or int(times) == 0:
+            if not repeatable or int(times) == 0:
                 raise ValueError(f"{part.group()!r} must repeat something at least once, {place}")
             open_groups[-1][-1] *= int(times)
         elif other:
             raise ValueError(f"unknown sign {other!r} {place}; letters are capitals")
+        repeatable = bool(word or closing or times) or (repeatable and not (opening or plus))
     if len(open_groups) > 1:
         raise ValueError(f"pattern {pattern!r} has a bracket that is not closed")
     if not (letters := "".join(open_groups[0])):

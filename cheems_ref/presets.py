@@ -5,7 +5,7 @@ of values, numbers of experts and the size in the name. What they leave open is 
 
 * WM Table 7: d_ff (chosen so that all parameters together come nearest to the name), one routed
   expert per token, heads, width of a query and neurons per head of the retrieval, and tied
-  embeddings. 3,072 and 8,192 experts are not squares: the nearest squares are taken, 3,136 and
+  embeddings. 3,072 and 8,192 experts are not squares: the next squares are taken, 3,136 and
   8,281. The vocabulary is that of the NeoX tokenizer. Jamba and Mamba-2 know positions by
   convolution, as they were published.
 * Doge (WM §5) is described in one sentence, without sizes: all of them are ours.

@@ -10,10 +10,12 @@ README = (ROOT / "README.md").read_text()
 PAGES = ["README.md", "CONTRIBUTING.md"]
 
 
-def test_the_example_runs(capsys):
-    (example,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    exec(example, {})
-    assert capsys.readouterr().out.startswith("✓ prompt, then the rest = one pass")
+def test_the_examples_run(capsys):
+    first, second = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    exec(first + second, {})
+    printed = capsys.readouterr().out
+    assert printed.startswith("✓ prompt, then the rest = one pass")
+    assert printed.endswith("4.0 GiB\n")
 
 
 @pytest.mark.parametrize("page", PAGES)
