@@ -467,6 +467,13 @@ class InnerFuncAttn(nn.Module):
         else:
             v = self.inner(x)
         v = v.unflatten(-1, (-1, p)).to(q.dtype)  # autocast may have left it wide
+        if cache is not None:
+            for name, new, old in (("k", k, cache.k), ("v", v, cache.v)):
+                if old.shape[2:] != new.shape[2:]:
+                    raise ValueError(
+                        f"the cache holds {name} of {tuple(old.shape[2:])} heads and widths, the "
+                        f"layer makes {tuple(new.shape[2:])}: it is that of another layer"
+                    )
         cache = _extended(cache, k, v, padding_mask, position_ids, inner_cache)
         y = self._read(q, cache)
         return self.out_proj(y.flatten(2)), cache

@@ -676,9 +676,10 @@ def _pairs_of_ranks(best, k, device):
 def _topk(scores, k):
     """The k largest along the last axis, descending; of equal scores the smaller index first."""
     values, indices = _some_topk(scores, min(k + 1, scores.shape[-1]))
-    tied = (values[..., 1:] == values[..., :-1]).any(dim=-1)
+    tied = values[..., 1:] == values[..., :-1]
     values, indices = values[..., :k], indices[..., :k]
     if bool(tied.any()):  # torch leaves open which of them it takes
+        tied = tied.any(dim=-1)
         order = scores[tied].argsort(dim=-1, descending=True, stable=True)[..., :k]
         indices = indices.masked_scatter(tied[..., None], order)
         values = scores.gather(-1, indices)

@@ -134,6 +134,11 @@ class ModelConfig:
                 raise TypeError(f"{field.name} must be a whole number, got {value!r}")
             if value < 1:
                 raise ValueError(f"{field.name} must be at least 1, got {value}")
+        for name in ("norm_eps", "rope_base"):
+            if not isinstance(getattr(self, name), float | int):
+                raise TypeError(f"{name} must be a number, got {getattr(self, name)!r}")
+        if not isinstance(self.tie_embeddings, bool):
+            raise TypeError(f"tie_embeddings must be True or False, got {self.tie_embeddings!r}")
         if not 0 < self.norm_eps < 1:
             raise ValueError(f"norm_eps must be in (0, 1), got {self.norm_eps}")
         for letter in dict.fromkeys(self.pattern):  # each layer knows best what it cannot be
@@ -292,11 +297,12 @@ class ModelCache(NamedTuple):
     """What a model remembers of the tokens so far: a value, never changed in place.
 
     layers: the cache of every sequence mixer, in order; n_tokens (b,): real tokens of each row so
-    far, which is the position of its next token.
+    far, which is the position of its next token; mixers: the letters of the layers.
     """
 
     layers: tuple[SSDCache | AttentionCache, ...]
     n_tokens: Tensor
+    mixers: str
 
     def nbytes(self) -> int:
         """Count the bytes of all tensors in the cache."""
@@ -391,7 +397,7 @@ class CausalLM(nn.Module):
         cache: ModelCache | None = None,
     ) -> tuple[Float[Tensor, "b l d"], ModelCache]:
         """Compute what the logits are read from, (b, l, d); otherwise as `forward`."""
-        self._check(input_ids, padding_mask, cache)
+        self.check(input_ids, padding_mask, cache)
         b, length = input_ids.shape
         device = input_ids.device
         before = torch.zeros(b, dtype=torch.int64, device=device)
@@ -404,7 +410,7 @@ class CausalLM(nn.Module):
         else:
             position_ids = (before[:, None] + padding_mask.cumsum(1) - 1).clamp(min=0)
             after = before + padding_mask.sum(1)
-        x, layers = self.embedding(input_ids), []
+        x, layers = self.embedding(input_ids.long()), []
         for block in self.blocks:
             mixes = block.letter in SEQUENCE_MIXERS
             x, layer_cache = block(
@@ -415,14 +421,20 @@ class CausalLM(nn.Module):
             )
             if mixes:
                 layers.append(layer_cache)
-        return self.norm(x), ModelCache(tuple(layers), after)
+        return self.norm(x), ModelCache(tuple(layers), after, self._mixers())
 
     def logits(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b v"]:
         """Compute logits (..., vocab_size) from hidden states (..., d)."""
         head = self.embedding if self.lm_head is None else self.lm_head
         return F.linear(x, head.weight)
 
-    def _check(self, input_ids, padding_mask, cache):
+    def check(
+        self,
+        input_ids: Int[Tensor, "..."],
+        padding_mask: Tensor | None = None,
+        cache: ModelCache | None = None,
+    ) -> None:
+        """Raise the ValueError that `forward` would raise for these arguments, if any."""
         if input_ids.ndim != 2 or input_ids.dtype not in INTEGERS:
             raise ValueError(
                 f"input_ids must be integers (b, l), got {input_ids.dtype} {_shape(input_ids)}"
@@ -444,13 +456,14 @@ class CausalLM(nn.Module):
                 raise ValueError(
                     f"the cache is of {len(cache.n_tokens)} rows, input_ids of {len(input_ids)}"
                 )
-            wanted = [
-                SSDCache if letter == "S" else AttentionCache
-                for letter in self.config.pattern
-                if letter in SEQUENCE_MIXERS
-            ]
-            if [type(layer) for layer in cache.layers] != wanted:
-                raise ValueError("the cache is that of a model with another pattern")
+            if cache.mixers != self._mixers():
+                raise ValueError(
+                    f"the cache is that of a model with another pattern: its sequence mixers are "
+                    f"{cache.mixers}, this model's {self._mixers()}"
+                )
+
+    def _mixers(self):
+        return "".join(letter for letter in self.config.pattern if letter in SEQUENCE_MIXERS)
 
 
 def sample(
@@ -475,21 +488,25 @@ def sample(
         (b,), int64.
 
     Raises:
-        ValueError: temperature negative or not finite, top_k < 1, top_p outside (0, 1].
+        ValueError: logits that are not (b, v), temperature negative or not finite, top_k < 1, top_p
+            outside (0, 1].
 
     Source: Holtzman et al. (2020) for top_p.
     """
     _check_sampling(temperature, top_k, top_p)
+    if logits.ndim != 2:
+        raise ValueError(f"logits must be (b, v), got {_shape(logits)}")
     if temperature == 0:
         return logits.argmax(dim=-1)
     wide = torch.promote_types(logits.dtype, torch.float32)
-    # A number that fits a small temperature too: only differences of logits count.
-    logits = (logits.to(wide) - logits.to(wide).amax(-1, keepdim=True)) / temperature
-    ordered, ids = logits.softmax(dim=-1).sort(dim=-1, descending=True, stable=True)
+    # Only differences of logits count. With the largest at 0 no temperature makes them overflow.
+    ordered, ids = logits.to(wide).sort(dim=-1, descending=True, stable=True)
+    ordered = (ordered - ordered[:, :1]) / max(temperature, torch.finfo(wide).tiny)
+    ordered = ordered.softmax(dim=-1)
     if top_k is not None:
         ordered = ordered.masked_fill(torch.arange(ordered.shape[1], device=ids.device) >= top_k, 0)
         ordered = ordered / ordered.sum(-1, keepdim=True)
-    if top_p is not None:
+    if top_p is not None and top_p < 1:
         before = ordered.cumsum(-1) - ordered
         ordered = ordered.masked_fill(before >= top_p, 0)
     place = torch.multinomial(ordered, 1, generator=generator)
@@ -528,12 +545,13 @@ def stream(
     _check_sampling(temperature, top_k, top_p)
     if max_new_tokens < 0:
         raise ValueError(f"max_new_tokens must be at least 0, got {max_new_tokens}")
+    model.check(prompt, padding_mask)
+    if prompt.shape[1] == 0 or (padding_mask is not None and not padding_mask.any(dim=1).all()):
+        raise ValueError("every row of the prompt needs at least one real token to go on from")
     if padding_mask is None:
         last = torch.full(prompt.shape[:1], prompt.shape[1] - 1, device=prompt.device)
     else:
         last = (torch.arange(prompt.shape[1], device=prompt.device) * padding_mask).argmax(dim=1)
-    if prompt.shape[1] == 0 or (padding_mask is not None and not padding_mask.any(dim=1).all()):
-        raise ValueError("every row of the prompt needs at least one real token to go on from")
     done = torch.zeros(len(prompt), dtype=torch.bool, device=prompt.device)
     tokens, cache = prompt, None
     for _ in range(max_new_tokens):
@@ -547,7 +565,7 @@ def stream(
                 ids = ids.masked_fill(done, eos_id)
                 done = done | (ids == eos_id)
         yield ids.clone()  # which, outside of inference mode, autograd may use
-        if bool(done.all()):
+        if eos_id is not None and bool(done.all()):
             return
         tokens, padding_mask, last = ids[:, None], None, torch.zeros_like(last)
 
@@ -704,7 +722,7 @@ def _check_sampling(temperature, top_k, top_p):
 def _nbytes(cache):
     if isinstance(cache, Tensor):
         return cache.nbytes
-    return sum(_nbytes(part) for part in cache or ())
+    return sum(_nbytes(part) for part in cache) if isinstance(cache, tuple) else 0
 
 
 def _shape(t):

@@ -12,7 +12,7 @@ of values, numbers of experts and the size in the name. What they leave open is 
 * Ch gives widths of the shared and private domain and the number of experts: the rest is ours.
 * OTCE Tables 1, 6 and 8: d_ff is given in Table 1 only; the vocabulary is not given, and NeoX's is
   taken. Its state-space layer is Mamba's, twice as wide inside as the stream (d_head); here it is
-  SSD, which has no gate.
+  SSD, which has no gate. Table 1's models have no rotary positions; our A always has them.
 * Llama 2, Mistral, Mixtral and Jamba stand here for the sizes of their caches: all numbers are
   those of the published configurations. Jamba's state-space layer is Mamba's again.
 """
