@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from cheems_ref import kernels, rope, ssd, text
+from cheems_ref import kernels, linear_attention, rope, ssd, text
 from cheems_ref import train as training
 from cheems_ref.model import CausalLM, ModelConfig, count_parameters, generate
 
@@ -35,6 +35,80 @@ def from_notebook(notebook, *names):
     torch.set_default_dtype(torch.float64)  # as the notebooks do
     exec(compile(ast.Module([*imports, *wanted], []), notebook, "exec"), namespace)
     return [namespace[name] for name in names]
+
+
+def sampling_rate():
+    """What listeners trained on tones at 16 kHz hear at other rates, told of it or not."""
+    names = ("tones", "ToneListener", "train_on_tones", "named_as", "share_right")
+    tones, _, train, named_as, share_right = from_notebook("01_state_space_models", *names)
+    rates, seeds = (4, 5.6, 8, 11.3, 13.5, 15, 16, 17, 19, 22.6, 32, 44.1), range(5)
+    right, tables = {"told": [], "not told": []}, {"rate = 2": [], "not told": []}
+    for seed in seeds:
+        model, generator = train(seed=seed)
+        heard = {khz: tones(1024, generator, khz=khz) for khz in rates}
+        for name, runs in right.items():
+            rate = {khz: 16 / khz if name == "told" else 1 for khz in rates}
+            named = {khz: named_as(model, *w, rate[khz]) for khz, w in heard.items()}
+            runs.append([share_right(table) for table in named.values()])
+            tables["rate = 2" if name == "told" else name].append(named[8].tolist())
+    middle = sorted(seeds, key=lambda seed: right["told"][seed][2])[2]  # its tables are drawn
+    return {
+        "seed": list(seeds),
+        "hertz": [round(250 * 2 ** (i / 4)) for i in range(8)],
+        "khz": list(rates),
+        "right": {
+            name: [round(statistics.median(at), 3) for at in zip(*runs, strict=True)]
+            for name, runs in right.items()
+        },
+        "at 8 kHz": {name: rounded(drawn[middle]) for name, drawn in tables.items()},
+    }
+
+
+def selective_copy():
+    """Selective copying: share named right against steps, and which answers a letter changes."""
+    names = ("copying_texts", "Copier", "train_to_copy", "copied", "exchanged")
+    *_, train, _, exchanged = from_notebook("01_state_space_models", *names)
+    models = {
+        "selective": dict(selective=True),
+        "selective, no convolution": dict(selective=True, d_conv=1),
+        "time-invariant, two layers": dict(selective=False, layers=2),
+        "time-invariant": dict(selective=False),
+    }
+    steps, seeds, right, ends, tables = 600, range(5), {}, {}, {}
+    for name, options in models.items():
+        runs = [train(steps=steps, seed=seed, every=25, **options) for seed in seeds]
+        at_steps = list(zip(*(curve for _, curve, _ in runs), strict=True))
+        places = {"median": 2, "low": 1, "high": 3}  # of the five
+        right[name] = {k: [round(sorted(at)[i], 3) for at in at_steps] for k, i in places.items()}
+        ends[name] = [round(end, 3) for end in at_steps[-1]]
+        if name in ("selective", "time-invariant"):
+            model, _, generator = runs[0]
+            tables[name] = rounded(exchanged(model, generator, 2048).tolist())
+    return {
+        "seed": list(seeds),
+        "steps": list(range(25, steps + 1, 25)),
+        "right": right,
+        "at the end": ends,
+        "exchanged": tables,
+    }
+
+
+def learned():
+    """Accuracy on keys that were written several times, after training, against their number."""
+    *_, train = from_notebook("02_linear_attention", "notes", "NoteReader", "train_on_notes")
+    steps, seeds, counts = 300, (0, 1, 2), (4, 8, 12, 16, 20, 24, 32, 40)
+    accuracy, guess = {}, []
+    for name in linear_attention.RULES:
+        runs = [[train(name, keys, steps, seed) for seed in seeds] for keys in counts]
+        accuracy[name] = [round(statistics.median(right for right, _ in run), 3) for run in runs]
+        guess = [round(statistics.median(best for _, best in run), 3) for run in runs]
+    return {
+        "seed": list(seeds),
+        "steps": steps,
+        "keys": list(counts),
+        "accuracy": accuracy,
+        "best guess": guess,
+    }
 
 
 def letters():
@@ -288,6 +362,9 @@ def rounded(rows):
 
 
 WRITERS = {
+    "01_sampling_rate": sampling_rate,
+    "01_selective_copy": selective_copy,
+    "02_learned": learned,
     "03_letters": letters,
     "03_error_budget": error_budget,
     "04_shift_error": shift_error,
