@@ -57,7 +57,7 @@ def main(arguments: list[str] | None = None) -> int:
     parsed = _parser().parse_args(arguments)
     try:
         return parsed.command(parsed)
-    except (ValueError, TypeError, OSError, ModuleNotFoundError, FloatingPointError) as error:
+    except (ValueError, TypeError, OSError, RuntimeError, ImportError, ArithmeticError) as error:
         print(f"cheems_ref: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -137,7 +137,12 @@ def _model_config(a):
 
 
 def _device(a):
-    return torch.device(a.device) if a.device else default_device()
+    if a.device is None:
+        return default_device()
+    try:
+        return torch.empty(0, device=a.device).device
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"--device {a.device} cannot be used: {error}") from error
 
 
 def _parser():

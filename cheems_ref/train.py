@@ -24,6 +24,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import shutil
 import time
 from collections.abc import Callable
@@ -70,7 +71,8 @@ class TrainConfig:
         checkpoint_every: steps between two checkpoints.
 
     Raises:
-        ValueError: a number out of its range.
+        ValueError: a number out of its range, or betas that are not two.
+        TypeError: a count that is not a whole number.
 
     Source: WM App. C.2; Ch §4.1, which takes betas (0.9, 0.98).
     """
@@ -78,13 +80,13 @@ class TrainConfig:
     steps: int = 1000
     batch_size: int = 8
     length: int = 256
-    learning_rate: float = 2e-3
-    final: float = 0.1
-    warmup: float = 0.1
-    betas: tuple[float, float] = (0.9, 0.999)
-    weight_decay: float = 0.01
-    clip: float = 1.0
-    held_out: float = 0.1
+    learning_rate: float | int = 2e-3
+    final: float | int = 0.1
+    warmup: float | int = 0.1
+    betas: tuple[float | int, float | int] = (0.9, 0.999)
+    weight_decay: float | int = 0.01
+    clip: float | int = 1.0
+    held_out: float | int = 0.1
     seed: int = 0
     precision: str = "auto"
     evaluate_every: int = 200
@@ -93,6 +95,8 @@ class TrainConfig:
     def __post_init__(self):
         object.__setattr__(self, "betas", tuple(self.betas))  # JSON has lists
         for name in ("steps", "batch_size", "length", "evaluate_every", "checkpoint_every"):
+            if not isinstance(getattr(self, name), int):
+                raise TypeError(f"{name} must be a whole number, got {getattr(self, name)!r}")
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         for name in ("learning_rate", "clip"):
@@ -103,11 +107,11 @@ class TrainConfig:
                 raise ValueError(f"{name} must be in [0, 1], got {getattr(self, name)}")
         if not 0 < self.held_out < 1:
             raise ValueError(f"held_out must be in (0, 1), got {self.held_out}")
-        if self.weight_decay < 0 or not all(0 <= beta < 1 for beta in self.betas):
-            raise ValueError(
-                f"weight_decay must be ≥ 0 and betas in [0, 1), got {self.weight_decay}, "
-                f"{self.betas}"
-            )
+        betas_fit = len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas)
+        if not 0 <= self.weight_decay < math.inf:
+            raise ValueError(f"weight_decay must be a number ≥ 0, got {self.weight_decay}")
+        if not betas_fit:
+            raise ValueError(f"betas must be two numbers in [0, 1), got {self.betas}")
         if self.precision not in ("auto", "float32", "bfloat16"):
             raise ValueError(f"precision must be auto, float32 or bfloat16, got {self.precision!r}")
 
@@ -182,8 +186,10 @@ def evaluate(
         -mean log p(token | those before it in the window, and the last one of the window before).
 
     Raises:
-        ValueError: fewer than 2 tokens.
+        ValueError: fewer than 2 tokens, or length or batch_size below 1.
     """
+    if length < 1 or batch_size < 1:
+        raise ValueError(f"length and batch_size must be ≥ 1, got {length} and {batch_size}")
     if len(ids) < 2:
         raise ValueError(f"there is nothing to predict in a text of {len(ids)} tokens")
     device = model.embedding.weight.device
@@ -248,11 +254,14 @@ def train(
     Raises:
         ValueError: the text is too short, or not integers of one axis.
         CheckpointError: the directory holds a checkpoint that is damaged, or of another run.
-        FloatingPointError: the loss is NaN or infinite; the last checkpoint is left as it is.
+        OSError: the directory cannot be made.
+        FloatingPointError: a loss or gradient is NaN or infinite; the model stays as it was before
+            that update, and so does the last checkpoint.
     """
     if ids.ndim != 1 or ids.is_floating_point():
         raise ValueError(f"ids must be integers (l,), got {ids.dtype} {tuple(ids.shape)}")
-    training, held_out = split_text(ids, config.held_out)
+    model.check(ids[None])
+    training, held_out = split_text(ids.long(), config.held_out)
     if len(training) <= config.length + 1 or len(held_out) < 2:
         raise ValueError(
             f"the text has {len(ids)} tokens: too few for windows of length + 1 = "
@@ -265,8 +274,10 @@ def train(
         make_optimizer(model, config),
         torch.Generator().manual_seed(config.seed),
     )
-    if directory is not None and (newest := newest_checkpoint(directory)) is not None:
-        restore(run, newest)
+    if directory is not None:
+        Path(directory).mkdir(parents=True, exist_ok=True)
+        if (newest := newest_checkpoint(directory)) is not None:
+            restore(run, newest)
     device = model.embedding.weight.device
     with tqdm(total=config.steps, initial=run.step, disable=_hidden(bar), unit="step") as progress:
         while run.step < config.steps:
@@ -278,11 +289,11 @@ def train(
                 loss = _loss(model, windows)
             run.optimizer.zero_grad()
             loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip)
-            if not math.isfinite(value := loss.item()):
+            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip)
+            if not (math.isfinite(value := loss.item()) and bool(norm.isfinite())):
                 raise FloatingPointError(
-                    f"the loss of update {run.step} is {value}; a smaller learning_rate "
-                    f"than {config.learning_rate:g} may help"
+                    f"the loss of update {run.step} is {value}, the norm of its gradient "
+                    f"{norm.item()}; a smaller learning_rate than {config.learning_rate:g} may help"
                 )
             run.optimizer.step()
             run.losses.append(value)
@@ -330,6 +341,7 @@ def save(run: Run, directory: str | Path) -> Path:
     record = {
         "format": FORMAT,
         "model": dataclasses.asdict(run.model.config),
+        "dtype": str(run.model.embedding.weight.dtype).removeprefix("torch."),
         "training": dataclasses.asdict(run.config),
         "text": _fingerprint(run.ids),
         "step": run.step,
@@ -338,16 +350,21 @@ def save(run: Run, directory: str | Path) -> Path:
         "random_state": base64.b64encode(run.generator.get_state().numpy().tobytes()).decode(),
         "sha256": {name: _sha256(partial / name) for name in FILES},
     }
+    record["checksum"] = _checksum(record)
     (partial / "checkpoint.json").write_text(json.dumps(record, indent=1), encoding="utf-8")
-    for path in partial.iterdir():
+    for path in (*partial.iterdir(), partial):
         _to_disk(path)
-    if final.exists():  # of a run that ended here already
-        shutil.rmtree(final)
-    partial.rename(final)
+    if final.exists() and _is_whole(final, record["checksum"]):
+        shutil.rmtree(partial)  # this very checkpoint is there already
+    else:
+        if final.exists():  # of another run, or damaged
+            final.rename(directory / f"partial-old-{final.name}")
+        partial.rename(final)
     _to_disk(directory)
     for old in _checkpoints(directory)[:-2]:
-        old.rename(old.with_name(f"partial-{old.name}"))  # so that half of one is never read
-        shutil.rmtree(old.with_name(f"partial-{old.name}"))
+        old.rename(old.with_name(f"partial-old-{old.name}"))  # so that half of one is never read
+    for old in directory.glob("partial-old-*"):
+        shutil.rmtree(old)
     return final
 
 
@@ -375,13 +392,13 @@ def restore(run: Run, checkpoint: str | Path) -> None:
     if record["text"] != _fingerprint(run.ids):
         raise CheckpointError(f"{checkpoint} is of a run on another text")
     parameters = dict(run.model.named_parameters())
-    wanted = {name: parameter.shape for name, parameter in parameters.items()}
-    weights = _read_tensors(checkpoint, FILES[0], record, wanted)
+    weights = _read_tensors(checkpoint, FILES[0], record, parameters)
     keys = ("exp_avg", "exp_avg_sq")
-    wanted = {f"{name}.{key}": shape for name, shape in wanted.items() for key in keys}
+    wanted = {f"{name}.{key}": t for name, t in parameters.items() for key in keys}
     moments = _read_tensors(checkpoint, FILES[1], record, wanted)
-    state = base64.b64decode(record["random_state"])
+    state = _read_random_state(checkpoint, record, len(run.generator.get_state()))
 
+    # All that can be wrong was looked for; from here on the run is changed.
     with torch.no_grad():
         for name, parameter in parameters.items():
             parameter.copy_(weights[name])
@@ -389,12 +406,12 @@ def restore(run: Run, checkpoint: str | Path) -> None:
                 "step": torch.tensor(float(record["step"]), dtype=torch.float32),
                 **{key: moments[f"{name}.{key}"].to(parameter) for key in keys},
             }
-    run.generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+    run.generator.set_state(state)
     run.losses[:], run.evaluations[:] = record["losses"], record["evaluations"]
 
 
 def load_model(path: str | Path, *, device: str | torch.device = "cpu") -> CausalLM:
-    """Make the model of a checkpoint, or of the newest one in a run's directory.
+    """Make the model of a checkpoint, or of the newest one in a run's directory, in its dtype.
 
     Args:
         path: of a checkpoint or a run.
@@ -410,9 +427,9 @@ def load_model(path: str | Path, *, device: str | torch.device = "cpu") -> Causa
         model = CausalLM(ModelConfig(**record["model"]))
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"{checkpoint} holds no model of this version: {error}") from error
+    model.to(getattr(torch, record["dtype"]))
     parameters = dict(model.named_parameters())
-    wanted = {name: parameter.shape for name, parameter in parameters.items()}
-    weights = _read_tensors(checkpoint, FILES[0], record, wanted)
+    weights = _read_tensors(checkpoint, FILES[0], record, parameters)
     with torch.no_grad():
         for name, parameter in parameters.items():
             parameter.copy_(weights[name])
@@ -428,9 +445,9 @@ def default_device() -> torch.device:
 
 def _loss(model, windows, reduction="mean"):
     logits, _ = model(windows[:, :-1])
-    return F.cross_entropy(
-        logits.flatten(0, 1).float(), windows[:, 1:].flatten(), reduction=reduction
-    )
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    targets = windows[:, 1:].flatten().long()
+    return F.cross_entropy(logits.flatten(0, 1).to(wide), targets, reduction=reduction)
 
 
 def _autocast(precision, device):
@@ -445,11 +462,32 @@ def _hidden(bar):
 
 
 def _checkpoints(directory):
-    return sorted(path for path in directory.glob("step-*") if path.is_dir())
+    named = re.compile(r"step-\d{8,}")
+    found = [path for path in directory.glob("step-*") if named.fullmatch(path.name)]
+    return sorted((path for path in found if path.is_dir()), key=lambda path: int(path.name[5:]))
 
 
 def _fingerprint(ids):
     return hashlib.sha256(ids.to(torch.int64).cpu().numpy().tobytes()).hexdigest()
+
+
+def _is_whole(checkpoint, checksum):
+    """Whether a checkpoint holds what this checksum is of."""
+    try:
+        record = _read_record(checkpoint)
+    except CheckpointError:
+        return False
+    files = all(
+        (checkpoint / name).is_file() and _sha256(checkpoint / name) == record["sha256"][name]
+        for name in FILES
+    )
+    return files and record["checksum"] == checksum
+
+
+def _checksum(record):
+    """Of a record as JSON, without its own checksum."""
+    rest = {key: value for key, value in record.items() if key != "checksum"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
 def _sha256(path):
@@ -480,10 +518,31 @@ def _read_record(checkpoint):
         raise CheckpointError(f"{path} is damaged: {error}") from error
     if not isinstance(record, dict) or record.get("format") != FORMAT:
         raise CheckpointError(f"{path} does not say {FORMAT!r}: it was not written by this package")
+    kinds = dict(model=dict, dtype=str, training=dict, text=str, step=int, losses=list)
+    kinds |= dict(evaluations=list, random_state=str, sha256=dict)
+    wrong = [name for name, kind in kinds.items() if not isinstance(record.get(name), kind)]
+    if wrong:
+        raise CheckpointError(f"{path} lacks {', '.join(wrong)}, or holds something else there")
+    fits = len(record["losses"]) == record["step"] and {*record["sha256"]} == {*FILES}
+    fits = fits and all(isinstance(loss, float) for loss in record["losses"])
+    if not fits or record.get("checksum") != _checksum(record):
+        raise CheckpointError(f"{path} is damaged: it does not fit its checksum")
     return record
 
 
-def _read_tensors(checkpoint, name, record, shapes):
+def _read_random_state(checkpoint, record, size):
+    try:
+        state = base64.b64decode(record["random_state"], validate=True)
+    except ValueError as error:
+        raise CheckpointError(
+            f"{checkpoint}/checkpoint.json holds no random state: {error}"
+        ) from error
+    if len(state) != size:
+        raise CheckpointError(f"{checkpoint}/checkpoint.json holds no random state of {size} bytes")
+    return torch.frombuffer(bytearray(state), dtype=torch.uint8)
+
+
+def _read_tensors(checkpoint, name, record, like):
     """The tensors of one file, after all that can be wrong with them was looked for."""
     path = checkpoint / name
     if not path.is_file():
@@ -497,9 +556,12 @@ def _read_tensors(checkpoint, name, record, shapes):
         tensors = load_file(path)
     except SafetensorError as error:
         raise CheckpointError(f"{path} is damaged: {error}") from error
-    if {key: t.shape for key, t in tensors.items()} != shapes:
-        strange = sorted({*tensors} ^ {*shapes}) or [
-            key for key, t in tensors.items() if t.shape != shapes[key]
-        ]
+    strange = sorted({*tensors} ^ {*like})
+    strange = strange or [
+        key
+        for key, t in tensors.items()
+        if (t.shape, t.dtype) != (like[key].shape, like[key].dtype)
+    ]
+    if strange:
         raise CheckpointError(f"{path} does not fit the model, at {', '.join(strange[:3])}")
     return tensors
