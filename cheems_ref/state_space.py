@@ -354,7 +354,8 @@ class S4D(nn.Module):
             frequencies = torch.linalg.eigvalsh(1j * antisymmetric)[modes:]
         self.log_dt = nn.Parameter(_log_uniform(d_model))
         self.A_log = nn.Parameter(torch.full((d_model, modes), math.log(0.5)))
-        self.A_imag = nn.Parameter(repeat(frequencies, "n -> d n", d=d_model).to(self.A_log))
+        frequencies = repeat(frequencies, "n -> d n", d=d_model).to(self.A_log)
+        self.A_imag = nn.Parameter(frequencies.clone())  # a view would be one row in memory
         self.C = nn.Parameter(torch.randn(d_model, modes, 2))  # real and imaginary part
         self.D = nn.Parameter(torch.ones(d_model))
 

@@ -754,9 +754,11 @@ def test_s4d_step_takes_its_state_as_a_value():
 
 @pytest.mark.parametrize("init", INITS)
 def test_s4d_learns_a_filter(init):
-    layer, x = s4d(init=init, dtype=torch.float32, d=1), normal(8, 64, 1, dtype=torch.float32)
-    time = torch.arange(64.0)
-    y = state_space.ssm_convolution(0.9**time * torch.cos(0.4 * time), x[..., 0])[..., None]
+    torch.manual_seed(0)
+    layer = state_space.S4D(2, d_state=16, init=init)  # as a user makes it, in the default dtype
+    x, time = normal(8, 64, 2, dtype=torch.float32), torch.arange(64.0)
+    filters = torch.stack([0.9**time * torch.cos(0.4 * time), 0.8**time])
+    y = state_space.ssm_convolution(filters, x.mT).mT
     optimizer = torch.optim.Adam(layer.parameters(), lr=5e-2)
     losses = []
     for _ in range(150):
