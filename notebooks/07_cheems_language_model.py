@@ -598,7 +598,8 @@ print("FLOPs per token, by hand = counted: LlaMa, Mamba-2, Jamba, Cheems, at 128
 
 # %% [markdown]
 # (The neurons that E retrieves are read by an embedding bag, which torch's counter does not count:
-# $4 h_r k d$ per token, about $10^5$ for Cheems-320M's 64 neurons, small beside the rest.)
+# $4 h_r k d$ per token and layer, about $2 \cdot 10^5$ for the 64 neurons of Cheems-320M, small
+# beside the rest.)
 #
 # So the counting can be trusted where nothing can be run. Four systems of 320 million parameters:
 
@@ -835,7 +836,7 @@ rates = [learning_rate(step, settings) for step in range(settings.steps)]
 assert max(rates) == rates[14] == 4e-3 and math.isclose(rates[-1], 4e-4)
 assert all(a < b for a, b in pairwise(rates[:15])) and all(a > b for a, b in pairwise(rates[15:]))
 
-home = Path("../build/cheems")  # this run's checkpoints, and what the model writes
+home = Path("../runs/cheems")  # this run's checkpoints, and what the model writes
 shutil.rmtree(home, ignore_errors=True)
 _ = torch.manual_seed(0)
 config = ModelConfig(pattern="SE × 3 + IE", d_model=96, d_ff=192)
@@ -852,13 +853,13 @@ new = generate(cheems, prompt, 300, temperature=0.7, generator=torch.Generator()
 written = "The " + text.ids_to_text(new[0])
 _ = (home / "written.txt").write_text(written + "\n", encoding="utf-8")
 assert new.shape == (1, 300)
-print("it wrote 300 bytes: build/cheems/written.txt")
+print("it wrote 300 bytes: runs/cheems/written.txt")
 
 # %% [markdown]
 # What it wrote is not shown here, for it depends on this machine's last digits; it stands in the
 # file, and the model beside it. From the project's folder you can let it go on:
 #
-#     .venv/bin/python -m cheems_ref generate --run build/cheems --prompt "The "
+#     .venv/bin/python -m cheems_ref generate --run runs/cheems --prompt "The "
 #
 # A hundred and fifty steps are twenty seconds. The same loop for 2,500 steps, with the whole
 # pattern of Cheems, was recorded:
@@ -979,8 +980,8 @@ plotting.save(
     fig,
     "07_decoding",
     "Milliseconds per generated token against context, for four models of equal parameter count. "
-    "LlaMa's time grows several-fold from 256 to 8,192 tokens, Mamba-2's stays level, Jamba's and "
-    "Cheems's rise slightly.",
+    "LlaMa's time grows fourfold from 256 to 8,192 tokens, Mamba-2's stays level, Jamba's and "
+    "Cheems's rise by half.",
 )
 times = {name: decoding["milliseconds"][family] for name, family in four.items()}
 assert times["Mamba-2"][-1] < 1.15 * times["Mamba-2"][0]
