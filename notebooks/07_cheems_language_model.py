@@ -49,7 +49,7 @@ from cheems_ref.model import (
     sample,
     stream,
 )
-from cheems_ref.train import TrainConfig, learning_rate, split_text, train
+from cheems_ref.train import TrainConfig, evaluate, learning_rate, split_text, train
 from cheems_ref.verify import check, must_differ
 
 torch.set_default_dtype(torch.float64)  # for the equalities; training is in float32
@@ -846,6 +846,15 @@ run = train(cheems, manual, settings, directory=home, bar=False)
 ((_, loss),) = run.evaluations
 assert loss < bigram - 0.05
 print("after 150 steps a small Cheems predicts the held-out text better than the bigram model")
+
+piece = held_out[:129]  # is that loss what we think it is? By hand, on one window:
+with torch.no_grad():
+    scores = cheems(piece[None, :-1])[0][0].double().log_softmax(dim=-1)
+by_hand = -scores.gather(1, piece[1:, None]).mean()
+measured = torch.tensor(evaluate(cheems, piece, length=128))
+check("held-out loss = mean -log p of the next byte", measured, by_hand, tol=1e-5)
+present = -scores.gather(1, piece[:-1, None]).mean()
+_ = must_differ("p of the byte that was just read", present, by_hand)
 
 # %%
 prompt = text.text_to_ids("The ")[None]
