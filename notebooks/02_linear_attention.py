@@ -41,7 +41,7 @@ from cheems_ref.linear_attention import (
     linear_attention_quadratic,
     longhorn,
 )
-from cheems_ref.model import expand_pattern, preset
+from cheems_ref.model import cache_bytes, expand_pattern, preset
 from cheems_ref.ssd import ssd_recurrent
 from cheems_ref.state_space import discretize_zoh
 from cheems_ref.verify import check, check_gradients, must_differ
@@ -1440,15 +1440,15 @@ assert layers["Qwen3-Next"][::2] == "SSSA" * 12
 
 # %%
 width, tokens, two_bytes = 128, 256 * 1024, 2
-caches = {  # layers with attention, key heads, gigabytes as printed
-    "Llama-2 7B": (32, 32, 128),
-    "Mistral 7B": (32, 8, 32),
-    "Mixtral 8x7B": (32, 8, 32),
-    "Jamba": (mixers.count("A"), 8, 4),
+caches = {  # layers with attention, key heads, gigabytes as printed, our name
+    "Llama-2 7B": (32, 32, 128, "llama-2-7b"),
+    "Mistral 7B": (32, 8, 32, "mistral-7b"),
+    "Mixtral 8x7B": (32, 8, 32, "mixtral-8x7b"),
+    "Jamba": (mixers.count("A"), 8, 4, "jamba-52b"),
 }
-for name, (attention, key_heads, printed) in caches.items():
+for name, (attention, key_heads, printed, ours) in caches.items():
     size = 2 * attention * key_heads * width * tokens * two_bytes
-    assert size == printed * 2**30
+    assert size == printed * 2**30 == cache_bytes(preset(ours), tokens).keys_values
     print(f"{name:13} {attention:2} layers × {key_heads:2} key heads: {printed:3} GB, as printed")
 
 # %% [markdown]

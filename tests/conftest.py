@@ -1,3 +1,4 @@
+import jaxtyping
 import pytest
 import torch
 
@@ -6,3 +7,9 @@ import torch
 def one_thread_per_worker():
     """`make test` runs two workers; torch would give each of them all cores."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture
+def unchecked(monkeypatch):
+    """Turns jaxtyping's checks off, which would answer before the function itself does."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)

@@ -21,7 +21,6 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-import jaxtyping
 import pytest
 import torch
 from planting import plant
@@ -39,10 +38,7 @@ SIZES = [word for name, n in NUMBERS.items() for word in ("--set", f"{name}={n}"
 SHORT = ["--steps", "4", "--batch-size", "2", "--length", "16", "--device", "cpu"]
 
 
-@pytest.fixture(autouse=True)
-def unchecked(monkeypatch):
-    """Turns jaxtyping's checks off, as users have them: they would answer before the package."""
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+pytestmark = pytest.mark.usefixtures("unchecked")  # as users have it
 
 
 class Screen(io.StringIO):

@@ -874,12 +874,6 @@ def test_experts_have_every_property_that_a_mistake_breaks(has_property, name):
 # --- bad input --------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def unchecked(monkeypatch):
-    """Turns jaxtyping's checks off, which would answer before the function itself does."""
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
-
-
 def built(name, **changes):
     return partial(getattr(experts, name.split(",")[0]), **dict(d_model=D) | LAYERS[name] | changes)
 

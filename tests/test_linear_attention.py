@@ -841,12 +841,6 @@ def test_undecayed_system_hides_where_nothing_decays_and_exponents_where_little_
 # --- bad input --------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def unchecked(monkeypatch):
-    """Turns jaxtyping's checks off, which would answer before the function itself does."""
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
-
-
 def test_shapes_in_signatures_are_checked_in_this_run(request):
     if not request.config.getoption("--jaxtyping-packages", default=None):
         pytest.skip("pytest runs without --jaxtyping-packages")

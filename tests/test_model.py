@@ -140,12 +140,6 @@ def refused(error, message, function, *args, **kwargs):
         raise AssertionError(f"not refused: {kwargs or args}")
 
 
-@pytest.fixture
-def unchecked(monkeypatch):
-    """Turns jaxtyping's checks off, which would answer before the function itself does."""
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
-
-
 def test_models_of_these_tests_cover_every_letter_and_every_option():
     letters = {letter for case in MODELS for letter in case}
     assert letters == {*"SAI", *STATE_MIXERS} == set(model.LAYERS)

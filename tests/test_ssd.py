@@ -968,12 +968,6 @@ def test_tiled_groups_hide_where_there_is_one_group_or_one_head_to_a_group(g):
 # --- bad input --------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def unchecked(monkeypatch):
-    """Turns jaxtyping's checks off, which would answer before the function itself does."""
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
-
-
 def test_shapes_in_signatures_are_checked_in_this_run(request):
     if not request.config.getoption("--jaxtyping-packages", default=None):
         pytest.skip("pytest runs without --jaxtyping-packages")

@@ -1527,12 +1527,6 @@ def test_planted_mistake_is_caught(row):
 # --- bad input --------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def unchecked(monkeypatch):
-    """Turns jaxtyping's checks off, which would answer before the function itself does."""
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
-
-
 def test_shapes_in_signatures_are_checked_in_this_run(request):
     if not request.config.getoption("--jaxtyping-packages", default=None):
         pytest.skip("pytest runs without --jaxtyping-packages")

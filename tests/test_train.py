@@ -1396,12 +1396,6 @@ def test_the_fastest_device_there_is(monkeypatch, cuda, mps, device):
 # --- bad input --------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def unchecked(monkeypatch):
-    """Turns jaxtyping's checks off, which would answer before the function itself does."""
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
-
-
 def training(ids=None, **changes):
     return partial(trained, train, ids=ids, model=a_model(), **changes)
 
