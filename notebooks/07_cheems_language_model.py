@@ -1051,7 +1051,7 @@ for printed, name in ((3072, "cheems-320m"), (8192, "cheems-1.3b")):
 # pattern of 24 letters: 12 pairs of a sequence mixer and M, attention in the fourth, eighth and
 # twelfth pair, states in the others. What share of LlaMa's keys and values does it keep?
 
-# %%
+# %% tags=["exercise"]
 pattern_of_mine = ...
 ### BEGIN SOLUTION
 pattern_of_mine = "(SM × 3 + AM) × 3"
@@ -1073,7 +1073,7 @@ print("a quarter")
 # contexts.
 
 
-# %%
+# %% tags=["exercise"]
 def crossing(config):
     ### BEGIN SOLUTION
     per_token = cache_bytes(config, 1).keys_values
@@ -1095,7 +1095,7 @@ print("crossed at the right token")
 # without padding.
 
 
-# %%
+# %% tags=["exercise"]
 def choose_rows(cache, rows):
     """The cache (a ModelCache) with its batch rows replaced by rows (a tensor of indices)."""
 
@@ -1132,7 +1132,7 @@ with torch.no_grad():
 # cache that is right, and to hand in the accepted ids once more.)
 
 
-# %%
+# %% tags=["exercise"]
 def speculate(large, small, prompt, n, ahead=4):
     """Greedy ids (1, n) of the large model, and how often it was called."""
     ### BEGIN SOLUTION
