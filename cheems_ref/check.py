@@ -1,0 +1,143 @@
+"""What the package refuses, in one dialect: the argument's name, its letters, its numbers.
+
+    n = check.shapes(x=(x, "b l h p"), dt=(dt, "b l h"), A=(A, "h"))     # {"b": 2, "l": 13, ...}
+
+Axes go by the letters of the package; the first tensor that has a letter sets its size. An argument
+that is None is passed over. What is wrong raises ValueError; what is not even a number, TypeError.
+
+Shapes and dtypes cost a comparison and may be looked at anywhere. `entries` and `token_ids` look at
+values, which waits for the device: public functions call them and layers do not, and they look at
+nothing while torch compiles.
+"""
+
+import math
+from collections.abc import Collection
+from typing import Any, get_args
+
+import torch
+from torch import Tensor
+
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
+
+def shapes(known: dict[str, int] | None = None, /, **named: tuple[Tensor | None, str]):
+    """Bind every letter to one size, and return the sizes; refuse the first tensor that differs."""
+    sizes = dict(known or {})
+    for name, (t, axes) in named.items():
+        if t is None:
+            continue
+        letters = axes.split()
+        fits, bound = t.ndim == len(letters), dict(sizes)
+        for letter, size in zip(letters, t.shape, strict=False):
+            fits = fits and sizes.setdefault(letter, size) == size
+        if not fits:
+            want = _tuple(letters)
+            if any(letter in bound for letter in letters):
+                want += " = " + _tuple(bound.get(letter, letter) for letter in letters)
+            raise ValueError(f"{name} must be {want}, got shape {tuple(t.shape)}")
+    return sizes
+
+
+def width(x: Tensor, d: int) -> None:
+    """Refuse an x whose last axis is not d wide."""
+    if x.ndim == 0 or x.shape[-1] != d:
+        raise ValueError(f"x must be (..., d) with d = {d}, got shape {tuple(x.shape)}")
+
+
+def dtypes(allowed: Collection[torch.dtype], /, **named: Tensor | None) -> None:
+    """Refuse tensors of another dtype."""
+    for name, t in named.items():
+        if t is not None and t.dtype not in allowed:
+            listed = " or ".join(dict.fromkeys(map(str, allowed)))
+            raise ValueError(f"{name} must be {listed} here, got {t.dtype}")
+
+
+def floating(**named: Tensor | torch.dtype | None) -> None:
+    """Refuse tensors, or dtypes, that are not floating-point."""
+    for name, t in named.items():
+        dtype = t.dtype if isinstance(t, Tensor) else t
+        if dtype is not None and not dtype.is_floating_point:
+            raise ValueError(f"{name} must be floating-point, got {dtype}")
+
+
+def entries(interval: str, /, **named: Tensor | None) -> None:
+    """Refuse tensors with an entry outside an interval such as "[0, inf)", or NaN."""
+    if torch.compiler.is_compiling():
+        return
+    for name, t in named.items():
+        if t is not None and t.numel():
+            low, high = (end.item() for end in t.detach().aminmax())
+            if not (_inside(low, interval) and _inside(high, interval)):
+                raise ValueError(
+                    f"{name} must be in {interval} everywhere, got entries in [{low:g}, {high:g}]"
+                )
+
+
+def sizes(**named: int | None) -> None:
+    """Refuse sizes that are not whole numbers of at least 1."""
+    for name, size in named.items():
+        if size is not None and (not isinstance(size, int) or isinstance(size, bool)):
+            raise TypeError(f"{name} must be a whole number, got {size!r}")
+        if size is not None and size < 1:
+            raise ValueError(f"{name} must be at least 1, got {size}")
+
+
+def numbers(interval: str, /, **named: float) -> None:
+    """Refuse numbers outside an interval such as "(0, 1]", or NaN."""
+    for name, value in named.items():
+        if not isinstance(value, float | int) or isinstance(value, bool):
+            raise TypeError(f"{name} must be a number, got {value!r}")
+        if not _inside(value, interval):
+            raise ValueError(f"{name} must be a number in {interval}, got {value}")
+
+
+def multiple(**pair: int) -> None:
+    """Refuse a first number that is not a multiple of the second."""
+    (name, a), (divisor, b) = pair.items()
+    if b < 1 or a % b:
+        raise ValueError(f"{name} = {a} must be a multiple of {divisor} = {b}")
+
+
+def choice(options: Any, /, **named: Any) -> None:
+    """Refuse a value that is none of a Literal's, or of a tuple's."""
+    options = options if isinstance(options, tuple) else get_args(options)
+    for name, value in named.items():
+        if value not in options:
+            raise ValueError(
+                f"{name} must be one of {', '.join(map(repr, options))}, got {value!r}"
+            )
+
+
+def padding_mask(known: dict[str, int], mask: Tensor | None) -> None:
+    """Refuse a padding mask that is not boolean (b, l)."""
+    if mask is not None:
+        dtypes([torch.bool], padding_mask=mask)
+        shapes(known, padding_mask=(mask, "b l"))
+
+
+def mixer_call(x: Tensor, d: int, position_ids: Tensor, mask: Tensor | None) -> None:
+    """Refuse the shapes and dtypes that no sequence mixer of width d can take."""
+    known = shapes({"d": d}, x=(x, "b l d"))
+    dtypes(INTEGERS, position_ids=position_ids)
+    shapes(known, position_ids=(position_ids, "b l"))
+    padding_mask(known, mask)
+
+
+def token_ids(vocab_size: int, **named: Tensor) -> None:
+    """Refuse ids that are not integers (b, l) in [0, vocab_size)."""
+    for name, ids in named.items():
+        dtypes(INTEGERS, **{name: ids})
+        shapes(**{name: (ids, "b l")})
+        entries(f"[0, {vocab_size})", **{name: ids})
+
+
+def _tuple(parts):
+    parts = [str(part) for part in parts]
+    return f"({parts[0]},)" if len(parts) == 1 else f"({', '.join(parts)})"
+
+
+def _inside(value, interval):
+    low, high = map(float, interval[1:-1].split(","))
+    above = low <= value if interval[0] == "[" else low < value
+    below = value <= high if interval[-1] == "]" else value < high
+    return above and below and not math.isnan(value)
