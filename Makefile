@@ -5,12 +5,12 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-REQUIREMENTS := -c constraints.txt -e .[test,kernels]
+REQUIREMENTS := -c constraints.txt -e .[course,test,kernels]
 
 # mamba-ssm without its compiled extensions, which SSD does not use: no compiler, no GPU. Its Triton
 # kernels are plain Python files. --no-deps leaves out what only the extensions need.
-MAMBA_SSM := mamba-ssm==2.3.2.post1
 MAMBA := MAMBA_SKIP_CUDA_BUILD=TRUE MAMBA_FORCE_BUILD=TRUE
+MAMBA_SSM := -c constraints.txt --no-build-isolation --no-deps mamba-ssm
 
 .DEFAULT_GOAL := help
 .PHONY: help course test lab bench clean
@@ -50,6 +50,6 @@ $(READY): pyproject.toml constraints.txt Makefile
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet $(REQUIREMENTS)
 ifeq ($(shell uname -s),Linux)
-	$(MAMBA) $(BIN)/python -m pip install --quiet --no-build-isolation --no-deps $(MAMBA_SSM)
+	$(MAMBA) $(BIN)/python -m pip install --quiet $(MAMBA_SSM)
 endif
 	@touch $@

@@ -1,19 +1,22 @@
 """Execute the course: each notebooks/NN_name.py becomes its .ipynb and its figures.
 
-    python book/build.py [--check] [--root DIR] [NAME ...]
+    python book/build.py [--check] [--jobs N] [--root DIR] [NAME ...]
 
 The .py file (jupytext py:percent) is the source that people edit. The .ipynb beside it, with all
 outputs, and the files in figures/ are written by this script alone, and are the same bytes
 whenever and wherever it runs, so that a difference in git means a difference in what the course
 says. NAME is the beginning of a notebook's name (`03`); without one, all notebooks run, and
 figures that none of them draws any more are removed. `--check` writes nothing, names every file
-that would change and exits with 1 if there is one.
+that would change and exits with 1 if there is one. Up to N notebooks run at a time, by default one
+per core, and share the cores; what they print may not depend on N. None may take more than a
+minute; one that does so beside others is tried again alone, at the end.
 
 A notebook draws into the folder named by the variable CHEEMS_FIGURES, and its figures' names
 begin with its own number: `03_decay.svg`.
 """
 
 import argparse
+import asyncio
 import hashlib
 import math
 import os
@@ -21,6 +24,8 @@ import re
 import sys
 import time
 from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -53,6 +58,10 @@ class BuildError(Exception):
     """What stops the build, in words for the author of the notebook."""
 
 
+class TooSlowError(BuildError):
+    """A notebook takes more than LIMIT_S."""
+
+
 def read_source(path: Path) -> NotebookNode:
     """Read a py:percent file as the notebook that the build stores, only without outputs."""
     notebook = nbformat.v4.new_notebook(metadata=nbformat.from_dict(METADATA))
@@ -80,8 +89,31 @@ def kernel_manager() -> AsyncKernelManager:
     return AsyncKernelManager(kernel_name="python3", kernel_spec_manager=specs)
 
 
-def execute(notebook: NotebookNode, source: Path, figures: Path) -> None:
-    """Run the cells in order, in the notebook's own folder, and store outputs in `notebook`."""
+@asynccontextmanager
+async def running_kernel(client: NotebookClient, folder: Path, env: dict) -> AsyncIterator[None]:
+    """Start the client's kernel in `folder`, and leave none behind, whatever happens.
+
+    In place of nbclient's own, which takes Ctrl-C for itself and stops one kernel with it.
+    """
+    kernel = client.km
+    try:
+        await client.async_start_new_kernel(cwd=str(folder), env=env)
+        await client.async_start_new_kernel_client()
+        yield
+        await kernel.shutdown_kernel()
+    finally:
+        if client.kc is not None:
+            client.kc.stop_channels()
+        if kernel.has_kernel:
+            await kernel.shutdown_kernel(now=True)
+
+
+async def execute(notebook: NotebookNode, source: Path, figures: Path, threads: int | None) -> None:
+    """Run the cells in order, in the notebook's own folder, and store outputs in `notebook`.
+
+    `threads` is for torch; None leaves it all cores. The clock starts here, so
+    waiting for others does not count.
+    """
     start = time.monotonic()
     too_slow = f"{source.stem} takes more than {LIMIT_S} s"
 
@@ -97,23 +129,30 @@ def execute(notebook: NotebookNode, source: Path, figures: Path) -> None:
         extra_arguments=["--log-level=ERROR"],  # else every kernel warns that it uses TCP
     )
     environment = os.environ | ENVIRONMENT | {"CHEEMS_FIGURES": str(figures)}
-    with client.setup_kernel(cwd=str(source.parent), env=environment, cleanup_kc=True):
-        cells = tqdm(notebook.cells, desc=source.stem, unit="cell", leave=False, disable=None)
-        for number, cell in enumerate(cells, start=1):
-            count = client.code_cells_executed + 1
-            place = f"{source.stem}, cell {number} of {len(notebook.cells)} (code cell {count})"
-            try:
-                client.execute_cell(cell, number - 1, execution_count=count)
-            except CellExecutionError as error:
-                # nbclient's message holds the cell's source, what it printed and the traceback.
-                raise BuildError(f"{place} failed\n{ANSI_COLOR.sub('', str(error))}") from error
-            except DeadKernelError as error:
-                raise BuildError(f"{place} killed its kernel\n{cell.source}") from error
-            except CellTimeoutError as error:
-                raise BuildError(f"{too_slow}; stopped in {place}\n{cell.source}") from error
+    if threads:
+        environment.setdefault("OMP_NUM_THREADS", str(threads))
+    cells = notebook.cells
+    with tqdm(cells, desc=source.stem, unit="cell", leave=False, disable=None) as bar:
+        async with running_kernel(client, source.parent, environment):
+            for number, cell in enumerate(bar, start=1):
+                count = client.code_cells_executed + 1
+                place = f"{source.stem}, cell {number} of {len(cells)} (code cell {count})"
+                try:
+                    await client.async_execute_cell(cell, number - 1, execution_count=count)
+                except CellExecutionError as error:
+                    # nbclient's message holds the cell's source, what it printed, the traceback.
+                    text = ANSI_COLOR.sub("", str(error))
+                    raise BuildError(f"{place} failed\n{text}") from error
+                except DeadKernelError as error:
+                    if asyncio.current_task().cancelling():  # nbclient takes the one for the other
+                        raise asyncio.CancelledError from error
+                    raise BuildError(f"{place} killed its kernel\n{cell.source}") from error
+                except CellTimeoutError as error:
+                    message = f"{too_slow}; stopped in {place}\n{cell.source}"
+                    raise TooSlowError(message) from error
     elapsed = time.monotonic() - start
     if elapsed > LIMIT_S:
-        raise BuildError(f"{too_slow}: it took {elapsed:.1f} s")
+        raise TooSlowError(f"{too_slow}: it took {elapsed:.1f} s")
 
 
 def normalise(notebook: NotebookNode) -> None:
@@ -124,13 +163,13 @@ def normalise(notebook: NotebookNode) -> None:
                 output.traceback = [f"{output.ename}: {output.evalue}".splitlines()[0]]
 
 
-def run(source: Path, figures: Path) -> dict[Path, bytes]:
+async def run(source: Path, figures: Path, threads: int | None) -> dict[Path, bytes]:
     """Run one notebook; the files it makes, each by the path where it belongs."""
     notebook = read_source(source)
     prefix = source.stem.partition("_")[0] + "_"
     drawn = {}
     with TemporaryDirectory() as folder:
-        execute(notebook, source, Path(folder))
+        await execute(notebook, source, Path(folder), threads)
         for path in sorted(Path(folder).iterdir()):
             if not path.name.startswith(prefix) or path.suffix not in FIGURE_SUFFIXES:
                 raise BuildError(
@@ -161,48 +200,89 @@ def select(root: Path, names: list[str]) -> list[Path]:
     return [s for s in sources if not names or s.stem.startswith(tuple(names))]
 
 
-def build(root: Path, names: list[str], check: bool) -> dict[Path, str]:
+def cores() -> int:
+    """The number of cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):  # on Linux
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+async def build(root: Path, names: list[str], check: bool, jobs: int) -> dict[Path, str]:
     """Run the notebooks and, unless `check`, bring their files up to date.
 
     Returns what each file was that is not as it should be: missing, different or stale.
     """
     figures = root / "figures"
-    found = {}
-    made = set()
-    for source in tqdm(select(root, names), desc="notebooks", disable=None):
+    sources = select(root, names)
+    jobs = min(jobs, len(sources))
+    threads = None if jobs == 1 else max(1, cores() // jobs)
+    waiting, slow, states = iter(sources), [], {}
+    bar = tqdm(total=len(sources), desc="notebooks", disable=None)
+
+    async def bring_up_to_date(source: Path, threads: int | None) -> None:
         start = time.monotonic()
-        files = run(source, figures)
-        made |= files.keys()
-        for path, content in files.items():
-            if not path.exists():
-                found[path] = "missing"
-            elif path.read_bytes() != content:
-                found[path] = "different"
-            if path in found and not check:
-                replace(path, content)
+        files = await run(source, figures, threads)
         seconds = time.monotonic() - start
+        # Nothing is awaited from here on, so no failure elsewhere stops it half way.
+        for path, content in files.items():
+            same = path.exists() and path.read_bytes() == content
+            states[path] = None if same else "different" if path.exists() else "missing"
+            if not same and not check:
+                replace(path, content)
         tqdm.write(f"{source.stem}  {seconds:.1f} s  {len(files) - 1} figures")
+        bar.update()
+
+    async def work_through() -> None:
+        for source in waiting:  # which all that work share
+            try:
+                await bring_up_to_date(source, threads)
+            except TooSlowError:
+                if jobs == 1:
+                    raise
+                # It may be the others' doing.
+                tqdm.write(f"{source.stem}  more than {LIMIT_S} s beside others; again, alone")
+                slow.append(source)
+
+    with bar:
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(jobs):
+                    group.create_task(work_through())
+        except ExceptionGroup as failures:
+            first = failures.exceptions[0]  # for which the others were stopped
+            raise first from first.__cause__
+        for source in slow:
+            await bring_up_to_date(source, None)
     if not names:
         for path in sorted(figures.glob("*")):
-            if path.suffix in FIGURE_SUFFIXES and path not in made:
-                found[path] = "stale"
+            if path.suffix in FIGURE_SUFFIXES and path not in states:
+                states[path] = "stale"
                 if not check:
                     path.unlink()
-    return found
+    return {path: states[path] for path in sorted(states) if states[path]}
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Execute the notebooks and draw the figures.")
     parser.add_argument("names", nargs="*", metavar="NAME", help="the beginning of a name: 03")
     parser.add_argument("--check", action="store_true", help="write nothing, name what differs")
+    parser.add_argument(
+        "--jobs", type=int, metavar="N", help="run N at a time (default: one per core)"
+    )
     parser.add_argument("--root", type=Path, default=ROOT, help="the folder that has notebooks/")
     options = parser.parse_args(arguments)
+    jobs = cores() if options.jobs is None else options.jobs
+    if jobs < 1:
+        parser.error(f"--jobs must be at least 1, got {jobs}")
     root = options.root.resolve()
     try:
-        found = build(root, options.names, options.check)
+        found = asyncio.run(build(root, options.names, options.check, jobs))
     except BuildError as error:
         print(f"build stopped: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("build stopped by Ctrl-C", file=sys.stderr)
+        return 130
     repair = {"missing": "written", "different": "rewritten", "stale": "removed"}
     for path, state in found.items():
         word = state if options.check else repair[state]

@@ -17,7 +17,15 @@ from pathlib import Path
 import torch
 
 from cheems_ref import text
-from cheems_ref.model import PRESETS, CausalLM, ModelConfig, count_parameters, preset, stream
+from cheems_ref.model import (
+    PRESETS,
+    CausalLM,
+    ModelConfig,
+    Sampling,
+    count_parameters,
+    preset,
+    stream,
+)
 from cheems_ref.train import (
     TrainConfig,
     default_device,
@@ -32,7 +40,7 @@ Train a language model on a text, byte by byte.
 
 The model is a preset, or a pattern of letters, one for each layer:
   S SSD, A attention, I inner-function attention; M MLP, G gated MLP, R routed MoE,
-  E CDMoE, K CDMMoE, P PEER, ... (python -c "import cheems_ref.model as m; help(m)")
+  E CDMoE, K CDMMoE, P PEER, ... (python -c "import cheems_ref.config as c; help(c)")
 
 examples:
   python -m cheems_ref train --text book.txt --run runs/book
@@ -101,15 +109,8 @@ def _generate(a):
         generator.seed()
     else:
         generator.manual_seed(a.seed)
-    tokens = stream(
-        model,
-        prompt,
-        a.max_new_tokens,
-        temperature=a.temperature,
-        top_k=a.top_k,
-        top_p=a.top_p,
-        generator=generator,
-    )
+    sampling = Sampling(a.temperature, a.top_k, a.top_p, generator)
+    tokens = stream(model, prompt, a.max_new_tokens, sampling)
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")  # a letter may take 4 bytes
     sys.stdout.write(a.prompt)
     for token in tokens:

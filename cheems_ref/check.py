@@ -82,7 +82,7 @@ def sizes(**named: int | None) -> None:
             raise ValueError(f"{name} must be at least 1, got {size}")
 
 
-def numbers(interval: str, /, **named: float) -> None:
+def numbers(interval: str, /, **named: float | int) -> None:
     """Refuse numbers outside an interval such as "(0, 1]", or NaN."""
     for name, value in named.items():
         if not isinstance(value, float | int) or isinstance(value, bool):

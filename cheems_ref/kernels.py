@@ -142,6 +142,11 @@ def kernel_status() -> KernelStatus:
     )
 
 
+def can_take(x: Tensor) -> bool:
+    """Return whether the compiled kernels can take x: on a GPU, and not float64."""
+    return x.is_cuda and x.dtype != torch.float64 and kernel_status().mode == "cuda"
+
+
 # torch.compile must go around it; torch.compiler.disable would import Triton here, too early.
 @torch._disable_dynamo
 def chunk_scan(

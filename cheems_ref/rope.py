@@ -16,81 +16,85 @@ SSD, so one source of position serves both.
 Which numbers form pair k is a convention. "half" takes numbers k and k + dim/2, as the papers'
 listings and transformers do; "interleaved" takes 2k and 2k + 1, as the papers' formulas and Meta's
 Llama do. They differ by a permutation of the coordinates (`pairing_permutation`), and
-`apply_rope` does the first. Notebook 04 derives all of it.
+`apply_rope` does the first. Notebook 04 derives all of it. What cannot be turned raises
+ValueError with the argument and the numbers.
 
 Source: Su et al. (2021), RoFormer; WM §3.1, App. A, B.1; OTCE §3.1, App. A.
 """
 
 import functools
 import math
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from cheems_ref import check
+
 Pairing = Literal["half", "interleaved"]
-INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)  # of positions
+Positions = Int[Tensor, "b l"]
 
 
 def rope_frequencies(dim: int, base: float | int = 10000.0) -> Float[Tensor, " {dim//2}"]:
-    """Compute the angle by which one step of position turns each pair: θ_k = base^(-2k/dim).
+    """Return the angle by which one step of position turns each pair: θ_k = base^(-2k/dim).
 
     Args:
-        dim: width of the vectors that will be turned, even.
+        dim: width of the vectors to be turned, even.
         base: > 0; the larger, the slower the last pairs turn.
 
     Returns:
-        (dim/2,), float64, in radians per position; the first is 1.
-
-    Raises:
-        ValueError: dim is odd or below 2, or base is not a positive finite number.
+        In radians per position, float64; the first is 1.
 
     Source: WM §3.1, eq. after (2); Ch eq. 3, whose k counts from 1.
     """
-    _check_dim(dim)
-    _check_base("base", base, above=0.0)
+    check_turnable(dim=dim)
+    check.numbers("(0, inf)", base=base)
     return base ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
 
 
-@functools.lru_cache(maxsize=64)
-def _frequencies(dim, base, dtype, device):
-    """The same for `rope_cos_sin`, computed once and never handed out."""
-    with torch.inference_mode(False):
-        return rope_frequencies(dim, base).to(dtype).to(device)
-
-
 def rope_cos_sin(
-    position_ids: Int[Tensor, "b l"],
+    position_ids: Positions,
     dim: int,
     base: float | int = 10000.0,
     *,
     dtype: torch.dtype = torch.float32,
 ) -> tuple[Float[Tensor, "b l {dim}"], Float[Tensor, "b l {dim}"]]:
-    """Compute cosine and sine of the angles of every position, laid out for `apply_rope`.
+    """Return cosine and sine of the angles of every position, laid out for `apply_rope`.
 
     Args:
-        position_ids: (b, l), integers ≥ 0.
-        dim: width of the vectors that will be turned, even.
+        position_ids: integers ≥ 0.
+        dim: width of the vectors to be turned, even.
         base: as in `rope_frequencies`.
         dtype: that of the model. The angles are computed in float64 for float64 and in float32
             for every other, never in less: bfloat16 cannot tell position 256 from 257. In float32
             an angle is off by up to about 1e-7 of itself, so by 0.1 at position 1,000,000.
 
     Returns:
-        cos and sin, each (b, l, dim) in the dtype of the angles, entry k + dim/2 equal to entry k.
-
-    Raises:
-        ValueError: positions that are not integers, negative, or not (b, l); a dtype that is not
-            floating-point; and as `rope_frequencies` does.
+        cos and sin, in the dtype of the angles; entry k + dim/2 equals entry k.
 
     Source: WM Listing 1.
     """
-    frequencies = _frequencies(dim, base, _wide(dtype), position_ids.device)
-    _check_positions(position_ids)
+    _check_positions(position_ids, dtype)
+    rope_frequencies(dim, base)
+    return _cos_sin(position_ids, dim, base, dtype)
+
+
+def _cos_sin(position_ids, dim, base, dtype):
+    """The same without a question to the device, for layers."""
+    if torch.compiler.is_compiling():  # which can trace arithmetic, but not a cache
+        frequencies = _frequencies.__wrapped__(dim, base, _wide(dtype), position_ids.device)
+    else:
+        frequencies = _frequencies(dim, base, _wide(dtype), position_ids.device)
     angles = position_ids[..., None].to(frequencies.dtype) * frequencies
     angles = torch.cat([angles, angles], dim=-1)
     return angles.cos(), angles.sin()
+
+
+@functools.lru_cache(maxsize=64)
+def _frequencies(dim, base, dtype, device):
+    with torch.inference_mode(False):  # else no later gradient could pass through them
+        return rope_frequencies(dim, base).to(dtype).to(device)
 
 
 def apply_rope(
@@ -102,33 +106,22 @@ def apply_rope(
     heads: in the other order, and with l = h, a token would be turned by the number of its head.
 
     Args:
-        x: (b, l, h, dim), such as Q and K per head, or C and B per group.
-        cos, sin: (b, l, dim), of `rope_cos_sin` with the dtype of x.
+        x: Q and K per head, or C and B per group.
+        cos, sin: of `rope_cos_sin` with the dtype of x.
 
     Returns:
-        (b, l, h, dim) with the dtype of x; computed in the dtype of the angles.
-
-    Raises:
-        ValueError: a wrong rank or size, an odd dim, or cos and sin in another dtype than float64
-            beside a float64 x and float32 beside any other.
+        In the dtype of x; computed in the dtype of the angles.
 
     Source: WM Listing 1, `apply_QK_rotary_pos_emb` and `apply_CB_rotary_pos_emb`.
     """
-    if x.ndim != 4:
-        raise ValueError(f"x must have the 4 axes (b, l, h, dim), got shape {tuple(x.shape)}")
-    if not x.is_floating_point():
-        raise ValueError(f"x must be a floating-point tensor, got {x.dtype}")
-    wide = _wide(x.dtype)
-    b, length, _, dim = x.shape
-    _check_dim(dim)
-    for name, t in (("cos", cos), ("sin", sin)):
-        if t.shape != (b, length, dim):
-            raise ValueError(
-                f"{name} must be (b, l, dim) = {(b, length, dim)} beside x of shape "
-                f"{tuple(x.shape)} = (b, l, h, dim), got shape {tuple(t.shape)}"
-            )
-        if t.dtype != wide:
-            raise ValueError(f"{name} must be {wide} where x is {x.dtype}, got {t.dtype}")
+    check.floating(x=x)
+    n = check.shapes(x=(x, "b l h dim"), cos=(cos, "b l dim"), sin=(sin, "b l dim"))
+    check_turnable(dim=n["dim"])
+    check.dtypes([_wide(x.dtype)], cos=cos, sin=sin)
+    return _apply_rope(x, cos, sin)
+
+
+def _apply_rope(x, cos, sin):
     first, second = x.chunk(2, dim=-1)
     quarter_turn = torch.cat([-second, first], dim=-1)
     return (cos[:, :, None] * x + sin[:, :, None] * quarter_turn).to(x.dtype)
@@ -137,7 +130,7 @@ def apply_rope(
 def rotation_matrix(
     position: float | int, dim: int, base: float | int = 10000.0, pairing: Pairing = "half"
 ) -> Float[Tensor, "{dim} {dim}"]:
-    """Build R_t, the matrix that `apply_rope` applies at position t.
+    """Return R_t, the matrix that `apply_rope` applies at position t.
 
     Args:
         position: t, any finite number: a difference of positions may be negative.
@@ -146,17 +139,12 @@ def rotation_matrix(
         pairing: "half" turns coordinates k and k + dim/2 together, "interleaved" 2k and 2k + 1.
 
     Returns:
-        (dim, dim), float64, orthogonal. It acts on columns: R_t c, and on rows as c R_tᵀ.
-
-    Raises:
-        ValueError: a position that is not finite, an unknown pairing, and as `rope_frequencies`.
+        An orthogonal matrix, float64. It acts on columns, R_t c, and on rows as c R_tᵀ.
 
     Source: WM §3.1 and App. A, with both indices of the last block equal; Ch eq. 4.
     """
-    if not math.isfinite(position):
-        raise ValueError(f"position must be finite, got {position}")
-    if pairing not in get_args(Pairing):
-        raise ValueError(f"pairing must be one of {get_args(Pairing)}, got {pairing!r}")
+    check.numbers("(-inf, inf)", position=position)
+    check.choice(Pairing, pairing=pairing)
     angles = position * rope_frequencies(dim, base)
     cos, sin = angles.cos(), angles.sin()
     if pairing == "interleaved":
@@ -167,24 +155,15 @@ def rotation_matrix(
 
 
 def pairing_permutation(dim: int) -> Int[Tensor, " {dim}"]:
-    """Say where each coordinate of the "half" pairing stands in the "interleaved" one.
+    """Return the permutation from the "half" pairing to the "interleaved" one: 0, 2, ..., 1, 3, ...
 
     With p = pairing_permutation(dim), x[..., p] lays an interleaved vector x out in halves, and
     R_half = R_interleaved[p][:, p]. Weights made for one pairing serve the other after their output
     rows are permuted so.
 
-    Args:
-        dim: width of the vectors, even.
-
-    Returns:
-        (dim,), the integers 0, 2, 4, ..., 1, 3, 5, ...
-
-    Raises:
-        ValueError: dim is odd or below 2.
-
     Source: WM §3.1 has the interleaved matrix, WM Listing 1 turns halves.
     """
-    _check_dim(dim)
+    check_turnable(dim=dim)
     return torch.arange(dim).view(-1, 2).T.flatten()
 
 
@@ -196,7 +175,7 @@ def ntk_base(
     max_positions: int,
     scaling_factor: float | int = 1.0,
 ) -> float:
-    """Compute the base that stretches the slowest wave to a length beyond the trained one.
+    """Return the base that stretches the slowest wave to a length beyond the trained one.
 
     base · (s · length / max_positions - (s - 1))^(dim / (dim - 2)) beyond max_positions, base up to
     it. The fastest pair keeps its angle, the slowest turns slower by the factor in the bracket.
@@ -206,28 +185,20 @@ def ntk_base(
 
     Args:
         length: number of positions to be covered, ≥ 1.
-        dim: width of the vectors that will be turned, even and at least 4.
+        dim: width of the vectors to be turned, even and at least 4.
         base: the base of the training.
         max_positions: number of positions in training, ≥ 1.
         scaling_factor: s ≥ 1; 1 stretches just enough.
 
-    Returns:
-        The base for `rope_cos_sin`.
-
-    Raises:
-        ValueError: one of them out of its range.
-
     Source: WM Listing 1, where the length is the largest position of the batch at hand.
     """
-    _check_dim(dim)
-    _check_base("base", base, above=0.0)
+    check_turnable(dim=dim)
     if dim == 2:
         raise ValueError("dim must be at least 4: with dim = 2 there is one pair, which turns by 1")
-    for name, number in (("length", length), ("max_positions", max_positions)):
-        if not number >= 1:
-            raise ValueError(f"{name} must be at least 1, got {number}")
-    if not 1 <= scaling_factor < math.inf:
-        raise ValueError(f"scaling_factor must be a number ≥ 1, got {scaling_factor}")
+    check.numbers("(0, inf)", base=base)
+    check.numbers(
+        "[1, inf)", length=length, max_positions=max_positions, scaling_factor=scaling_factor
+    )
     if length <= max_positions:
         return base
     stretch = scaling_factor * length / max_positions - (scaling_factor - 1)
@@ -235,57 +206,44 @@ def ntk_base(
 
 
 def log_length_scale(
-    position_ids: Int[Tensor, "b l"],
-    base_length: float | int,
-    *,
-    dtype: torch.dtype = torch.float32,
+    position_ids: Positions, base_length: float | int, *, dtype: torch.dtype = torch.float32
 ) -> Float[Tensor, "b l"]:
-    """Compute the factor max(1, log_base_length n) for queries that choose among n tokens.
+    """Return the factor max(1, log_base_length n) for queries that choose among n tokens.
 
     Multiplied onto Q it sharpens the softmax of attention over texts longer than base_length. On C
     of SSD, which is linear, it only scales what is read from the state.
 
     Args:
-        position_ids: (b, l), integers ≥ 0; a query at position t sees n = t + 1 tokens.
+        position_ids: integers ≥ 0; a query at position t sees n = t + 1 tokens.
         base_length: > 1, the length of the texts in training, in tokens.
         dtype: that of the model; the result is float64 for float64, else float32.
 
     Returns:
-        (b, l), ≥ 1; 1 as long as n ≤ base_length.
-
-    Raises:
-        ValueError: as `rope_cos_sin` for positions and dtype, or base_length not above 1.
+        Factors ≥ 1; 1 as long as n ≤ base_length.
 
     Source: OTCE App. A, last formula, with n counted for each query so that a cache may be used.
     """
-    _check_base("base_length", base_length, above=1.0)
-    _check_positions(position_ids)
+    check.numbers("(1, inf)", base_length=base_length)
+    _check_positions(position_ids, dtype)
     n = position_ids.to(_wide(dtype)) + 1
     scale = n.log() / math.log(base_length)
     return scale.where(n > base_length, 1.0).clamp(min=1.0)  # rounding could miss 1 on either side
 
 
+def check_turnable(**width: int) -> None:
+    """Refuse a width that cannot be cut into pairs."""
+    for name, dim in width.items():
+        if dim < 2 or dim % 2:
+            raise ValueError(f"{name} must be even and at least 2, to be cut into pairs; got {dim}")
+
+
 def _wide(dtype):
     """The dtype of the angles beside a dtype of the model."""
-    if not dtype.is_floating_point:
-        raise ValueError(f"dtype must be that of a floating-point model, got {dtype}")
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def _check_dim(dim):
-    if dim < 2 or dim % 2:
-        raise ValueError(f"dim must be even and at least 2, to be cut into pairs; got {dim}")
-
-
-def _check_positions(position_ids):
-    if position_ids.dtype not in INTEGERS:
-        raise ValueError(f"position_ids must be integers, got {position_ids.dtype}")
-    if position_ids.ndim != 2:
-        raise ValueError(f"position_ids must be (b, l), got shape {tuple(position_ids.shape)}")
-    if bool((position_ids < 0).any()):
-        raise ValueError(f"position_ids must be ≥ 0, got {position_ids.min().item()}")
-
-
-def _check_base(name, base, above):
-    if not above < base < math.inf:
-        raise ValueError(f"{name} must be a finite number above {above:g}, got {base}")
+def _check_positions(position_ids, dtype):
+    check.floating(dtype=dtype)
+    check.dtypes(check.INTEGERS, position_ids=position_ids)
+    check.shapes(position_ids=(position_ids, "b l"))
+    check.entries("[0, inf)", position_ids=position_ids)

@@ -17,7 +17,7 @@
 #
 # Sources: lecture 22 of CMU's *Generative AI* (L22), Gormley and Nayebi (2025); *OTCE* §2.1; Gu et
 # al., *HiPPO* (2020), *S4* (2022) and *S4D* (2022); Gu and Dao, *Mamba* (2023). The code that this
-# notebook builds up to is `cheems_ref/state_space.py`.
+# notebook builds up to is `cheems_ref/state_space.py` and `cheems_ref/mamba.py`.
 
 # %%
 import json
@@ -30,7 +30,8 @@ import torch
 import torch.nn.functional as F
 from numpy.polynomial.legendre import Legendre, leggauss
 
-from cheems_ref import plotting, ssd
+from cheems_ref import plotting
+from cheems_ref.convolution import short_convolution
 from cheems_ref.state_space import (
     S4D,
     Mamba,
@@ -1308,7 +1309,7 @@ mixer = Mamba(8, d_state=4)
 x = random(2, 15, 8, seed=14)
 with torch.no_grad():
     u, z = mixer.in_proj(x).chunk(2, dim=-1)
-    u, _ = ssd.short_convolution(u, mixer.conv)
+    u, _ = short_convolution(u, mixer.conv)
     delta, B, C = mixer.x_proj(u).split(mixer.widths, dim=-1)
     dt = F.softplus(mixer.dt_proj(delta) + mixer.dt_bias)
     by_hand = selective_scan(u, dt, -mixer.A_log.exp(), B, C) + mixer.D * u
@@ -1816,5 +1817,6 @@ check("silent where nothing is asked", copy_by_hand(tokens, 4)[:, :16], torch.ze
 # - Rush and Karamcheti, *The Annotated S4*: the same road, with JAX.
 # - Blelloch, *Prefix Sums and Their Applications* (1990): what else a scan can do.
 # - Gu and Dao, *Mamba* (2023): selection, selective copying, and the kernel.
-# - `cheems_ref/state_space.py`: the listing this notebook arrives at. Chapter 02 drops the softmax
-#   of attention and arrives at such recurrences from the other side; chapter 03 joins the two.
+# - `cheems_ref/state_space.py` and `cheems_ref/mamba.py`: the listings this notebook arrives at.
+#   Chapter 02 drops the softmax of attention and arrives at such recurrences from the other side;
+#   chapter 03 joins the two.

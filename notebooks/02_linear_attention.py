@@ -34,7 +34,6 @@ from cheems_ref import plotting
 from cheems_ref.linear_attention import (
     RULES,
     delta_rule,
-    delta_rule_chunked,
     gated_delta_rule,
     gated_linear_attention,
     linear_attention,
@@ -368,7 +367,7 @@ def store(name, k, v, **gates):
     """The final states (b, p, n) of a rule on b streams, k (b, l, n), v (b, l, p), one head."""
     rule = RULES[name]
     given = [t[:, :, None] for t in (k, k, v, *(gates[gate] for gate in rule.takes))]
-    return rule.chunked(*given, return_final_state=True)[1][:, 0]
+    return rule.function(*given, chunk_size=64, return_final_state=True)[1][:, 0]
 
 
 def read(S, keys):
@@ -710,7 +709,7 @@ def states(name, k, v, **gates):
     given = heads(k, k, v, *(gates[gate] for gate in rule.takes))
     for t in range(len(k)):
         token = (x[:, t : t + 1] for x in given)
-        _, S = rule.loop(*token, initial_state=S, return_final_state=True)
+        _, S = rule.function(*token, initial_state=S, return_final_state=True)
         all_states.append(S[0, 0])
     return torch.stack(all_states)
 
@@ -926,7 +925,8 @@ class NoteReader(torch.nn.Module):
         k, v = keys[slots][:, :, None], self.value(stored)[:, :, None]
         gates = {"g": -F.softplus(self.fade), "beta": 2 * torch.sigmoid(self.step)}
         gates = [gates[gate].expand(*slots.shape, 1) for gate in self.rule.takes]
-        _, S = self.rule.chunked(k, k, v, *gates, return_final_state=True)
+        options = dict(chunk_size=64, return_final_state=True)
+        _, S = self.rule.function(k, k, v, *gates, **options)
         return self.head(einsum("bpn,sn->bsp", S[:, 0], keys))
 
 
@@ -1237,8 +1237,8 @@ _ = must_differ("decay forgotten in A", start * (q @ S_0.T) + (q @ k.T * D) @ no
 
 # %% [markdown]
 # A text is cut into chunks, the four steps run in each, and only $S$ goes from one to the next. The
-# package does just that: `delta_rule_chunked` and its like. In chunks of 64, a text of 4,096 tokens
-# takes 64 steps that wait for one another, and not 4,096. Any chunk size, the same result:
+# package does just that when a rule is given a `chunk_size`. In chunks of 64, a text of 4,096
+# tokens takes 64 steps that wait for one another, and not 4,096. Any chunk size, the same result:
 
 # %%
 b, l, h, n, p = 2, 45, 3, 6, 5
@@ -1265,8 +1265,8 @@ def with_state(function, **options):
 
 for name, rule in RULES.items():
     given = [*arguments(rule), initial]
-    o, S = with_state(rule.loop)(*given)
-    forms = [with_state(rule.chunked, chunk_size=size)(*given) for size in (1, 7, 45, 64)]
+    o, S = with_state(rule.function)(*given)
+    forms = [with_state(rule.function, chunk_size=size)(*given) for size in (1, 7, 45, 64)]
     outputs, finals = (torch.stack(parts) for parts in zip(*forms, strict=True))
     check(f"{name}: chunks of 1, 7, 45, 64 = loop, outputs", outputs, o.expand_as(outputs))
     check(f"{name}: chunks of 1, 7, 45, 64 = loop, states", finals, S.expand_as(finals))
@@ -1289,9 +1289,9 @@ gates = {gate: x[0] for gate, x in gates_for(k[None]).items()}
 own, matrices = {}, {}
 for name, rule in RULES.items():
     given = [gates[gate] for gate in rule.takes]
-    own[name] = rule.chunked(*heads(k, k, torch.eye(l), *given))[0, :, 0]
-    matrices[name] = rule.chunked(*heads(q, k, torch.eye(l), *given))[0, :, 0]
-    o = rule.loop(*heads(q, k, v, *given))[0, :, 0]
+    own[name] = rule.function(*heads(k, k, torch.eye(l), *given), chunk_size=64)[0, :, 0]
+    matrices[name] = rule.function(*heads(q, k, torch.eye(l), *given), chunk_size=64)[0, :, 0]
+    o = rule.function(*heads(q, k, v, *given))[0, :, 0]
     check(f"{name}: output = its matrix times V", matrices[name] @ v, o)
 
 A = (k @ k.T).tril(-1)  # β = 1
@@ -1376,10 +1376,10 @@ for name, rule in RULES.items():
     given = arguments(rule)
     for head in range(2):
         one = [t[0, :, head] for t in given]
-        check(f"{name}: package = printed row, head {head}", rule.loop(*given)[0, :, head],
+        check(f"{name}: package = printed row, head {head}", rule.function(*given)[0, :, head],
               by_lecture(name, *one))  # fmt: skip
-    check_gradients(f"{name}: chunked = loop", with_state(rule.chunked, chunk_size=7),
-                    with_state(rule.loop), [*given, initial])  # fmt: skip
+    check_gradients(f"{name}: chunked = loop", with_state(rule.function, chunk_size=7),
+                    with_state(rule.function), [*given, initial])  # fmt: skip
     takes = ", ".join({"g": "α", "beta": "β"}[gate] for gate in rule.takes) or "-"
     table.append(f"{name:16}  {takes:7}  {lecture[name][0]:45}  loop, chunks, gradients")
 print("\n".join(table))
@@ -1724,7 +1724,8 @@ beta = torch.rand(23, generator=torch.Generator().manual_seed(95))
 expected = delta_rule(*heads(q, k, v, beta))[0, :, 0]
 for size in (1, 5, 8, 23, 64):
     check(f"your chunks of {size} = loop", delta_in_chunks(q, k, v, beta, size), expected)
-check("the package's chunks = loop", delta_rule_chunked(*heads(q, k, v, beta))[0, :, 0], expected)
+in_chunks = delta_rule(*heads(q, k, v, beta), chunk_size=8)[0, :, 0]
+check("the package's chunks = loop", in_chunks, expected)
 
 # %% [markdown]
 # ## Further reading

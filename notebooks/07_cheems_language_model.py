@@ -41,6 +41,7 @@ from cheems_ref.model import (
     Block,
     CausalLM,
     ModelConfig,
+    Sampling,
     cache_bytes,
     count_parameters,
     expand_pattern,
@@ -674,7 +675,8 @@ with torch.no_grad():
     check("a cache may be used twice", again, more)
     forgot, _ = model(ids[:, 13:17], cache=cache._replace(n_tokens=torch.zeros(2).long()))
     _ = must_differ("positions that start again at 0", forgot, more)
-    print(f"{len(cache.layers)} caches for {sum(c in 'SAI' for c in config.pattern)} mixers")
+    caches = [layer for layer in cache.layers if layer is not None]
+    print(f"{len(caches)} caches for {sum(c in 'SAI' for c in config.pattern)} mixers")
 
 # %% [markdown]
 # Prompts of different lengths go into one batch: the short one is filled up, on either side, and a
@@ -757,7 +759,8 @@ plotting.save(
 _ = torch.manual_seed(3)
 model = CausalLM(preset("cheems-tiny"))
 prompt = text.text_to_ids("The dog")[None]
-new = generate(model, prompt, 200, temperature=0)
+greedy = Sampling(temperature=0)
+new = generate(model, prompt, 200, greedy)
 with torch.no_grad():
     logits, _ = model(torch.cat([prompt, new], dim=1))
 chosen_at_once = logits[:, prompt.shape[1] - 1 : -1].argmax(dim=-1)
@@ -765,7 +768,7 @@ check("one at a time, with cache = argmax of one pass", new, chosen_at_once)
 best = logits[:, prompt.shape[1] - 1 : -1].topk(2).values
 assert (best[..., 0] - best[..., 1]).min() > 1e-8  # so no tie was decided by rounding
 
-first = next(stream(model, prompt, 200, temperature=0))  # the same, id by id
+first = next(stream(model, prompt, 200, greedy))  # the same, id by id
 assert first == new[0, 0]
 
 # %% [markdown]
@@ -789,7 +792,7 @@ for ax, (title, options) in zip(
     p = (logits[0] / options.get("temperature", 1)).softmax(0)
     keep = p.cumsum(0) - p < options.get("top_p", 1)  # the ids are sorted already
     p = p * keep / (p * keep).sum()
-    drawn = sample(many, generator=torch.Generator().manual_seed(0), **options)
+    drawn = sample(many, Sampling(generator=torch.Generator().manual_seed(0), **options))
     share = drawn.bincount(minlength=6) / len(drawn)
     assert (share - p).abs().max() < 0.015 and not share[~keep].any()
     ax.bar(range(6), p, color=plotting.COLORS[0])
@@ -858,7 +861,8 @@ _ = must_differ("p of the byte that was just read", present, by_hand)
 
 # %%
 prompt = text.text_to_ids("The ")[None]
-new = generate(cheems, prompt, 300, temperature=0.7, generator=torch.Generator().manual_seed(0))
+warm = Sampling(temperature=0.7, generator=torch.Generator().manual_seed(0))
+new = generate(cheems, prompt, 300, warm)
 written = "The " + text.ids_to_text(new[0])
 _ = (home / "written.txt").write_text(written + "\n", encoding="utf-8")
 assert new.shape == (1, 300)
@@ -1103,7 +1107,7 @@ def choose_rows(cache, rows):
     def chosen(part):
         if isinstance(part, torch.Tensor):
             return part[rows]
-        if not isinstance(part, tuple):  # None, or the letters of the mixers
+        if not isinstance(part, tuple):  # None, or the letters of the pattern
             return part
         parts = [chosen(inner) for inner in part]
         return tuple(parts) if type(part) is tuple else type(part)(*parts)
@@ -1127,7 +1131,7 @@ with torch.no_grad():
 # **4.** (hard) *Speculative decoding* writes several ids with a small model and lets the large one
 # judge them all in one call: those are kept up to the first that the large model would not have
 # chosen greedily, which is replaced by its choice. Write `speculate(large, small, prompt, n,
-# ahead)` that returns exactly what `generate(large, prompt, n, temperature=0)` does, with fewer
+# ahead)` that returns exactly what `generate(large, prompt, n, greedy)` does, with fewer
 # calls of the large model. (The caches of S cannot be cut back; simplest is to go on from the last
 # cache that is right, and to hand in the accepted ids once more.)
 
@@ -1141,7 +1145,7 @@ def speculate(large, small, prompt, n, ahead=4):
         _, before = large(prompt[:, :-1])  # of all but the last accepted id
         pending = prompt[:, -1:]  # accepted, but not yet in the cache
         while ids.shape[1] < prompt.shape[1] + n:
-            guess = generate(small, ids, ahead, temperature=0)
+            guess = generate(small, ids, ahead, greedy)
             logits, _ = large(torch.cat([pending, guess], 1), cache=before)
             calls += 1
             right = logits[:, pending.shape[1] - 1 :].argmax(-1)  # (1, ahead + 1)
@@ -1161,7 +1165,7 @@ _ = torch.manual_seed(6)
 large = CausalLM(preset("cheems-tiny"))
 small = CausalLM(preset("mamba2-tiny"))
 prompt = tokens(1, 5, seed=11)
-wanted = generate(large, prompt, 24, temperature=0)
+wanted = generate(large, prompt, 24, greedy)
 for helper, at_most in ((large, 6), (small, 24)):
     written, calls = speculate(large, helper, prompt, 24)
     check("speculative = greedy", written, wanted)

@@ -6,6 +6,7 @@ As in test_ssd.py, the properties are functions of a module `m`. The positive te
 
 import itertools
 import math
+import sys
 from functools import partial
 
 import jaxtyping
@@ -14,10 +15,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from planting import plant
+from properties import is_one_graph, questions, starts_alike
 from torch.func import functional_call
 
 import cheems_ref.attention as attention
-from cheems_ref.rope import rotation_matrix
+from cheems_ref import check as door
+from cheems_ref.rope import rope_cos_sin, rotation_matrix
 from cheems_ref.ssd import SSD
 from cheems_ref.verify import check, check_gradients, must_differ
 
@@ -29,11 +32,15 @@ MASKS = {
     "three keys": dict(mask="content", keep=3),
 }
 INNER = ("ssd", "retrieved", "linear", "QCAttn")
-COMBOS = list(itertools.product(INNER, MASKS, (None, 2)))
-
-
-def label(combo):
-    return f"{combo[0]}, {combo[1]}, g = {combo[2] or 4}"
+HEADS = {
+    "g = 4": dict(n_heads=4),
+    "g = 2": dict(n_heads=4, n_kv_heads=2),
+    "one head": dict(n_heads=1, n_kv_heads=1),
+}
+*SEVERAL, ONE = HEADS
+COMBOS = list(itertools.product(INNER, MASKS, SEVERAL))
+ONE_HEAD = list(itertools.product(INNER, MASKS, [ONE]))
+label = ", ".join
 
 
 in_every_combination = pytest.mark.parametrize("combo", COMBOS, ids=label)
@@ -151,20 +158,24 @@ def test_key_behind_a_large_penalty_is_not_read():
 # --- the layers -------------------------------------------------------------------------------
 
 
-def layer(m, combo, dtype=torch.float64, **changes):
-    """Any combination, with masks moved away from their start; head 0 has no gate below 1/2."""
-    inner, mask, n_kv_heads = combo
-    torch.manual_seed(0)
-    options = dict(n_heads=4, n_kv_heads=n_kv_heads, rope_base=50.0, **MASKS[mask]) | changes
+def made(m, combo, **changes):
+    inner, mask, heads = combo
+    options = HEADS[heads] | dict(rope_base=50.0, **MASKS[mask]) | changes
     if inner == "QCAttn":
-        mixer = m.QCAttn(16, **options)
-    else:
-        mixer = m.InnerFuncAttn(16, inner=inner, n_values=5, d_state=4, **options)
+        return m.QCAttn(16, **options)
+    d_state = 2 if heads == ONE else 4  # 2 is the least that can be turned
+    return m.InnerFuncAttn(16, inner=inner, n_values=5, d_state=d_state, **options)
+
+
+def layer(m, combo, dtype=torch.float64, **changes):
+    """Masks moved away from their start; of several heads, head 0 has no gate below 1/2."""
+    torch.manual_seed(0)
+    mixer = made(m, combo, **changes)
     with torch.no_grad():
         for name, parameter in mixer.named_parameters():
             if name.startswith("mask."):
                 parameter.copy_(normal(*parameter.shape, seed=3))
-        if mask.endswith("gate"):
+        if combo[1].endswith("gate") and mixer.n_heads > 1:
             mixer.mask.logit[0].abs_()
     return mixer.to(dtype)
 
@@ -230,8 +241,8 @@ def values_by_hand(inner, x):
 
 def masked_by_hand(mixer, v, positions, allowed):
     """The bias, and the keys that each query sees, (b, h, t, s)."""
-    b, _, t, _ = allowed.shape
-    allowed, mask = allowed.repeat(1, 4, 1, 1), mixer.mask
+    (b, _, t, _), h = allowed.shape, mixer.n_heads
+    allowed, mask = allowed.repeat(1, h, 1, 1), mixer.mask
     if mask is None:
         return None, allowed
     if hasattr(mask, "logit"):
@@ -239,7 +250,7 @@ def masked_by_hand(mixer, v, positions, allowed):
         if not mask.round:
             return gate.log(), allowed
         allowed &= (gate >= 0.5)[:, :, None]
-        for i, head, n in itertools.product(range(b), range(4), range(t)):
+        for i, head, n in itertools.product(range(b), range(h), range(t)):
             allowed[i, head, n, n] |= not allowed[i, head, n].any()
         return None, allowed
     dt = torch.log1p(torch.exp(v.flatten(2) @ mask.dt_proj.weight.T + mask.dt_bias))
@@ -263,17 +274,18 @@ def layer_is_the_definition(m, combo, real=PADDING[2]):
     """Projections, rotations, the inner function and the masks around the definition."""
     mixer, x = layer(m, combo), tokens().masked_fill(~real[..., None], 0).requires_grad_()
     positions, weights = (real.cumsum(1) - 1).masked_fill(~real, 0), [*mixer.parameters()]
-    q, k = ((x @ f.weight.T).unflatten(-1, (-1, 4)) for f in (mixer.q_proj, mixer.k_proj))
+    h, p = mixer.n_heads, 16 // mixer.n_heads
+    q, k = ((x @ f.weight.T).unflatten(-1, (-1, p)) for f in (mixer.q_proj, mixer.k_proj))
     q, k = turned(q, positions), turned(k, positions)
     if combo[0] == "ssd":
-        ssd = SSD(16, n_heads=4, d_state=4, rope_base=50.0)
+        ssd = SSD(16, n_heads=h, d_state=2 if h == 1 else 4, rope_base=50.0)
         given, options = dict(mixer.inner.named_parameters()), dict(padding_mask=real)
         v, _ = functional_call(ssd, given, (x, positions), options)
     elif combo[0] == "retrieved":
         v = values_by_hand(mixer.inner, x)
     else:
         v = x @ mixer.inner.weight.T
-    v = v.unflatten(-1, (-1, 4))
+    v = v.unflatten(-1, (-1, p))
     bias, seen = masked_by_hand(mixer, v, positions, causal(7, 7, real))
     want = definition(q, k, v, seen, bias).flatten(2) @ mixer.out_proj.weight.T
     y, cache = forward(mixer, x, real)
@@ -323,8 +335,8 @@ def positions_at_padding_are_not_looked_at(m, combo):
     for number in (-1, 10**9):
         try:
             y, _ = mixer(x, (real.cumsum(1) - 1).masked_fill(~real, number), padding_mask=real)
-        except ValueError as error:
-            raise AssertionError(f"{number} at padding is refused") from error
+        except IndexError as error:
+            raise AssertionError(f"{number} at padding is looked up") from error
         assert torch.equal(y[real], want)
 
 
@@ -367,7 +379,7 @@ def only_distances_enter(m, combo):
         for y in (forward(mixer, x, start=shift)[0], torch.cat([head, tail], dim=1)):
             (must_differ if gated else check)(f"all positions + {shift}", y, want)
     if gated:
-        with pytest.raises(ValueError, match=r"\[0, 16\), the table; got 10 to 16"):
+        with pytest.raises(IndexError, match="out of range"):  # 16 of a table for 0 to 15
             forward(mixer, x, start=10)
 
 
@@ -444,6 +456,30 @@ def works_in_narrow_dtypes(m, combo):
             check("float32 layer = float64 layer", y, want)
 
 
+def asks_nothing(m, combo):
+    """No answer of the device is waited for: with padding, in decoding, in the backward pass."""
+    mixer, x = layer(m, combo), tokens()
+    for mask in (None, PADDING[2]):
+        with questions() as asked:
+            y, cache = forward(mixer, x, mask)
+            (y.sum() + cache.v.sum()).backward()
+            with torch.no_grad():
+                y, cache = forward(mixer, x, mask)
+                forward(mixer, x[:, :1], None if mask is None else mask[:, :1], cache, start=7)
+        assert not asked, asked
+
+
+def compiles(m, combo):
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(jaxtyping.config, "jaxtyping_disable", True)  # torch traces no type checker
+        patched.setitem(sys.modules, m.__name__, m)  # where torch looks it up
+        is_one_graph(layer(m, combo), forward, tokens(), PADDING[2])
+
+
+def is_born_right(m, combo):
+    starts_alike(lambda: made(m, combo))
+
+
 LAYER_PROPERTIES = (
     layer_is_the_definition,
     is_causal,
@@ -456,6 +492,15 @@ LAYER_PROPERTIES = (
     every_parameter_learns,
     no_tokens_are_a_cache_of_nothing,
     works_in_narrow_dtypes,
+    asks_nothing,
+    is_born_right,
+)
+ONE_HEAD_PROPERTIES = (
+    layer_is_the_definition,
+    is_causal,
+    padding_changes_nothing,
+    calls_join_up,
+    every_parameter_learns,
 )
 
 
@@ -463,6 +508,37 @@ LAYER_PROPERTIES = (
 @in_every_combination
 def test_every_combination_of_inner_function_and_mask(combo, has_property):
     has_property(attention, combo)
+
+
+@pytest.mark.parametrize("has_property", ONE_HEAD_PROPERTIES, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("combo", ONE_HEAD, ids=label)
+def test_one_head_is_a_layer_too(combo, has_property):
+    has_property(attention, combo)
+
+
+@pytest.mark.parametrize(
+    "combo",
+    [
+        *(("QCAttn", mask, "g = 2") for mask in ("causal", "rounded gate", "three keys")),
+        *((inner, "causal", "g = 4") for inner in INNER[:3]),
+    ],
+    ids=label,
+)
+def test_layer_is_one_graph(combo):
+    compiles(attention, combo)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        partial(attention.GateMask, 4, 16),
+        partial(attention.ContentMask, 16, 4),
+        partial(attention.RetrievedValues, 16, n_heads=4, n_values=5, k_values=2),
+    ],
+    ids=lambda make: make.func.__name__,
+)
+def test_parts_made_without_memory_start_as_those_made_directly(make):
+    starts_alike(make)
 
 
 @few
@@ -494,7 +570,7 @@ def test_split_prefill_equals_one_pass(combo, real, cuts):
 
 @pytest.mark.parametrize("mask", MASKS)
 def test_qcattn_is_attention_with_linear_values(mask):
-    mixers = [layer(attention, (inner, mask, 2)) for inner in ("QCAttn", "linear")]
+    mixers = [layer(attention, (inner, mask, "g = 2")) for inner in ("QCAttn", "linear")]
     y, want = (forward(mixer, tokens())[0] for mixer in mixers)
     assert torch.equal(y, want)
 
@@ -563,7 +639,7 @@ def shut_gates_leave_each_token_itself(m, combo):
     mixer = layer(m, combo)
     torch.nn.init.constant_(mixer.mask.logit, -3.0)
     y, cache = forward(mixer, tokens())
-    values = cache.v.repeat_interleave(4 // cache.v.shape[2], dim=2)
+    values = cache.v.repeat_interleave(mixer.n_heads // cache.v.shape[2], dim=2)
     check("each token reads itself", y, mixer.out_proj(values.flatten(2)))
 
 
@@ -578,7 +654,8 @@ def keeps_the_best(m):
             assert torch.equal(kept, best_keys(b, allowed, n)), n
             count = allowed.sum(-1).clamp(max=n).expand(2, 3, t)
             assert torch.equal(kept.sum(-1), count)
-    assert all(m.ContentMask(4, 3, keep=n).keeps(bias, causal(6, 6)) is None for n in (6, 9))
+    for n in (6, 9, None):
+        assert torch.equal(m.ContentMask(4, 3, keep=n).keeps(bias, causal(6, 6)), causal(6, 6))
 
 
 def masks_are_the_loop(m):
@@ -605,7 +682,9 @@ def test_gates_are_rounded_at_one_half():
     assert mask.keeps(bias, causal(3, 3))[0, 0, 2].tolist() == [False, True, True]
 
 
-@pytest.mark.parametrize("combo", [c for c in COMBOS if c[1] == "rounded gate"], ids=label)
+@pytest.mark.parametrize(
+    "combo", [c for c in (*COMBOS, *ONE_HEAD) if c[1] == "rounded gate"], ids=label
+)
 def test_rounded_gates_hide_hard_and_learn_softly(combo):
     rounded_gates_hide_hard_and_learn_softly(attention, combo)
     shut_gates_leave_each_token_itself(attention, combo)
@@ -614,13 +693,13 @@ def test_rounded_gates_hide_hard_and_learn_softly(combo):
 @pytest.mark.parametrize("keep", [7, 100])
 @pytest.mark.parametrize("inner", INNER[:3])
 def test_keeping_as_many_keys_as_there_are_is_keeping_all(inner, keep):
-    combo = (inner, "content", 2)
+    combo = (inner, "content", "g = 2")
     y, want = (forward(layer(attention, combo, keep=n), tokens())[0] for n in (keep, None))
     assert torch.equal(y, want)
 
 
 def test_token_that_says_so_is_hidden_from_every_later_one():
-    mixer, x, real = layer(attention, ("linear", "content", None)), tokens(), rows("##.####")
+    mixer, x, real = layer(attention, ("linear", "content", "g = 4")), tokens(), rows("##.####")
     w = mixer.mask.dt_proj.weight[0].detach()
     with torch.no_grad():
         mixer.mask.dt_proj.weight.copy_(w.expand(4, -1))
@@ -632,7 +711,7 @@ def test_token_that_says_so_is_hidden_from_every_later_one():
 
 def test_equal_keys_are_dropped_alike_in_prefill_and_decoding():
     """With whole numbers for weights, equal tokens have equal penalties to the last bit."""
-    mixer = layer(attention, ("linear", "content", 2), keep=2)
+    mixer = layer(attention, ("linear", "content", "g = 2"), keep=2)
     with torch.no_grad():
         for weight in (mixer.inner.weight, mixer.mask.dt_proj.weight):
             weight.copy_((3 * weight).round())
@@ -655,15 +734,15 @@ def retrieved(m, k=2, n_values=5, h=2):
 
 
 def values_are_the_loop(m):
-    for k in (1, 2, 5):
-        inner, x = retrieved(m, k), tokens(3).requires_grad_()
-        assert inner.keys.shape == (2, 5, 4)  # half as wide as a head
+    for k, n_values, h in ((1, 5, 2), (2, 5, 2), (5, 5, 2), (1, 1, 1)):
+        inner, x = retrieved(m, k, n_values, h), tokens(3).requires_grad_()
+        assert inner.keys.shape == (h, n_values, 8 // h)  # half as wide as a head
         want, weights = values_by_hand(inner, x), inner.weights(x)
         check("retrieved values = loop", inner(x), want)
         grads = (gradients(y, [x, *inner.parameters()]) for y in (inner(x), want))
         check("gradients of retrieved values = of the loop", *grads)
         assert (weights >= 0).all() and ((weights > 0).sum(-1) == k).all()
-        check("weights sum to 1", weights.sum(-1), torch.ones(2, 3, 2, dtype=x.dtype))
+        check("weights sum to 1", weights.sum(-1), torch.ones(2, 3, h, dtype=x.dtype))
 
 
 def test_one_row_has_weight_one_and_queries_and_keys_do_not_learn_from_it():
@@ -692,14 +771,16 @@ planted = partial(plant, attention)
 
 
 # fmt: off
-PLAIN, GATES, ROUNDED, CONTENT, THREE_KEYS = (("linear", mask, None) for mask in MASKS)
-STATES, RETRIEVED = ("ssd", "causal", None), ("retrieved", "causal", None)
+PLAIN, GATES, ROUNDED, CONTENT, THREE_KEYS = (("linear", mask, "g = 4") for mask in MASKS)
+STATES, RETRIEVED = ("ssd", "causal", "g = 4"), ("retrieved", "causal", "g = 4")
 OFFSET = "[:, None] + (n_keys - n_queries)"
 OWN = "(own & ~allowed.any(dim=-1, keepdim=True))"
-GATE = "F.logsigmoid(self.logit)[:, position_ids.long()]"
+GATE = "F.embedding(position_ids.long(), F.logsigmoid(self.logit).T)"
 STRAIGHT_THROUGH = "return soft + (hard - soft).detach()"
 SEEN = ".masked_fill(~allowed, -torch.inf).flip(-1)"
 SOFTMAX = "best.values.softmax(dim=-1)"
+OWN_TOKEN = "    own = torch.ones_like(allowed)"
+ONLY_IF_EMPTY = "    if allowed.any(dim=-1).all():\n        return allowed\n" + OWN_TOKEN
 
 # One row, one mistake: what it is, the property that must fail, in which combination, the edits.
 PLANTED = [
@@ -708,7 +789,7 @@ PLANTED = [
      ("scores.masked_fill(~allowed, -torch.inf).softmax(dim=-1)",
       "scores.softmax(dim=-1).masked_fill(~allowed, 0)")),
     ("tiled groups", forms_are_the_definition, None,
-     ("to_heads(x, h)", "x.repeat(1, 1, h // x.shape[2], 1)", 2)),
+     ("expand_groups(x, h)", "x.repeat(1, 1, h // x.shape[2], 1)", 2)),
     ("bias of the query", forms_are_the_definition, None,
      ("bias[:, :, None].to(wide)", "bias[..., None].to(wide)")),
     ("bias forgotten by SDPA", forms_are_the_definition, None,
@@ -716,22 +797,24 @@ PLANTED = [
     ("sums in sixteen bits", rounds_once, None,
      ("wide = torch.promote_types(q.dtype, torch.float32)", "wide = q.dtype")),
     ("not causal by itself", partial(forms_are_the_definition, kind=None), None,
-     ("is_causal=t == s", "is_causal=False")),
+     ("        causal = True\n", "        causal = False\n")),
     ("no offset", masks_are_the_loop, None, (OFFSET, "[:, None]")),
     ("no offset, decoded", calls_join_up, CONTENT, (OFFSET, "[:, None]")),
     ("offset one too large", is_causal, CONTENT, (OFFSET, OFFSET + " + 1")),
-    ("a query misses itself", masks_are_the_loop, None, ("source <= token", "source < token")),
+    ("a query misses itself", masks_are_the_loop, None,
+     ("device=device) <= token", "device=device) < token")),
     ("padding is read", masks_are_the_loop, None, ("allowed & real[:", "allowed | real[:")),
     ("padding is read, in the layer", padding_changes_nothing, PLAIN,
      ("allowed & real[:", "allowed & (real | True)[:")),
     ("empty rows stay empty", masks_are_the_loop, None, ("allowed | " + OWN, "allowed")),
     ("every row sees itself", masks_are_the_loop, None, (OWN, "own")),
-    ("k is not turned", only_distances_enter, PLAIN, ("apply_rope(k, cos, sin)", "k")),
+    ("k is not turned", only_distances_enter, PLAIN, ("_apply_rope(k, cos, sin)", "k")),
     ("q is turned backwards", only_distances_enter, PLAIN,
      ("apply_rope(q, cos, sin)", "apply_rope(q, cos, -sin)")),
     ("q and k are turned backwards", layer_is_the_definition, GATES,
      ("position_ids, p, self", "position_ids.max() - position_ids, p, self")),
-    ("the base is not handed on", layer_is_the_definition, PLAIN, ("p, self.rope_base,", "p,")),
+    ("the base is not handed on", layer_is_the_definition, PLAIN,
+     ("p, self.rope_base,", "p, 10_000.0,")),
     ("heads and widths exchanged", layer_is_the_definition, PLAIN,
      ("f(x).unflatten(-1, (-1, p))", "f(x).unflatten(-1, (p, -1)).mT")),
     ("content of padding is looked at", padding_changes_nothing, PLAIN,
@@ -751,15 +834,15 @@ PLANTED = [
     ("the inner SSD has a base of its own", layer_is_the_definition, STATES,
      ("d_state=d_state, rope_base=rope_base)", "d_state=d_state)")),
     ("padding enters the state", padding_changes_nothing, STATES,
-     ("                padding_mask=padding_mask,\n", "")),
+     ("padding_mask=padding_mask, cache=inner_cache", "cache=inner_cache")),
     ("gate with the wrong sign", layer_is_the_definition, GATES,
-     (GATE, "F.logsigmoid(-self.logit)[:, position_ids]")),
+     (GATE, GATE.replace("self", "-self"))),
     ("gate without its logarithm", layer_is_the_definition, GATES,
-     (GATE, "self.logit.sigmoid()[:, position_ids]")),
+     (GATE, GATE.replace("F.logsigmoid(self.logit)", "self.logit.sigmoid()"))),
     ("gates by the index of the key", padding_changes_nothing, GATES,
-     (GATE, "F.logsigmoid(self.logit)[:, position_ids * 0 + torch.arange(v.shape[1])]")),
+     (GATE, GATE.replace(".long()", " * 0 + torch.arange(v.shape[1])"))),
     ("gates without a gradient", every_parameter_learns, GATES,
-     (GATE, "F.logsigmoid(self.logit.detach())[:, position_ids]")),
+     (GATE, GATE.replace("logit", "logit.detach()"))),
     ("gates rounded the wrong way", layer_is_the_definition, ROUNDED,
      ("bias >= math.log(0.5)", "bias < math.log(0.5)")),
     ("rounded gates learn nothing", rounded_gates_hide_hard_and_learn_softly, ROUNDED,
@@ -769,8 +852,9 @@ PLANTED = [
     ("straight through the wrong way", rounded_gates_hide_hard_and_learn_softly, ROUNDED,
      (STRAIGHT_THROUGH, "return hard + (soft - hard).detach()")),
     ("shut gates leave a token everything", shut_gates_leave_each_token_itself, ROUNDED,
-     ("kept = _own_if_empty(kept)",
-      "kept = kept | (allowed & ~kept.any(dim=-1, keepdim=True))")),
+     ("kept = _own_if_empty(self.mask.keeps(bias, allowed))",
+      "kept = self.mask.keeps(bias, allowed)\n"
+      "        kept = kept | (allowed & ~kept.any(dim=-1, keepdim=True))")),
     ("penalty with the wrong sign", layer_is_the_definition, CONTENT,
      ("-self.A_log.to(wide).exp()", "self.A_log.to(wide).exp()")),
     ("penalty without a gradient to its key", layer_is_the_definition, CONTENT,
@@ -793,6 +877,18 @@ PLANTED = [
      ("return x * rearrange(rows", "return rearrange(rows")),
     ("rows without weights", every_parameter_learns, RETRIEVED,
      (SOFTMAX, "torch.full_like(best.values, 1 / self.k_values)")),
+    ("the device is asked whether a row is empty", asks_nothing, CONTENT,
+     (OWN_TOKEN, ONLY_IF_EMPTY)),
+    ("the graph breaks where a row may be empty", compiles, CONTENT, (OWN_TOKEN, ONLY_IF_EMPTY)),
+    ("keys of the table are not drawn anew", is_born_right, RETRIEVED,
+     ("nn.init.normal_(self.keys)", "pass")),
+    ("gates are not opened anew", is_born_right, GATES,
+     ("nn.init.constant_(self.logit, 2.0)", "pass")),
+    ("penalties do not start anew", is_born_right, CONTENT, ("nn.init.zeros_(self.A_log)", "pass")),
+    ("a number drawn by the constructor itself", is_born_right, RETRIEVED,
+     ("        self.keys = nn.Parameter(torch.empty(n_heads, n_values, m))\n",
+      "        self.keys = nn.Parameter(torch.empty(n_heads, n_values, m))\n"
+      "        torch.rand(1)\n")),
 ]
 # fmt: on
 
@@ -810,6 +906,14 @@ def test_attention_has_every_property_that_a_mistake_breaks(has_property, combo)
     has_property(attention, *([combo] if combo else []))
 
 
+@pytest.mark.parametrize("combo", ONE_HEAD, ids=label)
+def test_a_door_that_refuses_one_head_is_caught(combo):
+    mutant = planted()
+    mutant.check = plant(door, ("size < 1", "size <= 1"))
+    with pytest.raises(ValueError, match="n_heads must be at least 1, got 1"):
+        layer(mutant, combo)
+
+
 # --- bad input --------------------------------------------------------------------------------
 
 Q, K, POSITIONS = torch.zeros(2, 3, 4, 6), torch.zeros(2, 5, 2, 6), torch.arange(5).expand(2, 5)
@@ -825,45 +929,43 @@ EMPTY = torch.ones(3, 5).bool().index_fill(0, torch.tensor(1), False)
 BAD = [
     (mask, dict(n_queries=6), "6 queries.* 5 keys"),
     (mask, dict(n_queries=-1), "-1 queries"),
-    (mask, dict(real=torch.ones(2, 5)), r"real must be boolean .*float32 \(2, 5\)"),
-    (mask, dict(real=torch.ones(2, 4).bool()), r"s = 5, got .*\(2, 4\)"),
+    (mask, dict(real=torch.ones(2, 5)), r"real must be torch\.bool here, got torch\.float32"),
+    (mask, dict(real=torch.ones(2, 4).bool()),
+     r"real must be \(b, s\) = \(b, 5\), got shape \(2, 4\)"),
     (mask, dict(real=torch.ones(5).bool()), r"real must be .*\(5,\)"),
     *((form, dict(q=Q, k=K, v=K, allowed=causal(3, 5)) | bad, message)
       for form in FORMS for bad, message in (
-        (dict(q=Q[0]), r"q must have the 4 axes .*\(3, 4, 6\)"),
-        (dict(k=K[0]), r"k must have the 4 axes .*\(5, 2, 6\)"),
-        (dict(v=K[0]), r"v must have the 4 axes .*\(5, 2, 6\)"),
-        (dict(k=K.double()), "share a floating dtype, got .*float32, .*float64"),
-        (dict(v=K.half()), "share a floating dtype, got .*float32, .*float16"),
-        (dict(q=Q.long(), k=K.long(), v=K.long()), "share a floating dtype, got .*int64"),
+        (dict(q=Q[0]), r"q must be \(b, t, h, p\), got shape \(3, 4, 6\)"),
+        (dict(k=K[0]), r"k must be .* = \(2, s, g, 6\), got shape \(5, 2, 6\)"),
+        (dict(v=K[0]), r"v must be .* = \(2, 5, g, 6\), got shape \(5, 2, 6\)"),
+        (dict(k=K.double()), r"k must be torch\.float32 here, got torch\.float64"),
+        (dict(v=K.half()), r"v must be torch\.float32 here, got torch\.float16"),
+        (dict(q=Q.long(), k=K.long(), v=K.long()), r"q must be floating-point, got torch\.int64"),
         (dict(k=K[:, :2], v=K[:, :2]), "3 queries.* 2 keys"),
-        (dict(k=K[:1]), r"k must be \(2, 5, 'groups', 6\), got \(1, 5, 2, 6\)"),
-        (dict(k=K[..., :4]), r"k must be .*6\), got \(2, 5, 2, 4\)"),
-        (dict(v=K[:, :4]), r"v must be .*6\), got \(2, 4, 2, 6\)"),
-        (dict(v=K[..., :4]), r"v must be .*6\), got \(2, 5, 2, 4\)"),
-        (dict(k=K[:, :, [0, 1, 0]]), "groups of k must divide the heads: 3, 4"),
-        (dict(v=K[:, :, :0]), "groups of v must divide the heads: 0, 4"),
-        (dict(bias=torch.zeros(2, 4, 3)), r"bias must be .*\(2, 4, 5\), got \(2, 4, 3\)"),
-        (dict(bias=torch.zeros(4, 5)), r"bias must be .*\(2, 4, 5\), got \(4, 5\)"),
-        (dict(allowed=torch.zeros(3, 5)), "allowed must be boolean, .*float32"),
+        (dict(k=K[:1]), r"k must be .* = \(2, s, g, 6\), got shape \(1, 5, 2, 6\)"),
+        (dict(k=K[..., :4]), r"k must be .* = \(2, s, g, 6\), got shape \(2, 5, 2, 4\)"),
+        (dict(v=K[:, :4]), r"v must be .* = \(2, 5, g, 6\), got shape \(2, 4, 2, 6\)"),
+        (dict(v=K[..., :4]), r"v must be .* = \(2, 5, g, 6\), got shape \(2, 5, 2, 4\)"),
+        (dict(k=K[:, :, [0, 1, 0]]), "h = 4 must be a multiple of g = 3"),
+        (dict(v=K[:, :, :0]), "h = 4 must be a multiple of g = 0"),
+        (dict(bias=torch.zeros(2, 4, 3)), r"bias must be .* = \(2, 4, 5\), got shape \(2, 4, 3\)"),
+        (dict(bias=torch.zeros(4, 5)), r"bias must be .* = \(2, 4, 5\), got shape \(4, 5\)"),
+        (dict(allowed=torch.zeros(3, 5)), r"allowed must be torch\.bool here, got torch\.float32"),
         (dict(allowed=torch.ones(5, 5).bool()), r"\(2, 4, 3, 5\), got \(5, 5\)"),
         (dict(allowed=torch.ones(2, 3, 5).bool()), r"\(2, 4, 3, 5\), got \(2, 3, 5\)"),
         (dict(allowed=torch.ones(1, 1, 1, 3, 5).bool()), r"got \(1, 1, 1, 3, 5\)"),
         (dict(allowed=EMPTY), "leaves a query nothing to attend to"))),
     *((attention.GateMask, dict(n_heads=4, max_positions=5) | {name: 0}, f"{name} {AT_LEAST}")
       for name in ("n_heads", "max_positions")),
-    (gate, dict(position_ids=POSITIONS + 1), r"in \[0, 5\), the table; got 1 to 5"),
-    (gate, dict(position_ids=POSITIONS - 1), r"in \[0, 5\), the table; got -1 to 3"),
     *((attention.ContentMask, dict(d_values=8, n_heads=2) | {name: 0}, f"{name} {AT_LEAST}")
       for name in ("d_values", "n_heads", "keep")),
-    (values, dict(k_values=0), r"k_values must be in \[1, n_values = 5\], got 0"),
+    *((values, {name: 0}, f"{name} {AT_LEAST}") for name in ("k_values", "n_values", "n_heads")),
     (values, dict(k_values=6), r"k_values must be in \[1, n_values = 5\], got 6"),
-    (values, dict(n_heads=0), "d_model = 16 must be a multiple of n_heads = 0"),
     (values, dict(n_heads=3), "d_model = 16 must be a multiple of n_heads = 3"),
     *((linear, {name: 0}, f"{name} {AT_LEAST}")
       for name in ("d_model", "n_heads", "n_kv_heads")),
-    (linear, dict(d_model=18), "d_model = 18 must be an even multiple of n_heads = 4"),
-    (linear, dict(d_model=12), "d_model = 12 must be an even multiple of n_heads = 4"),
+    (linear, dict(d_model=18), "d_model = 18 must be a multiple of n_heads = 4"),
+    (linear, dict(d_model=12), "d_model / n_heads must be even .* got 3"),
     (linear, dict(n_kv_heads=3), "n_heads = 4 must be a multiple of n_kv_heads = 3"),
     (linear, dict(mask="static"), "mask must be .*'gate', 'content'.*'static'"),
     (linear, dict(inner="conv"), "inner must be .*'ssd', 'retrieved', 'linear'.*'conv'"),
@@ -876,14 +978,16 @@ BAD = [
     (linear, dict(rope_base=0.0), r"base must be .*0\.0"),
     (linear, dict(inner="retrieved", k_values=65), r"\[1, n_values = 64\], got 65"),
     (linear, dict(inner="ssd", d_state=5), "d_state must be even .*5"),
-    (called, dict(x=torch.zeros(2, 5, 12)), r"x must be .*d = 16, got shape \(2, 5, 12\)"),
+    (called, dict(x=torch.zeros(2, 5, 12)), r"x must be .* = \(b, l, 16\), got shape \(2, 5, 12\)"),
     (called, dict(position_ids=POSITIONS[0]), r"position_ids must be .*\(2, 5\), .*\(5,\)"),
-    (called, dict(position_ids=POSITIONS.float()), "position_ids must be integers, .*float32"),
-    (called, dict(position_ids=POSITIONS - 1), "position_ids must be ≥ 0, got -1"),
-    (called, dict(padding_mask=torch.ones(2, 5)), "padding_mask must be boolean.*float32"),
+    (called, dict(position_ids=POSITIONS.float()), r"position_ids must be torch\.int64 .*float32"),
+    (rope_cos_sin, dict(position_ids=POSITIONS - 1, dim=4), r"in \[0, inf\) .* in \[-1, 3\]"),
+    (called, dict(padding_mask=torch.ones(2, 5)), r"padding_mask must be torch\.bool .*float32"),
     (called, dict(padding_mask=torch.ones(2, 4).bool()), r"\(b, l\) = \(2, 5\), .*\(2, 4\)"),
     (called, dict(cache=linear()(torch.zeros(1, 5, 16), POSITIONS[:1])[1]),
-     "the cache is of 1 rows, x of 2"),
+     r"cache\.k must be .* = \(2, s, 4, 4\), got shape \(1, 5, 4, 4\)"),
+    (called, dict(cache=linear(n_kv_heads=2)(torch.zeros(2, 5, 16), POSITIONS)[1]),
+     r"cache\.k must be .* = \(2, s, 4, 4\), got shape \(2, 5, 2, 4\)"),
 ]
 # fmt: on
 
@@ -893,6 +997,15 @@ BAD = [
 def test_bad_input_is_refused_with_its_name_and_numbers(function, arguments, message):
     with pytest.raises(ValueError, match=message):
         function(**arguments)
+
+
+def test_positions_are_looked_at_by_the_table_alone():
+    for ids in (POSITIONS + 1, POSITIONS - 1):
+        with pytest.raises(IndexError, match="out of range"):
+            gate(position_ids=ids)
+    mixer = linear().double()
+    x = normal(2, 5, 16)
+    check("positions from -1 = from 0", mixer(x, POSITIONS - 1)[0], mixer(x, POSITIONS)[0])
 
 
 def test_shapes_in_signatures_are_checked_in_this_run(request):

@@ -1,8 +1,12 @@
 """book/build.py on small projects: what it writes, what it leaves alone, what it refuses."""
 
+import asyncio
+import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import build
@@ -38,6 +42,20 @@ raise ValueError("d_model must be even,\\nnot 3")
 1 + 1
 """,
 }
+# A notebook that says who it is, waits for another's word, and goes on.
+MEET = """\
+# %%
+import os, time
+from pathlib import Path
+
+Path("{name}.pid").write_text(str(os.getpid()))
+while not Path("{other}.pid").exists():
+    time.sleep(0.01)
+
+# %%
+{then}
+"""
+FOREVER = "while True:\n    time.sleep(0.01)"
 DRAW = 'import os\nopen(os.environ["CHEEMS_FIGURES"] + "/{name}", "w").close()\n'
 
 
@@ -61,11 +79,24 @@ def run_build(root: Path, *arguments: str) -> int:
     return build.main(["--root", str(root), *arguments])
 
 
+def process_exists(pid: Path) -> bool:
+    try:
+        os.kill(int(pid.read_text()), 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def pairs(root: Path) -> list[Path]:
+    """The two notes that the notebooks made from MEET leave, with the numbers of their kernels."""
+    return [root / "notebooks" / f"0{number}.pid" for number in (1, 2)]
+
+
 @pytest.fixture(scope="module")
 def course(tmp_path_factory) -> Path:
     """The small course, built once by the command that `make course` uses. Do not change it."""
     root = project(tmp_path_factory.mktemp("course"), COURSE)
-    command = [sys.executable, build.__file__, "--root", str(root)]
+    command = [sys.executable, build.__file__, "--root", str(root), "--jobs", "2"]
     finished = subprocess.run(command, capture_output=True, text=True)
     assert finished.returncode == 0, finished.stderr
     assert "01_first  " in finished.stdout and "  1 figures" in finished.stdout
@@ -116,7 +147,7 @@ def test_an_expected_error_is_stored_in_one_line(course):
 
 def test_a_fresh_clone_and_a_second_run_give_the_same_bytes(course, tmp_path, capsys):
     clone = project(tmp_path, COURSE)
-    assert run_build(clone) == 0
+    assert run_build(clone, "--jobs", "1") == 0
     assert files(clone) == files(course)
     capsys.readouterr()
     assert run_build(clone, "01") == 0
@@ -241,3 +272,152 @@ def test_the_kernel_is_this_interpreter_whatever_is_installed(tmp_path, monkeypa
     spec.write_text('{"argv": ["another-python"], "display_name": "x", "language": "python"}')
     monkeypatch.setenv("JUPYTER_PATH", str(tmp_path))
     assert build.kernel_manager().kernel_spec.argv[0] == sys.executable
+
+
+def test_two_at_a_time(tmp_path, capsys):
+    notebooks = {
+        "01_first.py": MEET.format(name="01", other="02", then="print('met')"),
+        "02_second.py": MEET.format(name="02", other="01", then="print('met')"),
+    }
+    root = project(tmp_path, notebooks)
+    assert run_build(root, "--jobs", "2") == 0
+    assert "more than" not in capsys.readouterr().out
+    assert not any(map(process_exists, pairs(root)))
+
+
+@pytest.mark.parametrize("jobs", [1, 2, 5])
+def test_never_more_than_jobs_at_a_time(tmp_path, monkeypatch, jobs):
+    at_work, most = 0, 0
+
+    async def execute(*_):
+        nonlocal at_work, most
+        at_work += 1
+        most = max(most, at_work)
+        await asyncio.sleep(0.01)
+        at_work -= 1
+
+    monkeypatch.setattr(build, "execute", execute)
+    root = project(tmp_path, {f"0{i}_x.py": "# %%\n1\n" for i in range(9)})
+    assert run_build(root, "--jobs", str(jobs)) == 0
+    assert most == jobs and len(files(root)) == 18
+
+
+def test_a_failure_stops_the_others(tmp_path, capsys):
+    """The first one fails while the second runs, before the third begins."""
+    notebooks = {
+        "01_first.py": MEET.format(name="01", other="02", then="1 / 0"),
+        "02_second.py": MEET.format(name="02", other="01", then=FOREVER),
+        "03_third.py": "# %%\nopen('03.pid', 'w').close()\n",
+    }
+    root = project(tmp_path, notebooks)
+    assert run_build(root, "--jobs", "2") == 1
+    message = capsys.readouterr().err
+    assert message.startswith("build stopped: 01_first, cell 2 of 2 (code cell 2) failed\n")
+    assert "02_second" not in message
+    assert not any(map(process_exists, pairs(root)))
+    assert set(files(root)) == {f"notebooks/{name}" for name in (*notebooks, "01.pid", "02.pid")}
+
+
+def test_the_first_failure_is_the_one_named(tmp_path, monkeypatch, capsys):
+    async def execute(notebook, source, figures, threads):
+        try:
+            await asyncio.sleep(0.01 if source.stem == "02" else 60)
+        finally:
+            raise build.BuildError(source.stem)
+
+    monkeypatch.setattr(build, "execute", execute)
+    root = project(tmp_path, {"01.py": "# %%\n1\n", "02.py": "# %%\n1\n", "03.py": ""})
+    assert run_build(root, "--jobs", "2") == 1
+    assert capsys.readouterr().err == "build stopped: 02\n"
+
+
+def test_ctrl_c_leaves_no_kernel_and_no_file(tmp_path):
+    notebooks = {
+        "01_first.py": MEET.format(name="01", other="02", then=FOREVER),
+        "02_second.py": MEET.format(name="02", other="01", then=FOREVER),
+    }
+    root = project(tmp_path, notebooks)
+    command = [sys.executable, build.__file__, "--root", str(root), "--jobs", "2"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as running:
+        while not all(pid.exists() and pid.read_text() for pid in pairs(root)):
+            assert running.poll() is None
+            time.sleep(0.05)
+        assert all(map(process_exists, pairs(root)))
+        running.send_signal(signal.SIGINT)
+        assert running.communicate()[1] == "build stopped by Ctrl-C\n"
+    assert running.returncode == 130
+    assert not any(map(process_exists, pairs(root)))
+    assert set(files(root)) == {f"notebooks/{name}" for name in (*notebooks, "01.pid", "02.pid")}
+
+
+@pytest.mark.parametrize(
+    "jobs, slow_alone, tries, code",
+    [
+        ("2", False, [("01", 1), ("02", 1), ("01", None)], 0),
+        ("2", True, [("01", 1), ("02", 1), ("01", None)], 1),
+        ("1", True, [("01", None)], 1),
+    ],
+    ids=["slow beside others", "slow always", "slow, one at a time"],
+)
+def test_too_slow_beside_others_is_tried_alone(
+    tmp_path, monkeypatch, capsys, jobs, slow_alone, tries, code
+):
+    tried = []
+
+    async def execute(notebook, source, figures, threads):
+        tried.append((source.stem, threads))
+        if source.stem == "01" and (threads or slow_alone):
+            raise build.TooSlowError("01 takes more than 60 s: it took 61.0 s")
+
+    monkeypatch.setattr(build, "execute", execute)
+    monkeypatch.setattr(build, "cores", lambda: 2)
+    root = project(tmp_path, {"01.py": "# %%\n1\n", "02.py": "# %%\n1\n"})
+    assert run_build(root, "--jobs", jobs) == code
+    assert tried == tries
+    printed = capsys.readouterr()
+    assert ("01  more than 60 s beside others; again, alone\n" in printed.out) == (jobs == "2")
+    assert ("01 takes more than 60 s: it took 61.0 s" in printed.err) == (code == 1)
+    assert (root / "notebooks/01.ipynb").exists() == (code == 0)
+
+
+@pytest.mark.parametrize(
+    "arguments, threads",
+    [
+        (["--jobs", "2"], [4, 4]),
+        (["--jobs", "9"], [4, 4]),
+        (["--jobs", "1"], [None, None]),
+        (["01"], [None]),
+        ([], [4, 4]),
+    ],
+    ids=["two", "no more than there are", "one at a time", "one alone", "no option"],
+)
+def test_notebooks_share_the_cores(tmp_path, monkeypatch, arguments, threads):
+    given = []
+
+    async def execute(notebook, source, figures, threads):
+        given.append(threads)
+
+    monkeypatch.setattr(build, "execute", execute)
+    monkeypatch.setattr(build, "cores", lambda: 8)
+    root = project(tmp_path, {"01.py": "# %%\n1\n", "02.py": "# %%\n1\n"})
+    assert run_build(root, *arguments) == 0
+    assert given == threads
+
+
+@pytest.mark.parametrize("of_the_caller, seen", [(None, "4"), ("3", "3")])
+def test_the_kernel_learns_its_share(tmp_path, monkeypatch, of_the_caller, seen):
+    monkeypatch.setattr(build, "cores", lambda: 8)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if of_the_caller:
+        monkeypatch.setenv("OMP_NUM_THREADS", of_the_caller)
+    source = "# %%\nimport os\n\nos.environ['OMP_NUM_THREADS']\n"
+    root = project(tmp_path, {"01.py": source, "02.py": "# %% [markdown]\n# text\n"})
+    assert run_build(root, "--jobs", "2") == 0
+    notebook = nbformat.read(root / "notebooks/01.ipynb", as_version=4)
+    assert notebook.cells[0].outputs[0].data["text/plain"] == repr(seen)
+
+
+def test_jobs_is_at_least_one(course, capsys):
+    with pytest.raises(SystemExit):
+        run_build(course, "--jobs", "0")
+    assert "--jobs must be at least 1, got 0" in capsys.readouterr().err

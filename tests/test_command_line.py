@@ -7,31 +7,39 @@ this process, with `main([...])`; the last ones in processes of their own.
 
 import contextlib
 import dataclasses
-import io
+import functools
 import json
 import math
 import os
 import re
 import shlex
 import signal
-import subprocess
-import sys
+import tempfile
 import time
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 import torch
 from planting import plant
+from training import (
+    Screen,
+    content,
+    hold,
+    is_caught,
+    mistakes,
+    names,
+    process,
+    record_of,
+    step,
+)
 
 import cheems_ref.__main__ as command_line
 from cheems_ref import kernels
-from cheems_ref.model import PRESETS, CausalLM, ModelConfig, generate, preset
+from cheems_ref.model import PRESETS, CausalLM, ModelConfig, Sampling, generate, preset
 from cheems_ref.text import ids_to_text, read_text, text_to_ids
 from cheems_ref.train import TrainConfig, load_model, train
 
-ROOT = Path(__file__).parent.parent
 TEXT = "the café sat on the mat, and the dog lay on the log. " * 20
 NUMBERS = dict(d_model=16, n_heads=2, d_ff=16, d_state=4, chunk_size=8, n_values=4, d_query=8)
 SIZES = [word for name, n in NUMBERS.items() for word in ("--set", f"{name}={n}")]
@@ -39,24 +47,6 @@ SHORT = ["--steps", "4", "--batch-size", "2", "--length", "16", "--device", "cpu
 
 
 pytestmark = pytest.mark.usefixtures("unchecked")  # as users have it
-
-
-class Screen(io.StringIO):
-    """What a command writes: it notes each write, and where it was flushed."""
-
-    def __init__(self, terminal=False):
-        super().__init__()
-        self.terminal, self.writes, self.flushed = terminal, [], []
-
-    def isatty(self):
-        return self.terminal
-
-    def write(self, text):
-        self.writes.append(text)
-        return super().write(text)
-
-    def flush(self):
-        self.flushed.append(self.getvalue())
 
 
 class Done(NamedTuple):
@@ -92,13 +82,7 @@ def succeeds(done):
 
 
 def record(folder, name="run"):
-    newest = max((folder / name).glob("step-*"))
-    return json.loads((newest / "checkpoint.json").read_text(encoding="utf-8"))
-
-
-def content(folder):
-    files = (path for path in folder.rglob("*") if path.is_file())
-    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+    return record_of(max((folder / name).glob("step-*")))
 
 
 # --- train ------------------------------------------------------------------------------------
@@ -114,7 +98,7 @@ def says_what_it_does(m, folder):
         f"AM: {n:,} parameters, {n:,} of them active per token; on cpu\n",
         f"{kept:,} bytes to train on, {bytes_ - kept:,} held out; 32 per update, 3 updates\n",
         f"held-out loss {nats:.3f} nats = {nats / math.log(2):.3f} bits per byte; "
-        f"saved in {folder / 'run' / 'step-00000003'}\n",
+        f"saved in {folder / 'run' / step(3)}\n",
     ):
         assert part in done.out, f"{part!r} is not said in: {done.out}"
     assert "going on" not in done.out
@@ -134,7 +118,7 @@ def hands_on_every_option(m, folder):
     want = train(model, text_to_ids(TEXT), TrainConfig(**options), bar=False)
     assert record(folder)["losses"] == want.losses, "not the run of this model with this seed"
     assert record(folder)["evaluations"] == want.evaluations
-    assert sorted(p.name for p in (folder / "run").iterdir()) == ["step-00000002", "step-00000003"]
+    assert names(folder / "run") == [step(2), step(3)]
 
 
 def one_update(m, folder, *words, pattern=None):
@@ -192,12 +176,12 @@ def goes_on_from_where_it_was_stopped(m, folder):
             raise AssertionError("Ctrl-C is not caught") from error
     assert (done.status, done.err) == (130, "\nstopped\n"), f"{done.status}: {done.err!r}"
     again = succeeds(run(m, *command))
-    assert f"going on from {folder / 'run' / 'step-00000004'}\n" in again.out, again.out
+    assert f"going on from {folder / 'run' / step(4)}\n" in again.out, again.out
     whole = succeeds(run(m, *training(folder, *command[5:], name="whole")))
     assert content(folder / "run") == content(folder / "whole")
     assert again.out.split("going on")[1].split("held-out", 1)[1].split(";")[0] in whole.out
     finished = succeeds(run(m, *command))  # once more: nothing is left to do
-    assert f"going on from {folder / 'run' / 'step-00000006'}\n" in finished.out
+    assert f"going on from {folder / 'run' / step(6)}\n" in finished.out
     assert again.out.split("held-out loss")[1] == finished.out.split("held-out loss")[1]
     assert content(folder / "run") == content(folder / "whole"), "a finished run is written to"
 
@@ -214,10 +198,20 @@ def the_bar_is_as_told(m, folder):
 # --- generate ---------------------------------------------------------------------------------
 
 
+@functools.cache
+def updated_once():
+    """The files of a run of one update."""
+    with tempfile.TemporaryDirectory() as folder:
+        succeeds(run(command_line, *training(Path(folder), "--steps", 1)))
+        return content(Path(folder))
+
+
 def a_run(folder):
     """A run of one update, whose model writes any bytes; the arguments to write with it."""
     if not (folder / "run").exists():
-        succeeds(run(command_line, *training(folder, "--steps", 1)))
+        (folder / "run").mkdir()
+        for name, data in updated_once().items():
+            (folder / name).write_bytes(data)
     return ["generate", "--run", folder / "run", "--device", "cpu", "--max-new-tokens", 40]
 
 
@@ -236,7 +230,7 @@ def writes_what_the_model_does(m, folder):
     ):
         n = options.pop("n", 40)
         generator, ids = torch.Generator().manual_seed(3), text_to_ids(prompt)[None]
-        want = generate(model, ids, n, generator=generator, **options)[0]
+        want = generate(model, ids, n, Sampling(generator=generator, **options))[0]
         done = succeeds(run(m, *command, "--seed", 3, *words))
         assert done.out == prompt + ids_to_text(want) + "\n", f"{words}: {done.out!r}"
 
@@ -270,7 +264,7 @@ def letters_are_never_torn(m, folder):
 def test_a_checkpoint_will_do_as_a_run(tmp_path):
     command = [*a_run(tmp_path), "--seed", 0]
     want = succeeds(run(command_line, *command)).out
-    command[2] = tmp_path / "run" / "step-00000001"
+    command[2] = tmp_path / "run" / step(1)
     assert succeeds(run(command_line, *command)).out == want
 
 
@@ -290,10 +284,10 @@ SETTINGS = {
     "a fraction": (["--set", "d_ff=1.5"], r"d_ff must be a whole number, got 1\.5"),
     "sizes that do not fit": (["--set", "n_heads=3"], r"letter S .*d_model = 16 .* n_heads = 3"),
     "an unknown word": (["--pattern", "S", "--set", "position=up"], "position must be .*'up'"),
-    "a small vocabulary": (["--set", "vocab_size=100"], r"in \[0, 100\), the vocabulary"),
-    "no rate": (["--learning-rate", "0"], r"learning_rate must be .* got 0\.0"),
+    "a small vocabulary": (["--set", "vocab_size=100"], r"ids must be in \[0, 100\) everywhere"),
+    "no rate": (["--learning-rate", "0"], r"learning_rate must be .* in \(0, inf\), got 0\.0"),
     "no steps": (["--steps", "0"], "steps must be at least 1, got 0"),
-    "no held-out text": (["--held-out", "0"], r"held_out must be in \(0, 1\), got 0\.0"),
+    "no held-out text": (["--held-out", "0"], r"held_out must be .* in \(0, 1\), got 0\.0"),
     "windows longer than the text": (["--length", "2000"], "1080 tokens: too few for .* 2001"),
     "no file": (["--text", "nowhere.txt"], "No such file.*nowhere.txt"),
     "a directory": (["--text", "."], r"directory.*\."),
@@ -302,12 +296,12 @@ GENERATING = {
     "no run": (["--run", "nowhere"], "nowhere holds no checkpoint"),
     "a negative temperature": (["--temperature", "-1"], r"temperature must be .* got -1\.0"),
     "no letters to choose from": (["--top-k", "0"], "top_k must be at least 1, got 0"),
-    "too much probability": (["--top-p", "1.5"], r"top_p must be in \(0, 1\], got 1\.5"),
+    "too much probability": (["--top-p", "1.5"], r"top_p must be .* in \(0, 1\], got 1\.5"),
     "no prompt": (["--prompt", ""], "at least one real token to go on from"),
     "a negative length": (["--max-new-tokens", "-1"], "max_new_tokens must be .* got -1"),
 }
 WRONG_USE = {
-    "no command": ([], "required: command"),
+    "no command": ([], r"usage: python -m cheems_ref .*\n.*required: command"),
     "an unknown command": (["eat"], "invalid choice: 'eat'"),
     "no run": (["train"], "required: --run"),
     "no run to write with": (["generate"], "required: --run"),
@@ -356,9 +350,9 @@ def refuses_runs_of_another_kind(m, folder):
     other = folder / "other"
     other.write_text(TEXT + "!", encoding="utf-8")
     fails(run(m, *command, "--text", other), "another text")
-    (folder / "run" / "step-00000004" / "model.safetensors").write_bytes(b"")
-    fails(run(m, *command), r"model\.safetensors is damaged")
-    fails(run(m, *a_run(folder)), r"model\.safetensors is damaged")
+    (folder / "run" / step(4)).write_bytes(b"")
+    fails(run(m, *command), f"{step(4)} is damaged")
+    fails(run(m, *a_run(folder)), f"{step(4)} is damaged")
 
 
 @pytest.mark.parametrize(
@@ -452,16 +446,30 @@ def test_the_examples_of_train_work(tmp_path, monkeypatch):
 # --- real processes ---------------------------------------------------------------------------
 
 
-def process(*arguments, **streams):
-    return subprocess.Popen(
-        [sys.executable, "-m", "cheems_ref", *map(str, arguments)],
-        cwd=ROOT,
-        env=os.environ | dict(OMP_NUM_THREADS="1", PYTHONIOENCODING="utf-8"),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        encoding="utf-8",
-        **streams,
-    )
+@pytest.mark.skipif(os.name == "nt", reason="Windows has another Ctrl-C")
+def test_as_processes_they_say_the_same_and_ctrl_c_ends_with_status_130(tmp_path, monkeypatch):
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # it may have been ignored
+    try:
+        words = training(tmp_path, "--steps", 100_000, "--checkpoint-every", 10)
+        started = process(*words)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    until = time.monotonic() + 60
+    while not any((tmp_path / "run").glob("step-*")) and time.monotonic() < until:
+        time.sleep(0.01)
+    started.send_signal(signal.SIGINT)
+    there = ended(started)
+    assert (there.status, there.err) == (130, "\nstopped\n")
+    assert load_model(tmp_path / "run").config.pattern == "AM"
+
+    def stop(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command_line, "train", stop)
+    here = run(command_line, *training(tmp_path, *words[5:], name="here"))
+    assert (there.status, there.out, there.err) == (here.status, here.out, here.err)
+    words = [*a_run(tmp_path), "--seed", 1, "--prompt", "é"]
+    assert succeeds(ended(process(*words))).out == run(command_line, *words).out
 
 
 def ended(started):
@@ -469,41 +477,11 @@ def ended(started):
         out, err = started.communicate(timeout=120)
     finally:
         started.kill()  # which does nothing where it has ended
-    return Done(started.returncode, out, err, None)
-
-
-def test_as_processes_they_say_the_same(tmp_path):
-    """Wrong use, and a run, which another process then writes with."""
-    wrong, right = process(), process(*training(tmp_path))
-    fails(ended(wrong), "usage: python -m cheems_ref .*\n.*required: command", status=2)
-    here = succeeds(run(command_line, *training(tmp_path, name="here")))
-    said = here.out.replace(str(tmp_path / "here"), str(tmp_path / "run"))
-    assert succeeds(ended(right)).out == said
-    assert content(tmp_path / "run") == content(tmp_path / "here")
-    words = [*a_run(tmp_path), "--seed", 1, "--prompt", "é"]
-    assert succeeds(ended(process(*words))).out == run(command_line, *words).out
-
-
-@pytest.mark.skipif(os.name == "nt", reason="Windows has another Ctrl-C")
-def test_ctrl_c_stops_a_process_with_status_130(tmp_path):
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # it may have been ignored
-    try:
-        started = process(*training(tmp_path, "--steps", 100_000, "--checkpoint-every", 10))
-    finally:
-        signal.signal(signal.SIGINT, before)
-    until = time.monotonic() + 60
-    while not any((tmp_path / "run").glob("step-*")) and time.monotonic() < until:
-        time.sleep(0.01)
-    started.send_signal(signal.SIGINT)
-    done = ended(started)
-    assert (done.status, done.err) == (130, "\nstopped\n")
-    assert load_model(tmp_path / "run").config.pattern == "AM"
+    return Done(started.returncode, out.decode("utf-8"), err.decode("utf-8"), None)
 
 
 # --- negative controls ------------------------------------------------------------------------
 
-
-planted = partial(plant, command_line)
 
 # fmt: off
 DECODED = "decoder.decode(bytes(token.tolist()))"
@@ -546,17 +524,17 @@ PLANTED = [
     (writes_what_the_model_does, {
         "without the prompt": ("sys.stdout.write(a.prompt)", "pass"),
         "without a last new line": ('final=True) + "\\n")', "final=True))"),
-        "top_k left out": ("top_k=a.top_k", "top_k=None"),
-        "top_p left out": ("top_p=a.top_p", "top_p=None"),
-        "temperature left out": ("temperature=a.temperature", "temperature=0.8"),
-        "one byte too few": ("        a.max_new_tokens,\n",
-                             "        max(0, a.max_new_tokens - 1),\n"),
+        "top_k left out": ("a.top_k, a.top_p", "None, a.top_p"),
+        "top_p left out": ("a.top_k, a.top_p", "a.top_k, None"),
+        "temperature left out": ("Sampling(a.temperature", "Sampling(0.8"),
+        "one byte too few": ("prompt, a.max_new_tokens",
+                             "prompt, max(0, a.max_new_tokens - 1)"),
         "letters for bytes": ("text.text_to_ids(a.prompt)",
                               "torch.tensor([ord(c) for c in a.prompt])"),
         "another seed": ("manual_seed(a.seed)", "manual_seed(a.seed + 1)")}),
     (the_seed_decides, {
         "one seed for all": ("manual_seed(a.seed)", "manual_seed(0)"),
-        "torch's own": ("generator=generator,", "generator=None,"),
+        "torch's own": ("a.top_p, generator)", "a.top_p)"),
         "no seed is one seed": ("generator.seed()", "generator.manual_seed(0)")}),
     (letters_are_never_torn, {
         "byte by byte": (DECODED, 'bytes(token.tolist()).decode("utf-8", "replace")'),
@@ -594,22 +572,12 @@ PLANTED = [
 ]
 # fmt: on
 
-MISTAKES = {
-    f"{has_property.__name__}: {what}": (has_property, edits)
-    for has_property, mistakes in PLANTED
-    for what, edits in mistakes.items()
-}
+MISTAKES = mistakes(PLANTED)
 
 
-def hold(has_property, m, folder):
-    has_property(m, *[folder] * (has_property not in (helps, refuses_wrong_use)))
-
-
-@pytest.mark.parametrize(("has_property", "edit"), MISTAKES.values(), ids=MISTAKES)
-def test_planted_mistake_is_caught(tmp_path, has_property, edit):
-    mutant = planted(edit)
-    with pytest.raises(AssertionError):
-        hold(has_property, mutant, tmp_path)
+@pytest.mark.parametrize(("has_property", "edits"), MISTAKES.values(), ids=MISTAKES)
+def test_planted_mistake_is_caught(tmp_path, has_property, edits):
+    is_caught(has_property, plant(command_line, *edits), tmp_path)
 
 
 @pytest.mark.parametrize("has_property", [row[0] for row in PLANTED], ids=lambda f: f.__name__)

@@ -1,6 +1,8 @@
 """One list of requirements: pyproject names, constraints pin, conda and make install from these."""
 
 import re
+import subprocess
+import sys
 import tomllib
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -14,11 +16,12 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 CONSTRAINTS = [Requirement(line) for line in (ROOT / "constraints.txt").read_text().splitlines()]
 PINS = {pin.name: pin for pin in CONSTRAINTS if not pin.marker or pin.marker.evaluate()}
-NEEDED = [
-    need
-    for need in map(Requirement, PROJECT["dependencies"] + EXTRAS["test"] + EXTRAS["kernels"])
-    if not need.marker or need.marker.evaluate()
-]
+INSTALLED = PROJECT["dependencies"] + EXTRAS["course"] + EXTRAS["test"] + EXTRAS["kernels"]
+NEEDED = [need for need in map(Requirement, INSTALLED) if not need.marker or need.marker.evaluate()]
+ROOMS = {path.stem for path in (ROOT / "cheems_ref").glob("*.py")}
+# What the extra brings, by the names that are imported. torch brings sympy itself, and needs it.
+COURSE = {"matplotlib", "IPython", "ipykernel", "jupyterlab", "jupyter_client", "jupytext"}
+COURSE |= {"nbclient", "nbformat", "traitlets", "zmq"}
 
 
 def test_conda_installs_what_make_installs():
@@ -26,7 +29,7 @@ def test_conda_installs_what_make_installs():
     *packages, pip = conda["dependencies"]
     requirements = re.search(r"^REQUIREMENTS := (.*)$", (ROOT / "Makefile").read_text(), re.M)
     assert packages == ["python=3.11", "pip"]
-    assert " ".join(pip["pip"]) == requirements[1]
+    assert " ".join(pip["pip"]) == requirements[1] == "-c constraints.txt -e .[course,test,kernels]"
     assert PROJECT["requires-python"] == ">=3.11"
 
 
@@ -36,6 +39,15 @@ def test_constraints_are_exact_and_portable():
     for pin in CONSTRAINTS:
         (spec,) = pin.specifier
         assert spec.operator == "==" and "+" not in spec.version, str(pin)
+
+
+def test_exact_versions_stand_in_the_constraints_alone():
+    for need in map(Requirement, INSTALLED + EXTRAS["bench"]):
+        assert {spec.operator for spec in need.specifier} == {">="}, str(need)
+    text = (ROOT / "Makefile").read_text() + (ROOT / "environment.yml").read_text()
+    assert "==" not in text
+    lacking = "no requirement names mamba-ssm, so a fresh list of pins lacks it"
+    assert "mamba-ssm" in {pin.name for pin in CONSTRAINTS}, lacking
 
 
 @pytest.mark.parametrize("need", NEEDED + [Requirement(r) for r in EXTRAS["bench"]], ids=str)
@@ -52,3 +64,21 @@ def test_the_environment_holds_the_pinned_version(need):
         pytest.fail(f"{need.name} is not installed: run make course")
     (pin,) = PINS[need.name].specifier
     assert installed.split("+")[0] == pin.version
+
+
+def test_the_package_needs_nothing_of_the_course():
+    """Every room but the one that draws imports where the extra `course` is not installed."""
+    program = f"""
+import importlib, sys
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {COURSE!r}:
+            raise ModuleNotFoundError(f"no {{name}}", name=name)
+
+sys.meta_path.insert(0, Absent())
+for room in {sorted(ROOMS - {"plotting"})!r}:
+    importlib.import_module("cheems_ref." + room)
+"""
+    finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert finished.returncode == 0, finished.stderr

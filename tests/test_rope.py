@@ -450,37 +450,38 @@ BAD = [
     *((f, dict(dim=dim), f"dim must be even .*got {dim}")
       for f in (frequencies, permutation, cos_sin, matrix, ntk)
       for dim in (5, 1, 0, -2)),
-    *((f, dict(base=base), f"base must be .*above 0, got {base}")
+    *((f, dict(base=base), rf"base must be a number in \(0, inf\), got {base}$")
       for f in (frequencies, cos_sin, matrix, ntk)
       for base in (0.0, -2.5, math.nan, math.inf)),
     *((f, dict(position_ids=bad), f"position_ids must be {message}")
       for f in (cos_sin, log_scale) for bad, message in (
-        (IDS.float(), r"integers, got torch\.float32"),
-        (IDS > 0, r"integers, got torch\.bool"),
-        (IDS - 3, r"≥ 0, got -3"),
+        (IDS.float(), r"torch\.int64 or .* here, got torch\.float32"),
+        (IDS > 0, r"torch\.int64 or .* here, got torch\.bool"),
+        (IDS - 3, r"in \[0, inf\) everywhere, got entries in \[-3, 6\]"),
         (IDS[0], r"\(b, l\), got shape \(5,\)"))),
-    *((f, dict(dtype=dtype), f"dtype must be .*got {dtype}")
+    *((f, dict(dtype=dtype), f"dtype must be floating-point, got {dtype}")
       for f in (cos_sin, log_scale) for dtype in (torch.int64, torch.bool, torch.complex64)),
-    (applied, dict(x=X[0]), r"x must have the 4 axes .*\(5, 3, 6\)"),
-    (applied, dict(x=X.long()), r"floating-point .*int64"),
-    (applied, dict(x=X[..., :5]), "dim must be even .*got 5"),
-    (applied, dict(x=X.transpose(1, 2)), r"cos must be .*\(2, 3, 6\).*\(2, 3, 5, 6\).*\(2, 5, 6\)"),
+    (applied, dict(x=X[0]), r"x must be \(b, l, h, dim\), got shape \(5, 3, 6\)"),
+    (applied, dict(x=X.long()), r"x must be floating-point, got torch\.int64"),
+    (applied, dict(x=X[..., :5], cos=COS[..., :5], sin=COS[..., :5]), "dim must be even .*got 5"),
+    (applied, dict(x=X[..., :5]), r"cos must be .* = \(2, 5, 5\), got shape \(2, 5, 6\)"),
+    (applied, dict(x=X.transpose(1, 2)), r"cos must be .* = \(2, 3, 6\), got shape \(2, 5, 6\)"),
     *((applied, {"x": x, "cos": good, "sin": good} | {name: bad}, f"{name} must be {message}")
       for name in ("cos", "sin") for x, good, bad, message in (
         (X, COS, COS[:, :4], r".*\(2, 5, 6\).*got shape \(2, 4, 6\)"),
         (X, COS, COS[..., :3], r".*\(2, 5, 6\).*got shape \(2, 5, 3\)"),
         (X, COS, COS[:, :, None], r".*\(2, 5, 6\).*got shape \(2, 5, 1, 6\)"),
-        (X.bfloat16(), COS, COS.bfloat16(), r"torch\.float32 .*bfloat16, got torch\.bfloat16"),
-        (X.double(), COS.double(), COS, r"torch\.float64 .*float64, got torch\.float32"))),
-    *((matrix, dict(position=i), f"position must be finite, got {i}")
+        (X.bfloat16(), COS, COS.bfloat16(), r"torch\.float32 here, got torch\.bfloat16"),
+        (X.double(), COS.double(), COS, r"torch\.float64 here, got torch\.float32"))),
+    *((matrix, dict(position=i), rf"position must be a number in \(-inf, inf\), got {i}")
       for i in (math.inf, -math.inf, math.nan)),
     (matrix, dict(pairing="full"), "pairing must be one of .*'half'.*'full'"),
     (ntk, dict(dim=2), "dim must be at least 4.*2"),
-    (ntk, dict(length=0), "length must be at least 1, got 0"),
-    (ntk, dict(max_positions=0), "max_positions must be at least 1, got 0"),
-    *((ntk, dict(scaling_factor=s), f"scaling_factor must be .*got {s}")
+    (ntk, dict(length=0), r"length must be a number in \[1, inf\), got 0"),
+    (ntk, dict(max_positions=0), r"max_positions must be a number in \[1, inf\), got 0"),
+    *((ntk, dict(scaling_factor=s), rf"scaling_factor must be a number in \[1, inf\), got {s}")
       for s in (0.5, math.nan, math.inf)),
-    *((log_scale, dict(base_length=n), f"base_length must be .*above 1, got {n}")
+    *((log_scale, dict(base_length=n), rf"base_length must be a number in \(1, inf\), got {n}")
       for n in (1.0, -3.0, math.nan, math.inf)),
 ]
 # fmt: on

@@ -1,16 +1,11 @@
-"""State space models: every form against its definition, mamba-ssm and torch, and planted mistakes.
+"""State space models of one channel and S4D: every form against its definition, planted mistakes.
 
 As in test_ssd.py, the properties are functions of a module. The positive tests hand them
 `cheems_ref.state_space`, the negative controls a copy of it with one planted mistake.
 """
 
-import importlib
-import importlib.util
 import itertools
 import math
-import sys
-import types
-import warnings
 from functools import partial
 
 import jaxtyping
@@ -21,36 +16,19 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from planting import plant
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from properties import questions, starts_alike, works_linearly
 
 import cheems_ref.state_space as state_space
-from cheems_ref.ssd import ssd_recurrent
-from cheems_ref.state_space import S4D, Mamba, MambaCache
+from cheems_ref.state_space import S4D
 from cheems_ref.verify import check, check_gradients, must_differ
 
 LENGTHS = (0, 1, 2, 5, 8, 33)
-SCANS = ("sequential", "parallel")
 INITS = ("lin", "legs")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Tensors this small gain nothing from threads, which would fight over busy cores."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def normal(*shape, dtype=torch.float64, seed=0):
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
-
-
-def uniform(low, high, *shape, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return low + (high - low) * torch.rand(shape, generator=generator, dtype=torch.float64)
 
 
 def leaves_alone(function, *tensors):
@@ -365,6 +343,15 @@ def recurrence_joins_up(m, cuts=(0, 1, 6, 13)):
         check("state of two passes = of one", end, final)
 
 
+def recurrence_works_linearly(m):
+    def run(count):
+        A_bar, B_bar, C, x, state = (t.requires_grad_() for t in channel(l=8 * count))
+        y, final = m.ssm_recurrent(A_bar, B_bar, C, x, initial_state=state, return_final_state=True)
+        return y.sum() + final.sum()
+
+    works_linearly(run)
+
+
 @pytest.mark.parametrize("length", LENGTHS)
 def test_recurrence_is_the_double_sum(length):
     recurrence_is_the_double_sum(state_space, [length])
@@ -399,6 +386,10 @@ def test_samples_move_nothing_before_them_and_no_other_row():
 
 def test_two_passes_of_the_recurrence_joined_by_the_state_equal_one():
     recurrence_joins_up(state_space)
+
+
+def test_work_of_the_recurrence_is_linear_in_the_length():
+    recurrence_works_linearly(state_space)
 
 
 def test_single_channel_functions_leave_their_inputs_alone():
@@ -581,25 +572,25 @@ def by_steps(layer, x, rate=1.0, state=None):
     return (torch.stack(y, dim=1) if y else x), state
 
 
-def s4d_kernel_is_that_of_the_full_model(m, init="lin"):
+def s4d_kernel_is_that_of_the_full_model(m, init="lin", d=3, n=8):
     """Each complex mode is a pair of real numbers that turns: [[re, -im], [im, re]]."""
-    layer = s4d(m, init)
-    for rate, i in itertools.product((0.5, 1.0, 3), range(3)):
+    layer = s4d(m, init, d=d, n=n)
+    for rate, i in itertools.product((0.5, 1.0, 3), range(d)):
         pairs = zip(-layer.A_log[i].exp(), layer.A_imag[i], strict=True)
         A = torch.block_diag(
             *(torch.stack([torch.stack([a, -w]), torch.stack([w, a])]) for a, w in pairs)
         )
-        B = torch.tensor([1.0, 0.0]).double().repeat(4)
+        B = torch.tensor([1.0, 0.0]).double().repeat(n // 2)
         C = 2 * (layer.C[i] * torch.tensor([1.0, -1.0])).flatten()
         bars = state_space.discretize_zoh(A, B, rate * layer.log_dt[i].exp().item())
         want = state_space.ssm_kernel(*bars, C, 20)
         check("S4D kernel = kernel of the full model", layer.kernel(20, rate=rate)[i], want)
 
 
-def s4d_convolution_is_its_recurrence(m, init="lin", lengths=LENGTHS, rates=(1.0, 0.5, 2, 3.7)):
-    layer = s4d(m, init)
-    for length, rate in itertools.product(lengths, rates):
-        x = normal(2, length, 3)
+def s4d_convolution_is_its_recurrence(m, init="lin", d=3, n=8):
+    layer = s4d(m, init, d=d, n=n)
+    for length, rate in itertools.product(LENGTHS, (1.0, 0.5, 2, 3.7)):
+        x = normal(2, length, d)
         y, _ = by_steps(layer, x, rate)
         check(f"convolution = steps, l = {length}, rate {rate}", layer(x, rate=rate), y)
         if length == 8:
@@ -691,14 +682,16 @@ def s4d_is_accurate_in_float32(m, init="lin"):
     )
 
 
+@pytest.mark.parametrize("d, n", [(3, 8), (1, 2), (3, 2), (1, 8)])
 @pytest.mark.parametrize("init", INITS)
-def test_s4d_kernel_is_that_of_the_full_model(init):
-    s4d_kernel_is_that_of_the_full_model(state_space, init)
+def test_s4d_kernel_is_that_of_the_full_model(init, d, n):
+    s4d_kernel_is_that_of_the_full_model(state_space, init, d, n)
 
 
+@pytest.mark.parametrize("d, n", [(3, 8), (1, 2), (3, 2), (1, 8)])
 @pytest.mark.parametrize("init", INITS)
-def test_s4d_convolution_is_its_recurrence(init):
-    s4d_convolution_is_its_recurrence(state_space, init)
+def test_s4d_convolution_is_its_recurrence(init, d, n):
+    s4d_convolution_is_its_recurrence(state_space, init, d, n)
 
 
 @pytest.mark.parametrize("init", INITS)
@@ -735,6 +728,28 @@ def test_s4d_starts_where_it_should(init):
     s4d_starts_where_it_should(state_space, init)
 
 
+def s4d_is_materialised(m, init="lin"):
+    starts_alike(lambda: m.S4D(3, d_state=8, init=init))
+
+
+def s4d_asks_nothing(m, init="lin"):
+    layer, x = s4d(m, init), normal(2, 5, 3)
+    with questions() as asked:
+        layer(x, rate=2)
+        layer.step(x[:, 0], layer.initial_state(2))
+    assert not asked, asked
+
+
+@pytest.mark.parametrize("init", INITS)
+def test_s4d_starts_the_same_on_any_device(init):
+    s4d_is_materialised(state_space, init)
+
+
+@pytest.mark.parametrize("init", INITS)
+def test_s4d_asks_the_device_nothing(init):
+    s4d_asks_nothing(state_space, init)
+
+
 @pytest.mark.parametrize("init", INITS)
 def test_every_parameter_of_s4d_receives_a_finite_gradient_that_is_not_zero(init):
     for run in (lambda layer, x: layer(x), lambda layer, x: by_steps(layer, x)[0]):
@@ -768,575 +783,6 @@ def test_s4d_learns_a_filter(init):
         loss.backward()
         optimizer.step()
     assert losses[0] > 0.5 and losses[-1] < 0.1, losses[::30]
-
-
-# --- the selective scan -----------------------------------------------------------------------
-
-SCAN_NAMES = ("x", "dt", "A", "B", "C", "D", "state")
-
-
-def inputs(b=2, l=13, d=3, n=2, *, dt=(1e-3, 1.0), A=(-16.0, -0.1), dtype=torch.float64, seed=0):
-    """Seeded x, dt, A, B, C, D, state; dt log-uniform between two bounds, or one number for all."""
-    wide = torch.promote_types(dtype, torch.float32)
-    if isinstance(dt, tuple):
-        steps = uniform(math.log(dt[0]), math.log(dt[1]), b, l, d, seed=seed).exp()
-    else:
-        steps = torch.full((b, l, d), dt, dtype=torch.float64)
-    normals = (
-        normal(*s, seed=seed + i)
-        for i, s in enumerate(((b, l, d), (b, l, n), (b, l, n), (d,), (b, d, n)), start=1)
-    )
-    x, B, C, D, state = normals
-    tensors = (x, steps, uniform(*A, d, n, seed=seed + 9), B, C, D, state)
-    dtypes = (dtype, wide, wide, dtype, dtype, wide, wide)
-    return tuple(t.to(k) for t, k in zip(tensors, dtypes, strict=True))
-
-
-def definition(x, dt, A, B, C, D, state):
-    """The two equations, one row, one channel, one token at a time, and nothing else."""
-    b, length, d = x.shape
-    y, final = [], []
-    for i, j in itertools.product(range(b), range(d)):
-        h = state[i, j]
-        for t in range(length):
-            h = (dt[i, t, j] * A[j]).exp() * h + dt[i, t, j] * B[i, t] * x[i, t, j]
-            y.append(h @ C[i, t] + D[j] * x[i, t, j])
-        final.append(h)
-    y = torch.stack(y).view(b, d, length).mT if y else x
-    return y, torch.stack(final).view_as(state)
-
-
-def scan(m, form, x, dt, A, B, C, D, state):
-    f = m.selective_scan if form == "sequential" else m.selective_scan_parallel
-    return f(x, dt, A, B, C, D=D, initial_state=state, return_final_state=True)
-
-
-CASES = {
-    "thirteen tokens": {},
-    **{f"l = {l}": dict(l=l) for l in (*LENGTHS, 3, 4, 7, 16, 17)},
-    "small dt": dict(dt=1e-3),
-    "large dt": dict(dt=(10.0, 100.0)),
-    "dt = 0 at some tokens": dict(idle=(0, 3, 4, 5, 12)),
-    "dt = 0 everywhere": dict(dt=0.0),
-    "A = 0": dict(A=(0.0, 0.0)),
-    "one of everything": dict(b=1, l=5, d=1, n=1),
-    "as many tokens as channels and states": dict(b=3, l=3, d=3, n=3),
-}
-
-
-def of_case(case):
-    case = dict(CASES[case] if isinstance(case, str) else case)
-    idle = case.pop("idle", ())
-    tensors = inputs(**case)
-    tensors[1][:, list(idle)] = 0
-    return tensors
-
-
-def scan_is_the_definition(m, form, case="thirteen tokens"):
-    tensors = of_case(case)
-    for name, a, e in zip(
-        ("y", "final state"), scan(m, form, *tensors), definition(*tensors), strict=True
-    ):
-        check(f"{form} scan = definition, {name}", a, e)
-
-
-def scan_has_its_gradients(m, form, case="thirteen tokens"):
-    check_gradients(f"{form} scan = definition", partial(scan, m, form), definition, of_case(case))
-
-
-def scan_is_causal(m, form, length=13):
-    """Moving token j, in all its inputs, moves y_j and changes no bit of what came before."""
-    tensors = inputs(l=length)
-    before = scan(m, form, *tensors)[0]
-    for j in range(length):
-        moved = [t.clone() for t in tensors]
-        for i in (0, 1, 3, 4):
-            moved[i][:, j] += 1
-        after = scan(m, form, *moved)[0]
-        assert torch.equal(after[:, :j], before[:, :j]), f"token {j} reaches back in time"
-        must_differ(f"token {j} moved", after[:, j], before[:, j])
-
-
-def scan_keeps_rows_apart(m, form):
-    tensors = inputs(b=3)
-    moved = [t.clone() for t in tensors]
-    for i in (0, 1, 3, 4, 6):
-        moved[i][1] += 1
-    for before, after in zip(*(scan(m, form, *t) for t in (tensors, moved)), strict=True):
-        assert torch.equal(before[[0, 2]], after[[0, 2]]), "another row moves"
-        must_differ("the row that moved", after[1], before[1])
-
-
-def scan_joins_up(m, form, cuts=(0, 1, 4, 7, 13)):
-    x, dt, A, B, C, D, state = inputs()
-    y, final = scan(m, form, x, dt, A, B, C, D, state)
-    for cut in cuts:
-        first, second = slice(None, cut), slice(cut, None)
-        head, middle = scan(
-            m, form, x[:, first], dt[:, first], A, B[:, first], C[:, first], D, state
-        )
-        tail, end = scan(
-            m, form, x[:, second], dt[:, second], A, B[:, second], C[:, second], D, middle
-        )
-        check("y of two passes = of one", torch.cat([head, tail], dim=1), y)
-        check("state of two passes = of one", end, final)
-
-
-def scan_leaves_its_inputs_alone(m, form):
-    for length in (0, 1, 13):
-        tensors = inputs(l=length)
-        leaves_alone(partial(scan, m, form), *tensors)
-        y, final = scan(m, form, *tensors)
-        final.add_(1), y.add_(1)  # results are no views of the inputs either
-        leaves = inputs(l=length)
-        for name, t, e in zip(SCAN_NAMES, tensors, leaves, strict=True):
-            assert torch.equal(t, e), f"{name} shares its memory with a result"
-
-
-def scan_is_wide_inside(m, form, dtype=torch.bfloat16, narrow=False):
-    """y has the dtype of x, the state that of the sums; both are right for the rounded inputs."""
-    tensors = inputs(l=40, n=8, dtype=dtype)
-    if narrow:  # dt, A and D in the dtype of x too
-        tensors = (*(t.to(dtype) for t in tensors[:6]), tensors[6])
-    y, final = scan(m, form, *tensors)
-    assert (y.dtype, final.dtype) == (dtype, torch.float32)
-    truth = definition(*(t.double() for t in tensors))
-    error, half_a_digit = (y.double() - truth[0]).abs(), torch.finfo(dtype).eps / 2
-    assert (error <= 1.02 * half_a_digit * truth[0].abs() + 1e-5).all(), "rounded more than once"
-    check(f"{form} scan = float64 definition, final state", final, truth[1].float())
-
-
-class Work(TorchDispatchMode):
-    """Counts operations, and the entries of the tensors they produce that are not views."""
-
-    def __init__(self):
-        super().__init__()
-        self.operations = self.entries = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        if not func.is_view:
-            self.operations += 1
-            self.entries += sum(t.numel() for t in tree_leaves(out) if torch.is_tensor(t))
-        return out
-
-
-def takes_few_steps(m, form):
-    """Twice the tokens: the same number of operations more, and no more than twice the entries."""
-    counts = []
-    for length in (31, 63, 127, 255):  # with the state before the first, a power of two
-        with Work() as work:
-            scan(m, form, *inputs(b=1, l=length, d=1, n=1))
-        counts.append((work.operations, work.entries))
-    more = {after[0] - before[0] for before, after in itertools.pairwise(counts)}
-    assert len(more) == 1 and 0 < min(more) < 20, f"operations: {counts}"
-    assert all(after[1] < 2.1 * before[1] for before, after in itertools.pairwise(counts)), counts
-
-
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("form", SCANS)
-def test_scan_is_the_definition(form, case):
-    scan_is_the_definition(state_space, form, case)
-
-
-@pytest.mark.parametrize("case", [c for c in CASES if c != "l = 0"])
-@pytest.mark.parametrize("form", SCANS)
-def test_scan_has_the_gradients_of_the_definition(form, case):
-    scan_has_its_gradients(state_space, form, case)
-
-
-@pytest.mark.parametrize("form", SCANS)
-def test_gradients_of_the_scan_equal_difference_quotients(form):
-    # dt and A stay clear of 0, beyond which there is nothing to take a difference with
-    tensors = inputs(b=1, l=5, d=2, n=2, dt=(0.1, 1.0), A=(-2.0, -1.0))
-    tensors = [t.requires_grad_() for t in tensors]
-    assert torch.autograd.gradcheck(partial(scan, state_space, form), tensors)
-
-
-@settings(deadline=None, max_examples=40, derandomize=True)
-@given(
-    b=st.integers(1, 2),
-    l=st.integers(0, 40),
-    d=st.integers(1, 4),
-    n=st.integers(1, 4),
-    dt=st.sampled_from([0.0, 1e-3, (1e-3, 1e-1), (0.1, 1.0), (1.0, 30.0)]),
-    seed=st.integers(0, 99),
-)
-def test_parallel_scan_is_the_sequential_one_at_any_size(**case):
-    tensors = inputs(**case)
-    forms = [partial(scan, state_space, form) for form in SCANS]
-    for a, e in zip(forms[1](*tensors), forms[0](*tensors), strict=True):
-        check("parallel = sequential", a, e)
-    if case["l"]:
-        check_gradients("parallel = sequential", forms[1], forms[0], tensors)
-
-
-def test_parallel_scan_is_the_sequential_one_over_long_sequences():
-    tensors = inputs(b=1, l=3000, d=2, n=2, dt=(1e-4, 1e-1), A=(-1.0, -1e-3))
-    for a, e in zip(*(scan(state_space, form, *tensors) for form in SCANS), strict=True):
-        check("parallel = sequential, l = 3000", a, e)
-
-
-@pytest.mark.parametrize("form", SCANS)
-def test_options_left_out_mean_zero(form):
-    *tensors, D, state = inputs()
-    f = state_space.selective_scan if form == "sequential" else state_space.selective_scan_parallel
-    check("no D, no state", f(*tensors), definition(*tensors, 0 * D, 0 * state)[0])
-
-
-@pytest.mark.parametrize("form", SCANS)
-def test_nothing_before_a_token_moves_with_it(form):
-    scan_is_causal(state_space, form)
-
-
-@pytest.mark.parametrize("form", SCANS)
-def test_rows_of_a_batch_do_not_meet(form):
-    scan_keeps_rows_apart(state_space, form)
-
-
-@pytest.mark.parametrize("form", SCANS)
-def test_two_scans_joined_by_the_state_equal_one(form):
-    scan_joins_up(state_space, form)
-
-
-@pytest.mark.parametrize("form", SCANS)
-def test_inputs_and_states_are_values(form):
-    scan_leaves_its_inputs_alone(state_space, form)
-
-
-@pytest.mark.parametrize("form", SCANS)
-def test_dt_zero_leaves_the_state_alone_bit_for_bit(form):
-    x, dt, A, B, C, D, state = inputs(dtype=torch.float32)
-    assert torch.equal(scan(state_space, form, x, 0 * dt, A, B, C, D, state)[1], state)
-
-
-@pytest.mark.parametrize("narrow", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("form", SCANS)
-def test_results_have_their_dtypes_and_float32_accuracy_inside(form, dtype, narrow):
-    scan_is_wide_inside(state_space, form, dtype, narrow)
-
-
-@pytest.mark.parametrize("form", SCANS)
-@pytest.mark.parametrize("dt", [(1e-8, 1e-4), (1e-6, 1e3), (10.0, 1e3)])
-def test_extreme_decays_stay_finite(form, dt):
-    tensors = inputs(b=1, l=2000, dt=dt, A=(-16.0, -1e-3), dtype=torch.float32)
-    leaves = [t.requires_grad_() for t in tensors]
-    results = scan(state_space, form, *leaves)
-    sum(r.mean() for r in results).backward()
-    assert all(r.isfinite().all() for r in results)
-    for name, t in zip(SCAN_NAMES, leaves, strict=True):
-        assert t.grad.isfinite().all(), f"gradient of {name}"
-
-
-def test_parallel_scan_takes_few_steps():
-    takes_few_steps(state_space, "parallel")
-
-
-def test_scan_with_one_rate_per_channel_is_ssd_with_one_number_per_head():
-    x, dt, A, B, C, D, state = inputs()
-    got = scan(state_space, "sequential", x, dt, A[:, :1].expand(-1, 2), B, C, D, state)
-    want = ssd_recurrent(
-        x[..., None],
-        dt,
-        A[:, 0],
-        B[:, :, None],
-        C[:, :, None],
-        D=D,
-        initial_state=state[:, :, None],
-        return_final_state=True,
-    )
-    check("y of S6 = of SSD", got[0], want[0][..., 0])
-    check("state of S6 = of SSD", got[1], want[1][:, :, 0])
-
-
-def test_scan_that_does_not_select_is_a_convolution_and_one_that_selects_is_not():
-    x, dt, A, B, C, D, _ = inputs()
-    dt, B, C = (t[:1, :1].expand_as(t) for t in (dt, B, C))
-    bars = [(torch.diag((dt[0, 0, i] * A[i]).exp()), dt[0, 0, i] * B[0, 0]) for i in range(3)]
-    kernel = torch.stack([state_space.ssm_kernel(*bar, C[0, 0], 13) for bar in bars])
-    y = state_space.ssm_convolution(kernel, x.mT).mT + D * x
-    check("constant dt, B, C", state_space.selective_scan(x, dt, A, B, C, D=D), y)
-    must_differ("dt by token", state_space.selective_scan(x, inputs()[1], A, B, C, D=D), y)
-
-
-@pytest.mark.parametrize(
-    "dt, A, gain", [(0.1, -1.0, 1.05), (0.69, -1.0, 1.38), (0.69, -16.0, 11.0)]
-)
-def test_euler_writes_more_than_zoh(dt, A, gain):
-    """OTCE prints ZOH's B̄; Mamba's code and WM have dt B."""
-    tensors = (torch.ones(1, 1, 1).double() * t for t in (1, dt, A, 1, 1))
-    x, dt_1, A_1, B, C = tensors
-    euler = state_space.selective_scan(x, dt_1, A_1[0], B, C)
-    zoh = state_space.discretize_zoh(A_1[0], B[0, 0], dt)[1]
-    assert (euler.flatten() / zoh).item() == pytest.approx(gain, rel=5e-3)
-
-
-def test_scan_is_that_of_torch():
-    """torch's associative_scan, a prototype, on the same pairs; it refuses l = 0."""
-    from torch._higher_order_ops.associative_scan import associative_scan
-
-    def combine(first, second):
-        return second[0] * first[0], second[0] * first[1] + second[1]
-
-    def theirs(a, b):
-        return associative_scan(combine, (a, b), dim=1, combine_mode="generic")[1]
-
-    for length in (2, 5, 8, 33):
-        pair = uniform(0, 1, 2, length, 3), normal(2, length, 3)
-        check("_scan = torch's associative_scan", state_space._scan(*pair), theirs(*pair))
-        check_gradients("_scan = torch's associative_scan", state_space._scan, theirs, pair)
-
-
-# --- mamba-ssm --------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def mamba_ssm():
-    """mamba-ssm's selective_scan_interface without its compiled extension, imported aside."""
-    pytest.importorskip("triton")
-    spec = importlib.util.find_spec("mamba_ssm")
-    if spec is None:
-        pytest.skip("mamba-ssm is not installed")
-    known = set(sys.modules)
-    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(action="ignore"):
-        package = types.ModuleType("mamba_ssm")  # __init__.py would import everything
-        package.__path__ = list(spec.submodule_search_locations)
-        patch.setitem(sys.modules, "mamba_ssm", package)
-        patch.setitem(sys.modules, "selective_scan_cuda", types.ModuleType("selective_scan_cuda"))
-        module = importlib.import_module("mamba_ssm.ops.selective_scan_interface")
-    for name in set(sys.modules) - known:
-        if name.startswith("mamba_ssm"):
-            del sys.modules[name]
-    return module
-
-
-@pytest.mark.parametrize("form", SCANS)
-@pytest.mark.parametrize("length", [1, 2, 13, 64])
-def test_scan_is_that_of_mamba_ssm(mamba_ssm, form, length):
-    """Theirs has length last, computes in float32 and starts from zero."""
-    *tensors, state = inputs(l=length, n=4, dtype=torch.float32)
-    state = torch.zeros_like(state)
-
-    def theirs(x, dt, A, B, C, D):
-        y, state = mamba_ssm.selective_scan_ref(
-            x.mT, dt.mT, A, B.mT, C.mT, D, return_last_state=True
-        )
-        return y.mT, state
-
-    def ours(*tensors):
-        return scan(state_space, form, *tensors, state)
-
-    for name, a, e in zip(("y", "state"), ours(*tensors), theirs(*tensors), strict=True):
-        check(f"scan = mamba-ssm's, {name}", a, e)
-    check_gradients("scan = mamba-ssm's", ours, theirs, tensors)
-
-
-def test_layer_is_that_of_mamba_ssm(mamba_ssm, monkeypatch):
-    """Their reference of the layer, with torch's convolution in the place of the compiled one."""
-
-    def convolution(x, weight, bias, activation):
-        assert activation == "silu"
-        weight = weight[:, None]
-        return F.silu(
-            F.conv1d(F.pad(x, (weight.shape[-1] - 1, 0)), weight, bias, groups=x.shape[1])
-        )
-
-    monkeypatch.setattr(mamba_ssm, "causal_conv1d_fn", convolution)
-    monkeypatch.setattr(mamba_ssm, "selective_scan_fn", mamba_ssm.selective_scan_ref)
-    mixer, x = mamba(dtype=torch.float32), normal(2, 11, 6, dtype=torch.float32)
-    want = mamba_ssm.mamba_inner_ref(
-        mixer.in_proj(x).mT,
-        mixer.conv[:, None],
-        None,
-        mixer.x_proj.weight,
-        mixer.dt_proj.weight,
-        mixer.out_proj.weight,
-        None,
-        -mixer.A_log.exp(),
-        D=mixer.D,
-        delta_bias=mixer.dt_bias,
-    )
-    check("Mamba = mamba-ssm's reference", mixer(x)[0], want)
-
-
-# --- the Mamba layer --------------------------------------------------------------------------
-
-
-def mamba(m=state_space, selective=True, dtype=torch.float64, **changes):
-    torch.manual_seed(0)
-    sizes = dict(d_state=4, d_conv=3, dt_rank=2)
-    mixer = m.Mamba(6, selective=selective, **(sizes | changes)).to(dtype)
-    torch.nn.init.normal_(mixer.D)
-    with torch.no_grad():  # larger steps than at the start, so that tokens tell apart
-        mixer.dt_bias += 2
-    return mixer
-
-
-def by_hand(mixer, x, cache=None):
-    """The layer from its weights, one token of the convolution at a time, and the definition."""
-    u, z = (x @ mixer.in_proj.weight.mT).chunk(2, dim=-1)
-    (b, length, e), taps = u.shape, mixer.conv.shape[1]
-    past = u.new_zeros(b, taps - 1, e) if cache is None else cache.conv
-    u = torch.cat([past, u], dim=1)
-    conv, mixed = u[:, length:], []
-    for t in range(length):
-        total = sum(mixer.conv[:, i] * u[:, t + i] for i in range(taps))
-        mixed.append(total * total.sigmoid())
-    u = torch.stack(mixed, dim=1)
-    inner = u @ mixer.x_proj.weight.mT if mixer.selective else mixer.constant.expand(b, length, -1)
-    rank, n = mixer.dt_proj.weight.shape[1], mixer.A_log.shape[1]
-    dt, B, C = inner.split([rank, n, n], dim=-1)
-    dt = torch.log1p(torch.exp(dt @ mixer.dt_proj.weight.mT + mixer.dt_bias))
-    state = u.new_zeros(b, e, n) if cache is None else cache.state
-    y, state = definition(u, dt, -mixer.A_log.exp(), B, C, mixer.D, state)
-    return (y * z * z.sigmoid()) @ mixer.out_proj.weight.mT, MambaCache(state, conv)
-
-
-def layer_is_the_definition(m, selective=True):
-    mixer, x = mamba(m, selective), normal(2, 11, 6)
-    cache = None
-    for part in (x[:, :7], x[:, 7:]):
-        want, want_cache = by_hand(mixer, part, cache)
-        y, cache = mixer(part, cache=cache)
-        check("layer = its equations, y", y, want)
-        for name in cache._fields:
-            check(f"layer = its equations, {name}", getattr(cache, name), getattr(want_cache, name))
-
-
-def calls_join_up(m, selective=True, pieces=(5, 6), scan="parallel"):
-    """Calls that hand the cache on give what one call gives, and each cache serves twice."""
-    mixer, x = mamba(m, selective, scan=scan), normal(2, 11, 6)
-    want, want_cache = mixer(x)
-    y, cache = [], None
-    for part in x.split(pieces, dim=1):
-        first, second = mixer(part, cache=cache), mixer(part, cache=cache)
-        assert torch.equal(first[0], second[0]), "a cache serves once only"
-        assert all(map(torch.equal, first[1], second[1]))
-        y.append(first[0])
-        cache = first[1]
-    check("y over several calls = over one", torch.cat(y, dim=1), want)
-    for name, a, e in zip(cache._fields, cache, want_cache, strict=True):
-        check(f"{name} over several calls = over one", a, e)
-    weights = dict(mixer.named_parameters())
-    totals = (
-        torch.cat(y, dim=1).sum() + sum(t.square().sum() for t in cache),
-        want.sum() + sum(t.square().sum() for t in want_cache),
-    )
-    for name, a, e in zip(
-        weights, *(torch.autograd.grad(t, weights.values()) for t in totals), strict=True
-    ):
-        check(f"gradient over several calls = over one: {name}", a, e)
-
-
-def layer_is_causal(m, selective=True):
-    mixer, x = mamba(m, selective), normal(2, 11, 6)
-    before = mixer(x)[0]
-    for j in range(11):
-        moved = x.clone()
-        moved[0, j] += 1
-        after = mixer(moved)[0]
-        assert torch.equal(after[0, :j], before[0, :j]), f"token {j} reaches back in time"
-        assert torch.equal(after[1], before[1]), "another row moves"
-        must_differ(f"token {j} moved", after[0, j], before[0, j])
-
-
-def layer_starts_where_it_should(m, selective=True):
-    torch.manual_seed(0)
-    mixer = m.Mamba(256, d_state=5, selective=selective)
-    dt = F.softplus(mixer.dt_bias)
-    assert dt.min() >= 0.999e-3 and dt.max() <= 1.001e-1 and dt.log().std() > 1
-    check("A = -1, ..., -n", mixer.A_log.exp(), torch.arange(1.0, 6).expand(512, 5))
-    assert torch.equal(mixer.D, torch.ones(512))
-    assert mixer.dt_proj.weight.shape == (512, 16) and mixer.conv.shape == (512, 4)
-    assert [k for k, _ in mixer.named_parameters() if "bias" in k] == ["dt_bias"]
-
-
-both = pytest.mark.parametrize("selective", [True, False])
-
-
-@both
-def test_layer_is_the_definition_between_projections(selective):
-    layer_is_the_definition(state_space, selective)
-
-
-@pytest.mark.parametrize("scan", SCANS)
-@pytest.mark.parametrize("pieces", [(5, 6), (0, 2, 2, 7), (4, *[1] * 7), (1,) * 11], ids=str)
-@both
-def test_prefill_continued_prefill_and_decoding_agree(selective, pieces, scan):
-    calls_join_up(state_space, selective, pieces, scan)
-
-
-@both
-def test_layer_is_the_same_with_either_scan(selective):
-    x = normal(2, 11, 6)
-    (y, cache), (want, want_cache) = (mamba(selective=selective, scan=scan)(x) for scan in SCANS)
-    check("y", y, want)
-    check("state", cache.state, want_cache.state)
-
-
-@both
-def test_nothing_before_a_token_moves_with_it_through_the_layer(selective):
-    layer_is_causal(state_space, selective)
-
-
-@both
-def test_layer_starts_where_it_should(selective):
-    layer_starts_where_it_should(state_space, selective)
-
-
-@pytest.mark.parametrize("length", [2, 11])
-@both
-def test_every_parameter_of_the_layer_receives_a_finite_gradient_that_is_not_zero(
-    selective, length
-):
-    mixer = mamba(selective=selective)
-    mixer(normal(2, length, 6))[0].square().sum().backward()
-    for name, parameter in mixer.named_parameters():
-        assert parameter.grad.isfinite().all() and parameter.grad.any(), name
-
-
-@both
-def test_layer_keeps_shape_and_its_cache_is_a_value(selective):
-    mixer = mamba(selective=selective)
-    for length in (11, 0):
-        y, cache = mixer(normal(2, length, 6))
-        assert y.shape == (2, length, 6)
-        assert (cache.state.shape, cache.conv.shape) == ((2, 12, 4), (2, 2, 12))
-    assert not any(t.any() for t in cache)
-    _, cache = mixer(normal(2, 4, 6))
-    leaves_alone(lambda *cache: mixer(normal(2, 3, 6), cache=MambaCache(*cache)), *cache)
-
-
-def test_control_has_all_but_the_projection_of_the_input():
-    one, other = (dict(mamba(selective=s).named_parameters()) for s in (True, False))
-    assert one.keys() ^ other.keys() == {"x_proj.weight", "constant"}
-    assert other["constant"].shape == one["x_proj.weight"].shape[:1]
-
-
-def test_control_is_time_invariant_and_the_layer_is_not():
-    """What a state keeps of a first token: in the control the same, whatever comes after."""
-    first, quiet, loud = normal(1, 1, 6), torch.zeros(1, 5, 6).double(), 9 * normal(1, 5, 6, seed=1)
-    for selective, compare in ((False, check), (True, must_differ)):
-        mixer = mamba(selective=selective, d_conv=1)
-        kept = []
-        for after in (quiet, loud):
-            states = [mixer(torch.cat([x, after], dim=1))[1].state for x in (first, 0 * first)]
-            kept.append(states[0] - states[1])
-        scale = kept[0].abs().max()
-        compare("what is kept of the first token", kept[1] / scale, kept[0] / scale)
-
-
-def test_layer_computes_in_sixteen_bits_with_a_float32_state():
-    x = normal(2, 11, 6, dtype=torch.bfloat16)
-    y, cache = mamba(dtype=torch.bfloat16)(x)
-    assert (y.dtype, cache.state.dtype, cache.conv.dtype) == (
-        torch.bfloat16,
-        torch.float32,
-        torch.bfloat16,
-    )
-    want = mamba(dtype=torch.bfloat16).double()(x.double())[0]
-    check("bfloat16 = float64", y, want.bfloat16(), tol=4e-2)
 
 
 # --- negative controls ------------------------------------------------------------------------
@@ -1379,23 +825,24 @@ PLANTED = [
     ("ZOH called bilinear", bilinear_is_its_formula,
      ("    return both[:, :-1], both[:, -1]", "    return discretize_zoh(A, B, dt)")),
     ("as printed: reads before it writes", recurrence_is_the_double_sum,
-     ("        states.append(state)\n", ""),
-     ("        state = state @ A_bar.mT",
-      "        states.append(state)\n        state = state @ A_bar.mT")),
+     ("y = states[:, 1:] @ C", "y = states[:, :-1] @ C")),
     ("Ā on the wrong side", recurrence_is_the_double_sum,
-     ("state @ A_bar.mT + x_k", "state @ A_bar + x_k")),
+     ("states[-1] @ A_bar.mT + x_k", "states[-1] @ A_bar + x_k")),
     ("initial state not looked at", recurrence_joins_up,
-     ("x.new_zeros(b, n) if initial_state is None else initial_state", "x.new_zeros(b, n)")),
+     ('x.new_zeros(n["b"], n["n"]) if initial_state is None else initial_state',
+      'x.new_zeros(n["b"], n["n"])')),
+    ("indexing makes the backward pass quadratic", recurrence_works_linearly,
+     ("for x_k in x.unbind(1):", "for x_k in (x[:, k] for k in range(x.shape[1])):")),
     ("kernel starts with Ā", kernel_is_the_loop,
      ("rows, power = C[None], A_bar", "rows, power = (C @ A_bar)[None], A_bar")),
     ("power not squared", kernel_is_the_loop, ("power = power @ power", "power = power @ A_bar")),
     ("kernel backwards", convolution_is_the_recurrence,
      ("return rows[:length] @ B_bar", "return rows[:length].flip(0) @ B_bar")),
-    ("FFT wraps round", convolution_is_the_sum, ("size = 2 * length", "size = length")),
+    ("FFT wraps round", convolution_is_the_sum, ('size = 2 * n["l"]', 'size = n["l"]')),
     ("FFT wraps round: a leak of the future", samples_move_nothing_before_them,
-     ("size = 2 * length", "size = length")),
+     ('size = 2 * n["l"]', 'size = n["l"]')),
     ("FFT wraps round at one place", convolution_is_the_sum,
-     ("size = 2 * length", "size = max(2 * length - 2, 1)")),
+     ('size = 2 * n["l"]', 'size = max(2 * n["l"] - 2, 1)')),
     ("correlation", convolution_is_the_sum,
      ("torch.fft.rfft(kernel, size) *", "torch.fft.rfft(kernel, size).conj() *")),
     ("HiPPO transposed", hippo_is_its_formula, (".tril(-1) - (i + 1)", ".triu(1) - (i + 1)")),
@@ -1446,71 +893,14 @@ PLANTED = [
     ("rank-one part left in", on(s4d_starts_where_it_should, "legs"),
      ("A + torch.outer(B, B) / 2", "A + torch.outer(B, B)")),
     ("dt uniform, not log-uniform", s4d_starts_where_it_should,
-     ("torch.empty(size).uniform_(math.log(low), math.log(high))",
-      "torch.empty(size).uniform_(low, high).log()")),
-    ("decays what it has just written", on(scan_is_the_definition, "sequential"),
-     ("* wide_A) * state + write", "* wide_A) * (state + write)")),
-    ("no dt in writes", on(scan_is_the_definition, "sequential"),
-     ("(dt_t * x_t)[..., None] * B_t", "x_t[..., None] * B_t")),
-    ("ZOH in writes", on(scan_is_the_definition, "sequential"),
-     ("(dt_t * x_t)[..., None] * B_t[:, None]",
-      "(torch.expm1(dt_t[..., None] * wide_A) / wide_A * x_t[..., None]) * B_t[:, None]")),
-    ("dt of the batch's mean", on(scan_keeps_rows_apart, "sequential"),
-     ("torch.exp(dt_t[..., None] *", "torch.exp(dt_t.mean(0, keepdim=True)[..., None] *")),
-    ("sums in sixteen bits", on(scan_is_wide_inside, "sequential"),
-     ('einsum("bdn,bn->bd", state, C_t)',
-      'einsum("bdn,bn->bd", state.to(x.dtype), C_t.to(x.dtype))')),
-    ("writes into the state it was given", on(scan_leaves_its_inputs_alone, "sequential"),
-     ("state = torch.exp(dt_t[..., None] * wide_A) * state + write",
-      "state.mul_(torch.exp(dt_t[..., None] * wide_A)).add_(write)")),
-    ("final state is the initial one's memory", on(scan_leaves_its_inputs_alone, "sequential"),
-     ("return _result(x.clone(), x, D, state.clone(),", "return _result(x.clone(), x, D, state,")),
-    ("combined in the wrong order", on(scan_is_the_definition, "parallel"),
-     ("a_2 * b_1 + b_2", "a_1 * b_2 + b_1")),
-    ("decays not combined", on(scan_is_the_definition, "parallel"),
-     ("_scan(a_2 * a_1,", "_scan(a_2,")),
-    ("odd lengths end early", on(scan_is_the_definition, "parallel", "l = 8"),
-     ("odd[:, : (length - 1) // 2] + b[:, 2::2]",
-      "odd[:, : (length - 1) // 2] + b[:, 2::2] * (length % 2 == 0)")),
-    ("even places from the token after", on(scan_is_causal, "parallel"),
-     ("odd[:, : (length - 1) // 2] + b", "odd[:, -((length - 1) // 2) :] + b")),
-    ("no gradient to the even places", on(scan_has_its_gradients, "parallel"),
-     ("even = a[:, 2::2] * odd[", "even = a[:, 2::2] * odd.detach()[")),
-    ("no gradient through the decay", on(scan_has_its_gradients, "parallel"),
-     ("decays = torch.exp(dt[..., None] * A)", "decays = torch.exp(dt.detach()[..., None] * A)")),
-    ("parallel scan forgets its state", on(scan_joins_up, "parallel"),
-     ("torch.cat([state[:, None], writes]", "torch.cat([0 * state[:, None], writes]")),
-    ("reads before it writes", on(scan_is_the_definition, "parallel"),
-     ("states[:, 1:], C", "states[:, :-1], C")),
-    ("parallel sums in sixteen bits", on(scan_is_wide_inside, "parallel"),
-     ('einsum("bldn,bln->bld", states[:, 1:], C)',
-      'einsum("bldn,bln->bld", states[:, 1:].to(x.dtype), C.to(x.dtype))')),
-    ("D of another channel", on(scan_is_the_definition, "parallel"),
-     ("y + D.to(y.dtype)", "y + D.flip(0).to(y.dtype)")),
-    ("one token after the other", on(takes_few_steps, "parallel"),
-     ("    a_1, b_1 = (t[:,",
-      "    h = _scan(a[:, :-1], b[:, :-1])\n"
-      "    return torch.cat([h, a[:, -1:] * h[:, -1:] + b[:, -1:]], dim=1)\n"
-      "    a_1, b_1 = (t[:,")),
-    ("layer forgets its state", calls_join_up,
-     ("initial_state=None if cache is None else cache.state", "initial_state=None")),
-    ("layer forgets its convolution", calls_join_up,
-     ("history=None if cache is None else cache.conv", "history=None")),
-    ("x and z exchanged", layer_is_the_definition, ("u, z = self.in_proj", "z, u = self.in_proj")),
-    ("gate without silu", layer_is_the_definition, ("y * F.silu(z)", "y * z.sigmoid()")),
-    ("B and C exchanged", layer_is_the_definition, ("dt, B, C = inner", "dt, C, B = inner")),
-    ("step size not through softplus", layer_is_the_definition,
-     ("F.softplus(self.dt_proj", "torch.exp(self.dt_proj")),
-    ("A positive in the exponent", layer_is_the_definition,
-     ("-self.A_log.to(wide).exp()", "-(-self.A_log.to(wide)).exp()")),
-    ("control looks at the input", on(layer_is_the_definition, False),
-     ("self.constant.expand(*u.shape[:2], -1)", "self.constant * u.mean(-1, keepdim=True)")),
-    ("scan of the layer backwards in time", layer_is_causal,
-     ("            u,\n            F.softplus", "            u.flip(1),\n            F.softplus")),
-    ("A starts at -1 everywhere", layer_starts_where_it_should,
-     ("repeat(rates.log(),", "repeat(0 * rates,")),
-    ("dt_bias is dt", layer_starts_where_it_should,
-     ("dt + torch.log(-torch.expm1(-dt))", "dt.clone()")),
+     ("nn.init.uniform_(self.log_dt, math.log(1e-3), math.log(1e-1))",
+      "nn.init.uniform_(self.log_dt, 1e-3, 1e-1).log_()")),
+    ("no seed for C", s4d_is_materialised, ("        nn.init.normal_(self.C)\n", "")),
+    ("frequencies not set", s4d_is_materialised,
+     ("self.A_imag.copy_(math.pi * torch.arange(modes))", "pass")),
+    ("looks at its step size", s4d_asks_nothing,
+     ("exponent = rate * self.log_dt", "check.entries('(-inf, 0]', log_dt=self.log_dt)\n"
+      "        exponent = rate * self.log_dt")),
 ]
 # fmt: on
 
@@ -1530,9 +920,9 @@ def test_planted_mistake_is_caught(row):
 def test_shapes_in_signatures_are_checked_in_this_run(request):
     if not request.config.getoption("--jaxtyping-packages", default=None):
         pytest.skip("pytest runs without --jaxtyping-packages")
-    x, dt, A, B, C, _, _ = inputs()
+    A, B = SYSTEMS["decaying"]
     with pytest.raises(jaxtyping.TypeCheckError):
-        state_space.selective_scan(x, dt, A[:2], B, C)
+        state_space.discretize_zoh(A, B[:2], 0.1)
 
 
 def one_entry(value):
@@ -1554,78 +944,51 @@ memory = partial(state_space.legs_memory, x=X_2, n=4)
 reconstruct = partial(
     state_space.legs_reconstruct, coefficients=normal(3, 4), past=torch.zeros(2).double()
 )
-SCAN = dict(zip((*SCAN_NAMES[:6], "initial_state"), inputs(l=5), strict=True))
-scans = [
-    partial(f, **SCAN) for f in (state_space.selective_scan, state_space.selective_scan_parallel)
-]
-
 # The function, one argument, what it is changed into, and what the message says.
 # fmt: off
 BAD = [
     *((f, "A", A, message) for f in (zoh, bilinear) for A, message in (
-        (A_2[0], r"A must be \(n, n\).*\(2,\)"),
+        (A_2[0], r"A must be \(n, n\), got shape \(2,\)"),
         (A_2[:1], r"A must be \(n, n\).*\(1, 2\)"),
-        (A_2[:0, :0], r"A must be .*n ≥ 1.*\(0, 0\)"),
-        (A_2.long(), r"A must be torch\.float32 or torch\.float64, got torch\.int64"),
+        (A_2[:0, :0], "n must be at least 1, got 0"),
+        (A_2.long(), r"A must be torch\.float32 or torch\.float64 here, got torch\.int64"),
         (A_2.bfloat16(), r"A must be .*bfloat16"),
-        (one_entry(math.nan)(A_2), "A must be finite everywhere, 1 of its"))),
+        (one_entry(math.nan)(A_2), r"A must be in \(-inf, inf\) everywhere, got .*nan"))),
     *((f, "B", B, message) for f in (zoh, bilinear) for B, message in (
-        (B_2[:1], r"B must be \(n\) with n = 2, got shape \(1,\)"),
-        (B_2[:, None], r"B must be \(n\) with n = 2, got shape \(2, 1\)"),
-        (B_2.float(), r"B must be torch\.float64, got torch\.float32"),
-        (one_entry(math.inf)(B_2), "B must be finite everywhere, 1 of its"))),
-    *((f, "dt", dt, f"dt must be .*above 0, got {dt}")
+        (B_2[:1], r"B must be \(n,\) = \(2,\), got shape \(1,\)"),
+        (B_2[:, None], r"B must be \(n,\) = \(2,\), got shape \(2, 1\)"),
+        (B_2.float(), r"B must be torch\.float64 here, got torch\.float32"),
+        (one_entry(math.inf)(B_2), r"B must be in \(-inf, inf\) everywhere, got .*inf\]"))),
+    *((f, "dt", dt, rf"dt must be a number in \(0, inf\), got {dt}")
       for f in (zoh, bilinear) for dt in (0, -0.1, math.nan, math.inf)),
     *((f, "A_bar", A_2[:1], r"A_bar must be \(n, n\).*\(1, 2\)") for f in (recurrent, kernel)),
-    *((f, "B_bar", B_2[:1], r"B_bar must be .*n = 2.*\(1,\)") for f in (recurrent, kernel)),
-    *((f, "C", C_2[None], r"C must be .*n = 2.*\(1, 2\)") for f in (recurrent, kernel)),
+    *((f, "B_bar", B_2[:1], r"B_bar must be \(n,\) = \(2,\).*\(1,\)") for f in (recurrent, kernel)),
+    *((f, "C", C_2[None], r"C must be \(n,\) = \(2,\).*\(1, 2\)") for f in (recurrent, kernel)),
     *((f, "C", C_2.float(), r"C must be torch\.float64.*float32") for f in (recurrent, kernel)),
-    *((f, "C", one_entry(math.nan)(C_2), "C must be finite") for f in (recurrent, kernel)),
+    *((f, "C", one_entry(math.nan)(C_2), r"C must be in \(-inf, inf\) everywhere, got .*nan")
+      for f in (recurrent, kernel)),
     (recurrent, "x", X_2[0], r"x must be \(b, l\), got shape \(5,\)"),
     (recurrent, "x", X_2.float(), r"x must be torch\.float64.*float32"),
-    (recurrent, "initial_state", normal(3, 3), r"initial_state must be .*b = 3, n = 2.*\(3, 3\)"),
-    (recurrent, "initial_state", normal(2), r"initial_state must be .*b = 3, n = 2.*\(2,\)"),
+    (recurrent, "initial_state", normal(3, 3), r"initial_state must be .*\(3, 2\).*\(3, 3\)"),
+    (recurrent, "initial_state", normal(2), r"initial_state must be .*\(3, 2\).*\(2,\)"),
     (recurrent, "initial_state", normal(3, 2).float(), r"initial_state must be torch\.float64"),
-    (kernel, "length", -1, "length must be at least 0, got -1"),
-    (convolution, "x", X_2[0], r"x must be \(b, l\) or \(b, d, l\).*\(5,\)"),
+    (kernel, "length", -1, r"length must be a number in \[0, inf\), got -1"),
+    (convolution, "x", X_2[0], r"x must be \(b, l\), got shape \(5,\)"),
     (convolution, "x", X_2.half(), r"x must be torch\.float32 or .*float16"),
-    (convolution, "kernel", normal(4), r"kernel must be \(5,\).*\(4,\)"),
-    (convolution, "kernel", normal(3, 5), r"kernel must be \(5,\).*\(3, 5\)"),
+    (convolution, "kernel", normal(4), r"kernel must be \(l,\) = \(5,\).*\(4,\)"),
+    (convolution, "kernel", normal(3, 5), r"kernel must be \(l,\) = \(5,\).*\(3, 5\)"),
     (convolution, "kernel", normal(5).float(), r"kernel must be torch\.float64.*float32"),
     (state_space.hippo_legs, "n", 0, "n must be at least 1, got 0"),
     (memory, "n", 0, "n must be at least 1, got 0"),
     (memory, "x", X_2[0], r"x must be \(b, l\).*\(5,\)"),
     (memory, "x", X_2.long(), r"x must be torch\.float32 or .*int64"),
-    (reconstruct, "coefficients", torch.tensor(1.0), r"coefficients must be .*n ≥ 1.*\(\)"),
-    (reconstruct, "coefficients", normal(3, 0), r"coefficients must be .*n ≥ 1.*\(3, 0\)"),
+    (reconstruct, "coefficients", torch.tensor(1.0), r"coefficients must be \(n,\), got .*\(\)"),
+    (reconstruct, "coefficients", normal(3, 0), "n must be at least 1, got 0"),
     (reconstruct, "coefficients", normal(3, 4).long(), r"coefficients must be .*int64"),
-    (reconstruct, "past", normal(2, 2), r"past must be \(m\).*\(2, 2\)"),
+    (reconstruct, "past", normal(2, 2), r"past must be \(m,\), got shape \(2, 2\)"),
     (reconstruct, "past", torch.zeros(2), r"past must be torch\.float64.*float32"),
-    *((reconstruct, "past", torch.tensor([0.5, s]).double(), rf"past must lie .*{s}")
+    *((reconstruct, "past", torch.tensor([0.5, s]).double(), rf"past must be in \[0, 1\] .*{s}")
       for s in (-0.25, 1.5, math.nan)),
-    *((f, name, change(SCAN[name]), message) for f in scans for name, change, message in (
-        ("x", lambda t: t[0], r"x must be \(b, l, d\), got shape \(5, 3\)"),
-        ("x", lambda t: t.long(), r"x must be a floating-point .*int64"),
-        ("x", lambda t: t[..., :0], r"A must be .*d = 0.*\(3, 2\)"),
-        ("dt", lambda t: t[..., 0], r"dt must be .*b = 2, l = 5, d = 3.*\(2, 5\)"),
-        ("dt", lambda t: t[:, :4], r"dt must be .*l = 5.*\(2, 4, 3\)"),
-        ("dt", one_entry(-0.5), r"dt must be .*-0\.5"),
-        ("dt", one_entry(math.nan), "dt must be .*nan"),
-        ("dt", one_entry(math.inf), "dt must be .*inf"),
-        ("A", lambda t: t[:, 0], r"A must be \(d, n\) with d = 3.*\(3,\)"),
-        ("A", lambda t: t[:2], r"A must be .*d = 3.*\(2, 2\)"),
-        ("A", lambda t: t[:, :0], "d = 3, n = 0"),
-        ("A", one_entry(0.25), r"A must be .*0\.25"),
-        ("A", one_entry(math.nan), "A must be .*nan"),
-        ("A", one_entry(-math.inf), "A must be .*-inf"),
-        ("B", lambda t: t[..., :1], r"B must be .*n = 2.*\(2, 5, 1\)"),
-        ("B", lambda t: t[:1], r"B must be .*b = 2.*\(1, 5, 2\)"),
-        ("C", lambda t: t[:, :4], r"C must be .*l = 5.*\(2, 4, 2\)"),
-        ("C", lambda t: t[:, :, None], r"C must be .*\(2, 5, 1, 2\)"),
-        ("D", lambda t: t[:2], r"D must be \(d\) with d = 3.*\(2,\)"),
-        ("initial_state", lambda t: t.mT, r"initial_state must be .*d = 3, n = 2.*\(2, 2, 3\)"),
-        *((name, lambda t: t.float(), rf"{name} must be torch\.float64.*float32")
-          for name in ("dt", "A", "B", "C", "D", "initial_state")))),
 ]
 # fmt: on
 
@@ -1641,30 +1004,18 @@ class TestBadInput:
         with pytest.raises(ValueError, match=r"dt = 0\.5 .*singular.*2/dt"):
             state_space.discretize_bilinear(4 * torch.eye(2), torch.ones(2), 0.5)
 
-    def test_sixteen_bit_state_is_refused(self):
-        narrow = {name: t.bfloat16() for name, t in SCAN.items()}
-        for f in (state_space.selective_scan, state_space.selective_scan_parallel):
-            with pytest.raises(ValueError, match=r"initial_state must be torch\.float32.*bfloat16"):
-                f(**narrow)
-
     @pytest.mark.parametrize(
-        ("layer", "options", "message"),
+        ("options", "message"),
         [
-            (S4D, dict(d_model=0), "d_model must be at least 1, got 0"),
-            (S4D, dict(d_state=0), "d_state must be at least 1, got 0"),
-            (S4D, dict(d_state=7), "d_state must be even.*7"),
-            (S4D, dict(init="inv"), r"init must be one of .*'lin', 'legs'.*'inv'"),
-            (Mamba, dict(d_model=0), "d_model must be .*0"),
-            (Mamba, dict(d_state=0), "d_state must be .*0"),
-            (Mamba, dict(d_conv=0), "d_conv must be .*0"),
-            (Mamba, dict(expand=0), "expand must be .*0"),
-            (Mamba, dict(dt_rank=0), "dt_rank must be .*0"),
-            (Mamba, dict(scan="fast"), r"scan must be one of .*'parallel'.*'fast'"),
+            (dict(d_model=0), "d_model must be at least 1, got 0"),
+            (dict(d_state=0), "d_state must be at least 1, got 0"),
+            (dict(d_state=7), "d_state must be even.*7"),
+            (dict(init="inv"), "init must be one of 'lin', 'legs', got 'inv'"),
         ],
     )
-    def test_options_of_the_layers(self, layer, options, message):
+    def test_options_of_s4d(self, options, message):
         with pytest.raises(ValueError, match=message):
-            layer(**dict(d_model=6) | options)
+            S4D(**dict(d_model=6) | options)
 
     @pytest.mark.parametrize("rate", [0, -1.0, math.nan, math.inf])
     def test_rate(self, rate):
@@ -1674,7 +1025,9 @@ class TestBadInput:
             lambda: layer.kernel(5, rate=rate),
             lambda: layer.step(x[:, 0], layer.initial_state(2), rate=rate),
         ):
-            with pytest.raises(ValueError, match=f"rate must be .*above 0, got {rate}"):
+            with pytest.raises(
+                ValueError, match=rf"rate must be a number in \(0, inf\), got {rate}"
+            ):
                 call()
 
     def test_calls_of_s4d(self):
@@ -1682,31 +1035,16 @@ class TestBadInput:
         state = layer.initial_state(2)
         for call, message in (
             (lambda: layer.kernel(-1), "length must be .*-1"),
-            (lambda: layer(x[0]), r"x must be \(b, l, d\) with d = 3.*\(5, 3\)"),
-            (lambda: layer(x[..., :2]), r"x must be .*d = 3.*\(2, 5, 2\)"),
+            (lambda: layer(x[0]), r"x must be \(b, l, d\) = \(b, l, 3\).*\(5, 3\)"),
+            (lambda: layer(x[..., :2]), r"x must be .*\(b, l, 3\).*\(2, 5, 2\)"),
             (lambda: layer(x.float()), r"x must be torch\.float64.*float32"),
-            (lambda: layer.step(x, state), r"x must be \(b, d\) with d = 3.*\(2, 5, 3\)"),
-            (lambda: layer.step(x[:, 0], state[:1]), r"state must be .*b = 2.*\(1, 3, 4\)"),
+            (lambda: layer.step(x, state), r"x must be \(b, d\) = \(b, 3\).*\(2, 5, 3\)"),
+            (lambda: layer.step(x[:, 0], state[:1]), r"state must be .*\(2, 3, 4\).*\(1, 3, 4\)"),
             (
                 lambda: layer.step(x[:, 0], state[..., :2]),
-                r"state must be .*modes = 4.*\(2, 3, 2\)",
+                r"state must be \(b, d, modes\) = \(2, 3, 4\).*\(2, 3, 2\)",
             ),
             (lambda: layer.step(x[:, 0], state.real), r"state must be torch\.complex128.*float64"),
-        ):
-            with pytest.raises(ValueError, match=message):
-                call()
-
-    def test_calls_of_mamba(self):
-        mixer, x = mamba(), normal(2, 5, 6)
-        _, cache = mixer(x)
-        for call, message in (
-            (lambda: mixer(x[0]), r"x must be \(b, l, d\) with d = 6.*\(5, 6\)"),
-            (lambda: mixer(x[..., :4]), r"x must be .*d = 6.*\(2, 5, 4\)"),
-            (lambda: mixer(x[:1], cache=cache), r"history must be .*\(1, 2, 12\).*\(2, 2, 12\)"),
-            (
-                lambda: mixer(x, cache=cache._replace(state=cache.state[..., :2])),
-                r"initial_state must be .*n = 4.*\(2, 12, 2\)",
-            ),
         ):
             with pytest.raises(ValueError, match=message):
                 call()

@@ -1,0 +1,237 @@
+"""Checkpoints: one file that holds all that a run's next update depends on.
+
+    run/step-00000200.safetensors    model.NAME                       the parameters
+                                     exp_avg.NAME, exp_avg_sq.NAME    AdamW's moments of each
+                                     losses, random_state             of the run
+                                     record, its metadata             JSON: configs, text, digest
+
+It is written beside its place and renamed into it, so that a run killed at any moment leaves its
+last checkpoint whole. A SHA-256 over the whole file guards every byte. Nothing is unpickled.
+
+A file that is damaged, or that belongs to another run, raises CheckpointError, which says which
+file and what is wrong with it, and changes neither the run nor the files.
+"""
+
+import dataclasses
+import hashlib
+import json
+import os
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from cheems_ref.config import ModelConfig
+from cheems_ref.model import CausalLM
+
+FORMAT = "cheems_ref checkpoint 2"
+MOMENTS = ("exp_avg", "exp_avg_sq")
+NAMED = re.compile(r"step-\d{8,}(\.safetensors)?")  # without ending: a directory, of format 1
+BLANK = "0" * 64  # stands in the record while the digest is taken
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that cannot be read, or that is not one of this run."""
+
+
+@dataclass
+class Run:
+    """A training run: what it trains, how far it is, and what it went through.
+
+    model, config (a TrainConfig) and ids are the caller's; losses holds the loss of every update,
+    evaluations pairs (updates done, held-out loss), both in nats per token.
+    """
+
+    model: CausalLM
+    config: Any  # TrainConfig belongs to the room above, `train`
+    ids: Tensor
+    optimizer: torch.optim.Optimizer
+    generator: torch.Generator
+    losses: list[float] = field(default_factory=list)
+    evaluations: list[list[float]] = field(default_factory=list)
+
+    @property
+    def step(self) -> int:
+        """Number of updates done."""
+        return len(self.losses)
+
+
+def save(run: Run, directory: str | Path) -> Path:
+    """Write a checkpoint of a run, complete or not at all, and return its path.
+
+    Of the checkpoints in the directory the last two are kept.
+    """
+    directory = Path(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    for leftover in directory.glob("partial-*.safetensors"):  # of a run that was killed
+        leftover.unlink()
+    final = directory / f"step-{run.step:08d}.safetensors"
+    partial = directory / f"partial-{final.name}"
+
+    tensors = {
+        "random_state": run.generator.get_state(),
+        "losses": torch.tensor(run.losses, dtype=torch.float64),  # too many for a header in the end
+    }
+    for name, parameter in run.model.named_parameters():
+        tensors[f"model.{name}"] = parameter.detach()
+        held = run.optimizer.state.get(parameter, {})
+        tensors |= {f"{moment}.{name}": held[moment] for moment in MOMENTS if moment in held}
+    record = {
+        "format": FORMAT,
+        "model": dataclasses.asdict(run.model.config),
+        "dtype": str(run.model.embedding.weight.dtype).removeprefix("torch."),
+        "training": dataclasses.asdict(run.config),
+        "text": _fingerprint(run.ids),
+        "step": run.step,
+        "evaluations": run.evaluations,
+        "sha256": BLANK,
+    }
+    # One entry of metadata: safetensors writes several in any order, and equal runs shall be equal.
+    metadata = {"record": json.dumps(record)}
+    save_file({k: t.contiguous().cpu() for k, t in tensors.items()}, partial, metadata)
+    _seal(partial)
+    partial.replace(final)  # in one step, also where there is one of this name
+    _names_to_disk(directory)
+    for old in [path for path in _checkpoints(directory) if path.is_file()][:-2]:
+        old.unlink()
+    return final
+
+
+def newest_checkpoint(directory: str | Path) -> Path | None:
+    """Return the checkpoint of the most updates in a run's directory; None if there is none."""
+    found = _checkpoints(Path(directory))
+    return found[-1] if found else None
+
+
+def restore(run: Run, checkpoint: str | Path) -> None:
+    """Set a run, its model and its optimiser to where they were when a checkpoint was written.
+
+    One of another model, text or configuration is refused, and what differs is named.
+    """
+    checkpoint = Path(checkpoint)
+    record, tensors = _read(checkpoint)
+    for name, here in (("model", run.model.config), ("training", run.config)):
+        mine, theirs = json.loads(json.dumps(dataclasses.asdict(here))), record[name]
+        differ = [key for key in {**mine, **theirs} if mine.get(key) != theirs.get(key)]
+        if differ:
+            listed = ", ".join(f"{key} ({theirs.get(key)}, now {mine.get(key)})" for key in differ)
+            raise CheckpointError(f"{checkpoint} is of another run; what differs: {listed}")
+    if record["text"] != _fingerprint(run.ids):
+        raise CheckpointError(f"{checkpoint} is of a run on another text")
+    parameters = dict(run.model.named_parameters())
+    like = {f"{part}.{k}": p for k, p in parameters.items() for part in ("model", *MOMENTS)}
+    wanted = _kinds(like | {"random_state": run.generator.get_state()})
+    _must_fit(checkpoint, tensors, wanted | {"losses": ((record["step"],), torch.float64)})
+
+    # All that can be wrong was looked for; from here on the run is changed.
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            parameter.copy_(tensors[f"model.{name}"])
+            run.optimizer.state[parameter] = {
+                "step": torch.tensor(float(record["step"]), dtype=torch.float32),
+                # copied, because a tensor that was read is a view of the file
+                **{k: tensors[f"{k}.{name}"].to(parameter, copy=True) for k in MOMENTS},
+            }
+    run.generator.set_state(tensors["random_state"])
+    run.losses[:], run.evaluations[:] = tensors["losses"].tolist(), record["evaluations"]
+
+
+def load_model(path: str | Path, *, device: str | torch.device = "cpu") -> CausalLM:
+    """Return the model of a checkpoint, or of the newest one in a run's directory, in its dtype."""
+    path = Path(path)
+    checkpoint = newest_checkpoint(path) or path
+    record, tensors = _read(checkpoint)
+    try:
+        model = CausalLM(ModelConfig(**record["model"])).to(getattr(torch, record["dtype"]))
+    except (AttributeError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{checkpoint} holds no model of this version: {error}") from error
+    parameters = {f"model.{name}": parameter for name, parameter in model.named_parameters()}
+    weights = {name: t for name, t in tensors.items() if name.startswith("model.")}
+    _must_fit(checkpoint, weights, _kinds(parameters))
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            parameter.copy_(weights[name])
+    return model.to(device)
+
+
+def _checkpoints(directory):
+    """All of a run, those of fewer updates first."""
+    found = [path for path in directory.glob("step-*") if NAMED.fullmatch(path.name)]
+    return sorted(found, key=lambda path: int(path.stem[5:]))
+
+
+def _read(path):
+    """The record and the tensors of a checkpoint, every byte of which is as it was written."""
+    if (path / "checkpoint.json").is_file():
+        raise CheckpointError(
+            f"{path} is a directory, of the format 'cheems_ref checkpoint 1'; this version reads "
+            f"{FORMAT!r}, one file. Go on with the version that wrote it, or train anew elsewhere"
+        )
+    if not path.is_file():
+        raise CheckpointError(f"{path} holds no checkpoint: it is no file, nor holds a step-* file")
+    try:
+        with safe_open(path, "pt") as file:
+            record = json.loads((file.metadata() or {}).get("record", "{}"))
+    except (SafetensorError, OSError, ValueError) as error:
+        raise CheckpointError(f"{path} is damaged, or no checkpoint: {error}") from error
+    if not isinstance(record, dict) or record.get("format") != FORMAT:
+        raise CheckpointError(f"{path} does not say {FORMAT!r}: it was not written by this package")
+    if _sha256(path, str(record.get("sha256"))) != record.get("sha256"):
+        raise CheckpointError(
+            f"{path} is damaged: it is not what was written (its SHA-256 differs). Go back to the "
+            "checkpoint before it by moving this one away"
+        )
+    kinds = dict(model=dict, dtype=str, training=dict, text=str, step=int, evaluations=list)
+    wrong = [name for name, kind in kinds.items() if not isinstance(record.get(name), kind)]
+    if wrong:
+        raise CheckpointError(f"{path} lacks {', '.join(wrong)}, or holds something else there")
+    return record, load_file(path)
+
+
+def _kinds(tensors):
+    return {name: (tuple(t.shape), t.dtype) for name, t in tensors.items()}
+
+
+def _must_fit(path, tensors, wanted):
+    strange = sorted({name for name, _ in _kinds(tensors).items() ^ wanted.items()})
+    if strange:
+        raise CheckpointError(f"{path} does not fit the model, at {', '.join(strange[:3])}")
+
+
+def _sha256(path, own):
+    """Of a file in which its own digest is blanked."""
+    with path.open("rb") as file:
+        size = file.read(8)
+        header = file.read(int.from_bytes(size, "little")).replace(own.encode(), BLANK.encode())
+        start = hashlib.sha256(size + header)
+        return hashlib.file_digest(file, lambda: start).hexdigest()
+
+
+def _seal(path):
+    """Put its digest into a new file, and wait until all of it is on the disk."""
+    digest = _sha256(path, BLANK)
+    with path.open("r+b") as file:
+        size = int.from_bytes(file.read(8), "little")
+        file.seek(8 + file.read(size).index(BLANK.encode()))
+        file.write(digest.encode())
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _names_to_disk(directory):
+    """Wait until the names in a directory are on the disk."""
+    if os.name != "nt":  # Windows opens no directories, and has renamed by now
+        descriptor = os.open(directory, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _fingerprint(ids):
+    return hashlib.sha256(ids.to(torch.int64).cpu().numpy().tobytes()).hexdigest()

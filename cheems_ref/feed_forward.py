@@ -1,0 +1,73 @@
+"""Feed-forward layers that everyone shares: an MLP, and a linear unit with two gates.
+
+They take x (..., d) and return y (..., d). σ is SiLU, f the width in between.
+
+    MLP     σ(x W) W₂                      gated: (σ(x W) ∘ x V) W₂
+    DGLU    (σ(x W) ∘ tanh(x V)) W₂        a second gate: OTCE's expert
+
+Wrong shapes or sizes raise ValueError naming argument, letters and numbers (check.py).
+"""
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from cheems_ref import check
+
+SecondGate = Literal["tanh", "sigmoid"]
+
+
+class MLP(nn.Module):
+    """Two linear maps with σ between them, or, gated, three.
+
+    Args:
+        d_model: d.
+        d_ff: f.
+        gated: whether a second map in is multiplied onto the first.
+
+    Source: WM eq. after (5), φ(x) = σ(x W)V; gated: Ch eq. 11; Shazeer (2020).
+    """
+
+    def __init__(self, d_model: int, d_ff: int, *, gated: bool = False):
+        super().__init__()
+        check.sizes(d_model=d_model, d_ff=d_ff)
+        self.in_proj = nn.Linear(d_model, d_ff, bias=False)
+        self.gate_proj = nn.Linear(d_model, d_ff, bias=False) if gated else None
+        self.out_proj = nn.Linear(d_ff, d_model, bias=False)
+
+    def forward(self, x: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
+        """Compute y from x."""
+        check.width(x, self.in_proj.in_features)
+        if self.gate_proj is None:
+            return self.out_proj(F.silu(self.in_proj(x)))
+        return self.out_proj(F.silu(self.gate_proj(x)) * self.in_proj(x))
+
+
+class DGLU(nn.Module):
+    """A linear unit with two gates: (σ(x W) ∘ tanh(x V)) W₂, or with a sigmoid for the tanh.
+
+    Args:
+        d_model: d.
+        d_ff: f.
+        gate: the second activation.
+
+    Source: OTCE eq. 13.
+    """
+
+    def __init__(self, d_model: int, d_ff: int, *, gate: SecondGate = "tanh"):
+        super().__init__()
+        check.sizes(d_model=d_model, d_ff=d_ff)
+        check.choice(SecondGate, gate=gate)
+        self.gate = gate
+        self.W = nn.Linear(d_model, d_ff, bias=False)
+        self.V = nn.Linear(d_model, d_ff, bias=False)
+        self.W_2 = nn.Linear(d_ff, d_model, bias=False)
+
+    def forward(self, x: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
+        """Compute y from x."""
+        check.width(x, self.W.in_features)
+        second = torch.tanh if self.gate == "tanh" else torch.sigmoid
+        return self.W_2(F.silu(self.W(x)) * second(self.V(x)))

@@ -1,0 +1,209 @@
+"""What the tests of config, model, generate and budget share.
+
+A property is a function of `m`, a module with the names of cheems_ref.model, and of a model's name
+or options where it speaks of one. The negative controls hand it a copy of cheems_ref.model in which
+one of the rooms has a planted mistake, and expect it to fail.
+"""
+
+import re
+import types
+
+import pytest
+import torch
+from hypothesis import settings
+from planting import plant
+
+import cheems_ref.model as model
+from cheems_ref import (
+    attention,
+    budget,
+    check,
+    config,
+    experts,
+    feed_forward,
+    generate,
+    presets,
+    retrieval,
+    ssd,
+)
+
+few = settings(deadline=None, max_examples=25, derandomize=True, database=None)
+many = settings(few, max_examples=150)
+
+# Every size differs from its default, and from those that it could be mistaken for.
+SIZES = dict(
+    vocab_size=19,
+    d_model=16,
+    n_heads=4,
+    n_groups=2,
+    d_state=6,
+    d_conv=3,
+    rope_base=50.0,
+    chunk_size=3,
+    n_values=5,
+    k_values=3,
+    d_ff=12,
+    n_experts=4,
+    k_experts=2,
+    n_neurons=16,
+    k_neurons=3,
+    n_retrieval_heads=2,
+    d_query=6,
+    norm_eps=1e-3,
+)
+GATE = dict(mask="gate", max_positions=20)
+CONV, UNTIED = dict(position="conv"), dict(tie_embeddings=False)
+MODELS = {
+    "SEIE": {},
+    "SHSRAH": dict(CONV, d_head=6, n_kv_heads=2, **UNTIED),
+    "SDICAX": dict(position="decay", inner="linear", mask="content", n_kv_heads=1),
+    "SKIK": dict(inner="ssd", d_private=5),
+    "IPAM": dict(mask="content", keep=3, n_kv_heads=2, **UNTIED),
+    "SGIM": dict(CONV, **GATE, inner="linear", n_kv_heads=2),
+    "IXSC": dict(position="decay", inner="ssd", mask="content", d_head=6),
+    "IRIG": dict(**GATE, inner="ssd", n_kv_heads=2, **UNTIED),
+    "IDSP": dict(**GATE, n_groups=1),
+    "IEAE": dict(inner="linear", n_kv_heads=2, k_neurons=4),
+}
+STATE_MIXERS, TINY = "MGDRHCXPKE", [name for name in presets.PRESETS if name.endswith("-tiny")]
+
+
+def normal(*shape, seed=0, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
+
+
+def ids(b, length, seed=1, vocab=SIZES["vocab_size"]):
+    return torch.randint(vocab, (b, length), generator=torch.Generator().manual_seed(seed))
+
+
+def options(case):
+    """All that ModelConfig is handed; a case is a name in MODELS or such options themselves."""
+    return SIZES | (dict(pattern=case) | MODELS[case] if isinstance(case, str) else case)
+
+
+def built(m, case, dtype=torch.float64, **changes):
+    """A model whose embedding, norms and masks are moved away from their start."""
+    torch.manual_seed(0)
+    net = m.CausalLM(m.ModelConfig(**options(case) | changes))
+    with torch.no_grad():
+        for i, (name, p) in enumerate(net.named_parameters()):
+            if "norm." in name:
+                p.add_(normal(*p.shape, seed=i) / 4)
+            elif "embedding" in name or ".mask." in name:
+                p.copy_(normal(*p.shape, seed=i) / (16 if "embedding" in name else 1))
+    return net.to(dtype)
+
+
+def rows(*texts):
+    """A padding mask: '#' is a token and '.' is padding."""
+    return torch.tensor([[c == "#" for c in text] for text in texts])
+
+
+PADDING = {
+    "left": rows("...####", "#######"),
+    "right": rows("####...", "######."),
+    "middle": rows("##.#..#", ".#.##.#"),
+    "nothing else": rows(".......", ".##.#.#"),
+}
+
+
+def held(cache, name="cache"):
+    """All tensors in a cache by their names."""
+    if torch.is_tensor(cache):
+        return {name: cache}
+    if not isinstance(cache, tuple):  # None, or the letters of the pattern
+        return {}
+    parts = cache._asdict().items() if hasattr(cache, "_asdict") else enumerate(cache)
+    return {k: t for key, part in parts for k, t in held(part, f"{name}.{key}").items()}
+
+
+def gradients(net, y):
+    """All in one vector, of a number that depends on all of y."""
+    total = (y * normal(*y.shape, seed=8)).sum()
+    grads = torch.autograd.grad(total, [*net.parameters()], materialize_grads=True)
+    return torch.cat([g.flatten() for g in grads])
+
+
+def refused(error, message, function, *args, **kwargs):
+    """An AssertionError where the function takes what it should not, or does not say what."""
+    try:
+        function(*args, **kwargs)
+    except error as e:
+        assert re.search(message, str(e)), f"refused as {e}; the message lacks {message!r}"
+    else:
+        raise AssertionError(f"not refused: {kwargs or args}")
+
+
+# --- which module has which property -----------------------------------------------------------
+
+
+def title(has_property, case):
+    name = getattr(has_property, "func", has_property).__name__
+    name += str(getattr(has_property, "keywords", ""))
+    return f"{name}{'' if case is None else ', ' + str(case)}"
+
+
+def titled(*rows):
+    """Properties with the case that they are asked of, None if they are asked of none."""
+    return {title(*row): row for row in rows}
+
+
+def ask(has_property, case, m=model):
+    has_property(m, *([] if case is None else [case]))
+
+
+# In the order in which they import one another.
+ROOMS = (
+    check,
+    ssd,
+    attention,
+    feed_forward,
+    retrieval,
+    experts,
+    presets,
+    config,
+    generate,
+    budget,
+    model,
+)
+
+
+def planted(room: types.ModuleType, edits) -> types.ModuleType:
+    """A copy of cheems_ref.model with one mistake in one of the rooms.
+
+    The rooms that import it are copied too, and each copy sees the copies before it.
+    """
+    copies = {}
+    for behind in ROOMS[ROOMS.index(room) :]:
+        copy = plant(behind, *(edits if behind is room else ()))
+        for name, value in list(vars(copy).items()):
+            setattr(copy, name, copies.get((name, id(value)), value))
+        if behind is check:  # the one room that the others import as a module
+            copies["check", id(check)] = copy
+        copies |= {
+            (name, id(value)): getattr(copy, name, value)
+            for name, value in vars(behind).items()
+            if not name.startswith("__")
+        }
+    return copy
+
+
+def mistakes(*tables):
+    """(room, a property, its case, the edits) of every row, by a name for each.
+
+    A table is a room and its rows: a property, the case that it is asked of, and mistakes that
+    break it there: what each is, and its edits.
+    """
+    return {
+        f"{title(has_property, case)}: {what}": (room, has_property, case, edits)
+        for room, table in tables
+        for has_property, case, planted_here in table
+        for what, edits in planted_here.items()
+    }
+
+
+def is_caught(room, has_property, case, edits):
+    mutant = planted(room, edits)
+    with pytest.raises(AssertionError):
+        ask(has_property, case, mutant)

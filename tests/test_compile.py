@@ -1,0 +1,275 @@
+"""One graph: no layer asks the device anything, and torch compiles and exports whole models."""
+
+import contextlib
+import dataclasses
+import itertools
+
+import pytest
+import torch
+from models import (
+    MODELS,
+    TINY,
+    ask,
+    built,
+    ids,
+    is_caught,
+    mistakes,
+    normal,
+    options,
+    rows,
+    title,
+    titled,
+)
+from properties import questions
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import cheems_ref.model as model
+from cheems_ref import attention, generate, rope, ssd
+from cheems_ref.verify import check
+
+pytestmark = pytest.mark.usefixtures("unchecked")  # torch traces no type checker
+
+ROUTED = "RHCX"  # which group tokens by expert: how many there are for each, they have to ask
+ASKING_NOTHING = [name for name in TINY if not set(model.preset(name).pattern) & set(ROUTED)]
+
+# --- questions to the device: properties of a module m ----------------------------------------
+
+
+def made(m, case):
+    torch.manual_seed(0)
+    return m.CausalLM(m.preset(case) if case in TINY else m.ModelConfig(**options(case)))
+
+
+def layers_ask_nothing(m, case):
+    """Routed experts once per layer; prompt, padded prompt, decoding and training."""
+    net, tokens, real = made(m, case), ids(2, 9), rows("..#######", "#######..")
+    at_most = sum(block.letter in ROUTED for block in net.blocks)
+    with questions() as asked:
+        x, cache = net._hidden_states(tokens, None, None, True)
+    assert len(asked) <= at_most, f"a prompt asks {asked}"
+    with questions() as asked:
+        net.logits(x).square().mean().backward()
+    assert not asked, f"the backward pass asks {asked}"
+    with torch.no_grad(), questions() as asked:
+        _, padded = net._hidden_states(tokens, real, None, True)
+    assert len(asked) <= at_most, f"a padded prompt asks {asked}"
+    for held in (cache, padded):
+        with torch.no_grad(), questions() as asked:
+            net._hidden_states(tokens[:, :1], None, held, True)
+        assert len(asked) <= at_most, f"a decoded token asks {asked}"
+
+
+def the_door_asks_twice(m, case):
+    """For the smallest and the largest id; `stream` does so once, for its prompt."""
+    net, tokens = made(m, case), ids(2, 9)
+    at_most = sum(block.letter in ROUTED for block in net.blocks)
+    with questions() as asked:
+        net(tokens)
+    assert len(asked) <= 2 + at_most, f"a call asks {asked}"
+    steps = m.stream(net, tokens, 5, m.Sampling(top_k=5, top_p=0.9))
+    next(steps)
+    for _ in range(4):
+        with questions() as asked:
+            next(steps)
+        assert len(asked) <= at_most, f"a decoded token asks {asked}"
+
+
+def layers_run_without_values(m, case):
+    """On tensors that have none: fake ones, and those of the meta device."""
+    for mode, device in ((contextlib.nullcontext(), "meta"), (FakeTensorMode(), "cpu")):
+        rope._frequencies.cache_clear()  # of tensors with values, and afterwards of those without
+        with mode, contextlib.ExitStack() as after:
+            after.callback(rope._frequencies.cache_clear)
+            with torch.device(device):
+                net, tokens = made(m, case), torch.zeros(2, 9, dtype=torch.int64)
+                real = torch.ones(2, 9, dtype=torch.bool)
+            try:
+                for mask in (None, real):
+                    x, cache = net._hidden_states(tokens, mask, None, True)
+                    x, cache = net._hidden_states(tokens[:, :1], None, cache, True)
+            except (RuntimeError, NotImplementedError) as error:
+                raise AssertionError(f"{case} looks at values on {device}: {error}") from error
+        assert x.shape == (2, 1, net.config.d_model)
+
+
+# --- one graph: properties of a module m ------------------------------------------------------
+
+
+def short(m, name):
+    """A tiny preset with every different pair of letters once."""
+    config = m.preset(name)
+    pairs = dict.fromkeys("".join(pair) for pair in zip(*[iter(config.pattern)] * 2, strict=False))
+    return dataclasses.replace(config, pattern="".join(pairs))
+
+
+def as_one_graph(net, backend):
+    """The compiled model, and a counter of the graphs that it was compiled to."""
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend(backend)
+    return torch.compile(net, fullgraph=True, backend=counter), counter
+
+
+def losses(net, run, tokens):
+    """Logits and gradients of a training step."""
+    net.zero_grad()
+    logits, cache = run(tokens, use_cache=False)
+    assert cache is None
+    (logits * normal(*logits.shape, seed=8)).sum().backward()
+    return logits.detach(), torch.cat([p.grad.flatten() for p in net.parameters()])
+
+
+def trains_as_one_graph(m, name, backend="eager"):
+    torch.manual_seed(0)
+    net, tokens = m.CausalLM(short(m, name)).double(), ids(2, 12)
+    run, counter = as_one_graph(net, backend)
+    for got, want in zip(losses(net, run, tokens), losses(net, net, tokens), strict=True):
+        check(f"{name}, compiled: training", got, want)
+    assert counter.frame_count == 1, f"{counter.frame_count} graphs"
+
+
+def decodes_as_one_graph(m, name, backend="eager"):
+    """A prompt and token by token; once lengths are known to vary, no token compiles anew."""
+    torch.manual_seed(0)
+    net, tokens = m.CausalLM(short(m, name)).double(), ids(2, 12)
+    run, counter = as_one_graph(net, backend)
+    with torch.no_grad():
+        want, _ = net(tokens)
+        logits, cache = run(tokens[:, :7])
+        parts, graphs = [logits], [counter.frame_count]
+        for t in range(7, 12):
+            logits, cache = run(tokens[:, t : t + 1], cache=cache)
+            parts.append(logits)
+            graphs.append(counter.frame_count)
+    check(f"{name}, compiled: prompt and tokens", torch.cat(parts, dim=1), want)
+    assert graphs[0] == 1 and graphs[2] == graphs[-1] <= 3, f"graphs after each call: {graphs}"
+
+
+def test_training_and_decoding_compile_through_autograd():
+    for name in ("cheems-tiny", "mamba2-tiny"):
+        trains_as_one_graph(model, name, "aot_eager")
+    decodes_as_one_graph(model, "cheems-tiny", "aot_eager")
+
+
+def test_a_padded_prompt_compiles():
+    net, real = built(model, "SEIE"), rows("..#######", "#######..")
+    run, counter = as_one_graph(net, "eager")
+    with torch.no_grad():
+        got, want = (f(ids(2, 9), padding_mask=real)[0][real] for f in (run, net))
+    check("compiled with padding", got, want)
+    assert counter.frame_count == 1
+
+
+def exported(net, tokens, *, length=None, **kwargs):
+    shapes = None
+    if length is not None:
+        shapes = dict(input_ids={1: length}, **dict.fromkeys(kwargs))
+    return torch.export.export(net, (tokens,), kwargs, dynamic_shapes=shapes).module()
+
+
+def test_a_model_is_exported():
+    """For one length, with padding, and for a token after it."""
+    torch.manual_seed(0)
+    net, tokens = model.CausalLM(short(model, "cheems-tiny")).double().eval(), ids(2, 12)
+    real = torch.arange(12).expand(2, -1) > torch.tensor([[2], [0]])
+    with torch.no_grad():
+        given = dict(padding_mask=real)
+        got, want = (f(tokens, **given)[0] for f in (exported(net, tokens, **given), net))
+        check("exported: a prompt", got[real], want[real])
+        given, token = dict(cache=net(tokens)[1]), tokens[:, :1]
+        got, want = (f(token, **given)[0] for f in (exported(net, token, **given), net))
+        check("exported: the token after it", got, want)
+
+
+def test_a_model_of_attention_is_exported_for_any_length():
+    """With SSD a program holds for as many chunks as it was traced with: they are a loop."""
+    torch.manual_seed(0)
+    net = model.CausalLM(short(model, "llama-tiny")).double().eval()
+    length = torch.export.Dim("length", min=2, max=512)
+    program = exported(net, ids(2, 12), length=length, use_cache=False)
+    for n in (12, 5, 70):
+        got, want = (f(ids(2, n), use_cache=False)[0] for f in (program, net))
+        check(f"exported: {n} tokens", got, want)
+
+
+# --- the package has them ---------------------------------------------------------------------
+
+HELD = titled(
+    *itertools.product((layers_ask_nothing, the_door_asks_twice), (*TINY, *MODELS)),
+    *itertools.product((layers_run_without_values,), ASKING_NOTHING),
+    *itertools.product((trains_as_one_graph, decodes_as_one_graph), ASKING_NOTHING),
+)
+
+
+@pytest.mark.parametrize("has_property, case", HELD.values(), ids=HELD)
+def test_the_model_has_the_property(has_property, case):
+    ask(has_property, case)
+
+
+# --- negative controls ------------------------------------------------------------------------
+
+BLOCK = "        y, cache = self.layer(self.norm(x)"
+STEPS = "dt = F.softplus(self.dt_proj(x).to(wide) + self.dt_bias.to(wide))\n"
+NEGATIVE = "        if bool((dt < 0).any()):\n            raise ValueError\n"
+REAL = "        v, inner = self._values(x"
+NEXT = "model._hidden_states(tokens, padding_mask, cache)"
+ASKED = "model.hidden_states(tokens, padding_mask=padding_mask, cache=cache)"
+
+# fmt: off
+PLANTED_SSD = [
+    (layers_ask_nothing, "SEIE", {
+        "are steps negative?": [(STEPS, STEPS + NEGATIVE)],
+        "how large are they?": [(STEPS, STEPS + "        largest = dt.max().item()\n")],
+        "which are zero?": [(STEPS, STEPS + "        zeros = (dt == 0).nonzero()\n")],
+        "those that are not": [(STEPS, STEPS + "        others = dt[dt != 0]\n")],
+        "all of them": [(STEPS, STEPS + "        listed = dt.tolist()\n")]}),
+    (layers_run_without_values, "cheems-tiny", {
+        "are steps negative?": [(STEPS, STEPS + NEGATIVE)]}),
+]
+PLANTED_ATTENTION = [
+    (layers_ask_nothing, "IPAM", {
+        "is there padding?": [
+            (REAL, "        if padding_mask is None or not padding_mask.all():\n"
+                   "            x = x + int(position_ids.max() < 0)\n" + REAL)]}),
+    (layers_run_without_values, "llama-tiny", {
+        "is a position negative?": [
+            (REAL, "        if position_ids.min() < 0:\n            raise ValueError\n" + REAL)]}),
+    (layers_run_without_values, "doge-tiny", {
+        "a mask on another device": [
+            ("real=cache.real, device=q.device", 'real=cache.real, device="cpu"')]}),
+]
+PLANTED = [
+    (layers_ask_nothing, "SEIE", {
+        "is it finite?": [(BLOCK, "        assert x.isfinite().all()\n" + BLOCK)]}),
+    (the_door_asks_twice, "SEIE", {
+        "a third question": [
+            ("        b, length = input_ids.shape\n",
+             "        b, length = input_ids.shape\n        int(input_ids.sum())\n")]}),
+    (decodes_as_one_graph, "llama-tiny", {
+        "a number for every token": [
+            ("before + real.sum(1), self.config.pattern", "before + real.sum(1), "
+             "self.config.pattern + ' ' * (0 if cache is None else cache.pattern.count(' ') + 1)"),
+            ("if cache.pattern != self", "if cache.pattern.strip() != self")]}),
+]
+PLANTED_GENERATE = [
+    (the_door_asks_twice, "SEIE", {
+        "every id is looked at": [(NEXT, ASKED)]}),
+]
+# fmt: on
+
+MISTAKES = mistakes(
+    (ssd, PLANTED_SSD),
+    (attention, PLANTED_ATTENTION),
+    (model, PLANTED),
+    (generate, PLANTED_GENERATE),
+)
+
+
+@pytest.mark.parametrize("room, has_property, case, edits", MISTAKES.values(), ids=MISTAKES)
+def test_planted_mistake_is_caught(room, has_property, case, edits):
+    is_caught(room, has_property, case, edits)
+
+
+def test_every_mistake_breaks_a_property_that_the_model_has():
+    """So that it was the mistake that was caught."""
+    assert {title(*row[1:3]) for row in MISTAKES.values()} <= HELD.keys()

@@ -1,0 +1,526 @@
+"""Choosing ids, and text."""
+
+import itertools
+import math
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from models import (
+    MODELS,
+    TINY,
+    ask,
+    built,
+    few,
+    ids,
+    is_caught,
+    mistakes,
+    normal,
+    rows,
+    title,
+    titled,
+)
+
+import cheems_ref.model as model
+from cheems_ref import generate, rope
+from cheems_ref.verify import check
+
+# --- choosing an id: properties of a module m -------------------------------------------------
+
+
+def probabilities(logits, temperature, top_k, top_p):
+    """By the words of the docstring, one row, in Python's own numbers."""
+    order = sorted(range(len(logits)), key=lambda i: -logits[i])[:top_k]
+    weights = [math.exp((logits[i] - logits[order[0]]) / temperature) for i in order]
+    share = [w / sum(weights) for w in weights]
+    kept = len(order)
+    if top_p is not None:
+        kept = next(n for n in range(1, kept + 1) if sum(share[:n]) >= top_p or n == kept)
+    p = [0.0] * len(logits)
+    for i, s in zip(order[:kept], share, strict=False):
+        p[i] = s / sum(share[:kept])
+    return p
+
+
+def chosen_ids(m, logits, seed=1, **choice):
+    try:
+        generator = torch.Generator().manual_seed(seed)
+        return m.sample(logits, m.Sampling(generator=generator, **choice))
+    except RuntimeError as error:
+        raise AssertionError(f"nothing can be drawn from {logits.dtype} with {choice}") from error
+
+
+def draws_follow(m, rows, temperature=1.0, top_k=None, top_p=None, n=4000, dtype=torch.float64):
+    """Every id is drawn as often as it should be, within five sigma, in each of the rows."""
+    logits = torch.tensor(rows, dtype=dtype).repeat(n, 1)
+    got = chosen_ids(m, logits, temperature=temperature, top_k=top_k, top_p=top_p)
+    assert got.dtype == torch.int64 and got.shape == (n * len(rows),)
+    for row, drawn in zip(rows, got.view(n, -1).unbind(1), strict=True):
+        count = torch.bincount(drawn, minlength=len(row)).tolist()
+        want = probabilities(row, temperature, top_k, top_p)
+        for i, (c, p) in enumerate(zip(count, want, strict=True)):
+            off, sigma = abs(c - n * p), math.sqrt(n * p * (1 - p))
+            assert off <= 5 * sigma + 1e-6, (
+                f"id {i} of {row} at T = {temperature}, k = {top_k}, p = {top_p}: "
+                f"drawn {c} times, not about {n * p:.0f}"
+            )
+
+
+ROWS = [[0.3, -1.0, 1.1, 0.4, -0.2, 0.9], [2.0, 0.5, -math.inf, 1.5, 1.0, -3.0]]
+# Whole numbers as weights, and p between two of their sums, where rounding cannot matter.
+WEIGHTS = [[math.log(w) for w in (4, 1, 8, 2, 1)], [math.log(w) for w in (1, 1, 5, 6, 3)]]
+CHOICES = {
+    "all": {},
+    "cold": dict(temperature=0.4),
+    "hot": dict(temperature=3.0),
+    "two": dict(top_k=2),
+    "five of six": dict(top_k=5),
+    "more than there are": dict(top_k=99),
+    "cold, three": dict(temperature=0.5, top_k=3),
+}
+MASSES = {
+    "p below the largest": dict(top_p=0.3),
+    "p crosses the second": dict(top_p=8.5 / 16),
+    "p crosses the last but one": dict(top_p=14.5 / 16),
+    "p = 1": dict(top_p=1.0),
+    "tiny p": dict(top_p=1e-9),
+    "k and p": dict(top_k=3, top_p=12.5 / 14),  # of 8, 4 and 2: all three; without k two of five
+    "cold, p": dict(temperature=0.5, top_p=76 / 86),
+    "hot, k and p": dict(temperature=2.0, top_k=4, top_p=0.6),
+}
+# Probabilities and sums that are exact: p is reached exactly, and what follows is left out.
+EXACT = {0.25: 1, 0.5: 2, 0.75: 3, 1.0: 4, 0.250001: 2, 0.749999: 3}
+
+
+def draws_follow_every_choice(m):
+    for choice in CHOICES.values():
+        draws_follow(m, ROWS, **choice)
+    for choice in MASSES.values():
+        draws_follow(m, WEIGHTS, **choice)
+
+
+def top_p_keeps_the_token_that_crosses(m):
+    for p, kept in EXACT.items():
+        got = {*chosen_ids(m, torch.zeros(500, 4), top_p=p).tolist()}
+        assert got == {*range(kept)}, f"top_p = {p} keeps {got}"
+
+
+def temperature_0_takes_the_first_of_the_largest(m):
+    logits = torch.tensor([[1.0, 3.0, 3.0, 0.0], [5.0, 5.0, 5.0, 5.0], [-1e4, -math.inf, 1e4, 0.0]])
+    for choice in ({}, dict(top_k=2), dict(top_p=0.1), dict(top_k=3, top_p=0.9)):
+        for dtype in (torch.float64, torch.float32, torch.bfloat16):
+            got = m.sample(logits.to(dtype), m.Sampling(temperature=0, **choice))
+            assert got.tolist() == [1, 0, 2] and got.dtype == torch.int64, f"{got}, {choice}"
+
+
+def top_k_of_1_is_greedy(m):
+    logits = normal(50, 30)
+    for temperature in (1e-3, 1.0, 30.0):
+        got = m.sample(logits, m.Sampling(temperature=temperature, top_k=1))
+        assert torch.equal(got, logits.argmax(-1))
+    cold = m.sample(logits, m.Sampling(temperature=1e-6))
+    assert torch.equal(cold, logits.argmax(-1)), "cold is not greedy"
+
+
+def extremes_are_drawn(m):
+    """The largest, by 1e4 and more, in every dtype, and at temperatures down to 2e-38."""
+    rows = [[1e4, -1e4, 0.0], [-math.inf, 0.0, -math.inf], [-6e4, -5e4, -math.inf], [0.0, 0.0, 6e4]]
+    dtypes = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+    choices = ({}, dict(top_k=2), dict(top_p=0.5), dict(top_k=3, top_p=1.0))
+    for dtype, choice, t in itertools.product(dtypes, choices, (1.0, 1e-6, 2e-38)):
+        got = chosen_ids(m, torch.tensor(rows, dtype=dtype), temperature=t, **choice)
+        assert got.tolist() == [0, 1, 1, 2], f"{dtype}, T = {t}, {choice}"
+    hot = chosen_ids(m, torch.tensor(rows).repeat(99, 1), temperature=1e9).view(-1, 4)
+    assert {*hot[:, 0].tolist()} == {0, 1, 2} and {*hot[:, 1].tolist()} == {1}
+
+
+def sixteen_bits_are_summed_in_float32(m):
+    """Of 650 equal ids top_p takes 453; sums of bfloat16 would make it 449."""
+    logits = torch.zeros(15 * 453, 650, dtype=torch.bfloat16)
+    got = chosen_ids(m, logits, top_p=452.5 / 650)
+    assert {*got.tolist()} == {*range(453)}, f"ids up to {got.max()}, not 452"
+
+
+def a_seed_decides(m):
+    logits = torch.zeros(64, 1000)
+    torch.manual_seed(5)
+    state = torch.random.get_rng_state()
+    one, again, two = (chosen_ids(m, logits, seed) for seed in (1, 1, 2))
+    assert torch.equal(one, again), "the same seed gives other ids"
+    assert not torch.equal(one, two), "another seed gives the same ids"
+    assert torch.equal(torch.random.get_rng_state(), state), "torch's own generator has moved"
+    first = m.sample(logits)
+    assert not torch.equal(m.sample(logits), first)
+    torch.manual_seed(5)
+    assert torch.equal(m.sample(logits), first), "torch.manual_seed does not decide"
+
+
+@few
+@given(
+    weights=st.lists(st.integers(1, 9), min_size=1, max_size=6),
+    cold=st.booleans(),
+    top_k=st.none() | st.integers(1, 7),
+    top_p=st.none() | st.integers(0, 400),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+)
+def test_any_choice_is_drawn_as_often_as_it_should_be(weights, cold, top_k, top_p, dtype):
+    if top_p is not None:  # between two of the sums that the whole numbers can make
+        kept = sorted((w ** (2 if cold else 1) for w in weights), reverse=True)[:top_k]
+        top_p = (top_p % sum(kept) + 0.5) / sum(kept)
+    temperature = 0.5 if cold else 1.0
+    logits = [math.log(w) for w in weights]
+    draws_follow(model, [logits], temperature, top_k, top_p, n=1500, dtype=dtype)
+
+
+# --- text: properties of a module m -----------------------------------------------------------
+
+
+def lengths(*numbers, side):
+    """A padding mask of rows with so many tokens, filled up to the longest."""
+    columns = torch.arange(max(numbers))
+    counts = torch.tensor(numbers)[:, None]
+    return columns < counts if side == "right" else columns >= max(numbers) - counts
+
+
+def greedy_is_one_pass(m, net, length=5, new=9, b=2):
+    """Step by step the logits, and so the ids, of one pass over prompt and text."""
+    net = built(m, net) if isinstance(net, str) else net
+    prompt, seen, logits = ids(b, length, vocab=net.config.vocab_size), [], net.logits
+    net.logits = lambda x: seen.append(logits(x)) or seen[-1]
+    got = m.generate(net, prompt, new, m.Sampling(temperature=0))
+    del net.logits
+    assert got.shape == (b, new) and got.dtype == torch.int64
+    with torch.no_grad():
+        want = net(torch.cat([prompt, got[:, :-1]], dim=1))[0][:, length - 1 :]
+    largest = want.topk(2, dim=-1).values
+    gap = (largest[..., 0] - largest[..., 1]).min().item()
+    assert gap > 1e-9, f"two ids are as likely, up to {gap}: nothing is shown"
+    check("logits of every step = of one pass", torch.stack(seen, dim=1), want)
+    assert torch.equal(got, want.argmax(dim=-1)), "other ids than those of one pass"
+
+
+def prompts_of_different_lengths_do_not_meet(m, case):
+    """Filled up on either side or in the middle, each row goes on as it does alone."""
+    net, ragged = built(m, case), rows("#.##..#", "#######", ".#....#")
+    greedy = m.Sampling(temperature=0)
+    for real in (*(lengths(3, 6, 5, side=side) for side in ("left", "right")), ragged):
+        prompt = ids(*real.shape)
+        got = m.generate(net, prompt, 8, greedy, padding_mask=real)
+        for i, row in enumerate(real):
+            want = m.generate(net, prompt[i : i + 1, row], 8, greedy)[0]
+            assert torch.equal(got[i], want), f"{case}: row {i} writes {got[i]}, alone {want}"
+        other = torch.where(real, prompt, (prompt + 1) % net.config.vocab_size)
+        again = m.generate(net, other, 8, greedy, padding_mask=real)
+        assert torch.equal(again, got), f"{case}: ids at padding are looked at"
+
+
+def writes(m, net, new=12, seed=0, temperature=5.0, eos_id=None, **choice):
+    """Three texts; these models are so sure of themselves that they need some heat to vary."""
+    choice |= dict(generator=torch.Generator().manual_seed(seed), temperature=temperature)
+    return m.generate(net, ids(3, 4), new, m.Sampling(**choice), eos_id=eos_id)
+
+
+def a_row_that_ends_goes_on_ending(m, case="SEIE"):
+    """Rows write on until they have written eos_id, and all stop when all have."""
+    net = built(m, case)
+    free, stopped = writes(m, net, 24), set()
+    for eos in (-1, *free.unique().tolist()[:6]):
+        ends = [row.index(eos) if eos in row else len(row) for row in free.tolist()]
+        got = writes(m, net, 24, eos_id=eos)
+        stopped.add(got.shape[1])
+        assert got.shape[1] == min(max(ends) + 1, free.shape[1]), f"eos {eos} after {ends}"
+        for row, want, end in zip(got, free, ends, strict=True):
+            assert torch.equal(row[: end + 1], want[: got.shape[1]][: end + 1]), "before its end"
+            assert (row[end:] == eos).all(), "a row that has ended writes on"
+    assert len(stopped) > 2, "no text ended before another"
+
+
+def text_is_sampled_as_asked(m, case="SEIE"):
+    """Every option of `generate` reaches `sample`."""
+    net = built(m, case)
+    free, greedy = writes(m, net), writes(m, net, temperature=0)
+    assert torch.equal(writes(m, net), free), "the same seed writes another text"
+    assert not torch.equal(writes(m, net, seed=1), free), "another seed writes the same text"
+    assert not torch.equal(free, greedy)
+    for option in (dict(top_k=1), dict(top_p=1e-6), dict(temperature=1e-6)):
+        assert torch.equal(writes(m, net, **option), greedy), f"{option} is not greedy"
+    assert not torch.equal(writes(m, net, temperature=9.0), free), "hotter writes the same text"
+    generator = torch.Generator().manual_seed(0)
+    streamed = m.stream(net, ids(3, 4), 12, m.Sampling(5.0, generator=generator))
+    assert torch.equal(torch.stack([*streamed], dim=1), free), "stream writes another text"
+    torch.manual_seed(7)
+    first = m.generate(net, ids(3, 4), 12)
+    torch.manual_seed(7)
+    assert torch.equal(m.generate(net, ids(3, 4), 12), first)
+
+
+def text_comes_as_it_is_written(m, case="SHSRAH"):
+    """One pass over the prompt, then one over each new id, and none before it is asked for."""
+    net, passes = built(m, case), []
+    net.embedding.register_forward_hook(lambda layer, args, y: passes.append(tuple(args[0].shape)))
+    steps = m.stream(net, ids(2, 5), 4, m.Sampling(temperature=0))
+    assert passes == [], "the model runs before anything is asked for"
+    for n in range(1, 5):
+        assert next(steps).shape == (2,)
+        assert passes == [(2, 5), *[(2, 1)] * (n - 1)], f"{passes} for {n} ids"
+    assert next(steps, None) is None and len(passes) == 4
+    assert m.generate(net, ids(2, 5), 0).shape == (2, 0) and len(passes) == 4
+    assert m.generate(net, ids(2, 5), 0).dtype == torch.int64
+
+
+def no_graph_is_kept(m, case="SEIE"):
+    """Writing builds no graph; what it yields, and the model after it, can still be learnt from."""
+    net, graphs = built(m, case), []
+    rope._frequencies.cache_clear()
+    hook = net.norm.register_forward_hook(lambda layer, args, y: graphs.append(y.requires_grad))
+    steps = m.stream(net, ids(2, 5), 3)
+    new = next(steps)
+    assert graphs == [False], "the pass keeps its graph"
+    assert not new.is_inference(), "an id that autograd refuses"
+    assert torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+    assert all(p.requires_grad for p in net.parameters()), "the model is frozen"
+    hook.remove()
+    y, _ = net(new[:, None])
+    (y * normal(*y.shape)).sum().backward()
+    assert all(p.grad is not None for p in net.parameters())
+    assert not next(steps).is_inference() and not m.generate(net, ids(2, 5), 2).is_inference()
+
+
+@pytest.mark.usefixtures("unchecked")  # in some 60,000 calls of layers
+@pytest.mark.parametrize("name", TINY)
+def test_512_greedy_ids_of_a_preset_are_those_of_one_pass(name):
+    torch.manual_seed(0)
+    greedy_is_one_pass(model, model.CausalLM(model.preset(name)).double(), length=7, new=512)
+
+
+# --- bad input --------------------------------------------------------------------------------
+
+FOUR, FIVE = torch.zeros(2, 4), ids(2, 5)
+
+
+def sampled(**choice):
+    return model.sample(FOUR, model.Sampling(**choice))
+
+
+def written_by(function, **changes):
+    changes = dict(prompt=FIVE, max_new_tokens=2) | changes
+    choice = {k: changes.pop(k) for k in ("temperature", "top_k", "top_p") if k in changes}
+    return [*function(built(model, "SEIE"), **changes, sampling=model.Sampling(**choice))]
+
+
+size = partial(model.cache_bytes, model.ModelConfig(), context=10)
+
+
+BAD_SAMPLING = (
+    *((dict(temperature=t), f"temperature must be .*, got {t}") for t in (-1, -0.5)),
+    *((dict(temperature=t), f"temperature must be .*, got {t}") for t in (math.nan, math.inf)),
+    *((dict(top_k=k), f"top_k must be at least 1, got {k}") for k in (0, -2)),
+    *(
+        (dict(top_p=p), rf"top_p must be a number in \(0, 1\], got {p}")
+        for p in (0, -0.5, 1.5, math.nan)
+    ),
+)
+EVERY_ROW = "every row of the prompt needs at least one real token"
+
+# fmt: off
+BAD_CALLS = [
+    *((sampled, *row) for row in BAD_SAMPLING),
+    (model.sample, dict(logits=FOUR[0]), r"logits must be .*\(4,\)"),
+    *((partial(written_by, f), *row) for f in (model.generate, model.stream) for row in (
+        *BAD_SAMPLING,
+        (dict(max_new_tokens=-1), "max_new_tokens must be at least 0, got -1"),
+        (dict(prompt=FIVE[:, :0]), EVERY_ROW),
+        (dict(padding_mask=rows("..#..", ".....")), EVERY_ROW),
+        (dict(prompt=FIVE.float()), "input_ids must be torch.int64 or .*got torch.float32"),
+        (dict(prompt=FIVE + 15), r"input_ids must be in \[0, 19\)"),
+        (dict(padding_mask=torch.ones(2, 5)), "padding_mask must be torch.bool .*torch.float32"),
+        (dict(prompt=FIVE[:, :0], padding_mask=torch.ones(2, 0).bool()), EVERY_ROW),
+        (dict(padding_mask=torch.ones(2, 4).bool()), r"padding_mask must .*got shape \(2, 4\)"),
+        (dict(prompt=FIVE[0]), r"(input_ids|prompt) must be .*\(5,\)"))),
+]
+# fmt: on
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("function, arguments, message", BAD_CALLS)
+def test_a_bad_call_is_refused_with_its_name_and_numbers(function, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        function(**arguments)
+
+
+# --- edges
+
+
+@pytest.mark.parametrize("temperature", [1e-40, 1e-60, 5e-324])
+def test_any_temperature_above_0_is_taken(temperature):
+    logits = normal(5, 7, dtype=torch.float32)
+    got = chosen_ids(model, logits, temperature=temperature)
+    assert torch.equal(got, logits.argmax(-1))
+
+
+@pytest.mark.parametrize("temperature, scale", [(1.0, 1e-9), (1e12, 1.0), (1.0, 1.0)])
+def test_the_most_probable_is_the_one_with_the_largest_logit(temperature, scale):
+    """Also where the probabilities round to equal ones."""
+    logits = scale * normal(50, 7, dtype=torch.float32)
+    got = model.sample(logits, model.Sampling(temperature=temperature, top_k=1))
+    assert torch.equal(got, logits.argmax(-1))
+
+
+def test_no_rows_write_as_many_ids_as_any():
+    for temperature in (0, 1.0):
+        got = model.generate(built(model, "SEIE"), ids(0, 5), 3, model.Sampling(temperature))
+        assert got.shape == (0, 3)
+
+
+# --- the package has them ---------------------------------------------------------------------
+
+HELD = titled(
+    *(
+        (has_property, None)
+        for has_property in (
+            draws_follow_every_choice,
+            top_p_keeps_the_token_that_crosses,
+            temperature_0_takes_the_first_of_the_largest,
+            top_k_of_1_is_greedy,
+            extremes_are_drawn,
+            sixteen_bits_are_summed_in_float32,
+            a_seed_decides,
+            a_row_that_ends_goes_on_ending,
+            text_is_sampled_as_asked,
+            text_comes_as_it_is_written,
+            no_graph_is_kept,
+        )
+    ),
+    *itertools.product((greedy_is_one_pass, prompts_of_different_lengths_do_not_meet), MODELS),
+)
+
+
+@pytest.mark.parametrize("has_property, case", HELD.values(), ids=HELD)
+def test_the_model_has_the_property(has_property, case):
+    ask(has_property, case)
+
+
+# --- negative controls ------------------------------------------------------------------------
+
+LAST = "last = (torch.arange(prompt.shape[1], device=prompt.device) * padding_mask).argmax(dim=1)"
+BEFORE = "before = ordered.cumsum(-1) - ordered"
+INFERENCE = "with torch.inference_mode():"
+DRAW = "torch.multinomial(ordered, 1, generator=sampling.generator)"
+CROSSES = "before >= sampling.top_p"
+HEAT, GREEDY = "/ max(sampling.temperature, torch.finfo(wide).tiny)", "return logits.argmax(dim=-1)"
+PASS = "model._hidden_states(tokens, padding_mask, cache)"
+HANDED = "model, prompt, max_new_tokens, sampling, padding_mask=padding_mask, eos_id=eos_id"
+CHOSEN = "sample(model.logits(x[rows, last]), sampling)"
+TO_NEXT = "tokens, padding_mask, last = ids[:, None],"
+PROMPT = "    tokens, cache = prompt, None\n"
+
+
+def without(name, off):
+    return f"Sampling(**vars(sampling) | {{{name!r}: {off}}})"
+
+
+# fmt: off
+PLANTED = [
+    (draws_follow_every_choice, None, {
+        "multiplied by the temperature": [(HEAT, HEAT.replace("/ max", "* max"))],
+        "temperature left out": [(HEAT, "")],
+        "top_k left out": [
+            ("if sampling.top_k is not None:", "if False:")],
+        "one more than k": [(">= sampling.top_k, 0)", "> sampling.top_k, 0)")],
+        "one less than k": [(">= sampling.top_k, 0)", ">= sampling.top_k - 1, 0)")],
+        "p of all, not of k": [("        ordered = ordered / ordered.sum(-1, keepdim=True)\n", "")],
+        "top_p left out": [("if sampling.top_p is not None and sampling.top_p < 1:", "if False:")],
+        "the crossing token left out": [
+            (BEFORE, "before = ordered.cumsum(-1)"),
+            (CROSSES, f"({CROSSES}) & (before > ordered)")],
+        "one token further": [(CROSSES, CROSSES.replace("before", "before - ordered"))],
+        "of p the least probable": [(BEFORE, "before = 1 - ordered.cumsum(-1)")],
+        "the largest only": [(DRAW, "ordered.argmax(-1, keepdim=True)")],
+        "places for ids": [("return ids.gather(1, place)[:, 0]", "return place[:, 0]")],
+        "any of the kept": [(DRAW, DRAW.replace("ordered", "(ordered > 0).double()"))],
+        "smallest first": [("descending=True", "descending=False")]}),
+    (top_p_keeps_the_token_that_crosses, None, {
+        "one more at p itself": [(CROSSES, CROSSES.replace(">=", ">"))],
+        "the crossing token left out": [
+            (BEFORE, "before = (ordered.cumsum(-1)).clamp(max=0.9999)")]}),
+    (temperature_0_takes_the_first_of_the_largest, None, {
+        "the last of equals": [
+            (GREEDY, "return logits.shape[1] - 1 - logits.flip(1).argmax(dim=1)")]}),
+    (top_k_of_1_is_greedy, None, {
+        "two for one": [(">= sampling.top_k, 0)", "> sampling.top_k, 0)")],
+        "never colder than 1": [(HEAT, "/ max(sampling.temperature, 1)")]}),
+    (extremes_are_drawn, None, {
+        "the largest not taken off": [
+            ("(ordered - ordered[:, :1])", "ordered")],
+        "the smallest taken off": [("ordered[:, :1]", "ordered[:, -1:]")]}),
+    (sixteen_bits_are_summed_in_float32, None, {
+        "sums in sixteen bits": [
+            ("torch.promote_types(logits.dtype, torch.float32)", "logits.dtype")]}),
+    (a_seed_decides, None, {
+        "torch's own generator": [(DRAW, "torch.multinomial(ordered, 1)")],
+        "always the same": [
+            (DRAW, DRAW.replace("=sampling.generator", "=torch.Generator().manual_seed(0)"))]}),
+    (greedy_is_one_pass, "SEIE", {
+        "every id alone": [(PASS, PASS.replace(" cache", " None"))],
+        "the first cache again": [
+            ("x, cache = " + PASS, f"x, new = {PASS}\n            cache = cache or new")],
+        "the first token of the prompt": [("prompt.shape[1] - 1, device", "0, device")],
+        "the second largest": [(GREEDY, "return logits.topk(2).indices[:, 1]")],
+        "the prompt again": [(TO_NEXT, TO_NEXT.replace("ids[:, None]", "tokens[:, -1:]"))]}),
+    (prompts_of_different_lengths_do_not_meet, "SHSRAH", {
+        "the last column": [(LAST, "last = torch.full(prompt.shape[:1], prompt.shape[1] - 1)")],
+        "the number of tokens": [(LAST, "last = padding_mask.sum(1) - 1")],
+        "the first token": [(LAST, "last = padding_mask.byte().argmax(dim=1)")],
+        "last of the first row": [(LAST, LAST + "[:1].expand(len(prompt))")],
+        "padding forgotten": [(PASS, PASS.replace("padding_mask", "None"))]}),
+    (a_row_that_ends_goes_on_ending, None, {
+        "rows that ended write on": [("ids = ids.masked_fill(done, eos_id)", "pass")],
+        "the first end ends all": [("bool(done.all())", "bool(done.any())")],
+        "never ends": [("bool(done.all())", "False")],
+        "the end is not written": [
+            ("yield ids.clone()", "if done.all():\n            return\n        yield ids.clone()")],
+        "one row ends all rows": [("done | (ids == eos_id)", "done | (ids == eos_id).any()")]}),
+    (text_is_sampled_as_asked, None, {
+        f"{name} not handed on": [(HANDED, HANDED.replace("sampling,", without(name, off) + ","))]
+        for name, off in dict(temperature=1.0, top_k=None, top_p=None, generator=None).items()}),
+    (text_is_sampled_as_asked, None, {
+        "stream has its own heat": [
+            (CHOSEN, CHOSEN.replace("sampling)", without("temperature", 1.0) + ")"))],
+        "rows for steps": [("torch.stack(new, dim=1)", "torch.stack(new[::-1], dim=1)")]}),
+    (text_comes_as_it_is_written, None, {
+        "one pass too many": [
+            ("        yield ids.clone()",
+             "        model.hidden_states(ids[:, None].clone())\n        yield ids.clone()")],
+        "all at once": [
+            ("        yield ids.clone()", "        out.append(ids.clone())"),
+            (PROMPT, PROMPT + "    out = []\n"),
+            ("torch.zeros_like(last)\n", "torch.zeros_like(last)\n    yield from out\n")],
+        "the prompt every time": [
+            (TO_NEXT + " None, torch.zeros_like(last)",
+             "tokens, cache = torch.cat([tokens, ids[:, None]], 1), None\n"
+             "        last = last + 1")],
+        "one more than asked": [
+            ("for _ in range(max_new_tokens):", "for _ in range(max_new_tokens + 1):")]}),
+    (no_graph_is_kept, None, {
+        "ids of inference": [("yield ids.clone()", "yield ids")],
+        "the graph is kept": [(INFERENCE, "with torch.enable_grad():")],
+        "inference while waiting": [("        yield ids.clone()", "            yield ids.clone()")],
+        "the model is frozen": [(PROMPT, PROMPT + "    model.requires_grad_(False)\n")]}),
+]
+# fmt: on
+
+
+MISTAKES = mistakes((generate, PLANTED))
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("room, has_property, case, edits", MISTAKES.values(), ids=MISTAKES)
+def test_planted_mistake_is_caught(room, has_property, case, edits):
+    is_caught(room, has_property, case, edits)
+
+
+def test_every_mistake_breaks_a_property_that_the_model_has():
+    """So that it was the mistake that was caught."""
+    assert {title(*row[1:3]) for row in MISTAKES.values()} <= HELD.keys()

@@ -1,0 +1,205 @@
+"""What the tests of training, checkpoints and the command line share.
+
+A property is a function of `m`, a module with the names of cheems_ref.train, and of an empty folder
+if it writes. The positive tests hand it that module, the negative controls a copy in which it, or
+the room of checkpoints below it, has a planted mistake.
+"""
+
+import contextlib
+import copy
+import functools
+import inspect
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from planting import plant
+from safetensors import safe_open
+
+import cheems_ref.train as train
+from cheems_ref import checkpoint
+from cheems_ref.model import CausalLM, ModelConfig
+from cheems_ref.verify import check
+
+ROOT = Path(__file__).parent.parent
+
+# --- models, texts, runs ----------------------------------------------------------------------
+
+MODELS = {
+    "tied": {},
+    "untied": dict(tie_embeddings=False),
+    "a shared matrix": dict(pattern="SC"),
+    "retrieval": dict(pattern="SEIK"),
+    "float64": dict(dtype=torch.float64),
+    "bfloat16": dict(dtype=torch.bfloat16),
+}
+
+
+def a_model(seed=0, **changes):
+    """A new one, of one layer that mixes tokens and one that does not, about 800 parameters."""
+    return copy.deepcopy(made(seed, **changes))
+
+
+@functools.cache
+def made(seed, dtype=torch.float32, **changes):
+    torch.manual_seed(seed)
+    sizes = dict(pattern="AM", vocab_size=16, d_model=8, n_heads=2, d_ff=8, d_state=4, chunk_size=4)
+    sizes |= dict(n_values=4, n_neurons=16, d_query=8)
+    return CausalLM(ModelConfig(**sizes | changes)).to(dtype)
+
+
+def config(m, **changes):
+    sizes = dict(steps=12, batch_size=2, length=8, evaluate_every=3, checkpoint_every=4)
+    return m.TrainConfig(**sizes | changes)
+
+
+def a_text(n=200, seed=0, vocab=16):
+    return torch.randint(vocab, (n,), generator=torch.Generator().manual_seed(seed))
+
+
+class Stopped(Exception):
+    """A run that was killed."""
+
+
+def trained(m, folder=None, *, stop=None, model=None, ids=None, bar=False, **changes):
+    """A run, as it is at its end or just after update `stop`."""
+    runs = []
+
+    def after_step(run):
+        runs.append(run)
+        if run.step == stop:
+            raise Stopped
+
+    model, ids = a_model() if model is None else model, a_text() if ids is None else ids
+    options = dict(directory=folder, bar=bar, after_step=after_step)
+    with contextlib.suppress(Stopped):
+        runs.append(m.train(model, ids, config(m, **changes), **options))
+    return runs[-1]
+
+
+def everything(run):
+    """Copies of all that the next update depends on, and of what the run went through."""
+    names = {parameter: name for name, parameter in run.model.named_parameters()}
+    held = {f"parameter {name}": p.detach().clone() for p, name in names.items()}
+    for parameter, state in run.optimizer.state.items():
+        held |= {f"{key} of {names[parameter]}": t.clone() for key, t in state.items()}
+    held["random state"] = run.generator.get_state()
+    held["losses"] = torch.tensor(run.losses, dtype=torch.float64)
+    held["evaluations"] = torch.tensor(run.evaluations, dtype=torch.float64)
+    return held
+
+
+def same(name, got, want):
+    """To the last bit."""
+    assert got.keys() == want.keys(), f"{name}: what is held is not the same"
+    for key, t in want.items():
+        if got[key].dtype != t.dtype or not torch.equal(got[key], t):
+            check(f"{name}: {key}", got[key], t, tol=0.0 if t.is_floating_point() else None)
+
+
+# --- files ------------------------------------------------------------------------------------
+
+
+def content(folder):
+    """Of all files below."""
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def step(n):
+    """The name of the checkpoint after update n."""
+    return f"step-{n:08d}.safetensors"
+
+
+def record_of(path):
+    """What a checkpoint says of its run, its losses too."""
+    with safe_open(path, "pt") as file:
+        losses = file.get_tensor("losses").tolist()
+        return json.loads(file.metadata()["record"]) | {"losses": losses}
+
+
+# --- screens and processes --------------------------------------------------------------------
+
+
+class Screen(io.StringIO):
+    """What is written to: it notes each write, where it was flushed, and may be a terminal."""
+
+    def __init__(self, terminal=False):
+        super().__init__()
+        self.terminal, self.writes, self.flushed = terminal, [], []
+
+    def isatty(self):
+        return self.terminal
+
+    def write(self, text):
+        self.writes.append(text)
+        return super().write(text)
+
+    def flush(self):
+        self.flushed.append(self.getvalue())
+
+
+def process(*arguments, path=""):
+    """The command line in a process of its own, which looks for modules in `path` first. Its output
+    is bytes: as text, what it writes as \\r would be read as a new line.
+    """
+    environment = dict(OMP_NUM_THREADS="1", PYTHONIOENCODING="utf-8", PYTHONPATH=str(path))
+    return subprocess.Popen(
+        [sys.executable, "-m", "cheems_ref", *map(str, arguments)],
+        cwd=ROOT,
+        env=os.environ | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+# --- planted mistakes -------------------------------------------------------------------------
+
+FROM_CHECKPOINT = ("CheckpointError", "Run", "load_model", "newest_checkpoint", "restore", "save")
+
+
+def planted(*edits):
+    """A copy of train above a copy of checkpoint; each edit is made in the one that it fits."""
+    fitting = {room: [] for room in (checkpoint, train)}
+    for edit in edits:
+        rooms = [room for room in fitting if edit[0] in inspect.getsource(room)]
+        if len(rooms) != 1:
+            raise LookupError(f"{edit[0]!r} occurs in {len(rooms)} rooms, not in one")
+        fitting[rooms[0]].append(edit)
+    below, m = (plant(room, *edits) for room, edits in fitting.items())
+    m.checkpoint = below
+    vars(m).update({name: getattr(below, name) for name in FROM_CHECKPOINT})
+    return m
+
+
+def mistakes(table):
+    """(a property, the edits) of every row, by a name for each.
+
+    A row is a property, and mistakes that break it: what each is, and its edit or edits.
+    """
+    return {
+        f"{has_property.__name__}: {what}": (
+            has_property,
+            edits if isinstance(edits[0], tuple) else (edits,),
+        )
+        for has_property, rows in table
+        for what, edits in rows.items()
+    }
+
+
+def hold(has_property, m, folder):
+    has_property(m, *[folder] * ("folder" in inspect.signature(has_property).parameters))
+
+
+def is_caught(has_property, mutant, folder):
+    with pytest.raises((AssertionError, pytest.fail.Exception)):
+        hold(has_property, mutant, folder)
