@@ -35,6 +35,7 @@ bench: $(READY)  ## print the comparison tables (some minutes; installs the peer
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e .[bench]
 	$(BIN)/python tests/bench/bench_ssd.py
 	$(BIN)/python tests/bench/bench_kernel.py
+	$(BIN)/python tests/bench/bench_linear_attention.py
 	$(BIN)/python tests/bench/bench_attention.py
 	$(BIN)/python tests/bench/bench_experts.py
 	$(BIN)/python tests/bench/bench_model.py

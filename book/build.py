@@ -111,8 +111,8 @@ async def running_kernel(client: NotebookClient, folder: Path, env: dict) -> Asy
 async def execute(notebook: NotebookNode, source: Path, figures: Path, threads: int | None) -> None:
     """Run the cells in order, in the notebook's own folder, and store outputs in `notebook`.
 
-    `threads` is for torch; None leaves it all cores. The clock starts here, so
-    waiting for others does not count.
+    `threads` is for torch; None leaves it all cores. The clock starts here, so waiting for others
+    does not count.
     """
     start = time.monotonic()
     too_slow = f"{source.stem} takes more than {LIMIT_S} s"

@@ -129,17 +129,6 @@ class ModelConfig:
         check.numbers("(0, inf)", rope_base=self.rope_base)
         if not isinstance(self.tie_embeddings, bool):
             raise TypeError(f"tie_embeddings must be True or False, got {self.tie_embeddings!r}")
-        # What the layers know by another name goes by the config's own.
-        if set(self.pattern) & set("RHCX"):
-            check.numbers(f"[1, {self.n_experts}]", k_experts=self.k_experts)
-        if set(self.pattern) & set("PKE"):
-            r = math.isqrt(self.n_neurons)
-            if r * r != self.n_neurons:
-                raise ValueError(
-                    f"n_neurons must be a square: {self.n_neurons} is not, "
-                    f"{r * r} and {(r + 1) ** 2} are"
-                )
-            check.numbers(f"[1, {self.n_neurons}]", k_neurons=self.k_neurons)
         for letter in dict.fromkeys(self.pattern):  # each layer knows best what it cannot be
             try:
                 with torch.device("meta"):
@@ -203,12 +192,17 @@ def _inner_function_attention(c):
 
 
 def _routed(kind, c):
+    check.numbers(f"[1, {c.n_experts}]", k_experts=c.k_experts)  # to the layer it is k
     return kind(c.d_model, c.d_ff, n_experts=c.n_experts, k=c.k_experts)
 
 
 def _retrieval(c):
-    sizes = dict(n_experts=c.n_neurons, n_heads=c.n_retrieval_heads)
-    return dict(sizes, k=c.k_neurons, d_query=c.d_query)
+    """The sizes of P, K and E by the layers' names, once they are right by the config's."""
+    n, r = c.n_neurons, math.isqrt(c.n_neurons)
+    if r * r != n:
+        raise ValueError(f"n_neurons must be a square: {n} is not, {r**2} and {(r + 1) ** 2} are")
+    check.numbers(f"[1, {n}]", k_neurons=c.k_neurons)
+    return dict(n_experts=n, n_heads=c.n_retrieval_heads, k=c.k_neurons, d_query=c.d_query)
 
 
 LAYERS = {

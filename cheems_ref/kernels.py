@@ -92,7 +92,7 @@ def kernel_status() -> KernelStatus:
             )
         return _none(
             f"Triton cannot be imported ({error}): run `make course`, or "
-            "`pip install triton==3.7.1 numpy`."
+            "`pip install -c constraints.txt '.[kernels]'`."
         )
     # Decorated when Triton was imported, so its type tells what the settings were at that time.
     interpreted = not isinstance(tl.sum, triton.JITFunction)

@@ -26,25 +26,13 @@ from cheems_ref.generate import Sampling, generate, sample, stream
 from cheems_ref.presets import PRESETS
 from cheems_ref.ssd import SSDCache
 
+# fmt: off
 __all__ = [
-    "LAYERS",
-    "PRESETS",
-    "SEQUENCE_MIXERS",
-    "Block",
-    "CacheBytes",
-    "CausalLM",
-    "ModelCache",
-    "ModelConfig",
-    "Parameters",
-    "Sampling",
-    "cache_bytes",
-    "count_parameters",
-    "expand_pattern",
-    "generate",
-    "preset",
-    "sample",
-    "stream",
+    "LAYERS", "PRESETS", "SEQUENCE_MIXERS", "Block", "CacheBytes", "CausalLM", "ModelCache",
+    "ModelConfig", "Parameters", "Sampling", "cache_bytes", "count_parameters", "expand_pattern",
+    "generate", "preset", "sample", "stream",
 ]
+# fmt: on
 
 Ids = Int[Tensor, "b l"]
 PaddingMask = Bool[Tensor, "b l"]

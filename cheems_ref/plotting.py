@@ -12,12 +12,20 @@ import io
 import os
 from pathlib import Path
 
-import matplotlib
 import numpy as np
-from IPython.display import SVG, Image, display
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from torch import Tensor
+
+try:
+    import matplotlib
+    from IPython.display import SVG, Image, display
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        f"Figures need matplotlib and IPython, and there is no {error.name}: install them with "
+        "pip install matplotlib ipython",
+        name=error.name,
+    ) from error
 
 INK, QUIET = "#222222", "#8a8a8a"
 COLORS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"]

@@ -18,7 +18,6 @@ Wrong shapes, sizes or values raise ValueError naming argument, letters and numb
 Source: Ch §3.3, A.4; WM §3.3, B.4; He (2024), Mixture of A Million Experts.
 """
 
-import functools
 import math
 from typing import Literal
 
@@ -71,10 +70,14 @@ def product_key_topk(
 def _product_key_topk(queries, keys, k):
     h, _, r, _ = keys.shape
     best = min(k, r)
+    pairs = [a * best + b for a in range(best) for b in range(min(best, k // (a + 1)))]
     # Copied without waiting for the device.
-    pairs = torch.tensor(_pairs_of_ranks(best, k), device="cpu")
-    first, second = pairs.to(keys.device, non_blocking=True)
-    found, scores = [], SCORES_PER_BLOCK if _in_cache(keys) else SCORES_IN_MEMORY
+    pairs = torch.tensor(pairs, device="cpu").to(keys.device, non_blocking=True)
+    first, second = pairs // best, pairs % best
+    # A compiled graph would unroll many small blocks.
+    in_cache = keys.is_cpu and not torch.compiler.is_compiling()
+    scores = SCORES_PER_BLOCK if in_cache else SCORES_IN_MEMORY
+    found = []
     for block in queries.flatten(0, 1).split(max(1, scores // max(1, 2 * h * r))):
         # 1. The best of each half.
         values, where = _topk(block.permute(1, 2, 0, 3) @ keys.mT, best)  # (h, 2, n, best)
@@ -87,13 +90,6 @@ def _product_key_topk(queries, keys, k):
     scores, indices = (torch.cat(parts) for parts in zip(*found, strict=True))
     shape = (*queries.shape[:3], k)
     return scores.view(shape), indices.view(shape)
-
-
-@functools.lru_cache(maxsize=64)
-def _pairs_of_ranks(best, k):
-    """Ranks (a, b) below best with (a + 1)(b + 1) ≤ k: all a, then all b."""
-    pairs = [(a, b) for a in range(best) for b in range(best) if (a + 1) * (b + 1) <= k]
-    return tuple(zip(*pairs, strict=True))
 
 
 def _topk(scores, k):
@@ -110,11 +106,6 @@ def _topk(scores, k):
     index = torch.arange(n, device=scores.device)
     indices = -torch.add(-index, order.long(), alpha=n).topk(k, dim=-1).values % n
     return scores.gather(-1, indices), indices
-
-
-def _in_cache(t):
-    """Whether to go by blocks that fit a CPU's caches; a compiled graph would unroll them."""
-    return t.is_cpu and not torch.compiler.is_compiling()
 
 
 def neurons(
@@ -145,41 +136,48 @@ def neurons(
 def _neurons(x, table, indices):
     if x.shape[0] == 1:  # decoding: a few rows, sooner gathered than walked through
         return (table[indices[0]] @ x[0])[None]
-    return _Neurons.apply(x, table, indices)
+    return _products(x, table, indices)
 
 
-class _Neurons(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, table, indices):
-        ctx.save_for_backward(x, table, indices)
-        if not _in_cache(x):
-            return _products(x, table, indices)
-        # A table may be larger than a CPU's caches, and the products wait for every row. A bag
-        # reads ahead: its sum is not needed, but it leaves the rows of a block in the cache.
-        tokens, products = max(1, ROWS_PER_BLOCK // indices.shape[1]), []
-        for block, rows in zip(x.split(tokens), indices.split(tokens), strict=True):
-            F.embedding_bag(rows, table, mode="sum")
-            products.append(_products(block, table, rows))
-        return torch.cat(products)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        x, table, indices = ctx.saved_tensors
-        to_x = F.embedding_bag(indices, table, per_sample_weights=gradient, mode="sum")
-        _, bags = _bags(indices)
-        unused = bags.new_empty(0)  # bag sizes and largest entries: of the modes mean and max
-        to_table = torch.ops.aten._embedding_bag_dense_backward(
-            x, indices.flatten(), bags, unused, unused, table.shape[0], False, 0, gradient.flatten()
-        )
-        return to_x, to_table, None
-
-
-def _products(x, table, indices):
+# An operator of its own, so that a compiler need not look inside. It is named for the package, and
+# for a copy of this module where there is one.
+@torch.library.custom_op(f"{__name__.partition('.')[0]}::neurons", mutates_args=())
+def _products(x: Tensor, table: Tensor, indices: Tensor) -> Tensor:
     """The gradient of a bag with respect to its weights, for a gradient x of its sum."""
-    products = torch.ops.aten._embedding_bag_per_sample_weights_backward(
-        x, table, indices.flatten(), *_bags(indices), mode=0
+    # A table may be larger than a CPU's caches, and the products wait for every row. A bag reads
+    # ahead: its sum is not needed, but it leaves the rows of a block in the cache.
+    tokens = max(1, ROWS_PER_BLOCK // indices.shape[1] if x.is_cpu else x.shape[0])
+    products = []
+    for block, rows in zip(x.split(tokens), indices.split(tokens), strict=True):
+        if x.is_cpu:
+            F.embedding_bag(rows, table, mode="sum")
+        products.append(
+            torch.ops.aten._embedding_bag_per_sample_weights_backward(
+                block, table, rows.flatten(), *_bags(rows), mode=0
+            )
+        )
+    return torch.cat(products).view(indices.shape)
+
+
+@_products.register_fake
+def _(x, table, indices):
+    return x.new_empty(indices.shape)
+
+
+def _products_backward(ctx, gradient):
+    x, table, indices = ctx.saved_tensors
+    to_x = F.embedding_bag(indices, table, per_sample_weights=gradient, mode="sum")
+    _, bags = _bags(indices)
+    unused = bags.new_empty(0)  # bag sizes and largest entries: of the modes mean and max
+    to_table = torch.ops.aten._embedding_bag_dense_backward(
+        x, indices.flatten(), bags, unused, unused, table.shape[0], False, 0, gradient.flatten()
     )
-    return products.view(indices.shape)
+    return to_x, to_table, None
+
+
+_products.register_autograd(
+    _products_backward, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs)
+)
 
 
 def _bags(indices):

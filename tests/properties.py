@@ -139,10 +139,12 @@ def starts_alike(make: Callable[[], nn.Module], seed=0) -> None:
     got = dict(itertools.chain(late.named_parameters(), late.named_buffers()))
     assert got.keys() == want.keys()
     for name, t in want.items():
-        assert got[name].dtype == t.dtype and torch.equal(got[name], t), f"{name} starts anew"
+        assert got[name].dtype == t.dtype and torch.equal(got[name], t), f"{name} differs"
 
 
-def is_one_graph(mixer: nn.Module, call: Callable, x: torch.Tensor, mask: torch.Tensor) -> None:
+def is_one_graph(
+    mixer: nn.Module, call: Callable, x: torch.Tensor, mask: torch.Tensor | None
+) -> None:
     """A sequence mixer compiled in one piece gives what it gives as it is, gradients included.
 
     call(mixer, x, mask, cache, start) -> y, cache; asked for a step of training, and for two tokens
@@ -150,17 +152,18 @@ def is_one_graph(mixer: nn.Module, call: Callable, x: torch.Tensor, mask: torch.
     """
     torch._dynamo.reset()
     results, given = [], x.clone().requires_grad_()
+    real = torch.ones(x.shape[:2], dtype=torch.bool) if mask is None else mask
     for run in (torch.compile(mixer, fullgraph=True, backend="eager"), mixer):
         try:
             y, cache = call(run, given, mask, None, 0)
             cached = [t for t in tree_leaves(cache) if torch.is_tensor(t) and t.requires_grad]
-            out = [y.masked_fill(~mask[..., None], 0), *cached]
+            out = [y.masked_fill(~real[..., None], 0), *cached]
             total = sum(t.square().sum() for t in out)
             out += torch.autograd.grad(total, [given, *mixer.parameters()], materialize_grads=True)
             cache = tree_map(lambda t: t.detach() if torch.is_tensor(t) else t, cache)
             with torch.no_grad():
                 for i in range(2):
-                    start = mask.sum(1, keepdim=True) + i
+                    start = real.sum(1, keepdim=True) + i
                     y, cache = call(run, x[:, i : i + 1], None, cache, start)
                     out.append(y)
         except torch._dynamo.exc.TorchDynamoException as error:

@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import cheems_ref.model as model
-from cheems_ref import budget, config, presets
+from cheems_ref import budget, config, experts, presets, retrieval
 
 # --- the cache: properties of a module m and of a case ----------------------------------------
 
@@ -204,6 +204,8 @@ def test_the_model_has_the_property(has_property, case):
 IN_CONFIG = 'with torch.device("meta"):\n                    LAYERS'
 IN_COUNT = 'with torch.device("meta"):\n            layer'
 IDLE = "n * (total - idle)"
+FIRST = "set(self.experts[: self.k].parameters())"
+OTHERS = "set(self.experts[self.k :].parameters())"
 VALUES = 'value = key if c.inner == "linear" else c.d_model'
 
 # fmt: off
@@ -254,6 +256,21 @@ PLANTED = [
     (active_are_those_that_a_token_reaches, "K", {
         "idle ones not asked for": [('if hasattr(layer, "idle_parameters")', "if False")]}),
 ]
+PLANTED_EXPERTS = [
+    *((active_are_those_that_a_token_reaches, letter, {what: edits}) for letter, what, *edits in (
+        ("R", "k of them idle", (OTHERS, FIRST)),
+        ("C", "a shared matrix for each", (f"{OTHERS} - active", OTHERS)),
+        ("X", "gates left out", (" + gates\n", "\n")),
+        ("H", "what is shared is idle", (OTHERS, f"({OTHERS} | set(self.shared.parameters()))")))),
+]
+PLANTED_RETRIEVAL = [
+    *((active_are_those_that_a_token_reaches, letter, {what: [edit]}) for letter, what, edit in (
+        ("P", "neurons of one head", ("n_experts - self.n_heads * self.k", "n_experts - self.k")),
+        ("P", "up left out", ("(self.down.shape[1] + self.up.shape[1])", "self.down.shape[1]")),
+        ("K", "gate left out", ("in (self.gate, self.down, self.up)", "in (self.down, self.up)")),
+        ("K", "all are active", ("return self.retrieval.idle_rows() * width", "return 0")),
+        ("E", "all are active", ("return self.experts.idle_parameters()", "return 0")))),
+]
 PLANTED_CONFIG = [
     (the_random_state_is_left_alone, None, {
         "config makes layers": [(IN_CONFIG, IN_CONFIG.replace("meta", "cpu"))]}),
@@ -273,7 +290,12 @@ PLANTED_PRESETS = [
 
 
 MISTAKES = mistakes(
-    (budget, PLANTED), (config, PLANTED_CONFIG), (model, PLANTED_MODEL), (presets, PLANTED_PRESETS)
+    (experts, PLANTED_EXPERTS),
+    (retrieval, PLANTED_RETRIEVAL),
+    (budget, PLANTED),
+    (config, PLANTED_CONFIG),
+    (model, PLANTED_MODEL),
+    (presets, PLANTED_PRESETS),
 )
 
 

@@ -28,7 +28,11 @@ import cheems_ref.model as model
 from cheems_ref import attention, generate, rope, ssd
 from cheems_ref.verify import check
 
-pytestmark = pytest.mark.usefixtures("unchecked")  # torch traces no type checker
+pytestmark = [
+    pytest.mark.usefixtures("unchecked"),  # torch traces no type checker
+    # torch's own, where it traces an autograd.Function
+    pytest.mark.filterwarnings("ignore:.*Function.*should not be instantiated:DeprecationWarning"),
+]
 
 ROUTED = "RHCX"  # which group tokens by expert: how many there are for each, they have to ask
 ASKING_NOTHING = [name for name in TINY if not set(model.preset(name).pattern) & set(ROUTED)]

@@ -223,7 +223,7 @@ BAD_CONFIGS = [
       for number in (0, -1e-6, 1, 2.0, math.nan, math.inf)),
     (dict(pattern="SM", d_model=18), ValueError, S + "d_model = 18 .*n_heads = 4"),
     (dict(pattern="MA", d_model=18), ValueError, A + "d_model = 18 .*n_heads = 4"),
-    (dict(pattern="AM", d_model=20), ValueError, A + "d_model = 20 must be an even .*n_heads = 4"),
+    (dict(pattern="AM", d_model=20), ValueError, A + "d_model / n_heads must be even.*5"),
     (dict(pattern="IM", d_model=18), ValueError, I + "d_model = 18 .*n_heads = 4"),
     (dict(pattern="SA", n_kv_heads=3), ValueError, A + "n_heads = 4 .*n_kv_heads = 3"),
     (dict(pattern="I", n_kv_heads=3), ValueError, I + "n_heads = 4 .*n_kv_heads = 3"),
@@ -238,16 +238,17 @@ BAD_CONFIGS = [
     (dict(pattern="I", keep=2), ValueError, I + "keep = 2 belongs to mask='content', got .*None"),
     (dict(pattern="I", **GATE, keep=2), ValueError, I + "keep = 2 belongs .*got mask='gate'"),
     (dict(pattern="I", k_values=6), ValueError, I + r"k_values .*n_values = 5\], got 6"),
-    *((dict(pattern=letter, rope_base=base), ValueError, rf"rope_base must .*{base}")
+    *((dict(pattern=letter, rope_base=base), ValueError, rf"^rope_base must .*{base}")
       for letter in "SAI" for base in (0.0, -5.0, math.nan, math.inf)),
     *((dict(pattern="S" + letter, k_experts=5), ValueError,
-       r"^k_experts must be a number in \[1, 4\], got 5") for letter in "RHCX"),
-    *((dict(pattern="S" + letter) | bad, ValueError, text.replace("LETTER", letter))
-      for letter in "PKE"
-      for bad, text in ((dict(n_neurons=10), "^n_neurons must be .*square.* 10 is not, 9 and 16"),
-                        (dict(n_neurons=3072), "^n_neurons .* 3072 is not, 3025 and 3136 are"),
-                        (dict(k_neurons=17), r"^k_neurons must be a number in \[1, 16\], got 17"),
-                        (dict(d_query=5), r"letter LETTER \(.*\): .*d_query .*5"))),
+       rf"letter {letter} \(.*\): k_experts must be a number in \[1, 4\], got 5")
+      for letter in "RHCX"),
+    *((dict(pattern="S" + letter) | bad, ValueError, rf"letter {letter} \({name}\): {text}")
+      for letter, name in (("P", "PEER"), ("K", "CDMMoE"), ("E", "CDMoE"))
+      for bad, text in ((dict(n_neurons=10), "n_neurons must be a square: 10 is not, 9 and 16"),
+                        (dict(n_neurons=3072), ".* 3072 is not, 3025 and 3136 are"),
+                        (dict(k_neurons=17), r"k_neurons must be a number in \[1, 16\], got 17"),
+                        (dict(d_query=5), "d_query .*5"))),
 ]
 # fmt: on
 
@@ -255,6 +256,21 @@ BAD_CONFIGS = [
 def bad_numbers_are_refused(m):
     for changes, error, message in BAD_CONFIGS:
         refused(error, message, m.ModelConfig, **SIZES | changes)
+
+
+ONES = dict.fromkeys((*NUMBERS, "n_kv_heads", "d_head", "d_private"), 1)
+
+
+def one_of_everything_is_enough(m):
+    """One head, one expert, one neuron, one id; two coordinates where they are turned or halved."""
+    for pattern in ("SAI" + letters for letters in ("MGD", "RHCX", "PKE")):
+        changes = dict(pattern=pattern, d_model=2, d_query=2, position="decay")
+        try:
+            net = m.CausalLM(m.ModelConfig(**ONES | changes))
+        except ValueError as error:
+            raise AssertionError(f"{pattern} of the smallest sizes is refused") from error
+        y, _ = net(torch.zeros(1, 3, dtype=torch.int64))
+        assert y.shape == (1, 3, 1) and y.isfinite().all()
 
 
 def a_config_is_a_value(m):
@@ -436,6 +452,7 @@ HELD = titled(
             patterns_are_spelled_out,
             bad_patterns_are_refused,
             bad_numbers_are_refused,
+            one_of_everything_is_enough,
             a_config_is_a_value,
             presets_are_those_of_wm,
             presets_are_those_of_otce,
@@ -497,7 +514,7 @@ PLANTED = [
         "only the first letter": [(FOR_LETTER, "for letter in self.pattern[0]:")],
         "another letter named": [('f"letter {letter} (', 'f"letter {self.pattern[0]} (')],
         "no letter named": [('f"letter {letter} ({LAYERS[letter].name}): {error}"', "str(error)")],
-        "names of the layer": [('if set(self.pattern) & set("PKE"):', "if False:")]}),
+        "names of the layer": [('    check.numbers(f"[1, {n}]", k_neurons=c.k_neurons)\n', "")]}),
     (a_config_is_a_value, None, {
         "not frozen": [("@dataclass(frozen=True)", "@dataclass(unsafe_hash=True)")],
         "pattern as written": [
@@ -512,6 +529,8 @@ PLANTED_CHECKS = [
         "true is 1": [(NO_NUMBER, "size is not None and not isinstance(size, int)")],
         "halves": [(NO_NUMBER, "isinstance(size, (bool, str, list))")],
         "zero": [("if size is not None and size < 1:", "if size is not None and size < 0:")]}),
+    (one_of_everything_is_enough, None, {
+        "one is too few": [("size is not None and size < 1:", "size is not None and size <= 1:")]}),
 ]
 PLANTED_PRESETS = [
     (presets_are_those_of_wm, None, {

@@ -19,9 +19,9 @@ PINS = {pin.name: pin for pin in CONSTRAINTS if not pin.marker or pin.marker.eva
 INSTALLED = PROJECT["dependencies"] + EXTRAS["course"] + EXTRAS["test"] + EXTRAS["kernels"]
 NEEDED = [need for need in map(Requirement, INSTALLED) if not need.marker or need.marker.evaluate()]
 ROOMS = {path.stem for path in (ROOT / "cheems_ref").glob("*.py")}
-# What the extra brings, by the names that are imported. torch brings sympy itself, and needs it.
+# What the extra brings, by import names. (torch brings SymPy, too, for its compiler.)
 COURSE = {"matplotlib", "IPython", "ipykernel", "jupyterlab", "jupyter_client", "jupytext"}
-COURSE |= {"nbclient", "nbformat", "traitlets", "zmq"}
+COURSE |= {"nbclient", "nbformat", "sympy", "traitlets", "zmq"}
 
 
 def test_conda_installs_what_make_installs():
@@ -82,3 +82,9 @@ for room in {sorted(ROOMS - {"plotting"})!r}:
 """
     finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert finished.returncode == 0, finished.stderr
+
+
+def test_drawing_says_what_it_lacks():
+    program = "import sys; sys.modules['matplotlib'] = None; import cheems_ref.plotting"
+    finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert "pip install matplotlib ipython" in finished.stderr

@@ -1,9 +1,11 @@
 """Experts: retrieval against brute force, layers against their equations, and planted mistakes.
 
 As in test_ssd.py, the properties are functions of a module, and of a layer's name where they speak
-of one. The negative controls hand them a copy of `cheems_ref.experts` with one planted mistake.
+of one. The negative controls hand them a copy of feed_forward, retrieval or experts, whichever
+holds the text, with one planted mistake.
 """
 
+import inspect
 import itertools
 import math
 import random
@@ -16,11 +18,12 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from planting import plant
+from properties import Work
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
-import cheems_ref.experts as experts
+from cheems_ref import experts, feed_forward, retrieval
 from cheems_ref.verify import check, check_gradients, must_differ
 
 D = 6
@@ -38,9 +41,12 @@ LAYERS = {
     "CohesiveMoE, renormalized": dict(ROUTED, renormalize=True),
     "ExpansiveMoE": ROUTED,
     "PEER": RETRIEVAL,
+    "PEER, one head": dict(RETRIEVAL, n_heads=1),
     "CDMMoE": dict(RETRIEVAL, d_ff=4),
+    "CDMMoE, one head": dict(RETRIEVAL, d_ff=4, n_heads=1),
     "CDMMoE, wide": dict(RETRIEVAL, d_ff=4, d_private=D),
     "CDMoE": dict(RETRIEVAL, d_ff=4),
+    "CDMoE, one head": dict(RETRIEVAL, d_ff=4, n_heads=1),
     "CDMoE, no residual": dict(RETRIEVAL, d_ff=4, residual=False),
     "CDMoE, parallel": dict(RETRIEVAL, d_ff=4, form="parallel"),
 }
@@ -65,18 +71,6 @@ def layer(m, name, dtype=torch.float64, **changes):
         for key, parameter in mixer.named_parameters():
             parameter.mul_(2 if key.endswith("weight") else 1)
     return mixer.to(dtype)
-
-
-class Work(TorchDispatchMode):
-    """Records the most entries of a tensor that an operation produces."""
-
-    largest = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        sizes = [t.numel() for t in tree_leaves(out) if torch.is_tensor(t)]
-        self.largest = max(self.largest, *sizes, 0)
-        return out
 
 
 # --- product keys: properties of a module m ---------------------------------------------------
@@ -119,10 +113,26 @@ def finds_the_best(m, r=6, width=3, k=5, h=2, n=8, dtype=torch.float64, seed=0, 
 
 
 def finds_the_best_on_long_axes(m):
-    """r at and off multiples of 8, k at the largest for which groups are chosen and beyond."""
-    sizes = [(64, 1), (64, 2), (72, 1), (65, 1), (256, 7), (520, 15), (520, 16), (1000, 3)]
-    for (r, k), whole in itertools.product([*sizes, (1023, 16), (1024, 31)], (False, True)):
-        finds_the_best(m, r, 3, k, h=1, n=2, whole=whole)
+    """One token and several, at and off multiples of 8."""
+    sizes = [(33, 4), (64, 1), (65, 2), (72, 70), (520, 15), (1000, 3), (1024, 31)]
+    kinds = itertools.product((torch.float32, torch.float64), (1, 2), (False, True))
+    for (r, k), (dtype, n, whole) in itertools.product(sizes, kinds):
+        finds_the_best(m, r, 3, k, h=1, n=n, dtype=dtype, whole=whole)
+
+
+def ranks_as_a_stable_sort(m):
+    """Of all signs and sizes, with equal ones, infinities, both zeros; and NaN as the largest."""
+    special = torch.tensor([0.0, -0.0, math.inf, -math.inf, 1e-40, -1e-40, 3.0, -3.0])
+    special = torch.cat([special, torch.tensor([1.0, -1.0]) * torch.finfo(torch.float32).max])
+    nan = torch.tensor([math.nan, -math.nan, 1.0, -1.0])
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        rows = [special.repeat(10), nan.repeat(25), normal(100), integers(-3, 3, 100).double()]
+        scores = torch.stack([row.double() for row in rows]).to(dtype)
+        want = scores.argsort(dim=-1, descending=True, stable=True)
+        for k in (1, 7, 50, 100):
+            values, indices = m._topk(scores, k)
+            assert torch.equal(indices, want[:, :k]), dtype
+            assert torch.equal(values.nan_to_num(1e3), scores.gather(-1, indices).nan_to_num(1e3))
 
 
 def follows_the_rule(m):
@@ -137,8 +147,8 @@ def follows_the_rule(m):
                 assert indices[0, t, j].tolist() == want, (r, k)
 
 
-def follows_the_rule_at_the_end(m, r=40):
-    """The third key of the first half is one of 38 equal ones, and torch alone may take any."""
+def follows_the_rule_at_the_end(m, r=100):
+    """The third key of the first half is one of 98 equal ones, and torch alone may take any."""
     keys = torch.zeros(1, 2, r, 1)
     keys[0, 0, 30], keys[0, 0, 20], keys[0, 1, 1:] = 2, 1, -9
     _, indices = m.product_key_topk(torch.ones(1, 1, 1, 2, 1), keys, 3)
@@ -150,9 +160,9 @@ def finds_the_same_in_blocks(m):
     queries, keys = drawn(5, 3, 2, 14, whole=True)
     queries = queries.view(2, 7, 2, 2, 3)
     want = m.product_key_topk(queries, keys, 6)
-    for size in (1, 3, 13, 14, 1024):
+    for tokens in (0, 1, 3, 13, 14, 1024):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(m, "TOKENS_PER_BLOCK", size)
+            patch.setattr(m, "SCORES_PER_BLOCK", tokens * 2 * 2 * 5)
             for a, b in zip(m.product_key_topk(queries, keys, 6), want, strict=True):
                 assert torch.equal(a, b)
 
@@ -161,6 +171,12 @@ def retrieval_has_the_gradient_of_brute_force(m):
     for r, k, whole in ((5, 7, False), (4, 5, True), (72, 1, False), (2, 4, False)):
         forms = (lambda *qk, f=f, k=k: f(*qk, k)[0] for f in (m.product_key_topk, brute_force))
         check_gradients("top-k = brute force", *forms, drawn(r, 3, 2, 4, whole=whole))
+    gradients = []  # float32 is ranked in another way
+    for f in (m.product_key_topk, brute_force):
+        inputs = [t.requires_grad_() for t in drawn(72, 3, 2, 4, torch.float32)]
+        gradients.append(torch.autograd.grad(f(*inputs, 5)[0].square().sum(), inputs))
+    for name, got, want in zip(("queries", "keys"), *gradients, strict=True):
+        check(f"float32 gradient to {name}", got, want, tol=1e-6)
 
 
 # --- neurons: properties of a module m --------------------------------------------------------
@@ -228,7 +244,7 @@ def retrieved_experts_are_their_sum(m):
 
 
 def largest(m, form, n=40, j=24, d=32):
-    """The largest tensors of a forward pass and of both, in blocks of 8 tokens; then n j d."""
+    """The largest tensors of a forward pass and of both, in blocks of 8 tokens; n j d; in bytes."""
     shapes = (1, n, d), (16, d), (16, d), (1, n, 2, j // 2), (16, d)
     *tensors, gate = (normal(*shape).requires_grad_() for shape in shapes)
     with pytest.MonkeyPatch.context() as patch, Work() as work:
@@ -236,12 +252,12 @@ def largest(m, form, n=40, j=24, d=32):
         y = getattr(m, form)(*tensors, integers(0, 16, 1, n, 2, j // 2), gate=gate)
         forward = work.largest
         y.square().sum().backward()
-    return forward, work.largest, n * j * d
+    return forward, work.largest, 8 * n * j * d
 
 
 def gathers_no_rows(m):
     forward, both, gathered = largest(m, "retrieved_experts")
-    assert forward <= both <= 40 * 32 < gathered / 20, f"{forward}, {both} of {gathered} entries"
+    assert forward <= both <= 8 * 40 * 32 < gathered / 20, f"{forward}, {both} of {gathered} bytes"
 
 
 # --- layers: properties of a module m and of a name -------------------------------------------
@@ -358,7 +374,7 @@ def route_is_sound(m, name, b=2, l=5, seed=1):
     n_experts, x = LAYERS[name]["n_experts"], normal(b, l, D, seed=seed)
     for k in range(1, n_experts + 1):
         gates, indices = layer(m, name, k=k).route(x)
-        heads = [RETRIEVAL["n_heads"]] * (name in RETRIEVING)
+        heads = [LAYERS[name]["n_heads"]] if name in RETRIEVING else []
         assert gates.shape == indices.shape == (b, l, *heads, k) and indices.dtype == torch.int64
         assert ((gates > 0) & (gates <= 1) & (indices >= 0) & (indices < n_experts)).all()
         assert (gates.diff() <= 0).all() and (indices.sort(dim=-1).values.diff() > 0).all()
@@ -394,6 +410,108 @@ def each_expert_sees_its_tokens(m):
     assert [i for i, _ in seen] == list(range(7)) and len(seen[6][1]) == 0
     for i, tokens in seen:
         assert torch.equal(tokens, x[(indices == i).any(-1)])
+    with torch.no_grad():
+        check("without a gradient", m.mix_experts(x, gates, indices, expert, 7), want)
+    assert [i for i, _ in seen[7:]] == sorted({*indices.flatten().tolist()}), "some in vain"
+
+
+# --- one graph, no questions, born right: properties of a module m and of a name ----------------
+
+LONG = dict(n_experts=40**2)  # an axis of 40 keys is not sorted
+
+
+def long(m, name, dtype=torch.float64, **changes):
+    return layer(m, name, dtype, **(LONG if name in RETRIEVING else {}) | changes)
+
+
+def asks_nothing(m, name):
+    """Neither a tensor without data nor one that is only planned can answer."""
+    options = LAYERS[name] | (LONG if name in RETRIEVING else {})
+    wheres = (torch.device("meta"), FakeTensorMode())
+    for where, dtype, l in itertools.product(wheres, (torch.float32, torch.float64), (5, 1)):
+        with where:
+            torch.set_default_dtype(dtype)
+            try:
+                mixer = getattr(m, name.split(",")[0])(D, **options)
+                y = mixer(torch.zeros(1, l, D))
+                y.sum().backward()
+            except (RuntimeError, NotImplementedError) as error:
+                raise AssertionError(f"{name} asks: {error}") from error
+            finally:
+                torch.set_default_dtype(torch.float32)
+        assert y.shape == (1, l, D)
+
+
+class Questions(TorchDispatchMode):
+    """Counts what waits for the device on a GPU; `tolist` is counted by hand."""
+
+    asked = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        names = ("_local_scalar_dense", "nonzero", "bincount", "masked_select", "unique")
+        self.asked += any(name in func.name() for name in names)
+        return func(*args, **(kwargs or {}))
+
+
+def asks_once(m, name):
+    mixer, x, lists, tolist = layer(m, name), normal(2, 5, D), [], torch.Tensor.tolist
+    for l in (5, 1):
+        with pytest.MonkeyPatch.context() as patch, Questions() as questions:
+            patch.setattr(torch.Tensor, "tolist", lambda t: [lists.append(t), tolist(t)][1])
+            mixer(x[:, :l]).sum().backward()
+        assert questions.asked == 0 and len(lists) == 1, f"{name}: {questions.asked}, {lists}"
+        lists.clear()
+
+
+def compiles_as_one_graph(m, name, backend):
+    """Forward and backward, for several tokens and for one."""
+    mixer, x = long(m, name), normal(2, 5, D, seed=1)
+    torch._dynamo.reset()
+    compiled = torch.compile(mixer, fullgraph=True, backend=backend)
+    for tokens in (x, x[:1, :1]):
+        results = []
+        for call in (mixer, compiled):
+            mixer.zero_grad()
+            z = tokens.clone().requires_grad_()
+            y = call(z)
+            y.square().sum().backward()
+            grads = {key: p.grad for key, p in mixer.named_parameters()}
+            results.append({"y": y.detach(), "x": z.grad} | grads)
+        for key, want in results[0].items():
+            check(f"{name} compiled: {key}", results[1][key], want)
+
+
+def is_born_the_same(m, name):
+    """Made on the meta device, then drawn, as made directly."""
+    make = partial(getattr(m, name.split(",")[0]), D, **LAYERS[name])
+    torch.manual_seed(1)
+    direct = make()
+    with torch.device("meta"):
+        later = make()
+    later.to_empty(device="cpu")
+    torch.manual_seed(1)
+    later.apply(lambda x: x.reset_parameters() if hasattr(x, "reset_parameters") else None)
+    want, got = direct.state_dict(), later.state_dict()
+    assert want.keys() == got.keys()
+    assert all(torch.equal(got[key], t) for key, t in want.items()), name
+    for module in direct.modules():
+        owns = next(module.parameters(recurse=False), None) is not None
+        assert not owns or hasattr(module, "reset_parameters"), type(module)
+
+
+def what_is_idle_gets_no_gradient(m, name):
+    """From one token, whose heads choose different neurons. (Queries and keys all work.)"""
+    mixer, tokens = long(m, name), (normal(1, 1, D, seed=seed) for seed in range(9))
+    if name in RETRIEVING:
+        tokens = (
+            x for x in tokens if mixer.route(x)[1].unique().numel() == mixer.route(x)[1].numel()
+        )
+    mixer(next(tokens)).square().sum().backward()
+    named = mixer.named_parameters()
+    experts = (p for key, p in named if not key.endswith(("keys", "query_proj.weight")))
+    without = sum((p.grad == 0).sum().item() for p in experts)
+    idle = mixer.idle_parameters() if hasattr(mixer, "idle_parameters") else 0
+    assert idle == without and (idle > 0) == (name in WITH_ROUTE), f"{idle}, {without}"
 
 
 # --- statistics: properties of a module m -----------------------------------------------------
@@ -470,7 +588,7 @@ def test_no_token_has_no_neurons():
 
 
 def test_written_out_gathers_rows():
-    forward, _, gathered = largest(experts, "retrieved_experts_written_out")
+    forward, _, gathered = largest(retrieval, "retrieved_experts_written_out")
     assert forward >= gathered
 
 
@@ -491,6 +609,22 @@ class TestLayer:
     def test_every_parameter_learns(self, name):
         every_parameter_learns(experts, name)
 
+    def test_is_born_the_same_on_the_meta_device(self, name):
+        is_born_the_same(experts, name)
+
+    def test_what_is_idle_gets_no_gradient(self, name):
+        what_is_idle_gets_no_gradient(experts, name)
+
+    def test_asks_nothing_or_once(self, name):
+        routed = name in WITH_ROUTE and name not in RETRIEVING
+        (asks_once if routed else asks_nothing)(experts, name)
+
+    @pytest.mark.usefixtures("unchecked")
+    def test_refuses_another_width(self, name):
+        for width in (D - 1, D + 1):
+            with pytest.raises(ValueError, match=rf"x must be .*d = {D}, got .*{width}\)"):
+                layer(experts, name)(normal(2, 3, width))
+
     @pytest.mark.parametrize("shape", [(2, 0), (0, 3), (0, 0)], ids=str)
     def test_nothing_in_gives_nothing_out(self, name, shape):
         x = normal(*shape, D).requires_grad_()
@@ -510,9 +644,10 @@ class TestLayer:
 
 
 @pytest.mark.parametrize("name", WITH_ROUTE)
-def test_layer_of_one_expert_or_of_all_is_its_equation(name):
+def test_layer_of_one_choice_or_of_all_is_its_equation(name):
     for k in (1, LAYERS[name]["n_experts"]):
         is_its_equation(experts, name, k=k)
+    is_its_equation(experts, name, n_experts=1, k=1)
 
 
 @settings(deadline=None, max_examples=60, derandomize=True)
@@ -545,6 +680,31 @@ def test_layers_run_under_autocast(name):
         y = mixer(x)
     y.float().square().sum().backward()
     assert y.isfinite().all() and all(p.grad.isfinite().all() for p in mixer.parameters())
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("name", ["MLP, gated", "DGLU", "PEER", "CDMMoE", "CDMoE"])
+def test_layers_compile_as_one_graph(name, backend):
+    compiles_as_one_graph(experts, name, backend)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("strict", [False, True])
+def test_retrieval_is_exported_with_a_length_of_its_own(strict):
+    mixer, x = long(experts, "CDMMoE"), normal(2, 7, D)
+    shapes = {"x": {1: torch.export.Dim.DYNAMIC}}
+    exported = torch.export.export(mixer, (x,), strict=strict, dynamic_shapes=shapes).module()
+    for l in (7, 3):
+        check("exported", exported(x[:, :l]), mixer(x[:, :l]))
+
+
+def test_neurons_refuse_a_second_derivative_that_they_do_not_have():
+    x, table = normal(3, 4).requires_grad_(), normal(5, 4).requires_grad_()
+    y = experts.neurons(x, table, integers(0, 5, 3, 2)).square().sum()
+    (once,) = torch.autograd.grad(y, table, create_graph=True)
+    with pytest.raises(NotImplementedError):
+        once.sum().backward()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -722,27 +882,37 @@ def test_private_width_is_half_of_the_model_rounded_up():
 # --- negative controls ------------------------------------------------------------------------
 
 
+def room_of(*edits):
+    """The room that holds the first fragment."""
+    rooms = (feed_forward, retrieval, experts)
+    return next((room for room in rooms if edits[0] in inspect.getsource(room)), experts)
+
+
 def planted(*edits):
-    """A copy of experts.py in which each fragment is exchanged for the edit that follows it."""
-    return plant(experts, *zip(edits[::2], edits[1::2], strict=True))
+    """A copy of a room in which each fragment is exchanged for the edit that follows it."""
+    return plant(room_of(*edits), *zip(edits[::2], edits[1::2], strict=True))
 
 
 # fmt: off
-IN_MIX = "gates, indices = gates.flatten(0, 1)"
+OF_CHOICES = "gates.flatten()[order]"
 ROUTER = "self.router(x).softmax(dim=-1).topk(self.k, dim=-1)\n"
 OF_ALL = "product_key_topk(queries, self.keys, self.n_experts)[0]"
 GATES = "return scores.softmax(dim=-1), indices"
 EXPANSIVE = "x * torch.sigmoid(self.gates[i](x))"
-GATED, SHARED_V = "active * F.silu(neurons(tokens, gate, rows))", "expert.V = self.experts[0].V"
+GATED, SHARED_V = "active * F.silu(_neurons(tokens, gate, rows))", "expert.V = self.experts[-1].V"
 WITH_PHI = "return y + phi if self.residual else y"
-STABLE = "scores[tied].argsort(dim=-1, descending=True, stable=True)"
-BACKWARDS = "(scores.shape[-1] - 1 - scores[tied].flip(-1).sort(-1, descending=True)[1])"
+STABLE = "scores.sort(dim=-1, descending=True, stable=True)"
+BACKWARDS = "(t.flip(-1) for t in scores.sort(dim=-1, stable=True))"
+RANKED = "indices = -torch.add(-index, order.long(), alpha=n).topk(k, dim=-1).values % n"
+AMONG_THEMSELVES = """indices = scores.topk(k, dim=-1).indices.sort(dim=-1).values
+    order = scores.gather(-1, indices).argsort(dim=-1, descending=True, stable=True)
+    indices = indices.gather(-1, order)"""
 
 # A property; the layer that it is asked of, if it is asked of one; and mistakes that break it
 # there: what each is, and the edits.
 PLANTED = [
     (finds_the_best, "", {
-        "one pair too few": ("* ranks <= k", "* ranks < k"),
+        "one pair too few": ("min(best, k // (a + 1))", "min(best, (k - 1) // (a + 1))"),
         "ranks of one half for both": ("values[:, 1].index_select(-1, second)",
                                       "values[:, 1].index_select(-1, first)"),
         "index i + j r": ("where[:, 0].index_select(-1, first) * r + where[:, 1]",
@@ -750,14 +920,20 @@ PLANTED = [
         "k - 1 of each half": ("best = min(k, r)", "best = min(k - 1, r)"),
         "heads for halves": ("permute(1, 2, 0, 3)", "permute(2, 1, 0, 3)")}),
     (finds_the_best_on_long_axes, "", {
-        "half of the groups": ("maxima.topk(k,", "maxima.topk((k + 1) // 2,"),
-        "maxima of neighbours": ("(8, groups)).amax(dim=-2)", "(groups, 8)).amax(dim=-1)")}),
+        "negative scores upside down": ("order = bits ^ ((bits >> 31) & 0x7FFFFFFF)",
+                                       "order = bits"),
+        "index in the high places": ("order.long(), alpha=n)", "order.long(), alpha=1)")}),
+    (ranks_as_a_stable_sort, "", {
+        "-0.0 below 0.0": ("(wide + 0.0)", "wide"),
+        "NaN by its sign": (".nan_to_num(math.inf, math.inf, -math.inf)", ""),
+        "infinities cut": ("nan_to_num(math.inf, math.inf, -math.inf)", "nan_to_num(math.inf)"),
+        "of equal ones the last": ("torch.add(-index,", "torch.add(index - n,")}),
     (follows_the_rule, "", {
         "of equal sums any": ("_topk(sums, k)", "sums.topk(k, dim=-1)"),
         "of equal ones the last": (STABLE, BACKWARDS)}),
     (follows_the_rule_at_the_end, "", {
-        "of equal halves any": ("if bool(tied.any()):", "if False:"),
-        "of those equal to one left out any": ("min(k + 1, scores.shape[-1])", "k")}),
+        "of equal halves any": (RANKED, "indices = scores.topk(k, dim=-1).indices"),
+        "of those equal to one left out any": (RANKED, AMONG_THEMSELVES)}),
     (finds_the_same_in_blocks, "", {
         "blocks in another order": ("torch.cat(parts)", "torch.cat(parts[::-1])")}),
     (retrieval_has_the_gradient_of_brute_force, "", {
@@ -765,23 +941,24 @@ PLANTED = [
         "one half's only": ("sums = values[:, 0].index_select(-1, first)",
                             "sums = values[:, 0].index_select(-1, first).detach()")}),
     (neurons_are_inner_products, "", {
-        "no gradient to the tokens": ("return bag.detach(),", "return None,"),
+        "no gradient to the tokens": ("return to_x, to_table", "return None, to_table"),
         "no gradient to a token alone": ("@ x[0])[None]", "@ x[0].data)[None]"),
         "a token alone with the first rows": ("table[indices[0]]", "table[: indices.shape[1]]"),
         "gradient to the tokens without weights": (
             "indices, table, per_sample_weights=gradient,", "indices, table,"),
-        "no gradient to the table": ("torch.autograd.grad(bag, table, x)[0]", "None"),
-        "gradient to the table without tokens": ("table, x)[0]", "table, torch.ones_like(x))[0]"),
-        "every block on the first tokens": (
-            "grad(bag, weights, block)", "grad(bag, weights, x.detach()[: len(block)])")}),
+        "no gradient to the table": ("return to_x, to_table", "return to_x, None"),
+        "gradient to the table without tokens": (
+            "x, indices.flatten(), bags, unused", "x**0, indices.flatten(), bags, unused"),
+        "every block on the first tokens": ("block, table, rows.flatten()",
+                                            "x[: len(block)], table, rows.flatten()")}),
     (gathers_no_rows, "", {
-        "rows gathered": ("_Neurons.apply(x, table, indices)",
-                          'einsum("nd,njd->nj", x, table[indices])')}),
+        "rows gathered": ("return _products(x, table, indices)",
+                          'return einsum("nd,njd->nj", x, table[indices])')}),
     (retrieved_experts_are_their_sum, "", {
         "bag without the gates": ("weights * active, mode", "active, mode"),
         "gates inside of the activation": (
             "= F.silu(active) if", "= F.silu(weights * active) / weights if"),
-        "gated by the other product": (GATED, "F.silu(active) * neurons(tokens, gate, rows)")}),
+        "gated by the other product": (GATED, "F.silu(active) * _neurons(tokens, gate, rows)")}),
     (is_its_equation, "PEER", {
         "softmax of all scores": (GATES, f"return {OF_ALL}.softmax(-1)[..., : self.k], indices"),
         "no softmax": (GATES, "return scores, indices")}),
@@ -789,22 +966,58 @@ PLANTED = [
         "no softmax": (GATES, "return scores, indices"),
         "softmax over the heads": (GATES, "return scores.softmax(dim=-2), indices")}),
     (every_parameter_learns, "CDMMoE", {
-        "keys start at zero": ("torch.randn(n_heads, 2, r,", "torch.zeros(n_heads, 2, r,")}),
+        "keys start at zero": ("nn.init.normal_(self.keys)", "nn.init.zeros_(self.keys)")}),
     (keeps_tokens_apart, "PEER", {
         "heads read as tokens": ("[t.transpose(0, 1) for t in", "[t for t in")}),
     (keeps_tokens_apart, "CDMoE", {
         "gates' heads read as tokens": ("gates.to(down.dtype)",
                                         "gates.transpose(0, 2).reshape(gates.shape)")}),
     (keeps_tokens_apart, "MoE", {
-        "gates' rows read as tokens": (
-            IN_MIX, "gates, indices = gates.transpose(0, 1).flatten(0, 1)"),
-        "choices read as tokens": (IN_MIX + ", indices.flatten(0, 1)",
-                                   IN_MIX + ", indices.mT.reshape(-1, indices.shape[2])")}),
+        "gates' rows read as tokens": (OF_CHOICES, "gates.transpose(0, 1).flatten()[order]"),
+        "choices read as tokens": ("indices.shape[-1], indices.flatten()",
+                                   "indices.shape[-1], indices.mT.flatten()")}),
     (each_expert_sees_its_tokens, "", {
-        "gates of another token": ("gates[token, choice,", "gates[token - 1, choice,"),
-        "gate of the first choice": ("gates[token, choice,", "gates[token, 0 * choice,"),
+        "gates of another token": (OF_CHOICES, "gates.roll(1, 1).flatten()[order]"),
+        "gate of the first choice": (
+            OF_CHOICES, "gates[..., :1].expand_as(gates).flatten()[order]"),
         "every expert on every token": ("expert(i, tokens[token])", "expert(i, tokens)[token]"),
-        "the last choice only": ("y.index_add(0,", "y.index_copy(0,")}),
+        "every expert called": ("if len(token) or torch.is_grad_enabled():", "if True:"),
+        "in training, too, only those chosen": ("len(token) or torch.is_grad_enabled()",
+                                                "len(token)"),
+        "the last choice only": ("y.index_add_(0,", "y.index_copy_(0,")}),
+    (asks_nothing, "PEER", {
+        "ties looked for": (RANKED, RANKED + "\n    assert not scores.isnan().any()"),
+        "pairs looked for": (
+            'torch.tensor(pairs, device="cpu").to(keys.device, non_blocking=True)',
+            "(torch.arange(best * best, device=keys.device) <= k).nonzero()[:, 0]")}),
+    (asks_once, "MoE", {
+        "a question to each expert": ("if len(token) or", "if token.any() or"),
+        "the extremes asked for": ("_count(choices, n_experts).tolist()",
+                                   "torch.bincount(choices, minlength=n_experts).tolist()")}),
+    (is_born_the_same, "PEER", {
+        "keys drawn twice": ("        self._reset_tables()\n\n    def reset",
+                             "        self.reset_parameters()\n\n    def reset"),
+        "tables not drawn": ("super().reset_parameters()\n        self._reset_tables()",
+                             "super().reset_parameters()")}),
+    (is_born_the_same, "CDMMoE", {
+        "a table not drawn": ("_reset_table(self.down, self.down.shape[1])\n"
+                              "        _reset_table(self.up, self.retrieval",
+                              "_reset_table(self.up, self.retrieval")}),
+    (is_born_the_same, "CohesiveMoE", {
+        "V of the first": (SHARED_V, "expert.V = self.experts[0].V")}),
+    (what_is_idle_gets_no_gradient, "PEER", {
+        "neurons of one head": ("self.n_experts - self.n_heads * self.k",
+                                "self.n_experts - self.k"),
+        "one table": ("(self.down.shape[1] + self.up.shape[1])", "self.down.shape[1]")}),
+    (what_is_idle_gets_no_gradient, "CDMMoE", {
+        "gates left out": ("(self.gate, self.down, self.up))", "(self.down, self.up))")}),
+    (what_is_idle_gets_no_gradient, "CDMoE", {
+        "none": ("return self.experts.idle_parameters()", "return 0")}),
+    (what_is_idle_gets_no_gradient, "CohesiveMoE", {
+        "the shared matrix, too": ("set(self.experts[self.k :].parameters()) - active",
+                                   "set(self.experts[self.k :].parameters())")}),
+    (what_is_idle_gets_no_gradient, "ExpansiveMoE", {
+        "gates left out": ("super().idle_parameters() + gates", "super().idle_parameters()")}),
     (keeps_tokens_apart, "MoE, renormalized", {
         "sum over the tokens": ("gates.sum(dim=-1,", "gates.sum(dim=1,")}),
     (route_is_sound, "MoE, renormalized", {
@@ -833,7 +1046,7 @@ PLANTED = [
     (is_its_equation, "DGLU", {
         "gates exchanged": ('self.gate == "tanh"', 'self.gate != "tanh"')}),
     (is_its_equation, "CDMMoE, wide", {
-        "router on x": ("*self.retrieval.route(p), gate", "*self.retrieval.route(x), gate"),
+        "router on x": ("*self.retrieval.route(p), self", "*self.retrieval.route(x), self"),
         "route of x": ("retrieval.route(self.private(x))", "retrieval.route(x)")}),
     (is_its_equation, "CDMoE, parallel", {
         "experts on φ": ('phi if self.form == "serial" else x)', "phi)")}),
@@ -842,7 +1055,7 @@ PLANTED = [
         "route of x": ('self.shared(x) if self.form == "serial" else x)', "x)")}),
     (is_its_equation, "CDMoE, no residual", {"residual": (WITH_PHI, "return y + phi")}),
     (statistics_count, "", {
-        "load not normalized": ("count.double() / max(1, flat.numel())", "count.double()"),
+        "load not normalized": (".double() / max(1, indices.numel())", ".double()"),
         "entropy in bits": ("math.log(max(2, n_experts))", "math.log(2)")}),
     (balance_is_the_formula, "", {"gates not normalized": ("share / gates.sum()", "share")}),
     (balance_pushes_down_what_is_chosen_too_often, "", {
@@ -866,9 +1079,9 @@ def test_planted_mistake_is_caught(has_property, name, edits):
         has_property(mutant, *filter(None, [name]))
 
 
-@pytest.mark.parametrize(("has_property", "name"), [row[:2] for row in PLANTED])
-def test_experts_have_every_property_that_a_mistake_breaks(has_property, name):
-    has_property(experts, *filter(None, [name]))
+@pytest.mark.parametrize(("has_property", "name", "mistakes"), PLANTED)
+def test_rooms_have_every_property_that_a_mistake_breaks(has_property, name, mistakes):
+    has_property(room_of(*next(iter(mistakes.values()))), *filter(None, [name]))
 
 
 # --- bad input --------------------------------------------------------------------------------
@@ -889,7 +1102,27 @@ def balance(gates=(2, 3), indices=(2, 3), top=0):
     return partial(experts.load_balancing_loss, torch.ones(gates), indices, 4)
 
 
+def inner(x=(3, 4), indices=(3, 6), top=0, dtype=torch.float32):
+    table = torch.zeros(7, 4, dtype=dtype)
+    return partial(experts.neurons, torch.zeros(x), table, torch.full(indices, top))
+
+
+def retrieved(name, top=0, **changes):
+    shapes = dict(x=(2, 5, 4), down=(7, 4), up=(7, 3), gates=(2, 5, 2, 3), gate=(7, 4)) | changes
+    indices = torch.full(shapes.pop("indices", (2, 5, 2, 3)), top)
+    tensors = {key: torch.zeros(shape) for key, shape in shapes.items()}
+    return partial(getattr(experts, name), **tensors, indices=indices)
+
+
+def mixture(x=(2, 5, 4), gates=(2, 5, 2), indices=(2, 5, 2), top=0, n=7):
+    indices = torch.full(indices, top)
+    return partial(
+        experts.mix_experts, torch.zeros(x), torch.zeros(gates), indices, lambda i, t: t, n
+    )
+
+
 # fmt: off
+QUERIES = r"queries must be \(b, l, h, 2, m\) = \(b, l, 2, 2, 4\), got shape "
 SIZES = ("d_model", "d_ff", "n_experts", "n_heads", "k", "d_query", "d_private")
 BAD = [
     *((built(name, **{key: size}), f"{key} must be at least 1, got {size}")
@@ -899,23 +1132,47 @@ BAD = [
       for name, options in LAYERS.items() if name in WITH_ROUTE),
     *((built(name, n_experts=10), "n_experts must be a square.*10 is not, 9 and 16 are")
       for name in RETRIEVING),
-    *((built(name, d_query=5), "d_query must be even.*got 5") for name in RETRIEVING),
+    *((built(name, d_query=5), "d_query = 5 must be a multiple of halves = 2")
+      for name in RETRIEVING),
     (built("CDMMoE", n_experts=3), "3 is not, 1 and 4 are"),
-    (built("DGLU", gate="relu"), "gate must be 'tanh' or 'sigmoid', got 'relu'"),
-    (built("CDMoE", form="both"), "form must be 'serial' or 'parallel', got 'both'"),
+    (built("DGLU", gate="relu"), "gate must be one of 'tanh', 'sigmoid', got 'relu'"),
+    (built("CDMoE", form="both"), "form must be one of 'serial', 'parallel', got 'both'"),
     (built("CDMoE, parallel", residual=False), "residual=False belongs to form='serial'"),
-    (topk(queries=(2, 3, 2, 4)), r"queries must be .*got \(2, 3, 2, 4\) and \(2, 2, 5, 4\)"),
-    (topk(keys=(2, 5, 4)), r"keys \(h, 2, r, m\), got .* and \(2, 5, 4\)"),
-    (topk(keys=(2, 5, 2, 4)), r"keys \(h, 2, r, m\), got .* and \(2, 5, 2, 4\)"),
-    (topk(queries=(2, 3, 1, 2, 4)), r"end in \(h, 2, m\) = \(2, 2, 4\).*got \(2, 3, 1, 2, 4\)"),
-    (topk(queries=(2, 3, 2, 2, 1)), r"end in \(h, 2, m\) = \(2, 2, 4\).*got \(2, 3, 2, 2, 1\)"),
-    (topk(dtype=torch.float64), r"share a dtype, got torch\.float32, torch\.float64"),
-    *((topk(k=k), f"k must be in .*r² = 25.*got {k}") for k in (0, -1, 26)),
-    *((partial(experts.expert_statistics, torch.tensor([0, i]), 4), rf"in \[0, 4\), got {bounds}")
-      for i, bounds in ((4, "0 to 4"), (-1, "-1 to 0"))),
+    (topk(queries=(2, 3, 2, 4)), QUERIES + r"\(2, 3, 2, 4\)"),
+    (topk(keys=(2, 5, 4)), r"keys must be \(h, 2, r, m\).* got shape \(2, 5, 4\)"),
+    (topk(keys=(2, 5, 2, 4)), r"keys must be \(h, 2, r, m\).* got shape \(2, 5, 2, 4\)"),
+    (topk(queries=(2, 3, 1, 2, 4)), QUERIES + r"\(2, 3, 1, 2, 4\)"),
+    (topk(queries=(2, 3, 2, 2, 1)), QUERIES + r"\(2, 3, 2, 2, 1\)"),
+    (topk(dtype=torch.float64), r"queries must be torch\.float64 here, got torch\.float32"),
+    (topk(dtype=torch.int64), r"keys must be floating-point, got torch\.int64"),
+    *((topk(k=k), rf"k must be a number in \[1, 25\], got {k}") for k in (0, -1, 26)),
+    (inner(x=(3, 5)), r"table must be \(e, d\) = \(e, 5\), got shape \(7, 4\)"),
+    (inner(indices=(2, 6)), r"indices must be \(n, j\) = \(3, j\), got shape \(2, 6\)"),
+    (inner(dtype=torch.float64), r"table must be torch\.float32 here, got torch\.float64"),
+    *((inner(top=i), rf"indices must be in \[0, 7\) everywhere, got entries in \[{i}, {i}\]")
+      for i in (7, -1)),
+    *((retrieved(name, **changes), message)
+      for name in ("retrieved_experts", "retrieved_experts_written_out")
+      for changes, message in (
+          (dict(down=(7, 5)), r"down must be \(e, d\) = \(e, 4\), got shape \(7, 5\)"),
+          (dict(up=(8, 3)), r"up must be \(e, o\) = \(7, o\), got shape \(8, 3\)"),
+          (dict(gate=(7, 5)), r"gate must be \(e, d\) = \(7, 4\), got shape \(7, 5\)"),
+          (dict(gates=(2, 5, 2, 2)), r"gates must be .*= \(2, 5, 2, 3\), got shape \(2, 5, 2, 2\)"),
+          (dict(indices=(2, 4, 2, 3)), r"indices must be .*\(2, 5, .*got shape \(2, 4, 2, 3\)"),
+          (dict(top=7), r"indices must be in \[0, 7\) everywhere, got entries in \[7, 7\]"))),
+    *((mixture(**changes), message) for changes, message in (
+        (dict(x=(5, 4)), r"x must be \(b, l, d\), got shape \(5, 4\)"),
+        (dict(gates=(2, 5, 3)), r"gates must be .*= \(2, 5, 2\), got shape \(2, 5, 3\)"),
+        (dict(indices=(2, 4, 2)), r"indices must be .*\(2, 5, k\), got shape \(2, 4, 2\)"),
+        (dict(n=0), "n_experts must be at least 1, got 0"),
+        *((dict(top=i), rf"indices must be in \[0, 7\) everywhere, got entries in \[{i}, {i}\]")
+          for i in (7, -1)))),
+    *((partial(experts.expert_statistics, torch.tensor([0, i]), 4),
+       rf"indices must be in \[0, 4\) everywhere, got entries in \[{bounds}\]")
+      for i, bounds in ((4, "0, 4"), (-1, "-1, 0"))),
     (balance(indices=(3, 2)), r"share a shape .*\(2, 3\) and \(3, 2\)"),
     (balance((0, 2), (0, 2)), r"not empty, got \(0, 2\) and \(0, 2\)"),
-    (balance(top=4), r"indices must be in \[0, 4\), got 4 to 4"),
+    (balance(top=4), r"indices must be in \[0, 4\) everywhere, got entries in \[4, 4\]"),
 ]
 # fmt: on
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import types
 import warnings
 import weakref
 from importlib.util import find_spec
@@ -257,6 +258,28 @@ def test_refusals():
         state_update(*step, inputs[6].requires_grad_())
     with torch.no_grad():
         state_update(*step, inputs[6])
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("on_gpu", "dtype", "mode", "taken"),
+    [
+        (True, torch.float32, "cuda", True),
+        (True, torch.bfloat16, "cuda", True),
+        (True, torch.float64, "cuda", False),
+        (True, torch.float32, "interpreter", False),
+        (True, torch.float32, "none", False),
+        (False, torch.float32, "cuda", False),
+        (False, torch.float32, "interpreter", False),
+    ],
+)
+def test_the_compiled_kernels_are_offered_what_they_can_take(
+    monkeypatch, on_gpu, dtype, mode, taken
+):
+    """A simulation, so that it says on every machine what "auto" does on a GPU."""
+    status = kernels.KernelStatus(mode != "none", mode, "")
+    monkeypatch.setattr(kernels, "kernel_status", lambda: status)
+    assert kernels.can_take(types.SimpleNamespace(is_cuda=on_gpu, dtype=dtype)) is taken
 
 
 def patched_things():

@@ -549,9 +549,9 @@ PLANTED = [
 PLANTED_CONFIG = [
     (is_the_definition, "SEIE", {
         "heads and k exchanged": [
-            ("n_heads=c.n_retrieval_heads)", "n_heads=c.k_neurons)"),
+            ("n_heads=c.n_retrieval_heads,", "n_heads=c.k_neurons,"),
             ("k=c.k_neurons,", "k=c.n_retrieval_heads,")],
-        "other experts for neurons": [("n_experts=c.n_neurons", "n_experts=c.n_experts")],
+        "other experts for neurons": [("n_experts=n, n_heads", "n_experts=c.n_experts, n_heads")],
         "base of I left out": [(IN_I, "        mask=c.mask,")],
         "rows for k": [("k_values=c.k_values", "k_values=c.n_values")]}),
     (is_the_definition, "SHSRAH", {

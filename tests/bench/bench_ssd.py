@@ -55,6 +55,7 @@ SPEEDUP_MAMBA2, MAMBA2_FROM = 4, 4096
 MEMORY, MEMORY_LENGTH = 0.5, 16384  # of ssd_minimal_discrete's peak, at the most
 EXPONENT, GROWTH_LENGTHS = 1.1, [2048 * 2**i for i in range(6)]
 MATMUL_SHARE, SHARE_FROM = 0.25, 4096
+COMPILED_SHARE, COMPILED_LENGTH = 0.35, 4096  # of the forward pass, with torch.compile
 ERROR = 1e-5
 
 
@@ -254,6 +255,26 @@ def report_speed(contestants, missing, lengths, repeats):
     return {"times": times, "matmul": shares}
 
 
+def report_compiled(length, repeats):
+    """Compare the graph that torch.compile makes of ssd_chunked with ssd_chunked itself."""
+    print(f"\nForward with torch.compile, l = {length} (compiling it takes a minute or two).")
+    print_row("", "ms of matmul rate", target="target")
+    ours = partial(ssd_chunked, chunk_size=CHUNK)
+    functions = {OURS: ours, "compiled": torch.compile(ours, fullgraph=True)}
+    tasks = {name: make_task(f, length, FORWARD) for name, f in functions.items()}
+    (large, matmul), *_ = make_matmuls().items()
+    flops = count_flops(tasks[OURS]), count_flops(matmul)
+    seconds = time_in_turns(tasks | {large: matmul}, repeats, "compiled")
+    shares = {}
+    for name in functions:
+        shares[name] = paired_ratio(seconds[large], seconds[name]) * flops[0] / flops[1]
+        met, words = None, "none"
+        if name == "compiled" and length == COMPILED_LENGTH:
+            met, words = shares[name] >= COMPILED_SHARE, f">= {COMPILED_SHARE:.0%}"
+        print_row(name, f"{1e3 * median(seconds[name]):.1f}{shares[name]:11.1%}", met, words)
+    return {"length": length, "seconds": seconds, "shares": shares}
+
+
 def report_memory(contestants, missing, length):
     print(f"\nPeak memory of {BOTH}, l = {length}: live tensors, without the inputs.")
     print_row("", "MiB     ours / it", target="target")
@@ -315,10 +336,10 @@ def main():
     options = parser.parse_args()
     if options.repeats < 1 or any(n < CHUNK or n % CHUNK for n in options.lengths):
         parser.error(f"lengths must be multiples of {CHUNK}, and repeats at least 1")
-    lengths, repeats, memory, growth = (
-        ([1024], 2, 2048, GROWTH_LENGTHS[:2])
+    lengths, repeats, memory, growth, compiled = (
+        ([1024], 2, 2048, GROWTH_LENGTHS[:2], 256)
         if options.quick
-        else (options.lengths, options.repeats, MEMORY_LENGTH, GROWTH_LENGTHS)
+        else (options.lengths, options.repeats, MEMORY_LENGTH, GROWTH_LENGTHS, COMPILED_LENGTH)
     )
 
     torch.set_num_threads(THREADS)
@@ -331,6 +352,7 @@ def main():
     results = {
         "agreement": report_agreement(contestants, missing, 512),
         "speed": report_speed(contestants, missing, lengths, repeats),
+        "compiled": report_compiled(compiled, repeats),
         "memory": report_memory(contestants, missing, memory),
         "growth": report_growth(growth, repeats),
     }
