@@ -19,7 +19,7 @@ import torch
 
 from cheems_ref import kernels, linear_attention, rope, ssd, text
 from cheems_ref import train as training
-from cheems_ref.model import CausalLM, ModelConfig, count_parameters, generate
+from cheems_ref.model import CausalLM, ModelConfig, Sampling, count_parameters, generate
 
 ROOT = Path(__file__).parents[1]
 RECORDS = ROOT / "figures" / "records"
@@ -336,7 +336,8 @@ def manual():
     for prompt in ("The ", "If the class", "An exception"):
         start = text.text_to_ids(prompt)[None]
         generator = torch.Generator().manual_seed(0)
-        new = generate(cheems, start, 320, temperature=0.7, top_p=0.95, generator=generator)
+        choice = Sampling(temperature=0.7, top_p=0.95, generator=generator)
+        new = generate(cheems, start, 320, choice)
         samples.append([prompt, text.ids_to_text(new[0])])
     seen, held_out = training.split_text(ids, settings.held_out)
     pairs = torch.full((256, 256), 0.1).index_put(

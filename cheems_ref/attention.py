@@ -527,8 +527,8 @@ def _check(q, k, v, allowed, bias):
     groups = check.shapes({key: n[key] for key in "bsp"}, v=(v, "b s g p"))["g"]
     if n["t"] > n["s"]:
         raise ValueError(f"there are {n['t']} queries, the last of only {n['s']} keys")
-    for g in (n["g"], groups):
-        check.multiple(h=n["h"], g=g)
+    for name, g in (("k", n["g"]), ("v", groups)):
+        check.multiple(**{"heads of q": n["h"], f"groups of {name}": g})
     if allowed is None:
         return
     check.dtypes([torch.bool], allowed=allowed)

@@ -65,7 +65,7 @@ def entries(interval: str, /, **named: Tensor | None) -> None:
     if torch.compiler.is_compiling():
         return
     for name, t in named.items():
-        if t is not None and t.numel():
+        if t is not None and t.numel() and not t.is_meta:
             low, high = (end.item() for end in t.detach().aminmax())
             if not (_inside(low, interval) and _inside(high, interval)):
                 raise ValueError(

@@ -34,9 +34,9 @@ Choices = Int[Tensor, "b l h k"]
 Found = tuple[Float[Tensor, "b l h k"], Choices]
 Form = Literal["serial", "parallel"]
 
-# What a block takes on a CPU, so that its caches hold it: scores, 2 MiB in float32, and rows of a
+# What a block takes on a CPU, so that its caches hold it: scores, 512 KiB in float32, and rows of a
 # table that are gone through twice. Elsewhere memory alone sets the limit.
-SCORES_PER_BLOCK, ROWS_PER_BLOCK = 2**19, 2**12
+SCORES_PER_BLOCK, ROWS_PER_BLOCK = 2**17, 2**12
 SCORES_IN_MEMORY = 2**25
 
 

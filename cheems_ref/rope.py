@@ -22,7 +22,6 @@ ValueError with the argument and the numbers.
 Source: Su et al. (2021), RoFormer; WM §3.1, App. A, B.1; OTCE §3.1, App. A.
 """
 
-import functools
 import math
 from typing import Literal
 
@@ -50,7 +49,11 @@ def rope_frequencies(dim: int, base: float | int = 10000.0) -> Float[Tensor, " {
     """
     check_turnable(dim=dim)
     check.numbers("(0, inf)", base=base)
-    return base ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
+    return torch.tensor(_frequencies(dim, base), dtype=torch.float64)
+
+
+def _frequencies(dim, base):
+    return [base ** (-k / dim) for k in range(0, dim, 2)]
 
 
 def rope_cos_sin(
@@ -76,25 +79,19 @@ def rope_cos_sin(
     Source: WM Listing 1.
     """
     _check_positions(position_ids, dtype)
-    rope_frequencies(dim, base)
+    check_turnable(dim=dim)
+    check.numbers("(0, inf)", base=base)
     return _cos_sin(position_ids, dim, base, dtype)
 
 
 def _cos_sin(position_ids, dim, base, dtype):
     """The same without a question to the device, for layers."""
-    if torch.compiler.is_compiling():  # which can trace arithmetic, but not a cache
-        frequencies = _frequencies.__wrapped__(dim, base, _wide(dtype), position_ids.device)
-    else:
-        frequencies = _frequencies(dim, base, _wide(dtype), position_ids.device)
+    frequencies = torch.tensor(
+        _frequencies(dim, base), dtype=_wide(dtype), device=position_ids.device
+    )
     angles = position_ids[..., None].to(frequencies.dtype) * frequencies
     angles = torch.cat([angles, angles], dim=-1)
     return angles.cos(), angles.sin()
-
-
-@functools.lru_cache(maxsize=64)
-def _frequencies(dim, base, dtype, device):
-    with torch.inference_mode(False):  # else no later gradient could pass through them
-        return rope_frequencies(dim, base).to(dtype).to(device)
 
 
 def apply_rope(

@@ -494,8 +494,6 @@ class SSD(nn.Module):
         values, B, C = channels
         B, C = (t.unflatten(-1, (self.n_groups, -1)) for t in (B, C))
         if self.position == "rope":
-            if padding_mask is not None:
-                position_ids = position_ids.masked_fill(~padding_mask, 0)
             cos, sin = _cos_sin(position_ids, B.shape[-1], self.rope_base, x.dtype)
             B, C = _apply_rope(B, cos, sin), _apply_rope(C, cos, sin)
 

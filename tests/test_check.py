@@ -296,7 +296,7 @@ planted = partial(plant, check)
 
 # fmt: off
 BELOW, ABOVE = 'low <= value if interval[0] == "["', 'value <= high if interval[-1] == "]"'
-TENSORS = "        if t is not None and t.numel():"
+TENSORS = "        if t is not None and t.numel() and not t.is_meta:"
 WHILE_COMPILING = "    if torch.compiler.is_compiling():\n        return\n"
 BOUND = "sizes.setdefault(letter, size) == size"
 
@@ -351,8 +351,8 @@ PLANTED = [
     ("only the largest entry", refuses, "entries",
      ("_inside(low, interval) and _inside(high, interval)", "_inside(high, interval)")),
     ("the first tensor alone", refuses, "entries",
-     (TENSORS, "        if name == next(iter(named)) and t is not None and t.numel():")),
-    ("no entry is an entry", takes, "entries", (" and t.numel():", ":")),
+     (TENSORS, TENSORS.replace("if ", "if name == next(iter(named)) and "))),
+    ("no entry is an entry", takes, "entries", (" and t.numel() and not", " and not")),
     ("None has entries", takes, "entries", ("t is not None and t.numel()", "t.numel()")),
     ("values in a compiled graph", looks_at_values_at_the_door_alone, "entries",
      (WHILE_COMPILING, "")),

@@ -346,7 +346,6 @@ planted = partial(plant, rope)
 
 
 # fmt: off
-ARANGE = "-torch.arange(0, dim, 2, dtype=torch.float64)"
 ONE_TOO_FAR = ("position_ids[..., None].to", "(position_ids + 1)[..., None].to")
 NEIGHBOURS = (
     ("first, second = x.chunk(2, dim=-1)", "first, second = x[..., ::2], x[..., 1::2]"),
@@ -364,11 +363,11 @@ EXPONENT = ("** (dim / (dim - 2))", "** (dim / (dim + 2))")
 # One row, one mistake: what it is, the property that must fail, the edits.
 PLANTED = [
     ("k counts from 1", frequencies_are_the_formula,
-     (ARANGE, "-torch.arange(2, dim + 1, 2, dtype=torch.float64)")),
+     ("range(0, dim, 2)", "range(2, dim + 1, 2)")),
     ("exponent without the 2", frequencies_are_the_formula,
-     (ARANGE, "-torch.arange(dim // 2, dtype=torch.float64)")),
+     ("range(0, dim, 2)", "range(dim // 2)")),
     ("frequencies in the default dtype", is_free_of_the_default_dtype,
-     (ARANGE, "-torch.arange(0, dim, 2)")),
+     ("_frequencies(dim, base), dtype=torch.float64)", "_frequencies(dim, base))")),
     ("positions count from 1", turns_vectors, ONE_TOO_FAR),
     ("positions of the first row for all", turns_vectors,
      ("position_ids[..., None].to", "position_ids[:1].expand_as(position_ids)[..., None].to")),

@@ -939,10 +939,13 @@ PLANTED = [
     ("rope", "positions restart with every call", calls_join_up, COLUMNS),
     ("rope", "positions count from the smallest, at padding too",
      positions_at_padding_are_not_looked_at,
-     ("position_ids.masked_fill(~padding_mask, 0)",
-      "position_ids - position_ids.amin(1, keepdim=True)")),
+     ("_cos_sin(position_ids,",
+      "_cos_sin(position_ids - position_ids.amin(1, keepdim=True),")),
     ("rope", "all but padding stands at position 0", padding_changes_nothing,
-     ("position_ids.masked_fill(~padding_mask, 0)", "position_ids.masked_fill(padding_mask, 0)")),
+     ("            cos, sin = _cos_sin(",
+      "            if padding_mask is not None:\n"
+      "                position_ids = position_ids.masked_fill(padding_mask, 0)\n"
+      "            cos, sin = _cos_sin(")),
     ("rope", "only B is turned", only_distances_enter, ("_apply_rope(C, cos, sin)", "C")),
     ("rope", "C is turned the wrong way", only_distances_enter,
      ("apply_rope(C, cos, sin)", "apply_rope(C, cos, -sin)")),
