@@ -196,9 +196,9 @@ class GateMask(nn.Module):
         gates = F.embedding(position_ids.long(), F.logsigmoid(self.logit).T)
         return rearrange(gates, "b s h -> b h s")
 
-    def keeps(self, bias: Bias, allowed: Allowed) -> Allowed:
-        """Return which of the allowed keys are kept."""
-        return allowed & (bias >= math.log(0.5))[:, :, None] if self.round else allowed
+    def keeps(self, bias: Bias, allowed: Allowed) -> Allowed | None:
+        """Return which of the allowed keys are kept; None for all."""
+        return allowed & (bias >= math.log(0.5))[:, :, None] if self.round else None
 
 
 class ContentMask(nn.Module):
@@ -248,10 +248,10 @@ class ContentMask(nn.Module):
         dt = F.softplus(self.dt_proj(v.flatten(2)).to(wide) + self.dt_bias.to(wide))
         return rearrange(-self.A_log.to(wide).exp() * dt, "b s h -> b h s")
 
-    def keeps(self, bias: Bias, allowed: Allowed) -> Allowed:
-        """Return which of the allowed keys are kept."""
+    def keeps(self, bias: Bias, allowed: Allowed) -> Allowed | None:
+        """Return which of the allowed keys are kept; None for all."""
         if self.keep is None or self.keep >= bias.shape[-1]:
-            return allowed
+            return None
         # Sorted from the last key to the first, so that of equals the later comes first. As float32
         # since in float64 the rounding of a matrix product would tell equal tokens apart.
         seen = bias.float()[:, :, None].masked_fill(~allowed, -torch.inf).flip(-1)
@@ -370,7 +370,8 @@ class QCAttn(nn.Module):
         if self.mask is None:
             return _attention(q, cache.k, cache.v, allowed)
         bias = self.mask(cache.v, cache.position_ids)
-        kept = _own_if_empty(self.mask.keeps(bias, allowed))
+        kept = self.mask.keeps(bias, allowed)
+        kept = allowed if kept is None else _own_if_empty(kept)
         if not getattr(self.mask, "round", False):
             return _attention(q, cache.k, cache.v, kept, bias)
         # Rounded gates: the value is that of the kept keys, the gradient that of the soft gates.

@@ -34,9 +34,9 @@ Choices = Int[Tensor, "b l h k"]
 Found = tuple[Float[Tensor, "b l h k"], Choices]
 Form = Literal["serial", "parallel"]
 
-# What a block takes on a CPU, so that its caches hold it: scores, 512 KiB in float32, and rows of a
+# What a block takes on a CPU, so that its caches hold it: scores, 2 MiB in float32, and rows of a
 # table that are gone through twice. Elsewhere memory alone sets the limit.
-SCORES_PER_BLOCK, ROWS_PER_BLOCK = 2**17, 2**12
+SCORES_PER_BLOCK, ROWS_PER_BLOCK = 2**19, 2**12
 SCORES_IN_MEMORY = 2**25
 
 
@@ -100,11 +100,12 @@ def _topk(scores, k):
         return values[..., :k], indices[..., :k]
     # torch.topk may take any of equal scores. So it is given whole numbers of which no two are
     # equal: the bits of the scores, in the order of the scores, with the index in the low places.
+    # In place, for fresh memory takes as long as the arithmetic.
     wide = scores.detach().float().nan_to_num(math.inf, math.inf, -math.inf)  # NaN, too, is found
-    bits = (wide + 0.0).view(torch.int32)  # of -0.0 they are those of 0.0
-    order = bits ^ ((bits >> 31) & 0x7FFFFFFF)
-    index = torch.arange(n, device=scores.device)
-    indices = -torch.add(-index, order.long(), alpha=n).topk(k, dim=-1).values % n
+    bits = wide.add_(0.0).view(torch.int32)  # of -0.0 they are those of 0.0
+    bits ^= (bits >> 31) & 0x7FFFFFFF
+    ranks = bits.long().mul_(n).add_(torch.arange(n - 1, -1, -1, device=scores.device))
+    indices = n - 1 - ranks.topk(k, dim=-1).values % n
     return scores.gather(-1, indices), indices
 
 

@@ -656,7 +656,7 @@ def keeps_the_best(m):
             count = allowed.sum(-1).clamp(max=n).expand(2, 3, t)
             assert torch.equal(kept.sum(-1), count)
     for n in (6, 9, None):
-        assert torch.equal(m.ContentMask(4, 3, keep=n).keeps(bias, causal(6, 6)), causal(6, 6))
+        assert m.ContentMask(4, 3, keep=n).keeps(bias, causal(6, 6)) is None
 
 
 def masks_are_the_loop(m):
@@ -853,9 +853,7 @@ PLANTED = [
     ("straight through the wrong way", rounded_gates_hide_hard_and_learn_softly, ROUNDED,
      (STRAIGHT_THROUGH, "return hard + (soft - hard).detach()")),
     ("shut gates leave a token everything", shut_gates_leave_each_token_itself, ROUNDED,
-     ("kept = _own_if_empty(self.mask.keeps(bias, allowed))",
-      "kept = self.mask.keeps(bias, allowed)\n"
-      "        kept = kept | (allowed & ~kept.any(dim=-1, keepdim=True))")),
+     ("else _own_if_empty(kept)", "else kept | (allowed & ~kept.any(dim=-1, keepdim=True))")),
     ("penalty with the wrong sign", layer_is_the_definition, CONTENT,
      ("-self.A_log.to(wide).exp()", "self.A_log.to(wide).exp()")),
     ("penalty without a gradient to its key", layer_is_the_definition, CONTENT,
@@ -950,8 +948,8 @@ BAD = [
         (dict(k=K[..., :4]), r"k must be .* = \(2, s, g, 6\), got shape \(2, 5, 2, 4\)"),
         (dict(v=K[:, :4]), r"v must be .* = \(2, 5, g, 6\), got shape \(2, 4, 2, 6\)"),
         (dict(v=K[..., :4]), r"v must be .* = \(2, 5, g, 6\), got shape \(2, 5, 2, 4\)"),
-        (dict(k=K[:, :, [0, 1, 0]]), "h = 4 must be a multiple of g = 3"),
-        (dict(v=K[:, :, :0]), "h = 4 must be a multiple of g = 0"),
+        (dict(k=K[:, :, [0, 1, 0]]), "heads of q = 4 must be a multiple of groups of k = 3"),
+        (dict(v=K[:, :, :0]), "heads of q = 4 must be a multiple of groups of v = 0"),
         (dict(bias=torch.zeros(2, 4, 3)), r"bias must be .* = \(2, 4, 5\), got shape \(2, 4, 3\)"),
         (dict(bias=torch.zeros(4, 5)), r"bias must be .* = \(2, 4, 5\), got shape \(4, 5\)"),
         (dict(allowed=torch.zeros(3, 5)), r"allowed must be torch\.bool here, got torch\.float32"),

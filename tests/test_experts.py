@@ -903,7 +903,7 @@ GATED, SHARED_V = "active * F.silu(_neurons(tokens, gate, rows))", "expert.V = s
 WITH_PHI = "return y + phi if self.residual else y"
 STABLE = "scores.sort(dim=-1, descending=True, stable=True)"
 BACKWARDS = "(t.flip(-1) for t in scores.sort(dim=-1, stable=True))"
-RANKED = "indices = -torch.add(-index, order.long(), alpha=n).topk(k, dim=-1).values % n"
+RANKED = "indices = n - 1 - ranks.topk(k, dim=-1).values % n"
 AMONG_THEMSELVES = """indices = scores.topk(k, dim=-1).indices.sort(dim=-1).values
     order = scores.gather(-1, indices).argsort(dim=-1, descending=True, stable=True)
     indices = indices.gather(-1, order)"""
@@ -920,14 +920,15 @@ PLANTED = [
         "k - 1 of each half": ("best = min(k, r)", "best = min(k - 1, r)"),
         "heads for halves": ("permute(1, 2, 0, 3)", "permute(2, 1, 0, 3)")}),
     (finds_the_best_on_long_axes, "", {
-        "negative scores upside down": ("order = bits ^ ((bits >> 31) & 0x7FFFFFFF)",
-                                       "order = bits"),
-        "index in the high places": ("order.long(), alpha=n)", "order.long(), alpha=1)")}),
+        "negative scores upside down": ("bits ^= (bits >> 31) & 0x7FFFFFFF", "pass"),
+        "index in the high places": ("bits.long().mul_(n)", "bits.long()")}),
     (ranks_as_a_stable_sort, "", {
-        "-0.0 below 0.0": ("(wide + 0.0)", "wide"),
+        "-0.0 below 0.0": ("wide.add_(0.0)", "wide"),
         "NaN by its sign": (".nan_to_num(math.inf, math.inf, -math.inf)", ""),
         "infinities cut": ("nan_to_num(math.inf, math.inf, -math.inf)", "nan_to_num(math.inf)"),
-        "of equal ones the last": ("torch.add(-index,", "torch.add(index - n,")}),
+        "of equal ones the last": ("(torch.arange(n - 1, -1, -1, device=scores.device))",
+                                   "(torch.arange(n, device=scores.device))",
+                                   "indices = n - 1 - ranks", "indices = ranks")}),
     (follows_the_rule, "", {
         "of equal sums any": ("_topk(sums, k)", "sums.topk(k, dim=-1)"),
         "of equal ones the last": (STABLE, BACKWARDS)}),

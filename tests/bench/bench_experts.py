@@ -5,9 +5,9 @@
 All get the same 512 tokens of width 256; ours and theirs hold the same weights, 4 heads and 16
 experts per head. PEER-pytorch runs with `non_competing_scores=False`, since by default it keeps one
 expert per head. The bound of the forward pass is what cannot be left out: the products of tokens
-with the queries' map and of queries with keys, and one reading of the rows of both tables. The
-contestants run in turns (see bench_ssd.py), and a ratio is the median of the
-ratios within a turn. A run only reports: a missed target does not change the exit status.
+with the queries' map and of queries with keys, and one reading of the chosen rows of both tables.
+The contestants run in turns (see bench_ssd.py), and a ratio is the median of the ratios within a
+turn. A run only reports: a missed target does not change the exit status.
 """
 
 import argparse
