@@ -1,4 +1,8 @@
-"""An executable reference for Cheems / Wonderful Matrices: one module per notebook."""
+"""An executable reference for Cheems / Wonderful Matrices; README.md beside it lists the rooms.
+
+Sources are cited as WM (*Wonderful Matrices*), Ch (*Cheems*) and OTCE (*OTCE*), all by Shi et al.,
+and L22, lecture 22 of CMU 10-423 on state space models and hybrids.
+"""
 
 from cheems_ref.kernels import prepare_environment
 

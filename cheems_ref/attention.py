@@ -8,7 +8,7 @@ Every token asks with a query, is found by a key and answers with a value:
     q          (b, t, h, p)     Q, turned by its position
     k          (b, s, g, p)     K, turned by its position
     v          (b, s, h, p)     V, of the inner function f(x)
-    bias       (b, h, s)        log of the dynamic mask: 0 keeps a key, -∞ takes it away
+    bias       (b, h, s)        log of the dynamic mask: 0 keeps a key, the lower the less
     allowed    (b, h, t, s)     the mask: causal, padding, and what a dynamic mask takes away
 
 Head i reads the keys of group i // (h / g). The three inner functions (WM §3.2, Ch §3.2):
@@ -422,7 +422,8 @@ class RetrievedValues(nn.Module):
         queries = rearrange(self.query_proj(x), "b l (h m) -> b l h m", h=self.n_heads)
         scores = einsum("blhm,hrm->blhr", queries, self.keys) / math.sqrt(queries.shape[-1])
         best = scores.topk(self.k_values, dim=-1)
-        return torch.zeros_like(scores).scatter(-1, best.indices, best.values.softmax(dim=-1))
+        weights = best.values.softmax(dim=-1)  # which autocast may widen
+        return torch.zeros_like(scores, dtype=weights.dtype).scatter(-1, best.indices, weights)
 
     def forward(self, x: Tokens) -> Tokens:
         """Return the values of the tokens, each from that token alone."""

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+INDICES = (torch.int64, torch.int32)  # others torch refuses, or takes for masks
 
 
 def shapes(known: dict[str, int] | None = None, /, **named: tuple[Tensor | None, str]):

@@ -124,7 +124,9 @@ def restore(run: Run, checkpoint: str | Path) -> None:
     if record["text"] != _fingerprint(run.ids):
         raise CheckpointError(f"{checkpoint} is of a run on another text")
     parameters = dict(run.model.named_parameters())
-    like = {f"{part}.{k}": p for k, p in parameters.items() for part in ("model", *MOMENTS)}
+    learning = {k: p for k, p in parameters.items() if p.requires_grad}  # which have moments
+    like = {f"model.{k}": p for k, p in parameters.items()}
+    like |= {f"{moment}.{k}": p for k, p in learning.items() for moment in MOMENTS}
     wanted = _kinds(like | {"random_state": run.generator.get_state()})
     _must_fit(checkpoint, tensors, wanted | {"losses": ((record["step"],), torch.float64)})
 
@@ -132,6 +134,7 @@ def restore(run: Run, checkpoint: str | Path) -> None:
     with torch.no_grad():
         for name, parameter in parameters.items():
             parameter.copy_(tensors[f"model.{name}"])
+        for name, parameter in learning.items():
             run.optimizer.state[parameter] = {
                 "step": torch.tensor(float(record["step"]), dtype=torch.float32),
                 # copied, because a tensor that was read is a view of the file

@@ -67,8 +67,8 @@ class ModelConfig:
         position: source of position of S: "rope", "conv" or "decay".
         d_conv: tokens that the convolution of position="conv" sees.
         rope_base: base of all rotary angles.
-        chunk_size: tokens per chunk of SSD.
-        backend: that of SSD.
+        chunk_size: tokens per chunk of S.
+        backend: that of S.
         inner: inner function of I: "ssd", "retrieved" or "linear".
         n_values, k_values: rows of its table, and how many of them a token takes.
         mask: dynamic mask of I: "gate", "content" or None.

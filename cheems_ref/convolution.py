@@ -19,13 +19,13 @@ def short_convolution(
     padding_mask: Bool[Tensor, "b l"] | None = None,
     history: Float[Tensor, "b d_conv-1 d"] | None = None,
 ) -> tuple[Float[Tensor, "b l d"], Float[Tensor, "b d_conv-1 d"]]:
-    """Return silu(Σ_i w_i u_{t-i}), undefined at padding, and the history for the next call.
+    """Return silu(Σ_i weight_i u_{t+i+1-d_conv}) and the history for the next call.
 
     Args:
         u: the channels; none is mixed with another.
-        weight: the taps of each channel; w_0, that of the newest token, stands last.
+        weight: the taps of each channel; the last one is that of the newest token.
         padding_mask: True for real tokens; None for all. The token before a real token is the real
-            one before it.
+            one before it; at padding the result is undefined.
         history: the real tokens before the first, oldest first, in the dtype of u; None for zeros.
 
     Source: WM §2, "Conv1d + D" of Table 1; the layout is that of mamba-ssm's Mamba2, without bias.

@@ -122,7 +122,8 @@ class CohesiveMoE(MoE):
     """
 
     def _extend(self, d_model, d_ff):
-        # The last: drawn anew once per expert that holds it, V keeps what is drawn last.
+        # `apply(reset)` draws V once for each expert that holds it, and the last draw stays. To
+        # start alike, the constructor too keeps the V that is drawn last.
         for expert in self.experts[:-1]:
             expert.V = self.experts[-1].V
 
@@ -176,7 +177,7 @@ def mix_experts(
     """
     check.sizes(n_experts=n_experts)
     check.shapes(x=(x, "b l d"), indices=(indices, "b l k"), gates=(gates, "b l k"))
-    check.dtypes(check.INTEGERS, indices=indices)
+    check.dtypes(check.INDICES, indices=indices)
     check.entries(f"[0, {n_experts})", indices=indices)
     return _mix_experts(x, gates, indices, expert, n_experts)
 
@@ -261,7 +262,7 @@ def load_balancing_loss(
 
 def _check_choices(indices, n_experts):
     check.sizes(n_experts=n_experts)
-    check.dtypes(check.INTEGERS, indices=indices)
+    check.dtypes(check.INDICES, indices=indices)
     check.entries(f"[0, {n_experts})", indices=indices)
 
 

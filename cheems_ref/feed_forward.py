@@ -26,7 +26,7 @@ class MLP(nn.Module):
     Args:
         d_model: d.
         d_ff: f.
-        gated: whether a second map in is multiplied onto the first.
+        gated: whether there is a third map, whose σ is multiplied onto the first.
 
     Source: WM eq. after (5), φ(x) = σ(x W)V; gated: Ch eq. 11; Shazeer (2020).
     """

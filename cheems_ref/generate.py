@@ -1,8 +1,8 @@
 """Text from a model: choose an id, append it, repeat.
 
 `sample` chooses from logits, `stream` yields each new id, `generate` returns them all; `Sampling`
-says how ids are chosen. A model here is any module with `check`, `hidden_states` and `logits` of
-those shapes; `cheems_ref.model.CausalLM` is one. Notebook 07 writes with it.
+says how ids are chosen. A model here is a `cheems_ref.model.CausalLM`, or has its `check`,
+`_hidden_states` (which checks nothing) and `logits`. Notebook 07 writes with it.
 Wrong shapes, sizes or values raise ValueError naming argument and numbers (check.py).
 """
 

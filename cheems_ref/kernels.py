@@ -85,27 +85,27 @@ def kernel_status() -> KernelStatus:
         import triton
         import triton.language as tl
     except ImportError as error:
-        if sys.platform != "linux":
+        if sys.platform == "linux":
             return _none(
-                "Triton is released for Linux only, so mamba-ssm's kernels cannot run on "
-                "this system; every other form works, and Linux (WSL too) has this one."
+                f"Triton cannot be imported ({error}): run `make course`, or "
+                "`pip install -c constraints.txt '.[kernels]'`."
             )
         return _none(
-            f"Triton cannot be imported ({error}): run `make course`, or "
-            "`pip install -c constraints.txt '.[kernels]'`."
+            "Triton is released for Linux only, so mamba-ssm's kernels cannot run on "
+            "this system; every other form works, and Linux (WSL too) has this one."
         )
     # Decorated when Triton was imported, so its type tells what the settings were at that time.
     interpreted = not isinstance(tl.sum, triton.JITFunction)
     if not gpu and not interpreted:
-        if os.environ.get("TRITON_INTERPRET", "1").lower() not in ("1", "true", "on", "y", "yes"):
+        setting = os.environ.get("TRITON_INTERPRET", "1").lower()
+        if setting not in ("1", "true", "on", "y", "yes"):
             return _none(
                 "There is no GPU, and the environment sets TRITON_INTERPRET to off: unset "
                 "it and start Python again."
             )
         return _none(
             "Triton was imported before cheems_ref, so its functions are compiled, not "
-            "interpreted, and there is no GPU: start Python again and import cheems_ref "
-            "first."
+            "interpreted, and there is no GPU: start Python again and import cheems_ref first."
         )
     try:
         kernels = _load()
@@ -115,31 +115,24 @@ def kernel_status() -> KernelStatus:
             "installation line for mamba-ssm 2.3.2.post1 in the README."
         )
     if not interpreted:
-        return KernelStatus(
-            True,
-            "cuda",
-            "mamba-ssm's kernels are compiled for this GPU, so there is nothing to do.",
-        )
+        reason = "mamba-ssm's kernels are compiled for this GPU, so there is nothing to do."
+        return KernelStatus(True, "cuda", reason)
     if kernels.tunings > 1:
         return _none(
             "mamba-ssm is older than 2.3, was imported before cheems_ref, or found "
             "MAMBA_DETERMINISTIC off, so its kernels want to time block sizes on a GPU: "
             "unset that, start Python again and import cheems_ref first."
         )
-    if gpu:
-        return KernelStatus(
-            True,
-            "interpreter",
-            "TRITON_INTERPRET is set, so mamba-ssm's kernels "
-            "run in Triton's interpreter, on CPU tensors, although there is a GPU: "
-            "unset it and start Python again to use the GPU.",
-        )
-    return KernelStatus(
-        True,
-        "interpreter",
-        "There is no GPU, so mamba-ssm's kernels run in "
-        "Triton's interpreter, right but slowly: use a machine with one for speed.",
+    reason = (
+        "There is no GPU, so mamba-ssm's kernels run in Triton's interpreter, right but slowly: "
+        "use a machine with one for speed."
     )
+    if gpu:
+        reason = (
+            "TRITON_INTERPRET is set, so mamba-ssm's kernels run in Triton's interpreter, on CPU "
+            "tensors, although there is a GPU: unset it and start Python again to use the GPU."
+        )
+    return KernelStatus(True, "interpreter", reason)
 
 
 def can_take(x: Tensor) -> bool:

@@ -47,8 +47,8 @@ from torch import Tensor, einsum
 
 from cheems_ref import check
 
-# Chunks computed at a time. Over all chunks at once, what lies between two matrix products outgrows
-# the cache, and then what the allocator keeps for reuse.
+# Chunks computed at a time: what lies between two matrix products stays in a core's cache, and
+# memory does not grow with all chunks at once.
 CHUNKS_PER_BLOCK = 8
 
 Keys = Float[Tensor, "b l h n"]  # and queries
@@ -105,7 +105,7 @@ def gated_linear_attention(
     """Let the state decay before each write: S_t = exp(g_t) S_{t-1} + v_t k_tᵀ.
 
     This is SSD, with C = q, B = k, dt x = v, dt A = g. Every SSD is one of these; the reverse
-    takes dt = -g and x = v / dt, and so g < 0.
+    takes A = -1, dt = -g and x = v / dt, and so g < 0.
 
     Args:
         g: log decay ≤ 0 per token, without unit: 0 keeps all, -inf forgets all.
@@ -356,8 +356,8 @@ def _block_of_chunks(q, k, v, g=None, beta=None, *, state, size):
         solved = torch.linalg.solve_triangular(A, terms, upper=False, unitriangular=True)
         writes, recalls = solved.split([p, n], dim=-1)
 
-    # 3. Between chunks: the recurrence, one step per chunk. Unbound, not indexed: the backward pass
-    #    of an index writes a tensor as long as all chunks together, and so on for every chunk.
+    # 3. Between chunks: the recurrence, one step per chunk. (Unbind instead of indexing, whose
+    #    backward pass allocates zeros for all chunks, once per chunk.)
     incoming, written = [], []
     chunks = [t.unbind(1) for t in (writes, to_end * k, from_start[:, :, :, -1:])]
     recalls = [None] * len(chunks[0]) if recalls is None else recalls.unbind(1)

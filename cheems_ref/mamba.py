@@ -151,18 +151,19 @@ class MambaCache(NamedTuple):
 class Mamba(nn.Module):
     """The Mamba layer: a short convolution and a selective scan, and a gate beside them.
 
-    u = silu(conv(x W_x)), y = (scan(u) ⊙ silu(x W_z)) W_o. B, C and, through a bottleneck of
-    dt_rank, dt are linear in u. mamba-ssm's layer has a bias in the convolution as well; here dt
-    has the only one.
+    u = silu(conv(x W_x)), y = (scan(u) ⊙ silu(x W_z)) W_o, with [W_x, W_z] in `in_proj` and W_o in
+    `out_proj`. B, C and, through a bottleneck of dt_rank, dt are linear in u (`x_proj`). The only
+    bias is that of dt; mamba-ssm's layer has one in the convolution as well.
 
     Args:
         d_model: width of the input and the output.
         d_state: n.
         d_conv: tokens that the convolution sees.
-        expand: d_inner / d_model, the number of channels of the scan per one of the input.
+        expand: d_inner / d_model, the expansion factor.
         dt_rank: width of the bottleneck; None for d_model / 16, rounded up.
-        selective: False replaces u W by one learned vector, the same at every token. So B, C and dt
-            do not depend on the input, and all else is equal: the time-invariant control.
+        selective: False replaces `x_proj` of u by one learned vector, the same at every token. So
+            B, C and dt do not depend on the input, and all else is equal: the time-invariant
+            control.
         scan: "parallel", in few large steps, or "sequential", in l small ones. They agree up to
             rounding; on a CPU the second is faster once b d n is large (some ten thousand).
 

@@ -43,8 +43,8 @@ LayerCache = SSDCache | AttentionCache
 class ModelCache(NamedTuple):
     """What a model remembers of the tokens so far: a value, never changed in place.
 
-    layers: of each letter of the pattern its cache, None for state mixers; n_tokens (b,): real
-    tokens of each row so far, which is the position of its next token.
+    layers: of each letter of the pattern its cache, None where it keeps none; n_tokens (b,): real
+    tokens of each row so far, which is the position of its next token; pattern: that of the model.
     """
 
     layers: tuple[LayerCache | None, ...]
@@ -74,7 +74,7 @@ class Block(nn.Module):
         cache: LayerCache | None = None,
         use_cache: bool = True,
     ) -> tuple[Stream, LayerCache | None]:
-        """Add to x what the layer makes of it; state mixers have no cache: None."""
+        """Add to x what the layer makes of it; None where it keeps no cache."""
         if self.letter not in SEQUENCE_MIXERS:
             return x + self.layer(self.norm(x)), None
         y, cache = self.layer(self.norm(x), position_ids, padding_mask=padding_mask, cache=cache)

@@ -76,9 +76,9 @@ def _product_key_topk(queries, keys, k):
     first, second = pairs // best, pairs % best
     # A compiled graph would unroll many small blocks.
     in_cache = keys.is_cpu and not torch.compiler.is_compiling()
-    scores = SCORES_PER_BLOCK if in_cache else SCORES_IN_MEMORY
+    limit = SCORES_PER_BLOCK if in_cache else SCORES_IN_MEMORY
     found = []
-    for block in queries.flatten(0, 1).split(max(1, scores // max(1, 2 * h * r))):
+    for block in queries.flatten(0, 1).split(max(1, limit // max(1, 2 * h * r))):
         # 1. The best of each half.
         values, where = _topk(block.permute(1, 2, 0, 3) @ keys.mT, best)  # (h, 2, n, best)
         # 2. The sums that can be among the k best, and which experts they stand for.
@@ -95,14 +95,14 @@ def _product_key_topk(queries, keys, k):
 def _topk(scores, k):
     """The k largest along the last axis, descending; of equal scores the smaller index first."""
     *_, tokens, n = scores.shape
-    if n <= (64 if tokens == 1 else 32) or scores.dtype == torch.float64:  # sorted as soon
+    if n <= (64 if tokens == 1 else 32) or scores.dtype == torch.float64:  # a full sort is as fast
         values, indices = scores.sort(dim=-1, descending=True, stable=True)
         return values[..., :k], indices[..., :k]
-    # torch.topk may take any of equal scores. So it is given whole numbers of which no two are
-    # equal: the bits of the scores, in the order of the scores, with the index in the low places.
-    # In place, for fresh memory takes as long as the arithmetic.
-    wide = scores.detach().float().nan_to_num(math.inf, math.inf, -math.inf)  # NaN, too, is found
-    bits = wide.add_(0.0).view(torch.int32)  # of -0.0 they are those of 0.0
+    # torch.topk may take any of equal scores, so it gets keys of which no two are equal:
+    # order · n + (n - 1 - index), with `order` the float's bits as an integer in the same order.
+    # In place, since fresh memory takes as long as the arithmetic.
+    wide = scores.detach().float().nan_to_num(math.inf, math.inf, -math.inf)  # NaN ranks first
+    bits = wide.add_(0.0).view(torch.int32)  # -0.0 becomes 0.0
     bits ^= (bits >> 31) & 0x7FFFFFFF
     ranks = bits.long().mul_(n).add_(torch.arange(n - 1, -1, -1, device=scores.device))
     indices = n - 1 - ranks.topk(k, dim=-1).values % n
@@ -129,7 +129,7 @@ def neurons(
     n = check.shapes(x=(x, "n d"), table=(table, "e d"), indices=(indices, "n j"))
     check.floating(x=x)
     check.dtypes([x.dtype], table=table)
-    check.dtypes(check.INTEGERS, indices=indices)
+    check.dtypes(check.INDICES, indices=indices)
     check.entries(f"[0, {n['e']})", indices=indices)
     return _neurons(x, table, indices)
 
@@ -146,7 +146,7 @@ def _neurons(x, table, indices):
 def _products(x: Tensor, table: Tensor, indices: Tensor) -> Tensor:
     """The gradient of a bag with respect to its weights, for a gradient x of its sum."""
     # A table may be larger than a CPU's caches, and the products wait for every row. A bag reads
-    # ahead: its sum is not needed, but it leaves the rows of a block in the cache.
+    # ahead: its sum is thrown away, but it leaves the rows of a block in the cache.
     tokens = max(1, ROWS_PER_BLOCK // indices.shape[1] if x.is_cpu else x.shape[0])
     products = []
     for block, rows in zip(x.split(tokens), indices.split(tokens), strict=True):
@@ -249,7 +249,7 @@ def _check_retrieved(x, down, up, gates, indices, gate):
     check.shapes(n, indices=(indices, "b l h k"), gates=(gates, "b l h k"))
     check.floating(x=x, down=down, gates=gates)
     check.dtypes([down.dtype], up=up, gate=gate)
-    check.dtypes(check.INTEGERS, indices=indices)
+    check.dtypes(check.INDICES, indices=indices)
     check.entries(f"[0, {n['e']})", indices=indices)
 
 
@@ -300,7 +300,7 @@ class ProductKeys(nn.Module):
         return scores.softmax(dim=-1), indices
 
     def idle_rows(self) -> int:
-        """Return how many experts at least no head of a token retrieves."""
+        """Return a lower bound on the experts that no head retrieves for a token."""
         return max(0, self.n_experts - self.n_heads * self.k)
 
 

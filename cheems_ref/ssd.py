@@ -25,12 +25,17 @@ five arguments stand in the order of mamba-ssm's `mamba_chunk_scan_combined`.
     SSD             the layer: projections around `ssd`, and a source of position
 
 Sixteen-bit x, B and C are computed in float32 and the result is cast back; the state stays
-float32. (The kernel multiplies in sixteen bits and sums in float32.) Notebook 03 derives all of it,
+float32. (The kernel multiplies in sixteen bits and sums in float32; under autocast, the products of
+the other forms are autocast's.) Notebook 03 derives all of it,
 notebook 04 the sources of position.
 
 The functions refuse wrong shapes, dtypes and values with a ValueError that names the argument, its
-letters and its numbers (check.py). The layer looks at shapes only: what it hands to the forms is
+letters and its numbers (check.py). The layer looks at shapes only: what it passes to the forms is
 right by construction.
+
+Three forms are written as their cores, functions of (x, dt, A, B, C, state, chunk_size), to which
+`_form` gives the public signature. To take `ssd_chunked` elsewhere, copy the function, `_pad` and
+CHUNKS_PER_BLOCK: it wants all tensors in one dtype, a state, and at least one token.
 Source: WM §2, App. A, B.2; Ch A.2; Dao and Gu (2024).
 """
 
@@ -59,14 +64,14 @@ Result = Values | tuple[Values, State]
 
 # Chunks that ssd_chunked computes at a time: few enough that what lies between two matrix
 # products stays in a core's cache, and that memory does not grow with all chunks at once.
-CHUNKS_PER_BLOCK = 8
+CHUNKS_PER_BLOCK = 16
 
 
 def _form(core):
-    """Make a form of SSD from its core: one signature, one door, one way of rounding for all.
+    """Give a core the public signature: one set of checks, one way of rounding for all forms.
 
     core(x, dt, A, B, C, state, chunk_size) -> (y, state) gets at least one token and a state, all
-    in the dtype of the sums, and knows neither D nor what the caller may have got wrong.
+    in the dtype of the sums; D and wrong arguments are dealt with here.
     """
 
     def form(
@@ -197,31 +202,34 @@ def ssd_chunked(x, dt, A, B, C, state, chunk_size):
 
     Source: WM Listing 3 (with the sum of its step 3 over the source chunks).
     """
-    g, p, q = B.shape[2], x.shape[3], min(chunk_size, x.shape[1])
+    g, p, size = B.shape[2], x.shape[3], min(chunk_size, x.shape[1])
     exact = torch.float32 if x.is_mps else torch.float64  # Apple's GPUs have no float64
-    state = rearrange(state, "b (g i) p n -> b g n (i p)", g=g)  # i: the heads of one group
-    outputs = []
-    blocks = (t.split(q * CHUNKS_PER_BLOCK, dim=1) for t in (x, dt, B, C))
-    for X, step, K, Q in zip(*blocks, strict=True):
-        # 0. Chunks of q tokens. Those that fill the last one have dt = 0: they change no state.
-        fill = -X.shape[1] % q
-        X, step, K, Q = (_pad(t, fill) for t in (X, step, K, Q))
-        step = rearrange(step, "b (c l) (g i) -> b c g i l", l=q, g=g).contiguous()
-        V = step[..., None] * rearrange(X, "b (c l) (g i) p -> b c g i l p", l=q, g=g)
-        K, Q = (rearrange(t, "b (c l) g n -> b c g l n", l=q) for t in (K, Q))
-        # The log decay since the chunk began. Its differences matter; float32 would lose digits.
-        A_cumsum = (step * rearrange(A, "(g i) -> g i 1", g=g)).to(exact).cumsum(-1)
-        from_start = A_cumsum.exp().to(x.dtype)
-        to_end = (A_cumsum[..., -1:] - A_cumsum).exp().to(x.dtype)
 
+    # 0. Chunks of `size` tokens: l is the place in a chunk, i the head in a group. Tokens that fill
+    #    the last chunk have dt = 0: they change no state.
+    X, dt, B, C = (_pad(t, -x.shape[1] % size) for t in (x, dt, B, C))
+    X = rearrange(X, "b (c l) (g i) p -> b c g i l p", l=size, g=g)
+    dt = rearrange(dt, "b (c l) (g i) -> b c g i l", l=size, g=g).contiguous()
+    B, C = (rearrange(t, "b (c l) g n -> b c g l n", l=size) for t in (B, C))
+    state = rearrange(state, "b (g i) p n -> b g n (i p)", g=g)
+    # The log decay since the chunk began. Only its differences matter: float32 would lose digits.
+    A_cumsum = (dt.to(exact) * rearrange(A, "(g i) -> g i 1", g=g)).cumsum(-1)
+    from_start = A_cumsum.exp().to(x.dtype)
+    to_end = (A_cumsum[..., -1:] - A_cumsum).exp().to(x.dtype)
+
+    outputs = []
+    tensors = (X, dt, B, C, A_cumsum, from_start, to_end)
+    blocks = zip(*(t.split(CHUNKS_PER_BLOCK, dim=1) for t in tensors), strict=True)
+    for X, dt, B, C, A_cumsum, from_start, to_end in blocks:  # from here on those of one block
         # 1. Inside each chunk: the quadratic form. (The first tril only prevents overflow.)
         L = (A_cumsum[..., :, None] - A_cumsum[..., None, :]).to(x.dtype).tril_().exp_()
-        y = ((Q @ K.mT).tril()[:, :, :, None] * L) @ V
+        V = dt[..., None] * X
+        y = ((C @ B.mT).tril()[:, :, :, None] * L) @ V
 
         # 2. What each chunk writes: its tokens' writes, decayed to the end of the chunk.
-        writes = K.mT @ rearrange(to_end[..., None] * V, "b c g i l p -> b c g l (i p)")
+        writes = B.mT @ rearrange(to_end[..., None] * V, "b c g i l p -> b c g l (i p)")
 
-        # 3. Between chunks: the recurrence again, one step per chunk.
+        # 3. Between chunks: the recurrence again, decay · state + write, one step per chunk.
         over_chunk = repeat(from_start[..., -1], "b c g i -> b c g 1 (i p)", p=p)
         incoming = []
         for decay, write in zip(over_chunk.unbind(1), writes.unbind(1), strict=True):
@@ -229,10 +237,10 @@ def ssd_chunked(x, dt, A, B, C, state, chunk_size):
             state = torch.addcmul(write, decay, state)
 
         # 4. What each token reads from the state that its chunk was handed.
-        reads = rearrange(Q @ torch.stack(incoming, 1), "b c g l (i p) -> b c g i l p", p=p)
+        reads = rearrange(C @ torch.stack(incoming, 1), "b c g l (i p) -> b c g i l p", p=p)
         y = torch.addcmul(y, from_start[..., None], reads)
-        outputs.append(rearrange(y, "b c g i l p -> b (c l) (g i) p"))
-    y = torch.cat(outputs, dim=1)[:, : x.shape[1]]
+        outputs.append(rearrange(y, "b c g i l p -> b c l g i p"))
+    y = rearrange(torch.cat(outputs, dim=1), "b c l g i p -> b (c l) (g i) p")[:, : x.shape[1]]
     return y, rearrange(state, "b g n (i p) -> b (g i) p n", p=p)
 
 
@@ -344,7 +352,7 @@ def ssd(
 
 
 def _ssd(x, dt, A, B, C, D, chunk_size, state, backend):
-    """`ssd` without its door."""
+    """`ssd`, unchecked."""
     alone = x.shape[1] == 1
     if alone and backend in ("auto", "kernel") and not torch.is_grad_enabled():
         state = _zeros(x, B) if state is None else state
@@ -376,13 +384,13 @@ class SSD(nn.Module):
     How the order of the tokens enters is its option `position`:
 
     * "rope": B and C are turned by the angles of their positions, so that C_t·B_s depends on the
-      distance t - s, with 32 wave lengths for n = 64;
+      distance t - s, with 32 frequencies for n = 64;
     * "conv": x, B and C are mixed over the last d_conv tokens first, each channel by itself;
     * "decay": by the decay alone, which tells near from far and nothing else.
 
-    The decay is there in all three. A starts uniform in (1, 16) and dt log-uniform in [1e-3, 1e-1],
+    The decay is there in all three. -A starts uniform in (1, 16), dt log-uniform in [1e-3, 1e-1],
     as in Mamba-2: so at the start a head forgets over anything from one token to a thousand. The
-    step size has the only bias.
+    only bias is in the step size. Mamba-2's layer has a gate and a norm besides; this one does not.
 
     Args:
         d_model: width of the input and the output.
@@ -506,6 +514,7 @@ class SSD(nn.Module):
             raise ValueError(f"the cache is not one of a layer with position={self.position!r}")
         sizes = dict(b=x.shape[0], h=self.n_heads, p=self.d_head, n=self.d_state)
         check.shapes(sizes, **{"cache.state": (cache.state, "b h p n")})
+        check.dtypes([torch.promote_types(x.dtype, torch.float32)], **{"cache.state": cache.state})
 
 
 def expand_groups(t: Tensor, n_heads: int) -> Tensor:

@@ -39,14 +39,7 @@ def check(name: str, actual: Tensor, expected: Tensor, *, tol: float | None = No
         AssertionError: shape or dtype differ, an entry is NaN or infinite, or an error is above
             the tolerance; the message holds the largest error and its index.
     """
-    tol = _tolerance(name, actual, expected, tol)
-    worst, index, allowed = _largest_error(name, actual, expected, tol)
-    if not worst <= allowed:
-        raise AssertionError(
-            f"{name}: entries differ by up to {worst:.3g}, at index {index}: "
-            f"{actual[index].item():.6g} instead of {expected[index].item():.6g}; "
-            f"allowed is {allowed:.3g} (tolerance {tol:g})"
-        )
+    _must_agree(name, actual, expected, tol)
     print(f"✓ {name}  [{_precision(actual, tol)}]")
 
 
@@ -84,12 +77,7 @@ def check_gradients(
         label = f"{name}, gradient of input {i}"
         if a is None or e is None:
             raise AssertionError(f"{label}: the input does not reach the output")
-        worst, index, allowed = _largest_error(label, a, e, _tolerance(label, a, e, tol))
-        if not worst <= allowed:
-            raise AssertionError(
-                f"{label}: entries differ by up to {worst:.3g}, at index {index}: "
-                f"{a[index].item():.6g} instead of {e[index].item():.6g}; allowed is {allowed:.3g}"
-            )
+        _must_agree(label, a, e, tol)
     print(f"✓ {name}: {len(got)} gradients  [{_precision(got[0], tol)}]")
 
 
@@ -141,17 +129,24 @@ def _tolerance(name, actual, expected, tol):
     return tol
 
 
-def _largest_error(name, actual, expected, tol):
-    """The largest |actual - expected|, where it is, and how large it may be."""
+def _must_agree(name, actual, expected, tol):
+    """Raise where the largest |actual - expected| is above the tolerance, and say where that is."""
+    tol = _tolerance(name, actual, expected, tol)
     _refuse_non_finite(f"{name}: actual", actual)
     _refuse_non_finite(f"{name}: expected", expected)
     if actual.numel() == 0:
-        return 0.0, (), tol
+        return
     error = (_wide(actual) - _wide(expected)).abs()
     if actual.dtype not in TOLERANCE:
         error = error.maximum((actual != expected).double())  # float64 rounds large integers
     index = tuple(int(i) for i in torch.unravel_index(error.argmax(), error.shape))
-    return error[index].item(), index, tol * max(1.0, _largest(expected))
+    worst, allowed = error[index].item(), tol * max(1.0, _largest(expected))
+    if not worst <= allowed:
+        raise AssertionError(
+            f"{name}: entries differ by up to {worst:.3g}, at index {index}: "
+            f"{actual[index].item():.6g} instead of {expected[index].item():.6g}; "
+            f"allowed is {allowed:.3g} (tolerance {tol:g})"
+        )
 
 
 def _wide(t):

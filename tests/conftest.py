@@ -1,15 +1,42 @@
+import os
+
 import jaxtyping
 import pytest
 import torch
+from xdist.scheduler import LoadScopeScheduling
 
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread_per_worker():
-    """`make test` runs two workers; torch would give each of them all cores."""
+    """`make test` runs two workers; torch, here or in a process started from here, would give each
+    of them all cores.
+    """
     torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setitem(os.environ, "OMP_NUM_THREADS", "1")
+        yield
 
 
 @pytest.fixture
 def unchecked(monkeypatch):
     """Turns jaxtyping's checks off, which would answer before the function itself does."""
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+
+
+class Singly(LoadScopeScheduling):
+    """Hands out one test at a time, but the cells of a notebook, and the tests of a file whose
+    fixture takes long to make, together and in their order. The longest of these come first.
+
+    xdist's own `--dist loadgroup` groups nothing under pytest 9.2 (pytest-xdist issue 1386).
+    """
+
+    def _split_scope(self, nodeid):
+        path = nodeid.split("::")[0]
+        together = path.endswith((".ipynb", "test_build.py", "test_wheel.py"))
+        return path if together else nodeid
+
+
+@pytest.hookimpl(optionalhook=True)  # without xdist nobody knows it
+def pytest_xdist_make_scheduler(config, log):
+    if config.getvalue("dist") == "loadscope":
+        return Singly(config, log)

@@ -6,12 +6,11 @@ one of the rooms has a planted mistake, and expect it to fail.
 """
 
 import re
-import types
 
-import pytest
 import torch
 from hypothesis import settings
-from planting import plant
+from planting import asked
+from properties import normal, rows
 
 import cheems_ref.model as model
 from cheems_ref import (
@@ -68,11 +67,6 @@ MODELS = {
 STATE_MIXERS, TINY = "MGDRHCXPKE", [name for name in presets.PRESETS if name.endswith("-tiny")]
 
 
-def normal(*shape, seed=0, dtype=torch.float64):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
-
-
 def ids(b, length, seed=1, vocab=SIZES["vocab_size"]):
     return torch.randint(vocab, (b, length), generator=torch.Generator().manual_seed(seed))
 
@@ -95,34 +89,12 @@ def built(m, case, dtype=torch.float64, **changes):
     return net.to(dtype)
 
 
-def rows(*texts):
-    """A padding mask: '#' is a token and '.' is padding."""
-    return torch.tensor([[c == "#" for c in text] for text in texts])
-
-
 PADDING = {
     "left": rows("...####", "#######"),
     "right": rows("####...", "######."),
     "middle": rows("##.#..#", ".#.##.#"),
     "nothing else": rows(".......", ".##.#.#"),
 }
-
-
-def held(cache, name="cache"):
-    """All tensors in a cache by their names."""
-    if torch.is_tensor(cache):
-        return {name: cache}
-    if not isinstance(cache, tuple):  # None, or the letters of the pattern
-        return {}
-    parts = cache._asdict().items() if hasattr(cache, "_asdict") else enumerate(cache)
-    return {k: t for key, part in parts for k, t in held(part, f"{name}.{key}").items()}
-
-
-def gradients(net, y):
-    """All in one vector, of a number that depends on all of y."""
-    total = (y * normal(*y.shape, seed=8)).sum()
-    grads = torch.autograd.grad(total, [*net.parameters()], materialize_grads=True)
-    return torch.cat([g.flatten() for g in grads])
 
 
 def refused(error, message, function, *args, **kwargs):
@@ -138,15 +110,9 @@ def refused(error, message, function, *args, **kwargs):
 # --- which module has which property -----------------------------------------------------------
 
 
-def title(has_property, case):
-    name = getattr(has_property, "func", has_property).__name__
-    name += str(getattr(has_property, "keywords", ""))
-    return f"{name}{'' if case is None else ', ' + str(case)}"
-
-
 def titled(*rows):
     """Properties with the case that they are asked of, None if they are asked of none."""
-    return {title(*row): row for row in rows}
+    return {asked(*[part for part in row if part is not None]): row for row in rows}
 
 
 def ask(has_property, case, m=model):
@@ -167,43 +133,3 @@ ROOMS = (
     budget,
     model,
 )
-
-
-def planted(room: types.ModuleType, edits) -> types.ModuleType:
-    """A copy of cheems_ref.model with one mistake in one of the rooms.
-
-    The rooms that import it are copied too, and each copy sees the copies before it.
-    """
-    copies = {}
-    for behind in ROOMS[ROOMS.index(room) :]:
-        copy = plant(behind, *(edits if behind is room else ()))
-        for name, value in list(vars(copy).items()):
-            setattr(copy, name, copies.get((name, id(value)), value))
-        if behind is check:  # the one room that the others import as a module
-            copies["check", id(check)] = copy
-        copies |= {
-            (name, id(value)): getattr(copy, name, value)
-            for name, value in vars(behind).items()
-            if not name.startswith("__")
-        }
-    return copy
-
-
-def mistakes(*tables):
-    """(room, a property, its case, the edits) of every row, by a name for each.
-
-    A table is a room and its rows: a property, the case that it is asked of, and mistakes that
-    break it there: what each is, and its edits.
-    """
-    return {
-        f"{title(has_property, case)}: {what}": (room, has_property, case, edits)
-        for room, table in tables
-        for has_property, case, planted_here in table
-        for what, edits in planted_here.items()
-    }
-
-
-def is_caught(room, has_property, case, edits):
-    mutant = planted(room, edits)
-    with pytest.raises(AssertionError):
-        ask(has_property, case, mutant)

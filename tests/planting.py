@@ -1,22 +1,111 @@
-"""Planted mistakes: a copy of a module in which some of its source is exchanged."""
+"""Planted mistakes: what a row says, and copies of rooms in which some of the source is exchanged.
 
+The tables are in planted/, one for each file of properties, and test_planted.py runs them all.
+"""
+
+import functools
 import inspect
 import types
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+
+class Mistake(NamedTuple):
+    """A mistake, as edits of the source, and the property that it breaks.
+
+    An edit is a fragment, its replacement and how often it occurs (once, if that is left out). No
+    edits at all: the package itself lacks the property there, and the check must be able to say so.
+    """
+
+    title: str
+    has_property: Callable
+    arguments: tuple
+    edits: Sequence[tuple]
+    room: types.ModuleType | None
+
+    def asked(self) -> str:
+        return asked(self.has_property, *self.arguments)
+
+
+def mistakes(rows: Sequence[tuple], room: types.ModuleType | None = None) -> list[Mistake]:
+    """The mistakes in rows: a property, what it is asked of beside the module, and a dict of
+    mistakes that break it there: what each is, and its edits.
+
+    All edits are made in `room`; if it is None, each in the one room that has its fragment.
+    """
+    return [
+        Mistake(title, has_property, tuple(arguments), edits, room)
+        for has_property, *arguments, planted_here in rows
+        for title, edits in planted_here.items()
+    ]
+
+
+def asked(has_property: Callable, *arguments) -> str:
+    """A property and what it is asked of, in words."""
+    name = getattr(has_property, "func", has_property).__name__
+    name += str(getattr(has_property, "keywords", ""))
+    return ", ".join([name, *(", ".join(a) if isinstance(a, tuple) else str(a) for a in arguments)])
+
+
+def planted(
+    rooms: Sequence[types.ModuleType], edits: Sequence[tuple] = (), room=None
+) -> types.ModuleType:
+    """A copy of the last of some rooms, given in the order in which they import one another.
+
+    Those from the first that is edited on are copied, and each copy sees the copies before it; they
+    are the `copied` of the result, by their names.
+    """
+    edits_in = {one: [] for one in rooms}
+    for edit in edits:
+        edits_in[room or _room_of(edit[0], rooms)].append(edit)
+    first = min((i for i, one in enumerate(rooms) if edits_in[one]), default=len(rooms) - 1)
+    copied, exchanged = {}, {}
+    for original in rooms[first:]:
+        copy = plant(original, *edits_in[original])
+        for name, value in list(vars(copy).items()):
+            setattr(copy, name, exchanged.get((name, id(value)), value))
+        exchanged |= {
+            (name, id(value)): getattr(copy, name, value)
+            for name, value in vars(original).items()
+            if not name.startswith("__")
+        }
+        exchanged[_name(original), id(original)] = copied[_name(original)] = copy
+    copy.copied = copied
+    return copy
+
+
+def _room_of(fragment, rooms):
+    if len(rooms) == 1:  # where an edit may also be one of what an edit before it has written
+        return rooms[0]
+    fitting = [one for one in rooms if fragment in inspect.getsource(one)]
+    if len(fitting) != 1:
+        raise LookupError(f"{fragment!r} occurs in {len(fitting)} rooms, not in one")
+    return fitting[0]
 
 
 def plant(module: types.ModuleType, *edits: tuple) -> types.ModuleType:
-    """Copy a module with each (fragment, replacement[, how often it occurs]) exchanged.
+    """A copy of one module with each fragment exchanged.
 
     Raises:
         LookupError: a fragment does not occur so often: a control on old source controls nothing.
     """
-    name = module.__name__.rpartition(".")[2]
     source = inspect.getsource(module)
     for fragment, replacement, *count in edits:
         found, expected = source.count(fragment), *(count or [1])
         if found != expected:
-            raise LookupError(f"{fragment!r} occurs {found} times in {name}.py, not {expected}")
+            raise LookupError(
+                f"{fragment!r} occurs {found} times in {_name(module)}.py, not {expected}"
+            )
         source = source.replace(fragment, replacement)
-    copy = types.ModuleType(f"planted_{name}")
-    exec(compile(source, f"planted {name}.py", "exec"), copy.__dict__)
+    copy = types.ModuleType(f"planted_{_name(module)}")
+    exec(_compiled(_name(module), source), copy.__dict__)
     return copy
+
+
+@functools.lru_cache(maxsize=64)  # of a stack of rooms all but one are copied as they are
+def _compiled(name, source):
+    return compile(source, f"planted {name}.py", "exec")
+
+
+def _name(module):
+    return module.__name__.rpartition(".")[2]

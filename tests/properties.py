@@ -1,17 +1,75 @@
-"""What more than one test file asks of the package: work counted, and questions to the device."""
+"""What more than one test file asks of the package, and what it asks with.
+
+Tensors and masks; work, counted; questions to the device; modules made late; sequence mixers. The
+property of a test file, a function of a module and of a case, hands these what it has made of them.
+"""
 
 import contextlib
 import itertools
+import math
 import traceback
 from collections.abc import Callable, Iterator
 
+import jaxtyping
+import pytest
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from cheems_ref.verify import check
+from cheems_ref.verify import check, must_differ
+
+# --- tensors ----------------------------------------------------------------------------------
+
+
+def normal(*shape, dtype=torch.float64, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
+
+
+def rows(*texts):
+    """A padding mask: '#' is a token and '.' is padding."""
+    return torch.tensor([[c == "#" for c in text] for text in texts])
+
+
+def one_entry(value):
+    """A change of a tensor: its last entry becomes the value."""
+
+    def change(t):
+        changed = t.clone(memory_format=torch.contiguous_format)
+        changed.view(-1)[-1] = value
+        return changed
+
+    return change
+
+
+def gradients(y, tensors):
+    """All in one vector, of a number that depends on all of y."""
+    total = (y * normal(*y.shape, seed=8)).sum()
+    grads = torch.autograd.grad(total, [*tensors], materialize_grads=True, retain_graph=True)
+    return torch.cat([g.flatten() for g in grads])
+
+
+def held(cache, name="cache"):
+    """All tensors in a cache by their names."""
+    if torch.is_tensor(cache):
+        return {name: cache}
+    if not isinstance(cache, tuple):  # None, or the letters of the pattern
+        return {}
+    parts = cache._asdict().items() if hasattr(cache, "_asdict") else enumerate(cache)
+    return {k: t for key, part in parts for k, t in held(part, f"{name}.{key}").items()}
+
+
+def leaves_alone(function, *tensors):
+    """Call it and see that it has written into none of the tensors."""
+    before = [(t.clone(), t._version) for t in tensors]
+    function(*tensors)
+    for i, (t, (copy, version)) in enumerate(zip(tensors, before, strict=True)):
+        assert torch.equal(t, copy) and t._version == version, f"argument {i} is written into"
+
+
+# --- work -------------------------------------------------------------------------------------
 
 
 class Work(TorchDispatchMode):
@@ -50,6 +108,8 @@ def works_linearly(run: Callable[[int], torch.Tensor], counts=(2, 3, 4, 5)) -> N
     }
     assert len(more) == 1 and min(more) > (0, 0), f"operations and bytes added per chunk: {more}"
 
+
+# --- questions to the device ------------------------------------------------------------------
 
 # On an accelerator each of these waits for the device: the result's shape, or a number in Python,
 # depends on values.
@@ -123,6 +183,9 @@ def questions() -> Iterator[list[str]]:
         yield counter.asked
 
 
+# --- modules made late ------------------------------------------------------------------------
+
+
 def starts_alike(make: Callable[[], nn.Module], seed=0) -> None:
     """A module made without memory, given it later and reset is the one made directly."""
     torch.manual_seed(seed)
@@ -142,15 +205,127 @@ def starts_alike(make: Callable[[], nn.Module], seed=0) -> None:
         assert got[name].dtype == t.dtype and torch.equal(got[name], t), f"{name} differs"
 
 
+# --- sequence mixers: call(mixer, x, real, cache, start) gives y and the cache ------------------
+
+
+def forward(mixer, x, real=None, cache=None, start=0):
+    """One call, whose positions count the real tokens of each row from `start` on."""
+    counted = torch.ones(x.shape[:2], device=x.device).bool() if real is None else real
+    return mixer(x, start + counted.cumsum(1) - 1, padding_mask=real, cache=cache)
+
+
+def total(y, *caches):
+    """A number that depends on all of y and of the caches."""
+    tensors = [t for cache in caches for t in held(cache).values() if t.is_floating_point()]
+    return (y * normal(*y.shape, seed=8)).sum() + sum(t.square().sum() for t in tensors)
+
+
+def each_gradient(y, caches, tensors):
+    return torch.autograd.grad(total(y, *caches), [*tensors], materialize_grads=True)
+
+
+def moves_nothing_before_it(mixer, x, j, real=None, call=forward):
+    """Moving token j of row 0 moves what it gives, nothing before it and no other row."""
+    moved = x.clone()
+    moved[0, j] += 1
+    before, after = (call(mixer, u, real, None, 0)[0] for u in (x, moved))
+    assert torch.equal(after[0, :j], before[0, :j]), f"token {j} reaches back in time"
+    assert torch.equal(after[1], before[1]), "another row moves"
+    must_differ(f"token {j} moved", after[0, j], before[0, j])
+
+
+def padding_changes_nothing(mixer, x, real, junk=math.nan):
+    """Real tokens, cache and all gradients are those of the rows without their padding."""
+    padded = x.masked_fill(~real[..., None], junk).requires_grad_()
+    full, weights = x.clone().requires_grad_(), dict(mixer.named_parameters())
+    y, cache = forward(mixer, padded, real)
+    alone = [forward(mixer, full[i : i + 1, row]) for i, row in enumerate(real)]
+    for i, (_, expected) in enumerate(alone):
+        for name, t in held(expected).items():
+            got = held(cache)[name][i]
+            check(f"padding: {name}", got if got.shape == t[0].shape else got[real[i]], t[0])
+    y, want = y[real], torch.cat([y_alone[0] for y_alone, _ in alone])
+    check("padding: y", y, want)
+    got = each_gradient(y, [cache], [padded, *weights.values()])
+    expected = each_gradient(want, [cache for _, cache in alone], [full, *weights.values()])
+    assert not got[0][~real].any(), "padding receives a gradient"
+    for name, a, e in zip(["x", *weights], got, expected, strict=True):
+        check(f"padding: gradient of {name}", a, e)
+
+
+def positions_at_padding_are_not_looked_at(mixer, x, real):
+    """Neither in this call nor, through the cache, by the token after it."""
+    results, start = [], real.sum(1, keepdim=True)
+    for number in (0, -1, 10**9):
+        positions = (real.cumsum(1) - 1).masked_fill(~real, number)
+        try:
+            y, cache = mixer(x, positions, padding_mask=real)
+        except IndexError as error:
+            raise AssertionError(f"{number} at padding is looked up") from error
+        results.append((y[real], forward(mixer, x[:, :1], cache=cache, start=start)[0]))
+    for other in results[1:]:
+        assert all(map(torch.equal, other, results[0])), "positions at padding enter"
+
+
+def calls_join_up(mixer, x, cuts, real=None, call=forward):
+    """Calls that hand the cache on give what one call gives; each cache is a value."""
+    counted = torch.ones(x.shape[:2]).bool() if real is None else real
+
+    def part(start, stop, cache):
+        before = counted[:, :start].sum(1, keepdim=True)
+        mask = None if real is None else real[:, start:stop]
+        return call(mixer, x[:, start:stop], mask, cache, before)
+
+    want, whole = part(0, x.shape[1], None)
+    y, cache, kept = [], None, []
+    for start, stop in itertools.pairwise((0, *cuts, x.shape[1])):
+        (y_part, after), (again, other) = part(start, stop, cache), part(start, stop, cache)
+        assert torch.equal(again, y_part), "a cache serves once"
+        assert all(map(torch.equal, held(other).values(), held(after).values()))
+        y.append(y_part)
+        cache = after
+        kept += [(name, t, t.clone(), t._version) for name, t in held(cache).items()]
+    for name, t, copy, version in kept:
+        assert torch.equal(t, copy) and t._version == version, f"{name} is written to"
+    y = torch.cat(y, dim=1)
+    check("y over several calls = over one", y[counted], want[counted])
+    assert held(cache).keys() == held(whole).keys()
+    for name, t in held(cache).items():
+        check(f"over several calls = over one: {name}", t, held(whole)[name])
+    weights = dict(mixer.named_parameters())
+    grads = (
+        each_gradient(out[counted], [last], weights.values())
+        for out, last in ((y, cache), (want, whole))
+    )
+    for name, a, e in zip(weights, *grads, strict=True):
+        check(f"gradient over several calls = over one: {name}", a, e)
+
+
+def asks_nothing(mixer, x, real=None, call=forward):
+    """No answer of the device is waited for: in a call, its backward pass, and the token after."""
+    with questions() as asked:
+        y, cache = call(mixer, x, real, None, 0)
+        total(y, cache).backward()
+        with torch.no_grad():
+            _, cache = call(mixer, x, real, None, 0)
+            call(mixer, x[:, :1], None if real is None else real[:, :1], cache, x.shape[1])
+    assert not asked, asked
+
+
 def is_one_graph(
     mixer: nn.Module, call: Callable, x: torch.Tensor, mask: torch.Tensor | None
 ) -> None:
     """A sequence mixer compiled in one piece gives what it gives as it is, gradients included.
 
-    call(mixer, x, mask, cache, start) -> y, cache; asked for a step of training, and for two tokens
-    more from the cache that it leaves.
+    Asked for a step of training, and for two tokens more from the cache that it leaves.
     """
     torch._dynamo.reset()
+    with pytest.MonkeyPatch.context() as patched:  # torch traces no type checker
+        patched.setattr(jaxtyping.config, "jaxtyping_disable", True)
+        _is_one_graph(mixer, call, x, mask)
+
+
+def _is_one_graph(mixer, call, x, mask):
     results, given = [], x.clone().requires_grad_()
     real = torch.ones(x.shape[:2], dtype=torch.bool) if mask is None else mask
     for run in (torch.compile(mixer, fullgraph=True, backend="eager"), mixer):

@@ -12,20 +12,14 @@ from models import (
     ask,
     built,
     ids,
-    is_caught,
-    mistakes,
-    normal,
     options,
-    rows,
-    title,
     titled,
 )
-from properties import questions
+from properties import normal, questions, rows
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import cheems_ref.model as model
-from cheems_ref import attention, generate, rope, ssd
 from cheems_ref.verify import check
 
 pytestmark = [
@@ -35,6 +29,7 @@ pytestmark = [
 ]
 
 ROUTED = "RHCX"  # which group tokens by expert: how many there are for each, they have to ask
+THROUGH_AUTOGRAD = ("cheems-tiny", "mamba2-tiny")
 ASKING_NOTHING = [name for name in TINY if not set(model.preset(name).pattern) & set(ROUTED)]
 
 # --- questions to the device: properties of a module m ----------------------------------------
@@ -82,9 +77,7 @@ def the_door_asks_twice(m, case):
 def layers_run_without_values(m, case):
     """On tensors that have none: fake ones, and those of the meta device."""
     for mode, device in ((contextlib.nullcontext(), "meta"), (FakeTensorMode(), "cpu")):
-        rope._frequencies.cache_clear()  # of tensors with values, and afterwards of those without
-        with mode, contextlib.ExitStack() as after:
-            after.callback(rope._frequencies.cache_clear)
+        with mode:
             with torch.device(device):
                 net, tokens = made(m, case), torch.zeros(2, 9, dtype=torch.int64)
                 real = torch.ones(2, 9, dtype=torch.bool)
@@ -123,7 +116,9 @@ def losses(net, run, tokens):
     return logits.detach(), torch.cat([p.grad.flatten() for p in net.parameters()])
 
 
-def trains_as_one_graph(m, name, backend="eager"):
+def trains_as_one_graph(m, name):
+    """Some through autograd too, which traces the backward pass."""
+    backend = "aot_eager" if name in THROUGH_AUTOGRAD else "eager"
     torch.manual_seed(0)
     net, tokens = m.CausalLM(short(m, name)).double(), ids(2, 12)
     run, counter = as_one_graph(net, backend)
@@ -132,8 +127,9 @@ def trains_as_one_graph(m, name, backend="eager"):
     assert counter.frame_count == 1, f"{counter.frame_count} graphs"
 
 
-def decodes_as_one_graph(m, name, backend="eager"):
+def decodes_as_one_graph(m, name):
     """A prompt and token by token; once lengths are known to vary, no token compiles anew."""
+    backend = "aot_eager" if name == THROUGH_AUTOGRAD[0] else "eager"
     torch.manual_seed(0)
     net, tokens = m.CausalLM(short(m, name)).double(), ids(2, 12)
     run, counter = as_one_graph(net, backend)
@@ -145,14 +141,9 @@ def decodes_as_one_graph(m, name, backend="eager"):
             logits, cache = run(tokens[:, t : t + 1], cache=cache)
             parts.append(logits)
             graphs.append(counter.frame_count)
+            assert graphs[-1] <= 3, f"graphs after each call: {graphs}"
     check(f"{name}, compiled: prompt and tokens", torch.cat(parts, dim=1), want)
-    assert graphs[0] == 1 and graphs[2] == graphs[-1] <= 3, f"graphs after each call: {graphs}"
-
-
-def test_training_and_decoding_compile_through_autograd():
-    for name in ("cheems-tiny", "mamba2-tiny"):
-        trains_as_one_graph(model, name, "aot_eager")
-    decodes_as_one_graph(model, "cheems-tiny", "aot_eager")
+    assert graphs[0] == 1 and graphs[2] == graphs[-1], f"graphs after each call: {graphs}"
 
 
 def test_a_padded_prompt_compiles():
@@ -208,72 +199,3 @@ HELD = titled(
 @pytest.mark.parametrize("has_property, case", HELD.values(), ids=HELD)
 def test_the_model_has_the_property(has_property, case):
     ask(has_property, case)
-
-
-# --- negative controls ------------------------------------------------------------------------
-
-BLOCK = "        y, cache = self.layer(self.norm(x)"
-STEPS = "dt = F.softplus(self.dt_proj(x).to(wide) + self.dt_bias.to(wide))\n"
-NEGATIVE = "        if bool((dt < 0).any()):\n            raise ValueError\n"
-REAL = "        v, inner = self._values(x"
-NEXT = "model._hidden_states(tokens, padding_mask, cache)"
-ASKED = "model.hidden_states(tokens, padding_mask=padding_mask, cache=cache)"
-
-# fmt: off
-PLANTED_SSD = [
-    (layers_ask_nothing, "SEIE", {
-        "are steps negative?": [(STEPS, STEPS + NEGATIVE)],
-        "how large are they?": [(STEPS, STEPS + "        largest = dt.max().item()\n")],
-        "which are zero?": [(STEPS, STEPS + "        zeros = (dt == 0).nonzero()\n")],
-        "those that are not": [(STEPS, STEPS + "        others = dt[dt != 0]\n")],
-        "all of them": [(STEPS, STEPS + "        listed = dt.tolist()\n")]}),
-    (layers_run_without_values, "cheems-tiny", {
-        "are steps negative?": [(STEPS, STEPS + NEGATIVE)]}),
-]
-PLANTED_ATTENTION = [
-    (layers_ask_nothing, "IPAM", {
-        "is there padding?": [
-            (REAL, "        if padding_mask is None or not padding_mask.all():\n"
-                   "            x = x + int(position_ids.max() < 0)\n" + REAL)]}),
-    (layers_run_without_values, "llama-tiny", {
-        "is a position negative?": [
-            (REAL, "        if position_ids.min() < 0:\n            raise ValueError\n" + REAL)]}),
-    (layers_run_without_values, "doge-tiny", {
-        "a mask on another device": [
-            ("real=cache.real, device=q.device", 'real=cache.real, device="cpu"')]}),
-]
-PLANTED = [
-    (layers_ask_nothing, "SEIE", {
-        "is it finite?": [(BLOCK, "        assert x.isfinite().all()\n" + BLOCK)]}),
-    (the_door_asks_twice, "SEIE", {
-        "a third question": [
-            ("        b, length = input_ids.shape\n",
-             "        b, length = input_ids.shape\n        int(input_ids.sum())\n")]}),
-    (decodes_as_one_graph, "llama-tiny", {
-        "a number for every token": [
-            ("before + real.sum(1), self.config.pattern", "before + real.sum(1), "
-             "self.config.pattern + ' ' * (0 if cache is None else cache.pattern.count(' ') + 1)"),
-            ("if cache.pattern != self", "if cache.pattern.strip() != self")]}),
-]
-PLANTED_GENERATE = [
-    (the_door_asks_twice, "SEIE", {
-        "every id is looked at": [(NEXT, ASKED)]}),
-]
-# fmt: on
-
-MISTAKES = mistakes(
-    (ssd, PLANTED_SSD),
-    (attention, PLANTED_ATTENTION),
-    (model, PLANTED),
-    (generate, PLANTED_GENERATE),
-)
-
-
-@pytest.mark.parametrize("room, has_property, case, edits", MISTAKES.values(), ids=MISTAKES)
-def test_planted_mistake_is_caught(room, has_property, case, edits):
-    is_caught(room, has_property, case, edits)
-
-
-def test_every_mistake_breaks_a_property_that_the_model_has():
-    """So that it was the mistake that was caught."""
-    assert {title(*row[1:3]) for row in MISTAKES.values()} <= HELD.keys()

@@ -11,13 +11,12 @@ import sys
 import types
 from functools import partial
 
-import jaxtyping
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from planting import plant
-from properties import work, works_linearly
+from properties import leaves_alone, one_entry, work, works_linearly
 
 import cheems_ref.linear_attention as la
 from cheems_ref.kernels import kernel_status
@@ -273,11 +272,7 @@ def rows_and_heads_do_not_meet(m, form):
 
 
 def leaves_its_inputs_alone(m, form):
-    tensors = inputs(form)
-    before = [(t.clone(), t._version) for t in tensors]
-    apply(m, form, *tensors)
-    for t, (copy, version) in zip(tensors, before, strict=True):
-        assert torch.equal(t, copy) and t._version == version, f"{form} writes into its inputs"
+    leaves_alone(partial(apply, m, form), *inputs(form))
 
 
 def has_dtypes_and_accuracy(m, form, dtype=torch.bfloat16, narrow=False):
@@ -587,7 +582,7 @@ def test_steps_are_taken_by_the_chunk(form):
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("form", ["gated_delta_rule", "gated_delta_rule in chunks"])
 def test_rule_compiles_to_one_graph(form, monkeypatch):
-    copy = planted()  # in the module itself the import hook decorates inner functions at every call
+    copy = plant(la)  # in the module itself the import hook decorates inner functions at every call
     monkeypatch.setitem(sys.modules, copy.__name__, copy)
     tensors = inputs(form)
     compiled = torch.compile(partial(apply, copy, form), backend="eager", fullgraph=True)
@@ -735,179 +730,19 @@ def test_kernels_of_fla_agree_in_the_interpreter(fla_ops, name):
         check_gradients(f"fla's {name} = {rule}", kernel, ours, tensors, tol=tol)
 
 
-# --- negative controls ------------------------------------------------------------------------
-
-planted = partial(plant, la)
-
-DECAY = """\
-    steps = repeat(g, "b c h t -> b c h t s", s=size).tril(-1)
-    decay = steps.cumsum(dim=-2).exp().tril()
-"""
-RUNNING_SUMS = """\
-    total = g.cumsum(-1)
-    decay = (total[..., :, None] - total[..., None, :]).tril().exp().tril()
-"""
-MASK_AFTER_EXP = RUNNING_SUMS.replace(").tril().exp()", ").exp()")
-
-# One row, one mistake: the form that has it, the property that must fail there, the edits.
-# fmt: off
-PLANTED = [
-    ("gated_linear_attention", "the write decays too", agree,
-     ("return _decay(S, g) + _outer(v, k)", "return _decay(S + _outer(v, k), g)")),
-    ("gated_linear_attention", "g is taken for the decay", agree,
-     ("g.exp()[..., None, None]", "(-g)[..., None, None]")),
-    ("gated_linear_attention", "rows share their decay", rows_and_heads_do_not_meet,
-     ("g.exp()[..., None, None]", "g.exp().mean(0)[..., None, None]")),
-    ("gated_linear_attention", "heads share their decay", rows_and_heads_do_not_meet,
-     ("g.exp()[..., None, None]", "g.exp().mean(1, keepdim=True)[..., None, None]")),
-    ("linear_attention", "reads before it writes", agree,
-     ("        state = update(state, *token)\n", ""),
-     ("_read(state, q_t))\n", "_read(state, q_t))\n        state = update(state, *token)\n")),
-    ("linear_attention", "writes into the state it was given", leaves_its_inputs_alone,
-     ("return S + _outer(v, k)", "return S.add_(_outer(v, k))")),
-    ("linear_attention", "no initial state", agree, (" if state is None else state\n", "\n")),
-    ("linear_attention", "forgets between calls", calls_join_up,
-     (" if state is None else state\n", "\n")),
-    ("linear_attention", "sums in sixteen bits", has_dtypes_and_accuracy,
-     ("return t.to(torch.promote_types(t.dtype, torch.float32))", "return t")),
-    ("linear_attention", "no scale", scale_is_a_factor_on_the_output,
-     ("o = (scale * o).to(dtype)\n", "o = o.to(dtype)\n")),
-    ("linear_attention", "the scale of a softmax", agree,
-     ("o = (scale * o).to(dtype)\n", "o = (q.shape[-1] ** -0.5 * scale * o).to(dtype)\n")),
-    ("linear_attention_quadratic", "the state is scaled", scale_is_a_factor_on_the_output,
-     ('state + einsum("bshp,bshn->bhpn", v, k)',
-      'scale * (state + einsum("bshp,bshn->bhpn", v, k))')),
-    ("linear_attention_quadratic", "no mask", is_causal,
-     ('"bthn,bshn->bhts", q, k).tril()', '"bthn,bshn->bhts", q, k)')),
-    ("linear_attention_quadratic", "a token does not see itself", agree,
-     ('"bthn,bshn->bhts", q, k).tril()', '"bthn,bshn->bhts", q, k).tril(-1)')),
-    ("longhorn", "length of the key not squared", is_the_least_change_for_the_pair,
-     ("k.square().sum(-1)", "k.norm(dim=-1)")),
-    ("longhorn", "the step of the delta rule", is_the_least_change_for_the_pair,
-     ("beta / (1 + beta * k.square().sum(-1))", "beta")),
-    ("longhorn", "the step of the delta rule grows", does_not_grow,
-     ("beta / (1 + beta * k.square().sum(-1))", "beta")),
-    ("longhorn", "a full step, whatever β", is_the_least_change_for_the_pair,
-     ("beta / (1 + beta * k.square().sum(-1))", "1 / k.square().sum(-1)")),
-    ("longhorn in chunks", "β for ε", is_the_least_change_for_the_pair,
-     ("_implicit_step(k, _wide(beta))", "beta")),
-    ("delta_rule", "sign of what is recalled", is_one_gradient_step,
-     ("error = v - _read(S, k)", "error = v + _read(S, k)")),
-    ("delta_rule", "the value is not weighted", is_one_gradient_step,
-     ("_outer(beta[..., None] * error, k)", "_outer(v - beta[..., None] * (v - error), k)")),
-    ("delta_rule", "the state is not corrected", recalls_what_it_was_told,
-     ("error = v - _read(S, k)", "error = v")),
-    ("delta_rule", "a step twice as long", does_not_grow,
-     ("beta[..., None] * error", "2 * beta[..., None] * error")),
-    ("gated_delta_rule", "the error of the state before it decays", agree,
-     ("return _correct(_decay(S, g), k, v, beta)",
-      "return _decay(S, g) + _correct(S, k, v, beta) - S")),
-    ("gated_delta_rule", "the write decays too", agree,
-     ("return _correct(_decay(S, g), k, v, beta)", "return _decay(_correct(S, k, v, beta), g)")),
-    ("gated_linear_attention in chunks", "no mask", is_causal, (".exp().tril()", ".exp()")),
-    ("gated_linear_attention in chunks", "writes decay one step too far", agree,
-     ("s=size).tril(-1)", "s=size).tril()")),
-    ("gated_linear_attention in chunks", "reads decay one step short", agree,
-     ("from_start = g.cumsum(dim=-1)", "from_start = (g.cumsum(dim=-1) - g)")),
-    ("gated_linear_attention in chunks", "writes decay from the start, not to the end", agree,
-     ("decay[..., -1, :, None]", "decay[..., :, 0, None]")),
-    ("gated_linear_attention in chunks", "chunks decay by their first token", agree,
-     ("from_start[:, :, :, -1:]", "from_start[:, :, :, :1]")),
-    ("gated_linear_attention in chunks", "a chunk reads what it wrote", agree,
-     ("        incoming.append(state)\n", ""),
-     ("w, k_to_end)\n", "w, k_to_end)\n        incoming.append(state)\n")),
-    ("gated_linear_attention in chunks", "differences of running sums", keeps_its_digits,
-     (DECAY, RUNNING_SUMS)),
-    ("gated_linear_attention in chunks", "masked after exp",
-     agree_in_gradient_on("decay by e^-10000"), (DECAY, MASK_AFTER_EXP)),
-    ("gated_linear_attention in chunks", "no gradient through the state", agree_in_gradient,
-     ("incoming.append(state)", "incoming.append(state.detach())")),
-    ("gated_linear_attention in chunks", "filled up in front", agree,
-     ("(0, -t.shape[1] % size)", "(-t.shape[1] % size, 0)")),
-    ("gated_linear_attention in chunks", "one chunk, whatever its size",
-     costs_the_same_for_every_chunk, ("size = min(chunk_size, q.shape[1])", "size = q.shape[1]")),
-    ("gated_linear_attention in chunks", "indexing makes the backward pass quadratic",
-     costs_the_same_for_every_chunk,
-     ("[t.unbind(1) for t in (writes,",
-      "[[t[:, c] for c in range(k.shape[1])] for t in (writes,")),
-    ("gated_delta_rule in chunks", "indexing what is recalled makes it quadratic",
-     costs_the_same_for_every_chunk,
-     ("recalls.unbind(1)", "[recalls[:, c] for c in range(k.shape[1])]")),
-    ("linear_attention in chunks", "indexing blocks makes the backward pass quadratic",
-     costs_the_same_for_every_chunk,
-     ("(t.split(size * CHUNKS_PER_BLOCK, dim=1) for t",
-      "([t[:, i : i + size * CHUNKS_PER_BLOCK]"
-      " for i in range(0, k.shape[1], size * CHUNKS_PER_BLOCK)] for t")),
-    ("linear_attention in chunks", "blocks that forget", agree_on("three blocks and a ragged end"),
-     ("o, state = _block_of_chunks(", "o, _ = _block_of_chunks(")),
-    ("linear_attention in chunks", "no gradient between blocks",
-     agree_in_gradient_on("three blocks and a ragged end"),
-     ("**named, state=state,", "**named, state=state.detach(),")),
-    ("gated_delta_rule", "indexing tokens makes the backward pass quadratic",
-     costs_the_same_for_every_chunk,
-     ("*(t.unbind(1) for t in (q,", "*([t[:, i] for i in range(k.shape[1])] for t in (q,")),
-    ("delta_rule in chunks", "token by token, whatever the chunk", takes_steps_by_the_chunk,
-     ("elif chunk_size is None:", "elif True:")),
-    ("linear_attention in chunks", "no scale", scale_is_a_factor_on_the_output,
-     ("o = (scale * o).to(dtype)\n", "o = o.to(dtype)\n")),
-    ("delta_rule in chunks", "sign of the system", agree,
-     ("solve_triangular(A,", "solve_triangular(-A,")),
-    ("delta_rule in chunks", "transposed system", is_causal,
-     ("solve_triangular(A, terms, upper=False", "solve_triangular(A.mT, terms, upper=True")),
-    ("delta_rule in chunks", "β of the source", agree, ("(beta * einsum(", "(beta.mT * einsum(")),
-    ("delta_rule in chunks", "the value is not weighted", is_one_gradient_step,
-     ("torch.cat([beta * v,", "torch.cat([v,")),
-    ("delta_rule in chunks", "what the state recalls is left in", recalls_what_it_was_told,
-     ("            w = w - einsum(", "            w = w - 0 * einsum(")),
-    ("delta_rule in chunks", "no gradient through what is recalled", agree_in_gradient,
-     ("recall, state)", "recall, state.detach())")),
-    ("gated_delta_rule in chunks", "no decay in the system", agree,
-     ("k, k) * decay).tril", "k, k)).tril")),
-    ("gated_delta_rule in chunks", "what is recalled has not decayed", agree,
-     ("beta * from_start * k]", "beta * k]")),
-    ("gated_delta_rule in chunks", "two right sides exchanged", agree_on("one of everything"),
-     ("writes, recalls = solved", "recalls, writes = solved")),
-    ("RULES", "gates in another order", table_is_complete, ('("g", "beta")),', '("beta", "g")),')),
-    ("RULES", "a function that is another's", table_is_complete,
-     ("Rule(longhorn, ", "Rule(delta_rule, ")),
-]
-# fmt: on
-
-
-@pytest.mark.parametrize("row", PLANTED, ids=lambda row: f"{row[0]}: {row[1]}")
-def test_planted_mistake_is_caught(row):
-    form, _, has_property, *edits = row
-    mutant = planted(*edits)
-    with pytest.raises(AssertionError):
-        has_property(mutant, form)
-    has_property(la, form)  # so it was the mistake that was caught
+# --- what hides a mistake ------------------------------------------------------------------------
 
 
 def test_undecayed_system_hides_where_nothing_decays_and_exponents_where_little_does():
-    agree(planted(("k, k) * decay).tril", "k, k)).tril")), "delta_rule in chunks")
+    from planted.linear_attention import DECAY, MASK_AFTER_EXP, RUNNING_SUMS, UNDECAYED
+
+    agree(plant(la, UNDECAYED), "delta_rule in chunks")
     for edit in ((DECAY, RUNNING_SUMS), (DECAY, MASK_AFTER_EXP)):
-        agree(planted(edit), "gated_delta_rule in chunks")
-        agree_in_gradient(planted(edit), "gated_delta_rule in chunks")
+        agree(plant(la, edit), "gated_delta_rule in chunks")
+        agree_in_gradient(plant(la, edit), "gated_delta_rule in chunks")
 
 
 # --- bad input --------------------------------------------------------------------------------
-
-
-def test_shapes_in_signatures_are_checked_in_this_run(request):
-    if not request.config.getoption("--jaxtyping-packages", default=None):
-        pytest.skip("pytest runs without --jaxtyping-packages")
-    q, k, v, _ = inputs("linear_attention")
-    with pytest.raises(jaxtyping.TypeCheckError):
-        la.linear_attention(q, k[..., :2], v)
-
-
-def one_entry(value):
-    def change(t):
-        changed = t.clone()
-        changed.view(-1)[-1] = value
-        return changed
-
-    return change
 
 
 # One argument, what is done to a good one or a bad one, and what the message says.

@@ -1,9 +1,11 @@
 """The house: which room imports which, how large it may be, and the list a reader starts from."""
 
 import ast
+import importlib
 import io
 import re
 import tokenize
+from functools import reduce
 from pathlib import Path
 
 import pytest
@@ -122,3 +124,14 @@ def test_the_reader_s_list_names_every_room_once():
     listed = re.findall(r"^\| \[`(\w+)`\]\((\w+)\.py\)", (PACKAGE / "README.md").read_text(), re.M)
     assert all(name == link for name, link in listed)
     assert sorted(name for name, _ in listed) == sorted([*ROOMS, "__main__"])
+
+
+def test_the_reader_s_list_starts_with_what_is_there():
+    rows = re.findall(
+        r"^\| \[`(\w+)`\].*\| (`[^|]*`) \|$", (PACKAGE / "README.md").read_text(), re.M
+    )
+    assert len(rows) > 10
+    for name, functions in rows:
+        room = importlib.import_module(f"cheems_ref.{name}")
+        for function in re.findall(r"`([\w.]+)`", functions):
+            assert reduce(getattr, function.split("."), room) is not None

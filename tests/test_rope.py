@@ -15,6 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from planting import plant
+from properties import leaves_alone, normal
 
 import cheems_ref.rope as rope
 from cheems_ref.verify import check, check_gradients, must_differ
@@ -22,11 +23,6 @@ from cheems_ref.verify import check, check_gradients, must_differ
 GRID = list(itertools.product((2, 4, 6, 10, 64), (10_000.0, 500.0, 1e6)))
 EPS = 2.0**-52  # from 1 to the next float64
 FAR = 1_048_576
-
-
-def normal(*shape, dtype=torch.float64, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
 
 
 def positions(b=2, l=5, top=100_000):
@@ -146,12 +142,9 @@ def rounds_once(m, dtype=torch.bfloat16):
 
 def leaves_its_inputs_alone(m):
     ids, x = positions(), normal(2, 5, 3, 10)
-    tensors = (x, *m.rope_cos_sin(ids, 10, dtype=x.dtype), ids)
-    before = [(t.clone(), t._version) for t in tensors]
-    m.apply_rope(*tensors[:3])
-    m.log_length_scale(ids, 100.0)
-    for t, (copy, version) in zip(tensors, before, strict=True):
-        assert torch.equal(t, copy) and t._version == version
+    leaves_alone(m.apply_rope, x, *m.rope_cos_sin(ids, 10, dtype=x.dtype))
+    leaves_alone(lambda ids: m.log_length_scale(ids, 100.0), ids)
+    leaves_alone(lambda ids: m.rope_cos_sin(ids, 10), ids)
 
 
 def gradient_turns_back(m):
@@ -339,97 +332,13 @@ def test_dynamic_ntk_of_transformers_has_the_same_frequencies(llama, length, s):
     within("θ_k = transformers'", theirs, ours, 1e-6 * ours)
 
 
-# --- negative controls ------------------------------------------------------------------------
-
-
-planted = partial(plant, rope)
-
-
-# fmt: off
-ONE_TOO_FAR = ("position_ids[..., None].to", "(position_ids + 1)[..., None].to")
-NEIGHBOURS = (
-    ("first, second = x.chunk(2, dim=-1)", "first, second = x[..., ::2], x[..., 1::2]"),
-    ("torch.cat([-second, first], dim=-1)",
-     "torch.stack([-second, first], dim=-1).flatten(-2)"),
-)
-CAT = "torch.cat([angles, angles], dim=-1)"
-REPEATED = (CAT, "angles.repeat_interleave(2, dim=-1)")
-BACKWARDS = (
-    "[torch.stack([cos, -sin], -1), torch.stack([sin, cos], -1)]",
-    "[torch.stack([cos, sin], -1), torch.stack([-sin, cos], -1)]",
-)
-EXPONENT = ("** (dim / (dim - 2))", "** (dim / (dim + 2))")
-
-# One row, one mistake: what it is, the property that must fail, the edits.
-PLANTED = [
-    ("k counts from 1", frequencies_are_the_formula,
-     ("range(0, dim, 2)", "range(2, dim + 1, 2)")),
-    ("exponent without the 2", frequencies_are_the_formula,
-     ("range(0, dim, 2)", "range(dim // 2)")),
-    ("frequencies in the default dtype", is_free_of_the_default_dtype,
-     ("_frequencies(dim, base), dtype=torch.float64)", "_frequencies(dim, base))")),
-    ("positions count from 1", turns_vectors, ONE_TOO_FAR),
-    ("positions of the first row for all", turns_vectors,
-     ("position_ids[..., None].to", "position_ids[:1].expand_as(position_ids)[..., None].to")),
-    ("angles in bfloat16", angles_are_wide,
-     (CAT, CAT + ".bfloat16().to(angles.dtype)")),
-    ("positions in bfloat16", angles_are_wide,
-     ("position_ids[..., None].to(frequencies.dtype)", "position_ids[..., None].bfloat16()")),
-    ("float32 angles beside float64", turns_vectors,
-     ("torch.float64 if dtype == torch.float64 else torch.float32", "torch.float32")),
-    ("cos and sin cast to the dtype of x", rounds_once,
-     ("cos[:, :, None]", "cos.to(x.dtype)[:, :, None]"),
-     ("sin[:, :, None]", "sin.to(x.dtype)[:, :, None]")),
-    ("result stays wide", rounds_once, (".to(x.dtype)", "")),
-    ("turned backwards", turns_vectors, ("[-second, first]", "[second, -first]")),
-    ("half turn without a sign", knows_the_distance_only, ("[-second, first]", "[second, first]")),
-    ("angles of neighbours, halves turned", knows_the_distance_only, REPEATED),
-    ("interleaved pairing", turns_vectors, *NEIGHBOURS, REPEATED),
-    ("interleaved pairing, permuted", pairings_differ_by_a_permutation, *NEIGHBOURS, REPEATED),
-    ("turned by the number of the head", turns_vectors, ("[:, :, None]", "[:, None]", 2)),
-    ("writes into x", leaves_its_inputs_alone, ("cos[:, :, None] * x", "x.mul_(cos[:, :, None])")),
-    ("half of the gradient is lost", gradient_turns_back, ("x.chunk", "x.detach().chunk")),
-    ("half matrix backwards", matrix_is_its_blocks,
-     ("torch.cat([cos, -sin], 1), torch.cat([sin, cos], 1)",
-      "torch.cat([cos, sin], 1), torch.cat([-sin, cos], 1)")),
-    ("interleaved matrix backwards", matrix_is_its_blocks, BACKWARDS),
-    ("interleaved matrix backwards, permuted", pairings_differ_by_a_permutation, BACKWARDS),
-    ("matrix without a sign", matrices_form_a_group,
-     ("torch.cat([cos, -sin]", "torch.cat([cos, sin]")),
-    ("distance without its sign", matrices_form_a_group,
-     ("angles = position *", "angles = abs(position) *")),
-    ("permutation inverted", pairings_differ_by_a_permutation, (".view(-1, 2)", ".view(2, -1)")),
-    ("exponent d / (d + 2)", ntk_is_the_formula, EXPONENT),
-    ("exponent d / (d + 2), slowest wave", ntk_stretches_the_slowest_wave, EXPONENT),
-    ("no - (s - 1)", ntk_starts_at_the_trained_length, (" - (scaling_factor - 1)\n", "\n")),
-    ("shrinks below the trained length", ntk_starts_at_the_trained_length,
-     ("if length <= max_positions:", "if False:")),
-    ("no max with 1", log_scale_is_the_formula,
-     (".where(n > base_length, 1.0).clamp(min=1.0)", "")),
-    ("a query misses itself", log_scale_is_the_formula,
-     ("position_ids.to(_wide(dtype)) + 1", "position_ids.to(_wide(dtype))")),
-    ("natural logarithm", log_scale_is_the_formula, (" / math.log(base_length)", "")),
-    ("n of the longest row", log_scale_looks_at_one_position,
-     ("= n.log()", "= n.max().expand_as(n).log()")),
-]
-# fmt: on
-
-
-@pytest.mark.parametrize("row", PLANTED, ids=lambda row: row[0])
-def test_planted_mistake_is_caught(row):
-    _, has_property, *edits = row
-    mutant = planted(*edits)
-    with pytest.raises(AssertionError):
-        has_property(mutant)
-
-
-@pytest.mark.parametrize("has_property", {row[1]: None for row in PLANTED})
-def test_rope_has_every_property_that_a_mistake_breaks(has_property):
-    has_property(rope)
+# --- what hides a mistake ------------------------------------------------------------------------
 
 
 def test_constant_offset_hides_from_the_theorem():
-    knows_the_distance_only(planted(ONE_TOO_FAR))
+    from planted.rope import ONE_TOO_FAR  # which takes its properties from this file
+
+    knows_the_distance_only(plant(rope, ONE_TOO_FAR))
 
 
 # --- bad input --------------------------------------------------------------------------------
@@ -491,10 +400,3 @@ BAD = [
 def test_bad_input_is_refused_with_its_name_and_numbers(function, arguments, message):
     with pytest.raises(ValueError, match=message):
         function(**arguments)
-
-
-def test_shapes_in_signatures_are_checked_in_this_run(request):
-    if not request.config.getoption("--jaxtyping-packages", default=None):
-        pytest.skip("pytest runs without --jaxtyping-packages")
-    with pytest.raises(jaxtyping.TypeCheckError):
-        applied(cos=COS[:, :4])

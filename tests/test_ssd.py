@@ -8,17 +8,27 @@ the same functions to fail. So a check that cannot fail fails here.
 import contextlib
 import itertools
 import math
-import sys
 from functools import partial
 
-import jaxtyping
+import properties
 import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from planting import plant
-from properties import is_one_graph, questions, starts_alike, work, works_linearly
+from planting import plant, planted
+from properties import (
+    forward,
+    held,
+    is_one_graph,
+    leaves_alone,
+    moves_nothing_before_it,
+    one_entry,
+    rows,
+    starts_alike,
+    work,
+    works_linearly,
+)
 from test_convolution import convolution
 
 import cheems_ref.ssd as ssd_module
@@ -34,15 +44,6 @@ MATRIX_NAMES = ("dt", "A", "B", "C")
 POSITIONS = ("rope", "conv", "decay")
 STATUS = ssd_module.kernels.kernel_status()
 DEVICE = "cuda" if STATUS.mode == "cuda" else "cpu"
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Tensors this small gain nothing from threads, which would fight over busy cores."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def inputs(
@@ -129,7 +130,7 @@ DEFAULT = CASES["three chunks and a ragged end"]
 
 def compared(m, form, case):
     """The form and the definition, as functions of the same tensors, and the tensors."""
-    case = dict(case)
+    case = dict(CASES[case] if isinstance(case, str) else case)
     chunk_size, idle = case.pop("chunk_size", 4), case.pop("idle", ())
     zero_state = case.pop("zero_state", False)
     *tensors, state = inputs(**case)
@@ -168,12 +169,7 @@ def is_causal(m, form, length=13):
 
 
 def leaves_its_inputs_alone(m, form):
-    tensors = inputs()
-    versions = [t._version for t in tensors]
-    copies = [t.clone() for t in tensors]
-    apply(m, form, *tensors)
-    for name, t, copy, version in zip(NAMES, tensors, copies, versions, strict=True):
-        assert torch.equal(t, copy) and t._version == version, f"{form} form writes into {name}"
+    leaves_alone(partial(apply, m, form), *inputs())
 
 
 def has_dtypes_and_accuracy(m, form, dtype=torch.bfloat16, narrow=False):
@@ -432,102 +428,34 @@ def tokens(b=2, length=11, dtype=torch.float64):
     return torch.randn(b, length, 8, generator=generator, dtype=torch.float64).to(dtype)
 
 
-def forward(mixer, x, mask=None, cache=None, start=0):
-    """One call, whose positions count the real tokens of each row from `start` on."""
-    real = torch.ones(x.shape[:2], device=x.device).bool() if mask is None else mask
-    return mixer(x, start + real.cumsum(1) - 1, padding_mask=mask, cache=cache)
-
-
-def held(cache):
-    """The tensors in a cache by their names."""
-    return {k: t for k, t in cache._asdict().items() if t is not None}
-
-
 def check_caches(name, actual, expected):
     assert held(actual).keys() == held(expected).keys()
     for k, t in held(actual).items():
         check(f"{name}: {k}", t, held(expected)[k])
 
 
-def total(y, cache):
-    """A number that depends on all of y and of the cache."""
-    return y.sum() + sum(t.square().sum() for t in held(cache).values())
-
-
-# '#' is a token and '.' is padding; two rows each, with different numbers of tokens
+# Two rows each, with different numbers of tokens.
 PADDING = {
-    "left": ("...########", ".##########"),
-    "right": ("########...", "##########."),
-    "middle": ("###..######", "##.#.#.####"),
-    "everywhere": (".##..###.#.", "#.########."),
-    "a row of nothing else": ("...........", "###########"),
+    "left": rows("...########", ".##########"),
+    "right": rows("########...", "##########."),
+    "middle": rows("###..######", "##.#.#.####"),
+    "everywhere": rows(".##..###.#.", "#.########."),
+    "a row of nothing else": rows("...........", "###########"),
 }
 
 
-def mask_of(name):
-    return torch.tensor([[c == "#" for c in row] for row in PADDING[name]])
-
-
 def padding_changes_nothing(m, position, name="middle", junk=math.nan):
-    """Real tokens, cache and all gradients are those of the row without its padding."""
-    mixer, mask = layer(m, position), mask_of(name)
-    x = tokens().masked_fill(~mask[..., None], junk).requires_grad_()
-    y, cache = forward(mixer, x, mask)
-    total(y[mask], cache).backward()
-    padded = {k: v.grad.clone() for k, v in mixer.named_parameters()}
-    mixer.zero_grad()
-    for i, row in enumerate(mask):
-        alone = tokens()[i : i + 1, row].requires_grad_()
-        y_alone, cache_alone = forward(mixer, alone)
-        total(y_alone, cache_alone).backward()
-        check(f"padding ({name}): y", y[i, row], y_alone[0])
-        for k, t in held(cache_alone).items():
-            check(f"padding ({name}): {k}", held(cache)[k][i], t[0])
-        check(f"padding ({name}): gradient of x", x.grad[i, row], alone.grad[0])
-        assert not x.grad[i, ~row].any()
-    for k, v in mixer.named_parameters():
-        check(f"padding ({name}): gradient of {k}", padded[k], v.grad)
+    properties.padding_changes_nothing(layer(m, position), tokens(), PADDING[name], junk)
 
 
 def positions_at_padding_are_not_looked_at(m, position):
-    mixer, x, mask = layer(m, position), tokens(), mask_of("everywhere")
-    results = []
-    for number in (0, -1, 10**9):
-        numbers = (mask.cumsum(1) - 1).masked_fill(~mask, number)
-        y, cache = mixer(x, numbers, padding_mask=mask)
-        results.append((y[mask], *held(cache).values()))
-    for other in results[1:]:
-        assert all(torch.equal(a, e) for a, e in zip(other, results[0], strict=True))
+    mixer = layer(m, position)
+    properties.positions_at_padding_are_not_looked_at(mixer, tokens(), PADDING["everywhere"])
 
 
 def calls_join_up(m, position, pieces=(5, 6), name="middle"):
-    """Calls that hand the cache on give what one call gives, and each cache serves twice."""
-    mixer, x = layer(m, position), tokens()
-    mask = torch.ones(x.shape[:2]).bool() if name is None else mask_of(name)
-
-    def call(part, cache):
-        before = mask[:, : part.start].sum(1, keepdim=True)
-        return forward(mixer, x[:, part], mask[:, part] if name else None, cache, before)
-
-    want, want_cache = call(slice(0, 11), None)
-    y, cache, start = [], None, 0
-    for size in pieces:
-        part = slice(start, start + size)
-        first, second = call(part, cache), call(part, cache)
-        assert torch.equal(first[0], second[0])
-        assert all(map(torch.equal, held(first[1]).values(), held(second[1]).values()))
-        y.append(first[0])
-        cache, start = first[1], start + size
-    y = torch.cat(y, dim=1)
-    check("y over several calls = over one", y[mask], want[mask])
-    check_caches("over several calls = over one", cache, want_cache)
-    weights = dict(mixer.named_parameters())
-    grads = (
-        torch.autograd.grad(total(y[mask], cache), weights.values()),
-        torch.autograd.grad(total(want[mask], want_cache), weights.values()),
-    )
-    for k, a, e in zip(weights, *grads, strict=True):
-        check(f"gradient over several calls = over one: {k}", a, e)
+    cuts = [*itertools.accumulate(pieces)][:-1]
+    properties.calls_join_up(layer(m, position), tokens(), cuts, name and PADDING[name])
 
 
 def projections(mixer, u):
@@ -566,15 +494,8 @@ def layer_is_the_definition(m, position):
 
 
 def layer_is_causal(m, position):
-    """Moving a token moves what it gives, nothing before it and no other row."""
-    mixer, x = layer(m, position), tokens()
-    before = forward(mixer, x)[0]
-    for j in range(x.shape[1]):
-        moved = x.clone()
-        moved[0, j] += 1
-        after = forward(mixer, moved)[0]
-        assert torch.equal(after[0, :j], before[0, :j]) and torch.equal(after[1], before[1])
-        must_differ(f"token {j} moved", after[0, j], before[0, j])
+    for j in range(11):
+        moves_nothing_before_it(layer(m, position), tokens(), j)
 
 
 def only_distances_enter(m, position):
@@ -591,23 +512,12 @@ def only_distances_enter(m, position):
 
 
 def asks_nothing(m, position):
-    """No answer of the device is waited for: with padding, in decoding, in the backward pass."""
-    mixer, x = layer(m, position), tokens()
-    for mask in (None, mask_of("everywhere")):
-        with questions() as asked:
-            y, cache = forward(mixer, x, mask)
-            total(y, cache).backward()
-            with torch.no_grad():
-                y, cache = forward(mixer, x, mask)
-                forward(mixer, x[:, :1], None if mask is None else mask[:, :1], cache, start=11)
-        assert not asked, asked
+    for real in (None, PADDING["everywhere"]):
+        properties.asks_nothing(layer(m, position), tokens(), real)
 
 
 def compiles(m, position):
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(jaxtyping.config, "jaxtyping_disable", True)  # torch traces no type checker
-        patched.setitem(sys.modules, m.__name__, m)  # where torch looks it up
-        is_one_graph(layer(m, position), forward, tokens(), mask_of("everywhere"))
+    is_one_graph(layer(m, position), forward, tokens(), PADDING["everywhere"])
 
 
 def is_born_right(m, position):
@@ -662,7 +572,8 @@ def test_prefill_continued_prefill_and_decoding_agree(position, pieces, name):
 
 @at_every_position
 def test_layer_keeps_shape_and_returns_its_cache(position):
-    shapes = dict(state=(2, 4, 3, 10)) | (dict(conv=(2, 3, 52)) if position == "conv" else {})
+    shapes = {"cache.state": (2, 4, 3, 10)}
+    shapes |= {"cache.conv": (2, 3, 52)} if position == "conv" else {}
     for length in (11, 0):
         y, cache = forward(layer(position=position), tokens(length=length))
         assert y.shape == (2, length, 8)
@@ -709,7 +620,7 @@ def test_layer_is_the_same_with_every_backend(position, backend):
 
 @pytest.mark.skipif(not STATUS.available, reason=STATUS.reason)
 def test_rotated_layer_is_the_same_through_the_kernel():
-    mask = mask_of("everywhere")
+    mask = PADDING["everywhere"]
     want, got = (
         forward(
             layer(dtype=torch.float32, backend=backend).to(DEVICE),
@@ -807,196 +718,27 @@ def test_layer_works_in_every_dtype(position, dtype):
     check("layer = float64 layer with the same weights", y, truth.to(dtype))
 
 
-# --- negative controls ------------------------------------------------------------------------
-
-
-planted = partial(plant, ssd_module)
-
-
-# Step 3 as WM Listing 3 has it, a product of all chunks with all chunks: decay[target, source]
-# times what each source wrote, then a sum over the sources. As printed it sums over the targets.
-STEP_3 = """\
-        incoming = []
-        for decay, write in zip(over_chunk.unbind(1), writes.unbind(1), strict=True):
-            incoming.append(state)
-            state = torch.addcmul(write, decay, state)
-"""
-STEP_3_OF_THE_LISTING = """\
-        written = torch.cat((state[:, None], writes), dim=1)
-        log = F.pad(A_cumsum[..., -1].cumsum(1), (0, 0, 0, 0, 1, 0))
-        later = torch.ones(log.shape[1], log.shape[1]).triu(1).bool()[:, :, None, None]
-        decay = (log[:, :, None] - log[:, None]).masked_fill(later, -torch.inf).exp()
-        decay = repeat(decay, "b t s g i -> b t s g 1 (i p)", p=p)
-        carried = (decay * written[:, None]).sum(dim=AXIS)
-        incoming, state = carried[:, :-1].unbind(1), carried[:, -1]
-"""
-SOURCES = (STEP_3, STEP_3_OF_THE_LISTING.replace("AXIS", "2"))
-TARGETS = (STEP_3, STEP_3_OF_THE_LISTING.replace("AXIS", "1"))
-ALL_CHUNKS_AT_ONCE = ("CHUNKS_PER_BLOCK = 8", "CHUNKS_PER_BLOCK = 10**6")
-TILED = (
-    "t.repeat_interleave(n_heads // g, dim=-2)",
-    "torch.cat([t] * (n_heads // g), dim=-2)",
-)
-COLUMNS = (
-    "_cos_sin(position_ids,",
-    "_cos_sin(position_ids * 0 + torch.arange(x.shape[1]),",
-)
-STEP = 'decay * state + einsum("bh,bhp,bhn->bhpn", dt, x, B)'
-X_PER_CHUNK = 'rearrange(X, "b (c l) (g i) p -> b c g i l p", l=q, g=g)'
-PROJECT = "        channels = [self.x_proj(x)"
-CACHED = "(None, None) if cache is None else cache\n"
-
-
-def agree_on(case):
-    return lambda m, form: agree(m, form, CASES[case])
-
-
-# One row, one mistake: the form that has it, or the layer's source of position; the property that
-# must fail there; the edits.
-# fmt: off
-PLANTED = [
-    ("chunked", "sum over the target chunks", agree, TARGETS),
-    ("chunked", "sum over the target chunks leaks", is_causal, TARGETS),
-    ("chunked", "reads decay one step short", agree,
-     ("from_start = A_cumsum.exp()",
-      'from_start = (A_cumsum - step * rearrange(A, "(g i) -> g i 1", g=g)).exp()')),
-    ("chunked", "writes decay one step too far", agree,
-     ("to_end = (A_cumsum[..., -1:] - A_cumsum)",
-      "to_end = (A_cumsum[..., -1:] - A_cumsum.roll(1, -1))")),
-    ("chunked", "tiled groups", agree, ("(g i)", "(i g)", 6)),
-    ("chunked", "no triangle", is_causal, ("(Q @ K.mT).tril()", "(Q @ K.mT)")),
-    ("chunked", "triangle one too high", is_causal, ("(Q @ K.mT).tril()", "(Q @ K.mT).tril(1)")),
-    ("chunked", "triangle one too low", agree, ("(Q @ K.mT).tril()", "(Q @ K.mT).tril(-1)")),
-    ("chunked", "no dt inside chunks", agree, ("* L) @ V", "* L) @ " + X_PER_CHUNK)),
-    ("chunked", "no dt in writes", agree,
-     ("to_end[..., None] * V", "to_end[..., None] * " + X_PER_CHUNK)),
-    ("chunked", "a chunk reads what it wrote", agree,
-     ("            incoming.append(state)\n", ""),
-     ("decay, state)\n", "decay, state)\n            incoming.append(state)\n")),
-    ("chunked", "final state one chunk early", agree,
-     ('rearrange(state, "b g n (i p)', 'rearrange(incoming[-1], "b g n (i p)')),
-    ("chunked", "state lost between blocks", agree_on("blocks of chunks are crossed"),
-     ("fill = -X.shape[1] % q\n", "fill, state = -X.shape[1] % q, state * (not outputs)\n")),
-    ("chunked", "blocks of rows", works_block_by_block,
-     ("t.split(q * CHUNKS_PER_BLOCK, dim=1)", "t.split(q * CHUNKS_PER_BLOCK, dim=0)")),
-    ("chunked", "overflow above the diagonal", agree_on("large dt"),
-     (".tril_().exp_()", ".exp_()")),
-    ("chunked", "running sums in float32", keeps_its_digits,
-     ("torch.float32 if x.is_mps else torch.float64", "torch.float32")),
-    ("chunked", "all chunks at once", works_block_by_block, ALL_CHUNKS_AT_ONCE),
-    ("chunked", "filled up in front", agree, ("+ (0, count)", "+ (count, 0)")),
-    ("chunked", "no gradient through the state", agree_in_gradient,
-     ("incoming.append(state)", "incoming.append(state.detach())")),
-    ("chunked", "sums in sixteen bits", has_dtypes_and_accuracy,
-     ("core(*(t.to(wide) for t in (x, dt, A, B, C)), state, chunk_size)",
-      "core(*(t.to(x.dtype) for t in (x, dt, A, B, C, state)), chunk_size)"),
-     ("return _skip(y, x, D), state\n\n\ndef _skip",
-      "return _skip(y, x, D), state.float()\n\n\ndef _skip")),
-    ("chunked", "all chunks with all chunks", each_block_costs_the_same,
-     SOURCES, ALL_CHUNKS_AT_ONCE),
-    ("chunked", "indexing makes the backward pass quadratic", each_block_costs_the_same,
-     ALL_CHUNKS_AT_ONCE,
-     ("writes.unbind(1)", "[writes[:, i] for i in range(writes.shape[1])]")),
-    ("quadratic", "the form itself is not linear", each_block_costs_the_same),
-    ("quadratic", "decay off by one", agree, (".tril(-1)", ".tril()")),
-    ("quadratic", "no triangle", is_causal, (".exp().tril()", ".exp()")),
-    ("quadratic", "no initial state", agree,
-     ("from_start, C, state)", "from_start, C, 0 * state)")),
-    ("quadratic", "no dt in writes", agree, ("to_end * dt, x, B", "to_end, x, B")),
-    ("matrix", "decay off by one", agree, (".tril(-1)", ".tril()")),
-    ("matrix", "tiled groups", agree, TILED),
-    ("matrix", "B and C exchanged", agree, ('"bthn,bshn->bhts", C, B', '"bthn,bshn->bhts", B, C')),
-    ("step", "decays what it has just written", agree,
-     (STEP, STEP.replace("state + ", "(state + ") + ")")),
-    ("step", "no dt in writes", agree, ('"bh,bhp,bhn->bhpn", dt, x', '"bhp,bhn->bhpn", x')),
-    ("step", "tiled groups", agree, TILED),
-    ("step", "writes into the state it was given", leaves_its_inputs_alone,
-     ("decay * state + ", "state.mul_(decay) + ")),
-    ("recurrent", "D of another head", agree, ("y + D[:, None]", "y + D.flip(0)[:, None]")),
-    ("recurrent", "no initial state", agree,
-     (" if state is None else state\n    if", "\n    if")),
-    ("auto", "a token takes the chunked form", a_single_token_takes_the_step,
-     ("alone = x.shape[1] == 1", "alone = False")),
-    ("kernel", "a token takes the chunked kernel", a_single_token_takes_the_step,
-     ("alone = x.shape[1] == 1", "alone = False")),
-    ("kernel", "the step is asked for a gradient", a_single_token_takes_the_step,
-     (' in ("auto", "kernel") and not torch.is_grad_enabled()', ' in ("auto", "kernel")')),
-    ("kernel", "the step of torch for that of the kernel", a_single_token_takes_the_step,
-     ("_ssd_step(*tokens, state, D, backend)", '_ssd_step(*tokens, state, D, "auto")')),
-    ("kernel", "the step forgets D", a_single_token_takes_the_step,
-     ("_ssd_step(*tokens, state, D, backend)", "_ssd_step(*tokens, state, None, backend)")),
-    ("decay", "padding lets the state decay", padding_changes_nothing,
-     ("dt = dt.masked_fill(~padding_mask[..., None], 0)", "dt = dt + 0")),
-    ("decay", "padding is looked at", padding_changes_nothing,
-     ("x = x.masked_fill(~padding_mask[..., None], 0)", "x = x + 0")),
-    ("decay", "forgets its cache", calls_join_up,
-     (CACHED, CACHED.replace("cache\n", "(None, cache.conv)\n"))),
-    ("decay", "step size not through softplus", layer_is_the_definition,
-     ("F.softplus(self", "torch.exp(self")),
-    ("decay", "heads and widths exchanged", layer_is_the_definition,
-     ("values.unflatten(-1, (self.n_heads, -1))", "values.unflatten(-1, (-1, self.n_heads)).mT")),
-    ("rope", "positions count columns", padding_changes_nothing, COLUMNS),
-    ("rope", "positions restart with every call", calls_join_up, COLUMNS),
-    ("rope", "positions count from the smallest, at padding too",
-     positions_at_padding_are_not_looked_at,
-     ("_cos_sin(position_ids,",
-      "_cos_sin(position_ids - position_ids.amin(1, keepdim=True),")),
-    ("rope", "all but padding stands at position 0", padding_changes_nothing,
-     ("            cos, sin = _cos_sin(",
-      "            if padding_mask is not None:\n"
-      "                position_ids = position_ids.masked_fill(padding_mask, 0)\n"
-      "            cos, sin = _cos_sin(")),
-    ("rope", "only B is turned", only_distances_enter, ("_apply_rope(C, cos, sin)", "C")),
-    ("rope", "C is turned the wrong way", only_distances_enter,
-     ("apply_rope(C, cos, sin)", "apply_rope(C, cos, -sin)")),
-    ("rope", "both are turned the wrong way", layer_is_the_definition,
-     ("_cos_sin(position_ids,", "_cos_sin(position_ids.max() - position_ids,")),
-    ("rope", "the base is not handed on", layer_is_the_definition,
-     ("B.shape[-1], self.rope_base,", "B.shape[-1], 10_000.0,")),
-    ("rope", "the device is asked whether a step is negative", asks_nothing,
-     (PROJECT, "        if (dt < 0).any():\n            raise ValueError\n" + PROJECT)),
-    ("rope", "the graph breaks at a number", compiles,
-     (PROJECT, "        if dt.sum().item() < 0:\n            raise ValueError\n" + PROJECT)),
-    ("rope", "D is not started anew", is_born_right, ("        nn.init.ones_(self.D)\n", "")),
-    ("conv", "the taps are not started anew", is_born_right,
-     ("nn.init.uniform_(self.conv, -bound, bound)", "bound")),
-    ("decay", "drawn in another order", is_born_right,
-     ("        self.reset_parameters()\n",
-      "        self.reset_parameters()\n        self.out_proj.reset_parameters()\n")),
-    ("conv", "convolution sees padding", padding_changes_nothing,
-     ("padding_mask=padding_mask, history=history", "history=history")),
-    ("conv", "C is not mixed", layer_is_the_definition,
-     ("values, B, C = channels", "values, B, C = (*channels[:2], self.C_proj(x))")),
-    ("conv", "history forgotten", calls_join_up,
-     (CACHED, CACHED.replace("cache\n", "(cache.state, None)\n"))),
-    ("conv", "no gradient through the history", calls_join_up,
-     (CACHED, CACHED.replace("cache\n", "(cache.state, cache.conv.detach())\n"))),
-]
-# fmt: on
-
-
-@pytest.mark.parametrize("row", PLANTED, ids=lambda row: f"{row[0]}: {row[1]}")
-def test_planted_mistake_is_caught(row):
-    form, _, has_property, *edits = row
-    mutant = planted(*edits)
-    with pytest.raises(AssertionError):
-        has_property(mutant, form)
-    if edits:  # without them it holds, so it was the mistake that was caught
-        has_property(ssd_module, form)
+# --- what hides a mistake ------------------------------------------------------------------------
 
 
 def test_listing_3_is_right_with_its_sum_over_the_sources():
+    from planted.ssd import SOURCES  # which takes its properties from this file
+
     for case in ("three chunks and a ragged end", "small dt", "blocks of chunks are crossed"):
-        agree(planted(SOURCES), "chunked", CASES[case])
+        agree(plant(ssd_module, SOURCES), "chunked", case)
 
 
 def test_work_is_linear_without_blocks_too():
-    # so it is not the size of the blocks that makes the two planted quadratic costs show
-    each_block_costs_the_same(planted(ALL_CHUNKS_AT_ONCE), "chunked")
+    """So it is not the size of the blocks that makes the two planted quadratic costs show."""
+    from planted.ssd import ALL_CHUNKS_AT_ONCE
+
+    each_block_costs_the_same(plant(ssd_module, ALL_CHUNKS_AT_ONCE), "chunked")
 
 
 def test_wrong_axis_hides_in_one_chunk_and_behind_large_steps():
-    wrong_axis = planted(TARGETS)
+    from planted.ssd import TARGETS
+
+    wrong_axis = plant(ssd_module, TARGETS)
     # At the listings' own step size, softplus(0), a chunk of 64 forgets all that could be spoilt.
     as_printed = dict(b=1, l=192, h=2, g=1, A=(-2, -1), chunk_size=64, zero_state=True)
     agree(wrong_axis, "chunked", as_printed | dict(dt=math.log(2)))
@@ -1007,14 +749,15 @@ def test_wrong_axis_hides_in_one_chunk_and_behind_large_steps():
 
 @pytest.mark.parametrize("g", [1, 4])
 def test_tiled_groups_hide_where_there_is_one_group_or_one_head_to_a_group(g):
+    from planted.ssd import TILED
+
     for form in ("step", "quadratic"):
-        agree(planted(TILED), form, dict(g=g))
+        agree(plant(ssd_module, TILED), form, dict(g=g))
 
 
 @pytest.mark.parametrize("position", SMALLEST)
 def test_a_door_that_refuses_one_of_something_is_caught(position):
-    mutant = planted()
-    mutant.check = plant(door, ("size < 1", "size <= 1"))
+    mutant = planted((door, ssd_module), [("size < 1", "size <= 1")])
     with pytest.raises(ValueError, match="n_heads must be at least 1, got 1"):
         layer(mutant, position)
 
@@ -1022,27 +765,10 @@ def test_a_door_that_refuses_one_of_something_is_caught(position):
 # --- bad input --------------------------------------------------------------------------------
 
 
-def test_shapes_in_signatures_are_checked_in_this_run(request):
-    if not request.config.getoption("--jaxtyping-packages", default=None):
-        pytest.skip("pytest runs without --jaxtyping-packages")
-    x, dt, A, B, C, _, _ = inputs()
-    with pytest.raises(jaxtyping.TypeCheckError):
-        ssd_module.ssd_chunked(x, dt, A[:2], B, C)
-
-
 def arguments(**changes):
     x, dt, A, B, C, D, state = inputs(l=5)
     named = dict(x=x, dt=dt, A=A, B=B, C=C, D=D, initial_state=state)
     return named | {k: v(named[k]) if callable(v) else v for k, v in changes.items()}
-
-
-def one_entry(value):
-    def change(t):
-        changed = t.clone(memory_format=torch.contiguous_format)
-        changed.view(-1)[-1] = value
-        return changed
-
-    return change
 
 
 # Arguments, what is done to good ones, and what the message says.

@@ -8,15 +8,13 @@ import itertools
 import math
 from functools import partial
 
-import jaxtyping
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from planting import plant
-from properties import questions, starts_alike, works_linearly
+from properties import leaves_alone, normal, one_entry, questions, starts_alike, works_linearly
 
 import cheems_ref.state_space as state_space
 from cheems_ref.state_space import S4D
@@ -24,19 +22,6 @@ from cheems_ref.verify import check, check_gradients, must_differ
 
 LENGTHS = (0, 1, 2, 5, 8, 33)
 INITS = ("lin", "legs")
-
-
-def normal(*shape, dtype=torch.float64, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
-
-
-def leaves_alone(function, *tensors):
-    """Call it and see that it has written into none of the tensors."""
-    before = [(t.clone(), t._version) for t in tensors]
-    function(*tensors)
-    for t, (copy, version) in zip(tensors, before, strict=True):
-        assert torch.equal(t, copy) and t._version == version, "an input is written into"
 
 
 # --- one channel: discretisation --------------------------------------------------------------
@@ -785,153 +770,7 @@ def test_s4d_learns_a_filter(init):
     assert losses[0] > 0.5 and losses[-1] < 0.1, losses[::30]
 
 
-# --- negative controls ------------------------------------------------------------------------
-
-planted = partial(plant, state_space)
-
-
-def on(has_property, *arguments):
-    """The property of a form, or of an option."""
-    return lambda m: has_property(m, *arguments)
-
-
-# One row, one mistake: what it is, the property that must fail, the edits.
-# fmt: off
-PLANTED = [
-    ("ZOH by dividing by A", zoh_integrates_the_equation,
-     ("    return step[:n, :n], step[:n, n]",
-      "    A_bar = step[:n, :n]\n"
-      "    return A_bar, torch.linalg.pinv(A) @ (A_bar - torch.eye(n).to(A)) @ B")),
-    ("B̄ of ZOH by Euler", zoh_integrates_the_equation,
-     ("return step[:n, :n], step[:n, n]", "return step[:n, :n], dt * B")),
-    ("B̄ of ZOH by Euler, printed formula", zoh_is_the_printed_formula,
-     ("return step[:n, :n], step[:n, n]", "return step[:n, :n], dt * B")),
-    ("dt left out of B", zoh_steps_add_up,
-     ("torch.linalg.matrix_exp(dt * block)",
-      "torch.linalg.matrix_exp(torch.cat([dt * block[:, :n], block[:, n:]], dim=1))")),
-    ("ZOH transposed", zoh_is_the_printed_formula,
-     ("return step[:n, :n], step", "return step[:n, :n].mT, step")),
-    ("bilinear without its halves", bilinear_is_its_formula,
-     ("identity + dt / 2 * A", "identity + dt * A"),
-     ("identity - dt / 2 * A", "identity - dt * A")),
-    ("explicit Euler", bilinear_is_of_second_order,
-     ("identity + dt / 2 * A", "identity + dt * A"),
-     ("identity - dt / 2 * A, right", "identity, right")),
-    ("implicit Euler", bilinear_is_of_second_order,
-     ("identity + dt / 2 * A", "identity"),
-     ("identity - dt / 2 * A, right", "identity - dt * A, right")),
-    ("bilinear B̄ not solved for", bilinear_is_its_formula,
-     ("return both[:, :-1], both[:, -1]", "return both[:, :-1], dt * B")),
-    ("ZOH called bilinear", bilinear_is_its_formula,
-     ("    return both[:, :-1], both[:, -1]", "    return discretize_zoh(A, B, dt)")),
-    ("as printed: reads before it writes", recurrence_is_the_double_sum,
-     ("y = states[:, 1:] @ C", "y = states[:, :-1] @ C")),
-    ("Ā on the wrong side", recurrence_is_the_double_sum,
-     ("states[-1] @ A_bar.mT + x_k", "states[-1] @ A_bar + x_k")),
-    ("initial state not looked at", recurrence_joins_up,
-     ('x.new_zeros(n["b"], n["n"]) if initial_state is None else initial_state',
-      'x.new_zeros(n["b"], n["n"])')),
-    ("indexing makes the backward pass quadratic", recurrence_works_linearly,
-     ("for x_k in x.unbind(1):", "for x_k in (x[:, k] for k in range(x.shape[1])):")),
-    ("kernel starts with Ā", kernel_is_the_loop,
-     ("rows, power = C[None], A_bar", "rows, power = (C @ A_bar)[None], A_bar")),
-    ("power not squared", kernel_is_the_loop, ("power = power @ power", "power = power @ A_bar")),
-    ("kernel backwards", convolution_is_the_recurrence,
-     ("return rows[:length] @ B_bar", "return rows[:length].flip(0) @ B_bar")),
-    ("FFT wraps round", convolution_is_the_sum, ('size = 2 * n["l"]', 'size = n["l"]')),
-    ("FFT wraps round: a leak of the future", samples_move_nothing_before_them,
-     ('size = 2 * n["l"]', 'size = n["l"]')),
-    ("FFT wraps round at one place", convolution_is_the_sum,
-     ('size = 2 * n["l"]', 'size = max(2 * n["l"] - 2, 1)')),
-    ("correlation", convolution_is_the_sum,
-     ("torch.fft.rfft(kernel, size) *", "torch.fft.rfft(kernel, size).conj() *")),
-    ("HiPPO transposed", hippo_is_its_formula, (".tril(-1) - (i + 1)", ".triu(1) - (i + 1)")),
-    ("HiPPO grows", memory_is_the_projection,
-     ("return -torch.outer(B, B).tril(-1) - (i + 1).diag(), B",
-      "return torch.outer(B, B).tril(-1) + (i + 1).diag(), B")),
-    ("HiPPO's diagonal one too small", memory_is_the_projection,
-     ("- (i + 1).diag(), B", "- i.diag() - 1e-9 * torch.eye(n).to(B), B")),
-    ("time of a step not logarithmic", memory_is_the_projection, ("math.log1p(1 / k)", "1 / k")),
-    ("times of steps one late", memory_knows_no_unit_of_time,
-     ("math.log1p(1 / k)", "math.log1p(1 / (k + 1))")),
-    ("1/t left out, as in S4", polynomials_are_remembered, ("math.log1p(1 / k)", "0.01")),
-    ("polynomials not scaled", reconstruction_is_legendre_series,
-     ("coefficients * scale @", "coefficients @")),
-    ("the past turned round", polynomials_are_remembered, ("z = 2 * past - 1", "z = 1 - 2 * past")),
-    ("Bonnet's recurrence with a wrong factor", reconstruction_is_legendre_series,
-     ("- i * legendre[i - 1]", "- legendre[i - 1]")),
-    ("conjugates not counted", s4d_kernel_is_that_of_the_full_model,
-     ('return 2 * einsum("dn,dnl->dl"', 'return einsum("dn,dnl->dl"')),
-    ("conjugates counted in the kernel alone", s4d_convolution_is_its_recurrence,
-     ('return 2 * einsum("bdn,dn->bd"', 'return einsum("bdn,dn->bd"')),
-    ("B̄ of S4D by Euler", s4d_kernel_is_that_of_the_full_model,
-     ("torch.expm1(exponent) / A", "exponent / A")),
-    ("B̄ of S4D by Euler: steps", s4d_steps_add_up, ("torch.expm1(exponent) / A", "exponent / A")),
-    ("exp(z) - 1 of small z", s4d_is_accurate_in_float32,
-     ("torch.expm1(exponent)", "(exponent.exp() - 1)")),
-    ("rate divides dt", s4d_follows_the_sampling_rate,
-     ("exponent = rate * self", "exponent = 1 / rate * self")),
-    ("rate not looked at", s4d_follows_the_sampling_rate,
-     ("exponent = rate * self", "exponent = self")),
-    ("rate not looked at: steps", s4d_steps_add_up, ("exponent = rate * self", "exponent = self")),
-    ("rate left out of B̄", s4d_steps_add_up,
-     ("torch.expm1(exponent) / A", "torch.expm1(exponent / rate) / A")),
-    ("rate left out of the forward pass", s4d_convolution_is_its_recurrence,
-     ("self.kernel(x.shape[1], rate=rate)", "self.kernel(x.shape[1])")),
-    ("no skip in the step", s4d_convolution_is_its_recurrence,
-     ("state, C).real + self.D * x, state", "state, C).real, state")),
-    ("step reads before it writes", s4d_convolution_is_its_recurrence,
-     ("        state = exponent.exp() * state + B_bar * x[..., None]\n",
-      "        old, state = state, exponent.exp() * state + B_bar * x[..., None]\n"),
-     ('"bdn,dn->bd", state, C', '"bdn,dn->bd", old, C')),
-    ("channels and times exchanged", s4d_is_causal,
-     ("ssm_convolution(kernel, x.mT).mT", "ssm_convolution(kernel, x.mT.roll(1, 1)).mT")),
-    ("frequencies from 1", s4d_starts_where_it_should,
-     ("math.pi * torch.arange(modes)", "math.pi * torch.arange(1, modes + 1)")),
-    ("negative half of the frequencies", on(s4d_starts_where_it_should, "legs"),
-     ("[modes:]", "[:modes]")),
-    ("rank-one part left in", on(s4d_starts_where_it_should, "legs"),
-     ("A + torch.outer(B, B) / 2", "A + torch.outer(B, B)")),
-    ("dt uniform, not log-uniform", s4d_starts_where_it_should,
-     ("nn.init.uniform_(self.log_dt, math.log(1e-3), math.log(1e-1))",
-      "nn.init.uniform_(self.log_dt, 1e-3, 1e-1).log_()")),
-    ("no seed for C", s4d_is_materialised, ("        nn.init.normal_(self.C)\n", "")),
-    ("frequencies not set", s4d_is_materialised,
-     ("self.A_imag.copy_(math.pi * torch.arange(modes))", "pass")),
-    ("looks at its step size", s4d_asks_nothing,
-     ("exponent = rate * self.log_dt", "check.entries('(-inf, 0]', log_dt=self.log_dt)\n"
-      "        exponent = rate * self.log_dt")),
-]
-# fmt: on
-
-
-@pytest.mark.parametrize("row", PLANTED, ids=lambda row: row[0])
-def test_planted_mistake_is_caught(row):
-    _, has_property, *edits = row
-    mutant = planted(*edits)
-    with pytest.raises(AssertionError):
-        has_property(mutant)
-    has_property(state_space)  # so it was the mistake that was caught
-
-
 # --- bad input --------------------------------------------------------------------------------
-
-
-def test_shapes_in_signatures_are_checked_in_this_run(request):
-    if not request.config.getoption("--jaxtyping-packages", default=None):
-        pytest.skip("pytest runs without --jaxtyping-packages")
-    A, B = SYSTEMS["decaying"]
-    with pytest.raises(jaxtyping.TypeCheckError):
-        state_space.discretize_zoh(A, B[:2], 0.1)
-
-
-def one_entry(value):
-    def change(t):
-        changed = t.clone(memory_format=torch.contiguous_format)
-        changed.view(-1)[-1] = value
-        return changed
-
-    return change
 
 
 A_2, B_2, C_2, X_2 = normal(2, 2), normal(2), normal(2), normal(3, 5)

@@ -8,7 +8,6 @@ the room of checkpoints below it, has a planted mistake.
 import contextlib
 import copy
 import functools
-import inspect
 import io
 import json
 import os
@@ -16,13 +15,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 import torch
-from planting import plant
 from safetensors import safe_open
 
-import cheems_ref.train as train
-from cheems_ref import checkpoint
 from cheems_ref.model import CausalLM, ModelConfig
 from cheems_ref.verify import check
 
@@ -160,46 +155,3 @@ def process(*arguments, path=""):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
-
-
-# --- planted mistakes -------------------------------------------------------------------------
-
-FROM_CHECKPOINT = ("CheckpointError", "Run", "load_model", "newest_checkpoint", "restore", "save")
-
-
-def planted(*edits):
-    """A copy of train above a copy of checkpoint; each edit is made in the one that it fits."""
-    fitting = {room: [] for room in (checkpoint, train)}
-    for edit in edits:
-        rooms = [room for room in fitting if edit[0] in inspect.getsource(room)]
-        if len(rooms) != 1:
-            raise LookupError(f"{edit[0]!r} occurs in {len(rooms)} rooms, not in one")
-        fitting[rooms[0]].append(edit)
-    below, m = (plant(room, *edits) for room, edits in fitting.items())
-    m.checkpoint = below
-    vars(m).update({name: getattr(below, name) for name in FROM_CHECKPOINT})
-    return m
-
-
-def mistakes(table):
-    """(a property, the edits) of every row, by a name for each.
-
-    A row is a property, and mistakes that break it: what each is, and its edit or edits.
-    """
-    return {
-        f"{has_property.__name__}: {what}": (
-            has_property,
-            edits if isinstance(edits[0], tuple) else (edits,),
-        )
-        for has_property, rows in table
-        for what, edits in rows.items()
-    }
-
-
-def hold(has_property, m, folder):
-    has_property(m, *[folder] * ("folder" in inspect.signature(has_property).parameters))
-
-
-def is_caught(has_property, mutant, folder):
-    with pytest.raises((AssertionError, pytest.fail.Exception)):
-        hold(has_property, mutant, folder)

@@ -131,7 +131,7 @@ def decoding(model, context):
 
     with torch.inference_mode():
         if not hasattr(model, "generation_config"):  # which transformers' models have
-            _, cache = model(ids)
+            _, cache = getattr(model, "_orig_mod", model)(ids)  # compiled is decoding alone
             return ours
         output = model(ids, use_cache=True)
         key = "past_key_values" if hasattr(output, "past_key_values") else "cache_params"

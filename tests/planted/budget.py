@@ -1,0 +1,114 @@
+"""Mistakes that the properties of test_budget.py must catch."""
+
+from models import ROOMS as ROOMS
+from planting import mistakes
+from test_budget import (
+    HELD as HELD,
+)
+from test_budget import (
+    active_are_those_that_a_token_reaches,
+    cache_is_that_of_the_lecture,
+    cache_takes_the_bytes_that_are_computed,
+    parameters_are_counted,
+    sizes_are_computed_without_the_model,
+    states_do_not_grow,
+    the_random_state_is_left_alone,
+)
+
+from cheems_ref import budget, config, experts, model, presets, retrieval
+
+IN_CONFIG = 'with torch.device("meta"):\n                    LAYERS'
+IN_COUNT = 'with torch.device("meta"):\n            layer'
+IDLE = "n * (total - idle)"
+FIRST = "set(self.experts[: self.k].parameters())"
+OTHERS = "set(self.experts[self.k :].parameters())"
+VALUES = 'value = key if c.inner == "linear" else c.d_model'
+
+# fmt: off
+PLANTED = [
+    (the_random_state_is_left_alone, {
+        "count makes layers": [(IN_COUNT, IN_COUNT.replace("meta", "cpu"))]}),
+    (sizes_are_computed_without_the_model, {
+        "count makes layers": [(IN_COUNT, IN_COUNT.replace("meta", "cpu"))]}),
+    *((cache_takes_the_bytes_that_are_computed, case, {what: [edit]}) for case, what, edit in (
+        ("SHSRAH", "keys without values", ('n["A"] * 2 * key', 'n["A"] * key')),
+        ("SHSRAH", "a key per head", ("(c.n_kv_heads or c.n_heads) * head", "c.n_heads * head")),
+        ("SHSRAH", "keys of one row", ("keys_values=batch * context", "keys_values=context")),
+        ("SHSRAH", "every layer has keys", ('n["A"] * 2 * key', "len(c.pattern) * 2 * key")),
+        ("SHSRAH", "width of the model", (" if c.d_head is None else c.n_heads * c.d_head", "")),
+        ("SHSRAH", "all taps", ("(c.d_conv - 1)", "c.d_conv")),
+        ("SHSRAH", "B and C once", ("2 * c.n_groups", "c.n_groups")),
+        ("SHSRAH", "B and C of one group", ("2 * c.n_groups * c.d_state if", "2 * c.d_state if")),
+        ("SHSRAH", "x alone is mixed", ("inner + 2 * c.n_groups * c.d_state if", "inner if")),
+        ("SHSRAH", "convolution of one layer", ('n["S"] * (c.d_conv', "(c.d_conv")),
+        ("SHSRAH", "positions of four bytes", ("batch * 8 *", "batch * 4 *")),
+        ("SHSRAH", "the next position left out", ("(1 + context *", "(context *")),
+        ("SHSRAH", "positions of S", ('(n["A"] + n["I"]))', '(n["A"] + n["S"]))')),
+        ("SKIK", "convolutions everywhere", ('if c.position == "conv" else 0', 'if True else 0')),
+        ("SKIK", "states of sixteen bits", ("batch * state * c.d_state * wide",
+                                            "batch * state * c.d_state * size")),
+        ("SKIK", "states of one row", ("states=batch * state", "states=state")),
+        ("SKIK", "inner states left out", ('(n["I"] * c.d_model if c.inner == "ssd" else 0)', "0")),
+        ("SEIE", "inner states everywhere", ('if c.inner == "ssd" else 0', 'if True else 0')),
+        ("SGIM", "values per head", (VALUES, "value = c.d_model")),
+        ("IPAM", "values per group", (VALUES, "value = key")))),
+    (states_do_not_grow, {
+        "a state per token": [("states=batch * state", "states=batch * context * state")]}),
+    (cache_is_that_of_the_lecture, {
+        "a head for every query": [("(c.n_kv_heads or c.n_heads) * head", "c.n_heads * head")],
+        "keys without values": [('n["A"] * 2 * key', 'n["A"] * key')],
+        "always four bytes": [("size, wide = config, dtype.itemsize,", "size, wide = config, 4,")],
+        "width of S for I": [
+            ("c.d_model // c.n_heads\n", "(c.d_head or c.d_model // c.n_heads)\n")]}),
+    (parameters_are_counted, "SHSRAH", {
+        "no last norm": [("(len(c.pattern) + 1) * c.d_model", "len(c.pattern) * c.d_model")],
+        "every head is a matrix": [("0 if c.tie_embeddings else table", "table")],
+        "every letter once": [("Parameters(n * total, n *", "Parameters(total, n *")],
+        "head left out of the active": [("else table, table)", "else table, 0)")],
+        "the embedding is active": [("Parameters(table, 0)", "Parameters(table, table)")]}),
+    (active_are_those_that_a_token_reaches, "R", {
+        "all are active": [(IDLE, "n * total")],
+        "idle ones of one layer": [(IDLE, "n * total - idle")]}),
+    (active_are_those_that_a_token_reaches, "K", {
+        "idle ones not asked for": [('if hasattr(layer, "idle_parameters")', "if False")]}),
+]
+PLANTED_EXPERTS = [
+    *((active_are_those_that_a_token_reaches, letter, {what: edits}) for letter, what, *edits in (
+        ("R", "k of them idle", (OTHERS, FIRST)),
+        ("C", "a shared matrix for each", (f"{OTHERS} - active", OTHERS)),
+        ("X", "gates left out", (" + gates\n", "\n")),
+        ("H", "what is shared is idle", (OTHERS, f"({OTHERS} | set(self.shared.parameters()))")))),
+]
+PLANTED_RETRIEVAL = [
+    *((active_are_those_that_a_token_reaches, letter, {what: [edit]}) for letter, what, edit in (
+        ("P", "neurons of one head", ("n_experts - self.n_heads * self.k", "n_experts - self.k")),
+        ("P", "up left out", ("(self.down.shape[1] + self.up.shape[1])", "self.down.shape[1]")),
+        ("K", "gate left out", ("in (self.gate, self.down, self.up)", "in (self.down, self.up)")),
+        ("K", "all are active", ("return self.retrieval.idle_rows() * width", "return 0")),
+        ("E", "all are active", ("return self.experts.idle_parameters()", "return 0")))),
+]
+PLANTED_CONFIG = [
+    (the_random_state_is_left_alone, {
+        "config makes layers": [(IN_CONFIG, IN_CONFIG.replace("meta", "cpu"))]}),
+    (sizes_are_computed_without_the_model, {
+        "config makes layers": [(IN_CONFIG, IN_CONFIG.replace("meta", "cpu"))]}),
+]
+PLANTED_MODEL = [
+    (cache_takes_the_bytes_that_are_computed, "IPAM", {
+        "a part not counted": [("for part in cache)", "for part in cache[:2])")]}),
+]
+PLANTED_PRESETS = [
+    (cache_is_that_of_the_lecture, {
+        "two attention layers in eight": [
+            ("(SG SR SG SR AG SR SG SR) × 4", "(SG SR AG SR AG SR SG SR) × 4")]}),
+]
+# fmt: on
+
+MISTAKES = [
+    *mistakes(PLANTED_EXPERTS, experts),
+    *mistakes(PLANTED_RETRIEVAL, retrieval),
+    *mistakes(PLANTED, budget),
+    *mistakes(PLANTED_CONFIG, config),
+    *mistakes(PLANTED_MODEL, model),
+    *mistakes(PLANTED_PRESETS, presets),
+]

@@ -1,0 +1,175 @@
+"""Mistakes that the properties of test_checkpoint.py must catch."""
+
+from planting import mistakes
+from test_checkpoint import (
+    a_finished_run_is_left_as_it_is,
+    an_older_format_is_named,
+    damaged_files_are_refused,
+    every_byte_is_guarded,
+    files_of_others_are_refused,
+    files_that_do_not_fit_are_refused,
+    foreign_records_are_refused,
+    goes_on_as_if_never_stopped,
+    is_on_the_disk_before_it_has_its_name,
+    loads_the_same_model,
+    may_be_saved_twice,
+    nothing_is_unpickled,
+    other_runs_are_refused,
+    partial_checkpoints_are_never_read,
+    restores_all,
+    survives_a_crash_anywhere_in_save,
+    survives_a_crash_when_it_is_saved_again,
+    unreadable_records_are_refused,
+)
+
+from cheems_ref import checkpoint, train
+
+ROOMS = (checkpoint, train)
+
+NEWEST = "newest_checkpoint(path) or path"
+COPY = '            parameter.copy_(tensors[f"model.{name}"])\n        for name'
+MOMENT = 'tensors[f"{k}.{name}"].to(parameter, copy=True)'
+STEP = 'torch.tensor(float(record["step"]), dtype=torch.float32)'
+PARTIAL = 'directory / f"partial-{final.name}"'
+CONFIGS = '(("model", run.model.config), ("training", run.config))'
+CHECKED = 'if _sha256(path, str(record.get("sha256"))) != record.get("sha256"):'
+FINAL = '    final = directory / f"step'
+OPENED = '    try:\n        with safe_open(path, "pt") as file:\n'
+FITS = "sorted({name for name, _ in _kinds(tensors).items() ^ wanted.items()})"
+DAMAGED = '        raise CheckpointError(\n            f"{path} is damaged: it is not what'
+WHEN_SAVED = """\
+            if directory is not None and _is_due(run, config.checkpoint_every):
+                save(run, directory)
+"""
+WHEN_EVALUATED = "            if _is_due(run, config.evaluate_every):\n"
+
+# fmt: off
+MISTAKES = mistakes([
+    (goes_on_as_if_never_stopped, {
+        "windows from the start again": [
+            ("run.generator.set_state(", "torch.Generator().set_state(")],
+        "bias correction from the start again": [(STEP, "torch.tensor(0.0)")],
+        "moments exchanged": [
+            (MOMENT, MOMENT.replace("{k}", "{MOMENTS[1 - MOMENTS.index(k)]}"))],
+        "moments from the start again": [(MOMENT, "torch.zeros_like(parameter)")],
+        "moments left out": [
+            ("            run.optimizer.state[parameter] = {", "            _ = {")],
+        "parameters left out": [(COPY, "            pass\n        for name")],
+        "losses left out": [
+            ('= tensors["losses"].tolist(), record[', '= [0.0] * record["step"], record[')],
+        "evaluations left out": [(', record["evaluations"]\n', ", []\n")],
+        "no run goes on": [("            restore(run, newest)", "            pass")],
+        "saved before it is evaluated": [
+            (WHEN_SAVED, ""),
+            (WHEN_EVALUATED, WHEN_SAVED + WHEN_EVALUATED)]}),
+    (a_finished_run_is_left_as_it_is, {
+        "one more update": [
+            ("while run.step < config.steps:", "while run.step <= config.steps:")]}),
+    (restores_all, {
+        "the random state is that of torch": [
+            ('"random_state": run.generator.get_state(),',
+             '"random_state": torch.get_rng_state(),')],
+        "losses in 32 bits": [
+            ("torch.tensor(run.losses, dtype=torch.float64)",
+             "torch.tensor(run.losses).double()")],
+        "the second moments are the first": [
+            ("held[moment] for moment", 'held["exp_avg"].clone() for moment')]}),
+    (loads_the_same_model, {
+        "the oldest": [(NEWEST, "next(iter(_checkpoints(path)), path)")],
+        "always the newest": [
+            (NEWEST, "newest_checkpoint(path) or newest_checkpoint(path.parent)")],
+        "without its parameters": [
+            ("            parameter.copy_(weights[name])\n    return model.to",
+             "            pass\n    return model.to")]}),
+    (survives_a_crash_anywhere_in_save, {
+        "written in its place": [(PARTIAL, "final")],
+        "renamed before it is sealed": [
+            ("    _seal(partial)\n    partial.replace(final)",
+             "    partial.replace(final)\n    _seal(final)")],
+        "old ones are dropped first": [
+            (FINAL,
+             "    for old in _checkpoints(directory)[:-1]:\n        old.unlink()\n" + FINAL)],
+        "old ones are emptied in their place": [
+            ("        old.unlink()\n", '        old.write_bytes(b"")\n        old.unlink()\n')],
+        "leftovers stay": [("leftover.unlink()", "pass")]}),
+    (survives_a_crash_when_it_is_saved_again, {
+        "the first is dropped first": [
+            ("    partial.replace(final)",
+             "    final.unlink(missing_ok=True)\n"
+             "    partial.replace(final)")]}),
+    (may_be_saved_twice, {
+        "the first is in the way": [
+            ("    partial.replace(final)", "    os.link(partial, final)\n    partial.unlink()")],
+        "the second is left out": [
+            ("    partial = directory",
+             "    if final.exists():\n        return final\n"
+             "    partial = directory")]}),
+    (is_on_the_disk_before_it_has_its_name, {
+        "files": [("        os.fsync(file.fileno())\n", "        pass\n")],
+        "all but the last bytes": [("        file.flush()\n", "")],
+        "the name": [("    _names_to_disk(directory)\n", "")]}),
+    (partial_checkpoints_are_never_read, {
+        "all names": [
+            ('directory.glob("step-*")', 'directory.glob("*step-*")'),
+            ("if NAMED.fullmatch(path.name)", "if True"),
+            ("int(path.stem[5:])", "path.stem[-8:]")],
+        "leftovers stay": [("leftover.unlink()", "pass")]}),
+    (nothing_is_unpickled, {
+        "torch's own files": [
+            ("return record, load_file(path)",
+             "return record, torch.load(path, weights_only=False)")],
+        "torch's own files, if they are": [
+            (OPENED,
+             "    if path.read_bytes()[:1] == b'\\x80':\n"
+             "        return __import__('pickle').loads(path.read_bytes())\n" + OPENED)]}),
+    (damaged_files_are_refused, {
+        "checksums not compared": [(CHECKED, "if False:")],
+        "sizes only": [(CHECKED, "if not path.stat().st_size:")],
+        "a damaged file is removed": [(DAMAGED, "        path.unlink()\n" + DAMAGED)]}),
+    (every_byte_is_guarded, {
+        "the header left out": [("hashlib.sha256(size + header)", "hashlib.sha256()")],
+        "the tensors left out": [("hashlib.file_digest(file, lambda: start)", "start")],
+        "only what the record says": [
+            (CHECKED, 'if record.pop("sha256", None) != _said(record, path):'),
+            ("def _kinds(",
+             "def _said(record, path):\n    return hashlib.sha256(json.dumps("
+             "record).encode() + path.read_bytes()[-99:]).hexdigest()\n\n\ndef _kinds("),
+            ("    digest = _sha256(path, BLANK)\n",
+             '    with safe_open(path, "pt") as file:\n'
+             '        record = json.loads(file.metadata()["record"])\n'
+             '    record.pop("sha256")\n    digest = _said(record, path)\n')]}),
+    (files_that_do_not_fit_are_refused, {
+        "names only": [(FITS, "sorted({*tensors} ^ {*wanted})")],
+        "kinds of what is named": [
+            (FITS, "[k for k, kind in _kinds(tensors).items() if wanted.get(k, kind) != kind]")],
+        "dtypes not compared": [
+            ("(tuple(t.shape), t.dtype)", "(tuple(t.shape), torch.float64)")],
+        "parameters change before all is looked at": [
+            ("    _must_fit(checkpoint, tensors,",
+             '    [p.data.add_(1) for k, p in parameters.items() if f"model.{k}" in tensors]\n'
+             "    _must_fit(checkpoint, tensors,")]}),
+    (other_runs_are_refused, {
+        "texts not compared": [('if record["text"] != _fingerprint(run.ids):', "if False:")],
+        "lengths of texts compared": [("ids.to(torch.int64).cpu()", "torch.tensor(len(ids))")],
+        "configurations not compared": [("        if differ:", "        if False:")],
+        "models not compared": [(CONFIGS, '(("training", run.config),)')],
+        "runs not compared": [(CONFIGS, '(("model", run.model.config),)')],
+        "only the first that differs": [("key in differ)", "key in differ[:1])")]}),
+    (foreign_records_are_refused, {
+        "formats not compared": [(' or record.get("format") != FORMAT:', ":")],
+        "only what is known is compared": [
+            ("for key in {**mine, **theirs} if", "for key in mine if")],
+        "anything is a record": [
+            ("not isinstance(record, dict) or record", "record and record")]}),
+    (unreadable_records_are_refused, {
+        "kinds not looked at": [("    if wrong:", "    if False:")]}),
+    (files_of_others_are_refused, {
+        "metadata of some kind": [
+            ('(file.metadata() or {}).get("record", "{}")', 'file.metadata()["record"]')]}),
+    (an_older_format_is_named, {
+        "passed over": [('r"step-\\d{8,}(\\.safetensors)?"', 'r"step-\\d{8,}\\.safetensors"')],
+        "not named": [('if (path / "checkpoint.json").is_file():', "if False:")],
+        "counted among those that are kept": [
+            ("[path for path in _checkpoints(directory) if path.is_file()][:-2]",
+             "[path for path in _checkpoints(directory)[:-2] if path.is_file()]")]}),
+])

@@ -1,0 +1,165 @@
+"""Mistakes that the properties of test_model.py must catch."""
+
+from functools import partial
+
+from models import ROOMS as ROOMS
+from planting import mistakes
+from test_model import (
+    HELD as HELD,
+)
+from test_model import (
+    calls_join_up,
+    every_parameter_learns,
+    fresh_weights_are_those_published,
+    is_causal,
+    is_the_definition,
+    layers_are_handed_their_options,
+    no_cache_leaves_where_none_is_asked_for,
+    nothing_in_gives_nothing_out,
+    padding_changes_nothing,
+    starts_as_one_made_directly,
+)
+
+from cheems_ref import config, model
+
+SEQUENCE = "self.layer(self.norm(x), position_ids, padding_mask=padding_mask, cache=cache)"
+RESIDUAL, STATE_MIXED = "return x + y, cache", "return x + self.layer(self.norm(x)), None"
+POSITIONS = "(before[:, None] + real.cumsum(1) - 1).clamp(min=0)"
+FROM_1 = "before[:, None] + real.cumsum(1) - int(padding_mask is None)"
+BEFORE, AFTER = "cache.layers, cache.n_tokens", "before + real.sum(1)"
+HEAD = "head = self.embedding if self.lm_head is None else self.lm_head"
+EMBEDDED = "self.embedding(input_ids"
+NORM = "self.norm = nn.RMSNorm(config.d_model, eps=config.norm_eps)\n        self."
+LAST_NORM, LOGITS = "return self.norm(x), cache", "F.linear(x, head.weight)"
+RESET = "        self.reset_parameters()\n"
+EMBEDDING_STARTS = "nn.init.normal_(self.embedding.weight, std=0.02)"
+KEPT = "            layers.append(layer_cache)\n"
+IN_I = "        rope_base=c.rope_base,\n        mask=c.mask,"
+TO_I = "d_state=c.d_state,\n        max_positions"
+
+# fmt: off
+PLANTED = [
+    (is_the_definition, "SEIE", {
+        "no residual around S and I": [(RESIDUAL, "return y, cache")],
+        "no residual around E": [(STATE_MIXED, "return self.layer(self.norm(x)), None")],
+        "residual of the norm": [(RESIDUAL, "return self.norm(x) + y, cache")],
+        "residual without a gradient": [(RESIDUAL, "return x.detach() + y, cache")],
+        "no norm before S and I": [(SEQUENCE, SEQUENCE.replace("self.norm(x)", "x"))],
+        "no norm before E": [(STATE_MIXED, "return x + self.layer(x), None")],
+        "no last norm": [(LAST_NORM, LAST_NORM.replace("self.norm(x)", "x"))],
+        "norm without its weight": [
+            (SEQUENCE, SEQUENCE.replace("self.norm(x)", "F.rms_norm(x, x.shape[-1:], eps=1e-3)"))],
+        "eps of blocks left out": [
+            (NORM + "layer", NORM.replace(", eps=config.norm_eps", "") + "layer")],
+        "eps of the last norm left out": [
+            (NORM + "lm", NORM.replace(", eps=config.norm_eps", "") + "lm")],
+        "layers from the last to the first": [
+            ("for letter in config.pattern)", "for letter in config.pattern[::-1])")],
+        "head of its own": [("if not config.tie_embeddings:", "if True:")],
+        "embedding scaled": [(EMBEDDED, "4 * " + EMBEDDED)],
+        "tied without a gradient": [(LOGITS, LOGITS.replace("weight", "weight.detach()"))]}),
+    (is_the_definition, "SHSRAH", {
+        "tied against its will": [(HEAD, "head = self.embedding")],
+        "tied by turns": [("if not config.tie_embeddings:", "if config.tie_embeddings:")]}),
+    (is_causal, "SEIE", {
+        "the next token is read": [
+            (EMBEDDED, EMBEDDED.replace("input_ids", "input_ids.roll(-1, 1)"))],
+        "rows read one another": [(RESIDUAL, "return x + y.mean(0), cache")],
+        "a norm over the length": [
+            (LAST_NORM, LAST_NORM.replace("(x)", "(x / x.norm(dim=1, keepdim=True))"))]}),
+    (padding_changes_nothing, "SHSRAH", {
+        "padding is read": [(SEQUENCE, SEQUENCE.replace("=padding_mask", "=None"))],
+        "positions count padding": [(POSITIONS, "before[:, None] + torch.arange(real.shape[1])")],
+        "padding is counted": [(AFTER, "before + real.shape[1]")],
+        "the first row is counted": [(AFTER, "before + real[0].sum()")],
+        "positions from 1": [(POSITIONS, FROM_1)]}),
+    (padding_changes_nothing, "IDSP", {
+        "gates one too far": [(POSITIONS, FROM_1)],
+        "counted from the end": [(POSITIONS, POSITIONS.replace("cumsum", "flip(1).cumsum"))]}),
+    (calls_join_up, "IRIG", {
+        "caches exchanged": [(BEFORE, "cache.layers[2:] + cache.layers[:2], cache.n_tokens")],
+        "caches handed back exchanged": [("tuple(layers)", "tuple(layers[2:] + layers[:2])")],
+        "the first cache for all": [
+            ("cache=layer_cache, use", "cache=cache and cache.layers[0], use")],
+        "positions start again": [(BEFORE, "cache.layers, before")],
+        "all calls are prompts": [
+            ("if cache is not None:\n            caches", "if False:\n            caches")],
+        "n_tokens stands still": [(AFTER, "before + 0")],
+        "n_tokens of this call": [(AFTER, "real.sum(1)")],
+        "n_tokens written to": [(AFTER, "before.add_(real.sum(1))")],
+        "states written to": [
+            (KEPT, KEPT + "            if cache: cache.layers[0].inner.state.add_(0)\n")],
+        "no gradient through the cache": [
+            (KEPT, "            layers.append(layer_cache and layer_cache._replace("
+                   "k=layer_cache.k.detach()))\n")]}),
+    (partial(calls_join_up, real=None), "IDSP", {
+        "n_tokens stands still": [(AFTER, "before")],
+        "positions start again": [("(before[:, None] + real", "(0 * before[:, None] + real")]}),
+    (every_parameter_learns, "SHSRAH", {
+        "the head is not learnt": [(LOGITS, LOGITS.replace("weight", "weight.detach()"))],
+        "nor the last norm": [
+            (LAST_NORM, LAST_NORM.replace("self.norm(x)", "F.rms_norm(x, x.shape[-1:])"))],
+        "nor what comes first": [(RESIDUAL, "return (x + y).detach(), cache")]}),
+    (nothing_in_gives_nothing_out, "SHSRAH", {
+        "one token at least": [(AFTER, "before + max(1, real.shape[1])")]}),
+    (nothing_in_gives_nothing_out, "IDSP", {
+        "padding counts one": [(AFTER, "before + real.sum(1).clamp(min=1)")]}),
+    (no_cache_leaves_where_none_is_asked_for, "SEIE", {
+        "blocks hand it on": [("return x + y, cache if use_cache else None", RESIDUAL)],
+        "always": [("        return self.norm(x), cache if use_cache else None",
+                    "        cache = ModelCache(tuple(layers), before, self.config.pattern)\n"
+                    "        return self.norm(x), cache")],
+        "never": [(LAST_NORM + " if use_cache else None", "return self.norm(x), None")]}),
+    (starts_as_one_made_directly, "SHSRAH", {
+        "drawn twice": [(RESET, 2 * RESET)],
+        "drawn in the constructor alone": [
+            (EMBEDDING_STARTS, ""), (RESET, "        " + EMBEDDING_STARTS + "\n")]}),
+    (fresh_weights_are_those_published, "cheems-tiny", {
+        "the embedding as torch starts it": [(EMBEDDING_STARTS, "")],
+        "narrower": [("std=0.02", "std=0.002")]}),
+]
+PLANTED_CONFIG = [
+    (is_the_definition, "SEIE", {
+        "heads and k exchanged": [
+            ("n_heads=c.n_retrieval_heads,", "n_heads=c.k_neurons,"),
+            ("k=c.k_neurons,", "k=c.n_retrieval_heads,")],
+        "other experts for neurons": [("n_experts=n, n_heads", "n_experts=c.n_experts, n_heads")],
+        "base of I left out": [(IN_I, "        mask=c.mask,")],
+        "rows for k": [("k_values=c.k_values", "k_values=c.n_values")]}),
+    (is_the_definition, "SHSRAH", {
+        "width of a head left out": [("        d_head=c.d_head,\n", "")],
+        "taps left out": [("        d_conv=c.d_conv,\n", "")],
+        "base of A left out": [
+            ("n_kv_heads=c.n_kv_heads, rope_base=c.rope_base)", "n_kv_heads=c.n_kv_heads)")],
+        "groups of A left out": [
+            ("n_heads=c.n_heads, n_kv_heads=c.n_kv_heads,", "n_heads=c.n_heads,")],
+        "one expert per token": [("k=c.k_experts)", "k=1)")],
+        "H without what is shared": [("_routed(SharedExpertMoE, c)", "_routed(MoE, c)")]}),
+    (is_the_definition, "SDICAX", {
+        "S by rope": [("        position=c.position,\n", "")],
+        "content forgotten": [("        mask=c.mask,\n", "")],
+        "groups of I left out": [("        n_kv_heads=c.n_kv_heads,\n", "")],
+        "retrieved for linear": [("        inner=c.inner,\n", "        inner='retrieved',\n")],
+        "C and X exchanged": [("_routed(CohesiveMoE, c)", "_routed(ExpansiveMoE, c)")]}),
+    (is_the_definition, "SKIK", {
+        "base of S left out": [
+            ("        rope_base=c.rope_base,\n        chunk_size", "        chunk_size")],
+        "groups of S left out": [("        n_groups=c.n_groups,\n", "")],
+        "state of the inner SSD left out": [(TO_I, "max_positions")],
+        "private width left out": [("d_ff=c.d_ff, d_private=c.d_private,", "d_ff=c.d_ff,")]}),
+    (is_the_definition, "IPAM", {
+        "all keys kept": [("        keep=c.keep,\n", "")],
+        "M gated": [("MLP(c.d_model, c.d_ff))", "MLP(c.d_model, c.d_ff, gated=True))")]}),
+    (is_the_definition, "SGIM", {
+        "G not gated": [("c.d_ff, gated=True)", "c.d_ff)")],
+        "G a DGLU": [("MLP(c.d_model, c.d_ff, gated=True)", "DGLU(c.d_model, c.d_ff)")]}),
+    (layers_are_handed_their_options, {
+        "chunks of 64": [("        chunk_size=c.chunk_size,\n", "")],
+        "any backend": [("        backend=c.backend,\n", "")]}),
+]
+# fmt: on
+
+MISTAKES = [
+    *mistakes(PLANTED, model),
+    *mistakes(PLANTED_CONFIG, config),
+]

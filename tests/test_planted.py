@@ -1,0 +1,107 @@
+"""Every check can fail: each planted mistake breaks the property that its table names."""
+
+import importlib
+import inspect
+import sys
+from pathlib import Path
+
+import pytest
+from planting import Mistake, plant, planted
+
+import cheems_ref.ssd as ssd
+from cheems_ref import check, convolution, text
+
+TABLES = {
+    path.stem: importlib.import_module(f"planted.{path.stem}")
+    for path in sorted((Path(__file__).parent / "planted").glob("*.py"))
+}
+ROWS = [
+    (f"{name}: {mistake.asked()}", table, mistake)
+    for name, table in TABLES.items()
+    for mistake in table.MISTAKES
+]
+MISTAKES = {f"{claim}: {mistake.title}": (table, mistake) for claim, table, mistake in ROWS}
+# Those that the file of the properties does not ask of the package itself.
+CLAIMS = {
+    claim: (table, mistake)
+    for claim, table, mistake in ROWS
+    if mistake.edits and mistake.asked() not in getattr(table, "HELD", ())
+}
+
+
+def ask(mistake, m, request):
+    """Properties of what is written to files take a folder."""
+    folders = "folder" in inspect.signature(mistake.has_property).parameters
+    folder = dict(folder=request.getfixturevalue("tmp_path")) if folders else {}
+    mistake.has_property(m, *mistake.arguments, **folder)
+
+
+def is_caught(table, mistake, request):
+    mutant = planted(table.ROOMS, mistake.edits, mistake.room)
+    with pytest.MonkeyPatch.context() as patched:
+        for copy in mutant.copied.values():  # where torch.compile looks a module up
+            patched.setitem(sys.modules, copy.__name__, copy)
+        with pytest.raises((AssertionError, pytest.fail.Exception)):
+            ask(mistake, mutant, request)
+
+
+def test_no_two_mistakes_bear_the_same_name():
+    assert len(MISTAKES) == len(ROWS)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(("table", "mistake"), MISTAKES.values(), ids=MISTAKES)
+def test_planted_mistake_is_caught(table, mistake, request):
+    is_caught(table, mistake, request)
+
+
+@pytest.mark.parametrize(("table", "mistake"), CLAIMS.values(), ids=CLAIMS)
+def test_the_package_has_the_property(table, mistake, request):
+    """So that it was the mistake that was caught."""
+    if getattr(table, "UNCHECKED", False):
+        request.getfixturevalue("unchecked")
+    ask(mistake, table.ROOMS[-1], request)
+
+
+# --- the runner can fail ------------------------------------------------------------------------
+
+
+class Text:
+    """A table of one room."""
+
+    ROOMS = (text,)
+
+
+def is_the_room_of_texts(m):
+    assert m.text_to_ids("a").tolist() == [97]
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_mistake_that_breaks_nothing_fails(request):
+    harmless = Mistake(
+        "none", is_the_room_of_texts, (), [("import torch\n", "import  torch\n")], None
+    )
+    with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
+        is_caught(Text, harmless, request)
+
+
+def test_an_edit_of_text_that_is_not_there_or_not_so_often_is_refused():
+    for edit, message in (
+        (("no such text", ""), "occurs 0 times in text.py, not 1"),
+        (("import", "import"), "occurs [0-9]+ times in text.py, not 1"),
+        (("import torch\n", "", 2), "occurs 1 times in text.py, not 2"),
+    ):
+        with pytest.raises(LookupError, match=message):
+            plant(text, edit)
+
+
+def test_of_several_rooms_the_one_that_has_the_text_is_edited_and_those_above_see_it():
+    edit = ("if size is not None and size < 1:", "if size is not None and size <= 1:")
+    m = planted((check, convolution, ssd), [edit])
+    assert [*m.copied] == ["check", "convolution", "ssd"] and m.check is m.copied["check"]
+    assert m.short_convolution is m.copied["convolution"].short_convolution
+    assert m.short_convolution is not ssd.short_convolution
+    assert [*planted((check, convolution, ssd), [edit], check).copied] == [*m.copied]
+    for fragment, count in (("no such text", 0), ("import torch\n", 3)):
+        with pytest.raises(LookupError, match=f"occurs in {count} rooms, not in one"):
+            planted((check, convolution, ssd), [(fragment, "")])
