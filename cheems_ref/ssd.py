@@ -39,6 +39,8 @@ CHUNKS_PER_BLOCK: it wants all tensors in one dtype, a state, and at least one t
 Source: WM §2, App. A, B.2; Ch A.2; Dao and Gu (2024).
 """
 
+import functools
+import inspect
 import math
 from typing import Literal, NamedTuple
 
@@ -91,17 +93,15 @@ def _form(core):
         y, state = _run(core, x, dt, A, B, C, D, chunk_size, initial_state)
         return (y, state) if return_final_state else y
 
-    form.__name__ = form.__qualname__ = core.__name__
-    form.__doc__, form.core = core.__doc__, core
-    return form
+    form.__signature__ = inspect.signature(form)  # for help(); inspect.getsource() shows the core
+    return functools.wraps(core)(form)
 
 
 def _run(core, x, dt, A, B, C, D, chunk_size, state):
     state = _zeros(x, B) if state is None else state
     if x.shape[1] == 0:
         return x.clone(), state.clone()
-    wide = state.dtype
-    y, state = core(*(t.to(wide) for t in (x, dt, A, B, C)), state, chunk_size)
+    y, state = core(*(t.to(state.dtype) for t in (x, dt, A, B, C)), state, chunk_size)
     return _skip(y, x, D), state
 
 
@@ -364,7 +364,7 @@ def _ssd(x, dt, A, B, C, D, chunk_size, state, backend):
     if backend == "kernel":
         return kernels.chunk_scan(x, dt, A, B, C, D=D, chunk_size=chunk_size, initial_state=state)
     form = dict(recurrent=ssd_recurrent, quadratic=ssd_quadratic, chunked=ssd_chunked)[backend]
-    return _run(form.core, x, dt, A, B, C, D, chunk_size, state)
+    return _run(form.__wrapped__, x, dt, A, B, C, D, chunk_size, state)
 
 
 class SSDCache(NamedTuple):

@@ -72,7 +72,8 @@ MISTAKES = mistakes([
         "no dt in writes": [("to_end[..., None] * V", "to_end[..., None] * X")],
         "a chunk reads what it wrote": [
             ("            incoming.append(state)\n", ""),
-            ("addcmul(write, decay, state)", "addcmul(write, decay, state); incoming.append(state)")],
+            ("addcmul(write, decay, state)",
+             "addcmul(write, decay, state); incoming.append(state)")],
         "final state one chunk early": [
             ('rearrange(state, "b g n (i p)', 'rearrange(incoming[-1], "b g n (i p)')],
         "filled up in front": [("+ (0, count)", "+ (count, 0)")]}),
@@ -98,7 +99,7 @@ MISTAKES = mistakes([
             ("incoming.append(state)", "incoming.append(state.detach())")]}),
     (has_dtypes_and_accuracy, "chunked", {
         "sums in sixteen bits": [
-            ("core(*(t.to(wide) for t in (x, dt, A, B, C)), state, chunk_size)",
+            ("core(*(t.to(state.dtype) for t in (x, dt, A, B, C)), state, chunk_size)",
              "core(*(t.to(x.dtype) for t in (x, dt, A, B, C, state)), chunk_size)"),
             ("return _skip(y, x, D), state\n\n\ndef _skip",
              "return _skip(y, x, D), state.float()\n\n\ndef _skip")]}),
