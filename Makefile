@@ -25,7 +25,7 @@ course: $(READY)  ## run every notebook and redraw every figure
 test: $(READY)  ## check the style, run the tests, and run every notebook against its stored output
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/python -m pytest -q -n 2 --dist loadscope --jaxtyping-packages=cheems_ref,beartype.beartype
+	$(BIN)/python -m pytest -q -n 2 --jaxtyping-packages=cheems_ref,beartype.beartype
 
 lab: $(READY)  ## open the notebooks in JupyterLab
 	$(BIN)/jupyter lab --notebook-dir notebooks

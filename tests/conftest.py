@@ -38,5 +38,5 @@ class Singly(LoadScopeScheduling):
 
 @pytest.hookimpl(optionalhook=True)  # without xdist nobody knows it
 def pytest_xdist_make_scheduler(config, log):
-    if config.getvalue("dist") == "loadscope":
-        return Singly(config, log)
+    """What `-n 2` means here, unless --dist says otherwise."""
+    return Singly(config, log) if config.getvalue("dist") == "load" else None

@@ -430,14 +430,13 @@ def test_one_head_is_a_layer_too(combo, has_property):
     has_property(attention, combo)
 
 
-@pytest.mark.parametrize(
-    "combo",
-    [
-        *(("QCAttn", mask, "g = 2") for mask in ("causal", "rounded gate", "three keys")),
-        *((inner, "causal", "g = 4") for inner in ("ssd", "retrieved")),
-    ],
-    ids=label,
-)
+ONE_GRAPH = [
+    *(("QCAttn", mask, "g = 2") for mask in ("causal", "rounded gate", "three keys")),
+    *((inner, "causal", "g = 4") for inner in ("ssd", "retrieved")),
+]
+
+
+@pytest.mark.parametrize("combo", ONE_GRAPH, ids=label)
 def test_layer_is_one_graph(combo):
     compiles(attention, combo)
 

@@ -482,12 +482,12 @@ def test_status_when_triton_was_imported_early_but_interpreting():
 CHECK = """
     import cheems_ref, torch
     from cheems_ref.kernels import chunk_scan
-    z = torch.linspace(-1, 1, 2 * 20 * 8).view(1, 20, 2, 8)
-    dt = torch.linspace(0.1, 1, 40).view(1, 20, 2)
-    A, B = torch.tensor([-0.5, -1.0]), torch.cos(7 * z[:, :, :1])
+    z = torch.linspace(-1, 1, 20 * 8).view(1, 20, 1, 8)
+    dt = torch.linspace(0.1, 1, 20).view(1, 20, 1)
+    A, B = torch.tensor([-0.5]), torch.cos(7 * z)
     x = z.clone().requires_grad_()
     y, state = chunk_scan(x, dt, A, B, B, chunk_size=16)
-    h = torch.zeros(1, 2, 8, 8, dtype=torch.float64)
+    h = torch.zeros(1, 1, 8, 8, dtype=torch.float64)
     X, T, W, ys = z.double().requires_grad_(), dt.double(), B.double(), []
     for t in range(20):
         h = (torch.exp(T[:, t] * A)[..., None, None] * h

@@ -2,9 +2,10 @@
 
 from functools import partial
 
-from planting import mistakes
+from planting import asked, mistakes
 from test_attention import (
     MASKS,
+    ONE_GRAPH,
     asks_nothing,
     calls_join_up,
     compiles,
@@ -27,6 +28,7 @@ from test_attention import (
 from cheems_ref import attention
 
 ROOMS = (attention,)
+HELD = [asked(compiles, combo) for combo in ONE_GRAPH]  # by test_layer_is_one_graph
 
 PLAIN, GATES, ROUNDED, CONTENT, THREE_KEYS = (("linear", mask, "g = 4") for mask in MASKS)
 STATES, RETRIEVED = ("ssd", "causal", "g = 4"), ("retrieved", "causal", "g = 4")
@@ -141,9 +143,9 @@ MISTAKES = mistakes([
         "rows without weights": [(SOFTMAX, "torch.full_like(best.values, 1 / self.k_values)")]}),
     (asks_nothing, CONTENT, {
         "the device is asked whether a row is empty": [(OWN_TOKEN, ONLY_IF_EMPTY)]}),
-    (compiles, CONTENT, {
+    (compiles, ("QCAttn", "three keys", "g = 2"), {
         "the graph breaks where a row may be empty": [(OWN_TOKEN, ONLY_IF_EMPTY)]}),
-    (compiles, PLAIN, {
+    (compiles, ("QCAttn", "causal", "g = 2"), {
         "torch is handed a bool that depends on the length": [
             ("        causal = True\n    elif", "        pass\n    elif"),
             ("is_causal=causal", "is_causal=mask is None and t == s")]}),
