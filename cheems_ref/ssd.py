@@ -489,8 +489,8 @@ class SSD(nn.Module):
         wide = torch.promote_types(x.dtype, torch.float32)
         if padding_mask is not None:
             x = x.masked_fill(~padding_mask[..., None], 0)
-        # The split changes nothing here; its backward pass gives softplus a contiguous gradient, for
-        # which torch 2.13 takes it when it compiles.
+        # The split changes nothing here; its backward pass gives softplus a contiguous gradient,
+        # which is what torch 2.13 takes it for when it compiles.
         dt = F.softplus(self.dt_proj(x).to(wide) + self.dt_bias.to(wide)).split(x.shape[1], 1)[0]
         if padding_mask is not None:
             dt = dt.masked_fill(~padding_mask[..., None], 0)
