@@ -298,23 +298,22 @@ def _run(update, q, k, v, gates, chunk_size, scale, state, return_final_state):
     if q.shape[1] == 0:
         o, state = v, state.clone()  # results share no memory with arguments
     elif chunk_size is None:
-        o, state = _token_by_token(update, q, k, v, gates, state)
+        o, state = _token_by_token(update, q, k, v, gates, state, scale)
     else:
-        o, state = _chunk_by_chunk(q, k, v, gates, state, chunk_size)
-    o = (scale * o).to(dtype)
-    return (o, state) if return_final_state else o
+        o, state = _chunk_by_chunk(q, k, v, gates, state, scale, chunk_size)
+    return (o.to(dtype), state) if return_final_state else o.to(dtype)
 
 
-def _token_by_token(update, q, k, v, gates, state):
+def _token_by_token(update, q, k, v, gates, state, scale):
     """Update the state with k_t, v_t and the gates, and read it with q_t."""
     outputs = []
     for q_t, *token in zip(*(t.unbind(1) for t in (q, k, v, *gates.values())), strict=True):
         state = update(state, *token)
-        outputs.append(_read(state, q_t))
+        outputs.append(scale * _read(state, q_t))
     return torch.stack(outputs, dim=1), state
 
 
-def _chunk_by_chunk(q, k, v, gates, state, chunk_size):
+def _chunk_by_chunk(q, k, v, gates, state, scale, chunk_size):
     """Hand the state from each block of chunks to the next."""
     size = min(chunk_size, q.shape[1])  # a short sequence is one chunk, and is not filled up
     inputs = (t.split(size * CHUNKS_PER_BLOCK, dim=1) for t in (q, k, v, *gates.values()))
@@ -322,7 +321,7 @@ def _chunk_by_chunk(q, k, v, gates, state, chunk_size):
     for q_b, k_b, v_b, *gates_b in zip(*inputs, strict=True):
         named = dict(zip(gates, gates_b, strict=True))
         o, state = _block_of_chunks(q_b, k_b, v_b, **named, state=state, size=size)
-        outputs.append(o)
+        outputs.append(scale * o)
     return torch.cat(outputs, dim=1), state
 
 

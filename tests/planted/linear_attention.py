@@ -53,8 +53,7 @@ MISTAKES = mistakes([
              "_read(state, q_t))\n        state = update(state, *token)\n")],
         "no initial state": [(" if state is None else state\n", "\n")],
         "the scale of a softmax": [
-            ("o = (scale * o).to(dtype)\n",
-             "o = (q.shape[-1] ** -0.5 * scale * o).to(dtype)\n")]}),
+            ("scale * _read(state, q_t)", "q_t.shape[-1] ** -0.5 * scale * _read(state, q_t)")]}),
     (leaves_its_inputs_alone, "linear_attention", {
         "writes into the state it was given": [
             ("return S + _outer(v, k)", "return S.add_(_outer(v, k))")]}),
@@ -64,7 +63,7 @@ MISTAKES = mistakes([
         "sums in sixteen bits": [
             ("return t.to(torch.promote_types(t.dtype, torch.float32))", "return t")]}),
     (scale_is_a_factor_on_the_output, "linear_attention", {
-        "no scale": [("o = (scale * o).to(dtype)\n", "o = o.to(dtype)\n")]}),
+        "no scale": [("scale * _read(state, q_t)", "_read(state, q_t)")]}),
     (scale_is_a_factor_on_the_output, "linear_attention_quadratic", {
         "the state is scaled": [
             ('state + einsum("bshp,bshn->bhpn", v, k)',
@@ -147,7 +146,7 @@ MISTAKES = mistakes([
     (takes_steps_by_the_chunk, "delta_rule in chunks", {
         "token by token, whatever the chunk": [("elif chunk_size is None:", "elif True:")]}),
     (scale_is_a_factor_on_the_output, "linear_attention in chunks", {
-        "no scale": [("o = (scale * o).to(dtype)\n", "o = o.to(dtype)\n")]}),
+        "no scale": [("outputs.append(scale * o)", "outputs.append(o)")]}),
     (agree, "delta_rule in chunks", {
         "sign of the system": [("solve_triangular(A,", "solve_triangular(-A,")],
         "β of the source": [("(beta * einsum(", "(beta.mT * einsum(")]}),
