@@ -947,3 +947,13 @@ BAD = [
 def test_bad_input_is_refused_with_its_name_and_numbers(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.bool, torch.int16], ids=str)
+def test_indices_that_torch_takes_for_masks_or_refuses_are_refused(dtype):
+    ones = torch.ones(1, 3, dtype=dtype)
+    with pytest.raises(ValueError, match=r"indices must be torch\.int64 or torch\.int32"):
+        experts.neurons(normal(1, 4), normal(3, 4), ones)
+    with pytest.raises(ValueError, match=r"indices must be torch\.int64 or torch\.int32"):
+        experts.expert_statistics(ones, 2)

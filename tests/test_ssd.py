@@ -952,3 +952,12 @@ def test_kernel_that_cannot_run_is_refused_with_the_reason(
             ssd_module.ssd_kernel(x, dt, A, B, C)
         else:
             ssd_step(x[:, 0], dt[:, 0], A, B[:, 0], C[:, 0], state, backend="kernel")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_cache_in_another_dtype_is_refused(dtype):
+    mixer = layer()
+    _, cache = forward(mixer, tokens())
+    other = cache._replace(state=cache.state.to(dtype))
+    with pytest.raises(ValueError, match=r"cache\.state must be torch\.float64"):
+        forward(mixer, tokens(), cache=other, start=11)
