@@ -222,6 +222,7 @@ def main():
         contexts = a.contexts[:2]
         columns, decode = measure(title, contestants, decoding, contexts, a.repeats, STEPS, peer)
         title = f"Width {width}: training, ms per sequence of"
+        contestants.pop(COMPILED, None)  # compiling training as well would take minutes
         _, train = measure(title, contestants, training, a.lengths[:1], 2, 1, peer)
         record["peers"].append({"width": width, "decoding": decode, "training": train})
         for context, column in zip(contexts, columns, strict=True):
