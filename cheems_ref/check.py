@@ -10,7 +10,6 @@ values, which waits for the device: public functions call them and layers do not
 nothing while torch compiles.
 """
 
-import math
 from collections.abc import Collection
 from typing import Any, get_args
 
@@ -21,7 +20,9 @@ INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 INDICES = (torch.int64, torch.int32)  # others torch refuses, or takes for masks
 
 
-def shapes(known: dict[str, int] | None = None, /, **named: tuple[Tensor | None, str]):
+def shapes(
+    known: dict[str, int] | None = None, /, **named: tuple[Tensor | None, str]
+) -> dict[str, int]:
     """Bind every letter to one size, and return the sizes; refuse the first tensor that differs."""
     sizes = dict(known or {})
     for name, (t, axes) in named.items():
@@ -111,9 +112,8 @@ def choice(options: Any, /, **named: Any) -> None:
 
 def padding_mask(known: dict[str, int], mask: Tensor | None) -> None:
     """Refuse a padding mask that is not boolean (b, l)."""
-    if mask is not None:
-        dtypes([torch.bool], padding_mask=mask)
-        shapes(known, padding_mask=(mask, "b l"))
+    dtypes([torch.bool], padding_mask=mask)
+    shapes(known, padding_mask=(mask, "b l"))
 
 
 def mixer_call(x: Tensor, d: int, position_ids: Tensor, mask: Tensor | None) -> None:
@@ -141,4 +141,4 @@ def _inside(value, interval):
     low, high = map(float, interval[1:-1].split(","))
     above = low <= value if interval[0] == "[" else low < value
     below = value <= high if interval[-1] == "]" else value < high
-    return above and below and not math.isnan(value)
+    return above and below

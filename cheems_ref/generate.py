@@ -2,7 +2,7 @@
 
 `sample` chooses from logits, `stream` yields each new id, `generate` returns them all; `Sampling`
 says how ids are chosen. A model here is a `cheems_ref.model.CausalLM`, or has its `check`,
-`_hidden_states` (which checks nothing) and `logits`. Notebook 07 writes with it.
+`_hidden_states` (which looks at no value) and `logits`. Notebook 07 writes with it.
 Wrong shapes, sizes or values raise ValueError naming argument and numbers (check.py).
 """
 

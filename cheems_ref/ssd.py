@@ -26,8 +26,7 @@ five arguments stand in the order of mamba-ssm's `mamba_chunk_scan_combined`.
 
 Sixteen-bit x, B and C are computed in float32 and the result is cast back; the state stays
 float32. (The kernel multiplies in sixteen bits and sums in float32; under autocast, the products of
-the other forms are autocast's.) Notebook 03 derives all of it,
-notebook 04 the sources of position.
+the other forms are autocast's.) Notebook 03 derives all of it, notebook 04 the sources of position.
 
 The functions refuse wrong shapes, dtypes and values with a ValueError that names the argument, its
 letters and its numbers (check.py). The layer looks at shapes only: what it passes to the forms is
@@ -36,6 +35,7 @@ right by construction.
 Three forms are written as their cores, functions of (x, dt, A, B, C, state, chunk_size), to which
 `_form` gives the public signature. To take `ssd_chunked` elsewhere, copy the function, `_pad` and
 CHUNKS_PER_BLOCK: it wants all tensors in one dtype, a state, and at least one token.
+
 Source: WM §2, App. A, B.2; Ch A.2; Dao and Gu (2024).
 """
 
@@ -475,7 +475,7 @@ class SSD(nn.Module):
             x: tokens.
             position_ids: integers ≥ 0 that count the real tokens of a row, going on where the
                 cache ends. What they hold at padding does not matter; for "conv" and "decay",
-                which know positions by the order of the tokens, only the shape is looked at.
+                which know positions by the order of the tokens, the numbers are not looked at.
             padding_mask: True for real tokens; None for all. Padding, wherever it stands, leaves
                 the state alone.
             cache: what an earlier call returned; None at the start of the sequence.

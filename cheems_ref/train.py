@@ -94,7 +94,8 @@ def learning_rate(step: int, config: TrainConfig) -> float:
     """Compute the learning rate of an update, counted from 0: linear warm-up, then a cosine.
 
     It is learning_rate · (step + 1) / w during the w = warmup · steps first updates, rounded up,
-    then falls from learning_rate to final · learning_rate in the last update.
+    then falls from learning_rate to final · learning_rate in the last update, where two or more are
+    left.
 
     Source: WM App. C.2.
     """

@@ -140,7 +140,7 @@ with torch.no_grad():
 
 # %% [markdown]
 # (OTCE keeps the gates as they are; dividing by their sum is an option here, `renormalize`.) The
-# package groups tokens by expert, so that each expert is called once, on the tokens that asked for
+# package groups tokens by expert, so that an expert is called once, on the tokens that asked for
 # it. The definition it has to equal runs *all* experts on *all* tokens:
 
 

@@ -1131,9 +1131,9 @@ with torch.no_grad():
 # **4.** (hard) *Speculative decoding* writes several ids with a small model and lets the large one
 # judge them all in one call: those are kept up to the first that the large model would not have
 # chosen greedily, which is replaced by its choice. Write `speculate(large, small, prompt, n,
-# ahead)` that returns exactly what `generate(large, prompt, n, greedy)` does, with fewer
-# calls of the large model. (The caches of S cannot be cut back; simplest is to go on from the last
-# cache that is right, and to hand in the accepted ids once more.)
+# ahead)` that returns exactly what `generate(large, prompt, n, Sampling(temperature=0))` does, with
+# fewer calls of the large model. (The caches of S cannot be cut back; simplest is to go on from the
+# last cache that is right, and to hand in the accepted ids once more.)
 
 
 # %% tags=["exercise"]
@@ -1145,7 +1145,7 @@ def speculate(large, small, prompt, n, ahead=4):
         _, before = large(prompt[:, :-1])  # of all but the last accepted id
         pending = prompt[:, -1:]  # accepted, but not yet in the cache
         while ids.shape[1] < prompt.shape[1] + n:
-            guess = generate(small, ids, ahead, greedy)
+            guess = generate(small, ids, ahead, Sampling(temperature=0))
             logits, _ = large(torch.cat([pending, guess], 1), cache=before)
             calls += 1
             right = logits[:, pending.shape[1] - 1 :].argmax(-1)  # (1, ahead + 1)
@@ -1165,7 +1165,7 @@ _ = torch.manual_seed(6)
 large = CausalLM(preset("cheems-tiny"))
 small = CausalLM(preset("mamba2-tiny"))
 prompt = tokens(1, 5, seed=11)
-wanted = generate(large, prompt, 24, greedy)
+wanted = generate(large, prompt, 24, Sampling(temperature=0))
 for helper, at_most in ((large, 6), (small, 24)):
     written, calls = speculate(large, helper, prompt, 24)
     check("speculative = greedy", written, wanted)

@@ -835,3 +835,18 @@ def test_one_kept_key_teaches_nothing():
     mixer(torch.randn(1, 5, 8), torch.arange(5)[None])[0].square().sum().backward()
     for name in ("q_proj.weight", "k_proj.weight", "mask.dt_proj.weight", "mask.A_log"):
         assert not mixer.get_parameter(name).grad.any(), name
+
+
+def test_weights_of_retrieved_values_may_be_wider_than_their_scores(monkeypatch):
+    """As under autocast on CUDA, which takes a softmax in float32."""
+    softmax = torch.Tensor.softmax
+    monkeypatch.setattr(torch.Tensor, "softmax", lambda t, dim: softmax(t.float(), dim=dim))
+    values = attention.RetrievedValues(16, n_heads=2, n_values=5, k_values=2)
+    x = tokens(dtype=torch.float32)
+    want = values(x)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        weights = values.weights(x)
+        got = values(x)
+    assert weights.dtype == torch.float32
+    check("sums of weights", weights.sum(-1), torch.ones(weights.shape[:-1]))
+    check("under autocast = without, roughly", got.float(), want, tol=5e-2)

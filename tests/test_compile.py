@@ -122,7 +122,11 @@ def trains_as_one_graph(m, name):
     torch.manual_seed(0)
     net, tokens = m.CausalLM(short(m, name)).double(), ids(2, 12)
     run, counter = as_one_graph(net, backend)
-    for got, want in zip(losses(net, run, tokens), losses(net, net, tokens), strict=True):
+    try:
+        results = losses(net, run, tokens), losses(net, net, tokens)
+    except RuntimeError as error:  # of dynamo, or of the graph that it made
+        raise AssertionError(f"{name} is no graph that trains: {error}") from error
+    for got, want in zip(*results, strict=True):
         check(f"{name}, compiled: training", got, want)
     assert counter.frame_count == 1, f"{counter.frame_count} graphs"
 

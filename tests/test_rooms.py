@@ -95,6 +95,7 @@ def test_rooms_import_one_way():
     order = ["check", "rope", "ssd", "attention", "config", "model", "checkpoint", "train"]
     assert [height[room] for room in order] == sorted(height[room] for room in order)
     assert not {"ssd", "attention", "model"} & (GRAPH["state_space"] | GRAPH["mamba"])
+    assert not GRAPH["check"]
 
 
 def test_a_circle_is_named():

@@ -66,8 +66,8 @@ MISTAKES = mistakes([
         "open below is closed": [("else low < value", "else low <= value")],
         "open above is closed": [("else value < high", "else value <= high")],
         "NaN is let through": [
-            ("return above and below and not math.isnan(value)",
-             "return not (value < low or value > high) if math.isnan(value) else above and below")],
+            ("return above and below",
+             "return not (value < low or value > high) if value != value else above and below")],
         "only the smallest entry": [
             ("_inside(low, interval) and _inside(high, interval)", "_inside(low, interval)")],
         "only the largest entry": [
@@ -83,8 +83,7 @@ MISTAKES = mistakes([
         "open below is closed, numbers": [("else low < value", "else low <= value")],
         "open above is closed, numbers": [("else value < high", "else value <= high")],
         "NaN is let through, numbers": [
-            ("return above and below and not math.isnan(value)",
-             "return math.isnan(value) or (above and below)")],
+            ("return above and below", "return value != value or (above and below)")],
         "True is a number": [(" or isinstance(value, bool)", "")]}),
     (looks_at_values_at_the_door_alone, "entries", {
         "values in a compiled graph": [(WHILE_COMPILING, "")],
@@ -125,8 +124,8 @@ MISTAKES = mistakes([
             ("if value not in options", "if value is not None and value not in options")],
         "the options are not named": [("', '.join(map(repr, options))", "len(options)")]}),
     (refuses, "padding_mask", {
-        "a mask of numbers": [("        dtypes([torch.bool], padding_mask=mask)\n", "")],
-        "a mask of any shape": [('        shapes(known, padding_mask=(mask, "b l"))\n', "")]}),
+        "a mask of numbers": [("    dtypes([torch.bool], padding_mask=mask)\n", "")],
+        "a mask of any shape": [('    shapes(known, padding_mask=(mask, "b l"))\n', "")]}),
     (refuses, "mixer_call", {
         "any width": [('shapes({"d": d}, x=', "shapes(x=")],
         "positions of any dtype": [("    dtypes(INTEGERS, position_ids=position_ids)\n", "")],

@@ -10,6 +10,7 @@ from test_compile import (
     layers_ask_nothing,
     layers_run_without_values,
     the_door_asks_twice,
+    trains_as_one_graph,
 )
 
 from cheems_ref import attention, generate, model, ssd
@@ -33,6 +34,10 @@ PLANTED_SSD = [
         "all of them": [(STEPS, STEPS + "        listed = dt.tolist()\n")]}),
     (layers_run_without_values, "cheems-tiny", {
         "are steps negative?": [(STEPS, STEPS + NEGATIVE)]}),
+    (trains_as_one_graph, "mamba2-tiny", {
+        "are steps negative?": [(STEPS, STEPS + NEGATIVE)],
+        "softplus is given a gradient that is not contiguous": [
+            (STEPS, "self.dt_bias.to(wide))\n")]}),
 ]
 PLANTED_ATTENTION = [
     (layers_ask_nothing, "IPAM", {
