@@ -498,6 +498,7 @@ def statistics_count(m):
     for indices, e, want in ((torch.arange(12) % 4, 4, 1.0), (torch.full((9,), 2), 4, 0.0)):
         assert math.isclose(m.expert_statistics(indices, e).entropy, want, abs_tol=1e-15)
     assert m.expert_statistics(torch.zeros(0, 3).long(), 4)[1:] == (0.0, 0.0)
+    assert m.expert_statistics(torch.tensor([2]), 4).load.tolist() == [0, 0, 1, 0]
 
 
 def balance_is_the_formula(m, e=4):
