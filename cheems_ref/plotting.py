@@ -1,8 +1,9 @@
 """One quiet figure style for all notebooks: large type, few lines, colours that everyone can tell.
 
-`figure` makes axes, `heatmap` draws a matrix, `save` shows the figure in the notebook and, while
-the book is built, writes it to figures/. Line plots become SVG, which nbval compares; figures
-that hold an image become PNG. The bytes are the same on every run.
+`figure` makes axes; `lines` draws curves, and `level` and `band` go with them; `heatmap` draws a
+matrix, `heatmaps` a row of them under one scale; `save` shows the figure in the notebook and, while
+the book is built, writes it to figures/. Line plots become SVG, which nbval compares; figures that
+hold an image become PNG. The bytes are the same on every run.
 
 The colours are those of Okabe and Ito (2008), in an order that also differs in lightness.
 """
@@ -10,6 +11,7 @@ The colours are those of Okabe and Ito (2008), in an order that also differs in 
 import html
 import io
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +22,7 @@ try:
     from IPython.display import SVG, Image, display
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
         f"Figures need matplotlib and IPython, and there is no {error.name}: install them with "
@@ -29,6 +32,7 @@ except ModuleNotFoundError as error:
 
 INK, QUIET = "#222222", "#8a8a8a"
 COLORS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"]
+DASHES = ["-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (8, 2))]
 
 STYLE = {
     "figure.dpi": 100,
@@ -79,41 +83,181 @@ def figure(
     return fig, fig.subplots(rows, columns)
 
 
+def lines(
+    ax: Axes,
+    x: Tensor | Sequence,
+    curves: Mapping[str, Tensor | Sequence],
+    *,
+    title: str = "",
+    xlabel: str = "",
+    ylabel: str = "",
+    xscale: str = "linear",
+    yscale: str = "linear",
+    xlim: tuple | None = None,
+    ylim: tuple | None = None,
+    xticks: Mapping[float, str] | None = None,
+    marker: str = "",
+    joined: bool = True,
+    legend: str | None = "best",
+) -> None:
+    """Draw curves over the same places, each with a colour and a dash of its own.
+
+    Called again on the same axes, it goes on with the colours where it stopped.
+
+    Args:
+        ax: where to draw.
+        x: the places, as many as each curve has values.
+        curves: name: values; a name that begins with "_" stays out of the legend.
+        title, xlabel, ylabel: what is drawn, and what along each axis, with its unit.
+        xscale, yscale: "linear" or "log".
+        xlim, ylim: the two ends of an axis.
+        xticks: place: label; None for matplotlib's own.
+        marker: matplotlib's sign for the points, such as "o".
+        joined: whether a line joins the points; without one, `marker` is "o" where none is given.
+        legend: matplotlib's name of the place; "right" for beside the axes, None for no legend.
+
+    Raises:
+        ValueError: a curve has not as many values as there are places.
+    """
+    drawn = sum(line.get_gid() == "curve" for line in ax.lines)
+    for i, (name, values) in enumerate(curves.items(), start=drawn):
+        if len(values) != len(x):
+            raise ValueError(f"curve {name!r} has {len(values)} values for {len(x)} places")
+        style = DASHES[i % len(DASHES)] if joined else "none"
+        color, points = COLORS[i % len(COLORS)], marker or ("" if joined else "o")
+        ax.plot(x, values, linestyle=style, color=color, marker=points, label=name, gid="curve")
+    ax.set(xlabel=xlabel, ylabel=ylabel, title=title, xscale=xscale, yscale=yscale)
+    if xlim:
+        ax.set_xlim(*xlim)
+    if ylim:
+        ax.set_ylim(*ylim)
+    if xticks:
+        ax.set_xticks(list(xticks), list(xticks.values()))
+        ax.minorticks_off()
+    if legend == "right":
+        ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    elif legend and ax.get_legend_handles_labels()[1]:
+        ax.legend(loc=legend)
+
+
+def level(ax: Axes, y: float, name: str = "", *, side: str = "right") -> None:
+    """Draw a quiet horizontal line at y, with its name above it at the "left" or "right" end."""
+    ax.axhline(y, color=QUIET, linewidth=1)
+    end = side == "right"
+    ax.annotate(
+        name, (end, y), (0, 3), xycoords=("axes fraction", "data"), textcoords="offset points",
+        ha=side, va="bottom", color=INK, fontsize=12,
+    )  # fmt: skip
+
+
+def band(ax: Axes, x: Tensor | Sequence, low: Tensor | Sequence, high: Tensor | Sequence) -> None:
+    """Shade the range from `low` to `high` in the colour of the curve drawn last."""
+    ax.fill_between(x, low, high, color=ax.lines[-1].get_color(), alpha=0.18, lw=0)
+
+
 def heatmap(
     ax: Axes,
     matrix: Tensor | np.ndarray,
     *,
     title: str = "",
+    xlabel: str = "",
+    ylabel: str = "",
+    xticks: Sequence | None = None,
+    yticks: Sequence | None = None,
     signed: bool = True,
     limit: float | None = None,
     colorbar: bool = True,
+    unit: str = "",
+    numbers: str | None = None,
 ) -> None:
     """Draw a matrix as a picture, row 0 on top; entries that are NaN stay grey.
 
     Args:
         ax: where to draw.
         matrix: (rows, columns).
-        title: what the matrix is.
-        signed: True for blue–white–red around 0; False for white–blue from 0 up.
-        limit: the value at the end of the colours; None for the largest |entry|.
+        title, xlabel, ylabel: what the matrix is, and what its columns and its rows are.
+        xticks, yticks: one label per column, per row; None for their numbers.
+        signed: True for blue (negative) – white – red (positive); False for white – blue from 0.
+        limit: the value at the end of the colours; None for the largest |entry|. Where an entry
+            lies beyond, the end of the scale is an arrow.
         colorbar: whether to draw the scale.
+        unit: words beside the scale; without any, a signed one says which colour is positive.
+        numbers: a format such as ".0%" in which every entry is written into its field.
 
     Raises:
         ValueError: the matrix does not have two axes, is empty, or holds infinity.
     """
+    values = _as_numbers(matrix)
+    limit = limit or float(np.nanmax(np.abs(values))) or 1.0
+    cmap = matplotlib.colormaps["RdBu_r" if signed else "Blues"].with_extremes(bad="#dddddd")
+    picture = ax.imshow(values, cmap=cmap, vmin=-limit if signed else 0.0, vmax=limit)
+    ax.set(title=title, xlabel=xlabel, ylabel=ylabel)
+    ax.spines[:].set_visible(False)
+    ax.tick_params(length=0)
+    ax.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
+    ax.yaxis.set_major_locator(MaxNLocator("auto", integer=True))
+    if xticks is not None:
+        ax.set_xticks(range(len(xticks)), xticks)
+    if yticks is not None:
+        ax.set_yticks(range(len(yticks)), yticks)
+    if numbers is not None:
+        for (i, j), value in np.ndenumerate(values):
+            color = "white" if abs(value) > 0.6 * limit else INK
+            ax.text(j, i, format(value, numbers), ha="center", va="center", color=color)
+    if colorbar:
+        _scale(picture, ax, unit, values)
+
+
+def heatmaps(
+    matrices: Mapping[str, Tensor | np.ndarray],
+    *,
+    xlabel: str = "",
+    ylabel: str = "",
+    signed: bool = True,
+    limit: float | None = None,
+    unit: str = "",
+    size: tuple[float, float] | None = None,
+) -> tuple[Figure, np.ndarray]:
+    """Draw matrices side by side, all in the same colours, with one scale at the right.
+
+    Args:
+        matrices: title: matrix, as `heatmap` takes them.
+        xlabel: under every picture; `ylabel`: at the first.
+        signed, limit, unit: as in `heatmap`; None for the largest |entry| of all.
+        size: width and height in inches; None for 4.2 high, and 12 wide from three on.
+
+    Returns:
+        The figure and its axes, one per matrix.
+    """
+    values = {title: _as_numbers(matrix) for title, matrix in matrices.items()}
+    limit = limit or max(float(np.nanmax(np.abs(v))) for v in values.values()) or 1.0
+    fig, axes = figure(1, len(values), size=size or (min(12.0, 4.5 * len(values)), 4.2))
+    axes = np.atleast_1d(axes)
+    for ax, (title, matrix) in zip(axes, values.items(), strict=True):
+        heatmap(ax, matrix, title=title, xlabel=xlabel, signed=signed, limit=limit, colorbar=False)
+    axes[0].set_ylabel(ylabel)
+    _scale(axes[0].images[0], axes, unit, np.concatenate([v.ravel() for v in values.values()]))
+    return fig, axes
+
+
+def _as_numbers(matrix):
     values = matrix.detach().double().numpy() if isinstance(matrix, Tensor) else np.asarray(matrix)
     if values.ndim != 2 or not values.size:
         raise ValueError(f"a heat map draws a matrix, got shape {values.shape}")
     if np.isinf(values).any():
         raise ValueError("a heat map has no colour for infinity; use NaN for what is not there")
-    limit = limit or float(np.nanmax(np.abs(values))) or 1.0
-    cmap = matplotlib.colormaps["RdBu_r" if signed else "Blues"].with_extremes(bad="#dddddd")
-    picture = ax.imshow(values, cmap=cmap, vmin=-limit if signed else 0.0, vmax=limit)
-    ax.set_title(title)
-    ax.spines[:].set_visible(False)
-    ax.tick_params(length=0)
-    if colorbar:
-        ax.figure.colorbar(picture, ax=ax, shrink=0.8).outline.set_visible(False)
+    return values
+
+
+def _scale(picture, axes, unit, values):
+    """The colour scale; its end is an arrow where some value lies beyond."""
+    low, high, slack = picture.norm.vmin, picture.norm.vmax, 1e-9 * picture.norm.vmax
+    beyond = np.nanmin(values) < low - slack, np.nanmax(values) > high + slack
+    ends = {(False, False): "neither", (True, False): "min", (False, True): "max"}
+    extend = ends.get((bool(beyond[0]), bool(beyond[1])), "both")
+    bar = np.ravel(axes)[0].figure.colorbar(picture, ax=axes, shrink=0.8, extend=extend)
+    bar.outline.set_visible(False)
+    bar.set_label(unit or ("blue < 0 < red" if low < 0 else ""))
 
 
 def save(fig: Figure, name: str, alt: str) -> None:
