@@ -91,8 +91,8 @@ def lines(
     title: str = "",
     xlabel: str = "",
     ylabel: str = "",
-    xscale: str = "linear",
-    yscale: str = "linear",
+    xscale: str = "",
+    yscale: str = "",
     xlim: tuple | None = None,
     ylim: tuple | None = None,
     xticks: Mapping[float, str] | None = None,
@@ -102,14 +102,15 @@ def lines(
 ) -> None:
     """Draw curves over the same places, each with a colour and a dash of its own.
 
-    Called again on the same axes, it goes on with the colours where it stopped.
+    Called again on the same axes, it goes on with the colours where it stopped, and leaves the
+    axes as they are where it is told nothing new.
 
     Args:
         ax: where to draw.
         x: the places, as many as each curve has values.
         curves: name: values; a name that begins with "_" stays out of the legend.
         title, xlabel, ylabel: what is drawn, and what along each axis, with its unit.
-        xscale, yscale: "linear" or "log".
+        xscale, yscale: "log" for a logarithmic axis.
         xlim, ylim: the two ends of an axis.
         xticks: place: label; None for matplotlib's own.
         marker: matplotlib's sign for the points, such as "o".
@@ -126,11 +127,9 @@ def lines(
         style = DASHES[i % len(DASHES)] if joined else "none"
         color, points = COLORS[i % len(COLORS)], marker or ("" if joined else "o")
         ax.plot(x, values, linestyle=style, color=color, marker=points, label=name, gid="curve")
-    ax.set(xlabel=xlabel, ylabel=ylabel, title=title, xscale=xscale, yscale=yscale)
-    if xlim:
-        ax.set_xlim(*xlim)
-    if ylim:
-        ax.set_ylim(*ylim)
+    told = dict(xlabel=xlabel, ylabel=ylabel, title=title, xscale=xscale, yscale=yscale)
+    told |= dict(xlim=xlim, ylim=ylim)
+    ax.set(**{name: value for name, value in told.items() if value})
     if xticks:
         ax.set_xticks(list(xticks), list(xticks.values()))
         ax.minorticks_off()

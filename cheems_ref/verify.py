@@ -78,7 +78,7 @@ def check_gradients(
         if a is None or e is None:
             raise AssertionError(f"{label}: the input does not reach the output")
         _must_agree(label, a, e, tol)
-    print(f"✓ {name}: {len(got)} gradients  [{_precision(got[0], tol)}]")
+    print(f"✓ {name}: {len(got)} gradient{'s' * (len(got) > 1)}  [{_precision(got[0], tol)}]")
 
 
 def must_differ(name: str, wrong: Tensor, right: Tensor, *, at_least: float = 1e-3) -> float:

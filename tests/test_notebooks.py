@@ -17,11 +17,13 @@ from collections.abc import Iterator
 from copy import deepcopy
 from pathlib import Path
 
+import lessons
 import nbformat
 import pytest
 from build import read_source
 from IPython.core.displayhook import DisplayHook
 from IPython.display import SVG
+from lessons import code_cells, tags
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
@@ -30,9 +32,10 @@ NOTEBOOKS = Path(__file__).resolve().parent.parent / "notebooks"
 ALLOWED_TAGS = {
     "check",
     "exercise",
+    "figure",
     "nbval-ignore-output",
     "raises-exception",
-    "solution",
+    "setup",
     "versions",
 }
 VERSION_TAGS = {"versions", "nbval-ignore-output"}
@@ -61,22 +64,11 @@ REMOTE_IMAGE = re.compile(
 EMBEDDED = re.compile(r"data:[\w/+.-]+;base64,[\w/+=]+|<svg\b.*?</svg>", re.DOTALL)
 
 
-def code_cells(notebook: NotebookNode) -> Iterator[tuple[int, NotebookNode]]:
-    """The code cells with their numbers, counted from 1 among all cells."""
-    for number, cell in enumerate(notebook.cells, start=1):
-        if cell.cell_type == "code":
-            yield number, cell
-
-
 def outputs(notebook: NotebookNode) -> Iterator[tuple[int, NotebookNode]]:
     """All outputs with the number of their cell."""
     for number, cell in code_cells(notebook):
         for output in cell.outputs:
             yield number, output
-
-
-def tags(cell: NotebookNode) -> set[str]:
-    return set(cell.metadata.get("tags", []))
 
 
 def text_of(output: NotebookNode) -> str:
@@ -246,6 +238,7 @@ RULES = [
     has_no_widgets,
     stores_plain_lines,
     ran_with_the_kernels,
+    *lessons.RULES,
 ]
 
 
@@ -299,6 +292,16 @@ def test_notebook(path, rule):
 def test_notebook_is_its_source(path):
     source = read_source(path.with_suffix(".py"))
     assert differs_from_source(nbformat.read(path, as_version=4), source) == []
+
+
+def test_most_cells_are_short():
+    counts = [
+        lessons.lines(cell.source)
+        for path in STORED
+        for _, cell in code_cells(nbformat.read(path, as_version=4))
+    ]
+    long = sum(count > lessons.SHORT for count in counts)
+    assert long < len(counts) / 8, f"{long} of {len(counts)} cells have over {lessons.SHORT} lines"
 
 
 # The one thing that nbval is told to overlook.
@@ -370,21 +373,22 @@ def good_notebook() -> NotebookNode:
         cells=[
             new_markdown_cell("# Title\n\n![states](../figures/01_states.svg)"),
             new_code_cell(
-                "print(version)",
+                "import torch\nprint(torch.version)",
                 execution_count=1,
                 outputs=[printed("torch 2.13.0\n")],
                 metadata={"tags": ["versions", "nbval-ignore-output"]},
             ),
             new_code_cell("2 + 3  # a sum;", execution_count=2, outputs=[value]),
             new_code_cell(
-                "check(3)",
+                "int('odd')",
                 execution_count=3,
                 outputs=[failure],
                 metadata={"tags": ["raises-exception"]},
             ),
             new_code_cell(
-                "draw()",
+                "torch.draw()",
                 execution_count=4,
+                metadata={"tags": ["figure"]},
                 outputs=[
                     new_output(
                         "display_data",
@@ -422,6 +426,8 @@ PATH_IN_ERROR = new_output(
 )
 OTHER_TRACEBACK = new_output("error", ename="ValueError", evalue="odd: 3", traceback=["odd: 4"])
 VERSIONS = {"tags": ["versions", "nbval-ignore-output"]}
+DRAWING = "torch.draw()\n\n" * 8 + 'plotting = torch\nplotting.save(\n"a",\n"b",\n)\n'
+FUNCTION = "def f(x):\n" + "    x = x + 1\n" * 6
 
 BAD = [
     ("stripped", is_executed_in_order, spoilt(3, execution_count=None, outputs=[])),
@@ -437,7 +443,7 @@ BAD = [
         has_one_version_cell,
         spoilt(2, metadata={"tags": ["nbval-ignore-output"]}),
     ),
-    ("not a version", has_one_version_cell, spoilt(2, source="print(loss)")),
+    ("not a version", has_one_version_cell, spoilt(2, source="import torch\nprint(2)")),
     ("a value in the version cell", has_one_version_cell, spoilt(2, outputs=[shown(text_x="1")])),
     ("silent version cell", has_one_version_cell, spoilt(2, outputs=[])),
     ("hidden line", stores_plain_lines, spoilt(3, outputs=[printed("error 42\rerror 0\n")])),
@@ -446,8 +452,8 @@ BAD = [
     ("warning", has_no_stderr, spoilt(3, outputs=[printed("UserWarning", name="stderr")])),
     ("unannounced error", fails_only_where_announced, spoilt(3, outputs=[ERROR])),
     ("no error", fails_only_where_announced, spoilt(4, outputs=[])),
-    ("semicolon", ends_no_cell_with_a_semicolon, spoilt(3, source="seed(0);")),
-    ("and a comment", ends_no_cell_with_a_semicolon, spoilt(3, source="seed(0);  # quiet\n\n")),
+    ("semicolon", ends_no_cell_with_a_semicolon, spoilt(3, source="int(0);")),
+    ("and a comment", ends_no_cell_with_a_semicolon, spoilt(3, source="int(0);  # quiet\n\n")),
     ("path", prints_no_absolute_path, printing("saved /home/me/x.pt")),
     ("path in HTML", prints_no_absolute_path, spoilt(3, outputs=[shown(text_html="<b>/tmp</b>")])),
     (
@@ -472,8 +478,87 @@ BAD = [
         ),
     ),
     ("widget state", has_no_widgets, with_widget_metadata()),
+    ("long", lessons.has_no_long_cell, spoilt(3, source="2 + 3\n" * 31)),
+    ("picture untagged", lessons.draws_in_figure_cells, spoilt(5, metadata={})),
+    ("no picture", lessons.draws_in_figure_cells, spoilt(3, metadata={"tags": ["figure"]})),
+    ("much drawing", lessons.draws_in_figure_cells, spoilt(5, source=DRAWING + "torch.draw()")),
+    ("undocumented", lessons.says_what_functions_do, spoilt(3, source=FUNCTION)),
+    ("out of nowhere", lessons.sections_stand_alone, spoilt(3, source="2 + three")),
     ("no code", is_executed_in_order, new_notebook(cells=[new_markdown_cell("# Title")])),
 ]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        dict(source="2 + 3\n" * 30 + "\n\n"),
+        dict(source=FUNCTION.replace("):\n", "):\n    'Count on.'\n")),
+        dict(source="def f(x):\n" + "    x = x + 1\n" * 5),
+        dict(source="def draw(ax):\n    ax.draw()", metadata={"tags": ["figure"]}),
+    ],
+    ids=["30 lines", "documented", "5 lines", "defines what draws"],
+)
+def test_a_cell_that_teaches_is_accepted(change):
+    assert [rule.__name__ for rule in lessons.RULES if rule(spoilt(3, **change))] == []
+
+
+def test_a_figure_of_eight_lines_and_its_saving():
+    notebook = spoilt(5, source=DRAWING.replace("torch.draw()\n\n", "", 1))
+    assert lessons.draws_in_figure_cells(notebook) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "y = 1\nx = [y, *(z for z in range(y))]\nx[0] = y",
+        "for i, (a, *b) in enumerate([]):\n    c = a + b\n    i += c",
+        "with open('a') as file:\n    text = file.read()\nif text:\n    n = 1\nelse:\n    n = 2\nn",
+        "import torch.nn.functional as F\nfrom a import b as c\nF.relu(c)",
+        "def f(x, y=1):\n    def g():\n        return x + f(z)\n    z = y\n    return g\nf(2)",
+        "class A(list):\n    n = 2\n    def f(self):\n        return A(), self.n\nA().f()",
+        "f = lambda x: [x + i for i in range(x)]\nf(2)",
+        "try:\n    x = 1\nexcept ValueError as error:\n    x = str(error)\nprint(f'{x!r:>{x}}')",
+    ],
+)
+def test_a_section_may_use_what_it_binds(source):
+    assert lessons.sections_stand_alone(spoilt(3, source=source)) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "x = x + 1",
+        "x += 1",
+        "x[0] = 1",
+        "for i in range(x):\n    pass",
+        "print(x)\nx = 1",
+        "def f():\n    return x",
+        "class A:\n    def f(self):\n        return [x for i in self]",
+        "with x:\n    x = 2",
+        "print(f'{x}')",
+        "f = lambda y: x + y",
+    ],
+)
+def test_a_section_may_not_use_what_it_does_not_bind(source):
+    complaint = "cell 3 uses x, which its section does not define"
+    assert lessons.sections_stand_alone(spoilt(3, source=source)) == [complaint]
+
+
+def test_a_section_shares_functions_and_setup_alone():
+    def cells(*tags):
+        return [
+            new_markdown_cell("Before"),
+            new_code_cell("x = 1", metadata={"tags": list(tags)}),
+            new_code_cell("def f(y):\n    return x"),
+            new_markdown_cell("### A part of the section"),
+            new_code_cell("f(x)"),
+            new_markdown_cell("## Another section"),
+            new_code_cell("f(x)"),
+        ]
+
+    assert lessons.sections_stand_alone(new_notebook(cells=cells("setup"))) == []
+    complaints = lessons.sections_stand_alone(new_notebook(cells=cells()))
+    assert complaints == ["cell 7 uses x, which its section does not define"]
 
 
 @pytest.mark.parametrize("rule", RULES, ids=[rule.__name__ for rule in RULES])
