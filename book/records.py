@@ -13,17 +13,21 @@ import json
 import math
 import platform
 import statistics
+import time
 from pathlib import Path
 
 import torch
 
-from cheems_ref import kernels, linear_attention, rope, ssd, text
+from cheems_ref import experts, kernels, linear_attention, rope, ssd, text
 from cheems_ref import train as training
 from cheems_ref.model import CausalLM, ModelConfig, Sampling, count_parameters, generate
 
 ROOT = Path(__file__).parents[1]
 RECORDS = ROOT / "figures" / "records"
 CHAPTER_5 = "05_inner_function_attention"
+LOOK_BACK = ("look_back_model", "look_back_batch", "train_to_look_back")  # of chapter 04
+CHAPTER_7 = "07_cheems_language_model"
+RECALL = "recall", "recall_model", "share_right", "learn_to_recall"
 
 
 def from_notebook(notebook, *names):
@@ -66,13 +70,15 @@ def sampling_rate():
 
 def selective_copy():
     """Selective copying: share named right against steps, and which answers a letter changes."""
-    names = ("copying_texts", "Copier", "train_to_copy", "copied", "exchanged")
-    *_, train, _, exchanged = from_notebook("01_state_space_models", *names)
+    names = ("copying_texts", "Copier", "copied", "place_weights", "add_up")
+    results = ("train_to_copy", "exchanged", "train_to_add")
+    *_, train, exchanged, add = from_notebook("01_state_space_models", *names, *results)
     models = {
         "selective": dict(selective=True),
         "selective, no convolution": dict(selective=True, d_conv=1),
         "time-invariant, two layers": dict(selective=False, layers=2),
         "time-invariant": dict(selective=False),
+        "time-invariant, no convolution": dict(selective=False, d_conv=1),
     }
     steps, seeds, right, ends, tables = 600, range(5), {}, {}, {}
     for name, options in models.items():
@@ -84,18 +90,29 @@ def selective_copy():
         if name in ("selective", "time-invariant"):
             model, _, generator = runs[0]
             tables[name] = rounded(exchanged(model, generator, 2048).tolist())
+    adders = {"adding, 48 free weights": 48, "adding, one kernel": 18}
+    by_adding = {name: [add(count, seed) for seed in seeds] for name, count in adders.items()}
     return {
         "seed": list(seeds),
         "steps": list(range(25, steps + 1, 25)),
         "right": right,
         "at the end": ends,
+        "adding": {
+            name: [round(statistics.mean(shares), 3) for shares in runs]
+            for name, runs in by_adding.items()
+        },
+        "adding: first, middle, last": {
+            name: [round(statistics.mean(place), 3) for place in zip(*runs, strict=True)]
+            for name, runs in by_adding.items()
+        },
         "exchanged": tables,
     }
 
 
 def learned():
     """Accuracy on keys that were written several times, after training, against their number."""
-    *_, train = from_notebook("02_linear_attention", "notes", "NoteReader", "train_on_notes")
+    names = ("notes", "NoteReader", "accuracy_on_notes", "train_on_notes")
+    *_, train = from_notebook("02_linear_attention", *names)
     steps, seeds, counts = 300, (0, 1, 2), (4, 8, 12, 16, 20, 24, 32, 40)
     accuracy, guess = {}, []
     for name in linear_attention.RULES:
@@ -124,9 +141,13 @@ def letters():
         _, state = ssd.ssd_step(ones[:, 0, :, None], ones[:, 0], rate, key[:, t], key[:, t], state)
         states.append(state[0, :, 0])
     counts = torch.stack(states)[:, :, list(rows.encode())]  # (l, h, letters)
+    names = ("letter_counts", "distance_to_statistics")
+    *_, distance = from_notebook("03_state_space_duality", *names)
+    read = text.text_to_ids(text.read_text())[:4096]
     return {
         "seed": None,
         "letters": ["space" if letter == " " else letter for letter in rows],
+        "distance": {life: round(distance(read, life), 3) for life in (*half_lives, 2048)},
         "states": {
             str(half_life): [[round(c, 4) for c in row] for row in counts[:, i].tolist()]
             for i, half_life in enumerate(half_lives)
@@ -135,12 +156,21 @@ def letters():
 
 
 def error_budget():
-    """Errors of three float32 computations of SSD, relative to float64, against length."""
+    """Errors of four float32 computations of SSD, relative to float64, against length."""
+    names = ("carry_in_turn", "four_steps")
+    *_, four_steps = from_notebook("03_state_space_duality", *names)
+    torch.set_default_dtype(torch.float32)
+
+    def float32_total(x, *others):
+        chunk = min(64, x.shape[1])
+        return four_steps(x, *others, l_c=chunk, total_dtype=torch.float32)
+
     lengths = [2**i for i in range(4, 12)]
     forms = {
         "recurrence": ssd.ssd_recurrent,
         "chunked": ssd.ssd_chunked,
         "mamba-ssm's kernel": ssd.ssd_kernel,
+        "chunked, total in float32": float32_total,
     }
     errors = {}
     for step in (0.05, 0.0005):
@@ -199,8 +229,8 @@ def shift_error():
 
 
 def three_sources():
-    """Accuracy of naming the token k places ago, and what the trained models look at."""
-    [train] = from_notebook("04_rotary_positions", "train_to_look_back")
+    """Accuracy of naming the token `lag` tokens ago, and what the trained models look at."""
+    *_, train = from_notebook("04_rotary_positions", *LOOK_BACK)
     lags, seeds, steps = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24), (0, 1, 2), 300
     positions = ("rope", "conv", "decay")
     accuracy = {position: [] for position in positions}
@@ -222,7 +252,7 @@ def three_sources():
 
 def detour():
     """The mean weight of each earlier write, per head, in a convolution model that looks 7 back."""
-    [train] = from_notebook("04_rotary_positions", "train_to_look_back")
+    *_, train = from_notebook("04_rotary_positions", *LOOK_BACK)
     accuracy, model = train("conv", 7, 1500)
     mixer, sizes = model["mixer"], (32, 32, 32)  # of x, B and C
     generator = torch.Generator().manual_seed(1)
@@ -250,54 +280,92 @@ def look_back(model, reach=24, length=64):
 
 
 def books():
-    """Share of the variance of past balances explained, against training steps."""
-    *_, train = from_notebook(CHAPTER_5, "account_books", "BookReader", "train_on_books")
+    """Share of the variance of past balances explained, and what the two-layer control does."""
+    names = ("account_books", "book_layers", "BookReader", "explained", "train_on_books")
+    names += ("read_linearly", "found_in_layer_1", "times_the_mean", "resampled")
+    functions = dict(zip(names, from_notebook(CHAPTER_5, *names), strict=True))
     steps, seeds = 500, (0, 1, 2)
-    explained = {}
+    curves, twice = {}, []
     for kind in ("ssd", "linear twice", "retrieved", "linear", "ssd alone"):
-        runs = [train(kind, steps, seed) for seed in seeds]
-        explained[kind] = [round(statistics.median(at), 3) for at in zip(*runs, strict=True)]
-    return {"seed": list(seeds), "steps": list(range(50, steps + 1, 50)), "explained": explained}
+        runs = [functions["train_on_books"](kind, steps, seed) for seed in seeds]
+        curves[kind] = rounded([curve for *_, curve in runs])
+        if kind == "linear twice":
+            twice = [(model, generator) for model, generator, _ in runs]
+    found = [functions["found_in_layer_1"](*run) for run in twice]
+    times = [functions["times_the_mean"](*run) for run in twice]
+    swapped = {
+        swap: [functions["resampled"](*run, swap) for run in twice]
+        for swap in ("none", "questions", "entries")
+    }
+    return {
+        "seed": list(seeds),
+        "steps": list(range(50, steps + 1, 50)),
+        "explained": curves,
+        "layer 1 holds": {name: rounded([[run[name] for run in found]])[0] for name in found[0]},
+        "times the mean": [[round(factor, 2) for factor in row] for row in times],
+        "resampled": {
+            swap: dict(zip(("own", "other"), rounded(zip(*pairs, strict=True)), strict=True))
+            for swap, pairs in swapped.items()
+        },
+    }
 
 
 def masks():
     """What dynamic masks hide after training: gates by place, penalties by content."""
-    names = ("decoy_memory", "GateAsPrinted", "Memory", "train_memory", "share_right")
-    names += ("train_on_decoys", "marked_memory", "train_on_marks", "keep_fewer", "shares_left")
+    names = ("decoy_memory", "GateAsPrinted", "decoy_layer", "Memory", "train_memory", "judged")
+    names += ("train_on_decoys", "marked_memory", "MarkedMemory", "train_on_marks")
+    names += ("ByChance", "right_keeping", "shares_left")
     functions = dict(zip(names, from_notebook(CHAPTER_5, *names), strict=True))
-    _, printed = functions["train_on_decoys"]("printed", 200)
-    _, trained = functions["train_on_decoys"]("gate", 200)
-    gates = {"printed": printed.mask.gate, "gate": trained.mask.logit.sigmoid()}
+    seeds, gates, decoys = range(5), {}, {}
+    for kind in ("none", "printed", "gate", "rounded"):
+        runs = [functions["train_on_decoys"](kind, 200, seed) for seed in seeds]
+        _, right, loss = zip(*runs, strict=True)
+        decoys[kind] = {"right": rounded([right])[0], "loss": [round(x, 4) for x in loss]}
+        mask = runs[0][0].mask
+        if kind != "none":
+            gates[kind] = mask.gate if kind == "printed" else mask.logit.sigmoid()
+    longer, _, loss = functions["train_on_decoys"]("gate", 2000)
+    shut = longer.mask.logit.sigmoid()[:, 1:16:2]
 
-    accuracy, samples = {False: [], True: []}, []
-    for seed in range(5):
+    kept = (1, 2, 4, 6, 8, 10, 12, 16, 24)
+    accuracy, samples = {"by penalty": [], "by chance": []}, []
+    for seed in seeds:
         model, generator = functions["train_on_marks"]("content", 200, seed)
-        for by_chance, runs in accuracy.items():
-            runs.append(functions["keep_fewer"](model, generator, by_chance))
+        for name, runs in accuracy.items():
+            chance = name == "by chance"
+            runs.append([functions["right_keeping"](n, model, generator, chance) for n in kept])
         samples.append(functions["shares_left"](model, generator))
-    kept = list(accuracy[True][0])
-    middle = sorted(range(5), key=lambda seed: accuracy[False][seed][8])[2]  # the one that is drawn
+    left = {
+        name: rounded([share[:, :16][marks == mark].mean(0).tolist() for share, marks in samples])
+        for mark, name in enumerate(("fresh", "stale"))
+    }
+    at_eight = [run[kept.index(8)] for run in accuracy["by penalty"]]
+    middle = sorted(seeds, key=lambda seed: at_eight[seed])[2]  # the one that is drawn
     share, marks = samples[middle]
-    by_penalty, by_chance = (
-        {n: [round(run[n], 3) for run in runs] for n in kept} for runs in accuracy.values()
-    )
     return {
-        "seed": list(range(5)),
+        "seed": list(seeds),
+        "decoys": decoys,
         "gates": {name: rounded(t.tolist()) for name, t in gates.items()},
+        "later": {
+            "steps": 2000,
+            "loss": float(f"{loss:.2g}"),
+            "decoys": rounded([[shut.min().item(), shut.max().item()]])[0],
+        },
         "content": {
+            "drawn": middle,
             "share": rounded(share[0].T.tolist()),
             "marks": marks[0].tolist(),
-            "kept": kept,
-            "by penalty": by_penalty,
-            "by chance": by_chance,
+            "left": left,
+            "kept": list(kept),
+            **{name: rounded(zip(*runs, strict=True)) for name, runs in accuracy.items()},
         },
     }
 
 
 def fires():
     """Which experts a trained byte model asks for which character."""
-    names = ("train_on_bytes", "fires_for")
-    train, fires_for = from_notebook("06_cross_domain_experts", *names)
+    names = ("byte_model", "train_on_bytes", "fires_for")
+    _, train, fires_for = from_notebook("06_cross_domain_experts", *names)
     _, model = train(1500)
     characters = " etaoinshrdlu0123456789.,:()"
     share = fires_for(model, characters)
@@ -309,17 +377,57 @@ def fires():
     return {"seed": 0, "characters": names, "share": rounded(share[:, most].tolist())}
 
 
+def rows():
+    """Milliseconds of a search, and of the neurons it found by bags and by gathered rows."""
+    width, sizes = 256, [2**i for i in range(8, 21, 2)]
+    x = torch.randn(1, 512, width, generator=torch.Generator().manual_seed(1))
+    milliseconds = {"search": [], "neurons by bags": [], "neurons by gathered rows": []}
+    for size in sizes:
+        torch.manual_seed(0)
+        peer = experts.PEER(width, n_experts=size, n_heads=4, k=16, d_query=width)
+        with torch.no_grad():
+            neurons = (x, peer.down, peer.up, *peer.route(x))
+            calls = (
+                lambda peer=peer: peer.route(x),
+                lambda neurons=neurons: experts.retrieved_experts(*neurons),
+                lambda neurons=neurons: experts.retrieved_experts_written_out(*neurons),
+            )
+            seconds = [[] for _ in calls]
+            for _ in range(25):  # in turns, so that all meet the same load
+                for call, taken in zip(calls, seconds, strict=True):
+                    start = time.perf_counter()
+                    call()
+                    taken.append(time.perf_counter() - start)
+        for times, taken in zip(milliseconds.values(), seconds, strict=True):
+            times.append(float(f"{1e3 * min(taken):.3g}"))
+    return {"seed": [0, 1], "threads": 1, "experts": sizes, "milliseconds": milliseconds}
+
+
 def orders():
     """How patterns of two and three layers learn to recall, over five seeds."""
-    [_, learn] = from_notebook("07_cheems_language_model", "recall", "learn_to_recall")
+    learn = from_notebook(CHAPTER_7, *RECALL)[-1]
     right = {
         position: {
-            pattern: [rounded([learn(pattern, 400, position, seed)])[0] for seed in range(5)]
+            pattern: rounded(learn(pattern, 400, position, seed)[1] for seed in range(5))
             for pattern in ("SA", "AS", "AA", "SS", "SAS")
         }
         for position in ("conv", "rope")
     }
     return {"seed": list(range(5)), "right": right}
+
+
+def longer():
+    """How SAS learns to recall in more steps, and what its last layer adds, over five seeds."""
+    *_, learn, right_with_and_without_end = from_notebook(
+        CHAPTER_7, *RECALL, "right_with_and_without_end"
+    )
+    right, ends = {"conv": [], "rope": []}, {"conv": [], "rope": []}
+    for position, steps in (("conv", 400), ("rope", 1000)):
+        for seed in range(5):
+            model, shares = learn("SAS", steps, position, seed)
+            right[position] += rounded([shares])
+            ends[position] += rounded([right_with_and_without_end(model)])
+    return {"seed": list(range(5)), "right": right, "ends": ends}
 
 
 def manual():
@@ -374,6 +482,8 @@ WRITERS = {
     "05_books": books,
     "05_masks": masks,
     "06_fires": fires,
+    "06_rows": rows,
+    "07_longer": longer,
     "07_orders": orders,
     "07_training": manual,
 }

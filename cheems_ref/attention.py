@@ -14,7 +14,7 @@ Every token asks with a query, is found by a key and answers with a value:
 Head i reads the keys of group i // (h / g). The three inner functions (WM §3.2, Ch §3.2):
 
     "ssd"        v = SSD(x): the state of a recurrence at every token is a value
-    "retrieved"  v = x ∘ Σ_j w_j e_j: rows of a table, chosen and weighted by similarity
+    "retrieved"  v = x ∘ Σ_j ω_j U_j: rows of a table, chosen and weighted by similarity
     "linear"     v = W x: ordinary attention, the control
 
 and the two dynamic masks, both additive before the softmax, so that they receive a gradient:
@@ -202,7 +202,7 @@ class GateMask(nn.Module):
 
 
 class ContentMask(nn.Module):
-    """A penalty on a key, computed from its value: bias_s = A softplus(w·v_s + c) ≤ 0, per head.
+    """A penalty on a key, computed from its value: bias_s = -a softplus(u·v_s + ν) ≤ 0, per head.
 
     It has the form of SSD's A Δ, said by a token about itself: exp(bias) is the share of its key
     that is left, and a token that says "do not read me" is hidden from every later one. At the
@@ -219,8 +219,8 @@ class ContentMask(nn.Module):
         keep: n ≥ 1; None to keep all.
 
     Source: the authors' later Doge models (transformers, `modeling_doge`), which add
-    exp(A softplus(w·v)) with A starting at 0; here the exponent itself is added and A starts at -1,
-    so that it means log(share left) and w has a gradient from the start.
+    exp(a softplus(u·v)) with a starting at 0; here the exponent itself is added and -a starts at
+    -1, so that it means log(share left) and u has a gradient from the start.
     """
 
     def __init__(self, d_values: int, n_heads: int, *, keep: int | None = None):
@@ -381,7 +381,7 @@ class QCAttn(nn.Module):
 
 
 class RetrievedValues(nn.Module):
-    """Values from a table: v = x ∘ Σ_j w_j e_j over the k rows most similar to the token.
+    """Values from a table: v = x ∘ Σ_j ω_j U_j over the k rows most similar to the token.
 
     Every head asks with a query of its own, half as wide as the head, scores the n_values keys, and
     superimposes its k best rows, weighted by a softmax over their scores: through these weights

@@ -238,7 +238,9 @@ def load_balancing_loss(
 
     fᵢ is the share of choices that fell on expert i, and Pᵢ the share of the gates. (In Switch
     Transformers Pᵢ is the mean of the whole softmax.) The gradient goes through the gates: those of
-    experts that are chosen too often are pushed down.
+    experts that are chosen too often are pushed down. Where all tokens take the same k experts the
+    loss is e/k whatever the gates, and has no gradient: it keeps a load even, and does not undo
+    a collapse.
 
     Args:
         gates: of `route`, > 0.

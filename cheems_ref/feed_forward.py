@@ -1,9 +1,9 @@
 """Feed-forward layers that everyone shares: an MLP, and a linear unit with two gates.
 
-They take x (..., d) and return y (..., d). σ is SiLU, f the width in between.
+They take x (..., d) and return y (..., d). f is the width in between.
 
-    MLP     σ(x W) W₂                      gated: (σ(x W) ∘ x V) W₂
-    DGLU    (σ(x W) ∘ tanh(x V)) W₂        a second gate: OTCE's expert
+    MLP     SiLU(x W) W₂                      gated: (SiLU(x W) ∘ x V) W₂
+    DGLU    (SiLU(x W) ∘ tanh(x V)) W₂        a second gate: OTCE's expert
 
 Wrong shapes or sizes raise ValueError naming argument, letters and numbers (check.py).
 """
@@ -21,14 +21,14 @@ SecondGate = Literal["tanh", "sigmoid"]
 
 
 class MLP(nn.Module):
-    """Two linear maps with σ between them, or, gated, three.
+    """Two linear maps with SiLU between them, or, gated, three.
 
     Args:
         d_model: d.
         d_ff: f.
-        gated: whether there is a third map, whose σ is multiplied onto the first.
+        gated: whether there is a third map, whose SiLU is multiplied onto the first.
 
-    Source: WM eq. after (5), φ(x) = σ(x W)V; gated: Ch eq. 11; Shazeer (2020).
+    Source: WM eq. after (5), φ(x) = SiLU(x W)V; gated: Ch eq. 11; Shazeer (2020).
     """
 
     def __init__(self, d_model: int, d_ff: int, *, gated: bool = False):
@@ -47,7 +47,7 @@ class MLP(nn.Module):
 
 
 class DGLU(nn.Module):
-    """A linear unit with two gates: (σ(x W) ∘ tanh(x V)) W₂, or with a sigmoid for the tanh.
+    """A linear unit with two gates: (SiLU(x W) ∘ tanh(x V)) W₂, or with a sigmoid for the tanh.
 
     Args:
         d_model: d.

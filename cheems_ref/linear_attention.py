@@ -136,7 +136,7 @@ def longhorn(
     """Weigh the old state against the new pair: S_t minimises ‖S - S_{t-1}‖² + β_t ‖S k_t - v_t‖².
 
     The minimum is S_t = S_{t-1} (I - ε_t k_t k_tᵀ) + ε_t v_t k_tᵀ, ε_t = β_t / (1 + β_t k_tᵀk_t):
-    the delta rule with a step size below 1/‖k_t‖². So it is stable with any keys and any β.
+    the delta rule with a step size below 1/‖k_t‖². So no key and no β makes an old state grow.
 
     Args:
         beta: ≥ 0 and finite, weight of the new pair, in units of 1/‖k‖²; 0 leaves the state alone.
@@ -166,9 +166,10 @@ def delta_rule(
     Multiplied out, S_t = S_{t-1} (I - β_t k_t k_tᵀ) + β_t v_t k_tᵀ. It is one gradient step of size
     β_t on ½‖S k_t - v_t‖², from S_{t-1}.
 
-    It is stable where β_t ‖k_t‖² ≤ 2, for what the state holds along k_t is multiplied by
-    1 - β_t ‖k_t‖². Models see to that with unit keys and β in (0, 1) or (0, 2). It is not checked:
-    with raw keys the state grows exponentially with the number of tokens. In chunks, float32 loses
+    What the state holds along k_t is multiplied by 1 - β_t ‖k_t‖²: it does not grow where
+    β_t ‖k_t‖² ≤ 2, and at 2 nothing of it is forgotten. Models keep below with unit keys and β in
+    (0, 1) or (0, 2). It is not checked: raw keys, where this factor is beyond -1 again and again,
+    make the state grow exponentially with the number of tokens. In chunks, float32 loses
     a digit to the loop where keys nearly coincide and β ‖k‖² is near 2.
 
     Args:
@@ -198,8 +199,8 @@ def gated_delta_rule(
 ) -> Output:
     """Decay, then correct: S_t = S_{t-1} exp(g_t) (I - β_t k_t k_tᵀ) + β_t v_t k_tᵀ.
 
-    The error that is written is that of the decayed state. Stable where exp(g_t) |1 - β_t ‖k_t‖²|
-    ≤ 1; otherwise as `delta_rule`.
+    The error that is written is that of the decayed state. An old state does not grow where
+    exp(g_t) |1 - β_t ‖k_t‖²| ≤ 1; otherwise as `delta_rule`.
 
     Args:
         g: as in `gated_linear_attention`.

@@ -1,7 +1,7 @@
 """Experts of one neuron each: a few of a million, found by product keys for every token.
 
     ProductKeys   a router over e = r² experts from 2 r keys per head
-    PEER          Σ gᵢ σ(x·wᵢ) uᵢ                 over the experts found
+    PEER          Σ gᵢ SiLU(x·wᵢ) uᵢ                 over the experts found
     CDMMoE        the same with gated neurons, on a projection of a shared gated MLP
     CDMoE         the same on (or beside) a shared MLP φ(x)
 
@@ -197,7 +197,7 @@ def retrieved_experts(
     *,
     gate: Float[Tensor, "e d"] | None = None,
 ) -> Float[Tensor, "b l o"]:
-    """Compute Σ gᵢ σ(x·downᵢ) upᵢ over the retrieved experts of all heads.
+    """Compute Σ gᵢ SiLU(x·downᵢ) upᵢ over the retrieved experts of all heads.
 
     Args:
         x: tokens.
@@ -205,9 +205,9 @@ def retrieved_experts(
         up: what it says; o is the width of the result.
         gates: of each expert found.
         indices: which experts, in [0, e).
-        gate: for gated neurons, gᵢ (x·downᵢ) σ(x·gateᵢ) upᵢ.
+        gate: for gated neurons, gᵢ (x·downᵢ) SiLU(x·gateᵢ) upᵢ.
 
-    Source: WM §3.3; Ch Listing 4, with the gates outside of σ.
+    Source: WM §3.3; Ch Listing 4, with the gates outside of SiLU.
     """
     _check_retrieved(x, down, up, gates, indices, gate)
     return _retrieved_experts(x, down, up, gates, indices, gate)
@@ -339,7 +339,7 @@ class PEER(ProductKeys):
         return self.idle_rows() * (self.down.shape[1] + self.up.shape[1])
 
     def forward(self, x: Tokens) -> Tokens:
-        """Compute y = Σ gᵢ σ(x·downᵢ) upᵢ."""
+        """Compute y = Σ gᵢ SiLU(x·downᵢ) upᵢ."""
         return _retrieved_experts(x, self.down, self.up, *self.route(x))
 
 
@@ -352,7 +352,7 @@ def _reset_table(table, n_terms):
 class CDMMoE(nn.Module):
     """Cross domain million mixture of experts: gated neurons behind a shared gated MLP.
 
-    s = gated MLP(x), shared; p = s W, narrower; y = Σ gᵢ (p·downᵢ) σ(p·gateᵢ) upᵢ.
+    s = gated MLP(x), shared; p = s W, of width d_private; y = Σ gᵢ (p·downᵢ) SiLU(p·gateᵢ) upᵢ.
 
     Args:
         d_model: d.
@@ -425,7 +425,7 @@ class CDMoE(nn.Module):
         form: whether the experts see φ(x) or x.
         residual: whether φ(x) is added; only "serial" can do without.
 
-    Source: WM eq. 5, §3.3 and Listing 8, with the gate outside of σ and normalised.
+    Source: WM eq. 5, §3.3 and Listing 8, with the gate outside of SiLU and normalised.
     """
 
     def __init__(

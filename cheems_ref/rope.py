@@ -1,20 +1,20 @@
 """Rotary positions: turn every pair of numbers by an angle that grows with the position.
 
-A vector of even width is cut into pairs, and at position t pair k is turned by the angle t θ_k:
+A vector of even width is cut into pairs, and at position t pair i is turned by the angle t θ_i:
 
-    θ_k = base^(-2k/dim)        R_t = diag of 2 × 2 rotations by t θ_0, t θ_1, ...
+    θ_i = base^(-2i/dim)        R_t = diag of 2 × 2 rotations by t θ_0, t θ_1, ...
 
-Then ⟨R_t c, R_s b⟩ = ⟨c, R_{s-t} b⟩: an inner product of rotated vectors knows how far apart their
+Then ⟨R_t q, R_s k⟩ = ⟨q, R_{s-t} k⟩: an inner product of rotated vectors knows how far apart their
 positions are, and nothing else of them. That holds for Q and K of attention and for C and B of
 SSD, so one source of position serves both.
 
     code             shape            in the papers
-    frequencies      (dim/2,)         Θ = {θ_k}
-    position_ids     (b, l)           j (of C, Q) and i (of B, K), our t and s
+    frequencies      (dim/2,)         Θ = {θ_i}
+    position_ids     (b, l)           j (of Q, C) and i (of K, B), our t and s
     rotation_matrix  (dim, dim)       R^d_{Θ,i}
 
-Which numbers form pair k is a convention. "half" takes numbers k and k + dim/2, as the papers'
-listings and transformers do; "interleaved" takes 2k and 2k + 1, as the papers' formulas and Meta's
+Which numbers form pair i is a convention. "half" takes numbers i and i + dim/2, as the papers'
+listings and transformers do; "interleaved" takes 2i and 2i + 1, as the papers' formulas and Meta's
 Llama do. They differ by a permutation of the coordinates (`pairing_permutation`), and
 `apply_rope` does the first. Notebook 04 derives all of it. What cannot be turned raises
 ValueError with the argument and the numbers.
@@ -36,7 +36,7 @@ Positions = Int[Tensor, "b l"]
 
 
 def rope_frequencies(dim: int, base: float | int = 10000.0) -> Float[Tensor, " {dim//2}"]:
-    """Return the angle by which one step of position turns each pair: θ_k = base^(-2k/dim).
+    """Return the angle by which one step of position turns each pair: θ_i = base^(-2i/dim).
 
     Args:
         dim: width of the vectors to be turned, even.
@@ -74,7 +74,7 @@ def rope_cos_sin(
             an angle is off by up to about 1e-7 of itself, so by 0.1 at position 1,000,000.
 
     Returns:
-        cos and sin, in the dtype of the angles; entry k + dim/2 equals entry k.
+        cos and sin, in the dtype of the angles; entry i + dim/2 equals entry i.
 
     Source: WM Listing 1.
     """
@@ -133,7 +133,7 @@ def rotation_matrix(
         position: t, any finite number: a difference of positions may be negative.
         dim: its size, even.
         base: as in `rope_frequencies`.
-        pairing: "half" turns coordinates k and k + dim/2 together, "interleaved" 2k and 2k + 1.
+        pairing: "half" turns coordinates i and i + dim/2 together, "interleaved" 2i and 2i + 1.
 
     Returns:
         An orthogonal matrix, float64. It acts on columns, R_t c, and on rows as c R_tᵀ.
@@ -174,7 +174,7 @@ def ntk_base(
 ) -> float:
     """Return the base that stretches the slowest wave to a length beyond the trained one.
 
-    base · (s · length / max_positions - (s - 1))^(dim / (dim - 2)) beyond max_positions, base up to
+    base · (ρ · length / max_positions - (ρ - 1))^(dim / (dim - 2)) beyond max_positions, base up to
     it. The fastest pair keeps its angle, the slowest turns slower by the factor in the bracket.
 
     The length is the caller's to fix, once for all tokens of a text: what was turned with another
@@ -185,7 +185,7 @@ def ntk_base(
         dim: width of the vectors to be turned, even and at least 4.
         base: the base of the training.
         max_positions: number of positions in training, ≥ 1.
-        scaling_factor: s ≥ 1; 1 stretches just enough.
+        scaling_factor: ρ ≥ 1; 1 stretches just enough.
 
     Source: WM Listing 1, where the length is the largest position of the batch at hand.
     """

@@ -2,25 +2,41 @@
 # # 04 · Rotary positions
 #
 # **One source of position for attention and for SSD: turn every vector by an angle that grows with
-# its place in the text. What an inner product then sees is the distance.** When you are through
-# you can
+# its position. What an inner product then sees of the positions is their distance.** When you are
+# through you can
 #
-# - prove, line by line, that the inner product of turned vectors depends on the distance only, and
-#   let a computer check each line as algebra and as numbers;
-# - say which pairs of coordinates turn together in which library, and convert between the two;
-# - turn C and B of SSD and show that all its forms, and mamba-ssm's kernel, still agree;
+# - prove that the inner product of turned vectors depends on the distance only, and check a
+#   published proof line by line, as algebra and in numbers;
+# - say which pairs of coordinates turn together in which convention, and convert between the two;
+# - turn C and B of SSD, and check that its forms, and mamba-ssm's kernel where it can run, still
+#   agree;
 # - decode with rotations, and say what goes wrong when positions start again at 0;
-# - read rotary SSD as a recurrence whose state turns, and say what Mamba-3 makes of that;
-# - name the case in which the theorem fails, and what repairs it.
+# - read rotary SSD as a recurrence whose state turns, and say what Mamba-3 adds to that;
+# - name a case in which the theorem fails, and what repairs it.
 #
-# Time: about 75 minutes. Assumes: chapter 03, sine and cosine, complex numbers.
+# Assumes: chapter 03, sine and cosine, complex numbers.
 #
-# Sources: *Wonderful Matrices* (WM) §3.1, Table 1, Appendix A and Listing 1; *OTCE* §3.1 and
-# Appendix A; *Cheems* (Ch) §3.1; Su et al., *RoFormer* (2021), where rotary positions come from.
-# The code that this notebook builds up to is `cheems_ref/rope.py`, and the option `position` of
-# the layer in `cheems_ref/ssd.py`.
+# How to read ✓, ✗ and *As printed*: chapter 00.
+#
+# Sources: *Wonderful Matrices* (WM) §3.1, Table 1, Appendix A, Listings 1 and 7; *Cheems* (Ch)
+# §3.1 and Table 2; Shi et al., *OTCE: Hybrid SSM and Attention with Cross Domain Mixture of Experts
+# to construct Observer-Thinker-Conceiver-Expresser* (OTCE) §3.1, Algorithm 4 and Appendix A; Su et
+# al., *RoFormer* (2021), where rotary positions (RoPE) come from. The code that this notebook
+# builds up to is `cheems_ref/rope.py`, and the option `position` of the layer in
+# `cheems_ref/ssd.py`.
+#
+# | letter | what it means here |
+# |---|---|
+# | $t$, $s$, $\delta = t - s$ | the position that reads, the one that writes, their distance |
+# | $q$, $k$ | the vector that reads, the one that writes; in SSD called $C_t$ and $B_s$ |
+# | $d$, $i$ | here the width of a vector that is turned; the number of a pair in it, from 0 |
+# | $\theta_i$ | the angle by which pair $i$ turns per token; $\theta$ where there is one pair |
+# | $\varphi$, $\Phi_t$ | any other angle; the sum of all angles up to token $t$ |
+# | $R(\varphi)$, $R_t$ | the rotation by $\varphi$; the rotation that belongs to position $t$ |
+# | $\mathtt{i}$, $\hat q$ | the imaginary unit; $q$ with each pair read as one complex number |
+# | base, $l_0$ | the number that sets the angles; the length of the texts in training |
 
-# %%
+# %% tags=["setup"]
 import json
 import math
 from pathlib import Path
@@ -31,6 +47,8 @@ import torch.nn.functional as F
 from torch import einsum
 
 from cheems_ref import plotting, ssd
+from cheems_ref.kernels import kernel_status
+from cheems_ref.mamba import selective_scan
 from cheems_ref.rope import (
     apply_rope,
     log_length_scale,
@@ -42,11 +60,18 @@ from cheems_ref.rope import (
 )
 from cheems_ref.verify import check, check_gradients, must_differ
 
+# %% tags=["setup"]
 torch.set_default_dtype(torch.float64)  # derivations first; float32 is for speed
 
 
 def random(*shape, seed):
+    """Normal random numbers, the same in every run."""
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def read_record(name):
+    """What `python book/records.py NAME` has stored in figures/records."""
+    return json.loads(Path(f"../figures/records/{name}.json").read_text())
 
 
 # %% tags=["versions", "nbval-ignore-output"]
@@ -57,19 +82,38 @@ print("PyTorch version", torch.__version__.partition("+")[0], " SymPy version", 
 #
 # *The dog bit the man* and *the man bit the dog* hold the same words. Attention compares a query
 # with every key by an inner product, and an inner product knows two vectors, not where they stand.
-# Without a further source of position, each query reads the tokens that it may see as a bag.
+# Without a further source of position, each query reads its tokens as an unordered bag:
+
+
+# %%
+def attend(query, keys, values):
+    """Attention of one query (p,) to keys and values (l, p)."""
+    scores = keys @ query / math.sqrt(len(query))
+    return scores.softmax(0) @ values
+
+
+query, keys, values = random(8, seed=70), random(12, 8, seed=71), random(12, 8, seed=72)
+order = torch.randperm(12, generator=torch.Generator().manual_seed(73))
+in_order = attend(query, keys, values)
+check(
+    "tokens in another order: the same output", attend(query, keys[order], values[order]), in_order
+)
+_ = must_differ("values of other tokens", attend(query, keys, values[order]), in_order)
+
+# %% [markdown]
+# What should a source of position give? In language the *distance* often matters more than the
+# position: an adjective belongs to the next noun on page 1 as on page 700. So we look for a way to
+# write the position $t$ into a query $q$ and the position $s$ into a key $k$, each for itself and
+# before they meet, such that their inner product is a function of the contents and of the distance
+# alone:
 #
-# What should such a source give? In language the *distance* matters more than the place: an
-# adjective is bound to the next noun on page 1 as on page 700. So we look for a way to write the
-# place $t$ into a query $q$ and the place $s$ into a key $k$, each for itself and before they
-# meet, such that their inner product is a function of the contents and of the distance alone:
+# $$\langle E_t(q),\; E_s(k) \rangle = G(q, k, t - s). \tag{4.1}$$
 #
-# $$\langle f(q, t),\; f(k, s) \rangle = g(q, k, t - s). \tag{4.1}$$
-#
-# *Each for itself* is what makes it cheap: nothing of size $l \times l$ is added. *The distance
-# alone* is what makes it useful. Rotations do both, and chapter 03 showed that C and B of SSD meet
-# in an inner product just as Q and K do. So they can share one source of position; that is the
-# first claim of *Wonderful Matrices*, and this chapter settles it.
+# (The papers write $f(q, t)$ and $g$.) *Each for itself* makes it cheap: nothing of size
+# $l \times l$ is added. *The distance alone* makes it useful: a score that is learned at two
+# positions holds wherever the distance is the same. Rotations give both. Chapter 03 showed that C
+# and B of SSD meet in an inner product just as Q and K do, so the same rotations can serve both;
+# that is the first claim of *Wonderful Matrices*, and this chapter puts it to the test.
 #
 # ## 1 · A rotation in the plane
 #
@@ -84,9 +128,8 @@ print("PyTorch version", torch.__version__.partition("+")[0], " SymPy version", 
 
 # %%
 def R(phi):
-    return torch.tensor(
-        [[math.cos(phi), -math.sin(phi)], [math.sin(phi), math.cos(phi)]],
-    )
+    """Equation 4.2, (2, 2)."""
+    return torch.tensor([[math.cos(phi), -math.sin(phi)], [math.sin(phi), math.cos(phi)]])
 
 
 right, up = torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0])
@@ -94,134 +137,132 @@ check("a quarter turn takes right to up", R(math.pi / 2) @ right, up)
 check("and up to left", R(math.pi / 2) @ up, -right)
 
 # %% [markdown]
-# Three properties carry everything that follows. Turning twice adds the angles. Turning back is
+# Three properties are needed in what follows. Turning twice adds the angles. Turning back is
 # turning by the negative angle, and it is the transpose. And no vector changes its length.
 
 # %%
-a, b = 0.7, 2.1
+phi_1, phi_2 = 0.7, 2.1
 vector = random(2, seed=0)
-check("angles add up", R(a) @ R(b), R(a + b))
-check("the transpose turns back", R(a).T, R(-a))
-check("lengths stay", (R(a) @ vector).norm(), vector.norm())
-_ = must_differ("turning back is not turning on", R(a).T @ R(b), R(a + b))
+check("angles add up", R(phi_1) @ R(phi_2), R(phi_1 + phi_2))
+check("the transpose turns back", R(phi_1).T, R(-phi_1))
+check("lengths stay", (R(phi_1) @ vector).norm(), vector.norm())
+_ = must_differ("turning back is not turning on", R(phi_1).T @ R(phi_2), R(phi_1 + phi_2))
 
 # %% [markdown]
-# With them the theorem for the plane takes one line. Let one step of position turn by $\theta$, so
-# that position $t$ turns by $t\theta$, and write $R_t$ for $R(t\theta)$. Then
+# With the first two, the theorem for the plane takes one line. Let one step of position turn by
+# $\theta$, so that position $t$ turns by $t\theta$, and write $R_t$ for $R(t\theta)$. Then
 #
-# $$\langle R_t\,c,\; R_s\,b \rangle = c^\top R_t^\top R_s\, b = c^\top R_{s-t}\, b. \tag{4.3}$$
+# $$\langle R_t\,q,\; R_s\,k \rangle = q^\top R_t^\top R_s\, k = q^\top R_{s-t}\, k
+#   = q^\top R_{-\delta}\,k. \tag{4.3}$$
 #
-# Turn both arms of a compass by the same angle, and it stays open as it was:
+# Three pairs of positions, each three tokens apart:
 
 # %%
 theta = 0.25
-c, b = torch.tensor([1.6, 0.5]), torch.tensor([1.1, -0.7])
+q, k = torch.tensor([1.6, 0.5]), torch.tensor([1.2, -0.2])
+for t, s in ((4, 1), (9, 6), (15, 12)):
+    product = (R(t * theta) @ q) @ (R(s * theta) @ k)
+    check(f"positions {t} and {s}: ⟨R_t q, R_s k⟩ = qᵀ R_(s-t) k", product, q @ R(-3 * theta) @ k)
+print(f"the inner product at distance 3: {q @ R(-3 * theta) @ k:.4f}, at distance 0: {q @ k:.4f}")
 
-fig, axes = plotting.figure(1, 3, size=(12, 4.6))
-for ax, (t, s) in zip(axes, ((4, 1), (9, 6), (15, 12)), strict=True):
-    turned_c, turned_b = R(t * theta) @ c, R(s * theta) @ b
-    check(f"positions {t} and {s}: same inner product", turned_c @ turned_b, c @ R(-3 * theta) @ b)
-    for v, color in ((c, 0), (b, 1)):
-        ax.plot([0, v[0]], [0, v[1]], color=plotting.COLORS[color], alpha=0.25)
-    for v, name, color in ((turned_c, f"$R_{{{t}}}c$", 0), (turned_b, f"$R_{{{s}}}b$", 1)):
-        ax.plot([0, v[0]], [0, v[1]], color=plotting.COLORS[color], marker="o", markevery=[1])
-        beyond = v * (1 + 0.3 / v.norm())
-        ax.annotate(name, beyond, ha="center", va="center", color=plotting.COLORS[color])
-    arc = torch.linspace(0, 1, 30)[:, None]
-    arc = F.normalize((1 - arc) * F.normalize(turned_b, dim=0) + arc * F.normalize(turned_c, dim=0))
-    ax.plot(0.5 * arc[:, 0], 0.5 * arc[:, 1], color=plotting.INK, linewidth=1.2)
-    ax.set(xlim=(-2.2, 2.2), ylim=(-2.2, 2.2), aspect="equal")
-    ax.set_title(f"t = {t}, s = {s}: product {turned_c @ turned_b:.2f}")
+# %% [markdown]
+# It is like a pair of compasses: turn both arms by the same angle, and they stay open as they were.
+# The faint arms stand at position 0. From one picture to the next both arms turn by the same angle;
+# within a picture, $q$ has been turned three steps further than $k$.
+
+
+# %% tags=["figure"]
+def draw_arms(ax, q, k, t, s, theta):
+    """The arms q and k at position 0, faintly, and at positions t and s, with the angle between."""
+    for name, vector, position, color in (("q", q, t, 0), ("k", k, s, 1)):
+        turned, color = R(position * theta) @ vector, plotting.COLORS[color]
+        ax.plot([0, vector[0]], [0, vector[1]], color=color, alpha=0.25)
+        ax.plot([0, turned[0]], [0, turned[1]], color=color, marker="o", markevery=[1])
+        tip = turned * (1 + 0.36 / turned.norm())
+        ax.annotate(f"$R_{{{position}}}{name}$", tip, ha="center", va="center", color=color)
+    start, end = torch.atan2(k[1], k[0]) + s * theta, torch.atan2(q[1], q[0]) + t * theta
+    arc = torch.linspace(start.item(), end.item(), 30)
+    ax.plot(0.5 * arc.cos(), 0.5 * arc.sin(), color=plotting.INK, linewidth=1.2)
     ax.axhline(0, color=plotting.QUIET, linewidth=0.6)
     ax.axvline(0, color=plotting.QUIET, linewidth=0.6)
+    product = (R(t * theta) @ q) @ (R(s * theta) @ k)
+    ax.set(xlim=(-2.2, 2.2), ylim=(-2.2, 2.2), aspect="equal")
+    ax.set_title(f"t = {t}, s = {s}: product {product:.2f}")
+
+
+# %% tags=["figure"]
+fig, axes = plotting.figure(1, 3, size=(12, 4.6))
+for ax, t, s in zip(axes, (4, 9, 15), (1, 6, 12), strict=True):
+    draw_arms(ax, q, k, t, s, theta)
 plotting.save(
     fig,
     "04_turning_pair",
-    "Two vectors in the plane at three pairs of positions, each three steps apart. Both turn as the"
-    " positions grow; the angle between them, marked by an arc, and their inner product are the "
-    "same in all three pictures. The vectors before turning are drawn faintly.",
+    "Two vectors in the plane at three pairs of positions, each three apart. Both turn as the "
+    "positions grow; the angle between them, marked by an arc, and their inner product are the "
+    "same in all three pictures. The vectors at position 0 are drawn faintly.",
 )
 
 # %% [markdown]
-# ## 2 · The same with complex numbers
+# ## 2 · The published proof, line by line
 #
-# The papers prove equation 4.1 with complex numbers, since multiplying by
-# $e^{\mathrm{i}\varphi}$ *is* turning by $\varphi$. We go through that proof (OTCE Appendix A, WM
-# Appendix A) line by line, and let two referees look at every line:
+# Equation 4.3 is proved. Why go through it again? The appendices of OTCE and WM prove it with
+# complex numbers, in about thirteen lines, and *end with another matrix than 4.3*: theirs has the
+# opposite sign. We look for the line where the sign goes wrong, with a method that serves for any
+# printed derivation. Each line goes before two referees:
 #
-# - **SymPy**, a computer algebra system, subtracts the two sides and simplifies. What is left must
-#   be zero: not small, zero.
-# - **Numbers**: both sides are evaluated at 500 random points and compared by the verifier.
+# - **algebra**: SymPy, a computer algebra system, subtracts the two sides and simplifies, and what
+#   is left must be zero: not small, zero;
+# - **numbers**: both sides are evaluated at random values of the symbols and compared by `check`.
 #
-# The referee must be able to say no, so a second function expects a line to be wrong.
+# `identity(name, left, right)` asks both. Where a line should be wrong, `must_differ` compares the
+# `numbers` of the two sides.
 
-# %%
-c1, c2, b1, b2, t, s, theta = SYMBOLS = sp.symbols("c1 c2 b1 b2 t s theta", real=True)
-POINTS = random(500, len(SYMBOLS), seed=1)
-
-
-def entries(expression):
-    return list(expression) if isinstance(expression, sp.MatrixBase) else [expression]
+# %% tags=["setup"]
+SYMBOLS = sp.symbols("q1 q2 k1 k2 t s theta", real=True)
 
 
-def at_points(expression):
-    """The values of an expression, or of each entry of a matrix, at the random points."""
-    functions = [sp.lambdify(SYMBOLS, entry, "numpy") for entry in entries(expression)]
-    return torch.stack(
-        [
-            torch.tensor([complex(f(*point)) for point in POINTS.tolist()], dtype=torch.complex128)
-            for f in functions
-        ]
-    )
-
-
-def difference(left, right):
-    return [
-        sp.simplify(sp.expand(x - y, complex=True))
-        for x, y in zip(entries(left), entries(right), strict=True)
-    ]
+def numbers(expression):
+    """An expression, or each entry of a matrix, at 20 random values of the symbols."""
+    function = sp.lambdify(SYMBOLS, sp.Matrix([expression]), "numpy")
+    points = random(20, len(SYMBOLS), seed=1).tolist()
+    return torch.stack([torch.as_tensor(function(*point)).cdouble() for point in points])
 
 
 def identity(name, left, right):
     """left = right for all real values of the symbols: as algebra, and in numbers."""
-    assert all(d == 0 for d in difference(left, right)), f"{name}: {difference(left, right)}"
-    check(name, at_points(left), at_points(right), tol=1e-12)
-
-
-def no_identity(name, left, right):
-    """left = right does not hold: neither as algebra nor in numbers."""
-    assert any(d != 0 for d in difference(left, right)), name
-    must_differ(name, at_points(left), at_points(right))
+    rest = sp.simplify(sp.Matrix([left - right]).expand(complex=True))
+    assert rest.is_zero_matrix, f"{name}: {rest} is left"
+    check(name, numbers(left), numbers(right), tol=1e-12)
 
 
 # %% [markdown]
-# A pair of real numbers $(c_1, c_2)$ is the complex number $c_1 + \mathrm{i}c_2$. The reader C
-# stands at position $t$, the writer B at position $s$ (the papers call them $j$ and $i$):
+# ### Lines 1 to 4: what is turned
 #
-# $$f_C(c, t) = (c_1 + \mathrm{i}c_2)\,e^{\mathrm{i}t\theta}, \qquad
-#   f_B(b, s) = (b_1 + \mathrm{i}b_2)\,e^{\mathrm{i}s\theta}. \tag{4.4}$$
+# A pair of real numbers $(q_1, q_2)$ is read as the complex number
+# $\hat q = q_1 + \mathtt{i}q_2$, and multiplying by $e^{\mathtt{i}\varphi}$ turns it by $\varphi$.
+# The reader stands at position $t$, the writer at position $s$ (the papers call the vectors C and
+# B, or Q and K, and the positions $j$ and $i$):
 #
-# **Lines 1 and 2** resolve the exponential by Euler's formula and multiply out.
+# $$E_t(q) = (q_1 + \mathtt{i}q_2)\,e^{\mathtt{i}t\theta}, \qquad
+#   E_s(k) = (k_1 + \mathtt{i}k_2)\,e^{\mathtt{i}s\theta}. \tag{4.4}$$
 
 # %%
-i = sp.I
-cos, sin = sp.cos, sp.sin
-C = sp.Matrix([c1, c2])
-B = sp.Matrix([b1, b2])
-f_C = (c1 + i * c2) * sp.exp(i * t * theta)
-f_B = (b1 + i * b2) * sp.exp(i * s * theta)
+q1, q2, k1, k2, t, s, theta = SYMBOLS
+q, k = sp.Matrix([q1, q2]), sp.Matrix([k1, k2])
+q_hat, k_hat = q1 + sp.I * q2, k1 + sp.I * k2  # sp.I is the imaginary unit
+turned_q_hat = q_hat * sp.exp(sp.I * t * theta)
+turned_k_hat = k_hat * sp.exp(sp.I * s * theta)
 
-identity("line 1: Euler's formula", sp.exp(i * t * theta), cos(t * theta) + i * sin(t * theta))
-identity(
-    "line 2: multiplied out, C",
-    f_C,
-    (c1 * cos(t * theta) - c2 * sin(t * theta)) + i * (c2 * cos(t * theta) + c1 * sin(t * theta)),
-)
-identity(
-    "line 2: multiplied out, B",
-    f_B,
-    (b1 * cos(s * theta) - b2 * sin(s * theta)) + i * (b2 * cos(s * theta) + b1 * sin(s * theta)),
-)
+# %% [markdown]
+# **Lines 1 and 2** resolve the exponential by Euler's formula and multiply out. (For $k$ it is the
+# same line with other letters.)
+
+# %%
+ct, st = sp.cos(t * theta), sp.sin(t * theta)
+cs, ss = sp.cos(s * theta), sp.sin(s * theta)
+identity("line 1: Euler's formula", sp.exp(sp.I * t * theta), ct + sp.I * st)
+identity("line 2: q̂, times it", turned_q_hat, (q1 * ct - q2 * st) + sp.I * (q2 * ct + q1 * st))
+identity("line 2: k̂, alike", turned_k_hat, (k1 * cs - k2 * ss) + sp.I * (k2 * cs + k1 * ss))
 
 # %% [markdown]
 # **Line 3** reads real and imaginary part as a vector again. It is the rotation matrix of equation
@@ -230,157 +271,188 @@ identity(
 
 # %%
 def rotation(angle):
-    return sp.Matrix([[cos(angle), -sin(angle)], [sin(angle), cos(angle)]])
+    """Equation 4.2 in symbols."""
+    return sp.Matrix([[sp.cos(angle), -sp.sin(angle)], [sp.sin(angle), sp.cos(angle)]])
 
 
 def as_vector(z):
-    return sp.Matrix([sp.re(z), sp.im(z)]).applyfunc(lambda e: sp.expand(e, complex=True))
+    """Real and imaginary part of z as a column."""
+    return sp.Matrix(sp.expand(z, complex=True).as_real_imag())
 
 
-identity("line 3: times exp(itθ) = times R_t, C", as_vector(f_C), rotation(t * theta) * C)
-identity("line 3: times exp(isθ) = times R_s, B", as_vector(f_B), rotation(s * theta) * B)
-no_identity("line 3 with rows: C R_t", as_vector(f_C), (C.T * rotation(t * theta)).T)
+identity("line 3: q̂ exp(𝚒tθ) is R_t q", as_vector(turned_q_hat), rotation(t * theta) * q)
+identity("line 3: k̂ exp(𝚒sθ) is R_s k", as_vector(turned_k_hat), rotation(s * theta) * k)
+by_rows = (q.T * rotation(t * theta)).T
+_ = must_differ("line 3 with rows: q R_t", numbers(by_rows), numbers(as_vector(turned_q_hat)))
 
 # %% [markdown]
-# The same line, against the package. With `dim = 2` there is one pair and $\theta = 1$:
+# The same line against the package, where `dim = 2` is one pair with $\theta = 1$:
 
 # %%
-for position in (0, 1, 5, 1000):
-    z = torch.complex(*random(2, seed=position)) * torch.exp(torch.tensor(1j * position))
-    turned = rotation_matrix(position, 2) @ random(2, seed=position)
+for position in (0, 5, 1000):
+    pair = random(2, seed=position)
+    turned = torch.complex(pair[0], pair[1]) * torch.exp(torch.tensor(1j * position))
+    turned = torch.stack([turned.real, turned.imag])
     check(
-        f"rotation_matrix({position}, 2) = complex product", turned, torch.stack([z.real, z.imag])
+        f"rotation_matrix({position}, 2) = complex product",
+        rotation_matrix(position, 2) @ pair,
+        turned,
     )
 
 # %% [markdown]
-# **Line 4** is what makes complex numbers worth the trouble. The inner product of two vectors is
-# the real part of the *first times the conjugate of the second*:
+# **Line 4** is why complex numbers help. The inner product of two vectors is the real part of the
+# *first times the conjugate of the second*:
 #
-# $$\langle z, w \rangle = z_1 w_1 + z_2 w_2 = \mathrm{Re}(z\,w^*). \tag{4.5}$$
+# $$\langle q, k \rangle = q_1 k_1 + q_2 k_2 = \mathrm{Re}(\hat q\,\hat k^*). \tag{4.5}$$
 #
 # Which factor is conjugated does not matter, but only one may be: the conjugate *of the product*,
 # as the appendices word it, is something else.
 
 # %%
-z, w = c1 + i * c2, b1 + i * b2
-identity("line 4: inner product = Re(z w*)", C.dot(B), sp.re(sp.expand(z * sp.conjugate(w))))
-no_identity(
-    "line 4 with the conjugate of the product", C.dot(B), sp.re(sp.expand(sp.conjugate(z * w)))
-)
+of_the_second = sp.re(sp.expand(q_hat * sp.conjugate(k_hat)))
+of_the_first = sp.re(sp.expand(sp.conjugate(q_hat) * k_hat))
+of_the_product = sp.re(sp.expand(sp.conjugate(q_hat * k_hat)))
+identity("line 4: ⟨q, k⟩ = Re(q̂ k̂*)", q.dot(k), of_the_second)
+identity("line 4: ⟨q, k⟩ = Re(q̂* k̂)", q.dot(k), of_the_first)
+_ = must_differ("line 4 with (q̂ k̂)*", numbers(of_the_product), numbers(q.dot(k)))
 
 # %% [markdown]
-# ## 3 · The proof, line by line
+# ### Lines 5 to 7: the function of the distance
 #
-# **Lines 5 to 7** say what $g$ is. By line 4 the inner product of the turned vectors is
+# By line 4 the inner product of the turned vectors is
 #
-# $$g(c, b, t - s) = \mathrm{Re}\big[(c_1 + \mathrm{i}c_2)(b_1 - \mathrm{i}b_2)\,
-#   e^{\mathrm{i}(t-s)\theta}\big], \tag{4.6}$$
+# $$G(q, k, t - s) = \mathrm{Re}\big[\hat q\,\hat k^*\, e^{\mathtt{i}(t-s)\theta}\big], \tag{4.6}$$
 #
-# because $e^{\mathrm{i}t\theta}$ times the conjugate of $e^{\mathrm{i}s\theta}$ is
-# $e^{\mathrm{i}(t-s)\theta}$: here the two positions become one distance. In code $\delta =
-# (t-s)\theta$ is `delta`.
+# because $e^{\mathtt{i}t\theta}$ times the conjugate of $e^{\mathtt{i}s\theta}$ is
+# $e^{\mathtt{i}(t-s)\theta}$ (line 5): here the two positions become one distance. Line 6
+# multiplies the contents.
 
 # %%
-delta = (t - s) * theta
-same, cross = c1 * b1 + c2 * b2, c2 * b1 - c1 * b2
-
-identity(
-    "line 5: two angles become one",
-    sp.exp(i * t * theta) * sp.conjugate(sp.exp(i * s * theta)),
-    sp.exp(i * delta),
-)
-identity("line 6: the product of the contents", z * sp.conjugate(w), same + i * cross)
-g = sp.re(sp.expand(z * sp.conjugate(w) * sp.exp(i * delta), complex=True))
-identity("line 7: its real part", g, same * cos(delta) - cross * sin(delta))
-no_identity("line 7 with a plus", g, same * cos(delta) + cross * sin(delta))
+delta = t - s
+same, cross = q1 * k1 + q2 * k2, q2 * k1 - q1 * k2
+two_angles = sp.exp(sp.I * t * theta) * sp.conjugate(sp.exp(sp.I * s * theta))
+identity("line 5: two angles become one", two_angles, sp.exp(sp.I * delta * theta))
+contents = q_hat * sp.conjugate(k_hat)
+identity("line 6: the product of the contents", contents, same + sp.I * cross)
 
 # %% [markdown]
-# **Lines 8 to 11** come from the other side: take the inner product of the two vectors of line 2,
-# multiply out into eight terms, collect, use the formulas for the difference of two angles, and
-# meet $g$.
+# Line 7 takes the real part of the product with $e^{\mathtt{i}(t-s)\theta}$:
 
 # %%
-turned_C, turned_B = rotation(t * theta) * C, rotation(s * theta) * B
-inner = turned_C.dot(turned_B)
-ct, st, cs, ss = cos(t * theta), sin(t * theta), cos(s * theta), sin(s * theta)
-
-identity(
-    "line 8: eight terms",
-    inner,
-    c1 * ct * b1 * cs - c1 * ct * b2 * ss - c2 * st * b1 * cs + c2 * st * b2 * ss
-    + c2 * ct * b2 * cs + c2 * ct * b1 * ss + c1 * st * b2 * cs + c1 * st * b1 * ss,
-)  # fmt: skip
-identity(
-    "line 9: collected by the contents",
-    inner,
-    c1 * b1 * (ct * cs + st * ss) + c1 * b2 * (st * cs - ct * ss)
-    + c2 * b1 * (ct * ss - st * cs) + c2 * b2 * (st * ss + ct * cs),
-)  # fmt: skip
-identity("line 10: cosine of a difference", ct * cs + st * ss, cos(delta))
-identity("line 10: sine of a difference", st * cs - ct * ss, sin(delta))
-no_identity("line 10: sine of the sum", st * cs + ct * ss, sin(delta))
-identity("line 11: the inner product is g", inner, g)
+G = sp.re(sp.expand(contents * sp.exp(sp.I * delta * theta), complex=True))
+with_minus = same * sp.cos(delta * theta) - cross * sp.sin(delta * theta)
+with_plus = same * sp.cos(delta * theta) + cross * sp.sin(delta * theta)
+identity("line 7: the real part", G, with_minus)
+_ = must_differ("line 7 with a plus", numbers(with_plus), numbers(G))
 
 # %% [markdown]
-# So $\langle f_C(c,t), f_B(b,s)\rangle = g(c, b, t-s)$, and the proof is done: on the right, $t$
-# and $s$ stand only in $\delta = (t-s)\theta$.
+# ### Lines 8 to 11: the inner product in coordinates
 #
-# **Lines 12 and 13** write it with matrices, and here is the first place where the printed
-# appendices slip. They end with
+# Now from the other side: take the inner product of the two vectors of line 2, multiply out into
+# eight terms (line 8), and collect them (line 9).
+
+# %%
+inner = (rotation(t * theta) * q).dot(rotation(s * theta) * k)
+eight_terms = (
+    q1 * ct * k1 * cs - q1 * ct * k2 * ss - q2 * st * k1 * cs + q2 * st * k2 * ss
+    + q2 * ct * k2 * cs + q2 * ct * k1 * ss + q1 * st * k2 * cs + q1 * st * k1 * ss
+)  # fmt: skip
+collected = (
+    q1 * k1 * (ct * cs + st * ss) + q1 * k2 * (st * cs - ct * ss)
+    + q2 * k1 * (ct * ss - st * cs) + q2 * k2 * (st * ss + ct * cs)
+)  # fmt: skip
+identity("line 8: eight terms", inner, eight_terms)
+identity("line 9: collected by the contents", inner, collected)
+
+# %% [markdown]
+# The formulas for the difference of two angles (line 10) turn what stands in the brackets into
+# cosine and sine of $(t-s)\theta$, and the sum into $G$ (line 11).
+
+# %%
+identity("line 10: cosine of a difference", ct * cs + st * ss, sp.cos(delta * theta))
+identity("line 10: sine of a difference", st * cs - ct * ss, sp.sin(delta * theta))
+sine_of_the_sum, sine = numbers(st * cs + ct * ss), numbers(sp.sin(delta * theta))
+_ = must_differ("line 10: sine of the sum", sine_of_the_sum, sine)
+identity("line 11: the inner product is G", inner, G)
+
+# %% [markdown]
+# So $\langle E_t(q), E_s(k)\rangle = G(q, k, t-s)$: on the right, $t$ and $s$ stand only in
+# $(t-s)\theta$. Up to here the printed proof holds (but for the words about the conjugate).
+#
+# ### Lines 12 and 13: the matrix
+#
+# The last two lines write it with matrices. The appendices end with
 #
 # > $\begin{bmatrix} \cos((j-i)\theta) & -\sin((j-i)\theta) \\ \sin((j-i)\theta) &
 # > \cos((j-i)\theta)\end{bmatrix}$ — OTCE, Appendix A, after "Finally, we get"; likewise eq. 11,
 # > eq. 12 for Q and K, and WM Appendix A
 #
-# between $C^\top$ and $B$, which is $R_{t-s}$. Their own line before it multiplies out to the
-# transpose, $R_{s-t}$, as our one-line proof 4.3 has it.
+# between $C^\top$ and $B$, which is $R_{t-s}$. Their own line before it (our line 12) multiplies
+# out to the transpose, $R_{s-t}$, as equation 4.3 has it. So line 13 is where the sign goes wrong.
 
 # %%
-identity(
-    "line 12: the transpose turns back, and angles add up",
-    rotation(t * theta).T * rotation(s * theta),
-    rotation((s - t) * theta),
-)
-identity("line 13: c·R_(s-t)·b", inner, (C.T * rotation((s - t) * theta) * B)[0])
-no_identity("line 13 as printed: c·R_(t-s)·b", inner, (C.T * rotation((t - s) * theta) * B)[0])
+product = rotation(t * theta).T * rotation(s * theta)
+identity("line 12: R_tᵀ R_s = R_(s-t)", product, rotation((s - t) * theta))
+true = (q.T * rotation((s - t) * theta) * k)[0]
+printed = (q.T * rotation((t - s) * theta) * k)[0]
+identity("line 13: the inner product is qᵀ R_(s-t) k", inner, true)
+_ = must_differ("line 13 as printed: qᵀ R_(t-s) k", numbers(printed), numbers(inner))
 
 # %% [markdown]
 # How wrong is the printed sign? It is the right formula for a reader at $s$ and a writer at $t$:
-# the two have changed places. For $c = (1, 0)$, $b = (0, 1)$ and a distance of a quarter turn the
-# truth is $+1$ and the printed formula gives $-1$. The two differ by $2\,(c_2 b_1 - c_1
-# b_2)\sin((t-s)\theta)$: they agree at distance 0, after half turns, and where $c$ and $b$ lie on
-# one line. So a test with $c = b$ sees nothing.
+# the two have changed places. True and printed differ by $2\,(q_2 k_1 - q_1 k_2)
+# \sin((t-s)\theta)$: they agree at distance 0, after half turns, and where $q$ and $k$ lie on one
+# line. So a test with $q = k$ sees nothing.
 
 # %%
-printed = (C.T * rotation((t - s) * theta) * B)[0]
-swapped = inner.subs({t: s, s: t}, simultaneous=True)
-identity("the printed formula is the theorem with reader and writer swapped", printed, swapped)
-identity("printed minus true", printed - inner, 2 * cross * sin(delta))
-quarter = {c1: 1, c2: 0, b1: 0, b2: 1, t: 1, s: 0, theta: sp.pi / 2}
-print("a quarter turn apart: truth", inner.subs(quarter), "  as printed", printed.subs(quarter))
+exchanged = inner.subs({t: s, s: t}, simultaneous=True)  # at once: t becomes s while s becomes t
+identity("the printed formula has reader and writer exchanged", printed, exchanged)
+identity(
+    "printed minus true = 2 (q₂k₁ - q₁k₂) sin(t-s)θ",
+    printed - inner,
+    2 * cross * sp.sin(delta * theta),
+)
+alike = {k1: q1, k2: q2}
+identity("with q = k the two agree", printed.subs(alike), inner.subs(alike))
 
 # %% [markdown]
-# ## 4 · Wider vectors: many wheels
-#
-# A vector of even width $d$ is cut into $d/2$ pairs, and each pair turns in a plane of its own. An
-# inner product is the sum over the pairs, so equation 4.3 holds for the sum as for each term. What
-# is left to choose is how fast each pair turns:
-#
-# $$\theta_k = \text{base}^{-2k/d}, \qquad k = 0, 1, \dots, d/2 - 1. \tag{4.7}$$
-#
-# Like the hands of a clock: the first pair turns by a whole radian per token and tells neighbours
-# apart, the last needs thousands of tokens for one round and tells near from far. With a single
-# pair, positions a full turn apart would look almost the same.
+# The smallest case: $q = (1, 0)$, $k = (0, 1)$, a quarter turn apart.
 
 # %%
-theta_k = torch.tensor([10_000.0 ** (-2 * k / 8) for k in range(4)])
-check("equation 4.7 = rope_frequencies", rope_frequencies(8), theta_k)
-for dim, base in ((64, 10_000.0), (64, 500_000.0), (8, 10_000.0)):
-    wave = 2 * math.pi / rope_frequencies(dim, base)
-    print(
-        f"dim {dim:3}, base {base:9,.0f}: one round takes",
-        f"{wave[0]:.1f} tokens for the first pair, {wave[-1]:,.0f} for the last",
-    )
+quarter = {q1: 1, q2: 0, k1: 0, k2: 1, t: 1, s: 0, theta: sp.pi / 2}
+truth, as_printed = inner.subs(quarter), printed.subs(quarter)
+assert (truth, as_printed) == (1, -1)
+print("a quarter turn apart: truth", truth, "  as printed", as_printed)
+
+# %% [markdown]
+# ## 3 · Wider vectors: many wheels
+#
+# A vector of even width $d$ is cut into $d/2$ pairs, and each pair turns in a plane of its own,
+# like a wheel. An inner product is the sum over the pairs, so equation 4.3 holds for the sum as for
+# each term. What is left to choose is how fast each pair turns:
+#
+# $$\theta_i = \text{base}^{-2i/d}, \qquad i = 0, 1, \dots, d/2 - 1. \tag{4.7}$$
+
+# %%
+by_formula = torch.tensor([10_000.0 ** (-2 * i / 8) for i in range(4)])
+check("equation 4.7 = rope_frequencies", rope_frequencies(8), by_formula)
+for dim, base in ((64, 10_000.0), (64, 500_000.0), (8, 10_000.0), (8, 100.0)):
+    rounds = 2 * math.pi / rope_frequencies(dim, base)  # in tokens
+    print(f"d {dim:2}, base {base:7,.0f}: a round takes {rounds[0]:.1f} tokens for the first pair,"
+          f" {rounds[-1]:9,.0f} for the last")  # fmt: skip
+
+# %% [markdown]
+# Like the hands of a clock, the pairs tell different things. The first turns by a whole radian per
+# token and tells neighbours apart; the last, with the usual base of 10,000, needs thousands of
+# tokens for one round and tells near from far. One pair alone would not do: after 44 tokens the
+# first has made seven rounds, nearly to the dot, and cannot tell this distance from none.
+
+# %%
+one_pair = torch.cos(44 * rope_frequencies(2)).mean()
+four_pairs = torch.cos(44 * rope_frequencies(8, 100.0)).mean()
+assert one_pair > 0.999 and four_pairs < 0.5
+print(f"(1, …, 1) at distance 44, where distance 0 gives 1: {one_pair:.4f} with one pair,"
+      f" {four_pairs:.4f} with four")  # fmt: skip
 
 # %% [markdown]
 # As code, a rotation is "cosine times the vector, plus sine times the vector a quarter turn ahead".
@@ -390,48 +462,50 @@ for dim, base in ((64, 10_000.0), (64, 500_000.0), (8, 10_000.0)):
 
 # %%
 def turn_halves(x, angles):
-    """Turn pairs (x[k], x[k + d/2]) by angles[k]: x (..., d), angles (..., d/2)."""
+    """Turn pairs (x[i], x[i + d/2]) by angles[i]: x (..., d), angles (..., d/2)."""
     first, second = x.chunk(2, dim=-1)
     quarter_turn = torch.cat([-second, first], dim=-1)
-    cosine, sine = (torch.cat([f, f], dim=-1) for f in (angles.cos(), angles.sin()))
-    return cosine * x + sine * quarter_turn
+    angles = torch.cat([angles, angles], dim=-1)  # (..., d)
+    return angles.cos() * x + angles.sin() * quarter_turn
 
 
+# %% [markdown]
+# The package does it in two steps, `rope_cos_sin` (angles, once for all heads) and `apply_rope`.
+# Two rows of tokens at different positions:
+
+# %%
 dim = 8
 x = random(2, 6, 3, dim, seed=2)  # (b, l, h, d)
 positions = torch.tensor([[0, 1, 2, 3, 4, 5], [0, 0, 7, 8, 1000, 99_999]])
-angles = positions[:, :, None, None] * rope_frequencies(dim)
+angles = positions[:, :, None, None] * rope_frequencies(dim)  # (b, l, 1, d/2)
 
 cosine, sine = rope_cos_sin(positions, dim, dtype=torch.float64)
 turned = apply_rope(x, cosine, sine)
-check("apply_rope = the four lines", turned, turn_halves(x, angles), tol=1e-12)
+check("apply_rope = turn_halves", turned, turn_halves(x, angles), tol=1e-12)
 _ = must_differ("turned the other way", turn_halves(x, -angles), turned)
 check("position 0 changes nothing", turned[:, 0], x[:, 0])
 check("no vector changes its length", turned.norm(dim=-1), x.norm(dim=-1))
 
 # %% [markdown]
-# The package's two functions are those four lines, with angles made once for all heads. As a matrix
-# it is `rotation_matrix`, and with complex numbers one product:
+# As a matrix it is `rotation_matrix`, and with complex numbers one product:
 
 # %%
-by_matrix = torch.stack(
-    [
-        torch.stack([x[row, n] @ rotation_matrix(int(p), dim).T for n, p in enumerate(line)])
-        for row, line in enumerate(positions)
-    ]
-)
-check("apply_rope = rotation matrices", turned, by_matrix, tol=1e-12)
-z = torch.complex(*x.chunk(2, dim=-1)) * torch.exp(1j * angles)
-check("apply_rope = complex exponentials", turned, torch.cat([z.real, z.imag], -1), tol=1e-12)
+matrices = torch.stack([rotation_matrix(int(t), dim) for t in positions.flatten()])
+by_matrix = einsum("tij,thj->thi", matrices, x.flatten(0, 1))  # t runs over both rows
+check("apply_rope = rotation matrices", turned.flatten(0, 1), by_matrix, tol=1e-12)
+
+x_hat = torch.complex(*x.chunk(2, dim=-1)) * torch.exp(1j * angles)
+by_complex = torch.cat([x_hat.real, x_hat.imag], dim=-1)
+check("apply_rope = complex exponentials", turned, by_complex, tol=1e-12)
 
 # %% [markdown]
 # ### Which coordinates are a pair?
 #
 # The formulas of the papers turn coordinates 0 and 1 together, 2 and 3, and so on (*interleaved*):
 # the matrix then has its $d/2$ small rotations along the diagonal. Meta's own Llama code and
-# weights do it so. The papers' listings and transformers turn coordinates $k$ and $k + d/2$
-# (*half*), as we did above: it saves shuffling. Both are $d/2$ wheels; only the numbering of the
-# coordinates differs. With $P$ the permutation that sorts even coordinates before odd ones,
+# weights do it so. The papers' listings and transformers turn coordinates $i$ and $i + d/2$
+# together (*half*), as we did above. Only the numbering of the coordinates differs: with $P$ the
+# permutation that sorts even coordinates before odd ones,
 #
 # $$R^{\text{half}} = P\,R^{\text{interleaved}}\,P^\top. \tag{4.8}$$
 
@@ -439,84 +513,103 @@ check("apply_rope = complex exponentials", turned, torch.cat([z.real, z.imag], -
 order = pairing_permutation(dim)
 print("half layout takes the interleaved coordinates in the order", order.tolist())
 P = torch.eye(dim)[order]
-half = rotation_matrix(5, dim)
-interleaved = rotation_matrix(5, dim, pairing="interleaved")
+half = rotation_matrix(5, dim, base=100.0)
+interleaved = rotation_matrix(5, dim, base=100.0, pairing="interleaved")
 check("half = P interleaved Pᵀ", half, P @ interleaved @ P.T, tol=1e-14)
 
-u, v = random(2, dim, seed=3)
-R3, R9 = (rotation_matrix(n, dim, pairing="interleaved") for n in (3, 9))
-H3, H9 = (rotation_matrix(n, dim) for n in (3, 9))
-check(
-    "same scores, once the weights are permuted", (H3 @ P @ u) @ (H9 @ P @ v), (R3 @ u) @ (R9 @ v)
-)
-_ = must_differ("interleaved weights, halves turned", (H3 @ u) @ (H9 @ v), (R3 @ u) @ (R9 @ v))
+# %% [markdown]
+# (With a base of 100, so that all four pairs have turned visibly.) Where the entries other than 0
+# are:
 
 # %%
-fig, axes = plotting.figure(1, 3, size=(12, 4.6))
-for ax, matrix, title in zip(
-    axes, (interleaved, P, half), ("interleaved: $R_5$", "P", "half: $P R_5 P^T$"), strict=True
-):
-    plotting.heatmap(ax, matrix, title=title, limit=1.0, colorbar=False)
-    ax.set_xticks(range(dim))
-    ax.set_yticks(range(dim))
+row, column = torch.arange(dim)[:, None], torch.arange(dim)
+assert torch.equal(interleaved != 0, row // 2 == column // 2)
+assert torch.equal(half != 0, row % 4 == column % 4)
+diagonals = (column - row)[half != 0].unique().tolist()
+print("interleaved: four blocks of 2 by 2 on the diagonal;  half: on the diagonals", diagonals)
+
+# %% tags=["figure"]
+fig, _ = plotting.heatmaps(
+    {"interleaved: $R_5$": interleaved, "$P$": P, "half: $P R_5 P^T$": half}, limit=1.0
+)
 plotting.save(
     fig,
     "04_pairings",
     "Three 8 by 8 matrices. Interleaved: four 2 by 2 blocks on the diagonal. P: a permutation "
-    "that puts even coordinates first. Half: the same numbers on three diagonals, coordinate k "
-    "paired with k + 4.",
+    "that puts even coordinates first. Half: the same numbers on three diagonals, coordinate i "
+    "paired with i + 4.",
 )
 
 # %% [markdown]
-# Weights trained with one pairing and run with the other give wrong scores without any error
-# message. That is why the script that brings Meta's Llama weights to transformers permutes the rows
-# of the query and key projections.
-#
-# ## 5 · Attention: scores that know the distance
-#
-# Give every token the *same* query and the same key. Without rotation all scores are one number.
-# With it, the score depends on $t - s$ only: the matrix is constant along each diagonal, a
-# *Toeplitz* matrix. With contents that differ it is not Toeplitz any more, but moving all tokens
-# to other positions still changes nothing.
+# Weights that were trained with one pairing and run with the other give other scores, and no error
+# message. Permuted by $P$, they give the same. (The script that brings Meta's Llama weights to
+# transformers permutes the rows of the query and key projections so.)
 
 # %%
-l, dim = 48, 16
+q, k = random(2, dim, seed=3)
+trained = (rotation_matrix(9, dim, pairing="interleaved") @ q) @ (
+    rotation_matrix(3, dim, pairing="interleaved") @ k
+)
+permuted = (rotation_matrix(9, dim) @ P @ q) @ (rotation_matrix(3, dim) @ P @ k)
+unchanged = (rotation_matrix(9, dim) @ q) @ (rotation_matrix(3, dim) @ k)
+check("interleaved, permuted, halves turned: same score", permuted, trained)
+_ = must_differ("interleaved, not permuted, halves turned", unchanged, trained)
+print(f"score {trained:.3f}, permuted {permuted:.3f}, not permuted {unchanged:.3f}")
+
+# %% [markdown]
+# ## 4 · Attention: scores that know the distance
+#
+# Our texts are short, so from here on the base is 100 where nothing else is said: the slowest of a
+# few pairs then takes a few hundred tokens for a round, not tens of thousands.
 
 
+# %%
 def scores(q, k, positions):
     """Inner products of turned queries and keys: (l, d), (l, d), (l,) -> (l, l)."""
     cosine, sine = rope_cos_sin(positions[None], q.shape[-1], base=100.0, dtype=q.dtype)
-    q, k = (apply_rope(v[None, :, None], cosine, sine)[0, :, 0] for v in (q, k))
+    q = apply_rope(q[None, :, None], cosine, sine)[0, :, 0]  # as (b, l, h, d) and back
+    k = apply_rope(k[None, :, None], cosine, sine)[0, :, 0]
     return q @ k.T
 
 
-q, k = random(2, l, dim, seed=4)
-same_q, same_k = (v[:1].expand(l, dim) for v in (q, k))
-positions = torch.arange(l)
-
-toeplitz = scores(same_q, same_k, positions)
-for n in range(-l + 1, l):
-    diagonal = toeplitz.diagonal(n)
-    assert (diagonal - diagonal[0]).abs().max() < 1e-12
-print(f"same contents: constant along each of the {2 * l - 1} diagonals, so Toeplitz")
-
-mixed = scores(q, k, positions)
-check("any contents: all positions moved by 1,000", scores(q, k, positions + 1000), mixed)
-uneven = positions + 8 * (positions >= 24)
-_ = must_differ("a gap of 8 in the middle", scores(q, k, uneven), mixed)
-_ = must_differ("positions left out", q @ k.T, mixed)
+# %% [markdown]
+# Give every token the *same* query and the same key. Without rotation all scores are one number.
+# With it, the score depends on $t - s$ only, so the matrix is constant along each diagonal: a
+# *Toeplitz* matrix.
 
 # %%
-fig, axes = plotting.figure(1, 3, size=(12, 4.6))
-for ax, matrix, title in zip(
-    axes,
-    (same_q @ same_k.T, toeplitz, mixed),
-    ("same contents, not turned", "same contents, turned", "any contents, turned"),
-    strict=True,
-):
-    plotting.heatmap(ax, matrix, title=title, colorbar=False)
-    ax.set_xlabel("key s")
-axes[0].set_ylabel("query t")
+l, dim = 48, 16
+q, k = random(2, l, dim, seed=4)
+same_q, same_k = q[:1].expand(l, dim), k[:1].expand(l, dim)
+positions = torch.arange(l)
+
+flat, toeplitz = same_q @ same_k.T, scores(same_q, same_k, positions)
+assert (flat - flat[0, 0]).abs().max() < 1e-12
+diagonals = [toeplitz.diagonal(offset) for offset in range(-l + 1, l)]
+assert max((line - line[0]).abs().max() for line in diagonals) < 1e-12
+print(f"same contents, not turned: {flat[0, 0]:.3f} everywhere")
+print(f"turned: one number along each of the {len(diagonals)} diagonals,"
+      f" from {toeplitz.min():.3f} to {toeplitz.max():.3f}")  # fmt: skip
+
+# %% [markdown]
+# With contents that differ it is not Toeplitz any more, but moving all tokens to other positions
+# still changes nothing.
+
+# %%
+mixed = scores(q, k, positions)
+_ = must_differ("any contents: not Toeplitz", mixed.diagonal()[1:], mixed.diagonal()[:-1])
+check("any contents: all positions moved by 1,000", scores(q, k, positions + 1000), mixed)
+with_gap = positions + 8 * (positions >= 24)
+_ = must_differ("a gap of 8 in the middle", scores(q, k, with_gap), mixed)
+_ = must_differ("positions left out", q @ k.T, mixed)
+
+# %% tags=["figure"]
+pictures = {
+    "same contents, not turned": flat,
+    "same contents, turned": toeplitz,
+    "any contents, turned": mixed,
+}
+fig, _ = plotting.heatmaps(pictures, xlabel="key s", ylabel="query t", limit=8.0)
 plotting.save(
     fig,
     "04_toeplitz",
@@ -525,38 +618,64 @@ plotting.save(
 )
 
 # %% [markdown]
-# **Does the score fade with distance?** For $c = b = (1, \dots, 1)$ the inner product is
-# $2\sum_k \cos((t-s)\,\theta_k)$: at distance 0 all wheels agree, further away they are scattered,
-# the fast ones first. So for vectors that agree in all pairs it fades, not evenly, and the base
-# says how fast. This is a tendency of *these* vectors, not a law: a model that wants to look 20
-# tokens back can choose $c$ and $b$ that peak there (exercise 4).
+# ### Does the score fade with distance?
+#
+# For $q = k = (1, \dots, 1)$ the inner product is $2\sum_i \cos(\delta\,\theta_i)$: at distance 0
+# all cosines are 1, further away they are scattered, those of the fast pairs first.
+
 
 # %%
-distances = torch.arange(0, 257)
-ones = torch.ones(64)
-fig, ax = plotting.figure(size=(9, 4.2))
-for base, style in ((100.0, "-"), (10_000.0, "--"), (1_000_000.0, ":")):
-    g_of_d = torch.cos(distances[:, None] * rope_frequencies(64, base)).mean(1)
-    by_matrix = torch.stack(
-        [ones @ rotation_matrix(-int(n), 64, base) @ ones / 64 for n in range(5)]
-    )
-    check(f"base {base:,.0f}: sum of cosines = inner product", g_of_d[:5], by_matrix)
-    assert g_of_d[0] == 1 and g_of_d[1:].max() < 1
-    ax.plot(distances, g_of_d, style, label=f"base {base:,.0f}", linewidth=1.8)
-ax.axhline(0, color=plotting.QUIET, linewidth=0.8)
-ax.set(xlabel="distance t − s", ylabel="inner product / width")
-ax.legend()
+def fade(distances, dim, base):
+    """⟨R_t q, R_s k⟩ / d of vectors of ones, at each distance."""
+    return torch.cos(distances[:, None] * rope_frequencies(dim, base)).mean(1)
+
+
+ones, near = torch.ones(64), torch.arange(5)
+by_matrix = torch.stack([ones @ rotation_matrix(-int(delta), 64) @ ones / 64 for delta in near])
+check("mean of the cosines = inner product / width", fade(near, 64, 10_000.0), by_matrix)
+
+# %% [markdown]
+# How fast does it fade? Count a pair as still near 1 while it has turned by less than a radian,
+# $\delta\,\text{base}^{-2i/d} < 1$, and as 0 on average afterwards. The share of the pairs that
+# have turned by more is $\ln\delta / \ln\text{base}$, so as a rough estimate
+#
+# $$\frac{1}{d}\,\langle R_t q, R_s k\rangle \approx 1 - \frac{\ln \delta}{\ln \text{base}},
+# \qquad q = k = (1, \dots, 1),\; 1 \le \delta \le \text{base}.$$
+#
+# It falls with the *logarithm* of the distance, and the larger the base, the slower. Averaged over
+# the distances from 50 to 256:
+
+# %%
+distances, fading = torch.arange(257), {}
+for base in (100.0, 10_000.0, 1_000_000.0):
+    curve = fade(distances, 64, base)
+    estimate = (1 - distances[50:].log() / math.log(base)).clamp(min=0).mean()
+    far = curve[50:]
+    assert curve[0] == 1 and curve[1:].max() < 1 and abs(far.mean() - estimate) < 0.15
+    print(f"base {base:9,.0f}: {far.mean():5.2f} on average (estimate {estimate:.2f}),"
+          f" between {far.min():5.2f} and {far.max():.2f}")  # fmt: skip
+    fading[f"base {base:,.0f}"] = curve
+
+# %% tags=["figure"]
+fig, ax = plotting.figure(size=(10, 4.2))
+plotting.lines(
+    ax, distances, fading, xlabel="distance t − s", ylabel="inner product / width", legend="right"
+)
+plotting.level(ax, 0)
 plotting.save(
     fig,
     "04_distance",
     "Inner product of two equal vectors of ones, of width 64, against the distance of their "
-    "positions, for three bases. All start at 1 and fall while they ripple: for base 100 to 0 "
-    "within 50 tokens and to between 0 and -0.3 after; for base 10,000 to about 0.4, for base "
-    "1,000,000 to about 0.6.",
+    "positions, for three bases. All start at 1 and fall while they ripple. From distance 50 on "
+    "they lie between -0.30 and 0.11 for base 100, between 0.16 and 0.59 for base 10,000, and "
+    "between 0.39 and 0.72 for base 1,000,000.",
 )
 
 # %% [markdown]
-# ## 6 · The same for C and B inside SSD
+# This is a tendency of *these* vectors, not a law: a model that wants to look 8 tokens back can
+# choose $q$ and $k$ that peak there (exercise 5).
+#
+# ## 5 · The same for C and B inside SSD
 #
 # In chapter 03 the output of SSD was $y_t = \sum_{s \le t} L_{ts}\,(C_t \cdot B_s)\,\Delta_s x_s$.
 # The decay $L_{ts} = \exp(A\,(\Delta_{s+1} + \dots + \Delta_t))$ is *one number*, so it stands
@@ -565,47 +684,42 @@ plotting.save(
 # $$y_t = \sum_{s \le t} L_{ts}\,\langle R_t C_t,\; R_s B_s\rangle\,\Delta_s x_s
 #       = \sum_{s \le t} L_{ts}\,\big(C_t^\top R_{s-t}\,B_s\big)\,\Delta_s x_s. \tag{4.9}$$
 #
-# Positions enter by their difference only; and since C and B are turned *before* SSD sees them,
-# every form of it, and every kernel, works as it is.
+# Positions enter by their difference only. And since C and B are turned *before* SSD sees them, its
+# forms work as they are. Inputs to try it on, and the turning:
 
 
 # %%
 def inputs(b=2, l=40, h=4, p=5, g=2, n=8, dt=0.1, seed=10):
-    """Random inputs of SSD, with step sizes around dt."""
+    """Random x (b, l, h, p), step sizes (b, l, h) around dt, A (h,), B and C (b, l, g, n)."""
+    x = random(b, l, h, p, seed=seed)
+    step_sizes = dt * random(b, l, h, seed=seed + 1).abs()
     A = -1.0 - 7.0 * torch.arange(h) / max(h - 1, 1)
-    return (
-        random(b, l, h, p, seed=seed),
-        dt * random(b, l, h, seed=seed + 1).abs(),
-        A,
-        random(b, l, g, n, seed=seed + 2),
-        random(b, l, g, n, seed=seed + 3),
-    )
+    B, C = random(b, l, g, n, seed=seed + 2), random(b, l, g, n, seed=seed + 3)
+    return x, step_sizes, A, B, C
 
 
-def turn(v, positions, base=100.0):
+def turn(vectors, positions, base=100.0):
     """Turn the vectors (b, l, g, n) of tokens at positions (l,), the same in every row."""
-    ids = positions.expand(v.shape[:2])
-    return apply_rope(v, *rope_cos_sin(ids, v.shape[-1], base, dtype=v.dtype))
+    ids = positions.expand(vectors.shape[:2])
+    cosine, sine = rope_cos_sin(ids, vectors.shape[-1], base, dtype=vectors.dtype)
+    return apply_rope(vectors, cosine, sine)
 
-
-x, dt, A, B, C = inputs()
-n, positions = B.shape[-1], torch.arange(40)
-M = ssd.semiseparable_matrix(dt, A, turn(B, positions), turn(C, positions))
-
-back = torch.stack([rotation_matrix(-distance, n, 100.0) for distance in range(40)])
-for row, reader, writer in ((0, 30, 30), (0, 30, 12), (1, 7, 0)):
-    head, group = 3, 1
-    L = (A[head] * dt[row, writer + 1 : reader + 1, head].sum()).exp()
-    entry = C[row, reader, group] @ back[reader - writer] @ B[row, writer, group]
-    check(
-        f"M[{reader}, {writer}] = L · CᵀR₍s₋t₎B · Δ",
-        M[row, head, reader, writer],
-        L * entry * dt[row, writer, head],
-    )
 
 # %% [markdown]
-# All forms on turned C and B, with gradients (of the *unturned* B and C: the rotation is part of
-# the function):
+# Entries of the matrix $M$ of chapter 03, with $y = Mx$, against equation 4.9. Row 0 of the batch,
+# head 3, whose C and B are those of group 1:
+
+# %%
+x, dt, A, B, C = inputs()
+positions = torch.arange(40)
+M = ssd.semiseparable_matrix(dt, A, turn(B, positions), turn(C, positions))  # (b, h, t, s)
+for t, s in ((30, 30), (30, 12), (7, 0)):
+    L = (A[3] * dt[0, s + 1 : t + 1, 3].sum()).exp()
+    inner = C[0, t, 1] @ rotation_matrix(s - t, 8, 100.0) @ B[0, s, 1]
+    check(f"M[{t}, {s}] = L · Cᵀ R_(s-t) B · Δ", M[0, 3, t, s], L * inner * dt[0, s, 3])
+
+# %% [markdown]
+# ### Three forms and a kernel
 
 
 # %%
@@ -619,31 +733,35 @@ def rotary(function, offset=0):
     return run
 
 
-everything = inputs()
-y = rotary(ssd.ssd_recurrent)(*everything)
-check("quadratic = recurrence, with rotations", rotary(ssd.ssd_quadratic)(*everything), y)
-check("chunked = recurrence, with rotations", rotary(ssd.ssd_chunked)(*everything), y)
+y = rotary(ssd.ssd_recurrent)(x, dt, A, B, C)
+check("quadratic = recurrence, with rotations", rotary(ssd.ssd_quadratic)(x, dt, A, B, C), y)
+check("chunked = recurrence, with rotations", rotary(ssd.ssd_chunked)(x, dt, A, B, C), y)
+_ = must_differ("only B turned", ssd.ssd_recurrent(x, dt, A, turn(B, positions), C), y)
+_ = must_differ("nothing turned", ssd.ssd_recurrent(x, dt, A, B, C), y)
+
+# %% [markdown]
+# The gradients agree as well, those of the *unturned* B and C: the rotation is part of the
+# function.
+
+# %%
 check_gradients(
     "chunked = recurrence, with rotations",
     rotary(ssd.ssd_chunked),
     rotary(ssd.ssd_recurrent),
-    everything,
+    inputs(),
 )
-_ = must_differ("only B turned", ssd.ssd_recurrent(x, dt, A, turn(B, positions), C), y)
-_ = must_differ("nothing turned", ssd.ssd_recurrent(x, dt, A, B, C), y)
 
 # %% [markdown]
 # And mamba-ssm's kernel, in float32, through the interpreter where there is no GPU:
 
 # %%
-from cheems_ref.kernels import kernel_status
-
 status = kernel_status()
 device = "cuda" if status.mode == "cuda" else "cpu"
-singles = [v.float() for v in inputs(b=1)]
-truth = rotary(ssd.ssd_recurrent, offset=100)(*(v.double() for v in singles)).float()
+singles = [tensor.float() for tensor in inputs(b=1)]
+doubles = [tensor.double() for tensor in singles]
+truth = rotary(ssd.ssd_recurrent, offset=100)(*doubles).float()
 if status.available:
-    on_device = [v.to(device) for v in singles]
+    on_device = [tensor.to(device) for tensor in singles]
     got = rotary(ssd.ssd_kernel, offset=100)(*on_device).cpu()
     check("kernel: rotary SSD = recurrence in float64", got, truth, tol=1e-4)
     _ = must_differ("kernel: nothing turned", ssd.ssd_kernel(*on_device).cpu(), truth)
@@ -652,341 +770,438 @@ else:
     print("kernel rung: not run here.", status.reason)
 
 # %% [markdown]
-# **The theorem, executed.** Move the whole text by 1, by 1,000, by 100,000 positions. Every angle
-# changes, every turned C and B changes, and the output does not:
+# ### The theorem, executed
+#
+# Move the whole text by 1, by 1,000, by 100,000 positions. The turned C and B change, and the
+# output does not:
 
 # %%
-reference = rotary(ssd.ssd_recurrent)(*everything)
-for offset in (1, 7, 1_000, 100_000):
-    for name, function in (
-        ("recurrent", ssd.ssd_recurrent),
-        ("quadratic", ssd.ssd_quadratic),
-        ("chunked", ssd.ssd_chunked),
-    ):
-        moved = rotary(function, offset)(*everything)
-        check(f"moved by {offset:7,}, {name}", moved, reference)
+for offset in (1, 1_000, 100_000):
+    moved = rotary(ssd.ssd_recurrent, offset)(x, dt, A, B, C)
+    check(f"moved by {offset:7,}: same output, recurrence", moved, y)
+moved = rotary(ssd.ssd_chunked, 100_000)(x, dt, A, B, C)
+check("moved by 100,000: same output, chunked", moved, y)
 _ = must_differ("turned B itself", turn(B, positions + 1), turn(B, positions))
-uneven = torch.arange(40) + 3 * (torch.arange(40) >= 20)
-gap = ssd.ssd_recurrent(x, dt, A, turn(B, uneven), turn(C, uneven))
-_ = must_differ("a gap of three positions in the middle", gap, reference)
+with_gap = positions + 3 * (positions >= 20)
+gap = ssd.ssd_recurrent(x, dt, A, turn(B, with_gap), turn(C, with_gap))
+_ = must_differ("a gap of three positions in the middle", gap, y)
 
 # %% [markdown]
 # ### How far can one count?
 #
-# On paper the invariance is exact. In a computer the angle $t\,\theta_k$ is rounded, and the
-# rounding grows with $t$. (Only the first pair is spared: with $\theta_0 = 1$ its angle is the
-# position itself.) Between 524,288 and 1,048,576 the float32 numbers are 1/16 apart, and so are the
-# angles of the next pairs. In sixteen bits even the positions themselves collapse:
+# On paper the invariance is exact. In a computer the angle $t\,\theta_i$ is rounded, and the
+# rounding grows with $t$: between 524,288 and 1,048,576 the float32 numbers are 1/16 apart. In
+# sixteen bits even the positions themselves collapse:
 
 # %%
+half_a_million = torch.tensor(524_288.0, dtype=torch.float32)
+following = torch.nextafter(half_a_million, torch.tensor(math.inf, dtype=torch.float32))
+assert following - half_a_million == 1 / 16
+print("float32: after 524,288 comes", following.item())
 counted = torch.arange(8192)
 for dtype in (torch.bfloat16, torch.float16, torch.float32):
     different = counted.to(dtype).unique().numel()
     print(f"{dtype!s:15} tells {different:5} of 8192 positions apart")
 
 # %% [markdown]
-# So the package computes angles in float64 for a float64 model and in float32 for every other,
-# also when the model itself runs in bfloat16. What that gives, for a rotary SSD (32 tokens, 64
-# states), against the distance by which the text is moved; and what angles in bfloat16 would give,
-# which the package refuses. (Drawn from a record, since rounding noise differs between machines.)
+# So the package computes angles in float64 for a float64 model and in float32 for every other, also
+# where the model itself runs in bfloat16:
 
 # %%
-record = json.loads(Path("../figures/records/04_shift_error.json").read_text())
-fig, ax = plotting.figure(size=(9, 4.8))
-for (name, errors), marker in zip(record["errors"].items(), "os^", strict=True):
-    ax.loglog(record["shifts"], errors, marker=marker, label=name)
-ax.axhline(1, color=plotting.QUIET, linewidth=0.8)
-ax.text(1.2, 1.5, "as large as the output", color=plotting.QUIET)
-ax.set(xlabel="all positions moved by", ylabel="relative change of the output", ylim=(3e-17, 30))
-ax.legend(loc="center right")
+for dtype in (torch.float64, torch.float32, torch.bfloat16):
+    cosine, _ = rope_cos_sin(positions[None], 8, dtype=dtype)
+    assert cosine.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    print(f"a model in {dtype!s:14} gets angles in {cosine.dtype}")
+
+# %% [markdown]
+# What does that give? The picture shows how much the output of a rotary SSD (32 tokens, 64 states)
+# changes when the text is moved, for three precisions of the angles; bfloat16 only to show why the
+# package does not use it. It is drawn from a record (`python book/records.py 04_shift_error`),
+# since rounding noise differs between machines.
+
+# %%
+record = read_record("04_shift_error")
+single, narrow = record["errors"]["angles in float32"], record["errors"]["angles in bfloat16"]
+assert max(record["errors"]["angles in float64"]) < 1e-10
+assert single[0] < 1e-6 and 3e-3 < single[-1] < 5e-3
+assert all(0.4 < error < 0.9 for error in narrow[4:]) and record["shifts"][4] == 256
+for name, errors in record["errors"].items():
+    start, middle, end = errors[0], errors[4], errors[-1]
+    print(f"{name:18}: moved by 1 {start:.0e}, by 256 {middle:.0e}, by 2^20 {end:.0e}")
+
+# %% tags=["figure"]
+fig, ax = plotting.figure(size=(10, 4.6))
+axis = dict(xscale="log", yscale="log", ylim=(3e-17, 30), legend="right", marker="o")
+names = dict(xlabel="all positions moved by", ylabel="relative change of the output")
+plotting.lines(ax, record["shifts"], record["errors"], **names, **axis)
+plotting.level(ax, 1, "as large as the output", side="left")
 plotting.save(
     fig,
     "04_shift_error",
     "Relative change of the output against the shift of all positions, both logarithmic. With "
     "angles in float64 it stays below 1e-10 up to a shift of a million; in float32 it grows from "
-    "below 1e-6 to 4e-3; in bfloat16 it is about as large as the output from a few hundred on.",
+    "below 1e-6 to 4e-3; in bfloat16 it is between 0.4 and 0.9 from a shift of 256 on.",
 )
 
 # %% [markdown]
-# The record was written by `python book/records.py 04_shift_error`. Live, the same claim at its
-# far end, position 1,048,576:
+# Live, the same claim at its far end, from position 1,048,576 on. SymPy gives the true cosines to
+# 30 digits:
+
 
 # %%
-far = torch.arange(1_048_576, 1_048_576 + 8)[None]
-exact, _ = rope_cos_sin(far, 64, dtype=torch.float64)
-digits = [
-    [sp.cos(int(t) * sp.Integer(10) ** sp.Rational(-k, 8)).evalf(30) for k in range(32)]
-    for t in far[0]
-]
-digits = torch.tensor([[float(d) for d in row] for row in digits])
-check("float64 at position a million = 30 digits by SymPy", exact[0, :, :32], digits)
+def exact_cosine(t, i):
+    """cos(t θ_i) for d = 64 and base 10,000, to 30 digits before it is rounded to float64."""
+    theta_i = sp.Integer(10) ** sp.Rational(-i, 8)  # 10,000^(-2i/64)
+    return float(sp.cos(t * theta_i).evalf(30))
 
-single, _ = rope_cos_sin(far, 64, dtype=torch.float32)
-error = (single[0, :, :32].double() - digits).abs().amax(0)  # of each pair
-assert error[0] < 1e-6 and 1e-3 < error.max() < 0.1
-print(
-    "float32 at position a million: first pair exact to rounding, others off in the second decimal"
-)
+
+far = torch.arange(1_048_576, 1_048_576 + 8)[None]
+exact = torch.tensor([[exact_cosine(t, i) for i in range(32)] for t in far[0].tolist()])
+by_float64 = rope_cos_sin(far, 64, dtype=torch.float64)[0][0, :, :32]  # (position, pair)
+check("float64 at position a million = 30 digits by SymPy", by_float64, exact)
 
 # %% [markdown]
-# ## 7 · Decoding carries absolute positions
+# In float32 the first pair is spared: with $\theta_0 = 1$ its angle is the position itself, which
+# is not rounded. The next pairs are off by up to 0.02. Slow pairs have smaller angles, which
+# float32 stores in finer steps: from pair 10 on it is less than 0.002, from pair 22 on less than
+# 0.0001.
+
+# %%
+by_float32 = rope_cos_sin(far, 64, dtype=torch.float32)[0][0, :, :32].double()
+error = (by_float32 - exact).abs().amax(0)  # of each pair, (32,)
+assert error[0] < 1e-6 and 0.01 < error[1:10].max() < 0.02
+assert error[10:].max() < 2e-3 and error[22:].max() < 1e-4
+for i in (0, 1, 4, 10, 22, 31):
+    print(f"pair {i:2}: cosine off by up to {error[i]:.4f}")
+
+# %% [markdown]
+# ## 6 · Decoding carries absolute positions
 #
 # The output depends on distances, but what is *stored* does not. The state holds
 # $\sum_s L_{ts}\,\Delta_s x_s\,(R_s B_s)^\top$: writes turned by their absolute position $s$. The
 # next token must be turned by its own absolute position, counted from the same start. The cache
 # of attention is no different: it holds turned keys.
 #
-# The next call restarted at 0 would still agree with itself, since its tokens have the right
-# distances among themselves. What it reads from the state is wrong.
-#
 # The layer `SSD` has rotations built in (`position="rope"`, its default) and is told the positions
 # in every call:
 
 # %%
 _ = torch.manual_seed(0)
-layer = ssd.SSD(32, n_heads=4, n_groups=2, d_state=16, position="rope")
-_ = layer.D.data.zero_()  # no skip connection: what comes out comes from the state
-text = random(1, 60, 32, seed=20)
-positions = torch.arange(60)[None]
+layer = ssd.SSD(32, n_heads=4, n_groups=2, d_state=16, position="rope").requires_grad_(False)
+_ = layer.D.zero_()  # no skip connection: what comes out comes from the state
+text, positions = random(1, 60, 32, seed=20), torch.arange(60)[None]
 
-with torch.no_grad():
-    whole, _ = layer(text, positions)
-    prompt, cache = layer(text[:, :40], positions[:, :40])
-    rest, _ = layer(text[:, 40:], positions[:, 40:], cache=cache)
-    restarted, _ = layer(text[:, 40:], positions[:, :20], cache=cache)
-    off_by_one, _ = layer(text[:, 40:], positions[:, 40:] + 1, cache=cache)
-check("prompt, then the rest with its own positions = one pass", rest, whole[:, 40:])
-_ = must_differ("positions started again at 0", restarted, whole[:, 40:], at_least=0.02)
-_ = must_differ("positions off by one", off_by_one, whole[:, 40:], at_least=0.01)
-for name, wrong in (("restarted at 0", restarted), ("off by one", off_by_one)):
-    error = (wrong - whole[:, 40:]).norm() / whole[:, 40:].norm()
-    print(f"{name}: {error:.1g} of the output is wrong")
-
-tokens, memory = [], None
-with torch.no_grad():
-    for t in range(60):
-        y_t, memory = layer(text[:, t : t + 1], positions[:, t : t + 1], cache=memory)
-        tokens.append(y_t)
-check("60 tokens one by one = one pass", torch.cat(tokens, 1), whole)
-with torch.no_grad():
-    moved, moved_cache = layer(text, positions + 1000)
-check("moved by 1,000: same output", moved, whole)
-_ = must_differ("moved by 1,000: another state", moved_cache.state, memory.state)
+whole, whole_cache = layer(text, positions)
+_, cache = layer(text[:, :40], positions[:, :40])
+rest, _ = layer(text[:, 40:], positions[:, 40:], cache=cache)
+check("40 tokens, then 20 with their own positions = one pass", rest, whole[:, 40:])
 
 # %% [markdown]
-# ## 8 · The state that turns
+# If the second call starts again at 0, its own tokens still have the right distances among
+# themselves; what it reads from the state is wrong.
+
+# %%
+restarted, _ = layer(text[:, 40:], positions[:, :20], cache=cache)
+off_by_one, _ = layer(text[:, 40:], positions[:, 40:] + 1, cache=cache)
+_ = must_differ("positions started again at 0", restarted, rest, at_least=0.02)
+_ = must_differ("positions off by one", off_by_one, rest, at_least=0.01)
+for name, wrong in (("restarted at 0", restarted), ("off by one", off_by_one)):
+    print(f"{name}: {(wrong - rest).norm() / rest.norm():.2f} of the output is wrong")
+
+alone, _ = layer(text[:, 40:], positions[:, :20])
+alone_later, _ = layer(text[:, 40:], positions[:, 40:])
+check("without a state the start does not matter", alone, alone_later)
+
+# %% [markdown]
+# One token at a time, each with its position:
+
+# %%
+outputs, cache = [], None
+for t in range(60):
+    y_t, cache = layer(text[:, t : t + 1], positions[:, t : t + 1], cache=cache)
+    outputs.append(y_t)
+check("60 tokens one by one = one pass", torch.cat(outputs, 1), whole)
+
+# %% [markdown]
+# The same text 1,000 positions later: the output is the same, the state is not.
+
+# %%
+moved, moved_cache = layer(text, positions + 1000)
+check("moved by 1,000: same output", moved, whole)
+_ = must_differ("moved by 1,000: another state", moved_cache.state, whole_cache.state)
+
+# %% [markdown]
+# ## 7 · The state that turns
 #
-# There is a second way to see rotary SSD, without any position at all. Write $h_t$ for the state
-# with turned writes, and look at it through the reader's eyes: $\tilde h_t = h_t R_t$. Then
-# $y_t = h_t R_t C_t = \tilde h_t C_t$, and
+# There is a second way to see rotary SSD, without any absolute position. Write
+# $\alpha_t = e^{\Delta_t A}$ for the decay factor of a token (the papers' $a_t$), $h_t$ for the
+# state with turned writes, and look at the state through the reader's eyes:
+# $\tilde h_t = h_t R_t$. Then $y_t = h_t R_t C_t = \tilde h_t C_t$, and
 #
-# $$\tilde h_t = \big(a_t\, h_{t-1} + \Delta_t x_t B_t^\top R_t^\top\big) R_t
-#   = a_t\,\tilde h_{t-1}\,R_1 + \Delta_t\, x_t B_t^\top, \qquad y_t = \tilde h_t\, C_t.
+# $$\tilde h_t = \big(\alpha_t\, h_{t-1} + \Delta_t x_t B_t^\top R_t^\top\big) R_t
+#   = \alpha_t\,\tilde h_{t-1}\,R_1 + \Delta_t\, x_t B_t^\top, \qquad y_t = \tilde h_t\, C_t.
 #   \tag{4.10}$$
 #
 # C and B are not turned any more. Instead the *state* turns by one step each token, together with
-# the decay: each of its rows, seen as a column, is multiplied by $a_t R_1^\top = a_t R_{-1}$. The
-# further back a write lies, the further it has been turned. (Here $y$ is without the skip
-# connection.)
+# the decay: each of its rows, seen as a column, is multiplied by $\alpha_t R_1^\top = \alpha_t
+# R_{-1}$. The further back a write lies, the further it has been turned. (Here $y$ is without the
+# skip connection.) In code, with the angles of each token as an argument:
+
 
 # %%
-x, dt, A, B, C = inputs()
-B, C = (v.repeat_interleave(2, dim=2) for v in (B, C))  # one for each of the four heads
-decays = torch.exp(dt * A)
-n = B.shape[-1]
-
-
-def turning_state(step):
-    """Equation 4.10 with a matrix `step` in place of R_1."""
-    state, outputs = torch.zeros(2, 4, 5, n), []
-    for t in range(40):
+def turning_state(x, dt, A, B, C, angles):
+    """Equation 4.10; at token t the pairs of the state turn by angles[t], (n/2,)."""
+    heads = x.shape[2] // B.shape[2]  # in each group
+    B, C = B.repeat_interleave(heads, dim=2), C.repeat_interleave(heads, dim=2)  # (b, l, h, n)
+    decay = torch.exp(dt * A)[..., None, None]  # (b, l, h, 1, 1)
+    state, outputs = torch.zeros(*x[:, 0].shape, B.shape[-1]), []  # (b, h, p, n)
+    for t in range(x.shape[1]):
         write = einsum("bh,bhp,bhn->bhpn", dt[:, t], x[:, t], B[:, t])
-        state = decays[:, t, :, None, None] * state @ step + write
+        state = decay[:, t] * turn_halves(state, -angles[t]) + write
         outputs.append(einsum("bhpn,bhn->bhp", state, C[:, t]))
     return torch.stack(outputs, 1)
 
 
-R_1 = rotation_matrix(1, n, 100.0)
-check("state that turns = C and B that turn", turning_state(R_1), reference)
-_ = must_differ("state turned the other way", turning_state(R_1.T), reference)
-_ = must_differ("state that does not turn", turning_state(torch.eye(n)), reference)
+# %% [markdown]
+# With the fixed angles $\theta_i$ at every token it is rotary SSD:
+
+# %%
+x, dt, A, B, C = inputs()
+reference = rotary(ssd.ssd_recurrent)(x, dt, A, B, C)
+theta = rope_frequencies(8, 100.0).expand(40, -1)  # the same angles at every token
+check("state that turns = C and B that turn", turning_state(x, dt, A, B, C, theta), reference)
+other_way = turning_state(x, dt, A, B, C, -theta)
+still = turning_state(x, dt, A, B, C, 0 * theta)
+_ = must_differ("state turned the other way", other_way, reference)
+_ = must_differ("state that does not turn", still, reference)
 
 # %% [markdown]
-# **It is a complex state space model.** Read each pair of columns of the state as one complex
-# number. Then turning is multiplying by $e^{-\mathrm{i}\theta_k}$, and each pair obeys a scalar
-# recurrence with the complex decay $a_t\,e^{-\mathrm{i}\theta_k}$:
+# ### A complex state space model
 #
-# $$z_{t,k} = a_t\,e^{-\mathrm{i}\theta_k}\, z_{t-1,k} + \Delta_t\,x_t\,\beta_{t,k}, \qquad
-#   y_t = \sum_k \mathrm{Re}(z_{t,k}\,\gamma_{t,k}^*), \tag{4.11}$$
+# Read each pair of columns of the state as one complex number. Then turning is multiplying by
+# $e^{-\mathtt{i}\theta_i}$, and each pair obeys a scalar recurrence with the complex decay
+# $\alpha_t\,e^{-\mathtt{i}\theta_i}$:
 #
-# with $a_t = e^{\Delta_t A}$ as in chapter 03, $\beta_{t,k}$ and $\gamma_{t,k}$ the pair $k$ of
-# $B_t$ and $C_t$ as complex numbers, and $z_{t,k}$ a vector of $p$ complex numbers.
+# $$z_{t,i} = \alpha_t\,e^{-\mathtt{i}\theta_i}\, z_{t-1,i} + \Delta_t\,x_t\,\hat B_{t,i}, \qquad
+#   y_t = \sum_i \mathrm{Re}(z_{t,i}\,\hat C_{t,i}^*), \tag{4.11}$$
+#
+# with $\hat B_{t,i}$ and $\hat C_{t,i}$ the pair $i$ of $B_t$ and $C_t$ as complex numbers, and
+# $z_{t,i}$ a vector of $p$ complex numbers.
 
 
 # %%
-def as_complex(v):
-    """Pairs k and k + n/2 as one complex number: (..., n) -> (..., n/2)."""
-    first, second = v.chunk(2, dim=-1)
+def as_complex(vectors):
+    """Entries i and i + n/2 as one complex number: (..., n) -> (..., n/2)."""
+    first, second = vectors.chunk(2, dim=-1)
     return torch.complex(first, second)
 
 
-turn_back = torch.exp(-1j * rope_frequencies(n, 100.0))
-beta, gamma = as_complex(B), as_complex(C)
-values = (dt[..., None] * x).to(torch.complex128)
+def complex_recurrence(x, dt, A, B_hat, C_hat, theta):
+    """Equation 4.11 for one head: x (l, p), dt (l,), A (), B_hat, C_hat (l, n/2) -> (l, p)."""
+    z, outputs = torch.zeros(x.shape[1], len(theta), dtype=torch.complex128), []  # (p, n/2)
+    for t in range(len(x)):
+        write = dt[t] * x[t, :, None] * B_hat[t]
+        z = torch.exp(dt[t] * A) * torch.exp(-1j * theta) * z + write
+        outputs.append((z * C_hat[t].conj()).real.sum(-1))
+    return torch.stack(outputs)
 
-z, outputs = torch.zeros(2, 4, 5, n // 2, dtype=torch.complex128), []
-for t in range(40):
-    write = einsum("bhp,bhk->bhpk", values[:, t], beta[:, t])
-    z = decays[:, t, :, None, None] * turn_back * z + write
-    outputs.append(einsum("bhpk,bhk->bhp", z, gamma[:, t].conj()).real)
-check("complex diagonal recurrence = turned C and B", torch.stack(outputs, 1), reference)
 
 # %% [markdown]
-# What one write does over time: it spirals inwards. Decay alone only shrinks; turning gives each
-# moment of the past a direction of its own, which a reader can ask for.
+# Against row 0, head 3 (group 1) of the same inputs:
 
 # %%
-fig, axes = plotting.figure(1, 3, size=(12, 4.4))
-steps = torch.arange(0, 61)
-for ax, (angle, title) in zip(
-    axes, ((0.0, "decay only"), (0.15, "decay and a slow turn"), (0.8, "a fast turn")), strict=True
-):
-    z_t = torch.exp((math.log(0.96) - 1j * angle) * steps)
-    ax.plot(z_t.real, z_t.imag, color=plotting.QUIET, linewidth=1)
-    for after, color in ((0, 0), (10, 1), (30, 2)):
-        point = z_t[after]
+B_hat, C_hat = as_complex(B[0, :, 1]), as_complex(C[0, :, 1])
+head = (x[0, :, 3], dt[0, :, 3], A[3], B_hat, C_hat)
+by_complex = complex_recurrence(*head, theta[0])
+check("complex diagonal recurrence = turned C and B", by_complex, reference[0, :, 3])
+_ = must_differ("turned the other way", complex_recurrence(*head, -theta[0]), reference[0, :, 3])
+
+# %% [markdown]
+# What one write does over time: it spirals inwards. Decay alone only shrinks it; turning gives each
+# moment of the past a direction of its own, which a reader can ask for. With a decay factor of 0.96
+# per token:
+
+# %%
+paths = {}
+for name, phi in (("decay only", 0.0), ("decay, slow turn", 0.15), ("decay, fast turn", 0.8)):
+    paths[name] = torch.exp((math.log(0.96) - 1j * phi) * torch.arange(61))
+    rounds = 60 * phi / (2 * math.pi)
+    print(f"{name:16}: after 60 tokens {rounds:.2f} rounds, length {paths[name][-1].abs():.3f}")
+assert paths["decay only"].imag.abs().max() == 0
+
+
+# %% tags=["figure"]
+def draw_path(ax, path, title):
+    """One write in the complex plane over time, marked after 0, 10 and 30 tokens."""
+    ax.plot(path.real, path.imag, color=plotting.QUIET, linewidth=1)
+    for after, color, marker in ((0, 0, "o"), (10, 1, "s"), (30, 2, "^")):
         name = f"after {after} tokens" if after else "written"
-        ax.plot(
-            point.real, point.imag, "o", color=plotting.COLORS[color], markersize=10, label=name
-        )
-    ax.set(xlim=(-1.1, 1.1), ylim=(-1.1, 1.1), aspect="equal", title=title)
+        point = dict(marker=marker, color=plotting.COLORS[color], markersize=10, linestyle="")
+        ax.plot(path[after].real, path[after].imag, label=name, **point)
     ax.axhline(0, color=plotting.QUIET, linewidth=0.6)
     ax.axvline(0, color=plotting.QUIET, linewidth=0.6)
+    ax.set(xlim=(-1.1, 1.1), ylim=(-1.1, 1.1), aspect="equal", title=title)
+
+
+# %% tags=["figure"]
+fig, axes = plotting.figure(1, 3, size=(12, 4.4))
+for ax, (title, path) in zip(axes, paths.items(), strict=True):
+    draw_path(ax, path, title)
 axes[0].legend(loc="lower left", fontsize=12)
 plotting.save(
     fig,
     "04_turning_state",
     "The path of one write in the complex plane over 60 tokens, marked after 0, 10 and 30 tokens. "
-    "With decay only it slides along a line to the origin; with a slow turn it spirals in within a "
-    "round and a half; with a fast turn in many rounds.",
+    "With decay only it slides along a line towards the origin; with a slow turn it spirals in "
+    "over about one round and a half; with a fast turn over more than seven rounds.",
 )
 
 # %% [markdown]
-# **From fixed angles to learned ones.** In equation 4.10 nothing needs the angle to be the same at
-# each step. Let step $t$ turn by $\varphi_t$; then C and B are turned by the *running sum*
-# $\Phi_t = \varphi_1 + \dots + \varphi_t$, since $\langle R(\Phi_t) c, R(\Phi_s) b\rangle$ sees
-# $\Phi_t - \Phi_s$, the angles that lie between. Rotary positions are the case $\varphi_t =
-# \theta$. Mamba-3 (Lahoti et al., 2026) computes $\varphi_t$ from the token, and calls it a
-# data-dependent rotary embedding.
+# ### From fixed angles to learned ones
+#
+# In equation 4.10 nothing needs the angles to be the same at each token. Let token $t$ turn the
+# pairs of the state by angles $\varphi_t$ of its own. Multiply 4.10 from the right by the
+# rotation *back* by the running sum $\Phi_t = \varphi_1 + \dots + \varphi_t$, and the steps that
+# led to 4.10 run backwards: C and B are turned by $\Phi_t$ instead of $t\theta$, and
+# $\langle R(\Phi_t)\, C_t, R(\Phi_s)\, B_s\rangle$ sees $\Phi_t - \Phi_s$, the angles that lie
+# between. Rotary positions are the case $\varphi_t = \theta$. Mamba-3 (Lahoti et al., 2026)
+# computes $\varphi_t$ from the token, and calls it a data-dependent rotary embedding.
 
 # %%
-phi = random(40, seed=30)
-c, b, values = gamma[0, :, 0, 0], beta[0, :, 0, 0], x[0, :, 0, 0]
-
-z, by_state = torch.zeros((), dtype=torch.complex128), []
-for t in range(40):
-    z = 0.9 * torch.exp(-1j * phi[t]) * z + b[t] * values[t]
-    by_state.append((z * c[t].conj()).real)
-
-c_turned, b_turned = (v * torch.exp(1j * phi.cumsum(0)) for v in (c, b))
-L = 0.9 ** (torch.arange(40)[:, None] - torch.arange(40)).clamp(min=0)
-by_sums = (L * (c_turned[:, None].conj() * b_turned).real).tril() @ values
-check(
-    "angles that differ: state that turns = C and B turned by sums", torch.stack(by_state), by_sums
+phi = random(40, 4, seed=30)  # an angle for each token and pair
+Phi = phi.cumsum(0)[:, None]  # (l, 1, n/2)
+by_sums = ssd.ssd_recurrent(x, dt, A, turn_halves(B, Phi), turn_halves(C, Phi))
+by_state = turning_state(x, dt, A, B, C, phi)
+check("angles that differ: state that turns = C, B turned by sums", by_state, by_sums)
+_ = must_differ(
+    "the same angles in another order", turning_state(x, dt, A, B, C, phi.flip(0)), by_sums
 )
 
 # %% [markdown]
 # What is gained? A state that turns by half a round for every 1 and not at all for every 0 counts
-# ones modulo two, the *parity* of a bit string. It stays of length one however long the string, and
-# needs no training here. A fixed angle of half a round counts tokens, not ones:
+# ones modulo two, the *parity* of a bit string. It keeps its length however long the string is.
+# Here the angles are set by hand, without training:
+
 
 # %%
+def parity_by_turning(bits):
+    """One complex number, written once and never decayed, turned by π at every 1: its signs."""
+    z, signs = torch.ones((), dtype=torch.complex128), []
+    for bit in bits:
+        z = torch.exp(-1j * math.pi * bit.to(torch.complex128)) * z
+        signs.append(int(z.real < 0))
+    return signs, z.abs()
+
+
 bits = torch.randint(0, 2, (200,), generator=torch.Generator().manual_seed(31))
-z = torch.ones((), dtype=torch.complex128)  # written once, before the text
-parity = []
-for bit in bits:
-    z = torch.exp(-1j * math.pi * bit.to(torch.complex128)) * z
-    parity.append(int(z.real < 0))
-assert parity == (bits.cumsum(0) % 2).tolist()
-steps_only = [(t + 1) % 2 for t in range(200)]  # what an angle of π at every token gives
-assert steps_only != parity
-print("parity of 200 bits from the angle of one complex number: right at every position")
+truth = (bits.cumsum(0) % 2).tolist()
+parity, length = parity_by_turning(bits)
+assert parity == truth and abs(length - 1) < 1e-12
+print(f"parity of 200 bits, {int(bits.sum())} of them ones: right after every bit")
+print(f"length of the state at the end: {length:.3f}")
 
 # %% [markdown]
-# ## 9 · Where the theorem fails
+# A fixed angle of half a round counts tokens, not ones:
+
+# %%
+every_token, _ = parity_by_turning(torch.ones_like(bits))
+right = sum(sign == true for sign, true in zip(every_token, truth, strict=True))
+assert right < 120
+print(f"turned by π at every token: right after {right} of 200 bits")
+
+# %% [markdown]
+# ## 8 · Where the theorem fails
 #
 # In equation 4.9 the decay could be pulled out of the inner product because it is one number per
-# head. OTCE's Algorithm 4 turns B and C of Mamba-1 (S6), whose $A$ holds a *different* rate for
-# each state. Its decay is then a diagonal matrix $\Lambda = \mathrm{diag}(e^{A_1\Delta},
-# e^{A_2\Delta}, \dots)$ that stands *between* the two rotations,
+# head. OTCE's Algorithm 4 turns B and C of S6, the selective scan of Mamba-1. It is the same
+# recurrence as SSD (chapter 01), but with a rate of decay for *each* entry of the state:
+# $A_1, \dots, A_n$. From $s$ to $t$ passes the time $\tau = \Delta_{s+1} + \dots + \Delta_t$, and
+# the decay over it is a diagonal matrix that stands *between* the two rotations:
 #
-# $$C_t^\top R_t^\top\, \Lambda\, R_s\, B_s, \tag{4.12}$$
+# $$C_t^\top R_t^\top\, \Lambda\, R_s\, B_s, \qquad
+#   \Lambda = \mathrm{diag}(e^{A_1\tau}, \dots, e^{A_n\tau}). \tag{4.12}$$
 #
-# For a reader $\delta$ tokens after the writer, $R_{s+\delta}^\top \Lambda R_s =
-# R_\delta^\top\,(R_s^\top \Lambda R_s)$. For all C and B that is free of the place $s$ only if
+# Take a reader $\delta$ tokens after the writer: $R_{s+\delta}^\top \Lambda R_s =
+# R_\delta^\top\,(R_s^\top \Lambda R_s)$. For all C and B this is free of the position $s$ only if
 # $R_s^\top \Lambda R_s$ is what it is at $s = 0$, namely $\Lambda$: if $\Lambda R_s = R_s \Lambda$.
-# For one pair:
+# For one pair, with the decays $\alpha_1$ and $\alpha_2$ of its two entries:
 
 # %%
-a1, a2, angle = sp.symbols("a1 a2 phi", real=True)
-Lambda = sp.diag(a1, a2)
-commutator = (Lambda * rotation(angle) - rotation(angle) * Lambda).applyfunc(sp.factor)
-expected = (a2 - a1) * sp.sin(angle) * sp.Matrix([[0, 1], [1, 0]])
-assert (commutator - expected).applyfunc(sp.simplify) == sp.zeros(2, 2)
-assert commutator.subs(a2, a1) == sp.zeros(2, 2)
-print("Λ R - R Λ =", commutator.tolist(), "  zero for all angles exactly where a1 = a2")
+alpha_1, alpha_2, phi = sp.symbols("alpha1 alpha2 phi", real=True)
+Lambda, turned = sp.diag(alpha_1, alpha_2), rotation(phi)
+commutator = (Lambda * turned - turned * Lambda).applyfunc(sp.factor)
+expected = (alpha_2 - alpha_1) * sp.sin(phi) * sp.Matrix([[0, 1], [1, 0]])
+assert (commutator - expected).applyfunc(sp.simplify).is_zero_matrix
+print("Λ R - R Λ =", commutator.tolist())
 
 # %% [markdown]
-# So the theorem needs $A$ to be *equal within each pair that turns together*; between the pairs it
-# may differ. A selective scan with an $A$ per state, as a loop, shows both:
+# That is zero for all angles if $\alpha_1 = \alpha_2$, and for no other decays. So the theorem
+# needs $A$ to be *equal within each pair that turns together*; between the pairs it may differ. S6
+# with turned B and C:
 
 
 # %%
-def selective_scan(x, dt, A, B, C):
-    """S6 for one channel, as a loop: x, dt (l,), A (n,), B and C (l, n) -> y (l,)."""
-    state, y = torch.zeros(len(A)), []
-    for x_t, dt_t, B_t, C_t in zip(x, dt, B, C, strict=True):
-        state = torch.exp(dt_t * A) * state + dt_t * x_t * B_t
-        y.append(C_t @ state)
-    return torch.stack(y)
+def rotary_scan(offset, x, dt, A, B, C):
+    """S6 on one channel, positions from offset on: x, dt (1, l, 1), A (n,), B, C (1, l, n)."""
+    positions = offset + torch.arange(x.shape[1])
+    B = turn(B[:, :, None], positions)[:, :, 0]  # as one group, and back
+    C = turn(C[:, :, None], positions)[:, :, 0]
+    return selective_scan(x, dt, A[None], B, C)
 
 
-def moved_by(offset, A):
-    positions = offset + torch.arange(40)
-    turned = (turn(v[:1, :, :1], positions)[0, :, 0] for v in (B, C))
-    return selective_scan(x[0, :, 0, 0], dt[0, :, 0], A, *turned)
+# %% [markdown]
+# With $A$ tied in pairs, moving the text changes nothing; with a rate per entry it does:
 
-
+# %%
+x, dt = random(1, 40, 1, seed=41), 0.1 * random(1, 40, 1, seed=42).abs()
+B, C = random(1, 40, 8, seed=43), random(1, 40, 8, seed=44)
 per_state = -torch.arange(1.0, 9.0)  # as Mamba-1 starts
-tied = -torch.arange(1.0, 5.0).repeat(2)  # equal in coordinates k and k + n/2
-neighbours = -torch.arange(1.0, 5.0).repeat_interleave(2)  # tied for the other pairing
-for offset in (1, 7, 50, 1000):
-    _ = must_differ(
-        f"A per state, moved by {offset}", moved_by(offset, per_state), moved_by(0, per_state)
-    )
-    check(f"A tied in pairs, moved by {offset}", moved_by(offset, tied), moved_by(0, tied))
-_ = must_differ("A tied for the other pairing", moved_by(7, neighbours), moved_by(0, neighbours))
+tied = -torch.arange(1.0, 5.0).repeat(2)  # equal in entries i and i + n/2
+for offset in (1, 50, 1000):
+    y, moved = rotary_scan(0, x, dt, tied, B, C), rotary_scan(offset, x, dt, tied, B, C)
+    check(f"A tied in pairs, moved by {offset}", moved, y)
+    y, moved = rotary_scan(0, x, dt, per_state, B, C), rotary_scan(offset, x, dt, per_state, B, C)
+    _ = must_differ(f"A per state, moved by {offset}", moved, y, at_least=0.01)
+    changed = (moved - y).norm() / y.norm()
+    print(f"A per state, moved by {offset}: {changed:.2f} of the output changes")
 
 # %% [markdown]
-# The smallest case, drawn: one pair, decays 0.9 and 0.5 per token, a reader two tokens after the
-# writer. Tied (0.9 and 0.9) the entry of $M$ is the same wherever the two stand; untied it swings
-# with the absolute position.
+# Tied in pairs means the pairs of the convention at hand. Rates that are equal in entries $2i$ and
+# $2i + 1$ do not serve pairs $(i, i + n/2)$:
 
 # %%
-c, b = torch.tensor([1.0, 0.5]), torch.tensor([-0.3, 1.0])
-places = list(range(0, 41))
-fig, ax = plotting.figure(size=(9, 3.8))
-for (first, second), marker in (((0.9, 0.5), "o"), ((0.9, 0.9), "s")):
-    between = torch.tensor([first, second]).pow(2).diag()
-    entry = [
-        (rotation_matrix(place + 2, 2) @ c) @ between @ (rotation_matrix(place, 2) @ b)
-        for place in places
-    ]
-    spread = max(entry) - min(entry)
-    assert spread < 1e-12 if first == second else spread > 0.3
-    ax.plot(places, entry, marker=marker, markersize=4, label=f"decays {first} and {second}")
-ax.set(xlabel="position s of the writer", ylabel="M[s + 2, s]", ylim=(0, 1.1))
-ax.legend(loc="upper right", ncols=2)
+neighbours = -torch.arange(1.0, 5.0).repeat_interleave(2)
+y, moved = rotary_scan(0, x, dt, neighbours, B, C), rotary_scan(7, x, dt, neighbours, B, C)
+_ = must_differ("A tied for the other pairing, moved by 7", moved, y, at_least=0.01)
+print(f"{(moved - y).norm() / y.norm():.2f} of the output changes")
+
+# %% [markdown]
+# The smallest case: one pair that turns by a radian per token, decays per token 0.9 and 0.5, a
+# reader two tokens after the writer. Tied (0.9 and 0.9), the entry $M_{s+2,\,s}$ is the same
+# wherever the two stand; untied, it depends on the position of the writer.
+
+
+# %%
+def entry(decays, s, C_t, B_s):
+    """C_tᵀ R_tᵀ Λ R_s B_s for t = s + 2, with the two entries' decays per token."""
+    Lambda = torch.tensor(decays).pow(2).diag()
+    return (rotation_matrix(s + 2, 2) @ C_t) @ Lambda @ (rotation_matrix(s, 2) @ B_s)
+
+
+C_t, B_s = torch.tensor([1.0, 0.5]), torch.tensor([-0.3, 1.0])
+entries, spread = {}, {}
+for decays in ((0.9, 0.5), (0.9, 0.9)):
+    name = f"decays {decays[0]} and {decays[1]}"
+    entries[name] = torch.stack([entry(decays, s, C_t, B_s) for s in range(41)])
+    low, high = entries[name].min(), entries[name].max()
+    spread[decays] = high - low
+    print(f"{name}: from {low:.3f} to {high:.3f}")
+assert spread[0.9, 0.5] > 0.3 and spread[0.9, 0.9] < 1e-12
+
+# %% tags=["figure"]
+fig, ax = plotting.figure(size=(10, 3.8))
+names = dict(xlabel="position s of the writer", ylabel="M[s + 2, s]")
+plotting.lines(ax, range(41), entries, **names, ylim=(0, 1.1), marker="o", legend="right")
 plotting.save(
     fig,
     "04_untied",
@@ -995,219 +1210,280 @@ plotting.save(
 )
 
 # %% [markdown]
-# SSD has one $A$ per head, so in this architecture the condition always holds.
+# SSD has one $A$ per head, so in this architecture the condition holds.
 #
-# ## 10 · Three sources of position
+# ## 9 · Three sources of position
 #
 # A recurrence is not blind to order even without rotations. WM Table 1 compares three sources, and
 # the layer `SSD` has all three behind one option:
 #
-# | `position` | a token at distance $t - s$ is told by | as in |
+# | `position` | what tells tokens at different distances $\delta$ apart | as in |
 # |---|---|---|
-# | `"decay"` | how much of it is left, $L_{ts}$: near or far | Mamba-2's $a_t$ |
-# | `"conv"` | the tap of a short convolution (4 tokens) that it meets; and decay | Mamba, Mamba-2 |
-# | `"rope"` | the angles of $n/2$ wheels; and decay | WM, Cheems, OTCE |
+# | `"decay"` | how much is left of each, $L_{ts}$: near or far | Mamba-2's $\alpha_t$ |
+# | `"conv"` | the tap of a short convolution that each meets; and decay | Mamba-2 |
+# | `"rope"` | the angles of $n/2$ pairs; and decay | WM, Cheems, OTCE |
 #
-# Where do they differ? Take the plainest task that is about nothing but distance: *name the token
-# that stood $k$ places ago*, among random tokens. The model is one embedding, one SSD layer, one
-# linear map. A different model is trained for each $k$.
+# The *short convolution* stands between the projections and SSD: each channel of x, of B *and* of C
+# is replaced by a mix of its own values at the four newest tokens, with learned weights (*taps*),
+# followed by SiLU. So $x_t$, $B_t$ and $C_t$ know tokens $t - 3$ to $t$. (Mamba convolves x alone,
+# and computes B and C from the result, with the same reach.)
+#
+# Where do the three differ? Take a plain task that is about nothing but distance: *name the token
+# that stood $\delta$ tokens ago*, among random tokens. The model is one embedding, one SSD layer,
+# one linear map. A different model is trained for each lag $\delta$.
 
 
 # %%
-def train_to_look_back(position, lag, steps, seed=0, vocabulary=16, length=64):
-    """Train a one-layer model to name the token `lag` places ago: accuracy on new texts, model."""
+def look_back_model(position, vocabulary=16):
+    """Embedding, SSD layer, linear map, in float32."""
+    parts = {
+        "embedding": torch.nn.Embedding(vocabulary, 32),
+        "mixer": ssd.SSD(32, n_heads=4, d_state=32, position=position, rope_base=100.0),
+        "head": torch.nn.Linear(32, vocabulary, bias=False),
+    }
+    return torch.nn.ModuleDict(parts).float()
+
+
+def look_back_batch(model, lag, texts, generator, length=64):
+    """Random texts through the model: logits from token `lag` on, and the tokens to be named."""
+    ids = torch.randint(model["embedding"].num_embeddings, (texts, length), generator=generator)
+    positions = torch.arange(length).expand(texts, -1)
+    y, _ = model["mixer"](model["embedding"](ids), positions)
+    return model["head"](y)[:, lag:], ids[:, : length - lag]
+
+
+# %% [markdown]
+# Training is AdamW with a learning rate that falls to 0, on 16 new texts of 64 tokens per step:
+
+
+# %%
+def train_to_look_back(position, lag, steps, seed=0):
+    """Train to name the token `lag` tokens ago: share named right in new texts, and the model."""
     torch.manual_seed(seed)
     generator = torch.Generator().manual_seed(seed)
-    model = torch.nn.ModuleDict(
-        {
-            "embedding": torch.nn.Embedding(vocabulary, 32),
-            "mixer": ssd.SSD(32, n_heads=4, d_state=32, position=position, rope_base=100.0),
-            "head": torch.nn.Linear(32, vocabulary, bias=False),
-        }
-    ).float()
+    model = look_back_model(position)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-
-    def logits_and_targets(texts):
-        ids = torch.randint(vocabulary, (texts, length), generator=generator)
-        y, _ = model["mixer"](model["embedding"](ids), torch.arange(length).expand(texts, -1))
-        return model["head"](y)[:, lag:], ids[:, : length - lag]
-
     for _ in range(steps):
-        logits, targets = logits_and_targets(16)
+        logits, targets = look_back_batch(model, lag, 16, generator)
         optimizer.zero_grad()
         F.cross_entropy(logits.flatten(0, 1), targets.flatten()).backward()
         optimizer.step()
         schedule.step()
     with torch.no_grad():
-        logits, targets = logits_and_targets(64)
+        logits, targets = look_back_batch(model, lag, 64, generator)
     return (logits.argmax(-1) == targets).float().mean().item(), model
 
 
-torch.set_num_threads(1)  # tensors as small as these gain nothing from threads
-accuracy = {p: train_to_look_back(p, lag=8, steps=200)[0] for p in ("rope", "conv", "decay")}
-assert accuracy["rope"] > 0.5 and accuracy["conv"] < 1 / 3 and accuracy["decay"] < 1 / 3
-print("8 places back after 200 steps: rope names more than half, conv and decay under a third")
-
 # %% [markdown]
-# For other lags (the median of three seeds), and what the models trained for a lag of 8 look at:
-# the size of the gradient of a random mix of the last output with respect to the token so many
-# places back, as a share of all 24. It is drawn from a record: `python book/records.py
-# 04_three_sources` trains 99 models with this very function, for 300 steps each.
+# Live, for a lag of 8, where a model that guesses names 1 in 16:
 
 # %%
-record = json.loads(Path("../figures/records/04_three_sources.json").read_text())
+torch.set_num_threads(1)  # tensors as small as these gain nothing from threads
+right = {}
+for position in ("rope", "conv", "decay"):
+    right[position], _ = train_to_look_back(position, lag=8, steps=200)
+assert right["rope"] > 0.5 and right["conv"] < 1 / 3 and right["decay"] < 1 / 3
+print("8 tokens back after 200 steps: rope names more than half, conv and decay under a third")
+
+# %% [markdown]
+# For other lags, from a record: `python book/records.py 04_three_sources` trains 99 models with
+# these functions, three seeds each, for 300 steps. Medians of the seeds:
+
+# %%
+record = read_record("04_three_sources")
+lags, accuracy = record["lags"], record["accuracy"]
+print("lag   " + "".join(f"{lag:6}" for lag in lags))
+for position, shares in accuracy.items():
+    print(f"{position:6}" + "".join(f"{share:6.2f}" for share in shares))
+
+# %% [markdown]
+# Within its reach the convolution is the best of the three: from lag 2 to 6 it names more than rope
+# does. At 7 it falls behind, and from 8 on it names less than half as many as rope. Decay alone
+# names the token just before; from lag 2 on it names about a quarter or less.
+
+# %%
+at = {position: dict(zip(lags, shares, strict=True)) for position, shares in accuracy.items()}
+assert at["rope"][1] == 1 and at["rope"][8] > 0.7 and 0.55 < at["rope"][24] < 0.65
+assert min(at["conv"][lag] for lag in range(1, 7)) > 0.9 and 0.6 < at["conv"][7] < 0.7
+assert max(at["conv"][lag] for lag in lags if lag >= 8) < 0.3
+assert at["decay"][1] == 1 and all(0.13 < at["decay"][lag] < 0.26 for lag in lags if lag > 1)
+assert all(at["conv"][lag] < 0.5 * at["rope"][lag] for lag in lags if lag >= 8)
+ahead = [lag for lag in lags if at["conv"][lag] > at["rope"][lag]]
+assert ahead == [2, 3, 4, 5, 6]
+print("the convolution is ahead of rope at the lags", ahead)
+
+# %% [markdown]
+# What do the models trained for lag 8 look at (those of the first seed)? Take a random mix of the
+# numbers in the last output, and its gradient with respect to each token. The norm of the gradient
+# says how much the output depends on that token; the norms for the 24 newest tokens, divided by
+# their sum, are the *share of the influence*.
+
+# %%
+influence = record["influence"]
+for position, shares in influence.items():
+    peak = shares.index(max(shares))
+    print(f"{position:5}: most influence {peak} tokens back, with a share of {shares[peak]:.3f};"
+          f" at 8 it is {shares[8]:.3f}")  # fmt: skip
+    assert peak == {"rope": 8, "conv": 7, "decay": 0}[position]
+
+# %% tags=["figure"]
 fig, axes = plotting.figure(1, 2, size=(12, 4.4))
-for position, marker in (("rope", "o"), ("conv", "s"), ("decay", "^")):
-    axes[0].plot(record["lags"], record["accuracy"][position], marker=marker, label=position)
-    axes[1].plot(record["influence"][position], marker=marker, markersize=4)
-axes[0].axhline(1 / 16, color=plotting.QUIET, linewidth=1)
-axes[0].text(1, 0.012, "chance", color=plotting.QUIET, fontsize=12)
-axes[0].set(xlabel="lag k", ylabel="tokens named right", ylim=(0, 1.05))
-axes[0].set_title("how far each can look, after 300 steps")
-axes[0].legend()
-axes[1].axvline(8, color=plotting.QUIET, linewidth=1, linestyle=":")
-axes[1].set(xlabel="places back", ylabel="share of the influence")
-axes[1].set_title("trained for lag 8: what is looked at")
+titles = "how far each can look", "trained for lag 8: what is looked at"
+first = dict(title=titles[0], xlabel="lag", ylabel="share named right", ylim=(0, 1.05))
+second = dict(title=titles[1], xlabel="tokens back", ylabel="share of the influence")
+plotting.lines(axes[0], lags, accuracy, **first, marker="o")
+plotting.level(axes[0], 1 / 16, "chance", side="left")
+plotting.lines(axes[1], range(24), influence, **second, marker=".")
+axes[1].axvline(8, color=plotting.QUIET, linewidth=1)
 plotting.save(
     fig,
     "04_three_sources",
     "Left: share of tokens named right against the lag, for three sources of position. Rope falls "
-    "slowly from 1; conv is above 0.9 up to lag 6, 0.7 at 7 and below 0.3 from 8 on; decay is "
-    "perfect at lag 1 only. Right: influence of earlier tokens on models trained for lag 8. Rope "
-    "has its peak at 8, the other two have none there.",
+    "from 1 at lag 1 to about 0.6 at 24; conv is above 0.9 up to lag 6, about 0.65 at 7 and below "
+    "0.3 from 8 on; decay is 1 at lag 1 and below 0.26 from 2 on. Right: influence of tokens on "
+    "models trained for lag 8. Rope has its peak at 8, conv at 7, decay at the token itself.",
 )
 
 # %% [markdown]
-# Each source has its reach.
+# ### How does a convolution of 4 tokens reach 7?
 #
-# - **Decay** can single out the token just before, by forgetting what came earlier. Beyond that it
-#   blurs neighbours together.
-# - **The convolution** is exact within its taps, 3 tokens back, and reaches 7 by a detour, shown
-#   below.
-# - **The rotations** reach far, because a sum of waves can be made to peak at any distance; less
-#   sharply the further away, for 16 wheels must do for all distances.
-#
-# How does a convolution of 4 tokens reach 7 places back? In a model trained for that lag, here is
-# the mean weight $M_{t,t-d}$ with which a token reads what was written $d$ places before (from a
-# record, `python book/records.py 04_detour`):
+# In a model trained for lag 7, here is the mean weight $M_{t,t-\delta}$ with which a token reads
+# what was written $\delta$ tokens before (from a record, `python book/records.py 04_detour`):
 
 # %%
-detour = json.loads(Path("../figures/records/04_detour.json").read_text())
-print("head   " + "".join(f"d = {d:<6}" for d in range(7)))
+detour = read_record("04_detour")
+print("head   " + "".join(f"δ = {delta:<6}" for delta in range(7)))
 for head, weights in enumerate(detour["weights"]):
     print(f"   {head}   " + "".join(f"{weight:<10.2f}" for weight in weights))
     assert max(weights) == weights[4] > 3 * max(map(abs, weights[:4]))
+    assert weights[4] > weights[5] > weights[6]
 
 # %% [markdown]
-# $C_t$ has seen the four newest tokens and gives writes like theirs little weight. The decay then
-# makes the newest of the others stand out, which is $t - 4$, and the value written there has itself
-# seen 3 tokens further back. At 4 + 3 it ends.
+# In all four heads the largest weight is that of $\delta = 4$. This is what one expects of a
+# detour: $C_t$ knows the four newest tokens, and can give little weight to writes like theirs. Of
+# the rest, decay makes the newest stand out, the write at $t - 4$. And $x_{t-4}$, being convolved
+# too, knows tokens back to $t - 7$. Further than $4 + 3$ this detour does not lead, and indeed the
+# accuracy drops from 0.65 at lag 7 to 0.29 at lag 8.
 #
-# That is one layer and a toy; stacked layers hand positions on. What the papers compare is the
-# perplexity of language models on 8,192 tokens:
+# ### What the papers report
 #
-# > "[…] the perplexity performance of all combined modules shows that 𝑅𝑜𝑃𝐸 is better than 𝐶𝑜𝑛𝑣1𝑑 +
-# > 𝐷 and 𝑎𝑡." — WM Table 1
+# That is one layer and a toy; stacked layers can hand positions on. The papers compare the
+# perplexity of language models on texts of 8,192 tokens:
 #
-# For SSD with attention it prints 8.18 (rope), 8.48 (convolution) and 8.56 (decay). Ch Table 2 has
-# the same comparison, each number lower by exactly 6.00. Nothing here can settle which is meant;
-# the order of the three is the same in both.
+# > "[…] the perplexity performance of all combined modules shows that $RoPE$ is better than
+# > $Conv1d + D$ and $a_t$." — WM Table 1
 #
-# What a trained model has by the theorem: it was trained on positions 0 to 63 and works at any
-# other place exactly as well. (The theorem moves a text. It does not lengthen it: distances above
-# 63 were never trained.)
+# Here $a_t$ is the decay alone, and $Conv1d + D$ the short convolution with the skip connection.
+# Ch Table 2 has two of the comparisons as well:
+
+# %%
+sources = ("Conv1d + D", "a_t", "RoPE")
+wm = {"SSD": (8.56, 8.62, 8.33), "SSD + attention": (8.48, 8.56, 8.18)}
+cheems = {"SSD": (2.56, 2.62, 2.33), "SSD + attention": (2.48, 2.56, 2.18)}
+print(f"{'':16}" + "".join(f"{source:>12}" for source in sources))
+for name, row in wm.items():
+    conv, decay, rope = row
+    assert rope < conv < decay
+    differences = [round(in_wm - in_ch, 2) for in_wm, in_ch in zip(row, cheems[name], strict=True)]
+    assert differences == [6.0, 6.0, 6.0]
+    print(f"{name:16}" + "".join(f"{number:12.2f}" for number in row))
+    print(f"{'minus Ch':16}" + "".join(f"{number:12.2f}" for number in differences))
+
+# %% [markdown]
+# Each of these numbers is lower by 6.00 in Ch. Nothing here can settle which is meant; the order of
+# the three is the same in both.
+#
+# ### A trained model, moved
+#
+# The theorem does not ask for the weights: a model that was trained on positions 0 to 63 works at
+# other positions as well, up to rounding. (The theorem moves a text. It does not lengthen it:
+# distances above 63 were never trained.)
 
 # %%
 _, model = train_to_look_back("rope", lag=2, steps=20)
-ids = torch.randint(16, (4, 64), generator=torch.Generator().manual_seed(40))
-model = model.double()
-with torch.no_grad():
-    here, there = (
-        model["mixer"](model["embedding"](ids), (start + torch.arange(64)).expand(4, -1))[0]
-        for start in (0, 50_000)
-    )
+model = model.double().requires_grad_(False)
+tokens = model["embedding"](torch.randint(16, (4, 64), generator=torch.Generator().manual_seed(40)))
+here, _ = model["mixer"](tokens, torch.arange(64).expand(4, -1))
+there, _ = model["mixer"](tokens, 50_000 + torch.arange(64).expand(4, -1))
 check("trained on positions below 64, used from 50,000 on: same output", there, here)
 
 # %% [markdown]
-# ## 11 · As printed
+# ## 10 · As printed
 #
-# The sign of the final matrix was the first (§3), Algorithm 4 the second (§9). Here are the others.
+# The sign of the final matrix was the first (§2), Algorithm 4 the second (§8). Here are the others.
 #
 # ### The last block of the matrix (Ch eq. 4, WM §3.1, OTCE Appendix A)
 #
 # The printed matrix begins with $\theta_0$ and has $\theta_{d/2}$ and $\theta_{d/2-1}$ mixed in its
-# last block:
+# last block, while the angles are counted from 1:
 #
 # > $\cos i\theta_{d/2},\; -\sin i\theta_{d/2-1};\quad \sin i\theta_{d/2},\; \cos i\theta_{d/2-1}$
 # > — Ch eq. 4, last block
 #
-# while Ch eq. 3 defines $\theta_1$ to $\theta_{d/2}$. Built as printed (with eq. 3 also giving
-# $\theta_0$), the last block is no rotation at all:
+# > $\Theta = \{\theta_i = n^{-2(i-1)/d},\; i \in [1, 2, \dots, d/2]\}$ — Ch eq. 3
+#
+# ($n$ is the base there, and $i$ in eq. 4 the position.) Taken literally, and with $\theta_0$ from
+# the formula of eq. 3 as well:
 
 
 # %%
 def matrix_as_printed(position, dim, base=10_000.0):
-    """Ch eq. 3 and 4 taken literally, k counted from 0 in the matrix."""
-    theta = [base ** (-2 * (k - 1) / dim) for k in range(dim // 2 + 1)]
-    blocks = [R(position * theta[k]) for k in range(dim // 2 - 1)]
+    """Ch eq. 3 and 4 taken literally, (dim, dim)."""
+    theta = [base ** (-2 * (i - 1) / dim) for i in range(dim // 2 + 1)]
+    blocks = [R(position * theta[i]) for i in range(dim // 2 - 1)]
     last, before = position * theta[dim // 2], position * theta[dim // 2 - 1]
-    blocks.append(
-        torch.tensor([[math.cos(last), -math.sin(before)], [math.sin(last), math.cos(before)]])
-    )
-    return torch.block_diag(*blocks)
+    mixed = [[math.cos(last), -math.sin(before)], [math.sin(last), math.cos(before)]]
+    return torch.block_diag(*blocks, torch.tensor(mixed))
 
-
-for dim, enough in ((8, 0.5), (64, 0.1)):
-    places = range(0, 5000, 25)
-    gram = torch.stack([(m := matrix_as_printed(p, dim)).T @ m for p in places])
-    name = f"as printed, dim {dim}: RᵀR is not the identity"
-    _ = must_differ(name, gram, torch.eye(dim).expand(200, -1, -1), at_least=enough)
-
-    u, v = torch.zeros(2, dim)
-    u[-2:], v[-2:] = torch.tensor([0.6, 0.8]), torch.tensor([-0.8, 0.6])  # in the last pair
-    entry = [(matrix_as_printed(p + 6, dim) @ u) @ (matrix_as_printed(p, dim) @ v) for p in places]
-    entry = torch.stack(entry)
-    name = f"as printed, dim {dim}: six places apart, anywhere"
-    _ = must_differ(name, entry, entry[:1].expand(200), at_least=0.05)
-
-R_printed = torch.stack([matrix_as_printed(p, 8)[:6, :6] for p in (1, 2)])
-_ = must_differ(
-    "as printed: the first wheel turns by θ₀ = 10 per token, not by 1",
-    R_printed[:, :2, :2],
-    torch.stack([R(1.0), R(2.0)]),
-)
 
 # %% [markdown]
-# ### Rows or columns: what going from Ch eq. 1 to eq. 5 invites
-#
-# Ch eq. 1 turns columns, $R_t W x$; with eq. 5 the same text goes over to rows, $XW$. A row must be
-# turned by the *transpose*, $x W R_t^\top$. The papers do not write that line; a reader who writes
-# $x W R_t$ turns backwards. If both C and B
-# are turned so, distances still come out, with past and future exchanged; where only the code is
-# changed and not the weights, or where two implementations meet, the scores are wrong.
+# The last block is no rotation: $R^\top R$ is not the identity. With one index in the block it is.
 
 # %%
-u, v = random(2, 8, seed=51)
-row = u @ rotation_matrix(3, 8)
-check("row times R = turned by the negative angle", row, rotation_matrix(-3, 8) @ u)
-_ = must_differ("row times R is not R times column", row, rotation_matrix(3, 8) @ u)
+for dim, at_least in ((8, 0.5), (64, 0.1)):
+    identities = torch.eye(dim).expand(200, -1, -1)
+    printed = torch.stack([matrix_as_printed(t, dim) for t in range(0, 5000, 25)])
+    name = f"as printed, dim {dim}: RᵀR = I"
+    off = must_differ(name, printed.mT @ printed, identities, at_least=at_least)
+    right = [rotation_matrix(t, dim, pairing="interleaved") for t in range(0, 5000, 25)]
+    right = torch.stack(right)
+    check(f"one index, dim {dim}: RᵀR = I", right.mT @ right, identities)
+    print(f"as printed, dim {dim}: RᵀR is off by up to {off:.2f}")
 
+# %% [markdown]
+# So positions leak. Two vectors that lie in the last pair, six tokens apart, at 200 positions of
+# the writer:
 
-def both_backwards(reader, writer):
-    return (u @ rotation_matrix(reader, 8)) @ (v @ rotation_matrix(writer, 8))
+# %%
+dim = 8
+q, k = torch.zeros(dim), torch.zeros(dim)
+q[-2:], k[-2:] = torch.tensor([0.6, 0.8]), torch.tensor([-0.8, 0.6])
+leaking, right = [], []
+for s in range(0, 5000, 25):
+    leaking.append((matrix_as_printed(s + 6, dim) @ q) @ (matrix_as_printed(s, dim) @ k))
+    reader = rotation_matrix(s + 6, dim, pairing="interleaved")
+    writer = rotation_matrix(s, dim, pairing="interleaved")
+    right.append((reader @ q) @ (writer @ k))
+leaking, right = torch.stack(leaking), torch.stack(right)
+check("one index: the same score everywhere", right, right[:1].expand(200))
+_ = must_differ("as printed: the same score everywhere", leaking, leaking[:1].expand(200))
+print(f"as printed: scores from {leaking.min():.2f} to {leaking.max():.2f}")
 
+# %% [markdown]
+# And since eq. 3 counts from 1, its formula gives $\theta_0 = n^{2/d}$, which for $d = 8$ and a
+# base of 10,000 is 10: the first pair turns by ten radians per token, not by one.
 
-check("both backwards: still by distance", both_backwards(109, 103), both_backwards(9, 3))
-forwards = (rotation_matrix(9, 8) @ u) @ (rotation_matrix(3, 8) @ v)
-_ = must_differ("both backwards: another score", both_backwards(9, 3), forwards)
+# %%
+first_block = matrix_as_printed(1, 8)[:2, :2]
+check("as printed, dim 8: the first pair turns by 10 per token", first_block, R(10.0))
+_ = must_differ("as printed: by 1", first_block, R(1.0))
 
 # %% [markdown]
 # ### Turned by the number of the head (WM Listing 7)
 #
-# Listing 7 lays Q and K out as (b, h, l, d) and calls `apply_QK_rotary_pos_emb` with its default
-# `unsqueeze_dim=2`, which is meant for (b, l, h, d). What happens depends on how many heads there
-# are:
+# Listing 7 lays Q and K out as (b, h, l, p) and calls `apply_QK_rotary_pos_emb` with its default
+# `unsqueeze_dim=2`, which is meant for (b, l, h, p):
 
 
 # %%
@@ -1218,29 +1494,38 @@ def apply_as_printed(q, cosine, sine, unsqueeze_dim=2):
     return q * cosine.unsqueeze(unsqueeze_dim) + quarter_turn * sine.unsqueeze(unsqueeze_dim)
 
 
-outcomes = []
-for h in (4, 1, 12):
-    q = random(2, h, 12, 8, seed=52)  # (b, h, l, d)
-    cosine, sine = rope_cos_sin(torch.arange(12).expand(2, -1), 8, dtype=torch.float64)
-    try:
-        printed = apply_as_printed(q, cosine, sine)
-    except RuntimeError:
-        outcomes.append(f"h = {h:2}, l = 12: does not run")
-    else:
-        outcomes.append(f"h = {h:2}, l = 12: {tuple(q.shape)} becomes {tuple(printed.shape)}")
-print("\n".join(outcomes))
+# %% [markdown]
+# What happens depends on how many heads there are:
 
-by_head = torch.stack([q[:, n] @ rotation_matrix(n, 8).T for n in range(12)], dim=1)
-check("h = l: every token is turned by the number of its head", printed, by_head)
-check("h = l: so the scores hold no position", printed @ printed.mT, q @ q.mT)
+# %%
+cosine, sine = rope_cos_sin(torch.arange(12).expand(2, -1), 8, dtype=torch.float64)  # (b, l, p)
+outcomes = []
+for heads in (4, 1, 12):
+    q = random(2, heads, 12, 8, seed=52)  # (b, h, l, p)
+    try:
+        outcomes.append(str(tuple(apply_as_printed(q, cosine, sine).shape)))
+    except RuntimeError:
+        outcomes.append("does not run")
+    print(f"h = {heads:2}, l = 12: {tuple(q.shape)} becomes: {outcomes[-1]}")
+assert outcomes == ["does not run", "(2, 12, 12, 8)", "(2, 12, 12, 8)"]
+
+# %% [markdown]
+# With one head, which is what WM Table 6 uses, an axis of length $l$ appears out of nothing. With
+# as many heads as tokens the code runs, and turns every token by the number of its head. So the
+# scores hold no position at all:
+
+# %%
+q, k = random(2, 12, 12, 8, seed=52), random(2, 12, 12, 8, seed=57)  # (b, h, l, p) with h = l
+printed, printed_k = apply_as_printed(q, cosine, sine), apply_as_printed(k, cosine, sine)
+by_head = torch.stack([q[:, head] @ rotation_matrix(head, 8).T for head in range(12)], dim=1)
+check("h = l: turned by the number of the head", printed, by_head)
+check("h = l: the scores are those without positions", printed @ printed_k.mT, q @ k.mT)
 right = apply_rope(q.transpose(1, 2), cosine, sine).transpose(1, 2)
 check("unsqueeze_dim=1 repairs the listing", apply_as_printed(q, cosine, sine, 1), right)
 _ = must_differ("h = l: as printed", printed, right)
 
 # %% [markdown]
-# With one head, which is what WM Table 6 uses, an axis of length $l$ appears out of nothing. With
-# as many heads as tokens the code runs and contains no position at all. The package has one layout
-# and says what it expects:
+# The package has one layout and says what it expects:
 
 # %% tags=["raises-exception"]
 apply_rope(random(2, 4, 12, 8, seed=53), cosine, sine)
@@ -1249,176 +1534,267 @@ apply_rope(random(2, 4, 12, 8, seed=53), cosine, sine)
 # ### A base that moves under a cache (WM Listing 1)
 #
 # To read beyond the length of the training, the listing stretches the base, and takes the length
-# from the largest position *of the current call*:
+# $l$ from the largest position *of the current call*. This is *dynamic NTK*, named after the neural
+# tangent kernel, which its first proposal argued with:
 #
-# $$\text{base}' = \text{base} \cdot \Big(\sigma\,\frac{l}{l_0} - (\sigma - 1)\Big)^{d/(d-2)}
+# $$\text{base}' = \text{base} \cdot \Big(\rho\,\frac{l}{l_0} - (\rho - 1)\Big)^{d/(d-2)}
 #   \quad\text{for } l > l_0, \tag{4.13}$$
 #
-# with $l_0$ the length in training and $\sigma$ a factor of 1 or more. The last pair turns by
-# $\text{base}^{-(d-2)/d}$ per token, so the exponent makes it slower by exactly the bracket, and
-# the first pair stays as it was. As a formula it is sound: continuous at the training length, and
-# at four times that length the slowest wheel turns exactly four times slower. But a cache holds
-# keys that were turned with an older base.
+# with $l_0$ the length in training and $\rho \ge 1$ a stretching factor. Where does it come from?
+# The last pair turns by $\theta_{d/2-1} = \text{base}^{-(d-2)/d}$ per token. To make it slower by
+# the bracket, set $\text{base}'^{-(d-2)/d} = \text{base}^{-(d-2)/d} / \text{bracket}$ and solve for
+# $\text{base}'$. The first pair stays as it was, $\theta_0 = 1$. At $l = l_0$ the bracket is 1, so
+# nothing jumps; at $l = 4\,l_0$ it is $3\rho + 1$:
 
 # %%
-trained, dim = 64, 16
-bases = [ntk_base(length, dim, max_positions=trained) for length in (64, 65, 256)]
-slowest = [rope_frequencies(dim, base)[-1].item() for base in bases]
-check("at 4 times the length the slowest pair turns 4 times slower",
-      torch.tensor(4 * slowest[2]), torch.tensor(slowest[0]))  # fmt: skip
-assert bases[0] == 10_000 and abs(bases[1] / bases[0] - 1) < 0.05  # no jump
+slowest = rope_frequencies(16)[-1]
+for rho in (1, 2, 4):
+    base = ntk_base(4 * 64, 16, max_positions=64, scaling_factor=rho)
+    slower = slowest / rope_frequencies(16, base)[-1]
+    check(f"ρ = {rho}: the slowest pair is slower by 3ρ + 1", slower, torch.tensor(3.0 * rho + 1))
+    print(f"four times the length, ρ = {rho}: {slower:.1f} times slower, first pair"
+          f" {rope_frequencies(16, base)[0]:.1f}")  # fmt: skip
+
+# %% [markdown]
+# And one token beyond the training length:
+
+# %%
+at_64, at_65 = ntk_base(64, 16, max_positions=64), ntk_base(65, 16, max_positions=64)
+assert at_64 == 10_000 and at_65 / at_64 < 1.05
+print(f"the base at the training length: {at_64:,.0f}, one token later: {at_65:,.0f}")
+
+# %% [markdown]
+# As a formula it does what it should. But a cache holds keys that were turned with an older base.
+# Here are the scores of a text's last query, with $\rho = 1$, when each key was turned on its
+# arrival, and when all were turned with one base:
 
 
-def last_scores(length, moving, seed=54):
-    """Scores of a text's last query; each key turned when it came, or all with one base."""
+# %%
+def last_scores(length, moving, seed=54, trained=64, dim=16):
+    """Scores (length,) of the last query; each key turned when it came, or all with one base."""
     q, k = random(2, length, dim, seed=seed)
     final = ntk_base(length, dim, max_positions=trained)
     keys = []
-    for t in range(length):
-        base = ntk_base(t + 1, dim, max_positions=trained) if moving else final
-        keys.append(rotation_matrix(t, dim, base) @ k[t])
+    for s in range(length):
+        base = ntk_base(s + 1, dim, max_positions=trained) if moving else final
+        keys.append(rotation_matrix(s, dim, base) @ k[s])
     return torch.stack(keys) @ (rotation_matrix(length - 1, dim, final) @ q[-1]) / math.sqrt(dim)
 
 
 check("up to the training length: no difference", last_scores(64, True), last_scores(64, False))
-decoded, prefilled = last_scores(65, True), last_scores(65, False)
-_ = must_differ("one token beyond it, from a cache", decoded, prefilled, at_least=1e-2)
-
-elsewhere = []
-for seed in range(10):
-    decoded, prefilled = (last_scores(192, m, seed).softmax(-1) for m in (True, False))
-    elsewhere.append((decoded - prefilled).abs().sum() / 2)
-print(f"three times the length: {torch.stack(elsewhere).mean():.1g} of the attention is elsewhere")
+_ = must_differ("one token beyond it", last_scores(65, True), last_scores(65, False), at_least=0.01)
 
 # %% [markdown]
-# The state of SSD is worse off: it is a sum of writes turned with different bases, and cannot be
-# turned again. So `ntk_base` is a function of a length that the caller fixes once per text. With
-# one base for all, prefill and decoding agree:
+# At three times the length, the share of the attention that lies elsewhere (half the sum of the
+# absolute differences of the weights), over ten texts:
 
 # %%
-_ = torch.manual_seed(0)
-stretched = ssd.SSD(32, n_heads=4, d_state=16, rope_base=ntk_base(200, 16, max_positions=64))
-listing = ssd.SSD(32, n_heads=4, d_state=16)
-listing.load_state_dict(stretched.state_dict())
-text, positions = random(1, 200, 32, seed=55), torch.arange(200)[None]
+elsewhere = []
+for seed in range(10):
+    decoded = last_scores(192, True, seed).softmax(-1)
+    prefilled = last_scores(192, False, seed).softmax(-1)
+    elsewhere.append((decoded - prefilled).abs().sum() / 2)
+elsewhere = torch.stack(elsewhere)
+assert elsewhere.mean() > 0.1
+print(f"elsewhere: {elsewhere.mean():.2f} of the attention on average,"
+      f" from {elsewhere.min():.2f} to {elsewhere.max():.2f}")  # fmt: skip
+
+# %% [markdown]
+# The state of SSD is worse off: it is a sum of writes turned with different bases, which cannot be
+# taken apart and turned again. So `ntk_base` is a function of a length that the caller fixes once
+# per text. To see both, decode token by token:
 
 
-def decode(layer, base_at):
+# %%
+def decode(layer, text, base_at):
+    """Token by token, with the base base_at(length so far) in each call."""
     cache, outputs = None, []
-    with torch.no_grad():
-        for n in range(200):
-            layer.rope_base = base_at(n)
-            y, cache = layer(text[:, n : n + 1], positions[:, n : n + 1], cache=cache)
-            outputs.append(y)
+    positions = torch.arange(text.shape[1])[None]
+    for t in range(text.shape[1]):
+        layer.rope_base = base_at(t + 1)
+        y, cache = layer(text[:, t : t + 1], positions[:, t : t + 1], cache=cache)
+        outputs.append(y)
     return torch.cat(outputs, 1)
 
 
-with torch.no_grad():
-    one_pass, _ = stretched(text, positions)
-check("base fixed up front: decoding = one pass",
-      decode(stretched, lambda n: stretched.rope_base), one_pass)  # fmt: skip
-moving = decode(listing, lambda n: ntk_base(n + 1, 16, max_positions=64))
-_ = must_differ("base of the current length: decoding", moving, one_pass, at_least=1e-2)
+# %% [markdown]
+# With one base for all, decoding and one pass agree; with the base of the current length they do
+# not:
+
+# %%
+_ = torch.manual_seed(0)
+fixed = ntk_base(200, 16, max_positions=64)
+layer = ssd.SSD(32, n_heads=4, d_state=16, rope_base=fixed).requires_grad_(False)
+text = random(1, 200, 32, seed=55)
+one_pass, _ = layer(text, torch.arange(200)[None])
+with_fixed = decode(layer, text, lambda length: fixed)
+with_moving = decode(layer, text, lambda length: ntk_base(length, 16, max_positions=64))
+check("base fixed up front: decoding = one pass", with_fixed, one_pass)
+_ = must_differ("base of the current length: decoding", with_moving, one_pass, at_least=0.01)
+print(f"{(with_moving - one_pass).norm() / one_pass.norm():.2f} of the output is wrong")
 
 # %% [markdown]
 # ### Log scaling in a linear model (OTCE Appendix A)
 #
-# OTCE multiplies C by $\max(1, \log_{\text{base}} n)$ where the text is longer than in training,
+# In a text of $l$ tokens the distance 0 occurs $l$ times and the distance $l - 1$ once: long
+# distances are rare in training. OTCE calls the long ones the *high bit* of the
+# positions, says that they generalise less well, and multiplies C by
+# $\max(1, \log_{\text{base}} n)$,
 #
 # > "[…] so that the problem of insufficient generalization ability of the high bit can be solved."
 # > — OTCE, Appendix A
 #
-# In the softmax of attention such a factor does something: larger scores make a distribution more
-# peaked. SSD is linear in C. There the factor multiplies what comes out of the state, and the
-# *choice* among the tokens stays what it was. A norm directly behind the state, as Mamba-2 has it,
-# removes even that. With the skip connection in between, the mix of the two changes.
+# There, $n$ is the length of the text and "base" the mean length of the texts in training. In our
+# letters the factor of the reader at position $t$ is
+#
+# $$\lambda_t = \max(1, \log_{l_0}(t + 1)),$$
+#
+# which is 1 up to position $l_0 - 1$ and 2 where $t + 1 = l_0^2$:
 
 # %%
-x, dt, A, B, C = inputs()
-scale = log_length_scale(torch.arange(40).expand(2, -1), base_length=8, dtype=torch.float64)
-assert (scale[:, :8] == 1).all() and scale[0, -1] > 1.5
-plain = ssd.ssd_chunked(x, dt, A, B, C)
-scaled = ssd.ssd_chunked(x, dt, A, B, scale[..., None, None] * C)
-check("scaled C = scaled output", scaled, scale[..., None, None] * plain)
+positions = torch.arange(64)[None]
+scale = log_length_scale(positions, base_length=8, dtype=torch.float64)  # (b, l)
+assert (scale[0, :8] == 1).all() and abs(scale[0, 63] - 2) < 1e-12
+for t in (0, 7, 8, 20, 63):
+    print(f"l₀ = 8: factor at position {t:2}: {scale[0, t]:.3f}")
 
-with_norm = [F.rms_norm(y.flatten(2), (20,), eps=1e-12) for y in (scaled, plain)]
-check("after a norm nothing is left of it", *with_norm)
-
-
-D = torch.ones(4)
-skipped = [F.rms_norm((y + D[:, None] * x).flatten(2), (20,), eps=1e-12) for y in (scaled, plain)]
-_ = must_differ("with the skip connection the mix changes", *skipped)
+# %% [markdown]
+# In the softmax of attention such a factor on the query does something. Over more tokens the
+# weights flatten; larger scores make them more peaked again. The mean entropy of the weights over
+# random scores, in nats (the natural logarithm of the number of tokens if all weights are equal):
 
 
+# %%
 def entropy(weights):
+    """In nats, along the last axis."""
     return -(weights * weights.log()).sum(-1)
 
 
-logits = random(256, 40, seed=56)
-sharper, before = (entropy((factor * logits).softmax(-1)).mean() for factor in (scale[0, -1], 1.0))
-assert sharper < before - 0.2
-print("in a softmax over 40 tokens the same factor lowers the entropy by more than 0.2 nats")
+few, many = random(256, 8, seed=58), random(256, 64, seed=56)
+short, long = entropy(few.softmax(-1)).mean(), entropy(many.softmax(-1)).mean()
+sharpened = entropy((scale[0, 63] * many).softmax(-1)).mean()
+assert short < sharpened < long - 0.5
+print(
+    f"over 8 tokens {short:.2f}, over 64 tokens {long:.2f}, over 64 with factor 2: {sharpened:.2f}"
+)
+
+# %% [markdown]
+# SSD is linear in C. There the factor multiplies what comes out of the state, from near and from
+# far alike: the *choice* among the tokens stays what it was.
+
+# %%
+x, dt, A, B, C = inputs(l=64)
+factor = scale[..., None, None]  # (b, l, 1, 1)
+plain = ssd.ssd_chunked(x, dt, A, B, C)
+scaled = ssd.ssd_chunked(x, dt, A, B, factor * C)
+check("C times the factor = output times the factor", scaled, factor * plain)
+_ = must_differ("C times the factor = the output unchanged", scaled, plain)
+
+# %% [markdown]
+# A norm directly behind the state removes even that. With the skip connection $D\,x_t$ added before
+# the norm, something is left: the mix of the state and the skip connection changes.
+
+
+# %%
+def normed(y):
+    """The norm of all heads together: (b, l, h, p) -> (b, l, h p)."""
+    return F.rms_norm(y.flatten(2), (y.shape[2] * y.shape[3],), eps=1e-12)
+
+
+check("behind a norm nothing is left of the factor", normed(scaled), normed(plain))
+_ = must_differ("with a skip connection the mix changes", normed(scaled + x), normed(plain + x))
+
+# %% [markdown]
+# ### Not printed, but near: rows instead of columns
+#
+# Ch eq. 1 turns columns, $R_t W x$; from eq. 5 on, the same text writes rows, $XW$. The papers do
+# not write a rotation of rows. Whoever does must take the *transpose*, $x W R_t^\top$; $x W R_t$
+# turns backwards.
+
+# %%
+q, k = random(2, 8, seed=51)
+row = q @ rotation_matrix(3, 8)
+check("row times R = turned by the negative angle", row, rotation_matrix(-3, 8) @ q)
+_ = must_differ("row times R = R times column", row, rotation_matrix(3, 8) @ q)
+
+# %% [markdown]
+# If both vectors are turned so, distances still come out, with past and future exchanged. The
+# scores of weights that were trained the other way are wrong:
+
+
+# %%
+def forwards(q, k, t, s):
+    """⟨R_t q, R_s k⟩."""
+    return (rotation_matrix(t, 8) @ q) @ (rotation_matrix(s, 8) @ k)
+
+
+def backwards(q, k, t, s):
+    """The same with rows times R."""
+    return (q @ rotation_matrix(t, 8)) @ (k @ rotation_matrix(s, 8))
+
+
+true, wrong = forwards(q, k, 9, 3), backwards(q, k, 9, 3)
+check("both backwards: still by distance", backwards(q, k, 109, 103), wrong)
+check("both backwards: reader and writer exchanged", wrong, forwards(q, k, 3, 9))
+_ = must_differ("both backwards: the score", wrong, true)
+print(f"score {true:.3f}, both backwards {wrong:.3f}")
 
 # %% [markdown]
 # ## Summary
 #
-# - $\langle R_t c, R_s b\rangle = c^\top R_{s-t}\,b$: two properties of rotations and one line.
-#   Thirteen lines of algebra say the same in coordinates, and each of them was checked.
-# - A wide vector is many wheels of different speeds. Which coordinates share a wheel is a
+# - $\langle R_t q, R_s k\rangle = q^\top R_{s-t}\,k$: two properties of rotations and one line.
+#   The published proof says the same in thirteen lines, and the last has the sign turned round.
+# - A wide vector is many pairs that turn at different speeds. Which coordinates make a pair is a
 #   convention that weights depend on.
 # - SSD inherits the theorem because its decay is one number per head. Where the decay differs
-#   within a pair, as in S6, it fails.
+#   within a pair, as it can in S6, it fails.
 # - The output knows distances, the cache knows absolute positions: go on counting.
-# - Turned C and B are a state that turns: a complex state space model with fixed angles. Angles
-#   from the data are the next step, and they count.
-# - Decay knows near and far, a convolution its few taps, rotations any distance, less sharply the
-#   further away.
+# - Turned C and B are a state that turns: a complex state space model with fixed angles. With an
+#   angle from each token, as in Mamba-3, such a state can compute the parity of a bit string.
+# - In the toy task, decay alone found the token just before; a convolution of four tokens reached
+#   7, and was best up to 6; rotations reached furthest.
 #
 # | as printed | what happens | what holds |
 # |---|---|---|
-# | $R_{t-s}$ between C and B | reader and writer swapped | $R_{s-t}$ |
-# | $\theta_{d/2}$, $\theta_{d/2-1}$ in one block | no rotation; places leak | one index |
-# | columns in eq. 1, rows in eq. 5 | $xWR_t$ would turn backwards | $xWR_t^\top$ |
-# | `unsqueeze_dim=2` on (b, h, l, d) | no run, or no position | `unsqueeze_dim=1` |
+# | $R_{t-s}$ between C and B | reader and writer exchanged | $R_{s-t}$ |
+# | conjugate of the product | another number | product with *one* conjugate |
+# | $\theta_{d/2}$, $\theta_{d/2-1}$ in one block | no rotation; positions leak | one index |
+# | `unsqueeze_dim=2` on (b, h, l, p) | no run, or no position | `unsqueeze_dim=1` |
 # | base from the current length | cache and query disagree | one base per text |
 # | log scaling of C in SSD | scales the output, chooses nothing | scale Q of attention |
-# | RoPE with a full diagonal A | places leak | A tied in pairs, or one A |
+# | RoPE with a full diagonal A | positions leak | A tied in pairs, or one A |
 #
 # ## Exercises
-#
-# **1.** After how many tokens has pair $k$ of width `dim` made one full round? Which pairs have
-# made less than one round over a text of `length` tokens?
+
+# %% [markdown]
+# **1 · easy.** After how many tokens has pair $i$ of width `dim` made one full round? Which pairs
+# have made less than one round over a text of `length` tokens?
 
 
 # %% tags=["exercise"]
-def wave_length(k, dim, base=10_000.0):
-    ### BEGIN SOLUTION
-    return 2 * math.pi * base ** (2 * k / dim)
-    ### END SOLUTION
-
-
 def slow_pairs(length, dim, base=10_000.0):
-    """The pairs k that have made less than one round, as a list."""
+    """The numbers i of the pairs that make less than one round in `length` tokens, as a list."""
     ### BEGIN SOLUTION
-    return [k for k in range(dim // 2) if wave_length(k, dim, base) > length]
+    rounds = [2 * math.pi * base ** (2 * i / dim) for i in range(dim // 2)]  # in tokens
+    return [i for i in range(dim // 2) if rounds[i] > length]
     ### END SOLUTION
 
 
 # %% tags=["check"]
-assert abs(wave_length(0, 64) - 2 * math.pi) < 1e-12
-for k in (0, 5, 31):
-    full = rotation_matrix(wave_length(k, 64), 64)
-    assert abs(full[k, k] - 1) < 1e-9 and abs(full[k, k + 32]) < 1e-9
 assert slow_pairs(4096, 64) == list(range(23, 32))
+assert slow_pairs(64, 16, base=100.0) == [5, 6, 7]
+assert slow_pairs(6, 64) == list(range(32))
+print("width 64, base 10,000, 4,096 tokens: pairs", slow_pairs(4096, 64))
+print("width 16, base 100, 64 tokens: pairs", slow_pairs(64, 16, base=100.0))
 
 # %% [markdown]
-# **2.** GPT-NeoX turns only the first `r` coordinates and leaves the rest alone. Write it with
-# `apply_rope`. Does the theorem still hold?
+# **2 · easy.** GPT-NeoX turns only the first `r` coordinates of a vector and leaves the rest alone.
+# Write it with `apply_rope`. Does the theorem still hold, and why?
 
 
 # %% tags=["exercise"]
 def partial_rope(x, positions, r, base=10_000.0):
-    """x (b, l, h, d), positions (b, l); the first r coordinates turn, r even."""
+    """x (b, l, h, d), positions (b, l); the first r coordinates turn, r even. Returns x's shape."""
     ### BEGIN SOLUTION
     cosine, sine = rope_cos_sin(positions, r, base, dtype=x.dtype)
     return torch.cat([apply_rope(x[..., :r], cosine, sine), x[..., r:]], dim=-1)
@@ -1426,69 +1802,41 @@ def partial_rope(x, positions, r, base=10_000.0):
 
 
 # %% tags=["check"]
-x = random(1, 10, 2, 12, seed=60)
-positions = torch.arange(10)[None]
+x, positions = random(1, 10, 2, 12, seed=60), torch.arange(10)[None]
 here, there = (partial_rope(x, positions + start, 8) for start in (0, 500))
 check("the rest is left alone", here[..., 8:], x[..., 8:])
-products = [einsum("blhd,bmhd->bhlm", v, v) for v in (here, there)]
-check("partly turned vectors: the theorem holds", products[1], products[0])
-_ = must_differ("something turned", here[:, 1:, :, :8], x[:, 1:, :, :8])
+_ = must_differ("nothing turned", here[:, 1:, :, :8], x[:, 1:, :, :8])
+products = [einsum("blhd,bshd->bhls", turned, turned) for turned in (here, there)]
+check("inner products at positions 0 to 9 and at 500 to 509", products[1], products[0])
+print("The theorem holds: a coordinate that is left alone turns by 0 per token.")
 
 # %% [markdown]
-# **3.** A conversation is cut at the front, and the cached keys of the tokens that stay must move
-# from their old positions to new ones, `offset` positions earlier. The unturned keys are gone. Move
-# the turned keys.
+# **3 · medium.** A conversation is cut at the front, and the cached keys of the tokens that stay
+# must move from their old positions to new ones, `offset` positions earlier. The unturned keys are
+# gone. Move the turned keys. (Hint: $R_{s - \text{offset}} = R_{-\text{offset}}\,R_s$; and keys are
+# rows.)
 
 
 # %% tags=["exercise"]
 def move_keys(turned, offset, base=10_000.0):
-    """turned (b, l, h, d): keys turned by position p; return them turned by p - offset."""
+    """turned (b, l, h, d): keys turned by positions s; the keys turned by s - offset."""
     ### BEGIN SOLUTION
     return turned @ rotation_matrix(-offset, turned.shape[-1], base).T
     ### END SOLUTION
 
 
 # %% tags=["check"]
-x, positions = random(1, 10, 2, 12, seed=61), torch.arange(100, 110)[None]
-old, new = (
-    apply_rope(x, *rope_cos_sin(positions - by, 12, dtype=torch.float64)) for by in (0, 100)
-)
+keys, positions = random(1, 10, 2, 12, seed=61), torch.arange(100, 110)[None]
+old = apply_rope(keys, *rope_cos_sin(positions, 12, dtype=torch.float64))
+new = apply_rope(keys, *rope_cos_sin(positions - 100, 12, dtype=torch.float64))
 check("moved keys = keys turned by the new positions", move_keys(old, 100), new)
+_ = must_differ("not moved", old, new)
 
 # %% [markdown]
-# **4.** A reader wants to see exactly the token 8 places back, whatever it holds: find a query
-# $c$ such that $\langle R_t c, R_s b\rangle$, with $b = (1, \dots, 1)$, is as close as possible to
-# 1 at distance 8 and to 0 at all other distances from 0 to 63, in the sense of least squares and
-# with entries of moderate size. How well can it be done with 8 pairs, how well with 32?
-
-
-# %% tags=["exercise"]
-def query_for(distance, dim, base=100.0, reach=64):
-    """The query c (dim,), by torch.linalg.pinv with rtol=1e-3, which keeps its entries moderate."""
-    ### BEGIN SOLUTION
-    b = torch.ones(dim)
-    rows = torch.stack([rotation_matrix(-d, dim, base) @ b for d in range(reach)])
-    wanted = torch.zeros(reach)
-    wanted[distance] = 1
-    return torch.linalg.pinv(rows, rtol=1e-3) @ wanted
-    ### END SOLUTION
-
-
-# %% tags=["check"]
-peaks = {}
-for dim in (16, 64):
-    seen = torch.stack(
-        [query_for(8, dim) @ rotation_matrix(-d, dim, 100.0) @ torch.ones(dim) for d in range(64)]
-    )
-    assert seen.argmax() == 8
-    peaks[dim] = seen[8].item()
-assert peaks[16] < 0.25 < 0.3 < peaks[64]  # a blurred view, sharper with more pairs
-
-# %% [markdown]
-# **5.** The state of rotary SSD holds writes turned by absolute positions. Move the *whole state*
-# to other positions, so that a prompt that was read from position 0 on can stand at position 500.
-# (In a deep model this serves the first layer only: what the others have read depends on what came
-# before.)
+# **4 · medium.** The state of rotary SSD holds writes turned by absolute positions. Move the *whole
+# state* to other positions, so that a prompt that was read from position 0 on can stand at position
+# 500. (In a deep model this serves the first layer only: what the others have read depends on what
+# came before. Hint: each row of the state is a weighted sum of turned vectors B.)
 
 
 # %% tags=["exercise"]
@@ -1503,16 +1851,55 @@ def move_state(state, offset, base=100.0):
 x, dt, A, B, C = inputs()
 states = []
 for offset in (0, 500):
-    turned = (turn(v, offset + torch.arange(40)) for v in (B, C))
+    positions = offset + torch.arange(40)
+    turned = (turn(B, positions), turn(C, positions))
     states.append(ssd.ssd(x, dt, A, *turned, return_final_state=True)[1])
 check("moved state = state of the moved text", move_state(states[0], 500), states[1])
 _ = must_differ("not moved", states[0], states[1])
 
 # %% [markdown]
+# **5 · hard.** A reader wants to see the token 8 tokens back and no other, whatever it holds: find
+# a query $q$ such that $\langle R_t q, R_s k\rangle$, with $k = (1, \dots, 1)$, is as close as
+# possible to 1 at distance 8 and to 0 at all other distances from 0 to 63, in the sense of least
+# squares. How well can it be done with 8 pairs, how well with 32?
+#
+# (Hint: at distance $\delta$ the inner product is $q \cdot R_{-\delta} k$, so the vectors
+# $R_{-\delta} k$ are the rows of a system of 64 linear equations. Some of these rows nearly depend
+# on others, and the plain solution has huge entries. The pseudo-inverse
+# `torch.linalg.pinv(rows, rtol=1e-3)` leaves out the directions whose singular value is below a
+# thousandth of the largest, and with them the huge entries.)
+
+
+# %% tags=["exercise"]
+def query_for(distance, dim, base=100.0, reach=64):
+    """The query (dim,) that sees `distance` out of 0, …, reach - 1, with pinv at rtol=1e-3."""
+    ### BEGIN SOLUTION
+    k = torch.ones(dim)
+    rows = torch.stack([rotation_matrix(-delta, dim, base) @ k for delta in range(reach)])
+    wanted = torch.zeros(reach)
+    wanted[distance] = 1
+    return torch.linalg.pinv(rows, rtol=1e-3) @ wanted
+    ### END SOLUTION
+
+
+# %% tags=["check"]
+peaks = []
+for dim in (16, 64):
+    rows = [rotation_matrix(-delta, dim, 100.0) @ torch.ones(dim) for delta in range(64)]
+    seen = torch.stack(rows) @ query_for(8, dim)
+    others = torch.cat([seen[:8], seen[9:]]).abs().max()
+    assert seen.argmax() == 8 and seen[8] > others
+    peaks.append(seen[8].item())
+    print(f"{dim // 2:2} pairs: {seen[8]:.2f} at distance 8, at most {others:.2f} elsewhere")
+assert 0.15 < peaks[0] < 0.25 < 0.3 < peaks[1] < 0.4
+
+# %% [markdown]
+# A blurred view, and sharper with more pairs.
+#
 # ## Further reading
 #
 # - Su et al., *RoFormer: Enhanced Transformer with Rotary Position Embedding* (2021): the idea, and
-#   the bound on how scores fade.
+#   a bound on how scores fade.
 # - Shi et al., *Wonderful Matrices*, §3.1, Table 1 and Appendix A; *OTCE*, §3.1 and Appendix A.
 # - Dao and Gu, *Transformers are SSMs* (2024): the convolution and the decay as Mamba-2 has them.
 # - Lahoti et al., *Mamba-3: Improved Sequence Modeling using State Space Principles* (2026):
