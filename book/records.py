@@ -251,20 +251,45 @@ def three_sources():
 
 
 def detour():
-    """The mean weight of each earlier write, per head, in a convolution model that looks 7 back."""
+    """What convolution and decay models read at each distance; how far 1,500 steps take them."""
     *_, train = from_notebook("04_rotary_positions", *LOOK_BACK)
-    accuracy, model = train("conv", 7, 1500)
-    mixer, sizes = model["mixer"], (32, 32, 32)  # of x, B and C
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
+    lags, steps, positions = (7, 8, 16, 24), 1500, ("conv", "decay")
+    longer = {position: [train(position, lag, steps) for lag in lags] for position in positions}
+    accuracy = {position: [round(run[0], 3) for run in longer[position]] for position in positions}
+
+    @torch.no_grad()
+    def weights_and_values(model):
+        """M (b, h, t, s) and x (b, l, h, p) of random texts."""
+        mixer, generator = model["mixer"], torch.Generator().manual_seed(1)
         u = model["embedding"](torch.randint(16, (256, 64), generator=generator))
         channels = torch.cat([mixer.x_proj(u), mixer.B_proj(u), mixer.C_proj(u)], dim=-1)
-        _, B, C = ssd.short_convolution(channels, mixer.conv)[0].split(sizes, dim=-1)
+        if mixer.position == "conv":
+            channels = ssd.short_convolution(channels, mixer.conv)[0]
+        x, B, C = channels.split((32, 32, 32), dim=-1)
         dt = torch.nn.functional.softplus(mixer.dt_proj(u) + mixer.dt_bias)
         M = ssd.semiseparable_matrix(dt, -mixer.A_log.exp(), B[:, :, None], C[:, :, None])
-    weights = torch.stack([M.diagonal(-d, -2, -1)[..., 16:].mean((0, 2)) for d in range(7)])
-    weights = rounded(weights.T.tolist())
-    return {"seed": 0, "steps": 1500, "accuracy": round(accuracy, 3), "weights": weights}
+        return M, x.unflatten(-1, (4, -1))
+
+    M, _ = weights_and_values(longer["conv"][0][1])  # trained for lag 7
+    weights = torch.stack([M.diagonal(-d, -2, -1)[..., 16:].mean((0, 2)) for d in range(12)])
+
+    _, model = train("decay", 1, 300)
+    M, x = weights_and_values(model)
+    parts = []  # of the logits, from the token d places back; the skip connection is in the first
+    with torch.no_grad():
+        for d in range(4):
+            y = M.diagonal(-d, -2, -1).transpose(1, 2)[..., None] * x[:, : 64 - d]
+            y = y + model["mixer"].D[:, None] * x if d == 0 else y
+            part = model["head"](model["mixer"].out_proj(y.flatten(2)))
+            parts.append((part - part.mean(-1, keepdim=True)).std().item())
+    return {
+        "seed": 0,
+        "steps": steps,
+        "lags": lags,
+        "accuracy": accuracy,
+        "weights": rounded(weights.T.tolist()),
+        "parts": [round(part, 3) for part in parts],
+    }
 
 
 def look_back(model, reach=24, length=64):
