@@ -4,8 +4,11 @@ Sources are cited as WM (*Wonderful Matrices*), Ch (*Cheems*) and OTCE (*OTCE*),
 and L22, lecture 22 of CMU 10-423 on state space models and hybrids.
 """
 
-from cheems_ref.kernels import prepare_environment
+import sys
 
 __version__ = "0.1.0"
 
-prepare_environment()  # before any other import: Triton reads its settings when first imported
+if sys.argv[:1] != ["-m"]:  # `python -m cheems_ref` says its first word before it loads PyTorch
+    from cheems_ref.kernels import prepare_environment
+
+    prepare_environment()  # before any other import: Triton reads its settings when first imported

@@ -1,4 +1,4 @@
-"""What a model will take, computed from its config: bytes of cache, and parameters.
+"""What a model will take, computed from its config: bytes of cache, parameters, training.
 
 Nothing is allocated: layers that are asked for their size are made on the meta device. Notebook 07
 finds the same numbers in running models.
@@ -91,3 +91,24 @@ def count_parameters(config: ModelConfig) -> dict[str, Parameters]:
         idle = layer.idle_parameters() if hasattr(layer, "idle_parameters") else 0
         counts[letter] = Parameters(n * total, n * (total - idle))
     return counts
+
+
+def training_bytes(
+    config: ModelConfig, *, tokens: int = 0, dtype: torch.dtype = torch.float32
+) -> int:
+    """Compute what training a model with AdamW takes at the least, in bytes.
+
+    Every parameter is held four times: itself, its gradient, and the two moments of AdamW. Of an
+    update the logits are counted, and their gradient; what else its layers keep for the gradients
+    comes on top.
+
+    Args:
+        config: of the model.
+        tokens: of one update.
+        dtype: of the model.
+    """
+    check.numbers("[0, inf)", tokens=tokens)
+    check.floating(dtype=dtype)
+    c = config
+    parameters = sum(part.total for part in count_parameters(c).values())
+    return (4 * parameters + 2 * tokens * c.vocab_size) * dtype.itemsize

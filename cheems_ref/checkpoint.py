@@ -33,6 +33,7 @@ FORMAT = "cheems_ref checkpoint 2"
 MOMENTS = ("exp_avg", "exp_avg_sq")
 NAMED = re.compile(r"step-\d{8,}(\.safetensors)?")  # without ending: a directory, of format 1
 BLANK = "0" * 64  # stands in the record while the digest is taken
+FREE = ("steps", "evaluate_every", "checkpoint_every")  # settings that change no loss
 
 
 class CheckpointError(ValueError):
@@ -65,6 +66,9 @@ def save(run: Run, directory: str | Path) -> Path:
     """Write a checkpoint of a run, complete or not at all, and return its path.
 
     Of the checkpoints in the directory the last two are kept.
+
+    Raises:
+        OSError: it cannot be written, for want of room say; those that are there stay.
     """
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
@@ -93,9 +97,20 @@ def save(run: Run, directory: str | Path) -> Path:
     }
     # One entry of metadata: safetensors writes several in any order, and equal runs shall be equal.
     metadata = {"record": json.dumps(record)}
-    save_file({k: t.contiguous().cpu() for k, t in tensors.items()}, partial, metadata)
-    _seal(partial)
-    partial.replace(final)  # in one step, also where there is one of this name
+    try:
+        partial.touch()
+        mode = partial.stat().st_mode  # as the umask has it; safetensors makes files of one's own
+        save_file({k: t.contiguous().cpu() for k, t in tensors.items()}, partial, metadata)
+        partial.chmod(mode)
+        _seal(partial)
+        partial.replace(final)  # in one step, also where there is one of this name
+    except (OSError, SafetensorError) as error:
+        partial.unlink(missing_ok=True)
+        last = newest_checkpoint(directory)
+        raise OSError(
+            f"the checkpoint of update {run.step} cannot be written to {directory} ({error}); "
+            + (f"the last one is whole: {last}" if last else "there is none before it")
+        ) from error
     _names_to_disk(directory)
     for old in [path for path in _checkpoints(directory) if path.is_file()][:-2]:
         old.unlink()
@@ -111,18 +126,21 @@ def newest_checkpoint(directory: str | Path) -> Path | None:
 def restore(run: Run, checkpoint: str | Path) -> None:
     """Set a run, its model and its optimiser to where they were when a checkpoint was written.
 
-    One of another model, text or configuration is refused, and what differs is named.
+    One of another model, text or configuration is refused, and what differs is named. What changes
+    no loss may differ: how often is evaluated and saved, and how many updates are made, as long as
+    the learning rate keeps its schedule.
     """
     checkpoint = Path(checkpoint)
     record, tensors = _read(checkpoint)
-    for name, here in (("model", run.model.config), ("training", run.config)):
-        mine, theirs = json.loads(json.dumps(dataclasses.asdict(here))), record[name]
-        differ = [key for key in {**mine, **theirs} if mine.get(key) != theirs.get(key)]
-        if differ:
-            listed = ", ".join(f"{key} ({theirs.get(key)}, now {mine.get(key)})" for key in differ)
-            raise CheckpointError(f"{checkpoint} is of another run; what differs: {listed}")
+    mine = json.loads(json.dumps(dataclasses.asdict(run.model.config)))
+    _must_agree(checkpoint, mine, record["model"])
+    mine = json.loads(json.dumps(dataclasses.asdict(run.config)))
+    _must_agree(checkpoint, _deciding(mine), _deciding(record["training"]))
     if record["text"] != _fingerprint(run.ids):
-        raise CheckpointError(f"{checkpoint} is of a run on another text")
+        raise CheckpointError(
+            f"{checkpoint} is of a run on another text; go on with its text, or take another "
+            "directory (--run)"
+        )
     parameters = dict(run.model.named_parameters())
     learning = {k: p for k, p in parameters.items() if p.requires_grad}  # which have moments
     like = {f"model.{k}": p for k, p in parameters.items()}
@@ -142,6 +160,32 @@ def restore(run: Run, checkpoint: str | Path) -> None:
             }
     run.generator.set_state(tensors["random_state"])
     run.losses[:], run.evaluations[:] = tensors["losses"].tolist(), record["evaluations"]
+
+
+def read_record(checkpoint: str | Path) -> dict[str, Any]:
+    """Return what a checkpoint says of its run, without reading the numbers that it holds.
+
+    Its keys are "model" and "training" (the two configurations), "dtype", "text" (a digest),
+    "step" (updates done) and "evaluations".
+    """
+    path = Path(checkpoint)
+    if (path / "checkpoint.json").is_file():
+        raise CheckpointError(
+            f"{path} is a directory, of the format 'cheems_ref checkpoint 1'; this version reads "
+            f"{FORMAT!r}, one file. Go on with the version that wrote it, or train anew elsewhere"
+        )
+    if not path.is_file():
+        raise CheckpointError(f"{path} holds no checkpoint: it is no file, nor holds a step-* file")
+    try:
+        with safe_open(path, "pt") as file:
+            record = json.loads((file.metadata() or {}).get("record", "{}"))
+    except (SafetensorError, OSError, ValueError) as error:
+        raise CheckpointError(
+            f"{path} is damaged, or no checkpoint: {error}. {_way_back(path)}"
+        ) from error
+    if not isinstance(record, dict) or record.get("format") != FORMAT:
+        raise CheckpointError(f"{path} does not say {FORMAT!r}: it was not written by this package")
+    return record
 
 
 def load_model(path: str | Path, *, device: str | torch.device = "cpu") -> CausalLM:
@@ -170,30 +214,41 @@ def _checkpoints(directory):
 
 def _read(path):
     """The record and the tensors of a checkpoint, every byte of which is as it was written."""
-    if (path / "checkpoint.json").is_file():
-        raise CheckpointError(
-            f"{path} is a directory, of the format 'cheems_ref checkpoint 1'; this version reads "
-            f"{FORMAT!r}, one file. Go on with the version that wrote it, or train anew elsewhere"
-        )
-    if not path.is_file():
-        raise CheckpointError(f"{path} holds no checkpoint: it is no file, nor holds a step-* file")
-    try:
-        with safe_open(path, "pt") as file:
-            record = json.loads((file.metadata() or {}).get("record", "{}"))
-    except (SafetensorError, OSError, ValueError) as error:
-        raise CheckpointError(f"{path} is damaged, or no checkpoint: {error}") from error
-    if not isinstance(record, dict) or record.get("format") != FORMAT:
-        raise CheckpointError(f"{path} does not say {FORMAT!r}: it was not written by this package")
+    record = read_record(path)
     if _sha256(path, str(record.get("sha256"))) != record.get("sha256"):
         raise CheckpointError(
-            f"{path} is damaged: it is not what was written (its SHA-256 differs). Go back to the "
-            "checkpoint before it by moving this one away"
+            f"{path} is damaged: it is not what was written (its SHA-256 differs). "
+            + _way_back(path)
         )
     kinds = dict(model=dict, dtype=str, training=dict, text=str, step=int, evaluations=list)
     wrong = [name for name, kind in kinds.items() if not isinstance(record.get(name), kind)]
     if wrong:
         raise CheckpointError(f"{path} lacks {', '.join(wrong)}, or holds something else there")
     return record, load_file(path)
+
+
+def _way_back(path):
+    """What to do about a damaged checkpoint."""
+    found = _checkpoints(path.parent)
+    if path in found[1:]:
+        return f"Move it away to go back to the one before it, {found[found.index(path) - 1]}"
+    return "There is none before it: begin anew, in another directory (--run)"
+
+
+def _deciding(training):
+    """Of the settings of a run those that decide its losses; its steps do by their schedule."""
+    kept = {name: value for name, value in training.items() if name not in FREE}
+    return kept | {"schedule": training.get("schedule") or training.get("steps")}
+
+
+def _must_agree(path, mine, theirs):
+    differ = [key for key in {**mine, **theirs} if mine.get(key) != theirs.get(key)]
+    if differ:
+        listed = ", ".join(f"{key} ({theirs.get(key)}, now {mine.get(key)})" for key in differ)
+        raise CheckpointError(
+            f"{path} is of another run; what differs: {listed}. Go on with its settings, or take "
+            "another directory (--run)"
+        )
 
 
 def _kinds(tensors):

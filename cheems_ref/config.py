@@ -49,6 +49,7 @@ _SIZES = (
 )
 # fmt: on
 _OPTIONAL_SIZES = ("n_kv_heads", "d_head", "max_positions", "keep", "d_private")
+MOST_LAYERS = 10_000
 
 
 @dataclass(frozen=True)
@@ -121,10 +122,13 @@ class ModelConfig:
                 f"pattern {self.pattern!r} has none of {', '.join(SEQUENCE_MIXERS)}: "
                 "no token would see another"
             )
-        check.sizes(**{name: getattr(self, name) for name in _SIZES + _OPTIONAL_SIZES})
-        for name in _SIZES:
-            if getattr(self, name) is None:
+        given = {name: getattr(self, name) for name in _SIZES + _OPTIONAL_SIZES}
+        check.sizes(**given)
+        for name, size in given.items():
+            if size is None and name in _SIZES:
                 raise TypeError(f"{name} must be a whole number, got None")
+            if size is not None and size >= 2**31:
+                raise ValueError(f"{name} must be less than 2^31, got {size}")
         check.numbers("(0, 1)", norm_eps=self.norm_eps)
         check.numbers("(0, inf)", rope_base=self.rope_base)
         if not isinstance(self.tie_embeddings, bool):
@@ -133,7 +137,7 @@ class ModelConfig:
             try:
                 with torch.device("meta"):
                     LAYERS[letter].make(self)
-            except ValueError as error:
+            except (ValueError, RuntimeError) as error:  # the latter of sizes past 64 bits
                 raise ValueError(f"letter {letter} ({LAYERS[letter].name}): {error}") from error
 
 
@@ -192,6 +196,7 @@ def _inner_function_attention(c):
 
 
 def _routed(kind, c):
+    check.numbers(f"[1, {MOST_LAYERS}]", n_experts=c.n_experts)  # each of them is a module
     check.numbers(f"[1, {c.n_experts}]", k_experts=c.k_experts)  # to the layer it is k
     return kind(c.d_model, c.d_ff, n_experts=c.n_experts, k=c.k_experts)
 
@@ -229,10 +234,12 @@ def expand_pattern(pattern: str) -> str:
 
     Spaces and + separate, ×n (or x n, * n) repeats the word or the bracket before it:
     "SM + SR × 3 + AM" is "SMSRSRSRAM", and "(SG SR) × 2" is "SGSRSGSR". What cannot be read is
-    refused with its place.
+    refused with its place, and so are more than 10,000 layers.
 
     Source: OTCE Tables 1, 5, 6 and 8; WM Table 2.
     """
+    if not isinstance(pattern, str):
+        raise TypeError(f"pattern must be letters, got {pattern!r}")
     open_groups, repeatable = [[]], False
     for part in re.finditer(r"([A-Z]+)|(\()|(\))|[×x*]\s*(\d+)|(\+)|\s+|(.)", pattern):
         word, opening, closing, times, plus, other = part.groups()
@@ -254,7 +261,12 @@ def expand_pattern(pattern: str) -> str:
         elif times:
             if not repeatable or int(times) == 0:
                 raise ValueError(f"{part.group()!r} must repeat something at least once, {place}")
+            if (n := len(open_groups[-1][-1]) * int(times)) > MOST_LAYERS:
+                most = f"{MOST_LAYERS:,} are the most"
+                raise ValueError(f"{part.group()!r} makes {n:,} layers {place}; {most}")
             open_groups[-1][-1] *= int(times)
+        elif other and other in "×x*":
+            raise ValueError(f"{other!r} must be followed by a number, {place}")
         elif other:
             raise ValueError(f"unknown sign {other!r} {place}; letters are capitals")
         repeatable = bool(word or closing or times) or (repeatable and not (opening or plus))
@@ -262,4 +274,6 @@ def expand_pattern(pattern: str) -> str:
         raise ValueError(f"pattern {pattern!r} has a bracket that is not closed")
     if not (letters := "".join(open_groups[0])):
         raise ValueError(f"pattern {pattern!r} holds no layer")
+    if len(letters) > MOST_LAYERS:
+        raise ValueError(f"the pattern has {len(letters):,} layers; {MOST_LAYERS:,} are the most")
     return letters

@@ -77,6 +77,8 @@ def stream(
 ) -> Iterator[Int[Tensor, " b"]]:
     """Continue a prompt, yielding each new id (b,) as soon as it is chosen.
 
+    What is wrong is refused at the call, before anything is yielded.
+
     Args:
         model: in any dtype, on any device.
         prompt: at least one real token in every row.
@@ -91,6 +93,11 @@ def stream(
     model.check(prompt, padding_mask)
     if prompt.shape[1] == 0 or (padding_mask is not None and not padding_mask.any(dim=1).all()):
         raise ValueError("every row of the prompt needs at least one real token to go on from")
+    return _stream(model, prompt, max_new_tokens, sampling, padding_mask, eos_id)
+
+
+def _stream(model, prompt, max_new_tokens, sampling, padding_mask, eos_id):
+    """`stream` of what is right."""
     if padding_mask is None:
         last = torch.full(prompt.shape[:1], prompt.shape[1] - 1, device=prompt.device)
     else:

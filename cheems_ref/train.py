@@ -52,6 +52,9 @@ class TrainConfig:
         precision: "float32"; "bfloat16" for autocast; "auto" for bfloat16 on a GPU that has it.
         evaluate_every: steps between two evaluations on the held-out text.
         checkpoint_every: steps between two checkpoints.
+        schedule: updates over which the learning rate rises and falls; after them it stays where
+            it ends. None for all of the steps. A run that is to go on for more steps than it was
+            made for keeps its schedule: TrainConfig(steps=2000, schedule=1000).
 
     Source: WM App. C.2; Ch §4.1, which takes betas (0.9, 0.98).
     """
@@ -70,6 +73,7 @@ class TrainConfig:
     precision: str = "auto"
     evaluate_every: int = 200
     checkpoint_every: int = 200
+    schedule: int | None = None
 
     def __post_init__(self):
         object.__setattr__(self, "betas", tuple(self.betas))  # JSON has lists
@@ -79,6 +83,7 @@ class TrainConfig:
             length=self.length,
             evaluate_every=self.evaluate_every,
             checkpoint_every=self.checkpoint_every,
+            schedule=self.schedule,
         )
         check.numbers("(0, inf)", learning_rate=self.learning_rate, clip=self.clip)
         check.numbers("[0, inf)", weight_decay=self.weight_decay)
@@ -88,21 +93,27 @@ class TrainConfig:
             raise ValueError(f"betas must be two numbers, got {self.betas}")
         check.numbers("[0, 1)", **{f"betas[{i}]": beta for i, beta in enumerate(self.betas)})
         check.choice(("auto", "float32", "bfloat16"), precision=self.precision)
+        if not isinstance(self.seed, int) or isinstance(self.seed, bool):
+            raise TypeError(f"seed must be a whole number, got {self.seed!r}")
+        if not -(2**63) <= self.seed < 2**64:  # torch takes no others
+            raise ValueError(f"seed must be from -2^63 to 2^64 - 1, got {self.seed}")
 
 
 def learning_rate(step: int, config: TrainConfig) -> float:
     """Compute the learning rate of an update, counted from 0: linear warm-up, then a cosine.
 
-    It is learning_rate · (step + 1) / w during the w = warmup · steps first updates, rounded up,
-    then falls from learning_rate to final · learning_rate in the last update, where two or more are
-    left.
+    It is learning_rate · (step + 1) / w during the w = warmup · schedule first updates, rounded up,
+    then falls from learning_rate to final · learning_rate in the last update of the schedule, where
+    two or more are left. Later updates have the rate of that last one.
 
     Source: WM App. C.2.
     """
-    rising = math.ceil(config.warmup * config.steps)
+    n = config.schedule or config.steps
+    step = min(step, n - 1)
+    rising = math.ceil(config.warmup * n)
     if step < rising:
         return config.learning_rate * (step + 1) / rising
-    progress = (step - rising) / max(1, config.steps - 1 - rising)
+    progress = (step - rising) / max(1, n - 1 - rising)
     share = config.final + (1 - config.final) * (1 + math.cos(math.pi * progress)) / 2
     return config.learning_rate * share
 
@@ -172,6 +183,7 @@ def train(
     *,
     directory: str | Path | None = None,
     bar: bool | None = None,
+    at_start: Callable[[Run], None] | None = None,
     after_step: Callable[[Run], None] | None = None,
 ) -> Run:
     """Train a model on a text, in place. The same machine, threads and seed give the same run.
@@ -181,16 +193,17 @@ def train(
         ids: the text, more than length + 1 tokens in the part that is trained on.
         config: how.
         directory: where the run is saved, every `checkpoint_every` updates and at its end; if it
-            holds a checkpoint, the run goes on from it. None for none.
+            holds a checkpoint, the run goes on from it. The last two are kept. None for none.
         bar: whether to show a progress bar with loss and tokens per second; None for only where
             there is a terminal.
+        at_start: called once before the first update, when the run is where it goes on from.
         after_step: called after every update.
 
     Raises:
         CheckpointError: the directory holds a checkpoint that is damaged, or of another run.
-        OSError: the directory cannot be made.
-        FloatingPointError: a loss or gradient is NaN or infinite; the model stays as it was before
-            that update, and so does the last checkpoint.
+        OSError: the directory cannot be made, or a checkpoint not be written.
+        FloatingPointError: training has diverged: a loss or gradient is NaN or infinite; the model
+            stays as it was before that update, and so does the last checkpoint.
     """
     training, held_out = _parts(ids, model.config.vocab_size, config)
     generator = torch.Generator().manual_seed(config.seed)
@@ -199,14 +212,15 @@ def train(
         Path(directory).mkdir(parents=True, exist_ok=True)
         if (newest := newest_checkpoint(directory)) is not None:
             restore(run, newest)
+    if at_start is not None:
+        at_start(run)
     with tqdm(total=config.steps, initial=run.step, disable=_hidden(bar), unit="step") as progress:
         while run.step < config.steps:
             started = time.perf_counter()
             _update(run, training)
             seconds = time.perf_counter() - started
             if _is_due(run, config.evaluate_every):
-                nats = evaluate(model, held_out, length=config.length)
-                run.evaluations.append([run.step, nats])
+                _note_evaluation(run, held_out)
             if directory is not None and _is_due(run, config.checkpoint_every):
                 save(run, directory)
             _show(run, seconds, progress)
@@ -248,12 +262,24 @@ def _update(run, training):
     loss.backward()
     norm = torch.nn.utils.clip_grad_norm_(run.model.parameters(), config.clip)
     if not (math.isfinite(value := loss.item()) and bool(norm.isfinite())):
-        raise FloatingPointError(
-            f"the loss of update {run.step} is {value}, the norm of its gradient {norm.item()}; "
-            f"a smaller learning_rate than {config.learning_rate:g} may help"
-        )
+        raise _diverged(run, f"its loss is {value:g}, the norm of its gradient {norm:g}")
     run.optimizer.step()
     run.losses.append(value)
+
+
+def _note_evaluation(run, held_out):
+    nats = evaluate(run.model, held_out, length=run.config.length)
+    if not math.isfinite(nats):
+        raise _diverged(run, f"the held-out loss before it is {nats:g}")
+    run.evaluations.append([run.step, nats])
+
+
+def _diverged(run, what):
+    last = f" (the loss before was {run.losses[-1]:.4g})" if run.losses else ""
+    return FloatingPointError(
+        f"training diverged in update {run.step + 1}: {what}{last}; try a smaller learning_rate "
+        f"(--learning-rate) than {run.config.learning_rate:g}"
+    )
 
 
 def _is_due(run, every):

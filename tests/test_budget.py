@@ -19,6 +19,7 @@ from properties import held, normal
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+import cheems_ref.budget
 import cheems_ref.model as model
 
 # --- the cache: properties of a module m and of a case ----------------------------------------
@@ -122,6 +123,29 @@ def active_are_those_that_a_token_reaches(m, letter):
         assert active == counts[letter].total
 
 
+def training_takes_what_is_computed(m):
+    """A model, gradients and optimiser after an update; the logits and their gradient."""
+    for case, dtype in (("SHSRAH", torch.float32), ("IPAM", torch.float64)):
+        net = built(m, case, dtype)
+        optimizer = torch.optim.AdamW(net.parameters())
+        logits, _ = net(ids(2, 7))
+        logits.retain_grad()
+        logits.square().sum().backward()
+        optimizer.step()
+        held = [t for state in optimizer.state.values() for t in state.values() if t.ndim]
+        held += [t for p in net.parameters() for t in (p, p.grad)]
+        want = sum(t.nbytes for t in (*held, logits, logits.grad))
+        got = budget(m).training_bytes(net.config, tokens=14, dtype=dtype)
+        assert got == want, f"{case}: {got} bytes, {want} are held"
+    llama = budget(m).training_bytes(m.preset("llama-2-7b"))
+    assert f"{llama / 1e9:.0f}" == "108", "GB for training Llama 2 7B"
+
+
+def budget(m):
+    """The room of budgets below m: a planted one, or the package's own."""
+    return getattr(m, "copied", {}).get("budget", cheems_ref.budget)
+
+
 class NothingLarge(TorchDispatchMode):
     """Refuses every tensor of more than a hundred entries that is somewhere."""
 
@@ -139,6 +163,7 @@ def sizes_are_computed_without_the_model(m):
             config = m.ModelConfig(**options(case))
             m.count_parameters(config)
             m.cache_bytes(config, 1000)
+            budget(m).training_bytes(config, tokens=1000)
 
 
 @pytest.mark.parametrize("letter", "PKE")
@@ -174,6 +199,16 @@ def test_a_bad_size_is_refused_with_its_name_and_number(arguments, message):
         size(**arguments)
 
 
+@pytest.mark.usefixtures("unchecked")
+def test_a_training_of_fewer_tokens_than_none_is_refused():
+    for arguments, message in (
+        (dict(tokens=-1), r"tokens must be a number in \[0, inf\), got -1"),
+        (dict(dtype=torch.int8), "dtype must be floating-point, got torch.int8"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            cheems_ref.budget.training_bytes(model.ModelConfig(), **arguments)
+
+
 # --- the package has them ---------------------------------------------------------------------
 
 OF_THE_MODULE = (
@@ -181,6 +216,7 @@ OF_THE_MODULE = (
     sizes_are_computed_without_the_model,
     states_do_not_grow,
     cache_is_that_of_the_lecture,
+    training_takes_what_is_computed,
 )
 HELD = titled(
     *((has_property, None) for has_property in OF_THE_MODULE),

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from training import (
@@ -65,6 +65,44 @@ def a_finished_run_is_left_as_it_is(m, folder):
     assert run.step == 12
     same("run again", everything(trained(m, folder, model=a_model(9))), everything(run))
     assert content(folder) == files
+
+
+def resumed(m, folder, **changes):
+    """The run in a folder, with another model to begin with; it is not refused."""
+    try:
+        return trained(m, folder, model=a_model(9), **changes)
+    except m.CheckpointError as error:
+        raise AssertionError(f"it is refused: {error}") from error
+
+
+def trains_longer_as_if_it_had_been_made_for_it(m, folder):
+    """With the schedule that it was made for, to the last bit."""
+    trained(m, folder)
+    longer = resumed(m, folder, steps=15, schedule=12, checkpoint_every=5)
+    want = trained(m, steps=15, schedule=12)
+    same("12 updates, then 3 more", everything(longer), everything(want))
+    assert want.losses[:12] == trained(m).losses, "more updates change those before"
+    assert names(folder) == [step(12), step(15)]
+    same("once more", everything(resumed(m, folder, steps=15, schedule=12)), everything(want))
+
+
+def a_run_stopped_may_be_saved_and_evaluated_otherwise(m, folder):
+    for changes, evaluations in (
+        (dict(evaluate_every=1), [3, 6, 7, 8, 9, 10, 11, 12]),
+        (dict(checkpoint_every=12), [3, 6, 9, 12]),
+    ):
+        trained(m, folder / str(changes), stop=6, checkpoint_every=2)
+        again = resumed(m, folder / str(changes), **dict(checkpoint_every=2) | changes)
+        assert again.losses == trained(m).losses
+        assert [pair[0] for pair in again.evaluations] == evaluations
+
+
+def runs_without_a_schedule_in_their_record_go_on(m, folder):
+    """They were written before there was one."""
+    trained(m, folder, stop=6, checkpoint_every=2)
+    forge(folder / step(6), lambda record, _: record["training"].pop("schedule") and None)
+    again = resumed(m, folder, checkpoint_every=2)
+    same("goes on", everything(again), everything(trained(m, checkpoint_every=2)))
 
 
 def restores_all(m, folder):
@@ -240,6 +278,64 @@ def is_on_the_disk_before_it_has_its_name(m, folder):
     assert done == want, "not the whole file, its new name, and the directory"
 
 
+NO_ROOM = OSError(28, "No space left on device")
+
+
+def a_full_disk_leaves_what_was_there(m, folder):
+    """Wherever in `save` the room is gone: nothing half is left, and the last one is named."""
+    run, other = trained(m, stop=4), trained(m, stop=1, model=a_model(9))
+
+    def fail(*_, error, **__):
+        raise error
+
+    def torn(_, path, *__, error):
+        path.write_bytes(b"torn")
+        raise error
+
+    for i, (where, name, failing) in enumerate((
+        (room(m), "save_file", partial(torn, error=SafetensorError("No space left on device"))),
+        (Path, "touch", partial(fail, error=NO_ROOM)),
+        (os, "fsync", partial(fail, error=NO_ROOM)),
+        (Path, "replace", partial(fail, error=NO_ROOM)),
+    )):  # fmt: skip
+        for before in ([], [3]):
+            place = folder / f"{i} {before}"
+            place.mkdir()
+            kept = [m.save(trained(m, stop=n), place) for n in before]
+            files = content(place)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(where, name, failing)
+                said = not_written(m, run, place)
+            end = f"the last one is whole: {kept[0]}" if kept else "there is none before it"
+            assert "of update 4 cannot be written" in said and "No space left" in said, said
+            assert said.endswith(end), said
+            assert content(place) == files, "half a checkpoint is left"
+            save_again(m, run, place)
+            assert whole_ones(m, place, other) == [*before, 4]
+
+
+def not_written(m, run, folder):
+    try:
+        m.save(run, folder)
+    except OSError as error:
+        return str(error)
+    except SafetensorError as error:
+        raise AssertionError("it is refused in the words of safetensors") from error
+    raise AssertionError("it is not refused")
+
+
+def whoever_may_read_files_may_read_it(m, folder):
+    """As the umask has it."""
+    for mask, want in ((0o022, 0o644), (0o077, 0o600), (0o002, 0o664)):
+        before = os.umask(mask)
+        try:
+            path = m.save(trained(m, stop=1), folder / f"{mask:o}")
+        finally:
+            os.umask(before)
+        mode = stat.S_IMODE(path.stat().st_mode)
+        assert mode == want, f"mode {mode:o} under umask {mask:o}"
+
+
 def partial_checkpoints_are_never_read(m, folder):
     (folder / "run").mkdir()
     path = m.save(trained(m, stop=8, seed=7), folder / "other")
@@ -298,6 +394,7 @@ def test_a_checkpoint_is_complete_and_plain(tmp_path):
         assert torch.equal(tensors[f"model.{name}"], p)
     assert record["losses"] == run.losses and record["step"] == 12
     assert record["evaluations"] == run.evaluations
+    assert checkpoint.read_record(tmp_path / step(12)) | {"losses": run.losses} == record
     for key, c in (("training", run.config), ("model", run.model.config)):
         assert record[key] == json.loads(json.dumps(dataclasses.asdict(c)))
     blank = (tmp_path / step(12)).read_bytes().replace(record["sha256"].encode(), b"0" * 64)
@@ -401,6 +498,18 @@ def damaged_files_are_refused(m, folder):
         assert str(path) in complaint(m, partial(m.load_model, path))
 
 
+def the_way_back_is_named(m, folder):
+    """To the checkpoint before one that is damaged, in whatever way; or that there is none."""
+    run, last = trained(m, stop=3), trained(m, stop=8)
+    for name in ("empty", "one bit flipped"):
+        first, second, third = (m.save(one, folder / name) for one in (run, a_run(), last))
+        assert not first.exists(), "more than two are kept"
+        DAMAGE[name](third)
+        refused(m, run, third, rf"Move it away .* {re.escape(str(second))}$")
+        DAMAGE[name](second)
+        refused(m, run, second, "There is none before it: begin anew, in another directory")
+
+
 def every_byte_is_guarded(m, folder):
     """One bit is flipped in every 13th byte of the header, and in every 91st of the tensors."""
     path, run = m.save(a_run(), folder), trained(m, stop=3)
@@ -457,10 +566,11 @@ def other_runs_are_refused(m, folder):
         (fresh(a_model(d_ff=12)), r"d_ff \(8, now 12\)"),
         (fresh(a_model(tie_embeddings=False)), r"tie_embeddings \(True, now False\)"),
         (fresh(a_model(norm_eps=1e-5, rope_base=7)), r"rope_base \(.*7\), norm_eps \(1e-06, now"),
-        (fresh(steps=13), r"steps \(12, now 13\)"),
+        (fresh(steps=13), r"schedule \(12, now 13\)\. Go on with its settings, or take another d"),
+        (fresh(steps=13, schedule=11), r"schedule \(12, now 11\)"),
         (fresh(betas=(0.9, 0.98)), r"betas \(\[0\.9, 0\.999\], now \[0\.9, 0\.98\]\)"),
         (fresh(seed=3, clip=0.5), r"clip \(1\.0, now 0\.5\), seed \(0, now 3\)"),
-        (fresh(ids=text), "another text"),
+        (fresh(ids=text), "another text; go on with its text, or take another directory"),
         (fresh(ids=a_text(201)), "another text"),
     ):
         refused(m, run, path, message)
@@ -504,6 +614,7 @@ RECORDS = {
     "a run of another version": (inside("training", wind=0.5), r"wind \(0\.5, now None\)"),
     "a model without d_ff": (lacking("model", "d_ff"), r"d_ff \(None, now 8"),
     "a run without a seed": (lacking("training", "seed"), r"seed \(None, now 0"),
+    "a run without steps": (lacking("training", "steps"), r"schedule \(None, now 12"),
     "no checksum": (having(sha256=None), "damaged"),
 }
 OTHER_JSON = {"a list": [1, 2], "a word": "cheems_ref checkpoint 2", "other JSON": {"model": {}},
@@ -617,7 +728,7 @@ def test_a_run_does_not_go_on_from_a_damaged_checkpoint(tmp_path, damage):
     damage(tmp_path / step(8))
     files, model = content(tmp_path), a_model(9)
     before = copy.deepcopy(model)
-    with pytest.raises(train.CheckpointError, match=re.escape(step(8))):
+    with pytest.raises(train.CheckpointError, match=f"{step(8)} is .* Move it away .*{step(4)}"):
         trained(train, tmp_path, model=model)
     assert content(tmp_path) == files, "the files are changed"
     for p, q in zip(model.parameters(), before.parameters(), strict=True):

@@ -108,9 +108,14 @@ BAD_PATTERNS = {
     "S, M": "unknown sign ',' at place 2",
     "[SM] × 2": r"unknown sign '\[' at place 1",
     "S 3": "unknown sign '3' at place 3",
-    "S × M": "unknown sign '×' at place 3",
-    "SM ×": "unknown sign '×' at place 4",
-    "S × -1": "unknown sign '×' at place 3",
+    "S × M": "'×' must be followed by a number, at place 3",
+    "SM ×": "'×' must be followed by a number, at place 4",
+    "S × -1": "'×' must be followed by a number, at place 3",
+    "Sx": "'x' must be followed by a number, at place 2",
+    "S **": r"'\*' must be followed by a number, at place 3",
+    "SE x 5001": "'x 5001' makes 10,002 layers at place 4 of pattern .*; 10,000 are the most",
+    "((S x 99) x 99) x 99": "'x 99' makes 970,299 layers at place 17",
+    "S x 9999 + A x 2": "the pattern has 10,001 layers; 10,000 are the most",
     "S × 1.5": r"unknown sign '\.' at place 6",
     "": "pattern '' holds no layer",
     "   ": "pattern '   ' holds no layer",
@@ -216,6 +221,14 @@ BAD_CONFIGS = [
       for name in NUMBERS + MAY_BE_NONE for size in (2.0, True, "3", [4], math.nan)),
     *(({name: None}, TypeError, f"^{name} must be a whole number, got None$")
       for name in NUMBERS),
+    *(({name: size}, ValueError, rf"^{name} must be less than 2\^31, got {size}$")
+      for name in NUMBERS + MAY_BE_NONE for size in (2**31, 10**20)),
+    (dict(pattern="SM", d_model=2 * 10**9, d_ff=2 * 10**9), ValueError, r"^letter S \(.*overflow"),
+    *((dict(pattern="S" + letter, n_experts=10**6), ValueError,
+       rf"^letter {letter} .* n_experts must be a number in \[1, 10000\], got 1000000")
+      for letter in "RHCX"),
+    *((dict(pattern=number), TypeError, f"^pattern must be letters, got {number}$")
+      for number in (3, None)),
     *((dict(norm_eps=number), ValueError, rf"norm_eps must be a number in \(0, 1\), got {number}")
       for number in (0, -1e-6, 1, 2.0, math.nan, math.inf)),
     (dict(pattern="SM", d_model=18), ValueError, S + "d_model = 18 .*n_heads = 4"),

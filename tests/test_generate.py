@@ -16,6 +16,7 @@ from models import (
     built,
     few,
     ids,
+    refused,
     titled,
 )
 from properties import normal, rows
@@ -340,6 +341,19 @@ BAD_CALLS = [
 # fmt: on
 
 
+def a_bad_call_is_refused_at_once(m):
+    """Before the first id is asked for."""
+    net = built(m, "SHSRAH", torch.float32)
+    for arguments, message in (
+        (dict(max_new_tokens=-1), "max_new_tokens must be at least 0, got -1"),
+        (dict(prompt=FIVE[:, :0]), EVERY_ROW),
+        (dict(prompt=FIVE + 15), r"input_ids must be in \[0, 19\)"),
+    ):
+        refused(
+            ValueError, message, m.stream, net, **dict(prompt=FIVE, max_new_tokens=3) | arguments
+        )
+
+
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("function, arguments, message", BAD_CALLS)
 def test_a_bad_call_is_refused_with_its_name_and_numbers(function, arguments, message):
@@ -388,6 +402,7 @@ HELD = titled(
             text_is_sampled_as_asked,
             text_comes_as_it_is_written,
             no_graph_is_kept,
+            a_bad_call_is_refused_at_once,
         )
     ),
     *itertools.product((greedy_is_one_pass, prompts_of_different_lengths_do_not_meet), MODELS),

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from training import (
     Screen,
+    Stopped,
     a_model,
     a_text,
     config,
@@ -44,6 +45,9 @@ BY_HAND = [
     (dict(steps=3, warmup=1.0), RISING),
     (dict(steps=2, warmup=0.0), [1, 0.1]),
     *((dict(steps=1, warmup=warmup), [1]) for warmup in (0.0, 0.5, 1.0)),
+    # Over a schedule: for fewer updates than it has, for all, for more.
+    *((dict(steps=n, schedule=7, warmup=0.0), [*COSINE, 0.1, 0.1][:n]) for n in (4, 7, 9)),
+    (dict(steps=5, schedule=3, warmup=1.0), [*RISING, 1, 1]),
 ]
 
 
@@ -329,12 +333,47 @@ def stops_at_a_loss_that_is_no_number(m, folder):
             kept.append((run, everything(run), content(folder)))
 
     options = dict(directory=folder, bar=False, after_step=overflow)
-    with pytest.raises(FloatingPointError, match=r"loss of update 6 is (nan|inf).* than 0.002 may"):
+    said = r"diverged in update 7: its loss is (nan|inf), .*the loss before was 2\.\d+\); try a "
+    with pytest.raises(FloatingPointError, match=said + r"smaller learning_rate .* than 0\.002$"):
         m.train(a_model(), a_text(), config(m), **options)
     run, before, files = kept[-1]
     after = everything(run) | {"random state": before["random state"]}  # windows were drawn
     same("after a loss that is no number", after, before)
     assert content(folder) == files and names(folder) == [step(4)]
+
+
+def stops_before_it_saves_what_cannot_be_evaluated(m, folder):
+    """The held-out text alone has the letters whose numbers are out of range."""
+    text = torch.cat([a_text(190, vocab=8), 8 + a_text(20, vocab=8)])
+
+    def spoil(run):
+        if run.step == 3:
+            with torch.no_grad():
+                run.model.embedding.weight[8:] = math.inf
+
+    model = a_model(tie_embeddings=False)
+    options = dict(bar=False, directory=folder, after_step=spoil)
+    said = "diverged in update 5: the held-out loss before it is nan"
+    with pytest.raises(FloatingPointError, match=said):
+        m.train(model, text, config(m, evaluate_every=4, held_out=20 / 210), **options)
+    assert not names(folder), "it is saved"
+
+
+def begins_once(m, folder):
+    """Where it goes on from, before the first update."""
+    for n, stop in ((0, 6), (4, None)):
+        begun = []
+        options = dict(
+            directory=folder, bar=False, at_start=lambda run, b=begun: b.append(run.step)
+        )
+
+        def end(run, stop=stop):
+            if run.step == stop:
+                raise Stopped
+
+        with contextlib.suppress(Stopped):
+            m.train(a_model(), a_text(), config(m), **options, after_step=end)
+        assert begun == [n], f"it begins at {begun}, not once at {n}"
 
 
 def bfloat16_is_near(m):
@@ -396,7 +435,8 @@ NAN = math.nan
 IN = "must be a number in"
 BAD = [
     *((partial(train.TrainConfig, **{name: value}), f"{name} must be at least 1, got {value}")
-      for name in ("steps", "batch_size", "length", "evaluate_every", "checkpoint_every")
+      for name in ("steps", "batch_size", "length", "evaluate_every", "checkpoint_every",
+                   "schedule")
       for value in (0, -3)),
     *((partial(train.TrainConfig, **{name: value}), rf"{name} {IN} \(0, inf\), got {value}")
       for name in ("learning_rate", "clip") for value in (0.0, -1.0, math.inf, NAN)),
@@ -413,6 +453,10 @@ BAD = [
       for betas in ((0.9,), (0.9, 0.9, 0.9))),
     (partial(train.TrainConfig, precision="float16"), "precision must be .*, got 'float16'"),
     (partial(train.TrainConfig, steps=1.5), r"steps must be a whole number, got 1\.5"),
+    *((partial(train.TrainConfig, seed=value), rf"seed must be from -2\^63 .*, got {value}$")
+      for value in (2**64, -(2**63) - 1, 10**20)),
+    *((partial(train.TrainConfig, seed=value), rf"seed must be a whole number, got {value!r}")
+      for value in (0.5, True, "0")),
     # 11 tokens: 9 to train on are one window, 2 held out
     (training(a_text(11)), r"11 tokens: too few for windows of length \+ 1 = 9 .* 10%"),
     (training(a_text(30), held_out=0.01), "30 tokens: too few .* part of 1%"),
@@ -462,7 +506,7 @@ def test_a_gradient_that_is_no_number_stops_the_run():
         if run.step == 5:
             run.model.norm.weight.register_hook(lambda grad: grad * NAN)
 
-    with pytest.raises(FloatingPointError, match="update 5"):
+    with pytest.raises(FloatingPointError, match=r"diverged in update 6: .* gradient nan"):
         train.train(model, a_text(), config(train, steps=6), bar=False, after_step=spoil)
     assert all(p.isfinite().all() for p in model.parameters())
 

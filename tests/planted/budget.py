@@ -13,6 +13,7 @@ from test_budget import (
     sizes_are_computed_without_the_model,
     states_do_not_grow,
     the_random_state_is_left_alone,
+    training_takes_what_is_computed,
 )
 
 from cheems_ref import budget, config, experts, model, presets, retrieval
@@ -60,6 +61,11 @@ PLANTED = [
         "always four bytes": [("size, wide = config, dtype.itemsize,", "size, wide = config, 4,")],
         "width of S for I": [
             ("c.d_model // c.n_heads\n", "(c.d_head or c.d_model // c.n_heads)\n")]}),
+    (training_takes_what_is_computed, {
+        "one moment": [("(4 * parameters", "(3 * parameters")],
+        "active parameters": [("part.total for part in", "part.active for part in")],
+        "logits without their gradient": [("2 * tokens * c", "tokens * c")],
+        "always float32": [("c.vocab_size) * dtype.itemsize", "c.vocab_size) * 4")]}),
     (parameters_are_counted, "SHSRAH", {
         "no last norm": [("(len(c.pattern) + 1) * c.d_model", "len(c.pattern) * c.d_model")],
         "every head is a matrix": [("0 if c.tie_embeddings else table", "table")],

@@ -3,6 +3,8 @@
 from planting import mistakes
 from test_checkpoint import (
     a_finished_run_is_left_as_it_is,
+    a_full_disk_leaves_what_was_there,
+    a_run_stopped_may_be_saved_and_evaluated_otherwise,
     an_older_format_is_named,
     damaged_files_are_refused,
     every_byte_is_guarded,
@@ -17,9 +19,13 @@ from test_checkpoint import (
     other_runs_are_refused,
     partial_checkpoints_are_never_read,
     restores_all,
+    runs_without_a_schedule_in_their_record_go_on,
     survives_a_crash_anywhere_in_save,
     survives_a_crash_when_it_is_saved_again,
+    the_way_back_is_named,
+    trains_longer_as_if_it_had_been_made_for_it,
     unreadable_records_are_refused,
+    whoever_may_read_files_may_read_it,
 )
 
 from cheems_ref import checkpoint, train
@@ -31,7 +37,8 @@ COPY = '            parameter.copy_(tensors[f"model.{name}"])\n        for name'
 MOMENT = 'tensors[f"{k}.{name}"].to(parameter, copy=True)'
 STEP = 'torch.tensor(float(record["step"]), dtype=torch.float32)'
 PARTIAL = 'directory / f"partial-{final.name}"'
-CONFIGS = '(("model", run.model.config), ("training", run.config))'
+MODELS = '    _must_agree(checkpoint, mine, record["model"])\n'
+SETTINGS = '    _must_agree(checkpoint, _deciding(mine), _deciding(record["training"]))\n'
 CHECKED = 'if _sha256(path, str(record.get("sha256"))) != record.get("sha256"):'
 FINAL = '    final = directory / f"step'
 OPENED = '    try:\n        with safe_open(path, "pt") as file:\n'
@@ -84,8 +91,8 @@ MISTAKES = mistakes([
     (survives_a_crash_anywhere_in_save, {
         "written in its place": [(PARTIAL, "final")],
         "renamed before it is sealed": [
-            ("    _seal(partial)\n    partial.replace(final)",
-             "    partial.replace(final)\n    _seal(final)")],
+            ("        _seal(partial)\n        partial.replace(final)",
+             "        partial.replace(final)\n        _seal(final)")],
         "old ones are dropped first": [
             (FINAL,
              "    for old in _checkpoints(directory)[:-1]:\n        old.unlink()\n" + FINAL)],
@@ -94,12 +101,13 @@ MISTAKES = mistakes([
         "leftovers stay": [("leftover.unlink()", "pass")]}),
     (survives_a_crash_when_it_is_saved_again, {
         "the first is dropped first": [
-            ("    partial.replace(final)",
-             "    final.unlink(missing_ok=True)\n"
-             "    partial.replace(final)")]}),
+            ("        partial.replace(final)",
+             "        final.unlink(missing_ok=True)\n"
+             "        partial.replace(final)")]}),
     (may_be_saved_twice, {
         "the first is in the way": [
-            ("    partial.replace(final)", "    os.link(partial, final)\n    partial.unlink()")],
+            ("        partial.replace(final)",
+             "        os.link(partial, final)\n        partial.unlink()")],
         "the second is left out": [
             ("    partial = directory",
              "    if final.exists():\n        return final\n"
@@ -108,6 +116,29 @@ MISTAKES = mistakes([
         "files": [("        os.fsync(file.fileno())\n", "        pass\n")],
         "all but the last bytes": [("        file.flush()\n", "")],
         "the name": [("    _names_to_disk(directory)\n", "")]}),
+    (a_full_disk_leaves_what_was_there, {
+        "half of it stays": [("        partial.unlink(missing_ok=True)\n", "")],
+        "in the words of safetensors": [("except (OSError, SafetensorError)", "except OSError")],
+        "in the words of the system": [
+            ("except (OSError, SafetensorError)", "except SafetensorError")],
+        "old ones are dropped first": [
+            (FINAL,
+             "    for old in _checkpoints(directory):\n        old.unlink()\n" + FINAL)],
+        "the last one is not named": [("the last one is whole: {last}", "sorry")]}),
+    (whoever_may_read_files_may_read_it, {
+        "one's own": [("        partial.chmod(mode)\n", "")],
+        "everybody's": [("partial.chmod(mode)", "partial.chmod(0o644)")]}),
+    (trains_longer_as_if_it_had_been_made_for_it, {
+        "steps are compared": [('FREE = ("steps", ', "FREE = (")],
+        "the schedule is not looked at": [
+            ("n = config.schedule or config.steps", "n = config.steps")]}),
+    (a_run_stopped_may_be_saved_and_evaluated_otherwise, {
+        "evaluations are compared": [('("steps", "evaluate_every", "check', '("steps", "check')],
+        "checkpoints are compared": [(', "checkpoint_every")  #', ')  #')]}),
+    (runs_without_a_schedule_in_their_record_go_on, {
+        "refused": [
+            ('training.get("schedule") or training.get("steps")',
+             'training.get("schedule", -1)')]}),
     (partial_checkpoints_are_never_read, {
         "all names": [
             ('directory.glob("step-*")', 'directory.glob("*step-*")'),
@@ -126,6 +157,11 @@ MISTAKES = mistakes([
         "checksums not compared": [(CHECKED, "if False:")],
         "sizes only": [(CHECKED, "if not path.stat().st_size:")],
         "a damaged file is removed": [(DAMAGED, "        path.unlink()\n" + DAMAGED)]}),
+    (the_way_back_is_named, {
+        "always": [("if path in found[1:]:", "if path in found:")],
+        "never": [("if path in found[1:]:", "if False:")],
+        "the newest": [("found[found.index(path) - 1]", "found[-1]")],
+        "not of what cannot be read": [("checkpoint: {error}. {_way_back(path)}", "checkpoint")]}),
     (every_byte_is_guarded, {
         "the header left out": [("hashlib.sha256(size + header)", "hashlib.sha256()")],
         "the tensors left out": [("hashlib.file_digest(file, lambda: start)", "start")],
@@ -151,9 +187,13 @@ MISTAKES = mistakes([
     (other_runs_are_refused, {
         "texts not compared": [('if record["text"] != _fingerprint(run.ids):', "if False:")],
         "lengths of texts compared": [("ids.to(torch.int64).cpu()", "torch.tensor(len(ids))")],
-        "configurations not compared": [("        if differ:", "        if False:")],
-        "models not compared": [(CONFIGS, '(("training", run.config),)')],
-        "runs not compared": [(CONFIGS, '(("model", run.model.config),)')],
+        "configurations not compared": [("    if differ:", "    if False:")],
+        "models not compared": [(MODELS, "")],
+        "runs not compared": [(SETTINGS, "")],
+        "schedules not compared": [
+            ('    return kept | {"schedule": training.get("schedule") or training.get("steps")}',
+             '    return {k: v for k, v in kept.items() if k != "schedule"}')],
+        "without a way out": [("Go on with its settings,", "")],
         "only the first that differs": [("key in differ)", "key in differ[:1])")]}),
     (foreign_records_are_refused, {
         "formats not compared": [(' or record.get("format") != FORMAT:', ":")],

@@ -49,6 +49,9 @@ PLANTED = [
         "an open bracket": [("if len(open_groups) > 1:", "if False:")],
         "an open bracket inside": [("if len(open_groups) > 1:", "if len(open_groups) == 2:")],
         "any sign": [("elif other:", "elif False:")],
+        "a number that is missing is a sign": [('elif other and other in "×x*":', "elif False:")],
+        "any number of times": [("* int(times)) > MOST_LAYERS:", "* int(times)) > 10**7:")],
+        "any number of layers": [("if len(letters) > MOST_LAYERS:", "if False:")],
         "places count from 0": [("place {part.start() + 1} of", "place {part.start()} of")],
         "the place of the word": [
             ("place {part.start() + i + 1} of", "place {part.start() + 1} of")],
@@ -56,7 +59,9 @@ PLANTED = [
             ('if not (letters := "".join(open_groups[0])):',
              'if (letters := "".join(open_groups[0])) is None:')]}),
     (bad_numbers_are_refused, {
-        "nothing for a size": [("if getattr(self, name) is None:", "if False:")],
+        "nothing for a size": [("if size is None and name in _SIZES:", "if False:")],
+        "sizes of any length": [("if size is not None and size >= 2**31:", "if False:")],
+        "patterns of numbers": [("if not isinstance(pattern, str):", "if False:")],
         "optional sizes unseen": [("in _SIZES + _OPTIONAL_SIZES", "in _SIZES")],
         "any eps": [('check.numbers("(0, 1)", norm_eps', 'check.numbers("(0, inf)", norm_eps')],
         "any base": [('"(0, inf)", rope_base', '"(-inf, inf)", rope_base')],

@@ -6,6 +6,7 @@ from test_generate import (
     HELD as HELD,
 )
 from test_generate import (
+    a_bad_call_is_refused_at_once,
     a_row_that_ends_goes_on_ending,
     a_seed_decides,
     draws_follow_every_choice,
@@ -122,6 +123,9 @@ PLANTED = [
              "        last = last + 1")],
         "one more than asked": [
             ("for _ in range(max_new_tokens):", "for _ in range(max_new_tokens + 1):")]}),
+    (a_bad_call_is_refused_at_once, {
+        "when it is asked for an id": [
+            ("    return _stream(model,", "    yield from _stream(model,")]}),
     (no_graph_is_kept, {
         "ids of inference": [("yield ids.clone()", "yield ids")],
         "the graph is kept": [(INFERENCE, "with torch.enable_grad():")],

@@ -2,6 +2,7 @@
 
 from planting import mistakes
 from test_train import (
+    begins_once,
     bfloat16_is_near,
     clips_all_gradients_together,
     decays_what_has_two_axes,
@@ -13,6 +14,7 @@ from test_train import (
     rises_evenly_and_falls_to_its_end,
     seeds_decide,
     stops_at_a_loss_that_is_no_number,
+    stops_before_it_saves_what_cannot_be_evaluated,
     the_bar_is_as_told,
     the_end_is_held_out,
     trains_on_one_part_and_evaluates_on_the_other,
@@ -34,7 +36,10 @@ MISTAKES = mistakes([
         "warm-up starts at 0": [("* (step + 1) / rising", "* step / rising")],
         "warm-up rounded down": [("math.ceil(config.warmup", "int(config.warmup")],
         "the last step does not reach the end": [
-            ("config.steps - 1 - rising", "config.steps - rising")],
+            ("max(1, n - 1 - rising)", "max(1, n - rising)")],
+        "the schedule is not looked at": [
+            ("n = config.schedule or config.steps", "n = config.steps")],
+        "the rate goes on": [("    step = min(step, n - 1)\n", "")],
         "a straight line": [("(1 + math.cos(math.pi * progress)) / 2", "(1 - progress)")]}),
     (rises_evenly_and_falls_to_its_end, {
         "cosine reversed": [("(1 + math.cos", "(1 - math.cos")],
@@ -93,8 +98,11 @@ MISTAKES = mistakes([
             ("_update(run, training)\n            seconds",
              "_update(run, ids)\n            seconds")],
         "evaluates on what is trained on": [
-            ("evaluate(model, held_out,", "evaluate(model, training,")],
-        "evaluates on all": [("evaluate(model, held_out,", "evaluate(model, ids,")]}),
+            ("_note_evaluation(run, held_out)\n            if",
+             "_note_evaluation(run, training)\n            if")],
+        "evaluates on all": [
+            ("_note_evaluation(run, held_out)\n            if",
+             "_note_evaluation(run, ids)\n            if")]}),
     (evaluation_is_one_by_one, {
         "targets not moved": [("windows[:, 1:].flatten()", "windows[:, :-1].flatten()")],
         "windows overlap": [
@@ -126,7 +134,7 @@ MISTAKES = mistakes([
              "run.step % config.checkpoint_every == 0")],
         "evaluated when saved": [
             ("_is_due(run, config.evaluate_every)", "_is_due(run, config.checkpoint_every)")],
-        "in other windows": [("held_out, length=config.length)", "held_out)")],
+        "in other windows": [("held_out, length=run.config.length)", "held_out)")],
         "all are kept": [("if path.is_file()][:-2]", "if path.is_file()][:0]")],
         "one is kept": [("if path.is_file()][:-2]", "if path.is_file()][:-1]")],
         "the first two are kept": [("if path.is_file()][:-2]", "if path.is_file()][2:]")],
@@ -146,6 +154,15 @@ MISTAKES = mistakes([
             ("            _update(run, training)\n",
              "            directory is None or save(run, directory)\n"
              "            _update(run, training)\n")]}),
+    (stops_before_it_saves_what_cannot_be_evaluated, {
+        "not looked at": [("    if not math.isfinite(nats):\n", "    if False:\n")]}),
+    (begins_once, {
+        "before it is restored": [
+            ("    if at_start is not None:\n        at_start(run)\n", ""),
+            ("    if directory is not None:\n        Path",
+             "    if at_start is not None:\n        at_start(run)\n"
+             "    if directory is not None:\n        Path")],
+        "not said": [("        at_start(run)\n", "        pass\n")]}),
     (bfloat16_is_near, {
         "left out": [('precision == "bfloat16" or', "False or")],
         "always": [('precision == "bfloat16" or', "True or")]}),

@@ -1,0 +1,303 @@
+"""What the command line takes: its options, its help, and the values that no command can use.
+
+Nothing here imports PyTorch, which takes seconds to load: help and refusals come at once. The
+letters and the fields of `ModelConfig` therefore stand here once more, in words for the help; a
+test compares them with `config`.
+"""
+
+import argparse
+import difflib
+import json
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from cheems_ref.presets import PRESETS
+
+PATTERN = "SESESEIE"  # the default of the command line
+BYTES = 256
+SEEDS = range(-(2**63), 2**64)  # those that torch takes
+
+LETTERS = {
+    "S": "SSD",
+    "A": "attention",
+    "I": "inner-function attention",
+    "M": "MLP",
+    "G": "gated MLP",
+    "D": "DGLU",
+    "R": "routed MoE",
+    "H": "MoE with shared expert",
+    "C": "cohesive MoE",
+    "X": "expansive MoE",
+    "P": "PEER",
+    "K": "CDMMoE",
+    "E": "CDMoE",
+}
+
+
+class Field(NamedTuple):
+    """A field of ModelConfig: its default, what it is, and for which letters.
+
+    used: pairs (letters, what else must be set); None where every model has it.
+    """
+
+    default: Any
+    meaning: str
+    used: tuple[tuple[str, dict[str, str]], ...] | None = None
+
+    def is_used(self, config: Any) -> bool:
+        """Tell whether a model of this ModelConfig depends on the field."""
+        return self.used is None or any(
+            set(letters) & set(config.pattern)
+            and all(getattr(config, name) == value for name, value in others.items())
+            for letters, others in self.used
+        )
+
+    def users(self) -> str:
+        """Name the letters in words: "S; I with inner=ssd"."""
+        return "; ".join(
+            ", ".join(letters) + "".join(f" with {name}={value}" for name, value in others.items())
+            for letters, others in self.used or ()
+        )
+
+
+_RETRIEVED = (("I", {"inner": "retrieved"}),)
+# fmt: off
+FIELDS = {
+    "pattern": Field(PATTERN, "as --pattern"),
+    "d_model": Field(128, "width of the stream between the layers"),
+    "n_heads": Field(4, "heads of S, A and I"),
+    "n_kv_heads": Field(None, "groups of keys; null: one per head", (("AI", {}),)),
+    "d_head": Field(None, "width of a head; null: d_model / n_heads", (("S", {}),)),
+    "n_groups": Field(1, "groups of B and C", (("S", {}),)),
+    "d_state": Field(32, "state width", (("S", {}), ("I", {"inner": "ssd"}))),
+    "position": Field("rope", "source of position: rope, conv or decay", (("S", {}),)),
+    "d_conv": Field(4, "tokens that a convolution sees", (("S", {"position": "conv"}),)),
+    "rope_base": Field(10000.0, "base of the rotary angles",
+                       (("AI", {}), ("S", {"position": "rope"}))),
+    "chunk_size": Field(64, "tokens per chunk", (("S", {}),)),
+    "backend": Field("auto", "auto, chunked, kernel, quadratic or recurrent", (("S", {}),)),
+    "inner": Field("retrieved", "inner function: ssd, retrieved or linear", (("I", {}),)),
+    "n_values": Field(16, "rows of its table", _RETRIEVED),
+    "k_values": Field(2, "how many of them a byte takes", _RETRIEVED),
+    "mask": Field(None, "dynamic mask: gate, content or null", (("I", {}),)),
+    "max_positions": Field(None, "longest text", (("I", {"mask": "gate"}),)),
+    "keep": Field(None, "keys that each query keeps", (("I", {"mask": "content"}),)),
+    "d_ff": Field(256, "width inside", (("MGDRHCXKE", {}),)),
+    "n_experts": Field(4, "experts", (("RHCX", {}),)),
+    "k_experts": Field(2, "how many of them a byte takes", (("RHCX", {}),)),
+    "n_neurons": Field(256, "experts of one neuron, a square", (("PKE", {}),)),
+    "k_neurons": Field(4, "how many of them each head takes", (("PKE", {}),)),
+    "n_retrieval_heads": Field(2, "heads of the retrieval", (("PKE", {}),)),
+    "d_query": Field(32, "width of its queries", (("PKE", {}),)),
+    "d_private": Field(None, "width of what its experts see; null: d_model / 2", (("K", {}),)),
+    "tie_embeddings": Field(True, "whether the embedding is the matrix of the logits too"),
+    "norm_eps": Field(1e-6, "added to the mean square in RMSNorm"),
+}
+# fmt: on
+
+OVERVIEW = """\
+Train small language models of the Cheems family, and write with them.
+
+examples:
+  python -m cheems_ref train --text book.txt --run runs/book
+  python -m cheems_ref generate --run runs/book --prompt "It was"
+
+"python -m cheems_ref train --help" lists the letters of a pattern and the sizes of a model.
+"""
+TRAIN = """\
+Train a language model on a text, byte by byte.
+
+The model is a preset, or a pattern of letters, one for each layer:
+{letters}
+
+examples:
+  python -m cheems_ref train --text book.txt --run runs/book
+  python -m cheems_ref train --text book.txt --run runs/book --steps 2000    (trains on)
+  python -m cheems_ref train --text book.txt --run runs/llama --pattern "AM x 4" --steps 500
+  python -m cheems_ref train --text book.txt --run runs/big --set d_model=256 --set d_ff=512
+  python -m cheems_ref train --run runs/manual            (Python's own manual as the text)
+
+Stop it at any time: Ctrl-C saves first, and after anything worse the last two checkpoints are
+there. The same command goes on, and comes to the same losses as a run that was never stopped.
+With a larger --steps a run trains on: the losses so far stay what they are, the learning rate
+keeps the schedule of the first command and stays at its end. --evaluate-every and
+--checkpoint-every may change too; what would change a loss is refused.
+"""
+SETTINGS = """\
+fields of --set, with their defaults (a preset has its own) and the letters that use them:
+{fields}
+"""
+GENERATE = """\
+Write on after a prompt, with a model that "train" made.
+
+examples:
+  python -m cheems_ref generate --run runs/book --prompt "It was"
+  python -m cheems_ref generate --run runs/book --prompt "It was" --temperature 0   (most likely)
+  python -m cheems_ref generate --run runs/book --max-new-tokens 2000 --seed 1 > text
+"""
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    """Read a command; None for the arguments of the process.
+
+    Raises:
+        SystemExit: after help (status 0), a command that is none (2), a value that cannot be (1).
+    """
+    words = sys.argv[1:] if arguments is None else arguments
+    parsed = _parser().parse_args(words)
+    try:
+        _look_at(parsed)
+    except (ValueError, OSError) as error:
+        sys.exit(complain(error))
+    parsed.words = words
+    return parsed
+
+
+def complain(error: Exception | str) -> int:
+    """Say in one line what is wrong, and return the status of a command that failed."""
+    said = str(error)
+    if isinstance(error, OSError) and error.strerror and error.filename is not None:
+        said = f"{error.strerror}: {error.filename}"
+    lines = said.splitlines() or [type(error).__name__]
+    print(f"cheems_ref: {lines[0]}", file=sys.stderr)
+    return 1
+
+
+def first_word(parsed: argparse.Namespace) -> None:
+    """Say what is going to be done, before PyTorch is loaded."""
+    if parsed.name == "train":
+        source = parsed.text or "Python's own manual"
+        print(f"training on {source}, checkpoints in {parsed.run}", flush=True)
+    elif sys.stderr.isatty():  # on standard output is the text
+        print(f"reading {parsed.run}", file=sys.stderr)
+
+
+def _look_at(a):
+    """Refuse what can be seen to be wrong without a model; --set becomes a dict."""
+    for name in ("run", "text", "pattern", "preset", "device"):
+        if getattr(a, name, None) == "":
+            raise ValueError(f"--{name} is empty")
+    if a.seed is not None and a.seed not in SEEDS:
+        raise ValueError(f"--seed must be from -2^63 to 2^64 - 1, got {a.seed}")
+    if a.name == "train":
+        if a.preset is not None and a.pattern is not None:
+            raise ValueError("give --preset or --pattern, not both; --set changes single numbers")
+        a.set = dict(_setting(words) for words in a.set)
+        if a.pattern is not None and "pattern" in a.set:
+            raise ValueError("give --pattern or --set pattern=..., not both")
+        if (run := Path(a.run)).exists() and not run.is_dir():
+            raise ValueError(f"--run {run} is a file; it takes a directory, old or new")
+    else:
+        _look_at_writing(a)
+
+
+def _look_at_writing(a):
+    if not a.prompt:
+        raise ValueError("--prompt is empty: leave it out to begin with a new line")
+    try:
+        a.prompt.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ValueError(f"--prompt is not UTF-8: letter {error.start + 1} is invalid") from error
+    if a.max_new_tokens < 0:
+        raise ValueError(f"--max-new-tokens must be at least 0, got {a.max_new_tokens}")
+    for name, value in (("top-k", a.top_k), ("top-p", a.top_p)):
+        if value is not None and a.temperature == 0:
+            raise ValueError(f"--{name} has no effect with --temperature 0, the most likely byte")
+    if a.top_k is not None and a.top_k > BYTES:
+        raise ValueError(f"--top-k must be at most {BYTES}, the number of bytes, got {a.top_k}")
+
+
+def _setting(words):
+    """The name and the value of NAME=VALUE."""
+    name, equals, value = words.partition("=")
+    if not equals:
+        raise ValueError(f"--set takes NAME=VALUE, {words!r} is not")
+    if name == "vocab_size":
+        raise ValueError(f"--set vocab_size: a model of this command reads bytes, it is {BYTES}")
+    if name not in FIELDS:
+        near = difflib.get_close_matches(name, FIELDS, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(FIELDS)}"
+        raise ValueError(f"--set {words}: there is no field {name!r}; {hint}")
+    if name == "pattern":
+        return name, value
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value  # a word, such as position=conv
+
+
+def _parser():
+    parser = argparse.ArgumentParser(
+        prog="python -m cheems_ref",
+        description=OVERVIEW,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(required=True, metavar="command", dest="name")
+    _add_train(commands)
+    _add_generate(commands)
+    return parser
+
+
+def _add_train(commands):
+    p = commands.add_parser(
+        "train",
+        help="train a model",
+        description=TRAIN.format(letters=_letters()),
+        epilog=SETTINGS.format(fields="\n".join(_described(*pair) for pair in FIELDS.items())),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = p.add_argument
+    add("--text", metavar="FILE", help="UTF-8 text; without it, Python's own manual")
+    add("--run", required=True, metavar="DIRECTORY", help="where the last two checkpoints are kept")
+    add("--pattern", help=f"letters of the layers (default {PATTERN})")
+    add("--preset", metavar="NAME", help=f"one of {', '.join(PRESETS)}")
+    add("--set", action="append", default=[], metavar="NAME=VALUE", help="a field, see below")
+    add("--steps", type=int, help="updates (default 1000, or those of the run)")
+    add("--batch-size", type=int, help="windows per update (default 8)")
+    add("--length", type=int, help="bytes per window (default 256)")
+    add("--learning-rate", type=float, help="the largest (default 0.002)")
+    add("--schedule", type=int, metavar="STEPS", help="in which the rate rises and falls; then it "
+        "stays (default: --steps)")  # fmt: skip
+    add("--held-out", type=float, help="share kept for evaluation (default 0.1)")
+    add("--evaluate-every", type=int, metavar="STEPS", help="(default 200)")
+    add("--checkpoint-every", type=int, metavar="STEPS", help="(default 200)")
+    add("--precision", choices=["auto", "float32", "bfloat16"], help="(default auto)")
+    add("--seed", type=int, help="of the weights and the windows (default 0)")
+    add("--device", help="cpu, cuda, mps (default: the fastest there is)")
+    add(
+        "--bar",
+        action=argparse.BooleanOptionalAction,
+        help="progress bar (default: on a terminal); without it, lines",
+    )
+
+
+def _add_generate(commands):
+    p = commands.add_parser(
+        "generate",
+        help="write with a model",
+        description=GENERATE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = p.add_argument
+    add("--run", required=True, metavar="DIRECTORY", help="of a run or a checkpoint")
+    add("--prompt", default="\n", help="what to write on from (default: a new line)")
+    add("--max-new-tokens", type=int, default=400, help="bytes to write (default %(default)s)")
+    add("--temperature", type=float, default=0.8, help="0: most likely (default %(default)s)")
+    add("--top-k", type=int, help="choose among the k most probable bytes")
+    add("--top-p", type=float, help="choose among the bytes that hold this probability")
+    add("--seed", type=int, help="the same seed writes the same text")
+    add("--device", help="cpu, cuda, mps (default: the fastest there is)")
+
+
+def _letters():
+    """In columns of three."""
+    cells = [f"{letter} {name}" for letter, name in LETTERS.items()]
+    rows = [cells[i : i + 3] for i in range(0, len(cells), 3)]
+    return "\n".join("  " + "".join(f"{cell:<28}" for cell in row).rstrip() for row in rows)
+
+
+def _described(name, field):
+    setting = f"{name}={json.dumps(field.default)}".replace('"', "")
+    users = f" ({field.users()})" if field.used else ""
+    return f"  {setting:<22} {field.meaning}{users}"

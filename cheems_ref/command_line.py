@@ -1,0 +1,369 @@
+"""What the commands do: `train` and `generate`, as `arguments` has read them.
+
+A mistake of the user's ends in one line on standard error and status 1, Ctrl-C in status 130.
+"""
+
+import codecs
+import contextlib
+import dataclasses
+import datetime
+import math
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import torch
+
+from cheems_ref import kernels, text
+from cheems_ref.arguments import BYTES, FIELDS, PATTERN, complain
+from cheems_ref.budget import count_parameters, training_bytes
+from cheems_ref.checkpoint import load_model, newest_checkpoint, read_record, save
+from cheems_ref.config import ModelConfig, preset
+from cheems_ref.generate import Sampling, stream
+from cheems_ref.model import CausalLM
+from cheems_ref.train import TrainConfig, default_device, evaluate, split_text, train
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None
+
+SILENCE = 30  # seconds, after which a run without a bar says where it is
+LONG = 64  # letters of a pattern that are shown
+NOTABLE = 10**9  # bytes, from which on memory that cannot be measured is spoken of
+
+
+def carry_out(parsed) -> int:
+    """Do what was asked for, and return the status of the process."""
+    try:
+        return _train(parsed) if parsed.name == "train" else _generate(parsed)
+    except BrokenPipeError:  # whoever read the output has gone, `head` for one
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except (MemoryError, RuntimeError) as error:
+        return complain(_out_of_memory(error) or error)
+    except (ValueError, TypeError, OSError, ImportError, ArithmeticError) as error:
+        return complain(error)
+    except KeyboardInterrupt:
+        print("\nstopped", file=sys.stderr)
+        return 130
+
+
+def _train(a):
+    device, config = _device(a), _model_config(a)
+    training, newest = _train_config(a), newest_checkpoint(a.run)
+    counts = count_parameters(config).values()
+    n, active = sum(c.total for c in counts), sum(c.active for c in counts)
+    _say(f"{_short(config.pattern)}: {n:,} parameters, {_at_work(n, active)}; on {device}")
+    _must_fit(config, training, device, n)
+    _warn_of_the_interpreter(config, device)
+    ids = text.text_to_ids(text.read_text(a.text))
+    kept, held_out = (len(part) for part in split_text(ids, training.held_out))
+    _say(
+        f"{kept:,} bytes to train on, {held_out:,} held out; "
+        f"{training.batch_size * training.length:,} per update, {training.steps} updates"
+    )
+    torch.manual_seed(training.seed)
+    model = CausalLM(config).to(device)
+    bar = _shows_a_bar(a.bar)
+    watch = _Watch(a.run, newest, lines=not bar)
+    try:
+        with _ctrl_c(watch):
+            run = train(
+                model,
+                ids,
+                training,
+                directory=a.run,
+                bar=bar,
+                at_start=watch.starts,
+                after_step=watch.goes_on,
+            )
+    except KeyboardInterrupt:
+        print(f"\n{watch.stopped()}\nto go on: {_command(*a.words)}", file=sys.stderr)
+        return 130
+    if run.evaluations and run.evaluations[-1][0] == run.step:
+        nats = run.evaluations[-1][1]
+    else:  # it was stopped here, and is asked for no more
+        nats = evaluate(model, split_text(ids, training.held_out)[1], length=training.length)
+    _say(
+        f"held-out loss {nats:.3f} nats = {nats / math.log(2):.3f} bits per byte; saved in "
+        f"{newest_checkpoint(a.run)} (of checkpoints the last two are kept)"
+    )
+    if nats > 2 * math.log(BYTES):
+        _say(
+            f"that is far worse than a guess, {math.log(BYTES):.3f} nats: training diverged; try a "
+            f"smaller --learning-rate than {training.learning_rate:g}, and another --run"
+        )
+    _say(f"next: {_command('generate', '--run', a.run, '--prompt', 'Once')}")
+    return 0
+
+
+def _generate(a):
+    device = _device(a)
+    sampling = Sampling(a.temperature, a.top_k, a.top_p, torch.Generator(device))
+    if a.seed is None:
+        sampling.generator.seed()
+    else:
+        sampling.generator.manual_seed(a.seed)
+    model = load_model(a.run, device=device).eval()
+    prompt = text.text_to_ids(a.prompt)[None].to(device)
+    _must_have_positions(model.config, prompt.shape[1], a.max_new_tokens)
+    tokens = stream(model, prompt, a.max_new_tokens, sampling)
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")  # a letter may take 4 bytes
+    sys.stdout.write(a.prompt)
+    for token in tokens:
+        sys.stdout.write(decoder.decode(bytes(token.tolist())))
+        sys.stdout.flush()
+    sys.stdout.write(decoder.decode(b"", final=True) + "\n")
+    sys.stdout.flush()
+    return 0
+
+
+# --- what is asked for ------------------------------------------------------------------------
+
+
+def _model_config(a):
+    base = preset(a.preset) if a.preset else ModelConfig(pattern=a.pattern or PATTERN)
+    config = dataclasses.replace(base, **{"vocab_size": BYTES, **a.set})
+    for name in a.set:
+        if not FIELDS[name].is_used(config):
+            raise ValueError(
+                f"--set {name} has no effect on {_short(config.pattern)}: it is for "
+                f"{FIELDS[name].users()}"
+            )
+    return config
+
+
+def _train_config(a):
+    """The settings of a run. Of those that change no loss the ones not given are as they were."""
+    names = {field.name for field in dataclasses.fields(TrainConfig)}
+    given = {k: v for k, v in vars(a).items() if k in names and v is not None}
+    if (newest := newest_checkpoint(a.run)) is None:
+        return TrainConfig(**given)
+    record = read_record(newest)
+    before, done = record.get("training", {}), record.get("step", 0)
+    for name in ("steps", "evaluate_every", "checkpoint_every"):
+        if name in before:
+            given.setdefault(name, before[name])
+    if given["steps"] < done:
+        raise ValueError(
+            f"--steps {given['steps']} is too few: {done} updates are done in {a.run}; without "
+            "--steps it is the run's own number"
+        )
+    schedule = before.get("schedule")
+    if given["steps"] != before.get("steps"):
+        schedule = schedule or before.get("steps")
+    given.setdefault("schedule", schedule)
+    return TrainConfig(**given)
+
+
+def _device(a):
+    if a.device is None:
+        return default_device()
+    there = ["cpu"]
+    if torch.accelerator.is_available():
+        kind = torch.accelerator.current_accelerator().type
+        there += [kind, *(f"{kind}:{i}" for i in range(torch.accelerator.device_count()))]
+    if a.device not in there:
+        raise ValueError(f"--device {a.device} cannot be used here; there is {', '.join(there)}")
+    return torch.device(a.device)
+
+
+def _shows_a_bar(told):
+    """As told; else where both outputs are a terminal that has columns to draw it in."""
+    if told is not None or not (sys.stdout.isatty() and sys.stderr.isatty()):
+        return bool(told)
+    try:
+        return os.get_terminal_size(sys.stderr.fileno()).columns > 0
+    except OSError:  # a terminal that does not say
+        return True
+
+
+# --- what cannot go well ----------------------------------------------------------------------
+
+
+def _must_fit(config, training, device, parameters):
+    """Refuse what needs more memory than there is, before any of it is taken."""
+    needed = training_bytes(config, tokens=training.batch_size * training.length)
+    there = _memory(device)
+    said = (
+        f"training takes at least {_gigabytes(needed)} of memory (16 bytes for each of "
+        f"{parameters:,} parameters, 8 for each logit of an update)"
+    )
+    if there is None and needed >= NOTABLE:
+        _say(f"{said}; how much {device} has cannot be seen here")
+    if there is not None and needed > there:
+        raise ValueError(
+            f"{said}, and {device} has {_gigabytes(there)}: take a smaller model or --batch-size"
+        )
+    if config.mask == "gate" and "I" in config.pattern and training.length > config.max_positions:
+        raise ValueError(
+            f"--length {training.length} is longer than the table of mask=gate, max_positions = "
+            f"{config.max_positions}"
+        )
+
+
+def _memory(device):
+    """How many bytes a process may take on a device; None if that cannot be seen."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[1]
+    if device.type == "mps":
+        return torch.mps.recommended_max_memory()
+    if device.type != "cpu":
+        return None
+    limits = []
+    if "SC_PHYS_PAGES" in getattr(os, "sysconf_names", ()):
+        limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    if resource is not None and (limit := resource.getrlimit(resource.RLIMIT_AS)[0]) > 0:
+        limits.append(limit)
+    with contextlib.suppress(OSError, ValueError):  # of a container; a word if there is none
+        limits.append(int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    return min(limits, default=None)
+
+
+def _warn_of_the_interpreter(config, device):
+    if config.backend == "kernel" and "S" in config.pattern and device.type == "cpu":
+        status = kernels.kernel_status()
+        if status.mode == "interpreter":
+            _say(
+                "backend=kernel: without a GPU the kernels run in Triton's interpreter, where an "
+                "update can take minutes; --set backend=auto takes the fast form"
+            )
+
+
+def _must_have_positions(config, read, written):
+    """Refuse to write past the table of mask="gate"; the last byte is written and not read."""
+    if config.mask != "gate" or "I" not in config.pattern or written == 0:
+        return
+    most = config.max_positions - read + 1
+    if written > most:
+        way = f"--max-new-tokens may be at most {most}" if most > 0 else "take a shorter --prompt"
+        raise ValueError(
+            f"--prompt and --max-new-tokens are {read} + {written} bytes, more than the table of "
+            f"mask=gate takes, max_positions = {config.max_positions}: {way}"
+        )
+
+
+def _out_of_memory(error):
+    """What to say of an error if it is one of memory."""
+    is_one = isinstance(error, MemoryError | torch.OutOfMemoryError)
+    if is_one or "DefaultCPUAllocator" in str(error):
+        return "there is not enough memory: take a smaller model, --batch-size or --length"
+    return None
+
+
+# --- what is said -----------------------------------------------------------------------------
+
+
+class _Watch:
+    """A run while it trains: what is said of it, and what Ctrl-C asks of it."""
+
+    def __init__(self, directory, newest, *, lines):
+        self.directory, self.newest, self.lines = directory, newest, lines
+        self.run, self.asked = None, False
+
+    def starts(self, run):
+        self.run, self.first = run, run.step
+        self.began = self.said = time.monotonic()
+        if self.newest is None:
+            return
+        steps, schedule = run.config.steps, run.config.schedule
+        if run.step >= steps:
+            _say(f"{self.directory} is finished: {steps} updates are done; --steps N trains on")
+            return
+        _say(f"going on from {self.newest}, after {run.step} of {steps} updates")
+        if schedule is not None and schedule < steps:
+            _say(
+                f"the learning rate keeps its schedule of {schedule} updates and stays at its end; "
+                f"another --run has one of {steps}"
+            )
+
+    def goes_on(self, run):
+        now = time.monotonic()
+        if is_first := run.step == self.first + 1:
+            self.began = now  # of what can be measured: the first update takes longer
+        evaluated = bool(run.evaluations) and run.evaluations[-1][0] == run.step
+        if self.lines and (evaluated or is_first or now - self.said >= SILENCE):
+            self.said = now
+            _say(self._line(run, now - self.began, evaluated))
+        if self.asked and run.step < run.config.steps:
+            if run.step % run.config.checkpoint_every:  # else it has just been saved
+                save(run, self.directory)
+            raise KeyboardInterrupt
+
+    def stopped(self):
+        """Where, and what is kept."""
+        newest = newest_checkpoint(self.directory)
+        kept = f"the last checkpoint is {newest}" if newest else "no checkpoint was written yet"
+        done = "before the first update"
+        if self.run is not None:
+            done = f"after update {self.run.step} of {self.run.config.steps}"
+        return f"stopped {done}; {kept}"
+
+    def _line(self, run, seconds, evaluated):
+        done, config = run.step - self.first - 1, run.config
+        held_out = f", held out {run.evaluations[-1][1]:.3f}" if evaluated else ""
+        line = f"update {run.step} of {config.steps}: loss {run.losses[-1]:.3f}{held_out} nats"
+        if done == 0 or seconds <= 0:
+            return line
+        speed = done * config.batch_size * config.length / seconds
+        left = (config.steps - run.step) * seconds / done
+        return f"{line}; {speed:,.0f} bytes/s, about {_clock(left)} to go"
+
+
+@contextlib.contextmanager
+def _ctrl_c(watch):
+    """Let the first Ctrl-C ask the watch for an orderly end; the second stops at once."""
+
+    def note(*_):
+        if watch.asked:
+            raise KeyboardInterrupt
+        watch.asked = True
+        with contextlib.suppress(OSError):  # print may be what was interrupted
+            os.write(2, b"\nstopping after this update; Ctrl-C again stops at once\n")
+
+    before = signal.getsignal(signal.SIGINT)
+    main_thread = threading.current_thread() is threading.main_thread()
+    mine = main_thread and before is signal.default_int_handler  # it may be ignored, as by nohup
+    if mine:
+        signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        if mine:
+            signal.signal(signal.SIGINT, before)
+
+
+def _say(line):
+    print(line, flush=True)
+
+
+def _command(*words):
+    """A command that a shell takes as it is printed, wherever this Python is."""
+    words = [sys.executable, "-m", "cheems_ref", *map(str, words)]
+    return subprocess.list2cmdline(words) if os.name == "nt" else shlex.join(words)
+
+
+def _at_work(parameters, active):
+    if parameters == active:
+        return "all of them at work on every byte"
+    return f"{active:,} of them at work on a byte (of experts, those that it chooses)"
+
+
+def _short(pattern):
+    if len(pattern) <= LONG:
+        return pattern
+    return f"{pattern[:LONG]}... ({len(pattern):,} layers)"
+
+
+def _gigabytes(n):
+    return f"{n / 1e9:,.1f} GB"
+
+
+def _clock(seconds):
+    return str(datetime.timedelta(seconds=round(seconds)))
