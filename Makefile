@@ -20,7 +20,7 @@ help:  ## print this list
 
 course: $(READY)  ## run every notebook and redraw every figure
 	$(BIN)/python book/build.py
-	@echo "Chapter 07 trained a small Cheems; what it wrote is in runs/cheems/written.txt."
+	@echo "Chapter 07 trained a small Cheems; what it wrote is in runs/chapter_07/written.txt."
 
 test: $(READY)  ## check the style, run the tests, and run every notebook against its stored output
 	$(BIN)/ruff check .
@@ -41,7 +41,7 @@ bench: $(READY)  ## print the comparison tables (some minutes; installs the peer
 	$(BIN)/python tests/bench/bench_model.py
 
 clean:  ## remove the virtual environment and every cache
-	rm -rf $(VENV) build runs/cheems *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build runs/chapter_07 *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 	find . -name .ipynb_checkpoints -type d -prune -exec rm -rf {} +
 

@@ -69,10 +69,10 @@ def sampling_rate():
 
 
 def selective_copy():
-    """Selective copying: share named right against steps, and which answers a letter changes."""
+    """Selective copying: share named right against steps, by models and by adding up letters."""
     names = ("copying_texts", "Copier", "copied", "place_weights", "add_up")
-    results = ("train_to_copy", "exchanged", "train_to_add")
-    *_, train, exchanged, add = from_notebook("01_state_space_models", *names, *results)
+    results = ("train_to_copy", "train_to_add")
+    *_, train, add = from_notebook("01_state_space_models", *names, *results)
     models = {
         "selective": dict(selective=True),
         "selective, no convolution": dict(selective=True, d_conv=1),
@@ -80,16 +80,13 @@ def selective_copy():
         "time-invariant": dict(selective=False),
         "time-invariant, no convolution": dict(selective=False, d_conv=1),
     }
-    steps, seeds, right, ends, tables = 600, range(5), {}, {}, {}
+    steps, seeds, right, ends = 600, range(5), {}, {}
     for name, options in models.items():
         runs = [train(steps=steps, seed=seed, every=25, **options) for seed in seeds]
         at_steps = list(zip(*(curve for _, curve, _ in runs), strict=True))
         places = {"median": 2, "low": 1, "high": 3}  # of the five
         right[name] = {k: [round(sorted(at)[i], 3) for at in at_steps] for k, i in places.items()}
         ends[name] = [round(end, 3) for end in at_steps[-1]]
-        if name in ("selective", "time-invariant"):
-            model, _, generator = runs[0]
-            tables[name] = rounded(exchanged(model, generator, 2048).tolist())
     adders = {"adding, 48 free weights": 48, "adding, one kernel": 18}
     by_adding = {name: [add(count, seed) for seed in seeds] for name, count in adders.items()}
     return {
@@ -105,7 +102,6 @@ def selective_copy():
             name: [round(statistics.mean(place), 3) for place in zip(*runs, strict=True)]
             for name, runs in by_adding.items()
         },
-        "exchanged": tables,
     }
 
 
@@ -141,13 +137,10 @@ def letters():
         _, state = ssd.ssd_step(ones[:, 0, :, None], ones[:, 0], rate, key[:, t], key[:, t], state)
         states.append(state[0, :, 0])
     counts = torch.stack(states)[:, :, list(rows.encode())]  # (l, h, letters)
-    names = ("letter_counts", "distance_to_statistics")
-    *_, distance = from_notebook("03_state_space_duality", *names)
-    read = text.text_to_ids(text.read_text())[:4096]
     return {
         "seed": None,
         "letters": ["space" if letter == " " else letter for letter in rows],
-        "distance": {life: round(distance(read, life), 3) for life in (*half_lives, 2048)},
+        "begins": text.read_text()[:40],
         "states": {
             str(half_life): [[round(c, 4) for c in row] for row in counts[:, i].tolist()]
             for i, half_life in enumerate(half_lives)
@@ -320,12 +313,21 @@ def books():
     times = [functions["times_the_mean"](*run) for run in twice]
     swapped = {
         swap: [functions["resampled"](*run, swap) for run in twice]
-        for swap in ("none", "questions", "entries")
+        for swap in ("none", "questions", "bookings", "mean")
     }
+    longer = {}  # of each five measurements, the mean: the scatter of 512 books is 0.01
+    for kind in ("retrieved", "linear", "ssd alone"):
+        *_, curve = functions["train_on_books"](kind, 3000)
+        longer[kind] = [statistics.mean(curve[i : i + 5]) for i in range(0, len(curve), 5)]
     return {
         "seed": list(seeds),
         "steps": list(range(50, steps + 1, 50)),
         "explained": curves,
+        "longer": {
+            "seed": 0,
+            "steps": list(range(250, 3001, 250)),
+            "explained": {kind: rounded([curve])[0] for kind, curve in longer.items()},
+        },
         "layer 1 holds": {name: rounded([[run[name] for run in found]])[0] for name in found[0]},
         "times the mean": [[round(factor, 2) for factor in row] for row in times],
         "resampled": {
@@ -349,8 +351,15 @@ def masks():
         mask = runs[0][0].mask
         if kind != "none":
             gates[kind] = mask.gate if kind == "printed" else mask.logit.sigmoid()
-    longer, _, loss = functions["train_on_decoys"]("gate", 2000)
-    shut = longer.mask.logit.sigmoid()[:, 1:16:2]
+    later = {"steps": 2000}
+    for kind in ("gate", "rounded"):
+        layer, _, loss = functions["train_on_decoys"](kind, later["steps"])
+        decoy = layer.mask.logit.sigmoid()[:, 1:16:2]
+        later[kind] = {
+            "loss": float(f"{loss:.2g}"),
+            "decoys": rounded([[decoy.min().item(), decoy.max().item()]])[0],
+            "open, per head": (decoy >= 0.5).sum(1).tolist(),
+        }
 
     kept = (1, 2, 4, 6, 8, 10, 12, 16, 24)
     accuracy, samples = {"by penalty": [], "by chance": []}, []
@@ -371,11 +380,7 @@ def masks():
         "seed": list(seeds),
         "decoys": decoys,
         "gates": {name: rounded(t.tolist()) for name, t in gates.items()},
-        "later": {
-            "steps": 2000,
-            "loss": float(f"{loss:.2g}"),
-            "decoys": rounded([[shut.min().item(), shut.max().item()]])[0],
-        },
+        "later": later,
         "content": {
             "drawn": middle,
             "share": rounded(share[0].T.tolist()),

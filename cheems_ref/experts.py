@@ -131,8 +131,8 @@ class CohesiveMoE(MoE):
 class ExpansiveMoE(MoE):
     """Experts behind a shared one, each with a gate: FFNᵢ(s ∘ sigmoid(s Wᵢ)) with s = FFNˢ(x).
 
-    As printed the gate s Wᵢ has no activation, so that s ∘ s Wᵢ is even in s and cannot pass it on;
-    here it is a sigmoid. It takes d² parameters per expert. The router sees x.
+    As printed the gate s Wᵢ has no activation, so that s ∘ s Wᵢ is even in s: nothing odd in s
+    comes through. Here it is a sigmoid. It takes d² parameters per expert. The router sees x.
 
     Source: OTCE eq. 19.
     """

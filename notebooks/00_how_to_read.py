@@ -1,11 +1,14 @@
 # %% [markdown]
 # # 00 · How to read this course
 #
-# **Every chapter after this one derives something and then runs it. This one explains the signs:
-# what a line with ✓ says and what it does not, the letters, the two small languages for tensors,
-# how to run the cells, and where to begin.** When you are through you can
+# **The course takes a family of language models, Cheems, apart: state space layers, rotary
+# positions, attention over computed values, experts. Every chapter after this one derives something
+# and then runs it. This one explains the signs: what a line with ✓ says and what it does not, the
+# letters, two small languages for tensors, how to run the cells, and where to begin.** When you are
+# through you can
 #
-# - read a verdict, find the planted mistake beside it, and say what the pair proves;
+# - read the line that a check prints, find the deliberate mistake beside it, and say what the two
+#   show together;
 # - name the axes of any tensor in the course by its letters, and the few letters that mean two
 #   things;
 # - read and write `einsum` and `rearrange` patterns;
@@ -14,8 +17,25 @@
 #
 # Assumes: matrix products, a little Python and PyTorch. No other chapter is needed.
 #
-# Sources: the room is `cheems_ref/verify.py`. `einsum` is torch's; `rearrange` and `repeat` come
+# Sources: the checks are `cheems_ref/verify.py`. `einsum` is torch's; `rearrange` and `repeat` come
 # from the package einops (Rogozhnikov, 2022).
+
+# %% [markdown]
+# **Minutes.** To teach, with the cells folded: 30. Alone, with the exercises: 50.
+#
+# | section | to teach | alone |
+# |---|---|---|
+# | Opening | 1 | 2 |
+# | 1 · What a ✓ says | 2 | 3 |
+# | 2 · What a ✗ says: the planted mistake | 4 | 6 |
+# | 3 · As printed | 2 | 3 |
+# | 4 · Letters | 4 | 7 |
+# | 5 · `einsum` on one page | 3 | 5 |
+# | 6 · einops: cutting and joining axes | 3 | 5 |
+# | 7 · Running it | 2 | 3 |
+# | 8 · The map | 6 | 9 |
+# | 9 · Where to begin: a self-test | 4 | 6 |
+# | Summary | 1 | 1 |
 
 # %% tags=["setup"]
 import json
@@ -28,9 +48,12 @@ from einops import rearrange, repeat
 from torch import einsum
 
 from cheems_ref import plotting
-from cheems_ref.linear_attention import delta_rule
-from cheems_ref.ssd import semiseparable_matrix
-from cheems_ref.state_space import ssm_kernel
+from cheems_ref.config import expand_pattern
+from cheems_ref.linear_attention import delta_rule, longhorn
+from cheems_ref.retrieval import PEER
+from cheems_ref.rope import rope_frequencies
+from cheems_ref.ssd import semiseparable_matrix, ssd_chunked
+from cheems_ref.state_space import discretize_bilinear, ssm_kernel
 from cheems_ref.verify import TOLERANCE, check, check_gradients, must_differ
 
 torch.set_default_dtype(torch.float64)  # derivations first; float32 is for speed
@@ -60,9 +83,11 @@ check("Σ x² = x · x", x.square().sum(), x @ x)
 # $$\max |\text{actual} - \text{expected}| \;\le\;
 #   \text{tolerance} \cdot \max(1, \max |\text{expected}|), \tag{0.1}$$
 #
-# in the number format named in brackets.* The tolerance was fixed before the run. The error that
-# was measured is not printed, for it is rounding and differs between machines. Where a check does
-# not hold it raises, and the notebook stops: a line with ✓ in these pages has run.
+# in the number format named in brackets.* For numbers below 1 that is an absolute error, above it a
+# relative one. A check may name another tolerance than the usual one of its number format; the line
+# says which. The error that was measured is not printed, for it is rounding and differs between
+# machines. Where a check does not hold it raises, and the notebook stops: a line with ✓ in these
+# pages has run.
 
 # %%
 for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
@@ -80,9 +105,11 @@ check("a sum is a mean", torch.tensor([1.0, 2.0, 6.0]).sum(), torch.tensor([1.0,
 # ## 2 · What a ✗ says: the planted mistake
 #
 # A check that cannot fail shows nothing. So beside the checks stand *controls*: a mistake that one
-# could make is planted on purpose, and `must_differ` demands that it changes the result by far more
-# than the tolerance. Its line begins with ✗ and ends with *caught*. **That is good news**: the
-# mistake is wrong, and the check beside it would have seen it.
+# could make is *planted*, made on purpose, and `must_differ` demands that some entry of the result
+# changes by more than the amount in its brackets, relative to the largest entry of the right result
+# (and at least 1), or becomes NaN or infinite. That amount lies above the usual tolerance. The line
+# begins with ✗ and ends with *caught*. **That is good news**: the mistake is wrong, and the check
+# beside it would have seen it.
 
 # %%
 a, b = random(2, 50, 50, seed=1)
@@ -91,8 +118,8 @@ _ = must_differ("planted: the order kept", a.T @ b.T, (a @ b).T)
 
 # %% [markdown]
 # Both lines speak of the inputs that were tried, and of nothing else. That matters more than it
-# seems. Here is the same planted mistake on inputs that do not tell: two diagonal matrices, which
-# commute.
+# seems. Here is the same planted mistake on inputs that hide it: two diagonal matrices, whose
+# product does not depend on the order.
 
 # %%
 a, b = random(50, seed=2).diag(), random(50, seed=3).diag()
@@ -104,8 +131,10 @@ check("blind: the wrong order passes on diagonal matrices", a.T @ b.T, (a @ b).T
 # a published listing whose mistake no test with a single chunk can see.
 #
 # Two functions may agree in value at the points tried, and not in slope. `check_gradients` compares
-# what backpropagation gives for every input. The steady form of $\log \sum_i e^{x_i}$ has the
-# gradients of the plain one; with a detached maximum in one place only, it has not:
+# what backpropagation gives for every input. It weights all outputs with the same random numbers
+# and differentiates the sum. The steady form of $\log \sum_i e^{x_i}$, which takes the maximum off
+# first, has the gradient of the plain one. If the maximum is detached where it is put back, the
+# value is the same and the gradient is not:
 
 
 # %%
@@ -136,19 +165,19 @@ check_gradients("half detached = plain", half_detached, log_sum_exp, [random(6, 
 # ## 3 · As printed
 #
 # Where an equation, a listing or a table of a paper does not hold, a section *As printed* runs it
-# the way it is printed, prints by how much it is off, and shows what holds. A quotation stands in a
-# block like this one, with its place:
+# the way it is printed, where it can be run, prints by how much it is off, and shows what holds. A
+# quotation stands in a block like this one, with its place:
 #
 # > a sentence of the paper — WM §3.1
 #
-# The package contains the form that holds. The chapters cite four documents: **WM** is *Wonderful
+# The package contains the form that holds. Four documents have short names: **WM** is *Wonderful
 # Matrices*, **Ch** is *Cheems*, **OTCE** is the paper of that name, all by Shi et al.; **L22** is
 # lecture 22 of CMU's *Generative AI*. A number in brackets, such as (3.2), is an equation of this
 # course: chapter 3, the second.
 #
 # What takes minutes, or differs between machines (timings, trained text), is not run while you
-# read: it is drawn from a *record*, a file that names the command which wrote it. A smaller run of
-# the same claim is then made and asserted live. These are the records:
+# read: it is drawn from a *record*, a file that names the command which wrote it. Where
+# seconds suffice, a smaller run of the same claim is made and asserted live. These are the records:
 
 # %%
 for path in sorted(Path("../figures/records").glob("*.json")):
@@ -159,50 +188,52 @@ for path in sorted(Path("../figures/records").glob("*.json")):
 # ## 4 · Letters
 #
 # A shape is a word of letters: $(b, l, h, p)$ is *batch, length, heads, head width*. Comments in
-# the code carry shapes, the names of axes in `einsum` and `rearrange` are these letters, and a
-# letter means the same in every chapter.
+# the code carry shapes, the names of axes in `einsum` and `rearrange` are these letters. What
+# these tables name means the same in every chapter; where a chapter needs one of the letters for
+# something else, it says so there.
 #
 # | axis | | axis | |
 # |---|---|---|---|
 # | $b$ | rows of a batch | $n$ | state size: width of keys and queries in a state |
 # | $l$ | length in tokens | $c$ | number of chunks; $l_c$: tokens per chunk |
-# | $t$ | the place that reads (target, query) | $k$ | how many are chosen (top-$k$) |
-# | $s$ | the place that writes (source, key) | $e$ | number of experts |
+# | $t$ | the token that reads (target, query) | $k$ | how many are chosen (top-$k$) |
+# | $s$ | the token that writes (source, key) | $e$ | number of experts |
 # | $d$ | width of the model | $r$ | product keys per half: $e = r^2$ |
 # | $h$ | heads | $m$ | width of half a query |
 # | $g$ | groups of heads | $f$ | width of a feed-forward layer |
 # | $p$ | width of a head | $i, j$ | indices: of an entry, a rotary pair, an expert |
 #
-# | vector, rate | meaning | where |
-# |---|---|---|
-# | $x_t$, $y_t$ | input and output at token $t$ | all |
-# | $q_t$, $k_s$, $v_s$ | query (reads), key (is found by), value (is read) | 02, 04, 05 |
-# | $C_t$, $B_s$ | the same two in a state space model: read and write vector | 01, 03, 04 |
-# | $h_t$ or $S_t$ | the state; the literature of chapter 02 writes $S_t$ | 01, 03, 04; 02 |
-# | $A$ | rate at which a state decays, per unit of time, $\le 0$; in chapter 01 a matrix | 01, 03 |
-# | $\Delta_t$ (`dt`) | step size: how much time token $t$ takes | 01, 03 |
-# | $\alpha_t = e^{g_t}$ | decay of the state at token $t$, and its logarithm | 02, 03 |
-# | $\beta_t$ | strength of a write | 02 |
-# | $D$ | the skip connection past a state | 01, 03 |
-# | $\theta_i$ | angle per token of rotary pair $i$; any other angle is $\varphi$ | 04 |
-# | $\Phi_t$ | angle summed up to token $t$ | 04 |
-# | $\delta = t - s$ | distance in tokens | 04 |
-# | base, $l_0$, $\rho$ | the base of rotary angles; the training length; a stretching factor | 04 |
-# | $w_{ts}$, $\mu_{ts}$ | an attention weight; what a learned mask adds before the softmax | 05 |
-# | $\kappa_j$ | key $j$ of a table of values | 05 |
-# | $\sigma$ | the sigmoid; SiLU is written out | 05, 06 |
+# | vector, matrix, rate | meaning |
+# |---|---|
+# | $x_t$, $y_t$ | input and output at token $t$ |
+# | $q_t$, $k_s$, $v_s$ | query (reads), key (is found by), value (is read) |
+# | $C_t$, $B_s$ | the query and the key of a state space model: what reads, what writes |
+# | $h_t$ | the state after token $t$; the literature of chapter 02 writes $S_t$ |
+# | $A$ | the rate at which a state decays, $\le 0$; in chapter 01 first a matrix |
+# | $\Delta_t$ (`dt`) | step size: how much time token $t$ takes |
+# | $\alpha_t = e^{g_t}$ | what is left of a state after one token, and its logarithm |
+# | $\beta_t$ | strength of a write |
+# | $D$ | the skip connection past a state |
+# | $K$, $M$, $L$ | a kernel; a whole layer as a matrix, $y = Mx$; the decays in it |
+# | $\theta_i$, $\varphi$, $\Phi_t$ | angle per token of a rotary pair; another; summed |
+# | $\delta = t - s$ | distance in tokens |
+# | base, $l_0$, $\rho$ | the base of rotary angles; the training length; a stretching factor |
+# | $w_{ts}$, $\mu_s$ | an attention weight; what a learned mask adds before the softmax |
+# | $\kappa$ | a key of a table that is looked up in |
+# | $\sigma$ | the sigmoid; SiLU is written out |
 #
-# **Letters with two meanings.** The papers use some for two things, and so do we, never in one
-# equation without a word: $h$ counts heads, and $h_t$ is the state. $k$ counts the chosen, and
-# $k_s$ is a key. $e$ counts experts, and $e^x$ is the exponential. $g$ counts groups, and $g_t$ is
-# a log decay.
+# **Letters with two meanings.** The papers use some for two things, and so do we: $h$ counts heads,
+# and $h_t$ is the state. $k$ counts the chosen, and $k_s$ is a key. $e$ counts experts, and $e^x$
+# is the exponential. $g$ counts groups, $g_t$ is a log decay, and $g_i$ the gate of an expert. $T$
+# is a matrix, and $^\top$ transposes. The capitals S, A, I, M, E … of a *pattern* (chapter 07) name
+# layers. Other letters, such as λ, ω, η, τ, r, u, z, belong to the section that introduces them.
 #
 # **Words.** A *token* is one element of a sequence, whatever it stands for; its *position* is its
-# number among real tokens, its *place* is where it stands in the batch. A *layer* is one letter of
+# number among the real tokens of its row, from 0. A *layer* is one letter of
 # a model's pattern (chapter 07). A *pair* in chapter 04 is two coordinates that turn together.
 #
-# The one rule to know by heart: head $i$ uses group $\lfloor i / (h/g) \rfloor$, so heads of a
-# group are neighbours.
+# The one rule to know by heart: head $i$, counted from 0, uses group $\lfloor i / (h/g) \rfloor$,
+# so heads of a group are neighbours.
 
 # %%
 h, g = 6, 2
@@ -236,7 +267,7 @@ _ = must_differ("planted: h and g for the same axis", wrong, scores)
 # output lacks is summed away. When a result is wrong, look for a letter that stands in one place
 # only.
 #
-# The patterns of the course, each beside what it replaces:
+# Some patterns, each beside what it replaces:
 
 # %%
 u, w, M, X = random(4, seed=7), random(4, seed=8), random(4, 4, seed=9), random(3, 4, seed=10)
@@ -249,18 +280,18 @@ check("entry by entry, then summed", einsum("ij,ij->", M, M), M.square().sum())
 check("weights on the diagonal", einsum("ij,j->ij", M, w), M @ w.diag())
 
 # %% [markdown]
-# A state and what is read from it, as chapters 01 to 03 write it a hundred times: write the outer
+# A state and what is read from it, as in chapters 01 to 03: write the outer
 # product $x\,B^\top$ for every row and head, read with $C$.
 
 # %%
-b, h, p, n = 2, 3, 4, 5
+b, h, p, n = 2, 3, 4, 4  # p = n, so that a mistake in the axes has the right shape
 x, B, C = random(b, h, p, seed=11), random(b, h, n, seed=12), random(b, h, n, seed=13)
 state = einsum("bhp,bhn->bhpn", x, B)
 y = einsum("bhpn,bhn->bhp", state, C)
 print("state", tuple(state.shape), "  read", tuple(y.shape))
 by_hand = x * (B * C).sum(-1, keepdim=True)  # (x Bᵀ) C = x (B · C)
 check("written, then read = x (B · C)", y, by_hand)
-_ = must_differ("planted: read along the wrong axis", x * B[..., :4] * C[..., :4], by_hand)
+_ = must_differ("planted: read along p", einsum("bhpn,bhp->bhn", state, C), by_hand)
 
 # %% [markdown]
 # ## 6 · einops: cutting and joining axes
@@ -297,7 +328,8 @@ check("repeat (g i) = head i uses group i // (h/g)", each, by_rule)
 _ = must_differ("planted: tiled", tiled, by_rule)
 
 # %% [markdown]
-# Chunks are the same cut along the length: `(c l)` is chunk by chunk.
+# Chunks are the same cut along the length: `(c l)` is chunk by chunk, and `l` in the bracket is the
+# place within a chunk, of which there are $l_c$.
 
 # %%
 x = torch.arange(6.0)[None, :, None]  # (b, l, d) = (1, 6, 1)
@@ -310,17 +342,18 @@ _ = must_differ("planted: (l c)", rearrange(x, "b (l c) d -> b c l d", l=3), chu
 # ## 7 · Running it
 #
 # - `make lab` opens the notebooks in JupyterLab. Run cells with Shift+Enter, from the top: a
-#   section uses its own variables, the `setup` cell, and functions from above.
+#   section uses its own variables, what `setup` cells define, and functions from above.
 # - `make course` runs every chapter and writes the notebooks and figures anew; `make test` runs all
-#   of them again and compares each output, letter by letter.
-# - Cells tagged `setup` (imports) and `figure` (drawing) can be folded in a lecture; nothing is
-#   derived in them.
+#   of them again and compares what they print, letter by letter, but for the one cell of versions.
+# - Cells tagged `setup` (imports, constants, tools, reading a record) and `figure` (drawing) can be
+#   folded in a lecture; nothing is derived in them.
 # - A red-white-blue heat map is signed: red above zero, blue below. White to blue starts at zero.
-# - Exercises end each chapter, graded easy, medium, hard. Write your solution between the two
-#   marks, in place of the one that stands there, and run the check cell below it.
+# - Exercises end each chapter, graded easy, medium, hard. Write your solution between the marks
+#   `### BEGIN SOLUTION` and `### END SOLUTION`, in place of the one that stands there, and run the
+#   check cell below it.
 # - Numbers come in float64 in derivations, since there an error of $10^{-10}$ is a mistake and not
-#   rounding. Experiments that train use float32, fixed seeds, and bounds with room: training is not
-#   the same to the last digit on every machine.
+#   rounding. Most experiments that train use float32, and all have fixed seeds and bounds with
+#   room: training is not the same to the last digit on every machine.
 #
 # *A check fails on your machine?* Read which theorem, and how large the error is against the
 # tolerance. Just above it: rounding, please report it. Far above: something was changed; run the
@@ -335,185 +368,220 @@ _ = must_differ("seed 1", random(3, seed=1), random(3, seed=0))
 # %% [markdown]
 # ## 8 · The map
 #
-# Which chapter needs which: an arrow points to what must come first. The cell reads the line
-# "Assumes" at the head of each chapter and compares.
+# Which chapter builds on which, as the line "Assumes" at the head of each chapter has it. (Single
+# remarks look back further, in 02 at 01, and in 03 at 01 and 02, and repeat what they need.)
 
 
-# %%
+# %% tags=["setup"]
 def title(path):
     """A chapter's number and title, from its first line of text."""
     return re.search(r"^# # (\d\d · .+)$", path.read_text(), re.MULTILINE)[1]
 
 
 def assumed(path):
-    """The numbers of the chapters that a chapter says it assumes."""
-    sentence = re.search(r"Assumes:(.*?)\n# ?\n", path.read_text(), re.DOTALL)[1]
-    sentence = ". ".join(part for part in sentence.split(". ") if "not needed" not in part)
-    first_and_last = re.findall(r"chapters (\d\d) to (\d\d)", sentence)
-    between = [f"{i:02}" for a, z in first_and_last for i in range(int(a), int(z) + 1)]
-    listed = re.findall(r"chapters? ((?:\d\d(?:, | and )?)+)", sentence)
-    return sorted({*between, *re.findall(r"\d\d", " ".join(listed))})
+    """The numbers of the chapters in the first sentence of what a chapter says it assumes."""
+    sentence = re.search(r"Assumes:(.*?)\.\s", path.read_text(), re.DOTALL)[1]
+    ranges = re.findall(r"chapters (\d\d) to (\d\d)", sentence)
+    between = {f"{i:02}" for first, last in ranges for i in range(int(first), int(last) + 1)}
+    listed = re.findall(r"chapters? (\d\d(?:(?:,| and) \d\d)*)", sentence)
+    return sorted(between | set(re.findall(r"\d\d", " ".join(listed))))
 
 
 # %%
 chapters = sorted(Path(".").glob("*.py"))
 needs = {path.name[:2]: assumed(path) for path in chapters}
 for path in chapters:
-    print(f"{title(path):52} needs", ", ".join(needs[path.name[:2]]) or "none")
+    print(f"{title(path):52} builds on", ", ".join(needs[path.name[:2]]) or "none")
 assert all(first < number for number, before in needs.items() for first in before)
-arrows = [(number, first) for number, before in needs.items() for first in before]
-spots = {"00": (0, 2), "01": (0, 1), "02": (1, 1), "03": (0, 0), "04": (1, 0), "05": (2, 0)}
-spots |= {"06": (2, 2), "07": (3, 1)}
+arrows = [(first, number) for number, before in needs.items() for first in before]
+
 
 # %% tags=["figure"]
-fig, ax = plotting.figure(size=(10, 3.6))
-for number, place in spots.items():
-    ax.text(*place, number, ha="center", va="center", fontsize=18)
-for number, first in arrows:
-    arrow = dict(arrowstyle="->", shrinkA=20, shrinkB=20, lw=1.6)
-    ax.annotate("", spots[first], spots[number], arrowprops=arrow)
-ax.set(xlim=(-0.3, 3.3), ylim=(-0.5, 2.5), xticks=[], yticks=[])
-plotting.save(fig, "00_map", "; ".join(f"{a} needs {z}" for a, z in arrows))
+def draw_map(ax, spots, arrows):
+    """Names at their spots, and an arrow from each chapter to those that build on it."""
+    place_of = {name[:2]: place for name, place in spots.items()}
+    for name, place in spots.items():
+        ax.text(*place, name, ha="center", va="center", fontsize=16)
+    for first, number in arrows:
+        style = dict(arrowstyle="->", shrinkA=40, shrinkB=40, lw=1.6)
+        ax.annotate("", place_of[number], place_of[first], arrowprops=style)
+    ax.set(xlim=(-0.4, 3.4), ylim=(-0.9, 2.3))
+    ax.axis("off")
+
+
+# %% tags=["figure"]
+spots = {"01 states": (0, 1.9), "02 updates": (1, 1.9), "03 duality": (0, 0), "04 rotary": (1, 0.9)}
+spots |= {"05 attention": (2, -0.5), "06 experts": (2, 1.9), "07 models": (3, 0.5)}
+fig, ax = plotting.figure(size=(10, 3.8))
+draw_map(ax, spots, arrows)
+plotting.save(fig, "00_map", "; ".join(f"an arrow from {a} to {z}" for a, z in arrows))
 
 # %% [markdown]
-# Nothing above assumes chapters 01 and 02; they tell where the recurrence of chapter 03 comes from,
-# and what else one can do with a state.
-#
 # **For a lecturer.** The second cell of each chapter has the minutes of its sections, to teach with
 # the cells folded and to study alone. They are counted from the text at fixed rates (words, lines,
-# equations, figures, exercises), which were set so that they come to the middle of what readers
-# needed; one reader differs from another by a quarter and more. Cut into twelve sittings, in order:
+# equations, figures, exercises), fitted to what one or two readers of each of chapters 01 to 07
+# needed: you may well be faster or slower by a quarter. Here the course is cut into twelve sittings
+# of 55 to 90 minutes, which leaves little room for questions; *As printed* is what can be left to
+# the class.
 
 
-# %%
+# %% tags=["setup"]
 def timetable(path):
-    """The sections of a chapter with their minutes: (number, title, to teach, alone)."""
+    """The sections of a chapter: (chapter, section, to teach, alone), from its minutes."""
     rows = re.findall(r"^# \| (.+) \| (\d+|–) \| (\d+) \|$", path.read_text(), re.MULTILINE)
-    return [(path.name[:2], name, 0 if teach == "–" else int(teach), int(alone))
-            for name, teach, alone in rows]  # fmt: skip
+    return [
+        (path.name[:2], name, 0 if teach == "–" else int(teach), int(alone))
+        for name, teach, alone in rows
+    ]
 
 
-def sittings(sections, limit):
-    """Sections in order, in as few sittings of at most `limit` minutes as hold them."""
-    packed = [[]]
-    for section in sections:
-        if sum(teach for *_, teach, _ in packed[-1]) + section[2] > limit:
-            packed.append([])
-        packed[-1].append(section)
-    return packed
+def sittings(sections, number):
+    """Sections in order, in a number of sittings of which the longest is as short as can be."""
+    for limit in range(max(teach for *_, teach, _ in sections), 1000):
+        packed = [[]]
+        for section in sections:
+            if sum(teach for *_, teach, _ in packed[-1]) + section[2] > limit:
+                packed.append([])
+            packed[-1].append(section)
+        if len(packed) <= number:
+            return packed
+
+
+def places(sitting):
+    """The chapters of a sitting, each with its numbered sections: "03 §8 to §13"."""
+    numbers = {}
+    for chapter, name, *_ in sitting:
+        numbers.setdefault(chapter, []).extend(re.findall(r"^\d+(?= ·)", name))
+    return "; ".join(f"{chapter} §{n[0]} to §{n[-1]}" for chapter, n in numbers.items() if n)
 
 
 # %%
 sections = [section for path in chapters for section in timetable(path)]
-taught = [section for section in sections if section[2]]
-longest = next(limit for limit in range(20, 200) if len(sittings(taught, limit)) <= 12)
-print("sitting  minutes  from ... to")
-for number, sitting in enumerate(sittings(taught, longest), start=1):
-    (first, begin, *_), (last, end, *_) = sitting[0], sitting[-1]
-    total = sum(teach for *_, teach, _ in sitting)
-    print(f"{number:7}  {total:7}  {first} {begin:45.45} ... {last} {end}")
-assert len(sittings(taught, longest)) == 12
+plan = {("00", "01"): 2, ("02",): 2, ("03", "04"): 3, ("05",): 2, ("06", "07"): 3}
+print("sitting  minutes  sections")
+number = 0
+for group, count in plan.items():
+    taught = [section for section in sections if section[0] in group and section[2]]
+    for sitting in sittings(taught, count):
+        number, total = number + 1, sum(teach for *_, teach, _ in sitting)
+        print(f"{number:7}  {total:7}  {places(sitting)}")
+        assert 50 <= total <= 90
+assert number == 12
 
 # %% [markdown]
-# **Alone at night.** An hour and a half an evening, the exercises included. Whoever wants to arrive
-# at a working Cheems soonest takes 03 to 07 and leaves out *As printed* and the exercises; whoever
-# came for state spaces takes 01 to 03.
+# **Alone at night.** An hour and a half an evening. Whoever wants to arrive at a working Cheems
+# soonest takes this page and 03 to 07, and leaves out *As printed* and the exercises; of 03 to 06
+# the first half is enough for 07. Whoever came for state spaces takes 01 to 03.
 
 # %%
 ways = {
-    "everything": (list(needs), ""),
-    "to a working Cheems, soonest": (["03", "04", "05", "06", "07"], "As printed|Exercises"),
-    "state spaces": (["01", "02", "03"], ""),
+    "all, with the exercises": (list(needs), ""),
+    "a working Cheems, soonest": (["00", "03", "04", "05", "06", "07"], "As printed|Exercises"),
+    "state spaces": (["00", "01", "02", "03"], ""),
 }
 for name, (way, without) in ways.items():
     assert set(way) >= {first for number in way for first in needs[number]}
     kept = [s for s in sections if s[0] in way and not (without and re.search(without, s[1]))]
     hours = sum(alone for *_, alone in kept) / 60
-    evenings = math.ceil(hours / 1.5)
-    print(f"{name:30} {way[0]} to {way[-1]}: {hours:4.1f} hours, {evenings} evenings")
+    print(f"{name:26} {', '.join(way)}: {hours:.0f} hours, {math.ceil(hours / 1.5)} evenings")
 
 # %% [markdown]
 # ## 9 · Where to begin: a self-test
 #
-# Ten small questions, two for what the course assumes, the others for its chapters. Fill in
-# numbers, run the three cells, and `begin` says with which chapter to start. The right answers are
-# computed below, by the package; do not look before you have tried.
+# Twelve small questions: two on what the course assumes, the others on its chapters. Fill in
+# numbers (fractions such as `1 / 3` are fine), run the cells below, and `news` lists the chapters
+# of which you do not know everything yet. The right answers are computed by the package, in a
+# folded cell; do not look before you have tried.
 #
 # - **a.** `einsum("bln,bsn->bls", q, k)` with b = 2, l = 3, s = 4, n = 5: how many numbers come
 #   out?
 # - **b.** What is the gradient of $\sum_i x_i^2$ with respect to an entry $x_i = 3$?
-# - **c.** A tank obeys $h' = -h + 1$, $h(0) = 0$. What is $h(\ln 2)$?
-# - **d.** $h_t = \tfrac12 h_{t-1} + x_t$, $y_t = h_t$. By which factor does $y_t$ contain
-#   $x_{t-3}$?
+# - **c.** A state obeys $h' = -h$. By which factor does the *bilinear* rule multiply it in a step
+#   of length 1?
+# - **d.** $\bar A = \tfrac12$, $\bar B = C = 1$. What is the entry $K_3$ of the kernel?
 # - **e.** Under the key $(1, 0)$ a state holds the value 2. The delta rule with $\beta = 1$ writes
 #   5 under the same key. What does the key read?
-# - **f.** Linear attention makes the same two writes. What does the key read?
-# - **g.** Each token halves the state. With $\Delta = B = C = 1$, by which factor does the output
-#   of token 3 contain token 1?
-# - **h.** 4,096 tokens in chunks of 64: how many steps of the recurrence between chunks wait for
-#   one another?
-# - **i.** A rotary pair turns by 0.1 per token. By which angle, in radians, do equal vectors at the
-#   positions 12 and 7 differ?
-# - **j.** By how much does their inner product change if both positions grow by 100?
+# - **f.** Longhorn makes the same write with $\beta = 1$. What does the key read?
+# - **g.** One head of SSD has $A = -\ln 2$, and $\Delta = B = C = 1$ at every token. What is the
+#   entry $M_{31}$ of $y = Mx$, tokens counted from 0?
+# - **h.** SSD with 4 heads of width 64, 2 groups, state size 16, and 1,024 tokens in chunks of 128:
+#   how many numbers does the state of one row hold?
+# - **i.** Rotary positions with base 10,000 for vectors of width 64: by which angle per token, in
+#   radians, does pair 16 turn (the first pair is pair 0)?
+# - **j.** Two keys have equal scores. A mask adds $-\ln 2$ to the first. What is its weight?
+# - **k.** Product keys for 10,000 experts: how many inner products with keys does one query need?
+# - **l.** How many layers has the pattern `SE × 7 + IE`?
 
 # %%
-answers = {"a": None, "b": None, "c": None, "d": None, "e": None,
-           "f": None, "g": None, "h": None, "i": None, "j": None}  # fmt: skip
+answers = {"a": None, "b": None, "c": None, "d": None, "e": None, "f": None}
+answers |= {"g": None, "h": None, "i": None, "j": None, "k": None, "l": None}
 
 
-# %%
-def truth():
-    """The answers, computed."""
-    one = torch.ones(1, 1)
-    x = torch.tensor(3.0, requires_grad=True)
-    (slope,) = torch.autograd.grad(x.square(), x)
-    key, values = torch.tensor([1.0, 0.0]).expand(1, 2, 1, 2), torch.tensor([2.0, 5.0])
-    rule = delta_rule(key, key, values[None, :, None, None], torch.ones(1, 2, 1))
-    steps, decay = torch.ones(1, 4, 1), torch.tensor([-math.log(2)])
-    M = semiseparable_matrix(steps, decay, steps[..., None], steps[..., None])
+# %% tags=["setup"]
+def state_space_answers():
+    """Of questions c, d, g and h."""
+    one, steps = torch.ones(1, 1), torch.ones(1, 4, 1)
+    M = semiseparable_matrix(
+        steps, torch.tensor([-math.log(2)]), steps[..., None], steps[..., None]
+    )
+    x, keys = torch.zeros(1, 1024, 4, 64), torch.zeros(1, 1024, 2, 16)
+    wide = dict(chunk_size=128, return_final_state=True)
     return {
-        "a": einsum("bln,bsn->bls", random(2, 3, 5, seed=0), random(2, 4, 5, seed=0)).numel(),
-        "b": slope.item(),
-        "c": 1 - math.exp(-math.log(2)),
+        "c": discretize_bilinear(-one, one[0], 1.0)[0].item(),
         "d": ssm_kernel(0.5 * one, one[0], one[0], 4)[3].item(),
-        "e": rule[0, 1].item(),
-        "f": values.sum().item(),
         "g": M[0, 0, 3, 1].item(),
-        "h": 4096 // 64,
-        "i": (12 - 7) * 0.1,
-        "j": 0.0,
+        "h": ssd_chunked(x, x[..., 0], torch.zeros(4), keys, keys, **wide)[1].numel(),
     }
 
 
-def begin(answers):
-    """The first chapter that has something new for whoever gave these answers."""
-    chapter = dict(a="00", b="00", c="01", d="01", e="02", f="02", g="03", h="03", i="04", j="04")
-    right = truth()
-    for question, first in chapter.items():
-        given = answers.get(question)
-        if given is None or abs(given - right[question]) > 1e-6:
-            return first
-    return "05"
+# %% tags=["setup"]
+def truth():
+    """The answers, computed."""
+    x = torch.tensor(3.0, requires_grad=True)
+    key = torch.tensor([1.0, 0.0])[None, None, None]
+    write = (key, key, torch.full((1, 1, 1, 1), 5.0), torch.ones(1, 1, 1))
+    held = dict(initial_state=2 * key)
+    experts = PEER(8, n_experts=10_000, n_heads=1, k=1, d_query=8)
+    return state_space_answers() | {
+        "a": einsum("bln,bsn->bls", random(2, 3, 5, seed=0), random(2, 4, 5, seed=0)).numel(),
+        "b": torch.autograd.grad(x.square(), x)[0].item(),
+        "e": delta_rule(*write, **held).item(),
+        "f": longhorn(*write, **held).item(),
+        "i": rope_frequencies(64)[16].item(),
+        "j": torch.tensor([-math.log(2), 0.0]).softmax(0)[0].item(),
+        "k": experts.keys[..., 0].numel(),
+        "l": len(expand_pattern("SE × 7 + IE")),
+    }
 
 
 # %%
-chapter = begin(answers)
-print("Begin with chapter", chapter)
-knows = truth()
-assert (
-    begin(knows) == "05" and begin(knows | {"d": 0.5}) == "01" and begin(knows | {"g": 1}) == "03"
-)
+asks_of = {"a": "00", "b": "00", "c": "01", "d": "01", "e": "02", "f": "02"}
+asks_of |= {"g": "03", "h": "03", "i": "04", "j": "05", "k": "06", "l": "07"}
+
+
+def news(answers, asks_of):
+    """The chapters with a question that is not answered, or not answered right."""
+    right = truth()
+    wrong = [q for q in right if answers[q] is None or abs(answers[q] - right[q]) > 1e-6]
+    return sorted({asks_of[question] for question in wrong})
+
+
+# %%
+print("something new for you in", *news(answers, asks_of))
+assert news(truth(), asks_of) == []
+assert news(truth() | {"e": 7, "i": 0.1}, asks_of) == ["02", "04"]
 
 # %% [markdown]
-# Chapter 00 here means: sections 5 and 6 of this page, and a refresher of what you have not used
-# for a while. Chapters 01, 02, 03 and 06 can be begun without any other.
+# Begin with the first chapter that the list names, and read before it what it builds on (section
+# 8). Chapters 01, 02, 03 and 06 can be begun without any other. 00 stands for sections 5 and 6 here
+# (question a) and for the gradients of PyTorch (b).
 #
 # ## Summary
 #
 # - ✓ names an equality that was run, with its tolerance; ✗ names a planted mistake that the check
 #   beside it would catch. Both speak of the inputs tried.
-# - *As printed* runs what a paper prints and measures it. What cannot be the same on every machine
-#   is drawn from a record.
-# - One letter, one meaning; the exceptions are $h$, $k$, $e$ and $g$.
+# - *As printed* runs what a paper prints and measures it. What takes long, or is not the same on
+#   every machine, is drawn from a record.
+# - The tables of section 4 hold in every chapter; $h$, $k$, $e$, $g$ and $T$ have two meanings.
 # - In `einsum` and `rearrange`, look for the letter that stands in one place only, and for the
 #   order in a bracket.

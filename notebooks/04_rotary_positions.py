@@ -11,7 +11,7 @@
 # - turn C and B of SSD, and check that its forms, and mamba-ssm's kernel where it can run, still
 #   agree;
 # - decode with rotations, and say what goes wrong when positions start again at 0;
-# - read rotary SSD as a recurrence whose state turns, and say what Mamba-3 adds to that;
+# - read rotary SSD as a recurrence whose state turns, and say what Mamba-3 does with its angles;
 # - name a case in which the theorem fails, and what repairs it.
 #
 # Assumes: chapter 03, sine and cosine, complex numbers.
@@ -35,6 +35,29 @@
 # | $R(\varphi)$, $R_t$ | the rotation by $\varphi$; the rotation that belongs to position $t$ |
 # | $\mathtt{i}$, $\hat q$ | the imaginary unit; $q$ with each pair read as one complex number |
 # | base, $l_0$ | the number that sets the angles; the length of the texts in training |
+
+# %% [markdown]
+# **Minutes.** To teach, with the cells folded: 120. Alone, with the exercises: 255.
+#
+# | section | to teach | alone |
+# |---|---|---|
+# | Opening | 3 | 5 |
+# | Why this matters | 3 | 5 |
+# | 1 · A rotation in the plane | 5 | 7 |
+# | 2 · The published proof, line by line | 12 | 19 |
+# | 3 · Wider vectors: many wheels | 10 | 15 |
+# | 4 · Attention: scores that know the distance | 10 | 14 |
+# | 5 · The same for C and B inside SSD | 13 | 21 |
+# | 6 · Decoding carries absolute positions | 4 | 6 |
+# | 7 · The state that turns | 11 | 18 |
+# | 8 · Where the theorem fails | 8 | 12 |
+# | 9 · Three sources of position | 17 | 28 |
+# | 10 · As printed | 21 | 36 |
+# | Summary | 2 | 3 |
+# | Exercises | – | 66 |
+# | Further reading | 1 | 1 |
+#
+# In 2 sittings: cut before *7 · The state that turns*.
 
 # %% tags=["setup"]
 import json
@@ -547,8 +570,9 @@ print(f"score {trained:.3f}, permuted {permuted:.3f}, not permuted {unchanged:.3
 # %% [markdown]
 # ## 4 · Attention: scores that know the distance
 #
-# Our texts are short, so from here on the base is 100 where nothing else is said: the slowest of a
-# few pairs then takes a few hundred tokens for a round, not tens of thousands.
+# Our texts are short, so in this section, and where `rotation`, `scores` and `turn_at` are used,
+# the base is 100 where nothing else is said: the slowest of four pairs then takes 199 tokens for a
+# round, not 6,283. (The package's functions and layers have the usual base, 10,000.)
 
 
 # %%
@@ -631,8 +655,8 @@ check("mean of the cosines = inner product / width", fade(near, 64, 10_000.0), b
 # \qquad q = k = (1, \dots, 1),\; 1 \le \delta \le \text{base}.$$
 #
 # It falls with the *logarithm* of the distance, and the larger the base, the slower; beyond the
-# base it is 0. It is a little high: near a radian the cosine is 0.54 already, and soon after below
-# 0. Averaged over the distances from 50 to 256:
+# base it is 0. It is a little high: near a radian the cosine is 0.54 already, and soon negative.
+# Averaged over the distances from 50 to 256:
 
 # %%
 distances, fading = torch.arange(257), {}
@@ -1314,8 +1338,8 @@ assert ahead == [2, 3, 4, 5, 6]
 print("the convolution is ahead of rope at the lags", ahead)
 
 # %% [markdown]
-# Part of this is speed of learning. After 1,500 steps (one seed, from the record of `python
-# book/records.py 04_detour`) convolution is no longer behind decay:
+# Between convolution and decay this is speed of learning. After 1,500 steps (one seed, from the
+# record of `python book/records.py 04_detour`) convolution is no longer behind decay:
 
 # %%
 detour = read_record("04_detour")
@@ -1326,9 +1350,8 @@ for position, shares in longer.items():
 assert all(c > d for c, d in zip(longer["conv"], longer["decay"], strict=True))
 
 # %% [markdown]
-# Two things about decay ask for an explanation. At far lags it is above chance, 1 in 16. To count
-# is enough for that: the token that occurred most often so far is the best guess for any one of
-# them.
+# Why is decay above chance, 1 in 16, at far lags? Counting is nearly enough for that. A rule that
+# names the token that occurred most often so far is right about as often:
 
 # %%
 texts = torch.randint(16, (4096, 64), generator=torch.Generator().manual_seed(74))
@@ -1341,9 +1364,10 @@ for lag, share in counting.items():
 # %% [markdown]
 # And why does lag 1 succeed where 2 fails, with the token itself as the newest write? $y_t$ is a
 # sum over the tokens. The part of the token itself, $C_t \cdot B_t\,\Delta_t x_t$ and the skip
-# connection, is a function of that token alone, and training can make it small. Of the rest, the
-# newest stands out. For lag 2 the token in between is in the way: $C_t$ does not know it. How much
-# the parts vary the logits of a decay model trained for lag 1:
+# connection, is a function of that token alone, and training can make it smaller than the newest.
+# Of the rest, decay makes the newest stand out. For lag 2 the newest is in the way, and $C_t$,
+# which has seen one token only, cannot take it off. In a decay model trained for lag 1 the parts
+# vary the logits by so much:
 
 # %%
 for delta, part in enumerate(detour["parts"]):
@@ -1539,7 +1563,7 @@ def apply_as_printed(q, cosine, sine, unsqueeze_dim=2):
 
 
 # %% [markdown]
-# What happens depends on how many heads there are:
+# What happens depends on the numbers of heads and of tokens:
 
 # %%
 cosine, sine = rope_cos_sin(torch.arange(12).expand(2, -1), 8, dtype=torch.float64)  # (b, l, d)
@@ -1552,6 +1576,10 @@ for heads in (4, 1, 12):
         outcomes.append("does not run")
     print(f"h = {heads:2}, l = 12: {tuple(q.shape)} becomes: {outcomes[-1]}")
 assert outcomes == ["does not run", "(2, 12, 12, 8)", "(2, 12, 12, 8)"]
+one = [t[:, 7:8] for t in (cosine, sine)]  # one token at position 7, as in decoding
+q = random(2, 4, 1, 8, seed=53)
+right = apply_rope(q.transpose(1, 2), *one).transpose(1, 2)
+check("h = 4, l = 1: right all the same", apply_as_printed(q, *one), right)
 
 # %% [markdown]
 # With one head, which is what WM Table 6 uses, an axis of length $l$ appears out of nothing. With
@@ -1788,23 +1816,13 @@ _ = must_differ("row times R = R times column", row, rotation_matrix(3, 8) @ q)
 # If both vectors are turned so, distances still come out, with past and future exchanged. The
 # scores of weights that were trained the other way are wrong:
 
-
 # %%
-def forwards(q, k, t, s):
-    """⟨R_t q, R_s k⟩."""
-    return (rotation_matrix(t, 8) @ q) @ (rotation_matrix(s, 8) @ k)
-
-
-def backwards(q, k, t, s):
-    """The same with rows times R."""
-    return (q @ rotation_matrix(t, 8)) @ (k @ rotation_matrix(s, 8))
-
-
-true, wrong = forwards(q, k, 9, 3), backwards(q, k, 9, 3)
-check("both backwards: still by distance", backwards(q, k, 109, 103), wrong)
-check("both backwards: reader and writer exchanged", wrong, forwards(q, k, 3, 9))
-_ = must_differ("both backwards: the score", wrong, true)
-print(f"score {true:.3f}, both backwards {wrong:.3f}")
+forwards = (rotation_matrix(9, 8) @ q) @ (rotation_matrix(3, 8) @ k)
+backwards = (q @ rotation_matrix(9, 8)) @ (k @ rotation_matrix(3, 8))
+exchanged = (rotation_matrix(3, 8) @ q) @ (rotation_matrix(9, 8) @ k)
+check("both backwards: reader and writer exchanged", backwards, exchanged)
+_ = must_differ("both backwards: the score", backwards, forwards)
+print(f"score {forwards:.3f}, both backwards {backwards:.3f}")
 
 # %% [markdown]
 # ## Summary
@@ -1826,7 +1844,7 @@ print(f"score {true:.3f}, both backwards {wrong:.3f}")
 # | $R_{t-s}$ between C and B | reader and writer exchanged | $R_{s-t}$ |
 # | conjugate of the product | another number | product with *one* conjugate |
 # | $\theta_{d/2}$, $\theta_{d/2-1}$ in one block | no rotation; positions leak | one index |
-# | `unsqueeze_dim=2` on (b, h, l, d) | no run, or no position | `unsqueeze_dim=1` |
+# | `unsqueeze_dim=2` on (b, h, l, d), l > 1 | no run, or no position | `unsqueeze_dim=1` |
 # | base from the current length | cache and query disagree | one base per text |
 # | log scaling of C in SSD | scales the output, chooses nothing | scale Q of attention |
 # | RoPE with a full diagonal A | positions leak | A tied in pairs, or one A |
@@ -1919,8 +1937,7 @@ for offset, base in ((100, 10_000.0), (37, 100.0)):
 # **4 · medium.** The state of rotary SSD holds writes turned by absolute positions. Move the *whole
 # state* to other positions, so that a prompt that was read from position 0 on can stand at position
 # 500, with nothing before it. (Hint: each row of the state is a weighted sum of turned vectors B.
-# In a deep model it serves every layer: moved, each layer's output is the same, and so what the
-# next one reads.)
+# In a deep model it serves every layer: a moved text gives the same output in each.)
 
 
 # %% tags=["exercise"]
@@ -1942,15 +1959,23 @@ for offset, base in ((500, 100.0), (7, 10_000.0)):
     check(f"state moved by {offset} = state of the moved text", moved, states[1])
     _ = must_differ("not moved", states[0], states[1])
 
+_ = torch.manual_seed(0)
+here = there = random(1, 40, 32, seed=62)
+for number in (1, 2):
+    layer = ssd.SSD(32, n_heads=4, d_state=16, rope_base=100.0).requires_grad_(False)
+    here, cache = layer(here, torch.arange(40)[None])
+    there, later = layer(there, 500 + torch.arange(40)[None])
+    check(f"two layers, state of layer {number}", move_state(cache.state, 500), later.state)
+
 # %% [markdown]
 # **5 · hard.** A reader wants to see the token 8 tokens back and no other, whatever it holds: find
 # a query $q$ such that $\langle R_t q, R_s k\rangle$, with $k = (1, \dots, 1)$, is close to 1 at
-# distance 8 and to 0 at all other distances from 0 to 63. At distance $\delta$ the inner product is
-# $q \cdot R_{-\delta} k$, so the vectors $R_{-\delta} k$ are the rows of a system of 64 linear
-# equations. Some of them nearly depend on others, and the plain least squares solution has entries
-# up to $10^8$. Take the truncated one, `torch.linalg.pinv(rows, rtol=1e-3)`, which leaves out the
-# directions whose singular value is below a thousandth of the largest. What does the reader see
-# with 8 pairs, what with 32?
+# distance 8 and to 0 at all other distances from 0 to 63, as far as that can be had. At distance
+# $\delta$ the inner product is $q \cdot R_{-\delta} k$, so the vectors $R_{-\delta} k$ are the rows
+# of a system of 64 linear equations. Some of them nearly depend on others, and the plain least
+# squares solution has entries above 10,000. Take the truncated one, `torch.linalg.pinv(rows,
+# rtol=1e-3)`, which leaves out the directions whose singular value is below a thousandth of the
+# largest. What does the reader see with 8 pairs, what with 32?
 
 
 # %% tags=["exercise"]
@@ -1977,10 +2002,11 @@ def seen_by(distance, dim, base=100.0):
 
 for distance, dim, base in ((8, 16, 100.0), (8, 64, 100.0), (20, 32, 1000.0)):
     check(f"distance {distance}, {dim // 2} pairs", *seen_by(distance, dim, base))
-for dim in (16, 64):
-    seen, _ = seen_by(8, dim)
-    assert seen.argmax() == 8
-    print(f"{dim // 2:2} pairs, at distances 5 to 11:", [round(x, 2) for x in seen[5:12].tolist()])
+bumps = {dim // 2: seen_by(8, dim)[0] for dim in (16, 64)}
+assert all(bump.argmax() == 8 for bump in bumps.values())
+assert bumps[32][8] > bumps[8][8] and bumps[32][11] < bumps[8][11]
+for pairs, bump in bumps.items():
+    print(f"{pairs:2} pairs, distances 6 to 11:", [round(x, 3) for x in bump[6:12].tolist()])
 
 # %% [markdown]
 # A bump about distance 8, not one token; with more pairs it is higher and narrower.

@@ -22,6 +22,27 @@
 #
 # How to read ✓, ✗ and *As printed*: chapter 00.
 
+# %% [markdown]
+# **Minutes.** To teach, with the cells folded: 130. Alone, with the exercises: 285.
+#
+# | section | to teach | alone |
+# |---|---|---|
+# | Opening | 2 | 3 |
+# | Why this matters | 1 | 1 |
+# | 1 · Attention is a weighted read | 4 | 7 |
+# | 2 · Who may be read: the static mask | 10 | 16 |
+# | 3 · Values that compute: V = SSD(x) | 26 | 43 |
+# | 4 · Values from a table | 18 | 31 |
+# | 5 · Masks that learn | 43 | 70 |
+# | 6 · All combinations, one contract | 6 | 11 |
+# | 7 · What it costs | 6 | 10 |
+# | 8 · As printed | 12 | 22 |
+# | Summary | 2 | 4 |
+# | Exercises | – | 66 |
+# | Further reading | 1 | 1 |
+#
+# In 2 sittings: cut before *5 · Masks that learn*.
+
 # %% tags=["setup"]
 import json
 import math
@@ -45,7 +66,7 @@ from cheems_ref.attention import (
 from cheems_ref.model import preset
 from cheems_ref.presets import PRESETS
 from cheems_ref.rope import apply_rope, rope_cos_sin
-from cheems_ref.verify import check, check_gradients, must_differ
+from cheems_ref.verify import check, must_differ
 
 torch.set_default_dtype(torch.float64)  # derivations first; float32 is for speed
 torch.set_num_threads(1)  # tensors as small as these gain nothing from threads
@@ -127,10 +148,10 @@ louder = [math.sqrt(p) * one_head[0], *one_head[1:]]
 _ = must_differ("without 1/√p", attention_written_out(*louder, allowed=everyone)[0, :, 0], y)
 
 # %% [markdown]
-# Where does $1/\sqrt p$ come from? The inner product of two random vectors with entries of
+# Where does $1/\sqrt p$ come from? The inner product of two random vectors with components of
 # variance 1 is a sum of $p$ products of variance 1: its variance is $p$. Undivided, it grows with
-# the width of the head, and the softmax of a wide head starts out with nearly all its weight on
-# one key. (The equations of the two papers leave the scale out, and the causal mask; their
+# the width of the head, and the softmax of a wide head starts out with most of its weight on one
+# key. (The equations of the two papers leave the scale out, and the causal mask; their
 # listings have the scale.)
 
 
@@ -147,8 +168,8 @@ for p in (4, 64, 1024):
     variance, without = scores.var().item(), largest_weight(scores)
     with_scale = largest_weight(scores / math.sqrt(p))
     assert abs(variance / p - 1) < 0.1 and with_scale < 0.25
+    assert p < 64 or without > 0.75
     print(f"p = {p:5}:  {variance:6.1f},  {without:.2f}  {with_scale:.2f}")
-assert without > 0.85  # at p = 1024
 
 # %% [markdown]
 # ## 2 · Who may be read: the static mask
@@ -159,14 +180,15 @@ assert without > 0.85  # at p = 1024
 #
 # Under a cache the queries are the newest tokens of the text. Query 0 of the call is then not token
 # 0, it is the first token after the cache, and may see all of it: an *offset* of $n_{keys} -
-# n_{queries}$. The third mask below is for two padding tokens in front of the text.
+# n_{queries}$. The third mask below is for two padding tokens in front of the text. `causal_mask`
+# gives (t, s), and (b, 1, t, s) where it is told which tokens are `real` (b, s).
 
 # %%
 real = torch.tensor([[False, False, True, True, True, True]])
 masks = {
     "prompt: 6 queries, 6 keys": causal_mask(6, 6),
     "cache: 2 queries, 6 keys": causal_mask(2, 6),
-    "2 padding tokens in front": causal_mask(6, 6, real=real)[0, 0],
+    "2 padding tokens in front": causal_mask(6, 6, real=real)[0, 0],  # of (1, 1, t, s)
 }
 for name, mask in masks.items():
     print(f"{name:26} keys that each query may read: {mask.sum(1).tolist()}")
@@ -179,7 +201,7 @@ fig, _ = plotting.heatmaps(
     xlabel="key s",
     ylabel="query t of this call",
     signed=False,
-    unit="dark: may be read",
+    unit="1: may be read, 0: not",
 )
 plotting.save(
     fig,
@@ -230,11 +252,13 @@ read = attention.attention(front_q, front_k, front_v)
 _ = must_differ("padding that may be read", read[:, 2:], whole)
 
 # %% [markdown]
-# Two things are left to the layer. Positions have to count real tokens (chapter 04). And a NaN in
-# the padding would get through, since $0 \cdot \text{NaN}$ is NaN; so the layers of the package
-# set padding to 0 first. `QCAttn` is such a layer, *quadratic causal attention* as the papers call
-# the ordinary one: linear maps for q, k and v, rotation of q and k, equation 5.1 per head, one
-# more map.
+# Two things are left to the layer. A NaN in the padding would get through, since $0 \cdot
+# \text{NaN}$ is NaN; so the layers of the package set padding to 0 first. `QCAttn` is such a layer,
+# *quadratic causal attention* as the papers call the ordinary one: linear maps for q, k and v,
+# rotation of q and k, equation 5.1 per head, one more map. And positions have to count real tokens
+# (chapter 04). With padding in front this changes nothing here, since rotation sees only
+# differences of positions; with padding *between* tokens it does, and §8 has a mask for which it
+# does in front, too.
 
 # %%
 front_v[:, 0] = math.nan
@@ -246,11 +270,19 @@ _ = torch.manual_seed(0)
 layer = QCAttn(8, n_heads=2)
 x = random(1, 6, 8, seed=33)
 filled_up = torch.cat([torch.full((1, 2, 8), math.nan), x], dim=1)
-ids = (real.cumsum(1) - 1).clamp(min=0)  # 0 0 0 1 2 3 4 5: real tokens are counted
+ids, columns = (real.cumsum(1) - 1).clamp(min=0), torch.arange(8)[None]  # ids: 0 0 0 1 2 3 4 5
 alone, _ = layer(x, torch.arange(6)[None])
 check("QCAttn with NaN in padding", layer(filled_up, ids, padding_mask=real)[0][:, 2:], alone)
-not_counted = layer(filled_up, ids.clamp(min=3), padding_mask=real)[0][:, 2:]
-_ = must_differ("positions that do not count the tokens", not_counted, alone)
+by_column = layer(filled_up, columns, padding_mask=real)[0][:, 2:]
+check("padding in front counted: the same", by_column, alone)
+
+# %%
+between = torch.tensor([[True, True, True, False, False, True, True, True]])
+filled_up = torch.full((1, 8, 8), math.nan).masked_scatter(between[..., None], x)
+counted, _ = layer(filled_up, between.cumsum(1) - 1, padding_mask=between)  # 0 1 2 2 2 3 4 5
+check("padding between tokens, not counted", counted[between], alone[0])
+by_column, _ = layer(filled_up, columns, padding_mask=between)
+_ = must_differ("padding between tokens, counted", by_column[between], alone[0])
 
 # %% [markdown]
 # **A row with nothing left.** What may a padding token in front read? Everything before it is
@@ -328,16 +360,16 @@ _ = must_differ(
 # %% [markdown]
 # ### A task for it: an account book
 #
-# *Data.* Each of 8 entries has a booking number, in random order, and an amount, +1 or −1. Then
+# *Data.* A book of 8 bookings: each has a number, in random order, and an amount, +1 or −1. Then
 # come four questions: *what was the balance right after this number?*
 
 
 # %%
-def account_books(texts, generator, entries=8, questions=4):
-    """Booking numbers and amounts (texts, entries), numbers asked for, and the balances after."""
-    numbers = torch.rand(texts, entries, generator=generator).argsort(1)
-    amounts = 2 * torch.randint(2, (texts, entries), generator=generator) - 1
-    asked = torch.randint(entries, (texts, questions), generator=generator)
+def account_books(texts, generator, bookings=8, questions=4):
+    """Numbers and amounts (texts, bookings), numbers asked for, and the balances after."""
+    numbers = torch.rand(texts, bookings, generator=generator).argsort(1)
+    amounts = 2 * torch.randint(2, (texts, bookings), generator=generator) - 1
+    asked = torch.randint(bookings, (texts, questions), generator=generator)
     place = numbers.argsort(1).gather(1, asked)  # where in the book each number stands
     return numbers, amounts, asked, amounts.cumsum(1).gather(1, place)
 
@@ -351,16 +383,16 @@ print("asked  ", asked[0].tolist(), "  answers", answers[0].tolist())
 # %% [markdown]
 # In *one layer*,
 #
-# - attention can find the entry, but its value is a linear map of that one token, of its
+# - attention can find the booking, but its value is a linear map of that one token, of its
 #   number and amount;
 # - SSD can keep a running balance, but what it stores under a booking number is again a linear map
 #   of one token, its amount. The balance stands in its state; for it to be stored under a number,
 #   another layer would have to write it again;
-# - attention over SSD can find the entry, and there the balance.
+# - attention over SSD can find the booking, and there the balance.
 #
 # What can be had without looking anything up? Who knows the book and not the place can do no
 # better, in squared error, than the mean of the book's eight balances. How much does that explain?
-# The balance after $s$ entries is a sum of $s$ independent amounts of variance 1, so two balances
+# The balance after $s$ bookings is a sum of $s$ independent amounts of variance 1, so two balances
 # share $\min(s, s')$ of them:
 #
 # $$\mathrm{Cov}(\mathrm{bal}_s, \mathrm{bal}_{s'}) = \min(s, s'), \qquad
@@ -369,18 +401,26 @@ print("asked  ", asked[0].tolist(), "  answers", answers[0].tolist())
 #   = \frac{\frac{1}{8^2}\sum_{s,s'} \min(s, s')}{\frac18\sum_s s}.$$
 #
 # (The variance of a balance at a random place is the variance of the book's mean, plus the mean
-# squared distance from that mean: the second part stays unexplained.)
+# squared distance from that mean: the second part stays unexplained.) One layer can know a little
+# more: attention finds the booking, and with it *its own amount*. To guess the mean of the balances
+# after all bookings of that amount explains more; over all 256 books:
 
 # %%
 place = torch.arange(1.0, 9.0)
 by_mean = (torch.minimum(place[:, None], place).mean() / place.mean()).item()
 
-_, amounts, _, _ = account_books(20_000, torch.Generator().manual_seed(1))
-balance = amounts.cumsum(1).double()
-distance = balance - balance.mean(1, keepdim=True)
-sampled = 1 - (distance.square().mean() / balance.square().mean()).item()
-assert abs(sampled - by_mean) < 0.01
-print(f"the mean of the book explains {by_mean:.3f} of the variance; in 20,000 books {sampled:.3f}")
+amounts = torch.cartesian_prod(*[torch.tensor([-1.0, 1.0])] * 8)  # every book: (256, 8)
+balance = amounts.cumsum(1)
+same = (amounts[:, :, None] == amounts[:, None]).double()  # (256, s, s'): of the same amount?
+guesses = {
+    "the mean of the book": balance.mean(1, keepdim=True),
+    "the mean after bookings of its amount": (same @ balance[..., None])[..., 0] / same.sum(-1),
+}
+for name, guess in guesses.items():
+    share = 1 - ((balance - guess).square().mean() / balance.square().mean()).item()
+    print(f"{name} explains {share:.3f} of the variance")
+    assert name != "the mean of the book" or abs(share - by_mean) < 1e-12
+by_amount = share
 
 # %% [markdown]
 # *Model.* Embeddings of numbers and amounts, one layer, one linear map. As a control, two layers of
@@ -401,18 +441,18 @@ def book_layers(kind):
 class BookReader(torch.nn.Module):
     """Reads a book and its questions (texts, 8 + 4 tokens), returns four balances per text."""
 
-    def __init__(self, kind, entries=8):
+    def __init__(self, kind, bookings=8):
         super().__init__()
-        self.number = torch.nn.Embedding(entries, 32)
+        self.number = torch.nn.Embedding(bookings, 32)
         self.amount = torch.nn.Embedding(3, 32)  # -1, "a question", +1
         self.layers = torch.nn.ModuleList(book_layers(kind))
         self.head = torch.nn.Linear(32, 1)
 
     def tokens(self, numbers, amounts, asked):
-        """The stream before the first layer, (texts, 8 + 4, 32): entries, then questions."""
-        entries = self.number(numbers) + self.amount(amounts + 1)
+        """The stream before the first layer, (texts, 8 + 4, 32): bookings, then questions."""
+        bookings = self.number(numbers) + self.amount(amounts + 1)
         questions = self.number(asked) + self.amount(torch.ones_like(asked))
-        return torch.cat([entries, questions], dim=1)
+        return torch.cat([bookings, questions], dim=1)
 
     def add_layer(self, i, x):
         """The stream after layer i."""
@@ -466,7 +506,8 @@ def train_on_books(kind, steps, seed=0):
 # %%
 final = {kind: train_on_books(kind, 300)[2][-1] for kind in ("ssd", "linear", "ssd alone")}
 assert final["ssd"] > 0.95 and max(final["linear"], final["ssd alone"]) < 0.85
-print("one layer, 300 steps: attention over SSD explains over 95 %, the two alone under 85 %")
+print("one layer, 300 steps: attention over SSD explains over 95 %;")
+print("attention alone and SSD alone each under 85 %")
 
 books = record("05_books")
 print("from the record, after 500 steps, seeds", books["seed"])
@@ -475,52 +516,65 @@ for kind, runs in books["explained"].items():
 last = {kind: [run[-1] for run in runs] for kind, runs in books["explained"].items()}
 assert min(last["ssd"]) > 0.99 and min(last["linear twice"]) > 0.95
 one_layer = last["linear"] + last["retrieved"] + last["ssd alone"]
-assert by_mean + 0.01 < min(one_layer) and max(one_layer) < by_mean + 0.065
+assert by_mean < min(one_layer) and max(one_layer) < by_mean + 0.065
+
+# %%
+longer = {kind: run[-1] for kind, run in books["longer"]["explained"].items()}
+print("from the record, after 3,000 steps, seed 0:", longer)
+assert abs(longer["linear"] - by_amount) < 0.02
+assert longer["ssd alone"] < by_amount < 0.83 < longer["retrieved"] < 0.87
+for run in books["longer"]["explained"].values():
+    assert run[-1] > run[len(run) // 2 - 1] + 0.01  # more than halfway
 
 
 # %% tags=["figure"]
-def draw_books(books):
-    """Variance explained against training steps: median and range of the seeds, per model."""
-    names = {
-        "ssd": "attention over SSD",
-        "linear twice": "attention, two layers",
-        "retrieved": "attention over\nretrieved values",
-        "linear": "attention alone",
-        "ssd alone": "SSD alone",
-    }
-    axis = dict(xlabel="training step", ylabel="variance explained", ylim=(0.6, 1.01))
-    title = "grey line: what the mean of the book explains"
-    fig, ax = plotting.figure(size=(11, 4.8))
-    for kind, name in names.items():
-        runs = torch.tensor(books["explained"][kind])  # (seeds, measurements)
+def draw_books(ax, steps, explained, **labels):
+    """Variance explained against training steps, per model: the median and range of its runs."""
+    for name, runs in explained.items():
+        runs = torch.tensor(runs)  # (seeds, measurements)
         plotting.lines(
-            ax, books["steps"], {name: runs.median(0).values}, title=title, legend="right", **axis
-        )
-        plotting.band(ax, books["steps"], runs.amin(0), runs.amax(0))
-    return fig
+            ax, steps, {name: runs.median(0).values}, ylim=(0.65, 1.01), xlabel="training step",
+            ylabel="variance explained", **labels,
+        )  # fmt: skip
+        plotting.band(ax, steps, runs.amin(0), runs.amax(0))
 
+
+# %%
+short, long = books["explained"], books["longer"]["explained"]
+solvers = {"attention over SSD": short["ssd"], "attention, two layers": short["linear twice"]}
+others = {
+    "attention over retrieved values": [long["retrieved"]],
+    "attention alone": [long["linear"]],
+    "SSD alone": [long["ssd alone"]],
+}
 
 # %% tags=["figure"]
-fig = draw_books(books)
-plotting.level(fig.axes[0], by_mean)
+fig, axes = plotting.figure(1, 2, size=(12, 4.8))
+draw_books(axes[0], books["steps"], solvers, title="500 steps: median, range of 3 seeds")
+draw_books(axes[1], books["longer"]["steps"], others, title="3,000 steps: one seed")
+for ax in axes:
+    plotting.level(ax, by_mean, "the mean of the book")
 plotting.save(
     fig,
     "05_books",
-    "Share of the variance of past balances explained, against training steps, for five models, "
-    "with the range of three seeds. After 500 steps attention over SSD and two layers of attention "
-    "are above 0.95; attention alone, attention over retrieved values and SSD alone end less than "
-    "0.07 above the line of the book's mean, 0.71.",
+    "Share of the variance of past balances explained, against training steps, with a line at what "
+    "the mean of the book explains, 0.71. Left, 500 steps, median and range of three seeds: "
+    "attention over SSD and two layers of attention, above 0.95 at the end. Right, 3,000 steps, "
+    "one seed: attention over retrieved values ends at 0.85, attention alone below 0.8, SSD alone "
+    "lower still.",
 )
 
 # %% [markdown]
-# One layer without SSD under the attention ends 0.02 to 0.06 above the mean of the book, attention
-# over SSD above 0.99.
+# After 500 steps attention alone, attention over retrieved values and SSD alone are less than 0.07
+# above the mean of the book, attention over SSD is above 0.99. Those three are not at their end
+# there: in a run of 3,000 steps attention alone comes to about what a booking's own amount gives,
+# SSD alone stays below it, and retrieved values get to 0.85, by means that we have not looked into.
 #
 # ### What the two layers of the control do
 #
-# Two ordinary layers come close to that. One would guess that the first sums and the second looks
+# Two ordinary layers come close to the 0.99. One would guess that the first sums, the second looks
 # up. But weights sum to one, so attention *averages*; what does the first layer write into the
-# entries? Read its output with a linear map, fitted on half of the tokens and judged on the
+# bookings? Read its output with a linear map, fitted on half of the tokens and judged on the
 # others:
 
 
@@ -536,7 +590,7 @@ def read_linearly(features, target):
 
 # %%
 def found_in_layer_1(model, generator):
-    """How much of the running mean and of the balance layer 1 writes into the entries."""
+    """How much of the running mean and of the balance layer 1 writes into the bookings."""
     numbers, amounts, asked, _ = account_books(512, generator)
     with torch.no_grad():
         x = model.tokens(numbers, amounts, asked)
@@ -562,14 +616,16 @@ assert all(abs(share - best) < 0.03 for share in books["layer 1 holds"]["balance
 
 # %% [markdown]
 # So layer 1 writes the *mean* of the amounts so far, and of the balance, as far as a linear map
-# can read it, no more than follows from that. (One number times $\mathrm{bal}_s/s$ explains at
-# most $1/(\overline{s}\;\overline{1/s})$ of the balance, $\overline{s}$ being the mean over the
-# places.) The balance is the mean times the place. Does layer 2 multiply by it?
+# can read it, no more than follows from that: the best multiple of $\mathrm{mean}_s =
+# \mathrm{bal}_s/s$ explains $\mathrm E[\mathrm{bal}\cdot\mathrm{mean}]^2 /
+# (\mathrm E[\mathrm{mean}^2]\,\mathrm E[\mathrm{bal}^2])$. At place $s$ the three expectations are
+# 1, $1/s$ and $s$; averaged over the places they leave $1/(\overline{1/s}\;\overline{s})$. The
+# balance is the mean times the place. Do the answers of the model multiply by it?
 
 
 # %%
 def times_the_mean(model, generator):
-    """The factor by which a model's answer multiplies the mean of the entries, for each place."""
+    """The factor by which a model's answer multiplies the mean amount so far, for each place."""
     numbers, amounts, asked, _ = account_books(2048, generator)
     place = numbers.argsort(1).gather(1, asked)
     mean = (amounts.cumsum(1) / torch.arange(1, 9)).gather(1, place)
@@ -587,8 +643,9 @@ for seed, row in zip(books["seed"], books["times the mean"], strict=True):
 
 # %% [markdown]
 # And which tokens carry it from layer to layer? *Resample*: hand layer 2 what layer 1 wrote for
-# another book with the same numbers and questions and other amounts, either into the entries or
-# into the questions, and see whose balances come out.
+# another book with the same numbers and questions and other amounts, either into the bookings or
+# into the questions, and see whose balances come out. Or hand it, at every question, the mean of
+# what layer 1 wrote into questions.
 
 
 # %%
@@ -600,8 +657,10 @@ def resampled(model, generator, swap):
     with torch.no_grad():
         x, x_2 = (model.tokens(numbers, a, asked) for a in (amounts, amounts_2))
         wrote, wrote_2 = model.add_layer(0, x) - x, model.add_layer(0, x_2) - x_2
-        entry = torch.arange(12) < 8
-        from_2 = {"none": entry & ~entry, "entries": entry, "questions": ~entry}[swap]
+        if swap == "mean":
+            wrote_2 = wrote[:, 8:].mean((0, 1)).expand_as(wrote)
+        booking = torch.arange(12) < 8
+        from_2 = {"none": booking & ~booking, "bookings": booking}.get(swap, ~booking)
         x = model.add_layer(1, x + torch.where(from_2[:, None], wrote_2, wrote))
         guess = model.head(x[:, 8:])[..., 0]
     return explained(guess, own), explained(guess, other)
@@ -612,25 +671,29 @@ for swap in ("none", "questions"):
     own, other = resampled(twice, generator, swap)
     assert own > 0.9 and other < 0
     print(f"swapped: {swap}: over 0.9 of the book's own balances is explained")
-own, other = resampled(twice, generator, "entries")
+own, other = resampled(twice, generator, "bookings")
 assert own < 0 and other > 0.9
-print("swapped: entries: over 0.9 of the other book's balances, and nothing of its own")
+print("swapped: bookings: over 0.9 of the other book's balances, and nothing of its own")
 for swap, rows in books["resampled"].items():
     print(f"from the record, {swap:9}: own {rows['own']}, other {rows['other']}")
+assert min(books["resampled"]["questions"]["own"]) > 0.95
+assert 0.75 < min(books["resampled"]["mean"]["own"]) < max(books["resampled"]["mean"]["own"]) < 0.85
 
 # %% [markdown]
-# What layer 1 wrote into the questions is hardly used. What it wrote into the entries is looked
-# up, and decides whose balance is answered. (Answers that follow an independent book are off by
-# twice the variance, so of the own balances they "explain" about −1.) The first layer averages;
-# the second looks up and multiplies by a factor that follows the place. The inner function puts a
+# What layer 1 wrote into the bookings is looked up, and decides whose balance is answered. Of what
+# it wrote into the questions, the part that depends on the amounts is hardly used; but the rest is:
+# with the mean in its place 0.77 to 0.81 is left. (Answers that follow another book of independent
+# amounts, with the variance of the balances, are off by twice that variance: so of the own balances
+# they "explain" about $1 - 2 = -1$.) So the first layer averages, the second looks up; where the
+# factor that follows the place comes from is left open here. The inner function puts a
 # recurrence under the look-up of *one* layer, and what its state holds is a sum to begin with.
 
 # %% [markdown]
 # ## 4 · Values from a table
 #
-# WM replaces SSD by a cheaper inner function: a table of $n_v$ rows $U_j$ as wide as the token,
-# from which every token retrieves a few by similarity, superimposes them and multiplies them,
-# entry by entry, with itself. For one head:
+# WM replaces SSD by a cheaper inner function: a table of $n_v$ rows $U_j$ as wide as the token.
+# Every token retrieves the few rows that are most similar to it, and is multiplied by their
+# weighted sum, component by component. For one head:
 #
 # $$z_{sj} = \frac{\kappa_j \cdot W_q\,x_s}{\sqrt m}, \qquad
 #   v_s = x_s \circ \sum_{j \,\in\, \text{best}} \omega_{sj}\, U_j, \qquad
@@ -638,8 +701,8 @@ for swap, rows in books["resampled"].items():
 #
 # $W_q$ (m × d) makes a query of width $m = p/2$, half as wide as the head (as in WM Table 6); the
 # $n_v$ vectors $\kappa_j$ of the same width are the keys of the table, and *best* are the two (or
-# $k$) rows of the largest $z_{sj}$. With several heads, head $i$ takes its own $p$ entries of $x_s$
-# and has a query, keys and rows of its own, the rows $p$ wide.
+# `k_values`) rows of the largest $z_{sj}$. With several heads, head $i$ takes its own $p$
+# components of $x_s$ and has a query, keys and rows of its own, the rows $p$ wide.
 #
 # Equation 3 of the paper weights all rows by their scores; the steps below it and Listing 7 take
 # the best and drop the scores. We keep both, since an index has no derivative: through the weights
@@ -701,7 +764,7 @@ print(f"retrieved = {512 * h * m:,} (queries) + {h * 64 * m:,} (keys) + {h * 64 
 # ### What a table can do that a matrix cannot
 #
 # It can treat kinds of tokens differently. Let there be two kinds, told apart by the sign of the
-# first entry, and let the right value be $x \circ r_0$ for one kind and $x \circ r_1$ for the
+# first component, and let the right value be $x \circ r_0$ for one kind and $x \circ r_1$ for the
 # other.
 
 
@@ -793,7 +856,8 @@ for inner, groups in (("linear", 8), ("linear", 2), ("retrieved", 8), ("retrieve
     layer = InnerFuncAttn(512, n_heads=8, n_kv_heads=groups, inner=inner)
     sizes = f"{size_of(layer.k_proj):9,} {size_of(layer.inner):9,}"
     keys, values = held_per_token(layer)
-    print(f"{inner:9}, {groups} groups of keys {sizes:>27}  {keys:12}, {values}")
+    shared = "ungrouped" if groups == 8 else f"{groups} groups of keys"
+    print(f"{inner:9}, {shared:16} {sizes:>27}  {keys:12}, {values}")
     assert values == (64 * groups if inner == "linear" else 512)
 
 # %% [markdown]
@@ -805,7 +869,7 @@ for inner, groups in (("linear", 8), ("linear", 2), ("retrieved", 8), ("retrieve
 # - Together, in the package: the keys can be grouped, the values not; a table or an SSD gives one
 #   per head.
 #
-# Why not simply *more* values per key? They cost a cache entry each. And read with the same
+# Why not simply *more* values per key? Each has to be cached. And read with the same
 # weights $w_{ts}$ and mixed by the linear map after attention, two linear values $V_1 x_s$ and
 # $V_2 x_s$ are one linear map of the token again, $\sum_s w_{ts}\,(O_1 V_1 + O_2 V_2)\,x_s$; the
 # wide matrix above did no better than the narrow one. (It may have a higher rank than a head of
@@ -906,30 +970,32 @@ assert printed.chosen.max() >= 8
 # would be the counterpart in attention? A *bias* on the scores of a head: the logarithm of the
 # share of each key that is left,
 #
-# $$w_{ts} \propto e^{q_t \cdot k_s/\sqrt p + \mu_{hs}}, \qquad \mu_{hs} \le 0 \tag{5.3}$$
+# $$w_{ts} \propto e^{q_t \cdot k_s/\sqrt p + \mu_{is}}, \qquad \mu_{is} \le 0 \tag{5.3}$$
 #
-# in head $h$. At $\mu_{hs} = 0$ the key is as it was; at $-\infty$ it is masked. It is added
+# in head $i$. At $\mu_{is} = 0$ the key is as it was; at $-\infty$ it is masked. It is added
 # **before** the softmax, so the weights still sum to one, causality stays, and $\mu$ has a
 # gradient. Two ways to make it, and what SSD has in its place:
 #
-# | | $\mu_{hs}$ | knows | as in |
+# | | log of the share left | knows | as in |
 # |---|---|---|---|
-# | `GateMask` | $\log \sigma(\mathrm{logit}_{h,\,\mathrm{pos}(s)})$ | the place | WM eq. 4 |
-# | `ContentMask` | $-a_h\,\mathrm{softplus}(u_h \cdot \bar v_s + \nu_h)$ | what $s$ holds | Doge |
+# | `GateMask` ($\mu$) | $\log \sigma(\mathrm{logit}_{i,\,\mathrm{pos}(s)})$ | place | WM eq. 4 |
+# | `ContentMask` ($\mu$) | $-a_i\,\mathrm{softplus}(u_i \cdot \bar v_s + \nu_i)$ | itself | Doge |
 # | SSD | $\log \Delta_s + A\,(\Delta_{s+1} + \dots + \Delta_t)$ | itself, all between | ch. 03 |
 #
-# $\mathrm{pos}(s)$ is the position of token $s$, and the logits are a table. $\bar v_s$ holds the
-# values of all heads of token $s$ in one vector; each head has its own $a_h$, $u_h$ and $\nu_h$.
-# (The form is that of SSD's decay rate times step, which is why the package calls them `A_log`,
-# `dt_proj` and `dt_bias`.)
+# $\sigma(z) = 1/(1 + e^{-z})$ is the sigmoid, with a learned logit per head and position
+# $\mathrm{pos}(s)$; $\mathrm{softplus}(z) = \log(1 + e^z)$ is positive. $\bar v_s$ holds the values
+# of all heads of token $s$ in one vector; each head has its own $a_i > 0$, $u_i$ and $\nu_i$. (The
+# form is that of SSD's decay rate times step, hence the package's names `A_log`, `dt_proj` and
+# `dt_bias`.) SSD's number is of another kind: it depends on the reader $t$ as well, it multiplies
+# $C_t \cdot B_s$ and not the weight of a softmax, and it can be positive, where $\Delta_s > 1$.
 #
-# A token of SSD has two things to say with its one number $\Delta_s$: "do not read me", by making
-# it small, and "forget what came before me", by making it large. The content mask can say the
-# first. The second has no counterpart here: $\mu_{hs}$ is the same for every reader $t$. WM calls
-# its mask dynamic and compares it to SSD's selection; but it is a table over places, and sees no
-# content.
+# So a token of SSD has two things to say with its one number $\Delta_s$: "do not read me", by
+# making it small, and "forget what came before me", by making it large. The content mask can say
+# the first. The second has no counterpart: $\mu_{is}$ is the same for every reader. WM calls its
+# mask dynamic and compares it to SSD's selection; but it goes by place, and sees no content.
 #
-# The share of each key that is left, $e^{\mu}$, for the three of them:
+# The share of each key that is left, $e^{\mu}$, for the three of them (of SSD the decay alone,
+# without $\Delta_s$):
 
 # %%
 _ = torch.manual_seed(1)
@@ -945,6 +1011,8 @@ steps = F.softplus(random(l, seed=9) - 2.5)
 steps[8] = 3.0  # one token that wipes the past
 total = steps.cumsum(0)
 by_between = torch.exp(-(total[:, None] - total).clamp(min=0))  # A = -1; (t, s)
+print(f"log Δ of token 8: {steps[8].log():+.2f}")
+assert steps[8].log() > 0
 
 # %%
 seen = causal_mask(l, l)
@@ -954,16 +1022,22 @@ shares = {
     "SSD: by what came between": by_between.masked_fill(~seen, math.nan),
 }
 for name, share in shares.items():
-    spread = share[8:, :8].amax(0) - share[8:, :8].amin(0)
-    largest = share[8:, :8].max().item()
-    print(f"{name:25} keys 0 to 7, readers 8 to 15: largest share {largest:.3f},", end="")
-    print(f" two readers of one key differ by up to {spread.max():.3f}")
-    assert (spread == 0).all() if "SSD" not in name else largest <= math.exp(-3)
+    before, after = share[7, 1].item(), share[8, 1].item()
+    print(f"{name:25} left of key 1 for reader 7: {before:.3f}, for reader 8: {after:.3f}")
+    if "SSD" in name:
+        assert before > 0.5 and share[8:, :8].max() <= math.exp(-3)
+    else:
+        assert (share[8:, :8] == share[7, :8]).all()
 assert (shares["SSD: by what came between"].diff(dim=1).nan_to_num() >= 0).all()
 
 # %% tags=["figure"]
 fig, _ = plotting.heatmaps(
-    shares, xlabel="key s", ylabel="query t", signed=False, limit=1.0, unit="share left"
+    shares,
+    xlabel="key s",
+    ylabel="query t",
+    signed=False,
+    limit=1.0,
+    unit="share left; grey: not yet there",
 )
 plotting.save(
     fig,
@@ -976,7 +1050,7 @@ plotting.save(
 
 # %% [markdown]
 # On the right, token 8 wipes the past for all later readers. Gate and content mask can thin out
-# columns. (For SSD the decay is drawn, without $\Delta_s$.) Now the bias against its definition:
+# columns. Now the bias against its definition:
 
 # %%
 h, p, l = 3, 4, 10
@@ -1007,13 +1081,6 @@ by_shares = einsum("bhts,bshp->bthp", share / share.sum(-1, keepdim=True), v)
 fused = attention.attention(q, k, v, bias=gates.log())
 check("adding log(gate) = multiplying e^score by the gate", fused, by_shares)
 
-# %%
-check_gradients(
-    "scaled_dot_product_attention = formula, with a bias",
-    lambda q, k, v, g: attention.attention(q, k, v, bias=g.log()),
-    lambda q, k, v, g: attention_written_out(q, k, v, allowed=allowed, bias=g.log()),
-    (q, k, v, gates),
-)
 weights = scores.masked_fill(~allowed, -math.inf).softmax(-1)
 after = einsum("bhts,bshp->bthp", weights * gates[:, :, None], v)
 _ = must_differ("gates after the softmax: weights no longer sum to one", after, fused)
@@ -1022,9 +1089,9 @@ _ = must_differ("gates after the softmax: weights no longer sum to one", after, 
 # ### The mask of Doge
 #
 # Doge adds another number to the scores: not $\mu$ itself but $e^{a\,\mathrm{softplus}(u \cdot
-# v_s)}$, with an $a$ of either sign that starts at 0. What is hidden is decided by its size:
-# beyond a window of 2,048 keys the smallest are dropped. Two differences from (5.3), on eight
-# keys:
+# v_s)}$, with an $a$ of either sign that starts at 0. Beyond a window of 2,048 keys those of the
+# smallest number are dropped. On eight keys, with the factor by which the least favoured key's
+# weight falls behind the most favoured one's:
 
 
 # %%
@@ -1034,20 +1101,24 @@ def doge_bias(a, u, v):
 
 
 v, u = random(8, 4, seed=71), random(4, seed=72).requires_grad_()
-for start in (0.0, -1.0, -10.0):
+for start in (0.0, -1.0, -10.0, 1.0, 2.0):
     a = torch.tensor(start).requires_grad_()
     added = doge_bias(a, u, v)
     of_a, of_u = torch.autograd.grad(added.square().sum(), (a, u))
+    behind = (added.min() - added.max()).exp().item()
     print(f"a = {start:5}: added {added.min():.2f} to {added.max():.2f},", end=" ")
-    print(f"gradient of a {of_a:.2f}, largest of u {of_u.abs().max():.3f}")
-    assert added.min() > 0 and added.max() <= 1 and of_a > 0
+    print(f"factor {behind:.2g}, gradient of u up to {of_u.abs().max():.2g}")
+    assert added.min() > 0 and of_a > 0
+    assert 1 / math.e < behind <= 1 if start <= 0 else behind < 0.1
     assert (of_u == 0).all() if start == 0 else of_u.any()
+assert behind < 1e-5  # at a = 2
 
 # %% [markdown]
-# With $a \le 0$ the number lies in $(0, 1]$. So one key's weight is multiplied by at most $e^1
-# \approx 2.7$ against another's: it can be favoured, not hidden, until the window does it. And at
-# the start, $a = 0$, all keys get 1 and $u$ has no gradient ($a$ has one, and moves first). In
-# `ContentMask` the exponent itself is added and $a_h$ starts at 1.
+# With $a \le 0$ the number lies in $(0, 1]$, and no key's weight falls behind by more than $1/e$: a
+# key can be favoured, not hidden, until the window does it. With $a > 0$ the number has no upper
+# bound: at $a = 2$ the factor is 1.3e-6, as good as hidden. At the start, $a = 0$, all keys get 1
+# and $u$ has no gradient ($a$ has one, and moves first). In `ContentMask` the exponent itself is
+# added and $a_i$ starts at 1.
 #
 # ### Does it learn? Decoys at fixed places
 #
@@ -1059,13 +1130,13 @@ for start in (0.0, -1.0, -10.0):
 # %%
 def decoy_memory(texts, generator, pairs=8):
     """Keys and values of the slots (texts, 2 pairs), keys asked for, and the right values."""
-    keys = torch.rand(3, texts, pairs, generator=generator).argsort(-1)
-    values = torch.randint(pairs, (2, texts, pairs), generator=generator)
-    # of the three orders of the keys: right slots, decoys, questions
-    slots = torch.stack([keys[0], keys[1]], dim=-1).flatten(1)  # right, decoy, right, ...
-    stored = torch.stack([values[0], values[1]], dim=-1).flatten(1)
-    answers = values[0].gather(1, keys[0].argsort(1).gather(1, keys[2]))
-    return slots, stored, keys[2], answers
+    # three random orders of the keys, each (texts, pairs): right slots, decoys, questions
+    right, decoys, asked = torch.rand(3, texts, pairs, generator=generator).argsort(-1)
+    values = torch.randint(pairs, (2, texts, pairs), generator=generator)  # right ones, decoys'
+    slots = torch.stack([right, decoys], dim=-1).flatten(1)  # right, decoy, right, ...
+    stored = torch.stack([*values], dim=-1).flatten(1)
+    where = right.argsort(1)  # the inverse of an order: key -> where it stands
+    return slots, stored, asked, values[0].gather(1, where.gather(1, asked))
 
 
 slots, stored, asked, answers = decoy_memory(1, torch.Generator().manual_seed(0))
@@ -1075,7 +1146,9 @@ print("asked  ", asked[0].tolist(), "  answers", answers[0].tolist())
 
 # %% [markdown]
 # Who reads both and guesses is right in 9 of 16 cases: half of the time, and by chance in an eighth
-# of the rest.
+# of the rest. Order tells a little: right slot $2i$ is before decoy $2j + 1$ if $i \le j$, in 36 of
+# 64 cases, so the *earlier* of the two is right in $\frac{36}{64} + \frac{28}{64} \cdot \frac18 =
+# 0.617$ of the questions; rotated queries and keys can make use of that.
 #
 # *Model.* Embeddings of keys and values, one attention layer, one linear map to the values.
 
@@ -1104,14 +1177,15 @@ class Memory(torch.nn.Module):
 
 
 # %% [markdown]
-# A mask of the package has two methods: called, it gives the bias of every key, and `keeps` says
-# which of the allowed keys stay at all (None for all of them). Here is the printed mask in this
-# form, with its gradient as printed:
+# A mask of the package has two methods. Called with the values and positions of the keys, it gives
+# their bias (b, h, s). `keeps(bias, allowed)` is handed that and what the static mask allows,
+# (t, s) or (b, 1, t, s), and returns which of these stay at all, (b, h, t, s), or None for all.
+# The printed mask in this form, with its gradient as printed:
 
 
 # %%
 class GateAsPrinted(torch.nn.Module):
-    """WM eq. 4 and Listing 6: ones, rounded; a key is masked where its entry is exactly 0."""
+    """WM eq. 4 and Listing 6: ones, rounded; a key is masked where its gate is exactly 0."""
 
     def __init__(self, n_heads, max_positions):
         super().__init__()
@@ -1185,25 +1259,27 @@ print("200 steps: no mask and the printed mask under 75 % right, gates and round
 decoys = record("05_masks")
 for kind, seeds in decoys["decoys"].items():
     print(f"from the record, {kind:8} right {seeds['right']}, loss {seeds['loss']}")
+assert decoys["decoys"]["none"] == decoys["decoys"]["printed"]
+unmasked = decoys["decoys"]["none"]["right"]
+assert 9 / 16 < sum(unmasked) / 5 < 0.6
+print(
+    f"no mask and the printed one are alike to the last digit, {sum(unmasked) / 5:.3f} on average"
+)
 
 # %%
 gates = {kind: trained[kind][0].mask.logit.detach().sigmoid() for kind in ("gate", "rounded")}
-for table in gates.values():
-    assert table[:, 0:16:2].min() > 0.85 > 0.8 > table[:, 1:16:2].max()
+for gate in gates.values():
+    assert gate[:, 0:16:2].min() > 0.85 > 0.8 > gate[:, 1:16:2].max()
 print("gates start at", f"{GateMask(1, 1).logit.sigmoid().item():.2f};", end=" ")
 print("in every head the right slots end above 0.85, the decoys below 0.8")
-shut = (gates["rounded"][:, 1:16:2] < 0.5).sum().item()
-assert shut > 16
 assert max(decoys["decoys"]["rounded"]["loss"]) <= 0.0002
-print("rounded: more than half of the 32 gates of decoys are shut")
-assert (trained["printed"][0].mask.gate == 1).all()
 print("as printed: every gate is", trained["printed"][0].mask.gate.unique().item())
 
 # %%
 ends = {}
-for name, table in decoys["gates"].items():
-    table = torch.tensor(table)
-    slots = {"right": table[:, 0:16:2], "decoys": table[:, 1:16:2], "questions": table[:, 16:]}
+for name, gate in decoys["gates"].items():
+    gate = torch.tensor(gate)  # (heads, positions)
+    slots = {"right": gate[:, 0:16:2], "decoys": gate[:, 1:16:2], "questions": gate[:, 16:]}
     ends[name] = {kind: (u.min().item(), u.max().item()) for kind, u in slots.items()}
     print(
         f"from the record, {name:8}",
@@ -1212,6 +1288,10 @@ for name, table in decoys["gates"].items():
 assert ends["gate"]["right"][0] > 0.94
 assert min(ends["gate"]["decoys"]) > 0.57 and max(ends["gate"]["decoys"]) < 0.7
 assert 0.45 < min(ends["rounded"]["decoys"]) < max(ends["rounded"]["decoys"]) < 0.55
+as_used = (torch.tensor(decoys["gates"]["rounded"]) >= 0.5).double()
+opened = as_used[:, 1:16:2].sum(1).int().tolist()
+print("decoys that rounded gates leave open, per head:", opened, "of 8")
+assert opened == [0, 7, 0, 0] and (as_used[:, 0:16:2] == 1).all()
 
 
 # %% tags=["figure"]
@@ -1219,9 +1299,9 @@ def draw_gates(gates):
     """Gates over positions, one picture per kind of training: which are shut?"""
     fig, axes = plotting.figure(len(gates), 1, size=(12, 3.1 * len(gates)))
     ticks = [*(["r", "d"] * 8), *(["?"] * 8)]
-    for ax, (title, table) in zip(axes, gates.items(), strict=True):
+    for ax, (title, gate) in zip(axes, gates.items(), strict=True):
         plotting.heatmap(
-            ax, torch.tensor(table), title=title, ylabel="head", xticks=ticks, yticks=range(4),
+            ax, torch.as_tensor(gate), title=title, ylabel="head", xticks=ticks, yticks=range(4),
             signed=False, limit=1.0, unit="gate",
         )  # fmt: skip
         ax.set_aspect("auto")
@@ -1230,67 +1310,48 @@ def draw_gates(gates):
 
 
 # %% tags=["figure"]
-titles = {"printed": "as printed", "gate": "trainable gates", "rounded": "trainable gates, rounded"}
+gates = {"as printed": decoys["gates"]["printed"], "trainable gates": decoys["gates"]["gate"]}
 plotting.save(
-    draw_gates({title: decoys["gates"][name] for name, title in titles.items()}),
+    draw_gates(gates | {"trainable gates, rounded to 0 and 1": as_used}),
     "05_gates",
     "Gates of four heads over 24 positions after 200 steps on decoys. As printed: one flat colour, "
     "all gates 1. Trainable: in every head the eight decoy slots are paler, between 0.57 and 0.7, "
-    "than the right slots between them, above 0.94. Rounded: the decoys are between 0.45 and 0.55.",
+    "than the right slots between them, above 0.94. Rounded: the right slots are open; of the 32 "
+    "decoys 25 are shut, and seven of the eight in head 1 are open.",
 )
 
 # %% [markdown]
-# The gates of the decoys need not close altogether: with the loss where it is, little is left to be
-# gained. They creep on, as the record's longer run says:
+# The gates of the decoys need not close altogether: at 0.6 against 0.95 two keys that fit equally
+# well get the weights 0.39 and 0.61, in every head, and the linear maps behind can enlarge the
+# difference. The gates creep on, as the record's longer run says:
 
 # %%
-later = decoys["later"]
-print(f"gate, {later['steps']:,} steps: decoys {later['decoys']}, loss {later['loss']}")
-assert later["loss"] < min(decoys["decoys"]["gate"]["loss"]) < 0.01
-for now, then in zip(later["decoys"], ends["gate"]["decoys"], strict=True):
+gate, rounded = decoys["later"]["gate"], decoys["later"]["rounded"]
+print(f"after {decoys['later']['steps']:,} steps, gate:   ", gate)
+print(f"after {decoys['later']['steps']:,} steps, rounded:", rounded)
+assert gate["loss"] < min(decoys["decoys"]["gate"]["loss"]) < 0.01
+for now, then in zip(gate["decoys"], ends["gate"]["decoys"], strict=True):
     assert now < then  # the lowest of the 32 gates, and the highest
+assert rounded["open, per head"] == opened
 
 # %% [markdown]
-# And the printed mask? It has no gradient, so it does not move. Here are 2,000 steps of AdamW with
-# weight decay for both masks, laid on a fixed attention that is asked to overlook position 3:
-
-
-# %%
-def fit(mask, steps, q, k, v, wanted):
-    """Train a mask (and a scale of the values) so that attention with it comes near `wanted`."""
-    ids, allowed = torch.arange(8).expand(len(v), -1), causal_mask(8, 8)
-    scale = torch.nn.Parameter(torch.ones(()))  # so that there is always a loss to differentiate
-    optimizer = torch.optim.AdamW([*mask.parameters(), scale], lr=3e-2, weight_decay=1e-2)
-    for _ in range(steps):
-        y = attention_written_out(q, k, scale * v, allowed=allowed, bias=mask(v, ids))
-        optimizer.zero_grad()
-        F.mse_loss(y, wanted).backward()
-        optimizer.step()
-    return mask
-
+# And the printed mask? It has no gradient, so nothing moves it, not even the weight decay, since
+# the optimizer passes over what has none.
 
 # %%
-q, k, v = (random(4, 8, 2, 4, seed=20 + i) for i in range(3))
-allowed = causal_mask(8, 8)
-without_3 = (allowed & (torch.arange(8) != 3)) | torch.eye(8, dtype=torch.bool)  # 3 sees itself
-wanted = attention_written_out(q, k, v, allowed=without_3)
-printed, ours = (fit(mask, 2000, q, k, v, wanted) for mask in (GateAsPrinted(2, 8), GateMask(2, 8)))
+layer = trained["printed"][0]
+print("gradient of the printed mask after 200 steps:", layer.mask.gate.grad)
+assert layer.mask.gate.grad is None and (layer.mask.gate == 1).all()
 
-# %%
-moved = (printed.gate - 1).abs().max().item()
-assert moved == 0 and printed.gate.grad is None
-print(
-    f"after 2,000 steps the printed mask has moved by {moved:g}; its gradient: {printed.gate.grad}"
-)
-closed = ours.logit.detach().sigmoid()[:, 3]
-assert closed.max() < 0.2
-print("ours has closed position 3 to less than 0.2 in both heads")
-
-bias = printed(v, torch.arange(8).expand(4, -1))
-unmasked = attention_written_out(q, k, v, allowed=allowed)
-masked = attention_written_out(q, k, v, allowed=allowed, bias=bias)
-check("attention with the printed mask = attention without it", masked, unmasked)
-_ = must_differ("a mask that hides position 3", wanted, unmasked)
+x, positions = random(1, 24, 32, seed=20).float(), torch.arange(24)[None]
+as_printed, mask = layer(x, positions)[0], layer.mask
+layer.mask = None
+unmasked, _ = layer(x, positions)
+check("attention with the printed mask = attention without it", as_printed, unmasked)
+layer.mask = mask
+with torch.no_grad():
+    mask.gate[:, 1:16:2] = 0.0
+_ = must_differ("a mask that hides the decoys", layer(x, positions)[0], unmasked)
 
 # %% [markdown]
 # So as printed, attention with the dynamic mask *is* attention without it, before and after
@@ -1334,8 +1395,6 @@ _ = must_differ("soft gates", layer.out_proj(soft.flatten(2)), y)
 weight = random(1, 6, 8, seed=31)  # of a sum to differentiate
 logit = layer.mask.logit
 (gradient,) = torch.autograd.grad((y * weight).sum(), logit, retain_graph=True)
-(by_hand,) = torch.autograd.grad((through * weight).sum(), logit, retain_graph=True)
-check("gradient of the layer = that of equation 5.4", gradient, by_hand)
 (of_soft,) = torch.autograd.grad((layer.out_proj(soft.flatten(2)) * weight).sum(), logit)
 check("gradient of the rounded gates = that of the soft ones", gradient, of_soft)
 print("gradient of the gates of head 0:", [round(g, 3) for g in gradient[0].tolist()])
@@ -1343,8 +1402,9 @@ assert (gradient[:, 1] != 0).all()
 print("the shut gate at position 1 has one, so it can open again")
 
 # %% [markdown]
-# In the training above the rounded gates of the decoys stopped near 1/2: where a gate has fallen
-# below it the decoy is gone, and the loss of these runs is 0.0002 or less.
+# In the training above the rounded gates of the decoys stopped near 1/2. Where one has fallen below
+# it, the decoy is gone for that head. Seven of 32 stayed open, all in one head, and are still open
+# after 2,000 steps. (The loss is 0.0002 or less even so.)
 #
 # ### By content: a token that says "do not read me"
 #
@@ -1356,13 +1416,13 @@ print("the shut gate at position 1 has one, so it can open again")
 def marked_memory(texts, generator, pairs=8):
     """As `decoy_memory`, with decoys anywhere; and the marks of the slots, 1 for stale."""
     order = torch.rand(texts, 2 * pairs, generator=generator).argsort(1)
-    keys = torch.rand(3, texts, pairs, generator=generator).argsort(-1)
-    slots = torch.cat([keys[0], keys[1]], dim=1).gather(1, order)
+    fresh, decoys, asked = torch.rand(3, texts, pairs, generator=generator).argsort(-1)
+    slots = torch.cat([fresh, decoys], dim=1).gather(1, order)
     stored = torch.randint(pairs, (texts, 2 * pairs), generator=generator)
-    stale = order >= pairs
+    stale = order >= pairs  # numbers 0 to 7 were the fresh keys, 8 to 15 the decoys
     fresh_keys, fresh_values = (u[~stale].view(texts, pairs) for u in (slots, stored))
-    answers = fresh_values.gather(1, fresh_keys.argsort(1).gather(1, keys[2]))
-    return slots, stored, keys[2], answers, stale.long()
+    where = fresh_keys.argsort(1)  # key -> where it stands among the fresh ones
+    return slots, stored, asked, fresh_values.gather(1, where.gather(1, asked)), stale.long()
 
 
 slots, stored, _, _, marks = marked_memory(1, torch.Generator().manual_seed(0))
@@ -1428,22 +1488,18 @@ print("one head at least leaves of stale keys less than half of what it leaves o
 
 for seed, (fresh, stale) in enumerate(zip(*decoys["content"]["left"].values(), strict=True)):
     print(f"from the record, seed {seed}: per head, of fresh keys {fresh}, of stale {stale}")
-    assert sum(gone < 0.2 * kept for gone, kept in zip(stale, fresh, strict=True)) >= 1
-
-# %% [markdown]
-# Which heads hide the stale keys changes with the seed: with seeds 1 and 2 all four do, with seed
-# 4 two of them do and the two others leave nearly all. Nobody told them to share the work.
-
-# %%
 fresh, stale = (torch.tensor(decoys["content"]["left"][name]) for name in ("fresh", "stale"))
 hidden = (stale < 0.2 * fresh).sum(1).tolist()  # heads that leave less than a fifth
 print("heads that leave of stale keys less than a fifth of what they leave of fresh ones:", hidden)
-assert hidden[1] == hidden[2] == 4 and hidden[4] == 2
-assert (stale[4] > 0.9).sum() == 2
+assert hidden == [3, 4, 4, 1, 2] and (stale[4] > 0.9).sum() == 2
 
 # %% [markdown]
-# Then: how many answers are right if each query keeps $n$ keys? The control keeps as many by
-# chance; the penalties still weigh what is kept.
+# Which heads hide the stale keys changes with the seed: with seeds 1 and 2 all four do, with seed
+# 4 two, and the two others leave nearly all.
+#
+# Then: how many answers are right if each query keeps $n$ keys? (A question sees the 16 slots, the
+# questions before it and itself: 17 to 24 keys.) The control keeps as many by chance; the penalties
+# still weigh what is kept.
 
 
 # %%
@@ -1494,10 +1550,13 @@ for n, least, most in ((8, 0.8, 0.55), (16, 0.99, 0.9)):
 share, stale = torch.tensor(content["share"])[:, :16], torch.tensor(content["marks"]).bool()
 drawn = share[:, stale].mean(1)
 print(
-    "left of the stale keys in a text of seed 0, drawn below, per head:",
+    "share of the stale keys that is left in the text drawn below, per head:",
     [f"{u:.2f}" for u in drawn],
 )
-assert (drawn < 0.05).sum() == 3 and drawn.max() > 0.5 and content["drawn"] == 0
+assert (drawn < 0.05).sum() == 3 and drawn.max() > 0.5
+questions = torch.tensor(content["share"])[:, 16:]
+print(f"of the questions' keys {questions.min():.2f} to {questions.max():.2f}")
+assert questions.min() < 0.1 and questions.max() > 0.8
 
 
 # %% tags=["figure"]
@@ -1509,6 +1568,7 @@ def draw_share(ax, content):
         ax, torch.tensor(content["share"])[:, order], title="share of each key left",
         xlabel="key: f fresh, s stale, ? question", ylabel="head", yticks=range(4),
         xticks=["fs?"[mark] for mark in marks[order]], signed=False, limit=1.0,
+        unit="share left",
     )  # fmt: skip
     ax.set_aspect("auto")
 
@@ -1516,7 +1576,7 @@ def draw_share(ax, content):
 # %% tags=["figure"]
 def draw_kept(ax, content):
     """Answers right against the number of keys kept: median and range of the seeds."""
-    labels = dict(xlabel="keys kept per query, of 17 to 24", ylabel="answers right")
+    labels = dict(xlabel="keys kept per query", ylabel="answers right")
     for name in ("by penalty", "by chance"):
         runs = torch.tensor(content[name])  # (kept, seeds)
         curve = {name: runs.median(1).values}
@@ -1539,7 +1599,8 @@ plotting.save(
 )
 
 # %% [markdown]
-# The eight fresh keys hold all that can be asked for. With eight keys kept by penalty, between
+# (What is left of the questions' own keys varies; nothing that is asked for is stored there.) The
+# eight fresh keys hold all that can be asked for. With eight keys kept by penalty, between
 # 0.81 and 1.00 of the answers are right; by chance about half. With sixteen the penalty loses next
 # to nothing.
 
@@ -1631,11 +1692,19 @@ print(f"{len(COMBINATIONS)} combinations: nothing reaches back, pieces = one pas
 print("padding is unread, and every parameter has a gradient")
 
 # %% [markdown]
-# Would it notice? Two that break it: pieces without the cache between them, and a table of which a
-# token takes one row, where query and keys do not learn (§4).
+# Would it notice? One breach of each. 1: a text read from its end. 2: a layer that sees only what
+# came before a token. 3: pieces without the cache between them. 4: a layer that is not told what is
+# padding. 5: a table of which a token takes one row, where query and keys do not learn (§4).
 
 # %%
 layer = layer_of("linear", "causal")
+before, _ = moved_by_token_7(lambda x, ids: (layer(x.flip(1), ids)[0].flip(1), None), x, positions)
+_, itself = moved_by_token_7(lambda x, ids: layer(x.roll(1, 1), ids), x, positions)
+padded = moved_by_padding(lambda x, ids, padding_mask=None: layer(x, ids), x, positions)
+assert before > 1e-3 and itself == 0 and not padded < 1e-10
+print(f"1: what comes before moves. 2: the token itself moves by {itself:g}. 4: off by {padded:g}")
+
+# %%
 forgetful = in_pieces(layer, x, positions, keep_cache=False)
 _ = must_differ("no cache between the calls", forgetful, layer(x, positions)[0])
 one_row = InnerFuncAttn(16, n_heads=4, inner="retrieved", k_values=1)
@@ -1682,33 +1751,38 @@ for inner in ("linear", "retrieved", "ssd"):
 
 # %%
 times = record("05_cost")["times"]
-for title, table in times.items():
+for title, measured in times.items():
     print(f"\n{title}")
-    print(" " * 28 + "".join(f"{size:>9,} tokens" for size in table["sizes"]))
-    for name, ratios in table["ratios"].items():
+    print(" " * 28 + "".join(f"{size:>9,} tokens" for size in measured["sizes"]))
+    for name, ratios in measured["ratios"].items():
         print(f"  {name:26}" + "".join(f"{ratio:15.2f}x" for ratio in ratios))
 
 # %% [markdown]
-# - The inner SSD costs the same for every token decoded, so its share shrinks as the context
-#   grows; after 8,192 tokens it adds 12 %, still above the 4 % of the paper.
-# - The table of values costs 12 % in decoding after 1,024 tokens, 4 % or less from 4,096 on, and 5
-#   % in training over 1,024.
-# - The content mask costs a fifth to a third more per token decoded. Keeping 256 keys does not
-#   save anything here, it costs a further sort: 1.7 to 2 times ordinary attention.
-# - In training over 1,024 tokens a mask doubles the time, and keeping 256 keys doubles it again.
+# - The inner SSD doubles the time of a token decoded after 256 others and adds 12 % after 8,192,
+#   still above the 4 % of the paper; in training it adds 60 % over 256 tokens, 32 % over 1,024.
+# - The table of values adds 28 and 12 % in decoding after 256 and 1,024 tokens and 4 % or less
+#   from 4,096 on; in training 11 and 5 %.
+# - Per token decoded, the gate adds 9 to 47 %, the content mask 21 to 33 %. Keeping 256 keys saves
+#   nothing here: 1.7 to 2 times ordinary attention.
+# - In training a mask adds 11 to 13 % over 256 tokens, kept keys or not; over 1,024 it doubles the
+#   time, and keeping 256 keys makes it more than four times.
 
 # %%
 decoding, training = (
     times["Decoding one token after"]["ratios"],
     times["A training step over"]["ratios"],
 )
-assert decoding["ssd"] == sorted(decoding["ssd"], reverse=True) and decoding["ssd"][-1] == 1.12
-assert decoding["retrieved"][1] == 1.12 and max(decoding["retrieved"][2:]) == 1.04
-assert training["retrieved"][1] == 1.05
-assert all(1.2 < ratio < 1.35 for ratio in decoding["linear, content"])
+assert (decoding["ssd"][0], decoding["ssd"][-1]) == (2.1, 1.12) and training["ssd"] == [1.6, 1.32]
+assert decoding["retrieved"][:2] == [1.28, 1.12] and max(decoding["retrieved"][2:]) == 1.04
+assert training["retrieved"] == [1.11, 1.05]
+for name, low, high in (("gate", 1.09, 1.47), ("content", 1.21, 1.33)):
+    assert (min(decoding[f"linear, {name}"]), max(decoding[f"linear, {name}"])) == (low, high)
+    assert 2 < training[f"linear, {name}"][1] < 2.5
 assert all(1.65 < ratio <= 2 for ratio in decoding["linear, content, keep 256"])
-assert all(2 < training[name][1] < 2.5 for name in ("linear, gate", "linear, content"))
-assert training["linear, content, keep 256"][1] > 4
+masked = [
+    training[name] for name in ("linear, gate", "linear, content", "linear, content, keep 256")
+]
+assert sorted({ratios[0] for ratios in masked}) == [1.11, 1.13] and masked[2][1] > 4
 
 # %% [markdown]
 # What is torch handed in each case? The causal mask is an argument without a size. A bias is a
@@ -1744,7 +1818,7 @@ for name in ("causal", "gate", "content"):
 # > $L = \mathrm{dynamic\_mask}(l)$, $M = L \circ A$, $y = M \cdot V_{innerfunc}$ — WM §3.2
 #
 # In the quote $A$ is the softmax of *all* scores, the future included, and $l$ the mask's
-# parameter. With $L$ of Listing 6, whose entries are 0 and $-\infty$, allowed weights become 0 and
+# parameter. With $L$ of Listing 6, which holds 0 and $-\infty$, allowed weights become 0 and
 # forbidden ones $-\infty$:
 
 # %%
@@ -1872,7 +1946,7 @@ layer(random(1, 6, 8, seed=53), torch.arange(6)[None], padding_mask=torch.ones(1
 # %% [markdown]
 # ### A gate that follows the column, not the token (WM Listing 6)
 #
-# The listing applies entry $j$ of the gate to *column* $j$. With two padding tokens in front, the
+# The listing applies gate $j$ to *column* $j$. With two padding tokens in front, the
 # first real token stands in column 2: it is met by another gate than without padding, and the
 # answer depends on how the batch was padded. Ours goes by position, which counts real tokens.
 
@@ -1900,24 +1974,12 @@ check("ours: the same gates with padding in front", mask(v, counted)[..., 2:], a
 _ = must_differ("gates by column", mask(v, torch.arange(6)[None])[..., 2:], alone)
 
 # %% [markdown]
-# A text longer than the table is an error in both:
-
-# %%
-for name, call in (
-    ("as printed", lambda: masked_as_printed(torch.ones(1, 9, dtype=torch.bool), gate)),
-    ("ours", lambda: mask(torch.zeros(1, 9, 1, 4), torch.arange(9)[None])),
-):
-    try:
-        call()
-    except (RuntimeError, IndexError) as error:
-        print(f"{name}: nine tokens, a table of eight: {type(error).__name__}")
-
-# %% [markdown]
 # ### Padding in the state of SSD (Ch Listing 2, WM Listings 3 and 4)
 #
 # The SSD listings take no padding mask. Attention that masks its keys does not help when the
-# *values* are states that have read the padding. How much it changes them depends on the step size
-# and on the skip connection $D$; here without $D$ (Ch Listing 2 has none), with correct positions:
+# *values* are states that have read the padding. How much it changes them depends, among other
+# things, on what stands in the padding; so here are 30 draws of it, without the skip connection $D$
+# (Ch Listing 2 has none) and with correct positions:
 
 # %%
 _ = torch.manual_seed(0)
@@ -1926,15 +1988,17 @@ _ = layer.D.data.zero_()
 x = random(1, 12, 16, seed=54)
 clean, _ = layer(x, torch.arange(12)[None])
 for pads in (1, 4):
-    junk = torch.cat([random(1, pads, 16, seed=55), x], dim=1)
-    real = torch.arange(12 + pads)[None] >= pads
+    junk = torch.cat([random(30, pads, 16, seed=55), x.expand(30, -1, -1)], dim=1)
+    real = (torch.arange(12 + pads) >= pads).expand(30, -1)
     ids = (real.cumsum(1) - 1).clamp(min=0)
     ignored, _ = layer(junk, ids, padding_mask=real)
-    check(f"{pads} padding in front, masked: same values", ignored[:, pads:], clean)
+    same = clean.expand(30, -1, -1)
+    check(f"{pads} padding in front, masked: same values", ignored[:, pads:], same)
     read, _ = layer(junk, ids)  # as the listings: padding is a token like any other
-    change = ((read[:, pads:] - clean).norm() / clean.norm()).item()
-    print(f"{pads} padding in front, read: values change by {change:.1%} (relative norm)")
-    assert change > 0.1
+    change = (read[:, pads:] - clean).norm(dim=(1, 2)) / clean.norm()
+    print(f"{pads} padding in front, read: values change by {change.median():.0%} in the median,")
+    print(f"  {change.min():.0%} to {change.max():.0%} (relative norm)")
+    assert change.min() > 0.01 and change.median() > 0.05
 
 # %% [markdown]
 # ## Summary
@@ -1955,7 +2019,7 @@ for pads in (1, 4):
 # |---|---|---|
 # | mask times softmax (after WM eq. 4) | not finite, or not causal | bias before the softmax |
 # | `triu(1)` under a cache (Listings 5, 6) | decoding sees key 0 only | an offset |
-# | dynamic mask, `== 0` (eq. 4, Listing 6) | no gradient: moves by exactly 0 | log-gate |
+# | dynamic mask, `== 0` (eq. 4, Listing 6) | no gradient: moves by exactly 0 | log-sigmoid bias |
 # | gate by column (Listing 6) | depends on the padding | gate by position |
 # | top-1 of zero keys (Listing 7) | one row for all tokens, for good | random keys, weights |
 # | `Embedding(n_heads, …)` (Listing 7) | index out of range | $n_v$ rows |
@@ -1975,7 +2039,8 @@ for pads in (1, 4):
 def indifferent(k):
     """Queries (b, t, h, p), as many as there are keys k (b, s, h, p)."""
     ### BEGIN SOLUTION
-    return torch.zeros_like(k)  # all scores are 0, so all weights are equal
+    # equal weights are equal scores: q at right angles to all differences of keys, as 0 always is
+    return torch.zeros_like(k)
     ### END SOLUTION
 
 
@@ -1984,43 +2049,43 @@ k, v = random(2, 1, 7, 2, 4, seed=60)
 everyone = torch.ones(7, 7, dtype=torch.bool)
 mean = v.mean(1, keepdim=True).expand_as(v)
 check("indifferent = mean", attention_written_out(indifferent(k), k, v, allowed=everyone), mean)
-print("equal weights are equal scores: q at right angles to all differences of keys; 0 always is")
+_ = must_differ("keys as queries", attention_written_out(k, k, v, allowed=everyone), mean)
 
 # %% [markdown]
-# **2 · easy.** *A sliding window.* Each query sees itself and the `w - 1` tokens before it, also
-# under a cache, where there are more keys than queries.
+# **2 · easy.** *A sliding window.* Each query sees itself and the `width - 1` tokens before it,
+# also under a cache, where there are more keys than queries.
 
 
 # %% tags=["exercise"]
-def window_mask(n_queries, n_keys, w):
+def window_mask(n_queries, n_keys, width):
     """(t, s), boolean, True where the query may look; the queries are the last of the keys."""
     ### BEGIN SOLUTION
     offset = n_keys - n_queries
     distance = torch.arange(n_queries)[:, None] + offset - torch.arange(n_keys)
-    return (distance >= 0) & (distance < w)
+    return (distance >= 0) & (distance < width)
     ### END SOLUTION
 
 
 # %% tags=["check"]
-assert torch.equal(window_mask(5, 5, 99), causal_mask(5, 5))
-assert window_mask(5, 5, 2).sum(1).tolist() == [1, 2, 2, 2, 2]
-assert torch.equal(window_mask(1, 9, 3), torch.arange(9)[None] >= 6)
-print(
-    "window of 3, one query after a cache of 8 reads",
-    window_mask(1, 9, 3)[0].nonzero().flatten().tolist(),
-)
+for n_queries, n_keys, width in ((5, 5, 99), (5, 5, 2), (1, 9, 3), (3, 9, 4), (4, 6, 1), (6, 7, 3)):
+    by_loops = torch.zeros(n_queries, n_keys, dtype=torch.bool)
+    for t in range(n_queries):
+        token = n_keys - n_queries + t
+        by_loops[t, max(0, token - width + 1) : token + 1] = True
+    name = f"{n_queries} queries, {n_keys} keys, width {width}"
+    check(name, window_mask(n_queries, n_keys, width), by_loops)
 
 # %% [markdown]
 # **3 · medium.** *ALiBi* adds $-\text{slope} \cdot (t - s)$ to the scores, a penalty that grows
-# with distance. Which of the three rows of the table in §5 is it a special case of? Write it as
-# that row's bias, from a rate and step sizes.
+# with distance. Which of the three rows of the table in §5 is it a special case of, and what do
+# that row's letters stand for then? Write it as that row's bias.
 
 
 # %% tags=["exercise"]
 def alibi(l, slope):
     """The bias (t, s) of l tokens, for s ≤ t; what stands above the diagonal does not matter."""
     ### BEGIN SOLUTION
-    # the third row: what came between, with all steps alike
+    # the third row, what came between: every Δ = 1, so log Δ = 0, and A = -slope
     A, steps = -slope, torch.ones(l)
     total = (A * steps).cumsum(0)
     return total[:, None] - total  # the sum over s + 1 to t
@@ -2028,9 +2093,9 @@ def alibi(l, slope):
 
 
 # %% tags=["check"]
-distance = torch.arange(6.0)[:, None] - torch.arange(6.0)
-check("ALiBi = SSD's decay with equal steps", alibi(6, 0.25).tril(), (-0.25 * distance).tril())
-print("the third row, SSD, with A = -slope and every step 1 (and no log Δ, which is 0 then)")
+for l, slope in ((6, 0.25), (9, 1.5), (3, 0.0)):
+    by_loops = torch.tensor([[-slope * max(t - s, 0) for s in range(l)] for t in range(l)])
+    check(f"ALiBi of {l} tokens, slope {slope}", alibi(l, slope).tril(), by_loops)
 
 # %% [markdown]
 # **4 · medium.** The straight-through trick by itself: write a function that returns `x.round()`
@@ -2055,11 +2120,11 @@ _ = must_differ("torch's own gradient of round, which is 0", by_torch, gradient)
 
 # %% [markdown]
 # **5 · hard.** Build the solver of the account book by hand, without training: choose values, keys
-# and queries so that attention over a running sum returns the balance right after the entry that
+# and queries so that attention over a running sum returns the balance right after the booking that
 # is asked for. (Hints. The running sum is SSD with $A = 0$ and every $\Delta$, $B$ and $C$ equal
-# to 1. Keys and queries that are 1 at the booking number and 0 elsewhere find the entry;
-# multiplied by 100 they leave nothing to the others. `attention_written_out` wants values as wide
-# as the keys: fill up with zeros.)
+# to 1. Keys and queries that are 1 at the booking number and 0 elsewhere find the
+# booking; multiplied by 100 they leave nothing to the others. `attention_written_out` wants values
+# as wide as the keys: fill up with zeros.)
 
 
 # %% tags=["exercise"]
