@@ -108,8 +108,9 @@ def sittings(parts: list[Section]) -> list[list[Section]]:
 def table(parts: list[Section]) -> str:
     """The cell with a chapter's minutes."""
     teach, alone = total(parts)
+    exercises = ", with the exercises" if any(not part.teach for part in parts) else ""
     lines = [
-        f"{TITLE} To teach, with the cells folded: {teach}. Alone, with the exercises: {alone}.",
+        f"{TITLE} To teach, with the cells folded: about {teach}. Alone{exercises}: about {alone}.",
         "",
         "| section | to teach | alone |",
         "|---|---|---|",

@@ -8,7 +8,8 @@ import sys
 
 __version__ = "0.1.0"
 
-if sys.argv[:1] != ["-m"]:  # `python -m cheems_ref` says its first word before it loads PyTorch
+# `python -m cheems_ref` says its first word before it loads PyTorch, and prepares by itself.
+if sys.argv[:1] != ["-m"] or "cheems_ref" not in sys.orig_argv:
     from cheems_ref.kernels import prepare_environment
 
     prepare_environment()  # before any other import: Triton reads its settings when first imported

@@ -95,7 +95,7 @@ def lines(
     yscale: str = "",
     xlim: tuple | None = None,
     ylim: tuple | None = None,
-    xticks: Mapping[float, str] | None = None,
+    xticks: Mapping[float | int, str] | None = None,
     marker: str = "",
     joined: bool = True,
     legend: str | None = "best",

@@ -21,7 +21,7 @@
 # from the package einops (Rogozhnikov, 2022).
 
 # %% [markdown]
-# **Minutes.** To teach, with the cells folded: 30. Alone, with the exercises: 50.
+# **Minutes.** To teach, with the cells folded: about 30. Alone: about 50.
 #
 # | section | to teach | alone |
 # |---|---|---|
@@ -33,7 +33,7 @@
 # | 5 · `einsum` on one page | 3 | 5 |
 # | 6 · einops: cutting and joining axes | 3 | 5 |
 # | 7 · Running it | 2 | 3 |
-# | 8 · The map | 6 | 9 |
+# | 8 · The map | 6 | 8 |
 # | 9 · Where to begin: a self-test | 4 | 6 |
 # | Summary | 1 | 1 |
 
@@ -211,7 +211,7 @@ for path in sorted(Path("../figures/records").glob("*.json")):
 # | $h_t$ | the state after token $t$; the literature of chapter 02 writes $S_t$ |
 # | $A$ | the rate at which a state decays, $\le 0$; in chapter 01 first a matrix |
 # | $\Delta_t$ (`dt`) | step size: how much time token $t$ takes |
-# | $\alpha_t = e^{g_t}$ | what is left of a state after one token, and its logarithm |
+# | $\alpha_t = e^{g_t}$ | the share of a state left after token $t$, and its log $g_t$ |
 # | $\beta_t$ | strength of a write |
 # | $D$ | the skip connection past a state |
 # | $K$, $M$, $L$ | a kernel; a whole layer as a matrix, $y = Mx$; the decays in it |
@@ -226,7 +226,7 @@ for path in sorted(Path("../figures/records").glob("*.json")):
 # and $h_t$ is the state. $k$ counts the chosen, and $k_s$ is a key. $e$ counts experts, and $e^x$
 # is the exponential. $g$ counts groups, $g_t$ is a log decay, and $g_i$ the gate of an expert. $T$
 # is a matrix, and $^\top$ transposes. The capitals S, A, I, M, E … of a *pattern* (chapter 07) name
-# layers. Other letters, such as λ, ω, η, τ, r, u, z, belong to the section that introduces them.
+# layers. Other letters, such as λ, ω, η, τ, u, z, belong to the section that introduces them.
 #
 # **Words.** A *token* is one element of a sequence, whatever it stands for; its *position* is its
 # number among the real tokens of its row, from 0. A *layer* is one letter of
@@ -348,9 +348,9 @@ _ = must_differ("planted: (l c)", rearrange(x, "b (l c) d -> b c l d", l=3), chu
 # - Cells tagged `setup` (imports, constants, tools, reading a record) and `figure` (drawing) can be
 #   folded in a lecture; nothing is derived in them.
 # - A red-white-blue heat map is signed: red above zero, blue below. White to blue starts at zero.
-# - Exercises end each chapter, graded easy, medium, hard. Write your solution between the marks
-#   `### BEGIN SOLUTION` and `### END SOLUTION`, in place of the one that stands there, and run the
-#   check cell below it.
+# - Exercises end each chapter from 01 on, graded easy, medium, hard. Write your solution between
+#   the marks `### BEGIN SOLUTION` and `### END SOLUTION`, in place of the one that stands there,
+#   and run the check cell below it.
 # - Numbers come in float64 in derivations, since there an error of $10^{-10}$ is a mistake and not
 #   rounding. Most experiments that train use float32, and all have fixed seeds and bounds with
 #   room: training is not the same to the last digit on every machine.
@@ -369,7 +369,7 @@ _ = must_differ("seed 1", random(3, seed=1), random(3, seed=0))
 # ## 8 · The map
 #
 # Which chapter builds on which, as the line "Assumes" at the head of each chapter has it. (Single
-# remarks look back further, in 02 at 01, and in 03 at 01 and 02, and repeat what they need.)
+# remarks look back further, in 02 at 01, and in 03 at 01 and 02.)
 
 
 # %% tags=["setup"]
@@ -403,7 +403,7 @@ def draw_map(ax, spots, arrows):
     for name, place in spots.items():
         ax.text(*place, name, ha="center", va="center", fontsize=16)
     for first, number in arrows:
-        style = dict(arrowstyle="->", shrinkA=40, shrinkB=40, lw=1.6)
+        style = dict(arrowstyle="->", shrinkA=52, shrinkB=56, lw=1.6)
         ax.annotate("", place_of[number], place_of[first], arrowprops=style)
     ax.set(xlim=(-0.4, 3.4), ylim=(-0.9, 2.3))
     ax.axis("off")
@@ -421,7 +421,7 @@ plotting.save(fig, "00_map", "; ".join(f"an arrow from {a} to {z}" for a, z in a
 # the cells folded and to study alone. They are counted from the text at fixed rates (words, lines,
 # equations, figures, exercises), fitted to what one or two readers of each of chapters 01 to 07
 # needed: you may well be faster or slower by a quarter. Here the course is cut into twelve sittings
-# of 55 to 90 minutes, which leaves little room for questions; *As printed* is what can be left to
+# of 50 to 90 minutes, which leaves little room for questions; *As printed* is what can be left to
 # the class.
 
 
@@ -490,15 +490,16 @@ for name, (way, without) in ways.items():
 #
 # Twelve small questions: two on what the course assumes, the others on its chapters. Fill in
 # numbers (fractions such as `1 / 3` are fine), run the cells below, and `news` lists the chapters
-# of which you do not know everything yet. The right answers are computed by the package, in a
-# folded cell; do not look before you have tried.
+# with a question that you did not answer; the others may still hold something new. The right
+# answers are computed by the package, in a folded cell; do not look before you have tried.
 #
 # - **a.** `einsum("bln,bsn->bls", q, k)` with b = 2, l = 3, s = 4, n = 5: how many numbers come
 #   out?
 # - **b.** What is the gradient of $\sum_i x_i^2$ with respect to an entry $x_i = 3$?
 # - **c.** A state obeys $h' = -h$. By which factor does the *bilinear* rule multiply it in a step
 #   of length 1?
-# - **d.** $\bar A = \tfrac12$, $\bar B = C = 1$. What is the entry $K_3$ of the kernel?
+# - **d.** $\bar A = \tfrac12$, $\bar B = C = 1$. What is the entry $K_3$ of the kernel $K_0, K_1,
+#   \dots$?
 # - **e.** Under the key $(1, 0)$ a state holds the value 2. The delta rule with $\beta = 1$ writes
 #   5 under the same key. What does the key read?
 # - **f.** Longhorn makes the same write with $\beta = 1$. What does the key read?
@@ -567,14 +568,14 @@ def news(answers, asks_of):
 
 
 # %%
-print("something new for you in", *news(answers, asks_of))
+print("something new for you in", *news(answers, asks_of) or ["no chapter"])
 assert news(truth(), asks_of) == []
 assert news(truth() | {"e": 7, "i": 0.1}, asks_of) == ["02", "04"]
 
 # %% [markdown]
-# Begin with the first chapter that the list names, and read before it what it builds on (section
-# 8). Chapters 01, 02, 03 and 06 can be begun without any other. 00 stands for sections 5 and 6 here
-# (question a) and for the gradients of PyTorch (b).
+# If the list is empty, read what you like. Else begin with the first chapter that it names, and
+# read before it what it builds on (section 8). Chapters 01, 02, 03 and 06 can be begun without any
+# other. 00 stands for sections 5 and 6 here (question a) and for the gradients of PyTorch (b).
 #
 # ## Summary
 #

@@ -26,7 +26,7 @@
 # `cheems_ref/linear_attention.py`.
 
 # %% [markdown]
-# **Minutes.** To teach, with the cells folded: 135. Alone, with the exercises: 280.
+# **Minutes.** To teach, with the cells folded: about 135. Alone, with the exercises: about 280.
 #
 # | section | to teach | alone |
 # |---|---|---|
@@ -570,8 +570,8 @@ for name, alpha in ({"no decay": 1.0} | alphas).items():
 
 # %% [markdown]
 # Look for this in the picture: without decay the ratio is below 1 at every age; the shorter the
-# half-life, the higher it is at age 0. At age 100 a half-life of 128 still helps, and shorter ones
-# do harm.
+# half-life, the higher it is at age 0. At age 100 a half-life of 128 still helps, and the two
+# shorter ones do harm.
 
 # %%
 by_rule = {name: weights[name] / laws[name] for name in laws}
@@ -2029,8 +2029,8 @@ _ = must_differ("v by zero-order hold", gated_linear_attention(C, B, hold, g), y
 # $$S_t = S_{t-1}\,\mathrm{diag}(1 - \epsilon_t\,k_{t,i}^2) + \epsilon_t v_t k_t^\top. \tag{2.25}$$
 #
 # How far is that from the row? On the example of §2 it writes the same the first time, and
-# differs the second: with the diagonal alone, the update knows of the 0.3 of $v_0$ that the state
-# already answers to $k_1$ only what each entry of $S$ adds to it by itself.
+# differs the second: to $k_1$ the state already answers 0.3 of $v_0$, and with the diagonal
+# alone each entry of $S$ corrects only for its own part of that answer.
 
 
 # %%
@@ -2079,7 +2079,8 @@ check("the published model: n times the value", S_diagonal @ k, n * v)
 #   ones do, with a mean square of $(l-1)/n$. No rule stores more than $n$ of them exactly.
 # - Decay makes that noise finite and the memory short. The delta rule writes the error, and so
 #   replaces what a key held; Longhorn takes the same step implicitly; a gate adds decay, which
-#   takes signal as well as noise: in §8 it costs after few writes and pays after many.
+#   takes signal as well as noise: in §8, at equal $n$, it costs after few writes and
+#   pays after many.
 # - With random unit keys the signal of a value falls as $(\alpha\,(1 - \epsilon/n))^\delta$.
 # - The state of linear attention does not know the order of its writes: no training changes that as
 #   long as keys and values are the same wherever a note stands.
@@ -2242,9 +2243,11 @@ beta = torch.rand(23, generator=torch.Generator().manual_seed(95))
 expected = delta_rule(*heads(q, k, v, beta))[0, :, 0]
 for size in (1, 5, 8, 23, 64):
     check(f"your chunks of {size} = loop", delta_in_chunks(q, k, v, beta, size), expected)
-assert not {"delta_rule", "RULES", "store"} & set(delta_in_chunks.__code__.co_names), (
-    "it should do without the package"
-)
+named = [globals().get(name) for name in delta_in_chunks.__code__.co_names]
+package = [x for x in named if "cheems_ref" in (getattr(x, "__module__", "") or "") or x is RULES]
+assert not package, "it should do without the package"
+whole, cut = (calls_of(delta_in_chunks, q, k, v, beta, size) for size in (23, 5))
+assert cut > 2 * whole, "each piece of `size` tokens is a step of its own: here one, and five"
 calls = [calls_of(delta_in_chunks, k[:l], k[:l], v[:l], beta[:l], l) for l in (7, 23)]
 print(f"calls to PyTorch for one chunk of 7 tokens: {calls[0]}, of 23: {calls[1]}")
 assert calls[1] - calls[0] < 16  # 16 tokens more

@@ -23,7 +23,7 @@
 # How to read ✓, ✗ and *As printed*: chapter 00.
 
 # %% [markdown]
-# **Minutes.** To teach, with the cells folded: 115. Alone, with the exercises: 255.
+# **Minutes.** To teach, with the cells folded: about 120. Alone, with the exercises: about 255.
 #
 # | section | to teach | alone |
 # |---|---|---|
@@ -39,14 +39,14 @@
 # | 8 · Gradients | 2 | 4 |
 # | 9 · What each form costs | 10 | 16 |
 # | 10 · The real kernel | 6 | 10 |
-# | 11 · An error budget | 14 | 23 |
-# | 12 · As printed | 15 | 24 |
+# | 11 · An error budget | 15 | 23 |
+# | 12 · As printed | 16 | 24 |
 # | 13 · On real text | 8 | 12 |
-# | Summary | 2 | 2 |
+# | Summary | 2 | 3 |
 # | Exercises | – | 74 |
 # | Further reading | 1 | 1 |
 #
-# In 2 sittings: cut before *8 · Gradients*.
+# In 2 sittings: cut before *9 · What each form costs*.
 
 # %% tags=["setup"]
 import json
@@ -1098,7 +1098,8 @@ for size in (8, 16, 32, 64):
 assert ratios == sorted(ratios) and ratios[0] < 1 < ratios[1]
 
 # %% [markdown]
-# So against the recurrence the chunked form saves no operations. It turns them into matrix products
+# So at these sizes the chunked form saves no operations against the recurrence. (With larger states
+# or shorter chunks it can save some.) What it does at any size is to turn them into matrix products
 # over many tokens, which hardware can do at once.
 
 # %% [markdown]
@@ -1236,13 +1237,13 @@ print(f"exact sum {exact:.3f}; errors {errors[0]:.1e} and {errors[1]:.1e}, bound
 # takes every rounding at its largest, and all in one direction.
 #
 # The honest test is this: take float64 as the truth, and compare the error of the kernel with the
-# error of *the definition itself*, run in float32. The *error* is the largest difference over the
-# largest entry of the truth. We do it for two heads, $A = -1$ and $A = -8$, and step sizes $0.05
-# \,|N|$ and $0.0005\,|N|$ with $N$ normal, 0.04 and 0.0004 in the mean. With the first the slow
-# head, $A = -1$, *remembers* 25 tokens: so long it takes until a write has faded to $1/e$. With the
-# second it remembers 2,507. A record holds medians over five seeds, since rounding noise differs
-# between machines; it was written by `python book/records.py 03_error_budget`, with the kernel in
-# Triton's interpreter. In units of one rounding:
+# error of *the definition itself*, the recurrence (3.4), run in float32. The *error* is the largest
+# difference over the largest entry of the truth. We do it for two heads, $A = -1$ and $A = -8$, and
+# step sizes $0.05 \,|N|$ and $0.0005\,|N|$ with $N$ normal, 0.04 and 0.0004 in the mean. A head
+# *remembers* as many tokens as it takes until a write has faded to $1/e$: the slow one, $A = -1$,
+# 25 with the larger steps and 2,507 with the smaller. Rounding noise differs between machines, so a
+# record holds the errors, medians over five seeds; it was written by `python book/records.py
+# 03_error_budget`, with the kernel in Triton's interpreter. In units of one rounding:
 
 # %%
 record = read_record("03_error_budget")
@@ -1262,6 +1263,7 @@ for memory, curves in record["errors"].items():
 # 6). In the fast head it has fallen to about $-20$ at the end of a chunk of 64, and a decay is $e$
 # to a difference of two such numbers: an error of the total is a *relative* error of the decay. So
 # the record has a fourth curve: `four_steps` with a total in float32, and nothing else changed.
+# (Torch on a CPU sums even these in float64 and rounds each entry once, so the curve is mild.)
 # First long memory, in roundings again:
 
 # %%
@@ -1408,8 +1410,8 @@ for name, bits in (("TF32", 10), ("bfloat16", 7)):
 # %% [markdown]
 # Of float32's seven digits TF32 leaves between three and four, and bfloat16 one fewer. So this
 # package asks Triton for full float32 products on a GPU (`TRITON_F32_DEFAULT=ieee`; set it to
-# `tf32` to have the speed back), and why the package's tests of the kernel allow 1e-3 in float16,
-# which has TF32's 10 bits, and 8e-3 in bfloat16. The state is carried in float32 in every case.
+# `tf32` to have the speed back), and its tests of the kernel allow 1e-3 in float16, which has
+# TF32's 10 bits, and 8e-3 in bfloat16. The state is carried in float32 in every case.
 
 # %% [markdown]
 # ## 12 · As printed
@@ -1535,8 +1537,8 @@ plotting.save(
 )
 
 # %% [markdown]
-# So tests of this layer need small $\Delta$, several chunks, and a probe for causality. Ours have
-# all three.
+# So tests of this layer need small $\Delta$ and several chunks. A probe for causality sees this
+# slip even without a right form to compare with. Ours have all three.
 #
 # ### Tiled instead of interleaved groups (WM Listing 4)
 #
@@ -1688,8 +1690,8 @@ _ = must_differ("half forgotten in 256 bytes", letter_counts(ids, 256), table)
 # differs a little between versions of Python; `python book/records.py 03_letters`). Each row is a
 # letter: the space first, then the commonest letters of English in the usual order. Each column is
 # the state after one more byte of text. A letter adds 1 and fades by half in 4, 32 or 256 bytes,
-# so each picture has a scale of its own. In the first one can follow the text letter by letter; in
-# the last the rows grow into a table of counts.
+# so each picture has a scale of its own. With the fastest decay one can follow the text letter by
+# letter; with the slowest the rows grow into a table of counts.
 
 # %%
 record = read_record("03_letters")
@@ -1730,7 +1732,7 @@ plotting.save(
 #
 # | | recurrent | quadratic | chunked |
 # |---|---|---|---|
-# | idea | carry a state | $M = L \circ CB^\top$: attention | attention inside, state between |
+# | idea | carry a state | $L \circ CB^\top$ on $\Delta X$ | attention inside, state between |
 # | cost in $l$ | linear, one token at a time | square, all at once | linear, chunks at once |
 # | used for | decoding | short pieces, proofs | training, reading a prompt |
 #
@@ -1744,7 +1746,8 @@ plotting.save(
 # - The chunked form computes the diagonal blocks as attention and the rest as write, carry, read.
 # - In float32 its error is of the size of the definition's own. The kernel shows more where its
 #   running total rounds; where the total is exact, it stays under twice the definition's.
-# - A test of it needs small step sizes, several chunks, $1 < g < h$, and a look at the future.
+# - A test of it needs small step sizes, several chunks, $1 < g < h$, and a right form to compare
+#   with or, for the axis, a look at the future.
 #
 # ## Exercises
 #
@@ -1787,9 +1790,10 @@ check("one of them is 0", decays_from(decay_matrix(log_alpha)), log_alpha[1:].ex
 
 # %% [markdown]
 # **3 · medium.** Write the test. `f(x, z, A, B, C)` claims to be SSD in float64, with $z$ (b, l, h)
-# as a linear map left it: the step sizes are $\mathrm{softplus}(z)$. Whatever its chunk size up to
-# 64, is it right? Section 12 has three ways to be wrong. (Hint: `inputs` makes random tensors and
-# `ssd.ssd_recurrent` is right; with which $l$, $g$ and $z$ does each of the three mistakes show?)
+# as a linear map left it: the step sizes are $\mathrm{softplus}(z)$. Is it right? It may work in
+# chunks of any size up to 64, and does not say of which. Section 12 has three ways to be wrong.
+# (Hint: `inputs` makes random tensors and `ssd.ssd_recurrent` is right; with which $l$, $g$ and $z$
+# does each of the three mistakes show?)
 
 
 # %% tags=["exercise"]

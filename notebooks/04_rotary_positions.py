@@ -37,7 +37,7 @@
 # | base, $l_0$ | the number that sets the angles; the length of the texts in training |
 
 # %% [markdown]
-# **Minutes.** To teach, with the cells folded: 120. Alone, with the exercises: 255.
+# **Minutes.** To teach, with the cells folded: about 120. Alone, with the exercises: about 255.
 #
 # | section | to teach | alone |
 # |---|---|---|

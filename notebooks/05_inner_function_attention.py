@@ -23,7 +23,7 @@
 # How to read ✓, ✗ and *As printed*: chapter 00.
 
 # %% [markdown]
-# **Minutes.** To teach, with the cells folded: 130. Alone, with the exercises: 285.
+# **Minutes.** To teach, with the cells folded: about 130. Alone, with the exercises: about 285.
 #
 # | section | to teach | alone |
 # |---|---|---|

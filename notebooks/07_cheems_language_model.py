@@ -25,7 +25,7 @@
 # How to read ✓, ✗ and *As printed*: chapter 00.
 
 # %% [markdown]
-# **Minutes.** To teach, with the cells folded: 120. Alone, with the exercises: 260.
+# **Minutes.** To teach, with the cells folded: about 120. Alone, with the exercises: about 260.
 #
 # | section | to teach | alone |
 # |---|---|---|
@@ -40,7 +40,7 @@
 # | 6 · What it costs: FLOPs per token | 12 | 20 |
 # | 7 · What it remembers | 17 | 29 |
 # | 8 · Writing | 9 | 15 |
-# | 9 · Training on real text | 14 | 22 |
+# | 9 · Training on real text | 14 | 23 |
 # | 10 · Time to write | 8 | 12 |
 # | 11 · As printed | 2 | 3 |
 # | Summary | 1 | 2 |
@@ -955,8 +955,8 @@ assert round(neurons / 1e6) == 814 and cheems < 0.61 * llama
 #
 # **Jamba (52B)** comes to 50.5 billion. Part of the difference is that Mamba's layer multiplies
 # what it read by SiLU($x W$) before its way out, a gate with a matrix $W$ of $d \cdot hp$
-# parameters that our S does not have. With it there are 51.45; the rest is in other differences
-# between the two layers, which are not counted here.
+# parameters that our S does not have. With it there are 51.45, half a billion from the rounded 52;
+# the other differences between the two layers are not counted here.
 
 # %%
 for name, printed, missing in (("jamba-283m", 283, 98), ("otce-281m", 281, 97)):
@@ -1022,8 +1022,9 @@ def flops_per_token(config, length):
 
 
 # %% [markdown]
-# PyTorch can count the products of matrices that a run really makes. It passes over its own fused
-# attention, so we ask for the implementation that it calls MATH, which is written as products.
+# PyTorch can count the products of matrices that a run really makes. It passes over torch's fused
+# attention for the CPU, so we ask for the implementation that it calls MATH, which is written as
+# products.
 
 
 # %%
@@ -1438,7 +1439,7 @@ plotting.save(
 # this model have 64 tokens, so the text crosses three of their borders.) The strict test is that of
 # the logits in section 7, for an id moves only where another logit becomes the largest. An
 # untrained model with a short memory soon repeats a few ids for ever, which tests next to nothing;
-# `long_memory` and a second table of words keep this one lively.
+# `long_memory` keeps this one lively.
 
 # %%
 _ = torch.manual_seed(3)
@@ -1458,7 +1459,8 @@ print(f"{different} different pairs of neighbours among 200 ids")
 assert model.config.chunk_size == 64 and different > 100
 
 # %% [markdown]
-# What if a part of the cache is lost once, after 121 ids? The share of ids that stay the same:
+# What if a part of the cache is lost once, after 121 ids? We hand in the right text all the same,
+# so that one wrong id does not bring the next; the share of next ids that are still chosen:
 
 # %%
 with torch.no_grad():
@@ -1572,7 +1574,9 @@ bigram = -shares[held_out[:-1], held_out[1:]].log().mean().item()  # nats per by
 recorded = record("07_training")["bigram"]  # the text differs a little between Pythons
 print(f"guessing: log 256 = {math.log(256):.2f} nats per byte")
 print(f"the bigram model: {recorded:.2f} (record), here the same to within 0.1")
-assert abs(bigram - recorded) < 0.1
+on_what_was_counted = -shares[seen_part[:-1], seen_part[1:]].log().mean().item()
+print("on the text whose pairs were counted it does worse, by more than 0.1")
+assert abs(bigram - recorded) < 0.1 < on_what_was_counted - bigram
 
 # %% [markdown]
 # The loop is the usual one. Without checkpoints, evaluations and refusals, `train` is
@@ -1646,7 +1650,8 @@ assert new.shape == (1, 300)
 #
 #     .venv/bin/python -m cheems_ref generate --run runs/chapter_07 --prompt "The "
 #
-# And a model of a text of yours. Killed at any time, the same command goes on where it was:
+# And a model of a text of yours. Killed at any time, the same command goes on from the last
+# checkpoint:
 #
 #     .venv/bin/python -m cheems_ref train --text FILE --run runs/mine
 #
@@ -1696,9 +1701,10 @@ plotting.save(
 )
 
 # %% [markdown]
-# After 500 steps the two curves were together. The gap that has opened since is what the model
-# knows of its training text alone; from step 1,875 on that is all that still grows. What it writes,
-# at temperature 0.7 and top_p 0.95, in brackets the prompt:
+# The held-out part is easier text: the counts of pairs, too, do better on it than on the text they
+# were counted on. So the two curves can meet, as they do after 500 steps, although the model knows
+# its training text better. The gap has grown since, and from step 1,875 on it is all that still
+# grows. What the model writes, at temperature 0.7 and top_p 0.95, in brackets the prompt:
 
 # %%
 for start, continuation in long_run["samples"]:
@@ -1972,7 +1978,13 @@ def fit_d_ff(config, goal):
 
 
 # %% tags=["check"]
-for name, goal in (("llama-320m", 320e6), ("cheems-320m", 320e6), ("jamba-1.3b", 1.3e9)):
+goals = [
+    ("llama-320m", 320e6),
+    ("cheems-320m", 320e6),
+    ("jamba-1.3b", 1.3e9),
+    ("llama-320m", 321e6),
+]
+for name, goal in goals:
     config, mine = preset(name), fit_d_ff(preset(name), goal)
     off = {
         d_ff: abs(total_and_active(replace(config, d_ff=d_ff))[0] - goal)

@@ -479,6 +479,19 @@ def test_status_when_triton_was_imported_early_but_interpreting():
     assert status_after(NO_GPU + "import triton\n", TRITON_INTERPRET="1")[0] == "interpreter"
 
 
+@needs_kernel
+def test_the_settings_are_made_for_whoever_imports_us_under_python_m(tmp_path):
+    """Python says `-m` while a package's own __init__ runs; ours waits for its command alone."""
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "__init__.py").write_text(NO_GPU + "import cheems_ref\n" + SETTINGS)
+    (tmp_path / "mine" / "__main__.py").write_text("")
+    code = f"""
+        import subprocess, sys
+        subprocess.run([sys.executable, "-m", "mine"], check=True, cwd={str(tmp_path)!r})
+    """
+    assert python(code, path=[tmp_path]).split()[0] == "1"
+
+
 CHECK = """
     import cheems_ref, torch
     from cheems_ref.kernels import chunk_scan

@@ -21,6 +21,7 @@ from cheems_ref import (
     retrieval,
     rope,
     state_space,
+    tasks,
     text,
     train,
 )
@@ -43,6 +44,7 @@ WRONG = {
     "rope": lambda: rope.apply_rope(X[..., :2], B[:, :, 0], B[:, :4, 0]),
     "ssd": lambda: ssd.ssd_chunked(X, DT, A[:2], B, B),
     "state_space": lambda: state_space.discretize_zoh(zeros(3, 3), zeros(2), 0.1),
+    "tasks": lambda: tasks.needle(2, 100, 0.5, haystack=IDS),
     "text": lambda: text.ids_to_text(IDS),
     "train": lambda: train.split_text(IDS, 0.1),
 }
