@@ -31,7 +31,7 @@
 # | Why this matters | 1 | 1 |
 # | 1 · Attention is a weighted read | 4 | 7 |
 # | 2 · Who may be read: the static mask | 10 | 16 |
-# | 3 · Values that compute: V = SSD(x) | 26 | 43 |
+# | 3 · Values that compute: V = SSD(x) | 26 | 44 |
 # | 4 · Values from a table | 18 | 31 |
 # | 5 · Masks that learn | 43 | 70 |
 # | 6 · All combinations, one contract | 6 | 11 |
@@ -522,7 +522,7 @@ assert by_mean < min(one_layer) and max(one_layer) < by_mean + 0.065
 longer = {kind: run[-1] for kind, run in books["longer"]["explained"].items()}
 print("from the record, after 3,000 steps, seed 0:", longer)
 assert abs(longer["linear"] - by_amount) < 0.02
-assert longer["ssd alone"] < by_amount < 0.83 < longer["retrieved"] < 0.87
+assert abs(longer["ssd alone"] - by_amount) < 0.03 and 0.83 < longer["retrieved"] < 0.87
 for run in books["longer"]["explained"].values():
     assert run[-1] > run[len(run) // 2 - 1] + 0.01  # more than halfway
 
@@ -560,15 +560,17 @@ plotting.save(
     "Share of the variance of past balances explained, against training steps, with a line at what "
     "the mean of the book explains, 0.71. Left, 500 steps, median and range of three seeds: "
     "attention over SSD and two layers of attention, above 0.95 at the end. Right, 3,000 steps, "
-    "one seed: attention over retrieved values ends at 0.85, attention alone below 0.8, SSD alone "
-    "lower still.",
+    "one seed: attention over retrieved values ends at 0.85, attention alone and SSD alone below "
+    "0.8.",
 )
 
 # %% [markdown]
 # After 500 steps attention alone, attention over retrieved values and SSD alone are less than 0.07
-# above the mean of the book, attention over SSD is above 0.99. Those three are not at their end
-# there: in a run of 3,000 steps attention alone comes to about what a booking's own amount gives,
-# SSD alone stays below it, and retrieved values get to 0.85, by means that we have not looked into.
+# above the mean of the book, attention over SSD is above 0.99. Those three are still climbing
+# there. In one run of 3,000 steps each, on the right, attention alone and SSD alone end near what a
+# booking's own amount gives, 0.78, and retrieved values at 0.85, by means that we have not looked
+# into. That is one seed and no ceiling: other seeds and more steps may order the three differently.
+# None of these runs comes near 0.99.
 #
 # ### What the two layers of the control do
 #
@@ -1114,11 +1116,11 @@ for start in (0.0, -1.0, -10.0, 1.0, 2.0):
 assert behind < 1e-5  # at a = 2
 
 # %% [markdown]
-# With $a \le 0$ the number lies in $(0, 1]$, and no key's weight falls behind by more than $1/e$: a
-# key can be favoured, not hidden, until the window does it. With $a > 0$ the number has no upper
-# bound: at $a = 2$ the factor is 1.3e-6, as good as hidden. At the start, $a = 0$, all keys get 1
-# and $u$ has no gradient ($a$ has one, and moves first). In `ContentMask` the exponent itself is
-# added and $a_i$ starts at 1.
+# With $a \le 0$ the number lies in $(0, 1]$, and no key's weight falls behind by more than a factor
+# of $e$: a key can be favoured, not hidden, until the window does it. With $a > 0$ the number has
+# no upper bound: at $a = 2$ the factor is 1.3e-6, as good as hidden. At the start, $a = 0$, all
+# keys get 1 and $u$ has no gradient ($a$ has one, and moves first). In `ContentMask` the exponent
+# itself is added and $a_i$ starts at 1.
 #
 # ### Does it learn? Decoys at fixed places
 #
@@ -2008,7 +2010,7 @@ for pads in (1, 4):
 # - With $V = \mathrm{SSD}(x)$ a value is what a recurrence knew at that moment. One layer can then
 #   look up what here took two layers of ordinary attention: one that averages, one that looks up.
 # - A table of values, retrieved by similarity, treats kinds of tokens differently. It learns which
-#   rows to take if they are weighted by their scores, and if there are two or more. Grouped
+#   rows to take if they are weighted by their scores, and if a token takes two or more. Grouped
 #   attention makes a smaller cache; the table does not.
 # - A mask that learns is a bias before the softmax. By place it is a gate; by content it is a
 #   key's "do not read me", known before any query, so that keys can be left out.
