@@ -253,7 +253,7 @@ print(
 
 # %% tags=["figure"]
 fig, axes = plotting.figure(1, 2, size=(12, 4.2))
-curves = {"tap x": tap_open, "content h": content}
+curves = {"tap x, litres/s": tap_open, "content h, litres": content}
 plotting.lines(axes[0], times, curves, title="a tank with a hole", xlabel="seconds")
 curves = {"push x / 8": pushed, "place y": place}
 plotting.lines(axes[1], times, curves, title="a weight on a spring", xlabel="seconds")

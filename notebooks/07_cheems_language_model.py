@@ -640,9 +640,9 @@ assert all(preset(n).position == "rope" for n in PRESETS if n.startswith(("cheem
 def draw_runs(ax, runs, title):
     """Share of right answers, a line for each of five runs, and what elimination gets."""
     at = [25 * (n + 1) for n in range(len(runs[0]))]
-    curves = {f"_{seed}": run for seed, run in enumerate(runs)}
+    curves = {f"seed {seed}": run for seed, run in enumerate(runs)}
     plotting.lines(ax, at, curves, title=title, ylim=(0, 1.05), legend=None)
-    plotting.level(ax, ELIMINATION)
+    plotting.level(ax, ELIMINATION, "elimination" if title == "AA" else "")
 
 
 # %% tags=["figure"]
@@ -652,6 +652,7 @@ for row, (position, patterns) in zip(axes, record("07_orders")["right"].items(),
         draw_runs(ax, runs, pattern)
     row[0].set_ylabel({"conv": "S: convolution", "rope": "S: rotation"}[position])
 axes[1, 2].set_xlabel("training step")
+fig.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=5)
 plotting.save(
     fig,
     "07_orders",
