@@ -352,7 +352,7 @@ _ = must_differ("planted: (l c)", rearrange(x, "b (l c) d -> b c l d", l=3), chu
 #   the marks `### BEGIN SOLUTION` and `### END SOLUTION`, in place of the one that stands there,
 #   and run the check cell below it.
 # - Numbers come in float64 in derivations, since there an error of $10^{-10}$ is a mistake and not
-#   rounding. Most experiments that train use float32, and all have fixed seeds and bounds with
+#   rounding. Experiments that train have fixed seeds, many use float32, and their bounds have
 #   room: training is not the same to the last digit on every machine.
 #
 # *A check fails on your machine?* Read which theorem, and how large the error is against the
@@ -470,8 +470,8 @@ assert number == 12
 
 # %% [markdown]
 # **Alone at night.** An hour and a half an evening. Whoever wants to arrive at a working Cheems
-# soonest takes this page and 03 to 07, and leaves out *As printed* and the exercises; of 03 to 06
-# the first half is enough for 07. Whoever came for state spaces takes 01 to 03.
+# soonest takes this page and 03 to 07, and leaves out *As printed* and the exercises. Whoever came
+# for state spaces takes 01 to 03.
 
 # %%
 ways = {
@@ -488,7 +488,7 @@ for name, (way, without) in ways.items():
 # %% [markdown]
 # ## 9 · Where to begin: a self-test
 #
-# Twelve small questions: two on what the course assumes, the others on its chapters. Fill in
+# Twelve small questions: two to warm up, the others on the chapters. Fill in
 # numbers (fractions such as `1 / 3` are fine), run the cells below, and `news` lists the chapters
 # with a question that you did not answer; the others may still hold something new. The right
 # answers are computed by the package, in a folded cell; do not look before you have tried.

@@ -26,7 +26,7 @@
 # `cheems_ref/linear_attention.py`.
 
 # %% [markdown]
-# **Minutes.** To teach, with the cells folded: about 135. Alone, with the exercises: about 280.
+# **Minutes.** To teach, with the cells folded: about 140. Alone, with the exercises: about 280.
 #
 # | section | to teach | alone |
 # |---|---|---|
@@ -41,7 +41,7 @@
 # | 7 · Gates: decay and correct | 5 | 8 |
 # | 8 · What each rule forgets and overwrites | 37 | 60 |
 # | 9 · Stability | 10 | 16 |
-# | 10 · All tokens of a chunk at once | 17 | 25 |
+# | 10 · All tokens of a chunk at once | 18 | 28 |
 # | 11 · The lecture's table | 3 | 6 |
 # | 12 · Hybrids: a few layers that forget nothing | 6 | 9 |
 # | 13 · The bridge to state space duality | 2 | 3 |
@@ -1640,6 +1640,20 @@ check(f"{factors} factors = the inverse", inverse, torch.linalg.inv(torch.eye(64
 _ = must_differ("the first factor alone", torch.eye(64) - T_64, inverse)
 
 # %% [markdown]
+# The product is exact, and no method for all keys: where keys resemble each other, the powers of
+# $T$ grow and then cancel. For 64 times the same key the inverse has entries of 1 and −1, and
+# $T^{32}$ has some of $10^{17}$, which float64 cannot cancel. Going down row by row, or block by
+# block, has no such powers; the package calls `solve_triangular`.
+
+# %%
+T_same = torch.ones(64, 64).tril(-1)  # k_t · k_s = 1 throughout
+inverse = torch.linalg.solve_triangular(torch.eye(64) + T_same, torch.eye(64), upper=False)
+check("row by row: an inverse", (torch.eye(64) + T_same) @ inverse, torch.eye(64))
+powers = torch.linalg.matrix_power(T_same, 32)
+print(f"largest entry: of the inverse {inverse.abs().max():.0f}, of T³² {powers.max():.0e}")
+assert inverse.abs().max() == 1 and powers.max() > 1e17
+
+# %% [markdown]
 # **Step 3: read.** As in linear attention: what came with the chunk, and the writes of the chunk up
 # to one's own. Here the diagonal *is* included:
 #
@@ -1682,9 +1696,10 @@ check("S after the chunk", S_before @ (torch.eye(n) - k.T @ Z.T @ k) + v.T @ Z.T
 #   \alpha_t S_{t-1} = \gamma_t S_{-1} + \sum_{s < t} L_{ts}\, u_s k_s^\top.$$
 #
 # On the right $\alpha_t$ is already in $\gamma_t$ and in $L_{ts}$, since $\alpha_t L_{t-1,s} =
-# L_{ts}$. So the four steps go through with $T \circ L$ for $T$, $\mathrm{diag}(\gamma) K
-# S_{-1}^\top$ on the right side, $QK^\top \circ L$ for the scores (with its diagonal of ones),
-# and the last row of $L$ for the final state:
+# L_{ts}$. So steps 1 to 3 go through with $T \circ L$ for $T$ and $QK^\top \circ L$ for the scores
+# (with its diagonal of ones); what comes from $S_{-1}$ fades too: $\mathrm{diag}(\gamma) K
+# S_{-1}^\top$ on the right side, $\mathrm{diag}(\gamma) Q S_{-1}^\top$ in the outputs,
+# $\gamma_{l-1} S_{-1}$ in the final state, which takes the last row of $L$ for the writes:
 
 # %%
 g = -random(l, seed=37).abs() / 4
@@ -1699,6 +1714,8 @@ check("gated, outputs", gamma * (q @ S_before.T) + (q @ k.T * L) @ U, o)
 check("gated, state", gamma[-1] * S_before + (L[-1][:, None] * U).T @ k, S_after)
 wrong = torch.linalg.solve_triangular(identity + T, right_side, upper=False)
 _ = must_differ("decay forgotten in T", gamma * (q @ S_before.T) + (q @ k.T * L) @ wrong, o)
+_ = must_differ("decay forgotten in Q S", q @ S_before.T + (q @ k.T * L) @ U, o)
+_ = must_differ("S before, not faded", S_before + (L[-1][:, None] * U).T @ k, S_after)
 
 # %% [markdown]
 # A text is cut into chunks, the steps run in each, and only $S$ goes from one to the next. The
@@ -2079,8 +2096,8 @@ check("the published model: n times the value", S_diagonal @ k, n * v)
 #   ones do, with a mean square of $(l-1)/n$. No rule stores more than $n$ of them exactly.
 # - Decay makes that noise finite and the memory short. The delta rule writes the error, and so
 #   replaces what a key held; Longhorn takes the same step implicitly; a gate adds decay, which
-#   takes signal as well as noise: in §8, at equal $n$, it costs after few writes and
-#   pays after many.
+#   takes signal as well as noise: in §8 it costs in some streams and pays in
+#   others.
 # - With random unit keys the signal of a value falls as $(\alpha\,(1 - \epsilon/n))^\delta$.
 # - The state of linear attention does not know the order of its writes: no training changes that as
 #   long as keys and values are the same wherever a note stands.

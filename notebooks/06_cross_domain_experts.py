@@ -1412,14 +1412,14 @@ for name, make in versions.items():
     assert (after == 4 and loss > 0.155) if dead else (after > 60 and loss < 0.145)
     words = "still 4, loss above 0.155" if dead else "more than 60, loss below 0.145"
     print(f"{name:29} experts asked: {before:3} of 256, after 200 steps {words}")
-assert abs(runs["softmax, zero keys"][2] - runs["softmax, random keys"][2]) < 0.02
-print("softmax: the losses with zero and with random keys differ by less than 0.02")
+assert abs(runs["softmax, zero keys"][2] - runs["softmax, random keys"][2]) < 0.005
+print("softmax: the losses with zero and with random keys differ by less than 0.005")
 
 # %% [markdown]
 # So the one that stays dead is ReLU with the score inside; its loss is the highest of the four.
-# With the softmax, keys that start at zero end as well as random ones here; what they cost is the
-# beginning, when all tokens ask the same experts and the queries do not learn. The package starts
-# keys at random.
+# With the softmax, keys that start at zero end within a few per cent of random ones, at this one
+# seed; what they cost is the beginning, when all tokens ask the same experts and the queries do not
+# learn. The package starts keys at random.
 #
 # ### The score inside the activation (WM §3.3 and Listing 8)
 #
@@ -1588,8 +1588,12 @@ def best_of_three(first, second, third, k):
 # %% tags=["check"]
 drawn = random(3, 20, seed=30).sort(descending=True).values
 steep = -torch.tensor([[1.0], [50.0], [50.0]]) * torch.arange(20)  # the best: ranks (i, 1, 1)
-twos = -torch.tensor([0.0, 1.0, *range(10, 28)]).expand(3, -1)  # among the best: ranks (2, 2, 2)
-for lists in (drawn, twos, steep, steep.roll(1, 0), steep.roll(2, 0)):
+two = -torch.tensor([0.0, 1.0, *range(50, 68)])  # two good entries, three, and seven
+three = -torch.tensor([0.0, 0.1, 0.2, *range(50, 67)])
+seven = -torch.tensor([*(i / 100 for i in range(7)), *range(50, 63)])
+few = torch.stack([two, two, seven])
+turned = [lists.roll(turn, 0) for lists in (steep, few) for turn in range(3)]
+for lists in (drawn, two.expand(3, -1), three.expand(3, -1), *turned):
     everything = (lists[0][:, None, None] + lists[1][:, None] + lists[2]).flatten()
     for k in (1, 8, 30):
         with LargestTensor() as made:

@@ -14,7 +14,7 @@
 #   token, across the borders of chunks and with padding;
 # - train a small Cheems, kill the run, and resume it to the same losses; do so on a text of yours.
 #
-# Assumes: chapters 03 to 06, of each the first half.
+# Assumes: chapters 03 to 06, without their sections *As printed*.
 #
 # Sources: *Wonderful Matrices* (WM) §3.4, §5, Table 7, App. C.2; *Cheems* (Ch) §3.2 to §3.4;
 # *OTCE: Hybrid SSM and Attention with Cross Domain Mixture of Experts to construct
