@@ -40,6 +40,7 @@ from tqdm import tqdm
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMIT_S = 60  # a lecture does not wait longer for a notebook
+STARTS = 3  # of a kernel, until one is up
 FIGURE_SUFFIXES = {".svg", ".png", ".pdf"}
 
 METADATA = {
@@ -93,12 +94,21 @@ def kernel_manager() -> AsyncKernelManager:
 async def running_kernel(client: NotebookClient, folder: Path, env: dict) -> AsyncIterator[None]:
     """Start the client's kernel in `folder`, and leave none behind, whatever happens.
 
-    In place of nbclient's own, which takes Ctrl-C for itself and stops one kernel with it.
+    In place of nbclient's own, which takes Ctrl-C for itself and stops one kernel with it. A kernel
+    is given ports that are free, and may find them taken when it comes to use them: then the next
+    one is tried.
     """
     kernel = client.km
     try:
-        await client.async_start_new_kernel(cwd=str(folder), env=env)
-        await client.async_start_new_kernel_client()
+        for attempt in range(1, STARTS + 1):
+            try:
+                await client.async_start_new_kernel(cwd=str(folder), env=env)
+                await client.async_start_new_kernel_client()
+                break
+            except RuntimeError:
+                if attempt == STARTS:
+                    raise
+                client.km = kernel = kernel_manager()
         yield
         await kernel.shutdown_kernel()
     finally:

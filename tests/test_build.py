@@ -4,6 +4,7 @@ import asyncio
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -272,6 +273,32 @@ def test_the_kernel_is_this_interpreter_whatever_is_installed(tmp_path, monkeypa
     spec.write_text('{"argv": ["another-python"], "display_name": "x", "language": "python"}')
     monkeypatch.setenv("JUPYTER_PATH", str(tmp_path))
     assert build.kernel_manager().kernel_spec.argv[0] == sys.executable
+
+
+@pytest.mark.parametrize("failures, status", [(1, 0), (build.STARTS, 1)])
+def test_a_port_that_was_taken_meanwhile_costs_one_start(tmp_path, monkeypatch, failures, status):
+    taken = socket.socket()
+    taken.bind(("127.0.0.1", 0))
+    taken.listen()
+    managers, original = [], build.kernel_manager
+
+    def manager():
+        one = original()
+        if len(managers) < failures:
+            one.cache_ports, one.shell_port = False, taken.getsockname()[1]
+        managers.append(one)
+        return one
+
+    monkeypatch.setattr(build, "kernel_manager", manager)
+    root = project(tmp_path, {"01_only.py": "# %%\nprint('up')\n"})
+    if status:
+        with pytest.raises(RuntimeError, match="Kernel died"):
+            run_build(root)
+    else:
+        assert run_build(root) == 0
+        assert "up" in (root / "notebooks" / "01_only.ipynb").read_text()
+    assert len(managers) == min(failures + 1, build.STARTS)
+    taken.close()
 
 
 def test_two_at_a_time(tmp_path, capsys):
