@@ -7,8 +7,8 @@ script writes both. `--check` writes nothing and exits with 1 where they are not
 
 To teach is to say the prose and to show the cells that are not folded (those tagged `setup` or
 `figure` are) and the pictures. Alone is to read the prose, to follow every line that is not folded,
-and to do the exercises. The rates are fitted to what readers needed, one or two for each of
-chapters 01 to 07: none is more than about a quarter off the count.
+and to do the exercises. The rates are fitted to what readers needed, some for each of chapters 01
+to 07: most are within a quarter of the count, all within about a third.
 """
 
 import argparse

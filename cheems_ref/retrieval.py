@@ -1,7 +1,7 @@
 """Experts of one neuron each: a few of a million, found by product keys for every token.
 
     ProductKeys   a router over e = r² experts from 2 r keys per head
-    PEER          Σ gᵢ SiLU(x·wᵢ) uᵢ                 over the experts found
+    PEER          Σ gᵢ SiLU(x·wᵢ) uᵢ, over the experts found
     CDMMoE        the same with gated neurons, on a projection of a shared gated MLP
     CDMoE         the same on (or beside) a shared MLP φ(x)
 

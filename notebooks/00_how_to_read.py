@@ -32,7 +32,7 @@
 # | 4 · Letters | 4 | 7 |
 # | 5 · `einsum` on one page | 3 | 5 |
 # | 6 · einops: cutting and joining axes | 3 | 5 |
-# | 7 · Running it | 2 | 3 |
+# | 7 · Running it | 2 | 4 |
 # | 8 · The map | 6 | 8 |
 # | 9 · Where to begin: a self-test | 4 | 6 |
 # | Summary | 1 | 1 |
@@ -344,7 +344,8 @@ _ = must_differ("planted: (l c)", rearrange(x, "b (l c) d -> b c l d", l=3), chu
 # - `make lab` opens the notebooks in JupyterLab. Run cells with Shift+Enter, from the top: a
 #   section uses its own variables, what `setup` cells define, and functions from above.
 # - `make course` runs every chapter and writes the notebooks and figures anew; `make test` runs all
-#   of them again and compares what they print, letter by letter, but for the one cell of versions.
+#   of them again and compares what they print, letter by letter, but for the one cell of versions
+#   and the verdicts on mamba-ssm's kernel, which may be missing.
 # - Cells tagged `setup` (imports, constants, tools, reading a record) and `figure` (drawing) can be
 #   folded in a lecture; nothing is derived in them.
 # - A red-white-blue heat map is signed: red above zero, blue below. White to blue starts at zero.
@@ -420,7 +421,7 @@ plotting.save(fig, "00_map", "; ".join(f"an arrow from {a} to {z}" for a, z in a
 # **For a lecturer.** The second cell of each chapter has the minutes of its sections, to teach with
 # the cells folded and to study alone. They are counted from the text at fixed rates (words, lines,
 # equations, figures, exercises), fitted to what one or two readers of each of chapters 01 to 07
-# needed: you may well be faster or slower by a quarter. Here the course is cut into twelve sittings
+# needed: you may well be faster or slower by a third. Here the course is cut into twelve sittings
 # of 50 to 90 minutes, which leaves little room for questions; *As printed* is what can be left to
 # the class.
 

@@ -1365,8 +1365,8 @@ for lag, share in counting.items():
 # And why does lag 1 succeed where 2 fails, with the token itself as the newest write? $y_t$ is a
 # sum over the tokens. The part of the token itself, $C_t \cdot B_t\,\Delta_t x_t$ and the skip
 # connection, is a function of that token alone, and training can make it smaller than the newest.
-# Of the rest, decay makes the newest stand out. For lag 2 the newest is in the way, and $C_t$,
-# which has seen one token only, cannot take it off. In a decay model trained for lag 1 the parts
+# Of the rest, decay makes the newest stand out. For lag 2 the newest is in the way, and $C_t$, a
+# function of its own token alone, knows nothing of it. In a decay model trained for lag 1 the parts
 # vary the logits by so much:
 
 # %%
