@@ -7,10 +7,12 @@ A record holds what a figure shows, and how it came about: command, machine, ver
 
 import argparse
 import ast
+import concurrent.futures
 import dataclasses
 import datetime
 import json
 import math
+import os
 import platform
 import statistics
 import time
@@ -27,18 +29,57 @@ RECORDS = ROOT / "figures" / "records"
 CHAPTER_5 = "05_inner_function_attention"
 LOOK_BACK = ("look_back_model", "look_back_batch", "train_to_look_back")  # of chapter 04
 CHAPTER_7 = "07_cheems_language_model"
+CHAPTER_8 = "08_associative_recall"
 RECALL = "recall", "recall_model", "share_right", "learn_to_recall"
+RECALL_GRID = "LENGTHS", "SYSTEMS", "RATES", "WITH_POSITION"  # of chapter 08
+NEEDLE_RUN = "FOUR", "DEPTHS", "needle_config", "needle_losses", "learn_needles"
+NEEDLE_RUN += "digits_right", "stretch_base", "sharpen"
+RECALL_RUN = "LENGTHS", "recall_model", "recall_batch", "answers", "share_right", "learn_to_recall"
 
 
 def from_notebook(notebook, *names):
     """Take functions from a notebook's source, so that a record shows what the reader runs."""
     tree = ast.parse((ROOT / "notebooks" / f"{notebook}.py").read_text())
     imports = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
-    wanted = [node for node in tree.body if getattr(node, "name", None) in names]
+    wanted = [node for node in tree.body if names_of(node) & set(names)]
     namespace = {}
     torch.set_default_dtype(torch.float64)  # as the notebooks do
     exec(compile(ast.Module([*imports, *wanted], []), notebook, "exec"), namespace)
     return [namespace[name] for name in names]
+
+
+def names_of(node):
+    """What a statement at the top of a notebook defines."""
+    if isinstance(node, ast.Assign):
+        targets = (part for target in node.targets for part in ast.walk(target))
+        return {part.id for part in targets if isinstance(part, ast.Name)}
+    return {getattr(node, "name", None)}
+
+
+def resumed(name, jobs, run, folder=ROOT / "runs" / "records"):
+    """The results of all jobs, in their order, each from a process with one thread.
+
+    Each result is kept in runs/records/NAME.jsonl as soon as it is there, and found there after a
+    stop. A line that was not finished is run again.
+    """
+    path = folder / f"{name}.jsonl"
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    lines = [line for line in lines if line.endswith("\n")]
+    path.write_text("".join(lines))
+    done = {json.dumps(job): result for job, result in map(json.loads, lines)}
+    missing = [job for job in jobs if json.dumps(job) not in done]
+    print(f"{name}: {len(jobs) - len(missing)} of {len(jobs)} runs are there", flush=True)
+    workers = dict(initializer=torch.set_num_threads, initargs=(1,))
+    with concurrent.futures.ProcessPoolExecutor(os.cpu_count(), **workers) as pool:
+        running = {pool.submit(run, job): job for job in missing}
+        for future in concurrent.futures.as_completed(running):
+            job = running[future]
+            done[json.dumps(job)] = future.result()
+            with path.open("a") as file:
+                file.write(json.dumps([job, future.result()]) + "\n")
+            print(f"{name}: {json.dumps(job)}", flush=True)
+    return [done[json.dumps(job)] for job in jobs]
 
 
 def sampling_rate():
@@ -496,6 +537,117 @@ def manual():
     }
 
 
+def recall():
+    """Multi-query recall: right at each length over time, by system, width and position."""
+    lengths, systems, rates, with_position = from_notebook(CHAPTER_8, *RECALL_GRID)
+    seeds = range(3)
+    return recall_runs(
+        "08_recall",
+        seeds,
+        positions=[
+            recall_job(name, options, 64, seed, 2000, rates[64], lengths[:2])
+            for seed in seeds
+            for name, options in with_position.items()
+        ],
+        grid=[
+            recall_job(name, options, d, seed, 3000, rate, lengths)
+            for d, rate in rates.items()
+            for seed in seeds
+            for name, options in systems.items()
+        ],
+    )
+
+
+def recall_rates():
+    """Multi-query recall, small: three rates, the live runs of five seeds, and one long run."""
+    lengths, systems, rates, with_position = from_notebook(CHAPTER_8, *RECALL_GRID)
+    seeds = range(3)
+    return recall_runs(
+        "08_rates",
+        seeds,
+        rates=[
+            recall_job(name, systems[name], 32, seed, 2000, rates[32] * factor, lengths[:2])
+            for factor in (1, 1 / 3, 3)
+            for seed in seeds
+            for name in ("SSD", "QCAttn")
+        ],
+        live=[
+            recall_job(name, (systems | with_position)[name], 32, seed, 200, rates[32], (32,))
+            for seed in range(5)
+            for name in ("SSD, attention, convolution", "QCAttn")
+        ],
+        alone=[
+            recall_job("QCAttn", systems["QCAttn"], 64, seed, 3000, rates[64], lengths[-1:])
+            for seed in seeds
+        ],
+        longer=[recall_job("SSD", systems["SSD"], 64, 0, 20_000, rates[64], lengths[:2])],
+    )
+
+
+def recall_job(system, options, d, seed, steps, rate, lengths):
+    told = dict(system=system, d=d, seed=seed, steps=steps, rate=rate, lengths=list(lengths))
+    return dict(**told, options=options)
+
+
+def recall_runs(name, seeds, **parts):
+    runs = iter(resumed(name, [job for jobs in parts.values() for job in jobs], recall_run))
+    record = {
+        part: [{k: v for k, v in job.items() if k != "options"} | next(runs) for job in jobs]
+        for part, jobs in parts.items()
+    }
+    minutes = sum(run["minutes"] for runs in record.values() for run in runs)
+    return {"seed": list(seeds), "core hours": round(minutes / 60, 1), **record}
+
+
+def recall_run(job):
+    """One training run of chapter 08: minutes, and the share right at each length over time."""
+    *_, learn = from_notebook(CHAPTER_8, *RECALL_RUN)
+    start = time.perf_counter()
+    size = {name: job[name] for name in ("d", "steps", "rate", "seed", "lengths")}
+    _, right = learn(**size, **job["options"])
+    return {"minutes": round((time.perf_counter() - start) / 60, 2), "right": rounded(right)}
+
+
+def needles():
+    """Needles in the manual: digits found by length and depth, within the training and beyond."""
+    four, windows, depths = from_notebook(CHAPTER_8, "FOUR", "WINDOWS", "DEPTHS")
+    seeds, lengths = range(3), (128, 256, 512, 1024, 2048)
+    jobs = [
+        dict(system=name, window=window, trained=list(trained), seed=seed, steps=1200)
+        for seed in seeds
+        for window, trained in windows.items()
+        for name in four
+    ]
+    results = resumed("08_needle", [dict(**job, lengths=lengths) for job in jobs], needle_run)
+    runs = [job | result for job, result in zip(jobs, results, strict=True)]
+    minutes = sum(run["minutes"] for run in runs)
+    told = dict(seed=list(seeds), depths=list(depths), lengths=list(lengths))
+    return {**told, "core hours": round(minutes / 60, 1), "runs": runs}
+
+
+def needle_run(job):
+    """One training run: minutes, nats per byte of unseen text, digits right."""
+    *_, learn, digits_right, stretch_base, sharpen = from_notebook(CHAPTER_8, *NEEDLE_RUN)
+    seen, held_out = training.split_text(text.text_to_ids(text.read_text()), 0.1)
+    start = time.perf_counter()
+    model = learn(job["system"], job["trained"], seen, job["steps"], job["seed"])
+    minutes, trained = (time.perf_counter() - start) / 60, max(job["trained"])
+    right = {name: [] for name in ("plain", "base", "sharpened", "both")}
+    for length in job["lengths"]:
+        stretched = length if length > trained else trained  # up to it the base stays
+        for name, found in right.items():
+            stretch_base(model, stretched if name in ("base", "both") else trained, trained)
+            hooks = sharpen(model, trained) if name in ("sharpened", "both") else []
+            if name == "plain" or length > trained:
+                found.append(digits_right(model, length, held_out))
+            for hook in hooks:
+                hook.remove()
+    stretch_base(model, trained, trained)
+    nats = training.evaluate(model, held_out, length=256)
+    right = {name: rounded(found) for name, found in right.items()}
+    return {"minutes": round(minutes, 2), "nats": round(nats, 3), "right": right}
+
+
 def rounded(rows):
     return [[round(entry, 3) for entry in row] for row in rows]
 
@@ -516,6 +668,9 @@ WRITERS = {
     "07_longer": longer,
     "07_orders": orders,
     "07_training": manual,
+    "08_recall": recall,
+    "08_rates": recall_rates,
+    "08_needle": needles,
 }
 
 

@@ -7,7 +7,7 @@ Both return `input_ids` (b, l) and `targets` (b, l), int64. A target stands at t
 token whose logits it is compared with, -100 everywhere else:
 `F.cross_entropy(logits.flatten(0, 1), targets.flatten())` is the loss, and nothing is shifted.
 
-
+Taught in notebook 08.
 Source: WM §4.1, App. C.1 (recall); Arora et al. (2024), *Zoology* (recall with idle zeros);
 OTCE Fig. 10 (needle).
 """

@@ -54,6 +54,7 @@ from cheems_ref.retrieval import PEER
 from cheems_ref.rope import rope_frequencies
 from cheems_ref.ssd import semiseparable_matrix, ssd_chunked
 from cheems_ref.state_space import discretize_bilinear, ssm_kernel
+from cheems_ref.tasks import multi_query_recall
 from cheems_ref.verify import TOLERANCE, check, check_gradients, must_differ
 
 torch.set_default_dtype(torch.float64)  # derivations first; float32 is for speed
@@ -406,14 +407,15 @@ def draw_map(ax, spots, arrows):
     for first, number in arrows:
         style = dict(arrowstyle="->", shrinkA=52, shrinkB=56, lw=1.6)
         ax.annotate("", place_of[number], place_of[first], arrowprops=style)
-    ax.set(xlim=(-0.4, 3.4), ylim=(-0.9, 2.3))
+    ax.set(xlim=(-0.4, 4.4), ylim=(-0.9, 2.3))
     ax.axis("off")
 
 
 # %% tags=["figure"]
 spots = {"01 states": (0, 1.9), "02 updates": (1, 1.9), "03 duality": (0, 0), "04 rotary": (1, 0.9)}
 spots |= {"05 attention": (2, -0.5), "06 experts": (2, 1.9), "07 models": (3, 0.5)}
-fig, ax = plotting.figure(size=(10, 3.8))
+spots |= {"08 recall": (4, 0.5)}
+fig, ax = plotting.figure(size=(12, 3.8))
 draw_map(ax, spots, arrows)
 plotting.save(fig, "00_map", "; ".join(f"an arrow from {a} to {z}" for a, z in arrows))
 
@@ -421,7 +423,7 @@ plotting.save(fig, "00_map", "; ".join(f"an arrow from {a} to {z}" for a, z in a
 # **For a lecturer.** The second cell of each chapter has the minutes of its sections, to teach with
 # the cells folded and to study alone. They are counted from the text at fixed rates (words, lines,
 # equations, figures, exercises), fitted to what one or two readers of each of chapters 01 to 07
-# needed: you may well be faster or slower by a third. Here the course is cut into twelve sittings
+# needed: you may well be faster or slower by a third. Here the course is cut into 14 sittings
 # of 50 to 90 minutes, which leaves little room for questions; *As printed* is what can be left to
 # the class.
 
@@ -458,7 +460,7 @@ def places(sitting):
 
 # %%
 sections = [section for path in chapters for section in timetable(path)]
-plan = {("00", "01"): 2, ("02",): 2, ("03", "04"): 3, ("05",): 2, ("06", "07"): 3}
+plan = {("00", "01"): 2, ("02",): 2, ("03", "04"): 3, ("05",): 2, ("06", "07"): 3, ("08",): 2}
 print("sitting  minutes  sections")
 number = 0
 for group, count in plan.items():
@@ -467,7 +469,7 @@ for group, count in plan.items():
         number, total = number + 1, sum(teach for *_, teach, _ in sitting)
         print(f"{number:7}  {total:7}  {places(sitting)}")
         assert 50 <= total <= 90
-assert number == 12
+assert number == 14
 
 # %% [markdown]
 # **Alone at night.** An hour and a half an evening. Whoever wants to arrive at a working Cheems
@@ -489,7 +491,7 @@ for name, (way, without) in ways.items():
 # %% [markdown]
 # ## 9 · Where to begin: a self-test
 #
-# Twelve small questions: two to warm up, the others on the chapters. Fill in
+# Thirteen small questions: two to warm up, the others on the chapters. Fill in
 # numbers (fractions such as `1 / 3` are fine), run the cells below, and `news` lists the chapters
 # with a question that you did not answer; the others may still hold something new. The right
 # answers are computed by the package, in a folded cell; do not look before you have tried.
@@ -513,10 +515,12 @@ for name, (way, without) in ways.items():
 # - **j.** Two keys have equal scores. A mask adds $-\ln 2$ to the first. What is its weight?
 # - **k.** Product keys for 10,000 experts: how many inner products with keys does one query need?
 # - **l.** How many layers has the pattern `SE × 7 + IE`?
+# - **m.** A row of multi-query recall has 16 pairs. How often is an answer right that names one of
+#   the row's values at random?
 
 # %%
 answers = {"a": None, "b": None, "c": None, "d": None, "e": None, "f": None}
-answers |= {"g": None, "h": None, "i": None, "j": None, "k": None, "l": None}
+answers |= {"g": None, "h": None, "i": None, "j": None, "k": None, "l": None, "m": None}
 
 
 # %% tags=["setup"]
@@ -553,12 +557,13 @@ def truth():
         "j": torch.tensor([-math.log(2), 0.0]).softmax(0)[0].item(),
         "k": experts.keys[..., 0].numel(),
         "l": len(expand_pattern("SE × 7 + IE")),
+        "m": 1 / int((multi_query_recall(1, 64, 16, 64)[1] >= 0).sum()),
     }
 
 
 # %%
 asks_of = {"a": "00", "b": "00", "c": "01", "d": "01", "e": "02", "f": "02"}
-asks_of |= {"g": "03", "h": "03", "i": "04", "j": "05", "k": "06", "l": "07"}
+asks_of |= {"g": "03", "h": "03", "i": "04", "j": "05", "k": "06", "l": "07", "m": "08"}
 
 
 def news(answers, asks_of):

@@ -1,0 +1,71 @@
+"""The long records: what was run is kept, and not run again after a stop."""
+
+import json
+
+import pytest
+from records import from_notebook, resumed
+
+JOBS = [dict(number=number) for number in range(4)]
+
+
+def square(job):
+    return {"square": job["number"] ** 2}
+
+
+def squared_up_to_one(job):
+    if job["number"] > 1:
+        raise KeyboardInterrupt
+    return square(job)
+
+
+def forbidden(job):
+    raise AssertionError(f"{job} is run again")
+
+
+def squares(count):
+    return [{"square": number**2} for number in range(count)]
+
+
+def test_results_come_in_the_order_of_the_jobs(tmp_path):
+    assert resumed("x", JOBS, square, tmp_path) == squares(4)
+    assert resumed("x", JOBS[::-1], forbidden, tmp_path) == squares(4)[::-1]
+
+
+def test_what_was_run_before_a_stop_is_not_run_again(tmp_path):
+    assert resumed("x", JOBS[:2], squared_up_to_one, tmp_path) == squares(2)
+    with pytest.raises(AssertionError, match="is run again"):
+        resumed("x", JOBS, forbidden, tmp_path)
+    assert resumed("x", JOBS, square, tmp_path) == squares(4)
+    numbers = [json.loads(line)[0]["number"] for line in (tmp_path / "x.jsonl").open()]
+    assert sorted(numbers) == [0, 1, 2, 3]
+
+
+def test_a_line_that_was_not_finished_is_run_again(tmp_path):
+    resumed("x", JOBS, square, tmp_path)
+    path = tmp_path / "x.jsonl"
+    path.write_text(path.read_text()[:-3])
+    assert resumed("x", JOBS, square, tmp_path) == squares(4)
+    assert len(path.read_text().splitlines()) == 4
+    assert resumed("x", JOBS, forbidden, tmp_path) == squares(4)
+
+
+def test_another_setting_is_another_job(tmp_path):
+    resumed("x", JOBS, square, tmp_path)
+    changed = [dict(job, steps=7) for job in JOBS]
+    with pytest.raises(AssertionError, match="is run again"):
+        resumed("x", changed, forbidden, tmp_path)
+
+
+def test_functions_and_constants_come_from_a_notebook(monkeypatch, tmp_path):
+    (tmp_path / "notebooks").mkdir()
+    (tmp_path / "notebooks" / "x.py").write_text(
+        "import math\nA, B = 2, 3\nC = A\nprint(1 / 0)\n\ndef f():\n    return math.pi + B\n"
+    )
+    monkeypatch.setattr("records.ROOT", tmp_path)
+    import torch
+
+    try:
+        b, f = from_notebook("x", "B", "f")
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert b == 3 and 6 < f() < 7
