@@ -2,18 +2,21 @@
 
     multi_query_recall   key-value pairs, then each key once more, at gaps drawn from a power law
     needle               one sentence planted in real text, and at the end the question for it
+    blank_infilling      a text with spans cut out, and the spans behind it, to be written
 
-Both return `input_ids` (b, l) and `targets` (b, l), int64. A target stands at the place of the
-token whose logits it is compared with, -100 everywhere else:
+A target stands at the place of the token whose logits it is compared with, -100 everywhere else:
 `F.cross_entropy(logits.flatten(0, 1), targets.flatten())` is the loss, and nothing is shifted.
+Everything is int64.
 
 Taught in notebook 08.
 Source: WM §4.1, App. C.1 (recall); Arora et al. (2024), *Zoology* (recall with idle zeros);
-OTCE Fig. 10 (needle).
+OTCE Fig. 10 (needle); Du et al. (2022), *GLM*, with which Ch §4.1 and OTCE §4.1 train (blanks).
 """
 
+from typing import NamedTuple
+
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from cheems_ref import check
@@ -159,3 +162,108 @@ def needle(
     targets = torch.full_like(text[:, 1:], IGNORED)
     targets[:, -CODE:] = text[:, -CODE:]
     return text[:, :-1], targets
+
+
+class Blanks(NamedTuple):
+    """A text with blanks (part A), and behind it what was cut out (part B): l' tokens in all.
+
+    targets are -100 in part A. In part A a token's position is its place there, and its block
+    position 0; in part B its position is the place of the blank, and its block position counts from
+    1. visible[t, s] says whether token t may look at token s: everyone at part A, and part B at
+    what stands before it in part B and at itself.
+    """
+
+    input_ids: Int[Tensor, " l"]
+    targets: Int[Tensor, " l"]
+    position_ids: Int[Tensor, " l"]
+    block_position_ids: Int[Tensor, " l"]
+    visible: Bool[Tensor, "l l"]
+
+
+def blank_infilling(
+    ids: Int[Tensor, " l"],
+    *,
+    mask_id: int,
+    start_id: int,
+    end_id: int,
+    share: float | int = 0.15,
+    mean_span: float | int = 3.0,
+    generator: torch.Generator | None = None,
+) -> Blanks:
+    """Cut spans out of a text, and set them behind it in an order drawn at random.
+
+    With the spans "b c" and "f" cut out of "a b c d e f", and M, S, E the three ids:
+
+        a M d e M | S f   S b c      input_ids
+        . . . . . | f E   b c E      targets (. is -100)
+        0 1 2 3 4 | 4 4   1 1 1      position_ids
+        0 0 0 0 0 | 1 2   1 2 3      block_position_ids
+
+    Lengths of spans are drawn from a Poisson distribution, zeros left out, until the share is
+    reached; all ways to place them with at least one token between two are equally likely.
+
+    Args:
+        ids: the text, l tokens.
+        mask_id, start_id, end_id: M, which stands for a span in part A; S, from which a span is
+            begun; and E, which is to be written after it. None of them occurs in ids.
+        share: of the tokens that are cut out, in (0, 1); the last span may take it further.
+        mean_span: mean of the Poisson distribution, at least 1.
+        generator: where the random numbers come from; None for torch's own.
+
+    Raises:
+        ValueError: the text is empty, or holds one of the three ids, or two of these are the same.
+
+    Source: Du et al. (2022), GLM, §2.1.
+    """
+    check.shapes(ids=(ids, "l"))
+    check.dtypes(check.INTEGERS, ids=ids)
+    check.numbers("(0, 1)", share=share)
+    check.numbers("[1, inf)", mean_span=mean_span)
+    special = dict(mask_id=mask_id, start_id=start_id, end_id=end_id)
+    check.numbers("[0, inf)", **special)
+    if not len(ids):
+        raise ValueError("ids is an empty text: there is nothing to cut out")
+    if len({*special.values()}) < 3:
+        raise ValueError(f"mask_id, start_id and end_id must differ, got {special}")
+    for name, token in special.items():
+        if (ids == token).any():
+            raise ValueError(f"ids must not hold {name} = {token}")
+
+    lengths = _span_lengths(len(ids), share, mean_span, generator)
+    kept = len(ids) - sum(lengths)
+    # A span stands before one of the kept tokens, or behind the last: no two before the same.
+    gaps = torch.randperm(kept + 1, generator=generator)[: len(lengths)].sort().values.tolist()
+    starts = [gap + sum(lengths[:i]) for i, gap in enumerate(gaps)]
+    spans = [ids[start : start + n].long() for start, n in zip(starts, lengths, strict=True)]
+    blanks = [gap + i for i, gap in enumerate(gaps)]  # their places in part A
+
+    mask, first, last = (torch.tensor([token]) for token in special.values())
+    part_a, end = [], 0
+    for start, n in zip(starts, lengths, strict=True):
+        part_a += [ids[end:start].long(), mask]
+        end = start + n
+    part_a = torch.cat([*part_a, ids[end:].long()])
+
+    input_ids, targets = [part_a], [torch.full_like(part_a, IGNORED)]
+    positions, block_positions = [torch.arange(len(part_a))], [torch.zeros_like(part_a)]
+    for i in torch.randperm(len(spans), generator=generator).tolist():
+        input_ids.append(torch.cat([first, spans[i]]))
+        targets.append(torch.cat([spans[i], last]))
+        positions.append(torch.full_like(targets[-1], blanks[i]))
+        block_positions.append(torch.arange(1, len(targets[-1]) + 1))
+    parts = [torch.cat(part) for part in (input_ids, targets, positions, block_positions)]
+    place = torch.arange(len(parts[0]))
+    visible = (place <= place[:, None]) | (place < len(part_a))
+    return Blanks(*parts, visible)
+
+
+def _span_lengths(length, share, mean_span, generator):
+    """Lengths of spans, drawn until they make up the share; cut where the text is too short."""
+    lengths = []
+    while sum(lengths) < share * length:
+        room = length - sum(lengths) - len(lengths)  # one token between two spans
+        if room < 1:
+            break
+        drawn = int(torch.poisson(torch.tensor(float(mean_span)), generator=generator))
+        lengths += [min(drawn, room)] if drawn else []
+    return lengths

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from cheems_ref import tasks
+from cheems_ref.attention import attention_written_out
 from cheems_ref.text import read_text, text_to_ids
 
 
@@ -273,3 +274,166 @@ def test_needle_refuses(arguments, message):
     tasks.needle(**right)
     with pytest.raises(ValueError, match=message):
         tasks.needle(**right | arguments)
+
+
+# --- blank infilling ----------------------------------------------------------------------------
+
+MASK, START, END = SPECIAL = 9001, 9002, 9003
+LENGTHS_OF_TEXTS = [1, 2, 3, 7, 40, 333]
+
+
+def blanks_of(m, length, share=0.15, mean_span=3.0, seed=0):
+    """A text of different ids, 0 to length - 1, with blanks."""
+    named = dict(zip(("mask_id", "start_id", "end_id"), SPECIAL, strict=True))
+    return m.blank_infilling(
+        torch.arange(length), **named, share=share, mean_span=mean_span, generator=seeded(seed)
+    )
+
+
+def part_a(blanks):
+    """How many tokens part A has, by the input alone: up to the first start."""
+    return blanks.input_ids.tolist().index(START)
+
+
+def spans(blanks):
+    """What stands in part B, span by span: (ids read, ids to be written, place of the blank)."""
+    starts = [*(blanks.input_ids == START).nonzero()[:, 0].tolist(), len(blanks.input_ids)]
+    return [
+        (
+            blanks.input_ids[start + 1 : end].tolist(),
+            blanks.targets[start:end].tolist(),
+            blanks.position_ids[start].item(),
+        )
+        for start, end in zip(starts, starts[1:])  # noqa: B905, RUF007
+    ]
+
+
+def blanks_filled_are_the_text(m, length):
+    for seed in range(20):
+        blanks = blanks_of(m, length, 0.3, seed=seed)
+        text = blanks.input_ids[: part_a(blanks)].tolist()
+        assert text.count(MASK) == len(spans(blanks)) >= 1
+        for read, written, place in spans(blanks):
+            assert text[place : place + 1] == [MASK]
+            text[place] = read
+            assert written == [*read, END] and len(read) >= 1
+        filled = [i for part in text for i in (part if isinstance(part, list) else [part])]
+        assert filled == list(range(length))
+        assert (blanks.targets[: part_a(blanks)] == tasks.IGNORED).all()
+
+
+def positions_are_of_two_kinds(m, length):
+    for seed in range(20):
+        blanks = blanks_of(m, length, 0.3, seed=seed)
+        n = part_a(blanks)
+        assert blanks.position_ids[:n].tolist() == list(range(n))
+        assert not blanks.block_position_ids[:n].any()
+        expected = [(place, i + 1) for _, ids, place in spans(blanks) for i in range(len(ids))]
+        pairs = zip(blanks.position_ids[n:], blanks.block_position_ids[n:], strict=True)
+        assert [(a.item(), b.item()) for a, b in pairs] == expected
+
+
+def blanks_do_not_touch(m, length):
+    for seed in range(50):
+        blanks = blanks_of(m, length, 0.45, seed=seed)
+        text = blanks.input_ids[: part_a(blanks)].tolist()
+        assert (MASK, MASK) not in zip(text, text[1:])  # noqa: B905, RUF007
+
+
+def the_share_is_reached_and_no_more(m):
+    for share in (0.01, 0.15, 0.5):
+        for seed in range(30):
+            lengths = sorted(len(read) for read, *_ in spans(blanks_of(m, 400, share, seed=seed)))
+            assert sum(lengths) >= 400 * share > sum(lengths) - lengths[-1]
+
+
+def spans_are_poisson(m):
+    lengths = []
+    for seed in range(40):
+        lengths += [len(read) for read, *_ in spans(blanks_of(m, 3000, seed=seed))]
+    counts = torch.tensor(lengths).clamp(max=10).bincount(minlength=11).double()
+    poisson = torch.tensor([3.0**i / math.factorial(i) for i in range(11)], dtype=torch.float64)
+    poisson[0], poisson[10] = 0, math.exp(3) - poisson[:10].sum()
+    assert_as_expected(counts, len(lengths) * poisson / poisson.sum())
+
+
+def every_placement_is_as_likely(m):
+    """Two spans of one token in a text of six: 10 ways without a touch, in 2 orders."""
+    counts = {}
+    for seed in range(6_000):
+        read = tuple(tuple(read) for read, *_ in spans(blanks_of(m, 6, 0.3, 1.0, seed=seed)))
+        if [len(span) for span in read] == [1, 1]:
+            counts[read] = counts.get(read, 0) + 1
+    assert len(counts) == 20
+    got = torch.tensor(list(counts.values()), dtype=torch.float64)
+    assert_as_expected(got, got.mean().expand(20))
+
+
+def part_b_sees_no_later_token(m):
+    """With attention under `visible`: what moves when one token does."""
+    blanks = blanks_of(m, 40, 0.3)
+    n, length = part_a(blanks), len(blanks.input_ids)
+    q, k, v = torch.randn(3, 1, length, 1, 8, generator=seeded(), dtype=torch.float64)
+
+    def read(values):
+        return attention_written_out(q, k, values, allowed=blanks.visible)[0, :, 0]
+
+    for changed in range(length):
+        other = v.clone()
+        other[:, changed] += 1
+        moved = (read(other) != read(v)).any(1)
+        after = torch.arange(length) >= changed
+        assert torch.equal(moved, after if changed >= n else torch.ones(length, dtype=torch.bool))
+
+
+def blanks_come_from_a_seed(m):
+    for one, again, other in zip(
+        *(blanks_of(m, 333, seed=seed) for seed in (0, 0, 1)), strict=True
+    ):
+        assert torch.equal(one, again) and not torch.equal(one, other)
+    state = torch.get_rng_state()
+    blanks_of(m, 333)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("length", LENGTHS_OF_TEXTS)
+@pytest.mark.parametrize(
+    "has_property", [blanks_filled_are_the_text, positions_are_of_two_kinds, blanks_do_not_touch]
+)
+def test_blanks(has_property, length):
+    has_property(tasks, length)
+
+
+@pytest.mark.parametrize(
+    "has_property",
+    [
+        the_share_is_reached_and_no_more,
+        spans_are_poisson,
+        every_placement_is_as_likely,
+        part_b_sees_no_later_token,
+        blanks_come_from_a_seed,
+    ],
+)
+def test_blank_infilling(has_property):
+    has_property(tasks)
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (dict(ids=torch.arange(0)), "ids is an empty text"),
+        (dict(ids=torch.arange(12)), "ids must not hold mask_id = 10"),
+        (dict(end_id=10), "must differ, got {'mask_id': 10, 'start_id': 11, 'end_id': 10}"),
+        (dict(share=0.0), r"share must be a number in \(0, 1\), got 0.0"),
+        (dict(mean_span=0.5), r"mean_span must be a number in \[1, inf\), got 0.5"),
+        (dict(start_id=-1), r"start_id must be a number in \[0, inf\), got -1"),
+        (dict(ids=torch.arange(10.0)), "ids must be torch.int64"),
+        (dict(ids=torch.zeros(2, 5).long()), "ids must be"),
+    ],
+)
+@pytest.mark.usefixtures("unchecked")
+def test_blank_infilling_refuses(arguments, message):
+    right = dict(ids=torch.arange(10), mask_id=10, start_id=11, end_id=12)
+    tasks.blank_infilling(**right)
+    with pytest.raises(ValueError, match=message):
+        tasks.blank_infilling(**right | arguments)

@@ -3,14 +3,22 @@
 from planting import mistakes
 from test_tasks import (
     a_seed_decides,
+    blanks_come_from_a_seed,
+    blanks_do_not_touch,
+    blanks_filled_are_the_text,
     each_key_is_asked_once_and_its_value_is_the_target,
+    every_placement_is_as_likely,
     gaps_follow_the_law,
     idle_places_say_nothing,
     keys_and_values_are_apart,
+    part_b_sees_no_later_token,
     places_in_the_haystack_differ,
+    positions_are_of_two_kinds,
+    spans_are_poisson,
     targets_stand_where_their_logits_are,
     the_answer_stands_in_the_text,
     the_sentence_stands_at_its_depth,
+    the_share_is_reached_and_no_more,
     zeros_where_asked_for,
 )
 
@@ -91,5 +99,54 @@ MISTAKES = mistakes([
         "always the beginning": [(ROOM, "torch.zeros(n_rows, dtype=torch.int64)")],
         "one byte too far": [("len(haystack) - room + 1,", "max(1, len(haystack) - room),"),
                              ("hay = haystack[start :", "hay = haystack[start + 1 :")]}),
+    (blanks_filled_are_the_text, 40, {
+        "a token lost": [("part_a += [ids[end:start]", "part_a += [ids[end : start - 1]")],
+        "no blank at all": [("ids[end:start].long(), mask]", "ids[end:start].long()]")],
+        "the end left out": [("torch.cat([*part_a, ids[end:].long()])", "torch.cat(part_a)")],
+        "the answer is read": [
+            ("input_ids.append(torch.cat([first, spans[i]]))",
+             "input_ids.append(torch.cat([spans[i], first]))")],
+        "nothing ends a span": [
+            ("torch.cat([spans[i], last])", "torch.cat([spans[i], first])")],
+        "part A asked for": [("torch.full_like(part_a, IGNORED)", "part_a.clone()")],
+        "blanks of their neighbours": [("targets[-1], blanks[i])", "targets[-1], blanks[i - 1])")],
+        "positions of the whole text": [
+            ("torch.full_like(targets[-1], blanks[i])", "torch.full_like(targets[-1], starts[i])")],
+        "empty spans": [("if drawn else []", "if True else []")]}),
+    (positions_are_of_two_kinds, 40, {
+        "positions that go on": [
+            ("torch.full_like(targets[-1], blanks[i])",
+             "blanks[i] + torch.arange(len(targets[-1]))")],
+        "block positions from 0": [
+            ("torch.arange(1, len(targets[-1]) + 1)", "torch.arange(len(targets[-1]))")]}),
+    (blanks_do_not_touch, 333, {
+        "twice the same gap": [
+            ("torch.randperm(kept + 1, generator=generator)[: len(lengths)]",
+             "torch.randint(kept + 1, (len(lengths),), generator=generator)")]}),
+    (the_share_is_reached_and_no_more, {
+        "one span too many": [("< share * length:", "<= share * length + 3:")],
+        "one span too few": [("return lengths\n", "return lengths[:-1] or lengths\n")]}),
+    (spans_are_poisson, {
+        "zeros made ones": [("[min(drawn, room)] if drawn else []", "[max(1, min(drawn, room))]")],
+        "a mean of 4": [("torch.tensor(float(mean_span))", "torch.tensor(float(mean_span) + 1)")],
+        "all of the mean": [("min(drawn, room)", "min(3, room)")]}),
+    (every_placement_is_as_likely, {
+        "never at the end": [
+            ("torch.randperm(kept + 1,", "torch.randperm(max(kept, len(lengths)),")],
+        "in the order of the text": [
+            ("for i in torch.randperm(len(spans), generator=generator).tolist():",
+             "for i in range(len(spans)):")]}),
+    (part_b_sees_no_later_token, {
+        "everyone sees everyone": [("(place <= place[:, None]) | (place < len(part_a))",
+                                    "place[:, None] + place >= 0")],
+        "part A sees what is before": [("| (place < len(part_a))", "")],
+        "not itself": [("(place <= place[:, None])", "(place < place[:, None])")],
+        "one token ahead": [("(place <= place[:, None])", "(place <= place[:, None] + 1)")],
+        "transposed": [("(place <= place[:, None])", "(place >= place[:, None])")]}),
+    (blanks_come_from_a_seed, {
+        "lengths by torch's own": [("torch.tensor(float(mean_span)), generator=generator)",
+                                    "torch.tensor(float(mean_span)))")],
+        "gaps by torch's own": [("kept + 1, generator=generator)", "kept + 1)")],
+        "order by torch's own": [("len(spans), generator=generator)", "len(spans))")]}),
 ], tasks)
 # fmt: on
