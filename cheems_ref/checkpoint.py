@@ -90,7 +90,7 @@ def save(run: Run, directory: str | Path) -> Path:
         "model": dataclasses.asdict(run.model.config),
         "dtype": str(run.model.embedding.weight.dtype).removeprefix("torch."),
         "training": dataclasses.asdict(run.config),
-        "text": _fingerprint(run.ids),
+        "text": fingerprint(run.ids),
         "step": run.step,
         "evaluations": run.evaluations,
         "sha256": BLANK,
@@ -136,7 +136,7 @@ def restore(run: Run, checkpoint: str | Path) -> None:
     _must_agree(checkpoint, mine, record["model"])
     mine = json.loads(json.dumps(dataclasses.asdict(run.config)))
     _must_agree(checkpoint, _deciding(mine), _deciding(record["training"]))
-    if record["text"] != _fingerprint(run.ids):
+    if record["text"] != fingerprint(run.ids):
         raise CheckpointError(
             f"{checkpoint} is of a run on another text; go on with its text, or take another "
             "directory (--run)"
@@ -291,5 +291,6 @@ def _names_to_disk(directory):
             os.close(descriptor)
 
 
-def _fingerprint(ids):
+def fingerprint(ids: Tensor) -> str:
+    """Return the SHA-256 of a text's ids, whatever integers they are kept in."""
     return hashlib.sha256(ids.to(torch.int64).cpu().numpy().tobytes()).hexdigest()

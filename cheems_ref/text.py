@@ -1,16 +1,26 @@
-"""Real text without a download: English prose that ships with Python itself.
+"""Real text without a download: English prose and source code that ship with Python itself.
 
-`pydoc_data.topics` is the reference manual behind `help("...")`, about 465 kB. It differs a
-little between patch versions of Python, so nothing that depends on it may be printed in a
-notebook. Taught in notebooks 03 and 07.
+`pydoc_data.topics` is the reference manual behind `help("...")`, about 465 kB; the standard library
+is some 10 MB of source. Both differ a little between patch versions of Python, so nothing that
+depends on them may be printed in a notebook. Taught in notebooks 03, 07 and 09.
 """
 
+import hashlib
 import importlib
+import sysconfig
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
+
+from cheems_ref import check
+
+# Folders of the standard library that some installations lack, or that others add to it.
+APART = {"site-packages", "dist-packages", "test", "tests", "idlelib", "tkinter", "turtledemo"}
+APART |= {"lib2to3", "ensurepip", "pydoc_data", "__pycache__"}
 
 
 def read_text(path: str | Path | None = None) -> str:
@@ -39,6 +49,49 @@ def read_text(path: str | Path | None = None) -> str:
     return text
 
 
+class Corpus(NamedTuple):
+    """Many texts as bytes: those to train on, then those held out.
+
+    ids: (l,); held_out: the share at which `train` cuts them, exactly between the two; texts: how
+    many there are on either side.
+    """
+
+    ids: Int[Tensor, " l"]
+    held_out: float
+    texts: tuple[int, int]
+
+
+def read_corpus(folder: str | Path | None = None, *, held_out: float | int = 0.1) -> Corpus:
+    """Read many texts and hold some of them out, whole: no text is on both sides, nor is its copy.
+
+    A text is held out if the SHA-256 of its contents says so, whatever other texts there are.
+
+    Args:
+        folder: all files in it, and in folders below, that are UTF-8 text and whose names, and
+            those of their folders, do not begin with a dot; None for Python's manual, topic by
+            topic, and the modules of its standard library.
+        held_out: about which share of the texts is held out, in (0, 1).
+
+    Raises:
+        NotADirectoryError: the folder is none.
+        ValueError: it holds no text to train on, or none to hold out.
+    """
+    check.numbers("(0, 1)", held_out=held_out)
+    texts = _standard_library() if folder is None else _files_below(Path(folder))
+    sides = [], []
+    for text in texts:
+        number = int.from_bytes(hashlib.sha256(text).digest()[:8], "big")
+        sides[number < held_out * 2**64].append(text)
+    kept, apart = (b"\n\n".join(side) for side in sides)
+    if not kept or not apart:
+        raise ValueError(
+            f"{folder or 'the standard library'} has {len(sides[0])} texts to train on and "
+            f"{len(sides[1])} to hold out; there must be some of both"
+        )
+    ids = torch.frombuffer(bytearray(kept + apart), dtype=torch.uint8).long()
+    return Corpus(ids, (len(apart) - 0.5) / len(ids), (len(sides[0]), len(sides[1])))
+
+
 def text_to_ids(text: str) -> Int[Tensor, " l"]:
     """Encode a text as its UTF-8 bytes: l integers in 0..255 (int64)."""
     return torch.tensor(list(text.encode("utf-8")), dtype=torch.int64)
@@ -53,9 +106,46 @@ def ids_to_text(ids: Int[Tensor, " l"]) -> str:
     return bytes(ids.tolist()).decode("utf-8", errors="replace")
 
 
-def _python_manual():
+def _files_below(folder: Path) -> Iterator[bytes]:
+    """The UTF-8 texts in a folder, in the order of their names, without those of hidden ones."""
+    if not folder.is_dir():
+        raise NotADirectoryError(f"{folder} is not a directory")
+    for path in sorted(folder.rglob("*")):
+        parts = path.relative_to(folder).parts
+        if path.is_file() and not any(part.startswith(".") for part in parts):
+            text = path.read_bytes()
+            if text.strip() and _is_text(text):
+                yield text
+
+
+def _is_text(data):
     try:
-        topics = importlib.import_module("pydoc_data.topics").topics
+        return "\0" not in data.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+
+
+def _standard_library() -> Iterator[bytes]:
+    """The topics of the manual, and the sources that come with every Python of this version."""
+    topics = _topics()
+    for name in sorted(topics):
+        yield topics[name].encode("utf-8")
+    library = Path(sysconfig.get_path("stdlib"))
+    for path in sorted(library.rglob("*.py")):
+        if not APART & set(path.relative_to(library).parts[:-1]):
+            text = path.read_bytes()
+            if text.strip() and _is_text(text):
+                yield text
+
+
+def _python_manual():
+    topics = _topics()
+    return "\n\n".join(topics[name] for name in sorted(topics))
+
+
+def _topics():
+    try:
+        return importlib.import_module("pydoc_data.topics").topics
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
             "This Python comes without pydoc_data, the manual that serves as the corpus. Install "
@@ -63,4 +153,3 @@ def _python_manual():
             "any UTF-8 file instead: read_text(path), --text FILE on the command line.",
             name=error.name,
         ) from error
-    return "\n\n".join(topics[name] for name in sorted(topics))

@@ -7,7 +7,9 @@ from importlib.abc import MetaPathFinder
 import pytest
 import torch
 
-from cheems_ref.text import ids_to_text, read_text, text_to_ids
+from cheems_ref import text as texts
+from cheems_ref.text import ids_to_text, read_corpus, read_text, text_to_ids
+from cheems_ref.train import split_text
 
 
 def test_corpus_is_real_sorted_and_lossless():
@@ -60,3 +62,87 @@ def test_missing_corpus_names_the_way_out(monkeypatch):
     with pytest.raises(ModuleNotFoundError, match=r"read_text\(path\), --text FILE") as caught:
         read_text()
     assert caught.value.name.startswith("pydoc_data")
+
+
+# --- a corpus of many texts ---------------------------------------------------------------------
+
+
+def folder_of(folder, count=60):
+    """Texts "0", "1", ... each in a file of its own, some of them in folders below."""
+    for i in range(count):
+        path = folder / ("deep" if i % 3 else ".") / f"{i}.txt"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"text {i} " * 5)
+    return folder
+
+
+def sides(corpus):
+    """The texts on either side, as `train` cuts them."""
+    parts = split_text(corpus.ids, corpus.held_out)
+    return [bytes(part.tolist()).decode().split("\n\n") for part in parts]
+
+
+def every_text_is_on_one_side(m, folder):
+    kept, apart = sides(m.read_corpus(folder_of(folder), held_out=0.3))
+    assert sorted(kept + apart) == sorted(f"text {i} " * 5 for i in range(60))
+    assert 8 <= len(apart) <= 28
+
+
+def a_copy_is_on_the_side_of_its_text(m, folder):
+    for i in range(40):
+        (folder / f"{i}").write_text(f"{i % 20} and so on")
+    kept, apart = sides(m.read_corpus(folder, held_out=0.5))
+    assert apart and not set(kept) & set(apart) and len(kept) + len(apart) == 40
+
+
+def a_text_stays_on_its_side(m, folder):
+    """Whatever texts come to it, and whatever their names."""
+    kept, _ = sides(m.read_corpus(folder_of(folder, 30), held_out=0.3))
+    more, _ = sides(m.read_corpus(folder_of(folder), held_out=0.3))
+    assert set(kept) < set(more)
+    for path in sorted(folder.rglob("*.txt")):
+        path.rename(path.with_name(f"other_{path.name}"))
+    assert set(sides(m.read_corpus(folder, held_out=0.3))[0]) == set(more)
+
+
+def only_texts_are_read(m, folder):
+    whole = m.read_corpus(folder_of(folder)).ids
+    (folder / "picture.png").write_bytes(b"\x89PNG\xff\xfe")
+    (folder / "zeros").write_bytes(b"a\0b")
+    (folder / "empty").write_text("  \n")
+    (folder / ".hidden").write_text("not this")
+    (folder / ".git").mkdir()
+    (folder / ".git" / "config").write_text("nor this")
+    assert torch.equal(m.read_corpus(folder).ids, whole)
+
+
+@pytest.mark.parametrize(
+    "has_property",
+    [
+        every_text_is_on_one_side,
+        a_copy_is_on_the_side_of_its_text,
+        a_text_stays_on_its_side,
+        only_texts_are_read,
+    ],
+)
+def test_corpus(has_property, tmp_path):
+    has_property(texts, tmp_path)
+
+
+def test_the_standard_library_is_a_corpus():
+    corpus = read_corpus()
+    kept, apart = split_text(corpus.ids, corpus.held_out)
+    assert len(corpus.ids) > 3_000_000 and min(corpus.texts) > 10
+    assert 0.05 < len(apart) / len(corpus.ids) < 0.2
+    text = ids_to_text(kept)
+    assert "def " in text and read_text()[:2000].partition("\n\n")[0] in text + ids_to_text(apart)
+    assert torch.equal(read_corpus().ids, corpus.ids)
+
+
+def test_corpora_that_cannot_be_are_refused(tmp_path):
+    with pytest.raises(NotADirectoryError, match="missing is not a directory"):
+        read_corpus(tmp_path / "missing")
+    with pytest.raises(ValueError, match="has 0 texts to train on and 0 to hold out"):
+        read_corpus(tmp_path)
+    with pytest.raises(ValueError, match=r"held_out must be a number in \(0, 1\), got 1"):
+        read_corpus(tmp_path, held_out=1)

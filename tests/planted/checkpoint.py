@@ -185,7 +185,7 @@ MISTAKES = mistakes([
              '    [p.data.add_(1) for k, p in parameters.items() if f"model.{k}" in tensors]\n'
              "    _must_fit(checkpoint, tensors,")]}),
     (other_runs_are_refused, {
-        "texts not compared": [('if record["text"] != _fingerprint(run.ids):', "if False:")],
+        "texts not compared": [('if record["text"] != fingerprint(run.ids):', "if False:")],
         "lengths of texts compared": [("ids.to(torch.int64).cpu()", "torch.tensor(len(ids))")],
         "configurations not compared": [("    if differ:", "    if False:")],
         "models not compared": [(MODELS, "")],

@@ -1,0 +1,265 @@
+"""Comparisons: the same windows for all, nothing run twice, intervals that keep their word."""
+
+import contextlib
+import dataclasses
+import json
+import math
+
+import pytest
+import torch
+
+from cheems_ref import compare as comparing
+from cheems_ref.compare import Evaluation, Interval, Row, difference, interval, last_losses
+from cheems_ref.config import ModelConfig
+from cheems_ref.model import CausalLM
+from cheems_ref.text import text_to_ids
+from cheems_ref.train import TrainConfig, train
+
+IDS = text_to_ids("the cat sat on the mat, and the dog lay on the log. " * 30)
+SIZES = dict(d_model=16, n_heads=2, d_ff=16, d_state=4, chunk_size=8)
+ROWS = {
+    "attention": Row(ModelConfig("AM", **SIZES)),
+    "states": Row(ModelConfig("SM", **SIZES), learning_rate=1e-3),
+}
+CONFIG = TrainConfig(steps=6, batch_size=2, length=12, evaluate_every=2, checkpoint_every=3)
+
+
+def run(m, directory, rows=ROWS, config=CONFIG, seeds=(0, 1), **options):
+    return m.compare(rows, IDS, config, seeds=seeds, directory=directory, **options)
+
+
+@contextlib.contextmanager
+def nothing_refused():
+    """So that a planted mistake that raises ValueError fails the property."""
+    try:
+        yield
+    except ValueError as error:
+        pytest.fail(str(error))
+
+
+# --- what is compared ---------------------------------------------------------------------------
+
+
+def every_row_sees_the_same_windows(m, folder):
+    seen = {}
+
+    def watch(name, run):
+        key = name, sum(row == name for row, _ in seen)  # the first, then the second seed
+        seen[key] = []
+        run.model.embedding.register_forward_pre_hook(
+            lambda _, inputs: (
+                seen[key].append(inputs[0].clone())
+                if torch.is_grad_enabled() and run.model.training
+                else None
+            )
+        )
+
+    run(m, folder / "windows", config=dataclasses.replace(CONFIG, evaluate_every=6), at_start=watch)
+    first = {pair: torch.stack(windows[:6]) for pair, windows in seen.items()}
+    for seed in (0, 1):
+        assert torch.equal(first["attention", seed], first["states", seed])
+    assert not torch.equal(first["attention", 0], first["attention", 1])
+
+
+def a_run_is_that_of_train(m, folder):
+    evaluations = run(m, folder / "as_train")
+    for name, row in ROWS.items():
+        for seed in (0, 1):
+            torch.manual_seed(seed)
+            rate = row.learning_rate or CONFIG.learning_rate
+            config = dataclasses.replace(CONFIG, learning_rate=rate, seed=seed)
+            wanted = train(CausalLM(row.config), IDS, config, bar=False).evaluations
+            found = [[e.step, e.nats] for e in evaluations if (e.row, e.seed) == (name, seed)]
+            assert found == wanted and [step for step, _ in found] == [2, 4, 6]
+
+
+def all_rows_come_with_the_first_seed(m, folder):
+    began = []
+    run(m, folder / "order", at_start=lambda name, run: began.append((name, run.config.seed)))
+    assert began == [("attention", 0), ("states", 0), ("attention", 1), ("states", 1)]
+
+
+# --- stopped, and gone on with ------------------------------------------------------------------
+
+
+def stopped(m, directory, at, seeds=(0, 1)):
+    """A comparison that is stopped after `at` updates in all."""
+    updates = []
+
+    def stop(*_):
+        updates.append(1)
+        if len(updates) == at:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(m, directory, seeds=seeds, after_step=stop)
+
+
+def one_that_was_stopped_comes_to_the_same(m, folder):
+    whole = run(m, folder / "whole")
+    for at in (1, 4, 5, 6, 7, 11, 23):
+        directory = folder / f"stopped_{at}"
+        stopped(m, directory, at)
+        assert run(m, directory) == whole
+        lines = (directory / "evaluations.jsonl").read_text().splitlines()
+        assert len(lines) == len(set(lines)) == len(whole) == 12
+
+
+def finished_runs_are_not_run_again(m, folder):
+    whole, updates = run(m, folder / "once"), []
+    again = run(m, folder / "once", after_step=lambda *_: updates.append(1))
+    assert again == whole and not updates
+    more = run(m, folder / "once", seeds=(0, 1, 2), after_step=lambda *_: updates.append(1))
+    assert len(updates) == 12 and more[: len(whole)] == whole
+    stopped(m, folder / "part", 10)
+    run(m, folder / "part", after_step=lambda *_: updates.append(1))
+    assert len(updates) == 12 + 24 - 6 - 3  # the first run was done, of the second 3 updates saved
+
+
+def an_evaluation_lost_with_its_process_is_kept(m, folder):
+    """The process is killed between a checkpoint and the line of its evaluation."""
+    whole = run(m, folder / "whole_lines")
+    stopped(m, folder / "lost", 6)  # at the end of the first run, before its checkpoints go
+    path = folder / "lost" / "evaluations.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
+    assert run(m, folder / "lost") == whole
+
+
+def a_line_cut_short_does_no_harm(m, folder):
+    whole = run(m, folder / "cut")
+    path = folder / "cut" / "evaluations.jsonl"
+    path.write_text(path.read_text()[:-5])
+    with nothing_refused():
+        assert len(m.read_evaluations(folder / "cut")) == len(whole) - 1
+        assert run(m, folder / "cut") == whole
+        for line in path.read_text().splitlines():
+            json.loads(line)
+
+
+def another_row_of_the_same_name_is_refused(m, folder):
+    run(m, folder / "rows", seeds=(0,))
+    other = ROWS | {"states": Row(ModelConfig("SM", **SIZES | dict(d_state=8)), 1e-3)}
+    with pytest.raises(ValueError, match=r"row states of .* another model: d_state = 4, now 8"):
+        run(m, folder / "rows", other)
+    with pytest.raises(ValueError, match=r"row attention .* training: steps = 6, now 8"):
+        run(m, folder / "rows", config=dataclasses.replace(CONFIG, steps=8))
+    with pytest.raises(ValueError, match=r"another training: learning_rate = 0.001, now 0.002"):
+        run(m, folder / "rows", ROWS | {"states": Row(ROWS["states"].config)})
+    with pytest.raises(ValueError, match="another text"):
+        m.compare(ROWS, IDS[1:], CONFIG, seeds=(0,), directory=folder / "rows")
+    often = dataclasses.replace(CONFIG, evaluate_every=3, checkpoint_every=2)
+    more = {"gated": Row(ModelConfig("AG", **SIZES))} | ROWS
+    with nothing_refused():
+        assert len(run(m, folder / "rows", more, often, seeds=(0,))) == 2 + 3 + 3
+
+
+def checkpoints_go_when_a_run_is_done(m, folder):
+    run(m, folder / "clean", seeds=(0,))
+    assert not list((folder / "clean").rglob("*.safetensors"))
+
+
+PROPERTIES = [
+    every_row_sees_the_same_windows,
+    a_run_is_that_of_train,
+    all_rows_come_with_the_first_seed,
+    one_that_was_stopped_comes_to_the_same,
+    finished_runs_are_not_run_again,
+    an_evaluation_lost_with_its_process_is_kept,
+    a_line_cut_short_does_no_harm,
+    another_row_of_the_same_name_is_refused,
+    checkpoints_go_when_a_run_is_done,
+]
+
+
+@pytest.mark.parametrize("has_property", PROPERTIES)
+@pytest.mark.usefixtures("unchecked")
+def test_compare(has_property, tmp_path):
+    has_property(comparing, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (dict(rows={}), "there is no row"),
+        (dict(rows={"a/b": ROWS["states"]}), "got 'a/b'"),
+        (dict(rows={"..": ROWS["states"]}), r"got '\.\.'"),
+        (dict(seeds=()), "at least one"),
+        (dict(seeds=(1, 1)), r"different numbers, at least one; got \[1, 1\]"),
+        (dict(rows={"a": Row(ROWS["states"].config, -1.0)}), "learning_rate of a must be"),
+    ],
+)
+@pytest.mark.usefixtures("unchecked")
+def test_compare_refuses(arguments, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        run(comparing, tmp_path, **arguments)
+    assert not list(tmp_path.iterdir())
+
+
+# --- intervals ----------------------------------------------------------------------------------
+
+
+def student_below(t, degrees):
+    """P(T < t) for Student's distribution, by Simpson's rule on its density."""
+    c = math.gamma((degrees + 1) / 2) / math.gamma(degrees / 2) / math.sqrt(degrees * math.pi)
+    x = torch.linspace(0, t, 20_001, dtype=torch.float64)
+    density = c * (1 + x.square() / degrees) ** (-(degrees + 1) / 2)
+    return 0.5 + t / 60_000 * (density[0] + density[-1] + 4 * density[1::2].sum()
+                               + 2 * density[2:-1:2].sum()).item()  # fmt: skip
+
+
+def the_table_is_student_s(m):
+    for degrees, t in enumerate(m.T95, start=1):
+        assert abs(student_below(t, degrees) - 0.975) < 3e-5
+
+
+def intervals_keep_their_word(m):
+    """Of many intervals of normal numbers, 95 % hold the true mean."""
+    for n in (2, 3, 5, 40):
+        drawn = torch.randn(4000, n, generator=torch.Generator().manual_seed(n)) + 3
+        intervals = [m.interval(row) for row in drawn.tolist()]
+        share = sum(abs(mean - 3) <= half for mean, half in intervals) / len(intervals)
+        assert abs(share - 0.95) < 0.015, (n, share)
+
+
+def differences_are_paired(m):
+    losses = {"a": {0: 1.0, 1: 2.0, 2: 4.0}, "b": {0: 0.5, 1: 1.5, 2: 3.5, 7: 0.0}}
+    assert m.difference(losses, "a", "b") == (0.5, 0.0)
+    assert m.difference(losses, "b", "a") == (-0.5, 0.0)
+    losses["a"][2] = 4.3
+    mean, half = m.difference(losses, "a", "b")
+    assert math.isclose(mean, 0.6) and math.isclose(half, 4.303 * 0.3 / 3, rel_tol=1e-6)
+
+
+def zero_is_looked_for_on_both_sides(m):
+    for mean in (0.2, -0.2):
+        assert m.Interval(mean, 0.2).holds_zero and m.Interval(mean, math.inf).holds_zero
+        assert not m.Interval(mean, 0.19).holds_zero
+
+
+def the_last_evaluation_counts(m):
+    found = m.last_losses(
+        [Evaluation("a", 0, 4, 1.0), Evaluation("a", 0, 2, 3.0), Evaluation("b", 1, 2, 2.0)]
+    )
+    assert found == {"a": {0: 1.0}, "b": {1: 2.0}}
+
+
+INTERVALS = [
+    the_table_is_student_s,
+    intervals_keep_their_word,
+    differences_are_paired,
+    zero_is_looked_for_on_both_sides,
+    the_last_evaluation_counts,
+]
+
+
+@pytest.mark.parametrize("has_property", INTERVALS)
+def test_intervals(has_property):
+    has_property(comparing)
+
+
+def test_one_number_has_no_interval_and_none_is_refused():
+    assert interval([2.0]) == Interval(2.0, math.inf)
+    with pytest.raises(ValueError, match="at least one number"):
+        interval([])
+    with pytest.raises(ValueError, match="rows a and b have no seed in common"):
+        difference(last_losses([Evaluation("a", 0, 1, 1.0), Evaluation("b", 1, 1, 1.0)]), "a", "b")
