@@ -72,7 +72,8 @@ def save(run: Run, directory: str | Path) -> Path:
     """
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
-    for leftover in directory.glob("partial-*.safetensors"):  # of a run that was killed
+    # Of a run that was killed; safetensors too writes beside the place, under .tmp and six letters.
+    for leftover in (*directory.glob("partial-*.safetensors"), *directory.glob(".tmp??????")):
         leftover.unlink()
     final = directory / f"step-{run.step:08d}.safetensors"
     partial = directory / f"partial-{final.name}"

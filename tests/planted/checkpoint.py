@@ -144,6 +144,7 @@ MISTAKES = mistakes([
             ('directory.glob("step-*")', 'directory.glob("*step-*")'),
             ("if NAMED.fullmatch(path.name)", "if True"),
             ("int(path.stem[5:])", "path.stem[-8:]")],
+        "leftovers of safetensors stay": [(', *directory.glob(".tmp??????"))', ",)")],
         "leftovers stay": [("leftover.unlink()", "pass")]}),
     (nothing_is_unpickled, {
         "torch's own files": [
