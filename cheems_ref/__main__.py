@@ -2,9 +2,10 @@
 
     python -m cheems_ref train --text FILE --run DIRECTORY
     python -m cheems_ref generate --run DIRECTORY --prompt "Once"
+    python -m cheems_ref compare --run DIRECTORY --row NAME=PATTERN --row NAME=PATTERN
 
 Texts are read as bytes, so any language and any file in UTF-8 will do. What it takes is in
-`arguments`, what it does in `command_line`.
+`arguments`, what it does in `command_line` and `compare_command`.
 """
 
 import contextlib
@@ -22,7 +23,10 @@ def main(arguments: list[str] | None = None) -> int:
         from cheems_ref.kernels import prepare_environment
 
         prepare_environment()
-        from cheems_ref.command_line import carry_out
+        if parsed.name == "compare":
+            from cheems_ref.compare_command import carry_out
+        else:
+            from cheems_ref.command_line import carry_out
     return carry_out(parsed)
 
 

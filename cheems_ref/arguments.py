@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from cheems_ref.presets import PRESETS
 
 PATTERN = "SESESEIE"  # the default of the command line
+RATE = ("learning_rate",)  # what a row of a comparison may set beside fields of the model
 BYTES = 256
 SEEDS = range(-(2**63), 2**64)  # those that torch takes
 
@@ -97,11 +98,12 @@ FIELDS = {
 # fmt: on
 
 OVERVIEW = """\
-Train small language models of the Cheems family, and write with them.
+Train small language models of the Cheems family, write with them, and compare them.
 
 examples:
   python -m cheems_ref train --text book.txt --run runs/book
   python -m cheems_ref generate --run runs/book --prompt "It was"
+  python -m cheems_ref compare --run runs/order --row SA=SMAM --row AS=AMSM
 
 "python -m cheems_ref train --help" lists the letters of a pattern and the sizes of a model.
 """
@@ -137,6 +139,18 @@ examples:
   python -m cheems_ref generate --run runs/book --max-new-tokens 2000 --seed 1 > text
 """
 
+COMPARE = """\
+Train several models on the same windows in the same order, with several seeds, and say whether they
+differ: held-out nats per byte with Student's 95 % interval over the seeds, and the difference to
+the first row, taken seed by seed. Where its interval holds zero, no difference is claimed.
+
+A row is NAME=PATTERN, then fields of the model (see "train --help") and learning_rate:
+  python -m cheems_ref compare --run runs/s --row conv=SM,position=conv --row rope=SM --seeds 5
+
+The same command goes on after a stop, and rows and seeds can be added; what would change a loss of
+a row that is there is refused. Every evaluation is a line in evaluations.jsonl.
+"""
+
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """Read a command; None for the arguments of the process.
@@ -169,6 +183,9 @@ def first_word(parsed: argparse.Namespace) -> None:
     if parsed.name == "train":
         source = parsed.text or "Python's own manual"
         print(f"training on {source}, checkpoints in {parsed.run}", flush=True)
+    elif parsed.name == "compare":
+        source = parsed.text or "Python's manual and standard library"
+        print(f"comparing on {source}, kept in {parsed.run}", flush=True)
     elif sys.stderr.isatty():  # on standard output is the text
         print(f"reading {parsed.run}", file=sys.stderr)
 
@@ -178,7 +195,9 @@ def _look_at(a):
     for name in ("run", "text", "pattern", "preset", "device"):
         if getattr(a, name, None) == "":
             raise ValueError(f"--{name} is empty")
-    if a.seed is not None and a.seed not in SEEDS:
+    if a.name == "compare":
+        _look_at_rows(a)
+    elif a.seed is not None and a.seed not in SEEDS:
         raise ValueError(f"--seed must be from -2^63 to 2^64 - 1, got {a.seed}")
     if a.name == "train":
         if a.preset is not None and a.pattern is not None:
@@ -186,10 +205,29 @@ def _look_at(a):
         a.set = dict(_setting(words) for words in a.set)
         if a.pattern is not None and "pattern" in a.set:
             raise ValueError("give --pattern or --set pattern=..., not both")
-        if (run := Path(a.run)).exists() and not run.is_dir():
-            raise ValueError(f"--run {run} is a file; it takes a directory, old or new")
-    else:
+    if a.name == "generate":
         _look_at_writing(a)
+    elif (run := Path(a.run)).exists() and not run.is_dir():
+        raise ValueError(f"--run {run} is a file; it takes a directory, old or new")
+
+
+def _look_at_rows(a):
+    """a.row becomes a dict: the name of each row, and its fields."""
+    rows = {}
+    for words in a.row:
+        name, equals, rest = words.partition("=")
+        pattern, *fields = rest.split(",")
+        if not (name and equals and pattern):
+            raise ValueError(f"--row takes NAME=PATTERN,FIELD=VALUE,..., {words!r} is not")
+        if name in rows:
+            raise ValueError(f"--row {name} is given twice")
+        settings = dict(_setting(field, f"--row {name}:", RATE) for field in fields)
+        rows[name] = {"pattern": pattern, **settings}
+    a.row, a.set = rows, dict(_setting(words) for words in a.set)
+    if a.seeds < 1:
+        raise ValueError(f"--seeds must be at least 1, got {a.seeds}")
+    if a.plot is not None and Path(a.plot).suffix not in (".png", ".svg", ".pdf"):
+        raise ValueError(f"--plot takes a file that ends in .png, .svg or .pdf, got {a.plot}")
 
 
 def _look_at_writing(a):
@@ -208,17 +246,17 @@ def _look_at_writing(a):
         raise ValueError(f"--top-k must be at most {BYTES}, the number of bytes, got {a.top_k}")
 
 
-def _setting(words):
-    """The name and the value of NAME=VALUE."""
+def _setting(words, option="--set", others=()):
+    """The name and the value of NAME=VALUE, a field of the model or one of some others."""
     name, equals, value = words.partition("=")
     if not equals:
-        raise ValueError(f"--set takes NAME=VALUE, {words!r} is not")
+        raise ValueError(f"{option} takes NAME=VALUE, {words!r} is not")
     if name == "vocab_size":
-        raise ValueError(f"--set vocab_size: a model of this command reads bytes, it is {BYTES}")
-    if name not in FIELDS:
-        near = difflib.get_close_matches(name, FIELDS, n=1)
+        raise ValueError(f"{option} vocab_size: a model of this command reads bytes, it is {BYTES}")
+    if name not in FIELDS and name not in others:
+        near = difflib.get_close_matches(name, [*FIELDS, *others], n=1)
         hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(FIELDS)}"
-        raise ValueError(f"--set {words}: there is no field {name!r}; {hint}")
+        raise ValueError(f"{option} {words}: there is no field {name!r}; {hint}")
     if name == "pattern":
         return name, value
     try:
@@ -236,6 +274,7 @@ def _parser():
     commands = parser.add_subparsers(required=True, metavar="command", dest="name")
     _add_train(commands)
     _add_generate(commands)
+    _add_compare(commands)
     return parser
 
 
@@ -254,22 +293,27 @@ def _add_train(commands):
     add("--preset", metavar="NAME", help=f"one of {', '.join(PRESETS)}")
     add("--set", action="append", default=[], metavar="NAME=VALUE", help="a field, see below")
     add("--steps", type=int, help="updates (default 1000, or those of the run)")
-    add("--batch-size", type=int, help="windows per update (default 8)")
-    add("--length", type=int, help="bytes per window (default 256)")
-    add("--learning-rate", type=float, help="the largest (default 0.002)")
+    _add_training(add)
     add("--schedule", type=int, metavar="STEPS", help="in which the rate rises and falls; then it "
         "stays (default: --steps)")  # fmt: skip
-    add("--held-out", type=float, help="share kept for evaluation (default 0.1)")
-    add("--evaluate-every", type=int, metavar="STEPS", help="(default 200)")
-    add("--checkpoint-every", type=int, metavar="STEPS", help="(default 200)")
-    add("--precision", choices=["auto", "float32", "bfloat16"], help="(default auto)")
     add("--seed", type=int, help="of the weights and the windows (default 0)")
-    add("--device", help="cpu, cuda, mps (default: the fastest there is)")
     add(
         "--bar",
         action=argparse.BooleanOptionalAction,
         help="progress bar (default: on a terminal); without it, lines",
     )
+
+
+def _add_training(add):
+    """What training one model and comparing several have in common."""
+    add("--batch-size", type=int, help="windows per update (default 8)")
+    add("--length", type=int, help="bytes per window (default 256)")
+    add("--learning-rate", type=float, help="the largest (default 0.002)")
+    add("--held-out", type=float, help="share kept for evaluation (default 0.1)")
+    add("--evaluate-every", type=int, metavar="STEPS", help="(default 200)")
+    add("--checkpoint-every", type=int, metavar="STEPS", help="(default 200)")
+    add("--precision", choices=["auto", "float32", "bfloat16"], help="(default auto)")
+    add("--device", help="cpu, cuda, mps (default: the fastest there is)")
 
 
 def _add_generate(commands):
@@ -288,6 +332,25 @@ def _add_generate(commands):
     add("--top-p", type=float, help="choose among the bytes that hold this probability")
     add("--seed", type=int, help="the same seed writes the same text")
     add("--device", help="cpu, cuda, mps (default: the fastest there is)")
+
+
+def _add_compare(commands):
+    p = commands.add_parser(
+        "compare",
+        help="compare models, with intervals over seeds",
+        description=COMPARE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = p.add_argument
+    add("--row", action="append", required=True, metavar="NAME=PATTERN,...", help="see above")
+    add("--run", required=True, metavar="DIRECTORY", help="where evaluations are kept")
+    add("--text", metavar="FILE or DIRECTORY", help="UTF-8; without it, Python's manual and "
+        "standard library, of which whole texts are held out, as of a directory")  # fmt: skip
+    add("--seeds", type=int, default=3, help="runs of each row (default %(default)s)")
+    add("--set", action="append", default=[], metavar="NAME=VALUE", help="a field of all rows")
+    add("--steps", type=int, help="updates (default 1000)")
+    _add_training(add)
+    add("--plot", metavar="FILE", help="draw held-out loss against updates")
 
 
 def _letters():

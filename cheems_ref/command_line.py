@@ -40,8 +40,13 @@ NOTABLE = 10**9  # bytes, from which on memory that cannot be measured is spoken
 
 def carry_out(parsed) -> int:
     """Do what was asked for, and return the status of the process."""
+    return guarded(_train if parsed.name == "train" else _generate, parsed)
+
+
+def guarded(command, parsed) -> int:
+    """Carry out a command, and say in one line what went wrong."""
     try:
-        return _train(parsed) if parsed.name == "train" else _generate(parsed)
+        return command(parsed)
     except BrokenPipeError:  # whoever read the output has gone, `head` for one
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141

@@ -158,6 +158,11 @@ def difference(losses: Mapping[str, Mapping[int, float]], row: str, baseline: st
     return interval([losses[row][seed] - losses[baseline][seed] for seed in seeds])
 
 
+def run_directory(directory: str | Path, row: str, seed: int) -> Path:
+    """Return where the checkpoints of a run are until it is finished."""
+    return Path(directory) / row / f"seed-{seed}"
+
+
 def _must_be_comparable(rows, seeds):
     if not rows:
         raise ValueError("there is no row to compare")
@@ -215,7 +220,7 @@ def _differing(before, now):
 
 def _run(name, row, seed, ids, config, directory, device, bar, at_start, after_step):
     """Train one row with one seed, and keep its evaluations; its checkpoints go when it is done."""
-    home, kept = directory / name / f"seed-{seed}", directory / "evaluations.jsonl"
+    home, kept = run_directory(directory, name, seed), directory / "evaluations.jsonl"
     _drop_a_cut_line(kept)
     known = {e.step for e in read_evaluations(directory) if (e.row, e.seed) == (name, seed)}
 

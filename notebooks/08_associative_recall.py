@@ -468,7 +468,8 @@ for name, gate in (("all neighbours", always), ("values behind keys", behind_key
 # bring the neighbour in. Can a rotary state do that? With $B$ and $C$ that do not depend on the
 # token, what it takes from distance $\delta$ is a sum of waves,
 #
-# $$w_\delta = e^{-\lambda\delta} \sum_i (a_i \cos\delta\theta_i + b_i \sin\delta\theta_i) \tag{8.3}$$
+# $$w_\delta = e^{-\lambda\delta} \sum_i
+# (a_i \cos\delta\theta_i + b_i \sin\delta\theta_i) \tag{8.3}$$
 #
 # and there is no softmax to make it sharp. The nearest to "the token before and no other", for
 # $a_i$ and $b_i$ of moderate size, at $n = 128$:

@@ -1,0 +1,209 @@
+"""The command `compare`: what it says and draws, what it refuses, how it goes on after Ctrl-C."""
+
+import json
+import math
+import re
+import signal
+import time
+
+import pytest
+from test_command_line import TEXT, pasted, run, succeeds
+from training import process
+
+from cheems_ref import compare_command
+from cheems_ref.budget import count_parameters
+from cheems_ref.compare import Evaluation, Row, compare, read_evaluations
+from cheems_ref.config import ModelConfig
+from cheems_ref.text import read_corpus, text_to_ids
+from cheems_ref.train import TrainConfig
+
+pytestmark = pytest.mark.usefixtures("unchecked")  # as users have it
+
+SIZES = dict(d_model=16, d_ff=16)
+SHORT = ["--steps", 4, "--batch-size", 2, "--length", 16, "--evaluate-every", 2, "--device", "cpu"]
+ROWS = ["--row", "one=AM,n_heads=2", "--row", "two=SM,d_state=4,learning_rate=1e-4"]
+
+
+def comparing(folder, *more, rows=ROWS, name="run"):
+    text = folder / "text"
+    folder.mkdir(exist_ok=True)
+    text.write_text(TEXT, encoding="utf-8")
+    sizes = [word for key, n in SIZES.items() for word in ("--set", f"{key}={n}")]
+    return ["compare", "--run", folder / name, "--text", text, *rows, *sizes, *SHORT, *more]
+
+
+def losses(folder, name="run"):
+    found = {}
+    for e in read_evaluations(folder / name):
+        found.setdefault(e.row, {}).setdefault(e.seed, []).append(e.nats)
+    return found
+
+
+def is_what_python_compares(m, folder):
+    succeeds(run(m, *comparing(folder, "--seeds", 2)))
+    rows = {
+        "one": Row(ModelConfig("AM", n_heads=2, **SIZES)),
+        "two": Row(ModelConfig("SM", d_state=4, **SIZES), 1e-4),
+    }
+    config = TrainConfig(steps=4, batch_size=2, length=16, evaluate_every=2)
+    ids, directory = text_to_ids(TEXT), folder / "python"
+    wanted = compare(rows, ids, config, seeds=(0, 1), directory=directory)
+    assert sorted(read_evaluations(folder / "run")) == sorted(wanted)
+
+
+def the_table_tells_what_was_found(m, folder):
+    done = succeeds(run(m, *comparing(folder)))
+    head, one, two = done.out.splitlines()[-3:]
+    assert re.split(r"\s{2,}", head) == [
+        "row", "parameters", "at work", "held-out nats", "each seed", "less one"
+    ]  # fmt: skip
+    found = losses(folder)
+    for name, line in (("one", one), ("two", two)):
+        cells, ends = re.split(r"\s{2,}", line), [found[name][seed][-1] for seed in range(3)]
+        config = ModelConfig("AM" if name == "one" else "SM", n_heads=2, d_state=4, **SIZES)
+        if name == "two":
+            config = ModelConfig("SM", d_state=4, **SIZES)
+        n = sum(c.total for c in count_parameters(config).values())
+        assert cells[:3] == [name, f"{n:,}", f"{n:,}"]
+        assert cells[3].startswith(f"{sum(ends) / 3:.3f} ± ")
+        assert cells[4] == " ".join(f"{end:.3f}" for end in ends)
+    apart = [found["two"][seed][-1] - found["one"][seed][-1] for seed in range(3)]
+    mean = sum(apart) / 3
+    half = 4.303 * math.sqrt(sum((x - mean) ** 2 for x in apart) / 2 / 3)
+    verdict = "a difference" if abs(mean) > half else "no difference"
+    assert two.endswith(f"{mean:+.3f} ± {half:.3f}  {verdict}")
+
+
+def evaluations(one, two, step=4):
+    return [
+        Evaluation(name, seed, step, nats)
+        for name, ends in (("one", one), ("two", two))
+        for seed, nats in enumerate(ends)
+    ]
+
+
+def a_difference_is_claimed_where_the_interval_says_so(m):
+    rows = {name: Row(ModelConfig("AM", **SIZES)) for name in ("one", "two")}
+    for one, two, verdict in (
+        ([1.0, 1.1, 1.2], [1.5, 1.6, 1.7], "+0.500 ± 0.000  a difference"),
+        ([1.5, 1.6, 1.7], [1.0, 1.1, 1.2], "-0.500 ± 0.000  a difference"),
+        ([1.0, 1.1, 1.2], [1.2, 1.1, 1.0], "+0.000 ± 0.497  no difference"),
+        ([1.0, 1.0, 1.0], [1.1, 1.3, 1.0], "+0.133 ± 0.379  no difference"),
+        ([1.0], [2.0], "+1.000  one seed tells nothing"),
+        ([1.0, 1.1], [2.0], "+1.000  one seed tells nothing"),
+    ):
+        lines = m.table(rows, evaluations(one, two), 4, range(3))
+        assert lines[2].endswith(verdict), lines[2]
+        assert not lines[1].endswith("difference")
+    fewer = m.table(rows, evaluations([1.0, 1.1, 9.0], [1.5, 1.6, 9.0]), 4, range(2))
+    assert fewer[2].endswith("1.500 1.600  +0.500 ± 0.000  a difference")
+    begun = evaluations([1.0], []) + evaluations([], [3.0], step=2)
+    assert m.table(rows, begun, 4, range(3))[2].endswith("3.000 after 2")
+
+
+def the_table_is_drawn_in_its_place(m, folder):
+    done = run(m, *comparing(folder, "--seeds", 1), terminal=True)
+    assert done.status == 0
+    assert done.out.count("\x1b[3A\x1b[J") == 4  # four evaluations, then the whole
+    assert "seed 0: held out" not in done.out
+    assert "\x1b" not in succeeds(run(m, *comparing(folder, "--seeds", 1, name="file"))).out
+
+
+def goes_on_and_takes_more(m, folder):
+    whole = succeeds(run(m, *comparing(folder, "--seeds", 2))).out.splitlines()[-3:]
+    again = succeeds(run(m, *comparing(folder, "--seeds", 2))).out
+    assert again.splitlines()[-3:] == whole and "seed" not in again.partition("\n")[2][:40]
+    more = succeeds(run(m, *comparing(folder, "--seeds", 2, "--row", "three=AM"))).out
+    assert more.splitlines()[-4:-1][1].split()[0] == "one" and "three, seed 1" in more
+    assert "one, seed" not in more
+
+
+def a_folder_is_a_corpus(m, folder):
+    texts = folder / "texts"
+    texts.mkdir(parents=True)
+    for i in range(30):
+        (texts / f"{i}").write_text(f"{i} is the number of this text. " * 5)
+    words = comparing(folder, "--held-out", 0.3, "--seeds", 1)
+    words[words.index("--text") + 1] = texts
+    kept, apart = read_corpus(texts, held_out=0.3).texts
+    assert f"{kept} texts to train on and {apart} held out" in succeeds(run(m, *words)).out
+
+
+def a_plot_is_drawn(m, folder):
+    done = succeeds(run(m, *comparing(folder, "--seeds", 1, "--plot", folder / "plot.svg")))
+    assert f"drawn: {folder / 'plot.svg'}" in done.out
+    assert (folder / "plot.svg").exists()
+    assert (folder / "plot.svg").read_text().count("</svg>") == 1
+
+
+PROPERTIES = [
+    is_what_python_compares,
+    the_table_tells_what_was_found,
+    the_table_is_drawn_in_its_place,
+    goes_on_and_takes_more,
+    a_folder_is_a_corpus,
+    a_plot_is_drawn,
+]
+
+
+@pytest.mark.parametrize("has_property", PROPERTIES)
+def test_compare_command(has_property, tmp_path):
+    has_property(compare_command, tmp_path)
+
+
+def test_a_difference_is_claimed_where_the_interval_says_so():
+    a_difference_is_claimed_where_the_interval_says_so(compare_command)
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["--row", "AM"], "--row takes NAME=PATTERN,FIELD=VALUE,..., 'AM' is not"),
+        (["--row", "a="], "--row takes NAME=PATTERN"),
+        (["--row", "one=AM"], "--row one is given twice"),
+        (["--row", "a=AZ"], "--row a: unknown letter 'Z'"),
+        (["--row", "a=AM,d_modle=4"], "--row a: d_modle=4: there is no field 'd_modle'; did you"),
+        (["--row", "a=AM,learning_rat=4"], "did you mean learning_rate?"),
+        (["--row", "a=AM,learning_rate=-1"], "learning_rate of a must be"),
+        (["--row", "a=AM,n_heads=3"], "--row a: letter A (attention): "),
+        (["--row", "a/b=AM"], "a row's name must be one that a directory can have, got 'a/b'"),
+        (["--set", "learning_rate=1"], "there is no field 'learning_rate'"),
+        (["--seeds", "0"], "--seeds must be at least 1, got 0"),
+        (["--plot", "x.jpg"], "--plot takes a file that ends in .png, .svg or .pdf, got x.jpg"),
+        (["--text", "nowhere"], "No such file or directory: nowhere"),
+        (["--run", "LICENSE"], "--run LICENSE is a file"),
+        (["--steps", "0"], "steps must be at least 1"),
+        (["--length", "5000"], "the text has"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(words, message, tmp_path):
+    done = run(compare_command, *comparing(tmp_path, *words))
+    assert done.status == 1 and done.err.count("\n") == 1
+    assert message in done.err
+
+
+def test_another_model_under_the_same_name_is_refused(tmp_path):
+    succeeds(run(compare_command, *comparing(tmp_path, "--seeds", 1)))
+    done = run(compare_command, *comparing(tmp_path, "--seeds", 1, "--set", "d_ff=8"))
+    assert done.status == 1 and "another model: d_ff = 16, now 8" in done.err
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGINT"), reason="no Ctrl-C")
+def test_ctrl_c_saves_and_the_command_goes_on(tmp_path):
+    words = comparing(tmp_path, "--seeds", 1, "--steps", 400, "--checkpoint-every", 400)
+    started = process(*words)
+    until = time.monotonic() + 60
+    while len(read_evaluations(tmp_path / "run")) < 3 and time.monotonic() < until:
+        time.sleep(0.01)
+    started.send_signal(signal.SIGINT)
+    _, err = started.communicate(timeout=60)
+    assert started.returncode == 130 and b"stopped; to go on: " in err
+    assert len(list((tmp_path / "run").rglob("*.safetensors"))) == 1
+    before = len(read_evaluations(tmp_path / "run"))
+    _, *following = pasted(err.decode(), "stopped; to go on: ")
+    succeeds(run(compare_command, *following))
+    whole = comparing(tmp_path, "--seeds", 1, "--steps", 400, name="whole")
+    succeeds(run(compare_command, *whole))
+    lines = [(tmp_path / name / "evaluations.jsonl").read_text() for name in ("run", "whole")]
+    assert lines[0] == lines[1] and 3 <= before < 400
+    assert all(json.loads(line) for line in lines[0].splitlines())
