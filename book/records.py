@@ -32,8 +32,6 @@ CHAPTER_7 = "07_cheems_language_model"
 CHAPTER_8 = "08_associative_recall"
 RECALL = "recall", "recall_model", "share_right", "learn_to_recall"
 RECALL_GRID = "LENGTHS", "SYSTEMS", "RATES", "WITH_POSITION"  # of chapter 08
-NEEDLE_RUN = "FOUR", "DEPTHS", "needle_config", "needle_losses", "learn_needles"
-NEEDLE_RUN += "digits_right", "stretch_base", "sharpen"
 RECALL_RUN = "LENGTHS", "recall_model", "recall_batch", "answers", "share_right", "learn_to_recall"
 
 
@@ -565,6 +563,7 @@ def recall_rates():
     return recall_runs(
         "08_rates",
         seeds,
+        longer=[recall_job("SSD", systems["SSD"], 64, 0, 20_000, rates[64], lengths[:2])],
         rates=[
             recall_job(name, systems[name], 32, seed, 2000, rates[32] * factor, lengths[:2])
             for factor in (1, 1 / 3, 3)
@@ -580,7 +579,6 @@ def recall_rates():
             recall_job("QCAttn", systems["QCAttn"], 64, seed, 3000, rates[64], lengths[-1:])
             for seed in seeds
         ],
-        longer=[recall_job("SSD", systems["SSD"], 64, 0, 20_000, rates[64], lengths[:2])],
     )
 
 
@@ -608,46 +606,6 @@ def recall_run(job):
     return {"minutes": round((time.perf_counter() - start) / 60, 2), "right": rounded(right)}
 
 
-def needles():
-    """Needles in the manual: digits found by length and depth, within the training and beyond."""
-    four, windows, depths = from_notebook(CHAPTER_8, "FOUR", "WINDOWS", "DEPTHS")
-    seeds, lengths = range(3), (128, 256, 512, 1024, 2048)
-    jobs = [
-        dict(system=name, window=window, trained=list(trained), seed=seed, steps=1200)
-        for seed in seeds
-        for window, trained in windows.items()
-        for name in four
-    ]
-    results = resumed("08_needle", [dict(**job, lengths=lengths) for job in jobs], needle_run)
-    runs = [job | result for job, result in zip(jobs, results, strict=True)]
-    minutes = sum(run["minutes"] for run in runs)
-    told = dict(seed=list(seeds), depths=list(depths), lengths=list(lengths))
-    return {**told, "core hours": round(minutes / 60, 1), "runs": runs}
-
-
-def needle_run(job):
-    """One training run: minutes, nats per byte of unseen text, digits right."""
-    *_, learn, digits_right, stretch_base, sharpen = from_notebook(CHAPTER_8, *NEEDLE_RUN)
-    seen, held_out = training.split_text(text.text_to_ids(text.read_text()), 0.1)
-    start = time.perf_counter()
-    model = learn(job["system"], job["trained"], seen, job["steps"], job["seed"])
-    minutes, trained = (time.perf_counter() - start) / 60, max(job["trained"])
-    right = {name: [] for name in ("plain", "base", "sharpened", "both")}
-    for length in job["lengths"]:
-        stretched = length if length > trained else trained  # up to it the base stays
-        for name, found in right.items():
-            stretch_base(model, stretched if name in ("base", "both") else trained, trained)
-            hooks = sharpen(model, trained) if name in ("sharpened", "both") else []
-            if name == "plain" or length > trained:
-                found.append(digits_right(model, length, held_out))
-            for hook in hooks:
-                hook.remove()
-    stretch_base(model, trained, trained)
-    nats = training.evaluate(model, held_out, length=256)
-    right = {name: rounded(found) for name, found in right.items()}
-    return {"minutes": round(minutes, 2), "nats": round(nats, 3), "right": right}
-
-
 def rounded(rows):
     return [[round(entry, 3) for entry in row] for row in rows]
 
@@ -670,7 +628,6 @@ WRITERS = {
     "07_training": manual,
     "08_recall": recall,
     "08_rates": recall_rates,
-    "08_needle": needles,
 }
 
 
