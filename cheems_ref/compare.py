@@ -160,7 +160,7 @@ def difference(losses: Mapping[str, Mapping[int, float]], row: str, baseline: st
 
 def run_directory(directory: str | Path, row: str, seed: int) -> Path:
     """Return where the checkpoints of a run are until it is finished."""
-    return Path(directory) / row / f"seed-{seed}"
+    return Path(directory) / "runs" / row / f"seed-{seed}"
 
 
 def _must_be_comparable(rows, seeds):
