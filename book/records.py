@@ -557,7 +557,7 @@ def recall():
 
 
 def recall_rates():
-    """Multi-query recall, small: three rates, the live runs of five seeds, and one long run."""
+    """Multi-query recall, small: four rates, longer runs, and the live ones of five seeds."""
     lengths, systems, rates, with_position = from_notebook(CHAPTER_8, *RECALL_GRID)
     seeds = range(3)
     return recall_runs(
@@ -566,7 +566,7 @@ def recall_rates():
         longer=[recall_job("SSD", systems["SSD"], 64, 0, 20_000, rates[64], lengths[:2])],
         rates=[
             recall_job(name, systems[name], 32, seed, 2000, rates[32] * factor, lengths[:2])
-            for factor in (1, 1 / 3, 3)
+            for factor in (1, 1 / 3, 3, 1 / 10)
             for seed in seeds
             for name in ("SSD", "QCAttn")
         ],
@@ -575,8 +575,8 @@ def recall_rates():
             for seed in range(5)
             for name in ("SSD, attention, convolution", "QCAttn")
         ],
-        alone=[
-            recall_job("QCAttn", systems["QCAttn"], 64, seed, 3000, rates[64], lengths[-1:])
+        slower=[
+            recall_job("SSD", systems["SSD"], 32, seed, 6000, rates[32] / 3, lengths[:2])
             for seed in seeds
         ],
     )
