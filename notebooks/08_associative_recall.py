@@ -588,8 +588,9 @@ for name, options in SYSTEMS.items():
 # | rates | 4e-4, 3e-4, 2e-4, 1e-4 | ten times that |
 # | width of the MLP | not given | $2d$ |
 #
-# Our runs see at most a three-hundredth of the tokens that WM's may. That is why lengths and numbers
-# of pairs are mixed: in the hope that rows with few pairs are learned first, and help with the rest.
+# Our runs see at most a three-hundredth of the tokens that WM's may. That is why lengths and
+# numbers of pairs are mixed: in the hope that rows with few pairs are learned first, and help with
+# the rest.
 
 # %%
 wm_tokens, our_tokens = 64 * 2**18 * 256, 3000 * 4096
