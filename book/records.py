@@ -575,6 +575,10 @@ def recall_rates():
             for seed in range(5)
             for name in ("SSD, attention, convolution", "QCAttn")
         ],
+        alone=[
+            recall_job("QCAttn", systems["QCAttn"], 64, seed, 3000, rates[64], lengths[-1:])
+            for seed in seeds
+        ],
         slower=[
             recall_job("SSD", systems["SSD"], 32, seed, 6000, rates[32] / 3, lengths[:2])
             for seed in seeds
