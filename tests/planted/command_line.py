@@ -69,7 +69,9 @@ MISTAKES = mistakes([
     (takes_any_model, {
         "numbers as words": [("return name, json.loads(value)", "return name, value")],
         "the vocabulary of the preset": [('{"vocab_size": BYTES, **a.set}', "a.set")],
-        "only the first setting": [("for words in a.set)", "for words in a.set[:1])")],
+        "only the first setting": [
+            ("        a.set = dict(_setting(words) for words in a.set)",
+             "        a.set = dict(_setting(words) for words in a.set[:1])")],
         "another default": [('PATTERN = "SESESEIE"', 'PATTERN = "SEIE"')],
         "presets left out": [
             ("base = preset(a.preset) if a.preset else ModelConfig", "base = ModelConfig")],
@@ -166,8 +168,8 @@ MISTAKES = mistakes([
             ("if a.preset is not None and a.pattern is not None:", "if False:")],
         "pattern before pattern": [
             ('if a.pattern is not None and "pattern" in a.set:', "if False:")],
-        "unknown names": [("if name not in FIELDS:", "if False:")],
-        "far names": [("difflib.get_close_matches(name, FIELDS, n=1)", "[]")],
+        "unknown names": [("if name not in FIELDS and name not in others:", "if False:")],
+        "far names": [("difflib.get_close_matches(name, [*FIELDS, *others], n=1)", "[]")],
         "numbers that are 0": [("v is not None}", "v}")],
         "what is empty": [('if getattr(a, name, None) == "":', "if False:")],
         "without effect": [("if not FIELDS[name].is_used(config):", "if False:")],
@@ -203,7 +205,8 @@ MISTAKES = mistakes([
     (refuses_wrong_use, {
         "no run will do": [('add("--run", required=True, metavar="DIRECTORY", help="of',
                             'add("--run", default=".", metavar="DIRECTORY", help="of')],
-        "any number": [('add("--steps", type=int', 'add("--steps", type=str')]}),
+        "any number": [('add("--steps", type=int, help="updates (default 1000, or',
+                        'add("--steps", type=str, help="updates (default 1000, or')]}),
     (foresees_memory, {
         "not refused": [("if there is not None and needed > there:", "if False:")],
         "only parameters": [
@@ -224,7 +227,7 @@ MISTAKES = mistakes([
         "examples that are wrong": [
             ("train --text book.txt --run runs/llama", "train --text book.txt runs/llama")],
         "wrapped": [
-            ("class=argparse.RawDescriptionHelpFormatter", "class=argparse.HelpFormatter", 3)],
+            ("class=argparse.RawDescriptionHelpFormatter", "class=argparse.HelpFormatter", 4)],
         "a letter left out": [('    "D": "DGLU",\n', "")],
         "another default": [('"d_state": Field(32', '"d_state": Field(16')],
         "another default of an option": [("windows per update (default 8)", "windows (default 4)")],
