@@ -43,8 +43,8 @@ MISTAKES = mistakes([
         "everywhere": [("sys.stdout.isatty()", "True")],
         "a line too high": [("self.drawn = len(lines)", "self.drawn = len(lines) + 1")]}),
     (a_folder_is_a_corpus, {
-        "the standard library": [("read_corpus(path, held_out=held_out)",
-                                  "read_corpus(None, held_out=held_out)")],
+        "the folder above": [("read_corpus(path, held_out=held_out)",
+                              "read_corpus(Path(path).parent, held_out=held_out)")],
         "a tenth": [("read_corpus(path, held_out=held_out)", "read_corpus(path)")]}),
     (a_plot_is_drawn, {
         "not at all": [("    fig.savefig(path)\n", "")]}),
