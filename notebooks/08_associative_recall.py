@@ -431,7 +431,7 @@ plotting.save(
     "looks at the one before it: a line beside the diagonal. Right, in layer 2, four queries, "
     "marked by arrows, look each at one of the first eight tokens, the value of its key. A token "
     "of the fill that was in the row before looks at the place after that; the weight of each of "
-    "the others is spread evenly over itself and all before it.",
+    "the others, the first excepted, is spread evenly over all before it.",
 )
 
 # %% [markdown]
@@ -786,7 +786,7 @@ for ax, length in zip(axes, (64, 128, 256), strict=False):
     plotting.level(ax, 4 / length)
 draw_by_width(axes[3], at_most, "steps until 0.9 at T = 256")
 _ = fig.supxlabel("width of the model, d")
-fig.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+fig.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=4)
 plotting.save(
     fig,
     "08_grid",
