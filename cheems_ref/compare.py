@@ -110,7 +110,8 @@ def compare(
     _must_be_comparable(rows, seeds)
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
-    settings = {name: _settings(row, ids, config) for name, row in rows.items()}
+    text = fingerprint(ids)
+    settings = {name: _settings(row, config, text) for name, row in rows.items()}
     _must_be_the_same(directory, settings)
     done = read_evaluations(directory)
     for seed in seeds:
@@ -177,12 +178,12 @@ def _must_be_comparable(rows, seeds):
     })  # fmt: skip
 
 
-def _settings(row, ids, config):
+def _settings(row, config, text):
     """All that decides the losses of a row, beside the seed, as JSON has it."""
     training = dataclasses.asdict(_with(config, row, seed=0))
     for name in ("seed", "evaluate_every", "checkpoint_every"):
         del training[name]
-    parts = dict(model=dataclasses.asdict(row.config), training=training, text=fingerprint(ids))
+    parts = dict(model=dataclasses.asdict(row.config), training=training, text=text)
     return json.loads(json.dumps(parts))
 
 

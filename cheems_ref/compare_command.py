@@ -11,6 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from cheems_ref.arguments import BYTES
 from cheems_ref.budget import count_parameters
 from cheems_ref.checkpoint import save
 from cheems_ref.command_line import _command, _ctrl_c, _device, _must_fit, _say, guarded
@@ -29,7 +30,6 @@ from cheems_ref.config import ModelConfig
 from cheems_ref.text import Corpus, read_corpus, read_text, text_to_ids
 from cheems_ref.train import TrainConfig
 
-BYTES = 256
 SHOWN = 6  # seeds whose losses the table shows one by one
 
 
@@ -57,7 +57,7 @@ def table(
         total, active = (sum(getattr(c, kind) for c in counts) for kind in ("total", "active"))
         mine = losses.get(name, {})
         each = " ".join(f"{mine[seed]:.3f}" for seed in seeds[:SHOWN] if seed in mine)
-        mean = _shown(interval([*mine.values()])) if mine else f"{_under_way(name, evaluations)}"
+        mean = _shown(interval([*mine.values()])) if mine else _under_way(name, evaluations)
         both = mine.keys() & losses.get(baseline, {}).keys()
         apart = ""
         if name != baseline and both:

@@ -67,7 +67,7 @@ MISTAKES = mistakes([
     (another_row_of_the_same_name_is_refused, {
         "taken": [("if values != mine[part]:", "if False:")],
         "models not looked at": [("dict(model=dataclasses.asdict(row.config),", "dict(model={},")],
-        "texts not looked at": [("text=fingerprint(ids))", "text=0)")],
+        "texts not looked at": [("training=training, text=text)", "training=training, text=0)")],
         "evaluations may not be made oftener": [
             ('in ("seed", "evaluate_every", "checkpoint_every"):', 'in ("seed",):')],
         "the row's rate not looked at": [
