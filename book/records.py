@@ -10,6 +10,7 @@ import ast
 import concurrent.futures
 import dataclasses
 import datetime
+import functools
 import json
 import math
 import os
@@ -22,6 +23,7 @@ import torch
 
 from cheems_ref import experts, kernels, linear_attention, rope, ssd, text
 from cheems_ref import train as training
+from cheems_ref.checkpoint import fingerprint
 from cheems_ref.model import CausalLM, ModelConfig, Sampling, count_parameters, generate
 
 ROOT = Path(__file__).parents[1]
@@ -33,16 +35,28 @@ CHAPTER_8 = "08_associative_recall"
 RECALL = "recall", "recall_model", "share_right", "learn_to_recall"
 RECALL_GRID = "LENGTHS", "SYSTEMS", "RATES", "WITH_POSITION"  # of chapter 08
 RECALL_RUN = "LENGTHS", "recall_model", "recall_batch", "answers", "share_right", "learn_to_recall"
+CHAPTER_9 = "09_ablations"
+ABLATION_RUN = "TRAINING", "SIZES", "MILLION", "parameters", "fitted", "one_run"
+NEEDLE_RUN = ("FOUR", "ASKED", "DEPTHS", "VARIANTS", "answers", "digits_right", "needle_model")
+NEEDLE_RUN += ("needle_loss", "learn_needles", "stretched", "heat_map")
 
 
 def from_notebook(notebook, *names):
-    """Take functions from a notebook's source, so that a record shows what the reader runs."""
+    """Take functions and constants from a notebook's source: a record shows what the reader runs.
+
+    Raises:
+        ValueError: one of the names is defined twice, or not at all.
+    """
     tree = ast.parse((ROOT / "notebooks" / f"{notebook}.py").read_text())
     imports = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
     wanted = [node for node in tree.body if names_of(node) & set(names)]
+    if len({name for node in wanted for name in names_of(node)}) < len(wanted):
+        raise ValueError(f"{notebook} defines one of {', '.join(names)} twice")
     namespace = {}
     torch.set_default_dtype(torch.float64)  # as the notebooks do
     exec(compile(ast.Module([*imports, *wanted], []), notebook, "exec"), namespace)
+    if missing := [name for name in names if name not in namespace]:
+        raise ValueError(f"{notebook} does not define {', '.join(missing)}")
     return [namespace[name] for name in names]
 
 
@@ -610,6 +624,125 @@ def recall_run(job):
     return {"minutes": round((time.perf_counter() - start) / 60, 2), "right": rounded(right)}
 
 
+def needles():
+    """The needle: four systems, short and long texts, each at the best of three rates."""
+    four, windows = from_notebook(CHAPTER_8, "FOUR", "WINDOWS")
+    rates, seeds, steps = (1e-3, 3e-3, 3e-4), range(3), 2500
+
+    def job(system, kind, seed, rate, with_text=False):
+        told = dict(system=system, kind=kind, windows=list(windows[kind]), seed=seed, rate=rate)
+        return dict(**told, steps=steps if not with_text else 1000, with_text=with_text)
+
+    def run(jobs):
+        results = resumed("08_needle", jobs, needle_run)
+        return [told | result for told, result in zip(jobs, results, strict=True)]
+
+    tried = run([job(system, "short", 0, rate) for rate in rates for system in four])
+    best = {}
+    for system in four:
+        runs = [one for one in tried if one["system"] == system]
+        best[system] = min(runs, key=lambda one: (-one["right"][-1][-1] // 0.1, len(one["right"])))
+    best = {system: one["rate"] for system, one in best.items()}
+    grid = [job(s, kind, seed, best[s]) for kind in windows for seed in seeds for s in four]
+    beside = [job(system, "short", 0, best[system], with_text=True) for system in four]
+    parts = {"rates": tried, "grid": run(grid), "with text": run(beside)}
+    minutes = sum(
+        one["minutes"] for one in {json.dumps(r): r for p in parts.values() for r in p}.values()
+    )
+    return {"seed": list(seeds), "core hours": round(minutes / 60, 1), "best": best, **parts}
+
+
+def needle_run(job):
+    """One training run of chapter 08, section 9: the share right over time, and heat maps."""
+    parts = dict(zip(NEEDLE_RUN, from_notebook(CHAPTER_8, *NEEDLE_RUN), strict=True))
+    start, window = time.perf_counter(), job["windows"][-1]
+    how = {name: job[name] for name in ("windows", "steps", "rate", "seed", "with_text")}
+    model, right = parts["learn_needles"](job["system"], **how)
+    result = {"right": rounded(right)}
+    if not job["with_text"]:
+        haystack = training.split_text(text.text_to_ids(text.read_text()), 0.1)[1]
+        remedies = {
+            k: v for k, v in parts["VARIANTS"].items() if job["system"] != "Mamba-2" or not v
+        }
+        heat = {k: parts["heat_map"](model, window, haystack, **v) for k, v in remedies.items()}
+        result["heat"] = {name: rounded(rows) for name, rows in heat.items()}
+    return {"minutes": round((time.perf_counter() - start) / 60, 2), **result}
+
+
+def ablation_inner():
+    """Three inner functions in a hybrid of a million parameters, six seeds."""
+    (rows,) = from_notebook(CHAPTER_9, "INNER")
+    return ablation("09_inner", rows, range(1, 7))
+
+
+def ablation_orders():
+    """The last sequence mixer a state or attention, a million parameters, five seeds."""
+    (rows,) = from_notebook(CHAPTER_9, "ORDERS")
+    return ablation("09_orders", rows, range(1, 6))
+
+
+def ablation(name, rows, seeds):
+    """Every row at three rates with seed 0, and at the best of them with the other seeds."""
+    rates, training = from_notebook(CHAPTER_9, "RATES", "TRAINING")
+    size = dict(steps=training.steps, batch_size=training.batch_size, length=training.length)
+
+    def run(jobs):
+        results = resumed(name, jobs, ablation_run)
+        return [told | result for told, result in zip(jobs, results, strict=True)]
+
+    tried = [
+        dict(row=row, fields=fields, rate=rate, seed=0, **size)
+        for row, fields in rows.items()
+        for rate in rates
+    ]
+    tried, best = run(tried), {}
+    for one in sorted(tried, key=lambda one: one["nats"][-1][1], reverse=True):
+        best[one["row"]] = one["rate"]
+    jobs = [
+        dict(row=row, fields=fields, rate=best[row], seed=seed, **size)
+        for seed in seeds
+        for row, fields in rows.items()
+    ]
+    runs = run(jobs)
+    corpus = ablation_corpus()
+    return {
+        "seed": [0, *seeds],
+        "core hours": round(sum(one["minutes"] for one in tried + runs) / 60, 1),
+        "text": {
+            "sha256": fingerprint(corpus.ids),
+            "bytes": len(corpus.ids),
+            "texts to train on, held out": list(corpus.texts),
+        },
+        "training": dataclasses.asdict(training),
+        "best": best,
+        "rates": tried,
+        "runs": runs,
+    }
+
+
+@functools.cache
+def ablation_corpus():
+    (training,) = from_notebook(CHAPTER_9, "TRAINING")
+    return text.read_corpus(held_out=training.held_out)
+
+
+def ablation_run(job):
+    """One training run of chapter 09: minutes, parameters, and held-out nats over time."""
+    parts = dict(zip(ABLATION_RUN, from_notebook(CHAPTER_9, *ABLATION_RUN), strict=True))
+    corpus, start = ablation_corpus(), time.perf_counter()
+    torch.set_default_dtype(torch.float32)
+    training = dataclasses.replace(parts["TRAINING"], held_out=corpus.held_out)
+    how = (job["rate"], job["seed"], training, corpus.ids)
+    config = parts["fitted"](**job["fields"])
+    nats = parts["one_run"](job["row"], config, *how)
+    return {
+        "minutes": round((time.perf_counter() - start) / 60, 2),
+        "parameters": parts["parameters"](config),
+        "d_ff": config.d_ff,
+        "nats": [[step, round(loss, 5)] for step, loss in nats],
+    }
+
+
 def rounded(rows):
     return [[round(entry, 3) for entry in row] for row in rows]
 
@@ -632,6 +765,9 @@ WRITERS = {
     "07_training": manual,
     "08_recall": recall,
     "08_rates": recall_rates,
+    "08_needle": needles,
+    "09_inner": ablation_inner,
+    "09_orders": ablation_orders,
 }
 
 

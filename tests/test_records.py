@@ -3,9 +3,25 @@
 import json
 
 import pytest
-from records import from_notebook, resumed
+import torch
+from records import (
+    ABLATION_RUN,
+    CHAPTER_8,
+    CHAPTER_9,
+    NEEDLE_RUN,
+    RECALL_GRID,
+    RECALL_RUN,
+    from_notebook,
+    resumed,
+)
 
 JOBS = [dict(number=number) for number in range(4)]
+
+
+@pytest.fixture
+def float32_afterwards():
+    yield
+    torch.set_default_dtype(torch.float32)
 
 
 def square(job):
@@ -56,16 +72,33 @@ def test_another_setting_is_another_job(tmp_path):
         resumed("x", changed, forbidden, tmp_path)
 
 
+@pytest.mark.usefixtures("float32_afterwards")
 def test_functions_and_constants_come_from_a_notebook(monkeypatch, tmp_path):
     (tmp_path / "notebooks").mkdir()
     (tmp_path / "notebooks" / "x.py").write_text(
         "import math\nA, B = 2, 3\nC = A\nprint(1 / 0)\n\ndef f():\n    return math.pi + B\n"
     )
     monkeypatch.setattr("records.ROOT", tmp_path)
-    import torch
-
-    try:
-        b, f = from_notebook("x", "B", "f")
-    finally:
-        torch.set_default_dtype(torch.float32)
+    b, f = from_notebook("x", "B", "f")
     assert b == 3 and 6 < f() < 7
+
+
+@pytest.mark.usefixtures("float32_afterwards")
+@pytest.mark.parametrize(
+    ("chapter", "names"),
+    [(CHAPTER_8, RECALL_GRID), (CHAPTER_8, RECALL_RUN), (CHAPTER_8, NEEDLE_RUN),
+     (CHAPTER_9, ABLATION_RUN)],
+)  # fmt: skip
+def test_what_a_long_record_takes_is_in_its_chapter(chapter, names):
+    assert len(from_notebook(chapter, *names)) == len(names)
+
+
+@pytest.mark.usefixtures("float32_afterwards")
+def test_a_name_that_is_defined_twice_or_never_is_refused(monkeypatch, tmp_path):
+    (tmp_path / "notebooks").mkdir()
+    (tmp_path / "notebooks" / "x.py").write_text("def answers():\n    pass\n\nanswers = [1]\n")
+    monkeypatch.setattr("records.ROOT", tmp_path)
+    with pytest.raises(ValueError, match="x defines one of answers twice"):
+        from_notebook("x", "answers")
+    with pytest.raises(ValueError, match="x does not define questions"):
+        from_notebook("x", "questions")
