@@ -434,8 +434,8 @@ class SSD(nn.Module):
             check_turnable(d_state=d_state)
             check.numbers("(0, inf)", rope_base=rope_base)
         self.n_heads, self.n_groups, self.d_head, self.d_state = n_heads, n_groups, d_head, d_state
-        self.position, self.rope_base = position, rope_base
-        self.chunk_size, self.backend = chunk_size, backend
+        self.position, self.rope_base, self.backend = position, rope_base, backend
+        self.chunk_size, self._convolve, self._scan = chunk_size, short_convolution, _ssd
 
         self.x_proj = nn.Linear(d_model, n_heads * d_head, bias=False)
         self.B_proj = nn.Linear(d_model, n_groups * d_state, bias=False)
@@ -499,7 +499,7 @@ class SSD(nn.Module):
         channels = [self.x_proj(x), self.B_proj(x), self.C_proj(x)]
         if self.position == "conv":
             u = torch.cat(channels, dim=-1)
-            u, history = short_convolution(u, self.conv, padding_mask=padding_mask, history=history)
+            u, history = self._convolve(u, self.conv, padding_mask=padding_mask, history=history)
             channels = u.split([t.shape[-1] for t in channels], dim=-1)
         values, B, C = channels
         B, C = (t.unflatten(-1, (self.n_groups, -1)) for t in (B, C))
@@ -508,7 +508,7 @@ class SSD(nn.Module):
             B, C = _apply_rope(B, cos, sin), _apply_rope(C, cos, sin)
 
         values, A = values.unflatten(-1, (self.n_heads, -1)), -self.A_log.to(wide).exp()
-        y, state = _ssd(values, dt, A, B, C, self.D, self.chunk_size, state, self.backend)
+        y, state = self._scan(values, dt, A, B, C, self.D, self.chunk_size, state, self.backend)
         return self.out_proj(y.flatten(2)), SSDCache(state, history)
 
     def _check_cache(self, x, cache):

@@ -44,7 +44,9 @@ def asked(has_property: Callable, *arguments) -> str:
     """A property and what it is asked of, in words."""
     name = getattr(has_property, "func", has_property).__name__
     name += str(getattr(has_property, "keywords", ""))
-    return ", ".join([name, *(", ".join(a) if isinstance(a, tuple) else str(a) for a in arguments)])
+    return ", ".join(
+        [name, *(", ".join(map(str, a)) if isinstance(a, tuple) else str(a) for a in arguments)]
+    )
 
 
 def planted(

@@ -13,6 +13,7 @@ import cheems_ref.ssd as ssd
 from cheems_ref import (
     attention,
     convolution,
+    distributed,
     experts,
     feed_forward,
     generate,
@@ -33,6 +34,7 @@ IDS = zeros(2, 5, dtype=torch.int64)
 WRONG = {
     "attention": lambda: attention.attention(X, B, B[:, :4]),
     "convolution": lambda: convolution.short_convolution(DT, A[None]),
+    "distributed": lambda: distributed.ssd_sequence_parallel(X, DT, A[:2], B, B),
     "experts": lambda: experts.MoE(4, 3, n_experts=5, k=2)(DT[0]),
     "feed_forward": lambda: feed_forward.MLP(4, 3)(DT.long()),
     "generate": lambda: generate.sample(DT),

@@ -1,0 +1,393 @@
+"""SSD cut along the sequence: equal to one pass, with every gradient, however it is cut.
+
+Most tests run the ranks as threads of this process, with the few collectives that the room uses
+handed from thread to thread: a rank that does not take part is then told apart from one that is
+slow. The same comparisons run once more with processes and gloo.
+"""
+
+import copy
+import threading
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing
+import torch.nn.functional as F
+from test_ssd import NAMES, inputs
+
+import cheems_ref.distributed as distributed
+from cheems_ref.model import CausalLM, ModelConfig
+from cheems_ref.ssd import SSD, ssd_recurrent
+from cheems_ref.verify import check
+
+CUTS = ((13,), (5, 8), (4, 4, 4), (1, 0, 9, 3), (0, 6, 0, 2), (3, 1, 0))
+CUT_ALONG_L = (True, True, False, True, True, False, False)  # x, dt, A, B, C, D, state
+MODELS = {
+    "rope": ("SM", {}),
+    "conv": ("SM", dict(position="conv")),
+    "attention": ("AM", dict(n_kv_heads=2)),
+    "inner SSD, content": ("SEIE", dict(inner="ssd", mask="content", keep=3)),
+    "conv, gate": ("SAIR", dict(position="conv", mask="gate", max_positions=32)),
+}
+
+
+class Threads:
+    """What the room takes from torch.distributed, between threads of one process."""
+
+    ProcessGroup = dist.ProcessGroup
+
+    def __init__(self, n):
+        self.n, self.barrier, self.board = n, threading.Barrier(n), [None] * n
+        self.here, self.calls = threading.local(), []
+
+    def is_available(self):
+        return True
+
+    def is_initialized(self):
+        return True
+
+    def get_rank(self, group):
+        return self.here.rank
+
+    def get_world_size(self, group):
+        return self.n
+
+    def all_gather_single(self, out, t, group):
+        out.copy_(torch.cat(self.exchange("all_gather", t)).view_as(out))
+
+    def reduce_scatter_single(self, out, t, group):
+        parts = [part.chunk(self.n)[self.here.rank] for part in self.exchange("scatter", t)]
+        out.copy_(sum(parts).view_as(out))
+
+    def all_reduce(self, t, group):
+        t.copy_(sum(self.exchange("all_reduce", t)))
+
+    def exchange(self, kind, t):
+        """Every rank's tensor; all ranks must be at the same call."""
+        self.board[self.here.rank] = (kind, None if t is None else t.detach().clone())
+        self.barrier.wait()
+        kinds, tensors = zip(*self.board, strict=True)
+        self.barrier.wait()
+        assert len(set(kinds)) == 1, f"ranks are at different calls: {kinds}"
+        if self.here.rank == 0:
+            self.calls.append((kind, 0 if t is None else t.numel()))
+        return tensors
+
+
+def on_ranks(m, n, work):
+    """work(rank) on n ranks, each a thread: the results, and what they said to one another."""
+    threads, results, errors = Threads(n), [None] * n, []
+
+    def run(rank):
+        threads.here.rank = rank
+        try:
+            results[rank] = work(rank)
+            threads.exchange("the end", None)
+        except threading.BrokenBarrierError:
+            pass
+        except BaseException as error:
+            errors.append(error)
+            threads.barrier.abort()
+
+    before, m.dist = m.dist, threads
+    try:
+        running = [threading.Thread(target=run, args=(rank,)) for rank in range(n)]
+        for thread in running:
+            thread.start()
+        for thread in running:
+            thread.join()
+    finally:
+        m.dist = before
+    if errors:
+        raise errors[0]
+    return results, threads.calls[:-1]
+
+
+def weights_like(t, seed=5):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(t.shape, generator=generator, dtype=torch.float64)
+
+
+def one_pass(tensors, weigh_final=True):
+    """y, the final state, and the gradients of a weighted sum of both."""
+    x, dt, A, B, C, D, state = tensors = [t.clone().requires_grad_() for t in tensors]
+    y, final = ssd_recurrent(x, dt, A, B, C, D=D, initial_state=state, return_final_state=True)
+    loss = (y * weights_like(y)).sum() + weigh_final * (final * weights_like(final)).sum()
+    return y.detach(), final.detach(), torch.autograd.grad(loss, tensors)
+
+
+def slice_agrees(m, tensors, cut, rank, group=None, weigh_final=True):
+    """One rank's part of a sequence, compared with its slice of one pass."""
+    y, final, gradients = one_pass(tensors, weigh_final)
+    weights = weights_like(y).split(cut, 1)[rank]
+
+    def own(ts):
+        return [t.split(cut, 1)[rank] if c else t for t, c in zip(ts, CUT_ALONG_L, strict=True)]
+
+    x, dt, A, B, C, D, state = leaves = [t.detach().clone().requires_grad_() for t in own(tensors)]
+    got, got_final = m.ssd_sequence_parallel(
+        x, dt, A, B, C, D=D, initial_state=state, chunk_size=4, group=group
+    )
+    loss = (got * weights).sum()
+    if weigh_final:  # every rank has it, and losses are summed over ranks
+        loss = loss + (got_final * weights_like(final)).sum() / len(cut)
+    found = torch.autograd.grad(loss, leaves)
+    if x.numel():
+        check("slice of the outputs", got.detach(), y.split(cut, 1)[rank])
+    check("final state, on every rank", got_final.detach(), final)
+    for name, mine, whole in zip(NAMES, found, own(gradients), strict=True):
+        if mine.numel():
+            check(f"gradient of {name}", mine, whole)
+
+
+def is_one_pass(m, cut):
+    on_ranks(m, len(cut), lambda rank: slice_agrees(m, inputs(l=sum(cut)), cut, rank))
+
+
+def takes_part_without_a_final_state(m, cut):
+    """Where only y is used, nothing but the incoming state joins a rank to the others."""
+
+    def work(rank):
+        slice_agrees(m, inputs(l=sum(cut)), cut, rank, weigh_final=False)
+
+    on_ranks(m, len(cut), work)
+
+
+def needs_neither_state_nor_skip(m, cut):
+    tensors = inputs(l=sum(cut))
+    x, dt, A, B, C, *_ = tensors
+    y = ssd_recurrent(x, dt, A, B, C)
+
+    def work(rank):
+        x, dt, A, B, C, _, _ = (
+            (t.split(cut, 1)[rank] if c else t).detach().clone().requires_grad_()
+            for t, c in zip(tensors, CUT_ALONG_L, strict=True)
+        )
+        got, _ = m.ssd_sequence_parallel(x, dt, A, B, C)
+        got.sum().backward()
+        assert all(t.grad is not None for t in (x, dt, A, B, C))
+        return got.detach()
+
+    pieces, _ = on_ranks(m, len(cut), work)
+    check("slices together", torch.cat(pieces, 1), y)
+
+
+def says_little(m, length):
+    """One collective forward, of a size that does not depend on the number of tokens."""
+    x, dt, A, B, C, *_ = inputs(l=3 * length)
+
+    def work(rank):
+        own = (t.split(length, 1)[rank] for t in (x, dt, B, C))
+        x_, dt_, B_, C_ = own
+        m.ssd_sequence_parallel(x_, dt_, A, B_, C_)
+
+    _, calls = on_ranks(m, 3, work)
+    (b, _, h, p), n = x.shape, B.shape[-1]
+    assert calls == [("all_gather", b * h * (p * n + 1))], calls
+
+
+def keeps_its_digits(m, dtype):
+    """As near to float64 as one pass in the same dtype, over slices with a long memory."""
+    x, dt, A, B, C, *_ = inputs(l=2048, h=2, g=1, dt=1e-3, A=(-1, -0.5), dtype=dtype)
+    truth = ssd_recurrent(*(t.double() for t in (x, dt, A, B, C)))
+    alone = m._ssd(x, dt, A, B, C, None, 64, None, "chunked")[0]
+
+    def work(rank):
+        own = (t.chunk(4, 1)[rank] for t in (x, dt, B, C))
+        x_, dt_, B_, C_ = own
+        return m.ssd_sequence_parallel(x_, dt_, A, B_, C_)[0]
+
+    pieces, _ = on_ranks(m, 4, work)
+    got = torch.cat(pieces, 1)
+    assert got.dtype == dtype
+    errors = [((t.double() - truth).abs().max() / truth.abs().max()).item() for t in (got, alone)]
+    most = max(2 * errors[1], {torch.float32: 1e-6, torch.bfloat16: 1e-2}[dtype])
+    assert errors[0] <= most, f"{errors[0]:.1e}, one pass {errors[1]:.1e}"
+
+
+def tiny(name):
+    torch.manual_seed(1)
+    pattern, fields = MODELS[name]
+    sizes = dict(d_model=32, n_heads=4, d_state=8, d_ff=16, n_neurons=16, chunk_size=4)
+    return CausalLM(ModelConfig(pattern, **(sizes | fields))).double()
+
+
+def model_slice_agrees(m, model, cut, rank, group=None):
+    """One rank's slice of a text, and its parameters' gradients, compared with the whole's."""
+    model = copy.deepcopy(model)
+    generator = torch.Generator().manual_seed(2)
+    ids, targets = torch.randint(256, (2, 2, sum(cut)), generator=generator)
+    logits, _ = model(ids)
+    F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum").backward()
+    own = copy.deepcopy(model)
+    own.zero_grad()
+    got = m.SequenceParallel(own, group)(ids.split(cut, 1)[rank])
+    mine = targets.split(cut, 1)[rank]
+    F.cross_entropy(got.flatten(0, 1), mine.flatten(), reduction="sum").backward()
+    m.sum_gradients(own, group)
+    if got.numel():
+        check("slice of the logits", got.detach(), logits.detach().split(cut, 1)[rank])
+    for (title, whole), part in zip(model.named_parameters(), own.parameters(), strict=True):
+        check(
+            f"gradient of {title}",
+            part.grad,
+            torch.zeros_like(whole) if whole.grad is None else whole.grad,
+        )
+
+
+def reads_as_the_whole(m, name, cut):
+    model = tiny(name)  # here: threads share one generator
+    on_ranks(m, len(cut), lambda rank: model_slice_agrees(m, model, cut, rank))
+
+
+def leaves_the_model_as_it_was(m, name):
+    """Its layers exchange while it reads, and not after; not after an error either."""
+    model = tiny(name)
+    ids = torch.randint(256, (1, 6), generator=torch.Generator().manual_seed(3))
+    before, _ = model(ids)
+
+    def reads_alone():
+        (after,), calls = on_ranks(m, 1, lambda rank: model(ids)[0])
+        assert not calls, f"it goes on talking to other ranks: {calls}"
+        assert torch.equal(after, before)
+
+    on_ranks(m, 1, lambda rank: m.SequenceParallel(model)(ids))
+    reads_alone()
+    last, model.blocks[-1].forward = model.blocks[-1].forward, None
+    with pytest.raises(TypeError):
+        on_ranks(m, 1, lambda rank: m.SequenceParallel(model)(ids))
+    model.blocks[-1].forward = last
+    reads_alone()
+
+
+@pytest.mark.parametrize("cut", CUTS, ids=str)
+def test_slices_are_one_pass(cut):
+    is_one_pass(distributed, cut)
+    takes_part_without_a_final_state(distributed, cut)
+    needs_neither_state_nor_skip(distributed, cut)
+
+
+def test_a_loss_on_one_rank_alone():
+    """The others run the backward pass with 0 * y, and get the gradients all the same."""
+    cut, tensors = (4, 5, 3), inputs(l=12)
+    x, dt, A, B, C, D, state = leaves = [t.clone().requires_grad_() for t in tensors]
+    y = ssd_recurrent(x, dt, A, B, C, D=D, initial_state=state)
+    whole = torch.autograd.grad(y[:, 9:].sum(), leaves)
+
+    def work(rank):
+        own = [t.split(cut, 1)[rank] if c else t for t, c in zip(tensors, CUT_ALONG_L, strict=True)]
+        x, dt, A, B, C, D, state = own = [t.detach().clone().requires_grad_() for t in own]
+        y, _ = distributed.ssd_sequence_parallel(x, dt, A, B, C, D=D, initial_state=state)
+        return torch.autograd.grad((y if rank == 2 else 0 * y).sum(), own)
+
+    pieces, _ = on_ranks(distributed, 3, work)
+    for name, parts, want, c in zip(
+        NAMES, zip(*pieces, strict=True), whole, CUT_ALONG_L, strict=True
+    ):
+        for got in [torch.cat(parts, 1)] if c else parts:
+            check(f"gradient of {name}", got, want)
+
+
+def test_one_collective_whatever_the_length():
+    says_little(distributed, 4)
+    says_little(distributed, 40)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_digits_are_kept(dtype):
+    keeps_its_digits(distributed, dtype)
+
+
+@pytest.mark.parametrize("cut", CUTS, ids=str)
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_reads_as_the_whole(name, cut):
+    reads_as_the_whole(distributed, name, cut)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_model_stays_as_it_was(name):
+    leaves_the_model_as_it_was(distributed, name)
+
+
+def test_a_layer_can_be_copied_and_saved():
+    """What the layer calls is an attribute, for this room to exchange."""
+    layer = copy.deepcopy(SSD(16, n_heads=2, d_state=4))
+    assert set(layer.state_dict()) == {
+        *("x_proj.weight", "B_proj.weight", "C_proj.weight", "dt_proj.weight"),
+        *("out_proj.weight", "dt_bias", "A_log", "D"),
+    }
+
+
+def test_ranks_at_different_calls_are_told():
+    def work(rank):
+        if rank:
+            distributed.dist.all_reduce(torch.ones(1), group=None)
+
+    with pytest.raises(AssertionError, match="ranks are at different calls"):
+        on_ranks(distributed, 2, work)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_without_a_group_it_says_how_to_get_one():
+    x, dt, A, B, C, *_ = inputs()
+    with pytest.raises(RuntimeError, match="start the program with torchrun"):
+        distributed.ssd_sequence_parallel(x, dt, A, B, C)
+    with pytest.raises(RuntimeError, match="start the program with torchrun"):
+        distributed.SequenceParallel(tiny("rope"))
+    with pytest.raises(RuntimeError, match="start the program with torchrun"):
+        distributed.sum_gradients(tiny("rope"))
+
+
+WRONG = {
+    "A positive": (dict(A=torch.ones(4).double()), "A must be in"),
+    "a state of other heads": (dict(initial_state=torch.zeros(2, 3, 3, 2).double()), "initial_"),
+    "no chunk": (dict(chunk_size=0), "chunk_size must be at least 1"),
+    "no such backend": (dict(backend="fast"), "backend must be one of"),
+}
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(("change", "message"), WRONG.values(), ids=WRONG)
+def test_wrong_arguments_are_refused_before_anything_is_sent(change, message):
+    x, dt, A, B, C, *_ = inputs()
+    given = dict(x=x, dt=dt, A=A, B=B, C=C) | change
+
+    def work(rank):
+        with pytest.raises(ValueError, match=message):
+            distributed.ssd_sequence_parallel(**given)
+
+    _, calls = on_ranks(distributed, 1, work)
+    assert not calls
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_ids_outside_the_vocabulary_are_refused():
+    def work(rank):
+        with pytest.raises(ValueError, match="input_ids must be in"):
+            distributed.SequenceParallel(tiny("rope"))(torch.tensor([[256]]))
+
+    on_ranks(distributed, 1, work)
+
+
+# --- processes ----------------------------------------------------------------------------------
+
+
+def with_gloo(rank, n, path):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=n)
+    for cut in ((5, 8, 2), (0, 6, 1)):
+        slice_agrees(distributed, inputs(l=sum(cut)), cut, rank)
+        for name in MODELS:
+            model_slice_agrees(distributed, tiny(name), cut, rank)
+    outer = dist.new_group([0, 2])
+    if rank == 1:
+        x, dt, A, B, C, *_ = inputs()
+        with pytest.raises(RuntimeError, match="not one of the group"):
+            distributed.ssd_sequence_parallel(x, dt, A, B, C, group=outer)
+    else:
+        slice_agrees(distributed, inputs(l=9), (4, 5), rank // 2, outer)
+    dist.destroy_process_group()
+
+
+def test_with_processes(tmp_path):
+    torch.multiprocessing.spawn(with_gloo, (3, tmp_path / "meeting"), nprocs=3)
