@@ -16,6 +16,7 @@ import math
 import os
 import platform
 import statistics
+import sys
 import time
 from pathlib import Path
 
@@ -39,6 +40,12 @@ CHAPTER_9 = "09_ablations"
 ABLATION_RUN = "TRAINING", "SIZES", "MILLION", "parameters", "fitted", "one_run"
 NEEDLE_RUN = ("FOUR", "ASKED", "DEPTHS", "VARIANTS", "answers", "digits_right", "needle_model")
 NEEDLE_RUN += ("needle_loss", "learn_needles", "stretched", "heat_map")
+
+
+# Let glibc keep the memory of freed tensors. Else every step asks the system for it anew, and two
+# processes wait for one another there: a step of two at once took 0.45 s instead of 0.28.
+KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**36)}
+KEEP_MEMORY |= {"MALLOC_TOP_PAD_": str(2**26)}
 
 
 def from_notebook(notebook, *names):
@@ -776,8 +783,11 @@ def main():
     parser.add_argument(
         "names", nargs="+", choices=WRITERS, metavar="NAME", help=", ".join(WRITERS)
     )
+    names = parser.parse_args().names
+    if not KEEP_MEMORY.items() <= os.environ.items():  # which glibc reads when a program starts
+        os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | KEEP_MEMORY)
     torch.set_num_threads(1)  # sums in one order, whatever the machine
-    for name in parser.parse_args().names:
+    for name in names:
         torch.set_default_dtype(torch.float32)  # a record before this one may have changed it
         record = {
             "command": f"python book/records.py {name}",

@@ -89,7 +89,7 @@ def numbers(values, form=".3f"):
     return "  ".join(format(float(value), form) for value in values)
 
 
-def record(name):
+def read_record(name):
     """What a longer run of this chapter's own functions has measured (book/records.py)."""
     return json.loads(Path(f"../figures/records/{name}.json").read_text())
 
@@ -1001,7 +1001,7 @@ print("8 kHz, and nobody tells the model: under 25 % right (chance: 12.5 %)")
 # shares named right:
 
 # %%
-listening = record("01_sampling_rate")
+listening = read_record("01_sampling_rate")
 right = listening["right"]
 print("kHz      ", numbers(listening["khz"], "5.1f"))
 print("told     ", numbers(right["told"], "5.2f"))
@@ -1612,7 +1612,7 @@ print("48 free weights", numbers(free, ".1f"), "  one kernel", numbers(one_kerne
 # `d_conv=1`, one weight per channel for the token itself, then SiLU as before):
 
 # %%
-copying = record("01_selective_copy")
+copying = read_record("01_selective_copy")
 ends, adding = copying["at the end"], copying["adding"]
 for name, shares in (ends | adding).items():
     print(f"{name:30}", numbers(shares))

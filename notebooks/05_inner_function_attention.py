@@ -83,7 +83,7 @@ def size_of(module):
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-def record(name):
+def read_record(name):
     """What book/records.py (or the command named in it) wrote."""
     return json.loads(Path(f"../figures/records/{name}.json").read_text())
 
@@ -509,7 +509,7 @@ assert final["ssd"] > 0.95 and max(final["linear"], final["ssd alone"]) < 0.85
 print("one layer, 300 steps: attention over SSD explains over 95 %;")
 print("attention alone and SSD alone each under 85 %")
 
-books = record("05_books")
+books = read_record("05_books")
 print("from the record, after 500 steps, seeds", books["seed"])
 for kind, runs in books["explained"].items():
     print(f"{kind:14}", [f"{run[-1]:.3f}" for run in runs])
@@ -1258,7 +1258,7 @@ assert max(right["none"], right["printed"]) < 0.75
 assert min(right["gate"], right["rounded"]) > 0.97
 print("200 steps: no mask and the printed mask under 75 % right, gates and rounded gates over 97 %")
 
-decoys = record("05_masks")
+decoys = read_record("05_masks")
 for kind, seeds in decoys["decoys"].items():
     print(f"from the record, {kind:8} right {seeds['right']}, loss {seeds['loss']}")
 assert decoys["decoys"]["none"] == decoys["decoys"]["printed"]
@@ -1752,7 +1752,7 @@ for inner in ("linear", "retrieved", "ssd"):
 # and a step of training, as a multiple of ordinary attention of the same size in the same run.
 
 # %%
-times = record("05_cost")["times"]
+times = read_record("05_cost")["times"]
 for title, measured in times.items():
     print(f"\n{title}")
     print(" " * 28 + "".join(f"{size:>9,} tokens" for size in measured["sizes"]))

@@ -107,7 +107,7 @@ def long_memory(model):
     return model
 
 
-def record(name):
+def read_record(name):
     return json.loads(Path(f"../figures/records/{name}.json").read_text())
 
 
@@ -585,7 +585,7 @@ def learn_to_recall(pattern, steps, position="conv", seed=0):
 # The result, after 200 steps:
 
 # %%
-runs = record("07_orders")["right"]["conv"]
+runs = read_record("07_orders")["right"]["conv"]
 share = {}
 for pattern in ("SA", "AS"):
     _, right = learn_to_recall(pattern, 200)
@@ -620,7 +620,7 @@ assert abs(sum(right) / 8 - ELIMINATION) < 0.01 and right[-1] == 1 and right == 
 # ways in which S can know positions (chapter 04):
 
 # %%
-runs = record("07_orders")["right"]
+runs = read_record("07_orders")["right"]
 print("right after 400 steps, five runs each")
 for position, patterns in runs.items():
     for pattern, five in patterns.items():
@@ -647,7 +647,7 @@ def draw_runs(ax, runs, title):
 
 # %% tags=["figure"]
 fig, axes = plotting.figure(2, 5, size=(13, 5.6))
-for row, (position, patterns) in zip(axes, record("07_orders")["right"].items(), strict=True):
+for row, (position, patterns) in zip(axes, read_record("07_orders")["right"].items(), strict=True):
     for ax, (pattern, runs) in zip(row, patterns.items(), strict=True):
         draw_runs(ax, runs, pattern)
     row[0].set_ylabel({"conv": "S: convolution", "rope": "S: rotation"}[position])
@@ -693,7 +693,7 @@ def right_with_and_without_end(model):
 
 
 # %%
-longer = record("07_longer")
+longer = read_record("07_longer")
 print("SAS: right at the end of training, then on new rows with its last layer, and without")
 learned, failed = {"conv": [], "rope": []}, []
 for position, runs in longer["right"].items():
@@ -1572,7 +1572,7 @@ ones = torch.ones(len(seen_part) - 1)
 _ = counts.index_put_((seen_part[:-1], seen_part[1:]), ones, accumulate=True)
 shares = counts / counts.sum(dim=1, keepdim=True)
 bigram = -shares[held_out[:-1], held_out[1:]].log().mean().item()  # nats per byte
-recorded = record("07_training")["bigram"]  # the text differs a little between Pythons
+recorded = read_record("07_training")["bigram"]  # the text differs a little between Pythons
 print(f"guessing: log 256 = {math.log(256):.2f} nats per byte")
 print(f"the bigram model: {recorded:.2f} (record), here the same to within 0.1")
 on_what_was_counted = -shares[seen_part[:-1], seen_part[1:]].log().mean().item()
@@ -1660,7 +1660,7 @@ assert new.shape == (1, 300)
 # book/records.py 07_training`, seed 0):
 
 # %%
-long_run = record("07_training")
+long_run = read_record("07_training")
 settings = long_run["settings"]
 bytes_seen = settings["steps"] * settings["batch_size"] * settings["length"]
 passes = bytes_seen / (0.9 * long_run["bytes"])
@@ -1821,7 +1821,7 @@ TIMED = {"LlaMa": "AM × 8", "Mamba-2": "SM × 8", "Jamba": "SM SR SM SR AM SR S
 TIMED |= {"Cheems": "SE × 7 + IE"}
 
 # %%
-timed = record("07_decoding")
+timed = read_record("07_decoding")
 milliseconds = {name: timed["decoding"]["milliseconds"][family] for name, family in FOUR.items()}
 sizes = timed["decoding"]["sizes"]
 shape = dict(n_heads=4, d_state=64, n_neurons=1024, k_neurons=8, n_values=16, d_model=256)

@@ -77,7 +77,7 @@ def seeded(seed):
     return torch.Generator().manual_seed(seed)
 
 
-def record(name):
+def read_record(name):
     return json.loads(Path(f"../figures/records/{name}.json").read_text())
 
 
@@ -616,9 +616,11 @@ assert 300 < wm_tokens / our_tokens < 400
 assert all(map(math.isclose, RATES.values(), (4e-3, 3e-3, 2e-3)))
 
 # %%
-alone = [run["right"][-1][0] for run in record("08_rates")["alone"]]
+alone = [run["right"][-1][0] for run in read_record("08_rates")["alone"]]
 print("trained on rows of 256 tokens alone, right after 3,000 steps:", *(f"{x:.2f}" for x in alone))
-mixed = [run for run in record("08_recall")["grid"] if (run["system"], run["d"]) == ("QCAttn", 64)]
+mixed = [
+    run for run in read_record("08_recall")["grid"] if (run["system"], run["d"]) == ("QCAttn", 64)
+]
 print(
     "on all lengths:", *(f"{r['right'][-1][-1]:.2f} after {100 * len(r['right']):,}" for r in mixed)
 )
@@ -697,7 +699,7 @@ def learn_to_recall(d, steps, rate, seed=0, lengths=LENGTHS, every=100, **option
 # %%
 LIVE = "SSD, attention, convolution", "QCAttn"
 recorded = {name: [] for name in LIVE}
-for run in record("08_rates")["live"]:
+for run in read_record("08_rates")["live"]:
     recorded[run["system"]].append(run["right"][-1][0])
 trained = {}
 for name in LIVE:
@@ -752,7 +754,7 @@ def steps_to(run, share=0.9):
 
 def runs_of(system, d):
     """The runs of a system in the grid, in the order of their seeds."""
-    return [r for r in record("08_recall")["grid"] if (r["system"], r["d"]) == (system, d)]
+    return [r for r in read_record("08_recall")["grid"] if (r["system"], r["d"]) == (system, d)]
 
 
 # %%
@@ -859,7 +861,7 @@ for one, other in (("InnerFuncAttn", "QCAttn"), ("InnerFuncAttn, mask", "InnerFu
 
 # %%
 def runs_at(rate, system):
-    runs = record("08_rates")["rates"]
+    runs = read_record("08_rates")["rates"]
     return [run for run in runs if run["system"] == system and math.isclose(run["rate"], rate)]
 
 
@@ -876,7 +878,7 @@ assert all(min(at_rate["QCAttn", times]) >= 0.99 for times in (10, 30))
 assert min(at_rate["QCAttn", 3]) > 0.75 and max(at_rate["QCAttn", 1]) < 0.08
 assert all(max(at_rate["SSD", times]) < 0.09 for times in (1, 10, 30))
 assert 0.7 < at_rate["SSD", 3][-1] < 0.8 and at_rate["SSD", 3][1] < 0.15
-slower, longer = record("08_rates")["slower"], record("08_rates")["longer"][0]
+slower, longer = read_record("08_rates")["slower"], read_record("08_rates")["longer"][0]
 print("SSD, d = 32, 3.3 times WM's rate: right at T = 64 after more steps, three seeds")
 for steps in (1000, 2000, 3000, 4000, 5000, 6000):
     at = [run["right"][min(steps // 100, len(run["right"])) - 1][1] for run in slower]
@@ -909,7 +911,7 @@ PANELS = [
 
 
 def positions_of(name):
-    return [run for run in record("08_recall")["positions"] if run["system"] == name]
+    return [run for run in read_record("08_recall")["positions"] if run["system"] == name]
 
 
 def steps_with(name):
@@ -1109,6 +1111,144 @@ def heat_map(model, window, haystack, **remedies):
         rows.append([digits_right(reader, length, depth, haystack) for depth in DEPTHS])
     return rows
 
+
+# %% [markdown]
+# Up to the trained length neither changes anything, and beyond it each does:
+
+# %%
+model, ids = needle_model("Cheems", 0), needle(4, 512, 0.5, generator=seeded(5))[0]
+both = VARIANTS["both"]
+within = stretched(model, 256, 256, **both)(ids[:, :256])[0].double()
+check("both remedies at the trained length", within, model(ids[:, :256])[0].double())
+for name, remedies in VARIANTS.items():
+    if remedies:
+        beyond = stretched(model, 512, 256, **remedies)(ids)[0]
+        _ = must_differ(f"{name}, twice the trained length", beyond, model(ids)[0], at_least=1e-4)
+
+# %% [markdown]
+# ### What they learned
+#
+# Three seeds, the rate of each system the best of three at seed 0, at most 2,500 updates of 2,048
+# bytes, and the end where 98 % of the digits are right at every trained length (`python
+# book/records.py 08_needle`):
+
+
+# %%
+def needle_runs(system, kind, part="grid"):
+    """The runs of a system on short or long texts, in the order of their seeds."""
+    runs = read_record("08_needle")[part]
+    return [run for run in runs if (run["system"], run["kind"]) == (system, kind)]
+
+
+print("updates until 0.98 at every trained length, or the share at the longest after 2,500")
+learned = {}
+for kind in WINDOWS:
+    for system in FOUR:
+        ends = [run["right"][-1] for run in needle_runs(system, kind)]
+        steps = [100 * len(run["right"]) for run in needle_runs(system, kind)]
+        learned[system, kind] = [min(end) >= 0.98 for end in ends]
+        told = [
+            f"{n:,}" if min(end) >= 0.98 else f"({end[-1]:.2f})"
+            for n, end in zip(steps, ends, strict=True)
+        ]
+        print(
+            f"{kind:5} {system:8} rate {read_record('08_needle')['best'][system]:<6g}",
+            *(f"{t:>7}" for t in told),
+        )
+
+# %%
+print("right after 1,000 updates with the text's bytes trained beside (seed 0): at 64, 128, 256")
+for system in FOUR:
+    (run,) = needle_runs(system, "short", "with text")
+    print(
+        f"{system:8}",
+        *(f"{share:.2f}" for share in run["right"][-1]),
+        f"after {100 * len(run['right']):,}",
+    )
+
+# %% [markdown]
+# ### The heat map
+
+
+# %%
+def mean_heat(system, kind, variant="as trained"):
+    """Shares right, the mean of three seeds: a row for each depth, a column for each length."""
+    return torch.tensor([run["heat"][variant] for run in needle_runs(system, kind)]).mean(0).T
+
+
+# %% tags=["figure"]
+def draw_heat(ax, system, kind):
+    """A system's heat map, and a line behind the longest text that it was trained on."""
+    plotting.heatmap(
+        ax, mean_heat(system, kind), title=f"{system}, {kind} texts", xticks=ASKED, yticks=DEPTHS,
+        signed=False, limit=1.0, colorbar=False, numbers=".0%",
+    )  # fmt: skip
+    ax.tick_params(labelsize=10)
+    ax.axvline(ASKED.index(WINDOWS[kind][-1]) + 0.5, color=plotting.INK, linewidth=2)
+
+
+# %% tags=["figure"]
+fig, axes = plotting.figure(2, 4, size=(15, 7.6))
+for row, kind in zip(axes, WINDOWS, strict=True):
+    for ax, system in zip(row, FOUR, strict=True):
+        draw_heat(ax, system, kind)
+_ = fig.supxlabel("length of the text in bytes; trained on up to the line")
+_ = fig.supylabel("depth of the needle")
+plotting.save(fig, "08_needle", "@@ALT@@")
+
+# %% [markdown]
+# @@HEAT@@
+
+# %% [markdown]
+# ### Beyond the trained length
+#
+# What the remedies are worth, without any further training: the mean over the five depths. Lines
+# join medians of three runs; bands reach from the lowest to the highest.
+
+
+# %%
+def by_length(run, variant):
+    """Shares right at each length asked, the mean over depths."""
+    return [sum(row) / len(row) for row in run["heat"][variant]]
+
+
+def judged_at(system, kind, variant, length):
+    """The share right at a length, for every seed."""
+    at = ASKED.index(length)
+    return [by_length(run, variant)[at] for run in needle_runs(system, kind)]
+
+
+# %% tags=["figure"]
+def draw_remedies(ax, system, kind):
+    """Median shares right against length, one line for each remedy, and the range of the seeds."""
+    for name in VARIANTS if system != "Mamba-2" else ["as trained"]:
+        at = [sorted(judged_at(system, kind, name, length)) for length in ASKED]
+        plotting.lines(ax, range(5), {name: [three[1] for three in at]}, legend=None)
+        plotting.band(ax, range(5), *([three[i] for three in at] for i in (0, 2)))
+    ax.set(title=f"{system}, {kind}", ylim=(0, 1.03), xticks=range(5), xticklabels=ASKED)
+    ax.axvline(ASKED.index(WINDOWS[kind][-1]), color=plotting.QUIET, linewidth=1)
+
+
+# %% tags=["figure"]
+fig, axes = plotting.figure(2, 4, size=(15, 7.2))
+for row, kind in zip(axes, WINDOWS, strict=True):
+    for ax, system in zip(row, FOUR, strict=True):
+        draw_remedies(ax, system, kind)
+_ = fig.supxlabel("length of the text in bytes")
+_ = fig.supylabel("share of the digits right")
+fig.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=4)
+plotting.save(fig, "08_remedies", "@@ALT2@@")
+
+# %%
+print("texts of 2,048 bytes: digits right, three seeds (one in ten by guessing)")
+for kind in WINDOWS:
+    for system in FOUR:
+        for name in VARIANTS if system != "Mamba-2" else ["as trained"]:
+            shares = judged_at(system, kind, name, 2048)
+            print(f"{kind:5} {system:8} {name:10}", *(f"{share:.2f}" for share in shares))
+
+# %% [markdown]
+# @@REMEDIES@@
 
 # %% [markdown]
 # ## 10 · Claimed and seen

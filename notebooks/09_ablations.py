@@ -47,7 +47,7 @@ def seeded(seed):
     return torch.Generator().manual_seed(seed)
 
 
-def record(name):
+def read_record(name):
     return json.loads((Path("..") / "figures" / "records" / f"{name}.json").read_text())
 
 
@@ -256,7 +256,7 @@ def one_run(name, config, rate, seed, training, ids):
 def losses_of(name):
     """For every row of a record and every seed that counts: held-out nats per byte at the end."""
     losses = {}
-    for run in record(name)["runs"]:
+    for run in read_record(name)["runs"]:
         losses.setdefault(run["row"], {})[run["seed"]] = run["nats"][-1][1]
     return losses
 
@@ -266,7 +266,7 @@ def print_table(name, baseline):
     losses = losses_of(name)
     for row, nats in losses.items():
         mean, half = interval([*nats.values()])
-        line = f"{row:26} rate {record(name)['best'][row]:<6g} {mean:.3f} ± {half:.3f}"
+        line = f"{row:26} rate {read_record(name)['best'][row]:<6g} {mean:.3f} ± {half:.3f}"
         if row != baseline:
             apart = difference(losses, row, baseline)
             verdict = "no difference shown" if apart.holds_zero else "a difference"

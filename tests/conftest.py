@@ -1,4 +1,5 @@
 import os
+import signal
 
 import jaxtyping
 import pytest
@@ -21,6 +22,14 @@ def one_thread_per_worker():
 def unchecked(monkeypatch):
     """Turns jaxtyping's checks off, which would answer before the function itself does."""
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+
+
+@pytest.fixture
+def ctrl_c_works():
+    """Also in the processes that are started, which inherit it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # it may have been ignored
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 class Singly(LoadScopeScheduling):

@@ -808,14 +808,6 @@ def fields_have_the_effect_that_is_told(m):
 # --- real processes ---------------------------------------------------------------------------
 
 
-@pytest.fixture
-def ctrl_c_works():
-    """Also in the processes that are started, which inherit it."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # it may have been ignored
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 @pytest.mark.skipif(os.name == "nt", reason="Windows has another Ctrl-C")
 @pytest.mark.usefixtures("ctrl_c_works")
 def test_as_processes_they_say_the_same_and_ctrl_c_saves(tmp_path):

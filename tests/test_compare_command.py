@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import re
 import signal
 import time
@@ -188,7 +189,8 @@ def test_another_model_under_the_same_name_is_refused(tmp_path):
     assert done.status == 1 and "another model: d_ff = 16, now 8" in done.err
 
 
-@pytest.mark.skipif(not hasattr(signal, "SIGINT"), reason="no Ctrl-C")
+@pytest.mark.skipif(os.name == "nt", reason="Windows has another Ctrl-C")
+@pytest.mark.usefixtures("ctrl_c_works")
 def test_ctrl_c_saves_and_the_command_goes_on(tmp_path):
     words = comparing(tmp_path, "--seeds", 1, "--steps", 400, "--checkpoint-every", 400)
     started = process(*words)
