@@ -9,15 +9,16 @@ So each rank goes through its slice from an empty state, all ranks exchange thes
 collective whose size does not depend on the number of tokens, and each works out the state that it
 should have been handed and adds what its tokens read of it.
 
-Losses are understood as summed over the ranks: the gradient of a slice is that of the sum of all
-ranks' losses, and what all ranks share has the whole gradient on every rank. The backward pass
-communicates too, so all ranks must run it; a rank that has no loss of its own takes
-`(0 * y).sum()`.
+Losses are understood as summed over the ranks, and gradients are those of that sum. The backward
+pass communicates too, so all ranks must run it; a rank that has no loss of its own takes
+`(0 * y).sum()`. What requires a gradient on one rank has to on all.
 
 Source: Dao and Gu (2024), Mamba-2, §8.2; Sun et al. (2025), LASP-2, for linear attention.
 """
 
-import contextlib
+import copy
+import functools
+import math
 
 import torch
 import torch.distributed as dist
@@ -61,9 +62,9 @@ def ssd_sequence_parallel(
 
     Args:
         x, dt, B, C: this rank's slice, as in `ssd_recurrent`; l may differ from rank to rank, and
-            be 0.
-        A, D, initial_state: the same on every rank, as in `ssd_recurrent`; the initial state is
-            that before the first token of rank 0.
+            be 0. All other sizes are the same on every rank.
+        A, D, initial_state: the same on every rank, as in `ssd_recurrent`, and so are their
+            gradients; the initial state is that before the first token of rank 0.
         chunk_size, backend: as in `ssd`.
         group: the processes that share the sequence; None for all there are.
 
@@ -73,7 +74,7 @@ def ssd_sequence_parallel(
     Raises:
         RuntimeError: torch.distributed is not initialised, or this process is not in the group.
         ValueError, TypeError: as `ssd`, on the rank whose arguments are wrong; the others wait for
-            it in vain until the group's timeout.
+            it until it ends, or for the group's timeout.
     """
     _place(group)
     _check(x, dt, A, B, C, D, initial_state=initial_state)
@@ -100,125 +101,150 @@ def _cut_ssd(x, dt, A, B, C, D, chunk_size, state, backend, group):
     pair = torch.cat([own.flatten(2), log_decay[:, -1, :, None].to(own.dtype)], dim=-1)
     pairs = _Gather.apply(pair, group)
 
-    # 3. The recurrence over ranks. The states are stacked before one is chosen: a rank that used
-    #    no pair would not enter the collective of the backward pass, and the others would wait.
+    # 3. The recurrence over ranks.
     states = [torch.zeros_like(own) if state is None else state]
     for pair in pairs:
         write, decay = pair[..., :-1].unflatten(-1, own.shape[2:]), pair[..., -1].exp()
         states.append(decay[..., None, None] * states[-1] + write)
-    states = torch.stack(states)
     incoming, final_state = states[rank], states[ranks]
 
-    # 4. What each token reads of the state that its rank was handed.
+    # 4. What each token reads of the state that its rank was handed. Rank 0 uses no pair, and if
+    #    its y were returned by itself, it would not enter the collective of the backward pass, and
+    #    the others would wait.
     decay, C = log_decay.exp().to(own.dtype), expand_groups(C, x.shape[2]).to(own.dtype)
     y = y + einsum("blh,blhn,bhpn->blhp", decay, C, incoming)
-    return y.to(x.dtype)[:, :length], final_state
+    return _Joined.apply(y.to(x.dtype)[:, :length], final_state)
 
 
 class SequenceParallel(nn.Module):
     """A language model whose text is cut over the ranks: each reads its slice of every row.
 
-    S exchanges pairs (state, log decay), and with position="conv" the last tokens of a slice; A and
-    I gather all keys and values, since torch's own context parallel has no form for CPUs. Padding
-    is not taken, nor a cache.
+    S exchanges pairs (state, log decay), and with position="conv" the last tokens of a slice. A and
+    I gather the keys and values of all ranks, since torch's own context parallel has no form for
+    CPUs: what a rank holds of them grows with the whole text. Padding is not taken, nor a cache.
 
     Args:
-        model: the same on every rank. Its parameters get on each rank the gradient of that rank's
-            slice alone: `sum_gradients` adds them up.
+        model: the same on every rank, and left as it is: the reader has layers of its own, with the
+            model's parameters. Each of these gets, on every rank, the part of its gradient that
+            passes through the rank's slice: `sum_gradients` adds the parts up.
         group: the processes that share the text; None for all there are.
     """
 
     def __init__(self, model: CausalLM, group: dist.ProcessGroup | None = None):
         super().__init__()
         _place(group)
-        self.model, self.group = model, group
+        if not isinstance(model, CausalLM):
+            raise TypeError(f"model must be a CausalLM, got {type(model).__name__}")
+        shared = {id(t): t for t in (*model.parameters(), *model.buffers())}
+        self.model, self.group = copy.deepcopy(model, shared), group
+        for layer in self.model.modules():
+            if isinstance(layer, SSD):
+                layer._scan = functools.partial(_scan, group)
+                layer._convolve = functools.partial(_convolve, group)
+            elif isinstance(layer, QCAttn):
+                layer._read = functools.partial(_read, group, layer._read)
 
     def forward(self, input_ids: Int[Tensor, "b l"]) -> Float[Tensor, "b l v"]:
         """Compute the logits of the token after each token of this rank's slice.
 
         Args:
             input_ids: this rank's slice of the rows, in [0, vocab_size); l may differ from rank to
-                rank.
+                rank, and be 0.
+
+        Raises:
+            ValueError: on every rank, where the ids of one are wrong, or the ranks' numbers of rows
+                differ, or the text is longer than the table of mask="gate".
         """
-        check.token_ids(self.model.config.vocab_size, input_ids=input_ids)
         rank, _ = _place(self.group)
-        lengths = _lengths(input_ids, self.group)
+        lengths = self._checked(input_ids)
         positions = sum(lengths[:rank]) + torch.arange(lengths[rank], device=input_ids.device)
         x = self.model.embedding(input_ids.long())
-        with _exchanging(self.model, lengths, self.group):
-            for block in self.model.blocks:
-                x, _ = block(x, positions.expand(len(x), -1), use_cache=False)
+        for block in self.model.blocks:
+            x, _ = block(x, positions.expand(len(x), -1), use_cache=False)
         return self.model.logits(self.model.norm(x))
 
+    def _checked(self, input_ids):
+        """The numbers of tokens of all ranks; refused on all of them if one has other than ids."""
+        error = None
+        try:
+            check.token_ids(self.model.config.vocab_size, input_ids=input_ids)
+        except ValueError as wrong:
+            error = wrong
+        rows, length = (-1, 0) if error else input_ids.shape
+        told = _numbers([rows, length], input_ids.device, self.group)
+        if error:
+            raise error
+        if wrong := [rank for rank, (rows, _) in enumerate(told) if rows < 0]:
+            raise ValueError(f"input_ids are wrong on rank {', '.join(map(str, wrong))}")
+        if len({rows for rows, _ in told}) > 1:
+            raise ValueError(f"input_ids have {[rows for rows, _ in told]} rows on the ranks")
+        lengths = [length for _, length in told]
+        self.model._check_positions(sum(lengths), None, None)
+        return lengths
 
+
+@torch.no_grad()
 def sum_gradients(model: nn.Module, group: dist.ProcessGroup | None = None) -> None:
-    """Add up the gradients of a model's parameters over the ranks, in place."""
+    """Add up the gradients of a model's parameters over the ranks, in place.
+
+    Once for each update: after its last backward pass, and before clipping and the optimiser. What
+    has no gradient on any rank keeps none.
+    """
     _place(group)
-    for parameter in model.parameters():
-        if parameter.requires_grad:
+    parameters = list(model.parameters())
+    if not parameters:
+        return
+    have = torch.tensor([p.grad is not None for p in parameters], device=parameters[0].device).int()
+    dist.all_reduce(have, group=group)
+    for parameter, somewhere in zip(parameters, have.tolist(), strict=True):
+        if somewhere:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
             dist.all_reduce(parameter.grad, group=group)
 
 
-@contextlib.contextmanager
-def _exchanging(model, lengths, group):
-    """Let the layers of a model reach the tokens of the ranks before, until the block is left."""
-    rank, _ = _place(group)
-    end = sum(lengths[: rank + 1])
-
-    def scan(*arguments):
-        return _cut_ssd(*arguments, group)
-
-    def convolve(u, weight, **_):
-        before = _tokens_before(u, weight.shape[1] - 1, lengths, group)
-        return short_convolution(u, weight, history=before)
-
-    def reads(layer):
-        def read(q, cache):
-            k, v, positions = (
-                _all_tokens(t, lengths, group)[:, :end]
-                for t in (cache.k, cache.v, cache.position_ids)
-            )
-            return type(layer)._read(layer, q, cache._replace(k=k, v=v, position_ids=positions))
-
-        return read
-
-    layers = [layer for layer in model.modules() if isinstance(layer, SSD | QCAttn)]
-    try:
-        for layer in layers:
-            if isinstance(layer, SSD):
-                layer._scan, layer._convolve = scan, convolve
-            else:
-                layer._read = reads(layer)
-        yield
-    finally:
-        for layer in layers:
-            if isinstance(layer, SSD):
-                layer._scan, layer._convolve = _ssd, short_convolution
-            else:
-                del layer._read
+def _scan(group, *arguments):
+    """In place of `_ssd`, for a layer whose parameters' gradients are added up outside."""
+    return _cut_ssd(*arguments, group)
 
 
-def _lengths(t, group):
-    """The number of tokens of every rank's slice."""
-    lengths = torch.empty(_place(group)[1], dtype=torch.int64, device=t.device)
-    dist.all_gather_single(lengths, lengths.new_tensor([t.shape[1]]), group=group)
-    return lengths.tolist()
+def _convolve(group, u, weight, **_):
+    """In place of `short_convolution`: its history is what the ranks before have last."""
+    (rank, _), count = _place(group), weight.shape[1] - 1
+    tail = u[:, max(0, u.shape[1] - count) :]
+    before = _all_tokens(tail, group, until=rank)
+    history = F.pad(before, (0, 0, count, 0))[:, before.shape[1] :]
+    return short_convolution(u, weight, history=history)
 
 
-def _all_tokens(t, lengths, group):
-    """The tokens (b, l, ...) of all ranks, of which this one holds some, one after the other."""
+def _read(group, read, q, cache):
+    """In place of a layer's own reading: from what all ranks up to this one have cached."""
+    until = _place(group)[0] + 1
+    k, v, positions = (
+        _all_tokens(t, group, until=until) for t in (cache.k, cache.v, cache.position_ids)
+    )
+    return read(q, cache._replace(k=k, v=v, position_ids=positions))
+
+
+def _all_tokens(t, group, *, until):
+    """The tokens (b, l, ...) of the ranks before `until`, one after the other.
+
+    All ranks' tokens are gathered, and then some left out: so each rank takes part backward.
+    """
+    lengths = [length for (length,) in _numbers([t.shape[1]], t.device, group)]
     pieces = _Gather.apply(_pad(t, max(lengths) - t.shape[1]), group)
-    return torch.cat([piece[:, :n] for piece, n in zip(pieces, lengths, strict=True)], dim=1)
+    tokens = torch.cat([piece[:, :n] for piece, n in zip(pieces, lengths, strict=True)], dim=1)
+    return tokens[:, : sum(lengths[:until])]
 
 
-def _tokens_before(t, count, lengths, group):
-    """The last `count` tokens of the ranks before this one, zeros where there are fewer."""
-    rank, _ = _place(group)
-    tails = [min(n, count) for n in lengths]
-    before = _all_tokens(t[:, t.shape[1] - tails[rank] :], tails, group)[:, : sum(tails[:rank])]
-    return F.pad(before, (0, 0, count, 0))[:, -count:] if count else before
+def _numbers(mine, device, group):
+    """A few whole numbers of every rank: a list for each."""
+    told = torch.empty(_place(group)[1] * len(mine), dtype=torch.int64, device=device)
+    dist.all_gather_single(told, torch.tensor(mine, device=device), group=group)
+    return told.view(-1, len(mine)).tolist()
+
+
+# Each of these has the next as its backward pass, so that gradients have gradients.
 
 
 class _Gather(torch.autograd.Function):
@@ -227,15 +253,29 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx, t, group):
         ctx.group = group
-        gathered = t.new_empty(dist.get_world_size(group) * len(t), *t.shape[1:])
+        sizes = dist.get_world_size(group), len(t)
+        gathered = t.new_empty(math.prod(sizes), *t.shape[1:])
         dist.all_gather_single(gathered, t.contiguous(), group=group)
-        return gathered.unflatten(0, (-1, len(t)))
+        return gathered.unflatten(0, sizes)
 
     @staticmethod
     def backward(ctx, gradient):
-        mine = torch.empty_like(gradient[0])
-        dist.reduce_scatter_single(mine, gradient.flatten(0, 1).contiguous(), group=ctx.group)
-        return mine, None
+        return _Scatter.apply(gradient, ctx.group), None
+
+
+class _Scatter(torch.autograd.Function):
+    """Of tensors (ranks, ...), the sum of those that all ranks have for this one."""
+
+    @staticmethod
+    def forward(ctx, t, group):
+        ctx.group = group
+        mine = t.new_empty(t.shape[1:])
+        dist.reduce_scatter_single(mine, t.flatten(0, 1).contiguous(), group=group)
+        return mine
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return _Gather.apply(gradient, ctx.group), None
 
 
 class _Shared(torch.autograd.Function):
@@ -248,9 +288,38 @@ class _Shared(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient):
-        gradient = gradient.clone()
-        dist.all_reduce(gradient, group=ctx.group)
-        return gradient, None
+        return _Sum.apply(gradient, ctx.group), None
+
+
+class _Sum(torch.autograd.Function):
+    """The sum of all ranks' tensors, on every rank; and so backward."""
+
+    @staticmethod
+    def forward(ctx, t, group):
+        ctx.group = group
+        total = t.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return _Sum.apply(gradient, ctx.group), None
+
+
+class _Joined(torch.autograd.Function):
+    """Two tensors, unchanged; backward, neither without the other.
+
+    A rank whose loss has but one of them still goes through all that both were made of, and so
+    through the same collectives as the other ranks.
+    """
+
+    @staticmethod
+    def forward(ctx, y, state):
+        return y.view_as(y), state.view_as(state)
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        return gradients
 
 
 def _place(group):

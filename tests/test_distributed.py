@@ -6,6 +6,7 @@ slow. The same comparisons run once more with processes and gloo.
 """
 
 import copy
+import functools
 import threading
 
 import pytest
@@ -13,6 +14,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing
 import torch.nn.functional as F
+import torch.utils.checkpoint
 from test_ssd import NAMES, inputs
 
 import cheems_ref.distributed as distributed
@@ -28,6 +30,7 @@ MODELS = {
     "attention": ("AM", dict(n_kv_heads=2)),
     "inner SSD, content": ("SEIE", dict(inner="ssd", mask="content", keep=3)),
     "conv, gate": ("SAIR", dict(position="conv", mask="gate", max_positions=32)),
+    "decay, untied": ("SGIC", dict(position="decay", inner="linear", tie_embeddings=False)),
 }
 
 
@@ -53,13 +56,16 @@ class Threads:
         return self.n
 
     def all_gather_single(self, out, t, group):
+        assert out.is_contiguous() and t.is_contiguous()
         out.copy_(torch.cat(self.exchange("all_gather", t)).view_as(out))
 
     def reduce_scatter_single(self, out, t, group):
+        assert out.is_contiguous() and t.is_contiguous()
         parts = [part.chunk(self.n)[self.here.rank] for part in self.exchange("scatter", t)]
         out.copy_(sum(parts).view_as(out))
 
     def all_reduce(self, t, group):
+        assert t.is_contiguous()
         t.copy_(sum(self.exchange("all_reduce", t)))
 
     def exchange(self, kind, t):
@@ -172,6 +178,74 @@ def needs_neither_state_nor_skip(m, cut):
     check("slices together", torch.cat(pieces, 1), y)
 
 
+def takes_part_with_a_final_state_alone(m, cut):
+    """Where one rank uses y and another the final state, both go through the same collectives."""
+    tensors = inputs(l=sum(cut))
+    leaves = [t.clone().requires_grad_() for t in tensors]
+    x, dt, A, B, C, D, state = leaves
+    y, final = ssd_recurrent(x, dt, A, B, C, D=D, initial_state=state, return_final_state=True)
+    whole = torch.autograd.grad(y[:, : cut[0]].sum() + final.sum(), leaves)
+
+    def work(rank):
+        own = [t.split(cut, 1)[rank] if c else t for t, c in zip(tensors, CUT_ALONG_L, strict=True)]
+        x, dt, A, B, C, D, state = own = [t.detach().clone().requires_grad_() for t in own]
+        y, final = m.ssd_sequence_parallel(x, dt, A, B, C, D=D, initial_state=state)
+        loss = {0: y, 1: final}.get(rank, 0 * y).sum()
+        return torch.autograd.grad(loss, own, allow_unused=True)
+
+    compare_gradients(on_ranks(m, len(cut), work)[0], whole)
+
+
+def has_second_derivatives(m, cut):
+    """The gradient of a penalty on a gradient, in the slices and in what is shared."""
+    tensors = inputs(l=sum(cut))
+
+    def second(ssd, tensors):
+        x, dt, A, B, C, D, state = leaves = [t.detach().clone().requires_grad_() for t in tensors]
+        y = ssd(x, dt, A, B, C, D=D, initial_state=state)
+        (first,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
+        return torch.autograd.grad(first.square().sum(), leaves)
+
+    def in_slices(*tensors, **options):
+        return m.ssd_sequence_parallel(*tensors, **options)[0]
+
+    def work(rank):
+        pairs = zip(tensors, CUT_ALONG_L, strict=True)
+        return second(in_slices, [t.split(cut, 1)[rank] if c else t for t, c in pairs])
+
+    compare_gradients(on_ranks(m, len(cut), work)[0], second(ssd_recurrent, tensors))
+
+
+def compare_gradients(of_ranks, whole):
+    """Slices together are the whole's; what is shared is the whole's on every rank."""
+    for name, parts, want, cut in zip(
+        NAMES, zip(*of_ranks, strict=True), whole, CUT_ALONG_L, strict=True
+    ):
+        for got in [torch.cat(parts, 1)] if cut else parts:
+            check(f"gradient of {name}", got, want)
+
+
+def is_computed_as_asked(m):
+    """The form and the length of the chunks are those that were named."""
+    x, dt, A, B, C, *_ = inputs(l=6)
+    asked, original = [], m._ssd
+
+    def spy(*arguments):
+        asked.append((arguments[6], arguments[8]))
+        return original(*arguments)
+
+    m._ssd = spy
+    try:
+        options = dict(backend="quadratic", chunk_size=3)
+        on_ranks(m, 1, lambda rank: m.ssd_sequence_parallel(x, dt, A, B, C, **options))
+        model = tiny("rope", backend="recurrent", chunk_size=5)
+        ids = torch.zeros(1, 6, dtype=torch.int64)
+        on_ranks(m, 1, lambda rank: m.SequenceParallel(model)(ids))
+    finally:
+        m._ssd = original
+    assert asked == [(3, "quadratic"), (5, "recurrent")], asked
+
+
 def says_little(m, length):
     """One collective forward, of a size that does not depend on the number of tokens."""
     x, dt, A, B, C, *_ = inputs(l=3 * length)
@@ -205,11 +279,11 @@ def keeps_its_digits(m, dtype):
     assert errors[0] <= most, f"{errors[0]:.1e}, one pass {errors[1]:.1e}"
 
 
-def tiny(name):
+def tiny(name, **more):
     torch.manual_seed(1)
     pattern, fields = MODELS[name]
     sizes = dict(d_model=32, n_heads=4, d_state=8, d_ff=16, n_neurons=16, chunk_size=4)
-    return CausalLM(ModelConfig(pattern, **(sizes | fields))).double()
+    return CausalLM(ModelConfig(pattern, **(sizes | fields | more))).double()
 
 
 def model_slice_agrees(m, model, cut, rank, group=None):
@@ -228,11 +302,7 @@ def model_slice_agrees(m, model, cut, rank, group=None):
     if got.numel():
         check("slice of the logits", got.detach(), logits.detach().split(cut, 1)[rank])
     for (title, whole), part in zip(model.named_parameters(), own.parameters(), strict=True):
-        check(
-            f"gradient of {title}",
-            part.grad,
-            torch.zeros_like(whole) if whole.grad is None else whole.grad,
-        )
+        check(f"gradient of {title}", part.grad, whole.grad)
 
 
 def reads_as_the_whole(m, name, cut):
@@ -241,23 +311,86 @@ def reads_as_the_whole(m, name, cut):
 
 
 def leaves_the_model_as_it_was(m, name):
-    """Its layers exchange while it reads, and not after; not after an error either."""
+    """The reader has layers of its own, and the model's parameters."""
     model = tiny(name)
     ids = torch.randint(256, (1, 6), generator=torch.Generator().manual_seed(3))
     before, _ = model(ids)
 
-    def reads_alone():
-        (after,), calls = on_ranks(m, 1, lambda rank: model(ids)[0])
-        assert not calls, f"it goes on talking to other ranks: {calls}"
-        assert torch.equal(after, before)
+    def work(rank):
+        reader = m.SequenceParallel(model)
+        pairs = zip(reader.parameters(), model.parameters(), strict=True)
+        assert all(mine is its for mine, its in pairs)
+        reader(ids)
+        told = len(m.dist.calls)
+        assert torch.equal(model(ids)[0], before)
+        assert len(m.dist.calls) == told, "the model itself talks to other ranks"
 
-    on_ranks(m, 1, lambda rank: m.SequenceParallel(model)(ids))
-    reads_alone()
-    last, model.blocks[-1].forward = model.blocks[-1].forward, None
-    with pytest.raises(TypeError):
-        on_ranks(m, 1, lambda rank: m.SequenceParallel(model)(ids))
-    model.blocks[-1].forward = last
-    reads_alone()
+    on_ranks(m, 1, work)
+
+
+def can_be_recomputed(m, name, use_reentrant):
+    """Activation checkpoints: the blocks run again in the backward pass."""
+    model, cut = tiny(name), (4, 3)
+    ids = torch.randint(256, (2, 7), generator=torch.Generator().manual_seed(4))
+    model(ids)[0].sum().backward()
+    want = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+
+    def work(rank):
+        reader = m.SequenceParallel(copy.deepcopy(model))
+        for block in reader.model.blocks:
+            block.forward = functools.partial(recomputed, block.forward, use_reentrant)
+        reader(ids.split(cut, 1)[rank]).sum().backward()
+        m.sum_gradients(reader)
+        return [p.grad for p in reader.parameters()]
+
+    for got in on_ranks(m, 2, work)[0]:
+        for mine, its in zip(got, want, strict=True):
+            check("gradient through recomputed blocks", mine, its)
+
+
+def recomputed(forward, use_reentrant, x, positions, **options):
+    def run(x):
+        return forward(x, positions, **options)[0]
+
+    return torch.utils.checkpoint.checkpoint(run, x, use_reentrant=use_reentrant), None
+
+
+def says_what_is_wrong_on_every_rank(m, ids, message, name="rope", **fields):
+    """None is left waiting for one that has refused."""
+    model = tiny(name, **fields)
+
+    def work(rank):
+        with pytest.raises(ValueError, match=message[rank]):
+            m.SequenceParallel(model)(ids[rank])
+
+    on_ranks(m, len(ids), work)
+
+
+def adds_up_once(m):
+    """Gradients of several backward passes, and none where no rank has one."""
+    model = tiny("rope")
+    model.unused = torch.nn.Parameter(torch.ones(3))
+    model.embedding.weight.requires_grad_(False)
+    ids = torch.randint(256, (2, 2, 6), generator=torch.Generator().manual_seed(6))
+    for text in ids:
+        model(text)[0].square().mean(0).sum().backward()
+    want = [p.grad for p in model.parameters()]
+
+    def work(rank):
+        own = copy.deepcopy(model)
+        own.zero_grad()
+        reader = m.SequenceParallel(own)
+        for text in ids:
+            reader(text.split((2, 4), 1)[rank]).square().mean(0).sum().backward()
+        m.sum_gradients(own)
+        return [p.grad for p in own.parameters()]
+
+    for got in on_ranks(m, 2, work)[0]:
+        for mine, its in zip(got, want, strict=True):
+            assert (mine is None) == (its is None)
+            if its is not None:
+                check("sum of gradients", mine, its)
 
 
 @pytest.mark.parametrize("cut", CUTS, ids=str)
@@ -267,25 +400,16 @@ def test_slices_are_one_pass(cut):
     needs_neither_state_nor_skip(distributed, cut)
 
 
-def test_a_loss_on_one_rank_alone():
-    """The others run the backward pass with 0 * y, and get the gradients all the same."""
-    cut, tensors = (4, 5, 3), inputs(l=12)
-    x, dt, A, B, C, D, state = leaves = [t.clone().requires_grad_() for t in tensors]
-    y = ssd_recurrent(x, dt, A, B, C, D=D, initial_state=state)
-    whole = torch.autograd.grad(y[:, 9:].sum(), leaves)
+def test_losses_of_other_things_on_other_ranks():
+    takes_part_with_a_final_state_alone(distributed, (4, 5, 3))
 
-    def work(rank):
-        own = [t.split(cut, 1)[rank] if c else t for t, c in zip(tensors, CUT_ALONG_L, strict=True)]
-        x, dt, A, B, C, D, state = own = [t.detach().clone().requires_grad_() for t in own]
-        y, _ = distributed.ssd_sequence_parallel(x, dt, A, B, C, D=D, initial_state=state)
-        return torch.autograd.grad((y if rank == 2 else 0 * y).sum(), own)
 
-    pieces, _ = on_ranks(distributed, 3, work)
-    for name, parts, want, c in zip(
-        NAMES, zip(*pieces, strict=True), whole, CUT_ALONG_L, strict=True
-    ):
-        for got in [torch.cat(parts, 1)] if c else parts:
-            check(f"gradient of {name}", got, want)
+def test_form_and_chunks_are_those_asked_for():
+    is_computed_as_asked(distributed)
+
+
+def test_gradients_have_gradients():
+    has_second_derivatives(distributed, (5, 3, 0, 4))
 
 
 def test_one_collective_whatever_the_length():
@@ -360,13 +484,50 @@ def test_wrong_arguments_are_refused_before_anything_is_sent(change, message):
     assert not calls
 
 
+IDS = torch.zeros(2, 3, dtype=torch.int64)
+REFUSED = {
+    "ids outside the vocabulary": ([IDS, IDS + 256], ["wrong on rank 1", "must be in"], {}),
+    "no ids": ([IDS.double(), IDS], ["must be torch.int64", "wrong on rank 0"], {}),
+    "other rows": ([IDS, IDS[:1]], [r"\[2, 1\] rows"] * 2, {}),
+    "past the table": (
+        [IDS, IDS], ["max_positions = 5"] * 2, dict(name="conv, gate", max_positions=5)
+    ),
+}  # fmt: skip
+
+
 @pytest.mark.usefixtures("unchecked")
-def test_ids_outside_the_vocabulary_are_refused():
+@pytest.mark.parametrize(("ids", "message", "fields"), REFUSED.values(), ids=REFUSED)
+def test_wrong_ids_are_refused_on_every_rank(ids, message, fields):
+    says_what_is_wrong_on_every_rank(distributed, ids, message, **fields)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_other_modules_are_refused():
     def work(rank):
-        with pytest.raises(ValueError, match="input_ids must be in"):
-            distributed.SequenceParallel(tiny("rope"))(torch.tensor([[256]]))
+        with pytest.raises(TypeError, match="model must be a CausalLM, got Linear"):
+            distributed.SequenceParallel(torch.nn.Linear(2, 2))
 
     on_ranks(distributed, 1, work)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_no_rows_and_no_tokens(name):
+    def work(rank):
+        reader = distributed.SequenceParallel(tiny(name))
+        return [reader(torch.zeros(b, l, dtype=torch.int64)).shape for b, l in ((0, 4), (2, 0))]
+
+    shapes, _ = on_ranks(distributed, 2, work)
+    assert shapes == [[(0, 4, 256), (2, 0, 256)]] * 2
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_blocks_can_be_recomputed(name, use_reentrant):
+    can_be_recomputed(distributed, name, use_reentrant)
+
+
+def test_gradients_are_added_up_once():
+    adds_up_once(distributed)
 
 
 # --- processes ----------------------------------------------------------------------------------
@@ -375,7 +536,7 @@ def test_ids_outside_the_vocabulary_are_refused():
 def with_gloo(rank, n, path):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=n)
-    for cut in ((5, 8, 2), (0, 6, 1)):
+    for cut in ((5, 8, 2), (0, 6, 1), (4, 4, 4)):
         slice_agrees(distributed, inputs(l=sum(cut)), cut, rank)
         for name in MODELS:
             model_slice_agrees(distributed, tiny(name), cut, rank)
@@ -386,6 +547,7 @@ def with_gloo(rank, n, path):
             distributed.ssd_sequence_parallel(x, dt, A, B, C, group=outer)
     else:
         slice_agrees(distributed, inputs(l=9), (4, 5), rank // 2, outer)
+        model_slice_agrees(distributed, tiny("conv"), (4, 5), rank // 2, outer)
     dist.destroy_process_group()
 
 
