@@ -4,20 +4,23 @@
 # **One part of a model is exchanged, all else stays, and the loss moves in the third digit. Was it
 # the part?** When you are through you can
 #
-# - say how far two runs of one model lie apart, and which difference so many seeds can show;
+# - say which difference so many seeds can show, and what an interval that holds zero excludes;
 # - compare models so that text, order and number of parameters are the same and the learning rate
 #   is each one's own;
 # - read a table of losses with its intervals, and say of a claim whether it is seen, not seen,
 #   reversed, or cannot be told;
-# - train a model to fill in blanks, and say what a layer that cannot look ahead makes of them.
+# - read a text with blanks, and say what a layer that cannot look ahead makes of them.
 #
-# Assumes: chapter 07 up to its section 5; section 7 of chapter 08 for paired intervals.
+# Assumes: chapters 07 and 08.
 #
-# Sources: *OTCE* §4.1 and §4.2, Tables 1 and 2; *Cheems* (Ch) App. B.2, Figure 6; Du et al. (2022),
-# *GLM: General Language Model Pretraining with Autoregressive Blank Infilling*. The code that this
-# notebook uses is `cheems_ref/compare.py` and `cheems_ref/tasks.py`.
+# Sources: *Cheems* (Ch) §4.1, App. B.2 and Figure 6; *OTCE* §4.1; Du et al. (2022), *GLM: General
+# Language Model Pretraining with Autoregressive Blank Infilling*. The code that this notebook uses
+# is `cheems_ref/compare.py` and `cheems_ref/tasks.py`.
 #
 # How to read ✓ and ✗: chapter 00.
+
+# %% [markdown]
+# **Minutes.** To teach, with the cells folded: about 30. Alone, with the exercises: about 100.
 
 # %% tags=["setup"]
 import json
@@ -85,29 +88,42 @@ for n in (2, 3, 5, 8, 30):
     assert abs(student - 0.95) < 0.006 and normal < student
 
 # %% [markdown]
-# Student's intervals keep their word with any number of seeds. With three seeds and 1.96 one is
-# wrong every fifth time.
+# Student's intervals keep their word with any number of seeds; with three seeds and 1.96 nearly one
+# in five does not hold the mean. (`T95` lists the factors: `T95[0]` is for two numbers.)
 #
-# The half width of (9.1) says which difference can be shown. In units of the standard deviation:
+# To compare two models, both are trained with the same seeds, and $x$ is the *difference* of their
+# losses, seed by seed. If the seeds do not move both alike, its deviation is $\sqrt 2$ times that
+# of one model; if they do, it is smaller. Which difference can then be shown? If the true one is as
+# large as the half width of (9.1) with its own deviation, about every second table shows it. In
+# units of that deviation:
+
 
 # %%
-for n in (2, 3, 5, 8, 16):
+def share_shown(apart, n, trials=50_000):
+    """How often n differences with mean `apart` and deviation 1 have an interval above zero."""
+    x = apart + torch.randn(trials, n, generator=seeded(n))
+    return (x.mean(1) > T95[n - 2] * x.std(1) / math.sqrt(n)).double().mean().item()
+
+
+for n, often in ((3, 3.3), (5, 1.7), (8, 1.2), (16, 0.75)):
     half = T95[n - 2] / math.sqrt(n)
-    x = torch.randn(50_000, n, generator=seeded(n)) + half
-    shown = (x.mean(1) > half * x.std(1)).double().mean().item()
-    print(f"{n:2} seeds: {half:.2f} standard deviations; a difference so large is shown"
-          f" {shown:.0%} of the time")  # fmt: skip
-    assert 0.5 < shown < 0.7
+    shown, mostly = share_shown(half, n), share_shown(often, n)
+    print(f"{n:2} seeds: a difference of {half:.2f} deviations is shown {shown:.0%} of the time,"
+          f" one of {often} {mostly:.0%}")  # fmt: skip
+    assert 0.5 < shown < 0.65 and 0.77 < mostly < 0.83
 
 # %% [markdown]
-# Three seeds show differences of 2.5 standard deviations, and that two times in three; eight those
-# of 0.84. To find none says little: a table from few seeds can say "seen", and rarely "not there".
+# With three seeds it takes a difference of more than three deviations to be shown four times in
+# five; with eight, of 1.2. So a table of few seeds can say *seen*. Where the interval holds zero it
+# can say *not seen*, and how large a difference it excludes: what lies beyond the interval's ends.
+# Where that leaves room for what a paper claims, the claim *cannot be told* from the table.
 
 # %% [markdown]
 # ## 2 · What has to be equal
 #
-# Every model of this chapter has a million parameters and is trained by 300 updates, each on four
-# windows of 512 bytes of Python's manual and standard library.
+# The models of section 3 have a million parameters each and are trained by 300 updates, each on
+# four windows of 512 bytes of Python's manual and standard library. They are patterns of state
+# layers (S), attention (A), attention with an inner function (I) and MLPs (M), as in chapter 07.
 
 # %% tags=["setup"]
 SIZES = dict(d_model=128, n_heads=4, d_state=64, n_values=16, k_values=2)
@@ -122,11 +138,6 @@ INNER = {
     "linear": dict(pattern="SM × 3 + AM"),
     "retrieved": dict(pattern="SM × 3 + IM", inner="retrieved"),
     "SSD": dict(pattern="SM × 3 + IM", inner="ssd"),
-}
-ORDERS = {
-    "Jamba": dict(pattern="SMSMSMSM AMSMSMSM", position="conv", d_model=96),
-    "OTCE": dict(pattern="SMSMSMSM AMSMSMAM", position="conv", d_model=96),
-    "two, not last": dict(pattern="SMAMSMSM AMSMSMSM", position="conv", d_model=96),
 }
 
 # %% [markdown]
@@ -150,33 +161,33 @@ def fitted(pattern, target=MILLION, **fields):
     return sized(1 + round((target - first) / (second - first)))
 
 
-for name, fields in (INNER | ORDERS).items():
+for name, fields in INNER.items():
     config = fitted(**fields)
-    print(f"{name:13} {config.pattern:17} d_ff {config.d_ff}: {parameters(config):,} parameters")
+    print(f"{name:10} {config.pattern} d_ff {config.d_ff}: {parameters(config):,} parameters")
     assert abs(parameters(config) / MILLION - 1) < 0.001
 
 
 # %% [markdown]
-# **Compute** is then not equal. The FLOPs of one pass over 512 tokens, counted by torch:
+# **Compute** is then not equal. The products of matrices in one pass over 512 tokens, which is what
+# torch counts:
 
 
 # %%
 def flops(config, length=512):
-    """Floating point operations of a forward pass, per token."""
+    """Floating point operations of the matrix products of a forward pass, per token."""
     with torch.device("meta"), FlopCounterMode(display=False) as counter:
         _ = CausalLM(config)(torch.zeros(1, length, dtype=torch.int64), use_cache=False)
     return counter.get_total_flops() / length
 
 
-for rows in (INNER, ORDERS):
-    counted = {name: flops(fitted(**fields)) for name, fields in rows.items()}
-    least = min(counted.values())
-    print(*(f"{name} {count / least:.3f}" for name, count in counted.items()), sep=", ")
-    assert 1.01 < max(counted.values()) / least < 1.1
+counted = {name: flops(fitted(**fields)) for name, fields in INNER.items()}
+print(*(f"{name} {count / counted['linear']:.3f}" for name, count in counted.items()), sep=", ")
+assert counted["retrieved"] < 1.001 * counted["linear"] < counted["SSD"] < 1.03 * counted["linear"]
 
 # %% [markdown]
-# They differ by a few percent here. A table that compares at equal parameters has to say so; one
-# that compared at equal compute would have other models in it.
+# The SSD inside attention takes two percent more per token for the same number of parameters. A
+# table that compares at equal parameters has to say so; one at equal compute would have other
+# models in it.
 #
 # **Text and order.** All rows read the same windows in the same order. Each run draws them from a
 # generator of its own, with the same seed. Three tiny models, two seeds, ten updates, and the state
@@ -206,35 +217,46 @@ found, states = watched(rows)
 for (_, seed, step), state in states.items():
     assert torch.equal(state, states["linear", seed, step])
 assert not torch.equal(states["linear", 0, 10], states["linear", 1, 10])
-backwards = dict(reversed(rows.items()))
-again, _ = watched(backwards)
-assert sorted(again) == sorted(found) and len(found) == 6
-print("three models, two seeds: the same windows for all, other windows for another seed;")
-print("again, in the opposite order of rows: the same losses to the last digit")
+print("three models, two seeds: the same windows for all, other windows for another seed")
 
 # %% [markdown]
-# What if all runs drew from one generator, one after the other? Then each would see other text, and
+# So it does not matter what was trained before. In the opposite order of rows:
+
+# %%
+again, _ = watched(dict(reversed(rows.items())))
+nats = [torch.tensor([e.nats for e in sorted(run)]).double() for run in (again, found)]
+check("the losses, in the opposite order of rows", *nats, tol=1e-6)
+assert len(found) == 6
+
+# %% [markdown]
+# If all runs drew from one generator, the second model would read other windows than the first, and
 # a lucky draw would count for the model:
 
 # %%
-own = [random_windows(manual, brief, seeded(0)) for _ in range(2)]
 one_for_all = seeded(0)
-shared = [random_windows(manual, brief, one_for_all) for _ in range(2)]
-check("a generator each: the second model reads what the first did", *(w.double() for w in own))
-_ = must_differ("one generator for all", *(w.double() for w in reversed(shared)))
+first, second = (random_windows(manual, brief, one_for_all).double() for _ in range(2))
+_ = must_differ("one generator for all", second, first)
 
 # %% [markdown]
+# (The same seed gives the same windows, but not the same weights: those of another pattern have
+# other shapes.)
+#
 # **The learning rate** is each row's own. Chapter 08 saw a state layer fail at a rate that suits
 # attention; and a comparison at one rate is one at the rate that somebody chose for one of them.
 # Here every row is tried at three rates with seed 0. The best of them is taken for the seeds that
 # count, and seed 0 does not count: the best of several runs was also lucky. By how much, if the
-# rate made no difference at all?
+# rate made no difference at all and the runs were independent?
 
 # %%
-x = torch.randn(100_000, 3, generator=seeded(7))
+x = torch.randn(1_000_000, 3, generator=seeded(7))
 luck = x.min(1).values.mean().item()
-print(f"the best of three equal runs: {-luck:.2f} standard deviations below the mean")
-assert abs(luck + 3 / (2 * math.sqrt(math.pi))) < 0.01
+print(f"the best of three equal runs: {-luck:.3f} standard deviations below the mean")
+assert abs(luck + 3 / (2 * math.sqrt(math.pi))) < 0.002
+
+# %% [markdown]
+# (The three runs share the seed, so the luck is smaller than that.) What stays open: the rate is
+# chosen on the held-out text that is reported, and an interval over seeds says nothing of another
+# text.
 
 
 # %%
@@ -287,12 +309,43 @@ def print_table(name, baseline):
 # easier in one layer. Here three state layers and four MLPs stand around the one layer of
 # attention, which may do as well what the inner function would. So: little.
 #
-# **What was run.** Three rows, six seeds (`python book/records.py 09_inner`):
+# **What was run.** Three rows, five seeds (`python book/records.py 09_inner`):
+
+# %%
+print("held-out nats at three rates (seed 0)")
+by_rate = {}
+for run in read_record("09_inner")["rates"]:
+    by_rate.setdefault(run["row"], {})[run["rate"]] = run["nats"][-1][1]
+for row, nats in by_rate.items():
+    print(f"{row:9}", *(f"{rate:g}: {loss:.3f}" for rate, loss in nats.items()))
+    assert nats[3e-3] < min(nats[1e-3], nats[1e-2]) - 0.05
 
 # %%
 print_table("09_inner", "linear")
+losses = losses_of("09_inner")
+apart = {row: difference(losses, row, "linear") for row in ("retrieved", "SSD")}
+assert all(one.holds_zero for one in apart.values())
+far = max(abs(one.mean) + one.half_width for one in apart.values())
+print(f"the intervals end {far:.3f} from zero, {far / 2.03:.0%} of the loss, at most")
+assert far < 0.1
 
-# @@VERDICT@@
+# %% [markdown]
+# The rate moves the loss by more than 0.05; the inner function by less than five seeds can show.
+# And the windows that runs of one seed share, do they make the comparison sharper?
+
+# %%
+spread = [statistics.stdev(nats.values()) for nats in losses.values()]
+paired_spread = [
+    statistics.stdev(nats[seed] - losses["linear"][seed] for seed in nats)
+    for row, nats in losses.items()
+    if row != "linear"
+]
+print("deviation of a row's losses:", *(f"{s:.3f}" for s in spread))
+print("of the differences to linear, seed by seed:", *(f"{s:.3f}" for s in paired_spread))
+assert max(spread) < 0.05 and min(paired_spread) > 0.6 * min(spread)
+
+# %% [markdown]
+# @@PAIRED@@
 
 
 # %% tags=["figure"]
@@ -300,7 +353,7 @@ def draw_runs(ax, losses):
     """The loss of every run against its seed, a line for each row."""
     for row, nats in losses.items():
         plotting.lines(ax, [*nats], {row: [*nats.values()]}, marker="o")
-    ax.set(xlabel="seed", ylabel="held-out nats per byte", title="runs of one seed move together")
+    ax.set(xlabel="seed", ylabel="held-out nats per byte", title="held-out loss by seed")
 
 
 def draw_differences(ax, losses, baseline):
@@ -322,54 +375,28 @@ draw_runs(left, losses_of("09_inner"))
 draw_differences(right, losses_of("09_inner"), "linear")
 plotting.save(fig, "09_inner", "@@ALT@@")
 
-# @@INNER@@
-
 # %% [markdown]
-# ## 4 · Attention before the output
+# ## 4 · Filling in blanks
 #
-# **Question.** OTCE's models end in attention where Jamba's end in a state layer; all else is the
-# same. OTCE's Table 2 has one number for each:
-#
-# > "[…] the difference in perplexity between Jamba and OTCE in the pre-training stage is negligible
-# > […] but in the SFT fine-tuning stage, the perplexity of OTCE is significantly lower than Jamba."
-# > — OTCE §4.2 and Table 2
-#
-# (2.53 and 2.51 in pre-training, 1.98 and 1.69 in fine-tuning; 283 and 281 million parameters.)
-#
-# The two differ in more than the order: OTCE has a second layer of attention. So a third row has
-# two as well, and ends in a state layer.
-#
-# **What the chapters lead one to expect.** Chapter 07 (section 4) saw that a state layer behind
-# attention is no obstacle to recall with the convolution. So on text a second layer of attention
-# among eight may help a little, and that it stands *last* should matter little.
-#
-# **What was run.** The two patterns of OTCE Table 1 and the third with a million parameters, four
-# seeds (`python book/records.py 09_orders`). A here has rotary positions, which the paper's does
-# not.
-
-# %%
-print_table("09_orders", "Jamba")
-# @@ORDERS@@
-
-# %% [markdown]
-# ## 5 · Filling in blanks
-#
-# Left to right is not how the papers' models were trained:
+# Left to right is not how OTCE's models were trained (nor Cheems', which name GLM as well):
 #
 # > "[…] MASK spans in the training text sequence, with autoregressive filling as the training
 # > target, requiring the model to predict the masked token." — OTCE §4.1
 #
-# This is the objective of GLM. Spans are cut out of a text and a mask put in place of each (part
-# A). Behind the text stand the spans, in an order drawn at random (part B), and each is written
-# from left to right.
+# We take this for the objective of GLM, which the paper cites there. Spans are cut out of a text
+# and a mask put in place of each (part A). Behind the text stand the spans, in an order drawn at
+# random (part B), and each is written from left to right.
+
+# %% tags=["setup"]
+MASK, START, END = 256, 257, 258
+
 
 # %%
-MASK, START, END = 256, 257, 258
 SIGNS = {MASK: "▢", START: "⟨", END: "⟩"}
 
 
 def cut_out(text, generator):
-    """A text with blanks: 15 % of it, in spans of three bytes on average."""
+    """A text with blanks: 15 % of it or a little more, in spans of about three bytes."""
     return blank_infilling(text, mask_id=MASK, start_id=START, end_id=END, generator=generator)
 
 
@@ -384,12 +411,14 @@ part_b = blanks.targets >= 0
 print("part A:", shown(blanks.input_ids[~part_b]))
 print("part B:", shown(blanks.input_ids[part_b]))
 print("asked: ", shown(blanks.targets[part_b]))
+print("place of the blank:    ", *blanks.position_ids[part_b].tolist())
+print("place within the blank:", *blanks.block_position_ids[part_b].tolist())
 assert (blanks.input_ids == MASK).sum() == (blanks.input_ids == START).sum() == 3
 
 # %% [markdown]
-# Two kinds of positions tell where a token of part B belongs: the place of its blank in part A, and
-# its place within the blank. Together with the lengths of the other spans the first says where it
-# stood in the text:
+# Two kinds of positions tell where a token of part B belongs: the place of its blank in part A,
+# counted from 0, and its place within the blank, counted from 1. With the lengths of all spans the
+# first says where it stood in the text, for a blank hides as many places as its span has, less one:
 
 
 # %%
@@ -404,6 +433,7 @@ def places_cut_out(blanks):
 
 
 # %%
+manual = text_to_ids(read_text())
 for seed in range(20):
     blanks = cut_out(manual[1000 * seed :][:400], seeded(seed))
     asked = blanks.targets[(blanks.targets >= 0) & (blanks.targets != END)]
@@ -434,10 +464,12 @@ a, l = int((blanks.targets < 0).sum()), len(blanks.input_ids)
 everyone, own = blanks.visible[:, :a], blanks.visible[a:, a:]
 assert everyone.all() and not blanks.visible[:a, a:].any() and torch.equal(own, own.tril())
 assert own.sum() == (l - a) * (l - a + 1) // 2
-print(f"part A, {a} tokens: seen by all, sees no other; part B, {l - a}: itself and before itself")
+print(f"part A, {a} tokens: seen by all, sees nothing of part B, which has {l - a}")
 
 # %% [markdown]
-# Attention takes such a mask. A state cannot: it reads from left to right, whatever a mask says.
+# Attention takes such a mask. The state layers of this course take none, and read from left to
+# right; a layer that read part A backwards as well would be another one. (A layer of attention
+# reads in its method `_read`, which is exchanged here; the package has no argument for a mask.)
 
 
 # %%
@@ -459,7 +491,7 @@ class Reader(torch.nn.Module):
         self.in_blank = torch.nn.Embedding(64, config.d_model)
 
     def forward(self, blanks, visible=None):
-        """What the logits are read from (l, d), for one text with blanks."""
+        """The hidden states (l, d) of one text with blanks; no logits are needed here."""
         let_see(self.model, visible)
         places = blanks.block_position_ids.clamp(max=63)
         x = (self.model.embedding(blanks.input_ids) + self.in_blank(places))[None]
@@ -502,43 +534,82 @@ for name, pattern in READERS.items():
         assert in_a == (a - 1 if way == "two-way" and name != "SSD" else 0)
 
 # %% [markdown]
-# The last token of part B moves nothing before it, in no model: what is asked for does not leak.
-# And a mask that lets it leak is caught:
+# What is asked for must not leak: no token of part B may move an output before it. In all three
+# models, with the mask, at every place of part B; and then with one column opened to everyone, that
+# of the last token but one:
+
 
 # %%
-all_seen = torch.ones_like(blanks.visible)
-leaks = moved(tiny_reader("AMAM"), blanks, l - 1, all_seen)
-print(f"everyone sees everyone: the last token moves {leaks.sum().item()} of {len(leaks)}")
-assert leaks.all()
+def leaks(reader, visible):
+    """The places of part B whose token moves an output before it."""
+    return [at for at in range(a, l) if moved(reader, blanks, at, visible)[:at].any()]
+
+
+open_once = blanks.visible.clone()
+open_once[:, l - 2] = True
+for name, pattern in READERS.items():
+    assert not leaks(tiny_reader(pattern), blanks.visible)
+    all_but_the_last = list(range(a, l - 1))
+    assert leaks(tiny_reader(pattern), open_once) == ([] if name == "SSD" else all_but_the_last)
+print("the mask: no place of part B leaks, in any of the three")
+print("one column opened: that place leaks, and all before it through it, where a mask is taken")
 
 # %% [markdown]
-# **What does it mean that a state cannot look ahead?** Less than it seems. Part B stands behind all
+# **What does it mean that S does not look ahead?** Less than it seems. Part B stands behind all
 # of part A. So whoever writes a span has read what follows the blank, in every model, with or
 # without the mask: in the SSD too the end of part A moves all of part B. What a one-way model lacks
 # is that the tokens *of part A* know what follows them; and a state, unlike attention, has to have
 # kept what stands around the blank until part B comes to ask for it. What each of the two costs in
-# nats is a question for training runs, which this chapter does not have yet.
+# nats only training runs can say; there are none of them here.
 
 # %% [markdown]
-# ## 6 · Claimed and seen
+# ## 5 · Claimed and seen
 #
-# @@BOX@@
+# Of the inner function, with section 3: three rows, a million parameters, 0.6 million bytes of
+# training, five seeds.
+#
+# > "[…] the loss curve of Inner Function Attn is reduced by more than 40% compared to the loss
+# > curve of Attention." — Ch, App. B.2, of Figure 6
+#
+# - **Not seen.** Neither inner function moves the held-out loss by as much as five seeds can show,
+#   and the intervals leave room for a few percent, not for forty. But Figure 6 shows the loss on
+#   the texts of a fine-tuning, of 1.3 billion parameters, and this is another experiment.
+#
+# WM's Table 1 has, with rotary positions, perplexity 8.18 for SSD with QCAttn and 8.12 for SSD with
+# inner-function attention.
+#
+# - **Cannot be told.** That is a difference of 0.007 nats per token. Our intervals are wider.
+
+# %%
+losses = losses_of("09_inner")
+halves = [difference(losses, row, "linear").half_width for row in ("retrieved", "SSD")]
+claimed = math.log(8.18 / 8.12)
+print(f"WM Table 1: {claimed:.4f} nats; our intervals: ±", *(f"{half:.3f}" for half in halves))
+assert abs(claimed - 0.0074) < 1e-4 and min(halves) > claimed
 
 # %% [markdown]
 # ## Summary
 #
-# @@SUMMARY@@
+# - Student's intervals keep their word from two seeds on. With three, only a difference of three
+#   deviations is shown most of the time.
+# - Equal windows, equal parameters, and to each row its own rate, chosen with a seed that does not
+#   count. Compute is then not equal, and is reported.
+# - "Seen" needs an interval without zero. With zero in it, what lies beyond its ends is excluded;
+#   where a claim lies inside, it cannot be told.
+# - Three inner functions in a small hybrid: no difference shown by five seeds.
+# - In a text with blanks part B stands behind all of part A, so that a state, too, has read what
+#   follows a blank before it writes. What it lacks is that part A knows what follows.
 #
 # ## Exercises
 
 # %% [markdown]
-# **1 · easy.** Two models were trained with the same seeds. Write the difference of their losses
-# with its 95 % interval, pair by pair, as (9.1) has it: mean and half width.
+# **1 · easy.** Two models were trained with the same seeds. Write the mean of the differences
+# (losses less baseline) and the half width of (9.1), with `T95`.
 
 
 # %% tags=["exercise"]
 def paired(losses, baseline):
-    """Mean and half width of the differences of two lists of losses, seed by seed."""
+    """Mean and half width of losses less baseline, seed by seed."""
     ### BEGIN SOLUTION
     apart = [one - other for one, other in zip(losses, baseline, strict=True)]
     n = len(apart)
@@ -549,9 +620,11 @@ def paired(losses, baseline):
 # %% tags=["check"]
 mean, half = paired([1.0, 2.0, 3.0], [1.5, 2.0, 2.5])
 assert math.isclose(mean, 0, abs_tol=1e-12), f"the mean difference is 0, got {mean}"
-assert math.isclose(half, 4.303 * 0.5 / math.sqrt(3)), f"three seeds, s = 0.5: got {half:.3f}"
+assert math.isclose(half, 4.303 * 0.5 / math.sqrt(3), rel_tol=1e-3), (
+    f"three seeds, s = 0.5: got {half:.3f}"
+)
 mean, half = paired([2.31, 2.40, 2.28, 2.52], [2.33, 2.43, 2.29, 2.54])
-assert math.isclose(mean, -0.02) and abs(half - 0.013) < 0.0005, f"got {mean:.3f} ± {half:.4f}"
+assert abs(mean + 0.02) < 1e-6 and abs(half - 0.013) < 0.0005, f"got {mean:.3f} ± {half:.4f}"
 print("the last four pairs: -0.020 ± 0.013, a difference although the losses range over 0.24")
 
 # %% [markdown]
@@ -562,7 +635,7 @@ print("the last four pairs: -0.020 ± 0.013, a difference although the losses ra
 
 # %% tags=["exercise"]
 def seeds_for(apart, deviation):
-    """The fewest seeds with which a difference `apart` exceeds the half width."""
+    """The fewest seeds with which the half width is no more than `apart`."""
     ### BEGIN SOLUTION
     for n in range(2, len(T95) + 2):
         if T95[n - 2] * deviation / math.sqrt(n) <= apart:
@@ -576,13 +649,15 @@ for apart, deviation, n in ((0.02, 0.01, 4), (0.01, 0.01, 7), (0.1, 0.01, 2), (0
     got = seeds_for(apart, deviation)
     assert got == n, f"apart {apart}, deviation {deviation}: {got} instead of {n}"
 assert seeds_for(0.005, 0.01) == 18, f"half a deviation: {seeds_for(0.005, 0.01)} instead of 18"
-print("a difference of two deviations takes 4 seeds, of one 7, of a half 18")
+assert seeds_for(0.37, 1) == 31, "31 seeds are enough for 0.37 deviations"
+assert seeds_for(T95[2] / 2, 1) == 4, "a half width of just `apart` is enough"
+print("the half width is at most two deviations with 4 seeds, one with 7, a half with 18")
 
 # %% [markdown]
 # **3 · medium.** A table reports the best of $k$ runs for one model and a single run for another.
 # Both are the same model, and losses are normal with the standard deviation 1. How far apart do the
-# two numbers lie on average, and how often is the best of $k$ the lower one? (By thought or by
-# drawing; 0.02 is near enough.)
+# two numbers lie on average, and how often is the best of $k$ the lower one? (By thought,
+# or by at least 100,000 draws: 0.02 is near enough.)
 
 
 # %% tags=["exercise"]
@@ -596,18 +671,18 @@ def best_against_one(k):
 
 
 # %% tags=["check"]
-for k, mean in ((1, 0.0), (2, -1 / math.sqrt(math.pi)), (3, -1.5 / math.sqrt(math.pi))):
+for k, mean in ((1, 0), (2, -0.5642), (3, -0.8463), (5, -1.163), (10, -1.5388), (7, -1.3522)):
     apart, share = best_against_one(k)
     assert abs(apart - mean) < 0.02, f"k = {k}: {apart:.3f} instead of {mean:.3f}"
     assert abs(share - k / (k + 1)) < 0.02, f"k = {k}: better {share:.2f} of the time"
-assert abs(best_against_one(10)[0] + 1.539) < 0.02, "the best of ten"
 print("the best of three beats the same model in three comparisons of four")
 
 # %% [markdown]
 # **4 · medium.** In a table of seventeen rows that are all alike the best row will look good. Given
-# the p-values of many comparisons, *Holm's* rule says which may be called differences so that, if
-# none is one, the chance of calling any is at most `level`. Go through them from the smallest on,
-# compare the $i$-th of $m$ (from 0) with level/(m − i), and stop at the first that is larger.
+# the p-values of $m$ comparisons, *Holm's* rule says which may be called differences so that,
+# however many are real, the chance of calling even one that is not is at most `level`. Go through
+# them from the smallest on, compare the $i$-th (from 0) with level/(m − i), and stop at the first
+# that is larger.
 
 
 # %% tags=["exercise"]
@@ -624,23 +699,31 @@ def called(p_values, level=0.05):
 
 
 # %% tags=["check"]
-assert called([0.01, 0.04, 0.03]) == [True, False, False], called([0.01, 0.04, 0.03])
-assert called([0.04, 0.01, 0.02]) == [True, True, True], called([0.04, 0.01, 0.02])
-assert called([0.03, 0.001, 0.5, 0.2]) == [False, True, False, False]
-assert called([0.02, 0.03]) == [True, True] and called([0.03, 0.03]) == [False, False]
+for p_values, want in (
+    ([0.01, 0.04, 0.03], [True, False, False]),
+    ([0.04, 0.01, 0.02], [True, True, True]),
+    ([0.03, 0.001, 0.5, 0.2], [False, True, False, False]),
+    ([0.03, 0.03], [False, False]),
+    ([0.025, 0.05], [True, True]),
+):
+    assert list(called(p_values)) == want, f"{p_values}: {called(p_values)}"
+assert list(called([0.02, 0.03], level=0.03)) == [False, False], "another level"
 drawn = torch.rand(4000, 17, generator=seeded(12)).tolist()
 any_called = sum(any(called(p)) for p in drawn) / len(drawn)
 naive = sum(min(p) < 0.05 for p in drawn) / len(drawn)
 assert any_called < 0.065, f"seventeen rows alike: something called {any_called:.2f} of the time"
-print(f"seventeen rows alike: each by itself finds a difference {naive:.2f} of the time,")
-print(f"Holm's rule {any_called:.2f}")
+print(
+    f"17 independent comparisons of what is alike: one at least looks real {naive:.2f} of the time,"
+)
+print(f"and to Holm's rule {any_called:.2f}")
 assert 0.55 < naive < 0.61
 
 # %% [markdown]
 # **5 · hard.** Put a filled text together again: from a `Blanks` and the tokens that a model wrote
 # for part B (given here as the right ones or others), return the text without blanks. Every mask of
-# part A is replaced by its span, whose order in part B is not that of the masks. (The ends of spans
-# are among what was written.)
+# part A is replaced by its span, whose order in part B is not that of the masks. A model decides
+# itself where a span ends, by writing END: what it wrote may be shorter or longer than what was cut
+# out, but its spans come in the order of part B.
 
 
 # %% tags=["exercise"]
@@ -648,13 +731,16 @@ def put_together(blanks, written):
     """Part A with its blanks filled by `written` (j,), the tokens for part B in its order."""
     ### BEGIN SOLUTION
     part_a = blanks.input_ids[blanks.targets < 0].tolist()
-    blank_of = blanks.position_ids[blanks.targets >= 0].tolist()
-    spans = {}
-    for at, token in zip(blank_of, written.tolist(), strict=True):
-        spans.setdefault(at, []).append(token)
+    order = blanks.position_ids[blanks.input_ids == START].tolist()
+    spans = {at: [] for at in order}
+    for token in written.tolist():
+        if token == END:
+            order = order[1:]
+        else:
+            spans[order[0]].append(token)
     text = []
     for at, token in enumerate(part_a):
-        text += [t for t in spans[at] if t != END] if token == MASK else [token]
+        text += spans[at] if token == MASK else [token]
     return torch.tensor(text)
     ### END SOLUTION
 
@@ -670,12 +756,15 @@ for seed in range(20):
     stars = put_together(blanks, starred)
     at = places_cut_out(blanks)
     assert (stars[at] == ord("*")).all() and len(stars) == 300, f"text {seed}: spans misplaced"
+    shorter = put_together(blanks, right[1:])  # the first span one byte shorter
+    without = torch.cat([original[: at[0]], original[at[0] + 1 :]])
+    assert torch.equal(shorter, without), f"text {seed}: a span that ends earlier"
 print("20 texts of 300 bytes: whole again, and what was written stands where it was cut out")
 
 # %% [markdown]
 # ## Further reading
 #
-# - Du et al. (2022), *GLM*: the objective, with the mask of section 5 and two kinds of positions.
+# - Du et al. (2022), *GLM*: the objective, with the mask of section 4 and two kinds of positions.
 # - Holm (1979), *A Simple Sequentially Rejective Multiple Test Procedure*: the rule of exercise 4.
 # - Dodge et al. (2020), *Fine-Tuning Pretrained Language Models: Weight Initializations, Data
 #   Orders, and Early Stopping*: what a seed does.
