@@ -21,7 +21,7 @@
 # from the package einops (Rogozhnikov, 2022).
 
 # %% [markdown]
-# **Minutes.** To teach, with the cells folded: about 30. Alone: about 50.
+# **Minutes.** To teach, with the cells folded: about 35. Alone: about 50.
 #
 # | section | to teach | alone |
 # |---|---|---|
@@ -34,7 +34,7 @@
 # | 6 · einops: cutting and joining axes | 3 | 5 |
 # | 7 · Running it | 2 | 4 |
 # | 8 · The map | 6 | 8 |
-# | 9 · Where to begin: a self-test | 4 | 7 |
+# | 9 · Where to begin: a self-test | 5 | 7 |
 # | Summary | 1 | 1 |
 
 # %% tags=["setup"]

@@ -20,7 +20,20 @@
 # How to read ✓ and ✗: chapter 00.
 
 # %% [markdown]
-# **Minutes.** To teach, with the cells folded: about 30. Alone, with the exercises: about 100.
+# **Minutes.** To teach, with the cells folded: about 35. Alone, with the exercises: about 125.
+#
+# | section | to teach | alone |
+# |---|---|---|
+# | Opening | 1 | 2 |
+# | Why this matters | 1 | 1 |
+# | 1 · The same model twice | 4 | 7 |
+# | 2 · What has to be equal | 9 | 16 |
+# | 3 · Three inner functions | 5 | 8 |
+# | 4 · Filling in blanks | 13 | 21 |
+# | 5 · Claimed and seen | 2 | 3 |
+# | Summary | 1 | 2 |
+# | Exercises | – | 66 |
+# | Further reading | 1 | 1 |
 
 # %% tags=["setup"]
 import json
@@ -309,7 +322,7 @@ def print_table(name, baseline):
 # easier in one layer. Here three state layers and four MLPs stand around the one layer of
 # attention, which may do as well what the inner function would. So: little.
 #
-# **What was run.** Three rows, five seeds (`python book/records.py 09_inner`):
+# **What was run.** Three rows, six seeds (`python book/records.py 09_inner`):
 
 # %%
 print("held-out nats at three rates (seed 0)")
@@ -330,7 +343,7 @@ print(f"the intervals end {far:.3f} from zero, {far / 2.03:.0%} of the loss, at 
 assert far < 0.1
 
 # %% [markdown]
-# The rate moves the loss by more than 0.05; the inner function by less than five seeds can show.
+# The rate moves the loss by more than 0.05; the inner function by less than six seeds can show.
 # And the windows that runs of one seed share, do they make the comparison sharper?
 
 # %%
@@ -342,10 +355,11 @@ paired_spread = [
 ]
 print("deviation of a row's losses:", *(f"{s:.3f}" for s in spread))
 print("of the differences to linear, seed by seed:", *(f"{s:.3f}" for s in paired_spread))
-assert max(spread) < 0.05 and min(paired_spread) > 0.6 * min(spread)
+assert max(spread) < 0.05 and max(paired_spread) < math.sqrt(2) * statistics.fmean(spread)
 
 # %% [markdown]
-# @@PAIRED@@
+# Somewhat, it seems: unrelated runs would have differences of $\sqrt 2$ times the deviation of the
+# losses, and these have less. Six seeds do not settle it.
 
 
 # %% tags=["figure"]
@@ -373,7 +387,13 @@ def draw_differences(ax, losses, baseline):
 fig, (left, right) = plotting.figure(1, 2, size=(12, 4.2))
 draw_runs(left, losses_of("09_inner"))
 draw_differences(right, losses_of("09_inner"), "linear")
-plotting.save(fig, "09_inner", "@@ALT@@")
+plotting.save(
+    fig,
+    "09_inner",
+    "Left, held-out nats against six seeds, three lines that cross between 1.99 and 2.09. Right, "
+    "the differences to linear seed by seed: for retrieved and for SSD points on both sides of "
+    "zero, and a mean whose interval holds zero.",
+)
 
 # %% [markdown]
 # ## 4 · Filling in blanks
@@ -566,12 +586,12 @@ print("one column opened: that place leaks, and all before it through it, where 
 # ## 5 · Claimed and seen
 #
 # Of the inner function, with section 3: three rows, a million parameters, 0.6 million bytes of
-# training, five seeds.
+# training, six seeds.
 #
 # > "[…] the loss curve of Inner Function Attn is reduced by more than 40% compared to the loss
 # > curve of Attention." — Ch, App. B.2, of Figure 6
 #
-# - **Not seen.** Neither inner function moves the held-out loss by as much as five seeds can show,
+# - **Not seen.** Neither inner function moves the held-out loss by as much as six seeds can show,
 #   and the intervals leave room for a few percent, not for forty. But Figure 6 shows the loss on
 #   the texts of a fine-tuning, of 1.3 billion parameters, and this is another experiment.
 #
@@ -596,7 +616,7 @@ assert abs(claimed - 0.0074) < 1e-4 and min(halves) > claimed
 #   count. Compute is then not equal, and is reported.
 # - "Seen" needs an interval without zero. With zero in it, what lies beyond its ends is excluded;
 #   where a claim lies inside, it cannot be told.
-# - Three inner functions in a small hybrid: no difference shown by five seeds.
+# - Three inner functions in a small hybrid: no difference shown by six seeds.
 # - In a text with blanks part B stands behind all of part A, so that a state, too, has read what
 #   follows a blank before it writes. What it lacks is that part A knows what follows.
 #
