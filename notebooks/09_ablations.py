@@ -26,7 +26,7 @@
 # |---|---|---|
 # | Opening | 1 | 2 |
 # | Why this matters | 1 | 1 |
-# | 1 · The same model twice | 4 | 7 |
+# | 1 · How much is chance | 4 | 7 |
 # | 2 · What has to be equal | 9 | 16 |
 # | 3 · Three inner functions | 5 | 8 |
 # | 4 · Filling in blanks | 13 | 21 |
@@ -65,7 +65,7 @@ def read_record(name):
 
 
 # %% tags=["versions", "nbval-ignore-output"]
-print("torch", torch.__version__)
+print("PyTorch version", torch.__version__.partition("+")[0])
 
 # %% [markdown]
 # ## Why this matters
@@ -75,7 +75,7 @@ print("torch", torch.__version__)
 # can be repeated in small, one has to know how large a difference chance alone makes.
 
 # %% [markdown]
-# ## 1 · The same model twice
+# ## 1 · How much is chance
 #
 # The loss of a trained model depends on the numbers that its weights start from and on the pieces
 # of text that it happens to see, both drawn by a *seed*. Suppose that the losses of many seeds are
@@ -101,8 +101,8 @@ for n in (2, 3, 5, 8, 30):
     assert abs(student - 0.95) < 0.006 and normal < student
 
 # %% [markdown]
-# Student's intervals keep their word with any number of seeds; with three seeds and 1.96 nearly one
-# in five does not hold the mean. (`T95` lists the factors: `T95[0]` is for two numbers.)
+# Student's intervals keep their word with each of these numbers; with three seeds and 1.96 nearly
+# one in five does not hold the mean. (`T95` lists the factors: `T95[0]` is for two numbers.)
 #
 # To compare two models, both are trained with the same seeds, and $x$ is the *difference* of their
 # losses, seed by seed. If the seeds do not move both alike, its deviation is $\sqrt 2$ times that
