@@ -41,7 +41,6 @@ ABLATION_RUN = "TRAINING", "SIZES", "MILLION", "parameters", "fitted", "one_run"
 NEEDLE_RUN = ("FOUR", "ASKED", "DEPTHS", "VARIANTS", "answers", "digits_right", "needle_model")
 NEEDLE_RUN += ("needle_loss", "learn_needles", "stretched", "heat_map")
 
-
 # Let glibc keep the memory of freed tensors. Else every step asks the system for it anew, and two
 # processes wait for one another there: a step of two at once took 0.45 s instead of 0.28.
 KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**36)}
@@ -99,6 +98,11 @@ def resumed(name, jobs, run, folder=ROOT / "runs" / "records"):
                 file.write(json.dumps([job, future.result()]) + "\n")
             print(f"{name}: {json.dumps(job)}", flush=True)
     return [done[json.dumps(job)] for job in jobs]
+
+
+def jobs_and_results(name, run, jobs):
+    """Every job together with what came of it."""
+    return [job | found for job, found in zip(jobs, resumed(name, jobs, run), strict=True)]
 
 
 def sampling_rate():
@@ -640,14 +644,11 @@ def needles():
         told = dict(system=system, kind=kind, windows=list(windows[kind]), seed=seed, rate=rate)
         return dict(**told, steps=steps if not with_text else 1000, with_text=with_text)
 
-    def run(jobs):
-        results = resumed("08_needle", jobs, needle_run)
-        return [told | result for told, result in zip(jobs, results, strict=True)]
-
     def order(one):
         """The share right at the longest texts, in tenths; then the fewer updates."""
         return -(one["right"][-1][-1] // 0.1), len(one["right"])
 
+    run = functools.partial(jobs_and_results, "08_needle", needle_run)
     tried = run([job(system, "short", 0, rate) for rate in rates for system in four])
     best = {
         system: min((one for one in tried if one["system"] == system), key=order)["rate"]
@@ -686,12 +687,9 @@ def ablation_inner():
 
 def ablation(name, rows, seeds):
     """Every row at three rates with seed 0, and at the best of them with the other seeds."""
-    rates, training = from_notebook(CHAPTER_9, "RATES", "TRAINING")
-    size = dict(steps=training.steps, batch_size=training.batch_size, length=training.length)
-
-    def run(jobs):
-        results = resumed(name, jobs, ablation_run)
-        return [told | result for told, result in zip(jobs, results, strict=True)]
+    rates, settings = from_notebook(CHAPTER_9, "RATES", "TRAINING")
+    size = dict(steps=settings.steps, batch_size=settings.batch_size, length=settings.length)
+    run = functools.partial(jobs_and_results, name, ablation_run)
 
     tried = [
         dict(row=row, fields=fields, rate=rate, seed=0, **size)
@@ -716,7 +714,7 @@ def ablation(name, rows, seeds):
             "bytes": len(corpus.ids),
             "texts to train on, held out": list(corpus.texts),
         },
-        "training": dataclasses.asdict(training),
+        "training": dataclasses.asdict(settings),
         "best": best,
         "rates": tried,
         "runs": runs,
@@ -725,8 +723,8 @@ def ablation(name, rows, seeds):
 
 @functools.cache
 def ablation_corpus():
-    (training,) = from_notebook(CHAPTER_9, "TRAINING")
-    return text.read_corpus(held_out=training.held_out)
+    (settings,) = from_notebook(CHAPTER_9, "TRAINING")
+    return text.read_corpus(held_out=settings.held_out)
 
 
 def ablation_run(job):
@@ -734,8 +732,8 @@ def ablation_run(job):
     parts = dict(zip(ABLATION_RUN, from_notebook(CHAPTER_9, *ABLATION_RUN), strict=True))
     corpus, start = ablation_corpus(), time.perf_counter()
     torch.set_default_dtype(torch.float32)
-    training = dataclasses.replace(parts["TRAINING"], held_out=corpus.held_out)
-    how = (job["rate"], job["seed"], training, corpus.ids)
+    settings = dataclasses.replace(parts["TRAINING"], held_out=corpus.held_out)
+    how = (job["rate"], job["seed"], settings, corpus.ids)
     config = parts["fitted"](**job["fields"])
     nats = parts["one_run"](job["row"], config, *how)
     return {

@@ -94,11 +94,10 @@ def _cut_ssd(x, dt, A, B, C, D, chunk_size, state, backend, group):
 
     # 1. This slice alone, from an empty state; and the log decay up to each of its tokens.
     y, own = _ssd(x, dt, A, B, C, D, chunk_size, None, backend)
-    exact = torch.float32 if x.is_mps else torch.float64  # Apple's GPUs have no float64
-    log_decay = (dt.to(exact) * A).cumsum(1)
+    log_decay = (dt.to(own.dtype) * A).cumsum(1)
 
     # 2. The pair (state, log decay) of every rank, on every rank.
-    pair = torch.cat([own.flatten(2), log_decay[:, -1, :, None].to(own.dtype)], dim=-1)
+    pair = torch.cat([own.flatten(2), log_decay[:, -1, :, None]], dim=-1)
     pairs = _Gather.apply(pair, group)
 
     # 3. The recurrence over ranks.
@@ -111,8 +110,8 @@ def _cut_ssd(x, dt, A, B, C, D, chunk_size, state, backend, group):
     # 4. What each token reads of the state that its rank was handed. Rank 0 uses no pair, and if
     #    its y were returned by itself, it would not enter the collective of the backward pass, and
     #    the others would wait.
-    decay, C = log_decay.exp().to(own.dtype), expand_groups(C, x.shape[2]).to(own.dtype)
-    y = y + einsum("blh,blhn,bhpn->blhp", decay, C, incoming)
+    C = expand_groups(C, x.shape[2]).to(own.dtype)
+    y = y + einsum("blh,blhn,bhpn->blhp", log_decay.exp(), C, incoming)
     return _Joined.apply(y.to(x.dtype)[:, :length], final_state)
 
 
@@ -244,7 +243,7 @@ def _numbers(mine, device, group):
     return told.view(-1, len(mine)).tolist()
 
 
-# Each of these has the next as its backward pass, so that gradients have gradients.
+# The backward pass of each of these is made of these, so that gradients have gradients.
 
 
 class _Gather(torch.autograd.Function):

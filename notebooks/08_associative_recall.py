@@ -24,7 +24,7 @@
 # How to read ✓, ✗ and *As printed*: chapter 00.
 
 # %% [markdown]
-# **Minutes.** To teach, with the cells folded: about 95. Alone, with the exercises: about 215.
+# **Minutes.** To teach, with the cells folded: about 95. Alone, with the exercises: about 220.
 #
 # | section | to teach | alone |
 # |---|---|---|
@@ -38,8 +38,8 @@
 # | 6 · Two small ones, live | 3 | 5 |
 # | 7 · The table that WM draws | 10 | 16 |
 # | 8 · Position, and the order of the layers | 6 | 9 |
-# | 9 · The needle | 24 | 39 |
-# | 10 · Claimed and seen | 5 | 7 |
+# | 9 · The needle | 26 | 42 |
+# | 10 · Claimed and seen | 5 | 8 |
 # | Summary | 2 | 3 |
 # | Exercises | – | 66 |
 # | Further reading | 1 | 1 |
@@ -1010,11 +1010,10 @@ assert row.count("The code of") == 2 and f" is {wanted}. " in row and row.endswi
 # Each digit is asked for after the true ones before it; guessing is right in one of ten. There is
 # one such sentence in a text, so its name need not be compared, and to find the phrase is enough:
 # that is easier than the recall of section 7.
-
-# %% [markdown]
-# Four small systems, in the layer order of WM Table 7 (chapter 07), each trained on
-# *short* texts, up to 256 bytes, and on *long* ones, up to 1,024. Both are asked on texts of up to
-# 2,048 bytes that none was trained on.
+#
+# Four small systems, in the layer order of WM Table 7 (chapter 07), each trained on *short* texts,
+# up to 256 bytes, and on *long* ones, up to 1,024. Both are asked on texts of up to 2,048 bytes
+# that none was trained on.
 
 # %% tags=["setup"]
 FOUR = {
@@ -1139,6 +1138,21 @@ for name, remedies in VARIANTS.items():
         _ = must_differ(f"{name}, twice the trained length", beyond, model(ids)[0], at_least=1e-4)
 
 # %% [markdown]
+# In Mamba-2, which has neither attention nor rotation, there is nothing for them to change; and in
+# Jamba nothing but the layer of attention:
+
+# %%
+model = needle_model("Mamba-2", 0)
+after = stretched(model, 512, 256, **both)
+check("Mamba-2: both remedies change nothing", after(ids)[0].double(), model(ids)[0].double())
+model = needle_model("Jamba", 0)
+after = stretched(model, 512, 256, **both)
+x, places = torch.randn(1, 512, 64, generator=seeded(6)).float(), torch.arange(512)[None]
+for old, new in zip(model.blocks, after.blocks, strict=True):
+    assert torch.equal(old(x, places)[0], new(x, places)[0]) == (old.letter != "A")
+print("Jamba: of eight layers the one with letter A alone gives another output")
+
+# %% [markdown]
 # ### What they learned
 #
 # Three seeds; at most 2,500 updates of 2,048 bytes, and the end where 98 % of the digits are right
@@ -1167,6 +1181,7 @@ for kind in WINDOWS:
         runs = needle_runs(system, kind)
         print(f"{kind:5} {system:8} rate {rate:<6g}", *(f"{updates(run):>7}" for run in runs))
         assert len(runs) == 3
+assert read_record("08_needle")["best"]["Cheems"] == 3e-4
 
 # %%
 learned = {
@@ -1192,15 +1207,17 @@ for system in FOUR:
     (run,) = needle_runs(system, "short", "with text")
     shares = " ".join(f"{share:.2f}" for share in run["right"][-1])
     print(f"{system:8} right at 64, 128, 256 bytes after {100 * len(run['right']):,}: {shares}")
-    got_there = min(run["right"][-1]) >= 0.98
-    assert got_there == (system in ("LlaMa", "Jamba")) and (
-        got_there or max(run["right"][-1]) < 0.2
-    )
+    without = needle_runs(system, "short")[0]["right"][:10][-1]  # seed 0, up to 1,000 updates
+    print(f"{'':8} on the answer alone, as many at most: {' '.join(f'{s:.2f}' for s in without)}")
+    there = min(run["right"][-1]) >= 0.98, min(without) >= 0.98
+    assert there == {"LlaMa": (True, False), "Jamba": (True, True)}.get(system, (False, False))
+    if not there[0]:
+        assert max(run["right"][-1]) < 0.15 and (min(without) >= 0.6) == (system == "Mamba-2")
 
 # %% [markdown]
-# LlaMa and Jamba get there with the text as well, LlaMa in half of its updates without it; Mamba-2
-# and Cheems are guessing still. So the answer alone is what lets all four begin in this time, and
-# it does not suit them equally.
+# After as many updates on the answer alone Mamba-2 has 0.60 and more, where it guesses with the
+# text beside it; LlaMa is there with the text, and not without. Jamba learns both ways by then,
+# Cheems neither way. These are single runs; but the answer alone does not suit all four equally.
 
 # %% [markdown]
 # ### The heat map
@@ -1252,7 +1269,8 @@ plotting.save(
     "training. Trained on short texts, up to 256 bytes: LlaMa falls to 9 to 14 percent from 1,024"
     " on; Mamba-2, Jamba and Cheems keep 83 to 89 percent at 2,048 where the needle is last, and "
     "have 11 to 25 where it is first. Trained on long texts, up to 1,024: all four have less at "
-    "128 than before, LlaMa and Jamba more at 1,024; LlaMa has least where the needle is last.",
+    "128 than before, LlaMa and Jamba more at 1,024; from 256 on LlaMa has least where the needle "
+    "is last.",
 )
 
 # %% [markdown]
@@ -1266,9 +1284,12 @@ print("trained on short texts, asked at 2,048: mean share right with the needle 
 for system in FOUR:
     first, last = maps["short", system][[0, -1], -1].tolist()
     print(f"{system:8} {first:.2f} {last:.2f}")
-    assert first < 0.15 and last < 0.15 if system == "LlaMa" else first < 0.26 and last > 0.82
-guessing = [judged_at("LlaMa", "short", "as trained", length) for length in (1024, 2048)]
-assert max(map(max, guessing)) < 0.15
+    if system != "LlaMa":
+        assert 0.105 < first < 0.255 and 0.825 < last < 0.895
+alone = {n: judged_at("LlaMa", "short", "as trained", n) for n in (512, 1024, 2048)}
+assert min(alone[512]) > 0.4 and max(alone[1024] + alone[2048]) < 0.15
+far = maps["short", "LlaMa"][:, 3:]
+assert far.min() > 0.085 and far.max() < 0.145
 
 # %%
 for system in FOUR:
@@ -1342,6 +1363,7 @@ for system in ("LlaMa", "Jamba", "Cheems"):
 # %%
 excluding = [which for which, gain in gains.items() if not interval(gain).holds_zero]
 assert excluding == [("LlaMa", "both")] and min(gains["Jamba", "both"]) > 0.05
+assert 0.45 < sum(judged_at("LlaMa", "short", "both", 1024)) / 3 < 0.55
 assert sum(gain < 0 for gain in gains["Cheems", "both"]) == 2
 for depth in (0, 0.25):
     for system in ("Jamba", "Cheems"):
@@ -1410,6 +1432,11 @@ print(
     f"at four times the trained length: {min(at_four_times):.2f} to {max(at_four_times):.2f} right"
 )
 assert 0.7 < max(at_four_times) <= 0.7505  # shares in the record are rounded
+steps = {
+    s: [len(r["right"]) for r in needle_runs(s, "short") if min(r["right"][-1]) >= 0.98]
+    for s in FOUR
+}
+assert max(steps["Jamba"]) < min(steps["LlaMa"] + steps["Mamba-2"] + steps["Cheems"])
 
 # %%
 mean, low, high = times_as_many("InnerFuncAttn", "QCAttn", 128)

@@ -7,7 +7,11 @@ slow. The same comparisons run once more with processes and gloo.
 
 import copy
 import functools
+import re
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -109,6 +113,17 @@ def on_ranks(m, n, work):
     return results, threads.calls[:-1]
 
 
+def slices(tensors, cut, rank):
+    """What one rank has of tensors in the order of NAMES."""
+    pairs = zip(tensors, CUT_ALONG_L, strict=True)
+    return [t.split(cut, 1)[rank] if along_l else t for t, along_l in pairs]
+
+
+def leaves_of(tensors):
+    """Copies to take gradients by."""
+    return [t.detach().clone().requires_grad_() for t in tensors]
+
+
 def weights_like(t, seed=5):
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(t.shape, generator=generator, dtype=torch.float64)
@@ -116,7 +131,7 @@ def weights_like(t, seed=5):
 
 def one_pass(tensors, weigh_final=True):
     """y, the final state, and the gradients of a weighted sum of both."""
-    x, dt, A, B, C, D, state = tensors = [t.clone().requires_grad_() for t in tensors]
+    x, dt, A, B, C, D, state = tensors = leaves_of(tensors)
     y, final = ssd_recurrent(x, dt, A, B, C, D=D, initial_state=state, return_final_state=True)
     loss = (y * weights_like(y)).sum() + weigh_final * (final * weights_like(final)).sum()
     return y.detach(), final.detach(), torch.autograd.grad(loss, tensors)
@@ -127,10 +142,7 @@ def slice_agrees(m, tensors, cut, rank, group=None, weigh_final=True):
     y, final, gradients = one_pass(tensors, weigh_final)
     weights = weights_like(y).split(cut, 1)[rank]
 
-    def own(ts):
-        return [t.split(cut, 1)[rank] if c else t for t, c in zip(ts, CUT_ALONG_L, strict=True)]
-
-    x, dt, A, B, C, D, state = leaves = [t.detach().clone().requires_grad_() for t in own(tensors)]
+    x, dt, A, B, C, D, state = leaves = leaves_of(slices(tensors, cut, rank))
     got, got_final = m.ssd_sequence_parallel(
         x, dt, A, B, C, D=D, initial_state=state, chunk_size=4, group=group
     )
@@ -141,7 +153,7 @@ def slice_agrees(m, tensors, cut, rank, group=None, weigh_final=True):
     if x.numel():
         check("slice of the outputs", got.detach(), y.split(cut, 1)[rank])
     check("final state, on every rank", got_final.detach(), final)
-    for name, mine, whole in zip(NAMES, found, own(gradients), strict=True):
+    for name, mine, whole in zip(NAMES, found, slices(gradients, cut, rank), strict=True):
         if mine.numel():
             check(f"gradient of {name}", mine, whole)
 
@@ -165,10 +177,7 @@ def needs_neither_state_nor_skip(m, cut):
     y = ssd_recurrent(x, dt, A, B, C)
 
     def work(rank):
-        x, dt, A, B, C, _, _ = (
-            (t.split(cut, 1)[rank] if c else t).detach().clone().requires_grad_()
-            for t, c in zip(tensors, CUT_ALONG_L, strict=True)
-        )
+        x, dt, A, B, C, *_ = leaves_of(slices(tensors, cut, rank))
         got, _ = m.ssd_sequence_parallel(x, dt, A, B, C)
         got.sum().backward()
         assert all(t.grad is not None for t in (x, dt, A, B, C))
@@ -181,14 +190,12 @@ def needs_neither_state_nor_skip(m, cut):
 def takes_part_with_a_final_state_alone(m, cut):
     """Where one rank uses y and another the final state, both go through the same collectives."""
     tensors = inputs(l=sum(cut))
-    leaves = [t.clone().requires_grad_() for t in tensors]
-    x, dt, A, B, C, D, state = leaves
+    x, dt, A, B, C, D, state = leaves = leaves_of(tensors)
     y, final = ssd_recurrent(x, dt, A, B, C, D=D, initial_state=state, return_final_state=True)
     whole = torch.autograd.grad(y[:, : cut[0]].sum() + final.sum(), leaves)
 
     def work(rank):
-        own = [t.split(cut, 1)[rank] if c else t for t, c in zip(tensors, CUT_ALONG_L, strict=True)]
-        x, dt, A, B, C, D, state = own = [t.detach().clone().requires_grad_() for t in own]
+        x, dt, A, B, C, D, state = own = leaves_of(slices(tensors, cut, rank))
         y, final = m.ssd_sequence_parallel(x, dt, A, B, C, D=D, initial_state=state)
         loss = {0: y, 1: final}.get(rank, 0 * y).sum()
         return torch.autograd.grad(loss, own, allow_unused=True)
@@ -201,7 +208,7 @@ def has_second_derivatives(m, cut):
     tensors = inputs(l=sum(cut))
 
     def second(ssd, tensors):
-        x, dt, A, B, C, D, state = leaves = [t.detach().clone().requires_grad_() for t in tensors]
+        x, dt, A, B, C, D, state = leaves = leaves_of(tensors)
         y = ssd(x, dt, A, B, C, D=D, initial_state=state)
         (first,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
         return torch.autograd.grad(first.square().sum(), leaves)
@@ -210,8 +217,7 @@ def has_second_derivatives(m, cut):
         return m.ssd_sequence_parallel(*tensors, **options)[0]
 
     def work(rank):
-        pairs = zip(tensors, CUT_ALONG_L, strict=True)
-        return second(in_slices, [t.split(cut, 1)[rank] if c else t for t, c in pairs])
+        return second(in_slices, slices(tensors, cut, rank))
 
     compare_gradients(on_ranks(m, len(cut), work)[0], second(ssd_recurrent, tensors))
 
@@ -248,28 +254,27 @@ def is_computed_as_asked(m):
 
 def says_little(m, length):
     """One collective forward, of a size that does not depend on the number of tokens."""
-    x, dt, A, B, C, *_ = inputs(l=3 * length)
+    tensors = inputs(l=3 * length)
 
     def work(rank):
-        own = (t.split(length, 1)[rank] for t in (x, dt, B, C))
-        x_, dt_, B_, C_ = own
-        m.ssd_sequence_parallel(x_, dt_, A, B_, C_)
+        x, dt, A, B, C, *_ = slices(tensors, [length] * 3, rank)
+        m.ssd_sequence_parallel(x, dt, A, B, C)
 
     _, calls = on_ranks(m, 3, work)
-    (b, _, h, p), n = x.shape, B.shape[-1]
+    (b, _, h, p), n = tensors[0].shape, tensors[3].shape[-1]
     assert calls == [("all_gather", b * h * (p * n + 1))], calls
 
 
 def keeps_its_digits(m, dtype):
     """As near to float64 as one pass in the same dtype, over slices with a long memory."""
-    x, dt, A, B, C, *_ = inputs(l=2048, h=2, g=1, dt=1e-3, A=(-1, -0.5), dtype=dtype)
+    tensors = inputs(l=2048, h=2, g=1, dt=1e-3, A=(-1, -0.5), dtype=dtype)
+    x, dt, A, B, C, *_ = tensors
     truth = ssd_recurrent(*(t.double() for t in (x, dt, A, B, C)))
     alone = m._ssd(x, dt, A, B, C, None, 64, None, "chunked")[0]
 
     def work(rank):
-        own = (t.chunk(4, 1)[rank] for t in (x, dt, B, C))
-        x_, dt_, B_, C_ = own
-        return m.ssd_sequence_parallel(x_, dt_, A, B_, C_)[0]
+        x, dt, A, B, C, *_ = slices(tensors, [512] * 4, rank)
+        return m.ssd_sequence_parallel(x, dt, A, B, C)[0]
 
     pieces, _ = on_ranks(m, 4, work)
     got = torch.cat(pieces, 1)
@@ -553,3 +558,21 @@ def with_gloo(rank, n, path):
 
 def test_with_processes(tmp_path):
     torch.multiprocessing.spawn(with_gloo, (3, tmp_path / "meeting"), nprocs=3)
+
+
+def test_the_program_of_the_readme(tmp_path):
+    """Both processes end with the gradient of one."""
+    readme = (Path(__file__).parents[1] / "README.md").read_text()
+    (program,) = re.findall(r"^import torch, torch.distributed.*?(?=^```)", readme, re.M | re.S)
+    path = tmp_path / "program.py"
+    path.write_text(
+        f"{program}\nmine = [p.grad.clone() for p in model.parameters()]\nmodel.zero_grad()\n"
+        "torch.nn.functional.cross_entropy(\n"
+        "    model(ids)[0].flatten(0, 1), targets.flatten(), reduction='sum'\n).backward()\n"
+        "for got, parameter in zip(mine, model.parameters(), strict=True):\n"
+        "    torch.testing.assert_close(got, parameter.grad, rtol=1e-3, atol=1e-2)\n"
+        "dist.destroy_process_group()\n"
+    )
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(path)]
+    done = subprocess.run(torchrun, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -1,5 +1,6 @@
 """The long records: what was run is kept, and not run again after a stop."""
 
+import dataclasses
 import json
 
 import pytest
@@ -11,7 +12,9 @@ from records import (
     NEEDLE_RUN,
     RECALL_GRID,
     RECALL_RUN,
+    ablation_run,
     from_notebook,
+    needle_run,
     resumed,
 )
 
@@ -102,3 +105,29 @@ def test_a_name_that_is_defined_twice_or_never_is_refused(monkeypatch, tmp_path)
         from_notebook("x", "answers")
     with pytest.raises(ValueError, match="x does not define questions"):
         from_notebook("x", "questions")
+
+
+@pytest.mark.usefixtures("float32_afterwards")
+def test_a_run_of_the_needle_is_read_as_a_map():
+    job = dict(system="Mamba-2", windows=[64], steps=1, rate=1e-3, seed=0, with_text=False)
+    heat = needle_run(job)["heat"]["as trained"]
+    assert len(heat) == 5 and all(len(row) == 5 and min(row) >= 0 for row in heat)
+    assert max(map(max, heat)) < 0.35, "one update, and it finds needles"
+
+
+@pytest.mark.usefixtures("float32_afterwards")
+def test_a_run_of_the_ablations_again_is_the_same(monkeypatch):
+    (settings,) = from_notebook(CHAPTER_9, "TRAINING")
+    brief = dataclasses.replace(settings, steps=2, evaluate_every=1)
+
+    def briefly(chapter, *names):
+        found = from_notebook(chapter, *names)
+        return [
+            brief if name == "TRAINING" else one for name, one in zip(names, found, strict=True)
+        ]
+
+    monkeypatch.setattr("records.from_notebook", briefly)
+    job = dict(row="SSD", fields=dict(pattern="SM × 3 + IM", inner="ssd"), rate=1e-3, seed=3)
+    first, again = (ablation_run(job) for _ in range(2))
+    assert first["nats"] == again["nats"] and [step for step, _ in first["nats"]] == [1, 2]
+    assert 4 < first["nats"][1][1] < first["nats"][0][1] < 5.6

@@ -39,9 +39,9 @@ MISTAKES = mistakes([
             (NEXT, "states.append(decay[..., None, None] * (states[-1] + write))")],
         "the decay of the last rank": [
             ("pair[..., -1].exp()", "pairs[-1][..., -1].exp()")],
-        "no decay inside the slice": [("log_decay.exp().to(", "torch.ones_like(log_decay).to(")],
+        "no decay inside the slice": [("log_decay.exp(), C", "torch.ones_like(log_decay), C")],
         "the decay up to the token before": [
-            ("(dt.to(exact) * A).cumsum(1)", "(dt.to(exact) * A).cumsum(1) - dt * A")],
+            ("(dt.to(own.dtype) * A).cumsum(1)", "(dt.to(own.dtype) * A).cumsum(1) - dt * A")],
         "heads in the order of tiles": [
             ("expand_groups(C, x.shape[2]).to(",
              "torch.cat([C] * (x.shape[2] // C.shape[2]), 2).to(")],
@@ -70,7 +70,9 @@ MISTAKES = mistakes([
             ("    pairs = _Gather.apply(pair, group)\n",
              "    pairs = _Gather.apply(pair, group)\n    _Gather.apply(x, group)\n")]}),
     (keeps_its_digits, float32, {
-        "running sums in the dtype of x": [("dt.to(exact) * A", "dt.bfloat16() * A.bfloat16()")]}),
+        "running sums in sixteen bits": [
+            ("(dt.to(own.dtype) * A).cumsum(1)",
+             "(dt.bfloat16() * A.bfloat16()).cumsum(1).float()")]}),
     (keeps_its_digits, bfloat16, {
         "an output in float32": [("y.to(x.dtype)[:, :length]", "y[:, :length]")]}),
     (takes_part_with_a_final_state_alone, CUT, {
