@@ -37,7 +37,11 @@ RECALL = "recall", "recall_model", "share_right", "learn_to_recall"
 RECALL_GRID = "LENGTHS", "SYSTEMS", "RATES", "WITH_POSITION"  # of chapter 08
 RECALL_RUN = "LENGTHS", "recall_model", "recall_batch", "answers", "share_right", "learn_to_recall"
 CHAPTER_9 = "09_ablations"
-ABLATION_RUN = "TRAINING", "SIZES", "MILLION", "parameters", "fitted", "one_run"
+ABLATION_RUN = ("TRAINING", "BRIEFER", "SIZES", "MILLION", "parameters", "fitted", "one_run")
+ABLATION_RUN += ("unturned", "common_share", "in_common")
+READING_RUN = ("TRAINING", "BRIEFER", "SIZES", "MILLION", "parameters", "fitted", "seeded", "MASK")
+READING_RUN += ("START", "END", "cut_out", "places_cut_out", "let_see", "Reader", "in_order")
+READING_RUN += ("reading", "reading_losses", "learn_to_read", "nats_cut_out")
 NEEDLE_RUN = ("FOUR", "ASKED", "DEPTHS", "VARIANTS", "answers", "digits_right", "needle_model")
 NEEDLE_RUN += ("needle_loss", "learn_needles", "stretched", "heat_map")
 
@@ -685,11 +689,71 @@ def ablation_inner():
     return ablation("09_inner", rows, range(1, 7))
 
 
-def ablation(name, rows, seeds):
+def ablation_position():
+    """Where state layers and attention take positions from, three seeds."""
+    (rows,) = from_notebook(CHAPTER_9, "position_rows")
+    return ablation("09_position", rows(), range(1, 4), 200)
+
+
+def ablation_experts():
+    """MLP and CDMoE in the six patterns of WM's Table 2, three seeds."""
+    (rows,) = from_notebook(CHAPTER_9, "EXPERTS")
+    return ablation("09_experts", rows, range(1, 4), 200)
+
+
+def ablation_routed():
+    """MLP and routed MoE in the seventeen patterns of OTCE's Table 5, smaller, three seeds."""
+    (rows,) = from_notebook(CHAPTER_9, "ROUTED")
+    return ablation("09_routed", rows, range(1, 4), 100)
+
+
+def ablation_shared():
+    """What experts share, seven kinds and none, three seeds."""
+    (rows,) = from_notebook(CHAPTER_9, "SHARED")
+    return ablation("09_shared", rows, range(1, 4), 200)
+
+
+def ablation_orders():
+    """Jamba's order, OTCE's, and one with as much attention, six seeds; and chapter 07's recall."""
+    (rows,) = from_notebook(CHAPTER_9, "ORDERS")
+    record = ablation("09_orders", rows, range(1, 7), 200)
+    jobs = [
+        dict(row=row, pattern=fields["pattern"], steps=400, seed=seed)
+        for seed in range(6)
+        for row, fields in rows.items()
+    ]
+    recalled = jobs_and_results("09_orders_recall", order_recall_run, jobs)
+    minutes = sum(one["minutes"] for one in recalled)
+    hours = round(record["core hours"] + minutes / 60, 1)
+    return record | {"core hours": hours, "recall": recalled}
+
+
+def order_recall_run(job):
+    """One training run of chapter 07's recall: minutes, and the share right every 25 steps."""
+    *_, learn = from_notebook(CHAPTER_7, *RECALL)
+    start = time.perf_counter()
+    _, right = learn(job["pattern"], job["steps"], "conv", job["seed"])
+    minutes = round((time.perf_counter() - start) / 60, 2)
+    return {"minutes": minutes, "right": [round(share, 3) for share in right]}
+
+
+def ablation_reading():
+    """Texts in order and texts with blanks, in three patterns, three seeds."""
+    objectives, patterns = from_notebook(CHAPTER_9, "OBJECTIVES", "PATTERNS")
+    rows = {
+        f"{name}, {objective}": dict(pattern=patterns[name], objective=objective)
+        for name, several in objectives.items()
+        for objective in several
+    }
+    return ablation("09_reading", rows, range(1, 4), 200, reading_run)
+
+
+def ablation(name, rows, seeds, steps=300, run_one=None):
     """Every row at three rates with seed 0, and at the best of them with the other seeds."""
-    rates, settings = from_notebook(CHAPTER_9, "RATES", "TRAINING")
+    (rates,) = from_notebook(CHAPTER_9, "RATES")
+    settings = ablation_settings(steps)
     size = dict(steps=settings.steps, batch_size=settings.batch_size, length=settings.length)
-    run = functools.partial(jobs_and_results, name, ablation_run)
+    run = functools.partial(jobs_and_results, name, run_one or ablation_run)
 
     tried = [
         dict(row=row, fields=fields, rate=rate, seed=0, **size)
@@ -721,26 +785,65 @@ def ablation(name, rows, seeds):
     }
 
 
+def ablation_settings(steps):
+    """How the runs of so many steps are trained."""
+    training, briefer = from_notebook(CHAPTER_9, "TRAINING", "BRIEFER")
+    return briefer.get(steps, training)
+
+
 @functools.cache
 def ablation_corpus():
-    (settings,) = from_notebook(CHAPTER_9, "TRAINING")
-    return text.read_corpus(held_out=settings.held_out)
+    return text.read_corpus(held_out=ablation_settings(300).held_out)
 
 
 def ablation_run(job):
     """One training run of chapter 09: minutes, parameters, and held-out nats over time."""
     parts = dict(zip(ABLATION_RUN, from_notebook(CHAPTER_9, *ABLATION_RUN), strict=True))
-    corpus, start = ablation_corpus(), time.perf_counter()
+    corpus, start, models = ablation_corpus(), time.perf_counter(), []
+    settings = ablation_settings(job["steps"])
     torch.set_default_dtype(torch.float32)
-    settings = dataclasses.replace(parts["TRAINING"], held_out=corpus.held_out)
-    how = (job["rate"], job["seed"], settings, corpus.ids)
-    config = parts["fitted"](**job["fields"])
+    settings = dataclasses.replace(settings, held_out=corpus.held_out)
+    fields = dict(job["fields"])
+    turned = fields.pop("turned", True)
+    config = parts["fitted"](**fields)
+
+    def at_start(name, run):
+        models.append(run.model)
+        if not turned:
+            parts["unturned"](name, run)
+
+    how = (job["rate"], job["seed"], settings, corpus.ids, at_start)
     nats = parts["one_run"](job["row"], config, *how)
-    return {
+    result = {
         "minutes": round((time.perf_counter() - start) / 60, 2),
         "parameters": parts["parameters"](config),
         "d_ff": config.d_ff,
         "nats": [[step, round(loss, 5)] for step, loss in nats],
+    }
+    if set(config.pattern) & set("RHCX"):
+        held_out = training.split_text(corpus.ids, corpus.held_out)[1]
+        shares = parts["in_common"](models[0], held_out[: 4 * 512].view(4, 512).long())
+        result["in common"] = [round(share, 4) for share in shares]
+    return result
+
+
+def reading_run(job):
+    """One training run of chapter 09, section 8: minutes, and held-out nats of what is cut out."""
+    parts = dict(zip(READING_RUN, from_notebook(CHAPTER_9, *READING_RUN), strict=True))
+    corpus, start = ablation_corpus(), time.perf_counter()
+    settings = ablation_settings(job["steps"])
+    settings = dataclasses.replace(settings, learning_rate=job["rate"], seed=job["seed"])
+    torch.set_default_dtype(torch.float32)
+    ids, held_out = training.split_text(corpus.ids.long(), corpus.held_out)
+    objective = job["fields"]["objective"]
+    reader = parts["learn_to_read"](job["fields"]["pattern"], objective, settings, ids)
+    nats, places = parts["nats_cut_out"](reader, objective, held_out)
+    return {
+        "minutes": round((time.perf_counter() - start) / 60, 2),
+        "parameters": sum(parameter.numel() for parameter in reader.parameters()),
+        "d_ff": reader.model.config.d_ff,
+        "nats": [[settings.steps, round(nats.mean().item(), 5)]],
+        "by place": [round(nats[places == place].mean().item(), 5) for place in range(1, 7)],
     }
 
 
@@ -768,6 +871,12 @@ WRITERS = {
     "08_rates": recall_rates,
     "08_needle": needles,
     "09_inner": ablation_inner,
+    "09_position": ablation_position,
+    "09_experts": ablation_experts,
+    "09_routed": ablation_routed,
+    "09_shared": ablation_shared,
+    "09_orders": ablation_orders,
+    "09_reading": ablation_reading,
 }
 
 

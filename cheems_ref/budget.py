@@ -1,10 +1,11 @@
-"""What a model will take, computed from its config: bytes of cache, parameters, training.
+"""What a model will take, computed from its config: parameters, operations, bytes.
 
 Nothing is allocated: layers that are asked for their size are made on the meta device. Notebook 07
 finds the same numbers in running models.
 Wrong sizes and dtypes raise ValueError naming argument and number (check.py).
 """
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -91,6 +92,95 @@ def count_parameters(config: ModelConfig) -> dict[str, Parameters]:
         idle = layer.idle_parameters() if hasattr(layer, "idle_parameters") else 0
         counts[letter] = Parameters(n * total, n * (total - idle))
     return counts
+
+
+class Flops(NamedTuple):
+    """Floating point operations: two for every multiplication whose result is added to a sum.
+
+    matrices: tokens with matrices and with states. pairs: queries with keys and weights with
+    values, for the pairs of tokens that causal attention allows. rows: tokens with rows of tables.
+    """
+
+    matrices: int
+    pairs: int
+    rows: int
+
+    def total(self) -> int:
+        """Sum it up."""
+        return sum(self)
+
+
+def count_flops(
+    config: ModelConfig, length: int, *, context: int = 0, batch: int = 1
+) -> dict[str, Flops]:
+    """Count the operations of a forward pass by part: every letter of the pattern, and "head".
+
+    Counted are products that are summed. What works on single entries is left out: norms, gates,
+    softmax, rotation, the convolution of d_conv taps. The backward pass has two products for each
+    of these, so an update takes three times as many.
+
+    Args:
+        config: of the model.
+        length: l, tokens of this call in each row.
+        context: tokens in the cache.
+        batch: rows.
+    """
+    check.numbers("[0, inf)", length=length, context=context, batch=batch)
+    c, counts = config, {}
+    pairs = length * context + length * (length + 1) // 2
+    for letter in dict.fromkeys(c.pattern):
+        matrices, rows = _products(c, letter, length, context)
+        parts = matrices, 2 * c.d_model * pairs if letter in "AI" else 0, rows
+        times = 2 * batch * c.pattern.count(letter)
+        counts[letter] = Flops(*(times * part for part in parts))
+    return counts | {"head": Flops(2 * batch * length * c.d_model * c.vocab_size, 0, 0)}
+
+
+def _products(c, letter, length, context):
+    """Multiplications of one layer: with matrices and states, and with rows of tables."""
+    d, f, h = c.d_model, c.d_ff, c.n_heads
+    expert, rows = 3 * d * f, 0
+    if letter == "S":
+        return _ssd_products(c, c.d_head or d // h, c.n_groups, c.chunk_size, length), 0
+    if letter in "AI":
+        p, g = d // h, c.n_kv_heads or h
+        matrices = 2 * d * d + d * g * p  # queries and output, keys
+        inner = "linear" if letter == "A" else c.inner
+        values, once = g * p if inner == "linear" else d, 0
+        if inner == "ssd":
+            once = _ssd_products(c, p, 1, 64, length)
+        elif inner == "retrieved":
+            m = max(1, p // 2)
+            matrices += d * h * m + h * c.n_values * (m + p)
+        else:
+            matrices += d * values
+        if letter == "I" and c.mask == "content":  # the penalties of all keys, cached ones as well
+            once += (context + length) * values * h
+        return length * matrices + once, 0
+    if letter in "MGD":
+        matrices = 2 * d * f if letter == "M" else 3 * d * f
+    elif letter in "RHCX":
+        matrices = d * c.n_experts + c.k_experts * expert
+        matrices += expert if letter in "HX" else 0
+        matrices += c.k_experts * d * d if letter == "X" else 0
+    else:
+        private = (c.d_private or (d + 1) // 2) if letter == "K" else d
+        shared = dict(P=0, E=2 * d * f, K=3 * d * f + d * private)[letter]
+        r, chosen = math.isqrt(c.n_neurons), c.n_retrieval_heads * c.k_neurons
+        matrices = shared + c.n_retrieval_heads * c.d_query * (private + r)
+        rows = chosen * (2 * private + d if letter == "K" else 2 * d)
+    return length * matrices, length * rows
+
+
+def _ssd_products(c, p, g, chunk_size, length):
+    """Multiplications of SSD: its maps, and in chunks of q tokens C Bᵀ, M X, writes and reads."""
+    d, h, n = c.d_model, c.n_heads, c.d_state
+    maps = length * d * (2 * h * p + 2 * g * n + h)
+    if length <= 1:
+        return maps + 2 * length * h * p * n
+    q = min(chunk_size, length)
+    filled = -(-length // q) * q
+    return maps + filled * (q * (g * n + h * p) + 2 * h * p * n)
 
 
 def training_bytes(

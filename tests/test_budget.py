@@ -16,11 +16,14 @@ from models import (
     titled,
 )
 from properties import held, normal
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
 
 import cheems_ref.budget
 import cheems_ref.model as model
+from cheems_ref.retrieval import retrieved_experts_written_out as written_out
 
 # --- the cache: properties of a module m and of a case ----------------------------------------
 
@@ -141,6 +144,43 @@ def training_takes_what_is_computed(m):
     assert f"{llama / 1e9:.0f}" == "108", "GB for training Llama 2 7B"
 
 
+def operations_are_those_that_torch_counts(m, case):
+    """Beside a single token's outer products, which torch does not count, and all t · s pairs."""
+    for b, length, context in ((2, 1, 0), (1, 2, 0), (2, 19, 0), (1, 1, 5), (2, 9, 5)):
+        net = built(m, case)
+        text, cache = ids(b, context + length), None
+        if context:
+            _, cache = net(text[:, :context])
+        with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+            net(text[:, context:], cache=cache)
+        c, want = net.config, 0
+        counts = budget(m).count_flops(c, length, context=context, batch=b)
+        for letter, count in counts.items():
+            pairs, allowed = length * (context + length), length * context + sum(range(length + 1))
+            want += count.matrices + count.pairs * pairs / allowed
+            if length == 1 and (letter == "S" or (letter == "I" and c.inner == "ssd")):
+                width = (c.d_head or c.d_model // c.n_heads) if letter == "S" else None
+                state = c.d_state * (c.n_heads * width if width else c.d_model)
+                want -= 2 * b * c.pattern.count(letter) * state
+        assert counter.get_total_flops() == want, f"{case}: {b} × {length} after {context}"
+
+
+def rows_are_those_of_the_formula(m):
+    """What P, K and E do with rows of their tables, in the written-out form, which torch counts."""
+    net = built(m, dict(pattern="SPPKE"))
+    counts = budget(m).count_flops(net.config, 3, batch=2)
+    for letter, times in (("P", 2), ("K", 1), ("E", 1)):
+        layer = net.blocks["SPPKE".index(letter)].layer
+        x = normal(2, 3, net.config.d_model, seed=3)
+        table = layer.experts if letter == "E" else layer
+        seen = layer.private(x) if letter == "K" else x
+        gates, indices = (layer.retrieval if letter == "K" else table).route(seen)
+        gate = layer.gate if letter == "K" else None
+        with FlopCounterMode(display=False) as counter:
+            written_out(seen, table.down, table.up, gates, indices, gate=gate)
+        assert counts[letter].rows == times * counter.get_total_flops(), letter
+
+
 def budget(m):
     """The room of budgets below m: a planted one, or the package's own."""
     return getattr(m, "copied", {}).get("budget", cheems_ref.budget)
@@ -164,6 +204,7 @@ def sizes_are_computed_without_the_model(m):
             m.count_parameters(config)
             m.cache_bytes(config, 1000)
             budget(m).training_bytes(config, tokens=1000)
+            budget(m).count_flops(config, 1000, context=1000)
 
 
 @pytest.mark.parametrize("letter", "PKE")
@@ -217,10 +258,16 @@ OF_THE_MODULE = (
     states_do_not_grow,
     cache_is_that_of_the_lecture,
     training_takes_what_is_computed,
+    rows_are_those_of_the_formula,
+)
+OF_A_CASE = (
+    cache_takes_the_bytes_that_are_computed,
+    parameters_are_counted,
+    operations_are_those_that_torch_counts,
 )
 HELD = titled(
     *((has_property, None) for has_property in OF_THE_MODULE),
-    *itertools.product((cache_takes_the_bytes_that_are_computed, parameters_are_counted), MODELS),
+    *itertools.product(OF_A_CASE, MODELS),
     *((active_are_those_that_a_token_reaches, letter) for letter in STATE_MIXERS),
 )
 
