@@ -293,6 +293,15 @@ class _ChunkScan(torch.autograd.Function):
         return *(g.to(t.dtype) if need else None for t, g, need in wanted), None, None
 
 
+def launching(tensors: dict[str, Tensor]) -> contextlib.AbstractContextManager[None]:
+    """Return what Triton kernels of one's own have to be launched in, given their tensors by name.
+
+    Raises:
+        RuntimeError, TypeError, ValueError: as `chunk_scan`.
+    """
+    return _shims(_check(tensors))
+
+
 def _check(tensors: dict[str, Tensor | None]) -> Mode:
     """Refuse what the kernels cannot do, and return where they run."""
     status = kernel_status()

@@ -441,8 +441,8 @@ print("each of", *sorted(best_of), "is the best with some seed; signs differ bet
 # | SSD + IFA | 8.43 | 8.49 | 8.12 |
 # | SSD + IFA + DM | 8.36 | 8.42 | 7.96 |
 #
-# And of OTCE's Table 3, where state layers have a convolution and rotation is added to attention, to
-# the state layers, or to both: without 2.51, attention 2.49, SSM 2.26, both 2.10.
+# And of OTCE's Table 3, where state layers have a convolution and rotation is added to attention,
+# to the state layers, or to both: without 2.51, attention 2.49, SSM 2.26, both 2.10.
 #
 # **What the chapters lead one to expect.** The decay alone tells near from far and nothing more
 # (chapter 04), so it comes last. The convolution hands each token the three before it, and most of
@@ -817,9 +817,9 @@ print("one column opened: that place leaks, and all before it through it, where 
 # **Question.** What do the two cost, in nats? And is a byte in a blank, with the text after it
 # given, easier to tell than the same byte read in order?
 #
-# **What the chapters lead one to expect.** To whoever has learned to use it, what follows must help.
-# But the budget is small, and reading in order one learns from every byte of a text, with blanks
-# from a fifth of it. So here: in order first. Two ways against one: attention of part A among
+# **What the chapters lead one to expect.** To whoever has learned to use it, what follows must
+# help. But the budget is small, and reading in order one learns from every byte of a text, with
+# blanks from a fifth of it. So here: in order first. Two ways against one: attention of part A among
 # itself can tell a token what follows it, but whoever writes a span sees all of part A anyway. So:
 # little.
 #

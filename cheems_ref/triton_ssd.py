@@ -1,0 +1,140 @@
+"""SSD in Triton by hand: three kernels, to be read beside the four steps of `ssd_chunked`.
+
+A kernel is one program that is run once for every point of a grid; `tl.program_id` tells a program
+which point is its own. Here each works on one head of one row of the batch:
+
+    _write   step 2, one program per chunk: what its tokens leave in the state
+    _carry   step 3, one program for all chunks, one after another: the state each is handed
+    _read    steps 1 and 4, one program per chunk: what its tokens read, from each other and from
+             the state that their chunk was handed
+
+A program loads tiles of its tensors, multiplies them with `tl.dot` and stores a result; what it has
+in between is never written to memory. A tile has a power of two of rows and of columns, 16 at the
+least: q tokens, N states, P channels. Where there are only l, n or p, the rest of it is zero; a
+token of dt = 0 leaves the state alone.
+
+A product is "tf32x3": three of a tensor core's, with nearly all digits of float32. ("ieee" spells
+out every multiplication, which Triton compiles for minutes at the sizes of a model.) There is no
+backward pass. Notebook 10 derives the programs; without a GPU they run in Triton's interpreter, as
+those of `kernels` do.
+Source: WM Listing 3; mamba-ssm's ssd_chunk_state.py, ssd_state_passing.py and ssd_chunk_scan.py,
+which cut n and p into tiles as well, multiply in sixteen bits, and have a backward pass.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from cheems_ref import kernels
+from cheems_ref.ssd import _form
+
+LARGEST_CHUNK = 64  # twice as many tokens take Triton half a minute to compile
+
+
+@triton.jit
+def _tile(tensor, rows, n_columns, inside, width: tl.constexpr):
+    """Rows of a matrix whose entries lie one behind the other; zero where there are none."""
+    column = tl.arange(0, width)[None, :]
+    place = tensor + rows[:, None] * n_columns + column
+    return tl.load(place, inside[:, None] & (column < n_columns), 0.0)
+
+
+@triton.jit
+def _steps(dt, A, rows, inside, head):
+    """The step sizes of the tokens, and their log decays dt A."""
+    steps = tl.load(dt + rows, inside, 0.0)
+    return steps, steps * tl.load(A + head)
+
+
+@triton.jit
+def _write(
+    x, dt, A, B, states, decays, l, h, g, n, p, q: tl.constexpr, N: tl.constexpr, P: tl.constexpr
+):
+    """Step 2: what a chunk writes, Bᵀ (decay to its end · dt · x), and its whole decay."""
+    chunk, head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    t = chunk * q + tl.arange(0, q)
+    mine, shared = (row * l + t) * h + head, (row * l + t) * g + head // (h // g)
+    steps, log_decay = _steps(dt, A, mine, t < l, head)
+    X, K = _tile(x, mine, p, t < l, P), _tile(B, shared, n, t < l, N)
+
+    to_end = tl.exp(tl.sum(log_decay) - tl.cumsum(log_decay))
+    write = tl.dot(tl.trans(K), (to_end * steps)[:, None] * X, input_precision="tf32x3")
+
+    place = (row * h + head) * tl.num_programs(0) + chunk
+    i, j = tl.arange(0, N)[:, None], tl.arange(0, P)[None, :]
+    tl.store(states + (place * n + i) * p + j, write, (i < n) & (j < p))
+    tl.store(decays + place, tl.exp(tl.sum(log_decay)))
+
+
+@triton.jit
+def _carry(initial, states, decays, final, chunks, n, p, N: tl.constexpr, P: tl.constexpr):
+    """Step 3: the state before each chunk, put where the chunk's own write stood."""
+    head, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    mine = row * tl.num_programs(0) + head
+    i, j = tl.arange(0, N)[:, None], tl.arange(0, P)[None, :]
+    inside, entry = (i < n) & (j < p), i * p + j
+    state = tl.load(initial + mine * n * p + entry, inside, 0.0)
+    for chunk in range(chunks):
+        place = mine * chunks + chunk
+        write = tl.load(states + place * n * p + entry, inside, 0.0)
+        tl.store(states + place * n * p + entry, state, inside)
+        state = tl.load(decays + place) * state + write
+    tl.store(final + mine * n * p + entry, state, inside)
+
+
+@triton.jit
+def _read(
+    x, dt, A, B, C, states, y, l, h, g, n, p, q: tl.constexpr, N: tl.constexpr, P: tl.constexpr
+):
+    """Steps 1 and 4: (C Bᵀ ∘ L) (dt · x) inside the chunk, and decay · C state."""
+    chunk, head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    t = chunk * q + tl.arange(0, q)
+    mine, shared = (row * l + t) * h + head, (row * l + t) * g + head // (h // g)
+    steps, log_decay = _steps(dt, A, mine, t < l, head)
+    X = _tile(x, mine, p, t < l, P)
+    K, Q = _tile(B, shared, n, t < l, N), _tile(C, shared, n, t < l, N)
+
+    since = tl.cumsum(log_decay)
+    L = tl.where(t[:, None] >= t[None, :], tl.exp(since[:, None] - since[None, :]), 0.0)
+    scores = tl.dot(Q, tl.trans(K), input_precision="tf32x3") * L
+    inside_chunk = tl.dot(scores, steps[:, None] * X, input_precision="tf32x3")
+
+    i = tl.arange(0, N)
+    place = (row * h + head) * tl.num_programs(0) + chunk
+    state = _tile(states, place * n + i, p, i < n, P)
+    before_chunk = tl.exp(since)[:, None] * tl.dot(Q, state, input_precision="tf32x3")
+
+    j = tl.arange(0, P)[None, :]
+    inside = (t < l)[:, None] & (j < p)
+    tl.store(y + mine[:, None] * p + j, inside_chunk + before_chunk, inside)
+
+
+@_form
+def ssd_triton(x, dt, A, B, C, state, chunk_size):
+    """Compute SSD with the three kernels above.
+
+    Arguments and result are those of `ssd_recurrent`, in float32 or sixteen bits. A chunk has the
+    next power of two of chunk_size, 16 to 64.
+
+    Raises:
+        TypeError: a tensor is float64.
+        RuntimeError: kernels cannot run here; the message says why and what to do.
+        ValueError: a gradient is asked for.
+
+    Source: WM Listing 3.
+    """
+    tensors = dict(x=x, dt=dt, A=A, B=B, C=C, initial_state=state)
+    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors.values()):
+        raise ValueError("ssd_triton has no backward pass: call it under torch.no_grad()")
+    (b, l, h, p), (g, n) = x.shape, B.shape[2:]
+    q, N, P = (max(16, triton.next_power_of_2(size)) for size in (min(chunk_size, l), n, p))
+    q = min(q, LARGEST_CHUNK)
+    chunks = triton.cdiv(l, q)
+    x, dt, A, B, C, state = (t.contiguous() for t in (x, dt, A, B, C, state.mT))
+    states, decays = x.new_empty(b, h, chunks, n, p), x.new_empty(b, h, chunks)
+    y, final = torch.empty_like(x), torch.empty_like(state)
+    with kernels.launching(tensors):
+        _write[chunks, h, b](x, dt, A, B, states, decays, l, h, g, n, p, q, N, P)
+        _carry[h, b](state, states, decays, final, chunks, n, p, N, P)
+        _read[chunks, h, b](x, dt, A, B, C, states, y, l, h, g, n, p, q, N, P)
+    return y, final.mT

@@ -1,0 +1,147 @@
+"""SSD in Triton by hand: against the recurrence and mamba-ssm's kernels; the compiler takes it."""
+
+import importlib.util
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from cheems_ref import kernels
+from cheems_ref.ssd import ssd_kernel, ssd_recurrent
+from cheems_ref.verify import check
+
+TRITON = importlib.util.find_spec("triton") is not None
+pytestmark = pytest.mark.skipif(not TRITON, reason="Triton is released for Linux only")
+triton_ssd = importlib.import_module("cheems_ref.triton_ssd") if TRITON else None
+
+# b, l, h, p, g, n, chunk_size
+SHAPES = {
+    "one chunk": (2, 11, 2, 16, 1, 16, 64),
+    "ragged": (1, 41, 2, 16, 1, 16, 16),
+    "filled": (1, 48, 1, 16, 1, 16, 16),
+    "one token": (2, 1, 2, 4, 1, 4, 64),
+    "odd sizes": (1, 35, 2, 5, 1, 19, 16),
+    "groups": (2, 37, 4, 8, 2, 8, 16),
+    "a group per head": (1, 20, 3, 8, 3, 8, 16),
+    "long chunks": (1, 150, 1, 8, 1, 8, 1000),
+}
+
+
+def drawn(shape, dtype=torch.float32, seed=0):
+    """x, dt, A, B, C and a state."""
+    b, length, h, p, g, n, _ = shape
+    generator = torch.Generator().manual_seed(seed)
+    x, B, C = (
+        torch.randn(b, length, *s, generator=generator).to(dtype) for s in ((h, p), (g, n), (g, n))
+    )
+    dt, A = torch.rand(b, length, h, generator=generator), -torch.rand(h, generator=generator) - 0.1
+    return x, dt, A, B, C, torch.randn(b, h, p, n, generator=generator)
+
+
+def is_the_recurrence(m, shape):
+    """In y and in the state, from zeros and from a state, with D."""
+    *tensors, state = drawn(shape)
+    exact = [t.double() for t in tensors]
+    D = torch.linspace(-1, 1, shape[2])
+    for initial in (None, state):
+        got = m.ssd_triton(
+            *tensors, D=D, chunk_size=shape[-1], initial_state=initial, return_final_state=True
+        )
+        want = ssd_recurrent(
+            *exact,
+            D=D.double(),
+            initial_state=None if initial is None else initial.double(),
+            return_final_state=True,
+        )
+        for name, mine, true in zip(("y", "state"), got, want, strict=True):
+            check(f"{name} of {shape}", mine.double(), true, tol=3e-6)
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_is_the_recurrence(shape):
+    is_the_recurrence(triton_ssd, shape)
+
+
+@pytest.mark.skipif(not kernels.kernel_status().available, reason="mamba-ssm is not there")
+def test_agrees_with_the_kernels_of_mamba_ssm():
+    *tensors, state = drawn((2, 41, 4, 16, 2, 16, 16), seed=1)
+    how = dict(chunk_size=16, initial_state=state, return_final_state=True)
+    for name, mine, theirs in zip(
+        ("y", "state"), triton_ssd.ssd_triton(*tensors, **how), ssd_kernel(*tensors, **how),
+        strict=True,
+    ):  # fmt: skip
+        check(name, mine, theirs, tol=3e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_sixteen_bits_are_rounded_once(dtype):
+    *tensors, _ = drawn(SHAPES["ragged"], dtype)
+    got = triton_ssd.ssd_triton(*tensors, chunk_size=16)
+    want = triton_ssd.ssd_triton(*(t.float() for t in tensors), chunk_size=16)
+    assert got.dtype == dtype and torch.equal(got, want.to(dtype))
+
+
+def test_nothing_in_gives_nothing_out():
+    for b, length in ((2, 0), (0, 5), (0, 0)):
+        *tensors, state = drawn((b, length, 2, 4, 1, 3, 16))
+        y, final = triton_ssd.ssd_triton(*tensors, initial_state=state, return_final_state=True)
+        assert y.shape == (b, length, 2, 4) and torch.equal(final, state)
+
+
+def test_arguments_are_left_alone():
+    tensors = drawn(SHAPES["groups"])
+    before = [t.clone() for t in tensors]
+    triton_ssd.ssd_triton(*tensors[:-1], initial_state=tensors[-1])
+    assert all(torch.equal(t, old) for t, old in zip(tensors, before, strict=True))
+
+
+def test_layouts_do_not_matter():
+    *tensors, state = drawn(SHAPES["groups"])
+    how = dict(chunk_size=16, return_final_state=True)
+    want = triton_ssd.ssd_triton(*tensors, initial_state=state, **how)
+    turned = [t.mT.contiguous().mT if t.ndim > 1 else t for t in (*tensors, state)]
+    got = triton_ssd.ssd_triton(*turned[:-1], initial_state=turned[-1], **how)
+    assert all(torch.equal(one, other) for one, other in zip(got, want, strict=True))
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_what_it_cannot_do_is_refused():
+    *tensors, state = drawn(SHAPES["one token"])
+    with pytest.raises(TypeError, match="float64"):
+        triton_ssd.ssd_triton(*(t.double() for t in tensors))
+    for i in range(5):
+        wanted = [t.clone().requires_grad_(i == j) for j, t in enumerate(tensors)]
+        with pytest.raises(ValueError, match="ssd_triton has no backward pass"):
+            triton_ssd.ssd_triton(*wanted)
+        with torch.no_grad():
+            triton_ssd.ssd_triton(*wanted)
+    with pytest.raises(ValueError, match="ssd_triton has no backward pass"):
+        triton_ssd.ssd_triton(*tensors, initial_state=state.requires_grad_())
+    with pytest.raises(ValueError, match=r"chunk_size must be at least 1, got 0"):
+        triton_ssd.ssd_triton(*tensors, chunk_size=0)
+
+
+COMPILE = """
+import os
+os.environ["TRITON_INTERPRET"] = "0"
+from cheems_ref import triton_ssd
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+floats = "x dt A B C states decays y initial final".split()
+for kernel in (triton_ssd._write, triton_ssd._carry, triton_ssd._read):
+    names = kernel.arg_names
+    types = {name: "*fp32" if name in floats else "i32" for name in names}
+    tiles = {(names.index(name),): 16 for name in "qNP" if name in names}
+    types |= {names[at]: "constexpr" for (at,) in tiles}
+    source = ASTSource(kernel, types, tiles)
+    print(len(triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["cubin"]) > 1000)
+"""
+
+
+def test_the_compiler_takes_the_kernels():
+    """Without a GPU, for one of compute capability 9.0: what the interpreter cannot tell."""
+    done = subprocess.run([sys.executable, "-c", COMPILE], capture_output=True, text=True)
+    assert done.stdout.split() == ["True"] * 3, done.stderr[-2000:]
