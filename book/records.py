@@ -37,9 +37,9 @@ RECALL = "recall", "recall_model", "share_right", "learn_to_recall"
 RECALL_GRID = "LENGTHS", "SYSTEMS", "RATES", "WITH_POSITION"  # of chapter 08
 RECALL_RUN = "LENGTHS", "recall_model", "recall_batch", "answers", "share_right", "learn_to_recall"
 CHAPTER_9 = "09_ablations"
-ABLATION_RUN = ("TRAINING", "BRIEFER", "SIZES", "MILLION", "parameters", "fitted", "one_run")
-ABLATION_RUN += ("unturned", "common_share", "in_common")
-READING_RUN = ("TRAINING", "BRIEFER", "SIZES", "MILLION", "parameters", "fitted", "seeded", "MASK")
+ABLATION_RUN = ("TRAINING", "BY_STEPS", "SIZES", "MILLION", "parameters", "fitted", "one_run")
+ABLATION_RUN += ("unturned",)
+READING_RUN = ("TRAINING", "BY_STEPS", "SIZES", "MILLION", "parameters", "fitted", "seeded", "MASK")
 READING_RUN += ("START", "END", "cut_out", "places_cut_out", "let_see", "Reader", "in_order")
 READING_RUN += ("reading", "reading_losses", "learn_to_read", "nats_cut_out")
 NEEDLE_RUN = ("FOUR", "ASKED", "DEPTHS", "VARIANTS", "answers", "digits_right", "needle_model")
@@ -695,22 +695,11 @@ def ablation_position():
     return ablation("09_position", rows(), range(1, 4), 200)
 
 
-def ablation_experts():
-    """MLP and CDMoE in the six patterns of WM's Table 2, three seeds."""
-    (rows,) = from_notebook(CHAPTER_9, "EXPERTS")
-    return ablation("09_experts", rows, range(1, 4), 200)
-
-
-def ablation_routed():
-    """MLP and routed MoE in the seventeen patterns of OTCE's Table 5, smaller, three seeds."""
-    (rows,) = from_notebook(CHAPTER_9, "ROUTED")
-    return ablation("09_routed", rows, range(1, 4), 100)
-
-
-def ablation_shared():
-    """What experts share, seven kinds and none, three seeds."""
-    (rows,) = from_notebook(CHAPTER_9, "SHARED")
-    return ablation("09_shared", rows, range(1, 4), 200)
+def ablation_longer():
+    """Convolution against rotation once more, in three times as many updates, three seeds."""
+    (rows,) = from_notebook(CHAPTER_9, "position_rows")
+    two = {f"S + A, {source}": rows()[f"S + A, {source}"] for source in ("conv", "rope")}
+    return ablation("09_longer", two, range(3), 600, rates=(3e-3,))
 
 
 def ablation_orders():
@@ -748,19 +737,19 @@ def ablation_reading():
     return ablation("09_reading", rows, range(1, 4), 200, reading_run)
 
 
-def ablation(name, rows, seeds, steps=300, run_one=None):
-    """Every row at three rates with seed 0, and at the best of them with the other seeds."""
-    (rates,) = from_notebook(CHAPTER_9, "RATES")
+def ablation(name, rows, seeds, steps=300, run_one=None, rates=None):
+    """Every row at its best of several rates, tried with seed 0, or at the one that is given."""
+    (rates,) = from_notebook(CHAPTER_9, "RATES") if rates is None else (rates,)
     settings = ablation_settings(steps)
     size = dict(steps=settings.steps, batch_size=settings.batch_size, length=settings.length)
     run = functools.partial(jobs_and_results, name, run_one or ablation_run)
 
-    tried = [
+    trials = [
         dict(row=row, fields=fields, rate=rate, seed=0, **size)
         for row, fields in rows.items()
         for rate in rates
     ]
-    tried, best = run(tried), {}
+    tried, best = run(trials) if len(rates) > 1 else [], dict.fromkeys(rows, rates[0])
     for one in sorted(tried, key=lambda one: one["nats"][-1][1], reverse=True):
         best[one["row"]] = one["rate"]
     jobs = [
@@ -771,7 +760,7 @@ def ablation(name, rows, seeds, steps=300, run_one=None):
     runs = run(jobs)
     corpus = ablation_corpus()
     return {
-        "seed": [0, *seeds],
+        "seed": sorted({one["seed"] for one in tried + runs}),
         "core hours": round(sum(one["minutes"] for one in tried + runs) / 60, 1),
         "text": {
             "sha256": fingerprint(corpus.ids),
@@ -787,8 +776,8 @@ def ablation(name, rows, seeds, steps=300, run_one=None):
 
 def ablation_settings(steps):
     """How the runs of so many steps are trained."""
-    training, briefer = from_notebook(CHAPTER_9, "TRAINING", "BRIEFER")
-    return briefer.get(steps, training)
+    training, by_steps = from_notebook(CHAPTER_9, "TRAINING", "BY_STEPS")
+    return by_steps.get(steps, training)
 
 
 @functools.cache
@@ -799,32 +788,21 @@ def ablation_corpus():
 def ablation_run(job):
     """One training run of chapter 09: minutes, parameters, and held-out nats over time."""
     parts = dict(zip(ABLATION_RUN, from_notebook(CHAPTER_9, *ABLATION_RUN), strict=True))
-    corpus, start, models = ablation_corpus(), time.perf_counter(), []
+    corpus, start = ablation_corpus(), time.perf_counter()
     settings = ablation_settings(job["steps"])
     torch.set_default_dtype(torch.float32)
     settings = dataclasses.replace(settings, held_out=corpus.held_out)
     fields = dict(job["fields"])
-    turned = fields.pop("turned", True)
+    at_start = None if fields.pop("turned", True) else parts["unturned"]
     config = parts["fitted"](**fields)
-
-    def at_start(name, run):
-        models.append(run.model)
-        if not turned:
-            parts["unturned"](name, run)
-
     how = (job["rate"], job["seed"], settings, corpus.ids, at_start)
     nats = parts["one_run"](job["row"], config, *how)
-    result = {
+    return {
         "minutes": round((time.perf_counter() - start) / 60, 2),
         "parameters": parts["parameters"](config),
         "d_ff": config.d_ff,
         "nats": [[step, round(loss, 5)] for step, loss in nats],
     }
-    if set(config.pattern) & set("RHCX"):
-        held_out = training.split_text(corpus.ids, corpus.held_out)[1]
-        shares = parts["in_common"](models[0], held_out[: 4 * 512].view(4, 512).long())
-        result["in common"] = [round(share, 4) for share in shares]
-    return result
 
 
 def reading_run(job):
@@ -872,9 +850,7 @@ WRITERS = {
     "08_needle": needles,
     "09_inner": ablation_inner,
     "09_position": ablation_position,
-    "09_experts": ablation_experts,
-    "09_routed": ablation_routed,
-    "09_shared": ablation_shared,
+    "09_longer": ablation_longer,
     "09_orders": ablation_orders,
     "09_reading": ablation_reading,
 }

@@ -15,8 +15,8 @@ token of dt = 0 leaves the state alone.
 
 A product is "tf32x3": three of a tensor core's, with nearly all digits of float32. ("ieee" spells
 out every multiplication, which Triton compiles for minutes at the sizes of a model.) There is no
-backward pass. Notebook 10 derives the programs; without a GPU they run in Triton's interpreter, as
-those of `kernels` do.
+backward pass. Notebook 03 derives the steps; without a GPU the kernels run in Triton's interpreter,
+as those of `kernels` do.
 Source: WM Listing 3; mamba-ssm's ssd_chunk_state.py, ssd_state_passing.py and ssd_chunk_scan.py,
 which cut n and p into tiles as well, multiply in sixteen bits, and have a backward pass.
 """

@@ -7,13 +7,14 @@
 # - say which difference so many seeds can show, and what an interval that holds zero excludes;
 # - compare models so that text, order and number of parameters are the same and the learning rate
 #   is each one's own;
-# - read a table of losses with its intervals, and say of a claim whether it is seen, not seen, or
-#   cannot be told;
+# - read a table of losses with its intervals, and say of a claim whether it is seen, reversed, not
+#   seen, or cannot be told;
 # - read a text with blanks, and say what a layer that cannot look ahead makes of them.
 #
 # Assumes: chapters 07 and 08.
 #
-# Sources: *Cheems* (Ch) §4.1, App. B.2 and Figure 6; *OTCE* §4.1; Du et al. (2022), *GLM: General
+# Sources: *Wonderful Matrices* (WM) §4.1 and Table 1; *Cheems* (Ch) §4.1, App. B.2 and Figure 6;
+# *OTCE* §4.1 to 4.3 and Tables 1 to 3; Du et al. (2022), *GLM: General
 # Language Model Pretraining with Autoregressive Blank Infilling*. The code that this notebook uses
 # is `cheems_ref/compare.py` and `cheems_ref/tasks.py`.
 #
@@ -40,6 +41,7 @@ import json
 import math
 import statistics
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -50,7 +52,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from cheems_ref import plotting
 from cheems_ref.attention import QCAttn, attention
 from cheems_ref.compare import T95, Row, compare, difference, interval
-from cheems_ref.experts import ExpansiveMoE, MoE
 from cheems_ref.model import CausalLM, ModelConfig, count_parameters
 from cheems_ref.tasks import Blanks, blank_infilling
 from cheems_ref.text import read_text, text_to_ids
@@ -137,18 +138,19 @@ for n, often in ((3, 3.3), (5, 1.7), (8, 1.2), (16, 0.75)):
 # %% [markdown]
 # ## 2 · What has to be equal
 #
-# The models of section 3 have a million parameters each and are trained by 300 updates, each on
-# four windows of 512 bytes of Python's manual and standard library. They are patterns of state
-# layers (S), attention (A), attention with an inner function (I) and MLPs (M), as in chapter 07.
+# The models of this chapter have a million parameters each and are trained by 300 updates (section
+# 3) or 200 (sections 4 to 6), each on four windows of 512 bytes of Python's manual and standard
+# library. They are patterns of state layers (S), attention (A), attention with an inner function
+# (I) and MLPs (M), as in chapter 07.
 
 # %% tags=["setup"]
 SIZES = dict(d_model=128, n_heads=4, d_state=64, n_values=16, k_values=2)
 TRAINING = TrainConfig(
     steps=300, batch_size=4, length=512, held_out=0.03, evaluate_every=150, checkpoint_every=300
 )
-BRIEFER = {
-    steps: replace(TRAINING, steps=steps, evaluate_every=steps, checkpoint_every=steps)
-    for steps in (100, 200)
+BY_STEPS = {
+    n: replace(TRAINING, steps=n, evaluate_every=200, checkpoint_every=n)
+    for n in (200, 600)
 }
 RATES = (1e-3, 3e-3, 1e-2)
 MILLION = 1_000_000
@@ -441,8 +443,8 @@ print("each of", *sorted(best_of), "is the best with some seed; signs differ bet
 # | SSD + IFA | 8.43 | 8.49 | 8.12 |
 # | SSD + IFA + DM | 8.36 | 8.42 | 7.96 |
 #
-# And of OTCE's Table 3, where state layers have a convolution and rotation is added to attention,
-# to the state layers, or to both: without 2.51, attention 2.49, SSM 2.26, both 2.10.
+# And of OTCE's Table 3, with rotation nowhere 2.51, in attention 2.49, in the state layers 2.26, in
+# both 2.10. (Whether state layers that rotate keep their convolution, the paper does not say.)
 #
 # **What the chapters lead one to expect.** The decay alone tells near from far and nothing more
 # (chapter 04), so it comes last. The convolution hands each token the three before it, and most of
@@ -483,119 +485,120 @@ def unturned(name, run):
             _ = layer.register_forward_pre_hook(lambda _, given: (given[0], 0 * given[1]))
 
 
-# %% [markdown]
-# ## 5 · MLP or experts
-#
-# **Question.** What happens when MLPs are replaced by experts, the number of parameters being the
-# same? WM's Table 2 has six patterns, with CDMoE (our E):
-#
-# > "In Table 2, we can see that as the proportion of CDMoE in the entire model increases, the
-# > perplexity of the model on the pre-training subset gradually decreases." — WM §4.1
-#
-# from 8.18 without to 7.49 where every second layer is one. OTCE's Table 5 has seventeen, with
-# ordinary MoE (our R), from 4.92 to 4.48:
-#
-# > "In most cases, the perplexity of different combinations decreases with the increase of the MOE
-# > ratio […]" — OTCE §4.4
-#
-# **What the chapters lead one to expect.** A layer of experts has parameters that a token does not
-# use. So at the same total it computes less with each token, and each expert learns only from the
-# tokens that come to it. What it has to offer, knowledge for rare cases, takes more text to learn
-# than these runs read. So here: the more experts, the higher the loss.
-#
-# **What was run.** The patterns as printed. WM's with a million parameters, 200 updates, three
-# seeds (`python book/records.py 09_experts`); OTCE's seventeen in a smaller budget, 0.4 million
-# parameters and 100 updates (`python book/records.py 09_routed`).
-
-# %% tags=["setup"]
-EXPERTS = {
-    pattern: dict(pattern=pattern, d_model=96)
-    for pattern in (
-        "SM SM SM SM SM SM SM AM",
-        "SE SM SM SM SM SM SM AM",
-        "SM SM SM SM SM SM SM AE",
-        "SE SM SM SM SM SM SM AE",
-        "SM SE SE SE SE SE SE AM",
-        "SE SE SE SE SE SE SE AE",
-    )
-}
-ROUTED = {
-    pattern: dict(pattern=pattern, d_model=64, target=400_000)
-    for pattern in (
-        "SM SM SM SM AM SM SM AM",
-        "SR SM SM SM AM SM SM AM",
-        "SM SM SM SM AR SM SM AM",
-        "SM SM SM SM AM SR SM AM",
-        "SM SM SM SM AM SM SR AM",
-        "SM SM SM SM AM SM SM AR",
-        "SR SM SM SM AM SM SM AR",
-        "SM SM SM SR AM SR SM AM",
-        "SM SM SR SR AM SM SM AM",
-        "SM SM SM SM AM SR SR AM",
-        "SM SR SR SR AM SM SM AM",
-        "SR SM SM SM AM SM SR AR",
-        "SM SM SM SR AR SR SM AM",
-        "SM SR SM SR AM SR SM SR",
-        "SM SR SR SR AR SR SM AM",
-        "SM SR SR SR AR SR SR AM",
-        "SR SR SR SR AR SR SR AR",
-    )
-}
+# %%
+print_table("09_position")
 
 # %% [markdown]
-# ## 6 · What experts share
-#
-# **Question.** Chapter 06 built seven layers of experts that share nothing, a whole expert, a
-# matrix, a first layer, or all but one neuron. OTCE's Table 6 gives three of them the same number
-# of parameters: perplexity 1.99 with a shared expert, 1.93 cohesive, 1.88 expansive.
-#
-# **What the chapters lead one to expect.** As in section 5: what is used by every token learns
-# most from a short training. So a layer does the better here, the larger the part of it that all
-# tokens use. And of the routed kinds: those with a shared part leave less for every expert to
-# learn by itself, so their experts have less in common (chapter 06, section 3).
-#
-# **What was run.** Each kind in two of four layers, a million parameters, 200 updates, three seeds
-# (`python book/records.py 09_shared`).
+# The sources against one another, module by module, and averaged over the four modules, seed by
+# seed:
 
-# %% tags=["setup"]
-SHARED = {
-    "MLP": dict(pattern="SM SM SM AM"),
-    "MoE": dict(pattern="SM SR SR AM"),
-    "MoE with shared expert": dict(pattern="SM SH SH AM"),
-    "cohesive": dict(pattern="SM SC SC AM"),
-    "expansive": dict(pattern="SM SX SX AM"),
-    "PEER": dict(pattern="SM SP SP AM"),
-    "CDMMoE": dict(pattern="SM SK SK AM"),
-    "CDMoE": dict(pattern="SM SE SE AM"),
-}
+# %%
+MODULES = ("S", "S + A", "S + I", "S + I + mask")
+SOURCES = ("conv", "rope", "decay")
+
+
+def averaged(losses, pairs):
+    """Rows less others, averaged over the pairs of each seed, with the interval over seeds."""
+    apart = [
+        statistics.fmean(losses[row][seed] - losses[other][seed] for row, other in pairs)
+        for seed in losses[pairs[0][0]]
+    ]
+    return interval(apart)
 
 
 # %%
-def common_share(answers):
-    """Of answers (e, …): the squared size of their mean over the mean of their squared sizes."""
-    return (answers.mean(0).square().sum() / answers.square().flatten(1).sum(1).mean()).item()
+losses = losses_of("09_position")
+for worse, better in (("rope", "conv"), ("decay", "rope")):
+    pairs = [(f"{module}, {worse}", f"{module}, {better}") for module in MODULES]
+    apart = [print_difference(losses, *pair) for pair in pairs]
+    mean, half = averaged(losses, pairs)
+    print(f"on average: {mean:+.3f} ± {half:.3f}, a difference")
+    assert all(one.mean > 0 for one in apart) and mean > half
+    shown = sum(not one.holds_zero for one in apart)
+    assert shown == (3 if better == "conv" else 0)
+nearest = min(statistics.fmean(nats.values()) for row, nats in losses.items() if "decay" in row)
+alone = interval([*losses["A"].values()])
+print(f"attention alone: {alone.mean - nearest:.1f} behind the best of those with decay")
+assert alone.mean - alone.half_width > nearest + 0.2
 
-
-@torch.no_grad()
-def in_common(model, ids):
-    """For every layer of routed experts: what their answers to the same tokens have in common."""
-    shares = []
-
-    def ask_all(layer, given):
-        x = layer.shared(given[0]) if isinstance(layer, ExpansiveMoE) else given[0]
-        answers = [layer.expert(i, x.flatten(0, 1)) for i in range(len(layer.experts))]
-        shares.append(common_share(torch.stack(answers)))
-
-    layers = [layer for layer in model.modules() if isinstance(layer, MoE)]
-    hooks = [layer.register_forward_pre_hook(ask_all) for layer in layers]
-    _ = model(ids, use_cache=False)
-    for hook in hooks:
-        hook.remove()
-    return shares
-
+# %%
+for source in ("conv", "rope"):
+    apart = print_difference(losses, f"S + A unturned, {source}", f"S + A, {source}")
+    assert apart.holds_zero and apart.mean < 0
+for source in SOURCES:
+    for other, module in pairwise(MODULES):
+        apart = print_difference(losses, f"{module}, {source}", f"{other}, {source}")
 
 # %% [markdown]
-# ## 7 · Attention before the output
+# **The convolution is first, the decay last**, as expected: with every module on average. Rotation
+# is behind the convolution in all four (shown in three, and in their average), and before the decay
+# in all four (shown in their average). That is not the order of WM's Table 1, where rotation is
+# first in all rows.
+#
+# **Attention that is told no positions** loses nothing that three seeds can show, with either
+# source. And what is put beside S, attention, an inner function, a mask: of nine differences one
+# interval is without zero, S + I against S + A with rotation. Of nine comparisons without any
+# difference one in three tables would have such a one; and section 3, with six seeds and more
+# updates, does not see it.
+#
+# Are 200 updates too few for rotation? Two of the rows once more, in a thousand
+# (`python book/records.py 09_longer`):
+
+
+# %%
+def curves_of(name):
+    """For every row of a record and each seed: updates and held-out nats."""
+    curves = {}
+    for run in read_record(name)["runs"]:
+        steps, nats = zip(*run["nats"], strict=True)
+        curves.setdefault(run["row"], {})[run["seed"]] = dict(zip(steps, nats, strict=True))
+    return curves
+
+
+# %%
+curves = curves_of("09_longer")
+gaps = {}
+for step in curves["S + A, conv"][0]:
+    at = {row: {seed: run[step] for seed, run in runs.items()} for row, runs in curves.items()}
+    gaps[step] = difference(at, "S + A, rope", "S + A, conv")
+    print(f"after {step:4} updates: rope less conv {gaps[step].mean:+.3f}"
+          f" ± {gaps[step].half_width:.3f}")  # fmt: skip
+
+
+# %% tags=["figure"]
+def draw_sources(ax, losses):
+    """Means and intervals over modules, a colour for each source of position."""
+    for shift, source in zip((-0.15, 0, 0.15), SOURCES, strict=True):
+        found = [interval([*losses[f"{module}, {source}"].values()]) for module in MODULES]
+        means, halves = zip(*found, strict=True)
+        places = [place + shift for place in range(len(MODULES))]
+        ax.errorbar(places, means, halves, fmt="o", capsize=5, label=source)
+    ax.set(xticks=range(len(MODULES)), xticklabels=MODULES, ylabel="held-out nats per byte")
+    ax.legend()
+
+
+def draw_curves(ax, curves):
+    """Every run's held-out nats against its updates, a colour for each row."""
+    for color, (row, runs) in zip(plotting.COLORS, curves.items(), strict=False):
+        for seed, run in runs.items():
+            ax.plot([*run], [*run.values()], color=color, label=row if seed == 0 else None)
+    ax.set(xlabel="updates")
+    ax.legend()
+
+
+# %% tags=["figure"]
+fig, (left, right) = plotting.figure(1, 2, size=(13, 4.4))
+draw_sources(left, losses_of("09_position"))
+draw_curves(right, curves_of("09_longer"))
+plotting.save(
+    fig,
+    "09_position",
+    "Left, held-out nats of four modules with three sources of position: in each the convolution "
+    "is lowest, rotation in the middle, the decay highest. Right, todo",
+)
+
+# %% [markdown]
+# ## 5 · Attention before the output
 #
 # **Question.** OTCE's first two tables compare Jamba's order of layers with one in which the last
 # state layer is attention: perplexity 2.53 against 2.51 in pre-training, 1.98 against 1.69 after
@@ -624,8 +627,36 @@ ORDERS = {
     "two, not last": dict(pattern="SM SM AM SM AM SM SM SM", position="conv", d_model=96),
 }
 
+# %%
+print_table("09_orders")
+losses = losses_of("09_orders")
+apart = {row: print_difference(losses, row, "Jamba") for row in ("OTCE", "two, not last")}
+apart["last"] = print_difference(losses, "OTCE", "two, not last")
+
+
+# %%
+def recalled():
+    """For every order the curves of six seeds: the share right every 25 updates."""
+    curves = {}
+    for run in read_record("09_orders")["recall"]:
+        right = {25 * (n + 1): share for n, share in enumerate(run["right"])}
+        curves.setdefault(run["row"], {})[run["seed"]] = right
+    return curves
+
+
+for row, runs in recalled().items():
+    print(f"{row:14} right after 400 updates:", *(f"{run[400]:.2f}" for run in runs.values()))
+
+
+# %% tags=["figure"]
+fig, (left, right) = plotting.figure(1, 2, size=(13, 4.4))
+draw_differences(left, losses_of("09_orders"), "Jamba")
+draw_curves(right, recalled())
+right.set(title="recall", ylabel="share right", ylim=(0, 1.02))
+plotting.save(fig, "09_orders", "todo")
+
 # %% [markdown]
-# ## 8 · Filling in blanks
+# ## 6 · Filling in blanks
 #
 # Left to right is not how OTCE's models were trained (nor Cheems', which name GLM as well):
 #
@@ -810,6 +841,21 @@ print("one column opened: that place leaks, and all before it through it, where 
 # without the mask: in the SSD too the end of part A moves all of part B. What a one-way model lacks
 # is that the tokens *of part A* know what follows them; and a state, unlike attention, has to have
 # kept what stands around the blank until part B comes to ask for it.
+#
+# And of attention that looks both ways part B learns only if a later layer carries it there. In
+# "SMAM", where none mixes tokens behind it, the mask changes nothing for whoever writes:
+
+
+# %%
+def part_b_of(pattern, visible):
+    with torch.no_grad():
+        return tiny_reader(pattern)(blanks, visible)[a:]
+
+
+one_way, two_way = (part_b_of("SMAM", visible) for visible in (None, blanks.visible))
+check("SMAM: part B, two-way = one-way", two_way, one_way)
+one_way, two_way = (part_b_of("AMSM", visible) for visible in (None, blanks.visible))
+_ = must_differ("AMSM: part B, two-way", two_way, one_way)
 
 # %% [markdown]
 # ### Trained with blanks
@@ -819,13 +865,14 @@ print("one column opened: that place leaks, and all before it through it, where 
 #
 # **What the chapters lead one to expect.** To whoever has learned to use it, what follows must
 # help. But the budget is small, and reading in order one learns from every byte of a text, with
-# blanks from a fifth of it. So here: in order first. Two ways against one: attention of part A among
-# itself can tell a token what follows it, but whoever writes a span sees all of part A anyway. So:
-# little.
+# blanks from a fifth of it. So here: in order first. Two ways against one: attention of part A
+# among itself can tell a token what follows it, but whoever writes a span sees all of part A
+# anyway. So: little.
 #
 # **What was run.** Three patterns read in order, with blanks one-way, and where there is attention
-# two-way; 200 updates of the same windows, three seeds (`python book/records.py 09_reading`). All
-# are asked for the same bytes of held-out texts: those that are cut out.
+# two-way, the hybrid with layers behind its first attention; 200 updates on the same windows, three
+# seeds (`python book/records.py 09_reading`). All are asked for the same bytes of held-out texts:
+# those that are cut out.
 
 # %% tags=["setup"]
 OBJECTIVES = {
@@ -833,7 +880,7 @@ OBJECTIVES = {
     "S + A": ("in order", "one-way", "two-way"),
     "A": ("in order", "one-way", "two-way"),
 }
-PATTERNS = {"S": "SM × 4", "S + A": "SM × 3 + AM", "A": "AM × 4"}
+PATTERNS = {"S": "SM × 4", "S + A": "SM AM SM AM", "A": "AM × 4"}
 
 
 # %%
@@ -882,7 +929,7 @@ def learn_to_read(pattern, objective, training, ids):
 @torch.no_grad()
 def nats_cut_out(reader, objective, held_out, n_texts=256, length=513):
     """Nats of the bytes that are cut out of held-out texts, and their places in blanks: (2, …)."""
-    found, cuts = [], seeded(0)
+    found, cuts, n_texts = [], seeded(0), min(n_texts, len(held_out) // length)
     for start in torch.linspace(0, len(held_out) - length, n_texts).long().tolist():
         text = held_out[start : start + length]
         blanks = cut_out(text, cuts)
@@ -897,8 +944,34 @@ def nats_cut_out(reader, objective, held_out, n_texts=256, length=513):
     return torch.cat(found, 1)
 
 
+# %%
+print_table("09_reading")
+losses = losses_of("09_reading")
+for name, objectives in OBJECTIVES.items():
+    for one, other in pairwise(objectives):
+        apart = print_difference(losses, f"{name}, {other}", f"{name}, {one}")
+
+
+# %%
+def by_place():
+    """For every row: nats of the first, second, ... byte of a blank, mean over the seeds."""
+    places = {}
+    for run in read_record("09_reading")["runs"]:
+        places.setdefault(run["row"], []).append(run["by place"])
+    return {row: torch.tensor(runs).mean(0).tolist() for row, runs in places.items()}
+
+
+# %% tags=["figure"]
+fig, axes = plotting.figure(1, 3, size=(13, 4.2))
+for ax, (name, objectives) in zip(axes, OBJECTIVES.items(), strict=True):
+    curves = {one: by_place()[f"{name}, {one}"] for one in objectives}
+    plotting.lines(ax, range(1, 7), curves, title=name, marker="o")
+axes[0].set_ylabel("nats per byte")
+axes[1].set_xlabel("place in the blank")
+plotting.save(fig, "09_reading", "todo")
+
 # %% [markdown]
-# ## 9 · Claimed and seen
+# ## 7 · Claimed and seen
 #
 # Of the inner function, with section 3: three rows, a million parameters, 0.6 million bytes of
 # training, six seeds.

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import types
 
 import pytest
 import torch
@@ -10,13 +11,18 @@ from records import (
     CHAPTER_8,
     CHAPTER_9,
     NEEDLE_RUN,
+    READING_RUN,
     RECALL_GRID,
     RECALL_RUN,
     ablation_run,
     from_notebook,
     needle_run,
+    order_recall_run,
+    reading_run,
     resumed,
 )
+
+from cheems_ref.text import read_text, text_to_ids
 
 JOBS = [dict(number=number) for number in range(4)]
 
@@ -90,7 +96,7 @@ def test_functions_and_constants_come_from_a_notebook(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("chapter", "names"),
     [(CHAPTER_8, RECALL_GRID), (CHAPTER_8, RECALL_RUN), (CHAPTER_8, NEEDLE_RUN),
-     (CHAPTER_9, ABLATION_RUN)],
+     (CHAPTER_9, ABLATION_RUN), (CHAPTER_9, READING_RUN)],
 )  # fmt: skip
 def test_what_a_long_record_takes_is_in_its_chapter(chapter, names):
     assert len(from_notebook(chapter, *names)) == len(names)
@@ -115,19 +121,52 @@ def test_a_run_of_the_needle_is_read_as_a_map():
     assert max(map(max, heat)) < 0.35, "one update, and it finds needles"
 
 
-@pytest.mark.usefixtures("float32_afterwards")
-def test_a_run_of_the_ablations_again_is_the_same(monkeypatch):
+@pytest.fixture
+def two_updates(monkeypatch):
+    """Runs of chapter 09 in small: two updates, on a part of Python's manual."""
     (settings,) = from_notebook(CHAPTER_9, "TRAINING")
     brief = dataclasses.replace(settings, steps=2, evaluate_every=1)
+    part = types.SimpleNamespace(ids=text_to_ids(read_text())[:40_000], held_out=0.1)
+    monkeypatch.setattr("records.ablation_settings", lambda steps: brief)
+    monkeypatch.setattr("records.ablation_corpus", lambda: part)
+    yield
+    torch.set_default_dtype(torch.float32)
 
-    def briefly(chapter, *names):
-        found = from_notebook(chapter, *names)
-        return [
-            brief if name == "TRAINING" else one for name, one in zip(names, found, strict=True)
-        ]
 
-    monkeypatch.setattr("records.from_notebook", briefly)
-    job = dict(row="SSD", fields=dict(pattern="SM × 3 + IM", inner="ssd"), rate=1e-3, seed=3)
-    first, again = (ablation_run(job) for _ in range(2))
-    assert first["nats"] == again["nats"] and [step for step, _ in first["nats"]] == [1, 2]
-    assert 4 < first["nats"][1][1] < first["nats"][0][1] < 5.6
+def job(**fields):
+    return dict(row="x", fields=fields, rate=1e-3, seed=3, steps=2)
+
+
+@pytest.mark.usefixtures("two_updates")
+def test_a_run_of_the_ablations_again_is_the_same():
+    one = job(pattern="SM × 3 + IM", inner="ssd")
+    first, again = (ablation_run(one)["nats"] for _ in range(2))
+    assert first == again and [step for step, _ in first] == [1, 2]
+    assert 4 < first[1][1] < first[0][1] < 5.6
+
+
+@pytest.mark.usefixtures("two_updates")
+def test_attention_that_is_told_no_positions_learns_something_else():
+    pattern, small = "AM × 2", dict(d_model=32, target=30_000)
+    turned, unturned = (
+        ablation_run(job(pattern=pattern, **small, **told)) for told in ({}, {"turned": False})
+    )
+    assert turned["parameters"] == unturned["parameters"] and turned["nats"] != unturned["nats"]
+
+
+@pytest.mark.usefixtures("two_updates")
+def test_runs_with_blanks():
+    found = {}
+    for objective in ("in order", "one-way", "two-way"):
+        runs = [reading_run(job(pattern="AM SM", objective=objective)) for _ in range(2)]
+        found[objective], again = ([run["nats"], run["by place"]] for run in runs)
+        assert found[objective] == again
+        ((steps, nats),), places = again
+        assert steps == 2 and 4 < nats < 6 and min(places) <= nats <= max(places)
+    assert found["in order"] != found["one-way"] != found["two-way"]
+
+
+@pytest.mark.usefixtures("float32_afterwards")
+def test_a_run_of_recall_keeps_every_25th_share():
+    run = order_recall_run(dict(row="x", pattern="SM AM", steps=50, seed=0))
+    assert len(run["right"]) == 2 and all(0 <= share <= 1 for share in run["right"])
