@@ -9,6 +9,10 @@ import math
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.func import functional_call
 
 from cheems_ref import check
 from cheems_ref.config import LAYERS, SEQUENCE_MIXERS, ModelConfig
@@ -202,3 +206,58 @@ def training_bytes(
     c = config
     parameters = sum(part.total for part in count_parameters(c).values())
     return (4 * parameters + 2 * tokens * c.vocab_size) * dtype.itemsize
+
+
+def activation_bytes(
+    config: ModelConfig, length: int, *, batch: int = 1, dtype: torch.dtype = torch.float32
+) -> dict[str, int]:
+    """Count what a forward pass keeps for the backward pass, in bytes, by letter and "head".
+
+    The layers are run, each with its norm, on tensors that have shapes and no contents: attention
+    as torch's fused kernels do it, which keep no weights; routed experts with equal loads. "head"
+    is the last norm, the logits and their cross-entropy, with the ids.
+
+    Args:
+        config: of the model.
+        length: l.
+        batch: rows.
+        dtype: of the model.
+    """
+    check.sizes(length=length, batch=batch)
+    check.floating(dtype=dtype)
+    c, kept = config, {}
+    for letter in dict.fromkeys(c.pattern):
+        one = _kept_by(letter, c, (batch, length), dtype)
+        kept[letter] = c.pattern.count(letter) * one
+    return kept | {"head": _kept_by("head", c, (batch, length), dtype)}
+
+
+def _kept_by(part, c, shape, dtype):
+    """The bytes of all that autograd saves of a layer behind its norm, without the parameters."""
+    kept = {}
+
+    def keep(t):
+        kept[id(t.untyped_storage())] = t.untyped_storage()  # each memory once
+        return t
+
+    with torch.device("meta"):
+        norm = nn.RMSNorm(c.d_model)
+        head = part == "head"
+        layer = nn.Linear(c.d_model, c.vocab_size, bias=False) if head else LAYERS[part].make(c)
+    # Routed experts would look at contents, which fake tensors refuse; the others need the device.
+    with torch.device("meta") if part in "RHCX" else FakeTensorMode():
+        x = torch.empty(*shape, c.d_model, dtype=dtype, requires_grad=True)
+        zeros = torch.zeros(shape, dtype=torch.int64)
+        own = [
+            {name: torch.empty(p.shape, dtype=dtype, requires_grad=True) for name, p in named}
+            for named in (norm.named_parameters(), layer.named_parameters())
+        ]
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+            x = functional_call(norm, own[0], x)
+            y = functional_call(layer, own[1], (x, zeros) if part in SEQUENCE_MIXERS else x)
+            if head:
+                wide = torch.promote_types(dtype, torch.float32)
+                F.cross_entropy(y.flatten(0, 1).to(wide), zeros.flatten())
+    for parameter in (*own[0].values(), *own[1].values()):
+        kept.pop(id(parameter.untyped_storage()), None)
+    return sum(storage.nbytes() for storage in kept.values())

@@ -187,7 +187,7 @@ def _mix_experts(x, gates, indices, expert, n_experts):
     # All choices in the order of their experts; the sizes of the groups are the one thing that the
     # device is asked.
     order = choices.argsort(stable=True)
-    sizes = _count(choices, n_experts).tolist()
+    sizes = _sizes(choices, n_experts)
     groups = zip((order // k).split(sizes), gates.flatten()[order].split(sizes), strict=True)
     y = torch.zeros_like(tokens)
     for i, (token, gate) in enumerate(groups):
@@ -196,6 +196,13 @@ def _mix_experts(x, gates, indices, expert, n_experts):
             weighted = gate[:, None] * expert(i, tokens[token])
             y.index_add_(0, token, weighted.to(y.dtype))
     return y.view_as(x)
+
+
+def _sizes(choices, n_experts):
+    """How often each expert was chosen, as numbers; on the meta device, where nobody is, evenly."""
+    if choices.is_meta:
+        return [(len(choices) + i) // n_experts for i in range(n_experts)]
+    return _count(choices, n_experts).tolist()
 
 
 def _count(choices, n_experts):

@@ -149,8 +149,7 @@ TRAINING = TrainConfig(
     steps=300, batch_size=4, length=512, held_out=0.03, evaluate_every=150, checkpoint_every=300
 )
 BY_STEPS = {
-    n: replace(TRAINING, steps=n, evaluate_every=200, checkpoint_every=n)
-    for n in (200, 600)
+    n: replace(TRAINING, steps=n, evaluate_every=200, checkpoint_every=n) for n in (200, 600)
 }
 RATES = (1e-3, 3e-3, 1e-2)
 MILLION = 1_000_000

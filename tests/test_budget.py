@@ -5,6 +5,7 @@ from functools import partial
 
 import pytest
 import torch
+import torch.nn.functional as F
 from models import (
     MODELS,
     PADDING,
@@ -16,6 +17,7 @@ from models import (
     titled,
 )
 from properties import held, normal
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -165,6 +167,35 @@ def operations_are_those_that_torch_counts(m, case):
         assert counter.get_total_flops() == want, f"{case}: {b} × {length} after {context}"
 
 
+def activations_are_what_autograd_keeps(m, case):
+    """But for a few bytes of P, K and E: in sixteen bits, on fake tensors alone, an `embedding_bag`
+    keeps an index for every row that it takes.
+    """
+    for dtype, (b, length) in itertools.product(
+        (torch.float32, torch.float64, torch.bfloat16), ((2, 12), (1, 7))
+    ):
+        net, text, kept = built(m, case, dtype), ids(b, length), {}
+
+        def keep(t, kept=kept):
+            kept[t.untyped_storage().data_ptr()] = t.untyped_storage()
+            return t
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+            logits, _ = net(text, use_cache=False)
+            wide = torch.promote_types(dtype, torch.float32)
+            F.cross_entropy(logits.flatten(0, 1).to(wide), text.flatten())
+        for p in net.parameters():
+            kept.pop(p.untyped_storage().data_ptr(), None)
+        held = sum(storage.nbytes() for storage in kept.values())
+        counts = budget(m).activation_bytes(net.config, length, batch=b, dtype=dtype)
+        assert [*counts] == [*dict.fromkeys(net.config.pattern), "head"]
+        off = abs(sum(counts.values()) - held)
+        c = net.config
+        bags, rows = sum(map(c.pattern.count, "PKE")), c.n_retrieval_heads * c.k_neurons
+        most = bags * (32 + (8 * b * length * rows if dtype == torch.bfloat16 else 0))
+        assert off <= most, f"{case}, {dtype}: {off} of {held}"
+
+
 def rows_are_those_of_the_formula(m):
     """What P, K and E do with rows of their tables, in the written-out form, which torch counts."""
     net = built(m, dict(pattern="SPPKE"))
@@ -193,7 +224,8 @@ class NothingLarge(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         for t in tree_leaves(out):
             if torch.is_tensor(t) and t.numel() > 100:
-                assert t.is_meta, f"{func} makes {tuple(t.shape)} in memory"
+                real = not (t.is_meta or isinstance(t, FakeTensor))
+                assert not real, f"{func} makes {tuple(t.shape)} in memory"
         return out
 
 
@@ -205,6 +237,7 @@ def sizes_are_computed_without_the_model(m):
             m.cache_bytes(config, 1000)
             budget(m).training_bytes(config, tokens=1000)
             budget(m).count_flops(config, 1000, context=1000)
+            budget(m).activation_bytes(config, 19)
 
 
 @pytest.mark.parametrize("letter", "PKE")
@@ -264,6 +297,7 @@ OF_A_CASE = (
     cache_takes_the_bytes_that_are_computed,
     parameters_are_counted,
     operations_are_those_that_torch_counts,
+    activations_are_what_autograd_keeps,
 )
 HELD = titled(
     *((has_property, None) for has_property in OF_THE_MODULE),

@@ -958,3 +958,9 @@ def test_indices_that_torch_takes_for_masks_or_refuses_are_refused(dtype):
         experts.neurons(normal(1, 4), normal(3, 4), ones)
     with pytest.raises(ValueError, match=r"indices must be torch\.int64 or torch\.int32"):
         experts.expert_statistics(ones, 2)
+
+
+def test_on_the_meta_device_every_expert_gets_as_many():
+    choices = torch.zeros(10, dtype=torch.int64)
+    assert experts._sizes(choices, 4) == [10, 0, 0, 0]
+    assert experts._sizes(choices.to("meta"), 4) == [2, 2, 3, 3]

@@ -6,6 +6,7 @@ from test_budget import (
     HELD as HELD,
 )
 from test_budget import (
+    activations_are_what_autograd_keeps,
     active_are_those_that_a_token_reaches,
     cache_is_that_of_the_lecture,
     cache_takes_the_bytes_that_are_computed,
@@ -99,6 +100,16 @@ PLANTED = [
         ("SGIM", "B of every head", ("(g * n + h * p)", "(h * n + h * p)")),
         ("SGIM", "states not read", ("2 * h * p * n)\n", "h * p * n)\n")),
         ("SGIM", "a step is a chunk", ("if length <= 1:", "if False:")))),
+    *((activations_are_what_autograd_keeps, case, {what: [edit]}) for case, what, edit in (
+        ("SHSRAH", "every letter once", ("c.pattern.count(letter) * one", "one")),
+        ("SHSRAH", "without the head", ('_kept_by("head", c, (batch, length), dtype)', "0")),
+        ("SHSRAH", "of one row", ('_kept_by(letter, c, (batch, length), dtype)',
+                                  '_kept_by(letter, c, (1, length), dtype)')),
+        ("SHSRAH", "the weights of attention", ('part in "RHCX" else', 'part in "ARHCX" else')),
+        ("SHSRAH", "parameters as well", ("kept.pop(id(parameter", "kept.get(id(parameter")),
+        ("SHSRAH", "as often as it is kept", ("kept[id(t.untyped_storage())]", "kept[len(kept)]")),
+        ("SHSRAH", "without the norm", ("x = functional_call(norm, own[0], x)", "x = x * 1")),
+        ("IXSC", "the loss in sixteen bits", ("y.flatten(0, 1).to(wide)", "y.flatten(0, 1)")))),
     (rows_are_those_of_the_formula, {
         "one map of P": [("else 2 * d)", "else d)")],
         "one gate of K": [("(2 * private + d if", "(private + d if")],
