@@ -8,10 +8,12 @@ test compares them with `config`.
 import argparse
 import difflib
 import json
+import math
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from cheems_ref import help_texts
 from cheems_ref.presets import PRESETS
 
 PATTERN = "SESESEIE"  # the default of the command line
@@ -97,60 +99,6 @@ FIELDS = {
 }
 # fmt: on
 
-OVERVIEW = """\
-Train small language models of the Cheems family, write with them, and compare them.
-
-examples:
-  python -m cheems_ref train --text book.txt --run runs/book
-  python -m cheems_ref generate --run runs/book --prompt "It was"
-  python -m cheems_ref compare --run runs/order --row SA=SMAM --row AS=AMSM
-
-"python -m cheems_ref train --help" lists the letters of a pattern and the sizes of a model.
-"""
-TRAIN = """\
-Train a language model on a text, byte by byte.
-
-The model is a preset, or a pattern of letters, one for each layer:
-{letters}
-
-examples:
-  python -m cheems_ref train --text book.txt --run runs/book
-  python -m cheems_ref train --text book.txt --run runs/book --steps 2000    (trains on)
-  python -m cheems_ref train --text book.txt --run runs/llama --pattern "AM x 4" --steps 500
-  python -m cheems_ref train --text book.txt --run runs/big --set d_model=256 --set d_ff=512
-  python -m cheems_ref train --run runs/manual            (Python's own manual as the text)
-
-Stop it at any time: Ctrl-C saves first, and after anything worse the last two checkpoints are
-there. The same command goes on, and comes to the same losses as a run that was never stopped.
-With a larger --steps a run trains on: the losses so far stay what they are, the learning rate
-keeps the schedule of the first command and stays at its end. --evaluate-every and
---checkpoint-every may change too; what would change a loss is refused.
-"""
-SETTINGS = """\
-fields of --set, with their defaults (a preset has its own) and the letters that use them:
-{fields}
-"""
-GENERATE = """\
-Write on after a prompt, with a model that "train" made.
-
-examples:
-  python -m cheems_ref generate --run runs/book --prompt "It was"
-  python -m cheems_ref generate --run runs/book --prompt "It was" --temperature 0   (most likely)
-  python -m cheems_ref generate --run runs/book --max-new-tokens 2000 --seed 1 > text
-"""
-
-COMPARE = """\
-Train several models on the same windows in the same order, with several seeds, and say whether they
-differ: held-out nats per byte with Student's 95 % interval over the seeds, and the difference to
-the first row, taken seed by seed. Where its interval holds zero, no difference is claimed.
-
-A row is NAME=PATTERN, then fields of the model (see "train --help") and learning_rate:
-  python -m cheems_ref compare --run runs/s --row conv=SM,position=conv --row rope=SM --seeds 5
-
-The same command goes on after a stop, and rows and seeds can be added; what would change a loss of
-a row that is there is refused. Every evaluation is a line in evaluations.jsonl.
-"""
-
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """Read a command; None for the arguments of the process.
@@ -186,6 +134,8 @@ def first_word(parsed: argparse.Namespace) -> None:
     elif parsed.name == "compare":
         source = parsed.text or "Python's manual and standard library"
         print(f"comparing on {source}, kept in {parsed.run}", flush=True)
+    elif parsed.name == "budget":
+        return
     elif sys.stderr.isatty():  # on standard output is the text
         print(f"reading {parsed.run}", file=sys.stderr)
 
@@ -197,16 +147,19 @@ def _look_at(a):
             raise ValueError(f"--{name} is empty")
     if a.name == "compare":
         _look_at_rows(a)
-    elif a.seed is not None and a.seed not in SEEDS:
+    elif getattr(a, "seed", None) is not None and a.seed not in SEEDS:
         raise ValueError(f"--seed must be from -2^63 to 2^64 - 1, got {a.seed}")
-    if a.name == "train":
+    if a.name in ("train", "budget"):
         if a.preset is not None and a.pattern is not None:
             raise ValueError("give --preset or --pattern, not both; --set changes single numbers")
-        a.set = dict(_setting(words) for words in a.set)
+        others = ("vocab_size",) if a.name == "budget" else ()
+        a.set = dict(_setting(words, others=others) for words in a.set)
         if a.pattern is not None and "pattern" in a.set:
             raise ValueError("give --pattern or --set pattern=..., not both")
     if a.name == "generate":
         _look_at_writing(a)
+    elif a.name == "budget":
+        _look_at_sizes(a)
     elif (run := Path(a.run)).exists() and not run.is_dir():
         raise ValueError(f"--run {run} is a file; it takes a directory, old or new")
 
@@ -226,6 +179,21 @@ def _look_at_rows(a):
     a.row, a.set = rows, dict(_setting(words) for words in a.set)
     if a.seeds < 1:
         raise ValueError(f"--seeds must be at least 1, got {a.seeds}")
+    _look_at_plot(a)
+
+
+def _look_at_sizes(a):
+    a.length = a.context if a.length is None else a.length
+    for name, least in (("context", 0), ("length", 1), ("batch", 1)):
+        if getattr(a, name) < least:
+            raise ValueError(f"--{name} must be at least {least}, got {getattr(a, name)}")
+    for name in ("memory", "flops", "bandwidth"):
+        if (value := getattr(a, name)) is not None and not 0 < value < math.inf:
+            raise ValueError(f"--{name} must be positive, got {value}")
+    _look_at_plot(a)
+
+
+def _look_at_plot(a):
     if a.plot is not None and Path(a.plot).suffix not in (".png", ".svg", ".pdf"):
         raise ValueError(f"--plot takes a file that ends in .png, .svg or .pdf, got {a.plot}")
 
@@ -251,7 +219,7 @@ def _setting(words, option="--set", others=()):
     name, equals, value = words.partition("=")
     if not equals:
         raise ValueError(f"{option} takes NAME=VALUE, {words!r} is not")
-    if name == "vocab_size":
+    if name == "vocab_size" and name not in others:
         raise ValueError(f"{option} vocab_size: a model of this command reads bytes, it is {BYTES}")
     if name not in FIELDS and name not in others:
         near = difflib.get_close_matches(name, [*FIELDS, *others], n=1)
@@ -268,13 +236,14 @@ def _setting(words, option="--set", others=()):
 def _parser():
     parser = argparse.ArgumentParser(
         prog="python -m cheems_ref",
-        description=OVERVIEW,
+        description=help_texts.OVERVIEW,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(required=True, metavar="command", dest="name")
     _add_train(commands)
     _add_generate(commands)
     _add_compare(commands)
+    _add_budget(commands)
     return parser
 
 
@@ -282,16 +251,16 @@ def _add_train(commands):
     p = commands.add_parser(
         "train",
         help="train a model",
-        description=TRAIN.format(letters=_letters()),
-        epilog=SETTINGS.format(fields="\n".join(_described(*pair) for pair in FIELDS.items())),
+        description=help_texts.TRAIN.format(letters=_letters()),
+        epilog=help_texts.SETTINGS.format(
+            fields="\n".join(_described(*pair) for pair in FIELDS.items())
+        ),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = p.add_argument
     add("--text", metavar="FILE", help="UTF-8 text; without it, Python's own manual")
     add("--run", required=True, metavar="DIRECTORY", help="where the last two checkpoints are kept")
-    add("--pattern", help=f"letters of the layers (default {PATTERN})")
-    add("--preset", metavar="NAME", help=f"one of {', '.join(PRESETS)}")
-    add("--set", action="append", default=[], metavar="NAME=VALUE", help="a field, see below")
+    _add_model(add)
     add("--steps", type=int, help="updates (default 1000, or those of the run)")
     _add_training(add)
     add("--schedule", type=int, metavar="STEPS", help="in which the rate rises and falls; then it "
@@ -320,7 +289,7 @@ def _add_generate(commands):
     p = commands.add_parser(
         "generate",
         help="write with a model",
-        description=GENERATE,
+        description=help_texts.GENERATE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = p.add_argument
@@ -338,7 +307,7 @@ def _add_compare(commands):
     p = commands.add_parser(
         "compare",
         help="compare models, with intervals over seeds",
-        description=COMPARE,
+        description=help_texts.COMPARE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = p.add_argument
@@ -351,6 +320,33 @@ def _add_compare(commands):
     add("--steps", type=int, help="updates (default 1000)")
     _add_training(add)
     add("--plot", metavar="FILE", help="draw held-out loss against updates")
+
+
+def _add_budget(commands):
+    p = commands.add_parser(
+        "budget",
+        help="say what a model takes",
+        description=help_texts.BUDGET,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = p.add_argument
+    _add_model(add)
+    add("--context", type=int, default=4096, help="tokens in the cache (default %(default)s)")
+    add("--length", type=int, help="tokens per row of an update (default: --context)")
+    add("--batch", type=int, default=1, help="rows (default %(default)s)")
+    types = ["float32", "bfloat16", "float16"]
+    add("--dtype", choices=types, default="bfloat16", help="of the model (default %(default)s)")
+    add("--memory", type=float, default=24, metavar="GB", help="there is (default %(default)s)")
+    add("--flops", type=float, help="floating-point operations per second of the machine")
+    add("--bandwidth", type=float, help="bytes per second that its memory gives")
+    add("--plot", metavar="FILE", help="draw memory against context")
+
+
+def _add_model(add):
+    """What model it is."""
+    add("--pattern", help=f"letters of the layers (default {PATTERN})")
+    add("--preset", metavar="NAME", help=f"one of {', '.join(PRESETS)}")
+    add("--set", action="append", default=[], metavar="NAME=VALUE", help="a field of the model")
 
 
 def _letters():

@@ -208,6 +208,26 @@ def training_bytes(
     return (4 * parameters + 2 * tokens * c.vocab_size) * dtype.itemsize
 
 
+def step_bytes(
+    config: ModelConfig, context: int, *, batch: int = 1, dtype: torch.dtype = torch.bfloat16
+) -> int:
+    """Count what has to be moved to write one more token of each row, in bytes, at the least.
+
+    Every parameter at work is read once, those of experts once per row, but none twice; the cache
+    is read, and states, convolutions and the new keys and values are written.
+
+    Args:
+        config, context, batch, dtype: as in `cache_bytes`.
+    """
+    cache = cache_bytes(config, context, batch=batch, dtype=dtype)
+    read = sum(
+        part.active if part.active >= part.total else min(part.total, batch * part.active)
+        for part in count_parameters(config).values()
+    )
+    new = cache_bytes(config, 1, batch=batch, dtype=dtype).keys_values
+    return read * dtype.itemsize + cache.total() + cache.states + cache.convolutions + new
+
+
 def activation_bytes(
     config: ModelConfig, length: int, *, batch: int = 1, dtype: torch.dtype = torch.float32
 ) -> dict[str, int]:

@@ -196,6 +196,26 @@ def activations_are_what_autograd_keeps(m, case):
         assert off <= most, f"{case}, {dtype}: {off} of {held}"
 
 
+def a_step_moves_parameters_and_cache(m, case):
+    """The cache that is there, what of the next one is new, and every parameter at work once."""
+    for b in (1, 3):
+        net = built(m, case, torch.float32)
+        text = ids(b, 6)
+        _, cache = net(text[:, :5])
+        _, after = net(text[:, 5:], cache=cache)
+        written = sum(
+            t.nbytes - (held(cache)[name].nbytes if name.endswith((".k", ".v")) else 0)
+            for name, t in held(after).items()
+            if t.dtype != torch.int64
+        )
+        read = 0
+        for part in m.count_parameters(net.config).values():
+            routed = 0 < part.active < part.total
+            read += min(b * part.active, part.total) if routed else part.active
+        got = budget(m).step_bytes(net.config, 5, batch=b, dtype=torch.float32)
+        assert got == 4 * read + cache.nbytes() + written, f"{case}, {b} rows"
+
+
 def rows_are_those_of_the_formula(m):
     """What P, K and E do with rows of their tables, in the written-out form, which torch counts."""
     net = built(m, dict(pattern="SPPKE"))
@@ -238,6 +258,7 @@ def sizes_are_computed_without_the_model(m):
             budget(m).training_bytes(config, tokens=1000)
             budget(m).count_flops(config, 1000, context=1000)
             budget(m).activation_bytes(config, 19)
+            budget(m).step_bytes(config, 1000)
 
 
 @pytest.mark.parametrize("letter", "PKE")
@@ -274,6 +295,22 @@ def test_a_bad_size_is_refused_with_its_name_and_number(arguments, message):
 
 
 @pytest.mark.usefixtures("unchecked")
+def test_a_pass_of_no_size_is_refused():
+    room, config = cheems_ref.budget, model.ModelConfig()
+    for function, arguments, message in (
+        (room.count_flops, dict(length=-1), r"length must be a number in \[0, inf\), got -1"),
+        (room.count_flops, dict(length=1, context=-1), r"context must be a number in \[0, inf\)"),
+        (room.count_flops, dict(length=1, batch=-1), r"batch must be a number in \[0, inf\)"),
+        (room.activation_bytes, dict(length=0), "length must be at least 1, got 0"),
+        (room.activation_bytes, dict(length=1, batch=0), "batch must be at least 1, got 0"),
+        (room.activation_bytes, dict(length=1, dtype=torch.int8), "dtype must be floating-point"),
+        (room.step_bytes, dict(context=-1), r"context must be a number in \[0, inf\), got -1"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            function(config, **arguments)
+
+
+@pytest.mark.usefixtures("unchecked")
 def test_a_training_of_fewer_tokens_than_none_is_refused():
     for arguments, message in (
         (dict(tokens=-1), r"tokens must be a number in \[0, inf\), got -1"),
@@ -298,6 +335,7 @@ OF_A_CASE = (
     parameters_are_counted,
     operations_are_those_that_torch_counts,
     activations_are_what_autograd_keeps,
+    a_step_moves_parameters_and_cache,
 )
 HELD = titled(
     *((has_property, None) for has_property in OF_THE_MODULE),

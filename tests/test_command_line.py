@@ -711,13 +711,14 @@ def test_a_word_is_not_taken_for_true(tmp_path, word):
 
 def helps(m):
     """Every command says what it takes, with examples that are commands of its own."""
-    for command in ((), ("train",), ("generate",)):
+    for command in ((), ("train",), ("generate",), ("budget",)):
         done = run(m, *command, "--help")
         assert done.status == 0 and not done.err, f"{command} --help: {done.err}"
         examples = examples_in(done.out)
         assert len(examples) >= 2, f"there are no examples in {command} --help"
         for words in examples:
-            assert words[: len(command)] == [*command] and "--run" in words, words
+            assert words[: len(command)] == [*command], words
+            assert ("--run" in words) != ("budget" in words), words
     told = run(m, "train", "--help").out
     for name in PRESETS:
         assert name in re.sub(r"\s+", "", told), name

@@ -6,6 +6,7 @@ from test_budget import (
     HELD as HELD,
 )
 from test_budget import (
+    a_step_moves_parameters_and_cache,
     activations_are_what_autograd_keeps,
     active_are_those_that_a_token_reaches,
     cache_is_that_of_the_lecture,
@@ -100,6 +101,17 @@ PLANTED = [
         ("SGIM", "B of every head", ("(g * n + h * p)", "(h * n + h * p)")),
         ("SGIM", "states not read", ("2 * h * p * n)\n", "h * p * n)\n")),
         ("SGIM", "a step is a chunk", ("if length <= 1:", "if False:")))),
+    *((a_step_moves_parameters_and_cache, case, {what: [edit]}) for case, what, edit in (
+        ("SHSRAH", "experts as often as there are rows", ("min(part.total, batch * part.active)",
+                                                          "batch * part.active")),
+        ("SHSRAH", "experts of one row", ("batch * part.active)", "part.active)")),
+        ("SEIE", "all parameters", ("(\n        part.active if", "(\n        part.total if")),
+        ("SHSRAH", "states are not written", ("cache.total() + cache.states", "cache.total()")),
+        ("SHSRAH", "convolutions are not written", ("cache.states + cache.convolutions",
+                                                    "cache.states")),
+        ("SHSRAH", "keys are not written", ("cache.convolutions + new", "cache.convolutions")),
+        ("SHSRAH", "the cache is not read", ("+ cache.total() + cache.states", "+ cache.states")),
+        ("SHSRAH", "in bytes", ("read * dtype.itemsize", "read")))),
     *((activations_are_what_autograd_keeps, case, {what: [edit]}) for case, what, edit in (
         ("SHSRAH", "every letter once", ("c.pattern.count(letter) * one", "one")),
         ("SHSRAH", "without the head", ('_kept_by("head", c, (batch, length), dtype)', "0")),

@@ -31,9 +31,9 @@ from test_command_line import (
     writes_what_the_model_does,
 )
 
-from cheems_ref import arguments, command_line
+from cheems_ref import arguments, command_line, help_texts
 
-ROOMS = (arguments, command_line)
+ROOMS = (help_texts, arguments, command_line)
 UNCHECKED = True  # as users have it
 
 DECODED = "decoder.decode(bytes(token.tolist()))"
@@ -227,7 +227,7 @@ MISTAKES = mistakes([
         "examples that are wrong": [
             ("train --text book.txt --run runs/llama", "train --text book.txt runs/llama")],
         "wrapped": [
-            ("class=argparse.RawDescriptionHelpFormatter", "class=argparse.HelpFormatter", 4)],
+            ("class=argparse.RawDescriptionHelpFormatter", "class=argparse.HelpFormatter", 5)],
         "a letter left out": [('    "D": "DGLU",\n', "")],
         "another default": [('"d_state": Field(32', '"d_state": Field(16')],
         "another default of an option": [("windows per update (default 8)", "windows (default 4)")],
