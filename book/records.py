@@ -704,12 +704,14 @@ def ablation_longer():
 
 def ablation_orders():
     """Jamba's order, OTCE's, and one with as much attention, six seeds; and chapter 07's recall."""
-    (rows,) = from_notebook(CHAPTER_9, "ORDERS")
+    rows, recalling = from_notebook(CHAPTER_9, "ORDERS", "RECALLING")
     record = ablation("09_orders", rows, range(1, 7), 200)
+    parts = ((400, range(6), recalling), (1200, range(3), ("Jamba", "OTCE")))
     jobs = [
-        dict(row=row, pattern=fields["pattern"], steps=400, seed=seed)
-        for seed in range(6)
-        for row, fields in rows.items()
+        dict(row=row, pattern=recalling[row], steps=steps, seed=seed)
+        for steps, seeds, several in parts
+        for seed in seeds
+        for row in several
     ]
     recalled = jobs_and_results("09_orders_recall", order_recall_run, jobs)
     minutes = sum(one["minutes"] for one in recalled)
@@ -793,8 +795,9 @@ def ablation_run(job):
     torch.set_default_dtype(torch.float32)
     settings = dataclasses.replace(settings, held_out=corpus.held_out)
     fields = dict(job["fields"])
-    at_start = None if fields.pop("turned", True) else parts["unturned"]
+    turned = fields.pop("turned", True)
     config = parts["fitted"](**fields)
+    at_start = None if turned else lambda _, run: parts["unturned"](run.model)
     how = (job["rate"], job["seed"], settings, corpus.ids, at_start)
     nats = parts["one_run"](job["row"], config, *how)
     return {
