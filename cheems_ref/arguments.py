@@ -183,10 +183,10 @@ def _look_at_rows(a):
 
 
 def _look_at_sizes(a):
-    a.length = a.context if a.length is None else a.length
     for name, least in (("context", 0), ("length", 1), ("batch", 1)):
-        if getattr(a, name) < least:
-            raise ValueError(f"--{name} must be at least {least}, got {getattr(a, name)}")
+        if (size := getattr(a, name)) is not None and size < least:
+            raise ValueError(f"--{name} must be at least {least}, got {size}")
+    a.length = max(1, a.context) if a.length is None else a.length
     for name in ("memory", "flops", "bandwidth"):
         if (value := getattr(a, name)) is not None and not 0 < value < math.inf:
             raise ValueError(f"--{name} must be positive, got {value}")

@@ -119,9 +119,10 @@ def count_flops(
 ) -> dict[str, Flops]:
     """Count the operations of a forward pass by part: every letter of the pattern, and "head".
 
-    Counted are products that are summed. What works on single entries is left out: norms, gates,
-    softmax, rotation, the convolution of d_conv taps. The backward pass has two products for each
-    of these, so an update takes three times as many.
+    Counted are products that are summed; within a chunk SSD computes those of all pairs. What works
+    on single entries is left out: norms, gates, softmax, rotation, the convolution of d_conv taps.
+    The backward pass has two products for each, and torch's fused attention computes its scores,
+    half of `pairs`, once more.
 
     Args:
         config: of the model.
@@ -213,17 +214,14 @@ def step_bytes(
 ) -> int:
     """Count what has to be moved to write one more token of each row, in bytes, at the least.
 
-    Every parameter at work is read once, those of experts once per row, but none twice; the cache
-    is read, and states, convolutions and the new keys and values are written.
+    Every parameter that one token meets is read once (all rows might choose the same experts), the
+    cache is read, and states, convolutions and the new keys and values are written.
 
     Args:
         config, context, batch, dtype: as in `cache_bytes`.
     """
     cache = cache_bytes(config, context, batch=batch, dtype=dtype)
-    read = sum(
-        part.active if part.active >= part.total else min(part.total, batch * part.active)
-        for part in count_parameters(config).values()
-    )
+    read = sum(part.active for part in count_parameters(config).values())
     new = cache_bytes(config, 1, batch=batch, dtype=dtype).keys_values
     return read * dtype.itemsize + cache.total() + cache.states + cache.convolutions + new
 
@@ -233,9 +231,10 @@ def activation_bytes(
 ) -> dict[str, int]:
     """Count what a forward pass keeps for the backward pass, in bytes, by letter and "head".
 
-    The layers are run, each with its norm, on tensors that have shapes and no contents: attention
-    as torch's fused kernels do it, which keep no weights; routed experts with equal loads. "head"
-    is the last norm, the logits and their cross-entropy, with the ids.
+    The layers are run, each with its norm, on tensors that have shapes and no contents, as on a
+    CPU: S in chunks; attention fused, which keeps no weights unless it has a dynamic mask; routed
+    experts with equal loads. (A GPU's fused norm keeps less.) "head" is the last norm, the logits
+    and their cross-entropy, with the ids.
 
     Args:
         config: of the model.

@@ -1,11 +1,13 @@
 """What `python -m cheems_ref budget` says of a model that is not made."""
 
 import dataclasses
+from collections.abc import Sequence
 
 import torch
 
 from cheems_ref.arguments import BYTES, PATTERN
 from cheems_ref.budget import (
+    Flops,
     activation_bytes,
     cache_bytes,
     count_flops,
@@ -24,43 +26,52 @@ def carry_out(parsed) -> int:
     return guarded(_budget, parsed)
 
 
-def by_part(config: ModelConfig, length: int, batch: int, dtype: torch.dtype) -> list[str]:
-    """Return the lines of a table: parameters, operations of a pass, bytes kept, by part.
+def by_part(
+    config: ModelConfig, flops: dict[str, Flops], kept: dict[str, int]
+) -> list[tuple[str, ...]]:
+    """Return the rows of a table: parameters, operations of a pass, bytes kept of it, by part.
 
     Args:
         config: of the model.
-        length, batch: tokens of a row, and rows, of the pass.
+        flops, kept: of the pass, as `count_flops` and `activation_bytes` return them.
+    """
+    rows, sums = [], [0, 0, 0, 0]
+    for part, count in count_parameters(config).items():
+        layers = str(config.pattern.count(part)) if part in LAYERS else ""
+        name = f"{part} {LAYERS[part].name}" if part in LAYERS else part
+        work = flops[part].total() if part in flops else 0
+        numbers = count.total, count.active, work, kept.get(part, 0)
+        sums = [one + other for one, other in zip(sums, numbers, strict=True)]
+        rows.append((name, layers, *_in_words(*numbers)))
+    return [*rows, ("all", str(len(config.pattern)), *_in_words(*sums))]
+
+
+def memory_by_context(
+    config: ModelConfig, contexts: Sequence[int], batch: int, dtype: torch.dtype
+) -> dict[str, list[float]]:
+    """Compute what writing on takes after so many tokens, in GB: "weights", "cache", "together".
+
+    Args:
+        config: of the model.
+        contexts: tokens in the cache.
+        batch: rows.
         dtype: of the model.
     """
-    counts = count_parameters(config)
-    flops = count_flops(config, length, batch=batch)
-    kept = activation_bytes(config, length, batch=batch, dtype=dtype)
-    head = ("part", "layers", "parameters", "at work", "forward pass", "kept of it")
-    lines, sums = [head], [0, 0, 0, 0]
-    for part, count in counts.items():
-        name = f"{part} {LAYERS[part].name}" if part in LAYERS else part
-        numbers = (count.total, count.active, flops[part].total() if part in flops else 0)
-        numbers += (kept.get(part, 0),)
-        sums = [one + other for one, other in zip(sums, numbers, strict=True)]
-        lines.append((name, str(config.pattern.count(part) if part in LAYERS else ""), *numbers))
-    lines.append(("all", str(len(config.pattern)), *sums))
-    return _aligned([line if line is head else _in_words(line) for line in lines])
+    weights = sum(part.total for part in count_parameters(config).values()) * dtype.itemsize / 1e9
+    caches = [cache_bytes(config, n, batch=batch, dtype=dtype).total() / 1e9 for n in contexts]
+    together = [weights + cache for cache in caches]
+    return {"weights": [weights] * len(caches), "cache": caches, "together": together}
 
 
-def _in_words(line):
-    name, layers, total, active, flops, kept = line
-    return name, layers, f"{total:,}", f"{active:,}", f"{flops / 1e9:,.1f} G", _gigabytes(kept)
+def _in_words(total, active, work, kept):
+    return f"{total:,}", f"{active:,}", _si(work), _si(kept, "B")
 
 
-def _aligned(lines):
+def _aligned(rows):
     """Names to the left, numbers to the right."""
-    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return [
-        "  ".join(
-            cell.ljust(width) if i == 0 else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
-        )
-        for line in lines
+        "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows
     ]
 
 
@@ -71,10 +82,13 @@ def _budget(a):
     pattern = config.pattern
     shown = pattern if len(pattern) <= SHOWN else f"{pattern[: SHOWN - 3]}..."
     print(f"{shown}, a vocabulary of {config.vocab_size:,}, {a.dtype}")
-    print(f"a pass over {_times(a.batch, a.length)} tokens:")
-    print(*by_part(config, a.length, a.batch, dtype), sep="\n")
     _writing(a, config, dtype)
-    _training(a, config, dtype)
+    flops = count_flops(config, a.length, batch=a.batch)
+    kept = activation_bytes(config, a.length, batch=a.batch, dtype=dtype)
+    print(f"\na pass over {a.batch:,} × {a.length:,} tokens:")
+    head = ("part", "layers", "parameters", "at work", "operations", "kept")
+    print(*_aligned([head, *by_part(config, flops, kept)]), sep="\n")
+    _training(a, config, flops, sum(kept.values()))
     if a.plot is not None:
         _plot(a, config, dtype)
         print(f"drawn: {a.plot}")
@@ -84,32 +98,34 @@ def _budget(a):
 def _writing(a, config, dtype):
     weights = sum(part.total for part in count_parameters(config).values()) * dtype.itemsize
     cache = cache_bytes(config, a.context, batch=a.batch, dtype=dtype)
-    print(f"\nto write on after {_times(a.batch, a.context)} tokens:")
-    print(f"  weights           {_gigabytes(weights):>10}")
-    print(f"  keys and values   {_gigabytes(cache.keys_values):>10}")
-    print(f"  states, the rest  {_gigabytes(cache.total() - cache.keys_values):>10}")
-    print(f"  together          {_gigabytes(weights + cache.total()):>10}", end=", ")
+    print(f"\nto write on after {a.batch:,} × {a.context:,} tokens:")
+    print(f"  weights           {_si(weights, 'B'):>10}")
+    print(f"  keys and values   {_si(cache.keys_values, 'B'):>10}")
+    print(f"  states, the rest  {_si(cache.total() - cache.keys_values, 'B'):>10}")
+    print(f"  together          {_si(weights + cache.total(), 'B'):>10}", end=", ")
     print(_fits(weights + cache.total(), a.memory))
     flops = count_flops(config, 1, context=a.context, batch=a.batch)
     work = sum(part.total() for part in flops.values())
     moved = step_bytes(config, a.context, batch=a.batch, dtype=dtype)
-    print(f"  a token of each row: {work / 1e9:,.2f} G operations, {_gigabytes(moved)} moved")
+    tokens = "a token" if a.batch == 1 else f"{a.batch:,} tokens, one in each row"
+    print(f"  {tokens}: {_si(work)} operations, {_si(moved, 'B')} moved at the least")
     times = {"operations": a.flops and work / a.flops, "bytes": a.bandwidth and moved / a.bandwidth}
     if times := {what: seconds for what, seconds in times.items() if seconds}:
         what = max(times, key=times.get)
         print(f"  at most {a.batch / times[what]:,.0f} tokens per second, by the {what}")
 
 
-def _training(a, config, dtype):
-    states = training_bytes(config)
-    kept = sum(activation_bytes(config, a.length, batch=a.batch, dtype=dtype).values())
-    work = 3 * sum(part.total() for part in count_flops(config, a.length, batch=a.batch).values())
-    print(f"\nto train on {_times(a.batch, a.length)} tokens per update, with AdamW in float32:")
-    print(f"  parameters, gradients, moments  {_gigabytes(states):>10}")
-    print(f"  kept for the backward pass      {_gigabytes(kept):>10}")
-    print(f"  together                        {_gigabytes(states + kept):>10}", end=", ")
-    print(_fits(states + kept, a.memory))
-    print(f"  an update: {work / 1e12:,.2f} T operations")
+def _training(a, config, flops, kept):
+    parameters = training_bytes(config)
+    logits = 4 * a.batch * a.length * config.vocab_size
+    work = sum(3 * part.total() + part.pairs // 2 for part in flops.values())
+    print(f"\nto train on {a.batch:,} × {a.length:,} tokens per update, with AdamW in float32:")
+    print(f"  parameters, gradients, moments  {_si(parameters, 'B'):>10}")
+    print(f"  kept for the backward pass      {_si(kept, 'B'):>10}, in {a.dtype}")
+    print(f"  gradient of the logits          {_si(logits, 'B'):>10}")
+    print(f"  together                        {_si(parameters + kept + logits, 'B'):>10}", end=", ")
+    print(_fits(parameters + kept + logits, a.memory))
+    print(f"  an update: {_si(work)} operations")
     if a.flops:
         print(f"  at most {a.batch * a.length / (work / a.flops):,.0f} tokens per second")
 
@@ -118,27 +134,21 @@ def _fits(size, memory):
     return f"{'fits' if size <= memory * 1e9 else 'does not fit'} into {memory:g} GB"
 
 
-def _times(batch, length):
-    return f"{batch:,} × {length:,}"
-
-
-def _gigabytes(size):
-    return f"{size / 1e9:,.3f} GB"
+def _si(number, unit=""):
+    """Three digits and a prefix: 1.30 GB, 34.6 T, 0 B."""
+    prefixes = ("", "k", "M", "G", "T", "P", "E")
+    number = float(f"{number:.3g}")
+    at = min(len(prefixes) - 1, (len(str(int(number))) - 1) // 3)
+    digits = f"{number / 1000**at:.3g}" if at else f"{number:.0f}"
+    return f"{digits} {prefixes[at]}{unit}".rstrip()
 
 
 def _plot(a, config, dtype):
-    """Memory to write on, against the context, beside what there is."""
     from cheems_ref import plotting
 
-    weights = sum(part.total for part in count_parameters(config).values()) * dtype.itemsize
     contexts = [2**i for i in range(8, max(18, a.context.bit_length() + 1))]
-    caches = [cache_bytes(config, n, batch=a.batch, dtype=dtype).total() for n in contexts]
+    curves = memory_by_context(config, contexts, a.batch, dtype)
     fig, ax = plotting.figure(size=(7, 4.5))
-    curves = {
-        "weights": [weights / 1e9] * len(contexts),
-        "cache": [size / 1e9 for size in caches],
-        "together": [(weights + size) / 1e9 for size in caches],
-    }
     plotting.lines(ax, contexts, curves, xlabel="tokens read", ylabel="GB")
     plotting.level(ax, a.memory, "memory")
     ax.set(xscale="log", yscale="log")

@@ -65,6 +65,7 @@ examples:
   python -m cheems_ref budget --preset jamba-1.3b --batch 8 --flops 9.9e14 --bandwidth 3.35e12
   python -m cheems_ref budget --pattern "SM x 3 + AM" --set d_model=512 --plot memory.svg
 
-Operations are products that are summed, and what a pass keeps is that of S in its chunked form. A
-machine does other things besides: it takes more, and writes less per second.
+Operations are products that are summed. What a pass keeps is what torch keeps on a CPU, of S in its
+chunked form; the fused kernels of a GPU keep less. A machine does other things besides, so it
+writes less per second than it could at most.
 """

@@ -294,12 +294,14 @@ class _ChunkScan(torch.autograd.Function):
 
 
 def launching(tensors: dict[str, Tensor]) -> contextlib.AbstractContextManager[None]:
-    """Return what Triton kernels of one's own have to be launched in, given their tensors by name.
+    """Return what Triton kernels of one's own have to be launched in, given their tensors by name,
+    of which there is an x.
 
     Raises:
         RuntimeError, TypeError, ValueError: as `chunk_scan`.
     """
-    return _shims(_check(tensors))
+    mode = _check(tensors)
+    return torch.cuda.device(tensors["x"].device) if mode == "cuda" else _shims(mode)
 
 
 def _check(tensors: dict[str, Tensor | None]) -> Mode:

@@ -8,15 +8,17 @@ which point is its own. Here each works on one head of one row of the batch:
     _read    steps 1 and 4, one program per chunk: what its tokens read, from each other and from
              the state that their chunk was handed
 
-A program loads tiles of its tensors, multiplies them with `tl.dot` and stores a result; what it has
-in between is never written to memory. A tile has a power of two of rows and of columns, 16 at the
+A program loads tiles of its tensors, multiplies them with `tl.dot` and stores a result; no tensor
+holds what it has in between. A tile has a power of two of rows and of columns, 16 at the
 least: q tokens, N states, P channels. Where there are only l, n or p, the rest of it is zero; a
 token of dt = 0 leaves the state alone.
 
-A product is "tf32x3": three of a tensor core's, with nearly all digits of float32. ("ieee" spells
-out every multiplication, which Triton compiles for minutes at the sizes of a model.) There is no
-backward pass. Notebook 03 derives the steps; without a GPU the kernels run in Triton's interpreter,
-as those of `kernels` do.
+A product is "tf32x3", three of a tensor core's in place of one, for nearly all digits of float32.
+("ieee" spells out every multiplication, which Triton compiles for minutes at the sizes of a model;
+the interpreter multiplies in float32 whatever is asked for.) Log decays are summed in float64, as
+in `ssd_chunked`: only their differences matter. There is no backward pass, and n and p are at most
+128, since a tile holds them whole. Notebook 03 derives the steps; what runs the kernels, a GPU or
+the interpreter, is said by `kernels.kernel_status`.
 Source: WM Listing 3; mamba-ssm's ssd_chunk_state.py, ssd_state_passing.py and ssd_chunk_scan.py,
 which cut n and p into tiles as well, multiply in sixteen bits, and have a backward pass.
 """
@@ -25,10 +27,10 @@ import torch
 import triton
 import triton.language as tl
 
-from cheems_ref import kernels
+from cheems_ref import check, kernels
 from cheems_ref.ssd import _form
 
-LARGEST_CHUNK = 64  # twice as many tokens take Triton half a minute to compile
+LARGEST_CHUNK, LARGEST_TILE = 64, 128  # what Triton compiles in seconds, and a GPU has room for
 
 
 @triton.jit
@@ -41,9 +43,9 @@ def _tile(tensor, rows, n_columns, inside, width: tl.constexpr):
 
 @triton.jit
 def _steps(dt, A, rows, inside, head):
-    """The step sizes of the tokens, and their log decays dt A."""
+    """The step sizes of the tokens, and their log decay since the chunk began."""
     steps = tl.load(dt + rows, inside, 0.0)
-    return steps, steps * tl.load(A + head)
+    return steps, tl.cumsum(steps.to(tl.float64) * tl.load(A + head).to(tl.float64))
 
 
 @triton.jit
@@ -54,16 +56,17 @@ def _write(
     chunk, head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     t = chunk * q + tl.arange(0, q)
     mine, shared = (row * l + t) * h + head, (row * l + t) * g + head // (h // g)
-    steps, log_decay = _steps(dt, A, mine, t < l, head)
+    steps, since = _steps(dt, A, mine, t < l, head)
     X, K = _tile(x, mine, p, t < l, P), _tile(B, shared, n, t < l, N)
 
-    to_end = tl.exp(tl.sum(log_decay) - tl.cumsum(log_decay))
+    whole = tl.min(since)  # the last: it never rises
+    to_end = tl.exp((whole - since).to(tl.float32))
     write = tl.dot(tl.trans(K), (to_end * steps)[:, None] * X, input_precision="tf32x3")
 
     place = (row * h + head) * tl.num_programs(0) + chunk
     i, j = tl.arange(0, N)[:, None], tl.arange(0, P)[None, :]
     tl.store(states + (place * n + i) * p + j, write, (i < n) & (j < p))
-    tl.store(decays + place, tl.exp(tl.sum(log_decay)))
+    tl.store(decays + place, tl.exp(whole.to(tl.float32)))
 
 
 @triton.jit
@@ -90,19 +93,20 @@ def _read(
     chunk, head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     t = chunk * q + tl.arange(0, q)
     mine, shared = (row * l + t) * h + head, (row * l + t) * g + head // (h // g)
-    steps, log_decay = _steps(dt, A, mine, t < l, head)
+    steps, since = _steps(dt, A, mine, t < l, head)
     X = _tile(x, mine, p, t < l, P)
     K, Q = _tile(B, shared, n, t < l, N), _tile(C, shared, n, t < l, N)
 
-    since = tl.cumsum(log_decay)
-    L = tl.where(t[:, None] >= t[None, :], tl.exp(since[:, None] - since[None, :]), 0.0)
+    between = (since[:, None] - since[None, :]).to(tl.float32)
+    L = tl.where(t[:, None] >= t[None, :], tl.exp(between), 0.0)
     scores = tl.dot(Q, tl.trans(K), input_precision="tf32x3") * L
     inside_chunk = tl.dot(scores, steps[:, None] * X, input_precision="tf32x3")
 
     i = tl.arange(0, N)
     place = (row * h + head) * tl.num_programs(0) + chunk
     state = _tile(states, place * n + i, p, i < n, P)
-    before_chunk = tl.exp(since)[:, None] * tl.dot(Q, state, input_precision="tf32x3")
+    decay = tl.exp(since.to(tl.float32))[:, None]
+    before_chunk = decay * tl.dot(Q, state, input_precision="tf32x3")
 
     j = tl.arange(0, P)[None, :]
     inside = (t < l)[:, None] & (j < p)
@@ -119,7 +123,7 @@ def ssd_triton(x, dt, A, B, C, state, chunk_size):
     Raises:
         TypeError: a tensor is float64.
         RuntimeError: kernels cannot run here; the message says why and what to do.
-        ValueError: a gradient is asked for.
+        ValueError: a gradient is asked for, or n or p is larger than 128.
 
     Source: WM Listing 3.
     """
@@ -127,6 +131,7 @@ def ssd_triton(x, dt, A, B, C, state, chunk_size):
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors.values()):
         raise ValueError("ssd_triton has no backward pass: call it under torch.no_grad()")
     (b, l, h, p), (g, n) = x.shape, B.shape[2:]
+    check.numbers(f"[1, {LARGEST_TILE}]", n=n, p=p)
     q, N, P = (max(16, triton.next_power_of_2(size)) for size in (min(chunk_size, l), n, p))
     q = min(q, LARGEST_CHUNK)
     chunks = triton.cdiv(l, q)

@@ -197,7 +197,7 @@ def activations_are_what_autograd_keeps(m, case):
 
 
 def a_step_moves_parameters_and_cache(m, case):
-    """The cache that is there, what of the next one is new, and every parameter at work once."""
+    """The cache that is there, what of the next one is new, and every parameter at work, once."""
     for b in (1, 3):
         net = built(m, case, torch.float32)
         text = ids(b, 6)
@@ -208,10 +208,7 @@ def a_step_moves_parameters_and_cache(m, case):
             for name, t in held(after).items()
             if t.dtype != torch.int64
         )
-        read = 0
-        for part in m.count_parameters(net.config).values():
-            routed = 0 < part.active < part.total
-            read += min(b * part.active, part.total) if routed else part.active
+        read = sum(part.active for part in m.count_parameters(net.config).values())
         got = budget(m).step_bytes(net.config, 5, batch=b, dtype=torch.float32)
         assert got == 4 * read + cache.nbytes() + written, f"{case}, {b} rows"
 

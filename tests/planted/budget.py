@@ -102,10 +102,9 @@ PLANTED = [
         ("SGIM", "states not read", ("2 * h * p * n)\n", "h * p * n)\n")),
         ("SGIM", "a step is a chunk", ("if length <= 1:", "if False:")))),
     *((a_step_moves_parameters_and_cache, case, {what: [edit]}) for case, what, edit in (
-        ("SHSRAH", "experts as often as there are rows", ("min(part.total, batch * part.active)",
-                                                          "batch * part.active")),
-        ("SHSRAH", "experts of one row", ("batch * part.active)", "part.active)")),
-        ("SEIE", "all parameters", ("(\n        part.active if", "(\n        part.total if")),
+        ("SHSRAH", "experts as often as there are rows", ("read = sum(part.active",
+                                                          "read = batch * sum(part.active")),
+        ("SEIE", "all parameters", ("read = sum(part.active", "read = sum(part.total")),
         ("SHSRAH", "states are not written", ("cache.total() + cache.states", "cache.total()")),
         ("SHSRAH", "convolutions are not written", ("cache.states + cache.convolutions",
                                                     "cache.states")),

@@ -5,38 +5,42 @@ from test_budget_command import (
     a_batch_and_a_dtype_are_taken,
     a_length_that_is_not_given_is_the_context,
     a_plot_is_drawn,
+    curves_are_weights_and_caches,
     memory_is_that_of_weights_and_cache,
     speed_is_bounded_by_what_is_scarcer,
     the_table_is_that_of_the_model,
+    training_counts_the_gradient_of_the_logits,
 )
 
 from cheems_ref import arguments, budget_command
 
 ROOMS = (arguments, budget_command)
 UNCHECKED = True
+WEIGHTS = "weights = sum(part.total for part in count_parameters(config).values()) * dtype.itemsize"
+KEPT = "kept = activation_bytes(config, a.length, batch=a.batch, dtype=dtype)"
 
 # fmt: off
 MISTAKES = mistakes([
     (the_table_is_that_of_the_model, {
-        "of one row": [("flops = count_flops(config, length, batch=batch)",
-                        "flops = count_flops(config, length)")],
-        "kept by one row": [("kept = activation_bytes(config, length, batch=batch, dtype=dtype)",
-                             "kept = activation_bytes(config, length, dtype=dtype)")],
+        "of one row": [("flops = count_flops(config, a.length, batch=a.batch)",
+                        "flops = count_flops(config, a.length)")],
+        "kept by one row": [(KEPT, KEPT.replace("batch=a.batch, ", ""))],
         "total and at work exchanged": [("count.total, count.active", "count.active, count.total")],
         "the last part alone": [("one + other for one, other", "other for one, other")],
-        "all layers": [("config.pattern.count(part) if part", "len(config.pattern) if part")],
-        "binary gigabytes": [("{size / 1e9:,.3f}", "{size / 2**30:,.3f}")]}),
+        "all layers": [("str(config.pattern.count(part)) if", "str(len(config.pattern)) if")],
+        "binary prefixes": [("{number / 1000**at:.3g}", "{number / 1024**at:.3g}")]}),
     (memory_is_that_of_weights_and_cache, {
-        "parameters at work": [
-            ("weights = sum(part.total for part in count_parameters(config).values())"
-             " * dtype.itemsize\n    cache", "weights = sum(part.active for part in "
-             "count_parameters(config).values()) * dtype.itemsize\n    cache")],
-        "keys are the rest": [("{_gigabytes(cache.total() - cache.keys_values):>10}",
-                               "{_gigabytes(cache.total()):>10}")],
+        "weights of four bytes": [(WEIGHTS + "\n    cache", WEIGHTS[:-14] + "4\n    cache")],
+        "keys are the rest": [("{_si(cache.total() - cache.keys_values, 'B'):>10}",
+                               "{_si(cache.total(), 'B'):>10}")],
         "everything fits": [("if size <= memory * 1e9", "if True")],
         "weights alone fit": [("_fits(weights + cache.total()", "_fits(weights")],
-        "in sixteen bits": [("states = training_bytes(config)",
-                             "states = training_bytes(config, dtype=dtype)")]}),
+        "in sixteen bits": [("parameters = training_bytes(config)",
+                             "parameters = training_bytes(config, dtype=torch.bfloat16)")]}),
+    (training_counts_the_gradient_of_the_logits, {
+        "not": [("_fits(parameters + kept + logits, a", "_fits(parameters + kept, a")],
+        "of one row": [("4 * a.batch * a.length * config", "4 * a.length * config")],
+        "nothing is kept": [("sum(kept.values()))", "0)")]}),
     (a_batch_and_a_dtype_are_taken, {
         "always sixteen bits": [("getattr(torch, a.dtype)", "torch.bfloat16")],
         "a cache of one row": [("cache_bytes(config, a.context, batch=a.batch, dtype=dtype)",
@@ -45,13 +49,19 @@ MISTAKES = mistakes([
                                "step_bytes(config, a.context, batch=1")],
         "a step without context": [("count_flops(config, 1, context=a.context",
                                     "count_flops(config, 1, context=0")],
-        "an update is a pass": [("work = 3 * sum(", "work = sum(")]}),
+        "an update is a pass": [("3 * part.total()", "part.total()")],
+        "scores are kept": [(" + part.pairs // 2", "")]}),
     (speed_is_bounded_by_what_is_scarcer, {
         "by what is plentiful": [("what = max(times", "what = min(times")],
         "rows, not tokens": [("{a.batch / times[what]:,.0f}", "{1 / times[what]:,.0f}")],
         "an update of one row": [("{a.batch * a.length / (work", "{a.length / (work")]}),
     (a_length_that_is_not_given_is_the_context, {
-        "it is the default": [("a.length = a.context if", "a.length = 4096 if")]}),
+        "it is the default": [("max(1, a.context) if", "4096 if")],
+        "or nothing": [("max(1, a.context) if", "a.context if")]}),
+    (curves_are_weights_and_caches, {
+        "of one row": [("cache_bytes(config, n, batch=batch, dtype=dtype)",
+                        "cache_bytes(config, n, dtype=dtype)")],
+        "weights once": [("weights + cache for cache", "cache for cache")]}),
     (a_plot_is_drawn, {
         "not at all": [("    fig.savefig(a.plot)\n", "")]}),
 ])

@@ -1,27 +1,33 @@
 """Mistakes that the properties of test_triton_ssd.py must catch."""
 
 from planting import mistakes
-from test_triton_ssd import SHAPES, is_the_recurrence, triton_ssd
+from test_triton_ssd import (
+    SHAPES,
+    STATUS,
+    is_the_recurrence,
+    large_steps_lose_no_digits,
+    triton_ssd,
+)
 
 ROOMS = (triton_ssd,)
-WRITTEN, DECAYED = "(to_end * steps)[:, None]", "(tl.exp(tl.cumsum(log_decay)) * steps)[:, None]"
+TO_END, FROM_START = "(whole - since).to(tl.float32)", "since.to(tl.float32)"
 KEPT, HANDED = "tl.store(states + place * n * p + entry, ", "state, inside)"
 PLACE = "place = tensor + rows[:, None] * "
 
 # fmt: off
-MISTAKES = [] if triton_ssd is None else mistakes([
+MISTAKES = [] if not STATUS.available else mistakes([
     (is_the_recurrence, SHAPES["ragged"], {
         "no mask at the ragged end": [
             ("tl.load(dt + rows, inside, 0.0)", "tl.load(dt + rows * inside)")],
-        "decay on the wrong side": [(WRITTEN, DECAYED)],
-        "the decay of one token": [("tl.exp(tl.sum(log_decay)))", "tl.exp(tl.max(log_decay)))")],
+        "decay on the wrong side": [(TO_END, FROM_START)],
+        "the decay of one token": [("whole = tl.min(since)", "whole = tl.max(since)")],
         "what a chunk wrote instead of what it is handed": [
             (KEPT + HANDED, KEPT + "write, inside)")],
         "the carried state does not decay": [
             ("state = tl.load(decays + place) * state + write", "state = state + write")],
-        "reads without decay": [("tl.exp(since)[:, None] * tl.dot(Q", "tl.dot(Q")],
-        "decay from the token before": [
-            ("tl.exp(since)[:, None]", "tl.exp(since - log_decay)[:, None]")],
+        "reads without decay": [("before_chunk = decay * tl.dot(", "before_chunk = tl.dot(")],
+        "decay of the whole chunk": [
+            ("decay = tl.exp(since.to(", "decay = tl.exp((since * 0 + tl.min(since)).to(")],
         "blind to itself": [("t[:, None] >= t[None, :]", "t[:, None] > t[None, :]")],
         "sees ahead": [("t[:, None] >= t[None, :]", "t[:, None] <= t[None, :]")],
         "no step in the chunk": [("tl.dot(scores, steps[:, None] * X", "tl.dot(scores, X")],
@@ -33,6 +39,9 @@ MISTAKES = [] if triton_ssd is None else mistakes([
         "a row as short as a chunk": [("(row * l + t) * h", "(row * q + t) * h", 2)]}),
     (is_the_recurrence, SHAPES["odd sizes"], {
         "the last column left out": [("(column < n_columns)", "(column < n_columns - 1)")]}),
+    (large_steps_lose_no_digits, {
+        "sums of float32": [("steps.to(tl.float64) * tl.load(A + head).to(tl.float64)",
+                             "steps * tl.load(A + head)")]}),
     (is_the_recurrence, SHAPES["long chunks"], {
         "the state of the first chunk": [("place * n + i, p, i < n, P)", "i, p, i < n, P)")]}),
 ])
