@@ -23,6 +23,8 @@ Source: WM Listing 3; mamba-ssm's ssd_chunk_state.py, ssd_state_passing.py and s
 which cut n and p into tiles as well, multiply in sixteen bits, and have a backward pass.
 """
 
+from typing import no_type_check  # for the tests: Triton takes no function that is wrapped
+
 import torch
 import triton
 import triton.language as tl
@@ -34,6 +36,7 @@ LARGEST_CHUNK, LARGEST_TILE = 64, 128  # what Triton compiles in seconds, and a 
 
 
 @triton.jit
+@no_type_check
 def _tile(tensor, rows, n_columns, inside, width: tl.constexpr):
     """Rows of a matrix whose entries lie one behind the other; zero where there are none."""
     column = tl.arange(0, width)[None, :]
@@ -42,6 +45,7 @@ def _tile(tensor, rows, n_columns, inside, width: tl.constexpr):
 
 
 @triton.jit
+@no_type_check
 def _steps(dt, A, rows, inside, head):
     """The step sizes of the tokens, and their log decay since the chunk began."""
     steps = tl.load(dt + rows, inside, 0.0)
@@ -49,6 +53,7 @@ def _steps(dt, A, rows, inside, head):
 
 
 @triton.jit
+@no_type_check
 def _write(
     x, dt, A, B, states, decays, l, h, g, n, p, q: tl.constexpr, N: tl.constexpr, P: tl.constexpr
 ):
@@ -70,6 +75,7 @@ def _write(
 
 
 @triton.jit
+@no_type_check
 def _carry(initial, states, decays, final, chunks, n, p, N: tl.constexpr, P: tl.constexpr):
     """Step 3: the state before each chunk, put where the chunk's own write stood."""
     head, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
@@ -86,6 +92,7 @@ def _carry(initial, states, decays, final, chunks, n, p, N: tl.constexpr, P: tl.
 
 
 @triton.jit
+@no_type_check
 def _read(
     x, dt, A, B, C, states, y, l, h, g, n, p, q: tl.constexpr, N: tl.constexpr, P: tl.constexpr
 ):
