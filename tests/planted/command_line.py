@@ -174,7 +174,7 @@ MISTAKES = mistakes([
         "what is empty": [('if getattr(a, name, None) == "":', "if False:")],
         "without effect": [("if not FIELDS[name].is_used(config):", "if False:")],
         "any vocabulary": [('if name == "vocab_size" and name not in others:', "if False:")],
-        "any seed": [("elif getattr(a, \"seed\", None) is not None and a.seed not in SEEDS:", "elif False:")],
+        "any seed": [("and a.seed not in SEEDS:", "and False:")],
         "any device": [("if a.device not in there:", "if False:")],
         "any length": [("training.length > config.max_positions:", "False:")],
         "any size": [("if there is not None and needed > there:", "if False:")],
@@ -185,7 +185,7 @@ MISTAKES = mistakes([
         "status 0": [("    return 1\n", "    return 0\n")],
         "an empty prompt": [("if not a.prompt:", "if False:")],
         "half a letter": [('a.prompt.encode("utf-8")', "pass")],
-        "any seed": [("elif getattr(a, \"seed\", None) is not None and a.seed not in SEEDS:", "elif False:")],
+        "any seed": [("and a.seed not in SEEDS:", "and False:")],
         "more than there are": [("if a.top_k is not None and a.top_k > BYTES:", "if False:")],
         "a choice of one": [("if value is not None and a.temperature == 0:", "if False:")],
         "the prompt first": [
