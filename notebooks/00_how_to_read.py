@@ -424,7 +424,7 @@ plotting.save(fig, "00_map", "; ".join(f"an arrow from {a} to {z}" for a, z in a
 # **For a lecturer.** The second cell of each chapter has the minutes of its sections, to teach with
 # the cells folded and to study alone. They are counted from the text at fixed rates (words, lines,
 # equations, figures, exercises), fitted to what one or two readers of each of chapters 01 to 07
-# needed: you may well be faster or slower by a third. Here the course is cut into 14 sittings
+# needed: you may well be faster or slower by a third. Here the course is cut into 15 sittings
 # of 50 to 90 minutes, which leaves little room for questions; *As printed* is what can be left to
 # the class.
 
@@ -461,7 +461,7 @@ def places(sitting):
 
 # %%
 sections = [section for path in chapters for section in timetable(path)]
-plan = {("00", "01"): 2, ("02",): 2, ("03", "04"): 3, ("05",): 2, ("06", "07"): 3, ("08", "09"): 2}
+plan = {("00", "01"): 2, ("02",): 2, ("03", "04"): 3, ("05",): 2, ("06", "07"): 3, ("08", "09"): 3}
 print("sitting  minutes  sections")
 number = 0
 for group, count in plan.items():
@@ -470,7 +470,7 @@ for group, count in plan.items():
         number, total = number + 1, sum(teach for *_, teach, _ in sitting)
         print(f"{number:7}  {total:7}  {places(sitting)}")
         assert 50 <= total <= 90
-assert number == 14
+assert number == 15
 
 # %% [markdown]
 # **Alone at night.** An hour and a half an evening. Whoever wants to arrive at a working Cheems

@@ -587,21 +587,24 @@ for step in (200, 400, 600):
 
 # %% tags=["figure"]
 def draw_sources(ax, losses):
-    """Means and intervals over modules, a colour for each source of position."""
-    for shift, source in zip((-0.15, 0, 0.15), SOURCES, strict=True):
-        found = [interval([*losses[f"{module}, {source}"].values()]) for module in MODULES]
-        means, halves = zip(*found, strict=True)
-        places = [place + shift for place in range(len(MODULES))]
-        ax.errorbar(places, means, halves, fmt="o", capsize=5, label=source)
-    ax.set(xticks=range(len(MODULES)), xticklabels=MODULES, ylabel="held-out nats per byte")
-    ax.legend()
+    """Every run over its module, and means with intervals, a colour for each source of position."""
+    for i, source in enumerate(SOURCES):
+        for place, module in enumerate(MODULES):
+            nats = [*losses[f"{module}, {source}"].values()]
+            at, (mean, half) = place + 0.2 * (i - 1), interval(nats)
+            ax.plot([at - 0.07] * len(nats), nats, ".", color=plotting.QUIET)
+            label = source if place == 0 else None
+            ax.errorbar(at, mean, half, fmt="os^"[i], color=plotting.COLORS[i], label=label)
+    ax.set(xticks=range(len(MODULES)), xticklabels=MODULES, ylim=(1.98, 2.42))
+    ax.legend(loc="upper center", ncols=3)
 
 
 def draw_curves(ax, curves):
-    """Every run's held-out nats against its updates, a colour for each row."""
-    for color, (row, runs) in zip(plotting.COLORS, curves.items(), strict=False):
+    """Every run against its updates, a colour and a dash for each row."""
+    for i, (row, runs) in enumerate(curves.items()):
+        how = dict(color=plotting.COLORS[i], linestyle=("-", "--", "-.", ":")[i])
         for seed, run in runs.items():
-            ax.plot([*run], [*run.values()], color=color, label=row if seed == 0 else None)
+            ax.plot([*run], [*run.values()], **how, label=row if seed == 0 else None)
     ax.set(xlabel="updates")
     ax.legend()
 
@@ -610,13 +613,15 @@ def draw_curves(ax, curves):
 fig, (left, right) = plotting.figure(1, 2, size=(13, 4.4))
 draw_sources(left, losses_of("09_position"))
 draw_curves(right, curves_of("09_longer"))
+left.set(ylabel="held-out nats per byte")
+right.set(xticks=(200, 400, 600))
 plotting.save(
     fig,
     "09_position",
     "Left, held-out nats of four modules with three sources of position: in each the convolution "
-    "is lowest, rotation in the middle, the decay highest. Right, the runs of S + A with convolution "
-    "and with rotation, three each, at 200, 400 and 600 updates: at each of these all three with "
-    "rotation are above all three with the convolution.",
+    "is lowest, rotation in the middle, the decay highest. Right, the runs of S + A with the "
+    "convolution and with rotation, three each, at 200, 400 and 600 updates: at each of these all "
+    "three with rotation are above all three with the convolution.",
 )
 
 # %% [markdown]
@@ -1034,12 +1039,12 @@ def nats_cut_out(reader, objective, held_out, n_texts=256, length=513):
 # Ten updates of small windows: everyone is asked for the same bytes, and a second run is the first.
 
 # %%
-held_out, brief = manual[-20_000:], replace(brief, learning_rate=3e-3)
-found = {}
+small = TrainConfig(steps=10, batch_size=4, length=64, learning_rate=3e-3)
+held_out, found = manual[-20_000:], {}
 for objective in OBJECTIVES["S + A"]:
     runs = []
     for _ in range(2):
-        reader = learn_to_read("AM SM", objective, brief, manual[:-20_000])
+        reader = learn_to_read("AM SM", objective, small, manual[:-20_000])
         runs.append(nats_cut_out(reader, objective, held_out, n_texts=8))
     assert torch.equal(*runs)
     found[objective] = runs[0]
