@@ -118,7 +118,7 @@ def learning_rate(step: int, config: TrainConfig) -> float:
     return config.learning_rate * share
 
 
-def make_optimizer(model: CausalLM, config: TrainConfig) -> torch.optim.AdamW:
+def make_optimizer(model: torch.nn.Module, config: TrainConfig) -> torch.optim.AdamW:
     """Return AdamW for a model, with weight decay on what has two axes or more."""
     matrices = [parameter for parameter in model.parameters() if parameter.ndim >= 2]
     vectors = [parameter for parameter in model.parameters() if parameter.ndim < 2]

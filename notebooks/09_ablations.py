@@ -1147,8 +1147,7 @@ for name, objectives in OBJECTIVES.items():
 # nobody asks for END, in order is ahead as well.
 #
 # Filling in is far from learned. How often each byte occurs in Python's manual gives 3.3 nats, and
-# with the law of the lengths 3.5 per byte; these readers, which have whole texts before them, are
-# at
+# with the law of the lengths 3.5 per byte; these readers, who have whole texts before them, are at
 # 2.9 to 3.3. What the text behind a blank is worth to who has learned to use it, they cannot tell.
 
 # %%
