@@ -30,7 +30,7 @@
 # | 1 · How much is chance | 4 | 7 |
 # | 2 · What has to be equal | 10 | 16 |
 # | 3 · Three inner functions | 6 | 9 |
-# | 4 · Where positions come from | 12 | 18 |
+# | 4 · Where positions come from | 12 | 19 |
 # | 5 · Attention before the output | 9 | 13 |
 # | 6 · Filling in blanks | 29 | 47 |
 # | 7 · Claimed and seen | 6 | 9 |
@@ -571,7 +571,7 @@ assert abs(1 - 0.95**9 - 1 / 3) < 0.05
 # rotation is the one row at another rate, 0.01, which seed 0 preferred by little.
 #
 # Are 200 updates too few for rotation? Two of the rows once more, with three times as many
-# (`python book/records.py 09_longer`, all at the rate 0.003):
+# (`python book/records.py 09_longer`, all at the rate 0.003, so that seed 0 counts):
 
 
 # %%
