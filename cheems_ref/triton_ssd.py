@@ -32,7 +32,7 @@ import triton.language as tl
 from cheems_ref import check, kernels
 from cheems_ref.ssd import _form
 
-LARGEST_CHUNK, LARGEST_TILE = 64, 128  # what Triton compiles in seconds, and a GPU has room for
+LARGEST_CHUNK, LARGEST_TILE = 64, 128  # compiled in seconds; 128 KiB of shared memory at most
 
 
 @triton.jit
