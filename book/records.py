@@ -809,7 +809,7 @@ def ablation_run(job):
 
 
 def reading_run(job):
-    """One training run of chapter 09, section 8: minutes, and held-out nats of what is cut out."""
+    """One training run of chapter 09, section 6: minutes, and held-out nats of what is cut out."""
     parts = dict(zip(READING_RUN, from_notebook(CHAPTER_9, *READING_RUN), strict=True))
     corpus, start = ablation_corpus(), time.perf_counter()
     settings = ablation_settings(job["steps"])

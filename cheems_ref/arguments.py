@@ -247,17 +247,17 @@ def _parser():
     return parser
 
 
+def _command(commands, name, what, description, **more):
+    """Add a command whose texts are shown as they are written; return what adds its options."""
+    layout = argparse.RawDescriptionHelpFormatter
+    more |= dict(help=what, description=description, formatter_class=layout)
+    return commands.add_parser(name, **more).add_argument
+
+
 def _add_train(commands):
-    p = commands.add_parser(
-        "train",
-        help="train a model",
-        description=help_texts.TRAIN.format(letters=_letters()),
-        epilog=help_texts.SETTINGS.format(
-            fields="\n".join(_described(*pair) for pair in FIELDS.items())
-        ),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add = p.add_argument
+    fields = "\n".join(_described(*pair) for pair in FIELDS.items())
+    text, settings = help_texts.TRAIN.format(letters=_letters()), help_texts.SETTINGS
+    add = _command(commands, "train", "train a model", text, epilog=settings.format(fields=fields))
     add("--text", metavar="FILE", help="UTF-8 text; without it, Python's own manual")
     add("--run", required=True, metavar="DIRECTORY", help="where the last two checkpoints are kept")
     _add_model(add)
@@ -286,13 +286,7 @@ def _add_training(add):
 
 
 def _add_generate(commands):
-    p = commands.add_parser(
-        "generate",
-        help="write with a model",
-        description=help_texts.GENERATE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add = p.add_argument
+    add = _command(commands, "generate", "write with a model", help_texts.GENERATE)
     add("--run", required=True, metavar="DIRECTORY", help="of a run or a checkpoint")
     add("--prompt", default="\n", help="what to write on from (default: a new line)")
     add("--max-new-tokens", type=int, default=400, help="bytes to write (default %(default)s)")
@@ -304,13 +298,9 @@ def _add_generate(commands):
 
 
 def _add_compare(commands):
-    p = commands.add_parser(
-        "compare",
-        help="compare models, with intervals over seeds",
-        description=help_texts.COMPARE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    add = _command(
+        commands, "compare", "compare models, with intervals over seeds", help_texts.COMPARE
     )
-    add = p.add_argument
     add("--row", action="append", required=True, metavar="NAME=PATTERN,...", help="see above")
     add("--run", required=True, metavar="DIRECTORY", help="where evaluations are kept")
     add("--text", metavar="FILE or DIRECTORY", help="UTF-8; without it, Python's manual and "
@@ -323,13 +313,7 @@ def _add_compare(commands):
 
 
 def _add_budget(commands):
-    p = commands.add_parser(
-        "budget",
-        help="say what a model takes",
-        description=help_texts.BUDGET,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add = p.add_argument
+    add = _command(commands, "budget", "say what a model takes", help_texts.BUDGET)
     _add_model(add)
     add("--context", type=int, default=4096, help="tokens in the cache (default %(default)s)")
     add("--length", type=int, help="tokens per row of an update (default: --context)")

@@ -263,7 +263,8 @@ def _kept_by(part, c, shape, dtype):
         norm = nn.RMSNorm(c.d_model)
         head = part == "head"
         layer = nn.Linear(c.d_model, c.vocab_size, bias=False) if head else LAYERS[part].make(c)
-    # Routed experts would look at contents, which fake tensors refuse; the others need the device.
+    # Fake tensors are on a CPU, where attention is fused, as it is not on the meta device. But they
+    # refuse routed experts, which look at contents.
     with torch.device("meta") if part in "RHCX" else FakeTensorMode():
         x = torch.empty(*shape, c.d_model, dtype=dtype, requires_grad=True)
         zeros = torch.zeros(shape, dtype=torch.int64)

@@ -67,5 +67,5 @@ examples:
 
 Operations are products that are summed. What a pass keeps is what torch keeps on a CPU, of S in its
 chunked form; the fused kernels of a GPU keep less. A machine does other things besides, so it
-writes less per second than it could at most.
+writes fewer tokens per second than those.
 """

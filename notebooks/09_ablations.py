@@ -21,14 +21,14 @@
 # How to read ✓ and ✗: chapter 00.
 
 # %% [markdown]
-# **Minutes.** To teach, with the cells folded: about 80. Alone, with the exercises: about 190.
+# **Minutes.** To teach, with the cells folded: about 80. Alone, with the exercises: about 195.
 #
 # | section | to teach | alone |
 # |---|---|---|
 # | Opening | 1 | 2 |
 # | Why this matters | 1 | 1 |
 # | 1 · How much is chance | 4 | 7 |
-# | 2 · What has to be equal | 10 | 16 |
+# | 2 · What has to be equal | 10 | 17 |
 # | 3 · Three inner functions | 6 | 9 |
 # | 4 · Where positions come from | 12 | 19 |
 # | 5 · Attention before the output | 9 | 13 |
@@ -49,10 +49,10 @@ from tempfile import TemporaryDirectory
 
 import torch
 from torch.nn import functional as F
-from torch.utils.flop_counter import FlopCounterMode
 
 from cheems_ref import plotting
 from cheems_ref.attention import QCAttn, attention
+from cheems_ref.budget import count_flops
 from cheems_ref.compare import T95, Row, compare, difference, interval
 from cheems_ref.model import CausalLM, ModelConfig, count_parameters
 from cheems_ref.tasks import Blanks, blank_infilling
@@ -195,21 +195,24 @@ print(f"bytes of training: {TRAINING.steps * TRAINING.batch_size * TRAINING.leng
 
 
 # %% [markdown]
-# **Compute** is then not equal. The products of matrices in one pass over 512 tokens, which is what
-# torch counts:
+# **Compute** is then not equal. The multiplications and additions of one pass over 512 tokens, of
+# attention those that the causal mask allows:
 
 
 # %%
-def flops(config, length=512):
-    """Floating point operations of the matrix products of a forward pass, per token."""
-    with torch.device("meta"), FlopCounterMode(display=False) as counter:
-        _ = CausalLM(config)(torch.zeros(1, length, dtype=torch.int64), use_cache=False)
-    return counter.get_total_flops() / length
+def compute(rows):
+    """For every row the operations of a pass over 512 tokens, as multiples of the first's."""
+    counted = {}
+    for name, fields in rows.items():
+        config = fitted(**{key: value for key, value in fields.items() if key != "turned"})
+        assert abs(parameters(config) / MILLION - 1) < 0.001
+        counted[name] = sum(part.total() for part in count_flops(config, 512).values())
+    return {name: count / counted[next(iter(rows))] for name, count in counted.items()}
 
 
-counted = {name: flops(fitted(**fields)) for name, fields in INNER.items()}
-print(*(f"{name} {count / counted['linear']:.3f}" for name, count in counted.items()), sep=", ")
-assert counted["retrieved"] < 1.001 * counted["linear"] < counted["SSD"] < 1.03 * counted["linear"]
+times = compute(INNER)
+print(*(f"{name} {share:.3f}" for name, share in times.items()), sep=", ")
+assert times["retrieved"] < 1.001 and 1.01 < times["SSD"] < 1.03
 
 # %% [markdown]
 # The SSD inside attention takes two percent more per token for the same number of parameters. A
@@ -322,17 +325,6 @@ def print_difference(losses, row, baseline):
     verdict = "no difference shown" if apart.holds_zero else "a difference"
     print(f"{row} less {baseline}: {apart.mean:+.3f} ± {apart.half_width:.3f}, {verdict}")
     return apart
-
-
-# %% tags=["figure"]
-def draw_rows(ax, losses):
-    """The loss of every run, a line for each row, and the row's mean with its interval."""
-    for place, nats in enumerate(losses.values()):
-        mean, half = interval([*nats.values()])
-        ax.plot([*nats.values()], [place] * len(nats), "o", color=plotting.QUIET)
-        ax.errorbar(mean, place + 0.25, xerr=half, fmt="s", color=plotting.INK, capsize=4)
-    ax.set(yticks=range(len(losses)), yticklabels=losses, xlabel="held-out nats per byte")
-    ax.invert_yaxis()
 
 
 # %% [markdown]
@@ -504,6 +496,9 @@ with torch.no_grad():
     check("unturned: any order", *(one_layer(ids)[0][:, -1] for ids in (turned_round, text)))
 
 # %%
+times = compute(position_rows())
+print(f"compute: {min(times.values()):.2f} to {max(times.values()):.2f} of attention alone")
+assert min(times.values()) > 0.85 and max(times.values()) == times["A"]
 print_table("09_position")
 
 # %% [markdown]
@@ -535,11 +530,10 @@ losses, ps, ps_of_averages = losses_of("09_position"), [], []
 for worse, better in (("rope", "conv"), ("decay", "rope")):
     pairs = [(f"{module}, {worse}", f"{module}, {better}") for module in MODULES]
     apart = [print_difference(losses, *pair) for pair in pairs]
-    mean, half = averaged(losses, pairs)
+    mean, half = whole = averaged(losses, pairs)
     print(f"on average: {mean:+.3f} ± {half:.3f}, a difference")
     assert all(one.mean > 0 for one in apart) and mean > half
-    ps += map(p_value, apart)
-    ps_of_averages.append(p_value(averaged(losses, pairs)))
+    ps, ps_of_averages = [*ps, *map(p_value, apart)], [*ps_of_averages, p_value(whole)]
 assert min(ps) > 0.05 / 8  # Holm's rule begins with the smallest
 assert min(ps_of_averages) < 0.05 / 2 and max(ps_of_averages) < 0.05
 worst = max((row for row in losses if row != "A"), key=lambda row: max(losses[row].values()))
@@ -671,6 +665,7 @@ RECALLING = {row: fields["pattern"] for row, fields in ORDERS.items()} | {
 }
 
 # %%
+print("compute:", *(f"{row} {share:.3f}" for row, share in compute(ORDERS).items()), sep="  ")
 print_table("09_orders")
 losses = losses_of("09_orders")
 for row in ("OTCE", "two, not last"):

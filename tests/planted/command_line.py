@@ -227,7 +227,7 @@ MISTAKES = mistakes([
         "examples that are wrong": [
             ("train --text book.txt --run runs/llama", "train --text book.txt runs/llama")],
         "wrapped": [
-            ("class=argparse.RawDescriptionHelpFormatter", "class=argparse.HelpFormatter", 5)],
+            ("layout = argparse.RawDescriptionHelpFormatter", "layout = argparse.HelpFormatter")],
         "a letter left out": [('    "D": "DGLU",\n', "")],
         "another default": [('"d_state": Field(32', '"d_state": Field(16')],
         "another default of an option": [("windows per update (default 8)", "windows (default 4)")],
