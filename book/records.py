@@ -38,7 +38,7 @@ RECALL_GRID = "LENGTHS", "SYSTEMS", "RATES", "WITH_POSITION"  # of chapter 08
 RECALL_RUN = "LENGTHS", "recall_model", "recall_batch", "answers", "share_right", "learn_to_recall"
 CHAPTER_9 = "09_ablations"
 ABLATION_RUN = ("TRAINING", "BY_STEPS", "SIZES", "MILLION", "parameters", "fitted", "one_run")
-ABLATION_RUN += ("unturned",)
+ABLATION_RUN += ("unturned", "common_share", "in_common")
 READING_RUN = ("TRAINING", "BY_STEPS", "SIZES", "MILLION", "parameters", "fitted", "seeded", "MASK")
 READING_RUN += ("START", "END", "cut_out", "places_cut_out", "let_see", "Reader", "in_order")
 READING_RUN += ("reading", "reading_losses", "learn_to_read", "nats_cut_out")
@@ -728,6 +728,30 @@ def order_recall_run(job):
     return {"minutes": minutes, "right": [round(share, 3) for share in right]}
 
 
+def ablation_experts():
+    """MLP and CDMoE in the six patterns of WM's Table 2, three seeds."""
+    (rows,) = from_notebook(CHAPTER_9, "EXPERTS")
+    return ablation("09_experts", rows, range(1, 4), 200)
+
+
+def ablation_routed():
+    """MLP and routed MoE in the seventeen patterns of OTCE's Table 5, smaller, three seeds."""
+    (rows,) = from_notebook(CHAPTER_9, "ROUTED")
+    return ablation("09_routed", rows, range(1, 4), 100)
+
+
+def ablation_shared():
+    """What experts share, seven kinds and none, three seeds."""
+    (rows,) = from_notebook(CHAPTER_9, "SHARED")
+    return ablation("09_shared", rows, range(1, 4), 200)
+
+
+def ablation_systems():
+    """The papers' systems, whole, three seeds."""
+    (rows,) = from_notebook(CHAPTER_9, "SYSTEMS")
+    return ablation("09_systems", rows, range(1, 4), 200)
+
+
 def ablation_reading():
     """Texts in order and texts with blanks, in three patterns, three seeds."""
     objectives, patterns = from_notebook(CHAPTER_9, "OBJECTIVES", "PATTERNS")
@@ -790,22 +814,32 @@ def ablation_corpus():
 def ablation_run(job):
     """One training run of chapter 09: minutes, parameters, and held-out nats over time."""
     parts = dict(zip(ABLATION_RUN, from_notebook(CHAPTER_9, *ABLATION_RUN), strict=True))
-    corpus, start = ablation_corpus(), time.perf_counter()
+    corpus, start, models = ablation_corpus(), time.perf_counter(), []
     settings = ablation_settings(job["steps"])
     torch.set_default_dtype(torch.float32)
     settings = dataclasses.replace(settings, held_out=corpus.held_out)
     fields = dict(job["fields"])
     turned = fields.pop("turned", True)
     config = parts["fitted"](**fields)
-    at_start = None if turned else lambda _, run: parts["unturned"](run.model)
+
+    def at_start(name, run):
+        models.append(run.model)
+        if not turned:
+            parts["unturned"](run.model)
+
     how = (job["rate"], job["seed"], settings, corpus.ids, at_start)
     nats = parts["one_run"](job["row"], config, *how)
-    return {
+    result = {
         "minutes": round((time.perf_counter() - start) / 60, 2),
         "parameters": parts["parameters"](config),
         "d_ff": config.d_ff,
         "nats": [[step, round(loss, 5)] for step, loss in nats],
     }
+    if set(config.pattern) & set("RHCX"):
+        held_out = training.split_text(corpus.ids, corpus.held_out)[1]
+        shares = parts["in_common"](models[0], held_out[: 4 * 512].view(4, 512).long())
+        result["in common"] = [round(share, 4) for share in shares]
+    return result
 
 
 def reading_run(job):
@@ -856,6 +890,10 @@ WRITERS = {
     "09_longer": ablation_longer,
     "09_orders": ablation_orders,
     "09_reading": ablation_reading,
+    "09_experts": ablation_experts,
+    "09_routed": ablation_routed,
+    "09_shared": ablation_shared,
+    "09_systems": ablation_systems,
 }
 
 
