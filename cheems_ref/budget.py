@@ -6,11 +6,13 @@ Wrong sizes and dtypes raise ValueError naming argument and number (check.py).
 """
 
 import math
+from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
 
@@ -96,6 +98,34 @@ def count_parameters(config: ModelConfig) -> dict[str, Parameters]:
         idle = layer.idle_parameters() if hasattr(layer, "idle_parameters") else 0
         counts[letter] = Parameters(n * total, n * (total - idle))
     return counts
+
+
+def fit_d_ff(config: ModelConfig, parameters: int) -> ModelConfig:
+    """Return a config with the d_ff whose number of parameters is nearest to the one wanted.
+
+    The number is a linear function of d_ff, and two points give the line.
+
+    Args:
+        config: of the model; its own d_ff does not matter.
+        parameters: of all parts together.
+
+    Raises:
+        ValueError: d_ff would have to be less than 1, or no layer of the pattern has one.
+    """
+
+    def total(d_ff):
+        return sum(part.total for part in count_parameters(replace(config, d_ff=d_ff)).values())
+
+    check.sizes(parameters=parameters)
+    first, second = total(1), total(2)
+    if second == first:
+        raise ValueError(f"no layer of the pattern {config.pattern} has a d_ff")
+    d_ff = 1 + round((parameters - first) / (second - first))
+    if d_ff < 1:
+        raise ValueError(
+            f"parameters must be at least {first:,}, those of d_ff = 1; {parameters:,}"
+        )
+    return replace(config, d_ff=d_ff)
 
 
 class Flops(NamedTuple):
@@ -259,25 +289,55 @@ def _kept_by(part, c, shape, dtype):
         kept[id(t.untyped_storage())] = t.untyped_storage()  # each memory once
         return t
 
+    run, (_, *parameters) = without_contents(part, c, shape, dtype)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+        run()
+    for parameter in parameters:
+        kept.pop(id(parameter.untyped_storage()), None)
+    return sum(storage.nbytes() for storage in kept.values())
+
+
+def without_contents(
+    part: str, config: ModelConfig, shape: tuple[int, int], dtype: torch.dtype
+) -> tuple[Callable[[], Tensor], list[Tensor]]:
+    """Make one layer behind its norm, of tensors that have shapes and no contents.
+
+    Args:
+        part: a letter, or "head": the last norm and the logits, and where gradients are recorded
+            the cross-entropy.
+        config: of the model.
+        shape: rows and tokens.
+        dtype: of the model.
+
+    Returns:
+        What runs x + layer(norm(x)), or "head"; and x with all parameters.
+    """
+    c, head = config, part == "head"
     with torch.device("meta"):
         norm = nn.RMSNorm(c.d_model)
-        head = part == "head"
         layer = nn.Linear(c.d_model, c.vocab_size, bias=False) if head else LAYERS[part].make(c)
     # Fake tensors are on a CPU, where attention is fused, as it is not on the meta device. But they
     # refuse routed experts, which look at contents.
-    with torch.device("meta") if part in "RHCX" else FakeTensorMode():
+    mode = torch.device("meta") if part in "RHCX" else FakeTensorMode()
+    with mode:
         x = torch.empty(*shape, c.d_model, dtype=dtype, requires_grad=True)
         zeros = torch.zeros(shape, dtype=torch.int64)
         own = [
             {name: torch.empty(p.shape, dtype=dtype, requires_grad=True) for name, p in named}
             for named in (norm.named_parameters(), layer.named_parameters())
         ]
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
-            x = functional_call(norm, own[0], x)
-            y = functional_call(layer, own[1], (x, zeros) if part in SEQUENCE_MIXERS else x)
-            if head:
-                wide = torch.promote_types(dtype, torch.float32)
-                F.cross_entropy(y.flatten(0, 1).to(wide), zeros.flatten())
-    for parameter in (*own[0].values(), *own[1].values()):
-        kept.pop(id(parameter.untyped_storage()), None)
-    return sum(storage.nbytes() for storage in kept.values())
+
+    def run():
+        with mode:
+            normed = functional_call(norm, own[0], x)
+            if part in SEQUENCE_MIXERS:
+                return x + functional_call(layer, own[1], (normed, zeros))[0]
+            y = functional_call(layer, own[1], normed)
+            if not head:
+                return x + y
+            if not torch.is_grad_enabled():
+                return y
+            wide = torch.promote_types(dtype, torch.float32)
+            return F.cross_entropy(y.flatten(0, 1).to(wide), zeros.flatten())
+
+    return run, [x, *own[0].values(), *own[1].values()]

@@ -3,7 +3,7 @@
     python tests/bench/bench_attention.py [--contexts L ...] [--repeats N] [--quick] [--json FILE]
 
 One layer of width 512 with 8 heads. Decoding: one token, with a cache of so many. Training: a
-forward and a backward pass over so many tokens. The contestants run in turns (see bench_ssd.py),
+forward and a backward pass over so many tokens. The contestants run in turns (see timing.py),
 and what is printed is the median of the ratios within a turn. Ch B.2 says that its attention with
 inner functions is about 4 % slower; it does not say what was timed. A run only reports.
 """
@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import median
 
 import torch
-from bench_ssd import THREADS, describe_machine, paired_ratio, time_in_turns
+from timing import THREADS, describe_machine, paired_ratio, time_in_turns
 
 from cheems_ref.attention import InnerFuncAttn
 

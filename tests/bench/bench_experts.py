@@ -6,7 +6,7 @@ All get the same 512 tokens of width 256; ours and theirs hold the same weights,
 experts per head. PEER-pytorch runs with `non_competing_scores=False`, since by default it keeps one
 expert per head. The bound of the forward pass is what cannot be left out: the products of tokens
 with the queries' map and of queries with keys, and one reading of the chosen rows of both tables.
-The contestants run in turns (see bench_ssd.py), and a ratio is the median of the ratios within a
+The contestants run in turns (see timing.py), and a ratio is the median of the ratios within a
 turn. A run only reports: a missed target does not change the exit status.
 """
 
@@ -20,7 +20,8 @@ from statistics import median
 
 import torch
 import torch.nn.functional as F
-from bench_ssd import (
+from einops import rearrange
+from timing import (
     THREADS,
     describe_machine,
     paired_ratio,
@@ -29,7 +30,6 @@ from bench_ssd import (
     relative_error,
     time_in_turns,
 )
-from einops import rearrange
 
 from cheems_ref.experts import MLP, PEER, MoE
 

@@ -6,7 +6,7 @@ The gated rule, the delta rule and the gated delta rule in chunks of 64, forward
 Their exponent is fitted to time against length, from 1,024 to 16,384 tokens. The peers are
 flash-linear-attention's plain PyTorch references in chunks of the same size (`fla.ops.*.naive`),
 up to 4,096 tokens, for the backward pass of their loops over chunks is quadratic. All get the same
-tensors and run in turns (see bench_ssd.py); a ratio is the median of the ratios within a turn. A
+tensors and run in turns (see timing.py); a ratio is the median of the ratios within a turn. A
 run only reports: a missed target does not change the exit status.
 """
 
@@ -25,7 +25,7 @@ from statistics import linear_regression, median
 
 import torch
 import torch.nn.functional as F
-from bench_ssd import (
+from timing import (
     THREADS,
     describe_machine,
     paired_ratio,

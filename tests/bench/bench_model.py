@@ -8,7 +8,7 @@ chosen so that all have the same number of parameters. The peers are transformer
 in torch, beside our Cheems and our layers S of the same width, depth, heads, state, and width of
 the feed-forward layers; Jamba at two widths, since what takes time is Python at the smaller one and
 reading weights at the larger. Decoding is one token at batch 1 after a prompt; training is a
-forward and a backward pass over one sequence. The contestants run in turns (see bench_ssd.py);
+forward and a backward pass over one sequence. The contestants run in turns (see timing.py);
 what is printed is the median of the ratios within a turn. A run only reports.
 """
 
@@ -23,7 +23,7 @@ from statistics import median
 
 import torch
 import torch.nn.functional as F
-from bench_ssd import THREADS, describe_machine, paired_ratio, print_row, time_in_turns
+from timing import THREADS, describe_machine, paired_ratio, print_row, time_in_turns
 
 from cheems_ref.model import CausalLM, ModelConfig, count_parameters
 

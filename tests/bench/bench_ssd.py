@@ -16,15 +16,12 @@ import inspect
 import json
 import math
 import os
-import platform
 import shlex
 import sys
-import time
 import types
 import warnings
 from datetime import UTC, datetime
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import linear_regression, median
 
@@ -36,13 +33,20 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
 import torch
 import torch.nn.functional as F
-from torch.profiler import ProfilerActivity, profile
+from timing import (
+    THREADS,
+    describe_machine,
+    paired_ratio,
+    peak_bytes,
+    print_row,
+    relative_error,
+    time_in_turns,
+)
 from torch.utils.flop_counter import FlopCounterMode
-from tqdm import tqdm
 
 from cheems_ref.ssd import ssd_chunked, ssd_recurrent
 
-SEED, THREADS, CHUNK = 0, 2, 64
+SEED, CHUNK = 0, 64
 BATCH, HEADS, WIDTH, GROUPS, STATE = 1, 8, 64, 1, 64
 FORWARD, BOTH = PASSES = ("forward", "forward+backward")
 OURS, MINIMAL, MAMBA2 = "ssd_chunked", "ssd_minimal_discrete", "transformers Mamba2"
@@ -134,60 +138,11 @@ def make_matmuls():
     }
 
 
-def time_in_turns(tasks, repeats, what):
-    """Run every task twice per turn, in rotating order; return the seconds of each second run.
-
-    The first run brings caches and heap to where the task itself leaves them. Without it, a task
-    would pay for what its predecessor did: one that frees much memory hands it back to the system,
-    and whoever comes next waits to get it again.
-    """
-    names, seconds = list(tasks), {name: [] for name in tasks}
-    for turn in tqdm(range(repeats), desc=what, leave=False, disable=None):
-        first = turn % len(names)
-        for name in names[first:] + names[:first]:
-            tasks[name]()
-            start = time.perf_counter()
-            tasks[name]()
-            seconds[name].append(time.perf_counter() - start)
-    return seconds
-
-
-def paired_ratio(seconds, over):
-    """Return the median of the ratios within a turn."""
-    return median(a / b for a, b in zip(seconds, over, strict=True))
-
-
 def count_flops(call):
     """Return the floating-point operations of the matrix products in a call."""
     with FlopCounterMode(display=False) as counter:
         call()
     return counter.get_total_flops()
-
-
-def peak_bytes(call):
-    """Return the most bytes that tensors made during a call take at once.
-
-    Every allocation and release of torch's CPU allocator counts, so temporaries inside operators
-    and the returned gradients do, too; what the process keeps beyond live tensors does not.
-    """
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
-        call()
-    events = [e for e in record.profiler.kineto_results.events() if e.name() == "[memory]"]
-    alive = peak = 0
-    for event in sorted(events, key=lambda e: e.start_ns()):
-        alive += event.nbytes()
-        peak = max(peak, alive)
-    return peak
-
-
-def relative_error(ours, truth):
-    return ((ours.double() - truth).abs().max() / truth.abs().max()).item()
-
-
-def print_row(what, figures, met=None, target="none"):
-    """Print one row; `met` is None where there is no target."""
-    end = target if met is None else f"{target}  {'ok' if met else 'MISSED'}"
-    print(f"  {what:56}{figures:>24}  {end}".rstrip())
 
 
 def print_missing(missing):
@@ -310,21 +265,6 @@ def report_growth(lengths, repeats):
             met, words = slope <= EXPONENT, f"<= {EXPONENT}"
         print_row(name, f"{values[0]:.1f}{values[-1]:9.1f}{slope:9.3f}", met, words)
     return {"lengths": lengths, "figures": figures}
-
-
-def describe_machine():
-    cpu, info = platform.processor() or platform.machine(), Path("/proc/cpuinfo")
-    if info.exists():
-        names = [line for line in info.read_text().splitlines() if line.startswith("model name")]
-        cpu = names[0].split(":")[1].strip() if names else cpu
-    versions = {"python": platform.python_version()}
-    for package in ("torch", "mamba-ssm", "transformers"):
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            versions[package] = "not installed"
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else math.nan
-    return {"cpu": cpu, "cores": os.cpu_count(), "load before": load, "versions": versions}
 
 
 def main():

@@ -1,0 +1,166 @@
+"""Operators of a pass: what they compute and move, against counts by hand and against real runs."""
+
+import itertools
+
+import pytest
+import torch
+import torch.nn.functional as F
+from models import MODELS, built, ids, options, titled
+from properties import normal
+
+import cheems_ref.roofline as roofline
+from cheems_ref.budget import count_flops
+from cheems_ref.model import ModelConfig
+
+SIZE = 4  # bytes of a float32
+
+
+def recorded(m, call):
+    with m.Recorder() as recorder:
+        call()
+    return recorder.operators
+
+
+def sums_of(operators):
+    return sum(one.flops for one in operators), sum(one.moved for one in operators)
+
+
+def operators_move_what_they_read_and_write(m):
+    """Each a case with operations and bytes counted by hand."""
+    a, b = torch.ones(6, 4), torch.ones(4, 5)
+    table, rows = torch.ones(100, 4), torch.tensor([3, 1, 7])
+    cases = {
+        "a sum": (lambda: a + a, 0, 3 * 24),
+        "a row for all": (lambda: a + torch.ones(4).expand(6, 4), 0, 24 + 4 + 24 + 4),
+        "a product": (lambda: a @ b, 2 * 6 * 4 * 5, 24 + 20 + 30),
+        "in place": (lambda: a.add_(1), 0, 2 * 24),
+        "views": (lambda: (a.view(4, 6), a.mT, a[2:4], a.reshape(24), a.detach()), 0, 0),
+        "a mean": (lambda: a.mean(1), 0, 24 + 6),
+    }
+    for name, (call, flops, numbers) in cases.items():
+        assert sums_of(recorded(m, call)) == (flops, SIZE * numbers), name
+    looked_up = sums_of(recorded(m, lambda: F.embedding(rows, table)))
+    assert looked_up == (0, 3 * 8 + 2 * 3 * 4 * SIZE), "three rows of a table"
+
+
+def attention_counts_allowed_pairs(m):
+    """Two products of the causal pairs forward, five backward; all pairs where none is masked."""
+    q, k = normal(2, 3, 5, 8, seed=1).float(), normal(2, 3, 5, 8, seed=2).float()
+    for causal, pairs in ((True, 15), (False, 25)):
+        one = 2 * 2 * 3 * 8 * pairs
+        for training, products in ((False, 2), (True, 7)):
+            query = q.clone().requires_grad_(training)
+
+            def call(query=query, causal=causal, training=training):
+                y = F.scaled_dot_product_attention(query, k, k, is_causal=causal)
+                if training:
+                    y.sum().backward()
+
+            assert sums_of(recorded(m, call))[0] == products * one, f"{causal}, {training}"
+
+
+def passes_compute_what_the_budget_counts(m, case):
+    """Forward the products of `count_flops`; with the backward pass three times as many."""
+    config = ModelConfig(**options(case))
+    if config.mask is not None:
+        return  # attention then computes all pairs, and hides some of them
+    for length in (5, 8):  # of one token, torch leaves outer products out
+        counts = count_flops(config, length)
+        forward, training = (
+            m.pass_operators(config, length, batch=2, training=t) for t in (False, True)
+        )
+        assert forward.keys() == training.keys() == counts.keys()
+        for part, flops in counts.items():
+            want = 2 * (flops.total() - flops.rows)
+            got, both = (sums_of(listed[part])[0] for listed in (forward, training))
+            if part not in "PKE":
+                assert got == want, f"{part} at {length}: {got}, {want}"
+            if part not in "PKE" and not (part == "I" and config.inner == "ssd"):
+                # (Of the SSD inside I, one chunk: nobody reads what it hands on.)
+                assert both == 3 * got + flops.pairs, f"{part} at {length}, backward"
+
+
+def operators_are_those_of_a_real_pass(m, case):
+    """Name by name, with operations and bytes; routed experts, whose loads differ, in sum."""
+    config = ModelConfig(**options(case))
+    net = built_model(case)
+    x, place = normal(2, 7, config.d_model, seed=3).float(), torch.zeros(2, 7, dtype=torch.int64)
+    called = m.pass_operators(config, 7, batch=2)
+    for block in net.blocks:
+        letter, n = block.letter, config.pattern.count(block.letter)
+        with torch.no_grad():
+            real = recorded(m, lambda block=block: block(x, place))
+        mine = called[letter][: len(called[letter]) // n]
+        assert sums_of(mine)[0] == sums_of(real)[0], f"{letter}: operations"
+        if letter not in "RHCX":
+            assert [one.name for one in mine] == [one.name for one in real], letter
+            assert mine == real, letter
+
+
+def built_model(case):
+    import cheems_ref.model
+
+    return built(cheems_ref.model, case, torch.float32)
+
+
+def a_machine_takes_the_larger_of_two_times(m):
+    """And its call beside; one operator after another."""
+    machine = m.Machine(flops=100.0, bandwidth=10.0, launch=0.5)
+    computes, moves = m.Operator("a", 1000, 10), m.Operator("b", 10, 1000)
+    assert machine.seconds([]) == 0
+    assert machine.seconds([computes]) == 0.5 + 10
+    assert machine.seconds([moves]) == 0.5 + 100
+    assert machine.seconds([computes, moves, moves]) == 1.5 + 210
+
+
+def layers_count_as_often_as_they_stand(m):
+    one, three = (
+        m.pass_operators(ModelConfig(pattern, d_model=16, n_heads=2), 5)
+        for pattern in ("SM", "SMSSMM")
+    )
+    for letter in "SM":
+        assert three[letter] == 3 * one[letter]
+    assert three["head"] == one["head"]
+
+
+OF_THE_MODULE = (
+    operators_move_what_they_read_and_write,
+    attention_counts_allowed_pairs,
+    a_machine_takes_the_larger_of_two_times,
+    layers_count_as_often_as_they_stand,
+)
+OF_A_CASE = (passes_compute_what_the_budget_counts, operators_are_those_of_a_real_pass)
+HELD = titled(
+    *((has_property, None) for has_property in OF_THE_MODULE),
+    *itertools.product(OF_A_CASE, MODELS),
+)
+
+
+@pytest.mark.parametrize("has_property, case", HELD.values(), ids=HELD)
+def test_the_room_has_the_property(has_property, case):
+    has_property(roofline, *([] if case is None else [case]))
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (dict(length=0), "length must be at least 1, got 0"),
+        (dict(length=5, batch=0), "batch must be at least 1, got 0"),
+        (dict(length=5, dtype=torch.int64), "dtype must be floating-point"),
+    ],
+)
+def test_wrong_sizes_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        roofline.pass_operators(ModelConfig("SM"), **options)
+
+
+def test_a_whole_pass_is_its_parts():
+    """With the embedding's rows beside them."""
+    config = ModelConfig(**options("SEIE"))
+    net = built_model("SEIE")
+    with torch.no_grad():
+        real = recorded(roofline, lambda: net(ids(2, 7), use_cache=False))
+    parts = roofline.pass_operators(config, 7, batch=2)
+    flops, moved = sums_of([one for part in parts.values() for one in part])
+    assert sums_of(real)[0] == flops
+    assert 0 <= sums_of(real)[1] - moved < 0.02 * moved
