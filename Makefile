@@ -13,7 +13,7 @@ MAMBA := MAMBA_SKIP_CUDA_BUILD=TRUE MAMBA_FORCE_BUILD=TRUE
 MAMBA_SSM := -c constraints.txt --no-build-isolation --no-deps mamba-ssm
 
 .DEFAULT_GOAL := help
-.PHONY: help course test lab bench clean
+.PHONY: help course test lab bench gpu clean
 
 help:  ## print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-7s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -39,6 +39,11 @@ bench: $(READY)  ## print the comparison tables (some minutes; installs the peer
 	$(BIN)/python tests/bench/bench_attention.py
 	$(BIN)/python tests/bench/bench_experts.py
 	$(BIN)/python tests/bench/bench_model.py
+	$(BIN)/python tests/bench/bench_efficiency.py --lengths 256 1024 4096 --turns 3
+
+# Without the network, too: where .venv is not there, PYTHON is taken, with what it has.
+gpu:  ## tests and measurements for a machine with a CUDA GPU (20 minutes; else a rehearsal)
+	PYTHONPATH=. $(if $(wildcard $(READY)),$(BIN)/python,$(PYTHON)) tests/bench/on_gpu.py
 
 clean:  ## remove the virtual environment and every cache
 	rm -rf $(VENV) build runs/chapter_07 *.egg-info .pytest_cache .ruff_cache .hypothesis

@@ -21,7 +21,7 @@
 # How to read ✓ and ✗: chapter 00.
 
 # %% [markdown]
-# **Minutes.** To teach, with the cells folded: about 80. Alone, with the exercises: about 195.
+# **Minutes.** To teach, with the cells folded: about 85. Alone, with the exercises: about 200.
 #
 # | section | to teach | alone |
 # |---|---|---|
@@ -33,7 +33,10 @@
 # | 4 · Where positions come from | 12 | 19 |
 # | 5 · Attention before the output | 9 | 13 |
 # | 6 · Filling in blanks | 29 | 47 |
-# | 7 · Claimed and seen | 6 | 9 |
+# | 7 · MLP or experts | 2 | 3 |
+# | 8 · What experts share | 3 | 4 |
+# | 9 · Whole systems | 1 | 2 |
+# | 10 · Claimed and seen | 6 | 9 |
 # | Summary | 2 | 2 |
 # | Exercises | – | 66 |
 # | Further reading | 1 | 1 |

@@ -1,11 +1,11 @@
 """Measure where time and memory go: what a machine can do, operators, and whole systems by length.
 
-    python tests/bench/bench_efficiency.py [--parts NAME ...] [--systems {small,320m,1.3b}]
+    python tests/bench/bench_efficiency.py [--parts NAME ...] [--systems {small,tiny,320m,1.3b}]
                                            [--lengths L ...] [--turns N] [--device D] [--quick]
                                            [--json FILE]
 
 The systems are those of chapter 10, which draws its figures from this record: five of two million
-parameters each, or the papers' presets. On a CPU one thread computes in float32, on a GPU the
+parameters each, or presets of one size. On a CPU one thread computes in float32; the papers'
 presets are in bfloat16. The contestants of a part run in turns (see timing.py). With `--json` the
 record is written after every part, and parts that it has are not measured again. A run only
 reports.
@@ -35,6 +35,7 @@ CHAPTER, SEED = "10_efficiency", 0
 LENGTHS = [2**i for i in range(8, 15)]
 FORWARD, BOTH = PASSES = "evaluation", "training"
 PRESETS = {"LlaMa": "llama", "Mamba-2": "mamba2", "Jamba": "jamba", "Cheems": "cheems"}
+DTYPES = {"tiny": torch.float32, "320m": torch.bfloat16, "1.3b": torch.bfloat16}  # of presets
 STEPS = 8  # tokens per timed call
 
 
@@ -54,14 +55,14 @@ def configs_of(systems):
 
 
 def in_turns(tasks, a, what):
-    """Seconds of every turn by name; None of what does not fit into memory."""
+    """Seconds of every turn by name, without what does not fit into memory."""
     for name, task in tasks.items():
         try:
             task()
         except torch.OutOfMemoryError:
             torch.cuda.empty_cache()
             tasks = {other: t for other, t in tasks.items() if other != name}
-    seconds = time_in_turns(tasks, a.turns, what, a.device)
+    seconds = time_in_turns(tasks, a.turns, what, a.device) if tasks else {}
     return {name: [float(f"{s:.4g}") for s in spent] for name, spent in seconds.items()}
 
 
@@ -255,7 +256,7 @@ def report(seconds, title="", tokens=0):
     """Print medians, the ratio to the first in the same turns, and tokens per second."""
     if title:
         print(f"  {title}")
-    first = next(iter(seconds))
+    first = next(iter(seconds), None)
     for name, spent in seconds.items():
         rate = f"{tokens / median(spent):12,.0f} tokens/s" if tokens else ""
         ratio = paired_ratio(spent, seconds[first])
@@ -265,7 +266,7 @@ def report(seconds, title="", tokens=0):
 def options():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), metavar="NAME")
-    parser.add_argument("--systems", choices=("small", "320m", "1.3b"), default="small")
+    parser.add_argument("--systems", choices=("small", *DTYPES), default="small")
     parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS)
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -274,8 +275,14 @@ def options():
     a = parser.parse_args()
     if a.quick:
         a.lengths, a.turns = [64, 128], 1
-    a.dtype = torch.float32 if a.systems == "small" else torch.bfloat16
+    a.dtype = DTYPES.get(a.systems, torch.float32)
     return a
+
+
+def command(a):
+    """How this was called, whatever the name of the record."""
+    given = ["FILE" if one == str(a.json) else one for one in sys.argv[1:]]
+    return shlex.join(["python", "tests/bench/bench_efficiency.py", *given])
 
 
 def main():
@@ -284,7 +291,7 @@ def main():
     record = json.loads(a.json.read_text()) if a.json and a.json.exists() else {}
     if not record:
         record = {
-            "command": shlex.join(["python", "tests/bench/bench_efficiency.py", *sys.argv[1:]]),
+            "command": command(a),
             "date": datetime.now(UTC).date().isoformat(),
             "machine": describe_machine() | {"device": a.device},
             "seed": SEED,

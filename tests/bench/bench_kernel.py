@@ -1,4 +1,4 @@
-"""Measure mamba-ssm's compiled kernels against ssd_chunked, plain and compiled, on a GPU.
+"""Measure mamba-ssm's kernels and ours by hand against ssd_chunked, plain and compiled, on a GPU.
 
     python tests/bench/bench_kernel.py [--lengths L ...] [--repeats N] [--json FILE] [--rehearse]
 
@@ -21,13 +21,16 @@ import cheems_ref  # isort: skip  # before the flop counter, which imports Trito
 
 import torch
 import torch.nn.functional as F
+from timing import waiting
 from torch.utils.flop_counter import FlopCounterMode
 
 from cheems_ref.kernels import kernel_status
 from cheems_ref.ssd import ssd_chunked, ssd_kernel, ssd_recurrent
+from cheems_ref.triton_ssd import ssd_triton
 
 SEED, CHUNK = 0, 64
 BATCH, HEADS, WIDTH, GROUPS, STATE = 1, 8, 64, 1, 64
+BY_HAND = "by hand"  # which has no backward pass
 LENGTHS = [1024 * 4**i for i in range(4)]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2}
@@ -35,7 +38,7 @@ TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2}
 
 def seconds(task, device):
     """The time of one call, from an idle device to an idle device."""
-    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
+    wait = waiting(device)
     wait()
     start = time.perf_counter()
     task()
@@ -86,6 +89,7 @@ def check_agreement(forms, device):
     """Refuse to time what does not agree with the float64 recurrence."""
     for name, dtype in DTYPES.items():
         inputs = make_inputs(200, dtype, device)
+        inputs = [t.detach() for t in inputs]
         truth = ssd_recurrent(*(t.double() for t in inputs))
         for form, function in forms.items():
             error = (function(*inputs, chunk_size=CHUNK) - truth).abs().max() / truth.abs().max()
@@ -102,8 +106,9 @@ def measure(forms, lengths, repeats, device, rates):
                 ssd_chunked(*inputs, chunk_size=CHUNK)
             least_bytes = sum(t.nbytes for t in inputs) + inputs[0].nbytes  # all in once, y out
             for backward in (False, True):
-                tasks = {form: make_task(f, inputs, backward) for form, f in forms.items()}
-                times = {form: [] for form in forms}
+                taken = {form: f for form, f in forms.items() if not (backward and form == BY_HAND)}
+                tasks = {form: make_task(f, inputs, backward) for form, f in taken.items()}
+                times = {form: [] for form in taken}
                 for turn in range(repeats + 2):  # the first two compile and tune
                     for form, task in tasks.items():
                         spent = seconds(task, device)
@@ -152,7 +157,7 @@ def main():
         print("kernel, chunked and compiled chunked on a GPU: not measured")
         return
     device = "cuda" if status.mode == "cuda" else "cpu"
-    forms = {"kernel": ssd_kernel, "chunked": ssd_chunked}
+    forms = {"kernel": ssd_kernel, BY_HAND: ssd_triton, "chunked": ssd_chunked}
     if options.rehearse:
         options.lengths, options.repeats = [128], 1
     else:
