@@ -237,7 +237,7 @@ MACHINE = Machine(
 # %%
 print(f"{MACHINE.flops / 1e9:.0f} billion operations per second, in products of 1,024 × 1,024")
 print(f"{MACHINE.bandwidth / 1e9:.1f} GB per second, in sums of 16 MiB")
-print(f"{1e6 * MACHINE.launch:.1f} µs for the smallest sum")
+print(f"{MACHINE.launch:.1e} of a second for the smallest sum")
 ridge = MACHINE.flops / MACHINE.bandwidth
 print(f"as many operations as bytes take as long: {ridge:.1f} operations per byte")
 assert 5 < ridge < 8
@@ -622,7 +622,7 @@ plotting.save(
 starts, ends = ([milliseconds(name)[l] for name in SYSTEMS] for l in (256, 16_384))
 assert 3.7 < min(starts) < max(starts) < 5 and 48 < ends[0] < 50
 assert all(7 < end < 13 for end in ends[2:]) and abs(ends[1] - starts[1]) < 0.2
-print("the figure: 3.7 to 5 ms after 256 tokens; after 16,384 49, 4, and 7 to 13 ms")
+print("the figure, in ms: 3.7 to 5 after 256 tokens; after 16,384 tokens 49, 4, and 7 to 13")
 
 # %% [markdown]
 # ## 6 · Memory
@@ -707,7 +707,7 @@ everything, products = (
 as_it_is, compiled = (
     1e3 * median(MEASURED["compiled"]["seconds"]["Cheems"][how]) for how in ("as it is", "compiled")
 )
-print(f"Cheems, 1,024 tokens, evaluation: {as_it_is:.0f} ms, compiled {compiled:.0f};")
+print(f"Cheems, 1,024 tokens, evaluation, in ms: {as_it_is:.0f}, compiled {compiled:.0f};")
 print(f"at least {everything:.0f} as it is, and {products:.0f} for its products alone")
 assert products < 0.6 * everything and 0.6 < compiled / as_it_is < 0.8
 
