@@ -1,6 +1,7 @@
 """Bytes of cache and parameters, computed from a config and found in the model."""
 
 import itertools
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -14,6 +15,7 @@ from models import (
     built,
     ids,
     options,
+    refused,
     titled,
 )
 from properties import held, normal
@@ -319,6 +321,24 @@ def test_a_training_of_fewer_tokens_than_none_is_refused():
 
 # --- the package has them ---------------------------------------------------------------------
 
+
+def d_ff_is_fitted(m, case):
+    """The nearest number of parameters: one more or less of d_ff is no nearer."""
+    config = m.ModelConfig(**options(case))
+    total = [
+        sum(part.total for part in m.count_parameters(replace(config, d_ff=f)).values())
+        for f in (29, 30, 31)
+    ]
+    if total[0] == total[1]:
+        refused(ValueError, "no layer of the pattern .* has a d_ff", budget(m).fit_d_ff, config, 99)
+        return
+    step = total[1] - total[0]
+    for wanted in (total[1], total[1] + step // 2 - 1, total[1] - step // 2 + 1):
+        fitted = budget(m).fit_d_ff(config, wanted)
+        assert fitted == replace(config, d_ff=30), f"{case}: {fitted.d_ff}"
+    refused(ValueError, "parameters must be at least", budget(m).fit_d_ff, config, 7)
+
+
 OF_THE_MODULE = (
     the_random_state_is_left_alone,
     sizes_are_computed_without_the_model,
@@ -332,6 +352,7 @@ OF_A_CASE = (
     parameters_are_counted,
     operations_are_those_that_torch_counts,
     activations_are_what_autograd_keeps,
+    d_ff_is_fitted,
     a_step_moves_parameters_and_cache,
 )
 HELD = titled(

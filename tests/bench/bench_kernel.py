@@ -26,7 +26,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from cheems_ref.kernels import kernel_status
 from cheems_ref.ssd import ssd_chunked, ssd_kernel, ssd_recurrent
-from cheems_ref.triton_ssd import ssd_triton
 
 SEED, CHUNK = 0, 64
 BATCH, HEADS, WIDTH, GROUPS, STATE = 1, 8, 64, 1, 64
@@ -59,7 +58,7 @@ def machine_rates(device, size):
     return rates
 
 
-def make_inputs(length, dtype, device):
+def make_inputs(length, dtype, device, heads=HEADS):
     generator = torch.Generator().manual_seed(SEED)
 
     def normal(*shape):
@@ -67,10 +66,10 @@ def make_inputs(length, dtype, device):
 
     x, B, C = (
         normal(BATCH, length, *sizes).to(dtype)
-        for sizes in ((HEADS, WIDTH), (GROUPS, STATE), (GROUPS, STATE))
+        for sizes in ((heads, WIDTH), (GROUPS, STATE), (GROUPS, STATE))
     )
-    dt = F.softplus(normal(BATCH, length, HEADS) - 3)
-    tensors = (x, dt, -torch.linspace(1, 16, HEADS), B, C)
+    dt = F.softplus(normal(BATCH, length, heads) - 3)
+    tensors = (x, dt, -torch.linspace(1, 16, heads), B, C)
     return [t.to(device).requires_grad_() for t in tensors]
 
 
@@ -85,10 +84,10 @@ def make_task(form, inputs, backward):
     return forward_and_backward if backward else forward
 
 
-def check_agreement(forms, device):
+def check_agreement(forms, device, length=200, heads=HEADS):
     """Refuse to time what does not agree with the float64 recurrence."""
     for name, dtype in DTYPES.items():
-        inputs = make_inputs(200, dtype, device)
+        inputs = make_inputs(length, dtype, device, heads)
         inputs = [t.detach() for t in inputs]
         truth = ssd_recurrent(*(t.double() for t in inputs))
         for form, function in forms.items():
@@ -97,11 +96,11 @@ def check_agreement(forms, device):
                 raise SystemExit(f"{form}, {name}: relative error {error.item():.1e}")
 
 
-def measure(forms, lengths, repeats, device, rates):
+def measure(forms, lengths, repeats, device, rates, heads=HEADS):
     rows = []
     for name, dtype in DTYPES.items():
         for length in lengths:
-            inputs = make_inputs(length, dtype, device)
+            inputs = make_inputs(length, dtype, device, heads)
             with FlopCounterMode(display=False) as counter:
                 ssd_chunked(*inputs, chunk_size=CHUNK)
             least_bytes = sum(t.nbytes for t in inputs) + inputs[0].nbytes  # all in once, y out
@@ -153,19 +152,22 @@ def main():
 
     status = kernel_status()
     print(f"mamba-ssm's kernels: {status.mode}. {status.reason}")
-    if status.mode != "cuda" and not options.rehearse:
+    if status.mode != "cuda" and not (options.rehearse and status.available):
         print("kernel, chunked and compiled chunked on a GPU: not measured")
         return
+    from cheems_ref.triton_ssd import ssd_triton  # which needs Triton
+
     device = "cuda" if status.mode == "cuda" else "cpu"
     forms = {"kernel": ssd_kernel, BY_HAND: ssd_triton, "chunked": ssd_chunked}
+    small = {}
     if options.rehearse:
-        options.lengths, options.repeats = [128], 1
+        options.lengths, options.repeats, small = [64], 1, dict(heads=1)
+        check_agreement(forms, device, length=70, **small)
     else:
+        check_agreement(forms, device)
         forms["compiled"] = torch.compile(ssd_chunked)
-
-    check_agreement(forms, device)
     rates = machine_rates(device, 512 if options.rehearse else 8192)
-    rows = measure(forms, options.lengths, options.repeats, device, rates)
+    rows = measure(forms, options.lengths, options.repeats, device, rates, **small)
     report(rows)
     if options.json:
         record = {

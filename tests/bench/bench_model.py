@@ -25,6 +25,7 @@ import torch
 import torch.nn.functional as F
 from timing import THREADS, describe_machine, paired_ratio, print_row, time_in_turns
 
+from cheems_ref.budget import fit_d_ff
 from cheems_ref.model import CausalLM, ModelConfig, count_parameters
 
 WIDTH, PAIRS, HEADS = 256, 8, 4
@@ -49,15 +50,11 @@ def total(config):
 
 def at_equal_parameters():
     """The four configurations: Cheems with D_FF, the others as wide as takes them to its count."""
-    goal = total(ModelConfig(**SHAPE, d_model=WIDTH, **PATTERNS[CHEEMS], d_ff=D_FF))
-    configs = {}
-    for name, options in PATTERNS.items():
-        one, two = (
-            total(ModelConfig(**SHAPE, d_model=WIDTH, **options, d_ff=f)) for f in (64, 128)
-        )
-        d_ff = round(64 + 64 * (goal - one) / (two - one))
-        configs[name] = ModelConfig(**SHAPE, d_model=WIDTH, **options, d_ff=d_ff)
-    return configs
+    shape = dict(SHAPE, d_model=WIDTH)
+    goal = total(ModelConfig(**shape, **PATTERNS[CHEEMS], d_ff=D_FF))
+    return {
+        name: fit_d_ff(ModelConfig(**shape, **options), goal) for name, options in PATTERNS.items()
+    }
 
 
 def beside_jamba(width):

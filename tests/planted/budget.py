@@ -11,6 +11,7 @@ from test_budget import (
     active_are_those_that_a_token_reaches,
     cache_is_that_of_the_lecture,
     cache_takes_the_bytes_that_are_computed,
+    d_ff_is_fitted,
     operations_are_those_that_torch_counts,
     parameters_are_counted,
     rows_are_those_of_the_formula,
@@ -57,6 +58,10 @@ PLANTED = [
         ("SEIE", "inner states everywhere", ('if c.inner == "ssd" else 0', 'if True else 0')),
         ("SGIM", "values per head", (VALUES, "value = c.d_model")),
         ("IPAM", "values per group", (VALUES, "value = key")))),
+    (d_ff_is_fitted, "SHSRAH", {
+        "one too many": [("d_ff = 1 + round(", "d_ff = 2 + round(")],
+        "rounded down": [("round((parameters - first)", "int((parameters - first)")],
+        "from nothing": [("d_ff = 1 + round(", "d_ff = round(")]}),
     (states_do_not_grow, {
         "a state per token": [("states=batch * state", "states=batch * context * state")]}),
     (cache_is_that_of_the_lecture, {
