@@ -63,13 +63,19 @@ class Recorder(TorchDispatchMode):
         self.operators: list[Operator] = []
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        result = function(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        result = function(*args, **kwargs)
         written = _tensors(result)
         if written and not _is_view(function):
-            read = _tensors((args, kwargs))
-            flops = _flops(function, args, kwargs or {}, result)
-            moved = _moved(function.overloadpacket.__name__, read, written)
-            self.operators.append(Operator(function.overloadpacket.__name__, flops, moved))
+            name = function.overloadpacket.__name__
+            if name in BAGS:
+                flops, moved = _bag(
+                    *(args[i] for i in BAGS[name]), _tensors((args, kwargs)), written
+                )
+            else:
+                flops = _flops(function, args, kwargs, result)
+                moved = _moved(name, _tensors((args, kwargs)), written)
+            self.operators.append(Operator(name, flops, moved))
         return result
 
 
@@ -128,8 +134,27 @@ def _moved(name, read, written):
     return sum(_size(t) for t in (*read, *written))
 
 
-# Those that read from their first tensor no more than they write.
-GATHERS = {"embedding", "index", "index_select", "gather", "_embedding_bag"}
+# Those that read from their first tensor as much as they write.
+GATHERS = {"embedding", "index", "index_select", "gather"}
+
+
+def _bag(table, indices, tensors, written):
+    """Operations and bytes of an operator that takes a row for each index, and a number of it."""
+    entries = indices.numel() * table.shape[-1]
+    others = sum(_size(t) for t in tensors if t is not table)
+    moved = entries * table.element_size() + others + sum(_size(t) for t in written)
+    return 2 * entries, moved
+
+
+# Those, with the places of the table (or of the gradients, by row) and of the indices.
+BAGS = {
+    "neurons": (1, 2),
+    "_embedding_bag": (0, 1),
+    "_embedding_bag_backward": (0, 1),
+    "_embedding_bag_forward_only": (0, 1),
+    "_embedding_bag_dense_backward": (0, 1),
+    "_embedding_bag_per_sample_weights_backward": (1, 2),
+}
 
 
 def _size(t):

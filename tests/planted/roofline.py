@@ -24,6 +24,8 @@ MISTAKES = mistakes([
         "tensors are not read": [("(*read, *written))", "(*written,))")],
         "a repeated row counts in full": [("strict=True) if step)", "strict=True))")],
         "whole tables are read": [("if name in GATHERS:", "if name in ():")],
+        "a row for each bag": [("entries = indices.numel()", "entries = indices.shape[0]")],
+        "a bag reads its table": [("for t in tensors if t is not table)", "for t in tensors)")],
         "views move": [("and not _is_view(function)", "")],
         "two bytes": [("entries * t.element_size()", "entries * 2")]}),
     (attention_counts_allowed_pairs, {
