@@ -312,6 +312,7 @@ def without_contents(
     Returns:
         What runs x + layer(norm(x)), or "head"; and x with all parameters.
     """
+    check.choice((*LAYERS, "head"), part=part)
     c, head = config, part == "head"
     with torch.device("meta"):
         norm = nn.RMSNorm(c.d_model)

@@ -7,13 +7,16 @@ little of both takes as long as it takes to be called. The sum over all operator
 torch runs one after another, is what this room predicts.
 
 The operators are not written down: a layer is run, on tensors that have shapes and no contents, and
-torch's dispatcher says what it calls. Wrong sizes raise ValueError naming argument and number
-(check.py).
+torch's dispatcher says what it calls. Counted are whole tensors, once for each call that reads or
+writes them; of tables the rows that are asked for; of fused attention, as on a CPU, the causal
+pairs, or all of them if it is given a mask. What a cache keeps is not known here. Wrong sizes and
+rates raise ValueError naming argument and number (check.py).
 Source: Williams, Waterman and Patterson, Roofline (2009).
 """
 
 import math
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -35,17 +38,24 @@ class Operator(NamedTuple):
     moved: int
 
 
-class Machine(NamedTuple):
+@dataclass(frozen=True)
+class Machine:
     """What a machine can do.
 
-    flops: operations of a large matrix product per second. bandwidth: bytes per second, read and
-    written, of an operator that computes little. launch: seconds that a call takes whatever it is
-    given.
+    Args:
+        flops: operations of a large matrix product per second.
+        bandwidth: bytes per second, read and written, of an operator that computes little.
+        launch: seconds that a call takes whatever it is given.
     """
 
     flops: float
     bandwidth: float
     launch: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Refuse what no machine has."""
+        check.numbers("(0, inf)", flops=self.flops, bandwidth=self.bandwidth)
+        check.numbers("[0, inf)", launch=self.launch)
 
     def seconds(self, operators: Iterable[Operator]) -> float:
         """Predict how long operators take, one after another."""
@@ -56,7 +66,7 @@ class Machine(NamedTuple):
 
 
 class Recorder(TorchDispatchMode):
-    """Keep the operators that are called within it, beside those that only look: views, shapes."""
+    """Keep the operators that are called within it, but for those that only look: views, shapes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,17 +75,9 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         result = function(*args, **kwargs)
-        written = _tensors(result)
-        if written and not _is_view(function):
-            name = function.overloadpacket.__name__
-            if name in BAGS:
-                flops, moved = _bag(
-                    *(args[i] for i in BAGS[name]), _tensors((args, kwargs)), written
-                )
-            else:
-                flops = _flops(function, args, kwargs, result)
-                moved = _moved(name, _tensors((args, kwargs)), written)
-            self.operators.append(Operator(name, flops, moved))
+        call = _Call(function, args, kwargs, result)
+        if call.written and not call.is_view():
+            self.operators.append(Operator(call.name, *call.counts()))
         return result
 
 
@@ -115,39 +117,12 @@ def pass_operators(
     return called
 
 
-def _tensors(tree):
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
-
-
-def _is_view(function):
-    """Whether a call returns memory that it was given, unwritten, or another shape for it."""
-    name = function.overloadpacket.__name__
-    kinds = [r.alias_info for r in function._schema.returns]
-    shares = any(alias is not None and not alias.is_write for alias in kinds)
-    return shares or name in ("_unsafe_view", "detach", "alias") or name.startswith("empty")
-
-
-def _moved(name, read, written):
-    """Bytes; of a table only the rows that are asked for, of a tensor that is repeated, one."""
-    if name in GATHERS:
-        read = [*read[1:], *written]
-    return sum(_size(t) for t in (*read, *written))
-
-
-# Those that read from their first tensor as much as they write.
-GATHERS = {"embedding", "index", "index_select", "gather"}
-
-
-def _bag(table, indices, tensors, written):
-    """Operations and bytes of an operator that takes a row for each index, and a number of it."""
-    entries = indices.numel() * table.shape[-1]
-    others = sum(_size(t) for t in tensors if t is not table)
-    moved = entries * table.element_size() + others + sum(_size(t) for t in written)
-    return 2 * entries, moved
-
-
-# Those, with the places of the table (or of the gradients, by row) and of the indices.
-BAGS = {
+# What is not read, or not as a whole, by the names of torch's operators.
+OVERWRITERS = {"copy_", "fill_", "zero_"}
+MAKERS = {"arange", "full", "ones", "zeros", "scalar_tensor"}
+GATHERS = {"embedding", "gather", "index", "index_select"}  # as much as they write
+SCATTERS = {"index_add", "index_copy", "index_put", "scatter", "scatter_add"}  # their last argument
+BAGS = {  # a row for each index: the places of the table, or of gradients by row, and of indices
     "neurons": (1, 2),
     "_embedding_bag": (0, 1),
     "_embedding_bag_backward": (0, 1),
@@ -157,24 +132,67 @@ BAGS = {
 }
 
 
+class _Call:
+    """One call of an operator: its tensors, and what they say about it."""
+
+    def __init__(self, function, args, kwargs, result):
+        self.function, self.args, self.kwargs, self.result = function, args, kwargs, result
+        self.name = function.overloadpacket.__name__
+        slots = function._schema.arguments
+        given = {slot.name: value for slot, value in zip(slots, args, strict=False)} | kwargs
+        self.given = given
+        out = {slot.name for slot in slots if slot.is_out}
+        changed = {slot.name for slot in slots if slot.alias_info and slot.alias_info.is_write}
+        self.read = _tensors([value for name, value in given.items() if name not in out])
+        self.written = _tensors(result) or _tensors([given.get(name) for name in changed])
+
+    def is_view(self):
+        """Whether it returns memory that it was given, unwritten, or that nobody has filled."""
+        kinds = [r.alias_info for r in self.function._schema.returns]
+        shares = any(alias is not None and not alias.is_write for alias in kinds)
+        return shares or self.name in ("_unsafe_view", "detach", "alias") or "empty" in self.name
+
+    def counts(self):
+        """Operations and bytes."""
+        name, written = self.name, sum(map(_size, self.written))
+        if name in BAGS:
+            table, indices = (self.args[place] for place in BAGS[name])
+            entries = indices.numel() * table.shape[-1]
+            others = sum(_size(t) for t in self.read if t is not table)
+            return 2 * entries, entries * table.element_size() + others + written
+        if name in MAKERS or name.startswith("new_") or name.endswith("_like"):
+            return 0, written
+        first, *others = self.read or [None]
+        if name in OVERWRITERS:
+            return 0, sum(map(_size, others)) + written
+        if name in GATHERS:
+            return 0, sum(map(_size, others)) + 2 * written
+        if name.rstrip("_") in SCATTERS and others:
+            copied = 0 if name.endswith("_") else _size(first) + written
+            return 0, copied + sum(map(_size, others)) + 2 * _size(others[-1])
+        return self.flops(), sum(map(_size, self.read)) + written
+
+    def flops(self):
+        if self.name.startswith("_scaled_dot_product_flash_attention_for_cpu"):
+            return self.attention_flops()
+        count = flop_registry.get(self.function.overloadpacket)
+        return int(count(*self.args, **self.kwargs, out_val=self.result)) if count else 0
+
+    def attention_flops(self):
+        """Fused attention: two products forward, five backward; of causal pairs if it is told."""
+        b, h, l, p = self.given["query"].shape
+        s = self.given["key"].shape[2]
+        own = min(l, s)
+        causal = own * (own + 1) // 2 + (l - own) * s
+        products = 5 if "grad_out" in self.given else 2
+        return 2 * products * b * h * p * (causal if self.given.get("is_causal") else l * s)
+
+
+def _tensors(tree):
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
 def _size(t):
+    """Bytes; of what is repeated along an axis, once."""
     entries = math.prod(n for n, step in zip(t.shape, t.stride(), strict=True) if step)
     return entries * t.element_size()
-
-
-def _flops(function, args, kwargs, result):
-    if "flash_attention" in function.overloadpacket.__name__:
-        return _attention_flops(function, args, kwargs)
-    count = flop_registry.get(function.overloadpacket)
-    return int(count(*args, **kwargs, out_val=result)) if count else 0
-
-
-def _attention_flops(function, args, kwargs):
-    """Fused attention: two products forward, five backward, of the pairs that are not masked."""
-    names = [argument.name for argument in function._schema.arguments]
-    given = dict(zip(names, args, strict=False)) | kwargs
-    b, h, l, p = given["query"].shape
-    s = given["key"].shape[2]
-    pairs = l * s - l * (l - 1) // 2 if given.get("is_causal") else l * s
-    products = 5 if "grad_out" in given else 2
-    return 2 * products * b * h * p * pairs

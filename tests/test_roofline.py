@@ -37,11 +37,28 @@ def operators_move_what_they_read_and_write(m):
         "in place": (lambda: a.add_(1), 0, 2 * 24),
         "views": (lambda: (a.view(4, 6), a.mT, a[2:4], a.reshape(24), a.detach()), 0, 0),
         "a mean": (lambda: a.mean(1), 0, 24 + 6),
+        "a copy": (lambda: torch.empty(6, 4).copy_(a), 0, 2 * 24),
+        "a number in all places": (lambda: torch.empty(6, 4).fill_(2.0), 0, 24),
+        "zeros of a shape": (lambda: (a.new_zeros(3), torch.zeros_like(b)), 0, 3 + 20),
+        "a result that is there": (
+            lambda: torch.mm(a, b, out=torch.empty(6, 5)),
+            240,
+            24 + 20 + 30,
+        ),
+        "many at once": (lambda: torch._foreach_add_([a, b], 1), 0, 2 * (24 + 20)),
     }
     for name, (call, flops, numbers) in cases.items():
         assert sums_of(recorded(m, call)) == (flops, SIZE * numbers), name
     looked_up = sums_of(recorded(m, lambda: F.embedding(rows, table)))
     assert looked_up == (0, 3 * 8 + 2 * 3 * 4 * SIZE), "three rows of a table"
+    into, two = torch.zeros(50, 4), torch.ones(3, 4)
+    scattered = {
+        "added in place": (lambda: into.index_add_(0, rows, two), 3 * 12),
+        "put in place": (lambda: into.index_put_((rows,), two), 3 * 12),
+        "added to a copy": (lambda: into.index_add(0, rows, two), 3 * 12 + 2 * 200),
+    }
+    for name, (call, numbers) in scattered.items():
+        assert sums_of(recorded(m, call)) == (0, 3 * 8 + SIZE * numbers), name
     bags, x = rows.expand(2, 3).contiguous(), torch.ones(2, 4)
     inner = recorded(m, lambda: neurons(x, table, bags))[-1]
     assert (inner.flops, inner.moved) == (2 * 24, 6 * 8 + SIZE * (24 + 8 + 6)), "six rows"
@@ -50,26 +67,25 @@ def operators_move_what_they_read_and_write(m):
 
 
 def attention_counts_allowed_pairs(m):
-    """Two products of the causal pairs forward, five backward; all pairs where none is masked."""
-    q, k = normal(2, 3, 5, 8, seed=1).float(), normal(2, 3, 5, 8, seed=2).float()
-    for causal, pairs in ((True, 15), (False, 25)):
-        one = 2 * 2 * 3 * 8 * pairs
+    """Two products of the causal pairs forward, five backward; else all pairs."""
+    for l, s, causal in ((5, 5, True), (5, 5, False), (3, 5, True), (5, 3, True), (5, 3, False)):
+        q, k = normal(2, 3, l, 8, seed=1).float(), normal(2, 3, s, 8, seed=2).float()
+        allowed = torch.ones(l, s).tril() if causal else torch.ones(l, s)  # as torch aligns it
+        one = 2 * 2 * 3 * 8 * int(allowed.sum())
         for training, products in ((False, 2), (True, 7)):
             query = q.clone().requires_grad_(training)
 
-            def call(query=query, causal=causal, training=training):
+            def call(query=query, k=k, causal=causal, training=training):
                 y = F.scaled_dot_product_attention(query, k, k, is_causal=causal)
                 if training:
                     y.sum().backward()
 
-            assert sums_of(recorded(m, call))[0] == products * one, f"{causal}, {training}"
+            assert sums_of(recorded(m, call))[0] == products * one, (l, s, causal, training)
 
 
 def passes_compute_what_the_budget_counts(m, case):
     """Forward the products of `count_flops`; with the backward pass three times as many."""
     config = ModelConfig(**options(case))
-    if config.mask is not None:
-        return  # attention then computes all pairs, and hides some of them
     for length in (5, 8):  # of one token, torch leaves outer products out
         counts = count_flops(config, length)
         forward, training = (
@@ -78,6 +94,9 @@ def passes_compute_what_the_budget_counts(m, case):
         assert forward.keys() == training.keys() == counts.keys()
         for part, flops in counts.items():
             got, both = (sums_of(listed[part])[0] for listed in (forward, training))
+            if part == "I" and config.mask is not None:  # attention computes all pairs, and hides
+                assert got > 2 * flops.total()
+                continue
             assert got == 2 * flops.total(), f"{part} at {length}: {got}"
             if not (part == "I" and config.inner == "ssd"):
                 # (Of the SSD inside I, one chunk: nobody reads what it hands on.)
@@ -143,6 +162,14 @@ HELD = titled(
 @pytest.mark.parametrize("has_property, case", HELD.values(), ids=HELD)
 def test_the_room_has_the_property(has_property, case):
     has_property(roofline, *([] if case is None else [case]))
+
+
+def test_a_machine_has_rates():
+    for rates in (dict(flops=0.0, bandwidth=1.0), dict(flops=1.0, bandwidth=-1.0)):
+        with pytest.raises(ValueError, match=r"must be a number in \(0, inf\)"):
+            roofline.Machine(**rates)
+    with pytest.raises(ValueError, match="launch must be a number"):
+        roofline.Machine(1.0, 1.0, -1.0)
 
 
 @pytest.mark.parametrize(
