@@ -11,7 +11,7 @@
 # - say what grows with the text: time, memory, and the time of one more token;
 # - read a kernel of three programs line by line, and name what each loads, keeps and writes.
 #
-# Assumes: chapters 03, 06 and 07.
+# Assumes: chapters 03, 06 and 07, and of chapter 09 the interval (9.1).
 #
 # Sources: *Wonderful Matrices* (WM) §4.2 and Figure 6; *Cheems* (Ch) §4.2, App. B.2 and Figure 5;
 # Williams, Waterman and Patterson (2009), *Roofline*. The code that this notebook uses is
@@ -21,22 +21,22 @@
 # How to read ✓ and ✗: chapter 00.
 
 # %% [markdown]
-# **Minutes.** To teach, with the cells folded: about 60. Alone, with the exercises: about 165.
+# **Minutes.** To teach, with the cells folded: about 70. Alone, with the exercises: about 175.
 #
 # | section | to teach | alone |
 # |---|---|---|
 # | Opening | 2 | 2 |
 # | Why this matters | 1 | 1 |
 # | 1 · What a pass is made of | 3 | 6 |
-# | 2 · What a machine can do | 7 | 10 |
-# | 3 · The length of a chunk | 6 | 9 |
-# | 4 · Whole systems | 9 | 14 |
+# | 2 · What a machine can do | 7 | 11 |
+# | 3 · The length of a chunk | 7 | 10 |
+# | 4 · Whole systems | 12 | 20 |
 # | 5 · One token more | 6 | 9 |
 # | 6 · Memory | 2 | 4 |
-# | 7 · What else moves the curves | 6 | 10 |
-# | 8 · A kernel by hand | 14 | 23 |
-# | 9 · Claimed and seen | 3 | 6 |
-# | Summary | 1 | 2 |
+# | 7 · What else moves the curves | 7 | 12 |
+# | 8 · A kernel by hand | 15 | 23 |
+# | 9 · Claimed and seen | 4 | 7 |
+# | Summary | 2 | 2 |
 # | Exercises | – | 66 |
 # | Further reading | 1 | 1 |
 
@@ -44,7 +44,7 @@
 import json
 import math
 from functools import partial
-from itertools import pairwise
+from itertools import combinations, pairwise
 from pathlib import Path
 from statistics import median
 
@@ -160,8 +160,8 @@ def make_chunks(length, device="cpu"):
 #
 # WM's Figure 6 and Ch's Figure 5 draw how many tokens per second an architecture reads, against
 # the length of the text. The curves cross, and Ch says at which length. Why there, and where they
-# would cross on another machine or in another size, a curve does not say. A model of the pass does:
-# three numbers of the machine, and a count.
+# would cross on another machine or in another size, a curve does not say. Three numbers of the
+# machine and a count of what a pass does say a part of it. How large a part is asked here.
 #
 # ## 1 · What a pass is made of
 #
@@ -181,8 +181,8 @@ products = [one for one in called if one.flops]
 assert [one.name for one in products] == ["bmm"] * 4
 
 # %% [markdown]
-# Four are products of matrices, one for each of the four steps of chapter 03. All others are there
-# for decays, masks and sums, compute next to nothing, and move most of the bytes:
+# Four are products of matrices: two of step 1 of chapter 03, one of step 2, one of step 4. All
+# others make decays, masks, sums and copies, have no products, and move most of the bytes:
 
 # %%
 operations, moved = sum(one.flops for one in called), sum(one.moved for one in called)
@@ -194,9 +194,9 @@ assert in_products < 0.4 * moved
 # %% [markdown]
 # Nothing has to be computed to write along: it is enough to know the shapes. `pass_operators` runs
 # each layer of a model on tensors that have shapes and no contents, so that a model of any size can
-# be taken apart on a laptop. Its products are those that `count_flops` counts by formula; with the
-# backward pass there are three for each (and torch's fused attention computes its scores once
-# more):
+# be taken apart on a laptop. Its products are those that `count_flops` counts by formula, rows of
+# experts' tables included; with the backward pass there are three for each (and torch's fused
+# attention computes its scores once more, half of its products):
 
 # %%
 for name in SYSTEMS:
@@ -205,8 +205,7 @@ for name in SYSTEMS:
     passes = [pass_operators(config, 512, training=t) for t in (False, True)]
     for part, flops in counts.items():
         forward, both = (sum(one.flops for one in listed[part]) for listed in passes)
-        assert forward == flops.total() - flops.rows
-        assert both >= 3 * forward
+        assert forward == flops.total() and both == 3 * forward + flops.pairs // 2
     numbers = [sum(len(listed) for listed in one.values()) for one in passes]
     print(f"{name:8} {numbers[0]:5} operators forward, {numbers[1]:5} with the backward pass")
 
@@ -214,16 +213,17 @@ for name in SYSTEMS:
 # ## 2 · What a machine can do
 #
 # Two rates describe a machine here: operations of a large product of matrices per second,
-# $R_\text{op}$, and bytes that are read and written per second, $R_\text{byte}$. An operator of
-# $\phi$ operations and $\mu$ bytes takes at least the larger of two times, since it can compute
-# while it moves, and to call it takes $t_0$ whatever it does. A pass, one operator after another:
+# $R_\text{op}$, and bytes that memory hands out and takes in per second, $R_\text{byte}$. An
+# operator of $\phi$ operations and $\mu$ bytes is put down with the larger of two times, since it
+# can compute while it moves, and with $t_0$ for being called. A pass is one operator after another:
 #
-# $$T \;\ge\; \sum_i \Big( t_0 + \max\big(\phi_i / R_\text{op},\; \mu_i / R_\text{byte}\big) \Big).
+# $$T \;\approx\;
+#   \sum_i \Big( t_0 + \max\big(\phi_i / R_\text{op},\; \mu_i / R_\text{byte}\big) \Big).
 # \tag{10.1}$$
 #
-# This is the *roofline* (Williams and others). The machine of this chapter's record is one core of
-# a server, in float32 (`python tests/bench/bench_efficiency.py --json FILE`; its other core had
-# little to do). The three numbers, each measured:
+# The larger of the two times is the *roofline* (Williams and others). The machine of this chapter's
+# record is one core of a server, in float32 (`python tests/bench/bench_efficiency.py --json FILE`).
+# The three numbers, each measured:
 
 # %% tags=["setup"]
 PRODUCTS, SUMS = dict(MEASURED["rates"]["products"]), dict(MEASURED["rates"]["sums"])
@@ -244,16 +244,18 @@ assert 5 < ridge < 8
 
 # %% [markdown]
 # An operator with fewer operations per byte than that, its *intensity*, waits for memory. A sum of
-# two tensors has none at all; a product of $m \times m$ matrices has $m / 6$, for it reads and
-# writes $3 m^2$ numbers of four bytes and computes $2 m^3$. The rate of bytes is not one number,
-# either: what fits into the processor's caches moves faster, and a result that is very large is
-# fetched anew from the system each time.
+# two tensors has no products at all; a product of $m \times m$ matrices has $m / 6$, for it reads
+# and writes $3 m^2$ numbers of four bytes and computes $2 m^3$. The rate of bytes is not one
+# number: sums that move less than a MiB are faster, those that move a hundred slower.
 
 # %%
 rates = {size: size / seconds / 1e9 for size, seconds in SUMS.items()}
 for size in (12 * 2**14, TYPICAL, 4 * TYPICAL):
     print(f"sums that move {size / 2**20:7.2f} MiB: {rates[size]:5.1f} GB per second")
 assert rates[12 * 2**14] > 3 * rates[TYPICAL] > 9 * rates[4 * TYPICAL]
+fastest = max(rates.values()) / rates[TYPICAL]
+print(f"the fastest are {fastest:.1f} times as fast as the one that is taken")
+assert 4 < fastest < 4.5
 
 
 # %% tags=["figure"]
@@ -272,8 +274,9 @@ def draw_roofline(ax, points):
     plotting.lines(ax, x, roof, xscale="log", yscale="log")
     for name, (intensity, rate) in points.items():
         ax.plot([intensity], [rate], "o", color=plotting.COLORS[1])
-        place = (-8, 8, "right") if "chunks" in name else (6, -12, "left")
-        where = dict(xytext=place[:2], textcoords="offset points", ha=place[2], fontsize=11)
+        up = {"SSD, chunks of 16": -14, "SSD, chunks of 64": 12, "SSD, chunks of 256": -2}
+        place = ((-8, up[name]), "right") if name in up else ((6, -12), "left")
+        where = dict(xytext=place[0], textcoords="offset points", ha=place[1], fontsize=11)
         ax.annotate(name, (intensity, rate), **where)
     ax.set(xlabel="operations per byte", ylabel="billion operations per second", xlim=(0.03, 1000))
     ax.set(title="operators", ylim=(0.2, 400))
@@ -311,33 +314,43 @@ plotting.save(
     "10_roofline",
     "Left, GB per second of sums against the bytes they move: rising to over 100 below a MiB, "
     "about 30 from 3 to 48 MiB, 7 above. Right, operations per second against operations per byte, "
-    "with a roof that rises and turns level: a point for each form, all under the roof but "
-    "attention's, which touches it from below; SSD one by one and all at once far below.",
+    "with a roof that rises and turns level: a point for each form, all below the roof, the MLP's "
+    "nearest, those of SSD all at once, retrieved experts and SSD one by one farthest.",
 )
 
 # %% [markdown]
-# The points lie below the roof, each by a factor of its own: an operator of many small pieces
-# waits for its caller, one with very large results for the system, one that picks rows for memory
-# that it did not expect. How much longer each took than (10.1) has it:
+# The points lie below the roof, each by a factor of its own. How many times as long as by (10.1)
+# each took:
 
 # %%
 for name, factor in slower.items():
     print(f"{name:18} {factor:4.1f} times")
-assert max(f for name, f in slower.items() if "chunks" in name) < 2.1
-assert min(slower["SSD, one by one"], slower["retrieved"]) > 3 and slower["SSD, all at once"] > 10
+below = sorted(slower, key=slower.get)
+assert below[0] == "MLP" and slower["MLP"] > 1
+assert {*below[-3:]} == {"SSD, all at once", "retrieved", "SSD, one by one"}
+assert max(slower[name] for name in below[:-3]) < 2.1
+assert 13e-6 > median(MEASURED["forms"]["2048"]["SSD, one by one"]) / 14_340 > 6e-6
+
+# %% [markdown]
+# Most took about twice as long. Three stand out. SSD one by one calls 14,340 operators, and each
+# took about ten times as long as the smallest sum: what a caller in Python takes between two calls
+# is not in $t_0$. Of the other two the count does not say why.
 
 # %% [markdown]
 # ## 3 · The length of a chunk
 #
-# Chapter 03 left open how long a chunk should be: any length gives the same numbers. What one
-# token costs, by (10.1), is
+# Chapter 03 left open how long a chunk should be: any length gives the same numbers. With $h$ heads
+# of $p$ channels, $n$ states, $g$ groups of $B$ and $C$, and chunks of $q$ tokens ($l_c$ in chapter
+# 03), one token costs
 #
 # $$\phi(q) = 2\,\big(q\,(g n + h p) + 2\,h p n\big) \text{ operations}, \qquad
-#   \mu(q) \approx \frac{a}{q} + b + c\,q \text{ bytes}. \tag{10.2}$$
+#   \mu(q) \approx \frac{\mu_\text{states}}{q} + \mu_0 + \mu_\text{pairs}\,q \text{ bytes}.
+# \tag{10.2}$$
 #
-# The longer the chunk, the larger the matrices of all pairs in it, which a token pays $q$ for; the
-# shorter, the more states have to be written and read. Bytes are least at $q = \sqrt{a / c}$, where
-# the two are equal. Three counts give $a$, $b$ and $c$; the others check them:
+# The longer the chunk, the larger the matrices of all its pairs, of which a token pays for $q$; the
+# shorter, the more states are written and read, of which a token pays for one in $q$. The bytes are
+# least where both are equal, at $q = \sqrt{\mu_\text{states} / \mu_\text{pairs}}$. Three counts
+# give the three coefficients; the others check them:
 
 # %%
 lengths = (8, 16, 32, 64, 128, 256, 512)
@@ -345,14 +358,15 @@ chunked = {q: counted(call) for q, (call, _) in make_chunks(4096).items()}
 for q in lengths:
     assert chunked[q][0] == 4096 * 2 * (q * (64 + 4 * 32) + 2 * 4 * 32 * 64)
 rows = torch.tensor([[1 / q, 1, q] for q in (8, 32, 512)]).double()
-a, b, c = torch.linalg.solve(
+states, rest, pairs = torch.linalg.solve(
     rows, torch.tensor([chunked[q][1] / 4096 for q in (8, 32, 512)]).double()
 )
 for q in lengths:
-    assert abs(chunked[q][1] / 4096 / (a / q + b + c * q) - 1) < 0.02
-print(f"the states of a chunk are moved {a / (4 * 4 * 32 * 64):.1f} times,")
-print(f"matrices of all pairs {c / (4 * 4):.1f} times; bytes are least at q = {(a / c).sqrt():.0f}")
-assert 30 < (a / c).sqrt() < 36
+    assert abs(chunked[q][1] / 4096 / (states / q + rest + pairs * q) - 1) < 0.02
+least_at = (states / pairs).sqrt().item()
+print(f"in numbers of float32: {states / 4 / (4 * 32 * 64):.1f} for each of a chunk's states,")
+print(f"{pairs / 4 / 4:.1f} for each pair and head; the bytes are least at q = {least_at:.0f}")
+assert 30 < least_at < 36
 
 # %% [markdown]
 # Predicted and measured, on 4,096 tokens, in milliseconds:
@@ -369,7 +383,7 @@ predicted = {
 }
 for kind, times in measured.items():
     print(f"{kind}: q      ", *(f"{q:6}" for q in lengths))
-    print("  at least        ", *(f"{predicted[kind][q]:6.1f}" for q in lengths))
+    print("  by (10.1)       ", *(f"{predicted[kind][q]:6.1f}" for q in lengths))
     print("  measured        ", *(f"{times[q]:6.1f}" for q in lengths))
     assert min(predicted[kind], key=predicted[kind].get) == 32
     assert {*sorted(times, key=times.get)[:2]} == {32, 64}
@@ -379,7 +393,7 @@ for kind, times in measured.items():
 TICKS = {"evaluation": (5, 10, 20, 50), "training": (20, 50, 100, 200)}
 fig, axes = plotting.figure(1, 2, size=(12, 4.4))
 for ax, (kind, times) in zip(axes, measured.items(), strict=True):
-    curves = {"at least": [*predicted[kind].values()], "measured": [*times.values()]}
+    curves = {"by (10.1)": [*predicted[kind].values()], "measured": [*times.values()]}
     plotting.lines(ax, lengths, curves, marker="o", xscale="log", yscale="log", title=kind)
     ax.set(xlabel="tokens in a chunk", xticks=lengths, xticklabels=lengths)
     ax.set(yticks=TICKS[kind], yticklabels=TICKS[kind])
@@ -393,14 +407,20 @@ plotting.save(
 )
 
 # %% [markdown]
-# Predicted is 32, and measured are 32 and 64, which differ by less than the machine can tell. (From
-# 256 on the largest results have tens of MiB, and those are slow here, as section 2 showed.)
-#
-# In the square root of $a / c$ stand the states in $a$, $h\,n\,p$ numbers each, and the pairs in
-# $c$, $h$ numbers for each token: so it is proportional to $\sqrt{n\,p}$. With the papers' $n =
-# 128$ and $p = 64$ it would be twice as long. They take 256 tokens (WM Table 7). But they have
-# kernels that keep all pairs of a chunk to themselves; to them $c$ is 0, and what a longer chunk
-# costs is operations (section 8).
+# Predicted is 32; measured are 32 and 64, between which five turns show no difference:
+
+# %%
+for kind, seconds in MEASURED["chunks"]["seconds"].items():
+    mean, half = interval([a / b for a, b in zip(seconds["32"], seconds["64"], strict=True)])
+    print(f"{kind}: 32 takes {mean:.2f} ± {half:.2f} times as long as 64")
+    assert mean - half < 1 < mean + half
+
+# %% [markdown]
+# A state has $h\,n\,p$ numbers, and $h$ heads have as many pairs: the best length grows about as
+# $\sqrt{n\,p}$. With the papers' $n = 128$ and $p = 64$ it would be about twice as long. They take
+# 256 tokens (WM Table 7). But they use kernels to which $\mu_\text{pairs}$ is small: mamba-ssm's
+# store the products of $C$ and $B$ once for all heads of a group, and no decays (chapter 03,
+# section 10); those of section 8 store no pairs at all.
 #
 # ## 4 · Whole systems
 #
@@ -452,14 +472,43 @@ for kind, by_name in LEAST.items():
 every = torch.stack([*factors.values()])
 FACTOR = every.median().item()
 print(f"all: {every.min():.2f} to {every.max():.2f}, median {FACTOR:.2f}")
-assert every.min() > 1.5 and every.max() < 2.7 and 1.8 < FACTOR < 2.0
-assert every[:, 2:].max() < 2.25
+assert every.min() > 1.5 and every.max() < 2.55 and 1.8 < FACTOR < 2.0
+assert all((factors["training", name].diff()[[0, 1, 3]] < 0).all() for name in SYSTEMS)
+passes = torch.stack([turns(kind, name).median(0).values for kind in LEAST for name in SYSTEMS])
+assert 0.015 < passes.min() < 0.016 and 17 < passes.max() < 18.5
+
+# %%
+again = MEASURED["batches"]["seconds"]["1"]
+drift = [
+    median(again[name]) / turns("training", name).median(0).values[0].item() for name in SYSTEMS
+]
+print("training, 256 tokens, in another part of the record:", *(f"{d:.2f}" for d in drift))
+assert 1.1 < min(drift) < max(drift) < 1.25
 
 # %% [markdown]
-# The passes take from 15 milliseconds to 18 seconds, and all of them 1.5 to 2.7 times what (10.1)
-# says is the least, from 1,024 tokens on 1.5 to 2.2 times: three numbers of the machine and a count
-# predict the rest up to a factor that depends little on the system or the length. (Why it is about
-# two, the sum does not say.) Drawn with that one factor, its median:
+# The passes take from 15 milliseconds to 18 seconds, and all of them 1.5 to 2.5 times as long as by
+# (10.1). Why about twice as long, the sum does not say. The factor falls with the length in
+# training and differs between systems, so what lies close together the count need not order
+# rightly. How often does it? Of the pairs of systems, at each length:
+
+# %%
+right, clear, clear_right = 0, 0, 0
+for kind in LEAST:
+    for one, other in combinations(SYSTEMS, 2):
+        faster = turns(kind, one) < turns(kind, other)  # in each turn, at each length
+        by_count = torch.tensor(LEAST[kind][one]) < torch.tensor(LEAST[kind][other])
+        agreed = (faster == faster[0]).all(0)
+        right += ((faster.sum(0) > 2) == by_count).sum().item()
+        clear, clear_right = (
+            clear + agreed.sum(),
+            clear_right + (agreed & (faster[0] == by_count)).sum(),
+        )
+print(f"ordered as by (10.1): {right} of {2 * 10 * 7} pairs; of those")
+print(f"on which all turns agree, {clear_right} of {clear}")
+assert right > 0.9 * 140 and clear_right > 0.94 * clear
+
+# %% [markdown]
+# Drawn with one factor for all, the median:
 
 
 # %% tags=["figure"]
@@ -483,10 +532,23 @@ plotting.save(
     fig,
     "10_throughput",
     "Tokens per second against the length of the text, 256 to 16,384, for evaluation and training "
-    "of five systems, measured and, dashed, predicted. LlaMa's curves are highest or second at 256 "
-    "and fall steeply from 1,024 on; Mamba-2's rise and stay; Jamba's, OTCE's and Cheems' rise, "
-    "then fall slowly, OTCE's the most.",
+    "of five systems, measured and, dashed, predicted. LlaMa's curves are highest at 256 tokens "
+    "and lowest from 2,048 on; OTCE's are highest at 1,024 and 2,048, Mamba-2's at 8,192 and "
+    "16,384.",
 )
+
+# %% [markdown]
+# (The turns of one part follow one another. The same pass, measured again ten minutes later, took a
+# sixth longer; the intervals below, over turns, do not know of that.)
+
+# %%
+for kind in LEAST:
+    speed = torch.stack([1 / turns(kind, name).median(0).values for name in SYSTEMS])
+    names = [*SYSTEMS]
+    assert [names[i] for i in speed.argmax(0)[[0, 2, 3, 5, 6]]] == [
+        "LlaMa", "OTCE", "OTCE", "Mamba-2", "Mamba-2"]  # fmt: skip
+    assert {names[i] for i in speed.argmin(0)[3:]} == {"LlaMa"}
+print("the figure: LlaMa is the fastest at 256 tokens, and the slowest from 2,048 on")
 
 # %% [markdown]
 # ### Where they cross
@@ -498,7 +560,7 @@ plotting.save(
 
 # %%
 def crossing(log_ratios):
-    """The first length at which a ratio of times falls to 1, None if it does not."""
+    """The first length at which a ratio of times falls to 1; None if it does not fall."""
     pairs = zip(pairwise(log_ratios), pairwise(map(math.log2, LENGTHS)), strict=True)
     for (above, below), (short, long) in pairs:
         if above > 0 >= below:
@@ -520,32 +582,49 @@ for kind in LEAST:
         mean, half = interval(found)
         print(f"{kind:10} {name:8} over LlaMa from {mean:5.0f} ± {half:3.0f} tokens;"
               f" predicted {predicted_at:5.0f}")  # fmt: skip
-        assert 0.6 < predicted_at / mean < 1.5
+        assert 1 / 1.41 < predicted_at / mean < 1.41
 
 # %% [markdown]
-# The count puts the lengths within a factor of 1.5 of the measured ones, some too low and some too
-# high. Which way a small difference between two systems goes, it cannot say: Mamba-2, Jamba and
-# Cheems lie close together for thousands of tokens, measured and predicted. Does Cheems overtake
-# Jamba and OTCE, as in Ch's Figure 5?
+# The count puts the lengths within a factor of 1.41 of the measured means. Does Cheems overtake
+# Jamba and OTCE, as in Ch's Figure 5? Jamba's time over Cheems', at every length:
+
+
+# %%
+def as_fast(kind, name, other, length):
+    """How many times as fast as another system, with the interval over the turns."""
+    at = LENGTHS.index(length)
+    return interval((turns(kind, other) / turns(kind, name))[:, at].tolist())
+
+
+for kind in LEAST:
+    least = zip(LEAST[kind]["Jamba"], LEAST[kind]["Cheems"], strict=True)
+    print(f"{kind:10} by (10.1) ", *(f"{jamba / cheems:11.2f}" for jamba, cheems in least))
+    found = [as_fast(kind, "Cheems", "Jamba", l) for l in LENGTHS]
+    print(f"{kind:10} measured  ", *(f"{mean:.2f} ± {half:.2f}" for mean, half in found))
+assert max(as_fast("training", "Cheems", "Jamba", l).mean for l in LENGTHS) < 1.02
+mean, half = as_fast("training", "Cheems", "Jamba", 16_384)
+assert mean + half < 1
+mean, half = as_fast("evaluation", "Cheems", "Jamba", 16_384)
+assert mean - half < 1 < mean + half
+
+# %% [markdown]
+# In training Jamba stays ahead; in evaluation at 16,384 tokens the turns do not tell. And OTCE,
+# which has two layers of attention in eight?
 
 # %%
 for kind in LEAST:
-    ahead = (turns(kind, "Jamba") / turns(kind, "Cheems"))[:, -1].tolist()
-    mean, half = interval(ahead)
-    print(f"{kind:10} at 16,384 tokens Cheems reads {mean:.2f} ± {half:.2f} times as fast as Jamba")
-    assert mean - half < 1 and crossings(kind, "Cheems", "Jamba")[0] is None
     predicted_at, found = crossings(kind, "Cheems", "OTCE")
     mean, half = interval(found)
     print(
         f"{kind:10} Cheems over OTCE from {mean:5.0f} ± {half:4.0f}; predicted {predicted_at:5.0f}"
     )
-    assert mean - half > 3500 and 0.3 < predicted_at / mean < 0.6
+    assert mean - half > 3500 and 0.4 < predicted_at / mean < 0.9
 
 # %% [markdown]
-# Not Jamba, neither as measured nor as predicted; OTCE, which has two layers of attention in eight,
-# from five to ten thousand tokens on. These are models of 128 channels. What a layer of attention
-# pays for pairs grows with its width, what all layers pay for their maps with its square. So the
-# wider the models, the longer the texts at which attention's pairs count (section 7).
+# From five to ten thousand tokens on: later than by the count. These are models of 128 channels.
+# What a layer of attention pays for pairs grows with its width, what all layers pay for their maps
+# with its square. So the wider the models, the longer the texts at which attention's pairs count
+# (section 7).
 #
 # ## 5 · One token more
 #
@@ -594,13 +673,13 @@ for name in SYSTEMS:
     slope = 1000 * (steps[16_384] - steps[1024]) / (16_384 - 1024)
     fast, slow = (1e6 * GROWTH[name] / rate for rate in (MACHINE.bandwidth, SLOW))
     print(f"{name:8} {slope:5.2f} {fast:5.2f} {slow:5.2f}")
-    assert (abs(slope) < 0.05) if name == "Mamba-2" else (fast < slope < 1.2 * slow)
+    assert (abs(slope) < 0.05) if name == "Mamba-2" else (fast < slope < slow)
 
 # %% [markdown]
 # The step of a model of states takes as long after 16,384 tokens as after 256. The others grow, by
-# more than their bytes take at the rate of (10.1), and by no more than a little over what they take
-# at the slow rate that section 2 found for large results. (A cache that is written in place would
-# move a third of the bytes. It would not be a value: chapter 07.)
+# more than their bytes take at the rate of (10.1), and by less than they would take at the slow
+# rate that section 2 found for large results. (A cache that is written in place would move a third
+# of the bytes. It would not be a value: chapter 07.)
 
 # %% tags=["figure"]
 fig, ax = plotting.figure(size=(8, 4.4))
@@ -645,7 +724,8 @@ for name in SYSTEMS:
 
 # %% [markdown]
 # Counted and measured agree within 5 percent. All are linear in the length, attention too, since it
-# is fused and keeps no weights. LlaMa keeps least. One layer of each letter, at 4,096 tokens:
+# is fused and keeps no weights. LlaMa keeps least, and an S keeps over twice as much as an A. One
+# layer of each letter, at 4,096 tokens:
 
 # %%
 each = {}
@@ -683,7 +763,7 @@ for name in ("retrieved", "SSD"):
         assert mean - half > 1.04 or (name == "retrieved" and mean - half < 1.04 < mean + half)
 
 # %% [markdown]
-# **Batches.** Several short texts at once, 256 tokens each. What a call takes is shared:
+# **Batches.** Several short texts at once, 256 tokens each:
 
 # %%
 batches = MEASURED["batches"]["seconds"]
@@ -691,13 +771,23 @@ print("tokens per second of training, batch of", *(f"{int(n):6}" for n in batche
 for name in SYSTEMS:
     rates_of_batch = [256 * int(n) / median(seconds[name]) for n, seconds in batches.items()]
     print(f"{name:38}", *(f"{rate:6,.0f}" for rate in rates_of_batch))
-    assert max(rates_of_batch) > 1.5 * rates_of_batch[0] and rates_of_batch[-1] < max(
-        rates_of_batch
-    )
+    assert 1.5 < rates_of_batch[4] / rates_of_batch[0] < 1.75
+    assert rates_of_batch[-1] < rates_of_batch[4]
+by_count = [
+    sum(map(MACHINE.seconds, pass_operators(sized("LlaMa"), 256, batch=n, training=True).values()))
+    / n
+    for n in (1, 16)
+]
+print(f"LlaMa, batch of 16 over batch of 1 by (10.1): {by_count[0] / by_count[1]:.2f}")
+assert 1 < by_count[0] / by_count[1] < 1.1
+
+# %% [markdown]
+# Sixteen texts at once are read 1.6 to 1.7 times as fast as one, and 32 a little slower than
+# sixteen. By (10.1) it would be 1.06 times: what is gained is not in the count.
 
 # %% [markdown]
 # **Compiling.** `torch.compile` makes kernels of chains of operators, so that less is moved and
-# fewer are called; the products stay. What they alone take is what it cannot go below here:
+# fewer are called; the products stay. Beside it, by (10.1), all operators and the products alone:
 
 # %%
 called = [one for part in pass_operators(sized("Cheems"), 1024).values() for one in part]
@@ -708,64 +798,76 @@ as_it_is, compiled = (
     1e3 * median(MEASURED["compiled"]["seconds"]["Cheems"][how]) for how in ("as it is", "compiled")
 )
 print(f"Cheems, 1,024 tokens, evaluation, in ms: {as_it_is:.0f}, compiled {compiled:.0f};")
-print(f"at least {everything:.0f} as it is, and {products:.0f} for its products alone")
-assert products < 0.6 * everything and 0.6 < compiled / as_it_is < 0.8
+print(f"by (10.1) {everything:.0f}, and {products:.0f} for the products alone")
+assert products < 0.65 * everything and 0.6 < compiled / as_it_is < 0.8
 
 # %% [markdown]
 # **Width, and a GPU.** None was at hand, so what follows is (10.1) and no measurement: the papers'
-# 1.3 billion parameters (OTCE's one billion), in sixteen bits, forward, on a machine of $10^{15}$
-# operations and $3.3 \cdot 10^{12}$ bytes per second, whose calls cost nothing. Once with torch's
-# operators as they are, and once with the products alone, as if kernels kept all else to
-# themselves:
+# 1.3 billion parameters, in sixteen bits, forward, on a machine of $10^{15}$ operations and $3.3
+# \cdot 10^{12}$ bytes per second, whose calls cost nothing. (OTCE has one billion there and other
+# sizes.) First with torch's operators as they are; then with those alone that have products, as if
+# kernels kept all else to themselves; then as if the rows of experts' tables stood in a cache:
 
 # %% tags=["setup"]
 GPU = Machine(flops=1e15, bandwidth=3.3e12)
 FAMILIES = {"LlaMa": "llama-1.3b", "Mamba-2": "mamba2-1.3b", "Jamba": "jamba-1.3b"}
 FAMILIES |= {"OTCE": "otce-1b", "Cheems": "cheems-1.3b"}
-
-
-def thousands_per_second(name, length, products_only):
-    """Thousand tokens per second by (10.1), of the papers' models, forward."""
-    called = pass_operators(preset(FAMILIES[name]), length, dtype=torch.bfloat16)
-    listed = [one for part in called.values() for one in part if one.flops or not products_only]
-    return length / GPU.seconds(listed) / 1000
-
-
-LONG = (1024, 4096, 16_384, 65_536)
-THERE = {
-    (name, only): [thousands_per_second(name, l, only) for l in LONG]
-    for only in (False, True)
-    for name in FAMILIES
+ROWS = "neurons", "_embedding_bag"
+KEPT = {
+    "all operators": lambda one: True,
+    "products": lambda one: one.flops > 0,
+    "rows cached": lambda one: one.flops > 0 and one.name not in ROWS,
 }
+LONG = (1024, 4096, 16_384, 65_536)
+
+
+def thousands_per_second(name, length):
+    """Thousand tokens per second by (10.1), of the papers' models, forward, for each of KEPT."""
+    called = pass_operators(preset(FAMILIES[name]), length, dtype=torch.bfloat16)
+    listed = [one for part in called.values() for one in part]
+    return {what: length / GPU.seconds(filter(keep, listed)) / 1000 for what, keep in KEPT.items()}
+
+
+# %% tags=["setup"]
+THERE = {name: [thousands_per_second(name, l) for l in LONG] for name in FAMILIES}
 
 # %%
-print("thousand tokens per second          ", *(f"{l:6,}" for l in LONG))
-for (name, only), there in THERE.items():
-    what = "products alone" if only else "all operators"
-    print(f"{what:14} {name:20}", *(f"{rate:6.0f}" for rate in there))
+print("thousand tokens per second", *(f"{l:7,}" for l in LONG))
+for what in KEPT:
+    for name, there in THERE.items():
+        print(f"{what:14} {name:11}", *(f"{one[what]:7.0f}" for one in there))
+
+
+# %%
+def ahead_of(what):
+    """At which lengths Cheems is ahead of each of the others."""
+    return {
+        name: [cheems[what] > one[what] for cheems, one in zip(THERE["Cheems"], there, strict=True)]
+        for name, there in THERE.items()
+        if name != "Cheems"
+    }
+
+
+assert ahead_of("all operators")["LlaMa"] == [False] * 4
+for what in ("all operators", "products"):
+    assert not any(ahead_of(what)["Jamba"] + ahead_of(what)["Mamba-2"] + ahead_of(what)["OTCE"])
+cached = ahead_of("rows cached")
+assert all(cached["Jamba"]) and all(cached["LlaMa"]) and cached["Mamba-2"] == [True] * 3 + [False]
+assert cached["OTCE"] == [True, False, False, False]
+print("Cheems is ahead of Jamba:", *(f"{what}: {any(ahead_of(what)['Jamba'])}" for what in KEPT))
 
 # %% [markdown]
-# With torch's operators LlaMa stays ahead of Cheems beyond 16,384 tokens at this width, where with
-# 128 channels it was overtaken near 1,000. With the products alone Cheems is ahead of LlaMa,
-# Mamba-2 and Jamba from 1,024 to 16,384 tokens: its experts let most of the parameters rest. So
-# which of them is the faster, and from where on, hangs on how much of a pass is products: on the
-# kernels.
+# At this width LlaMa is ahead of Cheems to 65,536 tokens with torch's operators, where with 128
+# channels it was overtaken near 1,200. And whether Cheems is ahead of Jamba hangs on the rows of
+# its experts' tables. A token has few operations with each, but has to read it: if from memory, it
+# is behind at every length, if from a cache, ahead at every length. A table of this size:
 
 # %%
-ahead = {
-    (name, only): [a > b for a, b in zip(THERE["Cheems", only], THERE[name, only], strict=True)]
-    for name, only in THERE
-}
-assert ahead["LlaMa", False] == [False, False, False, True]
-for name in ("LlaMa", "Mamba-2", "Jamba"):
-    assert ahead[name, True][:3] == [True] * 3
-idle = {
-    name: 1 - sum(p.active for p in counts) / sum(p.total for p in counts)
-    for name in ("LlaMa", "Mamba-2", "Jamba", "Cheems")
-    for counts in [count_parameters(preset(FAMILIES[name])).values()]
-}
-print("parameters at rest:", *(f"{name} {share:.0%}" for name, share in idle.items()), sep="  ")
-assert max(idle, key=idle.get) == "Cheems"
+config = preset("cheems-1.3b")
+table = config.n_neurons * config.d_model * 2 / 2**20
+per_token = 24 * 2 * config.n_retrieval_heads * config.k_neurons * config.d_model * 2 / 2**20
+print(f"a table has {table:.0f} MiB; a token reads {per_token:.0f} MiB of rows in its 24 layers")
+assert 32 < table < 33 and 11 < per_token < 13
 
 # %% [markdown]
 # ## 8 · A kernel by hand
@@ -774,8 +876,8 @@ assert max(idle, key=idle.get) == "Cheems"
 # that to itself. `cheems_ref/triton_ssd.py` has the four steps of chapter 03 in three kernels of
 # *Triton* (chapter 03, section 10), a hundred lines that can be read beside this section.
 #
-# A kernel is a program that is run once for every point of a grid. A *program* here works on one
-# head of one row of the batch, and the first and the last kernel on one chunk of it:
+# A kernel is run once for every point of a grid; each such run is a *program*. Here a program works
+# on one head of one row of the batch, in the first and the last kernel on one chunk of it:
 #
 # | kernel | one program for | loads | keeps to itself | stores |
 # |---|---|---|---|---|
@@ -789,14 +891,15 @@ assert max(idle, key=idle.get) == "Cheems"
 # %% tags=["setup"]
 l, q, n, p = 42, 16, 8, 4
 x, B, C = (torch.randn(l, size, generator=seeded(i)).double() for i, size in enumerate((p, n, n)))
-dt, a = torch.rand(l, generator=seeded(3)).double(), -0.5  # a: A of the one head
-one_head = (x[None, :, None], dt[None, :, None], torch.tensor([a]).double())
+dt, A = torch.rand(l, generator=seeded(3)).double(), -0.5  # of the one head
+one_head = (x[None, :, None], dt[None, :, None], torch.tensor([A]).double())
 one_head += (B[None, :, None], C[None, :, None])
 
 
 # %% [markdown]
 # **A tile, and its mask.** In memory a matrix is one row of numbers, and a program finds row $t$,
-# column $i$ at place $t \cdot \text{width} + i$: the *stride* of a row is its width. A tile that
+# column $i$ at place $t \cdot \text{stride} + i$, where the *stride* is the distance from row to
+# row: with one head the width of the matrix, with $h$ heads $h$ times as much. A tile that
 # reaches past the last token must not load what stands there, since that belongs to something else.
 # So it loads zeros there. (For $\Delta$, too: a token with $\Delta = 0$ leaves the state alone.)
 
@@ -814,7 +917,7 @@ def tile(matrix, chunk, masked=True, stride=None):
 def steps(chunk, masked=True):
     """The step sizes of a chunk's tokens, and their log decay since it began."""
     mine = tile(dt[:, None], chunk, masked)[:, 0]
-    return mine, (mine * a).cumsum(0)
+    return mine, (mine * A).cumsum(0)
 
 
 assert torch.equal(tile(B, 1), B[16:32])
@@ -881,7 +984,8 @@ def read(chunk, state):
 y = torch.cat([read(chunk, handed[chunk]) for chunk in range(3)])[:l]
 want = ssd_recurrent(*one_head)[0, :, 0]
 check("three programs' outputs = recurrence", y, want)
-decayed_twice = torch.cat([read(chunk, 0.5 * handed[chunk]) for chunk in range(3)])[:l]
+over = [write(chunk)[1] for chunk in range(3)]  # the decay of each chunk
+decayed_twice = torch.cat([read(chunk, over[chunk] * handed[chunk]) for chunk in range(3)])[:l]
 _ = must_differ("a state that is decayed once more", decayed_twice, want)
 
 # %% [markdown]
@@ -929,10 +1033,9 @@ print("the figure: nothing above the diagonal; over 20 tokens away less than a t
 # %% [markdown]
 # **Why these tiles.** A program of `_read` holds $C$, $B$ and $x$ of its chunk, the scores and the
 # state, $q\,(2n + p) + q^2 + np$ numbers, in the registers and the shared memory of one processor
-# of the GPU, of which there are some hundred kilobytes. That bounds $q$, $n$ and $p$; the products
-# want them large (and powers of two, of 16 at the least). What is stored for each chunk besides is
-# its state, $np$ numbers: the more, the shorter the chunks. For one head of $n = 128$ and $p = 64$,
-# in float32:
+# of the GPU, which are small. That bounds $q$, $n$ and $p$; a product of tiles wants powers of two,
+# of 16 at the least. What is stored for each chunk besides is its state, $np$ numbers: the more,
+# the shorter the chunks. For one head of $n = 128$ and $p = 64$, in float32:
 
 # %%
 for q_of_tile in (16, 32, 64, 128, 256):
@@ -944,18 +1047,18 @@ assert 4 * (64 * (2 * 128 + 64) + 64**2 + 128 * 64) == 128 * 1024
 
 # %% [markdown]
 # (`ssd_triton` takes 64 at the most.) And what do the kernels move? By the table above, per head of
-# $l$ tokens in $c$ chunks, in numbers:
+# $l$ tokens in $c$ chunks, in numbers (and $A$, once for each program):
 #
 # $$\underbrace{l\,(p + n + 1) + c\,(np + 1)}_{\text{write}}
 #   + \underbrace{c\,(2np + 1) + 2np}_{\text{carry}}
-#   + \underbrace{l\,(2p + 2n + 1) + c\,np}_{\text{read}} \tag{10.5}$$
+#   + \underbrace{l\,(2p + 2n + 1) + c\,np}_{\text{read}} \tag{10.3}$$
 #
 # For section 1's state layer on 4,096 tokens, beside what torch's operators move:
 
 
 # %%
 def kernel_bytes(l, h, p, n, q):
-    """Equation 10.5 for all heads, in bytes of float32."""
+    """Equation 10.3 for all heads, in bytes of float32."""
     c = math.ceil(l / q)
     write, carry = l * (p + n + 1) + c * (n * p + 1), c * (2 * n * p + 1) + 2 * n * p
     return 4 * h * (write + carry + l * (2 * p + 2 * n + 1) + c * n * p)
@@ -987,69 +1090,80 @@ else:
     print("kernel rung: not run here.", status.reason)
 
 # %% [markdown]
-# (The mistakes that this section plants are planted in the source as well, in the package's tests.
+# (The mistakes that this section plants are planted in the source as well, by the package's tests.
 # There Triton also compiles it for a GPU. How fast it is there has not been measured: no GPU was at
 # hand. `make gpu` does it, on a machine that has one.)
 
 # %% [markdown]
 # ## 9 · Claimed and seen
 #
-# Here: two million parameters, 128 channels, one core of a CPU in float32. The papers: 1.3 billion,
-# and GPUs.
+# Here: two million parameters, 128 channels, one core of a CPU in float32, torch's operators. The
+# papers: 1.3 billion, and GPUs with kernels. What was seen here need not hold there.
 #
 # > "[…] the forward and backward propagation efficiency of Cheems has surpassed LlaMa and Jamba,
 # > and maintains a lower gap with Mamba2." — WM §4.2, of Figure 6
 #
 # - LlaMa: **seen**, in training from 1,156 ± 69 tokens on, in evaluation from 1,277 ± 108.
-# - Jamba: **not seen** up to 16,384 tokens, where Cheems reads 0.95 ± 0.03 times as fast in
-#   training and 0.99 ± 0.06 times in evaluation.
-# - Mamba-2: **seen** up to 4,096 tokens, where Cheems is 8 percent behind in training; at 16,384 it
-#   is 35 percent behind.
+# - Jamba: **not seen** in training, where Cheems reads 0.95 ± 0.03 times as fast at 16,384 tokens.
+#   In evaluation **cannot be told** there, 0.99 ± 0.06; at 256 it is behind, 0.85 ± 0.01.
+# - Mamba-2: that it is behind is **seen**. By how much, WM does not say: here by 0.93 ± 0.01 times
+#   in training at 4,096 tokens, by 0.66 ± 0.01 at 16,384.
 #
-# > "Cheems surpasses the other two architectures when the sequence length is 2K [4K in evaluation],
-# > and its advantage becomes more pronounced as the sequence length increases." — Ch, Figure 5, of
-# > Jamba and OTCE
+# > "Cheems surpasses the other two architectures when the sequence length is 2K, and its advantage
+# > becomes more pronounced as the sequence length increases." — Ch, Figure 5, of training; the
+# > other two are Jamba and OTCE
 #
-# - Jamba: **not seen**, as above. OTCE: **seen, but later**, from 5,700 ± 1,700 tokens in training
-#   and 10,000 ± 1,100 in evaluation.
-# - At 1.3 billion parameters on a GPU: **cannot be told**. The prediction of section 7 has Cheems
-#   ahead of Jamba at all lengths, and no crossing at 2,048 or 4,096.
+# (In evaluation the caption has 4K, and §4.2 has "above 4K" of both.)
+#
+# - Jamba: as above. OTCE: **seen, but later**, from 5,656 ± 1,686 tokens in training and 9,966 ±
+#   1,064 in evaluation.
+# - At 1.3 billion parameters on a GPU: **cannot be told**. Section 7's prediction has no crossing
+#   of Cheems and Jamba at any length.
 #
 # > "Of course, the speed of Inner Function Attn is about 4% slower than Attention." — Ch, App. B.2
 #
-# - **Seen, and more**, with the SSD as inner function, which is Ch's: 7 ± 2 percent at 8,192
-#   tokens. With retrieved values 2 ± 2 percent.
+# - With the SSD as inner function, which is Ch's: **seen, and more**, 7 ± 2 percent at 8,192
+#   tokens. With retrieved values **cannot be told**: 2 ± 2 percent has room for both 0 and 4.
 
 # %%
-for kind, want in (("training", 0.95), ("evaluation", 0.99)):
-    ratio = turns(kind, "Jamba")[:, -1] / turns(kind, "Cheems")[:, -1]
-    assert round(interval(ratio.tolist()).mean, 2) == want
-    for products_only in (False, True):
-        cheems, jamba = (THERE[name, products_only] for name in ("Cheems", "Jamba"))
-        assert all(a > b for a, b in zip(cheems, jamba, strict=True))
-behind = (
-    turns("training", "Mamba-2").median(0).values / turns("training", "Cheems").median(0).values
-)
-print(
-    "training, Cheems over Mamba-2:",
-    *(f"{l:,}: {r:.2f}" for l, r in zip(LENGTHS, behind, strict=True)),
-)
-assert abs(1 - behind[4] - 0.08) < 0.01 and abs(1 - behind[6] - 0.35) < 0.01
-said = [times_as_long(name, 8192) for name in ("SSD", "retrieved")]
-assert [(round(100 * (mean - 1)), round(100 * half)) for mean, half in said] == [(7, 2), (2, 2)]
+said = {
+    "over LlaMa, training": interval(crossings("training", "Cheems", "LlaMa")[1]),
+    "over LlaMa, evaluation": interval(crossings("evaluation", "Cheems", "LlaMa")[1]),
+    "over OTCE, training": interval(crossings("training", "Cheems", "OTCE")[1]),
+    "over OTCE, evaluation": interval(crossings("evaluation", "Cheems", "OTCE")[1]),
+}
+for what, (mean, half) in said.items():
+    print(f"Cheems {what}: from {mean:,.0f} ± {half:,.0f}")
+assert [(round(mean), round(half)) for mean, half in said.values()] == [
+    (1156, 69), (1277, 108), (5656, 1686), (9966, 1064)]  # fmt: skip
+
+# %%
+said = {
+    ("training", "Jamba", 16_384): (0.95, 0.03),
+    ("evaluation", "Jamba", 16_384): (0.99, 0.06),
+    ("evaluation", "Jamba", 256): (0.85, 0.01),
+    ("training", "Mamba-2", 4096): (0.93, 0.01),
+    ("training", "Mamba-2", 16_384): (0.66, 0.01),
+}
+for (kind, other, length), words in said.items():
+    mean, half = as_fast(kind, "Cheems", other, length)
+    print(f"{kind:10} at {length:6,}: {mean:.2f} ± {half:.2f} times as fast as {other}")
+    assert (round(mean, 2), round(half, 2)) == words
+in_percent = [times_as_long(name, 8192) for name in ("SSD", "retrieved")]
+assert [(round(100 * (m - 1)), round(100 * h)) for m, h in in_percent] == [(7, 2), (2, 2)]
 
 # %% [markdown]
 # ## Summary
 #
 # - A pass is a list of operators, and each has two counts: operations of its products, and bytes
-#   that it reads and writes. With three numbers of a machine they give the least time, (10.1).
-# - Measured, five systems at seven lengths take 1.5 to 2.7 times the least, most of them about
-#   twice. So their order and their crossing points follow from the counts.
-# - SSD in torch's operators spends its time on what stands between its products; the best chunk is
-#   where states and pairs take as many bytes. A kernel keeps the pairs to itself.
-# - At 128 channels the systems with state layers overtake LlaMa between 400 and 1,300 tokens, and
-#   up to 16,384 Cheems does not overtake Jamba, which its author has it do at 1.3 billion
-#   parameters.
+#   that it reads and writes. With three numbers of a machine they give a time, (10.1).
+# - Measured, five systems at seven lengths take 1.5 to 2.5 times as long. The lengths at which four
+#   of them overtake LlaMa the count puts within a factor of 1.41. Of the pairs of systems it orders
+#   nine in ten.
+# - SSD in torch's operators moves most of its bytes between its products, not in them; the bytes
+#   are least where states and pairs take as many. A kernel keeps the pairs to itself.
+# - At 128 channels the systems with state layers overtake LlaMa at some 400 to 1,300 tokens. Cheems
+#   does not overtake Jamba in training up to 16,384. Wider, all of this happens later.
 # - The memory of training is linear in the length, also with attention, which is fused. A step of
 #   writing takes longer with attention the more keys and values there are, and no longer with
 #   states.
@@ -1107,19 +1221,19 @@ print(
 )
 
 # %% [markdown]
-# **3 · medium.** From (10.2) with given $a$, $b$ and $c$ and a machine: the power of two from 8 to
+# **3 · medium.** From (10.2) with given coefficients and a machine: the power of two from 8 to
 # 1,024 with which a token takes least time, if operations and bytes are each summed over the pass,
 # and the larger of their two times counts.
 
 
 # %% tags=["exercise"]
-def best_chunk(a, b, c, g, n, h, p, machine):
+def best_chunk(states, rest, pairs, g, n, h, p, machine):
     """The power of two with the least time per token."""
 
     ### BEGIN SOLUTION
     def seconds(q):
         operations = 2 * (q * (g * n + h * p) + 2 * h * p * n)
-        return max(operations / machine.flops, (a / q + b + c * q) / machine.bandwidth)
+        return max(operations / machine.flops, (states / q + rest + pairs * q) / machine.bandwidth)
 
     return min((2**i for i in range(3, 11)), key=seconds)
     ### END SOLUTION
@@ -1135,6 +1249,14 @@ got = best_chunk(230_000, 10_000, 0, **ours | dict(machine=Machine(1e9, 1e12)))
 assert got == 8, f"a machine that hardly computes: {got} instead of 8"
 got = best_chunk(920_000, 10_000, 206, **ours | dict(n=128, p=64))
 assert got == 64, f"four times the state: {got} instead of 64"
+for coefficients, sizes, rates_of, want in (
+    ((1e6, 1e4, 0), dict(g=1, n=128), (1e12, 1e11), 128),
+    ((4e5, 1e4, 0), dict(g=4, n=64), (1e11, 3e10), 32),
+    ((2e5, 0, 0), dict(g=16, n=128), (1e11, 3e10), 8),
+    ((1e5, 1e5, 0), dict(g=1, n=128), (1e12, 1e9), 1024),
+):
+    got = best_chunk(*coefficients, **sizes, h=4, p=32, machine=Machine(*rates_of))
+    assert got == want, f"{coefficients}, {sizes}, rates {rates_of}: {got} instead of {want}"
 print("with its pairs for free, section 3's layer would want chunks of 128")
 
 # %% [markdown]
@@ -1192,6 +1314,10 @@ got = fused_and_not(chain, sizes, ["z"])
 assert got == (20, 82), f"x is read, z is written; one by one 11 + 21 + 20 + 30: {got}"
 got = fused_and_not(chain, sizes, ["z", "y"])
 assert got == (30, 82), f"y is read afterwards as well: {got}"
+got = fused_and_not(chain, sizes, ["y", "x"])
+assert got == (20, 82), f"z is not needed, x stands there already: {got}"
+got = fused_and_not([(("x",), "y"), (("y", "w"), "z")], sizes, ["z"])
+assert got == (25, 45), f"w is read by the second alone: {got}"
 got = fused_and_not([(("x", "w"), "y"), (("y", "w"), "z")], sizes, ["z"])
 assert got == (25, 50), f"w is read once by one kernel, twice by two: {got}"
 print("a chain of four: 20 bytes as one kernel, 82 as four operators")
