@@ -43,7 +43,7 @@ bench: $(READY)  ## print the comparison tables (some minutes; installs the peer
 
 # Without the network, too: where .venv is not there, PYTHON is taken, with what it has.
 gpu:  ## tests and measurements for a machine with a CUDA GPU (20 minutes; else a rehearsal)
-	PYTHONPATH=. $(if $(wildcard $(READY)),$(BIN)/python,$(PYTHON)) tests/bench/on_gpu.py
+	$(if $(wildcard $(READY)),$(BIN)/python,$(PYTHON)) tests/bench/on_gpu.py
 
 clean:  ## remove the virtual environment and every cache
 	rm -rf $(VENV) build runs/chapter_07 *.egg-info .pytest_cache .ruff_cache .hypothesis

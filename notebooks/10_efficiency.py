@@ -443,14 +443,17 @@ for name in SYSTEMS:
 LENGTHS = [2**i for i in range(8, 15)]
 
 
-def least_seconds(name, length, training):
+# %%
+def seconds_by_count(name, length, training):
     """Equation 10.1 for a whole pass."""
     called = pass_operators(sized(name), length, training=training)
     return sum(MACHINE.seconds(operators) for operators in called.values())
 
 
-LEAST = {
-    kind: {name: [least_seconds(name, l, kind == "training") for l in LENGTHS] for name in SYSTEMS}
+BY_COUNT = {
+    kind: {
+        name: [seconds_by_count(name, l, kind == "training") for l in LENGTHS] for name in SYSTEMS
+    }
     for kind in ("evaluation", "training")
 }
 
@@ -465,7 +468,7 @@ def turns(kind, name):
 # %%
 print("measured, as a multiple of (10.1)      ", *(f"{l:6,}" for l in LENGTHS))
 factors = {}
-for kind, by_name in LEAST.items():
+for kind, by_name in BY_COUNT.items():
     for name, least in by_name.items():
         factors[kind, name] = turns(kind, name).median(0).values / torch.tensor(least)
         print(f"{kind:10} {name:27}", *(f"{one:6.2f}" for one in factors[kind, name]))
@@ -474,7 +477,7 @@ FACTOR = every.median().item()
 print(f"all: {every.min():.2f} to {every.max():.2f}, median {FACTOR:.2f}")
 assert every.min() > 1.5 and every.max() < 2.55 and 1.8 < FACTOR < 2.0
 assert all((factors["training", name].diff()[[0, 1, 3]] < 0).all() for name in SYSTEMS)
-passes = torch.stack([turns(kind, name).median(0).values for kind in LEAST for name in SYSTEMS])
+passes = torch.stack([turns(kind, name).median(0).values for kind in BY_COUNT for name in SYSTEMS])
 assert 0.015 < passes.min() < 0.016 and 17 < passes.max() < 18.5
 
 # %%
@@ -493,10 +496,10 @@ assert 1.1 < min(drift) < max(drift) < 1.25
 
 # %%
 right, clear, clear_right = 0, 0, 0
-for kind in LEAST:
+for kind in BY_COUNT:
     for one, other in combinations(SYSTEMS, 2):
         faster = turns(kind, one) < turns(kind, other)  # in each turn, at each length
-        by_count = torch.tensor(LEAST[kind][one]) < torch.tensor(LEAST[kind][other])
+        by_count = torch.tensor(BY_COUNT[kind][one]) < torch.tensor(BY_COUNT[kind][other])
         agreed = (faster == faster[0]).all(0)
         right += ((faster.sum(0) > 2) == by_count).sum().item()
         clear, clear_right = (
@@ -517,7 +520,7 @@ def draw_throughput(ax, kind):
     for i, name in enumerate(SYSTEMS):
         length, how = torch.tensor(LENGTHS), dict(color=plotting.COLORS[i])
         ax.plot(LENGTHS, length / turns(kind, name).median(0).values, "o-", label=name, **how)
-        ax.plot(LENGTHS, length / (FACTOR * torch.tensor(LEAST[kind][name])), "--", **how)
+        ax.plot(LENGTHS, length / (FACTOR * torch.tensor(BY_COUNT[kind][name])), "--", **how)
     ax.set(xscale="log", title=kind, xlabel="tokens", ylim=(0, None))
     ax.set(xticks=LENGTHS[::2], xticklabels=[f"{l:,}" for l in LENGTHS[::2]])
 
@@ -542,7 +545,7 @@ plotting.save(
 # sixth longer; the intervals below, over turns, do not know of that.)
 
 # %%
-for kind in LEAST:
+for kind in BY_COUNT:
     speed = torch.stack([1 / turns(kind, name).median(0).values for name in SYSTEMS])
     names = [*SYSTEMS]
     assert [names[i] for i in speed.argmax(0)[[0, 2, 3, 5, 6]]] == [
@@ -571,12 +574,12 @@ def crossing(log_ratios):
 def crossings(kind, name, other):
     """As predicted, and as measured in each turn."""
     ratios = (turns(kind, name) / turns(kind, other)).log().tolist()
-    least = zip(LEAST[kind][name], LEAST[kind][other], strict=True)
+    least = zip(BY_COUNT[kind][name], BY_COUNT[kind][other], strict=True)
     return crossing([math.log(a / b) for a, b in least]), [crossing(one) for one in ratios]
 
 
 # %%
-for kind in LEAST:
+for kind in BY_COUNT:
     for name in [name for name in SYSTEMS if name != "LlaMa"]:
         predicted_at, found = crossings(kind, name, "LlaMa")
         mean, half = interval(found)
@@ -596,8 +599,8 @@ def as_fast(kind, name, other, length):
     return interval((turns(kind, other) / turns(kind, name))[:, at].tolist())
 
 
-for kind in LEAST:
-    least = zip(LEAST[kind]["Jamba"], LEAST[kind]["Cheems"], strict=True)
+for kind in BY_COUNT:
+    least = zip(BY_COUNT[kind]["Jamba"], BY_COUNT[kind]["Cheems"], strict=True)
     print(f"{kind:10} by (10.1) ", *(f"{jamba / cheems:11.2f}" for jamba, cheems in least))
     found = [as_fast(kind, "Cheems", "Jamba", l) for l in LENGTHS]
     print(f"{kind:10} measured  ", *(f"{mean:.2f} ± {half:.2f}" for mean, half in found))
@@ -612,7 +615,7 @@ assert mean - half < 1 < mean + half
 # which has two layers of attention in eight?
 
 # %%
-for kind in LEAST:
+for kind in BY_COUNT:
     predicted_at, found = crossings(kind, "Cheems", "OTCE")
     mean, half = interval(found)
     print(
@@ -828,7 +831,7 @@ def thousands_per_second(name, length):
     return {what: length / GPU.seconds(filter(keep, listed)) / 1000 for what, keep in KEPT.items()}
 
 
-# %% tags=["setup"]
+# %%
 THERE = {name: [thousands_per_second(name, l) for l in LONG] for name in FAMILIES}
 
 # %%

@@ -9,7 +9,7 @@ import torch
 
 ROOT = Path(__file__).parents[1]
 COMMAND = [sys.executable, "tests/bench/on_gpu.py", "--dry-run"]
-STEPS = ("tests", "kernels side by side", "systems of 320m", "systems of 1.3b")
+STEPS = ("tests", "kernels", "320m", "1.3b")
 
 
 @pytest.fixture(scope="module")
@@ -31,8 +31,9 @@ def test_all_steps_of_the_rehearsal_end_well(rehearsal):
 def test_the_rehearsal_keeps_nothing(rehearsal):
     done, before, after = rehearsal
     assert before == after
-    written = "10_gpu_1.3b.json, 10_gpu_320m.json"
+    written = "10_gpu_kernels.json, 10_gpu_320m.json, 10_gpu_1.3b.json"
     assert f"records of the rehearsal: {written}" in done.stdout
+    assert " failed: " not in done.stdout
 
 
 def test_make_runs_it():

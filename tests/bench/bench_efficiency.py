@@ -7,16 +7,20 @@
 The systems are those of chapter 10, which draws its figures from this record: five of two million
 parameters each, or presets of one size. On a CPU one thread computes in float32; the papers'
 presets are in bfloat16. The contestants of a part run in turns (see timing.py). With `--json` the
-record is written after every part, and parts that it has are not measured again. A run only
-reports.
+record is written after every measurement; a second call goes on with the parts that are not whole,
+and refuses a record of other settings. A part that fails says why in the record, and the next one
+is measured. A run only reports.
 """
 
 import argparse
 import functools
 import json
+import math
+import os
 import shlex
 import sys
 import time
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
@@ -29,6 +33,7 @@ import torch
 import torch.nn.functional as F
 from records import from_notebook
 
+from cheems_ref.kernels import kernel_status
 from cheems_ref.model import CausalLM, preset
 
 CHAPTER, SEED = "10_efficiency", 0
@@ -55,15 +60,24 @@ def configs_of(systems):
 
 
 def in_turns(tasks, a, what):
-    """Seconds of every turn by name, without what does not fit into memory."""
-    for name, task in tasks.items():
-        try:
-            task()
-        except torch.OutOfMemoryError:
-            torch.cuda.empty_cache()
-            tasks = {other: t for other, t in tasks.items() if other != name}
-    seconds = time_in_turns(tasks, a.turns, what, a.device) if tasks else {}
-    return {name: [float(f"{s:.4g}") for s in spent] for name, spent in seconds.items()}
+    """Seconds of every turn by name; None for what does not fit into memory."""
+    fit = {name: task for name, task in tasks.items() if fits(task)}
+    seconds = time_in_turns(fit, a.turns, what, a.device) if fit else {}
+    rounded = {name: [float(f"{s:.4g}") for s in spent] for name, spent in seconds.items()}
+    return {name: rounded.get(name) for name in tasks}
+
+
+def fits(task):
+    """Run a task once, and say whether the memory was enough."""
+    try:
+        task()
+    except torch.OutOfMemoryError:
+        enough = False
+    else:
+        enough = True
+    if not enough:  # where the failed pass is no longer held by the exception
+        torch.cuda.empty_cache()
+    return enough
 
 
 def repeated(call, times, device):
@@ -88,12 +102,14 @@ def rates(a):
         one, other = torch.randn(2, n, n, **how).unbind()
         out = torch.empty_like(one)
         call = functools.partial(torch.mm, one, other, out=out)
-        products.append([n, repeated(call, max(1, (1024 // n) ** 2), a.device)])
+        times = max(1, (1024 // n) ** 2) * (1 if a.device == "cpu" else 50)
+        products.append([n, repeated(call, times, a.device)])
     sums = []
     for power in range(12, 20 if a.quick else 27):
         one, other = torch.ones(2, 2**power // a.dtype.itemsize, **how).unbind()
         call = functools.partial(torch.add, one, other)
-        sums.append([3 * one.nbytes, repeated(call, max(1, 2**22 >> power), a.device)])
+        times = max(1, 2**22 >> power) * (1 if a.device == "cpu" else 20)
+        sums.append([3 * one.nbytes, repeated(call, times, a.device)])
     smallest = torch.ones(1, **how)
     launch = repeated(functools.partial(torch.add, smallest, smallest), 1000, a.device)
     for n, seconds in products:
@@ -140,27 +156,35 @@ def a_pass(net, length, kind, batch=1):
             net(ids[:, :-1], use_cache=False)
 
     def both():
-        net.zero_grad()
         logits, _ = net(ids[:, :-1], use_cache=False)
         F.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten()).backward()
+        net.zero_grad()
 
     return forward if kind == FORWARD else both
 
 
-def nets(a):
+@functools.cache
+def models_of(systems, device, dtype):
+    """The models, made where they run."""
     torch.manual_seed(SEED)
-    return {name: CausalLM(c).to(a.device, a.dtype) for name, c in configs_of(a.systems).items()}
+    with torch.device(device):
+        made = {name: CausalLM(config) for name, config in configs_of(systems).items()}
+    return {name: net.to(dtype) for name, net in made.items()}
+
+
+def nets(a):
+    return models_of(a.systems, a.device, a.dtype)
 
 
 def systems(a):
     """Seconds of whole systems, evaluation and training, by length."""
-    found, models = {}, nets(a)
-    for kind in PASSES:
-        found[kind] = {}
-        for length in a.lengths:
+    found, models = {kind: {} for kind in PASSES}, nets(a)
+    for length in a.lengths:
+        for kind in PASSES:
             tasks = {name: a_pass(net, length, kind) for name, net in models.items()}
             found[kind][length] = in_turns(tasks, a, f"{kind}, {length}")
             report(found[kind][length], f"{kind}, {length:,} tokens", length)
+            a.keep(found)
     return found
 
 
@@ -184,6 +208,7 @@ def batches(a):
         tasks = {name: a_pass(net, length, BOTH, batch) for name, net in models.items()}
         found[batch] = in_turns(tasks, a, f"batch {batch}")
         report(found[batch], f"batch of {batch}, {length} tokens each", batch * length)
+        a.keep({"length": length, "seconds": found})
     return {"length": length, "seconds": found}
 
 
@@ -204,51 +229,58 @@ def decoding(a):
 
             tasks[name] = step
         spent = in_turns(tasks, a, f"decoding, {context}")
-        found[context] = {name: [s / STEPS for s in several] for name, several in spent.items()}
+        found[context] = {
+            name: several and [s / STEPS for s in several] for name, several in spent.items()
+        }
         report(found[context], f"a token after {context:,}")
+        a.keep(found)
     return found
 
 
 def memory(a):
-    """The most bytes that a training pass takes at once, by length."""
+    """The most bytes that a training pass takes at once, by length; None if it does not fit."""
     found, models = {}, nets(a)
     for length in [n for n in a.lengths if n <= 4096]:
-        found[length] = {}
-        for name, net in models.items():
-            call = a_pass(net, length, BOTH)
-            call()
-            if a.device == "cpu":
-                found[length][name] = peak_bytes(call)
-            else:
-                torch.cuda.reset_peak_memory_stats()
-                before = torch.cuda.memory_allocated()
-                call()
-                found[length][name] = torch.cuda.max_memory_allocated() - before
-        print(
-            f"  {length:7,} tokens",
-            *(f"{n} {b / 2**20:,.0f} MiB" for n, b in found[length].items()),
+        passes = {name: a_pass(net, length, BOTH) for name, net in models.items()}
+        found[length] = {
+            name: peak(call, a) if fits(call) else None for name, call in passes.items()
+        }
+        words = (
+            f"{name} {(size or math.nan) / 2**20:,.0f} MiB" for name, size in found[length].items()
         )
+        print(f"  {length:7,} tokens", *words)
+        a.keep(found)
     return found
 
 
+def peak(call, a):
+    """Bytes of a call, above what was there before."""
+    if a.device == "cpu":
+        return peak_bytes(call)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    call()
+    return torch.cuda.max_memory_allocated() - before
+
+
 def compiled(a):
-    """Seconds of evaluation as it is and compiled, of the systems whose graph is whole."""
-    found, models = {}, nets(a)
+    """Seconds of evaluation of Cheems, its state layers in chunks: as it is, and compiled."""
     length = 64 if a.quick else 1024
-    for name in ("Cheems",):
-        net = models[name]
-        tasks = {
-            "as it is": a_pass(net, length, FORWARD),
-            "compiled": a_pass(torch.compile(net, fullgraph=True), length, FORWARD),
-        }
-        found[name] = in_turns(tasks, a, f"compiled, {name}")
-        report(found[name], f"{name}, {length:,} tokens", length)
+    config = replace(configs_of(a.systems)["Cheems"], backend="chunked")
+    torch.manual_seed(SEED)
+    with torch.device(a.device):
+        net = CausalLM(config).to(a.dtype)
+    whole = torch.compile(net, fullgraph=True)
+    tasks = {"as it is": a_pass(net, length, FORWARD)}
+    tasks["compiled"] = a_pass(whole, length, FORWARD)
+    found = {"Cheems": in_turns(tasks, a, "compiled, Cheems")}
+    report(found["Cheems"], f"Cheems, {length:,} tokens", length)
     return {"length": length, "seconds": found}
 
 
 PARTS = {
     part.__name__: part
-    for part in (rates, forms, chunks, systems, inner, batches, decoding, memory, compiled)
+    for part in (rates, forms, chunks, systems, inner, decoding, memory, batches, compiled)
 }
 
 
@@ -256,10 +288,13 @@ def report(seconds, title="", tokens=0):
     """Print medians, the ratio to the first in the same turns, and tokens per second."""
     if title:
         print(f"  {title}")
-    first = next(iter(seconds), None)
-    for name, spent in seconds.items():
+    there = {name: spent for name, spent in seconds.items() if spent}
+    for name in seconds.keys() - there.keys():
+        print(f"    {name!s:24} does not fit into memory")
+    first = next(iter(there), None)
+    for name, spent in there.items():
         rate = f"{tokens / median(spent):12,.0f} tokens/s" if tokens else ""
-        ratio = paired_ratio(spent, seconds[first])
+        ratio = paired_ratio(spent, there[first])
         print(f"    {name!s:24}{1e3 * median(spent):12.3f} ms{ratio:8.2f}x{rate}")
 
 
@@ -269,42 +304,87 @@ def options():
     parser.add_argument("--systems", choices=("small", *DTYPES), default="small")
     parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS)
     parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    gpu = "cuda" if torch.cuda.is_available() else "cpu"
+    parser.add_argument("--device", choices=("cpu", "cuda"), default=gpu)
     parser.add_argument("--quick", action="store_true", help="seconds only, to see that it runs")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write a record there")
     a = parser.parse_args()
+    if a.turns < 1 or min(a.lengths) < 1:
+        parser.error("--turns and --lengths must be at least 1")
     if a.quick:
         a.lengths, a.turns = [64, 128], 1
     a.dtype = DTYPES.get(a.systems, torch.float32)
     return a
 
 
-def command(a):
-    """How this was called, whatever the name of the record."""
+def settings(a):
+    """All that two calls must have in common to write one record."""
+    return {
+        "systems": a.systems,
+        "lengths": a.lengths,
+        "turns": a.turns,
+        "quick": a.quick,
+        "device": a.device,
+        "dtype": str(a.dtype),
+        "threads": torch.get_num_threads(),
+        "seed": SEED,
+        "kernels": kernel_status().mode,
+    }
+
+
+def opened(a):
+    """The record that is there, or a new one."""
     given = ["FILE" if one == str(a.json) else one for one in sys.argv[1:]]
-    return shlex.join(["python", "tests/bench/bench_efficiency.py", *given])
+    new = {
+        "command": shlex.join(["python", "tests/bench/bench_efficiency.py", *given]),
+        "date": datetime.now(UTC).date().isoformat(),
+        "machine": describe_machine(),
+        "settings": settings(a),
+        "parts": {},
+        "whole": [],
+    }
+    if a.json is None or not a.json.exists():
+        return new
+    record = json.loads(a.json.read_text())
+    for what in ("settings", "machine"):
+        mine, theirs = (dict(one[what]) for one in (new, record))
+        mine.pop("load before", None), theirs.pop("load before", None)
+        if mine != theirs:
+            raise SystemExit(f"{a.json} was written with other {what}: {theirs}, now {mine}")
+    return record
+
+
+def write(record, path):
+    """As a whole or not at all."""
+    if path is not None:
+        partial = path.with_suffix(".partial")
+        partial.write_text(json.dumps(record) + "\n")
+        os.replace(partial, path)
 
 
 def main():
     a = options()
     torch.set_num_threads(1)
-    record = json.loads(a.json.read_text()) if a.json and a.json.exists() else {}
-    if not record:
-        record = {
-            "command": command(a),
-            "date": datetime.now(UTC).date().isoformat(),
-            "machine": describe_machine() | {"device": a.device},
-            "seed": SEED,
-            "threads": 1,
-            "systems": a.systems,
-        }
+    record = opened(a)
     for part in a.parts:
-        if part in record.get("parts", {}):
+        if part in record["whole"]:
+            print(f"{part}: is there")
             continue
+
+        def keep(found, part=part):
+            record["parts"][part] = found
+            write(record, a.json)
+
+        a.keep = keep
         print(f"{part}: {PARTS[part].__doc__}", flush=True)
-        record.setdefault("parts", {})[part] = PARTS[part](a)
-        if a.json:
-            a.json.write_text(json.dumps(record) + "\n")
+        try:
+            found = PARTS[part](a)
+        except Exception as error:
+            found = record["parts"].get(part, {}) | {"failed": f"{type(error).__name__}: {error}"}
+            print(f"{part} failed: {error}")
+        else:
+            record["whole"].append(part)
+        keep(found)
 
 
 if __name__ == "__main__":

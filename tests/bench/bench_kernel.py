@@ -9,19 +9,17 @@ prints then are no measurements.
 
 import argparse
 import json
+import os
 import shlex
 import sys
 import time
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 
-import cheems_ref  # isort: skip  # before the flop counter, which imports Triton
-
 import torch
 import torch.nn.functional as F
-from timing import waiting
+from timing import describe_machine, waiting
 from torch.utils.flop_counter import FlopCounterMode
 
 from cheems_ref.kernels import kernel_status
@@ -30,6 +28,7 @@ from cheems_ref.ssd import ssd_chunked, ssd_kernel, ssd_recurrent
 SEED, CHUNK = 0, 64
 BATCH, HEADS, WIDTH, GROUPS, STATE = 1, 8, 64, 1, 64
 BY_HAND = "by hand"  # which has no backward pass
+COMPILED, LONGEST_COMPILED = "compiled", 4096  # longer graphs take minutes to compile
 LENGTHS = [1024 * 4**i for i in range(4)]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2}
@@ -96,7 +95,8 @@ def check_agreement(forms, device, length=200, heads=HEADS):
                 raise SystemExit(f"{form}, {name}: relative error {error.item():.1e}")
 
 
-def measure(forms, lengths, repeats, device, rates, heads=HEADS):
+def measure(forms, lengths, repeats, device, rates, keep, heads=HEADS):
+    """The rows of all dtypes and lengths; `keep` is handed those that there are, after each."""
     rows = []
     for name, dtype in DTYPES.items():
         for length in lengths:
@@ -105,7 +105,14 @@ def measure(forms, lengths, repeats, device, rates, heads=HEADS):
                 ssd_chunked(*inputs, chunk_size=CHUNK)
             least_bytes = sum(t.nbytes for t in inputs) + inputs[0].nbytes  # all in once, y out
             for backward in (False, True):
-                taken = {form: f for form, f in forms.items() if not (backward and form == BY_HAND)}
+                # Every length and dtype is another graph; after eight torch goes on uncompiled.
+                torch.compiler.reset()
+                taken = {
+                    form: f
+                    for form, f in forms.items()
+                    if not (form == BY_HAND and backward)
+                    and not (form == COMPILED and length > LONGEST_COMPILED)
+                }
                 tasks = {form: make_task(f, inputs, backward) for form, f in taken.items()}
                 times = {form: [] for form in taken}
                 for turn in range(repeats + 2):  # the first two compile and tune
@@ -129,6 +136,7 @@ def measure(forms, lengths, repeats, device, rates, heads=HEADS):
                             else least_bytes / median(spent) / rates["copy"],
                         }
                     )
+                keep(rows)
     return rows
 
 
@@ -154,7 +162,7 @@ def main():
     print(f"mamba-ssm's kernels: {status.mode}. {status.reason}")
     if status.mode != "cuda" and not (options.rehearse and status.available):
         print("kernel, chunked and compiled chunked on a GPU: not measured")
-        return
+        raise SystemExit(1 if options.json else 0)
     from cheems_ref.triton_ssd import ssd_triton  # which needs Triton
 
     device = "cuda" if status.mode == "cuda" else "cpu"
@@ -164,23 +172,31 @@ def main():
         options.lengths, options.repeats, small = [64], 1, dict(heads=1)
         check_agreement(forms, device, length=70, **small)
     else:
+        forms[COMPILED] = torch.compile(ssd_chunked)
         check_agreement(forms, device)
-        forms["compiled"] = torch.compile(ssd_chunked)
     rates = machine_rates(device, 512 if options.rehearse else 8192)
-    rows = measure(forms, options.lengths, options.repeats, device, rates, **small)
-    report(rows)
-    if options.json:
-        record = {
-            "command": shlex.join(["python", "tests/bench/bench_kernel.py", *sys.argv[1:]]),
-            "machine": torch.cuda.get_device_name() if device == "cuda" else "rehearsal",
-            "versions": {name: version(name) for name in ("torch", "triton", "mamba-ssm")}
-            | {"cheems_ref": cheems_ref.__version__},
-            "seed": SEED,
-            "date": datetime.now(UTC).date().isoformat(),
-            "rates": rates,
-            "rows": rows,
-        }
-        options.json.write_text(json.dumps(record, indent=1) + "\n")
+    record = {
+        "command": shlex.join(["python", "tests/bench/bench_kernel.py", *given(options.json)]),
+        "machine": describe_machine(),
+        "kernels": status._asdict(),
+        "rehearsal": options.rehearse,
+        "seed": SEED,
+        "date": datetime.now(UTC).date().isoformat(),
+        "rates": rates,
+    }
+
+    def keep(rows):
+        if options.json:
+            partial = options.json.with_suffix(".partial")
+            partial.write_text(json.dumps(record | {"rows": rows}, indent=1) + "\n")
+            os.replace(partial, options.json)
+
+    report(measure(forms, options.lengths, options.repeats, device, rates, keep, **small))
+
+
+def given(path):
+    """The options of this call, whatever the name of the record."""
+    return ["FILE" if one == str(path) else one for one in sys.argv[1:]]
 
 
 if __name__ == "__main__":

@@ -1,14 +1,17 @@
-"""What only a machine with a GPU can tell: tests, cross-checks, measurements, in 20 minutes.
+"""What only a machine with a GPU can tell: tests, cross-checks and measurements, in 20 minutes.
 
-    python tests/bench/on_gpu.py [--dry-run]
+    python tests/bench/on_gpu.py [--steps NAME ...] [--to FOLDER] [--dry-run]
 
 Step by step, each by itself: one that fails or takes too long does not stop the others, and what it
-has measured until then is kept in its record under figures/records. Without a GPU, or asked to,
-the steps are walked through on the CPU, tiny and with the kernels in Triton's interpreter, to see
-that they run; then nothing is kept.
+has measured until then is kept in its record, under figures/records if no other folder is named. A
+record that is there is gone on with, if it was made by the same settings on the same machine.
+Without a GPU, or asked to, the steps are walked through on the CPU, tiny and with the kernels in
+Triton's interpreter, to see that they run; then nothing is kept.
 """
 
 import argparse
+import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -19,77 +22,81 @@ from typing import NamedTuple
 import torch
 
 ROOT = Path(__file__).parents[2]
-RECORDS = ROOT / "figures" / "records"
-TESTS = ("tests/test_kernels.py", "tests/test_triton_ssd.py", "tests/test_ssd.py")
 BENCH = "tests/bench/bench_efficiency.py"
+PARTS = ("--parts", "rates", "systems", "decoding", "memory", "batches", "compiled")
+PYTEST = ("-m", "pytest", "-q", "-o", "addopts=", "-p", "no:cacheprovider")
 
 
 class Step(NamedTuple):
-    """A command, its record if it writes one, the minutes it may take, and how it is rehearsed."""
+    """A command, the minutes it may take, how it is rehearsed, and its record if it writes one."""
 
-    what: str
-    command: list[str]
-    record: str
+    command: tuple[str, ...]
     minutes: float
-    rehearsed: list[str]
+    rehearsed: tuple[str, ...]
+    record: str = ""
 
 
 def sweep(size, minutes):
-    """Whole systems of one size of the papers: throughput, decoding, memory, compiled."""
-    options = ["--systems", size, "--turns", "3", "--lengths", "1024", "4096", "16384"]
-    options += ["--parts", "rates", "systems", "decoding", "memory", "compiled", "batches"]
-    dry = ["--systems", "tiny", "--quick", "--parts", "rates", "systems", "decoding", "memory"]
-    return Step(
-        f"systems of {size}", [BENCH, *options], f"10_gpu_{size}.json", minutes, [BENCH, *dry]
-    )
+    """Whole systems of one size of the papers: throughput, decoding, memory, batches, compiled."""
+    options = ("--systems", size, "--turns", "3", "--lengths", "1024", "4096", "16384")
+    rehearsed = (BENCH, "--systems", "tiny", "--quick", *PARTS)
+    return Step((BENCH, *options, *PARTS), minutes, rehearsed, f"10_gpu_{size}.json")
 
 
-STEPS = [
-    Step(
-        "tests",
-        ["-m", "pytest", "-q", *TESTS],
-        "",
-        6,
-        ["-m", "pytest", "-q", TESTS[1], "-k", "odd"],
+STEPS = {
+    "tests": Step(
+        (*PYTEST, "tests/test_kernels.py", "tests/test_triton_ssd.py", "tests/test_ssd.py"),
+        5,
+        (*PYTEST, "tests/test_triton_ssd.py", "-k", "odd"),
     ),
-    Step(
-        "kernels side by side",
-        ["tests/bench/bench_kernel.py"],
-        "10_gpu_kernels.json",
+    "kernels": Step(
+        ("tests/bench/bench_kernel.py",),
         4,
-        ["tests/bench/bench_kernel.py", "--rehearse"],
+        ("tests/bench/bench_kernel.py", "--rehearse"),
+        "10_gpu_kernels.json",
     ),
-    sweep("320m", 4),
-    sweep("1.3b", 6),
-]
+    "320m": sweep("320m", 4.5),
+    "1.3b": sweep("1.3b", 6),
+}
 
 
-def carry_out(step, folder, dry):
+def carry_out(name, folder, dry):
     """Run one step; whether it ended well."""
+    step, start = STEPS[name], time.perf_counter()
     command = [sys.executable, *(step.rehearsed if dry else step.command)]
     if step.record:
         command += ["--json", str(folder / step.record)]
-    print(f"\n{step.what}: {' '.join(command[1:])}", flush=True)
-    start = time.perf_counter()
+    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+    around = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    if dry:
+        around["CUDA_VISIBLE_DEVICES"] = ""
+    print(f"\n{name}: {' '.join(command[1:])}", flush=True)
+    process = subprocess.Popen(command, cwd=ROOT, env=around, start_new_session=True)
     try:
-        status = subprocess.run(command, cwd=ROOT, timeout=60 * step.minutes).returncode
+        status = process.wait(timeout=60 * step.minutes)
     except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)  # with all that it has started
+        process.wait()
         status = f"stopped after {step.minutes} minutes"
-    print(f"{step.what}: {time.perf_counter() - start:.0f} s, status {status}", flush=True)
+    print(f"{name}: {time.perf_counter() - start:.0f} s, status {status}", flush=True)
     return status == 0
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", nargs="+", choices=STEPS, default=list(STEPS), metavar="NAME")
+    parser.add_argument("--to", type=Path, default=ROOT / "figures" / "records", metavar="FOLDER")
     parser.add_argument("--dry-run", action="store_true", help="walk through it on the CPU")
-    dry = parser.parse_args().dry_run or not torch.cuda.is_available()
+    a = parser.parse_args()
+    dry = a.dry_run or not torch.cuda.is_available()
     print("a dry run on the CPU: no measurements" if dry else torch.cuda.get_device_name())
     with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary) if dry else RECORDS
-        done = {step.what: carry_out(step, folder, dry) for step in STEPS}
-        written = sorted(path.name for path in folder.glob("10_gpu_*.json"))
-    print(f"\nrecords {'of the rehearsal' if dry else 'written'}: {', '.join(written) or 'none'}")
-    if failed := [what for what, well in done.items() if not well]:
+        folder = Path(temporary) if dry else a.to.resolve()
+        done = {name: carry_out(name, folder, dry) for name in a.steps}
+        there = [STEPS[name].record for name in a.steps if STEPS[name].record]
+        there = [record for record in there if (folder / record).exists()]
+    print(f"\nrecords {'of the rehearsal' if dry else 'in ' + str(folder)}: {', '.join(there)}")
+    if failed := [name for name, well in done.items() if not well]:
         raise SystemExit(f"did not end well: {', '.join(failed)}")
 
 

@@ -56,8 +56,9 @@ def paired_ratio(seconds, over):
 def peak_bytes(call):
     """Return the most bytes that tensors made during a call take at once.
 
-    Every allocation and release of torch's CPU allocator counts, so temporaries inside operators
-    and the returned gradients do, too; what the process keeps beyond live tensors does not.
+    Every allocation of torch's CPU allocator counts, and every release of what was allocated during
+    the call, so temporaries inside operators and the returned gradients do, too; what the process
+    keeps beyond live tensors does not.
     """
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
         call()
@@ -85,10 +86,14 @@ def describe_machine():
         names = [line for line in info.read_text().splitlines() if line.startswith("model name")]
         cpu = names[0].split(":")[1].strip() if names else cpu
     versions = {"python": platform.python_version(), "cheems_ref": cheems_ref.__version__}
-    for package in ("torch", "mamba-ssm", "transformers"):
+    for package in ("torch", "triton", "mamba-ssm", "transformers"):
         try:
             versions[package] = version(package)
         except PackageNotFoundError:
             versions[package] = "not installed"
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else math.nan
-    return {"cpu": cpu, "cores": os.cpu_count(), "load before": load, "versions": versions}
+    machine = {"cpu": cpu, "cores": os.cpu_count(), "load before": load, "versions": versions}
+    if torch.cuda.is_available():
+        gpu = torch.cuda.get_device_properties(0)
+        machine["gpu"] = {"name": gpu.name, "bytes": gpu.total_memory, "cuda": torch.version.cuda}
+    return machine
