@@ -735,9 +735,9 @@ def ablation_experts():
 
 
 def ablation_routed():
-    """MLP and routed MoE in the seventeen patterns of OTCE's Table 5, smaller, three seeds."""
+    """DGLU and routed MoE in the seventeen patterns of OTCE's Table 5, smaller, three seeds."""
     (rows,) = from_notebook(CHAPTER_9, "ROUTED")
-    return ablation("09_routed", rows, range(1, 4), 100)
+    return ablation("09_routed", rows, range(3), 100, rates=(3e-3,))
 
 
 def ablation_shared():

@@ -33,6 +33,7 @@ from cheems_ref import check, kernels
 from cheems_ref.ssd import _form
 
 LARGEST_CHUNK, LARGEST_TILE = 64, 128  # compiled in seconds; 128 KiB of shared memory at most
+MOST_PROGRAMS = 65_535  # along the second and third axis of a grid, which CUDA bounds
 
 
 @triton.jit
@@ -130,7 +131,7 @@ def ssd_triton(x, dt, A, B, C, state, chunk_size):
     Raises:
         TypeError: a tensor is float64.
         RuntimeError: kernels cannot run here; the message says why and what to do.
-        ValueError: a gradient is asked for, or n or p is larger than 128.
+        ValueError: a gradient is asked for, n or p is larger than 128, or b or h than 65,535.
 
     Source: WM Listing 3.
     """
@@ -139,6 +140,7 @@ def ssd_triton(x, dt, A, B, C, state, chunk_size):
         raise ValueError("ssd_triton has no backward pass: call it under torch.no_grad()")
     (b, l, h, p), (g, n) = x.shape, B.shape[2:]
     check.numbers(f"[1, {LARGEST_TILE}]", n=n, p=p)
+    check.numbers(f"[0, {MOST_PROGRAMS}]", b=b, h=h)
     q, N, P = (max(16, triton.next_power_of_2(size)) for size in (min(chunk_size, l), n, p))
     q = min(q, LARGEST_CHUNK)
     chunks = triton.cdiv(l, q)

@@ -1182,8 +1182,8 @@ plotting.save(
 # **Question.** What happens when MLPs are replaced by experts, the number of parameters being the
 # same? WM's Table 2 has six patterns, with CDMoE (our E):
 #
-# > "[…] as the proportion of CDMoE in the entire model increases, the perplexity of the model on the
-# > pre-training subset gradually decreases." — WM §4.1
+# > "[…] as the proportion of CDMoE in the entire model increases, the perplexity of the model on
+# > the pre-training subset gradually decreases." — WM §4.1
 #
 # from 8.18 without to 7.49 where every second layer is one. OTCE's Table 5 has seventeen, with
 # ordinary MoE (our R), from 4.92 to 4.48:
@@ -1196,9 +1196,11 @@ plotting.save(
 # tokens that come to it. What it has to offer, knowledge for rare cases, takes more text to learn
 # than these runs read. So here: the more experts, the higher the loss.
 #
-# **What was run.** The patterns as printed. WM's with a million parameters, 200 updates, three
-# seeds (`python book/records.py 09_experts`); OTCE's seventeen in a smaller budget, 0.4 million
-# parameters and 100 updates (`python book/records.py 09_routed`).
+# **What was run.** The patterns as printed, for OTCE's tables with R where they have E. WM's with a
+# million parameters, 200 updates, three seeds (`python book/records.py 09_experts`). OTCE's
+# seventeen in a smaller budget, 0.4 million parameters and 100 updates, all at the rate 0.003
+# (`python book/records.py 09_routed`); their M is a DGLU here, as in OTCE, since each of the experts
+# is one (chapter 06).
 
 # %% tags=["setup"]
 EXPERTS = {
@@ -1213,8 +1215,8 @@ EXPERTS = {
     )
 }
 ROUTED = {
-    pattern: dict(pattern=pattern, d_model=64, target=400_000)
-    for pattern in (
+    printed: dict(pattern=printed.replace("M", "D"), d_model=64, target=400_000)
+    for printed in (
         "SM SM SM SM AM SM SM AM",
         "SR SM SM SM AM SM SM AM",
         "SM SM SM SM AR SM SM AM",
@@ -1236,6 +1238,73 @@ ROUTED = {
 }
 
 # %% [markdown]
+# The first table:
+
+# %%
+times = compute(EXPERTS)
+print(f"compute: {min(times.values()):.2f} to 1 of the row without experts")
+print_table("09_experts")
+losses, (dense, *others) = losses_of("09_experts"), EXPERTS
+apart = {row: print_difference(losses, row, dense) for row in others}
+
+
+# %% [markdown]
+# And for the whole table: how much the loss moves from no expert to experts in every second layer,
+# by the straight line that fits its rows best, seed by seed.
+
+
+# %%
+def share_of_experts(row):
+    """Of the layers behind the mixers, how many are experts."""
+    behind = [letter for letter in row if letter in "MRE"]
+    return 1 - behind.count("M") / len(behind)
+
+
+def nats_by_share(losses):
+    """Nats per byte that experts everywhere add to experts nowhere, with the interval."""
+    share = torch.tensor([share_of_experts(row) for row in losses]).double()
+    away = share - share.mean()
+    seeds = next(iter(losses.values()))
+    nats = [torch.tensor([losses[row][seed] for row in losses]).double() for seed in seeds]
+    return interval([(one @ away / away.square().sum()).item() for one in nats])
+
+
+mean, half = nats_by_share(losses)
+print(f"from no experts to experts everywhere: {mean:+.3f} ± {half:.3f} nats per byte")
+
+# %% [markdown]
+# And OTCE's seventeen rows:
+
+# %%
+times = compute(ROUTED)
+print(f"compute: {min(times.values()):.2f} to 1 of the row without experts")
+print_table("09_routed")
+routed = losses_of("09_routed")
+mean, half = nats_by_share(routed)
+print(f"from no experts to experts everywhere: {mean:+.3f} ± {half:.3f} nats per byte")
+
+# %% [markdown]
+# Seventeen rows have a best and a worst one, even if all are alike. How often would chance alone
+# spread their means as far? In each seed the rows are dealt out anew:
+
+
+# %%
+def spread_by_chance(losses, trials=4000):
+    """The standard deviation of the rows' means, and how often dealt rows have one as large."""
+    seeds = next(iter(losses.values()))
+    nats = torch.tensor([[losses[row][seed] for row in losses] for seed in seeds]).double()
+    generator, spread = seeded(17), nats.mean(0).std()
+    order = torch.rand(trials, *nats.shape, generator=generator).argsort(-1)
+    dealt = nats.expand(trials, *nats.shape).gather(-1, order).mean(1).std(1)
+    return spread.item(), (dealt >= spread).double().mean().item()
+
+
+spread, share = spread_by_chance(routed)
+print(
+    f"the rows' means have a deviation of {spread:.3f}; by chance as large {share:.3f} of the time"
+)
+
+# %% [markdown]
 # ## 8 · What experts share
 #
 # **Question.** Chapter 06 built layers of experts that share nothing, a whole expert, a matrix, a
@@ -1248,11 +1317,13 @@ ROUTED = {
 # learn by itself, so their experts have less in common (chapter 06, section 3).
 #
 # **What was run.** Each kind in two of four layers, a million parameters, 200 updates, three seeds
-# (`python book/records.py 09_shared`).
+# (`python book/records.py 09_shared`). When the first results were there, a row was added in which
+# those two layers are DGLUs that all tokens use, since a routed expert is a DGLU as well.
 
 # %% tags=["setup"]
 SHARED = {
     "MLP": dict(pattern="SM SM SM AM"),
+    "DGLU": dict(pattern="SM SD SD AM"),
     "MoE": dict(pattern="SM SR SR AM"),
     "MoE with shared expert": dict(pattern="SM SH SH AM"),
     "cohesive": dict(pattern="SM SC SC AM"),
@@ -1287,6 +1358,39 @@ def in_common(model, ids):
     return shares
 
 
+check(
+    "equal answers have all in common", torch.tensor(common_share(torch.ones(4, 9))), torch.ones(())
+)
+answers = torch.randn(4, 10_000, generator=seeded(8))
+print(f"four unrelated answers: {common_share(answers):.2f}")
+assert abs(common_share(answers) - 0.25) < 0.01
+
+# %%
+times = compute(SHARED)
+print("compute:", *(f"{row} {share:.2f}" for row, share in times.items()), sep="  ")
+print_table("09_shared")
+losses = losses_of("09_shared")
+for row in SHARED:
+    if row != "DGLU":
+        _ = print_difference(losses, row, "DGLU")
+
+
+# %%
+def shares_in_common():
+    """For every kind of routed experts and each seed: what they have in common, over two layers."""
+    shares = {}
+    for run in read_record("09_shared")["runs"]:
+        if "in common" in run:
+            shares.setdefault(run["row"], {})[run["seed"]] = statistics.fmean(run["in common"])
+    return shares
+
+
+shares = shares_in_common()
+for row, by_seed in shares.items():
+    print(f"{row:24}", *(f"{share:.2f}" for share in by_seed.values()))
+for row in list(shares)[1:]:
+    _ = print_difference(shares, row, "MoE")
+
 # %% [markdown]
 # ## 9 · Whole systems
 #
@@ -1315,6 +1419,16 @@ SYSTEMS = {
         ("Cheems", "SE × 7 + IE", {}),
     )
 }
+
+# %%
+times = compute(SYSTEMS)
+print("compute:", *(f"{row} {share:.2f}" for row, share in times.items()), sep="  ")
+print_table("09_systems")
+systems = losses_of("09_systems")
+for one, other in pairwise(
+    sorted(systems, key=lambda row: statistics.fmean(systems[row].values()))
+):
+    _ = print_difference(systems, other, one)
 
 # %% [markdown]
 # ## 10 · Claimed and seen

@@ -155,6 +155,27 @@ def test_attention_that_is_told_no_positions_learns_something_else():
 
 
 @pytest.mark.usefixtures("two_updates")
+def test_experts_that_have_hardly_learned_have_little_in_common():
+    """Four unrelated answers: a quarter; of the expansive ones, too, which a layer precedes."""
+    small = dict(d_model=32, target=60_000)
+    assert "in common" not in ablation_run(job(pattern="SM AM", **small))
+    for pattern in ("SR AH", "SC AX"):
+        shares = ablation_run(job(pattern=pattern, **small))["in common"]
+        assert len(shares) == 2 and all(0.2 < share < 0.45 for share in shares), shares
+
+
+@pytest.mark.usefixtures("float32_afterwards")
+def test_what_answers_have_in_common():
+    """All of it, if they are equal; nothing, if they cancel; a part, if they are unrelated."""
+    share, _ = from_notebook(CHAPTER_9, "common_share", "in_common")
+    one = torch.randn(1, 500, generator=torch.Generator().manual_seed(0))
+    assert share(one.expand(4, 500)) == pytest.approx(1)
+    assert share(torch.cat([one, -one])) == pytest.approx(0)
+    unrelated = torch.randn(4, 5000, generator=torch.Generator().manual_seed(1))
+    assert share(unrelated) == pytest.approx(0.25, abs=0.02)
+
+
+@pytest.mark.usefixtures("two_updates")
 def test_runs_with_blanks():
     found = {}
     for objective in ("in order", "one-way", "two-way"):

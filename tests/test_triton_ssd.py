@@ -124,6 +124,13 @@ def test_layouts_do_not_matter():
 
 
 @pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(("name", "b", "h"), [("b", 65_536, 1), ("h", 1, 65_536)])
+def test_more_rows_or_heads_than_a_grid_has_are_refused(name, b, h):
+    x, dt, B = torch.ones(b, 1, h, 1), torch.ones(b, 1, h), torch.ones(b, 1, 1, 1)
+    with pytest.raises(ValueError, match=rf"{name} must be a number in \[0, 65535\], got 65536"):
+        triton_ssd.ssd_triton(x, dt, -torch.ones(h), B, B)
+
+
 def test_what_it_cannot_do_is_refused():
     *tensors, state = drawn(SHAPES["one token"])
     with pytest.raises(TypeError, match="float64"):
