@@ -34,7 +34,7 @@
 # | 6 · einops: cutting and joining axes | 3 | 5 |
 # | 7 · Running it | 2 | 4 |
 # | 8 · The map | 6 | 8 |
-# | 9 · Where to begin: a self-test | 5 | 7 |
+# | 9 · Where to begin: a self-test | 5 | 8 |
 # | Summary | 1 | 1 |
 
 # %% tags=["setup"]
@@ -52,6 +52,7 @@ from cheems_ref.compare import interval
 from cheems_ref.config import expand_pattern
 from cheems_ref.linear_attention import delta_rule, longhorn
 from cheems_ref.retrieval import PEER
+from cheems_ref.roofline import Recorder
 from cheems_ref.rope import rope_frequencies
 from cheems_ref.ssd import semiseparable_matrix, ssd_chunked
 from cheems_ref.state_space import discretize_bilinear, ssm_kernel
@@ -415,7 +416,7 @@ def draw_map(ax, spots, arrows):
 # %% tags=["figure"]
 spots = {"01 states": (0, 1.9), "02 updates": (1, 1.9), "03 duality": (0, 0), "04 rotary": (1, 0.9)}
 spots |= {"05 attention": (2, -0.5), "06 experts": (2, 1.9), "07 models": (3, 0.5)}
-spots |= {"08 recall": (4, 1.4), "09 ablations": (5, 0.5)}
+spots |= {"08 recall": (4, 1.4), "09 ablations": (5, 0.7), "10 efficiency": (4.6, -0.7)}
 fig, ax = plotting.figure(size=(14, 3.8))
 draw_map(ax, spots, arrows)
 plotting.save(fig, "00_map", "; ".join(f"an arrow from {a} to {z}" for a, z in arrows))
@@ -424,7 +425,7 @@ plotting.save(fig, "00_map", "; ".join(f"an arrow from {a} to {z}" for a, z in a
 # **For a lecturer.** The second cell of each chapter has the minutes of its sections, to teach with
 # the cells folded and to study alone. They are counted from the text at fixed rates (words, lines,
 # equations, figures, exercises), fitted to what one or two readers of each of chapters 01 to 07
-# needed: you may well be faster or slower by a third. Here the course is cut into 15 sittings
+# needed: you may well be faster or slower by a third. Here the course is cut into 16 sittings
 # of 50 to 90 minutes, which leaves little room for questions; *As printed* is what can be left to
 # the class.
 
@@ -462,6 +463,7 @@ def places(sitting):
 # %%
 sections = [section for path in chapters for section in timetable(path)]
 plan = {("00", "01"): 2, ("02",): 2, ("03", "04"): 3, ("05",): 2, ("06", "07"): 3, ("08", "09"): 3}
+plan |= {("10",): 1}
 print("sitting  minutes  sections")
 number = 0
 for group, count in plan.items():
@@ -470,7 +472,7 @@ for group, count in plan.items():
         number, total = number + 1, sum(teach for *_, teach, _ in sitting)
         print(f"{number:7}  {total:7}  {places(sitting)}")
         assert 50 <= total <= 90
-assert number == 15
+assert number == 16
 
 # %% [markdown]
 # **Alone at night.** An hour and a half an evening. Whoever wants to arrive at a working Cheems
@@ -492,7 +494,7 @@ for name, (way, without) in ways.items():
 # %% [markdown]
 # ## 9 · Where to begin: a self-test
 #
-# Fourteen small questions: two to warm up, the others on the chapters. Fill in
+# Fifteen small questions: two to warm up, the others on the chapters. Fill in
 # numbers (fractions such as `1 / 3` are fine), run the cells below, and `news` lists the chapters
 # with a question that you did not answer; the others may still hold something new. The right
 # answers are computed by the package, in a folded cell; do not look before you have tried.
@@ -521,10 +523,13 @@ for name, (way, without) in ways.items():
 # - **n.** Two models were trained with three seeds each. Seed by seed the losses differ by −0.03,
 #   −0.01 and −0.02, and Student's factor for three is 4.30. Does the 95 % interval of the mean
 #   difference hold zero (1 for yes, 0 for no)?
+# - **o.** The product of two matrices of 60 × 60 numbers of four bytes: how many operations does it
+#   have per byte that it reads or writes?
 
 # %%
 answers = {"a": None, "b": None, "c": None, "d": None, "e": None, "f": None}
 answers |= {"g": None, "h": None, "i": None, "j": None, "k": None, "l": None, "m": None, "n": None}
+answers |= {"o": None}
 
 
 # %% tags=["setup"]
@@ -552,6 +557,9 @@ def truth():
     write = (key, key, torch.full((1, 1, 1, 1), 5.0), torch.ones(1, 1, 1))
     held = dict(initial_state=2 * key)
     experts = PEER(8, n_experts=10_000, n_heads=1, k=1, d_query=8)
+    with Recorder() as recorder:
+        _ = torch.ones(60, 60).float() @ torch.ones(60, 60).float()
+    product = recorder.operators[-1]
     return state_space_answers() | {
         "a": einsum("bln,bsn->bls", random(2, 3, 5, seed=0), random(2, 4, 5, seed=0)).numel(),
         "b": torch.autograd.grad(x.square(), x)[0].item(),
@@ -563,12 +571,14 @@ def truth():
         "l": len(expand_pattern("SE × 7 + IE")),
         "m": 1 / int((multi_query_recall(1, 64, 16, 64)[1] >= 0).sum()),
         "n": int(interval([-0.03, -0.01, -0.02]).holds_zero),
+        "o": product.flops / product.moved,
     }
 
 
 # %%
 asks_of = {"a": "00", "b": "00", "c": "01", "d": "01", "e": "02", "f": "02"}
 asks_of |= {"g": "03", "h": "03", "i": "04", "j": "05", "k": "06", "l": "07", "m": "08", "n": "09"}
+asks_of |= {"o": "10"}
 
 
 def news(answers, asks_of):

@@ -21,7 +21,7 @@
 # How to read ✓ and ✗: chapter 00.
 
 # %% [markdown]
-# **Minutes.** To teach, with the cells folded: about 85. Alone, with the exercises: about 200.
+# **Minutes.** To teach, with the cells folded: about 95. Alone, with the exercises: about 215.
 #
 # | section | to teach | alone |
 # |---|---|---|
@@ -33,9 +33,9 @@
 # | 4 · Where positions come from | 12 | 19 |
 # | 5 · Attention before the output | 9 | 13 |
 # | 6 · Filling in blanks | 29 | 47 |
-# | 7 · MLP or experts | 2 | 3 |
-# | 8 · What experts share | 3 | 4 |
-# | 9 · Whole systems | 1 | 2 |
+# | 7 · MLP or experts | 6 | 9 |
+# | 8 · What experts share | 5 | 9 |
+# | 9 · Whole systems | 2 | 3 |
 # | 10 · Claimed and seen | 6 | 9 |
 # | Summary | 2 | 2 |
 # | Exercises | – | 66 |
@@ -1199,8 +1199,8 @@ plotting.save(
 # **What was run.** The patterns as printed, for OTCE's tables with R where they have E. WM's with a
 # million parameters, 200 updates, three seeds (`python book/records.py 09_experts`). OTCE's
 # seventeen in a smaller budget, 0.4 million parameters and 100 updates, all at the rate 0.003
-# (`python book/records.py 09_routed`); their M is a DGLU here, as in OTCE, since each of the experts
-# is one (chapter 06).
+# (`python book/records.py 09_routed`); their M is a DGLU here, as in OTCE, since each of the
+# experts is one (chapter 06).
 
 # %% tags=["setup"]
 EXPERTS = {

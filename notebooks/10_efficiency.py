@@ -11,7 +11,7 @@
 # - say what grows with the text: time, memory, and the time of one more token;
 # - read a kernel of three programs line by line, and name what each loads, keeps and writes.
 #
-# Assumes: chapters 03, 06 and 07, and of chapter 09 the interval (9.1).
+# Assumes: chapter 07, and the interval (9.1) of chapter 09.
 #
 # Sources: *Wonderful Matrices* (WM) §4.2 and Figure 6; *Cheems* (Ch) §4.2, App. B.2 and Figure 5;
 # Williams, Waterman and Patterson (2009), *Roofline*. The code that this notebook uses is
@@ -30,10 +30,10 @@
 # | 1 · What a pass is made of | 3 | 6 |
 # | 2 · What a machine can do | 7 | 11 |
 # | 3 · The length of a chunk | 7 | 10 |
-# | 4 · Whole systems | 12 | 20 |
+# | 4 · Whole systems | 13 | 22 |
 # | 5 · One token more | 6 | 9 |
 # | 6 · Memory | 2 | 4 |
-# | 7 · What else moves the curves | 7 | 12 |
+# | 7 · What else moves the curves | 7 | 13 |
 # | 8 · A kernel by hand | 15 | 23 |
 # | 9 · Claimed and seen | 4 | 7 |
 # | Summary | 2 | 2 |
@@ -274,9 +274,11 @@ def draw_roofline(ax, points):
     plotting.lines(ax, x, roof, xscale="log", yscale="log")
     for name, (intensity, rate) in points.items():
         ax.plot([intensity], [rate], "o", color=plotting.COLORS[1])
-        up = {"SSD, chunks of 16": -14, "SSD, chunks of 64": 12, "SSD, chunks of 256": -2}
-        place = ((-8, up[name]), "right") if name in up else ((6, -12), "left")
-        where = dict(xytext=place[0], textcoords="offset points", ha=place[1], fontsize=11)
+        up = {"SSD, chunks of 64": 4, "SSD, chunks of 256": -8}.get(name, -12)
+        across = -50 if name == "SSD, chunks of 16" else 7
+        where = dict(
+            xytext=(across, up - 6 * (across < 0)), textcoords="offset points", fontsize=11
+        )
         ax.annotate(name, (intensity, rate), **where)
     ax.set(xlabel="operations per byte", ylabel="billion operations per second", xlim=(0.03, 1000))
     ax.set(title="operators", ylim=(0.2, 400))
@@ -397,6 +399,7 @@ for ax, (kind, times) in zip(axes, measured.items(), strict=True):
     plotting.lines(ax, lengths, curves, marker="o", xscale="log", yscale="log", title=kind)
     ax.set(xlabel="tokens in a chunk", xticks=lengths, xticklabels=lengths)
     ax.set(yticks=TICKS[kind], yticklabels=TICKS[kind])
+    ax.tick_params(axis="y", which="minor", labelleft=False)
 axes[0].set_ylabel("milliseconds")
 plotting.save(
     fig,
@@ -689,6 +692,7 @@ fig, ax = plotting.figure(size=(8, 4.4))
 curves = {name: [*milliseconds(name).values()] for name in SYSTEMS}
 plotting.lines(ax, LENGTHS, curves, marker="o", xscale="log", yscale="log")
 ax.set(xlabel="tokens before", ylabel="milliseconds per token", yticks=(5, 10, 20, 50))
+ax.tick_params(axis="y", which="minor", labelleft=False)
 ax.set(
     yticklabels=(5, 10, 20, 50), xticks=LENGTHS[::2], xticklabels=[f"{l:,}" for l in LENGTHS[::2]]
 )
@@ -1166,7 +1170,7 @@ assert [(round(100 * (m - 1)), round(100 * h)) for m, h in in_percent] == [(7, 2
 # - SSD in torch's operators moves most of its bytes between its products, not in them; the bytes
 #   are least where states and pairs take as many. A kernel keeps the pairs to itself.
 # - At 128 channels the systems with state layers overtake LlaMa at some 400 to 1,300 tokens. Cheems
-#   does not overtake Jamba in training up to 16,384. Wider, all of this happens later.
+#   does not overtake Jamba in training up to 16,384. By the count, wider models cross later.
 # - The memory of training is linear in the length, also with attention, which is fused. A step of
 #   writing takes longer with attention the more keys and values there are, and no longer with
 #   states.
