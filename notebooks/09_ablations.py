@@ -1304,6 +1304,29 @@ print(
     f"the rows' means have a deviation of {spread:.3f}; by chance as large {share:.3f} of the time"
 )
 
+
+# %% tags=["figure"]
+def draw_by_share(ax, losses):
+    """Every run over the share of experts in its pattern, and the means of the rows."""
+    for row, nats in losses.items():
+        share = share_of_experts(row)
+        ax.plot([share] * len(nats), [*nats.values()], ".", color=plotting.QUIET)
+        ax.plot([share], [statistics.fmean(nats.values())], "s", color=plotting.COLORS[0])
+    ax.set(xlabel="share of experts")
+
+
+# %% tags=["figure"]
+fig, (left, right) = plotting.figure(1, 2, size=(12, 4.2))
+draw_by_share(left, losses_of("09_experts"))
+draw_by_share(right, losses_of("09_routed"))
+left.set(title="CDMoE, WM's patterns", ylabel="held-out nats per byte")
+right.set(title="MoE, OTCE's patterns")
+plotting.save(
+    fig,
+    "09_experts",
+    "ALT7",
+)
+
 # %% [markdown]
 # ## 8 · What experts share
 #
@@ -1390,6 +1413,27 @@ for row, by_seed in shares.items():
     print(f"{row:24}", *(f"{share:.2f}" for share in by_seed.values()))
 for row in list(shares)[1:]:
     _ = print_difference(shares, row, "MoE")
+
+
+# %% tags=["figure"]
+def draw_rows(ax, losses):
+    """The loss of every run, a line for each row, and the row's mean with its interval."""
+    for place, nats in enumerate(losses.values()):
+        mean, half = interval([*nats.values()])
+        ax.plot([*nats.values()], [place] * len(nats), "o", color=plotting.QUIET)
+        ax.errorbar(mean, place + 0.25, xerr=half, fmt="s", color=plotting.INK, capsize=4)
+    ax.set(yticks=range(len(losses)), yticklabels=losses, xlabel="held-out nats per byte")
+    ax.invert_yaxis()
+
+
+# %% tags=["figure"]
+fig, ax = plotting.figure(size=(9, 4.8))
+draw_rows(ax, losses_of("09_shared"))
+plotting.save(
+    fig,
+    "09_shared",
+    "ALT8",
+)
 
 # %% [markdown]
 # ## 9 · Whole systems

@@ -246,13 +246,15 @@ assert 5 < ridge < 8
 # An operator with fewer operations per byte than that, its *intensity*, waits for memory. A sum of
 # two tensors has no products at all; a product of $m \times m$ matrices has $m / 6$, for it reads
 # and writes $3 m^2$ numbers of four bytes and computes $2 m^3$. The rate of bytes is not one
-# number: sums that move less than a MiB are faster, those that move a hundred slower.
+# number: sums that move 48 KiB to 1.5 MiB are faster (in smaller ones $t_0$ counts), those that
+# move about a hundred MiB slower.
 
 # %%
 rates = {size: size / seconds / 1e9 for size, seconds in SUMS.items()}
 for size in (12 * 2**14, TYPICAL, 4 * TYPICAL):
     print(f"sums that move {size / 2**20:7.2f} MiB: {rates[size]:5.1f} GB per second")
-assert rates[12 * 2**14] > 3 * rates[TYPICAL] > 9 * rates[4 * TYPICAL]
+assert all(rates[size] > 1.3 * rates[TYPICAL] for size in rates if 2**15 < size < 2**21)
+assert max(rates[size] for size in rates if size > 2**26) < rates[TYPICAL] / 3
 fastest = max(rates.values()) / rates[TYPICAL]
 print(f"the fastest are {fastest:.1f} times as fast as the one that is taken")
 assert 4 < fastest < 4.5
@@ -314,7 +316,7 @@ draw_roofline(right, points)
 plotting.save(
     fig,
     "10_roofline",
-    "Left, GB per second of sums against the bytes they move: rising to over 100 below a MiB, "
+    "Left, GB per second of sums against the bytes they move: rising from 14 to over 100 at a MiB, "
     "about 30 from 3 to 48 MiB, 7 above. Right, operations per second against operations per byte, "
     "with a roof that rises and turns level: a point for each form, all below the roof, the MLP's "
     "nearest, those of SSD all at once, retrieved experts and SSD one by one farthest.",
@@ -330,13 +332,13 @@ for name, factor in slower.items():
 below = sorted(slower, key=slower.get)
 assert below[0] == "MLP" and slower["MLP"] > 1
 assert {*below[-3:]} == {"SSD, all at once", "retrieved", "SSD, one by one"}
-assert max(slower[name] for name in below[:-3]) < 2.1
+assert slower["MLP"] > 1.15 and max(slower[name] for name in below[:-3]) < 2.15
 assert 13e-6 > median(MEASURED["forms"]["2048"]["SSD, one by one"]) / 14_340 > 6e-6
 
 # %% [markdown]
-# Most took about twice as long. Three stand out. SSD one by one calls 14,340 operators, and each
-# took about ten times as long as the smallest sum: what a caller in Python takes between two calls
-# is not in $t_0$. Of the other two the count does not say why.
+# The other six took 1.2 to 2.1 times as long. SSD one by one calls 14,340 operators, and each took
+# about ten times as long as the smallest sum; views, which are not in the list, have to be called
+# as well. Of the other two the count does not say why.
 
 # %% [markdown]
 # ## 3 · The length of a chunk
@@ -417,11 +419,16 @@ for kind, seconds in MEASURED["chunks"]["seconds"].items():
     mean, half = interval([a / b for a, b in zip(seconds["32"], seconds["64"], strict=True)])
     print(f"{kind}: 32 takes {mean:.2f} ± {half:.2f} times as long as 64")
     assert mean - half < 1 < mean + half
+    off = {q: measured[kind][q] / predicted[kind][q] for q in lengths}
+    assert 2.8 < min(off[256], off[512]) < max(off[256], off[512]) < 4.4 and off[128] < 2
 
 # %% [markdown]
-# A state has $h\,n\,p$ numbers, and $h$ heads have as many pairs: the best length grows about as
-# $\sqrt{n\,p}$. With the papers' $n = 128$ and $p = 64$ it would be about twice as long. They take
-# 256 tokens (WM Table 7). But they use kernels to which $\mu_\text{pairs}$ is small: mamba-ssm's
+# At 256 and 512 tokens the count is off by three to four times; why, it does not say.
+#
+# $\mu_\text{states}$ grows with $h\,n\,p$, the numbers of a state; $\mu_\text{pairs}$ with $h$, one
+# matrix of pairs for each head. So the length of least bytes grows about as $\sqrt{n\,p}$: with the
+# papers' $n = 128$ and $p = 64$ it would be about twice as long. They take 256 tokens (WM Table 7).
+# But they use kernels to which $\mu_\text{pairs}$ is small: mamba-ssm's
 # store the products of $C$ and $B$ once for all heads of a group, and no decays (chapter 03,
 # section 10); those of section 8 store no pairs at all.
 #
@@ -479,7 +486,10 @@ every = torch.stack([*factors.values()])
 FACTOR = every.median().item()
 print(f"all: {every.min():.2f} to {every.max():.2f}, median {FACTOR:.2f}")
 assert every.min() > 1.5 and every.max() < 2.55 and 1.8 < FACTOR < 2.0
-assert all((factors["training", name].diff()[[0, 1, 3]] < 0).all() for name in SYSTEMS)
+for name in SYSTEMS:
+    assert factors["training", name].argmax() == 0
+assert (factors["training", "LlaMa"][2:].diff() < 0).all()
+assert (factors["training", "Mamba-2"][2:] - 1.93).abs().max() < 0.05
 passes = torch.stack([turns(kind, name).median(0).values for kind in BY_COUNT for name in SYSTEMS])
 assert 0.015 < passes.min() < 0.016 and 17 < passes.max() < 18.5
 
@@ -489,13 +499,17 @@ drift = [
     median(again[name]) / turns("training", name).median(0).values[0].item() for name in SYSTEMS
 ]
 print("training, 256 tokens, in another part of the record:", *(f"{d:.2f}" for d in drift))
-assert 1.1 < min(drift) < max(drift) < 1.25
+assert 1.1 < min(drift) < max(drift) < 1.25 and max(drift) / min(drift) < 1.04
+again = median(MEASURED["compiled"]["seconds"]["Cheems"]["as it is"])
+print(f"Cheems, evaluation, 1,024: {again / turns('evaluation', 'Cheems').median(0).values[2]:.2f}")
+assert RECORD["machine"]["load before"] > 1
 
 # %% [markdown]
 # The passes take from 15 milliseconds to 18 seconds, and all of them 1.5 to 2.5 times as long as by
-# (10.1). Why about twice as long, the sum does not say. The factor falls with the length in
-# training and differs between systems, so what lies close together the count need not order
-# rightly. How often does it? Of the pairs of systems, at each length:
+# (10.1). Why about twice as long, the sum does not say. In training the factor is largest at 256
+# tokens; from 1,024 on LlaMa's falls to 1.5, and Mamba-2's stays near 1.9. So what lies close
+# together the count need not order rightly. How often does it? Of the pairs of systems, at each
+# length:
 
 # %%
 right, clear, clear_right = 0, 0, 0
@@ -544,8 +558,10 @@ plotting.save(
 )
 
 # %% [markdown]
-# (The turns of one part follow one another. The same pass, measured again ten minutes later, took a
-# sixth longer; the intervals below, over turns, do not know of that.)
+# (The machine was not idle when the record began. In another part of the record the same passes
+# took 1.17 to 1.27 times as long. The five slow down together, so that ratios of their medians move
+# by at most 4 percent. But a verdict nearer to 1 than that is not safe, whatever its interval
+# says.)
 
 # %%
 for kind in BY_COUNT:
@@ -607,15 +623,17 @@ for kind in BY_COUNT:
     print(f"{kind:10} by (10.1) ", *(f"{jamba / cheems:11.2f}" for jamba, cheems in least))
     found = [as_fast(kind, "Cheems", "Jamba", l) for l in LENGTHS]
     print(f"{kind:10} measured  ", *(f"{mean:.2f} ± {half:.2f}" for mean, half in found))
-assert max(as_fast("training", "Cheems", "Jamba", l).mean for l in LENGTHS) < 1.02
-mean, half = as_fast("training", "Cheems", "Jamba", 16_384)
-assert mean + half < 1
-mean, half = as_fast("evaluation", "Cheems", "Jamba", 16_384)
-assert mean - half < 1 < mean + half
+for length in (1024, 4096, 8192, 16_384):
+    mean, half = as_fast("training", "Cheems", "Jamba", length)
+    assert mean + half < 1
+for length in (4096, 8192, 16_384):
+    mean, half = as_fast("evaluation", "Cheems", "Jamba", length)
+    assert mean - half < 1 < mean + half
 
 # %% [markdown]
-# In training Jamba stays ahead; in evaluation at 16,384 tokens the turns do not tell. And OTCE,
-# which has two layers of attention in eight?
+# In training Jamba is ahead by the turns at 1,024 tokens and from 4,096 on, though by little more
+# than the record drifts, and nowhere seen behind; in evaluation from 4,096 on the turns do not
+# tell. And OTCE, which has two layers of attention in eight?
 
 # %%
 for kind in BY_COUNT:
@@ -624,13 +642,11 @@ for kind in BY_COUNT:
     print(
         f"{kind:10} Cheems over OTCE from {mean:5.0f} ± {half:4.0f}; predicted {predicted_at:5.0f}"
     )
-    assert mean - half > 3500 and 0.4 < predicted_at / mean < 0.9
+    assert mean - half > 3500 and (mean - half < predicted_at) == (kind == "training")
 
 # %% [markdown]
-# From five to ten thousand tokens on: later than by the count. These are models of 128 channels.
-# What a layer of attention pays for pairs grows with its width, what all layers pay for their maps
-# with its square. So the wider the models, the longer the texts at which attention's pairs count
-# (section 7).
+# From about 5,700 and 10,000 tokens on. In evaluation that is later than by the count; in training
+# the interval has room for the count.
 #
 # ## 5 · One token more
 #
@@ -687,15 +703,21 @@ for name in SYSTEMS:
 # rate that section 2 found for large results. (A cache that is written in place would move a third
 # of the bytes. It would not be a value: chapter 07.)
 
+
+# %% tags=["figure"]
+def draw_steps(ax):
+    """Milliseconds of a step against the tokens before it, a curve for each system."""
+    curves = {name: [*milliseconds(name).values()] for name in SYSTEMS}
+    plotting.lines(ax, LENGTHS, curves, marker="o", xscale="log", yscale="log")
+    ax.set(xlabel="tokens before", ylabel="milliseconds per token")
+    ax.set(yticks=(5, 10, 20, 50), yticklabels=(5, 10, 20, 50))
+    ax.set(xticks=LENGTHS[::2], xticklabels=[f"{l:,}" for l in LENGTHS[::2]])
+    ax.tick_params(axis="y", which="minor", labelleft=False)
+
+
 # %% tags=["figure"]
 fig, ax = plotting.figure(size=(8, 4.4))
-curves = {name: [*milliseconds(name).values()] for name in SYSTEMS}
-plotting.lines(ax, LENGTHS, curves, marker="o", xscale="log", yscale="log")
-ax.set(xlabel="tokens before", ylabel="milliseconds per token", yticks=(5, 10, 20, 50))
-ax.tick_params(axis="y", which="minor", labelleft=False)
-ax.set(
-    yticklabels=(5, 10, 20, 50), xticks=LENGTHS[::2], xticklabels=[f"{l:,}" for l in LENGTHS[::2]]
-)
+draw_steps(ax)
 plotting.save(
     fig,
     "10_decoding",
@@ -779,7 +801,8 @@ for name in SYSTEMS:
     rates_of_batch = [256 * int(n) / median(seconds[name]) for n, seconds in batches.items()]
     print(f"{name:38}", *(f"{rate:6,.0f}" for rate in rates_of_batch))
     assert 1.5 < rates_of_batch[4] / rates_of_batch[0] < 1.75
-    assert rates_of_batch[-1] < rates_of_batch[4]
+    pairs = zip(batches["32"][name], batches["16"][name], strict=True)
+    assert interval([a / b / 2 - 1 for a, b in pairs]).holds_zero
 by_count = [
     sum(map(MACHINE.seconds, pass_operators(sized("LlaMa"), 256, batch=n, training=True).values()))
     / n
@@ -789,8 +812,8 @@ print(f"LlaMa, batch of 16 over batch of 1 by (10.1): {by_count[0] / by_count[1]
 assert 1 < by_count[0] / by_count[1] < 1.1
 
 # %% [markdown]
-# Sixteen texts at once are read 1.6 to 1.7 times as fast as one, and 32 a little slower than
-# sixteen. By (10.1) it would be 1.06 times: what is gained is not in the count.
+# Sixteen texts at once are read 1.6 to 1.7 times as fast as one; between 16 and 32 the turns show
+# no difference. By (10.1) it would be 1.06 times: what is gained is not in the count.
 
 # %% [markdown]
 # **Compiling.** `torch.compile` makes kernels of chains of operators, so that less is moved and
@@ -864,17 +887,38 @@ assert cached["OTCE"] == [True, False, False, False]
 print("Cheems is ahead of Jamba:", *(f"{what}: {any(ahead_of(what)['Jamba'])}" for what in KEPT))
 
 # %% [markdown]
-# At this width LlaMa is ahead of Cheems to 65,536 tokens with torch's operators, where with 128
-# channels it was overtaken near 1,200. And whether Cheems is ahead of Jamba hangs on the rows of
-# its experts' tables. A token has few operations with each, but has to read it: if from memory, it
-# is behind at every length, if from a cache, ahead at every length. A table of this size:
+# On this machine LlaMa is ahead of Cheems to 65,536 tokens with torch's operators. And whether
+# Cheems is ahead of Jamba hangs on the rows of its experts' tables. A token has few operations with
+# each, but has to read it: if from memory, Cheems is behind at all four lengths, if from a cache,
+# ahead at all four. There are two tables in each of 24 layers:
 
 # %%
 config = preset("cheems-1.3b")
 table = config.n_neurons * config.d_model * 2 / 2**20
-per_token = 24 * 2 * config.n_retrieval_heads * config.k_neurons * config.d_model * 2 / 2**20
-print(f"a table has {table:.0f} MiB; a token reads {per_token:.0f} MiB of rows in its 24 layers")
+rows_per_token = 24 * 2 * config.n_retrieval_heads * config.k_neurons
+per_token = rows_per_token * config.d_model * 2 / 2**20
+print(f"a table has {table:.0f} MiB; a token reads {per_token:.0f} MiB of rows in all layers")
 assert 32 < table < 33 and 11 < per_token < 13
+
+# %% [markdown]
+# (Whether a table stays in a cache while its layer runs is not counted here.)
+#
+# Is it the width that keeps LlaMa ahead, or the machine? The small models of section 4 with the
+# same two rates, in sixteen bits, at 16,384 tokens:
+
+# %%
+small = {}
+for name in SYSTEMS:
+    called = pass_operators(sized(name), 16_384, dtype=torch.bfloat16)
+    small[name] = 1 / sum(map(GPU.seconds, called.values()))
+print(
+    "tokens per second over LlaMa's:", *(f"{n} {s / small['LlaMa']:.2f}" for n, s in small.items())
+)
+assert max(small, key=small.get) == "LlaMa"
+
+# %% [markdown]
+# The machine: one that computes 300 operations while it moves a byte is hardly held up by
+# attention's pairs. Where systems cross depends on it.
 
 # %% [markdown]
 # ## 8 · A kernel by hand
@@ -889,7 +933,7 @@ assert 32 < table < 33 and 11 < per_token < 13
 # | kernel | one program for | loads | keeps to itself | stores |
 # |---|---|---|---|---|
 # | `_write`, step 2 | a chunk | its $x$, $B$, $\Delta$ | decays | its write, its decay |
-# | `_carry`, step 3 | all chunks | their writes, in turn | a state | the state before each |
+# | `_carry`, step 3 | all chunks | a state; writes, decays | a state | states before each, last |
 # | `_read`, steps 1, 4 | a chunk | its $x$, $B$, $C$, $\Delta$, state | $L$, $CB^\top$ | its $y$ |
 #
 # What a program loads are *tiles*: $q$ tokens by $n$ states or by $p$ channels. One head here, two
@@ -906,7 +950,8 @@ one_head += (B[None, :, None], C[None, :, None])
 # %% [markdown]
 # **A tile, and its mask.** In memory a matrix is one row of numbers, and a program finds row $t$,
 # column $i$ at place $t \cdot \text{stride} + i$, where the *stride* is the distance from row to
-# row: with one head the width of the matrix, with $h$ heads $h$ times as much. A tile that
+# row: with one head the width of the matrix, with $h$ heads $h$ times as much (of $B$ and $C$ $g$
+# times, with $g$ groups). A tile that
 # reaches past the last token must not load what stands there, since that belongs to something else.
 # So it loads zeros there. (For $\Delta$, too: a token with $\Delta = 0$ leaves the state alone.)
 
@@ -1040,8 +1085,8 @@ print("the figure: nothing above the diagonal; over 20 tokens away less than a t
 # %% [markdown]
 # **Why these tiles.** A program of `_read` holds $C$, $B$ and $x$ of its chunk, the scores and the
 # state, $q\,(2n + p) + q^2 + np$ numbers, in the registers and the shared memory of one processor
-# of the GPU, which are small. That bounds $q$, $n$ and $p$; a product of tiles wants powers of two,
-# of 16 at the least. What is stored for each chunk besides is its state, $np$ numbers: the more,
+# of the GPU. That bounds $q$, $n$ and $p$; a product of tiles wants powers of two, of 16 at the
+# least. What is stored for each chunk besides is its state, $np$ numbers: the more,
 # the shorter the chunks. For one head of $n = 128$ and $p = 64$, in float32:
 
 # %%
@@ -1111,10 +1156,12 @@ else:
 # > and maintains a lower gap with Mamba2." — WM §4.2, of Figure 6
 #
 # - LlaMa: **seen**, in training from 1,156 ± 69 tokens on, in evaluation from 1,277 ± 108.
-# - Jamba: **not seen** in training, where Cheems reads 0.95 ± 0.03 times as fast at 16,384 tokens.
-#   In evaluation **cannot be told** there, 0.99 ± 0.06; at 256 it is behind, 0.85 ± 0.01.
-# - Mamba-2: that it is behind is **seen**. By how much, WM does not say: here by 0.93 ± 0.01 times
-#   in training at 4,096 tokens, by 0.66 ± 0.01 at 16,384.
+# - Jamba: **not seen** in training, where Cheems reads 0.95 ± 0.03 times as fast at 16,384 tokens
+#   (and the record drifts by 0.04). In evaluation **cannot be told** there, 0.99 ± 0.06; at 256 it
+#   is behind, 0.85 ± 0.01.
+# - Mamba-2: that Cheems is behind is **seen** in training from 4,096 tokens on; up to 2,048 it
+#   **cannot be told**. By how much, WM does not say: here it reads 0.93 ± 0.01 times as fast at
+#   4,096 tokens and 0.66 ± 0.01 times at 16,384.
 #
 # > "Cheems surpasses the other two architectures when the sequence length is 2K, and its advantage
 # > becomes more pronounced as the sequence length increases." — Ch, Figure 5, of training; the
@@ -1125,12 +1172,13 @@ else:
 # - Jamba: as above. OTCE: **seen, but later**, from 5,656 ± 1,686 tokens in training and 9,966 ±
 #   1,064 in evaluation.
 # - At 1.3 billion parameters on a GPU: **cannot be told**. Section 7's prediction has no crossing
-#   of Cheems and Jamba at any length.
+#   of Cheems and Jamba from 1,024 to 65,536 tokens.
 #
 # > "Of course, the speed of Inner Function Attn is about 4% slower than Attention." — Ch, App. B.2
 #
-# - With the SSD as inner function, which is Ch's: **seen, and more**, 7 ± 2 percent at 8,192
-#   tokens. With retrieved values **cannot be told**: 2 ± 2 percent has room for both 0 and 4.
+# - With the SSD as inner function, which is Ch's: **seen, and more**, 7.2 ± 2.2 percent at 8,192
+#   tokens, more than 4 at all three lengths. With retrieved values **seen** at 4,096, 3.4 ± 2.5
+#   percent; at 1,024 and 8,192 **cannot be told**, with room for both 0 and 4.
 
 # %%
 said = {
@@ -1156,8 +1204,18 @@ for (kind, other, length), words in said.items():
     mean, half = as_fast(kind, "Cheems", other, length)
     print(f"{kind:10} at {length:6,}: {mean:.2f} ± {half:.2f} times as fast as {other}")
     assert (round(mean, 2), round(half, 2)) == words
-in_percent = [times_as_long(name, 8192) for name in ("SSD", "retrieved")]
-assert [(round(100 * (m - 1)), round(100 * h)) for m, h in in_percent] == [(7, 2), (2, 2)]
+for length in LENGTHS:
+    mean, half = as_fast("training", "Cheems", "Mamba-2", length)
+    assert (mean + half < 1) == (length >= 4096) and mean - half < 1
+
+# %%
+for name, length, words in (("SSD", 8192, (7.2, 2.2)), ("retrieved", 4096, (3.4, 2.5))):
+    mean, half = times_as_long(name, length)
+    print(f"{name} at {length:,}: {100 * (mean - 1):.1f} ± {100 * half:.1f} percent slower")
+    assert (round(100 * (mean - 1), 1), round(100 * half, 1)) == words
+for length in (1024, 8192):
+    mean, half = times_as_long("retrieved", length)
+    assert mean - half < 1 and mean + half > 1.04
 
 # %% [markdown]
 # ## Summary
@@ -1170,7 +1228,8 @@ assert [(round(100 * (m - 1)), round(100 * h)) for m, h in in_percent] == [(7, 2
 # - SSD in torch's operators moves most of its bytes between its products, not in them; the bytes
 #   are least where states and pairs take as many. A kernel keeps the pairs to itself.
 # - At 128 channels the systems with state layers overtake LlaMa at some 400 to 1,300 tokens. Cheems
-#   does not overtake Jamba in training up to 16,384. By the count, wider models cross later.
+#   does not overtake Jamba in training up to 16,384. Where systems cross depends on the machine: by
+#   the count, with a GPU's rates, past 16,384.
 # - The memory of training is linear in the length, also with attention, which is fused. A step of
 #   writing takes longer with attention the more keys and values there are, and no longer with
 #   states.
@@ -1223,14 +1282,15 @@ active = sum(part.active for part in count_parameters(config).values())
 caches = [cache_bytes(config, n, dtype=torch.float32).total() for n in (0, 16_384)]
 fast, slow = (most_tokens(active, 4, cache, MACHINE.bandwidth) for cache in caches)
 assert 3000 < fast < 9000 and 150 < slow < 300, f"LlaMa here: {fast:.0f} and {slow:.0f}"
-print(
-    "LlaMa of two million parameters, after 16,384 tokens: at most", round(slow, -1), "per second"
-)
+print(f"LlaMa here, after 16,384 tokens: at most {slow:.0f} per second")
+print("(section 5 measured 20, with a cache that is moved three times)")
+assert round(1000 / milliseconds("LlaMa")[16_384]) == 20
 
 # %% [markdown]
 # **3 · medium.** From (10.2) with given coefficients and a machine: the power of two from 8 to
 # 1,024 with which a token takes least time, if operations and bytes are each summed over the pass,
-# and the larger of their two times counts.
+# and the larger of their two times counts. The coefficients are bytes per token, and a machine has
+# `flops` and `bandwidth`.
 
 
 # %% tags=["exercise"]

@@ -25,6 +25,8 @@ MISTAKES = [] if not STATUS.available else mistakes([
             (KEPT + HANDED, KEPT + "write, inside)")],
         "the carried state does not decay": [
             ("state = tl.load(decays + place) * state + write", "state = state + write")],
+        "a state that is decayed once more": [
+            ("before_chunk = decay * tl.dot(", "before_chunk = decay * decay * tl.dot(")],
         "reads without decay": [("before_chunk = decay * tl.dot(", "before_chunk = tl.dot(")],
         "decay of the whole chunk": [
             ("decay = tl.exp(since.to(", "decay = tl.exp((since * 0 + tl.min(since)).to(")],
