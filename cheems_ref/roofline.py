@@ -1,10 +1,10 @@
 """How long a pass may take: each of its operators, with what it computes and what it moves.
 
-An operator of torch reads its tensors from memory and writes its result back. On a machine that
-does π operations of matrix products per second and moves β bytes per second, one that has F of the
-first and B of the second takes at least max(F / π, B / β) seconds: the *roofline*. One that has
-little of both takes as long as it takes to be called. The sum over all operators of a pass, which
-torch runs one after another, is what this room predicts.
+An operator of torch reads its tensors from memory and writes its result back. On a machine with two
+rates, operations of matrix products per second and bytes per second, it is put down with the larger
+of its two times, the *roofline*, and with the time that it takes to be called. The sum over all
+operators of a pass, which torch runs one after another, is what this room predicts. It is no bound:
+what stands in a cache moves faster. Notebook 10 compares it with measurements.
 
 The operators are not written down: a layer is run, on tensors that have shapes and no contents, and
 torch's dispatcher says what it calls. Counted are whole tensors, once for each call that reads or
