@@ -72,7 +72,7 @@ PLANTED = [
             ("c.d_model // c.n_heads\n", "(c.d_head or c.d_model // c.n_heads)\n")]}),
     (training_takes_what_is_computed, {
         "one moment": [("(4 * parameters", "(3 * parameters")],
-        "active parameters": [("part.total for part in", "part.active for part in")],
+        "active parameters": [("= sum(part.total for part in", "= sum(part.active for part in")],
         "logits without their gradient": [("2 * tokens * c", "tokens * c")],
         "always float32": [("c.vocab_size) * dtype.itemsize", "c.vocab_size) * 4")]}),
     *((operations_are_those_that_torch_counts, case, {what: [edit]}) for case, what, edit in (
@@ -124,7 +124,7 @@ PLANTED = [
         ("SHSRAH", "the weights of attention", ('part in "RHCX" else', 'part in "ARHCX" else')),
         ("SHSRAH", "parameters as well", ("kept.pop(id(parameter", "kept.get(id(parameter")),
         ("SHSRAH", "as often as it is kept", ("kept[id(t.untyped_storage())]", "kept[len(kept)]")),
-        ("SHSRAH", "without the norm", ("x = functional_call(norm, own[0], x)", "x = x * 1")),
+        ("SHSRAH", "without the norm", ("functional_call(norm, own[0], x)", "x * 1")),
         ("IXSC", "the loss in sixteen bits", ("y.flatten(0, 1).to(wide)", "y.flatten(0, 1)")))),
     (rows_are_those_of_the_formula, {
         "one map of P": [("else 2 * d)", "else d)")],
