@@ -336,9 +336,10 @@ assert slower["MLP"] > 1.15 and max(slower[name] for name in below[:-3]) < 2.15
 assert 13e-6 > median(MEASURED["forms"]["2048"]["SSD, one by one"]) / 14_340 > 6e-6
 
 # %% [markdown]
-# The other six took 1.2 to 2.1 times as long. SSD one by one calls 14,340 operators, and each took
-# about ten times as long as the smallest sum; views, which are not in the list, have to be called
-# as well. Of the other two the count does not say why.
+# Three stand out: SSD all at once, retrieved experts, and SSD one by one; the other six took 1.2 to
+# 2.1 times as long. SSD one by one calls 14,340 operators, and each took about ten times as long as
+# the smallest sum; views, which are not in the list, have to be called as well. Of the other two
+# the count does not say why.
 
 # %% [markdown]
 # ## 3 · The length of a chunk
@@ -434,9 +435,9 @@ for kind, seconds in MEASURED["chunks"]["seconds"].items():
 # $\mu_\text{states}$ grows with $h\,n\,p$, the numbers of a state; $\mu_\text{pairs}$ with $h$, one
 # matrix of pairs for each head. So the length of least bytes grows about as $\sqrt{n\,p}$: with the
 # papers' $n = 128$ and $p = 64$ it would be about twice as long. They take 256 tokens (WM Table 7).
-# But they use kernels to which $\mu_\text{pairs}$ is small: mamba-ssm's
-# store the products of $C$ and $B$ once for all heads of a group, and no decays (chapter 03,
-# section 10); those of section 8 store no pairs at all.
+# But they use kernels to which $\mu_\text{pairs}$ is small: mamba-ssm's store the products of $C$
+# and $B$ once for all heads of a group, and no decays (chapter 03, section 10); those of section 8
+# store no pairs at all.
 #
 # ## 4 · Whole systems
 #
