@@ -21,7 +21,7 @@
 # How to read ✓ and ✗: chapter 00.
 
 # %% [markdown]
-# **Minutes.** To teach, with the cells folded: about 110. Alone, with the exercises: about 235.
+# **Minutes.** To teach, with the cells folded: about 110. Alone, with the exercises: about 240.
 #
 # | section | to teach | alone |
 # |---|---|---|
@@ -34,7 +34,7 @@
 # | 5 · Attention before the output | 9 | 13 |
 # | 6 · Filling in blanks | 29 | 47 |
 # | 7 · MLP or experts | 9 | 14 |
-# | 8 · What experts share | 9 | 14 |
+# | 8 · What experts share | 10 | 15 |
 # | 9 · Whole systems | 6 | 8 |
 # | 10 · Claimed and seen | 10 | 16 |
 # | Summary | 2 | 3 |
@@ -55,7 +55,7 @@ from torch.nn import functional as F
 
 from cheems_ref import plotting
 from cheems_ref.attention import QCAttn, attention
-from cheems_ref.budget import count_flops
+from cheems_ref.budget import count_flops, fit_d_ff
 from cheems_ref.compare import T95, Row, compare, difference, interval
 from cheems_ref.experts import ExpansiveMoE, MoE
 from cheems_ref.model import CausalLM, ModelConfig, count_parameters
@@ -173,7 +173,7 @@ INNER = {
 
 # %% [markdown]
 # **Parameters.** What a part takes away or adds is made up for by the width of the MLPs, of which
-# the number of parameters is a linear function. Two points give the line:
+# the number of parameters is a linear function (`fit_d_ff` takes two points of that line):
 
 
 # %%
@@ -184,12 +184,7 @@ def parameters(config):
 
 def fitted(pattern, target=MILLION, **fields):
     """A configuration whose d_ff brings the number of parameters nearest to the target."""
-
-    def sized(d_ff):
-        return ModelConfig(pattern, **(SIZES | fields), d_ff=d_ff)
-
-    first, second = (parameters(sized(d_ff)) for d_ff in (1, 2))
-    return sized(1 + round((target - first) / (second - first)))
+    return fit_d_ff(ModelConfig(pattern, **(SIZES | fields)), target)
 
 
 for name, fields in INNER.items():
@@ -1420,7 +1415,13 @@ assert apart["MLP"].mean > apart["MLP"].half_width and apart["MoE"].holds_zero
 assert all(apart[row].mean < 0 for row in ("MoE", "MoE with shared expert", "cohesive"))
 assert all(apart[row].mean > 0 for row in ("expansive", "PEER", "CDMMoE", "CDMoE"))
 means = {row: statistics.fmean(nats.values()) for row, nats in losses.items()}
-assert max(means, key=means.get) == "MLP"
+assert max(means, key=means.get) == "MLP" and round(means["MLP"], 2) == 2.24
+order = sorted(means, key=means.get)
+assert {*order[:3]} == {"MoE", "MoE with shared expert", "cohesive"} and means[order[2]] < 2.095
+assert (
+    order[3] == "DGLU" and means[order[0]] > 2.07 and 2.13 < means["DGLU"] < means[order[7]] < 2.195
+)
+assert round(apart["MLP"].mean, 3) == 0.111 and round(apart["MLP"].half_width, 3) == 0.047
 ps = sorted((p_value(one), row) for row, one in apart.items())
 print("Holm's rule calls:", *(row for i, (p, row) in enumerate(ps[:1]) if p < 0.05 / (8 - i)))
 assert ps[0][1] == "CDMoE" and ps[0][0] < 0.05 / 8 and ps[1][0] > 0.05 / 7
