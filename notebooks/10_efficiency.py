@@ -276,10 +276,10 @@ def draw_roofline(ax, points):
     plotting.lines(ax, x, roof, xscale="log", yscale="log")
     for name, (intensity, rate) in points.items():
         ax.plot([intensity], [rate], "o", color=plotting.COLORS[1])
-        up = {"SSD, chunks of 64": 4, "SSD, chunks of 256": -8}.get(name, -12)
+        up = {"SSD, chunks of 64": 4, "SSD, chunks of 256": -8, "retrieved": -2}.get(name, -12)
         across = -50 if name == "SSD, chunks of 16" else 7
         where = dict(
-            xytext=(across, up - 6 * (across < 0)), textcoords="offset points", fontsize=11
+            xytext=(across, up - 8 * (across < 0)), textcoords="offset points", fontsize=11
         )
         ax.annotate(name, (intensity, rate), **where)
     ax.set(xlabel="operations per byte", ylabel="billion operations per second", xlim=(0.03, 1000))
