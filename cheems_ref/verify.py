@@ -7,12 +7,24 @@ relative to the largest entry of the truth:
 
 What it prints holds the claim and the declared tolerance, never the measured error, so that the
 line is the same on every machine. `must_differ` is the control: a planted mistake has to be seen.
+
+Six properties ask a layer, or a whole model, what needs no second definition to compare with:
+
+    is_causal, rows_are_independent, pieces_equal_one_pass, padding_changes_nothing,
+    shift_changes_nothing, every_parameter_learns
+
+each `(module, x)`, x being (b, l, d), token ids (b, l), or a width d for random x. They take any
+module with the package's own calls, `(x)` or `(x, position_ids, *, padding_mask, cache)`, whose
+forward need not have all of these; for another, `call` translates: see `common_call`.
 """
 
-from collections.abc import Callable, Sequence
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 TOLERANCE = {
     torch.float64: 1e-10,
@@ -113,6 +125,302 @@ def must_differ(name: str, wrong: Tensor, right: Tensor, *, at_least: float = 1e
         )
     print(f"✗ {name}: caught  [differs by more than {at_least:g}]")
     return difference
+
+
+class Refuted(AssertionError):
+    """A property that a module does not have; `difference` says by how much, as `check` counts."""
+
+    def __init__(self, message: str, difference: float):
+        super().__init__(message)
+        self.difference = difference
+
+
+def common_call(
+    module: Callable,
+    x: Tensor,
+    position_ids: Tensor,
+    padding_mask: Tensor | None = None,
+    cache: Any = None,
+) -> tuple[Tensor, Any]:
+    """Call a module as this package calls its layers; a function like this one adapts another.
+
+    `position_ids` goes to a module whose forward names it, `padding_mask` and `cache` where they
+    are not None. A result that is a tuple is taken for (y, cache), another for y without a cache.
+
+    Args:
+        module: the layer or model.
+        x: (b, l, d), or token ids (b, l).
+        position_ids: (b, l), integers.
+        padding_mask: (b, l), bool, True for a real token; None for real tokens alone.
+        cache: what the call before has returned; None for the first.
+
+    Returns:
+        y (b, l, ...) and the cache, or None.
+
+    Raises:
+        ValueError: a padding mask or a cache is given, and the forward does not name it.
+    """
+    takes = inspect.signature(getattr(module, "forward", module)).parameters
+    given = {"padding_mask": padding_mask, "cache": cache}
+    given = {name: value for name, value in given.items() if value is not None}
+    for name in given.keys() - takes.keys():
+        raise ValueError(f"{type(module).__name__} takes no {name}: the property is not defined")
+    if "position_ids" in takes:
+        given["position_ids"] = position_ids
+    result = module(x, **given)
+    return result[:2] if isinstance(result, tuple) else (result, None)
+
+
+def is_causal(
+    module: Callable, x: Tensor | int, *, call: Callable = common_call, tol: float | None = None
+) -> float:
+    """Check that what follows a token changes nothing at it or before it.
+
+    Every beginning of the text, read alone, must give what it gives as a part of the whole.
+
+    Args:
+        module: without dropout, such as after `module.eval()`; in float64 where that is possible.
+        x: (b, l, d), token ids (b, l), or a width d for random x; l ≥ 2.
+        call: how to call the module, with the arguments of `common_call`.
+        tol: as in `check`, for the dtype of y.
+
+    Returns:
+        The largest difference, relative to max(1, largest |y|).
+
+    Raises:
+        Refuted: the property does not hold; the message says where, and by how much.
+        AssertionError: two calls with the same x differ, y does not depend on x, or y is no
+            tensor of x's rows and tokens.
+        ValueError: x is too small for the question, or the module does not take what it needs.
+    """
+    asked = _Asked(module, x, call, tokens=2)
+
+    def pairs():
+        for t in range(1, asked.x.shape[1]):
+            yield f"the first {t} tokens alone", asked.y(asked.x[:, :t]), asked.whole[:, :t]
+
+    return _must_hold("is causal", pairs(), tol)
+
+
+def rows_are_independent(
+    module: Callable, x: Tensor | int, *, call: Callable = common_call, tol: float | None = None
+) -> float:
+    """Check that no row of a batch changes another.
+
+    Each row, read alone, must give what it gives in the batch. Arguments, result and errors are
+    those of `is_causal`, with b ≥ 2.
+    """
+    asked = _Asked(module, x, call, rows=2)
+
+    def pairs():
+        for i in range(asked.x.shape[0]):
+            yield f"row {i} alone", asked.y(asked.x[i : i + 1]), asked.whole[i : i + 1]
+
+    return _must_hold("rows are independent", pairs(), tol)
+
+
+def pieces_equal_one_pass(
+    module: Callable,
+    x: Tensor | int,
+    *,
+    cuts: Sequence[int] | None = None,
+    call: Callable = common_call,
+    tol: float | None = None,
+) -> float:
+    """Check that calls which hand the cache on give what one call gives.
+
+    Arguments, result and errors are those of `is_causal`, with l ≥ 4, and
+
+    Args:
+        cuts: the tokens at which a further call begins, ascending; None for a prompt of half the
+            tokens, a further prompt, and then two tokens one at a time.
+    """
+    asked = _Asked(module, x, call, tokens=4)
+    length = asked.x.shape[1]
+    cuts = (length // 2, length - 2, length - 1) if cuts is None else tuple(cuts)
+    if not all(0 <= a < b <= length for a, b in pairwise((0, *cuts, length))):
+        raise ValueError(f"cuts must ascend between 0 and l = {length}, got {cuts}")
+
+    def pairs():
+        cache = None
+        for start, stop in pairwise((0, *cuts, length)):
+            y, cache = call(module, asked.x[:, start:stop], asked.ids[:, start:stop], None, cache)
+            if cache is None:
+                raise ValueError(f"{type(module).__name__} returns no cache")
+            yield f"tokens {start} to {stop - 1}", y, asked.whole[:, start:stop]
+
+    return _must_hold("pieces = one pass", pairs(), tol)
+
+
+def padding_changes_nothing(
+    module: Callable, x: Tensor | int, *, call: Callable = common_call, tol: float | None = None
+) -> float:
+    """Check that rows of unequal length, padded in front or behind, give what each gives alone.
+
+    Row i is shortened by i tokens (by no more than l - 1); other tokens stand in the padding, and
+    positions count real tokens. Arguments, result and errors are those of `is_causal`, with b ≥ 2.
+    """
+    asked = _Asked(module, x, call, rows=2, tokens=2)
+    rows, length = asked.x.shape[:2]
+    lengths = [length - min(i, length - 1) for i in range(rows)]
+
+    def pairs():
+        alone = [asked.y(asked.x[i : i + 1, :n])[0] for i, n in enumerate(lengths)]
+        for side in ("in front", "behind"):
+            n, at = torch.tensor(lengths)[:, None], torch.arange(length)[None]
+            real = (at < n if side == "behind" else at >= length - n).to(asked.x.device)
+            padded = asked.other.clone()
+            for i, count in enumerate(lengths):
+                padded[i, real[i]] = asked.x[i, :count]
+            y, _ = call(module, padded, (real.cumsum(1) - 1).clamp(min=0), real, None)
+            for i in range(rows):
+                yield f"row {i}, padded {side}", y[i][real[i]], alone[i]
+
+    return _must_hold("padding changes nothing", pairs(), tol)
+
+
+def shift_changes_nothing(
+    module: Callable,
+    x: Tensor | int,
+    *,
+    by: Sequence[int] = (1, 1000),
+    call: Callable = common_call,
+    tol: float | None = None,
+) -> float:
+    """Check that all positions may be moved: the output depends on differences of positions alone.
+
+    Arguments, result and errors are those of `is_causal`, and
+
+    Args:
+        by: numbers to add to all positions.
+    """
+    asked = _Asked(module, x, call)
+    if call is common_call:
+        takes = inspect.signature(getattr(module, "forward", module)).parameters
+        if "position_ids" not in takes:
+            raise ValueError(f"{type(module).__name__} takes no position_ids: nothing to shift")
+
+    def pairs():
+        for shift in by:
+            y, _ = call(module, asked.x, asked.ids + shift, None, None)
+            yield f"by {shift}", y, asked.whole
+
+    return _must_hold("shift changes nothing", pairs(), tol)
+
+
+def every_parameter_learns(
+    module: nn.Module, x: Tensor | int, *, call: Callable = common_call
+) -> int:
+    """Check that every parameter receives a gradient: finite, and not zero everywhere.
+
+    Of a table of which a call reads some rows, those rows are enough.
+
+    Args:
+        module, x, call: as in `is_causal`; parameters that require no gradient are passed over.
+
+    Returns:
+        How many parameters were asked.
+
+    Raises:
+        AssertionError: some have none; the message names them.
+    """
+    named = {name: p for name, p in module.named_parameters() if p.requires_grad}
+    if not named:
+        raise ValueError(f"{type(module).__name__} has no parameter that requires a gradient")
+    asked = _Asked(module, x, call)
+    with torch.enable_grad():
+        y, _ = call(module, asked.x, asked.ids, None, None)
+        if not y.requires_grad:
+            raise AssertionError("every parameter learns: the output has no gradient")
+        weighted = y * _random(y.shape, 2).to(y)
+        grads = torch.autograd.grad(weighted.sum(), list(named.values()), allow_unused=True)
+    faults = {
+        "no gradient": [n for n, g in zip(named, grads, strict=True) if g is None],
+        "a gradient of zero": [
+            n for n, g in zip(named, grads, strict=True) if g is not None and not g.any()
+        ],
+        "NaN or infinity": [
+            n for n, g in zip(named, grads, strict=True) if g is not None and not g.isfinite().all()
+        ],
+    }
+    found = [f"{what} for {', '.join(names)}" for what, names in faults.items() if names]
+    if found:
+        raise AssertionError("every parameter learns: " + "; ".join(found))
+    print(f"✓ every parameter learns  [{len(named)} parameters]")
+    return len(named)
+
+
+class _Asked:
+    """A module, its input, another input of that shape, and what one call gives."""
+
+    def __init__(self, module, x, call, rows=1, tokens=1):
+        self.module, self.call = module, call
+        self.x = _input(module, x) if isinstance(x, int) else x.detach()
+        if self.x.ndim < 2 or self.x.shape[0] < rows or self.x.shape[1] < tokens:
+            raise ValueError(
+                f"x must be (b, l, ...) with b ≥ {rows} and l ≥ {tokens}, "
+                f"got shape {tuple(self.x.shape)}"
+            )
+        self.other = _another(self.x)
+        self.ids = torch.arange(self.x.shape[1], device=self.x.device).expand(self.x.shape[:2])
+        self.whole = self.y(self.x)
+        _refuse_non_finite("y", self.whole)
+        if not torch.equal(self.y(self.x), self.whole):
+            raise AssertionError("two calls with the same x differ: is there dropout?")
+        if torch.equal(self.y(self.other), self.whole):
+            raise AssertionError("the output does not depend on x")
+
+    @torch.no_grad()
+    def y(self, x):
+        y, _ = self.call(self.module, x, self.ids[: x.shape[0], : x.shape[1]], None, None)
+        if not isinstance(y, Tensor) or y.shape[:2] != x.shape[:2]:
+            got = f"shape {tuple(y.shape)}" if isinstance(y, Tensor) else type(y).__name__
+            raise AssertionError(f"y must be (b, l, ...) = {tuple(x.shape[:2])}, got {got}")
+        return y.detach()
+
+
+def _input(module, width):
+    if width < 1:
+        raise ValueError(f"a width must be at least 1, got {width}")
+    like = next(module.parameters(), torch.empty(0)) if isinstance(module, nn.Module) else None
+    x = _random((3, 12, width), 0)
+    return x if like is None else x.to(like)
+
+
+def _another(x):
+    """Other entries, or for ids others of those that x holds."""
+    if x.is_floating_point():
+        return _random(x.shape, 1).to(x)
+    if x.max() < 1:
+        raise ValueError("x must hold an id other than 0")
+    return (x + 1) % (x.max() + 1)
+
+
+def _random(shape, seed):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
+@torch.no_grad()
+def _must_hold(name, pairs: Iterator, tol):
+    """Print that all pairs are equal, or raise for the one that is furthest apart."""
+    worst, place = -1.0, ""
+    for where, actual, expected in pairs:
+        label = f"{name}: {where}"
+        allowed = _tolerance(label, actual, expected, tol)
+        apart = _largest(_wide(actual) - _wide(expected)) / max(1.0, _largest(expected))
+        if not actual.isfinite().all():
+            apart = torch.inf
+        if apart > worst:
+            worst, place = apart, where
+    if not place:
+        raise ValueError(f"{name}: there is nothing to compare")
+    if not worst <= allowed:
+        raise Refuted(
+            f"{name}: {place}: differs by {worst:.3g} (relative); allowed is {allowed:g}", worst
+        )
+    print(f"✓ {name}  [{_precision(expected, tol)}]")
+    return worst
 
 
 def _tolerance(name, actual, expected, tol):

@@ -2,7 +2,13 @@
 
 import pytest
 import torch
+from torch import nn
 
+from cheems_ref import ssd, verify
+from cheems_ref.attention import InnerFuncAttn, QCAttn
+from cheems_ref.experts import MLP, MoE
+from cheems_ref.model import CausalLM, ModelConfig
+from cheems_ref.retrieval import CDMoE
 from cheems_ref.verify import TOLERANCE, check, check_gradients, must_differ
 
 TRUTH = torch.tensor([[1.0, -200.0, 3.0], [0.0, 5.0, 6.0]], dtype=torch.float64)
@@ -140,3 +146,246 @@ def test_planted_mistake_must_be_seen(capsys):
         must_differ("blunt", off(10.0), TRUTH, at_least=1e-11)
     with pytest.raises(AssertionError, match="shape"):
         must_differ("shapes", TRUTH[:1], TRUTH)
+
+
+# --- six questions to a module ------------------------------------------------------------------
+
+SEQUENCE = {
+    "SSD": lambda: ssd.SSD(8, n_heads=2, n_groups=2, d_state=4, chunk_size=4),
+    "SSD, convolution": lambda: ssd.SSD(8, n_heads=2, d_state=4, position="conv"),
+    "QCAttn": lambda: QCAttn(8, n_heads=2, n_kv_heads=1),
+    "QCAttn, content": lambda: QCAttn(8, n_heads=2, mask="content"),
+    "InnerFuncAttn, ssd": lambda: InnerFuncAttn(8, n_heads=2, inner="ssd"),
+    "InnerFuncAttn, retrieved": lambda: InnerFuncAttn(8, n_heads=2, inner="retrieved"),
+}
+STATE = {
+    "MLP": lambda: MLP(8, 16),
+    "MoE": lambda: MoE(8, 16, n_experts=4, k=2),
+    "CDMoE": lambda: CDMoE(8, d_ff=16, n_experts=16, n_heads=2, k=4, d_query=8),
+}
+ASKED_OF_TEXT = [verify.is_causal, verify.rows_are_independent]
+ASKED_OF_CALLS = [verify.pieces_equal_one_pass, verify.padding_changes_nothing]
+
+
+def made(make):
+    torch.manual_seed(0)
+    return make().double()
+
+
+@pytest.mark.parametrize("make", SEQUENCE.values(), ids=SEQUENCE)
+@pytest.mark.parametrize(
+    "ask", [*ASKED_OF_TEXT, *ASKED_OF_CALLS, verify.shift_changes_nothing], ids=lambda f: f.__name__
+)
+def test_sequence_mixers_have_every_property(ask, make):
+    assert 0 <= ask(made(make), 8) < 1e-10
+
+
+@pytest.mark.parametrize("make", (SEQUENCE | STATE).values(), ids=SEQUENCE | STATE)
+def test_every_parameter_of_a_layer_learns(make):
+    layer = made(make)
+    x = torch.randn(3, 12, 8, dtype=torch.float64)
+    assert verify.every_parameter_learns(layer, x) == len([*layer.parameters()])
+
+
+@pytest.mark.parametrize("ask", ASKED_OF_TEXT, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("make", STATE.values(), ids=STATE)
+def test_state_mixers_are_asked_without_positions(ask, make):
+    assert ask(made(make), 8) < 1e-10
+
+
+@pytest.mark.parametrize("pattern", ["SESEIE", "AMAM", "SSHIR"])
+def test_models_are_asked_with_token_ids(pattern):
+    model = made(lambda: CausalLM(ModelConfig(pattern=pattern, d_model=16, vocab_size=11)))
+    ids = torch.randint(11, (3, 9), generator=torch.Generator().manual_seed(0))
+    for ask in ASKED_OF_TEXT + ASKED_OF_CALLS:
+        ask(model, ids)
+
+
+class Layer(nn.Module):
+    """A running mean of the text, counted by a mask, with a fault."""
+
+    def __init__(self, fault=None):
+        super().__init__()
+        self.fault = fault
+        self.scale = nn.Parameter(torch.ones(1, dtype=torch.float64))
+        self.offset = nn.Parameter(torch.ones(1, dtype=torch.float64))
+
+    def forward(self, x, position_ids, *, padding_mask=None, cache=None):
+        real = torch.ones_like(x[..., 0]) if padding_mask is None else padding_mask.double()
+        if self.fault == "pads in front" and real[:, -1].all():
+            real = torch.ones_like(real)
+        before = cache if cache is not None else torch.zeros_like(x[:, 0])
+        if self.fault == "forgets the cache":
+            before = before * 0
+        total = before[:, None] + (x * real[..., None]).cumsum(1)
+        y = self.scale * total + self.offset
+        if self.fault == "length":
+            y = y / x.shape[1]
+        if self.fault == "later":
+            y = y + x.mean(1, keepdim=True)
+        if self.fault == "pads behind" and real[:, 0].all() and not real.all():
+            y = y + x.mean(1, keepdim=True)
+        if self.fault == "batch":
+            y = y * x.shape[0]
+        if self.fault == "rows":
+            y = y - x.mean(0, keepdim=True)
+        if self.fault == "position":
+            y = y + 1e-3 * position_ids[..., None]
+        return y, total[:, -1]
+
+
+FAULTS = [
+    (verify.is_causal, "length"),
+    (verify.is_causal, "later"),
+    (verify.rows_are_independent, "batch"),
+    (verify.rows_are_independent, "rows"),
+    (verify.pieces_equal_one_pass, "forgets the cache"),
+    (verify.padding_changes_nothing, "pads in front"),
+    (verify.padding_changes_nothing, "pads behind"),
+    (verify.shift_changes_nothing, "position"),
+]
+
+
+def refuses(m, name, fault):
+    """The question passes on the layer without the fault, and refuses the one that has it."""
+    ask = getattr(m, name)
+    ask(Layer(), 4)
+    with pytest.raises(m.Refuted) as caught:
+        ask(Layer(fault), 4)
+    assert caught.value.difference > 1e-4, "it says how far apart"
+
+
+@pytest.mark.parametrize(("ask", "fault"), FAULTS, ids=lambda x: getattr(x, "__name__", x))
+def test_a_layer_with_a_fault_is_refused(ask, fault):
+    refuses(verify, ask.__name__, fault)
+
+
+class Parameters(nn.Module):
+    """Three parameters, of which the last has a fault."""
+
+    def __init__(self, fault):
+        super().__init__()
+        self.a, self.b, self.c = (
+            nn.Parameter(torch.ones(4, dtype=torch.float64)) for _ in range(3)
+        )
+        self.fault = fault
+
+    def forward(self, x):
+        y = x * self.a + self.b
+        if self.fault == "not used":
+            return y
+        if self.fault == "multiplied by zero":
+            return y + 0 * self.c
+        if self.fault == "the root of zero":
+            return y + (self.c - 1).sqrt()
+        return y + self.c[0] if self.fault == "in part" else y * self.c
+
+
+def names_what_does_not_learn(m):
+    for fault, message in {
+        "not used": "no gradient for c",
+        "multiplied by zero": "a gradient of zero for c",
+        "the root of zero": "NaN or infinity for c",
+    }.items():
+        with pytest.raises(AssertionError, match=f"learns: {message}$"):
+            m.every_parameter_learns(Parameters(fault), 4)
+    for fault in ("in part", None):  # of a table, some rows are enough
+        assert m.every_parameter_learns(Parameters(fault), 4) == 3
+    frozen = Parameters("not used")
+    frozen.c.requires_grad_(False)
+    assert m.every_parameter_learns(frozen, 4) == 2
+
+
+def test_what_does_not_learn_is_named():
+    names_what_does_not_learn(verify)
+
+
+def test_a_question_that_says_nothing_is_refused():
+    with pytest.raises(ValueError, match="Identity has no parameter"):
+        verify.every_parameter_learns(nn.Identity(), 4)
+    with pytest.raises(AssertionError, match="does not depend on x"):
+        verify.is_causal(lambda x: torch.zeros_like(x), 4)
+    with pytest.raises(AssertionError, match="is there dropout"):
+        verify.is_causal(nn.Dropout(0.5), 4)
+    with pytest.raises(ValueError, match="takes no position_ids"):
+        verify.shift_changes_nothing(nn.Linear(4, 4), 4)
+    with pytest.raises(ValueError, match="returns no cache"):
+        verify.pieces_equal_one_pass(nn.Linear(4, 4), 4)
+    with pytest.raises(ValueError, match="takes no padding_mask"):
+        verify.padding_changes_nothing(nn.Linear(4, 4), 4)
+    with pytest.raises(ValueError, match="nothing to compare"):
+        verify.shift_changes_nothing(Layer(), 4, by=())
+
+
+def test_inputs_that_are_too_small_are_refused():
+    with pytest.raises(ValueError, match=r"b ≥ 2 and l ≥ 1, got shape \(1, 5, 4\)"):
+        verify.rows_are_independent(Layer(), torch.ones(1, 5, 4))
+    with pytest.raises(ValueError, match=r"l ≥ 4, got shape \(2, 3, 4\)"):
+        verify.pieces_equal_one_pass(Layer(), torch.ones(2, 3, 4))
+    with pytest.raises(ValueError, match=r"got shape \(5,\)"):
+        verify.is_causal(Layer(), torch.ones(5))
+    with pytest.raises(ValueError, match="at least 1, got 0"):
+        verify.is_causal(Layer(), 0)
+    with pytest.raises(ValueError, match="an id other than 0"):
+        verify.is_causal(nn.Embedding(3, 4), torch.zeros(2, 5, dtype=torch.long))
+    for cuts in ((3, 3), (5, 2), (0,), (12,), (-1,)):
+        with pytest.raises(ValueError, match="cuts must ascend"):
+            verify.pieces_equal_one_pass(Layer(), 4, cuts=cuts)
+
+
+def test_an_output_of_another_shape_is_refused():
+    with pytest.raises(AssertionError, match=r"y must be \(b, l, \.\.\.\) = \(3, 12\), got shape"):
+        verify.is_causal(lambda x: x.sum(1), 4)
+    with pytest.raises(AssertionError, match="got str"):
+        verify.is_causal(nn.Identity(), 4, call=lambda *given: ("no tensor", None))
+
+
+def test_not_a_number_is_no_agreement():
+    def spoiled(x):
+        return x.masked_fill(torch.tensor(x.shape[1] < 12), torch.nan)
+
+    with pytest.raises(verify.Refuted, match="inf") as caught:
+        verify.is_causal(spoiled, 4)
+    assert caught.value.difference == torch.inf
+    with pytest.raises(AssertionError, match=r"y: .* NaN"):
+        verify.rows_are_independent(lambda x: x / 0 * 0 if len(x) > 1 else x, 4)
+
+
+def test_the_answer_is_the_largest_difference_and_the_line_holds_none(capsys):
+    layer = Layer("position")
+    assert verify.shift_changes_nothing(layer, 4, by=(10, 1), tol=1.0) == pytest.approx(
+        1e-2 / max(1, layer(*verify_input())[0].abs().max().item())
+    )
+    assert capsys.readouterr().out == "✓ shift changes nothing  [float64, tolerance 1]\n"
+
+
+def verify_input():
+    """The x that a width of 4 stands for, and its positions."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(3, 12, 4, generator=generator, dtype=torch.float64)
+    return x, torch.arange(12).expand(3, 12)
+
+
+def test_another_call_is_translated():
+    """Here only the cache is another: a dict."""
+
+    def translated(module, x, position_ids, padding_mask=None, cache=None):
+        kept = None if cache is None else cache["kept"]
+        y, kept = module(x, position_ids, padding_mask=padding_mask, cache=kept)
+        return y, {"kept": kept}
+
+    for ask in [*ASKED_OF_TEXT, *ASKED_OF_CALLS, verify.shift_changes_nothing]:
+        ask(Layer(), 4, call=translated)
+    verify.every_parameter_learns(Layer(), 4, call=translated)
+
+
+def test_the_input_follows_the_module():
+    seen = []
+
+    class Seen(nn.Linear):
+        def forward(self, x):
+            seen.append(x.dtype)
+            return super().forward(x)
+
+    verify.is_causal(Seen(4, 4, dtype=torch.float32), 4)
+    assert set(seen) == {torch.float32}

@@ -1,0 +1,383 @@
+"""What the documents claim, and what settled each claim.
+
+    python book/claims.py [--check] [NAME ...]
+
+Without NAME, how many claims have which verdict. NAME is the id of a claim, whose evidence is
+printed line by line, or a public name of the package (`ssd_chunked`): where it comes from, what was
+found of that, and the chapters and tests that use it. `--check` names every fault of the map and
+exits with 1 if there is one.
+
+`claims.toml` holds the claims. An entry's evidence are lines that an executed notebook prints under
+a heading: `checks` are the names of lines of `verify`, ✓ or ✗; `lines` the beginnings of others,
+which a cell prints that also asserts.
+"""
+
+import argparse
+import ast
+import json
+import re
+import sys
+import tomllib
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+Claim = dict[str, Any]
+
+DOCUMENTS = {
+    "WM": "Wonderful Matrices",
+    "Ch": "Cheems",
+    "OTCE": "OTCE",
+    "L22": "lecture 22",
+}
+KINDS = ("equation", "algorithm", "listing", "figure", "table", "sentence")
+VERDICTS = (
+    "holds",
+    "holds corrected",
+    "does not hold",
+    "seen in small",
+    "not seen in small",
+    "cannot be told in small",
+    "not testable here",
+)
+FIELDS = {
+    *("id", "document", "place", "section", "kind", "quote", "verdict", "finding"),
+    *("measured", "errata", "evidence"),
+}
+NUMBERED = {  # what each document numbers, up to which number; figures may claim nothing
+    "WM": {"eq.": 5, "Listing": 8, "Table": 7},
+    "Ch": {"eq.": 14, "Listing": 4, "Table": 3},
+    "OTCE": {"eq.": 19, "Algorithm": 4, "Table": 9},
+}
+ERRATA = [f"E{i}" for i in range(1, 51)] + [f"D{i}" for i in range(1, 13)]
+
+
+class Line(NamedTuple):
+    """A line that a notebook prints, the headings above it, and whether its cell asserts or checks."""
+
+    text: str
+    headings: tuple[str, ...]
+    asserted: bool
+
+    def is_check(self, name: str) -> bool:
+        return self.text.startswith((f"✓ {name}  [", f"✗ {name}: caught  ["))
+
+
+class Place(NamedTuple):
+    """Where a source points to: ("WM", "eq.", "4"), ("OTCE", "§", "3.1")."""
+
+    document: str
+    kind: str
+    number: str
+
+    def __str__(self) -> str:
+        gap = "" if self.kind == "§" and self.number[0].isdigit() else " "
+        kind = "App." if gap and self.kind == "§" else self.kind
+        return f"{self.document} {kind}{gap}{self.number}"
+
+
+# --- what is written ----------------------------------------------------------------------------
+
+
+def read_claims(path: Path = ROOT / "book" / "claims.toml") -> list[Claim]:
+    return tomllib.loads(path.read_text(encoding="utf-8"))["claim"]
+
+
+def read_notebooks(folder: Path = ROOT / "notebooks") -> dict[str, dict]:
+    """The executed notebooks by the two digits of their chapter."""
+    paths = sorted(folder.glob("*.ipynb"))
+    return {path.name[:2]: json.loads(path.read_text(encoding="utf-8")) for path in paths}
+
+
+def cells_under_headings(notebook: dict) -> Iterator[tuple[tuple[str, ...], dict]]:
+    """All cells with the `##` and `###` headings that they stand under."""
+    headings: tuple[str, ...] = ()
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "markdown":
+            for mark, title in re.findall(r"^(###?) (.+)$", "".join(cell["source"]), re.MULTILINE):
+                headings = (title,) if mark == "##" else (*headings[:1], title)
+        yield headings, cell
+
+
+def printed_lines(notebook: dict) -> list[Line]:
+    lines = []
+    for headings, cell in cells_under_headings(notebook):
+        if cell["cell_type"] != "code":
+            continue
+        texts = [
+            f"{output['ename']}: {output['evalue']}"
+            if output["output_type"] == "error"
+            else "".join(output.get("text", []))
+            for output in cell["outputs"]
+        ]
+        text = [line.strip() for line in "\n".join(texts).splitlines()]
+        tree = ast.parse("".join(cell["source"]))
+        asserts = any(isinstance(node, ast.Assert) for node in ast.walk(tree))
+        asserts = asserts or any(line.startswith(("✓ ", "✗ ")) for line in text)
+        lines += [Line(line, headings, asserts) for line in text]
+    return lines
+
+
+def titles(notebook: dict) -> set[str]:
+    return {title for headings, _ in cells_under_headings(notebook) for title in headings}
+
+
+def as_printed(notebook: dict) -> set[str]:
+    """The parts of a section "As printed" that run something, or the section where it has none."""
+    found = {
+        headings
+        for headings, cell in cells_under_headings(notebook)
+        if headings and headings[0].endswith("As printed") and cell["cell_type"] == "code"
+    }
+    return {h[1] for h in found if len(h) > 1} or {h[0] for h in found}
+
+
+NUMBER = r"(?:[ABC](?:\.\d)?|\d+(?:\.\d+)*[a-e]?)"
+POINTER = re.compile(
+    r"(?P<document>\b(?:WM|Ch|OTCE|L22)\b)"
+    r"|(?P<kind>§|App\.|Appendix|eqs?\.|Listings?|Tables?|Figures?|Algorithms?)\s?"
+    rf"(?P<numbers>{NUMBER}(?:(?:, (?:and )?| and |–){NUMBER}(?![\w.]*\w))*)"
+    r"|\b(?P<appendix>[ABC]\.\d)\b"
+    r"|(?P<end>;|\.(?=\s+[A-Z(])|\(\d{4}\))"
+)
+
+
+def places(text: str) -> set[Place]:
+    """The numbered places of the four documents that a text points to.
+
+    A document counts up to the next semicolon, full stop or year: what stands behind "Dao and Gu
+    (2024)" is in another paper.
+    """
+    found, document = set(), None
+    for match in POINTER.finditer(text.replace("App. ", "App.").replace("\n# ", "\n")):
+        if match["document"]:
+            document = match["document"]
+        elif match["end"]:
+            document = None
+        elif document and match["appendix"]:
+            found.add(Place(document, "§", match["appendix"]))
+        elif document:
+            kind = {"App.": "§", "Appendix": "§", "eqs.": "eq."}.get(match["kind"], match["kind"])
+            for first, last in re.findall(rf"({NUMBER})(?:–({NUMBER}))?", match["numbers"]):
+                span = range(int(first), int(last) + 1) if last else [first]
+                found |= {Place(document, kind.rstrip("s"), str(n)) for n in span}
+    return found
+
+
+def covers(claim: Claim, place: Place) -> bool:
+    """Whether an entry speaks of a place: the place itself, a part of it, or a section's part."""
+    if claim["document"] != place.document:
+        return False
+    if place.kind == "§":
+        section = claim.get("section", "")
+        return section == place.number or section.startswith(f"{place.number}.")
+    kind, _, named = claim["place"].partition(" ")
+    parts = re.split(", | and ", named)  # "eq. 2a, 2b"; and equation 19 has the parts 19a to 19e
+    return kind == place.kind and any(place.number in (p, p.rstrip("abcde")) for p in parts)
+
+
+# --- the package --------------------------------------------------------------------------------
+
+
+class Public(NamedTuple):
+    """A public function or class, and the places that its docstring names as its source."""
+
+    room: str
+    name: str
+    sources: set[Place]
+
+
+def sources_in(docstring: str) -> set[Place]:
+    return places(docstring.partition("Source:")[2])
+
+
+def public_names(package: Path = ROOT / "cheems_ref") -> list[Public]:
+    """The public functions and classes, and the rooms themselves under the name ""."""
+    found = []
+    for path in sorted(package.glob("[!_]*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        found.append(Public(path.stem, "", sources_in(ast.get_docstring(tree) or "")))
+        for node in tree.body:
+            if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name[0] != "_":
+                docstrings = [
+                    ast.get_docstring(part) or ""
+                    for part in ast.walk(node)
+                    if isinstance(part, ast.FunctionDef | ast.ClassDef)
+                ]
+                sources = set().union(*map(sources_in, docstrings))
+                found.append(Public(path.stem, node.name, sources))
+    return found
+
+
+def users(name: str, paths: Iterable[Path]) -> list[str]:
+    """Which of some files use a name, as a word."""
+    word = re.compile(rf"\b{re.escape(name)}\b")
+    return [path.stem for path in sorted(paths) if word.search(path.read_text(encoding="utf-8"))]
+
+
+# --- the map is checked ---------------------------------------------------------------------------
+
+
+def faults(
+    claims: list[Claim], notebooks: dict[str, dict], public: Iterable[Public] = ()
+) -> list[str]:
+    """Everything that is wrong with the map, one line each."""
+    lines = {chapter: printed_lines(notebook) for chapter, notebook in notebooks.items()}
+    found = [f"{claim.get('id')}: {fault}" for claim in claims for fault in of_one(claim, lines)]
+    twice = [name for name, n in Counter(claim.get("id") for claim in claims).items() if n > 1]
+    found += [f"{name}: the id is there twice" for name in twice]
+    complete = [claim for claim in claims if claim.keys() >= {"document", "place", "evidence"}]
+    return found + missing(complete, notebooks, public)
+
+
+def of_one(claim: Claim, lines: dict[str, list[Line]]) -> Iterator[str]:
+    """What is wrong with one entry."""
+    required = FIELDS - {"section", "measured", "errata"}
+    if fields := required - claim.keys() | claim.keys() - FIELDS:
+        yield f"fields missing or unknown: {', '.join(sorted(fields))}"
+        return
+    for field, allowed in (("document", DOCUMENTS), ("kind", KINDS), ("verdict", VERDICTS)):
+        if claim[field] not in allowed:
+            yield f"{field} {claim[field]!r} is none of {', '.join(allowed)}"
+    if re.search(r"[a-z)\]][.!?] [A-Z]", claim["quote"]):
+        yield "the quotation has more than one sentence"
+    if not claim["evidence"] and claim["verdict"] != "not testable here":
+        yield "a verdict without evidence"
+    texts = []
+    for evidence in claim["evidence"]:
+        if evidence.keys() - {"chapter", "section", "checks", "lines"}:
+            yield f"evidence has unknown fields: {', '.join(sorted(evidence))}"
+        here = [
+            line
+            for line in lines.get(evidence["chapter"], [])
+            if evidence["section"] in line.headings
+        ]
+        texts += [line.text for line in here]
+        where = f"chapter {evidence['chapter']}, {evidence['section']!r}"
+        if not here:
+            yield f"{where} prints nothing, or is not there"
+            continue
+        names, beginnings = evidence.get("checks", []), evidence.get("lines", [])
+        if not names and not beginnings:
+            yield f"{where}: neither checks nor lines"
+        for name in names:
+            if not any(line.is_check(name) for line in here):
+                yield f"{where} prints no ✓ or ✗ {name!r}"
+        for beginning in beginnings:
+            fitting = [line for line in here if line.text.startswith(beginning)]
+            if not fitting:
+                yield f"{where} prints no line {beginning!r}"
+            elif not any(line.asserted for line in fitting):
+                yield f"{where}: no assert beside the line {beginning!r}"
+    for number in numbers(claim.get("measured", "")) - numbers(" ".join(texts)):
+        yield f"the evidence prints no {number:g}, which is said to be measured"
+
+
+def numbers(text: str) -> set[float]:
+    """All numbers in a text, commas between thousands left out."""
+    return {float(n) for n in re.findall(r"\d+(?:\.\d+)?", re.sub(r"(?<=\d),(?=\d)", "", text))}
+
+
+def missing(
+    claims: list[Claim], notebooks: dict[str, dict], public: Iterable[Public]
+) -> Iterator[str]:
+    """What ought to have an entry, and has none."""
+    found = []
+    for document, kinds in NUMBERED.items():
+        for kind, last in kinds.items():
+            for number in range(1, last + 1):
+                place = Place(document, kind, str(number))
+                if not any(covers(claim, place) for claim in claims):
+                    found.append(f"{place} has no entry")
+    known = {erratum for claim in claims for erratum in claim.get("errata", [])}
+    found += [f"erratum {e} has no entry" for e in ERRATA if e not in known]
+    found += [f"erratum {e} is not known" for e in sorted(known - {*ERRATA})]
+    for one in public:
+        name = ".".join(filter(None, one[:2]))
+        found += [
+            f"{name} names {place} as its source, which has no entry"
+            for place in sorted(one.sources)
+            if not any(covers(claim, place) for claim in claims)
+        ]
+    settled = {(e["chapter"], e["section"]) for claim in claims for e in claim["evidence"]}
+    for chapter, notebook in notebooks.items():
+        found += [
+            f"chapter {chapter}: {title!r}, as printed, has no entry"
+            for title in sorted(as_printed(notebook))
+            if chapter != "00" and (chapter, title) not in settled  # 00 says what the words mean
+        ]
+        prose = [c["source"] for c in notebook["cells"] if c["cell_type"] == "markdown"]
+        pointed = set().union(*(places("".join(source)) for source in prose))
+        found += [
+            f"chapter {chapter} speaks of {place}, which has no entry"
+            for place in sorted(pointed)
+            if place.kind != "§" and not any(covers(claim, place) for claim in claims)
+        ]
+    return found
+
+
+# --- both directions -----------------------------------------------------------------------------
+
+
+def tell_claim(claim: Claim, notebooks: dict[str, dict]) -> str:
+    section = f" (§{claim['section']})" if "section" in claim else ""
+    told = [f"{claim['id']}: {claim['document']} {claim['place']}{section}: {claim['verdict']}"]
+    told += [f"  {claim['quote']}", f"  {claim['finding']}"]
+    for evidence in claim["evidence"]:
+        told.append(f"  chapter {evidence['chapter']}, {evidence['section']}")
+        for line in printed_lines(notebooks[evidence["chapter"]]):
+            named = any(line.is_check(name) for name in evidence.get("checks", []))
+            begun = line.text.startswith(tuple(evidence.get("lines", [])))
+            if evidence["section"] in line.headings and (named or begun):
+                told.append(f"    {line.text}")
+    return "\n".join(told)
+
+
+def tell_public(one: Public, claims: list[Claim]) -> str:
+    told = [f"{one.room}.{one.name}"]
+    for place in sorted(one.sources):
+        told.append(f"  {place}")
+        told += [f"    {c['id']}: {c['verdict']}" for c in claims if covers(c, place)]
+    told.append("  chapters: " + (", ".join(users(one.name, chapters())) or "none"))
+    tests = [*(ROOT / "tests").glob("*.py"), *(ROOT / "tests" / "planted").glob("*.py")]
+    told.append("  tests: " + (", ".join(dict.fromkeys(users(one.name, tests))) or "none"))
+    return "\n".join(told)
+
+
+def chapters() -> list[Path]:
+    return sorted((ROOT / "notebooks").glob("*.py"))
+
+
+def tell_all(claims: list[Claim]) -> str:
+    counts = Counter((claim["verdict"], claim["document"]) for claim in claims)
+    told = [f"{'':24}" + "".join(f"{document:>6}" for document in DOCUMENTS)]
+    for verdict in VERDICTS:
+        row = "".join(f"{counts[verdict, document]:6}" for document in DOCUMENTS)
+        told.append(f"{verdict:24}{row}")
+    return "\n".join([*told, f"{len(claims)} claims"])
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
+    parser.add_argument("name", nargs="*", help="the id of a claim, or a public name")
+    parser.add_argument("--check", action="store_true", help="name what is wrong, and exit with 1")
+    chosen = parser.parse_args(arguments)
+    claims, notebooks, public = read_claims(), read_notebooks(), public_names()
+    told = []
+    for name in chosen.name:
+        fitting = [tell_claim(c, notebooks) for c in claims if c["id"] == name]
+        fitting += [tell_public(one, claims) for one in public if one.name == name]
+        if not fitting:
+            parser.error(f"{name} is neither a claim nor a public name of the package")
+        told += fitting
+    if not chosen.name:
+        told.append(tell_all(claims))
+    wrong = faults(claims, notebooks, public) if chosen.check else []
+    print("\n".join(told + wrong))
+    return bool(wrong)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
