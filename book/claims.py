@@ -55,7 +55,7 @@ ERRATA = [f"E{i}" for i in range(1, 51)] + [f"D{i}" for i in range(1, 13)]
 
 
 class Line(NamedTuple):
-    """A line that a notebook prints, the headings above it, and whether its cell asserts or checks."""
+    """A line that a notebook prints, the headings above it, and whether its cell asserts."""
 
     text: str
     headings: tuple[str, ...]
@@ -140,12 +140,13 @@ POINTER = re.compile(
     r"|(?P<kind>§|App\.|Appendix|eqs?\.|Listings?|Tables?|Figures?|Algorithms?)\s?"
     rf"(?P<numbers>{NUMBER}(?:(?:, (?:and )?| and |–){NUMBER}(?![\w.]*\w))*)"
     r"|\b(?P<appendix>[ABC]\.\d)\b"
+    r'|"(?P<slide>[^"]+)"'
     r"|(?P<end>;|\.(?=\s+[A-Z(])|\(\d{4}\))"
 )
 
 
 def places(text: str) -> set[Place]:
-    """The numbered places of the four documents that a text points to.
+    """The places of the four documents that a text points to: numbers, sections, slides' titles.
 
     A document counts up to the next semicolon, full stop or year: what stands behind "Dao and Gu
     (2024)" is in another paper.
@@ -158,6 +159,8 @@ def places(text: str) -> set[Place]:
             document = None
         elif document and match["appendix"]:
             found.add(Place(document, "§", match["appendix"]))
+        elif match["slide"]:
+            found |= {Place(document, "slide", match["slide"])} if document == "L22" else set()
         elif document:
             kind = {"App.": "§", "Appendix": "§", "eqs.": "eq."}.get(match["kind"], match["kind"])
             for first, last in re.findall(rf"({NUMBER})(?:–({NUMBER}))?", match["numbers"]):
@@ -170,6 +173,8 @@ def covers(claim: Claim, place: Place) -> bool:
     """Whether an entry speaks of a place: the place itself, a part of it, or a section's part."""
     if claim["document"] != place.document:
         return False
+    if place.kind == "slide":
+        return place.number in claim["place"]
     if place.kind == "§":
         section = claim.get("section", "")
         return section == place.number or section.startswith(f"{place.number}.")
@@ -313,7 +318,7 @@ def missing(
         found += [
             f"chapter {chapter} speaks of {place}, which has no entry"
             for place in sorted(pointed)
-            if place.kind != "§" and not any(covers(claim, place) for claim in claims)
+            if place.kind not in ("§", "slide") and not any(covers(c, place) for c in claims)
         ]
     return found
 

@@ -417,6 +417,7 @@ def draw_map(ax, spots, arrows):
 spots = {"01 states": (0, 1.9), "02 updates": (1, 1.9), "03 duality": (0, 0), "04 rotary": (1, 0.9)}
 spots |= {"05 attention": (2, -0.5), "06 experts": (2, 1.9), "07 models": (3, 0.5)}
 spots |= {"08 recall": (4, 1.4), "09 ablations": (5, 0.7), "10 efficiency": (4.6, -0.7)}
+spots |= {"11 claims": (3.4, 2.2)}
 fig, ax = plotting.figure(size=(14, 3.8))
 draw_map(ax, spots, arrows)
 plotting.save(fig, "00_map", "; ".join(f"an arrow from {a} to {z}" for a, z in arrows))
@@ -425,7 +426,7 @@ plotting.save(fig, "00_map", "; ".join(f"an arrow from {a} to {z}" for a, z in a
 # **For a lecturer.** The second cell of each chapter has the minutes of its sections, to teach with
 # the cells folded and to study alone. They are counted from the text at fixed rates (words, lines,
 # equations, figures, exercises), fitted to what one or two readers of each of chapters 01 to 07
-# needed: you may well be faster or slower by a third. Here the course is cut into 16 sittings
+# needed: you may well be faster or slower by a third. Here the course is cut into 17 sittings
 # of 50 to 90 minutes, which leaves little room for questions; *As printed* is what can be left to
 # the class.
 
@@ -463,7 +464,7 @@ def places(sitting):
 # %%
 sections = [section for path in chapters for section in timetable(path)]
 plan = {("00", "01"): 2, ("02",): 2, ("03", "04"): 3, ("05",): 2, ("06", "07"): 3, ("08", "09"): 3}
-plan |= {("10",): 1}
+plan |= {("10", "11"): 2}
 print("sitting  minutes  sections")
 number = 0
 for group, count in plan.items():
@@ -472,7 +473,7 @@ for group, count in plan.items():
         number, total = number + 1, sum(teach for *_, teach, _ in sitting)
         print(f"{number:7}  {total:7}  {places(sitting)}")
         assert 50 <= total <= 90
-assert number == 16
+assert number == 17
 
 # %% [markdown]
 # **Alone at night.** An hour and a half an evening. Whoever wants to arrive at a working Cheems
@@ -494,7 +495,7 @@ for name, (way, without) in ways.items():
 # %% [markdown]
 # ## 9 · Where to begin: a self-test
 #
-# Fifteen small questions: two to warm up, the others on the chapters. Fill in
+# Sixteen small questions: two to warm up, the others on the chapters. Fill in
 # numbers (fractions such as `1 / 3` are fine), run the cells below, and `news` lists the chapters
 # with a question that you did not answer; the others may still hold something new. The right
 # answers are computed by the package, in a folded cell; do not look before you have tried.
@@ -525,11 +526,12 @@ for name, (way, without) in ways.items():
 #   difference hold zero (1 for yes, 0 for no)?
 # - **o.** The product of two matrices of 60 × 60 numbers of four bytes: how many operations does it
 #   have per byte that it reads or writes?
+# - **p.** An accuracy over 19 questions is printed as 42.11 percent. How many were answered right?
 
 # %%
 answers = {"a": None, "b": None, "c": None, "d": None, "e": None, "f": None}
 answers |= {"g": None, "h": None, "i": None, "j": None, "k": None, "l": None, "m": None, "n": None}
-answers |= {"o": None}
+answers |= {"o": None, "p": None}
 
 
 # %% tags=["setup"]
@@ -572,13 +574,14 @@ def truth():
         "m": 1 / int((multi_query_recall(1, 64, 16, 64)[1] >= 0).sum()),
         "n": int(interval([-0.03, -0.01, -0.02]).holds_zero),
         "o": product.flops / product.moved,
+        "p": round(42.11 * 19 / 100),
     }
 
 
 # %%
 asks_of = {"a": "00", "b": "00", "c": "01", "d": "01", "e": "02", "f": "02"}
 asks_of |= {"g": "03", "h": "03", "i": "04", "j": "05", "k": "06", "l": "07", "m": "08", "n": "09"}
-asks_of |= {"o": "10"}
+asks_of |= {"o": "10", "p": "11"}
 
 
 def news(answers, asks_of):

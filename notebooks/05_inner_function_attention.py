@@ -1120,7 +1120,8 @@ assert behind < 1e-5  # at a = 2
 # of $e$: a key can be favoured, not hidden, until the window does it. With $a > 0$ the number has
 # no upper bound: at $a = 2$ the factor is 1.3e-6, as good as hidden. At the start, $a = 0$, all
 # keys get 1 and $u$ has no gradient ($a$ has one, and moves first). In `ContentMask` the exponent
-# itself is added and $a_i$ starts at 1.
+# itself is added and $a_i$ starts at 1. (Chapter 11 asks the released model, with this mask,
+# whether it is causal and what padding changes: section 4, *As shipped*.)
 #
 # ### Does it learn? Decoys at fixed places
 #

@@ -40,7 +40,7 @@
 # | 5 · A million experts: the router is the problem | 2 | 3 |
 # | 6 · The theorem | 9 | 15 |
 # | 7 · Experts of one neuron | 9 | 15 |
-# | 8 · Cross domain: share first, then retrieve | 5 | 8 |
+# | 8 · Cross domain: share first, then retrieve | 5 | 9 |
 # | 9 · Counted and measured | 10 | 16 |
 # | 10 · Who fires for what | 9 | 14 |
 # | 11 · As printed | 12 | 21 |
@@ -951,7 +951,8 @@ assert gathering.entries == 64 * 64 * 256 and bags.entries <= 64 * 256
 # them. The right one is the cross domain, *before* them. WM's Listing 8 computes the right one and
 # adds $\mathrm{FFN}^{\mathrm s}(x)$ to it, as the text advises those who are "worried that the
 # non-linear activation in the previous step will destroy the cross domain state". The package has
-# all three as `CDMoE`:
+# all three as `CDMoE`. (The authors' released models have a CDMoE of the first form; what a token's
+# router reads in it is in chapter 11, section 4.)
 
 
 # %%

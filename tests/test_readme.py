@@ -11,10 +11,10 @@ PAGES = ["README.md", "CONTRIBUTING.md"]
 
 
 def test_the_examples_run(capsys):
-    first, second = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    exec(first + second, {})
+    exec("".join(re.findall(r"```python\n(.*?)```", README, re.DOTALL)), {})
     printed = capsys.readouterr().out
     assert printed.startswith("✓ prompt, then the rest = one pass")
+    assert "✓ is causal" in printed and "✓ padding changes nothing" in printed
     assert printed.endswith("4.0 GiB\n")
 
 
