@@ -136,9 +136,9 @@ for evidence in claim["evidence"]:
 # ## 2 · Eight kinds of mistake
 #
 # Mistakes of eight kinds were found in the four documents, some of them also in code that others
-# have released. Here is each one in its smallest form, with the test that would have caught it.
-# Half of the tests need nothing to compare with: they ask whether a layer has a property that it
-# must have.
+# have released. Here is each one in its smallest form, with the test that would have caught it. For
+# five of the eight the test needs nothing to compare with: it asks whether a layer has a property
+# that it must have.
 #
 # ### Sign
 #
@@ -303,9 +303,9 @@ assert tried == {(5, 5): [True, True], (5, 4): [False, True]}
 # %% [markdown]
 # ### Gradient
 #
-# WM Listing 6 has a parameter that decides which keys are hidden, by `== 0`. A comparison has no
-# derivative. The layer runs, its loss falls, since all other parameters learn, and this one keeps
-# its first value. (Here it hides channels.)
+# WM Listing 6 has a parameter that decides which keys are hidden, by `== 0`. A comparison passes no
+# gradient on: the layer runs, and this parameter keeps its first value (chapter 05 trains it). Here
+# it hides channels.
 
 
 # %%
@@ -350,10 +350,10 @@ every_parameter_learns(Gate(4, hides=True), 4)
 #
 # ## 3 · Six questions to your own layer
 #
-# The five tests of section 2 that need no second version, and one more, about padding, are
-# functions of `cheems_ref.verify`. Each takes a module and an input, or its width, and prints a ✓
-# or says where the property fails and by how much. A module that is called as this package's layers
-# are needs nothing else:
+# The tests of section 2 that need no second version, and two more, on padding and on a shift of all
+# positions, are functions of `cheems_ref.verify`. Each takes a module and an input, or its width,
+# and prints a ✓ or says where the property fails and by how much. A module that is called as this
+# package's layers are needs nothing else:
 
 # %% tags=["setup"]
 QUESTIONS = {
@@ -378,7 +378,7 @@ for ask in QUESTIONS.values():
 
 # %%
 class Center(nn.Module):
-    """Takes off the mean of all rows, or of all tokens; or draws the next token in."""
+    """Takes off the mean of all rows, or of all tokens."""
 
     def __init__(self, what):
         super().__init__()
@@ -393,7 +393,7 @@ class Center(nn.Module):
 
 
 class Count(nn.Module):
-    """Adds the position's number: nothing that depends on differences alone."""
+    """Adds the position's number, which no shift leaves alone."""
 
     def __init__(self):
         super().__init__()
