@@ -8,8 +8,8 @@ found of that, and the chapters and tests that use it. `--check` names every fau
 exits with 1 if there is one.
 
 `claims.toml` holds the claims. An entry's evidence are lines that an executed notebook prints under
-a heading: `checks` are the names of lines of `verify`, ✓ or ✗; `lines` the beginnings of others,
-which a cell prints that also asserts.
+a heading: `checks` are lines of `verify`, ✓ or ✗ with the name; `lines` are others, whole, from
+cells that also assert or check. The numbers that an entry calls measured stand in these lines.
 """
 
 import argparse
@@ -42,6 +42,7 @@ VERDICTS = (
     "cannot be told in small",
     "not testable here",
 )
+EVIDENCE = {"chapter", "section", "checks", "lines"}
 FIELDS = {
     *("id", "document", "place", "section", "kind", "quote", "verdict", "finding"),
     *("measured", "errata", "evidence"),
@@ -50,6 +51,11 @@ NUMBERED = {  # what each document numbers, up to which number; figures may clai
     "WM": {"eq.": 5, "Listing": 8, "Table": 7},
     "Ch": {"eq.": 14, "Listing": 4, "Table": 3},
     "OTCE": {"eq.": 19, "Algorithm": 4, "Table": 9},
+}
+SECTIONS = {  # that there are, below the chapters that these numbers name
+    "WM": "abstract 1 2 3.4 4.2 5 6 A B.4 C.2",
+    "Ch": "abstract 1 2.6 3.4 4.2 5 A.4 B.3",
+    "OTCE": "abstract 1 2.3 3.3 4.5 5 A",
 }
 ERRATA = [f"E{i}" for i in range(1, 51)] + [f"D{i}" for i in range(1, 13)]
 
@@ -61,8 +67,9 @@ class Line(NamedTuple):
     headings: tuple[str, ...]
     asserted: bool
 
-    def is_check(self, name: str) -> bool:
-        return self.text.startswith((f"✓ {name}  [", f"✗ {name}: caught  ["))
+    def is_check(self, marked: str) -> bool:
+        """Whether it is "✓ name  [...]" or "✗ name: caught  [...]" of a "✓ name" or "✗ name"."""
+        return self.text.startswith(f"{marked}  [" if marked[0] == "✓" else f"{marked}: caught  [")
 
 
 class Place(NamedTuple):
@@ -120,8 +127,10 @@ def printed_lines(notebook: dict) -> list[Line]:
     return lines
 
 
-def titles(notebook: dict) -> set[str]:
-    return {title for headings, _ in cells_under_headings(notebook) for title in headings}
+def titles(notebook: dict) -> list[str]:
+    """All headings, in order; one that stands there twice would make two sections one."""
+    prose = ["".join(c["source"]) for c in notebook["cells"] if c["cell_type"] == "markdown"]
+    return re.findall(r"^###? (.+)$", "\n".join(prose), re.MULTILINE)
 
 
 def as_printed(notebook: dict) -> set[str]:
@@ -134,15 +143,16 @@ def as_printed(notebook: dict) -> set[str]:
     return {h[1] for h in found if len(h) > 1} or {h[0] for h in found}
 
 
-NUMBER = r"(?:[ABC](?:\.\d)?|\d+(?:\.\d+)*[a-e]?)"
+NUMBER = r"(?:[ABC](?:\.\d)?|\d+(?:\.\d+)*[a-e]?)\b"
 POINTER = re.compile(
-    r"(?P<document>\b(?:WM|Ch|OTCE|L22)\b)"
-    r"|(?P<kind>§|App\.|Appendix|eqs?\.|Listings?|Tables?|Figures?|Algorithms?)\s?"
-    rf"(?P<numbers>{NUMBER}(?:(?:, (?:and )?| and |–){NUMBER}(?![\w.]*\w))*)"
-    r"|\b(?P<appendix>[ABC]\.\d)\b"
+    r"(?P<document>\b(?:WM|Ch|OTCE|L22)\b|\*Wonderful Matrices\*|\*Cheems\*)"
+    r"|(?P<kind>§|App\.|Appendix|eqs?\.|Listings?|Tables?|Figures?|Figs?\.|Algorithms?)\s?"
+    rf"(?P<numbers>{NUMBER}(?:(?:, (?:and )?| and | to |–){NUMBER})*)"
+    r"|\b(?P<appendix>[ABC]\.\d(?:–[ABC]\.\d)?)\b"
     r'|"(?P<slide>[^"]+)"'
     r"|(?P<end>;|\.(?=\s+[A-Z(])|\(\d{4}\))"
 )
+KINDS_OF_PLACES = {"App.": "§", "Appendix": "§", "eqs.": "eq.", "Figs.": "Figure", "Fig.": "Figure"}
 
 
 def places(text: str) -> set[Place]:
@@ -152,29 +162,42 @@ def places(text: str) -> set[Place]:
     (2024)" is in another paper.
     """
     found, document = set(), None
-    for match in POINTER.finditer(text.replace("App. ", "App.").replace("\n# ", "\n")):
+    text = re.sub(r"\s*\n(?:> |# )?\s*", " ", text).replace("App. ", "App.")
+    for match in POINTER.finditer(text):
         if match["document"]:
-            document = match["document"]
+            names = {"*Wonderful Matrices*": "WM", "*Cheems*": "Ch"}
+            document = names.get(match["document"], match["document"])
         elif match["end"]:
             document = None
-        elif document and match["appendix"]:
-            found.add(Place(document, "§", match["appendix"]))
         elif match["slide"]:
             found |= {Place(document, "slide", match["slide"])} if document == "L22" else set()
-        elif document:
-            kind = {"App.": "§", "Appendix": "§", "eqs.": "eq."}.get(match["kind"], match["kind"])
-            for first, last in re.findall(rf"({NUMBER})(?:–({NUMBER}))?", match["numbers"]):
-                span = range(int(first), int(last) + 1) if last else [first]
-                found |= {Place(document, kind.rstrip("s"), str(n)) for n in span}
+        elif document and document != "L22":  # whose slides have no numbers
+            kind = KINDS_OF_PLACES.get(match["kind"] or "§", match["kind"] or "§")
+            numbers = match["numbers"] or match["appendix"]
+            for first, last in re.findall(rf"({NUMBER})(?:(?: to |–)({NUMBER}))?", numbers):
+                found |= {Place(document, kind.rstrip("s"), n) for n in between(first, last)}
     return found
+
+
+def between(first: str, last: str) -> list[str]:
+    """The numbers of a range such as 11–14, 19a–19e, A.1–A.4; the first one where there is none."""
+    if not last:
+        return [first]
+    stem = re.match(r"(.*?)(\d+|[a-e]|[ABC])$", first)
+    end = re.match(r"(.*?)(\d+|[a-e]|[ABC])$", last)
+    if stem[2].isdigit():
+        span = map(str, range(int(stem[2]), int(end[2]) + 1))
+    else:
+        span = map(chr, range(ord(stem[2]), ord(end[2]) + 1))
+    return [stem[1] + n for n in span]
 
 
 def covers(claim: Claim, place: Place) -> bool:
     """Whether an entry speaks of a place: the place itself, a part of it, or a section's part."""
     if claim["document"] != place.document:
         return False
-    if place.kind == "slide":
-        return place.number in claim["place"]
+    if place.kind == "slide":  # "1D Discrete Recurrent Representation", without "SSM: "
+        return re.search(rf"(?:^|: ){re.escape(place.number)}", claim["place"]) is not None
     if place.kind == "§":
         section = claim.get("section", "")
         return section == place.number or section.startswith(f"{place.number}.")
@@ -233,6 +256,9 @@ def faults(
     found = [f"{claim.get('id')}: {fault}" for claim in claims for fault in of_one(claim, lines)]
     twice = [name for name, n in Counter(claim.get("id") for claim in claims).items() if n > 1]
     found += [f"{name}: the id is there twice" for name in twice]
+    for chapter, notebook in notebooks.items():
+        again = [title for title, n in Counter(titles(notebook)).items() if n > 1]
+        found += [f"chapter {chapter} has two sections {title!r}" for title in again]
     complete = [claim for claim in claims if claim.keys() >= {"document", "place", "evidence"}]
     return found + missing(complete, notebooks, public)
 
@@ -243,46 +269,76 @@ def of_one(claim: Claim, lines: dict[str, list[Line]]) -> Iterator[str]:
     if fields := required - claim.keys() | claim.keys() - FIELDS:
         yield f"fields missing or unknown: {', '.join(sorted(fields))}"
         return
-    for field, allowed in (("document", DOCUMENTS), ("kind", KINDS), ("verdict", VERDICTS)):
-        if claim[field] not in allowed:
-            yield f"{field} {claim[field]!r} is none of {', '.join(allowed)}"
-    if re.search(r"[a-z)\]][.!?] [A-Z]", claim["quote"]):
-        yield "the quotation has more than one sentence"
-    if not claim["evidence"] and claim["verdict"] != "not testable here":
-        yield "a verdict without evidence"
-    texts = []
+    yield from of_its_words(claim)
+    named = []
     for evidence in claim["evidence"]:
-        if evidence.keys() - {"chapter", "section", "checks", "lines"}:
-            yield f"evidence has unknown fields: {', '.join(sorted(evidence))}"
+        if not evidence.keys() >= {"chapter", "section"} or not evidence.keys() <= EVIDENCE:
+            yield f"evidence has other fields than {', '.join(sorted(EVIDENCE))}"
+            continue
+        where = f"chapter {evidence['chapter']}, {evidence['section']!r}"
         here = [
             line
             for line in lines.get(evidence["chapter"], [])
             if evidence["section"] in line.headings
         ]
-        texts += [line.text for line in here]
-        where = f"chapter {evidence['chapter']}, {evidence['section']!r}"
         if not here:
             yield f"{where} prints nothing, or is not there"
             continue
-        names, beginnings = evidence.get("checks", []), evidence.get("lines", [])
-        if not names and not beginnings:
-            yield f"{where}: neither checks nor lines"
-        for name in names:
-            if not any(line.is_check(name) for line in here):
-                yield f"{where} prints no ✓ or ✗ {name!r}"
-        for beginning in beginnings:
-            fitting = [line for line in here if line.text.startswith(beginning)]
+        checks, whole = evidence.get("checks", []), evidence.get("lines", [])
+        if not isinstance(checks, list) or not isinstance(whole, list) or not checks + whole:
+            yield f"{where}: neither a list of checks nor one of lines"
+            continue
+        for check in checks:
+            if check[:2] not in ("✓ ", "✗ ") or not any(line.is_check(check) for line in here):
+                yield f"{where} prints no line {check!r}"
+        for text in whole:
+            fitting = [line for line in here if line.text == text]
             if not fitting:
-                yield f"{where} prints no line {beginning!r}"
-            elif not any(line.asserted for line in fitting):
-                yield f"{where}: no assert beside the line {beginning!r}"
-    for number in numbers(claim.get("measured", "")) - numbers(" ".join(texts)):
-        yield f"the evidence prints no {number:g}, which is said to be measured"
+                yield f"{where} prints no line {text!r}"
+            elif not all(line.asserted for line in fitting):
+                yield f"{where}: no assert beside the line {text!r}"
+        named += [*checks, *whole]
+    measured = numbers(claim.get("measured", ""))
+    if "measured" in claim and not measured:
+        yield "what is measured holds no number"
+    for number in measured - numbers(" ".join(named)):
+        yield f"its evidence prints no {number:g}, which is said to be measured"
+
+
+def of_its_words(claim: Claim) -> Iterator[str]:
+    """What is wrong with what an entry says, before any notebook is looked at."""
+    for field, allowed in (("document", DOCUMENTS), ("kind", KINDS), ("verdict", VERDICTS)):
+        if claim[field] not in allowed:
+            yield f"{field} {claim[field]!r} is none of {', '.join(allowed)}"
+    for field in ("id", "place", "quote", "finding"):
+        if not claim[field].strip():
+            yield f"{field} is empty"
+    if re.search(r"[a-z)\]][.!?] [A-Z]", claim["quote"]):
+        yield "the quotation has more than one sentence"
+    if not claim["evidence"] and claim["verdict"] != "not testable here":
+        yield "a verdict without evidence"
+    if claim["document"] not in NUMBERED:  # a slide is named by its title
+        return
+    kind, _, named = claim["place"].partition(" ")
+    for number in re.findall(r"\d+", named):
+        if int(number) > NUMBERED[claim["document"]].get(kind, 99):
+            yield f"there is no {claim['document']} {claim['place']}"
+    section = claim.get("section", "")
+    if not any(is_up_to(section, last) for last in SECTIONS[claim["document"]].split()):
+        yield f"there is no section {section!r} in {claim['document']}"
+
+
+def is_up_to(section: str, last: str) -> bool:
+    """Whether 3.2 is among the sections that "3.4" stands for: 3, 3.1 to 3.4."""
+    chapter, _, number = section.partition(".")
+    last_chapter, _, last_number = last.partition(".")
+    return chapter == last_chapter and int(number or 0) <= int(last_number or 0)
 
 
 def numbers(text: str) -> set[float]:
-    """All numbers in a text, commas between thousands left out."""
-    return {float(n) for n in re.findall(r"\d+(?:\.\d+)?", re.sub(r"(?<=\d),(?=\d)", "", text))}
+    """All numbers in a text, commas between thousands left out; -1 is one, the 2 of 1-2 is not."""
+    text = re.sub(r"(?<=\d),(?=\d{3})", "", text)
+    return {float(n) for n in re.findall(r"(?:(?<![\w.])[-+])?\d+(?:\.\d+)?(?:e[-+]?\d+)?", text)}
 
 
 def missing(
@@ -306,7 +362,7 @@ def missing(
             for place in sorted(one.sources)
             if not any(covers(claim, place) for claim in claims)
         ]
-    settled = {(e["chapter"], e["section"]) for claim in claims for e in claim["evidence"]}
+    settled = {(e.get("chapter"), e.get("section")) for c in claims for e in c["evidence"]}
     for chapter, notebook in notebooks.items():
         found += [
             f"chapter {chapter}: {title!r}, as printed, has no entry"
@@ -318,8 +374,8 @@ def missing(
         found += [
             f"chapter {chapter} speaks of {place}, which has no entry"
             for place in sorted(pointed)
-            if place.kind not in ("§", "slide") and not any(covers(c, place) for c in claims)
-        ]
+            if place.kind != "slide" and not any(covers(claim, place) for claim in claims)
+        ]  # what stands in quotation marks behind "L22" may be a sentence of a slide
     return found
 
 
@@ -333,9 +389,9 @@ def tell_claim(claim: Claim, notebooks: dict[str, dict]) -> str:
     for evidence in claim["evidence"]:
         told.append(f"  chapter {evidence['chapter']}, {evidence['section']}")
         for line in printed_lines(notebooks[evidence["chapter"]]):
-            named = any(line.is_check(name) for name in evidence.get("checks", []))
-            begun = line.text.startswith(tuple(evidence.get("lines", [])))
-            if evidence["section"] in line.headings and (named or begun):
+            named = any(line.is_check(check) for check in evidence.get("checks", []))
+            named = named or line.text in evidence.get("lines", [])
+            if evidence["section"] in line.headings and named:
                 told.append(f"    {line.text}")
     return "\n".join(told)
 

@@ -176,7 +176,7 @@ def ssd_quadratic(x, dt, A, B, C, state, chunk_size):
 
     Arguments and result are those of `ssd_recurrent`; chunk_size is not used.
 
-    Source: WM §2, (L ∘ QKᵀ)V = (L ∘ CBᵀ)X; App. A.
+    Source: WM §2, (L ∘ QKᵀ)V = (L ∘ CBᵀ)X, and App. A.
     """
     y = einsum("bhts,bshp->bthp", _semiseparable_matrix(dt, A, B, C), x)
 

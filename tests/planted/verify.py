@@ -14,28 +14,36 @@ MISTAKES = mistakes([
     (refuses, "is_causal", "length", {
         "the whole is asked again": [("asked.y(asked.x[:, :t]), asked.whole",
                                       "asked.whole[:, :t], asked.whole")],
-        "what is apart is passed": [("if not worst <= allowed:\n        raise Refuted",
-                                     "if worst < 0:\n        raise Refuted")]}),
+        "what is apart is passed": [("if not worst <= allowed:\n            say",
+                                     "if worst < 0:\n            say")]}),
+    (refuses, "is_causal", "later, beside large numbers", {
+        "rounding of the largest": [("32 * eps * wide.abs())", "32 * eps * _largest(wide))")]}),
+    (refuses, "is_causal", "a little later", {
+        "a difference as such": [("32 * eps * wide.abs()", "1e-6")]}),
+    (refuses, "is_causal", "writes into x", {
+        "x itself is handed out": [("self.call(self.module, x.clone(), ids.clone(), None, None)",
+                                    "self.call(self.module, x, ids, None, None)")]}),
     (refuses, "rows_are_independent", "batch", {
-        "the whole is asked again": [("asked.y(asked.x[i : i + 1])", "asked.whole[i : i + 1]")],
-        "the wrong row": [("asked.y(asked.x[i : i + 1])", "asked.y(asked.x[:1])")]}),
+        "the whole is asked again": [("asked.y(asked.x[one], ids[one])", "whole[one]")],
+        "the wrong row": [("asked.y(asked.x[one], ids[one])", "asked.y(asked.x[:1], ids[:1])")]}),
+    (refuses, "rows_are_independent", "positions of row 0", {
+        "positions alike": [("asked.ids * (torch.arange", "asked.ids * (0 * torch.arange")]}),
     (refuses, "pieces_equal_one_pass", "forgets the cache", {
-        "one piece": [("in pairwise((0, *cuts, length)):\n            y, cache",
-                       "in ((0, length),):\n            y, cache")],
-        "the cache is not handed on": [("None, cache)\n            if",
-                                        "None, None)\n            if")]}),
+        "one piece": [("in pairwise((0, *cuts, length)):\n            x, ids",
+                       "in ((0, length),):\n            x, ids")]}),
     (refuses, "padding_changes_nothing", "pads in front", {
         "behind alone": [('("in front", "behind")', '("behind",)')],
         "the mask is forgotten": [(".clamp(min=0), real, None)", ".clamp(min=0), None, None)")],
         "no row is shorter": [("length - min(i, length - 1)", "length")]}),
     (refuses, "padding_changes_nothing", "pads behind", {
         "in front alone": [('("in front", "behind")', '("in front",)')]}),
+    (refuses, "padding_changes_nothing", "NaN without padding", {
+        "NaN is passed over": [("nan_to_num(torch.inf)", "nan_to_num(0.0)")]}),
     (refuses, "shift_changes_nothing", "position", {
-        "no shift": [("asked.ids + shift", "asked.ids")]}),
+        "no shift": [("asked.ids + n", "asked.ids")]}),
     (names_what_does_not_learn, {
-        "zero is enough": [("g is not None and not g.any()", "False")],
-        "no gradient is enough": [("zip(named, grads, strict=True) if g is None]",
-                                   "zip(named, grads, strict=True) if False]")],
-        "NaN is enough": [("not g.isfinite().all()\n        ],", "False\n        ],")],
-        "the whole table": [("not g.any()", "not g.all()")]}),
+        "zero is enough": [("if seen[n] <= rounding]", "if False]")],
+        "no gradient is enough": [("for n, size in sizes.items() if size is None]",
+                                   "for n, size in sizes.items() if False]")],
+        "NaN is enough": [("if not seen[n] < torch.inf]", "if False]")]}),
 ])
