@@ -236,8 +236,8 @@ def pieces_equal_one_pass(
     Arguments, result and errors are those of `is_causal`, with l ≥ 5, and
 
     Args:
-        cuts: the tokens at which a further call begins, ascending; where none are given, one token, a
-            prompt up to the middle, a further one, and then two tokens one at a time.
+        cuts: the tokens at which a further call begins, ascending; where none are given: one
+            token, a prompt up to the middle, a further one, and then two tokens one at a time.
     """
     asked = _Asked(module, x, call, tokens=2 if cuts else 5)
     length = asked.x.shape[1]
