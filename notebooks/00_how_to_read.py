@@ -392,17 +392,20 @@ def assumed(path):
     return sorted(between | set(re.findall(r"\d\d", " ".join(listed))))
 
 
-def before(number):
-    """All chapters that a chapter builds on, directly or by way of another."""
-    return set(needs[number]).union(*map(before, needs[number]))
-
-
 # %%
 chapters = sorted(Path(".").glob("*.py"))
 needs = {path.name[:2]: assumed(path) for path in chapters}
 for path in chapters:
     print(f"{title(path):52} builds on", ", ".join(needs[path.name[:2]]) or "none")
 assert all(first < number for number, direct in needs.items() for first in direct)
+
+
+# %%
+def before(number):
+    """All chapters that a chapter builds on, directly or by way of another."""
+    return set(needs[number]).union(*map(before, needs[number]))
+
+
 round_about = {number: set().union(*map(before, direct)) for number, direct in needs.items()}
 arrows = [(a, number) for number in needs for a in needs[number] if a not in round_about[number]]
 
