@@ -266,6 +266,8 @@ def _add_train(commands):
     add("--schedule", type=int, metavar="STEPS", help="in which the rate rises and falls; then it "
         "stays (default: --steps)")  # fmt: skip
     add("--seed", type=int, help="of the weights and the windows (default 0)")
+    add("--parallel", choices=["sharded", "data"], help="with torchrun: a part of each parameter "
+        "on each process (default), or all of it")  # fmt: skip
     add(
         "--bar",
         action=argparse.BooleanOptionalAction,
@@ -278,6 +280,7 @@ def _add_training(add):
     add("--batch-size", type=int, help="windows per update (default 8)")
     add("--length", type=int, help="bytes per window (default 256)")
     add("--learning-rate", type=float, help="the largest (default 0.002)")
+    add("--micro-batch", type=int, metavar="WINDOWS", help="read at a time (default: all)")
     add("--held-out", type=float, help="share kept for evaluation (default 0.1)")
     add("--evaluate-every", type=int, metavar="STEPS", help="(default 200)")
     add("--checkpoint-every", type=int, metavar="STEPS", help="(default 200)")

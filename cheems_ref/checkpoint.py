@@ -8,6 +8,9 @@
 It is written beside its place and renamed into it, so that a run killed at any moment leaves its
 last checkpoint whole. A SHA-256 over the whole file guards every byte. Nothing is unpickled.
 
+A run of several processes (shards.py) writes a folder, step-00000200, with the same tensors in one
+file from each process, and the record in record.json. Either is read by any number of processes.
+
 A file that is damaged, or that belongs to another run, raises CheckpointError, which says which
 file and what is wrong with it, and changes neither the run nor the files.
 """
@@ -17,6 +20,8 @@ import hashlib
 import json
 import os
 import re
+import shutil
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,14 +31,16 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from cheems_ref import shards
 from cheems_ref.config import ModelConfig
 from cheems_ref.model import CausalLM
 
 FORMAT = "cheems_ref checkpoint 2"
 MOMENTS = ("exp_avg", "exp_avg_sq")
-NAMED = re.compile(r"step-\d{8,}(\.safetensors)?")  # without ending: a directory, of format 1
+NAMED = re.compile(r"step-\d{8,}(\.safetensors)?")  # without ending: in parts, or of format 1
 BLANK = "0" * 64  # stands in the record while the digest is taken
-FREE = ("steps", "evaluate_every", "checkpoint_every")  # settings that change no loss
+# Settings that change no loss; the last one does by rounding, as the number of processes does.
+FREE = ("steps", "evaluate_every", "checkpoint_every", "micro_batch")
 
 
 class CheckpointError(ValueError):
@@ -71,13 +78,6 @@ def save(run: Run, directory: str | Path) -> Path:
         OSError: it cannot be written, for want of room say; those that are there stay.
     """
     directory = Path(directory)
-    directory.mkdir(parents=True, exist_ok=True)
-    # Of a run that was killed; safetensors too writes beside the place, under .tmp and six letters.
-    for leftover in (*directory.glob("partial-*.safetensors"), *directory.glob(".tmp??????")):
-        leftover.unlink()
-    final = directory / f"step-{run.step:08d}.safetensors"
-    partial = directory / f"partial-{final.name}"
-
     tensors = {
         "random_state": run.generator.get_state(),
         "losses": torch.tensor(run.losses, dtype=torch.float64),  # too many for a header in the end
@@ -96,6 +96,31 @@ def save(run: Run, directory: str | Path) -> Path:
         "evaluations": run.evaluations,
         "sha256": BLANK,
     }
+    try:
+        if shards.place(run.model)[1] > 1:
+            final = directory / f"step-{run.step:08d}"
+            shards.write(tensors, record, final, run.model)
+        else:
+            final = directory / f"step-{run.step:08d}.safetensors"
+            _write(tensors, record, final)
+    except (OSError, SafetensorError) as error:
+        last = newest_checkpoint(directory)
+        raise OSError(
+            f"the checkpoint of update {run.step} cannot be written to {directory} ({error}); "
+            + (f"the last one is whole: {last}" if last else "there is none before it")
+        ) from error
+    shards.on_first(run.model, lambda: _keep_two(directory))
+    return final
+
+
+def _write(tensors, record, final):
+    """One file, beside its place and then renamed into it."""
+    final.parent.mkdir(parents=True, exist_ok=True)
+    # Of a run that was killed; safetensors too writes beside the place, under .tmp and six letters.
+    leftovers = (*final.parent.glob("partial-*.safetensors"), *final.parent.glob(".tmp??????"))
+    for leftover in leftovers:
+        leftover.unlink()
+    partial = final.with_name(f"partial-{final.name}")
     # One entry of metadata: safetensors writes several in any order, and equal runs shall be equal.
     metadata = {"record": json.dumps(record)}
     try:
@@ -105,17 +130,21 @@ def save(run: Run, directory: str | Path) -> Path:
         partial.chmod(mode)
         _seal(partial)
         partial.replace(final)  # in one step, also where there is one of this name
-    except (OSError, SafetensorError) as error:
+    except (OSError, SafetensorError):
         partial.unlink(missing_ok=True)
-        last = newest_checkpoint(directory)
-        raise OSError(
-            f"the checkpoint of update {run.step} cannot be written to {directory} ({error}); "
-            + (f"the last one is whole: {last}" if last else "there is none before it")
-        ) from error
+        raise
+
+
+def _keep_two(directory):
+    """Of this format's checkpoints the last two."""
     _names_to_disk(directory)
-    for old in [path for path in _checkpoints(directory) if path.is_file()][:-2]:
-        old.unlink()
-    return final
+    mine = [path for path in _checkpoints(directory) if path.is_file() or _in_parts(path)]
+    for old in mine[:-2]:
+        shutil.rmtree(old) if old.is_dir() else old.unlink()
+
+
+def _in_parts(path):
+    return (path / shards.RECORD).is_file()
 
 
 def newest_checkpoint(directory: str | Path) -> Path | None:
@@ -132,7 +161,7 @@ def restore(run: Run, checkpoint: str | Path) -> None:
     the learning rate keeps its schedule.
     """
     checkpoint = Path(checkpoint)
-    record, tensors = _read(checkpoint)
+    record, found, load = _read(checkpoint)
     mine = json.loads(json.dumps(dataclasses.asdict(run.model.config)))
     _must_agree(checkpoint, mine, record["model"])
     mine = json.loads(json.dumps(dataclasses.asdict(run.config)))
@@ -146,8 +175,10 @@ def restore(run: Run, checkpoint: str | Path) -> None:
     learning = {k: p for k, p in parameters.items() if p.requires_grad}  # which have moments
     like = {f"model.{k}": p for k, p in parameters.items()}
     like |= {f"{moment}.{k}": p for k, p in learning.items() for moment in MOMENTS}
-    wanted = _kinds(like | {"random_state": run.generator.get_state()})
-    _must_fit(checkpoint, tensors, wanted | {"losses": ((record["step"],), torch.float64)})
+    losses = torch.empty(record["step"], dtype=torch.float64)
+    like |= {"random_state": run.generator.get_state(), "losses": losses}
+    _must_fit(checkpoint, found, _kinds(like))
+    tensors = load(like)
 
     # All that can be wrong was looked for; from here on the run is changed.
     with torch.no_grad():
@@ -170,6 +201,8 @@ def read_record(checkpoint: str | Path) -> dict[str, Any]:
     "step" (updates done) and "evaluations".
     """
     path = Path(checkpoint)
+    if _in_parts(path):
+        return _record_in_parts(path)
     if (path / "checkpoint.json").is_file():
         raise CheckpointError(
             f"{path} is a directory, of the format 'cheems_ref checkpoint 1'; this version reads "
@@ -184,6 +217,18 @@ def read_record(checkpoint: str | Path) -> dict[str, Any]:
         raise CheckpointError(
             f"{path} is damaged, or no checkpoint: {error}. {_way_back(path)}"
         ) from error
+    return _of_this_format(path, record)
+
+
+def _record_in_parts(path):
+    try:
+        record = json.loads((path / shards.RECORD).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} is damaged: {error}. {_way_back(path)}") from error
+    return _of_this_format(path, record)
+
+
+def _of_this_format(path, record):
     if not isinstance(record, dict) or record.get("format") != FORMAT:
         raise CheckpointError(f"{path} does not say {FORMAT!r}: it was not written by this package")
     return record
@@ -193,14 +238,15 @@ def load_model(path: str | Path, *, device: str | torch.device = "cpu") -> Causa
     """Return the model of a checkpoint, or of the newest one in a run's directory, in its dtype."""
     path = Path(path)
     checkpoint = newest_checkpoint(path) or path
-    record, tensors = _read(checkpoint)
+    record, found, load = _read(checkpoint)
     try:
         model = CausalLM(ModelConfig(**record["model"])).to(getattr(torch, record["dtype"]))
     except (AttributeError, TypeError, ValueError) as error:
         raise CheckpointError(f"{checkpoint} holds no model of this version: {error}") from error
     parameters = {f"model.{name}": parameter for name, parameter in model.named_parameters()}
-    weights = {name: t for name, t in tensors.items() if name.startswith("model.")}
-    _must_fit(checkpoint, weights, _kinds(parameters))
+    found = {name: kind for name, kind in found.items() if name.startswith("model.")}
+    _must_fit(checkpoint, found, _kinds(parameters))
+    weights = load({name: parameter.detach() for name, parameter in parameters.items()})
     with torch.no_grad():
         for name, parameter in parameters.items():
             parameter.copy_(weights[name])
@@ -213,10 +259,17 @@ def _checkpoints(directory):
     return sorted(found, key=lambda path: int(path.stem[5:]))
 
 
-def _read(path):
-    """The record and the tensors of a checkpoint, every byte of which is as it was written."""
+def _read(path) -> tuple[dict, dict, Callable]:
+    """The record of a checkpoint, every byte of which is as it was written; the shapes and dtypes
+    of its tensors; and what loads tensors, spread as those that it is handed.
+    """
     record = read_record(path)
-    if _sha256(path, str(record.get("sha256"))) != record.get("sha256"):
+    if _in_parts(path):
+        try:
+            shards.read(path)
+        except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
+            raise CheckpointError(f"{path} is damaged: {error}. {_way_back(path)}") from error
+    elif _sha256(path, str(record.get("sha256"))) != record.get("sha256"):
         raise CheckpointError(
             f"{path} is damaged: it is not what was written (its SHA-256 differs). "
             + _way_back(path)
@@ -225,7 +278,14 @@ def _read(path):
     wrong = [name for name, kind in kinds.items() if not isinstance(record.get(name), kind)]
     if wrong:
         raise CheckpointError(f"{path} lacks {', '.join(wrong)}, or holds something else there")
-    return record, load_file(path)
+    if _in_parts(path):
+        return record, shards.kinds(path), lambda like: shards.load(path, like)
+    tensors = load_file(path)
+    return (
+        record,
+        _kinds(tensors),
+        lambda like: {k: shards.as_is(tensors[k], t) for k, t in like.items()},
+    )
 
 
 def _way_back(path):
@@ -256,8 +316,8 @@ def _kinds(tensors):
     return {name: (tuple(t.shape), t.dtype) for name, t in tensors.items()}
 
 
-def _must_fit(path, tensors, wanted):
-    strange = sorted({name for name, _ in _kinds(tensors).items() ^ wanted.items()})
+def _must_fit(path, found, wanted):
+    strange = sorted({name for name, _ in found.items() ^ wanted.items()})
     if strange:
         raise CheckpointError(f"{path} does not fit the model, at {', '.join(strange[:3])}")
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from cheems_ref import kernels, text
+from cheems_ref import kernels, shards, text
 from cheems_ref.arguments import BYTES, FIELDS, PATTERN, complain
 from cheems_ref.budget import count_parameters, training_bytes
 from cheems_ref.checkpoint import load_model, newest_checkpoint, read_record, save
@@ -60,12 +60,26 @@ def guarded(command, parsed) -> int:
 
 
 def _train(a):
+    processes = int(os.environ.get("WORLD_SIZE", "1"))  # torchrun sets it, and RANK
     device, config = _device(a), _model_config(a)
+    if a.parallel and processes == 1:
+        raise ValueError(f"--parallel {a.parallel} is for several processes: start with torchrun")
+    if processes > 1:
+        shards.begin(device.type)
+        with _first_alone_speaks():
+            try:
+                return _train_here(a, device, config, processes)
+            finally:
+                shards.end()
+    return _train_here(a, device, config, processes)
+
+
+def _train_here(a, device, config, processes):
     training, newest = _train_config(a), newest_checkpoint(a.run)
     counts = count_parameters(config).values()
     n, active = sum(c.total for c in counts), sum(c.active for c in counts)
     _say(f"{_short(config.pattern)}: {n:,} parameters, {_at_work(n, active)}; on {device}")
-    _must_fit(config, training, device, n)
+    _must_fit(config, training, device, n, processes, a.parallel)
     _warn_of_the_interpreter(config, device)
     ids = text.text_to_ids(text.read_text(a.text))
     kept, held_out = (len(part) for part in split_text(ids, training.held_out))
@@ -75,6 +89,9 @@ def _train(a):
     )
     torch.manual_seed(training.seed)
     model = CausalLM(config).to(device)
+    if processes > 1:
+        shards.spread(model, a.parallel or "sharded")
+        _say(f"spread over {processes} processes: {a.parallel or 'sharded'}")
     bar = _shows_a_bar(a.bar)
     watch = _Watch(a.run, newest, lines=not bar)
     try:
@@ -168,8 +185,10 @@ def _train_config(a):
 
 
 def _device(a):
-    if a.device is None:
-        return default_device()
+    own = f":{os.environ['LOCAL_RANK']}" if "LOCAL_RANK" in os.environ else ""
+    if a.device is None or (own and a.device == "cuda"):
+        device = default_device()
+        return torch.device(f"cuda{own}") if device.type == "cuda" else device
     there = ["cpu"]
     if torch.accelerator.is_available():
         kind = torch.accelerator.current_accelerator().type
@@ -192,9 +211,13 @@ def _shows_a_bar(told):
 # --- what cannot go well ----------------------------------------------------------------------
 
 
-def _must_fit(config, training, device, parameters):
+def _must_fit(config, training, device, parameters, processes, parallel):
     """Refuse what needs more memory than there is, before any of it is taken."""
     needed = training_bytes(config, tokens=training.batch_size * training.length)
+    if processes > 1 and parallel == "data":
+        needed += 16 * parameters * (processes - 1)
+    if device.type != "cpu":  # whose memory its processes share
+        needed //= processes
     there = _memory(device)
     said = (
         f"training takes at least {_gigabytes(needed)} of memory (16 bytes for each of "
@@ -296,7 +319,8 @@ class _Watch:
         if self.lines and (evaluated or is_first or now - self.said >= SILENCE):
             self.said = now
             _say(self._line(run, now - self.began, evaluated))
-        if self.asked and run.step < run.config.steps:
+        asked = shards.summed(float(self.asked), run.model)  # the processes stop after one update
+        if asked and run.step < run.config.steps:
             if run.step % run.config.checkpoint_every:  # else it has just been saved
                 save(run, self.directory)
             raise KeyboardInterrupt
@@ -342,6 +366,16 @@ def _ctrl_c(watch):
     finally:
         if mine:
             signal.signal(signal.SIGINT, before)
+
+
+@contextlib.contextmanager
+def _first_alone_speaks():
+    """Of several processes; what goes wrong is said by each."""
+    if os.environ.get("RANK", "0") == "0":
+        yield
+    else:
+        with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+            yield
 
 
 def _say(line):

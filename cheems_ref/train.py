@@ -23,7 +23,7 @@ from jaxtyping import Int
 from torch import Tensor
 from tqdm import tqdm
 
-from cheems_ref import check
+from cheems_ref import check, shards
 from cheems_ref.checkpoint import CheckpointError as CheckpointError
 from cheems_ref.checkpoint import Run, newest_checkpoint, restore, save
 from cheems_ref.checkpoint import load_model as load_model
@@ -52,6 +52,8 @@ class TrainConfig:
         precision: "float32"; "bfloat16" for autocast; "auto" for bfloat16 on a GPU that has it.
         evaluate_every: steps between two evaluations on the held-out text.
         checkpoint_every: steps between two checkpoints.
+        micro_batch: windows that a process reads at a time; an update adds up the gradients of as
+            many readings as it takes. None for all at once.
         schedule: updates over which the learning rate rises and falls; after them it stays where
             it ends. None for all of the steps. A run that is to go on for more steps than it was
             made for keeps its schedule: TrainConfig(steps=2000, schedule=1000).
@@ -73,6 +75,7 @@ class TrainConfig:
     precision: str = "auto"
     evaluate_every: int = 200
     checkpoint_every: int = 200
+    micro_batch: int | None = None
     schedule: int | None = None
 
     def __post_init__(self):
@@ -83,6 +86,7 @@ class TrainConfig:
             length=self.length,
             evaluate_every=self.evaluate_every,
             checkpoint_every=self.checkpoint_every,
+            micro_batch=self.micro_batch,
             schedule=self.schedule,
         )
         check.numbers("(0, inf)", learning_rate=self.learning_rate, clip=self.clip)
@@ -165,15 +169,16 @@ def evaluate(model: CausalLM, ids: Text, *, length: int = 256, batch_size: int =
     check.sizes(length=length, batch_size=batch_size)
     if len(ids) < 2:
         raise ValueError(f"there is nothing to predict in a text of {len(ids)} tokens")
-    device = model.embedding.weight.device
+    device, (rank, n) = model.embedding.weight.device, shards.place(model)
     total = 0.0
     windows = [ids[i : i + length + 1] for i in range(0, len(ids) - 1, length)]
     whole = [window for window in windows if len(window) == length + 1]
     rest = [window for window in windows if len(window) < length + 1]
     batches = [whole[i : i + batch_size] for i in range(0, len(whole), batch_size)]
     for batch in [*batches, rest] if rest else batches:
-        total += _loss(model, torch.stack(batch).to(device), reduction="sum").item()
-    return total / (len(ids) - 1)
+        mine = torch.stack(batch).tensor_split(n)[rank].to(device)
+        total += _loss(model, mine, reduction="sum").item()
+    return shards.summed(total, model) / (len(ids) - 1)
 
 
 def train(
@@ -189,7 +194,9 @@ def train(
     """Train a model on a text, in place. The same machine, threads and seed give the same run.
 
     Args:
-        model: on the device where it is to be trained.
+        model: on the device where it is to be trained; where it is spread over several processes
+            (`shards.spread`), all of them call this, each reads its share of every update's
+            windows, and process 0 writes and shows the bar.
         ids: the text, more than length + 1 tokens in the part that is trained on.
         config: how.
         directory: where the run is saved, every `checkpoint_every` updates and at its end; if it
@@ -206,6 +213,9 @@ def train(
             stays as it was before that update, and so does the last checkpoint.
     """
     training, held_out = _parts(ids, model.config.vocab_size, config)
+    rank, n = shards.place(model)
+    if config.batch_size < n:
+        raise ValueError(f"batch_size = {config.batch_size} is too few for {n} processes")
     generator = torch.Generator().manual_seed(config.seed)
     run = Run(model, config, ids, make_optimizer(model, config), generator)
     if directory is not None:
@@ -214,7 +224,8 @@ def train(
             restore(run, newest)
     if at_start is not None:
         at_start(run)
-    with tqdm(total=config.steps, initial=run.step, disable=_hidden(bar), unit="step") as progress:
+    hidden = rank > 0 or _hidden(bar)
+    with tqdm(total=config.steps, initial=run.step, disable=hidden, unit="step") as progress:
         while run.step < config.steps:
             started = time.perf_counter()
             _update(run, training)
@@ -256,15 +267,33 @@ def _update(run, training):
     for group in run.optimizer.param_groups:
         group["lr"] = learning_rate(run.step, config)
     windows = random_windows(training, config, run.generator).to(device)
-    with _autocast(config.precision, device):
-        loss = _loss(run.model, windows)
     run.optimizer.zero_grad()
-    loss.backward()
+    value = 0.0
+    for piece, share in _readings(windows, run):
+        with _autocast(config.precision, device):
+            loss = share * _loss(run.model, piece)
+        loss.backward()
+        value += loss.item()
+    value = shards.summed(value, run.model) / shards.place(run.model)[1]
     norm = torch.nn.utils.clip_grad_norm_(run.model.parameters(), config.clip)
-    if not (math.isfinite(value := loss.item()) and bool(norm.isfinite())):
+    norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+    if not (math.isfinite(value) and bool(norm.isfinite())):
         raise _diverged(run, f"its loss is {value:g}, the norm of its gradient {norm:g}")
     run.optimizer.step()
     run.losses.append(value)
+
+
+def _readings(windows, run):
+    """What this process reads of an update's windows, piece by piece, and the weight of each.
+
+    All processes read as many pieces, if need be without windows, since a spread model is read by
+    all at once; of their gradients torch takes the average.
+    """
+    rank, n = shards.place(run.model)
+    most = math.ceil(len(windows) / n)
+    pieces = math.ceil(most / (run.config.micro_batch or most))
+    for piece in windows.tensor_split(n)[rank].tensor_split(pieces):
+        yield piece, n * len(piece) / len(windows)
 
 
 def _note_evaluation(run, held_out):
@@ -300,6 +329,8 @@ def _loss(model, windows, reduction="mean"):
     logits, _ = model(windows[:, :-1], use_cache=False)
     wide = torch.promote_types(logits.dtype, torch.float32)
     targets = windows[:, 1:].flatten().long()
+    if not len(windows):  # the mean of nothing is no number
+        reduction = "sum"
     return F.cross_entropy(logits.flatten(0, 1).to(wide), targets, reduction=reduction)
 
 

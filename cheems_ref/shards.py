@@ -1,0 +1,204 @@
+"""Training over several processes: torch's fully_shard, and its checkpoints without pickle.
+
+    torchrun --nproc-per-node 2 -m cheems_ref train --parallel sharded ...
+
+Every process draws the same windows and reads its share of them. `spread` makes a model's
+parameters DTensors on a mesh of (replicas, shards) processes, so that one engine does both:
+"sharded" is (1, n), where each process holds a part of every parameter and of its moments; "data"
+is (n, 1), where each holds all of them, and gradients are averaged.
+
+A checkpoint of such a run is a folder: one safetensors file from each process, written by
+torch.distributed.checkpoint, and record.json with a SHA-256 of each. Any number of processes can go
+on from it, in either way, and one alone can read it.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from cheems_ref import check
+
+Parallel = Literal["sharded", "data"]
+RECORD = "record.json"
+PATIENCE = timedelta(minutes=30)  # for what only one process does, such as the digests of a run
+
+
+def place(model: nn.Module) -> tuple[int, int]:
+    """Return this process's number among those that a model is spread over, and how many there are.
+
+    A model that is not spread has one, number 0.
+    """
+    mesh = getattr(next(model.parameters()), "device_mesh", None)
+    return (0, 1) if mesh is None else (dist.get_rank(), dist.get_world_size())
+
+
+def begin(device_type: str) -> None:
+    """Join the processes that torchrun has started, over NCCL on CUDA and Gloo elsewhere."""
+    if not dist.is_initialized():
+        dist.init_process_group("nccl" if device_type == "cuda" else "gloo", timeout=PATIENCE)
+
+
+def end() -> None:
+    """Leave them."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def spread(model: nn.Module, parallel: Parallel) -> None:
+    """Spread a model over all processes, in place; make its optimiser afterwards.
+
+    Args:
+        model: with `blocks`, the same on every process, on the device where it is to be trained.
+        parallel: "sharded" for a part of each parameter on each process, "data" for all of it.
+
+    Raises:
+        RuntimeError: torch.distributed is not initialised.
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    check.choice(Parallel, parallel=parallel)
+    n, device = dist.get_world_size(), next(model.parameters()).device.type
+    if n == 1:
+        return
+    shape = (1, n) if parallel == "sharded" else (n, 1)
+    mesh = init_device_mesh(device, shape, mesh_dim_names=("replicate", "shard"))
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+
+
+def summed(value: float, model: nn.Module) -> float:
+    """Add up a number over the processes of a model."""
+    parameter = next(model.parameters())
+    if place(model)[1] == 1:
+        return value
+    wide = torch.float32 if parameter.device.type == "mps" else torch.float64
+    total = torch.tensor(value, dtype=wide, device=parameter.device)
+    dist.all_reduce(total)
+    return total.item()
+
+
+def on_first(model: nn.Module, action) -> Any:
+    """Let process 0 do something, and all others wait; where it fails, all raise OSError."""
+    rank, n = place(model)
+    error = result = None
+    if rank == 0:
+        try:
+            result = action()
+        except OSError as failed:
+            error = failed
+    if n > 1 and summed(float(error is not None), model) and error is None:
+        error = OSError("process 0 could not do its part")
+    if error is not None:
+        raise error
+    return result
+
+
+def write(
+    tensors: Mapping[str, Tensor], record: dict[str, Any], final: Path, model: nn.Module
+) -> None:
+    """Write a checkpoint of all processes, complete or not at all.
+
+    Raises:
+        OSError: it cannot be written, on every process.
+    """
+    import torch.distributed.checkpoint as dcp
+
+    partial = final.with_name(f"partial-{final.name}")
+    on_first(model, lambda: _emptied(partial))
+    error = None
+    try:
+        writer = dcp.HuggingFaceStorageWriter(str(partial), save_distributed=True)
+        dcp.save(dict(tensors), storage_writer=writer)
+    except Exception as failed:  # torch wraps what any process met in an error of its own
+        error = OSError(f"the parts cannot be written to {partial}: {failed}")
+    if summed(float(error is not None), model):
+        raise error or OSError(f"another process could not write to {partial}")
+    on_first(model, lambda: _finished(partial, final, record))
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Return the record of a checkpoint, every file of which is as it was written.
+
+    Raises:
+        OSError, ValueError: a file is missing, cannot be read or is not what was written.
+    """
+    record = json.loads((path / RECORD).read_text(encoding="utf-8"))
+    for name, digest in record["files"].items():
+        if _digest(path / name) != digest:
+            raise ValueError(f"{name} is not what was written (its SHA-256 differs)")
+    return record
+
+
+def kinds(path: Path) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    """The shape and the dtype of every tensor in a checkpoint."""
+    from torch.distributed.checkpoint import HuggingFaceStorageReader
+
+    metadata = HuggingFaceStorageReader(str(path)).read_metadata().state_dict_metadata
+    return {name: (tuple(m.size), m.properties.dtype) for name, m in metadata.items()}
+
+
+def load(path: Path, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Read tensors that are spread as others are: of each the part that this process holds.
+
+    Args:
+        path: of a checkpoint.
+        like: for each name a tensor of its shape and dtype, a DTensor or an ordinary one.
+    """
+    import torch.distributed.checkpoint as dcp
+
+    tensors = {name: torch.empty_like(t) for name, t in like.items()}
+    alone = not any(hasattr(t, "device_mesh") for t in tensors.values())
+    reader = dcp.HuggingFaceStorageReader(str(path))
+    dcp.load(tensors, storage_reader=reader, no_dist=alone)
+    return tensors
+
+
+def as_is(whole: Tensor, like: Tensor) -> Tensor:
+    """Spread a tensor that every process has whole as another one is."""
+    mesh = getattr(like, "device_mesh", None)
+    if mesh is None:
+        return whole
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(whole.to(like.device), mesh, like.placements, src_data_rank=None)
+
+
+def _emptied(folder):
+    for leftover in folder.parent.glob("partial-*"):
+        if leftover.is_dir():
+            shutil.rmtree(leftover)
+    folder.mkdir(parents=True)
+
+
+def _finished(partial, final, record):
+    """Seal the parts with their digests, and give the folder its name."""
+    files = sorted(path for path in partial.iterdir() if path.suffix == ".safetensors")
+    for path in files:
+        _to_disk(path)
+    sealed = record | {"files": {path.name: _digest(path) for path in files}}
+    (partial / RECORD).write_text(json.dumps(sealed), encoding="utf-8")
+    _to_disk(partial / RECORD)
+    if final.exists():
+        shutil.rmtree(final) if final.is_dir() else final.unlink()
+    partial.rename(final)
+
+
+def _digest(path):
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _to_disk(path):
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())
