@@ -9,6 +9,7 @@ import argparse
 import difflib
 import json
 import math
+import os
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -127,7 +128,9 @@ def complain(error: Exception | str) -> int:
 
 
 def first_word(parsed: argparse.Namespace) -> None:
-    """Say what is going to be done, before PyTorch is loaded."""
+    """Say what is going to be done, before PyTorch is loaded; of several processes the first."""
+    if os.environ.get("RANK", "0") != "0":
+        return
     if parsed.name == "train":
         source = parsed.text or "Python's own manual"
         print(f"training on {source}, checkpoints in {parsed.run}", flush=True)

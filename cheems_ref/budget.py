@@ -219,24 +219,36 @@ def _ssd_products(c, p, g, chunk_size, length):
 
 
 def training_bytes(
-    config: ModelConfig, *, tokens: int = 0, dtype: torch.dtype = torch.float32
+    config: ModelConfig,
+    *,
+    tokens: int = 0,
+    dtype: torch.dtype = torch.float32,
+    processes: int = 1,
 ) -> int:
-    """Compute what training a model with AdamW takes at the least, in bytes.
+    """Compute what training a model with AdamW takes at the least, in bytes of each process.
 
-    Every parameter is held four times: itself, its gradient, and the two moments of AdamW. Of an
-    update the logits are counted, and their gradient; what else its layers keep for the gradients
-    comes on top.
+    Every parameter is held four times: itself, its gradient, and the two moments of AdamW. Several
+    processes share these (`shards.spread`, "sharded"), and each has beside its part the one that is
+    read, a block or what is outside of all blocks, whole and with its gradient. Of an update the
+    logits are counted, and their gradient; what else its layers keep for the gradients comes on
+    top.
 
     Args:
         config: of the model.
-        tokens: of one update.
+        tokens: of one update, of all processes.
         dtype: of the model.
+        processes: that share the parameters and the tokens.
     """
     check.numbers("[0, inf)", tokens=tokens)
     check.floating(dtype=dtype)
-    c = config
-    parameters = sum(part.total for part in count_parameters(c).values())
-    return (4 * parameters + 2 * tokens * c.vocab_size) * dtype.itemsize
+    check.sizes(processes=processes)
+    c, parts = config, count_parameters(config)
+    held = 4 * sum(part.total for part in parts.values())
+    if processes > 1:
+        blocks = [parts[m].total // c.pattern.count(m) + c.d_model for m in {*c.pattern}]
+        outside = parts["embedding"].total + parts["head"].total + c.d_model
+        held = math.ceil(held / processes) + 2 * max(outside, *blocks)
+    return (held + 2 * math.ceil(tokens / processes) * c.vocab_size) * dtype.itemsize
 
 
 def step_bytes(

@@ -96,12 +96,12 @@ def save(run: Run, directory: str | Path) -> Path:
         "evaluations": run.evaluations,
         "sha256": BLANK,
     }
+    final = directory / f"step-{run.step:08d}"
     try:
         if shards.place(run.model)[1] > 1:
-            final = directory / f"step-{run.step:08d}"
             shards.write(tensors, record, final, run.model)
         else:
-            final = directory / f"step-{run.step:08d}.safetensors"
+            final = final.with_suffix(".safetensors")
             _write(tensors, record, final)
     except (OSError, SafetensorError) as error:
         last = newest_checkpoint(directory)
@@ -175,10 +175,10 @@ def restore(run: Run, checkpoint: str | Path) -> None:
     learning = {k: p for k, p in parameters.items() if p.requires_grad}  # which have moments
     like = {f"model.{k}": p for k, p in parameters.items()}
     like |= {f"{moment}.{k}": p for k, p in learning.items() for moment in MOMENTS}
-    losses = torch.empty(record["step"], dtype=torch.float64)
-    like |= {"random_state": run.generator.get_state(), "losses": losses}
-    _must_fit(checkpoint, found, _kinds(like))
-    tensors = load(like)
+    like |= {"random_state": run.generator.get_state()}
+    losses = {"losses": ((record["step"],), torch.float64)}
+    _must_fit(checkpoint, found, _kinds(like) | losses)
+    tensors = load(like | {"losses": torch.empty(record["step"], dtype=torch.float64)})
 
     # All that can be wrong was looked for; from here on the run is changed.
     with torch.no_grad():

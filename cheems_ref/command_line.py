@@ -6,15 +6,9 @@ A mistake of the user's ends in one line on standard error and status 1, Ctrl-C 
 import codecs
 import contextlib
 import dataclasses
-import datetime
 import math
 import os
-import shlex
-import signal
-import subprocess
 import sys
-import threading
-import time
 from pathlib import Path
 
 import torch
@@ -22,18 +16,18 @@ import torch
 from cheems_ref import kernels, shards, text
 from cheems_ref.arguments import BYTES, FIELDS, PATTERN, complain
 from cheems_ref.budget import count_parameters, training_bytes
-from cheems_ref.checkpoint import load_model, newest_checkpoint, read_record, save
+from cheems_ref.checkpoint import load_model, newest_checkpoint, read_record
 from cheems_ref.config import ModelConfig, preset
 from cheems_ref.generate import Sampling, stream
 from cheems_ref.model import CausalLM
 from cheems_ref.train import TrainConfig, default_device, evaluate, split_text, train
+from cheems_ref.watch import Watch, ctrl_c, in_shell, say
 
 try:
     import resource
 except ImportError:  # Windows
     resource = None
 
-SILENCE = 30  # seconds, after which a run without a bar says where it is
 LONG = 64  # letters of a pattern that are shown
 NOTABLE = 10**9  # bytes, from which on memory that cannot be measured is spoken of
 
@@ -65,12 +59,11 @@ def _train(a):
     if a.parallel and processes == 1:
         raise ValueError(f"--parallel {a.parallel} is for several processes: start with torchrun")
     if processes > 1:
-        shards.begin(device.type)
-        with _first_alone_speaks():
-            try:
-                return _train_here(a, device, config, processes)
-            finally:
-                shards.end()
+        shards.begin(device)
+        try:
+            return _train_here(a, device, config, processes)
+        finally:
+            shards.end()
     return _train_here(a, device, config, processes)
 
 
@@ -78,12 +71,12 @@ def _train_here(a, device, config, processes):
     training, newest = _train_config(a), newest_checkpoint(a.run)
     counts = count_parameters(config).values()
     n, active = sum(c.total for c in counts), sum(c.active for c in counts)
-    _say(f"{_short(config.pattern)}: {n:,} parameters, {_at_work(n, active)}; on {device}")
+    say(f"{_short(config.pattern)}: {n:,} parameters, {_at_work(n, active)}; on {device}")
     _must_fit(config, training, device, n, processes, a.parallel)
     _warn_of_the_interpreter(config, device)
     ids = text.text_to_ids(text.read_text(a.text))
     kept, held_out = (len(part) for part in split_text(ids, training.held_out))
-    _say(
+    say(
         f"{kept:,} bytes to train on, {held_out:,} held out; "
         f"{training.batch_size * training.length:,} per update, {training.steps} updates"
     )
@@ -91,11 +84,11 @@ def _train_here(a, device, config, processes):
     model = CausalLM(config).to(device)
     if processes > 1:
         shards.spread(model, a.parallel or "sharded")
-        _say(f"spread over {processes} processes: {a.parallel or 'sharded'}")
+        say(f"spread over {processes} processes: {a.parallel or 'sharded'}")
     bar = _shows_a_bar(a.bar)
-    watch = _Watch(a.run, newest, lines=not bar)
+    watch = Watch(a.run, newest, lines=not bar)
     try:
-        with _ctrl_c(watch):
+        with ctrl_c(watch, alone=processes == 1):
             run = train(
                 model,
                 ids,
@@ -106,22 +99,23 @@ def _train_here(a, device, config, processes):
                 after_step=watch.goes_on,
             )
     except KeyboardInterrupt:
-        print(f"\n{watch.stopped()}\nto go on: {_command(*a.words)}", file=sys.stderr)
+        again = in_shell(*a.words) if processes == 1 else "the same command"
+        say(f"\n{watch.stopped()}\nto go on: {again}", file=sys.stderr)
         return 130
     if run.evaluations and run.evaluations[-1][0] == run.step:
         nats = run.evaluations[-1][1]
     else:  # it was stopped here, and is asked for no more
         nats = evaluate(model, split_text(ids, training.held_out)[1], length=training.length)
-    _say(
+    say(
         f"held-out loss {nats:.3f} nats = {nats / math.log(2):.3f} bits per byte; saved in "
         f"{newest_checkpoint(a.run)} (of checkpoints the last two are kept)"
     )
     if nats > 2 * math.log(BYTES):
-        _say(
+        say(
             f"that is far worse than a guess, {math.log(BYTES):.3f} nats: training diverged; try a "
             f"smaller --learning-rate than {training.learning_rate:g}, and another --run"
         )
-    _say(f"next: {_command('generate', '--run', a.run, '--prompt', 'Once')}")
+    say(f"next: {in_shell('generate', '--run', a.run, '--prompt', 'Once')}")
     return 0
 
 
@@ -211,20 +205,22 @@ def _shows_a_bar(told):
 # --- what cannot go well ----------------------------------------------------------------------
 
 
-def _must_fit(config, training, device, parameters, processes, parallel):
+def _must_fit(config, training, device, parameters, processes=1, parallel=None):
     """Refuse what needs more memory than there is, before any of it is taken."""
-    needed = training_bytes(config, tokens=training.batch_size * training.length)
-    if processes > 1 and parallel == "data":
-        needed += 16 * parameters * (processes - 1)
-    if device.type != "cpu":  # whose memory its processes share
-        needed //= processes
+    tokens = training.batch_size * training.length
+    if parallel == "data":
+        needed = training_bytes(config, tokens=math.ceil(tokens / processes))
+    else:
+        needed = training_bytes(config, tokens=tokens, processes=processes)
+    if device.type == "cpu":  # whose memory its processes share
+        needed *= processes
     there = _memory(device)
     said = (
         f"training takes at least {_gigabytes(needed)} of memory (16 bytes for each of "
         f"{parameters:,} parameters, 8 for each logit of an update)"
     )
     if there is None and needed >= NOTABLE:
-        _say(f"{said}; how much {device} has cannot be seen here")
+        say(f"{said}; how much {device} has cannot be seen here")
     if there is not None and needed > there:
         raise ValueError(
             f"{said}, and {device} has {_gigabytes(there)}: take a smaller model or --batch-size"
@@ -258,7 +254,7 @@ def _warn_of_the_interpreter(config, device):
     if config.backend == "kernel" and "S" in config.pattern and device.type == "cpu":
         status = kernels.kernel_status()
         if status.mode == "interpreter":
-            _say(
+            say(
                 "backend=kernel: without a GPU the kernels run in Triton's interpreter, where an "
                 "update can take minutes; --set backend=auto takes the fast form"
             )
@@ -288,106 +284,6 @@ def _out_of_memory(error):
 # --- what is said -----------------------------------------------------------------------------
 
 
-class _Watch:
-    """A run while it trains: what is said of it, and what Ctrl-C asks of it."""
-
-    def __init__(self, directory, newest, *, lines):
-        self.directory, self.newest, self.lines = directory, newest, lines
-        self.run, self.asked = None, False
-
-    def starts(self, run):
-        self.run, self.first = run, run.step
-        self.began = self.said = time.monotonic()
-        if self.newest is None:
-            return
-        steps, schedule = run.config.steps, run.config.schedule
-        if run.step >= steps:
-            _say(f"{self.directory} is finished: {steps} updates are done; --steps N trains on")
-            return
-        _say(f"going on from {self.newest}, after {run.step} of {steps} updates")
-        if schedule is not None and schedule < steps:
-            _say(
-                f"the learning rate keeps its schedule of {schedule} updates and stays at its end; "
-                f"another --run has one of {steps}"
-            )
-
-    def goes_on(self, run):
-        now = time.monotonic()
-        if is_first := run.step == self.first + 1:
-            self.began = now  # of what can be measured: the first update takes longer
-        evaluated = bool(run.evaluations) and run.evaluations[-1][0] == run.step
-        if self.lines and (evaluated or is_first or now - self.said >= SILENCE):
-            self.said = now
-            _say(self._line(run, now - self.began, evaluated))
-        asked = shards.summed(float(self.asked), run.model)  # the processes stop after one update
-        if asked and run.step < run.config.steps:
-            if run.step % run.config.checkpoint_every:  # else it has just been saved
-                save(run, self.directory)
-            raise KeyboardInterrupt
-
-    def stopped(self):
-        """Where, and what is kept."""
-        newest = newest_checkpoint(self.directory)
-        kept = f"the last checkpoint is {newest}" if newest else "no checkpoint was written yet"
-        done = "before the first update"
-        if self.run is not None:
-            done = f"after update {self.run.step} of {self.run.config.steps}"
-        return f"stopped {done}; {kept}"
-
-    def _line(self, run, seconds, evaluated):
-        done, config = run.step - self.first - 1, run.config
-        held_out = f", held out {run.evaluations[-1][1]:.3f}" if evaluated else ""
-        line = f"update {run.step} of {config.steps}: loss {run.losses[-1]:.3f}{held_out} nats"
-        if done == 0 or seconds <= 0:
-            return line
-        speed = done * config.batch_size * config.length / seconds
-        left = (config.steps - run.step) * seconds / done
-        return f"{line}; {speed:,.0f} bytes/s, about {_clock(left)} to go"
-
-
-@contextlib.contextmanager
-def _ctrl_c(watch):
-    """Let the first Ctrl-C ask the watch for an orderly end; the second stops at once."""
-
-    def note(*_):
-        if watch.asked:
-            raise KeyboardInterrupt
-        watch.asked = True
-        with contextlib.suppress(OSError):  # print may be what was interrupted
-            os.write(2, b"\nstopping after this update; Ctrl-C again stops at once\n")
-
-    before = signal.getsignal(signal.SIGINT)
-    main_thread = threading.current_thread() is threading.main_thread()
-    mine = main_thread and before is signal.default_int_handler  # it may be ignored, as by nohup
-    if mine:
-        signal.signal(signal.SIGINT, note)
-    try:
-        yield
-    finally:
-        if mine:
-            signal.signal(signal.SIGINT, before)
-
-
-@contextlib.contextmanager
-def _first_alone_speaks():
-    """Of several processes; what goes wrong is said by each."""
-    if os.environ.get("RANK", "0") == "0":
-        yield
-    else:
-        with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
-            yield
-
-
-def _say(line):
-    print(line, flush=True)
-
-
-def _command(*words):
-    """A command that a shell takes as it is printed, wherever this Python is."""
-    words = [sys.executable, "-m", "cheems_ref", *map(str, words)]
-    return subprocess.list2cmdline(words) if os.name == "nt" else shlex.join(words)
-
-
 def _at_work(parameters, active):
     if parameters == active:
         return "all of them at work on every byte"
@@ -402,7 +298,3 @@ def _short(pattern):
 
 def _gigabytes(n):
     return f"{n / 1e9:,.1f} GB"
-
-
-def _clock(seconds):
-    return str(datetime.timedelta(seconds=round(seconds)))

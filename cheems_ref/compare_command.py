@@ -14,7 +14,7 @@ from pathlib import Path
 from cheems_ref.arguments import BYTES
 from cheems_ref.budget import count_parameters
 from cheems_ref.checkpoint import save
-from cheems_ref.command_line import _command, _ctrl_c, _device, _must_fit, _say, guarded
+from cheems_ref.command_line import _device, _must_fit, guarded
 from cheems_ref.compare import (
     Evaluation,
     Interval,
@@ -29,6 +29,7 @@ from cheems_ref.compare import (
 from cheems_ref.config import ModelConfig
 from cheems_ref.text import Corpus, read_corpus, read_text, text_to_ids
 from cheems_ref.train import TrainConfig
+from cheems_ref.watch import ctrl_c, in_shell, say
 
 SHOWN = 6  # seeds whose losses the table shows one by one
 
@@ -99,14 +100,14 @@ def _compare(a):
     corpus = _corpus(a.text, config.held_out)
     config = dataclasses.replace(config, held_out=corpus.held_out)
     kept, apart = corpus.texts
-    _say(
+    say(
         f"{len(corpus.ids):,} bytes, {kept} texts to train on and {apart} held out; "
         f"{len(rows)} rows, {a.seeds} seeds, {config.steps} updates of "
         f"{config.batch_size * config.length:,} bytes; on {device}"
     )
     watch = _Watch(a.run, rows, config.steps, seeds)
     try:
-        with _ctrl_c(watch):
+        with ctrl_c(watch):
             evaluations = compare(
                 rows,
                 corpus.ids,
@@ -117,12 +118,12 @@ def _compare(a):
                 after_step=watch.goes_on,
             )
     except KeyboardInterrupt:
-        print(f"\nstopped; to go on: {_command(*a.words)}", file=sys.stderr)
+        print(f"\nstopped; to go on: {in_shell(*a.words)}", file=sys.stderr)
         return 130
     watch.draw(evaluations, last=True)
     if a.plot is not None:
         _plot(rows, evaluations, a.plot)
-        _say(f"drawn: {a.plot}")
+        say(f"drawn: {a.plot}")
     return 0
 
 
@@ -156,7 +157,7 @@ class _Watch:
                 self.draw(read_evaluations(self.directory))
             else:
                 seed, (step, nats) = run.config.seed, run.evaluations[-1]
-                _say(f"{name}, seed {seed}: held out {nats:.3f} nats after {step} of {self.steps}")
+                say(f"{name}, seed {seed}: held out {nats:.3f} nats after {step} of {self.steps}")
         if self.asked and run.step < self.steps:
             save(run, run_directory(self.directory, name, run.config.seed))
             raise KeyboardInterrupt
@@ -170,7 +171,7 @@ class _Watch:
             up = f"\x1b[{self.drawn}A\x1b[J" if self.drawn else ""
             print(up, end="")
             self.drawn = len(lines)
-        _say("\n".join(lines))
+        say("\n".join(lines))
 
 
 def _plot(rows, evaluations, path):

@@ -1,6 +1,6 @@
 """Training over several processes: torch's fully_shard, and its checkpoints without pickle.
 
-    torchrun --nproc-per-node 2 -m cheems_ref train --parallel sharded ...
+    torchrun --nproc-per-node 2 -m -- cheems_ref train --run DIRECTORY ...
 
 Every process draws the same windows and reads its share of them. `spread` makes a model's
 parameters DTensors on a mesh of (replicas, shards) processes, so that one engine does both:
@@ -16,6 +16,8 @@ import hashlib
 import json
 import os
 import shutil
+import sys
+import warnings
 from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -37,14 +39,18 @@ def place(model: nn.Module) -> tuple[int, int]:
 
     A model that is not spread has one, number 0.
     """
-    mesh = getattr(next(model.parameters()), "device_mesh", None)
-    return (0, 1) if mesh is None else (dist.get_rank(), dist.get_world_size())
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # which takes a second to import
+    if fsdp is None or not isinstance(model, fsdp.FSDPModule):
+        return 0, 1
+    return dist.get_rank(), dist.get_world_size()
 
 
-def begin(device_type: str) -> None:
+def begin(device: torch.device) -> None:
     """Join the processes that torchrun has started, over NCCL on CUDA and Gloo elsewhere."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     if not dist.is_initialized():
-        dist.init_process_group("nccl" if device_type == "cuda" else "gloo", timeout=PATIENCE)
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=PATIENCE)
 
 
 def end() -> None:
@@ -74,7 +80,7 @@ def spread(model: nn.Module, parallel: Parallel) -> None:
     mesh = init_device_mesh(device, shape, mesh_dim_names=("replicate", "shard"))
     for block in model.blocks:
         fully_shard(block, mesh=mesh)
-    fully_shard(model, mesh=mesh)
+    fully_shard(model, mesh=mesh, reshard_after_forward=True)  # also where no gradient follows
 
 
 def summed(value: float, model: nn.Module) -> float:
@@ -160,7 +166,9 @@ def load(path: Path, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
     tensors = {name: torch.empty_like(t) for name, t in like.items()}
     alone = not any(hasattr(t, "device_mesh") for t in tensors.values())
     reader = dcp.HuggingFaceStorageReader(str(path))
-    dcp.load(tensors, storage_reader=reader, no_dist=alone)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is")  # off, as it is to be where alone
+        dcp.load(tensors, storage_reader=reader, no_dist=alone)
     return tensors
 
 

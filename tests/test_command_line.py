@@ -32,7 +32,7 @@ from training import (
     step,
 )
 
-from cheems_ref import arguments, command_line, kernels
+from cheems_ref import arguments, command_line, kernels, watch
 from cheems_ref.config import LAYERS
 from cheems_ref.model import PRESETS, CausalLM, ModelConfig, Sampling, generate, preset
 from cheems_ref.text import ids_to_text, read_text, text_to_ids
@@ -53,9 +53,9 @@ class Done(NamedTuple):
     screen: Screen
 
 
-def lower_room(m):
-    """The room of arguments below m: a planted one, or the package's own."""
-    return getattr(m, "copied", {}).get("arguments", arguments)
+def lower_room(m, room=arguments):
+    """A room below m: a planted one, or the package's own."""
+    return getattr(m, "copied", {}).get(room.__name__.rpartition(".")[2], room)
 
 
 def run(m, *words, terminal=False):
@@ -252,7 +252,7 @@ def is_stopped_where_it_was_just_saved(m, folder):
     """And in its last update it goes to its end."""
     command = training(folder, "--steps", 6, "--checkpoint-every", 2)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(m, "save", lambda *_: pytest.fail("it is saved twice"))
+        patch.setattr(lower_room(m, watch), "save", lambda *_: pytest.fail("it is saved twice"))
         stopped_at(m, command, 4)
     assert names(folder / "run") == [step(2), step(4)]
     with struck(m, 6):
@@ -361,7 +361,7 @@ def lines_say_where_it_is(m, folder):
     """After the first update, each evaluation, and a silence: each at once."""
     clock = itertools.count(0, 10)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(m.time, "monotonic", lambda: next(clock))
+        patch.setattr(lower_room(m, watch).time, "monotonic", lambda: next(clock))
         done = succeeds(run(m, *training(folder, "--steps", 9, "--evaluate-every", 3)))
         slow = succeeds(run(m, *training(folder, "--steps", 9, name="slow")))
     losses = record(folder)["losses"]
@@ -731,7 +731,8 @@ def helps(m):
     told = re.sub(r"\s+", " ", told.split("options:")[1])
     for field in dataclasses.fields(TrainConfig):
         if field.name not in ("final", "warmup", "betas", "weight_decay", "clip"):
-            default = "--steps" if field.name == "schedule" else re.escape(str(field.default))
+            others = dict(schedule="--steps", micro_batch="all")
+            default = others.get(field.name, re.escape(str(field.default)))
             option = field.name.replace("_", "-")
             assert re.search(rf"--{option} [^()]*\(default:? {default}[,)]", told), option
 

@@ -71,9 +71,10 @@ PLANTED = [
         "width of S for I": [
             ("c.d_model // c.n_heads\n", "(c.d_head or c.d_model // c.n_heads)\n")]}),
     (training_takes_what_is_computed, {
-        "one moment": [("(4 * parameters", "(3 * parameters")],
-        "active parameters": [("= sum(part.total for part in", "= sum(part.active for part in")],
-        "logits without their gradient": [("2 * tokens * c", "tokens * c")],
+        "one moment": [("held = 4 * sum", "held = 3 * sum")],
+        "active parameters": [
+            ("4 * sum(part.total for part in", "4 * sum(part.active for part in")],
+        "logits without their gradient": [("2 * math.ceil(tokens", "math.ceil(tokens")],
         "always float32": [("c.vocab_size) * dtype.itemsize", "c.vocab_size) * 4")]}),
     *((operations_are_those_that_torch_counts, case, {what: [edit]}) for case, what, edit in (
         ("SEIE", "one operation per product", ("times = 2 * batch", "times = batch")),

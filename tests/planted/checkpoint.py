@@ -36,13 +36,13 @@ NEWEST = "newest_checkpoint(path) or path"
 COPY = '            parameter.copy_(tensors[f"model.{name}"])\n        for name'
 MOMENT = 'tensors[f"{k}.{name}"].to(parameter, copy=True)'
 STEP = 'torch.tensor(float(record["step"]), dtype=torch.float32)'
-PARTIAL = 'directory / f"partial-{final.name}"'
+PARTIAL = 'final.with_name(f"partial-{final.name}")'
 MODELS = '    _must_agree(checkpoint, mine, record["model"])\n'
 SETTINGS = '    _must_agree(checkpoint, _deciding(mine), _deciding(record["training"]))\n'
 CHECKED = 'if _sha256(path, str(record.get("sha256"))) != record.get("sha256"):'
 FINAL = '    final = directory / f"step'
 OPENED = '    try:\n        with safe_open(path, "pt") as file:\n'
-FITS = "sorted({name for name, _ in _kinds(tensors).items() ^ wanted.items()})"
+FITS = "sorted({name for name, _ in found.items() ^ wanted.items()})"
 DAMAGED = '        raise CheckpointError(\n            f"{path} is damaged: it is not what'
 WHEN_SAVED = """\
             if directory is not None and _is_due(run, config.checkpoint_every):
@@ -74,8 +74,8 @@ MISTAKES = mistakes([
             ("while run.step < config.steps:", "while run.step <= config.steps:")]}),
     (restores_all, {
         "the random state is that of torch": [
-            ('"random_state": run.generator.get_state(),',
-             '"random_state": torch.get_rng_state(),')],
+            ('    tensors = {\n        "random_state": run.generator.get_state(),',
+             '    tensors = {\n        "random_state": torch.get_rng_state(),')],
         "losses in 32 bits": [
             ("torch.tensor(run.losses, dtype=torch.float64)",
              "torch.tensor(run.losses).double()")],
@@ -97,7 +97,8 @@ MISTAKES = mistakes([
             (FINAL,
              "    for old in _checkpoints(directory)[:-1]:\n        old.unlink()\n" + FINAL)],
         "old ones are emptied in their place": [
-            ("        old.unlink()\n", '        old.write_bytes(b"")\n        old.unlink()\n')],
+            ("        shutil.rmtree(old) if",
+             '        old.write_bytes(b"")\n        shutil.rmtree(old) if')],
         "leftovers stay": [("leftover.unlink()", "pass")]}),
     (survives_a_crash_when_it_is_saved_again, {
         "the first is dropped first": [
@@ -109,18 +110,19 @@ MISTAKES = mistakes([
             ("        partial.replace(final)",
              "        os.link(partial, final)\n        partial.unlink()")],
         "the second is left out": [
-            ("    partial = directory",
+            ("    partial = final",
              "    if final.exists():\n        return final\n"
-             "    partial = directory")]}),
+             "    partial = final")]}),
     (is_on_the_disk_before_it_has_its_name, {
         "files": [("        os.fsync(file.fileno())\n", "        pass\n")],
         "all but the last bytes": [("        file.flush()\n", "")],
         "the name": [("    _names_to_disk(directory)\n", "")]}),
     (a_full_disk_leaves_what_was_there, {
         "half of it stays": [("        partial.unlink(missing_ok=True)\n", "")],
-        "in the words of safetensors": [("except (OSError, SafetensorError)", "except OSError")],
+        "in the words of safetensors": [
+            ("except (OSError, SafetensorError)", "except OSError", 2)],
         "in the words of the system": [
-            ("except (OSError, SafetensorError)", "except SafetensorError")],
+            ("except (OSError, SafetensorError)", "except SafetensorError", 2)],
         "old ones are dropped first": [
             (FINAL,
              "    for old in _checkpoints(directory):\n        old.unlink()\n" + FINAL)],
@@ -134,7 +136,7 @@ MISTAKES = mistakes([
             ("n = config.schedule or config.steps", "n = config.steps")]}),
     (a_run_stopped_may_be_saved_and_evaluated_otherwise, {
         "evaluations are compared": [('("steps", "evaluate_every", "check', '("steps", "check')],
-        "checkpoints are compared": [(', "checkpoint_every")  #', ')  #')]}),
+        "checkpoints are compared": [(', "checkpoint_every", "micro', ', "micro')]}),
     (runs_without_a_schedule_in_their_record_go_on, {
         "refused": [
             ('training.get("schedule") or training.get("steps")',
@@ -144,12 +146,11 @@ MISTAKES = mistakes([
             ('directory.glob("step-*")', 'directory.glob("*step-*")'),
             ("if NAMED.fullmatch(path.name)", "if True"),
             ("int(path.stem[5:])", "path.stem[-8:]")],
-        "leftovers of safetensors stay": [(', *directory.glob(".tmp??????"))', ",)")],
+        "leftovers of safetensors stay": [(', *final.parent.glob(".tmp??????"))', ",)")],
         "leftovers stay": [("leftover.unlink()", "pass")]}),
     (nothing_is_unpickled, {
         "torch's own files": [
-            ("return record, load_file(path)",
-             "return record, torch.load(path, weights_only=False)")],
+            ("tensors = load_file(path)", "tensors = torch.load(path, weights_only=False)")],
         "torch's own files, if they are": [
             (OPENED,
              "    if path.read_bytes()[:1] == b'\\x80':\n"
@@ -176,15 +177,15 @@ MISTAKES = mistakes([
              '        record = json.loads(file.metadata()["record"])\n'
              '    record.pop("sha256")\n    digest = _said(record, path)\n')]}),
     (files_that_do_not_fit_are_refused, {
-        "names only": [(FITS, "sorted({*tensors} ^ {*wanted})")],
+        "names only": [(FITS, "sorted({*found} ^ {*wanted})")],
         "kinds of what is named": [
-            (FITS, "[k for k, kind in _kinds(tensors).items() if wanted.get(k, kind) != kind]")],
+            (FITS, "[k for k, kind in found.items() if wanted.get(k, kind) != kind]")],
         "dtypes not compared": [
             ("(tuple(t.shape), t.dtype)", "(tuple(t.shape), torch.float64)")],
         "parameters change before all is looked at": [
-            ("    _must_fit(checkpoint, tensors,",
-             '    [p.data.add_(1) for k, p in parameters.items() if f"model.{k}" in tensors]\n'
-             "    _must_fit(checkpoint, tensors,")]}),
+            ("    _must_fit(checkpoint, found, _kinds(like) | losses)",
+             '    [p.data.add_(1) for k, p in parameters.items() if f"model.{k}" in found]\n'
+             "    _must_fit(checkpoint, found, _kinds(like) | losses)")]}),
     (other_runs_are_refused, {
         "texts not compared": [('if record["text"] != fingerprint(run.ids):', "if False:")],
         "lengths of texts compared": [("ids.to(torch.int64).cpu()", "torch.tensor(len(ids))")],
@@ -211,6 +212,6 @@ MISTAKES = mistakes([
         "passed over": [('r"step-\\d{8,}(\\.safetensors)?"', 'r"step-\\d{8,}\\.safetensors"')],
         "not named": [('if (path / "checkpoint.json").is_file():', "if False:")],
         "counted among those that are kept": [
-            ("[path for path in _checkpoints(directory) if path.is_file()][:-2]",
-             "[path for path in _checkpoints(directory)[:-2] if path.is_file()]")]}),
+            ("    for old in mine[:-2]:",
+             "    for old in [p for p in _checkpoints(directory)[:-2] if p.is_file()]:")]}),
 ])

@@ -31,9 +31,9 @@ from test_command_line import (
     writes_what_the_model_does,
 )
 
-from cheems_ref import arguments, command_line, help_texts
+from cheems_ref import arguments, command_line, help_texts, watch
 
-ROOMS = (help_texts, arguments, command_line)
+ROOMS = (help_texts, arguments, watch, command_line)
 UNCHECKED = True  # as users have it
 
 DECODED = "decoder.decode(bytes(token.tolist()))"
@@ -78,27 +78,27 @@ MISTAKES = mistakes([
         "words refused": [("return name, value  #", "raise  #")]}),
     (goes_on_from_where_it_was_stopped, {
         "as an error": [
-            ('{_command(*a.words)}", file=sys.stderr)\n        return 130',
-             '{_command(*a.words)}", file=sys.stderr)\n        return 1')],
+            ('{again}", file=sys.stderr)\n        return 130',
+             '{again}", file=sys.stderr)\n        return 1')],
         "without a word": [("{watch.stopped()}", "stopped")],
         "not caught": [
-            ("    except KeyboardInterrupt:\n        print(f",
-             "    except EOFError:\n        print(f"),
+            ("    except KeyboardInterrupt:\n        again",
+             "    except EOFError:\n        again"),
             ('        print("\\nstopped", file=sys.stderr)\n', "        raise\n")],
         "in the middle of an update": [
             ("        watch.asked = True\n", "        raise KeyboardInterrupt\n")],
         "not saved": [("                save(run, self.directory)\n", "                pass\n")],
-        "another command": [("_command(*a.words)", "_command('train', '--run', a.run)")],
-        "nothing said": [('_say(f"going on from', 'str(f"going on from')],
+        "another command": [("in_shell(*a.words)", "in_shell('train', '--run', a.run)")],
+        "nothing said": [('say(f"going on from', 'str(f"going on from')],
         "another signal": [
             ("            signal.signal(signal.SIGINT, before)", "            pass")],
         "nothing kept": [("                directory=a.run,\n", "")]}),
     (is_stopped_where_it_was_just_saved, {
         "saved twice": [("if run.step % run.config.checkpoint_every:", "if True:")],
         "stopped at its end": [
-            ("if self.asked and run.step < run.config.steps:", "if self.asked:")]}),
+            ("if asked and run.step < run.config.steps:", "if asked:")]}),
     (the_second_ctrl_c_stops_at_once, {
-        "it waits": [("        if watch.asked:\n", "        if False:\n")]}),
+        "it waits": [("if watch.asked and alone:", "if False:")]}),
     (a_finished_run_says_so, {
         "not said": [("if run.step >= steps:", "if False:")],
         "said otherwise": [("{steps} updates are done;", "{steps + 1} updates are done;")]}),
@@ -128,7 +128,7 @@ MISTAKES = mistakes([
         "never between": [("now - self.said >= SILENCE", "False")],
         "not at first": [("or is_first or", "or")],
         "not when it is evaluated": [("(evaluated or is_first", "(is_first")],
-        "not at once": [("print(line, flush=True)", "print(line)")],
+        "not at once": [("print(line, file=file, flush=True)", "print(line, file=file)")],
         "the time of one update": [("seconds / done\n", "seconds\n")],
         "windows for bytes": [("done * config.batch_size * config.length", "done * config.length")],
         "the first loss": [("{run.losses[-1]:.3f}{held_out}", "{run.losses[0]:.3f}{held_out}")]}),
@@ -200,7 +200,7 @@ MISTAKES = mistakes([
         "any directory": [("                directory=a.run,\n", "")],
         "the first word too early": [
             ("    torch.manual_seed(training.seed)\n",
-             '    _say(f"going on from {newest}")\n    torch.manual_seed(training.seed)\n')],
+             '    say(f"going on from {newest}")\n    torch.manual_seed(training.seed)\n')],
         "any file": [("if (run := Path(a.run)).exists() and not run.is_dir():", "if False:")]}),
     (refuses_wrong_use, {
         "no run will do": [('add("--run", required=True, metavar="DIRECTORY", help="of',
@@ -210,11 +210,11 @@ MISTAKES = mistakes([
     (foresees_memory, {
         "not refused": [("if there is not None and needed > there:", "if False:")],
         "only parameters": [
-            ("needed = training_bytes(config, tokens=training.batch_size * training.length)",
-             "needed = 4 * parameters")],
-        "too late": [("    _must_fit(config, training, device, n)\n", ""),
+            ("training_bytes(config, tokens=tokens, processes=processes)", "4 * parameters")],
+        "too late": [("    _must_fit(config, training, device, n, processes, a.parallel)\n", ""),
                      ("    bar = _sho",
-                      "    _must_fit(config, training, device, n)\n    bar = _sho")],
+                      "    _must_fit(config, training, device, n, processes, a.parallel)\n"
+                      "    bar = _sho")],
         "not warned of": [("if there is None and needed >= NOTABLE:", "if False:")],
         "always warned of": [("if there is None and needed >= NOTABLE:", "if there is None:")],
         "in torch's words": [('if is_one or "DefaultCPUAllocator" in str(error):', "if is_one:")],

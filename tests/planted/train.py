@@ -28,7 +28,7 @@ ROOMS = (checkpoint, train)
 
 CLIP = "torch.nn.utils.clip_grad_norm_(run.model.parameters(), config.clip)"
 UNCLIPPED = "torch.zeros(())"
-FINITE = "if not (math.isfinite(value := loss.item()) and bool(norm.isfinite())):"
+FINITE = "if not (math.isfinite(value) and bool(norm.isfinite())):"
 
 # fmt: off
 MISTAKES = mistakes([
@@ -112,11 +112,11 @@ MISTAKES = mistakes([
         "the end left out": [("[*batches, rest] if rest else batches", "batches")],
         "the end counted twice": [("[*batches, rest] if", "[*batches, rest, rest] if")],
         "the first token counted": [
-            ("return total / (len(ids) - 1)", "return total / len(ids)")],
+            ("model) / (len(ids) - 1)", "model) / len(ids)")],
         "a mean of means": [
             ('reduction="sum").item()',
              'reduction="mean").item() * (len(ids) - 1) / len(windows)')],
-        "bits": [("return total / (len(ids)", "return total / math.log(2) / (len(ids)")],
+        "bits": [("model) / (len(ids)", "model) / math.log(2) / (len(ids)")],
         "the first windows only": [
             ("range(0, len(whole), batch_size)",
              "range(0, len(whole) // batch_size * batch_size, batch_size)")]}),
@@ -135,20 +135,20 @@ MISTAKES = mistakes([
         "evaluated when saved": [
             ("_is_due(run, config.evaluate_every)", "_is_due(run, config.checkpoint_every)")],
         "in other windows": [("held_out, length=run.config.length)", "held_out)")],
-        "all are kept": [("if path.is_file()][:-2]", "if path.is_file()][:0]")],
-        "one is kept": [("if path.is_file()][:-2]", "if path.is_file()][:-1]")],
-        "the first two are kept": [("if path.is_file()][:-2]", "if path.is_file()][2:]")],
+        "all are kept": [("in mine[:-2]:", "in mine[:0]:")],
+        "one is kept": [("in mine[:-2]:", "in mine[:-1]:")],
+        "the first two are kept": [("in mine[:-2]:", "in mine[2:]:")],
         "the oldest is the newest": [("return found[-1]", "return found[0]")]}),
     (seeds_decide, {
         "one seed for all": [(".manual_seed(config.seed)", ".manual_seed(0)")],
         "no generator": [(", generator=generator)\n    return", ")\n    return")]}),
     (stops_at_a_loss_that_is_no_number, {
-        "not looked at": [(FINITE, "if (value := loss.item()) is None or norm is None:")],
+        "not looked at": [(FINITE, "if norm is None:")],
         "looked at after the update": [
             (FINITE, "run.optimizer.step()\n    " + FINITE),
             ("    run.optimizer.step()\n    run.losses", "    run.losses")],
         "looked at after the loss is noted": [
-            (FINITE, "run.losses.append(loss.item())\n    " + FINITE),
+            (FINITE, "run.losses.append(float(value))\n    " + FINITE),
             ("    run.losses.append(value)\n", "")],
         "saved before it is looked at": [
             ("            _update(run, training)\n",
