@@ -122,14 +122,11 @@ def write(
 
     partial = final.with_name(f"partial-{final.name}")
     on_first(model, lambda: _emptied(partial))
-    error = None
+    writer = dcp.HuggingFaceStorageWriter(str(partial), save_distributed=True)
     try:
-        writer = dcp.HuggingFaceStorageWriter(str(partial), save_distributed=True)
         dcp.save(dict(tensors), storage_writer=writer)
-    except Exception as failed:  # torch wraps what any process met in an error of its own
-        error = OSError(f"the parts cannot be written to {partial}: {failed}")
-    if summed(float(error is not None), model):
-        raise error or OSError(f"another process could not write to {partial}")
+    except dcp.CheckpointException as failed:  # on every process, what any of them met
+        raise OSError(_what_failed(failed)) from failed
     on_first(model, lambda: _finished(partial, final, record))
 
 
@@ -168,7 +165,10 @@ def load(path: Path, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
     reader = dcp.HuggingFaceStorageReader(str(path))
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is")  # off, as it is to be where alone
-        dcp.load(tensors, storage_reader=reader, no_dist=alone)
+        try:
+            dcp.load(tensors, storage_reader=reader, no_dist=alone)
+        except dcp.CheckpointException as failed:
+            raise OSError(_what_failed(failed)) from failed
     return tensors
 
 
@@ -180,6 +180,11 @@ def as_is(whole: Tensor, like: Tensor) -> Tensor:
     from torch.distributed.tensor import distribute_tensor
 
     return distribute_tensor(whole.to(like.device), mesh, like.placements, src_data_rank=None)
+
+
+def _what_failed(failed):
+    """Of a CheckpointException, which is no Exception."""
+    return "; ".join(f"process {rank}: {cause}" for rank, (cause, _) in failed.failures.items())
 
 
 def _emptied(folder):

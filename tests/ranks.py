@@ -1,0 +1,297 @@
+"""What is asked of training over several processes, on each of them; started by test_shards.py:
+
+    torchrun --nproc-per-node 2 tests/ranks.py FOLDER
+
+The properties of `HELD` are asked of the package, those of `MISTAKES` of copies with a mistake.
+What came out is written to FOLDER/verdicts.json: "" where a property holds, else what was said.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from planting import mistakes, planted
+from torch.distributed.checkpoint import HuggingFaceStorageWriter
+from training import a_model, everything, names, same, trained
+
+from cheems_ref import checkpoint, shards, train
+from cheems_ref.checkpoint import CheckpointError
+from cheems_ref.ssd import SSD
+from cheems_ref.verify import check
+
+ROOMS = (shards, checkpoint, train)
+RUN = dict(batch_size=5, clip=0.1, precision="float32")  # five windows are uneven shares
+ROUNDING = 1e-5
+
+
+# --- runs -------------------------------------------------------------------------------------
+
+
+def spread(m, parallel, **model):
+    """A new model over all processes."""
+    model = a_model(**model)
+    m.shards.spread(model, parallel)
+    return model
+
+
+def whole(run):
+    """All that a run holds, put together from all processes."""
+    return {
+        name: t.full_tensor() if hasattr(t, "full_tensor") else t
+        for name, t in everything(run).items()
+    }
+
+
+def near(name, got, want):
+    """What two runs hold and went through is equal but for rounding."""
+    got, want = whole(got), whole(want)
+    assert got.keys() == want.keys(), f"{name}: what is held is not the same"
+    for key, t in want.items():
+        rounding = ROUNDING if t.is_floating_point() else None
+        check(f"{name}: {key}", got[key].to(t.dtype), t, tol=rounding)
+
+
+# --- properties -------------------------------------------------------------------------------
+
+
+def trains_as_one(m, folder, parallel, **changes):
+    """Losses, evaluations, parameters and moments are those of one process."""
+    model = changes.pop("model", {})
+    got = trained(m, model=spread(m, parallel, **model), **RUN | changes)
+    alone = {k: v for k, v in changes.items() if k != "micro_batch"}
+    near(parallel, got, trained(train, model=a_model(**model), **RUN | alone))
+
+
+def holds_its_part(m, folder, parallel):
+    """Of each parameter and each moment some rows; or all."""
+    run = trained(m, model=spread(m, parallel), **RUN)
+    for name, t in everything(run).items():
+        if hasattr(t, "to_local"):
+            held = torch.tensor(t.to_local().numel())
+            dist.all_reduce(held)
+            times = 1 if parallel == "sharded" else dist.get_world_size()
+            assert held == times * t.numel(), f"{name}: {held} numbers of {t.numel()} are held"
+    embedding = run.model.embedding.weight
+    rows = len(embedding) // (dist.get_world_size() if parallel == "sharded" else 1)
+    assert len(embedding.to_local()) == rows, f"{len(embedding.to_local())} rows are held"
+
+
+def goes_on(m, folder, before, after):
+    """A run that is stopped and goes on, spread otherwise, is one that was never stopped."""
+    trained(m, folder, model=spread(m, before), stop=8, **RUN)
+    dist.barrier()
+    assert names(folder) == ["step-00000004", "step-00000008"]
+    run = trained(m, folder, model=spread(m, after), **RUN)
+    near(f"{before}, then {after}", run, trained(train, **RUN))
+    assert names(folder) == ["step-00000008", "step-00000012"]
+
+
+def goes_on_alone(m, folder, parallel):
+    """One process goes on from what several wrote, and several from what one wrote."""
+    parts, file = folder / "parts", folder / f"file of {dist.get_rank()}"
+    trained(m, parts, model=spread(m, parallel), stop=8, **RUN)
+    dist.barrier()
+    if dist.get_rank() == 0:  # two in one folder would be in each other's way
+        near("on one", trained(m, parts, **RUN), trained(train, **RUN))
+        assert names(parts) == ["step-00000008", "step-00000012.safetensors"]
+    dist.barrier()
+    trained(m, file, stop=8, **RUN)
+    run = trained(m, file, model=spread(m, parallel), **RUN)
+    near("on several", run, trained(train, **RUN))
+
+
+def the_same_again(m, folder, parallel):
+    """Equal runs are equal to the last digit, and so is one that was stopped."""
+    first = trained(m, model=spread(m, parallel), **RUN)
+    trained(m, folder, model=spread(m, parallel), stop=4, **RUN)
+    dist.barrier()
+    again = trained(m, folder, model=spread(m, parallel), **RUN)
+    same(parallel, whole(again), whole(first))
+
+
+def damage_is_refused(m, folder):
+    """A byte of a part, a part that is missing, a record that is none: on every process."""
+    trained(m, folder, model=spread(m, "sharded"), **RUN)
+    last = folder / "step-00000012"
+    part = sorted(last.glob("*.safetensors"))[1]
+    content, record = part.read_bytes(), last / "record.json"
+    written = record.read_bytes()
+    changed = {
+        part: [content[:-1] + bytes([content[-1] ^ 1]), content[:-4], None],
+        record: [b"{", b"[]", written.replace(b'"files"', b'"field"')],
+    }
+    for path, contents in changed.items():
+        right = path.read_bytes()
+        for content in contents:
+            dist.barrier()
+            if dist.get_rank() == 0:
+                path.unlink() if content is None else path.write_bytes(content)
+            dist.barrier()
+            try:
+                m.load_model(folder)
+            except CheckpointError as error:
+                assert str(last) in str(error)
+            else:
+                raise AssertionError(f"{path.name}: what is damaged is read")
+        dist.barrier()
+        if dist.get_rank() == 0:
+            path.write_bytes(right)
+        dist.barrier()
+    m.load_model(folder)
+
+
+def what_one_cannot_write_stops_all(m, folder):
+    """A process whose part cannot be written: all say so, and the last checkpoint is whole."""
+    trained(m, folder, model=spread(m, "sharded"), stop=4, **RUN)
+    if dist.get_rank() == 0:
+        (folder / "partial-step-00000002").mkdir()  # of a run that was killed
+    write = HuggingFaceStorageWriter.write_data
+
+    def full(*_):
+        raise OSError("no space left")
+
+    HuggingFaceStorageWriter.write_data = full if dist.get_rank() == 1 else write
+    try:
+        trained(m, folder, model=spread(m, "sharded"), **RUN)
+    except OSError as error:
+        assert "update 8 cannot be written" in str(error) and "step-00000004" in str(error)
+    else:
+        raise AssertionError("nothing was said")
+    finally:
+        HuggingFaceStorageWriter.write_data = write
+    near("after it", trained(m, folder, model=spread(m, "sharded"), **RUN), trained(train, **RUN))
+    assert not [*folder.glob("partial-*")], "what was begun stays"
+
+
+def too_few_windows_are_refused(m, folder):
+    """And named."""
+    try:
+        trained(m, model=spread(m, "sharded"), **RUN | dict(batch_size=1))
+    except ValueError as error:
+        assert "batch_size = 1 is too few for" in str(error)
+    else:
+        raise AssertionError("a process without a window")
+
+
+def bfloat16_keeps_what_is_small(m, folder):
+    """Autocast is near; A and the step size's bias are in float32 where they are used."""
+    model, used = dict(pattern="SM", d_model=16), set()
+    cut = spread(m, "sharded", **model)
+    for layer in cut.modules():
+        if isinstance(layer, SSD):
+            layer.register_forward_pre_hook(
+                lambda ssd, _: used.update({ssd.A_log.dtype, ssd.dt_bias.dtype})
+            )
+    run = trained(m, model=cut, **RUN | dict(precision="bfloat16"))
+    assert used == {torch.float32}, f"A and the bias in {used}"
+    alone = trained(train, model=a_model(**model), **RUN | dict(precision="bfloat16"))
+    check("bfloat16", *(torch.tensor(r.losses) for r in (run, alone)), tol=2e-3)
+
+
+HELD = [
+    (trains_as_one, "sharded"),
+    (trains_as_one, "data"),
+    (trains_as_one, "sharded", dict(micro_batch=1)),
+    (trains_as_one, "data", dict(micro_batch=2)),
+    (trains_as_one, "sharded", dict(model=dict(pattern="SEIK"))),
+    (trains_as_one, "sharded", dict(model=dict(tie_embeddings=False))),
+    (holds_its_part, "sharded"),
+    (holds_its_part, "data"),
+    (goes_on, "sharded", "data"),
+    (goes_on, "data", "sharded"),
+    (goes_on_alone, "sharded"),
+    (goes_on_alone, "data"),
+    (the_same_again, "sharded"),
+    (damage_is_refused,),
+    (what_one_cannot_write_stops_all,),
+    (too_few_windows_are_refused,),
+    (bfloat16_keeps_what_is_small,),
+]
+
+# fmt: off
+MISTAKES = mistakes([
+    (trains_as_one, "sharded", {
+        "all read the first share": [
+            ("tensor_split(n)[rank].tensor_split", "tensor_split(n)[0].tensor_split")],
+        "uneven shares count alike": [("n * len(piece) / len(windows)", "1 / pieces")],
+        "each notes its own loss": [
+            ("value = shards.summed(value, run.model) / shards.place(run.model)[1]", "pass")],
+        "each draws its own windows": [
+            ("torch.Generator().manual_seed(config.seed)",
+             "torch.Generator().manual_seed(config.seed + rank)")],
+        "each evaluates its own part": [("return shards.summed(total, model) /", "return total /")],
+        "each clips its own part": [
+            ("norm = torch.nn.utils.clip_grad_norm_(run.model.parameters(), config.clip)",
+             "norm = torch.nn.utils.clip_grad_norm_([_local(p) for p in run.model.parameters()], "
+             "config.clip)"),
+            ("def _readings(", "def _local(p):\n"
+             "    own = p.detach().to_local()\n"
+             "    own.grad = p.grad.to_local()\n"
+             "    return own\n\n\ndef _readings(")]}),
+    (holds_its_part, "sharded", {
+        "each holds all": [("(1, n) if parallel", "(n, 1) if parallel")]}),
+    (holds_its_part, "data", {
+        "each holds a part": [("else (n, 1)", "else (1, n)")]}),
+    (goes_on, "sharded", "data", {
+        "moments start anew": [
+            ('tensors[f"{k}.{name}"].to(parameter, copy=True)', "torch.zeros_like(parameter)")],
+        "windows start anew": [('    run.generator.set_state(tensors["random_state"])\n', "")]}),
+    (goes_on_alone, "sharded", {
+        "each takes the first part": [
+            ("distribute_tensor(whole.to(like.device), mesh,",
+             "distribute_tensor(whole.roll(1, 0).to(like.device), mesh,")]}),
+    (damage_is_refused, {
+        "digests are not compared": [("if _digest(path / name) != digest:", "if False:")]}),
+    (what_one_cannot_write_stops_all, {
+        "what was begun stays": [("            shutil.rmtree(leftover)\n", "            pass\n"),
+                                 ("    folder.mkdir(parents=True)",
+                                  "    folder.mkdir(parents=True, exist_ok=True)")]}),
+    (too_few_windows_are_refused, {
+        "let pass": [("    if config.batch_size < n:\n", "    if False:\n")]}),
+    (bfloat16_keeps_what_is_small, {
+        "all are cast": [
+            ("    from torch.distributed.fsdp import fully_shard\n",
+             "    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard\n"
+             "    cast = MixedPrecisionPolicy(param_dtype=torch.bfloat16)\n"),
+            ("fully_shard(block, mesh=mesh)", "fully_shard(block, mesh=mesh, mp_policy=cast)")]}),
+])
+# fmt: on
+
+
+# --- asking -----------------------------------------------------------------------------------
+
+
+def asked(m, has_property, arguments, folder):
+    """What a process says against a property, or nothing."""
+    changes = arguments[-1] if arguments and isinstance(arguments[-1], dict) else {}
+    arguments = arguments[:-1] if changes else arguments
+    try:
+        has_property(m, folder, *arguments, **changes)
+    except (AssertionError, RuntimeError) as error:
+        return str(error) or type(error).__name__
+    return ""
+
+
+def main(folder):
+    questions = {f"{row[0].__name__}, {row[1:]}": (row[0], row[1:], train) for row in HELD} | {
+        f"{m.asked()}: {m.title}": (m.has_property, m.arguments, planted(ROOMS, m.edits))
+        for m in MISTAKES
+    }
+    verdicts = {}
+    for i, (title, (has_property, arguments, m)) in enumerate(questions.items()):
+        own = folder / str(i)
+        own.mkdir(exist_ok=True)
+        mine, said = asked(m, has_property, arguments, own), [None] * dist.get_world_size()
+        dist.all_gather_object(said, mine)
+        verdicts[title] = next(filter(None, said), "")
+    if dist.get_rank() == 0:
+        (folder / "verdicts.json").write_text(json.dumps(verdicts), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    shards.begin(torch.device("cpu"))
+    main(Path(sys.argv[1]))
+    shards.end()
