@@ -186,7 +186,7 @@ def _look_at_rows(a):
 
 
 def _look_at_sizes(a):
-    for name, least in (("context", 0), ("length", 1), ("batch", 1)):
+    for name, least in (("context", 0), ("length", 1), ("batch", 1), ("processes", 1)):
         if (size := getattr(a, name)) is not None and size < least:
             raise ValueError(f"--{name} must be at least {least}, got {size}")
     a.length = max(1, a.context) if a.length is None else a.length
@@ -326,6 +326,7 @@ def _add_budget(commands):
     add("--batch", type=int, default=1, help="rows (default %(default)s)")
     types = ["float32", "bfloat16", "float16"]
     add("--dtype", choices=types, default="bfloat16", help="of the model (default %(default)s)")
+    add("--processes", type=int, default=1, help="that share an update and its parameters")
     add("--memory", type=float, default=24, metavar="GB", help="there is (default %(default)s)")
     add("--flops", type=float, help="floating-point operations per second of the machine")
     add("--bandwidth", type=float, help="bytes per second that its memory gives")

@@ -116,10 +116,14 @@ def _writing(a, config, dtype):
 
 
 def _training(a, config, flops, kept):
-    parameters = training_bytes(config)
-    logits = 4 * a.batch * a.length * config.vocab_size
-    work = sum(3 * part.total() + part.pairs // 2 for part in flops.values())
-    print(f"\nto train on {a.batch:,} × {a.length:,} tokens per update, with AdamW in float32:")
+    parameters, share = training_bytes(config, processes=a.processes), a.batch / a.processes
+    logits = int(4 * share * a.length * config.vocab_size)
+    kept = kept // a.processes
+    work = sum(3 * part.total() + part.pairs // 2 for part in flops.values()) // a.processes
+    each = f", each of {a.processes:,} processes" if a.processes > 1 else ""
+    print(
+        f"\nto train on {a.batch:,} × {a.length:,} tokens per update, with AdamW in float32{each}:"
+    )
     print(f"  parameters, gradients, moments  {_si(parameters, 'B'):>10}")
     print(f"  kept for the backward pass      {_si(kept, 'B'):>10}, in {a.dtype}")
     print(f"  gradient of the logits          {_si(logits, 'B'):>10}")

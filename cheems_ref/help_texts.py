@@ -64,6 +64,7 @@ examples:
   python -m cheems_ref budget --preset cheems-1.3b --context 131072
   python -m cheems_ref budget --preset jamba-1.3b --batch 8 --flops 9.9e14 --bandwidth 3.35e12
   python -m cheems_ref budget --pattern "SM x 3 + AM" --set d_model=512 --plot memory.svg
+  python -m cheems_ref budget --preset cheems-1.3b --length 2048 --batch 64 --processes 8
 
 Operations are products that are summed. What a pass keeps is what torch keeps on a CPU, of S in its
 chunked form; the fused kernels of a GPU keep less. A machine does other things besides, so it

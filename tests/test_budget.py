@@ -1,6 +1,7 @@
 """Bytes of cache and parameters, computed from a config and found in the model."""
 
 import itertools
+import math
 from dataclasses import replace
 from functools import partial
 
@@ -146,6 +147,26 @@ def training_takes_what_is_computed(m):
         assert got == want, f"{case}: {got} bytes, {want} are held"
     llama = budget(m).training_bytes(m.preset("llama-2-7b"))
     assert f"{llama / 1e9:.0f}" == "108", "GB for training Llama 2 7B"
+
+
+def a_process_holds_its_part_and_what_is_read(m):
+    """Of a model over four processes, with the largest of what fully_shard puts together."""
+    for case in ("SHSRAH", "IPAM"):
+        net = built(m, case, torch.float32)
+        n = sum(p.numel() for p in net.parameters())
+        blocks = [sum(p.numel() for p in block.parameters()) for block in net.blocks]
+        shared = {id(p) for block in net.blocks for p in block.parameters()}
+        rest = sum(p.numel() for p in net.parameters() if id(p) not in shared)
+        assert rest < max(blocks)
+        want = math.ceil(4 * n / 4) + 2 * max(blocks)
+        got = budget(m).training_bytes(net.config, processes=4)
+        assert got == 4 * want, f"{case}: {got // 4} numbers instead of {want}"
+        logits = 2 * math.ceil(15 / 4) * net.config.vocab_size
+        assert budget(m).training_bytes(net.config, tokens=15, processes=4) == 4 * (want + logits)
+    wide = m.ModelConfig("SM", d_model=8, vocab_size=10**6, tie_embeddings=False)
+    n = sum(part.total for part in budget(m).count_parameters(wide).values())
+    got = budget(m).training_bytes(wide, processes=2)
+    assert got == 4 * (2 * n + 2 * (2 * 8 * 10**6 + 8)), "embedding and head"
 
 
 def operations_are_those_that_torch_counts(m, case):
@@ -345,6 +366,7 @@ OF_THE_MODULE = (
     states_do_not_grow,
     cache_is_that_of_the_lecture,
     training_takes_what_is_computed,
+    a_process_holds_its_part_and_what_is_read,
     rows_are_those_of_the_formula,
 )
 OF_A_CASE = (

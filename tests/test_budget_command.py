@@ -8,7 +8,13 @@ import torch
 from test_command_line import examples_in, run, succeeds
 
 from cheems_ref import budget_command
-from cheems_ref.budget import activation_bytes, cache_bytes, count_flops, step_bytes
+from cheems_ref.budget import (
+    activation_bytes,
+    cache_bytes,
+    count_flops,
+    step_bytes,
+    training_bytes,
+)
 from cheems_ref.model import CausalLM, ModelConfig, preset
 
 pytestmark = pytest.mark.usefixtures("unchecked")  # as users have it
@@ -93,6 +99,20 @@ def training_counts_the_gradient_of_the_logits(m):
         assert f", {said} into " in out
 
 
+def processes_share_an_update(m):
+    n, kept = training_bytes(CONFIG, processes=8), activation_bytes(CONFIG, 700, batch=4)
+    words = [*WORDS, *SIZES, "--dtype", "float32", "--processes", 8]
+    out = succeeds(run(m, *words, "--flops", 1e12)).out.partition("to train")[2]
+    assert "in float32, each of 8 processes:" in out
+    logits = 4 * 700 * 1000 * 4
+    is_about(cells(out, "parameters, gradients")[1], n)
+    is_about(cells(out, "kept for the")[1], sum(kept.values()) / 8)
+    is_about(cells(out, "gradient of")[1], logits / 8)
+    is_about(re.search("an update: (.*) operations", out)[1], an_update() / 8)
+    speed = re.search("at most (.*) tokens per second", out)[1].replace(",", "")
+    assert abs(float(speed) / (8 * 4 * 700 / (an_update() / 1e12)) - 1) < 1e-3
+
+
 def a_batch_and_a_dtype_are_taken(m):
     out = succeeds(run(m, *WORDS, *SIZES, "--dtype", "float32")).out
     cache = cache_bytes(CONFIG, 3000, batch=4, dtype=torch.float32)
@@ -152,6 +172,7 @@ PROPERTIES = [
     the_table_is_that_of_the_model,
     memory_is_that_of_weights_and_cache,
     training_counts_the_gradient_of_the_logits,
+    processes_share_an_update,
     a_batch_and_a_dtype_are_taken,
     speed_is_bounded_by_what_is_scarcer,
     a_length_that_is_not_given_is_the_context,

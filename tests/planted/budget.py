@@ -6,6 +6,7 @@ from test_budget import (
     HELD as HELD,
 )
 from test_budget import (
+    a_process_holds_its_part_and_what_is_read,
     a_step_moves_parameters_and_cache,
     activations_are_what_autograd_keeps,
     active_are_those_that_a_token_reaches,
@@ -76,6 +77,13 @@ PLANTED = [
             ("4 * sum(part.total for part in", "4 * sum(part.active for part in")],
         "logits without their gradient": [("2 * math.ceil(tokens", "math.ceil(tokens")],
         "always float32": [("c.vocab_size) * dtype.itemsize", "c.vocab_size) * 4")]}),
+    (a_process_holds_its_part_and_what_is_read, {
+        "its part alone": [("held / processes) + 2 * max(outside, *blocks)", "held / processes)")],
+        "without the gradient": [("+ 2 * max(outside", "+ max(outside")],
+        "blocks alone": [("max(outside, *blocks)", "max(blocks)")],
+        "what is outside alone": [("max(outside, *blocks)", "outside")],
+        "all layers of a letter": [("parts[m].total // c.pattern.count(m)", "parts[m].total")],
+        "all tokens": [("math.ceil(tokens / processes)", "tokens")]}),
     *((operations_are_those_that_torch_counts, case, {what: [edit]}) for case, what, edit in (
         ("SEIE", "one operation per product", ("times = 2 * batch", "times = batch")),
         ("SEIE", "of one row", ("times = 2 * batch *", "times = 2 *")),

@@ -1,0 +1,947 @@
+# %% [markdown]
+# # 12 · Out of one machine
+#
+# **A text is cut over several processes, and each holds one slice of it. What do they have to tell
+# one another, so that together they compute what one process would?** When you are through you can
+#
+# - say what a slice does to a state in two parts, and combine slices in any grouping;
+# - hand every slice the state that it should begin with, by one exchange whose size does not depend
+#   on the number of tokens;
+# - start real processes from a notebook, and compare them with one pass, gradients included;
+# - name two traps of the backward pass, and say how each shows;
+# - cut a whole model: its convolution, its positions, its attention, its parameters' gradients;
+# - predict to the byte what travels, and say from how many tokens on that is less than the keys and
+#   values of attention.
+#
+# Assumes: chapters 03 and 07.
+#
+# Sources: Dao and Gu, *Transformers are SSMs* (2024), §8.2; Sun and others, *LASP-2* (2025), for
+# linear attention; Liu and others, *Ring Attention* (2023). The code that this notebook builds up
+# to is `cheems_ref/distributed.py`.
+#
+# How to read ✓ and ✗: chapter 00.
+
+# %% tags=["setup"]
+import inspect
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from datetime import timedelta
+from functools import partial
+from itertools import accumulate, pairwise
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import monotonic
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import einsum
+from torch.distributed.nn.functional import all_gather
+
+# %% tags=["setup"]
+from cheems_ref import distributed, plotting
+from cheems_ref.attention import attention
+from cheems_ref.convolution import short_convolution
+from cheems_ref.distributed import SequenceParallel, ssd_sequence_parallel, sum_gradients
+from cheems_ref.model import CausalLM, ModelConfig
+from cheems_ref.ssd import SSD, expand_groups, ssd_chunked, ssd_recurrent
+from cheems_ref.verify import check, must_differ
+
+# %% tags=["setup"]
+torch.set_default_dtype(torch.float64)
+torch.set_num_threads(1)
+
+
+def random(*shape, seed):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def inputs(b=2, l=29, h=4, p=5, g=2, n=3, dt=0.3):
+    """Random inputs of SSD as in chapter 03, and behind them D and an initial state."""
+    return [
+        random(b, l, h, p, seed=0),
+        dt * random(b, l, h, seed=1).abs(),
+        -1.0 - 7.0 * torch.arange(h) / max(h - 1, 1),
+        random(b, l, g, n, seed=2),
+        random(b, l, g, n, seed=3),
+        random(h, seed=4),
+        random(b, h, p, n, seed=5),
+    ]
+
+
+# %% tags=["versions", "nbval-ignore-output"]
+print("PyTorch version", torch.__version__.partition("+")[0])
+
+# %% [markdown]
+# ## Why this matters
+#
+# A process has one memory. Chapter 07 trained in one process, and what does not fit there has to be
+# cut. A batch can be cut by rows, since no row changes another. A long text is a single row, and it
+# has to be cut along its tokens, each of which depends on those before it. A state layer hands all
+# of that on in a state of fixed size. This chapter says what has to be told across a cut, lets real
+# processes tell it, and counts it.
+#
+# **Letters of this chapter.** A *rank* is the number of a process, counted from 0, and $N$ is how
+# many there are. $i$ and $j$ are ranks, or slices: slice $i$ belongs to rank $i$. $a_i$ and $W_i$
+# are what section 1 says. All others are those of chapter 03, and $l$ is the length of a slice
+# where section 5 counts.
+
+# %% [markdown]
+# ## 1 · From a chunk boundary to a rank boundary
+#
+# Step 3 of chapter 03 went from chunk to chunk: fade the state by the decay over a whole chunk, and
+# add what the chunk wrote. The chunks were equally long there, and lay in one memory. Neither
+# matters. Take any slice of the tokens. It turns the state before it into the state after it,
+#
+# $$h_{\text{after } i} = a_i\, h_{\text{before } i} + W_i, \qquad
+#   a_i = \exp\Big(A \sum_{t \in i} \Delta_t\Big), \tag{12.1}$$
+#
+# where $W_i$ is the state that the slice leaves behind if it begins with an empty one. The pair
+# $(a_i, W_i)$ is all that the later tokens have to know of slice $i$. Per row and head it is
+# $1 + pn$ numbers, for a slice of any length.
+
+
+# %%
+def pair_of(x, dt, A, B, C):
+    """(a, W) of a slice: the decay over it (b, h), and the state that it writes (b, h, p, n)."""
+    _, written = ssd_chunked(x, dt, A, B, C, return_final_state=True)
+    return (dt.sum(1) * A).exp(), written
+
+
+def fade(decay, state):
+    """A state (b, h, p, n) times a decay (b, h)."""
+    return decay[..., None, None] * state
+
+
+*tokens, D, before = inputs()
+decay, written = pair_of(*tokens)
+_, after = ssd_recurrent(*tokens, initial_state=before, return_final_state=True)
+print("a:", tuple(decay.shape), "  W:", tuple(written.shape))
+check("fade, and add what was written = recurrence", fade(decay, before) + written, after)
+_ = must_differ("add without fading", before + written, after)
+
+# %% [markdown]
+# **Two slices are one.** Put (12.1) of slice $i$ into that of the slice $j$ behind it. What comes
+# out has the same form, so the two slices together have a pair, too:
+#
+# $$(a_i, W_i) \cdot (a_j, W_j) = (a_i\,a_j,\;\; a_j\,W_i + W_j). \tag{12.2}$$
+
+
+# %%
+def joined(first, second):
+    """Equation 12.2: the pair of two slices that follow one another."""
+    return first[0] * second[0], fade(second[0], first[1]) + second[1]
+
+
+def slices_of(tensors, cut):
+    """x, dt, A, B, C of each slice; A has no tokens, and is the same for all."""
+    x, dt, A, B, C = tensors
+    pieces = zip(*(t.split(cut, 1) for t in (x, dt, B, C)), strict=True)
+    return [(x, dt, A, B, C) for x, dt, B, C in pieces]
+
+
+# %% [markdown]
+# Three slices of 5, 14 and 10 tokens: they can be joined in either grouping, but not in another
+# order. And a slice without tokens has the pair $(1, 0)$, which changes nothing:
+
+# %%
+*tokens, D, before = inputs()
+one, two, three = (pair_of(*part) for part in slices_of(tokens, (5, 14, 10)))
+whole = pair_of(*tokens)
+left, right = joined(joined(one, two), three), joined(one, joined(two, three))
+check("(one · two) · three: the decay of the whole", left[0], whole[0])
+check("(one · two) · three: what the whole writes", left[1], whole[1])
+check("one · (two · three), the same", right[1], whole[1])
+_ = must_differ("two · one · three", joined(joined(two, one), three)[1], whole[1])
+empty = pair_of(*slices_of(tokens, (0, 29))[0])
+check("an empty slice: decay 1", empty[0], torch.ones(2, 4))
+check("an empty slice: nothing written", empty[1], torch.zeros(2, 4, 5, 3))
+
+# %% [markdown]
+# **What each slice is handed** is the product of all pairs *before* it, applied to the initial
+# state. Such a product is called a *prefix*; it is *exclusive*, for slice $i$'s own pair is not in
+# it. Here it is worked out one pair after the other. Since any grouping will do, the pairs can be
+# joined in rounds as well, all joins of a round at once (exercise 5 of chapter 03).
+
+
+# %%
+def states_between(pairs, state):
+    """The state before slice 0, 1, …, and behind the last: one more than there are pairs."""
+    return list(
+        accumulate(pairs, lambda state, pair: fade(pair[0], state) + pair[1], initial=state)
+    )
+
+
+*tokens, D, initial = inputs()
+cut = (5, 14, 10)
+states = states_between([pair_of(*part) for part in slices_of(tokens, cut)], initial)
+for end, state in zip(accumulate(cut), states[1:], strict=True):
+    x, dt, A, B, C = tokens
+    seen = (x[:, :end], dt[:, :end], A, B[:, :end], C[:, :end])
+    _, final = ssd_recurrent(*seen, initial_state=initial, return_final_state=True)
+    check(f"exclusive prefix = state after {end} tokens", state, final)
+
+# %% [markdown]
+# **What a token reads of it.** By step 4 of chapter 03 the state that the slice was handed arrives
+# at a token faded by the decays since the start of the slice, the token's own included. So a slice
+# runs alone, from an empty state, and adds the rest later:
+#
+# $$y_t = y_t^{\text{alone}} + e^{A(\Delta_{\text{start}} + \dots + \Delta_t)}\;
+#   h_{\text{before } i}\, C_t. \tag{12.3}$$
+
+
+# %%
+def reads(dt, A, C, state):
+    """The last term of (12.3) for all tokens of a slice: (b, l, h, p)."""
+    left = (dt * A).cumsum(1).exp()
+    return einsum("blh,blhn,bhpn->blhp", left, expand_groups(C, len(A)), state)
+
+
+def in_slices(parts, states):
+    """Equation 12.3 for every slice, and all slices side by side."""
+    y = [
+        ssd_chunked(x, dt, A, B, C) + reads(dt, A, C, state)
+        for (x, dt, A, B, C), state in zip(parts, states, strict=True)
+    ]
+    return torch.cat(y, dim=1)
+
+
+# %%
+*tokens, D, initial = inputs()
+y = ssd_recurrent(*tokens, initial_state=initial)
+for cut in ((29,), (8, 7, 9, 5), (1, 0, 20, 8), (0, 28, 0, 1)):
+    parts = slices_of(tokens, cut)
+    states = states_between([pair_of(*part) for part in parts], initial)
+    check(f"slices of {cut}: one pass", in_slices(parts, states[:-1]), y)
+
+# %% [markdown]
+# Neither uneven nor empty slices need a case of their own. Two mistakes are near at hand. In the
+# first each slice is handed the prefix that includes its own pair. In the second the pairs are
+# mixed up: what is handed on fades by the decay of the next slice.
+
+# %%
+cut = (8, 7, 9, 5)
+parts = slices_of(tokens, cut)
+pairs = [pair_of(*part) for part in parts]
+states = states_between(pairs, initial)
+_ = must_differ("inclusive prefix", in_slices(parts, states[1:]), y)
+
+decays = [pair[0] for pair in pairs]
+mixed = [(a, W) for a, (_, W) in zip(decays[1:] + decays[:1], pairs, strict=True)]
+states = states_between(mixed, initial)
+_ = must_differ("decay of the wrong rank", in_slices(parts, states[:-1]), y)
+
+# %% [markdown]
+# The second has a hiding place: where all slices are equally long and all steps equally large, so
+# are the decays.
+
+# %%
+x, dt, A, B, C = tokens
+even = x[:, :28], torch.full_like(dt[:, :28], 0.1), A, B[:, :28], C[:, :28]
+parts = slices_of(even, (7, 7, 7, 7))
+pairs = [pair_of(*part) for part in parts]
+mixed = [(pairs[(i + 1) % 4][0], pairs[i][1]) for i in range(4)]
+states = states_between(mixed, initial)
+y = ssd_recurrent(*even, initial_state=initial)
+check("blind: equal slices of equal steps", in_slices(parts, states[:-1]), y)
+
+# %% [markdown]
+# ## 2 · Four ranks
+#
+# So far the slices lay in one memory, and one loop went through them. Now each gets a process of
+# its own, started by `torchrun`, and what a process knows of the others it knows by *collectives*:
+# calls that all ranks make together. `all_gather` is one: every rank hands in a tensor, and every
+# rank gets those of all. (The processes of this chapter run on one machine and talk through *gloo*,
+# torch's library for CPUs. Their program names neither a machine nor their number.)
+#
+# A process cannot see what this notebook has defined. So `on_ranks` writes a program: imports, the
+# functions it is given, and an ending that joins the group, calls the last function with this rank
+# and the tensors that were passed along, and saves what it returns. For the case
+# that one waits in vain, each ends itself after `timeout` seconds.
+
+# %% tags=["setup"]
+HEADER = """
+import faulthandler, os, sys
+from collections import Counter
+from datetime import timedelta
+from functools import partial
+from time import monotonic
+import torch, torch.distributed as dist, torch.nn.functional as F
+from torch import einsum
+from torch.distributed.nn.functional import all_gather
+from cheems_ref.convolution import short_convolution
+from cheems_ref.distributed import SequenceParallel, ssd_sequence_parallel, sum_gradients
+from cheems_ref.model import CausalLM, ModelConfig
+from cheems_ref.ssd import SSD, expand_groups, ssd_chunked
+"""
+
+# %% tags=["setup"]
+ENDING = """
+folder, timeout = sys.argv[1], float(sys.argv[2])
+faulthandler.dump_traceback_later(timeout, exit=True)
+torch.set_default_dtype(torch.float64)
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+given = torch.load(f"{folder}/given.pt", weights_only=True)
+torch.save(WORK(dist.get_rank(), **given), f"{folder}/{dist.get_rank()}.pt")
+dist.destroy_process_group()
+"""
+
+
+# %% tags=["setup"]
+def ended(command, timeout):
+    """Run torchrun; where it fails or takes too long, raise with what the ranks said last."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    quiet = dict(stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    with subprocess.Popen(command, env=environment, **quiet) as torchrun:
+        try:
+            _, said = torchrun.communicate(timeout=timeout)
+        finally:
+            torchrun.terminate()  # which ends the ranks; of no effect where all is over
+    if torchrun.returncode:
+        lines = said.splitlines()
+        of_ranks = [line for line in lines if line.startswith(("[rank", "Timeout"))]
+        raise RuntimeError("the ranks failed:\n" + "\n".join((of_ranks or lines)[-15:]))
+
+
+# %% tags=["setup"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+
+
+def program_of(work, helpers):
+    """The source of a program that calls work(rank, ...), which may call the helpers."""
+    sources = [inspect.getsource(function) for function in (*helpers, work)]
+    return "\n\n".join([HEADER, *sources, ENDING.replace("WORK", work.__name__)])
+
+
+def on_ranks(n, work, *helpers, timeout=40, **given):
+    """What work(rank, **given) returns on each of n ranks, which are processes of their own."""
+    with TemporaryDirectory() as folder:
+        program = Path(folder) / "program.py"
+        program.write_text(program_of(work, helpers), encoding="utf-8")
+        torch.save(given, program.with_name("given.pt"))
+        command = [*TORCHRUN, f"--nproc-per-node={n}", str(program), folder, str(timeout)]
+        ended(command, timeout + 15)
+        saved = [program.with_name(f"{rank}.pt") for rank in range(n)]
+        return [torch.load(path, weights_only=True) for path in saved]
+
+
+# %% [markdown]
+# What each rank runs. It takes its slice, calls `ssd_sequence_parallel`, which does what section 1
+# did, and takes the gradients of a loss. Losses are understood as summed over the ranks. The final
+# state is on every rank, so that one of them, here rank 0, puts it into its loss.
+
+
+# %%
+def leaves_of(tensors, cut, rank):
+    """A rank's slice of x, dt, B and C, all of A, D and the state, to take gradients by."""
+    x, dt, A, B, C, *rest = tensors
+    x, dt, B, C = (t.split(cut, 1)[rank] for t in (x, dt, B, C))
+    return [t.clone().requires_grad_() for t in (x, dt, A, B, C, *rest)]
+
+
+def read_slices(rank, cuts, tensors, weights):
+    """For each cut: y, final state and seven gradients; and the number of the process."""
+    results = []
+    for cut in cuts:
+        x, dt, A, B, C, D, state = leaves = leaves_of(tensors, cut, rank)
+        y, final = ssd_sequence_parallel(x, dt, A, B, C, D=D, initial_state=state, chunk_size=4)
+        loss = (y * weights.split(cut, 1)[rank]).sum() + (rank == 0) * final.square().sum()
+        results.append([y.detach(), final.detach(), *torch.autograd.grad(loss, leaves)])
+    return results, os.getpid()
+
+
+# %%
+cuts = [(8, 7, 9, 5), (1, 0, 20, 8), (0, 28, 0, 1)]
+weights = random(2, 29, 4, 5, seed=6)
+by_rank = on_ranks(4, read_slices, leaves_of, cuts=cuts, tensors=inputs(), weights=weights)
+processes = {process for _, process in by_rank}
+assert len(processes) == 4 and os.getpid() not in processes
+print(len(processes), "processes, none of them this one")
+
+# %% [markdown]
+# And one pass, by the definition:
+
+# %%
+x, dt, A, B, C, D, state = leaves = [t.clone().requires_grad_() for t in inputs()]
+y, final = ssd_recurrent(x, dt, A, B, C, D=D, initial_state=state, return_final_state=True)
+loss = (y * weights).sum() + final.square().sum()
+want = [y.detach(), final.detach(), *torch.autograd.grad(loss, leaves)]
+
+# %%
+by_slice, shared = (0, 2, 3, 5, 6), (1, 4, 7, 8)  # y, x, dt, B, C; final state, A, D, state
+
+
+def flat(tensors):
+    """All numbers of some tensors, in one."""
+    return torch.cat([t.flatten() for t in tensors])
+
+
+for at, cut in enumerate(cuts):
+    found = list(zip(*(results[at] for results, _ in by_rank), strict=True))
+    together = flat(torch.cat(found[i], 1) for i in by_slice)
+    check(
+        f"slices of {cut}: y, and gradients of x, dt, B, C",
+        together,
+        flat(want[i] for i in by_slice),
+    )
+    on_each = torch.stack([flat(found[i][rank] for i in shared) for rank in range(4)])
+    same = flat(want[i] for i in shared).expand(4, -1)
+    check("  final state, and gradients of A, D, initial state, on each rank", on_each, same)
+
+# %% [markdown]
+# There are two kinds of gradients. What is cut along the tokens has the gradient of its slice. What
+# all ranks share has the same, whole gradient on each; how that comes about is the first of two
+# things to know about the backward pass.
+
+# %% [markdown]
+# ## 3 · Two traps
+#
+# The forward pass is done with section 1. Let us write it down for one rank in the obvious way, and
+# then differentiate. torch has an `all_gather` that gradients pass through: backward, every rank
+# sends each of the others the gradient of *its* tensor, and they are added up there. The pair
+# travels as one tensor, with the logarithm of the decay behind the state.
+
+
+# %%
+def by_hand(x, dt, A, B, C, group=None, all_take_part=False):
+    """SSD on this rank's slice, from the pairs of the ranks before it: y."""
+    y, written = ssd_chunked(x, dt, A, B, C, return_final_state=True)
+    log_decay = (dt * A).cumsum(1)
+    pairs = all_gather(torch.cat([written.flatten(2), log_decay[:, -1, :, None]], -1), group)
+    state = torch.zeros_like(written)
+    for pair in pairs[: dist.get_rank(group)]:
+        a, W = pair[..., -1].exp(), pair[..., :-1].unflatten(-1, state.shape[2:])
+        state = a[..., None, None] * state + W
+    if all_take_part:
+        y = y + 0 * sum(pair.sum() for pair in pairs)
+    left, C = log_decay.exp(), expand_groups(C, len(A))
+    return y + einsum("blh,blhn,bhpn->blhp", left, C, state)
+
+
+# %% [markdown]
+# Three ranks run it with `all_take_part`, of which more below; then the package's function, twice,
+# the second time with a loss on the last rank alone; and at the end the one above as it stands. A
+# group can be given a limit of patience, here three seconds: then a rank that waits in vain says
+# so.
+
+
+# %%
+def gradients_by(ssd, tensors, cut, rank, weight=1.0, group=None):
+    """y, and the gradients of x and A; the rank's loss is the sum of y², times a weight."""
+    leaves = leaves_of(tensors, cut, rank)
+    y = ssd(*leaves, group=group)
+    x, _, A, _, _ = torch.autograd.grad((weight * y.square()).sum(), leaves)
+    return y.detach(), x, A
+
+
+def package(*tensors, group):
+    """The package's function, of which y is used alone."""
+    y, _ = ssd_sequence_parallel(*tensors, group=group)
+    return y
+
+
+# %%
+def four_calls(rank, tensors, cut):
+    """What three calls compute, and how many seconds a fourth has waited before it gave up."""
+    mine = partial(gradients_by, tensors=tensors, cut=cut, rank=rank)
+    found = [mine(partial(by_hand, all_take_part=True)), mine(package)]
+    found.append(mine(package, weight=float(rank == 2)))
+    impatient = dist.new_group(timeout=timedelta(seconds=3))
+    begun, waited = monotonic(), 0.0
+    try:
+        mine(by_hand, group=impatient)
+    except RuntimeError:
+        waited = monotonic() - begun
+    dist.barrier()  # of all ranks, with more patience
+    return *found, waited
+
+
+# %%
+*tokens, _, _ = inputs()
+helpers = leaves_of, by_hand, gradients_by, package
+by_rank = on_ranks(3, four_calls, *helpers, tensors=tokens, cut=(9, 8, 12))
+hands, packages, of_last, waited = zip(*by_rank, strict=True)
+
+x, dt, A, B, C = leaves = [t.clone().requires_grad_() for t in tokens]
+y = ssd_recurrent(*leaves)
+by_x, by_A = torch.autograd.grad(y.square().sum(), (x, A), retain_graph=True)
+for name, found in (("by hand", hands), ("package", packages)):
+    ys, xs, _ = zip(*found, strict=True)
+    check(f"{name}: y = one pass", torch.cat(ys, 1), y.detach())
+    check(f"{name}: gradient of x = one pass", torch.cat(xs, 1), by_x)
+
+# %% [markdown]
+# **The first trap: what is shared has its gradient in parts.** $A$ is a copy on every rank, and
+# each copy receives what passed through its own slice. Nothing fails, and each rank would update
+# its copy with another gradient, none of them the right one.
+
+# %%
+parts = [part for _, _, part in hands]
+for rank, part in enumerate(parts):
+    _ = must_differ(f"by hand: gradient of A on rank {rank} alone", part, by_A)
+_ = must_differ("by hand: other ranks, other gradients", parts[0], parts[1])
+check("by hand: gradient of A, summed over the ranks", sum(parts), by_A)
+for rank, (_, _, whole) in enumerate(packages):
+    check(f"package: gradient of A on rank {rank}", whole, by_A)
+
+# %% [markdown]
+# The package sums inside the backward pass: `A`, `D` and the initial state go through a function
+# that changes nothing forward, and adds the gradients of all ranks up on the way back.
+#
+# **The second trap: a rank that has no reason to talk.** The loop runs over `pairs[:rank]`. On rank
+# 0 that is nothing. Its $y$ does not depend on what it gathered, so its backward pass has no
+# gradient to send, and leaves the collective out. The others are in it, and wait.
+
+# %%
+for rank, seconds in enumerate(waited):
+    print(f"rank {rank}: the backward pass", "waited until it gave up" if seconds else "ended")
+assert waited[0] == 0 and min(waited[1:]) > 2.9
+
+# %% [markdown]
+# The forward pass of the same function is right: with `all_take_part` it gave the values above, and
+# this term is zero. It ties $y$ of every rank to all pairs, and so takes every rank into the
+# collective. The package ties $y$ to the final state instead, which is made of all pairs: neither
+# is differentiated without the other (`_Joined` in `cheems_ref/distributed.py`). Here $y$ alone
+# entered the loss, and the backward pass ended on every rank.
+#
+# Both traps have one thing in common: *the backward pass, too, is a program that all ranks run
+# together.* A rank that has no loss of its own runs it with `(0 * y).sum()`. Ranks 0 and 1 did so
+# in the third call, where the loss was that of the last 12 tokens:
+
+# %%
+last_x, last_A = torch.autograd.grad(y[:, -12:].square().sum(), (x, A))
+_, xs, parts = zip(*of_last, strict=True)
+check("package, loss of rank 2 alone: gradient of x", torch.cat(xs, 1), last_x)
+check("package, loss of rank 2 alone: gradient of A", parts[0], last_A)
+assert all(part.abs().max() > 1e-3 for part in xs)
+print("the loss of the last rank has a gradient in the tokens of every rank")
+
+# %% [markdown]
+# ## 4 · A whole model
+#
+# Most layers of a model look at one token at a time: norms, experts, embedding, logits. A cut
+# changes nothing for them. Four things do look further.
+#
+# - **The state** of S. That is done.
+# - **The convolution** of S (`position="conv"`, chapter 04) sees the $d_\text{conv} - 1$ tokens
+#   before each. Where a slice begins, they belong to a rank before: a *halo* that has to be sent.
+#   It may reach over more than one rank, where slices are short.
+# - **Positions** count from the start of the text, so a rank has to know how long the slices before
+#   its own are.
+# - **Attention** (A and I) looks at all keys and values before its token. Chapter 02 dropped the
+#   softmax to get a state of fixed size; here it stays, and keys and values are gathered.
+#
+# The second and the fourth in one process first. A convolution over slices of 8, 1 and 11 tokens:
+
+# %%
+u, taps = random(2, 20, 6, seed=7), random(6, 4, seed=8)
+whole, _ = short_convolution(u, taps)
+cut, d_conv = (8, 1, 11), taps.shape[1]
+padded = F.pad(u, (0, 0, d_conv - 1, 0))  # zeros before the text
+starts = [0, *accumulate(cut)][:-1]
+halos = [padded[:, start : start + d_conv - 1] for start in starts]
+pieces = [short_convolution(part, taps, history=halo)[0]
+          for part, halo in zip(u.split(cut, 1), halos, strict=True)]  # fmt: skip
+check("slices with a halo of 3 tokens = one pass", torch.cat(pieces, 1), whole)
+
+alone = torch.cat([short_convolution(part, taps)[0] for part in u.split(cut, 1)], 1)
+_ = must_differ("no halo", alone, whole)
+wrong = (alone - whole).abs().amax((0, 2)) > 1e-10
+print("tokens that are wrong without it:", wrong.nonzero().flatten().tolist())
+assert wrong.nonzero().flatten().tolist() == [8, 9, 10, 11]
+first = sum(cut[:2])
+print("the halo of rank 2: tokens", list(range(first - 3, first)))
+
+# %% [markdown]
+# Rank 1 has one token, 8, so the halo of rank 2 comes from two ranks. Attention, with the keys and
+# values of all slices up to a rank's own:
+
+# %%
+q, k, v = (random(2, 20, 4, 8, seed=seed) for seed in (9, 10, 11))
+whole = attention(q, k, v)
+ends = list(accumulate(cut))
+pieces = [attention(part, k[:, :end], v[:, :end])
+          for part, end in zip(q.split(cut, 1), ends, strict=True)]  # fmt: skip
+check("queries of a slice, keys up to its end = one pass", torch.cat(pieces, 1), whole)
+own = [attention(*parts) for parts in zip(*(t.split(cut, 1) for t in (q, k, v)), strict=True)]
+_ = must_differ("keys of the own slice alone", torch.cat(own, 1), whole)
+
+# %% [markdown]
+# `SequenceParallel(model)` does all four. Its layers have the parameters of `model`, and every rank
+# collects in them the part of the gradient that passes through its own slice: the first trap of
+# section 3, for all parameters at once. `sum_gradients(model)` adds the parts up, once before each
+# update. The model, and what a rank does with it:
+
+
+# %%
+def tiny():
+    """The same small model wherever it is made."""
+    torch.manual_seed(0)
+    sizes = dict(d_model=32, n_heads=4, d_state=8, d_ff=16, n_neurons=16, chunk_size=4)
+    return CausalLM(ModelConfig("SE × 2 + IE", position="conv", inner="ssd", **sizes))
+
+
+def loss_of(logits, targets):
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
+
+
+def gradients_of(model):
+    """The gradients of all parameters, one after the other; zero where there is none."""
+    grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
+    return torch.cat([grad.flatten() for grad in grads])
+
+
+# %% [markdown]
+# Two mistakes are planted, in the running processes: a convolution that does not ask for its halo,
+# and blocks that count positions from the start of the slice.
+
+
+# %%
+def planted(reader, mistake, start):
+    """Make a reader wrong: "no halo", or "positions restart" (they should begin at `start`)."""
+    if mistake == "no halo":
+        for layer in reader.modules():
+            if isinstance(layer, SSD):
+                layer._convolve = short_convolution
+    if mistake == "positions restart":
+        for block in reader.model.blocks:
+            block.register_forward_pre_hook(lambda block, given: (given[0], given[1] - start))
+    return reader
+
+
+# %%
+def read_text(rank, ids, targets, cuts, mistakes):
+    """Logits, loss, gradients before they are added up, and after; for each cut and mistake."""
+    found = []
+    for cut, mistake in zip(cuts, mistakes, strict=True):
+        model = tiny()
+        reader = planted(SequenceParallel(model), mistake, sum(cut[:rank]))
+        logits = reader(ids.split(cut, 1)[rank])
+        loss = loss_of(logits, targets.split(cut, 1)[rank])
+        loss.backward()
+        part = gradients_of(model)
+        sum_gradients(model)
+        found.append([logits.detach(), loss.detach(), part, gradients_of(model)])
+    return found
+
+
+# %%
+ids, targets = torch.randint(256, (2, 2, 20), generator=torch.Generator().manual_seed(12))
+cuts = [(7, 4, 9), (8, 1, 11), (12, 0, 8), (7, 4, 9), (7, 4, 9)]
+mistakes = ["", "", "", "no halo", "positions restart"]
+helpers = tiny, loss_of, gradients_of, planted
+given = dict(ids=ids, targets=targets, cuts=cuts, mistakes=mistakes)
+by_rank = on_ranks(3, read_text, *helpers, **given)
+
+model = tiny()
+logits, _ = model(ids)
+loss = loss_of(logits, targets)
+loss.backward()
+logits, loss, gradient = logits.detach(), loss.detach(), gradients_of(model)
+print(f"{model.config.pattern}: {gradient.numel()} parameters, 3 ranks")
+
+# %%
+runs = [list(zip(*(found[at] for found in by_rank), strict=True)) for at in range(len(cuts))]
+for cut, (some, losses, _, sums) in zip(cuts[:3], runs, strict=False):
+    check(f"slices of {cut}: logits = one process", torch.cat(some, 1), logits)
+    check("  losses, summed over the ranks", sum(losses), loss)
+    check(
+        "  gradients, after sum_gradients, on every rank", torch.stack(sums), gradient.expand(3, -1)
+    )
+
+# %% [markdown]
+# The mistakes, as three ranks ran them. The slice of rank 0 comes out right in each: nothing is
+# before it. A test that looks at one rank has to look at another.
+
+# %%
+for mistake, (some, _, _, sums) in zip(mistakes[3:], runs[3:], strict=True):
+    _ = must_differ(f"{mistake}: logits", torch.cat(some, 1), logits)
+    _ = must_differ(f"{mistake}: gradients", sums[0], gradient)
+    check(f"blind: {mistake}, seen from rank 0", some[0], logits[:, :7])
+_, _, parts, _ = runs[0]
+for rank, part in enumerate(parts):
+    _ = must_differ(f"gradients of rank {rank}, not summed", part, gradient)
+check("the parts add up", sum(parts), gradient)
+
+# %% [markdown]
+# ## 5 · What travels
+#
+# How much do the ranks say? It can be counted where it is said. In the processes below each of the
+# three collectives that `cheems_ref.distributed` uses notes the bytes of the tensor that its rank
+# hands in. With $b$ rows, $h$ heads of width $p$, and a state of $n$, a rank hands in
+#
+# $$\underbrace{b\,h\,(pn + 1)}_{\text{forward: its pair}} \qquad\text{and}\qquad
+#   \underbrace{N\,b\,h\,(pn + 1)}_{\text{backward: a gradient for every pair}} +
+#   \underbrace{2h + b\,h\,p\,n}_{A,\ D,\ \text{initial state}} \tag{12.4}$$
+#
+# numbers. No $l$ is in it. (Whole numbers are not counted: with a model the lengths of the slices
+# travel besides, and with keys their positions.)
+
+# %%
+called = set(re.findall(r"dist\.(all_\w+|reduce_\w+)\(", inspect.getsource(distributed)))
+print("collectives in cheems_ref/distributed.py:", *sorted(called))
+assert called == {"all_gather_single", "reduce_scatter_single", "all_reduce"}
+
+
+# %%
+def predicted(b, h, p, n, ranks, size=8):
+    """Equation 12.4 in bytes, by collective, for numbers of `size` bytes."""
+    pair, shared = b * h * (p * n + 1), 2 * h + b * h * p * n
+    numbers = {"all_gather_single": pair, "reduce_scatter_single": ranks * pair}
+    return {name: size * many for name, many in (numbers | {"all_reduce": shared}).items()}
+
+
+def counted_in(notes, name):
+    """Let a collective note the bytes of what its rank hands in, but for whole numbers."""
+    original = getattr(dist, name)
+
+    def noting(*tensors, group):
+        given = tensors[-1]
+        if given.is_floating_point():
+            notes[name] += given.numel() * given.element_size()
+        return original(*tensors, group=group)
+
+    setattr(dist, name, noting)
+
+
+# %% [markdown]
+# Runs on two and on four ranks (four processes, in two groups or in one), with slices of 8 and of
+# 40 tokens; then models of one layer: S, and A, whose keys and values are gathered.
+
+
+# %%
+def count(rank, shapes, models):
+    """Bytes by collective: of SSD of each shape, forward and backward, and of models forward."""
+    notes, halves = Counter(), [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    for name in ("all_gather_single", "reduce_scatter_single", "all_reduce"):
+        counted_in(notes, name)
+    for ranks, length, sizes in shapes:
+        group = halves[rank // 2] if ranks == 2 else None
+        x, dt, A, B, C, D, state = [t.requires_grad_() for t in inputs(l=length, **sizes)]
+        options = dict(D=D, initial_state=state, group=group)
+        ssd_sequence_parallel(x, dt, A, B, C, **options)[0].sum().backward()
+        yield dict(notes)
+        notes.clear()
+    for config, length in models:
+        SequenceParallel(CausalLM(ModelConfig(**config)))(torch.zeros(2, length).long())
+        yield dict(notes)
+        notes.clear()
+
+
+def counts(rank, **given):
+    """All of them in a list, which can be saved."""
+    return list(count(rank, **given))
+
+
+# %%
+sizes = [dict(b=2, h=4, p=5, g=2, n=3), dict(b=1, h=6, p=8, g=1, n=16)]
+shapes = [(ranks, length, s) for ranks in (2, 4) for length in (8, 40) for s in sizes]
+width = dict(d_model=32, n_heads=4, d_state=16)
+kinds = [dict(pattern="S"), dict(pattern="A"), dict(pattern="A", n_kv_heads=2)]
+models = [(kind | width, length) for kind in kinds for length in (8, 40)]
+by_rank = on_ranks(4, counts, random, inputs, counted_in, count, shapes=shapes, models=models)
+assert all(found == by_rank[0] for found in by_rank)
+print("every rank hands in as much as every other")
+
+for (ranks, length, s), found in zip(shapes, by_rank[0], strict=False):
+    want = predicted(s["b"], s["h"], s["p"], s["n"], ranks)
+    assert found == want
+    print(f"{ranks} ranks, {length:2} tokens each, h = {s['h']}:", *found.values(), "bytes")
+print("each as predicted, to the byte")
+
+# %% [markdown]
+# Keys and values have an $l$: of each token, $2hp$ numbers. Where groups of heads share keys and
+# values, $h$ is the number of groups.
+
+# %%
+of_models = [found["all_gather_single"] for found in by_rank[0][len(shapes) :]]
+b, h, p, n = 2, 4, 8, 16
+for (config, length), found in zip(models, of_models, strict=True):
+    heads = config.get("n_kv_heads", h)
+    of_state, of_keys = b * h * (p * n + 1), 2 * b * length * heads * p
+    assert found == 8 * (of_state if config["pattern"] == "S" else of_keys)
+    of = "" if config["pattern"] == "S" else f", {heads} heads of keys"
+    print(f"{config['pattern']}, {length:2} tokens each{of}: {found} bytes handed in, as predicted")
+
+# %% [markdown]
+# The package gathers keys and values, and holds those of all ranks. *Ring attention* (Liu and
+# others) holds one other slice at a time: the ranks stand in a ring, and each passes on what it was
+# passed, $N - 1$ times, until every slice has been everywhere. The numbers are the same ones, and
+# each rank sends a slice's worth $N - 1$ times. A pair has to reach the $N - 1$ other ranks, too.
+# So forward each rank sends, in numbers,
+#
+# $$\text{SSD: } (N-1)\,b\,h\,(pn + 1), \qquad
+#   \text{attention: } (N-1)\,2\,b\,l\,h\,p. \tag{12.5}$$
+#
+# They are equal for $l = (pn + 1) / 2p$, which is half of $n$, and a little. It does not depend on
+# $b$, $h$ or $N$:
+
+
+# %%
+def sent(ranks, b, l, h, p, n, size=2):
+    """Equation 12.5 in bytes: what each rank sends, for SSD and for attention."""
+    others = ranks - 1
+    return others * b * h * (p * n + 1) * size, others * 2 * b * l * h * p * size
+
+
+def smaller_from(ranks, b, h, p, n):
+    """The fewest tokens per rank with which SSD sends less."""
+    lengths = range(1, n + 2)
+    return next(l for l in lengths if sent(ranks, b, l, h, p, n)[0] < sent(ranks, b, l, h, p, n)[1])
+
+
+for p, n in ((32, 16), (64, 64), (64, 128), (64, 256)):
+    found = {
+        smaller_from(ranks, b, h, p, n) for ranks in (2, 8, 64) for b in (1, 4) for h in (1, 24)
+    }
+    assert found == {n // 2 + 1}
+    print(f"p = {p}, n = {n:3}: SSD sends less from {n // 2 + 1} tokens per rank on")
+
+# %% [markdown]
+# For a layer of 24 heads of width 64, with $n = 128$, on 8 ranks, in numbers of two bytes:
+
+# %%
+case = dict(ranks=8, b=1, h=24, p=64, n=128)
+lengths = [2**e for e in range(4, 18)]
+state_bytes, ring_bytes = zip(*(sent(l=l, **case) for l in lengths), strict=True)
+for l in (16, 1024, 131_072):
+    of_state, of_ring = (size / l / 1000 for size in sent(l=l, **case))
+    print(f"{l:7,} tokens per rank: SSD {of_state:7.3f} kB per token, attention {of_ring:.2f}")
+times = ring_bytes[-1] / state_bytes[-1]
+print(f"at 131,072 tokens per rank attention sends {times:.0f} times as much")
+assert times > 2000
+
+# %%
+assert len(set(state_bytes)) == 1
+assert all(second == 2 * first for first, second in pairwise(ring_bytes))
+assert smaller_from(ranks=8, b=1, h=24, p=64, n=128) == 65
+print("SSD: the same at every length; attention: doubled with the length; they cross at 64 to 65")
+
+# %% tags=["figure"]
+fig, ax = plotting.figure(size=(7, 4.2))
+curves = {"attention: keys and values": ring_bytes, "SSD: pairs": state_bytes}
+plotting.lines(ax, lengths, curves, xscale="log", yscale="log")
+ax.set(xlabel="tokens per rank", ylabel="bytes that a rank sends", title="forward, 8 ranks")
+plotting.save(
+    fig,
+    "12_bytes",
+    "Bytes that each of 8 ranks sends in a forward pass against tokens per rank. For attention a "
+    "straight line that rises in proportion to the tokens; for SSD a level one. They cross just "
+    "above 64 tokens, and at 131,072 they are more than 2,000 times apart.",
+)
+
+# %% [markdown]
+# That is a count of bytes, and not of time: how long they take depends on the machines and on what
+# is computed meanwhile. A model whose pattern ends in IE, as Cheems's,
+# still sends the keys and values of that layer.
+
+# %% [markdown]
+# ## Summary
+#
+# - A slice acts on a state by a pair: it fades it, and adds what it writes. Pairs of neighbours
+#   join to pairs, in any grouping. A slice of any length, or of none, has one.
+# - Each rank runs its slice from an empty state, all exchange their pairs, and each adds what its
+#   tokens read of the exclusive prefix. Real processes gave what one pass gives, gradients
+#   included.
+# - What is shared by all ranks has its gradient in parts that have to be summed. And a rank that
+#   uses nothing of a collective leaves the others waiting in its backward pass.
+# - A model needs a halo for its convolution, positions that go on, and keys and values of all
+#   ranks.
+# - The pair's size does not depend on the tokens. From about $n/2$ tokens per rank on it is smaller
+#   than their keys and values.
+#
+# ## Exercises
+#
+# **1 · easy.** Every rank knows how long all slices are. Which positions do its own tokens have?
+
+
+# %% tags=["exercise"]
+def positions_of(lengths, rank):
+    """Positions of a rank's tokens: the lengths of all slices, a rank -> (l,), int64."""
+    ### BEGIN SOLUTION
+    return sum(lengths[:rank]) + torch.arange(lengths[rank])
+    ### END SOLUTION
+
+
+# %% tags=["check"]
+for lengths in ((5,), (8, 7, 9, 5), (1, 0, 20, 8), (0, 3, 0)):
+    found = [positions_of(lengths, rank) for rank in range(len(lengths))]
+    assert [len(part) for part in found] == list(lengths)
+    check(f"slices of {lengths}", torch.cat(found), torch.arange(sum(lengths)))
+
+# %% [markdown]
+# **3 · medium.** Write the halo. Every rank sends the last `count` tokens of its slice, or all
+# where there are fewer. From what all ranks have sent, put together the `count` tokens before slice
+# `rank`, with zeros for those before the text. (Hint: a rank before may have sent one token, or
+# none. Where do the zeros go?)
+
+
+# %% tags=["exercise"]
+def halo(tails, rank, count):
+    """tails: of each rank (b, at most count, d) -> the tokens before a slice, (b, count, d)."""
+    ### BEGIN SOLUTION
+    before = torch.cat([tails[0][:, :0], *tails[:rank]], dim=1)
+    return F.pad(before, (0, 0, count, 0))[:, before.shape[1] :]  # the last ones
+    ### END SOLUTION
+
+
+# %% tags=["check"]
+u, taps = random(2, 20, 6, seed=20), random(6, 4, seed=21)
+whole, _ = short_convolution(u, taps)
+for cut in ((20,), (8, 1, 11), (1, 1, 1, 17), (2, 0, 0, 18), (0, 5, 15)):
+    parts = u.split(cut, 1)
+    tails = [part[:, max(0, part.shape[1] - 3) :] for part in parts]
+    pieces = [short_convolution(part, taps, history=halo(tails, rank, 3))[0]
+              for rank, part in enumerate(parts)]  # fmt: skip
+    check(f"slices of {cut}: one convolution", torch.cat(pieces, 1), whole)
+
+# %% [markdown]
+# **5 · hard.** The way back. For one head, slice $i$ is handed the state $h_i$, with $h_0 = 0$ and
+# $h_{i+1} = a_i h_i + W_i$. Rank $i$ knows how its loss changes with what it was handed,
+# $G_i = \partial \text{loss}_i / \partial h_i$. How does the sum of all losses change with each
+# $a_i$ and $W_i$? Write it without autograd, in one loop over the ranks. (Hint: which losses does
+# $W_i$ reach, and faded by what? In which order do the ranks come?)
+
+
+# %% tags=["exercise"]
+def pairs_backward(a, W, G):
+    """a (N,), W and G (N, p, n) -> gradients of the summed losses in a (N,) and W (N, p, n)."""
+    ### BEGIN SOLUTION
+    handed = [torch.zeros_like(W[0])]
+    for i in range(len(a) - 1):
+        handed.append(a[i] * handed[-1] + W[i])
+    by_W = [torch.zeros_like(W[0])]  # nobody reads what the last rank writes
+    for i in reversed(range(1, len(a))):
+        by_W.insert(0, G[i] + a[i] * by_W[0])
+    by_W = torch.stack(by_W)
+    return (by_W * torch.stack(handed)).sum((1, 2)), by_W
+    ### END SOLUTION
+
+
+# %% tags=["check"]
+for N in (1, 2, 5):
+    a, W, G = (random(N, seed=30).sigmoid(), random(N, 4, 3, seed=31), random(N, 4, 3, seed=32))
+    leaves = [a.clone().requires_grad_(), W.clone().requires_grad_()]
+    state, loss = torch.zeros(4, 3), 0.0
+    for a_i, W_i, G_i in zip(*leaves, G, strict=True):
+        loss, state = loss + (G_i * state).sum(), a_i * state + W_i
+    want = torch.autograd.grad(loss + 0 * state.sum(), leaves)
+    got = pairs_backward(a, W, G)
+    check(f"N = {N}: gradient of the decays", got[0], want[0])
+    check(f"N = {N}: gradient of the writes", got[1], want[1])
+
+# %% [markdown]
+# ## Further reading
+#
+# - Dao and Gu, *Transformers are SSMs: Generalized Models and Efficient Algorithms Through
+#   Structured State Space Duality* (2024), §8: layers cut over devices, by heads and by tokens.
+# - Sun and others, *LASP-2: Rethinking Sequence Parallelism for Linear Attention and Its Hybrid*
+#   (2025): one gather of the states, and gathered keys and values for the layers of attention.
+# - Liu, Zaharia and Abbeel, *Ring Attention with Blockwise Transformers for Near-Infinite Context*
+#   (2023): keys and values passed round.
+# - Blelloch, *Prefix Sums and Their Applications* (1990): prefixes of anything that is associative.
+# - `cheems_ref/distributed.py`: the code that this notebook arrives at.
