@@ -424,10 +424,10 @@ def draw_map(ax, spots, arrows):
 
 
 # %% tags=["figure"]
-spots = {"01 states": (0, 2.2), "02 updates": (0, 1.4), "11 claims": (4, 1.8)}
+spots = {"01 states": (0, 2.2), "02 updates": (0, 1.4), "11 claims": (4, 2.1)}
 spots |= {"03 duality": (0, 0), "04 rotary": (1, 0), "05 attention": (2, 0), "06 experts": (2, 0.9)}
 spots |= {"07 models": (3, 0.45), "08 recall": (4, 0.45), "09 ablations": (5, 0.45)}
-spots |= {"10 efficiency": (4, -0.6)}
+spots |= {"10 efficiency": (4, -0.6), "12 ranks": (4, 1.3)}
 fig, ax = plotting.figure(size=(14, 3.8))
 draw_map(ax, spots, arrows)
 plotting.save(fig, "00_map", "; ".join(f"an arrow from {a} to {z}" for a, z in arrows))
@@ -436,7 +436,7 @@ plotting.save(fig, "00_map", "; ".join(f"an arrow from {a} to {z}" for a, z in a
 # **For a lecturer.** The second cell of each chapter has the minutes of its sections, to teach with
 # the cells folded and to study alone. They are counted from the text at fixed rates (words, lines,
 # equations, figures, exercises), fitted to what one or two readers of each of chapters 01 to 07
-# needed: you may well be faster or slower by a third. Here the course is cut into 18 sittings
+# needed: you may well be faster or slower by a third. Here the course is cut into 19 sittings
 # of 50 to 90 minutes, which leaves little room for questions; *As printed* is what can be left to
 # the class.
 
@@ -474,7 +474,7 @@ def places(sitting):
 # %%
 sections = [section for path in chapters for section in timetable(path)]
 plan = {("00", "01"): 2, ("02",): 2, ("03", "04"): 3, ("05",): 2, ("06", "07"): 3, ("08", "09"): 3}
-plan |= {("10", "11"): 3}
+plan |= {("10", "11"): 3, ("12",): 1}
 print("sitting  minutes  sections")
 number = 0
 for group, count in plan.items():
@@ -483,7 +483,7 @@ for group, count in plan.items():
         number, total = number + 1, sum(teach for *_, teach, _ in sitting)
         print(f"{number:7}  {total:7}  {places(sitting)}")
         assert 50 <= total <= 90
-assert number == 18
+assert number == 19
 
 # %% [markdown]
 # **Alone at night.** An hour and a half an evening. Whoever wants to arrive at a working Cheems
@@ -537,11 +537,13 @@ for name, (way, without) in ways.items():
 # - **o.** The product of two matrices of 60 × 60 numbers of four bytes: how many operations does it
 #   have per byte that it reads or writes?
 # - **p.** An accuracy over 19 questions is printed as 42.11 percent. How many were answered right?
+# - **q.** A text is cut into slices of 2,000 tokens. How many numbers tell what one of them does to
+#   the state of a head of width 64, with $n = 128$?
 
 # %%
 answers = {"a": None, "b": None, "c": None, "d": None, "e": None, "f": None}
 answers |= {"g": None, "h": None, "i": None, "j": None, "k": None, "l": None, "m": None, "n": None}
-answers |= {"o": None, "p": None}
+answers |= {"o": None, "p": None, "q": None}
 
 
 # %% tags=["setup"]
@@ -585,13 +587,14 @@ def truth():
         "n": int(interval([-0.03, -0.01, -0.02]).holds_zero),
         "o": product.flops / product.moved,
         "p": round(42.11 * 19 / 100),
+        "q": 1 + 64 * 128,
     }
 
 
 # %%
 asks_of = {"a": "00", "b": "00", "c": "01", "d": "01", "e": "02", "f": "02"}
 asks_of |= {"g": "03", "h": "03", "i": "04", "j": "05", "k": "06", "l": "07", "m": "08", "n": "09"}
-asks_of |= {"o": "10", "p": "11"}
+asks_of |= {"o": "10", "p": "11", "q": "12"}
 
 
 def news(answers, asks_of):

@@ -21,8 +21,29 @@
 #
 # How to read ✓ and ✗: chapter 00.
 
+# %% [markdown]
+# **Minutes.** To teach, with the cells folded: about 75. Alone, with the exercises: about 190.
+#
+# | section | to teach | alone |
+# |---|---|---|
+# | Opening | 2 | 2 |
+# | Why this matters | 1 | 2 |
+# | 1 · From a chunk boundary to a rank boundary | 10 | 18 |
+# | 2 · Four ranks | 5 | 9 |
+# | 3 · Two traps | 8 | 15 |
+# | 4 · A whole model | 10 | 17 |
+# | 5 · What travels | 12 | 19 |
+# | 6 · Many rows | 12 | 19 |
+# | 7 · A rank dies | 4 | 7 |
+# | 8 · Where the papers' sizes run | 2 | 3 |
+# | 9 · Experts on other ranks, on paper | 5 | 8 |
+# | Summary | 2 | 2 |
+# | Exercises | – | 66 |
+# | Further reading | 1 | 1 |
+
 # %% tags=["setup"]
 import inspect
+import math
 import os
 import re
 import subprocess
@@ -42,12 +63,15 @@ from torch import einsum
 from torch.distributed.nn.functional import all_gather
 
 # %% tags=["setup"]
-from cheems_ref import distributed, plotting
+from cheems_ref import distributed, plotting, shards
 from cheems_ref.attention import attention
+from cheems_ref.budget import count_parameters, training_bytes
+from cheems_ref.checkpoint import newest_checkpoint
 from cheems_ref.convolution import short_convolution
 from cheems_ref.distributed import SequenceParallel, ssd_sequence_parallel, sum_gradients
-from cheems_ref.model import CausalLM, ModelConfig
+from cheems_ref.model import CausalLM, ModelConfig, preset
 from cheems_ref.ssd import SSD, expand_groups, ssd_chunked, ssd_recurrent
+from cheems_ref.train import TrainConfig, train
 from cheems_ref.verify import check, must_differ
 
 # %% tags=["setup"]
@@ -274,8 +298,10 @@ from torch import einsum
 from torch.distributed.nn.functional import all_gather
 from cheems_ref.convolution import short_convolution
 from cheems_ref.distributed import SequenceParallel, ssd_sequence_parallel, sum_gradients
+from cheems_ref import shards
 from cheems_ref.model import CausalLM, ModelConfig
 from cheems_ref.ssd import SSD, expand_groups, ssd_chunked
+from cheems_ref.train import TrainConfig, train
 """
 
 # %% tags=["setup"]
@@ -836,8 +862,333 @@ plotting.save(
 
 # %% [markdown]
 # That is a count of bytes, and not of time: how long they take depends on the machines and on what
-# is computed meanwhile. A model whose pattern ends in IE, as Cheems's,
-# still sends the keys and values of that layer.
+# is computed meanwhile. A model whose pattern ends in IE, as Cheems's, still sends the keys and
+# values of that layer.
+
+# %% [markdown]
+# ## 6 · Many rows
+#
+# Where a batch has several rows, the rows are cut: each rank reads its share, and no token of it
+# needs another rank's. What has to be told are gradients. Let rank $i$ read $b_i$ of $b$ rows, with
+# the mean loss $\ell_i$. The gradient of the mean over all rows is
+#
+# $$\nabla \ell = \frac1N \sum_i \frac{N\,b_i}{b}\, \nabla \ell_i . \tag{12.6}$$
+#
+# So a rank multiplies its loss by $N b_i / b$, and gradients are averaged. The factor is 1 only
+# where the shares are equal. In one process, with shares of 3, 1 and 1 rows:
+
+# %%
+model, cut = tiny(), (3, 1, 1)
+ids = torch.randint(256, (5, 17), generator=torch.Generator().manual_seed(40))
+
+
+def gradient_of(model, losses):
+    """The gradient of a mean of losses, all parameters one after the other."""
+    model.zero_grad()
+    (sum(losses) / len(losses)).backward()
+    return gradients_of(model)
+
+
+def mean_loss(model, ids):
+    logits, _ = model(ids[:, :-1], use_cache=False)
+    return loss_of(logits, ids[:, 1:]) / ids[:, 1:].numel()
+
+
+whole = gradient_of(model, [mean_loss(model, ids)])
+shares = ids.split(cut)
+weighted = [len(cut) * len(part) / len(ids) * mean_loss(model, part) for part in shares]
+check("shares of 3, 1 and 1 rows, weighted: one batch", gradient_of(model, weighted), whole)
+plain = [mean_loss(model, part) for part in shares]
+_ = must_differ("not weighted", gradient_of(model, plain), whole)
+
+# %% [markdown]
+# Then every rank makes the same update. What does it have to hold for that? There are two answers.
+#
+# - **data**: all parameters, and the two moments that AdamW keeps of each.
+# - **sharded**: of every parameter some rows, and of the moments the same rows. Before a block is
+#   read, its parameters are gathered, and afterwards dropped again; in the backward pass once more.
+#   Gradients are summed and cut in one collective, so that each rank gets those of its rows.
+#
+# Both are torch's `fully_shard`, on a grid of ranks: (replicas, parts) is $(N, 1)$ in the first,
+# $(1, N)$ in the second. `shards.spread(model, parallel)` calls it for every block, and `train`
+# draws the same windows on every rank and reads its share of them. Two ranks, batches of 5 rows:
+
+
+# %%
+def train_in_ways(rank, ids, ways, settings):
+    """For each way: losses of a run, and the shapes of what this rank holds of every parameter."""
+    for way in ways:
+        model = tiny()
+        shards.spread(model, way)
+        run = train(model, ids, TrainConfig(**settings), bar=False)
+        held = {name: list(p.to_local().shape) for name, p in model.named_parameters()}
+        moments = [state["exp_avg_sq"].to_local() for state in run.optimizer.state.values()]
+        yield run.losses, held, sum(moment.numel() for moment in moments)
+
+
+def trained_in_ways(rank, **given):
+    """All of it in a list, and how often the ranks talk in a pass and its way back."""
+    from torch.distributed.tensor.debug import CommDebugMode
+
+    found, model = list(train_in_ways(rank, **given)), tiny()
+    shards.spread(model, "sharded")
+    with CommDebugMode() as calls:
+        model(given["ids"][None, :9])[0].sum().backward()
+    calls = {str(name).rpartition(".")[2]: n for name, n in calls.get_comm_counts().items()}
+    return found, calls
+
+
+# %%
+text = torch.randint(256, (600,), generator=torch.Generator().manual_seed(41))
+settings = dict(steps=6, batch_size=5, length=16, precision="float32", evaluate_every=3)
+given = dict(ids=text, ways=["data", "sharded"], settings=settings)
+helpers = tiny, train_in_ways
+by_rank = on_ranks(2, trained_in_ways, *helpers, **given)
+alone = train(tiny(), text, TrainConfig(**settings), bar=False)
+want = torch.tensor(alone.losses)
+for rank, (found, _) in enumerate(by_rank):
+    for way, (losses, _, _) in zip(given["ways"], found, strict=True):
+        check(f"rank {rank}, {way}: losses of 6 updates = one process", torch.tensor(losses), want)
+
+# %%
+n = sum(p.numel() for p in alone.model.parameters())
+numbers = {
+    way: [sum(math.prod(shape) for shape in found[at][1].values()) for found, _ in by_rank]
+    for at, way in enumerate(given["ways"])
+}
+for at, way in enumerate(given["ways"]):
+    print(f"{way:8}: of {n} parameters the ranks hold", *numbers[way], end=", and ")
+    moments = [found[at][2] for found, _ in by_rank]
+    print("as many of each moment")
+    assert moments == numbers[way]
+assert numbers["data"] == [n, n] and sum(numbers["sharded"]) == n
+groups = len(alone.model.blocks) + 1
+calls = by_rank[0][1]
+print(f"{groups} groups, gathered {calls['_allgather_base_']} times, ", end="")
+print(f"summed and cut {calls['_reduce_scatter_base_']} times")
+assert calls["_allgather_base_"] == 2 * groups and calls["_reduce_scatter_base_"] == groups
+
+# %% [markdown]
+# The groups are the blocks, and what is outside of them. Here is what each rank held, read from the
+# running processes:
+
+
+# %%
+def by_group(held):
+    """Numbers held of the embedding and of each block."""
+    counts = Counter()
+    for name, shape in held.items():
+        group = re.sub(r"blocks\.(\d+).*", r"block \1", name).partition(".")[0]
+        counts[group] += math.prod(shape)
+    return counts
+
+
+bars = {
+    way: [by_group(found[at][1]) for found, _ in by_rank] for at, way in enumerate(given["ways"])
+}
+assert [*bars["data"][0]] == ["embedding", *(f"block {i}" for i in range(6)), "norm"]
+for name, of_all in bars["data"][0].items():
+    halves = [counts[name] for counts in bars["sharded"]]
+    assert bars["data"][1][name] == of_all and halves == [of_all / 2, of_all / 2]
+
+
+# %% tags=["figure"]
+def draw_held(axes, bars):
+    """A panel for each way, a bar for each group and rank."""
+    for ax, (way, of_ranks) in zip(axes, bars.items(), strict=True):
+        for rank, counts in enumerate(of_ranks):
+            places = [y + 0.36 * rank - 0.18 for y in range(len(counts))]
+            ax.barh(places, [*counts.values()], 0.34, label=f"rank {rank}")
+        ax.set_yticks(range(len(counts)), [*counts])
+        ax.invert_yaxis()
+        ax.set(title=way, xlabel="numbers held", xlim=(0, 9000))
+
+
+# %% tags=["figure"]
+fig, axes = plotting.figure(1, 2, size=(10, 4.4))
+draw_held(axes, bars)
+axes[1].legend()
+plotting.save(
+    fig,
+    "12_held",
+    "Numbers of the embedding, six blocks and the last norm that two ranks hold. Data: both ranks "
+    "hold all of each. Sharded: each holds half of each.",
+)
+
+# %% [markdown]
+# **Sixteen bits.** `fully_shard` can hand a block all its parameters in bfloat16. The rate $A$ and
+# the bias of the step size stand in an exponent, times a number of tokens, and what is rounded off
+# grows with it. So the package leaves parameters in float32, and lets autocast choose which
+# products to round.
+
+# %%
+_ = torch.manual_seed(44)
+layer = SSD(32, n_heads=4, d_state=8)
+
+
+def decay_over(tokens, A_log, dt_bias):
+    """The decay over some tokens, where the step size is its bias alone."""
+    return (-tokens * F.softplus(dt_bias) * A_log.exp()).exp().detach()
+
+
+coarse = [p.bfloat16().double() for p in (layer.A_log, layer.dt_bias)]
+for tokens in (40, 400):
+    ratio = decay_over(tokens, *coarse) / decay_over(tokens, layer.A_log, layer.dt_bias)
+    _ = must_differ(f"bfloat16: the decay over {tokens} tokens", ratio, torch.ones(4))
+    print(f"   off by up to {(ratio - 1).abs().max():.1%}")
+
+# %% [markdown]
+# ## 7 · A rank dies
+#
+# The more processes, the sooner one of them ends: its machine restarts, or somebody else takes it.
+# The others then wait in a collective until `torchrun` ends them, too. What is left is the last
+# checkpoint. Here a run of two ranks saves itself every 4 updates, and rank 1 ends after update 6,
+# without a word to the other:
+
+
+# %%
+def train_in(rank, folder, ids, settings):
+    """Train in a directory; rank 1 ends at once after update 6."""
+
+    def after_step(run):
+        if rank == 1 and run.step == 6:
+            os._exit(1)
+
+    model = tiny()
+    shards.spread(model, "sharded")
+    options = dict(directory=folder, bar=False, after_step=after_step)
+    train(model, ids, TrainConfig(**settings), **options)
+
+
+# %% [markdown]
+# From there this process goes on, which is one alone. (The tests go on with three.)
+
+# %%
+text = torch.randint(256, (600,), generator=torch.Generator().manual_seed(42))
+settings = dict(steps=10, batch_size=5, length=16, precision="float32", checkpoint_every=4)
+with TemporaryDirectory() as folder:
+    try:
+        on_ranks(2, train_in, tiny, folder=folder, ids=text, settings=settings)
+    except RuntimeError:
+        left = newest_checkpoint(folder)
+        print("the run ended; left:", left.name, *sorted(path.name for path in left.iterdir()))
+    run = train(tiny(), text, TrainConfig(**settings), directory=folder, bar=False)
+    last = newest_checkpoint(folder)
+    print("at the end:", last.name)
+assert (left.name, last.name) == ("step-00000004", "step-00000010.safetensors")
+
+# %%
+alone = train(tiny(), text, TrainConfig(**settings), bar=False)
+check("begun by two ranks, ended by one: all losses = a run that was never stopped",
+      torch.tensor(run.losses), torch.tensor(alone.losses))  # fmt: skip
+for (name, p), want in zip(run.model.named_parameters(), alone.model.parameters(), strict=True):
+    assert (p - want).abs().max() < 1e-8, name
+print("and so are its parameters, to 1e-8")
+
+# %% [markdown]
+# Updates 5 and 6 were made twice, and nothing else was lost. How many ranks there are does not
+# matter: windows are drawn by a generator whose state is in the checkpoint, and parameters and
+# moments are cut anew for the ranks that read them. A part is a safetensors file; `record.json`
+# holds the SHA-256 of each, and a folder gets its name when all of it is written.
+#
+# In a terminal it is the command of chapter 07, started by `torchrun` on as many processes as there
+# are to be (the README has the lines). With a GPU for each process the ranks would talk through
+# NCCL: that is not tested in this course.
+
+# %% [markdown]
+# ## 8 · Where the papers' sizes run
+#
+# Parameters, gradients and two moments in float32 are 16 bytes for each parameter, divided by $N$.
+# What does not get smaller is the largest group, which is gathered whole, with its gradient. Here
+# that is what stands outside of the blocks:
+
+# %%
+SIZES, RANKS = ("cheems-320m", "cheems-1.3b"), (1, 2, 4, 8, 16, 32, 64)
+memory = {
+    name: [training_bytes(preset(name), processes=ranks) / 1e9 for ranks in RANKS] for name in SIZES
+}
+print("ranks      ", *(f"{ranks:6}" for ranks in RANKS))
+for name, of_ranks in memory.items():
+    print(f"{name:11}", *(f"{gigabytes:6.2f}" for gigabytes in of_ranks), "GB")
+for name, of_ranks in memory.items():
+    parts, c = count_parameters(preset(name)), preset(name)
+    assert of_ranks[0] == 16 * sum(part.total for part in parts.values()) / 1e9
+    gathered = of_ranks[-1] - of_ranks[0] / 64
+    outside = parts["embedding"].total + c.d_model
+    print(f"{name}: gathered whole {gathered:.2f} GB, the embedding and the last norm")
+    assert c.tie_embeddings and abs(gathered - 8 * outside / 1e9) < 1e-6
+
+# %% [markdown]
+# What a pass keeps for its way back comes on top, and depends on the rows that a rank reads:
+# `python -m cheems_ref budget --preset cheems-1.3b --batch 64 --processes 8` says both.
+#
+# ## 9 · Experts on other ranks, on paper
+#
+# Parameters can be gathered where the tokens are. Or tokens can be sent to where the parameters
+# are: *expert parallelism*. Each rank holds $e/N$ experts whole; a token goes to every rank that
+# holds one of its $k$ choices, and the results come back. Where all choices are alike and
+# independent, that is
+#
+# $$N \big(1 - (1 - 1/N)^k\big) \tag{12.7}$$
+#
+# ranks for a token. A choice of $k$ *different* experts reaches a few more. One is the token's own
+# rank, by a chance of $1/N$ each, so that $(N - 1)(1 - (1 - 1/N)^k)$ of them are others: so many
+# times $d$ numbers out, and as many back.
+
+
+# %%
+def ranks_reached(N, k):
+    """Equation 12.7: how many of N ranks hold one of k choices, on average."""
+    return N * (1 - (1 - 1 / N) ** k)
+
+
+def simulated(N, k, e, tokens=20_000):
+    """The same, of choices of k different ones of e experts, N of whose ranks hold e/N each."""
+    generator = torch.Generator().manual_seed(43)
+    chosen = torch.rand(tokens, e, generator=generator).topk(k).indices // (e // N)
+    return F.one_hot(chosen, N).amax(1).sum(1).double().mean().item()
+
+
+print("ranks of 8 reached by k choices of 64:")
+for k in (1, 2, 4, 16):
+    formula, found = ranks_reached(8, k), simulated(8, k, 64)
+    print(f"k = {k:2}: formula {formula:.2f}, different experts {found:.2f}")
+    assert formula - 0.02 < found < 1.08 * formula
+
+# %% [markdown]
+# Whether that is less than gathering depends on the number of tokens. A layer of experts with $f$
+# neurons each, of three matrices, has $3def$ numbers, which sharded training gathers twice and sums
+# once. With tokens sent out and back in the forward pass and in the backward pass, each is four
+# times $d$ numbers for every other rank that it reaches:
+
+
+# %%
+def tokens_until_equal(N, k, e, f):
+    """Tokens per rank and update above which sending experts moves less than sending tokens."""
+    experts = 3 * (3 * e * f) * (N - 1) / N  # each, per d: twice gathered, once summed
+    per_token = 4 * ranks_reached(N, k) * (N - 1) / N
+    return experts / per_token
+
+
+for k in (1, 2, 8):
+    equal = tokens_until_equal(N=8, k=k, e=64, f=256)
+    print(f"64 experts of f = 256 on 8 ranks, k = {k}: equal at {equal:,.0f} tokens per rank")
+assert tokens_until_equal(8, 1, 64, 256) > 4 * tokens_until_equal(8, 8, 64, 256)
+assert tokens_until_equal(8, 2, 128, 256) == 2 * tokens_until_equal(8, 2, 64, 256)
+print("twice as many experts: equal at twice as many tokens")
+
+# %% [markdown]
+# In CDMMoE an expert is two rows of $d$ numbers (chapter 06): what would be sent *for* a choice is
+# as small as what is sent *to* it. With $k$ choices a token would fetch $2kd$ numbers, or travel to
+# the ranks that hold them for $2d$ each way and rank. This is a count of numbers that move, and of
+# nothing else: it was not run.
+
+# %%
+for heads, k in ((2, 8), (4, 16)):
+    choices = heads * k
+    fetched, travelled = 2 * choices * 7 / 8, 2 * ranks_reached(8, choices) * 7 / 8
+    print(f"{heads} heads, k = {k:2}, 8 ranks: fetch {fetched:5.1f} d, travel {travelled:5.2f} d")
+    assert fetched > 2 * travelled
 
 # %% [markdown]
 # ## Summary
@@ -853,6 +1204,10 @@ plotting.save(
 #   ranks.
 # - The pair's size does not depend on the tokens. From about $n/2$ tokens per rank on it is smaller
 #   than their keys and values.
+# - Rows over ranks need gradients averaged with the shares' weights. Sharded, each of two ranks
+#   held half of every parameter; with copies, all of it; the losses were those of one process.
+# - A rank that ends costs the updates since the last checkpoint, which any number of ranks can
+#   read.
 #
 # ## Exercises
 #
@@ -872,6 +1227,33 @@ for lengths in ((5,), (8, 7, 9, 5), (1, 0, 20, 8), (0, 3, 0)):
     found = [positions_of(lengths, rank) for rank in range(len(lengths))]
     assert [len(part) for part in found] == list(lengths)
     check(f"slices of {lengths}", torch.cat(found), torch.arange(sum(lengths)))
+
+# %% [markdown]
+# **2 · easy.** On how many ranks of `memory` bytes does a model train? Count what `training_bytes`
+# counts, with `tokens` in an update, and try 1, 2, 4, ….
+
+
+# %% tags=["exercise"]
+def ranks_needed(config, memory, tokens):
+    """The smallest power of two that is enough; None if 1024 are not."""
+    ### BEGIN SOLUTION
+    for ranks in (2**e for e in range(11)):
+        if training_bytes(config, tokens=tokens, processes=ranks) <= memory:
+            return ranks
+    return None
+    ### END SOLUTION
+
+
+# %% tags=["check"]
+small = ModelConfig("SE × 4", d_model=64, n_neurons=64)
+whole = training_bytes(small, tokens=1000)
+assert ranks_needed(small, whole, 1000) == 1
+assert ranks_needed(small, whole - 1, 1000) > 1
+assert ranks_needed(small, 1000, 1000) is None
+ranks = ranks_needed(preset("cheems-1.3b"), 24e9, 2048 * 64)
+print("Cheems-1.3B, 64 windows of 2,048 tokens, 24 GB each:", ranks, "ranks")
+assert training_bytes(preset("cheems-1.3b"), tokens=2048 * 64, processes=ranks) <= 24e9
+assert training_bytes(preset("cheems-1.3b"), tokens=2048 * 64, processes=ranks // 2) > 24e9
 
 # %% [markdown]
 # **3 · medium.** Write the halo. Every rank sends the last `count` tokens of its slice, or all
@@ -898,6 +1280,30 @@ for cut in ((20,), (8, 1, 11), (1, 1, 1, 17), (2, 0, 0, 18), (0, 5, 15)):
     pieces = [short_convolution(part, taps, history=halo(tails, rank, 3))[0]
               for rank, part in enumerate(parts)]  # fmt: skip
     check(f"slices of {cut}: one convolution", torch.cat(pieces, 1), whole)
+
+# %% [markdown]
+# **4 · medium.** Rows of unequal length: rank $i$ has `counts[i]` tokens with a target, and their
+# mean loss $\ell_i$. By what does it have to multiply its loss, so that averaged gradients are
+# those of the mean over all tokens? (Can a rank without tokens take part?)
+
+
+# %% tags=["exercise"]
+def factor(counts, rank):
+    """The factor of a rank's mean loss."""
+    ### BEGIN SOLUTION
+    return len(counts) * counts[rank] / sum(counts)
+    ### END SOLUTION
+
+
+# %% tags=["check"]
+w, errors = torch.ones(3, requires_grad=True), random(12, 3, seed=44)
+(want,) = torch.autograd.grad((errors @ w).square().mean(), w)
+for counts in ((12,), (4, 4, 4), (7, 1, 4), (0, 12)):
+    losses = [(part @ w).square().mean() if len(part) else 0 * w.sum()
+              for part in errors.split(counts)]  # fmt: skip
+    weighted = [factor(counts, rank) * loss for rank, loss in enumerate(losses)]
+    (got,) = torch.autograd.grad(sum(weighted) / len(counts), w)
+    check(f"tokens per rank {counts}: the mean over all", got, want)
 
 # %% [markdown]
 # **5 · hard.** The way back. For one head, slice $i$ is handed the state $h_i$, with $h_0 = 0$ and
