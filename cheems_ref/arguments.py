@@ -123,7 +123,9 @@ def complain(error: Exception | str) -> int:
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
         said = f"{error.strerror}: {error.filename}"
     lines = said.splitlines() or [type(error).__name__]
-    print(f"cheems_ref: {lines[0]}", file=sys.stderr)
+    rank = os.environ.get("RANK", "0")
+    whose = "" if rank == "0" else f"process {rank}: "
+    print(f"cheems_ref: {whose}{lines[0]}", file=sys.stderr)
     return 1
 
 

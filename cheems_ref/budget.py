@@ -228,10 +228,9 @@ def training_bytes(
     """Compute what training a model with AdamW takes at the least, in bytes of each process.
 
     Every parameter is held four times: itself, its gradient, and the two moments of AdamW. Several
-    processes share these (`shards.spread`, "sharded"), and each has beside its part the one that is
-    read, a block or what is outside of all blocks, whole and with its gradient. Of an update the
-    logits are counted, and their gradient; what else its layers keep for the gradients comes on
-    top.
+    processes share these (`shards.spread`, "sharded"), and each has beside its part, whole and with
+    its gradient, what is outside of all blocks, and the block that runs. Of an update the logits
+    are counted, and their gradient; what else its layers keep for the gradients comes on top.
 
     Args:
         config: of the model.
@@ -247,7 +246,7 @@ def training_bytes(
     if processes > 1:
         blocks = [parts[m].total // c.pattern.count(m) + c.d_model for m in {*c.pattern}]
         outside = parts["embedding"].total + parts["head"].total + c.d_model
-        held = math.ceil(held / processes) + 2 * max(outside, *blocks)
+        held = math.ceil(held / processes) + 2 * (outside + max(blocks))
     return (held + 2 * math.ceil(tokens / processes) * c.vocab_size) * dtype.itemsize
 
 

@@ -38,7 +38,6 @@ from cheems_ref.model import CausalLM
 FORMAT = "cheems_ref checkpoint 2"
 MOMENTS = ("exp_avg", "exp_avg_sq")
 NAMED = re.compile(r"step-\d{8,}(\.safetensors)?")  # without ending: in parts, or of format 1
-BLANK = "0" * 64  # stands in the record while the digest is taken
 # Settings that change no loss; the last one does by rounding, as the number of processes does.
 FREE = ("steps", "evaluate_every", "checkpoint_every", "micro_batch")
 
@@ -94,10 +93,11 @@ def save(run: Run, directory: str | Path) -> Path:
         "text": fingerprint(run.ids),
         "step": run.step,
         "evaluations": run.evaluations,
-        "sha256": BLANK,
+        "sha256": shards.BLANK,
     }
     final = directory / f"step-{run.step:08d}"
     try:
+        shards.on_first(run.model, lambda: _sweep(directory))
         if shards.place(run.model)[1] > 1:
             shards.write(tensors, record, final, run.model)
         else:
@@ -115,11 +115,6 @@ def save(run: Run, directory: str | Path) -> Path:
 
 def _write(tensors, record, final):
     """One file, beside its place and then renamed into it."""
-    final.parent.mkdir(parents=True, exist_ok=True)
-    # Of a run that was killed; safetensors too writes beside the place, under .tmp and six letters.
-    leftovers = (*final.parent.glob("partial-*.safetensors"), *final.parent.glob(".tmp??????"))
-    for leftover in leftovers:
-        leftover.unlink()
     partial = final.with_name(f"partial-{final.name}")
     # One entry of metadata: safetensors writes several in any order, and equal runs shall be equal.
     metadata = {"record": json.dumps(record)}
@@ -135,12 +130,20 @@ def _write(tensors, record, final):
         raise
 
 
+def _sweep(directory):
+    """Make the directory, and drop what a run that was killed has left there."""
+    directory.mkdir(parents=True, exist_ok=True)
+    # safetensors too writes beside the place, under .tmp and six letters
+    for leftover in (*directory.glob("partial-*"), *directory.glob(".tmp??????")):
+        shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+
+
 def _keep_two(directory):
     """Of this format's checkpoints the last two."""
-    _names_to_disk(directory)
+    shards.to_disk(directory)
     mine = [path for path in _checkpoints(directory) if path.is_file() or _in_parts(path)]
     for old in mine[:-2]:
-        shutil.rmtree(old) if old.is_dir() else old.unlink()
+        shards.drop(old)
 
 
 def _in_parts(path):
@@ -208,6 +211,8 @@ def read_record(checkpoint: str | Path) -> dict[str, Any]:
             f"{path} is a directory, of the format 'cheems_ref checkpoint 1'; this version reads "
             f"{FORMAT!r}, one file. Go on with the version that wrote it, or train anew elsewhere"
         )
+    if path.is_dir() and NAMED.fullmatch(path.name):
+        raise CheckpointError(f"{path} is damaged: it has no {shards.RECORD}. {_way_back(path)}")
     if not path.is_file():
         raise CheckpointError(f"{path} holds no checkpoint: it is no file, nor holds a step-* file")
     try:
@@ -231,6 +236,10 @@ def _record_in_parts(path):
 def _of_this_format(path, record):
     if not isinstance(record, dict) or record.get("format") != FORMAT:
         raise CheckpointError(f"{path} does not say {FORMAT!r}: it was not written by this package")
+    kinds = dict(model=dict, dtype=str, training=dict, text=str, step=int, evaluations=list)
+    wrong = [name for name, kind in kinds.items() if not isinstance(record.get(name), kind)]
+    if wrong:
+        raise CheckpointError(f"{path} lacks {', '.join(wrong)}, or holds something else there")
     return record
 
 
@@ -267,19 +276,15 @@ def _read(path) -> tuple[dict, dict, Callable]:
     if _in_parts(path):
         try:
             shards.read(path)
-        except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
+            found = shards.kinds(path)
+        except (OSError, ValueError, TypeError, AttributeError, KeyError, SafetensorError) as error:
             raise CheckpointError(f"{path} is damaged: {error}. {_way_back(path)}") from error
-    elif _sha256(path, str(record.get("sha256"))) != record.get("sha256"):
+        return record, found, lambda like: shards.load(path, like)
+    if _sha256(path, str(record.get("sha256"))) != record.get("sha256"):
         raise CheckpointError(
             f"{path} is damaged: it is not what was written (its SHA-256 differs). "
             + _way_back(path)
         )
-    kinds = dict(model=dict, dtype=str, training=dict, text=str, step=int, evaluations=list)
-    wrong = [name for name, kind in kinds.items() if not isinstance(record.get(name), kind)]
-    if wrong:
-        raise CheckpointError(f"{path} lacks {', '.join(wrong)}, or holds something else there")
-    if _in_parts(path):
-        return record, shards.kinds(path), lambda like: shards.load(path, like)
     tensors = load_file(path)
     return (
         record,
@@ -326,30 +331,22 @@ def _sha256(path, own):
     """Of a file in which its own digest is blanked."""
     with path.open("rb") as file:
         size = file.read(8)
-        header = file.read(int.from_bytes(size, "little")).replace(own.encode(), BLANK.encode())
+        header = file.read(int.from_bytes(size, "little")).replace(
+            own.encode(), shards.BLANK.encode()
+        )
         start = hashlib.sha256(size + header)
         return hashlib.file_digest(file, lambda: start).hexdigest()
 
 
 def _seal(path):
     """Put its digest into a new file, and wait until all of it is on the disk."""
-    digest = _sha256(path, BLANK)
+    digest = _sha256(path, shards.BLANK)
     with path.open("r+b") as file:
         size = int.from_bytes(file.read(8), "little")
-        file.seek(8 + file.read(size).index(BLANK.encode()))
+        file.seek(8 + file.read(size).index(shards.BLANK.encode()))
         file.write(digest.encode())
         file.flush()
         os.fsync(file.fileno())
-
-
-def _names_to_disk(directory):
-    """Wait until the names in a directory are on the disk."""
-    if os.name != "nt":  # Windows opens no directories, and has renamed by now
-        descriptor = os.open(directory, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 def fingerprint(ids: Tensor) -> str:

@@ -21,7 +21,7 @@ from cheems_ref.config import ModelConfig, preset
 from cheems_ref.generate import Sampling, stream
 from cheems_ref.model import CausalLM
 from cheems_ref.train import TrainConfig, default_device, evaluate, split_text, train
-from cheems_ref.watch import Watch, ctrl_c, in_shell, say
+from cheems_ref.watch import Watch, ctrl_c, in_shell, processes, say
 
 try:
     import resource
@@ -45,34 +45,36 @@ def guarded(command, parsed) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except (MemoryError, RuntimeError) as error:
-        return complain(_out_of_memory(error) or error)
+        return complain(_out_of_memory(error) or _left_alone(error) or error)
     except (ValueError, TypeError, OSError, ImportError, ArithmeticError) as error:
         return complain(error)
     except KeyboardInterrupt:
-        print("\nstopped", file=sys.stderr)
+        say("\nstopped", file=sys.stderr)
         return 130
 
 
 def _train(a):
-    processes = int(os.environ.get("WORLD_SIZE", "1"))  # torchrun sets it, and RANK
     device, config = _device(a), _model_config(a)
-    if a.parallel and processes == 1:
-        raise ValueError(f"--parallel {a.parallel} is for several processes: start with torchrun")
-    if processes > 1:
+    if a.parallel and not processes():
+        raise ValueError(
+            f"--parallel {a.parallel} is for several processes: leave it out, or start with "
+            "torchrun (README)"
+        )
+    if processes() > 1:
         shards.begin(device)
         try:
-            return _train_here(a, device, config, processes)
+            return _train_here(a, device, config, processes())
         finally:
             shards.end()
-    return _train_here(a, device, config, processes)
+    return _train_here(a, device, config, 1)
 
 
-def _train_here(a, device, config, processes):
+def _train_here(a, device, config, n_processes):
     training, newest = _train_config(a), newest_checkpoint(a.run)
     counts = count_parameters(config).values()
     n, active = sum(c.total for c in counts), sum(c.active for c in counts)
     say(f"{_short(config.pattern)}: {n:,} parameters, {_at_work(n, active)}; on {device}")
-    _must_fit(config, training, device, n, processes, a.parallel)
+    _must_fit(config, training, device, n, n_processes, a.parallel)
     _warn_of_the_interpreter(config, device)
     ids = text.text_to_ids(text.read_text(a.text))
     kept, held_out = (len(part) for part in split_text(ids, training.held_out))
@@ -82,13 +84,13 @@ def _train_here(a, device, config, processes):
     )
     torch.manual_seed(training.seed)
     model = CausalLM(config).to(device)
-    if processes > 1:
+    if n_processes > 1:
         shards.spread(model, a.parallel or "sharded")
-        say(f"spread over {processes} processes: {a.parallel or 'sharded'}")
+        say(f"spread over {n_processes} processes: {a.parallel or 'sharded'}")
     bar = _shows_a_bar(a.bar)
     watch = Watch(a.run, newest, lines=not bar)
     try:
-        with ctrl_c(watch, alone=processes == 1):
+        with ctrl_c(watch, alone=n_processes == 1):
             run = train(
                 model,
                 ids,
@@ -99,7 +101,7 @@ def _train_here(a, device, config, processes):
                 after_step=watch.goes_on,
             )
     except KeyboardInterrupt:
-        again = in_shell(*a.words) if processes == 1 else "the same command"
+        again = in_shell(*a.words) if n_processes == 1 else "the same command"
         say(f"\n{watch.stopped()}\nto go on: {again}", file=sys.stderr)
         return 130
     if run.evaluations and run.evaluations[-1][0] == run.step:
@@ -179,10 +181,11 @@ def _train_config(a):
 
 
 def _device(a):
-    own = f":{os.environ['LOCAL_RANK']}" if "LOCAL_RANK" in os.environ else ""
-    if a.device is None or (own and a.device == "cuda"):
-        device = default_device()
-        return torch.device(f"cuda{own}") if device.type == "cuda" else device
+    kind = default_device().type if a.device is None else a.device
+    if kind == "cuda" and processes() > 1:
+        a.device = f"cuda:{os.environ['LOCAL_RANK']}"  # one for each
+    elif a.device is None:
+        return torch.device(kind)
     there = ["cpu"]
     if torch.accelerator.is_available():
         kind = torch.accelerator.current_accelerator().type
@@ -271,6 +274,14 @@ def _must_have_positions(config, read, written):
             f"--prompt and --max-new-tokens are {read} + {written} bytes, more than the table of "
             f"mask=gate takes, max_positions = {config.max_positions}: {way}"
         )
+
+
+def _left_alone(error):
+    """What to say of an error if it is that another process has ended."""
+    lost = ("Connection closed", "Connection reset", "Read error", "connectFullMesh")
+    if processes() > 1 and any(word in str(error) for word in lost):
+        return "another process has ended; what it said stands above, or comes"
+    return None
 
 
 def _out_of_memory(error):

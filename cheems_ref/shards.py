@@ -8,17 +8,18 @@ parameters DTensors on a mesh of (replicas, shards) processes, so that one engin
 is (n, 1), where each holds all of them, and gradients are averaged.
 
 A checkpoint of such a run is a folder: one safetensors file from each process, written by
-torch.distributed.checkpoint, and record.json with a SHA-256 of each. Any number of processes can go
-on from it, in either way, and one alone can read it.
+torch.distributed.checkpoint, and record.json with a SHA-256 of each and of itself. Any number of
+processes can go on from it, in either way, and one alone can read it.
 """
 
 import hashlib
 import json
 import os
+import secrets
 import shutil
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
@@ -31,6 +32,7 @@ from cheems_ref import check
 
 Parallel = Literal["sharded", "data"]
 RECORD = "record.json"
+BLANK = "0" * 64  # stands in a record while its digest is taken
 PATIENCE = timedelta(minutes=30)  # for what only one process does, such as the digests of a run
 
 
@@ -68,6 +70,7 @@ def spread(model: nn.Module, parallel: Parallel) -> None:
 
     Raises:
         RuntimeError: torch.distributed is not initialised.
+        ValueError: a process has other weights; make the model after the same `manual_seed`.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
@@ -76,6 +79,7 @@ def spread(model: nn.Module, parallel: Parallel) -> None:
     n, device = dist.get_world_size(), next(model.parameters()).device.type
     if n == 1:
         return
+    must_agree(weights=sum(p.detach().double().sum().item() for p in model.parameters()))
     shape = (1, n) if parallel == "sharded" else (n, 1)
     mesh = init_device_mesh(device, shape, mesh_dim_names=("replicate", "shard"))
     for block in model.blocks:
@@ -94,20 +98,48 @@ def summed(value: float, model: nn.Module) -> float:
     return total.item()
 
 
-def on_first(model: nn.Module, action) -> Any:
-    """Let process 0 do something, and all others wait; where it fails, all raise OSError."""
+def must_agree(**mine: Any) -> None:
+    """Raise ValueError on all processes where one of them has something else than process 0."""
+    found = [None] * dist.get_world_size()
+    dist.all_gather_object(found, mine)
+    for rank, theirs in enumerate(found):
+        if differ := [name for name in mine if theirs[name] != found[0][name]]:
+            raise ValueError(f"process {rank} has other {' and '.join(differ)} than process 0")
+
+
+def must_share(directory: Path) -> None:
+    """Raise ValueError on all processes where one of them does not see the same directory."""
+    (token,) = names = [secrets.token_hex(8)]
+    dist.broadcast_object_list(names)
+    mark = directory / f"partial-{names[0]}"
+    if token == names[0]:
+        mark.touch()
+    dist.barrier()
+    seen = mark.exists()
+    dist.barrier()
+    if token == names[0]:
+        mark.unlink()
+    must_agree(**{"files in the directory of the run, which all must share,": seen})
+
+
+def on_first(model: nn.Module, action: Callable[[], Any]) -> Any:
+    """Let process 0 do something, while all others wait, and return what it returned on all.
+
+    Raises:
+        OSError: that was raised; on all processes.
+    """
     rank, n = place(model)
-    error = result = None
+    told = [None, None]  # what it returned, and what was wrong
     if rank == 0:
         try:
-            result = action()
+            told[0] = action()
         except OSError as failed:
-            error = failed
-    if n > 1 and summed(float(error is not None), model) and error is None:
-        error = OSError("process 0 could not do its part")
-    if error is not None:
-        raise error
-    return result
+            told[1] = failed
+    if n > 1:
+        dist.broadcast_object_list(told)
+    if told[1] is not None:
+        raise told[1]
+    return told[0]
 
 
 def write(
@@ -120,14 +152,20 @@ def write(
     """
     import torch.distributed.checkpoint as dcp
 
-    partial = final.with_name(f"partial-{final.name}")
-    on_first(model, lambda: _emptied(partial))
+    def new_folder():  # with a name of its own, which no other run writes to
+        folder = final.with_name(f"partial-{final.name}-{secrets.token_hex(4)}")
+        folder.mkdir()
+        return folder
+
+    partial = on_first(model, new_folder)
     writer = dcp.HuggingFaceStorageWriter(str(partial), save_distributed=True)
     try:
         dcp.save(dict(tensors), storage_writer=writer)
-    except dcp.CheckpointException as failed:  # on every process, what any of them met
-        raise OSError(_what_failed(failed)) from failed
-    on_first(model, lambda: _finished(partial, final, record))
+        on_first(model, lambda: _finish(partial, final, record))
+    except (OSError, dcp.CheckpointException) as failed:  # on every process, what any of them met
+        if place(model)[0] == 0:
+            shutil.rmtree(partial, ignore_errors=True)
+        raise failed if isinstance(failed, OSError) else OSError(_what_failed(failed)) from failed
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -136,7 +174,13 @@ def read(path: Path) -> dict[str, Any]:
     Raises:
         OSError, ValueError: a file is missing, cannot be read or is not what was written.
     """
-    record = json.loads((path / RECORD).read_text(encoding="utf-8"))
+    said = (path / RECORD).read_text(encoding="utf-8")
+    record = json.loads(said)
+    if _digest_of(said.replace(record["sha256"], BLANK)) != record["sha256"]:
+        raise ValueError(f"{RECORD} is not what was written (its SHA-256 differs)")
+    there = {file.name for file in path.glob("*.safetensors")}
+    if strange := there ^ set(record["files"]):
+        raise ValueError(f"its files are not those that were written: {', '.join(sorted(strange))}")
     for name, digest in record["files"].items():
         if _digest(path / name) != digest:
             raise ValueError(f"{name} is not what was written (its SHA-256 differs)")
@@ -187,24 +231,37 @@ def _what_failed(failed):
     return "; ".join(f"process {rank}: {cause}" for rank, (cause, _) in failed.failures.items())
 
 
-def _emptied(folder):
-    for leftover in folder.parent.glob("partial-*"):
-        if leftover.is_dir():
-            shutil.rmtree(leftover)
-    folder.mkdir(parents=True)
-
-
-def _finished(partial, final, record):
+def _finish(partial, final, record):
     """Seal the parts with their digests, and give the folder its name."""
     files = sorted(path for path in partial.iterdir() if path.suffix == ".safetensors")
     for path in files:
-        _to_disk(path)
-    sealed = record | {"files": {path.name: _digest(path) for path in files}}
-    (partial / RECORD).write_text(json.dumps(sealed), encoding="utf-8")
-    _to_disk(partial / RECORD)
+        to_disk(path)
+    record = record | {"files": {path.name: _digest(path) for path in files}, "sha256": BLANK}
+    said = json.dumps(record)
+    (partial / RECORD).write_text(said.replace(BLANK, _digest_of(said)), encoding="utf-8")
+    to_disk(partial / RECORD)
+    to_disk(partial)
     if final.exists():
-        shutil.rmtree(final) if final.is_dir() else final.unlink()
+        drop(final)
     partial.rename(final)
+
+
+def drop(path: Path) -> None:
+    """Remove a checkpoint, of which nothing is left under its name at any moment."""
+    aside = path.with_name(f"partial-dropped-{path.name}")
+    path.rename(aside)
+    shutil.rmtree(aside) if aside.is_dir() else aside.unlink()
+
+
+def to_disk(path: Path) -> None:
+    """Wait until a file, or the names in a directory, are on the disk."""
+    if os.name == "nt" and path.is_dir():  # Windows opens no directories, and has renamed by now
+        return
+    descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _digest(path):
@@ -212,6 +269,5 @@ def _digest(path):
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _to_disk(path):
-    with path.open("rb+") as file:
-        os.fsync(file.fileno())
+def _digest_of(text):
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -25,7 +25,7 @@ from tqdm import tqdm
 
 from cheems_ref import check, shards
 from cheems_ref.checkpoint import CheckpointError as CheckpointError
-from cheems_ref.checkpoint import Run, newest_checkpoint, restore, save
+from cheems_ref.checkpoint import Run, fingerprint, newest_checkpoint, restore, save
 from cheems_ref.checkpoint import load_model as load_model
 from cheems_ref.model import CausalLM
 
@@ -220,8 +220,14 @@ def train(
     run = Run(model, config, ids, make_optimizer(model, config), generator)
     if directory is not None:
         Path(directory).mkdir(parents=True, exist_ok=True)
-        if (newest := newest_checkpoint(directory)) is not None:
-            restore(run, newest)
+        newest = newest_checkpoint(directory)
+        if n > 1:
+            shards.must_share(Path(directory))
+    if n > 1:
+        mine = dict(model=vars(model.config), settings=vars(config), text=fingerprint(ids))
+        shards.must_agree(**mine)
+    if directory is not None and newest is not None:
+        restore(run, newest)
     if at_start is not None:
         at_start(run)
     hidden = rank > 0 or _hidden(bar)

@@ -30,6 +30,11 @@ def is_first():
     return os.environ.get("RANK", "0") == "0"
 
 
+def processes():
+    """How many torchrun has started, of which this is one; 0 where it is not torchrun's."""
+    return int(os.environ["WORLD_SIZE"]) if "TORCHELASTIC_RUN_ID" in os.environ else 0
+
+
 def in_shell(*words):
     """A command that a shell takes as it is printed, wherever this Python is."""
     words = [sys.executable, "-m", "cheems_ref", *map(str, words)]
@@ -105,7 +110,7 @@ def ctrl_c(watch, *, alone=True):
         if watch.asked and alone:
             raise KeyboardInterrupt
         watch.asked = True
-        again = b"; Ctrl-C again stops at once" if alone else b""
+        again = b"; Ctrl-C again stops at once" if alone else b", if that is within 30 seconds"
         with contextlib.suppress(OSError):  # print may be what was interrupted
             os.write(2, b"\nstopping after this update" + again + b"\n" if is_first() else b"")
 

@@ -14,10 +14,9 @@ import torch
 import torch.distributed as dist
 from planting import mistakes, planted
 from torch.distributed.checkpoint import HuggingFaceStorageWriter
-from training import a_model, everything, names, same, trained
+from training import a_model, a_text, everything, names, same, trained
 
 from cheems_ref import checkpoint, shards, train
-from cheems_ref.checkpoint import CheckpointError
 from cheems_ref.ssd import SSD
 from cheems_ref.verify import check
 
@@ -90,14 +89,14 @@ def goes_on(m, folder, before, after):
 
 def goes_on_alone(m, folder, parallel):
     """One process goes on from what several wrote, and several from what one wrote."""
-    parts, file = folder / "parts", folder / f"file of {dist.get_rank()}"
+    parts, file = folder / "parts", folder / "file"
     trained(m, parts, model=spread(m, parallel), stop=8, **RUN)
     dist.barrier()
     if dist.get_rank() == 0:  # two in one folder would be in each other's way
         near("on one", trained(m, parts, **RUN), trained(train, **RUN))
         assert names(parts) == ["step-00000008", "step-00000012.safetensors"]
+        trained(m, file, stop=8, **RUN)
     dist.barrier()
-    trained(m, file, stop=8, **RUN)
     run = trained(m, file, model=spread(m, parallel), **RUN)
     near("on several", run, trained(train, **RUN))
 
@@ -120,10 +119,11 @@ def damage_is_refused(m, folder):
     written = record.read_bytes()
     changed = {
         part: [content[:-1] + bytes([content[-1] ^ 1]), content[:-4], None],
-        record: [b"{", b"[]", written.replace(b'"files"', b'"field"')],
+        record: [b"{", b"[]", written.replace(b'"seed": 0', b'"seed": 7'), None],
+        last / "other.safetensors": [content],  # which torch would read
     }
     for path, contents in changed.items():
-        right = path.read_bytes()
+        right = path.read_bytes() if path.exists() else None
         for content in contents:
             dist.barrier()
             if dist.get_rank() == 0:
@@ -131,13 +131,13 @@ def damage_is_refused(m, folder):
             dist.barrier()
             try:
                 m.load_model(folder)
-            except CheckpointError as error:
+            except m.CheckpointError as error:
                 assert str(last) in str(error)
             else:
                 raise AssertionError(f"{path.name}: what is damaged is read")
         dist.barrier()
         if dist.get_rank() == 0:
-            path.write_bytes(right)
+            path.unlink() if right is None else path.write_bytes(right)
         dist.barrier()
     m.load_model(folder)
 
@@ -145,8 +145,6 @@ def damage_is_refused(m, folder):
 def what_one_cannot_write_stops_all(m, folder):
     """A process whose part cannot be written: all say so, and the last checkpoint is whole."""
     trained(m, folder, model=spread(m, "sharded"), stop=4, **RUN)
-    if dist.get_rank() == 0:
-        (folder / "partial-step-00000002").mkdir()  # of a run that was killed
     write = HuggingFaceStorageWriter.write_data
 
     def full(*_):
@@ -156,13 +154,34 @@ def what_one_cannot_write_stops_all(m, folder):
     try:
         trained(m, folder, model=spread(m, "sharded"), **RUN)
     except OSError as error:
+        dist.barrier()
+        assert not [*folder.glob("partial-*")], "what was begun stays"
         assert "update 8 cannot be written" in str(error) and "step-00000004" in str(error)
     else:
         raise AssertionError("nothing was said")
     finally:
         HuggingFaceStorageWriter.write_data = write
     near("after it", trained(m, folder, model=spread(m, "sharded"), **RUN), trained(train, **RUN))
-    assert not [*folder.glob("partial-*")], "what was begun stays"
+
+
+def processes_agree_before_they_begin(m, folder):
+    """Another text, other settings, weights or directory in one process: refused by all."""
+    rank = dist.get_rank()
+    for said, ask in {
+        "text": lambda: trained(m, model=spread(m, "data"), ids=a_text(seed=rank), **RUN),
+        "settings": lambda: trained(m, model=spread(m, "data"), **RUN | dict(clip=1.0 + rank)),
+        "weights": lambda: m.shards.spread(a_model(rank), "data"),
+        "all must share": lambda: trained(
+            m, folder / str(rank), model=spread(m, "data"), stop=1, **RUN
+        ),
+    }.items():
+        try:
+            ask()
+        except ValueError as error:
+            assert f"{said}" in str(error) and "process 1 has other" in str(error), error
+        else:
+            raise AssertionError(f"{said}: nothing was said")
+        dist.barrier()
 
 
 def too_few_windows_are_refused(m, folder):
@@ -206,6 +225,7 @@ HELD = [
     (the_same_again, "sharded"),
     (damage_is_refused,),
     (what_one_cannot_write_stops_all,),
+    (processes_agree_before_they_begin,),
     (too_few_windows_are_refused,),
     (bfloat16_keeps_what_is_small,),
 ]
@@ -243,11 +263,23 @@ MISTAKES = mistakes([
             ("distribute_tensor(whole.to(like.device), mesh,",
              "distribute_tensor(whole.roll(1, 0).to(like.device), mesh,")]}),
     (damage_is_refused, {
-        "digests are not compared": [("if _digest(path / name) != digest:", "if False:")]}),
+        "digests are not compared": [("if _digest(path / name) != digest:", "if False:")],
+        "nor that of the record": [
+            ('if _digest_of(said.replace(record["sha256"], BLANK)) != record["sha256"]:',
+             "if False:")],
+        "other files are read": [
+            ("if strange := there ^ set(record", "if strange := set() & set(record")]}),
     (what_one_cannot_write_stops_all, {
-        "what was begun stays": [("            shutil.rmtree(leftover)\n", "            pass\n"),
-                                 ("    folder.mkdir(parents=True)",
-                                  "    folder.mkdir(parents=True, exist_ok=True)")]}),
+        "what was begun stays": [
+            ("            shutil.rmtree(partial, ignore_errors=True)\n", "            pass\n")]}),
+    (processes_agree_before_they_begin, {
+        "any text": [(", text=fingerprint(ids))", ")")],
+        "any settings": [("settings=vars(config), ", "")],
+        "any weights": [
+            ("    must_agree(weights=sum(p.detach().double().sum().item() "
+             "for p in model.parameters()))\n", "")],
+        "any directory": [
+            ("            shards.must_share(Path(directory))\n", "            pass\n")]}),
     (too_few_windows_are_refused, {
         "let pass": [("    if config.batch_size < n:\n", "    if False:\n")]}),
     (bfloat16_keeps_what_is_small, {

@@ -418,13 +418,13 @@ def forge(path, change):
     """Change the record and the tensors, as one would who knows how they are guarded."""
     record, tensors = record_of(path), {name: t.clone() for name, t in load_file(path).items()}
     del record["losses"]
-    record["sha256"] = checkpoint.BLANK
+    record["sha256"] = checkpoint.shards.BLANK
     write(path, change(record, tensors) or record, tensors)
 
 
 def write(path, record, tensors):
     save_file(tensors, path, {"record": json.dumps(record)})
-    if checkpoint.BLANK.encode() in path.read_bytes():
+    if checkpoint.shards.BLANK.encode() in path.read_bytes():
         checkpoint._seal(path)
 
 

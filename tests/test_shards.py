@@ -178,6 +178,7 @@ def test_a_model_that_is_not_spread_has_one_place():
 def written(run, folder):
     """A checkpoint in parts, from one process."""
     tensors = {f"model.{name}": p.detach() for name, p in run.model.named_parameters()}
+    checkpoint._sweep(folder)
     record = dict(format=checkpoint.FORMAT, step=run.step)
     shards.write(tensors, record, folder / f"step-{run.step:08d}", run.model)
     return tensors

@@ -78,10 +78,11 @@ PLANTED = [
         "logits without their gradient": [("2 * math.ceil(tokens", "math.ceil(tokens")],
         "always float32": [("c.vocab_size) * dtype.itemsize", "c.vocab_size) * 4")]}),
     (a_process_holds_its_part_and_what_is_read, {
-        "its part alone": [("held / processes) + 2 * max(outside, *blocks)", "held / processes)")],
-        "without the gradient": [("+ 2 * max(outside", "+ max(outside")],
-        "blocks alone": [("max(outside, *blocks)", "max(blocks)")],
-        "what is outside alone": [("max(outside, *blocks)", "outside")],
+        "its part alone": [
+            ("held / processes) + 2 * (outside + max(blocks))", "held / processes)")],
+        "without the gradient": [("+ 2 * (outside", "+ (outside")],
+        "blocks alone": [("(outside + max(blocks))", "max(blocks)")],
+        "what is outside alone": [("(outside + max(blocks))", "outside")],
         "all layers of a letter": [("parts[m].total // c.pattern.count(m)", "parts[m].total")],
         "all tokens": [("math.ceil(tokens / processes)", "tokens")]}),
     *((operations_are_those_that_torch_counts, case, {what: [edit]}) for case, what, edit in (

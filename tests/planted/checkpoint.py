@@ -40,6 +40,7 @@ PARTIAL = 'final.with_name(f"partial-{final.name}")'
 MODELS = '    _must_agree(checkpoint, mine, record["model"])\n'
 SETTINGS = '    _must_agree(checkpoint, _deciding(mine), _deciding(record["training"]))\n'
 CHECKED = 'if _sha256(path, str(record.get("sha256"))) != record.get("sha256"):'
+LEFTOVER = "shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()"
 FINAL = '    final = directory / f"step'
 OPENED = '    try:\n        with safe_open(path, "pt") as file:\n'
 FITS = "sorted({name for name, _ in found.items() ^ wanted.items()})"
@@ -65,7 +66,7 @@ MISTAKES = mistakes([
         "losses left out": [
             ('= tensors["losses"].tolist(), record[', '= [0.0] * record["step"], record[')],
         "evaluations left out": [(', record["evaluations"]\n', ", []\n")],
-        "no run goes on": [("            restore(run, newest)", "            pass")],
+        "no run goes on": [("        restore(run, newest)", "        pass")],
         "saved before it is evaluated": [
             (WHEN_SAVED, ""),
             (WHEN_EVALUATED, WHEN_SAVED + WHEN_EVALUATED)]}),
@@ -97,9 +98,9 @@ MISTAKES = mistakes([
             (FINAL,
              "    for old in _checkpoints(directory)[:-1]:\n        old.unlink()\n" + FINAL)],
         "old ones are emptied in their place": [
-            ("        shutil.rmtree(old) if",
-             '        old.write_bytes(b"")\n        shutil.rmtree(old) if')],
-        "leftovers stay": [("leftover.unlink()", "pass")]}),
+            ("        shards.drop(old)\n",
+             '        old.write_bytes(b"")\n        shards.drop(old)\n')],
+        "leftovers stay": [(LEFTOVER, "pass")]}),
     (survives_a_crash_when_it_is_saved_again, {
         "the first is dropped first": [
             ("        partial.replace(final)",
@@ -116,7 +117,7 @@ MISTAKES = mistakes([
     (is_on_the_disk_before_it_has_its_name, {
         "files": [("        os.fsync(file.fileno())\n", "        pass\n")],
         "all but the last bytes": [("        file.flush()\n", "")],
-        "the name": [("    _names_to_disk(directory)\n", "")]}),
+        "the name": [("    shards.to_disk(directory)\n", "")]}),
     (a_full_disk_leaves_what_was_there, {
         "half of it stays": [("        partial.unlink(missing_ok=True)\n", "")],
         "in the words of safetensors": [
@@ -146,8 +147,8 @@ MISTAKES = mistakes([
             ('directory.glob("step-*")', 'directory.glob("*step-*")'),
             ("if NAMED.fullmatch(path.name)", "if True"),
             ("int(path.stem[5:])", "path.stem[-8:]")],
-        "leftovers of safetensors stay": [(', *final.parent.glob(".tmp??????"))', ",)")],
-        "leftovers stay": [("leftover.unlink()", "pass")]}),
+        "leftovers of safetensors stay": [(', *directory.glob(".tmp??????"))', ",)")],
+        "leftovers stay": [(LEFTOVER, "pass")]}),
     (nothing_is_unpickled, {
         "torch's own files": [
             ("tensors = load_file(path)", "tensors = torch.load(path, weights_only=False)")],
@@ -172,7 +173,7 @@ MISTAKES = mistakes([
             ("def _kinds(",
              "def _said(record, path):\n    return hashlib.sha256(json.dumps("
              "record).encode() + path.read_bytes()[-99:]).hexdigest()\n\n\ndef _kinds("),
-            ("    digest = _sha256(path, BLANK)\n",
+            ("    digest = _sha256(path, shards.BLANK)\n",
              '    with safe_open(path, "pt") as file:\n'
              '        record = json.loads(file.metadata()["record"])\n'
              '    record.pop("sha256")\n    digest = _said(record, path)\n')]}),

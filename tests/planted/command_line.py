@@ -84,7 +84,7 @@ MISTAKES = mistakes([
         "not caught": [
             ("    except KeyboardInterrupt:\n        again",
              "    except EOFError:\n        again"),
-            ('        print("\\nstopped", file=sys.stderr)\n', "        raise\n")],
+            ('        say("\\nstopped", file=sys.stderr)\n', "        raise\n")],
         "in the middle of an update": [
             ("        watch.asked = True\n", "        raise KeyboardInterrupt\n")],
         "not saved": [("                save(run, self.directory)\n", "                pass\n")],
@@ -211,15 +211,15 @@ MISTAKES = mistakes([
         "not refused": [("if there is not None and needed > there:", "if False:")],
         "only parameters": [
             ("training_bytes(config, tokens=tokens, processes=processes)", "4 * parameters")],
-        "too late": [("    _must_fit(config, training, device, n, processes, a.parallel)\n", ""),
+        "too late": [("    _must_fit(config, training, device, n, n_processes, a.parallel)\n", ""),
                      ("    bar = _sho",
-                      "    _must_fit(config, training, device, n, processes, a.parallel)\n"
+                      "    _must_fit(config, training, device, n, n_processes, a.parallel)\n"
                       "    bar = _sho")],
         "not warned of": [("if there is None and needed >= NOTABLE:", "if False:")],
         "always warned of": [("if there is None and needed >= NOTABLE:", "if there is None:")],
         "in torch's words": [('if is_one or "DefaultCPUAllocator" in str(error):', "if is_one:")],
         "without a word": [
-            ("return complain(_out_of_memory(error) or error)", "return complain(error)")]}),
+            ("_out_of_memory(error) or _left", "_left")]}),
     (helps, {
         "without examples": [
             ('examples:\n  python -m cheems_ref generate --run runs/book --prompt "It was"\n'
