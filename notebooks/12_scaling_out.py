@@ -23,7 +23,7 @@
 # How to read ✓ and ✗: chapter 00.
 
 # %% [markdown]
-# **Minutes.** To teach, with the cells folded: about 80. Alone, with the exercises: about 195.
+# **Minutes.** To teach, with the cells folded: about 80. Alone, with the exercises: about 200.
 #
 # | section | to teach | alone |
 # |---|---|---|
@@ -33,7 +33,7 @@
 # | 2 · Four ranks | 6 | 10 |
 # | 3 · Two traps | 9 | 15 |
 # | 4 · A whole model | 10 | 17 |
-# | 5 · What travels | 13 | 21 |
+# | 5 · What travels | 14 | 22 |
 # | 6 · Many rows | 14 | 22 |
 # | 7 · A rank dies | 4 | 7 |
 # | 8 · What the papers' sizes hold | 2 | 4 |
@@ -961,6 +961,15 @@ def train_in_ways(rank, ids, ways, settings):
         yield run.losses, held, sum(moment.numel() for moment in moments), whole
 
 
+def parts_of(model):
+    return [model.embedding, *model.blocks]
+
+
+def is_whole(part):
+    """Whether the parameters of a part are there as a whole."""
+    return not any(hasattr(p, "to_local") for p in part.parameters())
+
+
 def trained_in_ways(rank, **given):
     """All of it in a list, and how often the ranks talk in a pass and its way back."""
     from torch.distributed.tensor.debug import CommDebugMode
@@ -975,15 +984,6 @@ def trained_in_ways(rank, **given):
         model(given["ids"][None, :9])[0].sum().backward()
     calls = {str(name).rpartition(".")[2]: n for name, n in calls.get_comm_counts().items()}
     return found, calls, whole
-
-
-def parts_of(model):
-    return [model.embedding, *model.blocks]
-
-
-def is_whole(part):
-    """Whether the parameters of a part are there as a whole."""
-    return not any(hasattr(p, "to_local") for p in part.parameters())
 
 
 # %%
@@ -1018,7 +1018,7 @@ units, calls, whole = len(alone.model.blocks) + 1, *by_rank[0][1:]
 print(f"{units} units, gathered {calls['_allgather_base_']} times, ", end="")
 print(f"summed and cut {calls['_reduce_scatter_base_']} times")
 assert calls["_allgather_base_"] == 2 * units and calls["_reduce_scatter_base_"] == units
-running = [[i for i, is_whole in enumerate(row) if is_whole] for row in whole]
+running = [[i for i, there in enumerate(row) if there] for row in whole]
 print("whole while block 0 runs, block 1, …: embedding (0) and blocks (from 1)", *running)
 assert running == [[0, i] for i in range(1, units)]
 
