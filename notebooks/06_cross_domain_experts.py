@@ -1251,7 +1251,7 @@ for seed in range(3):
     last = sum(losses[-20:]) / 20
     before, after = kinship(untrained), kinship(model)
     assert 2.3 < last < 2.7 and before < 0.03 < after
-    print(f"seed {seed}: loss from {losses[0]:.1f} to about {round(2 * last) / 2};", end=" ")
+    print(f"seed {seed}: loss from about {round(losses[0])} to", round(2 * last) / 2, end="; ")
     print("kinship rises from below 0.03 to above 0.03")
 
 # %% [markdown]
