@@ -1901,6 +1901,109 @@ for printed, name in ((3072, "cheems-320m"), (8192, "cheems-1.3b")):
     assert preset(name).n_neurons == (r + 1) ** 2
 
 # %% [markdown]
+# ## 12 · The same model in transformers
+#
+# The papers trained with transformers' Trainer and measured with lm-evaluation-harness (WM App. C).
+# `cheems_ref.hub` hands a model to either: `CheemsForCausalLM` runs the blocks of this chapter, and
+# around them speaks the library's language. Its logits are those of our model, also where the
+# second row begins later:
+
+# %%
+import transformers
+
+from cheems_ref import hub
+
+transformers.utils.logging.disable_progress_bar()
+_ = torch.manual_seed(7)
+model = CausalLM(ModelConfig(pattern="SE × 2 + IE", d_model=32, d_ff=64, n_neurons=64, d_state=8))
+wrapped = hub.from_causal_lm(model).eval()
+ids, mask = tokens(2, 12, seed=8), torch.ones(2, 12, dtype=torch.long)
+mask[1, :4] = 0  # padding, in the library's convention
+logits, _ = model(ids, padding_mask=mask.bool())
+check("logits = ours", wrapped(ids, mask).logits, logits)
+_ = must_differ("without the mask", wrapped(ids).logits[1], logits[1])
+print(f"an instance of {', '.join(kind.__name__ for kind in type(wrapped).mro()[1:3])}")
+
+# %% [markdown]
+# The library keeps what a model remembers in a `DynamicCache`, each layer's by a name that its
+# configuration gives. Here the names follow from the letters. It is written in place: the cache
+# that a prompt returns is the one that the rest goes on with.
+
+# %%
+kept = dict(zip(model.config.pattern, wrapped.config.layer_types, strict=True))
+print(*(f"{letter}: {name}" for letter, name in kept.items()), sep=" · ")
+start = wrapped(ids[:, :7], mask[:, :7])
+assert isinstance(start.past_key_values, transformers.DynamicCache)
+rest = wrapped(ids[:, 7:], mask, past_key_values=start.past_key_values)
+real = mask.bool()
+check("a prompt, then the rest", torch.cat([start.logits, rest.logits], 1)[real], logits[real])
+again = wrapped(ids[:, 7:], mask[:, 7:])
+_ = must_differ("the rest, without what came before", again.logits[0], logits[0, 7:])
+
+# %% [markdown]
+# Keys can be taken out of a cache again, as assisted decoding does with drafts that are refused. A
+# state is the sum of all tokens, and the cache says that it cannot:
+
+# %%
+try:
+    start.past_key_values.crop(-2)
+except ValueError as error:
+    print(f"ValueError: {str(error).partition(':')[0]}")
+else:
+    raise AssertionError("it was cropped")
+
+# %% [markdown]
+# As `labels` the library takes the ids themselves, and shifts them. Who has shifted them before
+# trains on the byte after the next, and no one objects:
+
+# %%
+loss = wrapped(ids, labels=ids).loss  # which the library computes in float32
+ours = model(ids)[0]
+want = F.cross_entropy(ours[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+check("loss = mean -log p of the next byte", loss.double(), want, tol=1e-6)
+twice = wrapped(ids[:, :-1], labels=ids[:, 1:]).loss
+after_next = F.cross_entropy(ours[:, :-2].flatten(0, 1), ids[:, 2:].flatten())
+check("shifted before: that of the byte after the next", twice.double(), after_next, tol=1e-6)
+_ = must_differ("labels that were shifted before", twice.double(), want)
+
+# %% [markdown]
+# `generate` is the library's own, with all its ways to choose. Greedily it writes what ours writes.
+# Of four beams it returns the best, with a score: the mean of $\log p$ over the new bytes. We count
+# it again, with our model.
+
+# %%
+new = generate(model, ids, 20, Sampling(temperature=0))
+by_library = wrapped.generate(ids, max_new_tokens=20, do_sample=False)
+check("greedy = ours", by_library[:, 12:], new)
+options = dict(num_beams=4, do_sample=False, max_new_tokens=20, output_scores=True)
+beams = wrapped.generate(ids, return_dict_in_generate=True, **options)
+with torch.no_grad():
+    scores = model(beams.sequences[:, :-1])[0].log_softmax(-1)
+chosen = scores.gather(-1, beams.sequences[:, 1:, None])[:, 11:, 0]
+check("score of a beam = mean log p", beams.sequences_scores.double(), chosen.mean(1), tol=1e-6)
+
+# %% [markdown]
+# What is written by `save_pretrained` is found by `AutoModelForCausalLM`, to the last bit, and the
+# tokenizer's ids are the bytes:
+
+# %%
+with TemporaryDirectory() as folder:
+    wrapped.save_pretrained(folder)
+    print(*sorted(path.name for path in Path(folder).iterdir()))
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(folder)
+pairs = zip(loaded.state_dict().values(), wrapped.state_dict().values(), strict=True)
+assert all(torch.equal(a, b) for a, b in pairs) and loaded.config.to_model_config() == model.config
+words = "a café"
+print(hub.byte_tokenizer()(words).input_ids)
+assert hub.byte_tokenizer()(words).input_ids == list(words.encode())
+
+# %% [markdown]
+# From a run of `train`, `python -m cheems_ref export --run DIR --to FOLDER` writes such a folder,
+# and `python -m cheems_ref evaluate --run DIR` asks lm-evaluation-harness for its bits per byte, a
+# cloze, recall and a needle, without the network. `examples/train_with_trainer.py` is the papers'
+# recipe with Trainer.
+
+# %% [markdown]
 # ## Summary
 #
 # - A block adds to the stream what its layer makes of a normalised copy; a model is a loop over the
@@ -1915,6 +2018,8 @@ for printed, name in ((3072, "cheems-320m"), (8192, "cheems-1.3b")):
 #   positions that count real tokens.
 # - A checkpoint that holds all the next step depends on makes a killed run end like one that was
 #   not.
+# - Handed to transformers, a model computes the same numbers there; a cache with states cannot be
+#   cropped.
 #
 # ## Exercises
 
