@@ -42,6 +42,7 @@ LETTERS = {
 # What an evaluation asks, and whether of a text. Those of RULER come with lm-evaluation-harness.
 TASKS = dict(cheems_held_out=True, cheems_cloze=True, cheems_recall=False, cheems_needle=True)
 RULER = ("niah_single_1", "niah_multikey_2", "niah_multikey_3")
+RULER_LEAST = 600  # bytes in which each of its documents has room
 
 
 class Field(NamedTuple):
@@ -222,6 +223,10 @@ def _look_at_tasks(a):
             raise ValueError(f"--tasks {name}: there is {', '.join((*TASKS, *RULER))}")
     if a.text is not None and not any(TASKS.get(name) for name in a.tasks):
         raise ValueError(f"--text has no effect on {', '.join(a.tasks)}")
+    asked = [name for name in a.tasks if name in RULER]
+    if asked and a.length is not None and a.length < RULER_LEAST:
+        least = f"at least {RULER_LEAST} for {', '.join(asked)}"
+        raise ValueError(f"--length must be {least}, got {a.length}")
     _look_at_least(a, limit=1, length=1)
 
 

@@ -34,7 +34,7 @@ def cloze_documents(
 
     Args:
         text: where all of them come from.
-        n_rows: number of passages, at places drawn at random.
+        n_rows: number of passages, at places drawn at random; none is white space alone.
         length: of a passage and its continuation, in bytes; a letter that is cut through at the
             beginning or at the end is left out.
         after: bytes of a continuation. A foreign one overlaps neither passage nor continuation,
@@ -52,13 +52,16 @@ def cloze_documents(
     if not places:
         raise ValueError(f"the text has {len(data)} bytes, a passage with its end {length}")
     generator = torch.Generator().manual_seed(seed)
+    elsewhere = torch.randperm(len(data) - after + 1, generator=generator).tolist()
     documents = []
-    for i in torch.randint(len(places), (n_rows,), generator=generator).tolist():
-        choices = _continuations(data, places[i], before, after, generator)
+    for first in torch.randint(len(places), (n_rows,), generator=generator).tolist():
+        place = _first_after_words(data, before, _round_from(first, places))
+        start = int(torch.randint(len(elsewhere), (1,), generator=generator))
+        choices = _continuations(data, place, before, after, _round_from(start, elsewhere))
         order = torch.randperm(CHOICES, generator=generator).tolist()
         documents.append(
             {
-                "passage": _whole_letters(data[places[i] - before : places[i]]),
+                "passage": _whole_letters(data[place - before : place]),
                 "choices": [choices[j] for j in order],
                 "answer": order.index(0),
             }
@@ -66,10 +69,25 @@ def cloze_documents(
     return documents
 
 
-def _continuations(data, place, before, after, generator):
+def _round_from(start, items):
+    """All of them once, from one of them on."""
+    return (items[(start + i) % len(items)] for i in range(len(items)))
+
+
+def _first_after_words(data, before, places):
+    """The harness moves white space at the end of a context to what follows, and refuses a context
+    of nothing else.
+    """
+    for place in places:
+        if _whole_letters(data[place - before : place]).strip():
+            return place
+    raise ValueError(f"the text has no passage of {before} bytes that is not white space alone")
+
+
+def _continuations(data, place, before, after, others):
     """A passage's own first, then those of other places, none of them twice."""
     found = [_whole_letters(data[place : place + after])]
-    for other in torch.randperm(len(data) - after + 1, generator=generator).tolist():
+    for other in others:
         apart = other + after <= place - before or other >= place + after
         if apart and _begins_a_letter(data[other]):
             found += {_whole_letters(data[other : other + after])} - {*found}

@@ -9,6 +9,8 @@ has a model read:
                     before it.
     a continuation  behind its context, in one piece; white space at the end of a context is counted
                     with the continuation. Documents are no longer than length.
+    RULER's         the end of a question, with room for 128 bytes of an answer; of the first
+                    sentences, which say what is asked for, some bytes have no room
 """
 
 import contextlib
@@ -25,7 +27,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from cheems_ref.arguments import RULER, TASKS
+from cheems_ref.arguments import BYTES, RULER, TASKS
 from cheems_ref.checkpoint import fingerprint, newest_checkpoint, read_record
 from cheems_ref.command_line import _device, guarded
 from cheems_ref.text import read_text, text_to_ids
@@ -78,7 +80,8 @@ def scores(
     Raises:
         ModuleNotFoundError: the harness is not installed; the message says what to do.
         CheckpointError: there is no checkpoint, or one that cannot be read.
-        ValueError: a document has no room in the length, or the text is too short.
+        ValueError: a document has no room in the length, the text is too short, or the model has
+            fewer ids than there are bytes.
     """
     _must_be_installed(tasks)
     os.environ.update(dict.fromkeys(OFFLINE, "1"), TOKENIZERS_PARALLELISM="false")
@@ -154,13 +157,16 @@ def _must_be_installed(tasks):
 def _harness(run, tasks, text, length, limit, device, folder):
     """What lm_eval.simple_evaluate returns, of the run as a model of transformers."""
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    from cheems_ref.hub import byte_tokenizer, from_run
+
+    model, tokenizer = from_run(run, device=device), byte_tokenizer()
+    if (n := model.config.vocab_size) < BYTES:
+        raise ValueError(f"the model of {run} has {n} ids, and a text has {BYTES} bytes")
     import lm_eval
     from lm_eval.models.huggingface import HFLM
     from lm_eval.tasks import TaskManager
 
-    from cheems_ref.hub import byte_tokenizer, from_run
-
-    tokenizer, metadata, tasks_in = byte_tokenizer(), {"length": length}, FOLDER
+    metadata, tasks_in = {"length": length}, FOLDER
     if text is not None:
         metadata["text"] = str(folder / "text")
         (folder / "text").write_bytes(_whole_letters(text))
@@ -168,11 +174,12 @@ def _harness(run, tasks, text, length, limit, device, folder):
         metadata = _for_ruler(tokenizer, folder) | {"max_seq_lengths": [length]}
         tasks_in = Path(lm_eval.__file__).parent / "tasks" / "ruler"
     model = HFLM(
-        pretrained=from_run(run, device=device),
+        pretrained=model,
         tokenizer=tokenizer,
         batch_size=BATCH,
         max_length=length,
         prefix_token_id=NEW_LINE,
+        softmax_dtype=torch.promote_types(model.dtype, torch.float32),
     )
     manager = TaskManager(include_path=tasks_in, include_defaults=False, metadata=metadata)
     return lm_eval.simple_evaluate(model, tasks=list(tasks), limit=limit, task_manager=manager)

@@ -4,6 +4,7 @@ What needs lm-evaluation-harness is skipped where the extra `evaluate` is not in
 """
 
 import contextlib
+import inspect
 import math
 import os
 import re
@@ -15,11 +16,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 import yaml
+from safetensors.torch import load_file
 from test_command_line import TEXT, examples_in, run, succeeds
 from training import ROOT, a_model, trained
 
-from cheems_ref import arguments, documents, evaluate_command, train
-from cheems_ref.checkpoint import load_model
+from cheems_ref import arguments, documents, evaluate_command, shards, train
+from cheems_ref.checkpoint import load_model, newest_checkpoint, read_record
 from cheems_ref.tasks import NEEDLE
 from cheems_ref.text import ids_to_text, text_to_ids
 from cheems_ref.train import evaluate, split_text
@@ -52,9 +54,9 @@ def alone():
     assert not asked, f"the network is asked for {asked}"
 
 
-def a_run(folder, text=TEXT, held_out=0.2, **changes):
-    """A run of two updates on a text, in float64."""
-    model = a_model(vocab_size=256, dtype=torch.float64)
+def a_run(folder, text=TEXT, held_out=0.2, dtype=torch.float64, model=None, **changes):
+    """A run of two updates on a text."""
+    model = a_model(vocab_size=256, dtype=dtype, **model or {})
     sizes = dict(steps=2, length=LENGTH, learning_rate=0.02, held_out=held_out) | changes
     trained(train, folder / "run", model=model, ids=text_to_ids(text), **sizes)
     return folder / "run"
@@ -108,6 +110,19 @@ def held_out_is_counted_in_windows(m, folder):
     is_close(
         bits_per_byte(model, TEXT[:125], LENGTH), evaluate(model, whole, length=64) / math.log(2)
     )
+
+
+def sixteen_bits_are_summed_in_more(m, folder):
+    """Probabilities of a bfloat16 model in float32, as cross entropy has them where it trains."""
+    where, text = a_run(folder, dtype=torch.bfloat16), TEXT.replace("é", "e")[: 5 * LENGTH]
+    with alone():
+        (score,) = m.scores(where, ["cheems_held_out"], text=text_to_ids(text), length=LENGTH)
+    model = load_model(where)
+    data = torch.tensor([*b"\n", *text.encode()]).unfold(0, LENGTH + 1, LENGTH)
+    logits, _ = model(data[:, :-1])
+    assert logits.dtype == torch.bfloat16
+    each = logits.float().log_softmax(-1).gather(2, data[:, 1:, None])
+    is_close(score.value, -each.sum().item() / len(text.encode()) / math.log(2))
 
 
 def share(right):
@@ -239,21 +254,39 @@ def the_network_is_left_alone(m, folder):
         assert told == ["1", "1"]
 
 
+def answering(input_ids, **_):
+    """What follows each question, from a model that looks for the key in front of the number."""
+    texts = [bytes(row.tolist()).lstrip(b"\0") for row in input_ids]
+    keys = [re.search(rb"number for (\S+) mentioned in the provided text is$", t)[1] for t in texts]
+    said = [re.search(rb"for %s is: (\d+)" % key, t)[1] for key, t in zip(keys, texts, strict=True)]
+    width = max(map(len, said))
+    said = torch.tensor([[*b" ", *one.ljust(width)] for one in said])
+    return torch.cat([input_ids, said], 1)
+
+
 def ruler_is_asked_by_name(m, folder):
-    """Of the length that is given alone; it makes 500 documents, of which two are read. Where it is
-    imported for the first time, and NLTK has nothing, it fetches nothing.
+    """Of the length that is given alone; it makes 500 documents, of which a few are read, whose
+    needles are all there. Where it is imported for the first time, and NLTK has nothing, it fetches
+    nothing.
     """
     pytest.importorskip("wonderwords", reason="RULER takes wonderwords")
     nltk = pytest.importorskip("nltk", reason="RULER takes nltk")
-    words = ["--run", a_run(folder), "--tasks", "niah_single_1", "--length", 900, "--limit", 2]
+    words = ["--run", a_run(folder), "--tasks", "niah_single_1", "--length", 900, "--limit", 6]
     with pytest.MonkeyPatch.context() as patched:
         for name in ("niah_utils", "prepare_niah"):
             patched.delitem(sys.modules, f"lm_eval.tasks.ruler.{name}", raising=False)
         patched.setattr(nltk.data, "path", [])
-        rows = [row.split() for row in asked(m, *words).out.splitlines()[1:]]
-    assert len(rows) == 1, rows
-    task, metric, value, *_, n = rows[0]
-    assert (task, metric, value, n) == ("niah_single_1", "900", "0.0000", "2")
+        for generate, share in ((None, "0.0000"), (answering, "1.0000")):
+            if generate:
+                from cheems_ref import hub
+
+                model = hub.from_run(words[1])
+                model.generate = generate
+                patched.setattr(hub, "from_run", lambda *_, model=model, **__: model)
+            rows = [row.split() for row in asked(m, *words).out.splitlines()[1:]]
+            assert len(rows) == 1, rows
+            task, metric, value, *_, n = rows[0]
+            assert (task, metric, value, n) == ("niah_single_1", "900", share, "6")
 
 
 def what_is_missing_is_named(m):
@@ -274,6 +307,7 @@ def what_is_missing_is_named(m):
 
 NUMBERS = [
     held_out_is_counted_in_windows,
+    sixteen_bits_are_summed_in_more,
     choices_are_the_most_probable,
     what_is_remembered_is_found,
     the_held_out_end_is_asked_about,
@@ -300,8 +334,9 @@ def test_the_tasks_are_those_of_the_folder():
     for name, task in makers.items():
         assert task["task"] == f"cheems_{name}" and task["custom_dataset"] == f"made.{name}"
         options = {k: v for k, v in task["metadata"].items() if k not in ("version", "length")}
-        made = getattr(documents, f"{name}_documents").__kwdefaults__ or {}
-        assert options == {k: v for k, v in made.items() if k != "length"}
+        made = inspect.signature(getattr(documents, f"{name}_documents")).parameters
+        given = {k: p.default for k, p in made.items() if p.kind is p.KEYWORD_ONLY}
+        assert options == {k: value for k, value in given.items() if k != "length"}
 
 
 def yaml_of(path):
@@ -328,6 +363,7 @@ def test_the_examples_can_be_read():
         (["--length", "-2"], "--length must be at least 1, got -2"),
         (["--tasks", "cheems_recall", "--text", "a"], "--text has no effect on cheems_recall"),
         (["--text", ""], "--text is empty"),
+        (["--tasks", "niah_single_1", "--length", "512"], "--length must be at least 600 for niah"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(words, message):
@@ -344,17 +380,44 @@ def test_what_cannot_be_is_refused_in_one_line(words, message):
         (["--run", "run", "--text", "nowhere"], "No such file or directory: nowhere"),
         (["--run", "run", "--text", "text", "--length", "40"], "length = 40 has no room"),
         (["--run", "run", "--text", "text", "--device", "abacus"], "--device abacus cannot be"),
+        (["--run", "run", "--text", "blank"], "white space alone"),
+        (["--run", "run", "--text", "short", "--tasks", "cheems_cloze"], "the text has 5 bytes"),
+        (["--run", "run", "--text", "short", "--tasks", "cheems_needle"], "haystack"),
+        (["--run", "few", "--text", "text"], "the model of few has 16 ids, and a text has 256"),
+        (["--run", "gate", "--tasks", "cheems_recall", "--length", "64"], "max_positions = 32"),
     ],
 )
 def test_what_cannot_be_done_is_refused_in_one_line(words, message, tmp_path, monkeypatch):
     pytest.importorskip("lm_eval", reason=HARNESS)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
-    (tmp_path / "text").write_text(TEXT, encoding="utf-8")
-    a_run(tmp_path)
+    for name, text in dict(text=TEXT, blank=" \n" * 300, short="a cat").items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    if words[1] == "gate":
+        gated = dict(pattern="IM", mask="gate", max_positions=32)
+        a_run(tmp_path, model=gated, length=32).rename("gate")
+    elif words[1] == "few":
+        trained(train, tmp_path / "few", steps=1)
+    else:
+        a_run(tmp_path)
     done = run(evaluate_command, "evaluate", *words)
     assert done.status == 1 and done.err.count("\n") == 1, done.err
     assert message in done.err
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is")  # off, where parts are written
+def test_a_run_of_several_processes_is_asked_alike(tmp_path):
+    """Its checkpoint is a folder."""
+    where = a_run(tmp_path, dtype=torch.float32)
+    whole = newest_checkpoint(where)
+    (tmp_path / "in parts").mkdir()
+    shards.write(load_file(whole), read_record(whole), tmp_path / "in parts" / whole.stem, None)
+    assert newest_checkpoint(tmp_path / "in parts").is_dir()
+    found = []
+    for run_ in (where, tmp_path / "in parts"):
+        with alone():
+            found += evaluate_command.scores(run_, ["cheems_recall"], length=LENGTH, limit=9)
+    assert found[0] == found[1] and found[0].documents == 9
 
 
 def test_a_process_of_its_own_says_nothing_beside_its_table(tmp_path):
