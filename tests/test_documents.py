@@ -37,6 +37,13 @@ def other_choices_are_from_elsewhere(m):
         assert len({*one["choices"]}) == 4, f"a choice stands there twice: {one}"
 
 
+def passages_hold_words(m):
+    """Of a text that is mostly white space, at both of its ends."""
+    text = " \n" * 200 + "A cat sat on the mat, and a dog lay on the log." + "\u3000\n" * 100
+    found = m.cloze_documents(text, n_rows=50, length=30, after=10)
+    assert all(one["passage"].strip() for one in found) and len(found) == 50
+
+
 def no_place_is_favoured(m):
     """Each place of the answer about as often as the others, and passages from all of the text."""
     found = m.cloze_documents(TEXT, n_rows=400, length=60, after=20)
@@ -98,6 +105,8 @@ def what_cannot_be_asked_is_refused(m):
     refused(ValueError, few, m.cloze_documents, TEXT[:98])
     again = "it has no 3 other continuations of 40 bytes"
     refused(ValueError, again, m.cloze_documents, "ab" * 500)
+    blank = "no passage of 216 bytes that is not white space alone"
+    refused(ValueError, blank, m.cloze_documents, " \n" * 500)
     refused(ValueError, "n_rows", m.cloze_documents, TEXT, n_rows=0)
     refused(ValueError, "vocab_size = 95 is more than the 94", m.recall_documents, vocab_size=95)
     refused(ValueError, "no room for n_pairs = 8", m.recall_documents, length=31)
@@ -107,6 +116,7 @@ def what_cannot_be_asked_is_refused(m):
 PROPERTIES = [
     the_answer_goes_on_where_the_passage_stops,
     other_choices_are_from_elsewhere,
+    passages_hold_words,
     no_place_is_favoured,
     recall_asks_every_query_once,
     needles_stand_at_every_depth,

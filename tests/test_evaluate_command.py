@@ -5,12 +5,15 @@ What needs lm-evaluation-harness is skipped where the extra `evaluate` is not in
 
 import contextlib
 import inspect
+import json
 import math
 import os
 import re
+import shlex
 import socket
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -347,6 +350,58 @@ def yaml_of(path):
     return yaml.load(path.read_text(encoding="utf-8"), Loader)
 
 
+def readme_s_command():
+    """The words of the README's lm_eval, and all tasks that it names, of C-Eval too."""
+    said = (ROOT / "README.md").read_text(encoding="utf-8")
+    (command,) = re.findall(r"^    \.venv/bin/(lm_eval (?:.*\\\n)*.*)\n", said, re.M)
+    words = shlex.split(command.replace("\\\n", " "))
+    names = words[words.index("--tasks") + 1].split(",")
+    return words, names + re.findall(r"`--tasks (\S+) --num_fewshot", said)
+
+
+def test_the_papers_tasks_are_there_by_the_readme_s_names():
+    lm_eval = pytest.importorskip("lm_eval", reason=HARNESS)
+    from lm_eval.tasks import TaskManager
+
+    folders = ("mmlu/default", "triviaqa", "arc", "piqa", "hellaswag", "openbookqa", "winogrande")
+    places = [Path(lm_eval.__file__).parent / "tasks" / name for name in (*folders, "ceval")]
+    known = TaskManager(include_path=places, include_defaults=False).all_tasks
+    _, named = readme_s_command()
+    assert len(named) == len(places) and {*named} <= {*known}
+
+
+def test_the_readme_s_command_runs_on_tasks_that_need_no_data(tmp_path):
+    """In place of the papers': one that compares continuations as most of these do, and one that
+    lets the model write, as TriviaQA does, several at a time. Its number is that of `evaluate`.
+    """
+    pytest.importorskip("lm_eval", reason=HARNESS)
+    from cheems_ref.hub import export
+
+    where = a_run(tmp_path, steps=60, dtype=torch.float32)
+    export(where, tmp_path / "exported")
+    (tmp_path / "punkt" / "tokenizers" / "punkt_tab").mkdir(parents=True)
+    words, _ = readme_s_command()
+    words[words.index("--tasks") + 1] = "cheems_recall,niah_single_1"
+    words += ["--include_path", str(evaluate_command.FOLDER), "--device", "cpu", "--limit", "12"]
+    words += ["--metadata", '{"max_seq_lengths": [700]}', "--batch_size", "12"]
+    words += ["--output_path", "results.json"]
+    offline = dict.fromkeys(evaluate_command.OFFLINE, "1") | dict(NLTK_DATA=str(tmp_path / "punkt"))
+    done = subprocess.run(
+        [sys.executable, "-m", *map(str, words)],
+        cwd=tmp_path,
+        env=os.environ | offline | dict(PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1"),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    (path,) = tmp_path.glob("results*.json")
+    results = json.loads(path.read_text())["results"]
+    with alone():
+        (score,) = evaluate_command.scores(where, ["cheems_recall"], length=256, limit=12)
+    is_close(results["cheems_recall"]["acc,none"], score.value)
+    assert 0 < score.value < 1 and results["niah_single_1"]["700,none"] == 0
+
+
 def test_the_examples_can_be_read():
     examples = examples_in(run(evaluate_command, "evaluate", "--help").out)
     assert len(examples) == 3
@@ -421,10 +476,14 @@ def test_a_run_of_several_processes_is_asked_alike(tmp_path):
 
 
 def test_a_process_of_its_own_says_nothing_beside_its_table(tmp_path):
-    """Away from the checkout, where git has nothing to say of itself either."""
+    """Away from the checkout, where git has nothing to say of itself either, and where nothing can
+    be kept for another time.
+    """
     pytest.importorskip("lm_eval", reason=HARNESS)
+    (tmp_path / "file").touch()
+    homes = dict.fromkeys(("HOME", "HF_HOME", "XDG_CACHE_HOME"), str(tmp_path / "file" / "home"))
     words = ["evaluate", "--run", a_run(tmp_path), "--tasks", "cheems_recall", "--limit", "2"]
-    environment = os.environ | dict(PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1")
+    environment = os.environ | homes | dict(PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1")
     done = subprocess.run(
         [sys.executable, "-m", "cheems_ref", *map(str, words), "--device", "cpu"],
         cwd=tmp_path,

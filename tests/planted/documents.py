@@ -7,6 +7,7 @@ from test_documents import (
     needles_stand_at_every_depth,
     no_place_is_favoured,
     other_choices_are_from_elsewhere,
+    passages_hold_words,
     recall_asks_every_query_once,
     the_answer_goes_on_where_the_passage_stops,
     what_cannot_be_asked_is_refused,
@@ -22,8 +23,8 @@ APART = "apart = other + after <= place - before or other >= place + after"
 # fmt: off
 MISTAKES = mistakes([
     (the_answer_goes_on_where_the_passage_stops, {
-        "a byte is skipped": [("data[places[i] - before : places[i]]",
-                               "data[places[i] - before : places[i] - 1]")],
+        "a byte is skipped": [('"passage": _whole_letters(data[place - before : place])',
+                               '"passage": _whole_letters(data[place - before : place - 1])')],
         "the answer is another": [("order.index(0)", "order.index(1)")],
         "the order back to front": [("order.index(0)", "order[0]")],
         "from inside a letter": [("data) - after + 1) if _begins_a_letter(data[i])]",
@@ -33,6 +34,10 @@ MISTAKES = mistakes([
         "from the passage too": [(APART, "apart = abs(other - place) >= after")],
         "twice": [("found += {_whole_letters(data[other : other + after])} - {*found}",
                    "found += [_whole_letters(data[other : other + after])]")]}),
+    (passages_hold_words, {
+        "or none": [("place]).strip():", "place]):")],
+        "from here on": [("items[(start + i) % len(items)] for i in range(len(items))",
+                          "items[i] for i in range(start, len(items))")]}),
     (no_place_is_favoured, {
         "the answer first": [("order = torch.randperm(CHOICES, generator=generator).tolist()",
                               "order = [*range(CHOICES)]")],

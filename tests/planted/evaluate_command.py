@@ -8,6 +8,7 @@ from test_evaluate_command import (
     everything_is_in_one_table,
     held_out_is_counted_in_windows,
     ruler_is_asked_by_name,
+    sixteen_bits_are_summed_in_more,
     the_held_out_end_is_asked_about,
     the_network_is_left_alone,
     what_is_missing_is_named,
@@ -30,6 +31,8 @@ MISTAKES = mistakes([
                            "if False:\n        metadata")],
         "a byte is lost": [("write_bytes(_whole_letters(text))",
                             "write_bytes(_whole_letters(text[:-1]) or b'e')")]}),
+    (sixteen_bits_are_summed_in_more, {
+        "in sixteen": [("torch.promote_types(model.dtype, torch.float32)", "model.dtype")]}),
     (choices_are_the_most_probable, {
         "of all documents": [("limit=limit, task_manager", "task_manager")],
         "documents of any length": [('{"length": length}, FOLDER', "{}, FOLDER")],
@@ -62,6 +65,7 @@ MISTAKES = mistakes([
         "it may be asked": [('os.environ.update(dict.fromkeys(OFFLINE, "1"), ',
                              "os.environ.update(")]}),
     (ruler_is_asked_by_name, {
+        "half of each": [("max_length=length,", "max_length=length // 2,")],
         "of 4096 bytes": [("length = a.length or RULER_LENGTH", "length = RULER_LENGTH")],
         "with lengths that nobody asked for": [(" and value != NOT_ASKED", "")],
         "fetching a model": [('    (folder / "tokenizers" / "punkt_tab").mkdir(parents=True)\n',
