@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-REQUIREMENTS := -c constraints.txt -e .[course,test,kernels]
+REQUIREMENTS := -c constraints.txt -e .[course,test,kernels,evaluate]
 
 # mamba-ssm without its compiled extensions, which SSD does not use: no compiler, no GPU. Its Triton
 # kernels are plain Python files. --no-deps leaves out what only the extensions need.

@@ -1,14 +1,15 @@
 """What the command line says about itself: the texts of `--help`."""
 
 OVERVIEW = """\
-Train small language models of the Cheems family, write with them, and compare them; and say what a
-model of any size will take.
+Train small language models of the Cheems family, write with them, compare and evaluate them; and
+say what a model of any size will take.
 
 examples:
   python -m cheems_ref train --text book.txt --run runs/book
   python -m cheems_ref generate --run runs/book --prompt "It was"
   python -m cheems_ref compare --run runs/order --row SA=SMAM --row AS=AMSM
   python -m cheems_ref budget --preset cheems-1.3b --context 131072
+  python -m cheems_ref evaluate --run runs/book --text book.txt
 
 "python -m cheems_ref train --help" lists the letters of a pattern and the sizes of a model.
 """
@@ -69,4 +70,23 @@ examples:
 Operations are products that are summed. What a pass keeps is what torch keeps on a CPU, of S in its
 chunked form; the fused kernels of a GPU keep less. A machine does other things besides, so it
 writes fewer tokens per second than those.
+"""
+
+EVALUATE = """\
+Ask a model that "train" made what it can, with lm-evaluation-harness and without the network.
+
+  cheems_held_out   bits per byte of the text, of which a run's own is held out at its end
+  cheems_cloze      which of four continuations is a passage's own (a guess: 0.25)
+  cheems_recall     which value belongs to a key, among those of eight pairs (a guess: 0.125)
+  cheems_needle     the code in a sentence planted in the text, byte for byte
+
+examples:
+  python -m cheems_ref evaluate --run runs/book --text book.txt
+  python -m cheems_ref evaluate --run runs/manual --tasks cheems_cloze,cheems_needle --limit 50
+  python -m cheems_ref evaluate --run runs/manual --tasks niah_single_1 --limit 10
+
+Of the text of the run only what was held out is asked about, of any other text everything. Also by
+name, of RULER: niah_single_1, niah_multikey_2, niah_multikey_3, at 4096 bytes or at --length.
+
+It takes the extra "evaluate": python -m pip install -c constraints.txt -e ".[evaluate]"
 """

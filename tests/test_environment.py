@@ -16,7 +16,8 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 CONSTRAINTS = [Requirement(line) for line in (ROOT / "constraints.txt").read_text().splitlines()]
 PINS = {pin.name: pin for pin in CONSTRAINTS if not pin.marker or pin.marker.evaluate()}
-INSTALLED = PROJECT["dependencies"] + EXTRAS["course"] + EXTRAS["test"] + EXTRAS["kernels"]
+MADE = ("course", "test", "kernels", "evaluate")  # the extras that make installs
+INSTALLED = PROJECT["dependencies"] + [need for extra in MADE for need in EXTRAS[extra]]
 NEEDED = [need for need in map(Requirement, INSTALLED) if not need.marker or need.marker.evaluate()]
 ROOMS = {path.stem for path in (ROOT / "cheems_ref").glob("*.py")}
 # What the extra brings, by import names. (torch brings SymPy, too, for its compiler.)
@@ -29,7 +30,8 @@ def test_conda_installs_what_make_installs():
     *packages, pip = conda["dependencies"]
     requirements = re.search(r"^REQUIREMENTS := (.*)$", (ROOT / "Makefile").read_text(), re.M)
     assert packages == ["python=3.11", "pip"]
-    assert " ".join(pip["pip"]) == requirements[1] == "-c constraints.txt -e .[course,test,kernels]"
+    assert " ".join(pip["pip"]) == requirements[1]
+    assert requirements[1] == f"-c constraints.txt -e .[{','.join(MADE)}]"
     assert PROJECT["requires-python"] == ">=3.11"
 
 

@@ -22,6 +22,7 @@ ALONE = {
     "IPython": "plotting",
     "safetensors": "checkpoint",
     "tqdm": "train",
+    "lm_eval": "evaluate_command",
 }
 
 

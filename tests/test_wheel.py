@@ -14,6 +14,7 @@ from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[1]
 ROOMS = {path.relative_to(ROOT).as_posix() for path in (ROOT / "cheems_ref").rglob("*.py")}
+TASKS = {path.relative_to(ROOT).as_posix() for path in (ROOT / "cheems_ref").rglob("*.yaml")}
 ELSEWHERE = """
 import importlib, sys
 import torch
@@ -60,7 +61,7 @@ def metadata(wheel):
 def test_it_holds_every_room_and_nothing_else(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
     beside = {name for name in names if ".dist-info/" in name}
-    assert names - beside == ROOMS
+    assert names - beside == ROOMS | TASKS
     assert any(name.endswith("licenses/LICENSE") for name in beside)
 
 
@@ -73,7 +74,8 @@ def test_what_it_says_of_itself(metadata):
     assert metadata["Requires-Python"] == ">=3.11"
     assert metadata["License-Expression"] == "Apache-2.0"
     assert metadata["License-File"] == "LICENSE"
-    assert set(metadata.get_all("Provides-Extra")) == {"course", "test", "kernels", "bench"}
+    extras = {"course", "test", "kernels", "bench", "evaluate"}
+    assert set(metadata.get_all("Provides-Extra")) == extras
 
 
 def test_it_asks_for_ranges(metadata):

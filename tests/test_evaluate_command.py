@@ -1,0 +1,495 @@
+"""The command `evaluate`: its numbers are those of a computation with `CausalLM` alone.
+
+What needs lm-evaluation-harness is skipped where the extra `evaluate` is not installed.
+"""
+
+import contextlib
+import inspect
+import json
+import math
+import os
+import re
+import shlex
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+from test_command_line import TEXT, examples_in, run, succeeds
+from training import ROOT, a_model, trained
+
+from cheems_ref import arguments, documents, evaluate_command, shards, train
+from cheems_ref.checkpoint import load_model, newest_checkpoint, read_record
+from cheems_ref.tasks import NEEDLE
+from cheems_ref.text import ids_to_text, text_to_ids
+from cheems_ref.train import evaluate, split_text
+
+pytestmark = pytest.mark.usefixtures("unchecked")  # as users have it
+
+CLOSE = 1e-6
+LENGTH = 64
+HARNESS = "lm-evaluation-harness is not installed; the extra `evaluate` brings it"
+
+
+@contextlib.contextmanager
+def alone():
+    """With the harness, or skipped; without the network."""
+    for name in ("lm_eval", "accelerate"):
+        pytest.importorskip(name, reason=HARNESS)
+
+    asked = []
+
+    def refuse(*where):
+        asked.append(where)
+        raise OSError("there is no network")
+
+    with pytest.MonkeyPatch.context() as patched:
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+        patched.setattr(os, "environ", kept)  # which the command sets
+        patched.setattr(socket.socket, "connect", refuse)
+        patched.setattr(socket, "getaddrinfo", refuse)
+        yield patched
+    assert not asked, f"the network is asked for {asked}"
+
+
+def a_run(folder, text=TEXT, held_out=0.2, dtype=torch.float64, model=None, **changes):
+    """A run of two updates on a text."""
+    model = a_model(vocab_size=256, dtype=dtype, **model or {})
+    sizes = dict(steps=2, length=LENGTH, learning_rate=0.02, held_out=held_out) | changes
+    trained(train, folder / "run", model=model, ids=text_to_ids(text), **sizes)
+    return folder / "run"
+
+
+def asked(m, *words):
+    with alone():
+        return succeeds(run(m, "evaluate", "--device", "cpu", *words))
+
+
+def is_close(got, want):
+    assert got is not None and abs(got - want) <= CLOSE, f"{got}, but it is {want}"
+
+
+# --- numbers ----------------------------------------------------------------------------------
+
+
+def log_probability(model, read, n):
+    """Of the last n bytes of those that are given, from the others on."""
+    ids = torch.tensor([*read])
+    logits, _ = model(ids[None, :-1])
+    each = logits[0].log_softmax(-1).gather(1, ids[1:, None])
+    return each[-n:].sum().item()
+
+
+def bits_per_byte(model, text, length):
+    """Windows as in training, after a new line; the rest is read with what stands before it."""
+    data = b"\n" + text.encode()
+    n = len(data) - 1
+    whole = n // length * length
+    nats = (
+        evaluate(model, torch.tensor([*data[: whole + 1]]), length=length) * whole if whole else 0
+    )
+    if n > whole:
+        nats -= log_probability(model, data[max(0, n - length) :], n - whole)
+    return nats / n / math.log(2)
+
+
+def held_out_is_counted_in_windows(m, folder):
+    """Of a text that is a multiple of them, one that is not, and one that is shorter."""
+    where = a_run(folder)
+    model = load_model(where)
+    for text in (TEXT[:125], TEXT[:200], TEXT[:50], "é"):
+        with alone():
+            (score,) = m.scores(where, ["cheems_held_out"], text=text_to_ids(text), length=LENGTH)
+        assert score[:2] == ("cheems_held_out", "bits_per_byte")
+        assert (score.stderr, score.documents) == (None, 1)
+        is_close(score.value, bits_per_byte(model, text, LENGTH))
+    whole = text_to_ids("\n" + TEXT[:125])
+    assert len(whole) == 2 * LENGTH + 1, "the text of two windows"
+    is_close(
+        bits_per_byte(model, TEXT[:125], LENGTH), evaluate(model, whole, length=64) / math.log(2)
+    )
+
+
+def sixteen_bits_are_summed_in_more(m, folder):
+    """Probabilities of a bfloat16 model in float32, as cross entropy has them where it trains."""
+    where, text = a_run(folder, dtype=torch.bfloat16), TEXT.replace("é", "e")[: 5 * LENGTH]
+    with alone():
+        (score,) = m.scores(where, ["cheems_held_out"], text=text_to_ids(text), length=LENGTH)
+    model = load_model(where)
+    data = torch.tensor([*b"\n", *text.encode()]).unfold(0, LENGTH + 1, LENGTH)
+    logits, _ = model(data[:, :-1])
+    assert logits.dtype == torch.bfloat16
+    each = logits.float().log_softmax(-1).gather(2, data[:, 1:, None])
+    is_close(score.value, -each.sum().item() / len(text.encode()) / math.log(2))
+
+
+def share(right):
+    """Of those that are right, and its standard error."""
+    p, n = sum(right) / len(right), len(right)
+    return p, math.sqrt(p * (1 - p) / (n - 1))
+
+
+def is_chosen(model, context, choices, answer):
+    """White space at the end of a context counts with the choice."""
+    kept = context.rstrip()
+    ends = [(context[len(kept) :] + choice).encode() for choice in choices]
+    sums = [log_probability(model, kept.encode() + end, len(end)) for end in ends]
+    return max(range(len(sums)), key=sums.__getitem__) == answer
+
+
+def choices_are_the_most_probable(m, folder):
+    """Summed over bytes, as CausalLM has it; of a model that does not always choose the first."""
+    where = a_run(folder, steps=60)
+    model, text = load_model(where), TEXT + TEXT.upper()
+    for name, found, context in (
+        ("cheems_cloze", documents.cloze_documents(text, length=LENGTH), "passage"),
+        ("cheems_recall", documents.recall_documents(length=LENGTH), "row"),
+    ):
+        limit = 40
+        right = [is_chosen(model, d[context], d["choices"], d["answer"]) for d in found[:limit]]
+        value, stderr = share(right)
+        with alone():
+            (score,) = m.scores(where, [name], text=text_to_ids(text), length=LENGTH, limit=limit)
+        assert score[:2] == (name, "acc") and score.documents == limit
+        assert 0 < value < 1, "a share that says nothing"
+        is_close(score.value, value)
+        is_close(score.stderr, stderr)
+
+
+def copying(width, memory):
+    """A model that goes on as the last `width` bytes did before, as far as its memory goes."""
+
+    def forward(ids):
+        logits = torch.zeros(*ids.shape, 256)
+        for row, said in zip(ids.tolist(), logits, strict=True):
+            for t in range(len(row)):
+                seen = bytes(row[: t + 1][-memory:])
+                place = seen.rfind(seen[-width:], 0, len(seen) - 1)
+                if place >= 0:
+                    said[t, seen[place + width]] = 9.0
+        return SimpleNamespace(logits=logits)
+
+    return forward
+
+
+def what_is_remembered_is_found(m, folder):
+    """By a model that copies: a needle up to half a text ago, and the value of every key."""
+    where, length, memory = a_run(folder), 200, 130
+    seen = [
+        (one["text"][-memory:], NEEDLE.format(name=one["text"][-8:-4], code=one["code"]))
+        for one in documents.needle_documents(TEXT, length=length)
+    ]
+    assert sum(needle in text for text, needle in seen) == 60, "three of five depths"
+    for name, width, memory_, want in (
+        ("cheems_needle", 5, memory, 0.6),
+        ("cheems_recall", 1, length, 1.0),
+    ):
+        with alone() as patched:
+            from cheems_ref import hub
+
+            model = hub.from_run(where)
+            model.forward = copying(width, memory_)
+            patched.setattr(hub, "from_run", lambda *_, model=model, **__: model)
+            (score,) = m.scores(where, [name], text=text_to_ids(TEXT), length=length)
+        is_close(score.value, want)
+
+
+# --- the command ------------------------------------------------------------------------------
+
+
+def the_held_out_end_is_asked_about(m, folder):
+    """Of the run's own text; a letter that is cut through is left out."""
+    (folder / "text").write_text(TEXT, encoding="utf-8")
+    where = a_run(folder, held_out=0.1925)
+    ids = split_text(text_to_ids(TEXT), 0.1925)[1]
+    text = ids_to_text(ids[1:])
+    assert ids_to_text(ids[:1]) == "\ufffd", "the second byte of an é"
+    done = asked(m, "--run", where, "--text", folder / "text", "--tasks", "cheems_held_out")
+    assert f"on the last {len(ids):,} bytes of its own text" in done.out
+    bits = bits_per_byte(load_model(where), text, LENGTH)
+    assert re.search(f"^cheems_held_out +bits_per_byte +{bits:.4f} +1$", done.out, re.M), done.out
+
+
+def any_other_text_is_asked_about_as_a_whole(m, folder):
+    (folder / "other").write_text(TEXT[30:], encoding="utf-8")
+    where = a_run(folder)
+    words = ["--run", where, "--tasks", "cheems_held_out", "--text", folder / "other"]
+    done = asked(m, *words, "--length", 32)
+    assert f"on all {len(TEXT[30:].encode()):,} bytes of {folder / 'other'}" in done.out
+    bits = bits_per_byte(load_model(where), TEXT[30:], 32)
+    assert f" {bits:.4f} " in done.out, done.out
+    done = asked_in_vain(m, "--run", where)
+    assert "was trained on another text than the manual of this Python" in done.err
+
+
+def asked_in_vain(m, *words):
+    with alone():
+        done = run(m, "evaluate", "--device", "cpu", *words)
+    assert done.status == 1 and done.err.count("\n") == 1, done
+    return done
+
+
+def everything_is_in_one_table(m, folder):
+    """In the order in which it is asked for, and no task twice."""
+    (folder / "text").write_text(TEXT, encoding="utf-8")
+    names = "cheems_recall,cheems_cloze,cheems_held_out,cheems_recall"
+    words = ["--run", a_run(folder), "--text", folder / "text", "--tasks", names, "--limit", 3]
+    head, *rows = asked(m, *words).out.splitlines()[1:]
+    assert head.split() == ["task", "metric", "value", "stderr", "documents"]
+    assert len(rows) == 3, rows
+    recall, cloze, held_out = (row.split() for row in rows)
+    assert recall[:2] == ["cheems_recall", "acc"] and recall[-1] == "3" and len(recall) == 5
+    assert cloze[:2] == ["cheems_cloze", "acc"] and cloze[-1] == "3"
+    assert held_out[:2] == ["cheems_held_out", "bits_per_byte"] and len(held_out) == 4
+
+
+def the_network_is_left_alone(m, folder):
+    """Whatever the harness may look for, it is told not to."""
+    where = a_run(folder)
+    with alone():
+        m.scores(where, ["cheems_recall"], length=LENGTH, limit=2)
+        told = [os.environ.get(name) for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE")]
+        assert told == ["1", "1"]
+
+
+def answering(input_ids, **_):
+    """What follows each question, from a model that looks for the key in front of the number."""
+    texts = [bytes(row.tolist()).lstrip(b"\0") for row in input_ids]
+    keys = [re.search(rb"number for (\S+) mentioned in the provided text is$", t)[1] for t in texts]
+    said = [re.search(rb"for %s is: (\d+)" % key, t)[1] for key, t in zip(keys, texts, strict=True)]
+    width = max(map(len, said))
+    said = torch.tensor([[*b" ", *one.ljust(width)] for one in said])
+    return torch.cat([input_ids, said], 1)
+
+
+def ruler_is_asked_by_name(m, folder):
+    """Of the length that is given alone; it makes 500 documents, of which a few are read, whose
+    needles are all there. Where it is imported for the first time, and NLTK has nothing, it fetches
+    nothing.
+    """
+    pytest.importorskip("wonderwords", reason="RULER takes wonderwords")
+    nltk = pytest.importorskip("nltk", reason="RULER takes nltk")
+    words = ["--run", a_run(folder), "--tasks", "niah_single_1", "--length", 900, "--limit", 6]
+    with pytest.MonkeyPatch.context() as patched:
+        for name in ("niah_utils", "prepare_niah"):
+            patched.delitem(sys.modules, f"lm_eval.tasks.ruler.{name}", raising=False)
+        patched.setattr(nltk.data, "path", [])
+        for generate, share in ((None, "0.0000"), (answering, "1.0000")):
+            if generate:
+                from cheems_ref import hub
+
+                model = hub.from_run(words[1])
+                model.generate = generate
+                patched.setattr(hub, "from_run", lambda *_, model=model, **__: model)
+            rows = [row.split() for row in asked(m, *words).out.splitlines()[1:]]
+            assert len(rows) == 1, rows
+            task, metric, value, *_, n = rows[0]
+            assert (task, metric, value, n) == ("niah_single_1", "900", share, "6")
+
+
+def what_is_missing_is_named(m):
+    """With what to install, before anything is read."""
+    for missing, tasks in (
+        ("lm_eval", "cheems_cloze"),
+        ("accelerate", "cheems_cloze"),
+        ("wonderwords", "niah_single_1"),
+    ):
+        with pytest.MonkeyPatch.context() as patched:
+            found = SimpleNamespace(find_spec=lambda name, gone=missing: name != gone or None)
+            patched.setattr(m, "importlib", SimpleNamespace(util=found))
+            done = run(m, "evaluate", "--run", "no-such-run", "--tasks", tasks)
+        assert done.status == 1 and done.err.count("\n") == 1
+        assert f"{missing} is not installed; install the extra" in done.err, done.err
+        assert '".[evaluate]"' in done.err
+
+
+NUMBERS = [
+    held_out_is_counted_in_windows,
+    sixteen_bits_are_summed_in_more,
+    choices_are_the_most_probable,
+    what_is_remembered_is_found,
+    the_held_out_end_is_asked_about,
+    any_other_text_is_asked_about_as_a_whole,
+    everything_is_in_one_table,
+    the_network_is_left_alone,
+    ruler_is_asked_by_name,
+]
+
+
+@pytest.mark.parametrize("has_property", NUMBERS)
+def test_evaluate_command(has_property, tmp_path):
+    has_property(evaluate_command, tmp_path)
+
+
+def test_what_is_missing_is_named():
+    what_is_missing_is_named(evaluate_command)
+
+
+def test_the_tasks_are_those_of_the_folder():
+    """Each file bears the name of its task, its maker and its defaults."""
+    makers = {path.stem: yaml_of(path) for path in evaluate_command.FOLDER.glob("*.yaml")}
+    assert {f"cheems_{name}" for name in makers} == {*arguments.TASKS}
+    for name, task in makers.items():
+        assert task["task"] == f"cheems_{name}" and task["custom_dataset"] == f"made.{name}"
+        options = {k: v for k, v in task["metadata"].items() if k not in ("version", "length")}
+        made = inspect.signature(getattr(documents, f"{name}_documents")).parameters
+        given = {k: p.default for k, p in made.items() if p.kind is p.KEYWORD_ONLY}
+        assert options == {k: value for k, value in given.items() if k != "length"}
+
+
+def yaml_of(path):
+    class Loader(yaml.SafeLoader):
+        pass
+
+    Loader.add_constructor("!function", lambda loader, node: node.value)
+    return yaml.load(path.read_text(encoding="utf-8"), Loader)
+
+
+def readme_s_command():
+    """The words of the README's lm_eval, and all tasks that it names, of C-Eval too."""
+    said = (ROOT / "README.md").read_text(encoding="utf-8")
+    (command,) = re.findall(r"^    \.venv/bin/(lm_eval (?:.*\\\n)*.*)\n", said, re.M)
+    words = shlex.split(command.replace("\\\n", " "))
+    names = words[words.index("--tasks") + 1].split(",")
+    return words, names + re.findall(r"`--tasks (\S+) --num_fewshot", said)
+
+
+def test_the_papers_tasks_are_there_by_the_readme_s_names():
+    lm_eval = pytest.importorskip("lm_eval", reason=HARNESS)
+    from lm_eval.tasks import TaskManager
+
+    folders = ("mmlu/default", "triviaqa", "arc", "piqa", "hellaswag", "openbookqa", "winogrande")
+    places = [Path(lm_eval.__file__).parent / "tasks" / name for name in (*folders, "ceval")]
+    known = TaskManager(include_path=places, include_defaults=False).all_tasks
+    _, named = readme_s_command()
+    assert len(named) == len(places) and {*named} <= {*known}
+
+
+def test_the_readme_s_command_runs_on_tasks_that_need_no_data(tmp_path):
+    """In place of the papers': one that compares continuations as most of these do, and one that
+    lets the model write, as TriviaQA does, several at a time. Its number is that of `evaluate`.
+    """
+    pytest.importorskip("lm_eval", reason=HARNESS)
+    from cheems_ref.hub import export
+
+    where = a_run(tmp_path, steps=60, dtype=torch.float32)
+    export(where, tmp_path / "exported")
+    (tmp_path / "punkt" / "tokenizers" / "punkt_tab").mkdir(parents=True)
+    words, _ = readme_s_command()
+    words[words.index("--tasks") + 1] = "cheems_recall,niah_single_1"
+    words += ["--include_path", str(evaluate_command.FOLDER), "--device", "cpu", "--limit", "12"]
+    words += ["--metadata", '{"max_seq_lengths": [700]}', "--batch_size", "12"]
+    words += ["--output_path", "results.json"]
+    offline = dict.fromkeys(evaluate_command.OFFLINE, "1") | dict(NLTK_DATA=str(tmp_path / "punkt"))
+    done = subprocess.run(
+        [sys.executable, "-m", *map(str, words)],
+        cwd=tmp_path,
+        env=os.environ | offline | dict(PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1"),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    (path,) = tmp_path.glob("results*.json")
+    results = json.loads(path.read_text())["results"]
+    with alone():
+        (score,) = evaluate_command.scores(where, ["cheems_recall"], length=256, limit=12)
+    is_close(results["cheems_recall"]["acc,none"], score.value)
+    assert 0 < score.value < 1 and results["niah_single_1"]["700,none"] == 0
+
+
+def test_the_examples_can_be_read():
+    examples = examples_in(run(evaluate_command, "evaluate", "--help").out)
+    assert len(examples) == 3
+    for words in examples:
+        assert {*arguments.parse(words).tasks} <= {*arguments.TASKS, *arguments.RULER}
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["--tasks", "cheems_close"], "--tasks cheems_close: there is cheems_held_out, cheems_clo"),
+        (["--tasks", ""], "--tasks : there is cheems_held_out"),
+        (["--limit", "0"], "--limit must be at least 1, got 0"),
+        (["--length", "-2"], "--length must be at least 1, got -2"),
+        (["--tasks", "cheems_recall", "--text", "a"], "--text has no effect on cheems_recall"),
+        (["--text", ""], "--text is empty"),
+        (["--tasks", "niah_single_1", "--length", "512"], "--length must be at least 600 for niah"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(words, message):
+    done = run(evaluate_command, "evaluate", "--run", "no-such-run", *words)
+    assert done.status == 1 and done.err.count("\n") == 1
+    assert message in done.err
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["--run", "empty"], "empty holds no checkpoint"),
+        (["--run", "nowhere"], "nowhere holds no checkpoint"),
+        (["--run", "run", "--text", "nowhere"], "No such file or directory: nowhere"),
+        (["--run", "run", "--text", "text", "--length", "40"], "length = 40 has no room"),
+        (["--run", "run", "--text", "text", "--device", "abacus"], "--device abacus cannot be"),
+        (["--run", "run", "--text", "blank"], "white space alone"),
+        (["--run", "run", "--text", "short", "--tasks", "cheems_cloze"], "the text has 5 bytes"),
+        (["--run", "run", "--text", "short", "--tasks", "cheems_needle"], "haystack"),
+        (["--run", "few", "--text", "text"], "the model of few has 16 ids, and a text has 256"),
+        (["--run", "gate", "--tasks", "cheems_recall", "--length", "64"], "max_positions = 32"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_in_one_line(words, message, tmp_path, monkeypatch):
+    pytest.importorskip("lm_eval", reason=HARNESS)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    for name, text in dict(text=TEXT, blank=" \n" * 300, short="a cat").items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    if words[1] == "gate":
+        gated = dict(pattern="IM", mask="gate", max_positions=32)
+        a_run(tmp_path, model=gated, length=32).rename("gate")
+    elif words[1] == "few":
+        trained(train, tmp_path / "few", steps=1)
+    else:
+        a_run(tmp_path)
+    done = run(evaluate_command, "evaluate", *words)
+    assert done.status == 1 and done.err.count("\n") == 1, done.err
+    assert message in done.err
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is")  # off, where parts are written
+def test_a_run_of_several_processes_is_asked_alike(tmp_path):
+    """Its checkpoint is a folder."""
+    where = a_run(tmp_path, dtype=torch.float32)
+    whole = newest_checkpoint(where)
+    (tmp_path / "in parts").mkdir()
+    shards.write(load_file(whole), read_record(whole), tmp_path / "in parts" / whole.stem, None)
+    assert newest_checkpoint(tmp_path / "in parts").is_dir()
+    found = []
+    for run_ in (where, tmp_path / "in parts"):
+        with alone():
+            found += evaluate_command.scores(run_, ["cheems_recall"], length=LENGTH, limit=9)
+    assert found[0] == found[1] and found[0].documents == 9
+
+
+def test_a_process_of_its_own_says_nothing_beside_its_table(tmp_path):
+    """Away from the checkout, where git has nothing to say of itself either, and where nothing can
+    be kept for another time.
+    """
+    pytest.importorskip("lm_eval", reason=HARNESS)
+    (tmp_path / "file").touch()
+    homes = dict.fromkeys(("HOME", "HF_HOME", "XDG_CACHE_HOME"), str(tmp_path / "file" / "home"))
+    words = ["evaluate", "--run", a_run(tmp_path), "--tasks", "cheems_recall", "--limit", "2"]
+    environment = os.environ | homes | dict(PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1")
+    done = subprocess.run(
+        [sys.executable, "-m", "cheems_ref", *map(str, words), "--device", "cpu"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    assert [line.split()[0] for line in done.stdout.splitlines()] == ["task", "cheems_recall"]
