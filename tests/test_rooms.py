@@ -22,6 +22,8 @@ ALONE = {
     "IPython": "plotting",
     "safetensors": "checkpoint",
     "tqdm": "train",
+    "transformers": "hub",
+    "tokenizers": "hub",
 }
 
 
