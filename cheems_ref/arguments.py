@@ -139,6 +139,8 @@ def first_word(parsed: argparse.Namespace) -> None:
     elif parsed.name == "compare":
         source = parsed.text or "Python's manual and standard library"
         print(f"comparing on {source}, kept in {parsed.run}", flush=True)
+    elif parsed.name == "export":
+        print(f"exporting {parsed.run} to {parsed.to}", flush=True)
     elif parsed.name == "budget":
         return
     elif sys.stderr.isatty():  # on standard output is the text
@@ -147,7 +149,7 @@ def first_word(parsed: argparse.Namespace) -> None:
 
 def _look_at(a):
     """Refuse what can be seen to be wrong without a model; --set becomes a dict."""
-    for name in ("run", "text", "pattern", "preset", "device"):
+    for name in ("run", "text", "pattern", "preset", "device", "to"):
         if getattr(a, name, None) == "":
             raise ValueError(f"--{name} is empty")
     if a.name == "compare":
@@ -165,6 +167,8 @@ def _look_at(a):
         _look_at_writing(a)
     elif a.name == "budget":
         _look_at_sizes(a)
+    elif a.name == "export":
+        _look_at_place(Path(a.to))
     elif (run := Path(a.run)).exists() and not run.is_dir():
         raise ValueError(f"--run {run} is a file; it takes a directory, old or new")
 
@@ -196,6 +200,14 @@ def _look_at_sizes(a):
         if (value := getattr(a, name)) is not None and not 0 < value < math.inf:
             raise ValueError(f"--{name} must be positive, got {value}")
     _look_at_plot(a)
+
+
+def _look_at_place(to):
+    """Where a folder shall be written, which could be that of a run."""
+    if to.exists() and not to.is_dir():
+        raise ValueError(f"--to {to} is a file; it takes a directory, new or empty")
+    if to.is_dir() and (there := min(to.iterdir(), default=None)) is not None:
+        raise ValueError(f"--to {to} holds {there.name}; it takes a directory that is new or empty")
 
 
 def _look_at_plot(a):
@@ -249,6 +261,7 @@ def _parser():
     _add_generate(commands)
     _add_compare(commands)
     _add_budget(commands)
+    _add_export(commands)
     return parser
 
 
@@ -333,6 +346,12 @@ def _add_budget(commands):
     add("--flops", type=float, help="floating-point operations per second of the machine")
     add("--bandwidth", type=float, help="bytes per second that its memory gives")
     add("--plot", metavar="FILE", help="draw memory against context")
+
+
+def _add_export(commands):
+    add = _command(commands, "export", "write a model for transformers", help_texts.EXPORT)
+    add("--run", required=True, metavar="DIRECTORY", help="of a run or a checkpoint")
+    add("--to", required=True, metavar="DIRECTORY", help="new or empty")
 
 
 def _add_model(add):

@@ -1,11 +1,10 @@
 """Mistakes that the properties of test_hub.py must catch."""
 
 from planting import mistakes
-from test_hub import (
-    HELD as HELD,
-)
+from test_hub import HELD as ASKED
 from test_hub import (
     STATES,
+    WRITTEN,
     a_bad_call_is_refused,
     a_cache_is_copied_reset_and_reordered,
     a_run_goes_on_in_the_library,
@@ -31,10 +30,13 @@ from test_hub import (
     what_was_loaded_stays,
     writes_what_the_package_writes,
 )
+from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_MAPPING
 
 from cheems_ref import hub, hub_texts
 
 ROOMS = (hub_texts, hub)
+HELD = ASKED | WRITTEN
+REGISTRIES = (CONFIG_MAPPING, MODEL_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING)
 UNCHECKED = True  # else jaxtyping answers before the hub does
 
 COUNTED = "((counted if real is None else real).cumsum(1) - 1).clamp(min=0)"
@@ -73,7 +75,7 @@ PLANTED = [
         "of the batch alone": [(", vocab_size=self.config.vocab_size, **kwargs)",
                                 ", vocab_size=self.config.vocab_size)")]}),
     (positions_given_are_taken, {
-        "passed over": [("if position_ids is None:", "if True:")]}),
+        "passed over": [(" if position_ids is None else position_ids\n", "\n")]}),
     (calls_join_up, "SEIE", {
         "the state is forgotten": [(STATE, "pass")],
         "all keys are written again": [("t.shape[1] - length :]", "0 :]")],
