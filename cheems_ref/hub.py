@@ -87,7 +87,6 @@ class CheemsConfig(PreTrainedConfig, _ModelFields):
     attribute_map = {  # noqa: RUF012, which the library reads from the class
         "hidden_size": "d_model",
         "num_attention_heads": "n_heads",
-        "num_key_value_heads": "n_kv_heads",
         "intermediate_size": "d_ff",
         "tie_word_embeddings": "tie_embeddings",
     }
@@ -98,7 +97,7 @@ class CheemsConfig(PreTrainedConfig, _ModelFields):
     eos_token_id: int | list[int] | None = None
 
     def __post_init__(self, **kwargs):
-        known = OF_THE_LIBRARY | set(self.attribute_map)
+        known = OF_THE_LIBRARY | {*self.attribute_map, "num_key_value_heads"}
         unknown = [name for name in kwargs if name not in known and not name.startswith("_")]
         if unknown:
             raise ValueError(
@@ -125,6 +124,15 @@ class CheemsConfig(PreTrainedConfig, _ModelFields):
         if self.inner == "ssd":
             kept["I"] = "hybrid"
         return [kept.get(letter, "moe") for letter in self.pattern]
+
+    @property
+    def num_key_value_heads(self) -> int:
+        """The groups of keys and values, as a number also where n_kv_heads is None."""
+        return self.n_kv_heads or self.n_heads
+
+    @num_key_value_heads.setter
+    def num_key_value_heads(self, number: int | None):
+        self.n_kv_heads = number
 
     @property
     def num_hidden_layers(self) -> int:

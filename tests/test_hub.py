@@ -435,9 +435,11 @@ def configurations_are_the_same(m, case, folder):
     assert written["model_type"] == "cheems_ref"
     assert {f.name for f in dataclasses.fields(c)} <= written.keys(), "defaults are left out"
     names = dict(hidden_size="d_model", num_attention_heads="n_heads", intermediate_size="d_ff")
-    names |= dict(tie_word_embeddings="tie_embeddings", num_key_value_heads="n_kv_heads")
+    names |= dict(tie_word_embeddings="tie_embeddings")
     for theirs, ours in names.items():
         assert getattr(config, theirs) == getattr(c, ours), theirs
+    assert config.num_key_value_heads == (c.n_heads if c.n_kv_heads is None else c.n_kv_heads)
+    assert m.CheemsConfig(num_key_value_heads=2).to_model_config().n_kv_heads == 2
     assert config.num_hidden_layers == len(c.pattern) == len(config.layer_types)
 
 

@@ -3,12 +3,15 @@
 They are in the source distribution on PyPI, of exactly the version that constraints.txt pins, and
 nowhere in this repository:
 
-    .venv/bin/python tests/borrowed/run.py              every case, some minutes
+    make test-hub                                       every case, two minutes
     .venv/bin/python tests/borrowed/run.py --case S     one of them
     .venv/bin/python tests/borrowed/run.py --sdist FILE.tar.gz          without the network
 
-It prints which tests passed, which were skipped and why, and which failed; it ends with status 1 if
-any did. What is downloaded is left in a temporary folder only while it runs.
+It prints how many tests passed, which were skipped and why, and which failed; it ends with status 1
+if any did, or if none passed. What is downloaded is in a temporary folder, only while it runs.
+
+The distribution lacks the tests of generate(). Where FILE.tar.gz is one to which they were added,
+as tests/generation/test_utils.py of transformers' repository, they are run too.
 """
 
 import argparse
@@ -45,7 +48,6 @@ STUBS = {
         "    bos_token_id=1, pad_token_id=2, eos_token_id=3)\n"
     ),
 }
-NEEDED = "parameterized"  # by their tests, and by nothing else here
 
 
 def pinned(package):
@@ -54,15 +56,11 @@ def pinned(package):
     return re.search(rf"^{package}==(\S+)", text, re.M)[1]
 
 
-def pip(*arguments):
-    subprocess.run([sys.executable, "-m", "pip", "--quiet", *map(str, arguments)], check=True)
-
-
 def downloaded(folder):
     """The source distribution."""
+    options = ["--no-deps", "--no-binary", ":all:", "--no-build-isolation", "--dest", str(folder)]
     what = f"transformers=={pinned('transformers')}"
-    options = ("--no-deps", "--no-binary", ":all:", "--no-build-isolation", "--dest", folder)
-    pip("download", *options, what)
+    subprocess.run([sys.executable, "-m", "pip", "--quiet", "download", *options, what], check=True)
     return next(folder.glob("transformers-*.tar.gz"))
 
 
@@ -84,16 +82,15 @@ def unpacked(sdist, folder):
     return tests.parent
 
 
-def results(folder, library, case):
+def results(folder, case):
     """(outcome, test, reason) of each test in one case."""
     report = folder / "report.xml"
     report.unlink(missing_ok=True)
-    paths = [str(folder), str(library), str(ROOT)]
     environment = os.environ | dict(
         CHEEMS_CASE=json.dumps(case),
         HF_HUB_OFFLINE="1",
         OMP_NUM_THREADS="1",
-        PYTHONPATH=os.pathsep.join(paths),
+        PYTHONPATH=os.pathsep.join([str(folder), str(ROOT)]),
     )
     options = ["-q", "-c", "none.ini", "-p", "no:cacheprovider", "-p", "no:nbval", "-W", "ignore"]
     command = [sys.executable, "-m", "pytest", *options, "--junitxml", str(report)]
@@ -121,36 +118,31 @@ def told(name, case, found, seconds):
     for outcome, test, reason in found:
         by[outcome].append((test, reason))
     numbers = ", ".join(f"{len(by[outcome])} {outcome}" for outcome in ("passed", "skipped"))
-    print(f"\n{name} {case}: {numbers}, {len(by['failed'])} failed in {seconds:.0f} s")
+    failed = len(by["failed"])
+    print(f"\n{name} {case}: {numbers}, {failed} failed in {seconds:.0f} s", flush=True)
     for outcome in ("failed", "skipped"):
         for reason in sorted({reason for _, reason in by[outcome]}):
             print(f"  {outcome}: {reason}")
             tests = [test for test, its_reason in by[outcome] if its_reason == reason]
-            print(
-                textwrap.fill(
-                    ", ".join(tests), 100, initial_indent="    ", subsequent_indent="    "
-                )
-            )
-    return len(by["failed"]) + (not by["passed"])
+            print(textwrap.indent(textwrap.fill(", ".join(tests), 96), "    "))
+    return failed + (not by["passed"])
 
 
-def main():
+def main(words=None):
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--case", choices=CASES, action="append", help="one of the cases")
     parser.add_argument("--sdist", type=Path, help="the source distribution, if it is there")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(words)
     failed = 0
     with tempfile.TemporaryDirectory() as folder:
         folder = Path(folder)
-        library = folder / "library"
-        pip("install", "--no-deps", "--target", library, NEEDED)
         theirs = unpacked(arguments.sdist or downloaded(folder), folder)
         for name in arguments.case or CASES:
             start = time.monotonic()
-            found = list(results(theirs, library, CASES[name]))
+            found = [*results(theirs, CASES[name])]
             failed += told(name, CASES[name], found, time.monotonic() - start)
-    sys.exit(bool(failed))
+    return bool(failed)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

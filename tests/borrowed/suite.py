@@ -8,6 +8,7 @@ import json
 import os
 import unittest
 
+from tests.generation import test_utils as generation
 from tests.test_configuration_common import ConfigTester
 
 from cheems_ref.hub import CheemsConfig, CheemsForCausalLM, CheemsModel
@@ -34,7 +35,7 @@ def nearly_one(config):
     config.norm_eps = 0.99
 
 
-common.set_config_for_less_flaky_test = nearly_one
+common.set_config_for_less_flaky_test = generation.set_config_for_less_flaky_test = nearly_one
 # By these names they know which classes have a loss, and hand them labels.
 common.MODEL_MAPPING_NAMES["cheems_ref"] = "CheemsModel"
 common.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES["cheems_ref"] = "CheemsForCausalLM"
@@ -59,18 +60,33 @@ class Tester:
     prepare_config_and_inputs = prepare_config_and_inputs_for_common
 
 
+# They ask the class, ours differ by pattern: whether tokens that were drafted can be taken back.
+CheemsForCausalLM._is_stateful = CheemsForCausalLM(Tester().get_config())._is_stateful
+
+
 class CheemsTest(common.ModelTesterMixin, common.GenerationTesterMixin, unittest.TestCase):
     all_model_classes = (CheemsModel, CheemsForCausalLM)
-    has_attentions = False  # the layers return none
+    has_attentions = False  # the layers return no weights
     test_can_init_all_missing_weights_before_2023 = True  # which they guess from a copyright line
     pipeline_model_mapping = {}  # noqa: RUF012
 
     def setUp(self):
+        # They take it for padding, too.
+        self.has_attentions = self._testMethodName == "test_left_padding_compatibility"
         self.model_tester = Tester()
         names = ["hidden_size", "num_attention_heads", "num_hidden_layers"]
         self.config_tester = ConfigTester(
             self, config_class=CheemsConfig, common_properties=names, **CASE
         )
+
+    def _check_past_key_values_for_generate(self, batch_size, past_key_values, seq_length, config):
+        """In place of theirs, which guesses the shapes of states from the configuration."""
+        assert len(past_key_values.layers) == config.num_hidden_layers
+        for layer, letter in zip(past_key_values.layers, config.pattern, strict=True):
+            if letter in "AI":
+                assert layer.keys.shape == layer.values.shape == (batch_size, 4, seq_length, 8)
+            if letter == "S" or (letter == "I" and config.inner == "ssd"):
+                assert layer.recurrent_states[0].shape == (batch_size, 4, 8, 8)
 
     def test_config(self):
         self.config_tester.run_common_tests()

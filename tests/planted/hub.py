@@ -147,10 +147,13 @@ PLANTED = [
                                      "module.dt_bias.mul_(2)\n")]}),
     (a_run_goes_on_in_the_library, {
         "in training": [(".eval())", ")")]}),
+    (configurations_are_the_same, "SEIE", {
+        "no heads of keys": [
+            ("return self.n_kv_heads or self.n_heads", "return self.n_kv_heads")]}),
     (configurations_are_the_same, "SHSRAH", {
         "a name for another": [('"hidden_size": "d_model"', '"hidden_size": "d_ff"')],
-        "heads of keys": [('"num_key_value_heads": "n_kv_heads"',
-                           '"num_key_value_heads": "n_heads"')],
+        "heads of keys": [("return self.n_kv_heads or self.n_heads", "return self.n_heads")],
+        "groups that are not set": [("self.n_kv_heads = number", "pass")],
         "width inside": [('"intermediate_size": "d_ff"', '"intermediate_size": "d_model"')]}),
     (defaults_are_those_of_the_package, {
         "patterns are not spelled out": [
