@@ -83,7 +83,6 @@ class CheemsConfig(PreTrainedConfig, _ModelFields):
     """
 
     model_type = "cheems_ref"
-    keys_to_ignore_at_inference = ("past_key_values",)
     attribute_map = {  # noqa: RUF012, which the library reads from the class
         "hidden_size": "d_model",
         "num_attention_heads": "n_heads",

@@ -5,6 +5,7 @@ import dataclasses
 import itertools
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,10 +17,12 @@ import transformers
 from models import MODELS, PADDING, SIZES, built, ids, options, refused
 from planting import asked
 from properties import gradients
+from safetensors import SafetensorError
 from training import a_text, trained
 from transformers import DynamicCache
 
 from cheems_ref import hub, model, text
+from cheems_ref.checkpoint import CheckpointError
 from cheems_ref.generate import Sampling, generate
 from cheems_ref.verify import check, must_differ
 
@@ -78,6 +81,7 @@ def computes_what_the_package_computes(m, case):
         assert len(out.hidden_states) == len(net.blocks) + 1
         got = gradients(out.logits, wrapped.parameters())
         check(f"{case}: gradients", got, gradients(want, ordered(net, wrapped)))
+    assert torch.equal(wrapped(tokens.to(torch.uint8)).logits, net(tokens)[0])
     embedded = wrapped(inputs_embeds=wrapped.get_input_embeddings()(tokens))
     assert torch.equal(embedded.logits, net(tokens)[0])
 
@@ -159,6 +163,7 @@ def a_cache_is_copied_reset_and_reordered(m, case):
     with torch.no_grad():
         want = wrapped(tokens).logits
         cache = wrapped(tokens[:, :5]).past_key_values
+        assert not cache.is_compileable, "generate() makes masks of its own, and compiles"
         other = copy.deepcopy(cache)
         order = torch.tensor([2, 0, 0])
         other.reorder_cache(order)
@@ -201,6 +206,22 @@ def writes_what_the_package_writes(m, case):
         assert torch.equal(logits.argmax(-1), got)
         # which generate() keeps in float32
         check(f"{case}: logits", torch.stack(out.logits, 1).double(), logits, tol=1e-6)
+
+
+def it_goes_on_from_a_cache(m, case):
+    """Of an earlier text, with more after it; the cache is the one that was handed in."""
+    _, wrapped = both(m, case)
+    first = wrapped.generate(ids(2, 5), cache_implementation="dynamic", **TOLD)
+    cache, read = first.past_key_values, []
+    assert cache.get_seq_length() == 10  # the last token is written, and not read
+    hook = wrapped.model.blocks[0].register_forward_pre_hook(
+        lambda _, inputs: read.append(inputs[0].shape[1])
+    )
+    more = torch.cat([first.sequences, ids(2, 3, seed=2)], 1)
+    got = wrapped.generate(more, past_key_values=cache, **TOLD)
+    hook.remove()
+    assert got.past_key_values is cache and read == [4, 1, 1, 1, 1, 1], f"{read} tokens are read"
+    assert torch.equal(got.sequences, wrapped.generate(more, **GREEDY))
 
 
 def beams_are_those_without_a_cache(m, case):
@@ -248,6 +269,30 @@ def text_comes_as_it_is_written(m):
     assert heard.ended and heard.ids == got[0].tolist()
 
 
+def it_stops_where_it_is_told(m):
+    """Each row by itself, at an id, by a criterion or at a letter; padding follows."""
+    _, wrapped = both(m, "SEIE", vocab_size=256)
+    free = wrapped.generate(ids(2, 5), **GREEDY)
+    one, other = free[0, 6], free[1, 7]
+    assert not {int(one), int(other)} & {*free[0, 5:6].tolist(), *free[1, 5:7].tolist()}
+    assert one < 128 and one not in free[1], "no letter that the first row alone writes"
+
+    def stops(*lengths, **told):
+        want = free.clone()
+        for row, n in zip(want, lengths, strict=True):
+            row[5 + n :] = 255
+        got = wrapped.generate(ids(2, 5), pad_token_id=255, **GREEDY | told)
+        assert got.tolist() == want[:, : 5 + max(lengths)].tolist(), f"{[*told]}: {got.tolist()}"
+
+    def criterion(seen, scores, **_):  # which says every time which rows are at their end
+        return (seen[:, 5:] == one).any(1) | (seen[:, 5:] == other).any(1)
+
+    stops(2, 3, eos_token_id=[int(one), int(other)])
+    padded = dict(eos_token_id=254)  # only where there is such an id does padding follow
+    stops(2, 3, stopping_criteria=[criterion], **padded)
+    stops(2, 6, stop_strings=[chr(one)], tokenizer=m.byte_tokenizer(), **padded)
+
+
 def tokens_are_drafted_only_without_states(m):
     """Assisted decoding takes tokens back, which a cache with states cannot do."""
     _, wrapped = both(m, ATTENTION)
@@ -286,6 +331,13 @@ def checkpointing_changes_no_gradient(m, case):
         for a, p in zip(got, wrapped.parameters(), strict=True):
             assert torch.equal(a, p.grad)
     assert want.isfinite().all()
+
+
+def the_library_knows_what_stays_together(m):
+    """Where it spreads a model over devices."""
+    _, wrapped = both(m, "SEIE")
+    assert {type(block).__name__ for block in wrapped.model.blocks} == {*wrapped._no_split_modules}
+    assert [*wrapped._skip_keys_device_placement] == ["past_key_values"]
 
 
 def embeddings_are_resized(m, case):
@@ -420,6 +472,31 @@ def trained_run(folder, **changes):
     return trained(train, folder, model=a_model(**changes), ids=a_text())
 
 
+def what_is_not_whole_is_refused(m, folder):
+    """Without weights, with half of them, with those of another model, by a newer version."""
+    both(m, "SEIE")[1].save_pretrained(folder / "whole")
+    config = json.loads((folder / "whole/config.json").read_text())
+
+    def load(name, *, weights=lambda data: data, **changes):
+        shutil.copytree(folder / "whole", folder / name)
+        path = folder / name / "model.safetensors"
+        data = weights(path.read_bytes())
+        path.unlink() if data is None else path.write_bytes(data)
+        (folder / name / "config.json").write_text(json.dumps(config | changes))
+        return m.CheemsForCausalLM.from_pretrained(folder / name)
+
+    assert load("as it was").config.to_model_config().pattern == "SEIE"
+    refused(OSError, "no file named model.safetensors", load, "none", weights=lambda data: None)
+    refused(SafetensorError, "not fully covered", load, "half", weights=lambda data: data[:-40])
+    refused(RuntimeError, "ignore_mismatched_sizes", load, "wider", d_ff=24)
+    refused(ValueError, "position must be one of .*'spin'", load, "newer", position="spin")
+    refused(ValueError, "unknown letter 'Z' at place 2", load, "letter", pattern="SZIE")
+    for name in ("nowhere", "whole"):
+        refused(CheckpointError, f"{name} holds no checkpoint", m.from_run, folder / name)
+        refused(CheckpointError, "holds no checkpoint", m.export, folder / name, folder / "new")
+    assert not (folder / "new").exists()
+
+
 # --- the configuration ------------------------------------------------------------------------
 
 
@@ -485,7 +562,7 @@ def ids_are_bytes(m, folder):
 ELSEWHERE = """
 import sys
 import torch
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer, pipeline
 
 folder, copy = sys.argv[1:]
 assert "cheems_ref" not in sys.modules
@@ -494,7 +571,10 @@ for auto in (AutoConfig, AutoModel):
 net = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
 tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
 prompt = tokenizer("Ch", return_tensors="pt")
+writes = pipeline("text-generation", folder, trust_remote_code=True)
+(told,) = writes("Ch", max_new_tokens=4, do_sample=False)
 torch.save([net(prompt.input_ids).logits, net.generate(**prompt, max_new_tokens=4)], copy)
+assert told["generated_text"] == tokenizer.decode(torch.load(copy)[1][0])
 net.save_pretrained(folder)  # again, by the library alone
 again = AutoModelForCausalLM.from_pretrained(folder)
 assert torch.equal(again(prompt.input_ids).logits, net(prompt.input_ids).logits)
@@ -659,6 +739,7 @@ HELD = titled(
         (
             no_cache_is_written_where_none_is_asked_for,
             a_cache_is_copied_reset_and_reordered,
+            it_goes_on_from_a_cache,
             beams_are_those_without_a_cache,
             samples_are_those_without_a_cache,
             checkpointing_changes_no_gradient,
@@ -670,8 +751,10 @@ HELD = titled(
     (keeps_the_logits_that_are_asked_for, None),
     (the_loss_is_that_of_the_next_token, None),
     (positions_given_are_taken, None),
+    (the_library_knows_what_stays_together, None),
     (states_cannot_be_cropped, None),
     (text_comes_as_it_is_written, None),
+    (it_stops_where_it_is_told, None),
     (tokens_are_drafted_only_without_states, None),
     (the_decay_starts_as_it_should, None),
     (defaults_are_those_of_the_package, None),
@@ -683,6 +766,7 @@ WRITTEN = titled(
     (sixteen_bits_leave_the_decay_in_float32, None),
     (a_run_goes_on_in_the_library, None),
     (newer_configurations_are_refused, None),
+    (what_is_not_whole_is_refused, None),
     (ids_are_bytes, None),
     (what_is_exported_says_what_it_is, None),
 )

@@ -16,6 +16,7 @@ from test_hub import (
     defaults_are_those_of_the_package,
     ids_are_bytes,
     is_loaded_as_it_was_saved,
+    it_goes_on_from_a_cache,
     keeps_the_logits_that_are_asked_for,
     memory_is_not_left_as_it_was_found,
     newer_configurations_are_refused,
@@ -24,6 +25,7 @@ from test_hub import (
     sixteen_bits_leave_the_decay_in_float32,
     states_cannot_be_cropped,
     the_decay_starts_as_it_should,
+    the_library_knows_what_stays_together,
     the_loss_is_that_of_the_next_token,
     tokens_are_drafted_only_without_states,
     what_is_exported_says_what_it_is,
@@ -107,6 +109,7 @@ PLANTED = [
                                   "if isinstance(past_key_values, StateCache)")],
         "handed back": [("past_key_values if use_cache else None)", "past_key_values)")]}),
     (a_cache_is_copied_reset_and_reordered, STATES, {
+        "generate() compiles": [("is_compileable = False", "is_compileable = True")],
         "its count stays": [("        super().reset()\n        self.n_tokens = 0",
                              "        super().reset()")]}),
     (states_cannot_be_cropped, {
@@ -114,6 +117,12 @@ PLANTED = [
             ("raise ValueError(\n            f\"a cache", "_ = (\n            f\"a cache")]}),
     (writes_what_the_package_writes, "SEIE", {
         "the mask of the first token": [("real[:, past:])", "real[:, :length])")]}),
+    (it_goes_on_from_a_cache, "SEIE", {
+        "another cache": [(' and model_kwargs.get("past_key_values") is None', "")]}),
+    (the_library_knows_what_stays_together, {
+        "nothing": [('_no_split_modules = ("CheemsBlock",)', "_no_split_modules = ()")],
+        "caches are moved": [
+            ('    _skip_keys_device_placement = ("past_key_values",)\n', "")]}),
     (beams_are_those_without_a_cache, STATES, {
         "states are not reordered": [
             ("    def crop(", "    def reorder_cache(self, beam_idx):\n        pass\n\n"
