@@ -1,15 +1,16 @@
-"""The command line: train a model on a text of yours, let it write, compare, evaluate, and say what
-models take.
+"""The command line: train a model on a text of yours, let it write, compare, evaluate, say what
+models take, and hand them to transformers.
 
     python -m cheems_ref train --text FILE --run DIRECTORY
     python -m cheems_ref generate --run DIRECTORY --prompt "Once"
     python -m cheems_ref compare --run DIRECTORY --row NAME=PATTERN --row NAME=PATTERN
     python -m cheems_ref budget --preset NAME --context TOKENS
     python -m cheems_ref evaluate --run DIRECTORY
+    python -m cheems_ref export --run DIRECTORY --to DIRECTORY
 
 Texts are read as bytes, so any language and any file in UTF-8 will do. What it takes is in
-`arguments`, what it does in `command_line`, `compare_command`, `budget_command` and
-`evaluate_command`.
+`arguments`, what it does in `command_line` and in `compare_command`, `budget_command`,
+`evaluate_command` and `export_command`.
 """
 
 import contextlib
@@ -33,6 +34,8 @@ def main(arguments: list[str] | None = None) -> int:
             from cheems_ref.budget_command import carry_out
         elif parsed.name == "evaluate":
             from cheems_ref.evaluate_command import carry_out
+        elif parsed.name == "export":
+            from cheems_ref.export_command import carry_out
         else:
             from cheems_ref.command_line import carry_out
     return carry_out(parsed)

@@ -145,6 +145,8 @@ def first_word(parsed: argparse.Namespace) -> None:
     elif parsed.name == "compare":
         source = parsed.text or "Python's manual and standard library"
         print(f"comparing on {source}, kept in {parsed.run}", flush=True)
+    elif parsed.name == "export":
+        print(f"exporting {parsed.run} to {parsed.to}", flush=True)
     elif parsed.name == "budget":
         return
     elif sys.stderr.isatty():  # on standard output is the text
@@ -153,7 +155,7 @@ def first_word(parsed: argparse.Namespace) -> None:
 
 def _look_at(a):
     """Refuse what can be seen to be wrong without a model; --set becomes a dict."""
-    for name in ("run", "text", "pattern", "preset", "device"):
+    for name in ("run", "text", "pattern", "preset", "device", "to"):
         if getattr(a, name, None) == "":
             raise ValueError(f"--{name} is empty")
     if a.name == "compare":
@@ -169,10 +171,12 @@ def _look_at(a):
             raise ValueError("give --pattern or --set pattern=..., not both")
     if a.name == "evaluate":
         _look_at_tasks(a)
-    if a.name == "generate":
+    elif a.name == "generate":
         _look_at_writing(a)
     elif a.name == "budget":
         _look_at_sizes(a)
+    elif a.name == "export":
+        _look_at_place(Path(a.to))
     elif (run := Path(a.run)).exists() and not run.is_dir():
         raise ValueError(f"--run {run} is a file; it takes a directory, old or new")
 
@@ -208,6 +212,14 @@ def _look_at_least(a, **sizes):
     for name, least in sizes.items():
         if (size := getattr(a, name)) is not None and size < least:
             raise ValueError(f"--{name} must be at least {least}, got {size}")
+
+
+def _look_at_place(to):
+    """Where a folder shall be written, which could be that of a run."""
+    if to.exists() and not to.is_dir():
+        raise ValueError(f"--to {to} is a file; it takes a directory, new or empty")
+    if to.is_dir() and (there := min(to.iterdir(), default=None)) is not None:
+        raise ValueError(f"--to {to} holds {there.name}; it takes a directory that is new or empty")
 
 
 def _look_at_plot(a):
@@ -277,6 +289,7 @@ def _parser():
     _add_compare(commands)
     _add_budget(commands)
     _add_evaluate(commands)
+    _add_export(commands)
     return parser
 
 
@@ -371,6 +384,12 @@ def _add_evaluate(commands):
     add("--length", type=int, help="bytes read at a time (default: those of training)")
     add("--limit", type=int, metavar="N", help="ask of each task the first N documents alone")
     add("--device", help="cpu, cuda, mps (default: the fastest there is)")
+
+
+def _add_export(commands):
+    add = _command(commands, "export", "write a model for transformers", help_texts.EXPORT)
+    add("--run", required=True, metavar="DIRECTORY", help="of a run or a checkpoint")
+    add("--to", required=True, metavar="DIRECTORY", help="new or empty")
 
 
 def _add_model(add):

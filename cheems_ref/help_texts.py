@@ -1,13 +1,14 @@
 """What the command line says about itself: the texts of `--help`."""
 
 OVERVIEW = """\
-Train small language models of the Cheems family, write with them, compare and evaluate them; and
-say what a model of any size will take.
+Train small language models of the Cheems family, write with them, compare and evaluate them, and
+hand them to Hugging Face's transformers; and say what a model of any size will take.
 
 examples:
   python -m cheems_ref train --text book.txt --run runs/book
   python -m cheems_ref generate --run runs/book --prompt "It was"
   python -m cheems_ref compare --run runs/order --row SA=SMAM --row AS=AMSM
+  python -m cheems_ref export --run runs/book --to exported/book
   python -m cheems_ref budget --preset cheems-1.3b --context 131072
   python -m cheems_ref evaluate --run runs/book --text book.txt
 
@@ -89,4 +90,17 @@ Of the text of the run only what was held out is asked about, of any other text 
 name, of RULER: niah_single_1, niah_multikey_2, niah_multikey_3, at 4096 bytes or at --length.
 
 It takes the extra "evaluate": python -m pip install -c constraints.txt -e ".[evaluate]"
+"""
+
+EXPORT = """\
+Write the model of a run into a folder from which Hugging Face's transformers loads it: weights,
+configuration, a tokenizer whose ids are the bytes of a text, a model card, and the file of three
+lines that trust_remote_code=True runs.
+
+examples:
+  python -m cheems_ref export --run runs/book --to exported/book
+  python -m cheems_ref export --run runs/book/step-00000800.safetensors --to exported/early
+
+It takes transformers: pip install "cheems-ref[hub]". Of a run the newest checkpoint is taken; it
+may be one of several processes. Nothing is written over: the folder must be new, or empty.
 """

@@ -711,7 +711,7 @@ def test_a_word_is_not_taken_for_true(tmp_path, word):
 
 def helps(m):
     """Every command says what it takes, with examples that are commands of its own."""
-    for command in ((), ("train",), ("generate",), ("budget",)):
+    for command in ((), ("train",), ("generate",), ("budget",), ("export",)):
         done = run(m, *command, "--help")
         assert done.status == 0 and not done.err, f"{command} --help: {done.err}"
         examples = examples_in(done.out)

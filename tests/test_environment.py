@@ -18,6 +18,7 @@ CONSTRAINTS = [Requirement(line) for line in (ROOT / "constraints.txt").read_tex
 PINS = {pin.name: pin for pin in CONSTRAINTS if not pin.marker or pin.marker.evaluate()}
 MADE = ("course", "test", "kernels", "evaluate")  # the extras that make installs
 INSTALLED = PROJECT["dependencies"] + [need for extra in MADE for need in EXTRAS[extra]]
+OTHERS = EXTRAS["hub"] + EXTRAS["borrowed"] + EXTRAS["bench"]
 NEEDED = [need for need in map(Requirement, INSTALLED) if not need.marker or need.marker.evaluate()]
 ROOMS = {path.stem for path in (ROOT / "cheems_ref").glob("*.py")}
 # What the extra brings, by import names. (torch brings SymPy, too, for its compiler.)
@@ -44,7 +45,7 @@ def test_constraints_are_exact_and_portable():
 
 
 def test_exact_versions_stand_in_the_constraints_alone():
-    for need in map(Requirement, INSTALLED + EXTRAS["bench"]):
+    for need in map(Requirement, INSTALLED + OTHERS):
         assert {spec.operator for spec in need.specifier} == {">="}, str(need)
     text = (ROOT / "Makefile").read_text() + (ROOT / "environment.yml").read_text()
     assert "==" not in text
@@ -52,7 +53,7 @@ def test_exact_versions_stand_in_the_constraints_alone():
     assert "mamba-ssm" in {pin.name for pin in CONSTRAINTS}, lacking
 
 
-@pytest.mark.parametrize("need", NEEDED + [Requirement(r) for r in EXTRAS["bench"]], ids=str)
+@pytest.mark.parametrize("need", [*NEEDED, *map(Requirement, OTHERS)], ids=str)
 def test_every_requirement_is_pinned_within_its_range(need):
     (pin,) = PINS[need.name].specifier
     assert need.specifier.contains(pin.version)
@@ -69,7 +70,9 @@ def test_the_environment_holds_the_pinned_version(need):
 
 
 def test_the_package_needs_nothing_of_the_course():
-    """Every room but the one that draws imports where the extra `course` is not installed."""
+    """Every room imports where the extra `course` is not installed, but for the one that draws, and
+    for the hub: transformers looks for SymPy, which torch brings.
+    """
     program = f"""
 import importlib, sys
 
@@ -79,7 +82,7 @@ class Absent:
             raise ModuleNotFoundError(f"no {{name}}", name=name)
 
 sys.meta_path.insert(0, Absent())
-for room in {sorted(ROOMS - {"plotting"})!r}:
+for room in {sorted(ROOMS - {"plotting", "hub"})!r}:
     importlib.import_module("cheems_ref." + room)
 """
     finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

@@ -23,6 +23,8 @@ ALONE = {
     "safetensors": "checkpoint",
     "tqdm": "train",
     "lm_eval": "evaluate_command",
+    "transformers": "hub",
+    "tokenizers": "hub",
 }
 
 

@@ -74,7 +74,7 @@ def test_what_it_says_of_itself(metadata):
     assert metadata["Requires-Python"] == ">=3.11"
     assert metadata["License-Expression"] == "Apache-2.0"
     assert metadata["License-File"] == "LICENSE"
-    extras = {"course", "test", "kernels", "bench", "evaluate"}
+    extras = {"course", "test", "hub", "kernels", "borrowed", "bench", "evaluate"}
     assert set(metadata.get_all("Provides-Extra")) == extras
 
 

@@ -1,0 +1,148 @@
+"""Run the common tests of `transformers` itself on the models of `cheems_ref.hub`.
+
+They are in the source distribution on PyPI, of exactly the version that constraints.txt pins, and
+nowhere in this repository:
+
+    make test-hub                                       every case, two minutes
+    .venv/bin/python tests/borrowed/run.py --case S     one of them
+    .venv/bin/python tests/borrowed/run.py --sdist FILE.tar.gz          without the network
+
+It prints how many tests passed, which were skipped and why, and which failed; it ends with status 1
+if any did, or if none passed. What is downloaded is in a temporary folder, only while it runs.
+
+The distribution lacks the tests of generate(). Where FILE.tar.gz is one to which they were added,
+as tests/generation/test_utils.py of transformers' repository, they are run too.
+"""
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import tempfile
+import textwrap
+import time
+import xml.etree.ElementTree as ET
+from collections import defaultdict
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+CASES = {
+    "S": dict(pattern="SE"),
+    "A": dict(pattern="AM"),
+    "hybrid": dict(pattern="SI"),
+    "I of states": dict(pattern="IE", inner="ssd"),
+}
+# Modules that test_modeling_common.py imports and the distribution leaves out.
+STUBS = {
+    "generation/__init__.py": "",
+    "generation/test_utils.py": "class GenerationTesterMixin:\n    pass\n",
+    "exporters/__init__.py": "",
+    "exporters/test_export.py": "class ExportTesterMixin:\n    pass\n",
+    "utils/__init__.py": "",
+    "utils/test_configuration_utils.py": (
+        "config_common_kwargs = dict(return_dict=False, output_hidden_states=True,\n"
+        "    tie_word_embeddings=False, chunk_size_feed_forward=5, dtype='float16',\n"
+        "    bos_token_id=1, pad_token_id=2, eos_token_id=3)\n"
+    ),
+}
+
+
+def pinned(package):
+    """The version that constraints.txt names."""
+    text = (ROOT / "constraints.txt").read_text()
+    return re.search(rf"^{package}==(\S+)", text, re.M)[1]
+
+
+def downloaded(folder):
+    """The source distribution."""
+    options = ["--no-deps", "--no-binary", ":all:", "--no-build-isolation", "--dest", str(folder)]
+    what = f"transformers=={pinned('transformers')}"
+    subprocess.run([sys.executable, "-m", "pip", "--quiet", "download", *options, what], check=True)
+    return next(folder.glob("transformers-*.tar.gz"))
+
+
+def unpacked(sdist, folder):
+    """Their tests with what is missing there, and ours among them."""
+    with tarfile.open(sdist) as archive:
+        top = archive.getnames()[0].partition("/")[0]
+        members = [m for m in archive.getmembers() if m.name.startswith(f"{top}/tests/")]
+        archive.extractall(folder, members, filter="data")
+    tests = folder / top / "tests"
+    for name, text in STUBS.items():
+        path = tests / name
+        path.parent.mkdir(exist_ok=True)
+        if not path.exists():
+            path.write_text(text)
+    (tests / "__init__.py").touch()
+    (tests / "test_cheems.py").write_text((Path(__file__).parent / "suite.py").read_text())
+    (tests.parent / "none.ini").write_text("[pytest]\n")
+    return tests.parent
+
+
+def results(folder, case):
+    """(outcome, test, reason) of each test in one case."""
+    report = folder / "report.xml"
+    report.unlink(missing_ok=True)
+    environment = os.environ | dict(
+        CHEEMS_CASE=json.dumps(case),
+        HF_HUB_OFFLINE="1",
+        OMP_NUM_THREADS="1",
+        PYTHONPATH=os.pathsep.join([str(folder), str(ROOT)]),
+    )
+    options = ["-q", "-c", "none.ini", "-p", "no:cacheprovider", "-p", "no:nbval", "-W", "ignore"]
+    command = [sys.executable, "-m", "pytest", *options, "--junitxml", str(report)]
+    finished = subprocess.run(
+        [*command, "tests/test_cheems.py"],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    if not report.is_file():
+        raise RuntimeError(f"pytest did not run:\n{finished.stdout}\n{finished.stderr}")
+    for test in ET.parse(report).iter("testcase"):
+        outcome, reason = "passed", ""
+        for child in test:
+            if child.tag in ("skipped", "failure", "error"):
+                outcome = "skipped" if child.tag == "skipped" else "failed"
+                reason = (child.get("message") or child.text or "").strip().partition("\n")[0]
+        yield outcome, test.get("name"), reason
+
+
+def told(name, case, found, seconds):
+    """Print one case; the number of tests that failed."""
+    by = defaultdict(list)
+    for outcome, test, reason in found:
+        by[outcome].append((test, reason))
+    numbers = ", ".join(f"{len(by[outcome])} {outcome}" for outcome in ("passed", "skipped"))
+    failed = len(by["failed"])
+    print(f"\n{name} {case}: {numbers}, {failed} failed in {seconds:.0f} s", flush=True)
+    for outcome in ("failed", "skipped"):
+        for reason in sorted({reason for _, reason in by[outcome]}):
+            print(f"  {outcome}: {reason}")
+            tests = [test for test, its_reason in by[outcome] if its_reason == reason]
+            print(textwrap.indent(textwrap.fill(", ".join(tests), 96), "    "))
+    return failed + (not by["passed"])
+
+
+def main(words=None):
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--case", choices=CASES, action="append", help="one of the cases")
+    parser.add_argument("--sdist", type=Path, help="the source distribution, if it is there")
+    arguments = parser.parse_args(words)
+    failed = 0
+    with tempfile.TemporaryDirectory() as folder:
+        folder = Path(folder)
+        theirs = unpacked(arguments.sdist or downloaded(folder), folder)
+        for name in arguments.case or CASES:
+            start = time.monotonic()
+            found = [*results(theirs, CASES[name])]
+            failed += told(name, CASES[name], found, time.monotonic() - start)
+    return bool(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
