@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cheems_ref import help_texts
+from cheems_ref import evaluation_tasks, help_texts
 from cheems_ref.presets import PRESETS
 
 PATTERN = "SESESEIE"  # the default of the command line
@@ -37,12 +37,6 @@ LETTERS = {
     "K": "CDMMoE",
     "E": "CDMoE",
 }
-
-
-# What an evaluation asks, and whether of a text. Those of RULER come with lm-evaluation-harness.
-TASKS = dict(cheems_held_out=True, cheems_cloze=True, cheems_recall=False, cheems_needle=True)
-RULER = ("niah_single_1", "niah_multikey_2", "niah_multikey_3")
-RULER_LEAST = 600  # bytes in which each of its documents has room
 
 
 class Field(NamedTuple):
@@ -170,7 +164,7 @@ def _look_at(a):
         if a.pattern is not None and "pattern" in a.set:
             raise ValueError("give --pattern or --set pattern=..., not both")
     if a.name == "evaluate":
-        _look_at_tasks(a)
+        evaluation_tasks.look_at(a)
     elif a.name == "generate":
         _look_at_writing(a)
     elif a.name == "budget":
@@ -200,18 +194,14 @@ def _look_at_rows(a):
 
 
 def _look_at_sizes(a):
-    _look_at_least(a, context=0, length=1, batch=1, processes=1)
+    for name, least in (("context", 0), ("length", 1), ("batch", 1), ("processes", 1)):
+        if (size := getattr(a, name)) is not None and size < least:
+            raise ValueError(f"--{name} must be at least {least}, got {size}")
     a.length = max(1, a.context) if a.length is None else a.length
     for name in ("memory", "flops", "bandwidth"):
         if (value := getattr(a, name)) is not None and not 0 < value < math.inf:
             raise ValueError(f"--{name} must be positive, got {value}")
     _look_at_plot(a)
-
-
-def _look_at_least(a, **sizes):
-    for name, least in sizes.items():
-        if (size := getattr(a, name)) is not None and size < least:
-            raise ValueError(f"--{name} must be at least {least}, got {size}")
 
 
 def _look_at_place(to):
@@ -225,21 +215,6 @@ def _look_at_place(to):
 def _look_at_plot(a):
     if a.plot is not None and Path(a.plot).suffix not in (".png", ".svg", ".pdf"):
         raise ValueError(f"--plot takes a file that ends in .png, .svg or .pdf, got {a.plot}")
-
-
-def _look_at_tasks(a):
-    """a.tasks becomes a list, each task once."""
-    a.tasks = list(dict.fromkeys(a.tasks.split(",")))
-    for name in a.tasks:
-        if name not in TASKS and name not in RULER:
-            raise ValueError(f"--tasks {name}: there is {', '.join((*TASKS, *RULER))}")
-    if a.text is not None and not any(TASKS.get(name) for name in a.tasks):
-        raise ValueError(f"--text has no effect on {', '.join(a.tasks)}")
-    asked = [name for name in a.tasks if name in RULER]
-    if asked and a.length is not None and a.length < RULER_LEAST:
-        least = f"at least {RULER_LEAST} for {', '.join(asked)}"
-        raise ValueError(f"--length must be {least}, got {a.length}")
-    _look_at_least(a, limit=1, length=1)
 
 
 def _look_at_writing(a):
@@ -288,7 +263,9 @@ def _parser():
     _add_generate(commands)
     _add_compare(commands)
     _add_budget(commands)
-    _add_evaluate(commands)
+    evaluation_tasks.add_options(
+        _command(commands, "evaluate", "ask a model what it can", help_texts.EVALUATE)
+    )
     _add_export(commands)
     return parser
 
@@ -374,16 +351,6 @@ def _add_budget(commands):
     add("--flops", type=float, help="floating-point operations per second of the machine")
     add("--bandwidth", type=float, help="bytes per second that its memory gives")
     add("--plot", metavar="FILE", help="draw memory against context")
-
-
-def _add_evaluate(commands):
-    add = _command(commands, "evaluate", "ask a model what it can", help_texts.EVALUATE)
-    add("--run", required=True, metavar="DIRECTORY", help="of a run or a checkpoint")
-    add("--tasks", default=",".join(TASKS), metavar="NAME,NAME", help="(default %(default)s)")
-    add("--text", metavar="FILE", help="UTF-8 text to ask about; without it, Python's own manual")
-    add("--length", type=int, help="bytes read at a time (default: those of training)")
-    add("--limit", type=int, metavar="N", help="ask of each task the first N documents alone")
-    add("--device", help="cpu, cuda, mps (default: the fastest there is)")
 
 
 def _add_export(commands):

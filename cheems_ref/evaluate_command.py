@@ -27,9 +27,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from cheems_ref.arguments import BYTES, RULER, TASKS
+from cheems_ref.arguments import BYTES
 from cheems_ref.checkpoint import fingerprint, newest_checkpoint, read_record
 from cheems_ref.command_line import _device, guarded
+from cheems_ref.evaluation_tasks import RULER, TASKS
 from cheems_ref.text import read_text, text_to_ids
 from cheems_ref.train import split_text
 from cheems_ref.watch import say

@@ -87,7 +87,8 @@ examples:
   python -m cheems_ref evaluate --run runs/manual --tasks niah_single_1 --limit 10
 
 Of the text of the run only what was held out is asked about, of any other text everything. Also by
-name, of RULER: niah_single_1, niah_multikey_2, niah_multikey_3, at 4096 bytes or at --length.
+name, of RULER: niah_single_1, niah_multikey_2, niah_multikey_3, at 4096 bytes or at --length. For
+the papers' tasks, which need data, see "Evaluate it" in the README.
 
 It takes the extra "evaluate": python -m pip install -c constraints.txt -e ".[evaluate]"
 """

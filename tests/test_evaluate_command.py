@@ -23,7 +23,7 @@ from safetensors.torch import load_file
 from test_command_line import TEXT, examples_in, run, succeeds
 from training import ROOT, a_model, trained
 
-from cheems_ref import arguments, documents, evaluate_command, shards, train
+from cheems_ref import arguments, documents, evaluate_command, evaluation_tasks, shards, train
 from cheems_ref.checkpoint import load_model, newest_checkpoint, read_record
 from cheems_ref.tasks import NEEDLE
 from cheems_ref.text import ids_to_text, text_to_ids
@@ -333,7 +333,7 @@ def test_what_is_missing_is_named():
 def test_the_tasks_are_those_of_the_folder():
     """Each file bears the name of its task, its maker and its defaults."""
     makers = {path.stem: yaml_of(path) for path in evaluate_command.FOLDER.glob("*.yaml")}
-    assert {f"cheems_{name}" for name in makers} == {*arguments.TASKS}
+    assert {f"cheems_{name}" for name in makers} == {*evaluation_tasks.TASKS}
     for name, task in makers.items():
         assert task["task"] == f"cheems_{name}" and task["custom_dataset"] == f"made.{name}"
         options = {k: v for k, v in task["metadata"].items() if k not in ("version", "length")}
@@ -406,7 +406,7 @@ def test_the_examples_can_be_read():
     examples = examples_in(run(evaluate_command, "evaluate", "--help").out)
     assert len(examples) == 3
     for words in examples:
-        assert {*arguments.parse(words).tasks} <= {*arguments.TASKS, *arguments.RULER}
+        assert {*arguments.parse(words).tasks} <= {*evaluation_tasks.TASKS, *evaluation_tasks.RULER}
 
 
 @pytest.mark.parametrize(

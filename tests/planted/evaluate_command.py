@@ -15,9 +15,9 @@ from test_evaluate_command import (
     what_is_remembered_is_found,
 )
 
-from cheems_ref import arguments, evaluate_command
+from cheems_ref import arguments, evaluate_command, evaluation_tasks
 
-ROOMS = (arguments, evaluate_command)
+ROOMS = (evaluation_tasks, arguments, evaluate_command)
 UNCHECKED = True
 HELD = [has_property.__name__ for has_property in NUMBERS]
 
