@@ -170,7 +170,8 @@ def _look_at(a):
     elif a.name == "budget":
         _look_at_sizes(a)
     elif a.name == "export":
-        _look_at_place(Path(a.to))
+        if (to := Path(a.to)).is_file() or (to.is_dir() and any(to.iterdir())):
+            raise ValueError(f"--to {to} is there already; it takes a directory, new or empty")
     elif (run := Path(a.run)).exists() and not run.is_dir():
         raise ValueError(f"--run {run} is a file; it takes a directory, old or new")
 
@@ -202,14 +203,6 @@ def _look_at_sizes(a):
         if (value := getattr(a, name)) is not None and not 0 < value < math.inf:
             raise ValueError(f"--{name} must be positive, got {value}")
     _look_at_plot(a)
-
-
-def _look_at_place(to):
-    """Where a folder shall be written, which could be that of a run."""
-    if to.exists() and not to.is_dir():
-        raise ValueError(f"--to {to} is a file; it takes a directory, new or empty")
-    if to.is_dir() and (there := min(to.iterdir(), default=None)) is not None:
-        raise ValueError(f"--to {to} holds {there.name}; it takes a directory that is new or empty")
 
 
 def _look_at_plot(a):
@@ -355,7 +348,7 @@ def _add_budget(commands):
 
 def _add_export(commands):
     add = _command(commands, "export", "write a model for transformers", help_texts.EXPORT)
-    add("--run", required=True, metavar="DIRECTORY", help="of a run or a checkpoint")
+    add("--run", required=True, metavar="DIRECTORY", help="a run, or one of its checkpoints")
     add("--to", required=True, metavar="DIRECTORY", help="new or empty")
 
 

@@ -290,7 +290,8 @@ class CheemsModel(CheemsPreTrainedModel):
             input_ids: (b, l), integers in [0, vocab_size); or else inputs_embeds.
             attention_mask: (b, s), of the s tokens that the cache has seen and of these l; 0 for
                 padding, which may stand anywhere. None for none, neither here nor earlier.
-            position_ids: (b, l) or (1, l); None to count the real tokens of each row.
+            position_ids: (b, l) or (1, l); None to count the real tokens of each row, as is done in
+                any case for what mask="gate" knows of earlier calls.
             past_key_values: what an earlier call returned, or an empty one of `make_cache`.
             inputs_embeds: (b, l, d), in place of the embedding of input_ids.
             use_cache: whether to return a cache; None as the configuration has it. While training

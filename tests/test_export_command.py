@@ -67,10 +67,10 @@ REFUSED = {
     "a text for a run": (["text", "new"], "text is damaged, or no checkpoint"),
     "no run": (["", "new"], "--run is empty"),
     "no place": (["run", ""], "--to is empty"),
-    "its own run": (["run", "run"], f"--to run holds {step(1)}; .* new or empty"),
-    "another run": (["run", "other"], f"--to other holds {step(1)}; .* new or empty"),
-    "other files": (["run", "full"], "--to full holds a; it takes a directory that is new or"),
-    "a file": (["run", "text"], "--to text is a file; it takes a directory, new or empty"),
+    "its own run": (["run", "run"], "--to run is there already; it takes .* new or empty"),
+    "another run": (["run", "other"], "--to other is there already"),
+    "other files": (["run", "full"], "--to full is there already"),
+    "a file": (["run", "text"], "--to text is there already"),
     "below a file": (["run", "text/new"], "Not a directory: .*text/new"),
 }
 # fmt: on

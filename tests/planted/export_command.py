@@ -12,12 +12,12 @@ from cheems_ref import arguments, export_command
 
 ROOMS = (arguments, export_command)
 UNCHECKED = True
-FULL = "if to.is_dir() and (there := min(to.iterdir(), default=None)) is not None:"
+FULL = "(to.is_dir() and any(to.iterdir()))"
 
 # fmt: off
 MISTAKES = mistakes([
     (the_run_is_written, {
-        "old folders are refused": [(FULL, "if to.is_dir() and (there := to):")],
+        "old folders are refused": [(FULL, "to.is_dir()")],
         "as it stands": [("{place!r}", "{place}")],
         "half of it": [("in hub.export(a.run, a.to).iterdir())",
                         "in hub.export(a.run, a.to).glob('*.json'))")]}),
@@ -25,11 +25,9 @@ MISTAKES = mistakes([
         "always the newest": [("hub.export(a.run,", "hub.export(Path(a.run).parent if "
                                "Path(a.run).suffix else a.run,")]}),
     (what_cannot_be_written_is_refused, {
-        "over anything": [(FULL, "if False:")],
-        "over files of other names": [
-            (FULL, "if (there := to / 'config.json').exists():")],
-        "a file is no place": [("if to.exists() and not to.is_dir():", "if False:")],
-        "any file of it": [("min(to.iterdir(), default=None)", "max(to.iterdir(), default=None)")],
+        "over anything": [(FULL, "False")],
+        "over files of other names": [(FULL, "(to / 'config.json').exists()")],
+        "over a file": [("if (to := Path(a.to)).is_file() or", "if (to := Path(a.to)) and")],
         "no name": [('"device", "to"):', '"device"):')]}),
     (without_the_library_it_says_what_to_install, {
         "from deep inside": [("    from cheems_ref import hub  #",
