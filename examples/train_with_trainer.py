@@ -35,48 +35,19 @@ from cheems_ref.checkpoint import fingerprint
 from cheems_ref.hub import byte_tokenizer, from_causal_lm
 from cheems_ref.model import CausalLM, ModelConfig
 from cheems_ref.text import read_text, text_to_ids
-from cheems_ref.train import split_text
-
-
-class Windows(torch.utils.data.Dataset):
-    """Windows of a text by their starts: all bytes but the first of each are predicted."""
-
-    def __init__(self, ids, starts, length):
-        self.ids, self.starts, self.length = ids, starts, length
-
-    def __len__(self):
-        return len(self.starts)
-
-    def __getitem__(self, i):
-        window = self.ids[self.starts[i] : self.starts[i] + self.length + 1]
-        return dict(input_ids=window, labels=window)  # the model shifts the labels
+from cheems_ref.train import TrainConfig, split_text
 
 
 class MatrixDecay(Trainer):
-    """Trainer with weight decay on what has two axes or more, not on norms and decay rates."""
+    """Trainer with weight decay on what has two axes or more: not on norms, not on decay rates."""
 
     def get_decay_parameter_names(self, model):
         return [name for name, parameter in model.named_parameters() if parameter.ndim >= 2]
 
 
-def windows(ids, args):
-    """Random ones to train on, in the order of their use, and all of the held-out part."""
-    training, held_out = split_text(ids, 0.1)
-    fitting = (len(held_out) - 1) // args.length // args.batch_size * args.batch_size
-    if not fitting or len(training) <= args.length:
-        raise ValueError(
-            f"the text has {len(ids)} bytes; its last tenth must hold batch_size = "
-            f"{args.batch_size} windows of length = {args.length}"
-        )
-    drawn = (len(training) - args.length, (args.steps * args.batch_size,))
-    starts = torch.randint(*drawn, generator=torch.Generator().manual_seed(0))
-    apart = torch.arange(fitting) * args.length  # whole batches: what lacks is repeated otherwise
-    return Windows(training, starts, args.length), Windows(held_out, apart, args.length)
-
-
 def recipe(args, n):
-    """The settings of the papers, for each of n processes."""
-    every = math.ceil(args.steps / 4)
+    """The papers' settings, for each of n processes."""
+    cuda = torch.cuda.is_available()
     return TrainingArguments(
         output_dir=args.out,
         max_steps=args.steps,
@@ -86,55 +57,68 @@ def recipe(args, n):
         learning_rate=args.learning_rate,
         lr_scheduler_type="cosine_with_min_lr",
         lr_scheduler_kwargs=dict(min_lr_rate=0.1),
-        warmup_steps=0.1,  # of all
         weight_decay=0.01,
         adam_beta1=0.9,
         adam_beta2=0.999,
-        bf16=torch.cuda.is_available() and torch.cuda.is_bf16_supported(),
-        use_cpu=not torch.cuda.is_available(),
-        logging_steps=math.ceil(args.steps / 100),
+        bf16=cuda and torch.cuda.is_bf16_supported(),
+        use_cpu=not cuda,
         eval_strategy="steps",
-        eval_steps=every,
         prediction_loss_only=True,
-        save_steps=every,
+        **dict(warmup_steps=0.1, logging_steps=0.01, eval_steps=0.25, save_steps=0.25),  # of all
         save_total_limit=2,
         save_only_model=args.sharded,
         report_to="tensorboard" if args.tensorboard else "none",
     )
 
 
-def newest(args, config, ids):
-    """The checkpoint to go on from, or None; a directory of another run is refused."""
-    out, said = Path(args.out), Path(args.out, "run.json")
-    run = {name: value for name, value in vars(args).items() if name not in ("out", "tensorboard")}
-    run |= dict(pattern=config.pattern, text=fingerprint(ids))
-    done = sorted(
-        out.glob("checkpoint-*/trainer_state.json"), key=lambda path: path.stat().st_mtime
-    )
-    there = json.loads(said.read_text()) if said.exists() else {} if done else run
-    if differ := [name for name, value in run.items() if there.get(name) != value]:
-        raise ValueError(f"{out} holds another run, with other {', '.join(differ)}: name another")
-    if done and args.sharded:
-        raise ValueError(f"{out} holds a run of a sharded model, which cannot go on: name another")
+def starts(n, args):
+    """Where the windows begin in a text of n bytes: random ones to train on, in the order of their
+    use, and those of the held-out part, as many whole batches as there are.
+    """
+    training, held_out = map(len, split_text(range(n), 0.1))
+    batches = (held_out - 1) // (args.length * args.batch_size)
+    if not batches or training <= args.length:
+        raise ValueError(
+            f"the text has {n} bytes: too few for windows of length + 1 = {args.length + 1} and a "
+            f"tenth, held out, with batch_size = {args.batch_size} of them"
+        )
+    seed, used = torch.Generator().manual_seed(0), args.steps * args.batch_size
+    drawn = torch.randint(training - args.length, (used,), generator=seed).tolist()
+    return drawn, range(training, n - 1, args.length)[: batches * args.batch_size]
+
+
+def newest(out, run):
+    """The checkpoint to go on from, or None where there is none; another run's is refused."""
+    said = out / "run.json"
+    if said.exists():
+        there = json.loads(said.read_text())
+        if differ := [name for name, value in run.items() if there.get(name) != value]:
+            raise ValueError(f"{out} holds a run with another {', '.join(differ)}: name another")
+    elif out.exists() and any(out.iterdir()):
+        raise ValueError(f"{out} holds something else than a run of this program: name another")
     out.mkdir(parents=True, exist_ok=True)
     said.write_text(json.dumps(run))
-    return done[-1].parent if done else None
+    done = {int(p.parent.name[11:]): p.parent for p in out.glob("checkpoint-*/trainer_state.json")}
+    if done and run["sharded"]:
+        raise ValueError(f"{out} holds a run of a sharded model, which cannot go on: name another")
+    return done[max(done)] if done else None
 
 
-def sharded(model, args, settings, n):
+def sharded(model, settings):
     """The same model, of which each process holds a part."""
-    start = Path(args.out, "start")
+    start = Path(settings.output_dir, "start")
     with settings.main_process_first(local=False):
         if settings.should_save:
             model.save_pretrained(start)
-    parts = DistributedConfig(fsdp_size=n, fsdp_plan={"model.blocks.*": "free_full_weight"})
+    plan = {"model.blocks.*": "free_full_weight"}
+    parts = DistributedConfig(fsdp_size=settings.world_size, fsdp_plan=plan)
     return AutoModelForCausalLM.from_pretrained(start, distributed_config=parts)
 
 
 def main(words=None):
     """Train, evaluate and write what the command line asks for; return the Trainer."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--out", required=True, help="directory of the run")
+    parser.add_argument("--out", type=Path, required=True, help="directory of the run")
     parser.add_argument("--text", help="UTF-8 file; Python's manual where there is none")
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--pattern", default="SESEIE", help="one letter per layer")
@@ -146,25 +130,34 @@ def main(words=None):
     parser.add_argument("--tensorboard", action="store_true", help="log for TensorBoard, too")
     args, n = parser.parse_args(words), int(os.environ.get("WORLD_SIZE", 1))
     try:
-        check.sizes(steps=args.steps, batch_size=args.batch_size, length=args.length)
+        TrainConfig(args.steps, args.batch_size, args.length, args.learning_rate)  # checks them
         check.multiple(batch_size=args.batch_size, processes=n)
         config = ModelConfig(pattern=args.pattern, d_model=args.d_model)
         ids = text_to_ids(read_text(args.text))
-        training, held_out = windows(ids, args)
+        training, held_out = starts(len(ids), args)
         if args.sharded and n == 1:
             raise ValueError("--sharded needs several processes: start with torchrun")
         if args.tensorboard and importlib.util.find_spec("tensorboard") is None:
             raise ValueError('--tensorboard needs more: pip install ".[tensorboard]"')
+        run = vars(args) | dict(pattern=config.pattern, text=fingerprint(ids))
+        run |= dict(out=None, tensorboard=None)  # these may be others
         settings = recipe(args, n)
+        if settings.n_gpu > 1:
+            raise ValueError("several GPUs take several processes: start with torchrun")
         with settings.main_process_first(local=False):
-            checkpoint = newest(args, config, ids)
+            checkpoint = newest(args.out, run)
     except (OSError, TypeError, ValueError) as wrong:
-        parser.error(str(wrong))
+        parser.exit(2, f"{parser.prog}: {wrong}\n")
+
+    def windows(begins):
+        read = ids[torch.tensor(begins)[:, None] + torch.arange(args.length + 1)]
+        return dict(input_ids=read, labels=read)  # the model shifts the labels
+
     torch.manual_seed(0)
     model = from_causal_lm(CausalLM(config))
     if args.sharded:
-        model = sharded(model, args, settings, n)
-    trainer = MatrixDecay(model, settings, train_dataset=training, eval_dataset=held_out)
+        model = sharded(model, settings)
+    trainer = MatrixDecay(model, settings, windows, training, held_out)
     trainer.train(resume_from_checkpoint=checkpoint)
     nats = trainer.evaluate()["eval_loss"]
     model.config.use_cache = True  # which Trainer has turned off
@@ -173,7 +166,7 @@ def main(words=None):
         byte_tokenizer().save_pretrained(args.out)
         print(f"held-out loss per byte: {nats:.3f} nats, {nats / math.log(2):.3f} bits")
         print("import cheems_ref.hub; from transformers import AutoModelForCausalLM")
-        print(f"model = AutoModelForCausalLM.from_pretrained({args.out!r})")
+        print(f'model = AutoModelForCausalLM.from_pretrained("{args.out}")')
     trainer.accelerator.end_training()
     return trainer
 
