@@ -67,6 +67,8 @@ def recipe(args, n):
         **dict(warmup_steps=0.1, logging_steps=0.01, eval_steps=0.25, save_steps=0.25),  # of all
         save_total_limit=2,
         save_only_model=args.sharded,
+        ddp_find_unused_parameters=False,
+        logging_nan_inf_filter=False,  # which hides that a loss is no number
         report_to="tensorboard" if args.tensorboard else "none",
     )
 

@@ -4,19 +4,30 @@ this file in several:
     torchrun --nproc-per-node 2 tests/trainer_runs.py FOLDER
 
 A property is a function of `m`, the example or a copy with a mistake, and of an empty folder. Of
-several processes, each writes to FOLDER/verdicts.json what it says against a property: "" is none.
+several processes, the first writes to FOLDER/verdicts.json what is said against each property: ""
+where it holds.
 """
 
+import contextlib
 import functools
+import io
 import json
 import math
+import os
+import re
+import shutil
 import sys
 from pathlib import Path
 
+import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
+from accelerate import Accelerator
 from planting import mistakes, plant
 from safetensors.torch import load_file
+from torch.distributed.tensor import DTensor
+from transformers import AutoTokenizer
 
 from cheems_ref.model import CausalLM, ModelConfig
 from cheems_ref.text import read_text
@@ -30,16 +41,17 @@ import train_with_trainer as example  # noqa: E402
 PATTERN, WIDTH, LENGTH, BATCH, STEPS, RATE = "SEIM", 16, 16, 4, 12, 1e-2
 TEXT = read_text()[:6000]
 ROUNDING = 1e-5
+RANK, PROCESSES = (int(os.environ.get(*name)) for name in (("RANK", 0), ("WORLD_SIZE", 1)))
 
 
 def words(folder, *more):
     """The arguments of a small run on real text, with a rate at which all is felt."""
     text = folder / "text"
-    text.write_text(TEXT, encoding="utf-8")
+    text.write_bytes(TEXT.encode("utf-8"))
     sizes = dict(pattern=PATTERN, d_model=WIDTH, length=LENGTH, batch_size=BATCH, steps=STEPS)
     given = dict(out=folder / "run", text=text, learning_rate=RATE, **sizes)
-    options = [[f"--{name.replace('_', '-')}", str(value)] for name, value in given.items()]
-    return [*sum(options, []), *map(str, more)]
+    options = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
+    return [*options, *map(str, more)]
 
 
 # --- by hand ----------------------------------------------------------------------------------
@@ -86,6 +98,39 @@ def by_hand():
     return losses, evaluations, {name: p.detach() for name, p in model.named_parameters()}
 
 
+def run(m, arguments):
+    """What the example does, until all processes have done it."""
+    trainer = m.main(arguments)
+    together()
+    return trainer
+
+
+class Stopped(Exception):
+    """A run that was killed."""
+
+
+def updates(m, arguments, stop=None):
+    """Train, stop in update `stop`: which updates are made, and how many windows are read here."""
+    step, done = m.MatrixDecay.training_step, []
+
+    def counted(trainer, model, inputs, *rest):
+        if trainer.state.global_step == stop:
+            raise Stopped
+        done.append((trainer.state.global_step, len(inputs["input_ids"])))
+        return step(trainer, model, inputs, *rest)
+
+    with pytest.MonkeyPatch.context() as patch, contextlib.suppress(Stopped):
+        patch.setattr(m.MatrixDecay, "training_step", counted)
+        return done, run(m, arguments)
+    return done, None
+
+
+def together():
+    """Wait for the other processes, where there are any."""
+    if dist.is_initialized():
+        dist.barrier()
+
+
 def logged(trainer, name):
     """What the Trainer has written down under a name."""
     return torch.tensor([row[name] for row in trainer.state.log_history if name in row])
@@ -102,7 +147,7 @@ def written(folder):
 
 def trains_as_by_hand(m, folder, *more):
     """Losses, learning rates and parameters."""
-    trainer = m.main(words(folder, *more))
+    trainer = run(m, words(folder, *more))
     losses, _, parameters = by_hand()
     rates = torch.tensor([rate(step) for step in range(STEPS)])
     check("learning rates", logged(trainer, "learning_rate"), rates, tol=1e-9)
@@ -115,7 +160,159 @@ def trains_as_by_hand(m, folder, *more):
 
 def evaluates_as_by_hand(m, folder, *more):
     """Loss per byte of the held-out text, four times while it trains and once at the end."""
-    trainer = m.main(words(folder, *more))
+    trainer = run(m, words(folder, *more))
     losses = by_hand()[1]
     want = torch.tensor([*losses, losses[-1]])
     check("held-out losses", logged(trainer, "eval_loss"), want, tol=ROUNDING)
+
+
+def goes_on(m, folder, *more):
+    """A run that is stopped goes on from its newest whole checkpoint, to the last bit as one that
+    was never stopped; one that is at its end does nothing more.
+    """
+    arguments = words(folder, *more)
+    done, _ = updates(m, arguments, stop=10)
+    assert [update for update, _ in done] == [*range(10)]
+    together()
+    whole = sorted(path.name for path in (folder / "run").glob("checkpoint-*"))
+    assert whole == ["checkpoint-6", "checkpoint-9"], whole
+    together()
+    if RANK == 0:  # as if it had been killed while it wrote
+        shutil.copytree(folder / "run/checkpoint-9", folder / "run/checkpoint-10")
+        (folder / "run/checkpoint-10/trainer_state.json").unlink()
+    together()
+    done, trainer = updates(m, arguments)
+    assert [update for update, _ in done] == [9, 10, 11], f"it makes updates {done}"
+    (folder / "other").mkdir(exist_ok=True)
+    other = run(m, words(folder / "other", *more))
+    for name in ("loss", "eval_loss", "learning_rate"):
+        check(name, logged(trainer, name), logged(other, name), tol=0.0)
+    for name, p in written(folder / "other").items():
+        check(name, written(folder)[name], p, tol=0.0)
+    assert updates(m, arguments)[0] == [], "it trains beyond its end"
+
+
+def says_how_it_is_loaded(m, folder):
+    """The lines that are printed give the model that was trained, and a tokenizer is beside it."""
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        trained = m.main(words(folder)).model.eval()
+    load = said.getvalue().rpartition("bits\n")[2]
+    names = {}
+    exec(load, names)
+    assert "from transformers import AutoModelForCausalLM" in load
+    ids = torch.tensor([list(TEXT[:40].encode("utf-8"))])
+    with torch.no_grad():
+        check("logits", names["model"](ids).logits, trained(ids).logits, tol=0.0)
+    assert names["model"].config.use_cache, "it writes without a cache"
+    tokenizer = AutoTokenizer.from_pretrained(folder / "run")
+    assert tokenizer(TEXT[:40])["input_ids"] == ids[0].tolist()
+
+
+def says_the_loss_per_byte(m, folder):
+    """In nats and in bits."""
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        m.main(words(folder))
+    nats = by_hand()[1][-1]
+    want = f"held-out loss per byte: {nats:.3f} nats, {nats / math.log(2):.3f} bits\n"
+    assert want in said.getvalue(), said.getvalue()
+
+
+def refuses(m, folder, message, *more):
+    """In one line, and writes nothing."""
+    there = content(folder)
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        try:
+            m.main([*words(folder), *more])
+        except SystemExit as end:
+            assert end.code == 2
+        else:
+            raise AssertionError("it is taken")
+    (line,) = said.getvalue().splitlines()
+    assert re.search(message, line), line
+    assert content(folder) - {folder / "text"} == there - {folder / "text"}, "it writes"
+
+
+def content(folder):
+    return {path for path in folder.rglob("*") if path.is_file()}
+
+
+# --- several processes ------------------------------------------------------------------------
+
+
+def each_reads_its_share(m, folder, *more):
+    """Of the windows of each update."""
+    done, trainer = updates(m, words(folder, *more))
+    want = [(update, BATCH // PROCESSES) for update in range(STEPS)]
+    assert done == want and trainer.args.world_size == PROCESSES, done
+
+
+def each_holds(m, folder, part, *more):
+    """Of each parameter and of each of its moments all rows, or a part of them."""
+    trainer = run(m, words(folder, *more))
+    held = dict(trainer.model.named_parameters())
+    for name, p in [*held.items()]:
+        state = trainer.optimizer.state[p]
+        held |= {f"{key} of {name}": state[key] for key in ("exp_avg", "exp_avg_sq")}
+    for name, t in held.items():
+        assert isinstance(t, DTensor) == (part == "part"), name
+    here = sum((t.to_local() if part == "part" else t).numel() for t in held.values())
+    share = here / sum(t.numel() for t in held.values())
+    bounds = (0.45, 0.55) if part == "part" else (1.0, 1.0)
+    assert bounds[0] <= share <= bounds[1], f"{share:.2f} of all numbers are held"
+
+
+HELD = [
+    (trains_as_by_hand,),
+    (trains_as_by_hand, "--sharded"),
+    (evaluates_as_by_hand,),
+    (evaluates_as_by_hand, "--sharded"),
+    (goes_on,),
+    (each_reads_its_share,),
+    (each_reads_its_share, "--sharded"),
+    (each_holds, "all"),
+    (each_holds, "part", "--sharded"),
+]
+
+# fmt: off
+MISTAKES = mistakes([
+    (trains_as_by_hand, {
+        "each reads all": [
+            ("train_batch_size=args.batch_size // n", "train_batch_size=args.batch_size")],
+        "each draws its own windows": [
+            ("manual_seed(0), args", 'manual_seed(int(os.environ["RANK"])), args')]}),
+    (evaluates_as_by_hand, {
+        "windows are repeated": [
+            ("eval_batch_size=args.batch_size // n", "eval_batch_size=args.batch_size")]}),
+    (goes_on, {
+        "moments start anew": [("save_only_model=args.sharded", "save_only_model=True")]}),
+    (each_holds, "part", "--sharded", {
+        "each holds all": [
+            ("    if args.sharded:\n        model", "    if False:\n        model")]}),
+])
+# fmt: on
+
+
+def main(folder):
+    asked = {f"{row[0].__name__} {row[1:]}": (*row, example) for row in HELD} | {
+        f"{m.asked()}: {m.title}": (m.has_property, *m.arguments, plant(example, *m.edits))
+        for m in MISTAKES
+    }
+    verdicts = {}
+    for i, (title, (has_property, *arguments, m)) in enumerate(asked.items()):
+        own, said = folder / str(i), [""] * PROCESSES
+        own.mkdir(exist_ok=True)
+        try:
+            has_property(m, own, *arguments)
+        except AssertionError as error:
+            said[RANK] = str(error) or "AssertionError"
+        dist.all_gather_object(said, said[RANK])
+        verdicts[title] = next(filter(None, said), "")
+    if RANK == 0:
+        (folder / "verdicts.json").write_text(json.dumps(verdicts), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    Accelerator.end_training = lambda _: None  # Gloo does not begin anew within one process
+    main(Path(sys.argv[1]))
+    dist.destroy_process_group()
