@@ -47,7 +47,7 @@ class MatrixDecay(Trainer):
 
 def recipe(args, n):
     """The papers' settings, for each of n processes."""
-    cuda = torch.cuda.is_available()
+    cuda, quarter = torch.cuda.is_available(), math.ceil(args.steps / 4)
     return TrainingArguments(
         output_dir=args.out,
         max_steps=args.steps,
@@ -57,14 +57,17 @@ def recipe(args, n):
         learning_rate=args.learning_rate,
         lr_scheduler_type="cosine_with_min_lr",
         lr_scheduler_kwargs=dict(min_lr_rate=0.1),
+        warmup_steps=0.1,  # of all
         weight_decay=0.01,
         adam_beta1=0.9,
         adam_beta2=0.999,
         bf16=cuda and torch.cuda.is_bf16_supported(),
         use_cpu=not cuda,
+        logging_steps=math.ceil(args.steps / 100),
         eval_strategy="steps",
+        eval_steps=quarter,
+        save_steps=quarter,
         prediction_loss_only=True,
-        **dict(warmup_steps=0.1, logging_steps=0.01, eval_steps=0.25, save_steps=0.25),  # of all
         save_total_limit=2,
         save_only_model=args.sharded,
         ddp_find_unused_parameters=False,
