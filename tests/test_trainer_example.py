@@ -7,11 +7,9 @@ What is asked is in trainer_runs.py.
 import importlib.util
 import json
 import re
-import shutil
 from pathlib import Path
 
 import pytest
-import torch
 from planting import mistakes, plant
 from test_shards import ended, torchrun
 from trainer_runs import (
@@ -19,6 +17,7 @@ from trainer_runs import (
     evaluates_as_by_hand,
     example,
     goes_on,
+    keeps_runs_apart,
     refuses,
     says_how_it_is_loaded,
     says_the_loss_per_byte,
@@ -32,6 +31,7 @@ HELD = [
     goes_on,
     says_how_it_is_loaded,
     says_the_loss_per_byte,
+    keeps_runs_apart,
 ]
 
 # fmt: off
@@ -65,6 +65,14 @@ MISTAKES = mistakes([
         "not the last weights": [("{args.out}\")'", "{args.out}/checkpoint-9\")'")]}),
     (says_the_loss_per_byte, {
         "nats for bits": [("nats / math.log(2)", "nats")]}),
+    (keeps_runs_apart, {
+        "any directory": [("any(out.iterdir())", "False")],
+        "any text": [("text=fingerprint(ids)", "text=None")],
+        "any run": [("there.get(name) != value", "False")]}),
+    (refuses, "steps must be", "--steps=0", {
+        "not looked at": [
+            ("        TrainConfig(args.steps, args.batch_size, args.length, args.learning_rate)",
+             "        pass")]}),
 ])
 # fmt: on
 
@@ -90,7 +98,7 @@ def test_the_example(has_property, tmp_path):
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda m: f"{m.asked()}: {m.title}")
 def test_a_planted_mistake_is_caught(mistake, tmp_path):
     with pytest.raises(AssertionError):
-        mistake.has_property(plant(example, *mistake.edits), tmp_path)
+        mistake.has_property(plant(example, *mistake.edits), tmp_path, *mistake.arguments)
 
 
 def test_what_holds_on_two_processes_and_what_is_caught(tmp_path):
@@ -107,27 +115,6 @@ def test_what_holds_on_two_processes_and_what_is_caught(tmp_path):
 @pytest.mark.parametrize(("more", "message"), REFUSED.values(), ids=REFUSED)
 def test_what_cannot_be_is_refused_in_one_line(tmp_path, more, message):
     refuses(example, tmp_path, message, *more)
-
-
-def test_a_directory_of_another_run_is_refused(tmp_path):
-    run = tmp_path / "run"
-    run.mkdir()
-    (run / "model.safetensors").touch()
-    refuses(example, tmp_path, "run holds something else")
-    shutil.rmtree(run)
-    example.main(words(tmp_path, "--steps=2"))
-    for name, value in dict(pattern="SE", d_model=32, steps=3, length=8).items():
-        option = f"--{name.replace('_', '-')}"
-        refuses(example, tmp_path, f"a run with another .*{name}", "--steps=2", option, str(value))
-    (tmp_path / "other").write_text("x" * 9000)
-    other = ["--steps=2", "--text", str(tmp_path / "other")]
-    refuses(example, tmp_path, "a run with another text:", *other)
-    said = json.loads((run / "run.json").read_text())
-    (run / "run.json").write_text("{")
-    refuses(example, tmp_path, "line 1 column 2", "--steps=2")
-    (run / "run.json").write_text(json.dumps(said))
-    (run / "run.json").chmod(0o400)
-    example.main(words(tmp_path, "--steps=2"))
 
 
 def test_several_gpus_take_several_processes(tmp_path, monkeypatch):

@@ -192,7 +192,10 @@ def goes_on(m, folder, *more):
         shutil.copytree(folder / "run/checkpoint-9", folder / "run/checkpoint-10")
         (folder / "run/checkpoint-10/trainer_state.json").unlink()
     together()
-    done, trainer = updates(m, arguments)
+    try:
+        done, trainer = updates(m, arguments)
+    except FileNotFoundError as error:
+        raise AssertionError(f"it does not go on: {error}") from error
     assert [update for update, _ in done] == [9, 10, 11], f"it makes updates {done}"
     (folder / "other").mkdir(exist_ok=True)
     other, _, elsewhere = whole(m, folder / "other", *more)
@@ -215,6 +218,7 @@ def says_how_it_is_loaded(m, folder):
     with torch.no_grad():
         check("logits", names["model"](ids).logits, trained(ids).logits, tol=0.0)
     assert names["model"].config.use_cache, "it writes without a cache"
+    assert (folder / "run/tokenizer.json").is_file(), "it lacks a tokenizer"
     tokenizer = AutoTokenizer.from_pretrained(folder / "run")
     assert tokenizer(TEXT[:40])["input_ids"] == ids[0].tolist()
 
@@ -232,11 +236,35 @@ def refuses(m, folder, message, *more):
     """In one line, and writes nothing."""
     arguments = [*words(folder), *more]
     before = sorted(folder.rglob("*"))
-    with contextlib.redirect_stderr(io.StringIO()) as said, pytest.raises(SystemExit) as end:
-        m.main(arguments)
-    (line,) = said.getvalue().splitlines()
-    assert end.value.code == 2 and re.search(message, line), line
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        try:
+            m.main(arguments)
+        except SystemExit as end:
+            assert end.code == 2
+        except (ValueError, RuntimeError) as error:
+            raise AssertionError("it is refused too late") from error
+        else:
+            raise AssertionError("it is taken")
+    lines = said.getvalue().splitlines()
+    assert len(lines) == 1 and re.search(message, lines[0]), lines
     assert sorted(folder.rglob("*")) == before, "it writes"
+
+
+def keeps_runs_apart(m, folder):
+    """In a directory of another run, or of something else, it does nothing."""
+    run, short = folder / "run", "--steps=2"
+    run.mkdir()
+    (run / "model.safetensors").touch()
+    refuses(m, folder, "run holds something else", short)
+    (run / "model.safetensors").unlink()
+    m.main(words(folder, short))
+    for name, value in dict(pattern="SE", d_model=32, steps=3, length=8).items():
+        option = f"--{name.replace('_', '-')}={value}"
+        refuses(m, folder, f"a run with another .*{name}", short, option)
+    (folder / "other").write_text(TEXT[:-1] + "!", encoding="utf-8")
+    refuses(m, folder, "a run with another text:", short, f"--text={folder / 'other'}")
+    (run / "run.json").write_text("{")
+    refuses(m, folder, "line 1 column 2", short)
 
 
 # --- several processes ------------------------------------------------------------------------
