@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from planting import mistakes, plant
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from test_shards import ended, torchrun
 from trainer_runs import (
     STEPS,
@@ -133,10 +134,9 @@ def test_tensorboard_is_asked_for_and_may_lack(tmp_path, monkeypatch):
 
 
 def test_tensorboard_has_what_the_trainer_logs(tmp_path):
-    reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     trainer = example.main(words(tmp_path, "--tensorboard"))
     (events,) = {path.parent for path in tmp_path.rglob("events.out.*")}
-    logged = reader.EventAccumulator(str(events)).Reload()
+    logged = EventAccumulator(str(events)).Reload()
     losses = [event.value for event in logged.Scalars("train/loss")]
     want = [row["loss"] for row in trainer.state.log_history if "loss" in row]
     assert len(losses) == STEPS and losses == pytest.approx(want)
