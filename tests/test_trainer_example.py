@@ -118,6 +118,20 @@ def test_what_cannot_be_is_refused_in_one_line(tmp_path, more, message):
     refuses(example, tmp_path, message, *more)
 
 
+def test_windows_are_shared_out_evenly_or_not_at_all(tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    refuses(example, tmp_path, "batch_size = 4 must be a multiple of processes = 3")
+
+
+def test_a_sharded_run_that_cannot_go_on_is_left_as_it_is(tmp_path):
+    run = dict(sharded=True)
+    assert example.newest(tmp_path / "run", run) is None
+    (tmp_path / "run" / "checkpoint-3").mkdir()
+    (tmp_path / "run" / "checkpoint-3" / "trainer_state.json").touch()
+    with pytest.raises(ValueError, match="cannot go on"):
+        example.newest(tmp_path / "run", run)
+
+
 def test_several_gpus_take_several_processes(tmp_path, monkeypatch):
     monkeypatch.setattr(example.TrainingArguments, "n_gpu", 2)
     refuses(example, tmp_path, "several GPUs")
@@ -143,11 +157,14 @@ def test_tensorboard_has_what_the_trainer_logs(tmp_path):
     assert logged.Scalars("eval/loss")
 
 
-def test_its_commands_are_those_that_it_takes():
-    """And each of several processes is started by torchrun."""
+def test_its_commands_are_those_that_it_takes(capsys):
+    """And several processes are started by torchrun."""
     commands = re.findall(r"^    ((?:python|torchrun) .*)$", example.__doc__, re.M)
     assert len(commands) == 3
     for command in commands:
         program, _, options = command.partition("examples/train_with_trainer.py ")
         assert program in ("python ", "torchrun --nproc-per-node 2 ")
         assert ("--sharded" in options) <= (program != "python ")
+        with pytest.raises(SystemExit):
+            example.main([*options.split(), "--steps", "0"])
+        assert "steps must be at least 1" in capsys.readouterr().err
