@@ -76,11 +76,12 @@ def recipe(args, n):
     )
 
 
-def starts(n, args):
-    """Where the windows begin in a text of n bytes: random ones to train on, in the order of their
-    use, and those of the held-out part, as many whole batches as there are.
+def starts(ids, args):
+    """Where the windows of a text begin: random ones to train on, in the order of their use, and
+    those of the held-out part, as many as fill whole batches: others would be filled up with
+    windows that are there already.
     """
-    training, held_out = map(len, split_text(range(n), 0.1))
+    n, (training, held_out) = len(ids), map(len, split_text(ids, 0.1))
     batches = (held_out - 1) // (args.length * args.batch_size)
     if not batches or training <= args.length:
         raise ValueError(
@@ -139,7 +140,7 @@ def main(words=None):
         check.multiple(batch_size=args.batch_size, processes=n)
         config = ModelConfig(pattern=args.pattern, d_model=args.d_model)
         ids = text_to_ids(read_text(args.text))
-        training, held_out = starts(len(ids), args)
+        training, held_out = starts(ids, args)
         if args.sharded and n == 1:
             raise ValueError("--sharded needs several processes: start with torchrun")
         if args.tensorboard and importlib.util.find_spec("tensorboard") is None:

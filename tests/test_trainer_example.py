@@ -26,6 +26,8 @@ from trainer_runs import (
     words,
 )
 
+pytestmark = pytest.mark.usefixtures("unchecked")  # as users have it
+
 HELD = [
     trains_as_by_hand,
     evaluates_as_by_hand,
