@@ -74,7 +74,8 @@ def test_what_it_says_of_itself(metadata):
     assert metadata["Requires-Python"] == ">=3.11"
     assert metadata["License-Expression"] == "Apache-2.0"
     assert metadata["License-File"] == "LICENSE"
-    extras = {"course", "test", "hub", "kernels", "borrowed", "bench", "evaluate"}
+    extras = {"course", "test", "hub", "trainer", "tensorboard", "evaluate"}
+    extras |= {"kernels", "borrowed", "bench"}
     assert set(metadata.get_all("Provides-Extra")) == extras
 
 
