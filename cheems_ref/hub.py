@@ -457,8 +457,7 @@ def from_causal_lm(model: CausalLM) -> CheemsForCausalLM:
     config = CheemsConfig.from_model_config(model.config, dtype=like.dtype)
     copy = CheemsForCausalLM(config).to(like.device, like.dtype)
     head = model.embedding if model.lm_head is None else model.lm_head
-    state = {f"model.{name}": t for name, t in model.state_dict().items()}
-    state.pop("model.lm_head.weight", None)
+    state = {f"model.{n}": t for n, t in model.state_dict().items() if n != "lm_head.weight"}
     copy.load_state_dict(state | {"lm_head.weight": head.weight})
     return copy.train(model.training)
 
@@ -478,19 +477,20 @@ def from_run(path: str | Path, *, device: str | torch.device = "cpu") -> CheemsF
 
 def byte_tokenizer() -> transformers.PreTrainedTokenizerFast:
     """Return a tokenizer whose ids are a text's UTF-8 bytes, as `cheems_ref.text.text_to_ids` has
-    them: 256 ids, no special ones, none for padding.
+    them: 256 ids. Byte 0, which texts do without, also ends them, and pads them on the left.
     """
     signs = sorted(pre_tokenizers.ByteLevel.alphabet())  # one for each byte; 188 are that byte
     themselves = {ord(sign): sign for sign in signs if ord(sign) < 256}
     others = iter(sign for sign in signs if ord(sign) >= 256)
     vocabulary = {themselves.get(byte) or next(others): byte for byte in range(256)}
+    vocabulary["\0"] = vocabulary.pop("Ā")  # the sign of byte 0
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     return transformers.PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         model_input_names=["input_ids", "attention_mask"],
-        clean_up_tokenization_spaces=False,
+        **dict(eos_token="\0", pad_token="\0", padding_side="left"),
     )
 
 

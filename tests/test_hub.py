@@ -550,6 +550,12 @@ def ids_are_bytes(m, folder):
         assert found.input_ids == text.text_to_ids(words).tolist() == [*words.encode()]
         assert [*found] == ["input_ids", "attention_mask"]
         assert tokenizer.decode(found.input_ids) == words
+    padded = tokenizer(["a", "déjà"], padding=True)
+    assert padded.input_ids == [[*(b"\0" * 5 + b"a")], [*"déjà".encode()]]
+    assert padded.attention_mask == [[0] * 5 + [1], [1] * 6]
+    assert tokenizer.batch_decode(padded.input_ids, skip_special_tokens=True) == ["a", "déjà"]
+    assert tokenizer.eos_token_id == tokenizer.pad_token_id == 0
+    assert tokenizer.decode([*b"it ' s , n't ."]) == "it ' s , n't ."
     every = torch.arange(256)
     assert tokenizer.decode(every) == text.ids_to_text(every)
     tokenizer.save_pretrained(folder)

@@ -174,6 +174,8 @@ PLANTED = [
     (ids_are_bytes, {
         "signs as they come": [("sorted(pre_tokenizers.ByteLevel.alphabet())",
                                 "sorted(pre_tokenizers.ByteLevel.alphabet(), reverse=True)")],
+        "padding on the right": [(', padding_side="left"', "")],
+        "an id for padding": [('    vocabulary["\\0"] = vocabulary.pop("Ā")', "    pass")],
         "a space in front": [("add_prefix_space=False", "add_prefix_space=True")],
         "spaces cleaned up": [("    tokenizer.decoder = decoders.ByteLevel()\n", "")]}),
     (what_is_exported_says_what_it_is, {
