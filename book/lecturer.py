@@ -14,6 +14,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
@@ -52,9 +53,16 @@ class Week(NamedTuple):
     exercises: list[tuple[str, int]]
 
 
+@cache
 def sources() -> dict[str, Path]:
     """The source of each chapter, by its number."""
     return {path.name[:2]: path for path in sorted(NOTEBOOKS.glob("*.py"))}
+
+
+@cache
+def parts_of(chapter: str) -> list[Section]:
+    """The sections of a chapter with their minutes."""
+    return sections(sources()[chapter])
 
 
 def cells_by_section(source: Path) -> Iterator[tuple[str, NotebookNode]]:
@@ -127,17 +135,17 @@ def of_span(text: str) -> list[tuple[str, str]]:
     """The sections that "03 §1 to §5" or "03 Summary" names."""
     if not (match := SPAN.match(text)):
         raise ValueError(f"{text}: not a chapter and its sections")
-    parts = sections(sources()[match[1]])
+    parts = parts_of(match[1])
     first, last = named(parts, match[2]), named(parts, match[3] or match[2])
     return [(match[1], part.title) for part in parts[first : last + 1]]
 
 
 def taught(given: list[tuple[str, str]]) -> int:
     """The minutes to teach of some sections."""
-    counted = {chapter: sections(sources()[chapter]) for chapter in {c for c, _ in given}}
-    return sum(p.teach for chapter, title in given for p in counted[chapter] if p.title == title)
+    return sum(p.teach for chapter, title in given for p in parts_of(chapter) if p.title == title)
 
 
+@cache
 def grades(chapter: str) -> list[str]:
     """The grades of a chapter's exercises, in their order."""
     return [grade for _, cell in cells_by_section(sources()[chapter])
@@ -162,7 +170,7 @@ def filled_syllabus(text: str) -> str:
 
 def filled_page(chapter: str, text: str, syllabus: str) -> str:
     """The page of a chapter with its minutes, links and weeks."""
-    parts, board, plan = sections(sources()[chapter]), [], sittings(sections(sources()[chapter]))
+    parts, board, plan = parts_of(chapter), [], sittings(parts_of(chapter))
     at = {part.title: minute for sitting in plan
           for part, minute in zip(sitting, accumulate([0, *(p.teach for p in sitting)]),
                                   strict=False)}  # fmt: skip
@@ -178,7 +186,7 @@ def filled_page(chapter: str, text: str, syllabus: str) -> str:
 
 def with_exercises(chapter: str, text: str, plans: dict[str, list[Week]]) -> str:
     """The page with the grades, minutes and weeks of its exercises."""
-    parts, filled = sections(sources()[chapter]), []
+    parts, filled = parts_of(chapter), []
     for row in rows(text, EXERCISES):
         number, after, trains = int(row[0]), row[3], row[6]
         grade = grades(chapter)[number - 1]

@@ -12,6 +12,7 @@ import re
 import shutil
 import traceback
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
 import lecturer
@@ -20,7 +21,6 @@ import pytest
 import torch
 from lecturer import BOARD, EXERCISES, GUIDE, Break, cells_by_section, rows, slug, weeks
 from lessons import tags
-from minutes import sections
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = ROOT / "notebooks"
@@ -118,7 +118,7 @@ def test_what_was_typed_is_seen_and_filled_in(tmp_path, capsys):
 
 @pytest.mark.parametrize("chapter", PAGES)
 def test_a_page_plans_every_section_that_is_taught(chapter):
-    parts = [part for part in sections(lecturer.sources()[chapter]) if part.teach]
+    parts = [part for part in lecturer.parts_of(chapter) if part.teach]
     board = [row[2] for row in rows(PAGES[chapter], BOARD)]
     assert board == [part.title for part in parts if part.title != "Further reading"]
     assert all(words for *_, words in rows(PAGES[chapter], BOARD))
@@ -144,7 +144,7 @@ def test_a_page_places_the_five_exercises(chapter):
     assert [row[0] for row in placed] == list("12345")
     [twelve, *_] = PLANS.values()
     given = {one: i for i, week in enumerate(twelve) for one in week.sections}
-    parts = sections(lecturer.sources()[chapter])
+    parts = lecturer.parts_of(chapter)
     for number, row in enumerate(placed, start=1):
         [due] = [i for i, week in enumerate(twelve) if (chapter, number) in week.exercises]
         after = parts[lecturer.named(parts, row[3])].title
@@ -155,6 +155,7 @@ def test_a_page_places_the_five_exercises(chapter):
             assert not weeks_due or taught <= weeks_due and taught, f"{chapter}.{number}"
 
 
+@cache
 def headings(path: Path) -> set[str]:
     """The anchors of a page, or of a notebook as it is stored."""
     text = path.read_text(encoding="utf-8")
@@ -172,15 +173,13 @@ def test_links_lead_to_headings_that_exist(name):
         assert not anchor or anchor in headings(GUIDE / path), target
 
 
-@pytest.mark.parametrize("name", TEXTS)
-def test_equations_and_sections_that_are_named_exist(name):
+@pytest.mark.parametrize("chapter", PAGES)
+def test_equations_and_sections_that_are_named_exist(chapter):
     everything = "".join(path.read_text(encoding="utf-8") for path in lecturer.sources().values())
-    for number in re.findall(r"\((\d+\.\d+)\)", TEXTS[name]):
+    for number in re.findall(r"\((\d+\.\d+)\)", PAGES[chapter]):
         assert f"\\tag{{{number}}}" in everything, number
-    if name[:2] in PAGES:
-        titles = [part.title for part in sections(lecturer.sources()[name[:2]])]
-        for number in re.findall(r"[Ss]ections? (\d+)(?! of chapter)", TEXTS[name]):
-            assert any(title.startswith(f"{number} · ") for title in titles), number
+    for number in re.findall(r"[Ss]ections? (\d+)(?! of chapter)", PAGES[chapter]):
+        assert lecturer.named(lecturer.parts_of(chapter), f"§{number}"), number
 
 
 @pytest.mark.parametrize("heading", PLANS)
@@ -191,7 +190,9 @@ def test_no_week_has_more_than_its_syllabus_says(heading):
     assert f"sittings of {minutes.SITTING} minutes" in " ".join(text.split())
     for week in PLANS[heading]:
         assert week.name == "left" or 60 <= lecturer.taught(week.sections) <= int(at_most), week
-    order = [chapter for week in PLANS[heading] if week.name != "left" for chapter, _ in week.sections]
+    order = [
+        chapter for week in PLANS[heading] if week.name != "left" for chapter, _ in week.sections
+    ]
     assert order == sorted(order)
 
 
@@ -204,8 +205,8 @@ def test_the_two_syllabi_have_their_weeks():
 def test_twelve_weeks_have_each_section_and_each_exercise_once():
     [twelve, *_] = PLANS.values()
     given = Counter(one for week in twelve for one in week.sections)
-    every = [(chapter, part.title) for chapter, source in lecturer.sources().items()
-             for part in sections(source) if part.teach and part.title != "Further reading"]  # fmt: skip
+    every = [(chapter, part.title) for chapter in PAGES
+             for part in lecturer.parts_of(chapter) if part.teach and part.title != "Further reading"]  # fmt: skip
     assert given == Counter(every)
     exercises = Counter(one for week in twelve for one in week.exercises)
     chapters = [chapter for chapter in PAGES if chapter != "00"]
