@@ -46,7 +46,7 @@ class Break(NamedTuple):
 
 
 class Week(NamedTuple):
-    """A row of a syllabus: its name, sections as (chapter, title), exercises as (chapter, number)."""
+    """A row of a syllabus: sections as (chapter, title), exercises as (chapter, number)."""
 
     name: str
     sections: list[tuple[str, str]]

@@ -152,7 +152,7 @@ def test_a_page_places_the_five_exercises(chapter):
         for plan in list(PLANS.values())[1:]:
             weeks_due = [i for i, week in enumerate(plan) if (chapter, number) in week.exercises]
             taught = [i for i, week in enumerate(plan) if (chapter, after) in week.sections]
-            assert not weeks_due or taught <= weeks_due and taught, f"{chapter}.{number}"
+            assert not weeks_due or (taught and taught <= weeks_due), f"{chapter}.{number}"
 
 
 @cache
@@ -205,8 +205,12 @@ def test_the_two_syllabi_have_their_weeks():
 def test_twelve_weeks_have_each_section_and_each_exercise_once():
     [twelve, *_] = PLANS.values()
     given = Counter(one for week in twelve for one in week.sections)
-    every = [(chapter, part.title) for chapter in PAGES
-             for part in lecturer.parts_of(chapter) if part.teach and part.title != "Further reading"]  # fmt: skip
+    every = [
+        (chapter, part.title)
+        for chapter in PAGES
+        for part in lecturer.parts_of(chapter)
+        if part.teach and part.title != "Further reading"
+    ]
     assert given == Counter(every)
     exercises = Counter(one for week in twelve for one in week.exercises)
     chapters = [chapter for chapter in PAGES if chapter != "00"]
@@ -260,3 +264,22 @@ def test_students_see_questions_and_no_answers(tmp_path):
     for name, (kind, text) in QUESTIONS.items():
         asked = lecturer.SOLUTION.sub("", text).partition("\n## ")[0].strip()
         assert f"**{name} · {kind}.**" in asked and asked in theirs and len(asked) > 80
+
+
+def test_the_minutes_are_those_of_the_chapters_own_tables():
+    told = {}  # read off the second cell of each chapter, and added up here
+    for chapter, source in lecturer.sources().items():
+        text = source.read_text(encoding="utf-8")
+        told |= {
+            (chapter, title): int(teach)
+            for title, teach in re.findall(r"^# \| (.+) \| (\d+) \| \d+ \|$", text, re.MULTILINE)
+        }
+    for chapter, page in PAGES.items():
+        at = 0
+        for begins, teach, title, _ in rows(page, BOARD):
+            assert int(teach) == told[chapter, title]
+            assert int(begins) in (0, at)
+            at = int(begins) + int(teach)
+    printed = [int(row[1]) for row in rows(TEXTS["syllabus.md"], lecturer.WEEKS)]
+    planned = [week.sections for plan in PLANS.values() for week in plan]
+    assert printed == [sum(told[one] for one in given) for given in planned]
