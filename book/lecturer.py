@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from build import ROOT, read_source
-from minutes import EXERCISE, GRADE, SITTING, Section, sections, sittings, total
+from minutes import EXERCISE, GRADE, Section, sections, sittings, total
 from nbformat import NotebookNode
 
 NOTEBOOKS, GUIDE = ROOT / "notebooks", ROOT / "book" / "guide"
@@ -179,8 +179,6 @@ def filled_page(chapter: str, text: str, syllabus: str) -> str:
         board.append([str(at[title]), str(part.teach), link(chapter, title, title), words])
     text, later = with_rows(text, BOARD, board), [sitting[0].title for sitting in plan[1:]]
     cut = f", in {len(plan)} sittings; cut before *{'* and *'.join(later)}*" if later else ""
-    if not later and sum(part.teach for part in plan[0]) > SITTING:
-        cut = f", more than a sitting of {SITTING}: see *Leave out*"
     teach, alone = total(parts)
     time = f"**Time.** About {teach} minutes to teach{cut}. A student alone: about {alone}."
     return with_exercises(chapter, TIME.sub(time, text, count=1), weeks(syllabus))

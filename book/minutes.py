@@ -12,6 +12,7 @@ to 07: most are within a quarter of the count, all within about a third.
 """
 
 import argparse
+import math
 import re
 import sys
 from pathlib import Path
@@ -20,7 +21,7 @@ from typing import NamedTuple
 from build import ROOT, read_source
 from nbformat import NotebookNode
 
-SITTING = 75  # minutes that a class sits
+SITTING = 90  # minutes that a class sits at the most
 ITEMS = ("words", "lines", "equations", "figures")
 PER_MINUTE = {  # how many of each item one minute holds
     "to teach": dict(words=120, lines=12, equations=4, figures=0.5),
@@ -92,7 +93,7 @@ def total(parts: list[Section]) -> tuple[int, int]:
 def sittings(parts: list[Section]) -> list[list[Section]]:
     """The sections of each sitting: as few sittings as hold them all, as even as can be."""
     taught = [part for part in parts if part.teach]
-    number = max(1, round(sum(part.teach for part in taught) / SITTING))
+    number = max(1, math.ceil(sum(part.teach for part in taught) / SITTING))
     for limit in range(max(part.teach for part in taught), 10_000):
         packed, left = [[]], limit
         for part in taught:

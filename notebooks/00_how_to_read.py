@@ -505,7 +505,7 @@ for name, (way, without) in ways.items():
 # %% [markdown]
 # ## 9 · Where to begin: a self-test
 #
-# Sixteen small questions: two to warm up, the others on the chapters. Fill in
+# Seventeen small questions: two to warm up, the others on the chapters. Fill in
 # numbers (fractions such as `1 / 3` are fine), run the cells below, and `news` lists the chapters
 # with a question that you did not answer; the others may still hold something new. The right
 # answers are computed by the package, in a folded cell; do not look before you have tried.

@@ -23,7 +23,7 @@
 # that this notebook builds up to is `cheems_ref/state_space.py` and `cheems_ref/mamba.py`.
 
 # %% [markdown]
-# **Minutes.** To teach, with the cells folded: about 120. Alone, with the exercises: about 255.
+# **Minutes.** To teach, with the cells folded: about 120. Alone, with the exercises: about 250.
 #
 # | section | to teach | alone |
 # |---|---|---|
@@ -31,7 +31,7 @@
 # | Why this matters | 1 | 1 |
 # | 1 · Two systems you can picture | 11 | 17 |
 # | 2 · From time to samples: hold the input | 8 | 12 |
-# | 3 · The bilinear rule | 9 | 13 |
+# | 3 · The bilinear rule | 8 | 12 |
 # | 4 · One map, two ways to compute it | 8 | 11 |
 # | 5 · A memory worth having | 20 | 30 |
 # | 6 · Train as a convolution, run as a recurrence, at any rate | 12 | 20 |
@@ -485,8 +485,7 @@ for name, smallest in (("bilinear", 4), ("Euler", 2)):
 # of Euler's (*first order*). ZOH has no error to begin with.
 #
 # Where the input is not held but smooth, and sampled, every rule has the error of the staircase as
-# well. A sample from the middle of its step misses the mean over the step by a multiple of
-# $\Delta^2$, one from the beginning or the end by a multiple of $\Delta$.
+# well.
 
 # %% [markdown]
 # ## 4 · One map, two ways to compute it
@@ -892,8 +891,8 @@ print("state after 40 samples:", tuple(state.shape), "complex numbers")
 # > "As well, they elegantly transition between different granularities of representation for the
 # > input (e.g. sound at 16KHz vs. 8KHz)" — L22, "Motivation"
 #
-# How good is that? A sample that is held over two steps does in both of them what it does in one,
-# so the kernel at the double step is, exactly, the sum of neighbours in the old one:
+# How good is that? One step of $2\Delta$ with an input is two steps of $\Delta$ with the same input
+# twice. So the kernel at the double step is, exactly, the sum of neighbours in the old one:
 #
 # $$K_\delta(2\Delta) = K_{2\delta}(\Delta) + K_{2\delta+1}(\Delta). \tag{1.16}$$
 #

@@ -1189,8 +1189,8 @@ for name in RULES:
 # %% [markdown]
 # **The measure matters.** By its square error linear attention is worse than an empty memory (the
 # grey line) at all ages, and by more for keys that are used twice. But ask as in §3 which of the 96
-# written values fits the answer best, and of the keys used once no rule with these gates finds
-# more. (The step size decides here too: DeltaNet with β = 0.2 finds more than any of the five.) Of
+# written values fits the answer best, and no rule with these gates finds more of the keys used
+# once. (The step size decides here too: DeltaNet with β = 0.2 finds more than any of the five.) Of
 # those used twice linear attention finds the old value as often as the valid one:
 
 # %%

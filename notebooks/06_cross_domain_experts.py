@@ -47,6 +47,8 @@
 # | Summary | 2 | 2 |
 # | Exercises | – | 66 |
 # | Further reading | 1 | 1 |
+#
+# In 2 sittings: cut before *7 · Experts of one neuron*.
 
 # %% tags=["setup"]
 import json

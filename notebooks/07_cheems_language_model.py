@@ -25,7 +25,7 @@
 # How to read ✓, ✗ and *As printed*: chapter 00.
 
 # %% [markdown]
-# **Minutes.** To teach, with the cells folded: about 120. Alone, with the exercises: about 260.
+# **Minutes.** To teach, with the cells folded: about 125. Alone, with the exercises: about 270.
 #
 # | section | to teach | alone |
 # |---|---|---|
@@ -43,11 +43,12 @@
 # | 9 · Training on real text | 14 | 23 |
 # | 10 · Time to write | 8 | 12 |
 # | 11 · As printed | 2 | 3 |
+# | 12 · The same model in transformers | 7 | 12 |
 # | Summary | 1 | 2 |
 # | Exercises | – | 66 |
 # | Further reading | 1 | 1 |
 #
-# In 2 sittings: cut before *6 · What it costs: FLOPs per token*.
+# In 2 sittings: cut before *7 · What it remembers*.
 
 # %% tags=["setup"]
 import json

@@ -36,13 +36,15 @@
 # | 4 · A state, by hand | 6 | 11 |
 # | 5 · The experiment | 7 | 13 |
 # | 6 · Two small ones, live | 3 | 5 |
-# | 7 · The table that WM draws | 10 | 16 |
+# | 7 · The table that WM draws | 11 | 17 |
 # | 8 · Position, and the order of the layers | 6 | 9 |
 # | 9 · The needle | 26 | 42 |
 # | 10 · Claimed and seen | 5 | 8 |
 # | Summary | 2 | 3 |
 # | Exercises | – | 66 |
 # | Further reading | 1 | 1 |
+#
+# In 2 sittings: cut before *7 · The table that WM draws*.
 
 # %% tags=["setup"]
 import copy
@@ -777,7 +779,8 @@ assert masked[0] < 0.03 and masked[1] >= 0.99
 begun = {d: [round(16 * last_share(run, 64), 1) for run in runs_of("SSD", d)] for d in RATES}
 print("SSD at T = 64, times as often right as by naming some value of the row:")
 print(*(f"   d = {d}: {times}" for d, times in begun.items()))
-assert max(ends["SSD"]) < 0.05 and min(begun[64]) > 2 > max(begun[32] + begun[128])
+assert max(ends["SSD"]) < 0.05 and max(begun[32] + begun[128]) < 2
+assert [min(begun[64]), max(begun[64])] == [2.3, 3.7]
 
 # %% [markdown]
 # All nine runs of QCAttn and of InnerFuncAttn, and eight of nine with the mask, come to answer 99 %

@@ -40,6 +40,8 @@
 # | Summary | 2 | 3 |
 # | Exercises | – | 66 |
 # | Further reading | 1 | 1 |
+#
+# In 2 sittings: cut before *6 · Filling in blanks*.
 
 # %% tags=["setup"]
 import json

@@ -613,7 +613,7 @@ for kind in BY_COUNT:
         mean, half = interval(found)
         print(f"{kind:10} {name:8} over LlaMa from {mean:5.0f} ± {half:3.0f} tokens;"
               f" predicted {predicted_at:5.0f}")  # fmt: skip
-        assert 1 / 1.41 < predicted_at / mean < 1.41
+        assert 1 / 1.41 < predicted_at / mean < 1.41 and 400 < mean < 1300
 
 # %% [markdown]
 # The count puts the lengths within a factor of 1.41 of the measured means. Does Cheems overtake

@@ -36,6 +36,8 @@
 # | Summary | 1 | 2 |
 # | Exercises | – | 66 |
 # | Further reading | 1 | 1 |
+#
+# In 2 sittings: cut before *6 · As printed*.
 
 # %% tags=["setup"]
 import contextlib
