@@ -62,9 +62,10 @@ def mark(notebook: NotebookNode, chapter: str) -> int:
             told = dict(grade_id=f"{name}_check", solution=False, grade=True, locked=True)
             told["points"] = points
             total += points
-            cell.metadata |= dict(editable=False, deletable=False)
+            cell.metadata.editable = False
         else:
             continue
+        cell.metadata.deletable = False
         cell.metadata.nbgrader = NotebookNode(schema_version=3, task=False, **told)
     return total
 
@@ -115,11 +116,11 @@ def pack(folder: Path) -> Path:
     """Zip a folder: in one order, with one date and one mode, so that the bytes are the same."""
     archive = folder.with_suffix(".zip")
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as packed:
-        for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-            name = path.relative_to(folder).as_posix()
+        files = (path for path in folder.rglob("*") if path.is_file())
+        for name in sorted(path.relative_to(folder).as_posix() for path in files):
             entry = zipfile.ZipInfo(f"cheems_student/{name}")  # dated 1980
             entry.external_attr = 0o644 << 16
-            packed.writestr(entry, path.read_bytes(), zipfile.ZIP_DEFLATED)
+            packed.writestr(entry, (folder / name).read_bytes(), zipfile.ZIP_DEFLATED)
     return archive
 
 
