@@ -20,11 +20,10 @@ import zipfile
 from pathlib import Path
 
 import nbformat
-from build import read_source
+from build import ROOT, read_source
 from nbformat import NotebookNode
 
-ROOT = Path(__file__).resolve().parent.parent
-EDITIONS = Path(__file__).resolve().parent / "editions"
+EDITIONS = ROOT / "book" / "editions"
 # What the chapters read and import, and what installs that.
 CARRIED = ["LICENSE", "constraints.txt", "pyproject.toml", "cheems_ref", "figures/records"]
 CARRIED += ["book/claims.toml", "book/tables.toml"]
