@@ -13,10 +13,10 @@ MAMBA := MAMBA_SKIP_CUDA_BUILD=TRUE MAMBA_FORCE_BUILD=TRUE
 MAMBA_SSM := -c constraints.txt --no-build-isolation --no-deps mamba-ssm
 
 .DEFAULT_GOAL := help
-.PHONY: help course test lab bench gpu clean
+.PHONY: help course test test-book student lab bench gpu clean
 
 help:  ## print this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-7s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 course: $(READY)  ## run every notebook and redraw every figure
 	$(BIN)/python book/build.py
@@ -26,6 +26,13 @@ test: $(READY)  ## check the style, run the tests, and run every notebook agains
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python -m pytest -q -n 2 --jaxtyping-packages=cheems_ref,beartype.beartype
+
+student: $(READY)  ## make the student edition and the instructor's copy, in build/
+	$(BIN)/python book/student.py
+
+test-book: $(READY)  ## test what is made of the notebooks (some minutes; installs nbgrader)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e .[book]
+	$(BIN)/python -m pytest -q tests/book
 
 lab: $(READY)  ## open the notebooks in JupyterLab
 	$(BIN)/jupyter lab --notebook-dir notebooks
