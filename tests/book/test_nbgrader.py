@@ -46,6 +46,7 @@ def course(editions, tmp_path_factory):
     environment = os.environ | {name: str(settings) for name in alone}
     beside = str(Path(sys.executable).parent)  # nbgrader starts alembic by its name
     environment["PATH"] = os.pathsep.join([beside, os.environ["PATH"]])
+    environment["PYTHONPATH"] = str(folder)  # for the package that the folder carries
 
     def nbgrader(*command):
         finished = subprocess.run(
