@@ -128,7 +128,9 @@ def test_rights_are_few():
     assert workflow["permissions"] == {"contents": "read"}
     assert [name for name, job in JOBS.items() if "permissions" in job] == ["pages"]
     assert JOBS["pages"]["permissions"] == {"pages": "write", "id-token": "write"}
-    assert "refs/heads/main" in JOBS["pages"]["if"]
+    (from_main, *rest) = JOBS["pages"]["if"].split(" && ")
+    assert from_main == "github.ref == 'refs/heads/main'"
+    assert rest == ["github.event_name != 'pull_request'"]
     assert "pull_request_target" not in WORKFLOW.read_text()
     checkouts = [step for _, step in STEPS if step.get("uses", "").startswith("actions/checkout@")]
     assert checkouts and all(step["with"] == {"persist-credentials": False} for step in checkouts)

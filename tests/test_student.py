@@ -259,6 +259,17 @@ def test_no_name_of_a_cell_is_there_twice(editions):
     assert len(told) == len(set(told)) == 2 * 5 * 12
 
 
+def test_the_readme_counts_exercises_and_points(editions):
+    told = [
+        cell.metadata.nbgrader.points
+        for path in (editions / "instructor/source").glob("*/*.ipynb")
+        for cell in notebook_at(path).cells
+        if "points" in cell.metadata.get("nbgrader", {})
+    ]
+    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    assert f"The {len(told)} exercises give {sum(told)} points." in readme
+
+
 def test_the_zip_is_of_the_student_edition(editions):
     with zipfile.ZipFile(editions / "student.zip") as packed:
         sizes = {entry.filename: entry.file_size for entry in packed.infolist()}

@@ -96,3 +96,4 @@ MISTAKES = mistakes([
         "stored, not packed": [("read_bytes(), zipfile.ZIP_DEFLATED", "read_bytes(), 0")]}),
 ], student)
 # fmt: on
+HELD = [mistake.asked() for mistake in MISTAKES]  # by test_student.py, in every chapter
