@@ -30,8 +30,7 @@ test: $(READY)  ## check the style, run the tests, and run every notebook agains
 student: $(READY)  ## make the student edition and the instructor's copy, in build/
 	$(BIN)/python book/student.py
 
-test-book: $(READY)  ## test what is made of the notebooks (some minutes; installs nbgrader)
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e .[book]
+test-book: $(VENV)/.grading  ## test what is made of the notebooks (some minutes; installs nbgrader)
 	$(BIN)/python -m pytest -q tests/book
 
 lab: $(READY)  ## open the notebooks in JupyterLab
@@ -65,4 +64,8 @@ $(READY): pyproject.toml constraints.txt Makefile
 ifeq ($(shell uname -s),Linux)
 	$(MAMBA) $(BIN)/python -m pip install --quiet $(MAMBA_SSM)
 endif
+	@touch $@
+
+$(VENV)/.grading: $(READY)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e .[grading]
 	@touch $@

@@ -17,7 +17,7 @@ EXTRAS = PROJECT["optional-dependencies"]
 CONSTRAINTS = [Requirement(line) for line in (ROOT / "constraints.txt").read_text().splitlines()]
 PINS = {pin.name: pin for pin in CONSTRAINTS if not pin.marker or pin.marker.evaluate()}
 INSTALLED = PROJECT["dependencies"] + EXTRAS["course"] + EXTRAS["test"] + EXTRAS["kernels"]
-LATER = EXTRAS["bench"] + EXTRAS["book"]  # by targets of their own
+LATER = EXTRAS["bench"] + EXTRAS["grading"]  # by targets of their own
 NEEDED = [need for need in map(Requirement, INSTALLED) if not need.marker or need.marker.evaluate()]
 ROOMS = {path.stem for path in (ROOT / "cheems_ref").glob("*.py")}
 # What the extra brings, by import names. (torch brings SymPy, too, for its compiler.)
