@@ -8,8 +8,8 @@ whenever and wherever it runs, so that a difference in git means a difference in
 says. NAME is the beginning of a notebook's name (`03`); without one, all notebooks run, and
 figures that none of them draws any more are removed. `--check` writes nothing, names every file
 that would change and exits with 1 if there is one. Up to N notebooks run at a time, by default one
-per core, and share the cores; what they print may not depend on N. None may take more than a
-minute; one that does so beside others is tried again alone, at the end.
+per core, and share the cores; what they print may not depend on N. One that is named may take a
+minute; among all, where a machine may be slow or busy, ten.
 
 A notebook draws into the folder named by the variable CHEEMS_FIGURES, and its figures' names
 begin with its own number: `03_decay.svg`.
@@ -40,6 +40,7 @@ from tqdm import tqdm
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMIT_S = 60  # a lecture does not wait longer for a notebook
+LIMIT_AMONG_ALL_S = 600
 STARTS = 3  # of a kernel, until one is up
 FIGURE_SUFFIXES = {".svg", ".png", ".pdf"}
 
@@ -57,10 +58,6 @@ ANSI_COLOR = re.compile(r"\x1b\[[0-9;]*m")
 
 class BuildError(Exception):
     """What stops the build, in words for the author of the notebook."""
-
-
-class TooSlowError(BuildError):
-    """A notebook takes more than LIMIT_S."""
 
 
 def read_source(path: Path) -> NotebookNode:
@@ -118,17 +115,19 @@ async def running_kernel(client: NotebookClient, folder: Path, env: dict) -> Asy
             await kernel.shutdown_kernel(now=True)
 
 
-async def execute(notebook: NotebookNode, source: Path, figures: Path, threads: int | None) -> None:
+async def execute(
+    notebook: NotebookNode, source: Path, figures: Path, threads: int | None, limit: float
+) -> None:
     """Run the cells in order, in the notebook's own folder, and store outputs in `notebook`.
 
     `threads` is for torch; None leaves it all cores. The clock starts here, so waiting for others
-    does not count.
+    does not count; `limit` is in seconds.
     """
     start = time.monotonic()
-    too_slow = f"{source.stem} takes more than {LIMIT_S} s"
+    too_slow = f"{source.stem} takes more than {limit} s"
 
     def time_left(cell: NotebookNode) -> int:
-        return max(1, math.ceil(LIMIT_S - (time.monotonic() - start)))
+        return max(1, math.ceil(limit - (time.monotonic() - start)))
 
     client = NotebookClient(
         notebook,
@@ -158,11 +157,10 @@ async def execute(notebook: NotebookNode, source: Path, figures: Path, threads: 
                         raise asyncio.CancelledError from error
                     raise BuildError(f"{place} killed its kernel\n{cell.source}") from error
                 except CellTimeoutError as error:
-                    message = f"{too_slow}; stopped in {place}\n{cell.source}"
-                    raise TooSlowError(message) from error
+                    raise BuildError(f"{too_slow}; stopped in {place}\n{cell.source}") from error
     elapsed = time.monotonic() - start
-    if elapsed > LIMIT_S:
-        raise TooSlowError(f"{too_slow}: it took {elapsed:.1f} s")
+    if elapsed > limit:
+        raise BuildError(f"{too_slow}: it took {elapsed:.1f} s")
 
 
 def normalise(notebook: NotebookNode) -> None:
@@ -173,13 +171,13 @@ def normalise(notebook: NotebookNode) -> None:
                 output.traceback = [f"{output.ename}: {output.evalue}".splitlines()[0]]
 
 
-async def run(source: Path, figures: Path, threads: int | None) -> dict[Path, bytes]:
+async def run(source: Path, figures: Path, threads: int | None, limit: float) -> dict[Path, bytes]:
     """Run one notebook; the files it makes, each by the path where it belongs."""
     notebook = read_source(source)
     prefix = source.stem.partition("_")[0] + "_"
     drawn = {}
     with TemporaryDirectory() as folder:
-        await execute(notebook, source, Path(folder), threads)
+        await execute(notebook, source, Path(folder), threads, limit)
         for path in sorted(Path(folder).iterdir()):
             if not path.name.startswith(prefix) or path.suffix not in FIGURE_SUFFIXES:
                 raise BuildError(
@@ -226,12 +224,13 @@ async def build(root: Path, names: list[str], check: bool, jobs: int) -> dict[Pa
     sources = select(root, names)
     jobs = min(jobs, len(sources))
     threads = None if jobs == 1 else max(1, cores() // jobs)
-    waiting, slow, states = iter(sources), [], {}
+    limit = LIMIT_S if names else LIMIT_AMONG_ALL_S
+    waiting, states = iter(sources), {}
     bar = tqdm(total=len(sources), desc="notebooks", disable=None)
 
-    async def bring_up_to_date(source: Path, threads: int | None) -> None:
+    async def bring_up_to_date(source: Path) -> None:
         start = time.monotonic()
-        files = await run(source, figures, threads)
+        files = await run(source, figures, threads, limit)
         seconds = time.monotonic() - start
         # Nothing is awaited from here on, so no failure elsewhere stops it half way.
         for path, content in files.items():
@@ -244,14 +243,7 @@ async def build(root: Path, names: list[str], check: bool, jobs: int) -> dict[Pa
 
     async def work_through() -> None:
         for source in waiting:  # which all that work share
-            try:
-                await bring_up_to_date(source, threads)
-            except TooSlowError:
-                if jobs == 1:
-                    raise
-                # It may be the others' doing.
-                tqdm.write(f"{source.stem}  more than {LIMIT_S} s beside others; again, alone")
-                slow.append(source)
+            await bring_up_to_date(source)
 
     with bar:
         try:
@@ -261,8 +253,6 @@ async def build(root: Path, names: list[str], check: bool, jobs: int) -> dict[Pa
         except ExceptionGroup as failures:
             first = failures.exceptions[0]  # for which the others were stopped
             raise first from first.__cause__
-        for source in slow:
-            await bring_up_to_date(source, None)
     if not names:
         for path in sorted(figures.glob("*")):
             if path.suffix in FIGURE_SUFFIXES and path not in states:

@@ -245,7 +245,7 @@ def test_a_slow_notebook_is_refused(tmp_path, monkeypatch, capsys, limit, source
     monkeypatch.setattr(build, "LIMIT_S", limit)
     root = project(tmp_path, {"01_only.py": f"# %%\n{source}\n"})
     before = files(root)
-    assert run_build(root) == 1
+    assert run_build(root, "01") == 1
     assert message in capsys.readouterr().err
     assert files(root) == before
 
@@ -346,7 +346,7 @@ def test_a_failure_stops_the_others(tmp_path, capsys):
 
 
 def test_the_first_failure_is_the_one_named(tmp_path, monkeypatch, capsys):
-    async def execute(notebook, source, figures, threads):
+    async def execute(notebook, source, figures, threads, limit):
         try:
             await asyncio.sleep(0.01 if source.stem == "02" else 60)
         finally:
@@ -380,34 +380,17 @@ def test_ctrl_c_leaves_no_kernel_and_no_file(tmp_path):
     assert set(files(root)) == {f"notebooks/{name}" for name in (*notebooks, "01.pid", "02.pid")}
 
 
-@pytest.mark.parametrize(
-    "jobs, slow_alone, tries, code",
-    [
-        ("2", False, [("01", 1), ("02", 1), ("01", None)], 0),
-        ("2", True, [("01", 1), ("02", 1), ("01", None)], 1),
-        ("1", True, [("01", None)], 1),
-    ],
-    ids=["slow beside others", "slow always", "slow, one at a time"],
-)
-def test_too_slow_beside_others_is_tried_alone(
-    tmp_path, monkeypatch, capsys, jobs, slow_alone, tries, code
-):
-    tried = []
+@pytest.mark.parametrize("names, limit", [(["01"], 60), ([], 600)], ids=["named", "among all"])
+def test_how_long_a_notebook_may_take(tmp_path, monkeypatch, names, limit):
+    given = []
 
-    async def execute(notebook, source, figures, threads):
-        tried.append((source.stem, threads))
-        if source.stem == "01" and (threads or slow_alone):
-            raise build.TooSlowError("01 takes more than 60 s: it took 61.0 s")
+    async def execute(notebook, source, figures, threads, limit):
+        given.append(limit)
 
     monkeypatch.setattr(build, "execute", execute)
-    monkeypatch.setattr(build, "cores", lambda: 2)
-    root = project(tmp_path, {"01.py": "# %%\n1\n", "02.py": "# %%\n1\n"})
-    assert run_build(root, "--jobs", jobs) == code
-    assert tried == tries
-    printed = capsys.readouterr()
-    assert ("01  more than 60 s beside others; again, alone\n" in printed.out) == (jobs == "2")
-    assert ("01 takes more than 60 s: it took 61.0 s" in printed.err) == (code == 1)
-    assert (root / "notebooks/01.ipynb").exists() == (code == 0)
+    root = project(tmp_path, {"01.py": "# %%\n1\n"})
+    assert run_build(root, *names) == 0
+    assert given == [limit]
 
 
 @pytest.mark.parametrize(
@@ -424,7 +407,7 @@ def test_too_slow_beside_others_is_tried_alone(
 def test_notebooks_share_the_cores(tmp_path, monkeypatch, arguments, threads):
     given = []
 
-    async def execute(notebook, source, figures, threads):
+    async def execute(notebook, source, figures, threads, limit):
         given.append(threads)
 
     monkeypatch.setattr(build, "execute", execute)
