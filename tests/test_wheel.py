@@ -73,7 +73,8 @@ def test_what_it_says_of_itself(metadata):
     assert metadata["Requires-Python"] == ">=3.11"
     assert metadata["License-Expression"] == "Apache-2.0"
     assert metadata["License-File"] == "LICENSE"
-    assert set(metadata.get_all("Provides-Extra")) == {"course", "test", "kernels", "grading", "bench"}
+    extras = {"course", "test", "kernels", "grading", "bench"}
+    assert set(metadata.get_all("Provides-Extra")) == extras
 
 
 def test_it_asks_for_ranges(metadata):
