@@ -13,7 +13,7 @@ MAMBA := MAMBA_SKIP_CUDA_BUILD=TRUE MAMBA_FORCE_BUILD=TRUE
 MAMBA_SSM := -c constraints.txt --no-build-isolation --no-deps mamba-ssm
 
 .DEFAULT_GOAL := help
-.PHONY: help course test test-hub lab bench gpu clean
+.PHONY: help course test test-hub test-book student lab bench gpu clean
 
 help:  ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -30,6 +30,12 @@ test: $(READY)  ## check the style, run the tests, and run every notebook agains
 test-hub: $(READY)  ## run transformers' own tests on our models there (2 minutes; downloads its source)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e .[borrowed]
 	$(BIN)/python tests/borrowed/run.py
+
+student: $(READY)  ## make the student edition and the instructor's copy, in build/
+	$(BIN)/python book/student.py
+
+test-book: $(VENV)/.grading  ## test what is made of the notebooks (some minutes; installs nbgrader)
+	$(BIN)/python -m pytest -q tests/book
 
 lab: $(READY)  ## open the notebooks in JupyterLab
 	$(BIN)/jupyter lab --notebook-dir notebooks
@@ -62,4 +68,8 @@ $(READY): pyproject.toml constraints.txt Makefile
 ifeq ($(shell uname -s),Linux)
 	$(MAMBA) $(BIN)/python -m pip install --quiet $(MAMBA_SSM)
 endif
+	@touch $@
+
+$(VENV)/.grading: $(READY)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e .[grading]
 	@touch $@

@@ -32,6 +32,16 @@ def ctrl_c_works():
     signal.signal(signal.SIGINT, before)
 
 
+@pytest.fixture(scope="session")
+def editions(tmp_path_factory):
+    """A folder with the student edition and the instructor's copy."""
+    import student  # here, since it takes the extra `course`, which a machine with a GPU may lack
+
+    folder = tmp_path_factory.mktemp("editions")
+    student.make(folder)
+    return folder
+
+
 class Singly(LoadScopeScheduling):
     """Hands out one test at a time, but the cells of a notebook, and the tests of a file whose
     fixture takes long to make, together and in their order. The longest of these come first.

@@ -18,7 +18,7 @@ CONSTRAINTS = [Requirement(line) for line in (ROOT / "constraints.txt").read_tex
 PINS = {pin.name: pin for pin in CONSTRAINTS if not pin.marker or pin.marker.evaluate()}
 MADE = ("course", "test", "kernels", "evaluate")  # the extras that make installs
 INSTALLED = PROJECT["dependencies"] + [need for extra in MADE for need in EXTRAS[extra]]
-OTHERS = EXTRAS["hub"] + EXTRAS["borrowed"] + EXTRAS["bench"]
+OTHERS = [need for extra in EXTRAS if extra not in MADE for need in EXTRAS[extra]]
 NEEDED = [need for need in map(Requirement, INSTALLED) if not need.marker or need.marker.evaluate()]
 ROOMS = {path.stem for path in (ROOT / "cheems_ref").glob("*.py")}
 # What the extra brings, by import names. (torch brings SymPy, too, for its compiler.)

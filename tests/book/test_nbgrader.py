@@ -1,0 +1,118 @@
+"""nbgrader takes the instructor's copy as a course: its own commands, on one chapter."""
+
+import csv
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+
+pytest.importorskip("nbgrader", reason="nbgrader is missing: make test-book installs it")
+
+from nbgrader.preprocessors import CheckCellMetadata, ClearOutput, ClearSolutions, LockCells
+
+ROOT = Path(__file__).resolve().parents[2]
+GRADED = [path.stem for path in sorted((ROOT / "notebooks").glob("*.py"))][
+    1:
+]  # 00 has no exercises
+(CHAPTER,) = [name for name in GRADED if name.startswith("03")]
+NUMBER, NOTEBOOK = CHAPTER[:2], f"{CHAPTER}.ipynb"
+POINTS = {"untouched": 0, "solved": 10}
+
+
+def read(path):
+    return nbformat.read(path, as_version=4)
+
+
+@pytest.mark.parametrize("name", GRADED)
+def test_students_get_what_nbgrader_would_release(name, editions):
+    """Cell by cell: sources, outputs, what is locked, and the marks, but for their checksums."""
+    notebook = read(editions / f"instructor/source/{name[:2]}/{name}.ipynb")
+    for step in (LockCells, ClearSolutions, ClearOutput, CheckCellMetadata):
+        notebook, _ = step().preprocess(notebook, {"nbgrader": {}})
+    assert notebook == read(editions / f"student/notebooks/{name}.ipynb")
+
+
+@pytest.fixture(scope="module")
+def course(editions, tmp_path_factory):
+    """A folder in which nbgrader has graded two who handed in, and the command to go on with."""
+    folder = tmp_path_factory.mktemp("course") / "instructor"
+    shutil.copytree(editions / "instructor", folder)
+    settings = tmp_path_factory.mktemp("settings")
+    alone = ["JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR"]
+    environment = os.environ | {name: str(settings) for name in alone}
+    beside = str(Path(sys.executable).parent)  # nbgrader starts alembic by its name
+    environment["PATH"] = os.pathsep.join([beside, os.environ["PATH"]])
+    environment["PYTHONPATH"] = str(folder)  # for the package that the folder carries
+
+    def nbgrader(*command):
+        finished = subprocess.run(
+            [sys.executable, "-m", "nbgrader", *map(str, command)],
+            cwd=folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=500,
+        )
+        assert finished.returncode == 0, finished.stdout + finished.stderr
+        return finished.stdout + finished.stderr
+
+    def hand_in(name, notebook):
+        (folder / "submitted" / name / NUMBER).mkdir(parents=True)
+        nbformat.write(notebook, folder / "submitted" / name / NUMBER / NOTEBOOK)
+
+    cheating = read(editions / "student/notebooks" / NOTEBOOK)
+    for cell in cheating.cells:
+        if cell.metadata.get("nbgrader", {}).get("grade_id") == f"{NUMBER}_exercise_1_check":
+            cell.source = "print('solved, really')"
+    hand_in("untouched", cheating)
+    hand_in("solved", read(folder / "notebooks" / NOTEBOOK))
+    nbgrader("generate_assignment", NUMBER)
+    nbgrader("autograde", NUMBER, "--create")
+    nbgrader("export")
+    return folder, nbgrader
+
+
+def test_solutions_get_all_points_and_gaps_none(course):
+    with open(course[0] / "grades.csv") as file:
+        rows = {row["student_id"]: row for row in csv.DictReader(file)}
+    assert {name: float(row["score"]) for name, row in rows.items()} == POINTS
+    assert {float(row["max_score"]) for row in rows.values()} == {max(POINTS.values())}
+
+
+def failed(notebook):
+    """The tags of the cells that ended in an error or wrote to stderr."""
+    return [
+        cell.metadata.tags[0] if cell.metadata.get("tags") else cell.source
+        for cell in notebook.cells
+        for output in cell.get("outputs", [])
+        if output.output_type == "error" or output.get("name") == "stderr"
+    ]
+
+
+def test_while_it_grades_nothing_fails_but_the_checks_of_gaps(course):
+    """So the chapter finds the files beside it, wherever nbgrader has put it."""
+    meant = failed(read(ROOT / "notebooks" / NOTEBOOK))
+    assert set(meant) <= {"raises-exception"}
+    for name, checks in (("solved", 0), ("untouched", 5)):
+        graded = read(course[0] / "autograded" / name / NUMBER / NOTEBOOK)
+        assert failed(graded) == meant + ["check"] * checks
+
+
+def test_what_is_released_is_the_student_edition(course, editions):
+    released = read(course[0] / "release" / NUMBER / NOTEBOOK)
+    for cell in released.cells:
+        for added in ("checksum", "cell_type"):
+            cell.metadata.get("nbgrader", {}).pop(added, None)
+    assert released == read(editions / "student/notebooks" / NOTEBOOK)
+
+
+def test_validate_says_the_same(course):
+    folder, nbgrader = course
+    said = nbgrader("validate", folder / "source" / NUMBER / NOTEBOOK)
+    assert "Success! Your notebook passes all the tests." in said
+    said = nbgrader("validate", folder / "release" / NUMBER / NOTEBOOK)
+    assert "VALIDATION FAILED ON 5 CELL(S)!" in said
