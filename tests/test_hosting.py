@@ -138,11 +138,9 @@ def test_rights_are_few():
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
-def test_no_address_but_that_of_pytorchs_builds(path):
+def test_there_is_no_address(path):
     text = path.read_text(encoding="utf-8")
-    assert set(re.findall(r"https?://[^\s\"']+", text)) <= {"https://download.pytorch.org/whl/cpu"}
-    hosts = set(re.findall(r"\b[a-z-]+\.[a-z-]+\.(?:com|org|io|net)\b", text))
-    assert hosts <= {"download.pytorch.org", "mcr.microsoft.com"}
+    assert not re.findall(r"https?://|\b[a-z-]+\.(?:com|org|io|net)\b", text)
 
 
 def test_binder_installs_what_the_chapters_take():
