@@ -13,10 +13,11 @@ from sphinx.application import Sphinx
 from sphinx.util import logging
 
 TAG = re.compile(r"\\tag\{([\d.]+)\}")
+# "(3.4)", "equation 3.4", "sections 3 and 4", "chapters 01, 02 and 05"
 NAMED = re.compile(
-    r"(?P<equation>\(\d{1,2}\.\d{1,2}\)|\b[Ee]quation \d{1,2}\.\d{1,2}\b)"
-    r"|\b(?P<section>[Ss]ection \d{1,2})\b(?! of)"
-    r"|\b[Cc]hapters? (?P<chapter>\d\d)\b"
+    r"(?P<bracket>\(\d{1,2}\.\d{1,2}\))"
+    r"|\b(?P<kind>[Ee]quation|[Ss]ection|[Cc]hapter)s? "
+    r"(?P<numbers>\d+(?:\.\d+)?(?:(?:, and |, | and | to )\d+(?:\.\d+)?)*)\b(?P<elsewhere> of)?"
 )
 ROOM = re.compile(r"cheems_ref/(\w+)\.py")
 NUMBERED = re.compile(r"(\d+) · ")
@@ -29,13 +30,21 @@ def note_targets(app: Sphinx, document: nodes.document) -> None:
     name = app.env.docname
     targets = app.env.cheems_targets
     targets["chapter", name.rpartition("/")[2][:2]] = (name, "")
-    for block in document.findall(nodes.math_block):
+    for block in list(document.findall(nodes.math_block)):
         if found := TAG.search(block.astext()):
             anchor = f"equation-{found[1]}"
             if ("equation", found[1]) in targets:
                 log.warning("there are two equations %s", found[1], location=block)
             block["ids"].append(anchor)
             targets["equation", found[1]] = (name, anchor)
+            words = f"Link to equation {found[1]}"
+            here = (
+                f'<a class="headerlink" href="#{anchor}" title="{words}" aria-label="{words}">¶</a>'
+            )
+            at = block.parent.index(block)
+            numbered = nodes.container(classes=["numbered"])
+            block.parent[at] = numbered
+            numbered += [block, nodes.raw("", here, format="html")]
     for section in document.findall(nodes.section):
         if found := NUMBERED.match(section.next_node(nodes.title).astext()):
             targets["section", name, found[1]] = (name, section["ids"][0])
@@ -68,15 +77,21 @@ def linked(app: Sphinx, text: nodes.Text, name: str) -> Iterator[nodes.Node]:
     """The pieces of a text, those that name an equation, a section or a chapter as links."""
     end = 0
     for found in NAMED.finditer(text):
-        number = re.search(r"[\d.]*\d", found[0])[0]
-        kind = found.lastgroup
-        key = (kind, name, number) if kind == "section" else (kind, number)
-        target = app.env.cheems_targets.get(key)
-        if target is None or target == (name, ""):
-            continue
-        yield nodes.Text(text[end : found.start()])
-        yield link(app, found[0], name, *target)
-        end = found.end()
+        kind = (found["kind"] or "equation").lower()
+        if kind == "section" and found["elsewhere"]:
+            continue  # it is another chapter's, or a paper's
+        start, stop = found.span("bracket" if found["bracket"] else "numbers")
+        words = found.start()  # the first link has the word before its number as well
+        for number in re.finditer(r"\d+(?:\.\d+)?", text[start:stop]):
+            key = (kind, name, number[0]) if kind == "section" else (kind, number[0])
+            target = app.env.cheems_targets.get(key)
+            last = stop if found["bracket"] else start + number.end()
+            if target is not None and target != (name, ""):
+                yield nodes.Text(text[end:words])
+                yield link(app, text[words:last], name, *target)
+                end = last
+            words = start + number.end()
+            words += len(re.match(r"(?:, and |, | and | to )?", text[words:])[0])
     yield nodes.Text(text[end:])
 
 
@@ -93,7 +108,7 @@ def link(app: Sphinx, words: str, name: str, target: str, anchor: str) -> nodes.
     return nodes.reference("", words, refuri=address, internal=True)
 
 
-def one_line_per_row(app: Sphinx, document: nodes.document, name: str) -> None:
+def without_empty_heads(app: Sphinx, document: nodes.document, name: str) -> None:
     """Take away the heads of tables that have nothing in them: Markdown cannot leave them out."""
     for head in list(document.findall(nodes.thead)):
         if not head.astext().strip():
@@ -115,6 +130,6 @@ def setup(app: Sphinx) -> dict:
     app.connect("env-before-read-docs", lambda app, env, names: setattr(env, "cheems_targets", {}))
     app.connect("doctree-read", note_targets)
     app.connect("doctree-resolved", link_names)
-    app.connect("doctree-resolved", one_line_per_row)
+    app.connect("doctree-resolved", without_empty_heads)
     app.connect("doctree-resolved", show_display_math)
     return {"parallel_read_safe": False}

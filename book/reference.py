@@ -184,21 +184,30 @@ def way_back(room: str, name: str) -> dict[str, str]:
     A room's own chapters are those that its row in the table of lessons names; where it has no row,
     all chapters are others.
     """
-    using = [s for s in sections() if name in s.words and s.title]
-    own = [s for s in using if s.chapter in lessons().get(room, [])]
-    derived = [f"chapter {s.chapter}, {section_link(s.chapter, s.title)}" for s in own]
-    others = list(dict.fromkeys(s.chapter for s in using if s not in own))
-    first = [next(s for s in using if s.chapter == chapter) for chapter in others]
-    used = [f"chapter {s.chapter}, {section_link(s.chapter, s.title)}" for s in first]
-    settled = [
-        f"`{claim['id']} <../claims.html#{claim['id']}>`__ ({claim['verdict']})"
-        for claim in claims()
-        if any(covers(claim, place) for place in sources()[f"{room}.{name}"])
-    ]
+    using: dict[str, list[Section]] = {}
+    for section in sections():
+        if name in section.words and section.title:
+            using.setdefault(section.chapter, []).append(section)
+    own = [chapter for chapter in using if chapter in lessons().get(room, [])]
+    others = [chapter for chapter in using if chapter not in own]
+    places = sources()[f"{room}.{name}"]
+    settled: dict[str, list[str]] = {}
+    for claim in claims():
+        if any(covers(claim, place) for place in places):
+            target = f"`{claim['id']} <../claims.html#{claim['id']}>`__"
+            settled.setdefault(claim["verdict"], []).append(target)
     tests = [*(ROOT / "tests").glob("*.py"), *(ROOT / "tests" / "planted").glob("*.py")]
-    tested = [f"``{stem}``" for stem in dict.fromkeys(users(name, tests))]
-    fields = {"In its chapter": derived, "Also used in": used, "Claims": settled, "Tests": tested}
+    fields = {
+        "Derived in": [in_chapter(chapter, using[chapter]) for chapter in own],
+        "Used in": [in_chapter(chapter, using[chapter][:1]) for chapter in others],
+        "Claims": [f"{verdict}: {', '.join(found)}" for verdict, found in settled.items()],
+        "Tests": [f"``{stem}``" for stem in dict.fromkeys(users(name, tests))],
+    }
     return {title: "; ".join(items) for title, items in fields.items() if items}
+
+
+def in_chapter(chapter: str, found: list[Section]) -> str:
+    return f"chapter {chapter}: " + ", ".join(section_link(s.chapter, s.title) for s in found)
 
 
 # --- what autodoc asks ----------------------------------------------------------------------------

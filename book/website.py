@@ -4,9 +4,9 @@
 
 Everything on it is written elsewhere: the executed notebooks, which are not run again; the
 docstrings of `cheems_ref`; claims.toml; the README. This script lays these out as pages in
-book/_build/pages, and Sphinx (web/conf.py) makes book/_build/site of them, where every warning is an
-error. The site opens from the folder and from a server, and asks for nothing elsewhere. The same
-sources give the same bytes, wherever they lie.
+book/_build/pages, and Sphinx (web/conf.py) makes book/_build/site of them, where every warning is
+an error. The site opens from the folder and from a server, and asks for nothing elsewhere. The
+same sources give the same bytes, wherever they lie.
 """
 
 import argparse
@@ -19,6 +19,7 @@ from pathlib import Path, PurePosixPath
 
 import nbformat
 from claims import public_names
+from markup import mended
 from nbformat import NotebookNode
 from sphinx.cmd.build import build_main
 
@@ -170,6 +171,9 @@ def build(root: Path) -> int:
         return failed
     for name in (".buildinfo", ".buildinfo.bak"):  # for a build that goes on, which none does
         (unfinished / name).unlink(missing_ok=True)
+    for page in unfinished.rglob("*.html"):
+        text = mended(page.read_text(encoding="utf-8"))
+        page.write_text(text, encoding="utf-8", newline="\n")
     shutil.rmtree(output / "site", ignore_errors=True)
     unfinished.rename(output / "site")
     return 0
