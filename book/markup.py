@@ -15,6 +15,8 @@ PLAIN = {
     '<aside class="toc-drawer': '<aside aria-label="This page" class="toc-drawer',
     # the head of a column without one
     '<th class="head"><p></p></th>': "<td></td>",
+    # a page without a title: that of the search
+    '<div id="search-results">': '<h1>Search</h1>\n<div id="search-results">',
 }
 # The theme wraps what may be too wide, and gives the wrapper a name that its content has, too.
 TWICE = re.compile(

@@ -32,6 +32,7 @@ LISTS = ("Args:", "Returns:", "Raises:", "Yields:")
 ENTRY = re.compile(r"(    )((?:\*{0,2}\w+)(?:, \*{0,2}\w+)*:)( .*|$)", re.DOTALL)
 # The table of lessons in cheems_ref/README.md says which chapters teach a room.
 LESSON = re.compile(r"^\| \[`(\w+)`\]\(\w+\.py\) \| (\d\d(?:, \d\d)*) \|", re.MULTILINE)
+SHOWN = 8  # claims of one verdict
 
 
 class Section(NamedTuple):
@@ -200,10 +201,16 @@ def way_back(room: str, name: str) -> dict[str, str]:
     fields = {
         "Derived in": [in_chapter(chapter, using[chapter]) for chapter in own],
         "Used in": [in_chapter(chapter, using[chapter][:1]) for chapter in others],
-        "Claims": [f"{verdict}: {', '.join(found)}" for verdict, found in settled.items()],
+        "Claims": [f"{verdict}: {some(found)}" for verdict, found in settled.items()],
         "Tests": [f"``{stem}``" for stem in dict.fromkeys(users(name, tests))],
     }
     return {title: "; ".join(items) for title, items in fields.items() if items}
+
+
+def some(links: list[str]) -> str:
+    """The first few of a list; a source such as a whole appendix makes dozens of claims."""
+    more = len(links) - SHOWN
+    return ", ".join(links[:SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 def in_chapter(chapter: str, found: list[Section]) -> str:
