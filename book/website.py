@@ -45,7 +45,6 @@ TREE = """
 def chapter_page(notebook: NotebookNode, name: str) -> NotebookNode:
     """A notebook as a page: cells folded by their tags, figures with their words, downloads."""
     page = nbformat.from_dict(notebook)
-    page.metadata.kernelspec = notebook.metadata.kernelspec
     for cell in page.cells:
         for tag in cell.metadata.get("tags", []):
             if tag in FOLDED:

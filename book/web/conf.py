@@ -21,6 +21,7 @@ extensions = [
 exclude_patterns = ["downloads"]
 # Every reference is resolved, or the build stops; but nothing is fetched, so the types of other
 # packages lead nowhere.
+smartquotes = False  # a quotation, and a value such as "rope", stays as it is written
 nitpicky = True
 nitpick_ignore_regex = [("py:.*", r"(?!cheems_ref\.).*")]
 
@@ -32,7 +33,12 @@ myst_heading_anchors = 3
 
 # Triton is for Linux; elsewhere the page of the room that needs it is made without it.
 autodoc_mock_imports = [name for name in ("triton",) if find_spec(name) is None]
-autodoc_default_options = {"members": True, "member-order": "bysource"}
+# A name has one place: what a room hands on stands in the room that defines it.
+autodoc_default_options = {
+    "members": True,
+    "member-order": "bysource",
+    "ignore-module-all": True,
+}
 autodoc_preserve_defaults = True
 autodoc_typehints_format = "short"
 python_maximum_signature_line_length = 72

@@ -89,16 +89,16 @@ def test_every_equation_has_its_anchor(anchors):
 
 
 def test_the_table_is_that_of_claims_toml():
-    """Every claim has its row: what it says, its verdict, what the filter asks, and its evidence."""
+    """Every claim has its row: what it says, its verdict, what the filter asks, its evidence."""
     text = (SITE / "claims.html").read_text(encoding="utf-8")
-    rows = dict(re.findall(r'<tr class="([^"]*)" id="([^"]*)">', text)[::1])
-    listed = claims.read_claims()
     found = re.findall(r'<tr class="([^"]*)" id="([^"]*)">(.*?)</tr>', text, re.DOTALL)
-    assert [name for _, name, _ in found] == [claim["id"] for claim in listed] and rows
+    listed = claims.read_claims()
+    assert [name for _, name, _ in found] == [claim["id"] for claim in listed]
     for claim, (classes, name, row) in zip(listed, found, strict=True):
-        kinds = {f"{kind}-{claim[kind].lower().replace(' ', '-')}"
-                 for kind in ("document", "kind", "verdict")}  # fmt: skip
-        assert kinds <= set(classes.split()), name
+        assert {
+            f"{kind}-{claim[kind].lower().replace(' ', '-')}"
+            for kind in ("document", "kind", "verdict")
+        } <= set(classes.split()), name
         words = html.unescape(re.sub(r"<[^>]*>", "", row))
         for field in ("quote", "verdict", "finding", "measured", "place"):
             assert claim.get(field, "") in words, (name, field)
