@@ -1,6 +1,6 @@
 """What Sphinx and its theme leave to be mended in finished pages, for those who cannot see them.
 
-Each is a finding of axe-core (tests/book/test_site.py) that no setting changes.
+Most are findings of axe-core (tests/book/test_site.py), and no setting changes any of them.
 """
 
 import re
@@ -15,6 +15,8 @@ PLAIN = {
     '<aside class="toc-drawer': '<aside aria-label="This page" class="toc-drawer',
     # the head of a column without one
     '<th class="head"><p></p></th>': "<td></td>",
+    # a name for all folded cells that is not what they say
+    '<summary aria-label="Toggle hidden content">': "<summary>",
     # a page without a title: that of the search
     '<div id="search-results">': '<h1>Search</h1>\n<div id="search-results">',
 }
@@ -22,6 +24,8 @@ PLAIN = {
 TWICE = re.compile(
     r'(<div class="math-wrapper[^>]* id="([^"]+)">\s*<div class="math[^>]*?) id="\2"'
 )
+# A figure leads to its file, to be seen as large as the window.
+FIGURE = re.compile(r'<img [^>]*src="([^"]*_images/[^"]*)"[^>]*>')
 
 
 def mended(page: str) -> str:
@@ -29,6 +33,7 @@ def mended(page: str) -> str:
     for wrong, right in PLAIN.items():
         page = page.replace(wrong, right)
     page = TWICE.sub(r"\1", page)
+    page = FIGURE.sub(r'<a class="whole" href="\1">\g<0></a>', page)
     return ARGUMENTS.sub(lambda found: arguments(found[1]), page)
 
 

@@ -102,7 +102,8 @@ def of(lines: list[str], link: Callable[[str], str | None]) -> list[str]:
     text = "\n".join(lines)
     found = ENTRY.fullmatch(text)
     head, text = (found[1] + found[2], found[3]) if found else ("", text)
-    return (head + escaped(text, link)).split("\n")
+    text = re.sub(r"^( *)(?=\w{1,2}[.)](?:\s|$))", r"\1\\", escaped(text, link))  # "d." is no list
+    return (head + text).split("\n")
 
 
 def escaped(text: str, link: Callable[[str], str | None]) -> str:
@@ -197,12 +198,13 @@ def way_back(room: str, name: str) -> dict[str, str]:
         if any(covers(claim, place) for place in places):
             target = f"`{claim['id']} <../claims.html#{claim['id']}>`__"
             settled.setdefault(claim["verdict"], []).append(target)
-    tests = [*(ROOT / "tests").glob("*.py"), *(ROOT / "tests" / "planted").glob("*.py")]
+    tests = [f"``{stem}``" for stem in users(name, (ROOT / "tests").glob("*.py"))]
+    planted = users(name, (ROOT / "tests" / "planted").glob("*.py"))
     fields = {
         "Derived in": [in_chapter(chapter, using[chapter]) for chapter in own],
         "Used in": [in_chapter(chapter, using[chapter][:1]) for chapter in others],
         "Claims": [f"{verdict}: {some(found)}" for verdict, found in settled.items()],
-        "Tests": [f"``{stem}``" for stem in dict.fromkeys(users(name, tests))],
+        "Tests": [*tests, *(f"``planted/{stem}``" for stem in planted)],
     }
     return {title: "; ".join(items) for title, items in fields.items() if items}
 

@@ -21,7 +21,7 @@ extensions = [
 exclude_patterns = ["downloads"]
 # Every reference is resolved, or the build stops; but nothing is fetched, so the types of other
 # packages lead nowhere.
-smartquotes = False  # a quotation, and a value such as "rope", stays as it is written
+smartquotes_action = "D"  # dashes; a quotation, a value such as "rope", stays as it is written
 nitpicky = True
 nitpick_ignore_regex = [("py:.*", r"(?!cheems_ref\.).*")]
 

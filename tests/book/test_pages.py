@@ -102,6 +102,7 @@ See `backend` and `PEER`.
 * two_
 
 Args:
+    l: d.
     x: inputs_ of `h`.
         More of x.
     rows, columns: both.
@@ -119,9 +120,8 @@ def test_a_docstring_becomes_what_autodoc_reads():
     assert "::\n\n    table   (b, l)   * not a list\n    next    row_\n" in found
     assert "See ``backend`` and :py:obj:`PEER <cheems_ref.retrieval.PEER>`." in found
     assert "* one ``ssd``\n* two\\_" in found
-    assert (
-        "Args:\n    x: inputs\\_ of ``h``.\n        More of x.\n    rows, columns: both." in found
-    )
+    assert "Args:\n    l: \\d.\n    x: inputs\\_ of ``h``.\n        More of x.\n" in found
+    assert "    rows, columns: both.\n" in found
     assert "Raises:\n    ValueError: ``x`` is wrong." in found
 
 
@@ -181,6 +181,8 @@ def test_markup_is_mended():
     rows = "<dt>f(<dl>\n<dd><em>a</em>,</dd>\n<dd><em>b</em>,</dd>\n</dl>\n)</dt>"
     mended = markup.mended(rows)
     assert "<dl>" not in mended and mended.count('class="row"') == 2 and "</dd>" not in mended
+    figure = '<img alt="A curve." src="../_images/a.svg"/>'
+    assert markup.mended(figure) == f'<a class="whole" href="../_images/a.svg">{figure}</a>'
     words = "<dl><dt>term</dt><dd>what it is</dd></dl>"
     assert markup.mended(words) == words
 
