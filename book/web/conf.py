@@ -60,5 +60,6 @@ html_js_files = ["site.js"]
 html_copy_source = False
 html_show_copyright = False
 html_domain_indices = False
+html_show_search_summary = False  # it reads pages, which one opened from a folder may not; and TeX
 pygments_style = "a11y-high-contrast-light"
 pygments_dark_style = "a11y-high-contrast-dark"

@@ -148,7 +148,7 @@ def test_the_search_finds(browser, address, where):
         page.wait_for_selector("#search-results li a", timeout=20_000)
         links = page.locator("#search-results li a").evaluate_all("all => all.map(a => a.href)")
         assert any("03_state_space_duality" in link for link in links)
-        assert page.problems == []
+        assert page.problems == [] and chrome.raw_math(page) == []
 
 
 def test_the_filter_of_the_claims(browser, address):

@@ -11,7 +11,3 @@ window.addEventListener("load", () => {
   window.MathJax?.startup?.promise.then(reachable);
 });
 window.addEventListener("resize", reachable);
-
-// The search shows lines of the pages that it found, for which it reads them. A page that was
-// opened from a folder may not read others.
-if (location.protocol === "file:") DOCUMENTATION_OPTIONS.SHOW_SEARCH_SUMMARY = false;
