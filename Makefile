@@ -12,8 +12,14 @@ REQUIREMENTS := -c constraints.txt -e .[course,test,kernels,evaluate]
 MAMBA := MAMBA_SKIP_CUDA_BUILD=TRUE MAMBA_FORCE_BUILD=TRUE
 MAMBA_SSM := -c constraints.txt --no-build-isolation --no-deps mamba-ssm
 
+# The site, and what it is made from.
+SITE := book/_build/site/index.html
+PAGES := $(wildcard README.md CONTRIBUTING.md LICENSE notebooks/* cheems_ref/*.* figures/*.png \
+	book/*.* book/guide/* book/web/*.* book/web/static/* tests/*.py tests/planted/*.py)
+PORT ?= 8000
+
 .DEFAULT_GOAL := help
-.PHONY: help course test test-hub test-book student lab bench gpu clean
+.PHONY: help course test test-hub lab book serve student test-book bench gpu clean
 
 help:  ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -34,11 +40,23 @@ test-hub: $(READY)  ## run transformers' own tests on our models there (2 minute
 student: $(READY)  ## make the student edition and the instructor's copy, in build/
 	$(BIN)/python book/student.py
 
-test-book: $(VENV)/.grading  ## test what is made of the notebooks (some minutes; installs nbgrader)
-	$(BIN)/python -m pytest -q tests/book
-
 lab: $(READY)  ## open the notebooks in JupyterLab
 	$(BIN)/jupyter lab --notebook-dir notebooks
+
+book: $(SITE)  ## make the web site of the notebooks as they were run (installs Sphinx)
+
+serve: $(SITE)  ## show the site on this machine; PORT=8000 says where
+	$(BIN)/python -m http.server --bind 127.0.0.1 --directory $(dir $(SITE)) $(PORT)
+
+test-book: $(SITE) $(VENV)/.browser $(VENV)/.grading  ## check the site, page by page in a Chromium where there is one
+	$(BIN)/python -m pytest -q tests/book
+
+$(SITE): $(VENV)/.book $(PAGES)
+	$(BIN)/python book/website.py
+
+$(VENV)/.book $(VENV)/.browser $(VENV)/.grading: $(READY)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e .[$(subst .,,$(notdir $@))]
+	@touch $@
 
 bench: $(READY)  ## print the comparison tables (some minutes; installs the peers)
 	@echo "pip may remark on what mamba-ssm lacks: that is for extensions which SSD does not use."
@@ -56,7 +74,7 @@ gpu:  ## tests and measurements for a machine with a CUDA GPU (20 minutes; else 
 	$(if $(wildcard $(READY)),$(BIN)/python,$(PYTHON)) tests/bench/on_gpu.py
 
 clean:  ## remove the virtual environment and every cache
-	rm -rf $(VENV) build runs/chapter_07 *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build book/_build runs/chapter_07 *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 	find . -name .ipynb_checkpoints -type d -prune -exec rm -rf {} +
 
@@ -68,8 +86,4 @@ $(READY): pyproject.toml constraints.txt Makefile
 ifeq ($(shell uname -s),Linux)
 	$(MAMBA) $(BIN)/python -m pip install --quiet $(MAMBA_SSM)
 endif
-	@touch $@
-
-$(VENV)/.grading: $(READY)
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e .[grading]
 	@touch $@

@@ -75,7 +75,7 @@ def test_what_it_says_of_itself(metadata):
     assert metadata["License-Expression"] == "Apache-2.0"
     assert metadata["License-File"] == "LICENSE"
     extras = {"course", "test", "hub", "trainer", "tensorboard", "evaluate"}
-    extras |= {"kernels", "borrowed", "grading", "bench"}
+    extras |= {"kernels", "borrowed", "book", "browser", "grading", "bench"}
     assert set(metadata.get_all("Provides-Extra")) == extras
 
 

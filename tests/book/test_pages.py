@@ -1,0 +1,277 @@
+"""What the pages are laid out from: notebooks, docstrings, README; and a small site, made whole."""
+
+import html
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import claims
+import markup
+import nbformat
+import pytest
+import reference
+import website
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+
+ROOT = Path(__file__).parents[2]
+NOTEBOOKS = {
+    path.stem: nbformat.read(path, as_version=4) for path in (ROOT / "notebooks").glob("*.ipynb")
+}
+PUBLIC = [(one.room, one.name) for one in claims.public_names() if one.name]
+
+
+# --- chapters -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", sorted(NOTEBOOKS))
+def test_cells_are_folded_by_the_tags_of_the_notebook(name):
+    page = website.chapter_page(NOTEBOOKS[name], name)
+    sources = {cell.id: cell for cell in page.cells}
+    for cell in NOTEBOOKS[name].cells:
+        folded = set(cell.metadata.get("tags", [])) & {"setup", "figure", "exercise"}
+        assert ("hide-input" in sources[cell.id].metadata.get("tags", [])) == bool(folded)
+        assert sources[cell.id].source == cell.source
+        assert sources[cell.id].get("outputs") == cell.get("outputs")
+
+
+@pytest.mark.parametrize("name", sorted(NOTEBOOKS))
+def test_a_figure_keeps_the_words_that_its_notebook_gives(name):
+    """`plotting.save` is given them in the source, and they are on the page."""
+    page = website.chapter_page(NOTEBOOKS[name], name)
+    for cell in page.cells:
+        drawn = any("image/" in kind for o in cell.get("outputs", []) for kind in o.get("data", {}))
+        alt = cell.metadata.get("mystnb", {}).get("image", {}).get("alt", "")
+        assert bool(alt) == drawn
+        if drawn:
+            assert alt.split()[0] in cell.source and alt.split()[-1] in cell.source
+
+
+def test_the_notebook_itself_is_left_alone():
+    before = nbformat.writes(NOTEBOOKS["03_state_space_duality"])
+    website.chapter_page(NOTEBOOKS["03_state_space_duality"], "03_state_space_duality")
+    assert nbformat.writes(NOTEBOOKS["03_state_space_duality"]) == before
+
+
+def test_two_figures_of_one_cell_are_refused():
+    picture = new_output(
+        "display_data", {"image/png": "AA=="}, metadata={"image/png": {"alt": "a"}}
+    )
+    cells = [new_markdown_cell("# 01 · A"), new_code_cell("draw()", outputs=[picture, picture])]
+    with pytest.raises(ValueError, match="too many values"):
+        website.chapter_page(new_notebook(cells=cells), "01_a")
+
+
+# --- README ---------------------------------------------------------------------------------------
+
+
+def test_the_readme_is_cut_in_two_and_nothing_is_lost():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    first, use = website.readme_pages(readme)
+    lines = (first + use.partition("\n")[2]).splitlines()
+    assert sorted(filter(str.strip, lines)) == sorted(filter(str.strip, readme.splitlines()))
+    assert "## Chapters" in first and "## Two commands" in use
+
+
+def test_links_lead_to_pages():
+    def shown(text, file="README.md", page="index.md"):
+        return website.with_links(text, file, page, {"ssd"})
+
+    assert shown("[a](notebooks/03_x.ipynb)") == "[a](chapters/03_x.ipynb)"
+    assert shown("[a](cheems_ref/ssd.py)") == "[a](api/ssd.rst)"
+    assert (
+        shown("[`ssd`](ssd.py)", "cheems_ref/README.md", "api/index.md")
+        == "[`ssd`](../api/ssd.rst)"
+    )
+    assert shown("[a](book/claims.toml) [b](LICENSE)") == "[a](claims.md) [b](LICENSE)"
+    assert shown("[a](https://example.org/x.py)") == "[a](https://example.org/x.py)"
+    assert shown("[the rules](tests/lessons.py)") == "the rules"
+
+
+# --- docstrings -----------------------------------------------------------------------------------
+
+DOCSTRING = """\
+Compute it: y_t = C*h and |x|, as `ssd_chunked` does, or ``b``.
+
+    table   (b, l)   * not a list
+    next    row_
+
+See `backend` and `PEER`.
+
+* one `ssd`
+* two_
+
+Args:
+    l: d.
+    x: inputs_ of `h`.
+        More of x.
+    rows, columns: both.
+
+Raises:
+    ValueError: `x` is wrong.
+"""
+
+
+def test_a_docstring_becomes_what_autodoc_reads():
+    found = "\n".join(
+        reference.as_rst(DOCSTRING.splitlines(), {"PEER": "cheems_ref.retrieval.PEER"}.get)
+    )
+    assert r"y\_t = C\*h and \|x\|, as ``ssd_chunked`` does, or ``b``." in found
+    assert "::\n\n    table   (b, l)   * not a list\n    next    row_\n" in found
+    assert "See ``backend`` and :py:obj:`PEER <cheems_ref.retrieval.PEER>`." in found
+    assert "* one ``ssd``\n* two\\_" in found
+    assert "Args:\n    l: \\d.\n    x: inputs\\_ of ``h``.\n        More of x.\n" in found
+    assert "    rows, columns: both.\n" in found
+    assert "Raises:\n    ValueError: ``x`` is wrong." in found
+
+
+def test_names_are_found_where_they_are_meant():
+    assert reference.target_of("ssd_chunked", "rope") == "cheems_ref.ssd.ssd_chunked"
+    assert reference.target_of("ssd", "ssd") == "cheems_ref.ssd.ssd"
+    assert reference.target_of("train.train", "model") == "cheems_ref.train.train"
+    assert reference.target_of("backend", "ssd") is None
+
+
+# --- the way back ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("room", "name"), PUBLIC, ids=lambda part: part)
+def test_every_public_name_leads_back_into_the_course(room, name):
+    """To each chapter with a section that uses it."""
+    back = reference.way_back(room, name)
+    uses = claims.users(name, claims.chapters())
+    named = back.get("Derived in", "") + back.get("Used in", "")
+    assert all(f"{stem}.html#" in named for stem in uses if in_a_section(stem[:2], name))
+
+
+def test_what_the_lessons_have_is_taken_up_in_the_course():
+    """But for these two, which are for other rooms."""
+    lessons = [one for one in PUBLIC if one[0] in reference.lessons()]
+    alone = {f"{room}.{name}" for room, name in lessons if not reference.way_back(room, name)}
+    assert len(lessons) > 60 and alone == {"rope.check_turnable", "experts.ExpertStatistics"}
+
+
+def in_a_section(chapter: str, name: str) -> bool:
+    """Whether a cell below the first heading names it; imports stand above."""
+    notebook = claims.read_notebooks()[chapter]
+    cells = [cell for headings, cell in claims.cells_under_headings(notebook) if headings]
+    return any(name in reference.re.findall(r"\w+", "".join(cell["source"])) for cell in cells)
+
+
+def test_the_definition_of_ssd_leads_to_its_derivation_and_claims():
+    back = reference.way_back("ssd", "ssd_chunked")
+    assert (
+        "`6 · In chunks <../chapters/03_state_space_duality.html#6--in-chunks>`__"
+        in back["Derived in"]
+    )
+    assert "chapter 12" in back["Used in"] and "chapter 03" not in back["Used in"]
+    assert "wm-listing-3-axis" in back["Claims"] and "``test_ssd``" in back["Tests"]
+
+
+# --- the finished page ----------------------------------------------------------------------------
+
+
+def test_markup_is_mended():
+    assert markup.mended('<th class="head"><p></p></th>') == "<td></td>"
+    wrapper = '<div class="math-wrapper docutils container" id="equation-3.1">'
+    twice = wrapper + '\n<div class="math notranslate" id="equation-3.1">'
+    assert markup.mended(twice).count("equation-3.1") == 1
+    other = twice.replace("3.1", "3.2", 1)
+    assert markup.mended(other) == other
+    rows = "<dt>f(<dl>\n<dd><em>a</em>,</dd>\n<dd><em>b</em>,</dd>\n</dl>\n)</dt>"
+    mended = markup.mended(rows)
+    assert "<dl>" not in mended and mended.count('class="row"') == 2 and "</dd>" not in mended
+    figure = '<img alt="A curve." src="../_images/a.svg"/>'
+    assert markup.mended(figure) == f'<a class="whole" href="../_images/a.svg">{figure}</a>'
+    words = "<dl><dt>term</dt><dd>what it is</dd></dl>"
+    assert markup.mended(words) == words
+
+
+# --- a small site, made whole ---------------------------------------------------------------------
+
+CHAPTER = [
+    "# 04 · Rotary positions",
+    "## 1 · One\n\nAs $x^2$ in\n\n$$x \\\\ y \\tag{4.1}$$\n\nand (4.1).",
+    "## 2 · Two\n\nSection 1 has equation 4.1, as `cheems_ref/rope.py` says.",
+]
+
+
+def small(root: Path, chapter: list[str] = CHAPTER) -> Path:
+    """A project of one chapter and one room, with the real settings of the site."""
+    cells = [new_markdown_cell(text, id=f"cell-{i}") for i, text in enumerate(chapter)]
+    cells.append(new_code_cell("1 + 1", id="sum", metadata={"tags": ["setup"]}))
+    spec = {"display_name": "Python 3", "language": "python", "name": "python3"}
+    notebook = nbformat.writes(new_notebook(cells=cells, metadata={"kernelspec": spec}))
+    (root / "notebooks").mkdir(parents=True)
+    (root / "notebooks" / "04_rotary_positions.ipynb").write_text(notebook, encoding="utf-8")
+    (root / "notebooks" / "04_rotary_positions.py").write_text("# %%\n", encoding="utf-8")
+    (root / "cheems_ref").mkdir()
+    (root / "figures").mkdir()
+    shutil.copy(ROOT / "cheems_ref" / "rope.py", root / "cheems_ref")
+    for name in ("README.md", "cheems_ref/README.md", "CONTRIBUTING.md"):
+        sections = (
+            "\n\n## Chapters\n\nAll.\n\n## Sources\n\nThose.\n" if name == "README.md" else "\n"
+        )
+        (root / name).write_text(f"# Small{sections}", encoding="utf-8")
+    shutil.copy(ROOT / "LICENSE", root)
+    shutil.copytree(ROOT / "book" / "web", root / "book" / "web")
+    for path in (ROOT / "book").glob("*.*"):
+        shutil.copy(path, root / "book")
+    return root
+
+
+def build(root: Path) -> subprocess.CompletedProcess:
+    command = [sys.executable, str(ROOT / "book" / "website.py"), "--root", str(root)]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+@pytest.fixture(scope="module")
+def two_sites(tmp_path_factory):
+    """The same small project in two folders, and the site of each."""
+    made = []
+    for name in ("one", "a longer name/of two"):
+        root = small(tmp_path_factory.mktemp("small") / name)
+        assert build(root).returncode == 0
+        made.append(files(root / "book" / "_build" / "site"))
+    return made
+
+
+def test_two_folders_give_the_same_bytes(two_sites):
+    one, two = two_sites
+    assert one.keys() == two.keys() and len(one) > 30
+    assert [name for name in one if one[name] != two[name]] == []
+
+
+def test_the_small_site_links_what_its_text_names(two_sites):
+    page = two_sites[0]["chapters/04_rotary_positions.html"].decode()
+    assert page.count('href="#equation-4.1"') == 3  # the anchor, "(4.1)", "equation 4.1"
+    assert 'href="#one">Section 1</a>' in page
+    assert 'href="../api/rope.html"' in page
+    assert r"\[x \\ y \tag{4.1}\]" in html.unescape(page) and "split" not in page
+    assert "Show set-up" in page
+    api = two_sites[0]["api/rope.html"].decode()
+    assert 'id="cheems_ref.rope.apply_rope"' in api and "_modules/cheems_ref/rope.html" in api
+    assert "Derived in" in api
+
+
+@pytest.mark.parametrize(
+    ("mistake", "said"),
+    [
+        ("[a link](nowhere.md)", "nowhere.md"),
+        ("$$x \\tag{4.1}$$", "there are two equations 4.1"),
+        ("{py:func}`cheems_ref.rope.nothing`", "cheems_ref.rope.nothing"),
+    ],
+)
+def test_a_mistake_stops_the_build(tmp_path, mistake, said):
+    root = small(tmp_path / "wrong", [*CHAPTER, mistake])
+    finished = build(root)
+    assert finished.returncode != 0 and said in finished.stderr
+    assert not (root / "book" / "_build" / "site").exists()
