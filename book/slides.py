@@ -1,0 +1,179 @@
+"""Write the slides: one reveal.js deck per chapter, from the executed notebooks.
+
+    python book/slides.py [--out DIR] [NAME ...]
+
+`book/deck.py` says what each slide holds, `book/fit.py` how large its type is; here they become
+HTML (the templates are in book/deck_theme), with all that the pages load: reveal.js, MathJax and
+fonts, copied from the installed packages sphinx-revealjs, jupyter_server_mathjax and matplotlib.
+Sphinx itself takes no part. The folder, build/slides, works from any place without a network, and
+is the same bytes on every run. NAME is the beginning of a notebook's name (`03`); without one, all
+decks are written and the folder is made anew.
+"""
+
+import argparse
+import re
+import shutil
+import struct
+import sys
+import time
+from html import escape
+from pathlib import Path
+
+import jupyter_server_mathjax
+import matplotlib
+import minutes
+import nbformat
+import sphinx_revealjs
+from deck import MARKDOWN, Part, deck_of
+from fit import HEIGHT, WIDTH, Sized, fitted, total
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from pygments import highlight
+from pygments.formatters import HtmlFormatter
+from pygments.lexers import PythonLexer
+
+from build import ROOT, BuildError, select
+
+THEME = Path(__file__).parent / "deck_theme"
+REVEAL = Path(sphinx_revealjs.__file__).parent / "_static" / "revealjs"
+MATHJAX = Path(jupyter_server_mathjax.__file__).parent / "static"
+SYMBOLS = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
+LOADED = {  # what the pages load: from where, where to, which files and folders
+    "reveal": (REVEAL, ["dist/reset.css", "dist/reveal.css", "dist/reveal.js", "plugin/notes"]),
+    "mathjax": (MATHJAX, ["MathJax.js", "extensions", "jax/input/TeX", "jax/element/mml"]),
+    "mathjax/jax/output/SVG": (MATHJAX / "jax/output/SVG", ["."]),
+    "fonts": (SYMBOLS, ["DejaVuSans.ttf", "DejaVuSansMono.ttf"]),
+    "fonts/course": (REVEAL / "dist/theme/fonts/source-sans-pro", ["."]),
+    ".": (THEME, ["slides.css", "slides.js"]),
+}
+VERDICT = {"✓": "right", "✗": "wrong"}
+
+
+def copy(out: Path) -> None:
+    """Put everything that the pages load beside them."""
+    for folder, (source, names) in LOADED.items():
+        for name in names:
+            target = out / folder / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if (source / name).is_dir():
+                shutil.copytree(source / name, target, dirs_exist_ok=True)
+            else:
+                shutil.copyfile(source / name, target)
+
+
+def verdicts(output: str) -> str:
+    """What a cell printed, its ✓ and ✗ lines marked."""
+    lines = []
+    for line in output.splitlines():
+        name = VERDICT.get(line.strip()[:1])
+        if re.match(r"\w*(Error|Refuted): ", line):
+            name = "error"
+        lines.append(f'<span class="{name}">{escape(line)}</span>' if name else escape(line))
+    return "\n".join(lines)
+
+
+def picture(part: Part, room: float, out: Path, name: str) -> str:
+    """A picture, as large as the room allows, with its layers one above the other."""
+    if part.kind == "svg":
+        wide, high = (
+            float(n) for n in re.search(r'viewBox="0 0 (\S+) (\S+)"', part.source).groups()
+        )
+        inner = part.source
+    else:
+        wide, high = struct.unpack(">II", part.layers[0][0][16:24])  # where a PNG has its size
+        images = []
+        for place, (png, box) in enumerate(part.layers):
+            path = f"pictures/{name}-{place}.png"
+            (out / path).write_bytes(png)
+            sides = zip(("left", "top", "width", "height"), box, strict=True)
+            style = "; ".join(f"{side}: {100 * share:.3f}%" for side, share in sides)
+            about = f'alt="{escape(part.alt)}"'
+            if place:
+                about = f'alt="" class="fragment" data-fragment-index="{place}"'
+            images.append(f'<img src="{path}" {about} style="{style}">')
+        inner = "".join(images)
+    scale = min(WIDTH / wide, room / high)
+    return (
+        f'<div class="drawing" style="width: {wide * scale:.1f}px; height: {high * scale:.1f}px">'
+        f"{inner}</div>"
+    )
+
+
+def shown(part: Part, room: float, out: Path, name: str) -> str:
+    """The HTML of a part; `room` is what a picture may take of the slide's height."""
+    if part.kind in ("svg", "png"):
+        return picture(part, room, out, name)
+    if part.kind == "math":
+        return f'<div class="math">\\[{escape(part.source)}\\]</div>'
+    if part.kind == "code":
+        html = highlight(part.source, PythonLexer(), HtmlFormatter(nowrap=True))
+        return f'<pre class="code">{html.rstrip()}</pre>'
+    if part.kind == "output":
+        return f'<pre class="output">{verdicts(part.source)}</pre>'
+    return MARKDOWN.render(part.source)
+
+
+def page(sized: Sized, minutes_of: dict[str, int], out: Path, name: str) -> dict:
+    """What the template needs of a slide."""
+    slide = sized.slide
+    rest = HEIGHT - total(slide, sized.text_size, sized.code_size)
+    return {
+        "kind": slide.kind,
+        "head": MARKDOWN.renderInline(slide.head),
+        "parts": [shown(part, 300 + rest, out, name) for part in slide.parts],
+        "notes": slide.notes,
+        "minutes": minutes_of.get(slide.head) if slide.kind in ("title", "section") else None,
+        "text_size": sized.text_size,
+        "code_size": sized.code_size,
+    }
+
+
+def write(source: Path, out: Path, templates: Environment) -> dict:
+    """Write the deck of one chapter; returns its line in the index."""
+    deck = deck_of(nbformat.read(source.with_suffix(".ipynb"), as_version=4))
+    taught = {section.title: section.teach for section in minutes.sections(source)}
+    taught[deck.title] = sum(taught.values())
+    columns, count = [], 0
+    for _, slides in deck.columns:
+        pages = []
+        for sized in (sized for slide in slides for sized in fitted(slide)):
+            count += 1
+            pages.append(page(sized, taught, out, f"{source.stem[:2]}-{count:03}"))
+        columns.append(pages)
+    html = templates.get_template("deck.html.j2").render(title=deck.title, columns=columns)
+    (out / f"{source.stem}.html").write_text(html, encoding="utf-8")
+    return {
+        "page": f"{source.stem}.html",
+        "title": deck.title,
+        "slides": count,
+        "minutes": taught[deck.title],
+    }
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Write the slides of the chapters.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="the beginning of a name: 03")
+    parser.add_argument("--out", type=Path, default=ROOT / "build" / "slides", metavar="DIR")
+    options = parser.parse_args(arguments)
+    start = time.monotonic()
+    templates = Environment(
+        loader=FileSystemLoader(THEME), undefined=StrictUndefined, trim_blocks=True
+    )
+    if not options.names and options.out.exists():
+        shutil.rmtree(options.out)
+    (options.out / "pictures").mkdir(parents=True, exist_ok=True)
+    copy(options.out)
+    try:
+        decks = [write(source, options.out, templates) for source in select(ROOT, options.names)]
+    except BuildError as error:
+        print(f"slides stopped: {error}", file=sys.stderr)
+        return 1
+    index = templates.get_template("index.html.j2").render(decks=decks)
+    (options.out / "index.html").write_text(index, encoding="utf-8")
+    slides = sum(deck["slides"] for deck in decks)
+    print(f"{len(decks)} decks, {slides} slides, {time.monotonic() - start:.1f} s")
+    print(f"Open {options.out / 'index.html'} in a browser.")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
