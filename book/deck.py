@@ -79,6 +79,7 @@ class Deck:
     """A chapter: its title, and columns of slides, each under the title of its section."""
 
     title: str
+    minutes: dict[str, int] = field(default_factory=dict)  # to teach, of the whole and of sections
     columns: list[tuple[str, list[Slide]]] = field(default_factory=list)
 
 
@@ -180,9 +181,8 @@ def picture(cell: NotebookNode) -> Part | None:
     return None
 
 
-def stub(source: str) -> str:
-    """An exercise's cell with dots where its solution stands."""
-    return SOLUTION.sub(r"\1...", source)
+def code(source: str) -> Part:
+    return Part("code", re.sub(r"\n{3,}", "\n\n", source))  # one empty line will do
 
 
 class Chapter:
@@ -197,7 +197,9 @@ class Chapter:
         for cell in notebook.cells:
             if cell.cell_type == "code":
                 self.read_code(cell, set(cell.metadata.get("tags", [])))
-            elif not cell.source.startswith(MINUTES):
+            elif cell.source.startswith(MINUTES):
+                self.read_minutes(cell.source)
+            else:
                 for part in blocks(cell.source):
                     self.read_block(part)
         self.close()
@@ -230,6 +232,11 @@ class Chapter:
             if len(slides) > 1 and not slides[0].parts and not slides[0].notes:
                 del slides[0]  # a heading alone, which stands above the next slide too
         self.notes, self.paragraph, self.task = [], "", []
+
+    def read_minutes(self, source: str) -> None:
+        whole = int(re.search(r"about (\d+)", source).group(1))
+        rows = re.findall(r"^\| (.+?) \| (\d+) \|", source, flags=re.MULTILINE)
+        self.deck.minutes |= {self.deck.title: whole} | {name: int(n) for name, n in rows}
 
     def read_block(self, part: Part) -> None:
         if part.kind in ("h1", "h2"):
@@ -277,7 +284,7 @@ class Chapter:
     def read_code(self, cell: NotebookNode, tags: set[str]) -> None:
         if "exercise" in tags:
             parts = self.task or [lead(self.paragraph)] * bool(self.paragraph)
-            shown = [*parts, Part("code", stub(cell.source))]
+            shown = [*parts, code(SOLUTION.sub(r"\1...", cell.source))]
             self.release()
             self.add(Slide("exercise", self.head, shown, "".join(self.notes)))
             self.task = []
@@ -291,7 +298,7 @@ class Chapter:
                 slide.notes += f"<p>In the picture: {escape(drawn.alt, quote=False)}</p>"
                 self.add(slide)
         else:
-            shown = [Part("code", cell.source), *printed(cell)]
+            shown = [code(cell.source), *printed(cell)]
             if self.equation:
                 slide, self.equation = self.equation, None
                 slide.kind, slide.parts = "cell", slide.parts + shown

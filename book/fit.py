@@ -16,17 +16,21 @@ from deck import MARKDOWN, Part, Slide
 
 from build import BuildError
 
-WIDTH, HEIGHT = 1232, 630  # of what stands below the running head
+WIDTH, HEIGHT = 1232, 604  # of what stands below the running head
 GAP = 12  # between parts
-SIZES = [(32, 22), (30, 22), (28, 21), (26, 20), (24, 19), (23, 18)]  # of text, of code
-SMALLEST = [(22, 17), (20, 16), (18, 15)]  # for what cannot be divided
+SIZES = [(38, 26), (34, 24), (32, 23), (30, 22), (28, 21), (26, 20), (24, 19), (23, 18)]
+SMALLEST = [(22, 17), (20, 16), (18, 15)]  # of text, of code, for what cannot be divided
 LETTER, CODE_LETTER = 0.47, 0.602  # the widths of letters, as shares of their size
 LINE, CODE_LINE = 1.32, 1.25  # the heights of lines, likewise
 PICTURE = 300  # a picture is at least so high
 TITLE = 110  # what a title is higher than a running head
 
 ITEM = re.compile(r"^(?=(?:[-*]|\d+\.) )", re.MULTILINE)
-TALL = re.compile(r"\\(?:sum|frac|prod|int|begin|underbrace|Big)")
+TALL = re.compile(r"\\(?:sum|frac|prod|int|Big)")
+BLOCK = re.compile(r"\\begin\{(\w*matrix|cases)\}(.*?)\\end\{\1\}", re.DOTALL)
+FRACTION = re.compile(r"\\[td]?frac\{((?:[^{}]|\{[^{}]*\})*)\}\{((?:[^{}]|\{[^{}]*\})*)\}")
+TAG = re.compile(r"\\tag\{[^}]*\}")
+LABEL = re.compile(r"_\{\\text\{[^}]*\}\}")  # under a brace, or a small subscript
 
 
 @dataclass(frozen=True)
@@ -39,8 +43,11 @@ class Sized:
 
 
 def letters(markup: str) -> int:
-    """About how many letters a reader sees of Markdown or TeX."""
-    markup = re.sub(r"\\(?:text|math\w+|underbrace|tag|left|right|[bB]igg?|quad|,)\b", "", markup)
+    """About how many letters a reader sees side by side of Markdown or TeX."""
+    markup = re.sub(r"\\(?:text|math\w+|tag)\{([^{}]*)\}|[_^]\{([^{}]*)\}", r"\1\2", markup)
+    markup = FRACTION.sub(lambda f: max(f.groups(), key=letters), markup)
+    markup = re.sub(r"\\(?:underbrace|left|right|[bB]igg?|,|;)", "", markup)
+    markup = re.sub(r"\\(?:qquad|Long\w+)", "xxxx", markup)
     return len(re.sub(r"[{}_^$*`\\&]", "", re.sub(r"\\[a-zA-Z]+", "x", markup)))
 
 
@@ -65,20 +72,34 @@ def table_height(source: str, size: int) -> float:
     return sum(size * (LINE * count + 0.36) for count in counts)
 
 
+def maths_height(tex: str, size: int) -> float:
+    """The height of a formula; infinity where it is too wide."""
+    rows_of_blocks = [1]
+
+    def longest_row(block: re.Match) -> str:
+        rows = block.group(2).split(r"\\")
+        rows_of_blocks.append(len(rows))
+        return max(rows, key=letters)
+
+    rows = LABEL.sub("", BLOCK.sub(longest_row, tex)).split(r"\\")
+    tag = 2 * 5 if TAG.search(tex) else 0  # it stands at the right of what is centred
+    if (max(letters(TAG.sub("", row)) for row in rows) * 0.54 + tag * 0.5) * size > WIDTH:
+        return inf
+    high = [1.5 + 1.7 * bool(TALL.search(row)) + 1.7 * ("underbrace" in row) for row in rows]
+    return size * (sum(high) + 1.4 * (max(rows_of_blocks) - 1)) + 10
+
+
 def height(part: Part, text_size: int, code_size: int) -> float:
     """How high a part will be; infinity where it is too wide."""
     lines = part.source.splitlines()
-    in_a_row = int((WIDTH - 20) / (CODE_LETTER * code_size))
     if part.kind in ("code", "sample"):
-        return len(lines) * CODE_LINE * code_size + 16 if max(map(len, lines)) <= in_a_row else inf
+        return len(lines) * CODE_LINE * code_size + 16
     if part.kind == "output":
-        wrapped = sum(max(1, len(textwrap.wrap(line, in_a_row))) for line in lines)
+        columns = int((WIDTH - 20) / (CODE_LETTER * code_size))
+        wrapped = sum(max(1, len(textwrap.wrap(line, columns))) for line in lines)
         return wrapped * CODE_LINE * code_size
     if part.kind == "math":
-        rows = part.source.split(r"\\")
-        if max(map(letters, rows)) * 0.5 * text_size > WIDTH:
-            return inf
-        return text_size * sum(1.4 + 1.3 * bool(TALL.search(row)) for row in rows) + 10
+        return maths_height(part.source, text_size)
     if part.kind in ("png", "svg"):
         return PICTURE
     if part.kind == "table":
@@ -132,22 +153,30 @@ def divisions(parts: list[Part]) -> Iterator[tuple[list[Part], list[Part]]]:
         yield parts[:place], parts[place:]
 
 
+def at(slide: Slide, sizes: list[tuple[int, int]]) -> Sized | None:
+    """The slide at the first of these sizes at which it fits; code is never wider than the page."""
+    code = [part.source for part in slide.parts if part.kind in ("code", "sample")]
+    columns = max((len(line) for source in code for line in source.splitlines()), default=1)
+    widest = int((WIDTH - 20) / (CODE_LETTER * columns))
+    for text_size, code_size in sizes:
+        sized = Sized(slide, text_size, min(code_size, widest))
+        if total(slide, sized.text_size, sized.code_size) <= HEIGHT:
+            return sized
+    return None
+
+
 def fitted(slide: Slide) -> list[Sized]:
     """The slide at the largest type at which it fits, or several slides in its place.
 
     Raises:
         BuildError: a part is too large for a slide of its own.
     """
-    for sizes in SIZES:
-        if total(slide, *sizes) <= HEIGHT:
-            return [Sized(slide, *sizes)]
+    if sized := at(slide, SIZES):
+        return [sized]
     for first, second in divisions(slide.parts):
         kind = "statement" if slide.kind == "title" else slide.kind
-        return [
-            *fitted(replace(slide, parts=first)),
-            *fitted(Slide(kind, slide.head, second)),
-        ]
-    for sizes in SMALLEST:
-        if total(slide, *sizes) <= HEIGHT:
-            return [Sized(slide, *sizes)]
+        rest = Slide(kind, slide.head, second)
+        return [*fitted(replace(slide, parts=first)), *fitted(rest)]
+    if sized := at(slide, SMALLEST):
+        return [sized]
     raise BuildError(f"too large for a slide, under {slide.head!r}:\n{slide.parts[0].source}")

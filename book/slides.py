@@ -4,7 +4,7 @@
 
 `book/deck.py` says what each slide holds, `book/fit.py` how large its type is; here they become
 HTML (the templates are in book/deck_theme), with all that the pages load: reveal.js, MathJax and
-fonts, copied from the installed packages sphinx-revealjs, jupyter_server_mathjax and matplotlib.
+fonts, copied from the installed packages sphinx-revealjs, sphinx-mathjax-offline and matplotlib.
 Sphinx itself takes no part. The folder, build/slides, works from any place without a network, and
 is the same bytes on every run. NAME is the beginning of a notebook's name (`03`); without one, all
 decks are written and the folder is made anew.
@@ -17,15 +17,14 @@ import struct
 import sys
 import time
 from html import escape
+from importlib.util import find_spec
 from pathlib import Path
 
-import jupyter_server_mathjax
 import matplotlib
-import minutes
 import nbformat
 import sphinx_revealjs
 from deck import MARKDOWN, Part, deck_of
-from fit import HEIGHT, WIDTH, Sized, fitted, total
+from fit import HEIGHT, WIDTH, Sized, fitted, letters, total
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from pygments import highlight
 from pygments.formatters import HtmlFormatter
@@ -35,12 +34,11 @@ from build import ROOT, BuildError, select
 
 THEME = Path(__file__).parent / "deck_theme"
 REVEAL = Path(sphinx_revealjs.__file__).parent / "_static" / "revealjs"
-MATHJAX = Path(jupyter_server_mathjax.__file__).parent / "static"
+MATHJAX = Path(next(iter(find_spec("sphinx-mathjax-offline").submodule_search_locations)))
 SYMBOLS = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
 LOADED = {  # what the pages load: from where, where to, which files and folders
     "reveal": (REVEAL, ["dist/reset.css", "dist/reveal.css", "dist/reveal.js", "plugin/notes"]),
-    "mathjax": (MATHJAX, ["MathJax.js", "extensions", "jax/input/TeX", "jax/element/mml"]),
-    "mathjax/jax/output/SVG": (MATHJAX / "jax/output/SVG", ["."]),
+    "mathjax": (MATHJAX / "static/mathjax", ["tex-svg-full.js"]),  # the whole of it
     "fonts": (SYMBOLS, ["DejaVuSans.ttf", "DejaVuSansMono.ttf"]),
     "fonts/course": (REVEAL / "dist/theme/fonts/source-sans-pro", ["."]),
     ".": (THEME, ["slides.css", "slides.js"]),
@@ -109,7 +107,13 @@ def shown(part: Part, room: float, out: Path, name: str) -> str:
         return f'<pre class="code">{html.rstrip()}</pre>'
     if part.kind == "output":
         return f'<pre class="output">{verdicts(part.source)}</pre>'
-    return MARKDOWN.render(part.source)
+    return re.sub(r"<td>(.*?)</td>", entry, MARKDOWN.render(part.source))
+
+
+def entry(cell: re.Match) -> str:
+    """A table's cell; a short one stays on its line, however long those beside it are."""
+    short = letters(re.sub(r"<[^>]+>", "", cell.group(1))) <= 14
+    return f'<td class="short">{cell.group(1)}</td>' if short else cell.group()
 
 
 def page(sized: Sized, minutes_of: dict[str, int], out: Path, name: str) -> dict:
@@ -130,14 +134,12 @@ def page(sized: Sized, minutes_of: dict[str, int], out: Path, name: str) -> dict
 def write(source: Path, out: Path, templates: Environment) -> dict:
     """Write the deck of one chapter; returns its line in the index."""
     deck = deck_of(nbformat.read(source.with_suffix(".ipynb"), as_version=4))
-    taught = {section.title: section.teach for section in minutes.sections(source)}
-    taught[deck.title] = sum(taught.values())
     columns, count = [], 0
     for _, slides in deck.columns:
         pages = []
         for sized in (sized for slide in slides for sized in fitted(slide)):
             count += 1
-            pages.append(page(sized, taught, out, f"{source.stem[:2]}-{count:03}"))
+            pages.append(page(sized, deck.minutes, out, f"{source.stem[:2]}-{count:03}"))
         columns.append(pages)
     html = templates.get_template("deck.html.j2").render(title=deck.title, columns=columns)
     (out / f"{source.stem}.html").write_text(html, encoding="utf-8")
@@ -145,7 +147,7 @@ def write(source: Path, out: Path, templates: Environment) -> dict:
         "page": f"{source.stem}.html",
         "title": deck.title,
         "slides": count,
-        "minutes": taught[deck.title],
+        "minutes": deck.minutes[deck.title],
     }
 
 

@@ -1,25 +1,34 @@
-// Starts the deck, then sets its formulas: those of the slide that is shown first.
+// Sets the formulas of the first slide, starts the deck, then sets all others.
 
-const deck = new Reveal({
-  width: 1280,
-  height: 720,
-  margin: 0,
-  center: false,
-  controls: false,
-  hash: true,
-  slideNumber: "c/t",
-  transition: "none",
-  pdfSeparateFragments: false,
-  plugins: [RevealNotes],
-});
-
-deck.initialize().then(() => {
-  const shown = deck.getCurrentSlide();
-  const columns = [...document.querySelectorAll(".slides > section")];
-  for (const element of [shown, ...columns]) {
-    MathJax.Hub.Queue(["Typeset", MathJax.Hub, element]);
-  }
-  MathJax.Hub.Queue(() => {
-    document.documentElement.dataset.maths = "set"; // for those who wait, such as the tests
+function start() {
+  return Reveal.initialize({
+    width: 1280,
+    height: 720,
+    margin: 0,
+    center: false,
+    controls: false,
+    hash: true,
+    slideNumber: "c/t",
+    transition: "none",
+    pdfSeparateFragments: false,
+    plugins: [RevealNotes],
   });
-});
+}
+
+// MathJax, loaded after this, reads its settings here and puts its own functions beside them.
+window.MathJax = {
+  tex: {inlineMath: [["\\(", "\\)"]], displayMath: [["\\[", "\\]"]]},
+  svg: {fontCache: "local", matchFontHeight: false}, // a formula can be copied to the notes' window
+  options: {enableMenu: false, ignoreHtmlClass: "slides", processHtmlClass: "math"},
+  startup: {
+    typeset: false,
+    async pageReady() {
+      const columns = [...document.querySelectorAll(".slides > section")];
+      await MathJax.typesetPromise([columns[0]]);
+      await start();
+      for (const column of columns.slice(1)) {
+        await MathJax.typesetPromise([column]);
+      }
+    },
+  },
+};
