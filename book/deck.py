@@ -34,7 +34,10 @@ SOLUTION = re.compile(
 STAGE = re.compile(r'<g id="(stage-(\d+)-\d+)">')
 # In which no sentence ends: a formula, code, a parenthesis, bold words but for their full stop.
 UNBROKEN = re.compile(r"\$[^$]*\$|`[^`]*`|\([^()]*\)|\*\*[^*]+(?=[^*]\*\*)")
-SENTENCE = re.compile(r"(?<=[.!?])(?<!e\.g\.)(?<!al\.)(\*\*|\*|[\"”])?\s+(?=[\"“*\w\ue000-\uf8ff])")
+SENTENCE = re.compile(
+    r"(?<=[.!?])(?<!\be\.g\.)(?<!\bal\.)(?<!\beq\.)(?<!\bApp\.)(?<!\bFig\.)"
+    r"(\*\*|\*|[\"”])?\s+(?=[\"“*A-Z\ue000-\uf8ff])"
+)
 
 
 def maths(tex: str, options: dict) -> str:

@@ -22,7 +22,6 @@ from pathlib import Path
 
 import matplotlib
 import nbformat
-import sphinx_revealjs
 from deck import MARKDOWN, Part, deck_of
 from fit import HEIGHT, WIDTH, Sized, fitted, letters, total
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -33,29 +32,35 @@ from pygments.lexers import PythonLexer
 from build import ROOT, BuildError, select
 
 THEME = Path(__file__).parent / "deck_theme"
-REVEAL = Path(sphinx_revealjs.__file__).parent / "_static" / "revealjs"
-MATHJAX = Path(next(iter(find_spec("sphinx-mathjax-offline").submodule_search_locations)))
-SYMBOLS = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
-LOADED = {  # what the pages load: from where, where to, which files and folders
-    "reveal": (REVEAL, ["dist/reset.css", "dist/reveal.css", "dist/reveal.js", "plugin/notes"]),
-    "mathjax": (MATHJAX / "static/mathjax", ["tex-svg-full.js"]),  # the whole of it
-    "fonts": (SYMBOLS, ["DejaVuSans.ttf", "DejaVuSansMono.ttf"]),
-    "fonts/course": (REVEAL / "dist/theme/fonts/source-sans-pro", ["."]),
-    ".": (THEME, ["slides.css", "slides.js"]),
-}
 VERDICT = {"✓": "right", "✗": "wrong"}
+
+
+def package(name: str) -> Path:
+    """The folder of an installed package, which need not be one that can be imported."""
+    spec = find_spec(name)
+    if spec is None:
+        raise BuildError(f"the slides need {name}: pip install -c constraints.txt -e .[book]")
+    return Path(next(iter(spec.submodule_search_locations)))
 
 
 def copy(out: Path) -> None:
     """Put everything that the pages load beside them."""
-    for folder, (source, names) in LOADED.items():
-        for name in names:
-            target = out / folder / name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            if (source / name).is_dir():
-                shutil.copytree(source / name, target, dirs_exist_ok=True)
-            else:
-                shutil.copyfile(source / name, target)
+    reveal = package("sphinx_revealjs") / "_static" / "revealjs"
+    mathjax = package("sphinx-mathjax-offline") / "static" / "mathjax"
+    symbols = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
+    letters = reveal / "dist" / "theme" / "fonts" / "source-sans-pro"
+    wanted = {
+        "reveal": [reveal / "dist" / name for name in ("reset.css", "reveal.css", "reveal.js")],
+        "notes": [reveal / "plugin" / "notes" / "notes.js"],
+        "mathjax": [mathjax / "tex-svg-full.js"],  # the whole of it
+        "fonts": [*letters.glob("*.woff"), letters / "LICENSE"]
+        + [symbols / name for name in ("DejaVuSans.ttf", "DejaVuSansMono.ttf", "LICENSE_DEJAVU")],
+        ".": [THEME / "slides.css", THEME / "slides.js"],
+    }
+    for folder, paths in wanted.items():
+        (out / folder).mkdir(parents=True, exist_ok=True)
+        for path in paths:
+            shutil.copyfile(path, out / folder / path.name)
 
 
 def verdicts(output: str) -> str:
@@ -163,8 +168,8 @@ def main(arguments: list[str] | None = None) -> int:
     if not options.names and options.out.exists():
         shutil.rmtree(options.out)
     (options.out / "pictures").mkdir(parents=True, exist_ok=True)
-    copy(options.out)
     try:
+        copy(options.out)
         decks = [write(source, options.out, templates) for source in select(ROOT, options.names)]
     except BuildError as error:
         print(f"slides stopped: {error}", file=sys.stderr)

@@ -6,6 +6,7 @@ function start() {
     height: 720,
     margin: 0,
     center: false,
+    navigationMode: "linear", // any arrow goes on to the next slide, whichever way a column runs
     controls: false,
     hash: true,
     slideNumber: "c/t",
