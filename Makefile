@@ -12,11 +12,17 @@ REQUIREMENTS := -c constraints.txt -e .[course,test,kernels]
 MAMBA := MAMBA_SKIP_CUDA_BUILD=TRUE MAMBA_FORCE_BUILD=TRUE
 MAMBA_SSM := -c constraints.txt --no-build-isolation --no-deps mamba-ssm
 
+# The site, and what it is made from.
+SITE := book/_build/site/index.html
+PAGES := $(wildcard README.md CONTRIBUTING.md LICENSE notebooks/* cheems_ref/*.* figures/*.png \
+	book/*.* book/guide/* book/web/*.* book/web/static/* tests/*.py tests/planted/*.py)
+PORT ?= 8000
+
 .DEFAULT_GOAL := help
-.PHONY: help course test lab bench gpu clean
+.PHONY: help course test lab book serve test-book bench gpu clean
 
 help:  ## print this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-7s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 course: $(READY)  ## run every notebook and redraw every figure
 	$(BIN)/python book/build.py
@@ -29,6 +35,21 @@ test: $(READY)  ## check the style, run the tests, and run every notebook agains
 
 lab: $(READY)  ## open the notebooks in JupyterLab
 	$(BIN)/jupyter lab --notebook-dir notebooks
+
+book: $(SITE)  ## make the web site of the notebooks as they were run (installs Sphinx)
+
+serve: $(SITE)  ## show the site on this machine; PORT=8000 says where
+	$(BIN)/python -m http.server --bind 127.0.0.1 --directory $(dir $(SITE)) $(PORT)
+
+test-book: $(SITE) $(VENV)/.browser  ## check the site, page by page in a Chromium where there is one
+	$(BIN)/python -m pytest -q tests/book
+
+$(SITE): $(VENV)/.book $(PAGES)
+	$(BIN)/python book/website.py
+
+$(VENV)/.book $(VENV)/.browser: $(READY)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e .[$(subst .,,$(notdir $@))]
+	@touch $@
 
 bench: $(READY)  ## print the comparison tables (some minutes; installs the peers)
 	@echo "pip may remark on what mamba-ssm lacks: that is for extensions which SSD does not use."
@@ -46,7 +67,7 @@ gpu:  ## tests and measurements for a machine with a CUDA GPU (20 minutes; else 
 	$(if $(wildcard $(READY)),$(BIN)/python,$(PYTHON)) tests/bench/on_gpu.py
 
 clean:  ## remove the virtual environment and every cache
-	rm -rf $(VENV) build runs/chapter_07 *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build book/_build runs/chapter_07 *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 	find . -name .ipynb_checkpoints -type d -prune -exec rm -rf {} +
 

@@ -38,11 +38,11 @@ RAW_MATH = r"""() => {
     const found = [], walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
     while (walk.nextNode()) {
         const parent = walk.currentNode.parentElement, text = walk.currentNode.data;
-        if (parent.closest("pre, code, script, style, svg, math, template, mjx-container")) continue;
+        if (parent.closest("pre, code, script, style, svg, math, mjx-container")) continue;
         if (/\$|\\[()\[\]]|\\[a-z]{2,}/.test(text)) found.push(text.trim());
     }
-    for (const failed of document.querySelectorAll(".MathJax_Error, mjx-merror, [data-mml-node=merror]"))
-        found.push("MathJax: " + failed.textContent);
+    const failed = ".MathJax_Error, mjx-merror, [data-mml-node=merror]";
+    for (const one of document.querySelectorAll(failed)) found.push("MathJax: " + one.textContent);
     return found;
 }"""
 
@@ -69,7 +69,8 @@ TOO_WIDE = """() => {
 AXE = """async (rules) => {
     const options = rules ? {runOnly: {type: "rule", values: rules}} : {};
     const {violations} = await axe.run(document, options);
-    return violations.flatMap(v => v.nodes.map(n => `${v.id}: ${n.html.slice(0, 160)} ${n.failureSummary}`));
+    const say = (id, node) => `${id}: ${node.html.slice(0, 160)} ${node.failureSummary}`;
+    return violations.flatMap(({id, nodes}) => nodes.map(node => say(id, node)));
 }"""
 
 

@@ -1,0 +1,197 @@
+"""Make the web site of the course: chapters, the package's reference, the table of claims.
+
+    python book/website.py [--root DIR]
+
+Everything on it is written elsewhere: the executed notebooks, which are not run again; the
+docstrings of `cheems_ref`; claims.toml; the README. This script lays these out as pages in
+book/_build/pages, and Sphinx (web/conf.py) makes book/_build/site of them, where every warning is
+an error. The site opens from the folder and from a server, and asks for nothing elsewhere. The
+same sources give the same bytes, wherever they lie.
+"""
+
+import argparse
+import html
+import re
+import shutil
+import sys
+import time
+from pathlib import Path, PurePosixPath
+
+import nbformat
+from claims import public_names
+from markup import mended
+from nbformat import NotebookNode
+from sphinx.cmd.build import build_main
+
+ROOT = Path(__file__).resolve().parent.parent
+# What the reader of a page sees of a folded cell, by its tag.
+FOLDED = {"setup": "set-up", "figure": "the code of this figure", "exercise": "a solution"}
+ON_THE_FIRST_PAGE = ("", "Chapters", "Sources")  # of the README; "" is what stands above them
+DOWNLOADS = (
+    "Download this chapter: {{download}}`notebook <../downloads/{0}.ipynb>` · "
+    "{{download}}`source <../downloads/{0}.py>`. Both run in a clone of the project, which has the "
+    "package and the records."
+)
+TREE = """
+```{{toctree}}
+:hidden:
+:caption: {caption}
+:maxdepth: {depth}
+{entries}
+```
+"""
+
+
+def chapter_page(notebook: NotebookNode, name: str) -> NotebookNode:
+    """A notebook as a page: cells folded by their tags, figures with their words, downloads."""
+    page = nbformat.from_dict(notebook)
+    page.metadata.kernelspec = notebook.metadata.kernelspec
+    for cell in page.cells:
+        for tag in cell.metadata.get("tags", []):
+            if tag in FOLDED:
+                told = {"code_prompt_show": f"Show {FOLDED[tag]}"}
+                told |= {"code_prompt_hide": f"Hide {FOLDED[tag]}"}
+                cell.metadata = {"tags": ["hide-input"], "mystnb": told}
+        alts = [alt for output in cell.get("outputs", []) if (alt := alt_text(output))]
+        if alts:
+            [alt] = alts  # a figure, a cell: what is said of one would be said of all
+            cell.metadata.setdefault("mystnb", {})["image"] = {"alt": alt}
+    page.cells.insert(1, nbformat.v4.new_markdown_cell(DOWNLOADS.format(name), id="downloads"))
+    return page
+
+
+def alt_text(output: NotebookNode) -> str:
+    """What a figure says to those who cannot see it; "" of another output."""
+    data = output.get("data", {})
+    if "image/png" in data:
+        return output.metadata["image/png"]["alt"]
+    if "image/svg+xml" in data:
+        found = re.search(r'<svg [^>]*aria-label="([^"]*)"', data["image/svg+xml"])
+        return html.unescape(found[1])
+    return ""
+
+
+def page_of(path: PurePosixPath, rooms: set[str]) -> str | None:
+    """The page that shows a file of the repository; None where none does."""
+    if path.parts[0] == "notebooks" and path.suffix == ".ipynb":
+        return f"chapters/{path.name}"
+    if path.parts[0] == "cheems_ref" and path.stem in rooms:
+        return f"api/{path.stem}.rst"
+    if path.parts[0] in ("figures", "LICENSE"):
+        return str(path)
+    pages = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md"}
+    pages |= {"cheems_ref/README.md": "api/index.md", "book/claims.toml": "claims.md"}
+    return pages.get(str(path))
+
+
+def with_links(text: str, file: str, page: str, rooms: set[str]) -> str:
+    """A Markdown file of the repository with links to pages; of other links, only the words."""
+
+    def link(found: re.Match) -> str:
+        words, target = found.groups()
+        if "://" in target or target.startswith("#"):
+            return found[0]
+        shown = page_of(PurePosixPath(file).parent / target, rooms)
+        if shown is None:
+            return words
+        return f"[{words}]({'../' * page.count('/')}{shown})"
+
+    return re.sub(r"\[([^\]]*)\]\(([^)]*)\)", link, text)
+
+
+def readme_pages(readme: str) -> tuple[str, str]:
+    """The README, cut into the first page and the one on setting up and using the package."""
+    title, *sections = re.split(r"^## ", "" + readme, flags=re.MULTILINE)
+    named = {section.partition("\n")[0]: f"## {section}" for section in sections}
+    named[""] = title
+    first = "".join(named.pop(name) for name in ON_THE_FIRST_PAGE)
+    return first, "# Set up and use\n\n" + "".join(named.values())
+
+
+def toctree(caption: str, entries: list[str], depth: int = 1) -> str:
+    return TREE.format(caption=caption, depth=depth, entries="\n".join(entries))
+
+
+def lay_out(root: Path, pages: Path) -> None:
+    """Write the pages that Sphinx reads, from what is in the repository."""
+    rooms = {one.room for one in public_names(root / "cheems_ref")}
+    texts = {}
+
+    def markdown(file: str, page: str, text: str) -> None:
+        texts[page] = with_links(text, file, page, rooms)
+
+    names = [path.stem for path in sorted((root / "notebooks").glob("*.ipynb"))]
+    for name in names:
+        for suffix in (".ipynb", ".py"):
+            source = root / "notebooks" / f"{name}{suffix}"
+            texts[f"downloads/{name}{suffix}"] = source.read_text(encoding="utf-8")
+        notebook = nbformat.read(root / "notebooks" / f"{name}.ipynb", as_version=4)
+        texts[f"chapters/{name}.ipynb"] = nbformat.writes(chapter_page(notebook, name))
+
+    guide = sorted((root / "book" / "guide").glob("*.md"))
+    for path in guide:
+        texts[f"guide/{path.name}"] = path.read_text(encoding="utf-8")
+    first, use = readme_pages((root / "README.md").read_text(encoding="utf-8"))
+    first += toctree("Chapters", [f"chapters/{name}" for name in names])
+    if guide:
+        first += toctree("For lecturers", [f"guide/{path.stem}" for path in guide])
+    first += toctree("Look up", ["api/index", "claims"])
+    first += toctree("Work with it", ["use", "contributing"])
+    markdown("README.md", "index.md", first)
+    markdown("README.md", "use.md", use)
+    contributing = (root / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    markdown("CONTRIBUTING.md", "contributing.md", contributing)
+    texts["LICENSE"] = (root / "LICENSE").read_text(encoding="utf-8")
+
+    house = (root / "cheems_ref" / "README.md").read_text(encoding="utf-8")
+    house += toctree("Rooms", [*sorted(rooms), "Every public name </genindex>"])
+    markdown("cheems_ref/README.md", "api/index.md", house)
+    for room in rooms:
+        title = f"``{room}``"
+        head = f"{title}\n{'=' * len(title)}\n\n"
+        texts[f"api/{room}.rst"] = f"{head}.. automodule:: cheems_ref.{room}\n"
+    texts["claims.md"] = "# Every claim, and its verdict\n\n```{claims}\n```\n"
+
+    shutil.rmtree(pages, ignore_errors=True)
+    for page, text in texts.items():
+        path = pages / page
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8", newline="\n")
+    shutil.copytree(root / "figures", pages / "figures")
+
+
+def build(root: Path) -> int:
+    """Make book/_build/site; returns 0, or what Sphinx returns where a page is wrong."""
+    output, settings = root / "book" / "_build", root / "book" / "web"
+    pages, unfinished = output / "pages", output / "site.new"
+    lay_out(root, pages)
+    shutil.rmtree(unfinished, ignore_errors=True)
+    options = ["-q", "-W", "--keep-going", "-E", "-c", str(settings), "-d", str(output / "trees")]
+    if failed := build_main([*options, str(pages), str(unfinished)]):
+        return failed
+    for name in (".buildinfo", ".buildinfo.bak"):  # for a build that goes on, which none does
+        (unfinished / name).unlink(missing_ok=True)
+    for page in unfinished.rglob("*.html"):
+        text = mended(page.read_text(encoding="utf-8"))
+        page.write_text(text, encoding="utf-8", newline="\n")
+    shutil.rmtree(output / "site", ignore_errors=True)
+    unfinished.rename(output / "site")
+    return 0
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
+    parser.add_argument("--root", type=Path, default=ROOT, help="the folder that has notebooks/")
+    root = parser.parse_args(arguments).root.resolve()
+    start = time.monotonic()
+    if failed := build(root):
+        return failed
+    site = root / "book" / "_build" / "site"
+    size = sum(path.stat().st_size for path in site.rglob("*") if path.is_file())
+    seconds = time.monotonic() - start
+    print(f"{site / 'index.html'}: {size / 2**20:.0f} MB, made in {seconds:.0f} s")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,191 @@
+"""The site as `make book` left it: in a browser, page by page, and its links without one."""
+
+import html
+import re
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import browser as chrome
+import claims
+import pytest
+
+SITE = Path(__file__).parents[2] / "book" / "_build" / "site"
+PAGES = sorted(path.relative_to(SITE).as_posix() for path in SITE.rglob("*.html"))
+CHAPTERS = [page for page in PAGES if page.startswith("chapters/")]
+TAG = re.compile(r"<[a-z][^>]*>")
+ATTRIBUTE = re.compile(r'\b(id|href|src)="([^"]*)"')
+
+
+@pytest.fixture(scope="module", autouse=True)
+def made():
+    if not PAGES:
+        pytest.fail("there is no site: run make book")
+
+
+@pytest.fixture(scope="module")
+def address():
+    with chrome.served(SITE) as where:
+        yield where
+
+
+def attributes(page: str) -> list[tuple[str, str]]:
+    """All ids, links and sources of a page, in order; what is inside a script is none."""
+    text = re.sub(r"<script.*?</script>", "", (SITE / page).read_text(encoding="utf-8"), flags=re.S)
+    found = [pair for tag in TAG.findall(text) for pair in ATTRIBUTE.findall(tag)]
+    return [(name, html.unescape(value)) for name, value in found]
+
+
+# --- without a browser ----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def anchors():
+    """The ids of each page."""
+    return {page: [value for name, value in attributes(page) if name == "id"] for page in PAGES}
+
+
+def test_no_id_is_there_twice(anchors):
+    twice = {page: {i for i in ids if ids.count(i) > 1} for page, ids in anchors.items()}
+    assert {page: ids for page, ids in twice.items() if ids} == {}
+
+
+def broken(page: str, anchors: dict[str, list[str]]) -> list[str]:
+    """Links of a page to what is not there."""
+    found = []
+    for name, value in attributes(page):
+        parts = urlsplit(value)
+        if name == "id" or parts.scheme in ("https", "http", "mailto", "data"):
+            continue
+        target = (
+            ((SITE / page).parent / unquote(parts.path)).resolve() if parts.path else SITE / page
+        )
+        inner = target.relative_to(SITE).as_posix() if target.is_relative_to(SITE) else ""
+        missing = parts.fragment and unquote(parts.fragment) not in anchors.get(inner, [])
+        if not inner or not target.is_file() or missing:
+            found.append(f"{page}: {value}")
+    return found
+
+
+def test_every_link_leads_somewhere(anchors):
+    assert [link for page in PAGES for link in broken(page, anchors)] == []
+
+
+def test_a_link_that_leads_nowhere_is_seen(anchors):
+    page = "chapters/03_state_space_duality.html"
+    without = anchors | {page: [i for i in anchors[page] if i != "equation-3.4"]}
+    assert any(link.endswith("#equation-3.4") for p in CHAPTERS for link in broken(p, without))
+
+
+def test_nothing_is_loaded_from_elsewhere():
+    for page in PAGES:
+        assert [v for name, v in attributes(page) if name == "src" and "//" in v] == [], page
+
+
+def test_every_equation_has_its_anchor(anchors):
+    for page in CHAPTERS:
+        source = (SITE.parents[1].parent / "notebooks" / Path(page).name).with_suffix(".py")
+        numbers = re.findall(r"\\tag\{([\d.]+)\}", source.read_text(encoding="utf-8"))
+        assert {f"equation-{n}" for n in numbers} <= set(anchors[page]), page
+
+
+def test_the_table_is_that_of_claims_toml():
+    """Every claim has its row: what it says, its verdict, what the filter asks, and its evidence."""
+    text = (SITE / "claims.html").read_text(encoding="utf-8")
+    rows = dict(re.findall(r'<tr class="([^"]*)" id="([^"]*)">', text)[::1])
+    listed = claims.read_claims()
+    found = re.findall(r'<tr class="([^"]*)" id="([^"]*)">(.*?)</tr>', text, re.DOTALL)
+    assert [name for _, name, _ in found] == [claim["id"] for claim in listed] and rows
+    for claim, (classes, name, row) in zip(listed, found, strict=True):
+        kinds = {f"{kind}-{claim[kind].lower().replace(' ', '-')}"
+                 for kind in ("document", "kind", "verdict")}  # fmt: skip
+        assert kinds <= set(classes.split()), name
+        words = html.unescape(re.sub(r"<[^>]*>", "", row))
+        for field in ("quote", "verdict", "finding", "measured", "place"):
+            assert claim.get(field, "") in words, (name, field)
+        assert row.count('href="chapters/') == len(claim["evidence"]), name
+
+
+def test_downloads_are_the_files_themselves():
+    notebooks = SITE.parents[1].parent / "notebooks"
+    for page in CHAPTERS:
+        links = [v for name, v in attributes(page) if name == "href" and "_downloads" in v]
+        assert sorted(Path(link).suffix for link in links) == [".ipynb", ".py"]
+        for link in links:
+            sent = (SITE / page).parent / unquote(link)
+            assert sent.read_bytes() == (notebooks / sent.name).read_bytes()
+
+
+# --- in a browser ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_is_as_it_should_be(browser, address, page):
+    """Loads whole, shows its formulas, has words for its figures, suits a phone, passes axe."""
+    with chrome.visit(browser, f"{address}/{page}") as opened:
+        assert opened.problems == []
+        assert chrome.raw_math(opened) == []
+        assert chrome.without_alt(opened) == []
+        assert chrome.axe(opened) == []
+        opened.emulate_media(color_scheme="dark")
+        assert chrome.axe(opened, ["color-contrast"]) == []
+        opened.set_viewport_size({"width": chrome.PHONE[0], "height": chrome.PHONE[1]})
+        assert chrome.too_wide(opened) == []
+        assert opened.problems == []
+
+
+@pytest.mark.parametrize("page", ["index.html", CHAPTERS[3] if CHAPTERS else "", "claims.html"])
+def test_a_page_opens_from_the_folder(browser, page):
+    with chrome.visit(browser, (SITE / page).as_uri()) as opened:
+        assert opened.problems == [] and chrome.raw_math(opened) == []
+        if page.startswith("chapters/"):
+            assert opened.locator("mjx-container").count() > 100
+
+
+@pytest.mark.parametrize("where", ["server", "folder"])
+def test_the_search_finds(browser, address, where):
+    start = address if where == "server" else SITE.as_uri()
+    with chrome.visit(browser, f"{start}/search.html?q=semiseparable") as page:
+        page.wait_for_selector("#search-results li a", timeout=20_000)
+        links = page.locator("#search-results li a").evaluate_all("all => all.map(a => a.href)")
+        assert any("03_state_space_duality" in link for link in links)
+        assert page.problems == []
+
+
+def test_the_filter_of_the_claims(browser, address):
+    """By document, kind, verdict and words, alone and together, as counted from claims.toml."""
+    listed = claims.read_claims()
+
+    def shown(page):
+        return page.locator("table.claims tbody tr:visible").evaluate_all(
+            "all => all.map(r => r.id)"
+        )
+
+    with chrome.visit(browser, f"{address}/claims.html") as page:
+        choose = page.locator(".claims-filter select")
+        choose.nth(0).select_option("document-otce")
+        assert shown(page) == [c["id"] for c in listed if c["document"] == "OTCE"]
+        choose.nth(2).select_option("verdict-holds-corrected")
+        wanted = [c for c in listed if (c["document"], c["verdict"]) == ("OTCE", "holds corrected")]
+        assert shown(page) == [c["id"] for c in wanted] and wanted
+        page.locator(".claims-filter input").fill("bilinear MATRIX")
+        few = shown(page)
+        assert 0 < len(few) < len(wanted) or not few
+        assert page.locator(".claims-filter output").inner_text().startswith(f"{len(few)} of ")
+
+
+def test_the_table_of_claims_needs_no_script(browser, address):
+    context = browser.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.goto(f"{address}/claims.html")
+    assert page.locator("table.claims tbody tr:visible").count() == len(claims.read_claims())
+    context.close()
+
+
+def test_folded_cells_open(browser, address):
+    with chrome.visit(browser, f"{address}/{CHAPTERS[3]}") as page:
+        told = page.locator("details summary").all_inner_texts()
+        assert {"Show set-up", "Show the code of this figure", "Show a solution"} <= set(told)
+        first = page.locator("details.hide").first
+        assert not first.locator("pre").first.is_visible()
+        first.locator("summary").click()
+        assert first.locator("pre").first.is_visible()
