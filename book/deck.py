@@ -93,13 +93,13 @@ def blocks(markdown: str) -> Iterator[Part]:
     names |= {"table_open": "table", "blockquote_open": "quote", "paragraph_open": "text"}
     names |= {"code_block": "sample", "fence": "sample"}
     tokens = MARKDOWN.parse(markdown)
-    for token, after in zip(tokens, [*tokens[1:], None], strict=True):
+    for place, token in enumerate(tokens):
         if token.level or token.nesting < 0:
             continue
         if token.type.startswith("math_block"):
             yield Part("math", token.content.strip())
         elif token.type == "heading_open":
-            yield Part(token.tag, after.content)
+            yield Part(token.tag, tokens[place + 1].content)
         else:
             yield Part(names[token.type], "\n".join(lines[slice(*token.map)]).strip("\n"))
 
@@ -286,7 +286,7 @@ class Chapter:
 
     def read_code(self, cell: NotebookNode, tags: set[str]) -> None:
         if "exercise" in tags:
-            parts = self.task or [lead(self.paragraph)] * bool(self.paragraph)
+            parts = self.task or ([lead(self.paragraph)] if self.paragraph else [])
             shown = [*parts, code(SOLUTION.sub(r"\1...", cell.source))]
             self.release()
             self.add(Slide("exercise", self.head, shown, "".join(self.notes)))

@@ -5,9 +5,9 @@
 `book/deck.py` says what each slide holds, `book/fit.py` how large its type is; here they become
 HTML (the templates are in book/deck_theme), with all that the pages load: reveal.js, MathJax and
 fonts, copied from the installed packages sphinx-revealjs, sphinx-mathjax-offline and matplotlib.
-Sphinx itself takes no part. The folder, build/slides, works from any place without a network, and
-is the same bytes on every run. NAME is the beginning of a notebook's name (`03`); without one, all
-decks are written and the folder is made anew.
+Sphinx itself takes no part. The folder, book/_build/slides, works from any place without a network,
+and is the same bytes on every run. NAME is the beginning of a notebook's name (`03`); without one,
+all decks are written and the folder is made anew.
 """
 
 import argparse
@@ -22,14 +22,13 @@ from pathlib import Path
 
 import matplotlib
 import nbformat
+from build import ROOT, BuildError, select
 from deck import MARKDOWN, Part, deck_of
 from fit import HEIGHT, WIDTH, Sized, fitted, letters, total
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from pygments import highlight
 from pygments.formatters import HtmlFormatter
 from pygments.lexers import PythonLexer
-
-from build import ROOT, BuildError, select
 
 THEME = Path(__file__).parent / "deck_theme"
 VERDICT = {"✓": "right", "✗": "wrong"}
@@ -159,14 +158,19 @@ def write(source: Path, out: Path, templates: Environment) -> dict:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Write the slides of the chapters.")
     parser.add_argument("names", nargs="*", metavar="NAME", help="the beginning of a name: 03")
-    parser.add_argument("--out", type=Path, default=ROOT / "build" / "slides", metavar="DIR")
+    parser.add_argument(
+        "--out", type=Path, default=ROOT / "book" / "_build" / "slides", metavar="DIR"
+    )
     options = parser.parse_args(arguments)
     start = time.monotonic()
     templates = Environment(
         loader=FileSystemLoader(THEME), undefined=StrictUndefined, trim_blocks=True
     )
-    if not options.names and options.out.exists():
-        shutil.rmtree(options.out)
+    if options.out.exists() and any(options.out.iterdir()):
+        if not (options.out / "slides.css").exists():
+            parser.error(f"{options.out} holds something other than slides")
+        if not options.names:
+            shutil.rmtree(options.out)
     (options.out / "pictures").mkdir(parents=True, exist_ok=True)
     try:
         copy(options.out)
