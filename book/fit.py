@@ -12,11 +12,10 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import ceil, inf
 
+from build import BuildError
 from deck import MARKDOWN, Part, Slide
 
-from build import BuildError
-
-WIDTH, HEIGHT = 1232, 604  # of what stands below the running head
+WIDTH, HEIGHT = 1232, 620  # of what stands below the running head
 GAP = 12  # between parts
 SIZES = [(38, 26), (34, 24), (32, 23), (30, 22), (28, 21), (26, 20), (24, 19), (23, 18)]
 SMALLEST = [(22, 17), (20, 16), (18, 15)]  # of text, of code, for what cannot be divided
@@ -28,7 +27,7 @@ TITLE = 110  # what a title is higher than a running head
 ITEM = re.compile(r"^(?=(?:[-*]|\d+\.) )", re.MULTILINE)
 TALL = re.compile(r"\\(?:sum|frac|prod|int|Big)")
 BLOCK = re.compile(r"\\begin\{(\w*matrix|cases)\}(.*?)\\end\{\1\}", re.DOTALL)
-FRACTION = re.compile(r"\\[td]?frac\{((?:[^{}]|\{[^{}]*\})*)\}\{((?:[^{}]|\{[^{}]*\})*)\}")
+FRACTION = re.compile(r"\\[td]?frac\{((?:[^{}]|\{[^{}]*\})*)\}\s*\{((?:[^{}]|\{[^{}]*\})*)\}")
 TAG = re.compile(r"\\tag\{[^}]*\}")
 LABEL = re.compile(r"_\{\\text\{[^}]*\}\}")  # under a brace, or a small subscript
 

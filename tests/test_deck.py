@@ -86,7 +86,6 @@ def shows_every_error(notebook: NotebookNode, chapter: Deck) -> list[str]:
 
 def shows_every_equation(notebook: NotebookNode, chapter: Deck) -> list[str]:
     text = "\n\n".join(c.source for c in taught(notebook) if c.cell_type == "markdown")
-    text = re.sub(r"^(?: {4}|[-*>] ).*$", "", text, flags=re.MULTILINE)  # inside lists and samples
     wanted = re.findall(r"^\$\$(.*?)\$\$", text, flags=re.DOTALL | re.MULTILINE)
     found = [squeezed(source) for source in shown(chapter, "math")]
     return [f"equation missing: {tex}" for tex in wanted if squeezed(tex) not in found]
@@ -178,7 +177,8 @@ def is_legible(notebook: NotebookNode, chapter: Deck) -> list[str]:
         for _, column in chapter.columns
         for slide in column
         for sized in fitted(slide)
-        if sized.code_size < 18 or sized.text_size < 20
+        for coded in [{part.kind for part in sized.slide.parts} & {"code", "output", "sample"}]
+        if sized.text_size < 20 or (coded and sized.code_size < 18)
     ]
 
 
