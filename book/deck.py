@@ -147,7 +147,7 @@ def opening(paragraph: str) -> Part | None:
     """The first sentences of a section, for its heading's slide; none that leads to an equation."""
     shown = []
     for sentence in sentences(paragraph):
-        if sentence.endswith(":") or len(" ".join([*shown, sentence])) > LEAD:
+        if sentence.endswith((":", ",")) or len(" ".join([*shown, sentence])) > LEAD:
             break
         shown.append(sentence)
     return Part("text", " ".join(shown)) if shown else None
@@ -279,7 +279,7 @@ class Chapter:
             first = opening(paragraph)
             latest.parts += [first] if first else []
             latest.notes += said
-            self.paragraph = paragraph if paragraph.endswith(":") else ""
+            self.paragraph = paragraph if paragraph.endswith((":", ",")) else ""
         else:
             self.notes.append(said)
             self.paragraph = paragraph

@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from math import ceil, inf
+from math import ceil
 
 from build import BuildError
 from deck import MARKDOWN, Part, Slide
@@ -22,6 +22,7 @@ SMALLEST = [(22, 17), (20, 16), (18, 15)]  # of text, of code, for what cannot b
 LETTER, CODE_LETTER = 0.47, 0.602  # the widths of letters, as shares of their size
 LINE, CODE_LINE = 1.32, 1.25  # the heights of lines, likewise
 PICTURE = 300  # a picture is at least so high
+BESIDE_PICTURE = 28  # the largest text, which leaves more room for the picture
 TITLE = 110  # what a title is higher than a running head
 
 ITEM = re.compile(r"^(?=(?:[-*]|\d+\.) )", re.MULTILINE)
@@ -71,25 +72,34 @@ def table_height(source: str, size: int) -> float:
     return sum(size * (LINE * count + 0.36) for count in counts)
 
 
-def maths_height(tex: str, size: int) -> float:
-    """The height of a formula; infinity where it is too wide."""
-    rows_of_blocks = [1]
+def rows_of(tex: str) -> tuple[list[str], int]:
+    """The rows of a formula, and how many rows its largest matrix or case has."""
+    high = [1]
 
     def longest_row(block: re.Match) -> str:
         rows = block.group(2).split(r"\\")
-        rows_of_blocks.append(len(rows))
+        high.append(len(rows))
         return max(rows, key=letters)
 
-    rows = LABEL.sub("", BLOCK.sub(longest_row, tex)).split(r"\\")
+    return LABEL.sub("", BLOCK.sub(longest_row, tex)).split(r"\\"), max(high)
+
+
+def maths_size(tex: str, text_size: int) -> int:
+    """The size of a formula: that of the text, or what fits the width."""
+    rows, _ = rows_of(tex)
     tag = 2 * 5 if TAG.search(tex) else 0  # it stands at the right of what is centred
-    if (max(letters(TAG.sub("", row)) for row in rows) * 0.54 + tag * 0.5) * size > WIDTH:
-        return inf
+    wide = max(letters(TAG.sub("", row)) for row in rows) * 0.54 + tag * 0.5
+    return min(text_size, int(WIDTH / wide))
+
+
+def maths_height(tex: str, size: int) -> float:
+    rows, rows_of_blocks = rows_of(tex)
     high = [1.5 + 1.7 * bool(TALL.search(row)) + 1.7 * ("underbrace" in row) for row in rows]
-    return size * (sum(high) + 1.4 * (max(rows_of_blocks) - 1)) + 10
+    return size * (sum(high) + 1.4 * (rows_of_blocks - 1)) + 10
 
 
 def height(part: Part, text_size: int, code_size: int) -> float:
-    """How high a part will be; infinity where it is too wide."""
+    """How high a part will be."""
     lines = part.source.splitlines()
     if part.kind in ("code", "sample"):
         return len(lines) * CODE_LINE * code_size + 16
@@ -98,7 +108,7 @@ def height(part: Part, text_size: int, code_size: int) -> float:
         wrapped = sum(max(1, len(textwrap.wrap(line, columns))) for line in lines)
         return wrapped * CODE_LINE * code_size
     if part.kind == "math":
-        return maths_height(part.source, text_size)
+        return maths_height(part.source, maths_size(part.source, text_size))
     if part.kind in ("png", "svg"):
         return PICTURE
     if part.kind == "table":
@@ -157,7 +167,10 @@ def at(slide: Slide, sizes: list[tuple[int, int]]) -> Sized | None:
     code = [part.source for part in slide.parts if part.kind in ("code", "sample")]
     columns = max((len(line) for source in code for line in source.splitlines()), default=1)
     widest = int((WIDTH - 20) / (CODE_LETTER * columns))
+    drawn = any(part.kind in ("svg", "png") for part in slide.parts)
     for text_size, code_size in sizes:
+        if drawn and text_size > BESIDE_PICTURE:
+            continue
         sized = Sized(slide, text_size, min(code_size, widest))
         if total(slide, sized.text_size, sized.code_size) <= HEIGHT:
             return sized

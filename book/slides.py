@@ -24,7 +24,7 @@ import matplotlib
 import nbformat
 from build import ROOT, BuildError, select
 from deck import MARKDOWN, Part, deck_of
-from fit import HEIGHT, WIDTH, Sized, fitted, letters, total
+from fit import HEIGHT, PICTURE, WIDTH, Sized, fitted, letters, maths_size, total
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from pygments import highlight
 from pygments.formatters import HtmlFormatter
@@ -100,12 +100,13 @@ def picture(part: Part, room: float, out: Path, name: str) -> str:
     )
 
 
-def shown(part: Part, room: float, out: Path, name: str) -> str:
+def shown(part: Part, text_size: int, room: float, out: Path, name: str) -> str:
     """The HTML of a part; `room` is what a picture may take of the slide's height."""
     if part.kind in ("svg", "png"):
         return picture(part, room, out, name)
     if part.kind == "math":
-        return f'<div class="math">\\[{escape(part.source)}\\]</div>'
+        size = maths_size(part.source, text_size)
+        return f'<div class="math" style="font-size: {size}px">\\[{escape(part.source)}\\]</div>'
     if part.kind == "code":
         html = highlight(part.source, PythonLexer(), HtmlFormatter(nowrap=True))
         return f'<pre class="code">{html.rstrip()}</pre>'
@@ -127,7 +128,7 @@ def page(sized: Sized, minutes_of: dict[str, int], out: Path, name: str) -> dict
     return {
         "kind": slide.kind,
         "head": MARKDOWN.renderInline(slide.head),
-        "parts": [shown(part, 300 + rest, out, name) for part in slide.parts],
+        "parts": [shown(part, sized.text_size, PICTURE + rest, out, name) for part in slide.parts],
         "notes": slide.notes,
         "minutes": minutes_of.get(slide.head) if slide.kind in ("title", "section") else None,
         "text_size": sized.text_size,

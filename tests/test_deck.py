@@ -171,14 +171,20 @@ def keeps_solutions_to_itself(notebook: NotebookNode, chapter: Deck) -> list[str
 
 
 def is_legible(notebook: NotebookNode, chapter: Deck) -> list[str]:
-    """Code is 18 pixels high or more, of 720; text 20."""
+    """Code is 18 pixels high or more, of 720; text 20, formulas 17."""
     return [
         f"type of {sized.text_size} and {sized.code_size} under {slide.head}"
         for _, column in chapter.columns
         for slide in column
         for sized in fitted(slide)
         for coded in [{part.kind for part in sized.slide.parts} & {"code", "output", "sample"}]
-        if sized.text_size < 20 or (coded and sized.code_size < 18)
+        if sized.text_size < 20
+        or (coded and sized.code_size < 18)
+        or any(
+            fit.maths_size(part.source, sized.text_size) < 17
+            for part in sized.slide.parts
+            if part.kind == "math"
+        )
     ]
 
 
@@ -447,10 +453,14 @@ def test_layers_lie_over_one_another(tmp_path):
 
 
 def test_formulas_and_code_are_escaped():
-    assert (
-        slides.shown(Part("math", "a < b"), 0, None, "") == '<div class="math">\\[a &lt; b\\]</div>'
-    )
-    assert "&lt;" in slides.shown(Part("code", "a < b"), 0, None, "")
-    assert '<span class="math">\\(a &lt; b\\)</span>' in slides.shown(
-        Part("text", "$a < b$"), 0, None, ""
-    )
+    def html(kind: str, source: str) -> str:
+        return slides.shown(Part(kind, source), 30, 0, None, "")
+
+    assert html("math", "a < b") == '<div class="math" style="font-size: 30px">\\[a &lt; b\\]</div>'
+    assert "&lt;" in html("code", "a < b")
+    assert '<span class="math">\\(a &lt; b\\)</span>' in html("text", "$a < b$")
+
+
+def test_a_wide_formula_is_set_smaller():
+    wide = " + ".join(["x"] * 30)
+    assert fit.maths_size("a = b", 30) == 30 and 18 < fit.maths_size(wide, 30) < 30
