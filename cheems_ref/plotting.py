@@ -289,6 +289,9 @@ def save(fig: Figure, name: str, alt: str, *, stages: Sequence[Sequence[Artist]]
             for place, artist in enumerate(artists):
                 artist.set_gid(f"stage-{number}-{place}")
     data = _svg(fig, alt) if vector else _png(fig)
+    for number in range(1, len(stages) + 1) if vector else ():
+        if f'id="stage-{number}-'.encode() not in data:
+            raise ValueError(f"figure {name}: stage {number} adds nothing to be seen")
     if folder := os.environ.get(FIGURES):
         if any(Path(folder).glob(f"{name}.*")):
             raise ValueError(f"there is a figure {name} already")
