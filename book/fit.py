@@ -88,7 +88,7 @@ def maths_size(tex: str, text_size: int) -> int:
     """The size of a formula: that of the text, or what fits the width."""
     rows, _ = rows_of(tex)
     tag = 2 * 5 if TAG.search(tex) else 0  # it stands at the right of what is centred
-    wide = max(letters(TAG.sub("", row)) for row in rows) * 0.54 + tag * 0.5
+    wide = max(letters(TAG.sub("", row)) for row in rows) * 0.56 + tag * 0.75
     return min(text_size, int(WIDTH / wide))
 
 
