@@ -462,5 +462,5 @@ def test_formulas_and_code_are_escaped():
 
 
 def test_a_wide_formula_is_set_smaller():
-    wide = " + ".join(["x"] * 30)
+    wide = " + ".join(["x"] * 20)
     assert fit.maths_size("a = b", 30) == 30 and 18 < fit.maths_size(wide, 30) < 30
