@@ -130,10 +130,11 @@ def test_a_stage_adds_to_the_picture(browser, name):
         )
         place = page.evaluate("Reveal.getIndices().v")
         page.add_style_tag(content=".fragment {transition: none !important}")
-        seen = [page.screenshot()]
+        drawing = page.locator(".present .drawing")
+        seen = [drawing.screenshot()]
         for _ in range(3):
             page.keyboard.press("ArrowRight")
-            seen.append(page.screenshot())
+            seen.append(drawing.screenshot())
         assert page.evaluate("Reveal.getIndices().v") == place and len(set(seen)) == 4
 
 
