@@ -12,14 +12,16 @@ REQUIREMENTS := -c constraints.txt -e .[course,test,kernels,evaluate]
 MAMBA := MAMBA_SKIP_CUDA_BUILD=TRUE MAMBA_FORCE_BUILD=TRUE
 MAMBA_SSM := -c constraints.txt --no-build-isolation --no-deps mamba-ssm
 
-# The site, and what it is made from.
+# The site and the slides, and what they are made from.
 SITE := book/_build/site/index.html
+SLIDES := book/_build/slides/index.html
+DECKS := $(wildcard notebooks/*.ipynb book/*.py book/deck_theme/*)
 PAGES := $(wildcard README.md CONTRIBUTING.md LICENSE notebooks/* cheems_ref/*.* figures/*.png \
 	book/*.* book/guide/* book/web/*.* book/web/static/* tests/*.py tests/planted/*.py)
 PORT ?= 8000
 
 .DEFAULT_GOAL := help
-.PHONY: help course test test-hub lab book serve student test-book bench gpu clean
+.PHONY: help course test test-hub lab book slides serve student test-book bench gpu clean
 
 help:  ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -45,14 +47,19 @@ lab: $(READY)  ## open the notebooks in JupyterLab
 
 book: $(SITE)  ## make the web site of the notebooks as they were run (installs Sphinx)
 
+slides: $(SLIDES)  ## make a deck of slides of each chapter, for a browser and for paper
+
 serve: $(SITE)  ## show the site on this machine; PORT=8000 says where
 	$(BIN)/python -m http.server --bind 127.0.0.1 --directory $(dir $(SITE)) $(PORT)
 
-test-book: $(SITE) $(VENV)/.browser $(VENV)/.grading  ## check the site, page by page in a Chromium where there is one
+test-book: $(SITE) $(SLIDES) $(VENV)/.browser $(VENV)/.grading  ## test site, slides (in a Chromium where there is one), editions
 	$(BIN)/python -m pytest -q tests/book
 
 $(SITE): $(VENV)/.book $(PAGES)
 	$(BIN)/python book/website.py
+
+$(SLIDES): $(VENV)/.book $(DECKS)
+	$(BIN)/python book/slides.py
 
 $(VENV)/.book $(VENV)/.browser $(VENV)/.grading: $(READY)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e .[$(subst .,,$(notdir $@))]

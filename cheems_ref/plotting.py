@@ -3,7 +3,8 @@
 `figure` makes axes; `lines` draws curves, and `level` and `band` go with them; `heatmap` draws a
 matrix, `heatmaps` a row of them under one scale; `save` shows the figure in the notebook and, while
 the book is built, writes it to figures/. Line plots become SVG, which nbval compares; figures that
-hold an image become PNG. The bytes are the same on every run.
+hold an image become PNG. The bytes are the same on every run. A figure that is to grow on slides
+says so in `save(..., stages=...)`.
 
 The colours are those of Okabe and Ito (2008), in an order that also differs in lightness.
 """
@@ -11,7 +12,9 @@ The colours are those of Okabe and Ito (2008), in an order that also differs in 
 import html
 import io
 import os
+from base64 import b64encode
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -20,9 +23,12 @@ from torch import Tensor
 try:
     import matplotlib
     from IPython.display import SVG, Image, display
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
+    from PIL import Image as Picture
+    from PIL import ImageChops
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
         f"Figures need matplotlib and IPython, and there is no {error.name}: install them with "
@@ -259,29 +265,42 @@ def _scale(picture, axes, unit, values):
     bar.set_label(unit or ("blue < 0 < red" if low < 0 else ""))
 
 
-def save(fig: Figure, name: str, alt: str) -> None:
+def save(fig: Figure, name: str, alt: str, *, stages: Sequence[Sequence[Artist]] = ()) -> None:
     """Show a figure in the notebook and, during the build, write it to figures/.
 
     Args:
         fig: made by `figure`.
         name: file name without ending, beginning with the notebook's number: "03_masks".
         alt: one or two sentences that say what there is to see, for those who cannot see it.
+        stages: what slides let appear one after the other: the artists (curves, words, axes) that
+            each stage adds. What no stage names is there from the start. The figure is the same.
 
     Raises:
-        ValueError: no alt text, a name with an ending or a folder, or a name that this run of the
-            build has used already.
+        ValueError: no alt text, a name with an ending or a folder, a name that this run of the
+            build has used already, or a stage that adds nothing to be seen.
     """
     if not alt.strip():
         raise ValueError(f"figure {name} needs an alt text")
     if Path(name).name != name or "." in name:
         raise ValueError(f"a figure's name is a bare word such as 03_masks, got {name!r}")
     vector = not any(ax.images for ax in fig.axes)
+    if vector:  # a group of the SVG for each artist, with the stage in its id
+        for number, artists in enumerate(stages, start=1):
+            for place, artist in enumerate(artists):
+                artist.set_gid(f"stage-{number}-{place}")
     data = _svg(fig, alt) if vector else _png(fig)
+    for number in range(1, len(stages) + 1) if vector else ():
+        if f'id="stage-{number}-'.encode() not in data:
+            raise ValueError(f"figure {name}: stage {number} adds nothing to be seen")
     if folder := os.environ.get(FIGURES):
         if any(Path(folder).glob(f"{name}.*")):
             raise ValueError(f"there is a figure {name} already")
         (Path(folder) / f"{name}.{'svg' if vector else 'png'}").write_bytes(data)
-    display(SVG(data) if vector else Image(data, alt=alt))
+    if vector:
+        display(SVG(data))
+    else:
+        metadata = {"stages": _layers(fig, stages, name)} if stages else None
+        display(Image(data, alt=alt, metadata=metadata))
 
 
 def _svg(fig, alt):
@@ -295,3 +314,35 @@ def _png(fig):
     buffer = io.BytesIO()
     fig.savefig(buffer, format="png")
     return buffer.getvalue()
+
+
+def _layers(fig, stages, name):
+    """The figure without its stages, then for each stage the part of the picture that it changes.
+
+    Laid over one another they are the figure. `box` is left, top, width and height of a part, as
+    shares of the figure. The layout is kept, and the figure is left as it was.
+    """
+    fig.set_layout_engine("none")
+    artists = [artist for stage in stages for artist in stage]
+    for artist in artists:
+        artist.set_visible(False)
+    pictures = [Picture.open(io.BytesIO(_png(fig))).convert("RGB")]
+    for stage in stages:
+        for artist in stage:
+            artist.set_visible(True)
+        pictures.append(Picture.open(io.BytesIO(_png(fig))).convert("RGB"))
+    layers = [(pictures[0], (0, 0, *pictures[0].size))]
+    for number, (before, after) in enumerate(pairwise(pictures), start=1):
+        changed = ImageChops.difference(before, after).getbbox()
+        if changed is None:
+            raise ValueError(f"figure {name}: stage {number} adds nothing to be seen")
+        layers.append((after.crop(changed), changed))
+    wide, high = pictures[0].size
+    stored = []
+    for picture, (left, top, right, bottom) in layers:
+        buffer = io.BytesIO()
+        picture.save(buffer, format="png")
+        box = (left / wide, top / high, (right - left) / wide, (bottom - top) / high)
+        png = b64encode(buffer.getvalue()).decode()
+        stored.append({"png": png, "box": [round(share, 5) for share in box]})
+    return stored

@@ -1302,35 +1302,40 @@ _ = must_differ("the last step left out", F.pad(h[:-1], (1, 0)), h)
 
 # %% tags=["figure"]
 def draw_tree(ax):
-    """Which steps each of eight tokens stands for, after each round."""
+    """Which steps each of eight tokens stands for, after each round; returns what a round adds."""
+    drawn = [[], [], [], []]  # the start, then three rounds
     for row, reach in enumerate((1, 2, 4)):
+        down = [-row, -row - 1]
         for t in range(8):
-            ax.plot([t, t], [-row, -row - 1], color=plotting.QUIET, linewidth=1)
+            drawn[row + 1] += ax.plot([t, t], down, color=plotting.QUIET, linewidth=1)
             if t >= reach:
-                ax.plot([t - reach, t], [-row, -row - 1], color=plotting.COLORS[row], linewidth=1.8)
+                color = plotting.COLORS[row]
+                drawn[row + 1] += ax.plot([t - reach, t], down, color=color, linewidth=1.8)
     for row, (right, up) in enumerate(((0, 0.2), (0.1, 0.13), (0.1, 0.13), (0, -0.25))):
-        ax.plot(range(8), [-row] * 8, "o", color=plotting.INK, markersize=9)
+        drawn[row] += ax.plot(range(8), [-row] * 8, "o", color=plotting.INK, markersize=9)
         for t in range(8):
             span = f"{max(0, t - 2**row + 1)}–{t}" if row and t else f"{t}"
             side = "left" if right else "center"
-            ax.text(t + right, up - row, span, fontsize=13, ha=side, va="center")
+            drawn[row].append(ax.text(t + right, up - row, span, fontsize=13, ha=side, va="center"))
     rounds = ["start", "round 1: join 1 back", "round 2: join 2 back", "round 3: join 4 back"]
     ax.set_yticks([0, -1, -2, -3], rounds, fontsize=13)
     ax.set_xticks([])
     ax.tick_params(length=0)
     ax.spines[:].set_visible(False)
     ax.set(xlim=(-0.3, 7.7), ylim=(-3.45, 0.4))
+    return [[*new, label] for new, label in zip(drawn, ax.get_yticklabels(), strict=True)][1:]
 
 
 # %% tags=["figure"]
 fig, ax = plotting.figure(size=(10, 5))
-draw_tree(ax)
+rounds = draw_tree(ax)
 plotting.save(
     fig,
     "01_scan",
     "Eight tokens in four rows. Between the rows lines join each token with the one that is 1, 2 "
     "and 4 to its left. The labels say which steps a token stands for: after three rounds token 7 "
     "stands for steps 0 to 7.",
+    stages=rounds,
 )
 
 # %% [markdown]

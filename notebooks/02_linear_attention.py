@@ -2013,8 +2013,8 @@ _ = must_differ("queries and keys exchanged", gated_linear_attention(B, C, v, g)
 
 # %% [markdown]
 # So the Mamba-2 row *is* state space duality, seen from attention's side. The row itself does not
-# say what its $v$ is. With $v = x$, or with chapter 01's *zero-order hold*, $v = \frac{e^{\Delta A}
-# - 1}{A}\,x$, it is another model:
+# say what its $v$ is. With $v = x$, or with chapter 01's *zero-order hold*,
+# $v = \frac{e^{\Delta A} - 1}{A}\,x$, it is another model:
 
 # %%
 hold = (torch.expm1(g) / A)[..., None] * x

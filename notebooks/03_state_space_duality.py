@@ -789,6 +789,7 @@ plotting.save(
     "strictly above the diagonal; write, 8 by 32, block-diagonal; the four 8 by 8 blocks of step 1 "
     "side by side. Below: read, 32 by 8, block-diagonal; the product of read, carry and write, "
     "which fills the blocks below the diagonal; and M, the same with the blocks of step 1 on it.",
+    stages=[[fig.axes[panel]] for panel in (1, 0, 3, 4, 5)],  # step 1 is there from the start
 )
 
 # %% [markdown]

@@ -223,6 +223,7 @@ plotting.save(
     "Two vectors in the plane at three pairs of positions, each three apart. Both turn as the "
     "positions grow; the angle between them, marked by an arc, and their inner product are the "
     "same in all three pictures. The vectors at position 0 are drawn faintly.",
+    stages=[[ax] for ax in axes[1:]],
 )
 
 # %% [markdown]

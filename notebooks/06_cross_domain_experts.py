@@ -689,13 +689,9 @@ def draw_candidates(sums, candidates, best, k):
     """The sums of two sorted lists, and which of them have to be looked at."""
     fig, (left, right) = plotting.figure(1, 2, size=(12, 5.2))
     plotting.heatmap(left, sums, title="all sums $a_i + a'_j$", unit="the sum: blue < 0 < red")
-    plotting.heatmap(
-        right,
-        candidates + 2 * best,
-        title=f"dark: the {k} best; pale: candidates",
-        signed=False,
-        colorbar=False,
-    )
+    title = f"dark: the {k} best; pale: candidates"
+    for layer in (torch.zeros_like(best), candidates, candidates + 2 * best):
+        plotting.heatmap(right, layer, title=title, signed=False, limit=3.0, colorbar=False)
     end = k - 0.5
     right.plot([-0.5, end, end], [end, end, -0.5], color=plotting.COLORS[1])
     right.text(end - 0.5, end - 0.6, f"the theorem's {k} × {k}", ha="right", fontsize=13)
@@ -705,12 +701,16 @@ def draw_candidates(sums, candidates, best, k):
 
 
 # %% tags=["figure"]
+fig = draw_candidates(sums, candidates, best, 16)
+_, right, _ = fig.axes  # the last one is the scale
+_, pale, dark = right.images
 plotting.save(
-    draw_candidates(sums, candidates, best, 16),
+    fig,
     "06_product_keys",
     "Left: a square of 24 by 24 sums of two lists sorted from the largest on, red in the upper "
     "left corner and blue in the lower right. Right: the candidates, pale, with (i + 1)(j + 1) at "
     "most 16, within an outlined square of side 16; the 16 best sums, dark, are all among them.",
+    stages=[[*right.lines, *right.texts], [pale], [dark]],
 )
 
 # %% [markdown]

@@ -1,0 +1,316 @@
+"""What each slide of a chapter shows, and what its speaker says: rules, applied to a notebook.
+
+`deck_of` takes an executed notebook apart; `book/slides.py` lays the result out. No slide has a
+text of its own:
+
+- The first cell gives the title slide: its bold sentence and the list of what one will be able to
+  do. Each `## ` heading begins a column of slides; `### ` headings stand in the running head.
+- A code cell is a slide: the equation that stands before it, the sentence that leads to either, the
+  cell, what it printed. Cells tagged `setup`, `versions` or `check` are left out.
+- Equations beyond the one before a cell, tables, lists and quotations are slides too, each below
+  the sentence that leads to it.
+- A cell tagged `figure` is a slide if it draws, and then shows the picture alone.
+- A cell tagged `exercise` is a slide with the whole task and the cell without its solution.
+- All prose becomes the speaker's notes of the slide that follows it, or of the last of its section.
+"""
+
+import re
+from base64 import b64decode
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from html import escape, unescape
+
+from markdown_it import MarkdownIt
+from mdit_py_plugins.dollarmath import dollarmath_plugin
+from minutes import TITLE as MINUTES
+from nbformat import NotebookNode
+
+LEFT_OUT = {"setup", "versions", "check"}
+LEAD = 320  # characters of a section's first sentences on its heading's slide
+SHORT = 40  # characters of a sentence that says little by itself
+SOLUTION = re.compile(
+    r"^([ \t]*)### BEGIN SOLUTION\n.*?### END SOLUTION[ \t]*$", re.DOTALL | re.MULTILINE
+)
+STAGE = re.compile(r'<g id="(stage-(\d+)-\d+)">')
+# In which no sentence ends: a formula, code, a parenthesis, bold words but for their full stop.
+UNBROKEN = re.compile(r"\$[^$]*\$|`[^`]*`|\([^()]*\)|\*\*[^*]+(?=[^*]\*\*)")
+SENTENCE = re.compile(
+    r"(?<=[.!?])(?<!\be\.g\.)(?<!\bal\.)(?<!\beq\.)(?<!\bApp\.)(?<!\bFig\.)"
+    r"(\*\*|\*|[\"”])?\s+(?=[\"“*A-Z\ue000-\uf8ff])"
+)
+
+
+def maths(tex: str, options: dict) -> str:
+    """A formula as MathJax finds it, inside an element that can be looked for."""
+    if options["display_mode"]:
+        return f'<div class="math">\\[{escape(tex.strip())}\\]</div>'
+    return f'<span class="math">\\({escape(tex)}\\)</span>'
+
+
+MARKDOWN = MarkdownIt("commonmark").enable("table").use(dollarmath_plugin, renderer=maths)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One thing on a slide.
+
+    Attributes:
+        kind: text, math, list, table, quote, sample, code, output, svg or png.
+        source: as written: Markdown, TeX, Python, what was printed, or the SVG.
+        alt: of a picture.
+        layers: of a picture made of pixels: each with its box, in shares of the first.
+    """
+
+    kind: str
+    source: str
+    alt: str = ""
+    layers: tuple[tuple[bytes, tuple[float, ...]], ...] = ()
+
+
+@dataclass
+class Slide:
+    """What is shown, in this order, below the running head, and what is said."""
+
+    kind: str  # title, section, statement, cell, figure or exercise
+    head: str  # Markdown: the heading that it stands under
+    parts: list[Part]
+    notes: str = ""  # HTML
+
+
+@dataclass
+class Deck:
+    """A chapter: its title, and columns of slides, each under the title of its section."""
+
+    title: str
+    minutes: dict[str, int] = field(default_factory=dict)  # to teach, of the whole and of sections
+    columns: list[tuple[str, list[Slide]]] = field(default_factory=list)
+
+
+def blocks(markdown: str) -> Iterator[Part]:
+    """The top-level blocks of a cell; a heading's kind is h1, h2 or h3."""
+    lines = markdown.splitlines()
+    names = {"heading_open": "", "bullet_list_open": "list", "ordered_list_open": "list"}
+    names |= {"table_open": "table", "blockquote_open": "quote", "paragraph_open": "text"}
+    names |= {"code_block": "sample", "fence": "sample"}
+    tokens = MARKDOWN.parse(markdown)
+    for place, token in enumerate(tokens):
+        if token.level or token.nesting < 0:
+            continue
+        if token.type.startswith("math_block"):
+            yield Part("math", token.content.strip())
+        elif token.type == "heading_open":
+            yield Part(token.tag, tokens[place + 1].content)
+        else:
+            yield Part(names[token.type], "\n".join(lines[slice(*token.map)]).strip("\n"))
+
+
+def sentences(paragraph: str) -> list[str]:
+    """The sentences of a paragraph of Markdown; a formula or a parenthesis is never cut."""
+    kept = []
+
+    def keep(match: re.Match) -> str:
+        kept.append(match.group())
+        return chr(0xE000 + len(kept) - 1)
+
+    hidden = UNBROKEN.sub(keep, " ".join(paragraph.split()))
+    found, start = [], 0
+    for match in SENTENCE.finditer(hidden):
+        end = match.end(1) if match.group(1) else match.start()
+        found.append(hidden[start:end])
+        start = match.end()
+    found.append(hidden[start:])
+    for place in reversed(range(len(kept))):  # what was hidden last may hold what was before
+        found = [text.replace(chr(0xE000 + place), kept[place]) for text in found]
+    return found
+
+
+def lead(paragraph: str) -> Part:
+    """What a slide shows of the paragraph before: the bold words it begins with, or its point.
+
+    The point is the sentence that leads on, if the paragraph ends with a colon or a comma, else its
+    first. Where that is a few words, the sentence beside it comes along.
+    """
+    first, *rest = found = sentences(paragraph)
+    leads_on = paragraph.rstrip()[-1] in ":,"
+    if paragraph.startswith("**") and rest:
+        shown = (
+            [first, rest[-1]] if leads_on else [first, rest[0]] if len(first) < SHORT else [first]
+        )
+    elif leads_on:
+        shown = found[-2:] if len(found[-1]) < SHORT else found[-1:]
+    else:
+        shown = found[:2] if len(first) < SHORT else found[:1]
+    return Part("text", " ".join(shown))
+
+
+def opening(paragraph: str) -> Part | None:
+    """The first sentences of a section, for its heading's slide; none that leads to an equation."""
+    shown = []
+    for sentence in sentences(paragraph):
+        if sentence.endswith((":", ",")) or len(" ".join([*shown, sentence])) > LEAD:
+            break
+        shown.append(sentence)
+    return Part("text", " ".join(shown)) if shown else None
+
+
+def printed(cell: NotebookNode) -> list[Part]:
+    """What a cell printed, the value it shows or the error it raises, as one part."""
+    texts = []
+    for output in cell.outputs:
+        if output.output_type == "stream":
+            texts.append(output.text)
+        elif output.output_type == "error":
+            texts.append(f"{output.ename}: {output.evalue}")
+        elif output.output_type == "execute_result" and "text/html" not in output.data:
+            texts.append(output.data["text/plain"] + "\n")
+    joined = "".join(texts).rstrip("\n")
+    return [Part("output", joined)] if joined else []
+
+
+def picture(cell: NotebookNode) -> Part | None:
+    """The figure that a cell shows, in its stages where it has any."""
+    for output in cell.outputs:
+        data = output.get("data", {})
+        if "image/svg+xml" in data:
+            svg = data["image/svg+xml"]
+            alt = re.search(r'aria-label="([^"]*)"', svg).group(1)
+            grown = STAGE.sub(r'<g id="\1" class="fragment" data-fragment-index="\2">', svg)
+            return Part("svg", grown, unescape(alt))
+        if "image/png" in data:
+            about = output.metadata["image/png"]
+            whole = (b64decode(data["image/png"]), (0.0, 0.0, 1.0, 1.0))
+            layers = [(b64decode(s["png"]), tuple(s["box"])) for s in about.get("stages", [])]
+            return Part("png", "", about["alt"], tuple(layers or [whole]))
+    return None
+
+
+def code(source: str) -> Part:
+    return Part("code", re.sub(r"\n{3,}", "\n\n", source))  # one empty line will do
+
+
+class Chapter:
+    """Goes through a notebook's cells in order, and gathers its slides."""
+
+    def __init__(self, notebook: NotebookNode):
+        self.deck, self.head = Deck(""), ""
+        self.notes: list[str] = []  # prose since the last slide
+        self.paragraph = ""  # the last of it, which leads to what comes next
+        self.equation: Slide | None = None  # waits for its cell
+        self.task: list[Part] = []  # of the next exercise
+        for cell in notebook.cells:
+            if cell.cell_type == "code":
+                self.read_code(cell, set(cell.metadata.get("tags", [])))
+            elif cell.source.startswith(MINUTES):
+                self.read_minutes(cell.source)
+            else:
+                for part in blocks(cell.source):
+                    self.read_block(part)
+        self.close()
+
+    def add(self, slide: Slide) -> None:
+        self.deck.columns[-1][1].append(slide)
+        self.notes, self.paragraph = [], ""
+
+    def make(self, kind: str, parts: list[Part]) -> Slide:
+        """A slide of these parts below the sentence that leads to them, with the notes so far."""
+        leading = [lead(self.paragraph)] if self.paragraph else []
+        slide = Slide(kind, self.head, leading + parts, "".join(self.notes))
+        self.notes, self.paragraph = [], ""
+        return slide
+
+    def release(self) -> None:
+        """Add the equation that waits as a slide of its own."""
+        if self.equation:
+            held, self.equation = self.equation, None
+            rest, paragraph = self.notes, self.paragraph
+            self.add(held)
+            self.notes, self.paragraph = rest, paragraph
+
+    def close(self) -> None:
+        """End a section: what is still to be said is said on its last slide."""
+        self.release()
+        if self.deck.columns:
+            slides = self.deck.columns[-1][1]
+            slides[-1].notes += "".join(self.notes)
+            if len(slides) > 1 and not slides[0].parts and not slides[0].notes:
+                del slides[0]  # a heading alone, which stands above the next slide too
+        self.notes, self.paragraph, self.task = [], "", []
+
+    def read_minutes(self, source: str) -> None:
+        whole = int(re.search(r"about (\d+)", source).group(1))
+        rows = re.findall(r"^\| (.+?) \| (\d+) \|", source, flags=re.MULTILINE)
+        self.deck.minutes |= {self.deck.title: whole} | {name: int(n) for name, n in rows}
+
+    def read_block(self, part: Part) -> None:
+        if part.kind in ("h1", "h2"):
+            self.close()
+            self.head = part.source
+            self.deck.title = self.deck.title or part.source
+            self.deck.columns.append((part.source, []))
+            self.add(Slide("title" if part.kind == "h1" else "section", part.source, []))
+        elif part.kind == "h3":
+            self.release()
+            self.head = f"{self.deck.columns[-1][0]}: {part.source}"
+        elif self.head.startswith("Exercises"):
+            self.task.append(part)
+        elif part.kind == "text":
+            self.read_paragraph(part.source)
+        elif part.kind == "math":
+            self.release()
+            self.equation = self.make("statement", [part])
+        else:
+            self.release()
+            slide = self.make("statement", [part])
+            latest = self.deck.columns[-1][1][-1]
+            if latest.kind == "title" and part.kind == "list" and len(latest.parts) == 1:
+                latest.parts += slide.parts
+                latest.notes += slide.notes
+            else:
+                self.add(slide)
+
+    def read_paragraph(self, paragraph: str) -> None:
+        latest = self.deck.columns[-1][1][-1]
+        said = MARKDOWN.render(paragraph)
+        if latest.kind == "title" and not latest.parts:
+            first, *rest = sentences(paragraph)
+            latest.parts.append(Part("text", first))
+            self.paragraph = " ".join(rest)
+        elif latest.kind == "section" and not latest.parts and not latest.notes:
+            first = opening(paragraph)
+            latest.parts += [first] if first else []
+            latest.notes += said
+            self.paragraph = paragraph if paragraph.endswith((":", ",")) else ""
+        else:
+            self.notes.append(said)
+            self.paragraph = paragraph
+
+    def read_code(self, cell: NotebookNode, tags: set[str]) -> None:
+        if "exercise" in tags:
+            parts = self.task or ([lead(self.paragraph)] if self.paragraph else [])
+            shown = [*parts, code(SOLUTION.sub(r"\1...", cell.source))]
+            self.release()
+            self.add(Slide("exercise", self.head, shown, "".join(self.notes)))
+            self.task = []
+        elif tags & LEFT_OUT or self.head.startswith("Exercises"):
+            return
+        elif "figure" in tags:
+            drawn = picture(cell)
+            if drawn:
+                self.release()
+                slide = self.make("figure", [drawn])
+                slide.notes += f"<p>In the picture: {escape(drawn.alt, quote=False)}</p>"
+                self.add(slide)
+        else:
+            shown = [code(cell.source), *printed(cell)]
+            if self.equation:
+                slide, self.equation = self.equation, None
+                slide.kind, slide.parts = "cell", slide.parts + shown
+                slide.notes += "".join(self.notes)
+            else:
+                slide = self.make("cell", shown)
+            self.add(slide)
+
+
+def deck_of(notebook: NotebookNode) -> Deck:
+    """The slides of an executed notebook."""
+    return Chapter(notebook).deck

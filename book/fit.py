@@ -1,0 +1,194 @@
+"""How large a slide's type may be so that everything fits, or where to divide the slide.
+
+A slide is 1280 × 720 (`deck_theme/slides.css`). Sizes are estimated, generously, since no browser
+takes part in the build; the tests in tests/book measure every slide in one.
+"""
+
+import ast
+import re
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import ceil
+
+from build import BuildError
+from deck import MARKDOWN, Part, Slide
+
+WIDTH, HEIGHT = 1232, 620  # of what stands below the running head
+GAP = 12  # between parts
+SIZES = [(38, 26), (34, 24), (32, 23), (30, 22), (28, 21), (26, 20), (24, 19), (23, 18)]
+SMALLEST = [(22, 17), (20, 16), (18, 15)]  # of text, of code, for what cannot be divided
+LETTER, CODE_LETTER = 0.47, 0.602  # the widths of letters, as shares of their size
+LINE, CODE_LINE = 1.32, 1.25  # the heights of lines, likewise
+PICTURE = 300  # a picture is at least so high
+BESIDE_PICTURE = 28  # the largest text, which leaves more room for the picture
+TITLE = 110  # what a title is higher than a running head
+
+ITEM = re.compile(r"^(?=(?:[-*]|\d+\.) )", re.MULTILINE)
+TALL = re.compile(r"\\(?:sum|frac|prod|int|Big)")
+BLOCK = re.compile(r"\\begin\{(\w*matrix|cases)\}(.*?)\\end\{\1\}", re.DOTALL)
+FRACTION = re.compile(r"\\[td]?frac\{((?:[^{}]|\{[^{}]*\})*)\}\s*\{((?:[^{}]|\{[^{}]*\})*)\}")
+TAG = re.compile(r"\\tag\{[^}]*\}")
+LABEL = re.compile(r"_\{\\text\{[^}]*\}\}")  # under a brace, or a small subscript
+
+
+@dataclass(frozen=True)
+class Sized:
+    """A slide whose parts fit at these sizes of type."""
+
+    slide: Slide
+    text_size: int
+    code_size: int
+
+
+def letters(markup: str) -> int:
+    """About how many letters a reader sees side by side of Markdown or TeX."""
+    markup = re.sub(r"\\(?:text|math\w+|tag)\{([^{}]*)\}|[_^]\{([^{}]*)\}", r"\1\2", markup)
+    markup = FRACTION.sub(lambda f: max(f.groups(), key=letters), markup)
+    markup = re.sub(r"\\(?:underbrace|left|right|[bB]igg?|,|;)", "", markup)
+    markup = re.sub(r"\\(?:qquad|Long\w+)", "xxxx", markup)
+    return len(re.sub(r"[{}_^$*`\\&]", "", re.sub(r"\\[a-zA-Z]+", "x", markup)))
+
+
+def lines_of(markup: str, size: int, width: float = WIDTH) -> int:
+    return max(1, ceil(letters(markup) * LETTER * size / width))
+
+
+def table_height(source: str, size: int) -> float:
+    """Columns are as wide as their longest cells; where that is too wide, the wide ones give."""
+    tokens = MARKDOWN.parse(source)
+    cells = [token.content for token in tokens if token.type == "inline"]
+    columns = sum(token.type == "th_open" for token in tokens)
+    rows = [cells[start : start + columns] for start in range(0, len(cells), columns)]
+    widths = [
+        max(letters(cell) for cell in column) * LETTER * size for column in zip(*rows, strict=True)
+    ]
+    free = WIDTH - 1.2 * size * columns
+    while sum(widths) > free + 1:
+        widest = max(widths)
+        widths = [max(size, 0.95 * width) if width > 0.9 * widest else width for width in widths]
+    counts = [max(map(lines_of, row, [size] * columns, widths)) for row in rows]
+    return sum(size * (LINE * count + 0.36) for count in counts)
+
+
+def rows_of(tex: str) -> tuple[list[str], int]:
+    """The rows of a formula, and how many rows its largest matrix or case has."""
+    high = [1]
+
+    def longest_row(block: re.Match) -> str:
+        rows = block.group(2).split(r"\\")
+        high.append(len(rows))
+        return max(rows, key=letters)
+
+    return LABEL.sub("", BLOCK.sub(longest_row, tex)).split(r"\\"), max(high)
+
+
+def maths_size(tex: str, text_size: int) -> int:
+    """The size of a formula: that of the text, or what fits the width."""
+    rows, _ = rows_of(tex)
+    tag = 2 * 5 if TAG.search(tex) else 0  # it stands at the right of what is centred
+    wide = max(letters(TAG.sub("", row)) for row in rows) * 0.56 + tag * 0.75
+    return min(text_size, int(WIDTH / wide))
+
+
+def maths_height(tex: str, size: int) -> float:
+    rows, rows_of_blocks = rows_of(tex)
+    high = [1.5 + 1.7 * bool(TALL.search(row)) + 1.7 * ("underbrace" in row) for row in rows]
+    return size * (sum(high) + 1.4 * (rows_of_blocks - 1)) + 10
+
+
+def height(part: Part, text_size: int, code_size: int) -> float:
+    """How high a part will be."""
+    lines = part.source.splitlines()
+    if part.kind in ("code", "sample"):
+        return len(lines) * CODE_LINE * code_size + 16
+    if part.kind == "output":
+        columns = int((WIDTH - 20) / (CODE_LETTER * code_size))
+        wrapped = sum(max(1, len(textwrap.wrap(line, columns))) for line in lines)
+        return wrapped * CODE_LINE * code_size
+    if part.kind == "math":
+        return maths_height(part.source, maths_size(part.source, text_size))
+    if part.kind in ("png", "svg"):
+        return PICTURE
+    if part.kind == "table":
+        return table_height(part.source, text_size)
+    if part.kind == "list":
+        entries = re.split(r"^\s*(?:[-*]|\d+\.) ", part.source, flags=re.MULTILINE)[1:]
+        rows = sum(lines_of(entry, text_size, WIDTH - 2 * text_size) for entry in entries)
+        return text_size * (LINE * rows + 0.3 * len(entries))
+    return text_size * LINE * lines_of(part.source, text_size)
+
+
+def total(slide: Slide, text_size: int, code_size: int) -> float:
+    """How high a slide will be, its running head apart."""
+    heights = [height(part, text_size, code_size) for part in slide.parts]
+    return sum(heights) + GAP * (len(heights) - 1) + (TITLE if slide.kind == "title" else 0)
+
+
+def halves(part: Part) -> list[Part]:
+    """A part in two, as equal as can be: code between statements, a table with its head twice."""
+    lines = part.source.splitlines()
+    head, pieces = "", []
+    if part.kind == "code":
+        starts = [0, *(node.lineno - 1 for node in ast.parse(part.source).body[1:]), len(lines)]
+        pieces = ["\n".join(lines[a:b]) for a, b in pairwise(starts)]
+    elif part.kind == "list":
+        pieces = [piece.strip("\n") for piece in ITEM.split(part.source) if piece]
+    elif part.kind in ("table", "output"):
+        head = "\n".join(lines[:2]) + "\n" if part.kind == "table" else ""
+        pieces = lines[2:] if head else lines
+    if len(pieces) < 2:
+        return [part]
+    sizes = [piece.count("\n") + 1 for piece in pieces]
+    cut = min(range(1, len(pieces)), key=lambda c: abs(sum(sizes[:c]) - sum(sizes[c:])))
+    return [
+        replace(part, source=head + "\n".join(piece).strip("\n"))
+        for piece in (pieces[:cut], pieces[cut:])
+    ]
+
+
+def divisions(parts: list[Part]) -> Iterator[tuple[list[Part], list[Part]]]:
+    """Ways to divide a slide, the best first: before the code, before its output, inside a part."""
+    kinds = [part.kind for part in parts]
+    for kind, needs in (("code", "math"), ("output", "code")):
+        if kind in kinds and needs in kinds:
+            yield parts[: kinds.index(kind)], parts[kinds.index(kind) :]
+    for place in sorted(range(len(parts)), key=lambda p: -height(parts[p], *SMALLEST[-1])):
+        pieces = halves(parts[place])
+        if len(pieces) == 2:
+            yield [*parts[:place], pieces[0]], [pieces[1], *parts[place + 1 :]]
+    for place in range(1, len(parts)):
+        yield parts[:place], parts[place:]
+
+
+def at(slide: Slide, sizes: list[tuple[int, int]]) -> Sized | None:
+    """The slide at the first of these sizes at which it fits; code is never wider than the page."""
+    code = [part.source for part in slide.parts if part.kind in ("code", "sample")]
+    columns = max((len(line) for source in code for line in source.splitlines()), default=1)
+    widest = int((WIDTH - 20) / (CODE_LETTER * columns))
+    drawn = any(part.kind in ("svg", "png") for part in slide.parts)
+    for text_size, code_size in sizes:
+        if drawn and text_size > BESIDE_PICTURE:
+            continue
+        sized = Sized(slide, text_size, min(code_size, widest))
+        if total(slide, sized.text_size, sized.code_size) <= HEIGHT:
+            return sized
+    return None
+
+
+def fitted(slide: Slide) -> list[Sized]:
+    """The slide at the largest type at which it fits, or several slides in its place.
+
+    Raises:
+        BuildError: a part is too large for a slide of its own.
+    """
+    if sized := at(slide, SIZES):
+        return [sized]
+    for first, second in divisions(slide.parts):
+        kind = "statement" if slide.kind == "title" else slide.kind
+        rest = Slide(kind, slide.head, second)
+        return [*fitted(replace(slide, parts=first)), *fitted(rest)]
+    if sized := at(slide, SMALLEST):
+        return [sized]
+    raise BuildError(f"too large for a slide, under {slide.head!r}:\n{slide.parts[0].source}")

@@ -1,0 +1,191 @@
+"""Write the slides: one reveal.js deck per chapter, from the executed notebooks.
+
+    python book/slides.py [--out DIR] [NAME ...]
+
+`book/deck.py` says what each slide holds, `book/fit.py` how large its type is; here they become
+HTML (the templates are in book/deck_theme), with all that the pages load: reveal.js, MathJax and
+fonts, copied from the installed packages sphinx-revealjs, sphinx-mathjax-offline and matplotlib.
+Sphinx itself takes no part. The folder, book/_build/slides, works from any place without a network,
+and is the same bytes on every run. NAME is the beginning of a notebook's name (`03`); without one,
+all decks are written and the folder is made anew.
+"""
+
+import argparse
+import re
+import shutil
+import struct
+import sys
+import time
+from html import escape
+from importlib.util import find_spec
+from pathlib import Path
+
+import matplotlib
+import nbformat
+from build import ROOT, BuildError, select
+from deck import MARKDOWN, Part, deck_of
+from fit import HEIGHT, PICTURE, WIDTH, Sized, fitted, letters, maths_size, total
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from pygments import highlight
+from pygments.formatters import HtmlFormatter
+from pygments.lexers import PythonLexer
+
+THEME = Path(__file__).parent / "deck_theme"
+VERDICT = {"✓": "right", "✗": "wrong"}
+
+
+def package(name: str) -> Path:
+    """The folder of an installed package, which need not be one that can be imported."""
+    spec = find_spec(name)
+    if spec is None:
+        raise BuildError(f"the slides need {name}: pip install -c constraints.txt -e .[book]")
+    return Path(next(iter(spec.submodule_search_locations)))
+
+
+def copy(out: Path) -> None:
+    """Put everything that the pages load beside them."""
+    reveal = package("sphinx_revealjs") / "_static" / "revealjs"
+    mathjax = package("sphinx-mathjax-offline") / "static" / "mathjax"
+    symbols = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
+    letters = reveal / "dist" / "theme" / "fonts" / "source-sans-pro"
+    wanted = {
+        "reveal": [reveal / "dist" / name for name in ("reset.css", "reveal.css", "reveal.js")],
+        "notes": [reveal / "plugin" / "notes" / "notes.js"],
+        "mathjax": [mathjax / "tex-svg-full.js"],  # the whole of it
+        "fonts": [*letters.glob("*.woff"), letters / "LICENSE"]
+        + [symbols / name for name in ("DejaVuSans.ttf", "DejaVuSansMono.ttf", "LICENSE_DEJAVU")],
+        ".": [THEME / "slides.css", THEME / "slides.js"],
+    }
+    for folder, paths in wanted.items():
+        (out / folder).mkdir(parents=True, exist_ok=True)
+        for path in paths:
+            shutil.copyfile(path, out / folder / path.name)
+
+
+def verdicts(output: str) -> str:
+    """What a cell printed, its ✓ and ✗ lines marked."""
+    lines = []
+    for line in output.splitlines():
+        name = VERDICT.get(line.strip()[:1])
+        if re.match(r"\w*(Error|Refuted): ", line):
+            name = "error"
+        lines.append(f'<span class="{name}">{escape(line)}</span>' if name else escape(line))
+    return "\n".join(lines)
+
+
+def picture(part: Part, room: float, out: Path, name: str) -> str:
+    """A picture, as large as the room allows, with its layers one above the other."""
+    if part.kind == "svg":
+        wide, high = (
+            float(n) for n in re.search(r'viewBox="0 0 (\S+) (\S+)"', part.source).groups()
+        )
+        inner = part.source
+    else:
+        wide, high = struct.unpack(">II", part.layers[0][0][16:24])  # where a PNG has its size
+        images = []
+        for place, (png, box) in enumerate(part.layers):
+            path = f"pictures/{name}-{place}.png"
+            (out / path).write_bytes(png)
+            sides = zip(("left", "top", "width", "height"), box, strict=True)
+            style = "; ".join(f"{side}: {100 * share:.3f}%" for side, share in sides)
+            about = f'alt="{escape(part.alt)}"'
+            if place:
+                about = f'alt="" class="fragment" data-fragment-index="{place}"'
+            images.append(f'<img src="{path}" {about} style="{style}">')
+        inner = "".join(images)
+    scale = min(WIDTH / wide, room / high)
+    return (
+        f'<div class="drawing" style="width: {wide * scale:.1f}px; height: {high * scale:.1f}px">'
+        f"{inner}</div>"
+    )
+
+
+def shown(part: Part, text_size: int, room: float, out: Path, name: str) -> str:
+    """The HTML of a part; `room` is what a picture may take of the slide's height."""
+    if part.kind in ("svg", "png"):
+        return picture(part, room, out, name)
+    if part.kind == "math":
+        size = maths_size(part.source, text_size)
+        return f'<div class="math" style="font-size: {size}px">\\[{escape(part.source)}\\]</div>'
+    if part.kind == "code":
+        html = highlight(part.source, PythonLexer(), HtmlFormatter(nowrap=True))
+        return f'<pre class="code">{html.rstrip()}</pre>'
+    if part.kind == "output":
+        return f'<pre class="output">{verdicts(part.source)}</pre>'
+    return re.sub(r"<td>(.*?)</td>", entry, MARKDOWN.render(part.source))
+
+
+def entry(cell: re.Match) -> str:
+    """A table's cell; a short one stays on its line, however long those beside it are."""
+    short = letters(re.sub(r"<[^>]+>", "", cell.group(1))) <= 14
+    return f'<td class="short">{cell.group(1)}</td>' if short else cell.group()
+
+
+def page(sized: Sized, minutes_of: dict[str, int], out: Path, name: str) -> dict:
+    """What the template needs of a slide."""
+    slide = sized.slide
+    rest = HEIGHT - total(slide, sized.text_size, sized.code_size)
+    return {
+        "kind": slide.kind,
+        "head": MARKDOWN.renderInline(slide.head),
+        "parts": [shown(part, sized.text_size, PICTURE + rest, out, name) for part in slide.parts],
+        "notes": slide.notes,
+        "minutes": minutes_of.get(slide.head) if slide.kind in ("title", "section") else None,
+        "text_size": sized.text_size,
+        "code_size": sized.code_size,
+    }
+
+
+def write(source: Path, out: Path, templates: Environment) -> dict:
+    """Write the deck of one chapter; returns its line in the index."""
+    deck = deck_of(nbformat.read(source.with_suffix(".ipynb"), as_version=4))
+    columns, count = [], 0
+    for _, slides in deck.columns:
+        pages = []
+        for sized in (sized for slide in slides for sized in fitted(slide)):
+            count += 1
+            pages.append(page(sized, deck.minutes, out, f"{source.stem[:2]}-{count:03}"))
+        columns.append(pages)
+    html = templates.get_template("deck.html.j2").render(title=deck.title, columns=columns)
+    (out / f"{source.stem}.html").write_text(html, encoding="utf-8")
+    return {
+        "page": f"{source.stem}.html",
+        "title": deck.title,
+        "slides": count,
+        "minutes": deck.minutes[deck.title],
+    }
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Write the slides of the chapters.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="the beginning of a name: 03")
+    parser.add_argument(
+        "--out", type=Path, default=ROOT / "book" / "_build" / "slides", metavar="DIR"
+    )
+    options = parser.parse_args(arguments)
+    start = time.monotonic()
+    templates = Environment(
+        loader=FileSystemLoader(THEME), undefined=StrictUndefined, trim_blocks=True
+    )
+    if options.out.exists() and any(options.out.iterdir()):
+        if not (options.out / "slides.css").exists():
+            parser.error(f"{options.out} holds something other than slides")
+        if not options.names:
+            shutil.rmtree(options.out)
+    (options.out / "pictures").mkdir(parents=True, exist_ok=True)
+    try:
+        copy(options.out)
+        decks = [write(source, options.out, templates) for source in select(ROOT, options.names)]
+    except BuildError as error:
+        print(f"slides stopped: {error}", file=sys.stderr)
+        return 1
+    index = templates.get_template("index.html.j2").render(decks=decks)
+    (options.out / "index.html").write_text(index, encoding="utf-8")
+    slides = sum(deck["slides"] for deck in decks)
+    print(f"{len(decks)} decks, {slides} slides, {time.monotonic() - start:.1f} s")
+    print(f"Open {options.out / 'index.html'} in a browser.")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

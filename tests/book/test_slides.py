@@ -1,0 +1,191 @@
+"""The slides as `make slides` left them, in a browser: every slide of every deck."""
+
+import re
+from contextlib import contextmanager
+from pathlib import Path
+
+import browser as chrome
+import pytest
+
+SLIDES = Path(__file__).parents[2] / "book" / "_build" / "slides"
+DECKS = sorted(path.name for path in SLIDES.glob("[0-9]*.html"))
+SIZE = (1280, 720)
+
+# What of the slide now shown sticks out of its page, and whether the page fills the window.
+STICKS_OUT = """() => {
+    const page = Reveal.getCurrentSlide().querySelector(".page");
+    const {left, top, width, height} = page.getBoundingClientRect();
+    const place = [left, top, width, height].map(Math.round).join();
+    const found = place === "0,0,1280,720" ? [] : [`the page lies at ${place}`];
+    for (const part of page.querySelectorAll("*")) {
+        if (part.closest("mjx-assistive-mml") || part.parentElement.closest("svg")) continue;
+        const box = part.getBoundingClientRect();
+        const outside = box.left < -1 || box.top < -1 || box.right > 1281 || box.bottom > 700;
+        const cut = part.scrollWidth > part.clientWidth + 1 && part.matches("pre, h2");
+        if (box.width && (outside || cut)) found.push(part.outerHTML.slice(0, 100));
+    }
+    const here = Reveal.getIndices();
+    return found.map(what => `slide ${here.h}/${here.v}: ${what}`);
+}"""
+
+# How many stages each of some elements has.
+STAGES = """elements => elements.map(element => new Set([...element.querySelectorAll(".fragment")]
+    .map(fragment => fragment.dataset.fragmentIndex)).size)"""
+
+# On paper: slides that are longer than their page, and stages that are not there.
+LACKING = """() => [
+    ...[...document.querySelectorAll(".page")]
+        .filter(p => p.scrollHeight > p.clientHeight || p.scrollWidth > p.clientWidth),
+    ...[...document.querySelectorAll(".fragment")]
+        .filter(f => !f.checkVisibility({opacityProperty: true, visibilityProperty: true})),
+].map(element => element.outerHTML.slice(0, 100))"""
+
+# Notes each slide and each stage that is shown from here on.
+NOTE = """() => {
+    window.seen = [];
+    const note = () => {
+        const here = Reveal.getIndices(), shown = document.querySelectorAll(".fragment.visible");
+        seen.push([here.h, here.v, ...[...shown].map(f => f.dataset.fragmentIndex)].join());
+    };
+    for (const event of ["slidechanged", "fragmentshown", "fragmenthidden"]) Reveal.on(event, note);
+    note();
+}"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def made():
+    if not DECKS:
+        pytest.fail("there are no slides: run make slides")
+
+
+def visit(browser, name: str):
+    return chrome.visit(browser, (SLIDES / name).as_uri(), size=SIZE)
+
+
+def indices(page) -> list[list[int]]:
+    return page.evaluate(
+        "Reveal.getSlides().map(s => [Reveal.getIndices(s).h, Reveal.getIndices(s).v])"
+    )
+
+
+@pytest.mark.parametrize("name", DECKS)
+def test_every_slide_fits(browser, name):
+    """From a folder: nothing fails or sticks out, formulas are set, pictures have words."""
+    with visit(browser, name) as page:
+        slides = indices(page)
+        assert len(slides) > 20
+        for h, v in slides:
+            page.evaluate(f"Reveal.slide({h}, {v}, 99)")  # with all of its fragments
+            page.problems += page.evaluate(STICKS_OUT)
+        assert page.problems == []
+        assert chrome.raw_math(page) == []
+        assert chrome.without_alt(page) == []
+        assert page.locator("mjx-container").count() > 0
+
+
+@pytest.mark.parametrize("name", DECKS)
+def test_arrow_keys_visit_every_slide_and_every_stage(browser, name):
+    with visit(browser, name) as page:
+        slides = page.locator(".slides > section > section")
+        wanted = slides.count() + sum(slides.evaluate_all(STAGES))
+        page.evaluate(NOTE)
+        for _ in range(wanted):  # one more than it takes
+            page.keyboard.press("ArrowRight")
+        assert len(set(page.evaluate("seen"))) == len(page.evaluate("seen")) == wanted
+
+
+def test_arrow_keys_go_back(browser):
+    with visit(browser, DECKS[0]) as page:
+        page.evaluate(NOTE)
+        for key in ("ArrowRight", "ArrowDown", " ", "PageDown", "ArrowLeft", "ArrowUp", "PageUp"):
+            page.keyboard.press(key)
+        seen = page.evaluate("seen")
+        assert len(set(seen)) == 5 and seen == [*seen[:5], *seen[3:0:-1]]
+
+
+def test_figures_grow_in_stages(browser):
+    """The scan's rounds, the four steps on the matrix, the turning pair, the candidates."""
+    stages = {}
+    for name in DECKS:
+        with visit(browser, name) as page:
+            counts = page.locator(".drawing").evaluate_all(STAGES)
+        stages[name[:2]] = [count for count in counts if count]
+    assert {chapter: counts for chapter, counts in stages.items() if counts} == {
+        "01": [3],
+        "03": [5],
+        "04": [2],
+        "06": [3],
+    }
+
+
+@pytest.mark.parametrize("name", ["01", "06"])
+def test_a_stage_adds_to_the_picture(browser, name):
+    """One figure of lines and one of pixels: each stage changes what the eye sees, none moves."""
+    [name] = [deck for deck in DECKS if deck.startswith(name)]
+    with visit(browser, name) as page:
+        page.evaluate(
+            """const drawn = document.querySelector(".drawing:has(.fragment)").closest("section");
+            const {h, v} = Reveal.getIndices(drawn);
+            Reveal.slide(h, v, -1);"""
+        )
+        place = page.evaluate("Reveal.getIndices().v")
+        page.add_style_tag(content=".fragment {transition: none !important}")
+        drawing = page.locator(".present .drawing")
+        seen = [drawing.screenshot()]
+        for _ in range(3):
+            page.keyboard.press("ArrowRight")
+            seen.append(drawing.screenshot())
+        assert page.evaluate("Reveal.getIndices().v") == place and len(set(seen)) == 4
+
+
+@contextmanager
+def on_paper(browser, name: str):
+    """A deck as it is printed: all slides at once."""
+    with chrome.visit(browser, f"{(SLIDES / name).as_uri()}?print-pdf", size=SIZE) as page:
+        slides = len(re.findall('<div class="page"', (SLIDES / name).read_text(encoding="utf-8")))
+        page.wait_for_function(f"document.querySelectorAll('.pdf-page .page').length >= {slides}")
+        yield page, slides
+
+
+@pytest.mark.parametrize("name", DECKS)
+def test_paper_has_a_page_for_every_slide(browser, name):
+    """And what axe-core says to all slides at once, in the colours that they have on a screen."""
+    with on_paper(browser, name) as (page, slides):
+        assert page.locator(".pdf-page").count() == page.locator(".page").count() == slides
+        assert page.problems + page.evaluate(LACKING) == []
+        assert chrome.axe(page, ["color-contrast", "image-alt", "svg-img-alt", "list"]) == []
+        pdf = page.pdf(prefer_css_page_size=True, print_background=True)
+    assert len(re.findall(rb"/Type\s*/Page\b", pdf)) == slides
+
+
+def test_index(browser):
+    with visit(browser, "index.html") as page:
+        links = page.evaluate("[...document.querySelectorAll('a')].map(a => a.href)")
+        addresses = [(SLIDES / name).as_uri() for name in DECKS]
+        assert links == [link for a in addresses for link in (a, f"{a}?print-pdf")]
+        assert page.problems == [] and chrome.axe(page) == []
+
+
+def test_the_speaker_has_notes(browser):
+    """In a window of their own, with formulas, for the slide that is shown."""
+    with chrome.served(SLIDES) as address, chrome.visit(browser, f"{address}/{DECKS[3]}") as page:
+        page.evaluate("Reveal.slide(2, 1)")
+        with page.expect_popup() as opened:
+            page.keyboard.press("s")
+        notes = opened.value.locator(".speaker-controls-notes .value")
+        notes.locator("svg").first.wait_for()
+        wanted = page.evaluate("Reveal.getCurrentSlide().querySelector('.notes').textContent")
+        assert wanted and notes.text_content() == wanted
+
+
+def test_nothing_else_is_loaded_or_left(browser):
+    """Every file of the folder is asked for by a deck, its index or its licences."""
+    asked = set()
+    for name in [*DECKS, "index.html"]:
+        text = (SLIDES / name).read_text(encoding="utf-8")
+        asked |= set(re.findall(r'(?:src|href)="([^"#?]+)', text)) | {name}
+    for name in re.findall(r"url\(([^)]+)\)", (SLIDES / "slides.css").read_text()):
+        asked.add(name)
+    there = {p.relative_to(SLIDES).as_posix() for p in SLIDES.rglob("*") if p.is_file()}
+    assert {path for path in there - asked if "LICENSE" not in path} == set()
+    assert {path for path in asked - there if not path.startswith("http")} == set()
