@@ -81,16 +81,16 @@ x = random(1000, seed=0)
 check("Σ x² = x · x", x.square().sum(), x @ x)
 
 # %% [markdown]
-# The line says: *the two tensors have the same shape and dtype, hold no NaN and no infinity, and
+# The line says: *the two tensors have the same shape and dtype, hold no NaN and no infinity, and*
 #
 # $$\max |\text{actual} - \text{expected}| \;\le\;
 #   \text{tolerance} \cdot \max(1, \max |\text{expected}|), \tag{0.1}$$
 #
-# in the number format named in brackets.* For numbers below 1 that is an absolute error, above it a
-# relative one. A check may name another tolerance than the usual one of its number format; the line
-# says which. The error that was measured is not printed, for it is rounding and differs between
-# machines. Where a check does not hold it raises, and the notebook stops: a line with ✓ in these
-# pages has run.
+# *in the number format named in brackets.* For numbers below 1 that is an absolute error, above it
+# a relative one. A check may name another tolerance than the usual one of its number format; the
+# line says which. The error that was measured is not printed, for it is rounding and differs
+# between machines. Where a check does not hold it raises, and the notebook stops: a line with ✓ in
+# these pages has run.
 
 # %%
 for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16):

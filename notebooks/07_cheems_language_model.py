@@ -54,6 +54,7 @@
 import json
 import math
 import shutil
+import warnings
 from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
@@ -1910,6 +1911,7 @@ for printed, name in ((3072, "cheems-320m"), (8192, "cheems-1.3b")):
 # second row begins later:
 
 # %%
+warnings.filterwarnings("ignore", "IProgress")  # of a package that draws bars
 import transformers
 
 from cheems_ref import hub

@@ -1770,6 +1770,7 @@ HEAD = "".join(f"<th>{name}</th>" for name in ("place", "says", "verdict", "foun
 def row_of(claim):
     """A claim as a row of the table."""
     where = "; ".join(f"{e['chapter']} · {e['section']}" for e in claim["evidence"])
+    where = where.replace("$", "")  # a formula in a title
     section = f" (§{claim['section']})" if "section" in claim else ""
     cells = [claim["place"] + section, claim["quote"], claim["verdict"], claim["finding"], where]
     cells = [html.escape(cell) for cell in cells]
