@@ -128,6 +128,7 @@ def make(build: Path) -> dict[str, int]:
     student, instructor = build / "student", build / "instructor"
     begin(student, "student.md")
     begin(instructor, "instructor.md")
+    shutil.copytree(ROOT / "book" / "guide", instructor / "book" / "guide")
     shutil.copy(EDITIONS / "nbgrader_config.py", instructor)
     points = {}
     for source in sorted((ROOT / "notebooks").glob("*.py")):

@@ -11,6 +11,7 @@ same sources give the same bytes, wherever they lie.
 
 import argparse
 import html
+import posixpath
 import re
 import shutil
 import sys
@@ -19,6 +20,7 @@ from pathlib import Path, PurePosixPath
 
 import nbformat
 from claims import public_names
+from lecturer import students
 from markup import mended
 from nbformat import NotebookNode
 from sphinx.cmd.build import build_main
@@ -78,6 +80,8 @@ def page_of(path: PurePosixPath, rooms: set[str]) -> str | None:
         return f"api/{path.stem}.rst"
     if path.parts[0] in ("figures", "LICENSE"):
         return str(path)
+    if path.parts[:2] == ("book", "guide"):
+        return f"guide/{path.name}"
     pages = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md"}
     pages |= {"cheems_ref/README.md": "api/index.md", "book/claims.toml": "claims.md"}
     return pages.get(str(path))
@@ -90,10 +94,12 @@ def with_links(text: str, file: str, page: str, rooms: set[str]) -> str:
         words, target = found.groups()
         if "://" in target or target.startswith("#"):
             return found[0]
-        shown = page_of(PurePosixPath(file).parent / target, rooms)
+        target, mark, anchor = target.partition("#")
+        named = posixpath.normpath(PurePosixPath(file).parent / target)
+        shown = page_of(PurePosixPath(named), rooms)
         if shown is None:
             return words
-        return f"[{words}]({'../' * page.count('/')}{shown})"
+        return f"[{words}]({'../' * page.count('/')}{shown}{mark}{anchor})"
 
     return re.sub(r"\[([^\]]*)\]\(([^)]*)\)", link, text)
 
@@ -127,13 +133,16 @@ def lay_out(root: Path, pages: Path) -> None:
         notebook = nbformat.read(root / "notebooks" / f"{name}.ipynb", as_version=4)
         texts[f"chapters/{name}.ipynb"] = nbformat.writes(chapter_page(notebook, name))
 
-    guide = sorted((root / "book" / "guide").glob("*.md"))
-    for path in guide:
-        texts[f"guide/{path.name}"] = path.read_text(encoding="utf-8")
+    guide = [path.stem for path in sorted((root / "book" / "guide").glob("*.md"))]
+    for name in guide:
+        file = f"book/guide/{name}.md"
+        text = (root / file).read_text(encoding="utf-8")
+        markdown(file, f"guide/{name}.md", students(text))  # without the exam's answers
     first, use = readme_pages((root / "README.md").read_text(encoding="utf-8"))
     first += toctree("Chapters", [f"chapters/{name}" for name in names])
     if guide:
-        first += toctree("For lecturers", [f"guide/{path.stem}" for path in guide])
+        guide.sort(key=("index", "syllabus").count, reverse=True)
+        first += toctree("For lecturers", [f"guide/{name}" for name in guide])
     first += toctree("Look up", ["api/index", "claims"])
     first += toctree("Work with it", ["use", "contributing"])
     markdown("README.md", "index.md", first)
