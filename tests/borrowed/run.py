@@ -69,7 +69,8 @@ def unpacked(sdist, folder):
     with tarfile.open(sdist) as archive:
         top = archive.getnames()[0].partition("/")[0]
         members = [m for m in archive.getmembers() if m.name.startswith(f"{top}/tests/")]
-        archive.extractall(folder, members, filter="data")
+        safely = dict(filter="data") if hasattr(tarfile, "data_filter") else {}  # from 3.11.4 on
+        archive.extractall(folder, members, **safely)
     tests = folder / top / "tests"
     for name, text in STUBS.items():
         path = tests / name
