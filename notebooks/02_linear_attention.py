@@ -1429,7 +1429,7 @@ eps = beta / (1 + beta * square)
 check("Longhorn: 1 - ε‖k‖² = 1 / (1 + β‖k‖²)", 1 - eps * square, 1 / (1 + beta * square))
 
 # %% [markdown]
-# | $\beta \lVert k \rVert^2$ | the delta rule, along $k$ |
+# | step $\beta \lVert k \rVert^2$ | the delta rule, along $k$ |
 # |---|---|
 # | 0 | leaves everything |
 # | between 0 and 1 | moves towards the new value |

@@ -433,7 +433,7 @@ print("each of", *sorted(best_of), "is the best with some seed; signs differ bet
 # from its decay $a_t$ alone, or from rotation; attention from rotation, or from its causal mask
 # alone. Perplexities of WM's Table 1 (texts of 8,192 tokens; IFA is our I):
 #
-# | | conv + D | $a_t$ | RoPE |
+# | | conv + D | decay $a_t$ | RoPE |
 # |---|---|---|---|
 # | QCAttn | – | – | 8.38 |
 # | SSD | 8.56 | 8.62 | 8.33 |
