@@ -1938,6 +1938,7 @@ print(*(f"{letter}: {name}" for letter, name in kept.items()), sep=" · ")
 start = wrapped(ids[:, :7], mask[:, :7])
 assert isinstance(start.past_key_values, transformers.DynamicCache)
 rest = wrapped(ids[:, 7:], mask, past_key_values=start.past_key_values)
+assert rest.past_key_values is start.past_key_values  # written in place
 real = mask.bool()
 check("a prompt, then the rest", torch.cat([start.logits, rest.logits], 1)[real], logits[real])
 again = wrapped(ids[:, 7:], mask[:, 7:])
@@ -1960,7 +1961,8 @@ else:
 # trains on the byte after the next, and no one objects:
 
 # %%
-loss = wrapped(ids, labels=ids).loss  # which the library computes in float32
+loss = wrapped(ids, labels=ids).loss
+assert loss.dtype == torch.float32  # in which the library computes it
 ours = model(ids)[0]
 want = F.cross_entropy(ours[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
 check("loss = mean -log p of the next byte", loss.double(), want, tol=1e-6)
@@ -1976,6 +1978,7 @@ _ = must_differ("labels that were shifted before", twice.double(), want)
 
 # %%
 new = generate(model, ids, 20, Sampling(temperature=0))
+assert type(wrapped).generate is transformers.GenerationMixin.generate
 by_library = wrapped.generate(ids, max_new_tokens=20, do_sample=False)
 check("greedy = ours", by_library[:, 12:], new)
 options = dict(num_beams=4, do_sample=False, max_new_tokens=20, output_scores=True)
