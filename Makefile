@@ -17,7 +17,7 @@ SITE := book/_build/site/index.html
 SLIDES := book/_build/slides/index.html
 DECKS := $(wildcard notebooks/*.ipynb book/*.py book/deck_theme/*)
 PAGES := $(wildcard README.md CONTRIBUTING.md LICENSE notebooks/* cheems_ref/*.* figures/*.png \
-	book/*.* book/guide/* book/web/*.* book/web/static/* tests/*.py tests/planted/*.py)
+	book/*.* book/guide/* book/web/*.* book/web/static/* book/deck_theme/* tests/*.py tests/planted/*.py)
 PORT ?= 8000
 
 .DEFAULT_GOAL := help
@@ -53,7 +53,7 @@ serve: $(SITE)  ## show the site on this machine; PORT=8000 says where
 	$(BIN)/python -m http.server --bind 127.0.0.1 --directory $(dir $(SITE)) $(PORT)
 
 test-book: $(SITE) $(SLIDES) $(VENV)/.browser $(VENV)/.grading  ## test site, slides (in a Chromium where there is one), editions
-	$(BIN)/python -m pytest -q tests/book
+	$(BIN)/python -m pytest -q -n 2 tests/book
 
 $(SITE): $(VENV)/.book $(PAGES)
 	$(BIN)/python book/website.py

@@ -156,6 +156,19 @@ def write(source: Path, out: Path, templates: Environment) -> dict:
     }
 
 
+def make(root: Path, out: Path, names: list[str]) -> list[dict]:
+    """Write the decks of a project, and their index, into a folder; returns the index's lines."""
+    templates = Environment(
+        loader=FileSystemLoader(THEME), undefined=StrictUndefined, trim_blocks=True
+    )
+    (out / "pictures").mkdir(parents=True, exist_ok=True)
+    copy(out)
+    decks = [write(source, out, templates) for source in select(root, names)]
+    index = templates.get_template("index.html.j2").render(decks=decks)
+    (out / "index.html").write_text(index, encoding="utf-8")
+    return decks
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Write the slides of the chapters.")
     parser.add_argument("names", nargs="*", metavar="NAME", help="the beginning of a name: 03")
@@ -164,23 +177,16 @@ def main(arguments: list[str] | None = None) -> int:
     )
     options = parser.parse_args(arguments)
     start = time.monotonic()
-    templates = Environment(
-        loader=FileSystemLoader(THEME), undefined=StrictUndefined, trim_blocks=True
-    )
     if options.out.exists() and any(options.out.iterdir()):
         if not (options.out / "slides.css").exists():
             parser.error(f"{options.out} holds something other than slides")
         if not options.names:
             shutil.rmtree(options.out)
-    (options.out / "pictures").mkdir(parents=True, exist_ok=True)
     try:
-        copy(options.out)
-        decks = [write(source, options.out, templates) for source in select(ROOT, options.names)]
+        decks = make(ROOT, options.out, options.names)
     except BuildError as error:
         print(f"slides stopped: {error}", file=sys.stderr)
         return 1
-    index = templates.get_template("index.html.j2").render(decks=decks)
-    (options.out / "index.html").write_text(index, encoding="utf-8")
     slides = sum(deck["slides"] for deck in decks)
     print(f"{len(decks)} decks, {slides} slides, {time.monotonic() - start:.1f} s")
     print(f"Open {options.out / 'index.html'} in a browser.")

@@ -1,12 +1,12 @@
-"""Make the web site of the course: chapters, the package's reference, the table of claims.
+"""Make the web site of the course: chapters and their slides, the package's reference, the claims.
 
     python book/website.py [--root DIR]
 
 Everything on it is written elsewhere: the executed notebooks, which are not run again; the
 docstrings of `cheems_ref`; claims.toml; the README. This script lays these out as pages in
 book/_build/pages, and Sphinx (web/conf.py) makes book/_build/site of them, where every warning is
-an error. The site opens from the folder and from a server, and asks for nothing elsewhere. The
-same sources give the same bytes, wherever they lie.
+an error; slides.py adds its decks, in site/slides. The site opens from the folder and from a
+server, and asks for nothing elsewhere. The same sources give the same bytes, wherever they lie.
 """
 
 import argparse
@@ -19,6 +19,7 @@ import time
 from pathlib import Path, PurePosixPath
 
 import nbformat
+import slides
 from claims import public_names
 from lecturer import students
 from markup import mended
@@ -32,8 +33,11 @@ ON_THE_FIRST_PAGE = ("", "Chapters", "Sources")  # of the README; "" is what sta
 DOWNLOADS = (
     "Download this chapter: {{download}}`notebook <../downloads/{0}.ipynb>` · "
     "{{download}}`source <../downloads/{0}.py>`. Both run in a clone of the project, which has the "
-    "package and the records."
+    "package and the records.\n\n"
+    'Slides of this chapter: <a href="../slides/{0}.html">to show</a> · '
+    '<a href="../slides/{0}.html?print-pdf">to print</a>.'
 )
+ALL_SLIDES = '\n<a href="../slides/index.html">The slides of all chapters</a>\n'
 TREE = """
 ```{{toctree}}
 :hidden:
@@ -137,7 +141,8 @@ def lay_out(root: Path, pages: Path) -> None:
     for name in guide:
         file = f"book/guide/{name}.md"
         text = (root / file).read_text(encoding="utf-8")
-        markdown(file, f"guide/{name}.md", students(text))  # without the exam's answers
+        text = students(text)  # without the exam's answers
+        markdown(file, f"guide/{name}.md", text + ALL_SLIDES * (name == "index"))
     first, use = readme_pages((root / "README.md").read_text(encoding="utf-8"))
     first += toctree("Chapters", [f"chapters/{name}" for name in names])
     if guide:
@@ -182,6 +187,7 @@ def build(root: Path) -> int:
     for page in unfinished.rglob("*.html"):
         text = mended(page.read_text(encoding="utf-8"))
         page.write_text(text, encoding="utf-8", newline="\n")
+    slides.make(root, unfinished / "slides", [])
     shutil.rmtree(output / "site", ignore_errors=True)
     unfinished.rename(output / "site")
     return 0

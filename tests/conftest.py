@@ -42,6 +42,10 @@ def editions(tmp_path_factory):
     return folder
 
 
+TOGETHER = (".ipynb", "test_build.py", "test_wheel.py", "test_pages.py", "test_nbgrader.py")
+TOGETHER += ("test_student_folder.py", "test_hosting_linters.py")
+
+
 class Singly(LoadScopeScheduling):
     """Hands out one test at a time, but the cells of a notebook, and the tests of a file whose
     fixture takes long to make, together and in their order. The longest of these come first.
@@ -51,8 +55,7 @@ class Singly(LoadScopeScheduling):
 
     def _split_scope(self, nodeid):
         path = nodeid.split("::")[0]
-        together = path.endswith((".ipynb", "test_build.py", "test_wheel.py"))
-        return path if together else nodeid
+        return path if path.endswith(TOGETHER) else nodeid
 
 
 @pytest.hookimpl(optionalhook=True)  # without xdist nobody knows it

@@ -191,6 +191,7 @@ def test_markup_is_mended():
 
 CHAPTER = [
     "# 04 · Rotary positions",
+    "**Minutes.** To teach: about 3. Alone: about 5.",
     "## 1 · One\n\nAs $x^2$ in\n\n$$x \\\\ y \\tag{4.1}$$\n\nand (4.1).",
     "## 2 · Two\n\nSection 1 has equation 4.1, as `cheems_ref/rope.py` says.",
 ]
@@ -257,6 +258,10 @@ def test_the_small_site_links_what_its_text_names(two_sites):
     assert 'href="../api/rope.html"' in page
     assert r"\[x \\ y \tag{4.1}\]" in html.unescape(page) and "split" not in page
     assert "Show set-up" in page
+    for link in ('href="../slides/04_rotary_positions.html', "?print-pdf"):
+        assert link in page
+    assert b"chapter" in two_sites[0]["slides/index.html"]
+    assert b"Rotary positions" in two_sites[0]["slides/04_rotary_positions.html"]
     api = two_sites[0]["api/rope.html"].decode()
     assert 'id="cheems_ref.rope.apply_rope"' in api and "_modules/cheems_ref/rope.html" in api
     assert "Derived in" in api

@@ -10,7 +10,8 @@ import claims
 import pytest
 
 SITE = Path(__file__).parents[2] / "book" / "_build" / "site"
-PAGES = sorted(path.relative_to(SITE).as_posix() for path in SITE.rglob("*.html"))
+EVERY = sorted(path.relative_to(SITE).as_posix() for path in SITE.rglob("*.html"))
+PAGES = [page for page in EVERY if not page.startswith("slides/")]  # these: test_slides.py
 CHAPTERS = [page for page in PAGES if page.startswith("chapters/")]
 TAG = re.compile(r"<[a-z][^>]*>")
 ATTRIBUTE = re.compile(r'\b(id|href|src)="([^"]*)"')
@@ -18,7 +19,7 @@ ATTRIBUTE = re.compile(r'\b(id|href|src)="([^"]*)"')
 
 @pytest.fixture(scope="module", autouse=True)
 def made():
-    if not PAGES:
+    if not EVERY:
         pytest.fail("there is no site: run make book")
 
 
@@ -41,7 +42,7 @@ def attributes(page: str) -> list[tuple[str, str]]:
 @pytest.fixture(scope="module")
 def anchors():
     """The ids of each page."""
-    return {page: [value for name, value in attributes(page) if name == "id"] for page in PAGES}
+    return {page: [value for name, value in attributes(page) if name == "id"] for page in EVERY}
 
 
 def test_no_id_is_there_twice(anchors):
@@ -67,7 +68,7 @@ def broken(page: str, anchors: dict[str, list[str]]) -> list[str]:
 
 
 def test_every_link_leads_somewhere(anchors):
-    assert [link for page in PAGES for link in broken(page, anchors)] == []
+    assert [link for page in EVERY for link in broken(page, anchors)] == []
 
 
 def test_a_link_that_leads_nowhere_is_seen(anchors):
@@ -77,7 +78,7 @@ def test_a_link_that_leads_nowhere_is_seen(anchors):
 
 
 def test_nothing_is_loaded_from_elsewhere():
-    for page in PAGES:
+    for page in EVERY:
         assert [v for name, v in attributes(page) if name == "src" and "//" in v] == [], page
 
 
@@ -86,6 +87,15 @@ def test_every_equation_has_its_anchor(anchors):
         source = (SITE.parents[1].parent / "notebooks" / Path(page).name).with_suffix(".py")
         numbers = re.findall(r"\\tag\{([\d.]+)\}", source.read_text(encoding="utf-8"))
         assert {f"equation-{n}" for n in numbers} <= set(anchors[page]), page
+
+
+def test_every_chapter_has_its_slides_and_the_lecturer_all_of_them(anchors):
+    for page in CHAPTERS:
+        deck = page.replace("chapters/", "slides/")
+        assert deck in anchors
+        links = [value for name, value in attributes(page) if f"../{deck}" in value]
+        assert links == [f"../{deck}", f"../{deck}?print-pdf"]
+    assert ("href", "../slides/index.html") in attributes("guide/index.html")
 
 
 def test_the_table_is_that_of_claims_toml():
