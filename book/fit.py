@@ -22,6 +22,7 @@ SMALLEST = [(22, 17), (20, 16), (18, 15)]  # of text, of code, for what cannot b
 LETTER, CODE_LETTER = 0.47, 0.602  # the widths of letters, as shares of their size
 LINE, CODE_LINE = 1.32, 1.25  # the heights of lines, likewise
 PICTURE = 300  # a picture is at least so high
+FORMULA = 28  # a smaller formula is set in rows, if it can be
 BESIDE_PICTURE = 28  # the largest text, which leaves more room for the picture
 TITLE = 110  # what a title is higher than a running head
 
@@ -30,6 +31,8 @@ TALL = re.compile(r"\\(?:sum|frac|prod|int|Big)")
 BLOCK = re.compile(r"\\begin\{(\w*matrix|cases)\}(.*?)\\end\{\1\}", re.DOTALL)
 FRACTION = re.compile(r"\\[td]?frac\{((?:[^{}]|\{[^{}]*\})*)\}\s*\{((?:[^{}]|\{[^{}]*\})*)\}")
 TAG = re.compile(r"\\tag\{[^}]*\}")
+SPACE = re.compile(r"\\q?quad\b")  # between the clauses of a formula
+RELATION = re.compile(r"\s*\\(?:Long\w+|iff)\s*")
 LABEL = re.compile(r"_\{\\text\{[^}]*\}\}")  # under a brace, or a small subscript
 
 
@@ -44,6 +47,7 @@ class Sized:
 
 def letters(markup: str) -> int:
     """About how many letters a reader sees side by side of Markdown or TeX."""
+    markup = re.sub(r"\\(?:begin|end)\{\w+\}", "", markup)
     markup = re.sub(r"\\(?:text|math\w+|tag)\{([^{}]*)\}|[_^]\{([^{}]*)\}", r"\1\2", markup)
     markup = FRACTION.sub(lambda f: max(f.groups(), key=letters), markup)
     markup = re.sub(r"\\(?:underbrace|left|right|[bB]igg?|,|;)", "", markup)
@@ -90,6 +94,42 @@ def maths_size(tex: str, text_size: int) -> int:
     tag = 2 * 5 if TAG.search(tex) else 0  # it stands at the right of what is centred
     wide = max(letters(TAG.sub("", row)) for row in rows) * 0.56 + tag * 0.75
     return min(text_size, int(WIDTH / wide))
+
+
+def whole(tex: str) -> bool:
+    """Whether all that is opened in a piece of TeX is closed in it."""
+    return tex.count("{") == tex.count("}") and tex.count(r"\begin") == tex.count(r"\end")
+
+
+def clauses(tex: str) -> list[str]:
+    """What stands side by side in a formula, each with the relation that it begins with."""
+    parts = [""]
+    for piece in SPACE.split(tex):
+        joins = RELATION.fullmatch(parts[-1])
+        if joins or not whole(parts[-1]):
+            parts[-1] += piece if joins else rf"\qquad{piece}"
+        else:
+            parts.append(piece)
+    return parts[1:]
+
+
+def in_rows(part: Part) -> Part:
+    """A formula with some of its clauses below others, where in one row it would be small."""
+    tag = "".join(TAG.findall(part.source))
+    tex = TAG.sub("", part.source).strip()
+    if maths_size(part.source, FORMULA) == FORMULA or len(rows_of(tex)[0]) > 1:
+        return part
+    first, *rest = clauses(tex)
+    longest, rows = max(map(letters, [first, *rest])), [first]
+    for clause in rest:
+        if letters(together := rf"{rows[-1]} \qquad {clause}") <= longest:
+            rows[-1] = together
+        else:
+            rows.append(clause)
+    if len(rows) == 1:
+        return part
+    rows = r" \\ ".join(row.strip() for row in rows)
+    return replace(part, source=rf"\begin{{gathered}} {rows} \end{{gathered}} {tag}")
 
 
 def maths_height(tex: str, size: int) -> float:
@@ -183,6 +223,8 @@ def fitted(slide: Slide) -> list[Sized]:
     Raises:
         BuildError: a part is too large for a slide of its own.
     """
+    parts = [in_rows(part) if part.kind == "math" else part for part in slide.parts]
+    slide = replace(slide, parts=parts)
     if sized := at(slide, SIZES):
         return [sized]
     for first, second in divisions(slide.parts):

@@ -73,13 +73,18 @@ def verdicts(output: str) -> str:
     return "\n".join(lines)
 
 
+def of_its_own(svg: str, name: str) -> str:
+    """A drawing whose ids no other drawing of the page has."""
+    return re.sub(r'( id="|href="#|url\(#)', rf"\g<1>{name}-", svg)
+
+
 def picture(part: Part, room: float, out: Path, name: str) -> str:
     """A picture, as large as the room allows, with its layers one above the other."""
     if part.kind == "svg":
         wide, high = (
             float(n) for n in re.search(r'viewBox="0 0 (\S+) (\S+)"', part.source).groups()
         )
-        inner = part.source
+        inner = of_its_own(part.source, name)
     else:
         wide, high = struct.unpack(">II", part.layers[0][0][16:24])  # where a PNG has its size
         images = []

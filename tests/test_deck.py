@@ -14,7 +14,7 @@ import fit
 import nbformat
 import pytest
 import slides
-from build import BuildError
+from build import ROOT, BuildError
 from deck import Deck, Part, Slide, blocks, lead, sentences
 from fit import Sized, fitted, halves
 from lessons import tags
@@ -87,8 +87,13 @@ def shows_every_error(notebook: NotebookNode, chapter: Deck) -> list[str]:
 def shows_every_equation(notebook: NotebookNode, chapter: Deck) -> list[str]:
     text = "\n\n".join(c.source for c in taught(notebook) if c.cell_type == "markdown")
     wanted = re.findall(r"^\$\$(.*?)\$\$", text, flags=re.DOTALL | re.MULTILINE)
-    found = [squeezed(source) for source in shown(chapter, "math")]
-    return [f"equation missing: {tex}" for tex in wanted if squeezed(tex) not in found]
+    found = [in_one_row(source) for source in shown(chapter, "math")]
+    return [f"equation missing: {tex}" for tex in wanted if in_one_row(tex) not in found]
+
+
+def in_one_row(tex: str) -> str:
+    """A formula without what sets it in rows."""
+    return squeezed(re.sub(r"\\(?:begin|end)\{gathered\}|\\q?quad\b|\\\\", "", tex))
 
 
 def shows_every_cell(notebook: NotebookNode, chapter: Deck) -> list[str]:
@@ -221,6 +226,10 @@ def said(text: str) -> NotebookNode:
     return new_output("stream", name="stdout", text=text)
 
 
+CLAUSES = [f"{name} = {'+'.join('abcdefghijklmnopq')}," for name in "uvw"]
+LONG_FORMULA = "$$" + r" \qquad ".join(CLAUSES) + "$$"
+
+
 def small_notebook() -> NotebookNode:
     svg = (
         '<svg viewBox="0 0 9 9" aria-label="a &quot;line&quot;"><g id="stage-1-0"><path/></g></svg>'
@@ -248,7 +257,9 @@ def small_notebook() -> NotebookNode:
             new_markdown_cell("Said before the picture."),
             code("plotting.save()", drawn, tag="figure"),
             code("plotting.save()", pixels, tag="figure"),
-            new_markdown_cell("Two more.\n\n$$c = d$$\n\nWords.\n\n$$e = f$$\n\nLast words."),
+            new_markdown_cell(
+                "Two more.\n\n$$c = d$$\n\nWords.\n\n" + LONG_FORMULA + "\n\nLast words."
+            ),
             code("2 + 3", value),
             code("int('odd')", failed, tag="raises-exception"),
             new_markdown_cell("The end of the section."),
@@ -315,6 +326,7 @@ MISTAKES = {
         ],
     ),
     "equations are skipped": (deck, "blocks", lose("blocks", "math")),
+    "a row of a formula is lost": (fit, "clauses", lambda tex: tex.split("quad")[:2]),
     "paragraphs are skipped": (deck, "blocks", lose("blocks", "text")),
     "figures are skipped": (deck, "picture", lambda cell: None),
     "stages are not fragments": (deck, "STAGE", re.compile("(n)(o)thing")),
@@ -385,6 +397,25 @@ def test_lead(paragraph, wanted):
 # Fitting.
 
 
+def test_a_long_formula_is_set_in_rows_between_its_clauses():
+    a, b, c = (f"{x} = {'+'.join('abcdefghijklmnopqrstuv')}" for x in "xyz")
+
+    def rows(tex):
+        return fit.in_rows(Part("math", tex)).source.strip()
+
+    assert rows(rf"{a}, \qquad {b} \tag{{3.1}}") == (
+        rf"\begin{{gathered}} {a}, \\ {b} \end{{gathered}} \tag{{3.1}}"
+    )
+    assert rows(rf"{a} \quad\Longrightarrow\quad {b}") == (
+        rf"\begin{{gathered}} {a} \\ \Longrightarrow {b} \end{{gathered}}"
+    )
+    assert rows(rf"a, \quad b, \qquad {c} = {a}").startswith(
+        r"\begin{gathered} a,  \qquad  b, \\ z"
+    )
+    for left in (r"a \qquad b", rf"{a} + {b}", rf"\text{{{a} \quad {b}}}", rf"{a} \\ \quad {b}"):
+        assert rows(left) == left
+
+
 def test_short_slides_have_large_type_and_long_ones_are_divided():
     words = Part("text", "A few words.")
     [sized] = fitted(Slide("statement", "head", [words]))
@@ -436,6 +467,16 @@ def test_what_is_printed_is_escaped_and_judged():
         "plain",
         '<span class="error">ValueError: odd</span>',
     ]
+
+
+def test_two_drawings_share_no_id():
+    """And what a drawing refers to is in it, under its new name."""
+    drawing = (ROOT / "figures" / "01_scan.svg").read_text(encoding="utf-8")
+    html = [slides.of_its_own(drawing, name) for name in ("01-002", "01-003")]
+    ids = [set(re.findall(r' id="([^"]*)"', one)) for one in html]
+    used = [set(re.findall(r'(?:href="#|url\(#)([^")]*)', one)) for one in html]
+    assert len(ids[0]) == len(set(re.findall(r' id="([^"]*)"', drawing))) and not ids[0] & ids[1]
+    assert all(some and some <= own for some, own in zip(used, ids, strict=True))
 
 
 def test_layers_lie_over_one_another(tmp_path):
