@@ -6,9 +6,10 @@ text of its own:
 - The first cell gives the title slide: its bold sentence and the list of what one will be able to
   do. Each `## ` heading begins a column of slides; `### ` headings stand in the running head.
 - A code cell is a slide: the equation that stands before it, the sentence that leads to either, the
-  cell, what it printed. Cells tagged `setup`, `versions` or `check` are left out.
-- Equations beyond the one before a cell, tables, lists and quotations are slides too, each below
-  the sentence that leads to it.
+  cell, what it printed. Cells tagged `setup`, `versions` or `check` are left out, and those that
+  show a page of HTML, which is for a notebook.
+- Equations beyond the one before a cell, tables and lists are slides too, each below the sentence
+  that leads to it. A quotation is a slide with the sentences that follow it: they say what holds.
 - A cell tagged `figure` is a slide if it draws, and then shows the picture alone.
 - A cell tagged `exercise` is a slide with the whole task and the cell without its solution.
 - All prose becomes the speaker's notes of the slide that follows it, or of the last of its section.
@@ -28,6 +29,7 @@ from nbformat import NotebookNode
 LEFT_OUT = {"setup", "versions", "check"}
 LEAD = 320  # characters of a section's first sentences on its heading's slide
 SHORT = 40  # characters of a sentence that says little by itself
+ASIDE = re.compile(r"\((?:[^()]|\([^()]*\))*[.!?]\)\s*")  # sentences in brackets
 SOLUTION = re.compile(
     r"^([ \t]*)### BEGIN SOLUTION\n.*?### END SOLUTION[ \t]*$", re.DOTALL | re.MULTILINE
 )
@@ -124,33 +126,47 @@ def sentences(paragraph: str) -> list[str]:
     return found
 
 
-def lead(paragraph: str) -> Part:
+def leads_on(paragraph: str) -> bool:
+    """Whether a paragraph ends within a sentence, which an equation or a cell then goes on with."""
+    return paragraph.rstrip('*_"”')[-1] not in ".!?)"
+
+
+def lead(paragraph: str) -> list[Part]:
     """What a slide shows of the paragraph before: the bold words it begins with, or its point.
 
-    The point is the sentence that leads on, if the paragraph ends with a colon or a comma, else its
-    first. Where that is a few words, the sentence beside it comes along.
+    The point is the sentence that leads on, if there is one, else the first that is not an aside.
+    Where that is a few words, the sentence beside it comes along.
     """
+    while aside := ASIDE.match(paragraph):
+        paragraph = paragraph[aside.end() :]
+    if not paragraph:
+        return []
     first, *rest = found = sentences(paragraph)
-    leads_on = paragraph.rstrip()[-1] in ":,"
     if paragraph.startswith("**") and rest:
         shown = (
-            [first, rest[-1]] if leads_on else [first, rest[0]] if len(first) < SHORT else [first]
+            [first, rest[-1]]
+            if leads_on(paragraph)
+            else [first, rest[0]]
+            if len(first) < SHORT
+            else [first]
         )
-    elif leads_on:
+    elif leads_on(paragraph):
         shown = found[-2:] if len(found[-1]) < SHORT else found[-1:]
     else:
         shown = found[:2] if len(first) < SHORT else found[:1]
-    return Part("text", " ".join(shown))
+    return [Part("text", " ".join(shown))]
 
 
-def opening(paragraph: str) -> Part | None:
-    """The first sentences of a section, for its heading's slide; none that leads to an equation."""
+def opening(paragraph: str) -> list[Part]:
+    """The first sentences below a heading or a quotation; none that leads to an equation."""
     shown = []
     for sentence in sentences(paragraph):
-        if sentence.endswith((":", ",")) or len(" ".join([*shown, sentence])) > LEAD:
+        if leads_on(sentence) or (shown and len(" ".join([*shown, sentence])) > LEAD):
             break
         shown.append(sentence)
-    return Part("text", " ".join(shown)) if shown else None
+    while shown and re.fullmatch(r"\*\*[^*]+\*\*", shown[-1]):
+        shown.pop()  # a title, of what does not stand here
+    return [Part("text", " ".join(shown))] if shown else []
 
 
 def printed(cell: NotebookNode) -> list[Part]:
@@ -161,10 +177,15 @@ def printed(cell: NotebookNode) -> list[Part]:
             texts.append(output.text)
         elif output.output_type == "error":
             texts.append(f"{output.ename}: {output.evalue}")
-        elif output.output_type == "execute_result" and "text/html" not in output.data:
+        elif output.output_type == "execute_result":
             texts.append(output.data["text/plain"] + "\n")
     joined = "".join(texts).rstrip("\n")
     return [Part("output", joined)] if joined else []
+
+
+def is_page(cell: NotebookNode) -> bool:
+    """Whether what a cell shows is for a notebook: a page of HTML."""
+    return any("text/html" in output.get("data", {}) for output in cell.outputs)
 
 
 def picture(cell: NotebookNode) -> Part | None:
@@ -185,7 +206,17 @@ def picture(cell: NotebookNode) -> Part | None:
 
 
 def code(source: str) -> Part:
+    source = re.sub(r" *# fmt: \w+$", "", source, flags=re.MULTILINE)
     return Part("code", re.sub(r"\n{3,}", "\n\n", source))  # one empty line will do
+
+
+def waits_for_words(slide: Slide) -> bool:
+    """Whether what is said next is shown with it: below a title, below a quotation."""
+    if slide.kind == "section":
+        return not slide.parts and not slide.notes
+    if slide.kind == "title":
+        return len(slide.parts) == 1
+    return slide.kind == "statement" and slide.parts[-1].kind == "quote"
 
 
 class Chapter:
@@ -213,8 +244,8 @@ class Chapter:
 
     def make(self, kind: str, parts: list[Part]) -> Slide:
         """A slide of these parts below the sentence that leads to them, with the notes so far."""
-        leading = [lead(self.paragraph)] if self.paragraph else []
-        slide = Slide(kind, self.head, leading + parts, "".join(self.notes))
+        shown = lead(self.paragraph) + parts
+        slide = Slide(kind, self.head, shown, "".join(self.notes))
         self.notes, self.paragraph = [], ""
         return slide
 
@@ -232,8 +263,10 @@ class Chapter:
         if self.deck.columns:
             slides = self.deck.columns[-1][1]
             slides[-1].notes += "".join(self.notes)
-            if len(slides) > 1 and not slides[0].parts and not slides[0].notes:
-                del slides[0]  # a heading alone, which stands above the next slide too
+            if len(slides) > 1 and not (
+                slides[0].parts or slides[0].notes or self.head[0].isdigit()
+            ):
+                del slides[0]  # "Summary", say, stands above the next slide too
         self.notes, self.paragraph, self.task = [], "", []
 
     def read_minutes(self, source: str) -> None:
@@ -250,7 +283,7 @@ class Chapter:
             self.add(Slide("title" if part.kind == "h1" else "section", part.source, []))
         elif part.kind == "h3":
             self.release()
-            self.head = f"{self.deck.columns[-1][0]}: {part.source}"
+            self.head, self.paragraph = f"{self.deck.columns[-1][0]}: {part.source}", ""
         elif self.head.startswith("Exercises"):
             self.task.append(part)
         elif part.kind == "text":
@@ -262,7 +295,7 @@ class Chapter:
             self.release()
             slide = self.make("statement", [part])
             latest = self.deck.columns[-1][1][-1]
-            if latest.kind == "title" and part.kind == "list" and len(latest.parts) == 1:
+            if part.kind == "list" and latest.kind != "section" and waits_for_words(latest):
                 latest.parts += slide.parts
                 latest.notes += slide.notes
             else:
@@ -275,23 +308,22 @@ class Chapter:
             first, *rest = sentences(paragraph)
             latest.parts.append(Part("text", first))
             self.paragraph = " ".join(rest)
-        elif latest.kind == "section" and not latest.parts and not latest.notes:
-            first = opening(paragraph)
-            latest.parts += [first] if first else []
+        elif not self.notes and waits_for_words(latest):
+            latest.parts += opening(paragraph)
             latest.notes += said
-            self.paragraph = paragraph if paragraph.endswith((":", ",")) else ""
+            self.paragraph = paragraph if leads_on(paragraph) else ""
         else:
             self.notes.append(said)
             self.paragraph = paragraph
 
     def read_code(self, cell: NotebookNode, tags: set[str]) -> None:
         if "exercise" in tags:
-            parts = self.task or ([lead(self.paragraph)] if self.paragraph else [])
+            parts = self.task or lead(self.paragraph)
             shown = [*parts, code(SOLUTION.sub(r"\1...", cell.source))]
             self.release()
             self.add(Slide("exercise", self.head, shown, "".join(self.notes)))
             self.task = []
-        elif tags & LEFT_OUT or self.head.startswith("Exercises"):
+        elif tags & LEFT_OUT or is_page(cell) or self.head.startswith("Exercises"):
             return
         elif "figure" in tags:
             drawn = picture(cell)

@@ -23,6 +23,7 @@ LETTER, CODE_LETTER = 0.47, 0.602  # the widths of letters, as shares of their s
 LINE, CODE_LINE = 1.32, 1.25  # the heights of lines, likewise
 PICTURE = 300  # a picture is at least so high
 FORMULA = 28  # a smaller formula is set in rows, if it can be
+MESSAGE = 120  # characters; a longer line was printed, and is no row of a table
 BESIDE_PICTURE = 28  # the largest text, which leaves more room for the picture
 TITLE = 110  # what a title is higher than a running head
 
@@ -138,15 +139,22 @@ def maths_height(tex: str, size: int) -> float:
     return size * (sum(high) + 1.4 * (rows_of_blocks - 1)) + 10
 
 
+def printed_size(output: str, code_size: int) -> int:
+    """The size of what a cell printed: that of code, or what keeps the rows of a table whole."""
+    rows = [length for line in output.splitlines() if (length := len(line)) <= MESSAGE]
+    return min(code_size, int((WIDTH - 20) / (CODE_LETTER * max(rows, default=1))))
+
+
 def height(part: Part, text_size: int, code_size: int) -> float:
     """How high a part will be."""
     lines = part.source.splitlines()
     if part.kind in ("code", "sample"):
         return len(lines) * CODE_LINE * code_size + 16
     if part.kind == "output":
-        columns = int((WIDTH - 20) / (CODE_LETTER * code_size))
+        size = printed_size(part.source, code_size)
+        columns = int((WIDTH - 20) / (CODE_LETTER * size))
         wrapped = sum(max(1, len(textwrap.wrap(line, columns))) for line in lines)
-        return wrapped * CODE_LINE * code_size
+        return wrapped * CODE_LINE * size
     if part.kind == "math":
         return maths_height(part.source, maths_size(part.source, text_size))
     if part.kind in ("png", "svg"):

@@ -24,13 +24,15 @@ import matplotlib
 import nbformat
 from build import ROOT, BuildError, select
 from deck import MARKDOWN, Part, deck_of
-from fit import HEIGHT, PICTURE, WIDTH, Sized, fitted, letters, maths_size, total
+from fit import HEIGHT, PICTURE, WIDTH, Sized, fitted, letters, maths_size, printed_size, total
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from pygments import highlight
 from pygments.formatters import HtmlFormatter
 from pygments.lexers import PythonLexer
 
 THEME = Path(__file__).parent / "deck_theme"
+# A formula and the brackets and stops beside it, between which no line ends.
+BESIDE = re.compile(r'\(?<span class="math inline">[^<]*<[^<]*<[^<]*</span>[.,;:!?)]*')
 VERDICT = {"✓": "right", "✗": "wrong"}
 
 
@@ -105,7 +107,7 @@ def picture(part: Part, room: float, out: Path, name: str) -> str:
     )
 
 
-def shown(part: Part, text_size: int, room: float, out: Path, name: str) -> str:
+def shown(part: Part, text_size: int, code_size: int, room: float, out: Path, name: str) -> str:
     """The HTML of a part; `room` is what a picture may take of the slide's height."""
     if part.kind in ("svg", "png"):
         return picture(part, room, out, name)
@@ -116,8 +118,10 @@ def shown(part: Part, text_size: int, room: float, out: Path, name: str) -> str:
         html = highlight(part.source, PythonLexer(), HtmlFormatter(nowrap=True))
         return f'<pre class="code">{html.rstrip()}</pre>'
     if part.kind == "output":
-        return f'<pre class="output">{verdicts(part.source)}</pre>'
-    return re.sub(r"<td>(.*?)</td>", entry, MARKDOWN.render(part.source))
+        size = printed_size(part.source, code_size)
+        return f'<pre class="output" style="font-size: {size}px">{verdicts(part.source)}</pre>'
+    html = BESIDE.sub(r'<span class="bound">\g<0></span>', MARKDOWN.render(part.source))
+    return re.sub(r"<td>(.*?)</td>", entry, html)
 
 
 def entry(cell: re.Match) -> str:
@@ -133,7 +137,10 @@ def page(sized: Sized, minutes_of: dict[str, int], out: Path, name: str) -> dict
     return {
         "kind": slide.kind,
         "head": MARKDOWN.renderInline(slide.head),
-        "parts": [shown(part, sized.text_size, PICTURE + rest, out, name) for part in slide.parts],
+        "parts": [
+            shown(part, sized.text_size, sized.code_size, PICTURE + rest, out, name)
+            for part in slide.parts
+        ],
         "notes": slide.notes,
         "minutes": minutes_of.get(slide.head) if slide.kind in ("title", "section") else None,
         "text_size": sized.text_size,

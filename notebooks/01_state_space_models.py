@@ -1838,10 +1838,10 @@ check("nothing leaves: all that came in is there", given.sum(-1), infusion.cumsu
 
 # %% [markdown]
 # **2 · easy.** Under Euler's rule a mode with the complex rate $\lambda$, $\mathrm{Re}\,\lambda <
-# 0$, is multiplied by $1 + \Delta\lambda$ in a step. Find the step at which its absolute value is
-# 1. And on paper: show that under the bilinear rule the factor stays below 1 in absolute value at
-# *every* step. (Hint: $|1 + z/2|$ is the distance of $z/2$ to $-1$, $|1 - z/2|$ that to $+1$. The
-# check prints the largest factor among a thousand rates.)
+# 0$, is multiplied by $1 + \Delta\lambda$ in a step. Find the step that gives this factor the
+# absolute value 1. And on paper: show that under the bilinear rule the factor stays below 1 in
+# absolute value at *every* step. (Hint: $|1 + z/2|$ is the distance of $z/2$ to $-1$, $|1 - z/2|$
+# that to $+1$. The check prints the largest factor among a thousand rates.)
 
 
 # %% tags=["exercise"]

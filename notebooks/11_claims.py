@@ -1757,7 +1757,7 @@ plotting.save(
 # field above the list filters it.)
 
 
-# %%
+# %% tags=["setup"]
 FILTER = (
     "<input type='search' placeholder='filter the claims' oninput=\"for (const row of "
     "document.querySelectorAll('table.claims tr[id]')) row.hidden = "

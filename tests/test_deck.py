@@ -98,7 +98,11 @@ def in_one_row(tex: str) -> str:
 
 def shows_every_cell(notebook: NotebookNode, chapter: Deck) -> list[str]:
     hidden = {"setup", "versions", "check", "figure", "exercise"}
-    wanted = [c.source for c in taught(notebook) if c.cell_type == "code" and not tags(c) & hidden]
+    wanted = [
+        re.sub(r"# fmt: \w+", "", c.source)
+        for c in taught(notebook)
+        if c.cell_type == "code" and not tags(c) & hidden and not deck.is_page(c)
+    ]
     return missing(wanted, shown(chapter, "code"), "cell")
 
 
@@ -388,10 +392,62 @@ LONG = "This is the point of the whole paragraph."
         ("It acts on its input. As code:", "It acts on its input. As code:"),
         ("**Unroll it.** Put one in the other. So:", "**Unroll it.** So:"),
         (f"**{LONG}** More. And more.", f"**{LONG}**"),
+        (f"(An aside (of two). Said first.) {LONG} More.", LONG),
+        (f"Words before. {LONG[:-1]} and", f"{LONG[:-1]} and"),
     ],
 )
 def test_lead(paragraph, wanted):
-    assert lead(paragraph).source == wanted
+    assert [part.source for part in lead(paragraph)] == [wanted]
+
+
+def test_an_aside_leads_to_nothing():
+    assert lead("(Those of chapter 02.)") == []
+
+
+def slides_of(*cells: str | NotebookNode) -> list[list[str]]:
+    """Of each slide below the title the sources of its parts."""
+    cells = [new_markdown_cell(cell) if isinstance(cell, str) else cell for cell in cells]
+    chapter = deck.deck_of(new_notebook(cells=[new_markdown_cell("# 03 · A"), *cells]))
+    return [[part.source for part in s.parts] for _, column in chapter.columns[1:] for s in column]
+
+
+def test_what_follows_a_quotation_stands_below_it():
+    """Whether it holds: not above the next quotation, nor on a slide of its own."""
+    text = "> a\n\nIt holds. More.\n\n> b\n\n- It does not.\n\nThis leads on:"
+    assert slides_of("## 1 · One\n\nWords.", text, code("1")) == [
+        ["Words."],
+        ["> a", "It holds. More."],
+        ["> b", "- It does not."],
+        ["This leads on:", "1"],
+    ]
+
+
+def test_a_heading_parts_what_stands_before_it_from_what_follows():
+    assert slides_of("## 1 · One\n\nWords.\n\nA point.\n\n### Beside\n\n> a") == [
+        ["Words."],
+        ["> a"],
+    ]
+
+
+def test_a_title_shows_no_sentence_that_an_equation_ends():
+    """And no name of what is not on its slide; a numbered section has its title in any case."""
+    long = "**Question.** Is it so? The state is"
+    assert slides_of(f"## 1 · One\n\n{long}\n\n$$h$$") == [
+        ["**Question.** Is it so?"],
+        ["**Question.** The state is", "h"],
+    ]
+    assert slides_of("## 2 · Two\n\n**Question.** It is\n\n$$h$$")[0] == []
+    assert slides_of("## 2 · Two\n\n- a\n- b") == [[], ["- a\n- b"]]
+    assert slides_of("## Summary\n\n- a\n- b") == [["- a\n- b"]]
+
+
+def test_a_page_of_html_and_marks_for_the_formatter_are_left_out():
+    page = new_output("execute_result", {"text/html": "<p>", "text/plain": "<HTML>"})
+    told = code("x = [1,\n     2]  # fmt: skip")
+    assert slides_of("## 1 · One\n\nWords.", code("HTML('<p>')", page), told) == [
+        ["Words."],
+        ["x = [1,\n     2]"],
+    ]
 
 
 # Fitting.
@@ -437,6 +493,12 @@ def test_the_widest_line_sets_the_size_of_code():
     assert sized.code_size == 20 and sized.text_size == fit.SIZES[0][0]
 
 
+def test_a_row_that_is_printed_stays_whole_and_a_message_is_wrapped():
+    row, message = "x" * 115, "x" * 130
+    assert fit.printed_size(row, 26) == fit.printed_size(f"{row}\n{message}", 26) == 17
+    assert fit.printed_size(message, 26) == fit.printed_size("short", 26) == 26
+
+
 def test_what_cannot_be_divided_is_refused():
     function = "def f():\n" + "\n".join(f"    value_{i} = {i}" for i in range(80))
     with pytest.raises(BuildError, match="too large for a slide, under 'head'"):
@@ -457,6 +519,15 @@ def test_halves():
 
 
 # The HTML.
+
+
+def test_no_line_ends_between_a_formula_and_its_brackets_or_stops():
+    html = slides.shown(Part("text", "where ($x < y$), and $z$."), 30, 20, 0, None, "")
+    html = html.replace('<span class="math inline"><span class="math">', "")
+    assert html.replace("</span></span>", "").strip() == (
+        r'<p>where <span class="bound">(\(x &lt; y\)),</span> and '
+        r'<span class="bound">\(z\).</span></p>'
+    )
 
 
 def test_what_is_printed_is_escaped_and_judged():
@@ -495,7 +566,7 @@ def test_layers_lie_over_one_another(tmp_path):
 
 def test_formulas_and_code_are_escaped():
     def html(kind: str, source: str) -> str:
-        return slides.shown(Part(kind, source), 30, 0, None, "")
+        return slides.shown(Part(kind, source), 30, 20, 0, None, "")
 
     assert html("math", "a < b") == '<div class="math" style="font-size: 30px">\\[a &lt; b\\]</div>'
     assert "&lt;" in html("code", "a < b")
