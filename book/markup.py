@@ -27,11 +27,18 @@ TWICE = re.compile(
 # A figure leads to its file, to be seen as large as the window.
 FIGURE = re.compile(r'<img [^>]*src="([^"]*_images/[^"]*)"[^>]*>')
 
+# A formula in a line, with the brackets and stops beside it, between which no line is to end.
+BESIDE = re.compile(
+    r'\(<span class="math notranslate nohighlight">[^<]*</span>[.,;:!?)]*'
+    r'|<span class="math notranslate nohighlight">[^<]*</span>[.,;:!?)]+'
+)
+
 
 def mended(page: str) -> str:
     """A page of the site, HTML as Sphinx writes it, without what is wrong with all of them."""
     for wrong, right in PLAIN.items():
         page = page.replace(wrong, right)
+    page = BESIDE.sub(r'<span class="bound">\g<0></span>', page)
     page = TWICE.sub(r"\1", page)
     page = FIGURE.sub(r'<a class="whole" href="\1">\g<0></a>', page)
     return ARGUMENTS.sub(lambda found: arguments(found[1]), page)

@@ -21,6 +21,8 @@ from pathlib import Path, PurePosixPath
 import nbformat
 import slides
 from claims import public_names
+from deck import Part
+from fit import in_rows
 from lecturer import students
 from markup import mended
 from nbformat import NotebookNode
@@ -29,6 +31,9 @@ from sphinx.cmd.build import build_main
 ROOT = Path(__file__).resolve().parent.parent
 # What the reader of a page sees of a folded cell, by its tag.
 FOLDED = {"setup": "set-up", "figure": "the code of this figure", "exercise": "a solution"}
+# A link of Markdown; or code, in which brackets mean something else.
+LINK = re.compile(r"\[([^\]]*)\]\(([^)]*)\)|^```.*?^```|`[^`\n]+`", re.DOTALL | re.MULTILINE)
+DISPLAYED = re.compile(r"^\$\$(.*?)\$\$", re.DOTALL | re.MULTILINE)
 ON_THE_FIRST_PAGE = ("", "Chapters", "Sources")  # of the README; "" is what stands above them
 DOWNLOADS = (
     "Download this chapter: {{download}}`notebook <../downloads/{0}.ipynb>` · "
@@ -49,9 +54,14 @@ TREE = """
 
 
 def chapter_page(notebook: NotebookNode, name: str) -> NotebookNode:
-    """A notebook as a page: cells folded by their tags, figures with their words, downloads."""
+    """A notebook as a page: cells folded by their tags, figures with their words, downloads.
+
+    A formula that is wider than the page is set in rows, as on a slide.
+    """
     page = nbformat.from_dict(notebook)
     for cell in page.cells:
+        if cell.cell_type == "markdown":
+            cell.source = DISPLAYED.sub(set_in_rows, cell.source)
         for tag in cell.metadata.get("tags", []):
             if tag in FOLDED:
                 told = {"code_prompt_show": f"Show {FOLDED[tag]}"}
@@ -63,6 +73,10 @@ def chapter_page(notebook: NotebookNode, name: str) -> NotebookNode:
             cell.metadata.setdefault("mystnb", {})["image"] = {"alt": alt}
     page.cells.insert(1, nbformat.v4.new_markdown_cell(DOWNLOADS.format(name), id="downloads"))
     return page
+
+
+def set_in_rows(formula: re.Match) -> str:
+    return f"$${in_rows(Part('math', formula[1])).source}$$"
 
 
 def alt_text(output: NotebookNode) -> str:
@@ -96,6 +110,8 @@ def with_links(text: str, file: str, page: str, rooms: set[str]) -> str:
 
     def link(found: re.Match) -> str:
         words, target = found.groups()
+        if target is None:
+            return found[0]
         if "://" in target or target.startswith("#"):
             return found[0]
         target, mark, anchor = target.partition("#")
@@ -105,7 +121,7 @@ def with_links(text: str, file: str, page: str, rooms: set[str]) -> str:
             return words
         return f"[{words}]({'../' * page.count('/')}{shown}{mark}{anchor})"
 
-    return re.sub(r"\[([^\]]*)\]\(([^)]*)\)", link, text)
+    return LINK.sub(link, text)
 
 
 def readme_pages(readme: str) -> tuple[str, str]:
@@ -142,6 +158,7 @@ def lay_out(root: Path, pages: Path) -> None:
         file = f"book/guide/{name}.md"
         text = (root / file).read_text(encoding="utf-8")
         text = students(text)  # without the exam's answers
+        text = re.sub(r"\A# (?=\d\d · )", "# Teaching ", text)  # the chapter has the same title
         markdown(file, f"guide/{name}.md", text + ALL_SLIDES * (name == "index"))
     first, use = readme_pages((root / "README.md").read_text(encoding="utf-8"))
     first += toctree("Chapters", [f"chapters/{name}" for name in names])

@@ -1371,8 +1371,8 @@ _ = must_differ("parallel scan, turned round", selective_scan_parallel(*inputs).
 # channels of the scan ($2d$ of them):
 #
 # $$\begin{aligned}
-#   u &= \mathrm{SiLU}(\mathrm{conv}(xW_x)), \qquad (\eta, B, C) = u\,W, \qquad
-#   \Delta = \mathrm{softplus}(\eta\,W_\Delta + \text{bias}), \\
+#   u &= \mathrm{SiLU}(\mathrm{conv}(xW_x)), \\
+#   (\eta, B, C) &= u\,W, \qquad \Delta = \mathrm{softplus}(\eta\,W_\Delta + \text{bias}), \\
 #   y &= \Big(\big(\mathrm{scan}(u, \Delta, A, B, C) + D \circ u\big) \circ
 #   \mathrm{SiLU}(xW_z)\Big)\, W_o.
 # \end{aligned} \tag{1.20}$$

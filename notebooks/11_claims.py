@@ -32,7 +32,7 @@
 # | 5 · Tables as arithmetic | 18 | 32 |
 # | 6 · As printed | 26 | 47 |
 # | 7 · Counted again | 12 | 22 |
-# | 8 · All claims | 6 | 10 |
+# | 8 · All claims | 6 | 9 |
 # | Summary | 1 | 2 |
 # | Exercises | – | 66 |
 # | Further reading | 1 | 1 |

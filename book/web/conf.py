@@ -61,5 +61,6 @@ html_copy_source = False
 html_show_copyright = False
 html_domain_indices = False
 html_show_search_summary = False  # it reads pages, which one opened from a folder may not; and TeX
+highlight_language = "none"  # what a docstring or the README sets apart is no Python; cells say so
 pygments_style = "a11y-high-contrast-light"
 pygments_dark_style = "a11y-high-contrast-dark"
