@@ -126,13 +126,15 @@ def lines(
     Raises:
         ValueError: a curve has not as many values as there are places.
     """
-    drawn = sum(line.get_gid() == "curve" for line in ax.lines)
+    group = f"curves-{ax.figure.axes.index(ax)}"  # in the SVG, where names are unique
+    drawn = sum((line.get_gid() or "").startswith(group) for line in ax.lines)
     for i, (name, values) in enumerate(curves.items(), start=drawn):
         if len(values) != len(x):
             raise ValueError(f"curve {name!r} has {len(values)} values for {len(x)} places")
         style = DASHES[i % len(DASHES)] if joined else "none"
         color, points = COLORS[i % len(COLORS)], marker or ("" if joined else "o")
-        ax.plot(x, values, linestyle=style, color=color, marker=points, label=name, gid="curve")
+        told = dict(linestyle=style, color=color, marker=points, label=name)
+        ax.plot(x, values, gid=f"{group}-{i}", **told)
     told = dict(xlabel=xlabel, ylabel=ylabel, title=title, xscale=xscale, yscale=yscale)
     told |= dict(xlim=xlim, ylim=ylim)
     ax.set(**{name: value for name, value in told.items() if value})

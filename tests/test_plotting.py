@@ -1,6 +1,7 @@
 """Figures: same bytes on every run, readable by everyone, written only where the build asks."""
 
 import io
+import re
 from base64 import b64decode
 
 import matplotlib
@@ -69,6 +70,17 @@ def test_alt_text_is_there_for_both_kinds(shown):
     assert png.alt == "a unit matrix"
     with pytest.raises(ValueError, match="needs an alt text"):
         plotting.save(line_plot(), "03_a", " ")
+
+
+def test_no_id_is_there_twice(shown):
+    """A page may hold the drawing itself."""
+    fig, axes = plotting.figure(1, 2)
+    for ax in axes:
+        plotting.lines(ax, [0, 1], {"a": [1, 2], "b": [2, 3]})
+        plotting.lines(ax, [0, 1], {"c": [1, 2]})
+    plotting.save(fig, "03_a", "lines")
+    ids = re.findall(r' id="([^"]*)"', shown[0].data)
+    assert len(ids) > 20 and len(set(ids)) == len(ids)
 
 
 @pytest.mark.parametrize("name", ["03_a.png", "figures/03_a", "../03_a"])
