@@ -135,7 +135,7 @@ def test_a_page_is_as_it_should_be(browser, address, page):
         assert opened.problems == []
         assert chrome.raw_math(opened) == []
         assert chrome.without_alt(opened) == []
-        assert chrome.axe(opened) == []
+        assert chrome.too_wide(opened) == [] and chrome.axe(opened) == []
         opened.emulate_media(color_scheme="dark")
         assert chrome.axe(opened, ["color-contrast"]) == []
         opened.set_viewport_size({"width": chrome.PHONE[0], "height": chrome.PHONE[1]})
