@@ -141,19 +141,14 @@ def lead(paragraph: str) -> list[Part]:
         paragraph = paragraph[aside.end() :]
     if not paragraph:
         return []
-    first, *rest = found = sentences(paragraph)
-    if paragraph.startswith("**") and rest:
-        shown = (
-            [first, rest[-1]]
-            if leads_on(paragraph)
-            else [first, rest[0]]
-            if len(first) < SHORT
-            else [first]
-        )
-    elif leads_on(paragraph):
-        shown = found[-2:] if len(found[-1]) < SHORT else found[-1:]
+    found = sentences(paragraph)
+    few, leads = len(found[0]) < SHORT, leads_on(paragraph)
+    if not leads:
+        shown = found[: 1 + few]
+    elif paragraph.startswith("**") and len(found) > 1:
+        shown = [found[0], found[-1]]
     else:
-        shown = found[:2] if len(first) < SHORT else found[:1]
+        shown = found[-2:] if len(found[-1]) < SHORT else found[-1:]
     return [Part("text", " ".join(shown))]
 
 
@@ -263,9 +258,8 @@ class Chapter:
         if self.deck.columns:
             slides = self.deck.columns[-1][1]
             slides[-1].notes += "".join(self.notes)
-            if len(slides) > 1 and not (
-                slides[0].parts or slides[0].notes or self.head[0].isdigit()
-            ):
+            bare = len(slides) > 1 and not (slides[0].parts or slides[0].notes)
+            if bare and not self.head[0].isdigit():
                 del slides[0]  # "Summary", say, stands above the next slide too
         self.notes, self.paragraph, self.task = [], "", []
 

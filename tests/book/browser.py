@@ -51,14 +51,18 @@ WITHOUT_ALT = """() => [...document.querySelectorAll("img, svg[role=img], object
     .filter(image => !(image.getAttribute("alt") || image.getAttribute("aria-label") || "").trim())
     .map(image => image.outerHTML.slice(0, 120))"""
 
-# Elements that stick out of the window; those inside something that scrolls by itself do not.
+# Where the page, or a part of it that holds its title, scrolls sideways: what sticks out. What is
+# inside something smaller that scrolls by itself does not.
 TOO_WIDE = """() => {
     const width = document.documentElement.clientWidth, root = document.scrollingElement;
-    if (root.scrollWidth <= width) return [];
+    const whole = [];
+    for (let p = document.querySelector("h1"); p; p = p.parentElement) whole.push(p);
+    const scrolls = p => p === root || /auto|scroll/.test(getComputedStyle(p).overflowX);
+    if (!whole.some(p => scrolls(p) && p.scrollWidth > p.clientWidth)) return [];
     return [...document.body.querySelectorAll("*")]
         .filter(e => e.getBoundingClientRect().right + root.scrollLeft > width + 1)
         .filter(e => {
-            for (let p = e.parentElement; p && p !== document.body; p = p.parentElement)
+            for (let p = e.parentElement; p && !whole.includes(p); p = p.parentElement)
                 if (getComputedStyle(p).overflowX !== "visible") return false;
             return true;
         })

@@ -63,6 +63,11 @@ def test_a_problem_is_named(look, content, said):
     assert any(said in problem for problem in look(FINE + content)["problems"])
 
 
+def test_a_part_that_holds_the_title_may_not_scroll_either(look):
+    wide = '<p style="width: 900px">wide</p>'
+    assert look(f"<style>main {{overflow-x: auto}}</style>{wide}")["too_wide"]
+
+
 def test_what_scrolls_by_itself_is_not_too_wide(look):
     box = '<div style="overflow-x: auto" tabindex="0"><p style="width: 900px">wide</p></div>'
     assert look(FINE + box)["too_wide"] == []
