@@ -25,14 +25,12 @@ from markdown_it import MarkdownIt
 from mdit_py_plugins.dollarmath import dollarmath_plugin
 from minutes import TITLE as MINUTES
 from nbformat import NotebookNode
+from student import SOLUTION
 
 LEFT_OUT = {"setup", "versions", "check"}
 LEAD = 320  # characters of a section's first sentences on its heading's slide
 SHORT = 40  # characters of a sentence that says little by itself
 ASIDE = re.compile(r"\((?:[^()]|\([^()]*\))*[.!?]\)\s*")  # sentences in brackets
-SOLUTION = re.compile(
-    r"^([ \t]*)### BEGIN SOLUTION\n.*?### END SOLUTION[ \t]*$", re.DOTALL | re.MULTILINE
-)
 STAGE = re.compile(r'<g id="(stage-(\d+)-\d+)">')
 # In which no sentence ends: a formula, code, a parenthesis, bold words but for their full stop.
 UNBROKEN = re.compile(r"\$[^$]*\$|`[^`]*`|\([^()]*\)|\*\*[^*]+(?=[^*]\*\*)")

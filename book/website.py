@@ -126,7 +126,7 @@ def with_links(text: str, file: str, page: str, rooms: set[str]) -> str:
 
 def readme_pages(readme: str) -> tuple[str, str]:
     """The README, cut into the first page and the one on setting up and using the package."""
-    title, *sections = re.split(r"^## ", "" + readme, flags=re.MULTILINE)
+    title, *sections = re.split(r"^## ", readme, flags=re.MULTILINE)
     named = {section.partition("\n")[0]: f"## {section}" for section in sections}
     named[""] = title
     first = "".join(named.pop(name) for name in ON_THE_FIRST_PAGE)

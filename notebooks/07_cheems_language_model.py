@@ -1972,9 +1972,8 @@ check("shifted before: that of the byte after the next", twice.double(), after_n
 _ = must_differ("labels that were shifted before", twice.double(), want)
 
 # %% [markdown]
-# `generate` is the library's own, with all its ways to choose. Greedily it writes what ours writes.
-# Of four beams it returns the best, with a score: the mean of $\log p$ over the new bytes. We count
-# it again, with our model.
+# `generate` is the library's own. Greedily it writes what ours writes. Of four beams it returns
+# one, with a score: the mean of $\log p$ over the new bytes. We count it again, with our model.
 
 # %%
 new = generate(model, ids, 20, Sampling(temperature=0))
