@@ -86,7 +86,9 @@ def compare(inputs, tolerance, chunk_size=16, through=("y", "state")):
     truths = dict(zip(("y", "state"), recurrence(*true), strict=True))
     assert results["y"].dtype == inputs[0].dtype and results["state"].dtype == torch.float32
     errors = {name: relative(results[name], truths[name]) for name in results}
-    weights = {name: torch.randn_like(results[name]) for name in through}
+    generator = torch.Generator().manual_seed(1)
+    weights = {k: torch.randn(results[k].shape, generator=generator) for k in through}
+    weights = {k: weight.to(results[k]) for k, weight in weights.items()}
     torch.autograd.backward([results[k] for k in through], [weights[k] for k in through])
     torch.autograd.backward([truths[k] for k in through], [weights[k].double() for k in through])
     for name, value, truth in zip(NAMES, ours, true, strict=True):
