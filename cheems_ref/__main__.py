@@ -25,9 +25,6 @@ def main(arguments: list[str] | None = None) -> int:
 
         parsed = parse(arguments)
         first_word(parsed)  # for what follows loads PyTorch
-        from cheems_ref.kernels import prepare_environment
-
-        prepare_environment()
         if parsed.name == "compare":
             from cheems_ref.compare_command import carry_out
         elif parsed.name == "budget":

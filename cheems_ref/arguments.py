@@ -6,6 +6,8 @@ test compares them with `config`.
 """
 
 import argparse
+import ast
+import contextlib
 import difflib
 import json
 import math
@@ -239,10 +241,10 @@ def _setting(words, option="--set", others=()):
         raise ValueError(f"{option} {words}: there is no field {name!r}; {hint}")
     if name == "pattern":
         return name, value
-    try:
-        return name, json.loads(value)
-    except ValueError:
-        return name, value  # a word, such as position=conv
+    for read in (json.loads, ast.literal_eval):  # false and null, or Python's False and None
+        with contextlib.suppress(ValueError, SyntaxError):
+            return name, read(value)
+    return name, value  # a word, such as position=conv
 
 
 def _parser():

@@ -41,7 +41,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, einsum, nn
 
 from cheems_ref import check
-from cheems_ref.rope import _apply_rope, _cos_sin, check_turnable
+from cheems_ref.precision import autocast_off
+from cheems_ref.rope import RotaryTable, _apply_rope, _cos_sin, check_turnable
 from cheems_ref.ssd import SSD, SSDCache, expand_groups
 
 Mask = Literal["gate", "content"]
@@ -66,6 +67,10 @@ def causal_mask(
 
     The queries are the last n_queries of the n_keys tokens, so query t stands at token
     t + n_keys - n_queries: with a cache there are more keys than queries.
+
+    A hidden key has the weight 0 and cannot affect a query, as long as keys and values are finite:
+    0 · NaN is NaN, so a NaN or an infinity at one token may reach the tokens before it. Padded
+    positions may hold anything, since the layers set them to 0 first.
 
     Args:
         n_queries: t, at most n_keys.
@@ -119,11 +124,12 @@ def attention_written_out(
     h, p = q.shape[2:]
     wide = torch.promote_types(q.dtype, torch.float32)
     keys, values = (expand_groups(x, h).to(wide) for x in (k, v))
-    scores = einsum("bthp,bshp->bhts", q.to(wide), keys) / math.sqrt(p)
-    if bias is not None:
-        scores = scores + bias[:, :, None].to(wide)
-    weights = scores.masked_fill(~allowed, -torch.inf).softmax(dim=-1)
-    return einsum("bhts,bshp->bthp", weights, values).to(q.dtype)
+    with autocast_off(q.device):
+        scores = einsum("bthp,bshp->bhts", q.to(wide), keys) / math.sqrt(p)
+        if bias is not None:
+            scores = scores + bias[:, :, None].to(wide)
+        weights = scores.masked_fill(~allowed, -torch.inf).softmax(dim=-1)
+        return einsum("bhts,bshp->bthp", weights, values).to(q.dtype)
 
 
 def attention(
@@ -142,17 +148,24 @@ def attention(
 
 def _attention(q, k, v, allowed, bias=None):
     dtype, (t, h), s = q.dtype, q.shape[1:3], k.shape[1]
-    q, k, v = (rearrange(expand_groups(x, h), "b l h p -> b h l p") for x in (q, k, v))
     mask, causal = allowed, False
     plain = allowed is None and bias is None  # then torch may choose its fastest kernels
     if plain and t == s and t > 1:
         causal = True
     elif allowed is None and not (plain and t == 1):
         mask = causal_mask(t, s, device=q.device)
+    # On a CPU torch reads the keys of a group where they lie. Its GPU kernels that take a mask or
+    # float32 do not know groups, and torch would write out all scores instead.
+    grouped = k.shape[2] == v.shape[2] < h and (q.is_cpu or (t == 1 and mask is None))
+    if not grouped:  # where values come one per head, this copies the keys alone
+        k, v = (expand_groups(x, h) for x in (k, v))
+    q, k, v = (rearrange(x, "b l h p -> b h l p") for x in (q, k, v))
     if bias is not None:  # which sixteen bits could not hold
         q, k, v = (x.to(torch.promote_types(dtype, torch.float32)) for x in (q, k, v))
         mask = bias[:, :, None].to(q.dtype).masked_fill(~mask, -torch.inf)
-    y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal)
+    options = dict(attn_mask=mask, is_causal=causal, enable_gqa=grouped)
+    with autocast_off(q.device):  # it would narrow them, and the bias, again
+        y = F.scaled_dot_product_attention(q, k, v, **options)
     return rearrange(y, "b h l p -> b l h p").to(dtype)
 
 
@@ -190,10 +203,11 @@ class GateMask(nn.Module):
 
         Args:
             v: the values; not used here.
-            position_ids: positions of the keys, each in [0, max_positions); torch raises
-                IndexError where it looks up another.
+            position_ids: positions of the keys, int64 or int32, each in [0, max_positions); torch
+                raises IndexError where it looks up another.
         """
-        gates = F.embedding(position_ids.long(), F.logsigmoid(self.logit).T)
+        check.dtypes(check.INDICES, position_ids=position_ids)
+        gates = F.embedding(position_ids, F.logsigmoid(self.logit).T)
         return rearrange(gates, "b s h -> b h s")
 
     def keeps(self, bias: Bias, allowed: Allowed) -> Allowed | None:
@@ -244,8 +258,9 @@ class ContentMask(nn.Module):
             v: the values.
             position_ids: not used here.
         """
-        wide = torch.promote_types(v.dtype, torch.float32)
-        dt = F.softplus(self.dt_proj(v.flatten(2)).to(wide) + self.dt_bias.to(wide))
+        wide, v = torch.promote_types(v.dtype, torch.float32), v.to(self.dt_proj.weight.dtype)
+        with autocast_off(v.device):
+            dt = F.softplus(self.dt_proj(v.flatten(2)).to(wide) + self.dt_bias.to(wide))
         return rearrange(-self.A_log.to(wide).exp() * dt, "b s h -> b h s")
 
     def keeps(self, bias: Bias, allowed: Allowed) -> Allowed | None:
@@ -255,9 +270,8 @@ class ContentMask(nn.Module):
         # Sorted from the last key to the first, so that of equals the later comes first. As float32
         # since in float64 the rounding of a matrix product would tell equal tokens apart.
         seen = bias.float()[:, :, None].masked_fill(~allowed, -torch.inf).flip(-1)
-        order = seen.argsort(dim=-1, descending=True, stable=True)[..., : self.keep]
-        kept = torch.zeros_like(seen, dtype=torch.bool).scatter(-1, order, True).flip(-1)
-        return kept & allowed
+        rank = seen.argsort(dim=-1, descending=True, stable=True).argsort(dim=-1)
+        return allowed & (rank < self.keep).flip(-1)
 
 
 class AttentionCache(NamedTuple):
@@ -305,9 +319,8 @@ class QCAttn(nn.Module):
     ):
         super().__init__()
         self._make_projections(d_model, n_heads, n_kv_heads, rope_base)
-        d_values = self.k_proj.out_features
-        self.inner = nn.Linear(d_model, d_values, bias=False)
-        self.mask = _make_mask(mask, d_values, n_heads, max_positions, round, keep)
+        self.inner = nn.Linear(d_model, self.k_proj.out_features, bias=False)
+        self.mask = _make_mask(mask, self.inner.out_features, n_heads, max_positions, round, keep)
 
     def _make_projections(self, d_model, n_heads, n_kv_heads, rope_base):
         n_kv_heads = n_heads if n_kv_heads is None else n_kv_heads
@@ -329,34 +342,36 @@ class QCAttn(nn.Module):
         *,
         padding_mask: Bool[Tensor, "b l"] | None = None,
         cache: AttentionCache | None = None,
+        rotary: RotaryTable | None = None,
     ) -> tuple[Tokens, AttentionCache]:
         """Let each token of this call read from itself and from those before it.
 
         Args:
             x: tokens.
-            position_ids: integers ≥ 0 that count the real tokens of a row, going on where the
-                cache ends. What they hold at padding does not matter.
+            position_ids: int64 or int32, ≥ 0, that count the real tokens of a row, going on where
+                the cache ends. What they hold at padding does not matter.
             padding_mask: True for real tokens; None for all. Padding is never read.
             cache: what an earlier call returned; None at the start of the sequence.
+            rotary: the table of position_ids that the layers of a model share; None to do without.
 
         Returns:
             y, undefined at padded positions, and the cache for the next call.
         """
-        d = self.q_proj.in_features
-        check.mixer_call(x, d, position_ids, padding_mask)
+        check.mixer_call(x, self.q_proj.in_features, position_ids, padding_mask)
         if padding_mask is not None:
             x = x.masked_fill(~padding_mask[..., None], 0)
-            position_ids = position_ids.masked_fill(~padding_mask, 0)
-        p = d // self.n_heads
+        p = self.q_proj.in_features // self.n_heads
         q, k = (f(x).unflatten(-1, (-1, p)) for f in (self.q_proj, self.k_proj))
-        cos, sin = _cos_sin(position_ids, p, self.rope_base, x.dtype)
+        cos, sin = _cos_sin(position_ids, p, self.rope_base, x.dtype, rotary)
         q, k = _apply_rope(q, cos, sin), _apply_rope(k, cos, sin)
-        v, inner = self._values(x, position_ids, padding_mask, cache)
+        v, inner = self._values(x, position_ids, padding_mask, cache, rotary)
         v = v.unflatten(-1, (-1, p)).to(q.dtype)  # autocast may have left it wide
+        if padding_mask is not None:
+            position_ids = position_ids.masked_fill(~padding_mask, 0)
         cache = _extended(cache, k, v, padding_mask, position_ids, inner)
         return self.out_proj(self._read(q, cache).flatten(2)), cache
 
-    def _values(self, x, position_ids, padding_mask, cache):
+    def _values(self, x, position_ids, padding_mask, cache, rotary):
         """The values (b, l, g p), and a cache of their own where they need one."""
         if cache is not None and cache.inner is not None:
             raise ValueError("the cache is that of a layer with another inner function")
@@ -365,8 +380,7 @@ class QCAttn(nn.Module):
     def _read(self, q, cache):
         allowed = None
         if self.mask is not None or cache.real is not None:
-            lengths = q.shape[1], cache.k.shape[1]
-            allowed = causal_mask(*lengths, real=cache.real, device=q.device)
+            allowed = causal_mask(q.shape[1], cache.k.shape[1], real=cache.real, device=q.device)
         if self.mask is None:
             return _attention(q, cache.k, cache.v, allowed)
         bias = self.mask(cache.v, cache.position_ids)
@@ -404,8 +418,7 @@ class RetrievedValues(nn.Module):
         if k_values > n_values:
             raise ValueError(f"k_values must be in [1, n_values = {n_values}], got {k_values}")
         self.n_heads, self.k_values = n_heads, k_values
-        p = d_model // n_heads
-        m = max(1, p // 2)
+        p, m = d_model // n_heads, max(1, d_model // n_heads // 2)
         self.query_proj = nn.Linear(d_model, n_heads * m, bias=False)
         self.keys = nn.Parameter(torch.empty(n_heads, n_values, m))
         self.values = nn.Parameter(torch.empty(n_heads, n_values, p))
@@ -420,10 +433,11 @@ class RetrievedValues(nn.Module):
         """Return each row's weight for each token: softmax over the k best, 0 for the others."""
         check.width(x, self.query_proj.in_features)
         queries = rearrange(self.query_proj(x), "b l (h m) -> b l h m", h=self.n_heads)
-        scores = einsum("blhm,hrm->blhr", queries, self.keys) / math.sqrt(queries.shape[-1])
-        best = scores.topk(self.k_values, dim=-1)
-        weights = best.values.softmax(dim=-1)  # which autocast may widen
-        return torch.zeros_like(scores, dtype=weights.dtype).scatter(-1, best.indices, weights)
+        with autocast_off(x.device):
+            scores = einsum("blhm,hrm->blhr", queries.to(self.keys.dtype), self.keys)
+            best = (scores / math.sqrt(queries.shape[-1])).topk(self.k_values, dim=-1)
+            weights = best.values.softmax(dim=-1)
+        return torch.zeros_like(scores).scatter(-1, best.indices, weights)
 
     def forward(self, x: Tokens) -> Tokens:
         """Return the values of the tokens, each from that token alone."""
@@ -465,24 +479,24 @@ class InnerFuncAttn(QCAttn):
         nn.Module.__init__(self)  # not QCAttn's, which would make linear values
         check.choice(Inner, inner=inner)
         self._make_projections(d_model, n_heads, n_kv_heads, rope_base)
-        d_values = d_model
+        d_values = self.k_proj.out_features if inner == "linear" else d_model
         if inner == "ssd":
             self.inner = SSD(d_model, n_heads=n_heads, d_state=d_state, rope_base=rope_base)
         elif inner == "retrieved":
-            sizes = dict(n_heads=n_heads, n_values=n_values, k_values=k_values)
-            self.inner = RetrievedValues(d_model, **sizes)
+            self.inner = RetrievedValues(
+                d_model, n_heads=n_heads, n_values=n_values, k_values=k_values
+            )
         else:
-            d_values = self.k_proj.out_features
             self.inner = nn.Linear(d_model, d_values, bias=False)
         self.mask = _make_mask(mask, d_values, n_heads, max_positions, round, keep)
 
-    def _values(self, x, position_ids, padding_mask, cache):
+    def _values(self, x, position_ids, padding_mask, cache, rotary):
         if not isinstance(self.inner, SSD):
-            return super()._values(x, position_ids, padding_mask, cache)
+            return super()._values(x, position_ids, padding_mask, cache, rotary)
         if cache is not None and cache.inner is None:
             raise ValueError("the cache is that of a layer with another inner function")
-        inner_cache = None if cache is None else cache.inner
-        return self.inner(x, position_ids, padding_mask=padding_mask, cache=inner_cache)
+        own = dict(padding_mask=padding_mask, cache=cache and cache.inner, rotary=rotary)
+        return self.inner(x, position_ids, **own)
 
 
 def _make_mask(mask, d_values, n_heads, max_positions, round, keep):
@@ -503,11 +517,9 @@ def _extended(cache, k, v, padding_mask, position_ids, inner):
     if cache is None:  # the caller's own tensors may change after the call
         real = None if padding_mask is None else padding_mask.clone()
         return AttentionCache(k, v, real, position_ids.clone(), inner)
-    b, g, h, p = k.shape[0], k.shape[2], v.shape[2], k.shape[3]
-    check.shapes(
-        dict(b=b, g=g, h=h, p=p),
-        **{"cache.k": (cache.k, "b s g p"), "cache.v": (cache.v, "b s h p")},
-    )
+    known = dict(b=k.shape[0], g=k.shape[2], h=v.shape[2], p=k.shape[3])
+    check.shapes(known, **{"cache.k": (cache.k, "b s g p"), "cache.v": (cache.v, "b s h p")})
+    check.dtypes([k.dtype], **{"cache.k": cache.k, "cache.v": cache.v})
     real = None
     if padding_mask is not None or cache.real is not None:
         old, new = (
@@ -515,10 +527,8 @@ def _extended(cache, k, v, padding_mask, position_ids, inner):
             for mask, ids in ((cache.real, cache.position_ids), (padding_mask, position_ids))
         )
         real = torch.cat([old, new], dim=1)
-    k, v, position_ids = (
-        torch.cat([old, new], dim=1)
-        for old, new in ((cache.k, k), (cache.v, v), (cache.position_ids, position_ids))
-    )
+    pairs = (cache.k, k), (cache.v, v), (cache.position_ids, position_ids)
+    k, v, position_ids = (torch.cat(pair, dim=1) for pair in pairs)
     return AttentionCache(k, v, real, position_ids, inner)
 
 

@@ -18,6 +18,7 @@ from torch.func import functional_call
 
 from cheems_ref import check
 from cheems_ref.config import LAYERS, SEQUENCE_MIXERS, ModelConfig
+from cheems_ref.rope import RotaryTable
 
 
 class CacheBytes(NamedTuple):
@@ -229,12 +230,13 @@ def training_bytes(
 
     Every parameter is held four times: itself, its gradient, and the two moments of AdamW. Several
     processes share these (`shards.spread`, "sharded"), and each has beside its part, whole and with
-    its gradient, what is outside of all blocks, and the block that runs. Of an update the logits
-    are counted, and their gradient; what else its layers keep for the gradients comes on top.
+    its gradient, what is outside of all blocks, and the block that runs. The logits are counted,
+    and their gradient; what else the layers keep for the gradients comes on top.
 
     Args:
         config: of the model.
-        tokens: of one update, of all processes.
+        tokens: that all processes together read at a time: those of an update or, if the windows
+            of the update are read in micro-batches, those of a micro-batch of each process.
         dtype: of the model.
         processes: that share the parameters and the tokens.
     """
@@ -285,31 +287,39 @@ def activation_bytes(
     """
     check.sizes(length=length, batch=batch)
     check.floating(dtype=dtype)
-    c, kept = config, {}
+    c, kept, shared = config, {}, {}
     for letter in dict.fromkeys(c.pattern):
-        one = _kept_by(letter, c, (batch, length), dtype)
-        kept[letter] = c.pattern.count(letter) * one
-    return kept | {"head": _kept_by("head", c, (batch, length), dtype)}
+        angles = {}
+        one = _kept_by(letter, c, (batch, length), dtype, angles)
+        new = sum(t.nbytes for key, pair in angles.items() if key not in shared for t in pair)
+        kept[letter], shared = c.pattern.count(letter) * one + new, shared | angles
+    return kept | {"head": _kept_by("head", c, (batch, length), dtype, {})}
 
 
-def _kept_by(part, c, shape, dtype):
-    """The bytes of all that autograd saves of a layer behind its norm, without the parameters."""
+def _kept_by(part, c, shape, dtype, angles):
+    """The bytes of all that autograd saves of a layer behind its norm, without the parameters and
+    the angles, which the layers of a model share.
+    """
     kept = {}
 
     def keep(t):
         kept[id(t.untyped_storage())] = t.untyped_storage()  # each memory once
         return t
 
-    run, (_, *parameters) = without_contents(part, c, shape, dtype)
+    run, (_, *parameters) = without_contents(part, c, shape, dtype, angles)
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
         run()
-    for parameter in parameters:
-        kept.pop(id(parameter.untyped_storage()), None)
+    for t in (*parameters, *(t for pair in angles.values() for t in pair)):
+        kept.pop(id(t.untyped_storage()), None)
     return sum(storage.nbytes() for storage in kept.values())
 
 
 def without_contents(
-    part: str, config: ModelConfig, shape: tuple[int, int], dtype: torch.dtype
+    part: str,
+    config: ModelConfig,
+    shape: tuple[int, int],
+    dtype: torch.dtype,
+    angles: dict | None = None,
 ) -> tuple[Callable[[], Tensor], list[Tensor]]:
     """Make one layer behind its norm, of tensors that have shapes and no contents.
 
@@ -319,6 +329,7 @@ def without_contents(
         config: of the model.
         shape: rows and tokens.
         dtype: of the model.
+        angles: filled with the cosines and sines that the layer makes, as in `RotaryTable`.
 
     Returns:
         What runs x + layer(norm(x)), or "head"; and x with all parameters.
@@ -334,16 +345,20 @@ def without_contents(
     with mode:
         x = torch.empty(*shape, c.d_model, dtype=dtype, requires_grad=True)
         zeros = torch.zeros(shape, dtype=torch.int64)
+        rotary = RotaryTable(zeros)
         own = [
             {name: torch.empty(p.shape, dtype=dtype, requires_grad=True) for name, p in named}
             for named in (norm.named_parameters(), layer.named_parameters())
         ]
 
+    if angles is not None:
+        rotary.made = angles
+
     def run():
         with mode:
             normed = functional_call(norm, own[0], x)
             if part in SEQUENCE_MIXERS:
-                return x + functional_call(layer, own[1], (normed, zeros))[0]
+                return x + functional_call(layer, own[1], (normed, zeros), dict(rotary=rotary))[0]
             y = functional_call(layer, own[1], normed)
             if not head:
                 return x + y

@@ -15,7 +15,7 @@ from cheems_ref.budget import (
     step_bytes,
     training_bytes,
 )
-from cheems_ref.command_line import guarded
+from cheems_ref.command_line import check_fields_are_used, guarded
 from cheems_ref.config import LAYERS, ModelConfig, preset
 
 SHOWN = 64  # letters of a pattern that are shown
@@ -79,6 +79,7 @@ def _budget(a):
     dtype = getattr(torch, a.dtype)
     config = preset(a.preset) if a.preset else ModelConfig(a.pattern or PATTERN, vocab_size=BYTES)
     config = dataclasses.replace(config, **a.set)
+    check_fields_are_used(a.set, config)
     pattern = config.pattern
     shown = pattern if len(pattern) <= SHOWN else f"{pattern[: SHOWN - 3]}..."
     print(f"{shown}, a vocabulary of {config.vocab_size:,}, {a.dtype}")

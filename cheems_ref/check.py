@@ -11,6 +11,7 @@ nothing while torch compiles.
 """
 
 from collections.abc import Collection
+from numbers import Integral, Real
 from typing import Any, get_args
 
 import torch
@@ -78,7 +79,7 @@ def entries(interval: str, /, **named: Tensor | None) -> None:
 def sizes(**named: int | None) -> None:
     """Refuse sizes that are not whole numbers of at least 1."""
     for name, size in named.items():
-        if size is not None and (not isinstance(size, int) or isinstance(size, bool)):
+        if size is not None and (not isinstance(size, Integral) or isinstance(size, bool)):
             raise TypeError(f"{name} must be a whole number, got {size!r}")
         if size is not None and size < 1:
             raise ValueError(f"{name} must be at least 1, got {size}")
@@ -87,10 +88,16 @@ def sizes(**named: int | None) -> None:
 def numbers(interval: str, /, **named: float | int) -> None:
     """Refuse numbers outside an interval such as "(0, 1]", or NaN."""
     for name, value in named.items():
-        if not isinstance(value, float | int) or isinstance(value, bool):
+        if not isinstance(value, Real) or isinstance(value, bool):
             raise TypeError(f"{name} must be a number, got {value!r}")
         if not _inside(value, interval):
             raise ValueError(f"{name} must be a number in {interval}, got {value}")
+
+
+def plain_numbers(config: Any) -> None:
+    """Replace the NumPy numbers in a frozen dataclass by Python's, which JSON can hold."""
+    for name, value in vars(config).items():
+        object.__setattr__(config, name, _plain(value))
 
 
 def multiple(**pair: int) -> None:
@@ -119,7 +126,7 @@ def padding_mask(known: dict[str, int], mask: Tensor | None) -> None:
 def mixer_call(x: Tensor, d: int, position_ids: Tensor, mask: Tensor | None) -> None:
     """Refuse the shapes and dtypes that no sequence mixer of width d can take."""
     known = shapes({"d": d}, x=(x, "b l d"))
-    dtypes(INTEGERS, position_ids=position_ids)
+    dtypes(INDICES, position_ids=position_ids)
     shapes(known, position_ids=(position_ids, "b l"))
     padding_mask(known, mask)
 
@@ -130,6 +137,14 @@ def token_ids(vocab_size: int, **named: Tensor) -> None:
         dtypes(INTEGERS, **{name: ids})
         shapes(**{name: (ids, "b l")})
         entries(f"[0, {vocab_size})", **{name: ids})
+
+
+def _plain(value):
+    if isinstance(value, tuple):
+        return tuple(map(_plain, value))
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return value
+    return int(value) if isinstance(value, Integral) else float(value)
 
 
 def _tuple(parts):

@@ -16,6 +16,7 @@ file and what is wrong with it, and changes neither the run nor the files.
 """
 
 import dataclasses
+import functools
 import hashlib
 import json
 import os
@@ -67,6 +68,11 @@ class Run:
         """Number of updates done."""
         return len(self.losses)
 
+    @functools.cached_property
+    def text(self) -> str:
+        """The fingerprint of the ids, computed once: they do not change during a run."""
+        return fingerprint(self.ids)
+
 
 def save(run: Run, directory: str | Path) -> Path:
     """Write a checkpoint of a run, complete or not at all, and return its path.
@@ -90,7 +96,7 @@ def save(run: Run, directory: str | Path) -> Path:
         "model": dataclasses.asdict(run.model.config),
         "dtype": str(run.model.embedding.weight.dtype).removeprefix("torch."),
         "training": dataclasses.asdict(run.config),
-        "text": fingerprint(run.ids),
+        "text": run.text,
         "step": run.step,
         "evaluations": run.evaluations,
         "sha256": shards.BLANK,
@@ -169,7 +175,7 @@ def restore(run: Run, checkpoint: str | Path) -> None:
     _must_agree(checkpoint, mine, record["model"])
     mine = json.loads(json.dumps(dataclasses.asdict(run.config)))
     _must_agree(checkpoint, _deciding(mine), _deciding(record["training"]))
-    if record["text"] != fingerprint(run.ids):
+    if record["text"] != run.text:
         raise CheckpointError(
             f"{checkpoint} is of a run on another text; go on with its text, or take another "
             "directory (--run)"
@@ -350,5 +356,8 @@ def _seal(path):
 
 
 def fingerprint(ids: Tensor) -> str:
-    """Return the SHA-256 of a text's ids, whatever integers they are kept in."""
-    return hashlib.sha256(ids.to(torch.int64).cpu().numpy().tobytes()).hexdigest()
+    """Return the SHA-256 of a text's ids as int64, whatever integers they are kept in."""
+    digest = hashlib.sha256()
+    for piece in ids.split(2**20):  # so that no more than 8 MiB are widened at a time
+        digest.update(piece.to("cpu", torch.int64).numpy().tobytes())
+    return digest.hexdigest()

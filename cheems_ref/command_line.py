@@ -9,6 +9,7 @@ import dataclasses
 import math
 import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -20,7 +21,14 @@ from cheems_ref.checkpoint import load_model, newest_checkpoint, read_record
 from cheems_ref.config import ModelConfig, preset
 from cheems_ref.generate import Sampling, stream
 from cheems_ref.model import CausalLM
-from cheems_ref.train import TrainConfig, default_device, evaluate, split_text, train
+from cheems_ref.train import (
+    TrainConfig,
+    default_device,
+    evaluate,
+    n_micro_batches,
+    split_text,
+    train,
+)
 from cheems_ref.watch import Watch, ctrl_c, in_shell, processes, say
 
 try:
@@ -76,7 +84,7 @@ def _train_here(a, device, config, n_processes):
     say(f"{_short(config.pattern)}: {n:,} parameters, {_at_work(n, active)}; on {device}")
     _must_fit(config, training, device, n, n_processes, a.parallel)
     _warn_of_the_interpreter(config, device)
-    ids = text.text_to_ids(text.read_text(a.text))
+    ids = text.text_to_ids(text.read_text(a.text), dtype=torch.uint8)
     kept, held_out = (len(part) for part in split_text(ids, training.held_out))
     say(
         f"{kept:,} bytes to train on, {held_out:,} held out; "
@@ -148,13 +156,27 @@ def _generate(a):
 def _model_config(a):
     base = preset(a.preset) if a.preset else ModelConfig(pattern=a.pattern or PATTERN)
     config = dataclasses.replace(base, **{"vocab_size": BYTES, **a.set})
-    for name in a.set:
-        if not FIELDS[name].is_used(config):
-            raise ValueError(
-                f"--set {name} has no effect on {_short(config.pattern)}: it is for "
-                f"{FIELDS[name].users()}"
-            )
+    check_fields_are_used(a.set, config)
     return config
+
+
+def check_fields_are_used(
+    names: Iterable[str], *configs: ModelConfig, option: str = "--set"
+) -> None:
+    """Refuse a field that none of these models uses.
+
+    Args:
+        names: of the fields that were given.
+        configs: the models that they were given for.
+        option: where they were given, for the message.
+    """
+    for name in names:
+        field = FIELDS.get(name)  # vocab_size is not listed: every model uses it
+        if field is not None and not any(field.is_used(config) for config in configs):
+            patterns = ", ".join(dict.fromkeys(_short(config.pattern) for config in configs))
+            raise ValueError(
+                f"{option} {name} has no effect on {patterns}: it is for {field.users()}"
+            )
 
 
 def _train_config(a):
@@ -210,23 +232,26 @@ def _shows_a_bar(told):
 
 def _must_fit(config, training, device, parameters, processes=1, parallel=None):
     """Refuse what needs more memory than there is, before any of it is taken."""
-    tokens = training.batch_size * training.length
+    share = math.ceil(training.batch_size / processes)
+    windows = math.ceil(share / n_micro_batches(training, processes))  # of a micro-batch
+    tokens = windows * training.length
     if parallel == "data":
-        needed = training_bytes(config, tokens=math.ceil(tokens / processes))
+        needed = training_bytes(config, tokens=tokens)
     else:
-        needed = training_bytes(config, tokens=tokens, processes=processes)
+        needed = training_bytes(config, tokens=processes * tokens, processes=processes)
     if device.type == "cpu":  # whose memory its processes share
         needed *= processes
     there = _memory(device)
     said = (
         f"training takes at least {_gigabytes(needed)} of memory (16 bytes for each of "
-        f"{parameters:,} parameters, 8 for each logit of an update)"
+        f"{parameters:,} parameters, 8 for each logit of {windows:,} windows at a time)"
     )
     if there is None and needed >= NOTABLE:
         say(f"{said}; how much {device} has cannot be seen here")
     if there is not None and needed > there:
         raise ValueError(
-            f"{said}, and {device} has {_gigabytes(there)}: take a smaller model or --batch-size"
+            f"{said}, and {device} has {_gigabytes(there)}: take a smaller model, --micro-batch "
+            "or --batch-size"
         )
     if config.mask == "gate" and "I" in config.pattern and training.length > config.max_positions:
         raise ValueError(
@@ -288,7 +313,10 @@ def _out_of_memory(error):
     """What to say of an error if it is one of memory."""
     is_one = isinstance(error, MemoryError | torch.OutOfMemoryError)
     if is_one or "DefaultCPUAllocator" in str(error):
-        return "there is not enough memory: take a smaller model, --batch-size or --length"
+        return (
+            "there is not enough memory: take a smaller model, --batch-size, --micro-batch or "
+            "--length"
+        )
     return None
 
 

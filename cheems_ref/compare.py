@@ -27,7 +27,7 @@ from cheems_ref.config import ModelConfig
 from cheems_ref.model import CausalLM
 from cheems_ref.train import Text, TrainConfig, train
 
-# Student's t for 1, 2, ... degrees of freedom, 97.5 %; beyond them the normal distribution's.
+# Student's t for 1, 2, ... degrees of freedom, 97.5 %; `_student` computes the others.
 T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160)
 T95 += (2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056)
 T95 += (2.052, 2.048, 2.045, 2.042)
@@ -72,8 +72,21 @@ def interval(numbers: Sequence[float]) -> Interval:
     mean, n = statistics.fmean(numbers), len(numbers)
     if n == 1:
         return Interval(mean, math.inf)
-    t = T95[n - 2] if n - 2 < len(T95) else statistics.NormalDist().inv_cdf(0.975)
-    return Interval(mean, t * statistics.stdev(numbers) / math.sqrt(n))
+    return Interval(mean, _student(n - 1) * statistics.stdev(numbers) / math.sqrt(n))
+
+
+def _student(degrees):
+    """Student's t, 97.5 %: from the table, beyond it by the series about the normal distribution's.
+
+    Source: Abramowitz & Stegun 26.7.5, whose first omitted term is below 2e-6 from 31 degrees on.
+    """
+    if degrees <= len(T95):
+        return T95[degrees - 1]
+    z = statistics.NormalDist().inv_cdf(0.975)
+    first = (z**3 + z) / 4
+    second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
+    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
+    return z + first / degrees + second / degrees**2 + third / degrees**3
 
 
 def compare(

@@ -11,10 +11,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import torch
+
 from cheems_ref.arguments import BYTES
 from cheems_ref.budget import count_parameters
 from cheems_ref.checkpoint import save
-from cheems_ref.command_line import _device, _must_fit, guarded
+from cheems_ref.command_line import _device, _must_fit, check_fields_are_used, guarded
 from cheems_ref.compare import (
     Evaluation,
     Interval,
@@ -92,6 +94,7 @@ def _under_way(name, evaluations):
 def _compare(a):
     device, seeds = _device(a), range(a.seeds)
     rows = {name: _row(name, fields, a.set) for name, fields in a.row.items()}
+    check_fields_are_used(a.set, *(row.config for row in rows.values()))
     names = {field.name for field in dataclasses.fields(TrainConfig)}
     config = TrainConfig(**{k: v for k, v in vars(a).items() if k in names and v is not None})
     for row in rows.values():
@@ -131,16 +134,18 @@ def _row(name, fields, common):
     fields = dict(fields)
     rate = fields.pop("learning_rate", None)
     try:
-        return Row(ModelConfig(**{"vocab_size": BYTES, **common, **fields}), rate)
+        config = ModelConfig(**{"vocab_size": BYTES, **common, **fields})
     except (ValueError, TypeError) as error:
         raise type(error)(f"--row {name}: {error}") from error
+    check_fields_are_used(fields, config, option=f"--row {name}:")
+    return Row(config, rate)
 
 
 def _corpus(path, held_out):
     """A file is cut near its end; of many texts some are held out whole."""
     if path is None or Path(path).is_dir():
         return read_corpus(path, held_out=held_out)
-    return Corpus(text_to_ids(read_text(path)), held_out, (1, 1))
+    return Corpus(text_to_ids(read_text(path), dtype=torch.uint8), held_out, (1, 1))
 
 
 class _Watch:

@@ -116,6 +116,7 @@ class ModelConfig:
     norm_eps: float | int = 1e-6
 
     def __post_init__(self):
+        check.plain_numbers(self)
         object.__setattr__(self, "pattern", expand_pattern(self.pattern))
         if not set(self.pattern) & set(SEQUENCE_MIXERS):
             raise ValueError(

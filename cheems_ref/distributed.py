@@ -30,6 +30,7 @@ from cheems_ref import check
 from cheems_ref.attention import QCAttn
 from cheems_ref.convolution import short_convolution
 from cheems_ref.model import CausalLM
+from cheems_ref.rope import RotaryTable
 from cheems_ref.ssd import (
     SSD,
     Backend,
@@ -157,9 +158,10 @@ class SequenceParallel(nn.Module):
         rank, _ = _place(self.group)
         lengths = self._checked(input_ids)
         positions = sum(lengths[:rank]) + torch.arange(lengths[rank], device=input_ids.device)
-        x = self.model.embedding(input_ids.long())
+        positions = positions.expand(len(input_ids), -1)
+        x, rotary = self.model.embedding(input_ids.long()), RotaryTable(positions)
         for block in self.model.blocks:
-            x, _ = block(x, positions.expand(len(x), -1), use_cache=False)
+            x, _ = block(x, positions, use_cache=False, rotary=rotary)
         return self.model.logits(self.model.norm(x))
 
     def _checked(self, input_ids):
@@ -178,7 +180,7 @@ class SequenceParallel(nn.Module):
         if len({rows for rows, _ in told}) > 1:
             raise ValueError(f"input_ids have {[rows for rows, _ in told]} rows on the ranks")
         lengths = [length for _, length in told]
-        self.model._check_positions(sum(lengths), None, None)
+        self.model._check_positions(sum(lengths))
         return lengths
 
 

@@ -32,6 +32,7 @@ from torch import Tensor, nn
 from cheems_ref import check
 from cheems_ref.feed_forward import DGLU
 from cheems_ref.feed_forward import MLP as MLP
+from cheems_ref.precision import autocast_off
 from cheems_ref.retrieval import PEER as PEER
 from cheems_ref.retrieval import CDMMoE as CDMMoE
 from cheems_ref.retrieval import CDMoE as CDMoE
@@ -81,7 +82,9 @@ class MoE(nn.Module):
     def route(self, x: Tokens) -> tuple[Gates, Choices]:
         """Choose the experts of every token: gates, descending, and indices."""
         check.width(x, self.router.in_features)
-        gates, indices = self.router(x).softmax(dim=-1).topk(self.k, dim=-1)
+        with autocast_off(x.device):
+            scores = self.router(x.to(self.router.weight.dtype))
+        gates, indices = scores.softmax(dim=-1).topk(self.k, dim=-1)
         if self.renormalize:  # for k = 1 said outright: g / g would leave rounding as a gradient
             one = self.k == 1
             gates = torch.ones_like(gates) if one else gates / gates.sum(dim=-1, keepdim=True)

@@ -90,7 +90,7 @@ def stream(
     """
     if max_new_tokens < 0:
         raise ValueError(f"max_new_tokens must be at least 0, got {max_new_tokens}")
-    model.check(prompt, padding_mask)
+    model.check(prompt, padding_mask, max_new_tokens=max_new_tokens)
     if prompt.shape[1] == 0 or (padding_mask is not None and not padding_mask.any(dim=1).all()):
         raise ValueError("every row of the prompt needs at least one real token to go on from")
     return _stream(model, prompt, max_new_tokens, sampling, padding_mask, eos_id)

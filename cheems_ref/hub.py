@@ -39,6 +39,7 @@ from cheems_ref import check, hub_texts
 from cheems_ref.attention import AttentionCache
 from cheems_ref.checkpoint import load_model
 from cheems_ref.model import Block, CausalLM, LayerCache, ModelConfig
+from cheems_ref.rope import RotaryTable
 from cheems_ref.ssd import SSDCache
 
 try:
@@ -318,11 +319,10 @@ class CheemsModel(CheemsPreTrainedModel):
         position_ids = counted[:, past:] if position_ids is None else position_ids
         check.shapes({"l": length}, position_ids=(position_ids, "rows l"))
         position_ids = position_ids.expand(b, length)
+        shared = dict(padding_mask=now, use_cache=use_cache, rotary=RotaryTable(position_ids))
         for i, block in enumerate(self.blocks):
-            cache = None
-            if past:
-                cache = _read(past_key_values.layers[i], before, counted[:, :past])
-            x, cache = block(x, position_ids, padding_mask=now, cache=cache, use_cache=use_cache)
+            cache = _read(past_key_values.layers[i], before, counted[:, :past]) if past else None
+            x, cache = block(x, position_ids, cache=cache, **shared)
             if cache is not None:
                 _write(past_key_values, i, cache, length)
         if use_cache and isinstance(past_key_values, StateCache):

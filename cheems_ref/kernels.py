@@ -6,11 +6,15 @@ of mamba-ssm 2.3.2.post1 and defines no algorithm of its own:
 * the forward and the backward half of ``mamba_chunk_scan_combined`` (a sequence), and
 * ``selective_state_update`` (one token).
 
-A Triton kernel is a Python function. On a GPU it is compiled; with ``TRITON_INTERPRET=1`` the same
+A Triton kernel is a Python function. On a GPU it is compiled; in Triton's interpreter the same
 source is executed on CPU tensors, program by program, with NumPy as the arithmetic unit. That is
-slow, and it checks what the source *means*: not the compiler, nor races, nor TF32. Triton decides
-between the two when a function is decorated, that is when ``triton`` and ``mamba_ssm`` are first
-imported; hence `prepare_environment`, which ``import cheems_ref`` calls before anything else.
+slow, and it checks what the source *means*: not the compiler, nor races, nor TF32.
+
+Triton chooses the interpreter by an environment variable, ``TRITON_INTERPRET``, which it reads when
+a function is decorated. A child process would inherit the variable, and interpret its kernels even
+on a GPU. So this module leaves the environment alone: where there is no GPU, it hands the decorated
+functions to the interpreter for as long as a kernel runs. It makes no difference who imported
+Triton first. A variable that you set yourself is respected.
 
 Letters: b batch, l length, h heads, g groups, p head width, n state.
 """
@@ -53,24 +57,6 @@ class _Kernels(NamedTuple):
     tunings: int  # block sizes that one kernel would choose among, by timing them on a GPU
 
 
-def prepare_environment() -> None:
-    """Set what Triton and mamba-ssm read from the environment while they are imported.
-
-    Without a GPU: ``TRITON_INTERPRET=1`` (execute kernels instead of compiling them) and
-    ``MAMBA_DETERMINISTIC=1`` (one block size per kernel: there is no device to time several on).
-    With one: ``TRITON_F32_DEFAULT=ieee``, since the default for float32 products is TF32, whose
-    10-bit mantissa is far from the 1e-5 of a cross-check. A value that is already set is kept:
-    ``TRITON_F32_DEFAULT=tf32`` gives the speed back. The settings hold for the whole process.
-
-    Source: triton/knobs.py (3.7.1); mamba_ssm/utils/determinism.py (2.3.2.post1).
-    """
-    if not torch.cuda.is_available():
-        os.environ.setdefault("TRITON_INTERPRET", "1")
-        os.environ.setdefault("MAMBA_DETERMINISTIC", "1")
-    else:
-        os.environ.setdefault("TRITON_F32_DEFAULT", "ieee")
-
-
 def kernel_status() -> KernelStatus:
     """Say whether the kernels can run in this process, and how; never raises.
 
@@ -82,8 +68,7 @@ def kernel_status() -> KernelStatus:
     """
     gpu = torch.cuda.is_available()
     try:
-        import triton
-        import triton.language as tl
+        import triton  # noqa: F401
     except ImportError as error:
         if sys.platform == "linux":
             return _none(
@@ -94,18 +79,11 @@ def kernel_status() -> KernelStatus:
             "Triton is released for Linux only, so mamba-ssm's kernels cannot run on "
             "this system; every other form works, and Linux (WSL too) has this one."
         )
-    # Decorated when Triton was imported, so its type tells what the settings were at that time.
-    interpreted = not isinstance(tl.sum, triton.JITFunction)
-    if not gpu and not interpreted:
-        setting = os.environ.get("TRITON_INTERPRET", "1").lower()
-        if setting not in ("1", "true", "on", "y", "yes"):
-            return _none(
-                "There is no GPU, and the environment sets TRITON_INTERPRET to off: unset "
-                "it and start Python again."
-            )
+    setting = os.environ.get("TRITON_INTERPRET", "1").lower()
+    if not gpu and setting not in ("1", "true", "on", "y", "yes"):
         return _none(
-            "Triton was imported before cheems_ref, so its functions are compiled, not "
-            "interpreted, and there is no GPU: start Python again and import cheems_ref first."
+            "There is no GPU, and the environment sets TRITON_INTERPRET to off: unset it and "
+            "start Python again."
         )
     try:
         kernels = _load()
@@ -114,14 +92,14 @@ def kernel_status() -> KernelStatus:
             f"mamba-ssm's kernels cannot be imported ({error}): run `make course`, or the "
             "installation line for mamba-ssm 2.3.2.post1 in the README."
         )
-    if not interpreted:
+    if not _interpreted():
         reason = "mamba-ssm's kernels are compiled for this GPU, so there is nothing to do."
         return KernelStatus(True, "cuda", reason)
     if kernels.tunings > 1:
         return _none(
-            "mamba-ssm is older than 2.3, was imported before cheems_ref, or found "
-            "MAMBA_DETERMINISTIC off, so its kernels want to time block sizes on a GPU: "
-            "unset that, start Python again and import cheems_ref first."
+            "mamba-ssm was imported before cheems_ref, or found MAMBA_DETERMINISTIC off, so its "
+            "kernels want to time block sizes on a GPU: unset that, start Python again and import "
+            "cheems_ref first."
         )
     reason = (
         "There is no GPU, so mamba-ssm's kernels run in Triton's interpreter, right but slowly: "
@@ -140,7 +118,7 @@ def can_take(x: Tensor) -> bool:
     return x.is_cuda and x.dtype != torch.float64 and kernel_status().mode == "cuda"
 
 
-# torch.compile must go around it; torch.compiler.disable would import Triton here, too early.
+# torch.compile must go around it; torch.compiler.disable would import Dynamo and Triton here.
 @torch._disable_dynamo
 def chunk_scan(
     x: Float[Tensor, "b l h p"],
@@ -331,6 +309,15 @@ def _none(reason: str) -> KernelStatus:
     return KernelStatus(False, "none", reason)
 
 
+def _interpreted() -> bool:
+    """Whether kernels are interpreted: without a GPU, or where TRITON_INTERPRET asked for it."""
+    import triton
+    import triton.language as tl
+
+    # A function of Triton's own shows what the setting was when Triton was imported.
+    return not torch.cuda.is_available() or not isinstance(tl.sum, triton.JITFunction)
+
+
 @functools.cache
 def _load() -> _Kernels:
     """Import the kernels without running ``mamba_ssm/__init__.py``; leave sys.modules as it was.
@@ -349,6 +336,10 @@ def _load() -> _Kernels:
             parent.__path__ = list(spec.submodule_search_locations)
             sys.modules["mamba_ssm"] = parent
         try:
+            if _interpreted() and "MAMBA_DETERMINISTIC" not in os.environ:
+                # One block size per kernel: there is no device to time several on.
+                determinism = importlib.import_module("mamba_ssm.utils.determinism")
+                determinism.set_deterministic_mode(True)
             ssd = importlib.import_module("mamba_ssm.ops.triton.ssd_combined")
             step = importlib.import_module("mamba_ssm.ops.triton.selective_state_update")
         finally:
@@ -366,21 +357,33 @@ def _load() -> _Kernels:
 
 @contextlib.contextmanager
 def _shims(mode: Mode) -> Iterator[None]:
-    """Let launchers written for CUDA run in the interpreter; on a GPU do nothing.
+    """Let launchers written for CUDA run in the interpreter; on a GPU ask for float32 products.
 
     Kernel calls of this module wait for each other. What is replaced is global, so while one runs,
     another thread must not use torch.cuda, Triton or the warning filters by other means.
     """
     if mode == "cuda":
-        yield
+        with _lock, _float32_products():
+            yield
         return
+    from triton import JITFunction, knobs
     from triton.language import core
-    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+    from triton.runtime.interpreter import InterpretedFunction, InterpreterBuilder, TensorHandle
 
     one_processor = types.SimpleNamespace(multi_processor_count=1)
     with _lock, warnings.catch_warnings(), contextlib.ExitStack() as stack:
         warnings.simplefilter("ignore")  # NumPy's remarks on masked lanes
         plain_dot, plain_cast = InterpreterBuilder.create_dot, InterpreterBuilder.cast_impl
+        interpreted = functools.cache(InterpretedFunction)
+
+        def run(self, *args, **kwargs):
+            return interpreted(self.fn).run(*args, **kwargs)
+
+        def call(self, *args, **kwargs):
+            return interpreted(self.fn)(*args, **kwargs)
+
+        def method(self, tensor, owner):
+            return functools.partial(self, tensor)
 
         def dot(self, a, b, acc, precision, imprecise):
             a, b = (self.create_fp_ext(t, acc.dtype) if t.dtype.is_bf16() else t for t in (a, b))
@@ -393,6 +396,11 @@ def _shims(mode: Mode) -> Iterator[None]:
             return TensorHandle(bits.numpy(), target.scalar)
 
         for owner, name, value in (
+            # Functions that were decorated for the compiler: kernels, functions that kernels call,
+            # and those that kernels call as methods of a tensor.
+            (JITFunction, "run", run),
+            (JITFunction, "__call__", call),
+            (JITFunction, "__get__", method),
             # Launchers enter the tensor's device, and a CPU tensor's index is None.
             (torch.cuda, "device", contextlib.nullcontext),
             # Two backward kernels split their work by the number of the GPU's processors.
@@ -402,8 +410,37 @@ def _shims(mode: Mode) -> Iterator[None]:
             # It cuts float32 off to bfloat16, where the hardware rounds to the nearest.
             (InterpreterBuilder, "cast_impl", cast),
         ):
-            stack.callback(setattr, owner, name, getattr(owner, name))
+            if name in vars(owner):
+                stack.callback(setattr, owner, name, getattr(owner, name))
+            else:
+                stack.callback(delattr, owner, name)
             setattr(owner, name, value)
+        # Assigned as an attribute, the setting would be written to the environment.
+        settings = vars(knobs.runtime)
+        stack.callback(settings.update, dict(settings))
+        stack.callback(settings.pop, "interpret")
+        settings["interpret"] = True
         # The interpreter patches this module too and forgets to take most of that back (3.7.1).
         stack.callback(vars(core).update, dict(vars(core)))
         yield
+
+
+@contextlib.contextmanager
+def _float32_products() -> Iterator[None]:
+    """Let Triton compile float32 products as such, unless the environment asks for another kind.
+
+    The default is TF32, whose 10-bit mantissa is far from the 1e-5 of a cross-check;
+    ``TRITON_F32_DEFAULT=tf32`` gives the speed back. The variable is set in the environment, since
+    Triton makes it part of the key under which it keeps a compiled kernel, and removed after the
+    launch.
+
+    Source: triton/knobs.py and get_cache_invalidating_env_vars (3.7.1).
+    """
+    if "TRITON_F32_DEFAULT" in os.environ:
+        yield
+        return
+    os.environ["TRITON_F32_DEFAULT"] = "ieee"
+    try:
+        yield
+    finally:
+        os.environ.pop("TRITON_F32_DEFAULT", None)

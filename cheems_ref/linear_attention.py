@@ -108,7 +108,8 @@ def gated_linear_attention(
     takes A = -1, dt = -g and x = v / dt, and so g < 0.
 
     Args:
-        g: log decay ≤ 0 per token, without unit: 0 keeps all, -inf forgets all.
+        g: log decay ≤ 0 per token, without unit: 0 keeps all; -inf is a reset, which forgets all
+            that was there before, and g then has the gradient 0.
         q, k, v, chunk_size, scale, initial_state, return_final_state: as in `linear_attention`.
 
     Source: L22, "Linear Attention", row Mamba2; WM §2; Dao and Gu (2024). In chunks: WM Listing 3.
@@ -337,7 +338,7 @@ def _block_of_chunks(q, k, v, g=None, beta=None, *, state, size):
 
     # 1. What is left at token t of what token s wrote, exp(Σ_{s<r≤t} g_r), and of the state that
     #    the chunk was handed. The sums are taken over the entries themselves: as differences of two
-    #    running sums they would lose digits, and above the diagonal they would overflow.
+    #    running sums they would lose digits, overflow above the diagonal, and be NaN after a reset.
     steps = repeat(g, "b c h t -> b c h t s", s=size).tril(-1)
     decay = steps.cumsum(dim=-2).exp().tril()
     from_start = g.cumsum(dim=-1).exp()[..., None]

@@ -24,6 +24,7 @@ from cheems_ref.budget import CacheBytes, Parameters, cache_bytes, count_paramet
 from cheems_ref.config import LAYERS, SEQUENCE_MIXERS, ModelConfig, expand_pattern, preset
 from cheems_ref.generate import Sampling, generate, sample, stream
 from cheems_ref.presets import PRESETS
+from cheems_ref.rope import RotaryTable
 from cheems_ref.ssd import SSDCache
 
 # fmt: off
@@ -73,11 +74,14 @@ class Block(nn.Module):
         padding_mask: PaddingMask | None = None,
         cache: LayerCache | None = None,
         use_cache: bool = True,
+        rotary: RotaryTable | None = None,
     ) -> tuple[Stream, LayerCache | None]:
         """Add to x what the layer makes of it; None where it keeps no cache."""
         if self.letter not in SEQUENCE_MIXERS:
             return x + self.layer(self.norm(x)), None
-        y, cache = self.layer(self.norm(x), position_ids, padding_mask=padding_mask, cache=cache)
+        y, cache = self.layer(
+            self.norm(x), position_ids, padding_mask=padding_mask, cache=cache, rotary=rotary
+        )
         return x + y, cache if use_cache else None
 
 
@@ -152,8 +156,14 @@ class CausalLM(nn.Module):
         input_ids: Int[Tensor, "..."],
         padding_mask: Tensor | None = None,
         cache: ModelCache | None = None,
+        *,
+        max_new_tokens: int = 1,
     ) -> None:
-        """Raise the ValueError that `forward` would raise for these arguments, if any."""
+        """Raise the ValueError that `forward` would raise for these arguments, if any.
+
+        With max_new_tokens, also for those of the calls that write so many tokens after them. The
+        last new token is not read.
+        """
         check.token_ids(self.config.vocab_size, input_ids=input_ids)
         b, length = input_ids.shape
         check.padding_mask({"b": b, "l": length}, padding_mask)
@@ -164,10 +174,12 @@ class CausalLM(nn.Module):
                     f"cache is that of a model with another pattern: {cache.pattern!r}, "
                     f"this model's is {self.config.pattern!r}"
                 )
+        n_tokens = length if padding_mask is None else padding_mask.sum(1)
+        n_tokens = n_tokens if cache is None else n_tokens + cache.n_tokens
+        self._check_positions(n_tokens, max_new_tokens)
 
     def _hidden_states(self, input_ids, padding_mask=None, cache=None, use_cache=True):
         """`hidden_states` of what `check` has seen, or of ids that this model chose itself."""
-        self._check_positions(input_ids.shape[1], padding_mask, cache)
         real = padding_mask
         if real is None:
             real = torch.ones_like(input_ids, dtype=torch.bool)
@@ -175,29 +187,37 @@ class CausalLM(nn.Module):
         if cache is not None:
             caches, before = cache.layers, cache.n_tokens
         position_ids = (before[:, None] + real.cumsum(1) - 1).clamp(min=0)
-        x, layers = self.embedding(input_ids.long()), []
+        x, layers, rotary = self.embedding(input_ids.long()), [], RotaryTable(position_ids)
         for block, layer_cache in zip(self.blocks, caches, strict=True):
             x, layer_cache = block(
-                x, position_ids, padding_mask=padding_mask, cache=layer_cache, use_cache=use_cache
+                x,
+                position_ids,
+                padding_mask=padding_mask,
+                cache=layer_cache,
+                use_cache=use_cache,
+                rotary=rotary,
             )
             layers.append(layer_cache)
         if use_cache:
             cache = ModelCache(tuple(layers), before + real.sum(1), self.config.pattern)
         return self.norm(x), cache if use_cache else None
 
-    def _check_positions(self, length, padding_mask, cache):
-        """Refuse positions past the table of mask="gate", as far as lengths alone tell."""
-        n, i = self.config.max_positions, self.config.pattern.find("I")
-        if self.config.mask != "gate" or i < 0 or padding_mask is not None:
+    def _check_positions(self, n_tokens, max_new_tokens=1):
+        """Refuse more real tokens in a row than mask="gate" has positions for.
+
+        n_tokens is a number, or one for each row, at which nothing looks while torch compiles.
+        """
+        n = self.config.max_positions
+        if self.config.mask != "gate" or "I" not in self.config.pattern or max_new_tokens < 1:
             return
-        past = 0
-        if cache is not None:
-            if cache.layers[i].real is not None:  # the layer will see
+        if isinstance(n_tokens, Tensor):
+            if torch.compiler.is_compiling() or n_tokens.is_meta or not len(n_tokens):
                 return
-            past = cache.layers[i].k.shape[1]
-        if past + length > n:
+            n_tokens = int(n_tokens.max())
+        if (needed := n_tokens + max_new_tokens - 1) > n:
+            new = f" and max_new_tokens = {max_new_tokens}" if max_new_tokens > 1 else ""
             raise ValueError(
-                f"input_ids are {length} tokens after {past} earlier ones, "
+                f"input_ids: {n_tokens} tokens in a row{new} need {needed} positions, "
                 f"but mask='gate' has max_positions = {n}"
             )
 

@@ -28,6 +28,7 @@ from torch import Tensor, einsum, nn
 
 from cheems_ref import check
 from cheems_ref.feed_forward import MLP
+from cheems_ref.precision import autocast_off
 
 Tokens = Float[Tensor, "b l d"]
 Choices = Int[Tensor, "b l h k"]
@@ -80,7 +81,9 @@ def _product_key_topk(queries, keys, k):
     found = []
     for block in queries.flatten(0, 1).split(max(1, limit // max(1, 2 * h * r))):
         # 1. The best of each half.
-        values, where = _topk(block.permute(1, 2, 0, 3) @ keys.mT, best)  # (h, 2, n, best)
+        with autocast_off(keys.device):
+            halves = block.permute(1, 2, 0, 3) @ keys.mT
+        values, where = _topk(halves, best)  # (h, 2, n, best)
         # 2. The sums that can be among the k best, and which experts they stand for.
         sums = values[:, 0].index_select(-1, first) + values[:, 1].index_select(-1, second)
         index = where[:, 0].index_select(-1, first) * r + where[:, 1].index_select(-1, second)

@@ -23,7 +23,7 @@ Source: Su et al. (2021), RoFormer; WM §3.1, App. A, B.1; OTCE §3.1, App. A.
 """
 
 import math
-from typing import Literal
+from typing import Literal, no_type_check
 
 import torch
 from jaxtyping import Float, Int
@@ -49,11 +49,13 @@ def rope_frequencies(dim: int, base: float | int = 10000.0) -> Float[Tensor, " {
     """
     check_turnable(dim=dim)
     check.numbers("(0, inf)", base=base)
-    return torch.tensor(_frequencies(dim, base), dtype=torch.float64)
+    return _frequencies(dim, base, torch.device("cpu"))
 
 
-def _frequencies(dim, base):
-    return [base ** (-k / dim) for k in range(0, dim, 2)]
+def _frequencies(dim, base, device):
+    """Computed on the device: copying a list there would wait for it."""
+    exact = torch.float32 if device.type == "mps" else torch.float64  # Apple's GPUs have no float64
+    return base ** (-torch.arange(0, dim, 2, dtype=exact, device=device) / dim)
 
 
 def rope_cos_sin(
@@ -66,7 +68,7 @@ def rope_cos_sin(
     """Return cosine and sine of the angles of every position, laid out for `apply_rope`.
 
     Args:
-        position_ids: integers ≥ 0.
+        position_ids: int64 or int32, ≥ 0.
         dim: width of the vectors to be turned, even.
         base: as in `rope_frequencies`.
         dtype: that of the model. The angles are computed in float64 for float64 and in float32
@@ -84,14 +86,32 @@ def rope_cos_sin(
     return _cos_sin(position_ids, dim, base, dtype)
 
 
-def _cos_sin(position_ids, dim, base, dtype):
-    """The same without a question to the device, for layers."""
-    frequencies = torch.tensor(
-        _frequencies(dim, base), dtype=_wide(dtype), device=position_ids.device
-    )
-    angles = position_ids[..., None].to(frequencies.dtype) * frequencies
-    angles = torch.cat([angles, angles], dim=-1)
-    return angles.cos(), angles.sin()
+@no_type_check  # torch.compile makes no object whose constructor is checked
+class RotaryTable:
+    """Cosines and sines that the layers of a model share in one call.
+
+    The first layer that needs a width and a base makes them, and the others find them here. Only a
+    layer that is called with this very tensor uses the table; with any other it makes its own.
+
+    Args:
+        position_ids: the positions that the model calls its layers with.
+    """
+
+    def __init__(self, position_ids: Positions):
+        self.position_ids = position_ids
+        self.made = {}  # (dim, base, dtype of the angles): (cos, sin)
+
+
+def _cos_sin(position_ids, dim, base, dtype, table=None):
+    """`rope_cos_sin` for layers: without a question to the device, and from a table if it fits."""
+    made = table.made if table is not None and table.position_ids is position_ids else {}
+    key = dim, base, _wide(dtype)
+    if key not in made:
+        frequencies = _frequencies(dim, base, position_ids.device).to(_wide(dtype))
+        angles = position_ids[..., None].to(frequencies.dtype) * frequencies
+        angles = torch.cat([angles, angles], dim=-1)
+        made[key] = angles.cos(), angles.sin()
+    return made[key]
 
 
 def apply_rope(
@@ -211,7 +231,7 @@ def log_length_scale(
     of SSD, which is linear, it only scales what is read from the state.
 
     Args:
-        position_ids: integers ≥ 0; a query at position t sees n = t + 1 tokens.
+        position_ids: int64 or int32, ≥ 0; a query at position t sees n = t + 1 tokens.
         base_length: > 1, the length of the texts in training, in tokens.
         dtype: that of the model; the result is float64 for float64, else float32.
 
@@ -241,6 +261,6 @@ def _wide(dtype):
 
 def _check_positions(position_ids, dtype):
     check.floating(dtype=dtype)
-    check.dtypes(check.INTEGERS, position_ids=position_ids)
+    check.dtypes(check.INDICES, position_ids=position_ids)
     check.shapes(position_ids=(position_ids, "b l"))
     check.entries("[0, inf)", position_ids=position_ids)

@@ -24,6 +24,14 @@ five arguments stand in the order of mamba-ssm's `mamba_chunk_scan_combined`.
     ssd             dispatches on `backend`
     SSD             the layer: projections around `ssd`, and a source of position
 
+No token changes what comes before it, in any form, as long as all inputs are finite. A NaN or an
+infinity stays behind its token in the recurrence; the other forms multiply it by the zeros of
+their causal mask, and 0 · NaN is NaN, so it reaches earlier tokens: in the chunked form those of
+its own chunk, in the quadratic form all. At padding the layer puts zeros in place of any content.
+
+A step with a large dt |A| is a reset: exp(dt A) is 0, and nothing of the state before is left. All
+forms take it, however large, but the kernel loses digits (see `ssd_kernel`).
+
 Sixteen-bit x, B and C are computed in float32 and the result is cast back; the state stays
 float32. (The kernel multiplies in sixteen bits and sums in float32; under autocast, the products of
 the other forms are autocast's.) Notebook 03 derives all of it, notebook 04 the sources of position.
@@ -52,7 +60,7 @@ from torch import Tensor, einsum, nn
 
 from cheems_ref import check, kernels
 from cheems_ref.convolution import short_convolution
-from cheems_ref.rope import _apply_rope, _cos_sin, check_turnable
+from cheems_ref.rope import RotaryTable, _apply_rope, _cos_sin, check_turnable
 
 Backend = Literal["auto", "recurrent", "quadratic", "chunked", "kernel"]
 Position = Literal["rope", "conv", "decay"]
@@ -212,8 +220,9 @@ def ssd_chunked(x, dt, A, B, C, state, chunk_size):
     dt = rearrange(dt, "b (c l) (g i) -> b c g i l", l=size, g=g).contiguous()
     B, C = (rearrange(t, "b (c l) g n -> b c g l n", l=size) for t in (B, C))
     state = rearrange(state, "b (g i) p n -> b g n (i p)", g=g)
-    # The log decay since the chunk began. Only its differences matter: float32 would lose digits.
-    A_cumsum = (dt.to(exact) * rearrange(A, "(g i) -> g i 1", g=g)).cumsum(-1)
+    # The log decay since the chunk began. Only its differences matter: float32 would lose digits,
+    # and so would float64 beside a huge step. As exp(-750) is 0 in every dtype, -750 is enough.
+    A_cumsum = (dt.to(exact) * rearrange(A, "(g i) -> g i 1", g=g)).clamp(min=-750).cumsum(-1)
     from_start = A_cumsum.exp().to(x.dtype)
     to_end = (A_cumsum[..., -1:] - A_cumsum).exp().to(x.dtype)
 
@@ -264,7 +273,8 @@ def ssd_kernel(
     """Compute SSD with mamba-ssm's kernels: compiled on a GPU, else in Triton's interpreter.
 
     Arguments and result are those of `ssd_recurrent`, in float32 or sixteen bits. The kernels
-    sum in float32, and the interpreter is slow: it is there to be checked against.
+    sum in float32, log decays too: a step with dt |A| = 10⁴ costs the decays of its chunk four
+    digits, one of 10⁶ nearly all. The interpreter is slow: it is there to be checked against.
 
     Raises:
         TypeError: a tensor is float64.
@@ -356,8 +366,7 @@ def _ssd(x, dt, A, B, C, D, chunk_size, state, backend):
     alone = x.shape[1] == 1
     if alone and backend in ("auto", "kernel") and not torch.is_grad_enabled():
         state = _zeros(x, B) if state is None else state
-        tokens = (t if t is A else t[:, 0] for t in (x, dt, A, B, C))
-        y, state = _ssd_step(*tokens, state, D, backend)
+        y, state = _ssd_step(x[:, 0], dt[:, 0], A, B[:, 0], C[:, 0], state, D, backend)
         return y[:, None], state
     if backend == "auto":
         backend = "kernel" if kernels.can_take(x) else "recurrent" if alone else "chunked"
@@ -443,8 +452,7 @@ class SSD(nn.Module):
         self.dt_proj = nn.Linear(d_model, n_heads, bias=False)
         self.out_proj = nn.Linear(n_heads * d_head, d_model, bias=False)
         if position == "conv":
-            channels = n_heads * d_head + 2 * n_groups * d_state
-            self.conv = nn.Parameter(torch.empty(channels, d_conv))
+            self.conv = nn.Parameter(torch.empty(n_heads * d_head + 2 * n_groups * d_state, d_conv))
         self.dt_bias = nn.Parameter(torch.empty(n_heads))
         self.A_log = nn.Parameter(torch.empty(n_heads))
         self.D = nn.Parameter(torch.empty(n_heads))
@@ -468,17 +476,19 @@ class SSD(nn.Module):
         *,
         padding_mask: Bool[Tensor, "b l"] | None = None,
         cache: SSDCache | None = None,
+        rotary: RotaryTable | None = None,
     ) -> tuple[Float[Tensor, "b l d"], SSDCache]:
         """Mix the tokens of this call with one another and with those the cache remembers.
 
         Args:
             x: tokens.
-            position_ids: integers ≥ 0 that count the real tokens of a row, going on where the
-                cache ends. What they hold at padding does not matter; for "conv" and "decay",
+            position_ids: int64 or int32, ≥ 0, that count the real tokens of a row, going on where
+                the cache ends. What they hold at padding does not matter; for "conv" and "decay",
                 which know positions by the order of the tokens, the numbers are not looked at.
             padding_mask: True for real tokens; None for all. Padding, wherever it stands, leaves
                 the state alone.
             cache: what an earlier call returned; None at the start of the sequence.
+            rotary: the table of position_ids that the layers of a model share; None to do without.
 
         Returns:
             y, undefined at padded positions, and the cache for the next call.
@@ -504,7 +514,7 @@ class SSD(nn.Module):
         values, B, C = channels
         B, C = (t.unflatten(-1, (self.n_groups, -1)) for t in (B, C))
         if self.position == "rope":
-            cos, sin = _cos_sin(position_ids, B.shape[-1], self.rope_base, x.dtype)
+            cos, sin = _cos_sin(position_ids, B.shape[-1], self.rope_base, x.dtype, rotary)
             B, C = _apply_rope(B, cos, sin), _apply_rope(C, cos, sin)
 
         values, A = values.unflatten(-1, (self.n_heads, -1)), -self.A_log.to(wide).exp()

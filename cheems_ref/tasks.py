@@ -217,6 +217,7 @@ def blank_infilling(
     """
     check.shapes(ids=(ids, "l"))
     check.dtypes(check.INTEGERS, ids=ids)
+    ids = ids.long()  # as a byte, 256 is 0
     check.numbers("(0, 1)", share=share)
     check.numbers("[1, inf)", mean_span=mean_span)
     special = dict(mask_id=mask_id, start_id=start_id, end_id=end_id)
@@ -234,15 +235,15 @@ def blank_infilling(
     # A span stands before one of the kept tokens, or behind the last: no two before the same.
     gaps = torch.randperm(kept + 1, generator=generator)[: len(lengths)].sort().values.tolist()
     starts = [gap + sum(lengths[:i]) for i, gap in enumerate(gaps)]
-    spans = [ids[start : start + n].long() for start, n in zip(starts, lengths, strict=True)]
+    spans = [ids[start : start + n] for start, n in zip(starts, lengths, strict=True)]
     blanks = [gap + i for i, gap in enumerate(gaps)]  # their places in part A
 
     mask, first, last = (torch.tensor([token]) for token in special.values())
     part_a, end = [], 0
     for start, n in zip(starts, lengths, strict=True):
-        part_a += [ids[end:start].long(), mask]
+        part_a += [ids[end:start], mask]
         end = start + n
-    part_a = torch.cat([*part_a, ids[end:].long()])
+    part_a = torch.cat([*part_a, ids[end:]])
 
     input_ids, targets = [part_a], [torch.full_like(part_a, IGNORED)]
     positions, block_positions = [torch.arange(len(part_a))], [torch.zeros_like(part_a)]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Integer
 from torch import Tensor
 
 from cheems_ref import check
@@ -52,11 +52,11 @@ def read_text(path: str | Path | None = None) -> str:
 class Corpus(NamedTuple):
     """Many texts as bytes: those to train on, then those held out.
 
-    ids: (l,); held_out: the share at which `train` cuts them, exactly between the two; texts: how
-    many there are on either side.
+    ids: (l,), uint8; held_out: the share at which `train` cuts them, exactly between the two;
+    texts: how many there are on either side.
     """
 
-    ids: Int[Tensor, " l"]
+    ids: Integer[Tensor, " l"]
     held_out: float
     texts: tuple[int, int]
 
@@ -88,16 +88,25 @@ def read_corpus(folder: str | Path | None = None, *, held_out: float | int = 0.1
             f"{folder or 'the standard library'} has {len(sides[0])} texts to train on and "
             f"{len(sides[1])} to hold out; there must be some of both"
         )
-    ids = torch.frombuffer(bytearray(kept + apart), dtype=torch.uint8).long()
+    ids = torch.frombuffer(bytearray(kept + apart), dtype=torch.uint8)
     return Corpus(ids, (len(apart) - 0.5) / len(ids), (len(sides[0]), len(sides[1])))
 
 
-def text_to_ids(text: str) -> Int[Tensor, " l"]:
-    """Encode a text as its UTF-8 bytes: l integers in 0..255 (int64)."""
-    return torch.tensor(list(text.encode("utf-8")), dtype=torch.int64)
+def text_to_ids(text: str, *, dtype: torch.dtype = torch.int64) -> Integer[Tensor, " l"]:
+    """Encode a text as its UTF-8 bytes: l integers in 0..255.
+
+    Args:
+        text: any string.
+        dtype: of the integers. A long text in torch.uint8 takes an eighth of the memory, and
+            `train` and `evaluate` widen only the windows that they read.
+    """
+    data = bytearray(text, "utf-8")
+    if not data:  # which frombuffer refuses
+        return torch.empty(0, dtype=dtype)
+    return torch.frombuffer(data, dtype=torch.uint8).to(dtype)
 
 
-def ids_to_text(ids: Int[Tensor, " l"]) -> str:
+def ids_to_text(ids: Integer[Tensor, " l"]) -> str:
     """Decode UTF-8 bytes (l integers in 0..255); bytes that form no character become U+FFFD.
 
     Raises:

@@ -19,17 +19,17 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Int
+from jaxtyping import Integer
 from torch import Tensor
 from tqdm import tqdm
 
 from cheems_ref import check, shards
 from cheems_ref.checkpoint import CheckpointError as CheckpointError
-from cheems_ref.checkpoint import Run, fingerprint, newest_checkpoint, restore, save
+from cheems_ref.checkpoint import Run, newest_checkpoint, restore, save
 from cheems_ref.checkpoint import load_model as load_model
 from cheems_ref.model import CausalLM
 
-Text = Int[Tensor, " l"]
+Text = Integer[Tensor, " l"]
 
 
 @dataclass(frozen=True)
@@ -80,6 +80,7 @@ class TrainConfig:
 
     def __post_init__(self):
         object.__setattr__(self, "betas", tuple(self.betas))  # JSON has lists
+        check.plain_numbers(self)
         check.sizes(
             steps=self.steps,
             batch_size=self.batch_size,
@@ -144,12 +145,18 @@ def split_text(ids: Text, held_out: float) -> tuple[Tensor, Tensor]:
 
 def random_windows(
     ids: Text, config: TrainConfig, generator: torch.Generator
-) -> Int[Tensor, "b t"]:
+) -> Integer[Tensor, "b t"]:
     """Draw batch_size windows of t = length + 1 tokens: all but the last are read, all but the
     first predicted.
     """
     starts = torch.randint(len(ids) - config.length, (config.batch_size,), generator=generator)
     return ids[starts[:, None] + torch.arange(config.length + 1)]
+
+
+def n_micro_batches(config: TrainConfig, processes: int = 1) -> int:
+    """Count the micro-batches in which each process reads its windows of an update."""
+    windows = math.ceil(config.batch_size / processes)
+    return math.ceil(windows / (config.micro_batch or windows))
 
 
 @torch.no_grad()
@@ -162,7 +169,7 @@ def evaluate(model: CausalLM, ids: Text, *, length: int = 256, batch_size: int =
 
     Args:
         model: on any device.
-        ids: at least 2 tokens.
+        ids: at least 2 tokens, integers of any width.
         length: tokens per window.
         batch_size: windows at a time.
     """
@@ -197,7 +204,8 @@ def train(
         model: on the device where it is to be trained; where it is spread over several processes
             (`shards.spread`), all of them call this, each reads its share of every update's
             windows, and process 0 writes and shows the bar.
-        ids: the text, more than length + 1 tokens in the part that is trained on.
+        ids: the text, more than length + 1 tokens in the part that is trained on. It is kept in
+            its own integers, such as uint8; only windows are widened.
         config: how.
         directory: where the run is saved, every `checkpoint_every` updates and at its end; if it
             holds a checkpoint, the run goes on from it. The last two are kept. None for none.
@@ -224,7 +232,7 @@ def train(
         if n > 1:
             shards.must_share(Path(directory))
     if n > 1:
-        mine = dict(model=vars(model.config), settings=vars(config), text=fingerprint(ids))
+        mine = dict(model=vars(model.config), settings=vars(config), text=run.text)
         shards.must_agree(**mine)
     if directory is not None and newest is not None:
         restore(run, newest)
@@ -258,7 +266,7 @@ def _parts(ids, vocab_size, config):
     check.dtypes(check.INTEGERS, ids=ids)
     check.shapes(ids=(ids, "l"))
     check.entries(f"[0, {vocab_size})", ids=ids)
-    training, held_out = split_text(ids.long(), config.held_out)
+    training, held_out = split_text(ids, config.held_out)
     if len(training) <= config.length + 1 or len(held_out) < 2:
         raise ValueError(
             f"the text has {len(ids)} tokens: too few for windows of length + 1 = "
@@ -296,8 +304,7 @@ def _readings(windows, run):
     all at once; of their gradients torch takes the average.
     """
     rank, n = shards.place(run.model)
-    most = math.ceil(len(windows) / n)
-    pieces = math.ceil(most / (run.config.micro_batch or most))
+    pieces = n_micro_batches(run.config, n)
     for piece in windows.tensor_split(n)[rank].tensor_split(pieces):
         yield piece, n * len(piece) / len(windows)
 
@@ -332,9 +339,10 @@ def _show(run, seconds, progress):
 
 def _loss(model, windows, reduction="mean"):
     """Cross-entropy of all tokens but the first, in float32 or wider."""
+    windows = windows.long()  # of a text that may be kept as uint8
     logits, _ = model(windows[:, :-1], use_cache=False)
     wide = torch.promote_types(logits.dtype, torch.float32)
-    targets = windows[:, 1:].flatten().long()
+    targets = windows[:, 1:].flatten()
     if not len(windows):  # the mean of nothing is no number
         reduction = "sum"
     return F.cross_entropy(logits.flatten(0, 1).to(wide), targets, reduction=reduction)

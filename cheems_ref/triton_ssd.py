@@ -48,9 +48,10 @@ def _tile(tensor, rows, n_columns, inside, width: tl.constexpr):
 @triton.jit
 @no_type_check
 def _steps(dt, A, rows, inside, head):
-    """The step sizes of the tokens, and their log decay since the chunk began."""
+    """The step sizes of the tokens, and their log decay since the chunk began; exp(-750) is 0."""
     steps = tl.load(dt + rows, inside, 0.0)
-    return steps, tl.cumsum(steps.to(tl.float64) * tl.load(A + head).to(tl.float64))
+    log_decay = steps.to(tl.float64) * tl.load(A + head).to(tl.float64)
+    return steps, tl.cumsum(tl.maximum(log_decay, -750.0))
 
 
 @triton.jit

@@ -3,10 +3,12 @@
 A check is named for the theorem it shows. It compares against a tolerance declared per dtype,
 relative to the largest entry of the truth:
 
-    max |actual - expected|  ≤  tol · max(1, max |expected|)
+    max |actual - expected|  ≤  max(atol, tol · max |expected|)
 
-What it prints holds the claim and the declared tolerance, never the measured error, so that the
-line is the same on every machine. `must_differ` is the control: a planted mistake has to be seen.
+`atol` is 0 unless it is given: for a truth that is zero, or so small that the rounding of larger
+numbers decides its digits. What a check prints holds the claim and the declared tolerance, never
+the measured error, so that the line is the same on every machine. `must_differ` is the control: a
+planted mistake has to be seen.
 
 Six properties ask a layer, or a whole model, what needs no second definition to compare with:
 
@@ -34,34 +36,37 @@ TOLERANCE = {
     torch.complex128: 1e-10,
     torch.complex64: 1e-5,
 }
+# Names under which a module may hold how many tokens its chunks or windows have.
+BORDERS = ("chunk_size", "window", "window_size", "sliding_window", "keep")
+
+X = Tensor | int  # x, or the width of random x
+Ints, Tol, Mask = Sequence[int], float | None, Tensor | None
+Map, Tensors = Callable[..., Tensor | tuple[Tensor, ...]], Sequence[Tensor]
 
 
-def check(name: str, actual: Tensor, expected: Tensor, *, tol: float | None = None) -> None:
+def check(name: str, actual: Tensor, expected: Tensor, *, tol: Tol = None, atol: float = 0) -> None:
     """Check that two tensors are equal up to rounding, and print one line that says so.
 
     Args:
         name: the theorem, such as "quadratic form = recurrence".
         actual: any shape.
         expected: same shape and dtype as `actual`.
-        tol: relative to max(1, largest |expected|); None for the dtype's entry of `TOLERANCE`.
+        tol: relative to the largest |expected|; None for the dtype's entry of `TOLERANCE`.
             Booleans and integers are compared exactly, and take none.
+        atol: an error up to this size is allowed in any case. Give it where `expected` is zero,
+            or the rounding of larger numbers.
 
     Raises:
-        ValueError: `tol` is negative, NaN or infinite, or given for booleans or integers.
+        ValueError: `tol` or `atol` is negative, NaN or infinite, or given for booleans or integers.
         AssertionError: shape or dtype differ, an entry is NaN or infinite, or an error is above
             the tolerance; the message holds the largest error and its index.
     """
-    _must_agree(name, actual, expected, tol)
-    print(f"✓ {name}  [{_precision(actual, tol)}]")
+    _must_agree(name, actual, expected, tol, atol)
+    print(f"✓ {name}  [{_precision(actual, tol, atol)}]")
 
 
 def check_gradients(
-    name: str,
-    actual: Callable[..., Tensor | tuple[Tensor, ...]],
-    expected: Callable[..., Tensor | tuple[Tensor, ...]],
-    inputs: Sequence[Tensor],
-    *,
-    tol: float | None = None,
+    name: str, actual: Map, expected: Map, inputs: Tensors, *, tol: Tol = None, atol: float = 0
 ) -> None:
     """Check that two functions have the same gradient with respect to every input.
 
@@ -73,7 +78,7 @@ def check_gradients(
         actual: a function of the inputs that returns a tensor or a tuple of tensors.
         expected: the function that it should equal.
         inputs: floating-point tensors.
-        tol: as in `check`, for each gradient.
+        tol, atol: as in `check`. Each gradient is compared relative to its own largest entry.
 
     Raises:
         AssertionError: the outputs differ in number, shape or dtype, an input does not reach the
@@ -89,8 +94,9 @@ def check_gradients(
         label = f"{name}, gradient of input {i}"
         if a is None or e is None:
             raise AssertionError(f"{label}: the input does not reach the output")
-        _must_agree(label, a, e, tol)
-    print(f"✓ {name}: {len(got)} gradient{'s' * (len(got) > 1)}  [{_precision(got[0], tol)}]")
+        _must_agree(label, a, e, tol, atol)
+    how = _precision(got[0], tol, atol)
+    print(f"✓ {name}: {len(got)} gradient{'s' * (len(got) > 1)}  [{how}]")
 
 
 def must_differ(name: str, wrong: Tensor, right: Tensor, *, at_least: float = 1e-3) -> float:
@@ -100,12 +106,13 @@ def must_differ(name: str, wrong: Tensor, right: Tensor, *, at_least: float = 1e
         name: what was planted, such as "sum over the wrong axis".
         wrong: what the mistake gives.
         right: same shape and dtype as `wrong`.
-        at_least: smallest difference that counts, relative to max(1, largest |right|). It has to
-            lie above the tolerance of `check`, or the check would not have seen the mistake.
+        at_least: smallest difference that counts, relative to the largest |right|, or to 1 if
+            `right` is zero everywhere. It has to lie above the tolerance of `check`, or the check
+            would not have seen the mistake.
 
     Returns:
-        The largest difference, relative to max(1, largest |right|); infinity if `wrong` holds an
-        entry that is NaN or infinite.
+        The largest difference, relative in the same way; infinity if `wrong` holds an entry that
+        is NaN or infinite.
 
     Raises:
         AssertionError: shape or dtype differ, `right` is not finite, or the difference is smaller.
@@ -113,11 +120,8 @@ def must_differ(name: str, wrong: Tensor, right: Tensor, *, at_least: float = 1e
     if at_least <= _tolerance(name, wrong, right, None):
         raise AssertionError(f"{name}: at_least = {at_least:g} is within the tolerance of a check")
     _refuse_non_finite(f"{name}: the right one", right)
-    scale = max(1.0, _largest(right))
-    if not wrong.isfinite().all():
-        difference = torch.inf
-    else:
-        difference = _largest(_wide(wrong) - _wide(right)) / scale
+    difference = _largest(_wide(wrong) - _wide(right)) / (_largest(right) or 1.0)
+    difference = difference if wrong.isfinite().all() else torch.inf
     if not difference >= at_least:
         raise AssertionError(
             f"{name}: the planted mistake changes no entry by more than {difference:.3g} "
@@ -125,10 +129,6 @@ def must_differ(name: str, wrong: Tensor, right: Tensor, *, at_least: float = 1e
         )
     print(f"✗ {name}: caught  [differs by more than {at_least:g}]")
     return difference
-
-
-Text = Tensor | int  # x, or the width of random x
-Ints, Tol, Mask = Sequence[int], float | None, Tensor | None
 
 
 class Refuted(AssertionError):
@@ -175,17 +175,25 @@ def common_call(
     raise ValueError(f"{_name(module)} returns {what}: give a `call` that returns y and a cache")
 
 
-def is_causal(module: Callable, x: Text, *, call: Callable = common_call, tol: Tol = None) -> float:
+def is_causal(module: Callable, x: X, *, call: Callable = common_call, tol: Tol = None) -> float:
     """Check that what follows a token changes nothing at it or before it.
 
-    Every beginning of the text, read alone, must give what it gives as a part of the whole: l - 1
-    calls. A leak that begins after more tokens than x has is not seen: take x longer than the
-    layer's chunks or windows.
+    The beginning of a text, read alone, must give what it gives as a part of the whole. We try
+    1 to 24 tokens, all but the last one, every multiple of 10 and of 16, and, where chunks or
+    windows have n tokens, n, 2n, 3n, 16n, 32n and 48n tokens, one fewer and one more. n is every
+    whole number that the module or one of its submodules holds under a name in `BORDERS`, and 64
+    if there is none. A leak across a border goes unseen if x ends before the border. So an x of
+    your own must be longer than a chunk or a window. `ssd_chunked` also computes 16 chunks at a
+    time: to reach the end of such a block too, ask a layer with a chunk_size of at most 12.
+
+    The property is one of finite inputs. A NaN or an infinity in a later token may reach earlier
+    outputs as 0 · NaN, in attention and in the quadratic and chunked forms.
 
     Args:
         module: without dropout, such as after `module.eval()`, and in float64 where that can be: in
             float32 what is smaller than its rounding passes.
-        x: (b, l, d), token ids (b, l), or a width d for random x of 3 rows and 12 tokens; l ≥ 2.
+        x: (b, l, d), token ids (b, l), or a width d for random x of 3 rows and 3n + 5 tokens, n
+            being the largest as above, and at least 64; l ≥ 2.
         call: how to call the module, with the arguments of `common_call`.
         tol: None for the entry of `TOLERANCE` for y's dtype.
 
@@ -196,20 +204,21 @@ def is_causal(module: Callable, x: Text, *, call: Callable = common_call, tol: T
         Refuted: the property does not hold; the message says where, and by how much.
         AssertionError: two calls with the same x differ, y does not depend on x, has NaN, or is no
             tensor of x's rows and tokens.
-        ValueError: x is too small for the question, or the module does not take what it needs.
+        ValueError: x is too small for the question, or a width where some n exceeds 512, or the
+            module does not take what the question needs.
         TypeError: x is neither a tensor nor a width.
     """
     asked = _Asked(module, x, call, tokens=2)
 
     def pairs():
-        for t in range(1, asked.x.shape[1]):
+        for t in asked.places():
             yield f"the first {t} tokens alone", asked.y(asked.x[:, :t]), asked.whole[:, :t]
 
     return asked.must_hold("is causal", pairs(), tol)
 
 
 def rows_are_independent(
-    module: Callable, x: Text, *, call: Callable = common_call, tol: Tol = None
+    module: Callable, x: X, *, call: Callable = common_call, tol: Tol = None
 ) -> float:
     """Check that no row of a batch changes another.
 
@@ -229,27 +238,30 @@ def rows_are_independent(
 
 
 def pieces_equal_one_pass(
-    module: Callable, x: Text, *, cuts: Ints = (), call: Callable = common_call, tol: Tol = None
+    module: Callable, x: X, *, cuts: Ints = (), call: Callable = common_call, tol: Tol = None
 ) -> float:
     """Check that calls which hand the cache on give what one call gives.
 
     Arguments, result and errors are those of `is_causal`, with l ≥ 5, and
 
     Args:
-        cuts: the tokens at which a further call begins, ascending; where none are given: one
-            token, a prompt up to the middle, a further one, and then two tokens one at a time.
+        cuts: the tokens at which a further call begins, ascending. If none are given, we try two
+            pieces, cut after each of the lengths that `is_causal` tries; pieces of 1, n - 1, n and
+            n + 1 tokens; and one token, two prompts, and two single tokens.
     """
     asked = _Asked(module, x, call, tokens=2 if cuts else 5)
     length = asked.x.shape[1]
-    cuts = tuple(cuts) or (1, length // 2, length - 2, length - 1)
     if not all(a < b for a, b in pairwise((0, *cuts, length))):
-        raise ValueError(f"cuts must ascend between 0 and l = {length}, got {cuts}")
+        raise ValueError(f"cuts must ascend between 0 and l = {length}, got {tuple(cuts)}")
+    ways = [(1, length // 2, length - 2, length - 1), *((t,) for t in asked.places())]
+    ways += [range(n, length, n) for n in {1, *asked.near(1)} if 0 < n < length]
+    ways = [cuts] if cuts else ways
 
     def pairs():
         cache = None
-        for start, stop in pairwise((0, *cuts, length)):
+        for start, stop in (piece for cuts in ways for piece in pairwise((0, *cuts, length))):
             x, ids = asked.x[:, start:stop], asked.ids[:, start:stop]
-            y, cache = asked.call(module, x.clone(), ids.clone(), None, cache)
+            y, cache = asked.call(module, x.clone(), ids.clone(), None, cache if start else None)
             if cache is None:
                 raise ValueError(f"{_name(module)} returns no cache: the question cannot be put")
             yield f"tokens {start} to {stop - 1}", y.clone(), asked.whole[:, start:stop]
@@ -258,40 +270,37 @@ def pieces_equal_one_pass(
 
 
 def padding_changes_nothing(
-    module: Callable, x: Text, *, call: Callable = common_call, tol: Tol = None
+    module: Callable, x: X, *, call: Callable = common_call, tol: Tol = None
 ) -> float:
     """Check that rows of unequal length, padded in front or behind, give what each gives alone.
 
-    Row i is shortened by i tokens (by no more than l - 1); other tokens stand in the padding, and
-    positions count real tokens. What goes on from a cache of padded rows is not asked. Arguments,
-    result and errors are those of `is_causal`, with b ≥ 2.
+    The first row stays whole. The others are shortened by 1, 2 ... tokens, and in further calls by
+    n - 1, n and n + 1 tokens and to as many, n as in `is_causal`. Other tokens stand in the
+    padding, and positions count real tokens. What goes on from a cache of padded rows is not asked.
+    Arguments, result and errors are those of `is_causal`, with b ≥ 2.
     """
     asked = _Asked(module, x, call, rows=2, tokens=2)
     rows, length = asked.x.shape[:2]
-    lengths = [length - min(i, length - 1) for i in range(rows)]
+    cut = [*range(1, max(rows, 3)), *asked.near(1), *(length - n for n in asked.near(1))]
+    cut = [n for n in dict.fromkeys(cut) if 0 < n < length]
+    at = torch.arange(length, device=asked.x.device)
 
     def pairs():
-        alone = [asked.y(asked.x[i : i + 1, :n])[0] for i, n in enumerate(lengths)]
-        for side in ("in front", "behind"):
-            n, at = torch.tensor(lengths)[:, None], torch.arange(length)[None]
-            real = (at < n if side == "behind" else at >= length - n).to(asked.x.device)
-            padded = asked.other.clone()
-            for i, count in enumerate(lengths):
-                padded[i, real[i]] = asked.x[i, :count]
-            y, _ = call(module, padded, (real.cumsum(1) - 1).clamp(min=0), real, None)
-            for i in range(rows):
-                yield f"row {i}, padded {side}", y[i][real[i]], alone[i]
+        for start in range(0, len(cut), rows - 1):
+            lengths = [length - n for n in (0, *cut[start : start + rows - 1], *[0] * rows)][:rows]
+            n = torch.tensor(lengths, device=at.device)[:, None]
+            alone = [asked.y(asked.x[i : i + 1, :n])[0] for i, n in enumerate(lengths)]
+            for side, real in {"in front": at >= length - n, "behind": at < n}.items():
+                padded = asked.other.clone()
+                padded[real] = asked.x[at < n]
+                y, _ = call(module, padded, (real.cumsum(1) - 1).clamp(min=0), real, None)
+                yield f"rows of {lengths} tokens, padded {side}", y[real], torch.cat(alone)
 
     return asked.must_hold("padding changes nothing", pairs(), tol)
 
 
 def shift_changes_nothing(
-    module: Callable,
-    x: Text,
-    *,
-    by: Ints = (1, 1000),
-    call: Callable = common_call,
-    tol: Tol = None,
+    module: Callable, x: X, *, by: Ints = (1, 1000), call: Callable = common_call, tol: Tol = None
 ) -> float:
     """Check that all positions may be moved: the output depends on differences of positions alone.
 
@@ -312,7 +321,7 @@ def shift_changes_nothing(
     return asked.must_hold("shift changes nothing", pairs, tol)
 
 
-def every_parameter_learns(module: nn.Module, x: Text, *, call: Callable = common_call) -> int:
+def every_parameter_learns(module: nn.Module, x: X, *, call: Callable = common_call) -> int:
     """Check that every parameter receives a gradient: finite, and not zero everywhere.
 
     Zero is what is no larger than rounding of the largest gradient of all. Of a table of which a
@@ -343,8 +352,8 @@ def every_parameter_learns(module: nn.Module, x: Text, *, call: Callable = commo
         grads = torch.autograd.grad(weighted.sum(), list(named.values()), allow_unused=True)
     sizes = {n: None if g is None else _largest(g) for n, g in zip(named, grads, strict=True)}
     seen = {n: size for n, size in sizes.items() if size is not None}
-    finite = [size for size in seen.values() if size < torch.inf]
-    rounding = 16 * torch.finfo(y.dtype).eps * max(finite, default=0.0)
+    largest = max((size for size in seen.values() if size < torch.inf), default=0.0)
+    rounding = 16 * torch.finfo(y.dtype).eps * largest
     faults = {
         "no gradient": [n for n, size in sizes.items() if size is None],
         "a gradient of zero": [n for n in seen if seen[n] <= rounding],
@@ -363,8 +372,8 @@ class _Asked:
     def __init__(self, module, x, call, rows=1, tokens=1):
         if isinstance(x, bool) or not isinstance(x, int | Tensor):
             raise TypeError(f"x must be a tensor or a width, got {type(x).__name__}")
-        self.module, self.call = module, call
-        self.x = _input(module, x) if isinstance(x, int) else x.detach()
+        self.module, self.call, self.borders = module, call, _borders(module)
+        self.x = _input(module, x, max(64, *self.borders)) if isinstance(x, int) else x.detach()
         shape = tuple(self.x.shape)
         if len(shape) < 2 or shape[0] < rows or shape[1] < tokens:
             raise ValueError(f"x must be (b, l, ...), b ≥ {rows}, l ≥ {tokens}, got shape {shape}")
@@ -380,6 +389,16 @@ class _Asked:
             raise AssertionError("the output does not depend on x")
         if _apart(self.y(self.x), self.whole).max() > 1e-3 * self.change:
             raise AssertionError("two calls with the same x differ: is there dropout?")
+
+    def near(self, *multiples):
+        """The last token of some chunks, the first of the next, and the token after that."""
+        return [m * n + i for n in self.borders for m in multiples for i in (-1, 0, 1)]
+
+    def places(self):
+        """The lengths after which to cut, as the docstring of `is_causal` has them."""
+        length = self.x.shape[1]
+        tried = {*range(25), *range(0, length, 10), *range(0, length, 16), length - 1}
+        return sorted(t for t in tried.union(self.near(1, 2, 3, 16, 32, 48)) if 0 < t < length)
 
     @torch.no_grad()
     def y(self, x, ids=None):
@@ -406,8 +425,7 @@ class _Asked:
             raise ValueError(f"{name}: there is nothing to compare")
         if not worst <= allowed:
             say = f"{name}: {place}: differs by {worst:.3g} (relative); allowed is {allowed:g}"
-            refuted = Refuted(say)
-            refuted.difference = worst
+            (refuted := Refuted(say)).difference = worst
             raise refuted
         print(f"✓ {name}  [{_precision(expected, tol)}]")
         return worst
@@ -440,12 +458,21 @@ def _name(module):
     return getattr(module, "__name__", type(module).__name__)
 
 
-def _input(module, width):
+def _borders(module):
+    """Tokens per chunk or window, of all that a module names; 64 if it names none."""
+    modules = module.modules() if isinstance(module, nn.Module) else [module]
+    named = [getattr(m, name, None) for m in modules for name in BORDERS]
+    return sorted({n for n in named if type(n) is int and n > 0}) or [64]
+
+
+def _input(module, width, border):
     if width < 1:
         raise ValueError(f"a width must be at least 1, got {width}")
+    if border > 512:
+        raise ValueError(f"{_name(module)} has a border at {border} tokens: give an x beyond it")
     parameters = module.parameters() if isinstance(module, nn.Module) else ()
     like = next((p for p in parameters if p.is_floating_point()), None)
-    x = _random((3, 12, width), 0)
+    x = _random((3, 3 * border + 5, width), 0)
     return x if like is None else x.to(like)
 
 
@@ -454,23 +481,23 @@ def _random(shape, seed):
     return torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu")
 
 
-def _tolerance(name, actual, expected, tol):
+def _tolerance(name, actual, expected, tol, atol=0.0):
     if actual.shape != expected.shape:
         raise AssertionError(f"{name}: shape {tuple(actual.shape)}, not {tuple(expected.shape)}")
     if actual.dtype != expected.dtype:
         raise AssertionError(f"{name}: dtype {actual.dtype}, not {expected.dtype}")
-    if tol is None:
-        return TOLERANCE.get(actual.dtype, 0.0)
-    if actual.dtype not in TOLERANCE:
+    if actual.dtype not in TOLERANCE and (tol is not None or atol):
         raise ValueError(f"{name}: {actual.dtype} is compared exactly, without a tolerance")
-    if not 0 <= tol < torch.inf:
-        raise ValueError(f"{name}: a tolerance is a finite number of at least 0, got {tol}")
+    tol = TOLERANCE.get(actual.dtype, 0.0) if tol is None else tol
+    for given in (tol, atol):
+        if not 0 <= given < torch.inf:
+            raise ValueError(f"{name}: a tolerance is a finite number of at least 0, got {given}")
     return tol
 
 
-def _must_agree(name, actual, expected, tol):
+def _must_agree(name, actual, expected, tol, atol):
     """Raise where the largest |actual - expected| is above the tolerance, and say where that is."""
-    tol = _tolerance(name, actual, expected, tol)
+    tol = _tolerance(name, actual, expected, tol, atol)
     _refuse_non_finite(f"{name}: actual", actual)
     _refuse_non_finite(f"{name}: expected", expected)
     if actual.numel() == 0:
@@ -479,12 +506,13 @@ def _must_agree(name, actual, expected, tol):
     if actual.dtype not in TOLERANCE:
         error = error.maximum((actual != expected).double())  # float64 rounds large integers
     index = tuple(int(i) for i in torch.unravel_index(error.argmax(), error.shape))
-    worst, allowed = error[index].item(), tol * max(1.0, _largest(expected))
+    worst, allowed = error[index].item(), max(atol, tol * _largest(expected))
     if not worst <= allowed:
+        hint = "; expected is zero everywhere: give atol" if tol and not allowed else ""
         raise AssertionError(
             f"{name}: entries differ by up to {worst:.3g}, at index {index}: "
             f"{actual[index].item():.6g} instead of {expected[index].item():.6g}; "
-            f"allowed is {allowed:.3g} (tolerance {tol:g})"
+            f"allowed is {allowed:.3g} (tolerance {tol:g}){hint}"
         )
 
 
@@ -507,18 +535,15 @@ def _refuse_non_finite(name, t):
 
 def _gradients(function, inputs):
     inputs = [t.detach().clone().requires_grad_() for t in inputs]
-    generator = torch.Generator().manual_seed(0)
     with torch.enable_grad():
         outputs = function(*inputs)
         outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-        total = sum(
-            (y * torch.randn(y.shape, generator=generator, dtype=torch.float64).to(y)).sum()
-            for y in outputs
-        )
+        total = sum((y * _random(y.shape, i).to(y)).sum() for i, y in enumerate(outputs))
         return outputs, torch.autograd.grad(total, inputs, allow_unused=True)
 
 
-def _precision(t, tol):
+def _precision(t, tol, atol=0.0):
     dtype = str(t.dtype).removeprefix("torch.")
     tol = TOLERANCE.get(t.dtype, 0.0) if tol is None else tol
-    return f"{dtype}, tolerance {tol:g}" if t.dtype in TOLERANCE else f"{dtype}, exact"
+    tol = f"tolerance {tol:g}" + f", atol {atol:g}" * (atol > 0)
+    return f"{dtype}, {tol}" if t.dtype in TOLERANCE else f"{dtype}, exact"

@@ -84,13 +84,14 @@ check("Σ x² = x · x", x.square().sum(), x @ x)
 # The line says: *the two tensors have the same shape and dtype, hold no NaN and no infinity, and*
 #
 # $$\max |\text{actual} - \text{expected}| \;\le\;
-#   \text{tolerance} \cdot \max(1, \max |\text{expected}|), \tag{0.1}$$
+#   \text{tolerance} \cdot \max |\text{expected}|, \tag{0.1}$$
 #
-# *in the number format named in brackets.* For numbers below 1 that is an absolute error, above it
-# a relative one. A check may name another tolerance than the usual one of its number format; the
-# line says which. The error that was measured is not printed, for it is rounding and differs
-# between machines. Where a check does not hold it raises, and the notebook stops: a line with ✓ in
-# these pages has run.
+# *in the number format named in brackets.* The error is relative to the largest entry, however
+# small that entry is. Where the expected result is zero, or the rounding of larger numbers, a check
+# also allows an absolute error, `atol`. A check may name another tolerance than the usual one of
+# its number format. The line says both. The error that was measured is not printed, for it is
+# rounding and differs between machines. Where a check does not hold it raises, and the notebook
+# stops: a line with ✓ in these pages has run.
 
 # %%
 for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
@@ -110,9 +111,9 @@ check("a sum is a mean", torch.tensor([1.0, 2.0, 6.0]).sum(), torch.tensor([1.0,
 # A check that cannot fail shows nothing. So beside the checks stand *controls*: a mistake that one
 # could make is *planted*, made on purpose, and `must_differ` demands that some entry of the result
 # changes by more than the amount in its brackets, relative to the largest entry of the right result
-# (and at least 1), or becomes NaN or infinite. That amount lies above the usual tolerance. The line
-# begins with ✗ and ends with *caught*. **That is good news**: the mistake is wrong, and the check
-# beside it would have seen it.
+# (or to 1 if all are zero), or becomes NaN or infinite. That amount lies above the usual tolerance.
+# The line begins with ✗ and ends with *caught*. **That is good news**: the mistake is wrong, and
+# the check beside it would have seen it.
 
 # %%
 a, b = random(2, 50, 50, seed=1)

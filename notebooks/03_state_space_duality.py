@@ -225,8 +225,10 @@ check("a difference of sums = 0.5 to the power 10", difference.exp(), torch.tens
 # %% [markdown]
 # Below, column $s$ holds $g$ from row $s+1$ on, and a running sum down each column gives all its
 # entries at once. (A difference of two running totals, as just now, is the same number on paper.
-# In floating point it is a small difference of two large numbers, and loses digits. Section 6 does
-# it inside short chunks, with totals in float64; section 11 measures what totals in float32 cost.)
+# In floating point it is a small difference of two large numbers, and loses digits. After a reset,
+# where some $g = -\infty$, it is NaN: both totals are $-\infty$ from there on. Section 6 does it
+# inside short chunks, with finite $g$ and totals in float64; section 11 measures what totals in
+# float32 cost.)
 
 
 # %%

@@ -1152,7 +1152,8 @@ model = needle_model("Jamba", 0)
 after = stretched(model, 512, 256, **both)
 x, places = torch.randn(1, 512, 64, generator=seeded(6)).float(), torch.arange(512)[None]
 for old, new in zip(model.blocks, after.blocks, strict=True):
-    assert torch.equal(old(x, places)[0], new(x, places)[0]) == (old.letter != "A")
+    moved = (old(x, places)[0] - new(x, places)[0]).abs().max()
+    assert moved > 1e-3 if old.letter == "A" else moved < 1e-5
 print("Jamba: of eight layers the one with letter A alone gives another output")
 
 # %% [markdown]

@@ -183,7 +183,8 @@ there = (right, up, quarter, 0)
 _ = must_differ("sign: c and b at a right angle", as_printed(*there), by_definition(*there))
 check("blind: c = b hides the sign", as_printed(up, up, 2.0, 0.5), by_definition(up, up, 2.0, 0.5))
 check("blind: half a turn hides it",
-      as_printed(right, up, math.pi, 0), by_definition(right, up, math.pi, 0))  # fmt: skip
+      as_printed(right, up, math.pi, 0), by_definition(right, up, math.pi, 0),
+      atol=1e-10)  # fmt: skip
 check("blind: both positions moved by 7: as printed, the same",
       as_printed(right, up, quarter + 7, 7.0), as_printed(right, up, quarter, 0))  # fmt: skip
 
@@ -613,11 +614,11 @@ def call(model, ids, position_ids, padding_mask=None, cache=None, *, positions=T
 
 
 # %% [markdown]
-# The models' logits are compared to $10^{-5}$, since parts of several compute in float32. "Pieces"
+# The models' logits are compared to $10^{-4}$, since parts of several compute in float32. "Pieces"
 # hands the cache from a prompt to a second prompt and to single tokens; once with the positions of
 # the tokens, and once ("no ids") without, where the model has to know them itself. A number is the
-# largest difference, relative to the largest logit (or to 1). A dash stands where positions do not
-# change what the model gives.
+# largest difference, relative to the largest that another text makes. A dash stands where positions
+# do not change what the model gives.
 
 # %%
 ids = torch.randint(1, 64, (3, 12), generator=torch.Generator().manual_seed(0))
@@ -628,7 +629,7 @@ COLUMNS["no ids"] = (pieces_equal_one_pass, dict(positions=False))
 def answer_of(model, name):
     """One cell of the table: "✓", the size of a difference, or "✗" for parameters without one."""
     ask, how = COLUMNS[name]
-    tolerance = {} if name == "learns" else dict(tol=1e-5)
+    tolerance = {} if name == "learns" else dict(tol=1e-4)
     try:
         quietly(ask, model, ids, call=partial(call, **how), **tolerance)
     except Refuted as refuted:

@@ -10,11 +10,12 @@ from xdist.scheduler import LoadScopeScheduling
 @pytest.fixture(scope="session", autouse=True)
 def one_thread_per_worker():
     """`make test` runs two workers; torch, here or in a process started from here, would give each
-    of them all cores.
+    of them all cores. OMP_NUM_THREADS=2 asks for two threads.
     """
-    torch.set_num_threads(1)
+    threads = os.environ.get("OMP_NUM_THREADS", "1")
+    torch.set_num_threads(int(threads))
     with pytest.MonkeyPatch.context() as patched:
-        patched.setitem(os.environ, "OMP_NUM_THREADS", "1")
+        patched.setitem(os.environ, "OMP_NUM_THREADS", threads)
         yield
 
 

@@ -6,6 +6,7 @@ do, which applies them. Blank lines are not counted.
 
 import ast
 import builtins
+import copy
 import symtable
 from collections.abc import Iterable, Iterator
 
@@ -103,8 +104,24 @@ def one_by_one(statements: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
             yield from one_by_one(body)
 
 
+class AsGenerators(ast.NodeTransformer):
+    """Makes every comprehension a generator: from Python 3.12 on the others have no scope of their
+    own, and their variables stand among the names around them.
+    """
+
+    def visit_ListComp(self, node):
+        return self.generic_visit(ast.GeneratorExp(node.elt, node.generators))
+
+    visit_SetComp = visit_ListComp
+
+    def visit_DictComp(self, node):
+        pair = ast.Tuple([node.key, node.value], ast.Load())
+        return self.generic_visit(ast.GeneratorExp(pair, node.generators))
+
+
 def names(statement: ast.stmt) -> tuple[set[str], set[str]]:
     """What a statement takes from outside itself, and what it binds."""
+    statement = AsGenerators().visit(copy.deepcopy(statement))
     outermost = symtable.symtable(ast.unparse(statement), "a cell", "exec")
     taken = {s.get_name() for s in outermost.get_symbols() if s.is_referenced()}
     bound = {s.get_name() for s in outermost.get_symbols() if s.is_assigned() or s.is_imported()}

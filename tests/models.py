@@ -23,6 +23,7 @@ from cheems_ref import (
     generate,
     presets,
     retrieval,
+    rope,
     ssd,
 )
 
@@ -122,6 +123,7 @@ def ask(has_property, case, m=model):
 # In the order in which they import one another.
 ROOMS = (
     check,
+    rope,
     ssd,
     attention,
     feed_forward,

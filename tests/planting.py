@@ -5,6 +5,7 @@ The tables are in planted/, one for each file of properties, and test_planted.py
 
 import functools
 import inspect
+import linecache
 import types
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -38,6 +39,12 @@ def mistakes(rows: Sequence[tuple], room: types.ModuleType | None = None) -> lis
         for has_property, *arguments, planted_here in rows
         for title, edits in planted_here.items()
     ]
+
+
+def detached(*places: str) -> dict[str, list[tuple]]:
+    """Mistakes of `mistakes`, one for each place, which detach what stands before each ¦ of it."""
+    planted = [(place.replace("¦", ""), place.replace("¦", ".detach()")) for place in places]
+    return {" ".join(wrong.split()): [(right, wrong)] for right, wrong in planted}
 
 
 def asked(has_property: Callable, *arguments) -> str:
@@ -106,7 +113,9 @@ def plant(module: types.ModuleType, *edits: tuple) -> types.ModuleType:
 
 @functools.lru_cache(maxsize=64)  # of a stack of rooms all but one are copied as they are
 def _compiled(name, source):
-    return compile(source, f"planted {name}.py", "exec")
+    file = f"planted {name} {hash(source)}.py"
+    linecache.cache[file] = len(source), None, source.splitlines(True), file  # Triton reads it
+    return compile(source, file, "exec")
 
 
 def _name(module):

@@ -273,7 +273,7 @@ MISTAKES = mistakes([
         "what was begun stays": [
             ("            shutil.rmtree(partial, ignore_errors=True)\n", "            pass\n")]}),
     (processes_agree_before_they_begin, {
-        "any text": [(", text=fingerprint(ids))", ")")],
+        "any text": [(", text=run.text)", ")")],
         "any settings": [("settings=vars(config), ", "")],
         "any weights": [
             ("    must_agree(weights=sum(p.detach().double().sum().item() "

@@ -15,11 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planting import planted
 from properties import (
+    Work,
     forward,
     gradients,
     is_one_graph,
     moves_nothing_before_it,
     normal,
+    route_twice,
     rows,
     starts_alike,
 )
@@ -150,6 +152,82 @@ def test_key_behind_a_large_penalty_is_not_read():
         check("penalty = no key", got, form(q, k, v, allowed=without))
 
 
+def copies_no_groups(m):
+    """One token decoded with grouped keys makes nothing of the size of its cache per head."""
+    q, k, v = (normal(2, n, g, 8, seed=n + g) for n, g in ((1, 8), (64, 2), (64, 2)))
+    for kind, biased in itertools.product((None, "b 1 t s"), (False, True)):
+        options = dict(allowed=some_allowed(kind, 1, 64), bias=normal(2, 8, 64) if biased else None)
+        with Work() as counter:
+            m.attention(q, k, v, **options)
+        assert counter.largest < k.nbytes, f"{counter.largest} bytes, the keys are {k.nbytes}"
+    torch.manual_seed(0)
+    mixer = m.QCAttn(64, n_heads=8, n_kv_heads=2)
+    _, cache = mixer(normal(2, 64, 64).float(), torch.arange(64).expand(2, 64))
+    with torch.no_grad(), Work() as counter:
+        _, cache = mixer(normal(2, 1, 64).float(), torch.full((2, 1), 64), cache=cache)
+    assert counter.largest <= cache.k.nbytes, "the layer copies its keys"
+
+
+def test_no_copy_of_grouped_keys_is_made_for_a_token():
+    copies_no_groups(attention)
+
+
+@pytest.mark.parametrize("kind", [None, "t s", "b h t s"])
+@pytest.mark.parametrize("biased", [False, True])
+def test_finite_numbers_out_of_sight_do_not_matter(kind, biased):
+    q, k, v = (normal(2, 6, g, 4, seed=g) for g in (4, 2, 1))
+    allowed = some_allowed(kind, 6, 6)
+    bias = normal(2, 4, 6, seed=5) if biased else None
+    for form in FORMS[: 1 if kind is None else 2]:
+        want = form(q, k, v, allowed=allowed, bias=bias)[:, :3]
+        for size in (1.0, 1e30):
+            k[:, 3:], v[:, 3:] = (size * normal(*x[:, 3:].shape, seed=7) for x in (k, v))
+            got = form(q, k, v, allowed=allowed, bias=bias)[:, :3]
+            check(f"of size {size:g}", got, want)
+
+
+def bias_is_held(m, dtype=torch.float32, autocast=True):
+    """A bias that sixteen bits would round away is held, also where autocast rounds."""
+    q, k, v = torch.randn(3, 1, 5, 2, 4, generator=torch.Generator().manual_seed(0)).to(dtype)
+    bias = -torch.tensor([1e5, 2e5, 100_003.0, 100_001.0, 1e5]).expand(1, 2, 5)
+    options = dict(allowed=m.causal_mask(5, 5), bias=bias)
+    want = m.attention_written_out(q.float(), k.float(), v.float(), **options)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        for form in (m.attention, m.attention_written_out):
+            got = form(q, k, v, **options)
+            assert got.dtype == dtype
+            check(f"{form.__name__} in {dtype} = in float32", got, want.to(dtype))
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_a_bias_beyond_sixteen_bits_is_held(dtype, autocast):
+    bias_is_held(attention, dtype, autocast)
+
+
+def penalty_is_that_of_float32(m):
+    """Under autocast, of the values that autocast has made."""
+    penalty, v = m.ContentMask(16, 4), normal(2, 9, 4, 4, dtype=torch.bfloat16)
+    ids = torch.arange(9).expand(2, 9)
+    with torch.autocast("cpu", torch.bfloat16):
+        got = penalty(v, ids)
+    check("penalty under autocast = in float32", got, penalty(v.float(), ids))
+
+
+def rows_are_those_of_float32(m):
+    """Under autocast the same rows are chosen from the same queries, with the same weights."""
+    torch.manual_seed(1)
+    inner, x = m.RetrievedValues(16, n_heads=2, n_values=50, k_values=4), normal(2, 99, 16).float()
+    got, want = route_twice(inner.weights, inner.query_proj, x)
+    assert got.dtype == torch.float32 and torch.equal(got > 0, want > 0)
+    check("weights under autocast = in float32", got, want)
+
+
+def test_masks_and_retrieval_are_in_float32_under_autocast():
+    penalty_is_that_of_float32(attention)
+    rows_are_those_of_float32(attention)
+
+
 # --- the layers -------------------------------------------------------------------------------
 
 
@@ -246,31 +324,43 @@ def best_keys(bias, allowed, n):
     return kept
 
 
-def layer_is_the_definition(m, combo, real=PADDING[2]):
-    """Projections, rotations, the inner function and the masks around the definition."""
-    mixer, x = layer(m, combo), tokens().masked_fill(~real[..., None], 0).requires_grad_()
-    positions, weights = (real.cumsum(1) - 1).masked_fill(~real, 0), [*mixer.parameters()]
-    h, p = mixer.n_heads, 16 // mixer.n_heads
+def by_hand(mixer, x, real, inner):
+    """Projections, rotations, values inner(x, positions) and the masks around the definition: y, k
+    and v.
+    """
+    positions, length = (real.cumsum(1) - 1).masked_fill(~real, 0), x.shape[1]
+    p = x.shape[-1] // mixer.n_heads
     q, k = ((x @ f.weight.T).unflatten(-1, (-1, p)) for f in (mixer.q_proj, mixer.k_proj))
     q, k = turned(q, positions), turned(k, positions)
-    if combo[0] == "ssd":
-        ssd = SSD(16, n_heads=h, d_state=2 if h == 1 else 4, rope_base=50.0)
-        given, options = dict(mixer.inner.named_parameters()), dict(padding_mask=real)
-        v, _ = functional_call(ssd, given, (x, positions), options)
-    elif combo[0] == "retrieved":
-        v = values_by_hand(mixer.inner, x)
-    else:
-        v = x @ mixer.inner.weight.T
-    v = v.unflatten(-1, (-1, p))
-    bias, seen = masked_by_hand(mixer, v, positions, causal(7, 7, real))
-    want = definition(q, k, v, seen, bias).flatten(2) @ mixer.out_proj.weight.T
+    v = inner(x, positions).unflatten(-1, (-1, p))
+    allowed = causal(length, length, real)
+    bias, seen = masked_by_hand(mixer, v, positions, allowed)
+    read = definition(q, k, v, seen, bias)
+    if getattr(mixer.mask, "round", False):  # the gradient is that of the gates before rounding
+        gates = mixer.mask.logit[:, positions].transpose(0, 1).sigmoid()
+        soft = definition(q, k, v, allowed, gates.log())
+        read = soft + (read - soft).detach()
+    return read.flatten(2) @ mixer.out_proj.weight.T, k, v
+
+
+def layer_is_the_definition(m, combo, real=PADDING[2]):
+    mixer, x = layer(m, combo), tokens().masked_fill(~real[..., None], 0).requires_grad_()
+    weights, h = [*mixer.parameters()], mixer.n_heads
+
+    def inner(x, positions):
+        if combo[0] == "ssd":
+            ssd = SSD(16, n_heads=h, d_state=2 if h == 1 else 4, rope_base=50.0)
+            given, options = dict(mixer.inner.named_parameters()), dict(padding_mask=real)
+            return functional_call(ssd, given, (x, positions), options)[0]
+        return values_by_hand(mixer.inner, x) if combo[0] == "retrieved" else mixer.inner(x)
+
+    want, k, v = by_hand(mixer, x, real, inner)
     y, cache = forward(mixer, x, real)
     check("layer = definition", y[real], want[real])
     check("cached keys", cache.k, k)
     check("cached values", cache.v, v)
-    if combo[1] != "rounded gate":  # whose gradient is that of another function
-        grads = (gradients(t[real], [x, *weights]) for t in (y, want))
-        check("gradients of the layer = of the definition", *grads)
+    grads = (gradients(t[real], [x, *weights]) for t in (y, want))
+    check("gradients of the layer = of the definition", *grads)
 
 
 def is_causal(m, combo, real=ALL_REAL, j=3):
@@ -485,7 +575,7 @@ def test_split_prefill_equals_one_pass(combo, real, cuts):
 def test_qcattn_is_attention_with_linear_values(mask):
     mixers = [layer(attention, (inner, mask, "g = 2")) for inner in ("QCAttn", "linear")]
     y, want = (forward(mixer, tokens())[0] for mixer in mixers)
-    assert torch.equal(y, want)
+    check("QCAttn = linear values", y, want)
 
 
 class Printed(torch.nn.Module):
@@ -541,11 +631,11 @@ def rounded_gates_hide_hard_and_learn_softly(m, combo):
     y.square().sum().backward()
     shut = rounded.mask.logit[:, :7] < 0
     assert shut.any() and rounded.mask.logit.grad[:, :7][shut].all(), "a shut gate cannot open"
-    with torch.no_grad():  # moving gates without crossing 1/2 changes no bit
+    with torch.no_grad():  # moving gates without crossing 1/2 changes nothing
         want = forward(rounded, tokens())[0]
         check("value of rounded gates", y.detach(), want)
         rounded.mask.logit.mul_(3)
-        assert torch.equal(forward(rounded, tokens())[0], want)
+        check("value of gates that were moved", forward(rounded, tokens())[0], want)
 
 
 def shut_gates_leave_each_token_itself(m, combo):
@@ -608,7 +698,7 @@ def test_rounded_gates_hide_hard_and_learn_softly(combo):
 def test_keeping_as_many_keys_as_there_are_is_keeping_all(inner, keep):
     combo = (inner, "content", "g = 2")
     y, want = (forward(layer(attention, combo, keep=n), tokens())[0] for n in (keep, None))
-    assert torch.equal(y, want)
+    check(f"keeping {keep} = keeping all", y, want)
 
 
 def test_token_that_says_so_is_hidden_from_every_later_one():
@@ -695,6 +785,7 @@ linear = partial(attention.InnerFuncAttn, d_model=16, n_heads=4, inner="linear")
 values = partial(attention.RetrievedValues, 16, n_heads=2, n_values=5, k_values=2)
 gate = partial(attention.GateMask(4, 5), torch.zeros(2, 5, 2, 6))
 called = partial(linear(), x=torch.zeros(2, 5, 16), position_ids=POSITIONS)
+CACHE = called()[1]
 AT_LEAST = "must be at least 1, got 0"
 EMPTY = torch.ones(3, 5).bool().index_fill(0, torch.tensor(1), False)
 
@@ -754,6 +845,9 @@ BAD = [
     (called, dict(x=torch.zeros(2, 5, 12)), r"x must be .* = \(b, l, 16\), got shape \(2, 5, 12\)"),
     (called, dict(position_ids=POSITIONS[0]), r"position_ids must be .*\(2, 5\), .*\(5,\)"),
     (called, dict(position_ids=POSITIONS.float()), r"position_ids must be torch\.int64 .*float32"),
+    *((f, dict(position_ids=POSITIONS.byte()),
+       r"position_ids must be torch\.int64 or torch\.int32 here, got torch\.uint8")
+      for f in (called, gate)),  # which would wrap at 256
     (rope_cos_sin, dict(position_ids=POSITIONS - 1, dim=4), r"in \[0, inf\) .* in \[-1, 3\]"),
     (called, dict(padding_mask=torch.ones(2, 5)), r"padding_mask must be torch\.bool .*float32"),
     (called, dict(padding_mask=torch.ones(2, 4).bool()), r"\(b, l\) = \(2, 5\), .*\(2, 4\)"),
@@ -761,6 +855,9 @@ BAD = [
      r"cache\.k must be .* = \(2, s, 4, 4\), got shape \(1, 5, 4, 4\)"),
     (called, dict(cache=linear(n_kv_heads=2)(torch.zeros(2, 5, 16), POSITIONS)[1]),
      r"cache\.k must be .* = \(2, s, 4, 4\), got shape \(2, 5, 2, 4\)"),
+    *((called, dict(cache=CACHE._replace(**{name: getattr(CACHE, name).to(dtype)})),
+       rf"cache\.{name} must be torch\.float32 here, got {dtype}")
+      for name in "kv" for dtype in (torch.bfloat16, torch.float64)),
 ]
 # fmt: on
 
@@ -798,20 +895,14 @@ def test_of_equal_tokens_the_same_are_kept_in_one_pass_and_in_decoding():
         check(f"{length} tokens of two kinds", torch.cat(pieces, 1), want)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_a_bias_beyond_sixteen_bits_is_held(dtype):
-    q, k, v = torch.randn(3, 1, 5, 2, 4, generator=torch.Generator().manual_seed(0)).to(dtype)
-    bias = -torch.tensor([1e5, 2e5, 100_003.0, 100_001.0, 1e5]).expand(1, 2, 5)
-    allowed = attention.causal_mask(5, 5)
-    want = attention.attention_written_out(q, k, v, allowed=allowed, bias=bias)
-    check("SDPA = formula", attention.attention(q, k, v, bias=bias), want)
-
-
-def test_a_gate_takes_positions_of_any_integer_dtype():
+@pytest.mark.usefixtures("unchecked")
+def test_a_gate_takes_positions_that_cannot_wrap():
     gate = attention.GateMask(2, 8)
     ids, v = torch.tensor([[0, 5, 3]]), torch.zeros(1, 3, 2, 4)
-    for dtype in (torch.int8, torch.int16, torch.int32):
-        assert torch.equal(gate(v, ids.to(dtype)), gate(v, ids))
+    assert torch.equal(gate(v, ids.int()), gate(v, ids))
+    for dtype in (torch.int8, torch.int16, torch.uint8):
+        with pytest.raises(ValueError, match=f"position_ids must be .* got {dtype}"):
+            gate(v, ids.to(dtype))
 
 
 def test_a_cache_does_not_follow_what_the_caller_does_to_his_tensors():
@@ -821,6 +912,19 @@ def test_a_cache_does_not_follow_what_the_caller_does_to_his_tensors():
     ids += 1
     mask[:] = False
     assert cache.position_ids.tolist() == [[0, 1, 2]] and cache.real.all()
+
+
+@pytest.mark.parametrize("inner", INNER)
+def test_a_cache_made_under_autocast_serves_under_autocast_alone(inner):
+    mixer = layer(attention, (inner, "content", "g = 2"), torch.float32)
+    x = tokens(dtype=torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        _, cache = forward(mixer, x[:, :5])
+        for t in (5, 6):
+            y, cache = forward(mixer, x[:, t : t + 1], cache=cache, start=t)
+            assert y.isfinite().all() and cache.k.dtype == cache.v.dtype == torch.bfloat16
+    with pytest.raises(ValueError, match=r"cache\.k must be torch\.float32 .* torch\.bfloat16"):
+        forward(mixer, x[:, :1], cache=cache, start=7)
 
 
 def test_a_cache_of_another_inner_function_is_refused():
@@ -835,19 +939,3 @@ def test_one_kept_key_teaches_nothing():
     mixer(torch.randn(1, 5, 8), torch.arange(5)[None])[0].square().sum().backward()
     for name in ("q_proj.weight", "k_proj.weight", "mask.dt_proj.weight", "mask.A_log"):
         assert not mixer.get_parameter(name).grad.any(), name
-
-
-def test_weights_of_retrieved_values_may_be_wider_than_their_scores(monkeypatch):
-    """As under autocast on CUDA, which takes a softmax in float32."""
-    softmax = torch.Tensor.softmax
-    monkeypatch.setattr(torch.Tensor, "softmax", lambda t, dim: softmax(t.float(), dim=dim))
-    torch.manual_seed(1)  # bfloat16 would choose other rows where two scores nearly tie
-    values = attention.RetrievedValues(16, n_heads=2, n_values=5, k_values=2)
-    x = tokens(dtype=torch.float32)
-    want = values(x)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        weights = values.weights(x)
-        got = values(x)
-    assert weights.dtype == torch.float32
-    check("sums of weights", weights.sum(-1), torch.ones(weights.shape[:-1]))
-    check("under autocast = without, roughly", got.float(), want, tol=5e-2)

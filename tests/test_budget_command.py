@@ -234,6 +234,7 @@ def test_a_preset_keeps_its_vocabulary_unless_another_is_set():
         (["--preset", "cheems-tiny"], "give --preset or --pattern, not both"),
         (["--set", "d_modle=4"], "did you mean d_model?"),
         (["--set", "d_model=5"], "n_heads"),
+        (["--set", "keep=5"], "--set keep has no effect on SRAM: it is for I with mask=content"),
         (["--pattern", "SZ"], "unknown letter 'Z'"),
     ],
 )

@@ -4,20 +4,27 @@ As in test_ssd.py, the properties are functions of a module. The positive tests 
 `cheems_ref.check`, the negative controls a copy of it with one planted mistake.
 """
 
+import dataclasses
+import json
 import math
 from typing import Literal
 
+import numpy as np
 import pytest
 import torch
 from properties import questions
 
 from cheems_ref import check
+from cheems_ref.config import ModelConfig
+from cheems_ref.ssd import SSD
+from cheems_ref.train import TrainConfig
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 
 X, IDS = torch.zeros(2, 5, 8), torch.arange(10).view(2, 5)
 REAL, ROWS = torch.ones(2, 5, dtype=torch.bool), {"b": 2, "l": 5}
-LISTED = "torch.int64 or torch.int32 or torch.int16 or torch.int8 or torch.uint8"
+INDICES = "torch.int64 or torch.int32"
+LISTED = f"{INDICES} or torch.int16 or torch.int8 or torch.uint8"
 Colour = Literal["red", "green"]
 
 
@@ -50,11 +57,15 @@ TAKEN = {
         (("[0, 10)",), dict(ids=IDS)),
         (("[0, inf)",), dict(x=entry(0.5).requires_grad_(), narrow=X.bfloat16())),
     ],
-    "sizes": [((), dict(n_heads=1, d_head=None, d_state=2**40))],
+    "sizes": [
+        ((), dict(n_heads=1, d_head=None, d_state=2**40)),
+        ((), dict(n_heads=np.int64(128), d_head=np.uint8(1))),
+    ],
     "numbers": [
         (("(0, 1]",), dict(share=1, other=1.0, least=5e-324)),
         (("[0, 1)",), dict(share=0, other=0.999)),
         (("(-inf, inf)",), dict(position=-1e308)),
+        (("(0, 1]",), dict(share=np.float32(1e-3), other=np.int64(1))),
     ],
     "multiple": [((), dict(h=6, g=3)), ((), dict(h=3, g=3)), ((), dict(h=1, g=1))],
     "choice": [
@@ -147,8 +158,11 @@ REFUSED = {
     "mixer_call": [
         ((X, 9, IDS, None), {}, "x must be (b, l, d) = (b, l, 9), got shape (2, 5, 8)"),
         ((X[0], 8, IDS, None), {}, "x must be (b, l, d) = (b, l, 8), got shape (5, 8)"),
-        ((X, 8, IDS.float(), None), {}, f"position_ids must be {LISTED} here, got torch.float32"),
-        ((X, 8, REAL, None), {}, f"position_ids must be {LISTED} here, got torch.bool"),
+        ((X, 8, IDS.float(), None), {}, f"position_ids must be {INDICES} here, got torch.float32"),
+        ((X, 8, REAL, None), {}, f"position_ids must be {INDICES} here, got torch.bool"),
+        ((X, 8, IDS.to(torch.uint8), None), {},
+         f"position_ids must be {INDICES} here, got torch.uint8"),
+        ((X, 8, IDS.short(), None), {}, f"position_ids must be {INDICES} here, got torch.int16"),
         ((X, 8, IDS[:1], None), {}, "position_ids must be (b, l) = (2, 5), got shape (1, 5)"),
         ((X, 8, IDS[0], None), {}, "position_ids must be (b, l) = (2, 5), got shape (5,)"),
         ((X, 8, IDS, IDS), {}, "padding_mask must be torch.bool here, got torch.int64"),
@@ -167,11 +181,14 @@ NO_NUMBERS = {
     "sizes": [
         ((), dict(n_heads=2.0), "n_heads must be a whole number, got 2.0"),
         ((), dict(n_heads=True), "n_heads must be a whole number, got True"),
-        ((), dict(n_heads="2"), "n_heads must be a whole number, got '2'")],
+        ((), dict(n_heads="2"), "n_heads must be a whole number, got '2'"),
+        ((), dict(n_heads=np.float64(2)), "n_heads must be a whole number, got np.float64(2.0)"),
+        ((), dict(n_heads=np.True_), "n_heads must be a whole number, got np.True_")],
     "numbers": [
         (("(0, inf)",), dict(base="2"), "base must be a number, got '2'"),
         (("(0, inf)",), dict(base=True), "base must be a number, got True"),
-        (("(0, inf)",), dict(base=None), "base must be a number, got None")],
+        (("(0, inf)",), dict(base=None), "base must be a number, got None"),
+        (("(0, inf)",), dict(base=np.True_), "base must be a number, got np.True_")],
 }
 # fmt: on
 
@@ -266,6 +283,7 @@ def test_function_takes_what_it_may_and_refuses_the_rest_in_these_words(name):
 
 def test_every_public_function_stands_in_the_tables():
     here = {k for k, f in vars(check).items() if getattr(f, "__module__", "") == check.__name__}
+    here -= {"plain_numbers"}  # which refuses nothing
     assert {k for k in here if not k.startswith("_")} == TAKEN.keys() == REFUSED.keys()
 
 
@@ -285,3 +303,27 @@ def test_shapes_and_dtypes_ask_the_device_nothing(name):
 
 def test_checks_may_stand_in_a_compiled_function():
     compiles(check, "all")
+
+
+@pytest.mark.parametrize(
+    ("config", "fields"),
+    [
+        (ModelConfig, dict(d_model=np.int64(64), n_heads=np.int32(2), norm_eps=np.float32(1e-5))),
+        (TrainConfig, dict(steps=np.int64(3), learning_rate=np.float32(1e-3), seed=np.int16(2))),
+        (TrainConfig, dict(betas=np.array([0.5, 0.75], dtype=np.float32))),
+    ],
+)
+def test_configurations_take_numbers_of_numpy_and_keep_python_s(config, fields):
+    made, want = config(**fields), {k: value.tolist() for k, value in fields.items()}
+    assert json.loads(json.dumps(dataclasses.asdict(made))).items() >= want.items()
+    assert repr(made) == repr(config(**want))
+
+
+def test_a_layer_takes_numbers_of_numpy():
+    sizes = dict(n_heads=np.int64(2), d_state=np.int32(4), rope_base=np.float32(100))
+    torch.manual_seed(0)
+    layer = SSD(np.int64(8), **sizes)
+    torch.manual_seed(0)
+    other = SSD(8, n_heads=2, d_state=4, rope_base=100.0)
+    x = torch.randn(2, 5, 8)
+    torch.testing.assert_close(layer(x, IDS)[0], other(x, IDS)[0])

@@ -16,6 +16,7 @@ import time
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors import SafetensorError, safe_open
@@ -117,9 +118,10 @@ def restores_all(m, folder):
 
 def loads_the_same_model(m, folder, kind="tied"):
     """From the run, from its checkpoint, and from an older one."""
-    logits, text = {}, a_text()[None]
+    weights, logits, text = {}, {}, a_text()[None]
 
     def note(run):
+        weights[run.step] = {k: p.detach().clone() for k, p in run.model.named_parameters()}
         logits[run.step] = run.model(text)[0].detach()
 
     model = a_model(**MODELS[kind])
@@ -129,7 +131,8 @@ def loads_the_same_model(m, folder, kind="tied"):
         assert loaded.config == model.config and loaded.training
         assert all(p.requires_grad for p in loaded.parameters())
         assert len([*loaded.parameters()]) == len([*model.parameters()]), "what is shared is not"
-        check(f"logits of update {n}", loaded(text)[0].detach(), logits[n], tol=0.0)
+        same(f"weights of update {n}", dict(loaded.named_parameters()), weights[n])
+        check(f"logits of update {n}", loaded(text)[0].detach(), logits[n])
     assert m.load_model(str(folder)).config == model.config
 
 
@@ -384,6 +387,34 @@ def test_a_run_is_the_same_with_and_without_checkpoints(tmp_path):
         same("with checkpoints", everything(trained(train, place)), want)
 
 
+def test_a_run_hashes_its_text_once(monkeypatch, tmp_path):
+    """However many checkpoints it writes; a run that goes on hashes it once more."""
+    hashed, fingerprint = [], checkpoint.fingerprint
+    monkeypatch.setattr(checkpoint, "fingerprint", lambda ids: hashed.append(1) or fingerprint(ids))
+    trained(train, tmp_path, checkpoint_every=1, stop=6)
+    assert len(hashed) == 1, f"the text is hashed {len(hashed)} times for 6 checkpoints"
+    trained(train, tmp_path, checkpoint_every=1)
+    assert len(hashed) == 2, f"the text is hashed {len(hashed)} times in two runs"
+
+
+def test_the_fingerprint_is_that_of_the_ids_as_int64():
+    """As earlier versions wrote it, whatever the dtype and however long the text."""
+    ids = a_text(2**21 + 5)
+    want = hashlib.sha256(ids.numpy().astype("<i8").tobytes()).hexdigest()
+    for dtype in (torch.uint8, torch.int32, torch.int64):
+        assert checkpoint.fingerprint(ids.to(dtype)) == want
+    assert checkpoint.fingerprint(ids[:0]) == hashlib.sha256(b"").hexdigest()
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_model_with_numbers_of_numpy_is_saved_and_goes_on(tmp_path):
+    sizes = dict(d_model=np.int64(8), n_heads=np.int64(2), norm_eps=np.float32(1e-5))
+    steps = dict(steps=np.int64(12), learning_rate=np.float32(1e-3), seed=np.int64(1))
+    trained(train, tmp_path, stop=6, model=a_model(**sizes), **steps)
+    run = trained(train, tmp_path, model=a_model(9, **sizes), **steps)
+    assert run.step == 12 and train.load_model(tmp_path).config == run.model.config
+
+
 def test_a_checkpoint_is_complete_and_plain(tmp_path):
     run = trained(train, tmp_path, model=a_model(tie_embeddings=False))
     tensors, record = load_file(tmp_path / step(12)), record_of(tmp_path / step(12))
@@ -555,7 +586,7 @@ def files_that_do_not_fit_are_refused(m, folder):
 
 def other_runs_are_refused(m, folder):
     """Another model, configuration or text: the message names what differs, then and now."""
-    path = m.save(a_run(), folder / "run")
+    path = m.save(trained(m, stop=7), folder / "run")
 
     def fresh(model=None, ids=None, **changes):
         return trained(m, stop=3, model=model, ids=ids, **changes)
@@ -832,7 +863,8 @@ def test_a_process_killed_while_it_writes_goes_on_as_if_never_killed(tmp_path, c
     assert names(run) == [step(40), step(50)]
     record = record_of(run / step(50))
     assert len(record["losses"]) == 50 and len(record["evaluations"]) == 5
-    assert content(run) == content(tmp_path / "whole")
+    for name, t in load_file(tmp_path / "whole" / step(50)).items():
+        check(f"killed = whole: {name}", load_file(run / step(50))[name], t)  # of two processes
 
 
 # --- what hides a mistake ------------------------------------------------------------------------

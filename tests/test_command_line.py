@@ -33,6 +33,7 @@ from training import (
 )
 
 from cheems_ref import arguments, command_line, kernels, watch
+from cheems_ref.budget import training_bytes
 from cheems_ref.config import LAYERS
 from cheems_ref.model import PRESETS, CausalLM, ModelConfig, Sampling, generate, preset
 from cheems_ref.text import ids_to_text, read_text, text_to_ids
@@ -174,12 +175,15 @@ CHANGES = [
     ("A", ("--set", "n_kv_heads=null"), {}),
     ("A", ("--set", "rope_base=500.5"), dict(rope_base=500.5)),
     ("A", ("--set", "tie_embeddings=false"), dict(tie_embeddings=False)),
+    ("A", ("--set", "tie_embeddings=False"), dict(tie_embeddings=False)),
+    ("A", ("--set", "n_kv_heads=None"), {}),
+    ("S", ("--set", "position='conv'"), dict(position="conv")),
     (None, ("--set", "pattern=SEIE"), dict(pattern="SEIE")),
 ]
 
 
 def takes_any_model(m, folder):
-    """A preset, a pattern, and single fields as words or as JSON; the vocabulary is the bytes."""
+    """A preset, a pattern, and single fields as words, JSON or Python; a vocabulary of bytes."""
     for i, (pattern, words, changes) in enumerate(CHANGES):
         spelled = pattern or "SESESEIE"
         want = ModelConfig(**dict(pattern=spelled, **numbers(spelled)) | changes)
@@ -303,6 +307,7 @@ def trains_longer(m, folder):
 
 
 def same_run(folder, *runs):
+    """To the last bit, as `same` in training.py: both were made in this process."""
     one, other = (max((folder / name).glob("step-*")) for name in runs)
     assert record_of(one)["losses"] == record_of(other)["losses"], "the losses differ"
     got, want = (load_model(path).state_dict() for path in (one, other))
@@ -636,6 +641,11 @@ def foresees_memory(m, folder):
             patch.setattr(m, "_memory", lambda _, there=there: there)
             said = rf"at least 103\.7 GB .* of 6,478,368,768 .*cpu has {there / 1e9:.1f} GB"
             fails(run(m, *words), said)
+        large = [*training(folder), "--batch-size", 2_000_000, "--length", 256]
+        patch.setattr(m, "_memory", lambda _: 100e9)
+        said = "at least 1,048.6 GB .* of 2,000,000 windows .* take a smaller model, --micro-batch"
+        fails(run(m, *large), said)
+        fails(run(m, *large, "--micro-batch", 8), "there is not enough memory")  # allocate
         small = training(folder)
         patch.setattr(m, "_memory", lambda _: None)
         done = fails(run(m, *small), "there is not enough memory: take a smaller model, --batch")
@@ -643,6 +653,21 @@ def foresees_memory(m, folder):
         patch.setattr(m, "CausalLM", out_of_memory)
         done = fails(run(m, *words), "there is not enough memory")
         assert re.search(r"at least 103\.7 GB .*; how much cpu has cannot be seen here", done.out)
+
+
+@pytest.mark.parametrize(
+    ("micro_batch", "processes", "windows"),
+    [(None, 1, 9), (9, 1, 9), (8, 1, 5), (2, 1, 2), (None, 2, 5), (4, 2, 3), (2, 2, 2)],
+)
+def test_memory_is_counted_for_what_is_read_at_a_time(monkeypatch, micro_batch, processes, windows):
+    """Of 9 windows: 8 at most are 5 and 4, and two processes share them as 5 and 4."""
+    config = ModelConfig("AM", **numbers("AM"))
+    how = TrainConfig(batch_size=9, length=8, micro_batch=micro_batch)
+    monkeypatch.setattr(command_line, "_memory", lambda _: 1)
+    monkeypatch.setattr(command_line, "_gigabytes", lambda n: f"{n} bytes")
+    needed = processes * training_bytes(config, tokens=8 * windows)  # which share the machine
+    with pytest.raises(ValueError, match=f"at least {needed} bytes .* of {windows} windows at a"):
+        command_line._must_fit(config, how, torch.device("cpu"), 10, processes, "data")
 
 
 def out_of_memory(*_):
@@ -687,6 +712,19 @@ def test_a_file_that_is_no_text_is_refused(tmp_path, data, message):
     fails(run(command_line, *command), message)
 
 
+def test_a_text_is_held_as_bytes(monkeypatch, tmp_path):
+    """And not as int64, which takes eight for each."""
+    seen = []
+
+    def train_it(model, ids, *rest, **options):
+        seen.append(ids)
+        return train(model, ids, *rest, **options)
+
+    monkeypatch.setattr(command_line, "train", train_it)
+    succeeds(run(command_line, *training(tmp_path)))
+    assert [ids.dtype for ids in seen] == [torch.uint8]
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_missing_gpu_is_one_line(tmp_path):
     fails(run(command_line, *training(tmp_path), "--device", "cuda"), "(?i)cuda")
@@ -699,9 +737,9 @@ def test_a_missing_kernel_is_one_line(tmp_path, monkeypatch):
     fails(run(command_line, *words), "no kernel: get one")
 
 
-@pytest.mark.parametrize("word", ["False", "no", "0.5"])
+@pytest.mark.parametrize("word", ["FALSE", "no", "0.5"])
 def test_a_word_is_not_taken_for_true(tmp_path, word):
-    """Which every word would be: only JSON's false is."""
+    """As every word but false and False would be."""
     done = run(command_line, *training(tmp_path, "--set", f"tie_embeddings={word}"))
     fails(done, rf"tie_embeddings must be .* got '?{word}")
 

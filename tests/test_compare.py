@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import math
 
@@ -70,7 +71,8 @@ def a_run_is_that_of_train(m, folder):
             config = dataclasses.replace(CONFIG, learning_rate=rate, seed=seed)
             wanted = train(CausalLM(row.config), IDS, config, bar=False).evaluations
             found = [[e.step, e.nats] for e in evaluations if (e.row, e.seed) == (name, seed)]
-            assert found == wanted and [step for step, _ in found] == [2, 4, 6]
+            assert found == wanted  # to the last bit: one seed, one process, one path of code
+            assert [step for step, _ in found] == [2, 4, 6]
 
 
 def all_rows_come_with_the_first_seed(m, folder):
@@ -96,6 +98,7 @@ def stopped(m, directory, at, seeds=(0, 1)):
 
 
 def one_that_was_stopped_comes_to_the_same(m, folder):
+    """To the last bit, as `same` in training.py."""
     whole = run(m, folder / "whole")
     for at in (1, 4, 5, 6, 7, 11, 23):
         directory = folder / f"stopped_{at}"
@@ -212,6 +215,19 @@ def the_table_is_student_s(m):
         assert abs(student_below(t, degrees) - 0.975) < 3e-5
 
 
+def student_falls_to_the_normal_s(m):
+    """Known values to four decimals, and no jump where the table ends."""
+    t = {n - 1: m.interval([-1.0, 1.0] + [0.0] * (n - 2)).half_width for n in range(2, 1200)}
+    for degrees in t:  # the deviation of these numbers is the root of 2 / degrees
+        t[degrees] /= math.sqrt(2 / degrees / (degrees + 1))
+    for degrees, known in ((31, 2.0395), (40, 2.0211), (60, 2.0003), (120, 1.9799), (1000, 1.9623)):
+        assert abs(t[degrees] - known) < 6e-5, f"t of {degrees} is {t[degrees]}, not {known}"
+    steps = [t[degrees] - t[degrees + 1] for degrees in range(4, 1198)]
+    assert all(step > 0 for step in steps), "t rises"
+    for before, after in itertools.pairwise(steps):
+        assert after < before + 1.1e-3, "t jumps"  # the table has three decimals
+
+
 def intervals_keep_their_word(m):
     """Of many intervals of normal numbers, 95 % hold the true mean."""
     for n in (2, 3, 5, 40):
@@ -245,6 +261,7 @@ def the_last_evaluation_counts(m):
 
 INTERVALS = [
     the_table_is_student_s,
+    student_falls_to_the_normal_s,
     intervals_keep_their_word,
     differences_are_paired,
     zero_is_looked_for_on_both_sides,

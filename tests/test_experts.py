@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from properties import Work, normal, questions, starts_alike
+from properties import Work, normal, questions, route_twice, starts_alike
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
 
@@ -77,7 +77,10 @@ def drawn(r, width, h, n, dtype=torch.float64, seed=0, whole=False):
 
 
 def brute_force(queries, keys, k):
-    """All r² sums, in the order of their ranks, sorted stably."""
+    """All r² sums, in the order of their ranks, sorted stably.
+
+    The matrix product is that of product_key_topk, so that equal sums are equal to the last bit.
+    """
     halves = queries.flatten(0, 1).permute(1, 2, 0, 3) @ keys.mT
     (a, b), (i, j) = (t.unbind(1) for t in halves.sort(dim=-1, descending=True, stable=True))
     sums = (a[..., :, None] + b[..., None, :]).flatten(-2)
@@ -651,6 +654,35 @@ def test_layers_run_under_autocast(name):
         y = mixer(x)
     y.float().square().sum().backward()
     assert y.isfinite().all() and all(p.grad.isfinite().all() for p in mixer.parameters())
+
+
+def routes_in_float32_under_autocast(m, name):
+    """From tokens, or queries, that are rounded to sixteen bits the same experts are chosen."""
+    mixer, x = layer(m, name, torch.float32), normal(2, 200, D, dtype=torch.bfloat16, seed=1)
+    queries = [part.query_proj for part in mixer.modules() if hasattr(part, "query_proj")]
+    if queries:
+        got, want = route_twice(mixer.route, *queries, x.float())
+    else:
+        with torch.autocast("cpu", torch.bfloat16):
+            got = mixer.route(x)
+        want = mixer.route(x.float())
+    assert got[0].dtype == torch.float32
+    assert torch.equal(got[1], want[1]), "other experts"
+    check(f"gates of {name} under autocast = in float32", got[0], want[0])
+
+
+@pytest.mark.parametrize("name", WITH_ROUTE)
+def test_routes_are_in_float32_under_autocast(name):
+    routes_in_float32_under_autocast(experts, name)
+
+
+def test_product_keys_are_compared_in_float32_under_autocast():
+    queries, keys = drawn(32, 16, 4, 64, torch.float32)
+    want = experts.product_key_topk(queries, keys, 8)
+    with torch.autocast("cpu", torch.bfloat16):
+        got = experts.product_key_topk(queries, keys, 8)
+    assert got[0].dtype == torch.float32 and torch.equal(got[1], want[1])
+    check("scores under autocast = in float32", got[0], want[0])
 
 
 @pytest.mark.usefixtures("unchecked")

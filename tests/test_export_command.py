@@ -17,6 +17,7 @@ import cheems_ref
 from cheems_ref import command_line, export_command, shards
 from cheems_ref.checkpoint import load_model, read_record
 from cheems_ref.text import text_to_ids
+from cheems_ref.verify import check
 
 pytestmark = pytest.mark.usefixtures("unchecked")  # as users have it
 transformers.utils.logging.disable_progress_bar()
@@ -35,7 +36,10 @@ def loaded(said):
 
 def is_of(got, want):
     prompt = text_to_ids("the café")[None]
-    assert torch.equal(got(prompt).logits, want(prompt)[0]), "another model is written"
+    weights = dict(want.named_parameters())
+    for name, p in got.named_parameters():
+        assert torch.equal(p, weights[name.removeprefix("model.")]), f"another {name} is written"
+    check("logits of the model that is written", got(prompt).logits, want(prompt)[0])
 
 
 def the_run_is_written(m, folder):

@@ -344,14 +344,34 @@ BAD_CALLS = [
 def a_bad_call_is_refused_at_once(m):
     """Before the first id is asked for."""
     net = built(m, "SHSRAH", torch.float32)
+    gated, of_three = built(m, "IDSP", torch.float32), lengths(3, 20, side="right")
     for arguments, message in (
+        (
+            dict(model=gated, max_new_tokens=17),
+            "5 tokens in a row and max_new_tokens = 17 need 21 positions, .* max_positions = 20",
+        ),
+        (dict(model=gated, prompt=ids(2, 20), max_new_tokens=2), "20 tokens .* need 21 positions"),
+        (
+            dict(model=gated, prompt=ids(2, 20), max_new_tokens=2, padding_mask=of_three),
+            "20 tokens in a row and max_new_tokens = 2 need 21 positions",
+        ),
         (dict(max_new_tokens=-1), "max_new_tokens must be at least 0, got -1"),
         (dict(prompt=FIVE[:, :0]), EVERY_ROW),
         (dict(prompt=FIVE + 15), r"input_ids must be in \[0, 19\)"),
     ):
-        refused(
-            ValueError, message, m.stream, net, **dict(prompt=FIVE, max_new_tokens=3) | arguments
-        )
+        given = dict(model=net, prompt=FIVE, max_new_tokens=3) | arguments
+        refused(ValueError, message, m.stream, **given)
+
+
+def the_table_may_be_filled(m, case="IDSP"):
+    """No place is needed for the last id, for padding, and for a prompt that is not read."""
+    net = built(m, case)
+    real = torch.cat([torch.zeros(2, 30).bool(), lengths(3, 5, side="left")], dim=1)
+    for b, length, new, mask in ((2, 5, 16, None), (2, 35, 16, real), (2, 25, 0, None)):
+        try:
+            assert m.generate(net, ids(b, length), new, padding_mask=mask).shape == (b, new)
+        except ValueError as error:
+            raise AssertionError(f"{length} tokens and {new} new ones: refused") from error
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -383,6 +403,8 @@ def test_no_rows_write_as_many_ids_as_any():
     for temperature in (0, 1.0):
         got = model.generate(built(model, "SEIE"), ids(0, 5), 3, model.Sampling(temperature))
         assert got.shape == (0, 3)
+    got = model.generate(built(model, "IDSP"), ids(0, 5), 3, padding_mask=torch.ones(0, 5).bool())
+    assert got.shape == (0, 3)
 
 
 # --- the package has them ---------------------------------------------------------------------
@@ -403,6 +425,7 @@ HELD = titled(
             text_comes_as_it_is_written,
             no_graph_is_kept,
             a_bad_call_is_refused_at_once,
+            the_table_may_be_filled,
         )
     ),
     *itertools.product((greedy_is_one_pass, prompts_of_different_lengths_do_not_meet), MODELS),

@@ -23,7 +23,9 @@ MAKEFILE = (ROOT / "Makefile").read_text()
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 JOBS = yaml.safe_load(WORKFLOW.read_text())["jobs"]
 STEPS = [(name, step) for name, job in JOBS.items() for step in job["steps"]]
-COMMANDS = [step["run"] for _, step in STEPS if "run" in step]
+BEFORE = "${{ matrix.before }} "
+COMMANDS = [step["run"].removeprefix(BEFORE) for _, step in STEPS if "run" in step]
+ROWS = JOBS["linux"]["strategy"]["matrix"]["include"]
 USED = [step["uses"] for _, step in STEPS if "uses" in step]
 
 
@@ -41,7 +43,7 @@ def versions_of_python():
     for name, step in STEPS:
         version = step.get("with", {}).get("python-version")
         if version == "${{ matrix.python }}":
-            yield from ((name, one) for one in JOBS[name]["strategy"]["matrix"]["python"])
+            yield from ((name, row["python"]) for row in ROWS)
         elif version:
             yield name, version
 
@@ -53,6 +55,22 @@ def test_the_oldest_python_is_that_of_the_project():
     assert {version for place, version in told if place != "linux"} == {oldest}
     assert min(version for place, version in told if place == "linux") == oldest
     assert all(re.fullmatch(r"3\.1\d", version) for _, version in told)
+
+
+def test_linux_has_several_pythons_processors_and_numbers_of_threads():
+    """A row says its name, its Python, and what goes before the command, and nothing twice."""
+    assert all({"name", "python"} <= set(row) <= {"name", "python", "before"} for row in ROWS)
+    assert {row["python"] for row in ROWS} == {"3.11", "3.12", "3.13"}
+    assert len({row["name"] for row in ROWS}) == len(ROWS)
+    before = [row["before"] for row in ROWS if "before" in row]
+    assert sorted(before) == [
+        "ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2",
+        "ATEN_CPU_CAPABILITY=default MKL_ENABLE_INSTRUCTIONS=SSE4_2",
+        "OMP_NUM_THREADS=2",
+        "taskset -c 0",
+    ]
+    assert f"{BEFORE}make test PYTHON=python" in [step.get("run") for _, step in STEPS]
+    assert 'os.environ.get("OMP_NUM_THREADS", "1")' in (ROOT / "tests/conftest.py").read_text()
 
 
 def test_the_container_says_only_what_the_specification_knows():

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 import transformers
 from models import MODELS, PADDING, SIZES, built, ids, options, refused
 from planting import asked
-from properties import gradients
+from properties import angles_made, gradients
 from safetensors import SafetensorError
 from training import a_text, trained
 from transformers import DynamicCache
@@ -67,23 +67,23 @@ def test_models_of_these_tests_cover_what_the_hub_tells_apart():
 
 
 def computes_what_the_package_computes(m, case):
-    """To the last bit: logits, hidden states and gradients; padded on either side."""
+    """Logits, hidden states and gradients; padded on either side."""
     net, wrapped = both(m, case)
     tokens = ids(2, 7)
     for real in (None, *PADDING.values()):
         mask = None if real is None else real.long()
         want, _ = net(tokens, padding_mask=real)
         out = wrapped(tokens, attention_mask=mask, output_hidden_states=True)
-        assert torch.equal(out.logits, want), f"{case}: logits differ"
-        assert torch.equal(wrapped(tokens, mask, use_cache=False).logits, want)
+        check(f"{case}: logits", out.logits, want)
+        check(f"{case}, no cache: logits", wrapped(tokens, mask, use_cache=False).logits, want)
         hidden = net.hidden_states(tokens, padding_mask=real)[0]
-        assert torch.equal(out.hidden_states[-1], hidden), f"{case}: hidden states differ"
+        check(f"{case}: hidden states", out.hidden_states[-1], hidden)
         assert len(out.hidden_states) == len(net.blocks) + 1
         got = gradients(out.logits, wrapped.parameters())
         check(f"{case}: gradients", got, gradients(want, ordered(net, wrapped)))
-    assert torch.equal(wrapped(tokens.to(torch.uint8)).logits, net(tokens)[0])
+    check(f"{case}: ids in uint8", wrapped(tokens.to(torch.uint8)).logits, net(tokens)[0])
     embedded = wrapped(inputs_embeds=wrapped.get_input_embeddings()(tokens))
-    assert torch.equal(embedded.logits, net(tokens)[0])
+    check(f"{case}: embedded ids", embedded.logits, net(tokens)[0])
 
 
 def ordered(net, wrapped):
@@ -122,6 +122,14 @@ def positions_given_are_taken(m):
     check("shifted alike", wrapped(ids(2, 5), position_ids=shifted).logits, want)
     stretched = wrapped(ids(2, 5), position_ids=3 * torch.arange(5)[None]).logits
     must_differ("stretched", stretched, want)
+
+
+def angles_are_made_once(m):
+    """In a call, for each width that is turned, and not in each layer."""
+    _, wrapped = both(m, dict(pattern="SSAAM"))
+    for mask in (None, PADDING["left"].long()):
+        made = angles_made(lambda mask=mask: wrapped(ids(2, 7), mask))
+        assert made == 2, f"{made} tables of cosines"
 
 
 # --- several calls ----------------------------------------------------------------------------
@@ -318,7 +326,8 @@ def checkpointing_changes_no_gradient(m, case):
         layer = wrapped.model.blocks[0].layer
         hook = layer.register_forward_pre_hook(lambda *_, calls=calls: calls.append(1))
         out = wrapped(ids(2, 7), labels=ids(2, 7))
-        assert out.past_key_values is None and torch.equal(out.logits, logits)
+        assert out.past_key_values is None
+        check(f"{case}, checkpointing: logits", out.logits, logits)
         wrapped.zero_grad()
         weights = torch.ones_like(out.logits).cumsum(1)
         (out.logits * weights).sum().backward()
@@ -329,7 +338,7 @@ def checkpointing_changes_no_gradient(m, case):
         wrapped.zero_grad()
         (wrapped(ids(2, 7)).logits * weights).sum().backward()
         for a, p in zip(got, wrapped.parameters(), strict=True):
-            assert torch.equal(a, p.grad)
+            check(f"{case}, checkpointing: gradient", a, p.grad)
     assert want.isfinite().all()
 
 
@@ -358,14 +367,18 @@ def embeddings_are_resized(m, case):
 
 
 def is_loaded_as_it_was_saved(m, case, folder):
-    """In one file or in many, to the last bit."""
+    """In one file or in many, to the last bit; it computes the same, up to rounding.
+
+    A weight that was read is a view of the file at any multiple of 8 bytes, a weight that was made
+    starts at a multiple of 64, and the order in which a matrix product adds depends on that.
+    """
     net, wrapped = both(m, case)
     for i, size in enumerate(("1GB", "2KB")):
         wrapped.save_pretrained(folder / str(i), max_shard_size=size)
         assert (len([*(folder / str(i)).glob("*.safetensors")]) > 1) == (size == "2KB")
         again = m.CheemsForCausalLM.from_pretrained(folder / str(i))
         same(numbers(again), numbers(wrapped))
-        assert torch.equal(again(ids(2, 7)).logits, net(ids(2, 7))[0])
+        check(f"{case}, loaded: logits", again(ids(2, 7)).logits, net(ids(2, 7))[0])
         assert again.config.to_model_config() == net.config
     base = m.CheemsModel.from_pretrained(folder / "0")
     same(numbers(base), numbers(wrapped.model))
@@ -458,8 +471,10 @@ def a_run_goes_on_in_the_library(m, folder):
         run = trained_run(folder / name, **changes)
         wrapped = m.from_run(folder / name)
         assert not wrapped.training
+        pairs = zip(wrapped.parameters(), ordered(run.model, wrapped), strict=True)
+        assert all(torch.equal(mine, its) for mine, its in pairs), "the weights differ"
         want = run.model(ids(2, 7, vocab=16))[0]
-        assert torch.equal(wrapped(ids(2, 7, vocab=16)).logits, want)
+        check(f"{name}: logits", wrapped(ids(2, 7, vocab=16)).logits, want)
         names = {id(p) for p in run.model.parameters()} & {id(p) for p in wrapped.parameters()}
         assert not names, "they share numbers"
 
@@ -583,7 +598,9 @@ torch.save([net(prompt.input_ids).logits, net.generate(**prompt, max_new_tokens=
 assert told["generated_text"] == tokenizer.decode(torch.load(copy)[1][0])
 net.save_pretrained(folder)  # again, by the library alone
 again = AutoModelForCausalLM.from_pretrained(folder)
-assert torch.equal(again(prompt.input_ids).logits, net(prompt.input_ids).logits)
+for name, p in net.named_parameters():
+    assert torch.equal(again.get_parameter(name), p), name
+torch.testing.assert_close(again(prompt.input_ids).logits, net(prompt.input_ids).logits)
 """
 
 
@@ -602,7 +619,7 @@ def test_what_is_exported_is_loaded_elsewhere(tmp_path):
     assert finished.returncode == 0, finished.stderr
     logits, written = torch.load(tmp_path / "found.pt")
     prompt = text.text_to_ids("Ch")[None]
-    assert torch.equal(logits, run.model(prompt)[0])
+    check("elsewhere: logits", logits, run.model(prompt)[0])
     want = generate(run.model, prompt, 4, Sampling(temperature=0))
     assert torch.equal(written[:, 2:], want)
 
@@ -641,6 +658,7 @@ def test_no_other_room_needs_transformers():
         "for room in sys.argv[1:]: importlib.import_module('cheems_ref.' + room)"
     )
     rooms = {path.stem for path in (ROOT / "cheems_ref").glob("*.py")} - {"hub", "__main__"}
+    rooms -= {"plotting"}  # which needs matplotlib, and its import does not name transformers
     command = [sys.executable, "-c", program, *sorted(rooms)]
     finished = subprocess.run(command, capture_output=True, text=True)
     assert finished.returncode == 0, finished.stderr
@@ -719,7 +737,7 @@ def test_nothing_in_gives_nothing_out():
     out = wrapped(ids(2, 0))
     assert out.logits.shape == (2, 0, 19) and out.past_key_values.get_seq_length() == 0
     got = wrapped(ids(2, 5), past_key_values=out.past_key_values).logits
-    assert torch.equal(got, net(ids(2, 5))[0])
+    check("after an empty text: logits", got, net(ids(2, 5))[0])
 
 
 def test_every_module_with_numbers_of_its_own_starts_them_itself():
@@ -757,6 +775,7 @@ HELD = titled(
     (keeps_the_logits_that_are_asked_for, None),
     (the_loss_is_that_of_the_next_token, None),
     (positions_given_are_taken, None),
+    (angles_are_made_once, None),
     (the_library_knows_what_stays_together, None),
     (states_cannot_be_cropped, None),
     (text_comes_as_it_is_written, None),

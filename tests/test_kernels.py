@@ -22,6 +22,7 @@ import torch
 
 from cheems_ref import kernels
 from cheems_ref.kernels import chunk_scan, kernel_status, state_update
+from cheems_ref.verify import check
 
 ROOT = Path(kernels.__file__).parents[1]
 NAMES = ("x", "dt", "A", "B", "C", "D", "initial_state")
@@ -179,7 +180,8 @@ def test_only_wanted_gradients_and_an_ordinary_graph():
     y, _ = kernel(*inputs)
     (first,) = torch.autograd.grad(y.sum() + y.square().sum(), inputs[3], retain_graph=True)
     (again,) = torch.autograd.grad(y.sum() + y.square().sum(), inputs[3])
-    assert torch.equal(first, again) and all(t.grad is None for t in inputs)
+    check("the gradient once more", again, first)
+    assert all(t.grad is None for t in inputs)
     with pytest.raises(RuntimeError, match="second time"):  # the graph was freed
         torch.autograd.grad(y.sum(), inputs[3])
     with torch.no_grad():
@@ -195,7 +197,7 @@ def test_only_wanted_gradients_and_an_ordinary_graph():
 def test_torch_compile_goes_around_the_kernel():
     x, *rest = draw((1, 5, 2, 8, 1, 8))[:5]
     compiled = torch.compile(lambda x: 2 * kernel(2 * x, *rest)[0], backend="eager")
-    assert torch.equal(compiled(x), 2 * kernel(2 * x, *rest)[0])
+    check("compiled = called", compiled(x), 2 * kernel(2 * x, *rest)[0])
 
 
 @needs_kernel
@@ -286,12 +288,14 @@ def test_the_compiled_kernels_are_offered_what_they_can_take(
 
 def patched_things():
     import triton.language as tl
+    from triton import JITFunction, knobs
     from triton.runtime.interpreter import InterpreterBuilder
 
-    owners = (torch.cuda, InterpreterBuilder, tl, tl.core, tl.math)
+    owners = (torch.cuda, JITFunction, InterpreterBuilder, tl, tl.core, tl.math)
     things = {(o.__name__, k): v for o in owners for k, v in vars(o).items()}
     modules = sorted(m for m in sys.modules if m.split(".")[0] == "mamba_ssm")
-    return things, modules, list(warnings.filters)
+    settings = dict(vars(knobs.runtime)), dict(os.environ)
+    return things, modules, list(warnings.filters), settings
 
 
 @needs_kernel
@@ -383,10 +387,15 @@ SHOW = """
     assert status.available == (status.mode != "none") and "\\n" not in status.reason
     print(status.mode, "|", status.reason)
 """
-SETTINGS = """
-import os
-names = "TRITON_INTERPRET", "MAMBA_DETERMINISTIC", "TRITON_F32_DEFAULT"
-print(*map(os.environ.get, names))
+UNCHANGED = """
+import os, subprocess, sys
+def environment():  # torch keeps the place of its own cache there
+    return {{name: value for name, value in os.environ.items() if "TORCHINDUCTOR" not in name}}
+before = environment()
+{code}
+child = "import os; print([name for name in os.environ if 'TRITON' in name or 'MAMBA' in name])"
+child = subprocess.check_output([sys.executable, "-c", child], text=True)
+print(environment() == before, child)
 """
 NO_GPU = "import torch; torch.cuda.is_available = lambda: False\n"
 BLOCK = """
@@ -404,23 +413,46 @@ def status_after(before, **environment):
     return mode, reason
 
 
+def test_without_a_gpu_the_kernels_are_interpreted():
+    mode, reason = status_after(NO_GPU)
+    assert mode == "interpreter" and reason.startswith("There is no GPU")
+
+
+USES = {
+    "import": "import cheems_ref",
+    "status": "from cheems_ref.kernels import kernel_status; kernel_status()",
+    "kernel, forward and backward": """
+import torch
+from cheems_ref.ssd import ssd_kernel
+x, dt = torch.ones(1, 3, 1, 2, requires_grad=True), torch.ones(1, 3, 1)
+ssd_kernel(x, dt, -dt[0, 0], x.detach(), x.detach()).sum().backward()
+""",
+    "the kernels by hand": """
+import torch
+from cheems_ref.triton_ssd import ssd_triton
+x, dt = torch.ones(1, 3, 1, 2), torch.ones(1, 3, 1)
+ssd_triton(x, dt, -dt[0, 0], x, x)
+""",
+}
+
+
 @needs_kernel
-def test_status_interpreter_and_its_environment():
-    out = python(NO_GPU + textwrap.dedent(SHOW) + SETTINGS)
-    status, settings = out.strip().split("\n")
-    assert status.startswith("interpreter | There is no GPU") and settings == "1 1 None"
+@pytest.mark.parametrize("use", USES)
+def test_the_environment_is_left_as_it_was_and_no_child_inherits_a_setting(use):
+    """A job that is submitted from a machine without a GPU may run on one that has a GPU."""
+    out = python(NO_GPU + UNCHANGED.format(code=USES[use]))
+    assert out.split() == ["True", "[]"]
 
 
 @needs_kernel
 def test_status_cuda_simulated():
     """A simulation: torch is made to say that there is a GPU; no kernel is launched."""
     gpu = "import torch; torch.cuda.is_available = lambda: True\n"
-    mode, reason = status_after(gpu, TRITON_INTERPRET="1", MAMBA_DETERMINISTIC="1")
+    mode, reason = status_after(gpu, TRITON_INTERPRET="1")
     assert mode == "interpreter" and "although" in reason
     out = python(
         gpu
         + textwrap.dedent(SHOW)
-        + SETTINGS
         + textwrap.dedent("""
         import torch
         from cheems_ref.kernels import state_update
@@ -429,9 +461,22 @@ def test_status_cuda_simulated():
         except ValueError as error: print(error)
     """)
     )
-    status, settings, refusal = out.strip().split("\n")
-    assert status.startswith("cuda | ") and settings == "None None ieee"
+    status, refusal = out.strip().split("\n")
+    assert status.startswith("cuda | ")
     assert "here the kernels run on cuda tensors" in refusal
+
+
+@pytest.mark.parametrize(("asked", "during"), [(None, "ieee"), ("tf32", "tf32")])
+def test_float32_products_are_asked_for_while_a_kernel_is_launched_on_a_gpu(
+    monkeypatch, asked, during
+):
+    monkeypatch.delenv("TRITON_F32_DEFAULT", raising=False)
+    if asked:
+        monkeypatch.setenv("TRITON_F32_DEFAULT", asked)
+    with pytest.raises(KeyError, match="launch"), kernels._shims("cuda"):
+        assert os.environ["TRITON_F32_DEFAULT"] == during
+        raise KeyError("launch")
+    assert os.environ.get("TRITON_F32_DEFAULT") == asked
 
 
 @pytest.mark.parametrize("package", ["mamba_ssm", "triton"])
@@ -462,36 +507,10 @@ def test_status_none_on_another_system():
 
 
 @needs_kernel
-@pytest.mark.parametrize(
-    "before, environment, words",
-    [
-        ("import triton\n", {}, "Triton was imported before cheems_ref"),
-        ("import torch._dynamo\n", {}, "Triton was imported before cheems_ref"),
-        ("", {"TRITON_INTERPRET": "0"}, "TRITON_INTERPRET to off"),
-        ("", {"MAMBA_DETERMINISTIC": "0"}, "MAMBA_DETERMINISTIC off"),
-    ],
-)
-def test_status_none_when_the_settings_came_too_late(before, environment, words):
-    mode, reason = status_after(NO_GPU + before, **environment)
-    assert mode == "none" and words in reason
-
-
-@needs_kernel
-def test_status_when_triton_was_imported_early_but_interpreting():
-    assert status_after(NO_GPU + "import triton\n", TRITON_INTERPRET="1")[0] == "interpreter"
-
-
-@needs_kernel
-def test_the_settings_are_made_for_whoever_imports_us_under_python_m(tmp_path):
-    """Python says `-m` while a package's own __init__ runs; ours waits for its command alone."""
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "__init__.py").write_text(NO_GPU + "import cheems_ref\n" + SETTINGS)
-    (tmp_path / "mine" / "__main__.py").write_text("")
-    code = f"""
-        import subprocess, sys
-        subprocess.run([sys.executable, "-m", "mine"], check=True, cwd={str(tmp_path)!r})
-    """
-    assert python(code, path=[tmp_path]).split()[0] == "1"
+@pytest.mark.parametrize("name, value", [("TRITON_INTERPRET", "0"), ("MAMBA_DETERMINISTIC", "0")])
+def test_status_none_where_the_environment_asks_for_something_else(name, value):
+    mode, reason = status_after(NO_GPU, **{name: value})
+    assert mode == "none" and f"{name} " in reason
 
 
 CHECK = """
@@ -513,6 +532,45 @@ CHECK = """
     pairs = (y, Y), (state, h), (x.grad, X.grad)
     errors = [float(((a - b).abs().max() / b.abs().max()).detach()) for a, b in pairs]
 """
+
+
+@needs_kernel
+@pytest.mark.parametrize("setting", [{}, {"TRITON_INTERPRET": "1"}], ids=str)
+@pytest.mark.parametrize(
+    "before",
+    ["", "import triton", "import torch._dynamo", "torch.optim.AdamW([torch.ones(1)])"],
+)
+def test_kernels_are_interpreted_whoever_imported_triton_first(before, setting):
+    """Any optimizer of torch imports it."""
+    out = python(NO_GPU + before + textwrap.dedent(CHECK) + "print(*errors)", **setting)
+    assert max(map(float, out.split())) < 1e-5
+
+
+OWN = """
+import torch, triton, triton.language as tl
+from cheems_ref.kernels import launching
+
+@triton.jit
+def add(x, y, n, total, width: tl.constexpr):
+    at = tl.arange(0, width)
+    sums = tl.load(x + at, at < n, 0.0) + 1
+    tl.store(y + at, sums, at < n)
+    tl.store(total, sums.sum(axis=0) + tl.max(sums))
+
+x = torch.arange(3.0)
+y, total = torch.zeros(3), torch.zeros(1)
+with launching(dict(x=x, y=y, total=total)):
+    add[1,](x, y, 3, total, 4)
+print(y.tolist(), total.item())
+"""
+
+
+@needs_kernel
+def test_kernels_of_one_s_own_are_interpreted_too(tmp_path):
+    (tmp_path / "own.py").write_text(OWN)  # Triton reads the source of a kernel
+    assert python(NO_GPU + "import own", path=[tmp_path]).strip() == "[1.0, 2.0, 3.0] 10.0"
+
+
 MUTATIONS = (  # file, text in one line of it, which of y, state and dx it must spoil
     # forward: the decay of what a token adds to the state of its chunk
     ("ssd_chunk_state.py", "tl.exp(tl.minimum((dA_cs_last - dA_cs_k), 0.0))", 1),

@@ -205,7 +205,7 @@ def is_the_least_change_for_the_pair(m, form):
     miss = torch.einsum("blhpn,blhn->blhp", S, k) - v
     loss = (S - before).square().sum() + (beta * miss.square().sum(-1)).sum()
     (slope,) = torch.autograd.grad(loss, S)
-    check("slope of the objective at S_t = 0", slope, torch.zeros_like(slope))
+    check("slope of the objective at S_t = 0", slope, torch.zeros_like(slope), atol=1e-10)
 
 
 def is_one_gradient_step(m, form):
@@ -241,7 +241,7 @@ def does_not_grow(m, form):
 
 
 def is_causal(m, form):
-    """Moving token j, in all its inputs, moves o_j and changes no bit of what came before."""
+    """Moving token j, in all its inputs, moves o_j and nothing that came before."""
     *given, state = inputs(form)
     before = apply(m, form, *given, state)[0]
     for j in range(13):
@@ -249,12 +249,12 @@ def is_causal(m, form):
         for name, t in zip(("q", "k", "v", *TAKES[rule_of(form)]), moved, strict=True):
             t[:, j] += -0.5 if name == "g" else 0.5
         after = apply(m, form, *moved, state)[0]
-        assert torch.equal(after[:, :j], before[:, :j]), f"token {j} reaches back in time"
+        check(f"token {j} moves nothing before it", after[:, :j], before[:, :j])
         must_differ(f"token {j} moved", after[:, j], before[:, j])
 
 
 def rows_and_heads_do_not_meet(m, form):
-    """Another row, or another head, leaves no bit of this one changed."""
+    """Another row, or another head, changes nothing in this one."""
     tensors = inputs(form)
     before = apply(m, form, *tensors)
     for axis in ("row", "head"):
@@ -267,7 +267,7 @@ def rows_and_heads_do_not_meet(m, form):
             heads = 2 if is_o else 1
             a, e = (t if axis == "row" else t.transpose(0, heads) for t in (a, e))
             others = [i for i in range(a.shape[0]) if i != 1]
-            assert torch.equal(a[others], e[others]), f"{axis}s meet"
+            check(f"the {axis}s that stayed", a[others], e[others])
             must_differ(f"the {axis} that moved", a[1], e[1])
 
 

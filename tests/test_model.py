@@ -21,7 +21,7 @@ from models import (
     options,
     titled,
 )
-from properties import gradients, held, normal, starts_alike
+from properties import angles_made, gradients, held, normal, starts_alike
 from torch.func import functional_call
 
 import cheems_ref.model as model
@@ -164,7 +164,7 @@ def calls_join_up(m, case, cuts=(2, 5), real=PADDING["middle"]):
         given, (part, cache) = cache, call(start, stop, cache)
         logits.append(part)
         kept += [(k, t, t.clone(), t._version) for k, t in held(cache).items()]
-        assert torch.equal(call(start, stop, given)[0], part), "a cache serves once"
+        check("a cache serves twice", call(start, stop, given)[0], part)
     for k, t, copy, version in kept:
         assert torch.equal(t, copy) and t._version == version, f"{k} is written to"
     logits = torch.cat(logits, dim=1)
@@ -264,10 +264,33 @@ def no_cache_leaves_where_none_is_asked_for(m, case):
     handed.clear()
     got, none = net(tokens, use_cache=False)
     assert none is None and handed == [None] * len(net.blocks), "a cache is handed on"
-    assert torch.equal(got, want)
-    assert torch.equal(*(gradients(t, net.parameters()) for t in (got, want)))
+    check(f"{case}, without a cache: logits", got, want)
+    grads = (gradients(t, net.parameters()) for t in (got, want))
+    check(f"{case}, without a cache: gradients", *grads)
     more, none = net(tokens[:, :1], cache=cache, use_cache=False)
-    assert none is None and torch.equal(more, net(tokens[:, :1], cache=cache)[0])
+    assert none is None
+    check(f"{case}, none left: logits", more, net(tokens[:, :1], cache=cache)[0])
+
+
+def angles_are_made_once(m, case, n_widths):
+    """In a call, for each width that is turned, and not in each layer."""
+    net = built(m, case)
+    for real in (None, PADDING["left"]):
+        _, cache = net(ids(2, 7), padding_mask=real)
+        for call in ((ids(2, 7), real, None), (ids(2, 1), None, cache)):
+            made = angles_made(partial(net._hidden_states, *call))
+            assert made == n_widths, f"{made} tables of cosines, not {n_widths}"
+
+
+def layers_turn_by_their_own(m, case):
+    """By the base of each layer, and by the positions that each is called with."""
+    net, tokens = built(m, case), ids(2, 7)
+    net.blocks[1].layer.rope_base = 3.0
+    net.blocks[2].register_forward_pre_hook(lambda _, given: (given[0], 3 * given[1]))
+    x = net.embedding(tokens)
+    for block in net.blocks:
+        x, _ = block(x, torch.arange(7).expand(2, -1))
+    check(f"{case} = its blocks, one by one", net(tokens)[0], net.logits(net.norm(x)))
 
 
 def starts_as_one_made_directly(m, case):
@@ -276,7 +299,7 @@ def starts_as_one_made_directly(m, case):
     both = []
     starts_alike(lambda: both.append(m.CausalLM(c)) or both[-1])
     direct, late = (net(ids(2, 5))[0] for net in both)
-    assert torch.equal(late, direct), "they differ in more than parameters"
+    check(f"{case}, given memory later: logits", late, direct)
 
 
 def fresh_weights_are_those_published(m, name):
@@ -357,9 +380,14 @@ def called(case="SEIE", **changes):
     return built(model, case)(**dict(input_ids=ids(2, 5)) | changes)
 
 
-def decoded(case, other, length=5, **changes):
+def of_22(*counts):
+    """A padding mask: of 22 tokens in each row so many are real."""
+    return torch.arange(22) >= 22 - torch.tensor(counts)[:, None]
+
+
+def decoded(case, other, length=5, padding_mask=None, **changes):
     """One more token for a model of one kind, with the cache of another."""
-    _, cache = built(model, other, **changes)(ids(2, length))
+    _, cache = built(model, other, **changes)(ids(2, length), padding_mask=padding_mask)
     return built(model, case)(ids(2, 1), cache=cache)
 
 
@@ -374,7 +402,8 @@ BAD_CALLS = [
     (called, dict(padding_mask=torch.ones(2, 5)), "padding_mask must be torch.bool .*float32"),
     (called, dict(padding_mask=torch.ones(2, 4).bool()), r"\(2, 5\), got shape \(2, 4\)"),
     (called, dict(padding_mask=torch.ones(5).bool()), r"\(2, 5\), got shape \(5,\)"),
-    (called, dict(case="IDSP", input_ids=ids(2, 21)), "21 tokens after 0 .*max_positions = 20"),
+    (called, dict(case="IDSP", input_ids=ids(2, 21)),
+     "21 tokens in a row need 21 .*max_positions = 20"),
     (called, dict(cache=called(input_ids=ids(3, 2))[1]),
      r"cache.n_tokens must be \(b,\) = \(2,\), got shape \(3,\)"),
     (decoded, dict(case="SEIE", other="SHSRAH"), "that of a model with another pattern"),
@@ -385,7 +414,12 @@ BAD_CALLS = [
     (decoded, dict(case="SEIE", other="SEIE", position="conv"), "cache"),
     (decoded, dict(case="IEAE", other="IEAE", n_kv_heads=4), "cache"),
     (decoded, dict(case=dict(pattern="IE"), other=dict(pattern="AE")), "cache"),
-    (decoded, dict(case="IDSP", other="IDSP", length=20), "1 tokens after 20 .*max_positions = 20"),
+    (decoded, dict(case="IDSP", other="IDSP", length=20),
+     "21 tokens in a row need 21 .*max_positions = 20"),
+    (called, dict(case="IDSP", input_ids=ids(2, 22), padding_mask=of_22(20, 21)),
+     "input_ids: 21 tokens in a row need 21 positions, but mask='gate' has max_positions = 20"),
+    (decoded, dict(case="IDSP", other="IDSP", length=22, padding_mask=of_22(20, 19)),
+     "21 tokens in a row need 21 .*max_positions = 20"),
 ]
 # fmt: on
 
@@ -404,11 +438,19 @@ def test_a_bad_call_is_refused_with_its_name_and_numbers(function, arguments, me
 @pytest.mark.parametrize("dtype", INTEGERS, ids=str)
 def test_ids_of_any_integer_dtype_are_taken(dtype):
     net = built(model, "SEIE")
-    assert torch.equal(net(ids(2, 5).to(dtype))[0], net(ids(2, 5))[0])
+    check(f"ids in {dtype}: logits", net(ids(2, 5).to(dtype))[0], net(ids(2, 5))[0])
     greedy = model.Sampling(temperature=0)
     got = model.generate(net, ids(2, 5).to(dtype), 4, greedy)
     assert torch.equal(got, model.generate(net, ids(2, 5), 4, greedy))
 
+
+# Patterns, and how many widths their layers turn: of d_state, of heads of attention.
+TURNING = [
+    (dict(pattern="SSAAIMI", inner="ssd"), 2),
+    (dict(pattern="AMAI"), 1),
+    (dict(pattern="SIAS", d_state=4, inner="ssd"), 1),
+    (dict(pattern="SSM", position="conv"), 0),
+]
 
 # --- the model has them -----------------------------------------------------------------------
 
@@ -428,6 +470,9 @@ HELD = titled(
         MODELS,
     ),
     (partial(calls_join_up, real=None), "IDSP"),
+    *((partial(angles_are_made_once, n_widths=n), case) for case, n in TURNING),
+    (layers_turn_by_their_own, dict(pattern="AAAM")),
+    (layers_turn_by_their_own, dict(pattern="SSSM")),
     *itertools.product((starts_as_one_made_directly, fresh_weights_are_those_published), TINY),
 )
 

@@ -23,6 +23,15 @@ def test_corpus_is_real_sorted_and_lossless():
     assert ids_to_text(ids) == text
 
 
+@pytest.mark.parametrize("text", ["Möwe ≠ 鴎", ""])
+def test_ids_are_of_the_dtype_that_is_asked_for(text):
+    for dtype in (torch.uint8, torch.int32, torch.int64):
+        ids = text_to_ids(text, dtype=dtype)
+        assert ids.dtype == dtype and ids.tolist() == [*text.encode()]
+    assert text_to_ids(text).dtype == torch.int64
+    assert ids_to_text(text_to_ids(text, dtype=torch.uint8)) == text
+
+
 def test_any_utf8_file_will_do(tmp_path):
     path = tmp_path / "verse.txt"
     path.write_text("Möwe ≠ 鴎\n", encoding="utf-8")
@@ -136,7 +145,7 @@ def test_the_standard_library_is_a_corpus():
     assert 0.05 < len(apart) / len(corpus.ids) < 0.2
     text = ids_to_text(kept)
     assert "def " in text and read_text()[:2000].partition("\n\n")[0] in text + ids_to_text(apart)
-    assert torch.equal(read_corpus().ids, corpus.ids)
+    assert torch.equal(read_corpus().ids, corpus.ids) and corpus.ids.dtype == torch.uint8
 
 
 def test_corpora_that_cannot_be_are_refused(tmp_path):

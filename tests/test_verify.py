@@ -4,6 +4,7 @@ import pickle
 
 import pytest
 import torch
+from planting import plant
 from torch import nn
 
 from cheems_ref import ssd, verify
@@ -35,9 +36,42 @@ def test_tolerance_is_relative_to_the_largest_entry(dtype):
         check("outside", outside.to(dtype), truth.to(dtype))
 
 
-def test_small_truths_are_compared_absolutely():
-    small = torch.tensor([1e-12], dtype=torch.float64)
-    check("far below one", small, torch.zeros_like(small))
+@pytest.mark.parametrize("scale", [1e-11, 1e-200])
+def test_small_truths_are_compared_relatively_too(scale):
+    small = scale * TRUTH
+    check("equal", small * (1 + 1e-12), small)
+    with pytest.raises(AssertionError, match="opposite"):
+        check("opposite", -small, small)
+    with pytest.raises(AssertionError, match="gradient of input 0"):
+        check_gradients("opposite", lambda a: scale * a, lambda a: -scale * a, (TRUTH,))
+    assert must_differ("opposite", -small, small) == 2
+
+
+def test_each_gradient_has_its_own_scale():
+    def right(a, b):
+        return 1e-12 * a + b
+
+    with pytest.raises(AssertionError, match="gradient of input 0"):
+        check_gradients("f = g", lambda a, b: right(2 * a, b), right, (TRUTH, TRUTH))
+
+
+def test_an_absolute_error_is_allowed_by_atol(capsys):
+    noise, zero = 1e-12 * TRUTH, torch.zeros_like(TRUTH)
+    check("zero", zero, zero)
+    with pytest.raises(AssertionError, match=r"zero everywhere: give atol$"):
+        check("noise", noise, zero)
+    with pytest.raises(AssertionError, match="allowed is 1e-11"):
+        check("noise", noise, zero, atol=1e-11)
+    with pytest.raises(AssertionError, match=r"allowed is 2e-08 .tolerance 1e-10.$"):
+        check("relative, whatever atol", off(1.0), TRUTH, atol=1e-11)
+    capsys.readouterr()
+    check("noise", noise, zero, atol=1e-9)
+    check_gradients("noise", lambda a: 1e-12 * a, lambda a: 0 * a, (TRUTH,), atol=1e-9)
+    assert capsys.readouterr().out.splitlines() == [
+        "✓ noise  [float64, tolerance 1e-10, atol 1e-09]",
+        "✓ noise: 1 gradient  [float64, tolerance 1e-10, atol 1e-09]",
+    ]
+    assert must_differ("a truth of zero", off(10.0) - TRUTH, zero) == 10
 
 
 def test_message_names_the_largest_error_and_its_place():
@@ -82,6 +116,8 @@ def test_large_integers_and_masks_are_told_apart():
         check("beyond float64", torch.tensor([2**53]), torch.tensor([2**53 + 1]))
     with pytest.raises(ValueError, match="exactly"):
         check("integers", torch.tensor([1]), torch.tensor([2]), tol=1.0)
+    with pytest.raises(ValueError, match="exactly"):
+        check("integers", torch.tensor([1]), torch.tensor([2]), atol=1.0)
     must_differ("a mask", torch.tensor([True]), torch.tensor([False]))
     assert must_differ("bytes", *torch.tensor([[1], [2]], dtype=torch.uint8).unbind()) == 0.5
 
@@ -98,6 +134,8 @@ def test_complex_numbers_are_compared_whole():
 def test_a_tolerance_that_would_let_all_pass_is_refused(tol):
     with pytest.raises(ValueError, match="a tolerance is"):
         check("y", off(1.0), TRUTH, tol=tol)
+    with pytest.raises(ValueError, match="a tolerance is"):
+        check("y", off(1.0), TRUTH, atol=tol)
     with pytest.raises(AssertionError):
         must_differ("nothing planted", TRUTH, TRUTH, at_least=torch.nan)
 
@@ -202,8 +240,9 @@ def test_state_mixers_are_asked_without_positions(ask, make):
 
 @pytest.mark.parametrize("pattern", ["SESEIE", "AMAM", "SSHIR"])
 def test_models_are_asked_with_token_ids(pattern):
-    model = made(lambda: CausalLM(ModelConfig(pattern=pattern, d_model=16, vocab_size=11)))
-    ids = torch.randint(11, (3, 9), generator=torch.Generator().manual_seed(0))
+    config = ModelConfig(pattern=pattern, d_model=16, vocab_size=11, chunk_size=4)
+    model = made(lambda: CausalLM(config))
+    ids = torch.randint(11, (3, 70), generator=torch.Generator().manual_seed(0))  # a block and more
     for ask in ASKED_OF_TEXT + ASKED_OF_CALLS:
         ask(model, ids)
 
@@ -245,6 +284,16 @@ class Layer(nn.Module):
             y = y - x.mean(0, keepdim=True)
         if self.fault == "position":
             y = y + 1e-3 * position_ids[..., None]
+        if self.fault == "the last of a chunk reads the next":
+            y[:, 63:-1:64] += x[:, 64::64]
+        if self.fault == "rows, after a chunk":
+            y[:, 64:] -= x[:, 64:].mean(0)
+        if self.fault == "position, after a chunk":
+            y[:, 64:] += 1e-3 * position_ids[:, 64:, None]
+        if self.fault == "padding of a chunk":
+            y = y + (real.shape[1] - real.sum(1) == 64)[:, None, None]
+        if self.fault == "a whole chunk is forgotten":
+            total = total * (x.shape[1] % 64 > 0)
         if self.fault == "writes into x":
             y = x.copy_(x.amax(1, keepdim=True).expand_as(x)) * 1.0
         return y, total[:, -1]
@@ -264,6 +313,11 @@ FAULTS = [
     (verify.padding_changes_nothing, "pads behind"),
     (verify.padding_changes_nothing, "NaN without padding"),
     (verify.shift_changes_nothing, "position"),
+    (verify.is_causal, "the last of a chunk reads the next"),
+    (verify.rows_are_independent, "rows, after a chunk"),
+    (verify.pieces_equal_one_pass, "a whole chunk is forgotten"),
+    (verify.padding_changes_nothing, "padding of a chunk"),
+    (verify.shift_changes_nothing, "position, after a chunk"),
 ]
 
 
@@ -299,6 +353,8 @@ class Parameters(nn.Module):
             return y + 0 * self.c
         if self.fault == "the root of zero":
             return y + (self.c - 1).sqrt()
+        if self.fault == "after a chunk":
+            return torch.cat([y[:, :64], y[:, 64:] * self.c], dim=1)
         return y + self.c[0] if self.fault == "in part" else y * self.c
 
 
@@ -310,7 +366,7 @@ def names_what_does_not_learn(m):
     }.items():
         with pytest.raises(AssertionError, match=f"learns: {message}$"):
             m.every_parameter_learns(Parameters(fault), 4)
-    for fault in ("in part", None):  # of a table, some rows are enough
+    for fault in ("in part", "after a chunk", None):  # of a table, some rows are enough
         assert m.every_parameter_learns(Parameters(fault), 4) == 3
     frozen = Parameters("not used")
     frozen.c.requires_grad_(False)
@@ -319,6 +375,58 @@ def names_what_does_not_learn(m):
 
 def test_what_does_not_learn_is_named():
     names_what_does_not_learn(verify)
+
+
+class Leaks(ssd.SSD):
+    """The last token of every chunk reads the first of the next."""
+
+    def forward(self, x, position_ids):
+        y, cache = super().forward(x, position_ids)
+        y[:, self.chunk_size - 1 : -1 : self.chunk_size] += x[:, self.chunk_size :: self.chunk_size]
+        return y, cache
+
+
+@pytest.mark.parametrize("chunk_size", [4, 50, 64, 100])
+def test_a_leak_from_chunk_to_chunk_is_seen(chunk_size):
+    sizes = dict(n_heads=4, n_groups=2, d_state=16, chunk_size=chunk_size)
+    verify.is_causal(made(lambda: ssd.SSD(64, **sizes)), 64)
+    with pytest.raises(verify.Refuted, match=r"the first [0-9]+ tokens alone"):
+        verify.is_causal(made(lambda: Leaks(64, **sizes)), 64)
+
+
+@pytest.mark.parametrize("name", verify.BORDERS)
+def test_borders_are_looked_for_in_submodules(name):
+    layer = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    setattr(layer[1], name, 100)
+    with pytest.raises(AssertionError, match=r"\(3, 305\), got shape"):
+        verify.is_causal(nn.Sequential(layer, nn.Flatten(0, 1)), 4)
+    setattr(layer[1], name, 1000)
+    with pytest.raises(ValueError, match="Sequential has a border at 1000 tokens: give an x"):
+        verify.is_causal(layer, 4)
+    verify.is_causal(layer, torch.randn(2, 5, 4))
+
+
+def test_a_leak_from_block_to_block_is_seen():
+    """ssd_chunked computes 16 chunks at a time: here the last token of them reads the next."""
+    line = '"b c l g i p -> b (c l) (g i) p")[:, : x.shape[1]]\n'
+    leak = "    n = CHUNKS_PER_BLOCK * size\n    y[:, n - 1 : -1 : n] += x[:, n::n]\n"
+    leaks = plant(ssd, (line, line + leak))
+    sizes = dict(n_heads=2, d_state=4, chunk_size=4)
+    verify.is_causal(made(lambda: ssd.SSD(8, **sizes)), 8)
+    with pytest.raises(verify.Refuted):
+        verify.is_causal(made(lambda: leaks.SSD(8, **sizes)), 8)
+
+
+def test_another_default_device_changes_nothing():
+    """As on a machine where tensors are made on a GPU unless one says otherwise."""
+    layer = made(SEQUENCE["SSD"])
+    with torch.device("meta"):
+        check_gradients("f = f", product, product, (TRUTH, TRUTH))
+        check("y", TRUTH, TRUTH)
+        must_differ("planted", off(10.0), TRUTH)
+        for ask in [*ASKED_OF_TEXT, *ASKED_OF_CALLS, verify.shift_changes_nothing]:
+            ask(layer, 8)
+        verify.every_parameter_learns(layer, 8)
 
 
 def test_a_question_that_says_nothing_is_refused():
@@ -351,7 +459,7 @@ def test_inputs_that_are_too_small_or_of_another_kind_are_refused():
         verify.is_causal(Layer(), 0)
     with pytest.raises(ValueError, match="tokens that differ"):
         verify.is_causal(nn.Embedding(3, 4), torch.zeros(2, 5, dtype=torch.long))
-    for cuts in ((3, 3), (5, 2), (0,), (12,), (-1,)):
+    for cuts in ((3, 3), (5, 2), (0,), (197,), (-1,)):
         with pytest.raises(ValueError, match="cuts must ascend"):
             verify.pieces_equal_one_pass(Layer(), 4, cuts=cuts)
 
@@ -370,7 +478,7 @@ def test_only_modules_learn():
 
 
 def test_an_output_of_another_shape_is_refused():
-    with pytest.raises(AssertionError, match=r"y must be \(b, l, \.\.\.\) = \(3, 12\), got shape"):
+    with pytest.raises(AssertionError, match=r"y must be \(b, l, \.\.\.\) = \(3, 197\), got shape"):
         verify.is_causal(lambda x: x.sum(1), 4)
     with pytest.raises(AssertionError, match="got str"):
         verify.is_causal(nn.Identity(), 4, call=lambda *given: ("no tensor", None))
@@ -402,7 +510,7 @@ def test_infinities_that_stay_are_no_difference():
 
 def test_nan_is_no_agreement():
     with pytest.raises(verify.Refuted, match="inf") as caught:
-        verify.is_causal(lambda x: x if x.shape[1] == 12 else x * torch.nan, 4)
+        verify.is_causal(lambda x: x if x.shape[1] == 197 else x * torch.nan, 4)
     assert caught.value.difference == torch.inf
     with pytest.raises(AssertionError, match="y has NaN"):
         verify.rows_are_independent(lambda x: x / 0 * 0, 4)
@@ -457,8 +565,8 @@ def test_the_answer_is_the_largest_difference_and_the_line_holds_none(capsys):
 def verify_input():
     """The x that a width of 4 stands for, and its positions."""
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(3, 12, 4, generator=generator, dtype=torch.float64)
-    return x, torch.arange(12).expand(3, 12)
+    x = torch.randn(3, 197, 4, generator=generator, dtype=torch.float64)
+    return x, torch.arange(197).expand(3, 197)
 
 
 def test_another_call_is_translated():

@@ -90,7 +90,9 @@ def everything(run):
 
 
 def same(name, got, want):
-    """To the last bit."""
+    """To the last bit, which a run that goes on owes a run that was never stopped: in one process,
+    with numbers that torch copied into memory of its own, both add in the same order.
+    """
     assert got.keys() == want.keys(), f"{name}: what is held is not the same"
     for key, t in want.items():
         if got[key].dtype != t.dtype or not torch.equal(got[key], t):

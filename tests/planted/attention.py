@@ -2,13 +2,15 @@
 
 from functools import partial
 
-from planting import asked, mistakes
+from planting import asked, detached, mistakes
 from test_attention import (
     MASKS,
     ONE_GRAPH,
     asks_nothing,
+    bias_is_held,
     calls_join_up,
     compiles,
+    copies_no_groups,
     every_parameter_learns,
     forms_are_the_definition,
     is_born_right,
@@ -18,12 +20,15 @@ from test_attention import (
     masks_are_the_loop,
     only_distances_enter,
     padding_changes_nothing,
+    penalty_is_that_of_float32,
     positions_at_padding_are_not_looked_at,
     rounded_gates_hide_hard_and_learn_softly,
     rounds_once,
+    rows_are_those_of_float32,
     shut_gates_leave_each_token_itself,
     values_are_the_loop,
 )
+from test_layer_gradients import learns_as_defined
 
 from cheems_ref import attention
 
@@ -34,7 +39,7 @@ PLAIN, GATES, ROUNDED, CONTENT, THREE_KEYS = (("linear", mask, "g = 4") for mask
 STATES, RETRIEVED = ("ssd", "causal", "g = 4"), ("retrieved", "causal", "g = 4")
 OFFSET = "[:, None] + (n_keys - n_queries)"
 OWN = "(own & ~allowed.any(dim=-1, keepdim=True))"
-GATE = "F.embedding(position_ids.long(), F.logsigmoid(self.logit).T)"
+GATE = "F.embedding(position_ids, F.logsigmoid(self.logit).T)"
 STRAIGHT_THROUGH = "return soft + (hard - soft).detach()"
 SEEN = ".masked_fill(~allowed, -torch.inf).flip(-1)"
 SOFTMAX = "best.values.softmax(dim=-1)"
@@ -51,6 +56,15 @@ MISTAKES = mistakes([
         "tiled groups": [("expand_groups(x, h)", "x.repeat(1, 1, h // x.shape[2], 1)", 2)],
         "bias of the query": [("bias[:, :, None].to(wide)", "bias[..., None].to(wide)")],
         "bias forgotten by SDPA": [("mask = bias[:, :, None]", "mask = 0 * bias[:, :, None]")]}),
+    (copies_no_groups, {
+        "keys copied to every head": [("grouped = k.shape", "grouped = False and k.shape")]}),
+    (bias_is_held, {
+        "autocast narrows the bias": [("with autocast_off(q.device):  #", "if True:  #")],
+        "autocast narrows the formula": [("with autocast_off(q.device):\n", "if True:\n")]}),
+    (penalty_is_that_of_float32, {
+        "autocast narrows the penalty": [("with autocast_off(v.device):", "if True:")]}),
+    (rows_are_those_of_float32, {
+        "autocast narrows the scores": [("with autocast_off(x.device):", "if True:")]}),
     (rounds_once, {
         "sums in sixteen bits": [
             ("wide = torch.promote_types(q.dtype, torch.float32)", "wide = q.dtype")]}),
@@ -92,21 +106,21 @@ MISTAKES = mistakes([
         "padding of earlier calls is forgotten": [
             ("real = torch.cat([old, new], dim=1)",
              "real = torch.cat([old | True, new], dim=1)")],
-        "keys of earlier calls are forgotten": [("in ((cache.k, k)", "in ((0 * cache.k, k)")],
-        "the cache is written to": [("in ((cache.k, k)", "in ((cache.k.add_(0), k)")],
+        "keys of earlier calls are forgotten": [("pairs = (cache.k,", "pairs = (0 * cache.k,")],
+        "the cache is written to": [("pairs = (cache.k, k)", "pairs = (cache.k.add_(0), k)")],
         "no gradient through the cache": [
             ("(cache.v, v), (cache.pos", "(cache.v.detach(), v), (cache.pos")]}),
     (calls_join_up, STATES, {
-        "the inner cache is forgotten": [("None if cache is None else cache.inner", "None")]}),
+        "the inner cache is forgotten": [("cache and cache.inner", "None")]}),
     (layer_is_the_definition, STATES, {
         "the inner SSD has a base of its own": [
             ("d_state=d_state, rope_base=rope_base)", "d_state=d_state)")]}),
     (padding_changes_nothing, STATES, {
         "padding enters the state": [
-            ("padding_mask=padding_mask, cache=inner_cache", "cache=inner_cache")]}),
+            ("dict(padding_mask=padding_mask, cache=cache", "dict(cache=cache")]}),
     (padding_changes_nothing, GATES, {
         "gates by the index of the key": [
-            (GATE, GATE.replace(".long()", " * 0 + torch.arange(v.shape[1])"))]}),
+            (GATE, GATE.replace("ids,", "ids * 0 + torch.arange(v.shape[1]),"))]}),
     (every_parameter_learns, GATES, {
         "gates without a gradient": [(GATE, GATE.replace("logit", "logit.detach()"))]}),
     (layer_is_the_definition, ROUNDED, {
@@ -131,8 +145,9 @@ MISTAKES = mistakes([
         "future keys take places": [(SEEN, ".expand(-1, -1, allowed.shape[-2], -1).flip(-1)")]}),
     (keeps_the_best, {
         "hidden keys take places": [(SEEN, ".masked_fill(~allowed, 0).flip(-1)")],
-        "hidden keys are kept": [("return kept & allowed", "return kept")],
-        "one too few is kept": [(": self.keep]", ": self.keep - 1]")],
+        "hidden keys are kept": [
+            ("return allowed & (rank < self.keep)", "return (rank < self.keep)")],
+        "one too few is kept": [("(rank < self.keep)", "(rank < self.keep - 1)")],
         "of equals the earlier is kept": [(".flip(-1)", ".clone()", 2)]}),
     (values_are_the_loop, {
         "softmax over all rows": [(SOFTMAX, "scores.softmax(dim=-1).gather(-1, best.indices)")],
@@ -159,4 +174,28 @@ MISTAKES = mistakes([
         "gates are not opened anew": [("nn.init.constant_(self.logit, 2.0)", "pass")]}),
     (is_born_right, CONTENT, {
         "penalties do not start anew": [("nn.init.zeros_(self.A_log)", "pass")]}),
+    (learns_as_defined, "attention", "QCAttn", "causal", "g = 2", detached(
+        "f(x¦).unflatten(-1, (-1, p)) for f in (self.q_proj, self.k_proj)",
+        "_apply_rope(q¦, cos, sin)",
+        "_apply_rope(k¦, cos, sin)",
+        "return self.inner(x¦), None",
+        "v = v¦.unflatten(-1, (-1, p))",
+        "self._read(q¦, cache)",
+        "self._read(q, cache)¦.flatten(2)")),
+    (learns_as_defined, "attention", "linear", "content", "g = 2", detached(
+        "return self.inner(x¦), None",
+        "self.mask(cache.v¦, cache.position_ids)",
+        "self.dt_proj(v¦.flatten(2))",
+        'rearrange(-self.A_log.to(wide).exp() * dt¦, "b s h -> b h s")')),
+    (learns_as_defined, "attention", "linear", "rounded gate", "g = 2", detached(
+        "return soft¦ + (hard - soft).detach()",
+        "f(x¦).unflatten(-1, (-1, p)) for f in (self.q_proj, self.k_proj)")),
+    (learns_as_defined, "attention", "ssd", "causal", "g = 2", detached(
+        "f(x¦).unflatten(-1, (-1, p)) for f in (self.q_proj, self.k_proj)",
+        "self.inner(x¦, position_ids, padding_mask=padding_mask")),
+    (learns_as_defined, "attention", "retrieved", "causal", "g = 2", detached(
+        "self.query_proj(x¦)",
+        "self.weights(x¦), self.values",
+        "return x¦ * rearrange(rows",
+        'return x * rearrange(rows¦, "b')),
 ])

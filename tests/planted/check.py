@@ -78,7 +78,9 @@ MISTAKES = mistakes([
         "closed below is open, numbers": [(BELOW, BELOW.replace("<=", "<"))],
         "closed above is open, numbers": [(ABOVE, ABOVE.replace("<=", "<"))],
         "a whole number is none": [
-            ("isinstance(value, float | int)", "isinstance(value, float)")]}),
+            ("if not isinstance(value, Real)", "if not isinstance(value, float)")],
+        "only Python's own numbers": [
+            ("if not isinstance(value, Real)", "if not isinstance(value, float | int)")]}),
     (refuses, "numbers", {
         "open below is closed, numbers": [("else low < value", "else low <= value")],
         "open above is closed, numbers": [("else value < high", "else value <= high")],
@@ -101,13 +103,15 @@ MISTAKES = mistakes([
              '    entries("(-inf, inf)", position_ids=position_ids)\n')]}),
     (takes, "sizes", {
         "one is too few": [("size < 1", "size <= 1")],
+        "only Python's own whole numbers": [
+            ("not isinstance(size, Integral)", "not isinstance(size, int)")],
         "None is no size": [
             ("size is not None and (not", "(not"),
             ("size is not None and size < 1", "size < 1")]}),
     (refuses, "sizes", {
         "none is enough": [("size < 1", "size < 0")],
         "2.0 is a whole number": [
-            ("not isinstance(size, int)", "not isinstance(size, int | float)")],
+            ("not isinstance(size, Integral)", "not isinstance(size, Real)")],
         "True is a size": [(" or isinstance(size, bool)", "")]}),
     (refuses, "multiple", {
         "divided the wrong way": [("a % b", "b % a")],
@@ -128,14 +132,15 @@ MISTAKES = mistakes([
         "a mask of any shape": [('    shapes(known, padding_mask=(mask, "b l"))\n', "")]}),
     (refuses, "mixer_call", {
         "any width": [('shapes({"d": d}, x=', "shapes(x=")],
-        "positions of any dtype": [("    dtypes(INTEGERS, position_ids=position_ids)\n", "")],
+        "positions of any dtype": [("    dtypes(INDICES, position_ids=position_ids)\n", "")],
+        "positions that wrap": [
+            ("dtypes(INDICES, position_ids=", "dtypes(INTEGERS, position_ids=")],
         "positions of any shape": [
             ('    shapes(known, position_ids=(position_ids, "b l"))\n', "")],
         "the mask is not looked at": [("    padding_mask(known, mask)\n", "")]}),
     (takes, "mixer_call", {
         "int64 alone": [
-            ("(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)",
-             "(torch.int64,)")]}),
+            ("INDICES = (torch.int64, torch.int32)", "INDICES = (torch.int64,)")]}),
     (refuses, "token_ids", {
         "the vocabulary ends one too late": [
             ('entries(f"[0, {vocab_size})"', 'entries(f"[0, {vocab_size}]"')],

@@ -188,8 +188,8 @@ MISTAKES = mistakes([
              '    [p.data.add_(1) for k, p in parameters.items() if f"model.{k}" in found]\n'
              "    _must_fit(checkpoint, found, _kinds(like) | losses)")]}),
     (other_runs_are_refused, {
-        "texts not compared": [('if record["text"] != fingerprint(run.ids):', "if False:")],
-        "lengths of texts compared": [("ids.to(torch.int64).cpu()", "torch.tensor(len(ids))")],
+        "texts not compared": [('if record["text"] != run.text:', "if False:")],
+        "lengths of texts compared": [('piece.to("cpu", torch.int64)', "torch.tensor(len(piece))")],
         "configurations not compared": [("    if differ:", "    if False:")],
         "models not compared": [(MODELS, "")],
         "runs not compared": [(SETTINGS, "")],

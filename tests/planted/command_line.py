@@ -47,8 +47,8 @@ MISTAKES = mistakes([
         "the update for its loss": [
             ("nats = run.evaluations[-1][1]", "nats = run.evaluations[-1][0]")],
         "letters for bytes": [
-            ("ids = text.text_to_ids(text.read_text(a.text))",
-             "ids = text.text_to_ids(text.read_text(a.text))[:-20]")],
+            ("text.text_to_ids(text.read_text(a.text), dtype=torch.uint8)",
+             "text.text_to_ids(text.read_text(a.text), dtype=torch.uint8)[:-20]")],
         "windows for bytes": [
             ("{training.batch_size * training.length:,} per", "{training.batch_size:,} per")],
         "another place": [("'generate', '--run', a.run", "'generate', '--run', a.text")],
@@ -67,7 +67,7 @@ MISTAKES = mistakes([
         "float32": [
             ("given = {k: v", 'given = {k: {"bfloat16": "float32"}.get(v, v)')]}),
     (takes_any_model, {
-        "numbers as words": [("return name, json.loads(value)", "return name, value")],
+        "numbers as words": [("return name, read(value)", "return name, value")],
         "the vocabulary of the preset": [('{"vocab_size": BYTES, **a.set}', "a.set")],
         "only the first setting": [
             ("a.set = dict(_setting(words, others=others) for words in a.set)",
@@ -75,7 +75,8 @@ MISTAKES = mistakes([
         "another default": [('PATTERN = "SESESEIE"', 'PATTERN = "SEIE"')],
         "presets left out": [
             ("base = preset(a.preset) if a.preset else ModelConfig", "base = ModelConfig")],
-        "words refused": [("return name, value  #", "raise  #")]}),
+        "JSON alone": [("(json.loads, ast.literal_eval)", "(json.loads,)")],
+        "words refused": [("return name, value  #", "raise ValueError  #")]}),
     (goes_on_from_where_it_was_stopped, {
         "as an error": [
             ('{again}", file=sys.stderr)\n        return 130',
@@ -172,7 +173,7 @@ MISTAKES = mistakes([
         "far names": [("difflib.get_close_matches(name, [*FIELDS, *others], n=1)", "[]")],
         "numbers that are 0": [("v is not None}", "v}")],
         "what is empty": [('if getattr(a, name, None) == "":', "if False:")],
-        "without effect": [("if not FIELDS[name].is_used(config):", "if False:")],
+        "without effect": [("    check_fields_are_used(a.set, config)\n", "")],
         "any vocabulary": [('if name == "vocab_size" and name not in others:', "if False:")],
         "any seed": [("and a.seed not in SEEDS:", "and False:")],
         "any device": [("if a.device not in there:", "if False:")],
@@ -210,7 +211,10 @@ MISTAKES = mistakes([
     (foresees_memory, {
         "not refused": [("if there is not None and needed > there:", "if False:")],
         "only parameters": [
-            ("training_bytes(config, tokens=tokens, processes=processes)", "4 * parameters")],
+            ("training_bytes(config, tokens=processes * tokens, processes=processes)",
+             "4 * parameters")],
+        "of all micro-batches": [
+            ("math.ceil(share / n_micro_batches(training, processes))", "share")],
         "too late": [("    _must_fit(config, training, device, n, n_processes, a.parallel)\n", ""),
                      ("    bar = _sho",
                       "    _must_fit(config, training, device, n, n_processes, a.parallel)\n"

@@ -13,6 +13,7 @@ from test_compare import (
     finished_runs_are_not_run_again,
     intervals_keep_their_word,
     one_that_was_stopped_comes_to_the_same,
+    student_falls_to_the_normal_s,
     the_last_evaluation_counts,
     the_table_is_student_s,
     zero_is_looked_for_on_both_sides,
@@ -79,9 +80,13 @@ MISTAKES = mistakes([
     (the_table_is_student_s, {
         "one off": [("T95 = (12.706, 4.303,", "T95 = (4.303, 4.303,")],
         "one-sided": [("3.182, 2.776", "3.182, 2.132")]}),
+    (student_falls_to_the_normal_s, {
+        "the normal's beyond the table": [("z + first / degrees + second", "z + 0 * second")],
+        "one term": [(" + second / degrees**2 + third / degrees**3", "")],
+        "n for n - 1": [("_student(n - 1)", "_student(n)")]}),
     (intervals_keep_their_word, {
-        "the normal's": [("t = T95[n - 2]", "t = 1.96")],
-        "n for n - 1": [("T95[n - 2] if n - 2", "T95[n - 1] if n - 1")],
+        "the normal's": [("_student(n - 1)", "1.96")],
+        "n for n - 1": [("_student(n - 1)", "_student(n)")],
         "of one, not of the mean": [("statistics.stdev(numbers) / math.sqrt(n)",
                                      "statistics.stdev(numbers)")],
         "the population's": [("statistics.stdev(numbers)", "statistics.pstdev(numbers)")]}),

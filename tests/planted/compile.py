@@ -17,7 +17,7 @@ from cheems_ref import attention, generate, model, ssd
 
 UNCHECKED = True  # torch traces no type checker
 
-BLOCK = "        y, cache = self.layer(self.norm(x)"
+BLOCK = "        y, cache = self.layer("
 STEPS = "self.dt_bias.to(wide)).split(x.shape[1], 1)[0]\n"
 NEGATIVE = "        if bool((dt < 0).any()):\n            raise ValueError\n"
 REAL = "        v, inner = self._values(x"

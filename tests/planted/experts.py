@@ -1,6 +1,6 @@
 """Mistakes in experts that the properties of test_experts.py must catch."""
 
-from planting import mistakes
+from planting import detached, mistakes
 from test_experts import (
     asks_once,
     balance_is_the_formula,
@@ -12,16 +12,18 @@ from test_experts import (
     is_its_equation,
     keeps_tokens_apart,
     route_is_sound,
+    routes_in_float32_under_autocast,
     statistics_count,
     what_is_idle_gets_no_gradient,
 )
+from test_layer_gradients import learns_as_defined
 
 from cheems_ref import experts
 
 ROOMS = (experts,)
 
 OF_CHOICES = "gates.flatten()[order]"
-ROUTER = "self.router(x).softmax(dim=-1).topk(self.k, dim=-1)\n"
+ROUTER = "scores.softmax(dim=-1).topk(self.k, dim=-1)\n"
 EXPANSIVE = "x * torch.sigmoid(self.gates[i](x))"
 GATED, SHARED_V = "active * F.silu(_neurons(tokens, gate, rows))", "expert.V = self.experts[-1].V"
 
@@ -58,6 +60,8 @@ MISTAKES = mistakes([
         "sum over the tokens": [("gates.sum(dim=-1,", "gates.sum(dim=1,")]}),
     (route_is_sound, "MoE, renormalized", {
         "sum over the tokens": [("gates.sum(dim=-1,", "gates.sum(dim=1,")]}),
+    (routes_in_float32_under_autocast, "MoE", {
+        "autocast chooses": [("with autocast_off(x.device):", "if True:")]}),
     (is_its_equation, "MoE", {
         "softmax of the chosen": [
             (ROUTER,
@@ -90,4 +94,22 @@ MISTAKES = mistakes([
         "upside down": [("(choices *", "((1 - choices) *")]}),
     (balance_raises_the_entropy, {
         "upside down": [("(choices *", "((1 - choices) *")]}),
+    (learns_as_defined, "state mixer", "MoE", detached(
+        "self.router(x¦)",
+        "return _mix_experts(x¦, *self.route(x), self.expert",
+        "return _mix_experts(x, *self.route(x¦), self.expert",
+        "gate[:, None]¦ * expert(i, tokens[token])",
+        "return self.experts[i](x¦)\n\n    def idle_parameters")),
+    (learns_as_defined, "state mixer", "SharedExpertMoE", detached(
+        "self.shared(x¦) + super().forward(x)",
+        "self.shared(x) + super().forward(x¦)")),
+    (learns_as_defined, "state mixer", "CohesiveMoE", detached(
+        "return _mix_experts(x¦, *self.route(x), self.expert",
+        "return _mix_experts(x, *self.route(x¦), self.expert")),
+    (learns_as_defined, "state mixer", "ExpansiveMoE", detached(
+        "_mix_experts(self.shared(x¦), *self.route(x),",
+        "_mix_experts(self.shared(x)¦, *self.route(x),",
+        "_mix_experts(self.shared(x), *self.route(x¦),",
+        "self.experts[i](x¦ * torch.sigmoid(self.gates[i](x)))",
+        "self.experts[i](x * torch.sigmoid(self.gates[i](x¦)))")),
 ])

@@ -18,11 +18,12 @@ from test_generate import (
     temperature_0_takes_the_first_of_the_largest,
     text_comes_as_it_is_written,
     text_is_sampled_as_asked,
+    the_table_may_be_filled,
     top_k_of_1_is_greedy,
     top_p_keeps_the_token_that_crosses,
 )
 
-from cheems_ref import generate
+from cheems_ref import generate, model
 
 LAST = "last = (torch.arange(prompt.shape[1], device=prompt.device) * padding_mask).argmax(dim=1)"
 BEFORE = "before = ordered.cumsum(-1) - ordered"
@@ -125,13 +126,25 @@ PLANTED = [
             ("for _ in range(max_new_tokens):", "for _ in range(max_new_tokens + 1):")]}),
     (a_bad_call_is_refused_at_once, {
         "when it is asked for an id": [
-            ("    return _stream(model,", "    yield from _stream(model,")]}),
+            ("    return _stream(model,", "    yield from _stream(model,")],
+        "only what is read first is counted": [(", max_new_tokens=max_new_tokens)\n", ")\n")]}),
     (no_graph_is_kept, {
         "ids of inference": [("yield ids.clone()", "yield ids")],
         "the graph is kept": [(INFERENCE, "with torch.enable_grad():")],
         "inference while waiting": [("        yield ids.clone()", "            yield ids.clone()")],
         "the model is frozen": [(PROMPT, PROMPT + "    model.requires_grad_(False)\n")]}),
 ]
+PLANTED_MODEL = [
+    (the_table_may_be_filled, {
+        "the last id needs a place": [
+            ("n_tokens + max_new_tokens - 1", "n_tokens + max_new_tokens")],
+        "padding needs places": [
+            ("length if padding_mask is None else padding_mask.sum(1)", "length")],
+        "prompts that are not read": [(" or max_new_tokens < 1:", ":")]}),
+    (a_bad_call_is_refused_at_once, {
+        "one more": [(") > n:", ") > n + 1:")],
+        "the shortest row": [("int(n_tokens.max())", "int(n_tokens.min())")]}),
+]
 # fmt: on
 
-MISTAKES = mistakes(PLANTED, generate)
+MISTAKES = [*mistakes(PLANTED, generate), *mistakes(PLANTED_MODEL, model)]

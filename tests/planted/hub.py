@@ -8,6 +8,7 @@ from test_hub import (
     a_bad_call_is_refused,
     a_cache_is_copied_reset_and_reordered,
     a_run_goes_on_in_the_library,
+    angles_are_made_once,
     beams_are_those_without_a_cache,
     calls_join_up,
     checkpointing_changes_no_gradient,
@@ -78,6 +79,8 @@ PLANTED = [
                                 ", vocab_size=self.config.vocab_size)")]}),
     (positions_given_are_taken, {
         "passed over": [(" if position_ids is None else position_ids\n", "\n")]}),
+    (angles_are_made_once, {
+        "in each layer": [("rotary=RotaryTable(position_ids)", "rotary=None")]}),
     (calls_join_up, "SEIE", {
         "the state is forgotten": [(STATE, "pass")],
         "all keys are written again": [("t.shape[1] - length :]", "0 :]")],
@@ -103,8 +106,7 @@ PLANTED = [
             ("        cache.update_conv_state(", "        (lambda *_: None)(")]}),
     (no_cache_is_written_where_none_is_asked_for, "SEIE", {
         "written all the same": [
-            ("cache=cache, use_cache=use_cache)",
-             "cache=cache, use_cache=past_key_values is not None)")],
+            ("use_cache=use_cache, rotary", "use_cache=past_key_values is not None, rotary")],
         "counted all the same": [("if use_cache and isinstance(past_key_values, StateCache)",
                                   "if isinstance(past_key_values, StateCache)")],
         "handed back": [("past_key_values if use_cache else None)", "past_key_values)")]}),

@@ -117,6 +117,8 @@ MISTAKES = mistakes([
         "differences of running sums": [(DECAY, RUNNING_SUMS)]}),
     (agree_in_gradient, "gated_linear_attention in chunks", "decay by e^-10000", {
         "masked after exp": [(DECAY, MASK_AFTER_EXP)]}),
+    (agree, "gated_linear_attention in chunks", "all is forgotten at times", {
+        "differences of running sums after a reset": [(DECAY, RUNNING_SUMS)]}),
     (agree_in_gradient, "gated_linear_attention in chunks", {
         "no gradient through the state": [
             ("incoming.append(state)", "incoming.append(state.detach())")]}),

@@ -1,6 +1,7 @@
 """Mistakes that the properties of test_mamba.py must catch."""
 
-from planting import asked, mistakes
+from planting import asked, detached, mistakes
+from test_layer_gradients import learns_as_defined
 from test_mamba import (
     a_seed_gives_its_weights,
     calls_join_up,
@@ -130,4 +131,18 @@ MISTAKES = mistakes([
             ("        y, state = scan(u,",
              "        _check(u, dt, A, B, C, self.D, state)\n"
              "        y, state = scan(u,")]}),
+    (learns_as_defined, "Mamba", True, "parallel", detached(
+        "self.in_proj(x¦).chunk",
+        "short_convolution(u¦, self.conv",
+        "self.x_proj(u¦)",
+        "self.dt_proj(dt¦)",
+        "scan(u¦, dt, A, B, C,",
+        "scan(u, dt¦, A, B, C,",
+        "scan(u, dt, A, B¦, C,",
+        "scan(u, dt, A, B, C¦,",
+        "self.out_proj(y¦ * F.silu(z))",
+        "self.out_proj(y * F.silu(z¦))")),
+    (learns_as_defined, "Mamba", False, "sequential", detached(
+        "self.in_proj(x¦).chunk",
+        "scan(u¦, dt, A, B, C,")),
 ])

@@ -3,26 +3,29 @@
 from functools import partial
 
 from models import ROOMS as ROOMS
-from planting import mistakes
+from planting import detached, mistakes
+from test_layer_gradients import learns_as_defined
 from test_model import (
     HELD as HELD,
 )
 from test_model import (
+    angles_are_made_once,
     calls_join_up,
     every_parameter_learns,
     fresh_weights_are_those_published,
     is_causal,
     is_the_definition,
     layers_are_handed_their_options,
+    layers_turn_by_their_own,
     no_cache_leaves_where_none_is_asked_for,
     nothing_in_gives_nothing_out,
     padding_changes_nothing,
     starts_as_one_made_directly,
 )
 
-from cheems_ref import config, model
+from cheems_ref import attention, config, model, rope
 
-SEQUENCE = "self.layer(self.norm(x), position_ids, padding_mask=padding_mask, cache=cache)"
+SEQUENCE = "self.norm(x), position_ids, padding_mask=padding_mask, cache=cache, rotary=rotary"
 RESIDUAL, STATE_MIXED = "return x + y, cache", "return x + self.layer(self.norm(x)), None"
 POSITIONS = "(before[:, None] + real.cumsum(1) - 1).clamp(min=0)"
 FROM_1 = "before[:, None] + real.cumsum(1) - int(padding_mask is None)"
@@ -36,6 +39,8 @@ EMBEDDING_STARTS = "nn.init.normal_(self.embedding.weight, std=0.02)"
 KEPT = "            layers.append(layer_cache)\n"
 IN_I = "        rope_base=c.rope_base,\n        mask=c.mask,"
 TO_I = "d_state=c.d_state,\n        max_positions"
+
+SHARED = dict(pattern="SSAAIMI", inner="ssd")
 
 # fmt: off
 PLANTED = [
@@ -80,7 +85,7 @@ PLANTED = [
         "caches exchanged": [(BEFORE, "cache.layers[2:] + cache.layers[:2], cache.n_tokens")],
         "caches handed back exchanged": [("tuple(layers)", "tuple(layers[2:] + layers[:2])")],
         "the first cache for all": [
-            ("cache=layer_cache, use", "cache=cache and cache.layers[0], use")],
+            ("cache=layer_cache,\n", "cache=cache and cache.layers[0],\n")],
         "positions start again": [(BEFORE, "cache.layers, before")],
         "all calls are prompts": [
             ("if cache is not None:\n            caches", "if False:\n            caches")],
@@ -100,6 +105,18 @@ PLANTED = [
         "nor the last norm": [
             (LAST_NORM, LAST_NORM.replace("self.norm(x)", "F.rms_norm(x, x.shape[-1:])"))],
         "nor what comes first": [(RESIDUAL, "return (x + y).detach(), cache")]}),
+    (learns_as_defined, "stack", "SMIGAD", detached(
+        "self.embedding(input_ids.long())¦",
+        "return x + self.layer(self.norm(x¦)), None",
+        "return x + self.layer(self.norm(x)¦), None",
+        "return x¦ + self.layer(self.norm(x)), None",
+        "return x + self.layer(self.norm(x))¦, None",
+        "y, cache = self.layer(self.norm(x¦), position_ids",
+        "y, cache = self.layer(self.norm(x)¦, position_ids",
+        "return x¦ + y, cache",
+        "return x + y¦, cache",
+        "return self.norm(x¦), cache",
+        "F.linear(x¦, head.weight)")),
     (nothing_in_gives_nothing_out, "SHSRAH", {
         "one token at least": [(AFTER, "before + max(1, real.shape[1])")]}),
     (nothing_in_gives_nothing_out, "IDSP", {
@@ -114,9 +131,27 @@ PLANTED = [
         "drawn twice": [(RESET, 2 * RESET)],
         "drawn in the constructor alone": [
             (EMBEDDING_STARTS, ""), (RESET, "        " + EMBEDDING_STARTS + "\n")]}),
+    (partial(angles_are_made_once, n_widths=2), SHARED, {
+        "a table for each layer": [
+            ("                rotary=rotary,\n",
+             "                rotary=RotaryTable(position_ids),\n")],
+        "blocks hand no table on": [(SEQUENCE, SEQUENCE.replace("=rotary", "=None"))]}),
     (fresh_weights_are_those_published, "cheems-tiny", {
         "the embedding as torch starts it": [(EMBEDDING_STARTS, "")],
         "narrower": [("std=0.02", "std=0.002")]}),
+]
+PLANTED_ROPE = [
+    (layers_turn_by_their_own, dict(pattern="AAAM"), {
+        "a table for any positions": [("table.position_ids is position_ids", "True")],
+        "one base for all layers": [("key = dim, base,", "key = dim,")]}),
+]
+PLANTED_ATTENTION = [
+    (partial(angles_are_made_once, n_widths=2), SHARED, {
+        "the inner SSD makes its own": [("cache.inner, rotary=rotary)", "cache.inner)")],
+        "positions are masked too early": [
+            ("            x = x.masked_fill(~padding_mask[..., None], 0)\n",
+             "            x = x.masked_fill(~padding_mask[..., None], 0)\n"
+             "            position_ids = position_ids.masked_fill(~padding_mask, 0)\n")]}),
 ]
 PLANTED_CONFIG = [
     (is_the_definition, "SEIE", {
@@ -161,5 +196,7 @@ PLANTED_CONFIG = [
 
 MISTAKES = [
     *mistakes(PLANTED, model),
+    *mistakes(PLANTED_ROPE, rope),
+    *mistakes(PLANTED_ATTENTION, attention),
     *mistakes(PLANTED_CONFIG, config),
 ]

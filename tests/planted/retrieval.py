@@ -1,6 +1,6 @@
 """Mistakes in retrieval that the properties of test_experts.py must catch."""
 
-from planting import mistakes
+from planting import detached, mistakes
 from test_experts import (
     asks_nothing,
     every_parameter_learns,
@@ -18,8 +18,10 @@ from test_experts import (
     retrieval_has_the_gradient_of_brute_force,
     retrieved_experts_are_their_sum,
     route_is_sound,
+    routes_in_float32_under_autocast,
     what_is_idle_gets_no_gradient,
 )
+from test_layer_gradients import learns_as_defined
 
 from cheems_ref import retrieval
 
@@ -101,6 +103,8 @@ MISTAKES = mistakes([
     (route_is_sound, "PEER", {
         "no softmax": [(GATES, "return scores, indices")],
         "softmax over the heads": [(GATES, "return scores.softmax(dim=-2), indices")]}),
+    (routes_in_float32_under_autocast, "PEER", {
+        "autocast chooses": [("with autocast_off(keys.device):", "if True:")]}),
     (every_parameter_learns, "CDMMoE", {
         "keys start at zero": [("nn.init.normal_(self.keys)", "nn.init.zeros_(self.keys)")]}),
     (keeps_tokens_apart, "PEER", {
@@ -143,4 +147,22 @@ MISTAKES = mistakes([
         "route of x": [('self.shared(x) if self.form == "serial" else x)', "x)")]}),
     (is_its_equation, "CDMoE, no residual", {
         "residual": [(WITH_PHI, "return y + phi")]}),
+    (learns_as_defined, "state mixer", "PEER", detached(
+        "self.query_proj(x¦)",
+        "_retrieved_experts(x¦, self.down, self.up, *self.route(x))",
+        "_retrieved_experts(x, self.down, self.up, *self.route(x¦))",
+        "x¦.flatten(0, 1).to(down.dtype)")),
+    (learns_as_defined, "state mixer", "CDMMoE", detached(
+        "self.private_proj(self.shared(x¦))",
+        "self.private_proj(self.shared(x)¦)",
+        "_retrieved_experts(p¦, self.down, self.up, *self.retrieval.route(p), self.gate)",
+        "_retrieved_experts(p, self.down, self.up, *self.retrieval.route(p¦), self.gate)")),
+    (learns_as_defined, "state mixer", "CDMoE", detached(
+        "phi = self.shared(x¦)\n",
+        'self.experts(phi¦ if self.form == "serial" else x)',
+        "return y + phi¦ if self.residual else y",
+        "return y¦ + phi if self.residual else y")),
+    (learns_as_defined, "state mixer", "CDMoE, parallel", detached(
+        "phi = self.shared(x¦)\n",
+        'self.experts(phi if self.form == "serial" else x¦)')),
 ])

@@ -40,11 +40,11 @@ EXPONENT = ("** (dim / (dim - 2))", "** (dim / (dim + 2))")
 # fmt: off
 MISTAKES = mistakes([
     (frequencies_are_the_formula, {
-        "k counts from 1": [("range(0, dim, 2)", "range(2, dim + 1, 2)")],
-        "exponent without the 2": [("range(0, dim, 2)", "range(dim // 2)")]}),
+        "k counts from 1": [("arange(0, dim, 2,", "arange(2, dim + 1, 2,")],
+        "exponent without the 2": [("arange(0, dim, 2,", "arange(dim // 2,")]}),
     (is_free_of_the_default_dtype, {
         "frequencies in the default dtype": [
-            ("_frequencies(dim, base), dtype=torch.float64)", "_frequencies(dim, base))")]}),
+            ("torch.arange(0, dim, 2, dtype=exact, device", "torch.arange(0.0, dim, 2, device")]}),
     (turns_vectors, {
         "positions count from 1": [ONE_TOO_FAR],
         "positions of the first row for all": [

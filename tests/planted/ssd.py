@@ -1,6 +1,10 @@
 """Mistakes that the properties of test_ssd.py must catch."""
 
-from planting import asked, mistakes
+import math
+from functools import partial
+
+from planting import asked, detached, mistakes
+from test_layer_gradients import learns_as_defined
 from test_ssd import (
     a_single_token_takes_the_step,
     agree,
@@ -13,11 +17,13 @@ from test_ssd import (
     is_born_right,
     is_causal,
     keeps_its_digits,
+    keeps_what_is_not_finite,
     layer_is_the_definition,
     leaves_its_inputs_alone,
     only_distances_enter,
     padding_changes_nothing,
     positions_at_padding_are_not_looked_at,
+    starts_afresh_at_a_reset,
     works_block_by_block,
 )
 
@@ -94,6 +100,19 @@ MISTAKES = mistakes([
     (keeps_its_digits, "chunked", {
         "running sums in float32": [
             ("torch.float32 if x.is_mps else torch.float64", "torch.float32")]}),
+    (starts_afresh_at_a_reset, "chunked", {
+        "a reset drowns the decays after it": [(".clamp(min=-750)", "")],
+        "a reset keeps a little": [("min=-750", "min=-10")]}),
+    (partial(starts_afresh_at_a_reset, rate=1e300), "quadratic", {
+        "differences of running sums": [
+            ("    steps = repeat(dt * A, \"b t h -> b h t s\", s=dt.shape[1]).tril(-1)\n"
+             "    decay = steps.cumsum(dim=-2).exp().tril()\n",
+             "    total = (dt * A).cumsum(1).mT\n"
+             "    decay = (total[..., :, None] - total[..., None, :]).tril().exp().tril()\n")]}),
+    (keeps_what_is_not_finite, "recurrent", math.nan, {
+        "all tokens by matrix products": [
+            ("    outputs = []\n    for x_t",
+             "    return ssd_quadratic.__wrapped__(x, dt, A, B, C, state, 0)\n    for x_t")]}),
     (agree_in_gradient, "chunked", {
         "no gradient through the state": [
             ("incoming.append(state)", "incoming.append(state.detach())")]}),
@@ -138,10 +157,10 @@ MISTAKES = mistakes([
             (' in ("auto", "kernel") and not torch.is_grad_enabled()',
              ' in ("auto", "kernel")')],
         "the step of torch for that of the kernel": [
-            ("_ssd_step(*tokens, state, D, backend)", '_ssd_step(*tokens, state, D, "auto")')],
+            ("B[:, 0], C[:, 0], state, D, backend)", 'B[:, 0], C[:, 0], state, D, "auto")')],
         "the step forgets D": [
-            ("_ssd_step(*tokens, state, D, backend)",
-             "_ssd_step(*tokens, state, None, backend)")]}),
+            ("B[:, 0], C[:, 0], state, D, backend)",
+             "B[:, 0], C[:, 0], state, None, backend)")]}),
     (padding_changes_nothing, "decay", {
         "padding lets the state decay": [
             ("dt = dt.masked_fill(~padding_mask[..., None], 0)", "dt = dt + 0")],
@@ -201,4 +220,23 @@ MISTAKES = mistakes([
         "history forgotten": [(CACHED, CACHED.replace("cache\n", "(cache.state, None)\n"))],
         "no gradient through the history": [
             (CACHED, CACHED.replace("cache\n", "(cache.state, cache.conv.detach())\n"))]}),
+    (learns_as_defined, "SSD", "rope", detached(
+        "self.dt_proj(x¦)",
+        "self.x_proj(x¦)",
+        "self.B_proj(x¦)",
+        "self.C_proj(x¦)",
+        "[self.x_proj(x¦), self.B_proj(x¦), self.C_proj(x¦)]",
+        "_apply_rope(B¦, cos, sin)",
+        "_apply_rope(C¦, cos, sin)",
+        "self._scan(values¦, dt, A, B, C,",
+        "self._scan(values, dt¦, A, B, C,",
+        "self.out_proj(y¦.flatten(2))")),
+    (learns_as_defined, "SSD", "decay", detached(
+        "[self.x_proj(x¦), self.B_proj(x¦), self.C_proj(x¦)]",
+        "self._scan(values, dt, A, B¦, C,",
+        "self._scan(values, dt, A, B, C¦,")),
+    (learns_as_defined, "SSD", "conv", detached(
+        "[self.x_proj(x¦), self.B_proj(x¦), self.C_proj(x¦)]",
+        "self._convolve(u¦, self.conv,",
+        "channels = u¦.split(")),
 ])

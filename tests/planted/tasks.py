@@ -101,8 +101,8 @@ MISTAKES = mistakes([
                              ("hay = haystack[start :", "hay = haystack[start + 1 :")]}),
     (blanks_filled_are_the_text, 40, {
         "a token lost": [("part_a += [ids[end:start]", "part_a += [ids[end : start - 1]")],
-        "no blank at all": [("ids[end:start].long(), mask]", "ids[end:start].long()]")],
-        "the end left out": [("torch.cat([*part_a, ids[end:].long()])", "torch.cat(part_a)")],
+        "no blank at all": [("ids[end:start], mask]", "ids[end:start]]")],
+        "the end left out": [("torch.cat([*part_a, ids[end:]])", "torch.cat(part_a)")],
         "the answer is read": [
             ("input_ids.append(torch.cat([first, spans[i]]))",
              "input_ids.append(torch.cat([spans[i], first]))")],

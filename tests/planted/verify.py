@@ -6,6 +6,7 @@ from test_verify import FAULTS, names_what_does_not_learn, refuses
 from cheems_ref import verify
 
 ROOMS = (verify,)
+TWELVE = ("_random((3, 3 * border + 5, width), 0)", "_random((3, 12, width), 0)")
 HELD = {f"refuses, {ask.__name__}, {fault}" for ask, fault in FAULTS}
 
 
@@ -29,19 +30,30 @@ MISTAKES = mistakes([
     (refuses, "rows_are_independent", "positions of row 0", {
         "positions alike": [("asked.ids * (torch.arange", "asked.ids * (0 * torch.arange")]}),
     (refuses, "pieces_equal_one_pass", "forgets the cache", {
-        "one piece": [("in pairwise((0, *cuts, length)):\n            x, ids",
-                       "in ((0, length),):\n            x, ids")]}),
+        "one piece": [("for piece in pairwise((0, *cuts, length))",
+                       "for piece in ((0, length),)")]}),
     (refuses, "padding_changes_nothing", "pads in front", {
-        "behind alone": [('("in front", "behind")', '("behind",)')],
+        "behind alone": [('"in front": at >= length - n, ', "")],
         "the mask is forgotten": [(".clamp(min=0), real, None)", ".clamp(min=0), None, None)")],
-        "no row is shorter": [("length - min(i, length - 1)", "length")]}),
+        "no row is shorter": [("[length - n for n in (0, *cut", "[length for n in (0, *cut")]}),
     (refuses, "padding_changes_nothing", "pads behind", {
-        "in front alone": [('("in front", "behind")', '("in front",)')]}),
+        "in front alone": [(', "behind": at < n', "")]}),
     (refuses, "padding_changes_nothing", "NaN without padding", {
         "NaN is passed over": [("nan_to_num(torch.inf)", "nan_to_num(0.0)")]}),
     (refuses, "shift_changes_nothing", "position", {
         "no shift": [("asked.ids + n", "asked.ids")]}),
+    (refuses, "is_causal", "the last of a chunk reads the next", {
+        "twelve tokens": [TWELVE],
+        "between borders alone": [("tried.union(self.near(1, 2, 3, 16, 32, 48))", "tried"),
+                                  ("*range(0, length, 16), ", "")]}),
+    (refuses, "rows_are_independent", "rows, after a chunk", {"twelve tokens": [TWELVE]}),
+    (refuses, "pieces_equal_one_pass", "a whole chunk is forgotten", {
+        "twelve tokens": [TWELVE]}),
+    (refuses, "padding_changes_nothing", "padding of a chunk", {
+        "by one and two tokens alone": [(", *asked.near(1), *(length", ", *(length")]}),
+    (refuses, "shift_changes_nothing", "position, after a chunk", {"twelve tokens": [TWELVE]}),
     (names_what_does_not_learn, {
+        "twelve tokens": [TWELVE],
         "zero is enough": [("if seen[n] <= rounding]", "if False]")],
         "no gradient is enough": [("for n, size in sizes.items() if size is None]",
                                    "for n, size in sizes.items() if False]")],
