@@ -16,7 +16,7 @@ MAMBA_SSM := -c constraints.txt --no-build-isolation --no-deps mamba-ssm
 SITE := book/_build/site/index.html
 SLIDES := book/_build/slides/index.html
 DECKS := $(wildcard notebooks/*.ipynb book/*.py book/deck_theme/*)
-PAGES := $(wildcard README.md CONTRIBUTING.md LICENSE notebooks/* cheems_ref/*.* figures/*.png \
+PAGES := $(wildcard README.md CONTRIBUTING.md LICENSE notebooks/* cheems_ref/*.* cheems_lab/*.* cheems_lab/*/*.* figures/*.png \
 	book/*.* book/guide/* book/web/*.* book/web/static/* book/deck_theme/* tests/*.py tests/planted/*.py)
 PORT ?= 8000
 
@@ -33,7 +33,7 @@ course: $(READY)  ## run every notebook and redraw every figure
 test: $(READY)  ## check the style, run the tests, and run every notebook against its stored output
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/python -m pytest -q -n 2 --jaxtyping-packages=cheems_ref,beartype.beartype
+	$(BIN)/python -m pytest -q -n 2 --jaxtyping-packages=cheems_ref,cheems_lab,beartype.beartype
 
 test-hub: $(READY)  ## run transformers' own tests on our models there (2 minutes; downloads its source)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e .[borrowed]

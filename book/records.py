@@ -24,8 +24,9 @@ import torch
 
 from cheems_ref import experts, kernels, linear_attention, rope, ssd, text
 from cheems_ref import train as training
-from cheems_ref.checkpoint import fingerprint
-from cheems_ref.model import CausalLM, ModelConfig, Sampling, count_parameters, generate
+from cheems_ref.budget import count_parameters
+from cheems_ref.config import ModelConfig
+from cheems_ref.model import CausalLM, Sampling, generate
 
 ROOT = Path(__file__).parents[1]
 RECORDS = ROOT / "figures" / "records"
@@ -789,7 +790,7 @@ def ablation(name, rows, seeds, steps=300, run_one=None, rates=None):
         "seed": sorted({one["seed"] for one in tried + runs}),
         "core hours": round(sum(one["minutes"] for one in tried + runs) / 60, 1),
         "text": {
-            "sha256": fingerprint(corpus.ids),
+            "sha256": text.fingerprint(corpus.ids),
             "bytes": len(corpus.ids),
             "texts to train on, held out": list(corpus.texts),
         },

@@ -25,7 +25,8 @@ from nbformat import NotebookNode
 
 EDITIONS = ROOT / "book" / "editions"
 # What the chapters read and import, and what installs that.
-CARRIED = ["LICENSE", "constraints.txt", "pyproject.toml", "cheems_ref", "figures/records"]
+CARRIED = ["LICENSE", "constraints.txt", "pyproject.toml", "cheems_ref", "cheems_lab"]
+CARRIED += ["figures/records"]
 CARRIED += ["book/claims.toml", "book/tables.toml"]
 NEVER = shutil.ignore_patterns("__pycache__", "*.egg-info")
 

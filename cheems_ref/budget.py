@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
 
 from cheems_ref import check
-from cheems_ref.config import LAYERS, SEQUENCE_MIXERS, ModelConfig
+from cheems_ref.config import LAYERS, SEQUENCE_MIXERS, ModelConfig, make_layer
 from cheems_ref.rope import RotaryTable
 
 
@@ -93,7 +93,7 @@ def count_parameters(config: ModelConfig) -> dict[str, Parameters]:
     }
     for letter in dict.fromkeys(c.pattern):
         with torch.device("meta"):
-            layer = LAYERS[letter].make(c)
+            layer = make_layer(letter, c)
         n = c.pattern.count(letter)
         total = sum(parameter.numel() for parameter in layer.parameters())
         idle = layer.idle_parameters() if hasattr(layer, "idle_parameters") else 0
@@ -252,6 +252,44 @@ def training_bytes(
     return (held + 2 * math.ceil(tokens / processes) * c.vocab_size) * dtype.itemsize
 
 
+class TrainingMemory(NamedTuple):
+    """Memory of a training step, in bytes of one process.
+
+    parameters: with gradients and AdamW's moments; activations: what a pass keeps for the backward
+    pass; logits: their gradient.
+    """
+
+    parameters: int
+    activations: int
+    logits: int
+
+    def total(self) -> int:
+        """Sum it up."""
+        return sum(self)
+
+
+def training_memory(
+    config: ModelConfig,
+    length: int,
+    *,
+    batch: int = 1,
+    dtype: torch.dtype = torch.float32,
+    processes: int = 1,
+) -> TrainingMemory:
+    """Compute the memory that training a model with AdamW needs, parameters in float32.
+
+    Args:
+        config: of the model.
+        length: l.
+        batch: sequences that one process reads at a time.
+        dtype: of the activations.
+        processes: that share the parameters.
+    """
+    kept = batch * sum(activation_bytes(config, length, dtype=dtype).values())
+    parameters = training_bytes(config, processes=processes)
+    return TrainingMemory(parameters, kept, 4 * batch * length * config.vocab_size)
+
+
 def step_bytes(
     config: ModelConfig, context: int, *, batch: int = 1, dtype: torch.dtype = torch.bfloat16
 ) -> int:
@@ -287,7 +325,7 @@ def activation_bytes(
     """
     check.sizes(length=length, batch=batch)
     check.floating(dtype=dtype)
-    c, kept, shared = config, {}, {}
+    c, kept, shared = replace(config, backend="chunked"), {}, {}
     for letter in dict.fromkeys(c.pattern):
         angles = {}
         one = _kept_by(letter, c, (batch, length), dtype, angles)
@@ -338,7 +376,7 @@ def without_contents(
     c, head = config, part == "head"
     with torch.device("meta"):
         norm = nn.RMSNorm(c.d_model)
-        layer = nn.Linear(c.d_model, c.vocab_size, bias=False) if head else LAYERS[part].make(c)
+        layer = nn.Linear(c.d_model, c.vocab_size, bias=False) if head else make_layer(part, c)
     # Fake tensors are on a CPU, where attention is fused, as it is not on the meta device. But they
     # refuse routed experts, which look at contents.
     mode = torch.device("meta") if part in "RHCX" else FakeTensorMode()

@@ -1,43 +1,20 @@
-"""Models trained alike: the same windows in the same order, several seeds, paired intervals.
+"""Intervals for the comparison of models: means over seeds, and differences seed by seed.
 
-    one run      one row with one seed: an ordinary training run (train.py), from a seed of its own
     paired       with one seed all rows see the same windows; differences are taken seed by seed
     interval     mean ± t s / √n over n seeds: Student's, 95 %
 
-Every evaluation is a line in DIRECTORY/evaluations.jsonl as soon as it is made. A comparison that
-was stopped goes on from there: finished runs are read, an unfinished one goes on from its last
-checkpoint, and further rows and seeds can be added. Notebook 09 compares with it;
-`python -m cheems_ref compare --help` does from the command line.
+Notebook 09 compares with them; `cheems_lab.comparison` trains the models.
 """
 
-import dataclasses
-import json
 import math
-import shutil
 import statistics
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
-
-import torch
-
-from cheems_ref import check
-from cheems_ref.checkpoint import Run, fingerprint
-from cheems_ref.config import ModelConfig
-from cheems_ref.model import CausalLM
-from cheems_ref.train import Text, TrainConfig, train
 
 # Student's t for 1, 2, ... degrees of freedom, 97.5 %; `_student` computes the others.
 T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160)
 T95 += (2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056)
 T95 += (2.052, 2.048, 2.045, 2.042)
-
-
-class Row(NamedTuple):
-    """One of the models that are compared; learning_rate None for that of the comparison."""
-
-    config: ModelConfig
-    learning_rate: float | None = None
 
 
 class Interval(NamedTuple):
@@ -50,15 +27,6 @@ class Interval(NamedTuple):
     def holds_zero(self) -> bool:
         """Whether there may be no difference."""
         return abs(self.mean) <= self.half_width
-
-
-class Evaluation(NamedTuple):
-    """A held-out loss: nats per token after `step` updates of a row with a seed."""
-
-    row: str
-    seed: int
-    step: int
-    nats: float
 
 
 def interval(numbers: Sequence[float]) -> Interval:
@@ -89,73 +57,6 @@ def _student(degrees):
     return z + first / degrees + second / degrees**2 + third / degrees**3
 
 
-def compare(
-    rows: Mapping[str, Row],
-    ids: Text,
-    config: TrainConfig,
-    *,
-    seeds: Sequence[int],
-    directory: str | Path,
-    device: torch.device | str = "cpu",
-    bar: bool | None = False,
-    at_start: Callable[[str, Run], None] | None = None,
-    after_step: Callable[[str, Run], None] | None = None,
-) -> list[Evaluation]:
-    """Train every row with every seed on the same windows; all rows with the first seed come first.
-
-    Args:
-        rows: what is compared, by names that can be those of directories.
-        ids: the text, as for `train`.
-        config: how all are trained. Its seed is taken by `seeds`, its learning rate by a row's own.
-        seeds: of the weights and the windows.
-        directory: where evaluations are kept, and the checkpoints of a run until it is finished.
-        device: where models are trained.
-        bar: as for `train`.
-        at_start, after_step: called as by `train`, with the name of the row before the run.
-
-    Returns:
-        All evaluations of these rows and seeds, in the order of seeds, rows and steps.
-
-    Raises:
-        ValueError: a name that is none, no row, a seed twice; or the directory holds a run of a row
-            of this name with another model, another text or another training.
-    """
-    _must_be_comparable(rows, seeds)
-    directory = Path(directory)
-    directory.mkdir(parents=True, exist_ok=True)
-    text = fingerprint(ids)
-    settings = {name: _settings(row, config, text) for name, row in rows.items()}
-    _must_be_the_same(directory, settings)
-    done = read_evaluations(directory)
-    for seed in seeds:
-        for name, row in rows.items():
-            if any(e[:3] == (name, seed, config.steps) for e in done):
-                continue
-            _run(name, row, seed, ids, config, directory, device, bar, at_start, after_step)
-            done = read_evaluations(directory)
-    wanted = [(name, seed) for seed in seeds for name in rows]
-    order = {pair: i for i, pair in enumerate(wanted)}
-    found = [e for e in done if (e.row, e.seed) in order]
-    return sorted(found, key=lambda e: (order[e.row, e.seed], e.step))
-
-
-def read_evaluations(directory: str | Path) -> list[Evaluation]:
-    """Read all evaluations that a comparison has made so far; a line cut short is left out."""
-    path = Path(directory) / "evaluations.jsonl"
-    if not path.exists():
-        return []
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    return [Evaluation(**json.loads(line)) for line in lines if line.endswith("\n")]
-
-
-def last_losses(evaluations: Sequence[Evaluation]) -> dict[str, dict[int, float]]:
-    """For every row and seed the nats of its last evaluation."""
-    last = {}
-    for e in sorted(evaluations, key=lambda e: e.step):
-        last.setdefault(e.row, {})[e.seed] = e.nats
-    return last
-
-
 def difference(losses: Mapping[str, Mapping[int, float]], row: str, baseline: str) -> Interval:
     """Return the interval of a row's losses less the baseline's, over the seeds that both have.
 
@@ -170,95 +71,3 @@ def difference(losses: Mapping[str, Mapping[int, float]], row: str, baseline: st
     if not seeds:
         raise ValueError(f"rows {row} and {baseline} have no seed in common")
     return interval([losses[row][seed] - losses[baseline][seed] for seed in seeds])
-
-
-def run_directory(directory: str | Path, row: str, seed: int) -> Path:
-    """Return where the checkpoints of a run are until it is finished."""
-    return Path(directory) / "runs" / row / f"seed-{seed}"
-
-
-def _must_be_comparable(rows, seeds):
-    if not rows:
-        raise ValueError("there is no row to compare")
-    for name in rows:
-        if not name or Path(name).name != name or name in (".", ".."):
-            raise ValueError(f"a row's name must be one that a directory can have, got {name!r}")
-    if not len(seeds) or len(set(seeds)) < len(seeds):
-        raise ValueError(f"seeds must be different numbers, at least one; got {list(seeds)}")
-    check.numbers("(0, inf)", **{
-        f"learning_rate of {name}": row.learning_rate
-        for name, row in rows.items() if row.learning_rate is not None
-    })  # fmt: skip
-
-
-def _settings(row, config, text):
-    """All that decides the losses of a row, beside the seed, as JSON has it."""
-    training = dataclasses.asdict(_with(config, row, seed=0))
-    for name in ("seed", "evaluate_every", "checkpoint_every"):
-        del training[name]
-    parts = dict(model=dataclasses.asdict(row.config), training=training, text=text)
-    return json.loads(json.dumps(parts))
-
-
-def _with(config, row, seed):
-    rate = config.learning_rate if row.learning_rate is None else row.learning_rate
-    return dataclasses.replace(config, learning_rate=rate, seed=seed)
-
-
-def _must_be_the_same(directory, settings):
-    """Refuse rows that are others than those of their name before; keep what is new."""
-    path = directory / "rows.json"
-    before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    for name, mine in settings.items():
-        for part, values in before.get(name, mine).items():
-            if values != mine[part]:
-                what = _differing(values, mine[part])
-                raise ValueError(
-                    f"row {name} of {directory} had another {part}: {what}; give it another name, "
-                    "or another directory"
-                )
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(before | settings, indent=1) + "\n", encoding="utf-8")
-    partial.replace(path)
-
-
-def _differing(before, now):
-    if not isinstance(before, dict):
-        return "it is not this one"
-    return ", ".join(
-        f"{key} = {before.get(key)}, now {now.get(key)}"
-        for key in sorted(before | now)
-        if before.get(key) != now.get(key)
-    )
-
-
-def _run(name, row, seed, ids, config, directory, device, bar, at_start, after_step):
-    """Train one row with one seed, and keep its evaluations; its checkpoints go when it is done."""
-    home, kept = run_directory(directory, name, seed), directory / "evaluations.jsonl"
-    _drop_a_cut_line(kept)
-    known = {e.step for e in read_evaluations(directory) if (e.row, e.seed) == (name, seed)}
-
-    def keep(run):
-        for step, nats in run.evaluations:
-            if step not in known:
-                known.add(step)
-                with kept.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(Evaluation(name, seed, step, nats)._asdict()) + "\n")
-
-    def note(run):
-        keep(run)
-        if after_step is not None:
-            after_step(name, run)
-
-    torch.manual_seed(seed)
-    model = CausalLM(row.config).to(device)
-    start = None if at_start is None else (lambda run: at_start(name, run))
-    hooks = dict(bar=bar, at_start=start, after_step=note)
-    keep(train(model, ids, _with(config, row, seed), directory=home, **hooks))
-    shutil.rmtree(home)
-
-
-def _drop_a_cut_line(path):
-    """Take away a last line that was not finished, else the next would be written behind it."""
-    if path.exists() and not (text := path.read_text(encoding="utf-8")).endswith("\n") and text:
-        path.write_text(text[: text.rfind("\n") + 1], encoding="utf-8")

@@ -1,4 +1,4 @@
-"""What a model is made of: a pattern, one letter per layer in the order of the text, and sizes.
+"""Model configurations: a pattern, one letter per layer, and sizes.
 
     S  SSD                                     M  MLP
     A  quadratic causal attention              G  gated MLP            D  DGLU
@@ -9,111 +9,117 @@
 S, A and I mix tokens and keep a cache; the others work on each token by itself. In OTCE's tables E
 stands for a routed MoE: written R here. "SM + SE × 11" and "(SG SR) × 4" are accepted as the
 papers print them. `preset` has the systems of the papers.
-A pattern or a number that no model can have raises ValueError, and what is not a number TypeError,
-naming field and number (check.py), and the letter where a layer of the pattern refuses it.
+
+An invalid pattern or number raises ValueError, and something that is no number TypeError, naming
+field and number (check.py), and the layer if one of the pattern's layers rejects it.
 Source: WM Tables 2 and 7; OTCE Tables 1, 5, 6 and 8.
 """
 
+import dataclasses
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from cheems_ref import check
 from cheems_ref.attention import Inner, InnerFuncAttn, Mask, QCAttn
-from cheems_ref.experts import (
-    DGLU,
-    MLP,
-    PEER,
-    CDMMoE,
-    CDMoE,
-    CohesiveMoE,
-    ExpansiveMoE,
-    MoE,
-    SharedExpertMoE,
-)
+from cheems_ref.experts import CohesiveMoE, ExpansiveMoE, MoE, SharedExpertMoE
+from cheems_ref.feed_forward import DGLU, MLP
 from cheems_ref.presets import PRESETS
+from cheems_ref.retrieval import PEER, CDMMoE, CDMoE
 from cheems_ref.ssd import SSD, Backend, Position
 
 SEQUENCE_MIXERS = "SAI"
-
-# fmt: off
-_SIZES = (
-    "vocab_size", "d_model", "n_heads", "n_groups", "d_state", "d_conv", "chunk_size", "n_values",
-    "k_values", "d_ff", "n_experts", "k_experts", "n_neurons", "k_neurons", "n_retrieval_heads",
-    "d_query",
-)
-# fmt: on
-_OPTIONAL_SIZES = ("n_kv_heads", "d_head", "max_positions", "keep", "d_private")
-MOST_LAYERS = 10_000
+MAX_LAYERS = 10_000
 
 
-@dataclass(frozen=True)
-class ModelConfig:
-    """What a model is made of: checked when it is made, and never changed afterwards.
+class LayerType(NamedTuple):
+    """A letter of a pattern: what it is called, its class, and the fields that it takes.
 
-    Args:
-        pattern: one letter per layer; see `expand_pattern`. It is kept spelled out.
-        vocab_size: number of different ids; 256 for the bytes of a text.
-        d_model: width of the stream between the layers.
-        n_heads: heads of S, A and I.
-        n_kv_heads: groups of keys of A and I; None for one per head.
-        d_head: width of a head of S; None for d_model / n_heads.
-        n_groups: groups of B and C of S.
-        d_state: state width of S, and of the SSD inside I.
-        position: source of position of S: "rope", "conv" or "decay".
-        d_conv: tokens that the convolution of position="conv" sees.
-        rope_base: base of all rotary angles.
-        chunk_size: tokens per chunk of S.
-        backend: that of S.
-        inner: inner function of I: "ssd", "retrieved" or "linear".
-        n_values, k_values: rows of its table, and how many of them a token takes.
-        mask: dynamic mask of I: "gate", "content" or None.
-        max_positions: length of the table of mask="gate".
-        keep: keys that mask="content" keeps.
-        d_ff: width inside M, G, D and a routed expert, and of what K and E share.
-        n_experts, k_experts: of R, H, C and X: how many, and how many a token takes.
-        n_neurons, k_neurons: of P, K and E: experts of one neuron, a square; and how many of them
-            each head takes.
-        n_retrieval_heads, d_query: of P, K and E: heads, and the width of a query.
-        d_private: of K: width of what its experts see; None for half of d_model.
-        tie_embeddings: whether the embedding is also the matrix of the logits.
-        norm_eps: added to the mean square in RMSNorm.
+    fields: names of `ModelConfig` fields; "argument=field" where the layer's own name differs.
     """
 
-    pattern: str = "SESESESESESESEIE"
-    vocab_size: int = 256
-    d_model: int = 128
-    n_heads: int = 4
-    n_kv_heads: int | None = None
-    d_head: int | None = None
-    n_groups: int = 1
-    d_state: int = 32
-    position: Position = "rope"
-    d_conv: int = 4
-    rope_base: float | int = 10000.0
-    chunk_size: int = 64
-    backend: Backend = "auto"
-    inner: Inner = "retrieved"
-    n_values: int = 16
-    k_values: int = 2
-    mask: Mask | None = None
-    max_positions: int | None = None
-    keep: int | None = None
-    d_ff: int = 256
-    n_experts: int = 4
-    k_experts: int = 2
-    n_neurons: int = 256
-    k_neurons: int = 4
-    n_retrieval_heads: int = 2
-    d_query: int = 32
-    d_private: int | None = None
-    tie_embeddings: bool = True
-    norm_eps: float | int = 1e-6
+    name: str
+    make: Callable[..., nn.Module]
+    fields: str
+
+    def arguments(self) -> dict[str, str]:
+        """Return the field of each argument."""
+        pairs = (word.rpartition("=") for word in self.fields.split())
+        return {argument or field: field for argument, _, field in pairs}
+
+
+_EXPERTS = "d_ff n_experts k=k_experts"
+_RETRIEVAL = "n_experts=n_neurons n_heads=n_retrieval_heads k=k_neurons d_query"
+# fmt: off
+LAYERS = {
+    "S": LayerType("SSD", SSD, "n_heads d_head n_groups d_state position d_conv rope_base "
+                   "chunk_size backend"),
+    "A": LayerType("attention", QCAttn, "n_heads n_kv_heads rope_base"),
+    "I": LayerType("inner-function attention", InnerFuncAttn, "n_heads n_kv_heads rope_base mask "
+                   "inner n_values k_values d_state max_positions keep"),
+    "M": LayerType("MLP", MLP, "d_ff"),
+    "G": LayerType("gated MLP", partial(MLP, gated=True), "d_ff"),
+    "D": LayerType("DGLU", DGLU, "d_ff"),
+    "R": LayerType("routed MoE", MoE, _EXPERTS),
+    "H": LayerType("MoE with shared expert", SharedExpertMoE, _EXPERTS),
+    "C": LayerType("cohesive MoE", CohesiveMoE, _EXPERTS),
+    "X": LayerType("expansive MoE", ExpansiveMoE, _EXPERTS),
+    "P": LayerType("PEER", PEER, _RETRIEVAL),
+    "K": LayerType("CDMMoE", CDMMoE, f"{_RETRIEVAL} d_ff d_private"),
+    "E": LayerType("CDMoE", CDMoE, f"{_RETRIEVAL} d_ff"),
+}
+# fmt: on
+
+
+def _field(default: Any, meaning: str, only: Mapping[str, str] | None = None) -> Any:
+    """A field of ModelConfig: its default, its meaning, and for some letters when they use it."""
+    return dataclasses.field(default=default, metadata={"meaning": meaning, "only": only or {}})
+
+
+# fmt: off
+@dataclass(frozen=True)
+class ModelConfig:
+    """What a model is made of: validated when it is made, and never changed afterwards.
+
+    The pattern is kept spelled out; see `expand_pattern`. `LAYERS` has the layers of each field.
+    """
+
+    pattern: str = _field("SESESESESESESEIE", "one letter per layer")
+    vocab_size: int = _field(256, "number of token ids; 256 for the bytes of a text")
+    d_model: int = _field(128, "width of the residual stream")
+    n_heads: int = _field(4, "heads")
+    n_kv_heads: int | None = _field(None, "groups of keys and values; None: one per head")
+    d_head: int | None = _field(None, "width of a head; None: d_model / n_heads")
+    n_groups: int = _field(1, "groups of B and C")
+    d_state: int = _field(32, "state width", {"I": "inner=ssd"})
+    position: Position = _field("rope", "source of position: rope, conv or decay")
+    d_conv: int = _field(4, "tokens that the convolution sees", {"S": "position=conv"})
+    rope_base: float | int = _field(10000.0, "base of the rotary angles", {"S": "position=rope"})
+    chunk_size: int = _field(64, "tokens per chunk")
+    backend: Backend = _field("auto", "auto, chunked, kernel, quadratic or recurrent")
+    inner: Inner = _field("retrieved", "inner function: ssd, retrieved or linear")
+    n_values: int = _field(16, "rows of the table of values", {"I": "inner=retrieved"})
+    k_values: int = _field(2, "rows that each token takes", {"I": "inner=retrieved"})
+    mask: Mask | None = _field(None, "dynamic mask: gate, content or None")
+    max_positions: int | None = _field(None, "longest sequence", {"I": "mask=gate"})
+    keep: int | None = _field(None, "keys that each query keeps", {"I": "mask=content"})
+    d_ff: int = _field(256, "inner width, of an expert or of what experts share")
+    n_experts: int = _field(4, "routed experts")
+    k_experts: int = _field(2, "routed experts that each token takes")
+    n_neurons: int = _field(256, "experts of one neuron, a square")
+    k_neurons: int = _field(4, "experts of one neuron that each head takes")
+    n_retrieval_heads: int = _field(2, "retrieval heads")
+    d_query: int = _field(32, "width of a retrieval query")
+    d_private: int | None = _field(None, "width of the experts' domain; None: d_model / 2")
+    tie_embeddings: bool = _field(True, "whether the embedding is also the output matrix")
+    norm_eps: float | int = _field(1e-6, "added to the mean square in RMSNorm")
+    # fmt: on
 
     def __post_init__(self):
         check.plain_numbers(self)
@@ -123,23 +129,67 @@ class ModelConfig:
                 f"pattern {self.pattern!r} has none of {', '.join(SEQUENCE_MIXERS)}: "
                 "no token would see another"
             )
-        given = {name: getattr(self, name) for name in _SIZES + _OPTIONAL_SIZES}
-        check.sizes(**given)
-        for name, size in given.items():
-            if size is None and name in _SIZES:
-                raise TypeError(f"{name} must be a whole number, got None")
-            if size is not None and size >= 2**31:
-                raise ValueError(f"{name} must be less than 2^31, got {size}")
+        for field in dataclasses.fields(self):
+            _check_field(field, getattr(self, field.name))
         check.numbers("(0, 1)", norm_eps=self.norm_eps)
         check.numbers("(0, inf)", rope_base=self.rope_base)
-        if not isinstance(self.tie_embeddings, bool):
-            raise TypeError(f"tie_embeddings must be True or False, got {self.tie_embeddings!r}")
         for letter in dict.fromkeys(self.pattern):  # each layer knows best what it cannot be
             try:
                 with torch.device("meta"):
-                    LAYERS[letter].make(self)
+                    make_layer(letter, self)
             except (ValueError, RuntimeError) as error:  # the latter of sizes past 64 bits
                 raise ValueError(f"letter {letter} ({LAYERS[letter].name}): {error}") from error
+
+
+def make_layer(letter: str, config: ModelConfig) -> nn.Module:
+    """Make one layer of a pattern."""
+    c, layer = config, LAYERS[letter]
+    # Numbers of experts are checked here, by their names in the config: to the layers, each of them
+    # is n_experts or k.
+    if letter in "RHCX":
+        check.numbers(f"[1, {MAX_LAYERS}]", n_experts=c.n_experts)  # each of them is a module
+        check.numbers(f"[1, {c.n_experts}]", k_experts=c.k_experts)
+    if letter in "PKE":
+        n, r = c.n_neurons, math.isqrt(c.n_neurons)
+        if r * r != n:
+            near = f"{r**2} and {(r + 1) ** 2} are"
+            raise ValueError(f"n_neurons must be a square: {n} is not, {near}")
+        check.numbers(f"[1, {n}]", k_neurons=c.k_neurons)
+    arguments = {name: getattr(c, field) for name, field in layer.arguments().items()}
+    return layer.make(c.d_model, **arguments)
+
+
+def users(field: str) -> dict[str, str]:
+    """Return the letters whose layers take a field, each with its condition: {"I": "inner=ssd"}.
+
+    The condition is "" if the letter always uses the field. No letters: every model uses it.
+    """
+    (only,) = (f.metadata["only"] for f in dataclasses.fields(ModelConfig) if f.name == field)
+    letters = [key for key, layer in LAYERS.items() if field in layer.arguments().values()]
+    return {letter: only.get(letter, "") for letter in letters}
+
+
+def is_used(field: str, config: ModelConfig) -> bool:
+    """Return whether a model of this configuration depends on a field."""
+    found = users(field)
+
+    def holds(condition):
+        name, _, value = condition.partition("=")
+        return not condition or getattr(config, name) == value
+
+    return not found or any(holds(found[key]) for key in found if key in config.pattern)
+
+
+def _check_field(field, value):
+    """Check a size or a flag; sizes have to fit into 31 bits. Words are checked by the layers."""
+    if field.type in (int, int | None):
+        check.sizes(**{field.name: value})
+        if value is None and field.type is int:
+            raise TypeError(f"{field.name} must be a whole number, got None")
+        if value is not None and value >= 2**31:
+            raise ValueError(f"{field.name} must be less than 2^31, got {value}")
+    elif field.type is bool and not isinstance(value, bool):
+        raise TypeError(f"{field.name} must be True or False, got {value!r}")
 
 
 def preset(name: str) -> ModelConfig:
@@ -154,80 +204,6 @@ def preset(name: str) -> ModelConfig:
     if name not in PRESETS:
         raise ValueError(f"there is no preset {name!r}; there are {', '.join(PRESETS)}")
     return ModelConfig(**PRESETS[name])
-
-
-class _Layer(NamedTuple):
-    name: str
-    make: Callable[[ModelConfig], nn.Module]
-
-
-def _ssd(c):
-    return SSD(
-        c.d_model,
-        n_heads=c.n_heads,
-        d_head=c.d_head,
-        n_groups=c.n_groups,
-        d_state=c.d_state,
-        position=c.position,
-        d_conv=c.d_conv,
-        rope_base=c.rope_base,
-        chunk_size=c.chunk_size,
-        backend=c.backend,
-    )
-
-
-def _attention(c):
-    return QCAttn(c.d_model, n_heads=c.n_heads, n_kv_heads=c.n_kv_heads, rope_base=c.rope_base)
-
-
-def _inner_function_attention(c):
-    return InnerFuncAttn(
-        c.d_model,
-        n_heads=c.n_heads,
-        n_kv_heads=c.n_kv_heads,
-        rope_base=c.rope_base,
-        mask=c.mask,
-        inner=c.inner,
-        n_values=c.n_values,
-        k_values=c.k_values,
-        d_state=c.d_state,
-        max_positions=c.max_positions,
-        keep=c.keep,
-    )
-
-
-def _routed(kind, c):
-    check.numbers(f"[1, {MOST_LAYERS}]", n_experts=c.n_experts)  # each of them is a module
-    check.numbers(f"[1, {c.n_experts}]", k_experts=c.k_experts)  # to the layer it is k
-    return kind(c.d_model, c.d_ff, n_experts=c.n_experts, k=c.k_experts)
-
-
-def _retrieval(c):
-    """The sizes of P, K and E by the layers' names, once they are right by the config's."""
-    n, r = c.n_neurons, math.isqrt(c.n_neurons)
-    if r * r != n:
-        raise ValueError(f"n_neurons must be a square: {n} is not, {r**2} and {(r + 1) ** 2} are")
-    check.numbers(f"[1, {n}]", k_neurons=c.k_neurons)
-    return dict(n_experts=n, n_heads=c.n_retrieval_heads, k=c.k_neurons, d_query=c.d_query)
-
-
-LAYERS = {
-    "S": _Layer("SSD", _ssd),
-    "A": _Layer("attention", _attention),
-    "I": _Layer("inner-function attention", _inner_function_attention),
-    "M": _Layer("MLP", lambda c: MLP(c.d_model, c.d_ff)),
-    "G": _Layer("gated MLP", lambda c: MLP(c.d_model, c.d_ff, gated=True)),
-    "D": _Layer("DGLU", lambda c: DGLU(c.d_model, c.d_ff)),
-    "R": _Layer("routed MoE", lambda c: _routed(MoE, c)),
-    "H": _Layer("MoE with shared expert", lambda c: _routed(SharedExpertMoE, c)),
-    "C": _Layer("cohesive MoE", lambda c: _routed(CohesiveMoE, c)),
-    "X": _Layer("expansive MoE", lambda c: _routed(ExpansiveMoE, c)),
-    "P": _Layer("PEER", lambda c: PEER(c.d_model, **_retrieval(c))),
-    "K": _Layer(
-        "CDMMoE", lambda c: CDMMoE(c.d_model, d_ff=c.d_ff, d_private=c.d_private, **_retrieval(c))
-    ),
-    "E": _Layer("CDMoE", lambda c: CDMoE(c.d_model, d_ff=c.d_ff, **_retrieval(c))),
-}
 
 
 def expand_pattern(pattern: str) -> str:
@@ -262,8 +238,8 @@ def expand_pattern(pattern: str) -> str:
         elif times:
             if not repeatable or int(times) == 0:
                 raise ValueError(f"{part.group()!r} must repeat something at least once, {place}")
-            if (n := len(open_groups[-1][-1]) * int(times)) > MOST_LAYERS:
-                most = f"{MOST_LAYERS:,} are the most"
+            if (n := len(open_groups[-1][-1]) * int(times)) > MAX_LAYERS:
+                most = f"{MAX_LAYERS:,} are the most"
                 raise ValueError(f"{part.group()!r} makes {n:,} layers {place}; {most}")
             open_groups[-1][-1] *= int(times)
         elif other and other in "×x*":
@@ -275,6 +251,6 @@ def expand_pattern(pattern: str) -> str:
         raise ValueError(f"pattern {pattern!r} has a bracket that is not closed")
     if not (letters := "".join(open_groups[0])):
         raise ValueError(f"pattern {pattern!r} holds no layer")
-    if len(letters) > MOST_LAYERS:
-        raise ValueError(f"the pattern has {len(letters):,} layers; {MOST_LAYERS:,} are the most")
+    if len(letters) > MAX_LAYERS:
+        raise ValueError(f"the pattern has {len(letters):,} layers; {MAX_LAYERS:,} are the most")
     return letters

@@ -5,12 +5,14 @@
     logits ← norm(x) Eᵀ           E the embedding itself, or a matrix of its own
 
 The norm is RMSNorm and there are no biases, except the step size's own. The letters and sizes are
-in `config`, the systems of the papers in `presets`; `generate` writes text with a model, and
-`budget` says what it will take. All of it can be had from here. Notebook 07 takes it apart.
+in `config`, the systems of the papers in `presets`. `stream` and `generate` continue a prompt:
+choose an id, append it, repeat. Notebook 07 takes all of it apart.
 Wrong ids, masks and caches raise ValueError naming argument, letters and numbers (check.py).
 Source: WM §3.4, Tables 2 and 7; Ch §3.4; OTCE §3.3, Tables 1, 5, 6 and 8.
 """
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -20,20 +22,9 @@ from torch import Tensor, nn
 
 from cheems_ref import check
 from cheems_ref.attention import AttentionCache
-from cheems_ref.budget import CacheBytes, Parameters, cache_bytes, count_parameters
-from cheems_ref.config import LAYERS, SEQUENCE_MIXERS, ModelConfig, expand_pattern, preset
-from cheems_ref.generate import Sampling, generate, sample, stream
-from cheems_ref.presets import PRESETS
+from cheems_ref.config import SEQUENCE_MIXERS, ModelConfig, make_layer
 from cheems_ref.rope import RotaryTable
 from cheems_ref.ssd import SSDCache
-
-# fmt: off
-__all__ = [
-    "LAYERS", "PRESETS", "SEQUENCE_MIXERS", "Block", "CacheBytes", "CausalLM", "ModelCache",
-    "ModelConfig", "Parameters", "Sampling", "cache_bytes", "count_parameters", "expand_pattern",
-    "generate", "preset", "sample", "stream",
-]
-# fmt: on
 
 Ids = Int[Tensor, "b l"]
 PaddingMask = Bool[Tensor, "b l"]
@@ -64,7 +55,7 @@ class Block(nn.Module):
         super().__init__()
         self.letter = letter
         self.norm = nn.RMSNorm(config.d_model, eps=config.norm_eps)
-        self.layer = LAYERS[letter].make(config)
+        self.layer = make_layer(letter, config)
 
     def forward(
         self,
@@ -226,3 +217,125 @@ def _nbytes(cache):
     if isinstance(cache, Tensor):
         return cache.nbytes
     return sum(_nbytes(part) for part in cache) if isinstance(cache, tuple) else 0
+
+
+# --- generating text ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the next id is chosen.
+
+    Args:
+        temperature: ≥ 0; logits are divided by it, and 0 is greedy: the first of the largest.
+        top_k: keep the k most probable ids; None for all.
+        top_p: of those, keep the smallest set of most probable ids whose probabilities sum to at
+            least p, in (0, 1]; None for all.
+        generator: source of randomness; None for torch's own.
+
+    Source: Holtzman et al. (2020) for top_p.
+    """
+
+    temperature: float | int = 1.0
+    top_k: int | None = None
+    top_p: float | int | None = None
+    generator: torch.Generator | None = None
+
+    def __post_init__(self):
+        check.numbers("[0, inf)", temperature=self.temperature)
+        check.sizes(top_k=self.top_k)
+        if self.top_p is not None:
+            check.numbers("(0, 1]", top_p=self.top_p)
+
+
+DEFAULT = Sampling()
+
+
+def sample(logits: Float[Tensor, "b v"], sampling: Sampling = DEFAULT) -> Int[Tensor, " b"]:
+    """Choose the next id of every row."""
+    check.shapes(logits=(logits, "b v"))
+    if sampling.temperature == 0:
+        return logits.argmax(dim=-1)
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    # Only differences of logits count. With the largest at 0 no temperature makes them overflow.
+    ordered, ids = logits.to(wide).sort(dim=-1, descending=True, stable=True)
+    ordered = (ordered - ordered[:, :1]) / max(sampling.temperature, torch.finfo(wide).tiny)
+    ordered = ordered.softmax(dim=-1)
+    if sampling.top_k is not None:
+        rank = torch.arange(ordered.shape[1], device=ids.device)
+        ordered = ordered.masked_fill(rank >= sampling.top_k, 0)
+        ordered = ordered / ordered.sum(-1, keepdim=True)
+    if sampling.top_p is not None and sampling.top_p < 1:
+        before = ordered.cumsum(-1) - ordered
+        ordered = ordered.masked_fill(before >= sampling.top_p, 0)
+    place = torch.multinomial(ordered, 1, generator=sampling.generator)
+    return ids.gather(1, place)[:, 0]
+
+
+def stream(
+    model: CausalLM,
+    prompt: Int[Tensor, "b l"],
+    max_new_tokens: int,
+    sampling: Sampling = DEFAULT,
+    *,
+    padding_mask: Bool[Tensor, "b l"] | None = None,
+    eos_id: int | None = None,
+) -> Iterator[Int[Tensor, " b"]]:
+    """Continue a prompt, yielding each new id (b,) as soon as it is chosen.
+
+    What is wrong is refused at the call, before anything is yielded.
+
+    Args:
+        model: in any dtype, on any device.
+        prompt: at least one real token in every row.
+        max_new_tokens: ≥ 0.
+        sampling: how each id is chosen.
+        padding_mask: True for real tokens: prompts of different lengths, padded on either side;
+            None for all.
+        eos_id: a row that has written it goes on writing it, and when all have, writing ends.
+    """
+    if max_new_tokens < 0:
+        raise ValueError(f"max_new_tokens must be at least 0, got {max_new_tokens}")
+    model.check(prompt, padding_mask, max_new_tokens=max_new_tokens)
+    if prompt.shape[1] == 0 or (padding_mask is not None and not padding_mask.any(dim=1).all()):
+        raise ValueError("every row of the prompt needs at least one real token to go on from")
+    return _stream(model, prompt, max_new_tokens, sampling, padding_mask, eos_id)
+
+
+def _stream(model, prompt, max_new_tokens, sampling, padding_mask, eos_id):
+    """`stream` of what is right."""
+    if padding_mask is None:
+        last = torch.full(prompt.shape[:1], prompt.shape[1] - 1, device=prompt.device)
+    else:
+        last = (torch.arange(prompt.shape[1], device=prompt.device) * padding_mask).argmax(dim=1)
+    done = torch.zeros(len(prompt), dtype=torch.bool, device=prompt.device)
+    rows = torch.arange(len(prompt), device=prompt.device)
+    tokens, cache = prompt, None
+    for _ in range(max_new_tokens):
+        with torch.inference_mode():
+            x, cache = model._hidden_states(tokens, padding_mask, cache)
+            ids = sample(model.logits(x[rows, last]), sampling)
+            if eos_id is not None:
+                ids = ids.masked_fill(done, eos_id)
+                done = done | (ids == eos_id)
+        yield ids.clone()  # which, outside of inference mode, autograd may use
+        if eos_id is not None and bool(done.all()):
+            return
+        tokens, padding_mask, last = ids[:, None], None, torch.zeros_like(last)
+
+
+def generate(
+    model: CausalLM,
+    prompt: Int[Tensor, "b l"],
+    max_new_tokens: int,
+    sampling: Sampling = DEFAULT,
+    *,
+    padding_mask: Bool[Tensor, "b l"] | None = None,
+    eos_id: int | None = None,
+) -> Int[Tensor, "b new"]:
+    """Continue a prompt and return the new ids without it; arguments as for `stream`."""
+    steps = stream(
+        model, prompt, max_new_tokens, sampling, padding_mask=padding_mask, eos_id=eos_id
+    )
+    new = list(steps)
+    return torch.stack(new, dim=1) if new else prompt.new_zeros(len(prompt), 0, dtype=torch.int64)

@@ -106,6 +106,14 @@ def text_to_ids(text: str, *, dtype: torch.dtype = torch.int64) -> Integer[Tenso
     return torch.frombuffer(data, dtype=torch.uint8).to(dtype)
 
 
+def fingerprint(ids: Integer[Tensor, " l"]) -> str:
+    """Return the SHA-256 of a text's ids as int64, whatever integers they are kept in."""
+    digest = hashlib.sha256()
+    for piece in ids.split(2**20):  # so that no more than 8 MiB are widened at a time
+        digest.update(piece.to("cpu", torch.int64).numpy().tobytes())
+    return digest.hexdigest()
+
+
 def ids_to_text(ids: Integer[Tensor, " l"]) -> str:
     """Decode UTF-8 bytes (l integers in 0..255); bytes that form no character become U+FFFD.
 

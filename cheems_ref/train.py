@@ -1,33 +1,31 @@
-"""Training a language model on a text, in one loop that can be stopped and resumed at any time.
+"""Training a language model on a text: the plain loop.
 
     window of bytes → logits → cross-entropy → gradient, clipped → AdamW at learning_rate(step)
 
-With a directory, a run saves itself there (checkpoint.py) and goes on from what it finds: a resumed
-run goes through the same losses, to the last digit, as one that was never stopped.
+`cheems_lab.training` runs the same loop with checkpoints and over several processes.
 
 Wrong settings and texts raise ValueError or TypeError naming argument and numbers (check.py).
-Notebook 07 trains with it; `python -m cheems_ref train --help` does from the command line.
+Notebook 07 trains with it; `cheems train --help` does from the command line.
 Source: WM App. C.2 (AdamW, warm-up, cosine).
 """
 
 import contextlib
+import functools
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from jaxtyping import Integer
 from torch import Tensor
 from tqdm import tqdm
 
-from cheems_ref import check, shards
-from cheems_ref.checkpoint import CheckpointError as CheckpointError
-from cheems_ref.checkpoint import Run, newest_checkpoint, restore, save
-from cheems_ref.checkpoint import load_model as load_model
+from cheems_ref import check
 from cheems_ref.model import CausalLM
+from cheems_ref.text import fingerprint
 
 Text = Integer[Tensor, " l"]
 
@@ -160,7 +158,15 @@ def n_micro_batches(config: TrainConfig, processes: int = 1) -> int:
 
 
 @torch.no_grad()
-def evaluate(model: CausalLM, ids: Text, *, length: int = 256, batch_size: int = 16) -> float:
+def evaluate(
+    model: CausalLM,
+    ids: Text,
+    *,
+    length: int = 256,
+    batch_size: int = 16,
+    rank: int = 0,
+    world_size: int = 1,
+) -> float:
     """Compute the mean cross-entropy per token of a text, in nats.
 
     The text is cut into windows, each read from its own start; every token but the first of the
@@ -172,20 +178,62 @@ def evaluate(model: CausalLM, ids: Text, *, length: int = 256, batch_size: int =
         ids: at least 2 tokens, integers of any width.
         length: tokens per window.
         batch_size: windows at a time.
+        rank, world_size: this process and their number; each reads its share of every batch.
     """
     check.sizes(length=length, batch_size=batch_size)
     if len(ids) < 2:
         raise ValueError(f"there is nothing to predict in a text of {len(ids)} tokens")
-    device, (rank, n) = model.embedding.weight.device, shards.place(model)
-    total = 0.0
-    windows = [ids[i : i + length + 1] for i in range(0, len(ids) - 1, length)]
-    whole = [window for window in windows if len(window) == length + 1]
-    rest = [window for window in windows if len(window) < length + 1]
+    device, total = model.embedding.weight.device, 0.0
+    *whole, last = (ids[i : i + length + 1] for i in range(0, len(ids) - 1, length))
     batches = [whole[i : i + batch_size] for i in range(0, len(whole), batch_size)]
-    for batch in [*batches, rest] if rest else batches:
-        mine = torch.stack(batch).tensor_split(n)[rank].to(device)
+    for batch in [*batches, [last]]:  # the last window may be shorter
+        mine = torch.stack(batch).tensor_split(world_size)[rank].to(device)
         total += _loss(model, mine, reduction="sum").item()
-    return shards.summed(total, model) / (len(ids) - 1)
+    return _sum_over_ranks(total, device, world_size) / (len(ids) - 1)
+
+
+@dataclass
+class Run:
+    """A training run: the model, the state of the training, and the losses so far.
+
+    losses holds the loss of every step, evaluations pairs (steps done, held-out loss), both in nats
+    per token. With several processes, rank is this one's number among world_size.
+    """
+
+    model: CausalLM
+    config: TrainConfig
+    ids: Tensor
+    optimizer: torch.optim.Optimizer
+    generator: torch.Generator
+    rank: int = 0
+    world_size: int = 1
+    losses: list[float] = field(default_factory=list)
+    evaluations: list[list[float]] = field(default_factory=list)
+
+    @property
+    def step(self) -> int:
+        """Number of steps done."""
+        return len(self.losses)
+
+    @functools.cached_property
+    def text(self) -> str:
+        """The fingerprint of the ids, computed once."""
+        return fingerprint(self.ids)
+
+    def is_due(self, every: int) -> bool:
+        """Whether something done every so many steps, and at the end, is due now."""
+        return self.step % every == 0 or self.step == self.config.steps
+
+
+def start(
+    model: CausalLM, ids: Text, config: TrainConfig, *, rank: int = 0, world_size: int = 1
+) -> Run:
+    """Return a run of no steps yet; arguments and errors are those of `train`."""
+    _split(ids, model.config.vocab_size, config)
+    if config.batch_size < world_size:
+        raise ValueError(f"batch_size = {config.batch_size} is too few for {world_size} processes")
+    generator = torch.Generator().manual_seed(config.seed)
+    return Run(model, config, ids, make_optimizer(model, config), generator, rank, world_size)
 
 
 def train(
@@ -193,65 +241,46 @@ def train(
     ids: Text,
     config: TrainConfig,
     *,
-    directory: str | Path | None = None,
     bar: bool | None = None,
-    at_start: Callable[[Run], None] | None = None,
     after_step: Callable[[Run], None] | None = None,
 ) -> Run:
     """Train a model on a text, in place. The same machine, threads and seed give the same run.
 
     Args:
-        model: on the device where it is to be trained; where it is spread over several processes
-            (`shards.spread`), all of them call this, each reads its share of every update's
-            windows, and process 0 writes and shows the bar.
-        ids: the text, more than length + 1 tokens in the part that is trained on. It is kept in
-            its own integers, such as uint8; only windows are widened.
+        model: on the device where it is to be trained.
+        ids: the text, more than length + 1 tokens in the part that is trained on. It stays in its
+            own integers, such as uint8; only the windows that are read are widened.
         config: how.
-        directory: where the run is saved, every `checkpoint_every` updates and at its end; if it
-            holds a checkpoint, the run goes on from it. The last two are kept. None for none.
         bar: whether to show a progress bar with loss and tokens per second; None for only where
             there is a terminal.
-        at_start: called once before the first update, when the run is where it goes on from.
-        after_step: called after every update.
+        after_step: called after every step.
 
     Raises:
-        CheckpointError: the directory holds a checkpoint that is damaged, or of another run.
-        OSError: the directory cannot be made, or a checkpoint not be written.
         FloatingPointError: training has diverged: a loss or gradient is NaN or infinite; the model
-            stays as it was before that update, and so does the last checkpoint.
+            stays as it was before that step.
     """
-    training, held_out = _parts(ids, model.config.vocab_size, config)
-    rank, n = shards.place(model)
-    if config.batch_size < n:
-        raise ValueError(f"batch_size = {config.batch_size} is too few for {n} processes")
-    generator = torch.Generator().manual_seed(config.seed)
-    run = Run(model, config, ids, make_optimizer(model, config), generator)
-    if directory is not None:
-        Path(directory).mkdir(parents=True, exist_ok=True)
-        newest = newest_checkpoint(directory)
-        if n > 1:
-            shards.must_share(Path(directory))
-    if n > 1:
-        mine = dict(model=vars(model.config), settings=vars(config), text=run.text)
-        shards.must_agree(**mine)
-    if directory is not None and newest is not None:
-        restore(run, newest)
-    if at_start is not None:
-        at_start(run)
-    hidden = rank > 0 or _hidden(bar)
+    run = start(model, ids, config)
+    resume(run, bar=bar, after_step=after_step)
+    return run
+
+
+def resume(
+    run: Run, *, bar: bool | None = None, after_step: Callable[[Run], None] | None = None
+) -> None:
+    """Take the steps that a run still lacks; bar and after_step are those of `train`."""
+    config = run.config
+    training, held_out = _split(run.ids, run.model.config.vocab_size, config)
+    hidden = run.rank > 0 or _hidden(bar)
     with tqdm(total=config.steps, initial=run.step, disable=hidden, unit="step") as progress:
         while run.step < config.steps:
             started = time.perf_counter()
-            _update(run, training)
+            _step(run, training)
             seconds = time.perf_counter() - started
-            if _is_due(run, config.evaluate_every):
-                _note_evaluation(run, held_out)
-            if directory is not None and _is_due(run, config.checkpoint_every):
-                save(run, directory)
+            if run.is_due(config.evaluate_every):
+                _evaluate(run, held_out)
             _show(run, seconds, progress)
             if after_step is not None:
                 after_step(run)
-    return run
 
 
 def default_device() -> torch.device:
@@ -261,7 +290,7 @@ def default_device() -> torch.device:
     return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
 
 
-def _parts(ids, vocab_size, config):
+def _split(ids, vocab_size, config):
     """The text to train on and the held-out one, if there is enough of both."""
     check.dtypes(check.INTEGERS, ids=ids)
     check.shapes(ids=(ids, "l"))
@@ -275,45 +304,54 @@ def _parts(ids, vocab_size, config):
     return training, held_out
 
 
-def _update(run, training):
-    """One update on new windows, of which the run keeps nothing unless all numbers are finite."""
+def _step(run, training):
+    """One optimiser step; raises, without stepping, if loss or gradient is not finite."""
     config, device = run.config, run.model.embedding.weight.device
     for group in run.optimizer.param_groups:
         group["lr"] = learning_rate(run.step, config)
     windows = random_windows(training, config, run.generator).to(device)
     run.optimizer.zero_grad()
     value = 0.0
-    for piece, share in _readings(windows, run):
+    for batch, weight in _micro_batches(windows, run):
         with _autocast(config.precision, device):
-            loss = share * _loss(run.model, piece)
+            loss = weight * _loss(run.model, batch)
         loss.backward()
         value += loss.item()
-    value = shards.summed(value, run.model) / shards.place(run.model)[1]
+    value = _sum_over_ranks(value, device, run.world_size) / run.world_size
     norm = torch.nn.utils.clip_grad_norm_(run.model.parameters(), config.clip)
-    norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+    norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # of a sharded model
     if not (math.isfinite(value) and bool(norm.isfinite())):
         raise _diverged(run, f"its loss is {value:g}, the norm of its gradient {norm:g}")
     run.optimizer.step()
     run.losses.append(value)
 
 
-def _readings(windows, run):
-    """What this process reads of an update's windows, piece by piece, and the weight of each.
+def _micro_batches(windows, run):
+    """This process's micro-batches of a step, each with its weight in the loss.
 
-    All processes read as many pieces, if need be without windows, since a spread model is read by
-    all at once; of their gradients torch takes the average.
+    All processes read equally many, some of them perhaps empty, since all of them take part
+    whenever a sharded model runs; the gradient is averaged over the processes.
     """
-    rank, n = shards.place(run.model)
-    pieces = n_micro_batches(run.config, n)
-    for piece in windows.tensor_split(n)[rank].tensor_split(pieces):
-        yield piece, n * len(piece) / len(windows)
+    mine = windows.tensor_split(run.world_size)[run.rank]
+    for batch in mine.tensor_split(n_micro_batches(run.config, run.world_size)):
+        yield batch, run.world_size * len(batch) / len(windows)
 
 
-def _note_evaluation(run, held_out):
-    nats = evaluate(run.model, held_out, length=run.config.length)
+def _evaluate(run, held_out):
+    length, processes = run.config.length, dict(rank=run.rank, world_size=run.world_size)
+    nats = evaluate(run.model, held_out, length=length, **processes)
     if not math.isfinite(nats):
         raise _diverged(run, f"the held-out loss before it is {nats:g}")
     run.evaluations.append([run.step, nats])
+
+
+def _sum_over_ranks(value, device, world_size):
+    if world_size == 1:
+        return value
+    dtype = torch.float32 if device.type == "mps" else torch.float64
+    total = torch.tensor(value, dtype=dtype, device=device)
+    dist.all_reduce(total)
+    return total.item()
 
 
 def _diverged(run, what):
@@ -322,10 +360,6 @@ def _diverged(run, what):
         f"training diverged in update {run.step + 1}: {what}{last}; try a smaller learning_rate "
         f"(--learning-rate) than {run.config.learning_rate:g}"
     )
-
-
-def _is_due(run, every):
-    return run.step % every == 0 or run.step == run.config.steps
 
 
 def _show(run, seconds, progress):

@@ -30,11 +30,11 @@ import torch
 from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 from transformers.distributed import DistributedConfig
 
+from cheems_lab.hub import byte_tokenizer, from_causal_lm
 from cheems_ref import check
-from cheems_ref.checkpoint import fingerprint
-from cheems_ref.hub import byte_tokenizer, from_causal_lm
-from cheems_ref.model import CausalLM, ModelConfig
-from cheems_ref.text import read_text, text_to_ids
+from cheems_ref.config import ModelConfig
+from cheems_ref.model import CausalLM
+from cheems_ref.text import fingerprint, read_text, text_to_ids
 from cheems_ref.train import TrainConfig, split_text
 
 
@@ -171,7 +171,7 @@ def main(words=None):
     if settings.should_save:
         byte_tokenizer().save_pretrained(args.out)
         print(f"held-out loss per byte: {nats:.3f} nats, {nats / math.log(2):.3f} bits")
-        print("import cheems_ref.hub; from transformers import AutoModelForCausalLM")
+        print("import cheems_lab.hub; from transformers import AutoModelForCausalLM")
         print(f'model = AutoModelForCausalLM.from_pretrained("{args.out}")')
     trainer.accelerator.end_training()
     return trainer

@@ -63,6 +63,8 @@ from torch import einsum
 from torch.overrides import TorchFunctionMode
 
 from cheems_ref import plotting
+from cheems_ref.budget import cache_bytes
+from cheems_ref.config import expand_pattern, preset
 from cheems_ref.linear_attention import (
     RULES,
     delta_rule,
@@ -71,7 +73,6 @@ from cheems_ref.linear_attention import (
     linear_attention,
     linear_attention_quadratic,
 )
-from cheems_ref.model import cache_bytes, expand_pattern, preset
 from cheems_ref.ssd import ssd_recurrent
 from cheems_ref.verify import check, check_gradients, must_differ
 

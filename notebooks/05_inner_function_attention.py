@@ -63,7 +63,7 @@ from cheems_ref.attention import (
     attention_written_out,
     causal_mask,
 )
-from cheems_ref.model import preset
+from cheems_ref.config import preset
 from cheems_ref.presets import PRESETS
 from cheems_ref.rope import apply_rope, rope_cos_sin
 from cheems_ref.verify import check, must_differ

@@ -67,26 +67,15 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 # %% tags=["setup"]
+from cheems_lab.training import train
 from cheems_ref import plotting, text
+from cheems_ref.budget import cache_bytes, count_parameters
+from cheems_ref.config import LAYERS, SEQUENCE_MIXERS, ModelConfig, expand_pattern, preset
 from cheems_ref.convolution import short_convolution
-from cheems_ref.model import (
-    LAYERS,
-    PRESETS,
-    SEQUENCE_MIXERS,
-    Block,
-    CausalLM,
-    ModelConfig,
-    Sampling,
-    cache_bytes,
-    count_parameters,
-    expand_pattern,
-    generate,
-    preset,
-    sample,
-    stream,
-)
+from cheems_ref.model import Block, CausalLM, Sampling, generate, sample, stream
+from cheems_ref.presets import PRESETS
 from cheems_ref.ssd import SSD, SSDCache, ssd
-from cheems_ref.train import TrainConfig, evaluate, learning_rate, split_text, train
+from cheems_ref.train import TrainConfig, evaluate, learning_rate, split_text
 from cheems_ref.verify import check, must_differ
 
 # %% tags=["setup"]
@@ -1906,7 +1895,7 @@ for printed, name in ((3072, "cheems-320m"), (8192, "cheems-1.3b")):
 # ## 12 · The same model in transformers
 #
 # The papers trained with transformers' Trainer and measured with lm-evaluation-harness (WM App. C).
-# `cheems_ref.hub` hands a model to either: `CheemsForCausalLM` runs the blocks of this chapter, and
+# `cheems_lab.hub` hands a model to either: `CheemsForCausalLM` runs the blocks of this chapter, and
 # around them speaks the library's language. Its logits are those of our model, also where the
 # second row begins later:
 
@@ -1914,7 +1903,7 @@ for printed, name in ((3072, "cheems-320m"), (8192, "cheems-1.3b")):
 warnings.filterwarnings("ignore", "IProgress")  # of a package that draws bars
 import transformers
 
-from cheems_ref import hub
+from cheems_lab import hub
 
 transformers.utils.logging.disable_progress_bar()
 _ = torch.manual_seed(7)

@@ -58,8 +58,9 @@ import torch.nn.functional as F
 from cheems_ref import plotting
 from cheems_ref.attention import QCAttn, causal_mask
 from cheems_ref.compare import interval
+from cheems_ref.config import ModelConfig
 from cheems_ref.linear_attention import delta_rule
-from cheems_ref.model import CausalLM, ModelConfig
+from cheems_ref.model import CausalLM
 from cheems_ref.rope import (
     apply_rope,
     log_length_scale,

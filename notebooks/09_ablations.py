@@ -55,12 +55,14 @@ from tempfile import TemporaryDirectory
 import torch
 from torch.nn import functional as F
 
+from cheems_lab.comparison import Row, compare
 from cheems_ref import plotting
 from cheems_ref.attention import QCAttn, attention
-from cheems_ref.budget import count_flops, fit_d_ff
-from cheems_ref.compare import T95, Row, compare, difference, interval
+from cheems_ref.budget import count_flops, count_parameters, fit_d_ff
+from cheems_ref.compare import T95, difference, interval
+from cheems_ref.config import ModelConfig
 from cheems_ref.experts import ExpansiveMoE, MoE
-from cheems_ref.model import CausalLM, ModelConfig, count_parameters
+from cheems_ref.model import CausalLM
 from cheems_ref.tasks import Blanks, blank_infilling
 from cheems_ref.text import read_text, text_to_ids
 from cheems_ref.train import TrainConfig, learning_rate, make_optimizer, random_windows

@@ -52,17 +52,12 @@ import torch
 
 from cheems_ref import plotting
 from cheems_ref.attention import attention
-from cheems_ref.budget import (
-    activation_bytes,
-    cache_bytes,
-    count_flops,
-    count_parameters,
-    fit_d_ff,
-)
+from cheems_ref.budget import activation_bytes, cache_bytes, count_flops, count_parameters, fit_d_ff
 from cheems_ref.compare import interval
+from cheems_ref.config import ModelConfig, preset
 from cheems_ref.experts import MLP, MoE
 from cheems_ref.kernels import kernel_status
-from cheems_ref.model import CausalLM, ModelConfig, preset
+from cheems_ref.model import CausalLM
 from cheems_ref.retrieval import PEER
 from cheems_ref.roofline import Machine, Recorder, pass_operators
 from cheems_ref.ssd import (

@@ -65,8 +65,9 @@ from torch import einsum, nn
 # %% tags=["setup"]
 from cheems_ref import plotting, ssd
 from cheems_ref.attention import InnerFuncAttn, QCAttn
+from cheems_ref.config import ModelConfig
 from cheems_ref.experts import CohesiveMoE
-from cheems_ref.model import CausalLM, ModelConfig
+from cheems_ref.model import CausalLM
 from cheems_ref.retrieval import CDMMoE
 from cheems_ref.roofline import Recorder
 from cheems_ref.rope import rope_frequencies

@@ -64,15 +64,18 @@ from torch import einsum
 from torch.distributed.nn.functional import all_gather
 
 # %% tags=["setup"]
-from cheems_ref import distributed, plotting, shards
+from cheems_lab.checkpoint import newest_checkpoint
+from cheems_lab.processes import shard_model
+from cheems_lab.training import train
+from cheems_ref import distributed, plotting
 from cheems_ref.attention import attention
 from cheems_ref.budget import count_parameters, training_bytes
-from cheems_ref.checkpoint import newest_checkpoint
+from cheems_ref.config import ModelConfig, preset
 from cheems_ref.convolution import short_convolution
 from cheems_ref.distributed import SequenceParallel, ssd_sequence_parallel, sum_gradients
-from cheems_ref.model import CausalLM, ModelConfig, preset
+from cheems_ref.model import CausalLM
 from cheems_ref.ssd import SSD, expand_groups, ssd_chunked, ssd_recurrent
-from cheems_ref.train import TrainConfig, train
+from cheems_ref.train import TrainConfig
 from cheems_ref.verify import check, must_differ
 
 # %% tags=["setup"]
@@ -308,10 +311,11 @@ from torch import einsum
 from torch.distributed.nn.functional import all_gather
 from cheems_ref.convolution import short_convolution
 from cheems_ref.distributed import SequenceParallel, ssd_sequence_parallel, sum_gradients
-from cheems_ref import shards
+from cheems_lab.processes import shard_model
+from cheems_lab.training import train
 from cheems_ref.model import CausalLM, ModelConfig
 from cheems_ref.ssd import SSD, expand_groups, ssd_chunked
-from cheems_ref.train import TrainConfig, train
+from cheems_ref.train import TrainConfig
 """
 
 # %% tags=["setup"]
@@ -942,8 +946,8 @@ _ = must_differ("not weighted", gradient_of(model, plain), whole)
 #   more. Gradients are summed and cut by a `reduce_scatter`: each rank gets those of its rows.
 #
 # Both are torch's `fully_shard`, on a grid of ranks: (replicas, parts) is $(N, 1)$ in the first,
-# $(1, N)$ in the second. `shards.spread(model, parallel)` calls it for every block, and `train`
-# draws the same windows on every rank and reads its share of them. Of a parameter that is spread,
+# $(1, N)$ in the second. `shard_model(model, parallel)` calls it for every block, and `train` draws
+# the same windows on every rank and reads its share of them. Of a parameter that is spread,
 # `to_local` is what this rank holds, and `full_tensor` all of it; `CommDebugMode` counts
 # collectives. Two ranks, batches of 5 rows:
 
@@ -953,7 +957,7 @@ def train_in_ways(rank, ids, ways, settings):
     """For each way: losses of a run, the shapes that this rank holds, and all parameters."""
     for way in ways:
         model = tiny()
-        shards.spread(model, way)
+        shard_model(model, way)
         run = train(model, ids, TrainConfig(**settings), bar=False)
         held = {name: list(p.to_local().shape) for name, p in model.named_parameters()}
         moments = [state["exp_avg_sq"].to_local() for state in run.optimizer.state.values()]
@@ -975,7 +979,7 @@ def trained_in_ways(rank, **given):
     from torch.distributed.tensor.debug import CommDebugMode
 
     found, model, whole = list(train_in_ways(rank, **given)), tiny(), []
-    shards.spread(model, "sharded")
+    shard_model(model, "sharded")
     for block in model.blocks:  # while it runs: what is whole of the embedding and the blocks
         block.layer.register_forward_hook(
             lambda *_: whole.append([is_whole(part) for part in parts_of(model)])
@@ -1112,7 +1116,7 @@ def train_in(rank, folder, ids, settings):
             os._exit(1)
 
     model = tiny()
-    shards.spread(model, "sharded")
+    shard_model(model, "sharded")
     options = dict(directory=folder, bar=False, after_step=after_step)
     train(model, ids, TrainConfig(**settings), **options)
 
@@ -1135,7 +1139,7 @@ with TemporaryDirectory() as folder:
     run = train(tiny(), text, TrainConfig(**settings), **options)
     last = newest_checkpoint(folder)
     print("gone on after update", *begun, "and at the end:", last.name)
-assert (left.name, last.name) == ("step-00000004", "step-00000010.safetensors") and begun == [4]
+assert (left.name, last.name) == ("step-00000004", "step-00000010") and begun == [4]
 
 # %%
 alone = train(tiny(), text, TrainConfig(**settings), bar=False)

@@ -8,11 +8,13 @@ one of the rooms has a planted mistake, and expect it to fail.
 import re
 
 import torch
+import whole
+import whole as model
 from hypothesis import settings
 from planting import asked
 from properties import normal, rows
 
-import cheems_ref.model as model
+import cheems_ref.model
 from cheems_ref import (
     attention,
     budget,
@@ -20,7 +22,6 @@ from cheems_ref import (
     config,
     experts,
     feed_forward,
-    generate,
     presets,
     retrieval,
     rope,
@@ -131,7 +132,7 @@ ROOMS = (
     experts,
     presets,
     config,
-    generate,
+    cheems_ref.model,
     budget,
-    model,
+    whole,
 )

@@ -16,11 +16,12 @@ from planting import mistakes, planted
 from torch.distributed.checkpoint import HuggingFaceStorageWriter
 from training import a_model, a_text, everything, names, same, trained
 
-from cheems_ref import checkpoint, shards, train
+from cheems_lab import checkpoint, processes, training
+from cheems_ref import train
 from cheems_ref.ssd import SSD
 from cheems_ref.verify import check
 
-ROOMS = (shards, checkpoint, train)
+ROOMS = (train, processes, checkpoint, training)
 RUN = dict(batch_size=5, clip=0.1, precision="float32")  # five windows are uneven shares
 ROUNDING = 1e-5
 
@@ -31,7 +32,7 @@ ROUNDING = 1e-5
 def spread(m, parallel, **model):
     """A new model over all processes."""
     model = a_model(**model)
-    m.shards.spread(model, parallel)
+    lower(m, "processes").shard_model(model, parallel)
     return model
 
 
@@ -52,6 +53,11 @@ def near(name, got, want):
         check(f"{name}: {key}", got[key].to(t.dtype), t, tol=rounding)
 
 
+def lower(m, name):
+    """A module below m: a planted one, or the package's own."""
+    return getattr(m, "copied", {}).get(name, globals()[name])
+
+
 # --- properties -------------------------------------------------------------------------------
 
 
@@ -60,7 +66,7 @@ def trains_as_one(m, folder, parallel, **changes):
     model = changes.pop("model", {})
     got = trained(m, model=spread(m, parallel, **model), **RUN | changes)
     alone = {k: v for k, v in changes.items() if k != "micro_batch"}
-    near(parallel, got, trained(train, model=a_model(**model), **RUN | alone))
+    near(parallel, got, trained(training, model=a_model(**model), **RUN | alone))
 
 
 def holds_its_part(m, folder, parallel):
@@ -83,7 +89,7 @@ def goes_on(m, folder, before, after):
     dist.barrier()
     assert names(folder) == ["step-00000004", "step-00000008"]
     run = trained(m, folder, model=spread(m, after), **RUN)
-    near(f"{before}, then {after}", run, trained(train, **RUN))
+    near(f"{before}, then {after}", run, trained(training, **RUN))
     assert names(folder) == ["step-00000008", "step-00000012"]
 
 
@@ -93,12 +99,12 @@ def goes_on_alone(m, folder, parallel):
     trained(m, parts, model=spread(m, parallel), stop=8, **RUN)
     dist.barrier()
     if dist.get_rank() == 0:  # two in one folder would be in each other's way
-        near("on one", trained(m, parts, **RUN), trained(train, **RUN))
-        assert names(parts) == ["step-00000008", "step-00000012.safetensors"]
+        near("on one", trained(m, parts, **RUN), trained(training, **RUN))
+        assert names(parts) == ["step-00000008", "step-00000012"]
         trained(m, file, stop=8, **RUN)
     dist.barrier()
     run = trained(m, file, model=spread(m, parallel), **RUN)
-    near("on several", run, trained(train, **RUN))
+    near("on several", run, trained(training, **RUN))
 
 
 def the_same_again(m, folder, parallel):
@@ -130,8 +136,8 @@ def damage_is_refused(m, folder):
                 path.unlink() if content is None else path.write_bytes(content)
             dist.barrier()
             try:
-                m.load_model(folder)
-            except m.CheckpointError as error:
+                lower(m, "checkpoint").load_model(folder)
+            except lower(m, "checkpoint").CheckpointError as error:
                 assert str(last) in str(error)
             else:
                 raise AssertionError(f"{path.name}: what is damaged is read")
@@ -139,7 +145,7 @@ def damage_is_refused(m, folder):
         if dist.get_rank() == 0:
             path.unlink() if right is None else path.write_bytes(right)
         dist.barrier()
-    m.load_model(folder)
+    lower(m, "checkpoint").load_model(folder)
 
 
 def what_one_cannot_write_stops_all(m, folder):
@@ -156,12 +162,14 @@ def what_one_cannot_write_stops_all(m, folder):
     except OSError as error:
         dist.barrier()
         assert not [*folder.glob("partial-*")], "what was begun stays"
-        assert "update 8 cannot be written" in str(error) and "step-00000004" in str(error)
+        assert "step 8 cannot be written" in str(error) and "step-00000004" in str(error)
     else:
         raise AssertionError("nothing was said")
     finally:
         HuggingFaceStorageWriter.write_data = write
-    near("after it", trained(m, folder, model=spread(m, "sharded"), **RUN), trained(train, **RUN))
+    near(
+        "after it", trained(m, folder, model=spread(m, "sharded"), **RUN), trained(training, **RUN)
+    )
 
 
 def processes_agree_before_they_begin(m, folder):
@@ -170,7 +178,7 @@ def processes_agree_before_they_begin(m, folder):
     for said, ask in {
         "text": lambda: trained(m, model=spread(m, "data"), ids=a_text(seed=rank), **RUN),
         "settings": lambda: trained(m, model=spread(m, "data"), **RUN | dict(clip=1.0 + rank)),
-        "weights": lambda: m.shards.spread(a_model(rank), "data"),
+        "weights": lambda: lower(m, "processes").shard_model(a_model(rank), "data"),
         "all must share": lambda: trained(
             m, folder / str(rank), model=spread(m, "data"), stop=1, **RUN
         ),
@@ -205,7 +213,7 @@ def bfloat16_keeps_what_is_small(m, folder):
             )
     run = trained(m, model=cut, **RUN | dict(precision="bfloat16"))
     assert used == {torch.float32}, f"A and the bias in {used}"
-    alone = trained(train, model=a_model(**model), **RUN | dict(precision="bfloat16"))
+    alone = trained(training, model=a_model(**model), **RUN | dict(precision="bfloat16"))
     check("bfloat16", *(torch.tensor(r.losses) for r in (run, alone)), tol=2e-3)
 
 
@@ -234,54 +242,54 @@ HELD = [
 MISTAKES = mistakes([
     (trains_as_one, "sharded", {
         "all read the first share": [
-            ("tensor_split(n)[rank].tensor_split", "tensor_split(n)[0].tensor_split")],
-        "uneven shares count alike": [("n * len(piece) / len(windows)", "1 / pieces")],
+            ("mine = windows.tensor_split(run.world_size)[run.rank]",
+             "mine = windows.tensor_split(run.world_size)[0]")],
+        "uneven shares count alike": [
+            ("run.world_size * len(batch) / len(windows)",
+             "1 / n_micro_batches(run.config, run.world_size)")],
         "each notes its own loss": [
-            ("value = shards.summed(value, run.model) / shards.place(run.model)[1]", "pass")],
+            ("value = _sum_over_ranks(value, device, run.world_size) / run.world_size", "pass")],
         "each draws its own windows": [
             ("torch.Generator().manual_seed(config.seed)",
              "torch.Generator().manual_seed(config.seed + rank)")],
-        "each evaluates its own part": [("return shards.summed(total, model) /", "return total /")],
+        "each evaluates its own part": [
+            ("return _sum_over_ranks(total, device, world_size) /", "return total /")],
         "each clips its own part": [
             ("norm = torch.nn.utils.clip_grad_norm_(run.model.parameters(), config.clip)",
              "norm = torch.nn.utils.clip_grad_norm_([_local(p) for p in run.model.parameters()], "
              "config.clip)"),
-            ("def _readings(", "def _local(p):\n"
+            ("def _micro_batches(", "def _local(p):\n"
              "    own = p.detach().to_local()\n"
              "    own.grad = p.grad.to_local()\n"
-             "    return own\n\n\ndef _readings(")]}),
+             "    return own\n\n\ndef _micro_batches(")]}),
     (holds_its_part, "sharded", {
         "each holds all": [("(1, n) if parallel", "(n, 1) if parallel")]}),
     (holds_its_part, "data", {
         "each holds a part": [("else (n, 1)", "else (1, n)")]}),
     (goes_on, "sharded", "data", {
         "moments start anew": [
-            ('tensors[f"{k}.{name}"].to(parameter, copy=True)', "torch.zeros_like(parameter)")],
+            ("{moment: tensors[f\"{moment}.{name}\"] for moment",
+             "{moment: torch.zeros_like(parameter) for moment")],
         "windows start anew": [('    run.generator.set_state(tensors["random_state"])\n', "")]}),
-    (goes_on_alone, "sharded", {
-        "each takes the first part": [
-            ("distribute_tensor(whole.to(like.device), mesh,",
-             "distribute_tensor(whole.roll(1, 0).to(like.device), mesh,")]}),
     (damage_is_refused, {
-        "digests are not compared": [("if _digest(path / name) != digest:", "if False:")],
+        "digests are not compared": [("if _sha256(path / name) != digest:", "if False:")],
         "nor that of the record": [
-            ('if _digest_of(said.replace(record["sha256"], BLANK)) != record["sha256"]:',
-             "if False:")],
+            ('if hashlib.sha256(sealed.encode()).hexdigest() != record["sha256"]:', "if False:")],
         "other files are read": [
-            ("if strange := there ^ set(record", "if strange := set() & set(record")]}),
+            ("if strange := {file.name", "if strange := set() and {file.name")]}),
     (what_one_cannot_write_stops_all, {
         "what was begun stays": [
             ("            shutil.rmtree(partial, ignore_errors=True)\n", "            pass\n")]}),
     (processes_agree_before_they_begin, {
-        "any text": [(", text=run.text)", ")")],
-        "any settings": [("settings=vars(config), ", "")],
+        "any text": [(", text=run.text", "")],
+        "any settings": [(", settings=vars(run.config)", "")],
         "any weights": [
-            ("    must_agree(weights=sum(p.detach().double().sum().item() "
+            ("    check_agreement(weights=sum(p.detach().double().sum().item() "
              "for p in model.parameters()))\n", "")],
         "any directory": [
-            ("            shards.must_share(Path(directory))\n", "            pass\n")]}),
+            ("        processes.check_shared_directory(Path(directory))\n", "        pass\n")]}),
     (too_few_windows_are_refused, {
-        "let pass": [("    if config.batch_size < n:\n", "    if False:\n")]}),
+        "let pass": [("    if config.batch_size < world_size:\n", "    if False:\n")]}),
     (bfloat16_keeps_what_is_small, {
         "all are cast": [
             ("    from torch.distributed.fsdp import fully_shard\n",
@@ -307,7 +315,7 @@ def asked(m, has_property, arguments, folder):
 
 
 def main(folder):
-    questions = {f"{row[0].__name__}, {row[1:]}": (row[0], row[1:], train) for row in HELD} | {
+    questions = {f"{row[0].__name__}, {row[1:]}": (row[0], row[1:], training) for row in HELD} | {
         f"{m.asked()}: {m.title}": (m.has_property, m.arguments, planted(ROOMS, m.edits))
         for m in MISTAKES
     }
@@ -324,6 +332,6 @@ def main(folder):
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    shards.begin(torch.device("cpu"))
+    processes.init_processes(torch.device("cpu"))
     main(Path(sys.argv[1]))
-    shards.end()
+    processes.destroy_processes()

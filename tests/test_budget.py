@@ -8,6 +8,7 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
+import whole as model
 from models import (
     MODELS,
     PADDING,
@@ -27,7 +28,6 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 import cheems_ref.budget
-import cheems_ref.model as model
 from cheems_ref.retrieval import retrieved_experts_written_out as written_out
 
 # --- the cache: properties of a module m and of a case ----------------------------------------

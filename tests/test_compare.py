@@ -9,8 +9,11 @@ import math
 import pytest
 import torch
 
-from cheems_ref import compare as comparing
-from cheems_ref.compare import Evaluation, Interval, Row, difference, interval, last_losses
+from cheems_lab import comparison
+from cheems_lab.comparison import Evaluation, Row, last_losses
+from cheems_lab.training import RunningError, locked
+from cheems_ref import compare as intervals
+from cheems_ref.compare import Interval, difference, interval
 from cheems_ref.config import ModelConfig
 from cheems_ref.model import CausalLM
 from cheems_ref.text import text_to_ids
@@ -177,7 +180,7 @@ PROPERTIES = [
 @pytest.mark.parametrize("has_property", PROPERTIES)
 @pytest.mark.usefixtures("unchecked")
 def test_compare(has_property, tmp_path):
-    has_property(comparing, tmp_path)
+    has_property(comparison, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -194,8 +197,13 @@ def test_compare(has_property, tmp_path):
 @pytest.mark.usefixtures("unchecked")
 def test_compare_refuses(arguments, message, tmp_path):
     with pytest.raises(ValueError, match=message):
-        run(comparing, tmp_path, **arguments)
+        run(comparison, tmp_path, **arguments)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_comparison_is_alone_in_its_directory(tmp_path):
+    with locked(tmp_path), pytest.raises(RunningError, match="another process is training in"):
+        run(comparison, tmp_path)
 
 
 # --- intervals ----------------------------------------------------------------------------------
@@ -252,8 +260,8 @@ def zero_is_looked_for_on_both_sides(m):
         assert not m.Interval(mean, 0.19).holds_zero
 
 
-def the_last_evaluation_counts(m):
-    found = m.last_losses(
+def test_the_last_evaluation_counts():
+    found = last_losses(
         [Evaluation("a", 0, 4, 1.0), Evaluation("a", 0, 2, 3.0), Evaluation("b", 1, 2, 2.0)]
     )
     assert found == {"a": {0: 1.0}, "b": {1: 2.0}}
@@ -265,13 +273,12 @@ INTERVALS = [
     intervals_keep_their_word,
     differences_are_paired,
     zero_is_looked_for_on_both_sides,
-    the_last_evaluation_counts,
 ]
 
 
 @pytest.mark.parametrize("has_property", INTERVALS)
 def test_intervals(has_property):
-    has_property(comparing)
+    has_property(intervals)
 
 
 def test_one_number_has_no_interval_and_none_is_refused():

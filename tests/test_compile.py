@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 import torch
+import whole as model
 from models import (
     MODELS,
     TINY,
@@ -19,7 +20,6 @@ from properties import normal, questions, rows
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-import cheems_ref.model as model
 from cheems_ref.verify import check
 
 pytestmark = [

@@ -8,6 +8,7 @@ import time
 
 import pytest
 import torch
+import whole as model
 from hypothesis import given
 from hypothesis import strategies as st
 from models import (
@@ -22,7 +23,6 @@ from models import (
     titled,
 )
 
-import cheems_ref.model as model
 from cheems_ref import presets
 
 # --- patterns: properties of a module m -------------------------------------------------------

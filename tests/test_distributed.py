@@ -23,7 +23,8 @@ from properties import angles_made
 from test_ssd import NAMES, inputs
 
 import cheems_ref.distributed as distributed
-from cheems_ref.model import CausalLM, ModelConfig
+from cheems_ref.config import ModelConfig
+from cheems_ref.model import CausalLM
 from cheems_ref.ssd import SSD, ssd_recurrent
 from cheems_ref.verify import check
 

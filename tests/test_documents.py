@@ -4,7 +4,7 @@ import pytest
 import torch
 from models import refused
 
-from cheems_ref import documents
+from cheems_lab.evaluation import documents
 from cheems_ref.tasks import NEEDLE, multi_query_recall
 from cheems_ref.text import read_text
 

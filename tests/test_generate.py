@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 import torch
+import whole as model
 from hypothesis import given
 from hypothesis import strategies as st
 from models import (
@@ -21,7 +22,6 @@ from models import (
 )
 from properties import normal, rows
 
-import cheems_ref.model as model
 from cheems_ref.ssd import CHUNKS_PER_BLOCK
 from cheems_ref.verify import check
 

@@ -6,6 +6,7 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
+import whole as model
 from hypothesis import given
 from hypothesis import strategies as st
 from models import (
@@ -24,7 +25,6 @@ from models import (
 from properties import angles_made, gradients, held, normal, starts_alike
 from torch.func import functional_call
 
-import cheems_ref.model as model
 from cheems_ref import experts
 from cheems_ref.attention import InnerFuncAttn, QCAttn
 from cheems_ref.check import INTEGERS

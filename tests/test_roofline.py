@@ -10,7 +10,7 @@ from properties import normal
 
 import cheems_ref.roofline as roofline
 from cheems_ref.budget import count_flops
-from cheems_ref.model import ModelConfig
+from cheems_ref.config import ModelConfig
 from cheems_ref.retrieval import neurons
 
 SIZE = 4  # bytes of a float32

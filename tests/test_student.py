@@ -170,7 +170,12 @@ def what_the_chapters_need_is_carried(m, folder):
         for path in (folder / "student").rglob("*")
         if path.is_file()
     }
-    package = {path for path in (ROOT / "cheems_ref").rglob("*") if path.is_file()}
+    package = {
+        path
+        for name in ("cheems_ref", "cheems_lab")
+        for path in (ROOT / name).rglob("*")
+        if path.is_file()
+    }
     package = {p.relative_to(ROOT).as_posix() for p in package if "__pycache__" not in p.parts}
     records = {path.relative_to(ROOT).as_posix() for path in (ROOT / "figures").glob("*/*.json")}
     assert written == package | records | {
@@ -244,7 +249,7 @@ def test_every_chapter_is_in_both_editions(editions):
     graded = [path.stem[:2] for path in SOURCES if not path.stem.startswith("00")]
     assert names(editions / "instructor/source") == graded
     students = {"LICENSE", "README.md", "constraints.txt", "pyproject.toml"}
-    students |= {"book", "cheems_ref", "figures", "notebooks"}
+    students |= {"book", "cheems_lab", "cheems_ref", "figures", "notebooks"}
     assert set(names(editions / "student")) == students
     assert set(names(editions / "instructor")) == students | {"nbgrader_config.py", "source"}
 

@@ -3,28 +3,20 @@
 Runs that are killed and resumed are in test_checkpoint.py, what both share in training.py.
 """
 
-import contextlib
 import copy
 import itertools
 import math
-import shutil
-import time
 from functools import partial
 
 import pytest
 import torch
 import torch.nn.functional as F
 from training import (
-    Screen,
-    Stopped,
     a_model,
     a_text,
     config,
-    content,
     everything,
-    names,
     same,
-    step,
     trained,
 )
 
@@ -253,20 +245,6 @@ def evaluation_changes_nothing(m):
             assert torch.equal(p, q), "parameters are changed"
 
 
-def evaluates_and_saves_when_told(m, folder):
-    """After every so many updates and after the last; of checkpoints the last two are kept."""
-    c, seen = config(m, steps=11), []
-
-    def note(run):
-        seen.append([run.step, m.evaluate(run.model, run.ids[-20:], length=8)])
-        assert (folder / step(run.step)).exists() == (run.step in (4, 8, 11))
-
-    run = m.train(a_model(), a_text(), c, directory=folder, bar=False, after_step=note)
-    assert run.evaluations == [pair for pair in seen if pair[0] in (3, 6, 9, 11)]
-    assert names(folder) == [step(8), step(11)], "the last two, and nothing else"
-    assert m.newest_checkpoint(folder) == folder / step(11)
-
-
 # --- training ---------------------------------------------------------------------------------
 
 
@@ -322,60 +300,6 @@ def seeds_decide(m):
     assert not {*runs[2].losses} & {*runs[0].losses}, "another seed has the same losses"
 
 
-def stops_at_a_loss_that_is_no_number(m, folder):
-    """Parameters, moments and files are those after update 6."""
-    kept = []
-
-    def overflow(run):
-        if run.step == 6:
-            with torch.no_grad():
-                run.model.norm.weight.fill_(3e38)
-            kept.append((run, everything(run), content(folder)))
-
-    options = dict(directory=folder, bar=False, after_step=overflow)
-    said = r"diverged in update 7: its loss is (nan|inf), .*the loss before was 2\.\d+\); try a "
-    with pytest.raises(FloatingPointError, match=said + r"smaller learning_rate .* than 0\.002$"):
-        m.train(a_model(), a_text(), config(m), **options)
-    run, before, files = kept[-1]
-    after = everything(run) | {"random state": before["random state"]}  # windows were drawn
-    same("after a loss that is no number", after, before)
-    assert content(folder) == files and names(folder) == [step(4)]
-
-
-def stops_before_it_saves_what_cannot_be_evaluated(m, folder):
-    """The held-out text alone has the letters whose numbers are out of range."""
-    text = torch.cat([a_text(190, vocab=8), 8 + a_text(20, vocab=8)])
-
-    def spoil(run):
-        if run.step == 3:
-            with torch.no_grad():
-                run.model.embedding.weight[8:] = math.inf
-
-    model = a_model(tie_embeddings=False)
-    options = dict(bar=False, directory=folder, after_step=spoil)
-    said = "diverged in update 5: the held-out loss before it is nan"
-    with pytest.raises(FloatingPointError, match=said):
-        m.train(model, text, config(m, evaluate_every=4, held_out=20 / 210), **options)
-    assert not names(folder), "it is saved"
-
-
-def begins_once(m, folder):
-    """Where it goes on from, before the first update."""
-    for n, stop in ((0, 6), (4, None)):
-        begun = []
-        options = dict(
-            directory=folder, bar=False, at_start=lambda run, b=begun: b.append(run.step)
-        )
-
-        def end(run, stop=stop):
-            if run.step == stop:
-                raise Stopped
-
-        with contextlib.suppress(Stopped):
-            m.train(a_model(), a_text(), config(m), **options, after_step=end)
-        assert begun == [n], f"it begins at {begun}, not once at {n}"
-
-
 def bfloat16_is_near(m):
     runs = {p: trained(m, precision=p, learning_rate=1e-3) for p in ("auto", "float32", "bfloat16")}
     losses = {p: torch.tensor(run.losses) for p, run in runs.items()}
@@ -383,27 +307,6 @@ def bfloat16_is_near(m):
     check("losses in bfloat16", losses["bfloat16"], losses["float32"], tol=5e-3)
     assert (losses["bfloat16"] != losses["float32"]).all(), "both have the same losses"
     assert {p.dtype for p in runs["bfloat16"].model.parameters()} == {torch.float32}
-
-
-def the_bar_is_as_told(m, folder):
-    """Its numbers too: a clock that goes on by half a second when it is read gives 16 / 0.5."""
-    trained(m, folder, stop=6)  # so that the bar starts at 4
-    told = ((False, True, ""), (False, False, ""), (None, False, ""))
-    for bar, terminal, want in (*told, (None, True, "12/12"), (True, False, "12/12")):
-        place = folder / f"{bar} {terminal}"
-        place.mkdir()
-        shutil.copy(folder / step(4), place)
-        clock = itertools.count(0, 0.5)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(time, "perf_counter", lambda clock=clock: next(clock))
-            with contextlib.redirect_stderr(Screen(terminal)) as shown:
-                run = trained(m, place, bar=bar)
-        shown = shown.getvalue()
-        assert bool(shown) == bool(want) and want in shown, f"bar={bar}, terminal: {terminal}"
-        if want:
-            last = f"loss={run.losses[-1]:.3f}, tokens=32/s, "
-            last += f"held_out={run.evaluations[-1][1]:.3f}"
-            assert last in shown, f"the bar shows {shown!r}, not {last}"
 
 
 # --- devices ----------------------------------------------------------------------------------
@@ -509,21 +412,6 @@ def test_a_gradient_that_is_no_number_stops_the_run():
     with pytest.raises(FloatingPointError, match=r"diverged in update 6: .* gradient nan"):
         train.train(model, a_text(), config(train, steps=6), bar=False, after_step=spoil)
     assert all(p.isfinite().all() for p in model.parameters())
-
-
-def test_a_place_that_is_a_file_is_refused_before_training(tmp_path):
-    (tmp_path / "file").write_text("text")
-    done = []
-    with pytest.raises((OSError, ValueError), match="file"):
-        train.train(
-            a_model(),
-            a_text(),
-            config(train),
-            directory=tmp_path / "file",
-            bar=False,
-            after_step=done.append,
-        )
-    assert not done, f"{len(done)} updates were done for nothing"
 
 
 @pytest.mark.usefixtures("unchecked")

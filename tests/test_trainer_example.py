@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from planting import mistakes, plant
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from test_shards import ended, torchrun
+from test_processes import ended, torchrun
 from trainer_runs import (
     STEPS,
     evaluates_as_by_hand,

@@ -9,8 +9,9 @@ from torch import nn
 
 from cheems_ref import ssd, verify
 from cheems_ref.attention import InnerFuncAttn, QCAttn
+from cheems_ref.config import ModelConfig
 from cheems_ref.experts import MLP, MoE
-from cheems_ref.model import CausalLM, ModelConfig
+from cheems_ref.model import CausalLM
 from cheems_ref.retrieval import CDMoE
 from cheems_ref.verify import TOLERANCE, check, check_gradients, must_differ
 

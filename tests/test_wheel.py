@@ -13,8 +13,10 @@ import pytest
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[1]
-ROOMS = {path.relative_to(ROOT).as_posix() for path in (ROOT / "cheems_ref").rglob("*.py")}
-TASKS = {path.relative_to(ROOT).as_posix() for path in (ROOT / "cheems_ref").rglob("*.yaml")}
+FILES = [path for name in ("cheems_ref", "cheems_lab") for path in (ROOT / name).rglob("*.*")]
+ROOMS = {path.relative_to(ROOT).as_posix() for path in FILES if path.suffix == ".py"}
+DATA = {path.relative_to(ROOT).as_posix() for path in FILES if path.suffix == ".yaml"}
+DATA |= {"cheems_lab/model_card.md"}
 ELSEWHERE = """
 import importlib, sys
 import torch
@@ -61,7 +63,7 @@ def metadata(wheel):
 def test_it_holds_every_room_and_nothing_else(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
     beside = {name for name in names if ".dist-info/" in name}
-    assert names - beside == ROOMS | TASKS
+    assert names - beside == ROOMS | DATA
     assert any(name.endswith("licenses/LICENSE") for name in beside)
 
 
@@ -82,7 +84,7 @@ def test_what_it_says_of_itself(metadata):
 def test_it_asks_for_ranges(metadata):
     needs = [Requirement(need) for need in metadata.get_all("Requires-Dist")]
     base = {need.name for need in needs if not need.marker}
-    assert base == {"torch", "numpy", "einops", "jaxtyping", "safetensors", "tqdm"}
+    assert base == {"torch", "numpy", "einops", "filelock", "jaxtyping", "safetensors", "tqdm"}
     assert all("extra ==" in str(need.marker) for need in needs if need.name not in base)
     assert {spec.operator for need in needs for spec in need.specifier} == {">="}
 

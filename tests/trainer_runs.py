@@ -29,7 +29,8 @@ from safetensors.torch import load_file
 from torch.distributed.tensor import DTensor
 from transformers import AutoTokenizer
 
-from cheems_ref.model import CausalLM, ModelConfig
+from cheems_ref.config import ModelConfig
+from cheems_ref.model import CausalLM
 from cheems_ref.text import read_text
 from cheems_ref.train import evaluate
 from cheems_ref.verify import check

@@ -1,8 +1,6 @@
 """What the tests of training, checkpoints and the command line share.
 
-A property is a function of `m`, a module with the names of cheems_ref.train, and of an empty folder
-if it writes. The positive tests hand it that module, the negative controls a copy in which it, or
-the room of checkpoints below it, has a planted mistake.
+`m` is `cheems_ref.train`, a copy of it with a planted mistake, or `cheems_lab.training`.
 """
 
 import contextlib
@@ -16,9 +14,10 @@ import sys
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from safetensors.torch import load_file
 
-from cheems_ref.model import CausalLM, ModelConfig
+from cheems_ref.config import ModelConfig
+from cheems_ref.model import CausalLM
 from cheems_ref.verify import check
 
 ROOT = Path(__file__).parent.parent
@@ -71,7 +70,8 @@ def trained(m, folder=None, *, stop=None, model=None, ids=None, bar=False, **cha
             raise Stopped
 
     model, ids = a_model() if model is None else model, a_text() if ids is None else ids
-    options = dict(directory=folder, bar=bar, after_step=after_step)
+    options = dict(bar=bar, after_step=after_step)
+    options |= {} if folder is None else {"directory": folder}
     with contextlib.suppress(Stopped):
         runs.append(m.train(model, ids, config(m, **changes), **options))
     return runs[-1]
@@ -103,25 +103,31 @@ def same(name, got, want):
 
 
 def content(folder):
-    """Of all files below."""
+    """The bytes of all files below a folder."""
     files = (path for path in folder.rglob("*") if path.is_file())
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
 def names(folder):
-    return sorted(path.name for path in folder.iterdir())
+    """What is in a folder, beside the lock."""
+    return sorted(path.name for path in folder.iterdir() if path.name != ".lock")
 
 
 def step(n):
-    """The name of the checkpoint after update n."""
-    return f"step-{n:08d}.safetensors"
+    """The name of the checkpoint after step n."""
+    return f"step-{n:08d}"
+
+
+def tensors_of(path):
+    """All tensors of a checkpoint that one process wrote."""
+    (file,) = path.glob("*.safetensors")
+    return load_file(file)
 
 
 def record_of(path):
     """What a checkpoint says of its run, its losses too."""
-    with safe_open(path, "pt") as file:
-        losses = file.get_tensor("losses").tolist()
-        return json.loads(file.metadata()["record"]) | {"losses": losses}
+    record = json.loads((path / "record.json").read_text(encoding="utf-8"))
+    return record | {"losses": tensors_of(path)["losses"].tolist()}
 
 
 # --- screens and processes --------------------------------------------------------------------
@@ -151,7 +157,7 @@ def process(*arguments, path=""):
     """
     environment = dict(OMP_NUM_THREADS="1", PYTHONIOENCODING="utf-8", PYTHONPATH=str(path))
     return subprocess.Popen(
-        [sys.executable, "-m", "cheems_ref", *map(str, arguments)],
+        [sys.executable, "-m", "cheems_lab", *map(str, arguments)],
         cwd=ROOT,
         env=os.environ | environment,
         stdout=subprocess.PIPE,

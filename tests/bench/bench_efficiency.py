@@ -33,8 +33,9 @@ import torch
 import torch.nn.functional as F
 from records import from_notebook
 
+from cheems_ref.config import preset
 from cheems_ref.kernels import kernel_status
-from cheems_ref.model import CausalLM, preset
+from cheems_ref.model import CausalLM
 
 CHAPTER, SEED = "10_efficiency", 0
 LENGTHS = [2**i for i in range(8, 15)]

@@ -25,8 +25,9 @@ import torch
 import torch.nn.functional as F
 from timing import THREADS, describe_machine, paired_ratio, print_row, time_in_turns
 
-from cheems_ref.budget import fit_d_ff
-from cheems_ref.model import CausalLM, ModelConfig, count_parameters
+from cheems_ref.budget import count_parameters, fit_d_ff
+from cheems_ref.config import ModelConfig
+from cheems_ref.model import CausalLM
 
 WIDTH, PAIRS, HEADS = 256, 8, 4
 SHAPE = dict(n_heads=HEADS, d_state=64, n_neurons=1024, k_neurons=8, n_values=16)

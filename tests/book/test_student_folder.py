@@ -38,7 +38,11 @@ def test_it_builds_the_package(folder, tmp_path):
     run("pip", "wheel", *offline, "--wheel-dir", tmp_path, folder)
     (wheel,) = tmp_path.glob("cheems_ref-*.whl")
     rooms = {name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".py")}
-    assert rooms == {p.relative_to(ROOT).as_posix() for p in (ROOT / "cheems_ref").rglob("*.py")}
+    assert rooms == {
+        path.relative_to(ROOT).as_posix()
+        for name in ("cheems_ref", "cheems_lab")
+        for path in (ROOT / name).rglob("*.py")
+    }
 
 
 def test_chapters_run_up_to_the_gaps(folder):

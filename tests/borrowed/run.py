@@ -1,4 +1,4 @@
-"""Run the common tests of `transformers` itself on the models of `cheems_ref.hub`.
+"""Run the common tests of `transformers` itself on the models of `cheems_lab.hub`.
 
 They are in the source distribution on PyPI, of exactly the version that constraints.txt pins, and
 nowhere in this repository:

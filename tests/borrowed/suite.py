@@ -11,7 +11,7 @@ import unittest
 from tests.generation import test_utils as generation
 from tests.test_configuration_common import ConfigTester
 
-from cheems_ref.hub import CheemsConfig, CheemsForCausalLM, CheemsModel
+from cheems_lab.hub import CheemsConfig, CheemsForCausalLM, CheemsModel
 from tests import test_modeling_common as common
 
 CASE = json.loads(os.environ["CHEEMS_CASE"])

@@ -24,7 +24,7 @@ from test_budget import (
 
 from cheems_ref import budget, config, experts, model, presets, retrieval
 
-IN_CONFIG = 'with torch.device("meta"):\n                    LAYERS'
+IN_CONFIG = 'with torch.device("meta"):\n                    make_layer'
 IN_COUNT = 'with torch.device("meta"):\n            layer'
 IDLE = "n * (total - idle)"
 FIRST = "set(self.experts[: self.k].parameters())"

@@ -23,7 +23,7 @@ UNCHECKED = True  # the type checker would answer first
 
 APPEND = "open_groups[-1].append(word)"
 REPEAT = "open_groups[-1][-1] *= int(times)"
-NO_NUMBER = "size is not None and (not isinstance(size, int) or isinstance(size, bool))"
+NO_NUMBER = "size is not None and (not isinstance(size, Integral) or isinstance(size, bool))"
 FOR_LETTER = "for letter in dict.fromkeys(self.pattern):"
 
 # fmt: off
@@ -50,8 +50,8 @@ PLANTED = [
         "an open bracket inside": [("if len(open_groups) > 1:", "if len(open_groups) == 2:")],
         "any sign": [("elif other:", "elif False:")],
         "a number that is missing is a sign": [('elif other and other in "×x*":', "elif False:")],
-        "any number of times": [("* int(times)) > MOST_LAYERS:", "* int(times)) > 10**7:")],
-        "any number of layers": [("if len(letters) > MOST_LAYERS:", "if False:")],
+        "any number of times": [("* int(times)) > MAX_LAYERS:", "* int(times)) > 10**7:")],
+        "any number of layers": [("if len(letters) > MAX_LAYERS:", "if False:")],
         "places count from 0": [("place {part.start() + 1} of", "place {part.start()} of")],
         "the place of the word": [
             ("place {part.start() + i + 1} of", "place {part.start() + 1} of")],
@@ -59,17 +59,18 @@ PLANTED = [
             ('if not (letters := "".join(open_groups[0])):',
              'if (letters := "".join(open_groups[0])) is None:')]}),
     (bad_numbers_are_refused, {
-        "nothing for a size": [("if size is None and name in _SIZES:", "if False:")],
-        "sizes of any length": [("if size is not None and size >= 2**31:", "if False:")],
+        "nothing for a size": [("if value is None and field.type is int:", "if False:")],
+        "sizes of any length": [("if value is not None and value >= 2**31:", "if False:")],
         "patterns of numbers": [("if not isinstance(pattern, str):", "if False:")],
-        "optional sizes unseen": [("in _SIZES + _OPTIONAL_SIZES", "in _SIZES")],
+        "optional sizes unseen": [("if field.type in (int, int | None):", "if field.type is int:")],
         "any eps": [('check.numbers("(0, 1)", norm_eps', 'check.numbers("(0, inf)", norm_eps')],
         "any base": [('"(0, inf)", rope_base', '"(-inf, inf)", rope_base')],
         "nothing that mixes": [("if not set(self.pattern) & set(SEQUENCE_MIXERS):", "if False:")],
         "only the first letter": [(FOR_LETTER, "for letter in self.pattern[0]:")],
         "another letter named": [('f"letter {letter} (', 'f"letter {self.pattern[0]} (')],
         "no letter named": [('f"letter {letter} ({LAYERS[letter].name}): {error}"', "str(error)")],
-        "names of the layer": [('    check.numbers(f"[1, {n}]", k_neurons=c.k_neurons)\n', "")]}),
+        "names of the layer": [
+            ('        check.numbers(f"[1, {n}]", k_neurons=c.k_neurons)\n', "")]}),
     (a_config_is_a_value, {
         "not frozen": [("@dataclass(frozen=True)", "@dataclass(unsafe_hash=True)")],
         "pattern as written": [
@@ -79,7 +80,7 @@ PLANTED = [
 ]
 PLANTED_CHECKS = [
     (bad_numbers_are_refused, {
-        "true is 1": [(NO_NUMBER, "size is not None and not isinstance(size, int)")],
+        "true is 1": [(NO_NUMBER, "size is not None and not isinstance(size, Integral)")],
         "halves": [(NO_NUMBER, "isinstance(size, (bool, str, list))")],
         "zero": [("if size is not None and size < 1:", "if size is not None and size < 0:")]}),
     (one_of_everything_is_enough, {

@@ -23,7 +23,7 @@ from test_generate import (
     top_p_keeps_the_token_that_crosses,
 )
 
-from cheems_ref import generate, model
+from cheems_ref import model
 
 LAST = "last = (torch.arange(prompt.shape[1], device=prompt.device) * padding_mask).argmax(dim=1)"
 BEFORE = "before = ordered.cumsum(-1) - ordered"
@@ -147,4 +147,4 @@ PLANTED_MODEL = [
 ]
 # fmt: on
 
-MISTAKES = [*mistakes(PLANTED, generate), *mistakes(PLANTED_MODEL, model)]
+MISTAKES = mistakes([*PLANTED, *PLANTED_MODEL], model)

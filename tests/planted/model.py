@@ -37,8 +37,6 @@ LAST_NORM, LOGITS = "return self.norm(x), cache", "F.linear(x, head.weight)"
 RESET = "        self.reset_parameters()\n"
 EMBEDDING_STARTS = "nn.init.normal_(self.embedding.weight, std=0.02)"
 KEPT = "            layers.append(layer_cache)\n"
-IN_I = "        rope_base=c.rope_base,\n        mask=c.mask,"
-TO_I = "d_state=c.d_state,\n        max_positions"
 
 SHARED = dict(pattern="SSAAIMI", inner="ssd")
 
@@ -156,41 +154,37 @@ PLANTED_ATTENTION = [
 PLANTED_CONFIG = [
     (is_the_definition, "SEIE", {
         "heads and k exchanged": [
-            ("n_heads=c.n_retrieval_heads,", "n_heads=c.k_neurons,"),
-            ("k=c.k_neurons,", "k=c.n_retrieval_heads,")],
-        "other experts for neurons": [("n_experts=n, n_heads", "n_experts=c.n_experts, n_heads")],
-        "base of I left out": [(IN_I, "        mask=c.mask,")],
-        "rows for k": [("k_values=c.k_values", "k_values=c.n_values")]}),
+            ("n_heads=n_retrieval_heads k=k_neurons", "n_heads=k_neurons k=n_retrieval_heads")],
+        "other experts for neurons": [("n_experts=n_neurons", "n_experts")],
+        "base of I left out": [('rope_base mask "', 'mask "')],
+        "rows for k": [("n_values k_values", "n_values k_values=n_values")]}),
     (is_the_definition, "SHSRAH", {
-        "width of a head left out": [("        d_head=c.d_head,\n", "")],
-        "taps left out": [("        d_conv=c.d_conv,\n", "")],
-        "base of A left out": [
-            ("n_kv_heads=c.n_kv_heads, rope_base=c.rope_base)", "n_kv_heads=c.n_kv_heads)")],
-        "groups of A left out": [
-            ("n_heads=c.n_heads, n_kv_heads=c.n_kv_heads,", "n_heads=c.n_heads,")],
-        "one expert per token": [("k=c.k_experts)", "k=1)")],
-        "H without what is shared": [("_routed(SharedExpertMoE, c)", "_routed(MoE, c)")]}),
+        "width of a head left out": [("n_heads d_head n_groups", "n_heads n_groups")],
+        "taps left out": [("position d_conv", "position")],
+        "base of A left out": [('"n_heads n_kv_heads rope_base")', '"n_heads n_kv_heads")')],
+        "groups of A left out": [('"n_heads n_kv_heads rope_base")', '"n_heads rope_base")')],
+        "one expert per token": [("k=k_experts", "k=n_groups")],
+        "H without what is shared": [('expert", SharedExpertMoE', 'expert", MoE')]}),
     (is_the_definition, "SDICAX", {
-        "S by rope": [("        position=c.position,\n", "")],
-        "content forgotten": [("        mask=c.mask,\n", "")],
-        "groups of I left out": [("        n_kv_heads=c.n_kv_heads,\n", "")],
-        "retrieved for linear": [("        inner=c.inner,\n", "        inner='retrieved',\n")],
-        "C and X exchanged": [("_routed(CohesiveMoE, c)", "_routed(ExpansiveMoE, c)")]}),
+        "S by rope": [("position d_conv", "d_conv")],
+        "content forgotten": [('rope_base mask "', 'rope_base "')],
+        "groups of I left out": [('"n_heads n_kv_heads rope_base mask', '"n_heads rope_base mask')],
+        "retrieved for linear": [('"inner n_values', '"n_values')],
+        "C and X exchanged": [('"cohesive MoE", CohesiveMoE', '"cohesive MoE", ExpansiveMoE')]}),
     (is_the_definition, "SKIK", {
-        "base of S left out": [
-            ("        rope_base=c.rope_base,\n        chunk_size", "        chunk_size")],
-        "groups of S left out": [("        n_groups=c.n_groups,\n", "")],
-        "state of the inner SSD left out": [(TO_I, "max_positions")],
-        "private width left out": [("d_ff=c.d_ff, d_private=c.d_private,", "d_ff=c.d_ff,")]}),
+        "base of S left out": [('d_conv rope_base "', 'd_conv "')],
+        "groups of S left out": [("d_head n_groups", "d_head")],
+        "state of the inner SSD left out": [("k_values d_state", "k_values")],
+        "private width left out": [("d_ff d_private", "d_ff")]}),
     (is_the_definition, "IPAM", {
-        "all keys kept": [("        keep=c.keep,\n", "")],
-        "M gated": [("MLP(c.d_model, c.d_ff))", "MLP(c.d_model, c.d_ff, gated=True))")]}),
+        "all keys kept": [("max_positions keep", "max_positions")],
+        "M gated": [('"MLP", MLP', '"MLP", partial(MLP, gated=True)')]}),
     (is_the_definition, "SGIM", {
-        "G not gated": [("c.d_ff, gated=True)", "c.d_ff)")],
-        "G a DGLU": [("MLP(c.d_model, c.d_ff, gated=True)", "DGLU(c.d_model, c.d_ff)")]}),
+        "G not gated": [("partial(MLP, gated=True)", "MLP")],
+        "G a DGLU": [("partial(MLP, gated=True)", "DGLU")]}),
     (layers_are_handed_their_options, {
-        "chunks of 64": [("        chunk_size=c.chunk_size,\n", "")],
-        "any backend": [("        backend=c.backend,\n", "")]}),
+        "chunks of 64": [('"chunk_size backend"', '"backend"')],
+        "any backend": [('"chunk_size backend"', '"chunk_size"')]}),
 ]
 # fmt: on
 

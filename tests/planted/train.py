@@ -2,32 +2,28 @@
 
 from planting import mistakes
 from test_train import (
-    begins_once,
     bfloat16_is_near,
     clips_all_gradients_together,
     decays_what_has_two_axes,
-    evaluates_and_saves_when_told,
     evaluation_changes_nothing,
     evaluation_is_one_by_one,
     follows_the_schedule,
     rates_are_those_by_hand,
     rises_evenly_and_falls_to_its_end,
     seeds_decide,
-    stops_at_a_loss_that_is_no_number,
-    stops_before_it_saves_what_cannot_be_evaluated,
-    the_bar_is_as_told,
     the_end_is_held_out,
     trains_on_one_part_and_evaluates_on_the_other,
     updates_are_adamw,
     windows_are_any_of_the_text,
 )
 
-from cheems_ref import checkpoint, train
+from cheems_ref import train
 
-ROOMS = (checkpoint, train)
+ROOMS = (train,)
 
 CLIP = "torch.nn.utils.clip_grad_norm_(run.model.parameters(), config.clip)"
 UNCLIPPED = "torch.zeros(())"
+TOTAL = "    device, total = model.embedding.weight.device, 0.0\n"
 FINITE = "if not (math.isfinite(value) and bool(norm.isfinite())):"
 
 # fmt: off
@@ -95,83 +91,41 @@ MISTAKES = mistakes([
             ("torch.arange(config.length + 1)", "torch.arange(config.length)")]}),
     (trains_on_one_part_and_evaluates_on_the_other, {
         "windows of the whole text": [
-            ("_update(run, training)\n            seconds",
-             "_update(run, ids)\n            seconds")],
+            ("_step(run, training)\n            seconds",
+             "_step(run, run.ids)\n            seconds")],
         "evaluates on what is trained on": [
-            ("_note_evaluation(run, held_out)\n            if",
-             "_note_evaluation(run, training)\n            if")],
+            ("_evaluate(run, held_out)\n            _show",
+             "_evaluate(run, training)\n            _show")],
         "evaluates on all": [
-            ("_note_evaluation(run, held_out)\n            if",
-             "_note_evaluation(run, ids)\n            if")]}),
+            ("_evaluate(run, held_out)\n            _show",
+             "_evaluate(run, run.ids)\n            _show")]}),
     (evaluation_is_one_by_one, {
         "targets not moved": [("windows[:, 1:].flatten()", "windows[:, :-1].flatten()")],
         "windows overlap": [
             ("range(0, len(ids) - 1, length)", "range(0, len(ids) - 1, length - 1)")],
         "tokens between windows left out": [
             ("range(0, len(ids) - 1, length)", "range(0, len(ids) - 1, length + 1)")],
-        "the end left out": [("[*batches, rest] if rest else batches", "batches")],
-        "the end counted twice": [("[*batches, rest] if", "[*batches, rest, rest] if")],
+        "the end left out": [("[*batches, [last]]", "batches")],
+        "the end counted twice": [("[*batches, [last]]", "[*batches, [last], [last]]")],
         "the first token counted": [
-            ("model) / (len(ids) - 1)", "model) / len(ids)")],
+            ("world_size) / (len(ids) - 1)", "world_size) / len(ids)")],
         "a mean of means": [
             ('reduction="sum").item()',
              'reduction="mean").item() * (len(ids) - 1) / len(windows)')],
-        "bits": [("model) / (len(ids)", "model) / math.log(2) / (len(ids)")],
+        "bits": [("world_size) / (len(ids)", "world_size) / math.log(2) / (len(ids)")],
         "the first windows only": [
             ("range(0, len(whole), batch_size)",
              "range(0, len(whole) // batch_size * batch_size, batch_size)")]}),
     (evaluation_changes_nothing, {
-        "evaluation mode stays": [("    total = 0.0\n", "    total = 0.0\n    model.eval()\n")],
+        "evaluation mode stays": [(TOTAL, TOTAL + "    model.eval()\n")],
         "gradients are dropped": [
-            ("    total = 0.0\n", "    total = 0.0\n    model.zero_grad()\n")],
+            (TOTAL, TOTAL + "    model.zero_grad()\n")],
         "some windows at random": [
-            ("    total = 0.0\n", "    total = torch.rand(1).item() * 0\n")]}),
-    (evaluates_and_saves_when_told, {
-        "not evaluated at the end": [
-            ("_is_due(run, config.evaluate_every)", "run.step % config.evaluate_every == 0")],
-        "not saved at the end": [
-            ("_is_due(run, config.checkpoint_every)",
-             "run.step % config.checkpoint_every == 0")],
-        "evaluated when saved": [
-            ("_is_due(run, config.evaluate_every)", "_is_due(run, config.checkpoint_every)")],
-        "in other windows": [("held_out, length=run.config.length)", "held_out)")],
-        "all are kept": [("in mine[:-2]:", "in mine[:0]:")],
-        "one is kept": [("in mine[:-2]:", "in mine[:-1]:")],
-        "the first two are kept": [("in mine[:-2]:", "in mine[2:]:")],
-        "the oldest is the newest": [("return found[-1]", "return found[0]")]}),
+            (TOTAL, TOTAL + "    total = torch.rand(1).item() * 0\n")]}),
     (seeds_decide, {
         "one seed for all": [(".manual_seed(config.seed)", ".manual_seed(0)")],
         "no generator": [(", generator=generator)\n    return", ")\n    return")]}),
-    (stops_at_a_loss_that_is_no_number, {
-        "not looked at": [(FINITE, "if norm is None:")],
-        "looked at after the update": [
-            (FINITE, "run.optimizer.step()\n    " + FINITE),
-            ("    run.optimizer.step()\n    run.losses", "    run.losses")],
-        "looked at after the loss is noted": [
-            (FINITE, "run.losses.append(float(value))\n    " + FINITE),
-            ("    run.losses.append(value)\n", "")],
-        "saved before it is looked at": [
-            ("            _update(run, training)\n",
-             "            directory is None or save(run, directory)\n"
-             "            _update(run, training)\n")]}),
-    (stops_before_it_saves_what_cannot_be_evaluated, {
-        "not looked at": [("    if not math.isfinite(nats):\n", "    if False:\n")]}),
-    (begins_once, {
-        "before it is restored": [
-            ("    if at_start is not None:\n        at_start(run)\n", ""),
-            ("    if directory is not None:\n        Path",
-             "    if at_start is not None:\n        at_start(run)\n"
-             "    if directory is not None:\n        Path")],
-        "not said": [("        at_start(run)\n", "        pass\n")]}),
     (bfloat16_is_near, {
         "left out": [('precision == "bfloat16" or', "False or")],
         "always": [('precision == "bfloat16" or', "True or")]}),
-    (the_bar_is_as_told, {
-        "the wrong way": [("else not bar", "else bar")],
-        "always shown": [("None if bar is None else not bar", "False")],
-        "never by itself": [("return None if bar is None", "return True if bar is None")],
-        "starts at 0": [("initial=run.step, ", "")],
-        "tokens that are not predicted counted": [
-            ("batch_size * run.config.length", "batch_size * (run.config.length + 1)")],
-        "without numbers": [("progress.set_postfix(shown, refresh=False)", "pass")]}),
 ])

@@ -35,10 +35,11 @@ import torch
 from torch import Tensor, nn
 
 import cheems_ref
-from cheems_ref import check, hub_texts
+from cheems_lab.checkpoint import load_model
+from cheems_ref import check
 from cheems_ref.attention import AttentionCache
-from cheems_ref.checkpoint import load_model
-from cheems_ref.model import Block, CausalLM, LayerCache, ModelConfig
+from cheems_ref.config import ModelConfig
+from cheems_ref.model import Block, CausalLM, LayerCache
 from cheems_ref.rope import RotaryTable
 from cheems_ref.ssd import SSDCache
 
@@ -54,9 +55,22 @@ except ModuleNotFoundError as error:
     if error.name not in ("transformers", "tokenizers"):
         raise
     raise ModuleNotFoundError(
-        'cheems_ref.hub needs transformers: pip install "cheems-ref[hub]"', name=error.name
+        'cheems_lab.hub needs transformers: pip install "cheems-ref[hub]"', name=error.name
     ) from error
 
+# The file that trust_remote_code=True runs, and what transformers takes from it.
+REMOTE_CODE = '''"""The classes of cheems_lab, for trust_remote_code=True."""
+
+from cheems_lab.hub import CheemsConfig, CheemsForCausalLM, CheemsModel
+
+__all__ = ["CheemsConfig", "CheemsForCausalLM", "CheemsModel"]
+'''
+REMOTE = "modeling_cheems_ref"
+AUTO_MAP = {
+    "AutoConfig": f"{REMOTE}.CheemsConfig",
+    "AutoModel": f"{REMOTE}.CheemsModel",
+    "AutoModelForCausalLM": f"{REMOTE}.CheemsForCausalLM",
+}
 KEPT_IN_FLOAT32 = {"A_log", "dt_bias"}  # the decay's, where sixteen bits are asked for
 # What the library itself writes into a config.json, or hands to a config, besides its fields.
 OF_THE_LIBRARY = {"attn_implementation", "auto_map", "custom_pipelines", "experts_implementation"}
@@ -348,7 +362,7 @@ class CheemsModel(CheemsPreTrainedModel):
         if layers != self._layers or not counts:
             raise ValueError(
                 f"past_key_values must be a cache for the pattern {self.config.pattern}: None, or "
-                f"one of cheems_ref.hub.make_cache(model.config), got {type(cache).__name__} of "
+                f"one of cheems_lab.hub.make_cache(model.config), got {type(cache).__name__} of "
                 f"{len(layers)} layers"
             )
         for layer in cache.layers:
@@ -511,11 +525,30 @@ def export(run: str | Path, directory: str | Path) -> Path:
     model, directory = from_run(run), Path(directory)
     if model.config.vocab_size < 256:
         raise ValueError(f"the model has {model.config.vocab_size} ids, and a text 256 bytes")
-    model.config.auto_map = hub_texts.AUTO_MAP
+    model.config.auto_map = AUTO_MAP
     model.save_pretrained(directory)
     byte_tokenizer().save_pretrained(directory)
-    dtype = str(model.dtype).removeprefix("torch.")
-    card = hub_texts.model_card(model.config.to_model_config(), model.num_parameters(), dtype)
-    (directory / "README.md").write_text(card, encoding="utf-8")
-    (directory / f"{hub_texts.REMOTE}.py").write_text(hub_texts.CODE, encoding="utf-8")
+    (directory / "README.md").write_text(model_card(model), encoding="utf-8")
+    (directory / f"{REMOTE}.py").write_text(REMOTE_CODE, encoding="utf-8")
     return directory
+
+
+def model_card(model: CheemsForCausalLM) -> str:
+    """Return the model card: the fields that differ from their defaults, and how to load it."""
+    config = model.config.to_model_config()
+    rows = [
+        f"| {field.name} | {getattr(config, field.name)} |"
+        for field in FIELDS
+        if field.name == "d_model"
+        or (field.name != "pattern" and getattr(config, field.name) != field.default)
+    ]
+    return (
+        (Path(__file__).parent / "model_card.md")
+        .read_text(encoding="utf-8")
+        .format(
+            pattern=config.pattern,
+            sizes="\n".join(rows),
+            parameters=model.num_parameters(),
+            dtype=str(model.dtype).removeprefix("torch."),
+        )
+    )

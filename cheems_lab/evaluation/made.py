@@ -6,7 +6,7 @@ line also the arguments of the model. A maker is handed what it has a parameter 
 
 import inspect
 
-from cheems_ref import documents
+from cheems_lab.evaluation import documents
 from cheems_ref.text import read_text
 
 

@@ -5,10 +5,8 @@ run it.
 """
 
 import contextlib
-import itertools
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -17,13 +15,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_command_line import TEXT, numbers, run, settings, succeeds
-from training import ROOT, a_model, names, record_of, same, trained
+from test_commands import TEXT, numbers, run, settings, succeeds
+from training import ROOT, a_model
 
-from cheems_ref import checkpoint, command_line, shards, train
-from cheems_ref.budget import training_bytes
-from cheems_ref.checkpoint import load_model
-from cheems_ref.config import ModelConfig
+from cheems_lab import checkpoint, processes
+from cheems_lab.checkpoint import load_model
 from cheems_ref.verify import check
 
 if not torch.distributed.is_available():
@@ -66,20 +62,16 @@ def training(folder, *more, name="run"):
 
 
 def on_processes(n, *words):
-    return torchrun(n, "-m", "--", "cheems_ref", *words)
+    return torchrun(n, "-m", "--", "cheems_lab", *words)
 
 
 def losses_in(folder):
     """Of the last checkpoint in a run's directory, and its evaluations."""
     newest = checkpoint.newest_checkpoint(folder)
-    if newest.is_file():
-        record = record_of(newest)
-        losses = record["losses"]
-    else:
-        record = checkpoint.read_record(newest)
-        like = {"losses": torch.empty(record["step"], dtype=torch.float64)}
-        losses = shards.load(newest, like)["losses"].tolist()
-    return torch.tensor(losses), torch.tensor(record["evaluations"])
+    record = checkpoint.read_record(newest)
+    tensors = {"losses": torch.empty(record["step"], dtype=torch.float64)}
+    checkpoint._load(newest, record, tensors)
+    return tensors["losses"].float(), torch.tensor(record["evaluations"])
 
 
 def until(there, seconds=100):
@@ -107,18 +99,18 @@ def test_what_holds_on_two_processes_and_what_is_caught(tmp_path):
 def test_the_command_on_two_processes_is_that_on_one(tmp_path, parallel):
     words = ("--steps", 20, "--evaluate-every", 10)
     two = on_processes(2, *training(tmp_path, *words, "--parallel", parallel, name="two"))
-    one = succeeds(run(command_line, *training(tmp_path, *words, name="one")))
+    one = succeeds(run(*training(tmp_path, *words, name="one")))
     status, out, err = ended(two)
     assert status == 0, err
     for got, want in zip(losses_in(tmp_path / "two"), losses_in(tmp_path / "one"), strict=True):
         check("two processes as one", got, want, tol=1e-5)
-    first, *lines = [line for line in out.splitlines() if "spread over" not in line]
-    assert first.startswith("training on ") and f"spread over 2 processes: {parallel}" in out
-    assert len(lines) == len(one.out.splitlines()), "each is said once"
+    first, *lines = [line for line in out.splitlines() if "processes: " not in line]
+    assert first.startswith("training on ") and f"2 processes: {parallel}" in out
+    assert len(lines) + 1 == len(one.out.splitlines()), "each line is printed once"
     assert "Warning" not in err, err
     words = ["generate", "--run", tmp_path / "two", "--temperature", 0, "--max-new-tokens", 20]
     other = [*words[:2], tmp_path / "one", *words[3:]]
-    assert succeeds(run(command_line, *words)).out == succeeds(run(command_line, *other)).out
+    assert succeeds(run(*words)).out == succeeds(run(*other)).out
 
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="processes are looked up in /proc")
@@ -131,8 +123,8 @@ def test_a_process_that_is_killed_costs_the_updates_since_the_last_checkpoint(tm
     done = checkpoint.read_record(checkpoint.newest_checkpoint(tmp_path / "run"))["step"]
     assert status != 0 and 4 <= done < 60, f"killed too late, after {done}"
     status, out, err = ended(on_processes(3, *training(tmp_path, *words, "--micro-batch", 1)))
-    assert status == 0 and f"after {done} of 60 updates" in out, err
-    succeeds(run(command_line, *training(tmp_path, *words, name="one")))
+    assert status == 0 and f"after {done} of 60 steps" in out, err
+    succeeds(run(*training(tmp_path, *words, name="one")))
     for got, want in zip(losses_in(tmp_path / "run"), losses_in(tmp_path / "one"), strict=True):
         check("killed, and gone on by three", got, want, tol=2e-5)
 
@@ -156,8 +148,8 @@ def test_ctrl_c_stops_all_after_one_update_and_saves(tmp_path):
     status, _, err = ended(started)
     newest = checkpoint.newest_checkpoint(tmp_path / "run")
     done = checkpoint.read_record(newest)["step"]
-    assert status != 0 and err.count("stopping after this update") == 1, err
-    assert err.count(f"stopped after update {done} of 100000; the last checkpoint is {newest}") == 1
+    assert status != 0 and err.count("stopping after this step") == 1, err
+    assert err.count(f"stopped after step {done} of 100000; the last checkpoint is {newest}") == 1
     assert load_model(tmp_path / "run").config.pattern == "SEIM"
 
 
@@ -165,95 +157,12 @@ def test_ctrl_c_stops_all_after_one_update_and_saves(tmp_path):
 
 
 def test_several_processes_are_asked_for_with_torchrun(tmp_path):
-    done = run(command_line, *training(tmp_path, "--parallel", "data"))
+    done = run(*training(tmp_path, "--parallel", "data"))
     assert done.status == 1 and "start with torchrun" in done.err
 
 
 def test_a_model_that_is_not_spread_has_one_place():
     model = a_model()
-    assert shards.place(model) == (0, 1) and shards.summed(3.0, model) == 3.0
-    assert shards.on_first(model, lambda: 5) == 5
-
-
-def written(run, folder):
-    """A checkpoint in parts, from one process."""
-    tensors = {f"model.{name}": p.detach() for name, p in run.model.named_parameters()}
-    checkpoint._sweep(folder)
-    record = dict(format=checkpoint.FORMAT, step=run.step)
-    shards.write(tensors, record, folder / f"step-{run.step:08d}", run.model)
-    return tensors
-
-
-@ALONE
-def test_parts_are_read_back_by_one(tmp_path):
-    run = trained(train, stop=1)
-    tensors = written(run, tmp_path)
-    path = tmp_path / "step-00000001"
-    assert shards.kinds(path) == {k: (tuple(t.shape), t.dtype) for k, t in tensors.items()}
-    same("parts", shards.load(path, tensors), tensors)
-    assert shards.read(path)["step"] == 1
-
-
-@ALONE
-def test_a_crash_anywhere_leaves_what_was_there_whole(tmp_path):
-    """And the next attempt goes to its end."""
-    base = tmp_path / "base"
-    run = trained(train, stop=1)
-    written(run, base)
-    run.losses.append(1.0)
-    crashed = 0
-    for at in itertools.count(1):
-        place = tmp_path / str(at)
-        shutil.copytree(base, place)
-        whole = not crash_in(lambda place=place: written(run, place), at)
-        crashed += not whole
-        assert names(place)[-1] == ("step-00000002" if whole else names(place)[-1])
-        for path in place.glob("step-*"):
-            shards.read(path)
-        assert (place / "step-00000001").is_dir()
-        if whole:
-            break
-        written(run, place)
-        assert names(place) == ["step-00000001", "step-00000002"]
-    assert crashed >= 5, f"it does {crashed} things"
-
-
-class Crash(BaseException):
-    """What a kill is to a process."""
-
-
-def crash_in(write, at):
-    """Whether a write is ended before the at-th thing that it does."""
-    calls = itertools.count(1)
-
-    def crashing(function):
-        def call(*arguments, **options):
-            if next(calls) == at:
-                raise Crash
-            return function(*arguments, **options)
-
-        return call
-
-    things = [(os, "fsync"), (json, "dumps"), (shutil, "rmtree")]
-    things += [(Path, name) for name in ("mkdir", "rename", "write_text")]
-    with pytest.MonkeyPatch.context() as patch:
-        for where, name in things:
-            patch.setattr(where, name, crashing(getattr(where, name)))
-        try:
-            write()
-        except (Crash, OSError):  # the latter for one within torch's writer
-            return True
-    return False
-
-
-@pytest.mark.parametrize("parallel", [None, "sharded", "data"])
-def test_memory_of_all_processes_is_foreseen(monkeypatch, parallel):
-    """On a CPU they share it."""
-    config = ModelConfig("SE × 2", d_model=64)
-    training = train.TrainConfig(batch_size=4, length=8)
-    monkeypatch.setattr(command_line, "_memory", lambda _: 1)
-    monkeypatch.setattr(command_line, "_gigabytes", lambda n: f"{n} bytes")
-    share = dict(tokens=8) if parallel == "data" else dict(tokens=32, processes=4)
-    needed = 4 * training_bytes(config, **share)
-    with pytest.raises(ValueError, match=f"takes at least {needed} bytes"):
-        command_line._must_fit(config, training, torch.device("cpu"), 10, 4, parallel)
+    assert processes.rank_and_world_size(model) == (0, 1)
+    assert processes.any_rank(True, model) is True and processes.any_rank(False, model) is False
+    assert processes.run_on_first(model, lambda: 5) == 5

@@ -6,7 +6,7 @@
     needle      a text with one sentence planted in it, and the question for its code
 
 Nothing is downloaded: text is the user's own or Python's manual, and the same seed makes the same
-documents. The folder evaluation/ beside this file tells the harness what to do with them.
+documents. The YAML files beside this one tell the harness what to do with them.
 Source: WM §4.1 (recall); OTCE Fig. 10 (needle).
 """
 

@@ -1,6 +1,6 @@
-"""What `python -m cheems_ref evaluate` does: lm-evaluation-harness on a run, without the network.
+"""lm-evaluation-harness on a run, without the network.
 
-The tasks are the YAML files in evaluation/, their documents those of `documents`. What the harness
+The tasks are the YAML files beside this one, their documents those of `documents`. What the harness
 has a model read:
 
     held out        window i = 0, 1, ... is bytes i·length to (i + 1)·length, each predicted once.
@@ -14,7 +14,6 @@ has a model read:
 """
 
 import contextlib
-import importlib.resources
 import importlib.util
 import logging
 import os
@@ -27,15 +26,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from cheems_ref.arguments import BYTES
-from cheems_ref.checkpoint import fingerprint, newest_checkpoint, read_record
-from cheems_ref.command_line import _device, guarded
-from cheems_ref.evaluation_tasks import RULER, TASKS
-from cheems_ref.text import read_text, text_to_ids
-from cheems_ref.train import split_text
-from cheems_ref.watch import say
-
-FOLDER = Path(str(importlib.resources.files("cheems_ref") / "evaluation"))
+BYTES = 256
+FOLDER = Path(__file__).parent
+# Our tasks, and whether they ask about a text.
+TASKS = dict(cheems_held_out=True, cheems_cloze=True, cheems_recall=False, cheems_needle=True)
+# The harness's tasks that need no data.
+RULER = ("niah_single_1", "niah_multikey_2", "niah_multikey_3")
+RULER_LEAST = 600  # bytes in which each of their documents has room
 OFFLINE = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE")
 NEW_LINE = 10  # what a text that has no beginning begins with, as in `generate`
 BATCH = 16
@@ -52,11 +49,6 @@ class Score(NamedTuple):
     value: float
     stderr: float | None
     documents: int
-
-
-def carry_out(parsed) -> int:
-    """Evaluate what was asked for, and return the status of the process."""
-    return guarded(_evaluate, parsed)
 
 
 def scores(
@@ -84,57 +76,11 @@ def scores(
         ValueError: a document has no room in the length, the text is too short, or the model has
             fewer ids than there are bytes.
     """
-    _must_be_installed(tasks)
+    check_installed(tasks)
     os.environ.update(dict.fromkeys(OFFLINE, "1"), TOKENIZERS_PARALLELISM="false")
     with tempfile.TemporaryDirectory() as folder, _quiet():
         results = _harness(run, tasks, text, length, limit, device, Path(folder))
     return [one for task in tasks for one in _scores_of(task, results)]
-
-
-def table(found: Sequence[Score]) -> list[str]:
-    """Return the lines of a table: names to the left, numbers to the right."""
-    rows = [("task", "metric", "value", "stderr", "documents")]
-    for one in found:
-        stderr = "" if one.stderr is None else f"{one.stderr:.4f}"
-        rows.append((one.task, one.metric, f"{one.value:.4f}", stderr, f"{one.documents:,}"))
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    sides = (str.ljust, str.ljust, str.rjust, str.rjust, str.rjust)
-    return [
-        "  ".join(side(cell, n) for side, cell, n in zip(sides, row, widths, strict=True))
-        for row in rows
-    ]
-
-
-def _evaluate(a):
-    _must_be_installed(a.tasks)
-    device, record = _device(a), read_record(newest_checkpoint(a.run) or a.run)
-    own, ruler = ([name for name in a.tasks if name in kind] for kind in (TASKS, RULER))
-    found = []
-    if own:
-        text = _text(a, record) if any(TASKS[name] for name in own) else None
-        length = a.length or record["training"]["length"]
-        found += scores(a.run, own, text=text, length=length, limit=a.limit, device=device)
-    if ruler:
-        length = a.length or RULER_LENGTH
-        found += scores(a.run, ruler, length=length, limit=a.limit, device=device)
-    say("\n".join(table(found)))
-    return 0
-
-
-def _text(a, record):
-    """Of the run's own text what was held out; of any other all."""
-    ids = text_to_ids(read_text(a.text))
-    if fingerprint(ids) == record["text"]:
-        held_out = split_text(ids, record["training"]["held_out"])[1]
-        say(f"on the last {len(held_out):,} bytes of its own text, which it was not trained on")
-        return held_out
-    if a.text is None:
-        raise ValueError(
-            f"{a.run} was trained on another text than the manual of this Python; name that text, "
-            "or one to ask about: --text FILE"
-        )
-    say(f"on all {len(ids):,} bytes of {a.text}, which is not the text of the run")
-    return ids
 
 
 def _scores_of(task, results):
@@ -147,7 +93,7 @@ def _scores_of(task, results):
             yield Score(task, metric, value, None if stderr == "N/A" else stderr, documents)
 
 
-def _must_be_installed(tasks):
+def check_installed(tasks):
     needed = ["lm_eval", "accelerate", "transformers"]
     needed += ["wonderwords", "nltk"] if set(tasks) & set(RULER) else []
     for name in needed:
@@ -158,7 +104,7 @@ def _must_be_installed(tasks):
 def _harness(run, tasks, text, length, limit, device, folder):
     """What lm_eval.simple_evaluate returns, of the run as a model of transformers."""
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
-    from cheems_ref.hub import byte_tokenizer, from_run
+    from cheems_lab.hub import byte_tokenizer, from_run
 
     model, tokenizer = from_run(run, device=device), byte_tokenizer()
     if (n := model.config.vocab_size) < BYTES:
@@ -170,7 +116,7 @@ def _harness(run, tasks, text, length, limit, device, folder):
     metadata, tasks_in = {"length": length}, FOLDER
     if text is not None:
         metadata["text"] = str(folder / "text")
-        (folder / "text").write_bytes(_whole_letters(text))
+        (folder / "text").write_bytes(_whole_characters(text))
     if set(tasks) & set(RULER):
         metadata = _for_ruler(tokenizer, folder) | {"max_seq_lengths": [length]}
         tasks_in = Path(lm_eval.__file__).parent / "tasks" / "ruler"
@@ -198,7 +144,7 @@ def _for_ruler(tokenizer, folder):
     return {"tokenizer": str(folder)}
 
 
-def _whole_letters(ids):
+def _whole_characters(ids):
     """The bytes without those of a letter that is cut through."""
     return bytes(ids.tolist()).decode("utf-8", errors="ignore").encode("utf-8")
 

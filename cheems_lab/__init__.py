@@ -1,0 +1,3 @@
+"""Using the models of `cheems_ref`: training runs, checkpoints, several processes, transformers,
+evaluation, and the `cheems` command.
+"""

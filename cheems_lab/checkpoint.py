@@ -1,0 +1,318 @@
+"""Checkpoints: a run's whole state in a folder, written by one process or by many.
+
+    DIRECTORY/step-00000200/
+        shard-*.safetensors    one file per process:
+                                   model.NAME                        parameters
+                                   exp_avg.NAME, exp_avg_sq.NAME     AdamW's moments
+                                   losses, random_state              of the run
+        record.json            configs, digest of the text, and a SHA-256 of each file and of itself
+
+torch.distributed.checkpoint writes and reads the tensors, so a run may resume on any number of
+processes. Nothing is pickled. A checkpoint gets its name when all of it is on the disk, so a run
+killed at any moment leaves its last checkpoint whole.
+
+A checkpoint that is damaged, or of another run, raises CheckpointError, which says what is wrong
+and what to do, and changes neither the run nor the files.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import re
+import secrets
+import shutil
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+
+from cheems_lab.processes import rank_and_world_size, run_on_first
+from cheems_ref.config import ModelConfig
+from cheems_ref.model import CausalLM
+from cheems_ref.train import Run
+
+FORMAT = "cheems_lab checkpoint 3"
+RECORD = "record.json"
+KINDS = dict(model=dict, dtype=str, training=dict, text=str, step=int, evaluations=list, files=dict)
+MOMENTS = ("exp_avg", "exp_avg_sq")
+NAMED = re.compile(r"step-\d{8,}(\.safetensors)?")  # files are of earlier versions
+BLANK = "0" * 64  # the place of a record's own digest while it is computed
+# They do not affect the loss; the last one does by rounding, as the number of processes does.
+MAY_CHANGE = ("steps", "evaluate_every", "checkpoint_every", "micro_batch")
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that cannot be read, or that belongs to another run."""
+
+
+def save(run: Run, directory: str | Path) -> Path:
+    """Write a checkpoint of a run, complete or not at all, and return its path.
+
+    The directory keeps its last two checkpoints; one of this step that is there already stays.
+
+    Raises:
+        OSError: it cannot be written, for want of space say; earlier checkpoints stay.
+    """
+    directory = Path(directory)
+    tensors = {
+        "random_state": run.generator.get_state(),
+        "losses": torch.tensor(run.losses, dtype=torch.float64),
+    }
+    for name, parameter in run.model.named_parameters():
+        tensors[f"model.{name}"] = parameter.detach()
+        held = run.optimizer.state.get(parameter, {})
+        tensors |= {f"{moment}.{name}": held[moment] for moment in MOMENTS if moment in held}
+    record = {
+        "format": FORMAT,
+        "model": dataclasses.asdict(run.model.config),
+        "dtype": str(run.model.embedding.weight.dtype).removeprefix("torch."),
+        "training": dataclasses.asdict(run.config),
+        "text": run.text,
+        "step": run.step,
+        "evaluations": run.evaluations,
+    }
+    final = directory / f"step-{run.step:08d}"
+    if run_on_first(run.model, final.exists):  # a run reaches each step in one way only
+        return final
+    try:
+        _write(tensors, record, final, run.model)
+    except OSError as error:
+        last = newest_checkpoint(directory)
+        raise OSError(
+            f"the checkpoint of step {run.step} cannot be written to {directory} ({error}); "
+            + (f"the last one is whole: {last}" if last else "there is none before it")
+        ) from error
+    return final
+
+
+def _write(tensors, record, final, model):
+    import torch.distributed.checkpoint as dcp
+
+    def begin():
+        final.parent.mkdir(parents=True, exist_ok=True)
+        for leftover in final.parent.glob("partial-*"):  # of a run that was killed
+            shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+        partial = final.with_name(f"partial-{final.name}-{secrets.token_hex(4)}")
+        partial.mkdir()
+        return partial
+
+    partial = run_on_first(model, begin)
+    writer = dcp.HuggingFaceStorageWriter(str(partial), save_distributed=True)
+    try:
+        alone = rank_and_world_size(model)[1] == 1
+        with _one_process_is_fine():
+            dcp.save(dict(tensors), storage_writer=writer, no_dist=alone)
+        run_on_first(model, lambda: _finish(partial, final, record))
+    except (OSError, SafetensorError, dcp.CheckpointException) as error:  # the same on all
+        if rank_and_world_size(model)[0] == 0:
+            shutil.rmtree(partial, ignore_errors=True)
+        raise error if isinstance(error, OSError) else OSError(_causes(error)) from error
+
+
+def _finish(partial, final, record):
+    """Write the record, wait for the disk, give the folder its name, and drop older ones."""
+    files = sorted(partial.glob("*.safetensors"))  # torch's writer has synced them
+    record = record | {"files": {path.name: _sha256(path) for path in files}, "sha256": BLANK}
+    text = json.dumps(record)
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    (partial / RECORD).write_text(text.replace(BLANK, digest), encoding="utf-8")
+    _fsync(partial / RECORD)
+    _fsync(partial)
+    partial.rename(final)
+    _fsync(final.parent)
+    mine = [path for path in _checkpoints(final.parent) if (path / RECORD).is_file()]
+    for old in mine[:-2]:
+        _remove(old)
+
+
+def newest_checkpoint(directory: str | Path) -> Path | None:
+    """Return the checkpoint of the most steps in a run's directory; None if there is none."""
+    found = _checkpoints(Path(directory))
+    return found[-1] if found else None
+
+
+def read_record(checkpoint: str | Path) -> dict[str, Any]:
+    """Return what a checkpoint records of its run, without reading its tensors.
+
+    Its keys are "model" and "training" (the two configurations), "dtype", "text" (a digest),
+    "step" (steps done), "evaluations" and "files".
+    """
+    path = Path(checkpoint)
+    if path.suffix == ".safetensors" or (path / "checkpoint.json").is_file():
+        raise CheckpointError(
+            f"{path} was written by an earlier version; this version reads {FORMAT!r}. Resume with "
+            "the version that wrote it, or train anew in another directory (--run)"
+        )
+    if not NAMED.fullmatch(path.name) or not path.is_dir():
+        raise CheckpointError(f"no checkpoint at {path}: neither a run nor one of its checkpoints")
+    try:
+        text = (path / RECORD).read_text(encoding="utf-8")
+        record = json.loads(text)
+        sealed = text.replace(str(record["sha256"]), BLANK)
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise _damaged(path, f"{RECORD}: {error}") from error
+    if hashlib.sha256(sealed.encode()).hexdigest() != record["sha256"]:
+        raise _damaged(path, f"{RECORD} is not what was written (its SHA-256 differs)")
+    if record.get("format") != FORMAT:
+        raise CheckpointError(f"{path} has format {record.get('format')!r}, not {FORMAT!r}")
+    if wrong := [name for name, kind in KINDS.items() if not isinstance(record.get(name), kind)]:
+        raise CheckpointError(f"{path}: {RECORD} has no valid {', '.join(wrong)}")
+    return record
+
+
+def restore(run: Run, checkpoint: str | Path) -> None:
+    """Set a run, its model and its optimiser to the state that a checkpoint holds.
+
+    Settings that do not affect the loss may differ from the checkpoint's: how often is evaluated
+    and saved, and the number of steps, as long as the learning rate keeps its schedule.
+
+    Raises:
+        CheckpointError: it is damaged, or of another model, text or configuration.
+    """
+    path = Path(checkpoint)
+    record = read_record(path)
+    _check_same(path, _as_json(run.model.config), record["model"])
+    _check_same(path, _affecting(_as_json(run.config)), _affecting(record["training"]))
+    if record["text"] != run.text:
+        raise CheckpointError(
+            f"{path} is of a run on another text; resume it with its text, or take another "
+            "directory (--run)"
+        )
+    parameters = dict(run.model.named_parameters())
+    learning = {name: p for name, p in parameters.items() if p.requires_grad}
+    tensors = {f"model.{name}": torch.empty_like(p) for name, p in parameters.items()}
+    for moment in MOMENTS:
+        tensors |= {f"{moment}.{name}": torch.empty_like(p) for name, p in learning.items()}
+    tensors["random_state"] = torch.empty_like(run.generator.get_state())
+    tensors["losses"] = torch.empty(max(0, record["step"]), dtype=torch.float64)
+    _load(path, record, tensors)
+
+    # Everything has been checked; only from here on is the run changed.
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            parameter.copy_(tensors[f"model.{name}"])
+    for name, parameter in learning.items():
+        moments = {moment: tensors[f"{moment}.{name}"] for moment in MOMENTS}
+        step = torch.tensor(float(record["step"]), dtype=torch.float32)
+        run.optimizer.state[parameter] = {"step": step, **moments}
+    run.generator.set_state(tensors["random_state"])
+    run.losses[:], run.evaluations[:] = tensors["losses"].tolist(), record["evaluations"]
+
+
+def load_model(path: str | Path, *, device: str | torch.device = "cpu") -> CausalLM:
+    """Return the model of a checkpoint, or of the newest one in a run's directory, in its dtype."""
+    path = newest_checkpoint(path) or Path(path)
+    record = read_record(path)
+    try:
+        model = CausalLM(ModelConfig(**record["model"])).to(getattr(torch, record["dtype"]))
+    except (AttributeError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{path} holds no model of this version: {error}") from error
+    _load(path, record, {f"model.{name}": p.detach() for name, p in model.named_parameters()})
+    return model.to(device)
+
+
+# --- reading --------------------------------------------------------------------------------------
+
+
+def _load(path, record, tensors):
+    """Read tensors in place, each process its part, from files that are as they were written."""
+    import torch.distributed.checkpoint as dcp
+
+    try:
+        if strange := {file.name for file in path.glob("*.safetensors")} ^ {*record["files"]}:
+            raise ValueError(f"its files are not those written: {', '.join(sorted(strange))}")
+        for name, digest in record["files"].items():
+            if _sha256(path / name) != digest:
+                raise ValueError(f"{name} is not what was written (its SHA-256 differs)")
+        reader = dcp.HuggingFaceStorageReader(str(path))
+        metadata = reader.read_metadata().state_dict_metadata
+    except (OSError, ValueError, SafetensorError) as error:
+        raise _damaged(path, error) from error
+    found = {name: (tuple(m.size), m.properties.dtype) for name, m in metadata.items()}
+    wanted = {name: (tuple(t.shape), t.dtype) for name, t in tensors.items()}
+    if wrong := sorted(name for name in wanted if found.get(name) != wanted[name]):
+        raise CheckpointError(f"{path} does not fit the model, at {', '.join(wrong[:3])}")
+    alone = not any(hasattr(t, "device_mesh") for t in tensors.values())
+    try:
+        with _one_process_is_fine():
+            dcp.load(tensors, storage_reader=reader, no_dist=alone)
+    except dcp.CheckpointException as error:
+        raise OSError(_causes(error)) from error
+
+
+def _checkpoints(directory):
+    """A run's checkpoints, oldest first."""
+    found = [path for path in directory.glob("step-*") if NAMED.fullmatch(path.name)]
+    return sorted(found, key=lambda path: int(path.stem[5:]))
+
+
+def _damaged(path, cause):
+    """The error for a damaged checkpoint, with the way back."""
+    found = _checkpoints(path.parent)
+    way = "There is none before it: start again in another directory (--run)"
+    if path in found[1:]:
+        way = f"Move it away to resume from the one before it, {found[found.index(path) - 1]}"
+    return CheckpointError(f"{path} is damaged: {cause}. {way}")
+
+
+def _as_json(config):
+    return json.loads(json.dumps(dataclasses.asdict(config)))
+
+
+def _affecting(training):
+    """The settings that affect the loss; `steps` does only through the schedule."""
+    kept = {name: value for name, value in training.items() if name not in MAY_CHANGE}
+    return kept | {"schedule": training.get("schedule") or training.get("steps")}
+
+
+def _check_same(path, mine, theirs):
+    if differ := [key for key in {**mine, **theirs} if mine.get(key) != theirs.get(key)]:
+        listed = ", ".join(f"{key} ({theirs.get(key)}, now {mine.get(key)})" for key in differ)
+        raise CheckpointError(
+            f"{path} is of another run; what differs: {listed}. Resume with its settings, or take "
+            "another directory (--run)"
+        )
+
+
+def _causes(error):
+    """The message of a CheckpointException, which is not an Exception subclass."""
+    if not hasattr(error, "failures"):
+        return str(error)
+    return "; ".join(f"process {rank}: {cause}" for rank, (cause, _) in error.failures.items())
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _one_process_is_fine():
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is")  # disabled or uninitialized
+        yield
+
+
+def _remove(path):
+    """Delete a checkpoint so that no half of it ever bears its name."""
+    aside = path.with_name(f"partial-dropped-{path.name}")
+    path.rename(aside)
+    shutil.rmtree(aside)
+
+
+def _fsync(path):
+    """Wait until a file, or the names in a directory, are on the disk."""
+    if os.name == "nt" and path.is_dir():  # Windows cannot open directories
+        return
+    descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _sha256(path):
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

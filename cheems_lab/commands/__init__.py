@@ -1,0 +1,1 @@
+"""The commands of `cheems`, one module each: its help, its options, and what it does."""

@@ -1,0 +1,220 @@
+"""Compare models, with intervals over seeds.
+
+All rows are trained on the same windows in the same order, with several seeds. The table has the
+held-out loss in nats per byte with Student's 95 % interval over the seeds, and the difference to
+the first row, taken seed by seed. If its interval holds zero, no difference is claimed.
+
+A row is NAME=PATTERN, then fields of the model (see "train --help") and learning_rate:
+  cheems compare --run runs/s --row conv=SM,position=conv --row rope=SM --seeds 5
+
+The same command resumes after a stop, and you can add rows and seeds; an option that would change
+the loss of a finished row is rejected. Every evaluation is a line in evaluations.jsonl.
+
+On a terminal the table is redrawn in place after every evaluation; elsewhere each evaluation is a
+line, and the table comes at the end.
+"""
+
+import argparse
+import dataclasses
+import math
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from cheems_lab import console, options
+from cheems_lab.checkpoint import save
+from cheems_lab.comparison import (
+    Evaluation,
+    Row,
+    compare,
+    last_losses,
+    read_evaluations,
+    run_directory,
+)
+from cheems_lab.console import print_once, shell_command
+from cheems_lab.memory import check_memory
+from cheems_lab.progress import stopping_on_signals
+from cheems_ref.budget import count_parameters
+from cheems_ref.compare import Interval, difference, interval
+from cheems_ref.config import ModelConfig
+from cheems_ref.text import Corpus, read_corpus, read_text, text_to_ids
+from cheems_ref.train import TrainConfig
+
+MAX_SEEDS = 6  # whose losses the table shows one by one
+
+
+def add_options(commands) -> None:
+    """Add the command to a parser."""
+    add = options.add_command(commands, "compare", run, __doc__)
+    add("--row", type=_row, action="append", required=True, metavar="NAME=PATTERN,...",
+        help="see above")  # fmt: skip
+    options.add_run(add, "where evaluations are kept")
+    add("--text", type=options.nonempty, metavar="FILE or DIRECTORY",
+        help="UTF-8; of a directory some files are held out whole (default: Python's manual and "
+        "standard library)")  # fmt: skip
+    add("--seeds", type=options.at_least(1), default=3, help="runs per row (default %(default)s)")
+    add("--set", type=options.setting, action="append", default=[], metavar="NAME=VALUE",
+        help="a field of all rows")  # fmt: skip
+    options.add_training(add)
+    add("--plot", type=options.plot_file, metavar="FILE", help="draw held-out loss against steps")
+
+
+def run(a: argparse.Namespace) -> int:
+    """Compare, and print the table."""
+    device, seeds = options.device(a), range(a.seeds)
+    rows = {}
+    for name, fields in a.row:
+        if name in rows:
+            raise ValueError(f"--row {name} is given twice")
+        rows[name] = _model(name, fields, dict(a.set))
+    options.check_used(dict(a.set), *(row.config for row in rows.values()))
+    config = TrainConfig(**options.training_options(a))
+    for row in rows.values():
+        check_memory(row.config, config, device)
+    corpus = _corpus(a.text, config.held_out)
+    config = dataclasses.replace(config, held_out=corpus.held_out)
+    kept, apart = corpus.texts
+    print_once(
+        f"{len(corpus.ids):,} bytes, {kept} texts to train on and {apart} held out; "
+        f"{len(rows)} rows, {a.seeds} seeds, {config.steps} steps of "
+        f"{config.batch_size * config.length:,} bytes; on {device}; in {a.run}"
+    )
+    progress = _Progress(a.run, rows, config.steps, seeds)
+    try:
+        with stopping_on_signals(progress):
+            how = dict(seeds=seeds, directory=a.run, device=device, after_step=progress.on_step)
+            evaluations = compare(rows, corpus.ids, config, **how)
+    except KeyboardInterrupt:
+        print(f"\nstopped; to resume: {shell_command(*a.words)}", file=sys.stderr)
+        return 130
+    progress.draw(evaluations, last=True)
+    if a.plot is not None:
+        _plot(rows, evaluations, a.plot)
+        print_once(f"drawn: {a.plot}")
+    return 0
+
+
+def _row(word):
+    """The type of --row."""
+    name, equals, rest = word.partition("=")
+    pattern, *fields = rest.split(",")
+    if not (name and equals and pattern):
+        raise argparse.ArgumentTypeError(f"takes NAME=PATTERN,FIELD=VALUE,..., {word!r} is not")
+    return name, {"pattern": pattern} | dict(options.setting(field) for field in fields)
+
+
+def _model(name, fields, common):
+    fields, option = dict(fields), f"--row {name}:"
+    rate = fields.pop("learning_rate", None)
+    try:
+        config = options.with_fields(ModelConfig(fields["pattern"]), common | fields)
+    except (ValueError, TypeError) as error:
+        raise type(error)(f"{option} {error}") from error
+    options.check_used(fields, config, option=option)
+    return Row(config, rate)
+
+
+def table(
+    rows: Mapping[str, Row], evaluations: Sequence[Evaluation], steps: int, seeds: Sequence[int]
+) -> list[str]:
+    """Return the lines of a table: parameters, losses of finished runs, differences to the first.
+
+    Args:
+        rows: as for `compare`; the first is what the others are compared with.
+        evaluations: as many as there are so far.
+        steps: steps of a finished run.
+        seeds: those of the comparison.
+    """
+    evaluations = [e for e in evaluations if e.seed in seeds]
+    losses = last_losses([e for e in evaluations if e.step == steps])
+    baseline, lines = next(iter(rows)), []
+    for name, row in rows.items():
+        counts = count_parameters(row.config).values()
+        total, active = (sum(getattr(c, kind) for c in counts) for kind in ("total", "active"))
+        mine = losses.get(name, {})
+        each = " ".join(f"{mine[seed]:.3f}" for seed in seeds[:MAX_SEEDS] if seed in mine)
+        mean = _shown(interval([*mine.values()])) if mine else _last_evaluation(name, evaluations)
+        both = mine.keys() & losses.get(baseline, {}).keys()
+        apart = ""
+        if name != baseline and both:
+            apart = _verdict(difference(losses, name, baseline))
+        lines.append((name, f"{total:,}", f"{active:,}", mean, each, apart))
+    head = ("row", "parameters", "active", "held-out nats", "each seed", f"less {baseline}")
+    return console.table([head, *lines], left=len(head))
+
+
+def _shown(number: Interval, sign=""):
+    width = "" if math.isinf(number.half_width) else f" ± {number.half_width:.3f}"
+    return f"{number.mean:{sign}.3f}{width}"
+
+
+def _verdict(apart: Interval):
+    if math.isinf(apart.half_width):
+        return f"{_shown(apart, '+')}  one seed tells nothing"
+    return f"{_shown(apart, '+')}  {'no difference' if apart.holds_zero else 'a difference'}"
+
+
+def _last_evaluation(name, evaluations):
+    """The last evaluation of a row of which no run is finished."""
+    mine = [e for e in evaluations if e.row == name]
+    return f"{mine[-1].nats:.3f} after {mine[-1].step}" if mine else ""
+
+
+def _corpus(path, held_out):
+    """A file is cut near its end; of many texts some are held out whole."""
+    if path is None or Path(path).is_dir():
+        return read_corpus(path, held_out=held_out)
+    return Corpus(text_to_ids(read_text(path), dtype=torch.uint8), held_out, (1, 1))
+
+
+class _Progress:
+    """The table of a comparison while it trains, and its orderly end at a signal."""
+
+    def __init__(self, directory, rows, steps, seeds):
+        self.directory, self.rows, self.steps, self.seeds = directory, rows, steps, seeds
+        self.stop_requested, self.drawn = False, 0
+        self.redraws = sys.stdout.isatty()
+
+    def on_step(self, name, run):
+        if run.evaluations and run.evaluations[-1][0] == run.step:
+            if self.redraws:
+                self.draw(read_evaluations(self.directory))
+            else:
+                seed, (step, nats) = run.config.seed, run.evaluations[-1]
+                done = f"{step} of {self.steps} steps"
+                print_once(f"{name}, seed {seed}: held out {nats:.3f} nats after {done}")
+        if self.stop_requested and run.step < self.steps:
+            save(run, run_directory(self.directory, name, run.config.seed))
+            raise KeyboardInterrupt
+
+    def draw(self, evaluations, *, last=False):
+        """Print the table, over the one before where that is on a terminal."""
+        lines = table(self.rows, evaluations, self.steps, self.seeds)
+        if self.redraws:
+            columns = shutil.get_terminal_size().columns
+            lines = lines if last else [line[: columns - 1] for line in lines]
+            up = f"\x1b[{self.drawn}A\x1b[J" if self.drawn else ""
+            print(up, end="")
+            self.drawn = len(lines)
+        print_once("\n".join(lines))
+
+
+def _plot(rows, evaluations, path):
+    """Held-out loss against steps: a line through the means, a band from lowest to highest."""
+    from cheems_ref import plotting
+
+    fig, ax = plotting.figure(size=(7, 4.5))
+    for name in rows:
+        at = {}
+        for e in evaluations:
+            if e.row == name:
+                at.setdefault(e.step, []).append(e.nats)
+        steps = sorted(at)
+        means = {name: [sum(at[step]) / len(at[step]) for step in steps]}
+        plotting.lines(ax, steps, means, xlabel="step", ylabel="held-out nats per byte")
+        low, high = ([f(at[step]) for step in steps] for f in (min, max))
+        plotting.band(ax, steps, low, high)
+    fig.savefig(path)

@@ -1,0 +1,1 @@
+"""Tasks for lm-evaluation-harness, and how a run is evaluated on them."""

@@ -1,0 +1,809 @@
+"""The `cheems` command: train and generate, what they print, reject and resume."""
+
+import argparse
+import contextlib
+import csv
+import dataclasses
+import functools
+import itertools
+import json
+import math
+import os
+import re
+import shlex
+import signal
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+from training import Screen, content, names, process, record_of, same, step, tensors_of
+
+import cheems_ref
+from cheems_lab import memory, options, progress
+from cheems_lab.__main__ import main
+from cheems_lab.checkpoint import load_model
+from cheems_lab.commands import generate as generate_command
+from cheems_lab.commands import train as train_command
+from cheems_lab.training import train
+from cheems_ref import kernels
+from cheems_ref.budget import training_memory
+from cheems_ref.config import LAYERS, ModelConfig, is_used, make_layer, preset, users
+from cheems_ref.model import CausalLM, Sampling, generate
+from cheems_ref.presets import PRESETS
+from cheems_ref.text import ids_to_text, read_text, text_to_ids
+from cheems_ref.train import TrainConfig
+
+TEXT = "the café sat on the mat, and the dog lay on the log. " * 20
+NUMBERS = dict(d_model=16, n_heads=2, d_ff=16, d_state=4, chunk_size=8, n_values=4, d_query=8)
+SHORT = ["--steps", "4", "--batch-size", "2", "--length", "16", "--device", "cpu"]
+
+pytestmark = pytest.mark.usefixtures("unchecked")  # as users have it
+
+
+class Done(NamedTuple):
+    status: int
+    out: str
+    err: str
+    screen: Screen
+
+
+def run(*words, terminal=False):
+    """A command in this process, as a shell would see it."""
+    out, err = Screen(terminal), Screen(terminal)
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            status = main([str(word) for word in words])
+        except SystemExit as end:
+            status = end.code
+    return Done(status, out.getvalue(), err.getvalue(), out)
+
+
+def numbers(pattern):
+    """The sizes of a small model that its pattern uses."""
+    config = ModelConfig(pattern=pattern)
+    return {name: n for name, n in NUMBERS.items() if is_used(name, config)}
+
+
+def settings(changes):
+    return [word for name, value in changes.items() for word in ("--set", f"{name}={value}")]
+
+
+def training(folder, *more, pattern="AM", name="run"):
+    """The arguments of a run of 4 steps on a text of a thousand bytes."""
+    text = folder / "text"
+    folder.mkdir(exist_ok=True)
+    text.write_text(TEXT, encoding="utf-8")
+    sizes = settings(numbers(pattern or "SESESEIE"))
+    pattern = ["--pattern", pattern] if pattern else []
+    return ["train", "--text", text, "--run", folder / name, *SHORT, *pattern, *sizes, *more]
+
+
+def succeeds(done):
+    assert done.status == 0 and not done.err, f"status {done.status}: {done.err}"
+    return done
+
+
+def fails(done, message, status=1):
+    """One line on standard error, and no traceback."""
+    assert done.status == status, f"status {done.status}, not {status}: {done.err or done.out}"
+    assert re.search(message, done.err), f"{message!r} is not in: {done.err!r}"
+    assert done.err.startswith("cheems: ") and done.err.count("\n") == 1, done.err
+    return done
+
+
+def record(folder, name="run"):
+    return record_of(max((folder / name).glob("step-*")))
+
+
+def pasted(printed, before):
+    """The arguments of a command that is printed, as a shell takes it."""
+    program, *words = shlex.split(re.search(f"^{before}(.*)$", printed, re.M)[1])
+    assert program == "cheems"
+    return words
+
+
+# --- train ----------------------------------------------------------------------------------------
+
+
+def test_train_prints_sizes_first_and_the_loss_last(tmp_path):
+    where = tmp_path / "my run"
+    done = succeeds(run(*training(tmp_path, "--held-out", 0.25, "--steps", 3, name=where.name)))
+    model, n_bytes = load_model(where), len(TEXT.encode("utf-8"))
+    kept = n_bytes - math.ceil(n_bytes / 4)
+    nats = record(tmp_path, where.name)["evaluations"][-1][1]
+    n = sum(p.numel() for p in model.parameters())
+    for part in (
+        f"AM: {n:,} parameters, all active; cpu\n",
+        f"{kept:,} bytes to train on, {n_bytes - kept:,} held out; 32 per step, 3 steps\n",
+        f"held-out loss {nats:.3f} nats = {nats / math.log(2):.3f} bits per byte; "
+        f"saved in {where / step(3)} (the last two checkpoints are kept)\n",
+    ):
+        assert part in done.out, f"{part!r} is not in: {done.out}"
+    assert "resuming" not in done.out and "finished" not in done.out
+    assert succeeds(run(*pasted(done.out, "next: "), "--device", "cpu")).out.startswith("Once")
+
+
+def test_train_counts_active_parameters_and_cuts_long_patterns(tmp_path):
+    done = succeeds(run(*training(tmp_path, "--steps", 1, "--set", "k_experts=1", pattern="AR")))
+    model = load_model(tmp_path / "run")
+    routed = sum(p.numel() for p in make_layer("R", model.config).experts.parameters())
+    n = sum(p.numel() for p in model.parameters())
+    assert f"{n:,} parameters, {n - routed * 3 // 4:,} active per byte; " in done.out, done.out
+    done = succeeds(run(*training(tmp_path, "--steps", 1, pattern="AM x 40", name="long")))
+    assert f"{'AM' * 32}... (80 layers): " in done.out, done.out
+
+
+def test_every_option_reaches_the_run(tmp_path):
+    """And its record; the seed is that of the weights too."""
+    given = dict(steps=3, batch_size=3, length=12, learning_rate=0.01, held_out=0.2, seed=5)
+    given |= dict(evaluate_every=2, checkpoint_every=1, precision="bfloat16", schedule=2)
+    given |= dict(micro_batch=2)
+    words = [w for k, v in given.items() for w in (f"--{k.replace('_', '-')}", str(v))]
+    succeeds(run(*training(tmp_path, *words)))
+    assert record(tmp_path)["training"] == json.loads(json.dumps(vars(TrainConfig(**given))))
+    torch.manual_seed(5)
+    model = CausalLM(ModelConfig(pattern="AM", **numbers("AM")))
+    want = train(model, text_to_ids(TEXT), TrainConfig(**given), bar=False)
+    assert record(tmp_path)["losses"] == want.losses, "not the run of this model with this seed"
+    assert names(tmp_path / "run") == ["losses.csv", "options.json", step(2), step(3)]
+    with (tmp_path / "run" / "losses.csv").open() as file:
+        rows = [*csv.DictReader(file)]
+    assert [int(row["step"]) for row in rows] == [1, 2, 3]
+    assert [float(row["loss"]) for row in rows] == pytest.approx(want.losses, rel=1e-5)
+    assert [bool(row["held_out"]) for row in rows] == [False, True, True]
+
+
+# The pattern, the settings, and what they change in the configuration.
+CHANGES = [
+    (None, (), {}),
+    ("AM x 2", (), dict(pattern="AMAM")),
+    ("SM + AM", (), dict(pattern="SMAM")),
+    ("S", ("position=conv",), dict(position="conv")),
+    ("S", ('position="conv"',), dict(position="conv")),
+    ("A", ("n_kv_heads=1",), dict(n_kv_heads=1)),
+    ("A", ("n_kv_heads=null",), {}),
+    ("A", ("n_kv_heads=None",), {}),
+    ("A", ("rope_base=500.5",), dict(rope_base=500.5)),
+    ("A", ("tie_embeddings=false",), dict(tie_embeddings=False)),
+    ("A", ("tie_embeddings=False",), dict(tie_embeddings=False)),
+    (None, ("pattern=SEIE",), dict(pattern="SEIE")),
+]
+
+
+def model_of(*words):
+    """The configuration that the options of a model describe."""
+    parser = argparse.ArgumentParser()
+    options.add_model(parser.add_argument)
+    return options.model_config(parser.parse_args([str(word) for word in words]))
+
+
+@pytest.mark.parametrize(("pattern", "words", "changes"), CHANGES)
+def test_set_takes_words_json_and_python(pattern, words, changes):
+    spelled = pattern or "SESESEIE"
+    given = [] if pattern is None else ["--pattern", pattern]
+    got = model_of(*given, *settings(numbers(spelled)), *(w for s in words for w in ("--set", s)))
+    assert got == ModelConfig(**dict(pattern=spelled, **numbers(spelled)) | changes)
+
+
+def test_a_preset_reads_bytes_and_takes_fields():
+    assert model_of("--preset", "cheems-tiny") == preset("cheems-tiny")
+    sizes = NUMBERS | dict(pattern="SEIE", n_neurons=16)
+    want = dataclasses.replace(preset("cheems-320m"), **sizes, vocab_size=256)
+    assert model_of("--preset", "cheems-320m", *settings(sizes)) == want
+
+
+# --- stopping and resuming ------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def struck(*steps, number=signal.SIGINT):
+    """A signal during each of these steps of a run, before it can be answered."""
+
+    def train_it(*words, after_step, **how):
+        def strike(run):
+            if run.step in steps:
+                os.kill(os.getpid(), number)
+            after_step(run)
+
+        return train(*words, **how, after_step=strike)
+
+    usual = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+    before = signal.signal(number, usual)  # it may have been ignored
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(train_command, "train", train_it)
+            yield
+            assert signal.getsignal(number) is usual, "the handler of the run stays"
+    finally:
+        signal.signal(number, before)
+
+
+def stopped_at(command, *steps, **how):
+    with struck(*steps, **how):
+        done = run(*command)
+    assert done.status == 130, f"status {done.status}: {done.err}"
+    return done
+
+
+def same_run(folder, *runs):
+    one, other = (max((folder / name).glob("step-*")) for name in runs)
+    same("two runs", tensors_of(one), tensors_of(other))
+
+
+SIGNALS = [s for s in signal.Signals if s.name in ("SIGINT", "SIGTERM", "SIGHUP")]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has other signals")
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_saves_and_the_run_resumes_from_its_directory_alone(tmp_path, number):
+    command = training(tmp_path, "--steps", 6, "--checkpoint-every", 2, "--evaluate-every", 2)
+    done = stopped_at(command, 5, number=number)
+    kept = tmp_path / "run" / step(5)
+    assert f"stopped after step 5 of 6; the last checkpoint is {kept}\n" in done.err, done.err
+    words = pasted(done.err, "to resume: ")
+    assert words == ["train", "--run", str(tmp_path / "run")]
+    again = succeeds(run(*words, "--device", "cpu"))
+    assert f"resuming from {kept}, after 5 of 6 steps\n" in again.out, again.out
+    whole = succeeds(run(*training(tmp_path, *command[5:], name="whole")))
+    assert "schedule" not in again.out + whole.out, "nothing has changed"
+    same_run(tmp_path, "run", "whole")
+    logs = [(tmp_path / name / "losses.csv").read_text() for name in ("run", "whole")]
+    assert [line.rsplit(",", 1)[0] for line in logs[0].splitlines()] == [
+        line.rsplit(",", 1)[0] for line in logs[1].splitlines()
+    ]
+
+
+def test_a_run_killed_before_its_first_checkpoint_starts_again_from_its_options(tmp_path):
+    command = training(tmp_path, "--seed", 3)
+    succeeds(run(*command))
+    for path in (tmp_path / "run").glob("step-*"):
+        path.rename(tmp_path / path.name)
+    succeeds(run("train", "--run", tmp_path / "run", "--device", "cpu"))
+    same("again", tensors_of(tmp_path / "run" / step(4)), tensors_of(tmp_path / step(4)))
+    fails(run("train", "--run", tmp_path / "run", "--text", tmp_path / "gone"), "No such file")
+
+
+def test_the_second_ctrl_c_stops_at_once(tmp_path, monkeypatch):
+    def strike_twice(*_, at_start, **__):
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGINT)
+        raise AssertionError("it does not stop")
+
+    with struck():
+        monkeypatch.setattr(train_command, "train", strike_twice)
+        done = run(*training(tmp_path))
+    text = "stopped before the first step; no checkpoint was written yet\n"
+    assert done.status == 130 and text in done.err, done.err
+
+
+def test_a_finished_run_says_so_and_trains_longer_with_its_schedule(tmp_path):
+    command = training(tmp_path, "--checkpoint-every", 3)
+    first = succeeds(run(*command))
+    files = content(tmp_path / "run")
+    again = succeeds(run(*command))
+    text = f"{tmp_path / 'run'} is finished: 4 steps are done; --steps N trains on\n"
+    assert text in again.out and "resuming" not in again.out, again.out
+    assert again.out.split("held-out loss")[1] == first.out.split("held-out loss")[1]
+    assert content(tmp_path / "run") == files, "a finished run is written to"
+    longer = succeeds(run("train", "--run", tmp_path / "run", "--steps", 7, "--device", "cpu"))
+    assert f"resuming from {tmp_path / 'run' / step(4)}, after 4 of 7 steps\n" in longer.out
+    text = "keeps its schedule of 4 steps and stays at its end; another --run has one of 7\n"
+    assert text in longer.out, longer.out
+    succeeds(run(*training(tmp_path, "--steps", 7, "--schedule", 4, name="whole")))
+    same_run(tmp_path, "run", "whole")
+    fails(run(*command), "--steps 4 is too few: 7 steps are done in")
+
+
+def test_intervals_may_change_and_a_stopped_run_is_evaluated_where_it_stopped(tmp_path):
+    command = training(tmp_path, "--steps", 6, "--checkpoint-every", 2)
+    stopped_at(command, 3)
+    done = succeeds(run(*command, "--steps", 3))
+    assert "is finished: 3 steps are done" in done.out
+    succeeds(run(*training(tmp_path, "--steps", 3, "--schedule", 6, name="short")))
+    nats = record(tmp_path, "short")["evaluations"][-1][1]
+    assert f"held-out loss {nats:.3f} nats" in done.out, done.out
+    succeeds(run(*command, "--evaluate-every", 1, "--checkpoint-every", 5))
+    assert names(tmp_path / "run")[2:] == [step(5), step(6)]
+    assert [pair[0] for pair in record(tmp_path)["evaluations"]] == [4, 5, 6]
+    succeeds(run(*training(tmp_path, "--steps", 6, name="whole")))
+    same_run(tmp_path, "run", "whole")
+
+
+# --- what is shown --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "terminal", "columns", "bar"),
+    [((), False, 80, False), ((), True, 80, True), ((), True, 0, False),
+     (["--bar"], False, 80, True), (["--no-bar"], True, 80, False)],
+)  # fmt: skip
+def test_there_is_a_bar_or_there_are_lines(tmp_path, monkeypatch, words, terminal, columns, bar):
+    monkeypatch.setattr(Screen, "fileno", lambda _: 2)
+    monkeypatch.setattr(os, "get_terminal_size", lambda _: os.terminal_size((columns, 24)))
+    done = run(*training(tmp_path, *words), terminal=terminal)
+    assert done.status == 0 and ("4/4" in done.err) is bar
+    assert ("\nstep 4 of 4: " in done.out) is not bar, done.out
+
+
+def test_lines_come_after_the_first_step_an_evaluation_and_a_silence(tmp_path, monkeypatch):
+    clock = itertools.count(0, 10)
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+    done = succeeds(run(*training(tmp_path, "--steps", 9, "--evaluate-every", 3)))
+    slow = succeeds(run(*training(tmp_path, "--steps", 9, name="slow")))
+    losses, held_out = record(tmp_path)["losses"], dict(record(tmp_path)["evaluations"])
+
+    def line(n, rest="", loss=losses):
+        return f"step {n} of 9: loss {loss[n - 1]:.3f}{rest}"
+
+    want = [line(1, " nats")] + [
+        line(n, f", held out {held_out[n]:.3f} nats; 3 bytes/s, about 0:0{left} to go")
+        for n, left in ((3, "1:00"), (6, "0:30"), (9, "0:00"))
+    ]
+    assert [x for x in done.out.splitlines() if x.startswith("step")] == want
+    assert all(any(shown.endswith(x + "\n") for shown in done.screen.flushed) for x in want)
+    assert re.findall(r"^step (\d)", slow.out, re.M) == ["1", "4", "7", "9"]
+
+
+def test_samples_do_not_change_the_run(tmp_path):
+    done = succeeds(run(*training(tmp_path, "--sample-every", 2)))
+    assert re.findall(r"^--- step (\d)$", done.out, re.M) == ["2", "4"]
+    succeeds(run(*training(tmp_path, name="plain")))
+    same_run(tmp_path, "run", "plain")
+
+
+def test_compile_compiles_the_model(tmp_path, monkeypatch):
+    compiled = []
+    monkeypatch.setattr(CausalLM, "compile", lambda model: compiled.append(model))
+    succeeds(run(*training(tmp_path, "--compile")))
+    assert len(compiled) == 1 and compiled[0].config.pattern == "AM"
+
+
+def test_the_version_is_printed():
+    assert succeeds(run("--version")).out == f"cheems {cheems_ref.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("mode", "backend", "warned"),
+    [("interpreter", "kernel", True), ("interpreter", "auto", False), ("cuda", "kernel", False)],
+)
+def test_train_warns_of_the_interpreter(tmp_path, monkeypatch, mode, backend, warned):
+    def stop(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(kernels, "kernel_status", lambda: kernels.KernelStatus(True, mode, ""))
+    monkeypatch.setattr(train_command, "train", stop)
+    words = training(tmp_path, "--set", f"backend={backend}", pattern="S")
+    assert ("Triton's interpreter" in run(*words).out) is warned
+
+
+def test_train_says_that_it_learned_nothing(tmp_path):
+    done = succeeds(run(*training(tmp_path, "--learning-rate", 3, "--steps", 20)))
+    nats = record(tmp_path)["evaluations"][-1][1]
+    assert nats > 2 * math.log(256), f"{nats}: the run does not diverge"
+    assert "a uniform guess has 5.545 nats: training diverged; try a smaller" in done.out, done.out
+
+
+# --- generate -------------------------------------------------------------------------------------
+
+
+@functools.cache
+def trained_once():
+    """The files of a run of one step."""
+    with tempfile.TemporaryDirectory() as folder:
+        succeeds(run(*training(Path(folder), "--steps", 1)))
+        return content(Path(folder))
+
+
+def a_run(folder):
+    """A run of one step, whose model writes any bytes; the arguments to generate with it."""
+    for name, data in trained_once().items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
+    return ["generate", "--run", folder / "run", "--device", "cpu", "--max-new-tokens", 40]
+
+
+def test_generate_writes_what_the_model_does(tmp_path):
+    command = a_run(tmp_path)
+    model = load_model(tmp_path / "run")
+    for words, prompt, how in (
+        ((), "\n", dict(temperature=0.8)),
+        (("--prompt", "the café"), "the café", dict(temperature=0.8)),
+        (("--temperature", 0), "\n", dict(temperature=0)),
+        (("--temperature", 2.5), "\n", dict(temperature=2.5)),
+        (("--top-k", 3), "\n", dict(temperature=0.8, top_k=3)),
+        (("--top-p", 0.05), "\n", dict(temperature=0.8, top_p=0.05)),
+        (("--max-new-tokens", 7, "--prompt", "a"), "a", dict(temperature=0.8, n=7)),
+        (("--max-new-tokens", 0, "--prompt", "a"), "a", dict(n=0)),
+    ):
+        n = how.pop("n", 40)
+        generator, ids = torch.Generator().manual_seed(3), text_to_ids(prompt)[None]
+        want = generate(model, ids, n, Sampling(generator=generator, **how))[0]
+        done = succeeds(run(*command, "--seed", 3, *words))
+        assert done.out == prompt + ids_to_text(want) + "\n", f"{words}: {done.out!r}"
+    command[2] = tmp_path / "run" / step(1)
+    assert (
+        succeeds(run(*command, "--seed", 3)).out == succeeds(run(*a_run(tmp_path), "--seed", 3)).out
+    )
+
+
+def test_the_seed_decides_what_is_generated(tmp_path):
+    command = [*a_run(tmp_path), "--temperature", 1.5]
+    seeded = [run(*command, "--seed", seed).out for seed in (0, 0, 1)]
+    free = [run(*command).out for _ in range(2)]
+    assert seeded[0] == seeded[1] and len({*seeded, *free}) == 4
+
+
+def test_characters_are_never_torn(tmp_path, monkeypatch):
+    """A character of several bytes is shown with its last byte; half of one as a mark."""
+    command = [*a_run(tmp_path), "--prompt", "a"]
+    for data, want in (
+        ("é😀".encode(), ["a", "", "é", "", "", "", "😀", "\n"]),
+        ("xé".encode()[:2], ["a", "x", "", "\N{REPLACEMENT CHARACTER}\n"]),
+        (b"\xff!", ["a", "\N{REPLACEMENT CHARACTER}", "!", "\n"]),
+    ):
+        monkeypatch.setattr(
+            generate_command, "stream", lambda *_, data=data, **__: map(torch.tensor, zip(data))
+        )
+        screen = succeeds(run(*command)).screen
+        assert screen.writes == want, f"{data} is written as {screen.writes}"
+        for n in range(2, len(want)):
+            assert "".join(want[:n]) in screen.flushed, f"{want[n - 1]!r} is shown too late"
+
+
+# --- what is rejected -----------------------------------------------------------------------------
+
+
+# fmt: off
+SETTINGS = {
+    "preset and pattern": (["--preset", "cheems-tiny", "--pattern", "AM"],
+                           "--preset or --pattern, not both"),
+    "two patterns": (["--pattern", "AM", "--set", "pattern=SM"], "--pattern or --set pattern="),
+    "unknown preset": (["--preset", "gpt"], "no preset 'gpt'; there are .*cheems-tiny"),
+    "unknown letter": (["--pattern", "AQ"], "unknown letter 'Q' at place 2"),
+    "nothing that mixes": (["--pattern", "MM"], "no token would see another"),
+    "no number of times": (["--pattern", "SE ×"], "'×' must be followed by a number, at place 4"),
+    "too many times": (["--pattern", "SE x 100000"], "'x 100000' makes 200,000 layers at place 4 "
+                       ".*10,000 are the most"),
+    "not a number": (["--set", "d_ff=wide"], "d_ff must be a whole number, got 'wide'"),
+    "a fraction": (["--set", "d_ff=1.5"], r"d_ff must be a whole number, got 1\.5"),
+    "past 32 bits": (["--set", f"d_ff={10**20}"], r"d_ff must be less than 2\^31, got 10{20}$"),
+    "no truth": (["--set", "tie_embeddings=no"], "tie_embeddings must be True or False, got 'no'"),
+    "sizes that do not fit": (["--set", "n_heads=3"], r"letter S .*d_model = 16 .* n_heads = 3"),
+    "an unknown word": (["--set", "position=up"], "position must be .*'up'"),
+    "a vocabulary": (["--set", "vocab_size=50257"], "vocab_size: .* reads bytes, it is 256"),
+    "a rate": (["--set", "learning_rate=1"], "learning_rate is not a field of the model"),
+    "a mask for nobody": (["--set", "pattern=SE", "--set", "mask=content"],
+                          "--set .* has no effect on SE: it is for I"),
+    "a width for nobody": (["--set", "d_conv=3"], "d_conv has no effect .* for S with position=c"),
+    "held out too much": (["--held-out", "1"], r"held_out must be .* in \(0, 1\), got 1\.0"),
+    "windows longer than the text": (["--length", "2000"], "1080 tokens: too few for .* 2001"),
+    "windows longer than the table": (["--set", "mask=gate", "--set", "max_positions=15"],
+                                      "--length 16 is longer .* max_positions = 15"),
+    "more than there is room for": (["--batch-size", f"{10**12}"],
+                                    r"needs [\d,.]+ GB .*cpu has [\d.]+ GB free: take a smaller"),
+    "no such device": (["--device", "abacus"], "--device abacus cannot be used here; there is cpu"),
+    "a device for nothing": (["--device", "meta"], "--device meta cannot .*; there is cpu"),
+    "no file": (["--text", "nowhere.txt"], "^cheems: No such file or directory: .*nowhere.txt$"),
+    "a directory": (["--text", "."], "directory"),
+    "processes without torchrun": (["--parallel", "data"], "start with torchrun"),
+}
+OPTIONS = {
+    "no command": ([], "required: command"),
+    "an unknown command": (["eat"], "invalid choice: 'eat'"),
+    "no run": (["train"], "required: --run"),
+    "an unknown precision": (["train", "--run", "r", "--precision", "int8"], "invalid choice"),
+    "an unknown option": (["train", "--run", "r", "--layers", "3"], "unrecognized.*--layers 3"),
+    **{f"train {option} {word!r}": (["train", "--run", "r", option, word], f"{option}.*: {message}")
+       for option, word, message in (
+           ("--steps", "many", "must be a whole number, got 'many'"),
+           ("--steps", "0", "must be at least 1, got 0"),
+           ("--learning-rate", "0", "must be positive, got 0"),
+           ("--learning-rate", "nan", "must be positive, got nan"),
+           ("--held-out", "x", "must be a number, got 'x'"),
+           ("--micro-batch", "0", "must be at least 1, got 0"),
+           ("--seed", f"{10**20}", r"must be from -2\^63 to .*, got 10{20}$"),
+           ("--set", "n_heads", "takes NAME=VALUE, 'n_heads' is not"),
+           ("--set", "", "takes NAME=VALUE, '' is not"),
+           ("--set", "d_modle=3", "d_modle=3: there is no field 'd_modle'; did you mean d_model"),
+           ("--set", "wings=4", "wings=4: there is no field 'wings'; there are pattern, vocab"),
+           *((option, "", "is empty") for option in
+             ("--run", "--text", "--pattern", "--preset", "--device")))},
+    **{f"generate {option} {word!r}": (
+        ["generate", "--run", "r", option, word], f"{option}.*: {message}")
+       for option, word, message in (
+           ("--top-k", "0", "must be at least 1, got 0"),
+           ("--top-k", f"{10**20}", "must be at most 256, got 10{20}$"),
+           ("--prompt", "", "is empty: leave it out"),
+           ("--prompt", "a\udcff", "is not UTF-8: character 2 is invalid"),
+           ("--max-new-tokens", "-1", "must be at least 0, got -1"))},
+}
+GENERATING = {
+    "no run": (["--run", "nowhere"], "no checkpoint at nowhere"),
+    "a negative temperature": (["--temperature", "-1"], r"temperature must be .* got -1\.0"),
+    "too much probability": (["--top-p", "1.5"], r"top_p must be .* in \(0, 1\], got 1\.5"),
+    "a choice of one": (["--temperature", "0", "--top-k", "5"], "--top-k has no effect with"),
+    "no such device": (["--device", "mps:7"], "--device mps:7 cannot be used here; there is cpu"),
+}
+# fmt: on
+
+
+@pytest.mark.parametrize(("words", "message"), SETTINGS.values(), ids=SETTINGS)
+def test_wrong_settings_are_one_line_and_write_nothing(tmp_path, monkeypatch, words, message):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    fails(run(*training(tmp_path, *words, pattern=None)), message)
+    assert not (tmp_path / "run").exists() and not names(Path.cwd()), "something is written"
+
+
+@pytest.mark.parametrize(("words", "message"), OPTIONS.values(), ids=OPTIONS)
+def test_wrong_options_are_one_line(words, message):
+    fails(run(*words), message, status=2)
+
+
+@pytest.mark.parametrize(("words", "message"), GENERATING.values(), ids=GENERATING)
+def test_generate_rejects_before_it_writes(tmp_path, words, message):
+    done = fails(run(*a_run(tmp_path), *words), message)
+    assert not done.out, f"{done.out!r} is written"
+
+
+def test_generate_stays_within_the_table_of_a_gate_mask(tmp_path):
+    gate = settings(dict(mask="gate", max_positions=20))
+    succeeds(run(*training(tmp_path, *gate, pattern="IM")))
+    command = ["generate", "--run", tmp_path / "run", "--device", "cpu", "--prompt", "abc"]
+    succeeds(run(*command, "--max-new-tokens", 18))  # the last byte needs no position
+    done = fails(run(*command, "--max-new-tokens", 19), "max_positions = 20")
+    assert not done.out, f"{done.out!r} is written"
+
+
+def test_runs_of_another_kind_are_rejected(tmp_path):
+    """Before anything says that it resumes, and with what to do."""
+    command = training(tmp_path)
+    succeeds(run(*command))
+    way_out = ". Resume with its settings, or take another directory .--run"
+    for words, message in (
+        (["--set", "d_ff=8"], r"d_ff \(16, now 8\)" + way_out),
+        (["--schedule", "9"], r"schedule \(4, now 9\)" + way_out),
+        (["--seed", "1"], r"seed \(0, now 1\)" + way_out),
+    ):
+        assert "resuming" not in fails(run(*command, *words), message).out
+    other = tmp_path / "other"
+    other.write_text(TEXT + "!", encoding="utf-8")
+    fails(run(*command, "--text", other), "another text; .* or take another directory")
+    (tmp_path / "run" / step(4) / "record.json").write_bytes(b"")
+    for words in (command, ["generate", "--run", tmp_path / "run"]):
+        fails(run(*words), f"{step(4)} is damaged.* There is none before it: start again")
+    fails(run(*training(tmp_path, name="text")), "--run: .*text is a file, not a dir", status=2)
+    (tmp_path / "run" / "options.json").write_text("{")
+    fails(run(*command), "options.json is damaged .*: remove it")
+
+
+def test_memory_is_checked_before_any_is_taken(tmp_path, monkeypatch):
+    """By the sum that `cheems budget` prints, for the windows that are read at a time."""
+    config, cpu = ModelConfig("SE × 2", d_model=64), torch.device("cpu")
+    plan = TrainConfig(batch_size=6, length=8)
+    needed = training_memory(config, 8, batch=2).total()
+    small = dataclasses.replace(plan, micro_batch=2)
+    monkeypatch.setattr(memory, "free_memory", lambda _: needed)
+    memory.check_memory(config, small, cpu)
+    message = r"needs 0\.0 GB .* free: take a smaller model, --micro-batch, --batch-size or"
+    with pytest.raises(ValueError, match=message):
+        memory.check_memory(config, plan, cpu)
+    monkeypatch.setattr(memory, "free_memory", lambda _: needed - 1)
+    with pytest.raises(ValueError, match=message):
+        memory.check_memory(config, small, cpu)
+    # Of several processes on a CPU each takes its share, and all of them take it.
+    monkeypatch.setattr(memory, "free_memory", lambda _: 2 * needed)
+    memory.check_memory(config, dataclasses.replace(plan, batch_size=4), cpu, 2, "data")
+    with pytest.raises(ValueError, match=message):
+        memory.check_memory(config, plan, cpu, 2, "data")
+    monkeypatch.setattr(memory, "free_memory", lambda _: None)
+    big = dataclasses.replace(plan, batch_size=10**7)
+    memory.check_memory(config, big, cpu)
+
+
+def test_memory_that_cannot_be_seen_is_one_line(tmp_path, monkeypatch):
+    def allocate(config):
+        raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory\nat line 1")
+
+    monkeypatch.setattr(memory, "free_memory", lambda _: None)
+    monkeypatch.setattr(train_command, "CausalLM", allocate)
+    done = fails(run(*training(tmp_path)), "out of memory: take a smaller model, --batch-size")
+    assert "could not be determined" not in done.out, done.out
+    done = run("train", "--run", tmp_path / "run", "--preset", "llama-2-7b", "--device", "cpu")
+    assert "the free memory of cpu could not be determined" in done.out
+
+
+@pytest.mark.skipif(memory.resource is None, reason="Windows has no limits")
+def test_free_memory_is_that_of_the_machine_or_a_lower_limit(monkeypatch):
+    cpu = torch.device("cpu")
+    free = memory.free_memory(cpu)
+    assert 0 < free <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    monkeypatch.setattr(memory.resource, "getrlimit", lambda _: (7 * 10**5, 7 * 10**5))
+    assert memory.free_memory(cpu) == 7 * 10**5
+    monkeypatch.setattr(memory, "resource", None)
+    monkeypatch.setattr(os, "sysconf_names", {})
+    monkeypatch.setattr(Path, "read_text", lambda *_, **__: "max\n")
+    assert memory.free_memory(cpu) is None, "as on Windows"
+
+
+def test_a_run_that_diverges_is_one_line(tmp_path):
+    words = training(tmp_path, "--learning-rate", 1e9, pattern="SM")
+    done = fails(run(*words), r"diverged in update 2: .*\(--learning-rate\) than 1e\+09")
+    assert "5." in done.err, "the loss before is not printed"
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [(b"", "text is empty"), ("café".encode("latin-1") * 300, "text is not UTF-8 text: byte 3"),
+     (b"short", "5 tokens: too few")],
+)  # fmt: skip
+def test_a_file_that_is_no_text_is_rejected(tmp_path, data, message):
+    command = training(tmp_path)
+    (tmp_path / "text").write_bytes(data)
+    fails(run(*command), message)
+
+
+def test_a_missing_kernel_is_one_line(tmp_path, monkeypatch):
+    status = kernels.KernelStatus(False, "none", "there is no kernel: get one")
+    monkeypatch.setattr(kernels, "kernel_status", lambda: status)
+    fails(run(*training(tmp_path, "--set", "backend=kernel", pattern="S")), "no kernel: get one")
+
+
+# --- help -----------------------------------------------------------------------------------------
+
+
+def examples_in(shown):
+    lines = re.findall(r"^  cheems (.*)$", shown, re.MULTILINE)
+    return [shlex.split(re.sub(r" {3}\(.*| > .*", "", line)) for line in lines]
+
+
+@pytest.mark.parametrize(
+    "command", [(), *((name,) for name in ("train", "generate", "compare", "budget", "evaluate",
+                                           "export"))],
+)  # fmt: skip
+def test_every_command_has_help_with_examples(command):
+    examples = examples_in(succeeds(run(*command, "--help")).out)
+    assert len(examples) >= 1
+    for words in examples:
+        assert words[: len(command)] == [*command]
+        assert ("--run" in words) != ("budget" in words), words
+
+
+def test_the_help_of_train_is_complete():
+    told = run("train", "--help").out
+    for name in PRESETS:
+        assert name in re.sub(r"\s+", "", told), name
+    for letter, layer in LAYERS.items():
+        assert re.search(rf"(^|  ){letter} {layer.name}(  |$)", told, re.M), letter
+    for field in dataclasses.fields(ModelConfig):
+        if field.name not in ("pattern", "vocab_size"):
+            pattern = rf"^  {field.name}={re.escape(str(field.default))} +\w"
+            assert re.search(pattern, told, re.M), field.name
+    told = re.sub(r"\s+", " ", told.split("options:")[1])
+    for field in dataclasses.fields(TrainConfig):
+        if field.name not in ("final", "warmup", "betas", "weight_decay", "clip"):
+            others = dict(schedule="--steps", micro_batch="all")
+            default = others.get(field.name, re.escape(str(field.default)))
+            option = field.name.replace("_", "-")
+            assert re.search(rf"--{option} [^()]*\(default:? {default}[,)]", told), option
+
+
+def test_the_examples_of_train_and_generate_work(tmp_path, monkeypatch):
+    """As they stand, but for the size of the run; without a text it is the manual of Python."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "book.txt").write_text(TEXT, encoding="utf-8")
+    for words in examples_in(run("train", "--help").out):
+        done = run(*words, *SHORT, "--steps", 1, "--held-out", 0.005)
+        n = len((read_text() if "runs/manual" in words else TEXT).encode("utf-8"))
+        held_out = math.ceil(0.005 * n)
+        text = f"{n - held_out:,} bytes to train on, {held_out:,} held out"
+        assert text in succeeds(done).out, f"{text!r} is not in: {done.out}"
+    for words in examples_in(run("generate", "--help").out):
+        done = run(*words, "--device", "cpu", "--max-new-tokens", 3)
+        assert succeeds(done).out.startswith("It was" if "--prompt" in words else "\n")
+
+
+# Two values of each field that --set takes; of some, what else has to be set for a difference.
+# fmt: off
+VALUES = dict(
+    n_kv_heads=(1, 2), d_head=(4, 8), n_groups=(1, 2), d_state=(4, 8), position=("rope", "decay"),
+    d_conv=(2, 3), rope_base=(10.0, 20.0), inner=("ssd", "linear"), n_values=(4, 5),
+    k_values=(1, 2), mask=(None, "content"), max_positions=(20, 30), keep=(1, 2), d_ff=(8, 12),
+    n_experts=(3, 4), k_experts=(1, 2), n_neurons=(9, 16), k_neurons=(1, 2),
+    n_retrieval_heads=(1, 2), d_query=(4, 8), d_private=(2, 4), d_model=(16, 32), n_heads=(2, 4),
+    tie_embeddings=(True, False), norm_eps=(1e-6, 1e-2),
+)
+# fmt: on
+VARIANTS = [
+    *({"pattern": f"{letter}A" if letter not in "SI" else letter} for letter in LAYERS),
+    *({"pattern": "S", "position": position} for position in ("conv", "decay")),
+    *({"pattern": "I", "inner": inner} for inner in ("ssd", "linear")),
+    *({"pattern": "I", "mask": mask} for mask in ("gate", "content")),
+]
+
+
+def differs(name, variant):
+    """Whether a field changes what a model with the same random numbers computes."""
+    found = []
+    sizes = dict(d_model=16, n_heads=2, d_ff=8, d_state=4, n_values=4, n_neurons=16, d_query=8)
+    sizes |= dict(max_positions=20) if variant.get("mask") == "gate" else {}
+    for value in VALUES[name]:
+        torch.manual_seed(0)
+        model = CausalLM(ModelConfig(**sizes | variant | {name: value}))
+        with torch.no_grad():
+            for p in model.parameters():
+                p.add_(0.3 * torch.randn_like(p))
+            logits = model(torch.arange(40).reshape(2, 20) % 7)[0]
+        found.append(([p.shape for p in model.parameters()], logits))
+    (shapes, logits), (others, other) = found
+    return shapes != others or (logits - other).abs().max() > 1e-6
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+def test_a_field_has_an_effect_where_it_is_used(variant):
+    for name in VALUES:
+        if name in variant or (name == "keep" and variant.get("mask") != "content"):
+            continue  # the layer itself rejects keep without that mask
+        config = ModelConfig(**variant | ({"max_positions": 20} if "mask" in variant else {}))
+        assert is_used(name, config) is bool(differs(name, variant)), name
+    beside = {field.name for field in dataclasses.fields(ModelConfig)} - {*VALUES}
+    assert beside == {"pattern", "vocab_size", "chunk_size", "backend"}, "fields are not tried"
+    for name in ("chunk_size", "backend"):  # all of whose values compute the same
+        assert users(name) == {"S": ""}
+
+
+# --- real processes -------------------------------------------------------------------------------
+
+
+def ended(started):
+    try:
+        out, err = started.communicate(timeout=120)
+    finally:
+        started.kill()  # which does nothing if it has ended
+    return Done(started.returncode, out.decode("utf-8"), err.decode("utf-8"), None)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has another Ctrl-C")
+@pytest.mark.usefixtures("ctrl_c_works")
+def test_as_a_process_ctrl_c_saves(tmp_path):
+    started = process(*training(tmp_path, "--steps", 100_000, "--checkpoint-every", 10))
+    until = time.monotonic() + 60
+    while not any((tmp_path / "run").glob("step-*")) and time.monotonic() < until:
+        time.sleep(0.01)
+    started.send_signal(signal.SIGINT)
+    there = ended(started)
+    done = len(record(tmp_path)["losses"])
+    assert there.status == 130 and done >= 10, there
+    assert f"stopped after step {done} of 100000; the last" in there.err
+    assert "stopping after this step; Ctrl-C again stops at once\n" in there.err
+    words = [*a_run(tmp_path / "other"), "--seed", 1, "--prompt", "é"]
+    assert succeeds(ended(process(*words))).out == run(*words).out
+
+
+# As torch/__init__.py, this takes as long to import as a test may wait.
+SLOW_IMPORT = "import sys, time; print('importing', flush=True); time.sleep(60)"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has another Ctrl-C")
+@pytest.mark.usefixtures("ctrl_c_works")
+def test_ctrl_c_is_quiet_while_torch_is_imported(tmp_path):
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text(SLOW_IMPORT)
+    started = process("train", "--run", tmp_path / "run", path=tmp_path)
+    try:
+        assert started.stdout.readline() == b"importing\n"
+        time.sleep(0.3)
+        started.send_signal(signal.SIGINT)
+    finally:
+        done = ended(started)
+    assert done.status == 130 and not done.err, done
+
+
+def test_a_reader_who_leaves_is_no_error(tmp_path):
+    started = process(*a_run(tmp_path), "--max-new-tokens", 2000)
+    started.stdout.close()
+    started.stdout = None
+    assert started.communicate(timeout=120)[1] == b"" and started.returncode == 141

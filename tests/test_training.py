@@ -1,0 +1,133 @@
+"""Training runs in a directory: when they save, how they end, what they report."""
+
+import contextlib
+import itertools
+import math
+import shutil
+import time
+
+import pytest
+import torch
+from training import (
+    Screen,
+    Stopped,
+    a_model,
+    a_text,
+    config,
+    content,
+    everything,
+    names,
+    same,
+    step,
+    trained,
+)
+
+from cheems_lab import training
+from cheems_lab.checkpoint import newest_checkpoint
+from cheems_ref.train import evaluate
+
+
+def test_a_run_saves_and_evaluates_when_due(tmp_path):
+    """Every so many steps, and after the last one; two checkpoints are kept."""
+    c, seen, saved = config(training, steps=11), [], []
+
+    def note(run):
+        seen.append([run.step, evaluate(run.model, run.ids[-20:], length=8)])
+        saved.append((tmp_path / step(run.step)).exists())
+
+    how = dict(directory=tmp_path, bar=False, after_step=note)
+    run = training.train(a_model(), a_text(), c, **how)
+    assert [n for n, there in enumerate(saved, 1) if there] == [4, 8, 11]
+    assert run.evaluations == [pair for pair in seen if pair[0] in (3, 6, 9, 11)]
+    assert names(tmp_path) == [step(8), step(11)]
+    assert newest_checkpoint(tmp_path) == tmp_path / step(11)
+
+
+def test_a_run_is_the_same_with_and_without_a_directory(tmp_path):
+    want = everything(trained(training))
+    for place in (tmp_path / "as" / "deep", str(tmp_path / "text")):
+        same("with checkpoints", everything(trained(training, place)), want)
+
+
+def test_a_loss_that_is_not_finite_leaves_the_last_checkpoint(tmp_path):
+    """Parameters, moments and files are those after step 6."""
+    kept = []
+
+    def overflow(run):
+        if run.step == 6:
+            with torch.no_grad():
+                run.model.norm.weight.fill_(3e38)
+            kept.append((run, everything(run), content(tmp_path)))
+
+    options = dict(directory=tmp_path, bar=False, after_step=overflow)
+    said = r"diverged in update 7: its loss is (nan|inf), .*the loss before was 2\.\d+\); try a "
+    with pytest.raises(FloatingPointError, match=said + r"smaller learning_rate .* than 0\.002$"):
+        training.train(a_model(), a_text(), config(training), **options)
+    run, before, files = kept[-1]
+    after = everything(run) | {"random state": before["random state"]}  # windows were drawn
+    same("after a loss that is not finite", after, before)
+    assert content(tmp_path) == files and names(tmp_path) == [step(4)]
+
+
+def test_a_held_out_loss_that_is_not_finite_is_not_saved(tmp_path):
+    """Only the held-out text has the letters whose numbers overflow."""
+    text = torch.cat([a_text(190, vocab=8), 8 + a_text(20, vocab=8)])
+
+    def spoil(run):
+        if run.step == 3:
+            with torch.no_grad():
+                run.model.embedding.weight[8:] = math.inf
+
+    model = a_model(tie_embeddings=False)
+    options = dict(bar=False, directory=tmp_path, after_step=spoil)
+    said = "diverged in update 5: the held-out loss before it is nan"
+    with pytest.raises(FloatingPointError, match=said):
+        training.train(
+            model, text, config(training, evaluate_every=4, held_out=20 / 210), **options
+        )
+    assert not names(tmp_path), "it is saved"
+
+
+def test_at_start_is_called_once_where_the_run_resumes(tmp_path):
+    for n, stop in ((0, 6), (4, None)):
+        begun = []
+        options = dict(
+            directory=tmp_path, bar=False, at_start=lambda run, b=begun: b.append(run.step)
+        )
+
+        def end(run, stop=stop):
+            if run.step == stop:
+                raise Stopped
+
+        with contextlib.suppress(Stopped):
+            training.train(a_model(), a_text(), config(training), **options, after_step=end)
+        assert begun == [n]
+
+
+def test_the_bar_starts_where_the_run_resumes_and_shows_its_numbers(tmp_path, monkeypatch):
+    """A clock that advances by half a second whenever it is read gives 16 / 0.5 tokens/s."""
+    trained(training, tmp_path, stop=6)  # so that the bar starts at 4
+    told = ((False, True, ""), (False, False, ""), (None, False, ""))
+    for bar, terminal, want in (*told, (None, True, "12/12"), (True, False, "12/12")):
+        place = tmp_path / f"{bar} {terminal}"
+        shutil.copytree(tmp_path / step(4), place / step(4))
+        clock = itertools.count(0, 0.5)
+        with monkeypatch.context() as patch:
+            patch.setattr(time, "perf_counter", lambda clock=clock: next(clock))
+            with contextlib.redirect_stderr(Screen(terminal)) as shown:
+                run = trained(training, place, bar=bar)
+        shown = shown.getvalue()
+        assert bool(shown) == bool(want) and want in shown, f"bar={bar}, terminal: {terminal}"
+        if want:
+            last = f"loss={run.losses[-1]:.3f}, tokens=32/s, "
+            last += f"held_out={run.evaluations[-1][1]:.3f}"
+            assert last in shown, f"the bar shows {shown!r}, not {last}"
+
+
+def test_a_directory_that_is_a_file_is_rejected_before_training(tmp_path):
+    (tmp_path / "file").write_text("text")
+    done = []
+    with pytest.raises(OSError, match="file"):
+        how = dict(directory=tmp_path / "file", bar=False, after_step=done.append)
+        training.train(a_model(), a_text(), config(training), **how)
+    assert not done, f"{len(done)} steps were done for nothing"
