@@ -66,7 +66,7 @@ def test_linux_has_several_pythons_processors_and_numbers_of_threads():
     assert sorted(before) == [
         "ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2",
         "ATEN_CPU_CAPABILITY=default MKL_ENABLE_INSTRUCTIONS=SSE4_2",
-        "OMP_NUM_THREADS=2",
+        "OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive",
         "taskset -c 0",
     ]
     assert f"{BEFORE}make test PYTHON=python" in [step.get("run") for _, step in STEPS]
