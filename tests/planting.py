@@ -3,9 +3,11 @@
 The tables are in planted/, one for each file of properties, and test_planted.py runs them all.
 """
 
+import contextlib
 import functools
 import inspect
 import linecache
+import sys
 import types
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -70,7 +72,8 @@ def planted(
     first = min((i for i, one in enumerate(rooms) if edits_in[one]), default=len(rooms) - 1)
     copied, exchanged = {}, {}
     for original in rooms[first:]:
-        copy = plant(original, *edits_in[original])
+        with _imported(copied):  # what a table holds was taken from a room while it was imported
+            copy = plant(original, *edits_in[original])
         for name, value in list(vars(copy).items()):
             setattr(copy, name, exchanged.get((name, id(value)), value))
         exchanged |= {
@@ -81,6 +84,18 @@ def planted(
         exchanged[_name(original), id(original)] = copied[_name(original)] = copy
     copy.copied = copied
     return copy
+
+
+@contextlib.contextmanager
+def _imported(copied):
+    """Let `from cheems_ref.room import name` take from copies."""
+    names = {f"cheems_ref.{name}": copy for name, copy in copied.items()}
+    before = {name: sys.modules[name] for name in names if name in sys.modules}
+    sys.modules.update({name: names[name] for name in before})
+    try:
+        yield
+    finally:
+        sys.modules.update(before)
 
 
 def _room_of(fragment, rooms):

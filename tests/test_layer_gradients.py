@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from models import SIZES, built, ids
 from properties import forward, normal
 
-from cheems_ref import attention, experts, mamba, model, ssd
+from cheems_ref import attention, config, experts, mamba, model, ssd
 from cheems_ref.verify import check
 
 
@@ -133,5 +133,5 @@ def test_gradients_are_those_of_the_definition(row):
 
 def test_every_layer_of_a_pattern_is_in_a_stack():
     assert {letter for kind, letters, *_ in ROWS if kind == "stack" for letter in letters} == set(
-        model.LAYERS
+        config.LAYERS
     )

@@ -192,7 +192,7 @@ MISTAKES = mistakes([
         "f(x¦).unflatten(-1, (-1, p)) for f in (self.q_proj, self.k_proj)")),
     (learns_as_defined, "attention", "ssd", "causal", "g = 2", detached(
         "f(x¦).unflatten(-1, (-1, p)) for f in (self.q_proj, self.k_proj)",
-        "self.inner(x¦, position_ids, padding_mask=padding_mask")),
+        "self.inner(x¦, position_ids, **own)")),
     (learns_as_defined, "attention", "retrieved", "causal", "g = 2", detached(
         "self.query_proj(x¦)",
         "self.weights(x¦), self.values",

@@ -95,7 +95,7 @@ MISTAKES = mistakes([
     (balance_raises_the_entropy, {
         "upside down": [("(choices *", "((1 - choices) *")]}),
     (learns_as_defined, "state mixer", "MoE", detached(
-        "self.router(x¦)",
+        "self.router(x¦.to(self.router.weight.dtype))",
         "return _mix_experts(x¦, *self.route(x), self.expert",
         "return _mix_experts(x, *self.route(x¦), self.expert",
         "gate[:, None]¦ * expert(i, tokens[token])",

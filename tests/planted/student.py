@@ -79,7 +79,7 @@ MISTAKES = mistakes([
     (what_the_chapters_need_is_carried, {
         "no pins": [('"constraints.txt", ', "")],
         "no licence": [('"LICENSE", ', "")],
-        "no records": [(', "figures/records"]', "]")],
+        "no records": [('CARRIED += ["figures/records"]\n', "")],
         "no claims": [('"book/claims.toml", ', "")],
         "figures too": [('"figures/records"', '"figures"')],
         "all of book": [('["book/claims.toml", "book/tables.toml"]', '["book"]')],

@@ -111,7 +111,7 @@ MISTAKES = mistakes([
             ("world_size) / (len(ids) - 1)", "world_size) / len(ids)")],
         "a mean of means": [
             ('reduction="sum").item()',
-             'reduction="mean").item() * (len(ids) - 1) / len(windows)')],
+             'reduction="mean").item() * (len(ids) - 1) / (len(batches) + 1)')],
         "bits": [("world_size) / (len(ids)", "world_size) / math.log(2) / (len(ids)")],
         "the first windows only": [
             ("range(0, len(whole), batch_size)",
