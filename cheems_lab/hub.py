@@ -477,7 +477,7 @@ def from_causal_lm(model: CausalLM) -> CheemsForCausalLM:
 
 
 def from_run(path: str | Path, *, device: str | torch.device = "cpu") -> CheemsForCausalLM:
-    """Return the model of a run of `python -m cheems_ref train`, ready to write, for the library.
+    """Return the model of a training run, in evaluation mode, for transformers.
 
     Args:
         path: a run's directory, whose newest checkpoint is taken; or a checkpoint.

@@ -229,7 +229,7 @@ def training_bytes(
     """Compute what training a model with AdamW takes at the least, in bytes of each process.
 
     Every parameter is held four times: itself, its gradient, and the two moments of AdamW. Several
-    processes share these (`shards.spread`, "sharded"), and each has beside its part, whole and with
+    processes share these (fully sharded), and each has beside its part, whole and with
     its gradient, what is outside of all blocks, and the block that runs. The logits are counted,
     and their gradient; what else the layers keep for the gradients comes on top.
 

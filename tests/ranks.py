@@ -1,4 +1,4 @@
-"""What is asked of training over several processes, on each of them; started by test_shards.py:
+"""What is asked of training over several processes, on each of them; started by test_processes.py:
 
     torchrun --nproc-per-node 2 tests/ranks.py FOLDER
 
