@@ -489,7 +489,7 @@ def rows():
             calls = (
                 lambda peer=peer: peer.route(x),
                 lambda neurons=neurons: experts.retrieved_experts(*neurons),
-                lambda neurons=neurons: experts.retrieved_experts_written_out(*neurons),
+                lambda neurons=neurons: experts.naive_retrieved_experts(*neurons),
             )
             seconds = [[] for _ in calls]
             for _ in range(25):  # in turns, so that all meet the same load
@@ -536,9 +536,9 @@ def manual():
     torch.manual_seed(0)
     cheems = CausalLM(config)
     settings = training.TrainConfig(
-        steps=2500, batch_size=8, length=256, learning_rate=3e-3, evaluate_every=125
+        steps=2500, batch_size=8, seq_len=256, learning_rate=3e-3, evaluate_every=125
     )
-    run = training.train(cheems, ids, settings, bar=True)
+    run = training.train(cheems, ids, settings, progress_bar=True)
     samples = []
     for prompt in ("The ", "If the class", "An exception"):
         start = text.text_to_ids(prompt)[None]
@@ -546,7 +546,7 @@ def manual():
         choice = Sampling(temperature=0.7, top_p=0.95, generator=generator)
         new = generate(cheems, start, 320, choice)
         samples.append([prompt, text.ids_to_text(new[0])])
-    seen, held_out = training.split_text(ids, settings.held_out)
+    seen, held_out = training.split_text(ids, settings.eval_fraction)
     pairs = torch.full((256, 256), 0.1).index_put(
         (seen[:-1], seen[1:]), torch.ones(len(seen) - 1), accumulate=True
     )
@@ -768,7 +768,7 @@ def ablation(name, rows, seeds, steps=300, run_one=None, rates=None):
     """Every row at its best of several rates, tried with seed 0, or at the one that is given."""
     (rates,) = from_notebook(CHAPTER_9, "RATES") if rates is None else (rates,)
     settings = ablation_settings(steps)
-    size = dict(steps=settings.steps, batch_size=settings.batch_size, length=settings.length)
+    size = dict(steps=settings.steps, batch_size=settings.batch_size, seq_len=settings.seq_len)
     run = functools.partial(jobs_and_results, name, run_one or ablation_run)
 
     trials = [
@@ -809,7 +809,7 @@ def ablation_settings(steps):
 
 @functools.cache
 def ablation_corpus():
-    return text.read_corpus(held_out=ablation_settings(300).held_out)
+    return text.read_corpus(eval_fraction=ablation_settings(300).eval_fraction)
 
 
 def ablation_run(job):
@@ -818,7 +818,7 @@ def ablation_run(job):
     corpus, start, models = ablation_corpus(), time.perf_counter(), []
     settings = ablation_settings(job["steps"])
     torch.set_default_dtype(torch.float32)
-    settings = dataclasses.replace(settings, held_out=corpus.held_out)
+    settings = dataclasses.replace(settings, eval_fraction=corpus.eval_fraction)
     fields = dict(job["fields"])
     turned = fields.pop("turned", True)
     config = parts["fitted"](**fields)
@@ -837,7 +837,7 @@ def ablation_run(job):
         "nats": [[step, round(loss, 5)] for step, loss in nats],
     }
     if set(config.pattern) & set("RHCX"):
-        held_out = training.split_text(corpus.ids, corpus.held_out)[1]
+        held_out = training.split_text(corpus.ids, corpus.eval_fraction)[1]
         shares = parts["in_common"](models[0], held_out[: 4 * 512].view(4, 512).long())
         result["in common"] = [round(share, 4) for share in shares]
     return result
@@ -850,7 +850,7 @@ def reading_run(job):
     settings = ablation_settings(job["steps"])
     settings = dataclasses.replace(settings, learning_rate=job["rate"], seed=job["seed"])
     torch.set_default_dtype(torch.float32)
-    ids, held_out = training.split_text(corpus.ids.long(), corpus.held_out)
+    ids, held_out = training.split_text(corpus.ids.long(), corpus.eval_fraction)
     objective = job["fields"]["objective"]
     reader = parts["learn_to_read"](job["fields"]["pattern"], objective, settings, ids)
     nats, places = parts["nats_cut_out"](reader, objective, held_out)

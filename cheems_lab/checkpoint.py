@@ -42,7 +42,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 NAMED = re.compile(r"step-\d{8,}(\.safetensors)?")  # files are of earlier versions
 BLANK = "0" * 64  # the place of a record's own digest while it is computed
 # They do not affect the loss; the last one does by rounding, as the number of processes does.
-MAY_CHANGE = ("steps", "evaluate_every", "checkpoint_every", "micro_batch")
+MAY_CHANGE = ("steps", "evaluate_every", "checkpoint_every", "micro_batch_size")
 
 
 class CheckpointError(ValueError):
@@ -266,7 +266,7 @@ def _as_json(config):
 def _affecting(training):
     """The settings that affect the loss; `steps` does only through the schedule."""
     kept = {name: value for name, value in training.items() if name not in MAY_CHANGE}
-    return kept | {"schedule": training.get("schedule") or training.get("steps")}
+    return kept | {"decay_steps": training.get("decay_steps") or training.get("steps")}
 
 
 def _check_same(path, mine, theirs):

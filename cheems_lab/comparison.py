@@ -48,7 +48,7 @@ def compare(
     seeds: Sequence[int],
     directory: str | Path,
     device: torch.device | str = "cpu",
-    bar: bool | None = False,
+    progress_bar: bool | None = False,
     at_start: Callable[[str, Run], None] | None = None,
     after_step: Callable[[str, Run], None] | None = None,
 ) -> list[Evaluation]:
@@ -61,7 +61,7 @@ def compare(
         seeds: of the weights and the windows.
         directory: where evaluations are kept, and the checkpoints of a run until it is finished.
         device: where models are trained.
-        bar: as for `train`.
+        progress_bar: as for `train`.
         at_start, after_step: called as by `train`, with the name of the row before the run.
 
     Returns:
@@ -74,13 +74,14 @@ def compare(
     _must_be_comparable(rows, seeds)
     directory, text = Path(directory), fingerprint(ids)
     settings = {name: _settings(row, config, text) for name, row in rows.items()}
+    hooks = dict(progress_bar=progress_bar, at_start=at_start, after_step=after_step)
     with locked(directory):
         _must_be_the_same(directory, settings)
         done = read_evaluations(directory)
         for seed in seeds:
             for name, row in rows.items():
                 if not any(e[:3] == (name, seed, config.steps) for e in done):
-                    _run(name, row, seed, ids, config, directory, device, bar, at_start, after_step)
+                    _run(name, row, seed, ids, config, directory, device, **hooks)
                     done = read_evaluations(directory)
     order = {(name, seed): i for i, (seed, name) in enumerate(itertools.product(seeds, rows))}
     found = [e for e in done if (e.row, e.seed) in order]
@@ -164,7 +165,7 @@ def _differing(before, now):
     )
 
 
-def _run(name, row, seed, ids, config, directory, device, bar, at_start, after_step):
+def _run(name, row, seed, ids, config, directory, device, *, progress_bar, at_start, after_step):
     """Train one row with one seed, and keep its evaluations; its checkpoints go when it is done."""
     home, kept = run_directory(directory, name, seed), directory / "evaluations.jsonl"
     _drop_a_cut_line(kept)
@@ -185,7 +186,7 @@ def _run(name, row, seed, ids, config, directory, device, bar, at_start, after_s
     torch.manual_seed(seed)
     model = CausalLM(row.config).to(device)
     start = None if at_start is None else (lambda run: at_start(name, run))
-    hooks = dict(bar=bar, at_start=start, after_step=note)
+    hooks = dict(progress_bar=progress_bar, at_start=start, after_step=note)
     keep(train(model, ids, _with(config, row, seed), directory=home, **hooks))
     shutil.rmtree(home)
 

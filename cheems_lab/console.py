@@ -57,7 +57,7 @@ def _lost_peer(error):
 def _out_of_memory(error):
     is_one = isinstance(error, MemoryError | torch.OutOfMemoryError)
     if is_one or "DefaultCPUAllocator" in str(error):
-        return "out of memory: take a smaller model, --batch-size, --micro-batch or --length"
+        return "out of memory: take a smaller model, --batch-size, --micro-batch-size or --seq-len"
     return None
 
 

@@ -39,16 +39,16 @@ def check_memory(
         world_size: number of processes. On a CPU they share its memory.
         parallel: "data" if each has all parameters; else they share them.
     """
-    if config.mask == "gate" and "I" in config.pattern and training.length > config.max_positions:
+    if config.mask == "gate" and "I" in config.pattern and training.seq_len > config.max_positions:
         raise ValueError(
-            f"--length {training.length} is longer than the table of mask=gate, max_positions = "
+            f"--seq-len {training.seq_len} is longer than the table of mask=gate, max_positions = "
             f"{config.max_positions}"
         )
     rows = math.ceil(training.batch_size / world_size)
     rows = math.ceil(rows / n_micro_batches(training, world_size))
     dtype = torch.bfloat16 if training.precision == "bfloat16" else torch.float32
     shards = 1 if parallel == "data" else world_size
-    needed = training_memory(config, training.length, batch=rows, dtype=dtype, processes=shards)
+    needed = training_memory(config, training.seq_len, batch=rows, dtype=dtype, processes=shards)
     size = needed.total() if device.type == "cpu" else needed.total() - needed.activations
     if device.type == "cpu":
         size *= world_size
@@ -63,7 +63,7 @@ def check_memory(
     if free is not None and size > free:
         raise ValueError(
             f"{text}, and {device} has {_gigabytes(free)} free: take a smaller model, "
-            "--micro-batch, --batch-size or --length"
+            "--micro-batch-size, --batch-size or --seq-len"
         )
 
 

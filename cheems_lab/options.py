@@ -156,10 +156,14 @@ def add_training(add: Callable) -> None:
     c, size = TrainConfig(), at_least(1)
     add("--steps", type=size, help=f"optimiser steps (default {c.steps})")
     add("--batch-size", type=size, help=f"windows per step (default {c.batch_size})")
-    add("--length", type=size, help=f"bytes per window (default {c.length})")
+    add("--seq-len", type=size, help=f"bytes per window (default {c.seq_len})")
     add("--learning-rate", type=positive, help=f"the largest (default {c.learning_rate})")
-    add("--micro-batch", type=size, metavar="WINDOWS", help="read at a time (default: all)")
-    add("--held-out", type=positive, help=f"share kept for evaluation (default {c.held_out})")
+    add("--micro-batch-size", type=size, metavar="WINDOWS", help="read at a time (default: all)")
+    add(
+        "--eval-fraction",
+        type=positive,
+        help=f"share kept for evaluation (default {c.eval_fraction})",
+    )
     add("--evaluate-every", type=size, metavar="STEPS", help=f"(default {c.evaluate_every})")
     add("--checkpoint-every", type=size, metavar="STEPS", help=f"(default {c.checkpoint_every})")
     add("--precision", choices=["auto", "float32", "bfloat16"], help="(default auto)")

@@ -37,7 +37,7 @@ class Progress:
         self.began = self.last_line_at = time.monotonic()
         if self.newest is None:
             return
-        steps, schedule = run.config.steps, run.config.schedule
+        steps, schedule = run.config.steps, run.config.decay_steps
         if run.step >= steps:
             print_once(f"{self.directory} is finished: {steps} steps are done; --steps N trains on")
             return
@@ -75,7 +75,7 @@ class Progress:
         line = f"step {run.step} of {config.steps}: loss {run.losses[-1]:.3f}{held_out} nats"
         if done == 0 or seconds <= 0:
             return line
-        speed = done * config.batch_size * config.length / seconds
+        speed = done * config.batch_size * config.seq_len / seconds
         left = datetime.timedelta(seconds=round((config.steps - run.step) * seconds / done))
         return f"{line}; {speed:,.0f} bytes/s, about {left} to go"
 

@@ -24,7 +24,7 @@ def train(
     config: TrainConfig,
     *,
     directory: str | Path | None = None,
-    bar: bool | None = None,
+    progress_bar: bool | None = None,
     at_start: Callable[[Run], None] | None = None,
     after_step: Callable[[Run], None] | None = None,
 ) -> Run:
@@ -33,7 +33,7 @@ def train(
     Args:
         model: on the device where it is to be trained. If it is sharded over several processes
             (`processes.shard_model`), all of them call this; each reads its share of the windows.
-        ids, config, bar, after_step: as in `cheems_ref.train.train`.
+        ids, config, progress_bar, after_step: as in `cheems_ref.train.train`.
         directory: where the run is saved, every `checkpoint_every` steps and at its end; if it
             holds a checkpoint, the run resumes from it. None to save nothing.
         at_start: called once before the first step, after the run has been restored.
@@ -60,7 +60,7 @@ def train(
             if after_step is not None:
                 after_step(run)
 
-        resume(run, bar=bar, after_step=step_done)
+        resume(run, progress_bar=progress_bar, after_step=step_done)
     return run
 
 

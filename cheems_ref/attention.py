@@ -23,7 +23,7 @@ and the two dynamic masks, both additive before the softmax, so that they receiv
     ContentMask  a penalty computed from the value of the key
 
 `QCAttn` is ordinary attention, `InnerFuncAttn` the same with values from one of these functions.
-`attention` is torch's fused operator, `attention_written_out` the formula it is checked against.
+`attention` is torch's fused operator, `naive_attention` the formula it is checked against.
 The published listings, and what each does when it is run, are in notebook 05.
 
 Wrong shapes, dtypes and sizes raise ValueError with the argument and the numbers (check.py). The
@@ -103,7 +103,7 @@ def _own_if_empty(allowed):
     return allowed | (own & ~allowed.any(dim=-1, keepdim=True))
 
 
-def attention_written_out(
+def naive_attention(
     q: Queries, k: Keys, v: Values, *, allowed: Allowed, bias: Bias | None = None
 ) -> Queries:
     """Compute softmax attention as its formula says, scores and weights in full.
@@ -137,7 +137,7 @@ def attention(
 ) -> Queries:
     """Compute the same with torch's scaled_dot_product_attention.
 
-    Arguments and result are those of `attention_written_out`; allowed=None means causal, the
+    Arguments and result are those of `naive_attention`; allowed=None means causal, the
     queries being the last t of the s tokens.
 
     Source: Ch Listing 3; torch.nn.functional.scaled_dot_product_attention.
@@ -176,21 +176,21 @@ class GateMask(nn.Module):
     It knows absolute positions and no contents, and it is the one part of this architecture whose
     output changes when all positions are moved. Gates start at 0.88.
 
-    With round=True a gate below 1/2 hides its position completely and one above not at all, while
+    With hard=True a gate below 1/2 hides its position completely and one above not at all, while
     the gradient is that of the gate before rounding (straight through).
 
     Args:
         n_heads: h.
         max_positions: number of positions in the table.
-        round: whether the gates are rounded to 0 and 1.
+        hard: whether the gates are rounded to 0 and 1.
 
     Source: WM eq. 4 and Listing 6, made additive: as printed no gradient reaches it.
     """
 
-    def __init__(self, n_heads: int, max_positions: int, *, round: bool = False):
+    def __init__(self, n_heads: int, max_positions: int, *, hard: bool = False):
         super().__init__()
         check.sizes(n_heads=n_heads, max_positions=max_positions)
-        self.round = round
+        self.hard = hard
         self.logit = nn.Parameter(torch.empty(n_heads, max_positions))
         self.reset_parameters()
 
@@ -212,7 +212,7 @@ class GateMask(nn.Module):
 
     def keeps(self, bias: Bias, allowed: Allowed) -> Allowed | None:
         """Return which of the allowed keys are kept; None for all."""
-        return allowed & (bias >= math.log(0.5))[:, :, None] if self.round else None
+        return allowed & (bias >= math.log(0.5))[:, :, None] if self.hard else None
 
 
 class ContentMask(nn.Module):
@@ -222,25 +222,25 @@ class ContentMask(nn.Module):
     that is left, and a token that says "do not read me" is hidden from every later one. At the
     start the share is 0.9 or so.
 
-    With keep=n each query keeps the n allowed keys of the smallest penalty and sees no others; of
+    With top_k=n each query keeps the n allowed keys of the smallest penalty and sees no others; of
     penalties that are equal as float32 numbers the later key is kept. (In a float32 model equal
-    tokens may differ by a rounding, and then either may be kept.) With keep=1 the weight is 1
+    tokens may differ by a rounding, and then either may be kept.) With top_k=1 the weight is 1
     whatever the scores, and queries, keys and penalties receive no gradient.
 
     Args:
         d_values: width of all values of a token together.
         n_heads: h.
-        keep: n ≥ 1; None to keep all.
+        top_k: n ≥ 1; None to keep all.
 
     Source: the authors' later Doge models (transformers, `modeling_doge`), which add
     exp(a softplus(u·v)) with a starting at 0; here the exponent itself is added and -a starts at
     -1, so that it means log(share left) and u has a gradient from the start.
     """
 
-    def __init__(self, d_values: int, n_heads: int, *, keep: int | None = None):
+    def __init__(self, d_values: int, n_heads: int, *, top_k: int | None = None):
         super().__init__()
-        check.sizes(d_values=d_values, n_heads=n_heads, keep=keep)
-        self.keep = keep
+        check.sizes(d_values=d_values, n_heads=n_heads, top_k=top_k)
+        self.top_k = top_k
         self.dt_proj = nn.Linear(d_values, n_heads, bias=False)
         self.dt_bias = nn.Parameter(torch.empty(n_heads))
         self.A_log = nn.Parameter(torch.empty(n_heads))
@@ -265,13 +265,13 @@ class ContentMask(nn.Module):
 
     def keeps(self, bias: Bias, allowed: Allowed) -> Allowed | None:
         """Return which of the allowed keys are kept; None for all."""
-        if self.keep is None or self.keep >= bias.shape[-1]:
+        if self.top_k is None or self.top_k >= bias.shape[-1]:
             return None
         # Sorted from the last key to the first, so that of equals the later comes first. As float32
         # since in float64 the rounding of a matrix product would tell equal tokens apart.
         seen = bias.float()[:, :, None].masked_fill(~allowed, -torch.inf).flip(-1)
         rank = seen.argsort(dim=-1, descending=True, stable=True).argsort(dim=-1)
-        return allowed & (rank < self.keep).flip(-1)
+        return allowed & (rank < self.top_k).flip(-1)
 
 
 class AttentionCache(NamedTuple):
@@ -299,8 +299,8 @@ class QCAttn(nn.Module):
         rope_base: as in `rope_frequencies`.
         mask: "gate", "content", or None for the causal mask alone.
         max_positions: length of the table of mask="gate", which needs it; else without meaning.
-        round: whether mask="gate" rounds its gates, as in `GateMask`.
-        keep: keys that mask="content" keeps per query, as in `ContentMask`.
+        hard: whether mask="gate" rounds its gates, as in `GateMask`.
+        top_k: keys that mask="content" keeps per query, as in `ContentMask`.
 
     Source: WM §2 and §3.4, QCAttn.
     """
@@ -314,13 +314,13 @@ class QCAttn(nn.Module):
         rope_base: float | int = 10000.0,
         mask: Mask | None = None,
         max_positions: int | None = None,
-        round: bool = False,
-        keep: int | None = None,
+        hard: bool = False,
+        top_k: int | None = None,
     ):
         super().__init__()
         self._make_projections(d_model, n_heads, n_kv_heads, rope_base)
         self.inner = nn.Linear(d_model, self.k_proj.out_features, bias=False)
-        self.mask = _make_mask(mask, self.inner.out_features, n_heads, max_positions, round, keep)
+        self.mask = _make_mask(mask, self.inner.out_features, n_heads, max_positions, hard, top_k)
 
     def _make_projections(self, d_model, n_heads, n_kv_heads, rope_base):
         n_kv_heads = n_heads if n_kv_heads is None else n_kv_heads
@@ -386,7 +386,7 @@ class QCAttn(nn.Module):
         bias = self.mask(cache.v, cache.position_ids)
         kept = self.mask.keeps(bias, allowed)
         kept = allowed if kept is None else _own_if_empty(kept)
-        if not getattr(self.mask, "round", False):
+        if not getattr(self.mask, "hard", False):
             return _attention(q, cache.k, cache.v, kept, bias)
         # Rounded gates: the value is that of the kept keys, the gradient that of the soft gates.
         hard = _attention(q, cache.k, cache.v, kept)
@@ -451,7 +451,7 @@ class InnerFuncAttn(QCAttn):
     Queries and keys stay linear, since what they are for is to be compared; what is read need not.
 
     Args:
-        d_model, n_heads, n_kv_heads, rope_base, mask, max_positions, round, keep: as in `QCAttn`;
+        d_model, n_heads, n_kv_heads, rope_base, mask, max_positions, hard, top_k: as in `QCAttn`;
             "ssd" and "retrieved" give one value per head whatever n_kv_heads is.
         inner: "ssd", "retrieved" or "linear".
         n_values, k_values: as in `RetrievedValues`, for inner="retrieved".
@@ -473,8 +473,8 @@ class InnerFuncAttn(QCAttn):
         k_values: int = 2,
         d_state: int = 64,
         max_positions: int | None = None,
-        round: bool = False,
-        keep: int | None = None,
+        hard: bool = False,
+        top_k: int | None = None,
     ):
         nn.Module.__init__(self)  # not QCAttn's, which would make linear values
         check.choice(Inner, inner=inner)
@@ -488,7 +488,7 @@ class InnerFuncAttn(QCAttn):
             )
         else:
             self.inner = nn.Linear(d_model, d_values, bias=False)
-        self.mask = _make_mask(mask, d_values, n_heads, max_positions, round, keep)
+        self.mask = _make_mask(mask, d_values, n_heads, max_positions, hard, top_k)
 
     def _values(self, x, position_ids, padding_mask, cache, rotary):
         if not isinstance(self.inner, SSD):
@@ -499,17 +499,17 @@ class InnerFuncAttn(QCAttn):
         return self.inner(x, position_ids, **own)
 
 
-def _make_mask(mask, d_values, n_heads, max_positions, round, keep):
+def _make_mask(mask, d_values, n_heads, max_positions, hard, top_k):
     check.choice((None, "gate", "content"), mask=mask)
     if mask == "gate" and max_positions is None:
         raise ValueError("mask='gate' needs max_positions, the length of its table")
-    if round and mask != "gate":
-        raise ValueError(f"round belongs to mask='gate', got mask={mask!r}")
-    if keep is not None and mask != "content":
-        raise ValueError(f"keep = {keep} belongs to mask='content', got mask={mask!r}")
+    if hard and mask != "gate":
+        raise ValueError(f"hard belongs to mask='gate', got mask={mask!r}")
+    if top_k is not None and mask != "content":
+        raise ValueError(f"top_k = {top_k} belongs to mask='content', got mask={mask!r}")
     if mask == "gate":
-        return GateMask(n_heads, max_positions, round=round)
-    return ContentMask(d_values, n_heads, keep=keep) if mask == "content" else None
+        return GateMask(n_heads, max_positions, hard=hard)
+    return ContentMask(d_values, n_heads, top_k=top_k) if mask == "content" else None
 
 
 def _extended(cache, k, v, padding_mask, position_ids, inner):

@@ -96,7 +96,7 @@ def count_parameters(config: ModelConfig) -> dict[str, Parameters]:
             layer = make_layer(letter, c)
         n = c.pattern.count(letter)
         total = sum(parameter.numel() for parameter in layer.parameters())
-        idle = layer.idle_parameters() if hasattr(layer, "idle_parameters") else 0
+        idle = layer.inactive_parameters() if hasattr(layer, "inactive_parameters") else 0
         counts[letter] = Parameters(n * total, n * (total - idle))
     return counts
 

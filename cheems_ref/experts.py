@@ -37,10 +37,10 @@ from cheems_ref.retrieval import PEER as PEER
 from cheems_ref.retrieval import CDMMoE as CDMMoE
 from cheems_ref.retrieval import CDMoE as CDMoE
 from cheems_ref.retrieval import ProductKeys as ProductKeys
+from cheems_ref.retrieval import naive_retrieved_experts as naive_retrieved_experts
 from cheems_ref.retrieval import neurons as neurons
 from cheems_ref.retrieval import product_key_topk as product_key_topk
 from cheems_ref.retrieval import retrieved_experts as retrieved_experts
-from cheems_ref.retrieval import retrieved_experts_written_out as retrieved_experts_written_out
 
 Tokens = Float[Tensor, "b l d"]
 Gates = Float[Tensor, "b l k"]
@@ -94,7 +94,7 @@ class MoE(nn.Module):
         """Compute expert i on its tokens."""
         return self.experts[i](x)
 
-    def idle_parameters(self) -> int:
+    def inactive_parameters(self) -> int:
         """Return how many parameters take no part in one token's result."""
         active = set(self.experts[: self.k].parameters())
         return sum(p.numel() for p in set(self.experts[self.k :].parameters()) - active)
@@ -148,10 +148,10 @@ class ExpansiveMoE(MoE):
         """Compute expert i on what the shared one made of its tokens."""
         return self.experts[i](x * torch.sigmoid(self.gates[i](x)))
 
-    def idle_parameters(self) -> int:
+    def inactive_parameters(self) -> int:
         """Return how many parameters take no part in one token's result."""
         gates = sum(p.numel() for p in self.gates[self.k :].parameters())
-        return super().idle_parameters() + gates
+        return super().inactive_parameters() + gates
 
     def forward(self, x: Tokens) -> Tokens:
         """Compute y."""

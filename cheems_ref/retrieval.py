@@ -225,7 +225,7 @@ def _retrieved_experts(x, down, up, gates, indices, gate=None):
     return y.view(*x.shape[:2], up.shape[1])
 
 
-def retrieved_experts_written_out(
+def naive_retrieved_experts(
     x: Tokens,
     down: Float[Tensor, "e d"],
     up: Float[Tensor, "e o"],
@@ -302,7 +302,7 @@ class ProductKeys(nn.Module):
         scores, indices = _product_key_topk(queries.to(self.keys.dtype), self.keys, self.k)
         return scores.softmax(dim=-1), indices
 
-    def idle_rows(self) -> int:
+    def min_inactive_experts(self) -> int:
         """Return a lower bound on the experts that no head retrieves for a token."""
         return max(0, self.n_experts - self.n_heads * self.k)
 
@@ -337,9 +337,9 @@ class PEER(ProductKeys):
         _reset_table(self.down, self.down.shape[1])
         _reset_table(self.up, self.n_heads * self.k)
 
-    def idle_parameters(self) -> int:
+    def inactive_parameters(self) -> int:
         """Return how many parameters take no part in one token's result."""
-        return self.idle_rows() * (self.down.shape[1] + self.up.shape[1])
+        return self.min_inactive_experts() * (self.down.shape[1] + self.up.shape[1])
 
     def forward(self, x: Tokens) -> Tokens:
         """Compute y = Σ gᵢ SiLU(x·downᵢ) upᵢ."""
@@ -404,10 +404,10 @@ class CDMMoE(nn.Module):
         """Find the experts of every token: gates and indices as `PEER.route`."""
         return self.retrieval.route(self.private(x))
 
-    def idle_parameters(self) -> int:
+    def inactive_parameters(self) -> int:
         """Return how many parameters take no part in one token's result."""
         width = sum(table.shape[1] for table in (self.gate, self.down, self.up))
-        return self.retrieval.idle_rows() * width
+        return self.retrieval.min_inactive_experts() * width
 
     def forward(self, x: Tokens) -> Tokens:
         """Compute y."""
@@ -455,9 +455,9 @@ class CDMoE(nn.Module):
         """Find the experts of every token: gates and indices as `PEER.route`."""
         return self.experts.route(self.shared(x) if self.form == "serial" else x)
 
-    def idle_parameters(self) -> int:
+    def inactive_parameters(self) -> int:
         """Return how many parameters take no part in one token's result."""
-        return self.experts.idle_parameters()
+        return self.experts.inactive_parameters()
 
     def forward(self, x: Tokens) -> Tokens:
         """Compute y."""

@@ -52,16 +52,16 @@ def read_text(path: str | Path | None = None) -> str:
 class Corpus(NamedTuple):
     """Many texts as bytes: those to train on, then those held out.
 
-    ids: (l,), uint8; held_out: the share at which `train` cuts them, exactly between the two;
+    ids: (l,), uint8; eval_fraction: the share at which `train` cuts them, exactly between the two;
     texts: how many there are on either side.
     """
 
     ids: Integer[Tensor, " l"]
-    held_out: float
+    eval_fraction: float
     texts: tuple[int, int]
 
 
-def read_corpus(folder: str | Path | None = None, *, held_out: float | int = 0.1) -> Corpus:
+def read_corpus(folder: str | Path | None = None, *, eval_fraction: float | int = 0.1) -> Corpus:
     """Read many texts and hold some of them out, whole: no text is on both sides, nor is its copy.
 
     A text is held out if the SHA-256 of its contents says so, whatever other texts there are.
@@ -70,18 +70,18 @@ def read_corpus(folder: str | Path | None = None, *, held_out: float | int = 0.1
         folder: all files in it, and in folders below, that are UTF-8 text and whose names, and
             those of their folders, do not begin with a dot; None for Python's manual, topic by
             topic, and the modules of its standard library.
-        held_out: about which share of the texts is held out, in (0, 1).
+        eval_fraction: about which share of the texts is held out, in (0, 1).
 
     Raises:
         NotADirectoryError: the folder is none.
         ValueError: it holds no text to train on, or none to hold out.
     """
-    check.numbers("(0, 1)", held_out=held_out)
+    check.numbers("(0, 1)", eval_fraction=eval_fraction)
     texts = _standard_library() if folder is None else _files_below(Path(folder))
     sides = [], []
     for text in texts:
         number = int.from_bytes(hashlib.sha256(text).digest()[:8], "big")
-        sides[number < held_out * 2**64].append(text)
+        sides[number < eval_fraction * 2**64].append(text)
     kept, apart = (b"\n\n".join(side) for side in sides)
     if not kept or not apart:
         raise ValueError(

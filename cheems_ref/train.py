@@ -37,44 +37,44 @@ class TrainConfig:
     Args:
         steps: number of updates.
         batch_size: windows per update.
-        length: tokens per window.
+        seq_len: tokens per window.
         learning_rate: the largest. The papers take 2e-4 for 320 million parameters and more; a
             model of a million takes, and needs, ten times that.
-        final: last learning rate as a share of the largest (2e-5 of 2e-4).
+        min_lr_ratio: last learning rate as a share of the largest (2e-5 of 2e-4).
         warmup: share of the steps in which it rises linearly; then it falls as a cosine.
         betas, weight_decay: of AdamW. Decay is for matrices and tables, not for vectors (norms,
             step sizes, decay rates).
-        clip: largest norm of all gradients together.
-        held_out: share of the text, at its end, that is never trained on.
+        max_grad_norm: largest norm of all gradients together.
+        eval_fraction: share of the text, at its end, that is never trained on.
         seed: of the windows.
         precision: "float32"; "bfloat16" for autocast; "auto" for bfloat16 on a GPU that has it.
         evaluate_every: steps between two evaluations on the held-out text.
         checkpoint_every: steps between two checkpoints.
-        micro_batch: windows that a process reads at a time; an update adds up the gradients of as
-            many readings as it takes. None for all at once.
-        schedule: updates over which the learning rate rises and falls; after them it stays where
+        micro_batch_size: windows that a process reads at a time; an update adds up the
+            gradients of all its micro-batches. None for all at once.
+        decay_steps: updates over which the learning rate rises and falls; after them it stays where
             it ends. None for all of the steps. A run that is to go on for more steps than it was
-            made for keeps its schedule: TrainConfig(steps=2000, schedule=1000).
+            made for keeps its schedule: TrainConfig(steps=2000, decay_steps=1000).
 
     Source: WM App. C.2; Ch §4.1, which takes betas (0.9, 0.98).
     """
 
     steps: int = 1000
     batch_size: int = 8
-    length: int = 256
+    seq_len: int = 256
     learning_rate: float | int = 2e-3
-    final: float | int = 0.1
+    min_lr_ratio: float | int = 0.1
     warmup: float | int = 0.1
     betas: tuple[float | int, float | int] = (0.9, 0.999)
     weight_decay: float | int = 0.01
-    clip: float | int = 1.0
-    held_out: float | int = 0.1
+    max_grad_norm: float | int = 1.0
+    eval_fraction: float | int = 0.1
     seed: int = 0
     precision: str = "auto"
     evaluate_every: int = 200
     checkpoint_every: int = 200
-    micro_batch: int | None = None
-    schedule: int | None = None
+    micro_batch_size: int | None = None
+    decay_steps: int | None = None
 
     def __post_init__(self):
         object.__setattr__(self, "betas", tuple(self.betas))  # JSON has lists
@@ -82,16 +82,18 @@ class TrainConfig:
         check.sizes(
             steps=self.steps,
             batch_size=self.batch_size,
-            length=self.length,
+            seq_len=self.seq_len,
             evaluate_every=self.evaluate_every,
             checkpoint_every=self.checkpoint_every,
-            micro_batch=self.micro_batch,
-            schedule=self.schedule,
+            micro_batch_size=self.micro_batch_size,
+            decay_steps=self.decay_steps,
         )
-        check.numbers("(0, inf)", learning_rate=self.learning_rate, clip=self.clip)
+        check.numbers(
+            "(0, inf)", learning_rate=self.learning_rate, max_grad_norm=self.max_grad_norm
+        )
         check.numbers("[0, inf)", weight_decay=self.weight_decay)
-        check.numbers("[0, 1]", final=self.final, warmup=self.warmup)
-        check.numbers("(0, 1)", held_out=self.held_out)
+        check.numbers("[0, 1]", min_lr_ratio=self.min_lr_ratio, warmup=self.warmup)
+        check.numbers("(0, 1)", eval_fraction=self.eval_fraction)
         if len(self.betas) != 2:
             raise ValueError(f"betas must be two numbers, got {self.betas}")
         check.numbers("[0, 1)", **{f"betas[{i}]": beta for i, beta in enumerate(self.betas)})
@@ -105,19 +107,19 @@ class TrainConfig:
 def learning_rate(step: int, config: TrainConfig) -> float:
     """Compute the learning rate of an update, counted from 0: linear warm-up, then a cosine.
 
-    It is learning_rate · (step + 1) / w during the w = warmup · schedule first updates, rounded up,
-    then falls from learning_rate to final · learning_rate in the last update of the schedule, where
-    two or more are left. Later updates have the rate of that last one.
+    It is learning_rate · (step + 1) / w during the first w = warmup · decay_steps updates (rounded
+    up), then falls to min_lr_ratio · learning_rate in update number decay_steps, where two or more
+    are left. Later updates keep that last rate.
 
     Source: WM App. C.2.
     """
-    n = config.schedule or config.steps
+    n = config.decay_steps or config.steps
     step = min(step, n - 1)
     rising = math.ceil(config.warmup * n)
     if step < rising:
         return config.learning_rate * (step + 1) / rising
     progress = (step - rising) / max(1, n - 1 - rising)
-    share = config.final + (1 - config.final) * (1 + math.cos(math.pi * progress)) / 2
+    share = config.min_lr_ratio + (1 - config.min_lr_ratio) * (1 + math.cos(math.pi * progress)) / 2
     return config.learning_rate * share
 
 
@@ -135,26 +137,26 @@ def make_optimizer(model: torch.nn.Module, config: TrainConfig) -> torch.optim.A
     )
 
 
-def split_text(ids: Text, held_out: float) -> tuple[Tensor, Tensor]:
+def split_text(ids: Text, eval_fraction: float) -> tuple[Tensor, Tensor]:
     """Split a text into what is trained on and the last part, which is held out."""
-    n = len(ids) - math.ceil(held_out * len(ids))
+    n = len(ids) - math.ceil(eval_fraction * len(ids))
     return ids[:n], ids[n:]
 
 
 def random_windows(
     ids: Text, config: TrainConfig, generator: torch.Generator
 ) -> Integer[Tensor, "b t"]:
-    """Draw batch_size windows of t = length + 1 tokens: all but the last are read, all but the
+    """Draw batch_size windows of t = seq_len + 1 tokens: all but the last are read, all but the
     first predicted.
     """
-    starts = torch.randint(len(ids) - config.length, (config.batch_size,), generator=generator)
-    return ids[starts[:, None] + torch.arange(config.length + 1)]
+    starts = torch.randint(len(ids) - config.seq_len, (config.batch_size,), generator=generator)
+    return ids[starts[:, None] + torch.arange(config.seq_len + 1)]
 
 
 def n_micro_batches(config: TrainConfig, processes: int = 1) -> int:
     """Count the micro-batches in which each process reads its windows of an update."""
     windows = math.ceil(config.batch_size / processes)
-    return math.ceil(windows / (config.micro_batch or windows))
+    return math.ceil(windows / (config.micro_batch_size or windows))
 
 
 @torch.no_grad()
@@ -162,7 +164,7 @@ def evaluate(
     model: CausalLM,
     ids: Text,
     *,
-    length: int = 256,
+    seq_len: int = 256,
     batch_size: int = 16,
     rank: int = 0,
     world_size: int = 1,
@@ -176,15 +178,15 @@ def evaluate(
     Args:
         model: on any device.
         ids: at least 2 tokens, integers of any width.
-        length: tokens per window.
+        seq_len: tokens per window.
         batch_size: windows at a time.
         rank, world_size: this process and their number; each reads its share of every batch.
     """
-    check.sizes(length=length, batch_size=batch_size)
+    check.sizes(seq_len=seq_len, batch_size=batch_size)
     if len(ids) < 2:
         raise ValueError(f"there is nothing to predict in a text of {len(ids)} tokens")
     device, total = model.embedding.weight.device, 0.0
-    *whole, last = (ids[i : i + length + 1] for i in range(0, len(ids) - 1, length))
+    *whole, last = (ids[i : i + seq_len + 1] for i in range(0, len(ids) - 1, seq_len))
     batches = [whole[i : i + batch_size] for i in range(0, len(whole), batch_size)]
     for batch in [*batches, [last]]:  # the last window may be shorter
         mine = torch.stack(batch).tensor_split(world_size)[rank].to(device)
@@ -241,18 +243,18 @@ def train(
     ids: Text,
     config: TrainConfig,
     *,
-    bar: bool | None = None,
+    progress_bar: bool | None = None,
     after_step: Callable[[Run], None] | None = None,
 ) -> Run:
     """Train a model on a text, in place. The same machine, threads and seed give the same run.
 
     Args:
         model: on the device where it is to be trained.
-        ids: the text, more than length + 1 tokens in the part that is trained on. It stays in its
+        ids: the text, more than seq_len + 1 tokens in the part that is trained on. It stays in its
             own integers, such as uint8; only the windows that are read are widened.
         config: how.
-        bar: whether to show a progress bar with loss and tokens per second; None for only where
-            there is a terminal.
+        progress_bar: whether to show a progress bar with loss and tokens per second; None for
+            only where there is a terminal.
         after_step: called after every step.
 
     Raises:
@@ -260,17 +262,17 @@ def train(
             stays as it was before that step.
     """
     run = start(model, ids, config)
-    resume(run, bar=bar, after_step=after_step)
+    resume(run, progress_bar=progress_bar, after_step=after_step)
     return run
 
 
 def resume(
-    run: Run, *, bar: bool | None = None, after_step: Callable[[Run], None] | None = None
+    run: Run, *, progress_bar: bool | None = None, after_step: Callable[[Run], None] | None = None
 ) -> None:
-    """Take the steps that a run still lacks; bar and after_step are those of `train`."""
+    """Take the steps that a run still lacks; progress_bar and after_step are those of `train`."""
     config = run.config
     training, held_out = _split(run.ids, run.model.config.vocab_size, config)
-    hidden = run.rank > 0 or _hidden(bar)
+    hidden = run.rank > 0 or _hidden(progress_bar)
     with tqdm(total=config.steps, initial=run.step, disable=hidden, unit="step") as progress:
         while run.step < config.steps:
             started = time.perf_counter()
@@ -295,11 +297,11 @@ def _split(ids, vocab_size, config):
     check.dtypes(check.INTEGERS, ids=ids)
     check.shapes(ids=(ids, "l"))
     check.entries(f"[0, {vocab_size})", ids=ids)
-    training, held_out = split_text(ids, config.held_out)
-    if len(training) <= config.length + 1 or len(held_out) < 2:
+    training, held_out = split_text(ids, config.eval_fraction)
+    if len(training) <= config.seq_len + 1 or len(held_out) < 2:
         raise ValueError(
-            f"the text has {len(ids)} tokens: too few for windows of length + 1 = "
-            f"{config.length + 1} and a held-out part of {config.held_out:.0%}"
+            f"the text has {len(ids)} tokens: too few for windows of seq_len + 1 = "
+            f"{config.seq_len + 1} and a held-out part of {config.eval_fraction:.0%}"
         )
     return training, held_out
 
@@ -318,7 +320,7 @@ def _step(run, training):
         loss.backward()
         value += loss.item()
     value = _sum_over_ranks(value, device, run.world_size) / run.world_size
-    norm = torch.nn.utils.clip_grad_norm_(run.model.parameters(), config.clip)
+    norm = torch.nn.utils.clip_grad_norm_(run.model.parameters(), config.max_grad_norm)
     norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # of a sharded model
     if not (math.isfinite(value) and bool(norm.isfinite())):
         raise _diverged(run, f"its loss is {value:g}, the norm of its gradient {norm:g}")
@@ -338,8 +340,8 @@ def _micro_batches(windows, run):
 
 
 def _evaluate(run, held_out):
-    length, processes = run.config.length, dict(rank=run.rank, world_size=run.world_size)
-    nats = evaluate(run.model, held_out, length=length, **processes)
+    seq_len, processes = run.config.seq_len, dict(rank=run.rank, world_size=run.world_size)
+    nats = evaluate(run.model, held_out, seq_len=seq_len, **processes)
     if not math.isfinite(nats):
         raise _diverged(run, f"the held-out loss before it is {nats:g}")
     run.evaluations.append([run.step, nats])
@@ -363,7 +365,7 @@ def _diverged(run, what):
 
 
 def _show(run, seconds, progress):
-    tokens = run.config.batch_size * run.config.length
+    tokens = run.config.batch_size * run.config.seq_len
     shown = dict(loss=f"{run.losses[-1]:.3f}", tokens=f"{tokens / seconds:,.0f}/s")
     if run.evaluations:
         shown["held_out"] = f"{run.evaluations[-1][1]:.3f}"
@@ -389,5 +391,7 @@ def _autocast(precision, device):
     return contextlib.nullcontext()
 
 
-def _hidden(bar):
-    return None if bar is None else not bar  # tqdm: None is hidden where there is no terminal
+def _hidden(progress_bar):
+    return (
+        None if progress_bar is None else not progress_bar
+    )  # tqdm: None is hidden where there is no terminal

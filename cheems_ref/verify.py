@@ -37,7 +37,7 @@ TOLERANCE = {
     torch.complex64: 1e-5,
 }
 # Names under which a module may hold how many tokens its chunks or windows have.
-BORDERS = ("chunk_size", "window", "window_size", "sliding_window", "keep")
+BORDERS = ("chunk_size", "window", "window_size", "sliding_window", "top_k")
 
 X = Tensor | int  # x, or the width of random x
 Ints, Tol, Mask = Sequence[int], float | None, Tensor | None

@@ -82,15 +82,15 @@ def starts(ids, args):
     windows that are there already.
     """
     n, (training, held_out) = len(ids), map(len, split_text(ids, 0.1))
-    batches = (held_out - 1) // (args.length * args.batch_size)
-    if not batches or training <= args.length:
+    batches = (held_out - 1) // (args.seq_len * args.batch_size)
+    if not batches or training <= args.seq_len:
         raise ValueError(
-            f"the text has {n} bytes: too few for windows of length + 1 = {args.length + 1} and a "
-            f"tenth, held out, with batch_size = {args.batch_size} of them"
+            f"the text has {n} bytes: too few for windows of seq_len + 1 = {args.seq_len + 1} "
+            f"and a tenth, held out, with batch_size = {args.batch_size} of them"
         )
     seed, used = torch.Generator().manual_seed(0), args.steps * args.batch_size
-    drawn = torch.randint(training - args.length, (used,), generator=seed).tolist()
-    return drawn, range(training, n - 1, args.length)[: batches * args.batch_size]
+    drawn = torch.randint(training - args.seq_len, (used,), generator=seed).tolist()
+    return drawn, range(training, n - 1, args.seq_len)[: batches * args.batch_size]
 
 
 def newest(out, run):
@@ -129,14 +129,14 @@ def main(words=None):
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--pattern", default="SESEIE", help="one letter per layer")
     parser.add_argument("--d-model", type=int, default=128)
-    parser.add_argument("--length", type=int, default=256, help="bytes per window")
+    parser.add_argument("--seq-len", type=int, default=256, help="bytes per window")
     parser.add_argument("--batch-size", type=int, default=8, help="windows per update, of all")
     parser.add_argument("--learning-rate", type=float, default=2e-4, help="the largest")
     parser.add_argument("--sharded", action="store_true", help="a part in each process (FSDP2)")
     parser.add_argument("--tensorboard", action="store_true", help="log for TensorBoard, too")
     args, n = parser.parse_args(words), int(os.environ.get("WORLD_SIZE", 1))
     try:
-        TrainConfig(args.steps, args.batch_size, args.length, args.learning_rate)  # checks them
+        TrainConfig(args.steps, args.batch_size, args.seq_len, args.learning_rate)  # checks them
         check.multiple(batch_size=args.batch_size, processes=n)
         config = ModelConfig(pattern=args.pattern, d_model=args.d_model)
         ids = text_to_ids(read_text(args.text))
@@ -156,7 +156,7 @@ def main(words=None):
         parser.exit(2, f"{parser.prog}: {wrong}\n")
 
     def windows(begins):
-        read = ids[torch.tensor(begins)[:, None] + torch.arange(args.length + 1)]
+        read = ids[torch.tensor(begins)[:, None] + torch.arange(args.seq_len + 1)]
         return dict(input_ids=read, labels=read)  # the model shifts the labels
 
     torch.manual_seed(0)

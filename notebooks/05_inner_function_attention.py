@@ -60,8 +60,8 @@ from cheems_ref.attention import (
     InnerFuncAttn,
     QCAttn,
     RetrievedValues,
-    attention_written_out,
     causal_mask,
+    naive_attention,
 )
 from cheems_ref.config import preset
 from cheems_ref.presets import PRESETS
@@ -139,13 +139,13 @@ print("weights of the last query:", [round(weight, 3) for weight in w.tolist()],
 one_head = [u[None, :, None] for u in (q, k, v)]  # (l, p) -> (b, l, h, p) with b = h = 1
 everyone = torch.ones(l, l, dtype=torch.bool)  # (t, s): every query may read every key
 
-written_out = attention_written_out(*one_head, allowed=everyone)[0, :, 0]
+written_out = naive_attention(*one_head, allowed=everyone)[0, :, 0]
 check("written out = loops", written_out, y)
 fused = attention.attention(*one_head, allowed=everyone)[0, :, 0]
 check("scaled_dot_product_attention = loops", fused, y)
 
 louder = [math.sqrt(p) * one_head[0], *one_head[1:]]
-_ = must_differ("without 1/√p", attention_written_out(*louder, allowed=everyone)[0, :, 0], y)
+_ = must_differ("without 1/√p", naive_attention(*louder, allowed=everyone)[0, :, 0], y)
 
 # %% [markdown]
 # Where does $1/\sqrt p$ come from? The inner product of two random vectors with components of
@@ -214,7 +214,7 @@ plotting.save(
 # %%
 q, k, v = random(3, 1, 6, 1, 4, seed=0)  # each (b, l, h, p)
 whole = attention.attention(q, k, v)
-written_out = attention_written_out(q, k, v, allowed=causal_mask(6, 6))
+written_out = naive_attention(q, k, v, allowed=causal_mask(6, 6))
 check("causal by scaled_dot_product_attention = written out with the mask", whole, written_out)
 last_two = attention.attention(q[:, 4:], k, v)
 check("two queries after a cache = the last two rows", last_two, whole[:, 4:])
@@ -222,7 +222,7 @@ check("two queries after a cache = the last two rows", last_two, whole[:, 4:])
 everyone = torch.ones(6, 6, dtype=torch.bool)
 _ = must_differ("without a mask", attention.attention(q, k, v, allowed=everyone), whole)
 no_offset = torch.ones(2, 6, dtype=torch.bool).tril()
-wrong = attention_written_out(q[:, 4:], k, v, allowed=no_offset)
+wrong = naive_attention(q[:, 4:], k, v, allowed=no_offset)
 _ = must_differ("mask without the offset", wrong, whole[:, 4:])
 
 # %% [markdown]
@@ -347,10 +347,10 @@ values, _ = layer.inner(x, positions)  # a whole SSD layer: (b, l, d) -> (b, l, 
 v = values.unflatten(-1, (2, 8))
 
 # %%
-y = attention_written_out(q, k, v, allowed=causal_mask(12, 12))
+y = naive_attention(q, k, v, allowed=causal_mask(12, 12))
 check("InnerFuncAttn = attention over SSD", layer(x, positions)[0], layer.out_proj(y.flatten(2)))
 
-plain = attention_written_out(q, k, x.unflatten(-1, (2, 8)), allowed=causal_mask(12, 12))
+plain = naive_attention(q, k, x.unflatten(-1, (2, 8)), allowed=causal_mask(12, 12))
 _ = must_differ(
     "values without the inner function",
     layer.out_proj(plain.flatten(2)),
@@ -1206,7 +1206,7 @@ class GateAsPrinted(torch.nn.Module):
 def decoy_layer(kind):
     """Attention without a mask, with the printed one, or with our gates, soft or rounded."""
     if kind in ("gate", "rounded"):
-        return QCAttn(32, n_heads=4, mask="gate", max_positions=24, round=kind == "rounded")
+        return QCAttn(32, n_heads=4, mask="gate", max_positions=24, hard=kind == "rounded")
     layer = QCAttn(32, n_heads=4)
     if kind == "printed":
         layer.mask = GateAsPrinted(4, 24)
@@ -1375,7 +1375,7 @@ _ = must_differ("a mask that hides the decoys", layer(x, positions)[0], unmasked
 
 # %%
 _ = torch.manual_seed(3)
-layer = QCAttn(8, n_heads=2, mask="gate", max_positions=6, round=True)
+layer = QCAttn(8, n_heads=2, mask="gate", max_positions=6, hard=True)
 layer.mask.logit.data = torch.tensor([[2.0, -2.0, 2.0, -2.0, 2.0, 2.0]]).repeat(2, 1)
 x, positions = random(1, 6, 8, seed=30), torch.arange(6)[None]
 y, cache = layer(x, positions)
@@ -1383,9 +1383,9 @@ y, cache = layer(x, positions)
 cosine, sine = rope_cos_sin(positions, 4, dtype=torch.float64)
 q = apply_rope(layer.q_proj(x).unflatten(-1, (2, 4)), cosine, sine)
 k, v, allowed = cache.k, cache.v, causal_mask(6, 6)
-soft = attention_written_out(q, k, v, allowed=allowed, bias=layer.mask(v, positions))
+soft = naive_attention(q, k, v, allowed=allowed, bias=layer.mask(v, positions))
 opened = torch.tensor([True, False, True, False, True, True])
-hard = attention_written_out(q, k, v, allowed=allowed & opened)
+hard = naive_attention(q, k, v, allowed=allowed & opened)
 through = layer.out_proj((soft + (hard - soft).detach()).flatten(2))
 check("layer with rounded gates = equation 5.4", y, through)
 _ = must_differ("soft gates", layer.out_proj(soft.flatten(2)), y)
@@ -1525,10 +1525,10 @@ class ByChance(torch.nn.Module):
 def right_keeping(n, model, generator, by_chance=False):
     """The share of answers right where each query keeps n keys; the model is left as it was."""
     mask = model.layer.mask
-    mask.keep = n
+    mask.top_k = n
     model.layer.mask = ByChance(mask, generator) if by_chance else mask
     right, _ = judged(model, marked_memory, generator)
-    mask.keep, model.layer.mask = None, mask
+    mask.top_k, model.layer.mask = None, mask
     return right
 
 
@@ -1617,9 +1617,9 @@ plotting.save(
 MASKS = {
     "causal": {},
     "gate": dict(mask="gate", max_positions=32),
-    "gate, rounded": dict(mask="gate", max_positions=32, round=True),
+    "gate, rounded": dict(mask="gate", max_positions=32, hard=True),
     "content": dict(mask="content"),
-    "content, 3 kept": dict(mask="content", keep=3),
+    "content, 3 kept": dict(mask="content", top_k=3),
 }
 COMBINATIONS = [(inner, mask) for inner in ("ssd", "retrieved", "linear") for mask in MASKS]
 
@@ -1853,10 +1853,8 @@ moved = (zero_one(q, future, v) - zero_one(q, k, v)).abs().amax(dim=1)
 print("key 5 moved: outputs 0 to 4 move by", [round(step, 3) for step in moved[:5].tolist()])
 assert moved[:5].min() > 1e-3
 
-before = attention_written_out(*(u[None, :, None] for u in (q, k, v)), allowed=causal_mask(6, 6))
-after = attention_written_out(
-    *(u[None, :, None] for u in (q, future, v)), allowed=causal_mask(6, 6)
-)
+before = naive_attention(*(u[None, :, None] for u in (q, k, v)), allowed=causal_mask(6, 6))
+after = naive_attention(*(u[None, :, None] for u in (q, future, v)), allowed=causal_mask(6, 6))
 check("mask before the softmax: outputs 0 to 4 stay", after[:, :5], before[:, :5])
 _ = must_differ("output 5 does not", after[:, 5], before[:, 5])
 
@@ -1900,7 +1898,7 @@ assert loss.isfinite() and of_x.isnan().all() and of_W.isnan().all()
 
 # %%
 one_head = [u[None, :, None] for u in (x, x, x @ W)]
-ours = attention_written_out(*one_head, allowed=causal_mask(6, 6, real=front))[0, 2:, 0]
+ours = naive_attention(*one_head, allowed=causal_mask(6, 6, real=front))[0, 2:, 0]
 check("a row that sees itself: the same loss", ours.square().sum(), loss)
 of_x, of_W = torch.autograd.grad(ours.square().sum(), (x, W))
 assert of_x.isfinite().all() and of_W.isfinite().all()
@@ -1919,7 +1917,7 @@ print("gate of position 0 shut, as printed: rows that are NaN:", nan_rows)
 assert nan_rows == [0]
 
 _ = torch.manual_seed(0)
-layer = QCAttn(8, n_heads=2, mask="gate", max_positions=6, round=True)
+layer = QCAttn(8, n_heads=2, mask="gate", max_positions=6, hard=True)
 layer.mask.logit.data[:, 0] = -2.0
 y, cache = layer(random(1, 6, 8, seed=56), torch.arange(6)[None])
 check("ours: token 0 reads itself", y[:, 0], layer.out_proj(cache.v[:, 0].flatten(1)))
@@ -2035,7 +2033,7 @@ for pads in (1, 4):
 # ## Exercises
 #
 # **1 · easy.** *Average reading.* For which queries is attention over all keys the plain mean of
-# the values? Write `indifferent` such that `attention_written_out` returns the mean for any keys.
+# the values? Write `indifferent` such that `naive_attention` returns the mean for any keys.
 
 
 # %% tags=["exercise"]
@@ -2051,8 +2049,8 @@ def indifferent(k):
 k, v = random(2, 1, 7, 2, 4, seed=60)
 everyone = torch.ones(7, 7, dtype=torch.bool)
 mean = v.mean(1, keepdim=True).expand_as(v)
-check("indifferent = mean", attention_written_out(indifferent(k), k, v, allowed=everyone), mean)
-_ = must_differ("keys as queries", attention_written_out(k, k, v, allowed=everyone), mean)
+check("indifferent = mean", naive_attention(indifferent(k), k, v, allowed=everyone), mean)
+_ = must_differ("keys as queries", naive_attention(k, k, v, allowed=everyone), mean)
 
 # %% [markdown]
 # **2 · easy.** *A sliding window.* Each query sees itself and the `width - 1` tokens before it,
@@ -2126,7 +2124,7 @@ _ = must_differ("torch's own gradient of round, which is 0", by_torch, gradient)
 # and queries so that attention over a running sum returns the balance right after the booking that
 # is asked for. (Hints. The running sum is SSD with $A = 0$ and every $\Delta$, $B$ and $C$ equal
 # to 1. Keys and queries that are 1 at the booking number and 0 elsewhere find the
-# booking; multiplied by 100 they leave nothing to the others. `attention_written_out` wants values
+# booking; multiplied by 100 they leave nothing to the others. `naive_attention` wants values
 # as wide as the keys: fill up with zeros.)
 
 
@@ -2141,7 +2139,7 @@ def look_up_balance(numbers, amounts, asked):
     k = 100 * F.one_hot(numbers, l).double()[None, :, None]
     q = 100 * F.one_hot(asked, l).double()[None, :, None]
     everyone = torch.ones(len(asked), l, dtype=torch.bool)
-    return attention_written_out(q, k, v, allowed=everyone)[0, :, 0, 0]
+    return naive_attention(q, k, v, allowed=everyone)[0, :, 0, 0]
     ### END SOLUTION
 
 

@@ -891,12 +891,12 @@ _ = must_differ("the rows of other tokens", other_rows, gathered)
 # %%
 x, down, up = random(2, 5, 6, seed=11), random(64, 6, seed=12), random(64, 6, seed=13)
 bags = experts.retrieved_experts(x, down, up, gates, indices)
-written_out = experts.retrieved_experts_written_out(x, down, up, gates, indices)
+written_out = experts.naive_retrieved_experts(x, down, up, gates, indices)
 check("bags = rows gathered", bags, written_out)
 check_gradients(
     "bags = rows gathered",
     lambda *tensors: experts.retrieved_experts(*tensors, indices),
-    lambda *tensors: experts.retrieved_experts_written_out(*tensors, indices),
+    lambda *tensors: experts.naive_retrieved_experts(*tensors, indices),
     [x, down, up, gates],
 )
 
@@ -929,7 +929,7 @@ down, up = random(2, 1024, 256, seed=15)
 gates = torch.rand(1, 64, 4, 16, generator=torch.Generator().manual_seed(16))
 indices = torch.randint(1024, (1, 64, 4, 16), generator=torch.Generator().manual_seed(17))
 with LargestTensor() as gathering:
-    experts.retrieved_experts_written_out(x, down, up, gates, indices)
+    experts.naive_retrieved_experts(x, down, up, gates, indices)
 with LargestTensor() as bags:
     experts.retrieved_experts(x, down, up, gates, indices)
 print(f"rows gathered: largest tensor {gathering.entries:9,} entries")
@@ -960,7 +960,7 @@ assert gathering.entries == 64 * 64 * 256 and bags.entries <= 64 * 256
 # %%
 def retrieved(peer, z):
     """The neurons that a PEER retrieves for z, written out."""
-    return experts.retrieved_experts_written_out(z, peer.down, peer.up, *peer.route(z))
+    return experts.naive_retrieved_experts(z, peer.down, peer.up, *peer.route(z))
 
 
 # %% [markdown]

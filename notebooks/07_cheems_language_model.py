@@ -1579,7 +1579,7 @@ assert abs(bigram - recorded) < 0.1 < on_what_was_counted - bigram
 #         loss = F.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten())
 #         optimizer.zero_grad()
 #         loss.backward()
-#         clip_grad_norm_(model.parameters(), config.clip)
+#         clip_grad_norm_(model.parameters(), config.max_grad_norm)
 #         for group in optimizer.param_groups:
 #             group["lr"] = learning_rate(step, config)
 #         optimizer.step()  # AdamW
@@ -1588,7 +1588,7 @@ assert abs(bigram - recorded) < 0.1 < on_what_was_counted - bigram
 # its peak (WM App. C.2). All settings of a run:
 
 # %%
-settings = TrainConfig(steps=150, batch_size=8, length=128, learning_rate=4e-3, evaluate_every=150)
+settings = TrainConfig(steps=150, batch_size=8, seq_len=128, learning_rate=4e-3, evaluate_every=150)
 print(*(f"{name}={value}" for name, value in asdict(settings).items()))
 rates = [learning_rate(step, settings) for step in range(settings.steps)]
 for step in (0, 7, 14, 80, 149):
@@ -1604,7 +1604,7 @@ home = Path("../runs/chapter_07")  # this run's checkpoints, and what the model 
 shutil.rmtree(home, ignore_errors=True)  # else `train` would go on from what it finds there
 _ = torch.manual_seed(0)
 cheems = CausalLM(ModelConfig(pattern="SE × 3 + IE", d_model=96, d_ff=192)).float()
-run = train(cheems, manual, settings, directory=home, bar=False)
+run = train(cheems, manual, settings, directory=home, progress_bar=False)
 
 ((_, loss),) = run.evaluations
 print("after 150 steps a small Cheems predicts the held-out text better than the bigram model,")
@@ -1619,7 +1619,7 @@ piece = held_out[:129]
 with torch.no_grad():
     scores = cheems(piece[None, :-1])[0][0].double().log_softmax(dim=-1)
 mean = -scores.gather(1, piece[1:, None]).mean()
-measured = torch.tensor(evaluate(cheems, piece, length=128))
+measured = torch.tensor(evaluate(cheems, piece, seq_len=128))
 check("held-out loss = mean -log p of the next byte", measured, mean, tol=1e-5)
 present = -scores.gather(1, piece[:-1, None]).mean()
 _ = must_differ("p of the byte that was just read", present, mean)
@@ -1653,11 +1653,11 @@ assert new.shape == (1, 300)
 # %%
 long_run = read_record("07_training")
 settings = long_run["settings"]
-bytes_seen = settings["steps"] * settings["batch_size"] * settings["length"]
+bytes_seen = settings["steps"] * settings["batch_size"] * settings["seq_len"]
 passes = bytes_seen / (0.9 * long_run["bytes"])
 print(f"{long_run['pattern']}: {long_run['parameters']:,} parameters")
 print(
-    f"{settings['steps']:,} steps of {settings['batch_size']} windows of {settings['length']}",
+    f"{settings['steps']:,} steps of {settings['batch_size']} windows of {settings['seq_len']}",
     end="",
 )
 print(f" bytes: the text was read {passes:.0f} times")
@@ -1734,15 +1734,22 @@ def small_model():
 
 
 # %%
-small = TrainConfig(steps=12, batch_size=2, length=32, checkpoint_every=4, evaluate_every=6)
+small = TrainConfig(steps=12, batch_size=2, seq_len=32, checkpoint_every=4, evaluate_every=6)
 short = manual[:20_000]
-uninterrupted = train(small_model(), short, small, bar=False)
+uninterrupted = train(small_model(), short, small, progress_bar=False)
 with TemporaryDirectory() as folder:
     try:
-        train(small_model(), short, small, directory=folder, bar=False, after_step=killed_at(6))
+        train(
+            small_model(),
+            short,
+            small,
+            directory=folder,
+            progress_bar=False,
+            after_step=killed_at(6),
+        )
     except Killed:
         print("killed after step 6; kept:", *sorted(path.name for path in Path(folder).iterdir()))
-    resumed = train(small_model(), short, small, directory=folder, bar=False)
+    resumed = train(small_model(), short, small, directory=folder, progress_bar=False)
 
 # %% [markdown]
 # Steps 5 and 6 were lost with the kill, and came out the same again:
@@ -1756,7 +1763,7 @@ check(
 for name, parameter in uninterrupted.model.named_parameters():
     assert torch.equal(resumed.model.get_parameter(name), parameter)
 print("the parameters are the same, too")
-other = train(small_model(), short, replace(small, seed=1), bar=False)
+other = train(small_model(), short, replace(small, seed=1), progress_bar=False)
 _ = must_differ("another seed draws other windows", torch.tensor(other.losses), losses[1])
 
 # %% [markdown]

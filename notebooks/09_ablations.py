@@ -159,7 +159,12 @@ for n, often in ((3, 3.3), (5, 1.7), (8, 1.2), (16, 0.75)):
 # %% tags=["setup"]
 SIZES = dict(d_model=128, n_heads=4, d_state=64, n_values=16, k_values=2)
 TRAINING = TrainConfig(
-    steps=300, batch_size=4, length=512, held_out=0.03, evaluate_every=150, checkpoint_every=300
+    steps=300,
+    batch_size=4,
+    seq_len=512,
+    eval_fraction=0.03,
+    evaluate_every=150,
+    checkpoint_every=300,
 )
 BY_STEPS = {
     n: replace(TRAINING, steps=n, evaluate_every=min(n, 200), checkpoint_every=n)
@@ -195,7 +200,7 @@ for name, fields in INNER.items():
     config = fitted(**fields)
     print(f"{name:10} {config.pattern} d_ff {config.d_ff}: {parameters(config):,} parameters")
     assert abs(parameters(config) / MILLION - 1) < 0.001
-print(f"bytes of training: {TRAINING.steps * TRAINING.batch_size * TRAINING.length:,}")
+print(f"bytes of training: {TRAINING.steps * TRAINING.batch_size * TRAINING.seq_len:,}")
 
 
 # %% [markdown]
@@ -230,7 +235,7 @@ assert times["retrieved"] < 1.001 and 1.01 < times["SSD"] < 1.03
 # %%
 tiny = dict(d_model=32, n_heads=2, d_state=16, target=40_000)
 rows = {name: Row(fitted(**fields, **tiny)) for name, fields in INNER.items()}
-brief = TrainConfig(steps=10, batch_size=4, length=64, held_out=0.02, evaluate_every=10)
+brief = TrainConfig(steps=10, batch_size=4, seq_len=64, eval_fraction=0.02, evaluate_every=10)
 manual = text_to_ids(read_text())
 
 
@@ -1024,7 +1029,7 @@ def learn_to_read(pattern, objective, training, ids):
             (reading_losses(reader, given).sum() / asked / len(texts)).backward()
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step, training)
-        _ = torch.nn.utils.clip_grad_norm_(reader.parameters(), training.clip)
+        _ = torch.nn.utils.clip_grad_norm_(reader.parameters(), training.max_grad_norm)
         _ = optimizer.step()
     return reader
 
@@ -1052,7 +1057,7 @@ def nats_cut_out(reader, objective, held_out, n_texts=256, length=513):
 # Ten updates of small windows: everyone is asked for the same bytes, and a second run is the first.
 
 # %%
-small = TrainConfig(steps=10, batch_size=4, length=64, learning_rate=3e-3)
+small = TrainConfig(steps=10, batch_size=4, seq_len=64, learning_rate=3e-3)
 held_out, found = manual[-20_000:], {}
 for objective in OBJECTIVES["S + A"]:
     runs = []

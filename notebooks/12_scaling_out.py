@@ -958,7 +958,7 @@ def train_in_ways(rank, ids, ways, settings):
     for way in ways:
         model = tiny()
         shard_model(model, way)
-        run = train(model, ids, TrainConfig(**settings), bar=False)
+        run = train(model, ids, TrainConfig(**settings), progress_bar=False)
         held = {name: list(p.to_local().shape) for name, p in model.named_parameters()}
         moments = [state["exp_avg_sq"].to_local() for state in run.optimizer.state.values()]
         whole = torch.cat([p.detach().full_tensor().flatten() for p in model.parameters()])
@@ -992,11 +992,11 @@ def trained_in_ways(rank, **given):
 
 # %%
 text = torch.randint(256, (600,), generator=torch.Generator().manual_seed(41))
-settings = dict(steps=6, batch_size=5, length=16, precision="float32", evaluate_every=3)
+settings = dict(steps=6, batch_size=5, seq_len=16, precision="float32", evaluate_every=3)
 given = dict(ids=text, ways=["data", "sharded"], settings=settings)
 helpers = tiny, train_in_ways, parts_of, is_whole
 by_rank = on_ranks(2, trained_in_ways, *helpers, **given)
-alone = train(tiny(), text, TrainConfig(**settings), bar=False)
+alone = train(tiny(), text, TrainConfig(**settings), progress_bar=False)
 want = torch.tensor(alone.losses)
 learnt = torch.cat([p.detach().flatten() for p in alone.model.parameters()])
 for rank, (found, _, _) in enumerate(by_rank):
@@ -1117,7 +1117,7 @@ def train_in(rank, folder, ids, settings):
 
     model = tiny()
     shard_model(model, "sharded")
-    options = dict(directory=folder, bar=False, after_step=after_step)
+    options = dict(directory=folder, progress_bar=False, after_step=after_step)
     train(model, ids, TrainConfig(**settings), **options)
 
 
@@ -1126,7 +1126,7 @@ def train_in(rank, folder, ids, settings):
 
 # %%
 text = torch.randint(256, (600,), generator=torch.Generator().manual_seed(42))
-settings = dict(steps=10, batch_size=5, length=16, precision="float32", checkpoint_every=4)
+settings = dict(steps=10, batch_size=5, seq_len=16, precision="float32", checkpoint_every=4)
 with TemporaryDirectory() as folder:
     try:
         on_ranks(2, train_in, tiny, folder=folder, ids=text, settings=settings)
@@ -1135,14 +1135,16 @@ with TemporaryDirectory() as folder:
         print("the run ended; left:", left.name, *sorted(path.name for path in left.iterdir()))
     assert Path(folder, "ended after 6").exists()
     begun = []
-    options = dict(directory=folder, bar=False, at_start=lambda run: begun.append(run.step))
+    options = dict(
+        directory=folder, progress_bar=False, at_start=lambda run: begun.append(run.step)
+    )
     run = train(tiny(), text, TrainConfig(**settings), **options)
     last = newest_checkpoint(folder)
     print("gone on after update", *begun, "and at the end:", last.name)
 assert (left.name, last.name) == ("step-00000004", "step-00000010") and begun == [4]
 
 # %%
-alone = train(tiny(), text, TrainConfig(**settings), bar=False)
+alone = train(tiny(), text, TrainConfig(**settings), progress_bar=False)
 check("begun by two ranks, ended by one: all losses = a run that was never stopped",
       torch.tensor(run.losses), torch.tensor(alone.losses))  # fmt: skip
 for (name, p), want in zip(run.model.named_parameters(), alone.model.parameters(), strict=True):

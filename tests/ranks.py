@@ -22,7 +22,7 @@ from cheems_ref.ssd import SSD
 from cheems_ref.verify import check
 
 ROOMS = (train, processes, checkpoint, training)
-RUN = dict(batch_size=5, clip=0.1, precision="float32")  # five windows are uneven shares
+RUN = dict(batch_size=5, max_grad_norm=0.1, precision="float32")  # five windows are uneven shares
 ROUNDING = 1e-5
 
 
@@ -65,7 +65,7 @@ def trains_as_one(m, folder, parallel, **changes):
     """Losses, evaluations, parameters and moments are those of one process."""
     model = changes.pop("model", {})
     got = trained(m, model=spread(m, parallel, **model), **RUN | changes)
-    alone = {k: v for k, v in changes.items() if k != "micro_batch"}
+    alone = {k: v for k, v in changes.items() if k != "micro_batch_size"}
     near(parallel, got, trained(training, model=a_model(**model), **RUN | alone))
 
 
@@ -177,7 +177,9 @@ def processes_agree_before_they_begin(m, folder):
     rank = dist.get_rank()
     for said, ask in {
         "text": lambda: trained(m, model=spread(m, "data"), ids=a_text(seed=rank), **RUN),
-        "settings": lambda: trained(m, model=spread(m, "data"), **RUN | dict(clip=1.0 + rank)),
+        "settings": lambda: trained(
+            m, model=spread(m, "data"), **RUN | dict(max_grad_norm=1.0 + rank)
+        ),
         "weights": lambda: lower(m, "processes").shard_model(a_model(rank), "data"),
         "all must share": lambda: trained(
             m, folder / str(rank), model=spread(m, "data"), stop=1, **RUN
@@ -220,8 +222,8 @@ def bfloat16_keeps_what_is_small(m, folder):
 HELD = [
     (trains_as_one, "sharded"),
     (trains_as_one, "data"),
-    (trains_as_one, "sharded", dict(micro_batch=1)),
-    (trains_as_one, "data", dict(micro_batch=2)),
+    (trains_as_one, "sharded", dict(micro_batch_size=1)),
+    (trains_as_one, "data", dict(micro_batch_size=2)),
     (trains_as_one, "sharded", dict(model=dict(pattern="SEIK"))),
     (trains_as_one, "sharded", dict(model=dict(tie_embeddings=False))),
     (holds_its_part, "sharded"),
@@ -255,9 +257,9 @@ MISTAKES = mistakes([
         "each evaluates its own part": [
             ("return _sum_over_ranks(total, device, world_size) /", "return total /")],
         "each clips its own part": [
-            ("norm = torch.nn.utils.clip_grad_norm_(run.model.parameters(), config.clip)",
+            ("norm = torch.nn.utils.clip_grad_norm_(run.model.parameters(), config.max_grad_norm)",
              "norm = torch.nn.utils.clip_grad_norm_([_local(p) for p in run.model.parameters()], "
-             "config.clip)"),
+             "config.max_grad_norm)"),
             ("def _micro_batches(", "def _local(p):\n"
              "    own = p.detach().to_local()\n"
              "    own.grad = p.grad.to_local()\n"

@@ -36,9 +36,9 @@ from cheems_ref.verify import check, check_gradients, must_differ
 MASKS = {
     "causal": {},
     "gate": dict(mask="gate", max_positions=16),
-    "rounded gate": dict(mask="gate", max_positions=16, round=True),
+    "rounded gate": dict(mask="gate", max_positions=16, hard=True),
     "content": dict(mask="content"),
-    "three keys": dict(mask="content", keep=3),
+    "three keys": dict(mask="content", top_k=3),
 }
 INNER = ("ssd", "retrieved", "linear", "QCAttn")
 HEADS = {
@@ -53,7 +53,7 @@ label = ", ".join
 
 
 in_every_combination = pytest.mark.parametrize("combo", COMBOS, ids=label)
-FORMS = (attention.attention, attention.attention_written_out)
+FORMS = (attention.attention, attention.naive_attention)
 few = settings(deadline=None, max_examples=4, derandomize=True, database=None)
 
 
@@ -110,7 +110,7 @@ def forms_are_the_definition(m, sizes=(5, 5), kind="b 1 t s"):
             return definition(q, k, v, seen, bias)
 
         def written_out(q, k, v, bias=None, seen=shown):
-            return m.attention_written_out(q, k, v, allowed=seen, bias=bias)
+            return m.naive_attention(q, k, v, allowed=seen, bias=bias)
 
         def fused(q, k, v, bias=None, seen=allowed):
             return m.attention(q, k, v, allowed=seen, bias=bias)
@@ -134,9 +134,9 @@ def rounds_once(m):
     for dtype in (torch.float16, torch.bfloat16, torch.float32):
         q, k, v = (normal(2, n, g, 8, seed=g, dtype=dtype) for n, g in ((9, 4), (40, 2), (40, 1)))
         options = dict(allowed=some_allowed("b 1 t s", 9, 40), bias=normal(2, 4, 40, dtype=dtype))
-        got, fused = (f(q, k, v, **options) for f in (m.attention_written_out, m.attention))
+        got, fused = (f(q, k, v, **options) for f in (m.naive_attention, m.attention))
         options["bias"] = options["bias"].double()
-        want = m.attention_written_out(q.double(), k.double(), v.double(), **options)
+        want = m.naive_attention(q.double(), k.double(), v.double(), **options)
         assert got.dtype == fused.dtype == dtype
         half = torch.finfo(dtype).eps / 2
         assert ((got.double() - want).abs() <= half * want.abs() + 2e-6).all(), dtype
@@ -191,9 +191,9 @@ def bias_is_held(m, dtype=torch.float32, autocast=True):
     q, k, v = torch.randn(3, 1, 5, 2, 4, generator=torch.Generator().manual_seed(0)).to(dtype)
     bias = -torch.tensor([1e5, 2e5, 100_003.0, 100_001.0, 1e5]).expand(1, 2, 5)
     options = dict(allowed=m.causal_mask(5, 5), bias=bias)
-    want = m.attention_written_out(q.float(), k.float(), v.float(), **options)
+    want = m.naive_attention(q.float(), k.float(), v.float(), **options)
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        for form in (m.attention, m.attention_written_out):
+        for form in (m.attention, m.naive_attention):
             got = form(q, k, v, **options)
             assert got.dtype == dtype
             check(f"{form.__name__} in {dtype} = in float32", got, want.to(dtype))
@@ -309,7 +309,7 @@ def masked_by_hand(mixer, v, positions, allowed):
         return None, allowed
     dt = torch.log1p(torch.exp(v.flatten(2) @ mask.dt_proj.weight.T + mask.dt_bias))
     bias = (-mask.A_log.exp() * dt).transpose(1, 2)
-    return bias, allowed if mask.keep is None else best_keys(bias, allowed, mask.keep)
+    return bias, allowed if mask.top_k is None else best_keys(bias, allowed, mask.top_k)
 
 
 def best_keys(bias, allowed, n):
@@ -336,7 +336,7 @@ def by_hand(mixer, x, real, inner):
     allowed = causal(length, length, real)
     bias, seen = masked_by_hand(mixer, v, positions, allowed)
     read = definition(q, k, v, seen, bias)
-    if getattr(mixer.mask, "round", False):  # the gradient is that of the gates before rounding
+    if getattr(mixer.mask, "hard", False):  # the gradient is that of the gates before rounding
         gates = mixer.mask.logit[:, positions].transpose(0, 1).sigmoid()
         soft = definition(q, k, v, allowed, gates.log())
         read = soft + (read - soft).detach()
@@ -653,12 +653,12 @@ def keeps_the_best(m):
     real = rows("######", ".##.##")
     for n, b, t in itertools.product((1, 2, 3, 5), (bias, tied, 0 * bias), (6, 2)):
         for allowed in (causal(t, 6), causal(t, 6, real)):
-            kept = m.ContentMask(4, 3, keep=n).keeps(b, allowed)
+            kept = m.ContentMask(4, 3, top_k=n).keeps(b, allowed)
             assert torch.equal(kept, best_keys(b, allowed, n)), n
             count = allowed.sum(-1).clamp(max=n).expand(2, 3, t)
             assert torch.equal(kept.sum(-1), count)
     for n in (6, 9, None):
-        assert m.ContentMask(4, 3, keep=n).keeps(bias, causal(6, 6)) is None
+        assert m.ContentMask(4, 3, top_k=n).keeps(bias, causal(6, 6)) is None
 
 
 def masks_are_the_loop(m):
@@ -677,7 +677,7 @@ def test_masks_hide_next_to_nothing_at_the_start():
 
 
 def test_gates_are_rounded_at_one_half():
-    mask = attention.GateMask(1, 3, round=True)
+    mask = attention.GateMask(1, 3, hard=True)
     torch.nn.init.constant_(mask.logit, 0.0)
     with torch.no_grad():
         mask.logit[0] += torch.tensor([-1e-3, 0, 1e-3])
@@ -693,12 +693,12 @@ def test_rounded_gates_hide_hard_and_learn_softly(combo):
     shut_gates_leave_each_token_itself(attention, combo)
 
 
-@pytest.mark.parametrize("keep", [7, 100])
+@pytest.mark.parametrize("top_k", [7, 100])
 @pytest.mark.parametrize("inner", INNER[:3])
-def test_keeping_as_many_keys_as_there_are_is_keeping_all(inner, keep):
+def test_keeping_as_many_keys_as_there_are_is_keeping_all(inner, top_k):
     combo = (inner, "content", "g = 2")
-    y, want = (forward(layer(attention, combo, keep=n), tokens())[0] for n in (keep, None))
-    check(f"keeping {keep} = keeping all", y, want)
+    y, want = (forward(layer(attention, combo, top_k=n), tokens())[0] for n in (top_k, None))
+    check(f"keeping {top_k} = keeping all", y, want)
 
 
 def test_token_that_says_so_is_hidden_from_every_later_one():
@@ -714,7 +714,7 @@ def test_token_that_says_so_is_hidden_from_every_later_one():
 
 def test_equal_keys_are_dropped_alike_in_prefill_and_decoding():
     """With whole numbers for weights, equal tokens have equal penalties to the last bit."""
-    mixer = layer(attention, ("linear", "content", "g = 2"), keep=2)
+    mixer = layer(attention, ("linear", "content", "g = 2"), top_k=2)
     with torch.no_grad():
         for weight in (mixer.inner.weight, mixer.mask.dt_proj.weight):
             weight.copy_((3 * weight).round())
@@ -822,7 +822,7 @@ BAD = [
     *((attention.GateMask, dict(n_heads=4, max_positions=5) | {name: 0}, f"{name} {AT_LEAST}")
       for name in ("n_heads", "max_positions")),
     *((attention.ContentMask, dict(d_values=8, n_heads=2) | {name: 0}, f"{name} {AT_LEAST}")
-      for name in ("d_values", "n_heads", "keep")),
+      for name in ("d_values", "n_heads", "top_k")),
     *((values, {name: 0}, f"{name} {AT_LEAST}") for name in ("k_values", "n_values", "n_heads")),
     (values, dict(k_values=6), r"k_values must be in \[1, n_values = 5\], got 6"),
     (values, dict(n_heads=3), "d_model = 16 must be a multiple of n_heads = 3"),
@@ -835,10 +835,10 @@ BAD = [
     (linear, dict(inner="conv"), "inner must be .*'ssd', 'retrieved', 'linear'.*'conv'"),
     (linear, dict(mask="gate"), "mask='gate' needs max_positions"),
     (linear, dict(mask="gate", max_positions=0), "max_positions must be at least 1, got 0"),
-    (linear, dict(round=True), "round belongs to mask='gate', got mask=None"),
-    (linear, dict(mask="content", round=True), "round belongs .*got mask='content'"),
-    (linear, dict(keep=2), "keep = 2 belongs to mask='content', got mask=None"),
-    (linear, dict(mask="content", keep=0), "keep must be at least 1, got 0"),
+    (linear, dict(hard=True), "hard belongs to mask='gate', got mask=None"),
+    (linear, dict(mask="content", hard=True), "hard belongs .*got mask='content'"),
+    (linear, dict(top_k=2), "top_k = 2 belongs to mask='content', got mask=None"),
+    (linear, dict(mask="content", top_k=0), "top_k must be at least 1, got 0"),
     (linear, dict(rope_base=0.0), r"base must be .*0\.0"),
     (linear, dict(inner="retrieved", k_values=65), r"\[1, n_values = 64\], got 65"),
     (linear, dict(inner="ssd", d_state=5), "d_state must be even .*5"),
@@ -884,7 +884,7 @@ def test_positions_are_looked_at_by_the_table_alone():
 def test_of_equal_tokens_the_same_are_kept_in_one_pass_and_in_decoding():
     for length, d in ((7, 16), (19, 24), (33, 64)):  # products of these sizes round differently
         torch.manual_seed(0)
-        mixer = attention.QCAttn(d, n_heads=4, mask="content", keep=3)
+        mixer = attention.QCAttn(d, n_heads=4, mask="content", top_k=3)
         mixer = mixer.double()
         kinds = torch.randn(2, d, dtype=torch.float64)
         x, ids = kinds[torch.arange(length) % 2][None], torch.arange(length)[None]
@@ -935,7 +935,7 @@ def test_a_cache_of_another_inner_function_is_refused():
 
 
 def test_one_kept_key_teaches_nothing():
-    mixer = attention.QCAttn(8, n_heads=2, mask="content", keep=1)
+    mixer = attention.QCAttn(8, n_heads=2, mask="content", top_k=1)
     mixer(torch.randn(1, 5, 8), torch.arange(5)[None])[0].square().sum().backward()
     for name in ("q_proj.weight", "k_proj.weight", "mask.dt_proj.weight", "mask.A_log"):
         assert not mixer.get_parameter(name).grad.any(), name

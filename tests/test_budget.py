@@ -28,7 +28,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 import cheems_ref.budget
-from cheems_ref.retrieval import retrieved_experts_written_out as written_out
+from cheems_ref.retrieval import naive_retrieved_experts as written_out
 
 # --- the cache: properties of a module m and of a case ----------------------------------------
 

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("unchecked")  # as users have it
 
 WORDS = ["budget", "--pattern", "SRAM", "--set", "d_model=512", "--set", "vocab_size=1000"]
 CONFIG = ModelConfig("SRAM", d_model=512, vocab_size=1000)
-SIZES = ["--context", 3000, "--length", 700, "--batch", 4]
+SIZES = ["--context", 3000, "--seq-len", 700, "--batch", 4]
 UNITS = {"": 1, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 
 
@@ -72,7 +72,7 @@ def test_the_table_is_that_of_the_model():
 
 def test_memory_is_that_of_weights_and_cache():
     words = ["budget", "--preset", "llama-2-7b"]
-    out = succeeds(run(*words, "--context", 262_144, "--length", 10)).out
+    out = succeeds(run(*words, "--context", 262_144, "--seq-len", 10)).out
     n = 32000 * 4096 * 2 + 32 * (4 * 4096**2 + 3 * 4096 * 11008) + 65 * 4096
     keys = 128 * 2**30  # as the lecture has it
     assert "after 1 × 262,144 tokens" in out
@@ -205,7 +205,7 @@ def test_a_preset_keeps_its_vocabulary_unless_another_is_set():
     "words, message",
     [
         (["--context", "-1"], "--context: must be at least 0, got -1"),
-        (["--length", "0"], "--length: must be at least 1, got 0"),
+        (["--seq-len", "0"], "--seq-len: must be at least 1, got 0"),
         (["--batch", "0"], "--batch: must be at least 1, got 0"),
         (["--memory", "0"], "--memory: must be positive, got 0"),
         (["--flops", "-1"], "--flops: must be positive, got -1"),
@@ -214,7 +214,7 @@ def test_a_preset_keeps_its_vocabulary_unless_another_is_set():
         (["--preset", "cheems-tiny"], "give --preset or --pattern, not both"),
         (["--set", "d_modle=4"], "did you mean d_model?"),
         (["--set", "d_model=5"], "n_heads"),
-        (["--set", "keep=5"], "--set keep has no effect on SRAM: it is for I with mask=content"),
+        (["--set", "top_k=5"], "--set top_k has no effect on SRAM: it is for I with mask=content"),
         (["--pattern", "SZ"], "unknown letter 'Z'"),
         (["--set", "mask=content"], "--set mask has no effect on SRAM: it is for I"),
     ],

@@ -91,8 +91,8 @@ def test_a_finished_run_is_left_as_it_is(tmp_path):
 
 def test_more_steps_keep_the_schedule(tmp_path):
     lab(tmp_path)
-    options = dict(steps=15, schedule=12, checkpoint_every=5)
-    want = lab(steps=15, schedule=12)
+    options = dict(steps=15, decay_steps=12, checkpoint_every=5)
+    want = lab(steps=15, decay_steps=12)
     same("12 steps, then 3 more", everything(lab(tmp_path, model=a_model(9), **options)),
          everything(want))  # fmt: skip
     assert want.losses[:12] == lab().losses and names(tmp_path) == [step(12), step(15)]
@@ -128,8 +128,8 @@ def test_a_model_is_loaded_as_it_was(tmp_path, kind):
         weights[run.step] = {k: p.detach().clone() for k, p in run.model.named_parameters()}
 
     model = a_model(**MODELS[kind])
-    config = training.TrainConfig(steps=12, batch_size=2, length=8, checkpoint_every=4)
-    training.train(model, text[0], config, directory=tmp_path, bar=False, after_step=note)
+    config = training.TrainConfig(steps=12, batch_size=2, seq_len=8, checkpoint_every=4)
+    training.train(model, text[0], config, directory=tmp_path, progress_bar=False, after_step=note)
     for path, n in ((tmp_path, 12), (tmp_path / step(12), 12), (tmp_path / step(8), 8)):
         loaded = load_model(path)
         assert loaded.config == model.config and loaded.training
@@ -276,8 +276,8 @@ def command(folder, *more):
     """The arguments of a small run."""
     text = folder / "text"
     text.write_text("the cat sat on the mat, and the dog lay on the log. " * 20)
-    words = ["train", "--text", str(text), "--pattern", "SM", "--steps", "50", "--no-bar"]
-    words += ["--batch-size", "4", "--length", "16", "--checkpoint-every", "10", "--device", "cpu"]
+    words = ["train", "--text", str(text), "--pattern", "SM", "--steps", "50", "--no-progress-bar"]
+    words += ["--batch-size", "4", "--seq-len", "16", "--checkpoint-every", "10", "--device", "cpu"]
     for setting in ("d_model=16", "d_ff=16", "d_state=4", "chunk_size=8"):
         words += ["--set", setting]
     return [*words, *map(str, more)]
@@ -331,8 +331,8 @@ def test_a_directory_takes_one_run_at_a_time(tmp_path):
         started.kill()
         started.communicate()
     assert training.train(  # a killed process holds no lock
-        a_model(vocab_size=16), a_text(), training.TrainConfig(steps=1, length=8),
-        directory=tmp_path / "other", bar=False,
+        a_model(vocab_size=16), a_text(), training.TrainConfig(steps=1, seq_len=8),
+        directory=tmp_path / "other", progress_bar=False,
     ).step == 1  # fmt: skip
     with training.locked(tmp_path / "run"), pytest.raises(training.RunningError):
         lab(tmp_path / "run")
@@ -461,10 +461,10 @@ def changed(text):
     (dict(model=dict(pattern="SM")), r"pattern \(AM, now SM\)"),
     (dict(model=dict(d_ff=12)), r"d_ff \(8, now 12\)"),
     (dict(model=dict(norm_eps=1e-5, rope_base=7)), r"rope_base \(.*7\), norm_eps \(1e-06, now"),
-    (dict(steps=13), r"schedule \(12, now 13\)\. Resume with its settings, or take another d"),
-    (dict(steps=13, schedule=11), r"schedule \(12, now 11\)"),
+    (dict(steps=13), r"decay_steps \(12, now 13\)\. Resume with its settings, or take another d"),
+    (dict(steps=13, decay_steps=11), r"decay_steps \(12, now 11\)"),
     (dict(betas=(0.9, 0.98)), r"betas \(\[0\.9, 0\.999\], now \[0\.9, 0\.98\]\)"),
-    (dict(seed=3, clip=0.5), r"clip \(1\.0, now 0\.5\), seed \(0, now 3\)"),
+    (dict(seed=3, max_grad_norm=0.5), r"max_grad_norm \(1\.0, now 0\.5\), seed \(0, now 3\)"),
     (dict(ids=changed(a_text())), "another text; resume it with its text, or take another d"),
     (dict(ids=a_text(201)), "another text"),
 ])  # fmt: skip

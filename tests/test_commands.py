@@ -38,7 +38,7 @@ from cheems_ref.train import TrainConfig
 
 TEXT = "the café sat on the mat, and the dog lay on the log. " * 20
 NUMBERS = dict(d_model=16, n_heads=2, d_ff=16, d_state=4, chunk_size=8, n_values=4, d_query=8)
-SHORT = ["--steps", "4", "--batch-size", "2", "--length", "16", "--device", "cpu"]
+SHORT = ["--steps", "4", "--batch-size", "2", "--seq-len", "16", "--device", "cpu"]
 
 pytestmark = pytest.mark.usefixtures("unchecked")  # as users have it
 
@@ -110,7 +110,9 @@ def pasted(printed, before):
 
 def test_train_prints_sizes_first_and_the_loss_last(tmp_path):
     where = tmp_path / "my run"
-    done = succeeds(run(*training(tmp_path, "--held-out", 0.25, "--steps", 3, name=where.name)))
+    done = succeeds(
+        run(*training(tmp_path, "--eval-fraction", 0.25, "--steps", 3, name=where.name))
+    )
     model, n_bytes = load_model(where), len(TEXT.encode("utf-8"))
     kept = n_bytes - math.ceil(n_bytes / 4)
     nats = record(tmp_path, where.name)["evaluations"][-1][1]
@@ -138,15 +140,15 @@ def test_train_counts_active_parameters_and_cuts_long_patterns(tmp_path):
 
 def test_every_option_reaches_the_run(tmp_path):
     """And its record; the seed is that of the weights too."""
-    given = dict(steps=3, batch_size=3, length=12, learning_rate=0.01, held_out=0.2, seed=5)
-    given |= dict(evaluate_every=2, checkpoint_every=1, precision="bfloat16", schedule=2)
-    given |= dict(micro_batch=2)
+    given = dict(steps=3, batch_size=3, seq_len=12, learning_rate=0.01, eval_fraction=0.2, seed=5)
+    given |= dict(evaluate_every=2, checkpoint_every=1, precision="bfloat16", decay_steps=2)
+    given |= dict(micro_batch_size=2)
     words = [w for k, v in given.items() for w in (f"--{k.replace('_', '-')}", str(v))]
     succeeds(run(*training(tmp_path, *words)))
     assert record(tmp_path)["training"] == json.loads(json.dumps(vars(TrainConfig(**given))))
     torch.manual_seed(5)
     model = CausalLM(ModelConfig(pattern="AM", **numbers("AM")))
-    want = train(model, text_to_ids(TEXT), TrainConfig(**given), bar=False)
+    want = train(model, text_to_ids(TEXT), TrainConfig(**given), progress_bar=False)
     assert record(tmp_path)["losses"] == want.losses, "not the run of this model with this seed"
     assert names(tmp_path / "run") == ["losses.csv", "options.json", step(2), step(3)]
     with (tmp_path / "run" / "losses.csv").open() as file:
@@ -248,7 +250,7 @@ def test_a_signal_saves_and_the_run_resumes_from_its_directory_alone(tmp_path, n
     again = succeeds(run(*words, "--device", "cpu"))
     assert f"resuming from {kept}, after 5 of 6 steps\n" in again.out, again.out
     whole = succeeds(run(*training(tmp_path, *command[5:], name="whole")))
-    assert "schedule" not in again.out + whole.out, "nothing has changed"
+    assert "decay_steps" not in again.out + whole.out, "nothing has changed"
     same_run(tmp_path, "run", "whole")
     logs = [(tmp_path / name / "losses.csv").read_text() for name in ("run", "whole")]
     assert [line.rsplit(",", 1)[0] for line in logs[0].splitlines()] == [
@@ -292,7 +294,7 @@ def test_a_finished_run_says_so_and_trains_longer_with_its_schedule(tmp_path):
     assert f"resuming from {tmp_path / 'run' / step(4)}, after 4 of 7 steps\n" in longer.out
     text = "keeps its schedule of 4 steps and stays at its end; another --run has one of 7\n"
     assert text in longer.out, longer.out
-    succeeds(run(*training(tmp_path, "--steps", 7, "--schedule", 4, name="whole")))
+    succeeds(run(*training(tmp_path, "--steps", 7, "--decay-steps", 4, name="whole")))
     same_run(tmp_path, "run", "whole")
     fails(run(*command), "--steps 4 is too few: 7 steps are done in")
 
@@ -302,7 +304,7 @@ def test_intervals_may_change_and_a_stopped_run_is_evaluated_where_it_stopped(tm
     stopped_at(command, 3)
     done = succeeds(run(*command, "--steps", 3))
     assert "is finished: 3 steps are done" in done.out
-    succeeds(run(*training(tmp_path, "--steps", 3, "--schedule", 6, name="short")))
+    succeeds(run(*training(tmp_path, "--steps", 3, "--decay-steps", 6, name="short")))
     nats = record(tmp_path, "short")["evaluations"][-1][1]
     assert f"held-out loss {nats:.3f} nats" in done.out, done.out
     succeeds(run(*command, "--evaluate-every", 1, "--checkpoint-every", 5))
@@ -318,7 +320,7 @@ def test_intervals_may_change_and_a_stopped_run_is_evaluated_where_it_stopped(tm
 @pytest.mark.parametrize(
     ("words", "terminal", "columns", "bar"),
     [((), False, 80, False), ((), True, 80, True), ((), True, 0, False),
-     (["--bar"], False, 80, True), (["--no-bar"], True, 80, False)],
+     (["--progress-bar"], False, 80, True), (["--no-progress-bar"], True, 80, False)],
 )  # fmt: skip
 def test_there_is_a_bar_or_there_are_lines(tmp_path, monkeypatch, words, terminal, columns, bar):
     monkeypatch.setattr(Screen, "fileno", lambda _: 2)
@@ -478,10 +480,10 @@ SETTINGS = {
     "a mask for nobody": (["--set", "pattern=SE", "--set", "mask=content"],
                           "--set .* has no effect on SE: it is for I"),
     "a width for nobody": (["--set", "d_conv=3"], "d_conv has no effect .* for S with position=c"),
-    "held out too much": (["--held-out", "1"], r"held_out must be .* in \(0, 1\), got 1\.0"),
-    "windows longer than the text": (["--length", "2000"], "1080 tokens: too few for .* 2001"),
+    "held out too much": (["--eval-fraction", "1"], r"eval_fraction must .* in \(0, 1\), got 1\.0"),
+    "windows longer than the text": (["--seq-len", "2000"], "1080 tokens: too few for .* 2001"),
     "windows longer than the table": (["--set", "mask=gate", "--set", "max_positions=15"],
-                                      "--length 16 is longer .* max_positions = 15"),
+                                      "--seq-len 16 is longer .* max_positions = 15"),
     "more than there is room for": (["--batch-size", f"{10**12}"],
                                     r"needs [\d,.]+ GB .*cpu has [\d.]+ GB free: take a smaller"),
     "no such device": (["--device", "abacus"], "--device abacus cannot be used here; there is cpu"),
@@ -502,8 +504,8 @@ OPTIONS = {
            ("--steps", "0", "must be at least 1, got 0"),
            ("--learning-rate", "0", "must be positive, got 0"),
            ("--learning-rate", "nan", "must be positive, got nan"),
-           ("--held-out", "x", "must be a number, got 'x'"),
-           ("--micro-batch", "0", "must be at least 1, got 0"),
+           ("--eval-fraction", "x", "must be a number, got 'x'"),
+           ("--micro-batch-size", "0", "must be at least 1, got 0"),
            ("--seed", f"{10**20}", r"must be from -2\^63 to .*, got 10{20}$"),
            ("--set", "n_heads", "takes NAME=VALUE, 'n_heads' is not"),
            ("--set", "", "takes NAME=VALUE, '' is not"),
@@ -565,7 +567,7 @@ def test_runs_of_another_kind_are_rejected(tmp_path):
     way_out = ". Resume with its settings, or take another directory .--run"
     for words, message in (
         (["--set", "d_ff=8"], r"d_ff \(16, now 8\)" + way_out),
-        (["--schedule", "9"], r"schedule \(4, now 9\)" + way_out),
+        (["--decay-steps", "9"], r"decay_steps \(4, now 9\)" + way_out),
         (["--seed", "1"], r"seed \(0, now 1\)" + way_out),
     ):
         assert "resuming" not in fails(run(*command, *words), message).out
@@ -583,12 +585,12 @@ def test_runs_of_another_kind_are_rejected(tmp_path):
 def test_memory_is_checked_before_any_is_taken(tmp_path, monkeypatch):
     """By the sum that `cheems budget` prints, for the windows that are read at a time."""
     config, cpu = ModelConfig("SE × 2", d_model=64), torch.device("cpu")
-    plan = TrainConfig(batch_size=6, length=8)
+    plan = TrainConfig(batch_size=6, seq_len=8)
     needed = training_memory(config, 8, batch=2).total()
-    small = dataclasses.replace(plan, micro_batch=2)
+    small = dataclasses.replace(plan, micro_batch_size=2)
     monkeypatch.setattr(memory, "free_memory", lambda _: needed)
     memory.check_memory(config, small, cpu)
-    message = r"needs 0\.0 GB .* free: take a smaller model, --micro-batch, --batch-size or"
+    message = r"needs 0\.0 GB .* free: take a smaller model, --micro-batch-size, --batch-size or"
     with pytest.raises(ValueError, match=message):
         memory.check_memory(config, plan, cpu)
     monkeypatch.setattr(memory, "free_memory", lambda _: needed - 1)
@@ -684,8 +686,8 @@ def test_the_help_of_train_is_complete():
             assert re.search(pattern, told, re.M), field.name
     told = re.sub(r"\s+", " ", told.split("options:")[1])
     for field in dataclasses.fields(TrainConfig):
-        if field.name not in ("final", "warmup", "betas", "weight_decay", "clip"):
-            others = dict(schedule="--steps", micro_batch="all")
+        if field.name not in ("min_lr_ratio", "warmup", "betas", "weight_decay", "max_grad_norm"):
+            others = dict(decay_steps="--steps", micro_batch_size="all")
             default = others.get(field.name, re.escape(str(field.default)))
             option = field.name.replace("_", "-")
             assert re.search(rf"--{option} [^()]*\(default:? {default}[,)]", told), option
@@ -696,7 +698,7 @@ def test_the_examples_of_train_and_generate_work(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "book.txt").write_text(TEXT, encoding="utf-8")
     for words in examples_in(run("train", "--help").out):
-        done = run(*words, *SHORT, "--steps", 1, "--held-out", 0.005)
+        done = run(*words, *SHORT, "--steps", 1, "--eval-fraction", 0.005)
         n = len((read_text() if "runs/manual" in words else TEXT).encode("utf-8"))
         held_out = math.ceil(0.005 * n)
         text = f"{n - held_out:,} bytes to train on, {held_out:,} held out"
@@ -711,7 +713,7 @@ def test_the_examples_of_train_and_generate_work(tmp_path, monkeypatch):
 VALUES = dict(
     n_kv_heads=(1, 2), d_head=(4, 8), n_groups=(1, 2), d_state=(4, 8), position=("rope", "decay"),
     d_conv=(2, 3), rope_base=(10.0, 20.0), inner=("ssd", "linear"), n_values=(4, 5),
-    k_values=(1, 2), mask=(None, "content"), max_positions=(20, 30), keep=(1, 2), d_ff=(8, 12),
+    k_values=(1, 2), mask=(None, "content"), max_positions=(20, 30), top_k=(1, 2), d_ff=(8, 12),
     n_experts=(3, 4), k_experts=(1, 2), n_neurons=(9, 16), k_neurons=(1, 2),
     n_retrieval_heads=(1, 2), d_query=(4, 8), d_private=(2, 4), d_model=(16, 32), n_heads=(2, 4),
     tie_embeddings=(True, False), norm_eps=(1e-6, 1e-2),
@@ -745,7 +747,7 @@ def differs(name, variant):
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 def test_a_field_has_an_effect_where_it_is_used(variant):
     for name in VALUES:
-        if name in variant or (name == "keep" and variant.get("mask") != "content"):
+        if name in variant or (name == "top_k" and variant.get("mask") != "content"):
             continue  # the layer itself rejects keep without that mask
         config = ModelConfig(**variant | ({"max_positions": 20} if "mask" in variant else {}))
         assert is_used(name, config) is bool(differs(name, variant)), name

@@ -25,7 +25,7 @@ ROWS = {
     "attention": Row(ModelConfig("AM", **SIZES)),
     "states": Row(ModelConfig("SM", **SIZES), learning_rate=1e-3),
 }
-CONFIG = TrainConfig(steps=6, batch_size=2, length=12, evaluate_every=2, checkpoint_every=3)
+CONFIG = TrainConfig(steps=6, batch_size=2, seq_len=12, evaluate_every=2, checkpoint_every=3)
 
 
 def run(m, directory, rows=ROWS, config=CONFIG, seeds=(0, 1), **options):
@@ -72,7 +72,7 @@ def a_run_is_that_of_train(m, folder):
             torch.manual_seed(seed)
             rate = row.learning_rate or CONFIG.learning_rate
             config = dataclasses.replace(CONFIG, learning_rate=rate, seed=seed)
-            wanted = train(CausalLM(row.config), IDS, config, bar=False).evaluations
+            wanted = train(CausalLM(row.config), IDS, config, progress_bar=False).evaluations
             found = [[e.step, e.nats] for e in evaluations if (e.row, e.seed) == (name, seed)]
             assert found == wanted  # to the last bit: one seed, one process, one path of code
             assert [step for step, _ in found] == [2, 4, 6]

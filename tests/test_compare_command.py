@@ -21,7 +21,7 @@ from cheems_ref.train import TrainConfig
 pytestmark = pytest.mark.usefixtures("unchecked")  # as users have it
 
 SIZES = dict(d_model=16, d_ff=16)
-SHORT = ["--steps", 4, "--batch-size", 2, "--length", 16, "--evaluate-every", 2, "--device", "cpu"]
+SHORT = ["--steps", 4, "--batch-size", 2, "--seq-len", 16, "--evaluate-every", 2, "--device", "cpu"]
 ROWS = ["--row", "one=AM,n_heads=2", "--row", "two=SM,d_state=4,learning_rate=1e-4"]
 
 
@@ -46,7 +46,7 @@ def is_what_python_compares(folder):
         "one": Row(ModelConfig("AM", n_heads=2, **SIZES)),
         "two": Row(ModelConfig("SM", d_state=4, **SIZES), 1e-4),
     }
-    config = TrainConfig(steps=4, batch_size=2, length=16, evaluate_every=2)
+    config = TrainConfig(steps=4, batch_size=2, seq_len=16, evaluate_every=2)
     ids, directory = text_to_ids(TEXT), folder / "python"
     wanted = compare(rows, ids, config, seeds=(0, 1), directory=directory)
     assert sorted(read_evaluations(folder / "run")) == sorted(wanted)
@@ -124,9 +124,9 @@ def a_folder_is_a_corpus(folder):
     texts.mkdir(parents=True)
     for i in range(30):
         (texts / f"{i}").write_text(f"{i} is the number of this text. " * 5)
-    words = comparing(folder, "--held-out", 0.3, "--seeds", 1)
+    words = comparing(folder, "--eval-fraction", 0.3, "--seeds", 1)
     words[words.index("--text") + 1] = texts
-    kept, apart = read_corpus(texts, held_out=0.3).texts
+    kept, apart = read_corpus(texts, eval_fraction=0.3).texts
     assert f"{kept} texts to train on and {apart} held out" in succeeds(run(*words)).out
 
 
@@ -170,7 +170,7 @@ def test_compare_command(has_property, tmp_path):
         (["--text", "nowhere"], "No such file or directory: nowhere"),
         (["--run", "LICENSE"], "--run: LICENSE is a file"),
         (["--steps", "0"], "--steps: must be at least 1"),
-        (["--length", "5000"], "the text has"),
+        (["--seq-len", "5000"], "the text has"),
         (["--row", "a=AM,mask=content"], "--row a: mask has no effect on AM: it is for I"),
         (["--set", "d_conv=3"], "--set d_conv has no effect on AM, SM: it is for S with"),
     ],

@@ -208,7 +208,7 @@ def test_any_text_is_spelled_out_or_refused_with_its_place(text):
 NUMBERS = ("vocab_size", "d_model", "n_heads", "n_groups", "d_state", "d_conv", "chunk_size",
            "n_values", "k_values", "d_ff", "n_experts", "k_experts", "n_neurons", "k_neurons",
            "n_retrieval_heads", "d_query")
-MAY_BE_NONE = ("n_kv_heads", "d_head", "max_positions", "keep", "d_private")
+MAY_BE_NONE = ("n_kv_heads", "d_head", "max_positions", "top_k", "d_private")
 S, A, I = (rf"letter {letter} \({name}\): .*" for letter, name in
            (("S", "SSD"), ("A", "attention"), ("I", "inner-function attention")))
 BAD_CONFIGS = [
@@ -245,8 +245,8 @@ BAD_CONFIGS = [
     (dict(pattern="I", inner="conv"), ValueError, I + "inner must be .*'conv'"),
     (dict(pattern="I", mask="static"), ValueError, I + "mask must be .*'static'"),
     (dict(pattern="SI", mask="gate"), ValueError, I + "mask='gate' needs max_positions"),
-    (dict(pattern="I", keep=2), ValueError, I + "keep = 2 belongs to mask='content', got .*None"),
-    (dict(pattern="I", **GATE, keep=2), ValueError, I + "keep = 2 belongs .*got mask='gate'"),
+    (dict(pattern="I", top_k=2), ValueError, I + "top_k = 2 belongs to mask='content', got .*None"),
+    (dict(pattern="I", **GATE, top_k=2), ValueError, I + "top_k = 2 belongs .*got mask='gate'"),
     (dict(pattern="I", k_values=6), ValueError, I + r"k_values .*n_values = 5\], got 6"),
     *((dict(pattern=letter, rope_base=base), ValueError, rf"^rope_base must .*{base}")
       for letter in "SAI" for base in (0.0, -5.0, math.nan, math.inf)),

@@ -58,10 +58,10 @@ def alone():
     assert not asked, f"the network is asked for {asked}"
 
 
-def a_run(folder, text=TEXT, held_out=0.2, dtype=torch.float64, model=None, **changes):
+def a_run(folder, text=TEXT, eval_fraction=0.2, dtype=torch.float64, model=None, **changes):
     """A run of two updates on a text."""
     model = a_model(vocab_size=256, dtype=dtype, **model or {})
-    sizes = dict(steps=2, length=LENGTH, learning_rate=0.02, held_out=held_out) | changes
+    sizes = dict(steps=2, seq_len=LENGTH, learning_rate=0.02, eval_fraction=eval_fraction) | changes
     trained(training, folder / "run", model=model, ids=text_to_ids(text), **sizes)
     return folder / "run"
 
@@ -112,7 +112,7 @@ def held_out_is_counted_in_windows(folder):
     whole = text_to_ids("\n" + TEXT[:125])
     assert len(whole) == 2 * LENGTH + 1, "the text of two windows"
     is_close(
-        bits_per_byte(model, TEXT[:125], LENGTH), evaluate(model, whole, length=64) / math.log(2)
+        bits_per_byte(model, TEXT[:125], LENGTH), evaluate(model, whole, seq_len=64) / math.log(2)
     )
 
 
@@ -206,7 +206,7 @@ def what_is_remembered_is_found(folder):
 def the_held_out_end_is_asked_about(folder):
     """Of the run's own text; a letter that is cut through is left out."""
     (folder / "text").write_text(TEXT, encoding="utf-8")
-    where = a_run(folder, held_out=0.1925)
+    where = a_run(folder, eval_fraction=0.1925)
     ids = split_text(text_to_ids(TEXT), 0.1925)[1]
     text = ids_to_text(ids[1:])
     assert ids_to_text(ids[:1]) == "\ufffd", "the second byte of an é"
@@ -220,7 +220,7 @@ def any_other_text_is_asked_about_as_a_whole(folder):
     (folder / "other").write_text(TEXT[30:], encoding="utf-8")
     where = a_run(folder)
     words = ["--run", where, "--tasks", "cheems_held_out", "--text", folder / "other"]
-    done = asked(*words, "--length", 32)
+    done = asked(*words, "--seq-len", 32)
     assert f"on all {len(TEXT[30:].encode()):,} bytes of {folder / 'other'}" in done.out
     bits = bits_per_byte(load_model(where), TEXT[30:], 32)
     assert f" {bits:.4f} " in done.out, done.out
@@ -275,7 +275,7 @@ def ruler_is_asked_by_name(folder):
     """
     pytest.importorskip("wonderwords", reason="RULER takes wonderwords")
     nltk = pytest.importorskip("nltk", reason="RULER takes nltk")
-    words = ["--run", a_run(folder), "--tasks", "niah_single_1", "--length", 900, "--limit", 6]
+    words = ["--run", a_run(folder), "--tasks", "niah_single_1", "--seq-len", 900, "--limit", 6]
     with pytest.MonkeyPatch.context() as patched:
         for name in ("niah_utils", "prepare_niah"):
             patched.delitem(sys.modules, f"lm_eval.tasks.ruler.{name}", raising=False)
@@ -416,10 +416,13 @@ def test_the_examples_name_tasks():
         ),
         (["--tasks", ""], "--tasks: '': there is cheems_held_out"),
         (["--limit", "0"], "--limit: must be at least 1, got 0"),
-        (["--length", "-2"], "--length: must be at least 1, got -2"),
+        (["--seq-len", "-2"], "--seq-len: must be at least 1, got -2"),
         (["--tasks", "cheems_recall", "--text", "a"], "--text has no effect on cheems_recall"),
         (["--text", ""], "--text: is empty"),
-        (["--tasks", "niah_single_1", "--length", "512"], "--length must be at least 600 for niah"),
+        (
+            ["--tasks", "niah_single_1", "--seq-len", "512"],
+            "--seq-len must be at least 600 for niah",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(words, message):
@@ -434,13 +437,13 @@ def test_what_cannot_be_is_refused_in_one_line(words, message):
         (["--run", "empty"], "no checkpoint at empty"),
         (["--run", "nowhere"], "no checkpoint at nowhere"),
         (["--run", "run", "--text", "nowhere"], "No such file or directory: nowhere"),
-        (["--run", "run", "--text", "text", "--length", "40"], "length = 40 has no room"),
+        (["--run", "run", "--text", "text", "--seq-len", "40"], "length = 40 has no room"),
         (["--run", "run", "--text", "text", "--device", "abacus"], "--device abacus cannot be"),
         (["--run", "run", "--text", "blank"], "white space alone"),
         (["--run", "run", "--text", "short", "--tasks", "cheems_cloze"], "the text has 5 bytes"),
         (["--run", "run", "--text", "short", "--tasks", "cheems_needle"], "haystack"),
         (["--run", "few", "--text", "text"], "the model of few has 16 ids, and a text has 256"),
-        (["--run", "gate", "--tasks", "cheems_recall", "--length", "64"], "max_positions = 32"),
+        (["--run", "gate", "--tasks", "cheems_recall", "--seq-len", "64"], "max_positions = 32"),
     ],
 )
 def test_what_cannot_be_done_is_refused_in_one_line(words, message, tmp_path, monkeypatch):
@@ -451,7 +454,7 @@ def test_what_cannot_be_done_is_refused_in_one_line(words, message, tmp_path, mo
         (tmp_path / name).write_text(text, encoding="utf-8")
     if words[1] == "gate":
         gated = dict(pattern="IM", mask="gate", max_positions=32)
-        a_run(tmp_path, model=gated, length=32).rename("gate")
+        a_run(tmp_path, model=gated, seq_len=32).rename("gate")
     elif words[1] == "few":
         trained(training, tmp_path / "few", steps=1)
     else:

@@ -225,9 +225,7 @@ def retrieved_experts_are_their_sum(m):
             y[b][l] = y[b][l] + gates[b, l, h, k] * active * up[i]
         return torch.stack([torch.stack(row) for row in y])
 
-    for form, n in itertools.product(
-        ("retrieved_experts", "retrieved_experts_written_out"), (4, 5)
-    ):
+    for form, n in itertools.product(("retrieved_experts", "naive_retrieved_experts"), (4, 5)):
 
         def retrieved(x, down, up, gates, gate=None, form=form):
             return getattr(m, form)(x, down, up, gates, indices, gate=gate)
@@ -483,7 +481,7 @@ def what_is_idle_gets_no_gradient(m, name):
     named = mixer.named_parameters()
     experts = (p for key, p in named if not key.endswith(("keys", "query_proj.weight")))
     without = sum((p.grad == 0).sum().item() for p in experts)
-    idle = mixer.idle_parameters() if hasattr(mixer, "idle_parameters") else 0
+    idle = mixer.inactive_parameters() if hasattr(mixer, "inactive_parameters") else 0
     assert idle == without and (idle > 0) == (name in WITH_ROUTE), f"{idle}, {without}"
 
 
@@ -562,7 +560,7 @@ def test_no_token_has_no_neurons():
 
 
 def test_written_out_gathers_rows():
-    forward, _, gathered = largest(retrieval, "retrieved_experts_written_out")
+    forward, _, gathered = largest(retrieval, "naive_retrieved_experts")
     assert forward >= gathered
 
 
@@ -950,7 +948,7 @@ BAD = [
     *((inner(top=i), rf"indices must be in \[0, 7\) everywhere, got entries in \[{i}, {i}\]")
       for i in (7, -1)),
     *((retrieved(name, **changes), message)
-      for name in ("retrieved_experts", "retrieved_experts_written_out")
+      for name in ("retrieved_experts", "naive_retrieved_experts")
       for changes, message in (
           (dict(down=(7, 5)), r"down must be \(e, d\) = \(e, 4\), got shape \(7, 5\)"),
           (dict(up=(8, 3)), r"up must be \(e, o\) = \(7, o\), got shape \(8, 3\)"),

@@ -59,7 +59,7 @@ def defined(letter, c):
     private = dict(d_private=c.get("d_private"))
     state = {k: c[k] for k in ("n_heads", "n_groups", "d_state", "d_conv", "rope_base")}
     inner = {k: c[k] for k in ("n_values", "k_values", "d_state")}
-    inner |= {k: c.get(k) for k in ("mask", "keep", "max_positions")}
+    inner |= {k: c.get(k) for k in ("mask", "top_k", "max_positions")}
     return {
         "S": lambda: SSD(d, **state, d_head=c.get("d_head"), position=c.get("position", "rope")),
         "A": lambda: QCAttn(d, **attention),

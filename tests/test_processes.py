@@ -26,7 +26,7 @@ if not torch.distributed.is_available():
     pytest.skip("this PyTorch has no torch.distributed", allow_module_level=True)
 
 ALONE = pytest.mark.filterwarnings("ignore:torch.distributed is")  # off, where parts are written
-SIZES = ["--batch-size", 6, "--length", 16, "--device", "cpu", "--precision", "float32"]
+SIZES = ["--batch-size", 6, "--seq-len", 16, "--device", "cpu", "--precision", "float32"]
 
 
 def torchrun(n, *words):
@@ -122,7 +122,7 @@ def test_a_process_that_is_killed_costs_the_updates_since_the_last_checkpoint(tm
     status, _, _ = ended(started)
     done = checkpoint.read_record(checkpoint.newest_checkpoint(tmp_path / "run"))["step"]
     assert status != 0 and 4 <= done < 60, f"killed too late, after {done}"
-    status, out, err = ended(on_processes(3, *training(tmp_path, *words, "--micro-batch", 1)))
+    status, out, err = ended(on_processes(3, *training(tmp_path, *words, "--micro-batch-size", 1)))
     assert status == 0 and f"after {done} of 60 steps" in out, err
     succeeds(run(*training(tmp_path, *words, name="one")))
     for got, want in zip(losses_in(tmp_path / "run"), losses_in(tmp_path / "one"), strict=True):

@@ -126,7 +126,7 @@ def two_updates(monkeypatch):
     """Runs of chapter 09 in small: two updates, on a part of Python's manual."""
     (settings,) = from_notebook(CHAPTER_9, "TRAINING")
     brief = dataclasses.replace(settings, steps=2, evaluate_every=1)
-    part = types.SimpleNamespace(ids=text_to_ids(read_text())[:40_000], held_out=0.1)
+    part = types.SimpleNamespace(ids=text_to_ids(read_text())[:40_000], eval_fraction=0.1)
     monkeypatch.setattr("records.ablation_settings", lambda steps: brief)
     monkeypatch.setattr("records.ablation_corpus", lambda: part)
     yield

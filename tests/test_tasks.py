@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from cheems_ref import tasks
-from cheems_ref.attention import attention_written_out
+from cheems_ref.attention import naive_attention
 from cheems_ref.text import read_text, text_to_ids
 
 
@@ -376,7 +376,7 @@ def part_b_sees_no_later_token(m):
     q, k, v = torch.randn(3, 1, length, 1, 8, generator=seeded(), dtype=torch.float64)
 
     def read(values):
-        return attention_written_out(q, k, values, allowed=blanks.visible)[0, :, 0]
+        return naive_attention(q, k, values, allowed=blanks.visible)[0, :, 0]
 
     for changed in range(length):
         other = v.clone()

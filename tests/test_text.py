@@ -87,12 +87,12 @@ def folder_of(folder, count=60):
 
 def sides(corpus):
     """The texts on either side, as `train` cuts them."""
-    parts = split_text(corpus.ids, corpus.held_out)
+    parts = split_text(corpus.ids, corpus.eval_fraction)
     return [bytes(part.tolist()).decode().split("\n\n") for part in parts]
 
 
 def every_text_is_on_one_side(m, folder):
-    kept, apart = sides(m.read_corpus(folder_of(folder), held_out=0.3))
+    kept, apart = sides(m.read_corpus(folder_of(folder), eval_fraction=0.3))
     assert sorted(kept + apart) == sorted(f"text {i} " * 5 for i in range(60))
     assert 8 <= len(apart) <= 28
 
@@ -100,18 +100,18 @@ def every_text_is_on_one_side(m, folder):
 def a_copy_is_on_the_side_of_its_text(m, folder):
     for i in range(40):
         (folder / f"{i}").write_text(f"{i % 20} and so on")
-    kept, apart = sides(m.read_corpus(folder, held_out=0.5))
+    kept, apart = sides(m.read_corpus(folder, eval_fraction=0.5))
     assert apart and not set(kept) & set(apart) and len(kept) + len(apart) == 40
 
 
 def a_text_stays_on_its_side(m, folder):
     """Whatever texts come to it, and whatever their names."""
-    kept, _ = sides(m.read_corpus(folder_of(folder, 30), held_out=0.3))
-    more, _ = sides(m.read_corpus(folder_of(folder), held_out=0.3))
+    kept, _ = sides(m.read_corpus(folder_of(folder, 30), eval_fraction=0.3))
+    more, _ = sides(m.read_corpus(folder_of(folder), eval_fraction=0.3))
     assert set(kept) < set(more)
     for path in sorted(folder.rglob("*.txt")):
         path.rename(path.with_name(f"other_{path.name}"))
-    assert set(sides(m.read_corpus(folder, held_out=0.3))[0]) == set(more)
+    assert set(sides(m.read_corpus(folder, eval_fraction=0.3))[0]) == set(more)
 
 
 def only_texts_are_read(m, folder):
@@ -140,7 +140,7 @@ def test_corpus(has_property, tmp_path):
 
 def test_the_standard_library_is_a_corpus():
     corpus = read_corpus()
-    kept, apart = split_text(corpus.ids, corpus.held_out)
+    kept, apart = split_text(corpus.ids, corpus.eval_fraction)
     assert len(corpus.ids) > 3_000_000 and min(corpus.texts) > 10
     assert 0.05 < len(apart) / len(corpus.ids) < 0.2
     text = ids_to_text(kept)
@@ -154,4 +154,4 @@ def test_corpora_that_cannot_be_are_refused(tmp_path):
     with pytest.raises(ValueError, match="has 0 texts to train on and 0 to hold out"):
         read_corpus(tmp_path)
     with pytest.raises(ValueError, match=r"held_out must be a number in \(0, 1\), got 1"):
-        read_corpus(tmp_path, held_out=1)
+        read_corpus(tmp_path, eval_fraction=1)

@@ -33,13 +33,13 @@ BY_HAND = [
     (dict(steps=10, warmup=0.3), RISING + COSINE),
     (dict(steps=10, warmup=0.21), RISING + COSINE),  # 2.1 updates: rounded up
     (dict(steps=7, warmup=0.0), COSINE),
-    (dict(steps=7, warmup=0.0, final=0.0), [(share - 0.1) / 0.9 for share in COSINE]),
+    (dict(steps=7, warmup=0.0, min_lr_ratio=0.0), [(share - 0.1) / 0.9 for share in COSINE]),
     (dict(steps=3, warmup=1.0), RISING),
     (dict(steps=2, warmup=0.0), [1, 0.1]),
     *((dict(steps=1, warmup=warmup), [1]) for warmup in (0.0, 0.5, 1.0)),
     # Over a schedule: for fewer updates than it has, for all, for more.
-    *((dict(steps=n, schedule=7, warmup=0.0), [*COSINE, 0.1, 0.1][:n]) for n in (4, 7, 9)),
-    (dict(steps=5, schedule=3, warmup=1.0), [*RISING, 1, 1]),
+    *((dict(steps=n, decay_steps=7, warmup=0.0), [*COSINE, 0.1, 0.1][:n]) for n in (4, 7, 9)),
+    (dict(steps=5, decay_steps=3, warmup=1.0), [*RISING, 1, 1]),
 ]
 
 
@@ -57,7 +57,7 @@ def rates_are_those_by_hand(m):
 
 def rises_evenly_and_falls_to_its_end(m):
     for steps, warmup, final in itertools.product((2, 3, 50), (0.0, 0.1, 0.34), (0.0, 0.1, 1.0)):
-        rate = rates(m, steps=steps, warmup=warmup, final=final, learning_rate=3.0)
+        rate = rates(m, steps=steps, warmup=warmup, min_lr_ratio=final, learning_rate=3.0)
         rising, where = math.ceil(warmup * steps), f"{steps} steps, warm-up {warmup}, end {final}"
         assert rate.max() == 3, f"the largest rate is {rate.max()}, not 3: {where}"
         up = 3 * torch.arange(1, rising + 1, dtype=torch.float64) / max(1, rising)
@@ -92,14 +92,14 @@ def updates_by_hand(m, model, ids, c):
     """
     parameters, generator = [*model.parameters()], torch.Generator().manual_seed(c.seed)
     first, second = ([torch.zeros_like(p) for p in parameters] for _ in range(2))
-    training, (b1, b2) = ids[: len(ids) - math.ceil(c.held_out * len(ids))], c.betas
+    training, (b1, b2) = ids[: len(ids) - math.ceil(c.eval_fraction * len(ids))], c.betas
     for i in range(1, c.steps + 1):
         windows = m.random_windows(training, c, generator)
         logits = model(windows[:, :-1])[0]
         loss = F.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten())
         grads = torch.autograd.grad(loss, parameters)
         norm = math.sqrt(sum(g.square().sum().item() for g in grads))
-        grads = [g * min(1, c.clip / (norm + 1e-6)) for g in grads]  # 1e-6 is torch's own
+        grads = [g * min(1, c.max_grad_norm / (norm + 1e-6)) for g in grads]  # 1e-6 is torch's own
         rate = m.learning_rate(i - 1, c)
         with torch.no_grad():
             for p, g, mean, square in zip(parameters, grads, first, second, strict=True):
@@ -113,7 +113,7 @@ def updates_by_hand(m, model, ids, c):
 
 def updates_are_adamw(m):
     for clip in (1e-5, 1e9):
-        c = config(m, steps=4, warmup=0.5, learning_rate=0.02, weight_decay=0.5, clip=clip)
+        c = config(m, steps=4, warmup=0.5, learning_rate=0.02, weight_decay=0.5, max_grad_norm=clip)
         models = [a_model(dtype=torch.float64, pattern="SM") for _ in range(2)]
         want, got = updates_by_hand(m, models[0], a_text(), c), []
 
@@ -126,7 +126,7 @@ def updates_are_adamw(m):
                 check(f"gradient = clipped by hand: {where}", p.grad / clip, g / clip)
                 check(f"AdamW by hand: {where}", p.detach(), w)
 
-        run = m.train(models[1], a_text(), c, bar=False, after_step=compare)
+        run = m.train(models[1], a_text(), c, progress_bar=False, after_step=compare)
         check("losses by hand", *(torch.tensor(t, dtype=torch.float64) for t in (run.losses, got)))
 
 
@@ -138,7 +138,9 @@ def clips_all_gradients_together(m):
             grads = torch.cat([p.grad.flatten() for p in run.model.parameters()])
             found.append(grads.double().norm().item())
 
-        m.train(a_model(), a_text(), config(m, clip=clip), bar=False, after_step=note)
+        m.train(
+            a_model(), a_text(), config(m, max_grad_norm=clip), progress_bar=False, after_step=note
+        )
     assert min(norms[1e9]) > 2e-3, "nothing to clip"
     check("norm = clip", torch.tensor(norms[1e-3]), torch.full((12,), 1e-3), tol=2e-6)
 
@@ -151,7 +153,7 @@ def follows_the_schedule(m):
         lr = {group["lr"] for group in run.optimizer.param_groups}
         seen.append((run.step, len(run.losses), *lr))
 
-    m.train(a_model(), a_text(), c, bar=False, after_step=note)
+    m.train(a_model(), a_text(), c, progress_bar=False, after_step=note)
     assert seen == [(i + 1, i + 1, m.learning_rate(i, c)) for i in range(12)]
 
 
@@ -191,7 +193,7 @@ def trains_on_one_part_and_evaluates_on_the_other(m):
         read[torch.is_grad_enabled()] += inputs[0].flatten().tolist()
 
     model.register_forward_pre_hook(note)
-    trained(m, model=model, ids=ids, steps=60, evaluate_every=30, held_out=20 / 210)
+    trained(m, model=model, ids=ids, steps=60, evaluate_every=30, eval_fraction=20 / 210)
     assert {*read[True]} == {*range(8)}, "updates read the held-out text, or not all of the other"
     assert {*read[False]} == {*range(8, 16)}, "evaluations read the text that is trained on"
 
@@ -224,7 +226,7 @@ def evaluation_is_one_by_one(m):
         with torch.no_grad():
             want = torch.tensor(one_by_one(model, ids, 8))
         for batch_size in (1, 2, 3, 16):
-            got = torch.tensor(m.evaluate(model, ids, length=8, batch_size=batch_size))
+            got = torch.tensor(m.evaluate(model, ids, seq_len=8, batch_size=batch_size))
             check(f"evaluation one by one: {n} tokens, {batch_size} windows at a time", got, want)
 
 
@@ -235,7 +237,7 @@ def evaluation_changes_nothing(m):
             p.grad = torch.ones_like(p)
         before = copy.deepcopy([*model.parameters()])
         random = torch.get_rng_state()
-        nats = m.evaluate(model, a_text(), length=8)
+        nats = m.evaluate(model, a_text(), seq_len=8)
         assert isinstance(nats, float)
         assert all(module.training is mode for module in model.modules()), "the mode is changed"
         grads = [p.grad for p in model.parameters()]
@@ -251,7 +253,7 @@ def evaluation_changes_nothing(m):
 def test_a_text_that_repeats_itself_is_learned():
     ids = torch.tensor(list(b"the cat sat on the mat, and the dog lay on the log. " * 60))
     model = a_model(pattern="SM", vocab_size=256, d_model=32, d_ff=64)
-    sizes = dict(steps=100, batch_size=4, length=32, learning_rate=1e-2, evaluate_every=100)
+    sizes = dict(steps=100, batch_size=4, seq_len=32, learning_rate=1e-2, evaluate_every=100)
     run = trained(train, model=model, ids=ids, **sizes)
     assert run.losses[0] == pytest.approx(math.log(256), abs=0.3), "a model knows nothing at first"
     reached = max(run.losses[-1], run.evaluations[-1][1])
@@ -281,7 +283,7 @@ def entropies(ids, v=5):
 def test_more_is_learned_of_a_held_out_text_than_pairs_of_tokens_tell():
     ids = second_order()
     model = a_model(pattern="SM", vocab_size=5, d_model=32, d_ff=64, d_state=8, position="conv")
-    sizes = dict(steps=120, batch_size=8, length=32, learning_rate=1e-2, evaluate_every=60)
+    sizes = dict(steps=120, batch_size=8, seq_len=32, learning_rate=1e-2, evaluate_every=60)
     run = trained(train, model=model, ids=ids, **sizes)
     _, pairs = entropies(train.split_text(ids, 0.1)[1])
     reached = run.evaluations[-1][1]
@@ -338,14 +340,14 @@ NAN = math.nan
 IN = "must be a number in"
 BAD = [
     *((partial(train.TrainConfig, **{name: value}), f"{name} must be at least 1, got {value}")
-      for name in ("steps", "batch_size", "length", "evaluate_every", "checkpoint_every",
-                   "schedule")
+      for name in ("steps", "batch_size", "seq_len", "evaluate_every", "checkpoint_every",
+                   "decay_steps")
       for value in (0, -3)),
     *((partial(train.TrainConfig, **{name: value}), rf"{name} {IN} \(0, inf\), got {value}")
-      for name in ("learning_rate", "clip") for value in (0.0, -1.0, math.inf, NAN)),
+      for name in ("learning_rate", "max_grad_norm") for value in (0.0, -1.0, math.inf, NAN)),
     *((partial(train.TrainConfig, **{name: value}), rf"{name} {IN} \[0, 1\], got {value}")
-      for name in ("final", "warmup") for value in (-0.1, 1.5, NAN)),
-    *((partial(train.TrainConfig, held_out=value), rf"held_out {IN} \(0, 1\), got {value}")
+      for name in ("min_lr_ratio", "warmup") for value in (-0.1, 1.5, NAN)),
+    *((partial(train.TrainConfig, eval_fraction=value), rf"fraction {IN} \(0, 1\), got {value}")
       for value in (0.0, 1.0, -0.1, NAN)),
     *((partial(train.TrainConfig, weight_decay=value), rf"decay {IN} \[0, inf\), got {value}")
       for value in (-0.1, NAN, math.inf)),
@@ -362,17 +364,17 @@ BAD = [
       for value in (0.5, True, "0")),
     # 11 tokens: 9 to train on are one window, 2 held out
     (training(a_text(11)), r"11 tokens: too few for windows of length \+ 1 = 9 .* 10%"),
-    (training(a_text(30), held_out=0.01), "30 tokens: too few .* part of 1%"),
+    (training(a_text(30), eval_fraction=0.01), "30 tokens: too few .* part of 1%"),
     (training(a_text(1)), "1 tokens: too few"),
     (training(a_text(0)), "0 tokens: too few"),
-    (training(a_text(200), length=180), r"200 tokens: too few for .* \+ 1 = 181"),
+    (training(a_text(200), seq_len=180), r"200 tokens: too few for .* \+ 1 = 181"),
     (training(a_text(200).float()), r"ids must be torch\.int64 or .* got torch\.float32"),
     (training(a_text(200)[None]), r"ids must be \(l,\), got shape \(1, 200\)"),
     (training(a_text(200) + 1), r"ids must be in \[0, 16\) everywhere, got .*, 16\]"),
     (evaluating(1), "nothing to predict in a text of 1 tokens"),
     (evaluating(0), "nothing to predict in a text of 0 tokens"),
     *((evaluating(**{name: value}), f"{name} must be at least 1, got {value}")
-      for name in ("length", "batch_size") for value in (0, -1)),
+      for name in ("seq_len", "batch_size") for value in (0, -1)),
 ]
 # fmt: on
 
@@ -410,7 +412,7 @@ def test_a_gradient_that_is_no_number_stops_the_run():
             run.model.norm.weight.register_hook(lambda grad: grad * NAN)
 
     with pytest.raises(FloatingPointError, match=r"diverged in update 6: .* gradient nan"):
-        train.train(model, a_text(), config(train, steps=6), bar=False, after_step=spoil)
+        train.train(model, a_text(), config(train, steps=6), progress_bar=False, after_step=spoil)
     assert all(p.isfinite().all() for p in model.parameters())
 
 

@@ -48,13 +48,13 @@ MISTAKES = mistakes([
         "windows in another order": [
             ('train_sampling_strategy="sequential"', 'train_sampling_strategy="random"')],
         "windows from the held-out part": [
-            ("training - args.length, (used", "n - args.length, (used")],
+            ("training - args.seq_len, (used", "n - args.seq_len, (used")],
         "other weights to start from": [("torch.manual_seed(0)\n", "torch.manual_seed(1)\n")],
         "labels moved twice": [("labels=read)", "labels=read.roll(-1, 1))")]}),
     (evaluates_as_by_hand, {
         "evaluates on what it trains on": [("range(training, n - 1,", "range(0, n - 1,")],
         "windows overlap": [
-            ("range(training, n - 1, args.length)", "range(training, n - 1, args.length // 2)")],
+            ("range(training, n - 1, args.seq_len)", "range(training, n - 1, args.seq_len // 2)")],
         "only at the end": [('eval_strategy="steps"', 'eval_strategy="no"')]}),
     (goes_on, {
         "starts anew": [("resume_from_checkpoint=checkpoint", "resume_from_checkpoint=None")],
@@ -74,7 +74,7 @@ MISTAKES = mistakes([
         "any run": [("there.get(name) != value", "False")]}),
     (refuses, "steps must be", "--steps=0", {
         "not looked at": [
-            ("        TrainConfig(args.steps, args.batch_size, args.length, args.learning_rate)",
+            ("        TrainConfig(args.steps, args.batch_size, args.seq_len, args.learning_rate)",
              "        pass")]}),
 ])
 # fmt: on
@@ -86,7 +86,7 @@ REFUSED = {
     "no windows": (["--batch-size", "0"], "batch_size must be at least 1"),
     "no learning": (["--learning-rate", "nan"], r"learning_rate must be a number in \(0, inf\)"),
     "a letter that is none": (["--pattern", "SEQ"], "Q"),
-    "a text that is too short": (["--length", "6000"], "6008 bytes: too few for .* = 6001"),
+    "a text that is too short": (["--seq-len", "6000"], "6008 bytes: too few for .* = 6001"),
     "too few windows apart": (["--batch-size", "40"], "batch_size = 40"),
     "a text that is not there": (["--text", "nowhere"], "nowhere"),
     "one process, sharded": (["--sharded"], "start with torchrun"),

@@ -32,10 +32,10 @@ def test_a_run_saves_and_evaluates_when_due(tmp_path):
     c, seen, saved = config(training, steps=11), [], []
 
     def note(run):
-        seen.append([run.step, evaluate(run.model, run.ids[-20:], length=8)])
+        seen.append([run.step, evaluate(run.model, run.ids[-20:], seq_len=8)])
         saved.append((tmp_path / step(run.step)).exists())
 
-    how = dict(directory=tmp_path, bar=False, after_step=note)
+    how = dict(directory=tmp_path, progress_bar=False, after_step=note)
     run = training.train(a_model(), a_text(), c, **how)
     assert [n for n, there in enumerate(saved, 1) if there] == [4, 8, 11]
     assert run.evaluations == [pair for pair in seen if pair[0] in (3, 6, 9, 11)]
@@ -59,7 +59,7 @@ def test_a_loss_that_is_not_finite_leaves_the_last_checkpoint(tmp_path):
                 run.model.norm.weight.fill_(3e38)
             kept.append((run, everything(run), content(tmp_path)))
 
-    options = dict(directory=tmp_path, bar=False, after_step=overflow)
+    options = dict(directory=tmp_path, progress_bar=False, after_step=overflow)
     said = r"diverged in update 7: its loss is (nan|inf), .*the loss before was 2\.\d+\); try a "
     with pytest.raises(FloatingPointError, match=said + r"smaller learning_rate .* than 0\.002$"):
         training.train(a_model(), a_text(), config(training), **options)
@@ -79,11 +79,11 @@ def test_a_held_out_loss_that_is_not_finite_is_not_saved(tmp_path):
                 run.model.embedding.weight[8:] = math.inf
 
     model = a_model(tie_embeddings=False)
-    options = dict(bar=False, directory=tmp_path, after_step=spoil)
+    options = dict(progress_bar=False, directory=tmp_path, after_step=spoil)
     said = "diverged in update 5: the held-out loss before it is nan"
     with pytest.raises(FloatingPointError, match=said):
         training.train(
-            model, text, config(training, evaluate_every=4, held_out=20 / 210), **options
+            model, text, config(training, evaluate_every=4, eval_fraction=20 / 210), **options
         )
     assert not names(tmp_path), "it is saved"
 
@@ -92,7 +92,7 @@ def test_at_start_is_called_once_where_the_run_resumes(tmp_path):
     for n, stop in ((0, 6), (4, None)):
         begun = []
         options = dict(
-            directory=tmp_path, bar=False, at_start=lambda run, b=begun: b.append(run.step)
+            directory=tmp_path, progress_bar=False, at_start=lambda run, b=begun: b.append(run.step)
         )
 
         def end(run, stop=stop):
@@ -115,7 +115,7 @@ def test_the_bar_starts_where_the_run_resumes_and_shows_its_numbers(tmp_path, mo
         with monkeypatch.context() as patch:
             patch.setattr(time, "perf_counter", lambda clock=clock: next(clock))
             with contextlib.redirect_stderr(Screen(terminal)) as shown:
-                run = trained(training, place, bar=bar)
+                run = trained(training, place, progress_bar=bar)
         shown = shown.getvalue()
         assert bool(shown) == bool(want) and want in shown, f"bar={bar}, terminal: {terminal}"
         if want:
@@ -128,6 +128,6 @@ def test_a_directory_that_is_a_file_is_rejected_before_training(tmp_path):
     (tmp_path / "file").write_text("text")
     done = []
     with pytest.raises(OSError, match="file"):
-        how = dict(directory=tmp_path / "file", bar=False, after_step=done.append)
+        how = dict(directory=tmp_path / "file", progress_bar=False, after_step=done.append)
         training.train(a_model(), a_text(), config(training), **how)
     assert not done, f"{len(done)} steps were done for nothing"

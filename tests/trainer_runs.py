@@ -49,7 +49,7 @@ def words(folder, *more):
     """The arguments of a small run on real text, with a rate at which all is felt."""
     text = folder / "text"
     text.write_bytes(TEXT.encode("utf-8"))
-    sizes = dict(pattern=PATTERN, d_model=WIDTH, length=LENGTH, batch_size=BATCH, steps=STEPS)
+    sizes = dict(pattern=PATTERN, d_model=WIDTH, seq_len=LENGTH, batch_size=BATCH, steps=STEPS)
     given = dict(out=folder / "run", text=text, learning_rate=RATE, **sizes)
     options = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
     return [*options, *map(str, more)]
@@ -95,7 +95,7 @@ def by_hand():
         optimizer.step()
         losses.append(loss.item())
         if (step + 1) % (STEPS // 4) == 0:
-            evaluations.append(evaluate(model, held_out, length=LENGTH))
+            evaluations.append(evaluate(model, held_out, seq_len=LENGTH))
     return losses, evaluations, {name: p.detach() for name, p in model.named_parameters()}
 
 
@@ -259,7 +259,7 @@ def keeps_runs_apart(m, folder):
     refuses(m, folder, "run holds something else", short)
     (run / "model.safetensors").unlink()
     m.main(words(folder, short))
-    for name, value in dict(pattern="SE", d_model=32, steps=3, length=8).items():
+    for name, value in dict(pattern="SE", d_model=32, steps=3, seq_len=8).items():
         option = f"--{name.replace('_', '-')}={value}"
         refuses(m, folder, f"a run with another .*{name}", short, option)
     (folder / "other").write_text(TEXT[:-1] + "!", encoding="utf-8")

@@ -48,7 +48,7 @@ def made(seed, dtype=torch.float32, **changes):
 
 
 def config(m, **changes):
-    sizes = dict(steps=12, batch_size=2, length=8, evaluate_every=3, checkpoint_every=4)
+    sizes = dict(steps=12, batch_size=2, seq_len=8, evaluate_every=3, checkpoint_every=4)
     return m.TrainConfig(**sizes | changes)
 
 
@@ -60,7 +60,7 @@ class Stopped(Exception):
     """A run that was killed."""
 
 
-def trained(m, folder=None, *, stop=None, model=None, ids=None, bar=False, **changes):
+def trained(m, folder=None, *, stop=None, model=None, ids=None, progress_bar=False, **changes):
     """A run, as it is at its end or just after update `stop`."""
     runs = []
 
@@ -70,7 +70,7 @@ def trained(m, folder=None, *, stop=None, model=None, ids=None, bar=False, **cha
             raise Stopped
 
     model, ids = a_model() if model is None else model, a_text() if ids is None else ids
-    options = dict(bar=bar, after_step=after_step)
+    options = dict(progress_bar=progress_bar, after_step=after_step)
     options |= {} if folder is None else {"directory": folder}
     with contextlib.suppress(Stopped):
         runs.append(m.train(model, ids, config(m, **changes), **options))

@@ -7,7 +7,7 @@ examples:
   cheems budget --preset cheems-1.3b --context 131072
   cheems budget --preset jamba-1.3b --batch 8 --flops 9.9e14 --bandwidth 3.35e12
   cheems budget --pattern "SM x 3 + AM" --set d_model=512 --plot memory.svg
-  cheems budget --preset cheems-1.3b --length 2048 --batch 64 --processes 8
+  cheems budget --preset cheems-1.3b --seq-len 2048 --batch 64 --processes 8
 
 Operations are products that are summed. Activations are what torch keeps on a CPU for the backward
 pass, with S in its chunked form; the fused kernels of a GPU keep less.
@@ -39,7 +39,7 @@ def add_options(commands) -> None:
     options.add_model(add)
     size, default = options.at_least(1), "(default %(default)s)"
     add("--context", type=options.at_least(0), default=4096, help=f"tokens in the cache {default}")
-    add("--length", type=size, help="tokens per sequence of a step (default: --context)")
+    add("--seq-len", type=size, help="tokens per sequence of a step (default: --context)")
     add("--batch", type=size, default=1, help=f"sequences {default}")
     dtypes = ["float32", "bfloat16", "float16"]
     add("--dtype", choices=dtypes, default="bfloat16", help=f"of the model {default}")
@@ -53,13 +53,13 @@ def add_options(commands) -> None:
 def run(a: argparse.Namespace) -> int:
     """Print the tables."""
     dtype = getattr(torch, a.dtype)
-    a.length = max(1, a.context) if a.length is None else a.length
+    a.seq_len = max(1, a.context) if a.seq_len is None else a.seq_len
     config = options.model_config(a, vocab_size=None)
     print(f"{short(config.pattern)}, a vocabulary of {config.vocab_size:,}, {a.dtype}")
     _decoding(a, config, dtype)
-    flops = count_flops(config, a.length, batch=a.batch)
-    kept = activation_bytes(config, a.length, batch=a.batch, dtype=dtype)
-    print(f"\na pass over {a.batch:,} × {a.length:,} tokens:")
+    flops = count_flops(config, a.seq_len, batch=a.batch)
+    kept = activation_bytes(config, a.seq_len, batch=a.batch, dtype=dtype)
+    print(f"\na pass over {a.batch:,} × {a.seq_len:,} tokens:")
     head = ("part", "layers", "parameters", "active", "operations", "activations")
     print(*table([head, *by_part(config, flops, kept)]), sep="\n")
     _training(a, config, flops, dtype)
@@ -132,10 +132,12 @@ def _decoding(a, config, dtype):
 
 def _training(a, config, flops, dtype):
     rows = math.ceil(a.batch / a.processes)
-    needed = training_memory(config, a.length, batch=rows, dtype=dtype, processes=a.processes)
+    needed = training_memory(config, a.seq_len, batch=rows, dtype=dtype, processes=a.processes)
     work = sum(3 * part.total() + part.pairs // 2 for part in flops.values()) // a.processes
     each = f", each of {a.processes:,} processes" if a.processes > 1 else ""
-    print(f"\nto train on {a.batch:,} × {a.length:,} tokens per step, with AdamW in float32{each}:")
+    print(
+        f"\nto train on {a.batch:,} × {a.seq_len:,} tokens per step, with AdamW in float32{each}:"
+    )
     print(f"  parameters, gradients, moments  {si(needed.parameters, 'B'):>10}")
     print(f"  activations                     {si(needed.activations, 'B'):>10}, in {a.dtype}")
     print(f"  gradient of the logits          {si(needed.logits, 'B'):>10}")
@@ -143,7 +145,7 @@ def _training(a, config, flops, dtype):
     print(_fits(needed.total(), a.memory))
     print(f"  a step: {si(work)} operations")
     if a.flops:
-        print(f"  at most {a.batch * a.length / (work / a.flops):,.0f} tokens per second")
+        print(f"  at most {a.batch * a.seq_len / (work / a.flops):,.0f} tokens per second")
 
 
 def _fits(size, memory):

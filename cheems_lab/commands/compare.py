@@ -74,13 +74,13 @@ def run(a: argparse.Namespace) -> int:
     config = TrainConfig(**options.training_options(a))
     for row in rows.values():
         check_memory(row.config, config, device)
-    corpus = _corpus(a.text, config.held_out)
-    config = dataclasses.replace(config, held_out=corpus.held_out)
+    corpus = _corpus(a.text, config.eval_fraction)
+    config = dataclasses.replace(config, eval_fraction=corpus.eval_fraction)
     kept, apart = corpus.texts
     print_once(
         f"{len(corpus.ids):,} bytes, {kept} texts to train on and {apart} held out; "
         f"{len(rows)} rows, {a.seeds} seeds, {config.steps} steps of "
-        f"{config.batch_size * config.length:,} bytes; on {device}; in {a.run}"
+        f"{config.batch_size * config.seq_len:,} bytes; on {device}; in {a.run}"
     )
     progress = _Progress(a.run, rows, config.steps, seeds)
     try:
@@ -163,11 +163,11 @@ def _last_evaluation(name, evaluations):
     return f"{mine[-1].nats:.3f} after {mine[-1].step}" if mine else ""
 
 
-def _corpus(path, held_out):
+def _corpus(path, eval_fraction):
     """A file is cut near its end; of many texts some are held out whole."""
     if path is None or Path(path).is_dir():
-        return read_corpus(path, held_out=held_out)
-    return Corpus(text_to_ids(read_text(path), dtype=torch.uint8), held_out, (1, 1))
+        return read_corpus(path, eval_fraction=eval_fraction)
+    return Corpus(text_to_ids(read_text(path), dtype=torch.uint8), eval_fraction, (1, 1))
 
 
 class _Progress:

@@ -11,7 +11,7 @@ examples:
   cheems evaluate --run runs/manual --tasks niah_single_1 --limit 10
 
 Of the run's own text only the held-out part is used, of any other text all of it. RULER's tasks
-are niah_single_1, niah_multikey_2 and niah_multikey_3, at 4096 bytes or at --length. For the
+are niah_single_1, niah_multikey_2 and niah_multikey_3, at 4096 bytes or at --seq-len. For the
 papers' tasks, which need data, see "Evaluate it" in the README.
 
 It takes the extra "evaluate": python -m pip install -c constraints.txt -e ".[evaluate]"
@@ -46,7 +46,9 @@ def add_options(commands) -> None:
         help="(default %(default)s)")  # fmt: skip
     add("--text", type=options.nonempty, metavar="FILE",
         help="UTF-8 text to ask about; without it, Python's own manual")  # fmt: skip
-    add("--length", type=options.at_least(1), help="bytes read at a time (default: as in training)")
+    add(
+        "--seq-len", type=options.at_least(1), help="bytes read at a time (default: as in training)"
+    )
     add("--limit", type=options.at_least(1), metavar="N", help="documents of each task")
     options.add_device(add)
 
@@ -56,18 +58,18 @@ def run(a: argparse.Namespace) -> int:
     own, ruler = ([name for name in a.tasks if name in kind] for kind in (TASKS, RULER))
     if a.text is not None and not any(TASKS[name] for name in own):
         raise ValueError(f"--text has no effect on {', '.join(a.tasks)}")
-    if ruler and a.length is not None and a.length < RULER_LEAST:
+    if ruler and a.seq_len is not None and a.seq_len < RULER_LEAST:
         least = f"at least {RULER_LEAST} for {', '.join(ruler)}"
-        raise ValueError(f"--length must be {least}, got {a.length}")
+        raise ValueError(f"--seq-len must be {least}, got {a.seq_len}")
     check_installed(a.tasks)
     device, record = options.device(a), read_record(newest_checkpoint(a.run) or a.run)
     found, how = [], dict(limit=a.limit, device=device)
     if own:
         text = _text(a, record) if any(TASKS[name] for name in own) else None
-        length = a.length or record["training"]["length"]
+        length = a.seq_len or record["training"]["seq_len"]
         found += scores(a.run, own, text=text, length=length, **how)
     if ruler:
-        found += scores(a.run, ruler, length=a.length or RULER_LENGTH, **how)
+        found += scores(a.run, ruler, length=a.seq_len or RULER_LENGTH, **how)
     print_once("\n".join(lines(found)))
     return 0
 
@@ -95,7 +97,7 @@ def _text(a, record) -> Tensor:
     """The held-out part of the run's own text; all of any other."""
     ids = text_to_ids(read_text(a.text))
     if fingerprint(ids) == record["text"]:
-        held_out = split_text(ids, record["training"]["held_out"])[1]
+        held_out = split_text(ids, record["training"]["eval_fraction"])[1]
         print_once(f"on the last {len(held_out):,} bytes of its own text, which were held out")
         return held_out
     if a.text is None:

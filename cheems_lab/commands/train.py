@@ -54,7 +54,7 @@ def add_options(commands) -> None:
     options.add_run(add, "where checkpoints and losses are kept")
     options.add_model(add)
     options.add_training(add)
-    add("--schedule", type=options.at_least(1), metavar="STEPS",
+    add("--decay-steps", type=options.at_least(1), metavar="STEPS",
         help="in which the learning rate rises and falls (default: --steps)")  # fmt: skip
     add("--seed", type=options.seed, help="of the weights and the windows (default 0)")
     add("--parallel", choices=["sharded", "data"],
@@ -62,7 +62,7 @@ def add_options(commands) -> None:
     add("--compile", action="store_true", help="compile the model with torch.compile")
     add("--sample-every", type=options.at_least(1), metavar="STEPS",
         help="print a text that the model generates")  # fmt: skip
-    add("--bar", action=argparse.BooleanOptionalAction,
+    add("--progress-bar", action=argparse.BooleanOptionalAction,
         help="progress bar (default: on a terminal); without it, lines")  # fmt: skip
 
 
@@ -95,10 +95,10 @@ def _train(a, device, world_size):
     check_memory(config, training, device, world_size, a.parallel)
     _warn_of_interpreter(config, device)
     ids = text.text_to_ids(text.read_text(source), dtype=torch.uint8)
-    kept, held_out = (len(part) for part in split_text(ids, training.held_out))
+    kept, held_out = (len(part) for part in split_text(ids, training.eval_fraction))
     print_once(
         f"{kept:,} bytes to train on, {held_out:,} held out; "
-        f"{training.batch_size * training.length:,} per step, {training.steps} steps"
+        f"{training.batch_size * training.seq_len:,} per step, {training.steps} steps"
     )
     torch.manual_seed(training.seed)
     model = CausalLM(config).to(device)
@@ -108,8 +108,8 @@ def _train(a, device, world_size):
     if a.compile:
         model.compile()
 
-    bar = shows_bar(a.bar)
-    progress = Progress(a.run, newest, lines=not bar)
+    progress_bar = shows_bar(a.progress_bar)
+    progress = Progress(a.run, newest, lines=not progress_bar)
     callbacks = [LossLog(a.run), *([Samples(a.sample_every)] if a.sample_every else []), progress]
 
     def at_start(run):
@@ -124,7 +124,7 @@ def _train(a, device, world_size):
 
     try:
         with stopping_on_signals(progress, alone=world_size == 1):
-            hooks = dict(bar=bar, at_start=at_start, after_step=after_step)
+            hooks = dict(progress_bar=progress_bar, at_start=at_start, after_step=after_step)
             run = train(model, ids, training, directory=a.run, **hooks)
     except KeyboardInterrupt:
         again = shell_command("train", "--run", a.run) if world_size == 1 else "the same command"
@@ -139,8 +139,8 @@ def _report(a, run, ids):
     if run.evaluations and run.evaluations[-1][0] == run.step:
         nats = run.evaluations[-1][1]
     else:  # it was stopped here, and now asked for no further step
-        held_out = split_text(ids, training.held_out)[1]
-        nats = evaluate(run.model, held_out, length=training.length)
+        held_out = split_text(ids, training.eval_fraction)[1]
+        nats = evaluate(run.model, held_out, seq_len=training.seq_len)
     print_once(
         f"held-out loss {nats:.3f} nats = {nats / math.log(2):.3f} bits per byte; saved in "
         f"{newest_checkpoint(a.run)} (the last two checkpoints are kept)"
@@ -179,7 +179,7 @@ def _settings(a, newest):
                 "take the run's own number"
             )
         if steps != training["steps"]:  # trained longer: the learning rate keeps its schedule
-            given.setdefault("schedule", training["schedule"] or training["steps"])
+            given.setdefault("decay_steps", training["decay_steps"] or training["steps"])
     config = _model_config(a, before.get("model"))
     source = a.text or before.get("text")
     return config, TrainConfig(**training | given), source and str(Path(source).absolute())

@@ -146,8 +146,8 @@ MISTAKES = mistakes([
     (keeps_the_best, {
         "hidden keys take places": [(SEEN, ".masked_fill(~allowed, 0).flip(-1)")],
         "hidden keys are kept": [
-            ("return allowed & (rank < self.keep)", "return (rank < self.keep)")],
-        "one too few is kept": [("(rank < self.keep)", "(rank < self.keep - 1)")],
+            ("return allowed & (rank < self.top_k)", "return (rank < self.top_k)")],
+        "one too few is kept": [("(rank < self.top_k)", "(rank < self.top_k - 1)")],
         "of equals the earlier is kept": [(".flip(-1)", ".clone()", 2)]}),
     (values_are_the_loop, {
         "softmax over all rows": [(SOFTMAX, "scores.softmax(dim=-1).gather(-1, best.indices)")],

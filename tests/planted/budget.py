@@ -152,7 +152,7 @@ PLANTED = [
         "all are active": [(IDLE, "n * total")],
         "idle ones of one layer": [(IDLE, "n * total - idle")]}),
     (active_are_those_that_a_token_reaches, "K", {
-        "idle ones not asked for": [('if hasattr(layer, "idle_parameters")', "if False")]}),
+        "idle ones not asked for": [('if hasattr(layer, "inactive_parameters")', "if False")]}),
 ]
 PLANTED_EXPERTS = [
     *((active_are_those_that_a_token_reaches, letter, {what: edits}) for letter, what, *edits in (
@@ -166,8 +166,8 @@ PLANTED_RETRIEVAL = [
         ("P", "neurons of one head", ("n_experts - self.n_heads * self.k", "n_experts - self.k")),
         ("P", "up left out", ("(self.down.shape[1] + self.up.shape[1])", "self.down.shape[1]")),
         ("K", "gate left out", ("in (self.gate, self.down, self.up)", "in (self.down, self.up)")),
-        ("K", "all are active", ("return self.retrieval.idle_rows() * width", "return 0")),
-        ("E", "all are active", ("return self.experts.idle_parameters()", "return 0")))),
+        ("K", "all active", ("return self.retrieval.min_inactive_experts() * width", "return 0")),
+        ("E", "all are active", ("return self.experts.inactive_parameters()", "return 0")))),
 ]
 PLANTED_CONFIG = [
     (the_random_state_is_left_alone, {

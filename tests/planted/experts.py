@@ -55,7 +55,7 @@ MISTAKES = mistakes([
             ("set(self.experts[self.k :].parameters()) - active",
              "set(self.experts[self.k :].parameters())")]}),
     (what_is_idle_gets_no_gradient, "ExpansiveMoE", {
-        "gates left out": [("super().idle_parameters() + gates", "super().idle_parameters()")]}),
+        "no gates": [("super().inactive_parameters() + gates", "super().inactive_parameters()")]}),
     (keeps_tokens_apart, "MoE, renormalized", {
         "sum over the tokens": [("gates.sum(dim=-1,", "gates.sum(dim=1,")]}),
     (route_is_sound, "MoE, renormalized", {
@@ -99,7 +99,7 @@ MISTAKES = mistakes([
         "return _mix_experts(x¦, *self.route(x), self.expert",
         "return _mix_experts(x, *self.route(x¦), self.expert",
         "gate[:, None]¦ * expert(i, tokens[token])",
-        "return self.experts[i](x¦)\n\n    def idle_parameters")),
+        "return self.experts[i](x¦)\n\n    def inactive_parameters")),
     (learns_as_defined, "state mixer", "SharedExpertMoE", detached(
         "self.shared(x¦) + super().forward(x)",
         "self.shared(x) + super().forward(x¦)")),

@@ -136,7 +136,7 @@ MISTAKES = mistakes([
     (what_is_idle_gets_no_gradient, "CDMMoE", {
         "gates left out": [("(self.gate, self.down, self.up))", "(self.down, self.up))")]}),
     (what_is_idle_gets_no_gradient, "CDMoE", {
-        "none": [("return self.experts.idle_parameters()", "return 0")]}),
+        "none": [("return self.experts.inactive_parameters()", "return 0")]}),
     (is_its_equation, "CDMMoE, wide", {
         "router on x": [("*self.retrieval.route(p), self", "*self.retrieval.route(x), self")],
         "route of x": [("retrieval.route(self.private(x))", "retrieval.route(x)")]}),

@@ -21,7 +21,7 @@ from cheems_ref import train
 
 ROOMS = (train,)
 
-CLIP = "torch.nn.utils.clip_grad_norm_(run.model.parameters(), config.clip)"
+CLIP = "torch.nn.utils.clip_grad_norm_(run.model.parameters(), config.max_grad_norm)"
 UNCLIPPED = "torch.zeros(())"
 TOTAL = "    device, total = model.embedding.weight.device, 0.0\n"
 FINITE = "if not (math.isfinite(value) and bool(norm.isfinite())):"
@@ -34,13 +34,13 @@ MISTAKES = mistakes([
         "the last step does not reach the end": [
             ("max(1, n - 1 - rising)", "max(1, n - rising)")],
         "the schedule is not looked at": [
-            ("n = config.schedule or config.steps", "n = config.steps")],
+            ("n = config.decay_steps or config.steps", "n = config.steps")],
         "the rate goes on": [("    step = min(step, n - 1)\n", "")],
         "a straight line": [("(1 + math.cos(math.pi * progress)) / 2", "(1 - progress)")]}),
     (rises_evenly_and_falls_to_its_end, {
         "cosine reversed": [("(1 + math.cos", "(1 - math.cos")],
-        "the end is 0": [("config.final + (1 - config.final) *", "1.0 *")],
-        "the end is not a share": [("share = config.final +", "share = config.final / 2 +")]}),
+        "the end is 0": [("config.min_lr_ratio + (1 - config.min_lr_ratio) *", "1.0 *")],
+        "the end is not a share": [("= config.min_lr_ratio +", "= config.min_lr_ratio / 2 +")]}),
     (decays_what_has_two_axes, {
         "decay on vectors": [("weight_decay=0.0", "weight_decay=config.weight_decay")],
         "no decay on three axes": [("parameter.ndim >= 2", "parameter.ndim == 2")],
@@ -79,16 +79,16 @@ MISTAKES = mistakes([
         "rounded down": [("math.ceil(held_out", "int(held_out")]}),
     (windows_are_any_of_the_text, {
         "beyond the end": [
-            ("torch.randint(len(ids) - config.length,",
-             "torch.randint(len(ids) - config.length + 1,")],
+            ("torch.randint(len(ids) - config.seq_len,",
+             "torch.randint(len(ids) - config.seq_len + 1,")],
         "the last window is never drawn": [
-            ("torch.randint(len(ids) - config.length,",
-             "torch.randint(len(ids) - config.length - 1,")],
+            ("torch.randint(len(ids) - config.seq_len,",
+             "torch.randint(len(ids) - config.seq_len - 1,")],
         "the first window is never drawn": [
             ("torch.randint(len(ids)", "torch.randint(1, len(ids)")],
         "one start for all": [("(config.batch_size,), generator", "(1,), generator")],
         "nothing to predict": [
-            ("torch.arange(config.length + 1)", "torch.arange(config.length)")]}),
+            ("torch.arange(config.seq_len + 1)", "torch.arange(config.seq_len)")]}),
     (trains_on_one_part_and_evaluates_on_the_other, {
         "windows of the whole text": [
             ("_step(run, training)\n            seconds",
