@@ -615,11 +615,14 @@ def call(model, ids, position_ids, padding_mask=None, cache=None, *, positions=T
 
 
 # %% [markdown]
-# The models' logits are compared to $10^{-4}$, since parts of several compute in float32. "Pieces"
-# hands the cache from a prompt to a second prompt and to single tokens; once with the positions of
-# the tokens, and once ("no ids") without, where the model has to know them itself. A number is the
-# largest difference, relative to the largest that another text makes. A dash stands where positions
-# do not change what the model gives.
+# We compare the models' logits to $10^{-5}$, since parts of several compute in float32. Qwen3-Next
+# gets $10^{-4}$: its delta rule computes in float32 whatever dtype the model has, in one form for a
+# prompt and in another for the tokens after it.
+#
+# "Pieces" hands the cache from a prompt to a second prompt and to single tokens; once with the
+# positions of the tokens, and once ("no ids") without, where the model has to know them itself. A
+# number is the largest difference, relative to the largest that another text makes. A dash stands
+# where positions do not change what the model gives.
 
 # %%
 ids = torch.randint(1, 64, (3, 12), generator=torch.Generator().manual_seed(0))
@@ -630,7 +633,8 @@ COLUMNS["no ids"] = (pieces_equal_one_pass, dict(positions=False))
 def answer_of(model, name):
     """One cell of the table: "✓", the size of a difference, or "✗" for parameters without one."""
     ask, how = COLUMNS[name]
-    tolerance = {} if name == "learns" else dict(tol=1e-4)
+    roomy = model.config.model_type == "qwen3_next"
+    tolerance = {} if name == "learns" else dict(tol=1e-4 if roomy else 1e-5)
     try:
         quietly(ask, model, ids, call=partial(call, **how), **tolerance)
     except Refuted as refuted:
