@@ -20,6 +20,7 @@ import sys
 import time
 from pathlib import Path
 
+import controls
 import torch
 
 from cheems_ref import experts, kernels, linear_attention, rope, ssd, text
@@ -32,6 +33,7 @@ ROOT = Path(__file__).parents[1]
 RECORDS = ROOT / "figures" / "records"
 CHAPTER_5 = "05_inner_function_attention"
 LOOK_BACK = ("look_back_model", "look_back_batch", "train_to_look_back")  # of chapter 04
+CHAPTER_6 = "06_cross_domain_experts"
 CHAPTER_7 = "07_cheems_language_model"
 CHAPTER_8 = "08_associative_recall"
 RECALL = "recall", "recall_model", "share_right", "learn_to_recall"
@@ -863,6 +865,31 @@ def reading_run(job):
     }
 
 
+def books_controlled():
+    """Whether computing in the values buys what one more layer would."""
+    books = functools.partial(taken, controls.book_run, CHAPTER_5, ("account_books",))
+    return controls.inner_or_layer(functools.partial(resumed, "05_one_more_layer", run=books))
+
+
+def recall_controlled():
+    """Whether a state learns recall, or a look at the neighbour."""
+    names = "recall", "recall_model", "share_right"
+    run = functools.partial(taken, controls.recall_run, CHAPTER_7, names)
+    return controls.state_or_neighbour(functools.partial(resumed, "07_state_or_neighbour", run=run))
+
+
+def kinship():
+    """What experts share under a trained router."""
+    names = "byte_model", "train_on_bytes", "fires_for"
+    run = functools.partial(taken, controls.kinship_run, CHAPTER_6, names)
+    return controls.kin(functools.partial(resumed, "06_kinship", run=run))
+
+
+def taken(run, notebook, names, job):
+    """Run a job with the functions of a notebook."""
+    return run(job, *from_notebook(notebook, *names))
+
+
 def rounded(rows):
     return [[round(entry, 3) for entry in row] for row in rows]
 
@@ -878,10 +905,13 @@ WRITERS = {
     "04_detour": detour,
     "05_books": books,
     "05_masks": masks,
+    "05_one_more_layer": books_controlled,
     "06_fires": fires,
+    "06_kinship": kinship,
     "06_rows": rows,
     "07_longer": longer,
     "07_orders": orders,
+    "07_state_or_neighbour": recall_controlled,
     "07_training": manual,
     "08_recall": recall,
     "08_rates": recall_rates,
