@@ -878,6 +878,19 @@ def recall_controlled():
     return controls.state_or_neighbour(functools.partial(resumed, "07_state_or_neighbour", run=run))
 
 
+def recall_rows():
+    """The rows of chapter 08's section 8, each at its best rate."""
+    *_, with_position = from_notebook(CHAPTER_8, *RECALL_GRID)
+    run = functools.partial(learned_recall, CHAPTER_8, RECALL_RUN)
+    all_runs = functools.partial(resumed, "08_rows", run=run)
+    return controls.rows_at_their_rates(all_runs, with_position)
+
+
+def learned_recall(notebook, names, job):
+    *_, learn = from_notebook(notebook, *names)
+    return controls.order_run(job, learn)
+
+
 def kinship():
     """What experts share under a trained router."""
     names = "byte_model", "train_on_bytes", "fires_for"
@@ -914,6 +927,7 @@ WRITERS = {
     "07_state_or_neighbour": recall_controlled,
     "07_training": manual,
     "08_recall": recall,
+    "08_rows": recall_rows,
     "08_rates": recall_rates,
     "08_needle": needles,
     "09_inner": ablation_inner,
