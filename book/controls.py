@@ -208,9 +208,9 @@ def state_or_neighbour(run_all):
 # Chapter 08, section 8. The question: do its ten rows keep their order at their own best rates?
 ORDER_PREDICTION = """
 At its best of three rates every row with a state below attention passes 0.9 on all five seeds, and
-so do the rows of SSD with a convolution and QCAttn. Attention below a state passes 0.9 on at most one
-of five seeds at any rate. Two rotary SSD layers pass it on some seeds, one rotary layer and decay on
-none.
+so do the rows of SSD with a convolution and QCAttn. Attention below a state passes 0.9 on at most
+one of five seeds at any rate. Two rotary SSD layers pass it on some seeds, one rotary layer and
+decay on none.
 """
 
 
