@@ -111,13 +111,10 @@ def _rule(*names, step_size=None):
             return_final_state: bool = False,
             **named: Gate,
         ) -> Output:
-            gates = takes.bind(*gates, **named).arguments
-            _validate(q, k, v, gates, chunk_size, scale, initial_state)
-            dtype, (q, k, v) = q.dtype, map(_wide, (q, k, v))
-            gates = {name: _wide(gate) for name, gate in gates.items()}
+            gates, dtype = takes.bind(*gates, **named).arguments, q.dtype
+            q, k, v, gates, state = _prepare(q, k, v, gates, chunk_size, scale, initial_state)
             if step_size is not None:
                 gates["beta"] = step_size(k, gates["beta"])
-            state = _empty_state(q, v) if initial_state is None else initial_state
             if q.shape[1] == 0:
                 o, state = v, state.clone()  # results share no memory with arguments
             elif chunk_size is None:
@@ -229,28 +226,17 @@ def gated_delta_rule(S, k, v, g, beta):
     return _correct(_decay(S, g), k, v, beta)
 
 
-def linear_attention_quadratic(
-    q: Keys,
-    k: Keys,
-    v: Values,
-    *,
-    scale: float | int = 1.0,
-    initial_state: State | None = None,
-    return_final_state: bool = False,
-) -> Output:
+def linear_attention_quadratic(q: Keys, k: Keys, v: Values, *, scale: float | int = 1.0) -> Values:
     """Return `linear_attention` computed as attention without softmax, O = scale · (QKᵀ ∘ M)V.
 
-    M is the causal mask. Time and memory grow with l². `ssd_quadratic` is the same with a decay.
+    M is the causal mask. Time and memory grow with l². `ssd_quadratic` also takes a state.
 
     Source: L22, "Linear Attention"; WM §2, (L ∘ QKᵀ)V.
     """
-    _validate(q, k, v, {}, None, scale, initial_state)
-    dtype, (q, k, v) = q.dtype, map(_wide, (q, k, v))
-    state = _empty_state(q, v) if initial_state is None else initial_state
+    dtype = q.dtype
+    q, k, v, *_ = _prepare(q, k, v, {}, None, scale, None)
     scores = einsum("bthn,bshn->bhts", q, k).tril()
-    o = einsum("bhts,bshp->bthp", scores, v) + einsum("bthn,bhpn->bthp", q, state)
-    o, state = (scale * o).to(dtype), state + einsum("bshp,bshn->bhpn", v, k)
-    return (o, state) if return_final_state else o
+    return (scale * einsum("bhts,bshp->bthp", scores, v)).to(dtype)
 
 
 class Rule(NamedTuple):
@@ -347,17 +333,8 @@ def _cut(t, size):
     return t.unflatten(1, (-1, size)).transpose(2, 3)
 
 
-def _wide(t):
-    """Cast sixteen-bit tensors to float32, so that sums keep their digits."""
-    return t.to(torch.promote_types(t.dtype, torch.float32))
-
-
-def _empty_state(q, v):
-    return q.new_zeros(q.shape[0], q.shape[2], v.shape[-1], q.shape[-1])
-
-
-def _validate(q, k, v, gates, chunk_size, scale, state):
-    """Reject arguments for which the rules are not defined."""
+def _prepare(q, k, v, gates, chunk_size, scale, state):
+    """Validate the arguments, cast sixteen bits to float32, and make a state if there is none."""
     known = check.shapes(q=(q, "b l h n"), k=(k, "b l h n"), v=(v, "b l h p"))
     check.sizes(n=known["n"], p=known["p"], chunk_size=chunk_size)
     per_token = {name: (gate, "b l h") for name, gate in gates.items()}
@@ -370,3 +347,7 @@ def _validate(q, k, v, gates, chunk_size, scale, state):
     check.numbers("(-inf, inf)", scale=scale)
     check.entries("[-inf, 0]", g=gates.get("g"))
     check.entries("[0, inf)", beta=gates.get("beta"))
+    q, k, v = (t.to(wide) for t in (q, k, v))
+    if state is None:
+        state = q.new_zeros(*(known[letter] for letter in "bhpn"))
+    return q, k, v, {name: gate.to(wide) for name, gate in gates.items()}, state

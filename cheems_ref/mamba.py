@@ -20,7 +20,7 @@ and we compute the recurrence by a scan:
     Mamba                     the layer: a short convolution, a scan and a gate
 
 x, B, C and y share a dtype. Sixteen-bit inputs are computed in float32, and the state is float32;
-dt, A and D may then be float32, too. Wrong shapes, dtypes, sizes or values raise ValueError with
+dt, A and D may then be float32 as well. Wrong shapes, dtypes, sizes or values raise ValueError with
 the name of the argument, its axes and its sizes (check.py). Both scans are written as their cores,
 functions of (x, dt, A, B, C, state); `_form` makes the public functions. Notebook 01 derives them.
 
@@ -185,8 +185,7 @@ class Mamba(nn.Module):
         scan: Scan = "parallel",
     ):
         super().__init__()
-        sizes = dict(d_model=d_model, d_state=d_state, d_conv=d_conv, expand=expand)
-        check.sizes(**sizes, dt_rank=dt_rank)
+        check.sizes(d_model=d_model, d_state=d_state, d_conv=d_conv, expand=expand, dt_rank=dt_rank)
         check.choice(Scan, scan=scan)
         dt_rank = math.ceil(d_model / 16) if dt_rank is None else dt_rank
         d_inner = expand * d_model

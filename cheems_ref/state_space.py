@@ -45,7 +45,10 @@ Init = Literal["lin", "legs"]
 Matrix = Float[Tensor, "n n"]
 Vector = Float[Tensor, " n"]
 Signal = Float[Tensor, "b l"]
+Signals = Float[Tensor, "b *d l"]
 State = Float[Tensor, "b n"]
+Channels = Float[Tensor, "b l d"]
+Sample = Float[Tensor, "b d"]
 Modes = Complex[Tensor, "b d modes"]
 REAL = (torch.float32, torch.float64)  # torch has the solvers and transforms for them everywhere
 
@@ -135,9 +138,7 @@ def ssm_kernel(A_bar: Matrix, B_bar: Vector, C: Vector, length: int) -> Float[Te
     return rows[:length] @ B_bar
 
 
-def ssm_convolution(
-    kernel: Float[Tensor, "*d l"], x: Float[Tensor, "b *d l"]
-) -> Float[Tensor, "b *d l"]:
+def ssm_convolution(kernel: Float[Tensor, "*d l"], x: Signals) -> Signals:
     """Convolve causally, y_t = Σ_{s≤t} K_{t-s} x_s, by fast Fourier transform: l log l, not l².
 
     Rounding errors are relative to the largest entry of a row and spread over the row, as does an
@@ -276,8 +277,7 @@ class S4D(nn.Module):
             # A + BBᵀ/2 is -1/2 on the diagonal and antisymmetric elsewhere, so i times the
             # antisymmetric part has real eigenvalues, in pairs ±ω. They come in ascending order.
             A, B = hippo_legs(2 * modes)
-            antisymmetric = A + torch.outer(B, B) / 2
-            antisymmetric.fill_diagonal_(0)
+            antisymmetric = (A + torch.outer(B, B) / 2).fill_diagonal_(0)
             self.A_imag.copy_(torch.linalg.eigvalsh(1j * antisymmetric)[modes:])
         nn.init.normal_(self.C)
         nn.init.ones_(self.D)
@@ -294,9 +294,7 @@ class S4D(nn.Module):
         times = torch.arange(length, device=self.D.device)
         return 2 * einsum("dn,dnl->dl", C * B_bar, (exponent[..., None] * times).exp()).real
 
-    def forward(
-        self, x: Float[Tensor, "b l d"], *, rate: float | int = 1.0
-    ) -> Float[Tensor, "b l d"]:
+    def forward(self, x: Channels, *, rate: float | int = 1.0) -> Channels:
         """Convolve every channel with its kernel, from a state of zero.
 
         Source: L22 "Efficiency of SSM, RNN, & Transformer": training.
@@ -306,9 +304,7 @@ class S4D(nn.Module):
         kernel = self.kernel(x.shape[1], rate=rate)
         return ssm_convolution(kernel, x.mT).mT + self.D * x
 
-    def step(
-        self, x: Float[Tensor, "b d"], state: Modes, *, rate: float | int = 1.0
-    ) -> tuple[Float[Tensor, "b d"], Modes]:
+    def step(self, x: Sample, state: Modes, *, rate: float | int = 1.0) -> tuple[Sample, Modes]:
         """Run the recurrence for one sample, at a cost that does not depend on the past.
 
         Source: OTCE eqs. 2a, 2b; L22 "Efficiency of SSM, RNN, & Transformer": test.
