@@ -1,9 +1,9 @@
-"""Intervals for the comparison of models: means over seeds, and differences seed by seed.
+"""Confidence intervals for the comparison of models over several seeds.
 
-    paired       with one seed all rows see the same windows; differences are taken seed by seed
-    interval     mean ± t s / √n over n seeds: Student's, 95 %
+    interval     Student's 95 % interval for a mean over n seeds, mean ± t s / √n
+    difference   the interval of a paired difference: with one seed all rows see the same windows
 
-Notebook 09 compares with them; `cheems_lab.comparison` trains the models.
+Notebook 09 uses them; `cheems_lab.comparison` trains the models.
 """
 
 import math
@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-# Student's t for 1, 2, ... degrees of freedom, 97.5 %; `_student` computes the others.
+# 97.5 % quantiles of Student's t for 1, 2, ... degrees of freedom; `_student` computes the others.
 T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160)
 T95 += (2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056)
 T95 += (2.052, 2.048, 2.045, 2.042)
@@ -25,15 +25,15 @@ class Interval(NamedTuple):
 
     @property
     def holds_zero(self) -> bool:
-        """Whether there may be no difference."""
+        """Whether the interval contains zero."""
         return abs(self.mean) <= self.half_width
 
 
 def interval(numbers: Sequence[float]) -> Interval:
-    """Return Student's 95 % interval for the mean of numbers that scatter independently.
+    """Return Student's 95 % interval for the mean of independent numbers.
 
     Raises:
-        ValueError: there is no number.
+        ValueError: no numbers.
     """
     if not len(numbers):
         raise ValueError("an interval needs at least one number")
@@ -44,7 +44,7 @@ def interval(numbers: Sequence[float]) -> Interval:
 
 
 def _student(degrees):
-    """Student's t, 97.5 %: from the table, beyond it by the series about the normal distribution's.
+    """Return the 97.5 % quantile of Student's t: from the table, or by a series in 1 / degrees.
 
     Source: Abramowitz & Stegun 26.7.5, whose first omitted term is below 2e-6 from 31 degrees on.
     """
@@ -58,14 +58,14 @@ def _student(degrees):
 
 
 def difference(losses: Mapping[str, Mapping[int, float]], row: str, baseline: str) -> Interval:
-    """Return the interval of a row's losses less the baseline's, over the seeds that both have.
+    """Return the interval of row - baseline in loss, over the seeds that both have.
 
     Args:
-        losses: as `last_losses` returns them.
-        row, baseline: two of its names.
+        losses: by name and seed, as `last_losses` returns them.
+        row, baseline: two of the names.
 
     Raises:
-        ValueError: they have no seed in common.
+        ValueError: no seed in common.
     """
     seeds = sorted(losses[row].keys() & losses[baseline].keys())
     if not seeds:

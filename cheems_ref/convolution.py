@@ -1,7 +1,7 @@
-"""The short convolution: each channel is mixed over its last few tokens, padding passed over.
+"""The short convolution: it mixes each channel over its last few tokens and skips padding.
 
 Mamba-1 has it before its scan, and SSD with position="conv" before its recurrence. Wrong shapes and
-dtypes raise ValueError naming argument, letters and numbers (check.py).
+dtypes raise ValueError with the name of the argument, its axes and its sizes (check.py).
 """
 
 import torch
@@ -22,13 +22,13 @@ def short_convolution(
     """Return silu(Σ_i weight_i u_{t+i+1-d_conv}) and the history for the next call.
 
     Args:
-        u: the channels; none is mixed with another.
-        weight: the taps of each channel; the last one is that of the newest token.
-        padding_mask: True for real tokens; None for all. The token before a real token is the real
-            one before it; at padding the result is undefined.
-        history: the real tokens before the first, oldest first, in the dtype of u; None for zeros.
+        u: the channels, which do not mix.
+        weight: the taps of each channel; the last tap is for the newest token.
+        padding_mask: True for real tokens; None for all. A real token sees the real tokens before
+            it; at padding the result is undefined.
+        history: the real tokens before this call, oldest first, in the dtype of u; None for zeros.
 
-    Source: WM §2, "Conv1d + D" of Table 1; the layout is that of mamba-ssm's Mamba2, without bias.
+    Source: WM §2, "Conv1d + D" of Table 1; laid out as in mamba-ssm's Mamba2, without bias.
     """
     check.floating(u=u, weight=weight)
     n = check.shapes(u=(u, "b l d"), weight=(weight, "d d_conv"))
@@ -44,11 +44,11 @@ def short_convolution(
         history = u[:, n["l"] :].clone()  # a view would keep all of u in memory
     else:
         u = u.masked_fill(~padding_mask[..., None], 0)
-        # Real tokens move to the front, in their order (stable), where they follow the history
-        # directly. The argsort of a permutation is its inverse: below it puts the outputs back.
+        # Real tokens move to the front, in their order (stable), so they follow the history
+        # directly. The argsort of a permutation is its inverse: it puts the outputs back below.
         order = padding_mask.logical_not().byte().argsort(dim=1, stable=True)
         u = torch.cat([history, u.gather(1, order[..., None].expand_as(u))], dim=1)
-        # After r real tokens, the newest d_conv - 1 stand from place r on.
+        # With r real tokens, the newest d_conv - 1 start at place r.
         newest = padding_mask.sum(1, keepdim=True) + torch.arange(past[1], device=u.device)
         history = u.gather(1, newest[..., None].expand(past))
     wide = torch.promote_types(u.dtype, torch.float32)

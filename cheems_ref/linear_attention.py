@@ -1,7 +1,7 @@
 """Linear attention: without its softmax, attention is a matrix that every token updates.
 
-Every head keeps a matrix S that is to answer a key with its value, S k ≈ v. A token (k_t, v_t)
-updates it, a query reads it, o_t = scale · S_t q_t, and the rules differ in the update:
+Every head keeps a matrix S, which should answer a key with its value, S k ≈ v. A token (k_t, v_t)
+updates S, a query reads it, o_t = scale · S_t q_t, and the rules differ in the update:
 
     linear_attention         S_t =     S_{t-1}                    +     v_t k_tᵀ
     gated_linear_attention   S_t = α_t S_{t-1}                    +     v_t k_tᵀ    (Mamba-2)
@@ -9,8 +9,8 @@ updates it, a query reads it, o_t = scale · S_t q_t, and the rules differ in th
     delta_rule               S_t =     S_{t-1} (I - β_t k_t k_tᵀ) + β_t v_t k_tᵀ    (DeltaNet)
     gated_delta_rule         S_t = α_t S_{t-1} (I - β_t k_t k_tᵀ) + β_t v_t k_tᵀ    (Gated DeltaNet)
 
-with ε = β / (1 + β kᵀk). The first two add what they are given. The last three write the error
-v - S k that the state, once decayed, makes on the new key: S (I - β k kᵀ) + β v kᵀ equals
+with ε = β / (1 + β kᵀk). The first two add every pair as it comes. The last three write the error
+v - S k that the decayed state makes on the new key: S (I - β k kᵀ) + β v kᵀ equals
 S + β (v - S k) kᵀ.
 
     code     shape          in the lecture
@@ -21,21 +21,24 @@ S + β (v - S k) kᵀ.
     beta     (b, l, h)      β, the step size of the write ≥ 0
     state    (b, h, p, n)   S, d_v × d_k
 
-Every rule is its definition, one token after the other. With a `chunk_size` it computes the same
-from a few matrix products per chunk of tokens; the size changes the cost, never the result, and l
-need not be a multiple of it. `linear_attention_quadratic` is attention as it is usually written,
+Each rule below is written as its update on one token, and `_rule` makes the public function of it.
+By default the function takes one token after the other. With a `chunk_size` it computes the same
+result from a few matrix products per chunk of tokens; the size changes only the cost, and l need
+not be a multiple of it. `linear_attention_quadratic` is attention as it is usually written,
 (QKᵀ ∘ M)V. `RULES` lists the rules.
 
 q, k and v share a dtype. Sixteen-bit inputs are computed in float32 and the output is cast back;
 the state stays float32, and g and beta may be float32 as well. Wrong shapes, sizes, dtypes or
-values raise ValueError (what is no number, TypeError) naming argument, letters and numbers
-(check.py).
+values raise ValueError (a value that is not a number, TypeError) with the name of the argument,
+its axes and its sizes (check.py).
 
-Notebook 02 derives all of it. fla (flash-linear-attention) scales by 1/√n unless told otherwise,
-here the scale is 1; its state is our state transposed.
+Notebook 02 derives the rules. fla (flash-linear-attention) scales by 1/√n by default, we by 1, and
+its state is the transpose of ours.
 Source: L22, "Linear Attention" and its table of online updates; WM §2, State Space Duality.
 """
 
+import functools
+import inspect
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -47,8 +50,8 @@ from torch import Tensor, einsum
 
 from cheems_ref import check
 
-# Chunks computed at a time: what lies between two matrix products stays in a core's cache, and
-# memory does not grow with all chunks at once.
+# Chunks computed at a time: few enough that their intermediate results stay in a core's cache, and
+# that memory does not grow with the number of chunks.
 CHUNKS_PER_BLOCK = 8
 
 Keys = Float[Tensor, "b l h n"]  # and queries
@@ -58,82 +61,116 @@ State = Float[Tensor, "b h p n"]
 Output = Values | tuple[Values, State]
 
 
-def linear_attention(
-    q: Keys,
-    k: Keys,
-    v: Values,
-    *,
-    chunk_size: int | None = None,
-    scale: float | int = 1.0,
-    initial_state: State | None = None,
-    return_final_state: bool = False,
-) -> Output:
+# The parts of an update, on one token: S (b, h, p, n), k (b, h, n), v (b, h, p), g and beta (b, h).
+
+
+def _read(S, k):
+    """S k: the state's answer to a key or a query."""
+    return einsum("bhpn,bhn->bhp", S, k)
+
+
+def _decay(S, g):
+    """exp(g) S: a state that forgets."""
+    return g.exp()[..., None, None] * S
+
+
+def _add(S, k, v):
+    """S + v kᵀ: v kᵀ answers k with ‖k‖² v, and is silent on keys orthogonal to k."""
+    return S + einsum("bhp,bhn->bhpn", v, k)
+
+
+def _correct(S, k, v, beta):
+    """S (I - β k kᵀ) + β v kᵀ."""
+    error = v - _read(S, k)
+    return _add(S, k, beta[..., None] * error)
+
+
+def _implicit_step(k, beta):
+    """Longhorn's ε: a delta rule with this step size goes to the minimum of Longhorn's loss."""
+    return beta / (1 + beta * k.square().sum(-1))
+
+
+def _rule(*names, step_size=None):
+    """Turn the update of a rule, S_t = update(S_{t-1}, k_t, v_t, gates), into its public function.
+
+    `names` lists the gates in their order, and `step_size(k, beta)` replaces beta. The public
+    function validates, computes token by token or in chunks, and is what `help` shows.
+    """
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    takes = inspect.Signature([inspect.Parameter(x, kind, annotation=Gate) for x in names])
+
+    def decorate(update):
+        def rule(
+            q: Keys,
+            k: Keys,
+            v: Values,
+            *gates: Gate,
+            chunk_size: int | None = None,
+            scale: float | int = 1.0,
+            initial_state: State | None = None,
+            return_final_state: bool = False,
+            **named: Gate,
+        ) -> Output:
+            gates, dtype = takes.bind(*gates, **named).arguments, q.dtype
+            q, k, v, gates, state = _prepare(q, k, v, gates, chunk_size, scale, initial_state)
+            if step_size is not None:
+                gates["beta"] = step_size(k, gates["beta"])
+            if q.shape[1] == 0:
+                o, state = v, state.clone()  # results share no memory with arguments
+            elif chunk_size is None:
+                o, state = _token_by_token(update, q, k, v, gates, state)
+            else:
+                o, state = _chunk_by_chunk(q, k, v, gates, state, chunk_size)
+            o = (scale * o).to(dtype)
+            return (o, state) if return_final_state else o
+
+        q, k, v, _, *options, _ = inspect.signature(rule).parameters.values()
+        parameters = [q, k, v, *takes.parameters.values(), *options]
+        rule.__signature__ = inspect.Signature(parameters, return_annotation=Output)
+        return functools.wraps(update)(rule)
+
+    return decorate
+
+
+@_rule()
+def linear_attention(S, k, v):
     """Return o_t = scale · S_t q_t, where S_t = S_{t-1} + v_t k_tᵀ adds up what the tokens write.
 
     Args:
         q: queries, what each token reads.
         k: keys, where each token writes.
         v: values, what each token writes.
-        chunk_size: tokens per chunk, ≥ 1; None computes token by token. What is kept for the
+        chunk_size: tokens per chunk, ≥ 1; None computes token by token. The memory for the
             backward pass grows with l · chunk_size.
         scale: a finite factor on the output; attention with a softmax takes 1/√n.
-        initial_state: the state before the first token; None for zeros. Its dtype, and that of the
-            final state, is that of q, or float32 for a sixteen-bit q.
+        initial_state: the state before the first token; None for zeros. It has the dtype of q, or
+            float32 for a sixteen-bit q, and so has the final state.
         return_final_state: whether to return (o, state after the last token) instead of o.
 
     Source: L22, "Linear Attention", row LA; Katharopoulos et al. (2020).
     """
-
-    def update(S, k, v):
-        return S + _outer(v, k)
-
-    _validate(q, k, v, {}, chunk_size, scale, initial_state)
-    return _run(update, q, k, v, {}, chunk_size, scale, initial_state, return_final_state)
+    return _add(S, k, v)
 
 
-def gated_linear_attention(
-    q: Keys,
-    k: Keys,
-    v: Values,
-    g: Gate,
-    *,
-    chunk_size: int | None = None,
-    scale: float | int = 1.0,
-    initial_state: State | None = None,
-    return_final_state: bool = False,
-) -> Output:
+@_rule("g")
+def gated_linear_attention(S, k, v, g):
     """Let the state decay before each write: S_t = exp(g_t) S_{t-1} + v_t k_tᵀ.
 
     This is SSD, with C = q, B = k, dt x = v, dt A = g. Every SSD is one of these; the reverse
     takes A = -1, dt = -g and x = v / dt, and so g < 0.
 
     Args:
-        g: log decay ≤ 0 per token, without unit: 0 keeps all; -inf is a reset, which forgets all
-            that was there before, and g then has the gradient 0.
+        g: log decay ≤ 0 per token, without unit: 0 keeps all; -inf is a reset, which erases the
+            state, and g then has the gradient 0.
         q, k, v, chunk_size, scale, initial_state, return_final_state: as in `linear_attention`.
 
     Source: L22, "Linear Attention", row Mamba2; WM §2; Dao and Gu (2024). In chunks: WM Listing 3.
     """
-
-    def update(S, k, v, g):
-        return _decay(S, g) + _outer(v, k)
-
-    gates = {"g": g}
-    _validate(q, k, v, gates, chunk_size, scale, initial_state)
-    return _run(update, q, k, v, gates, chunk_size, scale, initial_state, return_final_state)
+    return _add(_decay(S, g), k, v)
 
 
-def longhorn(
-    q: Keys,
-    k: Keys,
-    v: Values,
-    beta: Gate,
-    *,
-    chunk_size: int | None = None,
-    scale: float | int = 1.0,
-    initial_state: State | None = None,
-    return_final_state: bool = False,
-) -> Output:
+@_rule("beta", step_size=_implicit_step)
+def longhorn(S, k, v, beta):
     """Weigh the old state against the new pair: S_t minimises ‖S - S_{t-1}‖² + β_t ‖S k_t - v_t‖².
 
     The minimum is S_t = S_{t-1} (I - ε_t k_t k_tᵀ) + ε_t v_t k_tᵀ, ε_t = β_t / (1 + β_t k_tᵀk_t):
@@ -145,62 +182,38 @@ def longhorn(
 
     Source: L22, "Linear Attention", row Longhorn; Liu et al. (2024).
     """
-    _validate(q, k, v, {"beta": beta}, chunk_size, scale, initial_state)
-    k = _wide(k)
-    gates = {"beta": _implicit_step(k, _wide(beta))}
-    return _run(_correct, q, k, v, gates, chunk_size, scale, initial_state, return_final_state)
+    return _correct(S, k, v, beta)  # with ε in the place of β
 
 
-def delta_rule(
-    q: Keys,
-    k: Keys,
-    v: Values,
-    beta: Gate,
-    *,
-    chunk_size: int | None = None,
-    scale: float | int = 1.0,
-    initial_state: State | None = None,
-    return_final_state: bool = False,
-) -> Output:
-    """Correct what the state answers to the new key: S_t = S_{t-1} + β_t (v_t - S_{t-1} k_t) k_tᵀ.
+@_rule("beta")
+def delta_rule(S, k, v, beta):
+    """Correct the state's answer to the new key: S_t = S_{t-1} + β_t (v_t - S_{t-1} k_t) k_tᵀ.
 
     Multiplied out, S_t = S_{t-1} (I - β_t k_t k_tᵀ) + β_t v_t k_tᵀ. It is one gradient step of size
     β_t on ½‖S k_t - v_t‖², from S_{t-1}.
 
-    What the state holds along k_t is multiplied by 1 - β_t ‖k_t‖²: it does not grow where
-    β_t ‖k_t‖² ≤ 2, and at 2 nothing of it is forgotten. Models keep below with unit keys and β in
-    (0, 1) or (0, 2). It is not checked: raw keys, where this factor is beyond -1 again and again,
-    make the state grow exponentially with the number of tokens. In chunks, float32 loses
-    a digit to the loop where keys nearly coincide and β ‖k‖² is near 2.
+    Each update multiplies the state along k_t by 1 - β_t ‖k_t‖²: it does not grow where
+    β_t ‖k_t‖² ≤ 2, and at 2 it forgets nothing. Models stay below 2 with unit keys and β in
+    (0, 1) or (0, 2). The function does not check this: with raw keys, the factor is often below -1
+    and the state grows exponentially with the number of tokens. In chunks, float32 loses a digit
+    to the loop where keys nearly coincide and β ‖k‖² is near 2.
 
     Args:
         beta: ≥ 0 and finite, step size in units of 1/‖k‖²; 0 leaves the state alone, 1/‖k‖²
-            replaces what it held under this key.
+            replaces the value stored under this key.
         q, k, v, chunk_size, scale, initial_state, return_final_state: as in `linear_attention`.
 
     Source: L22, "Linear Attention", row DeltaNet; Schlag et al. (2021). In chunks: Yang et al.
     (2024), "Parallelizing linear transformers with the delta rule".
     """
-    gates = {"beta": beta}
-    _validate(q, k, v, gates, chunk_size, scale, initial_state)
-    return _run(_correct, q, k, v, gates, chunk_size, scale, initial_state, return_final_state)
+    return _correct(S, k, v, beta)
 
 
-def gated_delta_rule(
-    q: Keys,
-    k: Keys,
-    v: Values,
-    g: Gate,
-    beta: Gate,
-    *,
-    chunk_size: int | None = None,
-    scale: float | int = 1.0,
-    initial_state: State | None = None,
-    return_final_state: bool = False,
-) -> Output:
-    """Decay, then correct: S_t = S_{t-1} exp(g_t) (I - β_t k_t k_tᵀ) + β_t v_t k_tᵀ.
+@_rule("g", "beta")
+def gated_delta_rule(S, k, v, g, beta):
+    """Decay the state, then correct it: S_t = S_{t-1} exp(g_t) (I - β_t k_t k_tᵀ) + β_t v_t k_tᵀ.
 
-    The error that is written is that of the decayed state. An old state does not grow where
+    The correction is by the error of the decayed state. An old state does not grow where
     exp(g_t) |1 - β_t ‖k_t‖²| ≤ 1; otherwise as `delta_rule`.
 
     Args:
@@ -210,41 +223,24 @@ def gated_delta_rule(
 
     Source: L22, "Linear Attention", row Gated DeltaNet; Yang, Kautz and Hatamizadeh (2024).
     """
-
-    def update(S, k, v, g, beta):
-        return _correct(_decay(S, g), k, v, beta)
-
-    gates = {"g": g, "beta": beta}
-    _validate(q, k, v, gates, chunk_size, scale, initial_state)
-    return _run(update, q, k, v, gates, chunk_size, scale, initial_state, return_final_state)
+    return _correct(_decay(S, g), k, v, beta)
 
 
-def linear_attention_quadratic(
-    q: Keys,
-    k: Keys,
-    v: Values,
-    *,
-    scale: float | int = 1.0,
-    initial_state: State | None = None,
-    return_final_state: bool = False,
-) -> Output:
+def linear_attention_quadratic(q: Keys, k: Keys, v: Values, *, scale: float | int = 1.0) -> Values:
     """Return `linear_attention` computed as attention without softmax, O = scale · (QKᵀ ∘ M)V.
 
-    M is the causal mask. Time and memory grow with l². `ssd_quadratic` is the same with a decay.
+    M is the causal mask. Time and memory grow with l². `ssd_quadratic` also takes a state.
 
     Source: L22, "Linear Attention"; WM §2, (L ∘ QKᵀ)V.
     """
-    _validate(q, k, v, {}, None, scale, initial_state)
-    dtype, (q, k, v) = q.dtype, map(_wide, (q, k, v))
-    state = _empty_state(q, v) if initial_state is None else initial_state
+    dtype = q.dtype
+    q, k, v, *_ = _prepare(q, k, v, {}, None, scale, None)
     scores = einsum("bthn,bshn->bhts", q, k).tril()
-    o = einsum("bhts,bshp->bthp", scores, v) + einsum("bthn,bhpn->bthp", q, state)
-    o, state = (scale * o).to(dtype), state + einsum("bshp,bshn->bhpn", v, k)
-    return (o, state) if return_final_state else o
+    return (scale * einsum("bhts,bshp->bthp", scores, v)).to(dtype)
 
 
 class Rule(NamedTuple):
-    """One rule, and the gates that it takes after q, k and v, in order."""
+    """A rule, and its gates in the order of its arguments, after q, k and v."""
 
     function: Callable
     takes: tuple[str, ...]
@@ -259,96 +255,50 @@ RULES = {
 }
 
 
-# The parts of the rules, on one token: S (b, h, p, n), k (b, h, n), v (b, h, p), g and beta (b, h).
-# `_implicit_step` takes all tokens at once.
-
-
-def _read(S, k):
-    """S k: what the state answers to a key or a query."""
-    return einsum("bhpn,bhn->bhp", S, k)
-
-
-def _outer(v, k):
-    """v kᵀ: the state that answers k with ‖k‖² v, and nothing to what is orthogonal to k."""
-    return einsum("bhp,bhn->bhpn", v, k)
-
-
-def _decay(S, g):
-    """exp(g) S: the state, forgotten a little."""
-    return g.exp()[..., None, None] * S
-
-
-def _correct(S, k, v, beta):
-    """S (I - β k kᵀ) + β v kᵀ."""
-    error = v - _read(S, k)
-    return S + _outer(beta[..., None] * error, k)
-
-
-def _implicit_step(k, beta):
-    """Longhorn's ε: the β of a delta rule that steps to the minimum and not along the slope."""
-    return beta / (1 + beta * k.square().sum(-1))
-
-
-# What all rules share.
-
-
-def _run(update, q, k, v, gates, chunk_size, scale, state, return_final_state):
-    """Apply a rule to all tokens, one by one or in chunks; nothing is checked."""
-    dtype, (q, k, v) = q.dtype, map(_wide, (q, k, v))
-    gates = {name: _wide(gate) for name, gate in gates.items()}
-    state = _empty_state(q, v) if state is None else state
-    if q.shape[1] == 0:
-        o, state = v, state.clone()  # results share no memory with arguments
-    elif chunk_size is None:
-        o, state = _token_by_token(update, q, k, v, gates, state, scale)
-    else:
-        o, state = _chunk_by_chunk(q, k, v, gates, state, scale, chunk_size)
-    return (o.to(dtype), state) if return_final_state else o.to(dtype)
-
-
-def _token_by_token(update, q, k, v, gates, state, scale):
-    """Update the state with k_t, v_t and the gates, and read it with q_t."""
+def _token_by_token(update, q, k, v, gates, state):
+    """Update the state with k_t, v_t and the gates, then read it with q_t."""
     outputs = []
     for q_t, *token in zip(*(t.unbind(1) for t in (q, k, v, *gates.values())), strict=True):
         state = update(state, *token)
-        outputs.append(scale * _read(state, q_t))
+        outputs.append(_read(state, q_t))
     return torch.stack(outputs, dim=1), state
 
 
-def _chunk_by_chunk(q, k, v, gates, state, scale, chunk_size):
-    """Hand the state from each block of chunks to the next."""
-    size = min(chunk_size, q.shape[1])  # a short sequence is one chunk, and is not filled up
-    inputs = (t.split(size * CHUNKS_PER_BLOCK, dim=1) for t in (q, k, v, *gates.values()))
+def _chunk_by_chunk(q, k, v, gates, state, chunk_size):
+    """Pass the state from each block of chunks to the next."""
+    size = min(chunk_size, q.shape[1])  # a short sequence is one chunk, without padding
+    tensors = dict(q=q, k=k, v=v, **gates)
+    blocks = (t.split(size * CHUNKS_PER_BLOCK, dim=1) for t in tensors.values())
     outputs = []
-    for q_b, k_b, v_b, *gates_b in zip(*inputs, strict=True):
-        named = dict(zip(gates, gates_b, strict=True))
-        o, state = _block_of_chunks(q_b, k_b, v_b, **named, state=state, size=size)
-        outputs.append(scale * o)
+    for block in zip(*blocks, strict=True):
+        named = dict(zip(tensors, block, strict=True))
+        o, state = _block_of_chunks(**named, state=state, size=size)
+        outputs.append(o)
     return torch.cat(outputs, dim=1), state
 
 
 def _block_of_chunks(q, k, v, g=None, beta=None, *, state, size):
-    """Compute any rule: without g nothing decays, without beta values are written as they are."""
+    """Compute any rule: without g nothing decays, without beta each value is written unchanged."""
     (b, length, h, n), p = q.shape, v.shape[-1]
 
-    # 0. Cut the tokens into chunks of one size. Those appended to fill the last one have k = 0 and
-    #    g = 0, so they leave the state alone.
+    # 0. Cut the tokens into chunks of one size. The tokens that fill up the last chunk have k = 0
+    #    and g = 0, so they leave the state alone.
     g = q.new_zeros(b, length, h) if g is None else g
     q, k, v, g = (_cut(t, size) for t in (q, k, v, g))
 
-    # 1. What is left at token t of what token s wrote, exp(Σ_{s<r≤t} g_r), and of the state that
-    #    the chunk was handed. The sums are taken over the entries themselves: as differences of two
-    #    running sums they would lose digits, overflow above the diagonal, and be NaN after a reset.
+    # 1. The decay from token s to token t, exp(Σ_{s<r≤t} g_r), and from the start of the chunk.
+    #    The sums run over the entries themselves: as differences of two running sums they would
+    #    lose digits, overflow above the diagonal, and be NaN after a reset.
     steps = repeat(g, "b c h t -> b c h t s", s=size).tril(-1)
     decay = steps.cumsum(dim=-2).exp().tril()
     from_start = g.cumsum(dim=-1).exp()[..., None]
     to_end = decay[..., -1, :, None]
 
-    # 2. What the tokens write. For the delta rule that is
+    # 2. The writes of the tokens. The delta rule writes
     #        w_t = β_t (v_t - from_start_t S k_t - Σ_{s<t} decay[t, s] (k_t·k_s) w_s),
-    #    linear in the w themselves: (I + A) W = β V - β from_start K Sᵀ with a strictly lower
-    #    triangular A (the UT transform of a WY representation). Both terms are solved for before S
-    #    is known; S comes in afterwards, as a factor.
+    #    which is linear in the w: (I + A) W = β V - β from_start K Sᵀ with a strictly lower
+    #    triangular A (the UT transform of a WY representation). We solve for both terms before S
+    #    is known; S enters in step 3, as a factor.
     writes, recalls = v, None
     if beta is not None:
         beta = _cut(beta, size)[..., None]
@@ -357,8 +307,8 @@ def _block_of_chunks(q, k, v, g=None, beta=None, *, state, size):
         solved = torch.linalg.solve_triangular(A, terms, upper=False, unitriangular=True)
         writes, recalls = solved.split([p, n], dim=-1)
 
-    # 3. Between chunks: the recurrence, one step per chunk. (Unbind instead of indexing, whose
-    #    backward pass allocates zeros for all chunks, once per chunk.)
+    # 3. Between chunks: the recurrence, one step per chunk. We unbind, since the backward pass of
+    #    indexing allocates zeros for all chunks, once per chunk.
     incoming, written = [], []
     chunks = [t.unbind(1) for t in (writes, to_end * k, from_start[:, :, :, -1:])]
     recalls = [None] * len(chunks[0]) if recalls is None else recalls.unbind(1)
@@ -370,7 +320,7 @@ def _block_of_chunks(q, k, v, g=None, beta=None, *, state, size):
         state = over_chunk * state + einsum("bhlp,bhln->bhpn", w, k_to_end)
     S, W = torch.stack(incoming, dim=1), torch.stack(written, dim=1)
 
-    # 4. What they read: inside the chunk by the quadratic form, and from the state handed to it.
+    # 4. Each token reads its own chunk by the quadratic form, and the chunk's incoming state.
     scores = einsum("bchtn,bchsn->bchts", q, k) * decay
     o = einsum("bchts,bchsp->bchtp", scores, W)
     o = o + from_start * einsum("bchln,bchpn->bchlp", q, S)
@@ -378,22 +328,13 @@ def _block_of_chunks(q, k, v, g=None, beta=None, *, state, size):
 
 
 def _cut(t, size):
-    """Cut (b, l, h, ...) into chunks (b, c, h, l, ...) of `size` tokens, the last filled with 0."""
+    """Cut (b, l, h, ...) into chunks (b, c, h, l, ...) of `size` tokens, the last padded with 0."""
     t = F.pad(t, (0, 0) * (t.ndim - 2) + (0, -t.shape[1] % size))
     return t.unflatten(1, (-1, size)).transpose(2, 3)
 
 
-def _wide(t):
-    """Cast sixteen-bit tensors to float32, in which sums keep their digits."""
-    return t.to(torch.promote_types(t.dtype, torch.float32))
-
-
-def _empty_state(q, v):
-    return q.new_zeros(q.shape[0], q.shape[2], v.shape[-1], q.shape[-1])
-
-
-def _validate(q, k, v, gates, chunk_size, scale, state):
-    """Refuse what the rules are not defined for."""
+def _prepare(q, k, v, gates, chunk_size, scale, state):
+    """Validate the arguments, cast sixteen bits to float32, and make a state if there is none."""
     known = check.shapes(q=(q, "b l h n"), k=(k, "b l h n"), v=(v, "b l h p"))
     check.sizes(n=known["n"], p=known["p"], chunk_size=chunk_size)
     per_token = {name: (gate, "b l h") for name, gate in gates.items()}
@@ -406,3 +347,7 @@ def _validate(q, k, v, gates, chunk_size, scale, state):
     check.numbers("(-inf, inf)", scale=scale)
     check.entries("[-inf, 0]", g=gates.get("g"))
     check.entries("[0, inf)", beta=gates.get("beta"))
+    q, k, v = (t.to(wide) for t in (q, k, v))
+    if state is None:
+        state = q.new_zeros(*(known[letter] for letter in "bhpn"))
+    return q, k, v, {name: gate.to(wide) for name, gate in gates.items()}, state

@@ -1,8 +1,8 @@
 """Mamba-1: a state space model that selects (S6), and the layer around it.
 
-Every channel has a state of n numbers with a diagonal A and a step size of its own; all channels
-write by the same B and read by the same C. dt, B and C depend on the token, so that no convolution
-kernel exists and a scan takes its place:
+Every channel has its own state of n numbers, diagonal A and step size; all channels write by the
+same B and read by the same C. dt, B and C depend on the token, so there is no convolution kernel,
+and we compute the recurrence by a scan:
 
     h_t = exp(dt_t A) h_{t-1} + dt_t B_t x_t        y_t = C_t h_t + D x_t
 
@@ -19,13 +19,16 @@ kernel exists and a scan takes its place:
     selective_scan_parallel   the same in about 2 log₂ l steps
     Mamba                     the layer: a short convolution, a scan and a gate
 
-x, B and C share a dtype, which y takes on. Sixteen bits are computed in float32, which is then the
-dtype of the state; dt, A and D may be float32 beside them. Wrong shapes, dtypes, sizes or values
-raise ValueError naming argument, letters and numbers (check.py). Notebook 01 derives all of it.
+x, B, C and y share a dtype. Sixteen-bit inputs are computed in float32, and the state is float32;
+dt, A and D may then be float32 as well. Wrong shapes, dtypes, sizes or values raise ValueError with
+the name of the argument, its axes and its sizes (check.py). Both scans are written as their cores,
+functions of (x, dt, A, B, C, state); `_form` makes the public functions. Notebook 01 derives them.
 
 Source: L22; OTCE §2.1, Algorithm 2; Gu and Dao (2023), Mamba.
 """
 
+import functools
+import inspect
 import math
 from typing import Literal, NamedTuple
 
@@ -45,21 +48,49 @@ State = Float[Tensor, "b d n"]
 Output = Channels | tuple[Channels, State]
 
 
-def selective_scan(
-    x: Channels,
-    dt: Channels,
-    A: Float[Tensor, "d n"],
-    B: Shared,
-    C: Shared,
-    *,
-    D: Float[Tensor, " d"] | None = None,
-    initial_state: State | None = None,
-    return_final_state: bool = False,
-) -> Output:
+def _form(core):
+    """Give a scan's core its public signature, checks and rounding.
+
+    core(x, dt, A, B, C, state) -> (y, state) gets at least one token and a state, and all tensors
+    in the dtype of the state.
+    """
+
+    def form(
+        x: Channels,
+        dt: Channels,
+        A: Float[Tensor, "d n"],
+        B: Shared,
+        C: Shared,
+        *,
+        D: Float[Tensor, " d"] | None = None,
+        initial_state: State | None = None,
+        return_final_state: bool = False,
+    ) -> Output:
+        _check(x, dt, A, B, C, D, initial_state)
+        y, state = _run(core, x, dt, A, B, C, D, initial_state)
+        return (y, state) if return_final_state else y
+
+    form.__signature__ = inspect.signature(form)  # for help(); inspect.getsource() shows the core
+    return functools.wraps(core)(form)
+
+
+def _run(core, x, dt, A, B, C, D, state):
+    """Scan in float32 or wider, add D x, and round to the dtype of x."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    state = x.new_zeros(x.shape[0], *A.shape, dtype=wide) if state is None else state
+    if x.shape[1] == 0:
+        return x.clone(), state.clone()  # results share no memory with arguments
+    y, state = core(*(t.to(wide) for t in (x, dt, A, B, C)), state)
+    y = y if D is None else y + D.to(wide) * x.to(wide)
+    return y.to(x.dtype), state
+
+
+@_form
+def selective_scan(x, dt, A, B, C, state):
     """Compute h_t = exp(dt_t A) h_{t-1} + dt_t B_t x_t, y_t = C_t h_t + D x_t: the definition.
 
     As in Mamba's code, the input term is dt B x (Euler) and not the (exp(dt A) - 1)/A B x of ZOH.
-    It is the larger one: by 5 % at dt A = -0.1, elevenfold at -11.
+    Euler's term is larger: by 5 % at dt A = -0.1, elevenfold at -11.
 
     Args:
         x, dt, A, B, C: as in the table above.
@@ -69,65 +100,38 @@ def selective_scan(
 
     Source: L22 and OTCE §2.1, Algorithm 2; mamba-ssm's `selective_scan_ref`.
     """
-    _check(x, dt, A, B, C, D, initial_state)
-    y, state = _selective_scan(x, dt, A, B, C, D, initial_state)
-    return (y, state) if return_final_state else y
-
-
-def _selective_scan(x, dt, A, B, C, D, state):
-    state = _start(x, A, state)
-    wide_A, outputs = A.to(state.dtype), []
-    for tokens in zip(*(t.to(state.dtype).unbind(1) for t in (x, dt, B, C)), strict=True):
-        x_t, dt_t, B_t, C_t = tokens
+    outputs = []
+    for x_t, dt_t, B_t, C_t in zip(*(t.unbind(1) for t in (x, dt, B, C)), strict=True):
         write = (dt_t * x_t)[..., None] * B_t[:, None]
-        state = torch.exp(dt_t[..., None] * wide_A) * state + write
+        state = torch.exp(dt_t[..., None] * A) * state + write
         outputs.append(einsum("bdn,bn->bd", state, C_t))
-    if not outputs:  # nothing to stack, and what is handed out is never what was handed in
-        return _skip(x.clone(), x, D), state.clone()
-    return _skip(torch.stack(outputs, dim=1), x, D), state
+    return torch.stack(outputs, dim=1), state
 
 
-def selective_scan_parallel(
-    x: Channels,
-    dt: Channels,
-    A: Float[Tensor, "d n"],
-    B: Shared,
-    C: Shared,
-    *,
-    D: Float[Tensor, " d"] | None = None,
-    initial_state: State | None = None,
-    return_final_state: bool = False,
-) -> Output:
+@_form
+def selective_scan_parallel(x, dt, A, B, C, state):
     """Compute `selective_scan` as an associative scan: in about 2 log₂ l steps instead of l.
 
-    All states are in memory at once, (b, l, d, n), which is what Mamba's fused kernel avoids. torch
-    has an `associative_scan` too, but calls it a prototype without derivatives and with a risk of
-    wrong results, and it refuses l = 0.
+    All states are in memory at once, (b, l, d, n), which Mamba's fused kernel avoids. torch has an
+    `associative_scan` too, but calls it a prototype without derivatives and with a risk of wrong
+    results, and it rejects l = 0.
 
     Source: L22 "Mamba's Scan Implementation"; Blelloch (1990), Prefix sums and their applications.
     """
-    _check(x, dt, A, B, C, D, initial_state)
-    y, state = _selective_scan_parallel(x, dt, A, B, C, D, initial_state)
-    return (y, state) if return_final_state else y
-
-
-def _selective_scan_parallel(x, dt, A, B, C, D, state):
-    state = _start(x, A, state)
-    values, dt, A, B, C = (t.to(state.dtype) for t in (x, dt, A, B, C))
     decays = torch.exp(dt[..., None] * A)
-    writes = rearrange(dt * values, "b l d -> b l d 1") * rearrange(B, "b l n -> b l 1 n")
-    # The state handed in is what a token before the first one wrote; nothing decays into that.
+    writes = rearrange(dt * x, "b l d -> b l d 1") * rearrange(B, "b l n -> b l 1 n")
+    # The initial state counts as the write of a token before the first one, which decays nothing.
     states = _scan(F.pad(decays, (0, 0, 0, 0, 1, 0)), torch.cat([state[:, None], writes], dim=1))
     y = einsum("bldn,bln->bld", states[:, 1:], C)
-    return _skip(y, x, D), states[:, -1].clone()  # a view would keep all states in memory
+    return y, states[:, -1].clone()  # a view would keep all states in memory
 
 
 def _scan(a, b):
     """Solve h_t = a_t h_{t-1} + b_t with h_{-1} = 0 along axis 1, for all t at once.
 
-    Two steps in a row are one step of the same kind, by (a_2 a_1, a_2 b_1 + b_2). So neighbours are
-    joined two by two, the scan of half the length gives h at every second place, and the places
-    between are one step further: 2 log₂ l operations one after the other, 3 l multiplications.
+    Two steps in a row are one step of the same kind, (a_2 a_1, a_2 b_1 + b_2). So we join
+    neighbours in pairs, the scan of half the length gives h at every second place, and the places
+    between are one step further: 2 log₂ l operations in sequence, 3 l multiplications.
     """
     length = b.shape[1]
     if length == 1:
@@ -142,18 +146,18 @@ def _scan(a, b):
 
 
 class MambaCache(NamedTuple):
-    """What a Mamba layer remembers: the state, and the last inputs of its convolution."""
+    """The memory of a Mamba layer: the state, and the last inputs of its convolution."""
 
     state: Float[Tensor, "b d_inner n"]
     conv: Float[Tensor, "b d_conv-1 d_inner"]
 
 
 class Mamba(nn.Module):
-    """The Mamba layer: a short convolution and a selective scan, and a gate beside them.
+    """The Mamba layer: a short convolution and a selective scan, with a gate on the output.
 
     u = silu(conv(x W_x)), y = (scan(u) ⊙ silu(x W_z)) W_o, with [W_x, W_z] in `in_proj` and W_o in
-    `out_proj`. B, C and, through a bottleneck of dt_rank, dt are linear in u (`x_proj`). The only
-    bias is that of dt; mamba-ssm's layer has one in the convolution as well.
+    `out_proj`. B, C and, through a bottleneck of dt_rank, dt are linear in u (`x_proj`). Only dt
+    has a bias; in mamba-ssm's layer the convolution has one as well.
 
     Args:
         d_model: width of the input and the output.
@@ -161,11 +165,10 @@ class Mamba(nn.Module):
         d_conv: tokens that the convolution sees.
         expand: d_inner / d_model, the expansion factor.
         dt_rank: width of the bottleneck; None for d_model / 16, rounded up.
-        selective: False replaces `x_proj` of u by one learned vector, the same at every token. So
-            B, C and dt do not depend on the input, and all else is equal: the time-invariant
-            control.
+        selective: False replaces `x_proj` of u by one learned vector for all tokens: a
+            time-invariant control, whose B, C and dt do not depend on the input.
         scan: "parallel", in few large steps, or "sequential", in l small ones. They agree up to
-            rounding; on a CPU the second is faster once b d n is large (some ten thousand).
+            rounding; on a CPU "sequential" is faster once b d n is large (some ten thousand).
 
     Source: L22 "Mamba"; OTCE §2.1, Algorithm 2; Gu and Dao (2023), Mamba, §3.4; mamba-ssm's Mamba.
     """
@@ -182,8 +185,7 @@ class Mamba(nn.Module):
         scan: Scan = "parallel",
     ):
         super().__init__()
-        sizes = dict(d_model=d_model, d_state=d_state, d_conv=d_conv, expand=expand)
-        check.sizes(**sizes, dt_rank=dt_rank)
+        check.sizes(d_model=d_model, d_state=d_state, d_conv=d_conv, expand=expand, dt_rank=dt_rank)
         check.choice(Scan, scan=scan)
         dt_rank = math.ceil(d_model / 16) if dt_rank is None else dt_rank
         d_inner = expand * d_model
@@ -217,11 +219,12 @@ class Mamba(nn.Module):
     def forward(
         self, x: Channels, *, cache: MambaCache | None = None
     ) -> tuple[Channels, MambaCache]:
-        """Mix the tokens of this call with one another and with those the cache remembers.
+        """Mix the tokens of this call with one another and with the tokens in the cache.
 
         Args:
             x: in the dtype of the layer.
-            cache: what an earlier call returned, which stays as it is; None at the start.
+            cache: the cache that an earlier call returned, which is not modified; None at the
+                start.
 
         Returns:
             y, and the cache for the next call.
@@ -241,8 +244,8 @@ class Mamba(nn.Module):
         dt, B, C = inner.split(self.widths, dim=-1)
         dt = F.softplus(self.dt_proj(dt).to(wide) + self.dt_bias.to(wide))
         A = -self.A_log.to(wide).exp()
-        scan = _selective_scan_parallel if self.scan == "parallel" else _selective_scan
-        y, state = scan(u, dt, A, B, C, self.D, state)
+        scan = selective_scan_parallel if self.scan == "parallel" else selective_scan
+        y, state = _run(scan.__wrapped__, u, dt, A, B, C, self.D, state)
         return self.out_proj(y * F.silu(z)), MambaCache(state, history)
 
 
@@ -257,13 +260,3 @@ def _check(x, dt, A, B, C, D, state):
     check.dtypes([wide], initial_state=state)
     check.entries("(-inf, 0]", A=A)
     check.entries("[0, inf)", dt=dt)
-
-
-def _start(x, A, state):
-    wide = torch.promote_types(x.dtype, torch.float32)
-    return x.new_zeros(x.shape[0], *A.shape, dtype=wide) if state is None else state
-
-
-def _skip(y, x, D):
-    """Add D x, and round to the dtype of x."""
-    return (y if D is None else y + D.to(y.dtype) * x.to(y.dtype)).to(x.dtype)

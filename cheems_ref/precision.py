@@ -1,7 +1,7 @@
-"""Autocast off, where a rounding error would change a choice and not only a digit.
+"""Turn autocast off where a rounding error would change a decision and not only a digit.
 
-Under autocast torch rounds the inputs of every matrix product to sixteen bits, whatever dtype the
-code around it has cast them to. A router then picks other experts, and a mask hides other keys.
+Under autocast torch rounds the inputs of every matrix product to sixteen bits, even after an
+explicit cast to float32. A router would then pick other experts, and a mask hide other keys.
 """
 
 import contextlib
@@ -10,7 +10,7 @@ import torch
 
 
 def autocast_off(device: torch.device) -> contextlib.AbstractContextManager:
-    """Return a context in which products on this device keep the dtype of their inputs."""
+    """Return a context manager that makes products on this device keep their inputs' dtype."""
     if torch.amp.is_autocast_available(device.type):
         return torch.autocast(device.type, enabled=False)
     return contextlib.nullcontext()  # the meta device has no autocast

@@ -4,11 +4,10 @@ A state of n numbers follows an input over time, and an output is read from it:
 
     h'(t) = A h(t) + B x(t)        y(t) = C h(t)
 
-Between two samples, dt apart, the input is taken to be constant. That gives the recurrence
-h_k = Ā h_{k-1} + B̄ x_k, y_k = C h_k with h_{-1} = 0. Ā and B̄ are the same at every step, so it is
-a convolution as well, y_k = Σ_{s≤k} C Ā^{k-s} B̄ x_s. A selective model lets dt, B and C depend on
-the input: then there is no such kernel any more, and a scan takes its place (mamba.py, whose public
-names can be imported from here too).
+We assume a constant input between two samples, dt apart. That gives the recurrence
+h_k = Ā h_{k-1} + B̄ x_k, y_k = C h_k with h_{-1} = 0. Ā and B̄ are the same at every step, so the
+recurrence is a convolution as well, y_k = Σ_{s≤k} C Ā^{k-s} B̄ x_s. In a selective model dt, B and C
+depend on the input: then there is no convolution kernel, and we need a scan (mamba.py).
 
     code           shape                 in the papers
     A, B, C        (n, n), (n,), (n,)    A, B, C of one channel (of S4)
@@ -21,11 +20,13 @@ names can be imported from here too).
     discretize_zoh, discretize_bilinear   (A, B, dt) -> Ā, B̄
     ssm_recurrent                         the definition, one sample after the other
     ssm_kernel, ssm_convolution           the same by one convolution
-    hippo_legs, legs_memory, legs_reconstruct   an A that remembers, and what it remembers
+    hippo_legs                            an A that remembers the whole past
+    legs_memory, legs_reconstruct         its memory of an input, and the input from its memory
     S4D                                   a layer of time-invariant models with a diagonal A
 
-All of it is float32 or float64, one dtype to a call. Wrong shapes, dtypes, sizes or values raise
-ValueError naming argument, letters and numbers (check.py). Notebook 01 derives all of it.
+Tensors are float32 or float64, all of a call in one dtype. Wrong shapes, dtypes, sizes or values
+raise ValueError with the name of the argument, its axes and its sizes (check.py). Notebook 01
+derives all of it.
 
 Source: L22; OTCE §2.1; Gu et al. (2020), HiPPO; Gu et al. (2022), S4D.
 """
@@ -39,22 +40,21 @@ from jaxtyping import Complex, Float
 from torch import Tensor, einsum, nn
 
 from cheems_ref import check
-from cheems_ref.mamba import Mamba as Mamba
-from cheems_ref.mamba import MambaCache as MambaCache
-from cheems_ref.mamba import selective_scan as selective_scan
-from cheems_ref.mamba import selective_scan_parallel as selective_scan_parallel
 
 Init = Literal["lin", "legs"]
 Matrix = Float[Tensor, "n n"]
 Vector = Float[Tensor, " n"]
 Signal = Float[Tensor, "b l"]
+Signals = Float[Tensor, "b *d l"]
 State = Float[Tensor, "b n"]
+Channels = Float[Tensor, "b l d"]
+Sample = Float[Tensor, "b d"]
 Modes = Complex[Tensor, "b d modes"]
-REAL = (torch.float32, torch.float64)  # what torch solves, exponentiates and transforms anywhere
+REAL = (torch.float32, torch.float64)  # torch has the solvers and transforms for them everywhere
 
 
 def discretize_zoh(A: Matrix, B: Vector, dt: float | int) -> tuple[Matrix, Vector]:
-    """Step over dt exactly, for an input that is held: Ā = exp(dt A), B̄ = ∫_0^dt exp(τA) dτ B.
+    """Step over dt exactly, with the input held constant: Ā = exp(dt A), B̄ = ∫_0^dt exp(τA) dτ B.
 
     "ZOH" is zero-order hold. Where A has an inverse, B̄ = A⁻¹ (Ā - I) B, as the papers print it; A
     may be singular.
@@ -63,10 +63,6 @@ def discretize_zoh(A: Matrix, B: Vector, dt: float | int) -> tuple[Matrix, Vecto
     """
     _check_system(A=A, B=B)
     check.numbers("(0, inf)", dt=dt)
-    return _discretize_zoh(A, B, dt)
-
-
-def _discretize_zoh(A, B, dt):
     # A held input is a state that does not change: (h, x)' = [[A, B], [0, 0]] (h, x). One
     # exponential solves both equations, without dividing by A.
     n = A.shape[0]
@@ -78,9 +74,9 @@ def _discretize_zoh(A, B, dt):
 def discretize_bilinear(A: Matrix, B: Vector, dt: float | int) -> tuple[Matrix, Vector]:
     """Step over dt by the trapezoidal rule: Ā = M (I + dt A/2), B̄ = M dt B, M = (I - dt A/2)⁻¹.
 
-    It puts (1 + z/2) / (1 - z/2) in the place of e^z: off by z³/12 in a step, so by a multiple of
-    dt² over a given time. What decays under A decays under Ā too, however large dt is. M exists
-    unless 2/dt is an eigenvalue of A, which then does not decay.
+    It replaces e^z by (1 + z/2) / (1 - z/2): off by z³/12 in a step, so by a multiple of dt² over a
+    given time. A mode that decays under A decays under Ā as well, however large dt is. M exists
+    unless A has the eigenvalue 2/dt, which belongs to a growing mode.
 
     Source: L22 "How to discretize", the second pair of formulas; Tustin's method.
     """
@@ -105,11 +101,11 @@ def ssm_recurrent(
 ) -> Signal | tuple[Signal, State]:
     """Compute h_k = Ā h_{k-1} + B̄ x_k, y_k = C h_k, one sample after the other: the definition.
 
-    y_k sees x_k. L22 prints h_{k+1} = Ā h_k + B̄ x_k, whose output comes one step later than that of
-    its own kernel.
+    y_k sees x_k. L22 prints h_{k+1} = Ā h_k + B̄ x_k, which delays the output by one step against
+    the kernel on the same slides.
 
     Args:
-        A_bar, B_bar, C: what the state does by itself, what a sample writes, what is read.
+        A_bar, B_bar, C: how the state evolves, how a sample is written, how the state is read.
         x: one channel.
         initial_state: h_{-1}; None for zeros.
         return_final_state: return (y, state after the last sample) instead of y.
@@ -122,37 +118,35 @@ def ssm_recurrent(
     states = [x.new_zeros(n["b"], n["n"]) if initial_state is None else initial_state]
     for x_k in x.unbind(1):
         states.append(states[-1] @ A_bar.mT + x_k[:, None] * B_bar)
-    states = torch.stack(states, dim=1)  # from h_{-1} on, so that l = 0 is no case of its own
+    states = torch.stack(states, dim=1)  # from h_{-1} on, so l = 0 needs no special case
     y = states[:, 1:] @ C
     return (y, states[:, -1].clone()) if return_final_state else y
 
 
 def ssm_kernel(A_bar: Matrix, B_bar: Vector, C: Vector, length: int) -> Float[Tensor, " {length}"]:
-    """Compute what one sample does to all later outputs: K_k = C Ā^k B̄ for k < length.
+    """Compute the effect of one sample on all later outputs: K_k = C Ā^k B̄ for k < length.
 
     Source: OTCE eq. 3a; L22 "1D Convolutional Representation".
     """
     _check_system(A_bar=A_bar, B_bar=B_bar, C=C)
     check.numbers("[0, inf)", length=length)
     rows, power = C[None], A_bar  # the rows C Ā^k with k < m, and Ā^m
-    # The rows for k < m, times Ā^m, are those for m ≤ k < 2m: log₂ length rounds are enough.
+    # The rows for k < m, times Ā^m, are the rows for m ≤ k < 2m: log₂ length rounds are enough.
     while rows.shape[0] < length:
         rows = torch.cat([rows, rows @ power])
         power = power @ power
     return rows[:length] @ B_bar
 
 
-def ssm_convolution(
-    kernel: Float[Tensor, "*d l"], x: Float[Tensor, "b *d l"]
-) -> Float[Tensor, "b *d l"]:
+def ssm_convolution(kernel: Float[Tensor, "*d l"], x: Signals) -> Signals:
     """Convolve causally, y_t = Σ_{s≤t} K_{t-s} x_s, by fast Fourier transform: l log l, not l².
 
-    Rounding errors are relative to the largest entry of a row, and spread over all of it, as does
-    an input that is not finite.
+    Rounding errors are relative to the largest entry of a row and spread over the row, as does an
+    input that is not finite.
 
     Args:
-        kernel: one for all, or one per channel, as x has it; as long as x, since what is left out
-            of a kernel would count as zero.
+        kernel: (l,) for x (b, l), or (d, l), one per channel, for x (b, d, l). As long as x, since
+            missing entries of a kernel would count as zeros.
         x: (b, l), or (b, d, l).
 
     Source: OTCE eq. 3b; L22 "1D Convolutional Representation".
@@ -161,7 +155,7 @@ def ssm_convolution(
     n = check.shapes(x=(x, f"b {d} l"), kernel=(kernel, f"{d} l"))
     check.dtypes(REAL, x=x)
     check.dtypes([x.dtype], kernel=kernel)
-    if x.numel() == 0:  # which the transform refuses
+    if x.numel() == 0:  # torch.fft raises on it
         return x * kernel
     # The transform multiplies polynomials modulo z^size: with 2l places nothing wraps around.
     size = 2 * n["l"]
@@ -170,12 +164,12 @@ def ssm_convolution(
 
 
 def hippo_legs(n: int) -> tuple[Float[Tensor, "{n} {n}"], Float[Tensor, " {n}"]]:
-    """Build the A and B that project all of the past on polynomials: HiPPO with its LegS measure.
+    """Build the A and B that project the past onto polynomials: HiPPO with its LegS measure.
 
-    A[i, j] = -√(2i+1) √(2j+1) for i > j, -(i+1) for i = j, 0 for i < j, and B[i] = √(2i+1). In
-    c'(t) = (A c(t) + B x(t)) / t the state c is, at any time, the n Legendre coefficients of the
-    input so far, stretched over [0, t]; they have degrees below n. S4 starts from this A, whose
-    eigenvalues are -1, ..., -n, and leaves out the 1/t. Both are float64.
+    A[i, j] = -√(2i+1) √(2j+1) for i > j, -(i+1) for i = j, 0 for i < j, and B[i] = √(2i+1). Under
+    c'(t) = (A c(t) + B x(t)) / t the state c holds, at any time, the Legendre coefficients of
+    degrees 0, ..., n-1 of the input on [0, t]. S4 starts from this A, whose eigenvalues are
+    -1, ..., -n, and drops the 1/t. Both are float64.
 
     Source: Gu et al. (2020), HiPPO, theorem 2, with the minus sign in A; L22 "S4 Model".
     """
@@ -186,10 +180,10 @@ def hippo_legs(n: int) -> tuple[Float[Tensor, "{n} {n}"], Float[Tensor, " {n}"]]
 
 
 def legs_memory(x: Signal, n: int) -> Float[Tensor, "b l {n}"]:
-    """Compute the n coefficients that HiPPO-LegS keeps of the input so far, after each sample.
+    """Compute the n HiPPO-LegS coefficients of the input so far, after each sample.
 
-    Sample k is held over the time from k to k + 1, and nothing else is approximated: coefficient i
-    is the mean of input times √(2i+1) P_i over all of the past, with P_i stretched over it.
+    Sample k is held over the time from k to k + 1; there is no other approximation. Coefficient i
+    is the mean over the past of the input times √(2i+1) P_i, with P_i stretched over the past.
 
     Source: Gu et al. (2020), HiPPO, theorem 2, whose discrete step approximates this one.
     """
@@ -200,9 +194,9 @@ def legs_memory(x: Signal, n: int) -> Float[Tensor, "b l {n}"]:
         return x.new_zeros(*x.shape, n)
     memory = [F.pad(x[:, :1], (0, n - 1))]  # over its first unit of time the input is a constant
     for k, x_k in enumerate(x.unbind(1)[1:], start=1):
-        # In the time log t the equation is c' = A c + B x, where nothing depends on the time. The
-        # step from k to k + 1 takes log((k + 1) / k) of it.
-        A_bar, B_bar = (t.to(x) for t in _discretize_zoh(A, B, math.log1p(1 / k)))
+        # In the time log t the equation is c' = A c + B x, with constant A and B. The step from k
+        # to k + 1 takes the time log((k + 1) / k).
+        A_bar, B_bar = (t.to(x) for t in discretize_zoh(A, B, math.log1p(1 / k)))
         memory.append(memory[-1] @ A_bar.mT + x_k[:, None] * B_bar)
     return torch.stack(memory, dim=1)
 
@@ -210,10 +204,10 @@ def legs_memory(x: Signal, n: int) -> Float[Tensor, "b l {n}"]:
 def legs_reconstruct(
     coefficients: Float[Tensor, "*b n"], past: Float[Tensor, " m"]
 ) -> Float[Tensor, "*b m"]:
-    """Evaluate the polynomial that the coefficients stand for: Σ_i c_i √(2i+1) P_i(2s - 1).
+    """Evaluate the polynomial of some coefficients at some places: Σ_i c_i √(2i+1) P_i(2s - 1).
 
     Args:
-        coefficients: such as those of one time of `legs_memory`.
+        coefficients: for example, `legs_memory` at one time.
         past: the places s as fractions of the time so far: 0 is the beginning, 1 is now.
 
     Source: Gu et al. (2020), HiPPO, on LegS; Bonnet's recurrence for the P_i.
@@ -235,24 +229,24 @@ def legs_reconstruct(
 class S4D(nn.Module):
     """A layer of d time-invariant models, each with a diagonal A of n complex numbers.
 
-    Those come in conjugate pairs, so that the output is real. One of each pair is stored, n/2 in
-    all, and counted twice. A starts at A_k = -1/2 + iω_k, with
+    The numbers come in conjugate pairs, which makes the output real. The layer stores one of each
+    pair, n/2 in all, and counts it twice. A starts at A_k = -1/2 + iω_k, with
 
     * "lin": ω_k = πk, whole and half turns per unit of time;
-    * "legs": the ω_k of the HiPPO matrix without its part of rank one.
+    * "legs": the ω_k of the HiPPO matrix without its rank-one part.
 
-    dt starts log-uniform in [1e-3, 1e-1], one per channel: so at the start a channel forgets over
-    anything from twenty samples to two thousand. B is 1, as scaling the state scales C the other
-    way. The step is the exact one (ZOH). Re A = -exp(A_log) stays below zero whatever is learned.
+    dt starts log-uniform in [1e-3, 1e-1], one per channel: at the start channels forget within
+    twenty to two thousand samples. B is 1, as scaling the state scales C the other way. The step is
+    exact (ZOH). Re A = -exp(A_log) is negative for all parameters.
 
-    dt is in units of the time in which A is a rate, so a layer trained on samples of one distance
-    runs on others: `rate`, a factor on dt, is 2 where samples are twice as far apart as in training
-    (16 kHz → 8 kHz).
+    dt and 1/A are in the same unit of time, so a trained layer runs at other sampling rates:
+    `rate`, a factor on dt, is 2 where samples are twice as far apart as in training (16 kHz →
+    8 kHz).
 
     Args:
         d_model: d, width of the input and the output.
         d_state: n, even.
-        init: where the frequencies of A start.
+        init: the initial frequencies of A.
 
     Source: L22 "SSM as a Neural Network Layer", "S4 Model"; Gu et al. (2022), S4D.
     """
@@ -261,7 +255,7 @@ class S4D(nn.Module):
         super().__init__()
         check.sizes(d_model=d_model, d_state=d_state)
         if d_state % 2:
-            raise ValueError(f"d_state must be even, to be cut into pairs; got {d_state}")
+            raise ValueError(f"d_state must be even, for conjugate pairs; got {d_state}")
         check.choice(Init, init=init)
         self.init, modes = init, d_state // 2
         self.log_dt = nn.Parameter(torch.empty(d_model))
@@ -273,18 +267,17 @@ class S4D(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Start as the class says."""
+        """Draw new parameters, as the class describes."""
         nn.init.uniform_(self.log_dt, math.log(1e-3), math.log(1e-1))
         nn.init.constant_(self.A_log, math.log(0.5))
         modes = self.A_imag.shape[1]
         if self.init == "lin":
             self.A_imag.copy_(math.pi * torch.arange(modes))
         else:
-            # A + BBᵀ/2 is -1/2 on the diagonal and antisymmetric beside it, so i times the latter
-            # has real eigenvalues, in pairs ±ω. They come in ascending order.
+            # A + BBᵀ/2 is -1/2 on the diagonal and antisymmetric elsewhere, so i times the
+            # antisymmetric part has real eigenvalues, in pairs ±ω. They come in ascending order.
             A, B = hippo_legs(2 * modes)
-            antisymmetric = A + torch.outer(B, B) / 2
-            antisymmetric.fill_diagonal_(0)
+            antisymmetric = (A + torch.outer(B, B) / 2).fill_diagonal_(0)
             self.A_imag.copy_(torch.linalg.eigvalsh(1j * antisymmetric)[modes:])
         nn.init.normal_(self.C)
         nn.init.ones_(self.D)
@@ -292,7 +285,7 @@ class S4D(nn.Module):
     def kernel(self, length: int, *, rate: float | int = 1.0) -> Float[Tensor, "d {length}"]:
         """Compute K_t = 2 Re Σ_k C_k B̄_k Ā_k^t, the kernel of every channel.
 
-        On the way every term of the sum is in memory, (d, n/2, l) complex numbers.
+        It holds all terms of the sum in memory, (d, n/2, l) complex numbers.
 
         Source: OTCE eq. 3a; Gu et al. (2022), S4D.
         """
@@ -301,10 +294,8 @@ class S4D(nn.Module):
         times = torch.arange(length, device=self.D.device)
         return 2 * einsum("dn,dnl->dl", C * B_bar, (exponent[..., None] * times).exp()).real
 
-    def forward(
-        self, x: Float[Tensor, "b l d"], *, rate: float | int = 1.0
-    ) -> Float[Tensor, "b l d"]:
-        """Filter every channel by its kernel, from a state of zero.
+    def forward(self, x: Channels, *, rate: float | int = 1.0) -> Channels:
+        """Convolve every channel with its kernel, from a state of zero.
 
         Source: L22 "Efficiency of SSM, RNN, & Transformer": training.
         """
@@ -313,10 +304,8 @@ class S4D(nn.Module):
         kernel = self.kernel(x.shape[1], rate=rate)
         return ssm_convolution(kernel, x.mT).mT + self.D * x
 
-    def step(
-        self, x: Float[Tensor, "b d"], state: Modes, *, rate: float | int = 1.0
-    ) -> tuple[Float[Tensor, "b d"], Modes]:
-        """Take one sample through the recurrence; the cost does not depend on how many came before.
+    def step(self, x: Sample, state: Modes, *, rate: float | int = 1.0) -> tuple[Sample, Modes]:
+        """Run the recurrence for one sample, at a cost that does not depend on the past.
 
         Source: OTCE eqs. 2a, 2b; L22 "Efficiency of SSM, RNN, & Transformer": test.
         """
@@ -342,7 +331,7 @@ class S4D(nn.Module):
 
 
 def _check_system(**named):
-    """Refuse what is no model of one channel: a square A, vectors beside it, all of them finite."""
+    """Check a model of one channel: a square A and vectors of its size, all finite."""
     (name, A), *vectors = named.items()
     n = check.shapes(**{name: (A, "n n")})
     check.sizes(**n)

@@ -1,14 +1,14 @@
-"""Real text without a download: English prose and source code that ship with Python itself.
+"""Real text without a download, English prose and source code that ship with Python.
 
 `pydoc_data.topics` is the reference manual behind `help("...")`, about 465 kB; the standard library
-is some 10 MB of source. Both differ a little between patch versions of Python, so nothing that
-depends on them may be printed in a notebook. Taught in notebooks 03, 07 and 09.
+is some 10 MB of source. Both differ a little between patch versions of Python, so notebooks print
+no number that depends on them. Taught in notebooks 03, 07 and 09.
 """
 
 import hashlib
 import importlib
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,13 +18,13 @@ from torch import Tensor
 
 from cheems_ref import check
 
-# Folders of the standard library that some installations lack, or that others add to it.
+# Folders of the standard library that are not in every installation.
 APART = {"site-packages", "dist-packages", "test", "tests", "idlelib", "tkinter", "turtledemo"}
 APART |= {"lib2to3", "ensurepip", "pydoc_data", "__pycache__"}
 
 
 def read_text(path: str | Path | None = None) -> str:
-    """Read the text to work on: a UTF-8 file, or Python's own reference manual.
+    """Read a UTF-8 file, or Python's reference manual.
 
     Args:
         path: a UTF-8 text file; None for the topics of `pydoc_data`, sorted by name.
@@ -38,10 +38,10 @@ def read_text(path: str | Path | None = None) -> str:
         ValueError: the file is empty, or not UTF-8.
     """
     if path is None:
-        return _python_manual()
+        return "\n\n".join(_topics())
     data = Path(path).read_bytes()
     try:
-        text = data.decode("utf-8-sig")  # without the mark that some editors put in front
+        text = data.decode("utf-8-sig")  # "sig": without the byte order mark of some editors
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 text: byte {error.start} is invalid") from error
     if not text:
@@ -50,10 +50,10 @@ def read_text(path: str | Path | None = None) -> str:
 
 
 class Corpus(NamedTuple):
-    """Many texts as bytes: those to train on, then those held out.
+    """Many texts as bytes: the training texts, then the held-out texts.
 
-    ids: (l,), uint8; eval_fraction: the share at which `train` cuts them, exactly between the two;
-    texts: how many there are on either side.
+    ids: (l,), uint8; eval_fraction: the held-out share of the bytes, so that `train` cuts exactly
+    between the two sides; texts: the number of texts on either side.
     """
 
     ids: Integer[Tensor, " l"]
@@ -62,19 +62,19 @@ class Corpus(NamedTuple):
 
 
 def read_corpus(folder: str | Path | None = None, *, eval_fraction: float | int = 0.1) -> Corpus:
-    """Read many texts and hold some of them out, whole: no text is on both sides, nor is its copy.
+    """Read many texts and hold some of them out. A text and its copies are on the same side.
 
-    A text is held out if the SHA-256 of its contents says so, whatever other texts there are.
+    The SHA-256 of its contents decides whether a text is held out; other texts have no influence.
 
     Args:
-        folder: all files in it, and in folders below, that are UTF-8 text and whose names, and
-            those of their folders, do not begin with a dot; None for Python's manual, topic by
-            topic, and the modules of its standard library.
-        eval_fraction: about which share of the texts is held out, in (0, 1).
+        folder: read all UTF-8 files in this folder and the folders below, except hidden files and
+            folders (with a dot before the name); None for Python's manual, topic by topic, and the
+            modules of its standard library.
+        eval_fraction: approximate share of the texts to hold out, in (0, 1).
 
     Raises:
-        NotADirectoryError: the folder is none.
-        ValueError: it holds no text to train on, or none to hold out.
+        NotADirectoryError: not a directory.
+        ValueError: no text to train on, or no text to hold out.
     """
     check.numbers("(0, 1)", eval_fraction=eval_fraction)
     texts = _standard_library() if folder is None else _files_below(Path(folder))
@@ -97,19 +97,19 @@ def text_to_ids(text: str, *, dtype: torch.dtype = torch.int64) -> Integer[Tenso
 
     Args:
         text: any string.
-        dtype: of the integers. A long text in torch.uint8 takes an eighth of the memory, and
+        dtype: of the integers. torch.uint8 takes an eighth of the memory for a long text, and
             `train` and `evaluate` widen only the windows that they read.
     """
     data = bytearray(text, "utf-8")
-    if not data:  # which frombuffer refuses
+    if not data:  # frombuffer raises on it
         return torch.empty(0, dtype=dtype)
     return torch.frombuffer(data, dtype=torch.uint8).to(dtype)
 
 
 def fingerprint(ids: Integer[Tensor, " l"]) -> str:
-    """Return the SHA-256 of a text's ids as int64, whatever integers they are kept in."""
+    """Return the SHA-256 of a text's ids as int64, so that their dtype makes no difference."""
     digest = hashlib.sha256()
-    for piece in ids.split(2**20):  # so that no more than 8 MiB are widened at a time
+    for piece in ids.split(2**20):  # widens at most 8 MiB at a time
         digest.update(piece.to("cpu", torch.int64).numpy().tobytes())
     return digest.hexdigest()
 
@@ -124,15 +124,28 @@ def ids_to_text(ids: Integer[Tensor, " l"]) -> str:
 
 
 def _files_below(folder: Path) -> Iterator[bytes]:
-    """The UTF-8 texts in a folder, in the order of their names, without those of hidden ones."""
+    """Yield the texts in a folder and below, sorted by path, without hidden files and folders."""
     if not folder.is_dir():
         raise NotADirectoryError(f"{folder} is not a directory")
-    for path in sorted(folder.rglob("*")):
-        parts = path.relative_to(folder).parts
-        if path.is_file() and not any(part.startswith(".") for part in parts):
-            text = path.read_bytes()
-            if text.strip() and _is_text(text):
-                yield text
+    paths = (path for path in folder.rglob("*") if path.is_file())
+    return _texts(p for p in paths if "/." not in f"/{p.relative_to(folder).as_posix()}")
+
+
+def _standard_library() -> Iterator[bytes]:
+    """Yield the topics of the manual, then the sources that every installation has."""
+    for topic in _topics():
+        yield topic.encode("utf-8")
+    library = Path(sysconfig.get_path("stdlib"))
+    paths = library.rglob("*.py")
+    yield from _texts(p for p in paths if not APART & {*p.relative_to(library).parts[:-1]})
+
+
+def _texts(paths: Iterable[Path]) -> Iterator[bytes]:
+    """Yield the files that are UTF-8 text and not blank, sorted by path."""
+    for path in sorted(paths):
+        text = path.read_bytes()
+        if text.strip() and _is_text(text):
+            yield text
 
 
 def _is_text(data):
@@ -142,31 +155,14 @@ def _is_text(data):
         return False
 
 
-def _standard_library() -> Iterator[bytes]:
-    """The topics of the manual, and the sources that come with every Python of this version."""
-    topics = _topics()
-    for name in sorted(topics):
-        yield topics[name].encode("utf-8")
-    library = Path(sysconfig.get_path("stdlib"))
-    for path in sorted(library.rglob("*.py")):
-        if not APART & set(path.relative_to(library).parts[:-1]):
-            text = path.read_bytes()
-            if text.strip() and _is_text(text):
-                yield text
-
-
-def _python_manual():
-    topics = _topics()
-    return "\n\n".join(topics[name] for name in sorted(topics))
-
-
 def _topics():
+    """Return the topics of Python's manual, sorted by name."""
     try:
-        return importlib.import_module("pydoc_data.topics").topics
+        topics = importlib.import_module("pydoc_data.topics").topics
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            "This Python comes without pydoc_data, the manual that serves as the corpus. Install "
-            "your distribution's full standard library (on Debian: libpython3-stdlib), or name "
-            "any UTF-8 file instead: read_text(path), --text FILE on the command line.",
+            "This Python lacks its manual, pydoc_data. Install the full standard library (Debian: "
+            "libpython3-stdlib), or name a UTF-8 file: read_text(path), --text FILE for commands.",
             name=error.name,
         ) from error
+    return [topics[name] for name in sorted(topics)]

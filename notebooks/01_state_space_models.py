@@ -59,16 +59,14 @@ from torch import einsum
 
 from cheems_ref import plotting
 from cheems_ref.convolution import short_convolution
+from cheems_ref.mamba import Mamba, selective_scan, selective_scan_parallel
 from cheems_ref.state_space import (
     S4D,
-    Mamba,
     discretize_bilinear,
     discretize_zoh,
     hippo_legs,
     legs_memory,
     legs_reconstruct,
-    selective_scan,
-    selective_scan_parallel,
     ssm_convolution,
     ssm_kernel,
     ssm_recurrent,

@@ -62,7 +62,7 @@ from torch.linalg import matrix_rank
 from cheems_ref import plotting, ssd, text
 from cheems_ref.kernels import kernel_status
 from cheems_ref.linear_attention import gated_linear_attention
-from cheems_ref.state_space import selective_scan
+from cheems_ref.mamba import selective_scan
 from cheems_ref.verify import check, check_gradients, must_differ
 
 torch.set_default_dtype(torch.float64)  # derivations first; float32 is for speed

@@ -153,5 +153,5 @@ def test_corpora_that_cannot_be_are_refused(tmp_path):
         read_corpus(tmp_path / "missing")
     with pytest.raises(ValueError, match="has 0 texts to train on and 0 to hold out"):
         read_corpus(tmp_path)
-    with pytest.raises(ValueError, match=r"held_out must be a number in \(0, 1\), got 1"):
+    with pytest.raises(ValueError, match=r"eval_fraction must be a number in \(0, 1\), got 1"):
         read_corpus(tmp_path, eval_fraction=1)
