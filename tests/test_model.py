@@ -277,8 +277,11 @@ def angles_are_made_once(m, case, n_widths):
     net = built(m, case)
     for real in (None, PADDING["left"]):
         _, cache = net(ids(2, 7), padding_mask=real)
-        for call in ((ids(2, 7), real, None), (ids(2, 1), None, cache)):
-            made = angles_made(partial(net._hidden_states, *call))
+        for call in (
+            dict(input_ids=ids(2, 7), padding_mask=real),
+            dict(input_ids=ids(2, 1), cache=cache),
+        ):
+            made = angles_made(partial(net.hidden_states, **call))
             assert made == n_widths, f"{made} tables of cosines, not {n_widths}"
 
 
