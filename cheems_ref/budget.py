@@ -188,14 +188,13 @@ def training_bytes(
     """Compute a lower bound on the memory for training with AdamW, in bytes per process.
 
     Every parameter is held four times: itself, its gradient, and the two moments of AdamW. Several
-    processes shard these. Each then also holds, unsharded and with gradients, the parameters
-    outside of the blocks and those of the block that runs. The logits and their gradient are
-    counted; other activations are not.
+    processes shard these. Each then also holds, unsharded and with gradients, the block that runs
+    and all parameters outside of the blocks. The logits and their gradient are counted; other
+    activations are not.
 
     Args:
         config: of the model.
-        tokens: read at a time by all processes together: those of a step, or of one micro-batch of
-            each process.
+        tokens: read at a time by all processes together, in a step or in one micro-batch each.
         dtype: of the model.
         processes: that share the parameters and the tokens.
     """

@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from cheems_ref import check
 from cheems_ref.attention import AttentionCache
@@ -45,7 +46,7 @@ class ModelCache(NamedTuple):
 
     def nbytes(self) -> int:
         """Count the bytes of all tensors in the cache."""
-        return _nbytes(self)
+        return sum(t.nbytes for t in tree_leaves(self) if isinstance(t, Tensor))
 
 
 class Block(nn.Module):
@@ -212,12 +213,6 @@ class CausalLM(nn.Module):
                 f"input_ids: {n_tokens} tokens in a row{new} need {needed} positions, "
                 f"but mask='gate' has max_positions = {n}"
             )
-
-
-def _nbytes(cache):
-    if isinstance(cache, Tensor):
-        return cache.nbytes
-    return sum(_nbytes(part) for part in cache) if isinstance(cache, tuple) else 0
 
 
 # --- generating text ------------------------------------------------------------------------------

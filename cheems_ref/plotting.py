@@ -6,7 +6,7 @@ the book is built, writes it to figures/. Line plots become SVG, which nbval com
 an image become PNG. The bytes are the same on every run. On slides, a figure grows in the stages
 given to `save(..., stages=...)`.
 
-The colours are those of Okabe and Ito (2008), in an order that also differs in lightness.
+The colours are from Okabe and Ito (2008), in an order that also differs in lightness.
 """
 
 import html
@@ -103,7 +103,7 @@ def lines(
     joined: bool = True,
     legend: str | None = "best",
 ) -> None:
-    """Draw curves over the same places, each with a colour and a dash of its own.
+    """Draw curves over the same places, each with a different colour and dash.
 
     A second call on the same axes continues with the next colour, and keeps the title, labels and
     scales that it does not set.
@@ -289,7 +289,8 @@ def save(fig: Figure, name: str, alt: str, *, stages: Sequence[Sequence[Artist]]
             raise ValueError(f"there is a figure {name} already")
         (Path(folder) / f"{name}.{'svg' if vector else 'png'}").write_bytes(data)
         if stages and not vector:  # the build cuts the picture into layers
-            (Path(folder) / f"{name}.stages").write_bytes(pickle.dumps((fig, stages)))
+            staged = fig, [list(artists) for artists in stages]
+            (Path(folder) / f"{name}.stages").write_bytes(pickle.dumps(staged))
     display(SVG(data) if vector else Image(data, alt=alt))
 
 

@@ -98,7 +98,7 @@ def pass_operators(
 
     The keys are the letters of the pattern, each with all its layers, their norms and residual
     sums, and "head": the last norm and the logits, in training with their cross-entropy. The lookup
-    of the embedding is left out. `fake_layer` says in which form each layer runs.
+    of the embedding is left out. The form of each layer is as in `fake_layer`.
 
     Args:
         config: of the model.

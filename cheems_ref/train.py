@@ -79,15 +79,10 @@ class TrainConfig:
     def __post_init__(self):
         object.__setattr__(self, "betas", tuple(self.betas))  # JSON has lists
         check.plain_numbers(self)
-        check.sizes(
-            steps=self.steps,
-            batch_size=self.batch_size,
-            seq_len=self.seq_len,
-            evaluate_every=self.evaluate_every,
-            checkpoint_every=self.checkpoint_every,
-            micro_batch_size=self.micro_batch_size,
-            decay_steps=self.decay_steps,
+        sizes = (
+            "steps batch_size seq_len evaluate_every checkpoint_every micro_batch_size decay_steps"
         )
+        check.sizes(**{name: getattr(self, name) for name in sizes.split()})
         check.numbers(
             "(0, inf)", learning_rate=self.learning_rate, max_grad_norm=self.max_grad_norm
         )

@@ -217,7 +217,7 @@ def rows_are_independent(
     """Check that no row of a batch changes another.
 
     Each row, read alone, must equal its row of the batch. The positions of row i are multiples of
-    i + 1. Arguments, result and errors are those of `is_causal`, with b ≥ 2.
+    i + 1. Arguments, result and errors as for `is_causal`, with b ≥ 2.
     """
     probe = _Probe("rows are independent", module, x, call, tol, rows=2)
     ids = probe.ids * torch.arange(1, len(probe.x) + 1, device=probe.ids.device)[:, None]
@@ -233,10 +233,10 @@ def pieces_equal_one_pass(
 ) -> float:
     """Check that several calls, each with the cache of the previous one, equal a single call.
 
-    Arguments, result and errors are those of `is_causal`, with l ≥ 5, and
+    Arguments, result and errors as for `is_causal`, with l ≥ 5, and
 
     Args:
-        cuts: the tokens at which a further call begins, ascending. By default we try two pieces,
+        cuts: the first token of each further call, ascending. By default we try two pieces,
             cut after each of the lengths that `is_causal` tries; pieces of 1, n - 1, n and n + 1
             tokens; and one token, two prompts, and two single tokens.
     """
@@ -267,7 +267,7 @@ def padding_changes_nothing(
     The first row stays whole. The others lose 1, 2 ... tokens, and in further calls n - 1, n and
     n + 1 tokens, or all but as many, n as in `is_causal`. The padding contains other tokens, and
     positions count real tokens. Calls that continue from a cache of padded rows are not tested.
-    Arguments, result and errors are those of `is_causal`, with b ≥ 2.
+    Arguments, result and errors as for `is_causal`, with b ≥ 2.
     """
     probe = _Probe("padding changes nothing", module, x, call, tol, rows=2, tokens=2)
     rows, length = probe.x.shape[:2]
@@ -291,7 +291,7 @@ def shift_changes_nothing(
 ) -> float:
     """Check that the output depends on differences of positions alone: all may be shifted.
 
-    Arguments, result and errors are those of `is_causal`, and
+    Arguments, result and errors as for `is_causal`, and
 
     Args:
         by: numbers to add to all positions.
