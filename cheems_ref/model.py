@@ -1,13 +1,13 @@
-"""A language model from a pattern string: every letter is one layer, in the order of the text.
+"""A language model from a pattern string: every letter is one layer, in this order.
 
     x ← embedding(ids)
     x ← x + layer(norm(x))        for every letter of the pattern
-    logits ← norm(x) Eᵀ           E the embedding itself, or a matrix of its own
+    logits ← norm(x) Eᵀ           E the embedding, or a separate matrix
 
-The norm is RMSNorm and there are no biases, except the step size's own. The letters and sizes are
-in `config`, the systems of the papers in `presets`. `stream` and `generate` continue a prompt:
-choose an id, append it, repeat. Notebook 07 takes all of it apart.
-Wrong ids, masks and caches raise ValueError naming argument, letters and numbers (check.py).
+The norm is RMSNorm. There are no biases, except for the step size. The letters and sizes are in
+`config`, the systems of the papers in `presets`. `stream` and `generate` continue a prompt: choose
+an id, append it, repeat. Notebook 07 takes the model apart.
+Invalid ids, masks and caches raise ValueError naming argument, letters and numbers (check.py).
 Source: WM §3.4, Tables 2 and 7; Ch §3.4; OTCE §3.3, Tables 1, 5, 6 and 8.
 """
 
@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from cheems_ref import check
 from cheems_ref.attention import AttentionCache
@@ -33,10 +34,10 @@ LayerCache = SSDCache | AttentionCache
 
 
 class ModelCache(NamedTuple):
-    """What a model remembers of the tokens so far: a value, never changed in place.
+    """The memory of all tokens so far: a value, never changed in place.
 
-    layers: of each letter of the pattern its cache, None where it keeps none; n_tokens (b,): real
-    tokens of each row so far, which is the position of its next token; pattern: that of the model.
+    layers: the cache of each letter of the pattern, None for layers without a cache. n_tokens (b,):
+    real tokens of each row so far, which is the position of its next token. pattern: of the model.
     """
 
     layers: tuple[LayerCache | None, ...]
@@ -45,7 +46,7 @@ class ModelCache(NamedTuple):
 
     def nbytes(self) -> int:
         """Count the bytes of all tensors in the cache."""
-        return _nbytes(self)
+        return sum(t.nbytes for t in tree_leaves(self) if isinstance(t, Tensor))
 
 
 class Block(nn.Module):
@@ -67,7 +68,7 @@ class Block(nn.Module):
         use_cache: bool = True,
         rotary: RotaryTable | None = None,
     ) -> tuple[Stream, LayerCache | None]:
-        """Add to x what the layer makes of it; None where it keeps no cache."""
+        """Add the layer's output to x; also return its cache, None for layers without a cache."""
         if self.letter not in SEQUENCE_MIXERS:
             return x + self.layer(self.norm(x)), None
         y, cache = self.layer(
@@ -94,7 +95,7 @@ class CausalLM(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Start the embedding, as its layers start by themselves."""
+        """Initialise the embedding; each layer initialises its own parameters."""
         nn.init.normal_(self.embedding.weight, std=0.02)
 
     def forward(
@@ -107,15 +108,15 @@ class CausalLM(nn.Module):
     ) -> tuple[Float[Tensor, "b l v"], ModelCache | None]:
         """Compute the logits of the token after each token.
 
-        A prompt, the rest of a prompt and a single token are the same call: hand in the cache of
-        the call before.
+        A prompt, the rest of a prompt and a single token are the same call: pass the cache of the
+        previous call.
 
         Args:
             input_ids: integers in [0, vocab_size).
-            padding_mask: True for real tokens; None for all. Padding may stand anywhere and
+            padding_mask: True for real tokens; None for all. Padding is allowed anywhere and
                 changes nothing for real tokens. Positions count real tokens.
-            cache: what an earlier call returned; None at the start.
-            use_cache: False to return no cache: None in its place.
+            cache: returned by the previous call; None at the start.
+            use_cache: False to return None in place of a cache.
 
         Returns:
             logits, undefined at padding, and the cache for the next call.
@@ -132,45 +133,14 @@ class CausalLM(nn.Module):
         padding_mask: PaddingMask | None = None,
         cache: ModelCache | None = None,
         use_cache: bool = True,
+        validate: bool = True,
     ) -> tuple[Stream, ModelCache | None]:
-        """Compute what the logits are read from; otherwise as `forward`."""
-        self.check(input_ids, padding_mask, cache)
-        return self._hidden_states(input_ids, padding_mask, cache, use_cache)
+        """Compute the last hidden states, before the logits; otherwise as `forward`.
 
-    def logits(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b v"]:
-        """Compute logits from hidden states."""
-        head = self.embedding if self.lm_head is None else self.lm_head
-        return F.linear(x, head.weight)
-
-    def check(
-        self,
-        input_ids: Int[Tensor, "..."],
-        padding_mask: Tensor | None = None,
-        cache: ModelCache | None = None,
-        *,
-        max_new_tokens: int = 1,
-    ) -> None:
-        """Raise the ValueError that `forward` would raise for these arguments, if any.
-
-        With max_new_tokens, also for those of the calls that write so many tokens after them. The
-        last new token is not read.
+        Without `validate` no argument is checked, and nothing waits for the device.
         """
-        check.token_ids(self.config.vocab_size, input_ids=input_ids)
-        b, length = input_ids.shape
-        check.padding_mask({"b": b, "l": length}, padding_mask)
-        if cache is not None:
-            check.shapes({"b": b}, **{"cache.n_tokens": (cache.n_tokens, "b")})
-            if cache.pattern != self.config.pattern:
-                raise ValueError(
-                    f"cache is that of a model with another pattern: {cache.pattern!r}, "
-                    f"this model's is {self.config.pattern!r}"
-                )
-        n_tokens = length if padding_mask is None else padding_mask.sum(1)
-        n_tokens = n_tokens if cache is None else n_tokens + cache.n_tokens
-        self._check_positions(n_tokens, max_new_tokens)
-
-    def _hidden_states(self, input_ids, padding_mask=None, cache=None, use_cache=True):
-        """`hidden_states` of what `check` has seen, or of ids that this model chose itself."""
+        if validate:
+            self.check(input_ids, padding_mask, cache)
         real = padding_mask
         if real is None:
             real = torch.ones_like(input_ids, dtype=torch.bool)
@@ -193,10 +163,42 @@ class CausalLM(nn.Module):
             cache = ModelCache(tuple(layers), before + real.sum(1), self.config.pattern)
         return self.norm(x), cache if use_cache else None
 
-    def _check_positions(self, n_tokens, max_new_tokens=1):
-        """Refuse more real tokens in a row than mask="gate" has positions for.
+    def logits(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b v"]:
+        """Compute logits from hidden states."""
+        head = self.embedding if self.lm_head is None else self.lm_head
+        return F.linear(x, head.weight)
 
-        n_tokens is a number, or one for each row, at which nothing looks while torch compiles.
+    def check(
+        self,
+        input_ids: Int[Tensor, "..."],
+        padding_mask: Tensor | None = None,
+        cache: ModelCache | None = None,
+        *,
+        max_new_tokens: int = 1,
+    ) -> None:
+        """Raise ValueError if `forward` would for these arguments.
+
+        With max_new_tokens, also if one of the calls that generate so many tokens would. The model
+        does not read the last new token.
+        """
+        check.token_ids(self.config.vocab_size, input_ids=input_ids)
+        b, length = input_ids.shape
+        check.padding_mask({"b": b, "l": length}, padding_mask)
+        if cache is not None:
+            check.shapes({"b": b}, **{"cache.n_tokens": (cache.n_tokens, "b")})
+            if cache.pattern != self.config.pattern:
+                raise ValueError(
+                    f"cache is of a model with another pattern: {cache.pattern!r}, "
+                    f"this model's is {self.config.pattern!r}"
+                )
+        n_tokens = length if padding_mask is None else padding_mask.sum(1)
+        n_tokens = n_tokens if cache is None else n_tokens + cache.n_tokens
+        self._check_positions(n_tokens, max_new_tokens)
+
+    def _check_positions(self, n_tokens, max_new_tokens=1):
+        """Reject more real tokens in a row than mask="gate" has positions for.
+
+        n_tokens is a number, or a tensor with one per row, which is not read while torch compiles.
         """
         n = self.config.max_positions
         if self.config.mask != "gate" or "I" not in self.config.pattern or max_new_tokens < 1:
@@ -213,21 +215,15 @@ class CausalLM(nn.Module):
             )
 
 
-def _nbytes(cache):
-    if isinstance(cache, Tensor):
-        return cache.nbytes
-    return sum(_nbytes(part) for part in cache) if isinstance(cache, tuple) else 0
-
-
 # --- generating text ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the next id is chosen.
+    """Sampling options for the next id.
 
     Args:
-        temperature: ≥ 0; logits are divided by it, and 0 is greedy: the first of the largest.
+        temperature: ≥ 0; logits are divided by it. 0 is greedy: the first of the largest.
         top_k: keep the k most probable ids; None for all.
         top_p: of those, keep the smallest set of most probable ids whose probabilities sum to at
             least p, in (0, 1]; None for all.
@@ -257,7 +253,7 @@ def sample(logits: Float[Tensor, "b v"], sampling: Sampling = DEFAULT) -> Int[Te
     if sampling.temperature == 0:
         return logits.argmax(dim=-1)
     wide = torch.promote_types(logits.dtype, torch.float32)
-    # Only differences of logits count. With the largest at 0 no temperature makes them overflow.
+    # Only differences of logits matter. With the largest at 0, no temperature makes them overflow.
     ordered, ids = logits.to(wide).sort(dim=-1, descending=True, stable=True)
     ordered = (ordered - ordered[:, :1]) / max(sampling.temperature, torch.finfo(wide).tiny)
     ordered = ordered.softmax(dim=-1)
@@ -283,27 +279,27 @@ def stream(
 ) -> Iterator[Int[Tensor, " b"]]:
     """Continue a prompt, yielding each new id (b,) as soon as it is chosen.
 
-    What is wrong is refused at the call, before anything is yielded.
+    Invalid arguments raise at the call, before the first id is yielded.
 
     Args:
         model: in any dtype, on any device.
         prompt: at least one real token in every row.
         max_new_tokens: ≥ 0.
         sampling: how each id is chosen.
-        padding_mask: True for real tokens: prompts of different lengths, padded on either side;
+        padding_mask: True for real tokens, for prompts of different lengths padded on either side;
             None for all.
-        eos_id: a row that has written it goes on writing it, and when all have, writing ends.
+        eos_id: ends a row, which then repeats it; generation stops when all rows have ended.
     """
     if max_new_tokens < 0:
         raise ValueError(f"max_new_tokens must be at least 0, got {max_new_tokens}")
     model.check(prompt, padding_mask, max_new_tokens=max_new_tokens)
     if prompt.shape[1] == 0 or (padding_mask is not None and not padding_mask.any(dim=1).all()):
-        raise ValueError("every row of the prompt needs at least one real token to go on from")
+        raise ValueError("every row of the prompt needs at least one real token")
     return _stream(model, prompt, max_new_tokens, sampling, padding_mask, eos_id)
 
 
 def _stream(model, prompt, max_new_tokens, sampling, padding_mask, eos_id):
-    """`stream` of what is right."""
+    """`stream`, unchecked."""
     if padding_mask is None:
         last = torch.full(prompt.shape[:1], prompt.shape[1] - 1, device=prompt.device)
     else:
@@ -313,12 +309,14 @@ def _stream(model, prompt, max_new_tokens, sampling, padding_mask, eos_id):
     tokens, cache = prompt, None
     for _ in range(max_new_tokens):
         with torch.inference_mode():
-            x, cache = model._hidden_states(tokens, padding_mask, cache)
+            x, cache = model.hidden_states(
+                tokens, padding_mask=padding_mask, cache=cache, validate=False
+            )
             ids = sample(model.logits(x[rows, last]), sampling)
             if eos_id is not None:
                 ids = ids.masked_fill(done, eos_id)
                 done = done | (ids == eos_id)
-        yield ids.clone()  # which, outside of inference mode, autograd may use
+        yield ids.clone()  # outside of inference mode, so autograd may use it
         if eos_id is not None and bool(done.all()):
             return
         tokens, padding_mask, last = ids[:, None], None, torch.zeros_like(last)

@@ -1,20 +1,19 @@
 """One quiet figure style for all notebooks: large type, few lines, colours that everyone can tell.
 
-`figure` makes axes; `lines` draws curves, and `level` and `band` go with them; `heatmap` draws a
-matrix, `heatmaps` a row of them under one scale; `save` shows the figure in the notebook and, while
-the book is built, writes it to figures/. Line plots become SVG, which nbval compares; figures that
-hold an image become PNG. The bytes are the same on every run. A figure that is to grow on slides
-says so in `save(..., stages=...)`.
+`figure` makes axes. `lines` draws curves, with `level` and `band` beside them. `heatmap` draws a
+matrix, and `heatmaps` several with one scale. `save` shows the figure in the notebook and, while
+the book is built, writes it to figures/. Line plots become SVG, which nbval compares; figures with
+an image become PNG. The bytes are the same on every run. On slides, a figure grows in the stages
+given to `save(..., stages=...)`.
 
-The colours are those of Okabe and Ito (2008), in an order that also differs in lightness.
+The colours are from Okabe and Ito (2008), in an order that also differs in lightness.
 """
 
 import html
 import io
 import os
-from base64 import b64encode
+import pickle
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -27,8 +26,6 @@ try:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
-    from PIL import Image as Picture
-    from PIL import ImageChops
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
         f"Figures need matplotlib and IPython, and there is no {error.name}: install them with "
@@ -67,8 +64,8 @@ STYLE = {
     "svg.hashsalt": "cheems_ref",  # else the ids in an SVG are random
 }
 
-# The folder that `save` writes to, where this variable names one: only the build sets it, so a
-# reader's run changes no file.
+# Environment variable with the folder that `save` writes to. Only the build sets it, so a reader's
+# run changes no file.
 FIGURES = "CHEEMS_FIGURES"
 
 
@@ -84,7 +81,7 @@ def figure(
     Returns:
         The figure and its axes, as `Figure.subplots` returns them.
     """
-    matplotlib.rcParams.update(STYLE)  # titles and legends take it when they are made, so for good
+    matplotlib.rcParams.update(STYLE)  # for good: titles and legends read it when they are made
     fig = Figure(figsize=size or (min(5.0 * columns, 12.0), 3.6 * rows), layout="constrained")
     return fig, fig.subplots(rows, columns)
 
@@ -106,25 +103,25 @@ def lines(
     joined: bool = True,
     legend: str | None = "best",
 ) -> None:
-    """Draw curves over the same places, each with a colour and a dash of its own.
+    """Draw curves over the same places, each with a different colour and dash.
 
-    Called again on the same axes, it goes on with the colours where it stopped, and leaves the
-    axes as they are where it is told nothing new.
+    A second call on the same axes continues with the next colour, and keeps the title, labels and
+    scales that it does not set.
 
     Args:
         ax: where to draw.
         x: the places, as many as each curve has values.
         curves: name: values; a name that begins with "_" stays out of the legend.
-        title, xlabel, ylabel: what is drawn, and what along each axis, with its unit.
+        title, xlabel, ylabel: of the axes, with units.
         xscale, yscale: "log" for a logarithmic axis.
-        xlim, ylim: the two ends of an axis.
+        xlim, ylim: (low, high).
         xticks: place: label; None for matplotlib's own.
-        marker: matplotlib's sign for the points, such as "o".
-        joined: whether a line joins the points; without one, `marker` is "o" where none is given.
-        legend: matplotlib's name of the place; "right" for beside the axes, None for no legend.
+        marker: of matplotlib, such as "o".
+        joined: whether a line joins the points. Without a line, `marker` is "o" by default.
+        legend: location, as in matplotlib; "right" for beside the axes, None for no legend.
 
     Raises:
-        ValueError: a curve has not as many values as there are places.
+        ValueError: a curve does not have one value per place.
     """
     group = f"curves-{ax.figure.axes.index(ax)}"  # in the SVG, where names are unique
     drawn = sum((line.get_gid() or "").startswith(group) for line in ax.lines)
@@ -182,14 +179,14 @@ def heatmap(
     Args:
         ax: where to draw.
         matrix: (rows, columns).
-        title, xlabel, ylabel: what the matrix is, and what its columns and its rows are.
+        title, xlabel, ylabel: of the matrix, its columns and its rows.
         xticks, yticks: one label per column, per row; None for their numbers.
         signed: True for blue (negative) – white – red (positive); False for white – blue from 0.
-        limit: the value at the end of the colours; None for the largest |entry|. Where an entry
-            lies beyond, the end of the scale is an arrow.
+        limit: the value of the last colour; None for the largest |entry|. If an entry exceeds it,
+            the scale ends in an arrow.
         colorbar: whether to draw the scale.
         unit: words beside the scale; without any, a signed one says which colour is positive.
-        numbers: a format such as ".0%" in which every entry is written into its field.
+        numbers: a format such as ".0%" to write every entry into its field.
 
     Raises:
         ValueError: the matrix does not have two axes, is empty, or holds infinity.
@@ -252,12 +249,12 @@ def _as_numbers(matrix):
     if values.ndim != 2 or not values.size:
         raise ValueError(f"a heat map draws a matrix, got shape {values.shape}")
     if np.isinf(values).any():
-        raise ValueError("a heat map has no colour for infinity; use NaN for what is not there")
+        raise ValueError("a heat map has no colour for infinity; use NaN for missing entries")
     return values
 
 
 def _scale(picture, axes, unit, values):
-    """The colour scale; its end is an arrow where some value lies beyond."""
+    """Draw the colour scale, which ends in an arrow if a value exceeds it."""
     low, high, slack = picture.norm.vmin, picture.norm.vmax, 1e-9 * picture.norm.vmax
     beyond = np.nanmin(values) < low - slack, np.nanmax(values) > high + slack
     ends = {(False, False): "neither", (True, False): "min", (False, True): "max"}
@@ -273,42 +270,41 @@ def save(fig: Figure, name: str, alt: str, *, stages: Sequence[Sequence[Artist]]
     Args:
         fig: made by `figure`.
         name: file name without ending, beginning with the notebook's number: "03_masks".
-        alt: one or two sentences that say what there is to see, for those who cannot see it.
-        stages: what slides let appear one after the other: the artists (curves, words, axes) that
-            each stage adds. What no stage names is there from the start. The figure is the same.
+        alt: one or two sentences that describe the figure to readers who cannot see it.
+        stages: for slides, where the figure grows: the artists (curves, words, axes) that each
+            stage adds. All other artists are there from the start. The figure is the same.
 
     Raises:
         ValueError: no alt text, a name with an ending or a folder, a name that this run of the
-            build has used already, or a stage that adds nothing to be seen.
+            build has already used, or a stage that adds nothing visible to a line plot.
     """
     if not alt.strip():
         raise ValueError(f"figure {name} needs an alt text")
     if Path(name).name != name or "." in name:
         raise ValueError(f"a figure's name is a bare word such as 03_masks, got {name!r}")
     vector = not any(ax.images for ax in fig.axes)
-    if vector:  # a group of the SVG for each artist, with the stage in its id
-        for number, artists in enumerate(stages, start=1):
-            for place, artist in enumerate(artists):
-                artist.set_gid(f"stage-{number}-{place}")
-    data = _svg(fig, alt) if vector else _png(fig)
-    for number in range(1, len(stages) + 1) if vector else ():
-        if f'id="stage-{number}-'.encode() not in data:
-            raise ValueError(f"figure {name}: stage {number} adds nothing to be seen")
+    data = _svg(fig, alt, name, stages) if vector else _png(fig)
     if folder := os.environ.get(FIGURES):
         if any(Path(folder).glob(f"{name}.*")):
             raise ValueError(f"there is a figure {name} already")
         (Path(folder) / f"{name}.{'svg' if vector else 'png'}").write_bytes(data)
-    if vector:
-        display(SVG(data))
-    else:
-        metadata = {"stages": _layers(fig, stages, name)} if stages else None
-        display(Image(data, alt=alt, metadata=metadata))
+        if stages and not vector:  # the build cuts the picture into layers
+            staged = fig, [list(artists) for artists in stages]
+            (Path(folder) / f"{name}.stages").write_bytes(pickle.dumps(staged))
+    display(SVG(data) if vector else Image(data, alt=alt))
 
 
-def _svg(fig, alt):
+def _svg(fig, alt, name, stages):
+    """The figure as SVG, with a group for each artist of a stage."""
+    for number, artists in enumerate(stages, start=1):
+        for place, artist in enumerate(artists):
+            artist.set_gid(f"stage-{number}-{place}")
     buffer = io.StringIO()
     fig.savefig(buffer, format="svg", metadata={"Date": None})
     svg = buffer.getvalue()
+    for number in range(1, len(stages) + 1):
+        if f'id="stage-{number}-' not in svg:
+            raise ValueError(f"figure {name}: stage {number} adds nothing to be seen")
     return svg.replace("<svg ", f'<svg role="img" aria-label="{html.escape(alt)}" ', 1).encode()
 
 
@@ -316,35 +312,3 @@ def _png(fig):
     buffer = io.BytesIO()
     fig.savefig(buffer, format="png")
     return buffer.getvalue()
-
-
-def _layers(fig, stages, name):
-    """The figure without its stages, then for each stage the part of the picture that it changes.
-
-    Laid over one another they are the figure. `box` is left, top, width and height of a part, as
-    shares of the figure. The layout is kept, and the figure is left as it was.
-    """
-    fig.set_layout_engine("none")
-    artists = [artist for stage in stages for artist in stage]
-    for artist in artists:
-        artist.set_visible(False)
-    pictures = [Picture.open(io.BytesIO(_png(fig))).convert("RGB")]
-    for stage in stages:
-        for artist in stage:
-            artist.set_visible(True)
-        pictures.append(Picture.open(io.BytesIO(_png(fig))).convert("RGB"))
-    layers = [(pictures[0], (0, 0, *pictures[0].size))]
-    for number, (before, after) in enumerate(pairwise(pictures), start=1):
-        changed = ImageChops.difference(before, after).getbbox()
-        if changed is None:
-            raise ValueError(f"figure {name}: stage {number} adds nothing to be seen")
-        layers.append((after.crop(changed), changed))
-    wide, high = pictures[0].size
-    stored = []
-    for picture, (left, top, right, bottom) in layers:
-        buffer = io.BytesIO()
-        picture.save(buffer, format="png")
-        box = (left / wide, top / high, (right - left) / wide, (bottom - top) / high)
-        png = b64encode(buffer.getvalue()).decode()
-        stored.append({"png": png, "box": [round(share, 5) for share in box]})
-    return stored

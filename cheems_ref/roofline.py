@@ -1,37 +1,41 @@
-"""How long a pass may take: each of its operators, with what it computes and what it moves.
+"""How long a pass may take: every operator that torch calls, what it computes and what it moves.
 
-An operator of torch reads its tensors from memory and writes its result back. On a machine with two
-rates, operations of matrix products per second and bytes per second, it is put down with the larger
-of its two times, the *roofline*, and with the time that it takes to be called. The sum over all
-operators of a pass, which torch runs one after another, is what this room predicts. It is no bound:
-what stands in a cache moves faster. Notebook 10 compares it with measurements.
+An operator reads its tensors from memory and writes its result back. On a machine with two rates,
+operations of matrix products per second and bytes per second, we predict the larger of its two
+times, the *roofline*, plus the time of a call. Torch runs one operator after another, so the
+prediction for a pass is the sum over its operators. It is not a bound: a tensor that is still in
+the processor's cache moves faster than one in memory. Notebook 10 compares it with measurements.
 
-The operators are not written down: a layer is run, on tensors that have shapes and no contents, and
-torch's dispatcher says what it calls. Counted are whole tensors, once for each call that reads or
-writes them; of tables the rows that are asked for; of fused attention, as on a CPU, the causal
-pairs, or all of them if it is given a mask. What a cache keeps is not known here. Wrong sizes and
-rates raise ValueError naming argument and number (check.py).
+No list of operators is written by hand. `fake_layer` runs a layer on tensors that have shapes but
+no contents, and torch's dispatcher reports each call to a `Recorder`. A call counts each whole
+tensor that it reads or writes once. Lookups count the rows they read. Fused attention counts the
+causal pairs, as the CPU kernel computes them, and all pairs if it has a mask.
+
+Invalid sizes and rates raise ValueError naming argument and number (check.py).
 Source: Williams, Waterman and Patterson, Roofline (2009).
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.func import functional_call
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from cheems_ref import check
-from cheems_ref.budget import without_contents
-from cheems_ref.config import ModelConfig
+from cheems_ref.config import LAYERS, SEQUENCE_MIXERS, ModelConfig, make_layer
+from cheems_ref.rope import RotaryTable
 
 
 class Operator(NamedTuple):
-    """One call of torch: operations of its matrix products, bytes that it reads and writes."""
+    """One call of torch: operations of its matrix products, bytes read and written."""
 
     name: str
     flops: int
@@ -40,12 +44,12 @@ class Operator(NamedTuple):
 
 @dataclass(frozen=True)
 class Machine:
-    """What a machine can do.
+    """The rates of a machine.
 
     Args:
-        flops: operations of a large matrix product per second.
+        flops: operations per second of a large matrix product.
         bandwidth: bytes per second, read and written, of an operator that computes little.
-        launch: seconds that a call takes whatever it is given.
+        launch: seconds per call, whatever its size.
     """
 
     flops: float
@@ -53,12 +57,12 @@ class Machine:
     launch: float = 0.0
 
     def __post_init__(self) -> None:
-        """Refuse what no machine has."""
+        """Validate the rates."""
         check.numbers("(0, inf)", flops=self.flops, bandwidth=self.bandwidth)
         check.numbers("[0, inf)", launch=self.launch)
 
     def seconds(self, operators: Iterable[Operator]) -> float:
-        """Predict how long operators take, one after another."""
+        """Predict the time of operators that run one after another."""
         return math.fsum(
             self.launch + max(one.flops / self.flops, one.moved / self.bandwidth)
             for one in operators
@@ -66,7 +70,7 @@ class Machine:
 
 
 class Recorder(TorchDispatchMode):
-    """Keep the operators that are called within it, but for those that only look: views, shapes."""
+    """Record the operators called in its context, except views and queries of shapes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -85,44 +89,116 @@ def pass_operators(
     config: ModelConfig,
     length: int,
     *,
+    context: int = 0,
     batch: int = 1,
     dtype: torch.dtype = torch.float32,
     training: bool = False,
 ) -> dict[str, list[Operator]]:
-    """List the operators of a forward pass, or of one and its backward pass.
+    """List the operators of a forward pass, or of a forward and a backward pass.
 
-    By part: each letter of the pattern, with all its layers, their norms and the sums behind them;
-    and "head", the last norm and the logits, in training with their cross-entropy. What looks up
-    the embedding is left out. As in `budget.activation_bytes`, S runs in chunks, attention is
-    fused, and routed experts have equal loads.
+    The keys are the letters of the pattern, each with all its layers, their norms and residual
+    sums, and "head": the last norm and the logits, in training with their cross-entropy. The lookup
+    of the embedding is left out. The form of each layer is as in `fake_layer`.
 
     Args:
         config: of the model.
         length: l, tokens in each row.
+        context: tokens in the cache.
         batch: rows.
         dtype: of the model.
         training: with the backward pass.
     """
     check.sizes(length=length, batch=batch)
+    check.numbers("[0, inf)", context=context)
     check.floating(dtype=dtype)
     called = {}
     for part in [*dict.fromkeys(config.pattern), "head"]:
-        run, leaves = without_contents(part, config, (batch, length), dtype)
+        fake = fake_layer(part, config, (batch, length), dtype, context=context)
         with torch.set_grad_enabled(training), Recorder() as recorder:
-            y = run()
+            y = fake.run()
             if training:
                 with y.fake_mode if isinstance(y, FakeTensor) else torch.device("meta"):
-                    torch.autograd.grad(y, leaves, torch.empty_like(y))
+                    torch.autograd.grad(y, [fake.x, *fake.parameters], torch.empty_like(y))
         called[part] = max(1, config.pattern.count(part)) * recorder.operators
     return called
 
 
-# What is not read, or not as a whole, by the names of torch's operators.
+class FakeLayer(NamedTuple):
+    """One layer and its norm, on tensors that have shapes but no contents.
+
+    run: computes x + layer(norm(x)), or the "head"; x: its input; parameters: of norm and layer;
+    angles: the cosines and sines that `run` has made, as in `RotaryTable.made`.
+    """
+
+    run: Callable[[], Tensor]
+    x: Tensor
+    parameters: list[Tensor]
+    angles: dict[tuple, tuple[Tensor, Tensor]]
+
+
+def fake_layer(
+    part: str, config: ModelConfig, shape: tuple[int, int], dtype: torch.dtype, *, context: int = 0
+) -> FakeLayer:
+    """Make one layer with its norm out of tensors that take no memory.
+
+    The layer runs as on a CPU. S runs in chunks, except on a single token. Attention is fused,
+    unless a dynamic mask needs a gradient. Routed experts have equal loads.
+
+    Args:
+        part: a letter, or "head": the last norm and the logits, and the cross-entropy where
+            gradients are recorded.
+        config: of the model.
+        shape: rows and tokens.
+        dtype: of the model.
+        context: tokens in the layer's cache.
+    """
+    check.choice((*LAYERS, "head"), part=part)
+    c, mixes_tokens = config, part in SEQUENCE_MIXERS
+    with torch.device("meta"):
+        norm = nn.RMSNorm(c.d_model)
+        is_head = part == "head"
+        layer = nn.Linear(c.d_model, c.vocab_size, bias=False) if is_head else make_layer(part, c)
+    # Attention is fused on fake tensors, which claim to be on a CPU, but not on the meta device.
+    # Routed experts read their loads, which fake tensors refuse and the meta device splits evenly.
+    mode = torch.device("meta") if part in "RHCX" else FakeTensorMode()
+    with mode:
+        x = torch.empty(*shape, c.d_model, dtype=dtype, requires_grad=True)
+        zeros = torch.zeros(shape, dtype=torch.int64)
+        of_norm, of_layer = (
+            {name: torch.empty(p.shape, dtype=dtype, requires_grad=True) for name, p in named}
+            for named in (norm.named_parameters(), layer.named_parameters())
+        )
+        rotary, cache = RotaryTable(zeros), None
+        if context and mixes_tokens:
+            before = torch.empty(shape[0], context, c.d_model, dtype=dtype)
+            with torch.no_grad():
+                _, cache = functional_call(
+                    layer, of_layer, (before, zeros.new_zeros(before.shape[:2]))
+                )
+
+    def run():
+        with mode:
+            normed = functional_call(norm, of_norm, x)
+            if mixes_tokens:
+                given = dict(cache=cache, rotary=rotary)
+                return x + functional_call(layer, of_layer, (normed, zeros), given)[0]
+            y = functional_call(layer, of_layer, normed)
+            if not is_head:
+                return x + y
+            if not torch.is_grad_enabled():
+                return y
+            wide = torch.promote_types(dtype, torch.float32)
+            return F.cross_entropy(y.flatten(0, 1).to(wide), zeros.flatten())
+
+    return FakeLayer(run, x, [*of_norm.values(), *of_layer.values()], rotary.made)
+
+
+# Operators that do not read all of their tensors, by torch's names.
 OVERWRITERS = {"copy_", "fill_", "zero_"}
 MAKERS = {"arange", "full", "ones", "zeros", "scalar_tensor"}
-GATHERS = {"embedding", "gather", "index", "index_select"}  # as much as they write
-SCATTERS = {"index_add", "index_copy", "index_put", "scatter", "scatter_add"}  # their last argument
-BAGS = {  # a row for each index: the places of the table, or of gradients by row, and of indices
+GATHERS = {"embedding", "gather", "index", "index_select"}  # read as much as they write
+SCATTERS = {"index_add", "index_copy", "index_put", "scatter", "scatter_add"}  # last argument
+BAGS = {  # read a row per index: positions of the table (or gradients by row) and of the indices
     "neurons": (1, 2),
     "_embedding_bag": (0, 1),
     "_embedding_bag_backward": (0, 1),
@@ -130,10 +206,11 @@ BAGS = {  # a row for each index: the places of the table, or of gradients by ro
     "_embedding_bag_dense_backward": (0, 1),
     "_embedding_bag_per_sample_weights_backward": (1, 2),
 }
+FUSED_ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"  # and its backward pass
 
 
 class _Call:
-    """One call of an operator: its tensors, and what they say about it."""
+    """One call of an operator: the tensors it reads and writes."""
 
     def __init__(self, function, args, kwargs, result):
         self.function, self.args, self.kwargs, self.result = function, args, kwargs, result
@@ -147,13 +224,13 @@ class _Call:
         self.written = _tensors(result) or _tensors([given.get(name) for name in changed])
 
     def is_view(self):
-        """Whether it returns memory that it was given, unwritten, or that nobody has filled."""
+        """Whether the result is an argument's memory, unchanged, or memory not yet filled."""
         kinds = [r.alias_info for r in self.function._schema.returns]
         shares = any(alias is not None and not alias.is_write for alias in kinds)
         return shares or self.name in ("_unsafe_view", "detach", "alias") or "empty" in self.name
 
     def counts(self):
-        """Operations and bytes."""
+        """Return operations and bytes."""
         name, written = self.name, sum(map(_size, self.written))
         if name in BAGS:
             table, indices = (self.args[place] for place in BAGS[name])
@@ -173,13 +250,13 @@ class _Call:
         return self.flops(), sum(map(_size, self.read)) + written
 
     def flops(self):
-        if self.name.startswith("_scaled_dot_product_flash_attention_for_cpu"):
+        if self.name.startswith(FUSED_ATTENTION):
             return self.attention_flops()
         count = flop_registry.get(self.function.overloadpacket)
         return int(count(*self.args, **self.kwargs, out_val=self.result)) if count else 0
 
     def attention_flops(self):
-        """Fused attention: two products forward, five backward; of causal pairs if it is told."""
+        """Fused attention: two products forward, five backward; causal pairs if is_causal."""
         b, h, l, p = self.given["query"].shape
         s = self.given["key"].shape[2]
         own = min(l, s)
@@ -193,6 +270,6 @@ def _tensors(tree):
 
 
 def _size(t):
-    """Bytes; of what is repeated along an axis, once."""
+    """Bytes in memory: an expanded axis (stride 0) counts once."""
     entries = math.prod(n for n, step in zip(t.shape, t.stride(), strict=True) if step)
     return entries * t.element_size()

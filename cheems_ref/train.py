@@ -1,10 +1,10 @@
 """Training a language model on a text: the plain loop.
 
-    window of bytes → logits → cross-entropy → gradient, clipped → AdamW at learning_rate(step)
+    window of bytes → logits → cross-entropy → clipped gradient → AdamW at learning_rate(step)
 
 `cheems_lab.training` runs the same loop with checkpoints and over several processes.
 
-Wrong settings and texts raise ValueError or TypeError naming argument and numbers (check.py).
+Invalid settings and texts raise ValueError or TypeError naming argument and numbers (check.py).
 Notebook 07 trains with it; `cheems train --help` does from the command line.
 Source: WM App. C.2 (AdamW, warm-up, cosine).
 """
@@ -32,29 +32,29 @@ Text = Integer[Tensor, " l"]
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """How a model is trained. The defaults are the papers' where they give one.
+    """Settings of a training run. The defaults are from the papers, if they state them.
 
     Args:
-        steps: number of updates.
-        batch_size: windows per update.
+        steps: number of optimiser steps.
+        batch_size: windows per step.
         seq_len: tokens per window.
         learning_rate: the largest. The papers take 2e-4 for 320 million parameters and more; a
-            model of a million takes, and needs, ten times that.
-        min_lr_ratio: last learning rate as a share of the largest (2e-5 of 2e-4).
-        warmup: share of the steps in which it rises linearly; then it falls as a cosine.
+            model of a million needs ten times as much.
+        min_lr_ratio: last learning rate as a fraction of the largest (2e-5 of 2e-4).
+        warmup: fraction of the steps with a linear increase; then the rate falls as a cosine.
         betas, weight_decay: of AdamW. Decay is for matrices and tables, not for vectors (norms,
             step sizes, decay rates).
         max_grad_norm: largest norm of all gradients together.
-        eval_fraction: share of the text, at its end, that is never trained on.
+        eval_fraction: fraction of the text, at its end, that is never trained on.
         seed: of the windows.
         precision: "float32"; "bfloat16" for autocast; "auto" for bfloat16 on a GPU that has it.
         evaluate_every: steps between two evaluations on the held-out text.
         checkpoint_every: steps between two checkpoints.
-        micro_batch_size: windows that a process reads at a time; an update adds up the
-            gradients of all its micro-batches. None for all at once.
-        decay_steps: updates over which the learning rate rises and falls; after them it stays where
-            it ends. None for all of the steps. A run that is to go on for more steps than it was
-            made for keeps its schedule: TrainConfig(steps=2000, decay_steps=1000).
+        micro_batch_size: windows that a process reads at a time; a step adds up the gradients of
+            all its micro-batches. None for all at once.
+        decay_steps: steps of the schedule; after them the learning rate keeps its last value. None
+            for all steps. To extend a run of 1,000 steps without changing its schedule, use
+            TrainConfig(steps=2000, decay_steps=1000).
 
     Source: WM App. C.2; Ch §4.1, which takes betas (0.9, 0.98).
     """
@@ -79,15 +79,10 @@ class TrainConfig:
     def __post_init__(self):
         object.__setattr__(self, "betas", tuple(self.betas))  # JSON has lists
         check.plain_numbers(self)
-        check.sizes(
-            steps=self.steps,
-            batch_size=self.batch_size,
-            seq_len=self.seq_len,
-            evaluate_every=self.evaluate_every,
-            checkpoint_every=self.checkpoint_every,
-            micro_batch_size=self.micro_batch_size,
-            decay_steps=self.decay_steps,
+        sizes = (
+            "steps batch_size seq_len evaluate_every checkpoint_every micro_batch_size decay_steps"
         )
+        check.sizes(**{name: getattr(self, name) for name in sizes.split()})
         check.numbers(
             "(0, inf)", learning_rate=self.learning_rate, max_grad_norm=self.max_grad_norm
         )
@@ -105,11 +100,11 @@ class TrainConfig:
 
 
 def learning_rate(step: int, config: TrainConfig) -> float:
-    """Compute the learning rate of an update, counted from 0: linear warm-up, then a cosine.
+    """Compute the learning rate of a step, counted from 0: linear warm-up, then a cosine.
 
-    It is learning_rate · (step + 1) / w during the first w = warmup · decay_steps updates (rounded
-    up), then falls to min_lr_ratio · learning_rate in update number decay_steps, where two or more
-    are left. Later updates keep that last rate.
+    It is learning_rate · (step + 1) / w during the first w = warmup · decay_steps steps (rounded
+    up), then falls to min_lr_ratio · learning_rate in step number decay_steps, if two or more are
+    left. Later steps keep this last rate.
 
     Source: WM App. C.2.
     """
@@ -124,7 +119,7 @@ def learning_rate(step: int, config: TrainConfig) -> float:
 
 
 def make_optimizer(model: torch.nn.Module, config: TrainConfig) -> torch.optim.AdamW:
-    """Return AdamW for a model, with weight decay on what has two axes or more."""
+    """Return AdamW for a model, with weight decay on parameters of two or more axes."""
     matrices = [parameter for parameter in model.parameters() if parameter.ndim >= 2]
     vectors = [parameter for parameter in model.parameters() if parameter.ndim < 2]
     return torch.optim.AdamW(
@@ -138,7 +133,7 @@ def make_optimizer(model: torch.nn.Module, config: TrainConfig) -> torch.optim.A
 
 
 def split_text(ids: Text, eval_fraction: float) -> tuple[Tensor, Tensor]:
-    """Split a text into what is trained on and the last part, which is held out."""
+    """Split a text into the training part and the held-out part at its end."""
     n = len(ids) - math.ceil(eval_fraction * len(ids))
     return ids[:n], ids[n:]
 
@@ -154,7 +149,7 @@ def random_windows(
 
 
 def n_micro_batches(config: TrainConfig, processes: int = 1) -> int:
-    """Count the micro-batches in which each process reads its windows of an update."""
+    """Count the micro-batches that each process reads per step."""
     windows = math.ceil(config.batch_size / processes)
     return math.ceil(windows / (config.micro_batch_size or windows))
 
@@ -171,9 +166,8 @@ def evaluate(
 ) -> float:
     """Compute the mean cross-entropy per token of a text, in nats.
 
-    The text is cut into windows, each read from its own start; every token but the first of the
-    text is predicted once: -mean log p(token | those of its window before it, and the last one of
-    the window before).
+    The text is cut into windows that overlap by one token. Every token but the first of the text is
+    predicted once, from the earlier tokens of its window.
 
     Args:
         model: on any device.
@@ -198,8 +192,8 @@ def evaluate(
 class Run:
     """A training run: the model, the state of the training, and the losses so far.
 
-    losses holds the loss of every step, evaluations pairs (steps done, held-out loss), both in nats
-    per token. With several processes, rank is this one's number among world_size.
+    losses contains the loss of every step, evaluations pairs (steps done, held-out loss), both in
+    nats per token.
     """
 
     model: CausalLM
@@ -230,8 +224,16 @@ class Run:
 def start(
     model: CausalLM, ids: Text, config: TrainConfig, *, rank: int = 0, world_size: int = 1
 ) -> Run:
-    """Return a run of no steps yet; arguments and errors are those of `train`."""
-    _split(ids, model.config.vocab_size, config)
+    """Return a run of no steps yet; arguments and errors are as for `train`."""
+    check.dtypes(check.INTEGERS, ids=ids)
+    check.shapes(ids=(ids, "l"))
+    check.entries(f"[0, {model.config.vocab_size})", ids=ids)
+    training, held_out = split_text(ids, config.eval_fraction)
+    if len(training) <= config.seq_len + 1 or len(held_out) < 2:
+        raise ValueError(
+            f"the text has {len(ids)} tokens: too few for windows of seq_len + 1 = "
+            f"{config.seq_len + 1} and a held-out part of {config.eval_fraction:.0%}"
+        )
     if config.batch_size < world_size:
         raise ValueError(f"batch_size = {config.batch_size} is too few for {world_size} processes")
     generator = torch.Generator().manual_seed(config.seed)
@@ -250,16 +252,16 @@ def train(
 
     Args:
         model: on the device where it is to be trained.
-        ids: the text, more than seq_len + 1 tokens in the part that is trained on. It stays in its
-            own integers, such as uint8; only the windows that are read are widened.
-        config: how.
-        progress_bar: whether to show a progress bar with loss and tokens per second; None for
-            only where there is a terminal.
+        ids: the text, with more than seq_len + 1 tokens in its training part. It keeps its integer
+            dtype, such as uint8; only the windows that are read are widened.
+        config: settings.
+        progress_bar: whether to show a progress bar with loss and tokens per second; None for only
+            on a terminal.
         after_step: called after every step.
 
     Raises:
-        FloatingPointError: training has diverged: a loss or gradient is NaN or infinite; the model
-            stays as it was before that step.
+        FloatingPointError: training diverged: a loss or gradient is NaN or infinite. The model is
+            left as before this step.
     """
     run = start(model, ids, config)
     resume(run, progress_bar=progress_bar, after_step=after_step)
@@ -269,11 +271,13 @@ def train(
 def resume(
     run: Run, *, progress_bar: bool | None = None, after_step: Callable[[Run], None] | None = None
 ) -> None:
-    """Take the steps that a run still lacks; progress_bar and after_step are those of `train`."""
+    """Take the remaining steps of a run; progress_bar and after_step are as for `train`."""
     config = run.config
-    training, held_out = _split(run.ids, run.model.config.vocab_size, config)
-    hidden = run.rank > 0 or _hidden(progress_bar)
-    with tqdm(total=config.steps, initial=run.step, disable=hidden, unit="step") as progress:
+    training, held_out = split_text(run.ids, config.eval_fraction)
+    hidden = None if progress_bar is None else not progress_bar  # None: without a terminal
+    with tqdm(
+        total=config.steps, initial=run.step, disable=run.rank > 0 or hidden, unit="step"
+    ) as progress:
         while run.step < config.steps:
             started = time.perf_counter()
             _step(run, training)
@@ -290,20 +294,6 @@ def default_device() -> torch.device:
     if torch.cuda.is_available():
         return torch.device("cuda")
     return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
-
-
-def _split(ids, vocab_size, config):
-    """The text to train on and the held-out one, if there is enough of both."""
-    check.dtypes(check.INTEGERS, ids=ids)
-    check.shapes(ids=(ids, "l"))
-    check.entries(f"[0, {vocab_size})", ids=ids)
-    training, held_out = split_text(ids, config.eval_fraction)
-    if len(training) <= config.seq_len + 1 or len(held_out) < 2:
-        raise ValueError(
-            f"the text has {len(ids)} tokens: too few for windows of seq_len + 1 = "
-            f"{config.seq_len + 1} and a held-out part of {config.eval_fraction:.0%}"
-        )
-    return training, held_out
 
 
 def _step(run, training):
@@ -331,8 +321,8 @@ def _step(run, training):
 def _micro_batches(windows, run):
     """This process's micro-batches of a step, each with its weight in the loss.
 
-    All processes read equally many, some of them perhaps empty, since all of them take part
-    whenever a sharded model runs; the gradient is averaged over the processes.
+    All processes read equally many, some perhaps empty, because every process takes part whenever a
+    sharded model runs. The gradient is averaged over the processes.
     """
     mine = windows.tensor_split(run.world_size)[run.rank]
     for batch in mine.tensor_split(n_micro_batches(run.config, run.world_size)):
@@ -375,11 +365,11 @@ def _show(run, seconds, progress):
 
 def _loss(model, windows, reduction="mean"):
     """Cross-entropy of all tokens but the first, in float32 or wider."""
-    windows = windows.long()  # of a text that may be kept as uint8
+    windows = windows.long()  # the text may be uint8
     logits, _ = model(windows[:, :-1], use_cache=False)
     wide = torch.promote_types(logits.dtype, torch.float32)
     targets = windows[:, 1:].flatten()
-    if not len(windows):  # the mean of nothing is no number
+    if not len(windows):  # an empty mean is NaN
         reduction = "sum"
     return F.cross_entropy(logits.flatten(0, 1).to(wide), targets, reduction=reduction)
 
@@ -389,9 +379,3 @@ def _autocast(precision, device):
     if precision == "bfloat16" or (precision == "auto" and can):
         return torch.autocast(device.type, dtype=torch.bfloat16)
     return contextlib.nullcontext()
-
-
-def _hidden(progress_bar):
-    return (
-        None if progress_bar is None else not progress_bar
-    )  # tqdm: None is hidden where there is no terminal

@@ -1,27 +1,27 @@
-"""The one verifier: every equality that a notebook or a test claims goes through `check`.
+"""Verification: every equality claimed in a notebook or a test is checked by `check`.
 
 A check is named for the theorem it shows. It compares against a tolerance declared per dtype,
 relative to the largest entry of the truth:
 
     max |actual - expected|  ≤  max(atol, tol · max |expected|)
 
-`atol` is 0 unless it is given: for a truth that is zero, or so small that the rounding of larger
-numbers decides its digits. What a check prints holds the claim and the declared tolerance, never
-the measured error, so that the line is the same on every machine. `must_differ` is the control: a
-planted mistake has to be seen.
+`atol` is 0 by default. Give it for a truth that is zero, or so small that the rounding of larger
+numbers decides its digits. A check prints the claim and the declared tolerance, never the measured
+error, so the line is the same on every machine. `must_differ` is the control: a planted mistake has
+to be seen.
 
-Six properties ask a layer, or a whole model, what needs no second definition to compare with:
+Six properties test a layer, or a whole model, without a second definition to compare with:
 
     is_causal, rows_are_independent, pieces_equal_one_pass, padding_changes_nothing,
     shift_changes_nothing, every_parameter_learns
 
-each `(module, x)`, x being (b, l, d), token ids (b, l), or a width d for random x. They take any
-module with the package's own calls, `(x)` or `(x, position_ids, *, padding_mask, cache)`, whose
-forward need not have all of these; for another, `call` translates: see `common_call`.
+Each takes `(module, x)`; x is (b, l, d), token ids (b, l), or a width d for random x. The module is
+called as `(x)` or `(x, position_ids, *, padding_mask, cache)`, with the arguments that its forward
+names. For any other module, pass a `call` such as `common_call`.
 """
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -36,7 +36,7 @@ TOLERANCE = {
     torch.complex128: 1e-10,
     torch.complex64: 1e-5,
 }
-# Names under which a module may hold how many tokens its chunks or windows have.
+# Attributes that hold the tokens per chunk or window of a module.
 BORDERS = ("chunk_size", "window", "window_size", "sliding_window", "top_k")
 
 X = Tensor | int  # x, or the width of random x
@@ -52,9 +52,9 @@ def check(name: str, actual: Tensor, expected: Tensor, *, tol: Tol = None, atol:
         actual: any shape.
         expected: same shape and dtype as `actual`.
         tol: relative to the largest |expected|; None for the dtype's entry of `TOLERANCE`.
-            Booleans and integers are compared exactly, and take none.
-        atol: an error up to this size is allowed in any case. Give it where `expected` is zero,
-            or the rounding of larger numbers.
+            Booleans and integers are compared exactly, without one.
+        atol: absolute error that is always allowed, for an `expected` that is zero or consists of
+            rounding.
 
     Raises:
         ValueError: `tol` or `atol` is negative, NaN or infinite, or given for booleans or integers.
@@ -70,8 +70,8 @@ def check_gradients(
 ) -> None:
     """Check that two functions have the same gradient with respect to every input.
 
-    Both are called on copies of `inputs`; their outputs, all of them, are weighted with the same
-    random numbers and summed, and the sum is differentiated.
+    Both are called on copies of `inputs`. All outputs are weighted with the same random numbers and
+    summed, and the sum is differentiated.
 
     Args:
         name: the theorem.
@@ -100,15 +100,15 @@ def check_gradients(
 
 
 def must_differ(name: str, wrong: Tensor, right: Tensor, *, at_least: float = 1e-3) -> float:
-    """Check that a planted mistake is seen: the two tensors must differ by a wide margin.
+    """Check that a planted mistake shows: the two tensors must differ by a wide margin.
 
     Args:
-        name: what was planted, such as "sum over the wrong axis".
-        wrong: what the mistake gives.
+        name: the mistake, such as "sum over the wrong axis".
+        wrong: its result.
         right: same shape and dtype as `wrong`.
         at_least: smallest difference that counts, relative to the largest |right|, or to 1 if
-            `right` is zero everywhere. It has to lie above the tolerance of `check`, or the check
-            would not have seen the mistake.
+            `right` is zero everywhere. It must exceed the tolerance of `check`, or the check would
+            miss the mistake.
 
     Returns:
         The largest difference, relative in the same way; infinity if `wrong` holds an entry that
@@ -132,7 +132,7 @@ def must_differ(name: str, wrong: Tensor, right: Tensor, *, at_least: float = 1e
 
 
 class Refuted(AssertionError):
-    """A property that a module does not have; `difference` says by how much, as `is_causal`."""
+    """A property that a module lacks; `difference` is its size, as `is_causal` returns it."""
 
     difference: float = torch.inf
 
@@ -140,58 +140,55 @@ class Refuted(AssertionError):
 def common_call(
     module: Callable, x: Tensor, position_ids: Tensor, padding_mask: Mask = None, cache: Any = None
 ) -> tuple[Tensor, Any]:
-    """Call a module as this package calls its layers; a function like this one adapts another.
+    """Call a module as this package calls its layers; to adapt another, write such a function.
 
-    `position_ids` goes to a module whose forward names it, `padding_mask` and `cache` where they
-    are not None. A result that is a pair is taken for (y, cache), a tensor for y without a cache.
+    The module gets `position_ids` if its forward names it, and `padding_mask` and `cache` if they
+    are not None. A result that is no tuple is taken for y.
 
     Args:
         module: the layer or model.
         x: (b, l, d), or token ids (b, l).
         position_ids: (b, l), integers.
-        padding_mask: (b, l), bool, True for a real token; None for real tokens alone.
-        cache: what the call before has returned; None for the first.
+        padding_mask: (b, l), bool, True for a real token; None if all are.
+        cache: returned by the previous call; None for the first.
 
     Returns:
         y (b, l, ...) and the cache, or None.
 
     Raises:
-        ValueError: a padding mask or a cache is given, and the forward does not name it; what it
-            takes cannot be seen; or the result is neither a tensor nor a pair.
+        ValueError: a padding mask or a cache is given, but the forward does not name it; or the
+            module has no signature.
     """
-    takes = _takes(module)
-    given = dict(padding_mask=padding_mask, cache=cache)
-    given = {name: value for name, value in given.items() if value is not None}
+    plain = getattr(module, "_orig_mod", module)  # of torch.compile
+    takes = inspect.signature(getattr(plain, "forward", plain)).parameters
+    given = dict(position_ids=position_ids) if "position_ids" in takes else {}
+    if padding_mask is not None:
+        given["padding_mask"] = padding_mask
+    if cache is not None:
+        given["cache"] = cache
     for name in given.keys() - takes:
-        raise ValueError(f"{_name(module)} takes no {name}: the question cannot be put")
-    if "position_ids" in takes:
-        given["position_ids"] = position_ids
+        raise ValueError(f"{_name(module)} takes no {name}: give a `call` that passes it")
     result = module(x, **given)
-    if isinstance(result, tuple) and len(result) == 2:
-        return result
-    if isinstance(result, Tensor):
-        return result, None
-    what = f"{len(result)} results" if isinstance(result, tuple) else type(result).__name__
-    raise ValueError(f"{_name(module)} returns {what}: give a `call` that returns y and a cache")
+    return result if isinstance(result, tuple) else (result, None)
 
 
 def is_causal(module: Callable, x: X, *, call: Callable = common_call, tol: Tol = None) -> float:
-    """Check that what follows a token changes nothing at it or before it.
+    """Check that the output at a token does not depend on later tokens.
 
-    The beginning of a text, read alone, must give what it gives as a part of the whole. We try
-    1 to 24 tokens, all but the last one, every multiple of 10 and of 16, and, where chunks or
-    windows have n tokens, n, 2n, 3n, 16n, 32n and 48n tokens, one fewer and one more. n is every
-    whole number that the module or one of its submodules holds under a name in `BORDERS`, and 64
-    if there is none. A leak across a border goes unseen if x ends before the border. So an x of
-    your own must be longer than a chunk or a window. `ssd_chunked` also computes 16 chunks at a
-    time: to reach the end of such a block too, ask a layer with a chunk_size of at most 12.
+    The beginning of a text, read alone, must equal its part of the whole. We try 1 to 24 tokens,
+    all but the last one, every multiple of 10 and of 16, and, where chunks or windows have n
+    tokens, n, 2n, 3n, 16n, 32n and 48n tokens, one fewer and one more. n is every whole number that
+    the module or one of its submodules has under a name in `BORDERS`, and 64 if there is none. A
+    leak across a border is missed if x ends before the border, so your own x must be longer than a
+    chunk or a window. `ssd_chunked` also computes 16 chunks at a time. To reach the end of such a
+    block, test a layer with a chunk_size of at most 12.
 
-    The property is one of finite inputs. A NaN or an infinity in a later token may reach earlier
+    The property holds for finite inputs. A NaN or an infinity in a later token may reach earlier
     outputs as 0 · NaN, in attention and in the quadratic and chunked forms.
 
     Args:
-        module: without dropout, such as after `module.eval()`, and in float64 where that can be: in
-            float32 what is smaller than its rounding passes.
+        module: without dropout, such as after `module.eval()`, and in float64 if possible: a
+            difference below the rounding of the dtype passes.
         x: (b, l, d), token ids (b, l), or a width d for random x of 3 rows and 3n + 5 tokens, n
             being the largest as above, and at least 64; l ≥ 2.
         call: how to call the module, with the arguments of `common_call`.
@@ -202,19 +199,16 @@ def is_causal(module: Callable, x: X, *, call: Callable = common_call, tol: Tol 
 
     Raises:
         Refuted: the property does not hold; the message says where, and by how much.
-        AssertionError: two calls with the same x differ, y does not depend on x, has NaN, or is no
-            tensor of x's rows and tokens.
-        ValueError: x is too small for the question, or a width where some n exceeds 512, or the
-            module does not take what the question needs.
+        AssertionError: two calls with the same x differ, y does not depend on x, has NaN, or is not
+            a tensor with the rows and tokens of x.
+        ValueError: x is too small, or a width where some n exceeds 512, or the module does not take
+            the arguments that the property needs.
         TypeError: x is neither a tensor nor a width.
     """
-    asked = _Asked(module, x, call, tokens=2)
-
-    def pairs():
-        for t in asked.places():
-            yield f"the first {t} tokens alone", asked.y(asked.x[:, :t]), asked.whole[:, :t]
-
-    return asked.must_hold("is causal", pairs(), tol)
+    probe = _Probe("is causal", module, x, call, tol, tokens=2)
+    for t in probe.lengths():
+        probe.compare(f"the first {t} tokens alone", probe.y(probe.x[:, :t]), probe.whole[:, :t])
+    return probe.verdict()
 
 
 def rows_are_independent(
@@ -222,236 +216,234 @@ def rows_are_independent(
 ) -> float:
     """Check that no row of a batch changes another.
 
-    Each row, read alone, must give what it gives in the batch; the positions of row i are multiples
-    of i + 1. Arguments, result and errors are those of `is_causal`, with b ≥ 2.
+    Each row, read alone, must equal its row of the batch. The positions of row i are multiples of
+    i + 1. Arguments, result and errors as for `is_causal`, with b ≥ 2.
     """
-    asked = _Asked(module, x, call, rows=2)
-    ids = asked.ids * (torch.arange(asked.x.shape[0], device=asked.x.device) + 1)[:, None]
-
-    def pairs():
-        whole = asked.y(asked.x, ids)
-        for i in range(asked.x.shape[0]):
-            one = slice(i, i + 1)
-            yield f"row {i} alone", asked.y(asked.x[one], ids[one]), whole[one]
-
-    return asked.must_hold("rows are independent", pairs(), tol)
+    probe = _Probe("rows are independent", module, x, call, tol, rows=2)
+    ids = probe.ids * torch.arange(1, len(probe.x) + 1, device=probe.ids.device)[:, None]
+    whole = probe.y(probe.x, ids)
+    for i in range(len(whole)):
+        row = slice(i, i + 1)
+        probe.compare(f"row {i} alone", probe.y(probe.x[row], ids[row]), whole[row])
+    return probe.verdict()
 
 
 def pieces_equal_one_pass(
     module: Callable, x: X, *, cuts: Ints = (), call: Callable = common_call, tol: Tol = None
 ) -> float:
-    """Check that calls which hand the cache on give what one call gives.
+    """Check that several calls, each with the cache of the previous one, equal a single call.
 
-    Arguments, result and errors are those of `is_causal`, with l ≥ 5, and
+    Arguments, result and errors as for `is_causal`, with l ≥ 5, and
 
     Args:
-        cuts: the tokens at which a further call begins, ascending. If none are given, we try two
-            pieces, cut after each of the lengths that `is_causal` tries; pieces of 1, n - 1, n and
-            n + 1 tokens; and one token, two prompts, and two single tokens.
+        cuts: the first token of each further call, ascending. By default we try two pieces,
+            cut after each of the lengths that `is_causal` tries; pieces of 1, n - 1, n and n + 1
+            tokens; and one token, two prompts, and two single tokens.
     """
-    asked = _Asked(module, x, call, tokens=2 if cuts else 5)
-    length = asked.x.shape[1]
+    probe = _Probe("pieces = one pass", module, x, call, tol, tokens=2 if cuts else 5)
+    length = probe.x.shape[1]
     if not all(a < b for a, b in pairwise((0, *cuts, length))):
         raise ValueError(f"cuts must ascend between 0 and l = {length}, got {tuple(cuts)}")
-    ways = [(1, length // 2, length - 2, length - 1), *((t,) for t in asked.places())]
-    ways += [range(n, length, n) for n in {1, *asked.near(1)} if 0 < n < length]
-    ways = [cuts] if cuts else ways
-
-    def pairs():
+    ways = [cuts] if cuts else [(1, length // 2, length - 2, length - 1)]
+    if not cuts:
+        ways += [(t,) for t in probe.lengths()]
+        ways += [range(n, length, n) for n in {1, *probe.near(1)} if 0 < n < length]
+    for way in ways:
         cache = None
-        for start, stop in (piece for cuts in ways for piece in pairwise((0, *cuts, length))):
-            x, ids = asked.x[:, start:stop], asked.ids[:, start:stop]
-            y, cache = asked.call(module, x.clone(), ids.clone(), None, cache if start else None)
+        for start, stop in pairwise((0, *way, length)):
+            piece = slice(start, stop)
+            y, cache = probe.run(probe.x[:, piece], probe.ids[:, piece], None, cache)
             if cache is None:
-                raise ValueError(f"{_name(module)} returns no cache: the question cannot be put")
-            yield f"tokens {start} to {stop - 1}", y.clone(), asked.whole[:, start:stop]
-
-    return asked.must_hold("pieces = one pass", pairs(), tol)
+                raise ValueError(f"{_name(module)} returns no cache, so it cannot be continued")
+            probe.compare(f"tokens {start} to {stop - 1}", y, probe.whole[:, piece])
+    return probe.verdict()
 
 
 def padding_changes_nothing(
     module: Callable, x: X, *, call: Callable = common_call, tol: Tol = None
 ) -> float:
-    """Check that rows of unequal length, padded in front or behind, give what each gives alone.
+    """Check that rows of unequal length, padded on the left or right, equal each row alone.
 
-    The first row stays whole. The others are shortened by 1, 2 ... tokens, and in further calls by
-    n - 1, n and n + 1 tokens and to as many, n as in `is_causal`. Other tokens stand in the
-    padding, and positions count real tokens. What goes on from a cache of padded rows is not asked.
-    Arguments, result and errors are those of `is_causal`, with b ≥ 2.
+    The first row stays whole. The others lose 1, 2 ... tokens, and in further calls n - 1, n and
+    n + 1 tokens, or all but as many, n as in `is_causal`. The padding contains other tokens, and
+    positions count real tokens. Calls that continue from a cache of padded rows are not tested.
+    Arguments, result and errors as for `is_causal`, with b ≥ 2.
     """
-    asked = _Asked(module, x, call, rows=2, tokens=2)
-    rows, length = asked.x.shape[:2]
-    cut = [*range(1, max(rows, 3)), *asked.near(1), *(length - n for n in asked.near(1))]
+    probe = _Probe("padding changes nothing", module, x, call, tol, rows=2, tokens=2)
+    rows, length = probe.x.shape[:2]
+    cut = [*range(1, max(rows, 3)), *probe.near(1), *(length - n for n in probe.near(1))]
     cut = [n for n in dict.fromkeys(cut) if 0 < n < length]
-    at = torch.arange(length, device=asked.x.device)
-
-    def pairs():
-        for start in range(0, len(cut), rows - 1):
-            lengths = [length - n for n in (0, *cut[start : start + rows - 1], *[0] * rows)][:rows]
-            n = torch.tensor(lengths, device=at.device)[:, None]
-            alone = [asked.y(asked.x[i : i + 1, :n])[0] for i, n in enumerate(lengths)]
-            for side, real in {"in front": at >= length - n, "behind": at < n}.items():
-                padded = asked.other.clone()
-                padded[real] = asked.x[at < n]
-                y, _ = call(module, padded, (real.cumsum(1) - 1).clamp(min=0), real, None)
-                yield f"rows of {lengths} tokens, padded {side}", y[real], torch.cat(alone)
-
-    return asked.must_hold("padding changes nothing", pairs(), tol)
+    place = torch.arange(length, device=probe.x.device)
+    for start in range(0, len(cut), rows - 1):
+        lengths = [length - n for n in (0, *cut[start : start + rows - 1], *[0] * rows)][:rows]
+        n = torch.tensor(lengths, device=place.device)[:, None]
+        alone = torch.cat([probe.y(probe.x[i : i + 1, :n])[0] for i, n in enumerate(lengths)])
+        for side, real in {"on the left": place >= length - n, "on the right": place < n}.items():
+            padded = probe.other.clone()
+            padded[real] = probe.x[place < n]
+            y, _ = probe.run(padded, (real.cumsum(1) - 1).clamp(min=0), real)
+            probe.compare(f"rows of {lengths} tokens, padded {side}", y[real], alone)
+    return probe.verdict()
 
 
 def shift_changes_nothing(
     module: Callable, x: X, *, by: Ints = (1, 1000), call: Callable = common_call, tol: Tol = None
 ) -> float:
-    """Check that all positions may be moved: the output depends on differences of positions alone.
+    """Check that the output depends on differences of positions alone: all may be shifted.
 
-    Arguments, result and errors are those of `is_causal`, and
+    Arguments, result and errors as for `is_causal`, and
 
     Args:
         by: numbers to add to all positions.
 
     Raises:
-        ValueError: positions have no effect on the output, so that there is nothing to shift.
+        ValueError: positions have no effect on the output, so there is nothing to shift.
     """
-    asked = _Asked(module, x, call)
-    if torch.equal(asked.y(asked.x, asked.ids.flip(1)), asked.whole):
+    probe = _Probe("shift changes nothing", module, x, call, tol)
+    if torch.equal(probe.y(probe.x, probe.ids.flip(1)), probe.whole):
         raise ValueError(f"positions do not change what {_name(module)} gives: nothing to shift")
     if not any(by):
-        raise ValueError(f"by must hold a number other than 0, got {by}")
-    pairs = ((f"by {n}", asked.y(asked.x, asked.ids + n), asked.whole) for n in by)
-    return asked.must_hold("shift changes nothing", pairs, tol)
+        raise ValueError(f"by must contain a number other than 0, got {by}")
+    for n in by:
+        probe.compare(f"by {n}", probe.y(probe.x, probe.ids + n), probe.whole)
+    return probe.verdict()
 
 
 def every_parameter_learns(module: nn.Module, x: X, *, call: Callable = common_call) -> int:
     """Check that every parameter receives a gradient: finite, and not zero everywhere.
 
-    Zero is what is no larger than rounding of the largest gradient of all. Of a table of which a
-    call reads some rows, those rows are enough.
+    A gradient within the rounding of the largest one counts as zero. Of a table, the rows that a
+    call reads are enough.
 
     Args:
-        module, x, call: as in `is_causal`; parameters that require no gradient are passed over.
+        module, x, call: as in `is_causal`; parameters that require no gradient are left out.
 
     Returns:
-        How many parameters were asked.
+        The number of parameters checked.
 
     Raises:
-        AssertionError: some have none; the message names them.
-        TypeError: the module is none.
-        ValueError: it has no parameter that requires a gradient.
+        AssertionError: some receive none; the message names them.
+        TypeError: `module` is not an nn.Module.
+        ValueError: no parameter requires a gradient.
     """
     if not isinstance(module, nn.Module):
         raise TypeError(f"module must be a torch.nn.Module, got {type(module).__name__}")
     named = {name: p for name, p in module.named_parameters() if p.requires_grad}
     if not named:
         raise ValueError(f"{_name(module)} has no parameter that requires a gradient")
-    asked = _Asked(module, x, call)
+    probe = _Probe("every parameter learns", module, x, call)
     with torch.enable_grad():
-        y, _ = call(module, asked.x.clone(), asked.ids.clone(), None, None)
+        y, _ = call(module, probe.x.clone(), probe.ids.clone(), None, None)
         if not y.requires_grad:
             raise AssertionError("every parameter learns: the output has no gradient")
         weighted = y * _random(y.shape, 2).to(y)
-        grads = torch.autograd.grad(weighted.sum(), list(named.values()), allow_unused=True)
-    sizes = {n: None if g is None else _largest(g) for n, g in zip(named, grads, strict=True)}
-    seen = {n: size for n, size in sizes.items() if size is not None}
-    largest = max((size for size in seen.values() if size < torch.inf), default=0.0)
-    rounding = 16 * torch.finfo(y.dtype).eps * largest
+        grads = torch.autograd.grad(weighted.sum(), list(named.values()), materialize_grads=True)
+    sizes = dict(zip(named, map(_largest, grads), strict=True))
+    finite = [size for size in sizes.values() if size < torch.inf]
+    rounding = 16 * torch.finfo(y.dtype).eps * max(finite, default=0.0)
     faults = {
-        "no gradient": [n for n, size in sizes.items() if size is None],
-        "a gradient of zero": [n for n in seen if seen[n] <= rounding],
-        "NaN or infinity": [n for n in seen if not seen[n] < torch.inf],
+        "a gradient of zero": [name for name, size in sizes.items() if size <= rounding],
+        "NaN or infinity": [name for name, size in sizes.items() if not size < torch.inf],
     }
-    found = [f"{what} for {', '.join(names)}" for what, names in faults.items() if names]
-    if found:
-        raise AssertionError("every parameter learns: " + "; ".join(found))
+    if found := [f"{fault} for {', '.join(names)}" for fault, names in faults.items() if names]:
+        raise AssertionError(f"every parameter learns: {'; '.join(found)}")
     print(f"✓ every parameter learns  [{len(named)} parameters]")
     return len(named)
 
 
-class _Asked:
-    """A module, its input, another input of that shape, and what one call gives."""
+class _Probe:
+    """A module, an input x, another input of that shape, and the output for x.
 
-    def __init__(self, module, x, call, rows=1, tokens=1):
+    `compare` collects comparisons; `verdict` prints that all of them held, or raises for the worst.
+    """
+
+    def __init__(self, name, module, x, call, tol=None, *, rows=1, tokens=1):
         if isinstance(x, bool) or not isinstance(x, int | Tensor):
             raise TypeError(f"x must be a tensor or a width, got {type(x).__name__}")
-        self.module, self.call, self.borders = module, call, _borders(module)
-        self.x = _input(module, x, max(64, *self.borders)) if isinstance(x, int) else x.detach()
+        self.name, self.module, self.call, self.tol = name, module, call, tol
+        self.borders, self.worst = _borders(module), (-1.0, "")
+        self.x = x.detach() if isinstance(x, Tensor) else self.random_input(x)
         shape = tuple(self.x.shape)
         if len(shape) < 2 or shape[0] < rows or shape[1] < tokens:
             raise ValueError(f"x must be (b, l, ...), b ≥ {rows}, l ≥ {tokens}, got shape {shape}")
-        self.other = self.x.flip(0, 1)  # other tokens at every place, of the same kind
+        self.other = self.x.flip(0, 1)
         if torch.equal(self.other, self.x):
             raise ValueError("x must hold tokens that differ")
-        self.ids = torch.arange(self.x.shape[1], device=self.x.device).repeat(len(self.x), 1)
+        self.ids = torch.arange(shape[1], device=self.x.device).repeat(shape[0], 1)
         self.whole = self.y(self.x)
+        self.allowed = _tolerance(name, self.whole, self.whole, tol)
         if self.whole.isnan().any():
             raise AssertionError("y has NaN")
-        self.change = _apart(self.y(self.other), self.whole).max().item()
+        self.change = _error_beyond_rounding(self.y(self.other), self.whole).max().item()
         if not self.change > 0:
             raise AssertionError("the output does not depend on x")
-        if _apart(self.y(self.x), self.whole).max() > 1e-3 * self.change:
+        if _error_beyond_rounding(self.y(self.x), self.whole).max() > 1e-3 * self.change:
             raise AssertionError("two calls with the same x differ: is there dropout?")
+
+    def random_input(self, width):
+        """Random x beyond three borders, with the dtype and device of the parameters."""
+        if width < 1:
+            raise ValueError(f"a width must be at least 1, got {width}")
+        if (border := max(64, *self.borders)) > 512:
+            name = _name(self.module)
+            raise ValueError(f"{name} has a border at {border} tokens: give an x beyond it")
+        parameters = self.module.parameters() if isinstance(self.module, nn.Module) else ()
+        like = next((p for p in parameters if p.is_floating_point()), None)
+        x = _random((3, 3 * border + 5, width), 0)
+        return x if like is None else x.to(like)
 
     def near(self, *multiples):
         """The last token of some chunks, the first of the next, and the token after that."""
         return [m * n + i for n in self.borders for m in multiples for i in (-1, 0, 1)]
 
-    def places(self):
-        """The lengths after which to cut, as the docstring of `is_causal` has them."""
+    def lengths(self):
+        """The lengths listed in the docstring of `is_causal`."""
         length = self.x.shape[1]
         tried = {*range(25), *range(0, length, 10), *range(0, length, 16), length - 1}
         return sorted(t for t in tried.union(self.near(1, 2, 3, 16, 32, 48)) if 0 < t < length)
 
     @torch.no_grad()
-    def y(self, x, ids=None):
-        """What the module gives for a copy of x; the copy and the result are its own."""
-        ids = self.ids[: x.shape[0], : x.shape[1]] if ids is None else ids
-        result = self.call(self.module, x.clone(), ids.clone(), None, None)
+    def run(self, x, ids, padding_mask=None, cache=None):
+        """Call the module on copies, which it may overwrite; return y and the cache."""
+        result = self.call(self.module, x.clone(), ids.clone(), padding_mask, cache)
         if not isinstance(result, tuple) or len(result) != 2:
-            raise ValueError("call must return a pair, y and a cache")
-        y = result[0]
+            raise ValueError(f"{_name(self.module)}: give a `call` that returns y and a cache")
+        y, cache = result
         if not isinstance(y, Tensor) or y.shape[:2] != x.shape[:2]:
             got = f"shape {tuple(y.shape)}" if isinstance(y, Tensor) else type(y).__name__
             raise AssertionError(f"y must be (b, l, ...) = {tuple(x.shape[:2])}, got {got}")
-        return y.detach().clone()
+        return y.detach().clone(), cache
 
-    @torch.no_grad()
-    def must_hold(self, name, pairs: Iterator, tol):
-        """Print that all pairs are equal, or raise for the one that is furthest apart."""
-        worst, place = -1.0, ""
-        for where, actual, expected in pairs:
-            allowed = _tolerance(f"{name}: {where}", actual, expected, tol)
-            apart = (_apart(actual, expected).max() / self.change).nan_to_num(torch.inf).item()
-            worst, place = max((worst, place), (apart, where))
-        if not place:
-            raise ValueError(f"{name}: there is nothing to compare")
-        if not worst <= allowed:
-            say = f"{name}: {place}: differs by {worst:.3g} (relative); allowed is {allowed:g}"
-            (refuted := Refuted(say)).difference = worst
-            raise refuted
-        print(f"✓ {name}  [{_precision(expected, tol)}]")
-        return worst
+    def y(self, x, ids=None):
+        """The output for x alone; positions from 0 by default."""
+        return self.run(x, self.ids[: len(x), : x.shape[1]] if ids is None else ids)[0]
+
+    def compare(self, where, actual, expected):
+        """Keep the largest difference, relative to `change`, and where it is."""
+        _tolerance(f"{self.name}: {where}", actual, expected, self.tol)
+        error = _error_beyond_rounding(actual, expected).max() / self.change
+        self.worst = max(self.worst, (error.nan_to_num(torch.inf).item(), where))
+
+    def verdict(self):
+        """Print that the property holds, or raise."""
+        difference, where = self.worst
+        if not difference <= self.allowed:
+            error = Refuted(
+                f"{self.name}: {where}: differs by {difference:.3g} (relative); "
+                f"allowed is {self.allowed:g}"
+            )
+            error.difference = difference
+            raise error
+        print(f"✓ {self.name}  [{_precision(self.whole, self.tol)}]")
+        return difference
 
 
-def _apart(actual, expected):
-    """|actual - expected| beyond rounding, entry by entry; equal infinities are equal."""
+def _error_beyond_rounding(actual, expected):
+    """|actual - expected| beyond rounding, entry by entry. Equal infinities do not differ."""
     actual, wide = _wide(actual), _wide(expected)
     eps = torch.finfo(expected.dtype).eps if expected.dtype in TOLERANCE else 0.0
     beyond = ((actual - wide).abs() - 32 * eps * wide.abs()).clamp(min=0)
     return torch.where(actual == wide, torch.zeros_like(beyond), beyond)
-
-
-def _takes(module):
-    """The names of the arguments of a module's forward, of one that is wrapped too."""
-    if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
-        return _takes(module.module)
-    if hasattr(module, "_orig_mod"):  # of torch.compile
-        return _takes(module._orig_mod)
-    try:
-        takes = inspect.signature(getattr(module, "forward", module)).parameters
-    except ValueError as error:
-        raise ValueError(f"what {_name(module)} takes cannot be seen: give a `call`") from error
-    if any(p.kind is p.VAR_KEYWORD for p in takes.values()):
-        raise ValueError(f"{_name(module)} takes **{[*takes][-1]}, any name at all: give a `call`")
-    return takes.keys()
 
 
 def _name(module):
@@ -459,21 +451,10 @@ def _name(module):
 
 
 def _borders(module):
-    """Tokens per chunk or window, of all that a module names; 64 if it names none."""
+    """The tokens per chunk or window of a module and its submodules; 64 by default."""
     modules = module.modules() if isinstance(module, nn.Module) else [module]
     named = [getattr(m, name, None) for m in modules for name in BORDERS]
     return sorted({n for n in named if type(n) is int and n > 0}) or [64]
-
-
-def _input(module, width, border):
-    if width < 1:
-        raise ValueError(f"a width must be at least 1, got {width}")
-    if border > 512:
-        raise ValueError(f"{_name(module)} has a border at {border} tokens: give an x beyond it")
-    parameters = module.parameters() if isinstance(module, nn.Module) else ()
-    like = next((p for p in parameters if p.is_floating_point()), None)
-    x = _random((3, 3 * border + 5, width), 0)
-    return x if like is None else x.to(like)
 
 
 def _random(shape, seed):
@@ -496,7 +477,7 @@ def _tolerance(name, actual, expected, tol, atol=0.0):
 
 
 def _must_agree(name, actual, expected, tol, atol):
-    """Raise where the largest |actual - expected| is above the tolerance, and say where that is."""
+    """Raise if max |actual - expected| exceeds the tolerance, naming the index."""
     tol = _tolerance(name, actual, expected, tol, atol)
     _refuse_non_finite(f"{name}: actual", actual)
     _refuse_non_finite(f"{name}: expected", expected)
@@ -517,7 +498,7 @@ def _must_agree(name, actual, expected, tol, atol):
 
 
 def _wide(t):
-    """t in a dtype that holds every other, so that sixteen-bit differences do not round away."""
+    """Widen t to float64 or complex128, so that sixteen-bit differences do not round away."""
     return t.detach().to(torch.complex128 if t.is_complex() else torch.float64)
 
 

@@ -24,6 +24,7 @@ from cheems_ref import (
     feed_forward,
     presets,
     retrieval,
+    roofline,
     rope,
     ssd,
 )
@@ -133,6 +134,7 @@ ROOMS = (
     presets,
     config,
     cheems_ref.model,
+    roofline,
     budget,
     whole,
 )

@@ -45,17 +45,17 @@ def layers_ask_nothing(m, case):
     net, tokens, real = made(m, case), ids(2, 9), rows("..#######", "#######..")
     at_most = sum(block.letter in ROUTED for block in net.blocks)
     with questions() as asked:
-        x, cache = net._hidden_states(tokens, None, None, True)
+        x, cache = net.hidden_states(tokens, validate=False)
     assert len(asked) <= at_most, f"a prompt asks {asked}"
     with questions() as asked:
         net.logits(x).square().mean().backward()
     assert not asked, f"the backward pass asks {asked}"
     with torch.no_grad(), questions() as asked:
-        _, padded = net._hidden_states(tokens, real, None, True)
+        _, padded = net.hidden_states(tokens, padding_mask=real, validate=False)
     assert len(asked) <= at_most, f"a padded prompt asks {asked}"
     for held in (cache, padded):
         with torch.no_grad(), questions() as asked:
-            net._hidden_states(tokens[:, :1], None, held, True)
+            net.hidden_states(tokens[:, :1], cache=held, validate=False)
         assert len(asked) <= at_most, f"a decoded token asks {asked}"
 
 
@@ -83,8 +83,8 @@ def layers_run_without_values(m, case):
                 real = torch.ones(2, 9, dtype=torch.bool)
             try:
                 for mask in (None, real):
-                    x, cache = net._hidden_states(tokens, mask, None, True)
-                    x, cache = net._hidden_states(tokens[:, :1], None, cache, True)
+                    x, cache = net.hidden_states(tokens, padding_mask=mask, validate=False)
+                    x, cache = net.hidden_states(tokens[:, :1], cache=cache, validate=False)
             except (RuntimeError, NotImplementedError) as error:
                 raise AssertionError(f"{case} looks at values on {device}: {error}") from error
         assert x.shape == (2, 1, net.config.d_model)

@@ -83,8 +83,8 @@ def attention_counts_allowed_pairs(m):
             assert sums_of(recorded(m, call))[0] == products * one, (l, s, causal, training)
 
 
-def passes_compute_what_the_budget_counts(m, case):
-    """Forward the products of `count_flops`; with the backward pass three times as many."""
+def backward_passes_compute_twice_the_forward(m, case):
+    """Two products for each of the forward pass; fused attention recomputes its scores."""
     config = ModelConfig(**options(case))
     for length in (5, 8):  # of one token, torch leaves outer products out
         counts = count_flops(config, length)
@@ -152,7 +152,7 @@ OF_THE_MODULE = (
     a_machine_takes_the_larger_of_two_times,
     layers_count_as_often_as_they_stand,
 )
-OF_A_CASE = (passes_compute_what_the_budget_counts, operators_are_those_of_a_real_pass)
+OF_A_CASE = (backward_passes_compute_twice_the_forward, operators_are_those_of_a_real_pass)
 HELD = titled(
     *((has_property, None) for has_property in OF_THE_MODULE),
     *itertools.product(OF_A_CASE, MODELS),

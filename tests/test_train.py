@@ -363,7 +363,7 @@ BAD = [
     *((partial(train.TrainConfig, seed=value), rf"seed must be a whole number, got {value!r}")
       for value in (0.5, True, "0")),
     # 11 tokens: 9 to train on are one window, 2 held out
-    (training(a_text(11)), r"11 tokens: too few for windows of length \+ 1 = 9 .* 10%"),
+    (training(a_text(11)), r"11 tokens: too few for windows of seq_len \+ 1 = 9 .* 10%"),
     (training(a_text(30), eval_fraction=0.01), "30 tokens: too few .* part of 1%"),
     (training(a_text(1)), "1 tokens: too few"),
     (training(a_text(0)), "0 tokens: too few"),

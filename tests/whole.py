@@ -1,4 +1,4 @@
-"""The names of config, presets, model and budget in one module, for what needs several."""
+"""The names of config, presets, model and budget in one module, for tests of several."""
 
 from cheems_ref.budget import (
     CacheBytes,

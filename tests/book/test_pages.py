@@ -165,7 +165,8 @@ def test_what_the_lessons_have_is_taken_up_in_the_course():
         "experts.ExpertStatistics",
         "config.LayerType",
         "budget.TrainingMemory",
-        "budget.without_contents",
+        "roofline.FakeLayer",
+        "roofline.fake_layer",
     }
 
 

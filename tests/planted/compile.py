@@ -21,8 +21,8 @@ BLOCK = "        y, cache = self.layer("
 STEPS = "self.dt_bias.to(wide)).split(x.shape[1], 1)[0]\n"
 NEGATIVE = "        if bool((dt < 0).any()):\n            raise ValueError\n"
 REAL = "        v, inner = self._values(x"
-NEXT = "model._hidden_states(tokens, padding_mask, cache)"
-ASKED = "model.hidden_states(tokens, padding_mask=padding_mask, cache=cache)"
+NEXT = "cache=cache, validate=False"
+ASKED = "cache=cache"
 
 # fmt: off
 PLANTED_SSD = [
