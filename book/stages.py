@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
-import matplotlib
+import matplotlib.style
 from matplotlib.artist import Artist
 from matplotlib.figure import Figure
 from nbformat import NotebookNode
@@ -23,7 +23,7 @@ from cheems_ref import plotting
 
 def add_layers(notebook: NotebookNode, folder: Path) -> None:
     """Store the layers of every figure with stages beside its picture, and remove the pickles."""
-    matplotlib.rcParams.update(plotting.STYLE)
+    matplotlib.style.use(plotting.STYLE)
     pictures = {
         b64decode(output.data["image/png"]): output
         for cell in notebook.cells

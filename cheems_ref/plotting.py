@@ -20,7 +20,7 @@ import numpy as np
 from torch import Tensor
 
 try:
-    import matplotlib
+    import matplotlib.style
     from IPython.display import SVG, Image, display
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
@@ -37,32 +37,7 @@ INK, QUIET = "#222222", "#8a8a8a"
 COLORS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"]
 DASHES = ["-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (8, 2))]
 
-STYLE = {
-    "figure.dpi": 100,
-    "savefig.dpi": 100,
-    "font.family": "DejaVu Sans",
-    "font.size": 14,
-    "axes.titlesize": 15,
-    "axes.titlelocation": "left",
-    "axes.labelsize": 14,
-    "axes.edgecolor": INK,
-    "axes.labelcolor": INK,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.prop_cycle": matplotlib.cycler(color=COLORS),
-    "axes.grid": False,
-    "text.color": INK,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "xtick.labelsize": 12,
-    "ytick.labelsize": 12,
-    "lines.linewidth": 2.4,
-    "lines.markersize": 7,
-    "legend.frameon": False,
-    "legend.fontsize": 13,
-    "image.interpolation": "nearest",
-    "svg.hashsalt": "cheems_ref",  # else the ids in an SVG are random
-}
+STYLE = Path(__file__).with_name("figures.mplstyle")
 
 # Environment variable with the folder that `save` writes to. Only the build sets it, so a reader's
 # run changes no file.
@@ -81,7 +56,7 @@ def figure(
     Returns:
         The figure and its axes, as `Figure.subplots` returns them.
     """
-    matplotlib.rcParams.update(STYLE)  # for good: titles and legends read it when they are made
+    matplotlib.style.use(STYLE)  # for good: titles and legends read it when they are made
     fig = Figure(figsize=size or (min(5.0 * columns, 12.0), 3.6 * rows), layout="constrained")
     return fig, fig.subplots(rows, columns)
 

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 FILES = [path for name in ("cheems_ref", "cheems_lab") for path in (ROOT / name).rglob("*.*")]
 ROOMS = {path.relative_to(ROOT).as_posix() for path in FILES if path.suffix == ".py"}
 DATA = {path.relative_to(ROOT).as_posix() for path in FILES if path.suffix == ".yaml"}
-DATA |= {"cheems_lab/model_card.md"}
+DATA |= {"cheems_lab/model_card.md", "cheems_ref/figures.mplstyle"}
 ELSEWHERE = """
 import importlib, sys
 import torch
