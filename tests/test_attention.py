@@ -301,7 +301,7 @@ def masked_by_hand(mixer, v, positions, allowed):
         return None, allowed
     if hasattr(mask, "logit"):
         gate = 1 / (1 + torch.exp(-mask.logit[:, positions].transpose(0, 1)))
-        if not mask.round:
+        if not mask.hard:
             return gate.log(), allowed
         allowed &= (gate >= 0.5)[:, :, None]
         for i, head, n in itertools.product(range(b), range(h), range(t)):
