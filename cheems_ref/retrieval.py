@@ -245,15 +245,6 @@ def _check_retrieved(x, down, up, gates, indices, gate):
     check.entries(f"[0, {n['e']})", indices=indices)
 
 
-def check_square(**number: int) -> None:
-    """Reject a number of experts that is not a square."""
-    for name, e in number.items():
-        r = math.isqrt(e)
-        if r * r != e:
-            near = f"{r * r} and {(r + 1) ** 2} are"
-            raise ValueError(f"{name} must be a square, r keys for each half: {e} is not, {near}")
-
-
 class ProductKeys(nn.Module):
     """A router over e = r² experts by product keys: h heads, each with its own queries and keys.
 
@@ -270,12 +261,15 @@ class ProductKeys(nn.Module):
     def __init__(self, d_model: int, *, n_experts: int, n_heads: int, k: int, d_query: int):
         super().__init__()
         check.sizes(d_model=d_model, n_experts=n_experts, n_heads=n_heads, k=k, d_query=d_query)
-        check_square(n_experts=n_experts)
+        r = math.isqrt(n_experts)
+        if r * r != n_experts:
+            near = f"{n_experts} is not, {r * r} and {(r + 1) ** 2} are"
+            raise ValueError(f"n_experts must be a square, r keys for each half: {near}")
         check.numbers(f"[1, {n_experts}]", k=k)
         check.multiple(d_query=d_query, halves=2)
         self.n_heads, self.k = n_heads, k
         self.query_proj = nn.Linear(d_model, n_heads * d_query, bias=False)
-        self.keys = nn.Parameter(torch.randn(n_heads, 2, math.isqrt(n_experts), d_query // 2))
+        self.keys = nn.Parameter(torch.randn(n_heads, 2, r, d_query // 2))
 
     def reset_parameters(self):
         """Draw the keys from a standard normal distribution."""
