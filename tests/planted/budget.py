@@ -27,8 +27,7 @@ from cheems_ref import budget, config, experts, model, presets, retrieval
 IN_CONFIG = 'with torch.device("meta"):\n                    make_layer'
 IN_COUNT = 'with torch.device("meta"):\n            layer'
 IDLE = "n * (total - idle)"
-FIRST = "set(self.experts[: self.k].parameters())"
-OTHERS = "set(self.experts[self.k :].parameters())"
+ALL, OTHERS = "for p in part.parameters()} - active", "for p in part[self.k :].parameters()}"
 VALUES = 'value = key if c.inner == "linear" else c.d_model'
 
 # fmt: off
@@ -155,18 +154,14 @@ PLANTED = [
         "idle ones not asked for": [('if hasattr(layer, "inactive_parameters")', "if False")]}),
 ]
 PLANTED_EXPERTS = [
-    *((active_are_those_that_a_token_reaches, letter, {what: edits}) for letter, what, *edits in (
-        ("R", "k of them idle", (OTHERS, FIRST)),
-        ("C", "a shared matrix for each", (f"{OTHERS} - active", OTHERS)),
-        ("X", "gates left out", (" + gates\n", "\n")),
-        ("H", "what is shared is idle", (OTHERS, f"({OTHERS} | set(self.shared.parameters()))")))),
+    *((active_are_those_that_a_token_reaches, letter, {what: [edit]}) for letter, what, edit in (
+        ("R", "k of them idle", ("part[: self.k]", "part[self.k :]")),
+        ("C", "a shared matrix for each", (ALL, OTHERS)))),
 ]
 PLANTED_RETRIEVAL = [
     *((active_are_those_that_a_token_reaches, letter, {what: [edit]}) for letter, what, edit in (
-        ("P", "neurons of one head", ("n_experts - self.n_heads * self.k", "n_experts - self.k")),
-        ("P", "up left out", ("(self.down.shape[1] + self.up.shape[1])", "self.down.shape[1]")),
-        ("K", "gate left out", ("in (self.gate, self.down, self.up)", "in (self.down, self.up)")),
-        ("K", "all active", ("return self.retrieval.min_inactive_experts() * width", "return 0")),
+        ("P", "up left out", ("_inactive(self, self.down, self.up)", "_inactive(self, self.down)")),
+        ("K", "gate left out", ("retrieval, self.gate, self.down", "retrieval, self.down")),
         ("E", "all are active", ("return self.experts.inactive_parameters()", "return 0")))),
 ]
 PLANTED_CONFIG = [

@@ -177,7 +177,7 @@ PLANTED_CONFIG = [
         "state of the inner SSD left out": [("k_values d_state", "k_values")],
         "private width left out": [("d_ff d_private", "d_ff")]}),
     (is_the_definition, "IPAM", {
-        "all keys kept": [("max_positions keep", "max_positions")],
+        "all keys kept": [("max_positions top_k", "max_positions")],
         "M gated": [('"MLP", MLP', '"MLP", partial(MLP, gated=True)')]}),
     (is_the_definition, "SGIM", {
         "G not gated": [("partial(MLP, gated=True)", "MLP")],
