@@ -77,7 +77,7 @@ LAYERS = {
 
 
 def _field(default: Any, meaning: str, only: Mapping[str, str] | None = None) -> Any:
-    """A field of ModelConfig: default, meaning, and the condition under which a letter uses it."""
+    """A field of ModelConfig: default, meaning, and for some letters a condition."""
     return dataclasses.field(default=default, metadata={"meaning": meaning, "only": only or {}})
 
 
@@ -218,7 +218,7 @@ def expand_pattern(pattern: str) -> str:
             known = ", ".join(f"{key} {layer.name}" for key, layer in LAYERS.items())
             raise ValueError(f"unknown letter {letter!r} in pattern {pattern!r}; there are {known}")
     # Replace one repeated word, or one bracket without × or brackets inside, by its letters. The
-    # spaces keep them a word of their own: in "A (SM) × 2", × must not repeat the A.
+    # spaces keep them apart from their neighbours: in "A(SM) × 2", × must not repeat the A.
     text = pattern
     while found := re.search(r"([A-Z]+)\s*[×x*]\s*(\d+)|\(([\s+]*[A-Z][A-Z\s+]*)\)", text):
         word, times, bracket = found.groups()
