@@ -23,7 +23,7 @@ from pathlib import Path
 import controls
 import torch
 
-from cheems_ref import experts, kernels, linear_attention, rope, ssd, text
+from cheems_ref import experts, kernels, linear_attention, retrieval, rope, ssd, text
 from cheems_ref import train as training
 from cheems_ref.budget import count_parameters
 from cheems_ref.config import ModelConfig
@@ -490,8 +490,8 @@ def rows():
             neurons = (x, peer.down, peer.up, *peer.route(x))
             calls = (
                 lambda peer=peer: peer.route(x),
-                lambda neurons=neurons: experts.retrieved_experts(*neurons),
-                lambda neurons=neurons: experts.naive_retrieved_experts(*neurons),
+                lambda neurons=neurons: retrieval.retrieved_experts(*neurons),
+                lambda neurons=neurons: retrieval.naive_retrieved_experts(*neurons),
             )
             seconds = [[] for _ in calls]
             for _ in range(25):  # in turns, so that all meet the same load

@@ -1,49 +1,47 @@
 """Inner-function attention: attention whose values are computed, and masks that learn.
 
-Every token asks with a query, is found by a key and answers with a value:
-
     y_t = Σ_s softmax_s(q_t·k_s / √p + bias_s) v_s        over the s that t may see
 
     code       shape            in the papers
-    q          (b, t, h, p)     Q, turned by its position
-    k          (b, s, g, p)     K, turned by its position
+    q          (b, t, h, p)     Q, rotated by its position
+    k          (b, s, g, p)     K, rotated by its position
     v          (b, s, h, p)     V, of the inner function f(x)
-    bias       (b, h, s)        log of the dynamic mask: 0 keeps a key, the lower the less
-    allowed    (b, h, t, s)     the mask: causal, padding, and what a dynamic mask takes away
+    bias       (b, h, s)        log of the dynamic mask: 0 keeps a key, a negative number fades it
+    allowed    (b, h, t, s)     the mask: causal, padding, and the keys that a dynamic mask drops
 
 Head i reads the keys of group i // (h / g). The three inner functions (WM §3.2, Ch §3.2):
 
-    "ssd"        v = SSD(x): the state of a recurrence at every token is a value
+    "ssd"        v = SSD(x): the output of a recurrence at every token is a value
     "retrieved"  v = x ∘ Σ_j ω_j U_j: rows of a table, chosen and weighted by similarity
     "linear"     v = W x: ordinary attention, the control
 
-and the two dynamic masks, both additive before the softmax, so that they receive a gradient:
+The two dynamic masks are added before the softmax, so that they receive a gradient:
 
     GateMask     one learned gate per head and position
     ContentMask  a penalty computed from the value of the key
 
-`QCAttn` is ordinary attention, `InnerFuncAttn` the same with values from one of these functions.
+`QCAttn` is ordinary attention; `InnerFuncAttn` takes its values from one of these functions.
 `attention` is torch's fused operator, `naive_attention` the formula it is checked against.
-The published listings, and what each does when it is run, are in notebook 05.
+Notebook 05 runs the published listings and shows what each of them does.
 
 Wrong shapes, dtypes and sizes raise ValueError with the argument and the numbers (check.py). The
-layers look at shapes, not at values.
+layers check shapes but never read values, which would synchronise with the device.
 Source: WM §3.2, B.3; Ch §3.2, A.3; the content mask follows the authors' later Doge models.
 """
 
+import inspect
 import math
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from einops import rearrange
+from einops import rearrange, repeat
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, einsum, nn
 
 from cheems_ref import check
 from cheems_ref.precision import autocast_off
 from cheems_ref.rope import RotaryTable, _apply_rope, _cos_sin, check_turnable
-from cheems_ref.ssd import SSD, SSDCache, expand_groups
 
 Mask = Literal["gate", "content"]
 Inner = Literal["ssd", "retrieved", "linear"]
@@ -63,24 +61,24 @@ def causal_mask(
     real: Bool[Tensor, "b s"] | None = None,
     device: torch.device | None = None,
 ) -> Allowed:
-    """Return which keys each query may see: itself and what came before, padding excepted.
+    """Return which keys each query may see: itself and the real tokens before it.
 
-    The queries are the last n_queries of the n_keys tokens, so query t stands at token
+    The queries are the last n_queries of the n_keys tokens, so query t is token
     t + n_keys - n_queries: with a cache there are more keys than queries.
 
-    A hidden key has the weight 0 and cannot affect a query, as long as keys and values are finite:
-    0 · NaN is NaN, so a NaN or an infinity at one token may reach the tokens before it. Padded
+    A hidden key has weight 0 and cannot affect a query, as long as keys and values are finite:
+    0 · NaN is NaN, so a NaN or an infinity at one token can reach the tokens before it. Padded
     positions may hold anything, since the layers set them to 0 first.
 
     Args:
         n_queries: t, at most n_keys.
         n_keys: s, cached keys included.
-        real: False for padding; None where there is none.
-        device: where to make the mask; that of `real` if there is one.
+        real: False for padding; None without padding.
+        device: of the mask; ignored if `real` is given, whose device it is then on.
 
     Returns:
         (t, s), or (b, 1, t, s) with `real`; True where the query may look. A query whose row would
-        be empty, one at padding in front, sees itself.
+        be empty, because it is left padding, sees itself.
 
     Source: WM §3.2 and Listing 5, with the offset that a cache needs.
     """
@@ -97,7 +95,7 @@ def causal_mask(
 
 
 def _own_if_empty(allowed):
-    """Let every query that may look nowhere look at its own token."""
+    """Let a query whose row is empty attend to itself."""
     n_queries, n_keys = allowed.shape[-2:]
     own = torch.ones_like(allowed).tril(n_keys - n_queries).triu(n_keys - n_queries)
     return allowed | (own & ~allowed.any(dim=-1, keepdim=True))
@@ -106,24 +104,24 @@ def _own_if_empty(allowed):
 def naive_attention(
     q: Queries, k: Keys, v: Values, *, allowed: Allowed, bias: Bias | None = None
 ) -> Queries:
-    """Compute softmax attention as its formula says, scores and weights in full.
+    """Compute softmax attention from its formula, with all scores and weights in memory.
 
     Args:
         q: one query per head.
         k: keys of g groups; g divides h.
-        v: values, in as many groups as the keys or in others that divide h.
+        v: values; their number of groups may differ from g, and divides h.
         allowed: broadcastable to (b, h, t, s), True where a query may look; no row is empty.
         bias: added to the scores of each key; finite.
 
     Returns:
-        In the dtype of q; computed in float32 for sixteen bits.
+        y in the dtype of q; computed in float32 for 16-bit inputs.
 
     Source: WM §3.2; Ch eqs. 9 and 10, with the scale 1/√p and the mask inside the softmax.
     """
     _check(q, k, v, allowed, bias)
     h, p = q.shape[2:]
     wide = torch.promote_types(q.dtype, torch.float32)
-    keys, values = (expand_groups(x, h).to(wide) for x in (k, v))
+    keys, values = (_one_per_head(x, h).to(wide) for x in (k, v))
     with autocast_off(q.device):
         scores = einsum("bthp,bshp->bhts", q.to(wide), keys) / math.sqrt(p)
         if bias is not None:
@@ -132,13 +130,18 @@ def naive_attention(
         return einsum("bhts,bshp->bthp", weights, values).to(q.dtype)
 
 
+def _one_per_head(x, h):
+    """Give every head the keys or values of its group; no copy if g is 1 or h."""
+    return repeat(x, "b s g p -> b s (g r) p", r=h // x.shape[2])
+
+
 def attention(
     q: Queries, k: Keys, v: Values, *, allowed: Allowed | None = None, bias: Bias | None = None
 ) -> Queries:
-    """Compute the same with torch's scaled_dot_product_attention.
+    """Compute `naive_attention` with torch's fused operator, scaled_dot_product_attention.
 
-    Arguments and result are those of `naive_attention`; allowed=None means causal, the
-    queries being the last t of the s tokens.
+    Arguments and result are as in `naive_attention`. allowed=None is the causal mask, with the
+    queries as the last t of the s tokens.
 
     Source: Ch Listing 3; torch.nn.functional.scaled_dot_product_attention.
     """
@@ -149,40 +152,40 @@ def attention(
 def _attention(q, k, v, allowed, bias=None):
     dtype, (t, h), s = q.dtype, q.shape[1:3], k.shape[1]
     mask, causal = allowed, False
-    plain = allowed is None and bias is None  # then torch may choose its fastest kernels
+    plain = allowed is None and bias is None  # torch may choose its fastest kernels
     if plain and t == s and t > 1:
         causal = True
     elif allowed is None and not (plain and t == 1):
         mask = causal_mask(t, s, device=q.device)
-    # On a CPU torch reads the keys of a group where they lie. Its GPU kernels that take a mask or
-    # float32 do not know groups, and torch would write out all scores instead.
+    # On a CPU torch reads grouped keys in place. Its GPU kernels that take a mask or float32 have
+    # no groups, and torch would fall back to writing out all scores.
     grouped = k.shape[2] == v.shape[2] < h and (q.is_cpu or (t == 1 and mask is None))
-    if not grouped:  # where values come one per head, this copies the keys alone
-        k, v = (expand_groups(x, h) for x in (k, v))
+    if not grouped:
+        k, v = (_one_per_head(x, h) for x in (k, v))
     q, k, v = (rearrange(x, "b l h p -> b h l p") for x in (q, k, v))
-    if bias is not None:  # which sixteen bits could not hold
+    if bias is not None:  # 16 bits would round it away
         q, k, v = (x.to(torch.promote_types(dtype, torch.float32)) for x in (q, k, v))
         mask = bias[:, :, None].to(q.dtype).masked_fill(~mask, -torch.inf)
     options = dict(attn_mask=mask, is_causal=causal, enable_gqa=grouped)
-    with autocast_off(q.device):  # it would narrow them, and the bias, again
-        y = F.scaled_dot_product_attention(q, k, v, **options)
-    return rearrange(y, "b h l p -> b l h p").to(dtype)
+    with autocast_off(q.device):  # autocast would narrow all of them again
+        y = F.scaled_dot_product_attention(q, k, v, **options).to(dtype)
+    return rearrange(y, "b h l p -> b l h p")
 
 
 class GateMask(nn.Module):
-    """A learned gate in (0, 1) per head and position, laid on a key as its logarithm.
+    """A learned gate in (0, 1) per head and position; its logarithm is added to the key's scores.
 
-    The paper's dynamic mask with a gradient: a gate near 0 hides whatever stands at its position.
-    It knows absolute positions and no contents, and it is the one part of this architecture whose
-    output changes when all positions are moved. Gates start at 0.88.
+    This is the paper's dynamic mask with a gradient: a gate near 0 hides the key at its position.
+    The gate depends on the absolute position and not on the token, so this is the one part of the
+    architecture whose output changes when all positions are shifted. Gates start at 0.88.
 
-    With hard=True a gate below 1/2 hides its position completely and one above not at all, while
-    the gradient is that of the gate before rounding (straight through).
+    With hard=True a gate below 1/2 hides its position completely and a gate above 1/2 hides
+    nothing; gradients pass straight through the rounding.
 
     Args:
         n_heads: h.
         max_positions: number of positions in the table.
-        hard: whether the gates are rounded to 0 and 1.
+        hard: whether to round the gates to 0 and 1.
 
     Source: WM eq. 4 and Listing 6, made additive: as printed no gradient reaches it.
     """
@@ -195,37 +198,36 @@ class GateMask(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Open every gate to 0.88."""
+        """Set every gate to 0.88."""
         nn.init.constant_(self.logit, 2.0)
 
     def forward(self, v: Values, position_ids: Int[Tensor, "b s"]) -> Bias:
         """Return the bias of every key, log(gate) ≤ 0, from its position.
 
         Args:
-            v: the values; not used here.
+            v: values; unused.
             position_ids: positions of the keys, int64 or int32, each in [0, max_positions); torch
-                raises IndexError where it looks up another.
+                raises IndexError for any other.
         """
         check.dtypes(check.INDICES, position_ids=position_ids)
         gates = F.embedding(position_ids, F.logsigmoid(self.logit).T)
         return rearrange(gates, "b s h -> b h s")
 
     def keeps(self, bias: Bias, allowed: Allowed) -> Allowed | None:
-        """Return which of the allowed keys are kept; None for all."""
+        """Return which of the allowed keys to keep; None for all."""
         return allowed & (bias >= math.log(0.5))[:, :, None] if self.hard else None
 
 
 class ContentMask(nn.Module):
     """A penalty on a key, computed from its value: bias_s = -a softplus(u·v_s + ν) ≤ 0, per head.
 
-    It has the form of SSD's A Δ, said by a token about itself: exp(bias) is the share of its key
-    that is left, and a token that says "do not read me" is hidden from every later one. At the
-    start the share is 0.9 or so.
+    The penalty has the form of SSD's A Δ. exp(bias) is the share of the key that remains, about 0.9
+    at the start: a token can hide itself from every later token.
 
-    With top_k=n each query keeps the n allowed keys of the smallest penalty and sees no others; of
-    penalties that are equal as float32 numbers the later key is kept. (In a float32 model equal
-    tokens may differ by a rounding, and then either may be kept.) With top_k=1 the weight is 1
-    whatever the scores, and queries, keys and penalties receive no gradient.
+    With top_k=n each query keeps the n allowed keys of smallest penalty and sees no others. The
+    later key wins a tie of penalties as float32 numbers. (In a float32 model, rounding can separate
+    the penalties of equal tokens; then either key may win.) With top_k=1 the one weight is always
+    1, and queries, keys and penalties receive no gradient.
 
     Args:
         d_values: width of all values of a token together.
@@ -233,8 +235,8 @@ class ContentMask(nn.Module):
         top_k: n ≥ 1; None to keep all.
 
     Source: the authors' later Doge models (transformers, `modeling_doge`), which add
-    exp(a softplus(u·v)) with a starting at 0; here the exponent itself is added and -a starts at
-    -1, so that it means log(share left) and u has a gradient from the start.
+    exp(a softplus(u·v)) with a starting at 0. Here the exponent itself is added and -a starts at
+    -1, so that the bias is log(share) and u has a gradient from the start.
     """
 
     def __init__(self, d_values: int, n_heads: int, *, top_k: int | None = None):
@@ -247,16 +249,16 @@ class ContentMask(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Start with penalties of about log 0.9."""
+        """Set penalties to about log 0.9."""
         nn.init.constant_(self.dt_bias, math.log(math.expm1(0.1)))
         nn.init.zeros_(self.A_log)
 
     def forward(self, v: Values, position_ids: Int[Tensor, "b s"]) -> Bias:
-        """Return the bias of every key from its value, in float32 for sixteen bits.
+        """Return the bias of every key from its value, in float32 for 16-bit values.
 
         Args:
-            v: the values.
-            position_ids: not used here.
+            v: values.
+            position_ids: unused.
         """
         wide, v = torch.promote_types(v.dtype, torch.float32), v.to(self.dt_proj.weight.dtype)
         with autocast_off(v.device):
@@ -264,46 +266,54 @@ class ContentMask(nn.Module):
         return rearrange(-self.A_log.to(wide).exp() * dt, "b s h -> b h s")
 
     def keeps(self, bias: Bias, allowed: Allowed) -> Allowed | None:
-        """Return which of the allowed keys are kept; None for all."""
+        """Return which of the allowed keys to keep; None for all."""
         if self.top_k is None or self.top_k >= bias.shape[-1]:
             return None
-        # Sorted from the last key to the first, so that of equals the later comes first. As float32
-        # since in float64 the rounding of a matrix product would tell equal tokens apart.
+        # Flipped, so that a stable sort ranks the later of two equal keys first; in float32, since
+        # in float64 the rounding of a matrix product would separate equal tokens.
         seen = bias.float()[:, :, None].masked_fill(~allowed, -torch.inf).flip(-1)
         rank = seen.argsort(dim=-1, descending=True, stable=True).argsort(dim=-1)
         return allowed & (rank < self.top_k).flip(-1)
 
 
 class AttentionCache(NamedTuple):
-    """What an attention layer remembers: one entry per token so far, padding included.
+    """The cache of an attention layer: one entry per token so far, padding included.
 
-    k (b, s, g, p), turned; v (b, s, h, p), or in g groups for linear values; real (b, s), False for
-    padding, or None as long as there was none; position_ids (b, s); and for inner="ssd" the cache
-    of the inner SSD.
+    k (b, s, g, p), rotated; v (b, s, h, p), or in g groups for linear values; real (b, s), False
+    for padding, or None without padding; position_ids (b, s); inner, the cache of the module of the
+    values if it keeps one, as SSD does.
     """
 
     k: Tensor
     v: Tensor
     real: Tensor | None
     position_ids: Tensor
-    inner: SSDCache | None
+    inner: Any
 
 
 class QCAttn(nn.Module):
-    """Quadratic causal attention with rotary positions, ordinary attention: v = W x.
+    """Quadratic causal attention with rotary positions; with inner="linear", ordinary attention.
 
     Args:
         d_model: width of input and output.
-        n_heads: h, a divisor of d_model; d_model / n_heads is even, to be turned in pairs.
-        n_kv_heads: g, groups of keys and values, a divisor of h; None for one per head.
+        n_heads: h, a divisor of d_model; d_model / n_heads is even, for the rotation of pairs.
+        n_kv_heads: g, groups of keys and of linear values, a divisor of h; None for h.
         rope_base: as in `rope_frequencies`.
-        mask: "gate", "content", or None for the causal mask alone.
-        max_positions: length of the table of mask="gate", which needs it; else without meaning.
+        mask: "gate", "content", None for the causal mask alone, or a module with the methods
+            `forward` and `keeps` of `ContentMask`.
+        inner: "linear", "ssd", "retrieved", or a module of your own that computes the values
+            (b, l, d) from x, one per head; a module that takes a cache is called as a sequence
+            mixer. None for the default: "linear" here, "ssd" in `InnerFuncAttn`.
+        n_values, k_values: as in `RetrievedValues`, for inner="retrieved".
+        d_state: state width of the inner SSD, for inner="ssd".
+        max_positions: size of the table of mask="gate", required there and ignored elsewhere.
         hard: whether mask="gate" rounds its gates, as in `GateMask`.
         top_k: keys that mask="content" keeps per query, as in `ContentMask`.
 
     Source: WM §2 and §3.4, QCAttn.
     """
+
+    default_inner = "linear"
 
     def __init__(
         self,
@@ -312,28 +322,43 @@ class QCAttn(nn.Module):
         n_heads: int,
         n_kv_heads: int | None = None,
         rope_base: float | int = 10000.0,
-        mask: Mask | None = None,
+        mask: Mask | nn.Module | None = None,
+        inner: Inner | nn.Module | None = None,
+        n_values: int = 64,
+        k_values: int = 2,
+        d_state: int = 64,
         max_positions: int | None = None,
         hard: bool = False,
         top_k: int | None = None,
     ):
         super().__init__()
-        self._make_projections(d_model, n_heads, n_kv_heads, rope_base)
-        self.inner = nn.Linear(d_model, self.k_proj.out_features, bias=False)
-        self.mask = _make_mask(mask, self.inner.out_features, n_heads, max_positions, hard, top_k)
-
-    def _make_projections(self, d_model, n_heads, n_kv_heads, rope_base):
-        n_kv_heads = n_heads if n_kv_heads is None else n_kv_heads
-        check.sizes(d_model=d_model, n_heads=n_heads, n_kv_heads=n_kv_heads)
+        g = n_heads if n_kv_heads is None else n_kv_heads
+        check.sizes(d_model=d_model, n_heads=n_heads, n_kv_heads=g)
         check.multiple(d_model=d_model, n_heads=n_heads)
-        check.multiple(n_heads=n_heads, n_kv_heads=n_kv_heads)
+        check.multiple(n_heads=n_heads, n_kv_heads=g)
         check.numbers("(0, inf)", rope_base=rope_base)
         p = d_model // n_heads
         check_turnable(**{"d_model / n_heads": p})
+        inner = self.default_inner if inner is None else inner
         self.n_heads, self.rope_base = n_heads, rope_base
         self.q_proj = nn.Linear(d_model, d_model, bias=False)
-        self.k_proj = nn.Linear(d_model, n_kv_heads * p, bias=False)
+        self.k_proj = nn.Linear(d_model, g * p, bias=False)
         self.out_proj = nn.Linear(d_model, d_model, bias=False)
+        d_values = g * p if inner == "linear" else d_model
+        if isinstance(inner, nn.Module):
+            self.inner = inner
+        elif inner == "linear":
+            self.inner = nn.Linear(d_model, d_values, bias=False)
+        elif inner == "retrieved":
+            sizes = dict(n_values=n_values, k_values=k_values)
+            self.inner = RetrievedValues(d_model, n_heads=n_heads, **sizes)
+        else:
+            check.choice(Inner, inner=inner)
+            from cheems_ref.ssd import SSD  # here, so that all else works without ssd.py
+
+            self.inner = SSD(d_model, n_heads=n_heads, d_state=d_state, rope_base=rope_base)
+        self.inner_has_cache = "cache" in inspect.signature(self.inner.forward).parameters
+        self.mask = _make_mask(mask, d_values, n_heads, max_positions, hard, top_k)
 
     def forward(
         self,
@@ -344,15 +369,15 @@ class QCAttn(nn.Module):
         cache: AttentionCache | None = None,
         rotary: RotaryTable | None = None,
     ) -> tuple[Tokens, AttentionCache]:
-        """Let each token of this call read from itself and from those before it.
+        """Let each token of this call read itself and the tokens before it.
 
         Args:
             x: tokens.
-            position_ids: int64 or int32, ≥ 0, that count the real tokens of a row, going on where
-                the cache ends. What they hold at padding does not matter.
+            position_ids: int64 or int32, ≥ 0: the index of each token among the real tokens of its
+                row, continued from the cache. Entries at padding are ignored.
             padding_mask: True for real tokens; None for all. Padding is never read.
-            cache: what an earlier call returned; None at the start of the sequence.
-            rotary: the table of position_ids that the layers of a model share; None to do without.
+            cache: returned by an earlier call; None at the start of the sequence.
+            rotary: table of position_ids shared by the layers of a model; None without one.
 
         Returns:
             y, undefined at padded positions, and the cache for the next call.
@@ -365,30 +390,39 @@ class QCAttn(nn.Module):
         cos, sin = _cos_sin(position_ids, p, self.rope_base, x.dtype, rotary)
         q, k = _apply_rope(q, cos, sin), _apply_rope(k, cos, sin)
         v, inner = self._values(x, position_ids, padding_mask, cache, rotary)
-        v = v.unflatten(-1, (-1, p)).to(q.dtype)  # autocast may have left it wide
+        v = v.unflatten(-1, (-1, p)).to(q.dtype)  # under autocast v may be wider than q
+        real, ids = padding_mask, position_ids.clone()  # the cache shares no memory with the caller
         if padding_mask is not None:
-            position_ids = position_ids.masked_fill(~padding_mask, 0)
-        cache = _extended(cache, k, v, padding_mask, position_ids, inner)
+            real, ids = padding_mask.clone(), position_ids.masked_fill(~padding_mask, 0)
+        new = AttentionCache(k, v, real, ids, inner)
+        cache = new if cache is None else _joined(cache, new)
         return self.out_proj(self._read(q, cache).flatten(2)), cache
 
     def _values(self, x, position_ids, padding_mask, cache, rotary):
-        """The values (b, l, g p), and a cache of their own where they need one."""
-        if cache is not None and cache.inner is not None:
+        """Return the values (b, l, g p) and their own cache, None if they have none."""
+        if cache is not None and (cache.inner is not None) != self.inner_has_cache:
             raise ValueError("the cache is that of a layer with another inner function")
-        return self.inner(x), None
+        if not self.inner_has_cache:
+            return self.inner(x), None
+        own = dict(padding_mask=padding_mask, cache=cache and cache.inner, rotary=rotary)
+        return self.inner(x, position_ids, **own)
 
     def _read(self, q, cache):
+        """Attend to the cached tokens, in one of three ways."""
+        # 1. Without a dynamic mask; without padding, too, torch applies its own causal mask.
         allowed = None
         if self.mask is not None or cache.real is not None:
             allowed = causal_mask(q.shape[1], cache.k.shape[1], real=cache.real, device=q.device)
         if self.mask is None:
             return _attention(q, cache.k, cache.v, allowed)
+        # 2. With a bias on every key, among the keys that the mask keeps.
         bias = self.mask(cache.v, cache.position_ids)
         kept = self.mask.keeps(bias, allowed)
         kept = allowed if kept is None else _own_if_empty(kept)
         if not getattr(self.mask, "hard", False):
             return _attention(q, cache.k, cache.v, kept, bias)
-        # Rounded gates: the value is that of the kept keys, the gradient that of the soft gates.
+        # 3. With rounded gates: the value of `hard`, which the bias does not enter, and the
+        # gradient of `soft`, which hides no key completely.
         hard = _attention(q, cache.k, cache.v, kept)
         soft = _attention(q, cache.k, cache.v, allowed, bias) if torch.is_grad_enabled() else hard
         return soft + (hard - soft).detach()
@@ -397,18 +431,18 @@ class QCAttn(nn.Module):
 class RetrievedValues(nn.Module):
     """Values from a table: v = x ∘ Σ_j ω_j U_j over the k rows most similar to the token.
 
-    Every head asks with a query of its own, half as wide as the head, scores the n_values keys, and
-    superimposes its k best rows, weighted by a softmax over their scores: through these weights
-    queries and keys learn. For k_values = 1 the weight is 1, and they do not.
+    Every head has its own queries, half as wide as the head. It scores the n_values keys and sums
+    the k best rows, weighted by a softmax over their scores. Queries and keys learn through these
+    weights; with k_values = 1 the weight is always 1, and they do not learn.
 
     Args:
         d_model: width of x, a multiple of n_heads.
         n_heads: h.
         n_values: rows of the table.
-        k_values: rows that a token superimposes, at most n_values.
+        k_values: rows per token and head, at most n_values.
 
-    Source: WM eq. 3, Listing 7 and Table 6, with weights, keys that start random, and a table of
-    n_values rows.
+    Source: WM eq. 3, Listing 7 and Table 6, with weights, with random initial keys, and with a
+    table of n_values rows.
     """
 
     def __init__(self, d_model: int, *, n_heads: int, n_values: int, k_values: int):
@@ -425,12 +459,12 @@ class RetrievedValues(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw keys and rows anew, normal with standard deviation 1."""
+        """Draw keys and rows from a standard normal distribution."""
         nn.init.normal_(self.keys)
         nn.init.normal_(self.values)
 
     def weights(self, x: Tokens) -> Float[Tensor, "b l h r"]:
-        """Return each row's weight for each token: softmax over the k best, 0 for the others."""
+        """Return the weight of each row for each token: softmax over the k best, 0 for the rest."""
         check.width(x, self.query_proj.in_features)
         queries = rearrange(self.query_proj(x), "b l (h m) -> b l h m", h=self.n_heads)
         with autocast_off(x.device):
@@ -440,113 +474,71 @@ class RetrievedValues(nn.Module):
         return torch.zeros_like(scores).scatter(-1, best.indices, weights)
 
     def forward(self, x: Tokens) -> Tokens:
-        """Return the values of the tokens, each from that token alone."""
+        """Return the values; each depends on its own token only."""
         rows = einsum("blhr,hrp->blhp", self.weights(x), self.values)
         return x * rearrange(rows, "b l h p -> b l (h p)")
 
 
 class InnerFuncAttn(QCAttn):
-    """Attention whose values are computed by an inner function.
+    """Attention whose values are computed by an inner function, an SSD by default.
 
-    Queries and keys stay linear, since what they are for is to be compared; what is read need not.
-
-    Args:
-        d_model, n_heads, n_kv_heads, rope_base, mask, max_positions, hard, top_k: as in `QCAttn`;
-            "ssd" and "retrieved" give one value per head whatever n_kv_heads is.
-        inner: "ssd", "retrieved" or "linear".
-        n_values, k_values: as in `RetrievedValues`, for inner="retrieved".
-        d_state: state width of the inner SSD, for inner="ssd".
+    Queries and keys stay linear: their one purpose is to be compared. "ssd" and "retrieved" give
+    one value per head for any n_kv_heads. The arguments are those of `QCAttn`.
 
     Source: WM §3.2 and Listing 7; Ch §3.2 and Listing 3.
     """
 
-    def __init__(
-        self,
-        d_model: int,
-        *,
-        n_heads: int,
-        n_kv_heads: int | None = None,
-        rope_base: float | int = 10000.0,
-        mask: Mask | None = None,
-        inner: Inner = "ssd",
-        n_values: int = 64,
-        k_values: int = 2,
-        d_state: int = 64,
-        max_positions: int | None = None,
-        hard: bool = False,
-        top_k: int | None = None,
-    ):
-        nn.Module.__init__(self)  # not QCAttn's, which would make linear values
-        check.choice(Inner, inner=inner)
-        self._make_projections(d_model, n_heads, n_kv_heads, rope_base)
-        d_values = self.k_proj.out_features if inner == "linear" else d_model
-        if inner == "ssd":
-            self.inner = SSD(d_model, n_heads=n_heads, d_state=d_state, rope_base=rope_base)
-        elif inner == "retrieved":
-            self.inner = RetrievedValues(
-                d_model, n_heads=n_heads, n_values=n_values, k_values=k_values
-            )
-        else:
-            self.inner = nn.Linear(d_model, d_values, bias=False)
-        self.mask = _make_mask(mask, d_values, n_heads, max_positions, hard, top_k)
-
-    def _values(self, x, position_ids, padding_mask, cache, rotary):
-        if not isinstance(self.inner, SSD):
-            return super()._values(x, position_ids, padding_mask, cache, rotary)
-        if cache is not None and cache.inner is None:
-            raise ValueError("the cache is that of a layer with another inner function")
-        own = dict(padding_mask=padding_mask, cache=cache and cache.inner, rotary=rotary)
-        return self.inner(x, position_ids, **own)
+    default_inner = "ssd"
 
 
 def _make_mask(mask, d_values, n_heads, max_positions, hard, top_k):
-    check.choice((None, "gate", "content"), mask=mask)
-    if mask == "gate" and max_positions is None:
-        raise ValueError("mask='gate' needs max_positions, the length of its table")
+    """Return the module of a dynamic mask, given its name or the module; None without a mask."""
     if hard and mask != "gate":
         raise ValueError(f"hard belongs to mask='gate', got mask={mask!r}")
     if top_k is not None and mask != "content":
         raise ValueError(f"top_k = {top_k} belongs to mask='content', got mask={mask!r}")
-    if mask == "gate":
-        return GateMask(n_heads, max_positions, hard=hard)
-    return ContentMask(d_values, n_heads, top_k=top_k) if mask == "content" else None
+    if mask is None or isinstance(mask, nn.Module):
+        return mask
+    check.choice(Mask, mask=mask)
+    if mask == "content":
+        return ContentMask(d_values, n_heads, top_k=top_k)
+    if max_positions is None:
+        raise ValueError("mask='gate' needs max_positions, the length of its table")
+    return GateMask(n_heads, max_positions, hard=hard)
 
 
-def _extended(cache, k, v, padding_mask, position_ids, inner):
-    """The cache with this call's tokens appended."""
-    if cache is None:  # the caller's own tensors may change after the call
-        real = None if padding_mask is None else padding_mask.clone()
-        return AttentionCache(k, v, real, position_ids.clone(), inner)
-    known = dict(b=k.shape[0], g=k.shape[2], h=v.shape[2], p=k.shape[3])
-    check.shapes(known, **{"cache.k": (cache.k, "b s g p"), "cache.v": (cache.v, "b s h p")})
-    check.dtypes([k.dtype], **{"cache.k": cache.k, "cache.v": cache.v})
-    real = None
-    if padding_mask is not None or cache.real is not None:
-        old, new = (
-            torch.ones_like(ids, dtype=torch.bool) if mask is None else mask
-            for mask, ids in ((cache.real, cache.position_ids), (padding_mask, position_ids))
-        )
-        real = torch.cat([old, new], dim=1)
-    pairs = (cache.k, k), (cache.v, v), (cache.position_ids, position_ids)
-    k, v, position_ids = (torch.cat(pair, dim=1) for pair in pairs)
-    return AttentionCache(k, v, real, position_ids, inner)
+def _joined(old, new):
+    """Append the tokens of one cache to another."""
+    known = dict(b=new.k.shape[0], g=new.k.shape[2], h=new.v.shape[2], p=new.k.shape[3])
+    check.shapes(known, **{"cache.k": (old.k, "b s g p"), "cache.v": (old.v, "b s h p")})
+    check.dtypes([new.k.dtype], **{"cache.k": old.k, "cache.v": old.v})
+    k, v = torch.cat([old.k, new.k], dim=1), torch.cat([old.v, new.v], dim=1)
+    ids = torch.cat([old.position_ids, new.position_ids], dim=1)
+    if old.real is None and new.real is None:
+        return AttentionCache(k, v, None, ids, new.inner)
+    real = [
+        torch.ones_like(c.position_ids).bool() if c.real is None else c.real for c in (old, new)
+    ]
+    return AttentionCache(k, v, torch.cat(real, dim=1), ids, new.inner)
 
 
 def _check(q, k, v, allowed, bias):
+    """Reject shapes and dtypes that do not fit, and masks with an empty row."""
     check.floating(q=q)
     check.dtypes([q.dtype], k=k, v=v)
     n = check.shapes(q=(q, "b t h p"), k=(k, "b s g p"), bias=(bias, "b h s"))
-    groups = check.shapes({key: n[key] for key in "bsp"}, v=(v, "b s g p"))["g"]
-    if n["t"] > n["s"]:
-        raise ValueError(f"there are {n['t']} queries, the last of only {n['s']} keys")
-    for name, g in (("k", n["g"]), ("v", groups)):
-        check.multiple(**{"heads of q": n["h"], f"groups of {name}": g})
+    check.shapes({key: n[key] for key in "bsp"}, v=(v, "b s g p"))
+    (b, t, h, _), s = q.shape, k.shape[1]
+    if t > s:
+        raise ValueError(f"there are {t} queries, the last of only {s} keys")
+    check.multiple(**{"heads of q": h, "groups of k": k.shape[2]})
+    check.multiple(**{"heads of q": h, "groups of v": v.shape[2]})
     if allowed is None:
         return
     check.dtypes([torch.bool], allowed=allowed)
-    full = tuple(n[key] for key in "bhts")
-    ends = zip(reversed(allowed.shape), reversed(full), strict=False)
+    ends = zip(allowed.shape[::-1], (s, t, h, b), strict=False)
     if not (2 <= allowed.ndim <= 4 and all(size in (1, whole) for size, whole in ends)):
-        raise ValueError(f"allowed must fit (b, h, t, s) = {full}, got {tuple(allowed.shape)}")
+        shape = tuple(allowed.shape)
+        raise ValueError(f"allowed must fit (b, h, t, s) = {(b, h, t, s)}, got {shape}")
     if not (torch.compiler.is_compiling() or bool(allowed.any(dim=-1).all())):
         raise ValueError("allowed leaves a query nothing to attend to; let it see its own token")

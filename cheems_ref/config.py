@@ -6,17 +6,16 @@
                                                C  cohesive MoE         X  expansive MoE
                                                P  PEER     K  CDMMoE   E  CDMoE
 
-S, A and I mix tokens and keep a cache; the others work on each token by itself. In OTCE's tables E
-stands for a routed MoE: written R here. "SM + SE × 11" and "(SG SR) × 4" are accepted as the
-papers print them. `preset` has the systems of the papers.
+S, A and I mix tokens and keep a cache; the others treat each token independently. In OTCE's tables
+the letter E means a routed MoE, which is R here. "SM + SE × 11" and "(SG SR) × 4" are accepted as
+the papers print them. `preset` has the systems of the papers.
 
-An invalid pattern or number raises ValueError, and something that is no number TypeError, naming
-field and number (check.py), and the layer if one of the pattern's layers rejects it.
+An invalid pattern or number raises ValueError, and a value of the wrong type TypeError. The message
+has the field and the number (check.py), and the layer, if a layer of the pattern rejects them.
 Source: WM Tables 2 and 7; OTCE Tables 1, 5, 6 and 8.
 """
 
 import dataclasses
-import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -39,9 +38,9 @@ MAX_LAYERS = 10_000
 
 
 class LayerType(NamedTuple):
-    """A letter of a pattern: what it is called, its class, and the fields that it takes.
+    """A letter of a pattern: its name, its class, and the fields that it takes.
 
-    fields: names of `ModelConfig` fields; "argument=field" where the layer's own name differs.
+    fields: names of `ModelConfig` fields; "argument=field" if the layer has another name for it.
     """
 
     name: str
@@ -78,16 +77,16 @@ LAYERS = {
 
 
 def _field(default: Any, meaning: str, only: Mapping[str, str] | None = None) -> Any:
-    """A field of ModelConfig: its default, its meaning, and for some letters when they use it."""
+    """A field of ModelConfig: default, meaning, and for some letters a condition."""
     return dataclasses.field(default=default, metadata={"meaning": meaning, "only": only or {}})
 
 
 # fmt: off
 @dataclass(frozen=True)
 class ModelConfig:
-    """What a model is made of: validated when it is made, and never changed afterwards.
+    """The configuration of a model: validated when it is created, and immutable.
 
-    The pattern is kept spelled out; see `expand_pattern`. `LAYERS` has the layers of each field.
+    The pattern is stored in full; see `expand_pattern`. `LAYERS` has the fields of each letter.
     """
 
     pattern: str = _field("SESESESESESESEIE", "one letter per layer")
@@ -133,36 +132,30 @@ class ModelConfig:
             _check_field(field, getattr(self, field.name))
         check.numbers("(0, 1)", norm_eps=self.norm_eps)
         check.numbers("(0, inf)", rope_base=self.rope_base)
-        for letter in dict.fromkeys(self.pattern):  # each layer knows best what it cannot be
+        for letter in dict.fromkeys(self.pattern):  # each layer checks its own arguments
             try:
                 with torch.device("meta"):
                     make_layer(letter, self)
-            except (ValueError, RuntimeError) as error:  # the latter of sizes past 64 bits
-                raise ValueError(f"letter {letter} ({LAYERS[letter].name}): {error}") from error
+            except (ValueError, RuntimeError) as error:  # RuntimeError: a size beyond 64 bits
+                message = str(error)
+                for argument, field in LAYERS[letter].arguments().items():
+                    message = re.sub(rf"\b{argument}\b", field, message)  # by its name here
+                raise ValueError(f"letter {letter} ({LAYERS[letter].name}): {message}") from error
 
 
 def make_layer(letter: str, config: ModelConfig) -> nn.Module:
     """Make one layer of a pattern."""
-    c, layer = config, LAYERS[letter]
-    # Numbers of experts are checked here, by their names in the config: to the layers, each of them
-    # is n_experts or k.
-    if letter in "RHCX":
-        check.numbers(f"[1, {MAX_LAYERS}]", n_experts=c.n_experts)  # each of them is a module
-        check.numbers(f"[1, {c.n_experts}]", k_experts=c.k_experts)
-    if letter in "PKE":
-        n, r = c.n_neurons, math.isqrt(c.n_neurons)
-        if r * r != n:
-            near = f"{r**2} and {(r + 1) ** 2} are"
-            raise ValueError(f"n_neurons must be a square: {n} is not, {near}")
-        check.numbers(f"[1, {n}]", k_neurons=c.k_neurons)
-    arguments = {name: getattr(c, field) for name, field in layer.arguments().items()}
-    return layer.make(c.d_model, **arguments)
+    layer = LAYERS[letter]
+    if "n_experts" in layer.arguments().values():  # each of these experts is a module
+        check.numbers(f"[1, {MAX_LAYERS}]", n_experts=config.n_experts)
+    arguments = {name: getattr(config, field) for name, field in layer.arguments().items()}
+    return layer.make(config.d_model, **arguments)
 
 
 def users(field: str) -> dict[str, str]:
     """Return the letters whose layers take a field, each with its condition: {"I": "inner=ssd"}.
 
-    The condition is "" if the letter always uses the field. No letters: every model uses it.
+    The condition is "" if the letter always uses the field. An empty dict means every model does.
     """
     (only,) = (f.metadata["only"] for f in dataclasses.fields(ModelConfig) if f.name == field)
     letters = [key for key, layer in LAYERS.items() if field in layer.arguments().values()]
@@ -181,7 +174,7 @@ def is_used(field: str, config: ModelConfig) -> bool:
 
 
 def _check_field(field, value):
-    """Check a size or a flag; sizes have to fit into 31 bits. Words are checked by the layers."""
+    """Check a size, which must fit into 31 bits, or a flag; the layers check the words."""
     if field.type in (int, int | None):
         check.sizes(**{field.name: value})
         if value is None and field.type is int:
@@ -195,8 +188,8 @@ def _check_field(field, value):
 def preset(name: str) -> ModelConfig:
     """Return the configuration of a system of the papers, or of a tiny one.
 
-    `cheems_ref/presets.py` lists them, and says which of their numbers are the papers' and which
-    are ours. The pattern spells all layers.
+    `cheems_ref/presets.py` lists them, and separates the numbers of the papers from ours. The
+    pattern has one letter per layer.
 
     Args:
         name: such as "cheems-320m", "jamba-1.3b", "llama-2-7b", "cheems-tiny".
@@ -207,50 +200,39 @@ def preset(name: str) -> ModelConfig:
 
 
 def expand_pattern(pattern: str) -> str:
-    """Spell out a pattern: one letter per layer.
+    """Expand a pattern to one letter per layer.
 
-    Spaces and + separate, ×n (or x n, * n) repeats the word or the bracket before it:
-    "SM + SR × 3 + AM" is "SMSRSRSRAM", and "(SG SR) × 2" is "SGSRSGSR". What cannot be read is
-    refused with its place, and so are more than 10,000 layers.
+    Spaces and + separate words. × n (or x n, * n) repeats the word or the bracket before it:
+    "SM + SR × 3 + AM" is "SMSRSRSRAM", and "(SG SR) × 2" is "SGSRSGSR".
+
+    Raises:
+        ValueError: an unknown letter or sign, an open bracket, × without a word before it or a
+            number after it, no layer, or more than 10,000 layers.
 
     Source: OTCE Tables 1, 5, 6 and 8; WM Table 2.
     """
     if not isinstance(pattern, str):
         raise TypeError(f"pattern must be letters, got {pattern!r}")
-    open_groups, repeatable = [[]], False
-    for part in re.finditer(r"([A-Z]+)|(\()|(\))|[×x*]\s*(\d+)|(\+)|\s+|(.)", pattern):
-        word, opening, closing, times, plus, other = part.groups()
-        place = f"at place {part.start() + 1} of pattern {pattern!r}"
-        if word:
-            for i, letter in enumerate(word):
-                if letter not in LAYERS:
-                    known = ", ".join(f"{key} {layer.name}" for key, layer in LAYERS.items())
-                    place = f"at place {part.start() + i + 1} of pattern {pattern!r}"
-                    raise ValueError(f"unknown letter {letter!r} {place}; there are {known}")
-            open_groups[-1].append(word)
-        elif opening:
-            open_groups.append([])
-        elif closing:
-            if len(open_groups) == 1:
-                raise ValueError(f"a bracket is closed that was not opened, {place}")
-            group = open_groups.pop()
-            open_groups[-1].append("".join(group))
-        elif times:
-            if not repeatable or int(times) == 0:
-                raise ValueError(f"{part.group()!r} must repeat something at least once, {place}")
-            if (n := len(open_groups[-1][-1]) * int(times)) > MAX_LAYERS:
-                most = f"{MAX_LAYERS:,} are the most"
-                raise ValueError(f"{part.group()!r} makes {n:,} layers {place}; {most}")
-            open_groups[-1][-1] *= int(times)
-        elif other and other in "×x*":
-            raise ValueError(f"{other!r} must be followed by a number, {place}")
-        elif other:
-            raise ValueError(f"unknown sign {other!r} {place}; letters are capitals")
-        repeatable = bool(word or closing or times) or (repeatable and not (opening or plus))
-    if len(open_groups) > 1:
-        raise ValueError(f"pattern {pattern!r} has a bracket that is not closed")
-    if not (letters := "".join(open_groups[0])):
-        raise ValueError(f"pattern {pattern!r} holds no layer")
-    if len(letters) > MAX_LAYERS:
-        raise ValueError(f"the pattern has {len(letters):,} layers; {MAX_LAYERS:,} are the most")
+    for letter in re.findall("[A-Z]", pattern):
+        if letter not in LAYERS:
+            known = ", ".join(f"{key} {layer.name}" for key, layer in LAYERS.items())
+            raise ValueError(f"unknown letter {letter!r} in pattern {pattern!r}; there are {known}")
+    # Replace one repeated word, or one bracket without × or brackets inside, by its letters. The
+    # spaces keep them apart from their neighbours: in "A(SM) × 2", × must not repeat the A.
+    text = pattern
+    while found := re.search(r"([A-Z]+)\s*[×x*]\s*(\d+)|\(([\s+]*[A-Z][A-Z\s+]*)\)", text):
+        word, times, bracket = found.groups()
+        times = int(times or 1)
+        letters = word or re.sub(r"[\s+]", "", bracket)
+        if not 1 <= times * len(letters) <= MAX_LAYERS:
+            n = f"{times * len(letters):,} layers, not 1 to {MAX_LAYERS:,}"
+            raise ValueError(f"{found.group()!r} in pattern {pattern!r} makes {n}")
+        text = f"{text[: found.start()]} {letters * times} {text[found.end() :]}"
+    letters = re.sub(r"[\s+]", "", text)
+    if wrong := re.sub("[A-Z]", "", letters):
+        rules = "letters are capitals, × n follows a word or a bracket, and brackets are closed"
+        raise ValueError(f"cannot read {wrong[0]!r} in pattern {pattern!r}: {rules}")
+    if not 1 <= len(letters) <= MAX_LAYERS:
+        n = f"{len(letters):,} layers, not 1 to {MAX_LAYERS:,}"
+        raise ValueError(f"pattern {pattern!r} has {n}")
     return letters

@@ -1,11 +1,12 @@
-"""Feed-forward layers that everyone shares: an MLP, and a linear unit with two gates.
+"""Feed-forward layers that process every token: an MLP, and a linear unit with two gates.
 
-They take x (..., d) and return y (..., d). f is the width in between.
+They take x (..., d) and return y (..., d). f is the inner width.
 
-    MLP     SiLU(x W) W₂                      gated: (SiLU(x W) ∘ x V) W₂
-    DGLU    (SiLU(x W) ∘ tanh(x V)) W₂        a second gate: OTCE's expert
+    MLP            SiLU(x W) W₂
+    gated MLP      (SiLU(x W) ∘ x V) W₂
+    DGLU           (SiLU(x W) ∘ tanh(x V)) W₂        OTCE's expert, which has a second gate
 
-Wrong shapes or sizes raise ValueError naming argument, letters and numbers (check.py).
+Wrong shapes or sizes raise ValueError with the argument and the numbers (check.py).
 """
 
 from typing import Literal
@@ -21,14 +22,14 @@ SecondGate = Literal["tanh", "sigmoid"]
 
 
 class MLP(nn.Module):
-    """Two linear maps with SiLU between them, or, gated, three.
+    """Two linear maps with SiLU between them, and optionally a third map as a gate.
 
     Args:
         d_model: d.
         d_ff: f.
-        gated: whether there is a third map, whose SiLU is multiplied onto the first.
+        gated: whether to multiply the inner units by the SiLU of a third map.
 
-    Source: WM eq. after (5), φ(x) = SiLU(x W)V; gated: Ch eq. 11; Shazeer (2020).
+    Source: WM eq. after (5), φ(x) = SiLU(x W)V. The gated form is Ch eq. 11; Shazeer (2020).
     """
 
     def __init__(self, d_model: int, d_ff: int, *, gated: bool = False):
@@ -47,7 +48,7 @@ class MLP(nn.Module):
 
 
 class DGLU(nn.Module):
-    """A linear unit with two gates: (SiLU(x W) ∘ tanh(x V)) W₂, or with a sigmoid for the tanh.
+    """A linear unit with two gates: (SiLU(x W) ∘ tanh(x V)) W₂, or a sigmoid in place of tanh.
 
     Args:
         d_model: d.

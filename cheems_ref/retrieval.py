@@ -1,9 +1,9 @@
 """Experts of one neuron each: a few of a million, found by product keys for every token.
 
     ProductKeys   a router over e = r² experts from 2 r keys per head
-    PEER          Σ gᵢ SiLU(x·wᵢ) uᵢ, over the experts found
-    CDMMoE        the same with gated neurons, on a projection of a shared gated MLP
-    CDMoE         the same on (or beside) a shared MLP φ(x)
+    PEER          Σ gᵢ SiLU(x·downᵢ) upᵢ over the retrieved experts
+    CDMMoE        PEER with gated neurons, on a projection of a shared gated MLP
+    CDMoE         PEER on (or beside) a shared MLP φ(x)
 
     code       shape             in the papers
     gates      (b, l, h, k)      g, of the k experts that each head retrieves
@@ -11,10 +11,10 @@
     keys       (h, 2, r, m)      θ, product keys: r per half, so e = r² experts
     down, up   (e, d)            W_down, W_up: row i is expert i
 
-A router of e experts is a matrix (d, e); retrieval needs 2 r keys instead (`product_key_topk`), and
-evaluates the neurons it finds without gathering their rows (`neurons`). Notebook 06 derives both.
+A routed MoE has a router matrix (d, e). Retrieval needs 2 r keys instead (`product_key_topk`), and
+evaluates the retrieved neurons without gathering their rows (`neurons`). Notebook 06 derives both.
 
-Wrong shapes, sizes or values raise ValueError naming argument, letters and numbers (check.py).
+Wrong shapes, sizes or values raise ValueError with the argument and the numbers (check.py).
 Source: Ch §3.3, A.4; WM §3.3, B.4; He (2024), Mixture of A Million Experts.
 """
 
@@ -35,10 +35,8 @@ Choices = Int[Tensor, "b l h k"]
 Found = tuple[Float[Tensor, "b l h k"], Choices]
 Form = Literal["serial", "parallel"]
 
-# What a block takes on a CPU, so that its caches hold it: scores, 2 MiB in float32, and rows of a
-# table that are gone through twice. Elsewhere memory alone sets the limit.
-SCORES_PER_BLOCK, ROWS_PER_BLOCK = 2**19, 2**12
-SCORES_IN_MEMORY = 2**25
+# The scores of one block. On a CPU 2 MiB in float32 fit into a cache; else memory is the limit.
+SCORES_PER_BLOCK, SCORES_IN_MEMORY = 2**19, 2**25
 
 
 def product_key_topk(
@@ -46,9 +44,10 @@ def product_key_topk(
 ) -> Found:
     """Find the k largest of all r² sums q₁·κ₁ᵢ + q₂·κ₂ⱼ, exactly, without forming them.
 
-    If pair (i, j) is among the k best sums, i is among the k best of the first half and j of the
-    second. Better: with both halves sorted, no pair before (i, j) in both is smaller, so only the
-    pairs of ranks (a, b) with (a + 1)(b + 1) ≤ k need be looked at.
+    If pair (i, j) is among the k best sums, i is among the k best of the first half and j among the
+    k best of the second. More sharply: let i have rank a in the first half and j rank b in the
+    second. Then (a + 1)(b + 1) pairs have a sum at least as large, so only pairs with
+    (a + 1)(b + 1) ≤ k are candidates.
 
     Args:
         queries: one for each half.
@@ -56,8 +55,8 @@ def product_key_topk(
         k: 1 ≤ k ≤ r².
 
     Returns:
-        scores, descending, and indices i·r + j. Of equal halves the smaller index comes first; of
-        equal sums the pair of the smaller rank in the first half.
+        scores, descending, and indices i·r + j. Within a half, ties go to the smaller index; among
+        sums, ties go to the smaller rank in the first half.
 
     Source: WM §3.3 and Listing 8; Ch Listing 4; Lample et al. (2019).
     """
@@ -72,10 +71,10 @@ def _product_key_topk(queries, keys, k):
     h, _, r, _ = keys.shape
     best = min(k, r)
     pairs = [a * best + b for a in range(best) for b in range(min(best, k // (a + 1)))]
-    # Copied without waiting for the device.
+    # This copy does not synchronise with the device.
     pairs = torch.tensor(pairs, device="cpu").to(keys.device, non_blocking=True)
     first, second = pairs // best, pairs % best
-    # A compiled graph would unroll many small blocks.
+    # A compiled graph would unroll the many small blocks.
     in_cache = keys.is_cpu and not torch.compiler.is_compiling()
     limit = SCORES_PER_BLOCK if in_cache else SCORES_IN_MEMORY
     found = []
@@ -84,10 +83,10 @@ def _product_key_topk(queries, keys, k):
         with autocast_off(keys.device):
             halves = block.permute(1, 2, 0, 3) @ keys.mT
         values, where = _topk(halves, best)  # (h, 2, n, best)
-        # 2. The sums that can be among the k best, and which experts they stand for.
+        # 2. The candidate sums and their experts.
         sums = values[:, 0].index_select(-1, first) + values[:, 1].index_select(-1, second)
         index = where[:, 0].index_select(-1, first) * r + where[:, 1].index_select(-1, second)
-        # 3. The k best of them.
+        # 3. The k best candidates.
         sums, place = _topk(sums, k)
         found.append([t.transpose(0, 1) for t in (sums, index.gather(-1, place))])
     scores, indices = (torch.cat(parts) for parts in zip(*found, strict=True))
@@ -96,15 +95,15 @@ def _product_key_topk(queries, keys, k):
 
 
 def _topk(scores, k):
-    """The k largest along the last axis, descending; of equal scores the smaller index first."""
+    """The k largest along the last axis, descending; ties go to the smaller index."""
     *_, tokens, n = scores.shape
-    if n <= (64 if tokens == 1 else 32) or scores.dtype == torch.float64:  # a full sort is as fast
+    if n <= (64 if tokens == 1 else 32) or scores.dtype == torch.float64:  # sorting is as fast
         values, indices = scores.sort(dim=-1, descending=True, stable=True)
         return values[..., :k], indices[..., :k]
-    # torch.topk may take any of equal scores, so it gets keys of which no two are equal:
-    # order · n + (n - 1 - index), with `order` the float's bits as an integer in the same order.
-    # In place, since fresh memory takes as long as the arithmetic.
-    wide = scores.detach().float().nan_to_num(math.inf, math.inf, -math.inf)  # NaN ranks first
+    # torch.topk breaks ties arbitrarily, so it gets distinct integers: order · n + (n - 1 - index),
+    # where `order` sorts like the score and is made from the bits of the float. All in place, since
+    # allocating memory takes as long as the arithmetic.
+    wide = scores.detach().float().nan_to_num(math.inf, math.inf, -math.inf)  # NaN comes first
     bits = wide.add_(0.0).view(torch.int32)  # -0.0 becomes 0.0
     bits ^= (bits >> 31) & 0x7FFFFFFF
     ranks = bits.long().mul_(n).add_(torch.arange(n - 1, -1, -1, device=scores.device))
@@ -118,9 +117,9 @@ def neurons(
     """Compute the inner product of each token with its j rows of a table: x_n · table[indices_nj].
 
     `F.embedding_bag` computes Σ_j a_nj table[indices_nj] without gathering rows. Its gradient with
-    respect to a, for a gradient x_n of the sum, is x_n · table[indices_nj]: what is wanted. So this
-    is the backward pass of the bag, and the bag is the backward pass of this. Nothing of size
-    (n, j, d) is built for more than one token, in neither direction.
+    respect to a, given the gradient x_n of the sum, is x_n · table[indices_nj]: just the product we
+    want. So this function is the backward pass of the bag, and the bag is the backward pass of this
+    function. Neither direction builds a tensor of size (n, j, d) for more than one token.
 
     Args:
         x: tokens.
@@ -138,29 +137,18 @@ def neurons(
 
 
 def _neurons(x, table, indices):
-    if x.shape[0] == 1:  # decoding: a few rows, sooner gathered than walked through
+    if x.shape[0] == 1:  # decoding: gathering a few rows is faster
         return (table[indices[0]] @ x[0])[None]
     return _products(x, table, indices)
 
 
-# An operator of its own, so that a compiler need not look inside. It is named for the package, and
-# for a copy of this module where there is one.
+# An opaque operator for compilers. A copy of this module registers its own, under its own name.
 @torch.library.custom_op(f"{__name__.partition('.')[0]}::neurons", mutates_args=())
 def _products(x: Tensor, table: Tensor, indices: Tensor) -> Tensor:
-    """The gradient of a bag with respect to its weights, for a gradient x of its sum."""
-    # A table may be larger than a CPU's caches, and the products wait for every row. A bag reads
-    # ahead: its sum is thrown away, but it leaves the rows of a block in the cache.
-    tokens = max(1, ROWS_PER_BLOCK // indices.shape[1] if x.is_cpu else x.shape[0])
-    products = []
-    for block, rows in zip(x.split(tokens), indices.split(tokens), strict=True):
-        if x.is_cpu:
-            F.embedding_bag(rows, table, mode="sum")
-        products.append(
-            torch.ops.aten._embedding_bag_per_sample_weights_backward(
-                block, table, rows.flatten(), *_bags(rows), mode=0
-            )
-        )
-    return torch.cat(products).view(indices.shape)
+    """The gradient of a bag with respect to its weights, given the gradient x of its sum."""
+    gradient = torch.ops.aten._embedding_bag_per_sample_weights_backward
+    products = gradient(x, table, indices.flatten(), *_bags(indices), mode=0)
+    return products.view(indices.shape)
 
 
 @_products.register_fake
@@ -172,7 +160,7 @@ def _products_backward(ctx, gradient):
     x, table, indices = ctx.saved_tensors
     to_x = F.embedding_bag(indices, table, per_sample_weights=gradient, mode="sum")
     _, bags = _bags(indices)
-    unused = bags.new_empty(0)  # bag sizes and largest entries: of the modes mean and max
+    unused = bags.new_empty(0)  # bag sizes and largest entries, for the modes mean and max
     to_table = torch.ops.aten._embedding_bag_dense_backward(
         x, indices.flatten(), bags, unused, unused, table.shape[0], False, 0, gradient.flatten()
     )
@@ -185,7 +173,7 @@ _products.register_autograd(
 
 
 def _bags(indices):
-    """Where each token's bag starts among all indices, and in which bag each of them is."""
+    """The offset of each token's bag in the flat indices, and the bag of each index."""
     n, j = indices.shape
     bags = torch.arange(n, device=indices.device)
     return bags * j, bags.repeat_interleave(j)
@@ -204,10 +192,10 @@ def retrieved_experts(
 
     Args:
         x: tokens.
-        down: what a neuron listens to.
-        up: what it says; o is the width of the result.
-        gates: of each expert found.
-        indices: which experts, in [0, e).
+        down: input weights of each neuron.
+        up: output weights of each neuron; o is the width of the result.
+        gates: gᵢ of the retrieved experts.
+        indices: i of the retrieved experts, in [0, e).
         gate: for gated neurons, gᵢ (x·downᵢ) SiLU(x·gateᵢ) upᵢ.
 
     Source: WM §3.3; Ch Listing 4, with the gates outside of SiLU.
@@ -217,7 +205,7 @@ def retrieved_experts(
 
 
 def _retrieved_experts(x, down, up, gates, indices, gate=None):
-    tokens = x.flatten(0, 1).to(down.dtype)  # autocast may have narrowed it
+    tokens = x.flatten(0, 1).to(down.dtype)  # under autocast x may be narrower
     rows, weights = (t.flatten(0, 1).flatten(1) for t in (indices, gates.to(down.dtype)))
     active = _neurons(tokens, down, rows)
     active = F.silu(active) if gate is None else active * F.silu(_neurons(tokens, gate, rows))
@@ -234,7 +222,7 @@ def naive_retrieved_experts(
     *,
     gate: Float[Tensor, "e d"] | None = None,
 ) -> Float[Tensor, "b l o"]:
-    """Compute what `retrieved_experts` does from its formula: every row gathered, h·k times x.
+    """Compute `retrieved_experts` from its formula, gathering h·k rows for every token.
 
     Source: WM Listing 8; Ch Listing 4.
     """
@@ -248,6 +236,7 @@ def naive_retrieved_experts(
 
 
 def _check_retrieved(x, down, up, gates, indices, gate):
+    """Reject tensors that do not fit together, and indices outside of [0, e)."""
     n = check.shapes(x=(x, "b l d"), down=(down, "e d"), up=(up, "e o"), gate=(gate, "e d"))
     check.shapes(n, indices=(indices, "b l h k"), gates=(gates, "b l h k"))
     check.floating(x=x, down=down, gates=gates)
@@ -266,7 +255,7 @@ class ProductKeys(nn.Module):
         k: experts per head, at most e.
         d_query: width of a query, both halves together; even.
 
-    Source: WM §3.3 and Listing 8; Ch Listing 4, with keys that start random.
+    Source: WM §3.3 and Listing 8; Ch Listing 4, with random initial keys.
     """
 
     def __init__(self, d_model: int, *, n_experts: int, n_heads: int, k: int, d_query: int):
@@ -274,20 +263,16 @@ class ProductKeys(nn.Module):
         check.sizes(d_model=d_model, n_experts=n_experts, n_heads=n_heads, k=k, d_query=d_query)
         r = math.isqrt(n_experts)
         if r * r != n_experts:
-            raise ValueError(
-                f"n_experts must be a square, r keys for each half: {n_experts} is not, "
-                f"{r * r} and {(r + 1) ** 2} are"
-            )
-        if k > n_experts:
-            raise ValueError(f"k = {k} experts per head, but there are only {n_experts}")
+            near = f"{n_experts} is not, {r * r} and {(r + 1) ** 2} are"
+            raise ValueError(f"n_experts must be a square, r keys for each half: {near}")
+        check.numbers(f"[1, {n_experts}]", k=k)
         check.multiple(d_query=d_query, halves=2)
-        self.n_heads, self.k, self.n_experts = n_heads, k, n_experts
+        self.n_heads, self.k = n_heads, k
         self.query_proj = nn.Linear(d_model, n_heads * d_query, bias=False)
-        self.keys = nn.Parameter(torch.empty(n_heads, 2, r, d_query // 2))
-        ProductKeys.reset_parameters(self)  # not a subclass's: it has tables that are yet to come
+        self.keys = nn.Parameter(torch.randn(n_heads, 2, r, d_query // 2))
 
     def reset_parameters(self):
-        """Draw the keys anew; the queries' map draws itself."""
+        """Draw the keys from a standard normal distribution."""
         nn.init.normal_(self.keys)
 
     def route(self, x: Tokens) -> Found:
@@ -302,15 +287,11 @@ class ProductKeys(nn.Module):
         scores, indices = _product_key_topk(queries.to(self.keys.dtype), self.keys, self.k)
         return scores.softmax(dim=-1), indices
 
-    def min_inactive_experts(self) -> int:
-        """Return a lower bound on the experts that no head retrieves for a token."""
-        return max(0, self.n_experts - self.n_heads * self.k)
-
 
 class PEER(ProductKeys):
     """Experts of one neuron each, a few of a million for every token.
 
-    Each head retrieves k experts, so a token's hidden layer has h·k neurons, put together for it.
+    Each head retrieves k experts, so the hidden layer of a token has h·k neurons.
 
     Args:
         d_model: d.
@@ -324,32 +305,34 @@ class PEER(ProductKeys):
 
     def __init__(self, d_model: int, *, n_experts: int, n_heads: int, k: int, d_query: int):
         super().__init__(d_model, n_experts=n_experts, n_heads=n_heads, k=k, d_query=d_query)
-        self.down = nn.Parameter(torch.empty(n_experts, d_model))
-        self.up = nn.Parameter(torch.empty(n_experts, d_model))
-        self._reset_tables()
+        self.down, self.up = (nn.Parameter(torch.empty(n_experts, d_model)) for _ in range(2))
+        _reset_tables(n_heads * k, self.up, self.down)
 
     def reset_parameters(self):
-        """Draw keys and tables anew; a sum over all neurons is of size 1 for tokens of size 1."""
+        """Draw keys and tables at random."""
         super().reset_parameters()
-        self._reset_tables()
-
-    def _reset_tables(self):
-        _reset_table(self.down, self.down.shape[1])
-        _reset_table(self.up, self.n_heads * self.k)
+        _reset_tables(self.n_heads * self.k, self.up, self.down)
 
     def inactive_parameters(self) -> int:
-        """Return how many parameters take no part in one token's result."""
-        return self.min_inactive_experts() * (self.down.shape[1] + self.up.shape[1])
+        """Return how many parameters take no part in one token's result, at least."""
+        return _inactive(self, self.down, self.up)
 
     def forward(self, x: Tokens) -> Tokens:
         """Compute y = Σ gᵢ SiLU(x·downᵢ) upᵢ."""
         return _retrieved_experts(x, self.down, self.up, *self.route(x))
 
 
-def _reset_table(table, n_terms):
-    """Draw rows at random, small enough that a sum of so many terms is of size 1."""
+def _reset_tables(n_retrieved, up, *inputs):
+    """Draw rows so that x·row, and a sum of n_retrieved rows of `up`, are of size 1."""
     with torch.no_grad():
-        nn.init.normal_(table).div_(math.sqrt(n_terms))
+        for table, n_terms in (*((t, t.shape[1]) for t in inputs), (up, n_retrieved)):
+            nn.init.normal_(table).div_(math.sqrt(n_terms))
+
+
+def _inactive(router, *tables):
+    """The rows of the tables that no head retrieves for a token, in parameters."""
+    rows = len(tables[0]) - router.n_heads * router.k
+    return max(0, rows) * sum(t.shape[1] for t in tables)
 
 
 class CDMMoE(nn.Module):
@@ -382,32 +365,27 @@ class CDMMoE(nn.Module):
         d_private = (d_model + 1) // 2 if d_private is None else d_private
         self.shared = MLP(d_model, d_ff, gated=True)
         self.private_proj = nn.Linear(d_model, d_private, bias=False)
-        self.retrieval = ProductKeys(
-            d_private, n_experts=n_experts, n_heads=n_heads, k=k, d_query=d_query
-        )
-        self.gate = nn.Parameter(torch.empty(n_experts, d_private))
-        self.down = nn.Parameter(torch.empty(n_experts, d_private))
+        sizes = dict(n_experts=n_experts, n_heads=n_heads, k=k, d_query=d_query)
+        self.retrieval = ProductKeys(d_private, **sizes)
+        self.gate, self.down = (nn.Parameter(torch.empty(n_experts, d_private)) for _ in range(2))
         self.up = nn.Parameter(torch.empty(n_experts, d_model))
         self.reset_parameters()
 
     def reset_parameters(self):
-        """Draw the tables anew, as in `PEER`; the layers inside draw themselves."""
-        _reset_table(self.gate, self.gate.shape[1])
-        _reset_table(self.down, self.down.shape[1])
-        _reset_table(self.up, self.retrieval.n_heads * self.retrieval.k)
+        """Draw the tables at random; the layers inside reset themselves."""
+        _reset_tables(self.retrieval.n_heads * self.retrieval.k, self.up, self.gate, self.down)
 
     def private(self, x: Tokens) -> Float[Tensor, "b l p"]:
-        """Compute what the private experts see, of width d_private."""
+        """Compute the input of the private experts, of width d_private."""
         return self.private_proj(self.shared(x))
 
     def route(self, x: Tokens) -> Found:
-        """Find the experts of every token: gates and indices as `PEER.route`."""
+        """Find the experts of every token: gates and indices as in `PEER.route`."""
         return self.retrieval.route(self.private(x))
 
     def inactive_parameters(self) -> int:
-        """Return how many parameters take no part in one token's result."""
-        width = sum(table.shape[1] for table in (self.gate, self.down, self.up))
-        return self.retrieval.min_inactive_experts() * width
+        """Return how many parameters take no part in one token's result, at least."""
+        return _inactive(self.retrieval, self.gate, self.down, self.up)
 
     def forward(self, x: Tokens) -> Tokens:
         """Compute y."""
@@ -425,8 +403,8 @@ class CDMoE(nn.Module):
         d_model: d.
         d_ff: width of φ.
         n_experts, n_heads, k, d_query: as in `PEER`.
-        form: whether the experts see φ(x) or x.
-        residual: whether φ(x) is added; only "serial" can do without.
+        form: whether the input of the experts is φ(x) or x.
+        residual: whether φ(x) is added; False is possible for "serial" only.
 
     Source: WM eq. 5, §3.3 and Listing 8, with the gate outside of SiLU and normalised.
     """
@@ -452,11 +430,11 @@ class CDMoE(nn.Module):
         self.experts = PEER(d_model, n_experts=n_experts, n_heads=n_heads, k=k, d_query=d_query)
 
     def route(self, x: Tokens) -> Found:
-        """Find the experts of every token: gates and indices as `PEER.route`."""
+        """Find the experts of every token: gates and indices as in `PEER.route`."""
         return self.experts.route(self.shared(x) if self.form == "serial" else x)
 
     def inactive_parameters(self) -> int:
-        """Return how many parameters take no part in one token's result."""
+        """Return how many parameters take no part in one token's result, at least."""
         return self.experts.inactive_parameters()
 
     def forward(self, x: Tokens) -> Tokens:

@@ -61,7 +61,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 # %% tags=["setup"]
-from cheems_ref import experts, plotting, text
+from cheems_ref import experts, plotting, retrieval, text
 from cheems_ref.experts import (
     DGLU,
     MLP,
@@ -874,14 +874,14 @@ check("gradient of inner products by x = the bag", mixed, bag)
 
 # %%
 x = x.detach()
-check("experts.neurons = gathered", experts.neurons(x, table, rows), gathered)
+check("retrieval.neurons = gathered", retrieval.neurons(x, table, rows), gathered)
 check_gradients(
-    "experts.neurons = gathered",
-    lambda x, table: experts.neurons(x, table, rows),
+    "retrieval.neurons = gathered",
+    lambda x, table: retrieval.neurons(x, table, rows),
     lambda x, table: torch.einsum("nd,njd->nj", x, table[rows]),
     [x, table],
 )
-other_rows = experts.neurons(x, table, rows.flip(0))
+other_rows = retrieval.neurons(x, table, rows.flip(0))
 _ = must_differ("the rows of other tokens", other_rows, gathered)
 
 # %% [markdown]
@@ -890,13 +890,13 @@ _ = must_differ("the rows of other tokens", other_rows, gathered)
 
 # %%
 x, down, up = random(2, 5, 6, seed=11), random(64, 6, seed=12), random(64, 6, seed=13)
-bags = experts.retrieved_experts(x, down, up, gates, indices)
-written_out = experts.naive_retrieved_experts(x, down, up, gates, indices)
+bags = retrieval.retrieved_experts(x, down, up, gates, indices)
+written_out = retrieval.naive_retrieved_experts(x, down, up, gates, indices)
 check("bags = rows gathered", bags, written_out)
 check_gradients(
     "bags = rows gathered",
-    lambda *tensors: experts.retrieved_experts(*tensors, indices),
-    lambda *tensors: experts.naive_retrieved_experts(*tensors, indices),
+    lambda *tensors: retrieval.retrieved_experts(*tensors, indices),
+    lambda *tensors: retrieval.naive_retrieved_experts(*tensors, indices),
     [x, down, up, gates],
 )
 
@@ -929,9 +929,9 @@ down, up = random(2, 1024, 256, seed=15)
 gates = torch.rand(1, 64, 4, 16, generator=torch.Generator().manual_seed(16))
 indices = torch.randint(1024, (1, 64, 4, 16), generator=torch.Generator().manual_seed(17))
 with LargestTensor() as gathering:
-    experts.naive_retrieved_experts(x, down, up, gates, indices)
+    retrieval.naive_retrieved_experts(x, down, up, gates, indices)
 with LargestTensor() as bags:
-    experts.retrieved_experts(x, down, up, gates, indices)
+    retrieval.retrieved_experts(x, down, up, gates, indices)
 print(f"rows gathered: largest tensor {gathering.entries:9,} entries")
 print(f"bags:          largest tensor {bags.entries:9,} entries")
 assert gathering.entries == 64 * 64 * 256 and bags.entries <= 64 * 256
@@ -960,7 +960,7 @@ assert gathering.entries == 64 * 64 * 256 and bags.entries <= 64 * 256
 # %%
 def retrieved(peer, z):
     """The neurons that a PEER retrieves for z, written out."""
-    return experts.naive_retrieved_experts(z, peer.down, peer.up, *peer.route(z))
+    return retrieval.naive_retrieved_experts(z, peer.down, peer.up, *peer.route(z))
 
 
 # %% [markdown]

@@ -301,7 +301,7 @@ def masked_by_hand(mixer, v, positions, allowed):
         return None, allowed
     if hasattr(mask, "logit"):
         gate = 1 / (1 + torch.exp(-mask.logit[:, positions].transpose(0, 1)))
-        if not mask.round:
+        if not mask.hard:
             return gate.log(), allowed
         allowed &= (gate >= 0.5)[:, :, None]
         for i, head, n in itertools.product(range(b), range(h), range(t)):
@@ -576,6 +576,16 @@ def test_qcattn_is_attention_with_linear_values(mask):
     mixers = [layer(attention, (inner, mask, "g = 2")) for inner in ("QCAttn", "linear")]
     y, want = (forward(mixer, tokens())[0] for mixer in mixers)
     check("QCAttn = linear values", y, want)
+
+
+@pytest.mark.parametrize("combo", [c for c in COMBOS if c[0] in ("ssd", "retrieved")], ids=label)
+def test_values_and_mask_may_be_modules_of_your_own(combo):
+    """A module that takes a cache is called as a sequence mixer, and its cache is kept."""
+    want, heads = layer(attention, combo), HEADS[combo[2]]
+    mixer = attention.QCAttn(16, **heads, rope_base=50.0, inner=want.inner, mask=want.mask).double()
+    mixer.load_state_dict(want.state_dict())
+    check("a layer with its parts handed over", *(forward(m, tokens())[0] for m in (mixer, want)))
+    properties.calls_join_up(mixer, tokens(), (2, 5), PADDING[2])
 
 
 class Printed(torch.nn.Module):

@@ -464,11 +464,11 @@ SETTINGS = {
                            "--preset or --pattern, not both"),
     "two patterns": (["--pattern", "AM", "--set", "pattern=SM"], "--pattern or --set pattern="),
     "unknown preset": (["--preset", "gpt"], "no preset 'gpt'; there are .*cheems-tiny"),
-    "unknown letter": (["--pattern", "AQ"], "unknown letter 'Q' at place 2"),
+    "unknown letter": (["--pattern", "AQ"], "unknown letter 'Q' in pattern 'AQ'"),
     "nothing that mixes": (["--pattern", "MM"], "no token would see another"),
-    "no number of times": (["--pattern", "SE ×"], "'×' must be followed by a number, at place 4"),
-    "too many times": (["--pattern", "SE x 100000"], "'x 100000' makes 200,000 layers at place 4 "
-                       ".*10,000 are the most"),
+    "no number of times": (["--pattern", "SE ×"], "cannot read '×' in pattern 'SE ×'"),
+    "too many times": (["--pattern", "SE x 100000"], "'SE x 100000' in pattern .* makes 200,000 "
+                       "layers, not 1 to 10,000"),
     "not a number": (["--set", "d_ff=wide"], "d_ff must be a whole number, got 'wide'"),
     "a fraction": (["--set", "d_ff=1.5"], r"d_ff must be a whole number, got 1\.5"),
     "past 32 bits": (["--set", f"d_ff={10**20}"], r"d_ff must be less than 2\^31, got 10{20}$"),

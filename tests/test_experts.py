@@ -177,7 +177,7 @@ def retrieval_has_the_gradient_of_brute_force(m):
 
 
 def neurons_are_inner_products(m):
-    """At every number of rows to a block, and with rows that repeat within a token."""
+    """Also with rows that repeat within a token."""
     x, table, indices = normal(7, 4), normal(5, 4, seed=1), integers(0, 5, 7, 6)
 
     def definition(x, table):
@@ -188,11 +188,8 @@ def neurons_are_inner_products(m):
         y = m.neurons(x.T.contiguous().T, table.T.contiguous().T, indices.T.contiguous().T)
         return y.sum(0)
 
-    for rows in (1, 6, 13, 4096):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(m, "ROWS_PER_BLOCK", rows)
-            got = m.neurons(x, table, indices)
-        check("neurons = inner products", got, definition(x, table))
+    got = m.neurons(x, table, indices)
+    check("neurons = inner products", got, definition(x, table))
     neurons = partial(m.neurons, indices=indices)
     check_gradients("neurons = inner products", neurons, definition, [x, table])
     check_gradients("strided", strided, lambda *tensors: definition(*tensors).sum(0), [x, table])
@@ -236,11 +233,10 @@ def retrieved_experts_are_their_sum(m):
 
 
 def largest(m, form, n=40, j=24, d=32):
-    """The largest tensors of a forward pass and of both, in blocks of 8 tokens; n j d; in bytes."""
+    """The largest tensors of a forward pass and of both; n j d; in bytes."""
     shapes = (1, n, d), (16, d), (16, d), (1, n, 2, j // 2), (16, d)
     *tensors, gate = (normal(*shape).requires_grad_() for shape in shapes)
-    with pytest.MonkeyPatch.context() as patch, Work() as work:
-        patch.setattr(m, "ROWS_PER_BLOCK", 8 * j)
+    with Work() as work:
         y = getattr(m, form)(*tensors, integers(0, 16, 1, n, 2, j // 2), gate=gate)
         forward = work.largest
         y.square().sum().backward()
@@ -554,7 +550,7 @@ def test_retrieving_nothing_gives_nothing(shape):
 
 def test_no_token_has_no_neurons():
     x, table = normal(0, 4).requires_grad_(), normal(5, 4).requires_grad_()
-    y = experts.neurons(x, table, torch.zeros(0, 3).long())
+    y = retrieval.neurons(x, table, torch.zeros(0, 3).long())
     y.sum().backward()
     assert y.shape == (0, 3) and x.grad.shape == (0, 4) and not table.grad.any()
 
@@ -568,8 +564,8 @@ def test_written_out_gathers_rows():
 def test_retrieved_experts_keep_the_digits_of_their_dtype(dtype, tol):
     tensors, indices = retrieved_inputs(dtype)
     *plain, gate = tensors
-    want = experts.retrieved_experts(*(t.double() for t in plain), indices, gate=gate.double())
-    got = experts.retrieved_experts(*plain, indices, gate=gate)
+    want = retrieval.retrieved_experts(*(t.double() for t in plain), indices, gate=gate.double())
+    got = retrieval.retrieved_experts(*plain, indices, gate=gate)
     check(f"{dtype} = float64", got, want.to(dtype), tol=tol)
 
 
@@ -702,7 +698,7 @@ def test_retrieval_is_exported_with_a_length_of_its_own(strict):
 
 def test_neurons_refuse_a_second_derivative_that_they_do_not_have():
     x, table = normal(3, 4).requires_grad_(), normal(5, 4).requires_grad_()
-    y = experts.neurons(x, table, integers(0, 5, 3, 2)).square().sum()
+    y = retrieval.neurons(x, table, integers(0, 5, 3, 2)).square().sum()
     (once,) = torch.autograd.grad(y, table, create_graph=True)
     with pytest.raises(NotImplementedError):
         once.sum().backward()
@@ -900,14 +896,14 @@ def balance(gates=(2, 3), indices=(2, 3), top=0):
 
 def inner(x=(3, 4), indices=(3, 6), top=0, dtype=torch.float32):
     table = torch.zeros(7, 4, dtype=dtype)
-    return partial(experts.neurons, torch.zeros(x), table, torch.full(indices, top))
+    return partial(retrieval.neurons, torch.zeros(x), table, torch.full(indices, top))
 
 
 def retrieved(name, top=0, **changes):
     shapes = dict(x=(2, 5, 4), down=(7, 4), up=(7, 3), gates=(2, 5, 2, 3), gate=(7, 4)) | changes
     indices = torch.full(shapes.pop("indices", (2, 5, 2, 3)), top)
     tensors = {key: torch.zeros(shape) for key, shape in shapes.items()}
-    return partial(getattr(experts, name), **tensors, indices=indices)
+    return partial(getattr(retrieval, name), **tensors, indices=indices)
 
 
 def mixture(x=(2, 5, 4), gates=(2, 5, 2), indices=(2, 5, 2), top=0, n=7):
@@ -924,7 +920,7 @@ BAD = [
     *((built(name, **{key: size}), f"{key} must be at least 1, got {size}")
       for name, options in LAYERS.items() for key in SIZES for size in (0, -3)
       if key in options or key == "d_model"),
-    *((built(name, k=10), f"k = 10 experts per .*only {options['n_experts']}")
+    *((built(name, k=10), rf"k must be a number in \[1, {options['n_experts']}\], got 10")
       for name, options in LAYERS.items() if name in WITH_ROUTE),
     *((built(name, n_experts=10), "n_experts must be a square.*10 is not, 9 and 16 are")
       for name in RETRIEVING),
@@ -985,7 +981,7 @@ def test_bad_input_is_refused_with_its_name_and_numbers(call, message):
 def test_indices_that_torch_takes_for_masks_or_refuses_are_refused(dtype):
     ones = torch.ones(1, 3, dtype=dtype)
     with pytest.raises(ValueError, match=r"indices must be torch\.int64 or torch\.int32"):
-        experts.neurons(normal(1, 4), normal(3, 4), ones)
+        retrieval.neurons(normal(1, 4), normal(3, 4), ones)
     with pytest.raises(ValueError, match=r"indices must be torch\.int64 or torch\.int32"):
         experts.expert_statistics(ones, 2)
 

@@ -505,7 +505,7 @@ def what_is_not_whole_is_refused(m, folder):
     refused(SafetensorError, "not fully covered", load, "half", weights=lambda data: data[:-40])
     refused(RuntimeError, "ignore_mismatched_sizes", load, "wider", d_ff=24)
     refused(ValueError, "position must be one of .*'spin'", load, "newer", position="spin")
-    refused(ValueError, "unknown letter 'Z' at place 2", load, "letter", pattern="SZIE")
+    refused(ValueError, "unknown letter 'Z' in pattern 'SZIE'", load, "letter", pattern="SZIE")
     for name in ("nowhere", "whole"):
         refused(CheckpointError, f"no checkpoint at .*{name}", m.from_run, folder / name)
         refused(CheckpointError, "no checkpoint at", m.export, folder / name, folder / "new")

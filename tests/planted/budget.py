@@ -23,7 +23,7 @@ from cheems_ref import budget, experts, presets, retrieval
 
 IN_COUNT = 'with torch.device("meta"):\n            layer'
 INACTIVE = "n * (total - inactive)"
-OTHERS = "set(self.experts[self.k :].parameters())"
+ALL, OTHERS = "for p in part.parameters()} - active", "for p in part[self.k :].parameters()}"
 
 # fmt: off
 PLANTED = [
@@ -65,14 +65,15 @@ PLANTED = [
         "all are active": [(INACTIVE, "n * total")]}),
 ]
 PLANTED_EXPERTS = [
-    (active_are_those_that_a_token_reaches, "C", {
-        "a shared matrix for each": [(f"{OTHERS} - active", OTHERS)]}),
-    (active_are_those_that_a_token_reaches, "X", {
-        "gates left out": [(" + gates\n", "\n")]}),
+    *((active_are_those_that_a_token_reaches, letter, {what: [edit]}) for letter, what, edit in (
+        ("R", "k of them idle", ("part[: self.k]", "part[self.k :]")),
+        ("C", "a shared matrix for each", (ALL, OTHERS)))),
 ]
 PLANTED_RETRIEVAL = [
-    (active_are_those_that_a_token_reaches, "P", {
-        "neurons of one head": [("n_experts - self.n_heads * self.k", "n_experts - self.k")]}),
+    *((active_are_those_that_a_token_reaches, letter, {what: [edit]}) for letter, what, edit in (
+        ("P", "up left out", ("_inactive(self, self.down, self.up)", "_inactive(self, self.down)")),
+        ("K", "gate left out", ("retrieval, self.gate, self.down", "retrieval, self.down")),
+        ("E", "all are active", ("return self.experts.inactive_parameters()", "return 0")))),
 ]
 PLANTED_PRESETS = [
     (cache_is_that_of_the_lecture, {
