@@ -30,7 +30,7 @@ import triton
 import triton.language as tl
 
 from cheems_ref import check, kernels
-from cheems_ref.ssd import _form
+from cheems_ref.ssd import _form, _in_state_dtype
 
 LARGEST_CHUNK, LARGEST_TILE = 64, 128  # compiled in seconds; 128 KiB of shared memory at most
 MOST_PROGRAMS = 65_535  # along the second and third axis of a grid, which CUDA bounds
@@ -123,6 +123,7 @@ def _read(
 
 
 @_form
+@_in_state_dtype
 def ssd_triton(x, dt, A, B, C, state, chunk_size):
     """Compute SSD with the three kernels above.
 

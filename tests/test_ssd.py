@@ -33,6 +33,7 @@ from test_convolution import convolution
 
 import cheems_ref.ssd as ssd_module
 from cheems_ref import check as door
+from cheems_ref import kernels
 from cheems_ref.rope import rope_cos_sin, rotation_matrix
 from cheems_ref.ssd import SSD, SSDCache, ssd_step
 from cheems_ref.verify import check, check_gradients, must_differ
@@ -42,7 +43,7 @@ FORMS = ("recurrent", "quadratic", "chunked", "step", "matrix")
 SEQUENCE_FORMS = FORMS[:3]
 MATRIX_NAMES = ("dt", "A", "B", "C")
 POSITIONS = ("rope", "conv", "decay")
-STATUS = ssd_module.kernels.kernel_status()
+STATUS = kernels.kernel_status()
 DEVICE = "cuda" if STATUS.mode == "cuda" else "cpu"
 
 
@@ -272,7 +273,7 @@ def a_single_token_takes_the_step(m, backend):
     kernel = STATUS.mode == "cuda" or backend == "kernel"
     step = ["_ssd_step", "state_update"] if kernel else ["_ssd_step"]
     scan = ["chunk_scan"] if kernel else []
-    watched = (m, "_ssd_step"), (m.kernels, "chunk_scan"), (m.kernels, "state_update")
+    watched = (m, "_ssd_step"), (kernels, "chunk_scan"), (kernels, "state_update")
     for length, learns, whole, want in (
         (1, False, True, step),
         (1, False, False, step),
@@ -712,7 +713,6 @@ def test_rotated_layer_is_the_same_through_the_kernel():
 @pytest.mark.skipif(not STATUS.available, reason=STATUS.reason)
 @at_every_position
 def test_layer_decodes_through_the_step_of_the_kernel(position):
-    kernels = ssd_module.kernels
     x, results = tokens(length=5, dtype=torch.float32).to(DEVICE), []
     with noted((kernels, "chunk_scan"), (kernels, "state_update")) as called, torch.no_grad():
         for backend in ("kernel", "chunked"):
@@ -1018,8 +1018,8 @@ class TestBadInput:
 def test_kernel_that_cannot_run_is_refused_with_the_reason(
     monkeypatch, call, status, error, message
 ):
-    status = ssd_module.kernels.KernelStatus(*status)
-    monkeypatch.setattr(ssd_module.kernels, "kernel_status", lambda: status)
+    status = kernels.KernelStatus(*status)
+    monkeypatch.setattr(kernels, "kernel_status", lambda: status)
     x, dt, A, B, C, _, state = inputs(l=5)
     with pytest.raises(error, match=message):
         if call == "ssd":
