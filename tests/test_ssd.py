@@ -8,7 +8,10 @@ the same functions to fail. So a check that cannot fail fails here.
 import contextlib
 import itertools
 import math
+import subprocess
+import sys
 from functools import partial
+from pathlib import Path
 
 import properties
 import pytest
@@ -791,6 +794,13 @@ def test_layer_works_in_every_dtype(position, dtype):
     assert cache.conv is None or cache.conv.dtype == dtype
     truth = forward(mixer.double(), tokens(dtype=dtype).double())[0]
     check("layer = float64 layer with the same weights", y, truth.to(dtype))
+
+
+def test_the_lesson_imports_neither_kernels_nor_triton():
+    code = "import sys, cheems_ref.ssd; print({'cheems_ref.kernels', 'triton'} & {*sys.modules})"
+    root = Path(ssd_module.__file__).parents[1]
+    out = subprocess.check_output([sys.executable, "-c", code], cwd=root, text=True)
+    assert out.strip() == "set()"
 
 
 # --- what hides a mistake ------------------------------------------------------------------------
