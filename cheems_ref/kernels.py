@@ -262,7 +262,7 @@ class _ChunkScan(torch.autograd.Function):
 
 
 def launching(tensors: dict[str, Tensor]) -> contextlib.AbstractContextManager[None]:
-    """Return the context manager in which to launch your own Triton kernels.
+    """Return a context manager that lets your own Triton kernels launch.
 
     Args:
         tensors: the kernels' tensors by name; one of them is "x".

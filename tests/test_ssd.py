@@ -102,7 +102,7 @@ def apply(m, form, x, dt, A, B, C, D, state, chunk_size=4):
     return getattr(m, f"ssd_{form}")(x, dt, A, B, C, **options)
 
 
-# The ways in which a length meets a chunk, a head its group, and a step size a decay.
+# Combinations of length and chunk, head and group, step size and decay.
 CASES = {
     "three chunks and a ragged end": {},
     "l a multiple of the chunk": dict(l=12),
@@ -147,7 +147,7 @@ def compared(m, form, case):
 
 
 def agree(m, form, case=DEFAULT):
-    """The form's y and final state are those of the definition."""
+    """The form and the definition agree in y and the final state."""
     actual, expected, tensors = compared(m, form, case)
     for a, e, name in zip(actual(*tensors), expected(*tensors), ("y", "final state"), strict=False):
         check(f"{form} form = definition, {name}", a, e)
@@ -156,7 +156,7 @@ def agree(m, form, case=DEFAULT):
 def agree_in_gradient(m, form, case=DEFAULT):
     """So are its derivatives, by all inputs and through both results."""
     actual, expected, tensors = compared(m, form, case)
-    # Steps so large that all is forgotten leave A a gradient that is the rounding of larger terms.
+    # After steps that forget everything, the gradient of A is the rounding of larger terms.
     check_gradients(f"{form} form = definition", actual, expected, tensors, atol=1e-11)
 
 
@@ -178,7 +178,7 @@ def leaves_its_inputs_alone(m, form):
 
 
 def has_dtypes_and_accuracy(m, form, dtype=torch.bfloat16, narrow=False):
-    """y has the dtype of x, the state that of the sums; both are right for the rounded inputs."""
+    """y has the dtype of x, the state the dtype of the sums; both fit the rounded inputs."""
     tensors = inputs(l=40, n=8, dtype=dtype)
     if narrow:  # dt, A and D in the dtype of x too
         tensors = (*(t.to(dtype) for t in tensors[:6]), tensors[6])
@@ -249,7 +249,7 @@ def each_block_costs_the_same(m, form):
 
 
 def works_block_by_block(m, form):
-    """The largest tensor on the way is that of one block, however many there are."""
+    """The largest intermediate tensor belongs to one block, for any number of blocks."""
     run = blocks_of_chunks(m, form, chunk_size=32)
     assert len({work(run, blocks).largest for blocks in (1, 2, 4)}) == 1
 
@@ -270,7 +270,7 @@ def _note(called, name, function, *args, **kwargs):
 
 
 def a_single_token_takes_the_step(m, backend):
-    """Where no gradient is asked for, and the chunked kernel else; a sequence never does."""
+    """Under no_grad alone: with gradients it takes the chunked kernel, as a sequence does."""
     if not STATUS.available:
         pytest.skip(STATUS.reason)
     kernel = STATUS.mode == "cuda" or backend == "kernel"
@@ -316,7 +316,7 @@ def test_gradients_equal_those_of_the_definition(form, case):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_gradients_equal_difference_quotients(form):
-    # dt and A stay clear of 0, beyond which there is nothing to take a difference with
+    # dt and A stay clear of 0, where there are no difference quotients
     sizes = dict(b=1, l=5, h=2, g=1, p=2, dt=(0.1, 1.0), A=(-2, -1), chunk_size=2)
     function, _, tensors = compared(ssd_module, form, sizes)
     assert torch.autograd.gradcheck(function, [t.requires_grad_() for t in tensors])
@@ -527,7 +527,7 @@ def calls_join_up(m, position, pieces=(5, 6), name="middle"):
 
 
 def projections(mixer, u):
-    """What the layer makes of u before positions enter: x, dt, A, B, C, laid out head by head."""
+    """The layer's x, dt, A, B, C for u before positions enter, head by head."""
     dt = torch.log1p(torch.exp(u @ mixer.dt_proj.weight.T + mixer.dt_bias))
     parts = {"x": mixer.n_heads, "B": mixer.n_groups, "C": mixer.n_groups}
     x, B, C = (getattr(mixer, f"{k}_proj")(u).unflatten(-1, (n, -1)) for k, n in parts.items())
@@ -560,7 +560,7 @@ def by_hand(mixer, u, start=0):
 
 
 def layer_is_the_definition(m, position):
-    """With options of its own; the layer is told its base."""
+    """With non-default d_conv and rope_base."""
     mixer, u = layer(m, position, d_conv=3, rope_base=50.0), tokens()
     assert mixer.rope_base == 50.0
     y, cache = forward(mixer, u, start=2)
@@ -577,7 +577,7 @@ def layer_is_causal(m, position):
 
 
 def only_distances_enter(m, position):
-    """Shifting all positions changes the state and not y, also where a cache is handed on."""
+    """Shifting all positions changes the state and not y, with and without a cache."""
     mixer, x = layer(m, position), tokens()
     want, want_cache = forward(mixer, x)
     for shift in (1, 7, 1000):
@@ -709,7 +709,7 @@ def test_rotated_layer_is_the_same_through_the_kernel():
     )
     check("y", got[0][mask], want[0][mask])
     check("state", got[1].state, want[1].state)
-    with pytest.raises(TypeError, match="float64"):  # so it was the kernel that was asked
+    with pytest.raises(TypeError, match="float64"):  # so the kernel ran
         forward(layer(backend="kernel"), tokens())
 
 
@@ -748,7 +748,7 @@ def test_rope_depends_on_positions():
 
 
 def test_rope_is_a_state_that_turns_back_by_one_step_with_every_token():
-    """h̃_t = a_t h̃_{t-1} R_1 + dt_t x_t B_tᵀ and y_t = h̃_t C_t, in which no position is left."""
+    """h̃_t = a_t h̃_{t-1} R_1 + dt_t x_t B_tᵀ and y_t = h̃_t C_t, without positions."""
     mixer, u = layer(), tokens()
     x, dt, A, B, C = projections(mixer, u)
     turn, y = rotation_matrix(1.0, 10), torch.zeros_like(x)
