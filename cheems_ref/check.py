@@ -1,13 +1,13 @@
-"""What the package refuses, in one dialect: the argument's name, its letters, its numbers.
+"""Argument validation, with one message format: the argument's name, its axes, its numbers.
 
     n = check.shapes(x=(x, "b l h p"), dt=(dt, "b l h"), A=(A, "h"))     # {"b": 2, "l": 13, ...}
 
-Axes go by the letters of the package; the first tensor that has a letter sets its size. An argument
-that is None is passed over. What is wrong raises ValueError; what is not even a number, TypeError.
+Every axis has a letter; the first tensor with a letter sets its size. Arguments that are None are
+skipped. A wrong value raises ValueError, an argument that is not a number TypeError.
 
-Shapes and dtypes cost a comparison and may be looked at anywhere. `entries` and `token_ids` look at
-values, which waits for the device: public functions call them and layers do not, and they look at
-nothing while torch compiles.
+Shapes and dtypes cost a comparison and can be checked anywhere. `entries` and `token_ids` read
+values, which synchronises with the device: public functions call them and layers do not, and they
+do nothing while torch compiles.
 """
 
 from collections.abc import Collection
@@ -18,37 +18,35 @@ import torch
 from torch import Tensor
 
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
-INDICES = (torch.int64, torch.int32)  # others torch refuses, or takes for masks
+INDICES = (torch.int64, torch.int32)  # torch rejects other dtypes, or treats them as masks
 
 
 def shapes(
     known: dict[str, int] | None = None, /, **named: tuple[Tensor | None, str]
 ) -> dict[str, int]:
-    """Bind every letter to one size, and return the sizes; refuse the first tensor that differs."""
+    """Bind every letter to one size and return the sizes; reject the first tensor that differs."""
     sizes = dict(known or {})
     for name, (t, axes) in named.items():
         if t is None:
             continue
-        letters = axes.split()
-        fits, bound = t.ndim == len(letters), dict(sizes)
-        for letter, size in zip(letters, t.shape, strict=False):
-            fits = fits and sizes.setdefault(letter, size) == size
-        if not fits:
-            want = _tuple(letters)
-            if any(letter in bound for letter in letters):
-                want += " = " + _tuple(bound.get(letter, letter) for letter in letters)
-            raise ValueError(f"{name} must be {want}, got shape {tuple(t.shape)}")
+        letters, shape = axes.split(), tuple(t.shape)
+        want = [sizes.get(letter, letter) for letter in letters]
+        for letter, size in zip(letters, shape, strict=False):
+            sizes.setdefault(letter, size)
+        if shape != tuple(sizes.get(letter) for letter in letters):
+            bound = "" if want == letters else f" = {_tuple(want)}"
+            raise ValueError(f"{name} must be {_tuple(letters)}{bound}, got shape {shape}")
     return sizes
 
 
 def width(x: Tensor, d: int) -> None:
-    """Refuse an x whose last axis is not d wide."""
+    """Reject an x whose last axis does not have size d."""
     if x.ndim == 0 or x.shape[-1] != d:
         raise ValueError(f"x must be (..., d) with d = {d}, got shape {tuple(x.shape)}")
 
 
 def dtypes(allowed: Collection[torch.dtype], /, **named: Tensor | None) -> None:
-    """Refuse tensors of another dtype."""
+    """Reject tensors of another dtype."""
     for name, t in named.items():
         if t is not None and t.dtype not in allowed:
             listed = " or ".join(dict.fromkeys(map(str, allowed)))
@@ -56,7 +54,7 @@ def dtypes(allowed: Collection[torch.dtype], /, **named: Tensor | None) -> None:
 
 
 def floating(**named: Tensor | torch.dtype | None) -> None:
-    """Refuse tensors, or dtypes, that are not floating-point."""
+    """Reject tensors, or dtypes, that are not floating-point."""
     for name, t in named.items():
         dtype = t.dtype if isinstance(t, Tensor) else t
         if dtype is not None and not dtype.is_floating_point:
@@ -64,7 +62,7 @@ def floating(**named: Tensor | torch.dtype | None) -> None:
 
 
 def entries(interval: str, /, **named: Tensor | None) -> None:
-    """Refuse tensors with an entry outside an interval such as "[0, inf)", or NaN."""
+    """Reject tensors with an entry outside an interval such as "[0, inf)", or NaN."""
     if torch.compiler.is_compiling():
         return
     for name, t in named.items():
@@ -77,7 +75,7 @@ def entries(interval: str, /, **named: Tensor | None) -> None:
 
 
 def sizes(**named: int | None) -> None:
-    """Refuse sizes that are not whole numbers of at least 1."""
+    """Reject sizes that are not whole numbers of at least 1."""
     for name, size in named.items():
         if size is not None and (not isinstance(size, Integral) or isinstance(size, bool)):
             raise TypeError(f"{name} must be a whole number, got {size!r}")
@@ -86,7 +84,7 @@ def sizes(**named: int | None) -> None:
 
 
 def numbers(interval: str, /, **named: float | int) -> None:
-    """Refuse numbers outside an interval such as "(0, 1]", or NaN."""
+    """Reject numbers outside an interval such as "(0, 1]", or NaN."""
     for name, value in named.items():
         if not isinstance(value, Real) or isinstance(value, bool):
             raise TypeError(f"{name} must be a number, got {value!r}")
@@ -95,20 +93,20 @@ def numbers(interval: str, /, **named: float | int) -> None:
 
 
 def plain_numbers(config: Any) -> None:
-    """Replace the NumPy numbers in a frozen dataclass by Python's, which JSON can hold."""
+    """Replace the NumPy numbers in a frozen dataclass by Python numbers, as JSON requires."""
     for name, value in vars(config).items():
         object.__setattr__(config, name, _plain(value))
 
 
 def multiple(**pair: int) -> None:
-    """Refuse a first number that is not a multiple of the second."""
+    """Reject a first number that is not a multiple of the second."""
     (name, a), (divisor, b) = pair.items()
     if b < 1 or a % b:
         raise ValueError(f"{name} = {a} must be a multiple of {divisor} = {b}")
 
 
 def choice(options: Any, /, **named: Any) -> None:
-    """Refuse a value that is none of a Literal's, or of a tuple's."""
+    """Reject a value that is not one of the options, a Literal or a tuple."""
     options = options if isinstance(options, tuple) else get_args(options)
     for name, value in named.items():
         if value not in options:
@@ -118,13 +116,13 @@ def choice(options: Any, /, **named: Any) -> None:
 
 
 def padding_mask(known: dict[str, int], mask: Tensor | None) -> None:
-    """Refuse a padding mask that is not boolean (b, l)."""
+    """Reject a padding mask that is not boolean (b, l)."""
     dtypes([torch.bool], padding_mask=mask)
     shapes(known, padding_mask=(mask, "b l"))
 
 
 def mixer_call(x: Tensor, d: int, position_ids: Tensor, mask: Tensor | None) -> None:
-    """Refuse the shapes and dtypes that no sequence mixer of width d can take."""
+    """Reject shapes and dtypes that no sequence mixer of width d can take."""
     known = shapes({"d": d}, x=(x, "b l d"))
     dtypes(INDICES, position_ids=position_ids)
     shapes(known, position_ids=(position_ids, "b l"))
@@ -132,7 +130,7 @@ def mixer_call(x: Tensor, d: int, position_ids: Tensor, mask: Tensor | None) -> 
 
 
 def token_ids(vocab_size: int, **named: Tensor) -> None:
-    """Refuse ids that are not integers (b, l) in [0, vocab_size)."""
+    """Reject ids that are not integers (b, l) in [0, vocab_size)."""
     for name, ids in named.items():
         dtypes(INTEGERS, **{name: ids})
         shapes(**{name: (ids, "b l")})

@@ -1,20 +1,20 @@
-"""mamba-ssm's own SSD kernels: on the GPU where there is one, in Triton's interpreter elsewhere.
+"""mamba-ssm's SSD kernels: on the GPU where there is one, else in Triton's interpreter.
 
-This is the only module that knows mamba-ssm, Triton, CUDA or the interpreter. It runs three things
-of mamba-ssm 2.3.2.post1 and defines no algorithm of its own:
+Only this module imports mamba-ssm or calls Triton's interpreter. It defines no algorithm and runs
+three functions of mamba-ssm 2.3.2.post1:
 
 * the forward and the backward half of ``mamba_chunk_scan_combined`` (a sequence), and
 * ``selective_state_update`` (one token).
 
-A Triton kernel is a Python function. On a GPU it is compiled; in Triton's interpreter the same
-source is executed on CPU tensors, program by program, with NumPy as the arithmetic unit. That is
-slow, and it checks what the source *means*: not the compiler, nor races, nor TF32.
+A Triton kernel is a Python function. On a GPU it is compiled; Triton's interpreter executes the
+same source on CPU tensors, program by program, with NumPy as the arithmetic unit. That is slow, and
+it checks what the source *means*: not the compiler, nor races, nor TF32.
 
 Triton chooses the interpreter by an environment variable, ``TRITON_INTERPRET``, which it reads when
 a function is decorated. A child process would inherit the variable, and interpret its kernels even
-on a GPU. So this module leaves the environment alone: where there is no GPU, it hands the decorated
-functions to the interpreter for as long as a kernel runs. It makes no difference who imported
-Triton first. A variable that you set yourself is respected.
+on a GPU. So this module leaves the environment alone: without a GPU, it passes the decorated
+functions to the interpreter while a kernel runs, no matter who imported Triton first. It respects a
+variable that you set yourself.
 
 Letters: b batch, l length, h heads, g groups, p head width, n state.
 """
@@ -30,6 +30,7 @@ import types
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Literal, NamedTuple
+from unittest import mock
 
 import torch
 from jaxtyping import Float
@@ -38,12 +39,12 @@ from torch.autograd.function import once_differentiable
 
 Mode = Literal["cuda", "interpreter", "none"]
 
-# The interpreter keeps the current program's index in one global object, so one kernel at a time.
+# One kernel at a time: the interpreter keeps the current program's index in a global object.
 _lock = threading.RLock()
 
 
 class KernelStatus(NamedTuple):
-    """Whether the kernels can run here, how, and in one sentence why and what to do."""
+    """Whether the kernels can run here, how, and one sentence with the reason and a remedy."""
 
     available: bool
     mode: Mode
@@ -54,63 +55,61 @@ class _Kernels(NamedTuple):
     forward: Callable
     backward: Callable
     update: Callable
-    tunings: int  # block sizes that one kernel would choose among, by timing them on a GPU
+    tunings: int  # block sizes among which one kernel would choose, by timing them on a GPU
+
+
+# Why the kernels run as they do, or cannot run, and what to do.
+REASONS = {
+    "no Triton": "Triton cannot be imported ({error}): run `make course`, or "
+    "`pip install -c constraints.txt '.[kernels]'`.",
+    "not Linux": "Triton is released for Linux only, so mamba-ssm's kernels cannot run on this "
+    "system; every other form works, and Linux (WSL too) has this one.",
+    "interpreter off": "There is no GPU, and the environment sets TRITON_INTERPRET to off: unset "
+    "it and start Python again.",
+    "no mamba-ssm": "mamba-ssm's kernels cannot be imported ({error}): run `make course`, or the "
+    "installation line for mamba-ssm 2.3.2.post1 in the README.",
+    "tuning": "mamba-ssm was imported before cheems_ref, or found MAMBA_DETERMINISTIC off, so its "
+    "kernels want to time block sizes on a GPU: unset that, start Python again and import "
+    "cheems_ref first.",
+    "compiled": "mamba-ssm's kernels are compiled for this GPU, so there is nothing to do.",
+    "no GPU": "There is no GPU, so mamba-ssm's kernels run in Triton's interpreter, right but "
+    "slowly: use a machine with one for speed.",
+    "interpreter on": "TRITON_INTERPRET is set, so mamba-ssm's kernels run in Triton's "
+    "interpreter, on CPU tensors, although there is a GPU: unset it and start Python again to use "
+    "the GPU.",
+}
 
 
 def kernel_status() -> KernelStatus:
-    """Say whether the kernels can run in this process, and how; never raises.
+    """Determine whether the kernels can run in this process, and how; never raises.
 
     Returns:
-        ``mode`` is ``"cuda"``, ``"interpreter"`` or ``"none"``, ``available`` whether it is not
-        ``"none"``, and ``reason`` one sentence for people, which differs between machines.
+        ``mode`` is ``"cuda"``, ``"interpreter"`` or ``"none"``; ``available`` is whether it is not
+        ``"none"``; ``reason`` is one sentence for people, which differs between machines.
 
     Source: none in the papers; see the notes at the top of this module.
     """
     gpu = torch.cuda.is_available()
+    setting = os.environ.get("TRITON_INTERPRET", "1").lower()
     try:
         import triton  # noqa: F401
     except ImportError as error:
-        if sys.platform == "linux":
-            return _none(
-                f"Triton cannot be imported ({error}): run `make course`, or "
-                "`pip install -c constraints.txt '.[kernels]'`."
-            )
-        return _none(
-            "Triton is released for Linux only, so mamba-ssm's kernels cannot run on "
-            "this system; every other form works, and Linux (WSL too) has this one."
-        )
-    setting = os.environ.get("TRITON_INTERPRET", "1").lower()
+        return _status("none", "no Triton" if sys.platform == "linux" else "not Linux", error)
     if not gpu and setting not in ("1", "true", "on", "y", "yes"):
-        return _none(
-            "There is no GPU, and the environment sets TRITON_INTERPRET to off: unset it and "
-            "start Python again."
-        )
+        return _status("none", "interpreter off")
     try:
         kernels = _load()
     except (ImportError, AttributeError, RuntimeError) as error:  # absent, or another version
-        return _none(
-            f"mamba-ssm's kernels cannot be imported ({error}): run `make course`, or the "
-            "installation line for mamba-ssm 2.3.2.post1 in the README."
-        )
+        return _status("none", "no mamba-ssm", error)
     if not _interpreted():
-        reason = "mamba-ssm's kernels are compiled for this GPU, so there is nothing to do."
-        return KernelStatus(True, "cuda", reason)
+        return _status("cuda", "compiled")
     if kernels.tunings > 1:
-        return _none(
-            "mamba-ssm was imported before cheems_ref, or found MAMBA_DETERMINISTIC off, so its "
-            "kernels want to time block sizes on a GPU: unset that, start Python again and import "
-            "cheems_ref first."
-        )
-    reason = (
-        "There is no GPU, so mamba-ssm's kernels run in Triton's interpreter, right but slowly: "
-        "use a machine with one for speed."
-    )
-    if gpu:
-        reason = (
-            "TRITON_INTERPRET is set, so mamba-ssm's kernels run in Triton's interpreter, on CPU "
-            "tensors, although there is a GPU: unset it and start Python again to use the GPU."
-        )
-    return KernelStatus(True, "interpreter", reason)
+        return _status("none", "tuning")
+    return _status("interpreter", "interpreter on" if gpu else "no GPU")
+
+
+def _status(mode, reason, error=None):
+    return KernelStatus(mode != "none", mode, REASONS[reason].format(error=error))
 
 
 def can_take(x: Tensor) -> bool:
@@ -118,7 +117,7 @@ def can_take(x: Tensor) -> bool:
     return x.is_cuda and x.dtype != torch.float64 and kernel_status().mode == "cuda"
 
 
-# torch.compile must go around it; torch.compiler.disable would import Dynamo and Triton here.
+# torch.compile must skip the kernels; torch.compiler.disable would import Dynamo and Triton here.
 @torch._disable_dynamo
 def chunk_scan(
     x: Float[Tensor, "b l h p"],
@@ -145,8 +144,8 @@ def chunk_scan(
         C: output map, one per group.
         D: skip weight per head.
         chunk_size: tokens per chunk, any number >= 1. The result does not depend on it; the kernel
-            is given the next power of two, at least 16 (the smallest tile of a tensor core) and at
-            most 256 (its scores take chunk² numbers, and the model's own setting is 256).
+            uses the next power of two, at least 16 (the smallest tile of a tensor core) and at
+            most 256 (its scores take chunk² numbers, and mamba-ssm's own setting is 256).
         initial_state: state before the first token; zeros if None.
 
     Returns:
@@ -253,18 +252,9 @@ class _ChunkScan(torch.autograd.Function):
         else:
             dy = dy.contiguous()
             with _shims(ctx.mode):  # y itself is not needed without a gate, only its shape: dy
+                states = dict(initial_states=initial_state, dfinal_states=dfinal_state.contiguous())
                 dx, ddt, dA, dB, dC, dD, _, _, dinitial = _load().backward(
-                    dy,
-                    x,
-                    dt,
-                    A,
-                    B,
-                    C,
-                    dy,
-                    ctx.chunk,
-                    D=D,
-                    initial_states=initial_state,
-                    dfinal_states=dfinal_state.contiguous(),
+                    dy, x, dt, A, B, C, dy, ctx.chunk, D=D, **states
                 )
             grads = [dx, ddt, dA, dB, dC, dD, dinitial]
         wanted = zip(inputs, grads, ctx.needs_input_grad, strict=False)
@@ -272,8 +262,10 @@ class _ChunkScan(torch.autograd.Function):
 
 
 def launching(tensors: dict[str, Tensor]) -> contextlib.AbstractContextManager[None]:
-    """Return what Triton kernels of one's own have to be launched in, given their tensors by name,
-    of which there is an x.
+    """Return a context manager that lets your own Triton kernels launch.
+
+    Args:
+        tensors: the kernels' tensors by name; one of them is "x".
 
     Raises:
         RuntimeError, TypeError, ValueError: as `chunk_scan`.
@@ -283,7 +275,7 @@ def launching(tensors: dict[str, Tensor]) -> contextlib.AbstractContextManager[N
 
 
 def _check(tensors: dict[str, Tensor | None]) -> Mode:
-    """Refuse what the kernels cannot do, and return where they run."""
+    """Validate dtypes and devices, and return the mode of the kernels."""
     status = kernel_status()
     if not status.available:
         raise RuntimeError(status.reason)
@@ -305,12 +297,8 @@ def _check(tensors: dict[str, Tensor | None]) -> Mode:
     return status.mode
 
 
-def _none(reason: str) -> KernelStatus:
-    return KernelStatus(False, "none", reason)
-
-
 def _interpreted() -> bool:
-    """Whether kernels are interpreted: without a GPU, or where TRITON_INTERPRET asked for it."""
+    """Return whether kernels are interpreted: without a GPU, or because of TRITON_INTERPRET."""
     import triton
     import triton.language as tl
 
@@ -359,8 +347,8 @@ def _load() -> _Kernels:
 def _shims(mode: Mode) -> Iterator[None]:
     """Let launchers written for CUDA run in the interpreter; on a GPU ask for float32 products.
 
-    Kernel calls of this module wait for each other. What is replaced is global, so while one runs,
-    another thread must not use torch.cuda, Triton or the warning filters by other means.
+    Kernel calls of this module wait for each other. The replacements are global: while a kernel
+    runs, no other thread should use torch.cuda, Triton or the warning filters.
     """
     if mode == "cuda":
         with _lock, _float32_products():
@@ -397,7 +385,7 @@ def _shims(mode: Mode) -> Iterator[None]:
 
         for owner, name, value in (
             # Functions that were decorated for the compiler: kernels, functions that kernels call,
-            # and those that kernels call as methods of a tensor.
+            # and functions that kernels call as methods of a tensor.
             (JITFunction, "run", run),
             (JITFunction, "__call__", call),
             (JITFunction, "__get__", method),
@@ -410,16 +398,9 @@ def _shims(mode: Mode) -> Iterator[None]:
             # It cuts float32 off to bfloat16, where the hardware rounds to the nearest.
             (InterpreterBuilder, "cast_impl", cast),
         ):
-            if name in vars(owner):
-                stack.callback(setattr, owner, name, getattr(owner, name))
-            else:
-                stack.callback(delattr, owner, name)
-            setattr(owner, name, value)
+            stack.enter_context(mock.patch.object(owner, name, value, create=True))
         # Assigned as an attribute, the setting would be written to the environment.
-        settings = vars(knobs.runtime)
-        stack.callback(settings.update, dict(settings))
-        stack.callback(settings.pop, "interpret")
-        settings["interpret"] = True
+        stack.enter_context(mock.patch.dict(vars(knobs.runtime), interpret=True))
         # The interpreter patches this module too and forgets to take most of that back (3.7.1).
         stack.callback(vars(core).update, dict(vars(core)))
         yield
@@ -430,9 +411,8 @@ def _float32_products() -> Iterator[None]:
     """Let Triton compile float32 products as such, unless the environment asks for another kind.
 
     The default is TF32, whose 10-bit mantissa is far from the 1e-5 of a cross-check;
-    ``TRITON_F32_DEFAULT=tf32`` gives the speed back. The variable is set in the environment, since
-    Triton makes it part of the key under which it keeps a compiled kernel, and removed after the
-    launch.
+    ``TRITON_F32_DEFAULT=tf32`` gives the speed back. The variable is set in the environment for the
+    launch, since Triton caches compiled kernels by it.
 
     Source: triton/knobs.py and get_cache_invalidating_env_vars (3.7.1).
     """

@@ -1,12 +1,12 @@
-"""Rotary positions: turn every pair of numbers by an angle that grows with the position.
+"""Rotary positions: rotate every pair of numbers by an angle that grows with the position.
 
-A vector of even width is cut into pairs, and at position t pair i is turned by the angle t θ_i:
+A vector of even width is cut into pairs, and at position t pair i is rotated by the angle t θ_i:
 
     θ_i = base^(-2i/dim)        R_t = diag of 2 × 2 rotations by t θ_0, t θ_1, ...
 
-Then ⟨R_t q, R_s k⟩ = ⟨q, R_{s-t} k⟩: an inner product of rotated vectors knows how far apart their
-positions are, and nothing else of them. That holds for Q and K of attention and for C and B of
-SSD, so one source of position serves both.
+Then ⟨R_t q, R_s k⟩ = ⟨q, R_{s-t} k⟩: an inner product of rotated vectors depends on the distance of
+their positions only. That holds for Q and K of attention and for C and B of SSD, so one source of
+position serves both.
 
     code             shape            in the papers
     frequencies      (dim/2,)         Θ = {θ_i}
@@ -15,9 +15,9 @@ SSD, so one source of position serves both.
 
 Which numbers form pair i is a convention. "half" takes numbers i and i + dim/2, as the papers'
 listings and transformers do; "interleaved" takes 2i and 2i + 1, as the papers' formulas and Meta's
-Llama do. They differ by a permutation of the coordinates (`pairing_permutation`), and
-`apply_rope` does the first. Notebook 04 derives all of it. What cannot be turned raises
-ValueError with the argument and the numbers.
+Llama do. They differ by a permutation of the coordinates (`pairing_permutation`); `apply_rope` uses
+"half". Notebook 04 derives the rotation. Arguments of a wrong shape, dtype or value raise
+ValueError with the argument's name and its numbers.
 
 Source: Su et al. (2021), RoFormer; WM §3.1, App. A, B.1; OTCE §3.1, App. A.
 """
@@ -36,11 +36,11 @@ Positions = Int[Tensor, "b l"]
 
 
 def rope_frequencies(dim: int, base: float | int = 10000.0) -> Float[Tensor, " {dim//2}"]:
-    """Return the angle by which one step of position turns each pair: θ_i = base^(-2i/dim).
+    """Return the angle per position of each pair: θ_i = base^(-2i/dim).
 
     Args:
-        dim: width of the vectors to be turned, even.
-        base: > 0; the larger, the slower the last pairs turn.
+        dim: width of the vectors to be rotated, even.
+        base: > 0; a larger base rotates the last pairs more slowly.
 
     Returns:
         In radians per position, float64; the first is 1.
@@ -53,7 +53,7 @@ def rope_frequencies(dim: int, base: float | int = 10000.0) -> Float[Tensor, " {
 
 
 def _frequencies(dim, base, device):
-    """Computed on the device: copying a list there would wait for it."""
+    """Compute them on the device: copying a list there would synchronise with it."""
     exact = torch.float32 if device.type == "mps" else torch.float64  # Apple's GPUs have no float64
     return base ** (-torch.arange(0, dim, 2, dtype=exact, device=device) / dim)
 
@@ -69,11 +69,11 @@ def rope_cos_sin(
 
     Args:
         position_ids: int64 or int32, ≥ 0.
-        dim: width of the vectors to be turned, even.
+        dim: width of the vectors to be rotated, even.
         base: as in `rope_frequencies`.
-        dtype: that of the model. The angles are computed in float64 for float64 and in float32
-            for every other, never in less: bfloat16 cannot tell position 256 from 257. In float32
-            an angle is off by up to about 1e-7 of itself, so by 0.1 at position 1,000,000.
+        dtype: the model's dtype. Angles are float64 for float64 and float32 for every other dtype:
+            bfloat16 cannot tell position 256 from 257. The relative error of a float32 angle is up
+            to about 1e-7, so 0.1 radians at position 1,000,000.
 
     Returns:
         cos and sin, in the dtype of the angles; entry i + dim/2 equals entry i.
@@ -90,11 +90,11 @@ def rope_cos_sin(
 class RotaryTable:
     """Cosines and sines that the layers of a model share in one call.
 
-    The first layer that needs a width and a base makes them, and the others find them here. Only a
-    layer that is called with this very tensor uses the table; with any other it makes its own.
+    The first layer that needs a width and a base computes them; the others reuse them. A layer uses
+    the table only if it is called with this very tensor; for any other tensor it computes its own.
 
     Args:
-        position_ids: the positions that the model calls its layers with.
+        position_ids: the positions that the model passes to its layers.
     """
 
     def __init__(self, position_ids: Positions):
@@ -103,7 +103,7 @@ class RotaryTable:
 
 
 def _cos_sin(position_ids, dim, base, dtype, table=None):
-    """`rope_cos_sin` for layers: without a question to the device, and from a table if it fits."""
+    """`rope_cos_sin` for layers: without value checks, and from the table if it fits."""
     made = table.made if table is not None and table.position_ids is position_ids else {}
     key = dim, base, _wide(dtype)
     if key not in made:
@@ -117,14 +117,14 @@ def _cos_sin(position_ids, dim, base, dtype, table=None):
 def apply_rope(
     x: Float[Tensor, "b l h dim"], cos: Float[Tensor, "b l dim"], sin: Float[Tensor, "b l dim"]
 ) -> Float[Tensor, "b l h dim"]:
-    """Turn the vectors of every head by the angles of their positions; lengths stay as they are.
+    """Rotate the vectors of every head by the angles of their positions; norms do not change.
 
     transformers applies the same rotation to tensors (b, h, l, dim). Here length comes before
-    heads: in the other order, and with l = h, a token would be turned by the number of its head.
+    heads: in the other order, and with l = h, a token would be rotated by the index of its head.
 
     Args:
         x: Q and K per head, or C and B per group.
-        cos, sin: of `rope_cos_sin` with the dtype of x.
+        cos, sin: from `rope_cos_sin` with the dtype of x.
 
     Returns:
         In the dtype of x; computed in the dtype of the angles.
@@ -132,8 +132,8 @@ def apply_rope(
     Source: WM Listing 1, `apply_QK_rotary_pos_emb` and `apply_CB_rotary_pos_emb`.
     """
     check.floating(x=x)
-    n = check.shapes(x=(x, "b l h dim"), cos=(cos, "b l dim"), sin=(sin, "b l dim"))
-    check_turnable(dim=n["dim"])
+    check.shapes(x=(x, "b l h dim"), cos=(cos, "b l dim"), sin=(sin, "b l dim"))
+    check_turnable(dim=x.shape[-1])
     check.dtypes([_wide(x.dtype)], cos=cos, sin=sin)
     return _apply_rope(x, cos, sin)
 
@@ -153,7 +153,7 @@ def rotation_matrix(
         position: t, any finite number: a difference of positions may be negative.
         dim: its size, even.
         base: as in `rope_frequencies`.
-        pairing: "half" turns coordinates i and i + dim/2 together, "interleaved" 2i and 2i + 1.
+        pairing: "half" rotates coordinates i and i + dim/2 together, "interleaved" 2i and 2i + 1.
 
     Returns:
         An orthogonal matrix, float64. It acts on columns, R_t c, and on rows as c R_tᵀ.
@@ -175,10 +175,10 @@ def pairing_permutation(dim: int) -> Int[Tensor, " {dim}"]:
     """Return the permutation from the "half" pairing to the "interleaved" one: 0, 2, ..., 1, 3, ...
 
     With p = pairing_permutation(dim), x[..., p] lays an interleaved vector x out in halves, and
-    R_half = R_interleaved[p][:, p]. Weights made for one pairing serve the other after their output
-    rows are permuted so.
+    R_half = R_interleaved[p][:, p]. With their output rows permuted by p, weights for one pairing
+    fit the other.
 
-    Source: WM §3.1 has the interleaved matrix, WM Listing 1 turns halves.
+    Source: WM §3.1 has the interleaved matrix, WM Listing 1 rotates halves.
     """
     check_turnable(dim=dim)
     return torch.arange(dim).view(-1, 2).T.flatten()
@@ -195,19 +195,19 @@ def ntk_base(
     """Return the base that stretches the slowest wave to a length beyond the trained one.
 
     base · (ρ · length / max_positions - (ρ - 1))^(dim / (dim - 2)) beyond max_positions, base up to
-    it. The fastest pair keeps its angle, the slowest turns slower by the factor in the bracket.
+    it. The fastest pair keeps its angle; the bracket is the factor by which the slowest slows down.
 
-    The length is the caller's to fix, once for all tokens of a text: what was turned with another
-    base, in a cache of keys or in the state of SSD, no longer fits.
+    Fix the length once for all tokens of a text: a cache of keys, or the state of SSD, does not fit
+    tokens that are rotated with another base.
 
     Args:
         length: number of positions to be covered, ≥ 1.
-        dim: width of the vectors to be turned, even and at least 4.
+        dim: width of the vectors to be rotated, even and at least 4.
         base: the base of the training.
         max_positions: number of positions in training, ≥ 1.
         scaling_factor: ρ ≥ 1; 1 stretches just enough.
 
-    Source: WM Listing 1, where the length is the largest position of the batch at hand.
+    Source: WM Listing 1, where the length is the largest position of the current batch.
     """
     check_turnable(dim=dim)
     if dim == 2:
@@ -233,7 +233,7 @@ def log_length_scale(
     Args:
         position_ids: int64 or int32, ≥ 0; a query at position t sees n = t + 1 tokens.
         base_length: > 1, the length of the texts in training, in tokens.
-        dtype: that of the model; the result is float64 for float64, else float32.
+        dtype: the model's dtype; the result is float64 for float64, else float32.
 
     Returns:
         Factors ≥ 1; 1 as long as n ≤ base_length.
@@ -248,14 +248,14 @@ def log_length_scale(
 
 
 def check_turnable(**width: int) -> None:
-    """Refuse a width that cannot be cut into pairs."""
+    """Reject a width that cannot be cut into pairs."""
     for name, dim in width.items():
         if dim < 2 or dim % 2:
             raise ValueError(f"{name} must be even and at least 2, to be cut into pairs; got {dim}")
 
 
 def _wide(dtype):
-    """The dtype of the angles beside a dtype of the model."""
+    """Return the dtype of the angles for a model of this dtype."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 

@@ -13,36 +13,36 @@ Every head keeps a state, a p × n matrix, and walks through the tokens:
     D          (h,)               D, the skip connection
     state      (b, h, p, n)       h
 
-Head i reads the B and C of group i // (h / g). The functions share one signature, and the first
-five arguments stand in the order of mamba-ssm's `mamba_chunk_scan_combined`.
+Head i reads the B and C of group i // (h / g). The functions share one signature, whose first five
+arguments have the order of mamba-ssm's `mamba_chunk_scan_combined`.
 
     ssd_recurrent   the definition, one token after the other
     ssd_quadratic   y = M x with the semiseparable matrix M, as attention does it
     ssd_chunked     the quadratic form inside chunks, the recurrence between them
     ssd_kernel      mamba-ssm's own Triton kernels (kernels.py)
     ssd_step        one token, for decoding
-    ssd             dispatches on `backend`
+    ssd             calls the form that `backend` names
     SSD             the layer: projections around `ssd`, and a source of position
 
-No token changes what comes before it, in any form, as long as all inputs are finite. A NaN or an
-infinity stays behind its token in the recurrence; the other forms multiply it by the zeros of
-their causal mask, and 0 · NaN is NaN, so it reaches earlier tokens: in the chunked form those of
-its own chunk, in the quadratic form all. At padding the layer puts zeros in place of any content.
+No token changes an earlier one, in any form, as long as all inputs are finite. In the recurrence a
+NaN or an infinity reaches later tokens only. The other forms multiply it by the zeros of their
+causal mask, and 0 · NaN is NaN, so it also reaches earlier tokens: in its own chunk in the chunked
+form, everywhere in the quadratic form. The layer replaces padding by zeros first.
 
-A step with a large dt |A| is a reset: exp(dt A) is 0, and nothing of the state before is left. All
-forms take it, however large, but the kernel loses digits (see `ssd_kernel`).
+A step with a large dt |A| is a reset: exp(dt A) is 0, and the state before it is forgotten. Every
+form handles a reset of any size, but the kernel loses digits (see `ssd_kernel`).
 
-Sixteen-bit x, B and C are computed in float32 and the result is cast back; the state stays
-float32. (The kernel multiplies in sixteen bits and sums in float32; under autocast, the products of
-the other forms are autocast's.) Notebook 03 derives all of it, notebook 04 the sources of position.
+With 16-bit x, B and C the sums are in float32, y is cast back, and the state stays float32. (The
+kernel multiplies in 16 bits and sums in float32; autocast chooses the dtype of the other forms'
+products.) Notebook 03 derives the forms, notebook 04 the sources of position.
 
-The functions refuse wrong shapes, dtypes and values with a ValueError that names the argument, its
-letters and its numbers (check.py). The layer looks at shapes only: what it passes to the forms is
-right by construction.
+The functions raise ValueError for wrong shapes, dtypes and values, naming the argument, its axes
+and its numbers (check.py). The layer checks shapes only: it passes valid values to the forms.
 
-Three forms are written as their cores, functions of (x, dt, A, B, C, state, chunk_size), to which
-`_form` gives the public signature. To take `ssd_chunked` elsewhere, copy the function, `_pad` and
-CHUNKS_PER_BLOCK: it wants all tensors in one dtype, a state, and at least one token.
+Each torch form is written as a core, a function of (x, dt, A, B, C, state, chunk_size). Two
+decorators turn it into the public function. To take `ssd_chunked` elsewhere, copy the function,
+`_pad` and CHUNKS_PER_BLOCK, and call it with all tensors in one dtype, a state, and at least one
+token. Triton and mamba-ssm are needed for `ssd_kernel` alone: kernels.py is imported on first use.
 
 Source: WM §2, App. A, B.2; Ch A.2; Dao and Gu (2024).
 """
@@ -58,7 +58,7 @@ from einops import rearrange, repeat
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, einsum, nn
 
-from cheems_ref import check, kernels
+from cheems_ref import check
 from cheems_ref.convolution import short_convolution
 from cheems_ref.rope import RotaryTable, _apply_rope, _cos_sin, check_turnable
 
@@ -72,16 +72,16 @@ Keys = Float[Tensor, "b l g n"]
 State = Float[Tensor, "b h p n"]
 Result = Values | tuple[Values, State]
 
-# Chunks that ssd_chunked computes at a time: few enough that what lies between two matrix
-# products stays in a core's cache, and that memory does not grow with all chunks at once.
+# Chunks that ssd_chunked computes at a time: few enough for the tensors between two matrix products
+# to stay in a core's cache, and for memory not to grow with the number of chunks.
 CHUNKS_PER_BLOCK = 16
 
 
-def _form(core):
-    """Give a core the public signature: one set of checks, one way of rounding for all forms.
+def _form(unchecked):
+    """Add the public signature and the argument checks to a form.
 
-    core(x, dt, A, B, C, state, chunk_size) -> (y, state) gets at least one token and a state, all
-    in the dtype of the sums; D and wrong arguments are dealt with here.
+    unchecked(x, dt, A, B, C, D, chunk_size, state) -> (y, state) stays available as
+    `form.__wrapped__`.
     """
 
     def form(
@@ -96,44 +96,54 @@ def _form(core):
         initial_state: State | None = None,
         return_final_state: bool = False,
     ) -> Result:
-        _check(x, dt, A, B, C, D, initial_state=initial_state)
-        check.sizes(chunk_size=chunk_size)
-        y, state = _run(core, x, dt, A, B, C, D, chunk_size, initial_state)
+        _check(x, dt, A, B, C, D, chunk_size=chunk_size, initial_state=initial_state)
+        y, state = unchecked(x, dt, A, B, C, D, chunk_size, initial_state)
         return (y, state) if return_final_state else y
 
     form.__signature__ = inspect.signature(form)  # for help(); inspect.getsource() shows the core
-    return functools.wraps(core)(form)
+    return functools.wraps(unchecked)(form)
 
 
-def _run(core, x, dt, A, B, C, D, chunk_size, state):
-    state = _zeros(x, B) if state is None else state
-    if x.shape[1] == 0:
-        return x.clone(), state.clone()
-    y, state = core(*(t.to(state.dtype) for t in (x, dt, A, B, C)), state, chunk_size)
-    return _skip(y, x, D), state
+def _in_state_dtype(core):
+    """Run core(x, dt, A, B, C, state, chunk_size) -> (y, state) in the dtype of the state.
+
+    The core gets a state and at least one token. D x is added here, and y is rounded once.
+    """
+
+    @functools.wraps(core)
+    def unchecked(x, dt, A, B, C, D, chunk_size, state):
+        state = _zero_state(x, B) if state is None else state
+        if x.shape[1] == 0:
+            return x.clone(), state.clone()
+        y, state = core(*(t.to(state.dtype) for t in (x, dt, A, B, C)), state, chunk_size)
+        return _add_skip(y, x, D), state
+
+    return unchecked
 
 
-def _skip(y, x, D):
-    """y + D x, rounded once to the dtype of x."""
+def _add_skip(y, x, D):
+    """Return y + D x, rounded once to the dtype of x."""
     y = y if D is None else y + D[:, None].to(y.dtype) * x.to(y.dtype)
     return y.to(x.dtype)
 
 
 @_form
+@_in_state_dtype
 def ssd_recurrent(x, dt, A, B, C, state, chunk_size):
     """Compute SSD by its recurrence, one token after the other: the definition.
 
     Args:
         x: inputs. x, B and C share a dtype.
-        dt: step sizes ≥ 0, in the unit of time in which A is a rate; dt = 0 leaves the state
-            alone. dt, A and D have the dtype of x, or float32 beside a sixteen-bit x.
-        A: decay rates ≤ 0: a step decays the state by exp(dt A); at A = 0 nothing is forgotten.
+        dt: step sizes ≥ 0, in units of time; dt = 0 leaves the state alone. dt, A and D have the
+            dtype of x, or float32 beside a 16-bit x.
+        A: decay rates ≤ 0, per unit of time: a step decays the state by exp(dt A); at A = 0 nothing
+            is forgotten.
         B: what each token writes into the state; g divides h.
         C: what each token reads from it.
         D: weights of the skip connection from x to y; None for none.
         chunk_size: accepted so that the forms are interchangeable.
-        initial_state: the state before the first token; None for zeros. Its dtype, and that of the
-            final state, is that of x, or float32 for a sixteen-bit x.
+        initial_state: the state before the first token; None for zeros. Initial and final state
+            have the dtype of x, or float32 for a 16-bit x.
         return_final_state: whether to return the state after the last token as well.
 
     Returns:
@@ -159,8 +169,8 @@ def _step(x, dt, A, B, C, state):
 def semiseparable_matrix(dt: Steps, A: PerHead, B: Keys, C: Keys) -> Float[Tensor, "b h l l"]:
     """Return the matrix M of SSD, so that y = M x: M[t, s] = exp(A Σ_{s<r≤t} dt_r) (C_t·B_s) dt_s.
 
-    Arguments as in `ssd_recurrent`. Target comes before source; M is zero where the source lies
-    after the target, and float32 for sixteen-bit B and C.
+    Arguments as in `ssd_recurrent`. The target is axis 2, the source axis 3; M is zero where the
+    source comes after the target, and float32 for 16-bit B and C.
 
     Source: WM App. A (M_ji = C_jᵀ A_j⋯A_{i+1} B_i and M = L ∘ CBᵀ), with dt as in WM Listing 3.
     """
@@ -179,16 +189,17 @@ def _semiseparable_matrix(dt, A, B, C):
 
 
 @_form
+@_in_state_dtype
 def ssd_quadratic(x, dt, A, B, C, state, chunk_size):
     """Compute SSD as masked attention without softmax: y = M x, in time and memory l².
 
-    Arguments and result are those of `ssd_recurrent`; chunk_size is not used.
+    Arguments and result as in `ssd_recurrent`; chunk_size is not used.
 
     Source: WM §2, (L ∘ QKᵀ)V = (L ∘ CBᵀ)X, and App. A.
     """
     y = einsum("bhts,bshp->bthp", _semiseparable_matrix(dt, A, B, C), x)
 
-    # The state handed in decays up to each token, and each token's write up to the last one.
+    # The initial state decays up to each token, and each token's write up to the last one.
     B, C = (expand_groups(t, x.shape[2]) for t in (B, C))
     from_start = (dt * A).cumsum(dim=1).exp()
     y = y + einsum("bth,bthn,bhpn->bthp", from_start, C, state)
@@ -198,11 +209,12 @@ def ssd_quadratic(x, dt, A, B, C, state, chunk_size):
 
 
 @_form
+@_in_state_dtype
 def ssd_chunked(x, dt, A, B, C, state, chunk_size):
     """Compute SSD in chunks: quadratic inside a chunk, recurrent between chunks, linear in l.
 
-    Arguments and result are those of `ssd_recurrent`; chunk_size is the number of tokens per
-    chunk. It changes the cost, never the result; l need not be a multiple of it.
+    Arguments and result as in `ssd_recurrent`; chunk_size is the number of tokens per chunk. It
+    changes the cost, never the result; l need not be a multiple of it.
 
     mamba-ssm's kernel and `ssd_minimal_discrete` do the same four steps, each for all chunks at
     once, and the latter takes step 3 as a product with a (chunks + 1)² matrix. Here a block of a
@@ -229,13 +241,13 @@ def ssd_chunked(x, dt, A, B, C, state, chunk_size):
     outputs = []
     tensors = (X, dt, B, C, A_cumsum, from_start, to_end)
     blocks = zip(*(t.split(CHUNKS_PER_BLOCK, dim=1) for t in tensors), strict=True)
-    for X, dt, B, C, A_cumsum, from_start, to_end in blocks:  # from here on those of one block
+    for X, dt, B, C, A_cumsum, from_start, to_end in blocks:  # now of one block
         # 1. Inside each chunk: the quadratic form. (The first tril only prevents overflow.)
         L = (A_cumsum[..., :, None] - A_cumsum[..., None, :]).to(x.dtype).tril_().exp_()
         V = dt[..., None] * X
         y = ((C @ B.mT).tril()[:, :, :, None] * L) @ V
 
-        # 2. What each chunk writes: its tokens' writes, decayed to the end of the chunk.
+        # 2. The write of each chunk: its tokens' writes, decayed to the end of the chunk.
         writes = B.mT @ rearrange(to_end[..., None] * V, "b c g i l p -> b c g l (i p)")
 
         # 3. Between chunks: the recurrence again, decay · state + write, one step per chunk.
@@ -245,7 +257,7 @@ def ssd_chunked(x, dt, A, B, C, state, chunk_size):
             incoming.append(state)
             state = torch.addcmul(write, decay, state)
 
-        # 4. What each token reads from the state that its chunk was handed.
+        # 4. The read of each token from the state before its chunk.
         reads = rearrange(C @ torch.stack(incoming, 1), "b c g l (i p) -> b c g i l p", p=p)
         y = torch.addcmul(y, from_start[..., None], reads)
         outputs.append(rearrange(y, "b c g i l p -> b c l g i p"))
@@ -258,23 +270,13 @@ def _pad(t, count):
     return F.pad(t, (0, 0) * (t.ndim - 2) + (0, count)) if count else t  # F.pad always copies
 
 
-def ssd_kernel(
-    x: Values,
-    dt: Steps,
-    A: PerHead,
-    B: Keys,
-    C: Keys,
-    *,
-    D: PerHead | None = None,
-    chunk_size: int = 64,
-    initial_state: State | None = None,
-    return_final_state: bool = False,
-) -> Result:
+@_form
+def ssd_kernel(x, dt, A, B, C, D, chunk_size, state):
     """Compute SSD with mamba-ssm's kernels: compiled on a GPU, else in Triton's interpreter.
 
-    Arguments and result are those of `ssd_recurrent`, in float32 or sixteen bits. The kernels
-    sum in float32, log decays too: a step with dt |A| = 10⁴ costs the decays of its chunk four
-    digits, one of 10⁶ nearly all. The interpreter is slow: it is there to be checked against.
+    Arguments and result as in `ssd_recurrent`, in float32 or 16 bits. The kernels sum in float32,
+    log decays too: a step with dt |A| = 10⁴ costs the decays of its chunk four digits, one of 10⁶
+    nearly all. The interpreter is slow; use it to check results.
 
     Raises:
         TypeError: a tensor is float64.
@@ -282,12 +284,14 @@ def ssd_kernel(
 
     Source: WM Listing 4 (`mamba_chunk_scan_combined`); mamba-ssm 2.3.2.post1.
     """
-    _check(x, dt, A, B, C, D, initial_state=initial_state)
-    check.sizes(chunk_size=chunk_size)
-    y, state = kernels.chunk_scan(
-        x, dt, A, B, C, D=D, chunk_size=chunk_size, initial_state=initial_state
-    )
-    return (y, state) if return_final_state else y
+    return _kernels().chunk_scan(x, dt, A, B, C, D=D, chunk_size=chunk_size, initial_state=state)
+
+
+def _kernels():
+    """Import kernels.py where it is used; nothing else here needs it."""
+    from cheems_ref import kernels
+
+    return kernels
 
 
 def ssd_step(
@@ -307,7 +311,7 @@ def ssd_step(
         x, dt, A, B, C, D: as in `ssd_recurrent`, for one token.
         state: the state before the token; it is not changed.
         backend: "recurrent", or "kernel" for mamba-ssm's `selective_state_update`, which has no
-            gradient; "auto" takes the kernel on a GPU where no gradient is asked for.
+            gradient; "auto" takes the kernel on a GPU under torch.no_grad().
 
     Returns:
         y and the state after the token.
@@ -323,12 +327,12 @@ def ssd_step(
 
 
 def _ssd_step(x, dt, A, B, C, state, D, backend):
-    if backend == "auto" and not torch.is_grad_enabled() and kernels.can_take(x):
+    if backend == "auto" and not torch.is_grad_enabled() and x.is_cuda and _kernels().can_take(x):
         backend = "kernel"
     if backend == "kernel":
-        return kernels.state_update(x, dt, A, B, C, state, D=D)
+        return _kernels().state_update(x, dt, A, B, C, state, D=D)
     y, state = _step(*(t.to(state.dtype) for t in (x, dt, A, B, C)), state)
-    return _skip(y, x, D), state
+    return _add_skip(y, x, D), state
 
 
 def ssd(
@@ -346,38 +350,35 @@ def ssd(
 ) -> Result:
     """Compute SSD by the form that `backend` names: recurrent, quadratic, chunked or kernel.
 
-    "auto" takes the kernel on a GPU (never for float64) and the chunked form elsewhere; where no
-    gradient is asked for, "auto" and "kernel" take a single token by `ssd_step`. A form that is
-    asked for by name is taken or refused.
+    "auto" takes the kernel on a GPU (never for float64) and the chunked form elsewhere. Under
+    torch.no_grad(), "auto" and "kernel" compute a single token by `ssd_step`. A backend given by
+    name is used, or the call raises.
 
-    Arguments and result are those of `ssd_recurrent`; TypeError and RuntimeError as `ssd_kernel`.
+    Arguments and result as in `ssd_recurrent`; TypeError and RuntimeError as in `ssd_kernel`.
 
     Source: WM Listing 4.
     """
     check.choice(Backend, backend=backend)
-    _check(x, dt, A, B, C, D, initial_state=initial_state)
-    check.sizes(chunk_size=chunk_size)
-    y, state = _ssd(x, dt, A, B, C, D, chunk_size, initial_state, backend)
+    _check(x, dt, A, B, C, D, chunk_size=chunk_size, initial_state=initial_state)
+    y, state = ssd_unchecked(x, dt, A, B, C, D, chunk_size, initial_state, backend)
     return (y, state) if return_final_state else y
 
 
-def _ssd(x, dt, A, B, C, D, chunk_size, state, backend):
-    """`ssd`, unchecked."""
-    alone = x.shape[1] == 1
-    if alone and backend in ("auto", "kernel") and not torch.is_grad_enabled():
-        state = _zeros(x, B) if state is None else state
+def ssd_unchecked(x, dt, A, B, C, D, chunk_size, state, backend):
+    """`ssd` for layers: without checks."""
+    if x.shape[1] == 1 and backend in ("auto", "kernel") and not torch.is_grad_enabled():
+        state = _zero_state(x, B) if state is None else state
         y, state = _ssd_step(x[:, 0], dt[:, 0], A, B[:, 0], C[:, 0], state, D, backend)
         return y[:, None], state
     if backend == "auto":
-        backend = "kernel" if kernels.can_take(x) else "recurrent" if alone else "chunked"
-    if backend == "kernel":
-        return kernels.chunk_scan(x, dt, A, B, C, D=D, chunk_size=chunk_size, initial_state=state)
-    form = dict(recurrent=ssd_recurrent, quadratic=ssd_quadratic, chunked=ssd_chunked)[backend]
-    return _run(form.__wrapped__, x, dt, A, B, C, D, chunk_size, state)
+        backend = "kernel" if x.is_cuda and _kernels().can_take(x) else "chunked"
+    forms = dict(recurrent=ssd_recurrent, quadratic=ssd_quadratic, chunked=ssd_chunked)
+    form = forms.get(backend, ssd_kernel).__wrapped__
+    return form(x, dt, A, B, C, D, chunk_size, state)
 
 
 class SSDCache(NamedTuple):
-    """What an SSD layer remembers of the tokens so far.
+    """The memory of an SSD layer: its state after the last token and, with "conv", its history.
 
     state (b, h, p, n); and for position="conv" the last d_conv - 1 real tokens as the convolution
     sees them, conv (b, d_conv - 1, h p + 2 g n).
@@ -392,14 +393,14 @@ class SSD(nn.Module):
 
     How the order of the tokens enters is its option `position`:
 
-    * "rope": B and C are turned by the angles of their positions, so that C_t·B_s depends on the
+    * "rope": B and C are rotated by the angles of their positions, so that C_t·B_s depends on the
       distance t - s, with 32 frequencies for n = 64;
-    * "conv": x, B and C are mixed over the last d_conv tokens first, each channel by itself;
+    * "conv": each channel of x, B and C is mixed over its last d_conv tokens first;
     * "decay": by the decay alone, which tells near from far and nothing else.
 
-    The decay is there in all three. -A starts uniform in (1, 16), dt log-uniform in [1e-3, 1e-1],
-    as in Mamba-2: so at the start a head forgets over anything from one token to a thousand. The
-    only bias is in the step size. Mamba-2's layer has a gate and a norm besides; this one does not.
+    The decay is part of all three. -A starts uniform in (1, 16), dt log-uniform in [1e-3, 1e-1], as
+    in Mamba-2: at first a head's memory is between one token and a thousand. The only bias is in
+    the step size. Unlike Mamba-2's layer, this one has neither a gate nor a norm.
 
     Args:
         d_model: width of the input and the output.
@@ -444,7 +445,7 @@ class SSD(nn.Module):
             check.numbers("(0, inf)", rope_base=rope_base)
         self.n_heads, self.n_groups, self.d_head, self.d_state = n_heads, n_groups, d_head, d_state
         self.position, self.rope_base, self.backend = position, rope_base, backend
-        self.chunk_size, self._convolve, self._scan = chunk_size, short_convolution, _ssd
+        self.chunk_size = chunk_size
 
         self.x_proj = nn.Linear(d_model, n_heads * d_head, bias=False)
         self.B_proj = nn.Linear(d_model, n_groups * d_state, bias=False)
@@ -478,17 +479,17 @@ class SSD(nn.Module):
         cache: SSDCache | None = None,
         rotary: RotaryTable | None = None,
     ) -> tuple[Float[Tensor, "b l d"], SSDCache]:
-        """Mix the tokens of this call with one another and with those the cache remembers.
+        """Mix the tokens of this call with one another and with the cached ones.
 
         Args:
             x: tokens.
-            position_ids: int64 or int32, ≥ 0, that count the real tokens of a row, going on where
-                the cache ends. What they hold at padding does not matter; for "conv" and "decay",
-                which know positions by the order of the tokens, the numbers are not looked at.
-            padding_mask: True for real tokens; None for all. Padding, wherever it stands, leaves
-                the state alone.
-            cache: what an earlier call returned; None at the start of the sequence.
-            rotary: the table of position_ids that the layers of a model share; None to do without.
+            position_ids: int64 or int32, ≥ 0: they count the real tokens of a row and continue
+                where the cache ends. Their values at padding do not matter; "conv" and "decay" know
+                positions by the order of the tokens and ignore the values.
+            padding_mask: True for real tokens; None for all. Padding leaves the state alone,
+                wherever it is.
+            cache: the one returned by the previous call; None at the start of the sequence.
+            rotary: the table of position_ids that the layers of a model share, or None.
 
         Returns:
             y, undefined at padded positions, and the cache for the next call.
@@ -499,8 +500,8 @@ class SSD(nn.Module):
         wide = torch.promote_types(x.dtype, torch.float32)
         if padding_mask is not None:
             x = x.masked_fill(~padding_mask[..., None], 0)
-        # The split changes nothing here; its backward pass gives softplus a contiguous gradient,
-        # which is what torch 2.13 takes it for when it compiles.
+        # The split changes no value. Its backward pass gives softplus the contiguous gradient that
+        # torch 2.13 assumes when it compiles.
         dt = F.softplus(self.dt_proj(x).to(wide) + self.dt_bias.to(wide)).split(x.shape[1], 1)[0]
         if padding_mask is not None:
             dt = dt.masked_fill(~padding_mask[..., None], 0)
@@ -518,8 +519,14 @@ class SSD(nn.Module):
             B, C = _apply_rope(B, cos, sin), _apply_rope(C, cos, sin)
 
         values, A = values.unflatten(-1, (self.n_heads, -1)), -self.A_log.to(wide).exp()
-        y, state = self._scan(values, dt, A, B, C, self.D, self.chunk_size, state, self.backend)
+        y, state = self._mix(values, dt, A, B, C, state)
         return self.out_proj(y.flatten(2)), SSDCache(state, history)
+
+    def _convolve(self, u, weight, *, padding_mask, history):
+        return short_convolution(u, weight, padding_mask=padding_mask, history=history)
+
+    def _mix(self, x, dt, A, B, C, state):
+        return ssd_unchecked(x, dt, A, B, C, self.D, self.chunk_size, state, self.backend)
 
     def _check_cache(self, x, cache):
         if (cache.conv is not None) != (self.position == "conv"):
@@ -537,27 +544,21 @@ def expand_groups(t: Tensor, n_heads: int) -> Tensor:
     return t if g == n_heads else t.repeat_interleave(n_heads // g, dim=-2)
 
 
-def _zeros(x, B):
-    """The state before any token: (b, h, p, n), in x's dtype or float32 for sixteen bits."""
+def _zero_state(x, B):
+    """Return zeros (b, h, p, n), in the dtype of x, or float32 for 16 bits."""
     wide = torch.promote_types(x.dtype, torch.float32)
     return x.new_zeros(x.shape[0], *x.shape[2:], B.shape[-1], dtype=wide)
 
 
-def _check(x, dt, A, B, C, D=None, *, tokens="b l", **state):
-    """Refuse what the recurrence is not defined for; x may be None where there is none."""
+def _check(x, dt, A, B, C, D=None, *, tokens="b l", chunk_size=1, **state):
+    """Validate the arguments of a form; semiseparable_matrix has no x and passes None."""
     like_x = B.dtype if x is None else x.dtype
     check.floating(x=x, B=B)
-    n = check.shapes(
-        x=(x, f"{tokens} h p"),
-        dt=(dt, f"{tokens} h"),
-        A=(A, "h"),
-        B=(B, f"{tokens} g n"),
-        C=(C, f"{tokens} g n"),
-        D=(D, "h"),
-        **{name: (t, "b h p n") for name, t in state.items()},
-    )
-    check.multiple(h=n["h"], g=n["g"])
-    check.sizes(p=n.get("p"), n=n["n"])
+    shapes = dict(x=(x, f"{tokens} h p"), dt=(dt, f"{tokens} h"), A=(A, "h"))
+    shapes |= dict(B=(B, f"{tokens} g n"), C=(C, f"{tokens} g n"), D=(D, "h"))
+    check.shapes(**shapes, **{name: (t, "b h p n") for name, t in state.items()})
+    check.multiple(h=A.shape[0], g=B.shape[-2])
+    check.sizes(p=None if x is None else x.shape[-1], n=B.shape[-1], chunk_size=chunk_size)
     wide = torch.promote_types(like_x, torch.float32)
     check.dtypes([like_x], B=B, C=C)
     check.dtypes([like_x, wide], dt=dt, A=A, D=D)

@@ -1,45 +1,46 @@
 """SSD in Triton by hand: three kernels, to be read beside the four steps of `ssd_chunked`.
 
-A kernel is one program that is run once for every point of a grid; `tl.program_id` tells a program
-which point is its own. Here each works on one head of one row of the batch:
+A kernel is one program that runs once for every point of a grid; `tl.program_id` returns the point.
+Here each program works on one head of one row of the batch:
 
-    _write   step 2, one program per chunk: what its tokens leave in the state
-    _carry   step 3, one program for all chunks, one after another: the state each is handed
-    _read    steps 1 and 4, one program per chunk: what its tokens read, from each other and from
-             the state that their chunk was handed
+    _write   step 2, one program per chunk: the tokens' writes into the state
+    _carry   step 3, one program for all chunks, one after another: the incoming state of each
+    _read    steps 1 and 4, one program per chunk: the tokens' reads, from each other and from the
+             incoming state of their chunk
 
-A program loads tiles of its tensors, multiplies them with `tl.dot` and stores a result; no tensor
-holds what it has in between. A tile has a power of two of rows and of columns, 16 at the
-least: q tokens, N states, P channels. Where there are only l, n or p, the rest of it is zero; a
-token of dt = 0 leaves the state alone.
+A program loads tiles of its tensors, multiplies them with `tl.dot` and stores a result; its
+intermediate values are in no tensor. The sides of a tile are powers of two, at least 16: q tokens,
+N states, P channels. A tile beyond l, n or p is filled with zeros; a token with dt = 0 leaves the
+state alone.
 
-A product is "tf32x3", three of a tensor core's in place of one, for nearly all digits of float32.
-("ieee" spells out every multiplication, which Triton compiles for minutes at the sizes of a model;
-the interpreter multiplies in float32 whatever is asked for.) Log decays are summed in float64, as
-in `ssd_chunked`: only their differences matter. There is no backward pass, and n and p are at most
-128, since a tile holds them whole. Notebook 03 derives the steps; what runs the kernels, a GPU or
-the interpreter, is said by `kernels.kernel_status`.
+Products are "tf32x3": three products of a tensor core give nearly all digits of float32. ("ieee"
+spells out every multiplication, and Triton compiles it for minutes at the sizes of a model. The
+interpreter always multiplies in float32.) Log decays are summed in float64, as in `ssd_chunked`:
+only their differences matter. There is no backward pass, and n and p are at most 128, since one
+tile holds all of n or p. Notebook 03 derives the steps; `kernels.kernel_status` says whether a GPU
+or the interpreter runs the kernels.
+
 Source: WM Listing 3; mamba-ssm's ssd_chunk_state.py, ssd_state_passing.py and ssd_chunk_scan.py,
-which cut n and p into tiles as well, multiply in sixteen bits, and have a backward pass.
+which also cut n and p into tiles, multiply in 16 bits, and have a backward pass.
 """
 
-from typing import no_type_check  # for the tests: Triton takes no function that is wrapped
+from typing import no_type_check  # for the tests: Triton takes no wrapped function
 
 import torch
 import triton
 import triton.language as tl
 
 from cheems_ref import check, kernels
-from cheems_ref.ssd import _form
+from cheems_ref.ssd import _form, _in_state_dtype
 
 LARGEST_CHUNK, LARGEST_TILE = 64, 128  # compiled in seconds; 128 KiB of shared memory at most
-MOST_PROGRAMS = 65_535  # along the second and third axis of a grid, which CUDA bounds
+MOST_PROGRAMS = 65_535  # CUDA's limit along the second and third axis of a grid
 
 
 @triton.jit
 @no_type_check
 def _tile(tensor, rows, n_columns, inside, width: tl.constexpr):
-    """Rows of a matrix whose entries lie one behind the other; zero where there are none."""
+    """Load rows of a contiguous matrix, with zeros outside of it."""
     column = tl.arange(0, width)[None, :]
     place = tensor + rows[:, None] * n_columns + column
     return tl.load(place, inside[:, None] & (column < n_columns), 0.0)
@@ -48,7 +49,7 @@ def _tile(tensor, rows, n_columns, inside, width: tl.constexpr):
 @triton.jit
 @no_type_check
 def _steps(dt, A, rows, inside, head):
-    """The step sizes of the tokens, and their log decay since the chunk began; exp(-750) is 0."""
+    """Load step sizes; return them and the log decay since the chunk began. exp(-750) is 0."""
     steps = tl.load(dt + rows, inside, 0.0)
     log_decay = steps.to(tl.float64) * tl.load(A + head).to(tl.float64)
     return steps, tl.cumsum(tl.maximum(log_decay, -750.0))
@@ -59,7 +60,7 @@ def _steps(dt, A, rows, inside, head):
 def _write(
     x, dt, A, B, states, decays, l, h, g, n, p, q: tl.constexpr, N: tl.constexpr, P: tl.constexpr
 ):
-    """Step 2: what a chunk writes, Bᵀ (decay to its end · dt · x), and its whole decay."""
+    """Step 2: the write of a chunk, Bᵀ (decay to its end · dt · x), and its whole decay."""
     chunk, head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     t = chunk * q + tl.arange(0, q)
     mine, shared = (row * l + t) * h + head, (row * l + t) * g + head // (h // g)
@@ -79,7 +80,7 @@ def _write(
 @triton.jit
 @no_type_check
 def _carry(initial, states, decays, final, chunks, n, p, N: tl.constexpr, P: tl.constexpr):
-    """Step 3: the state before each chunk, put where the chunk's own write stood."""
+    """Step 3: the state before each chunk; it replaces the chunk's own write."""
     head, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     mine = row * tl.num_programs(0) + head
     i, j = tl.arange(0, N)[:, None], tl.arange(0, P)[None, :]
@@ -123,16 +124,17 @@ def _read(
 
 
 @_form
+@_in_state_dtype
 def ssd_triton(x, dt, A, B, C, state, chunk_size):
     """Compute SSD with the three kernels above.
 
-    Arguments and result are those of `ssd_recurrent`, in float32 or sixteen bits. A chunk has the
-    next power of two of chunk_size, 16 to 64.
+    Arguments and result as in `ssd_recurrent`, in float32 or 16 bits. chunk_size is rounded up to a
+    power of two, from 16 to 64.
 
     Raises:
         TypeError: a tensor is float64.
         RuntimeError: kernels cannot run here; the message says why and what to do.
-        ValueError: a gradient is asked for, n or p is larger than 128, or b or h than 65,535.
+        ValueError: a tensor requires a gradient, n or p exceeds 128, or b or h exceeds 65,535.
 
     Source: WM Listing 3.
     """

@@ -1,4 +1,4 @@
-"""What the package refuses, and how it says so; every line of the tables can be lost by a mistake.
+"""Argument validation: accepted and rejected calls, with the whole message.
 
 As in test_ssd.py, the properties are functions of a module. The positive tests hand them
 `cheems_ref.check`, the negative controls a copy of it with one planted mistake.
@@ -32,7 +32,7 @@ def entry(*values, dtype=torch.float64):
     return torch.tensor(values, dtype=dtype)
 
 
-# Per function, calls that it lets pass: its positional arguments and those with a name.
+# Accepted calls per function: positional and keyword arguments.
 TAKEN = {
     "shapes": [
         ((), dict(x=(X, "b l d"), y=(X[0], "l d"), z=(X[:, 0], "b d"))),

@@ -1,8 +1,8 @@
-"""SSD cut along the sequence: equal to one pass, with every gradient, however it is cut.
+"""SSD cut along the sequence: equal to one pass, with every gradient, for every cut.
 
-Most tests run the ranks as threads of this process, with the few collectives that the room uses
-handed from thread to thread: a rank that does not take part is then told apart from one that is
-slow. The same comparisons run once more with processes and gloo.
+Most tests run the ranks as threads of this process and exchange the tensors of the collectives
+between threads, which distinguishes a missing rank from a slow one. The same comparisons run once
+more with processes and gloo.
 """
 
 import copy
@@ -25,7 +25,7 @@ from test_ssd import NAMES, inputs
 import cheems_ref.distributed as distributed
 from cheems_ref.config import ModelConfig
 from cheems_ref.model import CausalLM
-from cheems_ref.ssd import SSD, ssd_recurrent
+from cheems_ref.ssd import ssd_recurrent
 from cheems_ref.verify import check
 
 CUTS = ((13,), (5, 8), (4, 4, 4), (1, 0, 9, 3), (0, 6, 0, 2), (3, 1, 0))
@@ -41,7 +41,7 @@ MODELS = {
 
 
 class Threads:
-    """What the room takes from torch.distributed, between threads of one process."""
+    """The functions of torch.distributed that the module uses, between threads of one process."""
 
     ProcessGroup = dist.ProcessGroup
 
@@ -116,7 +116,7 @@ def on_ranks(m, n, work):
 
 
 def slices(tensors, cut, rank):
-    """What one rank has of tensors in the order of NAMES."""
+    """One rank's slices of tensors in the order of NAMES."""
     pairs = zip(tensors, CUT_ALONG_L, strict=True)
     return [t.split(cut, 1)[rank] if along_l else t for t, along_l in pairs]
 
@@ -165,7 +165,7 @@ def is_one_pass(m, cut):
 
 
 def takes_part_without_a_final_state(m, cut):
-    """Where only y is used, nothing but the incoming state joins a rank to the others."""
+    """If a loss uses y alone, only the incoming state connects a rank to the others."""
 
     def work(rank):
         slice_agrees(m, inputs(l=sum(cut)), cut, rank, weigh_final=False)
@@ -234,15 +234,15 @@ def compare_gradients(of_ranks, whole):
 
 
 def is_computed_as_asked(m):
-    """The form and the length of the chunks are those that were named."""
+    """`backend` and `chunk_size` reach the form."""
     x, dt, A, B, C, *_ = inputs(l=6)
-    asked, original = [], m._ssd
+    asked, original = [], m.ssd.ssd_unchecked
 
     def spy(*arguments):
         asked.append((arguments[6], arguments[8]))
         return original(*arguments)
 
-    m._ssd = spy
+    m.ssd.ssd_unchecked = spy
     try:
         options = dict(backend="quadratic", chunk_size=3)
         on_ranks(m, 1, lambda rank: m.ssd_sequence_parallel(x, dt, A, B, C, **options))
@@ -250,7 +250,7 @@ def is_computed_as_asked(m):
         ids = torch.zeros(1, 6, dtype=torch.int64)
         on_ranks(m, 1, lambda rank: m.SequenceParallel(model)(ids))
     finally:
-        m._ssd = original
+        m.ssd.ssd_unchecked = original
     assert asked == [(3, "quadratic"), (5, "recurrent")], asked
 
 
@@ -272,7 +272,7 @@ def keeps_its_digits(m, dtype):
     tensors = inputs(l=2048, h=2, g=1, dt=1e-3, A=(-1, -0.5), dtype=dtype)
     x, dt, A, B, C, *_ = tensors
     truth = ssd_recurrent(*(t.double() for t in (x, dt, A, B, C)))
-    alone = m._ssd(x, dt, A, B, C, None, 64, None, "chunked")[0]
+    alone = m.ssd.ssd_unchecked(x, dt, A, B, C, None, 64, None, "chunked")[0]
 
     def work(rank):
         x, dt, A, B, C, *_ = slices(tensors, [512] * 4, rank)
@@ -318,7 +318,7 @@ def reads_as_the_whole(m, name, cut):
 
 
 def angles_are_made_once(m):
-    """In a call, for each width that is turned, and not in each layer."""
+    """Once per call and rotated width, not once per layer."""
     torch.manual_seed(1)
     sizes = dict(d_model=32, n_heads=4, d_state=12)
     reader = m.SequenceParallel(CausalLM(ModelConfig("SSAAM", **sizes)))
@@ -327,7 +327,7 @@ def angles_are_made_once(m):
 
 
 def leaves_the_model_as_it_was(m, name):
-    """The reader has layers of its own, and the model's parameters."""
+    """The reader copies the layers and shares the model's parameters."""
     model = tiny(name)
     ids = torch.randint(256, (1, 6), generator=torch.Generator().manual_seed(3))
     before, _ = model(ids)
@@ -447,15 +447,6 @@ def test_a_model_reads_as_the_whole(name, cut):
 @pytest.mark.parametrize("name", MODELS)
 def test_the_model_stays_as_it_was(name):
     leaves_the_model_as_it_was(distributed, name)
-
-
-def test_a_layer_can_be_copied_and_saved():
-    """What the layer calls is an attribute, for this room to exchange."""
-    layer = copy.deepcopy(SSD(16, n_heads=2, d_state=4))
-    assert set(layer.state_dict()) == {
-        *("x_proj.weight", "B_proj.weight", "C_proj.weight", "dt_proj.weight"),
-        *("out_proj.weight", "dt_bias", "A_log", "D"),
-    }
 
 
 def test_ranks_at_different_calls_are_told():

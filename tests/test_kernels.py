@@ -30,7 +30,7 @@ STATUS = kernel_status()
 DEVICE = "cuda" if STATUS.mode == "cuda" else "cpu"
 needs_kernel = pytest.mark.skipif(not STATUS.available, reason=STATUS.reason)
 interpreted = pytest.mark.skipif(STATUS.mode != "interpreter", reason="only in the interpreter")
-# What a rounding of each type allows; float32 and float16 are the project's promises.
+# Tolerances from one rounding of each type; float32 and float16 are promised.
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 
 

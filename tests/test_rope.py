@@ -42,7 +42,7 @@ def matrices(m, position_ids, dim, base=10_000.0, pairing="half"):
 
 
 def within(name, actual, expected, bound):
-    """Check every entry against a bound of its own."""
+    """Check every entry against its own bound."""
     ratio = (actual.double() - expected.double()) / bound
     check(name, ratio, torch.zeros_like(ratio), atol=1.0)
 

@@ -8,7 +8,10 @@ the same functions to fail. So a check that cannot fail fails here.
 import contextlib
 import itertools
 import math
+import subprocess
+import sys
 from functools import partial
+from pathlib import Path
 
 import properties
 import pytest
@@ -33,6 +36,7 @@ from test_convolution import convolution
 
 import cheems_ref.ssd as ssd_module
 from cheems_ref import check as door
+from cheems_ref import kernels
 from cheems_ref.rope import rope_cos_sin, rotation_matrix
 from cheems_ref.ssd import SSD, SSDCache, ssd_step
 from cheems_ref.verify import check, check_gradients, must_differ
@@ -42,7 +46,7 @@ FORMS = ("recurrent", "quadratic", "chunked", "step", "matrix")
 SEQUENCE_FORMS = FORMS[:3]
 MATRIX_NAMES = ("dt", "A", "B", "C")
 POSITIONS = ("rope", "conv", "decay")
-STATUS = ssd_module.kernels.kernel_status()
+STATUS = kernels.kernel_status()
 DEVICE = "cuda" if STATUS.mode == "cuda" else "cpu"
 
 
@@ -98,7 +102,7 @@ def apply(m, form, x, dt, A, B, C, D, state, chunk_size=4):
     return getattr(m, f"ssd_{form}")(x, dt, A, B, C, **options)
 
 
-# The ways in which a length meets a chunk, a head its group, and a step size a decay.
+# Combinations of length and chunk, head and group, step size and decay.
 CASES = {
     "three chunks and a ragged end": {},
     "l a multiple of the chunk": dict(l=12),
@@ -143,7 +147,7 @@ def compared(m, form, case):
 
 
 def agree(m, form, case=DEFAULT):
-    """The form's y and final state are those of the definition."""
+    """The form and the definition agree in y and the final state."""
     actual, expected, tensors = compared(m, form, case)
     for a, e, name in zip(actual(*tensors), expected(*tensors), ("y", "final state"), strict=False):
         check(f"{form} form = definition, {name}", a, e)
@@ -152,7 +156,7 @@ def agree(m, form, case=DEFAULT):
 def agree_in_gradient(m, form, case=DEFAULT):
     """So are its derivatives, by all inputs and through both results."""
     actual, expected, tensors = compared(m, form, case)
-    # Steps so large that all is forgotten leave A a gradient that is the rounding of larger terms.
+    # After steps that forget everything, the gradient of A is the rounding of larger terms.
     check_gradients(f"{form} form = definition", actual, expected, tensors, atol=1e-11)
 
 
@@ -174,7 +178,7 @@ def leaves_its_inputs_alone(m, form):
 
 
 def has_dtypes_and_accuracy(m, form, dtype=torch.bfloat16, narrow=False):
-    """y has the dtype of x, the state that of the sums; both are right for the rounded inputs."""
+    """y has the dtype of x, the state the dtype of the sums; both fit the rounded inputs."""
     tensors = inputs(l=40, n=8, dtype=dtype)
     if narrow:  # dt, A and D in the dtype of x too
         tensors = (*(t.to(dtype) for t in tensors[:6]), tensors[6])
@@ -245,7 +249,7 @@ def each_block_costs_the_same(m, form):
 
 
 def works_block_by_block(m, form):
-    """The largest tensor on the way is that of one block, however many there are."""
+    """The largest intermediate tensor belongs to one block, for any number of blocks."""
     run = blocks_of_chunks(m, form, chunk_size=32)
     assert len({work(run, blocks).largest for blocks in (1, 2, 4)}) == 1
 
@@ -266,13 +270,13 @@ def _note(called, name, function, *args, **kwargs):
 
 
 def a_single_token_takes_the_step(m, backend):
-    """Where no gradient is asked for, and the chunked kernel else; a sequence never does."""
+    """Under no_grad alone: with gradients it takes the chunked kernel, as a sequence does."""
     if not STATUS.available:
         pytest.skip(STATUS.reason)
     kernel = STATUS.mode == "cuda" or backend == "kernel"
     step = ["_ssd_step", "state_update"] if kernel else ["_ssd_step"]
     scan = ["chunk_scan"] if kernel else []
-    watched = (m, "_ssd_step"), (m.kernels, "chunk_scan"), (m.kernels, "state_update")
+    watched = (m, "_ssd_step"), (kernels, "chunk_scan"), (kernels, "state_update")
     for length, learns, whole, want in (
         (1, False, True, step),
         (1, False, False, step),
@@ -312,7 +316,7 @@ def test_gradients_equal_those_of_the_definition(form, case):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_gradients_equal_difference_quotients(form):
-    # dt and A stay clear of 0, beyond which there is nothing to take a difference with
+    # dt and A stay clear of 0, where there are no difference quotients
     sizes = dict(b=1, l=5, h=2, g=1, p=2, dt=(0.1, 1.0), A=(-2, -1), chunk_size=2)
     function, _, tensors = compared(ssd_module, form, sizes)
     assert torch.autograd.gradcheck(function, [t.requires_grad_() for t in tensors])
@@ -523,7 +527,7 @@ def calls_join_up(m, position, pieces=(5, 6), name="middle"):
 
 
 def projections(mixer, u):
-    """What the layer makes of u before positions enter: x, dt, A, B, C, laid out head by head."""
+    """The layer's x, dt, A, B, C for u before positions enter, head by head."""
     dt = torch.log1p(torch.exp(u @ mixer.dt_proj.weight.T + mixer.dt_bias))
     parts = {"x": mixer.n_heads, "B": mixer.n_groups, "C": mixer.n_groups}
     x, B, C = (getattr(mixer, f"{k}_proj")(u).unflatten(-1, (n, -1)) for k, n in parts.items())
@@ -556,7 +560,7 @@ def by_hand(mixer, u, start=0):
 
 
 def layer_is_the_definition(m, position):
-    """With options of its own; the layer is told its base."""
+    """With non-default d_conv and rope_base."""
     mixer, u = layer(m, position, d_conv=3, rope_base=50.0), tokens()
     assert mixer.rope_base == 50.0
     y, cache = forward(mixer, u, start=2)
@@ -573,7 +577,7 @@ def layer_is_causal(m, position):
 
 
 def only_distances_enter(m, position):
-    """Shifting all positions changes the state and not y, also where a cache is handed on."""
+    """Shifting all positions changes the state and not y, with and without a cache."""
     mixer, x = layer(m, position), tokens()
     want, want_cache = forward(mixer, x)
     for shift in (1, 7, 1000):
@@ -705,14 +709,13 @@ def test_rotated_layer_is_the_same_through_the_kernel():
     )
     check("y", got[0][mask], want[0][mask])
     check("state", got[1].state, want[1].state)
-    with pytest.raises(TypeError, match="float64"):  # so it was the kernel that was asked
+    with pytest.raises(TypeError, match="float64"):  # so the kernel ran
         forward(layer(backend="kernel"), tokens())
 
 
 @pytest.mark.skipif(not STATUS.available, reason=STATUS.reason)
 @at_every_position
 def test_layer_decodes_through_the_step_of_the_kernel(position):
-    kernels = ssd_module.kernels
     x, results = tokens(length=5, dtype=torch.float32).to(DEVICE), []
     with noted((kernels, "chunk_scan"), (kernels, "state_update")) as called, torch.no_grad():
         for backend in ("kernel", "chunked"):
@@ -745,7 +748,7 @@ def test_rope_depends_on_positions():
 
 
 def test_rope_is_a_state_that_turns_back_by_one_step_with_every_token():
-    """h̃_t = a_t h̃_{t-1} R_1 + dt_t x_t B_tᵀ and y_t = h̃_t C_t, in which no position is left."""
+    """h̃_t = a_t h̃_{t-1} R_1 + dt_t x_t B_tᵀ and y_t = h̃_t C_t, without positions."""
     mixer, u = layer(), tokens()
     x, dt, A, B, C = projections(mixer, u)
     turn, y = rotation_matrix(1.0, 10), torch.zeros_like(x)
@@ -791,6 +794,13 @@ def test_layer_works_in_every_dtype(position, dtype):
     assert cache.conv is None or cache.conv.dtype == dtype
     truth = forward(mixer.double(), tokens(dtype=dtype).double())[0]
     check("layer = float64 layer with the same weights", y, truth.to(dtype))
+
+
+def test_the_lesson_imports_neither_kernels_nor_triton():
+    code = "import sys, cheems_ref.ssd; print({'cheems_ref.kernels', 'triton'} & {*sys.modules})"
+    root = Path(ssd_module.__file__).parents[1]
+    out = subprocess.check_output([sys.executable, "-c", code], cwd=root, text=True)
+    assert out.strip() == "set()"
 
 
 # --- what hides a mistake ------------------------------------------------------------------------
@@ -1018,8 +1028,8 @@ class TestBadInput:
 def test_kernel_that_cannot_run_is_refused_with_the_reason(
     monkeypatch, call, status, error, message
 ):
-    status = ssd_module.kernels.KernelStatus(*status)
-    monkeypatch.setattr(ssd_module.kernels, "kernel_status", lambda: status)
+    status = kernels.KernelStatus(*status)
+    monkeypatch.setattr(kernels, "kernel_status", lambda: status)
     x, dt, A, B, C, _, state = inputs(l=5)
     with pytest.raises(error, match=message):
         if call == "ssd":

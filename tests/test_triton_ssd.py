@@ -77,7 +77,7 @@ def test_agrees_with_the_kernels_of_mamba_ssm():
 
 
 def large_steps_lose_no_digits(m):
-    """A step that forgets all, among small ones: sums of float32 would lose those that follow."""
+    """One huge step resets the state; float32 sums would lose the small steps after it."""
     x, dt, A, B, C, _ = drawn((1, 64, 1, 8, 1, 8, 64), seed=2)
     dt, A = torch.full_like(dt, 0.01), torch.full_like(A, -16)
     dt[:, ::8] = 5
