@@ -33,12 +33,11 @@ EXPERTS = """
 from cheems_ref.experts import MoE, CDMoE
 y = MoE(16, 8, n_experts=4, k=2)(x) + CDMoE(16, n_experts=16, n_heads=2, k=3, d_query=8, d_ff=8)(x)
 """
-NOT_YET = pytest.mark.xfail(reason="attention.py imports ssd.py", strict=True)
 # The files that are copied without checks, the modules that they import, and a forward pass.
 # `check` is there for the modules, which keep their checks.
 COPIES = [
     ("ssd", "check rope convolution", SSD),
-    pytest.param("attention", "check precision rope", ATTENTION, marks=NOT_YET),
+    ("attention", "check precision rope", ATTENTION),
     ("experts retrieval", "check feed_forward precision", EXPERTS),
 ]
 
