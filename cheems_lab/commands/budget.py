@@ -44,10 +44,11 @@ def add_options(commands) -> None:
     dtypes = ["float32", "bfloat16", "float16"]
     add("--dtype", choices=dtypes, default="bfloat16", help=f"of the model {default}")
     add("--processes", type=size, default=1, help="that share a step and its parameters")
-    add("--memory", type=options.positive, default=24, metavar="GB", help=f"available {default}")
-    add("--flops", type=options.positive, help="operations per second of the machine")
-    add("--bandwidth", type=options.positive, help="bytes per second of its memory")
-    add("--plot", type=options.plot_file, metavar="FILE", help="draw memory against context")
+    positive = options.at_least(1e-9, kind=float)
+    add("--memory", type=positive, default=24, metavar="GB", help=f"available {default}")
+    add("--flops", type=positive, help="operations per second of the machine")
+    add("--bandwidth", type=positive, help="bytes per second of its memory")
+    add("--plot", type=options.nonempty, metavar="FILE", help="draw memory against context")
 
 
 def run(a: argparse.Namespace) -> int:
@@ -61,7 +62,7 @@ def run(a: argparse.Namespace) -> int:
     kept = activation_bytes(config, a.seq_len, batch=a.batch, dtype=dtype)
     print(f"\na pass over {a.batch:,} × {a.seq_len:,} tokens:")
     head = ("part", "layers", "parameters", "active", "operations", "activations")
-    print(*table([head, *by_part(config, flops, kept)]), sep="\n")
+    print(table([head, *by_part(config, flops, kept)]))
     _training(a, config, flops, dtype)
     if a.plot is not None:
         _plot(a, config, dtype)

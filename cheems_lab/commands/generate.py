@@ -24,22 +24,19 @@ def add_options(commands) -> None:
     add = options.add_command(commands, "generate", run, __doc__)
     add("--run", required=True, type=options.nonempty, metavar="DIRECTORY",
         help="a run, or one of its checkpoints")  # fmt: skip
-    add("--prompt", type=_prompt, default="\n", help="the text to continue (default: a new line)")
+    add("--prompt", type=options.nonempty, default="\n",
+        help="the text to continue (default: a new line)")  # fmt: skip
     add("--max-new-tokens", type=options.at_least(0), default=400,
         help="bytes to generate (default %(default)s)")  # fmt: skip
     add("--temperature", type=float, default=0.8, help="0: most likely (default %(default)s)")
     add("--top-k", type=options.at_least(1, BYTES), help="choose among the k most probable bytes")
     add("--top-p", type=float, help="choose among the bytes that hold this probability")
-    add("--seed", type=options.seed, help="the same seed generates the same text")
+    add("--seed", type=options.SEED, help="the same seed generates the same text")
     options.add_device(add)
 
 
 def run(a: argparse.Namespace) -> int:
     """Generate, and write each character as soon as its bytes are complete."""
-    for name in ("top_k", "top_p"):
-        if getattr(a, name) is not None and a.temperature == 0:
-            option = name.replace("_", "-")
-            raise ValueError(f"--{option} has no effect with --temperature 0, the most likely byte")
     device = options.device(a)
     sampling = Sampling(a.temperature, a.top_k, a.top_p, torch.Generator(device))
     if a.seed is None:
@@ -57,15 +54,3 @@ def run(a: argparse.Namespace) -> int:
     sys.stdout.write(decoder.decode(b"", final=True) + "\n")
     sys.stdout.flush()
     return 0
-
-
-def _prompt(word):
-    if not word:
-        raise argparse.ArgumentTypeError("is empty: leave it out to begin with a new line")
-    try:
-        word.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise argparse.ArgumentTypeError(
-            f"is not UTF-8: character {error.start + 1} is invalid"
-        ) from error
-    return word
