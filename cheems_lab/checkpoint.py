@@ -16,13 +16,11 @@ A checkpoint that is damaged, or of another run, raises CheckpointError, which s
 and what to do, and changes neither the run nor the files.
 """
 
-import contextlib
 import dataclasses
 import hashlib
 import json
 import os
 import re
-import secrets
 import shutil
 import warnings
 from pathlib import Path
@@ -55,7 +53,8 @@ def save(run: Run, directory: str | Path) -> Path:
     Raises:
         OSError: it cannot be written, for want of space say; earlier checkpoints stay.
     """
-    directory = Path(directory)
+    import torch.distributed.checkpoint as dcp
+
     tensors = {
         "random_state": run.generator.get_state(),
         "losses": torch.tensor(run.losses, dtype=torch.float64),
@@ -64,51 +63,46 @@ def save(run: Run, directory: str | Path) -> Path:
         tensors[f"model.{name}"] = parameter.detach()
         held = run.optimizer.state.get(parameter, {})
         tensors |= {f"{moment}.{name}": held[moment] for moment in MOMENTS if moment in held}
-    record = {
-        "format": FORMAT,
-        "model": dataclasses.asdict(run.model.config),
-        "dtype": _dtype(run.model),
-        "training": dataclasses.asdict(run.config),
-        "text": run.text,
-        "step": run.step,
-        "evaluations": run.evaluations,
-    }
-    final = directory / f"step-{run.step:08d}"
+    final = Path(directory) / f"step-{run.step:08d}"
+    partial = final.with_name(f"partial-{final.name}")
+    rank, world_size = rank_and_world_size(run.model)
     if run_on_first(run.model, final.exists):  # a run reaches each step in one way only
         return final
     try:
-        _write(tensors, record, final, run.model)
-    except OSError as error:
+        run_on_first(run.model, lambda: _begin(partial))
+        writer = dcp.HuggingFaceStorageWriter(str(partial), save_distributed=True)
+        with warnings.catch_warnings(action="ignore", category=UserWarning):
+            dcp.save(tensors, storage_writer=writer, no_dist=world_size == 1)
+        run_on_first(run.model, lambda: _finish(partial, final, _record(run)))
+    except (OSError, dcp.CheckpointException) as error:  # the same on all
+        if rank == 0:
+            shutil.rmtree(partial, ignore_errors=True)
         last = newest_checkpoint(directory)
         raise OSError(
-            f"the checkpoint of step {run.step} cannot be written to {directory} ({error}); "
+            f"the checkpoint of step {run.step} cannot be written to {directory} "
+            f"({_causes(error)}); "
             + (f"the last one is whole: {last}" if last else "there is none before it")
         ) from error
     return final
 
 
-def _write(tensors, record, final, model):
-    import torch.distributed.checkpoint as dcp
+def _record(run):
+    return {
+        "format": FORMAT,
+        "model": dataclasses.asdict(run.model.config),
+        "dtype": str(run.model.embedding.weight.dtype).removeprefix("torch."),
+        "training": dataclasses.asdict(run.config),
+        "text": run.text,
+        "step": run.step,
+        "evaluations": run.evaluations,
+    }
 
-    def begin():
-        final.parent.mkdir(parents=True, exist_ok=True)
-        for leftover in final.parent.glob("partial-*"):  # of a run that was killed
-            shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
-        partial = final.with_name(f"partial-{final.name}-{secrets.token_hex(4)}")
-        partial.mkdir()
-        return partial
 
-    partial = run_on_first(model, begin)
-    writer = dcp.HuggingFaceStorageWriter(str(partial), save_distributed=True)
-    rank, world_size = rank_and_world_size(model)
-    try:
-        with _one_process_is_fine():
-            dcp.save(dict(tensors), storage_writer=writer, no_dist=world_size == 1)
-        run_on_first(model, lambda: _finish(partial, final, record))
-    except (OSError, dcp.CheckpointException) as error:  # the same on all
-        if rank == 0:
-            shutil.rmtree(partial, ignore_errors=True)
-        raise error if isinstance(error, OSError) else OSError(_causes(error)) from error
+def _begin(partial):
+    partial.parent.mkdir(parents=True, exist_ok=True)
+    for leftover in partial.parent.glob("partial-*"):  # of a run that was killed
+        shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+    partial.mkdir()
 
 
 def _finish(partial, final, record):
@@ -161,21 +155,20 @@ def read_record(checkpoint: str | Path) -> dict[str, Any]:
 def restore(run: Run, checkpoint: str | Path) -> None:
     """Set a run, its model and its optimiser to the state that a checkpoint holds.
 
-    Settings that do not affect the loss may differ from the checkpoint's: how often is evaluated
-    and saved, and the number of steps, as long as the learning rate keeps its schedule.
+    Settings without effect on the loss may differ: the steps between two evaluations and between
+    two checkpoints, and the number of steps, as long as the learning rate keeps its schedule.
 
     Raises:
         CheckpointError: it is damaged, or of another model, text or configuration.
     """
     path = Path(checkpoint)
     record = read_record(path)
-    _check_same(path, _as_json(run.model.config), record["model"])
-    _check_same(path, {"dtype": _dtype(run.model)}, {"dtype": record["dtype"]})
-    _check_same(path, _affecting(_as_json(run.config)), _affecting(record["training"]))
-    if record["text"] != run.text:
+    mine, theirs = _deciding(json.loads(json.dumps(_record(run)))), _deciding(record)
+    if differ := [key for key in mine | theirs if mine.get(key) != theirs.get(key)]:
+        listed = ", ".join(f"{key} ({theirs.get(key)}, now {mine.get(key)})" for key in differ)
         raise CheckpointError(
-            f"{path} is of a run on another text; resume it with its text, or take another "
-            "directory (--run)"
+            f"{path} is of another run; what differs: {listed}. Resume with its settings, or take "
+            "another directory (--run)"
         )
     parameters = dict(run.model.named_parameters())
     learning = {name: p for name, p in parameters.items() if p.requires_grad}
@@ -220,7 +213,7 @@ def _load(path, tensors):
     reader = dcp.HuggingFaceStorageReader(str(path))
     alone = not any(hasattr(t, "device_mesh") for t in tensors.values())
     try:
-        with _one_process_is_fine():
+        with warnings.catch_warnings(action="ignore", category=UserWarning):
             dcp.load(tensors, storage_reader=reader, no_dist=alone)
     except dcp.CheckpointException as error:
         raise CheckpointError(f"{path} does not fit the model: {_causes(error)}") from error
@@ -241,27 +234,12 @@ def _damaged(path, cause):
     return CheckpointError(f"{path} is damaged: {cause}. {way}")
 
 
-def _as_json(config):
-    return json.loads(json.dumps(dataclasses.asdict(config)))
-
-
-def _dtype(model):
-    return str(model.embedding.weight.dtype).removeprefix("torch.")
-
-
-def _affecting(training):
-    """The settings that affect the loss; `steps` does only through the schedule."""
+def _deciding(record):
+    """The settings that decide the losses of a run; `steps` does only through the schedule."""
+    training = record["training"]
     kept = {name: value for name, value in training.items() if name not in MAY_CHANGE}
-    return kept | {"decay_steps": training.get("decay_steps") or training.get("steps")}
-
-
-def _check_same(path, mine, theirs):
-    if differ := [key for key in {**mine, **theirs} if mine.get(key) != theirs.get(key)]:
-        listed = ", ".join(f"{key} ({theirs.get(key)}, now {mine.get(key)})" for key in differ)
-        raise CheckpointError(
-            f"{path} is of another run; what differs: {listed}. Resume with its settings, or take "
-            "another directory (--run)"
-        )
+    kept["decay_steps"] = training["decay_steps"] or training["steps"]
+    return record["model"] | kept | {"dtype": record["dtype"], "text": record["text"][:8]}
 
 
 def _causes(error):
@@ -272,13 +250,6 @@ def _causes(error):
 
 
 # --- files ----------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def _one_process_is_fine():
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "torch.distributed is")  # disabled or uninitialized
-        yield
 
 
 def _fsync(path):

@@ -10,8 +10,6 @@ import torch
 
 from cheems_lab.processes import is_first
 
-MAX_LETTERS = 64  # longer patterns are cut
-
 
 def print_once(line: str, file=None) -> None:
     """Print a line now, if this is the first process."""
@@ -21,10 +19,7 @@ def print_once(line: str, file=None) -> None:
 
 def print_error(error: BaseException | str) -> int:
     """Print what is wrong in one line, and return the status of a command that failed."""
-    text = str(error)
-    if isinstance(error, OSError) and error.strerror and error.filename is not None:
-        text = f"{error.strerror}: {error.filename}"
-    lines = text.splitlines() or [type(error).__name__]
+    lines = str(error).splitlines() or [type(error).__name__]
     prefix = "" if is_first() else f"process {os.environ['RANK']}: "
     print(f"cheems: {prefix}{lines[0]}", file=sys.stderr)
     return 1
@@ -39,7 +34,9 @@ def report_errors(command: Callable[..., int], *arguments) -> int:
         return 141
     except (MemoryError, RuntimeError) as error:
         return print_error(_out_of_memory(error) or error)
-    except (ValueError, TypeError, OSError, ImportError, ArithmeticError) as error:
+    except ModuleNotFoundError as error:
+        return print_error(f"{error}; --help names the extra to install")
+    except (ValueError, TypeError, OSError, ArithmeticError) as error:
         return print_error(error)
     except KeyboardInterrupt:
         print_once("\nstopped", file=sys.stderr)
@@ -77,10 +74,3 @@ def si(number: float, unit: str = "") -> str:
     i = min(len(prefixes) - 1, (len(str(int(number))) - 1) // 3)
     digits = f"{number / 1000**i:.3g}" if i else f"{number:.0f}"
     return f"{digits} {prefixes[i]}{unit}".rstrip()
-
-
-def short(pattern: str) -> str:
-    """Return a pattern for display: the first letters of a long one, and their number."""
-    if len(pattern) <= MAX_LETTERS:
-        return pattern
-    return f"{pattern[:MAX_LETTERS]}... ({len(pattern):,} layers)"

@@ -50,12 +50,7 @@ from cheems_ref.rope import RotaryTable
 from cheems_ref.ssd import SSDCache
 
 # The file that trust_remote_code=True runs, and its classes.
-REMOTE_CODE = '''"""The classes of cheems_lab, for trust_remote_code=True."""
-
-from cheems_lab.hub import CheemsConfig, CheemsForCausalLM, CheemsModel
-
-__all__ = ["CheemsConfig", "CheemsForCausalLM", "CheemsModel"]
-'''
+REMOTE_CODE = "from cheems_lab.hub import CheemsConfig, CheemsForCausalLM, CheemsModel\n"
 REMOTE = "modeling_cheems_ref"
 AUTO_MAP = {
     "AutoConfig": f"{REMOTE}.CheemsConfig",
@@ -149,10 +144,7 @@ class StateCache(DynamicCache):
 
     def crop(self, tokens_to_remove: int) -> None:
         """Raise ValueError: a state holds the sum of all tokens, and none can be taken out."""
-        raise ValueError(
-            f"a cache with states cannot forget its last {abs(tokens_to_remove)} tokens: copy it "
-            "before they are read (copy.deepcopy), or read the text anew"
-        )
+        raise ValueError(f"a cache with states cannot forget {abs(tokens_to_remove)} tokens")
 
 
 def make_cache(config: CheemsConfig) -> DynamicCache:
@@ -296,8 +288,9 @@ class CheemsModel(CheemsPreTrainedModel):
             past_key_values = make_cache(self.config)
         past = 0 if past_key_values is None else past_key_values.get_seq_length()
         check.shapes({"b": b, "s": past + length}, attention_mask=(attention_mask, "b s"))
-        n = self.config.max_positions if self.config.mask == "gate" else None
-        if n is not None and attention_mask is None and past + length > n:
+        gated = self.config.mask == "gate" and "I" in self.config.pattern
+        n = self.config.max_positions
+        if gated and attention_mask is None and past + length > n:
             raise ValueError(f"{past + length} tokens, but mask='gate' has max_positions = {n}")
         real = None if attention_mask is None else attention_mask.bool()
         counted = torch.ones(b, past + length, dtype=torch.bool, device=x.device)
@@ -433,7 +426,7 @@ def byte_tokenizer() -> transformers.PreTrainedTokenizerFast:
 def export(run: str | Path, directory: str | Path) -> Path:
     """Write the model of a training run for transformers, and return the directory.
 
-    It gets weights and configuration, the byte tokenizer, a model card, and a file of three lines
+    It gets weights and configuration, the byte tokenizer, a model card, and a file of one line
     for `trust_remote_code=True`. Files of these names are replaced.
 
     Args:

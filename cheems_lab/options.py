@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from cheems_lab.console import print_error, short
+from cheems_lab.console import print_error
 from cheems_lab.processes import started_by_torchrun
 from cheems_ref.config import LAYERS, ModelConfig, is_used, preset, users
 from cheems_ref.presets import PRESETS
@@ -215,7 +215,7 @@ def check_used(names: Iterable[str], *configs: ModelConfig, option: str = "--set
     """
     for name in names:
         if not any(is_used(name, config) for config in configs):
-            patterns = ", ".join(dict.fromkeys(short(config.pattern) for config in configs))
+            patterns = ", ".join(dict.fromkeys(config.pattern for config in configs))
             users = by_letters(name)
             raise ValueError(f"{option} {name} has no effect on {patterns}: it is for {users}")
 

@@ -50,12 +50,6 @@ def init_processes(device: torch.device) -> None:
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=TIMEOUT)
 
 
-def destroy_processes() -> None:
-    """Leave the processes that `init_processes` joined."""
-    if dist.is_initialized():
-        dist.destroy_process_group()
-
-
 def shard_model(model: nn.Module, parallel: Parallel) -> None:
     """Shard a model over all processes, in place; make its optimiser afterwards.
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from cheems_lab.checkpoint import newest_checkpoint, save
+from cheems_lab.checkpoint import save
 from cheems_lab.console import print_once
 from cheems_lab.processes import any_rank, is_first
 from cheems_ref.model import Sampling, generate
@@ -48,26 +48,22 @@ class Progress:
         sample_every: int | None = None,
     ):
         self.directory, self.newest, self.stop_requested = directory, newest, stop_requested
-        self.lines, self.sample_every, self.run = lines, sample_every, None
+        self.lines, self.sample_every = lines, sample_every
 
     def on_start(self, run: Run) -> None:
         """Print where the run resumes, and begin its losses.csv anew."""
-        self.run, self.first_step = run, run.step
+        self.first_step = run.step
         self.began = self.last_line_at = time.monotonic()
         held_out = dict(run.evaluations)
         rows = (_row(step, loss, held_out) for step, loss in enumerate(run.losses, 1))
         self._write_losses("w", ["step,loss,held_out\n", *rows])
         if self.newest is None:
             return
-        steps, schedule = run.config.steps, run.config.decay_steps
-        if run.step >= steps:
-            print_once(f"{self.directory} is finished: {steps} steps are done; --steps N trains on")
-            return
-        print_once(f"resuming from {self.newest}, after {run.step} of {steps} steps")
-        if schedule is not None and schedule < steps:
+        if run.step < run.config.steps:
+            print_once(f"resuming from {self.newest}, after {run.step} of {run.config.steps} steps")
+        else:
             print_once(
-                f"the learning rate keeps its schedule of {schedule} steps and stays at its end; "
-                f"another --run has one of {steps}"
+                f"{self.directory} is finished: {run.step} steps are done; --steps N trains on"
             )
 
     def on_step(self, run: Run) -> None:
@@ -85,14 +81,6 @@ class Progress:
         if any_rank(self.stop_requested(), run.model) and run.step < run.config.steps:
             save(run, self.directory)
             raise KeyboardInterrupt
-
-    def summary(self) -> str:
-        """Return how far the run got, and its last checkpoint."""
-        step = self.run.step if self.run else 0
-        where = f"after step {step} of {self.run.config.steps}" if step else "before the first step"
-        newest = newest_checkpoint(self.directory)
-        last = f"the last checkpoint is {newest}" if newest else "no checkpoint was written yet"
-        return f"stopped {where}; {last}"
 
     def _line(self, run, seconds, evaluated):
         config, done = run.config, run.step - self.first_step - 1

@@ -22,7 +22,7 @@ from torch import Tensor
 from cheems_lab import options
 from cheems_lab.checkpoint import newest_checkpoint, read_record
 from cheems_lab.console import print_once, table
-from cheems_lab.evaluation.harness import TASKS, check_installed, scores
+from cheems_lab.evaluation.harness import TASKS, scores
 from cheems_ref.text import fingerprint, read_text, text_to_ids
 from cheems_ref.train import split_text
 
@@ -46,7 +46,6 @@ def run(a: argparse.Namespace) -> int:
     reads_text = any(TASKS[name] for name in a.tasks)
     if a.text is not None and not reads_text:
         raise ValueError(f"--text has no effect on {', '.join(a.tasks)}")
-    check_installed()
     device, record = options.device(a), read_record(newest_checkpoint(a.run) or a.run)
     text = _text(a, record) if reads_text else None
     length = a.seq_len or record["training"]["seq_len"]

@@ -27,10 +27,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 
 from cheems_lab import options, processes
 from cheems_lab.checkpoint import newest_checkpoint, read_record
-from cheems_lab.console import print_once, shell_command, short
+from cheems_lab.console import print_once, shell_command
 from cheems_lab.memory import check_memory
 from cheems_lab.progress import Progress, stopping_on_signals
 from cheems_lab.training import train, write_json
@@ -69,10 +70,7 @@ def run(a: argparse.Namespace) -> int:
     """Train, on one process or on several that torchrun has started."""
     world_size, device = processes.started_by_torchrun(), options.device(a)
     if a.parallel and not world_size:
-        raise ValueError(
-            f"--parallel {a.parallel} is for several processes: leave it out, or start with "
-            "torchrun (README)"
-        )
+        raise ValueError("--parallel is for several processes: start with torchrun (README)")
     if world_size > 1 and (a.compile or a.sample_every):
         raise ValueError("--compile and --sample-every are for one process: leave them out")
     if world_size <= 1:
@@ -81,7 +79,7 @@ def run(a: argparse.Namespace) -> int:
     try:
         return _train(a, device, world_size)
     finally:
-        processes.destroy_processes()
+        dist.destroy_process_group()
 
 
 def _train(a, device, world_size):
@@ -91,7 +89,7 @@ def _train(a, device, world_size):
     counts = count_parameters(config).values()
     total, active = sum(c.total for c in counts), sum(c.active for c in counts)
     used = "all active" if total == active else f"{active:,} active per byte"
-    print_once(f"{short(config.pattern)}: {total:,} parameters, {used}; {device}")
+    print_once(f"{config.pattern}: {total:,} parameters, {used}; {device}")
     check_memory(config, training, device, world_size, a.parallel)
     ids = text.text_to_ids(text.read_text(source), dtype=torch.uint8)
     kept, held_out = (len(part) for part in split_text(ids, training.eval_fraction))
@@ -127,7 +125,9 @@ def _train(a, device, world_size):
             again = "the same command"
             if world_size == 1:
                 again = shell_command("train", "--run", a.run)
-            print_once(f"\n{progress.summary()}\nto resume: {again}", file=sys.stderr)
+            last = newest_checkpoint(a.run) or "not there yet"
+            print_once(f"\nstopped; the last checkpoint is {last}", file=sys.stderr)
+            print_once(f"to resume: {again}", file=sys.stderr)
             return 130
     if run.evaluations:
         step, nats = run.evaluations[-1]
@@ -152,10 +152,7 @@ def _settings(a, newest):
     given, training = options.training_options(a), before.get("training", {})
     steps = given.get("steps", training.get("steps"))
     if newest is not None and steps < record["step"]:
-        raise ValueError(
-            f"--steps {steps} is too few: {record['step']} steps are done in {a.run}; leave it out "
-            "to take the run's own number"
-        )
+        raise ValueError(f"--steps {steps} is too few: {record['step']} are done in {a.run}")
     if newest is not None and steps != training["steps"]:  # the learning rate keeps its schedule
         given.setdefault("decay_steps", training["decay_steps"] or training["steps"])
     if "model" not in before or a.preset or a.pattern:

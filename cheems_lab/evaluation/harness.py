@@ -2,14 +2,13 @@
 
 The tasks are the YAML files in this folder, with the documents of `documents`. The harness reads
 
-    held out        windows i = 0, 1, ...: bytes i·length to (i + 1)·length, each predicted once. The
-                    first window is read after a new line, the others after the byte before them; a
-                    shorter last window is extended backwards to the full length.
+    held out        windows i = 0, 1, ...: bytes i·length to (i + 1)·length, each predicted once.
+                    The first window is read after a new line, the others after the byte before
+                    them; a shorter last window is extended backwards to the full length.
     a continuation  after its context, in one piece, with the white space at the end of the context
 """
 
 import contextlib
-import importlib.util
 import logging
 import os
 import sys
@@ -28,7 +27,6 @@ TASKS = dict(cheems_held_out=True, cheems_cloze=True, cheems_recall=False, cheem
 OFFLINE = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE")
 NEW_LINE = 10  # the prefix of a text, as in `generate`
 BATCH = 16
-INSTALL = 'install the extra: python -m pip install -c constraints.txt -e ".[evaluate]"'
 
 
 class Score(NamedTuple):
@@ -61,12 +59,11 @@ def scores(
         device: of the model.
 
     Raises:
-        ModuleNotFoundError: the harness is not installed; the message says what to do.
+        ModuleNotFoundError: the harness is not installed.
         CheckpointError: there is no checkpoint, or it is damaged.
         ValueError: a document has no room in the length, the text is too short, or the model has
             fewer ids than there are bytes.
     """
-    check_installed()
     os.environ.update(dict.fromkeys(OFFLINE, "1"), TOKENIZERS_PARALLELISM="false")
     with tempfile.TemporaryDirectory() as folder, _quiet():
         metadata = {"length": length}
@@ -76,13 +73,6 @@ def scores(
             Path(folder, "text").write_text(whole, encoding="utf-8", newline="")
         results = _run_harness(run, tasks, metadata, limit, device)
     return [score for task in tasks for score in _scores_of(task, results)]
-
-
-def check_installed() -> None:
-    """Raise ModuleNotFoundError, with the command that installs it, if the harness is missing."""
-    for name in ("lm_eval", "accelerate", "transformers"):
-        if importlib.util.find_spec(name) is None:
-            raise ModuleNotFoundError(f"{name} is not installed; {INSTALL}", name=name)
 
 
 def _scores_of(task, results):
