@@ -96,7 +96,7 @@ class CheemsConfig(PreTrainedConfig, _ModelFields):
 
     @classmethod
     def from_model_config(cls, config: ModelConfig, **others: Any) -> "CheemsConfig":
-        """Return the same configuration for transformers; others are fields of its own."""
+        """Return the same configuration for transformers; others are fields of PreTrainedConfig."""
         return cls(**dataclasses.asdict(config), **others)
 
     def to_model_config(self) -> ModelConfig:

@@ -32,7 +32,7 @@ class Progress:
 
     Args:
         directory: of the run.
-        newest: the checkpoint from which it resumes, if there is one.
+        newest: its last checkpoint, if there is one.
         stop_requested: as `stopping_on_signals` yields it.
         lines: whether to print a line from time to time, instead of a progress bar.
         sample_every: steps between two texts that the model generates; None for no texts.
@@ -103,7 +103,7 @@ def _row(step, loss, held_out):
 
 
 def _sample(run):
-    """A text that the model generates; with a generator of its own, so that the run is the same."""
+    """Generate a text; its random numbers are not those of the run, which stays the same."""
     device = run.model.embedding.weight.device
     sampling = Sampling(0.8, generator=torch.Generator(device).manual_seed(0))
     prompt = torch.tensor([[10]], device=device)  # a new line

@@ -241,7 +241,16 @@ def everything_is_in_one_table(folder):
     """In the order in which it is asked for, and no task twice."""
     (folder / "text").write_text(TEXT, encoding="utf-8")
     names = "cheems_recall,cheems_cloze,cheems_held_out,cheems_recall"
-    words = ["--run", a_run(folder), "--text", folder / "text", "--tasks", names, "--limit", 3]
+    words = [
+        "--run",
+        a_run(folder, eval_fraction=0.5),
+        "--text",
+        folder / "text",
+        "--tasks",
+        names,
+        "--limit",
+        3,
+    ]
     head, *rows = asked(*words).out.splitlines()[1:]
     assert head.split() == ["task", "metric", "value", "stderr", "documents"]
     assert len(rows) == 3, rows

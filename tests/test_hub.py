@@ -189,7 +189,7 @@ def a_cache_is_copied_reset_and_reordered(m, case):
 def states_cannot_be_cropped(m):
     for case in ("SEIE", "SKIK", STATES):
         cache = both(m, case)[1](ids(2, 5)).past_key_values
-        refused(ValueError, "cannot forget its last 2 tokens", cache.crop, -2)
+        refused(ValueError, "cannot forget 2 tokens", cache.crop, -2)
     _, wrapped = both(m, ATTENTION)
     tokens, cache = ids(2, 7), wrapped(ids(2, 7)).past_key_values
     cache.crop(-2)
