@@ -77,11 +77,9 @@ def save(run: Run, directory: str | Path) -> Path:
     except (OSError, dcp.CheckpointException) as error:  # the same on all
         if rank == 0:
             shutil.rmtree(partial, ignore_errors=True)
-        last = newest_checkpoint(directory)
         raise OSError(
-            f"the checkpoint of step {run.step} cannot be written to {directory} "
-            f"({_causes(error)}); "
-            + (f"the last one is whole: {last}" if last else "there is none before it")
+            f"step {run.step} cannot be written to {directory} ({_causes(error)}); the last whole "
+            f"checkpoint is {newest_checkpoint(directory)}"
         ) from error
     return final
 

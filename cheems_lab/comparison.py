@@ -70,12 +70,9 @@ def compare(
         All evaluations of these rows and seeds, in the order of seeds, rows and steps.
 
     Raises:
-        ValueError: an invalid name, or the directory holds a run of a row of this name with another
-            model, another text or another training.
+        ValueError: the directory holds a run of a row of this name with another model, another text
+            or another training.
     """
-    for name in rows:
-        if Path(name).name != name or name == "..":
-            raise ValueError(f"a row's name must be one that a directory can have, got {name!r}")
     directory, text = Path(directory), fingerprint(ids)
     settings = {name: _settings(row, config, text) for name, row in rows.items()}
     with locked(directory):

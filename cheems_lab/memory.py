@@ -7,6 +7,7 @@ from pathlib import Path
 import psutil
 import torch
 
+from cheems_lab.console import si
 from cheems_ref.budget import training_memory
 from cheems_ref.config import ModelConfig
 from cheems_ref.train import TrainConfig, n_micro_batches
@@ -41,9 +42,9 @@ def check_memory(
         size = needed.total() * world_size
     if size > (free := free_memory(device)):
         raise ValueError(
-            f"training needs {_gigabytes(size)} of memory (parameters, gradients and AdamW "
-            f"{_gigabytes(needed.parameters)}, activations {_gigabytes(needed.activations)}, "
-            f"logits {_gigabytes(needed.logits)}), and {device} has {_gigabytes(free)} free: take "
+            f"training needs {si(size, 'B')} of memory (parameters, gradients and AdamW "
+            f"{si(needed.parameters, 'B')}, activations {si(needed.activations, 'B')}, "
+            f"logits {si(needed.logits, 'B')}), and {device} has {si(free, 'B')} free: take "
             "a smaller model, --micro-batch-size, --batch-size or --seq-len"
         )
 
@@ -60,7 +61,3 @@ def free_memory(device: torch.device) -> int:
         limit = int((group / "memory.max").read_text())
         free = min(free, limit - int((group / "memory.current").read_text()))
     return free
-
-
-def _gigabytes(n):
-    return f"{n / 1e9:,.1f} GB"

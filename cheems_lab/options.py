@@ -3,7 +3,6 @@
 import argparse
 import ast
 import dataclasses
-import difflib
 import json
 import math
 import os
@@ -35,14 +34,13 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_command(
-    commands: Any, name: str, run: Callable[[argparse.Namespace], int], text: str, epilog: str = ""
+    commands: Any, name: str, run: Callable[[argparse.Namespace], int], text: str
 ) -> Callable:
-    """Add a command; return what adds its options. The first line of its text is its summary."""
+    """Add a command and return its `add_argument`; the first line of its text is its summary."""
     parser = commands.add_parser(
         name,
         help=text.splitlines()[0].rstrip("."),
         description=text,
-        epilog=epilog,
         formatter_class=Parser.layout,
     )
     parser.set_defaults(command=run)
@@ -78,10 +76,7 @@ def nonempty(word: str) -> str:
 
 def directory(word: str) -> Path:
     """The type of --run."""
-    path = Path(nonempty(word))
-    if path.is_file():
-        raise argparse.ArgumentTypeError(f"{path} is a file, not a directory")
-    return path
+    return Path(nonempty(word))
 
 
 def setting(word: str) -> tuple[str, Any]:
@@ -90,9 +85,8 @@ def setting(word: str) -> tuple[str, Any]:
     if not equals:
         raise argparse.ArgumentTypeError(f"takes NAME=VALUE, {word!r} is not")
     if name not in FIELDS:
-        near = difflib.get_close_matches(name, FIELDS, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(FIELDS)}"
-        raise argparse.ArgumentTypeError(f"{word}: there is no field {name!r}; {hint}")
+        known = ", ".join(FIELDS)
+        raise argparse.ArgumentTypeError(f"{word}: no field is named {name!r}; there are {known}")
     for parse in (json.loads, ast.literal_eval):
         try:
             return name, parse(value)

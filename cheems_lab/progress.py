@@ -9,8 +9,6 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
-from pathlib import Path
 
 import torch
 
@@ -38,15 +36,7 @@ class Progress:
         sample_every: steps between two texts that the model generates; None for no texts.
     """
 
-    def __init__(
-        self,
-        directory: Path,
-        newest: Path | None,
-        stop_requested: Callable[[], bool],
-        *,
-        lines: bool,
-        sample_every: int | None = None,
-    ):
+    def __init__(self, directory, newest, stop_requested, *, lines, sample_every=None):
         self.directory, self.newest, self.stop_requested = directory, newest, stop_requested
         self.lines, self.sample_every = lines, sample_every
 

@@ -191,7 +191,7 @@ def test_a_preset_keeps_its_vocabulary_unless_another_is_set():
         (["--seq-len", "0"], "--seq-len: must be at least 1, got 0"),
         (["--memory", "0"], "--memory: must be at least 1e-09, got 0"),
         (["--preset", "cheems-tiny"], "give --preset or --pattern, not both"),
-        (["--set", "d_modle=4"], "did you mean d_model?"),
+        (["--set", "d_modle=4"], "no field is named 'd_modle'"),
         (["--set", "d_model=5"], "n_heads"),
         (["--set", "top_k=5"], "--set top_k has no effect on SRAM: it is for I with mask=content"),
     ],

@@ -229,8 +229,8 @@ def test_a_full_disk_leaves_what_was_there(tmp_path, monkeypatch, where, name, b
     with monkeypatch.context() as patch, pytest.raises(OSError) as error:
         patch.setattr(where, name, fail)
         save(run, tmp_path)
-    end = f"the last one is whole: {kept[0]}" if kept else "there is none before it"
-    assert "of step 4 cannot be written" in str(error.value) and str(error.value).endswith(end)
+    end = f"the last whole checkpoint is {kept[0] if kept else None}"
+    assert "step 4 cannot be written" in str(error.value) and str(error.value).endswith(end)
     assert "No space left" in str(error.value)
     assert content(tmp_path) == files, "half a checkpoint is left"
     restore(other, save(run, tmp_path))

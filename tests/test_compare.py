@@ -162,8 +162,6 @@ def test_compare(has_property, tmp_path):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (dict(rows={"a/b": ROWS["states"]}), "got 'a/b'"),
-        (dict(rows={"..": ROWS["states"]}), r"got '\.\.'"),
         (dict(rows={"a": Row(ROWS["states"].config, -1.0)}), "learning_rate must be"),
     ],
 )

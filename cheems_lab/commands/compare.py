@@ -39,8 +39,6 @@ from cheems_ref.config import ModelConfig
 from cheems_ref.text import Corpus, read_corpus, read_text, text_to_ids
 from cheems_ref.train import TrainConfig
 
-MAX_SEEDS = 6  # whose losses the table shows one by one
-
 
 def add_options(commands) -> None:
     """Add the command to a parser."""
@@ -138,7 +136,7 @@ def table(rows: Mapping[str, Row], evaluations: Sequence[Evaluation]) -> str:
     for name, row in rows.items():
         counts = count_parameters(row.config).values()
         total, active = (sum(getattr(c, kind) for c in counts) for kind in ("total", "active"))
-        each = " ".join(f"{nats:.3f}" for nats in [*losses[name].values()][:MAX_SEEDS])
+        each = " ".join(f"{nats:.3f}" for nats in losses[name].values())
         mean = _shown(interval([*losses[name].values()]))
         apart = "" if name == baseline else _verdict(difference(losses, name, baseline))
         lines.append((name, f"{total:,}", f"{active:,}", mean, each, apart))

@@ -73,10 +73,6 @@ def _text(a, record) -> Tensor:
         held_out = split_text(ids, record["training"]["eval_fraction"])[1]
         print_once(f"on the last {len(held_out):,} bytes of its own text, which were held out")
         return held_out
-    if a.text is None:
-        raise ValueError(
-            f"{a.run} was trained on another text than the manual of this Python: name that text, "
-            "or another one, with --text FILE"
-        )
-    print_once(f"on all {len(ids):,} bytes of {a.text}, which is not the text of the run")
+    source = a.text or "Python's manual"
+    print_once(f"on all {len(ids):,} bytes of {source}, which is not the text of the run")
     return ids

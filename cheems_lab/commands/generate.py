@@ -45,12 +45,11 @@ def run(a: argparse.Namespace) -> int:
         sampling.generator.manual_seed(a.seed)
     model = load_model(a.run, device=device).eval()
     prompt = text.text_to_ids(a.prompt)[None].to(device)
-    tokens = stream(model, prompt, a.max_new_tokens, sampling)
-    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")  # up to 4 bytes a character
+    tokens = stream(model, prompt, a.max_new_tokens, sampling)  # rejects before anything is written
     sys.stdout.write(a.prompt)
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")  # up to 4 bytes a character
     for token in tokens:
         sys.stdout.write(decoder.decode(bytes(token.tolist())))
         sys.stdout.flush()
     sys.stdout.write(decoder.decode(b"", final=True) + "\n")
-    sys.stdout.flush()
     return 0

@@ -17,6 +17,8 @@ reaches the same losses as a run that was never stopped. With a larger --steps i
 the learning rate stays at the end of its schedule. An option that would change a loss is rejected.
 
 The directory also holds losses.csv: step, loss, and the held-out loss where it was evaluated.
+
+{fields}
 """
 
 import argparse
@@ -47,8 +49,8 @@ OPTIONS = "options.json"  # for a resumed run
 
 def add_options(commands) -> None:
     """Add the command to a parser."""
-    text = __doc__.format(letters=options.letters())
-    add = options.add_command(commands, "train", run, text, epilog=options.fields())
+    text = __doc__.format(letters=options.letters(), fields=options.fields())
+    add = options.add_command(commands, "train", run, text)
     add("--text", type=options.nonempty, metavar="FILE",
         help="UTF-8 text; without it, Python's own manual")  # fmt: skip
     options.add_run(add, "where checkpoints and losses are kept")
@@ -108,9 +110,8 @@ def _train(a, device, world_size):
     if bar is None:
         bar = sys.stdout.isatty() and sys.stderr.isatty()
     with stopping_on_signals(alone=world_size == 1) as stop_requested:
-        progress = Progress(
-            a.run, newest, stop_requested, lines=not bar, sample_every=a.sample_every
-        )
+        lines, every = not bar, a.sample_every
+        progress = Progress(a.run, newest, stop_requested, lines=lines, sample_every=every)
 
         def at_start(run):
             if processes.is_first():
@@ -122,11 +123,9 @@ def _train(a, device, world_size):
             hooks = dict(progress_bar=bar, at_start=at_start, after_step=progress.on_step)
             run = train(model, ids, training, directory=a.run, **hooks)
         except KeyboardInterrupt:
-            again = "the same command"
-            if world_size == 1:
-                again = shell_command("train", "--run", a.run)
             last = newest_checkpoint(a.run) or "not there yet"
             print_once(f"\nstopped; the last checkpoint is {last}", file=sys.stderr)
+            again = shell_command("train", "--run", a.run)
             print_once(f"to resume: {again}", file=sys.stderr)
             return 130
     if run.evaluations:
@@ -142,10 +141,7 @@ def _settings(a, newest):
     """The model, the training and the text: from the options, and else from the run."""
     path, before = a.run / OPTIONS, {}
     if path.exists():
-        try:
-            before = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise ValueError(f"{path} is damaged ({error}): remove it") from error
+        before = json.loads(path.read_text(encoding="utf-8"))
     if newest is not None:
         record = read_record(newest)
         before |= {"model": record["model"], "training": record["training"]}
