@@ -5,8 +5,8 @@
                                    model.NAME                        parameters
                                    exp_avg.NAME, exp_avg_sq.NAME     AdamW's moments
                                    losses, random_state              of the run
-        record.json            configs, fingerprint of the text, step, evaluations
-        SHA256SUMS             of the files above, for `sha256sum --check`
+        record.json            configs, fingerprint of the text, step, evaluations, and a SHA-256 of
+                               each file and of itself
 
 torch.distributed.checkpoint writes and reads the tensors, so a run may resume on any number of
 processes. Nothing is pickled. A checkpoint gets its name when all of it is on the disk, so a run
@@ -34,7 +34,7 @@ from cheems_ref.model import CausalLM
 from cheems_ref.train import Run
 
 FORMAT = "cheems_lab checkpoint 4"
-RECORD, DIGESTS = "record.json", "SHA256SUMS"
+RECORD = "record.json"
 MOMENTS = ("exp_avg", "exp_avg_sq")
 NAMED = re.compile(r"step-\d{8,}")
 # Without effect on the loss, but for rounding, as the number of processes.
@@ -105,11 +105,11 @@ def _begin(partial):
 
 def _finish(partial, final, record):
     """Write the record, wait for the disk, give the folder its name, and drop older ones."""
+    record["files"] = _digests(partial)
+    record["sha256"] = _seal(record)
     (partial / RECORD).write_text(json.dumps(record), encoding="utf-8")
-    lines = (f"{digest}  {name}\n" for name, digest in _digests(partial).items())
-    (partial / DIGESTS).write_text("".join(lines), encoding="utf-8")
-    for path in (partial / RECORD, partial / DIGESTS, partial):  # torch has synced the tensors
-        _fsync(path)
+    _fsync(partial / RECORD)  # torch has synced the tensors
+    _fsync(partial)
     partial.rename(final)
     _fsync(final.parent)
     for old in _checkpoints(final.parent)[:-2]:
@@ -139,7 +139,7 @@ def read_record(checkpoint: str | Path) -> dict[str, Any]:
     try:
         record = json.loads((path / RECORD).read_text(encoding="utf-8"))
         if (version := record["format"]) == FORMAT:
-            _check_digests(path)
+            _check_digests(path, record)
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise _damaged(path, error) from error
     if version != FORMAT:
@@ -262,18 +262,23 @@ def _fsync(path):
 
 
 def _digests(path):
-    """The SHA-256 of each file of a checkpoint, by its name."""
+    """The SHA-256 of each file of tensors, by its name."""
     digests = {}
-    for file in [path / RECORD, *sorted(path.glob("*.safetensors"))]:
+    for file in sorted(path.glob("*.safetensors")):
         with file.open("rb") as opened:
             digests[file.name] = hashlib.file_digest(opened, "sha256").hexdigest()
     return digests
 
 
-def _check_digests(path):
+def _seal(record):
+    return hashlib.sha256(json.dumps(record).encode()).hexdigest()
+
+
+def _check_digests(path, record):
     """Raise ValueError unless the files of a checkpoint are as they were written."""
-    lines = (path / DIGESTS).read_text(encoding="utf-8").splitlines()
-    written, found = dict(line.split()[::-1] for line in lines), _digests(path)
+    written, found = record["files"], _digests(path)
     differ = [name for name in written | found if written.get(name) != found.get(name)]
+    if record.pop("sha256") != _seal(record):
+        differ.append(RECORD)
     if differ:
         raise ValueError(f"{', '.join(differ)} differs from what was written (SHA-256)")

@@ -451,7 +451,7 @@ SETTINGS = {
     "held out too much": (["--eval-fraction", "1"], r"eval_fraction must .* in \(0, 1\), got 1\.0"),
     "windows longer than the text": (["--seq-len", "2000"], "1080 tokens: too few for .* 2001"),
     "more than there is room for": (["--batch-size", f"{10**12}"],
-                                    r"needs .*B of memory .*cpu has [\d.]+ GB free: take a smaller"),
+                                    r"needs .*B of memory .*cpu has [\d.]+ GB free: take"),
     "no such device": (["--device", "abacus"], "--device abacus cannot be used here; there is cpu"),
     "a device for nothing": (["--device", "meta"], "--device meta cannot .*; there is cpu"),
     "no file": (["--text", "nowhere.txt"], "No such file or directory: .*nowhere.txt"),

@@ -44,8 +44,8 @@ def run(a: argparse.Namespace) -> int:
     else:
         sampling.generator.manual_seed(a.seed)
     model = load_model(a.run, device=device).eval()
-    prompt = text.text_to_ids(a.prompt)[None].to(device)
-    tokens = stream(model, prompt, a.max_new_tokens, sampling)  # rejects before anything is written
+    ids = text.text_to_ids(a.prompt)[None].to(device)
+    tokens = stream(model, ids, a.max_new_tokens, sampling)
     sys.stdout.write(a.prompt)
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")  # up to 4 bytes a character
     for token in tokens:
