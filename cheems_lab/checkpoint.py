@@ -278,7 +278,6 @@ def _check_digests(path, record):
     """Raise ValueError unless the files of a checkpoint are as they were written."""
     written, found = record["files"], _digests(path)
     differ = [name for name in written | found if written.get(name) != found.get(name)]
-    if record.pop("sha256") != _seal(record):
-        differ.append(RECORD)
+    differ += [RECORD] if record.pop("sha256") != _seal(record) else []
     if differ:
         raise ValueError(f"{', '.join(differ)} differs from what was written (SHA-256)")

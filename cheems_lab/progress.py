@@ -32,11 +32,11 @@ class Progress:
         directory: of the run.
         newest: its last checkpoint, if there is one.
         stop_requested: as `stopping_on_signals` yields it.
-        lines: whether to print a line from time to time, instead of a progress bar.
         sample_every: steps between two texts that the model generates; None for no texts.
+        lines: whether to print a line from time to time, instead of a progress bar.
     """
 
-    def __init__(self, directory, newest, stop_requested, *, lines, sample_every=None):
+    def __init__(self, directory, newest, stop_requested, sample_every=None, *, lines):
         self.directory, self.newest, self.stop_requested = directory, newest, stop_requested
         self.lines, self.sample_every = lines, sample_every
 

@@ -38,11 +38,9 @@ def add_options(commands) -> None:
 def run(a: argparse.Namespace) -> int:
     """Generate, and write each character as soon as its bytes are complete."""
     device = options.device(a)
-    sampling = Sampling(a.temperature, a.top_k, a.top_p, torch.Generator(device))
-    if a.seed is None:
-        sampling.generator.seed()
-    else:
-        sampling.generator.manual_seed(a.seed)
+    seed = torch.seed() if a.seed is None else a.seed  # torch.seed() differs in each process
+    generator = torch.Generator(device).manual_seed(seed)
+    sampling = Sampling(a.temperature, a.top_k, a.top_p, generator)
     model = load_model(a.run, device=device).eval()
     ids = text.text_to_ids(a.prompt)[None].to(device)
     tokens = stream(model, ids, a.max_new_tokens, sampling)

@@ -110,8 +110,7 @@ def _train(a, device, world_size):
     if bar is None:
         bar = sys.stdout.isatty() and sys.stderr.isatty()
     with stopping_on_signals(alone=world_size == 1) as stop_requested:
-        lines, every = not bar, a.sample_every
-        progress = Progress(a.run, newest, stop_requested, lines=lines, sample_every=every)
+        progress = Progress(a.run, newest, stop_requested, a.sample_every, lines=not bar)
 
         def at_start(run):
             if processes.is_first():
