@@ -93,7 +93,7 @@ def _row(step, loss, held_out):
 
 
 def _sample(run):
-    """Generate a text from a seed of its own, so that the run is the same without it."""
+    """Generate a text from a fixed seed; the random state of the run is unchanged."""
     device = run.model.embedding.weight.device
     sampling = Sampling(0.8, generator=torch.Generator(device).manual_seed(0))
     prompt = torch.tensor([[10]], device=device)  # a new line
