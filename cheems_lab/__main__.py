@@ -1,5 +1,5 @@
-"""Train small language models of the Cheems family, generate text with them, compare and evaluate
-them, and export them to Hugging Face's transformers; and compute what a model of any size needs.
+"""Train, compare and evaluate small language models of the Cheems family, generate text with them,
+export them to Hugging Face's transformers, and compute the needs of a model of any size.
 
 examples:
   cheems train --text book.txt --run runs/book

@@ -5,7 +5,8 @@
                                    model.NAME                        parameters
                                    exp_avg.NAME, exp_avg_sq.NAME     AdamW's moments
                                    losses, random_state              of the run
-        record.json            configs, digest of the text, and a SHA-256 of each file and of itself
+        record.json            configs, fingerprint of the text, step, evaluations, and a SHA-256 of
+                               each file and of itself
 
 torch.distributed.checkpoint writes and reads the tensors, so a run may resume on any number of
 processes. Nothing is pickled. A checkpoint gets its name when all of it is on the disk, so a run
@@ -15,33 +16,28 @@ A checkpoint that is damaged, or of another run, raises CheckpointError, which s
 and what to do, and changes neither the run nor the files.
 """
 
-import contextlib
 import dataclasses
 import hashlib
 import json
 import os
 import re
-import secrets
 import shutil
 import warnings
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 
 from cheems_lab.processes import rank_and_world_size, run_on_first
 from cheems_ref.config import ModelConfig
 from cheems_ref.model import CausalLM
 from cheems_ref.train import Run
 
-FORMAT = "cheems_lab checkpoint 3"
+FORMAT = "cheems_lab checkpoint 4"
 RECORD = "record.json"
-KINDS = dict(model=dict, dtype=str, training=dict, text=str, step=int, evaluations=list, files=dict)
 MOMENTS = ("exp_avg", "exp_avg_sq")
-NAMED = re.compile(r"step-\d{8,}(\.safetensors)?")  # files are of earlier versions
-BLANK = "0" * 64  # the place of a record's own digest while it is computed
-# They do not affect the loss; the last one does by rounding, as the number of processes does.
+NAMED = re.compile(r"step-\d{8,}")
+# Without effect on the loss, but for rounding, as the number of processes.
 MAY_CHANGE = ("steps", "evaluate_every", "checkpoint_every", "micro_batch_size")
 
 
@@ -57,7 +53,8 @@ def save(run: Run, directory: str | Path) -> Path:
     Raises:
         OSError: it cannot be written, for want of space say; earlier checkpoints stay.
     """
-    directory = Path(directory)
+    import torch.distributed.checkpoint as dcp
+
     tensors = {
         "random_state": run.generator.get_state(),
         "losses": torch.tensor(run.losses, dtype=torch.float64),
@@ -66,7 +63,29 @@ def save(run: Run, directory: str | Path) -> Path:
         tensors[f"model.{name}"] = parameter.detach()
         held = run.optimizer.state.get(parameter, {})
         tensors |= {f"{moment}.{name}": held[moment] for moment in MOMENTS if moment in held}
-    record = {
+    final = Path(directory) / f"step-{run.step:08d}"
+    partial = final.with_name(f"partial-{final.name}")
+    rank, world_size = rank_and_world_size(run.model)
+    if run_on_first(run.model, final.exists):  # a run reaches each step in one way only
+        return final
+    try:
+        run_on_first(run.model, lambda: _begin(partial))
+        writer = dcp.HuggingFaceStorageWriter(str(partial), save_distributed=True)
+        with warnings.catch_warnings(action="ignore", category=UserWarning):
+            dcp.save(tensors, storage_writer=writer, no_dist=world_size == 1)
+        run_on_first(run.model, lambda: _finish(partial, final, _record(run)))
+    except (OSError, dcp.CheckpointException) as error:  # the same on all
+        if rank == 0:
+            shutil.rmtree(partial, ignore_errors=True)
+        raise OSError(
+            f"step {run.step} cannot be written to {directory} ({_causes(error)}); the last whole "
+            f"checkpoint is {newest_checkpoint(directory)}"
+        ) from error
+    return final
+
+
+def _record(run):
+    return {
         "format": FORMAT,
         "model": dataclasses.asdict(run.model.config),
         "dtype": str(run.model.embedding.weight.dtype).removeprefix("torch."),
@@ -75,58 +94,28 @@ def save(run: Run, directory: str | Path) -> Path:
         "step": run.step,
         "evaluations": run.evaluations,
     }
-    final = directory / f"step-{run.step:08d}"
-    if run_on_first(run.model, final.exists):  # a run reaches each step in one way only
-        return final
-    try:
-        _write(tensors, record, final, run.model)
-    except OSError as error:
-        last = newest_checkpoint(directory)
-        raise OSError(
-            f"the checkpoint of step {run.step} cannot be written to {directory} ({error}); "
-            + (f"the last one is whole: {last}" if last else "there is none before it")
-        ) from error
-    return final
 
 
-def _write(tensors, record, final, model):
-    import torch.distributed.checkpoint as dcp
-
-    def begin():
-        final.parent.mkdir(parents=True, exist_ok=True)
-        for leftover in final.parent.glob("partial-*"):  # of a run that was killed
-            shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
-        partial = final.with_name(f"partial-{final.name}-{secrets.token_hex(4)}")
-        partial.mkdir()
-        return partial
-
-    partial = run_on_first(model, begin)
-    writer = dcp.HuggingFaceStorageWriter(str(partial), save_distributed=True)
-    try:
-        alone = rank_and_world_size(model)[1] == 1
-        with _one_process_is_fine():
-            dcp.save(dict(tensors), storage_writer=writer, no_dist=alone)
-        run_on_first(model, lambda: _finish(partial, final, record))
-    except (OSError, SafetensorError, dcp.CheckpointException) as error:  # the same on all
-        if rank_and_world_size(model)[0] == 0:
-            shutil.rmtree(partial, ignore_errors=True)
-        raise error if isinstance(error, OSError) else OSError(_causes(error)) from error
+def _begin(partial):
+    partial.parent.mkdir(parents=True, exist_ok=True)
+    for leftover in partial.parent.glob("partial-*"):  # of a run that was killed
+        shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+    partial.mkdir()
 
 
 def _finish(partial, final, record):
     """Write the record, wait for the disk, give the folder its name, and drop older ones."""
-    files = sorted(partial.glob("*.safetensors"))  # torch's writer has synced them
-    record = record | {"files": {path.name: _sha256(path) for path in files}, "sha256": BLANK}
-    text = json.dumps(record)
-    digest = hashlib.sha256(text.encode()).hexdigest()
-    (partial / RECORD).write_text(text.replace(BLANK, digest), encoding="utf-8")
-    _fsync(partial / RECORD)
+    record["files"] = _digests(partial)
+    record["sha256"] = _seal(record)
+    (partial / RECORD).write_text(json.dumps(record), encoding="utf-8")
+    _fsync(partial / RECORD)  # torch has synced the tensors
     _fsync(partial)
     partial.rename(final)
     _fsync(final.parent)
-    mine = [path for path in _checkpoints(final.parent) if (path / RECORD).is_file()]
-    for old in mine[:-2]:
-        _remove(old)
+    for old in _checkpoints(final.parent)[:-2]:
+        aside = old.with_name(f"partial-dropped-{old.name}")  # so that no half bears its name
+        old.rename(aside)
+        shutil.rmtree(aside)
 
 
 def newest_checkpoint(directory: str | Path) -> Path | None:
@@ -136,51 +125,48 @@ def newest_checkpoint(directory: str | Path) -> Path | None:
 
 
 def read_record(checkpoint: str | Path) -> dict[str, Any]:
-    """Return what a checkpoint records of its run, without reading its tensors.
+    """Return what a checkpoint records of its run, once all of its files are seen to be whole.
 
-    Its keys are "model" and "training" (the two configurations), "dtype", "text" (a digest),
-    "step" (steps done), "evaluations" and "files".
+    Its keys are "model" and "training" (the two configurations), "dtype", "text" (a fingerprint),
+    "step" (steps done) and "evaluations".
+
+    Raises:
+        CheckpointError: there is none, or it is damaged, or of another version.
     """
     path = Path(checkpoint)
-    if path.suffix == ".safetensors" or (path / "checkpoint.json").is_file():
-        raise CheckpointError(
-            f"{path} was written by an earlier version; this version reads {FORMAT!r}. Resume with "
-            "the version that wrote it, or train anew in another directory (--run)"
-        )
     if not NAMED.fullmatch(path.name) or not path.is_dir():
         raise CheckpointError(f"no checkpoint at {path}: neither a run nor one of its checkpoints")
     try:
-        text = (path / RECORD).read_text(encoding="utf-8")
-        record = json.loads(text)
-        sealed = text.replace(str(record["sha256"]), BLANK)
+        record = json.loads((path / RECORD).read_text(encoding="utf-8"))
+        if (version := record["format"]) == FORMAT:
+            _check_digests(path, record)
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise _damaged(path, f"{RECORD}: {error}") from error
-    if hashlib.sha256(sealed.encode()).hexdigest() != record["sha256"]:
-        raise _damaged(path, f"{RECORD} is not what was written (its SHA-256 differs)")
-    if record.get("format") != FORMAT:
-        raise CheckpointError(f"{path} has format {record.get('format')!r}, not {FORMAT!r}")
-    if wrong := [name for name, kind in KINDS.items() if not isinstance(record.get(name), kind)]:
-        raise CheckpointError(f"{path}: {RECORD} has no valid {', '.join(wrong)}")
+        raise _damaged(path, error) from error
+    if version != FORMAT:
+        raise CheckpointError(
+            f"{path} has the format {version!r}; this version reads {FORMAT!r}. Resume with the "
+            "version that wrote it, or take another directory (--run)"
+        )
     return record
 
 
 def restore(run: Run, checkpoint: str | Path) -> None:
     """Set a run, its model and its optimiser to the state that a checkpoint holds.
 
-    Settings that do not affect the loss may differ from the checkpoint's: how often is evaluated
-    and saved, and the number of steps, as long as the learning rate keeps its schedule.
+    Settings without effect on the loss may differ: the steps between two evaluations and between
+    two checkpoints, and the number of steps, as long as the learning rate keeps its schedule.
 
     Raises:
         CheckpointError: it is damaged, or of another model, text or configuration.
     """
     path = Path(checkpoint)
     record = read_record(path)
-    _check_same(path, _as_json(run.model.config), record["model"])
-    _check_same(path, _affecting(_as_json(run.config)), _affecting(record["training"]))
-    if record["text"] != run.text:
+    mine, theirs = _deciding(json.loads(json.dumps(_record(run)))), _deciding(record)
+    if differ := [key for key in mine | theirs if mine.get(key) != theirs.get(key)]:
+        listed = ", ".join(f"{key} ({theirs.get(key)}, now {mine.get(key)})" for key in differ)
         raise CheckpointError(
-            f"{path} is of a run on another text; resume it with its text, or take another "
-            "directory (--run)"
+            f"{path} is of another run; what differs: {listed}. Resume with its settings, or take "
+            "another directory (--run)"
         )
     parameters = dict(run.model.named_parameters())
     learning = {name: p for name, p in parameters.items() if p.requires_grad}
@@ -188,8 +174,8 @@ def restore(run: Run, checkpoint: str | Path) -> None:
     for moment in MOMENTS:
         tensors |= {f"{moment}.{name}": torch.empty_like(p) for name, p in learning.items()}
     tensors["random_state"] = torch.empty_like(run.generator.get_state())
-    tensors["losses"] = torch.empty(max(0, record["step"]), dtype=torch.float64)
-    _load(path, record, tensors)
+    tensors["losses"] = torch.empty(record["step"], dtype=torch.float64)
+    _load(path, tensors)
 
     # Everything has been checked; only from here on is the run changed.
     with torch.no_grad():
@@ -211,37 +197,24 @@ def load_model(path: str | Path, *, device: str | torch.device = "cpu") -> Causa
         model = CausalLM(ModelConfig(**record["model"])).to(getattr(torch, record["dtype"]))
     except (AttributeError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path} holds no model of this version: {error}") from error
-    _load(path, record, {f"model.{name}": p.detach() for name, p in model.named_parameters()})
+    _load(path, {f"model.{name}": p.detach() for name, p in model.named_parameters()})
     return model.to(device)
 
 
 # --- reading --------------------------------------------------------------------------------------
 
 
-def _load(path, record, tensors):
-    """Read tensors in place, each process its part, from files that are as they were written."""
+def _load(path, tensors):
+    """Read tensors in place, each process its part."""
     import torch.distributed.checkpoint as dcp
 
-    try:
-        if strange := {file.name for file in path.glob("*.safetensors")} ^ {*record["files"]}:
-            raise ValueError(f"its files are not those written: {', '.join(sorted(strange))}")
-        for name, digest in record["files"].items():
-            if _sha256(path / name) != digest:
-                raise ValueError(f"{name} is not what was written (its SHA-256 differs)")
-        reader = dcp.HuggingFaceStorageReader(str(path))
-        metadata = reader.read_metadata().state_dict_metadata
-    except (OSError, ValueError, SafetensorError) as error:
-        raise _damaged(path, error) from error
-    found = {name: (tuple(m.size), m.properties.dtype) for name, m in metadata.items()}
-    wanted = {name: (tuple(t.shape), t.dtype) for name, t in tensors.items()}
-    if wrong := sorted(name for name in wanted if found.get(name) != wanted[name]):
-        raise CheckpointError(f"{path} does not fit the model, at {', '.join(wrong[:3])}")
+    reader = dcp.HuggingFaceStorageReader(str(path))
     alone = not any(hasattr(t, "device_mesh") for t in tensors.values())
     try:
-        with _one_process_is_fine():
+        with warnings.catch_warnings(action="ignore", category=UserWarning):
             dcp.load(tensors, storage_reader=reader, no_dist=alone)
     except dcp.CheckpointException as error:
-        raise OSError(_causes(error)) from error
+        raise CheckpointError(f"{path} does not fit the model: {_causes(error)}") from error
 
 
 def _checkpoints(directory):
@@ -259,23 +232,12 @@ def _damaged(path, cause):
     return CheckpointError(f"{path} is damaged: {cause}. {way}")
 
 
-def _as_json(config):
-    return json.loads(json.dumps(dataclasses.asdict(config)))
-
-
-def _affecting(training):
-    """The settings that affect the loss; `steps` does only through the schedule."""
+def _deciding(record):
+    """The settings that decide the losses of a run; `steps` does only through the schedule."""
+    training = record["training"]
     kept = {name: value for name, value in training.items() if name not in MAY_CHANGE}
-    return kept | {"decay_steps": training.get("decay_steps") or training.get("steps")}
-
-
-def _check_same(path, mine, theirs):
-    if differ := [key for key in {**mine, **theirs} if mine.get(key) != theirs.get(key)]:
-        listed = ", ".join(f"{key} ({theirs.get(key)}, now {mine.get(key)})" for key in differ)
-        raise CheckpointError(
-            f"{path} is of another run; what differs: {listed}. Resume with its settings, or take "
-            "another directory (--run)"
-        )
+    kept["decay_steps"] = training["decay_steps"] or training["steps"]
+    return record["model"] | kept | {"dtype": record["dtype"], "text": record["text"][:8]}
 
 
 def _causes(error):
@@ -286,20 +248,6 @@ def _causes(error):
 
 
 # --- files ----------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def _one_process_is_fine():
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "torch.distributed is")  # disabled or uninitialized
-        yield
-
-
-def _remove(path):
-    """Delete a checkpoint so that no half of it ever bears its name."""
-    aside = path.with_name(f"partial-dropped-{path.name}")
-    path.rename(aside)
-    shutil.rmtree(aside)
 
 
 def _fsync(path):
@@ -313,6 +261,23 @@ def _fsync(path):
         os.close(descriptor)
 
 
-def _sha256(path):
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _digests(path):
+    """The SHA-256 of each file of tensors, by its name."""
+    digests = {}
+    for file in sorted(path.glob("*.safetensors")):
+        with file.open("rb") as opened:
+            digests[file.name] = hashlib.file_digest(opened, "sha256").hexdigest()
+    return digests
+
+
+def _seal(record):
+    return hashlib.sha256(json.dumps(record).encode()).hexdigest()
+
+
+def _check_digests(path, record):
+    """Raise ValueError unless the files of a checkpoint are as they were written."""
+    written, found = record["files"], _digests(path)
+    differ = [name for name in written | found if written.get(name) != found.get(name)]
+    differ += [RECORD] if record.pop("sha256") != _seal(record) else []
+    if differ:
+        raise ValueError(f"{', '.join(differ)} differs from what was written (SHA-256)")

@@ -1,4 +1,4 @@
-"""What the commands print: lines, tables, numbers with a unit, and errors in one line."""
+"""Output of the commands: lines, tables, numbers with a unit, and errors in one line."""
 
 import os
 import shlex
@@ -8,10 +8,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from cheems_lab.processes import is_first, started_by_torchrun
-
-LOST = ("Connection closed", "Connection reset", "Read error", "connectFullMesh")
-MAX_LETTERS = 64  # of a pattern that is shown
+from cheems_lab.processes import is_first
 
 
 def print_once(line: str, file=None) -> None:
@@ -22,13 +19,9 @@ def print_once(line: str, file=None) -> None:
 
 def print_error(error: BaseException | str) -> int:
     """Print what is wrong in one line, and return the status of a command that failed."""
-    text = str(error)
-    if isinstance(error, OSError) and error.strerror and error.filename is not None:
-        text = f"{error.strerror}: {error.filename}"
-    lines = text.splitlines() or [type(error).__name__]
-    rank = os.environ.get("RANK", "0")
-    whose = "" if rank == "0" else f"process {rank}: "
-    print(f"cheems: {whose}{lines[0]}", file=sys.stderr)
+    lines = str(error).splitlines() or [type(error).__name__]
+    prefix = "" if is_first() else f"process {os.environ['RANK']}: "
+    print(f"cheems: {prefix}{lines[0]}", file=sys.stderr)
     return 1
 
 
@@ -36,22 +29,18 @@ def report_errors(command: Callable[..., int], *arguments) -> int:
     """Run a command, report a user's mistake in one line, and return the status."""
     try:
         return command(*arguments)
-    except BrokenPipeError:  # the reader of the output has gone: `head`, for one
+    except BrokenPipeError:  # `head`, for example, has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except (MemoryError, RuntimeError) as error:
-        return print_error(_out_of_memory(error) or _lost_peer(error) or error)
-    except (ValueError, TypeError, OSError, ImportError, ArithmeticError) as error:
+        return print_error(_out_of_memory(error) or error)
+    except ModuleNotFoundError as error:
+        return print_error(f"{error}; --help names the extra to install")
+    except (ValueError, TypeError, OSError, ArithmeticError) as error:
         return print_error(error)
     except KeyboardInterrupt:
         print_once("\nstopped", file=sys.stderr)
         return 130
-
-
-def _lost_peer(error):
-    if started_by_torchrun() and any(word in str(error) for word in LOST):
-        return "another process exited; see its error message"
-    return None
 
 
 def _out_of_memory(error):
@@ -67,15 +56,15 @@ def shell_command(*words: object) -> str:
     return subprocess.list2cmdline(words) if os.name == "nt" else shlex.join(words)
 
 
-def table(rows: Sequence[Sequence[str]], *, left: int = 1) -> list[str]:
-    """Return the lines of a table: the first columns to the left, the others to the right."""
+def table(rows: Sequence[Sequence[str]], *, left: int = 1) -> str:
+    """Return a table as text, its first columns aligned to the left, the others to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    sides = [str.ljust] * left + [str.rjust] * (len(widths) - left)
-    return [
-        "  ".join(side(cell, width) for side, cell, width in zip(sides, row, widths, strict=True))
-        .rstrip()
-        for row in rows
-    ]  # fmt: skip
+    lines = []
+    for row in rows:
+        cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
+        cells[:left] = [cell.ljust(width) for cell, width in zip(row[:left], widths, strict=False)]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
 
 
 def si(number: float, unit: str = "") -> str:
@@ -85,10 +74,3 @@ def si(number: float, unit: str = "") -> str:
     i = min(len(prefixes) - 1, (len(str(int(number))) - 1) // 3)
     digits = f"{number / 1000**i:.3g}" if i else f"{number:.0f}"
     return f"{digits} {prefixes[i]}{unit}".rstrip()
-
-
-def short(pattern: str) -> str:
-    """Return a pattern as it is shown: the first letters of a long one, and their number."""
-    if len(pattern) <= MAX_LETTERS:
-        return pattern
-    return f"{pattern[:MAX_LETTERS]}... ({len(pattern):,} layers)"

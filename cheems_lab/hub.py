@@ -1,29 +1,29 @@
 """Cheems models in Hugging Face's `transformers`: its Auto classes, generate(), Trainer and files.
 
-    CheemsConfig            ModelConfig, as the library writes it into config.json
+    CheemsConfig            ModelConfig as a configuration of transformers, for config.json
     CheemsModel             embedding, blocks and last norm
-    CheemsForCausalLM       the same and logits: what generate() and Trainer take
-    StateCache              the library's DynamicCache, for models that have states
+    CheemsForCausalLM       CheemsModel and logits: the model for generate() and Trainer
+    StateCache              transformers' DynamicCache for models with states
     from_causal_lm          wraps a model of this package
-    from_run                wraps that of a training run
+    from_run                wraps the model of a training run
     byte_tokenizer          a tokenizer whose ids are the bytes
-    export                  writes all of it into a folder, from which AutoModelForCausalLM loads it
+    export                  writes a folder that AutoModelForCausalLM loads
 
 No layer is implemented here: the blocks are `cheems_ref.model.Block`, and so are their initial
-weights. Importing this room registers the classes with AutoConfig, AutoModel and
+weights. Importing this module registers the classes with AutoConfig, AutoModel and
 AutoModelForCausalLM under the name "cheems_ref".
 
-The library keeps what a model remembers in a cache that is written in place, each layer's by the
-name that `CheemsConfig.layer_types` gives it. Keys and values lie there as (b, g, s, p), the
-convolution's tokens as (b, channels, d_conv - 1); states as they are, (b, h, p, n).
+A cache of transformers is written in place, one layer for each letter of the pattern, by the names
+in `CheemsConfig.layer_types`. It holds keys and values as (b, g, s, p), the tokens of the
+convolution as (b, channels, d_conv - 1), and states as they are, (b, h, p, n).
 
-    letter                  name in the library     SSDCache, AttentionCache
+    letter                  name in transformers    SSDCache, AttentionCache
     S                       linear_attention        state, conv
     A, I                    full_attention          k, v
     I with inner="ssd"      hybrid                  k, v, inner.state
     all others              moe                     nothing
 
-Wrong configurations, ids, masks and caches raise ValueError naming argument and numbers (check.py).
+Wrong configurations, ids, masks and positions raise ValueError naming argument and numbers.
 Source: transformers 5.23, `cache_utils`, `modeling_utils`; the models are WM's and Ch's.
 """
 
@@ -32,9 +32,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor, nn
+from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
+from transformers.utils.output_capturing import capture_outputs
 
-import cheems_ref
 from cheems_lab.checkpoint import load_model
 from cheems_ref import check
 from cheems_ref.attention import AttentionCache
@@ -43,41 +49,15 @@ from cheems_ref.model import Block, CausalLM, LayerCache
 from cheems_ref.rope import RotaryTable
 from cheems_ref.ssd import SSDCache
 
-try:
-    import transformers
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
-    from transformers.modeling_layers import GradientCheckpointingLayer
-    from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
-    from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
-    from transformers.utils.output_capturing import capture_outputs
-except ModuleNotFoundError as error:
-    if error.name not in ("transformers", "tokenizers"):
-        raise
-    raise ModuleNotFoundError(
-        'cheems_lab.hub needs transformers: pip install "cheems-ref[hub]"', name=error.name
-    ) from error
-
-# The file that trust_remote_code=True runs, and what transformers takes from it.
-REMOTE_CODE = '''"""The classes of cheems_lab, for trust_remote_code=True."""
-
-from cheems_lab.hub import CheemsConfig, CheemsForCausalLM, CheemsModel
-
-__all__ = ["CheemsConfig", "CheemsForCausalLM", "CheemsModel"]
-'''
+# The file that trust_remote_code=True runs, and its classes.
+REMOTE_CODE = "from cheems_lab.hub import CheemsConfig, CheemsForCausalLM, CheemsModel\n"
 REMOTE = "modeling_cheems_ref"
 AUTO_MAP = {
     "AutoConfig": f"{REMOTE}.CheemsConfig",
     "AutoModel": f"{REMOTE}.CheemsModel",
     "AutoModelForCausalLM": f"{REMOTE}.CheemsForCausalLM",
 }
-KEPT_IN_FLOAT32 = {"A_log", "dt_bias"}  # the decay's, where sixteen bits are asked for
-# What the library itself writes into a config.json, or hands to a config, besides its fields.
-OF_THE_LIBRARY = {"attn_implementation", "auto_map", "custom_pipelines", "experts_implementation"}
-OF_THE_LIBRARY |= {"model_type", "name_or_path", "num_labels", "output_attentions"}
-OF_THE_LIBRARY |= {"per_layer_config", "quantization_config", "tie_last_hidden_states"}
-OF_THE_LIBRARY |= {"torch_dtype", *transformers.GenerationConfig().to_dict()}
-
+KEPT_IN_FLOAT32 = {"A_log", "dt_bias"}  # the decay, also of a model in sixteen bits
 # --- the configuration --------------------------------------------------------------------------
 
 FIELDS = dataclasses.fields(ModelConfig)
@@ -87,20 +67,20 @@ _ModelFields = dataclasses.make_dataclass(
 
 
 class CheemsConfig(PreTrainedConfig, _ModelFields):
-    """A model's configuration: the fields of `ModelConfig`, by their names and with its defaults.
+    """The fields of `ModelConfig`, by their names and with its defaults.
 
-    The library's names hidden_size, num_attention_heads, num_key_value_heads, intermediate_size and
-    tie_word_embeddings stand for d_model, n_heads, n_kv_heads, d_ff and tie_embeddings.
+    transformers' own names hidden_size, num_attention_heads, num_key_value_heads, intermediate_size
+    and tie_word_embeddings are aliases of d_model, n_heads, n_kv_heads, d_ff and tie_embeddings.
 
     Raises:
-        ValueError: a field is known neither to this version nor to the library; or as ModelConfig.
-        TypeError: as ModelConfig.
+        ValueError, TypeError: as ModelConfig.
     """
 
     model_type = "cheems_ref"
-    attribute_map = {  # noqa: RUF012, which the library reads from the class
+    attribute_map = {  # noqa: RUF012
         "hidden_size": "d_model",
         "num_attention_heads": "n_heads",
+        "num_key_value_heads": "n_kv_heads",
         "intermediate_size": "d_ff",
         "tie_word_embeddings": "tie_embeddings",
     }
@@ -111,20 +91,12 @@ class CheemsConfig(PreTrainedConfig, _ModelFields):
     eos_token_id: int | list[int] | None = None
 
     def __post_init__(self, **kwargs):
-        known = OF_THE_LIBRARY | {*self.attribute_map, "num_key_value_heads"}
-        unknown = [name for name in kwargs if name not in known and not name.startswith("_")]
-        if unknown:
-            raise ValueError(
-                f"the configuration has {', '.join(unknown)}, which cheems_ref "
-                f"{cheems_ref.__version__} does not know: it was written by a newer version, or is "
-                "misspelt"
-            )
         super().__post_init__(**kwargs)
         self.pattern = self.to_model_config().pattern
 
     @classmethod
     def from_model_config(cls, config: ModelConfig, **others: Any) -> "CheemsConfig":
-        """Return the same configuration for the library; others are fields of the library."""
+        """Return the same configuration for transformers; others are fields of PreTrainedConfig."""
         return cls(**dataclasses.asdict(config), **others)
 
     def to_model_config(self) -> ModelConfig:
@@ -133,20 +105,11 @@ class CheemsConfig(PreTrainedConfig, _ModelFields):
 
     @property
     def layer_types(self) -> list[str]:
-        """The library's name for what each letter of the pattern keeps in a cache."""
+        """The kind of cache of each letter of the pattern, by its name in transformers."""
         kept = {"S": "linear_attention", "A": "full_attention", "I": "full_attention"}
         if self.inner == "ssd":
             kept["I"] = "hybrid"
         return [kept.get(letter, "moe") for letter in self.pattern]
-
-    @property
-    def num_key_value_heads(self) -> int:
-        """The groups of keys and values, as a number also where n_kv_heads is None."""
-        return self.n_kv_heads or self.n_heads
-
-    @num_key_value_heads.setter
-    def num_key_value_heads(self, number: int | None):
-        self.n_kv_heads = number
 
     @property
     def num_hidden_layers(self) -> int:
@@ -158,11 +121,10 @@ class CheemsConfig(PreTrainedConfig, _ModelFields):
 
 
 class StateCache(DynamicCache):
-    """The library's DynamicCache for a model that has states: it counts its tokens, for no state
-    tells how many it has seen, and it cannot be cropped.
+    """A DynamicCache for a model with states, which counts its tokens itself and cannot be cropped.
 
     Args:
-        config: that of the model.
+        config: of the model.
     """
 
     is_compileable = False  # else generate() would make masks (b, h, t, s) for it
@@ -182,10 +144,7 @@ class StateCache(DynamicCache):
 
     def crop(self, tokens_to_remove: int) -> None:
         """Raise ValueError: a state holds the sum of all tokens, and none can be taken out."""
-        raise ValueError(
-            f"a cache with states cannot forget its last {abs(tokens_to_remove)} tokens: copy it "
-            "before they are read (copy.deepcopy), or read the text anew"
-        )
+        raise ValueError(f"a cache with states cannot forget {abs(tokens_to_remove)} tokens")
 
 
 def make_cache(config: CheemsConfig) -> DynamicCache:
@@ -198,9 +157,9 @@ def _has_states(config):
 
 
 def _read(layer, real, position_ids) -> LayerCache | None:
-    """One layer of the library's cache, as the package's own; None where nothing is in it yet.
+    """Convert a layer of a transformers cache to this package's; None if the layer is empty.
 
-    real and position_ids are those of the tokens that it has seen; real is None without padding.
+    real and position_ids describe the tokens in the cache; real is None without padding.
     """
     state = None
     if getattr(layer, "has_previous_state", {0: False})[0]:
@@ -213,17 +172,16 @@ def _read(layer, real, position_ids) -> LayerCache | None:
 
 
 def _write(cache, i, new: LayerCache, length):
-    """What layer i remembers after a call of so many tokens, into the library's cache."""
+    """Write the last `length` tokens of layer i's cache into a transformers cache."""
     state = new
     if isinstance(new, AttentionCache):
         k, v = (t[:, t.shape[1] - length :].transpose(1, 2) for t in (new.k, new.v))
         cache.update(k, v, i)
         state = new.inner
     if state is not None:
-        # Only what is written here makes the library believe that there is a state. Without a
-        # convolution it is one of no channels.
-        none = state.state.new_zeros(len(state.state), 0, 1)
-        cache.update_conv_state(none if state.conv is None else state.conv.mT, i)
+        # transformers reads a state only after a convolution's; without one, it has no channels.
+        empty = state.state.new_zeros(len(state.state), 0, 1)
+        cache.update_conv_state(empty if state.conv is None else state.conv.mT, i)
         cache.update_recurrent_state(state.state, i)
 
 
@@ -231,11 +189,11 @@ def _write(cache, i, new: LayerCache, length):
 
 
 class CheemsBlock(Block, GradientCheckpointingLayer):
-    """`Block`, of which the library can keep the input alone and compute it again backwards."""
+    """`Block` with gradient checkpointing."""
 
 
 class CheemsPreTrainedModel(PreTrainedModel):
-    """What the library wants to know of both models: how weights start, what stays together."""
+    """Settings that transformers reads from both models: initialisation, device placement."""
 
     config_class = CheemsConfig
     base_model_prefix = "model"
@@ -247,10 +205,9 @@ class CheemsPreTrainedModel(PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module):
-        """Start a module as it starts itself, but for what was loaded into it.
+        """Initialise a module with its own `reset_parameters`, keeping weights already loaded.
 
-        The library guards torch's own functions against writing into what was loaded; a
-        `reset_parameters` does more than call these.
+        transformers protects loaded weights from torch's own functions only.
         """
         own = dict(module.named_parameters(recurse=False))
         loaded = {p: p.clone() for p in own.values() if getattr(p, "_is_hf_initialized", False)}
@@ -263,7 +220,7 @@ class CheemsPreTrainedModel(PreTrainedModel):
 
 
 class CheemsModel(CheemsPreTrainedModel):
-    """Embedding, blocks and last norm: what the logits are read from.
+    """Embedding, blocks and last norm.
 
     Args:
         config: `CheemsConfig`.
@@ -275,11 +232,10 @@ class CheemsModel(CheemsPreTrainedModel):
         self.embedding = nn.Embedding(sizes.vocab_size, sizes.d_model)
         self.blocks = nn.ModuleList(CheemsBlock(letter, sizes) for letter in sizes.pattern)
         self.norm = nn.RMSNorm(sizes.d_model, eps=sizes.norm_eps)
-        self.gradient_checkpointing = False  # the library sets it, and then use_cache to False
-        self._layers = [type(layer) for layer in make_cache(config).layers]
+        self.gradient_checkpointing = False  # set by transformers
         names = dict(self.named_parameters()).keys()
         self._keep_in_fp32_modules_strict = KEPT_IN_FLOAT32 & {n.rpartition(".")[2] for n in names}
-        # A matrix that the experts of letter C share is written once.
+        # The experts of letter C share a matrix, which is written once.
         every = dict(self.named_parameters(remove_duplicate=False)).keys()
         self._keys_to_ignore_on_save = every - names
         self.post_init()
@@ -298,35 +254,45 @@ class CheemsModel(CheemsPreTrainedModel):
     ) -> BaseModelOutputWithPast:
         """Compute the hidden states of each token.
 
-        A prompt, the rest of a prompt and a single token are the same call: hand in the cache of
-        the call before. It is written in place; with use_cache=False it is only read.
+        A prompt, the rest of a prompt and a single token are the same call: pass the cache of the
+        call before. It is written in place; with use_cache=False it is only read.
 
         Args:
             input_ids: (b, l), integers in [0, vocab_size); or else inputs_embeds.
-            attention_mask: (b, s), of the s tokens that the cache has seen and of these l; 0 for
-                padding, which may stand anywhere. None for none, neither here nor earlier.
+            attention_mask: (b, s), of the s tokens before and in this call; 0 for padding, at any
+                place. None for no padding, neither here nor earlier.
             position_ids: (b, l) or (1, l); None to count the real tokens of each row, as is done in
-                any case for what mask="gate" knows of earlier calls.
-            past_key_values: what an earlier call returned, or an empty one of `make_cache`.
+                any case for the earlier tokens of mask="gate".
+            past_key_values: the cache of an earlier call, or an empty one of `make_cache`.
             inputs_embeds: (b, l, d), in place of the embedding of input_ids.
             use_cache: whether to return a cache; None as the configuration has it. While training
                 with gradient checkpointing there is none.
-            kwargs: output_hidden_states and return_dict, which the library looks at.
+            kwargs: output_hidden_states and return_dict, for transformers.
 
         Returns:
-            last_hidden_state (b, l, d), undefined at padding; past_key_values; hidden_states if
-            asked for: the embedding's, and after each block, the last one after the last norm.
+            last_hidden_state (b, l, d), undefined at padding; past_key_values; on request
+            hidden_states: the embedding, and the output of each block, of the last one after the
+            norm.
 
         Raises:
             ValueError: both or none of input_ids and inputs_embeds; ids out of range; a mask or
-                positions of another length; a cache of another model or of other rows.
+                positions of another shape; more tokens than mask="gate" has positions.
         """
-        x = self._embedded(input_ids, inputs_embeds)
-        b, length = x.shape[:2]
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("CheemsModel takes input_ids or inputs_embeds, and not both")
+        if input_ids is not None:
+            check.token_ids(self.config.vocab_size, input_ids=input_ids)
+            inputs_embeds = self.embedding(input_ids.long())
+        x, (b, length) = inputs_embeds, inputs_embeds.shape[:2]
         if use_cache and past_key_values is None:
             past_key_values = make_cache(self.config)
-        past = self._tokens_before(past_key_values, b)
-        real = self._checked(attention_mask, b, past, length)
+        past = 0 if past_key_values is None else past_key_values.get_seq_length()
+        check.shapes({"b": b, "s": past + length}, attention_mask=(attention_mask, "b s"))
+        gated = self.config.mask == "gate" and "I" in self.config.pattern
+        n = self.config.max_positions
+        if gated and attention_mask is None and past + length > n:
+            raise ValueError(f"{past + length} tokens, but mask='gate' has max_positions = {n}")
+        real = None if attention_mask is None else attention_mask.bool()
         counted = torch.ones(b, past + length, dtype=torch.bool, device=x.device)
         counted = ((counted if real is None else real).cumsum(1) - 1).clamp(min=0)
         before, now = (None, None) if real is None else (real[:, :past], real[:, past:])
@@ -343,54 +309,6 @@ class CheemsModel(CheemsPreTrainedModel):
             past_key_values.n_tokens += length
         return BaseModelOutputWithPast(self.norm(x), past_key_values if use_cache else None)
 
-    def _embedded(self, input_ids, inputs_embeds):
-        if (input_ids is None) == (inputs_embeds is None):
-            got = "neither" if input_ids is None else "both"
-            raise ValueError(f"one of input_ids and inputs_embeds must be handed in, got {got}")
-        if input_ids is None:
-            check.shapes({"d": self.config.d_model}, inputs_embeds=(inputs_embeds, "b l d"))
-            return inputs_embeds
-        check.token_ids(self.config.vocab_size, input_ids=input_ids)
-        return self.embedding(input_ids.long())
-
-    def _tokens_before(self, cache, b):
-        """How many the cache has seen."""
-        if cache is None:
-            return 0
-        layers = [type(layer) for layer in getattr(cache, "layers", ())]
-        counts = isinstance(cache, StateCache) or not {"A", "I"}.isdisjoint(self.config.pattern)
-        if layers != self._layers or not counts:
-            raise ValueError(
-                f"past_key_values must be a cache for the pattern {self.config.pattern}: None, or "
-                f"one of cheems_lab.hub.make_cache(model.config), got {type(cache).__name__} of "
-                f"{len(layers)} layers"
-            )
-        for layer in cache.layers:
-            held = (getattr(layer, "keys", None), getattr(layer, "recurrent_states", {}).get(0))
-            for t in held:
-                if t is not None and len(t) != b:
-                    raise ValueError(f"past_key_values must be of b = {b} rows, got {len(t)}")
-        return cache.get_seq_length()
-
-    def _checked(self, mask, b, past, length):
-        """The mask as boolean."""
-        if mask is None:
-            self._check_positions(past + length)
-            return None
-        if not isinstance(mask, Tensor) or tuple(mask.shape) != (b, past + length):
-            got = tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
-            raise ValueError(
-                f"attention_mask must be (b, s) = {(b, past + length)}, of the {past} tokens in "
-                f"the cache and {length} new ones, got {got}"
-            )
-        return mask.bool()
-
-    def _check_positions(self, tokens):
-        """Refuse, as CausalLM does, what is longer than the table of mask="gate"."""
-        n = self.config.max_positions
-        if self.config.mask == "gate" and "I" in self.config.pattern and tokens > n:
-            raise ValueError(f"{tokens} tokens, but mask='gate' has max_positions = {n}")
-
 
 class CheemsForCausalLM(CheemsPreTrainedModel, transformers.GenerationMixin):
     """A causal language model for generate() and Trainer; `from_causal_lm` makes one of a CausalLM.
@@ -405,7 +323,7 @@ class CheemsForCausalLM(CheemsPreTrainedModel, transformers.GenerationMixin):
         super().__init__(config)
         self.model = CheemsModel(config)
         self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
-        self._is_stateful = _has_states(config)  # so that no token is drafted and taken back
+        self._is_stateful = _has_states(config)  # no speculative decoding, which crops the cache
         self.post_init()
 
     @can_return_tuple
@@ -423,16 +341,16 @@ class CheemsForCausalLM(CheemsPreTrainedModel, transformers.GenerationMixin):
     ) -> CausalLMOutputWithPast:
         """Compute the logits of the token after each token, and the loss if there are labels.
 
-        Arguments and errors are those of `CheemsModel.forward`, and
+        Arguments and errors are as in `CheemsModel.forward`, and
 
         Args:
-            labels: (b, l), the ids themselves, which the library shifts; -100 for no target.
-            logits_to_keep: of how many tokens at the end, 0 for all; or (n,), of which ones.
-            kwargs: and what the library's loss takes, such as num_items_in_batch.
+            labels: (b, l), the ids themselves, shifted here; -100 for no target.
+            logits_to_keep: number of tokens at the end, 0 for all; or (n,), their indices.
+            kwargs: and options of the loss, such as num_items_in_batch.
 
         Returns:
             loss, a mean in nats per target, or None; logits (b, l, v), undefined at padding;
-            past_key_values and hidden_states as `CheemsModel.forward`.
+            past_key_values and hidden_states as in `CheemsModel.forward`.
         """
         tokens = (input_ids, attention_mask, position_ids, past_key_values, inputs_embeds)
         out = self.model(*tokens, use_cache=use_cache, **kwargs)
@@ -444,7 +362,7 @@ class CheemsForCausalLM(CheemsPreTrainedModel, transformers.GenerationMixin):
         return CausalLMOutputWithPast(loss, logits, out.past_key_values, out.hidden_states)
 
     def _prepare_cache_for_generation(self, generation_config, model_kwargs, *rest):
-        """Hand out a StateCache where generate() would make a DynamicCache."""
+        """Make a StateCache where generate() would make a DynamicCache."""
         asked = generation_config.cache_implementation in (None, "dynamic")
         asked = asked and generation_config.use_cache is not False
         if self._is_stateful and asked and model_kwargs.get("past_key_values") is None:
@@ -457,16 +375,12 @@ transformers.AutoConfig.register("cheems_ref", CheemsConfig, exist_ok=True)
 transformers.AutoModel.register(CheemsConfig, CheemsModel, exist_ok=True)
 transformers.AutoModelForCausalLM.register(CheemsConfig, CheemsForCausalLM, exist_ok=True)
 
-# --- from this package to the library -----------------------------------------------------------
+# --- from this package to transformers ----------------------------------------------------------
 
 
 @torch.no_grad()
 def from_causal_lm(model: CausalLM) -> CheemsForCausalLM:
-    """Return a copy of a model for the library: the same numbers, dtype and device.
-
-    Args:
-        model: it is left as it is, and shares nothing with its copy.
-    """
+    """Return a copy of a model for transformers, of the same dtype, device and mode."""
     like = model.embedding.weight
     config = CheemsConfig.from_model_config(model.config, dtype=like.dtype)
     copy = CheemsForCausalLM(config).to(like.device, like.dtype)
@@ -480,8 +394,8 @@ def from_run(path: str | Path, *, device: str | torch.device = "cpu") -> CheemsF
     """Return the model of a training run, in evaluation mode, for transformers.
 
     Args:
-        path: a run's directory, whose newest checkpoint is taken; or a checkpoint.
-        device: where it shall lie.
+        path: a run's directory, for its newest checkpoint; or a checkpoint.
+        device: of the model.
 
     Raises:
         CheckpointError: it is damaged, or there is none.
@@ -490,8 +404,9 @@ def from_run(path: str | Path, *, device: str | torch.device = "cpu") -> CheemsF
 
 
 def byte_tokenizer() -> transformers.PreTrainedTokenizerFast:
-    """Return a tokenizer whose ids are a text's UTF-8 bytes, as `cheems_ref.text.text_to_ids` has
-    them: 256 ids. Byte 0, which texts do without, also ends them, and pads them on the left.
+    """Return a tokenizer whose 256 ids are the UTF-8 bytes of a text, as in `cheems_ref.text`.
+
+    Byte 0, which no text contains, ends a text, and pads it on the left.
     """
     signs = sorted(pre_tokenizers.ByteLevel.alphabet())  # one for each byte; 188 are that byte
     themselves = {ord(sign): sign for sign in signs if ord(sign) < 256}
@@ -509,14 +424,14 @@ def byte_tokenizer() -> transformers.PreTrainedTokenizerFast:
 
 
 def export(run: str | Path, directory: str | Path) -> Path:
-    """Write the model of a training run for the library, and return the directory.
+    """Write the model of a training run for transformers, and return the directory.
 
-    In it are weights and configuration, a tokenizer whose ids are the bytes, a model card, and a
-    file of three lines for `trust_remote_code=True`. What is there by these names is replaced.
+    It gets weights and configuration, the byte tokenizer, a model card, and a file of one line
+    for `trust_remote_code=True`. Files of these names are replaced.
 
     Args:
         run: as in `from_run`.
-        directory: made where it is not there.
+        directory: made if it does not exist.
 
     Raises:
         CheckpointError: as `from_run`.
@@ -528,27 +443,15 @@ def export(run: str | Path, directory: str | Path) -> Path:
     model.config.auto_map = AUTO_MAP
     model.save_pretrained(directory)
     byte_tokenizer().save_pretrained(directory)
-    (directory / "README.md").write_text(model_card(model), encoding="utf-8")
-    (directory / f"{REMOTE}.py").write_text(REMOTE_CODE, encoding="utf-8")
-    return directory
-
-
-def model_card(model: CheemsForCausalLM) -> str:
-    """Return the model card: the fields that differ from their defaults, and how to load it."""
-    config = model.config.to_model_config()
-    rows = [
-        f"| {field.name} | {getattr(config, field.name)} |"
-        for field in FIELDS
-        if field.name == "d_model"
-        or (field.name != "pattern" and getattr(config, field.name) != field.default)
-    ]
-    return (
+    card = (
         (Path(__file__).parent / "model_card.md")
         .read_text(encoding="utf-8")
         .format(
-            pattern=config.pattern,
-            sizes="\n".join(rows),
+            pattern=model.config.pattern,
             parameters=model.num_parameters(),
             dtype=str(model.dtype).removeprefix("torch."),
         )
     )
+    (directory / "README.md").write_text(card, encoding="utf-8")
+    (directory / f"{REMOTE}.py").write_text(REMOTE_CODE, encoding="utf-8")
+    return directory

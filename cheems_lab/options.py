@@ -3,7 +3,6 @@
 import argparse
 import ast
 import dataclasses
-import difflib
 import json
 import math
 import os
@@ -13,7 +12,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from cheems_lab.console import print_error, short
+from cheems_lab.console import print_error
 from cheems_lab.processes import started_by_torchrun
 from cheems_ref.config import LAYERS, ModelConfig, is_used, preset, users
 from cheems_ref.presets import PRESETS
@@ -22,7 +21,6 @@ from cheems_ref.train import TrainConfig, default_device
 PATTERN = "SESESEIE"  # the default of the commands
 BYTES = 256
 FIELDS = {field.name: field for field in dataclasses.fields(ModelConfig)}
-SEEDS = range(-(2**63), 2**64)  # the seeds that torch takes
 
 
 class Parser(argparse.ArgumentParser):
@@ -36,14 +34,13 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_command(
-    commands: Any, name: str, run: Callable[[argparse.Namespace], int], text: str, epilog: str = ""
+    commands: Any, name: str, run: Callable[[argparse.Namespace], int], text: str
 ) -> Callable:
-    """Add a command; return what adds its options. The first line of its text is its summary."""
+    """Add a command and return its `add_argument`; the first line of its text is its summary."""
     parser = commands.add_parser(
         name,
         help=text.splitlines()[0].rstrip("."),
         description=text,
-        epilog=epilog,
         formatter_class=Parser.layout,
     )
     parser.set_defaults(command=run)
@@ -53,40 +50,21 @@ def add_command(
 # --- types of options -----------------------------------------------------------------------------
 
 
-def at_least(least: float | int, most: float | int = math.inf) -> Callable[[str], int]:
-    """The type of an option that takes a whole number from least to most."""
+def at_least(least: float, most: float = math.inf, *, kind: type = int) -> Callable[[str], float]:
+    """The type of an option that takes a number from least to most."""
 
     def parse(word):
-        try:
-            number = int(word)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"must be a whole number, got {word!r}") from None
-        if number < least:
-            raise argparse.ArgumentTypeError(f"must be at least {least}, got {number}")
-        if number > most:
-            raise argparse.ArgumentTypeError(f"must be at most {most}, got {number}")
+        number = kind(word)
+        if not least <= number <= most:
+            rest = "" if most == math.inf else f" and at most {most}"
+            raise argparse.ArgumentTypeError(f"must be at least {least}{rest}, got {word}")
         return number
 
+    parse.__name__ = kind.__name__  # argparse names it for a word that is not a number
     return parse
 
 
-def positive(word: str) -> float:
-    """The type of an option that takes a finite number above 0."""
-    try:
-        number = float(word)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"must be a number, got {word!r}") from None
-    if not 0 < number < math.inf:
-        raise argparse.ArgumentTypeError(f"must be positive, got {word}")
-    return number
-
-
-def seed(word: str) -> int:
-    """The type of --seed."""
-    number = at_least(-math.inf)(word)
-    if number not in SEEDS:
-        raise argparse.ArgumentTypeError(f"must be from -2^63 to 2^64 - 1, got {number}")
-    return number
+SEED = at_least(-(2**63), 2**64 - 1)  # the seeds that torch takes
 
 
 def nonempty(word: str) -> str:
@@ -98,17 +76,7 @@ def nonempty(word: str) -> str:
 
 def directory(word: str) -> Path:
     """The type of --run."""
-    path = Path(nonempty(word))
-    if path.is_file():
-        raise argparse.ArgumentTypeError(f"{path} is a file, not a directory")
-    return path
-
-
-def plot_file(word: str) -> Path:
-    """The type of --plot."""
-    if Path(word).suffix not in (".png", ".svg", ".pdf"):
-        raise argparse.ArgumentTypeError(f"must end in .png, .svg or .pdf, got {word}")
-    return Path(word)
+    return Path(nonempty(word))
 
 
 def setting(word: str) -> tuple[str, Any]:
@@ -116,12 +84,9 @@ def setting(word: str) -> tuple[str, Any]:
     name, equals, value = word.partition("=")
     if not equals:
         raise argparse.ArgumentTypeError(f"takes NAME=VALUE, {word!r} is not")
-    if name not in FIELDS and name != "learning_rate":
-        near = difflib.get_close_matches(name, [*FIELDS, "learning_rate"], n=1)
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(FIELDS)}"
-        raise argparse.ArgumentTypeError(f"{word}: there is no field {name!r}; {hint}")
-    if name == "pattern":
-        return name, value
+    if name not in FIELDS:
+        known = ", ".join(FIELDS)
+        raise argparse.ArgumentTypeError(f"{word}: no field is named {name!r}; there are {known}")
     for parse in (json.loads, ast.literal_eval):
         try:
             return name, parse(value)
@@ -153,19 +118,19 @@ def add_model(add: Callable) -> None:
 
 def add_training(add: Callable) -> None:
     """Add the options of training that `train` and `compare` share."""
-    c, size = TrainConfig(), at_least(1)
-    add("--steps", type=size, help=f"optimiser steps (default {c.steps})")
-    add("--batch-size", type=size, help=f"windows per step (default {c.batch_size})")
-    add("--seq-len", type=size, help=f"bytes per window (default {c.seq_len})")
-    add("--learning-rate", type=positive, help=f"the largest (default {c.learning_rate})")
-    add("--micro-batch-size", type=size, metavar="WINDOWS", help="read at a time (default: all)")
-    add(
-        "--eval-fraction",
-        type=positive,
-        help=f"share kept for evaluation (default {c.eval_fraction})",
-    )
-    add("--evaluate-every", type=size, metavar="STEPS", help=f"(default {c.evaluate_every})")
-    add("--checkpoint-every", type=size, metavar="STEPS", help=f"(default {c.checkpoint_every})")
+    size = at_least(1)
+    for name, kind, meaning in (
+        ("steps", size, "optimiser steps"),
+        ("batch_size", size, "windows per step"),
+        ("seq_len", size, "bytes per window"),
+        ("learning_rate", float, "the largest"),
+        ("eval_fraction", float, "share kept for evaluation"),
+        ("evaluate_every", size, "steps between two evaluations"),
+        ("checkpoint_every", size, "steps between two checkpoints"),
+    ):
+        default = getattr(TrainConfig, name)
+        add(f"--{name.replace('_', '-')}", type=kind, help=f"{meaning} (default {default})")
+    add("--micro-batch-size", type=size, help="windows read at a time (default: all)")
     add("--precision", choices=["auto", "float32", "bfloat16"], help="(default auto)")
     add_device(add)
 
@@ -200,7 +165,7 @@ def by_letters(name: str) -> str:
     )
 
 
-# --- what the options say ------------------------------------------------------------------------
+# --- from options to settings --------------------------------------------------------------------
 
 
 def model_config(a: argparse.Namespace, *, vocab_size: int | None = BYTES) -> ModelConfig:
@@ -208,7 +173,7 @@ def model_config(a: argparse.Namespace, *, vocab_size: int | None = BYTES) -> Mo
 
     Args:
         a: the options.
-        vocab_size: of the model, whatever a preset has; None to let --set choose it.
+        vocab_size: of the model, instead of a preset's; None to let --set choose it.
 
     Raises:
         ValueError, TypeError: an invalid field, or one that the pattern does not use.
@@ -227,26 +192,24 @@ def with_fields(
     base: ModelConfig, given: dict[str, Any], vocab_size: int | None = BYTES
 ) -> ModelConfig:
     """Return a configuration with some fields changed; vocab_size as in `model_config`."""
-    if "learning_rate" in given:
-        raise ValueError("learning_rate is not a field of the model")
-    if vocab_size is None:
-        return dataclasses.replace(base, **given)
-    if "vocab_size" in given:
-        raise ValueError(f"vocab_size: a model of this command reads bytes, it is {BYTES}")
-    return dataclasses.replace(base, vocab_size=vocab_size, **given)
+    if vocab_size is not None:
+        if "vocab_size" in given:
+            raise ValueError(f"vocab_size: a model of this command reads bytes, it is {BYTES}")
+        given = given | {"vocab_size": vocab_size}
+    return dataclasses.replace(base, **given)
 
 
 def check_used(names: Iterable[str], *configs: ModelConfig, option: str = "--set") -> None:
     """Raise ValueError for a field that none of the models uses.
 
     Args:
-        names: of the fields that were given.
-        configs: the models that they were given for.
-        option: where they were given, for the message.
+        names: of the given fields.
+        configs: of the models.
+        option: the one that gives the fields, for the message.
     """
     for name in names:
         if not any(is_used(name, config) for config in configs):
-            patterns = ", ".join(dict.fromkeys(short(config.pattern) for config in configs))
+            patterns = ", ".join(dict.fromkeys(config.pattern for config in configs))
             users = by_letters(name)
             raise ValueError(f"{option} {name} has no effect on {patterns}: it is for {users}")
 
@@ -262,8 +225,6 @@ def device(a: argparse.Namespace) -> torch.device:
     name = a.device or default_device().type
     if name == "cuda" and started_by_torchrun() > 1:
         name = f"cuda:{os.environ['LOCAL_RANK']}"
-    elif a.device is None:
-        return torch.device(name)
     found = ["cpu"]
     if torch.accelerator.is_available():
         kind = torch.accelerator.current_accelerator().type

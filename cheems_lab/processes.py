@@ -9,11 +9,9 @@ is (n, 1), where each holds all of them, and gradients are averaged.
 """
 
 import os
-import secrets
 import sys
 from collections.abc import Callable
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -35,12 +33,12 @@ def rank_and_world_size(model: nn.Module) -> tuple[int, int]:
 
 
 def started_by_torchrun() -> int:
-    """Return how many processes torchrun has started, of which this is one; 0 without torchrun."""
+    """Return the number of processes that torchrun has started, this one included; else 0."""
     return int(os.environ["WORLD_SIZE"]) if "TORCHELASTIC_RUN_ID" in os.environ else 0
 
 
 def is_first() -> bool:
-    """Return whether this is the only process, or number 0 of those that torchrun has started."""
+    """Return whether this is the only process, or number 0 of several."""
     return os.environ.get("RANK", "0") == "0"
 
 
@@ -50,12 +48,6 @@ def init_processes(device: torch.device) -> None:
         torch.cuda.set_device(device)
     if not dist.is_initialized():
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=TIMEOUT)
-
-
-def destroy_processes() -> None:
-    """Leave the processes that `init_processes` joined."""
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 def shard_model(model: nn.Module, parallel: Parallel) -> None:
@@ -102,21 +94,6 @@ def check_agreement(**mine: Any) -> None:
             raise ValueError(f"process {rank} has other {' and '.join(differ)} than process 0")
 
 
-def check_shared_directory(directory: Path) -> None:
-    """Raise ValueError on all processes if one of them does not see the same directory."""
-    (token,) = names = [secrets.token_hex(8)]
-    dist.broadcast_object_list(names)
-    mark = directory / f"partial-{names[0]}"
-    if token == names[0]:
-        mark.touch()
-    dist.barrier()
-    seen = mark.exists()
-    dist.barrier()
-    if token == names[0]:
-        mark.unlink()
-    check_agreement(**{"files in the directory of the run, which all must share,": seen})
-
-
 def run_on_first(model: nn.Module, action: Callable[[], Any]) -> Any:
     """Run an action on process 0 while the others wait; return its result on all of them.
 
@@ -124,16 +101,14 @@ def run_on_first(model: nn.Module, action: Callable[[], Any]) -> Any:
         OSError, ValueError: the action raised it; on all processes.
     """
     rank, n = rank_and_world_size(model)
-    result, failed = [None], [None]
+    outcome = [None, None]  # the result, and the error
     if rank == 0:
         try:
-            result[0] = action()
+            outcome[0] = action()
         except (OSError, ValueError) as error:
-            failed[0] = error
+            outcome[1] = error
     if n > 1:
-        outcome = [*result, *failed]
         dist.broadcast_object_list(outcome)
-        result, failed = outcome[:1], outcome[1:]
-    if failed[0] is not None:
-        raise failed[0]
-    return result[0]
+    if outcome[1] is not None:
+        raise outcome[1]
+    return outcome[0]

@@ -1,4 +1,4 @@
-"""Progress messages of a training run, and its signal handlers.
+"""Progress messages of a training run, its losses.csv, and its signal handlers.
 
 With several processes only the first prints, and all of them stop after the same step.
 """
@@ -7,48 +7,58 @@ import contextlib
 import datetime
 import os
 import signal
-import sys
 import threading
 import time
-from pathlib import Path
 
 import torch
 
-from cheems_lab.checkpoint import newest_checkpoint, save
+from cheems_lab.checkpoint import save
 from cheems_lab.console import print_once
 from cheems_lab.processes import any_rank, is_first
 from cheems_ref.model import Sampling, generate
 from cheems_ref.text import ids_to_text
+from cheems_ref.train import Run
 
 LOG_INTERVAL = 30  # seconds between two lines of a run without a progress bar
+SAMPLE_LENGTH = 200  # bytes, if the windows of the run are as long
 # A terminal's Ctrl-C; a cluster's notice that time is up; a terminal that is closed.
 STOPPING = [s for s in signal.Signals if s.name in ("SIGINT", "SIGTERM", "SIGHUP")]
 
 
 class Progress:
-    """Callbacks of a run: its messages, and its orderly end when a signal asks for one."""
+    """Callbacks of a run: its messages, its losses.csv, and its orderly end after a signal.
 
-    def __init__(self, directory, newest, *, lines):
-        self.directory, self.newest, self.lines = directory, newest, lines
-        self.run, self.stop_requested = None, False
+    Args:
+        directory: of the run.
+        newest: its last checkpoint, if there is one.
+        stop_requested: as `stopping_on_signals` yields it.
+        sample_every: steps between two texts that the model generates; None for no texts.
+        lines: whether to print a line from time to time, instead of a progress bar.
+    """
 
-    def on_start(self, run):
-        self.run, self.first_step = run, run.step
+    def __init__(self, directory, newest, stop_requested, sample_every=None, *, lines):
+        self.directory, self.newest, self.stop_requested = directory, newest, stop_requested
+        self.lines, self.sample_every = lines, sample_every
+
+    def on_start(self, run: Run) -> None:
+        """Print where the run resumes, and begin its losses.csv anew."""
+        self.first_step = run.step
         self.began = self.last_line_at = time.monotonic()
+        held_out = dict(run.evaluations)
+        rows = (_row(step, loss, held_out) for step, loss in enumerate(run.losses, 1))
+        self._write_losses("w", ["step,loss,held_out\n", *rows])
         if self.newest is None:
             return
-        steps, schedule = run.config.steps, run.config.decay_steps
-        if run.step >= steps:
-            print_once(f"{self.directory} is finished: {steps} steps are done; --steps N trains on")
-            return
-        print_once(f"resuming from {self.newest}, after {run.step} of {steps} steps")
-        if schedule is not None and schedule < steps:
+        if run.step < run.config.steps:
+            print_once(f"resuming from {self.newest}, after {run.step} of {run.config.steps} steps")
+        else:
             print_once(
-                f"the learning rate keeps its schedule of {schedule} steps and stays at its end; "
-                f"another --run has one of {steps}"
+                f"{self.directory} is finished: {run.step} steps are done; --steps N trains on"
             )
 
-    def on_step(self, run):
+    def on_step(self, run: Run) -> None:
+        """Note the loss, print a line or a text when due, and stop the run after a signal."""
+        self._write_losses("a", [_row(run.step, run.losses[-1], dict(run.evaluations[-1:]))])
         now = time.monotonic()
         if first := run.step == self.first_step + 1:
             self.began = now  # the first step takes longer than the others
@@ -56,21 +66,14 @@ class Progress:
         if self.lines and (evaluated or first or now - self.last_line_at >= LOG_INTERVAL):
             self.last_line_at = now
             print_once(self._line(run, now - self.began, evaluated))
-        if any_rank(self.stop_requested, run.model) and run.step < run.config.steps:
+        if self.sample_every and run.is_due(self.sample_every):
+            print_once(f"--- step {run.step}\n{_sample(run)}\n---")
+        if any_rank(self.stop_requested(), run.model) and run.step < run.config.steps:
             save(run, self.directory)
             raise KeyboardInterrupt
 
-    def summary(self):
-        """Return where the run stopped, and what is saved of it."""
-        newest = newest_checkpoint(self.directory)
-        saved = f"the last checkpoint is {newest}" if newest else "no checkpoint was written yet"
-        done = "before the first step"
-        if self.run is not None:
-            done = f"after step {self.run.step} of {self.run.config.steps}"
-        return f"stopped {done}; {saved}"
-
     def _line(self, run, seconds, evaluated):
-        done, config = run.step - self.first_step - 1, run.config
+        config, done = run.config, run.step - self.first_step - 1
         held_out = f", held out {run.evaluations[-1][1]:.3f}" if evaluated else ""
         line = f"step {run.step} of {config.steps}: loss {run.losses[-1]:.3f}{held_out} nats"
         if done == 0 or seconds <= 0:
@@ -79,88 +82,50 @@ class Progress:
         left = datetime.timedelta(seconds=round((config.steps - run.step) * seconds / done))
         return f"{line}; {speed:,.0f} bytes/s, about {left} to go"
 
+    def _write_losses(self, mode, rows):
+        if is_first():
+            with (self.directory / "losses.csv").open(mode, encoding="utf-8") as file:
+                file.writelines(rows)
+
+
+def _row(step, loss, held_out):
+    return f"{step},{loss:.6g},{f'{held_out[step]:.6g}' if step in held_out else ''}\n"
+
+
+def _sample(run):
+    """Generate a text from a fixed seed; the random state of the run is unchanged."""
+    device = run.model.embedding.weight.device
+    sampling = Sampling(0.8, generator=torch.Generator(device).manual_seed(0))
+    prompt = torch.tensor([[10]], device=device)  # a new line
+    length = min(SAMPLE_LENGTH, run.config.seq_len)
+    return ids_to_text(generate(run.model, prompt, length, sampling)[0])
+
 
 @contextlib.contextmanager
-def stopping_on_signals(progress, *, alone=True):
-    """Let the first signal request an orderly stop; the second one stops at once.
+def stopping_on_signals(*, alone: bool = True):
+    """Yield a function that says whether a signal has requested a stop; a second one stops at once.
 
-    One of several processes (not alone) may get it twice, from the terminal and from torchrun,
-    which kills whatever has not stopped within 30 seconds.
+    One of several processes (not alone) may receive a signal twice, from the terminal and from
+    torchrun, which kills all processes that have not stopped within 30 seconds.
     """
+    requested = threading.Event()
 
     def handle(*_):
-        if progress.stop_requested and alone:
+        if requested.is_set() and alone:
             raise KeyboardInterrupt
-        progress.stop_requested = True
+        requested.set()
         again = b"; Ctrl-C again stops at once" if alone else b", if it ends within 30 seconds"
         with contextlib.suppress(OSError):  # print may be what was interrupted
             os.write(2, b"\nstopping after this step" + again + b"\n" if is_first() else b"")
 
     before = {}
-    if threading.current_thread() is threading.main_thread():
-        for number in STOPPING:
-            found = signal.getsignal(number)
-            if found in (signal.default_int_handler, signal.SIG_DFL):  # else ignored, as by nohup
-                before[number] = found
-                signal.signal(number, handle)
+    for number in STOPPING:
+        found = signal.getsignal(number)
+        if found in (signal.default_int_handler, signal.SIG_DFL):  # else ignored, as by nohup
+            before[number] = found
+            signal.signal(number, handle)
     try:
-        yield
+        yield requested.is_set
     finally:
         for number, found in before.items():
             signal.signal(number, found)
-
-
-def shows_bar(given: bool | None) -> bool:
-    """Whether to show a progress bar: as given, else if stdout and stderr are terminals."""
-    if given is not None or not (sys.stdout.isatty() and sys.stderr.isatty()):
-        return bool(given)
-    try:
-        return os.get_terminal_size(sys.stderr.fileno()).columns > 0
-    except OSError:  # a terminal that does not tell
-        return True
-
-
-class LossLog:
-    """losses.csv in a run's directory: a line for every step."""
-
-    def __init__(self, directory):
-        self.path = Path(directory) / "losses.csv"
-
-    def on_start(self, run):
-        if not is_first():
-            return
-        held_out = dict(run.evaluations)
-        lines = (self._line(i, loss, held_out) for i, loss in enumerate(run.losses, 1))
-        self.path.write_text("step,loss,held_out\n" + "".join(lines), encoding="utf-8")
-
-    def on_step(self, run):
-        if is_first():
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(self._line(run.step, run.losses[-1], dict(run.evaluations[-1:])))
-
-    def _line(self, step, loss, held_out):
-        return f"{step},{loss:.6g},{f'{held_out[step]:.6g}' if step in held_out else ''}\n"
-
-
-class Samples:
-    """Print a text that the model generates, every so many steps; the run does not notice."""
-
-    LENGTH = 200  # bytes
-
-    def __init__(self, every):
-        self.every = every
-
-    def on_start(self, run):
-        pass
-
-    def on_step(self, run):
-        if not run.is_due(self.every):
-            return
-        device = run.model.embedding.weight.device
-        sampling = Sampling(0.8, generator=torch.Generator(device).manual_seed(0))
-        prompt = torch.tensor([[10]], device=device)  # a new line
-        length = self.LENGTH
-        if run.model.config.mask == "gate" and run.model.config.max_positions:
-            length = min(length, run.model.config.max_positions - 1)
-        sample = ids_to_text(generate(run.model, prompt, length, sampling)[0])
-        print_once(f"--- step {run.step}\n{sample}\n---")

@@ -5,9 +5,12 @@ one that was never stopped.
 """
 
 import contextlib
+import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import torch.distributed as dist
 from filelock import FileLock, Timeout
 
 from cheems_lab import processes
@@ -41,6 +44,7 @@ def train(
     Raises:
         CheckpointError: the directory holds a checkpoint that is damaged, or of another run.
         RunningError: another process is training in the directory.
+        ValueError: the processes have other models, settings, texts or directories.
         OSError: the directory cannot be made, or a checkpoint cannot be written.
         FloatingPointError: as `cheems_ref.train.train`; the last checkpoint stays.
     """
@@ -48,7 +52,10 @@ def train(
     run = start(model, ids, config, rank=rank, world_size=world_size)
     with locked(directory) if directory and rank == 0 else contextlib.nullcontext():
         if world_size > 1:
-            _check_processes(run, directory)
+            dist.barrier()  # the first process has made the lock
+            shared = directory is None or (Path(directory) / LOCK).exists()
+            mine = dict(model=vars(model.config), settings=vars(config), text=run.text)
+            processes.check_agreement(**mine, directory=shared)
         if directory is not None and (newest := newest_checkpoint(directory)) is not None:
             restore(run, newest)
         if at_start is not None:
@@ -79,25 +86,18 @@ def locked(directory: str | Path):
     """
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(directory / LOCK)
     try:
-        lock.acquire(timeout=0)
+        with FileLock(directory / LOCK).acquire(timeout=0):
+            yield
     except Timeout as error:
         raise RunningError(
             f"another process is training in {directory}: wait for it, stop it, or take another "
             "directory (--run)"
         ) from error
-    try:
-        yield
-    finally:
-        lock.release()
 
 
-def _check_processes(run, directory):
-    """Raise ValueError on all processes unless they train the same run in the same directory."""
-    if directory is not None:
-        Path(directory).mkdir(parents=True, exist_ok=True)
-        processes.check_shared_directory(Path(directory))
-    processes.check_agreement(
-        model=vars(run.model.config), settings=vars(run.config), text=run.text
-    )
+def write_json(path: Path, data: Any) -> None:
+    """Replace a file by data as JSON, completely or not at all."""
+    partial = path.with_name(f"partial-{path.name}")
+    partial.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    partial.replace(path)

@@ -7,7 +7,6 @@ import pytest
 import torch
 from test_commands import examples_in, run, succeeds
 
-from cheems_lab.commands.budget import memory_by_context
 from cheems_lab.console import si
 from cheems_ref.budget import (
     activation_bytes,
@@ -124,7 +123,7 @@ def test_a_batch_and_a_dtype_are_taken():
     is_about(step[1], step_bytes(CONFIG, 3000, batch=4, dtype=torch.float32))
     is_about(cells(out, "activations")[1], sum(activation_bytes(CONFIG, 700, batch=4).values()))
     is_about(re.search("a step: (.*) operations", out)[1], an_update())
-    assert "in float32\n" in out and "at most" not in out
+    assert "activations, in float32" in out and "at most" not in out
 
 
 def an_update():
@@ -155,20 +154,6 @@ def test_a_length_that_is_not_given_is_the_context():
         assert f"a pass over 1 × {length} tokens" in out and f"after 1 × {context} tokens" in out
 
 
-def test_curves_are_weights_and_caches():
-    curves = memory_by_context(CONFIG, [0, 3000], 4, torch.float32)
-    n = sum(p.numel() for p in CausalLM(CONFIG).parameters()) * 4 / 1e9
-    caches = [cache_bytes(CONFIG, k, batch=4, dtype=torch.float32).total() / 1e9 for k in (0, 3000)]
-    together = [n + cache for cache in caches]
-    assert curves == {"weights": [n, n], "cache": caches, "together": together}
-
-
-def test_a_plot_is_drawn(tmp_path):
-    done = succeeds(run(*WORDS, "--plot", tmp_path / "plot.svg"))
-    assert f"drawn: {tmp_path / 'plot.svg'}" in done.out
-    assert (tmp_path / "plot.svg").read_text().count("</svg>") == 1
-
-
 def test_numbers_have_three_digits_and_a_prefix():
     for value, words in (
         (0, "0 B"),
@@ -185,11 +170,9 @@ def test_numbers_have_three_digits_and_a_prefix():
     assert si(5.5e14) == "550 T" and si(12) == "12"
 
 
-def test_the_examples_work(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_the_examples_work():
     for words in examples_in(run("budget", "--help").out):
         assert "to train on" in succeeds(run(*words)).out
-    assert (tmp_path / "memory.svg").exists()
 
 
 def test_a_preset_keeps_its_vocabulary_unless_another_is_set():
@@ -206,17 +189,11 @@ def test_a_preset_keeps_its_vocabulary_unless_another_is_set():
     [
         (["--context", "-1"], "--context: must be at least 0, got -1"),
         (["--seq-len", "0"], "--seq-len: must be at least 1, got 0"),
-        (["--batch", "0"], "--batch: must be at least 1, got 0"),
-        (["--memory", "0"], "--memory: must be positive, got 0"),
-        (["--flops", "-1"], "--flops: must be positive, got -1"),
-        (["--bandwidth", "inf"], "--bandwidth: must be positive, got inf"),
-        (["--plot", "x.jpg"], "--plot: must end in .png, .svg or .pdf, got x.jpg"),
+        (["--memory", "0"], "--memory: must be at least 1e-09, got 0"),
         (["--preset", "cheems-tiny"], "give --preset or --pattern, not both"),
-        (["--set", "d_modle=4"], "did you mean d_model?"),
+        (["--set", "d_modle=4"], "no field is named 'd_modle'"),
         (["--set", "d_model=5"], "n_heads"),
         (["--set", "top_k=5"], "--set top_k has no effect on SRAM: it is for I with mask=content"),
-        (["--pattern", "SZ"], "unknown letter 'Z'"),
-        (["--set", "mask=content"], "--set mask has no effect on SRAM: it is for I"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(words, message):

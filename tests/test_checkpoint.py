@@ -10,6 +10,7 @@ import re
 import shutil
 import signal
 import time
+import warnings
 from pathlib import Path
 
 import pytest
@@ -82,13 +83,6 @@ def test_frozen_parameters_have_no_moments(tmp_path):
     assert torch.equal(again.model.embedding.weight, frozen().embedding.weight)
 
 
-def test_a_finished_run_is_left_as_it_is(tmp_path):
-    run = lab(tmp_path)
-    files = content(tmp_path)
-    same("run again", everything(lab(tmp_path, model=a_model(9))), everything(run))
-    assert content(tmp_path) == files
-
-
 def test_more_steps_keep_the_schedule(tmp_path):
     lab(tmp_path)
     options = dict(steps=15, decay_steps=12, checkpoint_every=5)
@@ -96,18 +90,6 @@ def test_more_steps_keep_the_schedule(tmp_path):
     same("12 steps, then 3 more", everything(lab(tmp_path, model=a_model(9), **options)),
          everything(want))  # fmt: skip
     assert want.losses[:12] == lab().losses and names(tmp_path) == [step(12), step(15)]
-
-
-def test_intervals_may_change_on_resume(tmp_path):
-    for changes, evaluations in (
-        (dict(evaluate_every=1), [3, 6, 7, 8, 9, 10, 11, 12]),
-        (dict(checkpoint_every=12), [3, 6, 9, 12]),
-    ):
-        place = tmp_path / str(changes)
-        lab(place, stop=6, checkpoint_every=2)
-        again = lab(place, model=a_model(9), **dict(checkpoint_every=2) | changes)
-        assert again.losses == lab().losses
-        assert [pair[0] for pair in again.evaluations] == evaluations
 
 
 def test_all_of_a_run_is_restored(tmp_path):
@@ -130,7 +112,7 @@ def test_a_model_is_loaded_as_it_was(tmp_path, kind):
     model = a_model(**MODELS[kind])
     config = training.TrainConfig(steps=12, batch_size=2, seq_len=8, checkpoint_every=4)
     training.train(model, text[0], config, directory=tmp_path, progress_bar=False, after_step=note)
-    for path, n in ((tmp_path, 12), (tmp_path / step(12), 12), (tmp_path / step(8), 8)):
+    for path, n in ((tmp_path, 12), (tmp_path / step(8), 8)):
         loaded = load_model(path)
         assert loaded.config == model.config and loaded.training
         assert all(p.requires_grad for p in loaded.parameters())
@@ -245,20 +227,12 @@ def test_a_full_disk_leaves_what_was_there(tmp_path, monkeypatch, where, name, b
     with monkeypatch.context() as patch, pytest.raises(OSError) as error:
         patch.setattr(where, name, fail)
         save(run, tmp_path)
-    end = f"the last one is whole: {kept[0]}" if kept else "there is none before it"
-    assert "of step 4 cannot be written" in str(error.value) and str(error.value).endswith(end)
+    end = f"the last whole checkpoint is {kept[0] if kept else None}"
+    assert "step 4 cannot be written" in str(error.value) and str(error.value).endswith(end)
     assert "No space left" in str(error.value)
     assert content(tmp_path) == files, "half a checkpoint is left"
     restore(other, save(run, tmp_path))
     assert other.step == 4
-
-
-def test_partial_checkpoints_are_never_read(tmp_path):
-    path = save(lab(stop=8, seed=7), tmp_path / "other")
-    shutil.copytree(path, tmp_path / "run" / f"partial-{path.name}")
-    assert newest_checkpoint(tmp_path / "run") is None
-    run = lab(tmp_path / "run", stop=5)
-    assert names(tmp_path / "run") == [step(4)] and run.losses == lab(stop=5).losses
 
 
 # As a sitecustomize.py, this makes every fsync take so long that a kill can strike it.
@@ -303,39 +277,30 @@ def test_a_process_killed_while_it_saves_resumes_as_if_never_killed(tmp_path, ca
         return (run / step(20)).exists() and any(run.glob("partial-step-*"))
 
     assert wait_for(is_writing, started)
+    with pytest.raises(training.RunningError, match="another process is training in"):
+        lab(run)
     started.kill()
     started.communicate()
     assert any(run.glob("partial-step-*")), "the kill came too late to strike the writing"
     killed = newest_checkpoint(run)
     assert step(20) <= killed.name < step(50)
     capsys.readouterr()
-    assert main(words) == 0
+    assert main(words) == 0  # a killed process holds no lock
     assert f"resuming from {killed}" in capsys.readouterr().out
     last = step(50)
     same("resumed", tensors_of(run / last), tensors_of(tmp_path / "whole" / last))
-    assert record_of(run / last) | {"files": 0, "sha256": 0} == (
-        record_of(tmp_path / "whole" / last) | {"files": 0, "sha256": 0}
-    )
+    digests = {"files": 0, "sha256": 0}
+    assert record_of(run / last) | digests == record_of(tmp_path / "whole" / last) | digests
 
 
-# --- one process at a time ------------------------------------------------------------------------
-
-
-def test_a_directory_takes_one_run_at_a_time(tmp_path):
-    started = process(*command(tmp_path, "--run", tmp_path / "run", "--steps", 100_000))
-    try:
-        assert wait_for((tmp_path / "run" / step(10)).exists, started)
-        with pytest.raises(training.RunningError, match="another process is training in"):
-            lab(tmp_path / "run")
-    finally:
-        started.kill()
-        started.communicate()
-    assert training.train(  # a killed process holds no lock
-        a_model(vocab_size=16), a_text(), training.TrainConfig(steps=1, seq_len=8),
-        directory=tmp_path / "other", progress_bar=False,
-    ).step == 1  # fmt: skip
-    with training.locked(tmp_path / "run"), pytest.raises(training.RunningError):
-        lab(tmp_path / "run")
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A directory with the checkpoints of steps 7 and 8."""
+    folder = tmp_path_factory.mktemp("saved")
+    for run in (lab(stop=3), a_run(), lab(stop=8)):
+        save(run, folder)
+    assert names(folder) == [step(7), step(8)], "not the last two are kept"
+    return folder
 
 
 # --- checkpoints that are rejected ----------------------------------------------------------------
@@ -370,21 +335,18 @@ DAMAGE = {
     "a pickle": lambda path: path.write_bytes(pickle.dumps({"embedding.weight": [1.0]})),
     "other JSON": lambda path: path.write_bytes(b'{"model": {}}'),
     "a list": lambda path: path.write_bytes(b"[1, 2]"),
-    "longer": lambda path: path.write_bytes(path.read_bytes() + b" "),
+    "longer": lambda path: path.write_bytes(path.read_bytes() + b"x"),
 }
 # fmt: on
 
 
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
 @pytest.mark.parametrize("file", ["*.safetensors", "record.json"])
-def test_damage_is_named_with_the_way_back(tmp_path, damage, file):
-    run, last = lab(stop=3), lab(stop=8)
-    first, second, third = (save(one, tmp_path) for one in (run, a_run(), last))
-    assert not first.exists(), "more than two are kept"
+def test_damage_is_named_with_the_way_back(saved, tmp_path, damage, file):
+    shutil.copytree(saved, tmp_path, dirs_exist_ok=True)
+    run, (second, third) = lab(stop=3), sorted(tmp_path.glob("step-*"))
     damage(next(third.glob(file)))
     rejected(run, third, "is damaged", rf"Move it away .* {re.escape(str(second))}$")
-    with pytest.raises(CheckpointError, match="is damaged"):
-        load_model(tmp_path)
     damage(next(second.glob(file)))
     rejected(run, second, "There is none before it: start again in another directory")
 
@@ -403,7 +365,7 @@ def test_a_run_does_not_resume_from_a_damaged_checkpoint(tmp_path):
 def test_a_file_that_does_not_belong_is_named(tmp_path):
     path = save(a_run(), tmp_path)
     save_file({"model.norm.weight": torch.ones(8)}, path / "other.safetensors")
-    rejected(lab(stop=3), path, "files are not those written: other.safetensors")
+    rejected(lab(stop=3), path, "other.safetensors differs from what was written")
 
 
 def test_nothing_is_unpickled(tmp_path, monkeypatch):
@@ -422,33 +384,36 @@ def forge(path, change):
     (file,) = path.glob("*.safetensors")
     record = json.loads((path / "record.json").read_text())
     tensors = {name: t.clone() for name, t in load_file(file).items()}
+    del record["sha256"]
     change(record, tensors)
     for name in (file, path / "record.json"):
         name.unlink()
     writer = dcp.HuggingFaceStorageWriter(str(path), save_distributed=True)
-    with checkpoint._one_process_is_fine():
+    with warnings.catch_warnings(action="ignore", category=UserWarning):
         dcp.save(tensors, storage_writer=writer, no_dist=True)
     shutil.move(path, path.with_name("partial-forged"))
     checkpoint._finish(path.with_name("partial-forged"), path, record)
     return path
 
 
-@pytest.mark.parametrize("key", ["model.norm.weight", "exp_avg_sq.norm.weight", "losses"])
-@pytest.mark.parametrize("kind", ["missing", "other name", "other shape", "other dtype"])
-def test_tensors_that_do_not_fit_are_named(tmp_path, key, kind):
+@pytest.mark.parametrize("kind", ["missing", "other shape"])
+def test_tensors_that_do_not_fit_are_named(tmp_path, kind):
+    """As those of a model that has other layers in another version, under the same settings."""
+
     def change(_, tensors):
-        t = tensors.pop(key)
-        if kind != "missing":
-            name = f"{key}x" if kind == "other name" else key
-            tensors[name] = t[:-1].clone() if kind == "other shape" else t
-        if kind == "other dtype":
-            tensors[key] = t.to(torch.bfloat16)
+        t = tensors.pop("model.norm.weight")
+        if kind == "other shape":
+            tensors["model.norm.weight"] = t[:-1].clone()
 
     path = forge(save(a_run(), tmp_path), change)
-    rejected(lab(stop=3), path, f"not fit.*{re.escape(key)}")
-    if key.startswith("model"):
-        with pytest.raises(CheckpointError, match=f"not fit.*{re.escape(key)}"):
-            load_model(path)
+    rejected(lab(stop=3), path, r"not fit.*model\.norm\.weight")
+    with pytest.raises(CheckpointError, match=r"not fit.*model\.norm\.weight"):
+        load_model(path)
+
+
+def test_another_format_is_named(tmp_path):
+    path = forge(save(a_run(), tmp_path), lambda record, _: record.update(format="checkpoint 0"))
+    rejected(lab(stop=3), path, "has the format 'checkpoint 0'; this version reads")
 
 
 def changed(text):
@@ -465,28 +430,12 @@ def changed(text):
     (dict(steps=13, decay_steps=11), r"decay_steps \(12, now 11\)"),
     (dict(betas=(0.9, 0.98)), r"betas \(\[0\.9, 0\.999\], now \[0\.9, 0\.98\]\)"),
     (dict(seed=3, max_grad_norm=0.5), r"max_grad_norm \(1\.0, now 0\.5\), seed \(0, now 3\)"),
-    (dict(ids=changed(a_text())), "another text; resume it with its text, or take another d"),
-    (dict(ids=a_text(201)), "another text"),
+    (dict(ids=changed(a_text())), r"text \(\w{8}, now \w{8}\)"),
+    (dict(ids=a_text(201)), "text "),
 ])  # fmt: skip
 def test_other_runs_are_rejected_with_what_differs(tmp_path, changes, message):
     model = a_model(**changes.pop("model", {}))
     rejected(lab(stop=3, model=model, **changes), save(a_run(), tmp_path), message)
-
-
-@pytest.mark.parametrize(("change", "message"), [
-    (lambda record: record.update(format="cheems_lab checkpoint 0"), "has format"),
-    (lambda record: record.pop("format"), "has format None"),
-    (lambda record: record["model"].update(n_wings=2), r"n_wings \(2, now None\)"),
-    (lambda record: record["training"].pop("seed"), r"seed \(None, now 0"),
-    *((lambda record, key=key: record.pop(key), f"no valid {key}")
-      for key in ("model", "training", "text", "step", "evaluations")),
-    (lambda record: record.update(step="seven"), "no valid step"),
-    (lambda record: record.update(step=8), "not fit.*losses"),
-    (lambda record: record.update(step=-1), "not fit.*losses"),
-])  # fmt: skip
-def test_foreign_records_are_rejected(tmp_path, change, message):
-    path = forge(save(a_run(), tmp_path), lambda record, _: change(record))
-    rejected(lab(stop=3), path, message)
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -501,26 +450,8 @@ def test_a_model_of_another_version_is_rejected_with_the_reason(tmp_path, change
         load_model(path)
 
 
-def test_earlier_formats_are_named(tmp_path):
-    """And not passed over, as if there were no run, nor touched."""
-    old = tmp_path / "step-00000011.safetensors"
-    save_file({"norm.weight": torch.ones(8)}, old)
-    files = content(tmp_path)
-    for read in (lambda: load_model(old), lambda: load_model(tmp_path), lambda: lab(tmp_path)):
-        with pytest.raises(CheckpointError, match=f"{old} was written by an earlier version"):
-            read()
-    (tmp_path / ".lock").unlink()
-    assert content(tmp_path) == files, "the files are changed"
-
-
 def test_no_model_is_loaded_where_there_is_none(tmp_path):
     (tmp_path / "file").write_text("text")
     for path in (tmp_path, tmp_path / "nowhere", tmp_path / "nowhere" / step(4), tmp_path / "file"):
         with pytest.raises(CheckpointError, match=f"no checkpoint at {path}"):
             load_model(path)
-
-
-def test_a_hundred_million_steps_are_more_than_ten(tmp_path):
-    for n in (10, 99_999_999, 100_000_000):
-        (tmp_path / step(n)).mkdir()
-    assert newest_checkpoint(tmp_path) == tmp_path / step(100_000_000)

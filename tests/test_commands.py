@@ -120,7 +120,7 @@ def test_train_prints_sizes_first_and_the_loss_last(tmp_path):
     for part in (
         f"AM: {n:,} parameters, all active; cpu\n",
         f"{kept:,} bytes to train on, {n_bytes - kept:,} held out; 32 per step, 3 steps\n",
-        f"held-out loss {nats:.3f} nats = {nats / math.log(2):.3f} bits per byte; "
+        f"held-out loss {nats:.3f} nats = {nats / math.log(2):.3f} bits per byte after step 3\n",
         f"saved in {where / step(3)} (the last two checkpoints are kept)\n",
     ):
         assert part in done.out, f"{part!r} is not in: {done.out}"
@@ -128,14 +128,12 @@ def test_train_prints_sizes_first_and_the_loss_last(tmp_path):
     assert succeeds(run(*pasted(done.out, "next: "), "--device", "cpu")).out.startswith("Once")
 
 
-def test_train_counts_active_parameters_and_cuts_long_patterns(tmp_path):
+def test_train_counts_active_parameters(tmp_path):
     done = succeeds(run(*training(tmp_path, "--steps", 1, "--set", "k_experts=1", pattern="AR")))
     model = load_model(tmp_path / "run")
     routed = sum(p.numel() for p in make_layer("R", model.config).experts.parameters())
     n = sum(p.numel() for p in model.parameters())
     assert f"{n:,} parameters, {n - routed * 3 // 4:,} active per byte; " in done.out, done.out
-    done = succeeds(run(*training(tmp_path, "--steps", 1, pattern="AM x 40", name="long")))
-    assert f"{'AM' * 32}... (80 layers): " in done.out, done.out
 
 
 def test_every_option_reaches_the_run(tmp_path):
@@ -244,7 +242,7 @@ def test_a_signal_saves_and_the_run_resumes_from_its_directory_alone(tmp_path, n
     command = training(tmp_path, "--steps", 6, "--checkpoint-every", 2, "--evaluate-every", 2)
     done = stopped_at(command, 5, number=number)
     kept = tmp_path / "run" / step(5)
-    assert f"stopped after step 5 of 6; the last checkpoint is {kept}\n" in done.err, done.err
+    assert f"stopped; the last checkpoint is {kept}\n" in done.err, done.err
     words = pasted(done.err, "to resume: ")
     assert words == ["train", "--run", str(tmp_path / "run")]
     again = succeeds(run(*words, "--device", "cpu"))
@@ -277,8 +275,7 @@ def test_the_second_ctrl_c_stops_at_once(tmp_path, monkeypatch):
     with struck():
         monkeypatch.setattr(train_command, "train", strike_twice)
         done = run(*training(tmp_path))
-    text = "stopped before the first step; no checkpoint was written yet\n"
-    assert done.status == 130 and text in done.err, done.err
+    assert done.status == 130 and "the last checkpoint is not there yet\n" in done.err, done.err
 
 
 def test_a_finished_run_says_so_and_trains_longer_with_its_schedule(tmp_path):
@@ -292,21 +289,15 @@ def test_a_finished_run_says_so_and_trains_longer_with_its_schedule(tmp_path):
     assert content(tmp_path / "run") == files, "a finished run is written to"
     longer = succeeds(run("train", "--run", tmp_path / "run", "--steps", 7, "--device", "cpu"))
     assert f"resuming from {tmp_path / 'run' / step(4)}, after 4 of 7 steps\n" in longer.out
-    text = "keeps its schedule of 4 steps and stays at its end; another --run has one of 7\n"
-    assert text in longer.out, longer.out
     succeeds(run(*training(tmp_path, "--steps", 7, "--decay-steps", 4, name="whole")))
     same_run(tmp_path, "run", "whole")
-    fails(run(*command), "--steps 4 is too few: 7 steps are done in")
+    fails(run(*command), "--steps 4 is too few: 7 are done in")
 
 
-def test_intervals_may_change_and_a_stopped_run_is_evaluated_where_it_stopped(tmp_path):
+def test_intervals_may_change(tmp_path):
     command = training(tmp_path, "--steps", 6, "--checkpoint-every", 2)
     stopped_at(command, 3)
-    done = succeeds(run(*command, "--steps", 3))
-    assert "is finished: 3 steps are done" in done.out
-    succeeds(run(*training(tmp_path, "--steps", 3, "--decay-steps", 6, name="short")))
-    nats = record(tmp_path, "short")["evaluations"][-1][1]
-    assert f"held-out loss {nats:.3f} nats" in done.out, done.out
+    assert "is finished: 3 steps are done" in succeeds(run(*command, "--steps", 3)).out
     succeeds(run(*command, "--evaluate-every", 1, "--checkpoint-every", 5))
     assert names(tmp_path / "run")[2:] == [step(5), step(6)]
     assert [pair[0] for pair in record(tmp_path)["evaluations"]] == [4, 5, 6]
@@ -318,13 +309,11 @@ def test_intervals_may_change_and_a_stopped_run_is_evaluated_where_it_stopped(tm
 
 
 @pytest.mark.parametrize(
-    ("words", "terminal", "columns", "bar"),
-    [((), False, 80, False), ((), True, 80, True), ((), True, 0, False),
-     (["--progress-bar"], False, 80, True), (["--no-progress-bar"], True, 80, False)],
+    ("words", "terminal", "bar"),
+    [((), False, False), ((), True, True),
+     (["--progress-bar"], False, True), (["--no-progress-bar"], True, False)],
 )  # fmt: skip
-def test_there_is_a_bar_or_there_are_lines(tmp_path, monkeypatch, words, terminal, columns, bar):
-    monkeypatch.setattr(Screen, "fileno", lambda _: 2)
-    monkeypatch.setattr(os, "get_terminal_size", lambda _: os.terminal_size((columns, 24)))
+def test_there_is_a_bar_or_there_are_lines(tmp_path, words, terminal, bar):
     done = run(*training(tmp_path, *words), terminal=terminal)
     assert done.status == 0 and ("4/4" in done.err) is bar
     assert ("\nstep 4 of 4: " in done.out) is not bar, done.out
@@ -365,27 +354,6 @@ def test_compile_compiles_the_model(tmp_path, monkeypatch):
 
 def test_the_version_is_printed():
     assert succeeds(run("--version")).out == f"cheems {cheems_ref.__version__}\n"
-
-
-@pytest.mark.parametrize(
-    ("mode", "backend", "warned"),
-    [("interpreter", "kernel", True), ("interpreter", "auto", False), ("cuda", "kernel", False)],
-)
-def test_train_warns_of_the_interpreter(tmp_path, monkeypatch, mode, backend, warned):
-    def stop(*_, **__):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(kernels, "kernel_status", lambda: kernels.KernelStatus(True, mode, ""))
-    monkeypatch.setattr(train_command, "train", stop)
-    words = training(tmp_path, "--set", f"backend={backend}", pattern="S")
-    assert ("Triton's interpreter" in run(*words).out) is warned
-
-
-def test_train_says_that_it_learned_nothing(tmp_path):
-    done = succeeds(run(*training(tmp_path, "--learning-rate", 3, "--steps", 20)))
-    nats = record(tmp_path)["evaluations"][-1][1]
-    assert nats > 2 * math.log(256), f"{nats}: the run does not diverge"
-    assert "a uniform guess has 5.545 nats: training diverged; try a smaller" in done.out, done.out
 
 
 # --- generate -------------------------------------------------------------------------------------
@@ -462,6 +430,7 @@ def test_characters_are_never_torn(tmp_path, monkeypatch):
 SETTINGS = {
     "preset and pattern": (["--preset", "cheems-tiny", "--pattern", "AM"],
                            "--preset or --pattern, not both"),
+    "no rate": (["--learning-rate", "0"], r"learning_rate must be .* got 0\.0"),
     "two patterns": (["--pattern", "AM", "--set", "pattern=SM"], "--pattern or --set pattern="),
     "unknown preset": (["--preset", "gpt"], "no preset 'gpt'; there are .*cheems-tiny"),
     "unknown letter": (["--pattern", "AQ"], "unknown letter 'Q' in pattern 'AQ'"),
@@ -476,19 +445,16 @@ SETTINGS = {
     "sizes that do not fit": (["--set", "n_heads=3"], r"letter S .*d_model = 16 .* n_heads = 3"),
     "an unknown word": (["--set", "position=up"], "position must be .*'up'"),
     "a vocabulary": (["--set", "vocab_size=50257"], "vocab_size: .* reads bytes, it is 256"),
-    "a rate": (["--set", "learning_rate=1"], "learning_rate is not a field of the model"),
     "a mask for nobody": (["--set", "pattern=SE", "--set", "mask=content"],
                           "--set .* has no effect on SE: it is for I"),
     "a width for nobody": (["--set", "d_conv=3"], "d_conv has no effect .* for S with position=c"),
     "held out too much": (["--eval-fraction", "1"], r"eval_fraction must .* in \(0, 1\), got 1\.0"),
     "windows longer than the text": (["--seq-len", "2000"], "1080 tokens: too few for .* 2001"),
-    "windows longer than the table": (["--set", "mask=gate", "--set", "max_positions=15"],
-                                      "--seq-len 16 is longer .* max_positions = 15"),
     "more than there is room for": (["--batch-size", f"{10**12}"],
-                                    r"needs [\d,.]+ GB .*cpu has [\d.]+ GB free: take a smaller"),
+                                    r"needs .*B of memory .*cpu has [\d.]+ GB free: take"),
     "no such device": (["--device", "abacus"], "--device abacus cannot be used here; there is cpu"),
     "a device for nothing": (["--device", "meta"], "--device meta cannot .*; there is cpu"),
-    "no file": (["--text", "nowhere.txt"], "^cheems: No such file or directory: .*nowhere.txt$"),
+    "no file": (["--text", "nowhere.txt"], "No such file or directory: .*nowhere.txt"),
     "a directory": (["--text", "."], "directory"),
     "processes without torchrun": (["--parallel", "data"], "start with torchrun"),
 }
@@ -500,33 +466,27 @@ OPTIONS = {
     "an unknown option": (["train", "--run", "r", "--layers", "3"], "unrecognized.*--layers 3"),
     **{f"train {option} {word!r}": (["train", "--run", "r", option, word], f"{option}.*: {message}")
        for option, word, message in (
-           ("--steps", "many", "must be a whole number, got 'many'"),
+           ("--steps", "many", "invalid int value: 'many'"),
            ("--steps", "0", "must be at least 1, got 0"),
-           ("--learning-rate", "0", "must be positive, got 0"),
-           ("--learning-rate", "nan", "must be positive, got nan"),
-           ("--eval-fraction", "x", "must be a number, got 'x'"),
-           ("--micro-batch-size", "0", "must be at least 1, got 0"),
-           ("--seed", f"{10**20}", r"must be from -2\^63 to .*, got 10{20}$"),
+           ("--eval-fraction", "x", "invalid float value: 'x'"),
+           ("--seed", f"{10**20}", r"must be at least -9.* and at most 18.*, got 10{20}$"),
            ("--set", "n_heads", "takes NAME=VALUE, 'n_heads' is not"),
            ("--set", "", "takes NAME=VALUE, '' is not"),
-           ("--set", "d_modle=3", "d_modle=3: there is no field 'd_modle'; did you mean d_model"),
-           ("--set", "wings=4", "wings=4: there is no field 'wings'; there are pattern, vocab"),
+           ("--set", "d_modle=3", "d_modle=3: no field is named 'd_modle'; there are .*d_model"),
+           ("--set", "wings=4", "wings=4: no field is named 'wings'; there are pattern, vocab"),
            *((option, "", "is empty") for option in
              ("--run", "--text", "--pattern", "--preset", "--device")))},
     **{f"generate {option} {word!r}": (
         ["generate", "--run", "r", option, word], f"{option}.*: {message}")
        for option, word, message in (
-           ("--top-k", "0", "must be at least 1, got 0"),
-           ("--top-k", f"{10**20}", "must be at most 256, got 10{20}$"),
-           ("--prompt", "", "is empty: leave it out"),
-           ("--prompt", "a\udcff", "is not UTF-8: character 2 is invalid"),
+           ("--top-k", "0", "must be at least 1 and at most 256, got 0"),
+           ("--prompt", "", "is empty"),
            ("--max-new-tokens", "-1", "must be at least 0, got -1"))},
 }
 GENERATING = {
     "no run": (["--run", "nowhere"], "no checkpoint at nowhere"),
     "a negative temperature": (["--temperature", "-1"], r"temperature must be .* got -1\.0"),
     "too much probability": (["--top-p", "1.5"], r"top_p must be .* in \(0, 1\], got 1\.5"),
-    "a choice of one": (["--temperature", "0", "--top-k", "5"], "--top-k has no effect with"),
     "no such device": (["--device", "mps:7"], "--device mps:7 cannot be used here; there is cpu"),
 }
 # fmt: on
@@ -573,13 +533,11 @@ def test_runs_of_another_kind_are_rejected(tmp_path):
         assert "resuming" not in fails(run(*command, *words), message).out
     other = tmp_path / "other"
     other.write_text(TEXT + "!", encoding="utf-8")
-    fails(run(*command, "--text", other), "another text; .* or take another directory")
+    fails(run(*command, "--text", other), "text .*, now .* or take another directory")
     (tmp_path / "run" / step(4) / "record.json").write_bytes(b"")
     for words in (command, ["generate", "--run", tmp_path / "run"]):
         fails(run(*words), f"{step(4)} is damaged.* There is none before it: start again")
-    fails(run(*training(tmp_path, name="text")), "--run: .*text is a file, not a dir", status=2)
-    (tmp_path / "run" / "options.json").write_text("{")
-    fails(run(*command), "options.json is damaged .*: remove it")
+    fails(run(*training(tmp_path, name="text")), "exists: .*text")
 
 
 def test_memory_is_checked_before_any_is_taken(tmp_path, monkeypatch):
@@ -590,7 +548,7 @@ def test_memory_is_checked_before_any_is_taken(tmp_path, monkeypatch):
     small = dataclasses.replace(plan, micro_batch_size=2)
     monkeypatch.setattr(memory, "free_memory", lambda _: needed)
     memory.check_memory(config, small, cpu)
-    message = r"needs 0\.0 GB .* free: take a smaller model, --micro-batch-size, --batch-size or"
+    message = r"needs .* free: take a smaller model, --micro-batch-size, --batch-size or"
     with pytest.raises(ValueError, match=message):
         memory.check_memory(config, plan, cpu)
     monkeypatch.setattr(memory, "free_memory", lambda _: needed - 1)
@@ -601,34 +559,8 @@ def test_memory_is_checked_before_any_is_taken(tmp_path, monkeypatch):
     memory.check_memory(config, dataclasses.replace(plan, batch_size=4), cpu, 2, "data")
     with pytest.raises(ValueError, match=message):
         memory.check_memory(config, plan, cpu, 2, "data")
-    monkeypatch.setattr(memory, "free_memory", lambda _: None)
-    big = dataclasses.replace(plan, batch_size=10**7)
-    memory.check_memory(config, big, cpu)
-
-
-def test_memory_that_cannot_be_seen_is_one_line(tmp_path, monkeypatch):
-    def allocate(config):
-        raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory\nat line 1")
-
-    monkeypatch.setattr(memory, "free_memory", lambda _: None)
-    monkeypatch.setattr(train_command, "CausalLM", allocate)
-    done = fails(run(*training(tmp_path)), "out of memory: take a smaller model, --batch-size")
-    assert "could not be determined" not in done.out, done.out
-    done = run("train", "--run", tmp_path / "run", "--preset", "llama-2-7b", "--device", "cpu")
-    assert "the free memory of cpu could not be determined" in done.out
-
-
-@pytest.mark.skipif(memory.resource is None, reason="Windows has no limits")
-def test_free_memory_is_that_of_the_machine_or_a_lower_limit(monkeypatch):
-    cpu = torch.device("cpu")
-    free = memory.free_memory(cpu)
-    assert 0 < free <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    monkeypatch.setattr(memory.resource, "getrlimit", lambda _: (7 * 10**5, 7 * 10**5))
-    assert memory.free_memory(cpu) == 7 * 10**5
-    monkeypatch.setattr(memory, "resource", None)
-    monkeypatch.setattr(os, "sysconf_names", {})
-    monkeypatch.setattr(Path, "read_text", lambda *_, **__: "max\n")
-    assert memory.free_memory(cpu) is None, "as on Windows"
+    monkeypatch.undo()
+    assert 0 < memory.free_memory(cpu) < 2**45
 
 
 def test_a_run_that_diverges_is_one_line(tmp_path):
@@ -779,10 +711,8 @@ def test_as_a_process_ctrl_c_saves(tmp_path):
     there = ended(started)
     done = len(record(tmp_path)["losses"])
     assert there.status == 130 and done >= 10, there
-    assert f"stopped after step {done} of 100000; the last" in there.err
+    assert f"the last checkpoint is {tmp_path / 'run' / step(done)}" in there.err
     assert "stopping after this step; Ctrl-C again stops at once\n" in there.err
-    words = [*a_run(tmp_path / "other"), "--seed", 1, "--prompt", "é"]
-    assert succeeds(ended(process(*words))).out == run(*words).out
 
 
 # As torch/__init__.py, this takes as long to import as a test may wait.

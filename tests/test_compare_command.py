@@ -1,6 +1,5 @@
 """The command `compare`: what it says and draws, what it refuses, how it goes on after Ctrl-C."""
 
-import json
 import math
 import os
 import re
@@ -75,9 +74,9 @@ def the_table_tells_what_was_found(folder):
     assert two.endswith(f"{mean:+.3f} ± {half:.3f}  {verdict}")
 
 
-def evaluations(one, two, step=4):
+def evaluations(one, two):
     return [
-        Evaluation(name, seed, step, nats)
+        Evaluation(name, seed, 4, nats)
         for name, ends in (("one", one), ("two", two))
         for seed, nats in enumerate(ends)
     ]
@@ -93,21 +92,9 @@ def test_a_difference_is_claimed_where_the_interval_says_so():
         ([1.0], [2.0], "+1.000  one seed tells nothing"),
         ([1.0, 1.1], [2.0], "+1.000  one seed tells nothing"),
     ):
-        lines = table(rows, evaluations(one, two), 4, range(3))
+        lines = table(rows, evaluations(one, two)).splitlines()
         assert lines[2].endswith(verdict), lines[2]
         assert not lines[1].endswith("difference")
-    fewer = table(rows, evaluations([1.0, 1.1, 9.0], [1.5, 1.6, 9.0]), 4, range(2))
-    assert fewer[2].endswith("1.500 1.600  +0.500 ± 0.000  a difference")
-    begun = evaluations([1.0], []) + evaluations([], [3.0], step=2)
-    assert table(rows, begun, 4, range(3))[2].endswith("3.000 after 2")
-
-
-def the_table_is_drawn_in_its_place(folder):
-    done = run(*comparing(folder, "--seeds", 1), terminal=True)
-    assert done.status == 0
-    assert done.out.count("\x1b[3A\x1b[J") == 4  # four evaluations, then the whole
-    assert "seed 0: held out" not in done.out
-    assert "\x1b" not in succeeds(run(*comparing(folder, "--seeds", 1, name="file"))).out
 
 
 def goes_on_and_takes_more(folder):
@@ -140,7 +127,6 @@ def a_plot_is_drawn(folder):
 PROPERTIES = [
     is_what_python_compares,
     the_table_tells_what_was_found,
-    the_table_is_drawn_in_its_place,
     goes_on_and_takes_more,
     a_folder_is_a_corpus,
     a_plot_is_drawn,
@@ -159,17 +145,10 @@ def test_compare_command(has_property, tmp_path):
         (["--row", "a="], "--row: takes NAME=PATTERN"),
         (["--row", "one=AM"], "--row one is given twice"),
         (["--row", "a=AZ"], "--row a: unknown letter 'Z'"),
-        (["--row", "a=AM,d_modle=4"], "--row: d_modle=4: there is no field 'd_modle'; did you"),
-        (["--row", "a=AM,learning_rat=4"], "did you mean learning_rate?"),
-        (["--row", "a=AM,learning_rate=-1"], "learning_rate of a must be"),
+        (["--row", "a=AM,d_modle=4"], "--row: d_modle=4: no field is named 'd_modle'"),
+        (["--row", "a=AM,learning_rate=-1"], "learning_rate must be"),
         (["--row", "a=AM,n_heads=3"], "--row a: letter A (attention): "),
-        (["--row", "a/b=AM"], "a row's name must be one that a directory can have, got 'a/b'"),
-        (["--set", "learning_rate=1"], "learning_rate is not a field of the model"),
-        (["--seeds", "0"], "--seeds: must be at least 1, got 0"),
-        (["--plot", "x.jpg"], "--plot: must end in .png, .svg or .pdf, got x.jpg"),
-        (["--text", "nowhere"], "No such file or directory: nowhere"),
-        (["--run", "LICENSE"], "--run: LICENSE is a file"),
-        (["--steps", "0"], "--steps: must be at least 1"),
+        (["--text", "nowhere"], "No such file or directory: 'nowhere'"),
         (["--seq-len", "5000"], "the text has"),
         (["--row", "a=AM,mask=content"], "--row a: mask has no effect on AM: it is for I"),
         (["--set", "d_conv=3"], "--set d_conv has no effect on AM, SM: it is for S with"),
@@ -193,17 +172,16 @@ def test_ctrl_c_saves_and_the_command_goes_on(tmp_path):
     words = comparing(tmp_path, "--seeds", 1, "--steps", 400, "--checkpoint-every", 400)
     started = process(*words)
     until = time.monotonic() + 60
-    while len(read_evaluations(tmp_path / "run")) < 3 and time.monotonic() < until:
+    lock = tmp_path / "run" / "runs" / "one" / "seed-0" / ".lock"
+    while not lock.exists() and time.monotonic() < until:
         time.sleep(0.01)
     started.send_signal(signal.SIGINT)
     _, err = started.communicate(timeout=60)
     assert started.returncode == 130 and b"stopped; to resume: " in err
     assert len(list((tmp_path / "run").rglob("*.safetensors"))) == 1
-    before = len(read_evaluations(tmp_path / "run"))
     following = pasted(err.decode(), "stopped; to resume: ")
     succeeds(run(*following))
     whole = comparing(tmp_path, "--seeds", 1, "--steps", 400, name="whole")
     succeeds(run(*whole))
-    lines = [(tmp_path / name / "evaluations.jsonl").read_text() for name in ("run", "whole")]
-    assert lines[0] == lines[1] and 3 <= before < 400
-    assert all(json.loads(line) for line in lines[0].splitlines())
+    found, wanted = ((tmp_path / name / "comparison.json").read_text() for name in ("run", "whole"))
+    assert found == wanted

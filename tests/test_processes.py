@@ -70,7 +70,7 @@ def losses_in(folder):
     newest = checkpoint.newest_checkpoint(folder)
     record = checkpoint.read_record(newest)
     tensors = {"losses": torch.empty(record["step"], dtype=torch.float64)}
-    checkpoint._load(newest, record, tensors)
+    checkpoint._load(newest, tensors)
     return tensors["losses"].float(), torch.tensor(record["evaluations"])
 
 
@@ -90,22 +90,21 @@ def test_what_holds_on_two_processes_and_what_is_caught(tmp_path):
     verdicts = json.loads((tmp_path / "verdicts.json").read_text(encoding="utf-8"))
     planted = {title: said for title, said in verdicts.items() if ": " in title.split("{")[0]}
     held = {title: said for title, said in verdicts.items() if title not in planted}
-    assert len(held) >= 17 and len(planted) >= 15
+    assert len(held) >= 17 and len(planted) >= 7
     assert not any(held.values()), held
     assert all(planted.values()), [title for title, said in planted.items() if not said]
 
 
-@pytest.mark.parametrize("parallel", ["sharded", "data"])
-def test_the_command_on_two_processes_is_that_on_one(tmp_path, parallel):
+def test_the_command_on_two_processes_is_that_on_one(tmp_path):
     words = ("--steps", 20, "--evaluate-every", 10)
-    two = on_processes(2, *training(tmp_path, *words, "--parallel", parallel, name="two"))
+    two = on_processes(2, *training(tmp_path, *words, name="two"))
     one = succeeds(run(*training(tmp_path, *words, name="one")))
     status, out, err = ended(two)
     assert status == 0, err
     for got, want in zip(losses_in(tmp_path / "two"), losses_in(tmp_path / "one"), strict=True):
         check("two processes as one", got, want, tol=1e-5)
     first, *lines = [line for line in out.splitlines() if "processes: " not in line]
-    assert first.startswith("training on ") and f"2 processes: {parallel}" in out
+    assert first.startswith("training on ") and "2 processes: sharded" in out
     assert len(lines) + 1 == len(one.out.splitlines()), "each line is printed once"
     assert "Warning" not in err, err
     words = ["generate", "--run", tmp_path / "two", "--temperature", 0, "--max-new-tokens", 20]
@@ -147,9 +146,8 @@ def test_ctrl_c_stops_all_after_one_update_and_saves(tmp_path):
     os.killpg(started.pid, signal.SIGINT)  # as a terminal does
     status, _, err = ended(started)
     newest = checkpoint.newest_checkpoint(tmp_path / "run")
-    done = checkpoint.read_record(newest)["step"]
     assert status != 0 and err.count("stopping after this step") == 1, err
-    assert err.count(f"stopped after step {done} of 100000; the last checkpoint is {newest}") == 1
+    assert err.count(f"stopped; the last checkpoint is {newest}") == 1
     assert load_model(tmp_path / "run").config.pattern == "SEIM"
 
 

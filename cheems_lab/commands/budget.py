@@ -1,12 +1,12 @@
 """Compute what a model needs: parameters, operations, memory, and the speed a machine allows.
 
-The model is not made. Tables are by letter; memory is that of decoding and of training, and the
-speed is an upper bound.
+The model is not made. Tables are by letter, memory is for decoding and for
+training, and the speed is an upper bound.
 
 examples:
   cheems budget --preset cheems-1.3b --context 131072
   cheems budget --preset jamba-1.3b --batch 8 --flops 9.9e14 --bandwidth 3.35e12
-  cheems budget --pattern "SM x 3 + AM" --set d_model=512 --plot memory.svg
+  cheems budget --pattern "SM x 3 + AM" --set d_model=512
   cheems budget --preset cheems-1.3b --seq-len 2048 --batch 64 --processes 8
 
 Operations are products that are summed. Activations are what torch keeps on a CPU for the backward
@@ -15,12 +15,11 @@ pass, with S in its chunked form; the fused kernels of a GPU keep less.
 
 import argparse
 import math
-from collections.abc import Sequence
 
 import torch
 
 from cheems_lab import options
-from cheems_lab.console import short, si, table
+from cheems_lab.console import si, table
 from cheems_ref.budget import (
     Flops,
     activation_bytes,
@@ -44,10 +43,10 @@ def add_options(commands) -> None:
     dtypes = ["float32", "bfloat16", "float16"]
     add("--dtype", choices=dtypes, default="bfloat16", help=f"of the model {default}")
     add("--processes", type=size, default=1, help="that share a step and its parameters")
-    add("--memory", type=options.positive, default=24, metavar="GB", help=f"available {default}")
-    add("--flops", type=options.positive, help="operations per second of the machine")
-    add("--bandwidth", type=options.positive, help="bytes per second of its memory")
-    add("--plot", type=options.plot_file, metavar="FILE", help="draw memory against context")
+    positive = options.at_least(1e-9, kind=float)
+    add("--memory", type=positive, default=24, metavar="GB", help=f"available {default}")
+    add("--flops", type=positive, help="operations per second of the machine")
+    add("--bandwidth", type=positive, help="bytes per second of its memory")
 
 
 def run(a: argparse.Namespace) -> int:
@@ -55,17 +54,14 @@ def run(a: argparse.Namespace) -> int:
     dtype = getattr(torch, a.dtype)
     a.seq_len = max(1, a.context) if a.seq_len is None else a.seq_len
     config = options.model_config(a, vocab_size=None)
-    print(f"{short(config.pattern)}, a vocabulary of {config.vocab_size:,}, {a.dtype}")
+    print(f"{config.pattern}, a vocabulary of {config.vocab_size:,}, {a.dtype}")
     _decoding(a, config, dtype)
     flops = count_flops(config, a.seq_len, batch=a.batch)
     kept = activation_bytes(config, a.seq_len, batch=a.batch, dtype=dtype)
     print(f"\na pass over {a.batch:,} × {a.seq_len:,} tokens:")
     head = ("part", "layers", "parameters", "active", "operations", "activations")
-    print(*table([head, *by_part(config, flops, kept)]), sep="\n")
+    print(table([head, *by_part(config, flops, kept)]))
     _training(a, config, flops, dtype)
-    if a.plot is not None:
-        _plot(a, config, dtype)
-        print(f"drawn: {a.plot}")
     return 0
 
 
@@ -89,23 +85,6 @@ def by_part(
     return [*rows, ("all", str(len(config.pattern)), *_in_words(*sums))]
 
 
-def memory_by_context(
-    config: ModelConfig, contexts: Sequence[int], batch: int, dtype: torch.dtype
-) -> dict[str, list[float]]:
-    """Compute the memory of decoding after so many tokens, in GB: "weights", "cache", "together".
-
-    Args:
-        config: of the model.
-        contexts: tokens in the cache.
-        batch: sequences.
-        dtype: of the model.
-    """
-    weights = sum(part.total for part in count_parameters(config).values()) * dtype.itemsize / 1e9
-    caches = [cache_bytes(config, n, batch=batch, dtype=dtype).total() / 1e9 for n in contexts]
-    together = [weights + cache for cache in caches]
-    return {"weights": [weights] * len(caches), "cache": caches, "together": together}
-
-
 def _in_words(total, active, work, kept):
     return f"{total:,}", f"{active:,}", si(work), si(kept, "B")
 
@@ -114,11 +93,8 @@ def _decoding(a, config, dtype):
     weights = sum(part.total for part in count_parameters(config).values()) * dtype.itemsize
     cache = cache_bytes(config, a.context, batch=a.batch, dtype=dtype)
     print(f"\nto decode after {a.batch:,} × {a.context:,} tokens:")
-    print(f"  weights           {si(weights, 'B'):>10}")
-    print(f"  keys and values   {si(cache.keys_values, 'B'):>10}")
-    print(f"  states, the rest  {si(cache.total() - cache.keys_values, 'B'):>10}")
-    print(f"  together          {si(weights + cache.total(), 'B'):>10}", end=", ")
-    print(_fits(weights + cache.total(), a.memory))
+    parts = [("weights", weights), ("keys and values", cache.keys_values)]
+    _print_sum([*parts, ("states, the rest", cache.total() - cache.keys_values)], a.memory)
     flops = count_flops(config, 1, context=a.context, batch=a.batch)
     work = sum(part.total() for part in flops.values())
     moved = step_bytes(config, a.context, batch=a.batch, dtype=dtype)
@@ -135,30 +111,20 @@ def _training(a, config, flops, dtype):
     needed = training_memory(config, a.seq_len, batch=rows, dtype=dtype, processes=a.processes)
     work = sum(3 * part.total() + part.pairs // 2 for part in flops.values()) // a.processes
     each = f", each of {a.processes:,} processes" if a.processes > 1 else ""
-    print(
-        f"\nto train on {a.batch:,} × {a.seq_len:,} tokens per step, with AdamW in float32{each}:"
-    )
-    print(f"  parameters, gradients, moments  {si(needed.parameters, 'B'):>10}")
-    print(f"  activations                     {si(needed.activations, 'B'):>10}, in {a.dtype}")
-    print(f"  gradient of the logits          {si(needed.logits, 'B'):>10}")
-    print(f"  together                        {si(needed.total(), 'B'):>10}", end=", ")
-    print(_fits(needed.total(), a.memory))
+    tokens = f"{a.batch:,} × {a.seq_len:,} tokens per step"
+    print(f"\nto train on {tokens}, with AdamW in float32{each}:")
+    parts = [("parameters, gradients, moments", needed.parameters)]
+    parts += [(f"activations, in {a.dtype}", needed.activations)]
+    _print_sum([*parts, ("gradient of the logits", needed.logits)], a.memory)
     print(f"  a step: {si(work)} operations")
     if a.flops:
         print(f"  at most {a.batch * a.seq_len / (work / a.flops):,.0f} tokens per second")
 
 
-def _fits(size, memory):
-    return f"{'fits' if size <= memory * 1e9 else 'does not fit'} into {memory:g} GB"
-
-
-def _plot(a, config, dtype):
-    from cheems_ref import plotting
-
-    contexts = [2**i for i in range(8, max(18, a.context.bit_length() + 1))]
-    curves = memory_by_context(config, contexts, a.batch, dtype)
-    fig, ax = plotting.figure(size=(7, 4.5))
-    plotting.lines(ax, contexts, curves, xlabel="tokens read", ylabel="GB")
-    plotting.level(ax, a.memory, "memory")
-    ax.set(xscale="log", yscale="log")
-    fig.savefig(a.plot)
+def _print_sum(parts, memory):
+    """Print the parts of a memory, in bytes, their sum, and whether it fits."""
+    size = sum(part for _, part in parts)
+    fits = "fits" if size <= memory * 1e9 else "does not fit"
+    for name, part in parts:
+        print(f"  {name:<30}{si(part, 'B'):>10}")
+    print(f"  {'together':<30}{si(size, 'B'):>10}, {fits} into {memory:g} GB")

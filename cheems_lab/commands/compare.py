@@ -8,16 +8,13 @@ A row is NAME=PATTERN, then fields of the model (see "train --help") and learnin
   cheems compare --run runs/s --row conv=SM,position=conv --row rope=SM --seeds 5
 
 The same command resumes after a stop, and you can add rows and seeds; an option that would change
-the loss of a finished row is rejected. Every evaluation is a line in evaluations.jsonl.
-
-On a terminal the table is redrawn in place after every evaluation; elsewhere each evaluation is a
-line, and the table comes at the end.
+the loss of a finished row is rejected. Each evaluation is a line, and the table comes at the end;
+comparison.json keeps the evaluations of finished runs.
 """
 
 import argparse
 import dataclasses
 import math
-import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -31,7 +28,6 @@ from cheems_lab.comparison import (
     Row,
     compare,
     last_losses,
-    read_evaluations,
     run_directory,
 )
 from cheems_lab.console import print_once, shell_command
@@ -42,8 +38,6 @@ from cheems_ref.compare import Interval, difference, interval
 from cheems_ref.config import ModelConfig
 from cheems_ref.text import Corpus, read_corpus, read_text, text_to_ids
 from cheems_ref.train import TrainConfig
-
-MAX_SEEDS = 6  # whose losses the table shows one by one
 
 
 def add_options(commands) -> None:
@@ -59,7 +53,7 @@ def add_options(commands) -> None:
     add("--set", type=options.setting, action="append", default=[], metavar="NAME=VALUE",
         help="a field of all rows")  # fmt: skip
     options.add_training(add)
-    add("--plot", type=options.plot_file, metavar="FILE", help="draw held-out loss against steps")
+    add("--plot", type=options.nonempty, metavar="FILE", help="draw held-out loss against steps")
 
 
 def run(a: argparse.Namespace) -> int:
@@ -82,15 +76,24 @@ def run(a: argparse.Namespace) -> int:
         f"{len(rows)} rows, {a.seeds} seeds, {config.steps} steps of "
         f"{config.batch_size * config.seq_len:,} bytes; on {device}; in {a.run}"
     )
-    progress = _Progress(a.run, rows, config.steps, seeds)
     try:
-        with stopping_on_signals(progress):
-            how = dict(seeds=seeds, directory=a.run, device=device, after_step=progress.on_step)
+        with stopping_on_signals() as stop_requested:
+
+            def after_step(name, run):
+                seed, done = run.config.seed, f"{run.step} of {config.steps} steps"
+                if run.is_due(config.evaluate_every):
+                    nats = run.evaluations[-1][1]
+                    print_once(f"{name}, seed {seed}: held out {nats:.3f} nats after {done}")
+                if stop_requested() and run.step < config.steps:
+                    save(run, run_directory(a.run, name, seed))
+                    raise KeyboardInterrupt
+
+            how = dict(seeds=seeds, directory=a.run, device=device, after_step=after_step)
             evaluations = compare(rows, corpus.ids, config, **how)
     except KeyboardInterrupt:
         print(f"\nstopped; to resume: {shell_command(*a.words)}", file=sys.stderr)
         return 130
-    progress.draw(evaluations, last=True)
+    print_once(table(rows, evaluations))
     if a.plot is not None:
         _plot(rows, evaluations, a.plot)
         print_once(f"drawn: {a.plot}")
@@ -99,11 +102,16 @@ def run(a: argparse.Namespace) -> int:
 
 def _row(word):
     """The type of --row."""
-    name, equals, rest = word.partition("=")
+    name, _, rest = word.partition("=")
     pattern, *fields = rest.split(",")
-    if not (name and equals and pattern):
+    if not (name and pattern):
         raise argparse.ArgumentTypeError(f"takes NAME=PATTERN,FIELD=VALUE,..., {word!r} is not")
-    return name, {"pattern": pattern} | dict(options.setting(field) for field in fields)
+    return name, {"pattern": pattern} | dict(map(_field, fields))
+
+
+def _field(word):
+    name, _, value = word.partition("=")
+    return (name, float(value)) if name == "learning_rate" else options.setting(word)
 
 
 def _model(name, fields, common):
@@ -117,33 +125,22 @@ def _model(name, fields, common):
     return Row(config, rate)
 
 
-def table(
-    rows: Mapping[str, Row], evaluations: Sequence[Evaluation], steps: int, seeds: Sequence[int]
-) -> list[str]:
-    """Return the lines of a table: parameters, losses of finished runs, differences to the first.
+def table(rows: Mapping[str, Row], evaluations: Sequence[Evaluation]) -> str:
+    """Return a table of a finished comparison: parameters, losses, differences to the first row.
 
     Args:
-        rows: as for `compare`; the first is what the others are compared with.
-        evaluations: as many as there are so far.
-        steps: steps of a finished run.
-        seeds: those of the comparison.
+        rows, evaluations: of `compare`.
     """
-    evaluations = [e for e in evaluations if e.seed in seeds]
-    losses = last_losses([e for e in evaluations if e.step == steps])
-    baseline, lines = next(iter(rows)), []
+    losses, baseline = last_losses(evaluations), next(iter(rows))
+    lines = [("row", "parameters", "active", "held-out nats", "each seed", f"less {baseline}")]
     for name, row in rows.items():
         counts = count_parameters(row.config).values()
         total, active = (sum(getattr(c, kind) for c in counts) for kind in ("total", "active"))
-        mine = losses.get(name, {})
-        each = " ".join(f"{mine[seed]:.3f}" for seed in seeds[:MAX_SEEDS] if seed in mine)
-        mean = _shown(interval([*mine.values()])) if mine else _last_evaluation(name, evaluations)
-        both = mine.keys() & losses.get(baseline, {}).keys()
-        apart = ""
-        if name != baseline and both:
-            apart = _verdict(difference(losses, name, baseline))
+        each = " ".join(f"{nats:.3f}" for nats in losses[name].values())
+        mean = _shown(interval([*losses[name].values()]))
+        apart = "" if name == baseline else _verdict(difference(losses, name, baseline))
         lines.append((name, f"{total:,}", f"{active:,}", mean, each, apart))
-    head = ("row", "parameters", "active", "held-out nats", "each seed", f"less {baseline}")
-    return console.table([head, *lines], left=len(head))
+    return console.table(lines, left=6)
 
 
 def _shown(number: Interval, sign=""):
@@ -157,49 +154,11 @@ def _verdict(apart: Interval):
     return f"{_shown(apart, '+')}  {'no difference' if apart.holds_zero else 'a difference'}"
 
 
-def _last_evaluation(name, evaluations):
-    """The last evaluation of a row of which no run is finished."""
-    mine = [e for e in evaluations if e.row == name]
-    return f"{mine[-1].nats:.3f} after {mine[-1].step}" if mine else ""
-
-
 def _corpus(path, eval_fraction):
     """A file is cut near its end; of many texts some are held out whole."""
     if path is None or Path(path).is_dir():
         return read_corpus(path, eval_fraction=eval_fraction)
     return Corpus(text_to_ids(read_text(path), dtype=torch.uint8), eval_fraction, (1, 1))
-
-
-class _Progress:
-    """The table of a comparison while it trains, and its orderly end at a signal."""
-
-    def __init__(self, directory, rows, steps, seeds):
-        self.directory, self.rows, self.steps, self.seeds = directory, rows, steps, seeds
-        self.stop_requested, self.drawn = False, 0
-        self.redraws = sys.stdout.isatty()
-
-    def on_step(self, name, run):
-        if run.evaluations and run.evaluations[-1][0] == run.step:
-            if self.redraws:
-                self.draw(read_evaluations(self.directory))
-            else:
-                seed, (step, nats) = run.config.seed, run.evaluations[-1]
-                done = f"{step} of {self.steps} steps"
-                print_once(f"{name}, seed {seed}: held out {nats:.3f} nats after {done}")
-        if self.stop_requested and run.step < self.steps:
-            save(run, run_directory(self.directory, name, run.config.seed))
-            raise KeyboardInterrupt
-
-    def draw(self, evaluations, *, last=False):
-        """Print the table, over the one before where that is on a terminal."""
-        lines = table(self.rows, evaluations, self.steps, self.seeds)
-        if self.redraws:
-            columns = shutil.get_terminal_size().columns
-            lines = lines if last else [line[: columns - 1] for line in lines]
-            up = f"\x1b[{self.drawn}A\x1b[J" if self.drawn else ""
-            print(up, end="")
-            self.drawn = len(lines)
-        print_once("\n".join(lines))
 
 
 def _plot(rows, evaluations, path):

@@ -1,7 +1,7 @@
 """Export a model to Hugging Face's transformers.
 
 The directory gets weights, configuration, a tokenizer whose ids are the bytes of a text, a model
-card, and the file of three lines that trust_remote_code=True runs.
+card, and the one-line file that trust_remote_code=True runs.
 
 examples:
   cheems export --run runs/book --to exported/book

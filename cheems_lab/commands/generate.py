@@ -24,48 +24,30 @@ def add_options(commands) -> None:
     add = options.add_command(commands, "generate", run, __doc__)
     add("--run", required=True, type=options.nonempty, metavar="DIRECTORY",
         help="a run, or one of its checkpoints")  # fmt: skip
-    add("--prompt", type=_prompt, default="\n", help="the text to continue (default: a new line)")
+    add("--prompt", type=options.nonempty, default="\n",
+        help="the text to continue (default: a new line)")  # fmt: skip
     add("--max-new-tokens", type=options.at_least(0), default=400,
         help="bytes to generate (default %(default)s)")  # fmt: skip
     add("--temperature", type=float, default=0.8, help="0: most likely (default %(default)s)")
     add("--top-k", type=options.at_least(1, BYTES), help="choose among the k most probable bytes")
     add("--top-p", type=float, help="choose among the bytes that hold this probability")
-    add("--seed", type=options.seed, help="the same seed generates the same text")
+    add("--seed", type=options.SEED, help="the same seed generates the same text")
     options.add_device(add)
 
 
 def run(a: argparse.Namespace) -> int:
     """Generate, and write each character as soon as its bytes are complete."""
-    for name in ("top_k", "top_p"):
-        if getattr(a, name) is not None and a.temperature == 0:
-            option = name.replace("_", "-")
-            raise ValueError(f"--{option} has no effect with --temperature 0, the most likely byte")
     device = options.device(a)
-    sampling = Sampling(a.temperature, a.top_k, a.top_p, torch.Generator(device))
-    if a.seed is None:
-        sampling.generator.seed()
-    else:
-        sampling.generator.manual_seed(a.seed)
+    seed = torch.seed() if a.seed is None else a.seed  # torch.seed() differs in each process
+    generator = torch.Generator(device).manual_seed(seed)
+    sampling = Sampling(a.temperature, a.top_k, a.top_p, generator)
     model = load_model(a.run, device=device).eval()
-    prompt = text.text_to_ids(a.prompt)[None].to(device)
-    tokens = stream(model, prompt, a.max_new_tokens, sampling)
-    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")  # up to 4 bytes a character
+    ids = text.text_to_ids(a.prompt)[None].to(device)
+    tokens = stream(model, ids, a.max_new_tokens, sampling)
     sys.stdout.write(a.prompt)
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")  # up to 4 bytes a character
     for token in tokens:
         sys.stdout.write(decoder.decode(bytes(token.tolist())))
         sys.stdout.flush()
     sys.stdout.write(decoder.decode(b"", final=True) + "\n")
-    sys.stdout.flush()
     return 0
-
-
-def _prompt(word):
-    if not word:
-        raise argparse.ArgumentTypeError("is empty: leave it out to begin with a new line")
-    try:
-        word.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise argparse.ArgumentTypeError(
-            f"is not UTF-8: character {error.start + 1} is invalid"
-        ) from error
-    return word

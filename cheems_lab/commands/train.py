@@ -11,44 +11,46 @@ examples:
   cheems train --text book.txt --run runs/big --set d_model=256 --set d_ff=512
   cheems train --run runs/manual                      (Python's own manual as the text)
 
-Stop it at any time: Ctrl-C, SIGTERM and SIGHUP save a checkpoint first, and whatever else happens
-the last two are there. A resumed run takes the options that you don't give from its directory, and
+Stop it at any time: Ctrl-C, SIGTERM and SIGHUP save a checkpoint first, and even a kill leaves the
+last two checkpoints. A resumed run takes the options that you don't give from its directory, and
 reaches the same losses as a run that was never stopped. With a larger --steps it trains longer, and
 the learning rate stays at the end of its schedule. An option that would change a loss is rejected.
 
 The directory also holds losses.csv: step, loss, and the held-out loss where it was evaluated.
+
+{fields}
 """
 
 import argparse
-import dataclasses
 import json
 import math
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 
 from cheems_lab import options, processes
 from cheems_lab.checkpoint import newest_checkpoint, read_record
-from cheems_lab.console import print_once, shell_command, short
+from cheems_lab.console import print_once, shell_command
 from cheems_lab.memory import check_memory
-from cheems_lab.options import BYTES
-from cheems_lab.progress import LossLog, Progress, Samples, shows_bar, stopping_on_signals
-from cheems_lab.training import train
-from cheems_ref import kernels, text
+from cheems_lab.progress import Progress, stopping_on_signals
+from cheems_lab.training import train, write_json
+from cheems_ref import text
 from cheems_ref.budget import count_parameters
 from cheems_ref.config import ModelConfig
 from cheems_ref.model import CausalLM
-from cheems_ref.train import TrainConfig, evaluate, split_text
+from cheems_ref.train import TrainConfig, split_text
 
 MANUAL = "Python's own manual"
-OPTIONS = "options.json"  # what a resumed run takes from its directory
+OPTIONS = "options.json"  # for a resumed run
 
 
 def add_options(commands) -> None:
     """Add the command to a parser."""
-    text = __doc__.format(letters=options.letters())
-    add = options.add_command(commands, "train", run, text, epilog=options.fields())
+    text = __doc__.format(letters=options.letters(), fields=options.fields())
+    add = options.add_command(commands, "train", run, text)
     add("--text", type=options.nonempty, metavar="FILE",
         help="UTF-8 text; without it, Python's own manual")  # fmt: skip
     options.add_run(add, "where checkpoints and losses are kept")
@@ -56,7 +58,7 @@ def add_options(commands) -> None:
     options.add_training(add)
     add("--decay-steps", type=options.at_least(1), metavar="STEPS",
         help="in which the learning rate rises and falls (default: --steps)")  # fmt: skip
-    add("--seed", type=options.seed, help="of the weights and the windows (default 0)")
+    add("--seed", type=options.SEED, help="of the weights and the windows (default 0)")
     add("--parallel", choices=["sharded", "data"],
         help="with torchrun: shard the parameters (default), or copy them")  # fmt: skip
     add("--compile", action="store_true", help="compile the model with torch.compile")
@@ -67,13 +69,10 @@ def add_options(commands) -> None:
 
 
 def run(a: argparse.Namespace) -> int:
-    """Train, on one process or on those that torchrun has started."""
+    """Train, on one process or on several that torchrun has started."""
     world_size, device = processes.started_by_torchrun(), options.device(a)
     if a.parallel and not world_size:
-        raise ValueError(
-            f"--parallel {a.parallel} is for several processes: leave it out, or start with "
-            "torchrun (README)"
-        )
+        raise ValueError("--parallel is for several processes: start with torchrun (README)")
     if world_size > 1 and (a.compile or a.sample_every):
         raise ValueError("--compile and --sample-every are for one process: leave them out")
     if world_size <= 1:
@@ -82,7 +81,7 @@ def run(a: argparse.Namespace) -> int:
     try:
         return _train(a, device, world_size)
     finally:
-        processes.destroy_processes()
+        dist.destroy_process_group()
 
 
 def _train(a, device, world_size):
@@ -91,9 +90,9 @@ def _train(a, device, world_size):
     print_once(f"training on {source or MANUAL}, in {a.run}")
     counts = count_parameters(config).values()
     total, active = sum(c.total for c in counts), sum(c.active for c in counts)
-    print_once(f"{short(config.pattern)}: {total:,} parameters, {_active(total, active)}; {device}")
+    used = "all active" if total == active else f"{active:,} active per byte"
+    print_once(f"{config.pattern}: {total:,} parameters, {used}; {device}")
     check_memory(config, training, device, world_size, a.parallel)
-    _warn_of_interpreter(config, device)
     ids = text.text_to_ids(text.read_text(source), dtype=torch.uint8)
     kept, held_out = (len(part) for part in split_text(ids, training.eval_fraction))
     print_once(
@@ -107,110 +106,54 @@ def _train(a, device, world_size):
         print_once(f"{world_size} processes: {a.parallel or 'sharded'}")
     if a.compile:
         model.compile()
+    bar = a.progress_bar
+    if bar is None:
+        bar = sys.stdout.isatty() and sys.stderr.isatty()
+    with stopping_on_signals(alone=world_size == 1) as stop_requested:
+        progress = Progress(a.run, newest, stop_requested, a.sample_every, lines=not bar)
 
-    progress_bar = shows_bar(a.progress_bar)
-    progress = Progress(a.run, newest, lines=not progress_bar)
-    callbacks = [LossLog(a.run), *([Samples(a.sample_every)] if a.sample_every else []), progress]
+        def at_start(run):
+            if processes.is_first():
+                settings = dict(text=source, model=asdict(config), training=asdict(training))
+                write_json(a.run / OPTIONS, settings)
+            progress.on_start(run)
 
-    def at_start(run):
-        if processes.is_first():
-            _keep_settings(a.run, config, training, source)
-        for callback in callbacks:
-            callback.on_start(run)
-
-    def after_step(run):
-        for callback in callbacks:
-            callback.on_step(run)
-
-    try:
-        with stopping_on_signals(progress, alone=world_size == 1):
-            hooks = dict(progress_bar=progress_bar, at_start=at_start, after_step=after_step)
+        try:
+            hooks = dict(progress_bar=bar, at_start=at_start, after_step=progress.on_step)
             run = train(model, ids, training, directory=a.run, **hooks)
-    except KeyboardInterrupt:
-        again = shell_command("train", "--run", a.run) if world_size == 1 else "the same command"
-        print_once(f"\n{progress.summary()}\nto resume: {again}", file=sys.stderr)
-        return 130
-    _report(a, run, ids)
+        except KeyboardInterrupt:
+            last = newest_checkpoint(a.run) or "not there yet"
+            print_once(f"\nstopped; the last checkpoint is {last}", file=sys.stderr)
+            again = shell_command("train", "--run", a.run)
+            print_once(f"to resume: {again}", file=sys.stderr)
+            return 130
+    if run.evaluations:
+        step, nats = run.evaluations[-1]
+        bits = nats / math.log(2)
+        print_once(f"held-out loss {nats:.3f} nats = {bits:.3f} bits per byte after step {step}")
+    print_once(f"saved in {newest_checkpoint(a.run)} (the last two checkpoints are kept)")
+    print_once(f"next: {shell_command('generate', '--run', a.run, '--prompt', 'Once')}")
     return 0
 
 
-def _report(a, run, ids):
-    training = run.config
-    if run.evaluations and run.evaluations[-1][0] == run.step:
-        nats = run.evaluations[-1][1]
-    else:  # it was stopped here, and now asked for no further step
-        held_out = split_text(ids, training.eval_fraction)[1]
-        nats = evaluate(run.model, held_out, seq_len=training.seq_len)
-    print_once(
-        f"held-out loss {nats:.3f} nats = {nats / math.log(2):.3f} bits per byte; saved in "
-        f"{newest_checkpoint(a.run)} (the last two checkpoints are kept)"
-    )
-    if nats > 2 * math.log(BYTES):
-        print_once(
-            f"a uniform guess has {math.log(BYTES):.3f} nats: training diverged; try a smaller "
-            f"--learning-rate than {training.learning_rate:g}, and another --run"
-        )
-    print_once(f"next: {shell_command('generate', '--run', a.run, '--prompt', 'Once')}")
-
-
-# --- settings -------------------------------------------------------------------------------------
-
-
 def _settings(a, newest):
-    """The model, the training and the text: as given, and where not given as the run has them."""
-    path, before = Path(a.run) / OPTIONS, {}
+    """The model, the training and the text: from the options, and else from the run."""
+    path, before = a.run / OPTIONS, {}
     if path.exists():
-        try:
-            before = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise ValueError(f"{path} is damaged ({error}): remove it") from error
-    if newest is not None:  # what it says is sealed, and cannot have been edited
+        before = json.loads(path.read_text(encoding="utf-8"))
+    if newest is not None:
         record = read_record(newest)
         before |= {"model": record["model"], "training": record["training"]}
-    given, done = options.training_options(a), 0 if newest is None else record["step"]
-    training = dict(before.get("training", {}))
-    if training:
-        training["betas"] = tuple(training["betas"])  # JSON has lists
+    given, training = options.training_options(a), before.get("training", {})
     steps = given.get("steps", training.get("steps"))
-    if newest is not None:
-        if steps < done:
-            raise ValueError(
-                f"--steps {steps} is too few: {done} steps are done in {a.run}; leave it out to "
-                "take the run's own number"
-            )
-        if steps != training["steps"]:  # trained longer: the learning rate keeps its schedule
-            given.setdefault("decay_steps", training["decay_steps"] or training["steps"])
-    config = _model_config(a, before.get("model"))
+    if newest is not None and steps < record["step"]:
+        raise ValueError(f"--steps {steps} is too few: {record['step']} are done in {a.run}")
+    if newest is not None and steps != training["steps"]:  # the learning rate keeps its schedule
+        given.setdefault("decay_steps", training["decay_steps"] or training["steps"])
+    if "model" not in before or a.preset or a.pattern:
+        config = options.model_config(a)
+    else:
+        config = options.with_fields(ModelConfig(**before["model"]), dict(a.set))
+        options.check_used(dict(a.set), config)
     source = a.text or before.get("text")
     return config, TrainConfig(**training | given), source and str(Path(source).absolute())
-
-
-def _model_config(a, before):
-    if before is None or a.preset or a.pattern:
-        return options.model_config(a)
-    config = options.with_fields(ModelConfig(**before), dict(a.set))
-    options.check_used(dict(a.set), config)
-    return config
-
-
-def _keep_settings(directory, config, training, source):
-    settings = dict(
-        text=source, model=dataclasses.asdict(config), training=dataclasses.asdict(training)
-    )
-    path = Path(directory) / OPTIONS
-    partial = path.with_name(f"partial-{path.name}")
-    partial.write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
-    partial.replace(path)
-
-
-def _active(total, active):
-    return "all active" if total == active else f"{active:,} active per byte"
-
-
-def _warn_of_interpreter(config, device):
-    asked = config.backend == "kernel" and "S" in config.pattern and device.type == "cpu"
-    if asked and kernels.kernel_status().mode == "interpreter":
-        print_once(
-            "backend=kernel: without a GPU the kernels run in Triton's interpreter, where a step "
-            "can take minutes; --set backend=auto takes the fast form"
-        )

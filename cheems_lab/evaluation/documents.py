@@ -1,128 +1,100 @@
-"""What an evaluation asks, as documents for lm-evaluation-harness: letters, which are bytes or few.
+"""Documents of the tasks for lm-evaluation-harness.
 
-    held_out    a text, to be predicted from its beginning to its end
-    cloze       a passage, and four ways in which it may go on, one of them its own
-    recall      key-value pairs and one of the keys; choices are all values of the row
-    needle      a text with one sentence planted in it, and the question for its code
+    held_out    a text, to predict from its beginning to its end
+    cloze       a passage and four continuations, one of them its own
+    recall      key-value pairs and one of the keys; the choices are all values of the row
+    needle      a text with one planted sentence, and the question for its code
 
-Nothing is downloaded: text is the user's own or Python's manual, and the same seed makes the same
-documents. The YAML files beside this one tell the harness what to do with them.
+The YAML file of each task, in this folder, names its function here. The harness calls the function
+with all metadata: the options of the task, the length in bytes, and `text`, the path of a text
+(without it Python's manual). Nothing is downloaded, and a seed always gives the same documents.
 Source: WM §4.1 (recall); OTCE Fig. 10 (needle).
 """
+
+from typing import Any
 
 import torch
 
 from cheems_ref import check
 from cheems_ref.tasks import CODE, multi_query_recall, needle
-from cheems_ref.text import text_to_ids
+from cheems_ref.text import read_text, text_to_ids
 
 CHOICES = 4
-FIRST = "!"  # id 0 of recall: what is printed in ASCII, and no space, which the harness would move
-LETTERS = 94  # from "!" to "~"
+FIRST, LETTERS = "!", 94  # ids of recall are the printable letters, without the blank
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
-def held_out_documents(text: str) -> list[dict]:
+def held_out_task(text: str | None = None, **_: Any) -> dict:
     """Return a text as one document, so that every byte but the first has one before it."""
-    return [{"text": text}]
+    return _test_split([{"text": read_text(text)}])
 
 
-def cloze_documents(
-    text: str, *, n_rows: int = 200, length: int = 256, after: int = 40, seed: int = 0
-) -> list[dict]:
-    """Cut passages out of a text, and after each its own continuation among three from elsewhere.
+def cloze_task(
+    text: str | None = None,
+    *,
+    n_rows: int = 200,
+    length: int = 256,
+    after: int = 40,
+    seed: int = 0,
+    **_: Any,
+) -> dict:
+    """Cut passages out of a text, each with its continuation and three from other places.
 
     Args:
-        text: where all of them come from.
-        n_rows: number of passages, at places drawn at random; none is white space alone.
-        length: of a passage and its continuation, in bytes; a letter that is cut through at the
-            beginning or at the end is left out.
-        after: bytes of a continuation. A foreign one overlaps neither passage nor continuation,
-            and no two are the same.
-        seed: of the places, and of the order in which the choices stand.
+        text: path of the text.
+        n_rows: number of documents, at most one for each block of the text.
+        length: of a block, in bytes: a passage and its continuation.
+        after: letters of a continuation.
+        seed: of the places and of the order of the choices.
 
     Raises:
-        ValueError: no room for a passage, or the text is too short, or repeats itself too much.
+        ValueError: no room for a passage, or fewer than four continuations in the text.
     """
     check.sizes(n_rows=n_rows, length=length, after=after)
-    data, before = text.encode("utf-8"), length - after
-    if before < 1:
+    if length <= after:
         raise ValueError(f"length = {length} has no room for a passage before {after} bytes")
-    places = [i for i in range(before, len(data) - after + 1) if _begins_a_letter(data[i])]
-    if not places:
-        raise ValueError(f"the text has {len(data)} bytes, a passage with its end {length}")
-    generator = torch.Generator().manual_seed(seed)
-    elsewhere = torch.randperm(len(data) - after + 1, generator=generator).tolist()
-    documents = []
-    for first in torch.randint(len(places), (n_rows,), generator=generator).tolist():
-        place = _first_after_words(data, before, _round_from(first, places))
-        start = int(torch.randint(len(elsewhere), (1,), generator=generator))
-        choices = _continuations(data, place, before, after, _round_from(start, elsewhere))
-        order = torch.randperm(CHOICES, generator=generator).tolist()
-        documents.append(
-            {
-                "passage": _whole_letters(data[place - before : place]),
-                "choices": [choices[j] for j in order],
-                "answer": order.index(0),
-            }
+    data = read_text(text).encode("utf-8")
+    blocks = [_whole_letters(data[i : i + length]) for i in range(0, len(data), length)]
+    # The harness rejects a context of white space alone.
+    blocks = [block for block in blocks if len(block) > after and block[:-after].strip()]
+    ends = list(dict.fromkeys(block[-after:] for block in blocks))
+    if len(ends) < CHOICES:
+        raise ValueError(
+            f"the text has {len(data)} bytes, and {len(ends)} different continuations of {after} "
+            f"bytes in blocks of length = {length}; the task takes {CHOICES}"
         )
-    return documents
+    generator, documents = torch.Generator().manual_seed(seed), []
+    for i in torch.randperm(len(blocks), generator=generator)[:n_rows].tolist():
+        passage, own = blocks[i][:-after], blocks[i][-after:]
+        drawn = torch.randperm(len(ends), generator=generator)[:CHOICES].tolist()
+        choices = [ends[j] for j in drawn]
+        if own not in choices:
+            choices[torch.randint(CHOICES, (), generator=generator)] = own
+        documents.append({"passage": passage, "choices": choices, "answer": choices.index(own)})
+    return _test_split(documents)
 
 
-def _round_from(start, items):
-    """All of them once, from one of them on."""
-    return (items[(start + i) % len(items)] for i in range(len(items)))
-
-
-def _first_after_words(data, before, places):
-    """The harness moves white space at the end of a context to what follows, and refuses a context
-    of nothing else.
-    """
-    for place in places:
-        if _whole_letters(data[place - before : place]).strip():
-            return place
-    raise ValueError(f"the text has no passage of {before} bytes that is not white space alone")
-
-
-def _continuations(data, place, before, after, others):
-    """A passage's own first, then those of other places, none of them twice."""
-    found = [_whole_letters(data[place : place + after])]
-    for other in others:
-        apart = other + after <= place - before or other >= place + after
-        if apart and _begins_a_letter(data[other]):
-            found += {_whole_letters(data[other : other + after])} - {*found}
-            if len(found) == CHOICES:
-                return found
-    raise ValueError(
-        f"the text is too short, or repeats itself: it has no {CHOICES - 1} other continuations of "
-        f"{after} bytes away from a passage"
-    )
-
-
-def _begins_a_letter(byte):
-    """Or is one, in UTF-8."""
-    return byte & 0b11000000 != 0b10000000
-
-
-def _whole_letters(data):
-    return data.decode("utf-8", errors="ignore")
-
-
-def recall_documents(
-    *, n_rows: int = 64, length: int = 256, n_pairs: int = 8, vocab_size: int = 94, seed: int = 0
-) -> list[dict]:
-    """Draw rows of multi-query recall, and ask for each of their keys in a document of its own.
+def recall_task(
+    *,
+    n_rows: int = 64,
+    length: int = 256,
+    n_pairs: int = 8,
+    vocab_size: int = LETTERS,
+    seed: int = 0,
+    **_: Any,
+) -> dict:
+    """Draw rows of multi-query recall, with one document for each of their keys.
 
     A document is the row up to the key, each id as one letter from "!" on; its choices are the
-    values of the row, so that guessing is right once in n_pairs.
+    values of the row, so that a guess is right once in n_pairs.
 
     Args:
         n_rows, n_pairs, vocab_size: of `tasks.multi_query_recall`; at most 94 ids.
-        length: of a row; an odd one is taken one shorter.
+        length: of a row; an odd length is shortened by one.
         seed: of the rows.
 
     Raises:
-        ValueError: more ids than letters, or what `multi_query_recall` refuses.
+        ValueError: more ids than letters, or as `multi_query_recall`.
     """
     if vocab_size > LETTERS:
         raise ValueError(f"vocab_size = {vocab_size} is more than the {LETTERS} letters there are")
@@ -133,32 +105,42 @@ def recall_documents(
         letters = "".join(chr(ord(FIRST) + i) for i in ids.tolist())
         keys, values = letters[: 2 * n_pairs : 2], letters[1 : 2 * n_pairs : 2]
         for place in (targets >= 0).nonzero().flatten().tolist():
-            answer = keys.index(letters[place])
-            row = letters[: place + 1]
+            answer, row = keys.index(letters[place]), letters[: place + 1]
             documents.append({"row": row, "choices": list(values), "answer": answer})
-    return documents
+    return _test_split(documents)
 
 
-def needle_documents(
-    text: str, *, n_rows: int = 20, length: int = 256, seed: int = 0
-) -> list[dict]:
-    """Plant needles in a text at five depths, `n_rows` at each, and ask for their codes.
+def needle_task(
+    text: str | None = None, *, n_rows: int = 20, length: int = 256, seed: int = 0, **_: Any
+) -> dict:
+    """Plant needles in a text at five depths; each document ends with the question for its code.
 
     Args:
-        text: the hay.
+        text: path of the haystack.
         n_rows: documents for each of the depths 0, 1/4, 1/2, 3/4 and 1.
-        length: what a model reads, in bytes; bytes of letters that are cut through are left out.
+        length: of the haystack, the question and the code, in bytes.
         seed: of the places and the codes.
 
     Raises:
-        ValueError: what `tasks.needle` refuses.
+        ValueError: as `tasks.needle`.
     """
-    generator, hay = torch.Generator().manual_seed(seed), text_to_ids(text)
+    generator, hay = torch.Generator().manual_seed(seed), text_to_ids(read_text(text))
     documents = []
     for depth in DEPTHS:
         rows = needle(n_rows, length, depth, haystack=hay, generator=generator)
         for ids, targets in zip(*rows, strict=True):
-            asked = _whole_letters(bytes(ids[: 1 - CODE].tolist()))
+            question = _whole_letters(bytes(ids[: 1 - CODE].tolist()))
             code = bytes(targets[-CODE:].tolist()).decode("ascii")
-            documents.append({"text": asked, "code": code, "depth": depth})
-    return documents
+            documents.append({"text": question, "code": code, "depth": depth})
+    return _test_split(documents)
+
+
+def _whole_letters(data):
+    """The text in bytes, without a letter that is cut at either end."""
+    return data.decode("utf-8", errors="ignore")
+
+
+def _test_split(documents):
+    from datasets import Dataset  # a dependency of the harness
+
+    return {"test": Dataset.from_list(documents)}
