@@ -38,10 +38,7 @@ def add_command(
 ) -> Callable:
     """Add a command and return its `add_argument`; the first line of its text is its summary."""
     parser = commands.add_parser(
-        name,
-        help=text.splitlines()[0].rstrip("."),
-        description=text,
-        formatter_class=Parser.layout,
+        name, help=text.splitlines()[0].rstrip("."), description=text, formatter_class=Parser.layout
     )
     parser.set_defaults(command=run)
     return parser.add_argument

@@ -179,11 +179,7 @@ def count_flops(
 
 
 def training_bytes(
-    config: ModelConfig,
-    *,
-    tokens: int = 0,
-    dtype: torch.dtype = torch.float32,
-    processes: int = 1,
+    config: ModelConfig, *, tokens: int = 0, dtype: torch.dtype = torch.float32, processes: int = 1
 ) -> int:
     """Compute a lower bound on the memory for training with AdamW, in bytes per process.
 

@@ -23,13 +23,7 @@ import torch
 
 from cheems_lab import console, options
 from cheems_lab.checkpoint import save
-from cheems_lab.comparison import (
-    Evaluation,
-    Row,
-    compare,
-    last_losses,
-    run_directory,
-)
+from cheems_lab.comparison import Evaluation, Row, compare, last_losses, run_directory
 from cheems_lab.console import print_once, shell_command
 from cheems_lab.memory import check_memory
 from cheems_lab.progress import stopping_on_signals
