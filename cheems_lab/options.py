@@ -14,7 +14,7 @@ import torch
 
 from cheems_lab.console import print_error
 from cheems_lab.processes import started_by_torchrun
-from cheems_ref.config import LAYERS, ModelConfig, is_used, preset, users
+from cheems_ref.config import LAYERS, ModelConfig, preset
 from cheems_ref.presets import PRESETS
 from cheems_ref.train import TrainConfig, default_device
 
@@ -151,6 +151,23 @@ def fields() -> str:
     return "\n".join(lines)
 
 
+def users(field: str) -> dict[str, str]:
+    """Return the letters whose layers take a field, each with its condition: {"I": "inner=ssd"}.
+
+    The condition is "" if the letter always uses the field. An empty dict means every model does.
+    """
+    only = FIELDS[field].metadata["only"]
+    letters = [key for key, layer in LAYERS.items() if field in layer.arguments().values()]
+    return {letter: only.get(letter, "") for letter in letters}
+
+
+def is_used(field: str, config: ModelConfig) -> bool:
+    """Return whether a model of this configuration depends on a field."""
+    found = users(field)
+    conditions = [found[letter].partition("=") for letter in found if letter in config.pattern]
+    return not found or any(not name or getattr(config, name) == v for name, _, v in conditions)
+
+
 def by_letters(name: str) -> str:
     """Return the letters that use a field, in words: "S; I with inner=ssd"; "" for all models."""
     by_condition: dict[str, list[str]] = {}
@@ -207,8 +224,8 @@ def check_used(names: Iterable[str], *configs: ModelConfig, option: str = "--set
     for name in names:
         if not any(is_used(name, config) for config in configs):
             patterns = ", ".join(dict.fromkeys(config.pattern for config in configs))
-            users = by_letters(name)
-            raise ValueError(f"{option} {name} has no effect on {patterns}: it is for {users}")
+            by = by_letters(name)
+            raise ValueError(f"{option} {name} has no effect on {patterns}: it is for {by}")
 
 
 def training_options(a: argparse.Namespace) -> dict[str, Any]:

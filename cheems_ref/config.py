@@ -152,35 +152,12 @@ def make_layer(letter: str, config: ModelConfig) -> nn.Module:
     return layer.make(config.d_model, **arguments)
 
 
-def users(field: str) -> dict[str, str]:
-    """Return the letters whose layers take a field, each with its condition: {"I": "inner=ssd"}.
-
-    The condition is "" if the letter always uses the field. An empty dict means every model does.
-    """
-    (only,) = (f.metadata["only"] for f in dataclasses.fields(ModelConfig) if f.name == field)
-    letters = [key for key, layer in LAYERS.items() if field in layer.arguments().values()]
-    return {letter: only.get(letter, "") for letter in letters}
-
-
-def is_used(field: str, config: ModelConfig) -> bool:
-    """Return whether a model of this configuration depends on a field."""
-    found = users(field)
-
-    def holds(condition):
-        name, _, value = condition.partition("=")
-        return not condition or getattr(config, name) == value
-
-    return not found or any(holds(found[key]) for key in found if key in config.pattern)
-
-
 def _check_field(field, value):
-    """Check a size, which must fit into 31 bits, or a flag; the layers check the words."""
+    """Check a size or a flag; the layers check the words."""
     if field.type in (int, int | None):
         check.sizes(**{field.name: value})
         if value is None and field.type is int:
             raise TypeError(f"{field.name} must be a whole number, got None")
-        if value is not None and value >= 2**31:
-            raise ValueError(f"{field.name} must be less than 2^31, got {value}")
     elif field.type is bool and not isinstance(value, bool):
         raise TypeError(f"{field.name} must be True or False, got {value!r}")
 

@@ -148,16 +148,12 @@ class CausalLM(nn.Module):
         if cache is not None:
             caches, before = cache.layers, cache.n_tokens
         position_ids = (before[:, None] + real.cumsum(1) - 1).clamp(min=0)
-        x, layers, rotary = self.embedding(input_ids.long()), [], RotaryTable(position_ids)
+        same = dict(
+            padding_mask=padding_mask, use_cache=use_cache, rotary=RotaryTable(position_ids)
+        )
+        x, layers = self.embedding(input_ids.long()), []
         for block, layer_cache in zip(self.blocks, caches, strict=True):
-            x, layer_cache = block(
-                x,
-                position_ids,
-                padding_mask=padding_mask,
-                cache=layer_cache,
-                use_cache=use_cache,
-                rotary=rotary,
-            )
+            x, layer_cache = block(x, position_ids, cache=layer_cache, **same)
             layers.append(layer_cache)
         if use_cache:
             cache = ModelCache(tuple(layers), before + real.sum(1), self.config.pattern)

@@ -16,22 +16,14 @@ import pickle
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import matplotlib.style
 import numpy as np
+from IPython.display import SVG, Image, display
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from torch import Tensor
-
-try:
-    import matplotlib.style
-    from IPython.display import SVG, Image, display
-    from matplotlib.artist import Artist
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
-except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(
-        f"Figures need matplotlib and IPython, and there is no {error.name}: install them with "
-        "pip install matplotlib ipython",
-        name=error.name,
-    ) from error
 
 INK, QUIET = "#222222", "#8a8a8a"
 COLORS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"]
@@ -231,9 +223,8 @@ def _as_numbers(matrix):
 def _scale(picture, axes, unit, values):
     """Draw the colour scale, which ends in an arrow if a value exceeds it."""
     low, high, slack = picture.norm.vmin, picture.norm.vmax, 1e-9 * picture.norm.vmax
-    beyond = np.nanmin(values) < low - slack, np.nanmax(values) > high + slack
-    ends = {(False, False): "neither", (True, False): "min", (False, True): "max"}
-    extend = ends.get((bool(beyond[0]), bool(beyond[1])), "both")
+    below, above = np.nanmin(values) < low - slack, np.nanmax(values) > high + slack
+    extend = ("neither", "min", "max", "both")[int(below) + 2 * int(above)]
     bar = np.ravel(axes)[0].figure.colorbar(picture, ax=axes, shrink=0.8, extend=extend)
     bar.outline.set_visible(False)
     bar.set_label(unit or ("blue < 0 < red" if low < 0 else ""))

@@ -21,7 +21,6 @@ depend on the input: then there is no convolution kernel, and we need a scan (ma
     ssm_recurrent                         the definition, one sample after the other
     ssm_kernel, ssm_convolution           the same by one convolution
     hippo_legs                            an A that remembers the whole past
-    legs_memory, legs_reconstruct         its memory of an input, and the input from its memory
     S4D                                   a layer of time-invariant models with a diagonal A
 
 Tensors are float32 or float64, all of a call in one dtype. Wrong shapes, dtypes, sizes or values
@@ -177,53 +176,6 @@ def hippo_legs(n: int) -> tuple[Float[Tensor, "{n} {n}"], Float[Tensor, " {n}"]]
     i = torch.arange(n, dtype=torch.float64)
     B = (2 * i + 1).sqrt()
     return -torch.outer(B, B).tril(-1) - (i + 1).diag(), B
-
-
-def legs_memory(x: Signal, n: int) -> Float[Tensor, "b l {n}"]:
-    """Compute the n HiPPO-LegS coefficients of the input so far, after each sample.
-
-    Sample k is held over the time from k to k + 1; there is no other approximation. Coefficient i
-    is the mean over the past of the input times √(2i+1) P_i, with P_i stretched over the past.
-
-    Source: Gu et al. (2020), HiPPO, theorem 2, whose discrete step approximates this one.
-    """
-    A, B = hippo_legs(n)
-    check.shapes(x=(x, "b l"))
-    check.dtypes(REAL, x=x)
-    if x.shape[1] == 0:
-        return x.new_zeros(*x.shape, n)
-    memory = [F.pad(x[:, :1], (0, n - 1))]  # over its first unit of time the input is a constant
-    for k, x_k in enumerate(x.unbind(1)[1:], start=1):
-        # In the time log t the equation is c' = A c + B x, with constant A and B. The step from k
-        # to k + 1 takes the time log((k + 1) / k).
-        A_bar, B_bar = (t.to(x) for t in discretize_zoh(A, B, math.log1p(1 / k)))
-        memory.append(memory[-1] @ A_bar.mT + x_k[:, None] * B_bar)
-    return torch.stack(memory, dim=1)
-
-
-def legs_reconstruct(
-    coefficients: Float[Tensor, "*b n"], past: Float[Tensor, " m"]
-) -> Float[Tensor, "*b m"]:
-    """Evaluate the polynomial of some coefficients at some places: Σ_i c_i √(2i+1) P_i(2s - 1).
-
-    Args:
-        coefficients: for example, `legs_memory` at one time.
-        past: the places s as fractions of the time so far: 0 is the beginning, 1 is now.
-
-    Source: Gu et al. (2020), HiPPO, on LegS; Bonnet's recurrence for the P_i.
-    """
-    b = " ".join(f"b_{i}" for i in range(coefficients.ndim - 1))
-    n = check.shapes(coefficients=(coefficients, f"{b} n"), past=(past, "m"))["n"]
-    check.sizes(n=n)
-    check.dtypes(REAL, coefficients=coefficients)
-    check.dtypes([coefficients.dtype], past=past)
-    check.entries("[0, 1]", past=past)
-    z = 2 * past - 1
-    legendre = [torch.ones_like(z), z]
-    for i in range(1, n - 1):
-        legendre.append(((2 * i + 1) * z * legendre[i] - i * legendre[i - 1]) / (i + 1))
-    scale = (2 * torch.arange(n, dtype=z.dtype, device=z.device) + 1).sqrt()
-    return coefficients * scale @ torch.stack(legendre[:n])
 
 
 class S4D(nn.Module):

@@ -9,12 +9,11 @@ Notebook 07 trains with it; `cheems train --help` does from the command line.
 Source: WM App. C.2 (AdamW, warm-up, cosine).
 """
 
-import contextlib
 import functools
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 import torch
 import torch.distributed as dist
@@ -79,13 +78,10 @@ class TrainConfig:
     def __post_init__(self):
         object.__setattr__(self, "betas", tuple(self.betas))  # JSON has lists
         check.plain_numbers(self)
-        sizes = (
-            "steps batch_size seq_len evaluate_every checkpoint_every micro_batch_size decay_steps"
-        )
-        check.sizes(**{name: getattr(self, name) for name in sizes.split()})
-        check.numbers(
-            "(0, inf)", learning_rate=self.learning_rate, max_grad_norm=self.max_grad_norm
-        )
+        whole = [f.name for f in fields(self) if f.type in (int, int | None) and f.name != "seed"]
+        check.sizes(**{name: getattr(self, name) for name in whole})
+        for name in ("learning_rate", "max_grad_norm"):
+            check.numbers("(0, inf)", **{name: getattr(self, name)})
         check.numbers("[0, inf)", weight_decay=self.weight_decay)
         check.numbers("[0, 1]", min_lr_ratio=self.min_lr_ratio, warmup=self.warmup)
         check.numbers("(0, 1)", eval_fraction=self.eval_fraction)
@@ -95,8 +91,7 @@ class TrainConfig:
         check.choice(("auto", "float32", "bfloat16"), precision=self.precision)
         if not isinstance(self.seed, int) or isinstance(self.seed, bool):
             raise TypeError(f"seed must be a whole number, got {self.seed!r}")
-        if not -(2**63) <= self.seed < 2**64:  # torch takes no others
-            raise ValueError(f"seed must be from -2^63 to 2^64 - 1, got {self.seed}")
+        check.numbers(f"[{-(2**63)}, {2**64})", seed=self.seed)  # torch takes no others
 
 
 def learning_rate(step: int, config: TrainConfig) -> float:
@@ -290,10 +285,8 @@ def resume(
 
 
 def default_device() -> torch.device:
-    """Return CUDA where it can be used, else Apple's GPU, else the CPU."""
-    if torch.cuda.is_available():
-        return torch.device("cuda")
-    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    """Return the GPU where there is one (CUDA, or Apple's MPS), else the CPU."""
+    return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
 
 
 def _step(run, training):
@@ -340,8 +333,7 @@ def _evaluate(run, held_out):
 def _sum_over_ranks(value, device, world_size):
     if world_size == 1:
         return value
-    dtype = torch.float32 if device.type == "mps" else torch.float64
-    total = torch.tensor(value, dtype=dtype, device=device)
+    total = torch.tensor(value, dtype=torch.float64, device=device)
     dist.all_reduce(total)
     return total.item()
 
@@ -375,7 +367,6 @@ def _loss(model, windows, reduction="mean"):
 
 
 def _autocast(precision, device):
-    can = device.type == "cuda" and torch.cuda.is_bf16_supported()
-    if precision == "bfloat16" or (precision == "auto" and can):
-        return torch.autocast(device.type, dtype=torch.bfloat16)
-    return contextlib.nullcontext()
+    fast = device.type == "cuda" and torch.cuda.is_bf16_supported()
+    wanted = precision == "bfloat16" or (precision == "auto" and fast)
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=wanted)

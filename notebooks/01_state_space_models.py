@@ -54,7 +54,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.polynomial.legendre import Legendre, leggauss
+from numpy.polynomial.legendre import Legendre, leggauss, legval
 from torch import einsum
 
 from cheems_ref import plotting
@@ -65,8 +65,6 @@ from cheems_ref.state_space import (
     discretize_bilinear,
     discretize_zoh,
     hippo_legs,
-    legs_memory,
-    legs_reconstruct,
     ssm_convolution,
     ssm_kernel,
     ssm_recurrent,
@@ -690,12 +688,24 @@ for row in A[:3, :3]:
 # constant has its mean, and nothing else. (And another unit of time only moves the clock: the same
 # input at a third of the speed leaves the same states, three times as late.)
 
+
+# %%
+def legs_memory(x, n):
+    """The n averages of the samples x (l,) so far, after each sample: (l, n)."""
+    A, B = hippo_legs(n)
+    memory = [F.pad(x[:1], (0, n - 1))]  # over its first unit of time the input is a constant
+    for t, x_t in enumerate(x[1:], start=1):
+        A_bar, B_bar = discretize_zoh(A, B, math.log1p(1 / t))
+        memory.append(A_bar @ memory[-1] + x_t * B_bar)
+    return torch.stack(memory)
+
+
 # %%
 check("the first step: B̄ = (1, 0, ..., 0)", torch.linalg.solve(A, -B), torch.eye(n)[0])
 length = 240
 edges = torch.arange(length + 1) / length
 signal = torch.sin(2 * math.pi * 3 * edges[1:] ** 2) + (edges[1:] > 0.62)  # a sweep and a jump
-memory = legs_memory(signal[None], 64)[0]  # (length, 64)
+memory = legs_memory(signal, 64)  # (length, 64)
 
 # The truth: each P_i integrated over the piece of the past that a sample covers.
 pieces = at([P_i.integ() for P_i in P], edges).diff(dim=1)  # (n, length)
@@ -710,6 +720,12 @@ _ = must_differ("one sample less", pieces[:, 1:] @ signal[:-1], memory[-1, :n])
 
 
 # %%
+def legs_reconstruct(coefficients, past):
+    """The polynomial with these averages, at the fractions `past` of the time so far."""
+    scaled = coefficients * (2 * torch.arange(len(coefficients)) + 1).sqrt()
+    return torch.from_numpy(legval(2 * past.numpy() - 1, scaled.numpy()))
+
+
 def rms_error(memory, signal, size, now):
     """Root mean square error at the time `now`, for every 80 samples so far, at their middles."""
     middles = (torch.arange(now) + 0.5) / now

@@ -27,10 +27,11 @@ from cheems_lab.__main__ import main
 from cheems_lab.checkpoint import load_model
 from cheems_lab.commands import generate as generate_command
 from cheems_lab.commands import train as train_command
+from cheems_lab.options import is_used, users
 from cheems_lab.training import train
 from cheems_ref import kernels
 from cheems_ref.budget import training_memory
-from cheems_ref.config import LAYERS, ModelConfig, is_used, make_layer, preset, users
+from cheems_ref.config import LAYERS, ModelConfig, make_layer, preset
 from cheems_ref.model import CausalLM, Sampling, generate
 from cheems_ref.presets import PRESETS
 from cheems_ref.text import ids_to_text, read_text, text_to_ids

@@ -87,9 +87,3 @@ for room in {sorted(ROOMS - {"plotting", "hub"})!r}:
 """
     finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert finished.returncode == 0, finished.stderr
-
-
-def test_drawing_says_what_it_lacks():
-    program = "import sys; sys.modules['matplotlib'] = None; import cheems_ref.plotting"
-    finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert "pip install matplotlib ipython" in finished.stderr

@@ -8,7 +8,6 @@ import itertools
 import math
 from functools import partial
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -433,59 +432,6 @@ def hippo_is_its_formula(m):
         )
 
 
-def legendre(i, z):
-    """P_i by numpy, at the points z of [-1, 1]."""
-    return torch.from_numpy(np.polynomial.legendre.legval(z.numpy(), [0.0] * i + [1.0]))
-
-
-def memory_is_the_projection(m, n=7, length=9):
-    """c_i = 1/t ∫_0^t x(s) √(2i+1) P_i(2s/t - 1) ds of the held input, by Gauss's quadrature.
-
-    Eight nodes in each unit of time are exact for polynomials of degree 15.
-    """
-    x = normal(2, length)
-    nodes, weights = (torch.from_numpy(t) for t in np.polynomial.legendre.leggauss(8))
-    want = torch.zeros(2, length, n, dtype=x.dtype)
-    for k, i in itertools.product(range(length), range(n)):
-        for s in range(k + 1):
-            place = (s + (nodes + 1) / 2) / (k + 1)
-            mean = (weights / 2 * legendre(i, 2 * place - 1)).sum() / (k + 1)
-            want[:, k, i] += math.sqrt(2 * i + 1) * mean * x[:, s]
-    check("coefficients = projection integrals", m.legs_memory(x, n), want)
-
-
-def memory_knows_no_unit_of_time(m):
-    x = normal(2, 12)
-    held = x.repeat_interleave(3, dim=1)
-    check("every sample three times", m.legs_memory(held, 6)[:, 2::3], m.legs_memory(x, 6))
-
-
-def reconstruction_is_legendre_series(m):
-    past = torch.linspace(0, 1, 9, dtype=torch.float64)
-    for n in (1, 2, 3, 8):
-        c = normal(2, 3, n)
-        want = sum(
-            c[..., i, None] * math.sqrt(2 * i + 1) * legendre(i, 2 * past - 1) for i in range(n)
-        )
-        check(f"reconstruction = Legendre series, n = {n}", m.legs_reconstruct(c, past), want)
-
-
-def polynomial(s, degree=3):
-    return sum(a * s**i for i, a in enumerate((0.3, -2.0, 1.5, 2.5)[: degree + 1]))
-
-
-def polynomials_are_remembered(m, n=4):
-    """Samples in the middles of the units reconstruct them with an error of second order."""
-    past = torch.linspace(0, 1, 11, dtype=torch.float64)
-    errors = []
-    for length in (50, 100, 200):
-        x = polynomial((torch.arange(length, dtype=torch.float64) + 0.5) / length)
-        c = m.legs_memory(x[None], n)[:, -1]
-        errors.append((m.legs_reconstruct(c, past) - polynomial(past)).abs().max().item())
-    ratios = [a / b for a, b in itertools.pairwise(errors)]
-    assert all(3.9 < r < 4.1 for r in ratios) and errors[-1] < 1e-3, f"{errors}, {ratios}"
-
-
 def test_hippo_is_its_formula():
     hippo_is_its_formula(state_space)
 
@@ -497,45 +443,6 @@ def test_hippo_decays_at_the_rates_1_to_n(n):
     check("eigenvalues of A", rates, -torch.arange(1, n + 1).double(), tol=1e-8)
     # of a constant input it keeps the constant: A (1, 0, ...) + B = 0
     check("at rest under a constant", A[:, 0] + B, torch.zeros(n).double(), atol=1e-14)
-
-
-@pytest.mark.parametrize("n, length", [(1, 5), (3, 1), (7, 9), (4, 0)])
-def test_memory_is_the_projection(n, length):
-    memory_is_the_projection(state_space, n, length)
-
-
-def test_memory_knows_no_unit_of_time():
-    memory_knows_no_unit_of_time(state_space)
-
-
-def test_reconstruction_is_a_legendre_series():
-    reconstruction_is_legendre_series(state_space)
-
-
-def test_polynomials_of_a_degree_below_n_are_remembered():
-    polynomials_are_remembered(state_space)
-
-
-def test_polynomial_of_degree_n_is_not_remembered():
-    with pytest.raises(AssertionError):
-        polynomials_are_remembered(state_space, n=3)
-
-
-def test_memory_stays_accurate_with_many_coefficients():
-    """A constant of so many steps is still (1, 0, ..., 0), and float32 is right to its digits."""
-    want = F.one_hot(torch.tensor(0), 64).double().expand(1, 300, 64)
-    check("n = 64", state_space.legs_memory(torch.ones(1, 300).double(), 64), want)
-    x = normal(1, 300)
-    check("float32", state_space.legs_memory(x.float(), 32), state_space.legs_memory(x, 32).float())
-
-
-def test_memory_is_causal_and_differentiable():
-    x = normal(1, 6).requires_grad_()
-    assert torch.autograd.gradcheck(lambda x: state_space.legs_memory(x, 3), x)
-    jacobian = torch.autograd.functional.jacobian(
-        lambda x: state_space.legs_memory(x, 3).sum(-1), x
-    )
-    assert not jacobian[0, :, 0].triu(1).any() and jacobian[0, :, 0].diagonal().all()
 
 
 # --- S4D --------------------------------------------------------------------------------------
@@ -780,10 +687,6 @@ bilinear = partial(state_space.discretize_bilinear, A=A_2, B=B_2, dt=0.1)
 recurrent = partial(state_space.ssm_recurrent, A_bar=A_2, B_bar=B_2, C=C_2, x=X_2)
 kernel = partial(state_space.ssm_kernel, A_bar=A_2, B_bar=B_2, C=C_2, length=5)
 convolution = partial(state_space.ssm_convolution, kernel=normal(5), x=X_2)
-memory = partial(state_space.legs_memory, x=X_2, n=4)
-reconstruct = partial(
-    state_space.legs_reconstruct, coefficients=normal(3, 4), past=torch.zeros(2).double()
-)
 # The function, one argument, what it is changed into, and what the message says.
 # fmt: off
 BAD = [
@@ -819,16 +722,6 @@ BAD = [
     (convolution, "kernel", normal(3, 5), r"kernel must be \(l,\) = \(5,\).*\(3, 5\)"),
     (convolution, "kernel", normal(5).float(), r"kernel must be torch\.float64.*float32"),
     (state_space.hippo_legs, "n", 0, "n must be at least 1, got 0"),
-    (memory, "n", 0, "n must be at least 1, got 0"),
-    (memory, "x", X_2[0], r"x must be \(b, l\).*\(5,\)"),
-    (memory, "x", X_2.long(), r"x must be torch\.float32 or .*int64"),
-    (reconstruct, "coefficients", torch.tensor(1.0), r"coefficients must be \(n,\), got .*\(\)"),
-    (reconstruct, "coefficients", normal(3, 0), "n must be at least 1, got 0"),
-    (reconstruct, "coefficients", normal(3, 4).long(), r"coefficients must be .*int64"),
-    (reconstruct, "past", normal(2, 2), r"past must be \(m,\), got shape \(2, 2\)"),
-    (reconstruct, "past", torch.zeros(2), r"past must be torch\.float64.*float32"),
-    *((reconstruct, "past", torch.tensor([0.5, s]).double(), rf"past must be in \[0, 1\] .*{s}")
-      for s in (-0.25, 1.5, math.nan)),
 ]
 # fmt: on
 

@@ -4,8 +4,6 @@ from planting import mistakes
 from test_state_space import (
     bilinear_is_its_formula,
     convolution_is_the_sum,
-    memory_is_the_projection,
-    polynomials_are_remembered,
     recurrence_is_the_double_sum,
     s4d_is_accurate_in_float32,
     s4d_kernel_is_that_of_the_full_model,
@@ -38,12 +36,6 @@ MISTAKES = mistakes([
         "FFT wraps round": [('size = 2 * n["l"]', 'size = n["l"]')],
         "kernel not turned round": [
             ("torch.fft.rfft(kernel, size) *", "torch.fft.rfft(kernel, size).conj() *")]}),
-    (memory_is_the_projection, {
-        "HiPPO grows": [
-            ("return -torch.outer(B, B).tril(-1) - (i + 1).diag(), B",
-             "return torch.outer(B, B).tril(-1) + (i + 1).diag(), B")]}),
-    (polynomials_are_remembered, {
-        "1/t left out, as in S4": [("math.log1p(1 / k)", "0.01")]}),
     (s4d_kernel_is_that_of_the_full_model, {
         "conjugates forgotten": [
             ('return 2 * einsum("dn,dnl->dl"', 'return einsum("dn,dnl->dl"')]}),
