@@ -153,11 +153,13 @@ def make_layer(letter: str, config: ModelConfig) -> nn.Module:
 
 
 def _check_field(field, value):
-    """Check a size or a flag; the layers check the words."""
+    """Check a size, which must fit into 31 bits, or a flag; the layers check the words."""
     if field.type in (int, int | None):
         check.sizes(**{field.name: value})
         if value is None and field.type is int:
             raise TypeError(f"{field.name} must be a whole number, got None")
+        if value is not None and value >= 2**31:
+            raise ValueError(f"{field.name} must be less than 2^31, got {value}")
     elif field.type is bool and not isinstance(value, bool):
         raise TypeError(f"{field.name} must be True or False, got {value!r}")
 
