@@ -304,6 +304,7 @@ HELD = [
     (each_holds, "part", "--sharded"),
 ]
 
+
 def main(folder):
     verdicts = {}
     for i, (has_property, *arguments) in enumerate(HELD):
