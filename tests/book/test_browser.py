@@ -11,13 +11,9 @@ SVG = '<svg xmlns="http://www.w3.org/2000/svg" width="9" height="9"/>'
 
 MISTAKES = {
     "raw $": ("<p>where $x$ is</p>", "raw_math"),
-    "raw \\(": (r"<p>where \(x\) is</p>", "raw_math"),
-    "raw command": (r"<p>the \alpha of it</p>", "raw_math"),
     "no alt": ('<img src="a.svg">', "without_alt axe"),
-    "empty alt": ('<img src="a.svg" alt=" ">', "without_alt axe"),
     "too wide": ('<p style="width: 900px">wide</p>', "too_wide"),
     "contrast": ('<p style="color: #999; background: #fff">pale</p>', "axe"),
-    "heading left out": ("<h4>Deeper</h4>", "axe"),
 }
 
 
@@ -53,21 +49,9 @@ def test_a_mistake_is_seen_by_the_questions_for_it(look, mistake):
     ("content", "said"),
     [
         ('<script>console.error("oh")</script>', "console: oh"),
-        ('<script>throw new Error("oh")</script>', "error: oh"),
         ('<img alt="A curve." src="b.svg">', "404: "),
         ('<img alt="A curve." src="https://example.org/b.svg">', "asks for https://example.org"),
-        ('<script src="//example.org/b.js"></script>', "asks for http://example.org/b.js"),
     ],
 )
 def test_a_problem_is_named(look, content, said):
     assert any(said in problem for problem in look(FINE + content)["problems"])
-
-
-def test_a_part_that_holds_the_title_may_not_scroll_either(look):
-    wide = '<p style="width: 900px">wide</p>'
-    assert look(f"<style>main {{overflow-x: auto}}</style>{wide}")["too_wide"]
-
-
-def test_what_scrolls_by_itself_is_not_too_wide(look):
-    box = '<div style="overflow-x: auto" tabindex="0"><p style="width: 900px">wide</p></div>'
-    assert look(FINE + box)["too_wide"] == []
