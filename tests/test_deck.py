@@ -6,7 +6,6 @@ look is tested in a browser, in tests/book.
 """
 
 import re
-from base64 import b64decode
 from html import unescape
 
 import deck
@@ -15,16 +14,11 @@ import pytest
 import slides
 from build import ROOT, BuildError
 from deck import Deck, Part, Slide, blocks, lead, sentences
-from fit import fitted, halves
+from fit import fitted
 from lessons import stored, tags
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 from test_notebooks import STORED
-
-PIXEL = (  # a PNG of one
-    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJg"
-    "gg=="
-)
 
 
 def taught(notebook: NotebookNode) -> list[NotebookNode]:
@@ -308,19 +302,6 @@ def test_a_title_shows_no_sentence_that_an_equation_ends():
 # Fitting.
 
 
-def test_a_long_formula_is_set_in_rows_between_its_clauses():
-    a, b = (f"{x} = {'+'.join('abcdefghijklmnopqrstuv')}" for x in "xy")
-
-    def rows(tex):
-        return fit.in_rows(Part("math", tex)).source.strip()
-
-    assert rows(rf"{a}, \qquad {b} \tag{{3.1}}") == (
-        rf"\begin{{gathered}} {a}, \\ {b} \end{{gathered}} \tag{{3.1}}"
-    )
-    for left in (r"a \qquad b", rf"{a} + {b}", rf"\text{{{a} \quad {b}}}", rf"{a} \\ \quad {b}"):
-        assert rows(left) == left
-
-
 def test_short_slides_have_large_type_and_long_ones_are_divided_or_refused():
     words = Part("text", "A few words.")
     [sized] = fitted(Slide("statement", "head", [words]))
@@ -335,19 +316,6 @@ def test_short_slides_have_large_type_and_long_ones_are_divided_or_refused():
     function = "def f():\n" + "\n".join(f"    value_{i} = {i}" for i in range(80))
     with pytest.raises(BuildError, match="too large for a slide, under 'head'"):
         fitted(Slide("cell", "head", [Part("code", function)]))
-
-
-@pytest.mark.parametrize(
-    "kind, source, wanted",
-    [
-        ("table", "|a|\n|-|\n|1|\n|2|", ["|a|\n|-|\n|1|", "|a|\n|-|\n|2|"]),
-        ("list", "- one\n  goes on\n- two\n- three", ["- one\n  goes on", "- two\n- three"]),
-        ("code", "a = 1\n\n\ndef f():\n    return a", ["a = 1", "def f():\n    return a"]),
-        ("text", "One. Two.", ["One. Two."]),
-    ],
-)
-def test_halves(kind, source, wanted):
-    assert [half.source for half in halves(Part(kind, source))] == wanted
 
 
 # The HTML.
@@ -378,14 +346,3 @@ def test_two_drawings_share_no_id():
     used = [set(re.findall(r'(?:href="#|url\(#)([^")]*)', one)) for one in html]
     assert len(ids[0]) == len(set(re.findall(r' id="([^"]*)"', drawing))) and not ids[0] & ids[1]
     assert all(some and some <= own for some, own in zip(used, ids, strict=True))
-
-
-def test_layers_lie_over_one_another(tmp_path):
-    (tmp_path / "pictures").mkdir()
-    png = b64decode(PIXEL)
-    part = Part("png", "", 'a "dot"', ((png, (0, 0, 1, 1)), (png, (0.5, 0.25, 0.5, 0.5))))
-    html = slides.picture(part, 300.0, tmp_path, "03-001")
-    names = [path.name for path in sorted((tmp_path / "pictures").iterdir())]
-    assert names == ["03-001-0.png", "03-001-1.png"]
-    assert 'alt="a &quot;dot&quot;"' in html and 'class="fragment" data-fragment-index="1"' in html
-    assert "left: 50.000%; top: 25.000%; width: 50.000%; height: 50.000%" in html

@@ -94,21 +94,6 @@ def test_arrow_keys_visit_every_slide_and_every_stage(browser, name):
         assert len(set(page.evaluate("seen"))) == len(page.evaluate("seen")) == wanted
 
 
-def test_figures_grow_in_stages(browser):
-    """The scan's rounds, the four steps on the matrix, the turning pair, the candidates."""
-    stages = {}
-    for name in DECKS:
-        with visit(browser, name) as page:
-            counts = page.locator(".drawing").evaluate_all(STAGES)
-        stages[name[:2]] = [count for count in counts if count]
-    assert {chapter: counts for chapter, counts in stages.items() if counts} == {
-        "01": [3],
-        "03": [5],
-        "04": [2],
-        "06": [3],
-    }
-
-
 @contextmanager
 def on_paper(browser, name: str):
     """A deck as it is printed: all slides at once."""
