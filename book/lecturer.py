@@ -6,7 +6,7 @@ The pages in book/guide are written by people, but for three kinds of cells of t
 minutes, which are those that book/minutes.py counts, the links to sections of the notebooks, and
 the weeks of exercises, which are those of the syllabus. This script fills these in; `--check`
 writes nothing and exits with 1 where they are not as they should be. `--students` writes the exam
-without its answers.
+without its answers, and nothing else.
 """
 
 import argparse
@@ -229,6 +229,7 @@ def main(arguments: list[str] | None = None, guide: Path = GUIDE) -> int:
     if options.students:
         exam = (guide / "exam.md").read_text(encoding="utf-8")
         options.students.write_text(students(exam), encoding="utf-8")
+        return 0
     different = {p: t for p, t in wanted(guide).items() if p.read_text(encoding="utf-8") != t}
     for path, text in different.items():
         print(f"{'not as it should be' if options.check else 'filled in'}: {path.name}")

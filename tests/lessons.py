@@ -6,16 +6,25 @@ do, which applies them. Blank lines are not counted.
 
 import ast
 import builtins
-import copy
 import symtable
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
 
+import nbformat
 from nbformat import NotebookNode
 
+NOTEBOOKS = Path(__file__).resolve().parent.parent / "notebooks"
 LONGEST = 30  # lines of a cell
 SHORT = 15  # lines of most cells: all but one in eight
 DRAWING = 8  # lines of a figure, beside the call that saves it with its alt text
 UNDOCUMENTED = 5  # lines of a function's body that go without a docstring
+
+
+@cache
+def stored(path: Path) -> NotebookNode:
+    """A notebook as it is committed; do not change it."""
+    return nbformat.read(path, as_version=4)
 
 
 def tags(cell: NotebookNode) -> set[str]:
@@ -63,9 +72,9 @@ def draws_in_figure_cells(notebook: NotebookNode) -> list[str]:
         if "figure" in tags(cell) and not shows and not defines:
             complaints.append(f"cell {number} is tagged figure, and neither draws nor defines")
         saved = "".join(ast.get_source_segment(cell.source, s) for s in statements if is_save(s))
-        if shows and lines(cell.source) - lines(saved) > DRAWING:
-            count = lines(cell.source) - lines(saved)
-            complaints.append(f"cell {number} draws in {count} lines, more than {DRAWING}")
+        drawing = lines(cell.source) - lines(saved)
+        if shows and drawing > DRAWING:
+            complaints.append(f"cell {number} draws in {drawing} lines, more than {DRAWING}")
     return complaints
 
 
@@ -80,80 +89,36 @@ def says_what_functions_do(notebook: NotebookNode) -> list[str]:
     ]
 
 
-def one_by_one(statements: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
-    """Statements in the order in which they run, those inside `for`, `with` and `if` included."""
-    for statement in statements:
-        inner = [getattr(statement, part, []) for part in ("body", "orelse", "finalbody")]
-        for handler in getattr(statement, "handlers", []):
-            caught = ast.Assign(
-                [ast.Name(handler.name or "_", ast.Store())], handler.type, lineno=0
-            )
-            inner.append([caught, *handler.body])
-        if isinstance(statement, (ast.FunctionDef, ast.ClassDef)) or not any(inner):
-            yield statement
-            continue
-        if isinstance(statement, ast.For):
-            yield ast.Assign([statement.target], statement.iter, lineno=0)
-        elif isinstance(statement, ast.With):
-            for item in statement.items:
-                target = item.optional_vars or ast.Name("_", ast.Store())
-                yield ast.Assign([target], item.context_expr, lineno=0)
-        elif isinstance(statement, (ast.If, ast.While)):
-            yield ast.Expr(statement.test)
-        for body in inner:
-            yield from one_by_one(body)
-
-
-class AsGenerators(ast.NodeTransformer):
-    """Makes every comprehension a generator: from Python 3.12 on the others have no scope of their
-    own, and their variables stand among the names around them.
-    """
-
-    def visit_ListComp(self, node):
-        return self.generic_visit(ast.GeneratorExp(node.elt, node.generators))
-
-    visit_SetComp = visit_ListComp
-
-    def visit_DictComp(self, node):
-        pair = ast.Tuple([node.key, node.value], ast.Load())
-        return self.generic_visit(ast.GeneratorExp(pair, node.generators))
-
-
-def names(statement: ast.stmt) -> tuple[set[str], set[str]]:
-    """What a statement takes from outside itself, and what it binds."""
-    statement = AsGenerators().visit(copy.deepcopy(statement))
-    outermost = symtable.symtable(ast.unparse(statement), "a cell", "exec")
-    taken = {s.get_name() for s in outermost.get_symbols() if s.is_referenced()}
-    bound = {s.get_name() for s in outermost.get_symbols() if s.is_assigned() or s.is_imported()}
-    if isinstance(statement, ast.AugAssign) and isinstance(statement.target, ast.Name):
-        taken.add(statement.target.id)
-    inner = list(outermost.get_children())
-    while inner:
-        table = inner.pop()
-        inner += table.get_children()
-        taken |= {s.get_name() for s in table.get_symbols() if s.is_global() and s.is_referenced()}
-    definition = isinstance(statement, (ast.FunctionDef, ast.ClassDef))
-    return taken - ({statement.name} if definition else set()), bound
+def names_taken(table: symtable.SymbolTable) -> set[str]:
+    """Names that a cell, or a function in it, reads and does not bind."""
+    taken = {
+        symbol.get_name()
+        for symbol in table.get_symbols()
+        if symbol.is_referenced() and symbol.is_global()
+    }
+    return taken.union(*map(names_taken, table.get_children()))
 
 
 def sections_stand_alone(notebook: NotebookNode) -> list[str]:
-    """A section uses what it binds itself, functions and imports, and what `setup` cells bind."""
-    shared, complaints, here = set(dir(builtins)) | {"_"}, [], set()
+    """A section uses names that it binds itself, functions, imports, and names of `setup` cells."""
+    shared, here, complaints = set(dir(builtins)), set(), []
     for number, cell in enumerate(notebook.cells, start=1):
+        if cell.cell_type == "markdown" and "\n## " in f"\n{cell.source}":
+            here = set()
         if cell.cell_type != "code":
-            if any(line.startswith("## ") for line in cell.source.splitlines()):
-                here = set()
             continue
-        for statement in one_by_one(statements_of(cell)):
-            taken, bound = names(statement)
-            complaints += [
-                f"cell {number} uses {name}, which its section does not define"
-                for name in sorted(taken - shared - here)
-            ]
-            common = (ast.FunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
-            if "setup" in tags(cell) or isinstance(statement, common):
-                shared |= bound
-            here |= bound
+        table = symtable.symtable(cell.source, f"cell {number}", "exec")
+        bound = {s for s in table.get_symbols() if s.is_assigned() or s.is_imported()}
+        here |= {s.get_name() for s in bound}
+        shared |= {
+            s.get_name()
+            for s in bound
+            if "setup" in tags(cell) or s.is_imported() or s.is_namespace()
+        }
+        complaints += [
+            f"cell {number} uses {name}, which its section does not define"
+            for name in sorted(names_taken(table) - shared - here)
+        ]
     return complaints
 
 

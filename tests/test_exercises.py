@@ -10,97 +10,83 @@ import ast
 import contextlib
 import io
 import re
-from collections import Counter
-from functools import partial
 from itertools import pairwise
-from pathlib import Path
 
-import nbformat
 import pytest
 import torch
 from build import read_source
-from lessons import tags
+from lessons import NOTEBOOKS, stored, tags
+from nbformat import NotebookNode
 
-NOTEBOOKS = Path(__file__).resolve().parent.parent / "notebooks"
-SOURCES = sorted(NOTEBOOKS.glob("*.py"))
-CHAPTERS = [path for path in SOURCES if not path.stem.startswith("00")]  # 00 has a self-test
+CHAPTERS = sorted(NOTEBOOKS.glob("[01][0-9]_*.py"))[1:]  # 00 has a self-test
+every_chapter = pytest.mark.parametrize("source", CHAPTERS, ids=lambda path: path.stem)
 GRADES = ["easy", "medium", "hard"]
 HEADING = re.compile(r"^\*\*(\d) · (\w+)\.\*\*", re.MULTILINE)
 SOLUTION = re.compile(r"^( *)### BEGIN SOLUTION\n.*?### END SOLUTION", re.MULTILINE | re.DOTALL)
+KEPT = (ast.FunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
 
 
-def exercises(path: Path) -> list[tuple[str, str]]:
-    """The pairs of an exercise cell and the check cell after it, in a source or a notebook."""
-    read = read_source if path.suffix == ".py" else partial(nbformat.read, as_version=4)
-    cells = [cell for cell in read(path).cells if cell.cell_type == "code"]
-    pairs = zip(cells, [*cells[1:], None], strict=True)
-    return [(cell.source, check.source) for cell, check in pairs if "exercise" in tags(cell)]
+def exercises(notebook: NotebookNode) -> list[tuple[str, str]]:
+    """The pairs of an exercise cell and the check cell after it."""
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    return [(a.source, b.source) for a, b in pairwise(cells) if "exercise" in tags(a)]
+
+
+@every_chapter
+def test_five_exercises_of_rising_difficulty_each_with_a_solution_and_a_check(source):
+    notebook = read_source(source)
+    text = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
+    numbers, grades = zip(*HEADING.findall(text), strict=True)
+    assert numbers == tuple("12345") and set(grades) == set(GRADES)
+    assert list(grades) == sorted(grades, key=GRADES.index)
+    marked = [tags(cell) for cell in notebook.cells if tags(cell) & {"exercise", "check"}]
+    assert marked == 5 * [{"exercise"}, {"check"}] and len(exercises(notebook)) == 5
+    for exercise, _ in exercises(notebook):
+        assert len(SOLUTION.findall(exercise)) == 1, exercise
+        definition = ast.parse(exercise).body[-1]
+        assert isinstance(definition, (ast.FunctionDef, ast.ClassDef)), exercise
+        assert ast.get_docstring(definition), exercise
 
 
 @pytest.fixture
-def chapter(request, editions, monkeypatch):
-    """What the exercises of a chapter may use, in a namespace of its own."""
+def in_the_student_edition(editions, monkeypatch):
+    """What a chapter sets for torch is set back."""
     monkeypatch.chdir(editions / "student/notebooks")
     dtype, threads = torch.get_default_dtype(), torch.get_num_threads()
-    namespace = {"__name__": "__main__"}
-    for cell in nbformat.read(f"{request.param.stem}.ipynb", as_version=4).cells:
-        if cell.cell_type != "code" or tags(cell) & {"exercise", "check", "versions"}:
-            continue
-        kept = (ast.FunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
-        body = ast.parse(cell.source).body
-        if "setup" not in tags(cell):
-            body = [statement for statement in body if isinstance(statement, kept)]
-        exec(compile(ast.Module(body, []), request.param.name, "exec"), namespace)
-    yield namespace
+    yield
     torch.set_default_dtype(dtype)
     torch.set_num_threads(threads)
 
 
-def passes(namespace: dict, exercise: str, check: str) -> bool:
-    namespace = dict(namespace)
-    try:
-        with contextlib.redirect_stdout(io.StringIO()):
-            exec(exercise, namespace)
-            exec(check, namespace)
-    except (Exception, SystemExit):  # whatever a check says no with
-        return False
-    return True
+def at_hand(notebook: NotebookNode) -> dict:
+    """What the exercises of a chapter may use."""
+    namespace = {"__name__": "__main__"}
+    for cell in notebook.cells:
+        if cell.cell_type == "code" and not tags(cell) & {"exercise", "check", "versions"}:
+            body = ast.parse(cell.source).body
+            if "setup" not in tags(cell):
+                body = [statement for statement in body if isinstance(statement, KEPT)]
+            exec(compile(ast.Module(body, []), "<cell>", "exec"), namespace)
+    return namespace
 
 
-@pytest.mark.parametrize("path", CHAPTERS, ids=lambda path: path.stem)
-def test_five_exercises_of_rising_difficulty(path):
-    text = "\n".join(c.source for c in read_source(path).cells if c.cell_type == "markdown")
-    headings = HEADING.findall(text)
-    assert [number for number, _ in headings] == list("12345")
-    grades = [GRADES.index(grade) for _, grade in headings]
-    assert grades == sorted(grades) and set(grades) == {0, 1, 2}
-    assert len(exercises(path)) == 5
-
-
-@pytest.mark.parametrize("path", CHAPTERS, ids=lambda path: path.stem)
-def test_an_exercise_is_a_function_with_a_solution_and_a_check(path):
-    cells = [cell for cell in read_source(path).cells if cell.cell_type == "code"]
-    following = [tags(after) for cell, after in pairwise(cells) if "exercise" in tags(cell)]
-    assert following == [{"check"}] * 5
-    assert Counter(tag for cell in cells for tag in tags(cell))["check"] == 5
-    for source, _ in exercises(path):
-        assert len(SOLUTION.findall(source)) == 1, source
-        definition = ast.parse(source).body[-1]
-        assert isinstance(definition, (ast.FunctionDef, ast.ClassDef)), source
-        assert ast.get_docstring(definition), source
-
-
-@pytest.mark.parametrize("number", range(5))
-@pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda path: path.stem, indirect=True)
-def test_a_check_tells_the_solution_from_the_gap(chapter, editions, request, number):
-    name = request.node.callspec.params["chapter"].stem
-    gap, check = exercises(editions / f"student/notebooks/{name}.ipynb")[number]
-    solution, same = exercises(editions / f"instructor/source/{name[:2]}/{name}.ipynb")[number]
-    assert "raise NotImplementedError()" in gap and check == same
-    assert not passes(chapter, gap, check), "passes where it is untouched"
-    nothing = SOLUTION.sub(r"\1pass", solution)
-    assert not passes(chapter, nothing, check), "passes where nothing is returned"
-    namespace = dict(chapter)
+def run(namespace: dict, exercise: str, check: str) -> None:
     with contextlib.redirect_stdout(io.StringIO()):
-        exec(solution, namespace)
-        exec(check, namespace)
+        exec(f"{exercise}\n{check}", dict(namespace))
+
+
+@every_chapter
+@pytest.mark.usefixtures("in_the_student_edition")
+def test_a_check_tells_the_solution_from_the_gap(source, editions):
+    name = f"{source.stem}.ipynb"
+    students = stored(editions / "student/notebooks" / name)
+    instructors = stored(editions / "instructor/source" / name[:2] / name)
+    namespace = at_hand(students)
+    pairs = zip(exercises(students), exercises(instructors), strict=True)
+    for number, ((gap, check), (solution, same)) in enumerate(pairs, start=1):
+        run(namespace, solution, check)
+        assert "raise NotImplementedError()" in gap and check == same
+        for unsolved in (gap, SOLUTION.sub(r"\1pass", solution)):
+            with pytest.raises((Exception, SystemExit)):  # whatever a check says no with
+                run(namespace, unsolved, check)
+                pytest.fail(f"the check of exercise {number} passes on\n{unsolved}")

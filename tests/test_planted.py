@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from planting import Mistake, plant, planted
+from planting import Mistake, planted
 
 import cheems_ref.ssd as ssd
 from cheems_ref import check, convolution, text
@@ -79,31 +79,23 @@ def is_the_room_of_texts(m):
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_a_mistake_that_breaks_nothing_fails(request):
-    harmless = Mistake(
-        "none", is_the_room_of_texts, (), [("import torch\n", "import  torch\n")], None
-    )
-    with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
-        is_caught(Text, harmless, request)
-
-
-def test_an_edit_of_text_that_is_not_there_or_not_so_often_is_refused():
-    for edit, message in (
-        (("no such text", ""), "occurs 0 times in text.py, not 1"),
-        (("import", "import"), "occurs [0-9]+ times in text.py, not 1"),
-        (("import torch\n", "", 2), "occurs 1 times in text.py, not 2"),
+def test_a_mistake_that_breaks_nothing_or_edits_nothing_is_refused(request):
+    harmless = ("import torch\n", "import  torch\n")
+    for edit, error, message in (
+        (harmless, pytest.fail.Exception, "DID NOT RAISE"),
+        (("no such text", ""), LookupError, "occurs 0 times in text.py, not 1"),
+        ((*harmless, 2), LookupError, "occurs 1 times in text.py, not 2"),
     ):
-        with pytest.raises(LookupError, match=message):
-            plant(text, edit)
+        mistake = Mistake("none", is_the_room_of_texts, (), [edit], None)
+        with pytest.raises(error, match=message):
+            is_caught(Text, mistake, request)
 
 
-def test_of_several_rooms_the_one_that_has_the_text_is_edited_and_those_above_see_it():
+def test_rooms_above_an_edited_one_see_its_copy():
     edit = ("if size is not None and size < 1:", "if size is not None and size <= 1:")
     m = planted((check, convolution, ssd), [edit])
     assert [*m.copied] == ["check", "convolution", "ssd"] and m.check is m.copied["check"]
     assert m.short_convolution is m.copied["convolution"].short_convolution
     assert m.short_convolution is not ssd.short_convolution
-    assert [*planted((check, convolution, ssd), [edit], check).copied] == [*m.copied]
-    for fragment, count in (("no such text", 0), ("import torch\n", 3)):
-        with pytest.raises(LookupError, match=f"occurs in {count} rooms, not in one"):
-            planted((check, convolution, ssd), [(fragment, "")])
+    with pytest.raises(LookupError, match="occurs in 3 rooms, not in one"):
+        planted((check, convolution, ssd), [("import torch\n", "")])

@@ -3,9 +3,9 @@ this file in several:
 
     torchrun --nproc-per-node 2 tests/trainer_runs.py FOLDER
 
-A property is a function of `m`, the example or a copy with a mistake, and of an empty folder. Of
-several processes, the first writes to FOLDER/verdicts.json what is said against each property: ""
-where it holds.
+A property is a function of a folder for all runs and of more words for the command line. Of several
+processes, the first writes to FOLDER/verdicts.json what is said against each property: "" where it
+holds.
 """
 
 import contextlib
@@ -14,7 +14,6 @@ import io
 import json
 import math
 import os
-import re
 import shutil
 import sys
 from pathlib import Path
@@ -26,7 +25,6 @@ import torch.nn.functional as F
 from accelerate import Accelerator
 from safetensors.torch import load_file
 from torch.distributed.tensor import DTensor
-from transformers import AutoTokenizer
 
 from cheems_ref.config import ModelConfig
 from cheems_ref.model import CausalLM
@@ -98,42 +96,37 @@ def by_hand():
     return losses, evaluations, {name: p.detach() for name, p in model.named_parameters()}
 
 
-def run(m, arguments):
-    """What the example does, until all processes have done it."""
-    trainer = m.main(arguments)
-    together()
-    return trainer
-
-
 class Stopped(Exception):
     """A run that was killed."""
 
 
-def updates(m, arguments, stop=None):
-    """Train, stop in update `stop`: which updates are made, and how many windows are read here."""
-    step, done = m.MatrixDecay.training_step, []
+def updates(arguments, stop=None):
+    """Train, stop in update `stop`; the updates that were made, and the Trainer."""
+    step, done, trainer = example.MatrixDecay.training_step, [], None
 
-    def counted(trainer, model, inputs, *rest):
-        if trainer.state.global_step == stop:
+    def counted(self, model, inputs, *rest):
+        if self.state.global_step == stop:
             raise Stopped
-        done.append((trainer.state.global_step, len(inputs["input_ids"])))
-        return step(trainer, model, inputs, *rest)
+        assert len(inputs["input_ids"]) == BATCH // PROCESSES, "each process reads its share"
+        done.append(self.state.global_step)
+        return step(self, model, inputs, *rest)
 
     with pytest.MonkeyPatch.context() as patch, contextlib.suppress(Stopped):
-        patch.setattr(m.MatrixDecay, "training_step", counted)
-        return done, run(m, arguments)
-    return done, None
+        patch.setattr(example.MatrixDecay, "training_step", counted)
+        trainer = example.main(arguments)
+    together()
+    return done, trainer
 
 
-RUNS = {}
-
-
-def whole(m, folder, *more):
-    """A run from its start to its end, made once: its Trainer, its updates, where it is."""
-    if (m, more) not in RUNS:
-        done, trainer = updates(m, words(folder, *more))
-        RUNS[m, more] = trainer, done, folder
-    return RUNS[m, more]
+@functools.cache
+def whole(folder, *more):
+    """A run from its start to its end, made once: its Trainer, its folder, what it prints."""
+    own = folder / f"whole{''.join(more)}"
+    own.mkdir(exist_ok=True)
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        done, trainer = updates(words(own, *more))
+    assert done == [*range(STEPS)] and trainer.args.world_size == PROCESSES
+    return trainer, own, said.getvalue()
 
 
 def together():
@@ -156,167 +149,77 @@ def written(folder):
 # --- properties -------------------------------------------------------------------------------
 
 
-def trains_as_by_hand(m, folder, *more):
-    """Losses, learning rates and parameters."""
-    trainer, _, folder = whole(m, folder, *more)
-    losses, _, parameters = by_hand()
+def trains_as_by_hand(folder, *more):
+    """Losses, learning rates, parameters, and the held-out loss: four times and at the end."""
+    trainer, own, _ = whole(folder, *more)
+    losses, evaluations, parameters = by_hand()
     rates = torch.tensor([rate(step) for step in range(STEPS)])
     check("learning rates", logged(trainer, "learning_rate"), rates, tol=1e-9)
     check("losses", logged(trainer, "loss"), torch.tensor(losses), tol=ROUNDING)
-    got = written(folder)
+    held_out = torch.tensor([*evaluations, evaluations[-1]])
+    check("held-out losses", logged(trainer, "eval_loss"), held_out, tol=ROUNDING)
+    got = written(own)
     assert got.keys() == parameters.keys()
     for name, p in parameters.items():
         check(name, got[name], p, tol=ROUNDING)
 
 
-def evaluates_as_by_hand(m, folder, *more):
-    """Loss per byte of the held-out text, four times while it trains and once at the end."""
-    trainer, _, _ = whole(m, folder, *more)
-    losses = by_hand()[1]
-    want = torch.tensor([*losses, losses[-1]])
-    check("held-out losses", logged(trainer, "eval_loss"), want, tol=ROUNDING)
-
-
-def goes_on(m, folder, *more):
+def goes_on(folder):
     """A run that is stopped goes on from its newest whole checkpoint, to the last bit as one that
     was never stopped; one that is at its end does nothing more.
     """
-    arguments = words(folder, *more)
-    done, _ = updates(m, arguments, stop=10)
-    assert [update for update, _ in done] == [*range(10)]
-    together()
-    kept = sorted(path.name for path in (folder / "run").glob("checkpoint-*"))
+    other, elsewhere, _ = whole(folder)
+    own = folder / "stopped"
+    own.mkdir(exist_ok=True)
+    arguments = words(own)
+    assert updates(arguments, stop=10)[0] == [*range(10)]
+    kept = sorted(path.name for path in (own / "run").glob("checkpoint-*"))
     assert kept == ["checkpoint-6", "checkpoint-9"], kept
     together()
     if RANK == 0:  # as if it had been killed while it wrote
-        shutil.copytree(folder / "run/checkpoint-9", folder / "run/checkpoint-10")
-        (folder / "run/checkpoint-10/trainer_state.json").unlink()
+        shutil.copytree(own / "run/checkpoint-9", own / "run/checkpoint-10")
+        (own / "run/checkpoint-10/trainer_state.json").unlink()
     together()
-    try:
-        done, trainer = updates(m, arguments)
-    except FileNotFoundError as error:
-        raise AssertionError(f"it does not go on: {error}") from error
-    assert [update for update, _ in done] == [9, 10, 11], f"it makes updates {done}"
-    (folder / "other").mkdir(exist_ok=True)
-    other, _, elsewhere = whole(m, folder / "other", *more)
-    for name in ("loss", "eval_loss", "learning_rate"):
+    done, trainer = updates(arguments)
+    assert done == [9, 10, 11], f"it makes updates {done}"
+    for name in ("loss", "eval_loss"):
         check(name, logged(trainer, name), logged(other, name))
     for name, p in written(elsewhere).items():
-        check(name, written(folder)[name], p)
-    assert updates(m, arguments)[0] == [], "it trains beyond its end"
+        check(name, written(own)[name], p)
+    assert updates(arguments)[0] == [], "it trains beyond its end"
 
 
-def says_how_it_is_loaded(m, folder):
-    """The lines that are printed give the model that was trained, and a tokenizer is beside it."""
-    with contextlib.redirect_stdout(io.StringIO()) as said:
-        trained = m.main(words(folder)).model.eval()
-    load = said.getvalue().rpartition("bits\n")[2]
-    names = {}
-    exec(load, names)
-    assert "from transformers import AutoModelForCausalLM" in load
-    ids = torch.tensor([list(TEXT[:40].encode("utf-8"))])
-    with torch.no_grad():
-        check("logits", names["model"](ids).logits, trained(ids).logits)
-    assert names["model"].config.use_cache, "it writes without a cache"
-    assert (folder / "run/tokenizer.json").is_file(), "it lacks a tokenizer"
-    tokenizer = AutoTokenizer.from_pretrained(folder / "run")
-    assert tokenizer(TEXT[:40])["input_ids"] == ids[0].tolist()
-
-
-def says_the_loss_per_byte(m, folder):
-    """In nats and in bits."""
-    with contextlib.redirect_stdout(io.StringIO()) as said:
-        m.main(words(folder))
-    nats = by_hand()[1][-1]
-    want = f"held-out loss per byte: {nats:.3f} nats, {nats / math.log(2):.3f} bits\n"
-    assert want in said.getvalue(), said.getvalue()
-
-
-def refuses(m, folder, message, *more):
-    """In one line, and writes nothing."""
-    arguments = [*words(folder), *more]
-    before = sorted(folder.rglob("*"))
-    with contextlib.redirect_stderr(io.StringIO()) as said:
-        try:
-            m.main(arguments)
-        except SystemExit as end:
-            assert end.code == 2
-        except (ValueError, RuntimeError) as error:
-            raise AssertionError("it is refused too late") from error
-        else:
-            raise AssertionError("it is taken")
-    lines = said.getvalue().splitlines()
-    assert len(lines) == 1 and re.search(message, lines[0]), lines
-    assert sorted(folder.rglob("*")) == before, "it writes"
-
-
-def keeps_runs_apart(m, folder):
-    """In a directory of another run, or of something else, it does nothing."""
-    run, short = folder / "run", "--steps=2"
-    run.mkdir()
-    (run / "model.safetensors").touch()
-    refuses(m, folder, "run holds something else", short)
-    (run / "model.safetensors").unlink()
-    m.main(words(folder, short))
-    for name, value in dict(pattern="SE", d_model=32, steps=3, seq_len=8).items():
-        option = f"--{name.replace('_', '-')}={value}"
-        refuses(m, folder, f"a run with another .*{name}", short, option)
-    (folder / "other").write_text(TEXT[:-1] + "!", encoding="utf-8")
-    refuses(m, folder, "a run with another text:", short, f"--text={folder / 'other'}")
-    (run / "run.json").write_text("{")
-    refuses(m, folder, "line 1 column 2", short)
-
-
-# --- several processes ------------------------------------------------------------------------
-
-
-def each_reads_its_share(m, folder, *more):
-    """Of the windows of each update."""
-    trainer, done, _ = whole(m, folder, *more)
-    want = [(update, BATCH // PROCESSES) for update in range(STEPS)]
-    assert done == want and trainer.args.world_size == PROCESSES, done
-
-
-def each_holds(m, folder, part, *more):
+def each_holds(folder, bounds, *more):
     """Of each parameter and of each of its moments all rows, or a part of them."""
-    trainer, _, _ = whole(m, folder, *more)
+    trainer, _, _ = whole(folder, *more)
     held = dict(trainer.model.named_parameters())
     for name, p in [*held.items()]:
         state = trainer.optimizer.state[p]
         held |= {f"{key} of {name}": state[key] for key in ("exp_avg", "exp_avg_sq")}
-    for name, t in held.items():
-        assert isinstance(t, DTensor) == (part == "part"), name
-    here = sum((t.to_local() if part == "part" else t).numel() for t in held.values())
-    share = here / sum(t.numel() for t in held.values())
-    bounds = (0.45, 0.55) if part == "part" else (1.0, 1.0)
+    here = [t.to_local() if isinstance(t, DTensor) else t for t in held.values()]
+    share = sum(t.numel() for t in here) / sum(t.numel() for t in held.values())
     assert bounds[0] <= share <= bounds[1], f"{share:.2f} of all numbers are held"
 
 
 HELD = [
     (trains_as_by_hand,),
     (trains_as_by_hand, "--sharded"),
-    (evaluates_as_by_hand,),
-    (evaluates_as_by_hand, "--sharded"),
     (goes_on,),
-    (each_reads_its_share,),
-    (each_reads_its_share, "--sharded"),
-    (each_holds, "all"),
-    (each_holds, "part", "--sharded"),
+    (each_holds, (1.0, 1.0)),
+    (each_holds, (0.45, 0.55), "--sharded"),
 ]
 
 
 def main(folder):
     verdicts = {}
-    for i, (has_property, *arguments) in enumerate(HELD):
-        title = f"{has_property.__name__} {arguments}"
-        own, said = folder / str(i), [""] * PROCESSES
-        own.mkdir(exist_ok=True)
+    for has_property, *arguments in HELD:
+        said = [""] * PROCESSES
         try:
-            has_property(example, own, *arguments)
+            has_property(folder, *arguments)
         except AssertionError as error:
             said[RANK] = str(error) or "AssertionError"
         dist.all_gather_object(said, said[RANK])
-        verdicts[title] = next(filter(None, said), "")
+        verdicts[f"{has_property.__name__} {arguments}"] = next(filter(None, said), "")
     if RANK == 0:
         (folder / "verdicts.json").write_text(json.dumps(verdicts), encoding="utf-8")
 

@@ -71,12 +71,6 @@ def test_every_link_leads_somewhere(anchors):
     assert [link for page in EVERY for link in broken(page, anchors)] == []
 
 
-def test_a_link_that_leads_nowhere_is_seen(anchors):
-    page = "chapters/03_state_space_duality.html"
-    without = anchors | {page: [i for i in anchors[page] if i != "equation-3.4"]}
-    assert any(link.endswith("#equation-3.4") for p in CHAPTERS for link in broken(p, without))
-
-
 def test_nothing_is_loaded_from_elsewhere():
     for page in EVERY:
         assert [v for name, v in attributes(page) if name == "src" and "//" in v] == [], page
@@ -181,14 +175,6 @@ def test_the_filter_of_the_claims(browser, address):
         few = shown(page)
         assert 0 < len(few) < len(wanted) or not few
         assert page.locator(".claims-filter output").inner_text().startswith(f"{len(few)} of ")
-
-
-def test_the_table_of_claims_needs_no_script(browser, address):
-    context = browser.new_context(java_script_enabled=False)
-    page = context.new_page()
-    page.goto(f"{address}/claims.html")
-    assert page.locator("table.claims tbody tr:visible").count() == len(claims.read_claims())
-    context.close()
 
 
 def test_folded_cells_open(browser, address):

@@ -94,50 +94,6 @@ def test_arrow_keys_visit_every_slide_and_every_stage(browser, name):
         assert len(set(page.evaluate("seen"))) == len(page.evaluate("seen")) == wanted
 
 
-def test_arrow_keys_go_back(browser):
-    with visit(browser, DECKS[0]) as page:
-        page.evaluate(NOTE)
-        for key in ("ArrowRight", "ArrowDown", " ", "PageDown", "ArrowLeft", "ArrowUp", "PageUp"):
-            page.keyboard.press(key)
-        seen = page.evaluate("seen")
-        assert len(set(seen)) == 5 and seen == [*seen[:5], *seen[3:0:-1]]
-
-
-def test_figures_grow_in_stages(browser):
-    """The scan's rounds, the four steps on the matrix, the turning pair, the candidates."""
-    stages = {}
-    for name in DECKS:
-        with visit(browser, name) as page:
-            counts = page.locator(".drawing").evaluate_all(STAGES)
-        stages[name[:2]] = [count for count in counts if count]
-    assert {chapter: counts for chapter, counts in stages.items() if counts} == {
-        "01": [3],
-        "03": [5],
-        "04": [2],
-        "06": [3],
-    }
-
-
-@pytest.mark.parametrize("name", ["01", "06"])
-def test_a_stage_adds_to_the_picture(browser, name):
-    """One figure of lines and one of pixels: each stage changes what the eye sees, none moves."""
-    [name] = [deck for deck in DECKS if deck.startswith(name)]
-    with visit(browser, name) as page:
-        page.evaluate(
-            """const drawn = document.querySelector(".drawing:has(.fragment)").closest("section");
-            const {h, v} = Reveal.getIndices(drawn);
-            Reveal.slide(h, v, -1);"""
-        )
-        place = page.evaluate("Reveal.getIndices().v")
-        page.add_style_tag(content=".fragment {transition: none !important}")
-        drawing = page.locator(".present .drawing")
-        seen = [drawing.screenshot()]
-        for _ in range(3):
-            page.keyboard.press("ArrowRight")
-            seen.append(drawing.screenshot())
-        assert page.evaluate("Reveal.getIndices().v") == place and len(set(seen)) == 4
-
-
 @contextmanager
 def on_paper(browser, name: str):
     """A deck as it is printed: all slides at once."""
@@ -176,16 +132,3 @@ def test_the_speaker_has_notes(browser):
         notes.locator("svg").first.wait_for()
         wanted = page.evaluate("Reveal.getCurrentSlide().querySelector('.notes').textContent")
         assert wanted and notes.text_content() == wanted
-
-
-def test_nothing_else_is_loaded_or_left(browser):
-    """Every file of the folder is asked for by a deck, its index or its licences."""
-    asked = set()
-    for name in [*DECKS, "index.html"]:
-        text = (SLIDES / name).read_text(encoding="utf-8")
-        asked |= set(re.findall(r'(?:src|href)="([^"#?]+)', text)) | {name}
-    for name in re.findall(r"url\(([^)]+)\)", (SLIDES / "slides.css").read_text()):
-        asked.add(name)
-    there = {p.relative_to(SLIDES).as_posix() for p in SLIDES.rglob("*") if p.is_file()}
-    assert {path for path in there - asked if "LICENSE" not in path} == set()
-    assert {path for path in asked - there if not path.startswith("http")} == set()

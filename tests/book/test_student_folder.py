@@ -4,12 +4,10 @@ import os
 import subprocess
 import sys
 import zipfile
-from pathlib import Path
 
 import nbformat
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
 CHAPTERS = ["00", "03", "11"]  # 00 reads every chapter's text, 11 what 03 has printed
 MEANT = {"raises-exception", "check"}
 
@@ -31,18 +29,6 @@ def run(*command, **options):
         **options,
     )
     assert finished.returncode == 0, finished.stdout + finished.stderr
-
-
-def test_it_builds_the_package(folder, tmp_path):
-    offline = ["--no-deps", "--no-index", "--no-build-isolation"]
-    run("pip", "wheel", *offline, "--wheel-dir", tmp_path, folder)
-    (wheel,) = tmp_path.glob("cheems_ref-*.whl")
-    rooms = {name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".py")}
-    assert rooms == {
-        path.relative_to(ROOT).as_posix()
-        for name in ("cheems_ref", "cheems_lab")
-        for path in (ROOT / name).rglob("*.py")
-    }
 
 
 def test_chapters_run_up_to_the_gaps(folder):
