@@ -84,10 +84,9 @@ def rotated(x, position_ids, base):
 
 
 def causal(t, s):
-    """Which of s keys each of the last t tokens sees, by a loop."""
-    return torch.tensor([[key <= s - t + query for key in range(s)] for query in range(t)]).view(
-        t, s
-    )
+    """Which of s keys each of the last t tokens sees, by a loop: (t, s)."""
+    rows = [[key <= s - t + query for key in range(s)] for query in range(t)]
+    return torch.tensor(rows, dtype=torch.bool).view(t, s)
 
 
 def attention(q, k, v, allowed, bias=None):
