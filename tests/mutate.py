@@ -314,7 +314,8 @@ def tests_for(function: str, notes: dict[str, dict]) -> list[str]:
 def judge(module: str, jobs: int, budget: float) -> tuple[dict[str, bool], list[Mutant]]:
     """Whether each mutant that was asked within the budget is caught, and all mutants."""
     source = (ROOT / "cheems_ref" / f"{module}.py").read_text()
-    files = b"".join(path.read_bytes() for path in sorted((ROOT / "tests").glob("*.py")))
+    helpers = (ROOT / "tests" / f"{name}.py" for name in ("definitions", "properties"))
+    files = b"".join(path.read_bytes() for path in [*judges(module), *helpers])
     tests = hashlib.sha256(files).hexdigest()
     base = hashlib.sha256((source + tests).encode()).hexdigest()
     notes, found = notes_on(module, source, base), list(mutants(source, module))
@@ -366,7 +367,8 @@ def report(module: str, jobs: int, budget: float) -> bool:
     took = time.monotonic() - start
     print(
         f"{module}: {len(verdicts)} of {len(found)} mutants in {took:.0f} s, "
-        f"{len(verdicts) - len(survivors)} caught, {len(survivors) - len(new)} accepted survivors"
+        f"{len(verdicts) - len(survivors)} caught, {len(survivors) - len(new)} accepted survivors",
+        flush=True,
     )
     print("  " + ", ".join(f"{kind} {caught[kind]}/{n}" for kind, n in sorted(kinds.items())))
     for title in new:
