@@ -110,8 +110,6 @@ class Unchanged:
 
     def pytest_terminal_summary(self, terminalreporter):
         if self.left_out:
-            terminalreporter.write_line(
-                f"{len(self.left_out)} notebooks are as they were when they last passed here, and "
-                "were not run: " + ", ".join(sorted(Path(name).stem for name in self.left_out))
-            )
-            terminalreporter.write_line("`make test ALL=1` runs all of them.")
+            names = ", ".join(sorted(Path(name).stem for name in self.left_out))
+            terminalreporter.write_line(f"not run, unchanged since they passed here: {names}")
+            terminalreporter.write_line("`make test ALL=1` runs all notebooks")
