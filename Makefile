@@ -30,10 +30,9 @@ course: $(READY)  ## run every notebook and redraw every figure
 	$(BIN)/python book/build.py
 	@echo "Chapter 07 trained a small Cheems; what it wrote is in runs/chapter_07/written.txt."
 
-# ALL=1 runs notebooks too of which nothing has changed since they passed here. TYPES=1 checks shapes
-# and types in the packages' signatures at every call.
-TEST_OPTIONS := $(if $(ALL),--all-notebooks) \
-	$(if $(TYPES),--jaxtyping-packages=cheems_ref,cheems_lab,beartype.beartype)
+# ALL=1 runs unchanged notebooks too. TYPES=1 checks what the packages' signatures say at every call.
+TYPE_CHECKS := --jaxtyping-packages=cheems_ref,cheems_lab,beartype.beartype
+TEST_OPTIONS := $(if $(ALL),--all-notebooks) $(if $(TYPES),$(TYPE_CHECKS))
 
 test: $(READY)  ## check the style, run the tests, and run changed notebooks against their stored output
 	$(BIN)/ruff check .
