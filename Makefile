@@ -21,7 +21,7 @@ PAGES := $(wildcard README.md CONTRIBUTING.md LICENSE notebooks/* cheems_ref/*.*
 PORT ?= 8000
 
 .DEFAULT_GOAL := help
-.PHONY: help course test test-hub lab book slides serve student test-book bench gpu clean
+.PHONY: help course test mutants test-hub lab book slides serve student test-book bench gpu clean
 
 help:  ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -30,10 +30,17 @@ course: $(READY)  ## run every notebook and redraw every figure
 	$(BIN)/python book/build.py
 	@echo "Chapter 07 trained a small Cheems; what it wrote is in runs/chapter_07/written.txt."
 
-test: $(READY)  ## check the style, run the tests, and run every notebook against its stored output
+# ALL=1 runs unchanged notebooks too. TYPES=1 checks what the packages' signatures say at every call.
+TYPE_CHECKS := --jaxtyping-packages=cheems_ref,cheems_lab,beartype.beartype
+TEST_OPTIONS := $(if $(ALL),--all-notebooks) $(if $(TYPES),$(TYPE_CHECKS))
+
+test: $(READY)  ## check the style, run the tests, and run changed notebooks against their stored output
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/python -m pytest -q -n 2 --jaxtyping-packages=cheems_ref,cheems_lab,beartype.beartype
+	$(BIN)/python -m pytest -q -n 2 $(TEST_OPTIONS)
+
+mutants: $(READY)  ## make small mistakes in every lesson, which the tests must catch (hours; MODULES=rope)
+	$(BIN)/python tests/mutate.py $(MODULES)
 
 test-hub: $(READY)  ## run transformers' own tests on our models there (2 minutes; downloads its source)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e .[borrowed]

@@ -4,7 +4,17 @@ import signal
 import jaxtyping
 import pytest
 import torch
+from unchanged import Unchanged
 from xdist.scheduler import LoadScopeScheduling
+
+
+def pytest_addoption(parser):
+    parser.addoption("--all-notebooks", action="store_true", help="run unchanged notebooks too")
+
+
+def pytest_configure(config):
+    if getattr(config, "cache", None) is not None:  # without it there is no earlier run to know of
+        config.pluginmanager.register(Unchanged(config), "unchanged-notebooks")
 
 
 @pytest.fixture(scope="session", autouse=True)
