@@ -213,9 +213,6 @@ for rule, gates in GATES.items():
     )
     OPERATORS[rule] = row(partial(form_of_rule, function))
     OPERATORS[f"{rule} in chunks"] = row(partial(form_of_rule, partial(function, chunk_size=4)))
-    if not gates:
-        quadratic = linear_attention.linear_attention_quadratic
-        OPERATORS["linear_attention_quadratic"] = row(partial(form_of_rule, quadratic))
 
 # --- Mamba-1: d = 3 channels, n = 2 ---------------------------------------------------------------
 
