@@ -19,10 +19,10 @@ from properties import leaves_alone, normal
 from cheems_ref import (
     attention,
     convolution,
-    experts,
     kernels,
     linear_attention,
     mamba,
+    retrieval,
     rope,
     ssd,
     state_space,
@@ -396,7 +396,7 @@ def with_indices(function, indices, **inputs):
 for form in ("retrieved_experts", "naive_retrieved_experts"):
     for gated in (False, True):
         OPERATORS[f"{form}{', gated' * gated}"] = Operator(
-            partial(with_indices, getattr(experts, form)),
+            partial(with_indices, getattr(retrieval, form)),
             partial(with_indices, definitions.retrieved_experts),
             partial(of_retrieval, gated=gated),
             ("x", "gates", "indices"),
