@@ -18,9 +18,10 @@ Head i reads the keys of group i // (h / g). The three inner functions (WM §3.2
 The two dynamic masks are added before the softmax, so that they receive a gradient:
 
     GateMask     one learned gate per head and position
-    ContentMask  a penalty computed from the value of the key
+    ContentMask  a bias computed from the value of the key
 
-`QCAttn` is ordinary attention; `InnerFuncAttn` takes its values from one of these functions.
+`QCAttn` takes any of them and is ordinary attention by default; `InnerFuncAttn` is `QCAttn` with
+an SSD for its values. Either takes either mask.
 `attention` is torch's fused operator, `naive_attention` the formula it is checked against.
 Notebook 05 runs the published listings and shows what each of them does.
 
@@ -74,7 +75,7 @@ def causal_mask(
         n_queries: t, at most n_keys.
         n_keys: s, cached keys included.
         real: False for padding; None without padding.
-        device: of the mask; ignored if `real` is given, whose device it is then on.
+        device: of the mask; with `real`, the mask is on the device of `real`.
 
     Returns:
         (t, s), or (b, 1, t, s) with `real`; True where the query may look. A query whose row would
@@ -152,13 +153,12 @@ def attention(
 def _attention(q, k, v, allowed, bias=None):
     dtype, (t, h), s = q.dtype, q.shape[1:3], k.shape[1]
     mask, causal = allowed, False
-    plain = allowed is None and bias is None  # torch may choose its fastest kernels
-    if plain and t == s and t > 1:
-        causal = True
-    elif allowed is None and not (plain and t == 1):
+    if allowed is None and bias is None and t in (1, s):
+        causal = t > 1  # torch's own causal mask; the last token alone may look everywhere
+    elif allowed is None:
         mask = causal_mask(t, s, device=q.device)
-    # On a CPU torch reads grouped keys in place. Its GPU kernels that take a mask or float32 have
-    # no groups, and torch would fall back to writing out all scores.
+    # Grouped keys are read in place where that pays: on a CPU always, on a GPU for a single query,
+    # whose scores are a row. For more queries torch's GPU kernels without groups are the fast ones.
     grouped = k.shape[2] == v.shape[2] < h and (q.is_cpu or (t == 1 and mask is None))
     if not grouped:
         k, v = (_one_per_head(x, h) for x in (k, v))
@@ -219,15 +219,16 @@ class GateMask(nn.Module):
 
 
 class ContentMask(nn.Module):
-    """A penalty on a key, computed from its value: bias_s = -a softplus(u·v_s + ν) ≤ 0, per head.
+    """A bias on a key, computed from its value: bias_s = -a softplus(u·v_s + ν) ≤ 0, per head.
 
-    The penalty has the form of SSD's A Δ. exp(bias) is the share of the key that remains, about 0.9
-    at the start: a token can hide itself from every later token.
+    u is `dt_proj`, ν `dt_bias` and a = exp(`A_log`): the form is that of SSD's A Δ. exp(bias) is
+    the share of the key that remains, about 0.9 at the start, so a token can hide itself from every
+    later token.
 
-    With top_k=n each query keeps the n allowed keys of smallest penalty and sees no others. The
-    later key wins a tie of penalties as float32 numbers. (In a float32 model, rounding can separate
-    the penalties of equal tokens; then either key may win.) With top_k=1 the one weight is always
-    1, and queries, keys and penalties receive no gradient.
+    With top_k=n each query keeps the n allowed keys of largest bias and sees no others. Biases are
+    compared in float32, and of two equal ones the later key is kept. (In a float32 model, rounding
+    can separate the biases of equal tokens; then either key may be kept.) With top_k=1 the one
+    weight is always 1, and queries, keys and biases receive no gradient.
 
     Args:
         d_values: width of all values of a token together.
@@ -235,8 +236,8 @@ class ContentMask(nn.Module):
         top_k: n ≥ 1; None to keep all.
 
     Source: the authors' later Doge models (transformers, `modeling_doge`), which add
-    exp(a softplus(u·v)) with a starting at 0. Here the exponent itself is added and -a starts at
-    -1, so that the bias is log(share) and u has a gradient from the start.
+    exp(a' softplus(u·v)) with a' = 0 at the start. Here the exponent itself is added and a starts
+    at 1, so that the bias is log(share) and u has a gradient from the start.
     """
 
     def __init__(self, d_values: int, n_heads: int, *, top_k: int | None = None):
@@ -249,7 +250,7 @@ class ContentMask(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Set penalties to about log 0.9."""
+        """Set every bias to about log 0.9."""
         nn.init.constant_(self.dt_bias, math.log(math.expm1(0.1)))
         nn.init.zeros_(self.A_log)
 
@@ -302,10 +303,11 @@ class QCAttn(nn.Module):
         mask: "gate", "content", None for the causal mask alone, or a module with the methods
             `forward` and `keeps` of `ContentMask`.
         inner: "linear", "ssd", "retrieved", or a module of your own that computes the values
-            (b, l, d) from x, one per head; a module that takes a cache is called as a sequence
-            mixer. None for the default: "linear" here, "ssd" in `InnerFuncAttn`.
+            (b, l, d) from x, one per head. If its forward has an argument `cache`, it is called as
+            `inner(x, position_ids, padding_mask=, cache=, rotary=) -> values, cache`, like a layer.
+            None for the default: "linear" here, "ssd" in `InnerFuncAttn`.
         n_values, k_values: as in `RetrievedValues`, for inner="retrieved".
-        d_state: state width of the inner SSD, for inner="ssd".
+        d_state: state width of the inner SSD, for inner="ssd"; its position is "rope".
         max_positions: size of the table of mask="gate", required there and ignored elsewhere.
         hard: whether mask="gate" rounds its gates, as in `GateMask`.
         top_k: keys that mask="content" keeps per query, as in `ContentMask`.

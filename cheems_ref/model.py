@@ -36,8 +36,8 @@ LayerCache = SSDCache | AttentionCache
 class ModelCache(NamedTuple):
     """The memory of all tokens so far: a value, never changed in place.
 
-    layers: the cache of each letter of the pattern, None for layers without a cache. n_tokens (b,):
-    real tokens of each row so far, which is the position of its next token. pattern: of the model.
+    layers: the cache of each layer, None for layers without one. n_tokens (b,): real tokens of each
+    row so far, which is the position of its next token. pattern: the pattern of the model.
     """
 
     layers: tuple[LayerCache | None, ...]
@@ -74,7 +74,7 @@ class Block(nn.Module):
         y, cache = self.layer(
             self.norm(x), position_ids, padding_mask=padding_mask, cache=cache, rotary=rotary
         )
-        return x + y, cache if use_cache else None
+        return x + y, (cache if use_cache else None)
 
 
 class CausalLM(nn.Module):
@@ -140,7 +140,7 @@ class CausalLM(nn.Module):
         Without `validate` no argument is checked, and nothing waits for the device.
         """
         if validate:
-            self.check(input_ids, padding_mask, cache)
+            self.check_inputs(input_ids, padding_mask, cache)
         real = padding_mask
         if real is None:
             real = torch.ones_like(input_ids, dtype=torch.bool)
@@ -164,7 +164,7 @@ class CausalLM(nn.Module):
         head = self.embedding if self.lm_head is None else self.lm_head
         return F.linear(x, head.weight)
 
-    def check(
+    def check_inputs(
         self,
         input_ids: Int[Tensor, "..."],
         padding_mask: Tensor | None = None,
@@ -172,10 +172,10 @@ class CausalLM(nn.Module):
         *,
         max_new_tokens: int = 1,
     ) -> None:
-        """Raise ValueError if `forward` would for these arguments.
+        """Raise the ValueError that `forward` would raise, now or while generating.
 
-        With max_new_tokens, also if one of the calls that generate so many tokens would. The model
-        does not read the last new token.
+        With max_new_tokens, this includes the later calls that generate so many tokens. The last
+        new token is never read, so it needs no position.
         """
         check.token_ids(self.config.vocab_size, input_ids=input_ids)
         b, length = input_ids.shape
@@ -192,7 +192,7 @@ class CausalLM(nn.Module):
         self._check_positions(n_tokens, max_new_tokens)
 
     def _check_positions(self, n_tokens, max_new_tokens=1):
-        """Reject more real tokens in a row than mask="gate" has positions for.
+        """Reject a row with more real tokens than mask="gate" has positions for.
 
         n_tokens is a number, or a tensor with one per row, which is not read while torch compiles.
         """
@@ -288,7 +288,7 @@ def stream(
     """
     if max_new_tokens < 0:
         raise ValueError(f"max_new_tokens must be at least 0, got {max_new_tokens}")
-    model.check(prompt, padding_mask, max_new_tokens=max_new_tokens)
+    model.check_inputs(prompt, padding_mask, max_new_tokens=max_new_tokens)
     if prompt.shape[1] == 0 or (padding_mask is not None and not padding_mask.any(dim=1).all()):
         raise ValueError("every row of the prompt needs at least one real token")
     return _stream(model, prompt, max_new_tokens, sampling, padding_mask, eos_id)

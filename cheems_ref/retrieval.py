@@ -35,8 +35,9 @@ Choices = Int[Tensor, "b l h k"]
 Found = tuple[Float[Tensor, "b l h k"], Choices]
 Form = Literal["serial", "parallel"]
 
-# The scores of one block. On a CPU 2 MiB in float32 fit into a cache; else memory is the limit.
-SCORES_PER_BLOCK, SCORES_IN_MEMORY = 2**19, 2**25
+# Scores computed at a time. On a CPU 2 MiB in float32 fit into its cache; on a GPU memory is the
+# limit.
+SCORES_PER_BLOCK, SCORES_PER_BLOCK_GPU = 2**19, 2**25
 
 
 def product_key_topk(
@@ -45,9 +46,9 @@ def product_key_topk(
     """Find the k largest of all r² sums q₁·κ₁ᵢ + q₂·κ₂ⱼ, exactly, without forming them.
 
     If pair (i, j) is among the k best sums, i is among the k best of the first half and j among the
-    k best of the second. More sharply: let i have rank a in the first half and j rank b in the
-    second. Then (a + 1)(b + 1) pairs have a sum at least as large, so only pairs with
-    (a + 1)(b + 1) ≤ k are candidates.
+    k best of the second. More sharply: count ranks from 0, and let i have rank a in the first half
+    and j rank b in the second. Then (a + 1)(b + 1) pairs have a sum at least as large, so only
+    pairs with (a + 1)(b + 1) ≤ k are candidates.
 
     Args:
         queries: one for each half.
@@ -69,20 +70,20 @@ def product_key_topk(
 
 def _product_key_topk(queries, keys, k):
     h, _, r, _ = keys.shape
-    best = min(k, r)
-    pairs = [a * best + b for a in range(best) for b in range(min(best, k // (a + 1)))]
+    n_best = min(k, r)
+    pairs = [a * n_best + b for a in range(n_best) for b in range(min(n_best, k // (a + 1)))]
     # This copy does not synchronise with the device.
     pairs = torch.tensor(pairs, device="cpu").to(keys.device, non_blocking=True)
-    first, second = pairs // best, pairs % best
+    first, second = pairs // n_best, pairs % n_best
     # A compiled graph would unroll the many small blocks.
     in_cache = keys.is_cpu and not torch.compiler.is_compiling()
-    limit = SCORES_PER_BLOCK if in_cache else SCORES_IN_MEMORY
+    limit = SCORES_PER_BLOCK if in_cache else SCORES_PER_BLOCK_GPU
     found = []
     for block in queries.flatten(0, 1).split(max(1, limit // max(1, 2 * h * r))):
         # 1. The best of each half.
         with autocast_off(keys.device):
             halves = block.permute(1, 2, 0, 3) @ keys.mT
-        values, where = _topk(halves, best)  # (h, 2, n, best)
+        values, where = _topk(halves, n_best)  # (h, 2, n, n_best)
         # 2. The candidate sums and their experts.
         sums = values[:, 0].index_select(-1, first) + values[:, 1].index_select(-1, second)
         index = where[:, 0].index_select(-1, first) * r + where[:, 1].index_select(-1, second)
@@ -97,7 +98,8 @@ def _product_key_topk(queries, keys, k):
 def _topk(scores, k):
     """The k largest along the last axis, descending; ties go to the smaller index."""
     *_, tokens, n = scores.shape
-    if n <= (64 if tokens == 1 else 32) or scores.dtype == torch.float64:  # sorting is as fast
+    # Few scores are sorted as fast; those of float64 have more bits than the integers below.
+    if n <= (64 if tokens == 1 else 32) or scores.dtype == torch.float64:
         values, indices = scores.sort(dim=-1, descending=True, stable=True)
         return values[..., :k], indices[..., :k]
     # torch.topk breaks ties arbitrarily, so it gets distinct integers: order · n + (n - 1 - index),
@@ -105,7 +107,7 @@ def _topk(scores, k):
     # allocating memory takes as long as the arithmetic.
     wide = scores.detach().float().nan_to_num(math.inf, math.inf, -math.inf)  # NaN comes first
     bits = wide.add_(0.0).view(torch.int32)  # -0.0 becomes 0.0
-    bits ^= (bits >> 31) & 0x7FFFFFFF
+    bits ^= (bits >> 31) & 0x7FFFFFFF  # as integers, negative floats are in reverse: flip 31 bits
     ranks = bits.long().mul_(n).add_(torch.arange(n - 1, -1, -1, device=scores.device))
     indices = n - 1 - ranks.topk(k, dim=-1).values % n
     return scores.gather(-1, indices), indices
@@ -196,7 +198,8 @@ def retrieved_experts(
         up: output weights of each neuron; o is the width of the result.
         gates: gᵢ of the retrieved experts.
         indices: i of the retrieved experts, in [0, e).
-        gate: for gated neurons, gᵢ (x·downᵢ) SiLU(x·gateᵢ) upᵢ.
+        gate: a third table of weights, not to be confused with `gates`. With it the neurons are
+            gated: gᵢ (x·downᵢ) SiLU(x·gateᵢ) upᵢ.
 
     Source: WM §3.3; Ch Listing 4, with the gates outside of SiLU.
     """
@@ -314,7 +317,7 @@ class PEER(ProductKeys):
         _reset_tables(self.n_heads * self.k, self.up, self.down)
 
     def inactive_parameters(self) -> int:
-        """Return how many parameters take no part in one token's result, at least."""
+        """Return a lower bound on the parameters that take no part in one token's result."""
         return _inactive(self, self.down, self.up)
 
     def forward(self, x: Tokens) -> Tokens:
@@ -384,7 +387,7 @@ class CDMMoE(nn.Module):
         return self.retrieval.route(self.private(x))
 
     def inactive_parameters(self) -> int:
-        """Return how many parameters take no part in one token's result, at least."""
+        """Return a lower bound on the parameters that take no part in one token's result."""
         return _inactive(self.retrieval, self.gate, self.down, self.up)
 
     def forward(self, x: Tokens) -> Tokens:
@@ -394,10 +397,10 @@ class CDMMoE(nn.Module):
 
 
 class CDMoE(nn.Module):
-    """Cross domain mixture of experts: a shared MLP φ, and experts of one neuron beside or on it.
+    """Cross domain mixture of experts: a shared MLP φ, and experts of one neuron behind or beside.
 
-    form="serial":   y = e(φ(x)) + φ(x), as in the listing; residual=False: y = e(φ(x))
-    form="parallel": y = e(x) + φ(x)
+    form="serial":   y = PEER(φ(x)) + φ(x), as in the listing; residual=False: y = PEER(φ(x))
+    form="parallel": y = PEER(x) + φ(x)
 
     Args:
         d_model: d.
@@ -424,7 +427,7 @@ class CDMoE(nn.Module):
         super().__init__()
         check.choice(Form, form=form)
         if form == "parallel" and not residual:
-            raise ValueError("residual=False belongs to form='serial': 'parallel' is e(x) + φ(x)")
+            raise ValueError("residual=False belongs to form='serial': 'parallel' adds φ(x)")
         self.form, self.residual = form, residual
         self.shared = MLP(d_model, d_ff)
         self.experts = PEER(d_model, n_experts=n_experts, n_heads=n_heads, k=k, d_query=d_query)
@@ -434,7 +437,7 @@ class CDMoE(nn.Module):
         return self.experts.route(self.shared(x) if self.form == "serial" else x)
 
     def inactive_parameters(self) -> int:
-        """Return how many parameters take no part in one token's result, at least."""
+        """Return a lower bound on the parameters that take no part in one token's result."""
         return self.experts.inactive_parameters()
 
     def forward(self, x: Tokens) -> Tokens:

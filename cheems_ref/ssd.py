@@ -24,8 +24,8 @@ arguments have the order of mamba-ssm's `mamba_chunk_scan_combined`.
     ssd             calls the form that `backend` names
     SSD             the layer: projections around `ssd`, and a source of position
 
-No token changes an earlier one, in any form, as long as all inputs are finite. In the recurrence a
-NaN or an infinity reaches later tokens only. The other forms multiply it by the zeros of their
+In every form, no token changes an earlier one, as long as all inputs are finite. In the recurrence
+a NaN or an infinity reaches later tokens only. The other forms multiply it by the zeros of their
 causal mask, and 0 · NaN is NaN, so it also reaches earlier tokens: in its own chunk in the chunked
 form, everywhere in the quadratic form. The layer replaces padding by zeros first.
 
@@ -77,12 +77,15 @@ Result = Values | tuple[Values, State]
 CHUNKS_PER_BLOCK = 16
 
 
-def _form(unchecked):
-    """Add the public signature and the argument checks to a form.
+# Every form is written as a core and decorated twice, from the inside out:
+#     core(x, dt, A, B, C, state, chunk_size)           the algorithm, on tensors of one dtype
+#     _in_state_dtype: (x, dt, A, B, C, D, chunk_size, state)    adds dtypes, D and the empty text
+#     _form: (x, dt, A, B, C, *, D=None, ...)           the public function, which checks arguments
+# The docstring of a core describes the public function.
 
-    unchecked(x, dt, A, B, C, D, chunk_size, state) -> (y, state) stays available as
-    `form.__wrapped__`.
-    """
+
+def _form(unchecked):
+    """Add the public signature and the argument checks; the result's `__wrapped__` is unchecked."""
 
     def form(
         x: Values,
@@ -199,7 +202,8 @@ def ssd_quadratic(x, dt, A, B, C, state, chunk_size):
     """
     y = einsum("bhts,bshp->bthp", _semiseparable_matrix(dt, A, B, C), x)
 
-    # The initial state decays up to each token, and each token's write up to the last one.
+    # The initial state decays up to each token; a write decays over the tokens after it, whose log
+    # decays are summed from the end.
     B, C = (expand_groups(t, x.shape[2]) for t in (B, C))
     from_start = (dt * A).cumsum(dim=1).exp()
     y = y + einsum("bth,bthn,bhpn->bthp", from_start, C, state)
@@ -225,15 +229,16 @@ def ssd_chunked(x, dt, A, B, C, state, chunk_size):
     g, p, size = B.shape[2], x.shape[3], min(chunk_size, x.shape[1])
     exact = torch.float32 if x.is_mps else torch.float64  # Apple's GPUs have no float64
 
-    # 0. Chunks of `size` tokens: l is the place in a chunk, i the head in a group. Tokens that fill
-    #    the last chunk have dt = 0: they change no state.
+    # 0. Chunks of `size` tokens: l is the place in a chunk, i the head in a group. Padding tokens
+    #    fill the last chunk; their dt is 0, so they change no state.
     X, dt, B, C = (_pad(t, -x.shape[1] % size) for t in (x, dt, B, C))
     X = rearrange(X, "b (c l) (g i) p -> b c g i l p", l=size, g=g)
     dt = rearrange(dt, "b (c l) (g i) -> b c g i l", l=size, g=g).contiguous()
     B, C = (rearrange(t, "b (c l) g n -> b c g l n", l=size) for t in (B, C))
     state = rearrange(state, "b (g i) p n -> b g n (i p)", g=g)
-    # The log decay since the chunk began. Only its differences matter: float32 would lose digits,
-    # and so would float64 beside a huge step. As exp(-750) is 0 in every dtype, -750 is enough.
+    # The log decay since the chunk began, in float64, because differences of it are taken. Each
+    # step is clamped at -750, where exp is 0 in every dtype, so that a huge step cannot swallow
+    # the digits of its neighbours.
     A_cumsum = (dt.to(exact) * rearrange(A, "(g i) -> g i 1", g=g)).clamp(min=-750).cumsum(-1)
     from_start = A_cumsum.exp().to(x.dtype)
     to_end = (A_cumsum[..., -1:] - A_cumsum).exp().to(x.dtype)
@@ -242,7 +247,8 @@ def ssd_chunked(x, dt, A, B, C, state, chunk_size):
     tensors = (X, dt, B, C, A_cumsum, from_start, to_end)
     blocks = zip(*(t.split(CHUNKS_PER_BLOCK, dim=1) for t in tensors), strict=True)
     for X, dt, B, C, A_cumsum, from_start, to_end in blocks:  # now of one block
-        # 1. Inside each chunk: the quadratic form. (The first tril only prevents overflow.)
+        # 1. Inside each chunk: the quadratic form. tril_ comes before exp_ because the log decays
+        #    above the diagonal are positive and could overflow; the tril of C Bᵀ is the mask.
         L = (A_cumsum[..., :, None] - A_cumsum[..., None, :]).to(x.dtype).tril_().exp_()
         V = dt[..., None] * X
         y = ((C @ B.mT).tril()[:, :, :, None] * L) @ V
@@ -522,6 +528,8 @@ class SSD(nn.Module):
         y, state = self._mix(values, dt, A, B, C, state)
         return self.out_proj(y.flatten(2)), SSDCache(state, history)
 
+    # Two methods that `distributed` overrides for a text cut into pieces.
+
     def _convolve(self, u, weight, *, padding_mask, history):
         return short_convolution(u, weight, padding_mask=padding_mask, history=history)
 
@@ -530,7 +538,7 @@ class SSD(nn.Module):
 
     def _check_cache(self, x, cache):
         if (cache.conv is not None) != (self.position == "conv"):
-            raise ValueError(f"the cache is not one of a layer with position={self.position!r}")
+            raise ValueError(f"the cache is of a layer without position={self.position!r}")
         sizes = dict(b=x.shape[0], h=self.n_heads, p=self.d_head, n=self.d_state)
         check.shapes(sizes, **{"cache.state": (cache.state, "b h p n")})
         check.dtypes([torch.promote_types(x.dtype, torch.float32)], **{"cache.state": cache.state})
