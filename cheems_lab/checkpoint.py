@@ -154,7 +154,8 @@ def restore(run: Run, checkpoint: str | Path) -> None:
     """Set a run, its model and its optimiser to the state that a checkpoint holds.
 
     Settings without effect on the loss may differ: the steps between two evaluations and between
-    two checkpoints, and the number of steps, as long as the learning rate keeps its schedule.
+    two checkpoints, the size of a micro-batch, and the number of steps, as long as the learning
+    rate keeps its schedule.
 
     Raises:
         CheckpointError: it is damaged, or of another model, text or configuration.

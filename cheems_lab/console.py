@@ -10,6 +10,8 @@ import torch
 
 from cheems_lab.processes import is_first
 
+OUT_OF_MEMORY = "out of memory: take a smaller model, --batch-size, --micro-batch-size or --seq-len"
+
 
 def print_once(line: str, file=None) -> None:
     """Print a line now, if this is the first process."""
@@ -33,7 +35,9 @@ def report_errors(command: Callable[..., int], *arguments) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except (MemoryError, RuntimeError) as error:
-        return print_error(_out_of_memory(error) or error)
+        memory = isinstance(error, MemoryError | torch.OutOfMemoryError)
+        memory = memory or "DefaultCPUAllocator" in str(error)
+        return print_error(OUT_OF_MEMORY if memory else error)
     except ModuleNotFoundError as error:
         return print_error(f"{error}; --help names the extra to install")
     except (ValueError, TypeError, OSError, ArithmeticError) as error:
@@ -41,13 +45,6 @@ def report_errors(command: Callable[..., int], *arguments) -> int:
     except KeyboardInterrupt:
         print_once("\nstopped", file=sys.stderr)
         return 130
-
-
-def _out_of_memory(error):
-    is_one = isinstance(error, MemoryError | torch.OutOfMemoryError)
-    if is_one or "DefaultCPUAllocator" in str(error):
-        return "out of memory: take a smaller model, --batch-size, --micro-batch-size or --seq-len"
-    return None
 
 
 def shell_command(*words: object) -> str:

@@ -1,7 +1,7 @@
 """Training runs that live in a directory: saved, locked, resumed, on one process or on several.
 
-The loop is `cheems_ref.train`'s. A resumed run goes through the same losses, to the last digit, as
-one that was never stopped.
+The loop is `cheems_ref.train`'s. A resumed run goes through the same losses as one that was never
+stopped: to the last digit on as many processes, but for rounding on another number.
 """
 
 import contextlib

@@ -12,9 +12,10 @@ examples:
   cheems train --run runs/manual                      (Python's own manual as the text)
 
 Stop it at any time: Ctrl-C, SIGTERM and SIGHUP save a checkpoint first, and even a kill leaves the
-last two checkpoints. A resumed run takes the options that you don't give from its directory, and
-reaches the same losses as a run that was never stopped. With a larger --steps it trains longer, and
-the learning rate stays at the end of its schedule. An option that would change a loss is rejected.
+last two checkpoints. A resumed run takes the options that you don't give from its directory, all
+but --device, and reaches the same losses as a run that was never stopped (on another number of
+processes, but for rounding). With a larger --steps it trains longer, and the learning rate stays at
+the end of its schedule. An option that would change a loss is rejected.
 
 The directory also holds losses.csv: step, loss, and the held-out loss where it was evaluated.
 
@@ -62,10 +63,8 @@ def add_options(commands) -> None:
     add("--parallel", choices=["sharded", "data"],
         help="with torchrun: shard the parameters (default), or copy them")  # fmt: skip
     add("--compile", action="store_true", help="compile the model with torch.compile")
-    add("--sample-every", type=options.at_least(1), metavar="STEPS",
-        help="print a text that the model generates")  # fmt: skip
-    add("--progress-bar", action=argparse.BooleanOptionalAction,
-        help="progress bar (default: on a terminal); without it, lines")  # fmt: skip
+    add("--sample-every", type=options.at_least(1), metavar="STEPS", help="print a generated text")
+    add("--progress-bar", action=argparse.BooleanOptionalAction, help="default: on a terminal")
 
 
 def run(a: argparse.Namespace) -> int:
@@ -75,6 +74,8 @@ def run(a: argparse.Namespace) -> int:
         raise ValueError("--parallel is for several processes: start with torchrun (README)")
     if world_size > 1 and (a.compile or a.sample_every):
         raise ValueError("--compile and --sample-every are for one process: leave them out")
+    for name in ("parallel",) if world_size > 1 else ("compile", "sample_every"):
+        setattr(a, name, getattr(a, name) or _saved(a.run).get(name))
     if world_size <= 1:
         return _train(a, device, 1)
     processes.init_processes(device)
@@ -106,16 +107,18 @@ def _train(a, device, world_size):
         print_once(f"{world_size} processes: {a.parallel or 'sharded'}")
     if a.compile:
         model.compile()
-    bar = a.progress_bar
-    if bar is None:
-        bar = sys.stdout.isatty() and sys.stderr.isatty()
+    on_terminal = sys.stdout.isatty() and sys.stderr.isatty()
+    bar = on_terminal if a.progress_bar is None else a.progress_bar
     with stopping_on_signals(alone=world_size == 1) as stop_requested:
         progress = Progress(a.run, newest, stop_requested, a.sample_every, lines=not bar)
 
         def at_start(run):
             if processes.is_first():
                 settings = dict(text=source, model=asdict(config), training=asdict(training))
-                write_json(a.run / OPTIONS, settings)
+                how = {
+                    k: v for k in ("parallel", "compile", "sample_every") if (v := getattr(a, k))
+                }
+                write_json(a.run / OPTIONS, _saved(a.run) | settings | how)
             progress.on_start(run)
 
         try:
@@ -136,11 +139,15 @@ def _train(a, device, world_size):
     return 0
 
 
+def _saved(directory):
+    """The options of the run in a directory, empty before its first step."""
+    path = directory / OPTIONS
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+
 def _settings(a, newest):
     """The model, the training and the text: from the options, and else from the run."""
-    path, before = a.run / OPTIONS, {}
-    if path.exists():
-        before = json.loads(path.read_text(encoding="utf-8"))
+    before = _saved(a.run)
     if newest is not None:
         record = read_record(newest)
         before |= {"model": record["model"], "training": record["training"]}
