@@ -1,11 +1,10 @@
-"""What is asked of examples/train_with_trainer.py, by test_trainer_example.py in one process and by
+"""Properties of examples/train_with_trainer.py. test_trainer_example.py checks them in one process,
 this file in several:
 
     torchrun --nproc-per-node 2 tests/trainer_runs.py FOLDER
 
-A property is a function of a folder for all runs and of more words for the command line. Of several
-processes, the first writes to FOLDER/verdicts.json what is said against each property: "" where it
-holds.
+A property takes a folder for all runs and further arguments of the command line. The first of
+several processes writes FOLDER/verdicts.json: the error message of each property, "" if it holds.
 """
 
 import contextlib
@@ -43,7 +42,7 @@ RANK, PROCESSES = (int(os.environ.get(*name)) for name in (("RANK", 0), ("WORLD_
 
 
 def words(folder, *more):
-    """The arguments of a small run on real text, with a rate at which all is felt."""
+    """The arguments of a small run on real text; the learning rate is high, so errors show."""
     text = folder / "text"
     text.write_bytes(TEXT.encode("utf-8"))
     sizes = dict(pattern=PATTERN, d_model=WIDTH, seq_len=LENGTH, batch_size=BATCH, steps=STEPS)
@@ -136,7 +135,7 @@ def together():
 
 
 def logged(trainer, name):
-    """What the Trainer has written down under a name."""
+    """The values that the Trainer logged under a name."""
     return torch.tensor([row[name] for row in trainer.state.log_history if name in row])
 
 
