@@ -54,7 +54,7 @@ def test_what_holds_on_two_processes(tmp_path):
     status, _, err = ended(torchrun(2, Path(__file__).with_name("trainer_runs.py"), tmp_path))
     assert status == 0, err[-3000:]
     verdicts = json.loads((tmp_path / "verdicts.json").read_text(encoding="utf-8"))
-    assert len(verdicts) == 5 and not any(verdicts.values()), verdicts
+    assert len(verdicts) == 4 and not any(verdicts.values()), verdicts
 
 
 def test_it_says_the_loss_and_how_its_model_is_loaded(folder):
