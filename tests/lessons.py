@@ -1,7 +1,7 @@
-"""What makes a cell teach: short, one thing at a time, nothing out of nowhere.
+"""Rules for cells that teach: short, one thing at a time, no name out of nowhere.
 
-Each rule takes a notebook and returns its complaints, one line each, as those of test_notebooks.py
-do, which applies them. Blank lines are not counted.
+Each rule takes a notebook and returns its complaints, one line each. test_notebooks.py applies the
+rules. Blank lines don't count.
 """
 
 import ast

@@ -48,7 +48,7 @@ def test_tables_are_the_numbers_that_were_compared_with_the_papers():
 
 
 def test_a_map_that_lies_is_refused(monkeypatch, capsys):
-    """Each mistake is in an entry, a chapter or a docstring of its own, and is named."""
+    """One mistake per entry, chapter or docstring; the report names every one."""
     listed = copy.deepcopy(CLAIMS)
     proved, bare, check, section, measured, *_ = (
         claim for claim in listed if any("checks" in one for one in claim["evidence"])

@@ -71,7 +71,7 @@ def the_door_asks_twice(m, case):
 
 
 def layers_run_without_values(m, case):
-    """On tensors that have none: fake ones, and those of the meta device."""
+    """The layers accept fake tensors and tensors on the meta device."""
     for mode, device in ((contextlib.nullcontext(), "meta"), (FakeTensorMode(), "cpu")):
         with mode:
             with torch.device(device):

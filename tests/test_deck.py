@@ -22,7 +22,7 @@ from test_notebooks import STORED
 
 
 def taught(notebook: NotebookNode) -> list[NotebookNode]:
-    """The cells before the exercises; the text of a cell in which they begin is cut there."""
+    """The cells before the exercises, and the text before their heading."""
     cells = []
     for cell in notebook.cells:
         before, begins, _ = cell.source.partition("## Exercises")
@@ -280,7 +280,7 @@ def test_an_equation_stands_above_its_cell_and_an_exercise_has_a_gap():
 
 
 def test_what_follows_a_quotation_stands_below_it():
-    """Whether it holds: not above the next quotation, nor on a slide of its own."""
+    """The verdict on a quotation shares its slide."""
     text = "> a\n\nIt holds. More.\n\n> b\n\n- It does not.\n\nThis leads on:"
     assert parts_of("## 1 · One\n\nWords.", text, code("1")) == [
         ["Words."],

@@ -20,7 +20,7 @@ INSTALLED = PROJECT["dependencies"] + [need for extra in MADE for need in EXTRAS
 OTHERS = [need for extra in EXTRAS if extra not in MADE for need in EXTRAS[extra]]
 NEEDED = [need for need in map(Requirement, INSTALLED) if not need.marker or need.marker.evaluate()]
 ROOMS = {path.stem for path in (ROOT / "cheems_ref").glob("*.py")}
-# What the extra brings, by import names. (torch brings SymPy, too, for its compiler.)
+# The import names of the extra `course`. (torch installs SymPy as well.)
 COURSE = {"matplotlib", "IPython", "ipykernel", "jupyterlab", "jupyter_client", "jupytext"}
 COURSE |= {"nbclient", "nbformat", "sympy", "traitlets", "zmq"}
 

@@ -1,9 +1,8 @@
 """Exercises: five per chapter, each solvable, and each check able to tell.
 
-A check runs after its exercise with nothing but the chapter's imports, `setup` cells, functions and
-classes at hand. It passes on the solution, and fails where the solution is missing, whether the
-gap says so or returns nothing. The cells are those that students and instructors are given, and run
-in the folder of the student edition.
+A check needs its exercise and the chapter's imports, `setup` cells, functions and classes, nothing
+else. It passes on the solution. It fails on the gap, and on a solution that returns nothing. The
+cells come from the two editions and run in the folder of the student edition.
 """
 
 import ast
@@ -50,7 +49,7 @@ def test_five_exercises_of_rising_difficulty_each_with_a_solution_and_a_check(so
 
 @pytest.fixture
 def in_the_student_edition(editions, monkeypatch):
-    """What a chapter sets for torch is set back."""
+    """Restore torch's settings after each chapter."""
     monkeypatch.chdir(editions / "student/notebooks")
     dtype, threads = torch.get_default_dtype(), torch.get_num_threads()
     yield
@@ -59,7 +58,7 @@ def in_the_student_edition(editions, monkeypatch):
 
 
 def at_hand(notebook: NotebookNode) -> dict:
-    """What the exercises of a chapter may use."""
+    """The names that the exercises of a chapter may use."""
     namespace = {"__name__": "__main__"}
     for cell in notebook.cells:
         if cell.cell_type == "code" and not tags(cell) & {"exercise", "check", "versions"}:
@@ -87,6 +86,6 @@ def test_a_check_tells_the_solution_from_the_gap(source, editions):
         run(namespace, solution, check)
         assert "raise NotImplementedError()" in gap and check == same
         for unsolved in (gap, SOLUTION.sub(r"\1pass", solution)):
-            with pytest.raises((Exception, SystemExit)):  # whatever a check says no with
+            with pytest.raises((Exception, SystemExit)):  # a check may raise anything
                 run(namespace, unsolved, check)
                 pytest.fail(f"the check of exercise {number} passes on\n{unsolved}")

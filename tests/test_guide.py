@@ -61,7 +61,7 @@ def said(error: Exception, source: str) -> str:
 
 
 def outcome(source: Path, one: Break) -> str:
-    """What the first cell of the broken section that fails says."""
+    """The message of the first cell that fails in the broken section."""
     namespace, inside = {"__name__": "__main__"}, False
     for title, cell in cells_of(source):
         if inside and title != one.section:

@@ -1,6 +1,6 @@
-"""What a public forge, Binder and a devcontainer are told is true of this repository.
+"""The files for a public forge, Binder and a devcontainer agree with this repository.
 
-tests/book has the linters; here it is asked whether what these files name is there.
+tests/book has the linters. These tests check that every target, version and path exists.
 """
 
 import ast
@@ -23,7 +23,7 @@ COMMANDS = [step["run"].removeprefix("${{ matrix.before }} ") for step in STEPS 
 
 
 def variable(name):
-    """What the Makefile sets a variable to."""
+    """The value of a variable in the Makefile."""
     (value,) = re.findall(rf"^{name} :=\s*(.*)$", MAKEFILE, re.MULTILINE)
     return value
 

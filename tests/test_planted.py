@@ -21,7 +21,7 @@ ROWS = [
     for mistake in table.MISTAKES
 ]
 MISTAKES = {f"{claim}: {mistake.title}": (table, mistake) for claim, table, mistake in ROWS}
-# Those that the file of the properties does not ask of the package itself.
+# Properties that no other test checks on the package itself.
 CLAIMS = {
     claim: (table, mistake)
     for claim, table, mistake in ROWS
@@ -38,7 +38,7 @@ def ask(mistake, m, request):
 
 def is_caught(table, mistake, request):
     with pytest.MonkeyPatch.context() as patched:
-        for registry in getattr(table, "REGISTRIES", ()):  # in which copies enter themselves
+        for registry in getattr(table, "REGISTRIES", ()):  # copies register themselves there
             patched.setattr(registry, "_extra_content", dict(registry._extra_content))
         mutant = planted(table.ROOMS, mistake.edits, mistake.room)
         for copy in mutant.copied.values():  # where torch.compile looks a module up

@@ -23,7 +23,7 @@ GAP = "    # YOUR CODE HERE\n    raise NotImplementedError()"
 
 
 def with_gaps(text):
-    """A source with its solutions cut out, by another way than that of the edition."""
+    """Cut the solutions out of a source without the regular expression of book/student.py."""
     first, *parts = text.split(BEGIN)
     return first + "".join(GAP + part.split(END)[1] for part in parts)
 

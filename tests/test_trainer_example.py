@@ -1,7 +1,7 @@
 """examples/train_with_trainer.py: its training equals a loop in torch alone, on one process and on
 two; it goes on after a stop, loads as it says, and refuses what it cannot do in one line.
 
-What is asked of runs is in trainer_runs.py.
+The properties of runs are in trainer_runs.py.
 """
 
 import json
@@ -19,7 +19,7 @@ from cheems_ref.verify import check
 
 pytestmark = pytest.mark.usefixtures("unchecked")  # as users have it
 
-# What is asked for, beside a small run, and what is said.
+# Arguments that the example refuses, and its message.
 REFUSED = {
     "no steps": (["--steps", "0"], "steps must be at least 1, got 0"),
     "a text that is too short": (["--seq-len", "6000"], "6008 bytes: too few for .* = 6001"),
@@ -30,12 +30,12 @@ REFUSED = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Where runs are made that several tests look at."""
+    """The folder of runs that several tests share."""
     return tmp_path_factory.mktemp("runs")
 
 
 def refuses(folder, capsys, message, *more):
-    """In one line, and writes nothing."""
+    """Check that the example refuses the arguments in one line and writes nothing."""
     arguments = words(folder, *more)
     before = sorted(folder.rglob("*"))
     with pytest.raises(SystemExit) as ended:
@@ -54,7 +54,7 @@ def test_what_holds_on_two_processes(tmp_path):
     status, _, err = ended(torchrun(2, Path(__file__).with_name("trainer_runs.py"), tmp_path))
     assert status == 0, err[-3000:]
     verdicts = json.loads((tmp_path / "verdicts.json").read_text(encoding="utf-8"))
-    assert len(verdicts) == 5 and not any(verdicts.values()), verdicts
+    assert len(verdicts) == 4 and not any(verdicts.values()), verdicts
 
 
 def test_it_says_the_loss_and_how_its_model_is_loaded(folder):
@@ -62,9 +62,11 @@ def test_it_says_the_loss_and_how_its_model_is_loaded(folder):
     trainer, own, said = whole(folder)
     nats = by_hand()[1][-1]
     loss = f"held-out loss per byte: {nats:.3f} nats, {nats / math.log(2):.3f} bits\n"
-    _, _, load = said.partition(loss)
+    _, found, load = said.partition(loss)
+    assert found, said
     names = {}
     exec(load, names)
+    assert names["model"].config.use_cache
     ids = torch.tensor([list(TEXT[:40].encode("utf-8"))])
     with torch.no_grad():
         check("logits", names["model"](ids).logits, trainer.model.eval()(ids).logits)

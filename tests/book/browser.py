@@ -4,8 +4,8 @@
         with visit(browser, f"{address}/index.html", dark=True) as page:
             assert not page.problems and not axe(page)
 
-Playwright drives the Chromium that the machine has (Debian: apt-get install chromium); it fetches
-none of its own. axe-core, which judges accessibility, comes with axe-playwright-python. Nothing a
+Playwright drives the Chromium that the machine has (Debian: apt-get install chromium); it downloads
+no browser. axe-core, which judges accessibility, comes with axe-playwright-python. Nothing a
 page asks for may lie outside the place it was opened from: such a request is refused, and named
 among the page's problems, as are failed ones and errors on its console.
 """
@@ -33,7 +33,7 @@ SETTLED = """() => new Promise(done => {
     else done();
 })"""
 
-# What a reader sees as text that was meant as mathematics: not in code, nor in MathJax's sources.
+# Text that was meant as mathematics: not in code, nor in MathJax's sources.
 RAW_MATH = r"""() => {
     const found = [], walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
     while (walk.nextNode()) {
@@ -51,8 +51,8 @@ WITHOUT_ALT = """() => [...document.querySelectorAll("img, svg[role=img], object
     .filter(image => !(image.getAttribute("alt") || image.getAttribute("aria-label") || "").trim())
     .map(image => image.outerHTML.slice(0, 120))"""
 
-# Where the page, or a part of it that holds its title, scrolls sideways: what sticks out. What is
-# inside something smaller that scrolls by itself does not.
+# The elements that stick out where the page, or a part that holds its title, scrolls sideways.
+# Elements inside a smaller box with its own scroll bar don't count.
 TOO_WIDE = """() => {
     const width = document.documentElement.clientWidth, root = document.scrollingElement;
     const whole = [];
@@ -184,17 +184,17 @@ def raw_math(page: Page) -> list[str]:
 
 
 def without_alt(page: Page) -> list[str]:
-    """Images that say nothing to those who cannot see them."""
+    """Images without an alt text."""
     return page.evaluate(WITHOUT_ALT)
 
 
 def too_wide(page: Page) -> list[str]:
-    """What makes the page scroll sideways, if it does."""
+    """The elements that make the page scroll sideways, if it does."""
     return page.evaluate(TOO_WIDE)
 
 
 def axe(page: Page, rules: list[str] | None = None) -> list[str]:
-    """What axe-core finds wrong, by all of its rules or some of them: one line per element."""
+    """The violations that axe-core finds, by all of its rules or some: one line per element."""
     script = files("axe_playwright_python") / "axe.min.js"
     page.evaluate(script.read_text(encoding="utf-8"))
     return page.evaluate(AXE, rules)

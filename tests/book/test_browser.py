@@ -1,4 +1,4 @@
-"""What the browser is asked of a page: each question sees the mistake that it is for."""
+"""Each function that examines a page in the browser finds its mistake."""
 
 import browser as chrome
 import pytest
@@ -8,7 +8,7 @@ PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>A pa
 <body><main><h1>A page</h1><p>Words, <code>$HOME</code>.</p>{}</main></body></html>"""
 BOX = '<div style="overflow-x: auto" tabindex="0"><p style="width: 900px">wide</p></div>'
 
-# What stands on a page, and which questions are answered with a complaint.
+# Contents of a page, and the functions that complain about it.
 CONTENTS = {
     BOX: "",
     "<p>where $x$ is</p>": "raw_math",

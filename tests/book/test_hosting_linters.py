@@ -1,4 +1,4 @@
-"""The hosting files before linters of their kind, none of which takes the network.
+"""The hosting files pass their linters, without the network.
 
 check-jsonschema brings GitHub's schema of a workflow; repo2docker, which Binder runs, says what it
 would build.

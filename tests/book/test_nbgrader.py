@@ -36,7 +36,7 @@ def test_students_get_what_nbgrader_would_release(editions):
 
 @pytest.fixture(scope="module")
 def course(editions, tmp_path_factory):
-    """A folder in which nbgrader has graded two who handed in."""
+    """A folder with two submissions that nbgrader has graded."""
     folder = tmp_path_factory.mktemp("course") / "instructor"
     shutil.copytree(editions / "instructor", folder)
     settings = tmp_path_factory.mktemp("settings")

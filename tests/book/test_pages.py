@@ -1,4 +1,4 @@
-"""What the pages are laid out from: notebooks, docstrings, README; and a small site, made whole."""
+"""Pages from notebooks, docstrings and README; and a small site, built as a whole."""
 
 import html
 import re
@@ -106,7 +106,7 @@ def test_a_docstring_becomes_what_autodoc_reads():
 
 
 def test_every_public_name_leads_back_into_the_course():
-    """To each chapter with a section that uses it; imports stand above the first heading."""
+    """A link to every chapter with a section that uses the name; imports come before sections."""
     below = {
         chapter: {
             word

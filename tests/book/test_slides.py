@@ -11,7 +11,7 @@ SLIDES = Path(__file__).parents[2] / "book" / "_build" / "slides"
 DECKS = sorted(path.name for path in SLIDES.glob("[0-9]*.html"))
 SIZE = (1280, 720)
 
-# What of the slide now shown sticks out of its page, and whether the page fills the window.
+# Parts of the current slide that stick out of its page, and whether the page fills the window.
 STICKS_OUT = """() => {
     const page = Reveal.getCurrentSlide().querySelector(".page");
     const {left, top, width, height} = page.getBoundingClientRect();
@@ -123,7 +123,7 @@ def test_index(browser):
 
 
 def test_the_speaker_has_notes(browser):
-    """In a window of their own, with formulas, for the slide that is shown."""
+    """A second window shows the notes of the current slide, with formulas."""
     with chrome.served(SLIDES) as address, chrome.visit(browser, f"{address}/{DECKS[3]}") as page:
         page.evaluate("Reveal.slide(2, 1)")
         with page.expect_popup() as opened:

@@ -8,10 +8,10 @@ nowhere in this repository:
     .venv/bin/python tests/borrowed/run.py --sdist FILE.tar.gz          without the network
 
 pytest says which tests were skipped and why, and which failed; the program ends with status 1 if
-any did, or if none was found. What is downloaded is in a temporary folder, only while it runs.
+any did, or if none was found. At the end it deletes the download.
 
-The distribution lacks the tests of generate(). Where FILE.tar.gz is one to which they were added,
-as tests/generation/test_utils.py of transformers' repository, they are run too.
+The distribution lacks the tests of generate(). If you add tests/generation/test_utils.py from
+transformers' repository to FILE.tar.gz, the program runs these tests too.
 """
 
 import argparse

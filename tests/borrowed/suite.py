@@ -1,7 +1,7 @@
-"""The library's own tests, asked of the hub's models: run.py puts this file among them.
+"""The library's own tests on the hub's models: run.py puts this file among them.
 
-Nothing of theirs stands here. What is overridden says why: they know only models whose classes are
-the library's own.
+This file copies none of their code. Comments say why it overrides a test: the library's tests
+assume the library's model classes.
 """
 
 import json
@@ -42,7 +42,7 @@ common.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES["cheems_ref"] = "CheemsForCausalLM"
 
 
 class Tester:
-    """What their tests ask of a tester: a small configuration, and inputs for it."""
+    """A small configuration and inputs for it, as the library's tests expect."""
 
     is_training = use_cache = True
     batch_size, seq_length, hidden_size, num_attention_heads, vocab_size = 3, 7, 32, 4, 99
@@ -71,7 +71,7 @@ class CheemsTest(common.ModelTesterMixin, common.GenerationTesterMixin, unittest
     pipeline_model_mapping = {}  # noqa: RUF012
 
     def setUp(self):
-        # They take it for padding, too.
+        # They also use it for padding.
         self.has_attentions = self._testMethodName == "test_left_padding_compatibility"
         self.model_tester = Tester()
         names = ["hidden_size", "num_attention_heads", "num_hidden_layers"]
