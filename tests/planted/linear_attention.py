@@ -32,8 +32,7 @@ MISTAKES = mistakes([
         "reads before it writes": [
             ("        state = update(state, *token)\n", ""),
             ("_read(state, q_t))\n",
-             "_read(state, q_t))\n        state = update(state, *token)\n")],
-        "the scale of a softmax": [("(scale * o)", "(q.shape[-1] ** -0.5 * scale * o)")]}),
+             "_read(state, q_t))\n        state = update(state, *token)\n")]}),
     (quadratic_is_the_definition, {
         "no mask: attention to the future": [
             ('"bthn,bshn->bhts", q, k).tril()', '"bthn,bshn->bhts", q, k)')]}),
