@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 import definitions
+import properties
 import pytest
 import torch
 import torch.nn.functional as F
@@ -340,6 +341,11 @@ def tokens(b=2, length=11, dtype=torch.float64):
 REAL = rows("###..######", "##.#.#.####")
 
 
+def padding_changes_nothing(m, position):
+    """Not between the tokens either."""
+    properties.padding_changes_nothing(layer(m, position), tokens(), REAL)
+
+
 def has(m, position, name):
     """A layer of module m has a property of `cheems_ref.verify`."""
     getattr(verify, name)(layer(m, position), tokens())
@@ -360,13 +366,14 @@ def by_hand(mixer, u):
     return definitions.ssd_layer(dict(mixer.named_parameters()), u, ids, **options), None
 
 
-@at_every_position
+@pytest.mark.parametrize("position", ["rope", "conv"])
 def test_layer_is_one_graph(position):
     is_one_graph(layer(position=position), forward, tokens(), REAL)
 
 
 @at_every_position
-def test_padding_may_come_in_any_call(position):
+def test_padding_may_come_anywhere_and_in_any_call(position):
+    padding_changes_nothing(ssd_module, position)
     calls_join_up(layer(position=position), tokens(), [5], REAL)
 
 

@@ -7,6 +7,7 @@ from test_ssd import (
     each_block_costs_the_same,
     has,
     keeps_its_digits,
+    padding_changes_nothing,
     starts_afresh_at_a_reset,
 )
 
@@ -57,12 +58,12 @@ MISTAKES = mistakes([
             ("writes.unbind(1)", "[writes[:, i] for i in range(writes.shape[1])]")]}),
     (agree, "matrix", {
         "decay that includes the token's own step": [(".tril(-1)", ".tril()")]}),
-    (has, "decay", "padding_changes_nothing", {
+    (padding_changes_nothing, "decay", {
         "padding lets the state decay": [
             ("dt = dt.masked_fill(~padding_mask[..., None], 0)", "dt = dt + 0")]}),
     (has, "rope", "shift_changes_nothing", {
         "only B is turned": [("_apply_rope(C, cos, sin)", "C")]}),
-    (has, "rope", "padding_changes_nothing", {
+    (padding_changes_nothing, "rope", {
         "positions count columns": [
             ("_cos_sin(position_ids,",
              "_cos_sin(position_ids * 0 + torch.arange(x.shape[1]),")]}),

@@ -4,7 +4,7 @@ from planting import mistakes
 from test_state_space import (
     bilinear_is_its_formula,
     convolution_is_the_sum,
-    recurrence_is_the_double_sum,
+    recurrence_is_the_loop,
     s4d_is_accurate_in_float32,
     s4d_kernel_is_that_of_the_full_model,
     s4d_starts_where_it_should,
@@ -29,7 +29,7 @@ MISTAKES = mistakes([
     (bilinear_is_its_formula, {
         "ZOH called bilinear": [
             ("    return both[:, :-1], both[:, -1]", "    return discretize_zoh(A, B, dt)")]}),
-    (recurrence_is_the_double_sum, {
+    (recurrence_is_the_loop, {
         "as printed: reads before it writes": [
             ("y = states[:, 1:] @ C", "y = states[:, :-1] @ C")]}),
     (convolution_is_the_sum, {
