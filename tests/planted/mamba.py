@@ -2,9 +2,9 @@
 
 from planting import mistakes
 from test_mamba import (
-    calls_join_up,
     layer_is_the_definition,
     layer_starts_where_it_should,
+    pieces_are_one_pass,
     scan_is_the_definition,
     scan_is_wide_inside,
     takes_few_steps,
@@ -37,7 +37,7 @@ MISTAKES = mistakes([
              "    h = _scan(a[:, :-1], b[:, :-1])\n"
              "    return torch.cat([h, a[:, -1:] * h[:, -1:] + b[:, -1:]], dim=1)\n"
              "    a_1, b_1 = (t[:,")]}),
-    (calls_join_up, {
+    (pieces_are_one_pass, {
         "layer forgets its state": [("C, self.D, state)", "C, self.D, None)")],
         "layer forgets its convolution": [
             ("self.conv, history=history)", "self.conv, history=None)")]}),
