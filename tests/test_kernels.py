@@ -4,7 +4,6 @@ On a machine without a GPU this runs mamba-ssm's kernels in Triton's interpreter
 Relative error is max|error| / max|truth|, per tensor.
 """
 
-import contextlib
 import os
 import shutil
 import subprocess
@@ -297,28 +296,6 @@ def test_two_threads_at_once():
         thread.join()
     for seed, inputs in enumerate(cases):
         assert relative(results[seed], recurrence(*(t.double() for t in inputs))[0]) < 1e-5
-
-
-@interpreted
-@pytest.mark.parametrize("missing", ["create_dot", "cast_impl"])
-def test_bfloat16_shims_are_needed(missing, monkeypatch):
-    """Negative control: without its shim, the interpreter's bfloat16 is wrong or cut off."""
-    from triton.runtime.interpreter import InterpreterBuilder
-
-    original, shims = getattr(InterpreterBuilder, missing), kernels._shims
-
-    @contextlib.contextmanager
-    def fewer(mode):
-        with shims(mode):
-            setattr(InterpreterBuilder, missing, original)
-            yield
-
-    inputs = draw((1, 20, 2, 16, 1, 16), torch.bfloat16)
-    truth = recurrence(*(t.double() for t in inputs))[0]
-    error = relative(kernel(*inputs)[0], truth)
-    monkeypatch.setattr(kernels, "_shims", fewer)
-    without = relative(kernel(*inputs)[0], truth)
-    assert error < 8e-3 and without > (1e3 if missing == "create_dot" else 1.3 * error), without
 
 
 def python(code, path=(), **environment):

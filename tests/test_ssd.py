@@ -390,23 +390,6 @@ def test_heads_start_with_long_and_with_short_memories():
 
 
 @pytest.mark.skipif(not STATUS.available, reason=STATUS.reason)
-def test_rotated_layer_is_the_same_through_the_kernel():
-    mask = REAL
-    want, got = (
-        forward(
-            layer(dtype=torch.float32, backend=backend).to(DEVICE),
-            tokens(dtype=torch.float32).to(DEVICE),
-            mask.to(DEVICE),
-        )
-        for backend in ("recurrent", "kernel")
-    )
-    check("y", got[0][mask], want[0][mask])
-    check("state", got[1].state, want[1].state)
-    with pytest.raises(TypeError, match="float64"):  # so the kernel ran
-        forward(layer(backend="kernel"), tokens())
-
-
-@pytest.mark.skipif(not STATUS.available, reason=STATUS.reason)
 @at_every_position
 def test_layer_decodes_through_the_step_of_the_kernel(position):
     x, results = tokens(length=5, dtype=torch.float32).to(DEVICE), []
@@ -461,17 +444,6 @@ def test_without_decay_the_order_enters_through_rope_and_conv_alone(position):
     y, other = forward(mixer, x)[0], forward(mixer, x[:, [2, 0, 3, 1, *range(4, 11)]])[0]
     compare = check if position == "decay" else must_differ
     compare("early tokens exchanged", other[:, 4:], y[:, 4:])
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@at_every_position
-def test_layer_is_right_in_sixteen_bits(position, dtype):
-    mixer = layer(position=position, dtype=dtype)
-    y, cache = forward(mixer, tokens(dtype=dtype))
-    assert y.dtype == dtype and cache.state.dtype == torch.float32
-    assert cache.conv is None or cache.conv.dtype == dtype
-    truth = forward(mixer.double(), tokens(dtype=dtype).double())[0]
-    check("layer = float64 layer with the same weights", y, truth.to(dtype))
 
 
 def test_the_lesson_imports_neither_kernels_nor_triton():

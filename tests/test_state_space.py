@@ -10,8 +10,6 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from properties import leaves_alone, normal, one_entry, questions, works_linearly
 
 import cheems_ref.state_space as state_space
@@ -185,14 +183,6 @@ def test_recurrence_and_convolution_are_their_sums_and_work_is_linear():
 
     works_linearly(run)
     leaves_alone(lambda *t: state_space.ssm_kernel(*t, 13), *channel()[:3])
-
-
-@settings(deadline=None, max_examples=20, derandomize=True)
-@given(l=st.integers(0, 70), n=st.integers(1, 6), b=st.integers(0, 3))
-def test_convolution_is_the_recurrence_at_any_size(b, l, n):
-    A_bar, B_bar, C, x, _ = channel(b, l, n)
-    y = state_space.ssm_convolution(state_space.ssm_kernel(A_bar, B_bar, C, l), x)
-    check("convolution = recurrence", y, state_space.ssm_recurrent(A_bar, B_bar, C, x))
 
 
 def test_float32_is_kept_and_right():

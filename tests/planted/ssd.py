@@ -41,7 +41,6 @@ MISTAKES = mistakes([
     (agree, "chunked", {
         "sum over the target chunks": [TARGETS],
         "tiled groups": [("(g i)", "(i g)", 6)],
-        "no dt inside chunks": [("* L) @ V", "* L) @ X")],
         "no triangle": [("(C @ B.mT).tril()", "(C @ B.mT)")]}),
     (keeps_its_digits, "chunked", {
         "running sums in float32": [
@@ -52,10 +51,7 @@ MISTAKES = mistakes([
         "no gradient through the state": [
             ("incoming.append(state)", "incoming.append(state.detach())")]}),
     (each_block_costs_the_same, "chunked", {
-        "all chunks with all chunks": [SOURCES, ALL_CHUNKS_AT_ONCE],
-        "indexing makes the backward pass quadratic": [
-            ALL_CHUNKS_AT_ONCE,
-            ("writes.unbind(1)", "[writes[:, i] for i in range(writes.shape[1])]")]}),
+        "all chunks with all chunks": [SOURCES, ALL_CHUNKS_AT_ONCE]}),
     (agree, "matrix", {
         "decay that includes the token's own step": [(".tril(-1)", ".tril()")]}),
     (padding_changes_nothing, "decay", {
@@ -63,10 +59,6 @@ MISTAKES = mistakes([
             ("dt = dt.masked_fill(~padding_mask[..., None], 0)", "dt = dt + 0")]}),
     (has, "rope", "shift_changes_nothing", {
         "only B is turned": [("_apply_rope(C, cos, sin)", "C")]}),
-    (padding_changes_nothing, "rope", {
-        "positions count columns": [
-            ("_cos_sin(position_ids,",
-             "_cos_sin(position_ids * 0 + torch.arange(x.shape[1]),")]}),
     (has, "conv", "pieces_equal_one_pass", {
         "history forgotten": [(CACHED, CACHED.replace("cache\n", "(cache.state, None)\n"))]}),
 ])
