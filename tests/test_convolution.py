@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 import cheems_ref.convolution as convolution_module
 from cheems_ref.convolution import short_convolution
-from cheems_ref.verify import check, check_gradients, must_differ
+from cheems_ref.verify import check, check_gradients
 
 
 def convolution(u, weight, mask=None, history=None):
@@ -65,7 +65,7 @@ def is_the_loop(m, d_conv=4, length=9):
             check_gradients("short convolution = loop", actual, expected, given)
 
 
-def rounds_once(m, dtype=torch.bfloat16):
+def rounds_once(m, dtype):
     """Every entry lies within half a unit in its last place of what float64 gives."""
     u, weight, history, mask = inputs(length=200, dtype=dtype)
     y, newest = m.short_convolution(u, weight, padding_mask=mask, history=history)
@@ -73,21 +73,6 @@ def rounds_once(m, dtype=torch.bfloat16):
     want = convolution(u.double(), weight.double(), mask, history.double())[0][mask]
     error = (y.double()[mask] - want).abs()
     assert (error <= 0.51 * torch.finfo(dtype).eps * want.abs() + 1e-6).all()
-
-
-def is_causal(m):
-    """Moving token j moves y_j, changes no bit of what came before, and no other row or channel."""
-    u, weight, history, _ = inputs()
-    before, _ = m.short_convolution(u, weight, history=history)
-    for j, i in itertools.product(range(9), range(3)):
-        moved = u.clone()
-        moved[0, j, i] += 1
-        after, _ = m.short_convolution(moved, weight, history=history)
-        check(f"token {j} moves nothing before it", after[0, :j], before[0, :j])
-        check(f"token {j} moves no other row", after[1], before[1])
-        others = [k for k in range(3) if k != i]
-        check(f"channel {i} moves no other", after[..., others], before[..., others])
-        must_differ(f"token {j} moved", after[0, j, i], before[0, j, i])
 
 
 def history_keeps_nothing_else(m):
@@ -98,23 +83,15 @@ def history_keeps_nothing_else(m):
         assert newest.untyped_storage().nbytes() == newest.nbytes
 
 
-@pytest.mark.parametrize("length", [0, 1, 2, 9])
 @pytest.mark.parametrize("d_conv", [1, 2, 4])
-def test_short_convolution_is_the_loop(d_conv, length):
-    is_the_loop(convolution_module, d_conv, length)
+def test_short_convolution_is_the_loop(d_conv):
+    for length in (0, 1, 2, 9):
+        is_the_loop(convolution_module, d_conv, length)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_short_convolution_rounds_to_sixteen_bits_once(dtype):
-    rounds_once(convolution_module, dtype)
-
-
-def test_nothing_before_a_token_moves_with_it():
-    is_causal(convolution_module)
-
-
-def test_history_keeps_nothing_else_in_memory():
+def test_history_keeps_nothing_else_and_sixteen_bits_are_rounded_once():
     history_keeps_nothing_else(convolution_module)
+    rounds_once(convolution_module, torch.float16)
 
 
 def test_short_convolution_is_that_of_torch():
@@ -124,36 +101,8 @@ def test_short_convolution_is_that_of_torch():
     check("short convolution = grouped conv1d", short_convolution(u, weight)[0], want)
 
 
-# --- bad input --------------------------------------------------------------------------------
-
-
-# One argument, what is done to a good one, and what the message says.
-# fmt: off
-BAD = [
-    ("u", lambda t: t[0], r"u must be \(b, l, d\), got shape \(9, 3\)"),
-    ("u", lambda t: t.long(), r"u must be floating-point, got torch\.int64"),
-    ("weight", lambda t: t[0], r"weight must be \(d, d_conv\).*got shape \(4,\)"),
-    ("weight", lambda t: t[:2], r"weight must be \(d, d_conv\) = \(3, d_conv\), got .*\(2, 4\)"),
-    ("weight", lambda t: t[:, :0], "d_conv must be at least 1, got 0"),
-    ("weight", lambda t: t.long(), r"weight must be floating-point, got torch\.int64"),
-    ("padding_mask", lambda t: t.float(), r"padding_mask must be torch\.bool here.*float32"),
-    ("padding_mask", lambda t: t[:, 1:], r"padding_mask must be .* = \(2, 9\).*\(2, 8\)"),
-    ("history", lambda t: t.float(), r"history must be torch\.float64 here.*float32"),
-]
-# fmt: on
-
-
 @pytest.mark.usefixtures("unchecked")
-class TestBadInput:
-    @pytest.mark.parametrize(("name", "change", "message"), BAD)
-    def test_is_refused_with_its_name_and_numbers(self, name, change, message):
-        good = dict(zip(("u", "weight", "history", "padding_mask"), inputs(), strict=True))
-        with pytest.raises(ValueError, match=message):
-            short_convolution(**good | {name: change(good[name])})
-
-    @pytest.mark.parametrize("shape", [(2, 4, 3), (2, 2, 3), (1, 3, 3), (2, 3, 1), (3, 3)])
-    def test_history_of_another_shape(self, shape):
-        u, weight, *_ = inputs()
-        numbers = ", ".join(map(str, shape))
-        with pytest.raises(ValueError, match=rf"history must be .*\(2, 3, 3\).*\({numbers}\)"):
-            short_convolution(u, weight, history=u.new_zeros(shape))
+def test_a_convolution_of_no_taps_is_refused():
+    u, weight, *_ = inputs()
+    with pytest.raises(ValueError, match="d_conv must be at least 1, got 0"):
+        short_convolution(u, weight[:, :0])

@@ -4,7 +4,6 @@ On a machine without a GPU this runs mamba-ssm's kernels in Triton's interpreter
 Relative error is max|error| / max|truth|, per tensor.
 """
 
-import contextlib
 import os
 import shutil
 import subprocess
@@ -13,10 +12,10 @@ import textwrap
 import threading
 import types
 import warnings
-import weakref
 from importlib.util import find_spec
 from pathlib import Path
 
+import definitions
 import pytest
 import torch
 
@@ -35,19 +34,10 @@ TOLERANCE = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 
 
 def recurrence(x, dt, A, B, C, D=None, initial_state=None):
-    """h_t = exp(dt_t A) h_{t-1} + dt_t x_t B_t^T, y_t = h_t C_t + D x_t, group i // (h/g)."""
-    b, length, h, p = x.shape
-    per_group = h // B.shape[2]
-    state = x.new_zeros(b, h, p, B.shape[-1]) if initial_state is None else initial_state
-    ys = []
-    for t in range(length):
-        B_t = torch.stack([B[:, t, i // per_group] for i in range(h)], 1)
-        C_t = torch.stack([C[:, t, i // per_group] for i in range(h)], 1)
-        decay = torch.exp(dt[:, t] * A)[:, :, None, None]
-        state = decay * state + (dt[:, t, :, None] * x[:, t])[..., None] * B_t[:, :, None, :]
-        y = (state * C_t[:, :, None, :]).sum(-1)
-        ys.append(y if D is None else y + D[:, None] * x[:, t])
-    return torch.stack(ys, 1), state
+    (b, _, h, p), n = x.shape, B.shape[-1]
+    D = x.new_zeros(h) if D is None else D
+    state = x.new_zeros(b, h, p, n) if initial_state is None else initial_state
+    return definitions.ssd(x, dt, A, B, C, D, state)
 
 
 def draw(shape, dtype=torch.float32, dt_scale=1.0, seed=0):
@@ -106,50 +96,52 @@ def test_the_kernels_can_run_here():
     assert STATUS.available, STATUS.reason
 
 
-GRID = {  # b, l, h, p, g, n with chunks of 16
-    "three chunks, the last one ragged": ((1, 40, 2, 16, 1, 16), 1.0),
-    "several groups, 1 < g < h, odd widths": ((1, 35, 4, 5, 2, 3), 1.0),
-    "small dt": ((1, 40, 2, 16, 1, 16), 1e-4),
-    "two rows, shorter than a chunk": ((2, 5, 2, 16, 1, 16), 1.0),
-    "one token": ((1, 1, 2, 16, 1, 16), 1.0),
-    "one channel, one state": ((1, 40, 1, 1, 1, 1), 1.0),
+SHAPES = {  # b, l, h, p, g, n with chunks of 16
+    "three chunks, the last one ragged": (1, 35, 2, 8, 1, 8),
+    "several groups, 1 < g < h, odd widths": (1, 20, 4, 5, 2, 3),
+    "two rows, shorter than a chunk": (2, 5, 2, 16, 1, 16),
+    "one channel, one state": (1, 1, 1, 1, 1, 1),
 }
 
 
 @needs_kernel
-@pytest.mark.parametrize("case", GRID)
-def test_kernel_equals_recurrence(case):
-    shape, dt_scale = GRID[case]
-    compare(draw(shape, dt_scale=dt_scale), TOLERANCE[torch.float32])
-
-
-@needs_kernel
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_kernel_equals_recurrence_in_16_bits(dtype):
-    errors = compare(draw((1, 40, 2, 16, 1, 16), dtype), TOLERANCE[dtype])
-    assert errors["y"] > 1e-6  # it did compute with 16-bit tensors
-
-
-@needs_kernel
-def test_padding_tokens_with_dt_zero():
+def test_kernel_equals_recurrence():
+    for shape in SHAPES.values():
+        compare(draw(shape), TOLERANCE[torch.float32])
     inputs = draw((1, 20, 2, 8, 1, 8))
-    inputs[1][:, 5:15] = 0
+    inputs[1][:, 5:15] = 0  # as at padding
     compare(inputs, 1e-5)
-
-
-@needs_kernel
-@pytest.mark.parametrize("through", [("y",), ("state",)])
-def test_gradient_through_one_result_without_D_and_initial_state(through):
-    compare([*draw((1, 20, 2, 8, 1, 8))[:5], None, None], 1e-5, through=through)
-
-
-@needs_kernel
-def test_every_chunk_size_gives_the_same():
-    inputs = draw((1, 20, 2, 8, 1, 8))
+    for through in ("y", "state"):
+        compare([*inputs[:5], None, None], 1e-5, through=(through,))
     y, state = recurrence(*(t.double() for t in inputs))
     for chunk_size in (1, 24, 100_000):
         ours = kernel(*inputs, chunk_size=chunk_size)
         assert relative(ours[0], y) < 1e-5 and relative(ours[1], state) < 1e-5, chunk_size
+
+
+@needs_kernel
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_kernels_equal_the_recurrence_in_16_bits(dtype):
+    errors = compare(draw((1, 20, 2, 16, 1, 16), dtype), TOLERANCE[dtype])
+    assert errors["y"] > 1e-6  # it did compute with 16-bit tensors
+    x, dt, A, B, C, D, state = draw((1, 1, 2, 8, 1, 8), dtype)
+    y, new = state_update(x[:, 0], dt[:, 0], A, B[:, 0], C[:, 0], state, D=D)
+    ys, last = recurrence(*(t.double() for t in (x, dt, A, B, C, D, state)))
+    assert y.dtype == dtype and new.dtype == torch.float32
+    assert relative(y, ys[:, 0]) < TOLERANCE[dtype] and relative(new, last) < 1e-6
+
+
+@needs_kernel
+def test_decode_equals_recurrence_and_leaves_the_state_alone():
+    for shape in ((2, 1, 6, 5, 2, 3), (1, 1, 2, 1, 1, 1)):
+        x, dt, A, B, C, D, state = draw(shape)
+        before = state.clone()
+        for skip in (D, None):
+            y, new = state_update(x[:, 0], dt[:, 0], A, B[:, 0], C[:, 0], state, D=skip)
+            inputs = (x, dt, A, B, C, skip, state)
+            ys, last = recurrence(*(None if t is None else t.double() for t in inputs))
+            assert relative(y, ys[:, 0]) < 1e-6 and relative(new, last) < 1e-6
+        assert torch.equal(state, before) and new.data_ptr() != state.data_ptr()
 
 
 @needs_kernel
@@ -201,16 +193,6 @@ def test_torch_compile_goes_around_the_kernel():
 
 
 @needs_kernel
-def test_nothing_is_kept_alive():
-    inputs = [t.requires_grad_() for t in draw((1, 5, 2, 8, 1, 8))]
-    y, state = kernel(*inputs)
-    (y.sum() + state.sum()).backward()
-    held = weakref.ref(y), weakref.ref(inputs[0])
-    del y, state, inputs
-    assert [ref() for ref in held] == [None, None]
-
-
-@needs_kernel
 def test_no_token_is_defined():
     inputs = [t.requires_grad_() for t in draw((2, 0, 2, 4, 1, 3), torch.float16)]
     y, state = kernel(*inputs)
@@ -220,29 +202,6 @@ def test_no_token_is_defined():
     assert all(torch.equal(t.grad, torch.zeros_like(t)) for t in inputs[:6])
     assert torch.equal(inputs[6].grad, torch.full_like(inputs[6], 2))
     assert not kernel(*(t.detach() for t in inputs[:5]))[1].any()
-
-
-@needs_kernel
-@pytest.mark.parametrize("shape", [(2, 1, 4, 16, 2, 16), (2, 1, 6, 5, 2, 3), (1, 1, 2, 1, 1, 1)])
-def test_decode_equals_recurrence_and_leaves_the_state_alone(shape):
-    x, dt, A, B, C, D, state = draw(shape)
-    before = state.clone()
-    for skip in (D, None):
-        y, new = state_update(x[:, 0], dt[:, 0], A, B[:, 0], C[:, 0], state, D=skip)
-        inputs = (x, dt, A, B, C, skip, state)
-        ys, last = recurrence(*(None if t is None else t.double() for t in inputs))
-        assert relative(y, ys[:, 0]) < 1e-6 and relative(new, last) < 1e-6
-    assert torch.equal(state, before) and new.data_ptr() != state.data_ptr()
-
-
-@needs_kernel
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_decode_in_16_bits_keeps_a_float32_state(dtype):
-    x, dt, A, B, C, D, state = draw((1, 1, 2, 8, 1, 8), dtype)
-    y, new = state_update(x[:, 0], dt[:, 0], A, B[:, 0], C[:, 0], state, D=D)
-    ys, last = recurrence(*(t.double() for t in (x, dt, A, B, C, D, state)))
-    assert y.dtype == dtype and new.dtype == torch.float32
-    assert relative(y, ys[:, 0]) < TOLERANCE[dtype] and relative(new, last) < 1e-6
 
 
 @needs_kernel
@@ -265,25 +224,29 @@ def test_refusals():
 
 
 @pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize(
-    ("on_gpu", "dtype", "mode", "taken"),
-    [
-        (True, torch.float32, "cuda", True),
+def test_the_compiled_kernels_are_offered_what_they_can_take(monkeypatch):
+    """A simulation, so that it says on every machine what "auto" does on a GPU."""
+    for on_gpu, dtype, mode, taken in (
         (True, torch.bfloat16, "cuda", True),
         (True, torch.float64, "cuda", False),
         (True, torch.float32, "interpreter", False),
         (True, torch.float32, "none", False),
         (False, torch.float32, "cuda", False),
-        (False, torch.float32, "interpreter", False),
-    ],
-)
-def test_the_compiled_kernels_are_offered_what_they_can_take(
-    monkeypatch, on_gpu, dtype, mode, taken
-):
-    """A simulation, so that it says on every machine what "auto" does on a GPU."""
-    status = kernels.KernelStatus(mode != "none", mode, "")
-    monkeypatch.setattr(kernels, "kernel_status", lambda: status)
-    assert kernels.can_take(types.SimpleNamespace(is_cuda=on_gpu, dtype=dtype)) is taken
+    ):
+        status = kernels.KernelStatus(mode != "none", mode, "")
+        monkeypatch.setattr(kernels, "kernel_status", lambda status=status: status)
+        assert kernels.can_take(types.SimpleNamespace(is_cuda=on_gpu, dtype=dtype)) is taken
+
+
+def test_float32_products_are_asked_for_while_a_kernel_is_launched_on_a_gpu(monkeypatch):
+    monkeypatch.delenv("TRITON_F32_DEFAULT", raising=False)
+    for asked, during in ((None, "ieee"), ("tf32", "tf32")):
+        if asked:
+            monkeypatch.setenv("TRITON_F32_DEFAULT", asked)
+        with pytest.raises(KeyError, match="launch"), kernels._shims("cuda"):
+            assert os.environ["TRITON_F32_DEFAULT"] == during
+            raise KeyError("launch")
+        assert os.environ.get("TRITON_F32_DEFAULT") == asked
 
 
 def patched_things():
@@ -333,28 +296,6 @@ def test_two_threads_at_once():
         thread.join()
     for seed, inputs in enumerate(cases):
         assert relative(results[seed], recurrence(*(t.double() for t in inputs))[0]) < 1e-5
-
-
-@interpreted
-@pytest.mark.parametrize("missing", ["create_dot", "cast_impl"])
-def test_bfloat16_shims_are_needed(missing, monkeypatch):
-    """Negative control: without its shim, the interpreter's bfloat16 is wrong or cut off."""
-    from triton.runtime.interpreter import InterpreterBuilder
-
-    original, shims = getattr(InterpreterBuilder, missing), kernels._shims
-
-    @contextlib.contextmanager
-    def fewer(mode):
-        with shims(mode):
-            setattr(InterpreterBuilder, missing, original)
-            yield
-
-    inputs = draw((1, 20, 2, 16, 1, 16), torch.bfloat16)
-    truth = recurrence(*(t.double() for t in inputs))[0]
-    error = relative(kernel(*inputs)[0], truth)
-    monkeypatch.setattr(kernels, "_shims", fewer)
-    without = relative(kernel(*inputs)[0], truth)
-    assert error < 8e-3 and without > (1e3 if missing == "create_dot" else 1.3 * error), without
 
 
 def python(code, path=(), **environment):
@@ -413,35 +354,19 @@ def status_after(before, **environment):
     return mode, reason
 
 
-def test_without_a_gpu_the_kernels_are_interpreted():
-    mode, reason = status_after(NO_GPU)
-    assert mode == "interpreter" and reason.startswith("There is no GPU")
-
-
-USES = {
-    "import": "import cheems_ref",
-    "status": "from cheems_ref.kernels import kernel_status; kernel_status()",
-    "kernel, forward and backward": """
+@needs_kernel
+def test_the_environment_is_left_as_it_was_and_no_child_inherits_a_setting():
+    """A job that is submitted from a machine without a GPU may run on one that has a GPU."""
+    code = """
 import torch
 from cheems_ref.ssd import ssd_kernel
+from cheems_ref.triton_ssd import ssd_triton
 x, dt = torch.ones(1, 3, 1, 2, requires_grad=True), torch.ones(1, 3, 1)
 ssd_kernel(x, dt, -dt[0, 0], x.detach(), x.detach()).sum().backward()
-""",
-    "the kernels by hand": """
-import torch
-from cheems_ref.triton_ssd import ssd_triton
-x, dt = torch.ones(1, 3, 1, 2), torch.ones(1, 3, 1)
+x = x.detach()
 ssd_triton(x, dt, -dt[0, 0], x, x)
-""",
-}
-
-
-@needs_kernel
-@pytest.mark.parametrize("use", USES)
-def test_the_environment_is_left_as_it_was_and_no_child_inherits_a_setting(use):
-    """A job that is submitted from a machine without a GPU may run on one that has a GPU."""
-    out = python(NO_GPU + UNCHANGED.format(code=USES[use]))
-    assert out.split() == ["True", "[]"]
+"""
+    assert python(NO_GPU + UNCHANGED.format(code=code)).split() == ["True", "[]"]
 
 
 @needs_kernel
@@ -466,34 +391,19 @@ def test_status_cuda_simulated():
     assert "here the kernels run on cuda tensors" in refusal
 
 
-@pytest.mark.parametrize(("asked", "during"), [(None, "ieee"), ("tf32", "tf32")])
-def test_float32_products_are_asked_for_while_a_kernel_is_launched_on_a_gpu(
-    monkeypatch, asked, during
-):
-    monkeypatch.delenv("TRITON_F32_DEFAULT", raising=False)
-    if asked:
-        monkeypatch.setenv("TRITON_F32_DEFAULT", asked)
-    with pytest.raises(KeyError, match="launch"), kernels._shims("cuda"):
-        assert os.environ["TRITON_F32_DEFAULT"] == during
-        raise KeyError("launch")
-    assert os.environ.get("TRITON_F32_DEFAULT") == asked
+REFUSED = """
+    import torch
+    from cheems_ref.kernels import chunk_scan
+    z = torch.zeros(1, 1, 1, 1)
+    try: chunk_scan(z, z[0], z[0, 0, 0], z, z)
+    except RuntimeError as error: print(error)
+"""
 
 
 @pytest.mark.parametrize("package", ["mamba_ssm", "triton"])
 def test_status_none_when_a_package_is_missing(package):
-    out = python(
-        NO_GPU
-        + BLOCK.format(name=package)
-        + textwrap.dedent(SHOW)
-        + textwrap.dedent("""
-        import torch
-        from cheems_ref.kernels import chunk_scan
-        z = torch.zeros(1, 1, 1, 1)
-        try: chunk_scan(z, z[0], z[0, 0, 0], z, z)
-        except RuntimeError as error: print(error)
-    """)
-    )
-    status, refusal = out.strip().split("\n")
+    code = NO_GPU + BLOCK.format(name=package) + textwrap.dedent(SHOW) + textwrap.dedent(REFUSED)
+    status, refusal = python(code).strip().split("\n")
     mode, reason = status.split(" | ")
     assert mode == "none" and f"'{package}'" in reason and "make course" in reason
     assert refusal == reason
@@ -507,45 +417,28 @@ def test_status_none_on_another_system():
 
 
 @needs_kernel
-@pytest.mark.parametrize("name, value", [("TRITON_INTERPRET", "0"), ("MAMBA_DETERMINISTIC", "0")])
-def test_status_none_where_the_environment_asks_for_something_else(name, value):
-    mode, reason = status_after(NO_GPU, **{name: value})
-    assert mode == "none" and f"{name} " in reason
+def test_status_where_the_environment_asks_for_something_else():
+    mode, reason = status_after(NO_GPU)
+    assert mode == "interpreter" and reason.startswith("There is no GPU")
+    for name in ("TRITON_INTERPRET", "MAMBA_DETERMINISTIC"):
+        mode, reason = status_after(NO_GPU, **{name: "0"})
+        assert mode == "none" and f"{name} " in reason
 
 
 CHECK = """
-    import cheems_ref, torch
-    from cheems_ref.kernels import chunk_scan
+    import torch
+    from cheems_ref import ssd
     z = torch.linspace(-1, 1, 20 * 8).view(1, 20, 1, 8)
     dt = torch.linspace(0.1, 1, 20).view(1, 20, 1)
     A, B = torch.tensor([-0.5]), torch.cos(7 * z)
-    x = z.clone().requires_grad_()
-    y, state = chunk_scan(x, dt, A, B, B, chunk_size=16)
-    h = torch.zeros(1, 1, 8, 8, dtype=torch.float64)
-    X, T, W, ys = z.double().requires_grad_(), dt.double(), B.double(), []
-    for t in range(20):
-        h = (torch.exp(T[:, t] * A)[..., None, None] * h
-             + (T[:, t, :, None] * X[:, t])[..., None] * W[:, t, :, None])
-        ys.append((h * W[:, t, :, None]).sum(-1))
-    Y = torch.stack(ys, 1)
-    y.square().sum().backward(); Y.square().sum().backward()
-    pairs = (y, Y), (state, h), (x.grad, X.grad)
-    errors = [float(((a - b).abs().max() / b.abs().max()).detach()) for a, b in pairs]
+    results = []
+    for form in (ssd.ssd_kernel, ssd.ssd_recurrent):
+        x = z.clone().requires_grad_()
+        y, state = form(x, dt, A, B, B, chunk_size=16, return_final_state=True)
+        y.square().sum().backward()
+        results.append((y, state, x.grad))
+    print(*(float(((a - b).abs().max() / b.abs().max()).detach()) for a, b in zip(*results)))
 """
-
-
-@needs_kernel
-@pytest.mark.parametrize("setting", [{}, {"TRITON_INTERPRET": "1"}], ids=str)
-@pytest.mark.parametrize(
-    "before",
-    ["", "import triton", "import torch._dynamo", "torch.optim.AdamW([torch.ones(1)])"],
-)
-def test_kernels_are_interpreted_whoever_imported_triton_first(before, setting):
-    """Any optimizer of torch imports it."""
-    out = python(NO_GPU + before + textwrap.dedent(CHECK) + "print(*errors)", **setting)
-    assert max(map(float, out.split())) < 1e-5
-
-
 OWN = """
 import torch, triton, triton.language as tl
 from cheems_ref.kernels import launching
@@ -566,35 +459,33 @@ print(y.tolist(), total.item())
 
 
 @needs_kernel
-def test_kernels_of_one_s_own_are_interpreted_too(tmp_path):
+def test_kernels_are_interpreted_whoever_imported_triton_first(tmp_path):
+    """Any optimizer of torch imports it; a kernel of one's own is interpreted too."""
+    first = "import torch; torch.optim.AdamW([torch.ones(1)])"
+    for before, setting in ((first, {}), ("import triton", {"TRITON_INTERPRET": "1"})):
+        out = python(NO_GPU + before + textwrap.dedent(CHECK), **setting)
+        assert max(map(float, out.split())) < 1e-5, before
     (tmp_path / "own.py").write_text(OWN)  # Triton reads the source of a kernel
     assert python(NO_GPU + "import own", path=[tmp_path]).strip() == "[1.0, 2.0, 3.0] 10.0"
 
 
-MUTATIONS = (  # file, text in one line of it, which of y, state and dx it must spoil
-    # forward: the decay of what a token adds to the state of its chunk
-    ("ssd_chunk_state.py", "tl.exp(tl.minimum((dA_cs_last - dA_cs_k), 0.0))", 1),
-    # backward: the same decay, in the gradient of x
-    ("ssd_combined.py", "tl.exp(tl.minimum((dA_cs_last - dA_cs_m), 0.0))", 2),
+MUTATIONS = (  # file, and text in one line of it: the decay of what a token adds to its chunk
+    ("ssd_chunk_state.py", "tl.exp(tl.minimum((dA_cs_last - dA_cs_k), 0.0))"),  # forward
+    ("ssd_combined.py", "tl.exp(tl.minimum((dA_cs_last - dA_cs_m), 0.0))"),  # in the gradient of x
 )
 
 
 @interpreted
 def test_the_installed_source_is_what_runs(tmp_path):
-    """Change one line of a copy of mamba-ssm by one percent: the cross-check must fail."""
+    """Change two lines of a copy of mamba-ssm by one percent: the cross-check must fail."""
     original = Path(find_spec("mamba_ssm").submodule_search_locations[0])
     copy = tmp_path / "mamba_ssm"
     shutil.copytree(original, copy, ignore=shutil.ignore_patterns("__pycache__"))
-    run = NO_GPU + textwrap.dedent(CHECK) + "print(*errors)"
-    clean = [float(e) for e in python(run, path=[tmp_path]).split()]
-    assert max(clean) < 1e-5, clean
-    for file, text, spoiled in MUTATIONS:
+    for file, text in MUTATIONS:
         source = copy / "ops" / "triton" / file
-        before = source.read_text()
-        lines = before.split("\n")
+        lines = source.read_text().split("\n")
         index = next(i for i, s in enumerate(lines) if text in s and not s.strip().startswith("#"))
         lines[index] = lines[index].replace(text, "1.01 * " + text)
         source.write_text("\n".join(lines))
-        edited = [float(e) for e in python(run, path=[tmp_path]).split()]
-        source.write_text(before)
-        assert edited[spoiled] > 1e-4, edited
+    _, state, gradient = python(NO_GPU + textwrap.dedent(CHECK), path=[tmp_path]).split()
+    assert float(state) > 1e-4 and float(gradient) > 1e-4

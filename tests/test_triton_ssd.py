@@ -19,13 +19,10 @@ triton_ssd = importlib.import_module("cheems_ref.triton_ssd") if TRITON else Non
 
 # b, l, h, p, g, n, chunk_size
 SHAPES = {
-    "one chunk": (2, 11, 2, 16, 1, 16, 64),
     "ragged": (1, 41, 2, 16, 1, 16, 16),
-    "filled": (1, 48, 1, 16, 1, 16, 16),
     "one token": (2, 1, 2, 4, 1, 4, 64),
     "odd sizes": (1, 35, 2, 5, 1, 19, 16),
     "groups": (2, 37, 4, 8, 2, 8, 16),
-    "a group per head": (1, 20, 3, 8, 3, 8, 16),
     "long chunks": (1, 150, 1, 8, 1, 8, 1000),
 }
 
@@ -107,13 +104,6 @@ def test_nothing_in_gives_nothing_out():
         assert y.shape == (b, length, 2, 4) and torch.equal(final, state)
 
 
-def test_arguments_are_left_alone():
-    tensors = drawn(SHAPES["groups"])
-    before = [t.clone() for t in tensors]
-    triton_ssd.ssd_triton(*tensors[:-1], initial_state=tensors[-1])
-    assert all(torch.equal(t, old) for t, old in zip(tensors, before, strict=True))
-
-
 def test_layouts_do_not_matter():
     *tensors, state = drawn(SHAPES["groups"])
     how = dict(chunk_size=16, return_final_state=True)
@@ -125,13 +115,6 @@ def test_layouts_do_not_matter():
 
 
 @pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize(("name", "b", "h"), [("b", 65_536, 1), ("h", 1, 65_536)])
-def test_more_rows_or_heads_than_a_grid_has_are_refused(name, b, h):
-    x, dt, B = torch.ones(b, 1, h, 1), torch.ones(b, 1, h), torch.ones(b, 1, 1, 1)
-    with pytest.raises(ValueError, match=rf"{name} must be a number in \[0, 65535\], got 65536"):
-        triton_ssd.ssd_triton(x, dt, -torch.ones(h), B, B)
-
-
 def test_what_it_cannot_do_is_refused():
     *tensors, state = drawn(SHAPES["one token"])
     with pytest.raises(TypeError, match="float64"):
@@ -146,6 +129,10 @@ def test_what_it_cannot_do_is_refused():
         triton_ssd.ssd_triton(*tensors, initial_state=state.requires_grad_())
     with pytest.raises(ValueError, match=r"chunk_size must be at least 1, got 0"):
         triton_ssd.ssd_triton(*tensors, chunk_size=0)
+    for name, *shape in (("b", 65_536, 1, 1, 1), ("h", 1, 1, 65_536, 1)):
+        x, one = torch.ones(shape), torch.ones(shape[0], 1, 1, 1)
+        with pytest.raises(ValueError, match=rf"{name} must be .*65535\], got 65536"):
+            triton_ssd.ssd_triton(x, x[..., 0], -x[0, 0, :, 0], one, one)
     for name, shape in (("p", (1, 2, 1, 129, 1, 4, 16)), ("n", (1, 2, 1, 4, 1, 129, 16))):
         with pytest.raises(ValueError, match=rf"{name} must be a number in \[1, 128\], got 129"):
             triton_ssd.ssd_triton(*drawn(shape)[:-1])

@@ -2,9 +2,8 @@
 
 from planting import mistakes
 from test_state_space import (
-    bilinear_is_its_formula,
     convolution_is_the_sum,
-    recurrence_is_the_double_sum,
+    recurrence_is_the_loop,
     s4d_is_accurate_in_float32,
     s4d_kernel_is_that_of_the_full_model,
     s4d_starts_where_it_should,
@@ -20,22 +19,13 @@ ROOMS = (state_space,)
 # fmt: off
 MISTAKES = mistakes([
     (zoh_integrates_the_equation, {
-        "ZOH by dividing by A": [
-            ("    return step[:n, :n], step[:n, n]",
-             "    A_bar = step[:n, :n]\n"
-             "    return A_bar, torch.linalg.pinv(A) @ (A_bar - torch.eye(n).to(A)) @ B")],
         "B̄ of ZOH by Euler": [
             ("return step[:n, :n], step[:n, n]", "return step[:n, :n], dt * B")]}),
-    (bilinear_is_its_formula, {
-        "ZOH called bilinear": [
-            ("    return both[:, :-1], both[:, -1]", "    return discretize_zoh(A, B, dt)")]}),
-    (recurrence_is_the_double_sum, {
+    (recurrence_is_the_loop, {
         "as printed: reads before it writes": [
             ("y = states[:, 1:] @ C", "y = states[:, :-1] @ C")]}),
     (convolution_is_the_sum, {
-        "FFT wraps round": [('size = 2 * n["l"]', 'size = n["l"]')],
-        "kernel not turned round": [
-            ("torch.fft.rfft(kernel, size) *", "torch.fft.rfft(kernel, size).conj() *")]}),
+        "FFT wraps round": [('size = 2 * n["l"]', 'size = n["l"]')]}),
     (s4d_kernel_is_that_of_the_full_model, {
         "conjugates forgotten": [
             ('return 2 * einsum("dn,dnl->dl"', 'return einsum("dn,dnl->dl"')]}),

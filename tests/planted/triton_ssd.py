@@ -18,10 +18,7 @@ MISTAKES = [] if not STATUS.available else mistakes([
     (is_the_recurrence, SHAPES["ragged"], {
         "no mask at the ragged end": [
             ("tl.load(dt + rows, inside, 0.0)", "tl.load(dt + rows * inside)")],
-        "decay on the wrong side": [(TO_END, FROM_START)],
-        "a state that is decayed once more": [
-            ("before_chunk = decay * tl.dot(", "before_chunk = decay * decay * tl.dot(")],
-        "a wrong stride": [(PLACE + "n_columns", PLACE + "(n_columns - 1)")]}),
+        "decay on the wrong side": [(TO_END, FROM_START)]}),
     (is_the_recurrence, SHAPES["groups"], {
         "tiled groups": [("+ head // (h // g)", "+ head % g", 2)]}),
     (large_steps_lose_no_digits, {
