@@ -11,13 +11,13 @@ import random
 from functools import partial
 
 import pytest
+import test_layers
 import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from properties import Work, normal, questions, route_twice, starts_alike
+from properties import Work, normal, route_twice
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.func import functional_call
 
 from cheems_ref import experts, retrieval
 from cheems_ref.verify import check, check_gradients, must_differ
@@ -62,6 +62,14 @@ def layer(m, name, dtype=torch.float64, **changes):
         for key, parameter in mixer.named_parameters():
             parameter.mul_(2 if key.endswith("weight") else 1)
     return mixer.to(dtype)
+
+
+def is_defined(m, name):
+    """The layer of a module m is what the row of test_layers says."""
+    row = test_layers.LAYERS[name]
+    row = row._replace(make=getattr(m, row.make.__name__))
+    mixer, x = row.made(), row.tokens(*row.shape)
+    check(f"{name} = its definition", row.call(mixer, x)[0], row.truth(mixer, x))
 
 
 # --- product keys: properties of a module m ---------------------------------------------------
@@ -210,28 +218,6 @@ def retrieved_inputs(dtype=torch.float64):
     return tensors, integers(0, 7, 2, 5, 2, 3)
 
 
-def retrieved_experts_are_their_sum(m):
-    tensors, indices = retrieved_inputs()
-
-    def definition(x, down, up, gates, gate=None):
-        y = [[0.0] * 5 for _ in range(2)]
-        for b, l, h, k in itertools.product(range(2), range(5), range(2), range(3)):
-            i, token = indices[b, l, h, k], x[b, l]
-            active = F.silu(token @ down[i]) if gate is None else token @ down[i]
-            active = active if gate is None else active * F.silu(token @ gate[i])
-            y[b][l] = y[b][l] + gates[b, l, h, k] * active * up[i]
-        return torch.stack([torch.stack(row) for row in y])
-
-    for form, n in itertools.product(("retrieved_experts", "naive_retrieved_experts"), (4, 5)):
-
-        def retrieved(x, down, up, gates, gate=None, form=form):
-            return getattr(m, form)(x, down, up, gates, indices, gate=gate)
-
-        name = f"{form} = sum, {'gated' if n == 5 else 'plain'}"
-        check(name, retrieved(*tensors[:n]), definition(*tensors[:n]))
-        check_gradients(name, retrieved, definition, tensors[:n])
-
-
 def largest(m, form, n=40, j=24, d=32):
     """The largest tensors of a forward pass and of both; n j d; in bytes."""
     shapes = (1, n, d), (16, d), (16, d), (1, n, 2, j // 2), (16, d)
@@ -251,112 +237,6 @@ def gathers_no_rows(m):
 # --- layers: properties of a module m and of a name -------------------------------------------
 
 
-def best(scores, k):
-    """Which entries of the last axis are among the k largest, of different ones."""
-    return scores >= scores.sort(dim=-1).values[..., [-k]]
-
-
-def equation(name, p, x, options, gates):
-    """y from x and the parameters alone, all experts on all tokens; their gates go to the list."""
-    kind, n_experts, k = name.split(",")[0], options.get("n_experts"), options.get("k")
-    p = {key.removesuffix(".weight"): t for key, t in p.items()}
-    second = torch.sigmoid if options.get("gate") == "sigmoid" else torch.tanh
-
-    def ffn(at, x):
-        V = p["experts.0.V" if kind == "CohesiveMoE" else at + "V"]
-        return (F.silu(x @ p[at + "W"].T) * second(x @ V.T)) @ p[at + "W_2"].T
-
-    def mlp(at, x, gated):
-        active = x @ p[at + "in_proj"].T
-        active = F.silu(x @ p[at + "gate_proj"].T) * active if gated else F.silu(active)
-        return active @ p[at + "out_proj"].T
-
-    def routed(seen):
-        """Σ gᵢ FFNᵢ over what the experts see, which is a list."""
-        g = (x @ p["router"].T).softmax(-1)
-        g = g * best(g, k)
-        g = g / g.sum(-1, keepdim=True) if options.get("renormalize") else g
-        gates.append(g)
-        y = [ffn(f"experts.{i}.", z) for i, z in enumerate(seen)]
-        return torch.einsum("ble,eblo->blo", g, torch.stack(y))
-
-    def retrieved(z, router, at):
-        q = (z @ p[router + "query_proj"].T).view(*z.shape[:2], options["n_heads"], 2, -1)
-        s = torch.einsum("blhzm,hzrm->blhzr", q, p[router + "keys"])
-        s = (s[..., 0, :, None] + s[..., 1, None, :]).flatten(-2)
-        g = s.masked_fill(~best(s, k), -math.inf).softmax(-1)
-        gates.append(g)
-        active = z @ p[at + "down"].T
-        active = active * F.silu(z @ p["gate"].T) if kind == "CDMMoE" else F.silu(active)
-        return torch.einsum("blhe,ble,eo->blo", g, active, p[at + "up"])
-
-    if kind == "MLP":
-        return mlp("", x, options.get("gated"))
-    if kind == "DGLU":
-        return ffn("", x)
-    if kind in ("MoE", "CohesiveMoE"):
-        return routed([x] * n_experts)
-    if kind == "SharedExpertMoE":
-        return ffn("shared.", x) + routed([x] * n_experts)
-    if kind == "ExpansiveMoE":
-        s = ffn("shared.", x)
-        return routed([s * torch.sigmoid(s @ p[f"gates.{i}"].T) for i in range(n_experts)])
-    if kind == "PEER":
-        return retrieved(x, "", "")
-    phi = mlp("shared.", x, gated=kind == "CDMMoE")
-    if kind == "CDMMoE":
-        return retrieved(phi @ p["private_proj"].T, "retrieval.", "")
-    y = retrieved(x if options.get("form") == "parallel" else phi, "experts.", "experts.")
-    return y + phi if options.get("residual", True) else y
-
-
-def is_its_equation(m, name, **changes):
-    """In values and in gradients; and its route is the one that y takes."""
-    mixer, x, gates = layer(m, name, **changes), normal(2, 5, D, seed=1), []
-    parameters, router = dict(mixer.named_parameters()), {}
-
-    def calls(x, *tensors):
-        return functional_call(mixer, dict(zip(parameters, tensors, strict=True)), (x,))
-
-    def by_hand(x, *tensors):
-        p = router | dict(zip(parameters, tensors, strict=True))
-        return equation(name, p, x, LAYERS[name] | changes, gates)
-
-    inputs = [x, *parameters.values()]
-    check(f"{name} = its equation", calls(*inputs), by_hand(*inputs))
-    if "renormalized" in name and mixer.k == 1:  # then the router does not reach the output
-        router = {"router.weight": parameters.pop("router.weight").detach()}
-        inputs = [x, *parameters.values()]
-    check_gradients(f"{name} = its equation", calls, by_hand, inputs)
-    if name in WITH_ROUTE:
-        chosen, indices = mixer.route(x)
-        got = torch.zeros_like(gates[0]).scatter(-1, indices, chosen)
-        check(f"{name}: route = gates", got, gates[0])
-
-
-def keeps_tokens_apart(m, name, b=2, l=3, seed=1):
-    """A token moves its own y and no other, in its row or in another one."""
-    mixer, x = layer(m, name), normal(b, l, D, seed=seed)
-    y = mixer(x)
-    assert y.shape == x.shape
-    for i, j in itertools.product(range(b), range(l)):
-        moved, others = x.clone(), torch.ones(b, l).bool()
-        moved[i, j], others[i, j] = normal(D, seed=seed + 100), False
-        after = mixer(moved)
-        must_differ("a token that moves", after[i, j], y[i, j])
-        check("other tokens", after[others], y[others], tol=1e-12)
-
-
-def every_parameter_learns(m, name):
-    mixer, x = layer(m, name), normal(4, 8, D, seed=1)
-    mixer(x).square().sum().backward()
-    for key, p in mixer.named_parameters():
-        assert p.grad is not None and p.grad.isfinite().all() and p.grad.any(), f"{name}: {key}"
-        if name in RETRIEVING and key.split(".")[-1] in ("down", "up", "gate"):
-            selected = torch.zeros(len(p)).bool().index_fill(0, mixer.route(x)[1].flatten(), True)
-            assert torch.equal(p.grad.any(dim=1), selected), f"{name}: rows of {key}"
-
-
 def route_is_sound(m, name, b=2, l=5, seed=1):
     """For every k: shapes, ranges, sums and order of the gates; valid indices, each once."""
     n_experts, x = LAYERS[name]["n_experts"], normal(b, l, D, seed=seed)
@@ -371,14 +251,6 @@ def route_is_sound(m, name, b=2, l=5, seed=1):
             check(f"gates of {name} sum to 1", total, torch.ones_like(total), tol=1e-14)
         else:
             assert ((total > k / n_experts) & (total < 1)).all()
-
-
-def experts_share_one_matrix(m, name="CohesiveMoE"):
-    """It is one parameter, counted once."""
-    e, (f, d) = LAYERS[name]["n_experts"], (LAYERS[name]["d_ff"], D)
-    mixer = layer(m, name)
-    assert len({expert.V.weight.data_ptr() for expert in mixer.experts}) == 1
-    assert sum(p.numel() for p in mixer.parameters()) == e * d + d * f + 2 * e * d * f
 
 
 def each_expert_sees_its_tokens(m):
@@ -430,15 +302,6 @@ def asks_nothing(m, name):
         assert y.shape == (1, l, D)
 
 
-def asks_once(m, name):
-    """How many tokens each expert has."""
-    mixer, x = layer(m, name), normal(2, 5, D)
-    for l in (5, 1):
-        with questions() as asked:
-            mixer(x[:, :l]).sum().backward()
-        assert [question.split()[0] for question in asked] == ["tolist"], f"{name}: {asked}"
-
-
 def compiles_as_one_graph(m, name, backend):
     """Forward and backward, for several tokens and for one."""
     mixer, x = long(m, name), normal(2, 5, D, seed=1)
@@ -455,15 +318,6 @@ def compiles_as_one_graph(m, name, backend):
             results.append({"y": y.detach(), "x": z.grad} | grads)
         for key, want in results[0].items():
             check(f"{name} compiled: {key}", results[1][key], want)
-
-
-def is_born_the_same(m, name):
-    """Made on the meta device, then drawn, as made directly."""
-    make = partial(getattr(m, name.split(",")[0]), D, **LAYERS[name])
-    starts_alike(make, seed=1)
-    for module in make().modules():
-        owns = next(module.parameters(recurse=False), None) is not None
-        assert not owns or hasattr(module, "reset_parameters"), type(module)
 
 
 def what_is_idle_gets_no_gradient(m, name):
@@ -532,9 +386,9 @@ def balance_raises_the_entropy(m):
 # --- the module has them ----------------------------------------------------------------------
 
 
-def test_ten_thousand_random_retrievals_are_those_of_brute_force():
+def test_many_random_retrievals_are_those_of_brute_force():
     draw = random.Random(0)
-    for seed in range(10_000):
+    for seed in range(2_000):
         r, width, h = draw.randint(1, 8), draw.randint(1, 5), draw.randint(1, 3)
         sizes = r, width, draw.randint(1, r * r), h, draw.randint(1, 3)
         finds_the_best(experts, *sizes, (torch.float32, torch.float64)[seed % 2], seed)
@@ -569,62 +423,36 @@ def test_retrieved_experts_keep_the_digits_of_their_dtype(dtype, tol):
     check(f"{dtype} = float64", got, want.to(dtype), tol=tol)
 
 
-@pytest.mark.parametrize("name", LAYERS)
-class TestLayer:
-    def test_is_its_equation(self, name):
-        is_its_equation(experts, name)
+OF_EXPERTS = (statistics_count, balance_pushes_down_what_is_chosen_too_often)
 
-    def test_every_parameter_learns(self, name):
-        every_parameter_learns(experts, name)
 
-    def test_is_born_the_same_on_the_meta_device(self, name):
-        is_born_the_same(experts, name)
+@pytest.mark.parametrize(
+    "has_property",
+    [
+        finds_the_best_on_long_axes,
+        ranks_as_a_stable_sort,
+        finds_the_same_in_blocks,
+        retrieval_has_the_gradient_of_brute_force,
+        *OF_EXPERTS,
+    ],
+    ids=lambda f: f.__name__,
+)
+def test_retrieval_and_statistics(has_property):
+    has_property(
+        experts if "balance" in (n := has_property.__name__) or "stat" in n[:4] else retrieval
+    )
 
-    def test_what_is_idle_gets_no_gradient(self, name):
+
+def test_long_axes_of_keys_ask_nothing():
+    asks_nothing(experts, "PEER")
+
+
+def test_what_is_idle_gets_no_gradient():
+    for name in LAYERS:
         what_is_idle_gets_no_gradient(experts, name)
 
-    def test_asks_nothing_or_once(self, name):
-        routed = name in WITH_ROUTE and name not in RETRIEVING
-        (asks_once if routed else asks_nothing)(experts, name)
 
-    @pytest.mark.usefixtures("unchecked")
-    def test_refuses_another_width(self, name):
-        for width in (D - 1, D + 1):
-            with pytest.raises(ValueError, match=rf"x must be .*d = {D}, got .*{width}\)"):
-                layer(experts, name)(normal(2, 3, width))
-
-    @pytest.mark.parametrize("shape", [(2, 0), (0, 3), (0, 0)], ids=str)
-    def test_nothing_in_gives_nothing_out(self, name, shape):
-        x = normal(*shape, D).requires_grad_()
-        y = layer(experts, name)(x)
-        y.sum().backward()
-        assert y.shape == x.grad.shape == x.shape
-
-    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-    def test_keeps_its_dtype(self, name, dtype):
-        mixer, x = layer(experts, name, dtype), normal(2, 4, D, dtype=dtype, seed=1)
-        y = mixer(x)
-        y.float().square().sum().backward()
-        assert y.dtype == dtype and y.isfinite().all()
-        assert all(p.grad.dtype == dtype and p.grad.isfinite().all() for p in mixer.parameters())
-        if dtype == torch.float32:  # in sixteen bits it depends on the machine who is chosen
-            check(f"{name} = float64", y.double(), mixer.double()(x.double()), tol=1e-5)
-
-
-@pytest.mark.parametrize("name", WITH_ROUTE)
-def test_layer_of_one_choice_or_of_all_is_its_equation(name):
-    for k in (1, LAYERS[name]["n_experts"]):
-        is_its_equation(experts, name, k=k)
-    is_its_equation(experts, name, n_experts=1, k=1)
-
-
-@settings(deadline=None, max_examples=60, derandomize=True)
-@given(st.sampled_from(list(LAYERS)), st.integers(1, 3), st.integers(0, 4), st.integers(0, 99))
-def test_layers_keep_tokens_apart(name, b, l, seed):
-    keeps_tokens_apart(experts, name, b, l, seed)
-
-
-@settings(deadline=None, max_examples=30, derandomize=True)
+@settings(deadline=None, max_examples=10, derandomize=True)
 @given(st.sampled_from(WITH_ROUTE), st.integers(0, 3), st.integers(0, 4), st.integers(0, 99))
 def test_routes_are_sound(name, b, l, seed):
     route_is_sound(experts, name, b, l, seed)
@@ -633,21 +461,21 @@ def test_routes_are_sound(name, b, l, seed):
 # --- modes and precisions ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", LAYERS)
-def test_layers_run_in_inference_mode(name):
-    mixer, x = layer(experts, name), normal(2, 4, D, seed=1)
-    with torch.inference_mode():
-        y = mixer(x)
-    check(f"{name} in inference mode", y, mixer(x), tol=1e-14)
+def test_layers_run_in_inference_mode():
+    for name in ("MoE", "CDMMoE"):
+        mixer, x = layer(experts, name), normal(2, 4, D, seed=1)
+        with torch.inference_mode():
+            y = mixer(x)
+        check(f"{name} in inference mode", y, mixer(x), tol=1e-14)
 
 
-@pytest.mark.parametrize("name", LAYERS)
-def test_layers_run_under_autocast(name):
-    mixer, x = layer(experts, name, torch.float32), normal(2, 4, D, dtype=torch.float32, seed=1)
-    with torch.autocast("cpu", torch.bfloat16):
-        y = mixer(x)
-    y.float().square().sum().backward()
-    assert y.isfinite().all() and all(p.grad.isfinite().all() for p in mixer.parameters())
+def test_layers_run_under_autocast():
+    for name in LAYERS:
+        mixer, x = layer(experts, name, torch.float32), normal(2, 4, D, dtype=torch.float32, seed=1)
+        with torch.autocast("cpu", torch.bfloat16):
+            y = mixer(x)
+        y.float().square().sum().backward()
+        assert y.isfinite().all() and all(p.grad.isfinite().all() for p in mixer.parameters()), name
 
 
 def routes_in_float32_under_autocast(m, name):
@@ -665,9 +493,9 @@ def routes_in_float32_under_autocast(m, name):
     check(f"gates of {name} under autocast = in float32", got[0], want[0])
 
 
-@pytest.mark.parametrize("name", WITH_ROUTE)
-def test_routes_are_in_float32_under_autocast(name):
-    routes_in_float32_under_autocast(experts, name)
+def test_routes_are_in_float32_under_autocast():
+    for name in WITH_ROUTE:
+        routes_in_float32_under_autocast(experts, name)
 
 
 def test_product_keys_are_compared_in_float32_under_autocast():
@@ -680,18 +508,16 @@ def test_product_keys_are_compared_in_float32_under_autocast():
 
 
 @pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-@pytest.mark.parametrize("name", ["MLP, gated", "DGLU", "PEER", "CDMMoE", "CDMoE"])
-def test_layers_compile_as_one_graph(name, backend):
-    compiles_as_one_graph(experts, name, backend)
+@pytest.mark.parametrize("name", ["DGLU", "PEER", "CDMMoE"])
+def test_layers_compile_as_one_graph(name):
+    compiles_as_one_graph(experts, name, "aot_eager")
 
 
 @pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("strict", [False, True])
-def test_retrieval_is_exported_with_a_length_of_its_own(strict):
+def test_retrieval_is_exported_with_a_length_of_its_own():
     mixer, x = long(experts, "CDMMoE"), normal(2, 7, D)
     shapes = {"x": {1: torch.export.Dim.DYNAMIC}}
-    exported = torch.export.export(mixer, (x,), strict=strict, dynamic_shapes=shapes).module()
+    exported = torch.export.export(mixer, (x,), strict=True, dynamic_shapes=shapes).module()
     for l in (7, 3):
         check("exported", exported(x[:, :l]), mixer(x[:, :l]))
 
@@ -819,13 +645,6 @@ def test_gates_that_are_not_renormalized_sum_below_1():
     assert total.min() > 0.5 and total.max() < 1 and abs(total.mean() - 0.77) < 0.01
 
 
-def test_renormalized_gate_of_one_expert_teaches_the_router_nothing():
-    for renormalize in (False, True):
-        mixer = layer(experts, "MoE", k=1, renormalize=renormalize)
-        mixer(normal(4, 8, D)).square().sum().backward()
-        assert (mixer.router.weight.grad is None) == renormalize
-
-
 # --- parameter counts -------------------------------------------------------------------------
 
 
@@ -883,43 +702,8 @@ def built(name, **changes):
     return partial(getattr(experts, name.split(",")[0]), **dict(d_model=D) | LAYERS[name] | changes)
 
 
-def topk(queries=(2, 3, 2, 2, 4), keys=(2, 2, 5, 4), k=3, dtype=torch.float32):
-    return partial(
-        experts.product_key_topk, torch.zeros(queries), torch.zeros(keys, dtype=dtype), k
-    )
-
-
-def balance(gates=(2, 3), indices=(2, 3), top=0):
-    indices = torch.full(indices, top)
-    return partial(experts.load_balancing_loss, torch.ones(gates), indices, 4)
-
-
-def inner(x=(3, 4), indices=(3, 6), top=0, dtype=torch.float32):
-    table = torch.zeros(7, 4, dtype=dtype)
-    return partial(retrieval.neurons, torch.zeros(x), table, torch.full(indices, top))
-
-
-def retrieved(name, top=0, **changes):
-    shapes = dict(x=(2, 5, 4), down=(7, 4), up=(7, 3), gates=(2, 5, 2, 3), gate=(7, 4)) | changes
-    indices = torch.full(shapes.pop("indices", (2, 5, 2, 3)), top)
-    tensors = {key: torch.zeros(shape) for key, shape in shapes.items()}
-    return partial(getattr(retrieval, name), **tensors, indices=indices)
-
-
-def mixture(x=(2, 5, 4), gates=(2, 5, 2), indices=(2, 5, 2), top=0, n=7):
-    indices = torch.full(indices, top)
-    return partial(
-        experts.mix_experts, torch.zeros(x), torch.zeros(gates), indices, lambda i, t: t, n
-    )
-
-
 # fmt: off
-QUERIES = r"queries must be \(b, l, h, 2, m\) = \(b, l, 2, 2, 4\), got shape "
-SIZES = ("d_model", "d_ff", "n_experts", "n_heads", "k", "d_query", "d_private")
 BAD = [
-    *((built(name, **{key: size}), f"{key} must be at least 1, got {size}")
-      for name, options in LAYERS.items() for key in SIZES for size in (0, -3)
-      if key in options or key == "d_model"),
     *((built(name, k=10), rf"k must be a number in \[1, {options['n_experts']}\], got 10")
       for name, options in LAYERS.items() if name in WITH_ROUTE),
     *((built(name, n_experts=10), "n_experts must be a square.*10 is not, 9 and 16 are")
@@ -927,53 +711,22 @@ BAD = [
     *((built(name, d_query=5), "d_query = 5 must be a multiple of halves = 2")
       for name in RETRIEVING),
     (built("CDMMoE", n_experts=3), "3 is not, 1 and 4 are"),
-    (built("DGLU", gate="relu"), "gate must be one of 'tanh', 'sigmoid', got 'relu'"),
-    (built("CDMoE", form="both"), "form must be one of 'serial', 'parallel', got 'both'"),
     (built("CDMoE, parallel", residual=False), "residual=False belongs to form='serial'"),
-    (topk(queries=(2, 3, 2, 4)), QUERIES + r"\(2, 3, 2, 4\)"),
-    (topk(keys=(2, 5, 4)), r"keys must be \(h, 2, r, m\).* got shape \(2, 5, 4\)"),
-    (topk(keys=(2, 5, 2, 4)), r"keys must be \(h, 2, r, m\).* got shape \(2, 5, 2, 4\)"),
-    (topk(queries=(2, 3, 1, 2, 4)), QUERIES + r"\(2, 3, 1, 2, 4\)"),
-    (topk(queries=(2, 3, 2, 2, 1)), QUERIES + r"\(2, 3, 2, 2, 1\)"),
-    (topk(dtype=torch.float64), r"queries must be torch\.float64 here, got torch\.float32"),
-    (topk(dtype=torch.int64), r"keys must be floating-point, got torch\.int64"),
-    *((topk(k=k), rf"k must be a number in \[1, 25\], got {k}") for k in (0, -1, 26)),
-    (inner(x=(3, 5)), r"table must be \(e, d\) = \(e, 5\), got shape \(7, 4\)"),
-    (inner(indices=(2, 6)), r"indices must be \(n, j\) = \(3, j\), got shape \(2, 6\)"),
-    (inner(dtype=torch.float64), r"table must be torch\.float32 here, got torch\.float64"),
-    *((inner(top=i), rf"indices must be in \[0, 7\) everywhere, got entries in \[{i}, {i}\]")
-      for i in (7, -1)),
-    *((retrieved(name, **changes), message)
-      for name in ("retrieved_experts", "naive_retrieved_experts")
-      for changes, message in (
-          (dict(down=(7, 5)), r"down must be \(e, d\) = \(e, 4\), got shape \(7, 5\)"),
-          (dict(up=(8, 3)), r"up must be \(e, o\) = \(7, o\), got shape \(8, 3\)"),
-          (dict(gate=(7, 5)), r"gate must be \(e, d\) = \(7, 4\), got shape \(7, 5\)"),
-          (dict(gates=(2, 5, 2, 2)), r"gates must be .*= \(2, 5, 2, 3\), got shape \(2, 5, 2, 2\)"),
-          (dict(indices=(2, 4, 2, 3)), r"indices must be .*\(2, 5, .*got shape \(2, 4, 2, 3\)"),
-          (dict(top=7), r"indices must be in \[0, 7\) everywhere, got entries in \[7, 7\]"))),
-    *((mixture(**changes), message) for changes, message in (
-        (dict(x=(5, 4)), r"x must be \(b, l, d\), got shape \(5, 4\)"),
-        (dict(gates=(2, 5, 3)), r"gates must be .*= \(2, 5, 2\), got shape \(2, 5, 3\)"),
-        (dict(indices=(2, 4, 2)), r"indices must be .*\(2, 5, k\), got shape \(2, 4, 2\)"),
-        (dict(n=0), "n_experts must be at least 1, got 0"),
-        *((dict(top=i), rf"indices must be in \[0, 7\) everywhere, got entries in \[{i}, {i}\]")
-          for i in (7, -1)))),
-    *((partial(experts.expert_statistics, torch.tensor([0, i]), 4),
-       rf"indices must be in \[0, 4\) everywhere, got entries in \[{bounds}\]")
-      for i, bounds in ((4, "0, 4"), (-1, "-1, 0"))),
-    (balance(indices=(3, 2)), r"share a shape .*\(2, 3\) and \(3, 2\)"),
-    (balance((0, 2), (0, 2)), r"not empty, got \(0, 2\) and \(0, 2\)"),
-    (balance(top=4), r"indices must be in \[0, 4\) everywhere, got entries in \[4, 4\]"),
+    *((partial(experts.product_key_topk, torch.zeros(2, 3, 2, 2, 4), torch.zeros(2, 2, 5, 4), k),
+       rf"k must be a number in \[1, 25\], got {k}") for k in (0, 26)),
+    (partial(experts.load_balancing_loss, torch.ones(2, 3), torch.zeros(3, 2).long(), 4),
+     r"share a shape .*\(2, 3\) and \(3, 2\)"),
+    (partial(experts.load_balancing_loss, torch.ones(0, 2), torch.zeros(0, 2).long(), 4),
+     r"not empty, got \(0, 2\) and \(0, 2\)"),
 ]
 # fmt: on
 
 
 @pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize(("call", "message"), BAD)
-def test_bad_input_is_refused_with_its_name_and_numbers(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()
+def test_sizes_that_do_not_fit_each_other_are_refused():
+    for call, message in BAD:
+        with pytest.raises(ValueError, match=message):
+            call()
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -984,9 +737,3 @@ def test_indices_that_torch_takes_for_masks_or_refuses_are_refused(dtype):
         retrieval.neurons(normal(1, 4), normal(3, 4), ones)
     with pytest.raises(ValueError, match=r"indices must be torch\.int64 or torch\.int32"):
         experts.expert_statistics(ones, 2)
-
-
-def test_on_the_meta_device_every_expert_gets_as_many():
-    choices = torch.zeros(10, dtype=torch.int64)
-    assert experts._sizes(choices, 4) == [10, 0, 0, 0]
-    assert experts._sizes(choices.to("meta"), 4) == [2, 2, 3, 3]

@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from planting import asked, detached, mistakes
+from planting import asked, mistakes
 from test_attention import (
     MASKS,
     ONE_GRAPH,
@@ -12,16 +12,13 @@ from test_attention import (
     copies_no_groups,
     every_parameter_learns,
     forms_are_the_definition,
-    is_causal,
-    layer_is_the_definition,
     masks_are_the_loop,
-    only_distances_enter,
     padding_changes_nothing,
     rounded_gates_hide_hard_and_learn_softly,
     shut_gates_leave_each_token_itself,
     values_are_the_loop,
 )
-from test_layer_gradients import learns_as_defined
+from test_experts import is_defined
 
 from cheems_ref import attention
 
@@ -51,11 +48,13 @@ MISTAKES = mistakes([
         "no offset": [("[:, None] + (n_keys - n_queries)", "[:, None]")],
         "empty rows stay empty": [
             ("allowed | (own & ~allowed.any(dim=-1, keepdim=True))", "allowed")]}),
-    (only_distances_enter, PLAIN, {
+    (is_defined, "linear, g = 4", {
         "k is not rotated": [("_apply_rope(k, cos, sin)", "k")]}),
-    (layer_is_the_definition, PLAIN, {
-        "heads and widths exchanged": [
-            ("f(x).unflatten(-1, (-1, p))", "f(x).unflatten(-1, (p, -1)).mT")]}),
+    (is_defined, "linear, content, g = 2", {
+        "penalty of the next token": [
+            ('exp() * dt, "b s h', 'exp() * dt.roll(-1, 1), "b s h')]}),
+    (is_defined, "linear, three keys, g = 2", {
+        "future keys take places": [(SEEN, ".expand(-1, -1, allowed.shape[-2], -1).flip(-1)")]}),
     (padding_changes_nothing, PLAIN, {
         "padding is read as NaN": [
             ("x = x.masked_fill(~padding_mask[..., None], 0)", "x = x + 0")]}),
@@ -76,16 +75,8 @@ MISTAKES = mistakes([
         "shut gates leave a token everything": [
             ("else _own_if_empty(kept)",
              "else kept | (allowed & ~kept.any(dim=-1, keepdim=True))")]}),
-    (is_causal, CONTENT, {
-        "penalty of the next token": [
-            ('exp() * dt, "b s h', 'exp() * dt.roll(-1, 1), "b s h')]}),
-    (is_causal, THREE_KEYS, {
-        "future keys take places": [(SEEN, ".expand(-1, -1, allowed.shape[-2], -1).flip(-1)")]}),
     (values_are_the_loop, {
         "softmax over all rows": [(SOFTMAX, "scores.softmax(dim=-1).gather(-1, best.indices)")]}),
     (every_parameter_learns, RETRIEVED, {
         "rows without weights": [(SOFTMAX, "torch.full_like(best.values, 1 / self.k_values)")]}),
-    (learns_as_defined, "attention", "ssd", "causal", "g = 2", detached(
-        "self.inner(x¦, position_ids, **own)",
-        "self._read(q¦, cache)")),
 ])

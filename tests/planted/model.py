@@ -34,11 +34,7 @@ PLANTED = [
         "no norm before S and I": [(SEQUENCE, SEQUENCE.replace("self.norm(x)", "x"))],
         "no last norm": [("return self.norm(x), cache", "return x, cache")],
         "embedding scaled": [("self.embedding(input_ids", "4 * self.embedding(input_ids")],
-        "tied without a gradient": [("F.linear(x, head.weight)",
-                                     "F.linear(x, head.weight.detach())")]}),
-    (is_the_definition, "SHSRAH", {
-        "tied against its will": [
-            ("self.embedding if self.lm_head is None else self.lm_head", "self.embedding")]}),
+    }),
     (padding_changes_nothing, "SHSRAH", {
         "padding is read": [(SEQUENCE, SEQUENCE.replace("=padding_mask", "=None"))],
         "positions count padding": [(POSITIONS, "before[:, None] + torch.arange(real.shape[1])")],
@@ -50,10 +46,6 @@ PLANTED = [
     (starts_as_one_made_directly, "SHSRAH", {
         "drawn in the constructor alone": [
             (EMBEDDING_STARTS, ""), (RESET, "        " + EMBEDDING_STARTS + "\n")]}),
-    (partial(angles_are_made_once, n_widths=2), SHARED, {
-        "a table for each layer": [
-            ("                rotary=rotary,\n",
-             "                rotary=RotaryTable(position_ids),\n")]}),
     (fresh_weights_are_those_published, "cheems-tiny", {
         "the embedding as torch starts it": [(EMBEDDING_STARTS, "")]}),
 ]
@@ -67,14 +59,8 @@ PLANTED_ATTENTION = [
         "the inner SSD makes its own": [("cache.inner, rotary=rotary)", "cache.inner)")]}),
 ]
 PLANTED_CONFIG = [
-    (is_the_definition, "SHSRAH", {
+    (is_the_definition, "SHARA", {
         "H without what is shared": [('expert", SharedExpertMoE', 'expert", MoE')]}),
-    (is_the_definition, "SDICAX", {
-        "C and X exchanged": [('"cohesive MoE", CohesiveMoE', '"cohesive MoE", ExpansiveMoE')]}),
-    (is_the_definition, "SKIK", {
-        "private width left out": [("d_ff d_private", "d_ff")]}),
-    (is_the_definition, "SGIM", {
-        "G not gated": [("partial(MLP, gated=True)", "MLP")]}),
 ]
 # fmt: on
 

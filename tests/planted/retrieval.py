@@ -1,22 +1,17 @@
 """Mistakes of the listings, and of thought, that the properties of test_experts.py must catch."""
 
-from planting import detached, mistakes
+from planting import mistakes
 from test_experts import (
-    every_parameter_learns,
     finds_the_best,
     follows_the_rule,
     follows_the_rule_at_the_end,
     gathers_no_rows,
-    is_born_the_same,
-    is_its_equation,
-    keeps_tokens_apart,
+    is_defined,
     neurons_are_inner_products,
-    retrieved_experts_are_their_sum,
     route_is_sound,
     routes_in_float32_under_autocast,
     what_is_idle_gets_no_gradient,
 )
-from test_layer_gradients import learns_as_defined
 
 from cheems_ref import retrieval
 
@@ -45,32 +40,14 @@ MISTAKES = mistakes([
         "rows gathered": [
             ("return _products(x, table, indices)",
              'return einsum("nd,njd->nj", x, table[indices])')]}),
-    (retrieved_experts_are_their_sum, {
-        "gates inside of the activation": [
-            ("= F.silu(active) if", "= F.silu(weights * active) / weights if")]}),
-    (is_its_equation, "PEER", {
+    (is_defined, "PEER", {
         "no softmax": [(GATES, "return scores, indices")]}),
+    (is_defined, "CDMoE, parallel", {
+        "experts on φ": [('phi if self.form == "serial" else x)', "phi)")]}),
     (route_is_sound, "PEER", {
         "softmax over the heads": [(GATES, "return scores.softmax(dim=-2), indices")]}),
     (routes_in_float32_under_autocast, "PEER", {
         "autocast chooses": [("with autocast_off(keys.device):", "if True:")]}),
-    (every_parameter_learns, "CDMMoE", {
-        "keys start at zero": [("torch.randn(n_heads, 2", "torch.zeros(n_heads, 2")]}),
-    (keeps_tokens_apart, "PEER", {
-        "heads read as tokens": [("[t.transpose(0, 1) for t in", "[t for t in")]}),
-    (is_born_the_same, "PEER", {
-        "tables not drawn": [
-            ("        super().reset_parameters()\n        _reset_tables(",
-             "        super().reset_parameters()\n        (")]}),
     (what_is_idle_gets_no_gradient, "PEER", {
         "neurons of one head": [("- router.n_heads * router.k", "- router.k")]}),
-    (is_its_equation, "CDMMoE, wide", {
-        "router on x": [("*self.retrieval.route(p), self", "*self.retrieval.route(x), self")]}),
-    (is_its_equation, "CDMoE", {
-        "no residual": [("return y + phi if self.residual else y", "return y")]}),
-    (is_its_equation, "CDMoE, parallel", {
-        "experts on φ": [('phi if self.form == "serial" else x)', "phi)")]}),
-    (learns_as_defined, "state mixer", "PEER", detached(
-        "self.query_proj(x¦)",
-        "_retrieved_experts(x, self.down, self.up, *self.route(x¦))")),
 ])
