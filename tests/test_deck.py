@@ -13,7 +13,7 @@ import fit
 import pytest
 import slides
 from build import ROOT, BuildError
-from deck import Deck, Part, Slide, blocks, lead, sentences
+from deck import Deck, Part, Slide, blocks, sentences
 from fit import fitted
 from lessons import stored, tags
 from nbformat import NotebookNode
@@ -224,31 +224,6 @@ def test_planted_mistake_is_seen(mistake, monkeypatch):
 # Sentences, what leads to a slide, and what a slide holds.
 
 
-def test_sentences():
-    for wanted in (
-        ["See eq. 5; then $a. B$ is it.", "(Not. Cut.) So"],
-        ["By Dao et al. Their `x. Y` is 1.5 wide.", "**Bold. Still bold.**", "Plain?"],
-    ):
-        assert sentences("\n ".join(wanted)) == wanted
-
-
-LONG = "This is the point of the whole paragraph."
-
-
-@pytest.mark.parametrize(
-    "paragraph, wanted",
-    [
-        (f"{LONG} More words follow.", LONG),
-        ("Short one. Then a second. And a third.", "Short one. Then a second."),
-        (f"Words before. {LONG[:-1]}:", f"{LONG[:-1]}:"),
-        ("**Unroll it.** Put one in the other. So:", "**Unroll it.** So:"),
-        (f"(An aside (of two). Said first.) {LONG} More.", LONG),
-    ],
-)
-def test_lead(paragraph, wanted):
-    assert [part.source for part in lead(paragraph)] == [wanted]
-
-
 def code(source: str, **more) -> NotebookNode:
     return new_code_cell(source, **more)
 
@@ -277,26 +252,6 @@ def test_an_equation_stands_above_its_cell_and_an_exercise_has_a_gap():
         ["First. So:", "a = b", "x = 1", "✓ one = one"],
         ["**1 · easy.** Double it.", "..."],
     ]
-
-
-def test_what_follows_a_quotation_stands_below_it():
-    """Whether it holds: not above the next quotation, nor on a slide of its own."""
-    text = "> a\n\nIt holds. More.\n\n> b\n\n- It does not.\n\nThis leads on:"
-    assert parts_of("## 1 · One\n\nWords.", text, code("1")) == [
-        ["Words."],
-        ["> a", "It holds. More."],
-        ["> b", "- It does not."],
-        ["This leads on:", "1"],
-    ]
-
-
-def test_a_title_shows_no_sentence_that_an_equation_ends():
-    long = "**Question.** Is it so? The state is"
-    assert parts_of(f"## 1 · One\n\n{long}\n\n$$h$$") == [
-        ["**Question.** Is it so?"],
-        ["**Question.** The state is", "h"],
-    ]
-    assert parts_of("## Summary\n\n- a\n- b") == [["- a\n- b"]]
 
 
 # Fitting.
