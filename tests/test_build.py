@@ -196,25 +196,6 @@ def test_a_notebook_is_refused(tmp_path, monkeypatch, capsys, source, limit, mes
     assert files(root) == before
 
 
-def test_an_unknown_name_no_notebook_and_no_job_are_refused(course, tmp_path, capsys):
-    assert run_build(course, "07") == 1
-    message = capsys.readouterr().err
-    assert "'07'" in message and "01_first, 02_second" in message
-    assert run_build(tmp_path) == 1
-    assert "no notebook" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        run_build(course, "--jobs", "0")
-    assert "--jobs must be at least 1, got 0" in capsys.readouterr().err
-
-
-def test_the_kernel_is_this_interpreter_whatever_is_installed(tmp_path, monkeypatch):
-    spec = tmp_path / "kernels" / "python3" / "kernel.json"
-    spec.parent.mkdir(parents=True)
-    spec.write_text('{"argv": ["another-python"], "display_name": "x", "language": "python"}')
-    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path))
-    assert build.kernel_manager().kernel_spec.argv[0] == sys.executable
-
-
 def test_a_failure_stops_the_others(tmp_path, capsys):
     """The first one fails while the second runs, before the third begins."""
     root = meeting(tmp_path, then="1 / 0")
@@ -243,26 +224,3 @@ def test_ctrl_c_leaves_no_kernel_and_no_file(tmp_path):
     assert running.returncode == 130
     assert not any(map(process_exists, kernels(root)))
     assert files(root).keys() - before == {"notebooks/01.pid", "notebooks/02.pid"}
-
-
-@pytest.mark.parametrize(
-    "arguments, given",
-    [
-        (["--jobs", "2"], [(4, 600), (4, 600)]),
-        (["--jobs", "1"], [(None, 600), (None, 600)]),
-        (["01"], [(None, 60)]),
-        ([], [(4, 600), (4, 600)]),
-    ],
-    ids=["two", "one at a time", "one alone", "no option"],
-)
-def test_notebooks_share_the_cores_and_have_their_seconds(tmp_path, monkeypatch, arguments, given):
-    told = []
-
-    async def execute(notebook, source, figures, threads, limit):
-        told.append((threads, limit))
-
-    monkeypatch.setattr(build, "execute", execute)
-    monkeypatch.setattr(build, "cores", lambda: 8)
-    root = project(tmp_path, {"01.py": "# %%\n1\n", "02.py": "# %%\n1\n"})
-    assert run_build(root, *arguments) == 0
-    assert told == given

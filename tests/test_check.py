@@ -16,7 +16,6 @@ from properties import questions
 
 from cheems_ref import check
 from cheems_ref.config import ModelConfig
-from cheems_ref.ssd import SSD
 from cheems_ref.train import TrainConfig
 
 pytestmark = pytest.mark.usefixtures("unchecked")
@@ -317,13 +316,3 @@ def test_configurations_take_numbers_of_numpy_and_keep_python_s(config, fields):
     made, want = config(**fields), {k: value.tolist() for k, value in fields.items()}
     assert json.loads(json.dumps(dataclasses.asdict(made))).items() >= want.items()
     assert repr(made) == repr(config(**want))
-
-
-def test_a_layer_takes_numbers_of_numpy():
-    sizes = dict(n_heads=np.int64(2), d_state=np.int32(4), rope_base=np.float32(100))
-    torch.manual_seed(0)
-    layer = SSD(np.int64(8), **sizes)
-    torch.manual_seed(0)
-    other = SSD(8, n_heads=2, d_state=4, rope_base=100.0)
-    x = torch.randn(2, 5, 8)
-    torch.testing.assert_close(layer(x, IDS)[0], other(x, IDS)[0])

@@ -159,19 +159,6 @@ def test_compare(has_property, tmp_path):
     has_property(comparison, tmp_path)
 
 
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        (dict(rows={"a": Row(ROWS["states"].config, -1.0)}), "learning_rate must be"),
-    ],
-)
-@pytest.mark.usefixtures("unchecked")
-def test_compare_refuses(arguments, message, tmp_path):
-    with pytest.raises(ValueError, match=message):
-        run(comparison, tmp_path, **arguments)
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_comparison_is_alone_in_its_directory(tmp_path):
     with locked(tmp_path), pytest.raises(RunningError, match="another process is training in"):
         run(comparison, tmp_path)
@@ -229,13 +216,6 @@ def zero_is_looked_for_on_both_sides(m):
     for mean in (0.2, -0.2):
         assert m.Interval(mean, 0.2).holds_zero and m.Interval(mean, math.inf).holds_zero
         assert not m.Interval(mean, 0.19).holds_zero
-
-
-def test_the_last_evaluation_counts():
-    found = last_losses(
-        [Evaluation("a", 0, 4, 1.0), Evaluation("a", 0, 2, 3.0), Evaluation("b", 1, 2, 2.0)]
-    )
-    assert found == {"a": {0: 1.0}, "b": {1: 2.0}}
 
 
 INTERVALS = [

@@ -2,11 +2,9 @@
 
 import re
 
-import matplotlib
 import numpy as np
 import pytest
 import torch
-from matplotlib.colors import to_rgb
 from PIL import Image
 
 from cheems_ref import plotting
@@ -44,13 +42,6 @@ def test_same_bytes_on_every_run(draw, name, shown, tmp_path, monkeypatch):
         contents.append((tmp_path / name).read_bytes())
         (tmp_path / name).unlink()
     assert contents[0] == contents[1] and len(shown) == 2
-
-
-def test_a_name_is_used_once(shown, tmp_path, monkeypatch):
-    monkeypatch.setenv(plotting.FIGURES, str(tmp_path))
-    plotting.save(line_plot(), "03_a", "squares")
-    with pytest.raises(ValueError, match="a figure 03_a already"):
-        plotting.save(picture(), "03_a", "a unit matrix")
 
 
 def test_a_reader_writes_no_file(shown, tmp_path, monkeypatch):
@@ -119,19 +110,6 @@ def test_heat_map_takes_matrices_only():
     plotting.heatmap(ax, np.zeros((2, 2)))  # all zero: no division by zero
 
 
-def luminance(color):
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in to_rgb(color)]
-    return float(np.dot([0.2126, 0.7152, 0.0722], linear))
-
-
-def test_type_is_large_and_ink_is_dark():
-    plotting.figure()
-    assert min(matplotlib.rcParams[f"{axis}tick.labelsize"] for axis in "xy") >= 12
-    assert (1.05) / (luminance(plotting.INK) + 0.05) > 7  # the contrast that WCAG calls AAA
-    neighbours = zip(plotting.COLORS[:3], plotting.COLORS[1:4], strict=True)
-    assert all(abs(luminance(a) - luminance(b)) > 0.03 for a, b in neighbours)
-
-
 def test_curves_are_told_apart_and_drawn_as_given():
     _, ax = plotting.figure()
     curves = {"a": torch.tensor([1.0, 2.0]), "b": [2.0, 3.0], "_c": [4.0, 4.0]}
@@ -146,35 +124,10 @@ def test_curves_are_told_apart_and_drawn_as_given():
     assert [label.get_text() for label in ax.get_xticklabels()] == ["no", "yes"]
 
 
-def test_a_second_call_keeps_the_words_it_is_not_given():
-    _, ax = plotting.figure()
-    plotting.lines(ax, [0, 1], {"a": [1, 2]}, xlabel="steps", ylabel="loss", title="two")
-    plotting.lines(ax, [0, 1], {"b": [1, 3]})
-    assert (ax.get_xlabel(), ax.get_ylabel(), ax.get_title("left")) == ("steps", "loss", "two")
-
-
 def test_a_curve_of_another_length_is_refused():
     _, ax = plotting.figure()
     with pytest.raises(ValueError, match="curve 'a' has 3 values for 2 places"):
         plotting.lines(ax, [0, 1], {"a": [1, 2, 3]})
-
-
-def test_no_legend_without_names_and_one_beside_the_axes():
-    _, (first, second) = plotting.figure(1, 2)
-    plotting.lines(first, [0, 1], {"_": [1, 2]})
-    plotting.lines(second, [0, 1], {"a": [1, 2]}, legend="right")
-    assert first.get_legend() is None and second.get_legend() is not None
-
-
-def test_a_level_has_its_name_and_a_band_its_curve():
-    _, ax = plotting.figure()
-    plotting.lines(ax, [0, 1], {"a": [1, 2], "b": [2, 3]})
-    plotting.band(ax, [0, 1], [1, 2], [3, 4])
-    assert tuple(ax.collections[0].get_facecolor()[0, :3]) == to_rgb(plotting.COLORS[1])
-    plotting.level(ax, 0.5, "chance", side="left")
-    assert ax.texts[0].get_text() == "chance" and ax.texts[0].get_ha() == "left"
-    plotting.lines(ax, [0, 1], {"c": [3, 3]})
-    assert ax.lines[-1].get_color() == plotting.COLORS[2]  # a level is no curve
 
 
 def test_heat_maps_share_one_scale():
@@ -184,35 +137,6 @@ def test_heat_maps_share_one_scale():
     assert {ax.images[0].get_clim() for ax in axes} == {(-3.0, 3.0)}
     assert [ax.get_ylabel() for ax in axes] == ["t", ""] and axes[1].get_xlabel() == "s"
     assert len(fig.axes) == 3 and fig.axes[2].get_ylabel() == "blue < 0 < red"
-
-
-@pytest.mark.parametrize(
-    "values, limit, signed, extend",
-    [
-        ([0.5, 1.0], None, True, "neither"),
-        ([0.5, 1.0], 0.8, True, "max"),
-        ([-0.9, 0.5], 0.8, True, "min"),
-        ([-0.9, 0.9], 0.8, True, "both"),
-        ([0.5, 1.0], 0.8, False, "max"),
-    ],
-)
-def test_a_scale_says_where_values_lie_beyond(values, limit, signed, extend):
-    fig, ax = plotting.figure()
-    plotting.heatmap(ax, torch.tensor([values]), limit=limit, signed=signed)
-    assert ax.images[0].colorbar.extend == extend
-    assert fig.axes[-1].get_ylabel() == ("blue < 0 < red" if signed else "")
-
-
-def test_numbers_stand_in_their_fields():
-    _, ax = plotting.figure()
-    table = torch.tensor([[0.1, 0.9]])
-    plotting.heatmap(ax, table, numbers=".0%", signed=False, xticks=["a", "b"], yticks=["row"])
-    assert [(t.get_text(), t.get_position()) for t in ax.texts] == [
-        ("10%", (0, 0)),
-        ("90%", (1, 0)),
-    ]
-    assert [t.get_color() for t in ax.texts] == [plotting.INK, "white"]
-    assert [label.get_text() for label in ax.get_xticklabels()] == ["a", "b"]
 
 
 def test_stages_of_curves_are_groups_of_the_svg(shown):

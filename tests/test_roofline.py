@@ -164,27 +164,6 @@ def test_the_room_has_the_property(has_property, case):
     has_property(roofline, *([] if case is None else [case]))
 
 
-def test_a_machine_has_rates():
-    for rates in (dict(flops=0.0, bandwidth=1.0), dict(flops=1.0, bandwidth=-1.0)):
-        with pytest.raises(ValueError, match=r"must be a number in \(0, inf\)"):
-            roofline.Machine(**rates)
-    with pytest.raises(ValueError, match="launch must be a number"):
-        roofline.Machine(1.0, 1.0, -1.0)
-
-
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        (dict(length=0), "length must be at least 1, got 0"),
-        (dict(length=5, batch=0), "batch must be at least 1, got 0"),
-        (dict(length=5, dtype=torch.int64), "dtype must be floating-point"),
-    ],
-)
-def test_wrong_sizes_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        roofline.pass_operators(ModelConfig("SM"), **options)
-
-
 def test_a_whole_pass_is_its_parts():
     """With the embedding's rows beside them."""
     config = ModelConfig(**options("SEIE"))

@@ -14,12 +14,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from planting import plant
-from properties import leaves_alone, normal
+from properties import normal
 
 import cheems_ref.rope as rope
-from cheems_ref.verify import check, check_gradients, must_differ
+from cheems_ref.verify import check, must_differ
 
-GRID = list(itertools.product((2, 4, 6, 10, 64), (10_000.0, 500.0, 1e6)))
+GRID = [(2, 10_000.0), (6, 500.0), (10, 1e6), (64, 10_000.0)]
 EPS = 2.0**-52  # from 1 to the next float64
 FAR = 1_048_576
 
@@ -139,62 +139,11 @@ def rounds_once(m, dtype=torch.bfloat16):
     within("rounded once", got, want, torch.finfo(dtype).eps / 2 * want.abs() + 1e-6)
 
 
-def leaves_its_inputs_alone(m):
-    ids, x = positions(), normal(2, 5, 3, 10)
-    leaves_alone(m.apply_rope, x, *m.rope_cos_sin(ids, 10, dtype=x.dtype))
-    leaves_alone(lambda ids: m.log_length_scale(ids, 100.0), ids)
-    leaves_alone(lambda ids: m.rope_cos_sin(ids, 10), ids)
-
-
-def gradient_turns_back(m):
-    x, g, ids = normal(2, 5, 3, 10), normal(2, 5, 3, 10, seed=1), positions()
-    cos, sin = m.rope_cos_sin(ids, 10, dtype=x.dtype)
-    R = matrices(m, ids, 10)
-    by_matrix = (lambda x: torch.einsum("bltd,blhd->blht", R, x), [x])
-    check_gradients("apply_rope = R_t x", lambda x: m.apply_rope(x, cos, sin), *by_matrix)
-    back = torch.func.vjp(lambda x: m.apply_rope(x, cos, sin), x)[1](g)[0]
-    check("gradient = inverse rotation", back, m.apply_rope(g, cos, -sin), tol=1e-14)
-    check("rotated, it is as before", m.apply_rope(back, cos, sin), g, tol=1e-14)
-
-
-def is_free_of_the_default_dtype(m):
-    results, old, ids = [], torch.get_default_dtype(), positions(top=1000)
-    try:
-        for default in (torch.float32, torch.float64, torch.bfloat16):
-            torch.set_default_dtype(default)
-            results.append([m.rope_frequencies(10, 500.0), m.pairing_permutation(10)])
-            results[-1] += [m.rotation_matrix(7.5, 10, 500.0, p) for p in ("half", "interleaved")]
-            for dtype in (torch.float64, torch.bfloat16):
-                results[-1] += [turned(m, normal(2, 5, 3, 10, dtype=dtype), ids)]
-                results[-1] += [m.log_length_scale(ids, 100.0, dtype=dtype)]
-    finally:
-        torch.set_default_dtype(old)
-    for first, *others in zip(*results, strict=True):
-        assert all(t.dtype == first.dtype and torch.equal(t, first) for t in others)
-
-
 def ntk_is_the_formula(m):
     for dim, length, s in itertools.product((4, 10, 64), (513, 2048, 10**6), (1.0, 2.0, 8.0)):
         got = m.ntk_base(length, dim, 500.0, max_positions=512, scaling_factor=s)
         log = math.log(500) + dim / (dim - 2) * math.log1p(s * (length - 512) / 512)
         assert math.isclose(math.log(got), log, rel_tol=1e-13), (dim, length, s)
-
-
-def ntk_starts_at_the_trained_length(m, top=10**6):
-    for s in (1.0, 2.0):
-        lengths = (1, top // 2, top, top + 1, top + 2, 2 * top, 4 * top)
-        options = dict(max_positions=top, scaling_factor=s)
-        bases = [m.ntk_base(n, 10, 500.0, **options) for n in lengths]
-        assert bases[:3] == [500.0] * 3 and bases[3] < 500 * (1 + 2 * s / top)
-        assert all(a < b for a, b in itertools.pairwise(bases[2:]))
-
-
-def ntk_stretches_the_slowest_wave(m):
-    for dim in (4, 10, 64):
-        base = m.ntk_base(4 * 512, dim, 500.0, max_positions=512)
-        ratio = m.rope_frequencies(dim, base) / m.rope_frequencies(dim, 500.0)
-        assert ratio[0] == 1 and (ratio.diff() < 0).all()
-        check("slowest wave", 4 * ratio[-1], torch.ones_like(ratio[-1]), tol=1e-13)
 
 
 def log_scale_is_the_formula(m):
@@ -223,12 +172,6 @@ def test_every_function_is_its_definition(dim, base):
     turns_vectors(rope, dim, base)
     matrix_is_its_blocks(rope, dim, base)
     matrices_form_a_group(rope, dim, base)
-
-
-@pytest.mark.parametrize("shift", [0, 1, 7, 1000, 100_000])
-@pytest.mark.parametrize(("dim", "base"), GRID)
-def test_inner_product_knows_the_distance_only(dim, base, shift):
-    knows_the_distance_only(rope, shift, dim, base)
 
 
 @settings(deadline=None, max_examples=40, derandomize=True)
@@ -260,21 +203,6 @@ def test_angles_in_bfloat16_would_confuse_neighbours():
     must_differ("angles in bfloat16", narrow, rope.rope_cos_sin(ids, 10)[0][..., :5])
 
 
-def test_positions_may_be_int32():
-    ids = torch.tensor([[0, 5, torch.iinfo(torch.int32).max]])
-    for f in (rope.log_length_scale, lambda i, base: rope.rope_cos_sin(i, 6, base)[1]):
-        assert torch.equal(f(ids.int(), 10.0), f(ids, 10.0))
-
-
-@pytest.mark.parametrize("shape", [(2, 0, 3, 6), (0, 5, 3, 6), (2, 5, 0, 6)])
-def test_nothing_turns_into_nothing(shape):
-    x, ids = normal(*shape).requires_grad_(), torch.zeros(shape[:2], dtype=torch.long)
-    y = turned(rope, x, ids)
-    y.sum().backward()
-    assert y.shape == x.grad.shape == shape
-    assert rope.log_length_scale(ids, 10.0).shape == shape[:2]
-
-
 # --- transformers -----------------------------------------------------------------------------
 
 
@@ -300,7 +228,7 @@ def test_llama_turns_alike(llama, dim, base):
         check("apply_rope = Llama's", rope.apply_rope(x, cos, sin), y.transpose(1, 2), tol=1e-6)
 
 
-@pytest.mark.parametrize("top", [2, 512, 100_000, FAR])
+@pytest.mark.parametrize("top", [2, FAR])
 @pytest.mark.parametrize(("dim", "base"), GRID)
 def test_llama_has_the_same_cos_and_sin_up_to_rounded_angles(llama, dim, base, top):
     # In units of 2^-24: our angles are off by 2. Llama's exponent 2k/dim is off by 1, magnified by
@@ -333,62 +261,23 @@ def test_constant_offset_hides_from_the_theorem():
 
 # --- bad input --------------------------------------------------------------------------------
 
-IDS, X, COS = torch.arange(10).view(2, 5), torch.zeros(2, 5, 3, 6), torch.ones(2, 5, 6)
-
-
-frequencies, permutation = partial(rope.rope_frequencies, dim=6), rope.pairing_permutation
-cos_sin = partial(rope.rope_cos_sin, position_ids=IDS, dim=6)
-applied = partial(rope.apply_rope, x=X, cos=COS, sin=COS)
-matrix = partial(rope.rotation_matrix, position=1.0, dim=6)
-ntk = partial(rope.ntk_base, length=8, dim=6, max_positions=4)
-log_scale = partial(rope.log_length_scale, position_ids=IDS, base_length=10.0)
-
-# fmt: off
-BAD = [
-    *((f, dict(dim=dim), f"dim must be even .*got {dim}")
-      for f in (frequencies, permutation, cos_sin, matrix, ntk)
-      for dim in (5, 1, 0, -2)),
-    *((f, dict(base=base), rf"base must be a number in \(0, inf\), got {base}$")
-      for f in (frequencies, cos_sin, matrix, ntk)
-      for base in (0.0, -2.5, math.nan, math.inf)),
-    *((f, dict(position_ids=bad), f"position_ids must be {message}")
-      for f in (cos_sin, log_scale) for bad, message in (
-        (IDS.float(), r"torch\.int64 or .* here, got torch\.float32"),
-        (IDS > 0, r"torch\.int64 or .* here, got torch\.bool"),
-        *((IDS.to(narrow), rf"torch\.int64 or torch\.int32 here, got {narrow}")  # would wrap
-          for narrow in (torch.uint8, torch.int8, torch.int16)),
-        (IDS - 3, r"in \[0, inf\) everywhere, got entries in \[-3, 6\]"),
-        (IDS[0], r"\(b, l\), got shape \(5,\)"))),
-    *((f, dict(dtype=dtype), f"dtype must be floating-point, got {dtype}")
-      for f in (cos_sin, log_scale) for dtype in (torch.int64, torch.bool, torch.complex64)),
-    (applied, dict(x=X[0]), r"x must be \(b, l, h, dim\), got shape \(5, 3, 6\)"),
-    (applied, dict(x=X.long()), r"x must be floating-point, got torch\.int64"),
-    (applied, dict(x=X[..., :5], cos=COS[..., :5], sin=COS[..., :5]), "dim must be even .*got 5"),
-    (applied, dict(x=X[..., :5]), r"cos must be .* = \(2, 5, 5\), got shape \(2, 5, 6\)"),
-    (applied, dict(x=X.transpose(1, 2)), r"cos must be .* = \(2, 3, 6\), got shape \(2, 5, 6\)"),
-    *((applied, {"x": x, "cos": good, "sin": good} | {name: bad}, f"{name} must be {message}")
-      for name in ("cos", "sin") for x, good, bad, message in (
-        (X, COS, COS[:, :4], r".*\(2, 5, 6\).*got shape \(2, 4, 6\)"),
-        (X, COS, COS[..., :3], r".*\(2, 5, 6\).*got shape \(2, 5, 3\)"),
-        (X, COS, COS[:, :, None], r".*\(2, 5, 6\).*got shape \(2, 5, 1, 6\)"),
-        (X.bfloat16(), COS, COS.bfloat16(), r"torch\.float32 here, got torch\.bfloat16"),
-        (X.double(), COS.double(), COS, r"torch\.float64 here, got torch\.float32"))),
-    *((matrix, dict(position=i), rf"position must be a number in \(-inf, inf\), got {i}")
-      for i in (math.inf, -math.inf, math.nan)),
-    (matrix, dict(pairing="full"), "pairing must be one of .*'half'.*'full'"),
-    (ntk, dict(dim=2), "dim must be at least 4.*2"),
-    (ntk, dict(length=0), r"length must be a number in \[1, inf\), got 0"),
-    (ntk, dict(max_positions=0), r"max_positions must be a number in \[1, inf\), got 0"),
-    *((ntk, dict(scaling_factor=s), rf"scaling_factor must be a number in \[1, inf\), got {s}")
-      for s in (0.5, math.nan, math.inf)),
-    *((log_scale, dict(base_length=n), rf"base_length must be a number in \(1, inf\), got {n}")
-      for n in (1.0, -3.0, math.nan, math.inf)),
-]
-# fmt: on
-
 
 @pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize(("function", "arguments", "message"), BAD)
-def test_bad_input_is_refused_with_its_name_and_numbers(function, arguments, message):
-    with pytest.raises(ValueError, match=message):
-        function(**arguments)
+def test_numbers_out_of_range_are_refused():
+    """What a signature cannot say; test_refusals.py asks the rest."""
+    ntk = partial(rope.ntk_base, length=8, dim=6, max_positions=4)
+    log_scale = partial(rope.log_length_scale, position_ids=torch.arange(10).view(2, 5))
+    for function, arguments, message in (
+        *(
+            (rope.rope_frequencies, dict(dim=dim), f"dim must be even .*got {dim}")
+            for dim in (5, 0)
+        ),
+        (rope.pairing_permutation, dict(dim=5), "dim must be even"),
+        (rope.rope_frequencies, dict(dim=6, base=0.0), r"base must be a number in \(0, inf\)"),
+        (ntk, dict(dim=2), "dim must be at least 4.*2"),
+        (ntk, dict(length=0), r"length must be a number in \[1, inf\), got 0"),
+        (ntk, dict(scaling_factor=0.5), r"scaling_factor must be a number in \[1, inf\)"),
+        (log_scale, dict(base_length=1.0), r"base_length must be a number in \(1, inf\)"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            function(**arguments)

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from cheems_ref import tasks
 from cheems_ref.attention import naive_attention
-from cheems_ref.text import read_text, text_to_ids
+from cheems_ref.text import text_to_ids
 
 
 def seeded(seed=0):
@@ -172,7 +172,6 @@ def test_a_reader_who_looks_keys_up_is_right_everywhere():
         (dict(length=14), "length = 14 has no room for n_pairs = 4"),
         (dict(vocab_size=8), "vocab_size = 8 is too small for n_pairs = 4"),
         (dict(vocab_size=9), "vocab_size = 9 is too small for n_pairs = 4"),
-        (dict(n_rows=0), "n_rows must be at least 1, got 0"),
         (dict(power=0.0), r"power must be a number in \(0, 1\], got 0.0"),
     ],
 )
@@ -227,13 +226,6 @@ def targets_stand_where_their_logits_are(m):
     assert (input_ids[:, -4] == ord(" ")).all()
 
 
-def places_in_the_haystack_differ(m):
-    input_ids, _ = m.needle(30, 120, 1.0, haystack=HAY, generator=seeded())
-    assert len({tuple(row[:20]) for row in input_ids.tolist()}) > 15
-    whole = m.needle(3, len(HAY) + len(SENTENCE) + len(ASKED), 1.0, haystack=HAY)[0]
-    assert torch.equal(whole[:, : len(HAY)], HAY.expand(3, -1))
-
-
 @pytest.mark.parametrize("depth", [0, 0.25, 0.5, 0.99, 1.0])
 def test_the_sentence_stands_at_its_depth(depth):
     the_sentence_stands_at_its_depth(tasks, depth)
@@ -244,16 +236,10 @@ def test_the_sentence_stands_at_its_depth(depth):
     [
         the_answer_stands_in_the_text,
         targets_stand_where_their_logits_are,
-        places_in_the_haystack_differ,
     ],
 )
 def test_needle(has_property):
     has_property(tasks)
-
-
-def test_a_haystack_of_ones_own_and_python_s_manual():
-    (text, _), *_ = texts(*tasks.needle(1, 400, 0.0, generator=seeded()))
-    assert text[len(SENTENCE) : -len(ASKED)] in read_text()
 
 
 @pytest.mark.parametrize(
@@ -263,9 +249,6 @@ def test_a_haystack_of_ones_own_and_python_s_manual():
         (dict(depth=1.5), r"depth must be a number in \[0, 1\], got 1.5"),
         (dict(haystack=HAY[:10]), "the haystack has 10 bytes, fewer than the 49 of a text"),
         (dict(haystack=HAY + 200), r"haystack must be in \[0, 256\)"),
-        (dict(haystack=HAY[None]), "haystack must be"),
-        (dict(haystack=HAY.double()), "haystack must be torch.int64"),
-        (dict(n_rows=0), "n_rows must be at least 1"),
     ],
 )
 @pytest.mark.usefixtures("unchecked")
@@ -360,7 +343,7 @@ def spans_are_poisson(m):
 def every_placement_is_as_likely(m):
     """Two spans of one token in a text of six: 10 ways without a touch, in 2 orders."""
     counts = {}
-    for seed in range(6_000):
+    for seed in range(3_000):
         read = tuple(tuple(read) for read, *_ in spans(blanks_of(m, 6, 0.3, 1.0, seed=seed)))
         if [len(span) for span in read] == [1, 1]:
             counts[read] = counts.get(read, 0) + 1
@@ -418,16 +401,6 @@ def test_blank_infilling(has_property):
     has_property(tasks)
 
 
-@pytest.mark.usefixtures("unchecked")  # of which uint8 is no Int
-def test_blanks_in_bytes_are_those_in_numbers():
-    ids, special = torch.arange(256), dict(mask_id=256, start_id=257, end_id=258)
-    blanks = [
-        tasks.blank_infilling(t, **special, generator=torch.Generator().manual_seed(0))
-        for t in (ids.byte(), ids)
-    ]
-    assert all(map(torch.equal, *blanks))
-
-
 @pytest.mark.parametrize(
     "arguments, message",
     [
@@ -437,8 +410,6 @@ def test_blanks_in_bytes_are_those_in_numbers():
         (dict(share=0.0), r"share must be a number in \(0, 1\), got 0.0"),
         (dict(mean_span=0.5), r"mean_span must be a number in \[1, inf\), got 0.5"),
         (dict(start_id=-1), r"start_id must be a number in \[0, inf\), got -1"),
-        (dict(ids=torch.arange(10.0)), "ids must be torch.int64"),
-        (dict(ids=torch.zeros(2, 5).long()), "ids must be"),
     ],
 )
 @pytest.mark.usefixtures("unchecked")

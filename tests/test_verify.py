@@ -1,18 +1,12 @@
 """The verifier: what it lets pass, what it refuses, and that its lines are the same everywhere."""
 
-import pickle
-
 import pytest
 import torch
 from planting import plant
 from torch import nn
 
 from cheems_ref import ssd, verify
-from cheems_ref.attention import InnerFuncAttn, QCAttn
-from cheems_ref.config import ModelConfig
-from cheems_ref.experts import MLP, MoE
-from cheems_ref.model import CausalLM
-from cheems_ref.retrieval import CDMoE
+from cheems_ref.attention import QCAttn
 from cheems_ref.verify import TOLERANCE, check, check_gradients, must_differ
 
 TRUTH = torch.tensor([[1.0, -200.0, 3.0], [0.0, 5.0, 6.0]], dtype=torch.float64)
@@ -46,14 +40,6 @@ def test_small_truths_are_compared_relatively_too(scale):
     with pytest.raises(AssertionError, match="gradient of input 0"):
         check_gradients("opposite", lambda a: scale * a, lambda a: -scale * a, (TRUTH,))
     assert must_differ("opposite", -small, small) == 2
-
-
-def test_each_gradient_has_its_own_scale():
-    def right(a, b):
-        return 1e-12 * a + b
-
-    with pytest.raises(AssertionError, match="gradient of input 0"):
-        check_gradients("f = g", lambda a, b: right(2 * a, b), right, (TRUTH, TRUTH))
 
 
 def test_an_absolute_error_is_allowed_by_atol(capsys):
@@ -123,14 +109,6 @@ def test_large_integers_and_masks_are_told_apart():
     assert must_differ("bytes", *torch.tensor([[1], [2]], dtype=torch.uint8).unbind()) == 0.5
 
 
-def test_complex_numbers_are_compared_whole():
-    truth = torch.tensor([1 + 1j])
-    check("complex", truth, truth)
-    with pytest.raises(AssertionError, match="up to 4"):
-        check("complex", torch.tensor([1 + 5j]), truth)
-    must_differ("phase", 1j * truth, truth)
-
-
 @pytest.mark.parametrize("tol", [torch.nan, torch.inf, -1.0])
 def test_a_tolerance_that_would_let_all_pass_is_refused(tol):
     with pytest.raises(ValueError, match="a tolerance is"):
@@ -146,10 +124,6 @@ def test_gradients_are_compared_of_outputs_that_match():
         check_gradients("f = g", lambda a: a.mT, lambda a: a, (TRUTH,))
     with pytest.raises(AssertionError, match="2 outputs, not 1"):
         check_gradients("f = g", lambda a: (a, a), lambda a: a, (TRUTH,))
-
-
-def test_empty_tensors_agree():
-    check("nothing", torch.zeros(0, 3), torch.zeros(0, 3))
 
 
 def product(a, b):
@@ -193,16 +167,7 @@ def test_planted_mistake_must_be_seen(capsys):
 
 SEQUENCE = {
     "SSD": lambda: ssd.SSD(8, n_heads=2, n_groups=2, d_state=4, chunk_size=4),
-    "SSD, convolution": lambda: ssd.SSD(8, n_heads=2, d_state=4, position="conv"),
     "QCAttn": lambda: QCAttn(8, n_heads=2, n_kv_heads=1),
-    "QCAttn, content": lambda: QCAttn(8, n_heads=2, mask="content"),
-    "InnerFuncAttn, ssd": lambda: InnerFuncAttn(8, n_heads=2, inner="ssd"),
-    "InnerFuncAttn, retrieved": lambda: InnerFuncAttn(8, n_heads=2, inner="retrieved"),
-}
-STATE = {
-    "MLP": lambda: MLP(8, 16),
-    "MoE": lambda: MoE(8, 16, n_experts=4, k=2),
-    "CDMoE": lambda: CDMoE(8, d_ff=16, n_experts=16, n_heads=2, k=4, d_query=8),
 }
 ASKED_OF_TEXT = [verify.is_causal, verify.rows_are_independent]
 ASKED_OF_CALLS = [verify.pieces_equal_one_pass, verify.padding_changes_nothing]
@@ -211,41 +176,6 @@ ASKED_OF_CALLS = [verify.pieces_equal_one_pass, verify.padding_changes_nothing]
 def made(make):
     torch.manual_seed(0)
     return make().double()
-
-
-@pytest.mark.parametrize("name", SEQUENCE)
-@pytest.mark.parametrize(
-    "ask", [*ASKED_OF_TEXT, *ASKED_OF_CALLS, verify.shift_changes_nothing], ids=lambda f: f.__name__
-)
-def test_sequence_mixers_have_every_property(ask, name):
-    layer = made(SEQUENCE[name])
-    if ask is verify.shift_changes_nothing and name == "SSD, convolution":
-        with pytest.raises(ValueError, match="positions do not change what SSD gives"):
-            ask(layer, 8)
-    else:
-        assert 0 <= ask(layer, 8) < 1e-10
-
-
-@pytest.mark.parametrize("make", (SEQUENCE | STATE).values(), ids=SEQUENCE | STATE)
-def test_every_parameter_of_a_layer_learns(make):
-    layer = made(make)
-    x = torch.randn(3, 12, 8, dtype=torch.float64)
-    assert verify.every_parameter_learns(layer, x) == len([*layer.parameters()])
-
-
-@pytest.mark.parametrize("ask", ASKED_OF_TEXT, ids=lambda f: f.__name__)
-@pytest.mark.parametrize("make", STATE.values(), ids=STATE)
-def test_state_mixers_are_asked_without_positions(ask, make):
-    assert ask(made(make), 8) < 1e-10
-
-
-@pytest.mark.parametrize("pattern", ["SESEIE", "AMAM", "SSHIR"])
-def test_models_are_asked_with_token_ids(pattern):
-    config = ModelConfig(pattern=pattern, d_model=16, vocab_size=11, chunk_size=4)
-    model = made(lambda: CausalLM(config))
-    ids = torch.randint(11, (3, 70), generator=torch.Generator().manual_seed(0))  # a block and more
-    for ask in ASKED_OF_TEXT + ASKED_OF_CALLS:
-        ask(model, ids)
 
 
 class Layer(nn.Module):
@@ -465,19 +395,6 @@ def test_inputs_that_are_too_small_or_of_another_kind_are_refused():
             verify.pieces_equal_one_pass(Layer(), 4, cuts=cuts)
 
 
-@pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("x", [8.0, None, [[1, 2]], True])
-def test_an_x_that_is_no_tensor_is_refused(x):
-    with pytest.raises(TypeError, match="x must be a tensor or a width, got"):
-        verify.is_causal(Layer(), x)
-
-
-@pytest.mark.usefixtures("unchecked")
-def test_only_modules_learn():
-    with pytest.raises(TypeError, match=r"module must be a torch\.nn\.Module, got function"):
-        verify.every_parameter_learns(lambda x: x, 4)
-
-
 def test_an_output_of_another_shape_is_refused():
     with pytest.raises(AssertionError, match=r"y must be \(b, l, \.\.\.\) = \(3, 197\), got shape"):
         verify.is_causal(lambda x: x.sum(1), 4)
@@ -495,25 +412,12 @@ def test_wrapped_modules_are_seen_through():
     assert verify.is_causal(compiled, 8) < 1e-10
 
 
-def test_infinities_that_stay_are_no_difference():
-    def hides(x):
-        return torch.cat([x, torch.full_like(x, -torch.inf)], dim=-1)
-
-    assert verify.is_causal(hides, 4) == 0.0
-
-
 def test_nan_is_no_agreement():
     with pytest.raises(verify.Refuted, match="inf") as caught:
         verify.is_causal(lambda x: x if x.shape[1] == 197 else x * torch.nan, 4)
     assert caught.value.difference == torch.inf
     with pytest.raises(AssertionError, match="y has NaN"):
         verify.rows_are_independent(lambda x: x / 0 * 0, 4)
-
-
-def test_bytes_and_layers_that_reshape_can_be_asked():
-    ids = torch.randint(256, (3, 9), generator=torch.Generator().manual_seed(0)).byte()
-    table = nn.Embedding(256, 4)
-    verify.is_causal(lambda x: table(x.view(-1).int()).view(*x.shape, 4), ids)
 
 
 def test_the_input_is_left_alone():
@@ -540,29 +444,6 @@ def test_what_is_only_rounding_is_no_gradient():
         verify.every_parameter_learns(Bias(), 4)
 
 
-def test_a_refusal_can_be_sent_to_another_process():
-    with pytest.raises(verify.Refuted) as caught:
-        verify.is_causal(Layer("later"), 4)
-    sent = pickle.loads(pickle.dumps(caught.value))
-    assert (str(sent), sent.difference) == (str(caught.value), caught.value.difference)
-
-
-def test_the_answer_is_the_largest_difference_and_the_line_holds_none(capsys):
-    layer = Layer("position")
-    x, ids = verify_input()
-    change = (layer(x.flip(0, 1), ids)[0] - layer(x, ids)[0]).abs().max().item()
-    found = verify.shift_changes_nothing(layer, 4, by=(10, 1), tol=1.0)
-    assert found == pytest.approx(1e-2 / change)
-    assert capsys.readouterr().out == "✓ shift changes nothing  [float64, tolerance 1]\n"
-
-
-def verify_input():
-    """The x that a width of 4 stands for, and its positions."""
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(3, 197, 4, generator=generator, dtype=torch.float64)
-    return x, torch.arange(197).expand(3, 197)
-
-
 def test_another_call_is_translated():
     """Here only the cache is another: a dict."""
 
@@ -574,15 +455,3 @@ def test_another_call_is_translated():
     for ask in [*ASKED_OF_TEXT, *ASKED_OF_CALLS, verify.shift_changes_nothing]:
         ask(Layer(), 4, call=translated)
     verify.every_parameter_learns(Layer(), 4, call=translated)
-
-
-def test_the_input_follows_the_module():
-    seen = []
-
-    class Seen(nn.Linear):
-        def forward(self, x):
-            seen.append(x.dtype)
-            return super().forward(x)
-
-    verify.is_causal(Seen(4, 4, dtype=torch.float32), 4)
-    assert set(seen) == {torch.float32}
