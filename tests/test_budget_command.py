@@ -136,8 +136,9 @@ def test_speed_is_bounded_by_what_is_scarcer():
 
 
 def test_the_examples_work():
+    """As they stand, but for the length of the text, since long ones take seconds."""
     for words in examples_in(run("budget", "--help").out):
-        assert "to train on" in succeeds(run(*words)).out
+        assert "to train on" in succeeds(run(*words, "--context", 300, "--seq-len", 200)).out
 
 
 def test_a_preset_keeps_its_vocabulary_unless_another_is_set():
