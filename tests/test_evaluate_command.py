@@ -8,9 +8,9 @@ import json
 import math
 import os
 import re
-import runpy
 import shlex
 import socket
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -264,11 +264,15 @@ def test_the_readme_s_command_runs_on_tasks_that_need_no_data(tmp_path):
     words[words.index("--tasks") + 1] = "cheems_recall"
     words += ["--include_path", str(harness.FOLDER), "--device", "cpu", "--limit", "12"]
     words += ["--batch_size", "12", "--output_path", "results.json"]
-    with alone() as patched:
-        patched.setattr(os, "environ", os.environ | dict.fromkeys(harness.OFFLINE, "1"))
-        patched.setattr(sys, "argv", words)
-        patched.chdir(tmp_path)
-        runpy.run_module("lm_eval", run_name="__main__", alter_sys=True)
+    offline = dict.fromkeys(harness.OFFLINE, "1")  # which counts before the library is imported
+    done = subprocess.run(
+        [sys.executable, "-m", *map(str, words)],
+        cwd=tmp_path,
+        env=os.environ | offline | dict(PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1"),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
     (path,) = tmp_path.glob("results*.json")
     results = json.loads(path.read_text())["results"]
     with alone():
