@@ -44,6 +44,16 @@ def ctrl_c_works():
 
 
 @pytest.fixture(scope="session")
+def tiny_run(tmp_path_factory):
+    """The directory of a run of one step, to be read; a test that changes it takes a copy."""
+    from test_commands import run, succeeds, training
+
+    folder = tmp_path_factory.mktemp("tiny")
+    succeeds(run(*training(folder, "--steps", 1)))
+    return folder / "run"
+
+
+@pytest.fixture(scope="session")
 def editions(tmp_path_factory):
     """A folder with the student edition and the instructor's copy."""
     import student  # here, since it takes the extra `course`, which a machine with a GPU may lack

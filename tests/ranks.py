@@ -67,20 +67,12 @@ def trains_as_one(m, folder, parallel, **changes):
     got = trained(m, model=spread(m, parallel, **model), **RUN | changes)
     alone = {k: v for k, v in changes.items() if k != "micro_batch_size"}
     near(parallel, got, trained(training, model=a_model(**model), **RUN | alone))
-
-
-def holds_its_part(m, folder, parallel):
-    """Of each parameter and each moment some rows; or all."""
-    run = trained(m, model=spread(m, parallel), **RUN)
-    for name, t in everything(run).items():
+    for name, t in everything(got).items():  # each process holds its part of it, or all
         if hasattr(t, "to_local"):
             held = torch.tensor(t.to_local().numel())
             dist.all_reduce(held)
             times = 1 if parallel == "sharded" else dist.get_world_size()
             assert held == times * t.numel(), f"{name}: {held} numbers of {t.numel()} are held"
-    embedding = run.model.embedding.weight
-    rows = len(embedding) // (dist.get_world_size() if parallel == "sharded" else 1)
-    assert len(embedding.to_local()) == rows, f"{len(embedding.to_local())} rows are held"
 
 
 def goes_on(m, folder, before, after):
@@ -124,8 +116,8 @@ def damage_is_refused(m, folder):
     content, record = part.read_bytes(), last / "record.json"
     written = record.read_bytes()
     changed = {
-        part: [content[:-1] + bytes([content[-1] ^ 1]), content[:-4], None],
-        record: [b"{", b"[]", written.replace(b'"seed": 0', b'"seed": 7'), None],
+        part: [content[:-1] + bytes([content[-1] ^ 1]), None],
+        record: [b"{", written.replace(b'"seed": 0', b'"seed": 7')],
         last / "other.safetensors": [content],  # which torch would read
     }
     for path, contents in changed.items():
@@ -173,7 +165,9 @@ def what_one_cannot_write_stops_all(m, folder):
 
 
 def processes_agree_before_they_begin(m, folder):
-    """Another text, other settings, weights or directory in one process: refused by all."""
+    """Another text, other settings, weights or directory in one process, or a process without a
+    window: refused by all.
+    """
     rank = dist.get_rank()
     for said, ask in {
         "text": lambda: trained(m, model=spread(m, "data"), ids=a_text(seed=rank), **RUN),
@@ -181,25 +175,19 @@ def processes_agree_before_they_begin(m, folder):
             m, model=spread(m, "data"), **RUN | dict(max_grad_norm=1.0 + rank)
         ),
         "weights": lambda: lower(m, "processes").shard_model(a_model(rank), "data"),
+        "is too few for": lambda: trained(
+            m, model=spread(m, "sharded"), **RUN | dict(batch_size=1)
+        ),
         "directory": lambda: trained(m, folder / str(rank), model=spread(m, "data"), stop=1, **RUN),
     }.items():
         try:
             ask()
         except ValueError as error:
-            assert f"{said}" in str(error) and "process 1 has other" in str(error), error
+            assert said in str(error), error
+            assert "process 1 has other" in str(error) or "too few" in said, error
         else:
             raise AssertionError(f"{said}: nothing was said")
         dist.barrier()
-
-
-def too_few_windows_are_refused(m, folder):
-    """And named."""
-    try:
-        trained(m, model=spread(m, "sharded"), **RUN | dict(batch_size=1))
-    except ValueError as error:
-        assert "batch_size = 1 is too few for" in str(error)
-    else:
-        raise AssertionError("a process without a window")
 
 
 def bfloat16_keeps_what_is_small(m, folder):
@@ -219,22 +207,16 @@ def bfloat16_keeps_what_is_small(m, folder):
 
 HELD = [
     (trains_as_one, "sharded"),
-    (trains_as_one, "data"),
-    (trains_as_one, "sharded", dict(micro_batch_size=1)),
     (trains_as_one, "data", dict(micro_batch_size=2)),
-    (trains_as_one, "sharded", dict(model=dict(pattern="SEIK"))),
-    (trains_as_one, "sharded", dict(model=dict(tie_embeddings=False))),
-    (holds_its_part, "sharded"),
-    (holds_its_part, "data"),
+    (trains_as_one, "sharded", dict(micro_batch_size=1, model=dict(pattern="SEIK"))),
+    (trains_as_one, "data", dict(model=dict(tie_embeddings=False))),
     (goes_on, "sharded", "data"),
     (goes_on, "data", "sharded"),
     (goes_on_alone, "sharded"),
-    (goes_on_alone, "data"),
     (the_same_again, "sharded"),
     (damage_is_refused,),
     (what_one_cannot_write_stops_all,),
     (processes_agree_before_they_begin,),
-    (too_few_windows_are_refused,),
     (bfloat16_keeps_what_is_small,),
 ]
 
@@ -247,9 +229,6 @@ MISTAKES = mistakes([
         "uneven shares count alike": [
             ("run.world_size * len(batch) / len(windows)",
              "1 / n_micro_batches(run.config, run.world_size)")],
-        "each draws its own windows": [
-            ("torch.Generator().manual_seed(config.seed)",
-             "torch.Generator().manual_seed(config.seed + rank)")],
         "each clips its own part": [
             ("norm = torch.nn.utils.clip_grad_norm_(run.model.parameters(), config.max_grad_norm)",
              "norm = torch.nn.utils.clip_grad_norm_([_local(p) for p in run.model.parameters()], "
@@ -261,10 +240,7 @@ MISTAKES = mistakes([
     (goes_on, "sharded", "data", {
         "moments start anew": [
             ("{moment: tensors[f\"{moment}.{name}\"] for moment",
-             "{moment: torch.zeros_like(parameter) for moment")],
-        "windows start anew": [('    run.generator.set_state(tensors["random_state"])\n', "")]}),
-    (damage_is_refused, {
-        "digests are not compared": [("    if differ:\n", "    if False:\n")]}),
+             "{moment: torch.zeros_like(parameter) for moment")]}),
     (bfloat16_keeps_what_is_small, {
         "all are cast": [
             ("    from torch.distributed.fsdp import fully_shard\n",

@@ -3,13 +3,11 @@
 import math
 import os
 import re
-import signal
-import time
 
 import pytest
-from test_commands import TEXT, pasted, run, succeeds
-from training import process
+from test_commands import TEXT, pasted, run, struck, succeeds
 
+from cheems_lab import comparison
 from cheems_lab.commands.compare import table
 from cheems_lab.comparison import Evaluation, Row, compare, read_evaluations
 from cheems_ref.budget import count_parameters
@@ -39,28 +37,30 @@ def losses(folder, name="run"):
     return found
 
 
-def is_what_python_compares(folder):
-    succeeds(run(*comparing(folder, "--seeds", 2)))
+def test_is_what_python_compares(tmp_path):
+    plot = tmp_path / "plot.svg"
+    done = succeeds(run(*comparing(tmp_path, "--seeds", 2, "--plot", plot)))
+    assert f"drawn: {plot}" in done.out and plot.read_text().count("</svg>") == 1
     rows = {
         "one": Row(ModelConfig("AM", n_heads=2, **SIZES)),
         "two": Row(ModelConfig("SM", d_state=4, **SIZES), 1e-4),
     }
     config = TrainConfig(steps=4, batch_size=2, seq_len=16, evaluate_every=2)
-    ids, directory = text_to_ids(TEXT), folder / "python"
+    ids, directory = text_to_ids(TEXT), tmp_path / "python"
     wanted = compare(rows, ids, config, seeds=(0, 1), directory=directory)
-    assert sorted(read_evaluations(folder / "run")) == sorted(wanted)
+    assert sorted(read_evaluations(tmp_path / "run")) == sorted(wanted)
 
 
-def the_table_tells_what_was_found(folder):
-    done = succeeds(run(*comparing(folder)))
+def test_the_table_tells_what_was_found(tmp_path):
+    done = succeeds(run(*comparing(tmp_path)))
     head, one, two = done.out.splitlines()[-3:]
     assert re.split(r"\s{2,}", head) == [
         "row", "parameters", "active", "held-out nats", "each seed", "less one"
     ]  # fmt: skip
-    found = losses(folder)
+    found = losses(tmp_path)
     for name, line in (("one", one), ("two", two)):
         cells, ends = re.split(r"\s{2,}", line), [found[name][seed][-1] for seed in range(3)]
-        config = ModelConfig("AM" if name == "one" else "SM", n_heads=2, d_state=4, **SIZES)
+        config = ModelConfig("AM", n_heads=2, **SIZES)
         if name == "two":
             config = ModelConfig("SM", d_state=4, **SIZES)
         n = sum(c.total for c in count_parameters(config).values())
@@ -97,67 +97,44 @@ def test_a_difference_is_claimed_where_the_interval_says_so():
         assert not lines[1].endswith("difference")
 
 
-def goes_on_and_takes_more(folder):
-    whole = succeeds(run(*comparing(folder, "--seeds", 2))).out.splitlines()[-3:]
-    again = succeeds(run(*comparing(folder, "--seeds", 2))).out
+def test_goes_on_and_takes_more(tmp_path):
+    whole = succeeds(run(*comparing(tmp_path, "--seeds", 2))).out.splitlines()[-3:]
+    again = succeeds(run(*comparing(tmp_path, "--seeds", 2))).out
     assert again.splitlines()[-3:] == whole and "seed" not in again.partition("\n")[2][:40]
-    more = succeeds(run(*comparing(folder, "--seeds", 2, "--row", "three=AM"))).out
+    more = succeeds(run(*comparing(tmp_path, "--seeds", 2, "--row", "three=AM"))).out
     assert more.splitlines()[-4:-1][1].split()[0] == "one" and "three, seed 1" in more
     assert "one, seed" not in more
 
 
-def a_folder_is_a_corpus(folder):
-    texts = folder / "texts"
+def test_a_folder_is_a_corpus(tmp_path):
+    texts = tmp_path / "texts"
     texts.mkdir(parents=True)
     for i in range(30):
         (texts / f"{i}").write_text(f"{i} is the number of this text. " * 5)
-    words = comparing(folder, "--eval-fraction", 0.3, "--seeds", 1)
+    words = comparing(tmp_path, "--eval-fraction", 0.3, "--seeds", 1)
     words[words.index("--text") + 1] = texts
     kept, apart = read_corpus(texts, eval_fraction=0.3).texts
     assert f"{kept} texts to train on and {apart} held out" in succeeds(run(*words)).out
 
 
-def a_plot_is_drawn(folder):
-    done = succeeds(run(*comparing(folder, "--seeds", 1, "--plot", folder / "plot.svg")))
-    assert f"drawn: {folder / 'plot.svg'}" in done.out
-    assert (folder / "plot.svg").exists()
-    assert (folder / "plot.svg").read_text().count("</svg>") == 1
-
-
-PROPERTIES = [
-    is_what_python_compares,
-    the_table_tells_what_was_found,
-    goes_on_and_takes_more,
-    a_folder_is_a_corpus,
-    a_plot_is_drawn,
+WRONG = [
+    (["--row", "AM"], "--row: takes NAME=PATTERN,FIELD=VALUE,..., 'AM' is not"),
+    (["--row", "one=AM"], "--row one is given twice"),
+    (["--row", "a=AZ"], "--row a: unknown letter 'Z'"),
+    (["--row", "a=AM,d_modle=4"], "--row: d_modle=4: no field is named 'd_modle'"),
+    (["--row", "a=AM,learning_rate=-1"], "learning_rate must be"),
+    (["--text", "nowhere"], "No such file or directory: 'nowhere'"),
+    (["--seq-len", "5000"], "the text has"),
+    (["--row", "a=AM,mask=content"], "--row a: mask has no effect on AM: it is for I"),
+    (["--set", "d_conv=3"], "--set d_conv has no effect on AM, SM: it is for S with"),
 ]
 
 
-@pytest.mark.parametrize("has_property", PROPERTIES)
-def test_compare_command(has_property, tmp_path):
-    has_property(tmp_path)
-
-
-@pytest.mark.parametrize(
-    "words, message",
-    [
-        (["--row", "AM"], "--row: takes NAME=PATTERN,FIELD=VALUE,..., 'AM' is not"),
-        (["--row", "a="], "--row: takes NAME=PATTERN"),
-        (["--row", "one=AM"], "--row one is given twice"),
-        (["--row", "a=AZ"], "--row a: unknown letter 'Z'"),
-        (["--row", "a=AM,d_modle=4"], "--row: d_modle=4: no field is named 'd_modle'"),
-        (["--row", "a=AM,learning_rate=-1"], "learning_rate must be"),
-        (["--row", "a=AM,n_heads=3"], "--row a: letter A (attention): "),
-        (["--text", "nowhere"], "No such file or directory: 'nowhere'"),
-        (["--seq-len", "5000"], "the text has"),
-        (["--row", "a=AM,mask=content"], "--row a: mask has no effect on AM: it is for I"),
-        (["--set", "d_conv=3"], "--set d_conv has no effect on AM, SM: it is for S with"),
-    ],
-)
-def test_what_cannot_be_is_refused_in_one_line(words, message, tmp_path):
-    done = run(*comparing(tmp_path, *words))
-    assert done.status in (1, 2) and done.err.count("\n") == 1
-    assert message in done.err, done.err
+def test_what_cannot_be_is_refused_in_one_line(tmp_path):
+    for words, message in WRONG:
+        done = run(*comparing(tmp_path, *words))
+        assert done.status in (1, 2) and done.err.count("\n") == 1
+        assert message in done.err, done.err
 
 
 def test_another_model_under_the_same_name_is_refused(tmp_path):
@@ -167,21 +144,12 @@ def test_another_model_under_the_same_name_is_refused(tmp_path):
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has another Ctrl-C")
-@pytest.mark.usefixtures("ctrl_c_works")
 def test_ctrl_c_saves_and_the_command_goes_on(tmp_path):
-    words = comparing(tmp_path, "--seeds", 1, "--steps", 400, "--checkpoint-every", 400)
-    started = process(*words)
-    until = time.monotonic() + 60
-    lock = tmp_path / "run" / "runs" / "one" / "seed-0" / ".lock"
-    while not lock.exists() and time.monotonic() < until:
-        time.sleep(0.01)
-    started.send_signal(signal.SIGINT)
-    _, err = started.communicate(timeout=60)
-    assert started.returncode == 130 and b"stopped; to resume: " in err
+    with struck(3, where=comparison):
+        done = run(*comparing(tmp_path, "--seeds", 1))
+    assert done.status == 130, done.err
     assert len(list((tmp_path / "run").rglob("*.safetensors"))) == 1
-    following = pasted(err.decode(), "stopped; to resume: ")
-    succeeds(run(*following))
-    whole = comparing(tmp_path, "--seeds", 1, "--steps", 400, name="whole")
-    succeeds(run(*whole))
+    succeeds(run(*pasted(done.err, "stopped; to resume: ")))
+    succeeds(run(*comparing(tmp_path, "--seeds", 1, name="whole")))
     found, wanted = ((tmp_path / name / "comparison.json").read_text() for name in ("run", "whole"))
     assert found == wanted

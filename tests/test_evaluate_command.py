@@ -4,7 +4,6 @@ What needs lm-evaluation-harness is skipped where the extra `evaluate` is not in
 """
 
 import contextlib
-import inspect
 import json
 import math
 import os
@@ -18,8 +17,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-import yaml
-from test_commands import TEXT, examples_in, run, succeeds
+from test_commands import TEXT, run, succeeds
 from training import ROOT, a_model, trained
 
 from cheems_lab import training
@@ -99,9 +97,9 @@ def bits_per_byte(model, text, length):
     return nats / n / math.log(2)
 
 
-def held_out_is_counted_in_windows(folder):
+def test_held_out_is_counted_in_windows(tmp_path):
     """Of a text that is a multiple of them, one that is not, and one that is shorter."""
-    where = a_run(folder)
+    where = a_run(tmp_path)
     model = load_model(where)
     for text in (TEXT[:125], TEXT[:200], TEXT[:50], "é"):
         with alone():
@@ -109,16 +107,11 @@ def held_out_is_counted_in_windows(folder):
         assert score[:2] == ("cheems_held_out", "bits_per_byte")
         assert (score.stderr, score.documents) == (None, 1)
         is_close(score.value, bits_per_byte(model, text, LENGTH))
-    whole = text_to_ids("\n" + TEXT[:125])
-    assert len(whole) == 2 * LENGTH + 1, "the text of two windows"
-    is_close(
-        bits_per_byte(model, TEXT[:125], LENGTH), evaluate(model, whole, seq_len=64) / math.log(2)
-    )
 
 
-def sixteen_bits_are_summed_in_more(folder):
+def test_sixteen_bits_are_summed_in_more(tmp_path):
     """Probabilities of a bfloat16 model in float32, as cross entropy has them where it trains."""
-    where, text = a_run(folder, dtype=torch.bfloat16), TEXT.replace("é", "e")[: 5 * LENGTH]
+    where, text = a_run(tmp_path, dtype=torch.bfloat16), TEXT.replace("é", "e")[: 5 * LENGTH]
     with alone():
         (score,) = scores(where, ["cheems_held_out"], text=text_to_ids(text), length=LENGTH)
     model = load_model(where)
@@ -143,13 +136,13 @@ def is_chosen(model, context, choices, answer):
     return max(range(len(sums)), key=sums.__getitem__) == answer
 
 
-def choices_are_the_most_probable(folder):
+def test_choices_are_the_most_probable(tmp_path):
     """Summed over bytes, as CausalLM has it; of a model that does not always choose the first."""
-    where = a_run(folder, steps=60)
+    where = a_run(tmp_path, steps=60)
     model, text = load_model(where), TEXT + TEXT.upper()
-    (folder / "text").write_text(text, encoding="utf-8")
+    (tmp_path / "text").write_text(text, encoding="utf-8")
     for name, found, context in (
-        ("cheems_cloze", documents.cloze_task(folder / "text", length=LENGTH), "passage"),
+        ("cheems_cloze", documents.cloze_task(tmp_path / "text", length=LENGTH), "passage"),
         ("cheems_recall", documents.recall_task(length=LENGTH), "row"),
     ):
         found, limit = found["test"].to_list(), 30
@@ -179,13 +172,13 @@ def copying(width, memory):
     return forward
 
 
-def what_is_remembered_is_found(folder):
+def test_what_is_remembered_is_found(tmp_path):
     """By a model that copies: a needle up to half a text ago, and the value of every key."""
-    where, length, memory = a_run(folder), 200, 130
-    (folder / "text").write_text(TEXT, encoding="utf-8")
+    where, length, memory = a_run(tmp_path), 200, 130
+    (tmp_path / "text").write_text(TEXT, encoding="utf-8")
     seen = [
         (one["text"][-memory:], NEEDLE.format(name=one["text"][-8:-4], code=one["code"]))
-        for one in documents.needle_task(folder / "text", length=length)["test"].to_list()
+        for one in documents.needle_task(tmp_path / "text", length=length)["test"].to_list()
     ]
     assert sum(needle in text for text, needle in seen) == 60, "three of five depths"
     for name, width, memory_, want in (
@@ -205,43 +198,30 @@ def what_is_remembered_is_found(folder):
 # --- the command ------------------------------------------------------------------------------
 
 
-def the_held_out_end_is_asked_about(folder):
-    """Of the run's own text; a letter that is cut through is left out."""
-    (folder / "text").write_text(TEXT, encoding="utf-8")
-    where = a_run(folder, eval_fraction=0.1925)
+def test_the_held_out_end_is_asked_about(tmp_path):
+    """Of the run's own text, or all of another; a letter that is cut through is left out."""
+    (tmp_path / "text").write_text(TEXT, encoding="utf-8")
+    where = a_run(tmp_path, eval_fraction=0.1925)
     ids = split_text(text_to_ids(TEXT), 0.1925)[1]
     text = ids_to_text(ids[1:])
     assert ids_to_text(ids[:1]) == "\ufffd", "the second byte of an é"
-    done = asked("--run", where, "--text", folder / "text", "--tasks", "cheems_held_out")
+    done = asked("--run", where, "--text", tmp_path / "text", "--tasks", "cheems_held_out")
     assert f"on the last {len(ids):,} bytes of its own text" in done.out
     bits = bits_per_byte(load_model(where), text, LENGTH)
     assert re.search(f"^cheems_held_out +bits_per_byte +{bits:.4f} +1$", done.out, re.M), done.out
-
-
-def any_other_text_is_asked_about_as_a_whole(folder):
-    (folder / "other").write_text(TEXT[30:], encoding="utf-8")
-    where = a_run(folder)
-    words = ["--run", where, "--tasks", "cheems_held_out", "--text", folder / "other"]
+    (tmp_path / "other").write_text(TEXT[30:], encoding="utf-8")
+    words = ["--run", where, "--tasks", "cheems_held_out", "--text", tmp_path / "other"]
     done = asked(*words, "--seq-len", 32)
-    assert f"on all {len(TEXT[30:].encode()):,} bytes of {folder / 'other'}" in done.out
-    bits = bits_per_byte(load_model(where), TEXT[30:], 32)
-    assert f" {bits:.4f} " in done.out, done.out
+    assert f"on all {len(TEXT[30:].encode()):,} bytes of {tmp_path / 'other'}" in done.out
+    assert f" {bits_per_byte(load_model(where), TEXT[30:], 32):.4f} " in done.out, done.out
 
 
-def everything_is_in_one_table(folder):
+def test_everything_is_in_one_table(tmp_path):
     """In the order in which it is asked for, and no task twice."""
-    (folder / "text").write_text(TEXT, encoding="utf-8")
+    (tmp_path / "text").write_text(TEXT, encoding="utf-8")
     names = "cheems_recall,cheems_cloze,cheems_held_out,cheems_recall"
-    words = [
-        "--run",
-        a_run(folder, eval_fraction=0.5),
-        "--text",
-        folder / "text",
-        "--tasks",
-        names,
-        "--limit",
-        3,
-    ]
+    words = ["--run", a_run(tmp_path, eval_fraction=0.5), "--text", tmp_path / "text"]
+    words += ["--tasks", names, "--limit", 3]
     head, *rows = asked(*words).out.splitlines()[1:]
     assert head.split() == ["task", "metric", "value", "stderr", "documents"]
     assert len(rows) == 3, rows
@@ -249,54 +229,6 @@ def everything_is_in_one_table(folder):
     assert recall[:2] == ["cheems_recall", "acc"] and recall[-1] == "3" and len(recall) == 5
     assert cloze[:2] == ["cheems_cloze", "acc"] and cloze[-1] == "3"
     assert held_out[:2] == ["cheems_held_out", "bits_per_byte"] and len(held_out) == 4
-
-
-def the_network_is_left_alone(folder):
-    """Whatever the harness may look for, it is told not to."""
-    where = a_run(folder)
-    with alone():
-        scores(where, ["cheems_recall"], length=LENGTH, limit=2)
-        told = [os.environ.get(name) for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE")]
-        assert told == ["1", "1"]
-
-
-NUMBERS = [
-    held_out_is_counted_in_windows,
-    sixteen_bits_are_summed_in_more,
-    choices_are_the_most_probable,
-    what_is_remembered_is_found,
-    the_held_out_end_is_asked_about,
-    any_other_text_is_asked_about_as_a_whole,
-    everything_is_in_one_table,
-    the_network_is_left_alone,
-]
-
-
-@pytest.mark.parametrize("has_property", NUMBERS)
-def test_evaluate_command(has_property, tmp_path):
-    has_property(tmp_path)
-
-
-def test_the_tasks_are_those_of_the_folder():
-    """Each file bears the name of its task, its maker and its defaults."""
-    makers = {path.stem: yaml_of(path) for path in harness.FOLDER.glob("*.yaml")}
-    assert {f"cheems_{name}" for name in makers} == {*harness.TASKS}
-    for name, task in makers.items():
-        assert (
-            task["task"] == f"cheems_{name}" and task["custom_dataset"] == f"documents.{name}_task"
-        )
-        options = {k: v for k, v in task["metadata"].items() if k not in ("version", "length")}
-        made = inspect.signature(getattr(documents, f"{name}_task")).parameters
-        given = {k: p.default for k, p in made.items() if p.kind is p.KEYWORD_ONLY}
-        assert options == {k: value for k, value in given.items() if k != "length"}
-
-
-def yaml_of(path):
-    class Loader(yaml.SafeLoader):
-        pass
-
-    Loader.add_constructor("!function", lambda loader, node: node.value)
-    return yaml.load(path.read_text(encoding="utf-8"), Loader)
 
 
 def readme_s_command():
@@ -331,9 +263,8 @@ def test_the_readme_s_command_runs_on_tasks_that_need_no_data(tmp_path):
     words, _ = readme_s_command()
     words[words.index("--tasks") + 1] = "cheems_recall"
     words += ["--include_path", str(harness.FOLDER), "--device", "cpu", "--limit", "12"]
-    words += ["--batch_size", "12"]
-    words += ["--output_path", "results.json"]
-    offline = dict.fromkeys(harness.OFFLINE, "1")
+    words += ["--batch_size", "12", "--output_path", "results.json"]
+    offline = dict.fromkeys(harness.OFFLINE, "1")  # which counts before the library is imported
     done = subprocess.run(
         [sys.executable, "-m", *map(str, words)],
         cwd=tmp_path,
@@ -350,82 +281,32 @@ def test_the_readme_s_command_runs_on_tasks_that_need_no_data(tmp_path):
     assert 0 < score.value < 1
 
 
-def test_the_examples_name_tasks():
-    examples = examples_in(run("evaluate", "--help").out)
-    assert len(examples) == 2
-    for words in examples:
-        named = words[words.index("--tasks") + 1].split(",") if "--tasks" in words else []
-        assert {*named} <= {*harness.TASKS}
+# What is said, without a run and with the status of a wrong option, or of a run.
+WRONG = [
+    ("no-such-run --tasks cheems_close", "--tasks: 'cheems_close': there is cheems_held_out, "),
+    ("no-such-run --limit 0", "--limit: must be at least 1, got 0"),
+    ("no-such-run --tasks cheems_recall --text a", "--text has no effect on cheems_recall"),
+    ("nowhere", "no checkpoint at nowhere"),
+    ("run --text nowhere", "No such file or directory: 'nowhere'"),
+    ("run --text text --seq-len 40", "length = 40 has no room"),
+    ("run --text text --device abacus", "--device abacus cannot be"),
+    ("run --text blank", "different continuations"),
+    ("run --text short --tasks cheems_needle", "haystack"),
+    ("few --text text", "the model of few has 16 ids, and a text has 256"),
+    ("gate --tasks cheems_recall --seq-len 64", "max_positions = 32"),
+]
 
 
-@pytest.mark.parametrize(
-    "words, message",
-    [
-        (
-            ["--tasks", "cheems_close"],
-            "--tasks: 'cheems_close': there is cheems_held_out, ",
-        ),
-        (["--tasks", ""], "--tasks: '': there is cheems_held_out"),
-        (["--limit", "0"], "--limit: must be at least 1, got 0"),
-        (["--seq-len", "-2"], "--seq-len: must be at least 1, got -2"),
-        (["--tasks", "cheems_recall", "--text", "a"], "--text has no effect on cheems_recall"),
-        (["--text", ""], "--text: is empty"),
-    ],
-)
-def test_what_cannot_be_is_refused_in_one_line(words, message):
-    done = run("evaluate", "--run", "no-such-run", *words)
-    assert done.status in (1, 2) and done.err.count("\n") == 1
-    assert message in done.err
-
-
-@pytest.mark.parametrize(
-    "words, message",
-    [
-        (["--run", "empty"], "no checkpoint at empty"),
-        (["--run", "nowhere"], "no checkpoint at nowhere"),
-        (["--run", "run", "--text", "nowhere"], "No such file or directory: 'nowhere'"),
-        (["--run", "run", "--text", "text", "--seq-len", "40"], "length = 40 has no room"),
-        (["--run", "run", "--text", "text", "--device", "abacus"], "--device abacus cannot be"),
-        (["--run", "run", "--text", "blank"], "different continuations"),
-        (["--run", "run", "--text", "short", "--tasks", "cheems_cloze"], "the text has 5 bytes"),
-        (["--run", "run", "--text", "short", "--tasks", "cheems_needle"], "haystack"),
-        (["--run", "few", "--text", "text"], "the model of few has 16 ids, and a text has 256"),
-        (["--run", "gate", "--tasks", "cheems_recall", "--seq-len", "64"], "max_positions = 32"),
-    ],
-)
-def test_what_cannot_be_done_is_refused_in_one_line(words, message, tmp_path, monkeypatch):
+def test_what_cannot_be_done_is_refused_in_one_line(tmp_path, monkeypatch):
     pytest.importorskip("lm_eval", reason=HARNESS)
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "empty").mkdir()
     for name, text in dict(text=TEXT, blank=" \n" * 300, short="a cat").items():
         (tmp_path / name).write_text(text, encoding="utf-8")
-    if words[1] == "gate":
-        gated = dict(pattern="IM", mask="gate", max_positions=32)
-        a_run(tmp_path, model=gated, seq_len=32).rename("gate")
-    elif words[1] == "few":
-        trained(training, tmp_path / "few", steps=1)
-    else:
-        a_run(tmp_path)
-    done = run("evaluate", *words)
-    assert done.status == 1 and done.err.count("\n") == 1, done.err
-    assert message in done.err
-
-
-def test_a_process_of_its_own_says_nothing_beside_its_table(tmp_path):
-    """Away from the checkout, where git has nothing to say of itself either, and where nothing can
-    be kept for another time.
-    """
-    pytest.importorskip("lm_eval", reason=HARNESS)
-    (tmp_path / "file").touch()
-    homes = dict.fromkeys(("HOME", "HF_HOME", "XDG_CACHE_HOME"), str(tmp_path / "file" / "home"))
-    words = ["evaluate", "--run", a_run(tmp_path), "--tasks", "cheems_recall", "--limit", "2"]
-    environment = os.environ | homes | dict(PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1")
-    done = subprocess.run(
-        [sys.executable, "-m", "cheems_lab", *map(str, words), "--device", "cpu"],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0 and not done.stderr, done.stderr
-    assert [line.split()[0] for line in done.stdout.splitlines()] == ["task", "cheems_recall"]
+    gated = dict(pattern="IM", mask="gate", max_positions=32)
+    a_run(tmp_path, model=gated, seq_len=32).rename("gate")
+    trained(training, tmp_path / "few", steps=1)
+    a_run(tmp_path)
+    for words, message in WRONG:
+        done = run("evaluate", "--run", *words.split())
+        assert done.status in (1, 2) and done.err.count("\n") == 1, done.err
+        assert message in done.err

@@ -1,16 +1,10 @@
 """Training runs in a directory: when they save, how they end, what they report."""
 
-import contextlib
-import itertools
 import math
-import shutil
-import time
 
 import pytest
 import torch
 from training import (
-    Screen,
-    Stopped,
     a_model,
     a_text,
     config,
@@ -19,7 +13,6 @@ from training import (
     names,
     same,
     step,
-    trained,
 )
 
 from cheems_lab import training
@@ -41,12 +34,6 @@ def test_a_run_saves_and_evaluates_when_due(tmp_path):
     assert run.evaluations == [pair for pair in seen if pair[0] in (3, 6, 9, 11)]
     assert names(tmp_path) == [step(8), step(11)]
     assert newest_checkpoint(tmp_path) == tmp_path / step(11)
-
-
-def test_a_run_is_the_same_with_and_without_a_directory(tmp_path):
-    want = everything(trained(training))
-    for place in (tmp_path / "as" / "deep", str(tmp_path / "text")):
-        same("with checkpoints", everything(trained(training, place)), want)
 
 
 def test_a_loss_that_is_not_finite_leaves_the_last_checkpoint(tmp_path):
@@ -86,42 +73,6 @@ def test_a_held_out_loss_that_is_not_finite_is_not_saved(tmp_path):
             model, text, config(training, evaluate_every=4, eval_fraction=20 / 210), **options
         )
     assert not names(tmp_path), "it is saved"
-
-
-def test_at_start_is_called_once_where_the_run_resumes(tmp_path):
-    for n, stop in ((0, 6), (4, None)):
-        begun = []
-        options = dict(
-            directory=tmp_path, progress_bar=False, at_start=lambda run, b=begun: b.append(run.step)
-        )
-
-        def end(run, stop=stop):
-            if run.step == stop:
-                raise Stopped
-
-        with contextlib.suppress(Stopped):
-            training.train(a_model(), a_text(), config(training), **options, after_step=end)
-        assert begun == [n]
-
-
-def test_the_bar_starts_where_the_run_resumes_and_shows_its_numbers(tmp_path, monkeypatch):
-    """A clock that advances by half a second whenever it is read gives 16 / 0.5 tokens/s."""
-    trained(training, tmp_path, stop=6)  # so that the bar starts at 4
-    told = ((False, True, ""), (False, False, ""), (None, False, ""))
-    for bar, terminal, want in (*told, (None, True, "12/12"), (True, False, "12/12")):
-        place = tmp_path / f"{bar} {terminal}"
-        shutil.copytree(tmp_path / step(4), place / step(4))
-        clock = itertools.count(0, 0.5)
-        with monkeypatch.context() as patch:
-            patch.setattr(time, "perf_counter", lambda clock=clock: next(clock))
-            with contextlib.redirect_stderr(Screen(terminal)) as shown:
-                run = trained(training, place, progress_bar=bar)
-        shown = shown.getvalue()
-        assert bool(shown) == bool(want) and want in shown, f"bar={bar}, terminal: {terminal}"
-        if want:
-            last = f"loss={run.losses[-1]:.3f}, tokens=32/s, "
-            last += f"held_out={run.evaluations[-1][1]:.3f}"
-            assert last in shown, f"the bar shows {shown!r}, not {last}"
 
 
 def test_a_directory_that_is_a_file_is_rejected_before_training(tmp_path):
