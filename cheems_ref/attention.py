@@ -158,7 +158,8 @@ def _attention(q, k, v, allowed, bias=None):
     elif allowed is None:
         mask = causal_mask(t, s, device=q.device)
     # Grouped keys are read in place where that pays: on a CPU always, on a GPU for a single query,
-    # whose scores are a row. For more queries torch's GPU kernels without groups are the fast ones.
+    # which has one row of scores. For more queries torch's GPU kernels without groups are the fast
+    # ones.
     grouped = k.shape[2] == v.shape[2] < h and (q.is_cpu or (t == 1 and mask is None))
     if not grouped:
         k, v = (_one_per_head(x, h) for x in (k, v))
@@ -222,13 +223,13 @@ class ContentMask(nn.Module):
     """A bias on a key, computed from its value: bias_s = -a softplus(u·v_s + ν) ≤ 0, per head.
 
     u is `dt_proj`, ν `dt_bias` and a = exp(`A_log`): the form is that of SSD's A Δ. exp(bias) is
-    the share of the key that remains, about 0.9 at the start, so a token can hide itself from every
-    later token.
+    the share of the key that remains, about 0.9 at the start. A token can learn to hide itself from
+    every later token.
 
-    With top_k=n each query keeps the n allowed keys of largest bias and sees no others. Biases are
-    compared in float32, and of two equal ones the later key is kept. (In a float32 model, rounding
-    can separate the biases of equal tokens; then either key may be kept.) With top_k=1 the one
-    weight is always 1, and queries, keys and biases receive no gradient.
+    With top_k=n each query keeps the n allowed keys of largest bias and sees no others; of equal
+    biases it keeps the later key. Biases are compared in float32, which hides the rounding of a
+    float64 model but not that of a float32 model, where either of two equal tokens may be kept.
+    With top_k=1 the one weight is always 1, and queries, keys and biases receive no gradient.
 
     Args:
         d_values: width of all values of a token together.
@@ -411,7 +412,7 @@ class QCAttn(nn.Module):
 
     def _read(self, q, cache):
         """Attend to the cached tokens, in one of three ways."""
-        # 1. Without a dynamic mask; without padding, too, torch applies its own causal mask.
+        # 1. Without a dynamic mask. If there is no padding either, torch applies its causal mask.
         allowed = None
         if self.mask is not None or cache.real is not None:
             allowed = causal_mask(q.shape[1], cache.k.shape[1], real=cache.real, device=q.device)

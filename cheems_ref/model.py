@@ -1,4 +1,4 @@
-"""A language model from a pattern string: every letter is one layer, in this order.
+"""A language model from a pattern string: each letter is a layer, in order.
 
     x ← embedding(ids)
     x ← x + layer(norm(x))        for every letter of the pattern
@@ -174,7 +174,7 @@ class CausalLM(nn.Module):
     ) -> None:
         """Raise the ValueError that `forward` would raise, now or while generating.
 
-        With max_new_tokens, this includes the later calls that generate so many tokens. The last
+        With max_new_tokens, this includes the later calls that generate that many tokens. The last
         new token is never read, so it needs no position.
         """
         check.token_ids(self.config.vocab_size, input_ids=input_ids)
@@ -219,7 +219,7 @@ class Sampling:
     """Sampling options for the next id.
 
     Args:
-        temperature: ≥ 0; logits are divided by it. 0 is greedy: the first of the largest.
+        temperature: ≥ 0; logits are divided by it. 0 is greedy: the first of the largest logits.
         top_k: keep the k most probable ids; None for all.
         top_p: of those, keep the smallest set of most probable ids whose probabilities sum to at
             least p, in (0, 1]; None for all.

@@ -98,7 +98,7 @@ def _product_key_topk(queries, keys, k):
 def _topk(scores, k):
     """The k largest along the last axis, descending; ties go to the smaller index."""
     *_, tokens, n = scores.shape
-    # Few scores are sorted as fast; those of float64 have more bits than the integers below.
+    # Sorting is as fast for few scores, and float64 has more bits than the integers below.
     if n <= (64 if tokens == 1 else 32) or scores.dtype == torch.float64:
         values, indices = scores.sort(dim=-1, descending=True, stable=True)
         return values[..., :k], indices[..., :k]
@@ -118,10 +118,10 @@ def neurons(
 ) -> Float[Tensor, "n j"]:
     """Compute the inner product of each token with its j rows of a table: x_n · table[indices_nj].
 
-    `F.embedding_bag` computes Σ_j a_nj table[indices_nj] without gathering rows. Its gradient with
-    respect to a, given the gradient x_n of the sum, is x_n · table[indices_nj]: just the product we
-    want. So this function is the backward pass of the bag, and the bag is the backward pass of this
-    function. Neither direction builds a tensor of size (n, j, d) for more than one token.
+    `F.embedding_bag` computes a "bag", the sum Σ_j a_nj table[indices_nj], without gathering rows.
+    Its gradient with respect to a, given the gradient x_n of the sum, is x_n · table[indices_nj]:
+    just the product we want. Conversely, the gradient of this function with respect to x is a bag.
+    Neither direction builds a tensor of size (n, j, d) for more than one token.
 
     Args:
         x: tokens.
@@ -144,7 +144,7 @@ def _neurons(x, table, indices):
     return _products(x, table, indices)
 
 
-# An opaque operator for compilers. A copy of this module registers its own, under its own name.
+# An opaque operator for compilers. A copy in another package registers its own, under that name.
 @torch.library.custom_op(f"{__name__.partition('.')[0]}::neurons", mutates_args=())
 def _products(x: Tensor, table: Tensor, indices: Tensor) -> Tensor:
     """The gradient of a bag with respect to its weights, given the gradient x of its sum."""
@@ -333,7 +333,7 @@ def _reset_tables(n_retrieved, up, *inputs):
 
 
 def _inactive(router, *tables):
-    """The rows of the tables that no head retrieves for a token, in parameters."""
+    """Count the parameters in rows that no head retrieves, if no two heads retrieve the same."""
     rows = len(tables[0]) - router.n_heads * router.k
     return max(0, rows) * sum(t.shape[1] for t in tables)
 
@@ -375,7 +375,7 @@ class CDMMoE(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self):
-        """Draw the tables at random; the layers inside reset themselves."""
+        """Draw the tables at random; the layers inside have a reset of their own."""
         _reset_tables(self.retrieval.n_heads * self.retrieval.k, self.up, self.gate, self.down)
 
     def private(self, x: Tokens) -> Float[Tensor, "b l p"]:
@@ -383,7 +383,7 @@ class CDMMoE(nn.Module):
         return self.private_proj(self.shared(x))
 
     def route(self, x: Tokens) -> Found:
-        """Find the experts of every token: gates and indices as in `PEER.route`."""
+        """Find the experts of every token: gates and indices as in `ProductKeys.route`."""
         return self.retrieval.route(self.private(x))
 
     def inactive_parameters(self) -> int:
@@ -397,7 +397,7 @@ class CDMMoE(nn.Module):
 
 
 class CDMoE(nn.Module):
-    """Cross domain mixture of experts: a shared MLP φ, and experts of one neuron behind or beside.
+    """Cross domain mixture of experts: a shared MLP φ, and experts of one neuron after or beside.
 
     form="serial":   y = PEER(φ(x)) + φ(x), as in the listing; residual=False: y = PEER(φ(x))
     form="parallel": y = PEER(x) + φ(x)
@@ -433,7 +433,7 @@ class CDMoE(nn.Module):
         self.experts = PEER(d_model, n_experts=n_experts, n_heads=n_heads, k=k, d_query=d_query)
 
     def route(self, x: Tokens) -> Found:
-        """Find the experts of every token: gates and indices as in `PEER.route`."""
+        """Find the experts of every token: gates and indices as in `ProductKeys.route`."""
         return self.experts.route(self.shared(x) if self.form == "serial" else x)
 
     def inactive_parameters(self) -> int:

@@ -79,9 +79,10 @@ CHUNKS_PER_BLOCK = 16
 
 # Every form is written as a core and decorated twice, from the inside out:
 #     core(x, dt, A, B, C, state, chunk_size)           the algorithm, on tensors of one dtype
-#     _in_state_dtype: (x, dt, A, B, C, D, chunk_size, state)    adds dtypes, D and the empty text
+#     _in_state_dtype: (x, dt, A, B, C, D, chunk_size, state)    adds dtypes, D and empty sequences
 #     _form: (x, dt, A, B, C, *, D=None, ...)           the public function, which checks arguments
-# The docstring of a core describes the public function.
+# The docstring of a core describes the public function. `ssd_kernel` needs no core: the kernels do
+# what the first decorator does.
 
 
 def _form(unchecked):
@@ -184,8 +185,8 @@ def semiseparable_matrix(dt: Steps, A: PerHead, B: Keys, C: Keys) -> Float[Tenso
 
 def _semiseparable_matrix(dt, A, B, C):
     B, C = (expand_groups(t, A.shape[0]) for t in (B, C))
-    # The sums are taken over the entries themselves. As differences of two running sums they
-    # would lose digits: both grow with t, their difference does not.
+    # Column s sums dt A over r = s+1, ..., t directly. As differences of two running sums these
+    # would lose digits: both sums grow with t, their difference does not.
     steps = repeat(dt * A, "b t h -> b h t s", s=dt.shape[1]).tril(-1)
     decay = steps.cumsum(dim=-2).exp().tril()
     return einsum("bthn,bshn->bhts", C, B) * decay * rearrange(dt, "b s h -> b h 1 s")
@@ -224,13 +225,13 @@ def ssd_chunked(x, dt, A, B, C, state, chunk_size):
     once, and the latter takes step 3 as a product with a (chunks + 1)² matrix. Here a block of a
     few chunks goes through all four, so the cost is linear in the number of chunks.
 
-    Source: WM Listing 3 (with the sum of its step 3 over the source chunks).
+    Source: WM Listing 3; unlike it, step 3 sums over the source chunks.
     """
     g, p, size = B.shape[2], x.shape[3], min(chunk_size, x.shape[1])
     exact = torch.float32 if x.is_mps else torch.float64  # Apple's GPUs have no float64
 
-    # 0. Chunks of `size` tokens: l is the place in a chunk, i the head in a group. Padding tokens
-    #    fill the last chunk; their dt is 0, so they change no state.
+    # 0. c chunks of `size` tokens: from here on l is the place in a chunk, i the head in a group.
+    #    Padding tokens fill the last chunk; their dt is 0, so they change no state.
     X, dt, B, C = (_pad(t, -x.shape[1] % size) for t in (x, dt, B, C))
     X = rearrange(X, "b (c l) (g i) p -> b c g i l p", l=size, g=g)
     dt = rearrange(dt, "b (c l) (g i) -> b c g i l", l=size, g=g).contiguous()
@@ -248,7 +249,8 @@ def ssd_chunked(x, dt, A, B, C, state, chunk_size):
     blocks = zip(*(t.split(CHUNKS_PER_BLOCK, dim=1) for t in tensors), strict=True)
     for X, dt, B, C, A_cumsum, from_start, to_end in blocks:  # now of one block
         # 1. Inside each chunk: the quadratic form. tril_ comes before exp_ because the log decays
-        #    above the diagonal are positive and could overflow; the tril of C Bᵀ is the mask.
+        #    above the diagonal are positive and could overflow. It leaves ones there, which the
+        #    tril of C Bᵀ sets to 0.
         L = (A_cumsum[..., :, None] - A_cumsum[..., None, :]).to(x.dtype).tril_().exp_()
         V = dt[..., None] * X
         y = ((C @ B.mT).tril()[:, :, :, None] * L) @ V
@@ -397,7 +399,7 @@ class SSDCache(NamedTuple):
 class SSD(nn.Module):
     """The SSD layer: x, B, C and dt are linear in the input, one A and one D per head.
 
-    How the order of the tokens enters is its option `position`:
+    The option `position` selects how the order of the tokens enters:
 
     * "rope": B and C are rotated by the angles of their positions, so that C_t·B_s depends on the
       distance t - s, with 32 frequencies for n = 64;
@@ -467,7 +469,7 @@ class SSD(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Start the convolution, the step sizes, the decay rates and D anew."""
+        """Reinitialise the convolution, the step sizes, the decay rates and D."""
         if self.position == "conv":
             bound = self.conv.shape[1] ** -0.5  # as torch's Conv1d starts
             nn.init.uniform_(self.conv, -bound, bound)

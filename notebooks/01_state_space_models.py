@@ -23,7 +23,7 @@
 # that this notebook builds up to is `cheems_ref/state_space.py` and `cheems_ref/mamba.py`.
 
 # %% [markdown]
-# **Minutes.** To teach, with the cells folded: about 120. Alone, with the exercises: about 250.
+# **Minutes.** To teach, with the cells folded: about 120. Alone, with the exercises: about 255.
 #
 # | section | to teach | alone |
 # |---|---|---|
@@ -33,7 +33,7 @@
 # | 2 · From time to samples: hold the input | 8 | 12 |
 # | 3 · The bilinear rule | 8 | 12 |
 # | 4 · One map, two ways to compute it | 8 | 11 |
-# | 5 · A memory worth having | 20 | 30 |
+# | 5 · A memory worth having | 21 | 32 |
 # | 6 · Train as a convolution, run as a recurrence, at any rate | 12 | 20 |
 # | 7 · What a fixed kernel cannot do | 14 | 21 |
 # | 8 · The scan lives | 8 | 12 |

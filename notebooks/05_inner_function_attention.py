@@ -36,7 +36,7 @@
 # | 5 · Masks that learn | 43 | 70 |
 # | 6 · All combinations, one contract | 6 | 11 |
 # | 7 · What it costs | 6 | 10 |
-# | 8 · As printed | 12 | 22 |
+# | 8 · As printed | 12 | 21 |
 # | Summary | 2 | 4 |
 # | Exercises | – | 66 |
 # | Further reading | 1 | 1 |

@@ -25,7 +25,7 @@
 # How to read ✓, ✗ and *As printed*: chapter 00.
 
 # %% [markdown]
-# **Minutes.** To teach, with the cells folded: about 125. Alone, with the exercises: about 270.
+# **Minutes.** To teach, with the cells folded: about 130. Alone, with the exercises: about 275.
 #
 # | section | to teach | alone |
 # |---|---|---|
@@ -40,7 +40,7 @@
 # | 6 · What it costs: FLOPs per token | 12 | 20 |
 # | 7 · What it remembers | 17 | 29 |
 # | 8 · Writing | 9 | 15 |
-# | 9 · Training on real text | 14 | 23 |
+# | 9 · Training on real text | 15 | 24 |
 # | 10 · Time to write | 8 | 12 |
 # | 11 · As printed | 2 | 3 |
 # | 12 · The same model in transformers | 7 | 12 |

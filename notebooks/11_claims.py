@@ -28,7 +28,7 @@
 # | 1 · A claim and its evidence | 2 | 4 |
 # | 2 · Eight kinds of mistake | 15 | 25 |
 # | 3 · Six questions to your own layer | 8 | 14 |
-# | 4 · As shipped | 15 | 27 |
+# | 4 · As shipped | 16 | 27 |
 # | 5 · Tables as arithmetic | 18 | 32 |
 # | 6 · As printed | 26 | 47 |
 # | 7 · Counted again | 12 | 22 |

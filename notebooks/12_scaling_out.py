@@ -35,7 +35,7 @@
 # | 4 · A whole model | 10 | 17 |
 # | 5 · What travels | 14 | 22 |
 # | 6 · Many rows | 14 | 22 |
-# | 7 · A rank dies | 4 | 7 |
+# | 7 · A rank dies | 4 | 8 |
 # | 8 · What the papers' sizes hold | 2 | 4 |
 # | 9 · Experts on other ranks, on paper | 5 | 8 |
 # | Summary | 2 | 3 |
