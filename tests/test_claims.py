@@ -110,6 +110,6 @@ def test_the_command_tells_both_directions(capsys):
     assert claims.main([claim["id"], "ssd_chunked"]) == 0
     told = capsys.readouterr().out
     assert claim["finding"] in told and claim["evidence"][0]["checks"][0] in told
-    assert "03_state_space_duality" in told and "test_ssd" in told
+    assert "03_state_space_duality" in told and "test_operators" in told
     with pytest.raises(SystemExit):
         claims.main(["no-such-name"])
