@@ -5,6 +5,7 @@ chosen with TUNING seeds, which don't count; results are those of SEEDS. `record
 """
 
 import functools
+import math
 import statistics
 
 import torch
@@ -117,8 +118,10 @@ def tuned(run_all, jobs, rates, score, tuning=TUNING):
     results = []
     for job in jobs:
         by_rate = {rate: [score(next(found)) for _ in tuning] for rate in rates}
-        best = max(by_rate, key=lambda rate: statistics.mean(by_rate[rate]))
-        results.append(job | dict(rate=best, tuning={str(r): s for r, s in by_rate.items()}))
+        finite = [rate for rate in rates if all(map(math.isfinite, by_rate[rate]))]
+        best = max(finite, key=lambda rate: statistics.mean(by_rate[rate]))
+        tried = {str(r): [s if math.isfinite(s) else None for s in by_rate[r]] for r in rates}
+        results.append(job | dict(rate=best, tuning=tried))
     counted = [
         {k: v for k, v in job.items() if k != "tuning"} | dict(seed=seed)
         for job in results

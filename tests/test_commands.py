@@ -325,6 +325,10 @@ def test_samples_do_not_change_the_run_and_compile_compiles(tmp_path, monkeypatc
     succeeds(run(*training(tmp_path, "--compile", name="plain")))
     same_run(tmp_path, "run", "plain")
     assert len(compiled) == 1 and compiled[0].config.pattern == "AM"
+    longer = ["--steps", 6, "--device", "cpu"]  # a resumed run keeps both options
+    assert "--- step 6" in succeeds(run("train", "--run", tmp_path / "run", *longer)).out
+    succeeds(run("train", "--run", tmp_path / "plain", *longer))
+    assert len(compiled) == 2
 
 
 def test_the_version_is_printed():
