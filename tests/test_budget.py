@@ -171,7 +171,11 @@ def operations_are_those_that_torch_counts(m, case):
         text, cache = ids(b, context + length), None
         if context:
             _, cache = net(text[:, :context])
-        with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        with (
+            torch.no_grad(),
+            sdpa_kernel(SDPBackend.MATH),
+            FlopCounterMode(display=False) as counter,
+        ):
             net(text[:, context:], cache=cache)
         want = 0
         counts = budget(m).count_flops(net.config, length, context=context, batch=b)

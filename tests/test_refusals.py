@@ -214,7 +214,7 @@ ACCEPTED = {
 # other processes, or a kernel; their own tests ask what they refuse.
 ELSEWHERE = {
     "Block.forward",
-    "CausalLM.check",
+    "CausalLM.check_inputs",
     "CausalLM.logits",
     "ContentMask.forward",
     "ContentMask.keeps",

@@ -314,14 +314,10 @@ def bfloat16_is_near(m):
 # --- devices ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("cuda", "mps", "device"),
-    [(True, False, "cuda"), (True, True, "cuda"), (False, True, "mps"), (False, False, "cpu")],
-)
-def test_the_fastest_device_there_is(monkeypatch, cuda, mps, device):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
-    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mps)
-    assert train.default_device() == torch.device(device)
+@pytest.mark.parametrize("gpu", [torch.device("cuda"), torch.device("mps"), None])
+def test_the_fastest_device_there_is(monkeypatch, gpu):
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: gpu)
+    assert train.default_device() == (gpu or torch.device("cpu"))
 
 
 # --- bad input --------------------------------------------------------------------------------
@@ -358,7 +354,7 @@ BAD = [
       for betas in ((0.9,), (0.9, 0.9, 0.9))),
     (partial(train.TrainConfig, precision="float16"), "precision must be .*, got 'float16'"),
     (partial(train.TrainConfig, steps=1.5), r"steps must be a whole number, got 1\.5"),
-    *((partial(train.TrainConfig, seed=value), rf"seed must be from -2\^63 .*, got {value}$")
+    *((partial(train.TrainConfig, seed=value), rf"seed must be a number in \[-.*, got {value}$")
       for value in (2**64, -(2**63) - 1, 10**20)),
     *((partial(train.TrainConfig, seed=value), rf"seed must be a whole number, got {value!r}")
       for value in (0.5, True, "0")),

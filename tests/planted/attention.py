@@ -39,7 +39,7 @@ MISTAKES = mistakes([
              "scores.softmax(dim=-1).masked_fill(~allowed, 0)")],
         "tiled groups": [("-> b s (g r) p", "-> b s (r g) p")]}),
     (partial(forms_are_the_definition, kind=None), {
-        "not causal by itself": [("        causal = True\n", "        causal = False\n")]}),
+        "not causal by itself": [("causal = t > 1  #", "causal = False  #")]}),
     (copies_no_groups, {
         "keys copied to every head": [("grouped = k.shape", "grouped = False and k.shape")]}),
     (bias_is_held, {

@@ -17,10 +17,10 @@ from test_model import (
     starts_as_one_made_directly,
 )
 
-from cheems_ref import attention, config, model, rope
+from cheems_ref import attention, model, rope
 
 SEQUENCE = "self.norm(x), position_ids, padding_mask=padding_mask, cache=cache, rotary=rotary"
-RESIDUAL = "return x + y, cache"
+RESIDUAL = "return x + y, (cache"
 POSITIONS = "(before[:, None] + real.cumsum(1) - 1).clamp(min=0)"
 BEFORE, AFTER = "cache.layers, cache.n_tokens", "before + real.sum(1)"
 EMBEDDING_STARTS = "nn.init.normal_(self.embedding.weight, std=0.02)"
@@ -30,7 +30,7 @@ SHARED = dict(pattern="SSAAIMI", inner="ssd")
 # fmt: off
 PLANTED = [
     (is_the_definition, "SEIE", {
-        "residual of the norm": [(RESIDUAL, "return self.norm(x) + y, cache")],
+        "residual of the norm": [(RESIDUAL, "return self.norm(x) + y, (cache")],
         "no norm before S and I": [(SEQUENCE, SEQUENCE.replace("self.norm(x)", "x"))],
         "no last norm": [("return self.norm(x), cache", "return x, cache")],
         "embedding scaled": [("self.embedding(input_ids", "4 * self.embedding(input_ids")],
@@ -58,15 +58,10 @@ PLANTED_ATTENTION = [
     (partial(angles_are_made_once, n_widths=2), SHARED, {
         "the inner SSD makes its own": [("cache.inner, rotary=rotary)", "cache.inner)")]}),
 ]
-PLANTED_CONFIG = [
-    (is_the_definition, "SHARA", {
-        "H without what is shared": [('expert", SharedExpertMoE', 'expert", MoE')]}),
-]
 # fmt: on
 
 MISTAKES = [
     *mistakes(PLANTED, model),
     *mistakes(PLANTED_ROPE, rope),
     *mistakes(PLANTED_ATTENTION, attention),
-    *mistakes(PLANTED_CONFIG, config),
 ]

@@ -22,7 +22,7 @@ GATES = "return scores.softmax(dim=-1), indices"
 # fmt: off
 MISTAKES = mistakes([
     (finds_the_best, {
-        "one pair too few": [("min(best, k // (a + 1))", "min(best, (k - 1) // (a + 1))")],
+        "one pair too few": [("min(n_best, k // (a + 1))", "min(n_best, (k - 1) // (a + 1))")],
         "index i + j r": [
             ("where[:, 0].index_select(-1, first) * r + where[:, 1]",
              "where[:, 1].index_select(-1, second) * r + where[:, 0]")]}),
