@@ -26,7 +26,7 @@ an SSD for its values. Either takes either mask.
 Notebook 05 runs the published listings and shows what each of them does.
 
 Wrong shapes, dtypes and sizes raise ValueError with the argument and the numbers (check.py). The
-layers check shapes but never read values, which would synchronise with the device.
+layers check shapes but never inspect contents, which would synchronise with the device.
 Source: WM §3.2, B.3; Ch §3.2, A.3; the content mask follows the authors' later Doge models.
 """
 
@@ -227,8 +227,8 @@ class ContentMask(nn.Module):
     every later token.
 
     With top_k=n each query keeps the n allowed keys of largest bias and sees no others; of equal
-    biases it keeps the later key. Biases are compared in float32, which hides the rounding of a
-    float64 model but not that of a float32 model, where either of two equal tokens may be kept.
+    biases it keeps the later key. Biases are compared in float32. This makes ties reliable in a
+    float64 model; in a float32 model, rounding may separate equal tokens.
     With top_k=1 the one weight is always 1, and queries, keys and biases receive no gradient.
 
     Args:
@@ -282,8 +282,8 @@ class AttentionCache(NamedTuple):
     """The cache of an attention layer: one entry per token so far, padding included.
 
     k (b, s, g, p), rotated; v (b, s, h, p), or in g groups for linear values; real (b, s), False
-    for padding, or None without padding; position_ids (b, s); inner, the cache of the module of the
-    values if it keeps one, as SSD does.
+    for padding, or None without padding; position_ids (b, s); inner, the value module's own
+    cache, if it keeps one, as SSD does.
     """
 
     k: Tensor
@@ -402,7 +402,7 @@ class QCAttn(nn.Module):
         return self.out_proj(self._read(q, cache).flatten(2)), cache
 
     def _values(self, x, position_ids, padding_mask, cache, rotary):
-        """Return the values (b, l, g p) and their own cache, None if they have none."""
+        """Return the values, (b, l, d) or (b, l, g p) if linear, and their own cache or None."""
         if cache is not None and (cache.inner is not None) != self.inner_has_cache:
             raise ValueError("the cache is that of a layer with another inner function")
         if not self.inner_has_cache:

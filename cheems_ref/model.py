@@ -4,10 +4,10 @@
     x ← x + layer(norm(x))        for every letter of the pattern
     logits ← norm(x) Eᵀ           E the embedding, or a separate matrix
 
-The norm is RMSNorm. There are no biases, except for the step size. The letters and sizes are in
-`config`, the systems of the papers in `presets`. `stream` and `generate` continue a prompt: choose
-an id, append it, repeat. Notebook 07 takes the model apart.
-Invalid ids, masks and caches raise ValueError naming argument, letters and numbers (check.py).
+The norm is RMSNorm. There are no biases, except in the step size and the content mask. The letters
+and sizes are in `config`, the systems of the papers in `presets`. `stream` and `generate` continue
+a prompt: choose an id, append it, repeat. Notebook 07 takes the model apart.
+Invalid ids, masks and caches raise ValueError with the argument, its axes and sizes (check.py).
 Source: WM §3.4, Tables 2 and 7; Ch §3.4; OTCE §3.3, Tables 1, 5, 6 and 8.
 """
 
@@ -194,7 +194,7 @@ class CausalLM(nn.Module):
     def _check_positions(self, n_tokens, max_new_tokens=1):
         """Reject a row with more real tokens than mask="gate" has positions for.
 
-        n_tokens is a number, or a tensor with one per row, which is not read while torch compiles.
+        n_tokens is a number, or a tensor with one per row. torch.compile skips a tensor's check.
         """
         n = self.config.max_positions
         if self.config.mask != "gate" or "I" not in self.config.pattern or max_new_tokens < 1:

@@ -35,8 +35,8 @@ Choices = Int[Tensor, "b l h k"]
 Found = tuple[Float[Tensor, "b l h k"], Choices]
 Form = Literal["serial", "parallel"]
 
-# Scores computed at a time. On a CPU 2 MiB in float32 fit into its cache; on a GPU memory is the
-# limit.
+# Scores computed at a time. On a CPU, 2 MiB of float32 scores fits in cache; on a GPU, memory is
+# the limit.
 SCORES_PER_BLOCK, SCORES_PER_BLOCK_GPU = 2**19, 2**25
 
 
@@ -144,7 +144,7 @@ def _neurons(x, table, indices):
     return _products(x, table, indices)
 
 
-# An opaque operator for compilers. A copy in another package registers its own, under that name.
+# An opaque operator for compilers. Its name starts with the package, so copies do not clash.
 @torch.library.custom_op(f"{__name__.partition('.')[0]}::neurons", mutates_args=())
 def _products(x: Tensor, table: Tensor, indices: Tensor) -> Tensor:
     """The gradient of a bag with respect to its weights, given the gradient x of its sum."""
@@ -397,7 +397,7 @@ class CDMMoE(nn.Module):
 
 
 class CDMoE(nn.Module):
-    """Cross domain mixture of experts: a shared MLP φ, and experts of one neuron after or beside.
+    """Cross-domain mixture of experts: a shared MLP φ, single-neuron experts after or beside it.
 
     form="serial":   y = PEER(φ(x)) + φ(x), as in the listing; residual=False: y = PEER(φ(x))
     form="parallel": y = PEER(x) + φ(x)

@@ -16,7 +16,7 @@ Every head keeps a state, a p × n matrix, and walks through the tokens:
 Head i reads the B and C of group i // (h / g). The functions share one signature, whose first five
 arguments have the order of mamba-ssm's `mamba_chunk_scan_combined`.
 
-    ssd_recurrent   the definition, one token after the other
+    ssd_recurrent   the definition, one token at a time
     ssd_quadratic   y = M x with the semiseparable matrix M, as attention does it
     ssd_chunked     the quadratic form inside chunks, the recurrence between them
     ssd_kernel      mamba-ssm's own Triton kernels (kernels.py)
@@ -40,9 +40,10 @@ The functions raise ValueError for wrong shapes, dtypes and values, naming the a
 and its numbers (check.py). The layer checks shapes only: it passes valid values to the forms.
 
 Each torch form is written as a core, a function of (x, dt, A, B, C, state, chunk_size). Two
-decorators turn it into the public function. To take `ssd_chunked` elsewhere, copy the function,
-`_pad` and CHUNKS_PER_BLOCK, and call it with all tensors in one dtype, a state, and at least one
-token. Triton and mamba-ssm are needed for `ssd_kernel` alone: kernels.py is imported on first use.
+decorators turn it into the public function. To take `ssd_chunked` elsewhere, copy the function
+without its decorators, `_pad` and CHUNKS_PER_BLOCK, and call it with all tensors in one dtype, a
+state, and at least one token. Triton and mamba-ssm are needed for `ssd_kernel` alone: kernels.py is
+imported on first use.
 
 Source: WM §2, App. A, B.2; Ch A.2; Dao and Gu (2024).
 """
@@ -134,7 +135,7 @@ def _add_skip(y, x, D):
 @_form
 @_in_state_dtype
 def ssd_recurrent(x, dt, A, B, C, state, chunk_size):
-    """Compute SSD by its recurrence, one token after the other: the definition.
+    """Compute SSD by its recurrence, one token at a time: the definition.
 
     Args:
         x: inputs. x, B and C share a dtype.
@@ -225,7 +226,7 @@ def ssd_chunked(x, dt, A, B, C, state, chunk_size):
     once, and the latter takes step 3 as a product with a (chunks + 1)² matrix. Here a block of a
     few chunks goes through all four, so the cost is linear in the number of chunks.
 
-    Source: WM Listing 3; unlike it, step 3 sums over the source chunks.
+    Source: WM Listing 3; its step 3 sums over the target chunks; here it is a recurrence.
     """
     g, p, size = B.shape[2], x.shape[3], min(chunk_size, x.shape[1])
     exact = torch.float32 if x.is_mps else torch.float64  # Apple's GPUs have no float64
@@ -249,8 +250,8 @@ def ssd_chunked(x, dt, A, B, C, state, chunk_size):
     blocks = zip(*(t.split(CHUNKS_PER_BLOCK, dim=1) for t in tensors), strict=True)
     for X, dt, B, C, A_cumsum, from_start, to_end in blocks:  # now of one block
         # 1. Inside each chunk: the quadratic form. tril_ comes before exp_ because the log decays
-        #    above the diagonal are positive and could overflow. It leaves ones there, which the
-        #    tril of C Bᵀ sets to 0.
+        #    above the diagonal are positive and could overflow. exp_ makes ones of the
+        #    zeros there, which the tril of C Bᵀ cancels.
         L = (A_cumsum[..., :, None] - A_cumsum[..., None, :]).to(x.dtype).tril_().exp_()
         V = dt[..., None] * X
         y = ((C @ B.mT).tril()[:, :, :, None] * L) @ V
