@@ -380,7 +380,8 @@ def ssd_unchecked(x, dt, A, B, C, D, chunk_size, state, backend):
         y, state = _ssd_step(x[:, 0], dt[:, 0], A, B[:, 0], C[:, 0], state, D, backend)
         return y[:, None], state
     if backend == "auto":
-        backend = "kernel" if x.is_cuda and _kernels().can_take(x) else "chunked"
+        backend = "recurrent" if x.shape[1] == 1 else "chunked"
+        backend = "kernel" if x.is_cuda and _kernels().can_take(x) else backend
     forms = dict(recurrent=ssd_recurrent, quadratic=ssd_quadratic, chunked=ssd_chunked)
     form = forms.get(backend, ssd_kernel).__wrapped__
     return form(x, dt, A, B, C, D, chunk_size, state)
