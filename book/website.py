@@ -34,7 +34,6 @@ FOLDED = {"setup": "set-up", "figure": "the code of this figure", "exercise": "a
 # A link of Markdown; or code, in which brackets mean something else.
 LINK = re.compile(r"\[([^\]]*)\]\(([^)]*)\)|^```.*?^```|`[^`\n]+`", re.DOTALL | re.MULTILINE)
 DISPLAYED = re.compile(r"^\$\$(.*?)\$\$", re.DOTALL | re.MULTILINE)
-ON_THE_FIRST_PAGE = ("", "Chapters", "Sources")  # of the README; "" is what stands above them
 DOWNLOADS = (
     "Download this chapter: {{download}}`notebook <../downloads/{0}.ipynb>` · "
     "{{download}}`source <../downloads/{0}.py>`. Both run in a clone of the project, which has the "
@@ -98,8 +97,8 @@ def page_of(path: PurePosixPath, rooms: set[str]) -> str | None:
         return f"api/{path.stem}.rst"
     if path.parts[0] in ("figures", "LICENSE"):
         return str(path)
-    if path.parts[:2] == ("book", "guide"):
-        return f"guide/{path.name}"
+    if path.parts[:2] in (("book", "guide"), ("book", "manual")):
+        return "/".join(path.parts[1:])
     pages = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md"}
     pages |= {"cheems_ref/README.md": "api/index.md", "book/claims.toml": "claims.md"}
     return pages.get(str(path))
@@ -122,15 +121,6 @@ def with_links(text: str, file: str, page: str, rooms: set[str]) -> str:
         return f"[{words}]({'../' * page.count('/')}{shown}{mark}{anchor})"
 
     return LINK.sub(link, text)
-
-
-def readme_pages(readme: str) -> tuple[str, str]:
-    """The README, cut into the first page and the one on setting up and using the package."""
-    title, *sections = re.split(r"^## ", readme, flags=re.MULTILINE)
-    named = {section.partition("\n")[0]: f"## {section}" for section in sections}
-    named[""] = title
-    first = "".join(named.pop(name) for name in ON_THE_FIRST_PAGE)
-    return first, "# Set up and use\n\n" + "".join(named.values())
 
 
 def toctree(caption: str, entries: list[str], depth: int = 1) -> str:
@@ -160,15 +150,18 @@ def lay_out(root: Path, pages: Path) -> None:
         text = students(text)  # without the exam's answers
         text = re.sub(r"\A# (?=\d\d · )", "# Teaching ", text)  # the chapter has the same title
         markdown(file, f"guide/{name}.md", text + ALL_SLIDES * (name == "index"))
-    first, use = readme_pages((root / "README.md").read_text(encoding="utf-8"))
+    manual = sorted((root / "book" / "manual").glob("*.md"))
+    for path in manual:
+        file = f"manual/{path.name}"
+        markdown(f"book/{file}", file, path.read_text(encoding="utf-8"))
+    first = (root / "README.md").read_text(encoding="utf-8")
     first += toctree("Chapters", [f"chapters/{name}" for name in names])
     if guide:
         guide.sort(key=("index", "syllabus").count, reverse=True)
         first += toctree("For lecturers", [f"guide/{name}" for name in guide])
     first += toctree("Look up", ["api/index", "claims"])
-    first += toctree("Work with it", ["use", "contributing"])
+    first += toctree("Work with it", [*(f"manual/{path.stem}" for path in manual), "contributing"])
     markdown("README.md", "index.md", first)
-    markdown("README.md", "use.md", use)
     contributing = (root / "CONTRIBUTING.md").read_text(encoding="utf-8")
     markdown("CONTRIBUTING.md", "contributing.md", contributing)
     texts["LICENSE"] = (root / "LICENSE").read_text(encoding="utf-8")

@@ -67,7 +67,7 @@ REASONS = {
     "interpreter off": "There is no GPU, and the environment sets TRITON_INTERPRET to off: unset "
     "it and start Python again.",
     "no mamba-ssm": "mamba-ssm's kernels cannot be imported ({error}): run `make course`, or the "
-    "installation line for mamba-ssm 2.3.2.post1 in the README.",
+    "installation line for mamba-ssm 2.3.2.post1 in book/manual/setting_up.md.",
     "tuning": "mamba-ssm was imported before cheems_ref, or found MAMBA_DETERMINISTIC off, so its "
     "kernels want to time block sizes on a GPU: unset that, start Python again and import "
     "cheems_ref first.",

@@ -492,10 +492,10 @@ def test_with_processes(tmp_path):
     torch.multiprocessing.spawn(with_gloo, (3, tmp_path / "meeting"), nprocs=3)
 
 
-def test_the_program_of_the_readme(tmp_path):
+def test_the_program_of_the_manual(tmp_path):
     """Both processes end with the gradient of one."""
-    readme = (Path(__file__).parents[1] / "README.md").read_text()
-    (program,) = re.findall(r"^import torch, torch.distributed.*?(?=^```)", readme, re.M | re.S)
+    page = (Path(__file__).parents[1] / "book" / "manual" / "training.md").read_text()
+    (program,) = re.findall(r"^import torch, torch.distributed.*?(?=^```)", page, re.M | re.S)
     path = tmp_path / "program.py"
     path.write_text(
         f"{program}\nmine = [p.grad.clone() for p in model.parameters()]\nmodel.zero_grad()\n"

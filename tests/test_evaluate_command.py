@@ -231,27 +231,27 @@ def test_everything_is_in_one_table(tmp_path):
     assert held_out[:2] == ["cheems_held_out", "bits_per_byte"] and len(held_out) == 4
 
 
-def readme_s_command():
-    """The words of the README's lm_eval, and all tasks that it names, of C-Eval too."""
-    said = (ROOT / "README.md").read_text(encoding="utf-8")
+def manual_s_command():
+    """The words of the manual's lm_eval, and all tasks that it names, of C-Eval too."""
+    said = (ROOT / "book" / "manual" / "training.md").read_text(encoding="utf-8")
     (command,) = re.findall(r"^    \.venv/bin/(lm_eval (?:.*\\\n)*.*)\n", said, re.M)
     words = shlex.split(command.replace("\\\n", " "))
     names = words[words.index("--tasks") + 1].split(",")
     return words, names + re.findall(r"`--tasks (\S+) --num_fewshot", said)
 
 
-def test_the_papers_tasks_are_there_by_the_readme_s_names():
+def test_the_papers_tasks_are_there_by_the_manual_s_names():
     lm_eval = pytest.importorskip("lm_eval", reason=HARNESS)
     from lm_eval.tasks import TaskManager
 
     folders = ("mmlu/default", "triviaqa", "arc", "piqa", "hellaswag", "openbookqa", "winogrande")
     places = [Path(lm_eval.__file__).parent / "tasks" / name for name in (*folders, "ceval")]
     known = TaskManager(include_path=places, include_defaults=False).all_tasks
-    _, named = readme_s_command()
+    _, named = manual_s_command()
     assert len(named) == len(places) and {*named} <= {*known}
 
 
-def test_the_readme_s_command_runs_on_tasks_that_need_no_data(tmp_path):
+def test_the_manual_s_command_runs_on_tasks_that_need_no_data(tmp_path):
     """In place of the papers': one that compares continuations, as most of these do. Its number is
     that of `evaluate`.
     """
@@ -260,7 +260,7 @@ def test_the_readme_s_command_runs_on_tasks_that_need_no_data(tmp_path):
 
     where = a_run(tmp_path, steps=60, dtype=torch.float32)
     export(where, tmp_path / "exported")
-    words, _ = readme_s_command()
+    words, _ = manual_s_command()
     words[words.index("--tasks") + 1] = "cheems_recall"
     words += ["--include_path", str(harness.FOLDER), "--device", "cpu", "--limit", "12"]
     words += ["--batch_size", "12", "--output_path", "results.json"]

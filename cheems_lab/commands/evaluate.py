@@ -10,7 +10,7 @@ examples:
   cheems evaluate --run runs/manual --tasks cheems_cloze,cheems_needle --limit 50
 
 Of the run's own text only the held-out part is used, of any other text all of it. For the papers'
-tasks, which need data, and for the harness's own, see "Evaluate it" in the README.
+tasks, which need data, and for the harness's own, see "Evaluation" in book/manual/training.md.
 
 It takes the extra "evaluate": python -m pip install -c constraints.txt -e ".[evaluate]"
 """

@@ -49,14 +49,6 @@ def test_a_page_has_the_cells_of_its_notebook_folded_by_their_tags(name):
 # --- README ---------------------------------------------------------------------------------------
 
 
-def test_the_readme_is_cut_in_two_and_nothing_is_lost():
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    first, use = website.readme_pages(readme)
-    lines = (first + use.partition("\n")[2]).splitlines()
-    assert sorted(filter(str.strip, lines)) == sorted(filter(str.strip, readme.splitlines()))
-    assert "## Chapters" in first and "## Two commands" in use
-
-
 def test_links_lead_to_pages():
     def shown(text, file="README.md", page="index.md"):
         return website.with_links(text, file, page, {"ssd"})
@@ -189,10 +181,7 @@ def small(root: Path, chapter: list[str] = CHAPTER) -> Path:
     (root / "figures").mkdir()
     shutil.copy(ROOT / "cheems_ref" / "rope.py", root / "cheems_ref")
     for name in ("README.md", "cheems_ref/README.md", "CONTRIBUTING.md"):
-        sections = (
-            "\n\n## Chapters\n\nAll.\n\n## Sources\n\nThose.\n" if name == "README.md" else "\n"
-        )
-        (root / name).write_text(f"# Small{sections}", encoding="utf-8")
+        (root / name).write_text("# Small\n", encoding="utf-8")
     shutil.copy(ROOT / "LICENSE", root)
     shutil.copytree(ROOT / "book" / "web", root / "book" / "web")
     for path in (ROOT / "book").glob("*.*"):
