@@ -23,7 +23,7 @@ from html import escape, unescape
 
 from markdown_it import MarkdownIt
 from mdit_py_plugins.dollarmath import dollarmath_plugin
-from minutes import TITLE as MINUTES
+from minutes import sections, total
 from nbformat import NotebookNode
 from student import SOLUTION
 
@@ -224,12 +224,13 @@ class Chapter:
         for cell in notebook.cells:
             if cell.cell_type == "code":
                 self.read_code(cell, set(cell.metadata.get("tags", [])))
-            elif cell.source.startswith(MINUTES):
-                self.read_minutes(cell.source)
             else:
                 for part in blocks(cell.source):
                     self.read_block(part)
         self.close()
+        parts = sections(notebook.cells)
+        self.deck.minutes |= {self.deck.title: total(parts)[0]}
+        self.deck.minutes |= {part.title: part.teach for part in parts if part.teach}
 
     def add(self, slide: Slide) -> None:
         self.deck.columns[-1][1].append(slide)
@@ -260,11 +261,6 @@ class Chapter:
             if bare and not self.head[0].isdigit():
                 del slides[0]  # "Summary", say, stands above the next slide too
         self.notes, self.paragraph, self.task = [], "", []
-
-    def read_minutes(self, source: str) -> None:
-        whole = int(re.search(r"about (\d+)", source).group(1))
-        rows = re.findall(r"^\| (.+?) \| (\d+) \|", source, flags=re.MULTILINE)
-        self.deck.minutes |= {self.deck.title: whole} | {name: int(n) for name, n in rows}
 
     def read_block(self, part: Part) -> None:
         if part.kind in ("h1", "h2"):

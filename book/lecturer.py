@@ -62,7 +62,7 @@ def sources() -> dict[str, Path]:
 @cache
 def parts_of(chapter: str) -> list[Section]:
     """The sections of a chapter with their minutes."""
-    return sections(sources()[chapter])
+    return sections(read_source(sources()[chapter]).cells)
 
 
 def cells_by_section(source: Path) -> Iterator[tuple[str, NotebookNode]]:

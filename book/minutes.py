@@ -1,14 +1,15 @@
-"""How long each section takes: counted from its source, and written where it is claimed.
+"""How many minutes each section takes, counted from its text.
 
     python book/minutes.py [--check]
 
-The second cell of a chapter is the table of its minutes, and the README repeats the sums; this
-script writes both. `--check` writes nothing and exits with 1 where they are not as counted.
+This script writes the sums into the README's table of chapters; book/lecturer.py puts the minutes
+of each section into the lecturer's guide. `--check` writes nothing and exits with 1 if a number in
+the README is out of date.
 
-To teach is to say the prose and to show the cells that are not folded (those tagged `setup` or
-`figure` are) and the pictures. Alone is to read the prose, to follow every line that is not folded,
-and to do the exercises. The rates are fitted to what readers needed, some for each of chapters 01
-to 07: most are within a quarter of the count, all within about a third.
+To teach means to say the prose and to show pictures and unfolded cells (cells tagged `setup` or
+`figure` are folded). Alone means to read the prose, follow every unfolded line and do the
+exercises. The rates were fitted to what readers of chapters 01 to 07 needed. Most readers were
+within a quarter of the count, all within about a third.
 """
 
 import argparse
@@ -28,7 +29,6 @@ PER_MINUTE = {  # how many of each item one minute holds
     "alone": dict(words=80, lines=6.5, equations=4, figures=0.5),
 }
 EXERCISE = {"easy": 8, "medium": 14, "hard": 22}  # minutes alone
-TITLE = "**Minutes.**"
 
 EQUATION = re.compile(r"\$\$.*?\$\$", re.DOTALL)
 MATHS = re.compile(r"\$[^$]+\$")
@@ -56,9 +56,8 @@ def count(cell: NotebookNode) -> dict[str, int]:
     return items
 
 
-def sections(source: Path) -> list[Section]:
-    """The parts of a chapter under `## ` headings, with what stands before the first."""
-    cells = [cell for cell in read_source(source).cells if not cell.source.startswith(TITLE)]
+def sections(cells: list[NotebookNode]) -> list[Section]:
+    """The parts of a chapter under `## ` headings; what comes before the first is "Opening"."""
     parts = [("Opening", [])]
     for cell in cells:
         if cell.cell_type != "markdown":
@@ -106,58 +105,26 @@ def sittings(parts: list[Section]) -> list[list[Section]]:
             return packed
 
 
-def table(parts: list[Section]) -> str:
-    """The cell with a chapter's minutes."""
-    teach, alone = total(parts)
-    exercises = ", with the exercises" if any(not part.teach for part in parts) else ""
-    lines = [
-        f"{TITLE} To teach, with the cells folded: about {teach}. Alone{exercises}: about {alone}.",
-        "",
-        "| section | to teach | alone |",
-        "|---|---|---|",
-        *(f"| {part.title} | {part.teach or '–'} | {part.alone} |" for part in parts),
-    ]
-    cuts = [sitting[0].title for sitting in sittings(parts)[1:]]
-    if cuts:
-        names = " and before ".join(f"*{cut}*" for cut in cuts)
-        lines += ["", f"In {len(cuts) + 1} sittings: cut before {names}."]
-    return "\n".join(lines)
-
-
-def with_minutes(source: Path) -> str:
-    """The text of a chapter's .py with its second cell as it should be."""
-    text = source.read_text()
-    cell = "# %% [markdown]\n" + "".join(
-        f"# {line}".rstrip() + "\n" for line in table(sections(source)).splitlines()
-    )
-    first, *rest = re.split(r"^(?=# %%)", text, flags=re.MULTILINE)[1:]
-    if rest[0].startswith(f"# %% [markdown]\n# {TITLE}"):
-        rest = rest[1:]
-    return "".join([first, cell + "\n", *rest])
-
-
 def readme_with_minutes(text: str, folder: Path) -> str:
     """The README with the sums in its table of chapters."""
     for source in sorted(folder.glob("*.py")):
-        teach, alone = total(sections(source))
+        teach, alone = total(sections(read_source(source).cells))
         row = re.compile(rf"^(\|.*notebooks/{source.stem}\.ipynb.*\| )[^|]*\|$", re.MULTILINE)
         text = row.sub(rf"\g<1>{teach} / {alone} |", text)
     return text
 
 
 def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
-    parser = argparse.ArgumentParser(description="Count the minutes and write them down.")
-    parser.add_argument("--check", action="store_true", help="write nothing, name what differs")
-    check = parser.parse_args(arguments).check
-    wanted = {source: with_minutes(source) for source in sorted((root / "notebooks").glob("*.py"))}
-    readme = root / "README.md"
-    wanted[readme] = readme_with_minutes(readme.read_text(), root / "notebooks")
-    different = [path for path, text in wanted.items() if path.read_text() != text]
-    for path in different:
-        print(f"{'other minutes' if check else 'minutes written'}: {path.relative_to(root)}")
-        if not check:
-            path.write_text(wanted[path])
-    return int(check and bool(different))
+    parser = argparse.ArgumentParser(description="Count the minutes for the README.")
+    parser.add_argument("--check", action="store_true", help="write nothing")
+    check, readme = parser.parse_args(arguments).check, root / "README.md"
+    wanted = readme_with_minutes(readme.read_text(), root / "notebooks")
+    if readme.read_text() == wanted:
+        return 0
+    print("README.md: other minutes" if check else "README.md: minutes written")
+    if not check:
+        readme.write_text(wanted)
+    return int(check)
 
 
 if __name__ == "__main__":

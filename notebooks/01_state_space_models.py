@@ -22,29 +22,6 @@
 # §2; Gu et al., *HiPPO* (2020), *S4* (2022) and *S4D* (2022); Gu and Dao, *Mamba* (2023). The code
 # that this notebook builds up to is `cheems_ref/state_space.py` and `cheems_ref/mamba.py`.
 
-# %% [markdown]
-# **Minutes.** To teach, with the cells folded: about 120. Alone, with the exercises: about 255.
-#
-# | section | to teach | alone |
-# |---|---|---|
-# | Opening | 2 | 3 |
-# | Why this matters | 1 | 1 |
-# | 1 · Two systems you can picture | 11 | 17 |
-# | 2 · From time to samples: hold the input | 8 | 12 |
-# | 3 · The bilinear rule | 8 | 12 |
-# | 4 · One map, two ways to compute it | 8 | 11 |
-# | 5 · A memory worth having | 21 | 32 |
-# | 6 · Train as a convolution, run as a recurrence, at any rate | 12 | 20 |
-# | 7 · What a fixed kernel cannot do | 14 | 21 |
-# | 8 · The scan lives | 8 | 12 |
-# | 9 · Mamba, and a task for it | 21 | 34 |
-# | 10 · As printed | 5 | 8 |
-# | Summary | 2 | 3 |
-# | Exercises | – | 66 |
-# | Further reading | 1 | 2 |
-#
-# In 2 sittings: cut before *6 · Train as a convolution, run as a recurrence, at any rate*.
-
 # %% tags=["setup"]
 import json
 import math

@@ -25,33 +25,6 @@
 # come from are named where they appear. The code that this notebook builds up to is
 # `cheems_ref/linear_attention.py`.
 
-# %% [markdown]
-# **Minutes.** To teach, with the cells folded: about 140. Alone, with the exercises: about 285.
-#
-# | section | to teach | alone |
-# |---|---|---|
-# | Opening | 2 | 3 |
-# | Why this matters | 1 | 1 |
-# | 1 · Attention without its softmax | 8 | 12 |
-# | 2 · The state is a memory of key–value pairs | 6 | 8 |
-# | 3 · Interference | 11 | 17 |
-# | 4 · Decay: Mamba-2 | 9 | 14 |
-# | 5 · The delta rule: one step of regression | 6 | 9 |
-# | 6 · Longhorn: the same step, taken with open eyes | 6 | 9 |
-# | 7 · Gates: decay and correct | 5 | 8 |
-# | 8 · What each rule forgets and overwrites | 37 | 60 |
-# | 9 · Stability | 10 | 16 |
-# | 10 · All tokens of a chunk at once | 19 | 29 |
-# | 11 · The lecture's table | 3 | 6 |
-# | 12 · Hybrids: a few layers that forget nothing | 6 | 9 |
-# | 13 · The bridge to state space duality | 2 | 3 |
-# | 14 · As printed | 5 | 8 |
-# | Summary | 2 | 3 |
-# | Exercises | – | 66 |
-# | Further reading | 1 | 2 |
-#
-# In 2 sittings: cut before *8 · What each rule forgets and overwrites*.
-
 # %% tags=["setup"]
 import json
 import math

@@ -22,32 +22,6 @@
 #
 # How to read ✓, ✗ and *As printed*: chapter 00.
 
-# %% [markdown]
-# **Minutes.** To teach, with the cells folded: about 120. Alone, with the exercises: about 255.
-#
-# | section | to teach | alone |
-# |---|---|---|
-# | Opening | 2 | 3 |
-# | Why this matters | 3 | 4 |
-# | 1 · A recurrence by hand | 4 | 6 |
-# | 2 · The recurrence is a matrix | 10 | 15 |
-# | 3 · A wider state: attention without the softmax | 9 | 13 |
-# | 4 · Why one decay per head | 7 | 11 |
-# | 5 · Heads and groups | 4 | 7 |
-# | 6 · In chunks | 17 | 27 |
-# | 7 · One token at a time | 2 | 3 |
-# | 8 · Gradients | 2 | 4 |
-# | 9 · What each form costs | 10 | 16 |
-# | 10 · The real kernel | 6 | 10 |
-# | 11 · An error budget | 15 | 23 |
-# | 12 · As printed | 16 | 24 |
-# | 13 · On real text | 8 | 12 |
-# | Summary | 2 | 3 |
-# | Exercises | – | 74 |
-# | Further reading | 1 | 1 |
-#
-# In 2 sittings: cut before *9 · What each form costs*.
-
 # %% tags=["setup"]
 import json
 import math

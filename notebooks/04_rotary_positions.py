@@ -36,29 +36,6 @@
 # | $\mathtt{i}$, $\hat q$ | the imaginary unit; $q$ with each pair read as one complex number |
 # | base, $l_0$ | the number that sets the angles; the length of the texts in training |
 
-# %% [markdown]
-# **Minutes.** To teach, with the cells folded: about 120. Alone, with the exercises: about 255.
-#
-# | section | to teach | alone |
-# |---|---|---|
-# | Opening | 3 | 5 |
-# | Why this matters | 3 | 5 |
-# | 1 · A rotation in the plane | 5 | 7 |
-# | 2 · The published proof, line by line | 12 | 19 |
-# | 3 · Wider vectors: many wheels | 10 | 15 |
-# | 4 · Attention: scores that know the distance | 10 | 14 |
-# | 5 · The same for C and B inside SSD | 13 | 21 |
-# | 6 · Decoding carries absolute positions | 4 | 6 |
-# | 7 · The state that turns | 11 | 18 |
-# | 8 · Where the theorem fails | 8 | 12 |
-# | 9 · Three sources of position | 17 | 28 |
-# | 10 · As printed | 21 | 36 |
-# | Summary | 2 | 3 |
-# | Exercises | – | 66 |
-# | Further reading | 1 | 1 |
-#
-# In 2 sittings: cut before *7 · The state that turns*.
-
 # %% tags=["setup"]
 import json
 import math

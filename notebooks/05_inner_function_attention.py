@@ -22,27 +22,6 @@
 #
 # How to read ✓, ✗ and *As printed*: chapter 00.
 
-# %% [markdown]
-# **Minutes.** To teach, with the cells folded: about 130. Alone, with the exercises: about 285.
-#
-# | section | to teach | alone |
-# |---|---|---|
-# | Opening | 2 | 3 |
-# | Why this matters | 1 | 1 |
-# | 1 · Attention is a weighted read | 4 | 7 |
-# | 2 · Who may be read: the static mask | 10 | 16 |
-# | 3 · Values that compute: V = SSD(x) | 26 | 44 |
-# | 4 · Values from a table | 18 | 31 |
-# | 5 · Masks that learn | 43 | 70 |
-# | 6 · All combinations, one contract | 6 | 11 |
-# | 7 · What it costs | 6 | 10 |
-# | 8 · As printed | 12 | 21 |
-# | Summary | 2 | 4 |
-# | Exercises | – | 66 |
-# | Further reading | 1 | 1 |
-#
-# In 2 sittings: cut before *5 · Masks that learn*.
-
 # %% tags=["setup"]
 import json
 import math

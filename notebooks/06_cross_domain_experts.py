@@ -26,30 +26,6 @@
 #
 # How to read ✓, ✗ and *As printed*: chapter 00.
 
-# %% [markdown]
-# **Minutes.** To teach, with the cells folded: about 95. Alone, with the exercises: about 225.
-#
-# | section | to teach | alone |
-# |---|---|---|
-# | Opening | 2 | 3 |
-# | Why this matters | 2 | 3 |
-# | 1 · One expert | 3 | 5 |
-# | 2 · Routing by hand | 8 | 14 |
-# | 3 · What experts learn twice | 9 | 16 |
-# | 4 · Three ways to share | 12 | 21 |
-# | 5 · A million experts: the router is the problem | 2 | 3 |
-# | 6 · The theorem | 9 | 15 |
-# | 7 · Experts of one neuron | 9 | 15 |
-# | 8 · Cross domain: share first, then retrieve | 5 | 9 |
-# | 9 · Counted and measured | 10 | 16 |
-# | 10 · Who fires for what | 9 | 14 |
-# | 11 · As printed | 12 | 21 |
-# | Summary | 2 | 2 |
-# | Exercises | – | 66 |
-# | Further reading | 1 | 1 |
-#
-# In 2 sittings: cut before *7 · Experts of one neuron*.
-
 # %% tags=["setup"]
 import json
 import math

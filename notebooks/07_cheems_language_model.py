@@ -24,32 +24,6 @@
 #
 # How to read ✓, ✗ and *As printed*: chapter 00.
 
-# %% [markdown]
-# **Minutes.** To teach, with the cells folded: about 130. Alone, with the exercises: about 275.
-#
-# | section | to teach | alone |
-# |---|---|---|
-# | Opening | 2 | 3 |
-# | Why this matters | 1 | 1 |
-# | The letters | 4 | 7 |
-# | 1 · One block | 7 | 11 |
-# | 2 · The whole model | 4 | 7 |
-# | 3 · Patterns as architecture | 6 | 8 |
-# | 4 · Why states before attention | 17 | 27 |
-# | 5 · What it costs: parameters | 15 | 25 |
-# | 6 · What it costs: FLOPs per token | 12 | 20 |
-# | 7 · What it remembers | 17 | 29 |
-# | 8 · Writing | 9 | 15 |
-# | 9 · Training on real text | 15 | 24 |
-# | 10 · Time to write | 8 | 12 |
-# | 11 · As printed | 2 | 3 |
-# | 12 · The same model in transformers | 7 | 12 |
-# | Summary | 1 | 2 |
-# | Exercises | – | 66 |
-# | Further reading | 1 | 1 |
-#
-# In 2 sittings: cut before *7 · What it remembers*.
-
 # %% tags=["setup"]
 import json
 import math

@@ -23,29 +23,6 @@
 #
 # How to read ✓, ✗ and *As printed*: chapter 00.
 
-# %% [markdown]
-# **Minutes.** To teach, with the cells folded: about 95. Alone, with the exercises: about 220.
-#
-# | section | to teach | alone |
-# |---|---|---|
-# | Opening | 2 | 3 |
-# | Why this matters | 1 | 1 |
-# | 1 · What recall asks | 4 | 7 |
-# | 2 · What a state can hold | 11 | 17 |
-# | 3 · Attention, by hand | 11 | 17 |
-# | 4 · A state, by hand | 6 | 11 |
-# | 5 · The experiment | 7 | 13 |
-# | 6 · Two small ones, live | 3 | 5 |
-# | 7 · The table that WM draws | 11 | 17 |
-# | 8 · Position, and the order of the layers | 6 | 9 |
-# | 9 · The needle | 26 | 42 |
-# | 10 · Claimed and seen | 5 | 8 |
-# | Summary | 2 | 3 |
-# | Exercises | – | 66 |
-# | Further reading | 1 | 1 |
-#
-# In 2 sittings: cut before *7 · The table that WM draws*.
-
 # %% tags=["setup"]
 import copy
 import json

@@ -20,29 +20,6 @@
 #
 # How to read ✓ and ✗: chapter 00.
 
-# %% [markdown]
-# **Minutes.** To teach, with the cells folded: about 110. Alone, with the exercises: about 240.
-#
-# | section | to teach | alone |
-# |---|---|---|
-# | Opening | 2 | 2 |
-# | Why this matters | 1 | 1 |
-# | 1 · How much is chance | 4 | 7 |
-# | 2 · What has to be equal | 10 | 17 |
-# | 3 · Three inner functions | 6 | 9 |
-# | 4 · Where positions come from | 12 | 19 |
-# | 5 · Attention before the output | 9 | 13 |
-# | 6 · Filling in blanks | 29 | 47 |
-# | 7 · MLP or experts | 9 | 14 |
-# | 8 · What experts share | 10 | 15 |
-# | 9 · Whole systems | 6 | 8 |
-# | 10 · Claimed and seen | 10 | 16 |
-# | Summary | 2 | 3 |
-# | Exercises | – | 66 |
-# | Further reading | 1 | 1 |
-#
-# In 2 sittings: cut before *6 · Filling in blanks*.
-
 # %% tags=["setup"]
 import json
 import math

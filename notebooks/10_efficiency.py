@@ -20,26 +20,6 @@
 #
 # How to read ✓ and ✗: chapter 00.
 
-# %% [markdown]
-# **Minutes.** To teach, with the cells folded: about 75. Alone, with the exercises: about 185.
-#
-# | section | to teach | alone |
-# |---|---|---|
-# | Opening | 2 | 2 |
-# | Why this matters | 1 | 1 |
-# | 1 · What a pass is made of | 3 | 6 |
-# | 2 · What a machine can do | 8 | 11 |
-# | 3 · The length of a chunk | 7 | 11 |
-# | 4 · Whole systems | 14 | 23 |
-# | 5 · One token more | 6 | 9 |
-# | 6 · Memory | 2 | 4 |
-# | 7 · What else moves the curves | 9 | 15 |
-# | 8 · A kernel by hand | 15 | 23 |
-# | 9 · Claimed and seen | 5 | 9 |
-# | Summary | 2 | 2 |
-# | Exercises | – | 66 |
-# | Further reading | 1 | 1 |
-
 # %% tags=["setup"]
 import json
 import math

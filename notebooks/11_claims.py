@@ -19,26 +19,6 @@
 #
 # How to read ✓ and ✗: chapter 00.
 
-# %% [markdown]
-# **Minutes.** To teach, with the cells folded: about 105. Alone, with the exercises: about 250.
-#
-# | section | to teach | alone |
-# |---|---|---|
-# | Opening | 1 | 2 |
-# | 1 · A claim and its evidence | 2 | 4 |
-# | 2 · Eight kinds of mistake | 15 | 25 |
-# | 3 · Six questions to your own layer | 8 | 14 |
-# | 4 · As shipped | 16 | 27 |
-# | 5 · Tables as arithmetic | 18 | 32 |
-# | 6 · As printed | 26 | 47 |
-# | 7 · Counted again | 12 | 22 |
-# | 8 · All claims | 6 | 9 |
-# | Summary | 1 | 2 |
-# | Exercises | – | 66 |
-# | Further reading | 1 | 1 |
-#
-# In 2 sittings: cut before *6 · As printed*.
-
 # %% tags=["setup"]
 import contextlib
 import html

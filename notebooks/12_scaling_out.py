@@ -22,26 +22,6 @@
 #
 # How to read ✓ and ✗: chapter 00.
 
-# %% [markdown]
-# **Minutes.** To teach, with the cells folded: about 80. Alone, with the exercises: about 200.
-#
-# | section | to teach | alone |
-# |---|---|---|
-# | Opening | 2 | 3 |
-# | Why this matters | 1 | 2 |
-# | 1 · From a chunk boundary to a rank boundary | 11 | 18 |
-# | 2 · Four ranks | 6 | 10 |
-# | 3 · Two traps | 9 | 15 |
-# | 4 · A whole model | 10 | 17 |
-# | 5 · What travels | 14 | 22 |
-# | 6 · Many rows | 14 | 22 |
-# | 7 · A rank dies | 4 | 8 |
-# | 8 · What the papers' sizes hold | 2 | 4 |
-# | 9 · Experts on other ranks, on paper | 5 | 8 |
-# | Summary | 2 | 3 |
-# | Exercises | – | 66 |
-# | Further reading | 1 | 1 |
-
 # %% tags=["setup"]
 import inspect
 import math

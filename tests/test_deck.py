@@ -136,7 +136,7 @@ def says_all_prose(notebook: NotebookNode, chapter: Deck) -> list[str]:
     return [
         f"neither shown nor said: {part.source}"
         for cell in taught(notebook)
-        if cell.cell_type == "markdown" and not cell.source.startswith(deck.MINUTES)
+        if cell.cell_type == "markdown"
         for part in blocks(cell.source)
         if part.kind == "text"
         and squeezed(deck.MARKDOWN.render(part.source)) not in everything

@@ -1,8 +1,9 @@
-"""The minutes that chapters and README claim are those counted from the text."""
+"""The README has the minutes that are counted from the chapters."""
 
 import minutes
 import pytest
-from minutes import Section, count, sections, sittings, table
+from build import read_source
+from minutes import Section, count, sections, sittings
 from nbformat.v4 import new_code_cell, new_markdown_cell
 
 SOURCE = """\
@@ -54,12 +55,10 @@ def test_items_of_a_cell(cell, items):
     assert tuple(count(cell).values()) == items
 
 
-def test_sittings_are_even_and_in_order_and_a_long_chapter_says_where_to_cut():
+def test_sittings_are_even_and_in_order():
     parts = [Section(str(i), size, 0) for i, size in enumerate((40, 35, 0, 60, 15, 50, 25))]
     titles = [[part.title for part in sitting] for sitting in sittings(parts)]
     assert titles == [["0", "1"], ["3", "4"], ["5", "6"]]
-    assert "cut before *3* and before *5*." in table(parts)
-    assert "cut before" not in table(parts[:2])
 
 
 def test_a_chapter_s_minutes_are_counted_and_written_once(tmp_path, capsys):
@@ -74,11 +73,10 @@ def test_a_chapter_s_minutes_are_counted_and_written_once(tmp_path, capsys):
     ]
     exercises = minutes.EXERCISE["easy"] + minutes.EXERCISE["hard"]
     parts = [Section("Opening", 1, 1), Section("1 · First", *first)]
-    assert sections(source) == [*parts, Section("Exercises", 0, exercises)]
+    assert sections(read_source(source).cells) == [*parts, Section("Exercises", 0, exercises)]
     assert minutes.main(["--check"], tmp_path) == 1
-    assert "other minutes: README.md" in capsys.readouterr().out
+    assert "README.md: other minutes" in capsys.readouterr().out
     for _ in range(2):
         assert minutes.main([], tmp_path) == 0 and minutes.main(["--check"], tmp_path) == 0
-        assert source.read_text().count(minutes.TITLE) == 1
-    teach, alone = minutes.total(sections(source))
+    teach, alone = minutes.total(sections(read_source(source).cells))
     assert readme.read_text().endswith(f"| `a` | {teach} / {alone} |\nWords.\n")
