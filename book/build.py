@@ -1,4 +1,5 @@
-"""Execute the course: each notebooks/NN_name.py becomes its .ipynb and its figures.
+"""Execute the course: each notebooks/NN_name.py, and each of notebooks/labs, becomes its .ipynb and
+its figures.
 
     python book/build.py [--check] [--jobs N] [--root DIR] [NAME ...]
 
@@ -200,9 +201,17 @@ def replace(path: Path, content: bytes) -> None:
     os.replace(unfinished, path)
 
 
+def lectures(root: Path) -> list[Path]:
+    return sorted((root / "notebooks").glob("*.py"))
+
+
+def labs(root: Path) -> list[Path]:
+    return sorted((root / "notebooks" / "labs").glob("*.py"))
+
+
 def select(root: Path, names: list[str]) -> list[Path]:
     """The sources whose names begin with one of `names`; all of them where there is none."""
-    sources = sorted((root / "notebooks").glob("*.py"))
+    sources = lectures(root) + labs(root)
     for name in names or [""]:
         if not any(source.stem.startswith(name) for source in sources):
             known = ", ".join(source.stem for source in sources) or "none"

@@ -93,9 +93,11 @@ def read_claims(path: Path = ROOT / "book" / "claims.toml") -> list[Claim]:
 
 
 def read_notebooks(folder: Path = ROOT / "notebooks") -> dict[str, dict]:
-    """The executed notebooks by the two digits of their chapter."""
-    paths = sorted(folder.glob("*.ipynb"))
-    return {path.name[:2]: json.loads(path.read_text(encoding="utf-8")) for path in paths}
+    """The executed notebooks by number: "03" is a lecture, "03a" a lab."""
+    paths = sorted(folder.glob("*.ipynb")) + sorted(folder.glob("labs/*.ipynb"))
+    return {
+        path.name.partition("_")[0]: json.loads(path.read_text(encoding="utf-8")) for path in paths
+    }
 
 
 def cells_under_headings(notebook: dict) -> Iterator[tuple[tuple[str, ...], dict]]:
@@ -408,7 +410,9 @@ def tell_public(one: Public, claims: list[Claim]) -> str:
 
 
 def chapters() -> list[Path]:
-    return sorted((ROOT / "notebooks").glob("*.py"))
+    return sorted((ROOT / "notebooks").glob("*.py")) + sorted(
+        (ROOT / "notebooks").glob("labs/*.py")
+    )
 
 
 def tell_all(claims: list[Claim]) -> str:

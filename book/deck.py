@@ -6,8 +6,8 @@ text of its own:
 - The first cell gives the title slide: its bold sentence and the list of what one will be able to
   do. Each `## ` heading begins a column of slides; `### ` headings stand in the running head.
 - A code cell is a slide: the equation that stands before it, the sentence that leads to either, the
-  cell, what it printed. Cells tagged `setup`, `versions` or `check` are left out, and those that
-  show a page of HTML, which is for a notebook.
+  cell, what it printed. Cells tagged `setup`, `guard`, `versions` or `check` are left out, and
+  those that show a page of HTML, which is for a notebook.
 - Equations beyond the one before a cell, tables and lists are slides too, each below the sentence
   that leads to it. A quotation is a slide with the sentences that follow it: they say what holds.
 - A cell tagged `figure` is a slide if it draws, and then shows the picture alone.
@@ -27,7 +27,7 @@ from minutes import sections, total
 from nbformat import NotebookNode
 from student import SOLUTION
 
-LEFT_OUT = {"setup", "versions", "check"}
+LEFT_OUT = {"setup", "versions", "check", "guard"}
 LEAD = 320  # characters of a section's first sentences on its heading's slide
 SHORT = 40  # characters of a sentence that says little by itself
 ASIDE = re.compile(r"\((?:[^()]|\([^()]*\))*[.!?]\)\s*")  # sentences in brackets

@@ -6,9 +6,9 @@ This script writes the sums into the README's table of chapters; book/lecturer.p
 of each section into the lecturer's guide. `--check` writes nothing and exits with 1 if a number in
 the README is out of date.
 
-To teach means to say the prose and to show pictures and unfolded cells (cells tagged `setup` or
-`figure` are folded). Alone means to read the prose, follow every unfolded line and do the
-exercises. The rates were fitted to what readers of chapters 01 to 07 needed. Most readers were
+To teach means to say the prose and to show pictures and unfolded cells (cells tagged `setup`,
+`guard` or `figure` are folded). Alone means to read the prose, follow every unfolded line and do
+the exercises. The rates were fitted to what readers of chapters 01 to 07 needed. Most readers were
 within a quarter of the count, all within about a third.
 """
 
@@ -51,7 +51,7 @@ def count(cell: NotebookNode) -> dict[str, int]:
         items["words"] = len(re.findall(r"\w[\w'’-]*", MATHS.sub(" x ", prose)))
     elif "plotting.save(" in cell.source:
         items["figures"] = 1
-    elif not tags & {"setup", "figure", "versions", "exercise", "check"}:
+    elif not tags & {"setup", "guard", "figure", "versions", "exercise", "check"}:
         items["lines"] = sum(bool(line.strip()) for line in cell.source.splitlines())
     return items
 

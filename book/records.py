@@ -179,7 +179,7 @@ def selective_copy():
 def learned():
     """Accuracy on keys that were written several times, after training, against their number."""
     names = ("notes", "NoteReader", "accuracy_on_notes", "train_on_notes")
-    *_, train = from_notebook("02_linear_attention", *names)
+    *_, train = from_notebook("labs/02a_five_memories", *names)
     steps, seeds, counts = 300, (0, 1, 2), (4, 8, 12, 16, 20, 24, 32, 40)
     accuracy, guess = {}, []
     for name in linear_attention.RULES:
@@ -195,39 +195,14 @@ def learned():
     }
 
 
-def letters():
-    """The states of three counting heads over the first bytes of Python's manual."""
-    rows = " etaoinshrdlcumfpgwybvk"
-    length, half_lives = 400, (4, 32, 256)
-    ids = text.text_to_ids(text.read_text())[:length]
-    key = torch.nn.functional.one_hot(ids, 256).double()[None, :, None]  # (b, l, g, n)
-    rate = -torch.tensor(2.0).log().double() / torch.tensor(half_lives).double()
-    ones = torch.ones(1, 1, len(half_lives), dtype=torch.float64)
-    state, states = torch.zeros(1, len(half_lives), 1, 256, dtype=torch.float64), []
-    for t in range(length):
-        _, state = ssd.ssd_step(ones[:, 0, :, None], ones[:, 0], rate, key[:, t], key[:, t], state)
-        states.append(state[0, :, 0])
-    counts = torch.stack(states)[:, :, list(rows.encode())]  # (l, h, letters)
-    return {
-        "seed": None,
-        "letters": ["space" if letter == " " else letter for letter in rows],
-        "begins": text.read_text()[:40],
-        "states": {
-            str(half_life): [[round(c, 4) for c in row] for row in counts[:, i].tolist()]
-            for i, half_life in enumerate(half_lives)
-        },
-    }
-
-
 def error_budget():
     """Errors of four float32 computations of SSD, relative to float64, against length."""
     names = ("carry_in_turn", "four_steps")
     *_, four_steps = from_notebook("03_state_space_duality", *names)
     torch.set_default_dtype(torch.float32)
 
-    def float32_total(x, *others):
-        chunk = min(64, x.shape[1])
-        return four_steps(x, *others, l_c=chunk, total_dtype=torch.float32)
+    def float32_total(x, *others):  # the chapter's own form keeps its total in the inputs' dtype
+        return four_steps(x, *others, l_c=min(64, x.shape[1]))
 
     lengths = [2**i for i in range(4, 12)]
     forms = {
@@ -911,7 +886,6 @@ WRITERS = {
     "01_sampling_rate": sampling_rate,
     "01_selective_copy": selective_copy,
     "02_learned": learned,
-    "03_letters": letters,
     "03_error_budget": error_budget,
     "04_shift_error": shift_error,
     "04_three_sources": three_sources,

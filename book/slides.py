@@ -22,7 +22,7 @@ from pathlib import Path
 
 import matplotlib
 import nbformat
-from build import ROOT, BuildError, select
+from build import ROOT, BuildError, lectures, select
 from deck import MARKDOWN, Part, deck_of
 from fit import HEIGHT, PICTURE, WIDTH, Sized, fitted, letters, maths_size, printed_size, total
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -175,7 +175,9 @@ def make(root: Path, out: Path, names: list[str]) -> list[dict]:
     )
     (out / "pictures").mkdir(parents=True, exist_ok=True)
     copy(out)
-    decks = [write(source, out, templates) for source in select(root, names)]
+    decks = [
+        write(source, out, templates) for source in select(root, names) if source in lectures(root)
+    ]
     index = templates.get_template("index.html.j2").render(decks=decks)
     (out / "index.html").write_text(index, encoding="utf-8")
     return decks

@@ -20,13 +20,13 @@ import zipfile
 from pathlib import Path
 
 import nbformat
-from build import ROOT, read_source
+from build import ROOT, labs, lectures, read_source
 from nbformat import NotebookNode
 
 EDITIONS = ROOT / "book" / "editions"
 # What the chapters read and import, and what installs that.
 CARRIED = ["LICENSE", "constraints.txt", "pyproject.toml", "cheems_ref", "cheems_lab"]
-CARRIED += ["figures/records"]
+CARRIED += ["figures/records", "book/manual"]
 CARRIED += ["book/claims.toml", "book/tables.toml"]
 NEVER = shutil.ignore_patterns("__pycache__", "*.egg-info")
 
@@ -81,17 +81,19 @@ def student_chapter(source: Path, folder: Path) -> None:
     for cell in notebook.cells:
         cell.source = without_solutions(cell.source)
     mark(notebook, source.stem[:2])
-    write(notebook, folder / "notebooks" / f"{source.stem}.ipynb")
+    place = folder / source.parent.relative_to(ROOT)
+    write(notebook, place / f"{source.stem}.ipynb")
     text = without_solutions(source.read_text(encoding="utf-8"))
-    (folder / "notebooks" / source.name).write_text(text, encoding="utf-8", newline="\n")
+    (place / source.name).write_text(text, encoding="utf-8", newline="\n")
 
 
 def instructor_chapter(source: Path, folder: Path) -> int:
     """Write a chapter with solutions and outputs; returns its points, 0 where nothing is graded."""
     notebook = nbformat.read(source.with_suffix(".ipynb"), as_version=4)
     points, name = mark(notebook, source.stem[:2]), f"{source.stem}.ipynb"
-    write(notebook, folder / "notebooks" / name)
-    shutil.copy(source, folder / "notebooks")
+    place = folder / source.parent.relative_to(ROOT)
+    write(notebook, place / name)
+    shutil.copy(source, place)
     if points:
         write(notebook, folder / "source" / source.stem[:2] / name)
     return points
@@ -132,7 +134,7 @@ def make(build: Path) -> dict[str, int]:
     shutil.copytree(ROOT / "book" / "guide", instructor / "book" / "guide")
     shutil.copy(EDITIONS / "nbgrader_config.py", instructor)
     points = {}
-    for source in sorted((ROOT / "notebooks").glob("*.py")):
+    for source in lectures(ROOT) + labs(ROOT):
         student_chapter(source, student)
         points[source.stem] = instructor_chapter(source, instructor)
     pack(student)

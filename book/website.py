@@ -20,6 +20,7 @@ from pathlib import Path, PurePosixPath
 
 import nbformat
 import slides
+from build import labs, lectures
 from claims import public_names
 from deck import Part
 from fit import in_rows
@@ -30,15 +31,22 @@ from sphinx.cmd.build import build_main
 
 ROOT = Path(__file__).resolve().parent.parent
 # What the reader of a page sees of a folded cell, by its tag.
-FOLDED = {"setup": "set-up", "figure": "the code of this figure", "exercise": "a solution"}
+FOLDED = {
+    "setup": "set-up",
+    "guard": "what is asserted",
+    "figure": "the code of this figure",
+    "exercise": "a solution",
+}
 # A link of Markdown; or code, in which brackets mean something else.
 LINK = re.compile(r"\[([^\]]*)\]\(([^)]*)\)|^```.*?^```|`[^`\n]+`", re.DOTALL | re.MULTILINE)
 DISPLAYED = re.compile(r"^\$\$(.*?)\$\$", re.DOTALL | re.MULTILINE)
 DOWNLOADS = (
     "Download this chapter: {{download}}`notebook <../downloads/{0}.ipynb>` · "
     "{{download}}`source <../downloads/{0}.py>`. Both run in a clone of the project, which has the "
-    "package and the records.\n\n"
-    'Slides of this chapter: <a href="../slides/{0}.html">to show</a> · '
+    "package and the records."
+)
+SLIDES = (
+    '\n\nSlides of this chapter: <a href="../slides/{0}.html">to show</a> · '
     '<a href="../slides/{0}.html?print-pdf">to print</a>.'
 )
 ALL_SLIDES = '\n<a href="../slides/index.html">The slides of all chapters</a>\n'
@@ -52,7 +60,7 @@ TREE = """
 """
 
 
-def chapter_page(notebook: NotebookNode, name: str) -> NotebookNode:
+def chapter_page(notebook: NotebookNode, name: str, lab: bool = False) -> NotebookNode:
     """A notebook as a page: cells folded by their tags, figures with their words, downloads.
 
     A formula that is wider than the page is set in rows, as on a slide.
@@ -70,7 +78,8 @@ def chapter_page(notebook: NotebookNode, name: str) -> NotebookNode:
         if alts:
             [alt] = alts  # a figure, a cell: what is said of one would be said of all
             cell.metadata.setdefault("mystnb", {})["image"] = {"alt": alt}
-    page.cells.insert(1, nbformat.v4.new_markdown_cell(DOWNLOADS.format(name), id="downloads"))
+    downloads = (DOWNLOADS + SLIDES * (not lab)).format(name)
+    page.cells.insert(1, nbformat.v4.new_markdown_cell(downloads, id="downloads"))
     return page
 
 
@@ -91,8 +100,8 @@ def alt_text(output: NotebookNode) -> str:
 
 def page_of(path: PurePosixPath, rooms: set[str]) -> str | None:
     """The page that shows a file of the repository; None where none does."""
-    if path.parts[0] == "notebooks" and path.suffix == ".ipynb":
-        return f"chapters/{path.name}"
+    if path.parts[0] == "notebooks" and path.suffix in (".ipynb", ".py"):
+        return f"chapters/{path.stem}.ipynb"
     if path.parts[0] == "cheems_ref" and path.stem in rooms:
         return f"api/{path.stem}.rst"
     if path.parts[0] in ("figures", "LICENSE"):
@@ -135,13 +144,16 @@ def lay_out(root: Path, pages: Path) -> None:
     def markdown(file: str, page: str, text: str) -> None:
         texts[page] = with_links(text, file, page, rooms)
 
-    names = [path.stem for path in sorted((root / "notebooks").glob("*.ipynb"))]
-    for name in names:
-        for suffix in (".ipynb", ".py"):
-            source = root / "notebooks" / f"{name}{suffix}"
-            texts[f"downloads/{name}{suffix}"] = source.read_text(encoding="utf-8")
-        notebook = nbformat.read(root / "notebooks" / f"{name}.ipynb", as_version=4)
-        texts[f"chapters/{name}.ipynb"] = nbformat.writes(chapter_page(notebook, name))
+    notebooks = {path.stem: path.with_suffix(".ipynb") for path in lectures(root) + labs(root)}
+    for name, path in notebooks.items():
+        for file in (path, path.with_suffix(".py")):
+            texts[f"downloads/{file.name}"] = file.read_text(encoding="utf-8")
+        notebook = chapter_page(nbformat.read(path, as_version=4), name, path in labs(root))
+        for cell in notebook.cells:
+            if cell.cell_type == "markdown":
+                here = path.relative_to(root).as_posix()
+                cell.source = with_links(cell.source, here, f"chapters/{name}.ipynb", rooms)
+        texts[f"chapters/{name}.ipynb"] = nbformat.writes(notebook)
 
     guide = [path.stem for path in sorted((root / "book" / "guide").glob("*.md"))]
     for name in guide:
@@ -155,7 +167,9 @@ def lay_out(root: Path, pages: Path) -> None:
         file = f"manual/{path.name}"
         markdown(f"book/{file}", file, path.read_text(encoding="utf-8"))
     first = (root / "README.md").read_text(encoding="utf-8")
-    first += toctree("Chapters", [f"chapters/{name}" for name in names])
+    first += toctree("Chapters", [f"chapters/{path.stem}" for path in lectures(root)])
+    if labs(root):
+        first += toctree("Labs", [f"chapters/{path.stem}" for path in labs(root)])
     if guide:
         guide.sort(key=("index", "syllabus").count, reverse=True)
         first += toctree("For lecturers", [f"guide/{name}" for name in guide])

@@ -1,18 +1,18 @@
 # %% [markdown]
 # # 00 · How to read this course
 #
-# **In half an hour you'll know what Cheems is, why anyone would build it, and how much to believe
-# of what this course tells you.** By the end you will be able to
+# **In half an hour you'll know what Cheems is, why anyone would build it, and how far to trust what
+# this course tells you.** By the end you will be able to
 #
 # - say what a line with ✓ promises, and what it doesn't;
-# - spot a test that cannot fail;
-# - read the shapes of all tensors in the course;
+# - spot a test that cannot tell right from wrong;
+# - read the shape of any tensor in the course;
 # - choose your way through the chapters.
 #
 # You need matrix products, a little Python and a little PyTorch.
 #
 # Sources: the checks are defined in `cheems_ref/verify.py`. Tensor patterns such as `"b l (h p)"`
-# belong to the package einops (Rogozhnikov, 2022).
+# come from the package einops (Rogozhnikov, 2022).
 
 # %% tags=["setup"]
 import math
@@ -84,6 +84,7 @@ def draw_anatomy(ax):
     ax.text(5.2, 0.2, "a mistake, made on purpose", ha="center", color=plotting.INK)
 
 
+# %% tags=["figure"]
 fig, ax = blank(13, 3.9, (0, 12.2), (0, 4))
 draw_anatomy(ax)
 plotting.save(
@@ -110,9 +111,9 @@ plotting.save(
 # Each token uses a few of them.
 #
 # What does the mixture buy? Let's take three models of 1.3 billion parameters from the papers and
-# ask how much memory they need after reading 131,072 tokens. Each has 24 blocks. LLaMa has
-# attention in all of them, Jamba and Cheems in three; the other 21 keep a state. Before you look:
-# how much memory do those states add?
+# ask how much they have to remember after reading 131,072 tokens, in 16 bits. Each has 24 blocks.
+# LLaMa has attention in all of them, Jamba and Cheems in three; the other 21 keep a state. Before
+# you look: how much memory do those states add?
 
 # %%
 for name in ("llama-1.3b", "jamba-1.3b", "cheems-1.3b"):
@@ -126,8 +127,8 @@ for name in ("llama-1.3b", "jamba-1.3b", "cheems-1.3b"):
 # question behind half of this course. Jamba and Cheems have the same cache. What differs is how
 # their layers compute, and whether that helps is the other half.
 #
-# A model is a string here. `S` is a state space layer, `I` attention with an inner function, `E` a
-# layer of experts:
+# Here we write a model as a string. `S` is a state space layer, `I` attention with an inner
+# function, `E` a layer of experts:
 
 # %%
 model = CausalLM(ModelConfig(pattern="SE × 7 + IE", d_model=64, n_neurons=256))
@@ -135,12 +136,12 @@ logits, _ = model(torch.randint(256, (1, 20)))
 print("20 bytes in, scores for the next byte out:", tuple(logits.shape))
 
 # %% [markdown]
-# By the end of chapter 07 you'll have built every line of it and trained one on your own machine.
+# By the end of chapter 07 you'll have built it piece by piece and trained one on your own machine.
 #
 # ## 2 · What a ✓ promises
 #
-# Every derivation in this course ends in an equality: two ways to compute the same thing. The cell
-# after it computes both and hands them to `check`, with a name for what they show:
+# Nearly every derivation in this course ends in an equality: two ways to compute the same thing.
+# The cell after it computes both and passes them to `check`, with a name for what they show:
 
 # %%
 A, B = random(2, 50, 50, seed=1)
@@ -153,11 +154,11 @@ check("(A B)ᵀ = Bᵀ Aᵀ", (A @ B).T, B.T @ A.T)
 # $$\max |\text{actual} - \text{expected}| \;\le\;
 #   \text{tolerance} \cdot \max |\text{expected}|. \tag{0.1}$$
 #
-# The bracket names the tolerance. Notice what (0.1) divides by: the *largest* entry. If a kernel
-# starts at 1, an entry of $10^{-12}$ further down may be completely wrong and still get its ✓.
-# Where that matters, we check those entries by themselves.
+# The bracket names the tolerance. Notice what (0.1) divides by: the *largest* entry. In a tensor
+# whose largest entry is 1, an entry of $10^{-12}$ may be completely wrong and still get its ✓.
+# Where that matters, we check those entries separately.
 #
-# Each number format has its own tolerance, well above its rounding error:
+# Each number format has its own tolerance, above its rounding error:
 
 # %%
 for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
@@ -165,29 +166,31 @@ for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
     print(f"{dtype!s:15} rounding {rounding:.1e}   tolerance {TOLERANCE[dtype]:g}")
 
 # %% [markdown]
-# You won't see the measured error. It is rounding noise and differs from machine to machine. A
-# check that fails raises an error and stops the notebook, so every ✓ on these pages comes from a
-# check that passed. A failure looks like this:
+# You won't see the measured error. It is different on every machine, and all that counts is whether
+# it stays within the tolerance. A check that fails raises an error and stops the notebook, so every
+# ✓ on these pages comes from a check that passed. Here is a failure. (This one is on purpose, so
+# the notebook goes on.)
 
 # %% tags=["raises-exception"]
 check("a sum is a mean", torch.tensor([1.0, 2.0, 6.0]).sum(), torch.tensor([1.0, 2.0, 6.0]).mean())
 
 # %% [markdown]
-# ## 3 · A test that cannot fail proves nothing
+# ## 3 · Would the test have noticed?
 #
 # So you got a ✓. Would you have got one for a wrong formula, too? The honest way to find out is to
 # try a wrong one. We make a mistake on purpose, one that people really make, and let `must_differ`
-# confirm that the result changes by far more than the tolerance:
+# confirm that the result changes by more than the tolerance:
 
 # %%
-_ = must_differ("planted: the order kept", A.T @ B.T, (A @ B).T)
+A, B = random(2, 50, 50, seed=1)
+_ = must_differ("planted: order not reversed", A.T @ B.T, (A @ B).T)
 
 # %% [markdown]
 # **A ✗ that ends in *caught* is good news.** The check would have noticed this mistake. The bracket
-# says by how much the results differ at least, relative to the largest entry of the right one.
+# gives a lower bound on the difference, relative to the largest entry of the correct result.
 #
-# Is that enough? Look what happens if we pick other inputs. Diagonal matrices are matrices, after
-# all:
+# Is that enough? Look at what happens if we pick other inputs. Diagonal matrices are matrices,
+# after all:
 
 # %%
 A, B = random(50, seed=2).diag(), random(50, seed=3).diag()
@@ -198,10 +201,9 @@ check("the wrong order, on diagonal matrices", A.T @ B.T, (A @ B).T)
 # The check was right about these two matrices and tells you nothing about any others.
 #
 # Keep this example in mind, because it comes back in every chapter. A ✓ speaks about the inputs
-# that were tried. One published listing of SSD sums over the wrong axis, and every test with a
-# single chunk passes (chapter 03). A rotation in the wrong direction passes whenever query and key
-# are the same vector. So ask two questions of every check, ours included: *which mistake would it
-# catch?* and *can its inputs tell right from wrong?*
+# that were tried. One published listing works in chunks of tokens and sums over the wrong axis.
+# Every test with a single chunk passes (chapter 03).  So ask two questions of every check, ours
+# included: *which mistake would it catch?* and *can its inputs tell right from wrong?*
 #
 # ## 4 · When the paper is wrong
 #
@@ -219,18 +221,18 @@ check("the wrong order, on diagonal matrices", A.T @ B.T, (A @ B).T)
 # equation of chapter 3.
 #
 # Some results take minutes to compute, or differ between machines: timings, trained models. We draw
-# these from *records*, files in `figures/records` that name the command which wrote them. A smaller
-# run of the same experiment is usually made live, next to the figure.
+# these from *records*, files in `figures/records` that name the command that wrote them. A smaller
+# run of the same experiment is usually run live, next to the figure.
 #
 # ## 5 · Reading shapes
 #
-# A shape is a word of letters. $(b, l, h, p)$ is batch, length, heads, head width. We write the
-# same letters in comments and in tensor patterns. You'll learn them as they come up; the page
-# [Letters](../book/manual/letters.md) lists all of them.
+# We write a shape as a string of letters. $(b, l, h, p)$ is batch, length, heads, head width. We
+# write the same letters in comments and in tensor patterns. You'll learn them as they come up; the
+# page [Letters](../book/manual/letters.md) lists all of them.
 #
-# In `einsum`, you name the axes of every input and of the output. A letter that the output lacks is
-# summed over. Here is a state space layer in miniature. Each head writes the outer product
-# $x B^\top$ into its state, and reads it with $C$:
+# In `einsum`, you name the axes of every input and of the output. Any letter missing from the
+# output is summed over. Here is one write and one read of a state. Each head writes the outer
+# product $x B^\top$ into its state, and reads it with $C$:
 
 # %%
 x, B, C = random(2, 3, 4, seed=11), random(2, 3, 4, seed=12), random(2, 3, 4, seed=13)
@@ -244,7 +246,7 @@ _ = must_differ("planted: read along p", einsum("bhpn,bhp->bhn", state, C), y)
 # for all axes when you test your own code.
 #
 # einops cuts and joins axes. A bracket is one axis made of several, and the *last* letter in it
-# runs fastest. What do you expect from `(h p)` and from `(p h)`, on the numbers 0 to 11?
+# varies fastest. What do you expect from `(h p)` and from `(p h)`, on the numbers 0 to 11?
 
 # %%
 numbers = torch.arange(12.0)  # one token of width 12
@@ -277,8 +279,8 @@ _ = must_differ("planted: tiled", tiled, by_rule)
 # file beside the notebook and run `make course`. `make test` runs every notebook again and compares
 # what it prints with what is stored.
 #
-# Does a check fail on your machine? If the error is only just above the tolerance, that is
-# rounding; please tell us. If it is far above, something has changed: restart and run from the top.
+# Does a check fail on your machine? If you changed something, restart and run from the top. If not,
+# please tell us, with the error it printed.
 #
 # ## 7 · The map
 #
@@ -305,6 +307,7 @@ def draw_model(ax):
     ax.text(6.2, 0.1, "07 the whole model, trained", ha="center", fontsize=16)
 
 
+# %% tags=["figure"]
 fig, ax = blank(13, 3.2, (-0.2, 12.7), (0, 3.2))
 draw_model(ax)
 plotting.save(
@@ -336,8 +339,10 @@ plotting.save(
 #
 # ## 8 · Where to begin: a self-test
 #
-# Eight small questions, for pencil and paper. Fill in your answers (fractions such as `1 / 3` are
-# fine), run the cells, and you get a list of the chapters that have something new for you.
+# Eight small questions, for pencil and paper. Blanks are normal: they are what the course is for.
+# Fill in your answers (fractions such as `1 / 3` are fine), run the cells, and you get a list of
+# chapters that have something new for you. (07, 08, 11 and 12 have no question: they are new to
+# everyone.)
 #
 # - **a.** (01) A system has $\bar A = \tfrac12$ and $\bar B = C = 1$. What is the entry $K_3$ of
 #   its convolution kernel $K_0, K_1, K_2, \dots$?
@@ -345,14 +350,14 @@ plotting.save(
 #   under the same key. What does the key return now?
 # - **c.** (03) One head of SSD has $A = -\ln 2$, and $\Delta = B = C = 1$ at every token. What is
 #   the entry $M_{31}$ of the matrix in $y = Mx$, with tokens counted from 0?
-# - **d.** (04) Rotary positions with base 10,000 turn vectors of width 64. By which angle per
+# - **d.** (04) Rotary positions with base 10,000 turn vectors of width 64. Through what angle per
 #   token, in radians, does pair 16 turn? (The first pair is pair 0.)
 # - **e.** (05) Two keys have equal scores. A mask adds $-\ln 2$ to the first score. What is the
 #   first key's attention weight?
 # - **f.** (06) With product keys for 10,000 experts, how many inner products does one query need?
 # - **g.** (09) Two models were trained with the same three seeds. The losses differ by −0.03, −0.01
-#   and −0.02, and Student's factor for three seeds is 4.30. Does the 95 % interval of the mean
-#   difference contain zero? (1 for yes, 0 for no)
+#   and −0.02, and the half width of a 95 % interval is 4.30 standard errors. Does the 95 % interval
+#   of the mean difference contain zero? (1 for yes, 0 for no)
 # - **h.** (10) Multiply two 60 × 60 matrices of four-byte numbers. Count a multiply-add as two
 #   operations, and every matrix as read or written once. How many operations is that per byte?
 
@@ -401,12 +406,12 @@ assert news(truth()) == [] and news(truth() | {"b": 7, "d": 0.1}) == ["02", "04"
 print("something new for you in", *news(answers) or ["no chapter: read what you like"])
 
 # %% [markdown]
-# Start with the first chapter on your list, after what the map says to read first.
+# Start with the first chapter on your list, once you have read what the map says to read first.
 #
 # ## Summary
 #
 # - ✓ is an equality that was computed, on the inputs shown, within the tolerance in brackets.
 # - ✗ is a mistake made on purpose, which the check would have caught.
 # - Ask of every check which mistake it would catch, and whether its inputs can tell.
-# - Shapes are words of letters. In a bracket the last letter runs fastest; head $i$ uses group
+# - Shapes are strings of letters. In a bracket the last letter varies fastest; head $i$ uses group
 #   $\lfloor i / (h/g) \rfloor$.

@@ -18,7 +18,10 @@ from fit import fitted
 from lessons import stored, tags
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
-from test_notebooks import STORED
+from test_notebooks import STORED as NOTEBOOKS
+
+
+STORED = [path for path in NOTEBOOKS if path.parent.name != "labs"]  # labs have no slides
 
 
 def taught(notebook: NotebookNode) -> list[NotebookNode]:
@@ -61,7 +64,7 @@ def shows_all_that_is_printed(notebook: NotebookNode, chapter: Deck) -> list[str
     outputs = [
         (cell, output)
         for cell in taught(notebook)
-        if cell.cell_type == "code" and not tags(cell) & {"setup", "versions", "check"}
+        if cell.cell_type == "code" and not tags(cell) & {"setup", "guard", "versions", "check"}
         for output in cell.outputs
     ]
     wanted = [
@@ -88,7 +91,7 @@ def in_one_row(tex: str) -> str:
 
 
 def shows_every_cell(notebook: NotebookNode, chapter: Deck) -> list[str]:
-    hidden = {"setup", "versions", "check", "figure", "exercise"}
+    hidden = {"setup", "guard", "versions", "check", "figure", "exercise"}
     wanted = [
         re.sub(r"# fmt: \w+", "", c.source)
         for c in taught(notebook)

@@ -24,13 +24,14 @@ from lessons import NOTEBOOKS, code_cells, stored, tags
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
-STORED = sorted(NOTEBOOKS.glob("*.ipynb"))
+STORED = sorted(NOTEBOOKS.glob("*.ipynb")) + sorted(NOTEBOOKS.glob("labs/*.ipynb"))
 every_notebook = pytest.mark.parametrize("path", STORED, ids=[path.stem for path in STORED])
 
 ALLOWED_TAGS = {
     "check",
     "exercise",
     "figure",
+    "guard",
     "nbval-ignore-output",
     "raises-exception",
     "setup",
@@ -221,8 +222,8 @@ def differences(notebook: NotebookNode, source: NotebookNode) -> list[str]:
 
 
 def test_each_source_has_its_notebook():
-    sources = sorted(path.with_suffix(".ipynb") for path in NOTEBOOKS.glob("*.py"))
-    assert sources and sources == STORED
+    sources = [*sorted(NOTEBOOKS.glob("*.py")), *sorted(NOTEBOOKS.glob("labs/*.py"))]
+    assert [path.with_suffix(".ipynb") for path in sources] == STORED
 
 
 @every_notebook
@@ -247,7 +248,7 @@ def test_figures_are_what_the_notebook_shows(path):
     data = [o.data for _, o in outputs(stored(path)) if "data" in o]
     shown = {d["image/svg+xml"] for d in data if "image/svg+xml" in d}
     shown |= {b64decode(d["image/png"]) for d in data if "image/png" in d}
-    files = (NOTEBOOKS.parent / "figures").glob(f"{path.stem[:2]}_*.*")
+    files = (NOTEBOOKS.parent / "figures").glob(f"{path.stem.partition('_')[0]}_*.*")
     drawn = {SVG(f.read_bytes()).data if f.suffix == ".svg" else f.read_bytes() for f in files}
     assert drawn == shown
 

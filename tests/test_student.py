@@ -89,11 +89,12 @@ def files(folder):
 def test_both_editions_hold_what_the_chapters_need_and_the_zip_is_the_students(editions):
     carried = {"LICENSE", "constraints.txt", "pyproject.toml"}
     carried |= {"book/claims.toml", "book/tables.toml"}
-    for pattern in ("cheems_ref/**/*", "cheems_lab/**/*", "figures/records/*"):
+    for pattern in ("cheems_ref/**/*", "cheems_lab/**/*", "figures/records/*", "book/manual/*"):
         paths = [path for path in ROOT.glob(pattern) if path.is_file()]
         carried |= {p.relative_to(ROOT).as_posix() for p in paths if "__pycache__" not in p.parts}
-    for source in SOURCES:
-        carried |= {f"notebooks/{source.stem}.{ending}" for ending in ("py", "ipynb")}
+    for source in [*SOURCES, *(ROOT / "notebooks").glob("labs/*.py")]:
+        name = source.relative_to(ROOT).with_suffix("").as_posix()
+        carried |= {f"{name}.py", f"{name}.ipynb"}
     assert files(editions / "student") == carried | {"README.md"}
     more = {path for path in files(editions / "instructor") if not path.startswith("book/guide/")}
     sources = {f"source/{path.stem[:2]}/{path.stem}.ipynb" for path in CHAPTERS}
