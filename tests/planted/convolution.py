@@ -1,7 +1,7 @@
 """Mistakes that the properties of test_convolution.py must catch."""
 
 from planting import mistakes
-from test_convolution import history_keeps_nothing_else, is_the_loop
+from test_convolution import history_keeps_nothing_else, skips_padding
 
 from cheems_ref import convolution
 
@@ -10,7 +10,7 @@ ROOMS = (convolution,)
 
 # fmt: off
 MISTAKES = mistakes([
-    (is_the_loop, {
+    (skips_padding, {
         "history ends with the padding": [
             ("newest = padding_mask.sum(", "newest = (padding_mask | True).sum(")],
         "taps reversed": [("weight.unbind(1)", "weight.flip(1).unbind(1)")]}),
