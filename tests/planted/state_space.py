@@ -3,7 +3,7 @@
 from planting import mistakes
 from test_state_space import (
     convolution_is_the_sum,
-    recurrence_is_the_loop,
+    recurrence_is_not_as_printed,
     s4d_is_accurate_in_float32,
     s4d_kernel_is_that_of_the_full_model,
     s4d_starts_where_it_should,
@@ -21,7 +21,7 @@ MISTAKES = mistakes([
     (zoh_integrates_the_equation, {
         "B̄ of ZOH by Euler": [
             ("return step[:n, :n], step[:n, n]", "return step[:n, :n], dt * B")]}),
-    (recurrence_is_the_loop, {
+    (recurrence_is_not_as_printed, {
         "as printed: reads before it writes": [
             ("y = states[:, 1:] @ C", "y = states[:, :-1] @ C")]}),
     (convolution_is_the_sum, {
