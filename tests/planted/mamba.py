@@ -3,7 +3,6 @@
 from planting import mistakes
 from test_mamba import (
     layer_starts_where_it_should,
-    pieces_are_one_pass,
     scan_is_the_definition,
     scan_is_wide_inside,
     takes_few_steps,
@@ -34,9 +33,6 @@ MISTAKES = mistakes([
              "    h = _scan(a[:, :-1], b[:, :-1])\n"
              "    return torch.cat([h, a[:, -1:] * h[:, -1:] + b[:, -1:]], dim=1)\n"
              "    a_1, b_1 = (t[:,")]}),
-    (pieces_are_one_pass, {
-        "layer forgets its convolution": [
-            ("self.conv, history=history)", "self.conv, history=None)")]}),
     (layer_starts_where_it_should, {
         "dt_bias is dt": [("dt + torch.log(-torch.expm1(-dt))", "dt")]}),
 ])
