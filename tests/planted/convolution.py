@@ -17,3 +17,5 @@ MISTAKES = mistakes([
     (history_keeps_nothing_else, {
         "history is a view": [('history = u[:, n["l"] :].clone()', 'history = u[:, n["l"] :]')]}),
 ])
+# fmt: on
+HELD = {mistake.asked() for mistake in MISTAKES}  # test_convolution.py asks all of them

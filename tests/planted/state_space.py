@@ -36,3 +36,5 @@ MISTAKES = mistakes([
     (s4d_starts_where_it_should, "legs", {
         "rank-one part left in": [("A + torch.outer(B, B) / 2", "A + torch.outer(B, B)")]}),
 ])
+# fmt: on
+HELD = {mistake.asked() for mistake in MISTAKES}  # test_state_space.py asks all of them
