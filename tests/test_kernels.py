@@ -20,6 +20,7 @@ from pathlib import Path
 import definitions
 import pytest
 import torch
+from properties import normal
 
 from cheems_ref import kernels
 from cheems_ref.kernels import chunk_scan, kernel_status, state_update
@@ -42,24 +43,13 @@ def recurrence(x, dt, A, B, C, D=None, initial_state=None):
     return definitions.ssd(x, dt, A, B, C, D, state)
 
 
-def draw(shape, dtype=torch.float32, dt_scale=1.0, seed=0):
+def draw(shape, dtype=torch.float32, seed=0):
     b, length, h, p, g, n = shape
-    generator = torch.Generator().manual_seed(seed)
-
-    def normal(*size):
-        return torch.randn(*size, generator=generator)
-
-    dt = torch.nn.functional.softplus(normal(b, length, h) - 1) * dt_scale
-    inputs = [
-        normal(b, length, h, p).to(dtype),
-        dt,
-        -torch.exp(0.5 * normal(h)),
-        normal(b, length, g, n).to(dtype),
-        normal(b, length, g, n).to(dtype),
-        normal(h),
-        normal(b, h, p, n),
-    ]
-    return [t.to(DEVICE) for t in inputs]
+    shapes = (b, length, h, p), (b, length, g, n), (b, length, g, n), (b, length, h), (h,), (h,)
+    drawn = (normal(*size, seed=10 * seed + i) for i, size in enumerate((*shapes, (b, h, p, n))))
+    x, B, C, dt, A, D, state = (t.to(DEVICE, torch.float32) for t in drawn)
+    dt, A = torch.nn.functional.softplus(dt - 1), -torch.exp(A / 2)
+    return [x.to(dtype), dt, A, B.to(dtype), C.to(dtype), D, state]
 
 
 def kernel(x, dt, A, B, C, D=None, initial_state=None, chunk_size=16):
@@ -71,23 +61,28 @@ def relative(value, truth):
     return float((value - truth).abs().max() / truth.abs().max().clamp_min(1e-300))
 
 
-def compare(inputs, tolerance, chunk_size=16, through=("y", "state")):
+def whole_numbers(shape):
+    """Which every dtype can hold."""
+    return torch.randint(-3, 4, shape, generator=torch.Generator().manual_seed(1))
+
+
+def results_and_gradients(run, inputs, through, weights):
+    """y, the state, and the gradients of a weighted sum of those that it goes through."""
+    pairs = zip(NAMES, inputs, strict=True)
+    leaves = {name: t.detach().requires_grad_() for name, t in pairs if t is not None}
+    found = dict(zip(("y", "state"), run(**leaves), strict=True))
+    of_sum = [weights(found[name].shape).to(found[name]) for name in through]
+    torch.autograd.backward([found[name] for name in through], of_sum)
+    return found | {f"d{name}": t.grad for name, t in leaves.items() if t.grad is not None}
+
+
+def compare(inputs, tolerance, through=("y", "state"), weights=whole_numbers):
     """Results and every gradient of the kernel against the recurrence in float64."""
-    ours = [None if t is None else t.detach().clone().requires_grad_() for t in inputs]
-    true = [None if t is None else t.detach().double().requires_grad_() for t in inputs]
-    results = dict(zip(("y", "state"), kernel(*ours, chunk_size=chunk_size), strict=True))
-    truths = dict(zip(("y", "state"), recurrence(*true), strict=True))
-    assert results["y"].dtype == inputs[0].dtype and results["state"].dtype == torch.float32
-    errors = {name: relative(results[name], truths[name]) for name in results}
-    generator = torch.Generator().manual_seed(1)
-    weights = {k: torch.randn(results[k].shape, generator=generator) for k in through}
-    weights = {k: weight.to(results[k]) for k, weight in weights.items()}
-    torch.autograd.backward([results[k] for k in through], [weights[k] for k in through])
-    torch.autograd.backward([truths[k] for k in through], [weights[k].double() for k in through])
-    for name, value, truth in zip(NAMES, ours, true, strict=True):
-        if value is not None and truth.grad is not None:
-            assert value.grad.dtype == value.dtype and value.grad.shape == value.shape
-            errors["d" + name] = relative(value.grad, truth.grad)
+    wide = [None if t is None else t.double() for t in inputs]
+    ours = results_and_gradients(kernel, inputs, through, weights)
+    true = results_and_gradients(recurrence, wide, through, weights)
+    assert ours["y"].dtype == inputs[0].dtype and ours["state"].dtype == torch.float32
+    errors = {name: relative(ours[name], truth) for name, truth in true.items()}
     assert max(errors.values()) <= tolerance, errors
     return errors
 
@@ -159,13 +154,9 @@ def test_strided_and_expanded_inputs():
         torch.stack([D, D], 1)[:, 0],
         state.mT.contiguous().mT,
     ]
-    ours = [t.detach().requires_grad_() for t in inputs]
-    true = [t.detach().double().requires_grad_() for t in inputs]
-    for run, leaves in ((kernel, ours), (recurrence, true)):
-        y, last = run(*leaves)
-        (y.sum() + last.sum()).backward()  # a gradient of y with stride 0, too
-    for name, value, truth in zip(NAMES, ours, true, strict=True):
-        assert relative(value.grad, truth.grad) < 1e-5, name
+    compare(inputs, 1e-5)
+    # The gradient of a sum has stride 0, too.
+    compare(inputs, 1e-5, weights=lambda shape: torch.ones((), device=DEVICE).expand(shape))
 
 
 @needs_kernel
