@@ -149,11 +149,6 @@ SHIFT, LEARNS = verify.shift_changes_nothing, verify.every_parameter_learns
 QUESTIONS = [CAUSAL, ROWS, PIECES, PADDING, SHIFT]
 
 
-def small(layer=ssd.SSD, chunk_size=4):
-    torch.manual_seed(0)
-    return layer(8, n_heads=2, d_state=4, chunk_size=chunk_size).double()
-
-
 def mean(x):
     return x.mean(1, keepdim=True)
 
@@ -272,40 +267,32 @@ def test_what_does_not_learn_is_named():
     names_what_does_not_learn(verify)
 
 
-class Leaks(ssd.SSD):
-    """The last token of every chunk reads the first of the next."""
-
-    def forward(self, x, position_ids):
-        y, cache = super().forward(x, position_ids)
-        y[:, self.chunk_size - 1 : -1 : self.chunk_size] += x[:, self.chunk_size :: self.chunk_size]
-        return y, cache
-
-
-@pytest.mark.parametrize("chunk_size", [4, 50, 100])
-def test_a_leak_from_chunk_to_chunk_is_seen(chunk_size):
-    CAUSAL(small(chunk_size=chunk_size), 8)
-    with pytest.raises(verify.Refuted, match=r"the first [0-9]+ tokens alone"):
-        CAUSAL(small(Leaks, chunk_size), 8)
-
-
-def test_a_leak_from_block_to_block_is_seen():
-    """ssd_chunked computes 16 chunks at a time: here the last token of them reads the next."""
+@pytest.mark.parametrize(
+    ("tokens", "chunk_size"), [("size", 4), ("size", 100), ("CHUNKS_PER_BLOCK * size", 4)]
+)
+def test_a_leak_from_chunk_to_chunk_or_from_block_to_block_is_seen(tokens, chunk_size):
+    """The last token of each reads the first of the next; a block is 16 chunks."""
     line = '"b c l g i p -> b (c l) (g i) p")[:, : x.shape[1]]\n'
-    leak = "    n = CHUNKS_PER_BLOCK * size\n    y[:, n - 1 : -1 : n] += x[:, n::n]\n"
-    with pytest.raises(verify.Refuted):
-        CAUSAL(small(plant(ssd, (line, line + leak)).SSD), 8)
+    leak = f"    n = {tokens}\n    y[:, n - 1 : -1 : n] += x[:, n::n]\n"
+    leaks = plant(ssd, (line, line + leak))
+    sound, wrong = (
+        m.SSD(8, n_heads=2, d_state=4, chunk_size=chunk_size).double() for m in (ssd, leaks)
+    )
+    CAUSAL(sound, 8)
+    with pytest.raises(verify.Refuted, match=r"the first [0-9]+ tokens alone"):
+        CAUSAL(wrong, 8)
 
 
-@pytest.mark.parametrize("name", verify.BORDERS)
-def test_borders_are_looked_for_in_submodules(name):
-    layer = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-    setattr(layer[1], name, 100)
-    with pytest.raises(AssertionError, match=r"\(3, 305\), got shape"):
-        CAUSAL(nn.Sequential(layer, nn.Flatten(0, 1)), 4)
-    setattr(layer[1], name, 1000)
-    with pytest.raises(ValueError, match="Sequential has a border at 1000 tokens: give an x"):
-        CAUSAL(layer, 4)
-    CAUSAL(layer, torch.randn(2, 5, 4))
+def test_borders_are_looked_for_in_submodules():
+    for name in verify.BORDERS:
+        layer = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        setattr(layer[1], name, 100)
+        with pytest.raises(AssertionError, match=r"\(3, 305\), got shape"):
+            CAUSAL(nn.Sequential(layer, nn.Flatten(0, 1)), 4)
+        setattr(layer[1], name, 1000)
+        with pytest.raises(ValueError, match="Sequential has a border at 1000 tokens: give an x"):
+            CAUSAL(layer, 4)
+        CAUSAL(layer, torch.randn(2, 5, 4))
 
 
 def test_complex_outputs_are_compared_whole():

@@ -1,7 +1,7 @@
 """Mistakes that the properties of test_check.py must catch."""
 
+import test_check as tests
 from planting import mistakes
-from test_check import compiles, looks_at_no_value, looks_at_values_at_the_door_alone, refuses
 
 from cheems_ref import check
 
@@ -12,24 +12,24 @@ WHILE_COMPILING = "    if torch.compiler.is_compiling():\n        return\n"
 
 # fmt: off
 MISTAKES = mistakes([
-    (refuses, "shapes", {
+    (tests.refuses, "shapes", {
         "the last tensor binds": [("sizes.setdefault(letter, size)", "sizes[letter] = size")]}),
-    (refuses, "entries", {
+    (tests.refuses, "entries", {
         "NaN is let through": [
             ("return above and below",
              "return not (value < low or value > high) if value != value else above and below")]}),
-    (looks_at_values_at_the_door_alone, "entries", {
+    (tests.looks_at_values_at_the_door_alone, "entries", {
         "one question for each entry": [
             ("(end.item() for end in t.detach().aminmax())",
              "min(ends := [end.item() for end in t.flatten()]), max(ends)")]}),
-    (compiles, {
+    (tests.compiles, {
         "values break the graph": [(WHILE_COMPILING, "")]}),
-    (looks_at_no_value, "mixer_call", {
+    (tests.looks_at_no_value, "mixer_call", {
         "a mixer looks at its positions": [
             ('    shapes(known, position_ids=(position_ids, "b l"))\n',
              '    shapes(known, position_ids=(position_ids, "b l"))\n'
              '    entries("(-inf, inf)", position_ids=position_ids)\n')]}),
-    (refuses, "token_ids", {
+    (tests.refuses, "token_ids", {
         "the vocabulary ends one too late": [
             ('entries(f"[0, {vocab_size})"', 'entries(f"[0, {vocab_size}]"')]}),
 ])

@@ -1,7 +1,7 @@
 """Mistakes that the properties of test_convolution.py must catch."""
 
+import test_convolution as tests
 from planting import mistakes
-from test_convolution import history_keeps_nothing_else, skips_padding
 
 from cheems_ref import convolution
 
@@ -10,11 +10,11 @@ ROOMS = (convolution,)
 
 # fmt: off
 MISTAKES = mistakes([
-    (skips_padding, {
+    (tests.skips_padding, {
         "history ends with the padding": [
             ("newest = padding_mask.sum(", "newest = (padding_mask | True).sum(")],
         "taps reversed": [("weight.unbind(1)", "weight.flip(1).unbind(1)")]}),
-    (history_keeps_nothing_else, {
+    (tests.history_keeps_nothing_else, {
         "history is a view": [('history = u[:, n["l"] :].clone()', 'history = u[:, n["l"] :]')]}),
 ])
 # fmt: on

@@ -2,22 +2,13 @@
 
 from functools import partial
 
-from models import ROOMS as ROOMS
+import models
+import test_model as tests
 from planting import mistakes
-from test_model import (
-    HELD as HELD,
-)
-from test_model import (
-    angles_are_made_once,
-    fresh_weights_are_those_published,
-    is_the_definition,
-    layers_turn_by_their_own,
-    padding_and_cuts_change_nothing,
-    starts_as_one_made_directly,
-)
 
 from cheems_ref import attention, model, rope
 
+ROOMS, HELD = models.ROOMS, tests.HELD
 SEQUENCE = "self.norm(x), position_ids, padding_mask=padding_mask, cache=cache, rotary=rotary"
 POSITIONS = "(before[:, None] + real.cumsum(1) - 1).clamp(min=0)"
 BEFORE, AFTER = "cache.layers, cache.n_tokens", "before + real.sum(1)"
@@ -27,28 +18,28 @@ SHARED = dict(pattern="SSAAIMI", inner="ssd")
 
 # fmt: off
 MISTAKES = mistakes([
-    (is_the_definition, "SEIE", {
+    (tests.is_the_definition, "SEIE", {
         "residual of the norm": [
             ("return x + y, (cache", "return self.norm(x) + y, (cache")],
         "no norm before S and I": [(SEQUENCE, SEQUENCE.replace("self.norm(x)", "x"))],
         "no last norm": [("return self.norm(x), cache", "return x, cache")]}),
-    (padding_and_cuts_change_nothing, "SHSRAH", {
+    (tests.padding_and_cuts_change_nothing, "SHSRAH", {
         "padding is read": [(SEQUENCE, SEQUENCE.replace("=padding_mask", "=None"))],
         "positions count padding": [(POSITIONS, "before[:, None] + torch.arange(real.shape[1])")],
         "positions start again": [(BEFORE, "cache.layers, before")],
         "n_tokens of this call": [(AFTER, "real.sum(1)")],
         "n_tokens written to": [(AFTER, "before.add_(real.sum(1))")]}),
-    (starts_as_one_made_directly, "SHSRAH", {
+    (tests.starts_as_one_made_directly, "SHSRAH", {
         "drawn in the constructor alone": [
             (EMBEDDING_STARTS, ""), (RESET, "        " + EMBEDDING_STARTS + "\n")]}),
-    (fresh_weights_are_those_published, "cheems-tiny", {
+    (tests.fresh_weights_are_those_published, "cheems-tiny", {
         "the embedding as torch starts it": [(EMBEDDING_STARTS, "")]}),
 ], model) + mistakes([
-    (layers_turn_by_their_own, dict(pattern="AAAM"), {
+    (tests.layers_turn_by_their_own, dict(pattern="AAAM"), {
         "a table for any positions": [("table.position_ids is position_ids", "True")],
         "one base for all layers": [("key = dim, base,", "key = dim,")]}),
 ], rope) + mistakes([
-    (partial(angles_are_made_once, n_widths=2), SHARED, {
+    (partial(tests.angles_are_made_once, n_widths=2), SHARED, {
         "the inner SSD makes its own": [("cache.inner, rotary=rotary)", "cache.inner)")]}),
 ], attention)
 # fmt: on
