@@ -297,8 +297,8 @@ MACHINES = [
     (False, lambda patch: None, "interpreter", "There is no GPU"),
     (False, set_to_off("TRITON_INTERPRET"), "none", "TRITON_INTERPRET to off"),
     (False, set_to_off("MAMBA_DETERMINISTIC"), "none", "found MAMBA_DETERMINISTIC off"),
-    (False, uninstalled, "none", "'mamba_ssm'.*make course"),
-    (False, hide("triton"), "none", "triton.*make course"),
+    (False, uninstalled, "none", "mamba-ssm's kernels cannot be imported .*'mamba_ssm'"),
+    (False, hide("triton"), "none", "Triton cannot be imported .*triton"),
     (True, lambda patch: None, "cuda", "compiled for this GPU"),
     (True, imported_as_interpreter, "interpreter", "although there is a GPU"),
 ]
