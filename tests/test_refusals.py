@@ -4,6 +4,7 @@ CALLS has one good call of each function and layer whose signature has shapes. F
 know what is wrong: an axis too few or too many, another size, another dtype, an entry or a number
 out of range, a word. Each has to raise ValueError or TypeError that names the argument, or, for a
 size, another argument with that letter. What a function rightly accepts is listed in ACCEPTED.
+RELATIONS has by hand what no signature says: numbers that have to fit one another, empty axes.
 """
 
 import importlib
