@@ -1,6 +1,6 @@
-"""Mamba-1: mamba-ssm and torch, work, digits, starts, and what the tables do not ask.
+"""Mamba-1: mamba-ssm, SSD, work, digits, starts, and what the tables do not ask.
 
-As in test_ssd.py, the properties are functions of a module.
+The properties are functions of a module m: planted/ hands them copies with a mistake.
 """
 
 import importlib
@@ -12,52 +12,33 @@ import types
 import warnings
 from functools import partial
 
-import definitions
 import pytest
 import torch
 import torch.nn.functional as F
 from definitions import selective_scan as definition
-from properties import (
-    is_one_graph,
-    normal,
-    work,
-    works_linearly,
-)
+from properties import is_one_graph, normal, work, works_linearly
 
 import cheems_ref.mamba as mamba_module
-from cheems_ref import verify
 from cheems_ref.ssd import ssd_recurrent
-from cheems_ref.state_space import discretize_zoh, ssm_convolution, ssm_kernel
+from cheems_ref.state_space import ssm_convolution, ssm_kernel
 from cheems_ref.verify import check, check_gradients, must_differ
 
 SCANS = ("sequential", "parallel")
 
 
-def uniform(low, high, *shape, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return low + (high - low) * torch.rand(shape, generator=generator, dtype=torch.float64)
-
-
 # --- the selective scan -----------------------------------------------------------------------
 
-SCAN_NAMES = ("x", "dt", "A", "B", "C", "D", "state")
 
-
-def inputs(b=2, l=13, d=3, n=2, *, dt=(1e-3, 1.0), A=(-16.0, -0.1), dtype=torch.float64, seed=0):
-    """Seeded x, dt, A, B, C, D, state; dt log-uniform between two bounds, or one number for all."""
+def inputs(b=2, l=13, d=3, n=2, *, dt=(1e-3, 1.0), dtype=torch.float64):
+    """Seeded x, dt, A, B, C, D, state; dt log-uniform between two bounds."""
+    shapes = (b, l, d), (b, l, n), (b, l, n), (d,), (b, d, n)
+    x, B, C, D, state = (normal(*shape, seed=i) for i, shape in enumerate(shapes))
+    generator = torch.Generator().manual_seed(9)
+    low, high = map(math.log, dt)
+    steps = low + (high - low) * torch.rand(b, l, d, generator=generator, dtype=torch.float64)
+    A = -0.1 - 16 * torch.rand(d, n, generator=generator, dtype=torch.float64)
     wide = torch.promote_types(dtype, torch.float32)
-    if isinstance(dt, tuple):
-        steps = uniform(math.log(dt[0]), math.log(dt[1]), b, l, d, seed=seed).exp()
-    else:
-        steps = torch.full((b, l, d), dt, dtype=torch.float64)
-    normals = (
-        normal(*s, seed=seed + i)
-        for i, s in enumerate(((b, l, d), (b, l, n), (b, l, n), (d,), (b, d, n)), start=1)
-    )
-    x, B, C, D, state = normals
-    tensors = (x, steps, uniform(*A, d, n, seed=seed + 9), B, C, D, state)
-    dtypes = (dtype, wide, wide, dtype, dtype, wide, wide)
-    return tuple(t.to(k) for t, k in zip(tensors, dtypes, strict=True))
+    return *(t.to(dtype) for t in (x, steps.exp(), A, B, C, D)), state.to(wide)
 
 
 def scan(m, form, x, dt, A, B, C, D, state):
@@ -65,24 +46,25 @@ def scan(m, form, x, dt, A, B, C, D, state):
     return f(x, dt, A, B, C, D=D, initial_state=state, return_final_state=True)
 
 
+def same(name, ours, theirs, **tolerance):
+    for what, actual, expected in zip(("y", "state"), ours, theirs, strict=True):
+        check(f"{name}, {what}", actual, expected, **tolerance)
+
+
 def scan_is_the_definition(m, form):
     tensors = inputs()
-    got, want = scan(m, form, *tensors), definition(*tensors)
-    for name, a, e in zip(("y", "final state"), got, want, strict=True):
-        check(f"{form} scan = definition, {name}", a, e)
+    same(f"{form} scan = definition", scan(m, form, *tensors), definition(*tensors))
 
 
-def scan_is_wide_inside(m, form, dtype=torch.bfloat16, narrow=False):
-    """y has the dtype of x, the state that of the sums; both are right for the rounded inputs."""
+def scan_is_wide_inside(m, form, dtype=torch.bfloat16):
+    """All inputs are narrow; y has their dtype, the state that of the sums, both rounded once."""
     tensors = inputs(l=40, n=8, dtype=dtype)
-    if narrow:  # dt, A and D in the dtype of x too
-        tensors = (*(t.to(dtype) for t in tensors[:6]), tensors[6])
     y, final = scan(m, form, *tensors)
-    assert (y.dtype, final.dtype) == (dtype, torch.float32)
-    truth = definition(*(t.double() for t in tensors))
-    error, half_a_digit = (y.double() - truth[0]).abs(), torch.finfo(dtype).eps / 2
-    assert (error <= 1.02 * half_a_digit * truth[0].abs() + 1e-5).all(), "rounded more than once"
-    check(f"{form} scan = float64 definition, final state", final, truth[1].float())
+    truth, state = definition(*(t.double() for t in tensors))
+    half_a_digit = torch.finfo(dtype).eps / 2
+    assert y.dtype == dtype
+    assert ((y.double() - truth).abs() <= 1.02 * half_a_digit * truth.abs() + 1e-5).all()
+    check(f"{form} scan = float64 definition, final state", final, state.float())
 
 
 def scan_to_a_number(m, form, length):
@@ -113,17 +95,12 @@ def test_scans_without_options_in_sixteen_bits_and_with_extreme_steps(form):
     check("no D, no state", y, definition(*tensors, 0 * D, 0 * state)[0])
     _, final = scan(mamba_module, form, *tensors, D, state)
     assert final.untyped_storage().nbytes() == final.nbytes, "a view of all states"
-    x, dt, *rest, state = inputs(dtype=torch.float32)
-    assert torch.equal(scan(mamba_module, form, x, 0 * dt, *rest, state)[1], state)
     for dtype in (torch.bfloat16, torch.float16):
-        for narrow in (False, True):
-            scan_is_wide_inside(mamba_module, form, dtype, narrow)
-    for dt in ((1e-8, 1e-4), (1e-6, 1e3), (10.0, 1e3)):
-        tensors = inputs(b=1, l=1000, dt=dt, A=(-16.0, -1e-3), dtype=torch.float32)
-        leaves = [t.requires_grad_() for t in tensors]
-        results = scan(mamba_module, form, *leaves)
-        sum(r.mean() for r in results).backward()
-        assert all(t.isfinite().all() for t in (*results, *(t.grad for t in leaves))), dt
+        scan_is_wide_inside(mamba_module, form, dtype)
+    leaves = [t.requires_grad_() for t in inputs(l=100, dt=(1e-6, 1e3), dtype=torch.float32)]
+    results = scan(mamba_module, form, *leaves)
+    sum(r.mean() for r in results).backward()
+    assert all(t.isfinite().all() for t in (*results, *(t.grad for t in leaves)))
 
 
 def test_parallel_scan_takes_few_steps_and_the_work_of_both_is_linear():
@@ -134,18 +111,9 @@ def test_parallel_scan_takes_few_steps_and_the_work_of_both_is_linear():
 def test_scan_with_one_rate_per_channel_is_ssd_with_one_number_per_head():
     x, dt, A, B, C, D, state = inputs()
     got = scan(mamba_module, "sequential", x, dt, A[:, :1].expand(-1, 2), B, C, D, state)
-    want = ssd_recurrent(
-        x[..., None],
-        dt,
-        A[:, 0],
-        B[:, :, None],
-        C[:, :, None],
-        D=D,
-        initial_state=state[:, :, None],
-        return_final_state=True,
-    )
-    check("y of S6 = of SSD", got[0], want[0][..., 0])
-    check("state of S6 = of SSD", got[1], want[1][:, :, 0])
+    options = dict(D=D, initial_state=state[:, :, None], return_final_state=True)
+    y, final = ssd_recurrent(x[..., None], dt, A[:, 0], B[:, :, None], C[:, :, None], **options)
+    same("S6 = SSD", got, (y[..., 0], final[:, :, 0]))
 
 
 def test_scan_that_does_not_select_is_a_convolution_and_one_that_selects_is_not():
@@ -156,34 +124,6 @@ def test_scan_that_does_not_select_is_a_convolution_and_one_that_selects_is_not(
     y = ssm_convolution(kernel, x.mT).mT + D * x
     check("constant dt, B, C", mamba_module.selective_scan(x, dt, A, B, C, D=D), y)
     must_differ("dt by token", mamba_module.selective_scan(x, inputs()[1], A, B, C, D=D), y)
-
-
-@pytest.mark.parametrize(
-    "dt, A, gain", [(0.1, -1.0, 1.05), (0.69, -1.0, 1.38), (0.69, -16.0, 11.0)]
-)
-def test_euler_writes_more_than_zoh(dt, A, gain):
-    """OTCE prints ZOH's B̄; Mamba's code and WM have dt B."""
-    tensors = (torch.ones(1, 1, 1).double() * t for t in (1, dt, A, 1, 1))
-    x, dt_1, A_1, B, C = tensors
-    euler = mamba_module.selective_scan(x, dt_1, A_1[0], B, C)
-    zoh = discretize_zoh(A_1[0], B[0, 0], dt)[1]
-    assert (euler.flatten() / zoh).item() == pytest.approx(gain, rel=5e-3)
-
-
-def test_scan_is_that_of_torch():
-    """torch's associative_scan, a prototype, on the same pairs; it refuses l = 0."""
-    from torch._higher_order_ops.associative_scan import associative_scan
-
-    def combine(first, second):
-        return second[0] * first[0], second[0] * first[1] + second[1]
-
-    def theirs(a, b):
-        return associative_scan(combine, (a, b), dim=1, combine_mode="generic")[1]
-
-    for length in (2, 5, 8, 33):
-        pair = uniform(0, 1, 2, length, 3), normal(2, length, 3)
-        check("_scan = torch's associative_scan", mamba_module._scan(*pair), theirs(*pair))
-        check_gradients("_scan = torch's associative_scan", mamba_module._scan, theirs, pair)
 
 
 # --- mamba-ssm --------------------------------------------------------------------------------
@@ -218,14 +158,10 @@ def test_scan_is_that_of_mamba_ssm(mamba_ssm):
         )
         return y.mT, state
 
-    for form, length in itertools.product(SCANS, (1, 13)):
-        *tensors, state = inputs(l=length, n=4, dtype=torch.float32)
-
-        def ours(*tensors, form=form, zero=0 * state):
-            return scan(mamba_module, form, *tensors, zero)
-
-        for name, a, e in zip(("y", "state"), ours(*tensors), theirs(*tensors), strict=True):
-            check(f"scan = mamba-ssm's, {name}", a, e)
+    *tensors, state = inputs(n=4, dtype=torch.float32)
+    for form in SCANS:
+        ours = partial(lambda *t, form: scan(mamba_module, form, *t, 0 * state), form=form)
+        same("scan = mamba-ssm's", ours(*tensors), theirs(*tensors))
         check_gradients("scan = mamba-ssm's", ours, theirs, tensors)
 
 
@@ -235,54 +171,30 @@ def test_layer_is_that_of_mamba_ssm(mamba_ssm, monkeypatch):
     def convolution(x, weight, bias, activation):
         assert activation == "silu"
         weight = weight[:, None]
-        return F.silu(
-            F.conv1d(F.pad(x, (weight.shape[-1] - 1, 0)), weight, bias, groups=x.shape[1])
-        )
+        x = F.pad(x, (weight.shape[-1] - 1, 0))
+        return F.silu(F.conv1d(x, weight, bias, groups=x.shape[1]))
 
     monkeypatch.setattr(mamba_ssm, "causal_conv1d_fn", convolution)
     monkeypatch.setattr(mamba_ssm, "selective_scan_fn", mamba_ssm.selective_scan_ref)
-    mixer, x = mamba(dtype=torch.float32), normal(2, 11, 6, dtype=torch.float32)
+    mixer, x = mamba().float(), normal(2, 11, 6, dtype=torch.float32)
+    maps = (mixer.x_proj.weight, mixer.dt_proj.weight, mixer.out_proj.weight)
     want = mamba_ssm.mamba_inner_ref(
-        mixer.in_proj(x).mT,
-        mixer.conv[:, None],
-        None,
-        mixer.x_proj.weight,
-        mixer.dt_proj.weight,
-        mixer.out_proj.weight,
-        None,
-        -mixer.A_log.exp(),
-        D=mixer.D,
-        delta_bias=mixer.dt_bias,
-    )
+        mixer.in_proj(x).mT, mixer.conv[:, None], None, *maps, None, -mixer.A_log.exp(),
+        D=mixer.D, delta_bias=mixer.dt_bias,
+    )  # fmt: skip
     check("Mamba = mamba-ssm's reference", mixer(x)[0], want)
 
 
 # --- the Mamba layer --------------------------------------------------------------------------
 
 
-def mamba(m=mamba_module, selective=True, dtype=torch.float64, **changes):
+def mamba(**changes):
     torch.manual_seed(0)
-    sizes = dict(d_model=6, d_state=4, d_conv=3, dt_rank=2)
-    mixer = m.Mamba(selective=selective, **(sizes | changes)).to(dtype)
+    mixer = mamba_module.Mamba(6, **dict(d_state=4, d_conv=3, dt_rank=2) | changes).double()
     torch.nn.init.normal_(mixer.D)
     with torch.no_grad():  # larger steps than at the start, so that tokens tell apart
         mixer.dt_bias += 2
     return mixer
-
-
-def by_hand(mixer, x):
-    """The layer by its definition."""
-    p, selective = dict(mixer.named_parameters()), mixer.selective
-    return definitions.mamba_layer(p, x, None, selective=selective), None
-
-
-def layer_is_the_definition(m, selective=True):
-    mixer, x = mamba(m, selective), normal(2, 11, 6)
-    check("layer = its equations", mixer(x)[0], by_hand(mixer, x)[0])
-
-
-def pieces_are_one_pass(m):
-    verify.pieces_equal_one_pass(mamba(m), normal(2, 11, 6))
 
 
 def call(mixer, x, real, cache, start):
@@ -293,50 +205,24 @@ def call(mixer, x, real, cache, start):
 def layer_starts_where_it_should(m, selective=True):
     torch.manual_seed(0)
     mixer = m.Mamba(256, d_state=5, selective=selective)
-    dt = F.softplus(mixer.dt_bias)
+    dt, conv = F.softplus(mixer.dt_bias), mixer.conv
     assert dt.min() >= 0.999e-3 and dt.max() <= 1.001e-1 and dt.log().std() > 1
+    assert conv.shape == (512, 4) and 0.49 < conv.abs().max() <= 0.5 and abs(conv.mean()) < 0.03
     check("A = -1, ..., -n", mixer.A_log.exp(), torch.arange(1.0, 6).expand(512, 5))
-    assert torch.equal(mixer.D, torch.ones(512))
-    assert mixer.dt_proj.weight.shape == (512, 16) and mixer.conv.shape == (512, 4)
-    assert [k for k, _ in mixer.named_parameters() if "bias" in k] == ["dt_bias"]
-
-
-def a_seed_gives_its_weights(m, selective=True):
-    """Those of layers made one after the other: the order in which the weights are drawn."""
-    torch.manual_seed(0)
-    got = dict(m.Mamba(20, d_state=5, selective=selective).named_parameters())
-    torch.manual_seed(0)
-    maps = dict(in_proj=(20, 80), x_proj=(40, 12), dt_proj=(2, 40), out_proj=(40, 20))
-    want = {
-        f"{name}.weight": torch.nn.Linear(*widths, bias=False).weight
-        for name, widths in maps.items()
-        if selective or name != "x_proj"
-    }
-    want["conv"] = torch.empty(40, 4).uniform_(-0.5, 0.5)
-    if not selective:
-        want["constant"] = torch.randn(12)
-    dt = torch.empty(40).uniform_(math.log(1e-3), math.log(1e-1)).exp()
-    want["dt_bias"] = dt + torch.log(-torch.expm1(-dt))
-    for name, t in want.items():
-        assert torch.equal(got[name], t), f"{name} is drawn at another time or from elsewhere"
+    assert torch.equal(mixer.D, torch.ones(512)) and mixer.dt_proj.weight.shape == (512, 16)
+    names = [k for k, _ in mixer.named_parameters()]
+    assert [k for k in names if "bias" in k] == ["dt_bias"]
+    assert ("constant" in names, "x_proj.weight" in names) == (not selective, selective)
 
 
 @pytest.mark.parametrize("selective", [True, False])
-def test_layer_starts_where_it_should_and_a_seed_gives_its_weights(selective):
+def test_layer_starts_where_it_should(selective):
     layer_starts_where_it_should(mamba_module, selective)
-    a_seed_gives_its_weights(mamba_module, selective)
 
 
-@pytest.mark.parametrize("scan", SCANS)
-def test_layer_is_one_graph(scan):
+def test_layer_is_one_graph():
     everything = torch.ones(2, 5, dtype=torch.bool)
-    is_one_graph(mamba(scan=scan), call, normal(2, 5, 6), everything)
-
-
-def test_control_has_all_but_the_projection_of_the_input():
-    one, other = (dict(mamba(selective=s).named_parameters()) for s in (True, False))
-    assert one.keys() ^ other.keys() == {"x_proj.weight", "constant"}
-    assert other["constant"].shape == one["x_proj.weight"].shape[:1]
+    is_one_graph(mamba(), call, normal(2, 5, 6), everything)
 
 
 def test_control_is_time_invariant_and_the_layer_is_not():
@@ -350,38 +236,3 @@ def test_control_is_time_invariant_and_the_layer_is_not():
             kept.append(states[0] - states[1])
         scale = kept[0].abs().max()
         compare("what is kept of the first token", kept[1] / scale, kept[0] / scale)
-
-
-# --- bad input: what a signature does not say ---------------------------------------------------
-
-
-@pytest.mark.usefixtures("unchecked")
-def test_states_of_nothing_or_of_sixteen_bits_are_refused():
-    x, dt, A, B, C, D, state = inputs(l=5)
-    narrow = [t.bfloat16() for t in (x, dt, A, B, C, D, state)]
-    for tensors, message in (
-        ((x[..., :0], dt[..., :0], A[:0], B, C, D[:0], state[:, :0]), "d must be at least 1"),
-        ((x, dt, A[:, :0], B[..., :0], C[..., :0], D, state[..., :0]), "n must be at least 1"),
-        (narrow, r"initial_state must be torch\.float32.*bfloat16"),
-    ):
-        for form in SCANS:
-            with pytest.raises(ValueError, match=message):
-                scan(mamba_module, form, *tensors)
-
-
-@pytest.mark.usefixtures("unchecked")
-def test_caches_of_other_layers_are_refused():
-    mixer, x = mamba(), normal(2, 5, 6)
-    _, cache = mixer(x)
-    for of, other, message in (
-        (x, cache._replace(conv=cache.conv[:1]), r"history must be .*\(2, 2, 12\).*\(1, 2, 12\)"),
-        (x[:1], cache, r"cache\.state must be .*\(1, 12, 4\).*\(2, 12, 4\)"),
-        (
-            x,
-            cache._replace(state=cache.state[..., :2]),
-            r"= \(2, 12, 4\).*\(2, 12, 2\)",
-        ),
-        (x, cache._replace(state=cache.state.float()), r"must be torch\.float64.*float32"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            mixer(of, cache=other)

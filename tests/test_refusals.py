@@ -4,6 +4,7 @@ CALLS has one good call of each function and layer whose signature has shapes. F
 know what is wrong: an axis too few or too many, another size, another dtype, an entry or a number
 out of range, a word. Each has to raise ValueError or TypeError that names the argument, or, for a
 size, another argument with that letter. What a function rightly accepts is listed in ACCEPTED.
+RELATIONS has by hand what no signature says: numbers that have to fit one another, empty axes.
 """
 
 import importlib
@@ -153,6 +154,8 @@ CALLS = [
     (state_space.hippo_legs, dict(n=3)),
     (state_space.S4D, dict(d_model=8, d_state=4, init="lin")),
     (state_space.S4D(8, d_state=4).forward, dict(x=X, rate=2.0), "d"),
+    (state_space.S4D(8, d_state=4).step,
+     dict(x=X[:, 0], state=zeros(2, 8, 2).to(torch.complex64), rate=2.0), ("d", "modes")),
     (model.CausalLM(TINY).forward, dict(input_ids=IDS, padding_mask=REAL)),
     (model.CausalLM(TINY).hidden_states, dict(input_ids=IDS, padding_mask=REAL)),
     (model.generate, dict(model=NET, prompt=IDS, max_new_tokens=1, padding_mask=REAL)),
@@ -222,7 +225,6 @@ ELSEWHERE = {
     "GateMask.keeps",
     "MoE.expert",
     "RotaryTable.__init__",
-    "S4D.step",
     "SequenceParallel.forward",
     "chunk_scan",
     "random_windows",
@@ -268,7 +270,7 @@ def spoilt_tensor(name, t, shape, letters, fixed, narrow):
         bound = len(sharing) > 1 or dim in fixed or not dim.isidentifier()
         if bound and dim not in ("...", "_") and not dim.startswith("*"):
             yield f"another {dim}", another_size(t, t.ndim - axis), sharing
-    yield "another kind of dtype", t.long() if t.is_floating_point() else t.float(), {name}
+    yield "another kind of dtype", t.long() if t.is_floating_point() else t.real.float(), {name}
     if narrow and t.is_floating_point():
         yield "float32", t.float(), {*letters}  # the first one sets the dtype of the others
     for value in ENTRIES.get(name, ()):
@@ -359,3 +361,73 @@ def test_every_function_with_shapes_in_its_signature_is_called():
     inherited = {"InnerFuncAttn.forward", "SharedExpertMoE.route"}
     missing = public - called - ELSEWHERE - inherited
     assert not missing, f"no call of {', '.join(sorted(missing))}"
+
+
+# --- what a signature does not say: sizes of nothing, numbers that must fit one another --------
+
+HAY = torch.arange(500) % 90
+RECALL = dict(n_rows=2, length=16, n_pairs=4, vocab_size=12)
+BLANKS = dict(ids=torch.arange(10), mask_id=10, start_id=11, end_id=12)
+MAMBA, SYSTEM_AND_X = mamba.Mamba(8, d_state=2), SYSTEM | dict(x=floats(2, 5))
+KEPT = MAMBA(X)[1]
+
+
+def nothing(arguments, *names, axis=-1):
+    """Some of the arguments, with no entry along an axis."""
+    return {name: arguments[name].narrow(axis, 0, 0) for name in names}
+
+
+def sixteen_bits(arguments):
+    return {k: t.bfloat16() if torch.is_tensor(t) else t for k, t in arguments.items()}
+
+
+# A function, a call that it takes, what is changed, and what it says then.
+RELATIONS = [
+    *((la.gated_delta_rule, LA | GATES | dict(chunk_size=size), change, message)
+      for size in (None, 2) for change, message in (
+          (nothing(LA, "q", "k", "initial_state"), "n must be at least 1"),
+          (nothing(LA, "v") | nothing(LA, "initial_state", axis=2), "p must be at least 1"),
+          (sixteen_bits(LA | GATES), r"initial_state must be torch\.float32 .*bfloat16"))),
+    *((mamba.selective_scan, SCAN, change, message) for change, message in (
+        (nothing(SCAN, "A", "B", "C", "initial_state"), "n must be at least 1"),
+        (nothing(SCAN, "x", "dt", "D") | nothing(SCAN, "A", axis=0)
+         | nothing(SCAN, "initial_state", axis=1), "d must be at least 1"),
+        (sixteen_bits(SCAN), r"initial_state must be torch\.float32 .*bfloat16"))),
+    *((MAMBA.forward, dict(x=X, cache=KEPT), change, message) for change, message in (
+        (dict(cache=KEPT._replace(conv=KEPT.conv[:1])), r"history must be .* \(2, 3, 16\)"),
+        (dict(cache=KEPT._replace(state=KEPT.state[..., :1])), r"state must be .* \(2, 16, 2\)"),
+        (dict(cache=KEPT._replace(state=KEPT.state.double())), r"state must be torch\.float32"),
+        (dict(x=X[:1]), r"cache\.state must be .* \(1, 16, 2\)"))),
+    (convolution.short_convolution, dict(u=floats(2, 5, 3), weight=floats(3, 4)),
+     dict(weight=floats(3, 0)), "d_conv must be at least 1"),
+    (state_space.S4D, dict(d_model=8), dict(d_state=5), "d_state must be even"),
+    (state_space.ssm_recurrent, SYSTEM_AND_X, dict(B_bar=floats(3) / 0), "B_bar must be in"),
+    (state_space.ssm_recurrent, SYSTEM_AND_X, {name: t.half() for name, t in SYSTEM_AND_X.items()},
+     "A_bar must be torch.float32 or torch.float64"),
+    (state_space.discretize_bilinear, dict(A=torch.eye(3), B=zeros(3), dt=1.0), dict(dt=2.0),
+     "2/dt is an eigenvalue of A"),
+    *((tasks.multi_query_recall, RECALL, change, message) for change, message in (
+        (dict(length=15), "length must be even, got 15"),
+        (dict(length=14), "length = 14 has no room for n_pairs = 4"),
+        (dict(vocab_size=9), "vocab_size = 9 is too small for n_pairs = 4"),
+        (dict(power=0.0), r"power must be a number in \(0, 1\], got 0.0"))),
+    *((tasks.needle, dict(n_rows=2, length=100, depth=0.5, haystack=HAY), change, message)
+      for change, message in (
+        (dict(length=50), "length = 50 has no room for sentence and question: 1 short"),
+        (dict(depth=1.5), r"depth must be a number in \[0, 1\], got 1.5"),
+        (dict(haystack=HAY[:10]), "the haystack has 10 bytes, fewer than the 49 of a text"),
+        (dict(haystack=HAY + 200), r"haystack must be in \[0, 256\)"))),
+    *((tasks.blank_infilling, BLANKS, change, message) for change, message in (
+        (dict(ids=torch.arange(0)), "ids is an empty text"),
+        (dict(ids=torch.arange(12)), "ids must not hold mask_id = 10"),
+        (dict(end_id=10), "must differ, got {'mask_id': 10, 'start_id': 11, 'end_id': 10}"),
+        (dict(share=0.0), r"share must be a number in \(0, 1\), got 0.0"),
+        (dict(mean_span=0.5), r"mean_span must be a number in \[1, inf\), got 0.5"))),
+]  # fmt: skip
+
+
+def test_what_does_not_fit_together_is_refused():
+    for function, arguments, change, message in RELATIONS:
+        function(**arguments)
+        with pytest.raises(ValueError, match=message):
+            function(**arguments | change)

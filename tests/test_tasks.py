@@ -1,10 +1,13 @@
-"""Tasks: every answer stands in the text, exactly once, where and as often as the law says."""
+"""Tasks: every answer stands in the text, exactly once, where and as often as the law says.
 
+The properties are functions of a module m: planted/ hands them copies with a mistake.
+"""
+
+import itertools
 import math
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from cheems_ref import tasks
 from cheems_ref.attention import naive_attention
@@ -13,63 +16,6 @@ from cheems_ref.text import text_to_ids
 
 def seeded(seed=0):
     return torch.Generator().manual_seed(seed)
-
-
-# --- recall -------------------------------------------------------------------------------------
-
-SHAPES = [(16, 2, 12), (16, 4, 12), (64, 16, 256), (20, 3, 9), (4, 1, 4)]
-
-
-def answered(input_ids, targets, n_pairs):
-    """(row, place of the query, query, answer) for every target, and each row's pairs."""
-    places = (targets != tasks.IGNORED).nonzero().tolist()
-    told = input_ids[:, : 2 * n_pairs].unflatten(1, (n_pairs, 2)).tolist()
-    return [(i, j, input_ids[i, j].item(), targets[i, j].item()) for i, j in places], told
-
-
-def each_key_is_asked_once_and_its_value_is_the_target(m, length, n_pairs, vocab_size):
-    for random_fill in (True, False):
-        draw = m.multi_query_recall(
-            50, length, n_pairs, vocab_size, random_fill=random_fill, generator=seeded()
-        )
-        queries, told = answered(*draw, n_pairs)
-        asked = [{} for _ in told]
-        for row, place, query, answer in queries:
-            assert place >= 2 * n_pairs and place % 2 == 0
-            assert query not in asked[row]
-            asked[row][query] = answer
-        assert asked == [dict(pairs) for pairs in told]
-
-
-def keys_and_values_are_apart(m, length, n_pairs, vocab_size):
-    input_ids, _ = m.multi_query_recall(200, length, n_pairs, vocab_size, generator=seeded())
-    keys, values = input_ids[:, : 2 * n_pairs].unflatten(1, (n_pairs, 2)).unbind(2)
-    half = vocab_size // 2
-    assert set(keys.unique().tolist()) == set(range(1, half))
-    assert set(values.unique().tolist()) == set(range(half, vocab_size))
-    for one in (keys, values):
-        assert all(len(set(row)) == n_pairs for row in one.tolist())
-
-
-def idle_places(input_ids, targets, n_pairs):
-    """For every row the tokens at places that hold neither a pair nor a query."""
-    idle = targets == tasks.IGNORED
-    idle[:, : 2 * n_pairs] = False
-    return [row[where].tolist() for row, where in zip(input_ids, idle, strict=True)]
-
-
-def idle_places_say_nothing(m, length, n_pairs, vocab_size):
-    input_ids, targets = m.multi_query_recall(300, length, n_pairs, vocab_size, generator=seeded())
-    fill = idle_places(input_ids, targets, n_pairs)
-    counts = torch.zeros(vocab_size, dtype=torch.float64)
-    expected = torch.zeros(vocab_size, dtype=torch.float64)
-    for tokens, pairs in zip(fill, input_ids[:, : 2 * n_pairs].tolist(), strict=True):
-        assert not set(tokens) & set(pairs)
-        others = [i for i in range(vocab_size) if i not in pairs]
-        expected[others] += len(tokens) / len(others)
-        counts += torch.tensor(tokens, dtype=torch.int64).bincount(minlength=vocab_size)
-    if fill[0]:
-        assert_as_expected(counts, expected)
 
 
 def assert_as_expected(counts, expected):
@@ -82,27 +28,64 @@ def assert_as_expected(counts, expected):
     assert abs(chi2 - degrees) < 5 * math.sqrt(2 * degrees), (chi2, degrees)
 
 
-def zeros_where_asked_for(m):
-    draw = m.multi_query_recall(50, 32, 4, 20, random_fill=False, generator=seeded())
-    assert {token for row in idle_places(*draw, 4) for token in row} == {0}
+def a_seed_decides(m):
+    """And nothing is drawn from torch's own generator."""
+    state = torch.get_rng_state()
+    for draw in (
+        lambda seed: m.multi_query_recall(8, 32, 4, 64, generator=seeded(seed)),
+        lambda seed: m.needle(8, 100, 0.5, haystack=HAY, generator=seeded(seed)),
+        lambda seed: blanks_of(m, 333, seed=seed),
+    ):
+        for one, again, other in zip(draw(0), draw(0), draw(1), strict=True):
+            assert torch.equal(one, again) and not torch.equal(one, other)
+    assert torch.equal(torch.get_rng_state(), state)
 
 
-def place_pairs(space, power):
-    """P(first key asked at place i, second at place j), by the definition: j is drawn from the law
-    with i left out."""
-    law = [j ** (power - 1) for j in range(1, space + 1)]
-    total, P = sum(law), torch.zeros(space, space, dtype=torch.float64)
-    for i in range(space):
-        for j in range(space):
-            if i != j:
-                P[i, j] = law[i] / total * law[j] / (total - law[i])
-    return P
+# --- recall -------------------------------------------------------------------------------------
+
+SHAPES = [(16, 4, 12), (64, 16, 256), (20, 3, 9), (4, 1, 4)]
+
+
+def each_key_is_asked_once_and_its_value_is_the_target(m, length, n_pairs, vocab_size):
+    input_ids, targets = m.multi_query_recall(200, length, n_pairs, vocab_size, generator=seeded())
+    told = input_ids[:, : 2 * n_pairs].unflatten(1, (n_pairs, 2)).tolist()
+    asked = [{} for _ in told]
+    for row, place in (targets != tasks.IGNORED).nonzero().tolist():
+        query = input_ids[row, place].item()
+        assert place >= 2 * n_pairs and place % 2 == 0 and query not in asked[row]
+        asked[row][query] = targets[row, place].item()
+    assert asked == [dict(pairs) for pairs in told]
+    assert all(len(row) == len({*row.values()}) == n_pairs for row in asked)
+    keys, values = (set(column) for column in zip(*itertools.chain(*told), strict=True))
+    half = vocab_size // 2
+    assert keys == {*range(1, half)} and values == {*range(half, vocab_size)}
+
+
+def idle_places_say_nothing(m, length, n_pairs, vocab_size):
+    """They hold any token that is in none of the row's pairs; zeros where that is asked for."""
+    counts, expected = torch.zeros(2, vocab_size, dtype=torch.float64)
+    for random_fill in (True, False):
+        input_ids, targets = m.multi_query_recall(
+            300, length, n_pairs, vocab_size, random_fill=random_fill, generator=seeded()
+        )
+        for row, idle in zip(input_ids, targets == tasks.IGNORED, strict=True):
+            pairs, fill = row[: 2 * n_pairs].tolist(), row[2 * n_pairs :][idle[2 * n_pairs :]]
+            if not random_fill:
+                assert not fill.any()
+                continue
+            others = [i for i in range(vocab_size) if i not in pairs]
+            assert {*fill.tolist()} <= {*others}
+            expected[others] += len(fill) / len(others)
+            counts += fill.bincount(minlength=vocab_size)
+    if expected.any():
+        assert_as_expected(counts, expected)
 
 
 def gaps_follow_the_law(m, power):
-    rows, n_pairs, length = 20_000, 2, 16
+    """P(first key asked at place i, second at j): j is drawn from the law with i left out."""
+    rows, n_pairs = 20_000, 2
     input_ids, targets = m.multi_query_recall(
-        rows, length, n_pairs, 12, power=power, random_fill=False, generator=seeded()
+        rows, 16, n_pairs, 12, power=power, random_fill=False, generator=seeded()
     )
     places = []
     for key in (0, 2):  # where the key at this place is asked for
@@ -110,77 +93,25 @@ def gaps_follow_the_law(m, power):
         places.append((is_asked.int().argmax(1) - 2 * n_pairs) // 2)
     counts = torch.zeros(6, 6, dtype=torch.float64)
     counts.index_put_(tuple(places), torch.ones(rows, dtype=torch.float64), accumulate=True)
-    assert_as_expected(counts.flatten(), rows * place_pairs(6, power).flatten())
-
-
-def a_seed_decides(m):
-    draw = lambda seed: m.multi_query_recall(8, 32, 4, 64, generator=seeded(seed))  # noqa: E731
-    for one, again, other in zip(draw(0), draw(0), draw(1), strict=True):
-        assert torch.equal(one, again) and not torch.equal(one, other)
-    state = torch.get_rng_state()
-    m.multi_query_recall(8, 32, 4, 64, generator=seeded())
-    m.needle(2, 100, 0.5, haystack=HAY, generator=seeded())
-    assert torch.equal(torch.get_rng_state(), state)
-    draw = lambda seed: m.needle(8, 100, 0.5, haystack=HAY, generator=seeded(seed))  # noqa: E731
-    for one, again, other in zip(draw(0), draw(0), draw(1), strict=True):
-        assert torch.equal(one, again) and not torch.equal(one, other)
+    law = torch.arange(1, 7).double() ** (power - 1)
+    law /= law.sum()
+    both = (law[:, None] * law / (1 - law[:, None])).fill_diagonal_(0)
+    assert_as_expected(counts.flatten(), rows * both.flatten())
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize(
-    "has_property",
-    [
-        each_key_is_asked_once_and_its_value_is_the_target,
-        keys_and_values_are_apart,
-        idle_places_say_nothing,
-    ],
-)
-def test_recall(has_property, shape):
-    has_property(tasks, *shape)
+def test_recall(shape):
+    each_key_is_asked_once_and_its_value_is_the_target(tasks, *shape)
+    idle_places_say_nothing(tasks, *shape)
 
 
-@pytest.mark.parametrize("power", [0.01, 0.5, 1.0])
+@pytest.mark.parametrize("power", [0.01, 1.0])
 def test_gaps_follow_the_law(power):
     gaps_follow_the_law(tasks, power)
 
 
-def test_zeros_where_asked_for():
-    zeros_where_asked_for(tasks)
-
-
 def test_a_seed_decides():
     a_seed_decides(tasks)
-
-
-def test_a_reader_who_looks_keys_up_is_right_everywhere():
-    """The loss as the docstring has it, of logits that a search through the text makes."""
-    input_ids, targets = tasks.multi_query_recall(20, 64, 16, 256, generator=seeded())
-    logits = torch.zeros(*input_ids.shape, 256)
-    for row, ids in enumerate(input_ids.tolist()):
-        value = dict(zip(ids[:32:2], ids[1:32:2], strict=True))
-        for place, token in enumerate(ids):
-            logits[row, place, value.get(token, 0)] = 50.0
-    assert F.cross_entropy(logits.flatten(0, 1), targets.flatten()) < 1e-6
-    earlier = F.cross_entropy(logits.flatten(0, 1), targets.roll(1, 1).flatten())
-    assert earlier > 1  # were the targets a token late, no search would find them
-
-
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        (dict(length=15), "length must be even, got 15"),
-        (dict(length=14), "length = 14 has no room for n_pairs = 4"),
-        (dict(vocab_size=8), "vocab_size = 8 is too small for n_pairs = 4"),
-        (dict(vocab_size=9), "vocab_size = 9 is too small for n_pairs = 4"),
-        (dict(power=0.0), r"power must be a number in \(0, 1\], got 0.0"),
-    ],
-)
-@pytest.mark.usefixtures("unchecked")
-def test_recall_refuses(arguments, message):
-    right = dict(n_rows=2, length=16, n_pairs=4, vocab_size=12)
-    tasks.multi_query_recall(**right)
-    with pytest.raises(ValueError, match=message):
-        tasks.multi_query_recall(**right | arguments)
 
 
 # --- needle -------------------------------------------------------------------------------------
@@ -189,88 +120,47 @@ HAY = text_to_ids("The quick brown fox jumps over the lazy dog; so it was, and s
 SENTENCE, ASKED = " The code of abcd is 1234. ", " The code of abcd is 123"
 
 
-def texts(input_ids, targets):
-    """Every row as its text and what is asked of it."""
-    return [
-        (bytes(row.tolist()).decode(), bytes(t[t != tasks.IGNORED].tolist()).decode())
-        for row, t in zip(input_ids, targets, strict=True)
-    ]
-
-
 def the_sentence_stands_at_its_depth(m, depth):
-    for length in (52, 102, 333):
+    for length in (52, 333):
+        input_ids, _ = m.needle(20, length, depth, haystack=HAY, generator=seeded())
         room = length - len(SENTENCE) - len(ASKED)
-        for text, _ in texts(*m.needle(20, length, depth, haystack=HAY, generator=seeded())):
-            assert len(text) == length
-            assert text.index(" The code of ") == round(depth * room)
-            hay = text[: round(depth * room)] + text[round(depth * room) + len(SENTENCE) :]
+        place = round(depth * room)
+        for text in (bytes(row.tolist()).decode() for row in input_ids):
+            assert len(text) == length and text.index(" The code of ") == place
+            hay = text[:place] + text[place + len(SENTENCE) :]
             assert hay[:room] in bytes(HAY.tolist()).decode()
 
 
 def the_answer_stands_in_the_text(m):
-    drawn = m.needle(50, 120, 0.3, haystack=HAY, generator=seeded())
-    codes = set()
-    for text, answer in texts(*drawn):
+    """Each digit is read one place on from its logits."""
+    input_ids, targets = m.needle(50, 120, 0.3, haystack=HAY, generator=seeded())
+    assert (targets[:, :-4] == tasks.IGNORED).all()
+    assert torch.equal(targets[:, -4:-1], input_ids[:, -3:])
+    answers = [bytes(row.tolist()).decode() for row in targets[:, -4:]]
+    for row, answer in zip(input_ids, answers, strict=True):
+        text = bytes(row.tolist()).decode()
         start = text.index(" The code of ")
         told, asked = text[start : start + len(SENTENCE)], text[-len(ASKED) :]
         assert told == f" The code of {told[13:17]} is {answer}. " and answer.isdigit()
         assert asked == told[: len(ASKED)] and text.count("The code of") == 2
-        codes.add(answer)
-    assert len(codes) > 45
+    assert len(set(answers)) > 45
 
 
-def targets_stand_where_their_logits_are(m):
-    input_ids, targets = m.needle(5, 120, 0.3, haystack=HAY, generator=seeded())
-    assert (targets[:, :-4] == tasks.IGNORED).all()
-    assert torch.equal(targets[:, -4:-1], input_ids[:, -3:])  # each digit is read one place on
-    assert (input_ids[:, -4] == ord(" ")).all()
-
-
-@pytest.mark.parametrize("depth", [0, 0.25, 0.5, 0.99, 1.0])
-def test_the_sentence_stands_at_its_depth(depth):
-    the_sentence_stands_at_its_depth(tasks, depth)
-
-
-@pytest.mark.parametrize(
-    "has_property",
-    [
-        the_answer_stands_in_the_text,
-        targets_stand_where_their_logits_are,
-    ],
-)
-def test_needle(has_property):
-    has_property(tasks)
-
-
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        (dict(length=50), "length = 50 has no room for sentence and question: 1 short"),
-        (dict(depth=1.5), r"depth must be a number in \[0, 1\], got 1.5"),
-        (dict(haystack=HAY[:10]), "the haystack has 10 bytes, fewer than the 49 of a text"),
-        (dict(haystack=HAY + 200), r"haystack must be in \[0, 256\)"),
-    ],
-)
-@pytest.mark.usefixtures("unchecked")
-def test_needle_refuses(arguments, message):
-    right = dict(n_rows=2, length=100, depth=0.5, haystack=HAY)
-    tasks.needle(**right)
-    with pytest.raises(ValueError, match=message):
-        tasks.needle(**right | arguments)
+def test_needle():
+    the_answer_stands_in_the_text(tasks)
+    for depth in (0, 0.25, 0.99, 1.0):
+        the_sentence_stands_at_its_depth(tasks, depth)
 
 
 # --- blank infilling ----------------------------------------------------------------------------
 
-MASK, START, END = SPECIAL = 9001, 9002, 9003
-LENGTHS_OF_TEXTS = [1, 2, 3, 7, 40, 333]
+MASK, START, END = 9001, 9002, 9003
 
 
 def blanks_of(m, length, share=0.15, mean_span=3.0, seed=0):
     """A text of different ids, 0 to length - 1, with blanks."""
-    named = dict(zip(("mask_id", "start_id", "end_id"), SPECIAL, strict=True))
-    return m.blank_infilling(
-        torch.arange(length), **named, share=share, mean_span=mean_span, generator=seeded(seed)
-    )
+    ids = dict(ids=torch.arange(length), mask_id=MASK, start_id=START, end_id=END)
+    return m.blank_infilling(**ids, share=share, mean_span=mean_span, generator=seeded(seed))
 
 
 def part_a(blanks):
@@ -287,52 +177,39 @@ def spans(blanks):
             blanks.targets[start:end].tolist(),
             blanks.position_ids[start].item(),
         )
-        for start, end in zip(starts, starts[1:])  # noqa: B905, RUF007
+        for start, end in itertools.pairwise(starts)
     ]
 
 
 def blanks_filled_are_the_text(m, length):
+    """No two blanks touch; positions count part A, and within each span."""
     for seed in range(20):
-        blanks = blanks_of(m, length, 0.3, seed=seed)
-        text = blanks.input_ids[: part_a(blanks)].tolist()
+        blanks = blanks_of(m, length, 0.4, seed=seed)
+        n, places = part_a(blanks), []
+        text = blanks.input_ids[:n].tolist()
         assert text.count(MASK) == len(spans(blanks)) >= 1
+        assert (MASK, MASK) not in itertools.pairwise(text)
         for read, written, place in spans(blanks):
             assert text[place : place + 1] == [MASK]
             text[place] = read
             assert written == [*read, END] and len(read) >= 1
+            places += [(place, i) for i in range(1, len(written) + 1)]
         filled = [i for part in text for i in (part if isinstance(part, list) else [part])]
         assert filled == list(range(length))
-        assert (blanks.targets[: part_a(blanks)] == tasks.IGNORED).all()
-
-
-def positions_are_of_two_kinds(m, length):
-    for seed in range(20):
-        blanks = blanks_of(m, length, 0.3, seed=seed)
-        n = part_a(blanks)
-        assert blanks.position_ids[:n].tolist() == list(range(n))
-        assert not blanks.block_position_ids[:n].any()
-        expected = [(place, i + 1) for _, ids, place in spans(blanks) for i in range(len(ids))]
-        pairs = zip(blanks.position_ids[n:], blanks.block_position_ids[n:], strict=True)
-        assert [(a.item(), b.item()) for a, b in pairs] == expected
-
-
-def blanks_do_not_touch(m, length):
-    for seed in range(50):
-        blanks = blanks_of(m, length, 0.45, seed=seed)
-        text = blanks.input_ids[: part_a(blanks)].tolist()
-        assert (MASK, MASK) not in zip(text, text[1:])  # noqa: B905, RUF007
+        assert (blanks.targets[:n] == tasks.IGNORED).all()
+        pairs = torch.stack([blanks.position_ids, blanks.block_position_ids], dim=1).tolist()
+        assert pairs == [[i, 0] for i in range(n)] + [[*pair] for pair in places]
 
 
 def the_share_is_reached_and_no_more(m):
-    for share in (0.01, 0.15, 0.5):
-        for seed in range(30):
-            lengths = sorted(len(read) for read, *_ in spans(blanks_of(m, 400, share, seed=seed)))
-            assert sum(lengths) >= 400 * share > sum(lengths) - lengths[-1]
+    for share, seed in itertools.product((0.01, 0.15, 0.5), range(10)):
+        lengths = sorted(len(read) for read, *_ in spans(blanks_of(m, 400, share, seed=seed)))
+        assert sum(lengths) >= 400 * share > sum(lengths) - lengths[-1]
 
 
 def spans_are_poisson(m):
     lengths = []
-    for seed in range(40):
+    for seed in range(20):
         lengths += [len(read) for read, *_ in spans(blanks_of(m, 3000, seed=seed))]
     counts = torch.tensor(lengths).clamp(max=10).bincount(minlength=11).double()
     poisson = torch.tensor([3.0**i / math.factorial(i) for i in range(11)], dtype=torch.float64)
@@ -343,12 +220,12 @@ def spans_are_poisson(m):
 def every_placement_is_as_likely(m):
     """Two spans of one token in a text of six: 10 ways without a touch, in 2 orders."""
     counts = {}
-    for seed in range(3_000):
+    for seed in range(2_000):
         read = tuple(tuple(read) for read, *_ in spans(blanks_of(m, 6, 0.3, 1.0, seed=seed)))
         if [len(span) for span in read] == [1, 1]:
             counts[read] = counts.get(read, 0) + 1
-    assert len(counts) == 20
     got = torch.tensor(list(counts.values()), dtype=torch.float64)
+    assert len(got) == 20
     assert_as_expected(got, got.mean().expand(20))
 
 
@@ -369,22 +246,9 @@ def part_b_sees_no_later_token(m):
         assert torch.equal(moved, after if changed >= n else torch.ones(length, dtype=torch.bool))
 
 
-def blanks_come_from_a_seed(m):
-    for one, again, other in zip(
-        *(blanks_of(m, 333, seed=seed) for seed in (0, 0, 1)), strict=True
-    ):
-        assert torch.equal(one, again) and not torch.equal(one, other)
-    state = torch.get_rng_state()
-    blanks_of(m, 333)
-    assert torch.equal(torch.get_rng_state(), state)
-
-
-@pytest.mark.parametrize("length", LENGTHS_OF_TEXTS)
-@pytest.mark.parametrize(
-    "has_property", [blanks_filled_are_the_text, positions_are_of_two_kinds, blanks_do_not_touch]
-)
-def test_blanks(has_property, length):
-    has_property(tasks, length)
+def test_blanks_filled_are_the_text():
+    for length in (1, 2, 3, 40, 333):
+        blanks_filled_are_the_text(tasks, length)
 
 
 @pytest.mark.parametrize(
@@ -394,27 +258,7 @@ def test_blanks(has_property, length):
         spans_are_poisson,
         every_placement_is_as_likely,
         part_b_sees_no_later_token,
-        blanks_come_from_a_seed,
     ],
 )
 def test_blank_infilling(has_property):
     has_property(tasks)
-
-
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        (dict(ids=torch.arange(0)), "ids is an empty text"),
-        (dict(ids=torch.arange(12)), "ids must not hold mask_id = 10"),
-        (dict(end_id=10), "must differ, got {'mask_id': 10, 'start_id': 11, 'end_id': 10}"),
-        (dict(share=0.0), r"share must be a number in \(0, 1\), got 0.0"),
-        (dict(mean_span=0.5), r"mean_span must be a number in \[1, inf\), got 0.5"),
-        (dict(start_id=-1), r"start_id must be a number in \[0, inf\), got -1"),
-    ],
-)
-@pytest.mark.usefixtures("unchecked")
-def test_blank_infilling_refuses(arguments, message):
-    right = dict(ids=torch.arange(10), mask_id=10, start_id=11, end_id=12)
-    tasks.blank_infilling(**right)
-    with pytest.raises(ValueError, match=message):
-        tasks.blank_infilling(**right | arguments)

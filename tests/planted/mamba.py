@@ -1,13 +1,7 @@
 """Mistakes that the properties of test_mamba.py must catch."""
 
+import test_mamba as tests
 from planting import mistakes
-from test_mamba import (
-    layer_starts_where_it_should,
-    pieces_are_one_pass,
-    scan_is_the_definition,
-    scan_is_wide_inside,
-    takes_few_steps,
-)
 
 from cheems_ref import mamba
 
@@ -16,27 +10,24 @@ ROOMS = (mamba,)
 
 # fmt: off
 MISTAKES = mistakes([
-    (scan_is_the_definition, "sequential", {
+    (tests.scan_is_the_definition, "sequential", {
         "decays its new write": [
             ("* A) * state + write", "* A) * (state + write)")],
         "ZOH in writes": [
             ("(dt_t * x_t)[..., None] * B_t[:, None]",
              "(torch.expm1(dt_t[..., None] * A) / A * x_t[..., None]) * B_t[:, None]")]}),
-    (scan_is_the_definition, "parallel", {
+    (tests.scan_is_the_definition, "parallel", {
         "reads before it writes": [("states[:, 1:], C", "states[:, :-1], C")]}),
-    (scan_is_wide_inside, "parallel", {
+    (tests.scan_is_wide_inside, "parallel", {
         "sums in sixteen bits": [
             ("(t.to(wide) for t in (x, dt, A, B, C)), state)",
              "(t.to(x.dtype) for t in (x, dt, A, B, C)), state.to(x.dtype))")]}),
-    (takes_few_steps, "parallel", {
+    (tests.takes_few_steps, "parallel", {
         "one token after the other": [
             ("    a_1, b_1 = (t[:,",
              "    h = _scan(a[:, :-1], b[:, :-1])\n"
              "    return torch.cat([h, a[:, -1:] * h[:, -1:] + b[:, -1:]], dim=1)\n"
              "    a_1, b_1 = (t[:,")]}),
-    (pieces_are_one_pass, {
-        "layer forgets its convolution": [
-            ("self.conv, history=history)", "self.conv, history=None)")]}),
-    (layer_starts_where_it_should, {
+    (tests.layer_starts_where_it_should, {
         "dt_bias is dt": [("dt + torch.log(-torch.expm1(-dt))", "dt")]}),
 ])

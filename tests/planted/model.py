@@ -2,25 +2,14 @@
 
 from functools import partial
 
-from models import ROOMS as ROOMS
+import models
+import test_model as tests
 from planting import mistakes
-from test_model import (
-    HELD as HELD,
-)
-from test_model import (
-    angles_are_made_once,
-    calls_join_up,
-    fresh_weights_are_those_published,
-    is_the_definition,
-    layers_turn_by_their_own,
-    padding_changes_nothing,
-    starts_as_one_made_directly,
-)
 
 from cheems_ref import attention, model, rope
 
+ROOMS, HELD = models.ROOMS, tests.HELD
 SEQUENCE = "self.norm(x), position_ids, padding_mask=padding_mask, cache=cache, rotary=rotary"
-RESIDUAL = "return x + y, (cache"
 POSITIONS = "(before[:, None] + real.cumsum(1) - 1).clamp(min=0)"
 BEFORE, AFTER = "cache.layers, cache.n_tokens", "before + real.sum(1)"
 EMBEDDING_STARTS = "nn.init.normal_(self.embedding.weight, std=0.02)"
@@ -28,40 +17,29 @@ RESET = "        self.reset_parameters()\n"
 SHARED = dict(pattern="SSAAIMI", inner="ssd")
 
 # fmt: off
-PLANTED = [
-    (is_the_definition, "SEIE", {
-        "residual of the norm": [(RESIDUAL, "return self.norm(x) + y, (cache")],
+MISTAKES = mistakes([
+    (tests.is_the_definition, "SEIE", {
+        "residual of the norm": [
+            ("return x + y, (cache", "return self.norm(x) + y, (cache")],
         "no norm before S and I": [(SEQUENCE, SEQUENCE.replace("self.norm(x)", "x"))],
-        "no last norm": [("return self.norm(x), cache", "return x, cache")],
-        "embedding scaled": [("self.embedding(input_ids", "4 * self.embedding(input_ids")],
-    }),
-    (padding_changes_nothing, "SHSRAH", {
+        "no last norm": [("return self.norm(x), cache", "return x, cache")]}),
+    (tests.padding_and_cuts_change_nothing, "SHSRAH", {
         "padding is read": [(SEQUENCE, SEQUENCE.replace("=padding_mask", "=None"))],
         "positions count padding": [(POSITIONS, "before[:, None] + torch.arange(real.shape[1])")],
-        "padding is counted": [(AFTER, "before + real.shape[1]")]}),
-    (calls_join_up, "IRIG", {
         "positions start again": [(BEFORE, "cache.layers, before")],
         "n_tokens of this call": [(AFTER, "real.sum(1)")],
         "n_tokens written to": [(AFTER, "before.add_(real.sum(1))")]}),
-    (starts_as_one_made_directly, "SHSRAH", {
+    (tests.starts_as_one_made_directly, "SHSRAH", {
         "drawn in the constructor alone": [
             (EMBEDDING_STARTS, ""), (RESET, "        " + EMBEDDING_STARTS + "\n")]}),
-    (fresh_weights_are_those_published, "cheems-tiny", {
+    (tests.fresh_weights_are_those_published, "cheems-tiny", {
         "the embedding as torch starts it": [(EMBEDDING_STARTS, "")]}),
-]
-PLANTED_ROPE = [
-    (layers_turn_by_their_own, dict(pattern="AAAM"), {
+], model) + mistakes([
+    (tests.layers_turn_by_their_own, dict(pattern="AAAM"), {
         "a table for any positions": [("table.position_ids is position_ids", "True")],
         "one base for all layers": [("key = dim, base,", "key = dim,")]}),
-]
-PLANTED_ATTENTION = [
-    (partial(angles_are_made_once, n_widths=2), SHARED, {
+], rope) + mistakes([
+    (partial(tests.angles_are_made_once, n_widths=2), SHARED, {
         "the inner SSD makes its own": [("cache.inner, rotary=rotary)", "cache.inner)")]}),
-]
+], attention)
 # fmt: on
-
-MISTAKES = [
-    *mistakes(PLANTED, model),
-    *mistakes(PLANTED_ROPE, rope),
-    *mistakes(PLANTED_ATTENTION, attention),
-]
