@@ -14,6 +14,7 @@ import test_layers
 import test_operators
 import torch
 from properties import Work, normal, questions, route_twice
+from test_layers import built
 
 from cheems_ref import experts, retrieval
 from cheems_ref.verify import check, check_gradients
@@ -25,21 +26,6 @@ LONG = dict(n_experts=40**2)  # an axis of 40 keys is not sorted
 
 def integers(low, high, *shape, seed=0):
     return torch.randint(low, high, shape, generator=torch.Generator().manual_seed(seed))
-
-
-def layer(m, name, dtype=torch.float64, **changes):
-    """A row of test_layers.py, made of the classes of module m."""
-    row = test_layers.LAYERS[name]
-    return row._replace(make=getattr(m, row.make.__name__), options=row.options | changes).made(
-        dtype
-    )
-
-
-def is_defined(m, name):
-    """The layer of a module m is what the row of test_layers says."""
-    row, mixer = test_layers.LAYERS[name], layer(m, name)
-    x = row.tokens(*row.shape)
-    check(f"{name} = its definition", row.call(mixer, x)[0], row.truth(mixer, x))
 
 
 # --- product keys: properties of a module m ---------------------------------------------------
@@ -190,7 +176,7 @@ def each_expert_sees_its_tokens(m):
 
 def what_is_idle_gets_no_gradient(m, name):
     """From one token, whose heads choose different neurons. (Queries and keys all work.)"""
-    mixer = layer(m, name, **LONG if "n_heads" in LAYERS[name][1] else {})
+    mixer = built(m, name, **LONG if "n_heads" in LAYERS[name][1] else {})
     tokens = (normal(1, 1, D, seed=seed) for seed in range(9))
     chosen_once = (x for x in tokens if mixer.route(x)[1].flatten().sort().values.diff().all())
     mixer(next(chosen_once)).square().sum().backward()
@@ -277,7 +263,7 @@ def test_retrieved_experts_keep_the_digits_of_sixteen_bits():
 
 
 def test_long_axes_of_keys_ask_nothing():
-    mixer = layer(experts, "PEER", **LONG)
+    mixer = built(experts, "PEER", **LONG)
     for length in (5, 1):
         with questions() as asked:
             mixer(normal(1, length, D)).sum().backward()
@@ -294,7 +280,7 @@ def test_what_is_idle_gets_no_gradient():
 
 def test_layers_run_in_inference_mode():
     for name in ("MoE", "CDMMoE"):
-        mixer, x = layer(experts, name), normal(2, 4, D, seed=1)
+        mixer, x = built(experts, name), normal(2, 4, D, seed=1)
         with torch.inference_mode():
             y = mixer(x)
         check(f"{name} in inference mode", y, mixer(x), tol=1e-14)
@@ -302,7 +288,7 @@ def test_layers_run_in_inference_mode():
 
 def test_layers_run_under_autocast():
     for name in LAYERS:
-        mixer, x = layer(experts, name, torch.float32), normal(2, 4, D, dtype=torch.float32, seed=1)
+        mixer, x = built(experts, name, torch.float32), normal(2, 4, D, dtype=torch.float32, seed=1)
         with torch.autocast("cpu", torch.bfloat16):
             y = mixer(x)
         y.float().square().sum().backward()
@@ -312,7 +298,7 @@ def test_layers_run_under_autocast():
 
 def routes_in_float32_under_autocast(m, name):
     """From tokens, or queries, that are rounded to sixteen bits the same experts are chosen."""
-    mixer, x = layer(m, name, torch.float32), normal(2, 200, D, dtype=torch.bfloat16, seed=1)
+    mixer, x = built(m, name, torch.float32), normal(2, 200, D, dtype=torch.bfloat16, seed=1)
     queries = [part.query_proj for part in mixer.modules() if hasattr(part, "query_proj")]
     if queries:
         got, want = route_twice(mixer.route, *queries, x.float())
@@ -335,7 +321,7 @@ def test_load_balancing_loss_of_many_tokens_keeps_its_digits(dtype):
 @pytest.mark.usefixtures("unchecked")
 def test_retrieval_compiles_as_one_graph():
     """Forward and backward, for several tokens and for one."""
-    mixer, x = layer(experts, "CDMMoE", **LONG), normal(2, 5, D, seed=1)
+    mixer, x = built(experts, "CDMMoE", **LONG), normal(2, 5, D, seed=1)
     torch._dynamo.reset()
     compiled = torch.compile(mixer, fullgraph=True, backend="aot_eager")
     for tokens in (x, x[:1, :1]):
@@ -350,7 +336,7 @@ def test_retrieval_compiles_as_one_graph():
 
 @pytest.mark.usefixtures("unchecked")
 def test_retrieval_is_exported_with_a_length_of_its_own():
-    mixer, x = layer(experts, "CDMMoE", **LONG), normal(2, 7, D)
+    mixer, x = built(experts, "CDMMoE", **LONG), normal(2, 7, D)
     shapes = {"x": {1: torch.export.Dim.DYNAMIC}}
     exported = torch.export.export(mixer, (x,), strict=True, dynamic_shapes=shapes).module()
     for l in (7, 3):

@@ -4,10 +4,10 @@ from planting import mistakes
 from test_experts import (
     balance_is_the_formula,
     each_expert_sees_its_tokens,
-    is_defined,
     routes_in_float32_under_autocast,
     what_is_idle_gets_no_gradient,
 )
+from test_layers import is_defined
 
 from cheems_ref import experts
 

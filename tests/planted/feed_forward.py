@@ -1,7 +1,7 @@
 """Mistakes in feed_forward that the tables must catch."""
 
 from planting import mistakes
-from test_experts import is_defined
+from test_layers import is_defined
 
 from cheems_ref import feed_forward
 

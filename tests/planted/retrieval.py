@@ -7,11 +7,11 @@ from planting import mistakes
 from test_experts import (
     finds_the_best,
     gathers_no_rows,
-    is_defined,
     neurons_are_inner_products,
     routes_in_float32_under_autocast,
     what_is_idle_gets_no_gradient,
 )
+from test_layers import is_defined
 
 from cheems_ref import retrieval
 
