@@ -401,13 +401,13 @@ def test_calls_that_hand_the_cache_on_learn_as_one(name):
                 check(f"a cache serves twice: {key}", held(other)[key], t)
             pieces.append(y)
             kept += [(key, t, t.detach().clone(), t._version) for key, t in held(cache).items()]
+        for key, t, copy, version in kept:
+            assert torch.equal(t, copy) and t._version == version, f"{key} is written to"
         whole, of_one = row.call(layer, x)
         agree(f"{name}, cut at {cuts}", torch.cat(pieces, dim=1), whole, named)
         assert held(cache).keys() == held(of_one).keys()
         for key, t in held(of_one).items():
             check(f"{key}, cut at {cuts}", held(cache)[key], t)
-        for key, t, copy, version in kept:
-            assert torch.equal(t, copy) and t._version == version, f"{key} is written to"
 
 
 @each(LAYERS)
