@@ -263,10 +263,10 @@ def test_retrieved_experts_keep_the_digits_of_sixteen_bits():
 
 
 def test_long_axes_of_keys_ask_nothing():
-    mixer = built(experts, "PEER", **LONG)
-    for length in (5, 1):
+    for dtype, length in itertools.product((torch.float32, torch.float64), (5, 1)):
+        mixer, x = built(experts, "PEER", dtype, **LONG), normal(1, length, D, dtype=dtype)
         with questions() as asked:
-            mixer(normal(1, length, D)).sum().backward()
+            mixer(x).sum().backward()
         assert not asked, asked
 
 
@@ -321,7 +321,8 @@ def test_load_balancing_loss_of_many_tokens_keeps_its_digits(dtype):
 @pytest.mark.usefixtures("unchecked")
 def test_retrieval_compiles_as_one_graph():
     """Forward and backward, for several tokens and for one."""
-    mixer, x = built(experts, "CDMMoE", **LONG), normal(2, 5, D, seed=1)
+    mixer = built(experts, "CDMMoE", torch.float32, **LONG)
+    x = normal(2, 5, D, seed=1, dtype=torch.float32)
     torch._dynamo.reset()
     compiled = torch.compile(mixer, fullgraph=True, backend="aot_eager")
     for tokens in (x, x[:1, :1]):

@@ -64,3 +64,6 @@ MISTAKES = mistakes([
     (has, "linear, g = 4", JOINED, {
         "the cache is written to": [("[old.k, new.k]", "[old.k.add_(0), new.k]")]}),
 ])
+
+# By the table of layers.
+HELD = [mistake.asked() for mistake in MISTAKES if mistake.has_property in (has, is_defined)]
