@@ -110,9 +110,10 @@ def test_a_bias_beyond_sixteen_bits_is_held():
 def test_masks_and_retrieval_are_in_float32_under_autocast():
     """Of what autocast has made: the penalties of values, and the rows that queries choose."""
     mask, v = attention.ContentMask(16, 4), normal(2, 9, 4, 4, dtype=torch.bfloat16)
+    ids = torch.arange(9).expand(2, 9)
     with torch.autocast("cpu", torch.bfloat16):
-        got = mask(v, None)
-    check("penalty under autocast = in float32", got, mask(v.float(), None))
+        got = mask(v, ids)
+    check("penalty under autocast = in float32", got, mask(v.float(), ids))
     torch.manual_seed(1)
     inner = attention.RetrievedValues(16, n_heads=2, n_values=50, k_values=4)
     got, want = route_twice(inner.weights, inner.query_proj, tokens(99, dtype=torch.float32))
