@@ -3,12 +3,11 @@
 from planting import mistakes
 from test_experts import (
     balance_is_the_formula,
-    balance_raises_the_entropy,
     each_expert_sees_its_tokens,
-    is_defined,
     routes_in_float32_under_autocast,
     what_is_idle_gets_no_gradient,
 )
+from test_layers import is_defined
 
 from cheems_ref import experts
 
@@ -34,6 +33,4 @@ MISTAKES = mistakes([
         "autocast chooses": [("with autocast_off(x.device):", "if True:")]}),
     (balance_is_the_formula, {
         "gates not normalized": [("share / gates.sum()", "share")]}),
-    (balance_raises_the_entropy, {
-        "upside down": [("(choices *", "((1 - choices) *")]}),
 ])

@@ -1,17 +1,17 @@
 """Mistakes of the listings, and of thought, that the properties of test_experts.py must catch."""
 
+from functools import partial
+
+import torch
 from planting import mistakes
 from test_experts import (
     finds_the_best,
-    follows_the_rule,
-    follows_the_rule_at_the_end,
     gathers_no_rows,
-    is_defined,
     neurons_are_inner_products,
-    route_is_sound,
     routes_in_float32_under_autocast,
     what_is_idle_gets_no_gradient,
 )
+from test_layers import is_defined
 
 from cheems_ref import retrieval
 
@@ -26,14 +26,13 @@ MISTAKES = mistakes([
         "index i + j r": [
             ("where[:, 0].index_select(-1, first) * r + where[:, 1]",
              "where[:, 1].index_select(-1, second) * r + where[:, 0]")]}),
-    (follows_the_rule, {
+    (partial(finds_the_best, whole=True), {
         "any of equal sums": [("_topk(sums, k)", "sums.topk(k, dim=-1)")]}),
-    (follows_the_rule_at_the_end, {
+    (partial(finds_the_best, r=100, k=3, dtype=torch.float32, whole=True), {
         "any of equal halves": [
             ("indices = n - 1 - ranks.topk(k, dim=-1).values % n",
              "indices = scores.topk(k, dim=-1).indices")]}),
     (neurons_are_inner_products, {
-        "no gradient to the tokens": [("return to_x, to_table", "return None, to_table")],
         "gradient to the tokens without weights": [
             ("indices, table, per_sample_weights=gradient,", "indices, table,")]}),
     (gathers_no_rows, {
@@ -44,8 +43,6 @@ MISTAKES = mistakes([
         "no softmax": [(GATES, "return scores, indices")]}),
     (is_defined, "CDMoE, parallel", {
         "experts on φ": [('phi if self.form == "serial" else x)', "phi)")]}),
-    (route_is_sound, "PEER", {
-        "softmax over the heads": [(GATES, "return scores.softmax(dim=-2), indices")]}),
     (routes_in_float32_under_autocast, "PEER", {
         "autocast chooses": [("with autocast_off(keys.device):", "if True:")]}),
     (what_is_idle_gets_no_gradient, "PEER", {

@@ -3,11 +3,9 @@
 from planting import mistakes
 from test_rope import (
     angles_are_wide,
-    frequencies_are_the_formula,
     knows_the_distance_only,
     log_scale_is_the_formula,
-    log_scale_looks_at_one_position,
-    matrices_form_a_group,
+    matrix_is_its_blocks,
     ntk_is_the_formula,
     pairings_differ_by_a_permutation,
     turns_vectors,
@@ -18,19 +16,15 @@ from cheems_ref import rope
 ROOMS = (rope,)
 
 ONE_TOO_FAR = ("position_ids[..., None].to", "(position_ids + 1)[..., None].to")
-CAT = "torch.cat([angles, angles], dim=-1)"
-REPEATED = (CAT, "angles.repeat_interleave(2, dim=-1)")
+REPEATED = ("torch.cat([angles, angles], dim=-1)", "angles.repeat_interleave(2, dim=-1)")
 
 # fmt: off
 MISTAKES = mistakes([
-    (frequencies_are_the_formula, {
-        "k counts from 1": [("arange(0, dim, 2,", "arange(2, dim + 1, 2,")]}),
     (turns_vectors, {
         "positions count from 1": [ONE_TOO_FAR],
         "rotated backwards": [("[-second, first]", "[second, -first]")],
         "rotated by the index of the head": [("[:, :, None]", "[:, None]", 2)]}),
     (angles_are_wide, {
-        "angles in bfloat16": [(CAT, CAT + ".bfloat16().to(angles.dtype)")],
         "positions in bfloat16": [
             ("position_ids[..., None].to(frequencies.dtype)",
              "position_ids[..., None].bfloat16()")]}),
@@ -38,12 +32,10 @@ MISTAKES = mistakes([
         "angles of neighbours, halves rotated": [REPEATED]}),
     (pairings_differ_by_a_permutation, {
         "permutation inverted": [(".view(-1, 2)", ".view(2, -1)")]}),
-    (matrices_form_a_group, {
+    (matrix_is_its_blocks, {
         "distance without its sign": [("angles = position *", "angles = abs(position) *")]}),
     (ntk_is_the_formula, {
         "exponent d / (d + 2)": [("** (dim / (dim - 2))", "** (dim / (dim + 2))")]}),
     (log_scale_is_the_formula, {
-        "no max with 1": [(".where(n > base_length, 1.0).clamp(min=1.0)", "")]}),
-    (log_scale_looks_at_one_position, {
         "n of the longest row": [("= n.log()", "= n.max().expand_as(n).log()")]}),
 ])

@@ -1,14 +1,14 @@
 """Mistakes that the properties of test_ssd.py must catch."""
 
 from planting import mistakes
+from test_layers import has
 from test_ssd import (
     agree,
     agree_in_gradient,
     each_block_costs_the_same,
-    has,
     keeps_its_digits,
-    padding_changes_nothing,
     starts_afresh_at_a_reset,
+    steps_are_wide,
 )
 
 import cheems_ref.ssd as ssd
@@ -34,6 +34,7 @@ SOURCES = (STEP_3, STEP_3_OF_THE_LISTING.replace("AXIS", "2"))
 TARGETS = (STEP_3, STEP_3_OF_THE_LISTING.replace("AXIS", "1"))
 ALL_CHUNKS_AT_ONCE = ("CHUNKS_PER_BLOCK = 16", "CHUNKS_PER_BLOCK = 10**6")
 TILED = "t.repeat_interleave(n_heads // g, dim=-2)", "torch.cat([t] * (n_heads // g), dim=-2)"
+PADDED = "padded_rows_and_what_goes_on_from_them_are_the_definition_of_the_rows_alone"
 CACHED = "(None, None) if cache is None else cache\n"
 
 # fmt: off
@@ -54,11 +55,18 @@ MISTAKES = mistakes([
         "all chunks with all chunks": [SOURCES, ALL_CHUNKS_AT_ONCE]}),
     (agree, "matrix", {
         "decay that includes the token's own step": [(".tril(-1)", ".tril()")]}),
-    (padding_changes_nothing, "decay", {
+    (steps_are_wide, "SSD, rope", {
+        "steps in sixteen bits": [
+            ("self.dt_proj(x).to(wide) + self.dt_bias.to(wide)",
+             "self.dt_proj(x) + self.dt_bias")]}),
+    (has, "SSD, decay", PADDED, {
         "padding lets the state decay": [
             ("dt = dt.masked_fill(~padding_mask[..., None], 0)", "dt = dt + 0")]}),
-    (has, "rope", "shift_changes_nothing", {
+    (has, "SSD, rope", "shift_of_positions", {
         "only B is turned": [("_apply_rope(C, cos, sin)", "C")]}),
-    (has, "conv", "pieces_equal_one_pass", {
+    (has, "SSD, conv", "pieces_equal_one_pass", {
         "history forgotten": [(CACHED, CACHED.replace("cache\n", "(cache.state, None)\n"))]}),
 ])
+
+# By the table of layers, and by test_ssd.py.
+HELD = [mistake.asked() for mistake in MISTAKES if mistake.has_property in (has, steps_are_wide)]
