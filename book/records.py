@@ -112,38 +112,10 @@ def jobs_and_results(name, run, jobs):
     return [job | found for job, found in zip(jobs, resumed(name, jobs, run), strict=True)]
 
 
-def sampling_rate():
-    """What listeners trained on tones at 16 kHz hear at other rates, told of it or not."""
-    names = ("tones", "ToneListener", "train_on_tones", "named_as", "share_right")
-    tones, _, train, named_as, share_right = from_notebook("01_state_space_models", *names)
-    rates, seeds = (4, 5.6, 8, 11.3, 13.5, 15, 16, 17, 19, 22.6, 32, 44.1), range(5)
-    right, tables = {"told": [], "not told": []}, {"rate = 2": [], "not told": []}
-    for seed in seeds:
-        model, generator = train(seed=seed)
-        heard = {khz: tones(1024, generator, khz=khz) for khz in rates}
-        for name, runs in right.items():
-            rate = {khz: 16 / khz if name == "told" else 1 for khz in rates}
-            named = {khz: named_as(model, *w, rate[khz]) for khz, w in heard.items()}
-            runs.append([share_right(table) for table in named.values()])
-            tables["rate = 2" if name == "told" else name].append(named[8].tolist())
-    middle = sorted(seeds, key=lambda seed: right["told"][seed][2])[2]  # its tables are drawn
-    return {
-        "seed": list(seeds),
-        "hertz": [round(250 * 2 ** (i / 4)) for i in range(8)],
-        "khz": list(rates),
-        "right": {
-            name: [round(statistics.median(at), 3) for at in zip(*runs, strict=True)]
-            for name, runs in right.items()
-        },
-        "at 8 kHz": {name: rounded(drawn[middle]) for name, drawn in tables.items()},
-    }
-
-
 def selective_copy():
-    """Selective copying: share named right against steps, by models and by adding up letters."""
-    names = ("copying_texts", "Copier", "copied", "place_weights", "add_up")
-    results = ("train_to_copy", "train_to_add")
-    *_, train, add = from_notebook("01_state_space_models", *names, *results)
+    """Selective copying: accuracy against training steps, for five kinds of models."""
+    names = ("copying_texts", "Copier", "copied", "train_to_copy")
+    *_, train = from_notebook("01_state_space_models", *names)
     models = {
         "selective": dict(selective=True),
         "selective, no convolution": dict(selective=True, d_conv=1),
@@ -158,21 +130,11 @@ def selective_copy():
         places = {"median": 2, "low": 1, "high": 3}  # of the five
         right[name] = {k: [round(sorted(at)[i], 3) for at in at_steps] for k, i in places.items()}
         ends[name] = [round(end, 3) for end in at_steps[-1]]
-    adders = {"adding, 48 free weights": 48, "adding, one kernel": 18}
-    by_adding = {name: [add(count, seed) for seed in seeds] for name, count in adders.items()}
     return {
         "seed": list(seeds),
         "steps": list(range(25, steps + 1, 25)),
         "right": right,
         "at the end": ends,
-        "adding": {
-            name: [round(statistics.mean(shares), 3) for shares in runs]
-            for name, runs in by_adding.items()
-        },
-        "adding: first, middle, last": {
-            name: [round(statistics.mean(place), 3) for place in zip(*runs, strict=True)]
-            for name, runs in by_adding.items()
-        },
     }
 
 
@@ -883,7 +845,6 @@ def rounded(rows):
 
 
 WRITERS = {
-    "01_sampling_rate": sampling_rate,
     "01_selective_copy": selective_copy,
     "02_learned": learned,
     "03_error_budget": error_budget,

@@ -20,7 +20,6 @@ from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 from test_notebooks import STORED as NOTEBOOKS
 
-
 STORED = [path for path in NOTEBOOKS if path.parent.name != "labs"]  # labs have no slides
 
 
