@@ -19,7 +19,6 @@ import torch.distributed as dist
 import torch.multiprocessing
 import torch.nn.functional as F
 import torch.utils.checkpoint
-from properties import angles_made
 from test_ssd import NAMES, inputs
 
 import cheems_ref.distributed as distributed
@@ -161,17 +160,10 @@ def slice_agrees(m, tensors, cut, rank, group=None, weigh_final=True):
             check(f"gradient of {name}", mine, whole)
 
 
-def is_one_pass(m, cut):
-    on_ranks(m, len(cut), lambda rank: slice_agrees(m, inputs(l=sum(cut)), cut, rank))
-
-
-def takes_part_without_a_final_state(m, cut):
+def is_one_pass(m, cut, weigh_final=True):
     """If a loss uses y alone, only the incoming state connects a rank to the others."""
-
-    def work(rank):
-        slice_agrees(m, inputs(l=sum(cut)), cut, rank, weigh_final=False)
-
-    on_ranks(m, len(cut), work)
+    tensors = inputs(l=sum(cut))
+    on_ranks(m, len(cut), lambda rank: slice_agrees(m, tensors, cut, rank, weigh_final=weigh_final))
 
 
 def takes_part_with_a_final_state_alone(m, cut):
@@ -281,99 +273,15 @@ def reads_as_the_whole(m, name, cut):
     on_ranks(m, len(cut), lambda rank: model_slice_agrees(m, model, cut, rank))
 
 
-def leaves_the_model_as_it_was(m, name):
-    """The reader copies the layers and shares the model's parameters."""
-    model = tiny(name)
-    ids = torch.randint(256, (1, 6), generator=torch.Generator().manual_seed(3))
-    before, _ = model(ids)
-
-    def work(rank):
-        reader = m.SequenceParallel(model)
-        pairs = zip(reader.parameters(), model.parameters(), strict=True)
-        assert all(mine is its for mine, its in pairs)
-        reader(ids)
-        told = len(m.dist.calls)
-        check("the model beside its reader", model(ids)[0], before)
-        assert len(m.dist.calls) == told, "the model itself talks to other ranks"
-
-    on_ranks(m, 1, work)
-
-
-def can_be_recomputed(m, name, use_reentrant):
-    """Activation checkpoints: the blocks run again in the backward pass."""
-    model, cut = tiny(name), (4, 3)
-    ids = torch.randint(256, (2, 7), generator=torch.Generator().manual_seed(4))
-    model(ids)[0].sum().backward()
-    want = [p.grad.clone() for p in model.parameters()]
-    model.zero_grad()
-
-    def work(rank):
-        reader = m.SequenceParallel(copy.deepcopy(model))
-        for block in reader.model.blocks:
-            block.forward = partial(recomputed, block.forward, use_reentrant)
-        reader(ids.split(cut, 1)[rank]).sum().backward()
-        m.sum_gradients(reader)
-        return [p.grad for p in reader.parameters()]
-
-    for got in on_ranks(m, 2, work)[0]:
-        for mine, its in zip(got, want, strict=True):
-            check("gradient through recomputed blocks", mine, its)
-
-
-def recomputed(forward, use_reentrant, x, positions, **options):
-    def run(x):
-        return forward(x, positions, **options)[0]
-
-    return torch.utils.checkpoint.checkpoint(run, x, use_reentrant=use_reentrant), None
-
-
-def says_what_is_wrong_on_every_rank(m, ids, message, name="rope", **fields):
-    """None is left waiting for one that has refused."""
-    model = tiny(name, **fields)
-
-    def work(rank):
-        with pytest.raises(ValueError, match=message[rank]):
-            m.SequenceParallel(model)(ids[rank])
-
-    on_ranks(m, len(ids), work)
-
-
-def adds_up_once(m):
-    """Gradients of several backward passes, and none where no rank has one."""
-    model = tiny("rope")
-    model.unused = torch.nn.Parameter(torch.ones(3))
-    model.embedding.weight.requires_grad_(False)
-    ids = torch.randint(256, (2, 2, 6), generator=torch.Generator().manual_seed(6))
-    for text in ids:
-        model(text)[0].square().mean(0).sum().backward()
-    want = [p.grad for p in model.parameters()]
-
-    def work(rank):
-        own = copy.deepcopy(model)
-        own.zero_grad()
-        reader = m.SequenceParallel(own)
-        for text in ids:
-            reader(text.split((2, 4), 1)[rank]).square().mean(0).sum().backward()
-        m.sum_gradients(own)
-        return [p.grad for p in own.parameters()]
-
-    for got in on_ranks(m, 2, work)[0]:
-        for mine, its in zip(got, want, strict=True):
-            assert (mine is None) == (its is None)
-            if its is not None:
-                check("sum of gradients", mine, its)
-
-
 @pytest.mark.parametrize("cut", CUTS, ids=str)
 def test_slices_are_one_pass(cut):
     is_one_pass(distributed, cut)
-    takes_part_without_a_final_state(distributed, cut)
+    is_one_pass(distributed, cut, False)
 
 
 def test_other_losses_gradients_of_gradients_and_one_collective():
     takes_part_with_a_final_state_alone(distributed, (4, 5, 3))
     has_second_derivatives(distributed, (5, 0, 4))
-    says_little(distributed, 4)
     says_little(distributed, 40)
 
 
@@ -384,46 +292,72 @@ def test_digits_are_kept(dtype):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_reads_as_the_whole_and_stays_as_it_was(name):
+    """The reader copies the layers and shares the model's parameters."""
     reads_as_the_whole(distributed, name, (5, 3, 4))
     reads_as_the_whole(distributed, name, (0, 6, 0, 2))
-    leaves_the_model_as_it_was(distributed, name)
+    model, ids = tiny(name), torch.arange(6)[None]
+    before, _ = model(ids)
 
     def work(rank):
-        reader = distributed.SequenceParallel(tiny(name))
-        return [reader(torch.zeros(b, l, dtype=torch.int64)).shape for b, l in ((0, 4), (2, 0))]
+        reader = distributed.SequenceParallel(model)
+        pairs = zip(reader.parameters(), model.parameters(), strict=True)
+        assert all(mine is its for mine, its in pairs)
+        reader(ids)
+        told = len(distributed.dist.calls)
+        check("the model beside its reader", model(ids)[0], before)
+        assert len(distributed.dist.calls) == told, "the model itself talks to other ranks"
+        return [reader(ids[:0]).shape, reader(ids[:, :0]).shape]
 
-    shapes, _ = on_ranks(distributed, 2, work)
-    assert shapes == [[(0, 4, 256), (2, 0, 256)]] * 2
+    assert on_ranks(distributed, 1, work)[0] == [[(0, 6, 256), (1, 0, 256)]]
 
 
-def test_angles_are_made_once():
-    """Once per call and rotated width, not once per layer."""
-    model = CausalLM(ModelConfig("SSAAM", d_model=32, n_heads=4, d_state=12))
+@pytest.mark.parametrize("use_reentrant", [None, False, True])
+def test_gradients_are_added_up_once(use_reentrant):
+    """Of several backward passes, also where blocks run again; none where no rank has one."""
+    model = tiny("conv, gate")
+    model.unused = torch.nn.Parameter(torch.ones(3))
+    model.embedding.weight.requires_grad_(use_reentrant is True)  # which needs such an input
+    texts = torch.randint(256, (2, 2, 6), generator=torch.Generator().manual_seed(6))
+    for text in texts:
+        model(text)[0].square().mean(0).sum().backward()
+    want = [p.grad for p in model.parameters()]
+
+    def again(forward, x, positions, **options):
+        def run(x):
+            return forward(x, positions, **options)[0]
+
+        return torch.utils.checkpoint.checkpoint(run, x, use_reentrant=use_reentrant), None
 
     def work(rank):
-        return angles_made(partial(distributed.SequenceParallel(model), IDS))
+        own = copy.deepcopy(model)
+        own.zero_grad()
+        reader = distributed.SequenceParallel(own)
+        for block in reader.model.blocks if use_reentrant is not None else ():
+            block.forward = partial(again, block.forward)
+        for text in texts:
+            reader(text.split((2, 4), 1)[rank]).square().mean(0).sum().backward()
+        distributed.sum_gradients(own)
+        return [p.grad for p in own.parameters()]
 
-    assert on_ranks(distributed, 1, work)[0] == [2]
+    for got in on_ranks(distributed, 2, work)[0]:
+        for mine, its in zip(got, want, strict=True):
+            assert (mine is None) == (its is None)
+            if its is not None:
+                check("sum of gradients", mine, its)
 
 
-def test_ranks_at_different_calls_are_told():
-    def work(rank):
-        if rank:
-            distributed.dist.all_reduce(torch.ones(1), group=None)
-
-    with pytest.raises(AssertionError, match="ranks are at different calls"):
-        on_ranks(distributed, 2, work)
+# --- what is refused ----------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("unchecked")
 def test_without_a_group_it_says_how_to_get_one():
-    for call in (
-        lambda: distributed.ssd_sequence_parallel(*inputs()[:5]),
-        lambda: distributed.SequenceParallel(tiny("rope")),
-        lambda: distributed.sum_gradients(tiny("rope")),
+    for function, *arguments in (
+        (distributed.ssd_sequence_parallel, *inputs()[:5]),
+        (distributed.SequenceParallel, tiny("rope")),
+        (distributed.sum_gradients, tiny("rope")),
     ):
         with pytest.raises(RuntimeError, match="start the program with torchrun"):
-            call()
+            function(*arguments)
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -431,13 +365,8 @@ def test_wrong_arguments_are_refused_before_anything_is_sent():
     good = dict(zip(NAMES, inputs()[:5], strict=False))
 
     def work(rank):
-        for change, message in (
-            (dict(A=-good["A"]), "A must be in"),
-            (dict(initial_state=torch.zeros(2, 3, 3, 2).double()), "initial_"),
-            (dict(chunk_size=0), "chunk_size must be at least 1"),
-            (dict(backend="fast"), "backend must be one of"),
-        ):
-            with pytest.raises(ValueError, match=message):
+        for change in (dict(A=-good["A"]), dict(chunk_size=0), dict(backend="fast")):
+            with pytest.raises(ValueError, match=f"{next(iter(change))} must be"):
                 distributed.ssd_sequence_parallel(**good | change)
         with pytest.raises(TypeError, match="model must be a CausalLM, got Linear"):
             distributed.SequenceParallel(torch.nn.Linear(2, 2))
@@ -448,23 +377,19 @@ def test_wrong_arguments_are_refused_before_anything_is_sent():
 
 @pytest.mark.usefixtures("unchecked")
 def test_wrong_ids_are_refused_on_every_rank():
-    for ids, message, fields in (
-        ([IDS, IDS + 256], ["wrong on rank 1", "must be in"], {}),
-        ([IDS.double(), IDS], ["must be torch.int64", "wrong on rank 0"], {}),
-        ([IDS, IDS[:1]], [r"\[2, 1\] rows"] * 2, {}),
-        ([IDS, IDS], ["max_positions = 5"] * 2, dict(name="conv, gate", max_positions=5)),
+    """None is left waiting for one that has refused."""
+    for ids, message, model in (
+        ([IDS, IDS + 256], ["wrong on rank 1", "must be in"], tiny("rope")),
+        ([IDS.double(), IDS], ["must be torch.int64", "wrong on rank 0"], tiny("rope")),
+        ([IDS, IDS[:1]], [r"\[2, 1\] rows"] * 2, tiny("rope")),
+        ([IDS, IDS], ["max_positions = 5"] * 2, tiny("conv, gate", max_positions=5)),
     ):
-        says_what_is_wrong_on_every_rank(distributed, ids, message, **fields)
 
+        def work(rank, ids=ids, message=message, model=model):
+            with pytest.raises(ValueError, match=message[rank]):
+                distributed.SequenceParallel(model)(ids[rank])
 
-@pytest.mark.parametrize("use_reentrant", [False, True])
-def test_blocks_can_be_recomputed(use_reentrant):
-    for name in ("rope", "conv, gate"):
-        can_be_recomputed(distributed, name, use_reentrant)
-
-
-def test_gradients_are_added_up_once():
-    adds_up_once(distributed)
+        on_ranks(distributed, 2, work)
 
 
 # --- processes ----------------------------------------------------------------------------------

@@ -10,13 +10,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 import torch
 from test_commands import TEXT, numbers, run, settings, succeeds
-from training import ROOT
+from training import ROOT, until
 
 from cheems_lab import checkpoint
 from cheems_lab.checkpoint import load_model
@@ -71,13 +70,6 @@ def losses_in(folder):
     tensors = {"losses": torch.empty(record["step"], dtype=torch.float64)}
     checkpoint._load(newest, tensors)
     return tensors["losses"].float(), torch.tensor(record["evaluations"])
-
-
-def until(there, seconds=100):
-    end = time.monotonic() + seconds
-    while not there() and time.monotonic() < end:
-        time.sleep(0.01)
-    assert there(), "it does not come"
 
 
 # --- several processes ------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -163,3 +164,10 @@ def process(*arguments, path=""):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
+
+
+def until(there, seconds=100):
+    end = time.monotonic() + seconds
+    while not there() and time.monotonic() < end:
+        time.sleep(0.001)
+    assert there(), "it does not come"
