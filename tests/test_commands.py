@@ -19,13 +19,15 @@ import pytest
 import torch
 from training import Screen, content, names, process, record_of, same, step, tensors_of
 
+import cheems_ref
 from cheems_lab import memory, options, progress
 from cheems_lab.__main__ import main
 from cheems_lab.checkpoint import load_model
 from cheems_lab.commands import generate as generate_command
 from cheems_lab.commands import train as train_command
-from cheems_lab.options import is_used
+from cheems_lab.options import is_used, users
 from cheems_lab.training import train
+from cheems_ref import kernels
 from cheems_ref.budget import training_memory
 from cheems_ref.config import ModelConfig, make_layer, preset
 from cheems_ref.model import CausalLM, Sampling, generate
@@ -498,7 +500,7 @@ def test_the_examples_of_train_and_generate_work(tmp_path, monkeypatch):
 
 # --- options without effect -----------------------------------------------------------------------
 
-# Fields that some layers use under a condition: two values, a pattern, where it holds and where not.
+# Fields that a layer uses under a condition: two values, a pattern, where it holds and where not.
 CONDITIONS = {
     "d_state": ((4, 8), "I", dict(inner="ssd"), dict(inner="linear")),
     "d_conv": ((2, 3), "S", dict(position="conv"), dict(position="decay")),

@@ -30,7 +30,6 @@ MODELS = {
     "untied": dict(tie_embeddings=False),
     "a shared matrix": dict(pattern="SC"),
     "retrieval": dict(pattern="SEIK"),
-    "float64": dict(dtype=torch.float64),
     "bfloat16": dict(dtype=torch.bfloat16),
 }
 
