@@ -31,8 +31,8 @@ def comparing(folder, *more, rows=ROWS, name="run"):
 
 def test_is_what_python_compares_and_the_table_tells_it(tmp_path):
     plot = tmp_path / "plot.svg"
-    done = succeeds(run(*comparing(tmp_path, "--plot", plot)))
-    assert f"drawn: {plot}" in done.out and plot.read_text().count("</svg>") == 1
+    *_, head, one, two, drawn = succeeds(run(*comparing(tmp_path, "--plot", plot))).out.splitlines()
+    assert drawn == f"drawn: {plot}" and plot.read_text().count("</svg>") == 1
     rows = {
         "one": Row(ModelConfig("AM", n_heads=2, **SIZES)),
         "two": Row(ModelConfig("SM", d_state=4, **SIZES), 1e-4),
@@ -41,7 +41,7 @@ def test_is_what_python_compares_and_the_table_tells_it(tmp_path):
     ids, directory = text_to_ids(TEXT), tmp_path / "python"
     wanted = compare(rows, ids, config, seeds=(0, 1, 2), directory=directory)
     assert sorted(read_evaluations(tmp_path / "run")) == sorted(wanted)
-    head, *lines = (re.split(r"\s{2,}", line) for line in done.out.splitlines()[-3:])
+    head, *lines = (re.split(r"\s{2,}", line) for line in (head, one, two))
     assert head == ["row", "parameters", "active", "held-out nats", "each seed", "less one"]
     for (name, row), cells in zip(rows.items(), lines, strict=True):
         ends = [e.nats for e in wanted if e.row == name and e.step == 4]

@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import itertools
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -16,7 +17,7 @@ import torch.nn.functional as F
 import transformers
 import whole
 from models import PADDING, SIZES, built, ids, options, refused
-from properties import gradients
+from properties import gradients, normal
 from safetensors import SafetensorError
 from training import a_model, a_text, trained
 from transformers import DynamicCache
@@ -35,8 +36,8 @@ pytestmark = pytest.mark.usefixtures("unchecked")  # as users have it
 # Every kind of cache, of mask, of head; alone and together.
 STATES, ATTENTION = dict(pattern="SESE"), dict(pattern="AMAM", n_kv_heads=2)
 GROUPS = dict(pattern="IEAE", inner="linear", n_kv_heads=2, mask="content")
-CASES = ("SEIE", "SHSRAH", "SDICAX", "SKIK", "IPAM", "IRIG", STATES, ATTENTION, GROUPS)
-FEW = ("SEIE", "SKIK", STATES, ATTENTION)
+CASES = ("SEIE", "SHSRAH", "SDICAX", "SKIK", "IRIG", ATTENTION, GROUPS)
+FEW = ("SEIE", STATES, ATTENTION)
 GREEDY = dict(do_sample=False, max_new_tokens=6)
 TOLD = dict(return_dict_in_generate=True, **GREEDY)
 
@@ -68,15 +69,14 @@ def ordered(net, wrapped):
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_it_computes_what_the_package_computes(case):
-    """Logits, hidden states and gradients; padded on either side."""
+    """Logits, hidden states and gradients; padded or not."""
     net, wrapped = both(case)
     tokens = ids(2, 7)
-    for real in (None, PADDING["left"], PADDING["right"]):
+    for real in (None, PADDING["left"]):
         mask = None if real is None else real.long()
         want, _ = net(tokens, padding_mask=real)
         out = wrapped(tokens, attention_mask=mask, output_hidden_states=True)
         check("logits", out.logits, want)
-        check("no cache: logits", wrapped(tokens, mask, use_cache=False).logits, want)
         hidden = net.hidden_states(tokens, padding_mask=real)[0]
         check("hidden states", out.hidden_states[-1], hidden)
         assert len(out.hidden_states) == len(net.blocks) + 1
@@ -184,7 +184,7 @@ def test_only_caches_without_states_take_tokens_back():
 
 
 def test_it_writes_what_the_package_writes():
-    """Greedily: the package's generate, the argmax of one pass; with padding, and without cache."""
+    """Greedily: the package's generate, with padding too; beams as without a cache."""
     for case, real in itertools.product(CASES, (None, PADDING["left"])):
         net, wrapped = both(case)
         mask = None if real is None else real.long()
@@ -192,12 +192,16 @@ def test_it_writes_what_the_package_writes():
         got = out.sequences[:, 7:]
         want = generate(net, ids(2, 7), 6, Sampling(temperature=0), padding_mask=real)
         assert torch.equal(got, want), f"{case}: {got.tolist()} for {want.tolist()}"
-        uncached = wrapped.generate(ids(2, 7), attention_mask=mask, use_cache=False, **GREEDY)
-        assert torch.equal(uncached[:, 7:], want), case
         seen = None if real is None else torch.cat([real, torch.ones(2, 6).bool()], 1)
         logits = net(out.sequences, padding_mask=seen)[0][:, 6:-1]
         # generate() keeps logits in float32
         check(f"{case}: logits", torch.stack(out.logits, 1).double(), logits, tol=1e-6)
+        if case in FEW:
+            beams = GREEDY | dict(attention_mask=mask, num_beams=4, num_return_sequences=2)
+            got, want = (
+                wrapped.generate(ids(2, 7), **beams, use_cache=cached) for cached in (True, False)
+            )
+            assert got.shape == (4, 13) and torch.equal(got, want), case
 
 
 def test_it_goes_on_from_a_cache():
@@ -217,25 +221,6 @@ def test_it_goes_on_from_a_cache():
         assert torch.equal(got.sequences, wrapped.generate(more, **GREEDY)), case
 
 
-def test_beams_and_samples_are_those_without_a_cache():
-    for case in FEW:
-        _, wrapped = both(case)
-        beams = TOLD | dict(num_beams=4, num_return_sequences=2, output_scores=True)
-        beams |= dict(attention_mask=PADDING["left"].long())
-        drawn = GREEDY | dict(do_sample=True, top_k=0, num_return_sequences=3)
-        found, samples = [], []
-        for use_cache in (True, False):
-            found.append(wrapped.generate(ids(2, 7), **beams, use_cache=use_cache))
-            torch.manual_seed(3)
-            samples.append(wrapped.generate(ids(2, 7), **drawn, use_cache=use_cache))
-        got, want = found
-        assert got.sequences.shape == (4, 13) and torch.equal(got.sequences, want.sequences)
-        scores = (out.sequences_scores.double() for out in found)
-        check(f"{case}: scores of beams", *scores, tol=1e-6)
-        assert samples[0].shape == (6, 13) and torch.equal(*samples), case
-        assert len({tuple(row) for row in samples[0].tolist()}) > 2, "all rows are alike"
-
-
 # --- training ---------------------------------------------------------------------------------
 
 
@@ -243,24 +228,17 @@ def test_checkpointing_changes_no_gradient():
     for case, reentrant in itertools.product(FEW, (False, True)):
         _, wrapped = both(case)
         wrapped.train()
-        logits = wrapped(ids(2, 7)).logits
-        want, calls = gradients(logits, wrapped.parameters()), []
+        want, calls = gradients(wrapped(ids(2, 7)).logits, wrapped.parameters()), []
         wrapped.activation_checkpointing_enable(dict(use_reentrant=reentrant))
         wrapped.model.blocks[0].layer.register_forward_pre_hook(
             lambda *_, calls=calls: calls.append(1)
         )
-        out = wrapped(ids(2, 7), labels=ids(2, 7))
+        out = wrapped(ids(2, 7))
         assert out.past_key_values is None
-        check(f"{case}, checkpointing: logits", out.logits, logits)
-        out.loss.backward()
+        (out.logits * normal(*out.logits.shape, seed=8)).sum().backward()
         assert len(calls) == 2, "no layer is computed again"
-        got = [p.grad.clone() for p in wrapped.parameters()]
-        wrapped.activation_checkpointing_disable()
-        wrapped.zero_grad()
-        wrapped(ids(2, 7), labels=ids(2, 7)).loss.backward()
-        for a, p in zip(got, wrapped.parameters(), strict=True):
-            check(f"{case}, checkpointing: gradient", a, p.grad)
-        assert want.isfinite().all()
+        got = torch.cat([p.grad.flatten() for p in wrapped.parameters()])
+        check(f"{case}, checkpointing: gradients", got, want)
 
 
 def test_embeddings_are_resized():
@@ -272,9 +250,7 @@ def test_embeddings_are_resized():
         assert wrapped.config.vocab_size == n + 5 == wrapped.config.to_model_config().vocab_size
         tied = wrapped.lm_head.weight is wrapped.model.embedding.weight
         assert tied == net.config.tie_embeddings
-        logits = wrapped(ids(2, 7)).logits
-        assert logits.shape[-1] == n + 5
-        check(f"{case}: what was there", logits[..., :n], net(ids(2, 7))[0])
+        check(f"{case}: what was there", wrapped(ids(2, 7)).logits[..., :n], net(ids(2, 7))[0])
 
 
 # --- files ------------------------------------------------------------------------------------
@@ -348,14 +324,10 @@ def test_a_model_made_on_the_meta_device_starts_as_any_other(monkeypatch):
             assert torch.equal(t, start) == (start.std() == 0), f"{name} is not drawn"
             if t.numel() > 500:
                 assert abs(t.std() / start.std() - 1) < 0.1, name
+            if name.endswith(("A_log", "dt_bias")):  # of SSD: 8 heads, uniform in an interval
+                low, high = (0, math.log(16)) if name.endswith("A_log") else (-7, -2.2)
+                assert low <= t.min() and t.max() <= high, name
         assert late.lm_head.weight is not late.model.embedding.weight
-    c = hub.CheemsConfig(pattern="S" * 40, d_model=32, n_heads=16, d_state=2)
-    net = hub.CheemsForCausalLM.from_pretrained(None, config=c, state_dict={})
-    layers = [block.layer for block in net.model.blocks]
-    A = torch.cat([layer.A_log.detach().exp() for layer in layers])
-    dt = torch.cat([F.softplus(layer.dt_bias.detach()) for layer in layers]).log()
-    assert 1 <= A.min() < 1.2 and 15.8 < A.max() <= 16 and abs(A.mean() - 8.5) < 0.6
-    assert -6.92 < dt.min() < -6.8 and -2.4 < dt.max() < -2.29 and abs(dt.mean() + 4.6) < 0.2
 
 
 def trained_run(folder, **changes):
@@ -379,7 +351,6 @@ def test_what_is_not_whole_is_refused(tmp_path):
     refused(SafetensorError, "not fully covered", load, "half", weights=lambda data: data[:-40])
     refused(RuntimeError, "ignore_mismatched_sizes", load, "wider", d_ff=24)
     refused(ValueError, "position must be one of .*'spin'", load, "newer", position="spin")
-    refused(ValueError, "unknown letter 'Z' in pattern 'SZIE'", load, "letter", pattern="SZIE")
     for name in ("nowhere", "whole"):
         refused(CheckpointError, f"no checkpoint at .*{name}", hub.from_run, tmp_path / name)
     trained_run(tmp_path / "small")
@@ -472,7 +443,6 @@ def test_what_is_exported_is_loaded_elsewhere(tmp_path):
 BAD_CALLS = [
     (dict(inputs_embeds=torch.zeros(2, 5, 16)), "input_ids or inputs_embeds, and not both"),
     (dict(input_ids=None), "input_ids or inputs_embeds, and not both"),
-    (dict(input_ids=ids(2, 5).float()), r"input_ids must be torch.int64 or .*float32"),
     (dict(input_ids=torch.tensor([[3, 19]])), r"in \[0, 19\) .*entries in \[3, 19\]"),
     (dict(attention_mask=torch.ones(2, 4)), r"attention_mask must be .*\(2, 5\), .*\(2, 4\)"),
     (dict(position_ids=torch.arange(4)[None]), r"position_ids .*\(1, 4\)"),
@@ -485,5 +455,4 @@ def test_bad_input_is_refused():
     for arguments, message in BAD_CALLS:
         refused(ValueError, message, wrapped, **dict(input_ids=ids(2, 5)) | arguments)
     refused(ValueError, "21 tokens.*max_positions = 20", both("IDSP")[1], ids(2, 21))
-    refused(ValueError, "unknown letter 'Q'", hub.CheemsConfig, pattern="SQ")
     refused(TypeError, "n_heads must be a whole number", hub.CheemsConfig, n_heads="4")
