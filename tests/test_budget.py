@@ -8,15 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import whole as model
-from models import (
-    PADDING,
-    ask,
-    built,
-    ids,
-    options,
-    refused,
-    titled,
-)
+from models import PADDING, ask, built, ids, options, refused, titled
 from properties import held, normal
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.attention import SDPBackend, sdpa_kernel

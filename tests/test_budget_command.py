@@ -6,13 +6,7 @@ import pytest
 import torch
 from test_commands import examples_in, fails, run, succeeds
 
-from cheems_ref.budget import (
-    activation_bytes,
-    cache_bytes,
-    count_flops,
-    step_bytes,
-    training_bytes,
-)
+from cheems_ref.budget import activation_bytes, cache_bytes, count_flops, step_bytes, training_bytes
 from cheems_ref.config import ModelConfig, preset
 from cheems_ref.model import CausalLM
 

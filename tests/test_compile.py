@@ -7,12 +7,7 @@ import itertools
 import pytest
 import torch
 import whole as model
-from models import (
-    ask,
-    ids,
-    options,
-    titled,
-)
+from models import ask, ids, options, titled
 from properties import normal, questions, rows
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensorMode

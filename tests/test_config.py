@@ -10,14 +10,7 @@ import torch
 import whole as model
 from hypothesis import given
 from hypothesis import strategies as st
-from models import (
-    MODELS,
-    SIZES,
-    TINY,
-    many,
-    options,
-    refused,
-)
+from models import MODELS, SIZES, TINY, many, options, refused
 
 from cheems_ref import presets
 

@@ -8,14 +8,7 @@ import torch
 import whole as model
 from hypothesis import given
 from hypothesis import strategies as st
-from models import (
-    ask,
-    built,
-    few,
-    ids,
-    refused,
-    titled,
-)
+from models import ask, built, few, ids, refused, titled
 from properties import normal, rows
 
 from cheems_ref.verify import check

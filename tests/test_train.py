@@ -8,14 +8,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from training import (
-    a_model,
-    a_text,
-    config,
-    everything,
-    same,
-    trained,
-)
+from training import a_model, a_text, config, everything, same, trained
 
 import cheems_ref.train as train
 from cheems_ref.verify import check

@@ -4,16 +4,7 @@ import math
 
 import pytest
 import torch
-from training import (
-    a_model,
-    a_text,
-    config,
-    content,
-    everything,
-    names,
-    same,
-    step,
-)
+from training import a_model, a_text, config, content, everything, names, same, step
 
 from cheems_lab import training
 from cheems_lab.checkpoint import newest_checkpoint

@@ -1,11 +1,7 @@
 """Mistakes in SSD over several ranks that the properties of test_distributed.py must catch."""
 
 from planting import mistakes
-from test_distributed import (
-    is_one_pass,
-    reads_as_the_whole,
-    says_little,
-)
+from test_distributed import is_one_pass, reads_as_the_whole, says_little
 
 from cheems_ref import distributed
 
