@@ -6,9 +6,7 @@ import math
 import pytest
 import torch
 import whole as model
-from hypothesis import given
-from hypothesis import strategies as st
-from models import ask, built, few, ids, refused, titled
+from models import ask, built, ids, refused, titled
 from properties import normal, rows
 
 from cheems_ref.verify import check
@@ -133,23 +131,6 @@ def a_seed_decides(m):
     assert not torch.equal(m.sample(logits), first)
     torch.manual_seed(5)
     assert torch.equal(m.sample(logits), first), "torch.manual_seed does not decide"
-
-
-@few
-@given(
-    weights=st.lists(st.integers(1, 9), min_size=1, max_size=6),
-    cold=st.booleans(),
-    top_k=st.none() | st.integers(1, 7),
-    top_p=st.none() | st.integers(0, 400),
-    dtype=st.sampled_from([torch.float32, torch.float64]),
-)
-def test_any_choice_is_drawn_as_often_as_it_should_be(weights, cold, top_k, top_p, dtype):
-    if top_p is not None:  # between two of the sums that the whole numbers can make
-        kept = sorted((w ** (2 if cold else 1) for w in weights), reverse=True)[:top_k]
-        top_p = (top_p % sum(kept) + 0.5) / sum(kept)
-    temperature = 0.5 if cold else 1.0
-    logits = [math.log(w) for w in weights]
-    draws_follow(model, [logits], temperature, top_k, top_p, n=1500, dtype=dtype)
 
 
 # --- text: properties of a module m -----------------------------------------------------------

@@ -81,7 +81,7 @@ def test_what_holds_on_two_processes_and_what_is_caught(tmp_path):
     verdicts = json.loads((tmp_path / "verdicts.json").read_text(encoding="utf-8"))
     planted = {title: said for title, said in verdicts.items() if ": " in title.split("{")[0]}
     held = {title: said for title, said in verdicts.items() if title not in planted}
-    assert len(held) >= 12 and len(planted) >= 5
+    assert len(held) >= 11 and len(planted) >= 4
     assert not any(held.values()), held
     assert all(planted.values()), [title for title, said in planted.items() if not said]
 
