@@ -3,12 +3,12 @@
     torchrun --nproc-per-node 2 tests/ranks.py FOLDER
 
 The properties of `HELD` are asked of the package, those of `MISTAKES` of copies with a mistake.
-What came out is written to FOLDER/verdicts.json: "" where a property holds, else what was said.
+What came out is written to FOLDER/verdicts.json.
 """
 
-import json
 import re
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from planting import mistakes, planted
 from torch.distributed.checkpoint import HuggingFaceStorageWriter
-from training import a_model, a_text, everything, names, same, trained
+from training import a_model, a_text, ask_all, everything, names, same, trained
 
 from cheems_lab import checkpoint, processes, training
 from cheems_ref import train
@@ -34,7 +34,7 @@ ROUNDING = 1e-5
 def spread(m, parallel, **model):
     """A new model over all processes."""
     model = a_model(**model)
-    lower(m, "processes").shard_model(model, parallel)
+    getattr(m, "copied", {}).get("processes", processes).shard_model(model, parallel)
     return model
 
 
@@ -55,20 +55,14 @@ def near(name, got, want):
         check(f"{name}: {key}", got[key].to(t.dtype), t, tol=rounding)
 
 
-def lower(m, name):
-    """A module below m: a planted one, or the package's own."""
-    return getattr(m, "copied", {}).get(name, globals()[name])
-
-
 # --- properties -------------------------------------------------------------------------------
 
 
-def trains_as_one(m, folder, parallel, **changes):
+def trains_as_one(m, folder, parallel, micro_batch_size=None, pattern="AM"):
     """Losses, evaluations, parameters and moments are those of one process."""
-    model = changes.pop("model", {})
-    got = trained(m, model=spread(m, parallel, **model), **RUN | changes)
-    alone = {k: v for k, v in changes.items() if k != "micro_batch_size"}
-    near(parallel, got, trained(training, model=a_model(**model), **RUN | alone))
+    model = spread(m, parallel, pattern=pattern)
+    got = trained(m, model=model, micro_batch_size=micro_batch_size, **RUN)
+    near(parallel, got, trained(training, model=a_model(pattern=pattern), **RUN))
     for name, t in everything(got).items():  # each process holds its part of it, or all
         if hasattr(t, "to_local"):
             held = torch.tensor(t.to_local().numel())
@@ -163,7 +157,7 @@ def processes_agree_before_they_begin(m, folder):
     for said, ask in {
         f"{other} .*text": lambda: begin(ids=a_text(seed=rank)),
         f"{other} .*settings": lambda: begin(max_grad_norm=1.0 + rank),
-        f"{other} .*weights": lambda: lower(m, "processes").shard_model(a_model(rank), "data"),
+        f"{other} .*weights": lambda: processes.shard_model(a_model(rank), "data"),
         f"{other} .*directory": lambda: begin(folder / str(rank)),
         "is too few for": lambda: begin(parallel="sharded", batch_size=1),
     }.items():
@@ -190,8 +184,8 @@ def bfloat16_keeps_what_is_small(m, folder):
 
 HELD = [
     (trains_as_one, "sharded"),
-    (trains_as_one, "data", dict(micro_batch_size=2)),
-    (trains_as_one, "sharded", dict(micro_batch_size=1, model=dict(pattern="SEIK"))),
+    (trains_as_one, "data", 2),
+    (trains_as_one, "sharded", 1, "SEIK"),
     (goes_on, "sharded", "data"),
     (goes_on, "data", "sharded"),
     (goes_on, "sharded", "sharded"),
@@ -233,38 +227,18 @@ MISTAKES = mistakes([
 # fmt: on
 
 
-# --- asking -----------------------------------------------------------------------------------
-
-
-def asked(m, has_property, arguments, folder):
-    """What a process says against a property, or nothing."""
-    changes = arguments[-1] if arguments and isinstance(arguments[-1], dict) else {}
-    arguments = arguments[:-1] if changes else arguments
-    try:
-        has_property(m, folder, *arguments, **changes)
-    except (AssertionError, RuntimeError, pytest.fail.Exception) as error:
-        return str(error) or type(error).__name__
-    return ""
-
-
-def main(folder):
-    questions = {f"{row[0].__name__}, {row[1:]}": (row[0], row[1:], training) for row in HELD} | {
-        f"{m.asked()}: {m.title}": (m.has_property, m.arguments, planted(ROOMS, m.edits))
-        for m in MISTAKES
-    }
-    verdicts = {}
-    for i, (title, (has_property, arguments, m)) in enumerate(questions.items()):
-        own = folder / str(i)
-        own.mkdir(exist_ok=True)
-        mine, said = asked(m, has_property, arguments, own), [None] * dist.get_world_size()
-        dist.all_gather_object(said, mine)
-        verdicts[title] = next(filter(None, said), "")
-    if dist.get_rank() == 0:
-        (folder / "verdicts.json").write_text(json.dumps(verdicts), encoding="utf-8")
-
-
 if __name__ == "__main__":
     torch.set_num_threads(1)
     processes.init_processes(torch.device("cpu"))
-    main(Path(sys.argv[1]))
-    dist.destroy_process_group()
+    to = Path(sys.argv[1])
+    rows = [(f"{row[0].__name__}, {row[1:]}", training, *row) for row in HELD]
+    rows += [
+        (f"planted: {mistake.title}", planted(ROOMS, mistake.edits), mistake.has_property,
+         *mistake.arguments)
+        for mistake in MISTAKES
+    ]  # fmt: skip
+    questions = {}
+    for i, (title, m, has_property, *arguments) in enumerate(rows):
+        (to / str(i)).mkdir(exist_ok=True)
+        questions[title] = partial(has_property, m, to / str(i), *arguments)
+    ask_all(questions, to)

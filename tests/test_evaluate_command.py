@@ -20,7 +20,7 @@ import torch
 from test_commands import TEXT, fails, run, succeeds
 from training import ROOT, a_model, trained
 
-from cheems_lab import training
+from cheems_lab import hub, training
 from cheems_lab.checkpoint import load_model
 from cheems_lab.evaluation import documents, harness
 from cheems_lab.evaluation.harness import scores
@@ -149,43 +149,29 @@ def test_choices_are_the_most_probable(tmp_path):
         is_close(score.stderr, math.sqrt(value * (1 - value) / (limit - 1)))
 
 
-def copying(width, memory):
-    """A model that goes on as the last `width` bytes did before, as far as its memory goes."""
-
-    def forward(ids):
-        logits = torch.zeros(*ids.shape, 256)
-        for row, said in zip(ids.tolist(), logits, strict=True):
-            for t in range(len(row)):
-                seen = bytes(row[: t + 1][-memory:])
-                place = seen.rfind(seen[-width:], 0, len(seen) - 1)
-                if place >= 0:
-                    said[t, seen[place + width]] = 9.0
-        return SimpleNamespace(logits=logits)
-
-    return forward
+def copying(ids):
+    """The logits of a model that goes on as the last five bytes did, if it saw them in 130."""
+    logits = torch.zeros(*ids.shape, 256)
+    for row, said in zip(ids.tolist(), logits, strict=True):
+        for t in range(len(row)):
+            seen = bytes(row[: t + 1][-130:])
+            place = seen.rfind(seen[-5:], 0, len(seen) - 1)
+            if place >= 0:
+                said[t, seen[place + 5]] = 9.0
+    return SimpleNamespace(logits=logits)
 
 
-def test_what_is_remembered_is_found(tmp_path):
-    """By a model that copies: a needle up to half a text ago, and the value of every key."""
-    where, length, memory = a_run(tmp_path), 200, 130
+def test_a_needle_is_found_as_far_back_as_a_model_remembers(tmp_path, monkeypatch):
+    where, length = a_run(tmp_path), 200
     (tmp_path / "text").write_text(TEXT, encoding="utf-8")
-    seen = [
-        (one["text"][-memory:], NEEDLE.format(name=one["text"][-8:-4], code=one["code"]))
-        for one in documents.needle_task(tmp_path / "text", length=length)["test"].to_list()
-    ]
-    assert sum(needle in text for text, needle in seen) == 60, "three of five depths"
-    for name, width, memory_, want in (
-        ("cheems_needle", 5, memory, 0.6),
-        ("cheems_recall", 1, length, 1.0),
-    ):
-        with alone() as patched:
-            from cheems_lab import hub
-
-            model = hub.from_run(where)
-            model.forward = copying(width, memory_)
-            patched.setattr(hub, "from_run", lambda *_, model=model, **__: model)
-            (score,) = scores(where, [name], text=text_to_ids(TEXT), length=length)
-        is_close(score.value, want)
+    needles = documents.needle_task(tmp_path / "text", length=length)["test"].to_list()
+    told = [NEEDLE.format(name=one["text"][-8:-4], code=one["code"]) for one in needles]
+    seen = [needle in one["text"][-130:] for one, needle in zip(needles, told, strict=True)]
+    assert sum(seen) == 60, "three of five depths"
+    model = hub.from_run(where)
+    model.forward = copying
+    monkeypatch.setattr(hub, "from_run", lambda *_, **__: model)
+    is_close(the_score(where, "cheems_needle", TEXT, length).value, 0.6)
 
 
 # --- the command ------------------------------------------------------------------------------
@@ -238,10 +224,8 @@ def test_the_readme_s_command_runs_on_tasks_that_need_no_data(tmp_path):
     that of `evaluate`.
     """
     pytest.importorskip("lm_eval", reason=HARNESS)
-    from cheems_lab.hub import export
-
     where = a_run(tmp_path, steps=60, dtype=torch.float32)
-    export(where, tmp_path / "exported")
+    hub.export(where, tmp_path / "exported")
     words, _ = readme_s_command()
     words[words.index("--tasks") + 1] = "cheems_recall"
     words += ["--include_path", str(harness.FOLDER), "--device", "cpu", "--limit", "12"]

@@ -4,14 +4,12 @@ two; it goes on after a stop, loads as it says, and refuses what it cannot do in
 The properties of runs are in trainer_runs.py.
 """
 
-import json
 import math
 import re
-from pathlib import Path
 
 import pytest
 import torch
-from test_processes import ended, torchrun
+from test_processes import verdicts
 from trainer_runs import TEXT, by_hand, example, goes_on, trains_as_by_hand, whole, words
 from transformers import AutoTokenizer
 
@@ -43,10 +41,8 @@ def test_the_example(has_property, folder):
 
 
 def test_what_holds_on_two_processes(tmp_path):
-    status, _, err = ended(torchrun(2, Path(__file__).with_name("trainer_runs.py"), tmp_path))
-    assert status == 0, err[-3000:]
-    verdicts = json.loads((tmp_path / "verdicts.json").read_text(encoding="utf-8"))
-    assert len(verdicts) == 4 and not any(verdicts.values()), verdicts
+    said = verdicts("trainer_runs.py", tmp_path)
+    assert len(said) == 4 and not any(said.values()), said
 
 
 def test_it_says_the_loss_and_how_its_model_is_loaded(folder):

@@ -14,7 +14,9 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
 import torch
+import torch.distributed as dist
 from safetensors.torch import load_file
 
 from cheems_ref.config import ModelConfig
@@ -170,3 +172,24 @@ def until(there, seconds=100):
     while not there() and time.monotonic() < end:
         time.sleep(0.001)
     assert there(), "it does not come"
+
+
+# --- several processes ------------------------------------------------------------------------
+
+
+def ask_all(questions, folder):
+    """Ask on every process, and write to FOLDER/verdicts.json: "" where a property holds, else what
+    the first process that objects says.
+    """
+    verdicts = {}
+    for title, question in questions.items():
+        mine, said = "", [None] * dist.get_world_size()
+        try:
+            question()
+        except (AssertionError, RuntimeError, pytest.fail.Exception) as error:
+            mine = str(error) or type(error).__name__
+        dist.all_gather_object(said, mine)
+        verdicts[title] = next(filter(None, said), "")
+    if dist.get_rank() == 0:
+        (folder / "verdicts.json").write_text(json.dumps(verdicts), encoding="utf-8")
+    dist.destroy_process_group()
