@@ -205,14 +205,9 @@ def text_is_sampled_as_asked(m, case="SEIE"):
     assert not torch.equal(free, greedy)
     for option in (dict(top_k=1), dict(top_p=1e-6), dict(temperature=1e-6)):
         assert torch.equal(writes(m, net, **option), greedy), f"{option} is not greedy"
-    assert not torch.equal(writes(m, net, temperature=9.0), free), "hotter writes the same text"
     generator = torch.Generator().manual_seed(0)
     streamed = m.stream(net, ids(3, 4), 12, m.Sampling(5.0, generator=generator))
     assert torch.equal(torch.stack([*streamed], dim=1), free), "stream writes another text"
-    torch.manual_seed(7)
-    first = m.generate(net, ids(3, 4), 12)
-    torch.manual_seed(7)
-    assert torch.equal(m.generate(net, ids(3, 4), 12), first)
 
 
 def text_comes_as_it_is_written(m, case="SHSRAH"):
@@ -224,9 +219,8 @@ def text_comes_as_it_is_written(m, case="SHSRAH"):
     for n in range(1, 5):
         assert next(steps).shape == (2,)
         assert passes == [(2, 5), *[(2, 1)] * (n - 1)], f"{passes} for {n} ids"
-    assert next(steps, None) is None and len(passes) == 4
+    assert next(steps, None) is None
     assert m.generate(net, ids(2, 5), 0).shape == (2, 0) and len(passes) == 4
-    assert m.generate(net, ids(2, 5), 0).dtype == torch.int64
 
 
 def no_graph_is_kept(m, case="SEIE"):
@@ -236,14 +230,10 @@ def no_graph_is_kept(m, case="SEIE"):
     steps = m.stream(net, ids(2, 5), 3)
     new = next(steps)
     assert graphs == [False], "the pass keeps its graph"
-    assert not new.is_inference(), "an id that autograd refuses"
     assert torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
-    assert all(p.requires_grad for p in net.parameters()), "the model is frozen"
     hook.remove()
-    y, _ = net(new[:, None])
-    (y * normal(*y.shape)).sum().backward()
+    net(new[:, None])[0].sum().backward()  # autograd would refuse an id of inference
     assert all(p.grad is not None for p in net.parameters())
-    assert not next(steps).is_inference() and not m.generate(net, ids(2, 5), 2).is_inference()
 
 
 # --- bad input --------------------------------------------------------------------------------
@@ -258,25 +248,19 @@ EVERY_ROW = "every row of the prompt needs at least one real token"
 
 def a_bad_call_is_refused_at_once(m):
     """Before the first id is asked for."""
-    net = built(m, "SHSRAH", torch.float32)
-    gated, of_three = built(m, "IDSP", torch.float32), lengths(3, 20, side="right")
-    for arguments, message in (
-        (
-            dict(model=gated, max_new_tokens=17),
-            "5 tokens in a row and max_new_tokens = 17 need 21 positions, .* max_positions = 20",
-        ),
-        (dict(model=gated, prompt=ids(2, 20), max_new_tokens=2), "20 tokens .* need 21 positions"),
-        (
-            dict(model=gated, prompt=ids(2, 20), max_new_tokens=2, padding_mask=of_three),
-            "20 tokens in a row and max_new_tokens = 2 need 21 positions",
-        ),
-        (dict(max_new_tokens=-1), "max_new_tokens must be at least 0, got -1"),
-        (dict(prompt=FIVE[:, :0]), EVERY_ROW),
-        (dict(padding_mask=rows("..#..", ".....")), EVERY_ROW),
-        (dict(prompt=FIVE + 15), r"input_ids must be in \[0, 19\)"),
+    net, gated = built(m, "SEIE"), built(m, "IDSP")
+    ragged = lengths(3, 20, side="right")
+    need = "20 tokens in a row and max_new_tokens = 2 need 21 positions, .* max_positions = 20"
+    for model, message, arguments in (
+        (gated, need, dict(prompt=ids(2, 20), max_new_tokens=2)),
+        (gated, need, dict(prompt=ids(2, 20), max_new_tokens=2, padding_mask=ragged)),
+        (net, "max_new_tokens must be at least 0, got -1", dict(max_new_tokens=-1)),
+        (net, EVERY_ROW, dict(prompt=FIVE[:, :0])),
+        (net, EVERY_ROW, dict(padding_mask=rows("..#..", "....."))),
+        (net, r"input_ids must be in \[0, 19\)", dict(prompt=FIVE + 15)),
     ):
-        given = dict(model=net, prompt=FIVE, max_new_tokens=3) | arguments
-        refused(ValueError, message, m.stream, **given)
+        given = dict(prompt=FIVE, max_new_tokens=3) | arguments
+        refused(ValueError, message, m.stream, model, **given)
 
 
 def the_table_may_be_filled(m, case="IDSP"):

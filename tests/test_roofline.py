@@ -121,21 +121,10 @@ def a_machine_takes_the_larger_of_two_times(m):
     assert machine.seconds([computes, moves, moves]) == 1.5 + 210
 
 
-def layers_count_as_often_as_they_stand(m):
-    one, three = (
-        m.pass_operators(ModelConfig(pattern, d_model=16, n_heads=2), 5)
-        for pattern in ("SM", "SMSSMM")
-    )
-    for letter in "SM":
-        assert three[letter] == 3 * one[letter]
-    assert three["head"] == one["head"]
-
-
 OF_THE_MODULE = (
     operators_move_what_they_read_and_write,
     attention_counts_allowed_pairs,
     a_machine_takes_the_larger_of_two_times,
-    layers_count_as_often_as_they_stand,
 )
 OF_A_CASE = (backward_passes_compute_twice_the_forward, operators_are_those_of_a_real_pass)
 HELD = titled(
@@ -150,7 +139,7 @@ def test_the_room_has_the_property(has_property, case):
 
 
 def test_a_whole_pass_is_its_parts():
-    """With the embedding's rows beside them."""
+    """With the embedding's rows beside them; layers of one letter count together."""
     config = ModelConfig(**options("SEIE"))
     net = built(cheems_ref.model, "SEIE", torch.float32)
     with torch.no_grad():

@@ -3,7 +3,7 @@
 from models import ROOMS as ROOMS
 from planting import mistakes
 from test_compile import HELD as HELD
-from test_compile import layers_ask_nothing, layers_run_without_values, the_door_asks_twice
+from test_compile import layers_run_without_values, the_door_asks_twice
 
 from cheems_ref import attention, model, ssd
 
@@ -14,7 +14,7 @@ NEGATIVE = "        if bool((dt < 0).any()):\n            raise ValueError\n"
 
 # fmt: off
 MISTAKES = mistakes([
-    (layers_ask_nothing, "SEIE", {
+    (the_door_asks_twice, "SEIE", {
         "are steps negative?": [(STEPS, STEPS + NEGATIVE)]}),
 ], ssd) + mistakes([
     (layers_run_without_values, "IPAM", {
