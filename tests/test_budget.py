@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import whole as model
-from models import PADDING, ask, built, ids, options, refused, titled
+from models import PADDING, ask, built, ids, options, properties_in, refused, titled
 from properties import held, normal
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -231,9 +231,9 @@ def rows_are_those_of_the_formula(m):
         assert counts[letter].rows == times * counter.get_total_flops(), letter
 
 
-def budget(m):
-    """The room of budgets below m: a planted one, or the package's own."""
-    return getattr(m, "copied", {}).get("budget", cheems_ref.budget)
+def budget(of):
+    """The room of budgets below a module: a planted one, or the package's own."""
+    return getattr(of, "copied", {}).get("budget", cheems_ref.budget)
 
 
 class NothingLarge(TorchDispatchMode):
@@ -299,27 +299,9 @@ def test_a_pass_of_nothing_is_refused():
 
 # --- the package has them ---------------------------------------------------------------------
 
-OF_THE_MODULE = (
-    sizes_are_computed_without_the_model,
-    states_do_not_grow,
-    cache_is_that_of_the_lecture,
-    training_takes_what_is_computed,
-    a_process_holds_its_part_and_what_is_read,
-    rows_are_those_of_the_formula,
-)
-OF_A_CASE = (
-    cache_takes_the_bytes_that_are_computed,
-    parameters_are_counted,
-    operations_are_those_that_torch_counts,
-    activations_are_what_autograd_keeps,
-    d_ff_is_fitted,
-    a_step_moves_parameters_and_cache,
-)
 CASES = ("SEIE", "SHSRAH", "SDICAX", "SKIK", "IPAM", "SGIM")  # every letter, cache and mask
-HELD = titled(
-    *((has_property, None) for has_property in OF_THE_MODULE),
-    *itertools.product(OF_A_CASE, CASES),
-    *((active_are_those_that_a_token_reaches, letter) for letter in "GRHCXPKE"),
+HELD = properties_in(globals(), CASES) | titled(
+    *((active_are_those_that_a_token_reaches, letter) for letter in "GRHCXPKE")
 )
 
 

@@ -10,7 +10,7 @@ import torch
 import whole as model
 from hypothesis import given
 from hypothesis import strategies as st
-from models import MODELS, SIZES, TINY, many, options, refused
+from models import MODELS, SIZES, TINY, ask, many, options, properties_in, refused
 
 from cheems_ref import presets
 
@@ -276,20 +276,10 @@ def test_every_preset_can_be_built_and_is_counted_and_no_other_name_is_known():
 # --- the package has them ---------------------------------------------------------------------
 
 
-PROPERTIES = (
-    patterns_are_spelled_out,
-    bad_patterns_are_refused,
-    bad_numbers_are_refused,
-    a_config_is_a_value,
-    presets_are_those_of_wm,
-    presets_are_those_of_otce,
-    presets_have_the_size_in_their_name,
-    published_models_have_their_published_size,
-)
-HELD = [has_property.__name__ for has_property in PROPERTIES]
+HELD = properties_in(globals())
 
 
 @pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("has_property", PROPERTIES)
-def test_the_model_has_the_property(has_property):
-    has_property(model)
+@pytest.mark.parametrize("has_property, case", HELD.values(), ids=HELD)
+def test_the_model_has_the_property(has_property, case):
+    ask(has_property, case)

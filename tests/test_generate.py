@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 import whole as model
-from models import ask, built, ids, refused, titled
+from models import ask, built, ids, properties_in, refused
 from properties import normal, rows
 
 from cheems_ref.verify import check
@@ -251,7 +251,7 @@ def a_bad_call_is_refused_at_once(m):
     net, gated = built(m, "SEIE"), built(m, "IDSP")
     ragged = lengths(3, 20, side="right")
     need = "20 tokens in a row and max_new_tokens = 2 need 21 positions, .* max_positions = 20"
-    for model, message, arguments in (
+    for asked, message, arguments in (
         (gated, need, dict(prompt=ids(2, 20), max_new_tokens=2)),
         (gated, need, dict(prompt=ids(2, 20), max_new_tokens=2, padding_mask=ragged)),
         (net, "max_new_tokens must be at least 0, got -1", dict(max_new_tokens=-1)),
@@ -260,7 +260,7 @@ def a_bad_call_is_refused_at_once(m):
         (net, r"input_ids must be in \[0, 19\)", dict(prompt=FIVE + 15)),
     ):
         given = dict(prompt=FIVE, max_new_tokens=3) | arguments
-        refused(ValueError, message, m.stream, model, **given)
+        refused(ValueError, message, m.stream, asked, **given)
 
 
 def the_table_may_be_filled(m, case="IDSP"):
@@ -295,26 +295,7 @@ def test_no_rows_write_as_many_ids_as_any():
 
 # --- the package has them ---------------------------------------------------------------------
 
-OF_THE_MODULE = (
-    draws_follow_every_choice,
-    top_p_keeps_the_token_that_crosses,
-    temperature_0_takes_the_first_of_the_largest,
-    top_k_of_1_and_the_cold_are_greedy,
-    extremes_are_drawn,
-    sixteen_bits_are_summed_in_float32,
-    a_seed_decides,
-    a_row_that_ends_goes_on_ending,
-    text_is_sampled_as_asked,
-    text_comes_as_it_is_written,
-    no_graph_is_kept,
-    a_bad_call_is_refused_at_once,
-    the_table_may_be_filled,
-)
-OF_A_CASE = (greedy_is_one_pass, prompts_of_different_lengths_do_not_meet)
-HELD = titled(
-    *((has_property, None) for has_property in OF_THE_MODULE),
-    *itertools.product(OF_A_CASE, ("SEIE", "SHSRAH", "SGIM")),
-)
+HELD = properties_in(globals(), cases=("SEIE", "SHSRAH", "SGIM"))
 
 
 @pytest.mark.parametrize("has_property, case", HELD.values(), ids=HELD)

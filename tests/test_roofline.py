@@ -1,11 +1,9 @@
 """Operators of a pass: what they compute and move, against counts by hand and against real runs."""
 
-import itertools
-
 import pytest
 import torch
 import torch.nn.functional as F
-from models import built, ids, options, titled
+from models import ask, built, ids, options, properties_in
 from properties import normal
 
 import cheems_ref.model
@@ -121,21 +119,12 @@ def a_machine_takes_the_larger_of_two_times(m):
     assert machine.seconds([computes, moves, moves]) == 1.5 + 210
 
 
-OF_THE_MODULE = (
-    operators_move_what_they_read_and_write,
-    attention_counts_allowed_pairs,
-    a_machine_takes_the_larger_of_two_times,
-)
-OF_A_CASE = (backward_passes_compute_twice_the_forward, operators_are_those_of_a_real_pass)
-HELD = titled(
-    *((has_property, None) for has_property in OF_THE_MODULE),
-    *itertools.product(OF_A_CASE, ("SEIE", "SHSRAH", "SDICAX", "SKIK", "IPAM", "SGIM")),
-)
+HELD = properties_in(globals(), cases=("SEIE", "SHSRAH", "SDICAX", "SKIK", "IPAM", "SGIM"))
 
 
 @pytest.mark.parametrize("has_property, case", HELD.values(), ids=HELD)
 def test_the_room_has_the_property(has_property, case):
-    has_property(roofline, *([] if case is None else [case]))
+    ask(has_property, case, roofline)
 
 
 def test_a_whole_pass_is_its_parts():

@@ -8,6 +8,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from models import ask, properties_in
 from training import a_model, a_text, config, everything, same, trained
 
 import cheems_ref.train as train
@@ -235,6 +236,14 @@ def test_bfloat16_is_near():
     check("losses in bfloat16", losses["bfloat16"], losses["float32"], tol=5e-3)
     assert (losses["bfloat16"] != losses["float32"]).all(), "both have the same losses"
     assert {p.dtype for p in runs["bfloat16"].model.parameters()} == {torch.float32}
+
+
+HELD = properties_in(globals())
+
+
+@pytest.mark.parametrize("has_property, case", HELD.values(), ids=HELD)
+def test_the_loop_has_the_property(has_property, case):
+    ask(has_property, case, train)
 
 
 # --- devices ----------------------------------------------------------------------------------

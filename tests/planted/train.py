@@ -1,6 +1,7 @@
 """Mistakes that the properties of test_train.py must catch."""
 
 from planting import mistakes
+from test_train import HELD as HELD
 from test_train import (
     decays_what_has_two_axes,
     evaluation_is_one_by_one,
