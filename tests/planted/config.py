@@ -4,7 +4,6 @@ from models import ROOMS as ROOMS
 from planting import mistakes
 from test_config import HELD as HELD
 from test_config import (
-    a_config_is_a_value,
     bad_numbers_are_refused,
     patterns_are_spelled_out,
     presets_are_those_of_otce,
@@ -24,8 +23,6 @@ MISTAKES = mistakes([
     (bad_numbers_are_refused, {
         "nothing that mixes": [("if not set(self.pattern) & set(SEQUENCE_MIXERS):", "if False:")],
         "names of the layer": [('message = re.sub(rf"', 'rf"" or re.sub(rf"')]}),
-    (a_config_is_a_value, {
-        "not frozen": [("@dataclass(frozen=True)", "@dataclass(unsafe_hash=True)")]}),
 ], config) + mistakes([
     (presets_are_those_of_wm, {
         "the square below": [("n_values=6, n_neurons=3136", "n_values=6, n_neurons=3025")]}),
