@@ -213,10 +213,6 @@ MISTAKES = mistakes([
              "    own = p.detach().to_local()\n"
              "    own.grad = p.grad.to_local()\n"
              "    return own\n\n\ndef _micro_batches(")]}),
-    (goes_on, "sharded", "data", {
-        "moments start anew": [
-            ("{moment: tensors[f\"{moment}.{name}\"] for moment",
-             "{moment: torch.zeros_like(parameter) for moment")]}),
     (bfloat16_keeps_what_is_small, {
         "all are cast": [
             ("    from torch.distributed.fsdp import fully_shard\n",

@@ -1,16 +1,13 @@
 """One graph: no layer asks the device anything, and torch compiles and exports whole models."""
 
-import contextlib
 import dataclasses
-import itertools
 
 import pytest
 import torch
 import whole as model
-from models import ask, ids, options, titled
+from models import ask, ids, options, properties_in
 from properties import normal, questions, rows
 from torch._dynamo.testing import CompileCounterWithBackend
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from cheems_ref.verify import check
 
@@ -42,22 +39,6 @@ def the_door_asks_twice(m, case):
         with questions() as asked:
             next(steps)
         assert len(asked) <= at_most, f"a decoded token asks {asked}"
-
-
-def layers_run_without_values(m, case):
-    """The layers accept fake tensors and tensors on the meta device."""
-    for mode, device in ((contextlib.nullcontext(), "meta"), (FakeTensorMode(), "cpu")):
-        with mode:
-            with torch.device(device):
-                net, tokens = made(m, case), torch.zeros(2, 9, dtype=torch.int64)
-                real = torch.ones(2, 9, dtype=torch.bool)
-            try:
-                for mask in (None, real):
-                    x, cache = net.hidden_states(tokens, padding_mask=mask, validate=False)
-                    x, cache = net.hidden_states(tokens[:, :1], cache=cache, validate=False)
-            except (RuntimeError, NotImplementedError) as error:
-                raise AssertionError(f"{case} looks at values on {device}: {error}") from error
-        assert x.shape == (2, 1, net.config.d_model)
 
 
 # --- one graph ----------------------------------------------------------------------------------
@@ -125,10 +106,7 @@ def test_a_model_is_exported(net):
 
 # --- the package has them ---------------------------------------------------------------------
 
-HELD = titled(
-    *itertools.product((the_door_asks_twice,), ("SEIE", "SHSRAH")),
-    *itertools.product((layers_run_without_values,), ("SKIK", "IPAM")),
-)
+HELD = properties_in(globals(), cases=("SEIE", "SHSRAH"))
 
 
 @pytest.mark.parametrize("has_property, case", HELD.values(), ids=HELD)

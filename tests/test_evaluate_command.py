@@ -12,6 +12,7 @@ import shlex
 import socket
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -30,7 +31,7 @@ from cheems_ref.train import evaluate, split_text
 
 pytestmark = pytest.mark.usefixtures("unchecked")  # as users have it
 
-CLOSE = 1e-6
+close = partial(pytest.approx, rel=0, abs=1e-6)
 LENGTH = 64
 HARNESS = "lm-evaluation-harness is not installed; the extra `evaluate` brings it"
 
@@ -77,10 +78,6 @@ def asked(*words):
         return succeeds(run("evaluate", "--device", "cpu", *words))
 
 
-def is_close(got, want):
-    assert got is not None and abs(got - want) <= CLOSE, f"{got}, but it is {want}"
-
-
 # --- numbers ----------------------------------------------------------------------------------
 
 
@@ -111,7 +108,7 @@ def test_held_out_is_counted_in_windows(tmp_path):
     for text in (TEXT[:125], TEXT[:200], "é"):
         score = the_score(where, "cheems_held_out", text)
         assert (score.metric, score.stderr, score.documents) == ("bits_per_byte", None, 1)
-        is_close(score.value, bits_per_byte(load_model(where), text, LENGTH))
+        assert score.value == close(bits_per_byte(load_model(where), text, LENGTH))
     # Probabilities of a bfloat16 model in float32, as cross entropy has them where it trains.
     narrow, text = a_run(tmp_path / "narrow", dtype=torch.bfloat16), "the cat " * 40
     value = the_score(narrow, "cheems_held_out", text).value
@@ -119,7 +116,7 @@ def test_held_out_is_counted_in_windows(tmp_path):
     logits, _ = load_model(narrow)(data[:, :-1])
     assert logits.dtype == torch.bfloat16
     each = logits.float().log_softmax(-1).gather(2, data[:, 1:, None])
-    is_close(value, -each.sum().item() / len(text) / math.log(2))
+    assert value == close(-each.sum().item() / len(text) / math.log(2))
 
 
 def is_chosen(model, context, choices, answer):
@@ -145,8 +142,8 @@ def test_choices_are_the_most_probable(tmp_path):
         score = the_score(where, name, text, limit=limit)
         assert (score.metric, score.documents) == ("acc", limit)
         assert 0 < value < 1, "a share that says nothing"
-        is_close(score.value, value)
-        is_close(score.stderr, math.sqrt(value * (1 - value) / (limit - 1)))
+        assert score.value == close(value)
+        assert score.stderr == close(math.sqrt(value * (1 - value) / (limit - 1)))
 
 
 def copying(ids):
@@ -171,7 +168,7 @@ def test_a_needle_is_found_as_far_back_as_a_model_remembers(tmp_path, monkeypatc
     model = hub.from_run(where)
     model.forward = copying
     monkeypatch.setattr(hub, "from_run", lambda *_, **__: model)
-    is_close(the_score(where, "cheems_needle", TEXT, length).value, 0.6)
+    assert the_score(where, "cheems_needle", TEXT, length).value == close(0.6)
 
 
 # --- the command ------------------------------------------------------------------------------
@@ -242,7 +239,7 @@ def test_the_readme_s_command_runs_on_tasks_that_need_no_data(tmp_path):
     (path,) = tmp_path.glob("results*.json")
     results = json.loads(path.read_text())["results"]
     score = the_score(where, "cheems_recall", TEXT, length=256, limit=12)
-    is_close(results["cheems_recall"]["acc,none"], score.value)
+    assert results["cheems_recall"]["acc,none"] == close(score.value)
     assert 0 < score.value < 1
 
 

@@ -1,8 +1,6 @@
 """The corpus: always the same order, lossless as bytes, and a way out where it is missing."""
 
-import importlib
 import sys
-from importlib.abc import MetaPathFinder
 
 import pytest
 import torch
@@ -42,20 +40,11 @@ def test_bad_files_are_refused_by_name(tmp_path):
         read_corpus(tmp_path / "none")
 
 
-class Without(MetaPathFinder):
-    def find_spec(self, name, path=None, target=None):
-        if name.startswith("pydoc_data"):
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-
 def test_missing_corpus_names_the_way_out(monkeypatch):
     for name in ("pydoc_data", "pydoc_data.topics"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    monkeypatch.setattr(sys, "meta_path", [Without(), *sys.meta_path])
-    importlib.invalidate_caches()
-    with pytest.raises(ModuleNotFoundError, match=r"read_text\(path\), --text FILE") as caught:
+        monkeypatch.setitem(sys.modules, name, None)  # as if it were not installed
+    with pytest.raises(ModuleNotFoundError, match=r"read_text\(path\), --text FILE"):
         read_text()
-    assert caught.value.name.startswith("pydoc_data")
 
 
 # --- a corpus of many texts ---------------------------------------------------------------------
