@@ -11,7 +11,6 @@ import re
 import torch
 import whole
 import whole as model
-from hypothesis import settings
 from planting import asked
 from properties import normal, rows
 
@@ -29,9 +28,6 @@ from cheems_ref import (
     rope,
     ssd,
 )
-
-few = settings(deadline=None, max_examples=25, derandomize=True, database=None)
-many = settings(few, max_examples=150)
 
 # Every size differs from its default, and from those that it could be mistaken for.
 SIZES = dict(
@@ -68,7 +64,7 @@ MODELS = {
     "IDSP": dict(**GATE, n_groups=1),
     "IEAE": dict(inner="linear", n_kv_heads=2, k_neurons=4),
 }
-STATE_MIXERS, TINY = "MGDRHCXPKE", [name for name in presets.PRESETS if name.endswith("-tiny")]
+TINY = [name for name in presets.PRESETS if name.endswith("-tiny")]
 
 
 def ids(b, length, seed=1, vocab=SIZES["vocab_size"]):

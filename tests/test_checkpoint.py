@@ -316,12 +316,9 @@ def test_checkpoints_of_other_versions_are_rejected(tmp_path):
         rejected(lab(stop=3), path, r"not fit.*model\.norm\.weight")
         with pytest.raises(CheckpointError, match=r"not fit.*model\.norm\.weight"):
             load_model(path)
-    for i, (changes, message) in enumerate(
-        ((dict(n_wings=2), "n_wings"), (dict(pattern="Q"), "unknown letter 'Q'"))
-    ):
-        newer = forge(tmp_path / f"new{i}", lambda record, _, c=changes: record["model"].update(c))
-        with pytest.raises(CheckpointError, match=f"no model of this version.*{message}"):
-            load_model(newer)
+    newer = forge(tmp_path / "newer", lambda record, _: record["model"].update(n_wings=2))
+    with pytest.raises(CheckpointError, match=r"no model of this version.*n_wings"):
+        load_model(newer)
 
 
 def test_other_runs_are_rejected_with_what_differs(tmp_path):
@@ -338,6 +335,6 @@ def test_other_runs_are_rejected_with_what_differs(tmp_path):
 
 def test_no_model_is_loaded_where_there_is_none(tmp_path):
     (tmp_path / "file").write_text("text")
-    for path in (tmp_path, tmp_path / "nowhere", tmp_path / "nowhere" / step(4), tmp_path / "file"):
+    for path in (tmp_path, tmp_path / "nowhere" / step(4), tmp_path / "file"):
         with pytest.raises(CheckpointError, match=f"no checkpoint at {path}"):
             load_model(path)

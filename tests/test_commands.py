@@ -27,7 +27,6 @@ from cheems_lab.commands import generate as generate_command
 from cheems_lab.commands import train as train_command
 from cheems_lab.options import is_used, users
 from cheems_lab.training import train
-from cheems_ref import kernels
 from cheems_ref.budget import training_memory
 from cheems_ref.config import ModelConfig, make_layer, preset
 from cheems_ref.model import CausalLM, Sampling, generate
@@ -183,7 +182,6 @@ CHANGES = [
     (None, "pattern=SEIE", dict(pattern="SEIE")),
     ("SM + AM", None, dict(pattern="SMAM")),
     ("S", "position=conv", dict(position="conv")),
-    ("S", 'position="conv"', dict(position="conv")),
     ("A", "n_kv_heads=null", {}),
     ("A", "rope_base=500.5", dict(rope_base=500.5)),
     ("A", "tie_embeddings=False", dict(tie_embeddings=False)),
@@ -341,7 +339,7 @@ def test_generate_writes_what_the_model_does(tiny_run):
         want = generate(model, ids, n, Sampling(generator=generator, **how))[0]
         done = succeeds(generating(tiny_run, "--seed", 3, *words))
         assert done.out == prompt + ids_to_text(want) + "\n", f"{words}: {done.out!r}"
-    named = generating(tiny_run / step(1), "--temperature", 0)
+    named = succeeds(generating(tiny_run / step(1), "--temperature", 0))
     assert named.out == generating(tiny_run, "--temperature", 0).out
     assert generating(tiny_run).out != generating(tiny_run).out, "without a seed"
 
@@ -375,7 +373,6 @@ def test_a_reader_who_leaves_is_no_error(tiny_run):
 # fmt: off
 OPTIONS = [  # with status 2, before a file is looked at
     ("eat", "invalid choice: 'eat'"),
-    ("train", "required: --run"),
     ("train --run r --layers 3", "unrecognized.*--layers 3"),
     ("train --run r --steps 0", "--steps.*: must be at least 1, got 0"),
     (f"train --run r --seed {10**20}", r"must be at least -9.* and at most 18.*, got 10{20}$"),
@@ -386,8 +383,6 @@ OPTIONS = [  # with status 2, before a file is looked at
 SETTINGS = [
     ("--preset cheems-tiny --pattern AM", "--preset or --pattern, not both"),
     ("--pattern AM --set pattern=SM", "--pattern or --set pattern="),
-    ("--preset gpt", "no preset 'gpt'; there are .*cheems-tiny"),
-    ("--learning-rate 0", r"learning_rate must be .* got 0\.0"),
     ("--set n_heads=3", r"letter S .*d_model = 16 .* n_heads = 3"),
     ("--set vocab_size=50257", "vocab_size: .* reads bytes, it is 256"),
     ("--set pattern=SE --set mask=content", "--set .* no effect on SE: it is for I"),
@@ -434,12 +429,6 @@ def test_a_run_that_cannot_go_on_or_diverges_is_one_line(tmp_path):
     fails(run(*training(tmp_path, name="text")), "exists: .*text")
     words = training(tmp_path, "--learning-rate", 1e9, pattern="SM", name="other")
     fails(run(*words), r"diverged in update 2: .*\(--learning-rate\) than 1e\+09")
-
-
-def test_a_kernel_that_is_missing_is_one_line(tmp_path, monkeypatch):
-    status = kernels.KernelStatus(False, "none", "there is no kernel: get one")
-    monkeypatch.setattr(kernels, "kernel_status", lambda: status)
-    fails(run(*training(tmp_path, "--set", "backend=kernel", pattern="S")), "no kernel: get one")
 
 
 def test_memory_is_checked_before_any_is_taken(monkeypatch):

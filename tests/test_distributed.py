@@ -10,8 +10,11 @@ import re
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from threading import BrokenBarrierError
+from unittest import mock
 
 import pytest
 import torch
@@ -19,6 +22,7 @@ import torch.distributed as dist
 import torch.multiprocessing
 import torch.nn.functional as F
 import torch.utils.checkpoint
+from properties import normal
 from test_ssd import NAMES, inputs
 
 import cheems_ref.distributed as distributed
@@ -88,31 +92,23 @@ class Threads:
 
 def on_ranks(m, n, work):
     """work(rank) on n ranks, each a thread: the results, and what they said to one another."""
-    threads, results, errors = Threads(n), [None] * n, []
+    threads = Threads(n)
 
     def run(rank):
         threads.here.rank = rank
         try:
-            results[rank] = work(rank)
+            result = work(rank)
             threads.exchange("the end", None)
-        except threading.BrokenBarrierError:
-            pass
-        except BaseException as error:
-            errors.append(error)
+        except BaseException:
             threads.barrier.abort()
+            raise
+        return result
 
-    before, m.dist = m.dist, threads
-    try:
-        running = [threading.Thread(target=run, args=(rank,)) for rank in range(n)]
-        for thread in running:
-            thread.start()
-        for thread in running:
-            thread.join()
-    finally:
-        m.dist = before
-    if errors:
-        raise errors[0]
-    return results, threads.calls[:-1]
+    with mock.patch.object(m, "dist", threads), ThreadPoolExecutor(n) as pool:
+        futures = [pool.submit(run, rank) for rank in range(n)]
+    for future in sorted(futures, key=lambda f: isinstance(f.exception(), BrokenBarrierError)):
+        future.result()  # raises what went wrong, not what the others say to it
+    return [future.result() for future in futures], threads.calls[:-1]
 
 
 def slices(tensors, cut, rank):
@@ -126,23 +122,20 @@ def leaves_of(tensors):
     return [t.detach().clone().requires_grad_() for t in tensors]
 
 
-def weights_like(t, seed=5):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(t.shape, generator=generator, dtype=torch.float64)
-
-
 def one_pass(tensors, weigh_final=True):
     """y, the final state, and the gradients of a weighted sum of both."""
     x, dt, A, B, C, D, state = tensors = leaves_of(tensors)
     y, final = ssd_recurrent(x, dt, A, B, C, D=D, initial_state=state, return_final_state=True)
-    loss = (y * weights_like(y)).sum() + weigh_final * (final * weights_like(final)).sum()
+    loss = (y * normal(*y.shape, seed=5)).sum() + weigh_final * (
+        final * normal(*final.shape, seed=5)
+    ).sum()
     return y.detach(), final.detach(), torch.autograd.grad(loss, tensors)
 
 
 def slice_agrees(m, tensors, cut, rank, group=None, weigh_final=True):
     """One rank's part of a sequence, compared with its slice of one pass."""
     y, final, gradients = one_pass(tensors, weigh_final)
-    weights = weights_like(y).split(cut, 1)[rank]
+    weights = normal(*y.shape, seed=5).split(cut, 1)[rank]
 
     x, dt, A, B, C, D, state = leaves = leaves_of(slices(tensors, cut, rank))
     got, got_final = m.ssd_sequence_parallel(
@@ -150,7 +143,7 @@ def slice_agrees(m, tensors, cut, rank, group=None, weigh_final=True):
     )
     loss = (got * weights).sum()
     if weigh_final:  # every rank has it, and losses are summed over ranks
-        loss = loss + (got_final * weights_like(final)).sum() / len(cut)
+        loss = loss + (got_final * normal(*final.shape, seed=5)).sum() / len(cut)
     found = torch.autograd.grad(loss, leaves)
     if x.numel():
         check("slice of the outputs", got.detach(), y.split(cut, 1)[rank])
