@@ -24,9 +24,7 @@ from cheems_ref.retrieval import naive_retrieved_experts as written_out
 
 def cache_takes_the_bytes_that_are_computed(m, case):
     """All together, part by part, and in every dtype; states of sixteen-bit models are float32."""
-    for dtype, (b, context) in itertools.product(
-        (torch.float64, torch.float32, torch.bfloat16), ((2, 7), (1, 1), (3, 0))
-    ):
+    for dtype, b, context in ((torch.float64, 3, 0), (torch.float32, 1, 1), (torch.bfloat16, 2, 7)):
         net = built(m, case, dtype)
         _, cache = net(ids(b, context))
         want = m.cache_bytes(net.config, context, batch=b, dtype=dtype)
@@ -154,7 +152,7 @@ def a_process_holds_its_part_and_what_is_read(m):
 
 def operations_are_those_that_torch_counts(m, case):
     """With S in chunks, and all t · s pairs in place of the allowed ones."""
-    for b, length, context in ((2, 1, 0), (1, 2, 0), (2, 19, 0), (1, 1, 5), (2, 9, 5)):
+    for b, length, context in ((2, 19, 0), (1, 1, 5), (2, 9, 5)):
         net = built(m, case, backend="chunked")
         text, cache = ids(b, context + length), None
         if context:
@@ -163,8 +161,8 @@ def operations_are_those_that_torch_counts(m, case):
             net(text[:, context:], cache=cache)
         want = 0
         counts = budget(m).count_flops(net.config, length, context=context, batch=b)
+        pairs, allowed = length * (context + length), length * context + sum(range(length + 1))
         for count in counts.values():
-            pairs, allowed = length * (context + length), length * context + sum(range(length + 1))
             want += count.matrices + count.pairs * pairs / allowed
         assert counter.get_total_flops() == want, f"{case}: {b} × {length} after {context}"
 
@@ -173,8 +171,10 @@ def activations_are_what_autograd_keeps(m, case):
     """But for a few bytes of P, K and E: in sixteen bits, on fake tensors alone, an `embedding_bag`
     keeps an index for every row that it takes.
     """
-    for dtype, (b, length) in itertools.product(
-        (torch.float32, torch.float64, torch.bfloat16), ((2, 12), (1, 7))
+    for dtype, b, length in (
+        (torch.float32, 2, 12),
+        (torch.float64, 1, 7),
+        (torch.bfloat16, 2, 12),
     ):
         net, text, kept = built(m, case, dtype), ids(b, length), {}
 

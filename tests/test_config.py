@@ -136,16 +136,6 @@ def a_config_is_a_value(m):
 
 # --- presets: properties of a module m --------------------------------------------------------
 
-WM_TABLE_7 = {  # the size in the name: d_model, heads, n_v, printed experts
-    "320m": (768, 12, 6, 3072),
-    "1.3b": (2048, 32, 16, 8192),
-}
-WM_PATTERNS = {
-    "llama": "AH",
-    "mamba2": "SH",
-    "jamba": "SH × 4 + AH + SH × 3",
-    "cheems": "SE × 7 + IE",
-}
 PUBLISHED = {
     "llama-2-7b": 6_738_415_616,
     "mistral-7b": 7_241_732_096,
@@ -168,22 +158,25 @@ def total(m, config):
 
 
 def presets_are_those_of_wm(m):
-    for size, (d, heads, n_v, printed) in WM_TABLE_7.items():
-        for name, block in WM_PATTERNS.items():
+    """Its Table 7, with the squares above the 3,072 and 8,192 experts that are printed there."""
+    four = dict(n_experts=4, k_experts=1)
+    conv = four | dict(d_state=128, chunk_size=256, position="conv")
+    for size, d_model, n_heads, n_values, n_neurons in (
+        ("320m", 768, 12, 6, 3136),
+        ("1.3b", 2048, 32, 16, 8281),
+    ):
+        own = dict(d_state=128, chunk_size=256, n_values=n_values, n_neurons=n_neurons)
+        for name, pattern, fields in (
+            ("llama", "AH × 24", four),
+            ("mamba2", "SH × 24", conv),
+            ("jamba", "(SH × 4 + AH + SH × 3) × 3", conv),
+            ("cheems", "(SE × 7 + IE) × 3", own | dict(position="rope")),
+        ):
+            want = fields | dict(
+                pattern=m.expand_pattern(pattern), d_model=d_model, n_heads=n_heads
+            )
             c = m.preset(f"{name}-{size}")
-            whole = m.expand_pattern(block)
-            assert c.pattern == whole * (48 // len(whole)) and len(c.pattern) == 2 * 24, name
-            assert (c.d_model, c.n_heads) == (d, heads), name
-            if name == "cheems":
-                assert c.n_values == n_v
-                above = math.isqrt(printed - 1) + 1
-                assert c.n_neurons == above**2 in (3136, 8281), "not the square above the print"
-            else:
-                assert (c.n_experts, c.k_experts) == (4, 1)
-            if name != "llama":
-                assert (c.d_state, c.chunk_size) == (128, 256), name
-            conv = name in ("jamba", "mamba2")
-            assert c.position == ("conv" if conv else "rope"), name
+            assert {field: getattr(c, field) for field in want} == want, f"{name}-{size}"
 
 
 def presets_are_those_of_otce(m):
@@ -217,7 +210,7 @@ def presets_have_the_size_in_their_name(m):
             continue
         within = 0.01 if name.endswith("-1b") else 0.02
         assert abs(got / want - 1) < within, f"{name} has {got:,} parameters"
-        if name.split("-")[0] in WM_PATTERNS and name.endswith(("-320m", "-1.3b")):
+        if re.fullmatch(r"(llama|mamba2|jamba|cheems)-(320m|1\.3b)", name):
             for d_ff in (config.d_ff - 16, config.d_ff + 16):
                 other = total(m, dataclasses.replace(config, d_ff=d_ff))
                 assert abs(other - want) > abs(got - want), f"{name}: d_ff = {d_ff} is nearer"
