@@ -285,7 +285,7 @@ def test_a_finished_run_says_so_and_trains_longer_with_its_schedule(tmp_path):
 
 
 def test_there_is_a_bar_or_there_are_lines(tmp_path, monkeypatch):
-    """Lines after the first step, an evaluation, and ten seconds of silence."""
+    """Lines after the first step, an evaluation, and half a minute of silence."""
     for i, (words, terminal, bar) in enumerate(
         (([], True, True), (["--progress-bar"], False, True), (["--no-progress-bar"], True, False))
     ):

@@ -184,15 +184,6 @@ def evaluation_is_one_by_one(m):
             check(f"evaluation one by one: {n} tokens, {batch_size} windows at a time", got, want)
 
 
-def test_an_evaluation_changes_nothing():
-    for mode in (True, False):
-        model, random = a_model().train(mode), torch.get_rng_state()
-        train.evaluate(model, a_text(), seq_len=8)
-        assert all(module.training is mode for module in model.modules()), "the mode is changed"
-        assert all(p.grad is None for p in model.parameters()), "it leaves gradients"
-        assert torch.equal(torch.get_rng_state(), random), "random numbers are taken"
-
-
 # --- training ---------------------------------------------------------------------------------
 
 
