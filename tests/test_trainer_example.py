@@ -1,4 +1,4 @@
-"""examples/train_with_trainer.py: its training equals a loop in torch alone, on one process and on
+"""examples/train_with_trainer.py: its training equals a loop without the library, on one process and on
 two; it goes on after a stop, loads as it says, and refuses what it cannot do in one line.
 
 The properties of runs are in trainer_runs.py.
