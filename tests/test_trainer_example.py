@@ -1,5 +1,5 @@
-"""examples/train_with_trainer.py: its training equals a loop without the library, on one process and on
-two; it goes on after a stop, loads as it says, and refuses what it cannot do in one line.
+"""examples/train_with_trainer.py: its training equals a loop without the library, on one process
+and on two; it goes on after a stop, loads as it says, and refuses what it cannot do in one line.
 
 The properties of runs are in trainer_runs.py.
 """
