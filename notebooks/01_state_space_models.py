@@ -460,9 +460,9 @@ print("trained at 16 kHz.  16 kHz: over 95 % right.  8 kHz with rate=2: over 90 
 print("8 kHz, and nobody tells the model: under 25 % right (chance: 12.5 %)")
 
 # %% [markdown]
-# Told, it works at once, without training. Not told, it hears almost everything wrong, and you can predict how: with half as
-# many samples per swing, each tone sounds an octave higher to a model that counts samples. The lower four pitches
-# become the upper four.
+# Told, it works at once, without training. Not told, it hears almost everything wrong, and you can
+# predict how: with half as many samples per swing, each tone sounds an octave higher to a model
+# that counts samples. The lower four pitches become the upper four.
 
 # %% tags=["guard"]
 assert untold[:4].diagonal(4).mean() > 0.6  # pitch i named as pitch i + 4, an octave up

@@ -5,6 +5,7 @@ or options where it speaks of one. The negative controls hand it a copy of cheem
 one of the rooms has a planted mistake, and expect it to fail.
 """
 
+import inspect
 import re
 
 import torch
@@ -30,7 +31,6 @@ from cheems_ref import (
 )
 
 few = settings(deadline=None, max_examples=25, derandomize=True, database=None)
-many = settings(few, max_examples=150)
 
 # Every size differs from its default, and from those that it could be mistaken for.
 SIZES = dict(
@@ -67,7 +67,7 @@ MODELS = {
     "IDSP": dict(**GATE, n_groups=1),
     "IEAE": dict(inner="linear", n_kv_heads=2, k_neurons=4),
 }
-STATE_MIXERS, TINY = "MGDRHCXPKE", [name for name in presets.PRESETS if name.endswith("-tiny")]
+TINY = [name for name in presets.PRESETS if name.endswith("-tiny")]
 
 
 def ids(b, length, seed=1, vocab=SIZES["vocab_size"]):
@@ -116,6 +116,18 @@ def refused(error, message, function, *args, **kwargs):
 def titled(*rows):
     """Properties with the case that they are asked of, None if they are asked of none."""
     return {asked(*[part for part in row if part is not None]): row for row in rows}
+
+
+def properties_in(names, cases=()):
+    """The functions of a test file that take m, or m and a case, with what they are asked of."""
+    rows = []
+    for f in names.values():
+        if inspect.isfunction(f) and f.__module__ == names["__name__"]:
+            parameters = inspect.signature(f).parameters.values()
+            needed = [p.name for p in parameters if p.default is p.empty]
+            rows += [(f, None)] if needed == ["m"] else []
+            rows += [(f, case) for case in cases] if needed == ["m", "case"] else []
+    return titled(*rows)
 
 
 def ask(has_property, case, m=model):

@@ -3,18 +3,20 @@
     torchrun --nproc-per-node 2 tests/ranks.py FOLDER
 
 The properties of `HELD` are asked of the package, those of `MISTAKES` of copies with a mistake.
-What came out is written to FOLDER/verdicts.json: "" where a property holds, else what was said.
+What came out is written to FOLDER/verdicts.json.
 """
 
-import json
+import re
 import sys
+from functools import partial
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 from planting import mistakes, planted
 from torch.distributed.checkpoint import HuggingFaceStorageWriter
-from training import a_model, a_text, everything, names, same, trained
+from training import a_model, a_text, ask_all, everything, names, same, trained
 
 from cheems_lab import checkpoint, processes, training
 from cheems_ref import train
@@ -32,7 +34,7 @@ ROUNDING = 1e-5
 def spread(m, parallel, **model):
     """A new model over all processes."""
     model = a_model(**model)
-    lower(m, "processes").shard_model(model, parallel)
+    getattr(m, "copied", {}).get("processes", processes).shard_model(model, parallel)
     return model
 
 
@@ -53,20 +55,14 @@ def near(name, got, want):
         check(f"{name}: {key}", got[key].to(t.dtype), t, tol=rounding)
 
 
-def lower(m, name):
-    """A module below m: a planted one, or the package's own."""
-    return getattr(m, "copied", {}).get(name, globals()[name])
-
-
 # --- properties -------------------------------------------------------------------------------
 
 
-def trains_as_one(m, folder, parallel, **changes):
+def trains_as_one(m, folder, parallel, micro_batch_size=None, pattern="AM"):
     """Losses, evaluations, parameters and moments are those of one process."""
-    model = changes.pop("model", {})
-    got = trained(m, model=spread(m, parallel, **model), **RUN | changes)
-    alone = {k: v for k, v in changes.items() if k != "micro_batch_size"}
-    near(parallel, got, trained(training, model=a_model(**model), **RUN | alone))
+    model = spread(m, parallel, pattern=pattern)
+    got = trained(m, model=model, micro_batch_size=micro_batch_size, **RUN)
+    near(parallel, got, trained(training, model=a_model(pattern=pattern), **RUN))
     for name, t in everything(got).items():  # each process holds its part of it, or all
         if hasattr(t, "to_local"):
             held = torch.tensor(t.to_local().numel())
@@ -76,11 +72,16 @@ def trains_as_one(m, folder, parallel, **changes):
 
 
 def goes_on(m, folder, before, after):
-    """A run that is stopped and goes on, spread otherwise, is one that was never stopped."""
+    """A run that is stopped and goes on, spread otherwise, is one that was never stopped: to the
+    last digit, if it is spread alike.
+    """
     trained(m, folder, model=spread(m, before), stop=8, **RUN)
     dist.barrier()
     assert names(folder) == ["step-00000004", "step-00000008"]
     run = trained(m, folder, model=spread(m, after), **RUN)
+    if before == after:
+        never_stopped = trained(m, model=spread(m, before), **RUN)
+        same(before, whole(run), whole(never_stopped))
     near(f"{before}, then {after}", run, trained(training, **RUN))
     assert names(folder) == ["step-00000008", "step-00000012"]
 
@@ -99,45 +100,28 @@ def goes_on_alone(m, folder, parallel):
     near("on several", run, trained(training, **RUN))
 
 
-def the_same_again(m, folder, parallel):
-    """Equal runs are equal to the last digit, and so is one that was stopped."""
-    first = trained(m, model=spread(m, parallel), **RUN)
-    trained(m, folder, model=spread(m, parallel), stop=4, **RUN)
-    dist.barrier()
-    again = trained(m, folder, model=spread(m, parallel), **RUN)
-    same(parallel, whole(again), whole(first))
-
-
 def damage_is_refused(m, folder):
-    """A byte of a part, a part that is missing, a record that is none: on every process."""
+    """A byte of a part, a part that is missing, another record: on every process."""
     trained(m, folder, model=spread(m, "sharded"), **RUN)
     last = folder / "step-00000012"
-    part = sorted(last.glob("*.safetensors"))[1]
-    content, record = part.read_bytes(), last / "record.json"
-    written = record.read_bytes()
-    changed = {
-        part: [content[:-1] + bytes([content[-1] ^ 1]), None],
-        record: [b"{", written.replace(b'"seed": 0', b'"seed": 7')],
-        last / "other.safetensors": [content],  # which torch would read
-    }
-    for path, contents in changed.items():
-        right = path.read_bytes() if path.exists() else None
-        for content in contents:
-            dist.barrier()
-            if dist.get_rank() == 0:
-                path.unlink() if content is None else path.write_bytes(content)
-            dist.barrier()
-            try:
-                lower(m, "checkpoint").load_model(folder)
-            except lower(m, "checkpoint").CheckpointError as error:
-                assert str(last) in str(error)
-            else:
-                raise AssertionError(f"{path.name}: what is damaged is read")
+    part, record = sorted(last.glob("*.safetensors"))[1], last / "record.json"
+    content, written = part.read_bytes(), record.read_bytes()
+    for path, right, wrong in (
+        (part, content, content[:-1] + bytes([content[-1] ^ 1])),
+        (part, content, None),
+        (record, written, written.replace(b'"seed": 0', b'"seed": 7')),
+    ):
         dist.barrier()
         if dist.get_rank() == 0:
-            path.unlink() if right is None else path.write_bytes(right)
+            path.unlink() if wrong is None else path.write_bytes(wrong)
         dist.barrier()
-    lower(m, "checkpoint").load_model(folder)
+        with pytest.raises(checkpoint.CheckpointError, match=str(last)):
+            checkpoint.load_model(folder)
+        dist.barrier()
+        if dist.get_rank() == 0:
+            path.write_bytes(right)
+    dist.barrier()
+    checkpoint.load_model(folder)
 
 
 def what_one_cannot_write_stops_all(m, folder):
@@ -150,18 +134,14 @@ def what_one_cannot_write_stops_all(m, folder):
 
     HuggingFaceStorageWriter.write_data = full if dist.get_rank() == 1 else write
     try:
-        trained(m, folder, model=spread(m, "sharded"), **RUN)
-    except OSError as error:
+        with pytest.raises(OSError, match=r"step 8 cannot be written.*step-00000004"):
+            trained(m, folder, model=spread(m, "sharded"), **RUN)
         dist.barrier()
         assert not [*folder.glob("partial-*")], "what was begun stays"
-        assert "step 8 cannot be written" in str(error) and "step-00000004" in str(error)
-    else:
-        raise AssertionError("nothing was said")
     finally:
         HuggingFaceStorageWriter.write_data = write
-    near(
-        "after it", trained(m, folder, model=spread(m, "sharded"), **RUN), trained(training, **RUN)
-    )
+    run = trained(m, folder, model=spread(m, "sharded"), **RUN)
+    near("after it", run, trained(training, **RUN))
 
 
 def processes_agree_before_they_begin(m, folder):
@@ -169,24 +149,21 @@ def processes_agree_before_they_begin(m, folder):
     window: refused by all.
     """
     rank = dist.get_rank()
+
+    def begin(directory=None, parallel="data", **other):
+        trained(m, directory, model=spread(m, parallel), stop=1, **RUN | other)
+
+    other = "process 1 has other"
     for said, ask in {
-        "text": lambda: trained(m, model=spread(m, "data"), ids=a_text(seed=rank), **RUN),
-        "settings": lambda: trained(
-            m, model=spread(m, "data"), **RUN | dict(max_grad_norm=1.0 + rank)
-        ),
-        "weights": lambda: lower(m, "processes").shard_model(a_model(rank), "data"),
-        "is too few for": lambda: trained(
-            m, model=spread(m, "sharded"), **RUN | dict(batch_size=1)
-        ),
-        "directory": lambda: trained(m, folder / str(rank), model=spread(m, "data"), stop=1, **RUN),
+        f"{other} .*text": lambda: begin(ids=a_text(seed=rank)),
+        f"{other} .*settings": lambda: begin(max_grad_norm=1.0 + rank),
+        f"{other} .*weights": lambda: processes.shard_model(a_model(rank), "data"),
+        f"{other} .*directory": lambda: begin(folder / str(rank)),
+        "is too few for": lambda: begin(parallel="sharded", batch_size=1),
     }.items():
-        try:
+        with pytest.raises(ValueError) as error:
             ask()
-        except ValueError as error:
-            assert said in str(error), error
-            assert "process 1 has other" in str(error) or "too few" in said, error
-        else:
-            raise AssertionError(f"{said}: nothing was said")
+        assert re.search(said, str(error.value)), f"{said}: {error.value}"
         dist.barrier()
 
 
@@ -207,13 +184,12 @@ def bfloat16_keeps_what_is_small(m, folder):
 
 HELD = [
     (trains_as_one, "sharded"),
-    (trains_as_one, "data", dict(micro_batch_size=2)),
-    (trains_as_one, "sharded", dict(micro_batch_size=1, model=dict(pattern="SEIK"))),
-    (trains_as_one, "data", dict(model=dict(tie_embeddings=False))),
+    (trains_as_one, "data", 2),
+    (trains_as_one, "sharded", 1, "SEIK"),
     (goes_on, "sharded", "data"),
     (goes_on, "data", "sharded"),
+    (goes_on, "sharded", "sharded"),
     (goes_on_alone, "sharded"),
-    (the_same_again, "sharded"),
     (damage_is_refused,),
     (what_one_cannot_write_stops_all,),
     (processes_agree_before_they_begin,),
@@ -237,10 +213,6 @@ MISTAKES = mistakes([
              "    own = p.detach().to_local()\n"
              "    own.grad = p.grad.to_local()\n"
              "    return own\n\n\ndef _micro_batches(")]}),
-    (goes_on, "sharded", "data", {
-        "moments start anew": [
-            ("{moment: tensors[f\"{moment}.{name}\"] for moment",
-             "{moment: torch.zeros_like(parameter) for moment")]}),
     (bfloat16_keeps_what_is_small, {
         "all are cast": [
             ("    from torch.distributed.fsdp import fully_shard\n",
@@ -251,38 +223,18 @@ MISTAKES = mistakes([
 # fmt: on
 
 
-# --- asking -----------------------------------------------------------------------------------
-
-
-def asked(m, has_property, arguments, folder):
-    """What a process says against a property, or nothing."""
-    changes = arguments[-1] if arguments and isinstance(arguments[-1], dict) else {}
-    arguments = arguments[:-1] if changes else arguments
-    try:
-        has_property(m, folder, *arguments, **changes)
-    except (AssertionError, RuntimeError) as error:
-        return str(error) or type(error).__name__
-    return ""
-
-
-def main(folder):
-    questions = {f"{row[0].__name__}, {row[1:]}": (row[0], row[1:], training) for row in HELD} | {
-        f"{m.asked()}: {m.title}": (m.has_property, m.arguments, planted(ROOMS, m.edits))
-        for m in MISTAKES
-    }
-    verdicts = {}
-    for i, (title, (has_property, arguments, m)) in enumerate(questions.items()):
-        own = folder / str(i)
-        own.mkdir(exist_ok=True)
-        mine, said = asked(m, has_property, arguments, own), [None] * dist.get_world_size()
-        dist.all_gather_object(said, mine)
-        verdicts[title] = next(filter(None, said), "")
-    if dist.get_rank() == 0:
-        (folder / "verdicts.json").write_text(json.dumps(verdicts), encoding="utf-8")
-
-
 if __name__ == "__main__":
     torch.set_num_threads(1)
     processes.init_processes(torch.device("cpu"))
-    main(Path(sys.argv[1]))
-    dist.destroy_process_group()
+    to = Path(sys.argv[1])
+    rows = [(f"{row[0].__name__}, {row[1:]}", training, *row) for row in HELD]
+    rows += [
+        (f"planted: {mistake.title}", planted(ROOMS, mistake.edits), mistake.has_property,
+         *mistake.arguments)
+        for mistake in MISTAKES
+    ]  # fmt: skip
+    questions = {}
+    for i, (title, m, has_property, *arguments) in enumerate(rows):
+        (to / str(i)).mkdir(exist_ok=True)
+        questions[title] = partial(has_property, m, to / str(i), *arguments)
+    ask_all(questions, to)

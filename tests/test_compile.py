@@ -1,23 +1,13 @@
 """One graph: no layer asks the device anything, and torch compiles and exports whole models."""
 
-import contextlib
 import dataclasses
-import itertools
 
 import pytest
 import torch
 import whole as model
-from models import (
-    MODELS,
-    TINY,
-    ask,
-    ids,
-    options,
-    titled,
-)
+from models import ask, ids, options, properties_in
 from properties import normal, questions, rows
 from torch._dynamo.testing import CompileCounterWithBackend
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from cheems_ref.verify import check
 
@@ -28,31 +18,12 @@ pytestmark = [
 ]
 
 ROUTED = "RHCX"  # which group tokens by expert: how many there are for each, they have to ask
-# --- questions to the device: properties of a module m ----------------------------------------
+# --- questions to the device: properties of a module m; layers by themselves: test_layers.py ----
 
 
 def made(m, case):
     torch.manual_seed(0)
-    return m.CausalLM(m.preset(case) if case in TINY else m.ModelConfig(**options(case)))
-
-
-def layers_ask_nothing(m, case):
-    """Routed experts once per layer; prompt, padded prompt, decoding and training."""
-    net, tokens, real = made(m, case), ids(2, 9), rows("..#######", "#######..")
-    at_most = sum(block.letter in ROUTED for block in net.blocks)
-    with questions() as asked:
-        x, cache = net.hidden_states(tokens, validate=False)
-    assert len(asked) <= at_most, f"a prompt asks {asked}"
-    with questions() as asked:
-        net.logits(x).square().mean().backward()
-    assert not asked, f"the backward pass asks {asked}"
-    with torch.no_grad(), questions() as asked:
-        _, padded = net.hidden_states(tokens, padding_mask=real, validate=False)
-    assert len(asked) <= at_most, f"a padded prompt asks {asked}"
-    for held in (cache, padded):
-        with torch.no_grad(), questions() as asked:
-            net.hidden_states(tokens[:, :1], cache=held, validate=False)
-        assert len(asked) <= at_most, f"a decoded token asks {asked}"
+    return m.CausalLM(m.ModelConfig(**options(case)))
 
 
 def the_door_asks_twice(m, case):
@@ -68,22 +39,6 @@ def the_door_asks_twice(m, case):
         with questions() as asked:
             next(steps)
         assert len(asked) <= at_most, f"a decoded token asks {asked}"
-
-
-def layers_run_without_values(m, case):
-    """The layers accept fake tensors and tensors on the meta device."""
-    for mode, device in ((contextlib.nullcontext(), "meta"), (FakeTensorMode(), "cpu")):
-        with mode:
-            with torch.device(device):
-                net, tokens = made(m, case), torch.zeros(2, 9, dtype=torch.int64)
-                real = torch.ones(2, 9, dtype=torch.bool)
-            try:
-                for mask in (None, real):
-                    x, cache = net.hidden_states(tokens, padding_mask=mask, validate=False)
-                    x, cache = net.hidden_states(tokens[:, :1], cache=cache, validate=False)
-            except (RuntimeError, NotImplementedError) as error:
-                raise AssertionError(f"{case} looks at values on {device}: {error}") from error
-        assert x.shape == (2, 1, net.config.d_model)
 
 
 # --- one graph ----------------------------------------------------------------------------------
@@ -151,11 +106,7 @@ def test_a_model_is_exported(net):
 
 # --- the package has them ---------------------------------------------------------------------
 
-HELD = titled(
-    *itertools.product((layers_ask_nothing,), MODELS),
-    *itertools.product((the_door_asks_twice,), ("SEIE", "SHSRAH")),
-    *itertools.product((layers_run_without_values,), ("SKIK", "IPAM")),
-)
+HELD = properties_in(globals(), cases=("SEIE", "SHSRAH"))
 
 
 @pytest.mark.parametrize("has_property, case", HELD.values(), ids=HELD)

@@ -10,8 +10,11 @@ import re
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from threading import BrokenBarrierError
+from unittest import mock
 
 import pytest
 import torch
@@ -19,7 +22,7 @@ import torch.distributed as dist
 import torch.multiprocessing
 import torch.nn.functional as F
 import torch.utils.checkpoint
-from properties import angles_made
+from properties import normal
 from test_ssd import NAMES, inputs
 
 import cheems_ref.distributed as distributed
@@ -89,31 +92,23 @@ class Threads:
 
 def on_ranks(m, n, work):
     """work(rank) on n ranks, each a thread: the results, and what they said to one another."""
-    threads, results, errors = Threads(n), [None] * n, []
+    threads = Threads(n)
 
     def run(rank):
         threads.here.rank = rank
         try:
-            results[rank] = work(rank)
+            result = work(rank)
             threads.exchange("the end", None)
-        except threading.BrokenBarrierError:
-            pass
-        except BaseException as error:
-            errors.append(error)
+        except BaseException:
             threads.barrier.abort()
+            raise
+        return result
 
-    before, m.dist = m.dist, threads
-    try:
-        running = [threading.Thread(target=run, args=(rank,)) for rank in range(n)]
-        for thread in running:
-            thread.start()
-        for thread in running:
-            thread.join()
-    finally:
-        m.dist = before
-    if errors:
-        raise errors[0]
-    return results, threads.calls[:-1]
+    with mock.patch.object(m, "dist", threads), ThreadPoolExecutor(n) as pool:
+        futures = [pool.submit(run, rank) for rank in range(n)]
+    for future in sorted(futures, key=lambda f: isinstance(f.exception(), BrokenBarrierError)):
+        future.result()  # raises what went wrong, not what the others say to it
+    return [future.result() for future in futures], threads.calls[:-1]
 
 
 def slices(tensors, cut, rank):
@@ -127,23 +122,20 @@ def leaves_of(tensors):
     return [t.detach().clone().requires_grad_() for t in tensors]
 
 
-def weights_like(t, seed=5):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(t.shape, generator=generator, dtype=torch.float64)
-
-
 def one_pass(tensors, weigh_final=True):
     """y, the final state, and the gradients of a weighted sum of both."""
     x, dt, A, B, C, D, state = tensors = leaves_of(tensors)
     y, final = ssd_recurrent(x, dt, A, B, C, D=D, initial_state=state, return_final_state=True)
-    loss = (y * weights_like(y)).sum() + weigh_final * (final * weights_like(final)).sum()
+    loss = (y * normal(*y.shape, seed=5)).sum() + weigh_final * (
+        final * normal(*final.shape, seed=5)
+    ).sum()
     return y.detach(), final.detach(), torch.autograd.grad(loss, tensors)
 
 
 def slice_agrees(m, tensors, cut, rank, group=None, weigh_final=True):
     """One rank's part of a sequence, compared with its slice of one pass."""
     y, final, gradients = one_pass(tensors, weigh_final)
-    weights = weights_like(y).split(cut, 1)[rank]
+    weights = normal(*y.shape, seed=5).split(cut, 1)[rank]
 
     x, dt, A, B, C, D, state = leaves = leaves_of(slices(tensors, cut, rank))
     got, got_final = m.ssd_sequence_parallel(
@@ -151,7 +143,7 @@ def slice_agrees(m, tensors, cut, rank, group=None, weigh_final=True):
     )
     loss = (got * weights).sum()
     if weigh_final:  # every rank has it, and losses are summed over ranks
-        loss = loss + (got_final * weights_like(final)).sum() / len(cut)
+        loss = loss + (got_final * normal(*final.shape, seed=5)).sum() / len(cut)
     found = torch.autograd.grad(loss, leaves)
     if x.numel():
         check("slice of the outputs", got.detach(), y.split(cut, 1)[rank])
@@ -161,61 +153,10 @@ def slice_agrees(m, tensors, cut, rank, group=None, weigh_final=True):
             check(f"gradient of {name}", mine, whole)
 
 
-def is_one_pass(m, cut):
-    on_ranks(m, len(cut), lambda rank: slice_agrees(m, inputs(l=sum(cut)), cut, rank))
-
-
-def takes_part_without_a_final_state(m, cut):
+def is_one_pass(m, cut, weigh_final=True):
     """If a loss uses y alone, only the incoming state connects a rank to the others."""
-
-    def work(rank):
-        slice_agrees(m, inputs(l=sum(cut)), cut, rank, weigh_final=False)
-
-    on_ranks(m, len(cut), work)
-
-
-def takes_part_with_a_final_state_alone(m, cut):
-    """Where one rank uses y and another the final state, both go through the same collectives."""
     tensors = inputs(l=sum(cut))
-    x, dt, A, B, C, D, state = leaves = leaves_of(tensors)
-    y, final = ssd_recurrent(x, dt, A, B, C, D=D, initial_state=state, return_final_state=True)
-    whole = torch.autograd.grad(y[:, : cut[0]].sum() + final.sum(), leaves)
-
-    def work(rank):
-        x, dt, A, B, C, D, state = own = leaves_of(slices(tensors, cut, rank))
-        y, final = m.ssd_sequence_parallel(x, dt, A, B, C, D=D, initial_state=state)
-        loss = {0: y, 1: final}.get(rank, 0 * y).sum()
-        return torch.autograd.grad(loss, own, allow_unused=True)
-
-    compare_gradients(on_ranks(m, len(cut), work)[0], whole)
-
-
-def has_second_derivatives(m, cut):
-    """The gradient of a penalty on a gradient, in the slices and in what is shared."""
-    tensors = inputs(l=sum(cut))
-
-    def second(ssd, tensors):
-        x, dt, A, B, C, D, state = leaves = leaves_of(tensors)
-        y = ssd(x, dt, A, B, C, D=D, initial_state=state)
-        (first,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
-        return torch.autograd.grad(first.square().sum(), leaves)
-
-    def in_slices(*tensors, **options):
-        return m.ssd_sequence_parallel(*tensors, **options)[0]
-
-    def work(rank):
-        return second(in_slices, slices(tensors, cut, rank))
-
-    compare_gradients(on_ranks(m, len(cut), work)[0], second(ssd_recurrent, tensors))
-
-
-def compare_gradients(of_ranks, whole):
-    """Slices together are the whole's; what is shared is the whole's on every rank."""
-    for name, parts, want, cut in zip(
-        NAMES, zip(*of_ranks, strict=True), whole, CUT_ALONG_L, strict=True
-    ):
-        for got in [torch.cat(parts, 1)] if cut else parts:
-            check(f"gradient of {name}", got, want)
+    on_ranks(m, len(cut), lambda rank: slice_agrees(m, tensors, cut, rank, weigh_final=weigh_final))
 
 
 def says_little(m, length):
@@ -281,149 +222,86 @@ def reads_as_the_whole(m, name, cut):
     on_ranks(m, len(cut), lambda rank: model_slice_agrees(m, model, cut, rank))
 
 
-def leaves_the_model_as_it_was(m, name):
+@pytest.mark.parametrize("cut", CUTS, ids=str)
+def test_slices_are_one_pass(cut):
+    is_one_pass(distributed, cut)
+    is_one_pass(distributed, cut, False)
+
+
+def test_little_is_said_and_digits_are_kept():
+    says_little(distributed, 40)
+    for dtype in (torch.float32, torch.bfloat16):
+        keeps_its_digits(distributed, dtype)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_reads_as_the_whole_and_stays_as_it_was(name):
     """The reader copies the layers and shares the model's parameters."""
-    model = tiny(name)
-    ids = torch.randint(256, (1, 6), generator=torch.Generator().manual_seed(3))
+    reads_as_the_whole(distributed, name, (5, 3, 4))
+    reads_as_the_whole(distributed, name, (0, 6, 0, 2))
+    model, ids = tiny(name), torch.arange(6)[None]
     before, _ = model(ids)
 
     def work(rank):
-        reader = m.SequenceParallel(model)
+        reader = distributed.SequenceParallel(model)
         pairs = zip(reader.parameters(), model.parameters(), strict=True)
         assert all(mine is its for mine, its in pairs)
         reader(ids)
-        told = len(m.dist.calls)
+        told = len(distributed.dist.calls)
         check("the model beside its reader", model(ids)[0], before)
-        assert len(m.dist.calls) == told, "the model itself talks to other ranks"
+        assert len(distributed.dist.calls) == told, "the model itself talks to other ranks"
+        return [reader(ids[:0]).shape, reader(ids[:, :0]).shape]
 
-    on_ranks(m, 1, work)
-
-
-def can_be_recomputed(m, name, use_reentrant):
-    """Activation checkpoints: the blocks run again in the backward pass."""
-    model, cut = tiny(name), (4, 3)
-    ids = torch.randint(256, (2, 7), generator=torch.Generator().manual_seed(4))
-    model(ids)[0].sum().backward()
-    want = [p.grad.clone() for p in model.parameters()]
-    model.zero_grad()
-
-    def work(rank):
-        reader = m.SequenceParallel(copy.deepcopy(model))
-        for block in reader.model.blocks:
-            block.forward = partial(recomputed, block.forward, use_reentrant)
-        reader(ids.split(cut, 1)[rank]).sum().backward()
-        m.sum_gradients(reader)
-        return [p.grad for p in reader.parameters()]
-
-    for got in on_ranks(m, 2, work)[0]:
-        for mine, its in zip(got, want, strict=True):
-            check("gradient through recomputed blocks", mine, its)
+    assert on_ranks(distributed, 1, work)[0] == [[(0, 6, 256), (1, 0, 256)]]
 
 
-def recomputed(forward, use_reentrant, x, positions, **options):
-    def run(x):
-        return forward(x, positions, **options)[0]
-
-    return torch.utils.checkpoint.checkpoint(run, x, use_reentrant=use_reentrant), None
-
-
-def says_what_is_wrong_on_every_rank(m, ids, message, name="rope", **fields):
-    """None is left waiting for one that has refused."""
-    model = tiny(name, **fields)
-
-    def work(rank):
-        with pytest.raises(ValueError, match=message[rank]):
-            m.SequenceParallel(model)(ids[rank])
-
-    on_ranks(m, len(ids), work)
-
-
-def adds_up_once(m):
-    """Gradients of several backward passes, and none where no rank has one."""
-    model = tiny("rope")
+@pytest.mark.parametrize("use_reentrant", [None, False, True])
+def test_gradients_are_added_up_once(use_reentrant):
+    """Of several backward passes, also where blocks run again; none where no rank has one."""
+    model = tiny("conv, gate")
     model.unused = torch.nn.Parameter(torch.ones(3))
-    model.embedding.weight.requires_grad_(False)
-    ids = torch.randint(256, (2, 2, 6), generator=torch.Generator().manual_seed(6))
-    for text in ids:
+    model.embedding.weight.requires_grad_(use_reentrant is True)  # which needs such an input
+    texts = torch.randint(256, (2, 2, 6), generator=torch.Generator().manual_seed(6))
+    for text in texts:
         model(text)[0].square().mean(0).sum().backward()
     want = [p.grad for p in model.parameters()]
+
+    def again(forward, x, positions, **options):
+        def run(x):
+            return forward(x, positions, **options)[0]
+
+        return torch.utils.checkpoint.checkpoint(run, x, use_reentrant=use_reentrant), None
 
     def work(rank):
         own = copy.deepcopy(model)
         own.zero_grad()
-        reader = m.SequenceParallel(own)
-        for text in ids:
+        reader = distributed.SequenceParallel(own)
+        for block in reader.model.blocks if use_reentrant is not None else ():
+            block.forward = partial(again, block.forward)
+        for text in texts:
             reader(text.split((2, 4), 1)[rank]).square().mean(0).sum().backward()
-        m.sum_gradients(own)
+        distributed.sum_gradients(own)
         return [p.grad for p in own.parameters()]
 
-    for got in on_ranks(m, 2, work)[0]:
+    for got in on_ranks(distributed, 2, work)[0]:
         for mine, its in zip(got, want, strict=True):
             assert (mine is None) == (its is None)
             if its is not None:
                 check("sum of gradients", mine, its)
 
 
-@pytest.mark.parametrize("cut", CUTS, ids=str)
-def test_slices_are_one_pass(cut):
-    is_one_pass(distributed, cut)
-    takes_part_without_a_final_state(distributed, cut)
-
-
-def test_other_losses_gradients_of_gradients_and_one_collective():
-    takes_part_with_a_final_state_alone(distributed, (4, 5, 3))
-    has_second_derivatives(distributed, (5, 0, 4))
-    says_little(distributed, 4)
-    says_little(distributed, 40)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_digits_are_kept(dtype):
-    keeps_its_digits(distributed, dtype)
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_a_model_reads_as_the_whole_and_stays_as_it_was(name):
-    reads_as_the_whole(distributed, name, (5, 3, 4))
-    reads_as_the_whole(distributed, name, (0, 6, 0, 2))
-    leaves_the_model_as_it_was(distributed, name)
-
-    def work(rank):
-        reader = distributed.SequenceParallel(tiny(name))
-        return [reader(torch.zeros(b, l, dtype=torch.int64)).shape for b, l in ((0, 4), (2, 0))]
-
-    shapes, _ = on_ranks(distributed, 2, work)
-    assert shapes == [[(0, 4, 256), (2, 0, 256)]] * 2
-
-
-def test_angles_are_made_once():
-    """Once per call and rotated width, not once per layer."""
-    model = CausalLM(ModelConfig("SSAAM", d_model=32, n_heads=4, d_state=12))
-
-    def work(rank):
-        return angles_made(partial(distributed.SequenceParallel(model), IDS))
-
-    assert on_ranks(distributed, 1, work)[0] == [2]
-
-
-def test_ranks_at_different_calls_are_told():
-    def work(rank):
-        if rank:
-            distributed.dist.all_reduce(torch.ones(1), group=None)
-
-    with pytest.raises(AssertionError, match="ranks are at different calls"):
-        on_ranks(distributed, 2, work)
+# --- what is refused ----------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("unchecked")
 def test_without_a_group_it_says_how_to_get_one():
-    for call in (
-        lambda: distributed.ssd_sequence_parallel(*inputs()[:5]),
-        lambda: distributed.SequenceParallel(tiny("rope")),
-        lambda: distributed.sum_gradients(tiny("rope")),
+    for function, *arguments in (
+        (distributed.ssd_sequence_parallel, *inputs()[:5]),
+        (distributed.SequenceParallel, tiny("rope")),
+        (distributed.sum_gradients, tiny("rope")),
     ):
         with pytest.raises(RuntimeError, match="start the program with torchrun"):
-            call()
+            function(*arguments)
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -431,13 +309,8 @@ def test_wrong_arguments_are_refused_before_anything_is_sent():
     good = dict(zip(NAMES, inputs()[:5], strict=False))
 
     def work(rank):
-        for change, message in (
-            (dict(A=-good["A"]), "A must be in"),
-            (dict(initial_state=torch.zeros(2, 3, 3, 2).double()), "initial_"),
-            (dict(chunk_size=0), "chunk_size must be at least 1"),
-            (dict(backend="fast"), "backend must be one of"),
-        ):
-            with pytest.raises(ValueError, match=message):
+        for change in (dict(A=-good["A"]), dict(chunk_size=0), dict(backend="fast")):
+            with pytest.raises(ValueError, match=f"{next(iter(change))} must be"):
                 distributed.ssd_sequence_parallel(**good | change)
         with pytest.raises(TypeError, match="model must be a CausalLM, got Linear"):
             distributed.SequenceParallel(torch.nn.Linear(2, 2))
@@ -448,23 +321,19 @@ def test_wrong_arguments_are_refused_before_anything_is_sent():
 
 @pytest.mark.usefixtures("unchecked")
 def test_wrong_ids_are_refused_on_every_rank():
-    for ids, message, fields in (
-        ([IDS, IDS + 256], ["wrong on rank 1", "must be in"], {}),
-        ([IDS.double(), IDS], ["must be torch.int64", "wrong on rank 0"], {}),
-        ([IDS, IDS[:1]], [r"\[2, 1\] rows"] * 2, {}),
-        ([IDS, IDS], ["max_positions = 5"] * 2, dict(name="conv, gate", max_positions=5)),
+    """None is left waiting for one that has refused."""
+    for ids, message, model in (
+        ([IDS, IDS + 256], ["wrong on rank 1", "must be in"], tiny("rope")),
+        ([IDS.double(), IDS], ["must be torch.int64", "wrong on rank 0"], tiny("rope")),
+        ([IDS, IDS[:1]], [r"\[2, 1\] rows"] * 2, tiny("rope")),
+        ([IDS, IDS], ["max_positions = 5"] * 2, tiny("conv, gate", max_positions=5)),
     ):
-        says_what_is_wrong_on_every_rank(distributed, ids, message, **fields)
 
+        def work(rank, ids=ids, message=message, model=model):
+            with pytest.raises(ValueError, match=message[rank]):
+                distributed.SequenceParallel(model)(ids[rank])
 
-@pytest.mark.parametrize("use_reentrant", [False, True])
-def test_blocks_can_be_recomputed(use_reentrant):
-    for name in ("rope", "conv, gate"):
-        can_be_recomputed(distributed, name, use_reentrant)
-
-
-def test_gradients_are_added_up_once():
-    adds_up_once(distributed)
+        on_ranks(distributed, 2, work)
 
 
 # --- processes ----------------------------------------------------------------------------------

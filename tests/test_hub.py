@@ -1,9 +1,12 @@
-"""The wrapper for `transformers`: the package's own numbers, the library's conveniences."""
+"""The wrapper for `transformers`: the package's own numbers, the library's conveniences.
+
+The library's own tests of every model are in borrowed/: `make test-hub`.
+"""
 
 import copy
-import dataclasses
 import itertools
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -15,8 +18,8 @@ import torch
 import torch.nn.functional as F
 import transformers
 import whole
-from models import PADDING, SIZES, built, ids, options, refused
-from properties import gradients
+from models import PADDING, built, ids, options, refused
+from properties import gradients, normal
 from safetensors import SafetensorError
 from training import a_model, a_text, trained
 from transformers import DynamicCache
@@ -35,8 +38,8 @@ pytestmark = pytest.mark.usefixtures("unchecked")  # as users have it
 # Every kind of cache, of mask, of head; alone and together.
 STATES, ATTENTION = dict(pattern="SESE"), dict(pattern="AMAM", n_kv_heads=2)
 GROUPS = dict(pattern="IEAE", inner="linear", n_kv_heads=2, mask="content")
-CASES = ("SEIE", "SHSRAH", "SDICAX", "SKIK", "IPAM", "IRIG", STATES, ATTENTION, GROUPS)
-FEW = ("SEIE", "SKIK", STATES, ATTENTION)
+CASES = ("SEIE", "SHSRAH", "SDICAX", "SKIK", "IRIG", ATTENTION, GROUPS)
+FEW = ("SEIE", STATES, ATTENTION)
 GREEDY = dict(do_sample=False, max_new_tokens=6)
 TOLD = dict(return_dict_in_generate=True, **GREEDY)
 
@@ -68,15 +71,14 @@ def ordered(net, wrapped):
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_it_computes_what_the_package_computes(case):
-    """Logits, hidden states and gradients; padded on either side."""
+    """Logits, hidden states and gradients; padded or not."""
     net, wrapped = both(case)
     tokens = ids(2, 7)
-    for real in (None, PADDING["left"], PADDING["right"]):
+    for real in (None, PADDING["left"]):
         mask = None if real is None else real.long()
         want, _ = net(tokens, padding_mask=real)
         out = wrapped(tokens, attention_mask=mask, output_hidden_states=True)
         check("logits", out.logits, want)
-        check("no cache: logits", wrapped(tokens, mask, use_cache=False).logits, want)
         hidden = net.hidden_states(tokens, padding_mask=real)[0]
         check("hidden states", out.hidden_states[-1], hidden)
         assert len(out.hidden_states) == len(net.blocks) + 1
@@ -92,8 +94,7 @@ def test_it_takes_the_options_of_the_library():
     net, wrapped = both("SEIE")
     tokens = ids(2, 7)
     want = wrapped(tokens).logits
-    places = torch.tensor([0, 5])
-    for kept, part in ((1, want[:, -1:]), (3, want[:, -3:]), (0, want), (places, want[:, places])):
+    for kept, part in ((3, want[:, -3:]), (torch.tensor([0, 5]), want[:, [0, 5]])):
         check(f"logits_to_keep={kept}", wrapped(tokens, logits_to_keep=kept).logits, part)
     labels = tokens.clone()
     labels[0, 3] = -100
@@ -104,11 +105,9 @@ def test_it_takes_the_options_of_the_library():
     check("loss over a larger batch", summed.double(), loss * 11 / 4, tol=1e-6)
     assert isinstance(wrapped(tokens, return_dict=False), tuple)
     at = torch.arange(7)[None]
-    check("shifted alike", wrapped(tokens, position_ids=at + 7).logits, want)
     must_differ("stretched", wrapped(tokens, position_ids=3 * at).logits, want)
-    out = wrapped(ids(2, 0))
-    assert out.logits.shape == (2, 0, 19) and out.past_key_values.get_seq_length() == 0
-    got = wrapped(tokens, past_key_values=out.past_key_values).logits
+    cache = wrapped(ids(2, 0)).past_key_values
+    got = wrapped(tokens, past_key_values=cache).logits
     check("after an empty text: logits", got, net(tokens)[0])
 
 
@@ -122,14 +121,12 @@ def test_calls_join_up(case):
     A plain DynamicCache will do, too, where it can count the tokens.
     """
     net, wrapped = both(case)
-    tokens, makers = ids(2, 7), [lambda config: None]
-    makers += (
-        [lambda config: DynamicCache(config=config)] if case in ("SEIE", "SKIK", ATTENTION) else []
-    )
-    for make, real in itertools.product(makers, (None, PADDING["left"], PADDING["middle"])):
+    tokens, caches = ids(2, 7), [lambda config: None]
+    caches += [DynamicCache] * (case in ("SEIE", ATTENTION))
+    for make, real in itertools.product(caches, (None, PADDING["middle"])):
         seen = torch.ones(2, 7).bool() if real is None else real
         want, _ = net(tokens, padding_mask=real)
-        parts, first = [], make(wrapped.config)
+        parts, first = [], make(config=wrapped.config)
         cache = first
         for start, stop in itertools.pairwise((0, 3, 5, 6, 7)):
             mask = None if real is None else real[:, :stop].long()
@@ -141,6 +138,7 @@ def test_calls_join_up(case):
 
 
 def test_a_cache_is_copied_reset_reordered_and_only_read():
+    """And cropped, but where it has states: these cannot take tokens back."""
     for case in FEW:
         _, wrapped = both(case)
         tokens, order = ids(3, 7), torch.tensor([2, 0, 0])
@@ -158,33 +156,24 @@ def test_a_cache_is_copied_reset_reordered_and_only_read():
             check(f"{case}: reordered", got, want[order, 5:])
             got = wrapped(tokens[:, 5:], past_key_values=cache).logits
             check(f"{case}: the one that was copied", got, want[:, 5:])
+            if case == ATTENTION:
+                cache.crop(-2)
+                got = wrapped(tokens[:, 5:], past_key_values=cache).logits
+                check("cropped", got, want[:, 5:])
+            else:
+                refused(ValueError, "cannot forget 2 tokens", cache.crop, -2)
+                draft = dict(prompt_lookup_num_tokens=2, **GREEDY)
+                refused(ValueError, "stateful", wrapped.generate, tokens[:1], **draft)
             cache.reset()
             assert cache.get_seq_length() == 0
             check(f"{case}: anew", wrapped(tokens, past_key_values=cache).logits, want)
-
-
-def test_only_caches_without_states_take_tokens_back():
-    """Cropping and assisted decoding."""
-    draft = dict(prompt_lookup_num_tokens=2, **GREEDY)
-    for case in ("SEIE", "SKIK", STATES):
-        _, wrapped = both(case)
-        cache = wrapped(ids(2, 5)).past_key_values
-        refused(ValueError, "cannot forget 2 tokens", cache.crop, -2)
-        refused(ValueError, "stateful", wrapped.generate, ids(1, 7), **draft)
-    _, wrapped = both(ATTENTION)
-    tokens, cache = ids(2, 7), wrapped(ids(2, 7)).past_key_values
-    cache.crop(-2)
-    got = wrapped(tokens[:, 5:], past_key_values=cache).logits
-    check("keys can", got, wrapped(tokens).logits[:, 5:])
-    want = wrapped.generate(ids(1, 7), **GREEDY)
-    assert torch.equal(wrapped.generate(ids(1, 7), **draft), want)
 
 
 # --- generate() -------------------------------------------------------------------------------
 
 
 def test_it_writes_what_the_package_writes():
-    """Greedily: the package's generate, the argmax of one pass; with padding, and without cache."""
+    """Greedily: the package's generate, with padding too; beams as without a cache."""
     for case, real in itertools.product(CASES, (None, PADDING["left"])):
         net, wrapped = both(case)
         mask = None if real is None else real.long()
@@ -192,48 +181,16 @@ def test_it_writes_what_the_package_writes():
         got = out.sequences[:, 7:]
         want = generate(net, ids(2, 7), 6, Sampling(temperature=0), padding_mask=real)
         assert torch.equal(got, want), f"{case}: {got.tolist()} for {want.tolist()}"
-        uncached = wrapped.generate(ids(2, 7), attention_mask=mask, use_cache=False, **GREEDY)
-        assert torch.equal(uncached[:, 7:], want), case
         seen = None if real is None else torch.cat([real, torch.ones(2, 6).bool()], 1)
         logits = net(out.sequences, padding_mask=seen)[0][:, 6:-1]
         # generate() keeps logits in float32
         check(f"{case}: logits", torch.stack(out.logits, 1).double(), logits, tol=1e-6)
-
-
-def test_it_goes_on_from_a_cache():
-    """Of an earlier text, with more after it; the cache is the one that was handed in."""
-    for case in FEW:
-        _, wrapped = both(case)
-        first = wrapped.generate(ids(2, 5), cache_implementation="dynamic", **TOLD)
-        cache, read = first.past_key_values, []
-        assert cache.get_seq_length() == 10  # the last token is written, and not read
-        hook = wrapped.model.blocks[0].register_forward_pre_hook(
-            lambda _, inputs, read=read: read.append(inputs[0].shape[1])
-        )
-        more = torch.cat([first.sequences, ids(2, 3, seed=2)], 1)
-        got = wrapped.generate(more, past_key_values=cache, **TOLD)
-        hook.remove()
-        assert got.past_key_values is cache and read == [4, 1, 1, 1, 1, 1], f"{read} are read"
-        assert torch.equal(got.sequences, wrapped.generate(more, **GREEDY)), case
-
-
-def test_beams_and_samples_are_those_without_a_cache():
-    for case in FEW:
-        _, wrapped = both(case)
-        beams = TOLD | dict(num_beams=4, num_return_sequences=2, output_scores=True)
-        beams |= dict(attention_mask=PADDING["left"].long())
-        drawn = GREEDY | dict(do_sample=True, top_k=0, num_return_sequences=3)
-        found, samples = [], []
-        for use_cache in (True, False):
-            found.append(wrapped.generate(ids(2, 7), **beams, use_cache=use_cache))
-            torch.manual_seed(3)
-            samples.append(wrapped.generate(ids(2, 7), **drawn, use_cache=use_cache))
-        got, want = found
-        assert got.sequences.shape == (4, 13) and torch.equal(got.sequences, want.sequences)
-        scores = (out.sequences_scores.double() for out in found)
-        check(f"{case}: scores of beams", *scores, tol=1e-6)
-        assert samples[0].shape == (6, 13) and torch.equal(*samples), case
-        assert len({tuple(row) for row in samples[0].tolist()}) > 2, "all rows are alike"
+        if case in FEW:
+            beams = GREEDY | dict(attention_mask=mask, num_beams=4, num_return_sequences=2)
+            got, want = (
+                wrapped.generate(ids(2, 7), **beams, use_cache=cached) for cached in (True, False)
+            )
+            assert got.shape == (4, 13) and torch.equal(got, want), case
 
 
 # --- training ---------------------------------------------------------------------------------
@@ -243,38 +200,17 @@ def test_checkpointing_changes_no_gradient():
     for case, reentrant in itertools.product(FEW, (False, True)):
         _, wrapped = both(case)
         wrapped.train()
-        logits = wrapped(ids(2, 7)).logits
-        want, calls = gradients(logits, wrapped.parameters()), []
+        want, calls = gradients(wrapped(ids(2, 7)).logits, wrapped.parameters()), []
         wrapped.activation_checkpointing_enable(dict(use_reentrant=reentrant))
         wrapped.model.blocks[0].layer.register_forward_pre_hook(
             lambda *_, calls=calls: calls.append(1)
         )
-        out = wrapped(ids(2, 7), labels=ids(2, 7))
+        out = wrapped(ids(2, 7))
         assert out.past_key_values is None
-        check(f"{case}, checkpointing: logits", out.logits, logits)
-        out.loss.backward()
+        (out.logits * normal(*out.logits.shape, seed=8)).sum().backward()
         assert len(calls) == 2, "no layer is computed again"
-        got = [p.grad.clone() for p in wrapped.parameters()]
-        wrapped.activation_checkpointing_disable()
-        wrapped.zero_grad()
-        wrapped(ids(2, 7), labels=ids(2, 7)).loss.backward()
-        for a, p in zip(got, wrapped.parameters(), strict=True):
-            check(f"{case}, checkpointing: gradient", a, p.grad)
-        assert want.isfinite().all()
-
-
-def test_embeddings_are_resized():
-    """Both matrices, tied or not; what was there stays."""
-    for case in ("SEIE", "SHSRAH"):
-        net, wrapped = both(case)
-        n = SIZES["vocab_size"]
-        wrapped.resize_token_embeddings(n + 5)
-        assert wrapped.config.vocab_size == n + 5 == wrapped.config.to_model_config().vocab_size
-        tied = wrapped.lm_head.weight is wrapped.model.embedding.weight
-        assert tied == net.config.tie_embeddings
-        logits = wrapped(ids(2, 7)).logits
-        assert logits.shape[-1] == n + 5
-        check(f"{case}: what was there", logits[..., :n], net(ids(2, 7))[0])
+        got = torch.cat([p.grad.flatten() for p in wrapped.parameters()])
+        check(f"{case}, checkpointing: gradients", got, want)
 
 
 # --- files ------------------------------------------------------------------------------------
@@ -296,66 +232,41 @@ def test_it_is_loaded_as_it_was_saved(tmp_path):
             same(numbers(again), numbers(wrapped))
             check(f"{case}, loaded: logits", again(ids(2, 7)).logits, net(ids(2, 7))[0])
         assert again.config.to_model_config() == net.config == ModelConfig(**options(case))
-        written = json.loads((folder / "config.json").read_text())
-        assert {f.name for f in dataclasses.fields(net.config)} <= written.keys()
         assert again.config.num_hidden_layers == len(again.config.layer_types)
         narrow = hub.CheemsForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
         for name, p in narrow.named_parameters():
             wide = name.endswith(("A_log", "dt_bias"))
             assert p.dtype == (torch.float32 if wide else torch.bfloat16), name
         assert narrow(ids(2, 7)).logits.dtype == torch.bfloat16
-    base = hub.CheemsModel.from_pretrained(folder)
-    same(numbers(base), numbers(wrapped.model))
-
-
-def test_what_is_missing_starts_anew_and_the_rest_stays(tmp_path):
-    _, wrapped = both("SKIK")
-    state = numbers(wrapped)
-    lacking = {name for name in state if name.endswith((".D", "inner.dt_bias", "layer.up"))}
-    lacking.add("model.blocks.0.norm.weight")
-    assert len(lacking) > 4
-    wrapped.save_pretrained(tmp_path, state_dict={k: state[k] for k in state if k not in lacking})
-    again = numbers(hub.CheemsForCausalLM.from_pretrained(tmp_path))
-    for name, t in state.items():
-        assert torch.equal(again[name], t) or name in lacking, f"{name} was loaded, and is lost"
-        assert again[name].isfinite().all(), name
-    assert torch.equal(again["model.blocks.0.layer.D"], torch.ones(4).double())
+    same(numbers(hub.CheemsModel.from_pretrained(folder)), numbers(wrapped.model))
 
 
 START = dict(vocab_size=256, d_model=64, n_heads=8, d_state=16, d_ff=64, n_neurons=256)
 START |= dict(inner="ssd", position="conv", tie_embeddings=False)
 
 
-def test_a_model_made_on_the_meta_device_starts_as_any_other(monkeypatch):
-    """No number is what the memory held."""
-    empty_like = torch.empty_like
-
-    def found(*args, **kwargs):
-        t = empty_like(*args, **kwargs)
-        return t.fill_(torch.nan) if t.is_floating_point() and not t.is_meta else t
-
+def test_a_model_made_on_the_meta_device_starts_as_any_other():
     for case in ("SIP", "SKE", "AMR"):
         c = ModelConfig(**dict(pattern=case) | START)
         torch.manual_seed(1)
         want = numbers(hub.from_causal_lm(CausalLM(c)))
         config = hub.CheemsConfig.from_model_config(c)
-        with monkeypatch.context() as patched:
-            patched.setattr(torch, "empty_like", found)
+        torch.utils.deterministic.fill_uninitialized_memory = True  # with NaN
+        torch.use_deterministic_algorithms(True)
+        try:
             late = hub.CheemsForCausalLM.from_pretrained(None, config=config, state_dict={})
+        finally:
+            torch.use_deterministic_algorithms(False)
         for name, t in numbers(late).items():
             start = want[name]
             assert t.isfinite().all(), f"{name} was not started"
             assert torch.equal(t, start) == (start.std() == 0), f"{name} is not drawn"
             if t.numel() > 500:
                 assert abs(t.std() / start.std() - 1) < 0.1, name
+            if name.endswith(("A_log", "dt_bias")):  # of SSD: 8 heads, uniform in an interval
+                low, high = (0, math.log(16)) if name.endswith("A_log") else (-7, -2.2)
+                assert low <= t.min() and t.max() <= high, name
         assert late.lm_head.weight is not late.model.embedding.weight
-    c = hub.CheemsConfig(pattern="S" * 40, d_model=32, n_heads=16, d_state=2)
-    net = hub.CheemsForCausalLM.from_pretrained(None, config=c, state_dict={})
-    layers = [block.layer for block in net.model.blocks]
-    A = torch.cat([layer.A_log.detach().exp() for layer in layers])
-    dt = torch.cat([F.softplus(layer.dt_bias.detach()) for layer in layers]).log()
-    assert 1 <= A.min() < 1.2 and 15.8 < A.max() <= 16 and abs(A.mean() - 8.5) < 0.6
-    assert -6.92 < dt.min() < -6.8 and -2.4 < dt.max() < -2.29 and abs(dt.mean() + 4.6) < 0.2
 
 
 def trained_run(folder, **changes):
@@ -379,7 +290,6 @@ def test_what_is_not_whole_is_refused(tmp_path):
     refused(SafetensorError, "not fully covered", load, "half", weights=lambda data: data[:-40])
     refused(RuntimeError, "ignore_mismatched_sizes", load, "wider", d_ff=24)
     refused(ValueError, "position must be one of .*'spin'", load, "newer", position="spin")
-    refused(ValueError, "unknown letter 'Z' in pattern 'SZIE'", load, "letter", pattern="SZIE")
     for name in ("nowhere", "whole"):
         refused(CheckpointError, f"no checkpoint at .*{name}", hub.from_run, tmp_path / name)
     trained_run(tmp_path / "small")
@@ -401,16 +311,13 @@ def test_a_configuration_takes_the_library_s_names():
 def test_ids_are_bytes(tmp_path):
     tokenizer = hub.byte_tokenizer()
     assert len(tokenizer) == 256
-    for words in ("", " déjà vu 🐕\n\tΔ  Ā ", "\x00\x7f", "n't  <|endoftext|>", "n't ."):
+    for words in ("", " déjà vu 🐕\n\tΔ  Ā ", "\x00\x7f", "n't  <|endoftext|> ."):
         found = tokenizer(words)
         assert found.input_ids == text.text_to_ids(words).tolist() == [*words.encode()]
         assert tokenizer.decode(found.input_ids) == words
     padded = tokenizer(["a", "déjà"], padding=True)
-    assert padded.input_ids == [[*(b"\0" * 5 + b"a")], [*"déjà".encode()]]
     assert padded.attention_mask == [[0] * 5 + [1], [1] * 6]
     assert tokenizer.batch_decode(padded.input_ids, skip_special_tokens=True) == ["a", "déjà"]
-    every = torch.arange(256)
-    assert tokenizer.decode(every) == text.ids_to_text(every)
     tokenizer.save_pretrained(tmp_path)
     again = transformers.AutoTokenizer.from_pretrained(tmp_path)
     assert again("Δ").input_ids == [*"Δ".encode()]
@@ -472,7 +379,6 @@ def test_what_is_exported_is_loaded_elsewhere(tmp_path):
 BAD_CALLS = [
     (dict(inputs_embeds=torch.zeros(2, 5, 16)), "input_ids or inputs_embeds, and not both"),
     (dict(input_ids=None), "input_ids or inputs_embeds, and not both"),
-    (dict(input_ids=ids(2, 5).float()), r"input_ids must be torch.int64 or .*float32"),
     (dict(input_ids=torch.tensor([[3, 19]])), r"in \[0, 19\) .*entries in \[3, 19\]"),
     (dict(attention_mask=torch.ones(2, 4)), r"attention_mask must be .*\(2, 5\), .*\(2, 4\)"),
     (dict(position_ids=torch.arange(4)[None]), r"position_ids .*\(1, 4\)"),
@@ -485,5 +391,4 @@ def test_bad_input_is_refused():
     for arguments, message in BAD_CALLS:
         refused(ValueError, message, wrapped, **dict(input_ids=ids(2, 5)) | arguments)
     refused(ValueError, "21 tokens.*max_positions = 20", both("IDSP")[1], ids(2, 21))
-    refused(ValueError, "unknown letter 'Q'", hub.CheemsConfig, pattern="SQ")
     refused(TypeError, "n_heads must be a whole number", hub.CheemsConfig, n_heads="4")

@@ -24,12 +24,14 @@ import cheems_ref.linear_attention as la
 import cheems_ref.ssd as ssd
 from cheems_ref import (
     attention,
+    budget,
     convolution,
     experts,
     feed_forward,
     mamba,
     model,
     retrieval,
+    roofline,
     rope,
     state_space,
     tasks,
@@ -166,6 +168,14 @@ CALLS = [
     (tasks.needle, dict(n_rows=2, length=100, depth=0.5, haystack=torch.arange(500) % 90)),
     (tasks.blank_infilling,
      dict(ids=TEXT, mask_id=50, start_id=51, end_id=52, share=0.1, mean_span=2.0)),
+    *((f, dict(config=TINY, context=2, batch=2, dtype=torch.float32))
+      for f in (budget.cache_bytes, budget.step_bytes)),
+    (budget.count_flops, dict(config=TINY, length=5, context=2, batch=2)),
+    (budget.activation_bytes, dict(config=TINY, length=5, batch=2, dtype=torch.float32)),
+    (budget.training_bytes, dict(config=TINY, tokens=5, dtype=torch.float32, processes=2)),
+    (roofline.pass_operators,
+     dict(config=TINY, length=5, context=2, batch=2, dtype=torch.float32)),
+    (roofline.Machine, dict(flops=1.0, bandwidth=1.0, launch=0.0)),
     (text.ids_to_text, dict(ids=TEXT)),
     (text.fingerprint, dict(ids=TEXT)),
     (train.split_text, dict(ids=TEXT, eval_fraction=0.5)),
@@ -206,6 +216,8 @@ ACCEPTED = {
     r"sample-logits-another kind": "whole numbers are logits too",
     # Not looked at: these end in an error of torch's or Python's.
     r"(generate|stream)-max_new_tokens-the number (1.5|'x')": "a number of rounds",
+    r"(budget|roofline)\.\w+-(context|tokens)-the number 1.5": "a number of tokens",
+    r"budget\.(cache|step)_bytes-batch-the number 1.5": "a number of rows",
     r"product_key_topk-k-the number 1.5": "a number of entries",
     r"rope\.\w+-dim-the number 'x'": "compared with 2",
     r"ssm_kernel-length-the number 1.5": "a number of entries",

@@ -4,16 +4,7 @@ import math
 
 import pytest
 import torch
-from training import (
-    a_model,
-    a_text,
-    config,
-    content,
-    everything,
-    names,
-    same,
-    step,
-)
+from training import a_model, a_text, config, content, everything, names, same, step
 
 from cheems_lab import training
 from cheems_lab.checkpoint import newest_checkpoint
@@ -73,12 +64,3 @@ def test_a_held_out_loss_that_is_not_finite_is_not_saved(tmp_path):
             model, text, config(training, evaluate_every=4, eval_fraction=20 / 210), **options
         )
     assert not names(tmp_path), "it is saved"
-
-
-def test_a_directory_that_is_a_file_is_rejected_before_training(tmp_path):
-    (tmp_path / "file").write_text("text")
-    done = []
-    with pytest.raises(OSError, match="file"):
-        how = dict(directory=tmp_path / "file", progress_bar=False, after_step=done.append)
-        training.train(a_model(), a_text(), config(training), **how)
-    assert not done, f"{len(done)} steps were done for nothing"

@@ -3,18 +3,17 @@ this file in several:
 
     torchrun --nproc-per-node 2 tests/trainer_runs.py FOLDER
 
-A property takes a folder for all runs and further arguments of the command line. The first of
-several processes writes FOLDER/verdicts.json: the error message of each property, "" if it holds.
+A property takes a folder for all runs and further arguments of the command line.
 """
 
 import contextlib
 import functools
 import io
-import json
 import math
 import os
 import shutil
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -23,12 +22,12 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from accelerate import Accelerator
 from safetensors.torch import load_file
-from torch.distributed.tensor import DTensor
+from training import ask_all
 
+from cheems_ref import train
 from cheems_ref.config import ModelConfig
 from cheems_ref.model import CausalLM
-from cheems_ref.text import read_text
-from cheems_ref.train import evaluate
+from cheems_ref.text import read_text, text_to_ids
 from cheems_ref.verify import check
 
 ROOT = Path(__file__).parent.parent
@@ -65,22 +64,17 @@ def rate(step):
 
 @functools.cache
 def by_hand():
-    """Losses, held-out losses and parameters of the same training, in torch alone."""
-    ids = torch.tensor(list(TEXT.encode("utf-8")))
-    training, held_out = ids.tensor_split([len(ids) - math.ceil(len(ids) / 10)])
+    """Losses, held-out losses and parameters of the same training, without the library."""
+    config = train.TrainConfig(batch_size=BATCH, seq_len=LENGTH)
+    training, held_out = train.split_text(text_to_ids(TEXT), 0.1)
     held_out = held_out[: (len(held_out) - 1) // (BATCH * LENGTH) * BATCH * LENGTH + 1]
     torch.manual_seed(0)
     model = CausalLM(ModelConfig(pattern=PATTERN, d_model=WIDTH))
-    groups = [
-        dict(params=[p for p in model.parameters() if p.ndim >= 2], weight_decay=0.01),
-        dict(params=[p for p in model.parameters() if p.ndim < 2], weight_decay=0.0),
-    ]
-    optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.999))
+    optimizer = train.make_optimizer(model, config)
     generator = torch.Generator().manual_seed(0)
     losses, evaluations = [], []
     for step in range(STEPS):
-        starts = torch.randint(len(training) - LENGTH, (BATCH,), generator=generator)
-        windows = training[starts[:, None] + torch.arange(LENGTH + 1)]
+        windows = train.random_windows(training, config, generator)
         for group in optimizer.param_groups:
             group["lr"] = rate(step)
         logits, _ = model(windows[:, :-1])
@@ -91,7 +85,7 @@ def by_hand():
         optimizer.step()
         losses.append(loss.item())
         if (step + 1) % (STEPS // 4) == 0:
-            evaluations.append(evaluate(model, held_out, seq_len=LENGTH))
+            evaluations.append(train.evaluate(model, held_out, seq_len=LENGTH))
     return losses, evaluations, {name: p.detach() for name, p in model.named_parameters()}
 
 
@@ -146,6 +140,10 @@ def written(folder):
 def trains_as_by_hand(folder, *more):
     """Losses, learning rates, parameters, and the held-out loss: four times and at the end."""
     trainer, own, _ = whole(folder, *more)
+    if "--sharded" in more:
+        pairs = [(p.to_local().numel(), p.numel()) for p in trainer.model.parameters()]
+        share = sum(here for here, _ in pairs) / sum(n for _, n in pairs)
+        assert abs(share - 1 / PROCESSES) < 0.05, f"{share:.2f} of all numbers are held"
     losses, evaluations, parameters = by_hand()
     rates = torch.tensor([rate(step) for step in range(STEPS)])
     check("learning rates", logged(trainer, "learning_rate"), rates, tol=1e-9)
@@ -181,42 +179,11 @@ def goes_on(folder):
     assert updates(arguments)[0] == [], "it trains beyond its end"
 
 
-def each_holds(folder, bounds, *more):
-    """Of each parameter and of each of its moments all rows, or a part of them."""
-    trainer, _, _ = whole(folder, *more)
-    held = dict(trainer.model.named_parameters())
-    for name, p in [*held.items()]:
-        state = trainer.optimizer.state[p]
-        held |= {f"{key} of {name}": state[key] for key in ("exp_avg", "exp_avg_sq")}
-    here = [t.to_local() if isinstance(t, DTensor) else t for t in held.values()]
-    share = sum(t.numel() for t in here) / sum(t.numel() for t in held.values())
-    assert bounds[0] <= share <= bounds[1], f"{share:.2f} of all numbers are held"
-
-
-HELD = [
-    (trains_as_by_hand,),
-    (trains_as_by_hand, "--sharded"),
-    (each_holds, (1.0, 1.0)),
-    (each_holds, (0.45, 0.55), "--sharded"),
-]
-
-
-def main(folder):
-    verdicts = {}
-    for has_property, *arguments in HELD:
-        said = [""] * PROCESSES
-        try:
-            has_property(folder, *arguments)
-        except AssertionError as error:
-            said[RANK] = str(error) or "AssertionError"
-        dist.all_gather_object(said, said[RANK])
-        verdicts[f"{has_property.__name__} {arguments}"] = next(filter(None, said), "")
-    if RANK == 0:
-        (folder / "verdicts.json").write_text(json.dumps(verdicts), encoding="utf-8")
+HELD = [(trains_as_by_hand,), (trains_as_by_hand, "--sharded")]
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
     Accelerator.end_training = lambda _: None  # Gloo does not begin anew within one process
-    main(Path(sys.argv[1]))
-    dist.destroy_process_group()
+    to = Path(sys.argv[1])
+    ask_all({f"{f.__name__} {more}": partial(f, to, *more) for f, *more in HELD}, to)

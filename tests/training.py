@@ -11,9 +11,12 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import pytest
 import torch
+import torch.distributed as dist
 from safetensors.torch import load_file
 
 from cheems_ref.config import ModelConfig
@@ -29,7 +32,6 @@ MODELS = {
     "untied": dict(tie_embeddings=False),
     "a shared matrix": dict(pattern="SC"),
     "retrieval": dict(pattern="SEIK"),
-    "float64": dict(dtype=torch.float64),
     "bfloat16": dict(dtype=torch.bfloat16),
 }
 
@@ -163,3 +165,32 @@ def process(*arguments, path=""):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
+
+
+def until(there, seconds=100):
+    end = time.monotonic() + seconds
+    while not there() and time.monotonic() < end:
+        time.sleep(0.001)
+    assert there(), "it does not come"
+
+
+# --- several processes ------------------------------------------------------------------------
+
+
+def ask_all(questions, folder):
+    """Ask on every process, and write to FOLDER/verdicts.json: "" where a property holds, else what
+    the first process that objects says.
+    """
+    verdicts = {}
+    for title, question in questions.items():
+        mine = ""
+        try:
+            question()
+        except (AssertionError, RuntimeError, pytest.fail.Exception) as error:
+            mine = str(error) or type(error).__name__
+        said = [None] * dist.get_world_size()  # a property may be what initialises them
+        dist.all_gather_object(said, mine)
+        verdicts[title] = next(filter(None, said), "")
+    if dist.get_rank() == 0:
+        (folder / "verdicts.json").write_text(json.dumps(verdicts), encoding="utf-8")
+    dist.destroy_process_group()

@@ -1,38 +1,26 @@
 """Mistakes in SSD over several ranks that the properties of test_distributed.py must catch."""
 
 from planting import mistakes
-from test_distributed import (
-    is_one_pass,
-    reads_as_the_whole,
-    says_little,
-    takes_part_with_a_final_state_alone,
-    takes_part_without_a_final_state,
-)
+from test_distributed import is_one_pass, reads_as_the_whole, says_little
 
 from cheems_ref import distributed
 
 ROOMS = (distributed,)
 CUT = (5, 3, 4)
-EMPTY = (1, 0, 9, 3)
-NEXT = "states.append(decay[..., None, None] * states[-1] + write)"
-APART = [
-    (
-        "_Joined.apply(y.to(x.dtype)[:, :length], final_state)",
-        "y.to(x.dtype)[:, :length], final_state",
-    )
-]
 
 # fmt: off
 MISTAKES = mistakes([
     (is_one_pass, CUT, {
         "an inclusive prefix": [("states[rank], states[ranks]", "states[rank + 1], states[ranks]")],
-        "no decay between ranks": [(NEXT, "states.append(states[-1] + write)")],
+        "no decay between ranks": [
+            ("states.append(decay[..., None, None] * states[-1] + write)",
+             "states.append(states[-1] + write)")],
         "gradients of this rank alone": [
             ("_Collective.apply(t, _share, group) for t", "t for t")]}),
-    (takes_part_without_a_final_state, CUT, {
-        "a rank that uses no pair": APART}),
-    (takes_part_with_a_final_state_alone, CUT, {
-        "y and state apart": APART}),
+    (is_one_pass, CUT, False, {
+        "a rank that uses no pair": [
+            ("_Joined.apply(y.to(x.dtype)[:, :length], final_state)",
+             "y.to(x.dtype)[:, :length], final_state")]}),
     (says_little, 40, {
         "all tokens are sent": [
             ("    pairs = _Collective.apply(pair, _gather, group)\n",
