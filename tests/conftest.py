@@ -30,6 +30,15 @@ def one_thread_per_worker():
 
 
 @pytest.fixture
+def torch_as_before():
+    """Sets back what a notebook sets for torch."""
+    dtype, threads = torch.get_default_dtype(), torch.get_num_threads()
+    yield
+    torch.set_default_dtype(dtype)
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
 def unchecked(monkeypatch):
     """Turns jaxtyping's checks off, which would answer before the function itself does."""
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)

@@ -42,6 +42,15 @@ def code_cells(notebook: NotebookNode) -> Iterator[tuple[int, NotebookNode]]:
     return ((number, cell) for number, cell in numbered if cell.cell_type == "code")
 
 
+def definitions(cell: NotebookNode) -> str:
+    """What other sections may use of a cell: all of a `setup` cell, imports, functions, classes."""
+    if "setup" in tags(cell):
+        return cell.source
+    kept = (*DEFINITIONS, ast.Import, ast.ImportFrom)
+    body = [statement for statement in ast.parse(cell.source).body if isinstance(statement, kept)]
+    return ast.unparse(ast.Module(body, []))
+
+
 def of_code_cells(rule: Callable[[NotebookNode], Iterator[str]]) -> Callable:
     """A rule for notebooks, from one for a code cell."""
 

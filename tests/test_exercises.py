@@ -12,9 +12,8 @@ import re
 from itertools import pairwise
 
 import pytest
-import torch
 from build import read_source
-from lessons import NOTEBOOKS, stored, tags
+from lessons import NOTEBOOKS, definitions, stored, tags
 from nbformat import NotebookNode
 
 CHAPTERS = sorted(NOTEBOOKS.glob("[01][0-9]_*.py"))[1:]  # 00 has a self-test
@@ -22,7 +21,6 @@ every_chapter = pytest.mark.parametrize("source", CHAPTERS, ids=lambda path: pat
 GRADES = ["easy", "medium", "hard"]
 HEADING = re.compile(r"^\*\*(\d) · (\w+)\.\*\*", re.MULTILINE)
 SOLUTION = re.compile(r"^( *)### BEGIN SOLUTION\n.*?### END SOLUTION", re.MULTILINE | re.DOTALL)
-KEPT = (ast.FunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
 
 
 def exercises(notebook: NotebookNode) -> list[tuple[str, str]]:
@@ -47,25 +45,12 @@ def test_five_exercises_of_rising_difficulty_each_with_a_solution_and_a_check(so
         assert ast.get_docstring(definition), exercise
 
 
-@pytest.fixture
-def in_the_student_edition(editions, monkeypatch):
-    """Restore torch's settings after each chapter."""
-    monkeypatch.chdir(editions / "student/notebooks")
-    dtype, threads = torch.get_default_dtype(), torch.get_num_threads()
-    yield
-    torch.set_default_dtype(dtype)
-    torch.set_num_threads(threads)
-
-
 def at_hand(notebook: NotebookNode) -> dict:
     """The names that the exercises of a chapter may use."""
     namespace = {"__name__": "__main__"}
     for cell in notebook.cells:
         if cell.cell_type == "code" and not tags(cell) & {"exercise", "check", "versions"}:
-            body = ast.parse(cell.source).body
-            if "setup" not in tags(cell):
-                body = [statement for statement in body if isinstance(statement, KEPT)]
-            exec(compile(ast.Module(body, []), "<cell>", "exec"), namespace)
+            exec(definitions(cell), namespace)
     return namespace
 
 
@@ -75,8 +60,9 @@ def run(namespace: dict, exercise: str, check: str) -> None:
 
 
 @every_chapter
-@pytest.mark.usefixtures("in_the_student_edition")
-def test_a_check_tells_the_solution_from_the_gap(source, editions):
+@pytest.mark.usefixtures("torch_as_before")
+def test_a_check_tells_the_solution_from_the_gap(source, editions, monkeypatch):
+    monkeypatch.chdir(editions / "student/notebooks")
     name = f"{source.stem}.ipynb"
     students = stored(editions / "student/notebooks" / name)
     instructors = stored(editions / "instructor/source" / name[:2] / name)

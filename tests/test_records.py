@@ -6,7 +6,6 @@ import types
 
 import pytest
 import records
-import torch
 from records import from_notebook, resumed
 
 from cheems_ref.text import read_text, text_to_ids
@@ -20,12 +19,6 @@ NAMES = [
     (records.CHAPTER_9, records.ABLATION_RUN),
     (records.CHAPTER_9, records.READING_RUN),
 ]
-
-
-@pytest.fixture
-def float32_afterwards():
-    yield
-    torch.set_default_dtype(torch.float32)
 
 
 def square(job):
@@ -57,7 +50,7 @@ def test_a_stopped_record_goes_on_where_it_was(tmp_path):
         resumed("x", [dict(job, steps=7) for job in JOBS], forbidden, tmp_path)
 
 
-@pytest.mark.usefixtures("float32_afterwards")
+@pytest.mark.usefixtures("torch_as_before")
 def test_functions_and_constants_come_from_a_notebook(monkeypatch, tmp_path):
     (tmp_path / "notebooks").mkdir()
     (tmp_path / "notebooks/x.py").write_text(
@@ -73,13 +66,13 @@ def test_functions_and_constants_come_from_a_notebook(monkeypatch, tmp_path):
         from_notebook("x", "questions")
 
 
-@pytest.mark.usefixtures("float32_afterwards")
+@pytest.mark.usefixtures("torch_as_before")
 def test_what_a_long_record_takes_is_in_its_chapter():
     for chapter, names in NAMES:
         assert len(from_notebook(chapter, *names)) == len(names)
 
 
-@pytest.mark.usefixtures("float32_afterwards")
+@pytest.mark.usefixtures("torch_as_before")
 def test_runs_of_the_ablations_in_small(monkeypatch):
     """Two updates on a part of Python's manual: the same again, and other losses in another run."""
     (settings,) = from_notebook(records.CHAPTER_9, "TRAINING")
