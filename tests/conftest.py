@@ -73,7 +73,7 @@ def editions(tmp_path_factory):
 
 
 TOGETHER = (".ipynb", "test_build.py", "test_wheel.py", "test_pages.py", "test_nbgrader.py")
-TOGETHER += ("test_student_folder.py", "test_hosting_linters.py", "test_trainer_example.py")
+TOGETHER += ("test_hosting_linters.py", "test_trainer_example.py")
 
 
 class Singly(LoadScopeScheduling):
