@@ -12,7 +12,7 @@ import deck
 import fit
 import pytest
 import slides
-from build import ROOT, BuildError
+from build import BuildError
 from deck import Deck, Part, Slide, blocks, lead, sentences
 from fit import fitted
 from lessons import stored, tags
@@ -287,13 +287,3 @@ def test_what_is_shown_is_escaped_and_kept_together():
         "plain",
         '<span class="error">ValueError: odd</span>',
     ]
-
-
-def test_two_drawings_share_no_id():
-    """And what a drawing refers to is in it, under its new name."""
-    drawing = (ROOT / "figures" / "01_scan.svg").read_text(encoding="utf-8")
-    html = [slides.of_its_own(drawing, name) for name in ("01-002", "01-003")]
-    ids = [set(re.findall(r' id="([^"]*)"', one)) for one in html]
-    used = [set(re.findall(r'(?:href="#|url\(#)([^")]*)', one)) for one in html]
-    assert len(ids[0]) == len(set(re.findall(r' id="([^"]*)"', drawing))) and not ids[0] & ids[1]
-    assert all(some and some <= own for some, own in zip(used, ids, strict=True))

@@ -19,7 +19,7 @@ from nbformat import NotebookNode
 CHAPTERS = sorted(NOTEBOOKS.glob("[01][0-9]_*.py"))[1:]  # 00 has a self-test
 every_chapter = pytest.mark.parametrize("source", CHAPTERS, ids=lambda path: path.stem)
 GRADES = ["easy", "medium", "hard"]
-HEADING = re.compile(r"^\*\*(\d) · (\w+)\.\*\*", re.MULTILINE)
+HEADING = re.compile(r"^# \*\*(\d) · (\w+)\.\*\*", re.MULTILINE)
 SOLUTION = re.compile(r"^( *)### BEGIN SOLUTION\n.*?### END SOLUTION", re.MULTILINE | re.DOTALL)
 
 
@@ -32,8 +32,7 @@ def exercises(notebook: NotebookNode) -> list[tuple[str, str]]:
 @every_chapter
 def test_five_exercises_of_rising_difficulty_each_with_a_solution_and_a_check(source):
     notebook = read_source(source)
-    text = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
-    numbers, grades = zip(*HEADING.findall(text), strict=True)
+    numbers, grades = zip(*HEADING.findall(source.read_text(encoding="utf-8")), strict=True)
     assert numbers == tuple("12345") and set(grades) == set(GRADES)
     assert list(grades) == sorted(grades, key=GRADES.index)
     marked = [tags(cell) for cell in notebook.cells if tags(cell) & {"exercise", "check"}]

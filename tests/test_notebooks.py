@@ -198,11 +198,9 @@ def test_notebook(path):
 
 
 def test_each_source_has_its_notebook_and_most_cells_are_short():
-    sources = sorted(path.with_suffix(".ipynb") for path in NOTEBOOKS.glob("*.py"))
-    assert sources and sources == STORED
+    assert STORED and sorted(p.with_suffix(".ipynb") for p in NOTEBOOKS.glob("*.py")) == STORED
     counts = [lessons.lines(c.source) for path in STORED for _, c in code_cells(stored(path))]
-    long = sum(count > lessons.SHORT for count in counts)
-    assert long < len(counts) / 8, f"{long} of {len(counts)} cells have over {lessons.SHORT} lines"
+    assert sum(count > lessons.SHORT for count in counts) < len(counts) / 8
 
 
 def test_every_output_is_compared_but_for_the_kernels_verdict():

@@ -70,8 +70,8 @@ def test_functions_and_constants_come_from_a_notebook(monkeypatch, tmp_path):
 def test_runs_of_the_ablations_in_small(monkeypatch):
     """Two updates on a part of Python's manual: the same again, and other losses in another run."""
     (settings,) = from_notebook(records.CHAPTER_9, "TRAINING")
-    brief = dataclasses.replace(settings, steps=2, evaluate_every=1)
-    part = types.SimpleNamespace(ids=text_to_ids(read_text())[:40_000], eval_fraction=0.1)
+    brief = dataclasses.replace(settings, steps=2, evaluate_every=1, seq_len=128)
+    part = types.SimpleNamespace(ids=text_to_ids(read_text())[:24_000], eval_fraction=0.1)
     monkeypatch.setattr(records, "ablation_settings", lambda steps: brief)
     monkeypatch.setattr(records, "ablation_corpus", lambda: part)
 
