@@ -30,6 +30,15 @@ def one_thread_per_worker():
 
 
 @pytest.fixture
+def torch_as_before():
+    """Sets back what a notebook sets for torch."""
+    dtype, threads = torch.get_default_dtype(), torch.get_num_threads()
+    yield
+    torch.set_default_dtype(dtype)
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
 def unchecked(monkeypatch):
     """Turns jaxtyping's checks off, which would answer before the function itself does."""
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
@@ -64,8 +73,7 @@ def editions(tmp_path_factory):
 
 
 TOGETHER = (".ipynb", "test_build.py", "test_wheel.py", "test_pages.py", "test_nbgrader.py")
-TOGETHER += ("test_student_folder.py", "test_hosting_linters.py", "test_trainer_example.py")
-TOGETHER += ("test_gpu.py",)
+TOGETHER += ("test_hosting_linters.py", "test_trainer_example.py", "test_gpu.py")
 
 
 class Singly(LoadScopeScheduling):

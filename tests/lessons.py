@@ -7,8 +7,8 @@ rules. Blank lines don't count.
 import ast
 import builtins
 import symtable
-from collections.abc import Iterator
-from functools import cache
+from collections.abc import Callable, Iterator
+from functools import cache, wraps
 from pathlib import Path
 
 import nbformat
@@ -19,6 +19,7 @@ LONGEST = 30  # lines of a cell
 SHORT = 15  # lines of most cells: all but one in eight
 DRAWING = 8  # lines of a figure, beside the call that saves it with its alt text
 UNDOCUMENTED = 5  # lines of a function's body that go without a docstring
+DEFINITIONS = (ast.FunctionDef, ast.ClassDef)
 
 
 @cache
@@ -31,71 +32,67 @@ def tags(cell: NotebookNode) -> set[str]:
     return set(cell.metadata.get("tags", []))
 
 
-def code_cells(notebook: NotebookNode) -> Iterator[tuple[int, NotebookNode]]:
-    """The code cells with their numbers, counted from 1 among all cells."""
-    for number, cell in enumerate(notebook.cells, start=1):
-        if cell.cell_type == "code":
-            yield number, cell
-
-
 def lines(source: str) -> int:
     return sum(bool(line.strip()) for line in source.splitlines())
 
 
-def statements_of(cell: NotebookNode) -> list[ast.stmt]:
-    return ast.parse(cell.source).body
+def code_cells(notebook: NotebookNode) -> Iterator[tuple[int, NotebookNode]]:
+    """The code cells with their numbers, counted from 1 among all cells."""
+    numbered = enumerate(notebook.cells, start=1)
+    return ((number, cell) for number, cell in numbered if cell.cell_type == "code")
 
 
-def has_no_long_cell(notebook: NotebookNode) -> list[str]:
-    return [
-        f"cell {number} has {lines(cell.source)} lines, more than {LONGEST}"
-        for number, cell in code_cells(notebook)
-        if lines(cell.source) > LONGEST
-    ]
+def definitions(cell: NotebookNode) -> str:
+    """What other sections may use of a cell: all of a `setup` cell, imports, functions, classes."""
+    if "setup" in tags(cell):
+        return cell.source
+    kept = (*DEFINITIONS, ast.Import, ast.ImportFrom)
+    body = [statement for statement in ast.parse(cell.source).body if isinstance(statement, kept)]
+    return ast.unparse(ast.Module(body, []))
 
 
-def is_save(statement: ast.stmt) -> bool:
-    return isinstance(statement, ast.Expr) and ast.unparse(statement).startswith("plotting.save(")
+def of_code_cells(rule: Callable[[NotebookNode], Iterator[str]]) -> Callable:
+    """A rule for notebooks, from one for a code cell."""
 
+    @wraps(rule)
+    def complaints(notebook: NotebookNode) -> list[str]:
+        return [f"cell {number} {said}" for number, c in code_cells(notebook) for said in rule(c)]
 
-def draws_in_figure_cells(notebook: NotebookNode) -> list[str]:
-    """A cell tagged `figure` draws, or defines what draws; book and slides fold it."""
-    complaints = []
-    for number, cell in code_cells(notebook):
-        shows = any(
-            mime.startswith("image/") for output in cell.outputs for mime in output.get("data", {})
-        )
-        statements = statements_of(cell)
-        defines = all(isinstance(s, (ast.FunctionDef, ast.ClassDef)) for s in statements)
-        if shows and "figure" not in tags(cell):
-            complaints.append(f"cell {number} shows a picture without the tag figure")
-        if "figure" in tags(cell) and not shows and not defines:
-            complaints.append(f"cell {number} is tagged figure, and neither draws nor defines")
-        saved = "".join(ast.get_source_segment(cell.source, s) for s in statements if is_save(s))
-        drawing = lines(cell.source) - lines(saved)
-        if shows and drawing > DRAWING:
-            complaints.append(f"cell {number} draws in {drawing} lines, more than {DRAWING}")
     return complaints
 
 
-def says_what_functions_do(notebook: NotebookNode) -> list[str]:
-    return [
-        f"cell {number}: {node.name} has no docstring"
-        for number, cell in code_cells(notebook)
-        for node in statements_of(cell)
-        if isinstance(node, (ast.FunctionDef, ast.ClassDef))
-        and node.body[-1].end_lineno - node.body[0].lineno >= UNDOCUMENTED
-        and not ast.get_docstring(node)
-    ]
+@of_code_cells
+def has_no_long_cell(cell):
+    if lines(cell.source) > LONGEST:
+        yield f"has {lines(cell.source)} lines, more than {LONGEST}"
+
+
+@of_code_cells
+def draws_in_figure_cells(cell):
+    """A cell tagged `figure` draws, or defines what draws; book and slides fold it."""
+    statements = ast.parse(cell.source).body
+    shows = any(mime.startswith("image/") for o in cell.outputs for mime in o.get("data", {}))
+    defines = all(isinstance(s, DEFINITIONS) for s in statements)
+    if shows != ("figure" in tags(cell)) and not defines:
+        yield "is tagged figure if and only if it draws"
+    calls = [ast.get_source_segment(cell.source, s) for s in statements]
+    drawing = lines(cell.source) - sum(lines(c) for c in calls if c.startswith("plotting.save("))
+    if shows and drawing > DRAWING:
+        yield f"draws in {drawing} lines, more than {DRAWING}"
+
+
+@of_code_cells
+def says_what_functions_do(cell):
+    for node in ast.parse(cell.source).body:
+        if isinstance(node, DEFINITIONS) and not ast.get_docstring(node):
+            long = node.body[-1].end_lineno - node.body[0].lineno >= UNDOCUMENTED
+            yield from [f"defines {node.name} without a docstring"] * long
 
 
 def names_taken(table: symtable.SymbolTable) -> set[str]:
     """Names that a cell, or a function in it, reads and does not bind."""
-    taken = {
-        symbol.get_name()
-        for symbol in table.get_symbols()
-        if symbol.is_referenced() and symbol.is_global()
-    }
+    symbols = table.get_symbols()
+    taken = {s.get_name() for s in symbols if s.is_referenced() and s.is_global()}
     return taken.union(*map(names_taken, table.get_children()))
 
 
@@ -108,13 +105,10 @@ def sections_stand_alone(notebook: NotebookNode) -> list[str]:
         if cell.cell_type != "code":
             continue
         table = symtable.symtable(cell.source, f"cell {number}", "exec")
-        bound = {s for s in table.get_symbols() if s.is_assigned() or s.is_imported()}
-        here |= {s.get_name() for s in bound}
-        shared |= {
-            s.get_name()
-            for s in bound
-            if "setup" in tags(cell) or s.is_imported() or s.is_namespace()
-        }
+        for s in table.get_symbols():
+            if s.is_assigned() or s.is_imported():
+                everywhere = "setup" in tags(cell) or s.is_imported() or s.is_namespace()
+                (shared if everywhere else here).add(s.get_name())
         complaints += [
             f"cell {number} uses {name}, which its section does not define"
             for name in sorted(names_taken(table) - shared - here)
@@ -122,9 +116,4 @@ def sections_stand_alone(notebook: NotebookNode) -> list[str]:
     return complaints
 
 
-RULES = [
-    has_no_long_cell,
-    draws_in_figure_cells,
-    says_what_functions_do,
-    sections_stand_alone,
-]
+RULES = [has_no_long_cell, draws_in_figure_cells, says_what_functions_do, sections_stand_alone]

@@ -12,7 +12,7 @@ import deck
 import fit
 import pytest
 import slides
-from build import ROOT, BuildError
+from build import BuildError
 from deck import Deck, Part, Slide, blocks, lead, sentences
 from fit import fitted
 from lessons import stored, tags
@@ -34,19 +34,26 @@ def taught(notebook: NotebookNode) -> list[NotebookNode]:
     return cells
 
 
+def coded(notebook: NotebookNode, *left_out: str) -> list[NotebookNode]:
+    """The code cells before the exercises that bear none of the tags."""
+    cells = (cell for cell in taught(notebook) if cell.cell_type == "code")
+    return [cell for cell in cells if not tags(cell) & {*left_out}]
+
+
+def prose(notebook: NotebookNode) -> list[str]:
+    """The texts before the exercises, but for the table of minutes."""
+    texts = [cell.source for cell in taught(notebook) if cell.cell_type == "markdown"]
+    return [text for text in texts if not text.startswith(deck.MINUTES)]
+
+
 def slides_of(chapter: Deck) -> list[Slide]:
     return [slide for _, column in chapter.columns for slide in column]
 
 
 def shown(chapter: Deck, kind: str) -> list[str]:
     """The sources of all parts of a kind, on the slides as they are divided."""
-    return [
-        part.source
-        for slide in slides_of(chapter)
-        for sized in fitted(slide)
-        for part in sized.slide.parts
-        if part.kind == kind
-    ]
+    divided = [sized.slide for slide in slides_of(chapter) for sized in fitted(slide)]
+    return [part.source for slide in divided for part in slide.parts if part.kind == kind]
 
 
 def squeezed(text: str) -> str:
@@ -60,27 +67,18 @@ def missing(wanted: list[str], found: list[str], what: str) -> list[str]:
 
 def shows_all_that_is_printed(notebook: NotebookNode, chapter: Deck) -> list[str]:
     """The lines, and the errors."""
-    outputs = [
-        (cell, output)
-        for cell in taught(notebook)
-        if cell.cell_type == "code" and not tags(cell) & {"setup", "guard", "versions", "check"}
-        for output in cell.outputs
-    ]
-    wanted = [
-        line
-        for _, output in outputs
-        if output.output_type == "stream"
-        for line in output.text.splitlines()
-        if line.strip()
-    ]
-    wanted += [f"{o.ename}: {o.evalue}" for _, o in outputs if o.output_type == "error"]
+    cells = coded(notebook, "setup", "guard", "versions", "check")
+    outputs = [output for cell in cells for output in cell.outputs]
+    texts = [output.text for output in outputs if output.output_type == "stream"]
+    wanted = [line for text in texts for line in text.splitlines()]
+    wanted += [f"{o.ename}: {o.evalue}" for o in outputs if o.output_type == "error"]
     return missing(wanted, shown(chapter, "output"), "printed line")
 
 
 def shows_every_equation(notebook: NotebookNode, chapter: Deck) -> list[str]:
-    text = "\n\n".join(c.source for c in taught(notebook) if c.cell_type == "markdown")
-    wanted = re.findall(r"^\$\$(.*?)\$\$", text, flags=re.DOTALL | re.MULTILINE)
+    equation = re.compile(r"^\$\$(.*?)\$\$", flags=re.DOTALL | re.MULTILINE)
     found = [in_one_row(source) for source in shown(chapter, "math")]
+    wanted = equation.findall("\n\n".join(prose(notebook)))
     return [f"equation missing: {tex}" for tex in wanted if in_one_row(tex) not in found]
 
 
@@ -90,80 +88,48 @@ def in_one_row(tex: str) -> str:
 
 
 def shows_every_cell(notebook: NotebookNode, chapter: Deck) -> list[str]:
-    hidden = {"setup", "guard", "versions", "check", "figure", "exercise"}
-    wanted = [
-        re.sub(r"# fmt: \w+", "", c.source)
-        for c in taught(notebook)
-        if c.cell_type == "code" and not tags(c) & hidden and not deck.is_page(c)
-    ]
+    cells = coded(notebook, "setup", "guard", "versions", "check", "figure", "exercise")
+    wanted = [re.sub(r"# fmt: \w+", "", c.source) for c in cells if not deck.is_page(c)]
     return missing(wanted, shown(chapter, "code"), "cell")
 
 
 def shows_every_figure(notebook: NotebookNode, chapter: Deck) -> list[str]:
     """With its words, and with its stages."""
-    data = [
-        (output.data, output.metadata)
-        for cell in taught(notebook)
-        if cell.cell_type == "code"
-        for output in cell.outputs
-        if any(mime.startswith("image/") for mime in output.get("data", {}))
-    ]
-    parts = [part for slide in slides_of(chapter) for part in slide.parts]
-    parts = [part for part in parts if part.kind in ("svg", "png")]
-    if len(parts) != len(data):
-        return [f"{len(data)} figures, and {len(parts)} on slides"]
-    complaints = []
-    for part, (picture, about) in zip(parts, data, strict=True):
-        if svg := picture.get("image/svg+xml"):
-            stages = set(re.findall(r'id="stage-(\d+)', svg))
-            kept = set(re.findall(r'data-fragment-index="(\d+)"', part.source))
-            words = unescape(svg)
-        else:
-            stages = set(range(max(1, len(about["image/png"].get("stages", [])))))
-            kept, words = set(range(len(part.layers))), about["image/png"]["alt"]
-        if kept != stages or not part.alt or part.alt not in words:
-            complaints.append(f"a figure lacks stages or has other words: {part.alt!r}")
-    return complaints
+    wanted, found = [], []
+    for output in (output for cell in coded(notebook) for output in cell.outputs):
+        if svg := output.get("data", {}).get("image/svg+xml"):
+            alt = unescape(re.search('aria-label="(.*?)"', svg)[1])
+            wanted.append((alt, {*re.findall(r'id="stage-(\d+)', svg)}))
+        elif "image/png" in output.get("data", {}):
+            about = output.metadata["image/png"]
+            wanted.append((about["alt"], max(1, len(about.get("stages", [])))))
+    for part in (part for slide in slides_of(chapter) for part in slide.parts):
+        if part.kind == "svg":
+            found.append((part.alt, {*re.findall(r'data-fragment-index="(\d+)"', part.source)}))
+        elif part.kind == "png":
+            found.append((part.alt, len(part.layers)))
+    return [] if found == wanted else [f"figures with their stages are {found}, not {wanted}"]
 
 
 def says_all_prose(notebook: NotebookNode, chapter: Deck) -> list[str]:
-    """Every paragraph is on a slide, or in the notes of one."""
-    everything = squeezed(
-        "".join(
-            slide.notes
-            + "".join(deck.MARKDOWN.render(p.source) for p in slide.parts if p.kind == "text")
-            for slide in slides_of(chapter)
-        )
-    )
-    return [
-        f"neither shown nor said: {part.source}"
-        for cell in taught(notebook)
-        if cell.cell_type == "markdown"
-        for part in blocks(cell.source)
-        if part.kind == "text"
-        and squeezed(deck.MARKDOWN.render(part.source)) not in everything
-        and not all(
-            squeezed(deck.MARKDOWN.renderInline(sentence)) in everything
-            for sentence in sentences(part.source)
-        )
-    ]
+    """Every sentence of a paragraph is on a slide, or in the notes of one."""
+    parts = [part for slide in slides_of(chapter) for part in slide.parts]
+    found = [deck.MARKDOWN.render(part.source) for part in parts if part.kind == "text"]
+    found += [slide.notes for slide in slides_of(chapter)]
+    paragraphs = [p.source for text in prose(notebook) for p in blocks(text) if p.kind == "text"]
+    wanted = [deck.MARKDOWN.renderInline(one) for p in paragraphs for one in sentences(p)]
+    return missing(wanted, found, "sentence")
 
 
 def keeps_solutions_to_itself(notebook: NotebookNode, chapter: Deck) -> list[str]:
-    exercises = [c for c in notebook.cells if c.cell_type == "code" and "exercise" in tags(c)]
-    shown_ones = [slide for slide in slides_of(chapter) if slide.kind == "exercise"]
+    solution = re.compile(r"### BEGIN SOLUTION\n(.*?)### END SOLUTION", re.DOTALL)
+    exercises = [cell for cell in notebook.cells if "exercise" in tags(cell)]
     written = squeezed("".join(shown(chapter, "code") + shown(chapter, "output")))
-    solutions = [
-        solution
-        for cell in exercises
-        for solution in re.findall(
-            r"### BEGIN SOLUTION\n(.*?)### END SOLUTION", cell.source, flags=re.DOTALL
-        )
-    ]
+    solutions = ["SOLUTION", *(s for cell in exercises for s in solution.findall(cell.source))]
     complaints = [f"a solution is on a slide: {s}" for s in solutions if squeezed(s) in written]
-    if len(exercises) != len(shown_ones):
-        complaints.append(f"{len(exercises)} exercises on {len(shown_ones)} slides")
-    return complaints + ["a mark of a solution is on a slide"] * ("ENDSOLUTION" in written)
+    slides = sum(slide.kind == "exercise" for slide in slides_of(chapter))
+    asked = f"{len(exercises)} exercises on {slides} slides"
+    return complaints if len(exercises) == slides else [*complaints, asked]
 
 
 def is_legible(notebook: NotebookNode, chapter: Deck) -> list[str]:
@@ -171,10 +137,10 @@ def is_legible(notebook: NotebookNode, chapter: Deck) -> list[str]:
     complaints = []
     for sized in (sized for slide in slides_of(chapter) for sized in fitted(slide)):
         parts, size = sized.slide.parts, sized.text_size
-        coded = {part.kind for part in parts} & {"code", "output", "sample"}
+        code = sized.code_size if {p.kind for p in parts} & {"code", "output", "sample"} else 18
         formulas = [fit.maths_size(part.source, size) for part in parts if part.kind == "math"]
-        if size < 20 or (coded and sized.code_size < 18) or min(formulas, default=17) < 17:
-            complaints.append(f"type of {size} and {sized.code_size} under {sized.slide.head}")
+        if size < 20 or code < 18 or min(formulas, default=17) < 17:
+            complaints.append(f"type of {size} and {code} under {sized.slide.head}")
     return complaints
 
 
@@ -234,25 +200,16 @@ def test_sentences():
         assert sentences("\n ".join(wanted)) == wanted
 
 
-LONG = "This is the point of the whole paragraph."
-
-
-@pytest.mark.parametrize(
-    "paragraph, wanted",
-    [
-        (f"{LONG} More words follow.", LONG),
+def test_lead():
+    long = "This is the point of the whole paragraph."
+    for paragraph, wanted in (
+        (f"{long} More words follow.", long),
         ("Short one. Then a second. And a third.", "Short one. Then a second."),
-        (f"Words before. {LONG[:-1]}:", f"{LONG[:-1]}:"),
+        (f"Words before. {long[:-1]}:", f"{long[:-1]}:"),
         ("**Unroll it.** Put one in the other. So:", "**Unroll it.** So:"),
-        (f"(An aside (of two). Said first.) {LONG} More.", LONG),
-    ],
-)
-def test_lead(paragraph, wanted):
-    assert [part.source for part in lead(paragraph)] == [wanted]
-
-
-def code(source: str, **more) -> NotebookNode:
-    return new_code_cell(source, **more)
+        (f"(An aside (of two). Said first.) {long} More.", long),
+    ):
+        assert [part.source for part in lead(paragraph)] == [wanted]
 
 
 def parts_of(*cells: str | NotebookNode) -> list[list[str]]:
@@ -265,15 +222,15 @@ def parts_of(*cells: str | NotebookNode) -> list[list[str]]:
 def test_an_equation_stands_above_its_cell_and_an_exercise_has_a_gap():
     page = new_output("execute_result", {"text/html": "<p>", "text/plain": "<HTML>"})
     printed = new_output("stream", text="✓ one = one\n")
-    task = code("### BEGIN SOLUTION\n2\n### END SOLUTION", metadata={"tags": ["exercise"]})
+    task = "### BEGIN SOLUTION\n2\n### END SOLUTION"
     assert parts_of(
         "## 1 · One\n\nWords.",
-        code("HTML('<p>')", outputs=[page]),
+        new_code_cell("HTML('<p>')", outputs=[page]),
         "First. So:\n\n$$a = b$$",
-        code("x = 1  # fmt: skip", outputs=[printed]),
+        new_code_cell("x = 1  # fmt: skip", outputs=[printed]),
         "## Exercises\n\n**1 · easy.** Double it.",
-        task,
-        code("assert f(1) == 2", metadata={"tags": ["check"]}),
+        new_code_cell(task, metadata={"tags": ["exercise"]}),
+        new_code_cell("assert f(1) == 2", metadata={"tags": ["check"]}),
     ) == [
         ["Words."],
         ["First. So:", "a = b", "x = 1", "✓ one = one"],
@@ -281,24 +238,18 @@ def test_an_equation_stands_above_its_cell_and_an_exercise_has_a_gap():
     ]
 
 
-def test_what_follows_a_quotation_stands_below_it():
-    """The verdict on a quotation shares its slide."""
+def test_a_quotation_has_its_verdict_below_it_and_a_title_no_half_sentence():
     text = "> a\n\nIt holds. More.\n\n> b\n\n- It does not.\n\nThis leads on:"
-    assert parts_of("## 1 · One\n\nWords.", text, code("1")) == [
+    assert parts_of("## 1 · One\n\nWords.", text, new_code_cell("1")) == [
         ["Words."],
         ["> a", "It holds. More."],
         ["> b", "- It does not."],
         ["This leads on:", "1"],
     ]
-
-
-def test_a_title_shows_no_sentence_that_an_equation_ends():
-    long = "**Question.** Is it so? The state is"
-    assert parts_of(f"## 1 · One\n\n{long}\n\n$$h$$") == [
+    assert parts_of("## 1 · One\n\n**Question.** Is it so? The state is\n\n$$h$$") == [
         ["**Question.** Is it so?"],
         ["**Question.** The state is", "h"],
     ]
-    assert parts_of("## Summary\n\n- a\n- b") == [["- a\n- b"]]
 
 
 # Fitting.
@@ -338,13 +289,3 @@ def test_what_is_shown_is_escaped_and_kept_together():
         "plain",
         '<span class="error">ValueError: odd</span>',
     ]
-
-
-def test_two_drawings_share_no_id():
-    """And what a drawing refers to is in it, under its new name."""
-    drawing = (ROOT / "figures" / "01_scan.svg").read_text(encoding="utf-8")
-    html = [slides.of_its_own(drawing, name) for name in ("01-002", "01-003")]
-    ids = [set(re.findall(r' id="([^"]*)"', one)) for one in html]
-    used = [set(re.findall(r'(?:href="#|url\(#)([^")]*)', one)) for one in html]
-    assert len(ids[0]) == len(set(re.findall(r' id="([^"]*)"', drawing))) and not ids[0] & ids[1]
-    assert all(some and some <= own for some, own in zip(used, ids, strict=True))

@@ -81,12 +81,14 @@ def test_a_seed_decides_everything(text):
 
 
 def test_impossible_documents_are_rejected(text, tmp_path):
-    cloze, recall, needle = documents.cloze_task, documents.recall_task, documents.needle_task
-    refused(ValueError, "length = 40 has no room for a passage", cloze, text, length=40)
-    refused(ValueError, "n_rows", cloze, text, n_rows=0)
-    for few in ("a cat", "ab" * 500, " \n" * 500):
-        (tmp_path / "few").write_text(few)
-        refused(ValueError, "different continuations of 40", cloze, str(tmp_path / "few"))
-    refused(ValueError, "vocab_size = 95 is more than the 94", recall, vocab_size=95)
-    refused(ValueError, "no room for n_pairs = 8", recall, length=31)
-    refused(ValueError, "no room for sentence", needle, text, length=40)
+    few, words = tmp_path / "few", "different continuations of 40"
+    few.write_text("ab" * 500)
+    refused(ValueError, words, documents.cloze_task, str(few))
+    for task, message, options in (
+        (documents.cloze_task, "length = 40 has no room for a passage", dict(text=text, length=40)),
+        (documents.cloze_task, "n_rows", dict(text=text, n_rows=0)),
+        (documents.recall_task, "vocab_size = 95 is more than the 94", dict(vocab_size=95)),
+        (documents.recall_task, "no room for n_pairs = 8", dict(length=31)),
+        (documents.needle_task, "no room for sentence", dict(text=text, length=40)),
+    ):
+        refused(ValueError, message, task, **options)

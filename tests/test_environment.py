@@ -35,19 +35,15 @@ def test_conda_installs_what_make_installs():
     assert PROJECT["requires-python"] == ">=3.11"
 
 
-def test_constraints_are_exact_and_portable():
+def test_exact_versions_are_portable_and_stand_in_the_constraints_alone():
     text = (ROOT / "constraints.txt").read_text()
     assert "://" not in text and "@" not in text
     for pin in CONSTRAINTS:
         (spec,) = pin.specifier
         assert spec.operator == "==" and "+" not in spec.version, str(pin)
-
-
-def test_exact_versions_stand_in_the_constraints_alone():
     for need in map(Requirement, INSTALLED + OTHERS):
         assert {spec.operator for spec in need.specifier} == {">="}, str(need)
-    text = (ROOT / "Makefile").read_text() + (ROOT / "environment.yml").read_text()
-    assert "==" not in text
+    assert "==" not in (ROOT / "Makefile").read_text() + (ROOT / "environment.yml").read_text()
     lacking = "no requirement names mamba-ssm, so a fresh list of pins lacks it"
     assert "mamba-ssm" in {pin.name for pin in CONSTRAINTS}, lacking
 

@@ -12,17 +12,15 @@ import re
 from itertools import pairwise
 
 import pytest
-import torch
 from build import read_source
-from lessons import NOTEBOOKS, stored, tags
+from lessons import NOTEBOOKS, definitions, stored, tags
 from nbformat import NotebookNode
 
 CHAPTERS = sorted(NOTEBOOKS.glob("[01][0-9]_*.py"))[1:]  # 00 has a self-test
 every_chapter = pytest.mark.parametrize("source", CHAPTERS, ids=lambda path: path.stem)
 GRADES = ["easy", "medium", "hard"]
-HEADING = re.compile(r"^\*\*(\d) · (\w+)\.\*\*", re.MULTILINE)
+HEADING = re.compile(r"^# \*\*(\d) · (\w+)\.\*\*", re.MULTILINE)
 SOLUTION = re.compile(r"^( *)### BEGIN SOLUTION\n.*?### END SOLUTION", re.MULTILINE | re.DOTALL)
-KEPT = (ast.FunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
 
 
 def exercises(notebook: NotebookNode) -> list[tuple[str, str]]:
@@ -34,8 +32,7 @@ def exercises(notebook: NotebookNode) -> list[tuple[str, str]]:
 @every_chapter
 def test_five_exercises_of_rising_difficulty_each_with_a_solution_and_a_check(source):
     notebook = read_source(source)
-    text = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
-    numbers, grades = zip(*HEADING.findall(text), strict=True)
+    numbers, grades = zip(*HEADING.findall(source.read_text(encoding="utf-8")), strict=True)
     assert numbers == tuple("12345") and set(grades) == set(GRADES)
     assert list(grades) == sorted(grades, key=GRADES.index)
     marked = [tags(cell) for cell in notebook.cells if tags(cell) & {"exercise", "check"}]
@@ -47,25 +44,12 @@ def test_five_exercises_of_rising_difficulty_each_with_a_solution_and_a_check(so
         assert ast.get_docstring(definition), exercise
 
 
-@pytest.fixture
-def in_the_student_edition(editions, monkeypatch):
-    """Restore torch's settings after each chapter."""
-    monkeypatch.chdir(editions / "student/notebooks")
-    dtype, threads = torch.get_default_dtype(), torch.get_num_threads()
-    yield
-    torch.set_default_dtype(dtype)
-    torch.set_num_threads(threads)
-
-
 def at_hand(notebook: NotebookNode) -> dict:
     """The names that the exercises of a chapter may use."""
     namespace = {"__name__": "__main__"}
     for cell in notebook.cells:
         if cell.cell_type == "code" and not tags(cell) & {"exercise", "check", "versions"}:
-            body = ast.parse(cell.source).body
-            if "setup" not in tags(cell):
-                body = [statement for statement in body if isinstance(statement, KEPT)]
-            exec(compile(ast.Module(body, []), "<cell>", "exec"), namespace)
+            exec(definitions(cell), namespace)
     return namespace
 
 
@@ -75,8 +59,9 @@ def run(namespace: dict, exercise: str, check: str) -> None:
 
 
 @every_chapter
-@pytest.mark.usefixtures("in_the_student_edition")
-def test_a_check_tells_the_solution_from_the_gap(source, editions):
+@pytest.mark.usefixtures("torch_as_before")
+def test_a_check_tells_the_solution_from_the_gap(source, editions, monkeypatch):
+    monkeypatch.chdir(editions / "student/notebooks")
     name = f"{source.stem}.ipynb"
     students = stored(editions / "student/notebooks" / name)
     instructors = stored(editions / "instructor/source" / name[:2] / name)

@@ -59,14 +59,11 @@ def test_windows_runs_what_make_test_runs_but_for_files_that_are_there():
         assert (ROOT / path).is_file() and name in names | {""}, f"{path} {name}"
 
 
-def test_actions_are_pinned_to_commits_and_say_which_version_that_is():
+def test_actions_are_pinned_and_rights_are_few():
+    """Commits with their versions; to read, and for Pages, from main alone, what it takes."""
     used = re.findall(r"uses: (.*)$", WORKFLOW, re.MULTILINE)
     pinned = r"actions/[\w-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+"
     assert used and [one for one in used if not re.fullmatch(pinned, one)] == []
-
-
-def test_rights_are_few():
-    """To read; and for Pages, from main alone, what its action asks for."""
     assert yaml.safe_load(WORKFLOW)["permissions"] == {"contents": "read"}
     rights = {name: job["permissions"] for name, job in JOBS.items() if "permissions" in job}
     assert rights == {"pages": {"pages": "write", "id-token": "write"}}

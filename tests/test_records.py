@@ -6,26 +6,16 @@ import types
 
 import pytest
 import records
-import torch
 from records import from_notebook, resumed
 
 from cheems_ref.text import read_text, text_to_ids
 
 JOBS = [dict(number=number) for number in range(4)]
 SQUARES = [{"square": number**2} for number in range(4)]
-NAMES = [
-    (records.CHAPTER_8, records.RECALL_GRID),
-    (records.CHAPTER_8, records.RECALL_RUN),
-    (records.CHAPTER_8, records.NEEDLE_RUN),
-    (records.CHAPTER_9, records.ABLATION_RUN),
-    (records.CHAPTER_9, records.READING_RUN),
-]
-
-
-@pytest.fixture
-def float32_afterwards():
-    yield
-    torch.set_default_dtype(torch.float32)
+NAMES = {
+    records.CHAPTER_8: [records.RECALL_GRID, records.RECALL_RUN, records.NEEDLE_RUN],
+    records.CHAPTER_9: [records.ABLATION_RUN, records.READING_RUN],
+}
 
 
 def square(job):
@@ -57,8 +47,11 @@ def test_a_stopped_record_goes_on_where_it_was(tmp_path):
         resumed("x", [dict(job, steps=7) for job in JOBS], forbidden, tmp_path)
 
 
-@pytest.mark.usefixtures("float32_afterwards")
+@pytest.mark.usefixtures("torch_as_before")
 def test_functions_and_constants_come_from_a_notebook(monkeypatch, tmp_path):
+    for chapter, groups in NAMES.items():
+        for names in groups:
+            assert len(from_notebook(chapter, *names)) == len(names)
     (tmp_path / "notebooks").mkdir()
     (tmp_path / "notebooks/x.py").write_text(
         "import math\nA, B = 2, 3\nprint(1 / 0)\n\ndef f():\n    return math.pi + B\n"
@@ -73,18 +66,12 @@ def test_functions_and_constants_come_from_a_notebook(monkeypatch, tmp_path):
         from_notebook("x", "questions")
 
 
-@pytest.mark.usefixtures("float32_afterwards")
-def test_what_a_long_record_takes_is_in_its_chapter():
-    for chapter, names in NAMES:
-        assert len(from_notebook(chapter, *names)) == len(names)
-
-
-@pytest.mark.usefixtures("float32_afterwards")
+@pytest.mark.usefixtures("torch_as_before")
 def test_runs_of_the_ablations_in_small(monkeypatch):
     """Two updates on a part of Python's manual: the same again, and other losses in another run."""
     (settings,) = from_notebook(records.CHAPTER_9, "TRAINING")
-    brief = dataclasses.replace(settings, steps=2, evaluate_every=1)
-    part = types.SimpleNamespace(ids=text_to_ids(read_text())[:40_000], eval_fraction=0.1)
+    brief = dataclasses.replace(settings, steps=2, evaluate_every=1, seq_len=128)
+    part = types.SimpleNamespace(ids=text_to_ids(read_text())[:24_000], eval_fraction=0.1)
     monkeypatch.setattr(records, "ablation_settings", lambda steps: brief)
     monkeypatch.setattr(records, "ablation_corpus", lambda: part)
 

@@ -5,13 +5,10 @@ import re
 import shutil
 import subprocess
 import sys
-import tomllib
 import zipfile
-from email.parser import Parser
 from pathlib import Path
 
 import pytest
-from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[1]
 FILES = [path for name in ("cheems_ref", "cheems_lab") for path in (ROOT / name).rglob("*.*")]
@@ -46,35 +43,17 @@ def wheel(tmp_path_factory) -> Path:
 
 
 def test_it_holds_every_room_and_nothing_else(wheel):
+    assert re.fullmatch(r"cheems_ref-[\d.]+-py3-none-any\.whl", wheel.name)
     names = set(zipfile.ZipFile(wheel).namelist())
     beside = {name for name in names if ".dist-info/" in name}
     assert names - beside == ROOMS | DATA
     assert any(name.endswith("licenses/LICENSE") for name in beside)
 
 
-def test_it_runs_on_any_machine_and_asks_for_ranges(wheel):
-    assert re.fullmatch(r"cheems_ref-[\d.]+-py3-none-any\.whl", wheel.name)
-    with zipfile.ZipFile(wheel) as archive:
-        (name,) = (n for n in archive.namelist() if n.endswith(".dist-info/METADATA"))
-        metadata = Parser().parsestr(archive.read(name).decode())
-    assert metadata["Requires-Python"] == ">=3.11"
-    assert metadata["License-Expression"] == "Apache-2.0"
-    needs = [Requirement(need) for need in metadata.get_all("Requires-Dist")]
-    named = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
-    base = {need.name for need in needs if not need.marker}
-    assert base == {Requirement(need).name for need in named}
-    assert all("extra ==" in str(need.marker) for need in needs if need.name not in base)
-    assert {spec.operator for need in needs for spec in need.specifier} == {">="}
-
-
 def test_it_works_away_from_the_checkout(wheel, tmp_path):
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path / "site")
-    finished = subprocess.run(
-        [sys.executable, "-c", ELSEWHERE, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(tmp_path / "site")},
-    )
+    command = [sys.executable, "-c", ELSEWHERE, str(tmp_path)]
+    around = os.environ | {"PYTHONPATH": str(tmp_path / "site")}
+    finished = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=around)
     assert finished.stdout == "it runs\n", finished.stderr

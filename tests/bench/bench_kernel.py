@@ -95,7 +95,7 @@ def check_agreement(forms, device, length=200, heads=HEADS):
                 raise SystemExit(f"{form}, {name}: relative error {error.item():.1e}")
 
 
-def measure(forms, lengths, repeats, device, rates, keep, heads=HEADS):
+def measure(forms, lengths, repeats, device, rates, keep, heads=HEADS, warm_up=2):
     """The rows of all dtypes and lengths; `keep` is handed those that there are, after each."""
     rows = []
     for name, dtype in DTYPES.items():
@@ -115,10 +115,10 @@ def measure(forms, lengths, repeats, device, rates, keep, heads=HEADS):
                 }
                 tasks = {form: make_task(f, inputs, backward) for form, f in taken.items()}
                 times = {form: [] for form in taken}
-                for turn in range(repeats + 2):  # the first two compile and tune
+                for turn in range(warm_up + repeats):  # the first two compile and tune
                     for form, task in tasks.items():
                         spent = seconds(task, device)
-                        if turn >= 2:
+                        if turn >= warm_up:
                             times[form].append(spent)
                 flops = counter.get_total_flops() * (3 if backward else 1)
                 for form, spent in times.items():
@@ -191,6 +191,7 @@ def main():
             partial.write_text(json.dumps(record | {"rows": rows}, indent=1) + "\n")
             os.replace(partial, options.json)
 
+    small |= dict(warm_up=0) if options.rehearse else {}
     report(measure(forms, options.lengths, options.repeats, device, rates, keep, **small))
 
 

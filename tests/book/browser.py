@@ -95,13 +95,9 @@ def chromium() -> Iterator[Browser]:
         raise FileNotFoundError(NO_BROWSER)
     with sync_playwright() as playwright:
         # As root, in a container, Chromium has no sandbox; what it opens here is ours alone.
-        browser = playwright.chromium.launch(
-            executable_path=path, args=["--no-sandbox", "--disable-background-networking"]
-        )
-        try:
+        options = ["--no-sandbox", "--disable-background-networking"]
+        with playwright.chromium.launch(executable_path=path, args=options) as browser:
             yield browser
-        finally:
-            browser.close()
 
 
 class _Quiet(http.server.SimpleHTTPRequestHandler):

@@ -1,10 +1,13 @@
-"""nbgrader takes the instructor's copy as a course: its own commands, on one chapter."""
+"""The editions outside this repository: nbgrader takes the instructor's copy as a course, with its
+own commands on one chapter; and the students' zip is enough to run chapters.
+"""
 
 import csv
 import os
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import nbformat
@@ -25,6 +28,28 @@ def read(path):
     return nbformat.read(path, as_version=4)
 
 
+def run(*command, cwd, **environment):
+    finished = subprocess.run(
+        [sys.executable, "-m", *map(str, command)],
+        cwd=cwd,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+
+
+def failed(notebook):
+    """The tags of the cells that ended in an error or wrote to stderr."""
+    return [
+        cell.metadata.tags[0] if cell.metadata.get("tags") else cell.source
+        for cell in notebook.cells
+        for output in cell.get("outputs", [])
+        if output.output_type == "error" or output.get("name") == "stderr"
+    ]
+
+
 def test_students_get_what_nbgrader_would_release(editions):
     """Cell by cell: sources, outputs, what is locked, and the marks, but for their checksums."""
     for name in GRADED:
@@ -39,61 +64,46 @@ def course(editions, tmp_path_factory):
     """A folder with two submissions that nbgrader has graded."""
     folder = tmp_path_factory.mktemp("course") / "instructor"
     shutil.copytree(editions / "instructor", folder)
-    settings = tmp_path_factory.mktemp("settings")
-    alone = ["JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR"]
-    environment = os.environ | {name: str(settings) for name in alone}
+    names = ["JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR"]
+    around = dict.fromkeys(names, str(tmp_path_factory.mktemp("settings")))
+    around["PYTHONPATH"] = str(folder)  # for the package that the folder carries
     beside = str(Path(sys.executable).parent)  # nbgrader starts alembic by its name
-    environment["PATH"] = os.pathsep.join([beside, os.environ["PATH"]])
-    environment["PYTHONPATH"] = str(folder)  # for the package that the folder carries
-
-    def nbgrader(*command):
-        finished = subprocess.run(
-            [sys.executable, "-m", "nbgrader", *map(str, command)],
-            cwd=folder,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=500,
-        )
-        assert finished.returncode == 0, finished.stdout + finished.stderr
-
-    def hand_in(name, notebook):
-        (folder / "submitted" / name / NUMBER).mkdir(parents=True)
-        nbformat.write(notebook, folder / "submitted" / name / NUMBER / NOTEBOOK)
-
+    around["PATH"] = os.pathsep.join([beside, os.environ["PATH"]])
     cheating = read(editions / "student/notebooks" / NOTEBOOK)
     for cell in cheating.cells:
         if cell.metadata.get("nbgrader", {}).get("grade_id") == f"{NUMBER}_exercise_1_check":
             cell.source = "print('solved, really')"
-    hand_in("untouched", cheating)
-    hand_in("solved", read(folder / "notebooks" / NOTEBOOK))
-    nbgrader("generate_assignment", NUMBER)
-    nbgrader("autograde", NUMBER, "--create")
-    nbgrader("export")
+    handed_in = {"untouched": cheating, "solved": read(folder / "notebooks" / NOTEBOOK)}
+    for name, notebook in handed_in.items():
+        (folder / "submitted" / name / NUMBER).mkdir(parents=True)
+        nbformat.write(notebook, folder / "submitted" / name / NUMBER / NOTEBOOK)
+    run("nbgrader", "generate_assignment", NUMBER, cwd=folder, **around)
+    run("nbgrader", "autograde", NUMBER, "--create", cwd=folder, **around)
+    run("nbgrader", "export", cwd=folder, **around)
     return folder
 
 
 def test_solutions_get_all_points_and_gaps_none(course):
+    """While it grades nothing fails but the checks of gaps: the chapter finds what it reads."""
     with open(course / "grades.csv") as file:
         rows = {row["student_id"]: row for row in csv.DictReader(file)}
     assert {name: float(row["score"]) for name, row in rows.items()} == POINTS
     assert {float(row["max_score"]) for row in rows.values()} == {max(POINTS.values())}
-
-
-def failed(notebook):
-    """The tags of the cells that ended in an error or wrote to stderr."""
-    return [
-        cell.metadata.tags[0] if cell.metadata.get("tags") else cell.source
-        for cell in notebook.cells
-        for output in cell.get("outputs", [])
-        if output.output_type == "error" or output.get("name") == "stderr"
-    ]
-
-
-def test_while_it_grades_nothing_fails_but_the_checks_of_gaps(course):
-    """So the chapter finds the files beside it, wherever nbgrader has put it."""
     meant = failed(read(ROOT / "notebooks" / NOTEBOOK))
     assert set(meant) <= {"raises-exception"}
     for name, checks in (("solved", 0), ("untouched", 5)):
         graded = read(course / "autograded" / name / NUMBER / NOTEBOOK)
         assert failed(graded) == meant + ["check"] * checks
+
+
+def test_the_zip_is_enough_to_run_chapters_up_to_the_gaps(editions, tmp_path):
+    """Of 00, which reads every chapter's text, and 11, which reads what 03 has printed."""
+    with zipfile.ZipFile(editions / "student.zip") as packed:
+        packed.extractall(tmp_path)
+    folder = tmp_path / "cheems_student"
+    execute = ["nbconvert", "--to", "notebook", "--execute", "--allow-errors", "--inplace"]
+    for number, checks in (("00", 0), ("03", 5), ("11", 5)):
+        (path,) = (folder / "notebooks").glob(f"{number}_*.ipynb")
+        run(*execute, path, cwd=path.parent, PYTHONPATH=str(folder))
+        found = failed(read(path))
+        assert set(found) <= {"raises-exception", "check"} and found.count("check") == checks

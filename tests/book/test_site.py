@@ -9,7 +9,8 @@ import browser as chrome
 import claims
 import pytest
 
-SITE = Path(__file__).parents[2] / "book" / "_build" / "site"
+ROOT = Path(__file__).parents[2]
+NOTEBOOKS, SITE = ROOT / "notebooks", ROOT / "book" / "_build" / "site"
 EVERY = sorted(path.relative_to(SITE).as_posix() for path in SITE.rglob("*.html"))
 PAGES = [page for page in EVERY if not page.startswith("slides/")]  # these: test_slides.py
 CHAPTERS = [page for page in PAGES if page.startswith("chapters/")]
@@ -57,9 +58,9 @@ def broken(page: str, anchors: dict[str, list[str]]) -> list[str]:
         parts = urlsplit(value)
         if name == "id" or parts.scheme in ("https", "http", "mailto", "data"):
             continue
-        target = (
-            ((SITE / page).parent / unquote(parts.path)).resolve() if parts.path else SITE / page
-        )
+        target = SITE / page
+        if parts.path:
+            target = (target.parent / unquote(parts.path)).resolve()
         inner = target.relative_to(SITE).as_posix() if target.is_relative_to(SITE) else ""
         missing = parts.fragment and unquote(parts.fragment) not in anchors.get(inner, [])
         if not inner or not target.is_file() or missing:
@@ -67,28 +68,26 @@ def broken(page: str, anchors: dict[str, list[str]]) -> list[str]:
     return found
 
 
-def test_every_link_leads_somewhere(anchors):
+def test_every_link_leads_somewhere_and_nothing_is_loaded_from_elsewhere(anchors):
     assert [link for page in EVERY for link in broken(page, anchors)] == []
+    loaded = [value for page in EVERY for name, value in attributes(page) if name == "src"]
+    assert [value for value in loaded if "//" in value] == []
 
 
-def test_nothing_is_loaded_from_elsewhere():
-    for page in EVERY:
-        assert [v for name, v in attributes(page) if name == "src" and "//" in v] == [], page
-
-
-def test_every_equation_has_its_anchor(anchors):
+def test_chapters_have_their_equations_slides_and_downloads(anchors):
+    """And the lecturer has all slides."""
     for page in CHAPTERS:
-        source = (SITE.parents[1].parent / "notebooks" / Path(page).name).with_suffix(".py")
+        links = [value for name, value in attributes(page) if name == "href"]
+        source = (NOTEBOOKS / Path(page).name).with_suffix(".py")
         numbers = re.findall(r"\\tag\{([\d.]+)\}", source.read_text(encoding="utf-8"))
         assert {f"equation-{n}" for n in numbers} <= set(anchors[page]), page
-
-
-def test_every_chapter_has_its_slides_and_the_lecturer_all_of_them(anchors):
-    for page in CHAPTERS:
         deck = page.replace("chapters/", "slides/")
         assert deck in anchors
-        links = [value for name, value in attributes(page) if f"../{deck}" in value]
-        assert links == [f"../{deck}", f"../{deck}?print-pdf"]
+        assert [v for v in links if deck in v] == [f"../{deck}", f"../{deck}?print-pdf"]
+        sent = [(SITE / page).parent / unquote(v) for v in links if "_downloads" in v]
+        assert sorted(path.suffix for path in sent) == [".ipynb", ".py"]
+        for path in sent:
+            assert path.read_bytes() == (NOTEBOOKS / path.name).read_bytes()
     assert ("href", "../slides/index.html") in attributes("guide/index.html")
 
 
@@ -99,24 +98,12 @@ def test_the_table_is_that_of_claims_toml():
     listed = claims.read_claims()
     assert [name for _, name, _ in found] == [claim["id"] for claim in listed]
     for claim, (classes, name, row) in zip(listed, found, strict=True):
-        assert {
-            f"{kind}-{claim[kind].lower().replace(' ', '-')}"
-            for kind in ("document", "kind", "verdict")
-        } <= set(classes.split()), name
+        kinds = [f"{kind} {claim[kind]}" for kind in ("document", "kind", "verdict")]
+        assert {kind.lower().replace(" ", "-") for kind in kinds} <= {*classes.split()}, name
         words = html.unescape(re.sub(r"<[^>]*>", "", row))
         for field in ("quote", "verdict", "finding", "measured", "place"):
             assert claim.get(field, "") in words, (name, field)
         assert row.count('href="chapters/') == len(claim["evidence"]), name
-
-
-def test_downloads_are_the_files_themselves():
-    notebooks = SITE.parents[1].parent / "notebooks"
-    for page in CHAPTERS:
-        links = [v for name, v in attributes(page) if name == "href" and "_downloads" in v]
-        assert sorted(Path(link).suffix for link in links) == [".ipynb", ".py"]
-        for link in links:
-            sent = (SITE / page).parent / unquote(link)
-            assert sent.read_bytes() == (notebooks / sent.name).read_bytes()
 
 
 # --- in a browser ---------------------------------------------------------------------------------
@@ -160,9 +147,8 @@ def test_the_filter_of_the_claims(browser, address):
     listed = claims.read_claims()
 
     def shown(page):
-        return page.locator("table.claims tbody tr:visible").evaluate_all(
-            "all => all.map(r => r.id)"
-        )
+        visible = page.locator("table.claims tbody tr:visible")
+        return visible.evaluate_all("all => all.map(r => r.id)")
 
     with chrome.visit(browser, f"{address}/claims.html") as page:
         choose = page.locator(".claims-filter select")

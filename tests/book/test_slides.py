@@ -1,7 +1,6 @@
 """The slides as `make slides` left them, in a browser: every slide of every deck."""
 
 import re
-from contextlib import contextmanager
 from pathlib import Path
 
 import browser as chrome
@@ -28,10 +27,6 @@ STICKS_OUT = """() => {
     return found.map(what => `slide ${here.h}/${here.v}: ${what}`);
 }"""
 
-# How many stages each of some elements has.
-STAGES = """elements => elements.map(element => new Set([...element.querySelectorAll(".fragment")]
-    .map(fragment => fragment.dataset.fragmentIndex)).size)"""
-
 # On paper: slides that are longer than their page, and stages that are not there.
 LACKING = """() => [
     ...[...document.querySelectorAll(".page")]
@@ -39,17 +34,6 @@ LACKING = """() => [
     ...[...document.querySelectorAll(".fragment")]
         .filter(f => !f.checkVisibility({opacityProperty: true, visibilityProperty: true})),
 ].map(element => element.outerHTML.slice(0, 100))"""
-
-# Notes each slide and each stage that is shown from here on.
-NOTE = """() => {
-    window.seen = [];
-    const note = () => {
-        const here = Reveal.getIndices(), shown = document.querySelectorAll(".fragment.visible");
-        seen.push([here.h, here.v, ...[...shown].map(f => f.dataset.fragmentIndex)].join());
-    };
-    for (const event of ["slidechanged", "fragmentshown", "fragmenthidden"]) Reveal.on(event, note);
-    note();
-}"""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -59,23 +43,17 @@ def made():
 
 
 def visit(browser, name: str):
-    return chrome.visit(browser, (SLIDES / name).as_uri(), size=SIZE)
-
-
-def indices(page) -> list[list[int]]:
-    return page.evaluate(
-        "Reveal.getSlides().map(s => [Reveal.getIndices(s).h, Reveal.getIndices(s).v])"
-    )
+    return chrome.visit(browser, f"{SLIDES.as_uri()}/{name}", size=SIZE)
 
 
 @pytest.mark.parametrize("name", DECKS)
 def test_every_slide_fits(browser, name):
     """From a folder: nothing fails or sticks out, formulas are set, pictures have words."""
     with visit(browser, name) as page:
-        slides = indices(page)
+        slides = page.evaluate("Reveal.getSlides().map(s => Reveal.getIndices(s))")
         assert len(slides) > 20
-        for h, v in slides:
-            page.evaluate(f"Reveal.slide({h}, {v}, 99)")  # with all of its fragments
+        for place in slides:
+            page.evaluate("([h, v]) => Reveal.slide(h, v, 99)", [place["h"], place["v"]])  # whole
             page.problems += page.evaluate(STICKS_OUT)
         assert page.problems == []
         assert chrome.raw_math(page) == []
@@ -84,29 +62,11 @@ def test_every_slide_fits(browser, name):
 
 
 @pytest.mark.parametrize("name", DECKS)
-def test_arrow_keys_visit_every_slide_and_every_stage(browser, name):
-    with visit(browser, name) as page:
-        slides = page.locator(".slides > section > section")
-        wanted = slides.count() + sum(slides.evaluate_all(STAGES))
-        page.evaluate(NOTE)
-        for _ in range(wanted):  # one more than it takes
-            page.keyboard.press("ArrowRight")
-        assert len(set(page.evaluate("seen"))) == len(page.evaluate("seen")) == wanted
-
-
-@contextmanager
-def on_paper(browser, name: str):
-    """A deck as it is printed: all slides at once."""
-    with chrome.visit(browser, f"{(SLIDES / name).as_uri()}?print-pdf", size=SIZE) as page:
-        slides = len(re.findall('<div class="page"', (SLIDES / name).read_text(encoding="utf-8")))
-        page.wait_for_function(f"document.querySelectorAll('.pdf-page .page').length >= {slides}")
-        yield page, slides
-
-
-@pytest.mark.parametrize("name", DECKS)
 def test_paper_has_a_page_for_every_slide(browser, name):
     """And what axe-core says to all slides at once, in the colours that they have on a screen."""
-    with on_paper(browser, name) as (page, slides):
+    slides = (SLIDES / name).read_text(encoding="utf-8").count('<div class="page"')
+    with visit(browser, f"{name}?print-pdf") as page:
+        page.wait_for_function(f"document.querySelectorAll('.pdf-page .page').length >= {slides}")
         assert page.locator(".pdf-page").count() == page.locator(".page").count() == slides
         assert page.problems + page.evaluate(LACKING) == []
         assert chrome.axe(page, ["color-contrast", "image-alt", "svg-img-alt", "list"]) == []

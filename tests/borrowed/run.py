@@ -46,17 +46,11 @@ STUBS = {
 }
 
 
-def pinned(package):
-    """The version that constraints.txt names."""
-    text = (ROOT / "constraints.txt").read_text()
-    return re.search(rf"^{package}==(\S+)", text, re.M)[1]
-
-
 def downloaded(folder):
-    """The source distribution."""
+    """The source distribution, of the version that constraints.txt names."""
+    pin = re.search(r"^transformers==\S+", (ROOT / "constraints.txt").read_text(), re.M)[0]
     options = ["--no-deps", "--no-binary", ":all:", "--no-build-isolation", "--dest", str(folder)]
-    what = f"transformers=={pinned('transformers')}"
-    subprocess.run([sys.executable, "-m", "pip", "--quiet", "download", *options, what], check=True)
+    subprocess.run([sys.executable, "-m", "pip", "--quiet", "download", *options, pin], check=True)
     return next(folder.glob("transformers-*.tar.gz"))
 
 
