@@ -7,7 +7,6 @@ property of a test file, a function of a module and of a case, hands these what 
 import collections
 import contextlib
 import itertools
-import math
 import traceback
 from collections.abc import Callable, Iterator
 
@@ -32,17 +31,6 @@ def normal(*shape, dtype=torch.float64, seed=0):
 def rows(*texts):
     """A padding mask: '#' is a token and '.' is padding."""
     return torch.tensor([[c == "#" for c in text] for text in texts])
-
-
-def one_entry(value):
-    """A change of a tensor: its last entry becomes the value."""
-
-    def change(t):
-        changed = t.clone(memory_format=torch.contiguous_format)
-        changed.view(-1)[-1] = value
-        return changed
-
-    return change
 
 
 def gradients(y, tensors):
@@ -230,64 +218,6 @@ def total(y, *caches):
     """A number that depends on all of y and of the caches."""
     tensors = [t for cache in caches for t in held(cache).values() if t.is_floating_point()]
     return (y * normal(*y.shape, seed=8)).sum() + sum(t.square().sum() for t in tensors)
-
-
-def each_gradient(y, caches, tensors):
-    return torch.autograd.grad(total(y, *caches), [*tensors], materialize_grads=True)
-
-
-def padding_changes_nothing(mixer, x, real, junk=math.nan):
-    """Real tokens, cache and all gradients are those of the rows without their padding."""
-    padded = x.masked_fill(~real[..., None], junk).requires_grad_()
-    full, weights = x.clone().requires_grad_(), dict(mixer.named_parameters())
-    y, cache = forward(mixer, padded, real)
-    alone = [forward(mixer, full[i : i + 1, row]) for i, row in enumerate(real)]
-    for i, (_, expected) in enumerate(alone):
-        for name, t in held(expected).items():
-            got = held(cache)[name][i]
-            check(f"padding: {name}", got if got.shape == t[0].shape else got[real[i]], t[0])
-    y, want = y[real], torch.cat([y_alone[0] for y_alone, _ in alone])
-    check("padding: y", y, want)
-    got = each_gradient(y, [cache], [padded, *weights.values()])
-    expected = each_gradient(want, [cache for _, cache in alone], [full, *weights.values()])
-    assert not got[0][~real].any(), "padding receives a gradient"
-    for name, a, e in zip(["x", *weights], got, expected, strict=True):
-        check(f"padding: gradient of {name}", a, e, atol=1e-10)  # some are zero, up to rounding
-
-
-def calls_join_up(mixer, x, cuts, real=None, call=forward):
-    """Calls that hand the cache on give what one call gives; each cache is a value."""
-    counted = torch.ones(x.shape[:2]).bool() if real is None else real
-
-    def part(start, stop, cache):
-        before = counted[:, :start].sum(1, keepdim=True)
-        mask = None if real is None else real[:, start:stop]
-        return call(mixer, x[:, start:stop], mask, cache, before)
-
-    want, whole = part(0, x.shape[1], None)
-    y, cache, kept = [], None, []
-    for start, stop in itertools.pairwise((0, *cuts, x.shape[1])):
-        (y_part, after), (again, other) = part(start, stop, cache), part(start, stop, cache)
-        check("a cache serves twice: y", again, y_part)
-        for name, t in held(after).items():
-            check(f"a cache serves twice: {name}", held(other)[name], t)
-        y.append(y_part)
-        cache = after
-        kept += [(name, t, t.clone(), t._version) for name, t in held(cache).items()]
-    for name, t, copy, version in kept:
-        assert torch.equal(t, copy) and t._version == version, f"{name} is written to"
-    y = torch.cat(y, dim=1)
-    check("y over several calls = over one", y[counted], want[counted])
-    assert held(cache).keys() == held(whole).keys()
-    for name, t in held(cache).items():
-        check(f"over several calls = over one: {name}", t, held(whole)[name])
-    weights = dict(mixer.named_parameters())
-    grads = (
-        each_gradient(out[counted], [last], weights.values())
-        for out, last in ((y, cache), (want, whole))
-    )
-    for name, a, e in zip(weights, *grads, strict=True):
-        check(f"gradient over several calls = over one: {name}", a, e, atol=1e-10)
 
 
 def asks_nothing(mixer, x, real=None, call=forward):
