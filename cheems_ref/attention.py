@@ -220,15 +220,15 @@ class GateMask(nn.Module):
 
 
 class ContentMask(nn.Module):
-    """A bias on a key, computed from its value: bias_s = -a softplus(u·v_s + ν) ≤ 0, per head.
+    """A bias on a key, computed from its values: bias_s = -a softplus(u·v_s + ν) ≤ 0, per head.
 
-    u is `dt_proj`, ν `dt_bias` and a = exp(`A_log`): the form is that of SSD's A Δ. exp(bias) is
-    the share of the key that remains, about 0.9 at the start. A token can learn to hide itself from
-    every later token.
+    v_s holds the values of all heads together, u is `dt_proj`, ν `dt_bias`, a = exp(`A_log`). The
+    form is that of SSD's A Δ. exp(bias) is the share of the key that remains, about 0.9 at first. A
+    token can learn to hide itself from every later token.
 
     With top_k=n each query keeps the n allowed keys of largest bias and sees no others; of equal
-    biases it keeps the later key. Biases are compared in float32. This makes ties reliable in a
-    float64 model; in a float32 model, rounding may separate equal tokens.
+    biases it keeps the later key. Biases are rounded to float32 before they are compared, so equal
+    tokens of a float64 model tie although their last digits differ. In float32 they may not tie.
     With top_k=1 the one weight is always 1, and queries, keys and biases receive no gradient.
 
     Args:
@@ -304,8 +304,9 @@ class QCAttn(nn.Module):
         mask: "gate", "content", None for the causal mask alone, or a module with the methods
             `forward` and `keeps` of `ContentMask`.
         inner: "linear", "ssd", "retrieved", or a module of your own that computes the values
-            (b, l, d) from x, one per head. If its forward has an argument `cache`, it is called as
-            `inner(x, position_ids, padding_mask=, cache=, rotary=) -> values, cache`, like a layer.
+            (b, l, d) from x, p numbers for each head. If its forward has an argument `cache`, it is
+            called like a layer, as `inner(x, position_ids, padding_mask=, cache=, rotary=)`, and
+            returns values and cache.
             None for the default: "linear" here, "ssd" in `InnerFuncAttn`.
         n_values, k_values: as in `RetrievedValues`, for inner="retrieved".
         d_state: state width of the inner SSD, for inner="ssd"; its position is "rope".
@@ -424,11 +425,11 @@ class QCAttn(nn.Module):
         kept = allowed if kept is None else _own_if_empty(kept)
         if not getattr(self.mask, "hard", False):
             return _attention(q, cache.k, cache.v, kept, bias)
-        # 3. With rounded gates: the value of `hard`, which the bias does not enter, and the
-        # gradient of `soft`, which hides no key completely.
-        hard = _attention(q, cache.k, cache.v, kept)
-        soft = _attention(q, cache.k, cache.v, allowed, bias) if torch.is_grad_enabled() else hard
-        return soft + (hard - soft).detach()
+        # 3. With rounded gates, straight through: the value of attention without the dropped keys
+        # and without a bias, and the gradient of attention with the bias and all keys.
+        y = _attention(q, cache.k, cache.v, kept)
+        y_soft = _attention(q, cache.k, cache.v, allowed, bias) if torch.is_grad_enabled() else y
+        return y_soft + (y - y_soft).detach()
 
 
 class RetrievedValues(nn.Module):

@@ -172,7 +172,7 @@ class CausalLM(nn.Module):
         *,
         max_new_tokens: int = 1,
     ) -> None:
-        """Raise the ValueError that `forward` would raise, now or while generating.
+        """Raise now the ValueError that `forward`, or a later call while generating, would raise.
 
         With max_new_tokens, this includes the later calls that generate that many tokens. The last
         new token is never read, so it needs no position.

@@ -118,9 +118,10 @@ def neurons(
 ) -> Float[Tensor, "n j"]:
     """Compute the inner product of each token with its j rows of a table: x_n · table[indices_nj].
 
-    `F.embedding_bag` computes a "bag", the sum Σ_j a_nj table[indices_nj], without gathering rows.
-    Its gradient with respect to a, given the gradient x_n of the sum, is x_n · table[indices_nj]:
-    just the product we want. Conversely, the gradient of this function with respect to x is a bag.
+    `F.embedding_bag` computes a "bag", y_n = Σ_j a_nj table[indices_nj], without gathering rows.
+    If the gradient of the loss with respect to y_n is g_n, the one with respect to a_nj is
+    g_n · table[indices_nj]. With x_n for g_n that is the product we want, so we call torch's
+    backward pass of a bag. Conversely, the gradient of this function with respect to x is a bag.
     Neither direction builds a tensor of size (n, j, d) for more than one token.
 
     Args:
@@ -141,7 +142,7 @@ def neurons(
 def _neurons(x, table, indices):
     if x.shape[0] == 1:  # decoding: gathering a few rows is faster
         return (table[indices[0]] @ x[0])[None]
-    return _products(x, table, indices)
+    return _products(x, table, indices.long())
 
 
 # An opaque operator for compilers. Its name starts with the package, so copies do not clash.
@@ -162,7 +163,7 @@ def _products_backward(ctx, gradient):
     x, table, indices = ctx.saved_tensors
     to_x = F.embedding_bag(indices, table, per_sample_weights=gradient, mode="sum")
     _, bags = _bags(indices)
-    unused = bags.new_empty(0)  # bag sizes and largest entries, for the modes mean and max
+    unused = bags.new_empty(0)  # in place of bag_size and maximum_indices, for modes mean and max
     to_table = torch.ops.aten._embedding_bag_dense_backward(
         x, indices.flatten(), bags, unused, unused, table.shape[0], False, 0, gradient.flatten()
     )

@@ -41,9 +41,9 @@ and its numbers (check.py). The layer checks shapes only: it passes valid values
 
 Each torch form is written as a core, a function of (x, dt, A, B, C, state, chunk_size). Two
 decorators turn it into the public function. To take `ssd_chunked` elsewhere, copy the function
-without its decorators, `_pad` and CHUNKS_PER_BLOCK, and call it with all tensors in one dtype, a
-state, and at least one token. Triton and mamba-ssm are needed for `ssd_kernel` alone: kernels.py is
-imported on first use.
+without its decorators, `_pad` and CHUNKS_PER_BLOCK. Call it as ssd_chunked(x, dt, A, B, C, state,
+chunk_size), with all tensors in one dtype and at least one token, and add D x yourself. Triton and
+mamba-ssm are needed for `ssd_kernel` alone: kernels.py is imported on first use.
 
 Source: WM §2, App. A, B.2; Ch A.2; Dao and Gu (2024).
 """
@@ -226,7 +226,7 @@ def ssd_chunked(x, dt, A, B, C, state, chunk_size):
     once, and the latter takes step 3 as a product with a (chunks + 1)² matrix. Here a block of a
     few chunks goes through all four, so the cost is linear in the number of chunks.
 
-    Source: WM Listing 3; its step 3 sums over the target chunks; here it is a recurrence.
+    Source: WM Listing 3, whose step 3 as printed sums over the wrong axis; here it is a recurrence.
     """
     g, p, size = B.shape[2], x.shape[3], min(chunk_size, x.shape[1])
     exact = torch.float32 if x.is_mps else torch.float64  # Apple's GPUs have no float64
@@ -238,21 +238,21 @@ def ssd_chunked(x, dt, A, B, C, state, chunk_size):
     dt = rearrange(dt, "b (c l) (g i) -> b c g i l", l=size, g=g).contiguous()
     B, C = (rearrange(t, "b (c l) g n -> b c g l n", l=size) for t in (B, C))
     state = rearrange(state, "b (g i) p n -> b g n (i p)", g=g)
-    # The log decay since the chunk began, in float64, because differences of it are taken. Each
-    # step is clamped at -750, where exp is 0 in every dtype, so that a huge step cannot swallow
-    # the digits of its neighbours.
-    A_cumsum = (dt.to(exact) * rearrange(A, "(g i) -> g i 1", g=g)).clamp(min=-750).cumsum(-1)
-    from_start = A_cumsum.exp().to(x.dtype)
-    to_end = (A_cumsum[..., -1:] - A_cumsum).exp().to(x.dtype)
+    # The log decay since the chunk began, in float64, because differences of it are taken. A step
+    # of -1e10 would leave no digits for its neighbours, so each step is clamped at -750; exp is 0
+    # there in every dtype.
+    log_decay = (dt.to(exact) * rearrange(A, "(g i) -> g i 1", g=g)).clamp(min=-750).cumsum(-1)
+    from_start = log_decay.exp().to(x.dtype)
+    to_end = (log_decay[..., -1:] - log_decay).exp().to(x.dtype)
 
     outputs = []
-    tensors = (X, dt, B, C, A_cumsum, from_start, to_end)
+    tensors = (X, dt, B, C, log_decay, from_start, to_end)
     blocks = zip(*(t.split(CHUNKS_PER_BLOCK, dim=1) for t in tensors), strict=True)
-    for X, dt, B, C, A_cumsum, from_start, to_end in blocks:  # now of one block
+    for X, dt, B, C, log_decay, from_start, to_end in blocks:  # now of one block
         # 1. Inside each chunk: the quadratic form. tril_ comes before exp_ because the log decays
-        #    above the diagonal are positive and could overflow. exp_ makes ones of the
-        #    zeros there, which the tril of C Bᵀ cancels.
-        L = (A_cumsum[..., :, None] - A_cumsum[..., None, :]).to(x.dtype).tril_().exp_()
+        #    above the diagonal are positive and could overflow. exp_ turns the zeros there into
+        #    ones, but (C Bᵀ).tril() is 0 there, and so is the product.
+        L = (log_decay[..., :, None] - log_decay[..., None, :]).to(x.dtype).tril_().exp_()
         V = dt[..., None] * X
         y = ((C @ B.mT).tril()[:, :, :, None] * L) @ V
 
@@ -510,8 +510,8 @@ class SSD(nn.Module):
         wide = torch.promote_types(x.dtype, torch.float32)
         if padding_mask is not None:
             x = x.masked_fill(~padding_mask[..., None], 0)
-        # The split changes no value. Its backward pass gives softplus the contiguous gradient that
-        # torch 2.13 assumes when it compiles.
+        # split(l, 1)[0] is the identity, and a workaround: its backward pass gives softplus the
+        # contiguous gradient that torch.compile 2.13 assumes.
         dt = F.softplus(self.dt_proj(x).to(wide) + self.dt_bias.to(wide)).split(x.shape[1], 1)[0]
         if padding_mask is not None:
             dt = dt.masked_fill(~padding_mask[..., None], 0)

@@ -24,7 +24,7 @@ STEP_3 = """\
             state = torch.addcmul(write, decay, state)"""
 STEP_3_OF_THE_LISTING = """\
         written = torch.cat((state[:, None], writes), dim=1)
-        log = F.pad(A_cumsum[..., -1].cumsum(1), (0, 0, 0, 0, 1, 0))
+        log = F.pad(log_decay[..., -1].cumsum(1), (0, 0, 0, 0, 1, 0))
         later = torch.ones(log.shape[1], log.shape[1]).triu(1).bool()[:, :, None, None]
         decay = (log[:, :, None] - log[:, None]).masked_fill(later, -torch.inf).exp()
         decay = repeat(decay, "b t s g i -> b t s g 1 (i p)", p=p)
