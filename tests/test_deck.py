@@ -41,9 +41,8 @@ def coded(notebook: NotebookNode, *left_out: str) -> list[NotebookNode]:
 
 
 def prose(notebook: NotebookNode) -> list[str]:
-    """The texts before the exercises, but for the table of minutes."""
-    texts = [cell.source for cell in taught(notebook) if cell.cell_type == "markdown"]
-    return [text for text in texts if not text.startswith(deck.MINUTES)]
+    """The texts before the exercises."""
+    return [cell.source for cell in taught(notebook) if cell.cell_type == "markdown"]
 
 
 def slides_of(chapter: Deck) -> list[Slide]:

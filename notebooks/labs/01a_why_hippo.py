@@ -67,9 +67,12 @@ print("PyTorch version", torch.__version__.partition("+")[0])
 #
 # $$h_i(t) = \frac1t \int_0^t x(s)\; P_i(s/t)\; ds. \tag{1.12}$$
 
-# %%
+# %% tags=["setup"]
 n = 8
 P = [math.sqrt(2 * i + 1) * Legendre.basis(i, domain=[0, 1]) for i in range(n)]
+
+
+# %%
 nodes, weights = leggauss(n)  # Gauss's rule: exact for polynomials of degree below 2n
 xi, w = torch.tensor((nodes + 1) / 2), torch.tensor(weights / 2)
 
@@ -133,7 +136,6 @@ signal = torch.sin(2 * math.pi * 3 * edges[1:] ** 2) + (edges[1:] > 0.62)  # a s
 memory = legs_memory(signal, 64)  # (length, 64)
 
 # The truth: each P_i integrated over the piece of the past that a sample covers.
-P = [math.sqrt(2 * i + 1) * Legendre.basis(i, domain=[0, 1]) for i in range(n)]
 pieces = torch.tensor(np.stack([p.integ()(edges.numpy()) for p in P])).diff(dim=1)  # (n, length)
 check("legs_memory = averages of the past", memory[-1, :n], pieces @ signal)
 _ = must_differ("one sample less", pieces[:, 1:] @ signal[:-1], memory[-1, :n])

@@ -37,7 +37,7 @@ MISTAKES = mistakes([
             ("indices, table, per_sample_weights=gradient,", "indices, table,")]}),
     (gathers_no_rows, {
         "rows gathered": [
-            ("return _products(x, table, indices)",
+            ("return _products(x, table, indices.long())",
              'return einsum("nd,njd->nj", x, table[indices])')]}),
     (is_defined, "PEER", {
         "no softmax": [(GATES, "return scores, indices")]}),
