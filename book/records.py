@@ -230,79 +230,21 @@ def shift_error():
 
 
 def three_sources():
-    """Accuracy of naming the token `lag` tokens ago, and what the trained models look at."""
+    """Accuracy of naming the token `lag` tokens ago, for three sources of position."""
     *_, train = from_notebook("04_rotary_positions", *LOOK_BACK)
     lags, seeds, steps = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24), (0, 1, 2), 300
     positions = ("rope", "conv", "decay")
     accuracy = {position: [] for position in positions}
-    influence = {}
     for position in positions:
         for lag in lags:
             runs = [train(position, lag, steps, seed) for seed in seeds]
             accuracy[position].append(round(statistics.median(run[0] for run in runs), 3))
-            if lag == 8:
-                influence[position] = [round(i, 4) for i in look_back(runs[0][1])]
     return {
         "seed": list(seeds),
         "steps": steps,
         "lags": lags,
         "accuracy": accuracy,
-        "influence": influence,
     }
-
-
-def detour():
-    """What convolution and decay models read at each distance; how far 1,500 steps take them."""
-    *_, train = from_notebook("04_rotary_positions", *LOOK_BACK)
-    lags, steps, positions = (7, 8, 16, 24), 1500, ("conv", "decay")
-    longer = {position: [train(position, lag, steps) for lag in lags] for position in positions}
-    accuracy = {position: [round(run[0], 3) for run in longer[position]] for position in positions}
-
-    @torch.no_grad()
-    def weights_and_values(model):
-        """M (b, h, t, s) and x (b, l, h, p) of random texts."""
-        mixer, generator = model["mixer"], torch.Generator().manual_seed(1)
-        u = model["embedding"](torch.randint(16, (256, 64), generator=generator))
-        channels = torch.cat([mixer.x_proj(u), mixer.B_proj(u), mixer.C_proj(u)], dim=-1)
-        if mixer.position == "conv":
-            channels = ssd.short_convolution(channels, mixer.conv)[0]
-        x, B, C = channels.split((32, 32, 32), dim=-1)
-        dt = torch.nn.functional.softplus(mixer.dt_proj(u) + mixer.dt_bias)
-        M = ssd.semiseparable_matrix(dt, -mixer.A_log.exp(), B[:, :, None], C[:, :, None])
-        return M, x.unflatten(-1, (4, -1))
-
-    M, _ = weights_and_values(longer["conv"][0][1])  # trained for lag 7
-    weights = torch.stack([M.diagonal(-d, -2, -1)[..., 16:].mean((0, 2)) for d in range(12)])
-
-    _, model = train("decay", 1, 300)
-    M, x = weights_and_values(model)
-    parts = []  # of the logits, from the token d places back; the skip connection is in the first
-    with torch.no_grad():
-        for d in range(4):
-            y = M.diagonal(-d, -2, -1).transpose(1, 2)[..., None] * x[:, : 64 - d]
-            y = y + model["mixer"].D[:, None] * x if d == 0 else y
-            part = model["head"](model["mixer"].out_proj(y.flatten(2)))
-            parts.append((part - part.mean(-1, keepdim=True)).std().item())
-    return {
-        "seed": 0,
-        "steps": steps,
-        "lags": lags,
-        "accuracy": accuracy,
-        "weights": rounded(weights.T.tolist()),
-        "parts": [round(part, 3) for part in parts],
-    }
-
-
-def look_back(model, reach=24, length=64):
-    """The share of the last output's gradient at the token d places back, for d < reach."""
-    generator = torch.Generator().manual_seed(1)
-    ids = torch.randint(model["embedding"].num_embeddings, (64, length), generator=generator)
-    tokens = model["embedding"](ids).detach().requires_grad_()
-    last = model["mixer"](tokens, torch.arange(length).expand(64, -1))[0][:, -1]
-    direction = torch.randn(last.shape, generator=generator)
-    (gradient,) = torch.autograd.grad((last * direction).sum(), tokens)
-    share = gradient.norm(dim=-1).mean(0).flip(0)[:reach]
-    return (share / share.sum()).tolist()
 
 
 def books():
@@ -850,7 +792,6 @@ WRITERS = {
     "03_error_budget": error_budget,
     "04_shift_error": shift_error,
     "04_three_sources": three_sources,
-    "04_detour": detour,
     "05_books": books,
     "05_masks": masks,
     "05_one_more_layer": books_controlled,
