@@ -5,7 +5,7 @@
 # tank, the swing of a spring, a memory of what was said. This chapter turns that idea into Mamba,
 # and watches it learn what a fixed filter can't.** You will be able to
 #
-# - turn a differential equation into a recurrence that is exact for sampled input;
+# - turn a differential equation into a recurrence that is exact for held input;
 # - compute the same map as a recurrence, as a convolution and as a parallel scan;
 # - say what selection buys, what it destroys, and what survives;
 # - build the Mamba layer from its equation.
@@ -91,15 +91,15 @@ plotting.save(
 
 # %% [markdown]
 # Three pictures of one thing. A tank fills and leaks. As a recurrence, each content follows from
-# the one before. As a convolution, every portion of water fades along the same curve, and the
+# the one before. As a convolution, every splash of water drains away along the same curve, and the
 # content is their sum. The first view is for thinking, the second for running a model, the third
-# for training it. What we need to find out is which of them survives when the tank may decide for
-# itself how fast it leaks.
+# for training it. What we need to find out is which of them survives when the input may decide how
+# fast the tank leaks.
 #
 # ## 1 · A tank with a hole
 #
-# Water runs in at $x(t)$ litres per second, and out through a hole, faster the more there is. With
-# $h(t)$ litres in the tank,
+# Water runs in at $x(t)$ litres per second, and out through a hole, in proportion to what is there.
+# With $h(t)$ litres in the tank,
 #
 # $$h'(t) = -\tfrac{1}{2}\,h(t) + x(t). \tag{1.1}$$
 #
@@ -115,8 +115,8 @@ plotting.save(
 # $$h'(t) = A\,h(t) + B\,x(t), \qquad y(t) = C\,h(t). \tag{1.3}$$
 #
 # $A$ ($n \times n$) says how the state changes by itself, $B$ how the input enters, $C$ what we
-# read. For ground truth we integrate with Runge–Kutta: four slope evaluations per tiny step, slow,
-# and good for any $A$ and any input.
+# read. For ground truth we integrate with Runge–Kutta: four slope evaluations per tiny step. It's
+# slow, but it needs no formula.
 
 
 # %%
@@ -162,15 +162,15 @@ check("let go, after one period: the same state, smaller", swung, math.exp(fadin
 # %% [markdown]
 # The eigenvalues of $A$ tell you what a system does when you leave it alone. The real part is how
 # fast it fades, the imaginary part how fast it swings. In general, if $A$ has $n$ different
-# eigenvalues, the state is a sum of $n$ *fading tones*. Keep that in mind: it is all that a linear
-# memory can consist of.
+# eigenvalues, and all fade, the state is a sum of $n$ *fading tones*. That's what such a memory is
+# made of.
 #
 # ## 2 · From time to samples: hold the input
 #
 # Real data arrive as samples $x_0, x_1, x_2, \dots$, a step $\Delta$ apart (`dt` in code). What did
 # the input do in between? The simplest answer is: nothing. Each sample is *held* until the next one
-# arrives. Under a constant input we can solve the tank on paper. Its distance from rest, $-Bx/A$,
-# shrinks by $e^{\Delta A}$:
+# arrives. Under a constant input we can solve the tank on paper. Its distance from the rest level
+# $-Bx/A$ shrinks by $e^{\Delta A}$:
 #
 # $$h(t + \Delta) = e^{\Delta A}\,h(t) + \frac{e^{\Delta A} - 1}{A}\,B\,x. \tag{1.4}$$
 #
@@ -193,8 +193,8 @@ check("B̄ of equation 1.5 = discretize_zoh", B_bar, discretize_zoh(A, B, dt)[1]
 _ = must_differ("Δ left in B̄", dt * B_bar, B_bar)
 
 # %% [markdown]
-# What ZOH does *not* know is what a smooth input did between the samples. Here is one that it
-# samples every 0.8 seconds. Which of the two curves should its dots hit?
+# What ZOH does *not* know is what a smooth input did between the samples. Below is one such input,
+# sampled every 0.8 seconds. Which of the two curves should the dots hit?
 
 
 # %% tags=["setup"]
@@ -254,9 +254,9 @@ plotting.save(
 )
 
 # %% [markdown]
-# The held one, to the last digit. One more thing: for some systems $A$ has no inverse, and (1.5)
-# can't be evaluated. Make the held input a part of the state that doesn't change, and one
-# exponential gives both:
+# They hit the held one. One more thing: for some systems $A$ has no inverse, and (1.5) can't be
+# evaluated. Append the held input to the state as an entry that never changes, and one exponential
+# gives both:
 #
 # $$\exp\left(\Delta \begin{bmatrix} A & B \\ 0 & 0 \end{bmatrix}\right) =
 #   \begin{bmatrix} \bar A & \bar B \\ 0 & 1 \end{bmatrix}. \tag{1.6}$$
@@ -281,7 +281,7 @@ check("force 1 for a time of 3: position t²/2, speed t", B_bar, torch.tensor([4
 # $$y_0 = C\bar B x_0, \quad y_1 = C\bar A\bar B x_0 + C\bar B x_1, \quad
 #   y_2 = C\bar A^2\bar B x_0 + C\bar A\bar B x_1 + C\bar B x_2, \;\dots \tag{1.10}$$
 #
-# Do you see the pattern? A sample of $\delta$ steps ago always arrives with the factor $C\bar
+# Do you see the pattern? A sample from $\delta$ steps ago always arrives with the factor $C\bar
 # A^\delta\bar B$, whichever step it is now. So the output is a *convolution* with one list of
 # numbers, the *kernel*:
 #
@@ -300,20 +300,22 @@ by_sum = torch.stack([K[: t + 1].flip(0) @ x[: t + 1] for t in range(l)])
 check("convolution = recurrence", by_sum, y)
 check("ssm_kernel = equation 1.11", ssm_kernel(A_bar, B_bar, C, l), K)
 not_turned = torch.stack([K[: t + 1] @ x[: t + 1] for t in range(l)])
-_ = must_differ("kernel not turned round", not_turned, y)
+_ = must_differ("kernel not reversed", not_turned, y)
 
 # %% tags=["figure"]
 fig, ax = plotting.figure(size=(8, 3.6))
-title = "what is left of a single 1, δ steps later"
+title = "impulse response: a single 1, δ steps later"
 plotting.lines(ax, range(l), {"_K": K}, joined=False, xlabel="δ", ylabel="$K_δ$", title=title)
 plotting.level(ax, 0)
 plotting.save(fig, "01_kernel", "The kernel of the spring: a wave that fades over 60 steps.")
 
 # %% [markdown]
 # What do we gain? The recurrence waits for every step. The convolution waits for nothing, and the
-# *fast Fourier transform* computes it with about $l \log_2 l$ products. For 65,536 samples, that's
-# 6.7 million products where the sum has 2.1 billion terms. One trap: an FFT of size $l$ treats the
-# sequence as a circle, and the end runs into the beginning. Pad to twice the length:
+# *fast Fourier transform* computes it. One trap: an FFT of size $l$ treats the sequence as a
+# circle, and the end runs into the beginning. Pad to twice the length. For 65,536 samples, three
+# transforms of that size take 6.7 million products, where the sum has 2.1 billion terms. (The
+# kernel itself costs more with a full $A$; with the diagonal one of the next section, about $n\,l$
+# products.)
 
 
 # %%
@@ -333,19 +335,20 @@ _ = must_differ("FFT of size l: the end wraps round", wrapped, y, at_least=0.01)
 #
 # ## 4 · Which A?
 #
-# Take $A$ at random, and chances are that the state explodes. Take it too tame, and it forgets at
+# Take $A$ at random, and chances are that the state explodes. Make it too tame, and it forgets at
 # once. S4's answer came from HiPPO (Gu et al., 2020): ask for the $n$ numbers that best summarise
 # the whole past, derive the $A$ that keeps them up to date, and you get a matrix that remembers.
 # It's a lovely derivation, and it has lab [01a](labs/01a_why_hippo.ipynb) to itself.
 #
-# What survived in practice is simpler. *S4D* makes $A$ diagonal, so that each entry of the state is
-# a fading tone of its own with a complex rate $\lambda_i$. We choose $\mathrm{Re}\,\lambda_i =
-# -\frac12$ and $\mathrm{Im}\,\lambda_i = \pi i$ to start with, and learn them. Each tone is counted
-# together with its complex conjugate, so that the output is real:
+# What survived in practice is simpler. *S4D* makes $A$ diagonal, so that each entry $j$ of the
+# state is a fading tone of its own, with a complex rate $\lambda_j$. It starts with the real part
+# $-\frac12$ and the imaginary part $\pi j$, for $j = 0, 1, 2, \dots$, and is learned, as is a
+# weight $D$ for a direct path from $x$ to $y$. Each tone is counted together with its complex
+# conjugate, so that the output is real:
 #
-# $$\bar A_i = e^{\Delta\lambda_i}, \qquad
-#   \bar B_i = \frac{e^{\Delta\lambda_i} - 1}{\lambda_i}, \qquad
-#   K_\delta = 2\,\mathrm{Re} \sum_i C_i\,\bar B_i\,\bar A_i^{\,\delta}. \tag{1.15}$$
+# $$\bar A_j = e^{\Delta\lambda_j}, \qquad
+#   \bar B_j = \frac{e^{\Delta\lambda_j} - 1}{\lambda_j}, \qquad
+#   K_\delta = 2\,\mathrm{Re} \sum_j C_j\,\bar B_j\,\bar A_j^{\,\delta}. \tag{1.15}$$
 #
 # `S4D` is a layer of $d$ such models, one per channel, each with its own $\Delta$.
 #
@@ -371,7 +374,7 @@ check("40 steps of the recurrence = one convolution", torch.stack(outputs, 1), l
 _ = must_differ("D forgotten", torch.stack(outputs, 1) - layer.D * x, layer(x))
 
 # %% [markdown]
-# And now for something that no other sequence model can do. $A$ is a rate *per second*, and only
+# And now for something that few sequence models can do. $A$ is a rate *per second*, and only
 # $\Delta$ knows how far apart the samples are. If they come half as often, double $\Delta$. The
 # kernel at the double step is, exactly, the sum of neighbours in the old one:
 #
@@ -460,9 +463,9 @@ print("trained at 16 kHz.  16 kHz: over 95 % right.  8 kHz with rate=2: over 90 
 print("8 kHz, and nobody tells the model: under 25 % right (chance: 12.5 %)")
 
 # %% [markdown]
-# Told, it works at once, without training. Not told, it hears almost everything wrong, and you can
-# predict how: with half as many samples per swing, each tone sounds an octave higher to a model
-# that counts samples. The lower four pitches become the upper four.
+# Told, it works at once, without training. Not told, it gets more than three quarters of the tones
+# wrong, and you can predict how: with half as many samples per swing, each tone sounds an octave
+# higher to a model that counts samples. Most of the lower four pitches become the upper four.
 
 # %% tags=["guard"]
 assert untold[:4].diagonal(4).mean() > 0.6  # pitch i named as pitch i + 4, an octave up
@@ -474,10 +477,11 @@ assert untold[:4].diagonal(4).mean() > 0.6  # pitch i named as pitch i + 4, an o
 # that. You want to keep the name and skip the filler, *because of what they are*. (From here on, a
 # sample is a *token* and a sequence a *text*.)
 #
-# Here is the plainest such task. Each token has a value and a mark, and the output should be *the
+# Here is the simplest such task. Each token has a value and a mark, and the output should be *the
 # last value that was marked*. How would you do it with a tank? Look at $\Delta$. With $\Delta_t =
-# 0$ no time passes: the state keeps. With a very large $\Delta_t$ everything old drains away: the
-# state is replaced. So $\Delta$ is a valve. Give the valve to the token:
+# 0$ no time passes: the state keeps. With a very large $\Delta_t$ everything old drains away, and
+# with $B_t = 1/\Delta_t$ the write is the value itself: the state is replaced. So $\Delta$ is a
+# valve. Give the valve to the token:
 #
 # $$h_t = e^{\Delta_t A}\,h_{t-1} + \Delta_t B_t\,x_t, \qquad y_t = C_t\,h_t, \qquad
 #   \Delta_t, B_t, C_t \text{ functions of the token at } t. \tag{1.17}$$
@@ -513,9 +517,10 @@ for name, row in (("values", value), ("marks", mark), ("kept", keep_last_marked(
     print(f"{name:7}", numbers(row[0], "5.2f"))
 
 # %% [markdown]
-# The selective model gets it exactly right, and the tank can't. But look at what we have destroyed.
-# The convolution rested on *superposition*: the answer to a sum of inputs is the sum of the
-# answers. A second marked value doesn't add to the first. It *replaces* it.
+# The selective model gets it exactly right. The tank, which pours in every value alike, isn't even
+# close. But look at what we have destroyed. The convolution rested on *superposition*: the answer
+# to a sum of inputs is the sum of the answers. A second marked value doesn't add to the first. It
+# *replaces* it.
 
 # %%
 first, second = torch.zeros(2, 1, 12, 2)
@@ -586,9 +591,10 @@ assert sorted(row.sum().item() for row in toeplitz) == [0, 12]
 print(f"one number per diagonal: {len(toeplitz)} of {len(bits):,} patterns of marks")
 
 # %% [markdown]
-# If the valve reminds you of the gates in an LSTM or GRU, you're right. Mamba computes $\Delta_t =
-# \mathrm{softplus}(\zeta_t)$ from a linear map $\zeta_t$ of the token. For $A = -1$ and $B = 1$,
-# ZOH then gives exactly their gate, with the sigmoid $\sigma$:
+# If the valve reminds you of the gates in recurrent networks, you're right. Mamba computes
+# $\Delta_t = \mathrm{softplus}(\zeta_t)$ from a linear map $\zeta_t$ of the token. For $A = -1$ and
+# $B = 1$, ZOH then gives a gate with the sigmoid $\sigma$, where what is forgotten makes room for
+# what is written:
 #
 # $$h_t = \big(1 - \sigma(\zeta_t)\big)\,h_{t-1} + \sigma(\zeta_t)\,x_t. \tag{1.18}$$
 
@@ -630,9 +636,10 @@ _ = must_differ("step size forgotten in the write", forgotten, torch.stack(y, 1)
 # %% [markdown]
 # ## 6 · The scan lives
 #
-# Without a kernel there is no FFT. Are we back at one step after the other? No: the recurrence is
-# still *linear*, and that's enough. Write $\alpha_t$ for the decay of a token and $w_t$ for what it
-# writes. One step is the map $h \mapsto \alpha\,h + w$. Two steps in a row are such a map again:
+# Without a kernel there is no FFT. Are we back to one step at a time? No: the recurrence is still
+# *linear*, and that's enough. Write $\alpha_t$ for the decay of a token and $w_t$ for what it
+# writes (numbers; since $A$ is diagonal, each entry of the state by itself). One step is the map $h
+# \mapsto \alpha\,h + w$. Two steps in a row are such a map again:
 #
 # $$\alpha_2\,(\alpha_1 h + w_1) + w_2 = (\alpha_2 \alpha_1)\,h + (\alpha_2 w_1 + w_2)
 #   \quad\Longrightarrow\quad
@@ -659,7 +666,8 @@ _ = must_differ("commutative", combine(two, one)[1], combine(one, two)[1])
 # So we don't have to go from left to right. In round one, every token joins with its left neighbour
 # and now stands for two steps. In round two, it joins with the token two to its left and stands for
 # four. After $\lceil \log_2 l \rceil$ rounds every token stands for all steps up to itself, and
-# within a round all tokens work at the same time.
+# within a round all tokens work at the same time. (This does $l \log_2 l$ joins. The package gets
+# by with fewer than $2l$, in twice the rounds.)
 
 
 # %%
@@ -740,7 +748,7 @@ check_gradients(
 # > implementation" — L22, "Mamba's Scan Implementation"
 #
 # Rounds aren't all that counts on a GPU. The parallel form writes all states to memory, which is
-# $n$ times the input. Mamba's kernel keeps them on the chip and writes only $y$.
+# $n$ times the input. Mamba's kernel does its scan on the chip and writes only $y$.
 #
 # ## 7 · Mamba
 #
@@ -757,7 +765,7 @@ check_gradients(
 #
 # All $W$ are learned matrices. $\eta$ is only a few numbers wide, so that the map to $\Delta$ stays
 # small. (The released Mamba also has a bias in its convolution; ours doesn't.) In code, equation
-# 1.20 is ten lines:
+# 1.20 is a few lines:
 
 # %%
 _ = torch.manual_seed(1)
@@ -777,8 +785,8 @@ check("equation 1.20 = Mamba", mixer(x)[0], by_hand)
 _ = must_differ("gate forgotten", mixer.out_proj(scanned), by_hand)
 
 # %% [markdown]
-# To write text, the layer keeps its state and the last three inputs of the convolution. However
-# much it has read, that is all:
+# To generate text, the layer keeps its state and the last three inputs of the convolution. That is
+# all it keeps, however much it has read:
 
 # %%
 _ = torch.manual_seed(1)
@@ -800,9 +808,9 @@ print("numbers in the cache per text:", sum(t[0].numel() for t in cache))
 #
 #     · · e · · · · a · · · · · h · · ? ? ?     →   e a h
 #
-# If the letters were always at the same places, a fixed filter could do it: "the token 14 ago".
-# They aren't. The control is the very same layer with `selective=False`, where $\Delta$, $B$ and
-# $C$ are learned but the same for all tokens. How well will the control do?
+# If the letters were always at the same places, a fixed filter could do it: "the token 14 ago" for
+# the first, and so on. They aren't. The control is the very same layer with `selective=False`,
+# where $\Delta$, $B$ and $C$ are learned but the same for all tokens. How well will the control do?
 
 
 # %%
@@ -839,13 +847,13 @@ class Copier(torch.nn.Module):
 
 # %%
 def copied(model, ids, letters):
-    """The share of letters named right."""
+    """The fraction of letters that the model gets right."""
     with torch.no_grad():
         return (model(ids).argmax(-1) == letters).double().mean().item()
 
 
 def train_to_copy(selective, steps=400, seed=0, every=100, **options):
-    """The trained model, its share of letters named right every so many steps, the generator."""
+    """The trained model, its accuracy every so many steps, the generator."""
     torch.manual_seed(seed)
     generator = torch.Generator().manual_seed(seed)
     model = Copier(selective, **options).float()
@@ -893,10 +901,11 @@ check("alone = with another letter four tokens on", in_far, alone)
 _ = must_differ("with another letter two tokens on", in_near, alone)
 
 # %% [markdown]
-# By adding alone you can find the first letter (earlier counts more) or the last (later counts
-# more), but the weights for the *middle* one would have to rise and fall at once. Here are five
-# seeds of each kind from a record, after 600 steps (`python book/records.py 01_selective_copy`).
-# Look at the second and the third row before you credit everything to selection:
+# And one kernel serves all three question marks. At the first of them the earliest letter should
+# win, so the kernel would have to grow with the distance. At the last one the latest letter should
+# win, so it would have to fall. Here are five seeds of each kind from a record, after 600 steps
+# (`python book/records.py 01_selective_copy`). Look at the second and the third row before you
+# credit everything to selection:
 
 # %%
 copying = json.loads(Path("../figures/records/01_selective_copy.json").read_text())
@@ -939,7 +948,7 @@ assert all(abs(share - 0.5) < 0.02 for share in ends["time-invariant, no convolu
 # The selective layer solves the task, and one time-invariant layer gets about 60 %. But selection
 # isn't the whole story. *Without* its short convolution, the selective layer ends between 57 and 86
 # % and is still learning. And *two* time-invariant layers, with a gate between them, reach 85 to 91
-# %. What a fixed filter can't do, it can't do *in one linear pass*.
+# %. A fixed filter fails only when it gets a single linear pass.
 #
 # ## Summary
 #
@@ -951,7 +960,7 @@ assert all(abs(share - 0.5) < 0.02 for share in ends["time-invariant, no convolu
 # - Selection lets the token set $\Delta$, $B$ and $C$. Superposition goes, and the kernel with it.
 #   Associativity stays, and so does a parallel scan.
 # - On selective copying, one selective layer with its convolution learns the task, and one
-#   time-invariant layer doesn't. Selection without the convolution learns it slowly.
+#   time-invariant layer doesn't. Without the convolution, selection learns far more slowly.
 #
 # ## Exercises
 #
@@ -1055,7 +1064,7 @@ assert crossing(growing, lambda l: sleep(0.001), [1, 2]) is None
 print("the smallest length at which the first is faster")
 
 # %% [markdown]
-# **4 · medium.** The scan is not bound to sums and products. A best-path search has the recurrence
+# **4 · medium.** The scan isn't limited to sums and products. A best-path search has the recurrence
 # $h_t = \max(h_{t-1} + g_t,\; w_t)$: go on from the best so far with the gain $g_t$, or start anew
 # with $w_t$. Find the pair that two steps in a row make, so that the doubling scan works for it.
 
@@ -1086,11 +1095,11 @@ check("best path by doubling = one by one", w, torch.stack(h[1:]))
 
 # %% [markdown]
 # **5 · hard.** Build selective copying by hand. Tokens have three numbers: value, mark (1 at values
-# to be kept), ask (1 where an answer is wanted). The $i$-th asking token shall give the $i$-th
+# to be kept), ask (1 where an answer is wanted). The $i$-th asking token must return the $i$-th
 # marked value, for up to `n` of them, exactly. Choose `dt`, `A`, `B` and `C` for `selective_scan`
 # with one channel. Before the $i$-th mark, and where nothing is asked, the answer is 0. (Hint: one
-# number of the state for each, which must not fade: $A$ may be 0. Which one a token belongs to is a
-# running count of marks, or of questions: a state space model with $\bar A = 1$.)
+# number of the state for each, which must not fade: $A$ may be 0. Which one a token belongs to is
+# given by a running count of marks, or of questions: a state space model with $\bar A = 1$.)
 
 
 # %% tags=["exercise"]
@@ -1134,9 +1143,8 @@ for n, l in ((4, 20), (6, 31), (1, 5)):  # blanks, marks and questions in any or
 # ## Further reading
 #
 # - Gormley and Nayebi, *10-423/623/723 Generative AI*, lecture 22 (2025): the slides this chapter
-#   runs.
-# - Gu et al., *HiPPO* (2020): memory as projection; theorem 2 is equation 1.13, with the
-#   other sign of $A$.
+#   follows.
+# - Gu et al., *HiPPO* (2020): memory as projection; lab 01a derives it.
 # - Gu, Goel and Ré, *Efficiently Modeling Long Sequences with Structured State Spaces* (2022): S4;
 #   Gu et al., *On the Parameterization and Initialization of Diagonal State Space Models* (2022):
 #   S4D.

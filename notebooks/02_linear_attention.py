@@ -128,7 +128,7 @@ check("attention, written out = PyTorch's", shares @ v, built_in)
 # > Attention"
 #
 # With one token per row of $Q$, $K$, $V$ and $O$, and with $M$ the causal mask of ones and zeros
-# (in this chapter),
+# (in this chapter), and without the $1/\sqrt n$, which only the softmax needed,
 #
 # $$o_t = \sum_{s \le t} (q_t \cdot k_s)\; v_s, \qquad O = (QK^\top \circ M)\,V. \tag{2.2}$$
 
@@ -160,8 +160,9 @@ check("quadratic form = recurrence", quadratic, recurrent)
 check("package, recurrence", linear_attention(*heads(q, k, v))[0, :, 0], recurrent)
 
 # %% [markdown]
-# That's it. Two brackets moved, and attention became a recurrence with a memory that never grows.
-# (The package takes many texts and heads at once: q and k are (b, l, h, n), v is (b, l, h, p).)
+# That's it. Without the softmax, two brackets move, and attention becomes a recurrence with a
+# memory that never grows. (The package takes many texts and heads at once: q and k are (b, l, h,
+# n), v is (b, l, h, p).)
 #
 # > "[…] the right side can be expanded into a recursive form." — WM §2, of $(L \circ QK^\top)\,V$
 #
@@ -176,8 +177,8 @@ _ = must_differ("equal values: linear attention does not", (q @ k.T).tril() @ on
 # %% [markdown]
 # Second, the softmax was doing something a state can't do. All that the second half of a text
 # learns about the first has to pass through the state. The block of scores between the halves is a
-# product of matrices of width $n$, so its rank is at most $n$. Take the exponential, and the rank
-# is whatever the size of the block allows. No finite state is wide enough for that.
+# product of matrices of width $n$, so its rank is at most $n$. Take the exponential, and the block
+# generally has full rank, however large it is. No state of fixed width reproduces that exactly.
 
 # %%
 block = q[12:] @ k[:12].T  # later queries, earlier keys
@@ -229,8 +230,8 @@ check("linear attention, by hand", S @ TWO_KEYS.T, torch.tensor([[1.0, 0.6], [0.
 #
 # How bad is the crosstalk for keys in random directions? Rotate coordinates so that $k_j$ is the
 # first axis. Then $(k_i \cdot k_j)^2$ is the square of the first coordinate of $k_i$. The $n$
-# squares sum to 1 and none is preferred, so each is $1/n$ on average. With independent values of
-# mean square 1, the crosstalk has
+# squares sum to 1, so by symmetry each is $1/n$ on average. With independent values of mean square
+# 1, the crosstalk has
 #
 # $$\text{mean square} = \frac{l - 1}{n}. \tag{2.5}$$
 
@@ -271,13 +272,14 @@ plotting.save(
 )
 
 # %% [markdown]
-# At $l = n + 1$ the noise is as loud as the signal, and linear attention keeps adding. Each rule
+# At $l = n + 1$ the noise is as loud as the signal, yet linear attention keeps adding. Each rule
 # below is a strategy against that. But there is a limit that no strategy can beat.
 #
 # **No rule can store more than $n$ arbitrary values exactly.** With $l > n$ keys in $n$ dimensions,
 # some combination of them is zero: $\sum_i a_i k_i = 0$. Then, whatever $S$ is and however it was
 # written, $\sum_i a_i\,(S k_i) = S \sum_i a_i k_i = 0$. Arbitrary values don't have $\sum_i a_i v_i
-# = 0$, so some answer must be wrong. Here are nine keys in eight dimensions, and all five rules:
+# = 0$, so some answer must be wrong. That is true of any matrix, so it's true of what each of the
+# five rules has stored. Here are nine keys in eight dimensions:
 
 
 # %% tags=["setup"]
@@ -333,8 +335,9 @@ check("read at once: all of it", o[0], value[0])
 check("after one half-life: half of it", o[half_life], value[0] / 2)
 
 # %% [markdown]
-# You lose old values. What do you get for them? The noise loses more. The weights of all other
-# tokens now form a geometric series, and its sum is finite however long the text is:
+# You lose old values. What do you get for them? For recent values, the noise loses more than the
+# signal. The squared weights of all other tokens now form a geometric series, and its sum is finite
+# however long the text is:
 #
 # $$\text{signal} = \alpha^\delta, \qquad \text{mean square of the noise} \;\le\;
 #   \frac{1}{n\,(1 - \alpha^2)}. \tag{2.7}$$
@@ -416,10 +419,10 @@ check("the cat, after both sentences: in the garden", o[1], garden)
 
 # %% [markdown]
 # Linear attention, by the way, is a gradient step too, on the loss $-v \cdot S k$. That loss wants
-# the answer to point towards $v$, the further the better. It has no minimum, and so linear
-# attention never stops adding.
+# the answer as far along $v$ as possible. It has no minimum, and so linear attention never stops
+# adding.
 #
-# ## 6 · The same step, with eyes open: Longhorn
+# ## 6 · The same step, looking ahead: Longhorn
 #
 # A gradient step uses the slope *here* to decide how far to go *there*. If the step is long, it
 # overshoots. Longhorn (Liu et al., 2024) asks for the end point directly. The new state should stay
@@ -464,8 +467,7 @@ _ = must_differ("gradient at the explicit step", gradient(explicit), torch.zeros
 
 # %% [markdown]
 # However large $\beta$ gets, $\epsilon\,k^\top k$ stays below 1. The step never goes beyond a full
-# replacement. On our two pairs with $\beta = 1$, $\epsilon$ is a half, and each write goes half the
-# way:
+# replacement. On our two pairs with $\beta = 1$, $\epsilon$ is a half, and each write goes halfway:
 
 # %%
 S_two = torch.zeros(2, 2)
@@ -477,7 +479,7 @@ check("Longhorn, by hand", S_two @ TWO_KEYS.T, torch.tensor([[0.41, 0.15], [0.3,
 # %% [markdown]
 # ## 7 · Fade, then correct: Gated DeltaNet
 #
-# The delta rule clears one key at a time, and only when that key comes back. Decay clears
+# The delta rule clears a key completely only when that key comes back. Decay clears
 # everything, without looking. *Gated DeltaNet* (Yang, Kautz and Hatamizadeh, 2024) does both. It
 # fades first:
 #
@@ -551,9 +553,10 @@ for name, rule in RULES.items():
 # ## 8 · What each rule remembers
 #
 # Each step along one key disturbs the others. By how much? For a random unit key, $k k^\top$ is
-# $I/n$ on average, so each token multiplies everything in the state by $\alpha\,(1 - \epsilon/n)$
-# on average, where $\epsilon$ stands for the step size (β for the delta rules, 0 for the first
-# two). If a share $\eta$ of a value was written, then at age $\delta$
+# $I/n$ on average. So, averaged over random keys, each token multiplies what is stored by
+# $\alpha\,(1 - \epsilon/n)$, where $\epsilon$ is the step size (β for the delta rules, (2.12) for
+# Longhorn, 0 for the first two). If a share $\eta$ of a value was written (the step size, or 1 for
+# the first two), then at age $\delta$
 #
 # $$\text{signal} = \eta\,\big(\alpha\,(1 - \tfrac{\epsilon}{n})\big)^\delta. \tag{2.15}$$
 #
@@ -563,8 +566,8 @@ for name, rule in RULES.items():
 # Let's watch five memories at work on one stream of 60 tokens, with $n = 32$. Tokens 0 to 23 write
 # 24 keys. Tokens 24 to 35 give the first twelve keys *new* values. Tokens 36 to 59 bring 24 more
 # keys. After every token we ask for every key and compare with the value that is valid then; an
-# error of 1 is what an empty memory would make. Before you look: which rules should show the second
-# write?
+# error of 1 is what an empty memory would make. ($\alpha$ has a half-life of 23 tokens, and $\beta
+# = 1$.) Before you look: in which pictures will a new value come out clean?
 
 
 # %% tags=["setup"]
@@ -636,15 +639,15 @@ darkens = {name: (error[once, 59] - error[once, 23]).mean() for name, error in m
 assert min(darkens.values()) == darkens["Longhorn"] > 0
 
 # %% [markdown]
-# Linear attention gets darker and darker. After token 24 its upper twelve rows are the darkest,
-# because old and new values lie on top of each other. The delta rules are white at every write,
-# even where the key was used before. Then they darken, because each later write erodes them a
-# little. Longhorn, with its half steps, is white nowhere and slowest to darken. So the step size is
-# a choice of *which past* to remember. Lab 02a measures it.
+# Linear attention gets darker and darker. In the end its upper twelve rows are the darkest, because
+# old and new values lie on top of each other. The delta rules are white at every write, even where
+# the key was used before. Then they darken, because each later write erodes them a little and adds
+# its own crosstalk. Longhorn, with its half steps, is never fully white, and darkens more slowly.
+# Lab [02a](labs/02a_five_memories.ipynb) measures which rule remembers which past.
 #
 # One difference is not a matter of degree. The state of linear attention is a sum, and **a sum
 # doesn't know its order**. Tell it kitchen, then garden, or the other way round: same state. No
-# training can change that, as long as a pair is written the same way wherever it stands.
+# training can change that, as long as a pair is written the same way wherever it occurs.
 
 # %%
 k, v = unit(1, 9, 6, seed=25), random(1, 9, 4, seed=26)
@@ -656,7 +659,7 @@ check("linear attention: backwards, the same state", backwards, forwards)
 differ = [
     name for name in RULES if (store(name, k, v) - store(name, k.flip(1), v.flip(1))).norm() > 0.1
 ]
-print("another state backwards:", *differ, sep="  ")
+print("the order matters to:", *differ, sep="  ")
 assert len(differ) == 4
 
 # %% [markdown]
@@ -668,9 +671,9 @@ assert len(differ) == 4
 # $$(I - \beta\,k k^\top)\,k = (1 - \beta \|k\|^2)\,k. \tag{2.16}$$
 #
 # Everything depends on this one number. For $\beta\|k\|^2$ between 0 and 1 the state moves towards
-# the new value. At 1 it is replaced. Between 1 and 2 it overshoots and still shrinks. Above 2 it
-# grows, with every token. A key of 16 standard normal numbers has $\|k\|^2$ near 16, so with $\beta
-# = 1$ the factor is about −15. How long does float32 last?
+# the new value. At 1 it is replaced. Between 1 and 2 it overshoots and still shrinks. Above 2 the
+# part along $k$ grows. A key of 16 standard normal numbers has $\|k\|^2$ near 16, so with $\beta =
+# 1$ the factor along each key is about −15. Does float32 last for 100 tokens?
 
 # %%
 n, beta = 16, 0.3
@@ -704,7 +707,7 @@ for t in range(300):
     too_far = too_far @ (torch.eye(n) - 3 * torch.outer(k[t], k[t]))
 norms = [torch.linalg.matrix_norm(matrix, 2).item() for matrix in (product, too_far)]
 assert norms[0] <= 1 + 1e-12 and norms[1] > 1e6
-print(f"300 updates, longest image of a unit vector: β in (0, 2) {norms[0]:.1e}, ", end="")
+print(f"300 updates, norm of their product: β in (0, 2) {norms[0]:.1e}, ", end="")
 print(f"β = 3 {norms[1]:.1e}")
 
 # %% [markdown]
@@ -749,13 +752,13 @@ check("outputs of the chunk = loop", q @ S_before.T + (q @ k.T).tril() @ U, o)
 check("state after the chunk = loop", S_before + U.T @ k, S_after)
 
 # %% [markdown]
-# There are three triangles here, and it's easy to pick the wrong diagonal. $T$ is strict, because
-# no token corrects itself by itself. The read isn't strict, because a token sees its own write:
+# There are two triangles here, and it's easy to pick the wrong diagonal. $T$ is strict, because no
+# token corrects its own write. The read isn't strict, because a token sees its own write:
 
 # %%
 loose = (beta[:, None] * (k @ k.T)).tril()
 wrong = torch.linalg.solve_triangular(torch.eye(l) + loose, right_side, upper=False)
-_ = must_differ("diagonal included: a token corrects itself", wrong, U)
+_ = must_differ("diagonal included: a token corrects its own write", wrong, U)
 strict = q @ S_before.T + (q @ k.T).tril(-1) @ U
 _ = must_differ("reading without the token's own write", strict, o)
 
@@ -782,20 +785,21 @@ check("gated, outputs", gamma * (q @ S_before.T) + (q @ k.T * L) @ U, o)
 check("gated, state", gamma[-1] * S_before + (L[-1][:, None] * U).T @ k, S_after)
 
 # %% [markdown]
-# A long text is cut into chunks, and only $S$ is handed from one to the next. With chunks of 64, a
-# text of 4,096 tokens waits 64 times, not 4,096 times. Every rule of the package takes a
-# `chunk_size`.
+# A long text is cut into chunks. $T$ doesn't contain the state, so all chunks can invert their $I +
+# T$ at the same time, before any state is known. Only $S$ goes from one chunk to the next: for a
+# text of 4,096 tokens in chunks of 64, that's 64 steps in a row, not 4,096. Every rule of the
+# package takes a `chunk_size`.
 #
 # ## 11 · Where this leads
 #
-# Chapter 03 is about one of the five rows. A state space model calls its input $x_t$, its key
-# $B_t$, its query $C_t$, and its state $h_t$, and it computes the decay from a step size $\Delta_t$
-# and a rate $A$:
+# Chapter 03 is about one of the five rules, Mamba-2's. A state space model with one rate per head
+# calls its input $x_t$, its key $B_t$, its query $C_t$, and its state $h_t$, and it computes the
+# decay from a step size $\Delta_t$ and a rate $A$:
 #
 # $$h_t = e^{\Delta_t A}\,h_{t-1} + \Delta_t x_t B_t^\top, \qquad y_t = h_t\,C_t. \tag{2.24}$$
 #
-# Compare with (2.6). It's the same rule, with $v = \Delta x$ and $\alpha = e^{\Delta A}$. The slide
-# doesn't say what $v$ is. With $v = x$, or with chapter 01's zero-order hold, you get another
+# Compare with (2.6). It's the same rule, with $v = \Delta x$ and $\alpha = e^{\Delta A}$. L22's
+# slide doesn't say what $v$ is. With $v = x$, or with chapter 01's zero-order hold, you get another
 # model:
 
 # %%
@@ -811,15 +815,14 @@ hold = (torch.expm1(g) / A)[..., None] * x
 _ = must_differ("v by zero-order hold", gated_linear_attention(C, B, hold, g), y, at_least=0.1)
 
 # %% [markdown]
-# And since no state holds more than $n$ arbitrary values, public models keep a few layers of full
-# attention:
+# A state holds only so much, and public models keep a few layers of full attention:
 #
 # > "standard attention layers are **interspersed** with linear attention layers" — L22, "Hybrid
 # > Models"
 #
 # Jamba has one attention layer in eight, Nemotron-H-8B four in 52. Only these layers keep a cache
-# that grows with the text. L22 prints what it takes at 256K tokens and 16 bits, and the table is
-# right:
+# that grows with the text. L22 tabulates the memory this takes at 256K tokens and 16 bits. The
+# table is right, if a GB is $2^{30}$ bytes and Mistral keeps all tokens:
 
 # %%
 attends = [i for i, letter in enumerate(preset("jamba-52b").pattern[::2]) if letter == "A"]
@@ -847,7 +850,8 @@ for name, (attention, key_heads, printed, ours) in caches.items():
 # - Each rule is one step of learning per token. Decay forgets everything alike; the delta rule
 #   replaces what a key held; Longhorn takes the same step implicitly; a gate adds decay.
 # - The state of linear attention doesn't know the order of its writes. The other four do.
-# - Normalise your keys: the delta rule grows without bound above $\beta\|k\|^2 = 2$.
+# - Normalise your keys: above $\beta\|k\|^2 = 2$ each update of the delta rule amplifies what it
+#   should correct.
 # - What a chunk writes solves one triangular system, so the delta rule can be trained in chunks.
 #
 # ## Exercises
