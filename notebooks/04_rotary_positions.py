@@ -63,10 +63,13 @@ def draw_clocks(axes, angles, position):
 
 
 # %% tags=["figure"]
+SPEEDS = [1, 0.32, 0.1, 0.032, 0.01]
 fig, axes = plotting.figure(2, 5, size=(12, 5))
 for row, position in zip(axes, (7, 12), strict=True):
-    draw_clocks(row, [1, 0.32, 0.1, 0.032, 0.01], position)
+    draw_clocks(row, SPEEDS, position)
     row[0].text(-1.5, 0, f"token {position}", ha="right", va="center", fontsize=15)
+for ax, angle in zip(axes[0], SPEEDS, strict=True):
+    ax.set_title(f"{angle:g} rad / token", loc="center")
 plotting.save(
     fig,
     "04_clocks",
@@ -75,10 +78,10 @@ plotting.save(
 )
 
 # %% [markdown]
-# Every token carries a row of clocks. The first hand runs fast, the last one hardly moves. At token
-# 7 and at token 12 all hands point somewhere else, but *between* the two rows each hand has turned
-# by five of its own steps, and it would have done so between tokens 1,007 and 1,012. That's the
-# whole idea. The rest of this chapter makes it precise, and looks for the place where it breaks.
+# Every token carries a row of clocks. The first hand runs fast, the last one hardly moves. Between
+# token 7 and token 12 each hand turns by five of its own steps, and between tokens 1,007 and 1,012
+# it turns just as far. That's the whole idea. The rest of this chapter makes it precise, and looks
+# for the place where it breaks.
 #
 # ## 1 · What we want
 #

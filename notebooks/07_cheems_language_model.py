@@ -1,26 +1,21 @@
 # %% [markdown]
 # # 07 · The Cheems language model
 #
-# **Every system of the papers is a string of letters. This chapter turns the string into a model,
-# counts what it costs, gives it a memory, trains it on real text, and lets it write.** When you are
-# through you can
+# Every system of the papers is a string of letters. In this chapter you turn such a string into a
+# model, count what it costs, train it on real text and read what it writes. By the end you will be
+# able to
 #
-# - draw one block of the stack, and write the whole model out in a few lines;
-# - read the systems of the papers as patterns, say what each letter stands for, and build others;
-# - say what a state layer before attention does in a task of recall, and how much the papers'
-#   evidence against a state layer at the end of a model shows;
-# - predict parameters, FLOPs and bytes of cache by part, and find them in the running model;
-# - generate with a cache of constant size, of growing size, or of both, and check it token by
-#   token, across the borders of chunks and with padding;
-# - train a small Cheems, kill the run, and resume it to the same losses; do so on a text of yours.
+# - read, draw and build a model from its pattern;
+# - predict its parameters, FLOPs and cache, and find the same numbers in the running model;
+# - train it, resume it after a crash, and generate text from a cache that you have checked token by
+#   token.
 #
 # Assumes: chapters 03 to 06, without their sections *As printed*.
 #
-# Sources: *Wonderful Matrices* (WM) §3.4, §5, Table 7, App. C.2; *Cheems* (Ch) §3.2 to §3.4;
-# *OTCE: Hybrid SSM and Attention with Cross Domain Mixture of Experts to construct
-# Observer-Thinker-Conceiver-Expresser* (OTCE; Shi et al.) §3.3, Tables 1, 2, 5 and 8; CMU 10-423
-# lecture 22 (L22). The code that this notebook builds up to is `cheems_ref/model.py` and
-# `cheems_ref/train.py`.
+# Sources: *Wonderful Matrices* (WM) §3.4, §5, Table 7, App. C.2; *Cheems* (Ch) §3.2 to §3.4; Shi et
+# al., *OTCE: Hybrid SSM and Attention with Cross Domain Mixture of Experts to construct
+# Observer-Thinker-Conceiver-Expresser* (OTCE) §3.3, Tables 1, 2, 5 and 8; CMU 10-423 lecture 22
+# (L22). The code is in `cheems_ref/model.py` and `cheems_ref/train.py`.
 #
 # How to read ✓, ✗ and *As printed*: chapter 00.
 
@@ -82,37 +77,38 @@ print("PyTorch version", torch.__version__.partition("+")[0])
 # %% [markdown]
 # ## Why this matters
 #
-# The chapters before this one each built a part and checked it. A part is not a system: in a stack
-# of forty layers the questions are others. In which order? How many of each? What does it cost per
-# token, at a thousand tokens and at a hundred thousand? Does it still compute the same when it runs
-# one token at a time? And does it learn?
+# You have built every part of this model, but a stack of forty layers raises new questions. In
+# which order do the layers go, and how many of each? What does a token cost, after a thousand
+# tokens and after a hundred thousand? And does the model learn?
 #
 # ## The letters
 #
-# A model is written as a string, its *pattern*: one letter per layer, in the order of the text.
+# We write a model as a string, its *pattern*, with one letter per layer in order.
 #
 # | letter | layer | in one line | chapter |
 # |---|---|---|---|
-# | S | SSD, the *state layer* | a state that decays is written and read | 03, 04 |
-# | A | attention | every token looks at all before it | 04, 05 |
+# | S | SSD, the *state layer* | writes and reads a state that decays | 03, 04 |
+# | A | attention | every token looks at itself and all tokens before it | 04, 05 |
 # | I | inner-function attention (InnerFuncAttn) | attention whose values are computed | 05 |
 # | M, G | MLP, gated MLP | two maps, or three, around a nonlinearity | 06 |
 # | D | DGLU | OTCE's expert: a linear unit with two gates | 06 |
 # | R | routed mixture of experts | a router sends each token to $k$ of $e$ experts | 06 |
-# | H | the same with a shared expert | one expert more, which sees every token | 06 |
+# | H | R with a shared expert | one more expert, which sees every token | 06 |
 # | C, X | cohesive, expansive mixture | OTCE's experts, which share a part | 06 |
 # | P | PEER | retrieves neurons by product keys | 06 |
 # | K | CDMMoE | retrieves gated neurons behind a shared gated MLP (Ch) | 06 |
 # | E | CDMoE | retrieves neurons behind a shared MLP (WM) | 06 |
 #
-# S, A and I are *sequence mixers*: in them tokens meet. The others are *state mixers*: each token
-# by itself. What P, K and E retrieve are experts of a single neuron each, here called neurons. A
-# **layer** is one letter. A sequence mixer with the state mixer behind it is a **pair
-# of layers**; the papers often count these, so that "24 layers" in WM Table 7 are 48 letters.
+# S, A and I are *sequence mixers*: they let tokens exchange information. The others are *state
+# mixers*, which treat each token alone. The experts that P, K and E retrieve have a single neuron
+# each, so we call them neurons. A **layer** is one letter. A sequence mixer and the state mixer
+# behind it form a **pair of layers**. The papers often count pairs: "24 layers" in WM Table 7 are
+# 48 letters.
 #
-# One letter stands for three things: the values of I (chapter 05) are V = SSD(x) in the Cheems
-# paper, rows of a table in *Wonderful Matrices*, and W x in the control. The package has a
-# *preset*, a complete configuration, for each system of the papers. These have an I:
+# The letter I covers three layers, which differ in their values (chapter 05). The Cheems paper
+# takes V = SSD(x). *Wonderful Matrices* multiplies each token by a weighted sum of rows from a
+# table. The control takes W x. The package has a *preset*, a complete configuration, for each
+# system of the papers. Here are the presets that contain an I:
 
 # %%
 for name in PRESETS:
@@ -124,28 +120,27 @@ for name in PRESETS:
     assert (config.mask == "content") == name.startswith("doge")
 
 # %% [markdown]
-# So `cheems-v1` is the model of the Cheems paper (Ch §3.4), with SSD inside I and K behind each
-# mixer; `cheems` is that of *Wonderful Matrices*, with a table inside I, and E. Doge (WM §5) has no
-# S at all, and here the mask that is computed from the content (chapter 05).
+# So `cheems-v1` is the model of the Cheems paper (Ch §3.4), with SSD inside I, and K behind each
+# mixer. `cheems` is the model of *Wonderful Matrices*, with a table inside I, and E. Doge (WM §5)
+# has no S at all. Our Doge computes its mask from the content (chapter 05).
 #
-# Sizes bear the letters of the chapters before: batch $b$, length $l$, width $d$ of the model,
+# Sizes keep their letters from the earlier chapters: batch $b$, length $l$, model width $d$,
 # vocabulary $v$; $h$ heads of width $p$, $g$ groups of keys, state size $n$; $f$ the width inside a
-# feed-forward layer, $e$ experts of which a token gets $k$; $r$ product keys per half and $m$ the
-# width of half a query; $d_{conv}$ tokens that a convolution sees, $n_v$ rows in the table of
-# values of I, $d'$ the width that the neurons of K see. (Upright S, A, C, D are letters of a
-# pattern, italic ones what they were in chapter 03; $e^x$ is the exponential, $k_5$ a key, $p$ in
-# section 8 a probability.)
+# feed-forward layer, $e$ experts, of which a token gets $k$; $r$ product keys per half and $m$ the
+# width of half a query; $d_{conv}$ tokens that a convolution sees, $n_v$ rows in I's table of
+# values, $d'$ the width that K's neurons see. Upright S, A, C and D are letters of a pattern; the
+# italic ones mean what they did in chapter 03. In section 8, $p$ is a probability.
 #
 # ## 1 · One block
 #
-# Through the stack runs the *residual stream*: one vector $z$ of width $d$ per token. A layer
-# never replaces it. It reads a normalised copy and adds what it has to say:
+# The *residual stream* carries one vector $z$ of width $d$ per token through the whole stack. A
+# layer never replaces it. The layer reads a normalised copy and adds its result:
 #
 # $$z \leftarrow z + \mathrm{layer}(\mathrm{norm}(z)), \qquad
 #   \mathrm{norm}(z) = \frac{z}{\sqrt{\tfrac1d \sum_i z_i^2 + \varepsilon}} \circ w. \tag{7.1}$$
 #
-# The norm is RMSNorm: the vector is divided by the root of the mean of its squares, and each
-# coordinate multiplied by a learned weight $w$, which starts at 1.
+# The norm is RMSNorm. It divides the vector by the root of the mean of its squares, and multiplies
+# each coordinate by a learned weight $w$, which starts at 1.
 
 
 # %%
@@ -184,8 +179,8 @@ with torch.no_grad():
     _ = must_differ("the layer instead of the stream", block.layer(x), y)
 
 # %% [markdown]
-# Here is one pair of layers, drawn while it runs: what is written on the arrows are the shapes that
-# its modules returned a moment ago. The boxes bear the names of the modules in the code.
+# Here is one pair of layers. The boxes carry the names of the modules in the code, and the shapes
+# were recorded in a real run.
 
 
 # %%
@@ -299,14 +294,14 @@ plotting.save(
 )
 
 # %% [markdown]
-# (What chapter 03 calls $x_t$, the values that S writes into its state, is the output of `x_proj`.
-# The code calls the stream `x` as well; here it is $z$.)
+# Chapter 03's $x_t$, the values that S writes into its state, is the output of `x_proj`. The code
+# also calls the stream `x`; in the text it is $z$.
 #
 # ## 2 · The whole model
 #
-# An embedding turns ids into vectors, the blocks work on the stream, a last norm and a matrix turn
-# it into *logits*, one number per possible next id. Where embedding and matrix are the same
-# (*tied*), the model has one table of words instead of two. That is all:
+# An embedding turns ids into vectors, the blocks work on the stream, and a last norm and a matrix
+# turn the stream into *logits*, one number per possible next id. If the embedding and that matrix
+# are the same (*tied*), the model has one table of words instead of two. Here it is in eight lines:
 
 
 # %%
@@ -334,7 +329,7 @@ with torch.no_grad():
     model.blocks[0], model.blocks[2] = model.blocks[2], model.blocks[0]
 
 # %% [markdown]
-# The model is causal: where one id is changed, no logits move that stand before it.
+# The model is causal. If you change one id, no earlier logits move.
 
 # %%
 changed = ids.clone()
@@ -345,10 +340,10 @@ check("nothing before token 7 moves with it", moved[:, :7], logits[:, :7])
 _ = must_differ("token 7 and what follows", moved[:, 7:], logits[:, 7:])
 
 # %% [markdown]
-# What a model does not know is measured by the *cross-entropy*, the mean of $-\log p$ over the ids
-# that really came next. With the natural logarithm its unit is the *nat*; divided by $\log 2$ it is
-# in *bits*. Its exponential is the *perplexity*: guessing among so many equally likely ids would be
-# as hard. Before training the loss is that of guessing among all 256:
+# We measure a model's predictions by the *cross-entropy*, the mean of $-\log p$ over the ids that
+# really came next. With the natural logarithm its unit is the *nat*; divide by $\log 2$ and you get
+# *bits*. Its exponential is the *perplexity*: the number of equally likely ids that would be as
+# hard to guess from. An untrained model should do no better than guessing among all 256:
 
 # %%
 windows = tokens(8, 101, seed=3)
@@ -362,10 +357,9 @@ assert abs(loss - math.log(256)) < 0.05
 # %% [markdown]
 # ## 3 · Patterns as architecture
 #
-# The papers print patterns with spaces, brackets and × as it pleases them. `expand_pattern` spells
-# them out. Cheems has seven SSD modules for every InnerFuncAttn, and an expert layer after each (WM
-# §3.4); with the 24 pairs of layers of Table 7 that is seven pairs SE and one pair IE, three times
-# over:
+# The papers write patterns in various ways, with spaces, brackets and ×, and `expand_pattern`
+# spells them out. Cheems has seven SSD modules for every InnerFuncAttn, and an expert layer after
+# each (WM §3.4). Table 7 has 24 pairs, so we get seven pairs SE and one pair IE, three times over:
 
 # %%
 spelled = expand_pattern("(SE × 7 + IE) × 3")
@@ -374,7 +368,7 @@ assert spelled == preset("cheems-320m").pattern and len(spelled) == 2 * 24
 assert set(spelled) <= set(LAYERS)
 
 # %% [markdown]
-# The systems of the papers, as the presets spell them:
+# Here are the systems of the papers, as the presets spell them. Look for where A and I sit:
 
 # %% tags=["setup"]
 SYSTEMS = {
@@ -440,18 +434,16 @@ plotting.save(
 )
 
 # %% [markdown]
-# **Whose LlaMa?** LlaMa, Mamba-2, Jamba and Cheems are those of WM Table 7 (OTCE is of OTCE Table
-# 8, Cheems v1 of Ch). The tiny presets, small enough to run here, have M or R where these have H.
-# To compare systems of equal size, WM adds routed experts to LlaMa and Mamba-2 (the table's
-# caption; that one is shared, so H, is our reading). The published Llama is AG, the preset
-# `llama-2-7b`; a published Mamba-2 is S alone; the published Jamba is the preset `jamba-52b`. Doge
-# is one sentence in WM §5, "multiple CDMoE" after each InnerFuncAttn: two of them, and all sizes,
-# are ours.
+# LlaMa, Mamba-2, Jamba and Cheems are the systems of WM Table 7; OTCE comes from OTCE Table 8, and
+# Cheems v1 from Ch. To compare systems of equal size, WM adds routed experts to LlaMa and Mamba-2
+# (the table's caption). We read them as experts with a shared one, so H; the tiny presets have M or
+# R instead. The published Llama is AG (`llama-2-7b`), a published Mamba-2 is S alone, and the
+# published Jamba is `jamba-52b`. WM §5 describes Doge in one sentence, with "multiple CDMoE" after
+# each InnerFuncAttn. That there are two, and all sizes, are our choice.
 
 # %% [markdown]
-# A table of the papers can be checked for itself. OTCE Table 5 prints, beside each pattern, which
-# share of its layers are experts, in per cent. Some of its rows (its E is a routed mixture, R
-# here):
+# OTCE Table 5 prints, beside each pattern, the percentage of layers that are experts (its E is our
+# R). Let's check four rows, and look at the layer each pattern ends in:
 
 # %%
 otce_table_5 = {"SM SM SM SR AM SR SM AM": 12.5, "SM SR SR SR AM SM SM AM": 18.75}
@@ -465,28 +457,27 @@ for row, printed in otce_table_5.items():
     assert (last == "S") == (printed == 25)
 
 # %% [markdown]
-# The marked row ends in a state layer, where the paper's own argument (§3.3 and
-# §4.2, here in section 4) wants attention.
+# The marked row ends in a state layer, although the paper argues (§3.3 and §4.2, see section 4) for
+# attention there.
 
 # %% [markdown]
 # ## 4 · Why states before attention
 #
-# OTCE orders its layers by a story of reading: observe, think, conceive, express. Put plainly: a
-# state layer gathers, attention picks out what was gathered. Here is a task to test it on. A row
-# holds keys and values in turn, then some keys again, and each has to be answered with its value:
+# OTCE orders its layers as observe, think, conceive, express: a state layer gathers, and attention
+# picks from what was gathered. Does the order matter? Here is a task to test it. A row lists
+# key–value pairs, then shows the keys again, and the model has to answer each key with its value:
 #
 # > k₁ v₁ k₂ v₂ … k₈ v₈ | k₅ → v₅, k₁ → v₁, …
 #
-# Attention finds a token by its content. But the token that holds the answer, $v_5$, does not
-# contain $k_5$: its neighbour does. So $v_5$ has to be told first who stands before it. That is
-# local work, which a state layer with a convolution (`position="conv"`) can do; after it, one look
-# is enough. In the other order attention looks before anything was gathered, and the state layer
-# behind it would have to hold eight key–value pairs in its state. (With rotation, as in the Cheems
-# presets, S has no such look at the neighbour built in, but $C_t \cdot B_s$ depends on $t - s$, so
-# one can be learned; whether the trained models do it so, we have not looked. A always has rotary
-# positions.)
+# Attention finds a token by its content. But the token with the answer, $v_5$, does not contain
+# $k_5$; its neighbour does. So some layer first has to tell $v_5$ which token precedes it. A state
+# layer with a convolution (`position="conv"`) can do this local work, and one look by attention
+# then finishes the job. In the order AS, attention looks before anything was gathered, and the
+# state layer would have to hold eight pairs in its state.
 #
-# The data, and one short row of it:
+# With rotation, as in the Cheems presets, S has no built-in look at the neighbour. It can learn
+# one, because $C_t \cdot B_s$ depends on $t - s$. We haven't checked whether the trained models do.
+# A always has rotary positions.
 
 
 # %%
@@ -508,8 +499,8 @@ print("row    ", *(f"{i:4}" for i in row[0].tolist()))
 print("answer ", *(f"{i:4}" if i >= 0 else "   ." for i in targets[0].tolist()))
 
 # %% [markdown]
-# The model: the layers of a pattern without state mixers, of width 64. The measure: the share of
-# questions that it answers rightly.
+# The model has the layers of a pattern without state mixers, at width 64. We count the share of
+# questions that it answers correctly.
 
 
 # %%
@@ -525,7 +516,7 @@ def share_right(logits, targets):
 
 
 # %% [markdown]
-# The training: every step sees fresh rows, so there is nothing to learn by heart.
+# Every training step sees fresh rows, so the model can't memorise them.
 
 
 # %%
@@ -547,7 +538,7 @@ def learn_to_recall(pattern, steps, position="conv", seed=0):
 
 
 # %% [markdown]
-# The result, after 200 steps:
+# Before you run it: which order learns the task in 200 steps?
 
 # %%
 runs = read_record("07_orders")["right"]["conv"]
@@ -561,8 +552,8 @@ for pattern in ("SA", "AS"):
 assert share["SA"] > 0.8 > 0.4 > share["AS"]
 
 # %% [markdown]
-# What can be had without any recall? Earlier answers stand in the row, so one can name the value
-# that was shown most often and is not yet used up, whatever the key:
+# How well can a model do without recalling anything? Earlier answers are visible in the row, so a
+# guesser can ignore the key and name the most frequent value that is still unused:
 
 
 # %%
@@ -581,8 +572,8 @@ print("by question:", *(f"{share:.2f}" for share in right), f"  in the mean {sum
 assert abs(sum(right) / 8 - ELIMINATION) < 0.01 and right[-1] == 1 and right == sorted(right)
 
 # %% [markdown]
-# So a share of up to 0.39 is no evidence of recall. Five patterns, five runs each, with two of the
-# ways in which S can know positions (chapter 04):
+# So a share of up to 0.39 is no evidence of recall. Now we train five patterns, five runs each, and
+# give S its positions in two ways (chapter 04):
 
 # %%
 runs = read_record("07_orders")["right"]
@@ -629,18 +620,21 @@ plotting.save(
 )
 
 # %% [markdown]
-# (`python book/records.py 07_orders`. Each line is one run, with a seed of its own; the quiet one
-# is elimination. AA has no S, so its runs are the same twice.)
+# The record comes from `python book/records.py 07_orders`. Each line is one run with its own seed,
+# and the grey line is elimination. AA has no S, so its runs are the same in both rows.
 
 # %% [markdown]
-# **State before attention** is what counts here: in 400 steps every run of SA learns to recall, and
-# none of AS gets past elimination, with either source of position. (Two layers of attention can do
-# it in principle, one copying and one looking up (Olsson et al. 2022); no run of AA found it.)
+# **Order matters here.** With either source of position, every run of SA learns to recall in 400
+# steps, and no run of AS beats elimination. Some losing runs are still rising at step 400, so this
+# says nothing about longer training. Nor does it show that the *state* does the work. With the
+# convolution, a look at the neighbour is all that the argument above needs, and we ran no control
+# with the state switched off. Two layers of attention can solve the task in principle, one copying
+# and one looking up (Olsson et al. 2022), but no run of AA found the solution.
 #
-# **A state layer at the end** is no obstacle with the convolution: all five runs of SAS get there.
-# With rotation three of five do in 400 steps, and the other two end near elimination. How much do
-# more steps help, and what does the last layer contribute in the end? Leave it out of the trained
-# model, and ask again:
+# **A state layer at the end** does no harm with the convolution: all five runs of SAS learn the
+# task. With rotation three of five do in 400 steps, and the other two end near elimination. Do more
+# steps help, and what does the last layer contribute? Train those runs for 1,000 steps, then remove
+# the last layer and test again:
 
 
 # %%
@@ -681,39 +675,39 @@ change = sorted(lost for runs in learned.values() for _, lost in runs)
 assert change[-1] == last > 0.05 and change[-2] < 0.01
 
 # %% [markdown]
-# (`python book/records.py 07_longer`.) After 1,000 steps four of the five runs with rotation have
-# found the way; the fifth gets what elimination gets. In eight of the nine models that did, the
-# last layer can be left out, and the answers stay right to within 1 %: what attention found passes
-# the state layer on the residual stream. In the ninth, which found the way last, 93 % stay right.
-# So a state layer at the end can be harmless once trained, and with rotation training may be slower
-# for it. (One task, models of three layers, five runs each: no more than that.)
+# After 1,000 steps (`python book/records.py 07_longer`) four of the five runs with rotation have
+# learned the task; the fifth does no better than elimination. In eight of the nine models that
+# learned it, removing the last layer costs less than one point of accuracy: what attention found
+# travels past the state layer on the residual stream. The ninth, which learned last, drops to 93 %.
+# So a trained state layer at the end can be harmless, though with rotation it may slow training
+# down. This is one task, with models of three layers and five runs each.
 #
 # OTCE argues that a model should not end in a state layer (§3.3), and so does Ch:
 #
-# > "Considering that the SSD module at the end of the model will lead to knowledge routing bias
-# > within a certain range, the SSD module is not used at the end of the model." (Ch §3.4)
+# > "Considering that the SSD module at the end of the model will lead to knowledge routing bias within a certain range, the SSD module is not used at the end of the model." (Ch §3.4)
 #
-# *Knowledge routing bias* is OTCE's word (§4.2) for this: attention carries each piece of knowledge
-# to the token that answers with it, and state layers behind the attention weaken that. The evidence
-# is OTCE Table 2: two models of 8 pairs of layers, the last one SM or AM, with perplexities 2.53
-# and 2.51 after pre-training, 1.98 and 1.69 after fine-tuning. Two remarks:
+# *Knowledge routing bias* is OTCE's term (§4.2): attention carries each piece of knowledge to the
+# token that answers with it, and state layers behind the attention weaken it. The evidence is OTCE
+# Table 2, with two models of 8 pairs whose last is SM or AM. Their perplexities are 2.53 and 2.51
+# after pre-training, and 1.98 and 1.69 after fine-tuning. The second difference is large, but two
+# things limit it:
 #
-# - It is one number each, of a model that has one layer of attention against one that has two. So
-#   it does not separate *where* from *how many*.
-# - Both are trained as *GLM* (Du et al. 2022; OTCE §4.1): spans of the text are cut out, and the
-#   model fills them in token by token with the rest of the text in sight. Perplexities of such gaps
-#   cannot be set beside those of a model that only sees what came before.
+# - The models have one layer of attention and two, so the table can't separate *where* from *how
+#   many*. With one number per model and stage, we can't judge the variation between runs either.
+# - Both are trained as *GLM* (Du et al. 2022; OTCE §4.1): the model fills in spans cut out of a
+#   text, with the rest of the text in view. Those perplexities can't be compared with a causal
+#   model's.
 #
 # ## 5 · What it costs: parameters
 #
-# A model need not be made to be counted: every layer is a handful of matrices. On the *meta device*
-# tensors have shapes and no contents, so `count_parameters` makes the layers without their memory.
-# By hand, the parameters of one layer are, letter by letter:
+# You can count a model's parameters without allocating it, because every layer is a handful of
+# matrices. `count_parameters` builds the layers on the *meta device*, where tensors have shapes but
+# no contents. By hand, one layer has:
 #
 # | letter | parameters | of |
 # |---|---|---|
 # | S | $2\,d\,hp + 2\,d\,gn + dh + 3h$ | $x$ and way out; $B$, $C$; $\Delta$; its bias, $A$, $D$ |
-# | | $+\,d_{conv}\,(hp + 2gn)$ | the convolution, where there is one |
+# | | $+\,d_{conv}\,(hp + 2gn)$ | the convolution, if there is one |
 # | A | $2d^2 + 2\,d\,gp$ | queries and way out; keys and values |
 # | I | $2d^2 + d\,gp$ | queries and way out; keys |
 # | | $+\,\mathrm{S}$ with $g = 1$ | values: from SSD |
@@ -731,13 +725,13 @@ assert change[-1] == last > 0.05 and change[-2] < 0.01
 # | K | $3df + d\,d'$ | a shared gated MLP; the way to width $d'$ |
 # | | $+\,2m\,h\,(d' + r) + e\,(2d' + d)$ | queries; keys; three tables |
 #
-# ($gp$ is the width of all keys together; in P, E and K, $h$ counts the heads of the retrieval. The
-# gate mask of I, a table of positions, is left out.) Around the $L$ layers of a model come $L + 1$
-# norms and the embedding, twice where the matrix of the logits is another:
+# Here $gp$ is the width of all keys together, and in P, E and K $h$ counts the retrieval heads. We
+# leave out I's gate mask, a table of positions. Around its $L$ layers a model has $L + 1$ norms and
+# the embedding, plus a second table if the matrix of the logits is not tied to it:
 #
 # $$(L + 1)\,d + v\,d \quad\text{or}\quad (L + 1)\,d + 2\,v\,d. \tag{7.2}$$
 #
-# As code, first the sequence mixers:
+# We write the sequence mixers first:
 
 
 # %%
@@ -773,7 +767,7 @@ def mixer_parameters(config):
 
 
 # %% [markdown]
-# The state mixers, dense and routed:
+# Next come the state mixers, dense and routed:
 
 
 # %%
@@ -793,7 +787,7 @@ def routed_parameters(config):
 
 
 # %% [markdown]
-# And those that retrieve:
+# The last three retrieve neurons:
 
 
 # %%
@@ -823,7 +817,7 @@ def around_the_layers(config):
 
 
 # %% [markdown]
-# All letters, for all presets, and for two models that have each letter once:
+# Now compare all letters in all presets, and in two models that contain each letter once:
 
 # %%
 configs = {name: preset(name) for name in PRESETS}
@@ -841,7 +835,7 @@ print(f"{len(counted)} counts in {len(configs)} configurations, {len(checked)} l
 assert checked == set(LAYERS) and {config.inner for config in configs.values()} == INNER
 
 # %% [markdown]
-# And whole models, of which Cheems-320M is written out:
+# The sums over whole models must agree, too; the last line is for Cheems-320M.
 
 # %%
 models = [(sum(by_hand(c)[x] for x in c.pattern), around_the_layers(c)) for c in configs.values()]
@@ -851,10 +845,10 @@ layers, rest = models[list(configs).index("cheems-320m")]
 print(f"Cheems-320M: {layers:,} in layers, {rest:,} around them, together {layers + rest:,}")
 
 # %% [markdown]
-# **Active** are the parameters that take part in one token's logits: of a routed layer the $k$
-# experts chosen, of a table of neurons the rows retrieved. Of the embedding a token meets one row,
-# which is not counted; the matrix of the logits is, wholly. (Where the two are tied, the table is
-# counted once, as that matrix.)
+# The **active** parameters take part in one token's logits: in a routed layer the $k$ chosen
+# experts, in a table of neurons the rows retrieved. The matrix of the logits counts fully. The
+# embedding doesn't count, because a token reads one row of it; a tied table counts once, as the
+# matrix of the logits.
 
 
 # %%
@@ -874,8 +868,8 @@ wrong = torch.tensor([total_and_active(config)[0] for config in tied])
 _ = must_differ("one table of words instead of two", wrong.double(), totals.double())
 
 # %% [markdown]
-# (With its embedding Mixtral has 12.88 billion active parameters, which is the 12.9 of L22's table;
-# without it, 12.75.) All presets that stand for a system of the papers:
+# With its embedding Mixtral has 12.88 billion active parameters, which is the 12.9 of L22's table;
+# without it, 12.75. Here are all presets that stand for a system of the papers:
 
 # %%
 print(f"{'preset':16} {'letters':>7} {'parameters':>15} {'active per token':>17}")
@@ -887,15 +881,13 @@ with_table = total_and_active(preset("mixtral-8x7b"))[1] + 32_000 * 4096
 assert round(with_table / 1e8) == 129
 
 # %% [markdown]
-# What these numbers say, and what they do not:
-#
-# **Llama 2, Mistral and Mixtral** come out to the last digit. Their sizes are public, so this
-# checks the counting.
+# **Llama 2, Mistral and Mixtral** match to the last digit. Their sizes are public, so this checks
+# our counting.
 #
 # **The eight models of WM Table 7** lie within 1 % of their names *because we chose $f$ so*: the
-# table gives widths, heads, states and experts, but not the feed-forward width. So their totals
-# confirm that such a width exists, and no more. The table's caption wants active parameters "as
-# close as possible" too. But once $f$ is fixed by the total, they follow:
+# table doesn't give the feed-forward width. These totals show that a suitable width exists, and no
+# more. (`cheems-v1-1.3b` isn't among the eight. It has 1.18 billion parameters.) The caption also
+# wants the active parameters "as close as possible", but once the total fixes $f$, they follow:
 
 # %%
 for size, nominal in (("320m", 320e6), ("1.3b", 1.3e9)):
@@ -912,17 +904,18 @@ assert round(neurons / 1e6) == 814 and cheems < 0.61 * llama
 
 # %% [markdown]
 # The tables of neurons hold 814 of Cheems' 1,300 million parameters, and a token reads at most 64
-# of the 8,281 rows of each: so 0.49 billion are active, where LlaMa has 0.82.
+# of the 8,281 rows of each. So 0.49 billion are active, against LlaMa's 0.82. At 320 million the
+# order is reversed: Cheems has the most active parameters of the four.
 #
-# **OTCE Table 1** has 283M parameters for its Jamba and 281M for OTCE. It gives $f$, but neither
-# the vocabulary nor whether the embedding is tied. With the 50,277 ids of the tokenizer of GPT-NeoX
-# (the one that WM names) and a tied embedding ours have 98M and 97M less. Those could be words; we
-# cannot tell.
+# **OTCE Table 1** gives 283M parameters for its Jamba and 281M for OTCE. It gives $f$, but neither
+# the vocabulary nor whether the embedding is tied. With the 50,277 ids of GPT-NeoX's tokenizer
+# (which WM names) and a tied embedding, our models have 98M and 97M less. The gap may be in the
+# embedding tables; we can't tell.
 #
-# **Jamba (52B)** comes to 50.5 billion. Part of the difference is that Mamba's layer multiplies
-# what it read by SiLU($x W$) before its way out, a gate with a matrix $W$ of $d \cdot hp$
-# parameters that our S does not have. With it there are 51.45, half a billion from the rounded 52;
-# the other differences between the two layers are not counted here.
+# **Jamba (52B)** comes to 50.5 billion. Part of the gap is a gate: Mamba's layer multiplies its
+# output by SiLU($x W$), where $W$ has $d \cdot hp$ parameters, and our S has no such gate. With it
+# we count 51.45 billion, half a billion short of the rounded 52. We haven't counted the other
+# differences.
 
 # %%
 for name, printed, missing in (("jamba-283m", 283, 98), ("otce-281m", 281, 97)):
@@ -939,12 +932,14 @@ assert c.pattern.count("S") == 28 and 51.4e9 < total + gates < 51.5e9
 # %% [markdown]
 # ## 6 · What it costs: FLOPs per token
 #
-# A matrix costs a token that meets it two operations per entry, a multiplication and an addition.
-# What happens *between* tokens has no parameters and is counted apart, per token:
+# Each entry of a matrix costs a token two operations, a multiplication and an addition. The work
+# *between* tokens has no parameters, so we count it separately, per token:
 #
-# - attention at context $l$: scores $2\,l\,d$ and sums $2\,l\,d$, together $4\,l\,d$;
+# - attention at context $l$: scores $2\,l\,d$ and sums $2\,l\,d$, together $4\,l\,d$. This counts
+#   scores for all $l^2$ pairs, as a plain implementation computes them; a causal kernel skips the
+#   future and does half.
 # - SSD in chunks of $l_c$ tokens (chapter 03): $2\,(l_c\,gn + l_c\,hp)$ inside a chunk, $4\,n\,hp$
-#   to write the state and read it. There is no $l$ in it, where $l_c$ divides $l$.
+#   to write the state and read it. If $l_c$ divides $l$, the cost doesn't depend on $l$.
 
 
 # %%
@@ -978,7 +973,7 @@ def feed_forward_flops(config):
 
 
 # %% [markdown]
-# A model costs what its letters cost, and the logits:
+# A model costs what its letters cost, plus the logits:
 
 
 # %%
@@ -988,9 +983,8 @@ def flops_per_token(config, length):
 
 
 # %% [markdown]
-# PyTorch can count the products of matrices that a run really makes. It passes over torch's fused
-# attention for the CPU, so we ask for the implementation that it calls MATH, which is written as
-# products.
+# PyTorch can count the matrix products of a real run. It doesn't count torch's fused attention on
+# the CPU, so we ask for the MATH implementation, which is written as products.
 
 
 # %%
@@ -1020,7 +1014,7 @@ check("FLOPs by hand = counted", predicted, counted)
 _ = must_differ("one operation per entry of a matrix", predicted / 2, counted)
 
 # %% [markdown]
-# These lengths are multiples of the chunk of 64. A chunk that is not full costs something else:
+# These lengths are multiples of the chunk of 64. A partly filled chunk costs a different amount:
 
 # %%
 config = preset("mamba2-tiny")
@@ -1029,10 +1023,10 @@ print(*(f"{length} tokens: {flops:,.0f}" for length, flops in partial.items()), 
 assert partial[32] < partial[128] == flops_per_token(config, 128) < partial[100]
 
 # %% [markdown]
-# The counter sees products of matrices and nothing else: not norms, softmax, decays, the
-# convolution ($2\,d_{conv}$ operations per channel), nor the neurons that E retrieves, which an
-# embedding bag reads ($4 k d$ operations per head of retrieval). The last two at 320 million
-# parameters, per token and layer:
+# The counter sees only matrix products. It misses norms, softmax, decays, the convolution
+# ($2\,d_{conv}$ operations per channel), and the neurons that E retrieves with an embedding bag ($4
+# k d$ operations per retrieval head). How much are the last two, per token and layer, at 320
+# million parameters?
 
 # %%
 c, with_conv = preset("cheems-320m"), preset("mamba2-320m")
@@ -1046,8 +1040,8 @@ for letter, left_out, counted in (
     assert left_out < 0.02 * counted
 
 # %% [markdown]
-# On the meta device Cheems-320M can be counted in full (H cannot, for how many tokens an expert
-# gets depends on values):
+# On the meta device we can count all of Cheems-320M. (With H we couldn't, because the number of
+# tokens per expert depends on values.)
 
 # %%
 counted = counted_flops(c, 1024, device="meta")
@@ -1055,7 +1049,8 @@ print(f"Cheems-320M at 1,024 tokens: {counted:,.0f} operations per token")
 assert counted == flops_per_token(c, 1024)
 
 # %% [markdown]
-# Four systems of 320 million parameters, split by what the operations are spent on:
+# Now split the cost of four systems of 320 million parameters. Watch the share that attention
+# spends on looking back:
 
 # %% tags=["setup"]
 PARTS = {
@@ -1143,26 +1138,23 @@ plotting.save(
 )
 
 # %% [markdown]
-# At a thousand tokens the four cost 0.36 to 0.45 GFLOP per token. At a hundred thousand LlaMa does
-# little else than look back. Cheems has an eighth of its attention layers, and an eighth of that
-# cost: less, and not none.
-#
-# This is the cost per token of a *prefill*, the one call that reads a whole prompt, as torch makes
-# it: with scores for all $l^2$ pairs of tokens. A token sees only itself and those before it, on
-# average $(l + 1)/2$, so a kernel that leaves out the future does half of the looking back.
+# At a thousand tokens the four cost 0.36 to 0.45 GFLOP per token. At 131,072 LlaMa does little but
+# look back. Cheems has an eighth of the attention layers, so it pays an eighth of that cost. These
+# are costs per token of a *prefill*, the call that reads a whole prompt, with scores for all pairs.
+# A causal kernel would halve the part that looks back.
 #
 # ## 7 · What it remembers
 #
-# To write one more token a model needs what it has kept of those before. Attention keeps a key and
-# a value per token, a state layer one state. `model(ids)` returns all of it as one value, a
-# `ModelCache` of three fields, and takes it back:
+# To write one more token, a model needs what it kept of the earlier tokens: attention keeps a key
+# and a value for each, and a state layer keeps one state. `model(ids)` returns all of it as a
+# `ModelCache`, and takes it back in the next call. The cache has three fields:
 #
-# - `layers`: one entry per letter. `None` for a state mixer; for S an `SSDCache` of `state` (b, h,
-#   p, n) and, with a convolution, `conv`, its last $d_{conv} - 1$ inputs; for A and I an
-#   `AttentionCache` of `k`, `v` and `position_ids`, an axis of tokens in each, `real` where there
-#   was padding, and for I with SSD inside also its cache, `inner`;
-# - `n_tokens` (b,): the number of real tokens so far, which is the position of the next;
-# - `pattern`: that of the model.
+# - `layers`: one entry per letter. A state mixer has `None`. S has an `SSDCache` of `state` (b, h,
+#   p, n) and, with a convolution, `conv`, its last $d_{conv} - 1$ inputs. A and I have an
+#   `AttentionCache` of `k`, `v` and `position_ids`, each with an axis of tokens, and `real` if
+#   there was padding; I with SSD inside adds that layer's cache, `inner`.
+# - `n_tokens` (b,): the number of real tokens so far, which is the position of the next.
+# - `pattern`: the model's pattern.
 
 # %%
 config = replace(preset("cheems-v1-tiny"), position="conv", chunk_size=16)
@@ -1178,12 +1170,12 @@ for i in (0, 1, 14):
 print("n_tokens", cache.n_tokens.tolist())
 
 # %% [markdown]
-# The first call of a prompt is its *prefill*; a call with the rest of it a *continued* prefill; one
-# with a single token is *decoding*. It is one function, and in whatever pieces the ids come, the
-# logits must be those of one pass. To be worth anything the test has to cross borders of chunks,
-# and its states have to live longer than a chunk (chapter 03). Here S works in chunks of 16, the
-# SSD inside I in chunks of 64, `long_memory` makes all states decay more slowly, and the pieces are
-# cut at 61 and 130, then token by token.
+# The first call reads the prompt (*prefill*), a later call with more of it is a *continued*
+# prefill, and a call with a single token is *decoding*. All three are the same function, and
+# however you cut the text, the logits must equal those of one pass. A test of this is worth little
+# unless the cuts cross chunk borders and states outlive a chunk (chapter 03). Here S works in
+# chunks of 16 and the SSD inside I in chunks of 64, `long_memory` slows all decays, and we cut at
+# 61 and 130, then after every token.
 
 
 # %%
@@ -1203,8 +1195,8 @@ with torch.no_grad():
     check("prompt, rest, single tokens = one pass", pieces, whole)
 
 # %% [markdown]
-# Do the states live longer than a chunk? With $\Delta$ at its bias, a head keeps
-# $e^{l_c A \Delta}$ of its state over a chunk of $l_c$ tokens:
+# Do the states outlive a chunk? If we set $\Delta$ to its bias alone, a head keeps $e^{l_c A
+# \Delta}$ of its state over a chunk of $l_c$ tokens. This is the slowest head of each layer:
 
 # %%
 states = [module for module in model.modules() if isinstance(module, SSD)]  # the last inside I
@@ -1215,8 +1207,8 @@ print("over a chunk the slowest head keeps", *(f"{share:.2f}" for share in slowe
 assert slowest.min() > 0.4 and [m.chunk_size for m in states] == [16] * 7 + [64]
 
 # %% [markdown]
-# They do. A cache is a value: it is not changed, and may be used twice. And what if a single part
-# of it were lost?
+# At that $\Delta$, every layer has a head that remembers past a chunk. A cache is a value: no call
+# changes it, so you may use it twice. What if you lose a single part of it?
 
 
 # %%
@@ -1249,17 +1241,17 @@ with torch.no_grad():
 # %% [markdown]
 # ### Padding
 #
-# Prompts of different lengths go into one batch: the short ones are filled up, and a mask says
-# which tokens are real. What stands at the others may make no difference. Four measures see to it:
+# To batch prompts of different lengths, we pad the short ones, and a mask says which tokens are
+# real. Whatever stands in the padded positions must not affect the result. That takes four
+# measures:
 #
-# - *State*: padding gets $\Delta = 0$, so its decay is $e^0 = 1$ and its write 0 (chapter 03, where
-#   $\Delta = 0$ leaves the state alone).
-# - *Convolution*: its inputs at padding are taken out, and the real ones moved together, so that
-#   the token before a real token is the real one before it.
+# - *State*: padding gets $\Delta = 0$, so its decay is $e^0 = 1$ and its write 0 (chapter 03).
+# - *Convolution*: we remove its inputs at padding and close the gap, so that each real token has
+#   the previous real one as its neighbour.
 # - *Attention*: no query may look at padding (chapter 05).
 # - *Positions* count real tokens: the cumulative sum of the mask, less 1.
 #
-# The first two, each by itself. A step of 0 leaves no trace:
+# First the state. A step of 0 leaves no trace:
 
 # %%
 generator = torch.Generator().manual_seed(5)
@@ -1274,7 +1266,7 @@ silent = ssd(x * real[:, None, None], dt, A, B, C, chunk_size=16)
 _ = must_differ("x = 0: nothing is written, but the state decays", silent[:, real], alone)
 
 # %% [markdown]
-# And for a convolution it is not enough to set padding to 0:
+# For a convolution, setting the padding to 0 isn't enough:
 
 # %%
 u, weight = (torch.randn(*shape, generator=generator) for shape in ((1, 40, 4), (4, 4)))
@@ -1285,8 +1277,8 @@ zeros, _ = short_convolution(u * real[:, None], weight)
 _ = must_differ("padding set to 0 and not taken out", zeros[:, real], alone)
 
 # %% [markdown]
-# The whole model, on one full row and one with padding in front and in its middle, each time longer
-# than a chunk of S and than one of the SSD inside I:
+# Now test the whole model on one full row and one with padding at the start and in the middle. Each
+# stretch of padding is longer than a chunk of either kind:
 
 # %%
 filled = tokens(2, 250, seed=6)
@@ -1306,8 +1298,8 @@ print("positions of the next tokens:", cache.n_tokens.tolist())
 # %% [markdown]
 # ### Bytes
 #
-# How large does a cache get? `cache_bytes` computes it from the configuration, part by part, and
-# for running models the prediction is the size of what they hold:
+# How large does a cache get? `cache_bytes` computes its size from the configuration, part by part,
+# and we can compare that with what running models hold:
 
 # %%
 names = ("llama-tiny", "mamba2-tiny", "jamba-tiny", "cheems-tiny", "cheems-v1-tiny")
@@ -1324,8 +1316,8 @@ check("cache_bytes = bytes of the tensors", predicted, held)
 _ = must_differ("one row", predicted.double() / 3, held.double())
 
 # %% [markdown]
-# The parts, by default for a model in 16 bit, whose states are kept in 32 and positions in 64.
-# Before any token there are the states, and the 8 bytes of `n_tokens`:
+# By default `cache_bytes` assumes a model in 16 bit that keeps states in 32 and positions in 64.
+# Before the first token there are only the states, and the 8 bytes of `n_tokens`:
 
 # %%
 for context in (0, 1000):
@@ -1335,7 +1327,7 @@ for context in (0, 1000):
 assert cache_bytes(preset("cheems-320m"), 0).states == 21 * 12 * 64 * 128 * 4  # 21 S, (h, p, n)
 
 # %% [markdown]
-# The lecture's table (L22, "Jamba") has the keys and values of four models at 256 K tokens, in
+# The lecture's table (L22, "Jamba") lists the keys and values of four models at 256 K tokens, in
 # gigabytes:
 
 # %%
@@ -1346,10 +1338,10 @@ for name, printed in lecture.items():
     assert gib == printed
 
 # %% [markdown]
-# It agrees to the digit if GB is read as $2^{30}$ bytes and K as $2^{10}$. Mistral looks back 4,096
-# tokens at most, so that a cache that drops the rest needs less. And Jamba keeps something besides:
-# the states of 28 state layers, here in 32 bit, the inputs of their convolutions, and, in our
-# cache, the position of every key.
+# We agree to the digit if GB means $2^{30}$ bytes and K means $2^{10}$. Mistral looks back at most
+# 4,096 tokens, so a cache that drops the rest needs less. Jamba also keeps the states of 28 state
+# layers (here in 32 bit), the inputs of their convolutions, and, in our cache, the position of
+# every key.
 
 # %%
 jamba = cache_bytes(preset("jamba-52b"), 256 * 1024)
@@ -1363,7 +1355,7 @@ assert mistral == 2**29 and 15.2 < whatever < 15.4
 assert jamba.states == cache_bytes(preset("jamba-52b"), 0).states
 
 # %% [markdown]
-# Against the context, for the four systems of 320 million parameters:
+# Here is the cache against context, for the four systems of 320 million parameters:
 
 # %%
 contexts = [2**i for i in range(6, 21)]
@@ -1394,18 +1386,18 @@ plotting.save(
 )
 
 # %% [markdown]
-# At 64 tokens LlaMa's cache is the smallest of the four, from 256 on the largest.
+# At 64 tokens LlaMa's cache is the smallest of the four, because the others already hold their
+# states. From 256 on it is the largest.
 
 # %% [markdown]
 # ## 8 · Writing
 #
-# To write is to run the model, choose the next id from its logits, append it, and go on. With
-# *greedy* choice, the largest logit, there is one right answer: 200 ids, chosen one at a time with
-# the cache, must be those that a single pass over the finished text would choose. (The chunks of
-# this model have 64 tokens, so the text crosses three of their borders.) The strict test is that of
-# the logits in section 7, for an id moves only where another logit becomes the largest. An
-# untrained model with a short memory soon repeats a few ids for ever, which tests next to nothing;
-# `long_memory` keeps this one lively.
+# To write, run the model, choose the next id from its logits, append it, and repeat. *Greedy*
+# choice takes the largest logit, so there is one right answer: 200 ids chosen one by one with the
+# cache must equal those that a single pass over the finished text would choose. The text crosses
+# three chunk borders. Section 7's test of the logits is stricter, because an id changes only if
+# another logit becomes the largest. Without `long_memory` an untrained model soon repeats a few
+# ids, which tests next to nothing.
 
 # %%
 _ = torch.manual_seed(3)
@@ -1425,8 +1417,8 @@ print(f"{different} different pairs of neighbours among 200 ids")
 assert model.config.chunk_size == 64 and different > 100
 
 # %% [markdown]
-# What if a part of the cache is lost once, after 121 ids? We hand in the right text all the same,
-# so that one wrong id does not bring the next; the share of next ids that are still chosen:
+# What if we lose part of the cache once, after 121 ids? We feed the original text, so one wrong id
+# doesn't cause the next, and count the ids that are still chosen:
 
 # %%
 with torch.no_grad():
@@ -1440,15 +1432,17 @@ with torch.no_grad():
         assert share < 1
 
 # %% [markdown]
-# `stream` (no relative of the residual stream) yields the same ids one by one, as they are chosen:
+# Without the keys, 98 % of the choices stay the same. This untrained model hardly uses its one
+# attention layer, so the greedy test says little about the attention cache. `stream` (no relative
+# of the residual stream) yields the same ids one at a time:
 
 # %%
 one_by_one = torch.stack(list(stream(model, prompt, 20, Sampling(temperature=0))), dim=1)
 check("id by id = all at once", one_by_one, new[:, :20])
 
 # %% [markdown]
-# Greedy text tends to repeat itself (Holtzman et al. 2020). So one draws, from
-# $\mathrm{softmax}(\text{logits}/T)$, three options in this order:
+# Greedy text tends to repeat itself (Holtzman et al. 2020). So we draw from
+# $\mathrm{softmax}(\text{logits}/T)$ instead, with three options, applied in this order:
 #
 # 1. a *temperature* $T$: below 1 it sharpens;
 # 2. `top_k` keeps the $k$ likeliest ids;
@@ -1474,7 +1468,7 @@ options = {
 }
 
 # %% [markdown]
-# In 20,000 draws the share of each id is its probability, to within 0.015:
+# Over 20,000 draws, each id's share matches its probability to within 0.015:
 
 # %%
 for title, option in options.items():
@@ -1489,8 +1483,8 @@ cold = probabilities(logits, temperature=0.5)
 _ = must_differ("another temperature", cold, probabilities(logits), at_least=0.02)
 
 # %% [markdown]
-# How many ids top_p keeps depends on how sure the model is. And the order matters: top_p sums up
-# what top_k has left, which was scaled to sum to 1.
+# How many ids top_p keeps depends on how sure the model is. And order matters: top_p sums what
+# top_k has left, rescaled to sum to 1.
 
 # %%
 sure, unsure = torch.tensor([5.0, 0, 0, 0, 0, 0]), torch.zeros(6)
@@ -1523,10 +1517,10 @@ plotting.save(
 # %% [markdown]
 # ## 9 · Training on real text
 #
-# The text is the reference manual that Python carries inside itself, about 465,000 bytes of
-# English and code; a model reads bytes, so there is no tokenizer to explain. The last tenth is held
-# out. Before training, know what has to be beaten. The *bigram* model counts which byte follows
-# which, and predicts by the counts:
+# Our text is the reference manual inside Python, about 465,000 bytes of English and code. The model
+# reads bytes, so there is no tokenizer to explain. We hold out the last tenth. Before training, fix
+# the baseline to beat. The *bigram* model counts which byte follows which, and predicts by those
+# counts:
 
 # %%
 manual = text.text_to_ids(text.read_text())
@@ -1545,7 +1539,7 @@ print("on the text whose pairs were counted it does worse, by more than 0.1")
 assert abs(bigram - recorded) < 0.1 < on_what_was_counted - bigram
 
 # %% [markdown]
-# The loop is the usual one. Without checkpoints, evaluations and refusals, `train` is
+# The loop is the usual one. Without checkpoints, evaluations and error handling, `train` is
 #
 #     for step in range(config.steps):
 #         windows = random_windows(text, config, generator)  # (b, length + 1)
@@ -1559,7 +1553,7 @@ assert abs(bigram - recorded) < 0.1 < on_what_was_counted - bigram
 #         optimizer.step()  # AdamW
 #
 # The learning rate climbs linearly for a tenth of the steps, then falls as a cosine to a tenth of
-# its peak (WM App. C.2). All settings of a run:
+# its peak (WM App. C.2). These are all the settings of a run:
 
 # %%
 settings = TrainConfig(steps=150, batch_size=8, seq_len=128, learning_rate=4e-3, evaluate_every=150)
@@ -1571,7 +1565,7 @@ assert max(rates) == rates[14] == 4e-3 and math.isclose(rates[-1], 4e-4)
 assert all(a < b for a, b in pairwise(rates[:15])) and all(a > b for a, b in pairwise(rates[15:]))
 
 # %% [markdown]
-# A small Cheems, four pairs of layers:
+# We train a small Cheems of four pairs of layers:
 
 # %%
 home = Path("../runs/chapter_07")  # this run's checkpoints, and what the model writes
@@ -1586,17 +1580,17 @@ print("by more than 0.05 nats per byte")
 assert loss < bigram - 0.05
 
 # %% [markdown]
-# Is that loss what we think it is? By hand, on one window:
+# Is that loss what we think it is? Compute it by hand on one window:
 
 # %%
 piece = held_out[:129]
 with torch.no_grad():
     scores = cheems(piece[None, :-1])[0][0].double().log_softmax(dim=-1)
-mean = -scores.gather(1, piece[1:, None]).mean()
+losses = -scores.gather(1, piece[1:, None])  # one for each byte
 measured = torch.tensor(evaluate(cheems, piece, seq_len=128))
-check("held-out loss = mean -log p of the next byte", measured, mean, tol=1e-5)
-present = -scores.gather(1, piece[:-1, None]).mean()
-_ = must_differ("p of the byte that was just read", present, mean)
+check("held-out loss = mean -log p of the next byte", measured, losses.mean(), tol=1e-5)
+present = -scores.gather(1, piece[:-1, None])
+_ = must_differ("p of the byte that was just read", present, losses)
 
 # %% [markdown]
 # Let it write:
@@ -1611,18 +1605,18 @@ print(f"it wrote {new.shape[1]} bytes: runs/chapter_07/written.txt")
 assert new.shape == (1, 300)
 
 # %% [markdown]
-# What it wrote is not shown here, for it depends on this machine's last digits; it stands in the
-# file, and the model beside it. From the project's folder you can let it go on:
+# The text depends on your machine's last digits, so we don't print it here. Open the file and read
+# it. The model is saved beside it, and from the project's folder you can let it continue:
 #
 #     .venv/bin/python -m cheems_ref generate --run runs/chapter_07 --prompt "The "
 #
-# And a model of a text of yours. Killed at any time, the same command goes on from the last
-# checkpoint:
+# You can train on your own text. If you kill this command, run it again and it resumes from the
+# last checkpoint:
 #
 #     .venv/bin/python -m cheems_ref train --text FILE --run runs/mine
 #
-# The same loop for 2,500 steps, with the whole pattern of Cheems, was recorded (`python
-# book/records.py 07_training`, seed 0):
+# We recorded a longer run of 2,500 steps with the whole pattern of Cheems (`python book/records.py
+# 07_training`, one seed, 0):
 
 # %%
 long_run = read_record("07_training")
@@ -1667,26 +1661,26 @@ plotting.save(
 )
 
 # %% [markdown]
-# The held-out part is easier text: the counts of pairs, too, do better on it than on the text they
-# were counted on. So the two curves can meet, as they do after 500 steps, although the model knows
-# its training text better. The gap has grown since, and from step 1,875 on it is all that still
-# grows. What the model writes, at temperature 0.7 and top_p 0.95, in brackets the prompt:
+# At step 500 the held-out loss is no higher than that of the training batches. The held-out part is
+# easier text: even the bigram counts do better on it than on the text they were counted on. By the
+# end there is a gap, 1.18 held out against 0.84 on the batches. After step 1,875 only the gap
+# grows; the held-out loss has stopped falling. Here is what the model writes at temperature 0.7 and
+# top_p 0.95, with the prompt in brackets:
 
 # %%
 for start, continuation in long_run["samples"]:
     print(f"[{start}]{continuation}\n")
 
 # %% [markdown]
-# Most words exist ("ordivoding" and "algnot" do not), the manual's markup is there and much of the
-# grammar; sense is not.
+# Most of the words are real (not "ordivoding", "algnot" or "mathes"), and the manual's markup and
+# much of the grammar are right. It makes no sense.
 #
 # ### A run that is killed
 #
-# Training takes hours, machines fail. A checkpoint holds all that the next step depends on: the
-# parameters, AdamW's two moments of each, the number of the step, and the state of the random
-# numbers that draw the windows. It is written beside its place and renamed into it when it is
-# complete. So a run that is killed and started again goes through *the same* losses, to the last
-# bit:
+# Training takes hours, and machines fail. A checkpoint holds everything that the next step depends
+# on: the parameters, AdamW's two moments for each, the step number, and the state of the random
+# generator that draws the windows. `train` writes it next to its final place and renames it when it
+# is complete. So if you kill a run and restart it, you get *the same* losses, to the last bit:
 
 
 # %%
@@ -1726,7 +1720,7 @@ with TemporaryDirectory() as folder:
     resumed = train(small_model(), short, small, directory=folder, progress_bar=False)
 
 # %% [markdown]
-# Steps 5 and 6 were lost with the kill, and came out the same again:
+# The kill lost steps 5 and 6, and they came out the same again:
 
 # %%
 losses = [torch.tensor(run.losses) for run in (resumed, uninterrupted)]
@@ -1743,9 +1737,8 @@ _ = must_differ("another seed draws other windows", torch.tensor(other.losses), 
 # %% [markdown]
 # ## 10 · Time to write
 #
-# In section 7 a state layer handed on a state, always of the same size, and attention its keys and
-# values, as many as there were tokens. The operations for one more token follow: they grow with the
-# context in attention, and there alone. Counted in the running models:
+# One more token costs more as the context grows, but only in attention: a state always has the same
+# size, while the keys and values grow in number. Let's count the operations in running models:
 
 
 # %%
@@ -1769,10 +1762,10 @@ for name, family in FOUR.items():
     assert far - near == 4 * config.d_model * looking * (512 - 64)
 
 # %% [markdown]
-# The growth is $4d$ operations per token of context and layer of attention. Mamba-2 costs less here
-# than per token of a prefill (section 6, 577,536): one token has no chunk to work in, which saves
-# $2\,l_c\,(gn + hp)$ per S, and the $2\,n\,hp$ of its write are no product of matrices, so not
-# counted.
+# The growth is $4d$ operations per token of context and layer of attention. Why does Mamba-2 cost
+# less here than the 577,536 per token of a prefill (section 6)? A single token has no chunk, which
+# saves $2\,l_c\,(gn + hp)$ per S. And the $2\,n\,hp$ of its write aren't a matrix product, so the
+# counter misses them.
 
 # %%
 c = preset("mamba2-tiny")
@@ -1784,9 +1777,8 @@ print(
 assert flops_per_token(c, 128) - saved == flops_of_one_more_token(c, 64)
 
 # %% [markdown]
-# Measured in time, for
-# models of 7.9 million parameters, one token at a time on 2 cores (from a record, `python
-# tests/bench/bench_model.py --json FILE`):
+# Now measure time. These models have 7.9 million parameters and write one token at a time on 2
+# cores (a record from `python tests/bench/bench_model.py --json FILE`):
 
 # %% tags=["setup"]
 TIMED = {"LlaMa": "AM × 8", "Mamba-2": "SM × 8", "Jamba": "SM SR SM SR AM SR SM SR"}
@@ -1834,19 +1826,18 @@ plotting.save(
 )
 
 # %% [markdown]
-# LlaMa has eight layers of attention, Jamba and Cheems one, and in this run LlaMa's time grows five
-# to six times as much, where the operations grow eight times as much. Nor does it grow evenly: by
-# 1.9, 1.3 and 2.4 µs per token of context between the four lengths. This measurement does not say
-# why. At 256 tokens the four lie within a millisecond of one
-# another; what makes the differences there, this measurement does not say.
+# In this run the operations of LlaMa's eight attention layers grow eight times as much as those of
+# the one in Jamba or Cheems, but its time grows only five to six times as much. Nor is the growth
+# even: 1.9, 1.3 and 2.4 µs per token of context between the four lengths. At 256 tokens the four
+# lie within a millisecond of one another. The measurement explains neither.
 #
 # ## 11 · As printed
 #
-# - WM App. C.2 names the smaller scale 360M; its tables say 320M. It gives 2e-4 as the largest
-#   learning rate; Table 7 gives 3e-4 for the smaller models. (`TrainConfig` has 2e-3, for models a
-#   hundred times smaller.)
-# - Ch Table 2 and Figure 6 are of models with 37.5 % state layers, 12.5 % attention and 50 %
-#   feed-forward, that is 3 : 1. The architecture in the text is 7 : 1, which is not the same:
+# - WM App. C.2 calls the smaller scale 360M; its tables say 320M. It gives 2e-4 as the largest
+#   learning rate, but Table 7 gives 3e-4 for the smaller models. (`TrainConfig` has 2e-3, for
+#   models a hundred times smaller.)
+# - Ch Table 2 and Figure 6 use models with 37.5 % state layers, 12.5 % attention and 50 %
+#   feed-forward, that is 3 : 1. The architecture in the text is 7 : 1:
 
 
 # %%
@@ -1862,9 +1853,9 @@ assert percent("SE × 7 + IE") == {"E": 50, "I": 6.25, "S": 43.75}
 assert TrainConfig().learning_rate == 2e-3
 
 # %% [markdown]
-# - WM Table 7 gives Cheems 3,072 and 8,192 experts. Product keys need a square (chapter 06): with
-#   $\lfloor\sqrt{e}\rfloor$ keys per half, as Listing 8 has it, 47 and 92 of them can never be
-#   found. The presets have the next squares:
+# - WM Table 7 gives Cheems 3,072 and 8,192 experts. Product keys need a square (chapter 06). With
+#   $\lfloor\sqrt{e}\rfloor$ keys per half, as in Listing 8, 47 and 92 of them can never be found.
+#   The presets use the next squares:
 
 # %%
 for printed, name in ((3072, "cheems-320m"), (8192, "cheems-1.3b")):
@@ -1876,9 +1867,9 @@ for printed, name in ((3072, "cheems-320m"), (8192, "cheems-1.3b")):
 # ## 12 · The same model in transformers
 #
 # The papers trained with transformers' Trainer and measured with lm-evaluation-harness (WM App. C).
-# `cheems_lab.hub` hands a model to either: `CheemsForCausalLM` runs the blocks of this chapter, and
-# around them speaks the library's language. Its logits are those of our model, also where the
-# second row begins later:
+# To use either, `cheems_lab.hub` wraps a model as `CheemsForCausalLM`, which runs the blocks of
+# this chapter behind the library's interface. The logits must match ours, even if the second row
+# starts with padding:
 
 # %%
 warnings.filterwarnings("ignore", "IProgress")  # of a package that draws bars
@@ -1898,9 +1889,8 @@ _ = must_differ("without the mask", wrapped(ids).logits[1], logits[1])
 print(f"an instance of {', '.join(kind.__name__ for kind in type(wrapped).mro()[1:3])}")
 
 # %% [markdown]
-# The library keeps what a model remembers in a `DynamicCache`, each layer's by a name that its
-# configuration gives. Here the names follow from the letters. It is written in place: the cache
-# that a prompt returns is the one that the rest goes on with.
+# The library keeps its cache in a `DynamicCache` and picks each layer's kind by a name in the
+# configuration, which we derive from the letters. Unlike ours, this cache is written in place.
 
 # %%
 kept = dict(zip(model.config.pattern, wrapped.config.layer_types, strict=True))
@@ -1915,8 +1905,8 @@ again = wrapped(ids[:, 7:], mask[:, 7:])
 _ = must_differ("the rest, without what came before", again.logits[0], logits[0, 7:])
 
 # %% [markdown]
-# Keys can be taken out of a cache again, as assisted decoding does with drafts that are refused. A
-# state is the sum of all tokens, and the cache says that it cannot:
+# Assisted decoding takes rejected drafts out of the cache again. Keys can be removed, but a state
+# sums over all tokens, so the cache refuses:
 
 # %%
 try:
@@ -1927,8 +1917,8 @@ else:
     raise AssertionError("it was cropped")
 
 # %% [markdown]
-# As `labels` the library takes the ids themselves, and shifts them. Who has shifted them before
-# trains on the byte after the next, and no one objects:
+# Pass the ids themselves as `labels`; the library shifts them. If you shift them yourself, the
+# model learns to predict the byte after next, and nothing warns you:
 
 # %%
 loss = wrapped(ids, labels=ids).loss
@@ -1942,8 +1932,9 @@ check("shifted before: that of the byte after the next", twice.double(), after_n
 _ = must_differ("labels that were shifted before", twice.double(), want)
 
 # %% [markdown]
-# `generate` is the library's own. Greedily it writes what ours writes. Of four beams it returns
-# one, with a score: the mean of $\log p$ over the new bytes. We count it again, with our model.
+# `generate` is the library's own. Its greedy text equals ours. Its beam search keeps four beams and
+# returns one with a score, the mean of $\log p$ over the new bytes, which we recompute with our
+# model.
 
 # %%
 new = generate(model, ids, 20, Sampling(temperature=0))
@@ -1958,7 +1949,7 @@ chosen = scores.gather(-1, beams.sequences[:, 1:, None])[:, 11:, 0]
 check("score of a beam = mean log p", beams.sequences_scores.double(), chosen.mean(1), tol=1e-6)
 
 # %% [markdown]
-# What is written by `save_pretrained` is found by `AutoModelForCausalLM`, to the last bit, and the
+# A model saved with `save_pretrained` loads with `AutoModelForCausalLM`, bit for bit, and the
 # tokenizer's ids are the bytes:
 
 # %%
@@ -1973,35 +1964,34 @@ print(hub.byte_tokenizer()(words).input_ids)
 assert hub.byte_tokenizer()(words).input_ids == list(words.encode())
 
 # %% [markdown]
-# From a run of `train`, `python -m cheems_ref export --run DIR --to FOLDER` writes such a folder,
-# and `python -m cheems_ref evaluate --run DIR` asks lm-evaluation-harness for its bits per byte, a
+# For a run of `train`, `python -m cheems_ref export --run DIR --to FOLDER` writes such a folder.
+# `python -m cheems_ref evaluate --run DIR` makes lm-evaluation-harness measure bits per byte, a
 # cloze, recall and a needle, without the network. `examples/train_with_trainer.py` is the papers'
 # recipe with Trainer.
 
 # %% [markdown]
 # ## Summary
 #
-# - A block adds to the stream what its layer makes of a normalised copy; a model is a loop over the
-#   letters of a pattern.
-# - The order of the letters matters: in a task of recall, within 400 steps, all ten runs of SA
-#   learned what none of AS did.
-# - Parameters, FLOPs and cache bytes are sums over letters, and what stands around them: exact to
-#   the digit, the FLOPs as far as they are products of matrices and chunks are full.
-# - Attention's cost and cache grow with the context; a hybrid of 7 : 1 pays an eighth of that.
+# - A model is a loop over the letters of a pattern. Each layer reads a normalised copy of the
+#   stream and adds its result.
+# - Order matters: in a recall task, within 400 steps, all ten runs of SA learned what no run of AS
+#   did.
+# - Parameters, FLOPs and cache bytes are sums over letters, plus norms and tables. They match to
+#   the digit (for FLOPs: matrix products, full chunks).
+# - Attention's cost and cache grow with the context. A 7 : 1 hybrid pays an eighth of that growth,
+#   plus a state of constant size.
 # - Prefill, continued prefill and decoding are one call, and greedy decoding equals one full pass.
-# - Padding is passed over by four measures: $\Delta = 0$, a convolution of real tokens, a mask, and
-#   positions that count real tokens.
-# - A checkpoint that holds all the next step depends on makes a killed run end like one that was
-#   not.
-# - Handed to transformers, a model computes the same numbers there; a cache with states cannot be
-#   cropped.
+# - Padding takes four measures: $\Delta = 0$, a convolution of real tokens, a mask, and positions
+#   that count real tokens.
+# - A checkpoint of everything that the next step depends on lets a killed run resume exactly.
+# - In transformers the model computes the same numbers, and a cache with states cannot be cropped.
 #
 # ## Exercises
 
 # %% [markdown]
-# **1 · easy.** Nemotron-H is mostly Mamba-2 layers and MLPs, with few layers of attention. Write
-# the pattern of such a hybrid: `pairs` pairs of layers, SM, but AM for the pairs `every`,
-# 2 · `every`, … (counted from 1). Which share of the keys and values of AM, AM, … is left?
+# **1 · easy.** Nemotron-H consists mostly of Mamba-2 layers and MLPs, with few layers of attention.
+# Write the pattern of such a hybrid: `pairs` pairs of layers SM, but AM in the pairs `every`, 2 ·
+# `every`, … (counted from 1). What share of the keys and values of AM, AM, … remains?
 
 
 # %% tags=["exercise"]
@@ -2019,9 +2009,9 @@ mine, all_of_it = (cache_bytes(ModelConfig(p), 1000) for p in (hybrid(12, 4), "A
 print(f"12 pairs, every 4th: {mine.keys_values / all_of_it.keys_values:.0%} of the keys and values")
 
 # %% [markdown]
-# **2 · easy.** From which context on does the cache of Cheems-320M hold more bytes in keys and
+# **2 · easy.** From what context on does the cache of Cheems-320M hold more bytes in keys and
 # values than in states? Write `crossing(config)`: the smallest such number of tokens, without a
-# loop over contexts. (`cache_bytes(config, 0)` is allowed, as in section 7.)
+# loop over contexts. (You may use `cache_bytes(config, 0)`, as in section 7.)
 
 
 # %% tags=["exercise"]
@@ -2042,9 +2032,9 @@ for name in ("cheems-320m", "jamba-283m", "otce-tiny", "otce-1b"):
     print(f"{name}: from {found} tokens on")
 
 # %% [markdown]
-# **3 · medium.** The presets of WM Table 7 have the feed-forward width $f$ that brings them to the
-# size in their name. Find it. (Hint: by the table of section 5 the number of parameters is linear
-# in $f$, so two counts are enough; `replace(config, d_ff=…)` changes a configuration.)
+# **3 · medium.** In the presets of WM Table 7, the feed-forward width $f$ brings each model to the
+# size in its name. Find that width. (Hint: by the table of section 5 the number of parameters is
+# linear in $f$, so two counts are enough; `replace(config, d_ff=…)` changes a configuration.)
 
 
 # %% tags=["exercise"]
@@ -2079,11 +2069,11 @@ for name, goal in goals:
     assert abs(mine - config.d_ff) <= 32
 
 # %% [markdown]
-# **4 · medium.** *Beam search* keeps several texts so far, the best by the sum of their log
-# probabilities; at each step some are dropped and others continued twice. Our caches are values
-# with one row per text, so the rows of a cache can be chosen like those of any tensor. Write this
-# choice of rows, for any model and with padding. (Section 7 lists the fields of the caches, some of
-# which may be None. A cache is a named tuple of tensors and of caches: a recursion serves them all.
+# **4 · medium.** *Beam search* keeps the best few texts so far, ranked by the sum of their log
+# probabilities. At each step it drops some and continues others twice. Our caches have one row per
+# text, so you can select rows of a cache as you do in any tensor. Write this selection for any
+# model and with padding. (Section 7 lists the fields of the caches, some of which may be None. A
+# cache is a named tuple of tensors and caches, so one recursion handles everything.
 # `type(cache)(*parts)` makes a named tuple, which is a tuple that has `_fields`.)
 
 
@@ -2118,14 +2108,14 @@ for name, rows in (("jamba-tiny", [2, 0, 0, 1]), ("cheems-v1-tiny", [1, 2, 1, 0]
                 torch.testing.assert_close(getattr(mine, field), part)
 
 # %% [markdown]
-# **5 · hard.** *Speculative decoding* lets a small model guess several ids, and the large one judge
-# them all in one call: its logits tell what it would have chosen after each of them. The guesses
-# are kept up to the first that it would not have chosen, which is replaced by its own choice; where
-# all were right, its choice after the last comes on top. So every call yields at least one id.
-# Write it for greedy choice: the ids must be those of `generate(large, prompt, n,
-# Sampling(temperature=0))`. (Hint: hand in the whole text in every call. A cache would have to be
-# cut back to what was kept, and a state cannot be. The check guesses with `noisy` copies of the
-# large model, and knows from `calls_needed` how many calls it takes.)
+# **5 · hard.** In *speculative decoding* a small model guesses several ids, and the large model
+# judges them all in one call: its logits tell what it would have chosen after each guess. We keep
+# the guesses up to the first that the large model would not have chosen, and replace that one by
+# its choice. If all were right, we add its choice after the last. So every call yields at least one
+# id. Write it for greedy choice: the ids must equal those of `generate(large, prompt, n,
+# Sampling(temperature=0))`. (Hint: pass the whole text in every call. A cache would have to be cut
+# back to the accepted ids, and a state cannot be. The check guesses with `noisy` copies of the
+# large model, and `calls_needed` tells it how many calls that takes.)
 
 
 # %%
