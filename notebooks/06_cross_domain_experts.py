@@ -1,28 +1,20 @@
 # %% [markdown]
 # # 06 · Cross-domain experts
 #
-# **A feed-forward layer is the part of a block that treats every token by itself. This chapter
-# makes it larger without making it slower in proportion: from one MLP to a million experts of one
-# neuron each, among which a search finds exactly the best.** When you are through you can
+# How can a layer hold far more than any one token pays for? This chapter splits the feed-forward
+# layer into experts, up to a million of one neuron each, and finds each token's best sixteen
+# without looking at them all. You will be able to
 #
-# - route tokens to experts by hand, and say which way of doing it teaches the router nothing;
-# - measure how much experts repeat one another, and build three ways to share what they repeat;
-# - prove that the $k$ best of a million sums can be made of the $k$ best of two lists of a
-#   thousand, and write the search in six lines;
-# - evaluate the neurons that were found without copying their rows, by running an operator
-#   backwards;
-# - build the layers of OTCE, Cheems and Wonderful Matrices from their equations, and count their
-#   parameters and FLOPs;
-# - say what printed slips do when run: keys that start at zero, scores in the wrong place, experts
-#   that no token can reach.
+# - route tokens and balance experts;
+# - prove and write the search;
+# - evaluate the neurons it finds without copying rows.
 #
-# Assumes: softmax, an MLP, a little PyTorch. Chapters 03 to 05 are not needed.
+# Assumes: softmax, an MLP, a little PyTorch; not chapters 03 to 05.
 #
 # Sources: *OTCE: Hybrid SSM and Attention with Cross Domain Mixture of Experts to construct
-# Observer-Thinker-Conceiver-Expresser* (OTCE; Shi et al.) §3.2; *Cheems* (Ch) §3.3 and Listing 4;
-# *Wonderful Matrices* (WM) §3.3 and Listing 8; He, *Mixture of A Million Experts* (2024); Lample et
-# al., *Large Memory Layers with Product Keys* (2019). The code that this notebook builds up to is
-# `cheems_ref/experts.py` and `cheems_ref/retrieval.py`.
+# Observer-Thinker-Conceiver-Expresser* (OTCE; Shi et al.) §3.2; *Cheems* (Ch) §3.3, Listing 4;
+# *Wonderful Matrices* (WM) §3.3, Listing 8; He, *Mixture of A Million Experts* (2024); Lample et
+# al., *Large Memory Layers with Product Keys* (2019).
 #
 # How to read ✓, ✗ and *As printed*: chapter 00.
 
@@ -80,29 +72,21 @@ print("PyTorch version", torch.__version__.partition("+")[0])
 # %% [markdown]
 # ## Why this matters
 #
-# In the original Transformer block the feed-forward layer has $2 \cdot d \cdot 4d = 8d^2$ weights,
-# the attention beside it four maps of $d^2$. A wider layer can hold more, and then costs more for
-# every token, whether the token needs it or not. A *sparse* layer holds many *experts* and asks a
-# few. The two costs come apart: memory grows with the number of experts $e$, arithmetic with the
-# number that is asked and with the search for them. That search can be made to grow as $\sqrt e$
-# (§5).
+# Every token pays for the full width of a feed-forward layer. A *sparse* layer sends each token to
+# a few of many *experts*. Memory grows with the number of experts $e$, compute with the number each
+# token uses plus the search, which can grow like $\sqrt e$ (§5). OTCE has four experts,
+# Cheems 4,096, PEER (He, 2024) a million.
 #
-# How far can that go? OTCE has four experts, Cheems 4,096, PEER (He, 2024) a million. Two questions
-# come up on the way: what do experts learn *twice*, and how does one find the right sixteen of a
-# million without looking at all of them?
-#
-# **Letters.** A batch has $b$ rows of $l$ tokens of width $d$. $f$ is the inner width of a layer,
-# $e$ the number of experts ($e^u$ is the exponential), $k$ how many of them a token asks, $h$ the
-# number of heads, $i$ and $j$ are indices; from §5 on, $r$ keys κ of width $m$ in each half, with
-# half scores $a_i$ and $a'_j$. σ is the sigmoid. In this chapter $g_i$ is the *gate* of expert $i$,
-# the weight of its answer (not the log of a decay, as in chapter 02), and $f_i$, with an index, its
-# share of the choices.
+# **Letters.** A batch has $b$ rows of $l$ tokens of width $d$. $f$ is a layer's inner width, $k$
+# the number of experts per token, $h$ the number of heads. $e^u$ is the exponential, σ the sigmoid.
+# The *gate* $g_i$ weights the output of expert $i$, and $f_i$, with an index, is its share of the
+# choices.
 #
 # ## 1 · One expert
 #
-# The plain layer (*multi-layer perceptron*, MLP) widens the token from $d$ to $f$, applies a
-# nonlinear function to each entry, and narrows it again. Here the function is
-# $\mathrm{SiLU}(u) = u\,\sigma(u) = u/(1 + e^{-u})$, which OTCE calls Swish:
+# The plain layer (*multi-layer perceptron*, MLP) widens each token from $d$ to $f$, applies a
+# nonlinear function, and narrows it again. Ours is
+# $\mathrm{SiLU}(u) = u\,\sigma(u) = u/(1 + e^{-u})$, OTCE's Swish:
 
 
 # %%
@@ -114,17 +98,14 @@ print("SiLU at -2, 0, 2:", [f"{value:.4f}" for value in silu(torch.tensor([-2.0,
 check("SiLU = F.silu", silu(random(100, seed=1)), F.silu(random(100, seed=1)))
 
 # %% [markdown]
-# A *gated* layer has two maps from $d$ to $f$ and multiplies their results entry by entry. OTCE
-# applies a nonlinear function to both factors and calls that DGLU, *double gated linear unit*
-# (eq. 13):
+# A *gated* layer multiplies two maps entry by entry. OTCE's DGLU, *double gated linear unit* (eq.
+# 13), applies a nonlinear function to both:
 #
 # $$\begin{aligned}
 #   \text{MLP: } & \mathrm{SiLU}(xW)\,W_2 \\
 #   \text{gated: } & (\mathrm{SiLU}(xW) \circ xV)\,W_2 \\
 #   \text{DGLU: } & (\mathrm{SiLU}(xW) \circ \tanh(xV))\,W_2.
 #   \end{aligned} \tag{6.1}$$
-#
-# Each line of the equation is one line of code:
 
 # %%
 _ = torch.manual_seed(0)
@@ -139,8 +120,7 @@ with torch.no_grad():
     check("DGLU", dglu(x), by_hand @ dglu.W_2.weight.T)
 
 # %% [markdown]
-# With the same three matrices, leaving out the tanh is another function. And three matrices hold
-# 3/2 as many parameters as two:
+# The third matrix makes the layer 3/2 times as large:
 
 # %%
 with torch.no_grad():
@@ -154,15 +134,13 @@ assert two == 2 * 1024 * 2048 and three == 3 * 1024 * 2048
 # %% [markdown]
 # ## 2 · Routing by hand
 #
-# Take $e$ such layers, the *experts* (here each $\mathrm{FFN}_i$ is a DGLU). A *router* gives every
-# expert a score for every token, a softmax makes them shares, the $k$ largest are kept as *gates*,
-# and the token's output is the mixture (OTCE eq. 15):
+# Take $e$ such layers, the *experts* (each $\mathrm{FFN}_i$ a DGLU). A *router* scores them for
+# every token, and a softmax turns the scores into shares. The $k$ largest shares are the *gates*
+# (OTCE eq. 15):
 #
 # $$y = \sum_{i \,\in\, \text{top-}k} g_i\,\mathrm{FFN}_i(x), \qquad
 #   g = \mathrm{softmax}(x\,W_{\text{router}}), \quad W_{\text{router}} \in \mathbb{R}^{d \times e}.
 #   \tag{6.2}$$
-#
-# Three tokens, four experts, $k = 2$:
 
 # %%
 _ = torch.manual_seed(1)
@@ -177,8 +155,8 @@ for t in range(3):
 assert torch.equal(indices, shares.topk(2).indices)
 
 # %% [markdown]
-# Summed by hand over the two experts of each token, this is the layer. OTCE keeps the gates as they
-# are, so that they sum to less than 1; dividing by their sum is an option here, `renormalize`:
+# OTCE keeps the gates as they are, and they sum to less than 1. Our option `renormalize` divides
+# them by their sum.
 
 # %%
 y = torch.zeros(3, 6)
@@ -192,9 +170,8 @@ print(f"the two gates of a token sum to between {sums.min():.2f} and {sums.max()
 assert sums.max() < 1
 
 # %% [markdown]
-# The package groups tokens by expert: each expert is called once, on the tokens that asked for it.
-# The definition that it has to equal runs *all* experts on *all* tokens, with a gate of zero for
-# those that were not asked:
+# The package calls each expert once, on its own tokens. The check runs *all* experts on *all*
+# tokens, with a gate of zero for the unused ones:
 
 
 # %%
@@ -211,8 +188,7 @@ def dense(layer, x):
 
 
 # %% [markdown]
-# They agree, and so do their gradients, by $x$, by the router and by the experts. Keeping all four
-# experts is another layer:
+# The outputs and all gradients agree. Keeping all four experts gives a different layer.
 
 # %%
 check("grouped by expert = dense", moe(x), dense(moe, x))
@@ -228,8 +204,8 @@ _ = must_differ("all four experts kept", everyone, moe(x))
 # %% [markdown]
 # ### Which router learns?
 #
-# The loss reaches the router through the gates. With $k = 1$ and gates divided by their sum, the
-# gate is $g_i / g_i = 1$ whatever the router says: no gradient.
+# The loss reaches the router through the gates. With $k = 1$, a renormalized gate is
+# $g_i / g_i = 1$, and the router gets no gradient.
 
 # %%
 for k, renormalize in ((2, False), (2, True), (1, False), (1, True)):
@@ -246,8 +222,7 @@ for k, renormalize in ((2, False), (2, True), (1, False), (1, True)):
 # %% [markdown]
 # ### A probe for leaks
 #
-# A token's output depends on that token alone. So we move one token, and look how far the others
-# move:
+# A token's output must depend on that token alone. Move one, and watch the others:
 
 
 # %%
@@ -262,11 +237,8 @@ def others_move(function, x):
 
 
 # %% [markdown]
-# A mistake that it finds: the router's output has the shape (tokens, $e$), and some code wants
-# ($e$, tokens). `view` gives that shape, but it only cuts the same run of numbers into other rows;
-# a transpose is something else. No error message follows, for the shapes fit, and scores of
-# different tokens are mixed. (`moe.expert(i, x)` asks routed expert $i$; `mix_experts` takes the
-# gates, the choices, such a function and $e$, and forms the mixture.)
+# Here is a bug it catches. The router's output is (tokens, $e$), and some code wants ($e$, tokens).
+# `view` gives that shape without transposing, and silently mixes the scores of different tokens.
 
 
 # %%
@@ -289,9 +261,9 @@ print(f"one token moved; the others move by: MoE less than 1e-12, leaky {leaking
 # > "[…] multiple routing experts will have redundant parameters that store common information when
 # > obtaining their respective parameters." — OTCE §3.2, Shared Strategy
 #
-# Can that be seen? Take a task in which every token needs one map $M$, plus one of four maps that
-# depends on the token's kind $i$: $y = x\,(M + M_i)$. The first four entries of a token are a mark
-# that says its kind; the maps act on the other four.
+# Can we observe this? In our task, every token needs a common map $M$ plus one of four maps chosen
+# by its kind $i$: $y = x\,(M + M_i)$. A token's first four entries mark its kind, and the maps act
+# on the rest.
 
 
 # %%
@@ -314,9 +286,8 @@ def kinds_batch(n, common, special, generator):
 
 
 # %% [markdown]
-# Every kind gets an expert of its own, by a router that is set by hand and not trained: a mark of 3
-# and a weight of 2 make a score of 6 against 0, so a gate of $e^6/(e^6 + 3) = 0.993$. Only the
-# experts learn:
+# We fix the router by hand, one expert per kind. A mark of 3 times a weight of 2 gives a gate of
+# $e^6/(e^6 + 3) = 0.993$.
 
 
 # %%
@@ -341,10 +312,9 @@ def train_on_kinds(layer, task, steps=400):
 
 
 # %% [markdown]
-# After training, which linear map does each routed expert apply to its own tokens? Least squares
-# reads it off inputs and outputs (`layer.expert` leaves a shared expert out). How much four maps
-# have in common is the squared size of their mean over the mean of their squared sizes: 1 if they
-# are equal, about a quarter if they are unrelated.
+# After training, least squares recovers each routed expert's linear map. We divide the squared norm
+# of the maps' mean by the mean of their squared norms. Equal maps give 1, unrelated ones about a
+# quarter.
 
 
 # %%
@@ -368,8 +338,8 @@ def common_share(maps):
 
 
 # %% [markdown]
-# Without and with a *shared expert*, which sees every token and whose answer is added to that of
-# the routed one (§4); three seeds. The task is solved to 2 % of the target's variance each time:
+# We train with and without a *shared expert*, whose output is added for every token (§4). All three
+# seeds end below 2 % of the target's variance.
 
 
 # %%
@@ -397,12 +367,12 @@ for seed in range(3):
     print(f"beside a shared expert {shares[2]:.2f}, with about half of the true mean")
 
 # %% [markdown]
-# Alone, expert $i$ has learned $M + M_i$, as it must to solve the task: $M$ is there four times.
-# Beside a shared expert the mean of the routed maps is about half of the true mean, so the shared
-# expert holds the rest. It need not be all: nothing in the loss asks for that.
+# With this router each expert alone must learn $M + M_i$, so $M$ is stored four times. Beside a
+# shared expert, the routed maps keep about half of the true mean. Nothing in the loss makes them
+# give it up.
 #
-# Why a fixed router? Left to itself, a router of this size may send several kinds to one expert and
-# leave another unused. The task is solved to 2 % all the same.
+# A trained router may leave an expert unused, and still gets below 2 %. We don't measure what its
+# experts share.
 
 
 # %%
@@ -426,16 +396,13 @@ print("router trained as well, three seeds: experts in use, of 4:", used)
 # %% [markdown]
 # ## 4 · Three ways to share
 #
-# In OTCE a *domain* is a field of knowledge, and *cross domain* is what several fields have in
-# common. Parameters that one expert has to itself are *private* (superscript p), those that all
-# of them use are *shared* (superscript s). Three ways to have both:
+# In OTCE a *domain* is a field of knowledge, and *cross domain* is what fields have in common.
+# *Private* parameters (superscript p) belong to one expert, *shared* ones (superscript s) to all:
 #
-# - **Isolation** (DeepSeekMoE, quoted in OTCE §2): one expert is set apart from the routing. It
-#   sees every token, and its answer is added to that of the routed ones.
-# - **Cohesive** (OTCE eq. 18): the experts hold together by one matrix, $V$, that they all use.
-# - **Expansive** (OTCE eq. 19): a whole shared layer stands before the experts. It can be made as
-#   large as one likes, whatever the experts' size. Each expert has a private gate matrix $W_{3,i}$
-#   for what it wants of the shared result.
+# - **Isolation** (DeepSeekMoE, cited in OTCE §2): one expert gets every token, unrouted.
+# - **Cohesive** (OTCE eq. 18): all experts use one matrix, $V$.
+# - **Expansive** (OTCE eq. 19): a shared layer comes first, and private gate matrices $W_{3,i}$
+#   select from its result.
 #
 # | | expert $i$ computes | shared |
 # |---|---|---|
@@ -443,8 +410,7 @@ print("router trained as well, three seeds: experts in use, of 4:", used)
 # | cohesive | $(\mathrm{SiLU}(xW_i) \circ \tanh(xV))\,W_{2,i}$ | $V$ |
 # | expansive | $\mathrm{FFN}_i(z \circ \sigma(z\,W_{3,i}))$ | $z = \mathrm{FFN}^{\mathrm s}(x)$ |
 #
-# Each FFN is a DGLU. (The sigmoid in the last row is not in the paper; §11 shows what it changes.)
-# The first two by hand, from all experts on all tokens:
+# Each FFN is a DGLU. The sigmoid is ours (§11).
 
 # %%
 _ = torch.manual_seed(1)
@@ -460,7 +426,7 @@ assert all(expert.V.weight is V for expert in cohesive.experts)
 print("cohesive: the four experts hold one and the same V, of shape", tuple(V.shape))
 
 # %% [markdown]
-# The expansive form, expert by expert. The router sees $x$, the experts see $z$:
+# In the expansive form the router sees $x$ and the experts see $z$:
 
 # %%
 expansive = ExpansiveMoE(6, 10, n_experts=4, k=2)
@@ -476,7 +442,7 @@ with torch.no_grad():
     _ = must_differ("expansive without its gates", ungated, y)
 
 # %% [markdown]
-# What they cost at $d = 1024$, $f = 2048$ and four experts:
+# What do they cost at $d = 1024$, $f = 2048$ and four experts?
 
 # %%
 for layer_class in (MoE, SharedExpertMoE, CohesiveMoE, ExpansiveMoE):
@@ -487,10 +453,8 @@ print(f"of the last, the four gate matrices alone take {4 * 1024**2:,}")
 # %% [markdown]
 # ### Keeping everyone busy
 #
-# A router may come to prefer one expert, which then learns more and is preferred more. To watch
-# that, `route` is public, and `expert_statistics` takes its choices: the *load* of each expert is
-# its share of all choices. Here is a router that was made to prefer expert 0, by a weight on an
-# entry of $x$ that is the same in all tokens:
+# A router that prefers one expert trains it more, and then prefers it more. We bias one toward
+# expert 0 and print each expert's *load*, its share of all choices:
 
 # %%
 _ = torch.manual_seed(3)
@@ -505,17 +469,15 @@ print("load of the experts:          ", [f"{share:.2f}" for share in statistics.
 assert statistics.load[0] == 0.5 and 0.45 < statistics.load[3] < 0.5
 
 # %% [markdown]
-# A load of one half is the most there can be: a token that asks two experts asks no expert twice.
-# *Every* token asks expert 0 here, and nearly every one takes expert 3 second, which happens to
-# have the next largest weight.
+# One half is the largest possible load, because a token's two experts are distinct.
 #
-# A loss on the routing itself can push back. With $b\,l$ tokens of $k$ choices each,
+# An extra loss can push back. With $b\,l$ tokens of $k$ choices each,
 #
 # $$\text{loss} = e \sum_i f_i P_i, \qquad
 #   f_i = \frac{\text{number of choices of } i}{b\,l\,k}, \qquad
 #   P_i = \frac{\text{sum of the gates given to } i}{\text{sum of all kept gates}}. \tag{6.3}$$
 #
-# $f_i$ is a count and has no gradient; the gradient comes through $P_i$. By hand:
+# $f_i$ is a count, so the gradient flows through $P_i$ alone.
 
 # %%
 gates, indices = layer.route(many)
@@ -528,22 +490,16 @@ check("equation 6.3 = load_balancing_loss", load_balancing_loss(gates, indices, 
 print(f"loss of this router: {loss.item():.3f}")
 
 # %% [markdown]
-# Between which values does it lie? The $P_i$ sum to 1, so the loss is a weighted mean of the
-# numbers $e f_i$, and lies between the smallest and the largest of them. At an even load it is 1,
-# whatever the gates. It is at most $e/k$, as no $f_i$ exceeds $1/k$; that is reached where all
-# tokens take the same $k$.
+# The $P_i$ sum to 1, so the loss is a weighted mean of the $e f_i$. An even load makes it 1 for any
+# gates. It is at most $e/k$, as no $f_i$ exceeds $1/k$.
 #
-# But 1 is *not* the minimum: an expert that all tokens ask with a gate near zero adds next to
-# nothing. *If each token's gates sum to 1*, the greatest lower bound is $e / (k(e - k + 1))$. It is
-# reached in the limit where everyone asks the same $k - 1$ experts with a gate of zero, and the
-# other experts share the gates evenly. *Proof.* Expert $i$ is chosen by a share $k f_i$ of the
-# tokens, so $P_i \le k f_i$. The $k - 1$ largest $f_i$ sum to at most $(k - 1)/k$, so the other
-# $n = e - k + 1$ sum to at least $1/k$, and their bounds $k f_i$ to at least 1: they have room for
-# all the gates. Moving gates from an expert of larger $f_i$ to one of these does not raise
-# $\sum f_i P_i$, so let them hold everything. There $f_i \ge P_i/k$, hence
-# $\sum f_i P_i \ge \sum P_i^2/k \ge 1/(kn)$, the last step by Cauchy–Schwarz: $n$ numbers of sum 1
-# have squares of sum $1/n$ or more. ∎ (Where tokens' gates have different sums, as in OTCE, what
-# stands is the smallest $e f_i$.)
+# For $k > 1$ the loss can fall below 1. *If each token's gates sum to 1*, the greatest lower bound
+# is $e / (k(e - k + 1))$. You approach it when everyone chooses the same $k - 1$ experts with gates
+# near zero and the others share the gates evenly. *Proof.* A share $k f_i$ of the tokens chooses
+# $i$, so $P_i \le k f_i$. The $k - 1$ largest $f_i$ sum to at most $(k - 1)/k$, so for the other
+# $n = e - k + 1$ the bounds $k f_i$ sum to at least 1. They have room for all the gates, and moving
+# gates to them does not raise $\sum f_i P_i$. Then $f_i \ge P_i/k$ gives
+# $\sum f_i P_i \ge \sum P_i^2/k \ge 1/(kn)$ by Cauchy–Schwarz. ∎
 
 # %%
 choices = torch.tensor([[0, 3], [1, 3], [2, 3]])  # three tokens: everyone asks expert 3 …
@@ -556,9 +512,8 @@ load = [f"{share:.3f}" for share in expert_statistics(choices, 4).load.tolist()]
 print(f"4 experts, k = 2: the loss is {least.item():.3f} at the uneven load", load)
 
 # %% [markdown]
-# At the other end there is a blind spot. Where all tokens take the same $k$ experts, the loss is
-# $e/k$ whatever the gates, so it has no gradient. In Switch Transformers $P_i$ is the mean of the
-# *whole* softmax, before $k$ are kept; that one has a gradient there:
+# The loss has a blind spot. When all tokens take the same $k$ experts, it has no gradient. Switch
+# Transformers average the *whole* softmax in $P_i$ and do get one:
 
 # %%
 logits = random(50, 4, seed=6) + torch.tensor([9.0, 0.0, 0.0, 9.0])  # experts 0 and 3 for all
@@ -576,9 +531,7 @@ for name, loss in (
     assert seen == (name == "over the whole softmax")
 
 # %% [markdown]
-# Our biased router is not that far gone, and 200 steps on this loss alone even it out. The loss
-# dips a little below 1 on the way, and ends at 1: at an even load it is 1 whatever the gates, so
-# its gradient is zero.
+# 200 steps on this loss alone even out our router. The loss dips slightly below 1 on the way.
 
 # %%
 optimizer, losses = torch.optim.Adam([layer.router.weight], lr=2e-2), []
@@ -598,20 +551,20 @@ assert 0.99 < min(losses) < 1 - 1e-4
 # %% [markdown]
 # ## 5 · A million experts: the router is the problem
 #
-# Make the experts smaller and more numerous, down to one neuron each. Then there is little left to
-# compute *in* an expert, but the router is a matrix of $d \times e$; and with $h$ *heads*, routers
-# side by side that each choose $k$ experts, there are $h$ of them.
+# Make the experts smaller and more numerous, down to one neuron each. Then an expert computes very
+# little, but the router is a matrix of $d \times e$. With $h$ *heads*, routers side by side that
+# each choose $k$ experts, there are $h$ such matrices.
 #
-# **Product keys** (Lample et al., 2019) make a million keys out of two thousand. A query of width
-# $2m$ is cut into halves $q = (q_1, q_2)$, each of width $m$. There are two lists of $r$ keys, also
-# of width $m$: $\kappa_{1,i}$ for the first half and $\kappa_{2,j}$ for the second. Expert $(i, j)$
-# has the key $(\kappa_{1,i}, \kappa_{2,j})$, which makes $e = r^2$ experts, numbered $i\,r + j$.
-# The score of an expert is a *sum*
+# **Product keys** (Lample et al., 2019) make a million keys out of two thousand. Cut a query of
+# width $2m$ into halves $q = (q_1, q_2)$. Keep two lists of $r$ keys of width $m$: $\kappa_{1,i}$
+# for the first half and $\kappa_{2,j}$ for the second. Expert $(i, j)$ has the key
+# $(\kappa_{1,i}, \kappa_{2,j})$, which makes $e = r^2$ experts, numbered $i\,r + j$. An expert's
+# score is a *sum* of half scores,
 #
 # $$\text{score}_{ij} = q_1 \cdot \kappa_{1,i} + q_2 \cdot \kappa_{2,j} = a_i + a'_j, \tag{6.4}$$
 #
-# so $2r$ inner products hold all $r^2$ scores. Multiplications per token, for $d = 256$, 4 heads
-# and $m = 64$, where product keys also need a map from the token to the queries:
+# so $2r$ inner products determine all $r^2$ scores. Let's count multiplications per token,
+# including the map from the token to the queries:
 
 # %%
 d, h, m = 256, 4, 64
@@ -624,16 +577,15 @@ for r in (16, 64, 256, 1024):
 # ## 6 · The theorem
 #
 # **For $k \le r$, the $k$ largest of all $r^2$ sums can be chosen among the sums of the $k$ largest
-# $a_i$ with the $k$ largest $a'_j$.** (The package allows $k > r$ too, and then keeps all $r$ of
-# each.) *Proof.* Let $a_i$ not be among the $k$ largest. Then $k$ others are at least as large, and
-# with any $a'_j$ they make $k$ sums that are at least $a_i + a'_j$. So $k$ best sums can be found
-# without $(i, j)$. The same for $j$. ∎
+# $a_i$ with the $k$ largest $a'_j$.** *Proof.* Suppose $a_i$ is not among the $k$ largest. Then $k$
+# others are at least as large, and with any $a'_j$ they make $k$ sums that are at least
+# $a_i + a'_j$. So we can choose $k$ best sums without $(i, j)$. The argument for $j$ is the same. ∎
 #
-# So $k^2$ candidates will do. Even fewer: sort both lists, largest first, so that $i$ and $j$ are
-# ranks, counted from 0. Every pair with ranks up to $i$ and up to $j$ has a sum at least as large
-# as the pair $(i, j)$; there are $(i+1)(j+1)$ of them, itself included. So only pairs with
-# $(i + 1)(j + 1) \le k$ need be looked at. For each $i$ these are the $\lfloor k/(i+1) \rfloor$
-# smallest $j$, in all about $k \ln k$ pairs:
+# So $k^2$ candidates suffice. We can do better. Sort both lists in descending order and let $i$ and
+# $j$ be ranks, counted from 0. Every pair with ranks up to $i$ and up to $j$ has a sum at least as
+# large as the pair $(i, j)$, and there are $(i+1)(j+1)$ such pairs, itself included. So we only
+# need pairs with $(i + 1)(j + 1) \le k$. For each $i$ these are the $\lfloor k/(i+1) \rfloor$
+# smallest $j$, about $k \ln k$ pairs in all:
 
 # %%
 for k in (4, 16, 64, 256):
@@ -643,7 +595,7 @@ for k in (4, 16, 64, 256):
     assert k * math.log(k) <= pairs < 1.5 * k * math.log(k)
 
 # %% [markdown]
-# A picture for $r = 24$ and $k = 16$, with both lists sorted:
+# Here is the picture for $r = 24$ and $k = 16$:
 
 # %%
 first, second = random(2, 24, seed=5).sort(descending=True).values
@@ -692,8 +644,8 @@ plotting.save(
 # %% [markdown]
 # ### The search in six lines
 #
-# Take the $k \le r$ best of each half, form their sums, take the $k$ best of those, and look up
-# which experts they are. All leading axes are carried along:
+# Take the $k \le r$ best of each half, form their sums, keep the $k$ best, and look up their
+# experts:
 
 
 # %%
@@ -708,7 +660,7 @@ def search(first, second, k):
 
 
 # %% [markdown]
-# For one query, $r = 4$ and $k = 3$:
+# Try it on one query with $r = 4$ and $k = 3$:
 
 # %%
 first, second = torch.tensor([0.1, 0.9, -0.5, 0.4]), torch.tensor([0.3, -0.2, 0.6, 0.0])
@@ -721,8 +673,7 @@ for score, number in zip(scores.tolist(), numbers.tolist(), strict=True):
 assert numbers.tolist() == [6, 4, 14]
 
 # %% [markdown]
-# `product_key_topk` does the same for every token and head, with the fewer candidates. Both find
-# what brute force finds:
+# `product_key_topk` uses the smaller set of candidates. Both find what brute force finds:
 
 # %%
 queries, keys = random(2, 50, 3, 2, 4, seed=6), random(3, 2, 12, 4, seed=7)  # e = 12² = 144
@@ -738,8 +689,7 @@ for k in (1, 4, 12):
 print("and the experts are the same, entry by entry")
 
 # %% [markdown]
-# Two mistakes that a test has to catch: taking only half as many of each list, and numbering the
-# experts with the halves exchanged:
+# A test has to catch two mistakes: keeping too few of each list, and swapping the halves.
 
 # %%
 scores, indices = product_key_topk(queries, keys, 4)
@@ -749,10 +699,8 @@ exchanged = indices % 12 * 12 + indices // 12
 _ = must_differ("j·r + i for i·r + j", exchanged, indices)
 
 # %% [markdown]
-# Where scores are equal, the package takes the smaller index first *within a half*, and of equal
-# sums the one of the better rank in the first half. That need not be the expert of the smaller
-# number: below, experts 1 and 2 both have the score 1. With keys that are all zero, *every* score
-# is equal; §11 comes back to this.
+# When scores are equal, the package prefers the smaller index *within a half*, and among equal sums
+# the better rank in the first half. Below, expert 2 beats expert 1.
 
 # %%
 half = torch.tensor([0.0, 1.0])  # a = a' = (0, 1): experts 0 to 3 have the scores 0, 1, 1, 2
@@ -768,9 +716,9 @@ print("all keys zero: every token and head asks experts", indices[0, 0, 0].tolis
 # ## 7 · Experts of one neuron
 #
 # An expert of one neuron listens in one direction, row $i$ of a table `down`, and speaks in one
-# direction, row $i$ of a table `up`; both tables have the shape $(e, d)$. With $h$ heads that
-# retrieve $k$ each, a token's hidden layer has $h \cdot k$ neurons, put together for this token out
-# of a million. He (2024) calls that PEER, *parameter efficient expert retrieval*:
+# direction, row $i$ of a table `up`. Both tables have the shape $(e, d)$. With $h$ heads that
+# retrieve $k$ each, a token's hidden layer has $h \cdot k$ neurons, picked for this token out of a
+# million. He (2024) calls that PEER, *parameter efficient expert retrieval*:
 #
 # $$y = \sum_{\text{heads}} \; \sum_{i \,\in\, \text{top-}k} g_i\;
 #   \mathrm{SiLU}(x \cdot \mathrm{down}_i)\; \mathrm{up}_i, \qquad
@@ -793,12 +741,11 @@ check("the gates of a head sum to 1", gates.sum(-1), torch.ones(2, 5, 2))
 # %% [markdown]
 # ### Without gathering: mixing rows
 #
-# Written with tensors one would gather the rows, `down[indices]`, of shape (b, l, h, k, d). For 512
-# tokens, 64 neurons and $d = 256$ these are 8 million numbers from each of the two tables, to be
-# used once.
+# The obvious code gathers the rows, `down[indices]`, of shape (b, l, h, k, d). For 512 tokens, 64
+# neurons and $d = 256$ that copies 8 million numbers from each table.
 #
-# Look at the second half first. $\sum_j w_j\,\mathrm{row}_{i_j}$ is a weighted sum of rows of a
-# table, and torch has it as one operator, the *embedding bag*:
+# Start with the second half, `up`. $\sum_j w_j\,\mathrm{row}_{i_j}$ is a weighted sum of rows, and
+# torch has an operator for it, the *embedding bag*:
 
 # %%
 table = random(64, 6, seed=8)
@@ -807,8 +754,8 @@ bag = F.embedding_bag(rows, table, per_sample_weights=w, mode="sum")  # (bags, d
 check("a weighted bag", bag[0], 0.5 * table[7] - 3 * table[20])
 
 # %% [markdown]
-# Without weights it is a plain sum. Bags of different sizes are one long list of row numbers and
-# `offsets`, the places where each bag begins:
+# Without weights it is a plain sum. For bags of different sizes, `offsets` says where each bag
+# begins in one long list:
 
 # %%
 rows = torch.tensor([7, 7, 20, 3, 5])  # two bags: rows 7 and 7; rows 20, 3 and 5
@@ -818,14 +765,15 @@ check("bags of sizes 2 and 3", bags, torch.stack([2 * table[7], table[[20, 3, 5]
 # %% [markdown]
 # ### Without gathering: reading with rows
 #
-# And the first half, the inner products $x \cdot \mathrm{row}_{i_j}$? Take the inner product of the
-# bag with $x$, and differentiate it by the weights:
+# Now the first half, the inner products $x \cdot \mathrm{row}_{i_j}$. Take the bag's inner product
+# with $x$ and differentiate it by the weights:
 #
 # $$\frac{\partial}{\partial w_j}\,\Bigl\langle x, \sum_{j'} w_{j'}\,\mathrm{row}_{i_{j'}}
 #   \Bigr\rangle = \langle x, \mathrm{row}_{i_j} \rangle. \tag{6.6}$$
 #
-# That is what we want. *Reading with rows is the backward pass of mixing rows*, if the gradient
-# that comes in from above, the third argument of `autograd.grad`, is $x$:
+# *Reading with rows is the backward pass of mixing rows.* A backward pass starts from the gradient
+# with respect to the bag, the third argument of `autograd.grad`. We put $x$ there, and the weights'
+# gradients come out as the inner products:
 
 # %%
 x = random(5, 6, seed=10)  # five tokens
@@ -837,8 +785,8 @@ gathered = torch.einsum("nd,njd->nj", x, table[rows])
 check("gradient of a bag by its weights = inner products", products, gathered)
 
 # %% [markdown]
-# And the other way round: the gradient of $\sum_j w_j \langle x, \mathrm{row}_{i_j}\rangle$ by $x$
-# is the bag. As linear maps, of $w$ and of $x$, each is the other's transpose.
+# It works the other way round too: the gradient of $\sum_j w_j \langle x,
+# \mathrm{row}_{i_j}\rangle$ by $x$ is the bag. The two maps are each other's transpose.
 
 # %%
 x.requires_grad_()
@@ -846,7 +794,7 @@ x.requires_grad_()
 check("gradient of inner products by x = the bag", mixed, bag)
 
 # %% [markdown]
-# The package's `neurons` is this backward pass, and has a backward pass of its own, the bag:
+# The package's `neurons` runs this backward pass, and its own backward pass is the bag:
 
 # %%
 x = x.detach()
@@ -861,8 +809,7 @@ other_rows = retrieval.neurons(x, table, rows.flip(0))
 _ = must_differ("the rows of other tokens", other_rows, gathered)
 
 # %% [markdown]
-# Given the indices that were found, and their gates, both halves together are the sum in equation
-# 6.5; the gradients agree too:
+# Both halves together compute equation 6.5, and the gradients agree:
 
 # %%
 x, down, up = random(2, 5, 6, seed=11), random(64, 6, seed=12), random(64, 6, seed=13)
@@ -877,8 +824,8 @@ check_gradients(
 )
 
 # %% [markdown]
-# How much is written on the way? While this counter is on, torch calls it for every operation; it
-# notes the largest tensor of floating-point numbers that one of them wrote:
+# How much memory does each way write? This counter notes the largest floating-point tensor that an
+# operation returns in the forward pass. It doesn't see inside a kernel.
 
 
 # %%
@@ -897,7 +844,7 @@ class LargestTensor(TorchDispatchMode):
 
 
 # %% [markdown]
-# For 64 tokens, 4 heads, $k = 16$ and $d = 256$:
+# Take 64 tokens, 4 heads, $k = 16$ and $d = 256$:
 
 # %%
 x = random(1, 64, 256, seed=14)
@@ -915,22 +862,18 @@ assert gathering.entries == 64 * 64 * 256 and bags.entries <= 64 * 256
 # %% [markdown]
 # ## 8 · Cross domain: share first, then retrieve
 #
-# Experts may repeat what is common (§3). So Cheems and WM set a shared layer $\mathrm{FFN}^{\mathrm
-# s}$ before the retrieved ones. Up to here **cross domain** meant what is common (§4); from here on
-# it is the name of the layer that is meant to hold it. Every token goes through that layer. Three
-# layers bear almost one name: OTCE's CDMOE is the expansive one of §4, `CDMoE` here is WM's, and
-# Ch's CDMMOE is `CDMMoE`. Writing PEER for the sum in equation 6.5, WM has two forms (eq. 5; its
-# $\varphi$ is $\mathrm{FFN}^{\mathrm s}$, a plain MLP, and its $e(\cdot)$ is the sum over experts):
+# Cheems and WM add a shared layer $\mathrm{FFN}^{\mathrm s}$ to the retrieved experts, and from
+# here on **cross domain** names such a layer. OTCE's CDMOE is the expansive form of §4, WM's layer
+# is `CDMoE` here, and Ch's CDMMOE is `CDMMoE`. WM has two forms (eq. 5; its $\varphi$ is
+# $\mathrm{FFN}^{\mathrm s}$, a plain MLP, its $e(\cdot)$ equation 6.5, here PEER):
 #
 # $$y = \mathrm{PEER}(x) + \mathrm{FFN}^{\mathrm s}(x) \qquad\text{and}\qquad
 #   y = \mathrm{PEER}(\mathrm{FFN}^{\mathrm s}(x)). \tag{6.7}$$
 #
-# The left one is isolation again, with experts of one neuron: the shared layer stands *beside*
-# them. The right one is the cross domain, *before* them. WM's Listing 8 computes the right one and
-# adds $\mathrm{FFN}^{\mathrm s}(x)$ to it, as the text advises those who are "worried that the
-# non-linear activation in the previous step will destroy the cross domain state". The package has
-# all three as `CDMoE`. (The authors' released models have a CDMoE of the first form; what a token's
-# router reads in it is in chapter 11, section 4.)
+# In the left form the shared layer works *beside* the experts, in the right one *before* them. WM's
+# Listing 8 adds $\mathrm{FFN}^{\mathrm s}(x)$ to the right form, optional in the text for readers
+# "worried that the non-linear activation in the previous step will destroy the cross domain state".
+# The released models use the first form (chapter 11, section 4).
 
 
 # %%
@@ -940,7 +883,7 @@ def retrieved(peer, z):
 
 
 # %% [markdown]
-# The three forms, and what happens if the experts of the left one are given the right one's input:
+# `CDMoE` has all three:
 
 # %%
 _ = torch.manual_seed(5)
@@ -958,10 +901,9 @@ with torch.no_grad():
     _ = must_differ("before for beside", retrieved(parallel.experts, z) + z, parallel(x))
 
 # %% [markdown]
-# Ch Listing 4 is CDMMOE, the *cross domain million mixture of experts* (`CDMMoE` here): the form
-# *before*, with more gates. The shared layer is a gated MLP of inner width $f$; its result is
-# mapped to a private width of its own, $d^{\mathrm p}$; and each neuron is gated by a second inner
-# product.
+# Ch Listing 4 is CDMMOE, the *cross domain million mixture of experts*. It is the form *before*:
+# the shared layer is a gated MLP of inner width $f$, a further map takes its result to a private
+# width $d^{\mathrm p}$, and a second inner product gates each neuron:
 #
 # $$\begin{aligned}
 #   z &= \mathrm{FFN}^{\mathrm s}(x)\,W_{\text{in}}, \qquad
@@ -970,9 +912,7 @@ with torch.no_grad():
 #     \mathrm{SiLU}(z \cdot \mathrm{gate}_i)\; \mathrm{up}_i.
 #   \end{aligned} \tag{6.8}$$
 #
-# The tables `down` and `gate` have the shape $(e, d^{\mathrm p})$, `up` has $(e, d)$. The queries
-# are made from $z$ too. (The listing's names differ: its `up_embed` is `down` here, its
-# `down_embed` is `up`.)
+# The queries come from $z$. The listing swaps the names `up` and `down`.
 
 # %%
 cdmmoe = CDMMoE(6, **sizes, d_private=4)
@@ -997,8 +937,7 @@ for name in ("down", "gate", "up"):
 # > the same shared dimension (4096) and private dimension (2048) while maintaining the same number
 # > of parameters […]" — Ch §3.3
 #
-# The width $d$ is not given there; we take OTCE's 1024. CDMOE is OTCE's layer, here the expansive
-# one, with a shared expert of width 4096 and four private ones of width 2048:
+# The width $d$ isn't given there, so we take OTCE's 1024. CDMOE is the expansive layer:
 
 # %%
 four = parameters(lambda: ExpansiveMoE(1024, 2048, n_experts=4, k=1))
@@ -1007,8 +946,7 @@ four += parameters(lambda: DGLU(1024, 4096)) - parameters(lambda: DGLU(1024, 204
 print(f"expansive, 4 experts: {four:,} parameters")
 
 # %% [markdown]
-# CDMMoE has 4,096 experts at private width 2048. Listing 4 gives each head queries of that width;
-# how many heads is not said:
+# Listing 4 gives each head of CDMMoE queries of width 2048, but how many heads are there?
 
 
 # %%
@@ -1026,15 +964,14 @@ for h, expected in ((1, 0.95), (2, 1.06), (4, 1.26), (8, 1.67)):
     assert abs(count / four - expected) < 0.01
 
 # %% [markdown]
-# With one or two heads the claim holds for the whole layer, within 6 %. With eight it does not:
-# each head has a map of 2048 × 2048 for its queries, and together they are nearly half of the
-# layer. And an expert is not what it was: 4,096 neurons in all now, four times 2,048 then.
+# With one or two heads the claim holds within 6 %. With eight it fails: each head needs a 2048 ×
+# 2048 map for queries. And the experts shrank from 2,048 neurons to one.
 #
 # ### FLOPs
 #
-# Per token, counted by torch while a CDMoE runs, against the formula: two for each weight of a
-# matrix that is used. The bags are no matrix products, and torch does not count them: two tables,
-# $h\,k$ rows of width $d$ each.
+# A matrix product costs two FLOPs for each weight it uses, and torch confirms the count. Torch
+# leaves out the bags. Of the 90,112 FLOPs, 65,536 belong to the shared MLP, so compare the dense
+# MLP with the remaining 24,576 plus the bags.
 
 # %%
 d, f, r, h, k, m = 64, 256, 32, 4, 8, 16
@@ -1051,10 +988,8 @@ print(f"one dense MLP of the same {r * r} neurons: {2 * 2 * d * r * r:,}")
 # %% [markdown]
 # ### Memory and time
 #
-# All this counts the *use* of a layer: the experts that are asked, and a search that grows as
-# $\sqrt e$. In training the tables get gradients as large as themselves, and AdamW
-# keeps two more numbers for each weight and goes through all of them at every step. For a million
-# experts of width 256 in float32:
+# In training, every table needs a gradient of the same size, and AdamW keeps two more numbers per
+# weight. Here is the bill for a million experts of width 256 in float32:
 
 # %%
 table = 2**20 * 256 * 4 / 2**30  # GiB
@@ -1063,11 +998,10 @@ print(f"AdamW's two moments {4 * table:.0f} GiB")
 assert table == 1
 
 # %% [markdown]
-# Time against the number of experts, for 512 tokens, $d = 256$, 4 heads, $k = 16$, $m = 128$ and
-# float32, on a CPU. There are two records. The first compares whole layers, on two cores.
-# PEER-pytorch is a public implementation that gathers its rows; as it also searches in its own way,
-# the difference is not the gathering alone. (`python tests/bench/bench_experts.py --json
-# figures/records/06_growth.json`)
+# Now we time the forward pass on a CPU, in float32, for 512 tokens, $d = 256$, 4 heads, $k = 16$,
+# $m = 128$. The first record compares whole layers on two cores. PEER-pytorch, a public
+# implementation, gathers rows and searches differently.
+# (`python tests/bench/bench_experts.py --json figures/records/06_growth.json`)
 
 # %%
 layers = read_record("06_growth")
@@ -1091,10 +1025,8 @@ assert flops[0] > dense_flops[0] and flops[1] < dense_flops[1]
 # largest, nor reading rows from all over a table.
 
 # %% [markdown]
-# The second takes one layer apart, on one core: the search, and the same neurons evaluated in both
-# ways (`python book/records.py 06_rows`). The arithmetic on the neurons is the same at every size;
-# what changes is the two tables they lie in, together from 512 KiB to 2 GiB. The search has more to
-# do: 4.7 times the multiplications.
+# The second record takes one layer apart on one core (`python book/records.py 06_rows`). The
+# arithmetic on neurons stays the same, but their two tables grow from 512 KiB to 2 GiB.
 
 # %%
 parts = read_record("06_rows")
@@ -1109,8 +1041,7 @@ few, many = (256 * 4 * 256 + 4 * 2 * r * 128 for r in (16, 1024))  # queries and
 assert abs(many / few - 4.7) < 0.05
 
 # %% [markdown]
-# So with bags it is the search that costs most. With gathered rows it would be the neurons, and
-# more than half of the layer's time:
+# With bags, the search costs most. With gathered rows, the neurons do:
 
 # %%
 for e, s, b, g in zip(parts["experts"], search_ms, bags_ms, gathered_ms, strict=True):
@@ -1151,9 +1082,7 @@ plotting.save(
 # %% [markdown]
 # ## 10 · Who fires for what
 #
-# A small model from one byte to the next: an embedding, a CDMoE with 1,024 experts, a map to the
-# next byte. It is trained on the manual that ships with Python. Which experts does it ask for which
-# byte?
+# We train a small model with 1,024 experts to predict the next byte of Python's manual.
 
 
 # %%
@@ -1187,8 +1116,7 @@ def train_on_bytes(steps, seed=0):
 
 
 # %% [markdown]
-# A character has 16 gates, four for each of 4 heads; a head's gates sum to 1, so divided by 4 they
-# are shares:
+# Each of the 4 heads has gates that sum to 1, so we divide by 4 to get shares:
 
 
 # %%
@@ -1202,9 +1130,9 @@ def fires_for(model, characters):
 
 
 # %% [markdown]
-# Do characters of one kind ask the same experts? The *overlap* of two characters is the sum, over
-# all experts, of the smaller of their two shares: 1 if they ask alike, 0 if they have no expert in
-# common. *Kinship* is how much more two letters, or two digits, overlap than a letter and a digit:
+# The *overlap* of two characters is the sum over experts of the smaller of their shares:
+# 1 if the shares are equal, 0 without a common expert. *Kinship* is the mean overlap within letters
+# and within digits, minus the overlap between the two.
 
 
 # %%
@@ -1233,10 +1161,11 @@ for seed in range(3):
     print("kinship rises from below 0.03 to above 0.03")
 
 # %% [markdown]
-# After 1,500 steps with seed 0, for more characters (from a record: `python book/records.py
-# 06_fires`), one expert takes more than 2 % of the gates of nine of the ten digits, and another
-# of eleven of the twelve letters that are most frequent in English. The latter is not theirs alone:
-# the colon asks it too.
+# Kinship rises at all three seeds. We ran no control with random labels.
+#
+# After 1,500 steps at seed 0 (`python book/records.py 06_fires`), one expert takes more than 2 % of
+# the gates of nine of the ten digits, another of eleven of the twelve most frequent English letters
+# and of the colon.
 
 # %%
 fires = read_record("06_fires")
@@ -1270,21 +1199,19 @@ plotting.save(
 )
 
 # %% [markdown]
-# Nobody told the model what a digit is. What the three seeds above have in common is the rise in
-# kinship. This model sees one byte at a time, so an expert can only specialise in bytes. In a stack
-# with attention, what reaches it depends on the context.
+# Nobody told the model what a digit is. But we chose the two columns after seeing the picture, at
+# one seed.
 #
 # ## 11 · As printed
 #
 # ### Keys that start at zero (WM Listing 8, Ch Listing 4)
 #
-# Both listings start the product keys at zero. Then all scores are 0, and every token, whatever it
-# holds, asks the same $k$ experts. What becomes of it depends on where the scores go.
+# Both listings start the product keys at zero, so at first all scores are 0 and every token uses
+# the same $k$ experts.
 #
-# In WM Listing 8 the raw score stands inside the activation $\mathrm{act}$, so the sum over experts
-# is $\sum \mathrm{act}(z \cdot \mathrm{down}_i \cdot \text{score}_i)\,\mathrm{up}_i$ with
-# $z = \mathrm{FFN}^{\mathrm s}(x)$. At zero keys that is $\mathrm{act}(0) = 0$ for ReLU and SiLU
-# alike: the experts say nothing.
+# WM Listing 8 puts the raw score inside the activation. The experts compute
+# $\sum \mathrm{act}(z \cdot \mathrm{down}_i \cdot \text{score}_i)\,\mathrm{up}_i$ with
+# $z = \mathrm{FFN}^{\mathrm s}(x)$, and $\mathrm{act}(0) = 0$ for ReLU and SiLU alike.
 
 
 # %%
@@ -1327,13 +1254,13 @@ for name, activation in (("ReLU", F.relu), ("SiLU", F.silu)):
     assert learn == ([] if name == "ReLU" else ["keys"])
 
 # %% [markdown]
-# The gradient of `up` has the factor $\mathrm{act}(0) = 0$; those of `down`, keys and queries have
-# $\mathrm{act}'(0)$. With ReLU that is 0 as well, as torch defines it. So nothing private ever
-# receives a gradient, and the experts are dead for good. With SiLU it is 1/2, but `down` has
-# another factor, the score, and the queries have the keys: both 0. Only the keys learn at first.
+# The gradient of `up` has the factor $\mathrm{act}(0) = 0$, the others have $\mathrm{act}'(0)$. For
+# ReLU torch defines it as 0, and the experts stay dead. For SiLU it is 1/2, but the gradient of
+# `down` also has the score as a factor and the queries' gradient has the keys, both 0. Only the
+# keys learn at first.
 #
-# In Ch Listing 4 the scores go through a softmax, which makes them equal gates. The experts speak
-# from the start, but the queries receive no gradient while all keys are zero:
+# In Ch Listing 4 a softmax makes equal gates. The experts contribute, but the queries get no
+# gradient while all keys are zero:
 
 # %%
 for name, scale in (("zero keys", 0), ("random keys", 1)):
@@ -1349,8 +1276,7 @@ for name, scale in (("zero keys", 0), ("random keys", 1)):
     assert (asked == 4) == (scale == 0)
 
 # %% [markdown]
-# And after 200 steps of training? One layer in four versions: WM's, with the score inside as
-# printed and with a softmax outside as in `CDMoE`.
+# Does it matter after 200 steps of training?
 
 
 # %%
@@ -1395,19 +1321,15 @@ assert abs(runs["softmax, zero keys"][2] - runs["softmax, random keys"][2]) < 0.
 print("softmax: the losses with zero and with random keys differ by less than 0.005")
 
 # %% [markdown]
-# So the one that stays dead is ReLU with the score inside; its loss is the highest of the four.
-# With the softmax, keys that start at zero end within a few per cent of random ones, at this one
-# seed; what they cost is the beginning, when all tokens ask the same experts and the queries do not
-# learn. The package starts keys at random.
+# Only ReLU with the score inside stays dead. With the softmax, the losses from zero and random keys
+# end within 0.005 of each other, at this one seed and size. The package draws its keys from a
+# standard normal distribution.
 #
 # ### The score inside the activation (WM §3.3 and Listing 8)
 #
-# $\mathrm{SiLU}(x \cdot \mathrm{down}_i \cdot \text{score}_i)$ is not
-# $\mathrm{SiLU}(x \cdot \mathrm{down}_i)\,\text{score}_i$. A negative score would turn the sign in
-# either form; but the scores that are retrieved are the largest of many, and those below are all
-# positive. What the place inside does is this: the score is not the weight of an answer. Where the
-# inner product is negative, a higher score can make the neuron *quieter*. And the scores are raw:
-# adding 3 to all of them, which a softmax does not notice, gives another output.
+# Inside the activation, the score no longer weights the expert's output. Where the inner product is
+# negative, a higher score can make the neuron *quieter*. And adding 3 to all scores, which a
+# softmax doesn't notice, changes the output.
 
 # %%
 scores, _ = product_key_topk(random(1, 2000, 4, 2, 4, seed=21), random(4, 2, 16, 4, seed=22), 8)
@@ -1426,7 +1348,7 @@ check("all scores plus 3, softmax outside", (scores + 3).softmax(-1), scores.sof
 # ### Experts that no one can reach (WM Table 7)
 #
 # Table 7 has 3,072 and 8,192 experts, which are not squares. `int(sqrt(e))` keys per half reach
-# `int(sqrt(e))**2` of them:
+# only `int(sqrt(e))**2` of them:
 
 # %%
 for e, lost in ((3072, 47), (8192, 92)):
@@ -1443,10 +1365,9 @@ PEER(64, n_experts=3072, n_heads=4, k=8, d_query=32)
 # > $\text{FFN}^{Expansive}(x, W_3^p) = \text{FFN}^p(\text{FFN}^s(x) \cdot \text{FFN}^s(x)W_3^p)$
 # > — OTCE eq. 19c
 #
-# With $z = \mathrm{FFN}^{\mathrm s}(x)$ the gate $zW_3$ has no activation, so $z \circ zW_3$ is
-# *even* in $z$: it answers $-z$ as it answers $z$. With a sigmoid, and no bias here either,
-# $\sigma(u) + \sigma(-u) = 1$ makes the odd part of $z \circ \sigma(zW_3)$ just $z/2$, whatever
-# $W_3$: $z/2$ always comes through, and a factor of two is nothing to the expert's own first maps.
+# With $z = \mathrm{FFN}^{\mathrm s}(x)$ the gate $zW_3$ has no activation, and $z \circ zW_3$ is
+# *even*: $-z$ gives the same result as $z$. With a sigmoid, $\sigma(u) + \sigma(-u) = 1$ makes the
+# odd part of $z \circ \sigma(zW_3)$ equal to $z/2$ for every $W_3$.
 
 # %%
 z, W_3 = random(500, 6, seed=23), random(6, 6, seed=24)
@@ -1455,24 +1376,22 @@ opened, opposite = z * torch.sigmoid(z @ W_3), -z * torch.sigmoid(-z @ W_3)
 check("with a sigmoid: the odd part is z/2", (opened - opposite) / 2, z / 2)
 
 # %% [markdown]
-# The package takes the sigmoid. A bias in the gate would do too ($z \circ (zW_3 + 1)$ is $z$ at
-# $W_3 = 0$), but eq. 19c has none.
+# The package takes the sigmoid.
 #
 # ## Summary
 #
-# - A router scores, keeps the best $k$, and learns through their gates; with $k = 1$ and gates that
-#   are divided by their sum it learns nothing.
-# - Experts with tasks in common learn the common part several times. It can stand beside them
-#   (isolation), inside (cohesive) or before (expansive, and the cross domain of Cheems and WM).
-# - Scores that are sums of two halves have $k$ best among about $k \ln k$ candidates: that makes a
-#   million experts searchable, exactly.
-# - Reading with retrieved rows is the backward pass of mixing them, so no rows need be gathered.
-# - Keys that start at zero send every token to the same experts, scores belong outside the
-#   activation, and the number of experts is a square.
+# - A router learns through the gates it keeps. With $k = 1$ and renormalized gates it learns
+#   nothing.
+# - When each expert solves one of several tasks with a common part, each stores that part. You can
+#   share it beside the experts, inside them or before them.
+# - Scores that are sums of two halves make a million experts searchable, exactly. $2r$ inner
+#   products give $r^2$ scores, and the $k$ best are among about $k \ln k$ candidates.
+# - Reading with rows is the backward pass of mixing them.
+# - Keys that start at zero send every token to the same experts at first.
 #
 # | as printed | what it does when run | here |
 # |---|---|---|
-# | keys start at zero | all tokens ask the same; with ReLU inside, for good | random keys |
+# | keys start at zero | all tokens ask the same at first, with ReLU inside for good | random keys |
 # | score inside the activation | no weight of an answer; raw scores matter | softmax, outside |
 # | 3,072 and 8,192 experts | 47 and 92 never asked | a square, such as 3,136 or 8,281 |
 # | gate without activation (eq. 19c) | even in $z$: nothing odd in $z$ comes through | sigmoid |
@@ -1615,9 +1534,9 @@ for d, r in ((6, 5), (4, 3)):
 # %% [markdown]
 # ## Further reading
 #
-# - Shi et al., *OTCE* §3.2, *Cheems* §3.3, *Wonderful Matrices* §3.3: the layers of this chapter.
+# - Shi et al., *OTCE* §3.2, *Cheems* §3.3, *Wonderful Matrices* §3.3: the layers.
 # - Lample et al., *Large Memory Layers with Product Keys* (2019): the search.
-# - He, *Mixture of A Million Experts* (2024): PEER, experts of one neuron.
-# - Fedus, Zoph and Shazeer, *Switch Transformers* (2021): routing with one expert, and balancing.
+# - He, *Mixture of A Million Experts* (2024): PEER.
+# - Fedus, Zoph and Shazeer, *Switch Transformers* (2021): one expert, and balancing.
 # - Dai et al., *DeepSeekMoE* (2024): isolating shared experts.
-# - `cheems_ref/experts.py` and `cheems_ref/retrieval.py`: the listings this notebook arrives at.
+# - `cheems_ref/experts.py` and `cheems_ref/retrieval.py`: the code.

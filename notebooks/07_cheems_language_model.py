@@ -1,14 +1,12 @@
 # %% [markdown]
 # # 07 · The Cheems language model
 #
-# Every system of the papers is a string of letters. In this chapter you turn such a string into a
-# model, count what it costs, train it on real text and read what it writes. By the end you will be
-# able to
+# Every system of the papers is a string of letters. You turn such a string into a model, count what
+# it costs, train it and read what it writes. You will be able to
 #
-# - read, draw and build a model from its pattern;
-# - predict its parameters, FLOPs and cache, and find the same numbers in the running model;
-# - train it, resume it after a crash, and generate text from a cache that you have checked token by
-#   token.
+# - predict a model's parameters, FLOPs and cache from its letters;
+# - check its generation with a cache and with padding;
+# - train a small Cheems, kill it and resume it.
 #
 # Assumes: chapters 03 to 06, without their sections *As printed*.
 #
@@ -77,9 +75,7 @@ print("PyTorch version", torch.__version__.partition("+")[0])
 # %% [markdown]
 # ## Why this matters
 #
-# You have built every part of this model, but a stack of forty layers raises new questions. In
-# which order do the layers go, and how many of each? What does a token cost, after a thousand
-# tokens and after a hundred thousand? And does the model learn?
+# You have the parts. In which order do you stack forty of them, and at what cost?
 #
 # ## The letters
 #
@@ -99,16 +95,14 @@ print("PyTorch version", torch.__version__.partition("+")[0])
 # | K | CDMMoE | retrieves gated neurons behind a shared gated MLP (Ch) | 06 |
 # | E | CDMoE | retrieves neurons behind a shared MLP (WM) | 06 |
 #
-# S, A and I are *sequence mixers*: they let tokens exchange information. The others are *state
-# mixers*, which treat each token alone. The experts that P, K and E retrieve have a single neuron
-# each, so we call them neurons. A **layer** is one letter. A sequence mixer and the state mixer
-# behind it form a **pair of layers**. The papers often count pairs: "24 layers" in WM Table 7 are
-# 48 letters.
+# S, A and I are *sequence mixers*, where tokens exchange information. The others are *state
+# mixers*, which treat each token alone; the experts of P, K and E are single neurons. A **layer**
+# is one letter, and a sequence mixer with its state mixer is a **pair of layers**. The papers often
+# count pairs: "24 layers" in WM Table 7 are 48 letters.
 #
-# The letter I covers three layers, which differ in their values (chapter 05). The Cheems paper
-# takes V = SSD(x). *Wonderful Matrices* multiplies each token by a weighted sum of rows from a
-# table. The control takes W x. The package has a *preset*, a complete configuration, for each
-# system of the papers. Here are the presets that contain an I:
+# I covers three layers with different values (chapter 05). The Cheems paper takes V = SSD(x),
+# *Wonderful Matrices* multiplies the token by a weighted sum of rows of a table, and the control
+# takes W x. These *presets*, complete configurations of the papers' systems, contain an I:
 
 # %%
 for name in PRESETS:
@@ -120,27 +114,25 @@ for name in PRESETS:
     assert (config.mask == "content") == name.startswith("doge")
 
 # %% [markdown]
-# So `cheems-v1` is the model of the Cheems paper (Ch §3.4), with SSD inside I, and K behind each
-# mixer. `cheems` is the model of *Wonderful Matrices*, with a table inside I, and E. Doge (WM §5)
-# has no S at all. Our Doge computes its mask from the content (chapter 05).
+# So `cheems-v1` is the model of Ch §3.4 and `cheems` WM's. Doge (WM §5) has no S, and in our preset
+# a mask computed from the content (chapter 05).
 #
-# Sizes keep their letters from the earlier chapters: batch $b$, length $l$, model width $d$,
-# vocabulary $v$; $h$ heads of width $p$, $g$ groups of keys, state size $n$; $f$ the width inside a
-# feed-forward layer, $e$ experts, of which a token gets $k$; $r$ product keys per half and $m$ the
-# width of half a query; $d_{conv}$ tokens that a convolution sees, $n_v$ rows in I's table of
-# values, $d'$ the width that K's neurons see. Upright S, A, C and D are letters of a pattern; the
-# italic ones mean what they did in chapter 03. In section 8, $p$ is a probability.
+# The sizes are batch $b$, length $l$, model width $d$, vocabulary $v$; $h$ heads of width $p$, $g$
+# groups of keys, state size $n$; $f$ the width inside a feed-forward layer, $e$ experts, $k$ of
+# them per token; $r$ product keys per half and $m$ the width of half a query; $d_{conv}$ tokens
+# that a convolution sees, $n_v$ rows in I's table of values, $d'$ the width that K's neurons see.
+# Italic $A$, $C$, $D$ are chapter 03's. In section 8, $p$ is a probability.
 #
 # ## 1 · One block
 #
-# The *residual stream* carries one vector $z$ of width $d$ per token through the whole stack. A
-# layer never replaces it. The layer reads a normalised copy and adds its result:
+# The *residual stream* carries one vector $z$ of width $d$ per token through the stack. A layer
+# reads a normalised copy and adds its result:
 #
 # $$z \leftarrow z + \mathrm{layer}(\mathrm{norm}(z)), \qquad
 #   \mathrm{norm}(z) = \frac{z}{\sqrt{\tfrac1d \sum_i z_i^2 + \varepsilon}} \circ w. \tag{7.1}$$
 #
-# The norm is RMSNorm. It divides the vector by the root of the mean of its squares, and multiplies
-# each coordinate by a learned weight $w$, which starts at 1.
+# This RMSNorm divides by the root of the mean square, and weights each coordinate by a learned $w$,
+# which starts at 1.
 
 
 # %%
@@ -179,8 +171,7 @@ with torch.no_grad():
     _ = must_differ("the layer instead of the stream", block.layer(x), y)
 
 # %% [markdown]
-# Here is one pair of layers. The boxes carry the names of the modules in the code, and the shapes
-# were recorded in a real run.
+# We draw one pair of layers, with the shapes from a real run:
 
 
 # %%
@@ -294,14 +285,13 @@ plotting.save(
 )
 
 # %% [markdown]
-# Chapter 03's $x_t$, the values that S writes into its state, is the output of `x_proj`. The code
-# also calls the stream `x`; in the text it is $z$.
+# Chapter 03's $x_t$ is the output of `x_proj`, not the stream $z$.
 #
 # ## 2 · The whole model
 #
 # An embedding turns ids into vectors, the blocks work on the stream, and a last norm and a matrix
-# turn the stream into *logits*, one number per possible next id. If the embedding and that matrix
-# are the same (*tied*), the model has one table of words instead of two. Here it is in eight lines:
+# turn it into *logits*, one number per possible next id. If that matrix is the embedding, they are
+# *tied*:
 
 
 # %%
@@ -329,7 +319,7 @@ with torch.no_grad():
     model.blocks[0], model.blocks[2] = model.blocks[2], model.blocks[0]
 
 # %% [markdown]
-# The model is causal. If you change one id, no earlier logits move.
+# The model is causal. Change one id, and no earlier logits move:
 
 # %%
 changed = ids.clone()
@@ -340,10 +330,9 @@ check("nothing before token 7 moves with it", moved[:, :7], logits[:, :7])
 _ = must_differ("token 7 and what follows", moved[:, 7:], logits[:, 7:])
 
 # %% [markdown]
-# We measure a model's predictions by the *cross-entropy*, the mean of $-\log p$ over the ids that
-# really came next. With the natural logarithm its unit is the *nat*; divide by $\log 2$ and you get
-# *bits*. Its exponential is the *perplexity*: the number of equally likely ids that would be as
-# hard to guess from. An untrained model should do no better than guessing among all 256:
+# Our loss is the *cross-entropy*, the mean of $-\log p$ over the ids that came next, in *nats*
+# (divide by $\log 2$ for *bits*). Its exponential, the *perplexity*, is the number of equally
+# likely ids that would be as hard to guess. Before training it should be about 256:
 
 # %%
 windows = tokens(8, 101, seed=3)
@@ -357,9 +346,8 @@ assert abs(loss - math.log(256)) < 0.05
 # %% [markdown]
 # ## 3 · Patterns as architecture
 #
-# The papers write patterns in various ways, with spaces, brackets and ×, and `expand_pattern`
-# spells them out. Cheems has seven SSD modules for every InnerFuncAttn, and an expert layer after
-# each (WM §3.4). Table 7 has 24 pairs, so we get seven pairs SE and one pair IE, three times over:
+# Cheems has seven SSD modules for every InnerFuncAttn, and an expert layer after each (WM §3.4).
+# For the 24 pairs of Table 7, `expand_pattern` spells that out:
 
 # %%
 spelled = expand_pattern("(SE × 7 + IE) × 3")
@@ -368,7 +356,7 @@ assert spelled == preset("cheems-320m").pattern and len(spelled) == 2 * 24
 assert set(spelled) <= set(LAYERS)
 
 # %% [markdown]
-# Here are the systems of the papers, as the presets spell them. Look for where A and I sit:
+# Look for where A and I sit in the papers' systems:
 
 # %% tags=["setup"]
 SYSTEMS = {
@@ -434,16 +422,13 @@ plotting.save(
 )
 
 # %% [markdown]
-# LlaMa, Mamba-2, Jamba and Cheems are the systems of WM Table 7; OTCE comes from OTCE Table 8, and
-# Cheems v1 from Ch. To compare systems of equal size, WM adds routed experts to LlaMa and Mamba-2
-# (the table's caption). We read them as experts with a shared one, so H; the tiny presets have M or
-# R instead. The published Llama is AG (`llama-2-7b`), a published Mamba-2 is S alone, and the
-# published Jamba is `jamba-52b`. WM §5 describes Doge in one sentence, with "multiple CDMoE" after
-# each InnerFuncAttn. That there are two, and all sizes, are our choice.
+# LlaMa, Mamba-2, Jamba and Cheems come from WM Table 7, OTCE from OTCE Table 8, and Cheems v1 from
+# Ch. WM adds routed experts to LlaMa and Mamba-2; H is our reading (the tiny presets have M or R).
+# Doge's two E per I and its sizes are ours.
 
 # %% [markdown]
-# OTCE Table 5 prints, beside each pattern, the percentage of layers that are experts (its E is our
-# R). Let's check four rows, and look at the layer each pattern ends in:
+# OTCE Table 5 prints the percentage of layers that are experts (its E is our R). Let's check four
+# rows:
 
 # %%
 otce_table_5 = {"SM SM SM SR AM SR SM AM": 12.5, "SM SR SR SR AM SM SM AM": 18.75}
@@ -457,27 +442,23 @@ for row, printed in otce_table_5.items():
     assert (last == "S") == (printed == 25)
 
 # %% [markdown]
-# The marked row ends in a state layer, although the paper argues (§3.3 and §4.2, see section 4) for
-# attention there.
+# The marked row ends in a state layer, against the paper's own argument (§3.3, §4.2).
 
 # %% [markdown]
 # ## 4 · Why states before attention
 #
-# OTCE orders its layers as observe, think, conceive, express: a state layer gathers, and attention
-# picks from what was gathered. Does the order matter? Here is a task to test it. A row lists
-# key–value pairs, then shows the keys again, and the model has to answer each key with its value:
+# OTCE tells a story: a state layer gathers, and attention picks from what was gathered. Does the
+# order matter? In our test, a row lists key–value pairs, then shows the keys again, and the model
+# answers each key with its value:
 #
 # > k₁ v₁ k₂ v₂ … k₈ v₈ | k₅ → v₅, k₁ → v₁, …
 #
-# Attention finds a token by its content. But the token with the answer, $v_5$, does not contain
-# $k_5$; its neighbour does. So some layer first has to tell $v_5$ which token precedes it. A state
-# layer with a convolution (`position="conv"`) can do this local work, and one look by attention
-# then finishes the job. In the order AS, attention looks before anything was gathered, and the
-# state layer would have to hold eight pairs in its state.
+# Attention finds a token by its content. But $v_5$ doesn't contain $k_5$; its neighbour does. So
+# some layer first has to tell $v_5$ which token precedes it. A state layer with a convolution
+# (`position="conv"`) can, and then one look by attention is enough.
 #
-# With rotation, as in the Cheems presets, S has no built-in look at the neighbour. It can learn
-# one, because $C_t \cdot B_s$ depends on $t - s$. We haven't checked whether the trained models do.
-# A always has rotary positions.
+# With rotation S can learn to look at the neighbour, because $C_t \cdot B_s$ depends on $t - s$. A
+# always has rotary positions.
 
 
 # %%
@@ -499,8 +480,7 @@ print("row    ", *(f"{i:4}" for i in row[0].tolist()))
 print("answer ", *(f"{i:4}" if i >= 0 else "   ." for i in targets[0].tolist()))
 
 # %% [markdown]
-# The model has the layers of a pattern without state mixers, at width 64. We count the share of
-# questions that it answers correctly.
+# The model has no state mixers and width 64. We count the share of correct answers.
 
 
 # %%
@@ -516,7 +496,7 @@ def share_right(logits, targets):
 
 
 # %% [markdown]
-# Every training step sees fresh rows, so the model can't memorise them.
+# Every training step sees fresh rows.
 
 
 # %%
@@ -538,7 +518,7 @@ def learn_to_recall(pattern, steps, position="conv", seed=0):
 
 
 # %% [markdown]
-# Before you run it: which order learns the task in 200 steps?
+# Which order learns the task in 200 steps?
 
 # %%
 runs = read_record("07_orders")["right"]["conv"]
@@ -552,8 +532,7 @@ for pattern in ("SA", "AS"):
 assert share["SA"] > 0.8 > 0.4 > share["AS"]
 
 # %% [markdown]
-# How well can a model do without recalling anything? Earlier answers are visible in the row, so a
-# guesser can ignore the key and name the most frequent value that is still unused:
+# How well can you do without recall? Always name the most frequent value that is still unused:
 
 
 # %%
@@ -572,8 +551,8 @@ print("by question:", *(f"{share:.2f}" for share in right), f"  in the mean {sum
 assert abs(sum(right) / 8 - ELIMINATION) < 0.01 and right[-1] == 1 and right == sorted(right)
 
 # %% [markdown]
-# So a share of up to 0.39 is no evidence of recall. Now we train five patterns, five runs each, and
-# give S its positions in two ways (chapter 04):
+# So a share of up to 0.39 is no evidence of recall. Now we train five patterns, with S's positions
+# from convolution or rotation (chapter 04):
 
 # %%
 runs = read_record("07_orders")["right"]
@@ -620,21 +599,18 @@ plotting.save(
 )
 
 # %% [markdown]
-# The record comes from `python book/records.py 07_orders`. Each line is one run with its own seed,
-# and the grey line is elimination. AA has no S, so its runs are the same in both rows.
+# Each line is one run with its own seed (`python book/records.py 07_orders`); the grey line is
+# elimination. AA has no S, so both rows show the same runs.
 
 # %% [markdown]
-# **Order matters here.** With either source of position, every run of SA learns to recall in 400
-# steps, and no run of AS beats elimination. Some losing runs are still rising at step 400, so this
-# says nothing about longer training. Nor does it show that the *state* does the work. With the
-# convolution, a look at the neighbour is all that the argument above needs, and we ran no control
-# with the state switched off. Two layers of attention can solve the task in principle, one copying
-# and one looking up (Olsson et al. 2022), but no run of AA found the solution.
+# **Order matters here.** In 400 steps every run of SA learns to recall, and no run of AS beats
+# elimination. Some losing runs are still rising, so longer training may differ. And the convolution
+# alone could be enough: we ran no control without the *state*. Two layers of attention can recall
+# in principle (Olsson et al. 2022); no run of AA learned it.
 #
-# **A state layer at the end** does no harm with the convolution: all five runs of SAS learn the
-# task. With rotation three of five do in 400 steps, and the other two end near elimination. Do more
-# steps help, and what does the last layer contribute? Train those runs for 1,000 steps, then remove
-# the last layer and test again:
+# **A state layer at the end** does no harm with the convolution: all runs of SAS learn the task.
+# With rotation two of five fail. Train with rotation for 1,000 steps, then remove the last layer
+# and test again:
 
 
 # %%
@@ -675,34 +651,27 @@ change = sorted(lost for runs in learned.values() for _, lost in runs)
 assert change[-1] == last > 0.05 and change[-2] < 0.01
 
 # %% [markdown]
-# After 1,000 steps (`python book/records.py 07_longer`) four of the five runs with rotation have
-# learned the task; the fifth does no better than elimination. In eight of the nine models that
-# learned it, removing the last layer costs less than one point of accuracy: what attention found
-# travels past the state layer on the residual stream. The ninth, which learned last, drops to 93 %.
-# So a trained state layer at the end can be harmless, though with rotation it may slow training
-# down. This is one task, with models of three layers and five runs each.
+# After 1,000 steps (`python book/records.py 07_longer`) four of the five runs with rotation
+# succeed; the fifth does no better than elimination. In eight of the nine successful models,
+# removing the last layer costs less than one point of accuracy; the ninth drops to 93 %. So a state
+# layer at the end can be harmless, at least in one task, with three layers and five runs each.
 #
-# OTCE argues that a model should not end in a state layer (§3.3), and so does Ch:
+# OTCE argues against such an ending (§3.3), and so does Ch:
 #
-# > "Considering that the SSD module at the end of the model will lead to knowledge routing bias within a certain range, the SSD module is not used at the end of the model." (Ch §3.4)
+# > "Considering that the SSD module at the end of the model will lead to knowledge routing bias
+# > within a certain range, the SSD module is not used at the end of the model." (Ch §3.4)
 #
-# *Knowledge routing bias* is OTCE's term (§4.2): attention carries each piece of knowledge to the
-# token that answers with it, and state layers behind the attention weaken it. The evidence is OTCE
-# Table 2, with two models of 8 pairs whose last is SM or AM. Their perplexities are 2.53 and 2.51
-# after pre-training, and 1.98 and 1.69 after fine-tuning. The second difference is large, but two
-# things limit it:
-#
-# - The models have one layer of attention and two, so the table can't separate *where* from *how
-#   many*. With one number per model and stage, we can't judge the variation between runs either.
-# - Both are trained as *GLM* (Du et al. 2022; OTCE §4.1): the model fills in spans cut out of a
-#   text, with the rest of the text in view. Those perplexities can't be compared with a causal
-#   model's.
+# *Knowledge routing bias* is OTCE's term (§4.2) for state layers weakening what attention carried
+# to a token. In OTCE Table 2, two models of 8 pairs end in SM or AM. Their perplexities are 2.53
+# and 2.51 after pre-training, and 1.98 and 1.69 after fine-tuning. The second difference is large,
+# but one model has one layer of attention and the other two. So the table can't separate *where*
+# from *how many*, and shows no variation between runs. Both models fill gaps as *GLM* does (Du et
+# al. 2022; OTCE §4.1), so these aren't a causal model's perplexities.
 #
 # ## 5 · What it costs: parameters
 #
-# You can count a model's parameters without allocating it, because every layer is a handful of
-# matrices. `count_parameters` builds the layers on the *meta device*, where tensors have shapes but
-# no contents. By hand, one layer has:
+# `count_parameters` counts on the *meta device*, where tensors have shapes but no contents. One
+# layer has:
 #
 # | letter | parameters | of |
 # |---|---|---|
@@ -725,9 +694,9 @@ assert change[-1] == last > 0.05 and change[-2] < 0.01
 # | K | $3df + d\,d'$ | a shared gated MLP; the way to width $d'$ |
 # | | $+\,2m\,h\,(d' + r) + e\,(2d' + d)$ | queries; keys; three tables |
 #
-# Here $gp$ is the width of all keys together, and in P, E and K $h$ counts the retrieval heads. We
-# leave out I's gate mask, a table of positions. Around its $L$ layers a model has $L + 1$ norms and
-# the embedding, plus a second table if the matrix of the logits is not tied to it:
+# Here $gp$ is the width of all keys, and $h$ in P, E and K counts retrieval heads. I's gate mask is
+# left out. Around its $L$ layers a model has $L + 1$ norms, the embedding, and the matrix of the
+# logits if it is not tied:
 #
 # $$(L + 1)\,d + v\,d \quad\text{or}\quad (L + 1)\,d + 2\,v\,d. \tag{7.2}$$
 #
@@ -767,7 +736,7 @@ def mixer_parameters(config):
 
 
 # %% [markdown]
-# Next come the state mixers, dense and routed:
+# Next come the dense and the routed state mixers:
 
 
 # %%
@@ -817,7 +786,7 @@ def around_the_layers(config):
 
 
 # %% [markdown]
-# Now compare all letters in all presets, and in two models that contain each letter once:
+# Compare them in all presets, and in two models with every letter:
 
 # %%
 configs = {name: preset(name) for name in PRESETS}
@@ -835,7 +804,7 @@ print(f"{len(counted)} counts in {len(configs)} configurations, {len(checked)} l
 assert checked == set(LAYERS) and {config.inner for config in configs.values()} == INNER
 
 # %% [markdown]
-# The sums over whole models must agree, too; the last line is for Cheems-320M.
+# The sums over whole models must also agree:
 
 # %%
 models = [(sum(by_hand(c)[x] for x in c.pattern), around_the_layers(c)) for c in configs.values()]
@@ -845,10 +814,9 @@ layers, rest = models[list(configs).index("cheems-320m")]
 print(f"Cheems-320M: {layers:,} in layers, {rest:,} around them, together {layers + rest:,}")
 
 # %% [markdown]
-# The **active** parameters take part in one token's logits: in a routed layer the $k$ chosen
-# experts, in a table of neurons the rows retrieved. The matrix of the logits counts fully. The
-# embedding doesn't count, because a token reads one row of it; a tied table counts once, as the
-# matrix of the logits.
+# The **active** parameters take part in one token's logits: the $k$ chosen experts, the neurons
+# retrieved, the matrix of the logits. The embedding doesn't count, because a token reads one row of
+# it; a tied table counts once.
 
 
 # %%
@@ -868,8 +836,8 @@ wrong = torch.tensor([total_and_active(config)[0] for config in tied])
 _ = must_differ("one table of words instead of two", wrong.double(), totals.double())
 
 # %% [markdown]
-# With its embedding Mixtral has 12.88 billion active parameters, which is the 12.9 of L22's table;
-# without it, 12.75. Here are all presets that stand for a system of the papers:
+# With its embedding Mixtral has 12.88 billion active parameters (L22 has 12.9). Without, it has
+# 12.75:
 
 # %%
 print(f"{'preset':16} {'letters':>7} {'parameters':>15} {'active per token':>17}")
@@ -881,13 +849,11 @@ with_table = total_and_active(preset("mixtral-8x7b"))[1] + 32_000 * 4096
 assert round(with_table / 1e8) == 129
 
 # %% [markdown]
-# **Llama 2, Mistral and Mixtral** match to the last digit. Their sizes are public, so this checks
-# our counting.
+# **Llama 2, Mistral and Mixtral** match their published sizes to the last digit.
 #
-# **The eight models of WM Table 7** lie within 1 % of their names *because we chose $f$ so*: the
-# table doesn't give the feed-forward width. These totals show that a suitable width exists, and no
-# more. (`cheems-v1-1.3b` isn't among the eight. It has 1.18 billion parameters.) The caption also
-# wants the active parameters "as close as possible", but once the total fixes $f$, they follow:
+# **The eight models of WM Table 7** lie within 1 % of their names *because we chose $f$ so*; the
+# table doesn't give it. (`cheems-v1-1.3b`, not among them, has 1.18 billion.) With $f$ the active
+# parameters are fixed, too, which the caption wants "as close as possible":
 
 # %%
 for size, nominal in (("320m", 320e6), ("1.3b", 1.3e9)):
@@ -903,19 +869,14 @@ assert c.n_retrieval_heads * c.k_neurons == 64 and c.n_neurons == 8281
 assert round(neurons / 1e6) == 814 and cheems < 0.61 * llama
 
 # %% [markdown]
-# The tables of neurons hold 814 of Cheems' 1,300 million parameters, and a token reads at most 64
-# of the 8,281 rows of each. So 0.49 billion are active, against LlaMa's 0.82. At 320 million the
-# order is reversed: Cheems has the most active parameters of the four.
+# A token reads at most 64 of the 8,281 rows in each table of neurons. So Cheems has 0.49 billion
+# active at 1.3 billion, and LlaMa 0.82. At 320 million Cheems has the *most* of the four.
 #
-# **OTCE Table 1** gives 283M parameters for its Jamba and 281M for OTCE. It gives $f$, but neither
-# the vocabulary nor whether the embedding is tied. With the 50,277 ids of GPT-NeoX's tokenizer
-# (which WM names) and a tied embedding, our models have 98M and 97M less. The gap may be in the
-# embedding tables; we can't tell.
+# **OTCE Table 1** prints 283M for its Jamba and 281M for OTCE, without the vocabulary. With WM's
+# tokenizer (50,277 ids) and a tied embedding ours are 98M and 97M smaller. We can't tell why.
 #
-# **Jamba (52B)** comes to 50.5 billion. Part of the gap is a gate: Mamba's layer multiplies its
-# output by SiLU($x W$), where $W$ has $d \cdot hp$ parameters, and our S has no such gate. With it
-# we count 51.45 billion, half a billion short of the rounded 52. We haven't counted the other
-# differences.
+# **Jamba (52B)** comes to 50.5 billion. Mamba's gate, SiLU($x W$) with $d \cdot hp$ parameters,
+# which our S lacks, brings it to 51.45; other differences aren't counted.
 
 # %%
 for name, printed, missing in (("jamba-283m", 283, 98), ("otce-281m", 281, 97)):
@@ -932,14 +893,13 @@ assert c.pattern.count("S") == 28 and 51.4e9 < total + gates < 51.5e9
 # %% [markdown]
 # ## 6 · What it costs: FLOPs per token
 #
-# Each entry of a matrix costs a token two operations, a multiplication and an addition. The work
-# *between* tokens has no parameters, so we count it separately, per token:
+# Each entry of a matrix costs a token a multiplication and an addition. The work *between* tokens
+# comes on top, per token:
 #
-# - attention at context $l$: scores $2\,l\,d$ and sums $2\,l\,d$, together $4\,l\,d$. This counts
-#   scores for all $l^2$ pairs, as a plain implementation computes them; a causal kernel skips the
-#   future and does half.
+# - attention at context $l$: scores $2\,l\,d$ and sums $2\,l\,d$, together $4\,l\,d$, with scores
+#   for all $l^2$ pairs (a causal kernel does half);
 # - SSD in chunks of $l_c$ tokens (chapter 03): $2\,(l_c\,gn + l_c\,hp)$ inside a chunk, $4\,n\,hp$
-#   to write the state and read it. If $l_c$ divides $l$, the cost doesn't depend on $l$.
+#   to write the state and read it, for any $l$ that $l_c$ divides.
 
 
 # %%
@@ -983,8 +943,8 @@ def flops_per_token(config, length):
 
 
 # %% [markdown]
-# PyTorch can count the matrix products of a real run. It doesn't count torch's fused attention on
-# the CPU, so we ask for the MATH implementation, which is written as products.
+# PyTorch can count a run's matrix products. It misses the fused attention on the CPU, so we ask for
+# the MATH implementation.
 
 
 # %%
@@ -1014,7 +974,7 @@ check("FLOPs by hand = counted", predicted, counted)
 _ = must_differ("one operation per entry of a matrix", predicted / 2, counted)
 
 # %% [markdown]
-# These lengths are multiples of the chunk of 64. A partly filled chunk costs a different amount:
+# A chunk of 64 that is only partly filled costs a different amount:
 
 # %%
 config = preset("mamba2-tiny")
@@ -1023,10 +983,8 @@ print(*(f"{length} tokens: {flops:,.0f}" for length, flops in partial.items()), 
 assert partial[32] < partial[128] == flops_per_token(config, 128) < partial[100]
 
 # %% [markdown]
-# The counter sees only matrix products. It misses norms, softmax, decays, the convolution
-# ($2\,d_{conv}$ operations per channel), and the neurons that E retrieves with an embedding bag ($4
-# k d$ operations per retrieval head). How much are the last two, per token and layer, at 320
-# million parameters?
+# The counter misses norms, softmax, decays, the convolution ($2\,d_{conv}$ operations per channel),
+# and the neurons that E retrieves ($4 k d$ per retrieval head). The last two are small:
 
 # %%
 c, with_conv = preset("cheems-320m"), preset("mamba2-320m")
@@ -1040,8 +998,7 @@ for letter, left_out, counted in (
     assert left_out < 0.02 * counted
 
 # %% [markdown]
-# On the meta device we can count all of Cheems-320M. (With H we couldn't, because the number of
-# tokens per expert depends on values.)
+# On the meta device we can count all of Cheems-320M:
 
 # %%
 counted = counted_flops(c, 1024, device="meta")
@@ -1049,8 +1006,7 @@ print(f"Cheems-320M at 1,024 tokens: {counted:,.0f} operations per token")
 assert counted == flops_per_token(c, 1024)
 
 # %% [markdown]
-# Now split the cost of four systems of 320 million parameters. Watch the share that attention
-# spends on looking back:
+# What share of the cost is looking back?
 
 # %% tags=["setup"]
 PARTS = {
@@ -1139,21 +1095,19 @@ plotting.save(
 
 # %% [markdown]
 # At a thousand tokens the four cost 0.36 to 0.45 GFLOP per token. At 131,072 LlaMa does little but
-# look back. Cheems has an eighth of the attention layers, so it pays an eighth of that cost. These
-# are costs per token of a *prefill*, the call that reads a whole prompt, with scores for all pairs.
-# A causal kernel would halve the part that looks back.
+# look back, and Cheems pays an eighth of that, with an eighth of the attention layers. These are
+# costs of a *prefill*, which reads a whole prompt; a causal kernel would halve the looking back.
 #
 # ## 7 · What it remembers
 #
-# To write one more token, a model needs what it kept of the earlier tokens: attention keeps a key
-# and a value for each, and a state layer keeps one state. `model(ids)` returns all of it as a
-# `ModelCache`, and takes it back in the next call. The cache has three fields:
+# To write the next token, attention needs all earlier keys and values, and a state layer its state.
+# `model(ids)` returns them in a `ModelCache`:
 #
-# - `layers`: one entry per letter. A state mixer has `None`. S has an `SSDCache` of `state` (b, h,
+# - `layers`: one entry per letter, `None` for a state mixer. S has an `SSDCache` of `state` (b, h,
 #   p, n) and, with a convolution, `conv`, its last $d_{conv} - 1$ inputs. A and I have an
-#   `AttentionCache` of `k`, `v` and `position_ids`, each with an axis of tokens, and `real` if
-#   there was padding; I with SSD inside adds that layer's cache, `inner`.
-# - `n_tokens` (b,): the number of real tokens so far, which is the position of the next.
+#   `AttentionCache` of `k`, `v` and `position_ids`, with an axis of tokens, `real` if there was
+#   padding, and `inner` for SSD inside I;
+# - `n_tokens` (b,): the number of real tokens so far, which is the next position;
 # - `pattern`: the model's pattern.
 
 # %%
@@ -1170,12 +1124,10 @@ for i in (0, 1, 14):
 print("n_tokens", cache.n_tokens.tolist())
 
 # %% [markdown]
-# The first call reads the prompt (*prefill*), a later call with more of it is a *continued*
-# prefill, and a call with a single token is *decoding*. All three are the same function, and
-# however you cut the text, the logits must equal those of one pass. A test of this is worth little
-# unless the cuts cross chunk borders and states outlive a chunk (chapter 03). Here S works in
-# chunks of 16 and the SSD inside I in chunks of 64, `long_memory` slows all decays, and we cut at
-# 61 and 130, then after every token.
+# A first call with the prompt is a *prefill*, a call with more of it a *continued* prefill, and a
+# call with one token *decoding*. However you cut the text, the logits must equal a single pass's.
+# The test needs cuts across chunk borders (here 16 tokens in S, 64 inside I) and states that
+# outlive a chunk, so `long_memory` slows all decays.
 
 
 # %%
@@ -1195,8 +1147,8 @@ with torch.no_grad():
     check("prompt, rest, single tokens = one pass", pieces, whole)
 
 # %% [markdown]
-# Do the states outlive a chunk? If we set $\Delta$ to its bias alone, a head keeps $e^{l_c A
-# \Delta}$ of its state over a chunk of $l_c$ tokens. This is the slowest head of each layer:
+# With $\Delta$ at its bias alone, a head keeps $e^{l_c A \Delta}$ of its state over a chunk. Look
+# at the slowest head of each layer:
 
 # %%
 states = [module for module in model.modules() if isinstance(module, SSD)]  # the last inside I
@@ -1207,8 +1159,8 @@ print("over a chunk the slowest head keeps", *(f"{share:.2f}" for share in slowe
 assert slowest.min() > 0.4 and [m.chunk_size for m in states] == [16] * 7 + [64]
 
 # %% [markdown]
-# At that $\Delta$, every layer has a head that remembers past a chunk. A cache is a value: no call
-# changes it, so you may use it twice. What if you lose a single part of it?
+# At that $\Delta$ every layer has a head that outlives a chunk. You may use a cache twice. What if
+# you lose one part?
 
 
 # %%
@@ -1241,17 +1193,15 @@ with torch.no_grad():
 # %% [markdown]
 # ### Padding
 #
-# To batch prompts of different lengths, we pad the short ones, and a mask says which tokens are
-# real. Whatever stands in the padded positions must not affect the result. That takes four
+# In a batch we pad the short prompts. The padding must not affect the result, which takes four
 # measures:
 #
-# - *State*: padding gets $\Delta = 0$, so its decay is $e^0 = 1$ and its write 0 (chapter 03).
-# - *Convolution*: we remove its inputs at padding and close the gap, so that each real token has
-#   the previous real one as its neighbour.
+# - *State*: padding gets $\Delta = 0$, so its decay is $e^0 = 1$ and its write 0.
+# - *Convolution*: we remove inputs at padding and close the gap.
 # - *Attention*: no query may look at padding (chapter 05).
 # - *Positions* count real tokens: the cumulative sum of the mask, less 1.
 #
-# First the state. A step of 0 leaves no trace:
+# A step of 0 leaves no trace:
 
 # %%
 generator = torch.Generator().manual_seed(5)
@@ -1266,7 +1216,7 @@ silent = ssd(x * real[:, None, None], dt, A, B, C, chunk_size=16)
 _ = must_differ("x = 0: nothing is written, but the state decays", silent[:, real], alone)
 
 # %% [markdown]
-# For a convolution, setting the padding to 0 isn't enough:
+# For a convolution, it isn't enough to set padding to 0:
 
 # %%
 u, weight = (torch.randn(*shape, generator=generator) for shape in ((1, 40, 4), (4, 4)))
@@ -1277,8 +1227,7 @@ zeros, _ = short_convolution(u * real[:, None], weight)
 _ = must_differ("padding set to 0 and not taken out", zeros[:, real], alone)
 
 # %% [markdown]
-# Now test the whole model on one full row and one with padding at the start and in the middle. Each
-# stretch of padding is longer than a chunk of either kind:
+# Now pad the whole model's input at the start and in the middle, for longer than any chunk:
 
 # %%
 filled = tokens(2, 250, seed=6)
@@ -1298,8 +1247,8 @@ print("positions of the next tokens:", cache.n_tokens.tolist())
 # %% [markdown]
 # ### Bytes
 #
-# How large does a cache get? `cache_bytes` computes its size from the configuration, part by part,
-# and we can compare that with what running models hold:
+# `cache_bytes` computes the size of a cache from the configuration. Does it match what running
+# models hold?
 
 # %%
 names = ("llama-tiny", "mamba2-tiny", "jamba-tiny", "cheems-tiny", "cheems-v1-tiny")
@@ -1316,8 +1265,8 @@ check("cache_bytes = bytes of the tensors", predicted, held)
 _ = must_differ("one row", predicted.double() / 3, held.double())
 
 # %% [markdown]
-# By default `cache_bytes` assumes a model in 16 bit that keeps states in 32 and positions in 64.
-# Before the first token there are only the states, and the 8 bytes of `n_tokens`:
+# The default is 16 bit, with states in 32 and positions in 64. An empty cache holds states, and 8
+# bytes for `n_tokens`:
 
 # %%
 for context in (0, 1000):
@@ -1327,8 +1276,7 @@ for context in (0, 1000):
 assert cache_bytes(preset("cheems-320m"), 0).states == 21 * 12 * 64 * 128 * 4  # 21 S, (h, p, n)
 
 # %% [markdown]
-# The lecture's table (L22, "Jamba") lists the keys and values of four models at 256 K tokens, in
-# gigabytes:
+# L22 ("Jamba") lists the keys and values of four models at 256 K tokens, in gigabytes:
 
 # %%
 lecture = {"llama-2-7b": 128, "mistral-7b": 32, "mixtral-8x7b": 32, "jamba-52b": 4}
@@ -1338,10 +1286,9 @@ for name, printed in lecture.items():
     assert gib == printed
 
 # %% [markdown]
-# We agree to the digit if GB means $2^{30}$ bytes and K means $2^{10}$. Mistral looks back at most
-# 4,096 tokens, so a cache that drops the rest needs less. Jamba also keeps the states of 28 state
-# layers (here in 32 bit), the inputs of their convolutions, and, in our cache, the position of
-# every key.
+# We agree to the digit if GB means $2^{30}$ bytes and K $2^{10}$. Mistral looks back at most 4,096
+# tokens, so it needs less. Jamba also keeps states (here in 32 bit), inputs of convolutions, and,
+# in our cache, positions:
 
 # %%
 jamba = cache_bytes(preset("jamba-52b"), 256 * 1024)
@@ -1355,7 +1302,7 @@ assert mistral == 2**29 and 15.2 < whatever < 15.4
 assert jamba.states == cache_bytes(preset("jamba-52b"), 0).states
 
 # %% [markdown]
-# Here is the cache against context, for the four systems of 320 million parameters:
+# How does the cache grow with the context?
 
 # %%
 contexts = [2**i for i in range(6, 21)]
@@ -1386,18 +1333,15 @@ plotting.save(
 )
 
 # %% [markdown]
-# At 64 tokens LlaMa's cache is the smallest of the four, because the others already hold their
-# states. From 256 on it is the largest.
+# At 64 tokens LlaMa's cache is the smallest, because the others already hold states. From 256 on it
+# is the largest.
 
 # %% [markdown]
 # ## 8 · Writing
 #
-# To write, run the model, choose the next id from its logits, append it, and repeat. *Greedy*
-# choice takes the largest logit, so there is one right answer: 200 ids chosen one by one with the
-# cache must equal those that a single pass over the finished text would choose. The text crosses
-# three chunk borders. Section 7's test of the logits is stricter, because an id changes only if
-# another logit becomes the largest. Without `long_memory` an untrained model soon repeats a few
-# ids, which tests next to nothing.
+# To write, choose the next id from the logits, append it, and repeat. *Greedy* choice takes the
+# largest logit, so 200 ids chosen one by one must equal a single pass's choices. `long_memory`
+# keeps this untrained model from repeating a few ids.
 
 # %%
 _ = torch.manual_seed(3)
@@ -1417,8 +1361,7 @@ print(f"{different} different pairs of neighbours among 200 ids")
 assert model.config.chunk_size == 64 and different > 100
 
 # %% [markdown]
-# What if we lose part of the cache once, after 121 ids? We feed the original text, so one wrong id
-# doesn't cause the next, and count the ids that are still chosen:
+# Lose part of the cache after 121 ids, but feed the original text. How many choices survive?
 
 # %%
 with torch.no_grad():
@@ -1432,9 +1375,8 @@ with torch.no_grad():
         assert share < 1
 
 # %% [markdown]
-# Without the keys, 98 % of the choices stay the same. This untrained model hardly uses its one
-# attention layer, so the greedy test says little about the attention cache. `stream` (no relative
-# of the residual stream) yields the same ids one at a time:
+# Without the keys, 98 % do. This model hardly uses its attention, so section 7's logits are the
+# better test of that cache. `stream` yields the same ids one at a time:
 
 # %%
 one_by_one = torch.stack(list(stream(model, prompt, 20, Sampling(temperature=0))), dim=1)
@@ -1442,7 +1384,7 @@ check("id by id = all at once", one_by_one, new[:, :20])
 
 # %% [markdown]
 # Greedy text tends to repeat itself (Holtzman et al. 2020). So we draw from
-# $\mathrm{softmax}(\text{logits}/T)$ instead, with three options, applied in this order:
+# $\mathrm{softmax}(\text{logits}/T)$, with three options in this order:
 #
 # 1. a *temperature* $T$: below 1 it sharpens;
 # 2. `top_k` keeps the $k$ likeliest ids;
@@ -1468,7 +1410,7 @@ options = {
 }
 
 # %% [markdown]
-# Over 20,000 draws, each id's share matches its probability to within 0.015:
+# Over 20,000 draws, shares match probabilities to within 0.015:
 
 # %%
 for title, option in options.items():
@@ -1483,8 +1425,7 @@ cold = probabilities(logits, temperature=0.5)
 _ = must_differ("another temperature", cold, probabilities(logits), at_least=0.02)
 
 # %% [markdown]
-# How many ids top_p keeps depends on how sure the model is. And order matters: top_p sums what
-# top_k has left, rescaled to sum to 1.
+# A sure model keeps fewer ids under top_p. After top_k, top_p sums the rescaled rest.
 
 # %%
 sure, unsure = torch.tensor([5.0, 0, 0, 0, 0, 0]), torch.zeros(6)
@@ -1517,10 +1458,8 @@ plotting.save(
 # %% [markdown]
 # ## 9 · Training on real text
 #
-# Our text is the reference manual inside Python, about 465,000 bytes of English and code. The model
-# reads bytes, so there is no tokenizer to explain. We hold out the last tenth. Before training, fix
-# the baseline to beat. The *bigram* model counts which byte follows which, and predicts by those
-# counts:
+# Our text is the manual inside Python, about 465,000 bytes, read byte by byte. We hold out a tenth.
+# The baseline to beat is the *bigram* model, which predicts by counting which byte follows which:
 
 # %%
 manual = text.text_to_ids(text.read_text())
@@ -1539,7 +1478,7 @@ print("on the text whose pairs were counted it does worse, by more than 0.1")
 assert abs(bigram - recorded) < 0.1 < on_what_was_counted - bigram
 
 # %% [markdown]
-# The loop is the usual one. Without checkpoints, evaluations and error handling, `train` is
+# Without checkpoints and evaluations, `train` is
 #
 #     for step in range(config.steps):
 #         windows = random_windows(text, config, generator)  # (b, length + 1)
@@ -1552,8 +1491,8 @@ assert abs(bigram - recorded) < 0.1 < on_what_was_counted - bigram
 #             group["lr"] = learning_rate(step, config)
 #         optimizer.step()  # AdamW
 #
-# The learning rate climbs linearly for a tenth of the steps, then falls as a cosine to a tenth of
-# its peak (WM App. C.2). These are all the settings of a run:
+# The learning rate climbs for a tenth of the steps, then falls as a cosine to a tenth of its peak
+# (WM App. C.2):
 
 # %%
 settings = TrainConfig(steps=150, batch_size=8, seq_len=128, learning_rate=4e-3, evaluate_every=150)
@@ -1580,7 +1519,7 @@ print("by more than 0.05 nats per byte")
 assert loss < bigram - 0.05
 
 # %% [markdown]
-# Is that loss what we think it is? Compute it by hand on one window:
+# Check that loss by hand on one window:
 
 # %%
 piece = held_out[:129]
@@ -1605,18 +1544,17 @@ print(f"it wrote {new.shape[1]} bytes: runs/chapter_07/written.txt")
 assert new.shape == (1, 300)
 
 # %% [markdown]
-# The text depends on your machine's last digits, so we don't print it here. Open the file and read
-# it. The model is saved beside it, and from the project's folder you can let it continue:
+# The text differs between machines, so read yours in the file. From the project's folder, you can
+# let the model continue:
 #
 #     .venv/bin/python -m cheems_ref generate --run runs/chapter_07 --prompt "The "
 #
-# You can train on your own text. If you kill this command, run it again and it resumes from the
-# last checkpoint:
+# Train on your own text; the same command resumes a killed run:
 #
 #     .venv/bin/python -m cheems_ref train --text FILE --run runs/mine
 #
-# We recorded a longer run of 2,500 steps with the whole pattern of Cheems (`python book/records.py
-# 07_training`, one seed, 0):
+# We recorded 2,500 steps with Cheems' whole pattern (`python book/records.py 07_training`, one
+# seed):
 
 # %%
 long_run = read_record("07_training")
@@ -1661,26 +1599,24 @@ plotting.save(
 )
 
 # %% [markdown]
-# At step 500 the held-out loss is no higher than that of the training batches. The held-out part is
-# easier text: even the bigram counts do better on it than on the text they were counted on. By the
-# end there is a gap, 1.18 held out against 0.84 on the batches. After step 1,875 only the gap
-# grows; the held-out loss has stopped falling. Here is what the model writes at temperature 0.7 and
-# top_p 0.95, with the prompt in brackets:
+# At step 500 the held-out loss is no higher than the batches' loss. The held-out text is easier:
+# the bigram model also does better on it than on the text it counted. After step 1,875 the held-out
+# loss has stopped falling, and only the gap grows. Here is what the model writes at temperature 0.7
+# and top_p 0.95, prompts in brackets:
 
 # %%
 for start, continuation in long_run["samples"]:
     print(f"[{start}]{continuation}\n")
 
 # %% [markdown]
-# Most of the words are real (not "ordivoding", "algnot" or "mathes"), and the manual's markup and
-# much of the grammar are right. It makes no sense.
+# Most words are real (not "ordivoding", "algnot" or "mathes"). The markup and much of the grammar
+# are right; the text makes no sense.
 #
 # ### A run that is killed
 #
-# Training takes hours, and machines fail. A checkpoint holds everything that the next step depends
-# on: the parameters, AdamW's two moments for each, the step number, and the state of the random
-# generator that draws the windows. `train` writes it next to its final place and renames it when it
-# is complete. So if you kill a run and restart it, you get *the same* losses, to the last bit:
+# A checkpoint holds the parameters, AdamW's two moments for each, the step number, and the state of
+# the random generator. `train` renames it into place when it is complete. So a killed run,
+# restarted, gives *the same* losses, to the last bit:
 
 
 # %%
@@ -1737,8 +1673,8 @@ _ = must_differ("another seed draws other windows", torch.tensor(other.losses), 
 # %% [markdown]
 # ## 10 · Time to write
 #
-# One more token costs more as the context grows, but only in attention: a state always has the same
-# size, while the keys and values grow in number. Let's count the operations in running models:
+# One more token costs more as the context grows, but only in attention. We count the operations in
+# running models:
 
 
 # %%
@@ -1762,10 +1698,9 @@ for name, family in FOUR.items():
     assert far - near == 4 * config.d_model * looking * (512 - 64)
 
 # %% [markdown]
-# The growth is $4d$ operations per token of context and layer of attention. Why does Mamba-2 cost
-# less here than the 577,536 per token of a prefill (section 6)? A single token has no chunk, which
-# saves $2\,l_c\,(gn + hp)$ per S. And the $2\,n\,hp$ of its write aren't a matrix product, so the
-# counter misses them.
+# The growth is $4d$ per token of context and layer of attention. Mamba-2 is below the 577,536 of
+# its prefill, because one token has no chunk, which saves $2\,l_c\,(gn + hp)$ per S, and its write,
+# $2\,n\,hp$, isn't a matrix product.
 
 # %%
 c = preset("mamba2-tiny")
@@ -1777,8 +1712,8 @@ print(
 assert flops_per_token(c, 128) - saved == flops_of_one_more_token(c, 64)
 
 # %% [markdown]
-# Now measure time. These models have 7.9 million parameters and write one token at a time on 2
-# cores (a record from `python tests/bench/bench_model.py --json FILE`):
+# Now the time, for models of 7.9 million parameters on 2 cores (a record from `python
+# tests/bench/bench_model.py --json FILE`):
 
 # %% tags=["setup"]
 TIMED = {"LlaMa": "AM × 8", "Mamba-2": "SM × 8", "Jamba": "SM SR SM SR AM SR SM SR"}
@@ -1826,18 +1761,16 @@ plotting.save(
 )
 
 # %% [markdown]
-# In this run the operations of LlaMa's eight attention layers grow eight times as much as those of
-# the one in Jamba or Cheems, but its time grows only five to six times as much. Nor is the growth
-# even: 1.9, 1.3 and 2.4 µs per token of context between the four lengths. At 256 tokens the four
-# lie within a millisecond of one another. The measurement explains neither.
+# In this one run LlaMa's time grows five to six times as much as Jamba's or Cheems', and its
+# operations eight times as much. The growth is uneven (1.9, 1.3 and 2.4 µs per token of context);
+# the measurement doesn't explain it.
 #
 # ## 11 · As printed
 #
 # - WM App. C.2 calls the smaller scale 360M; its tables say 320M. It gives 2e-4 as the largest
-#   learning rate, but Table 7 gives 3e-4 for the smaller models. (`TrainConfig` has 2e-3, for
-#   models a hundred times smaller.)
-# - Ch Table 2 and Figure 6 use models with 37.5 % state layers, 12.5 % attention and 50 %
-#   feed-forward, that is 3 : 1. The architecture in the text is 7 : 1:
+#   learning rate, but Table 7 has 3e-4 for the smaller models.
+# - Ch Table 2 and Figure 6 use 37.5 % state layers, 12.5 % attention and 50 % feed-forward, that is
+#   3 : 1. The architecture in the text is 7 : 1:
 
 
 # %%
@@ -1853,8 +1786,8 @@ assert percent("SE × 7 + IE") == {"E": 50, "I": 6.25, "S": 43.75}
 assert TrainConfig().learning_rate == 2e-3
 
 # %% [markdown]
-# - WM Table 7 gives Cheems 3,072 and 8,192 experts. Product keys need a square (chapter 06). With
-#   $\lfloor\sqrt{e}\rfloor$ keys per half, as in Listing 8, 47 and 92 of them can never be found.
+# - WM Table 7 gives Cheems 3,072 and 8,192 experts, but product keys need a square (chapter 06).
+#   With Listing 8's $\lfloor\sqrt{e}\rfloor$ keys per half, 47 and 92 experts can never be found.
 #   The presets use the next squares:
 
 # %%
@@ -1866,10 +1799,8 @@ for printed, name in ((3072, "cheems-320m"), (8192, "cheems-1.3b")):
 # %% [markdown]
 # ## 12 · The same model in transformers
 #
-# The papers trained with transformers' Trainer and measured with lm-evaluation-harness (WM App. C).
-# To use either, `cheems_lab.hub` wraps a model as `CheemsForCausalLM`, which runs the blocks of
-# this chapter behind the library's interface. The logits must match ours, even if the second row
-# starts with padding:
+# The papers used transformers' Trainer and lm-evaluation-harness (WM App. C), so `cheems_lab.hub`
+# wraps our model as `CheemsForCausalLM`. The logits must match:
 
 # %%
 warnings.filterwarnings("ignore", "IProgress")  # of a package that draws bars
@@ -1889,8 +1820,7 @@ _ = must_differ("without the mask", wrapped(ids).logits[1], logits[1])
 print(f"an instance of {', '.join(kind.__name__ for kind in type(wrapped).mro()[1:3])}")
 
 # %% [markdown]
-# The library keeps its cache in a `DynamicCache` and picks each layer's kind by a name in the
-# configuration, which we derive from the letters. Unlike ours, this cache is written in place.
+# Unlike our cache, the library's `DynamicCache` is written in place:
 
 # %%
 kept = dict(zip(model.config.pattern, wrapped.config.layer_types, strict=True))
@@ -1905,8 +1835,7 @@ again = wrapped(ids[:, 7:], mask[:, 7:])
 _ = must_differ("the rest, without what came before", again.logits[0], logits[0, 7:])
 
 # %% [markdown]
-# Assisted decoding takes rejected drafts out of the cache again. Keys can be removed, but a state
-# sums over all tokens, so the cache refuses:
+# You can remove keys from a cache, but a state sums over all tokens, so the cache refuses:
 
 # %%
 try:
@@ -1917,8 +1846,8 @@ else:
     raise AssertionError("it was cropped")
 
 # %% [markdown]
-# Pass the ids themselves as `labels`; the library shifts them. If you shift them yourself, the
-# model learns to predict the byte after next, and nothing warns you:
+# Pass the ids themselves as `labels`. If you shift them yourself, the model learns to predict the
+# byte after next, and nothing warns you:
 
 # %%
 loss = wrapped(ids, labels=ids).loss
@@ -1932,9 +1861,7 @@ check("shifted before: that of the byte after the next", twice.double(), after_n
 _ = must_differ("labels that were shifted before", twice.double(), want)
 
 # %% [markdown]
-# `generate` is the library's own. Its greedy text equals ours. Its beam search keeps four beams and
-# returns one with a score, the mean of $\log p$ over the new bytes, which we recompute with our
-# model.
+# The library's `generate` writes our greedy text, and scores a beam by its mean $\log p$:
 
 # %%
 new = generate(model, ids, 20, Sampling(temperature=0))
@@ -1949,8 +1876,8 @@ chosen = scores.gather(-1, beams.sequences[:, 1:, None])[:, 11:, 0]
 check("score of a beam = mean log p", beams.sequences_scores.double(), chosen.mean(1), tol=1e-6)
 
 # %% [markdown]
-# A model saved with `save_pretrained` loads with `AutoModelForCausalLM`, bit for bit, and the
-# tokenizer's ids are the bytes:
+# A saved model loads with `AutoModelForCausalLM`, bit for bit, and the tokenizer's ids are the
+# bytes:
 
 # %%
 with TemporaryDirectory() as folder:
@@ -1964,27 +1891,20 @@ print(hub.byte_tokenizer()(words).input_ids)
 assert hub.byte_tokenizer()(words).input_ids == list(words.encode())
 
 # %% [markdown]
-# For a run of `train`, `python -m cheems_ref export --run DIR --to FOLDER` writes such a folder.
-# `python -m cheems_ref evaluate --run DIR` makes lm-evaluation-harness measure bits per byte, a
-# cloze, recall and a needle, without the network. `examples/train_with_trainer.py` is the papers'
-# recipe with Trainer.
+# `python -m cheems_ref export --run DIR --to FOLDER` writes such a folder for a run of `train`.
 
 # %% [markdown]
 # ## Summary
 #
-# - A model is a loop over the letters of a pattern. Each layer reads a normalised copy of the
-#   stream and adds its result.
+# - A model is a loop over letters. Each layer reads a normalised copy of the stream and adds its
+#   result.
 # - Order matters: in a recall task, within 400 steps, all ten runs of SA learned what no run of AS
 #   did.
-# - Parameters, FLOPs and cache bytes are sums over letters, plus norms and tables. They match to
-#   the digit (for FLOPs: matrix products, full chunks).
-# - Attention's cost and cache grow with the context. A 7 : 1 hybrid pays an eighth of that growth,
-#   plus a state of constant size.
-# - Prefill, continued prefill and decoding are one call, and greedy decoding equals one full pass.
-# - Padding takes four measures: $\Delta = 0$, a convolution of real tokens, a mask, and positions
-#   that count real tokens.
-# - A checkpoint of everything that the next step depends on lets a killed run resume exactly.
-# - In transformers the model computes the same numbers, and a cache with states cannot be cropped.
+# - Parameters, FLOPs and cache are sums over letters, plus norms and tables, exact to the digit
+#   (FLOPs: matrix products, full chunks).
+# - Attention's cost and cache grow with the context. A 7 : 1 hybrid pays an eighth of that, plus a
+#   constant state.
+# - Prefill, decoding and padded prompts all agree with one full pass.
 #
 # ## Exercises
 
@@ -2177,15 +2097,10 @@ for size, ahead, start in ((0, 4, 5), (0.02, 4, 5), (0.02, 2, 9)):
 # %% [markdown]
 # ## Further reading
 #
-# - Lieber et al. (2024), *Jamba: A Hybrid Transformer-Mamba Language Model*. The first large
-#   hybrid.
-# - Waleffe et al. (2024), *An Empirical Study of Mamba-based Language Models*. Which ratio, and
-#   why.
-# - Olsson et al. (2022), *In-context Learning and Induction Heads*: how two layers of attention
-#   recall.
+# - Lieber et al. (2024), *Jamba: A Hybrid Transformer-Mamba Language Model*.
+# - Waleffe et al. (2024), *An Empirical Study of Mamba-based Language Models*.
+# - Olsson et al. (2022), *In-context Learning and Induction Heads*.
 # - Du et al. (2022), *GLM: General Language Model Pretraining with Autoregressive Blank Infilling*.
 # - Zhang and Sennrich (2019), *Root Mean Square Layer Normalization*.
-# - Leviathan et al. (2023), *Fast Inference from Transformers via Speculative Decoding*: exercise
-#   5, with sampling.
-# - Holtzman et al. (2020), *The Curious Case of Neural Text Degeneration*: why greedy text repeats,
-#   and top_p.
+# - Leviathan et al. (2023), *Fast Inference from Transformers via Speculative Decoding*.
+# - Holtzman et al. (2020), *The Curious Case of Neural Text Degeneration*.

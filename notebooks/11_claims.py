@@ -1,21 +1,17 @@
 # %% [markdown]
 # # 11 · Every claim, settled
 #
-# **Ten chapters have run what four documents print. What became of each claim, and how would one
-# read the next paper so that its mistakes show?** When you are through you can
+# Which of the papers' claims hold, and how would you catch their mistakes? We followed 418 claims;
+# 67 stay open. You'll be able to
 #
-# - name eight kinds of mistake that hide in listings and formulas, and for each the test that
-#   catches it, without a right version to compare with where that is possible;
-# - put six questions to any layer of your own, and to other people's models;
-# - audit the tables of a paper with arithmetic alone;
-# - look up what became of each claim of the four documents, and which line of which chapter settled
-#   it.
+# - name eight kinds of mistake, each with a test;
+# - put six questions to any layer;
+# - audit a paper's tables.
 #
-# Assumes: chapters 01 to 07; of 08 to 10 what their sections "Claimed and seen" say.
+# Assumes: chapters 01 to 07, and the sections "Claimed and seen" of 08 to 10.
 #
-# Sources: *Wonderful Matrices* (WM), *Cheems* (Ch), *OTCE*, and lecture 22 of CMU's Generative AI
-# (L22), all of them. The claims are `book/claims.toml`, the tables' numbers `book/tables.toml`, the
-# six questions `cheems_ref/verify.py`.
+# Sources: *Wonderful Matrices* (WM), *Cheems* (Ch), *OTCE*, lecture 22 of CMU's Generative AI
+# (L22); `book/claims.toml`, `book/tables.toml`, `cheems_ref/verify.py`.
 #
 # How to read ✓ and ✗: chapter 00.
 
@@ -95,11 +91,9 @@ print("PyTorch version", torch.__version__.partition("+")[0])
 # %% [markdown]
 # ## 1 · A claim and its evidence
 #
-# A **claim** is anything that a document says and a reader may build on: an equation, a listing, a
-# row of a table, a sentence. Each that was followed has an entry in `book/claims.toml`: where it
-# stands, what it says, a verdict, and the names of the checks, or the beginnings of the asserted
-# lines, that settled it. Where these are not printed in the chapter and section that the entry
-# names, the tests fail. So a verdict can be followed to the cell that ran:
+# A **claim** is anything in a document that you might build on: an equation, a listing, a row of a
+# table, a sentence. Each claim we followed has an entry in `book/claims.toml` with a verdict and
+# the printed lines that settled it. Our tests fail if a line is missing.
 
 
 # %%
@@ -130,16 +124,13 @@ for evidence in claim["evidence"]:
 # %% [markdown]
 # ## 2 · Eight kinds of mistake
 #
-# Mistakes of eight kinds were found in the four documents, some of them also in code that others
-# have released. Here is each one in its smallest form, with the test that would have caught it.
-# Most of the tests need nothing to compare with: they ask whether a layer has a property that it
-# must have.
+# We found eight kinds of mistake in the four documents, and some of them in released code. Most of
+# the tests need no correct version.
 #
 # ### Sign
 #
 # WM and OTCE end their Appendix A with $\langle R_tc, R_sb\rangle = c^\top R_{t-s}\,b$. It is
-# $R_{s-t}$ (chapter 04). At one place that was chosen well, the sign shows at sight: $c$ along the
-# first axis, $b$ along the second, a quarter turn between them.
+# $R_{s-t}$ (chapter 04). With $c$ and $b$ along the two axes, a quarter turn shows the wrong sign:
 
 
 # %%
@@ -170,14 +161,13 @@ check("blind: both positions moved by 7: as printed, the same",
       as_printed(right, up, quarter + 7, 7.0), as_printed(right, up, quarter, 0))  # fmt: skip
 
 # %% [markdown]
-# Moving both positions does not catch it: as printed, too, the result depends on their difference
-# alone. **The test: compare with the definition, on inputs without symmetry**: $c$ and $b$ in
-# different directions, and no half turn between them.
+# Moving both positions can't catch it: the printed formula also depends only on their difference.
+# **The test: compare with the definition, on inputs without symmetry.**
 #
 # ### Axis
 #
-# WM Listing 3 hands states from chunk to chunk with one matrix of decays (target, source) and sums
-# over the targets. With chunks of one token, and one number as state, the step is this:
+# WM Listing 3 carries states between chunks with a matrix of decays (target, source), and sums over
+# the targets. We take chunks of one token:
 
 
 # %%
@@ -200,16 +190,13 @@ _ = is_causal(Carry(axis=2), 3)  # (b, target, source, d): over the sources
 is_causal(Carry(axis=1), 3)
 
 # %% [markdown]
-# Summed over the targets, token $s$ keeps its own $x_s$ times decays that end after it: what
-# follows decides how many there are. **The test: what follows a token must not change it**, so the
-# beginning of a text, read alone, must give what it gives within the whole. No correct version is
-# needed.
+# Sum over the targets, and token $s$ gets $x_s$ times the decays to all *later* tokens. **The test:
+# later tokens must not change an output.**
 #
 # ### Index
 #
-# WM Listings 5 and 6 mask with `triu(1)` on a matrix (queries, keys). Query $i$ then sees the keys
-# 0 to $i$. That is right as long as both are counted from the same token; behind a cache of
-# $n$ keys, query $i$ is token $n + i$.
+# WM Listings 5 and 6 mask with `triu(1)` on a matrix (queries, keys), so query $i$ sees the keys 0
+# to $i$. But behind a cache of $n$ keys, query $i$ is token $n + i$.
 
 
 # %%
@@ -235,13 +222,13 @@ _ = is_causal(Attend(offset=False), 4)  # a single pass has no cache, and shows 
 pieces_equal_one_pass(Attend(offset=False), 4)
 
 # %% [markdown]
-# **The test: a prompt, then the rest, then single tokens, must be one pass.**
+# **The test: a prompt, then the rest, then single tokens, must equal one pass.**
 #
 # ### Layout
 #
-# Numbers in the right amount, read in another order. WM Listing 4 tiles the groups of $B$ and $C$
-# over the heads (0, 1, 0, 1), where mamba-ssm's layout is 0, 0, 1, 1. With one group, or one per
-# head, the two agree: **compare with the definition, for $1 < g < h$.**
+# WM Listing 4 tiles the $g$ groups of $B$ and $C$ over the $h$ heads (0, 1, 0, 1); mamba-ssm's
+# layout is 0, 0, 1, 1. With one group, or one per head, both agree. **The test: compare with the
+# definition, for $1 < g < h$.**
 
 # %%
 for g in (1, 2, 4):
@@ -253,7 +240,7 @@ for g in (1, 2, 4):
         check(f"blind: 4 heads, g = {g}", tiled, in_turn)
 
 # %% [markdown]
-# And a width $2r$ that holds two halves for each token has to be cut *behind* the tokens:
+# A width $2r$ with two halves per token must be cut *behind* the tokens:
 
 # %%
 logits = random(3, 2 * 5, seed=0)  # (tokens, two halves of five)
@@ -266,16 +253,14 @@ print("rows of the first half, cut in front: those of tokens", owners)
 assert owners == [0, 0, 1]
 
 # %% [markdown]
-# The second row of "the first half" is token 0's other half, and the third is token 1's. So a token
-# sees others: **rows that must not change one another** find it. Section 4 meets this line in
-# released code.
+# The first half should hold one row per token. The cut in front gives it two of token 0 and one of
+# token 1. **The test: rows must not change one another.**
 #
 # ### Initialisation
 #
-# WM Listing 8 and Ch Listing 4 start the product keys at zero. A query that is multiplied with keys
-# of zero has no gradient, until the keys have moved. That is a beginning without routing (chapter
-# 06 measures what it costs), and no more. Two factors that *both* start at zero wait for each other
-# for good:
+# WM Listing 8 and Ch Listing 4 start the product keys at zero, so the query has no gradient until
+# the keys have moved (chapter 06 measures the cost). Two factors that *both* start at zero, as in
+# our own `TwoMaps`, wait for each other forever. We step by 0.01, like Adam's first step.
 
 
 # %%
@@ -315,12 +300,13 @@ _ = every_parameter_learns(after_a_step(TwoMaps(8, up=1.0), 8), 8)
 every_parameter_learns(after_a_step(TwoMaps(8, up=0.0), 8), 8)
 
 # %% [markdown]
-# **The test: at the start, or after one step, every parameter must have a gradient.**
+# **The test: every parameter must have a gradient, at the start and after a step.** The papers'
+# keys fail only at the start.
 #
 # ### Shape
 #
-# Ch eq. 13 multiplies $W \in \mathbb{R}^{d_s \times d_p}$ with CrossDomain$(x)$, which has width
-# $d$. Where all widths are the same nothing is amiss. **The test: give every axis another size.**
+# Ch eq. 13 multiplies $W \in \mathbb{R}^{d_s \times d_p}$ with CrossDomain$(x)$, of width $d$.
+# Equal widths hide it. **The test: make all sizes different.**
 
 
 # %%
@@ -342,9 +328,8 @@ assert tried == {(5, 5): [True, True], (5, 4): [False, True]}
 # %% [markdown]
 # ### Gradient
 #
-# WM Listing 6 has a parameter that decides which keys are hidden, by `== 0`. A comparison passes no
-# gradient on: the layer runs, and this parameter keeps its first value (chapter 05 trains it). Here
-# it hides channels.
+# WM Listing 6 hides keys where a parameter `== 0`. A comparison passes on no gradient, so the
+# parameter never changes (chapter 05 trains it). Here it hides channels:
 
 
 # %%
@@ -369,9 +354,8 @@ every_parameter_learns(Gate(4, hides=True), 4)
 # %% [markdown]
 # ### Table
 #
-# A table is computed too, and some of it can be computed again: averages, differences, percent.
-# **The test: recompute what follows from what.** Section 5 does that for the papers' tables; here
-# is one number of OTCE's Table 9.
+# Averages and differences follow from other numbers. **The test: recompute them.** We try one from
+# OTCE's Table 9:
 
 # %%
 printed, cells = 50.0, (79.48, 27.98, 42.71)
@@ -382,7 +366,7 @@ assert round(recomputed, 1) == 50.1
 # %% [markdown]
 # ### A checklist
 #
-# Before a listing of your own is printed, and when you read another's:
+# Check your listings against it:
 #
 # | kind | what hides it | what shows it |
 # |---|---|---|
@@ -390,17 +374,15 @@ assert round(recomputed, 1) == 50.1
 # | axis | one chunk, one head, a step size so large that nothing lasts | `is_causal` |
 # | index | a single pass | `pieces_equal_one_pass` |
 # | layout | $g = 1$, $g = h$, one row, one token | the definition; `rows_are_independent` |
-# | initialisation | the parameters that do learn | `every_parameter_learns`, after a step |
+# | initialisation | the parameters that do learn | `every_parameter_learns`, also after a step |
 # | shape | equal widths | all sizes different |
 # | gradient | the parameters that do learn | `every_parameter_learns` |
-# | table | that nobody adds up | arithmetic |
+# | table | nobody checks the sums | arithmetic |
 #
 # ## 3 · Six questions to your own layer
 #
-# The tests of section 2 that need no second version, and two more, on padding and on a shift of all
-# positions, are functions of `cheems_ref.verify`. Each takes a module and an input, or its width,
-# and prints a ✓ or says where the property fails and by how much. A module that is called as this
-# package's layers are needs nothing else:
+# Six tests need only the layer: four from section 2, and two on padding and shifted positions. Each
+# takes a module and an input, or its width, and prints a ✓ or the failure:
 
 # %% tags=["setup"]
 QUESTIONS = {
@@ -419,9 +401,8 @@ for ask in QUESTIONS.values():
     _ = ask(layer, 16)
 
 # %% [markdown]
-# Do they tell layers apart? Here is a table of layers, each with one fault, against the questions.
-# A dash means that the question cannot be put: the layer does not take what it needs (a cache, a
-# mask, positions), or has no parameters.
+# We try SSD and seven layers with one planted fault each. A dash means that the layer lacks a
+# cache, a mask, positions, or parameters.
 
 
 # %%
@@ -506,9 +487,8 @@ assert [*faults.values()] == [
 ]  # fmt: skip
 
 # %% [markdown]
-# Each fault is seen by one question, and by no other that can be put. SSD has none. (Whether a
-# *trained* layer is shift-invariant has to be asked of the trained one: a gate per position, as in
-# chapter 05, starts with all gates equal, and then there is nothing to see.)
+# We built each fault to fail one question. Some show only after training: chapter 05's gates per
+# position start equal, which hides a shift.
 
 # %%
 _ = torch.manual_seed(3)
@@ -520,10 +500,8 @@ _ = layer.mask.logit.data.normal_()
 shift_changes_nothing(layer, 8)
 
 # %% [markdown]
-# Whole models take token ids. For a module that is called in another way, `call` translates: it is
-# handed the module, the input, positions, a padding mask or None, a cache or None, and returns the
-# output and the cache. The next section does that for the models of transformers. (`CausalLM`
-# counts its positions itself, so that there is nothing to shift in it.)
+# Does your module have another signature? Pass a `call` with the arguments of `verify.common_call`.
+# `CausalLM` doesn't need one, and counts its own positions:
 
 # %%
 _ = torch.manual_seed(4)
@@ -535,11 +513,9 @@ for name in ("causal", "rows", "pieces", "padding", "learns"):
 # %% [markdown]
 # ## 4 · As shipped
 #
-# The same six questions to models that others have released, in the release of transformers that
-# this course pins (`constraints.txt`). They are made here at tiny sizes, with random weights
-# (`initializer_range` 0.3 instead of 0.02). What is asked is thus the code, not a checkpoint.
-# Packages with kernels for a GPU are hidden first, so that each model takes its code in torch, on
-# every machine.
+# We put the questions to models in the release of transformers that `constraints.txt` pins. They're
+# tiny, with random weights (`initializer_range` 0.3 instead of 0.02) and without GPU kernels, so we
+# test the code and no checkpoint.
 
 # %%
 for package in ("fla", "mamba_ssm", "causal_conv1d"):
@@ -595,14 +571,12 @@ def call(model, ids, position_ids, padding_mask=None, cache=None, *, positions=T
 
 
 # %% [markdown]
-# We compare the models' logits to $10^{-5}$, since parts of several compute in float32. Qwen3-Next
-# gets $10^{-4}$: its delta rule computes in float32 whatever dtype the model has, in one form for a
-# prompt and in another for the tokens after it.
+# We compare logits to $10^{-5}$, since several models compute partly in float32. Qwen3-Next gets
+# $10^{-4}$: its delta rule is float32 throughout, in different forms for a prompt and later tokens.
 #
-# "Pieces" hands the cache from a prompt to a second prompt and to single tokens; once with the
-# positions of the tokens, and once ("no ids") without, where the model has to know them itself. A
-# number is the largest difference, relative to the largest that another text makes. A dash stands
-# where positions do not change what the model gives.
+# "Pieces" continues from a cache; "no ids" does so without positions. A number is the largest
+# difference, relative to the largest that another text makes. A dash means that positions don't
+# matter.
 
 # %%
 ids = torch.randint(1, 64, (3, 12), generator=torch.Generator().manual_seed(0))
@@ -652,11 +626,8 @@ assert f"transformers=={transformers.__version__}" in pinned
 print("asked of transformers", transformers.__version__)
 
 # %% [markdown]
-# Five rows have something to look at. Each in turn, with what repairs it.
-#
-# **Bamba** counts positions from 0 in every call to which none are given, also when the call goes
-# on from a cache. Its attention turns queries and keys by them. With `position_ids` it is right,
-# and so is `generate`, which hands them over.
+# **Bamba** counts positions from 0 in every call without `position_ids`, even with a cache. With
+# `position_ids` it's right, and so is `generate`:
 
 # %%
 bamba = peer("Bamba")
@@ -670,10 +641,9 @@ again = call(bamba, written, torch.arange(18).expand(3, -1))[0].argmax(-1)
 same("Bamba: written by generate = argmax of one pass", written[:, 12:], again[:, 11:-1])
 
 # %% [markdown]
-# **Jamba** has the layer of the first Mamba. Its code in transformers takes the state from the
-# cache when it is called on *one* token; on several, the scan starts from a state of zero. (In the
-# review of transformers' pull request 47087: "There is no proper path for prefill chunks".) The
-# rest one token at a time is right.
+# **Jamba** uses the cached state only when you call it on *one* token; on several, its scan starts
+# from zero. (A review of transformers' pull request 47087 says: "There is no proper path for
+# prefill chunks".) Feeding the rest token by token works:
 
 # %%
 jamba = peer("Jamba")
@@ -684,9 +654,8 @@ except Refuted as refuted:
 _ = pieces_equal_one_pass(jamba, ids, cuts=range(6, 12), call=call, tol=1e-5)
 
 # %% [markdown]
-# **NemotronH** raises step sizes to at least `time_step_min`, 0.001, in a pass, and leaves them as
-# they are in a step of one token from a state. A step size below 0.001 is then two different
-# numbers. Without the lower limit the two agree.
+# **NemotronH** raises step sizes to at least `time_step_min`, 0.001, in a pass, but not when it
+# takes one token from a state. Without this limit the two paths agree:
 
 # %%
 nemotron = peer("NemotronH")
@@ -701,11 +670,10 @@ for module in nemotron.modules():
 _ = pieces_equal_one_pass(nemotron, ids, call=call, tol=1e-5)
 
 # %% [markdown]
-# **Doge with CDMoE**, the authors' released model, cuts its router's output as in section 2's
-# *Layout*: `view(2, tokens, -1)`, where the halves stand behind the tokens. So what a token is
-# routed by are numbers of other tokens, later ones and other rows' among them. A comment in the
-# source says so, and that it is kept for the sake of released checkpoints. One token of one row is
-# cut rightly; of three rows it is not. Cut behind the tokens, all four properties hold:
+# **Doge with CDMoE**, by WM's authors, cuts its router's output with `view(2, tokens, -1)`, as in
+# section 2's *Layout*. So the logits of other tokens, even later ones, route a token. A comment in
+# the source admits it. One token alone is cut correctly. `CutBehind` reorders the logits, and four
+# properties hold again:
 
 
 # %%
@@ -735,9 +703,8 @@ for name in ("causal", "rows", "pieces", "padding"):
     _ = QUESTIONS[name](repaired, ids, call=call, tol=1e-5)
 
 # %% [markdown]
-# **Doge's mask** is $e^{a \cdot \mathrm{softplus}(v W)}$ with $a = 0$ at the start, so $W$ has a
-# gradient of zero until $a$ has moved. That is no fault: $a$ itself has a gradient, and one step is
-# enough, as section 2 has it of keys that start at zero. (With CDMoE these are the parameters too.)
+# **Doge's mask** is $e^{a \cdot \mathrm{softplus}(v W)}$ with $a = 0$ at the start, so $W$ has no
+# gradient until $a$ has moved. One step is enough.
 
 # %%
 for name in ("Doge, CDMoE", "Doge, MLP"):
@@ -761,10 +728,8 @@ _ = every_parameter_learns(doge, ids, call=call)
 # %% [markdown]
 # ## 5 · Tables as arithmetic
 #
-# Whether a model reached 51.31 percent cannot be told from a table. Whether a column's average is
-# what is printed below it can; so can differences, percentages, and how rows of one table are
-# related to rows of another. What follows are numbers and nothing else. How a number came to be
-# printed is not in it.
+# Arithmetic can't tell whether a model reached its score, but it can recompute averages and
+# percentages. It never says how a number came to be printed.
 
 
 # %%
@@ -775,12 +740,12 @@ def numbers(table, rows=slice(None)):
 
 
 # %% [markdown]
-# Counts and hundredths are compared exactly, by a check of whole numbers (`same`).
+# A ✓ in this section confirms our own sum, even where the table is wrong. "Caught" means that two
+# printed numbers differ.
 #
 # ### Averages
 #
-# Recomputed from the printed cells, against the printed average. Rounding alone leaves 0.01 (half
-# a hundredth for the average, and as much for its cells). What lies further off is printed.
+# Rounding can move an average by 0.01 (half comes from the cells). We print larger differences.
 
 # %%
 AVERAGED = {  # which columns, or rows, are averaged, and where the average stands
@@ -802,8 +767,8 @@ for (name, (recomputed, printed)), within in zip(AVERAGED.items(), WITHIN, stric
             print(f"    {p:.2f} printed, {r:.2f} recomputed")
 
 # %% [markdown]
-# Does any of them change an order? In WM Table 4 none does. In Ch Table 1 the average of Jamba-1.3B
-# takes in its C-Eval, which is the average of Ch Table 3 that is off.
+# None of them changes an order: WM Table 4 keeps its order, Ch Table 3's 41.83 stays below 46.86,
+# Ch Table 1's 52.03 (printed 52.07) below 57.21, and OTCE's 50.06 above 45.40.
 
 # %%
 recomputed, printed = AVERAGED["WM Table 4"]
@@ -821,10 +786,9 @@ same("its C-Eval there = the printed average of Ch Table 3",
 # %% [markdown]
 # ### Rows of one table in another
 #
-# WM Table 3 and Ch Table 3 have the same 52 tasks and six columns under other names (MoE, MoE-SEI,
-# CDMoE; Jamba, OTCE, Cheems). Is a row of the one a row of the other times *one* factor, in all six
-# columns, up to rounding? For each cell the factor must lie between two bounds; a row passes where
-# all six intervals have a point in common.
+# WM Table 3 and Ch Table 3 have the same 52 tasks and six columns under other names. Is each row
+# the other's times *one* factor? A row passes if the intervals of its six ratios, with rounding,
+# overlap.
 
 
 # %%
@@ -851,7 +815,7 @@ for name, other in (("the next task's row", ch.roll(1, 0)), ("OTCE Table 7", otc
     same(f"WM Table 3 = {name} times one factor: 0 of 52 rows", (low <= high).sum(), 0)
 
 # %% [markdown]
-# The next ones are equal, or equal up to a constant:
+# Other cells are equal, or equal up to a constant:
 
 # %%
 apart = numbers("WM Table 1", slice(1, 3)) - numbers("Ch Table 2")
@@ -866,8 +830,7 @@ same("PIQA in Ch Table 1 = AFQMC in OTCE Table 2, both models",
      hundredths(numbers("Ch Table 1")[3:5, 4]), hundredths(afqmc))  # fmt: skip
 
 # %% [markdown]
-# And the numbers of one row stand in several tables. Ch Table 1 has OTCE with 280 million
-# parameters:
+# Some rows combine several tables, like OTCE-280M in Ch Table 1:
 
 # %%
 row = numbers("Ch Table 1")[1]
@@ -886,7 +849,7 @@ assert hundredths([row[1], large[1]]).tolist() == [146, 128]
 # %% [markdown]
 # ### Which is best, and where
 #
-# "Best in all" can be counted.
+# You can count "best in all".
 
 # %%
 for name, columns in (("WM Table 3", wm), ("Ch Table 3", ch)):
@@ -922,8 +885,7 @@ same(
 )
 
 # %% [markdown]
-# Does the perplexity fall as the share of experts rises? Of all pairs of rows with unequal shares,
-# in how many is the one with more experts lower?
+# Does perplexity fall as the share of experts rises? We count pairs of rows with unequal shares.
 
 
 # %%
@@ -950,7 +912,7 @@ assert lowest == "SMSESESEAESESMAM" and ends == ["SMSESMSEAMSESMSE"]
 # %% [markdown]
 # ### Percent
 #
-# Differences that the text puts in percent or points, recomputed:
+# We recompute differences given in percent or points:
 
 # %%
 two, three, six, nine = (numbers(f"OTCE Table {n}") for n in (2, 3, 6, 9))
@@ -986,9 +948,9 @@ same("Ch Table 2: attention lowers the perplexity by 0.08, 0.06 and 0.15",
 # %% [markdown]
 # ### How many questions
 #
-# An accuracy over $N$ questions is $k/N$. In OTCE Table 7 the four numbers of SEIMOE and CCDMOE on
-# a task fit one small $N$, for every task. Those of ECDMOE mostly do not fit the same $N$, and in
-# most tasks no $N$ below 60. What else would give such numbers is not in the table.
+# An accuracy over $N$ questions is $k/N$. For every task in OTCE Table 7, one $N$ from 11 to 59
+# fits the four numbers of SEIMOE and CCDMOE. ECDMOE's fit some $N$ below 60 in only 11 tasks. The
+# total assumes at least 11 questions per task.
 
 
 # %%
@@ -1019,7 +981,7 @@ assert sum(sizes) == 1324
 # %% [markdown]
 # ### Patterns
 #
-# What tables and text say of layers and shares:
+# In the patterns, A is attention, S state, M MLP and E experts:
 
 # %%
 jamba, otce_8 = "SMSMSMSMAMSMSMSM", "SMSMSMSMAMSMSMAM"
@@ -1039,12 +1001,12 @@ assert [i + 1 for i, b in enumerate(blocks["OTCE"]) if "A" in b] == [13, 14, 24]
 # %% [markdown]
 # ## 6 · As printed
 #
-# The chapters run what is wrong in the numbers. What is left is of two sorts: listings that stop,
-# and formulas whose parts do not fit together. Of each, the lines in question alone.
+# These findings remain in listings, formulas and settings.
 #
 # ### Listings that stop
 #
-# A line that is said to stop is called, and has to raise the error that is named.
+# Each check calls one line, often in our own stand-in, and expects the named error. We read missing
+# names and returns off the page.
 
 
 # %%
@@ -1059,8 +1021,7 @@ def stops(name, error, call):
 
 
 # %% [markdown]
-# The listings of Ch begin `class RotaryEmbedding:`, `class SSD:`, that is without `nn.Module`. WM's
-# have it, except Listing 1.
+# Ch's listings begin `class SSD:`, without `nn.Module`; so does WM's Listing 1.
 
 
 # %%
@@ -1098,8 +1059,8 @@ stops("Ch Listings 2 to 4: nor has it parameters()", AttributeError, lambda: Pla
 stops("Ch Listing 1: a helper in the class, by its bare name", NameError, lambda: Helpers.apply(x))
 
 # %% [markdown]
-# Listing 1 multiplies frequencies with positions that are whole numbers. Casting these to the
-# model's sixteen bits would run, and lose most of them:
+# Listing 1 multiplies frequencies with whole-number positions. Cast to sixteen bits they'd run, but
+# many would become equal:
 
 # %%
 stops("Listing 1: frequencies times whole-number positions", RuntimeError,
@@ -1109,8 +1070,8 @@ for dtype, want in ((torch.bfloat16, 897), (torch.float16, 4097)):
     same(f"8192 positions in {dtype}: {want} different ones", kept, want)
 
 # %% [markdown]
-# Ch Listing 2 calls mamba-ssm's scan as (X, A, B, C, dt); Listing 3 leaves the arguments of its SSD
-# out, by three dots that Python takes for an argument.
+# Ch Listing 2 calls mamba-ssm's scan as (X, A, B, C, dt). Listing 3 passes three dots as an
+# argument.
 
 
 # %%
@@ -1132,8 +1093,8 @@ assert taken == dict(x="X", dt="A", A="B", B="C", C="dt")
 stops("Ch Listing 3: SSD(hidden_dim, ...)", TypeError, lambda: make_ssd(64, ...))
 
 # %% [markdown]
-# WM Listing 2 pads a tensor to count its axes, and cuts the one that is not padded. Listing 3 ends
-# without `return`; what Listing 4 then rearranges is None.
+# WM Listing 2 pads a tensor, then cuts the unpadded one. Listing 3 lacks `return`, so Listing 4
+# rearranges None.
 
 # %%
 text = torch.ones(2, 10, 4)
@@ -1147,8 +1108,8 @@ stops("WM Listings 3 and 4: None cannot be rearranged", RuntimeError,
       lambda: rearrange(None, "b t h p -> b t (h p)"))  # fmt: skip
 
 # %% [markdown]
-# Listing 4 uses names that nothing sets, maps heads of any width back from `d_model`, and takes the
-# slow path on *any* error of the fast one, a wrong shape among them:
+# Listing 4 uses undefined names, maps heads of any width back from `d_model`, and hides every error
+# of its fast path:
 
 # %%
 line = "cos, sin = self.BC_rotary_emb(hidden_states, position_ids=position_ids)"
@@ -1174,8 +1135,8 @@ def fast_or_slow():
 check("WM Listing 4: except Exception hides a wrong shape", fast_or_slow(), torch.full((2, 2), 3.0))
 
 # %% [markdown]
-# Listings 7 and 8 have sizes that do not fit. In Listing 7 the axis of the cosines is that of
-# another layout (chapter 04); with one head, as in Table 6, the result has as many heads as tokens.
+# Sizes in Listings 7 and 8 don't fit. Listing 7's cosines have another layout's axis (chapter 04);
+# with one head, as in Table 6, the result has as many heads as tokens.
 
 # %%
 q, cos = random(2, 1, 5, 8, seed=41), random(2, 5, 8, seed=42)  # (b, h, t, p) and (b, t, p)
@@ -1206,8 +1167,8 @@ stops("WM Listing 8: einops' einsum wants the pattern last", ValueError,
 # %% [markdown]
 # ### The mask of Listing 6, entry by entry
 #
-# Listings 5 and 6 differ in one factor: the padding mask is multiplied with a gate, and what then
-# is exactly 0 is hidden.
+# Listing 6 multiplies Listing 5's padding mask by a gate and hides what is then exactly 0. We try
+# gates of 1 and one negative set:
 
 
 # %%
@@ -1239,9 +1200,9 @@ stops("Listing 6: 12 tokens, 8 positions", RuntimeError,
       lambda: printed_mask(torch.ones(12), torch.ones(3, 8)))  # fmt: skip
 
 # %% [markdown]
-# WM's text multiplies the gate with the *causal* mask instead, whose entries below the diagonal are
-# 0: there a product says nothing, whatever the gate. And a mask in float32 makes the weights so,
-# which are then multiplied with values in bfloat16.
+# WM's text multiplies the gate with the *causal* mask instead, which is 0 below the diagonal, so no
+# gate hides a key there. And a float32 mask makes float32 weights, which don't multiply bfloat16
+# values.
 
 # %%
 causal = torch.full((4, 4), -math.inf).triu(1)
@@ -1257,9 +1218,9 @@ print("with the mask in bfloat16 it runs")
 # %% [markdown]
 # ### Steps that do not last
 #
-# WM Listing 4 has $A = -(1, \dots, h)$ and steps from a softplus, with "No bias terms" (App. C.2)
-# around $\log 2$. Mamba-2 draws a bias so that steps lie between 0.001 and 0.1, and $-A$ between 1
-# and 16. A state is half forgotten after $\log 2$ over step times $-A$:
+# WM Listing 4 has $A = -(1, \dots, h)$ and steps from a softplus, around $\log 2$ with "No bias
+# terms" (App. C.2). Mamba-2 has steps of 0.001 to 0.1, and $-A$ of 1 to 16. For a step $\Delta$, a
+# state's half-life is $\log 2 / (-A\,\Delta)$ tokens:
 
 
 # %%
@@ -1283,7 +1244,7 @@ assert nn.Linear(2, 2).bias is not None
 print("torch's Linear, as the listings call it, has a bias")
 
 # %% [markdown]
-# Ch Listing 2 starts $A$ at $-1$ by a logarithm of ones. That one is fine:
+# Ch Listing 2 rightly starts $A$ at $-1$, by a logarithm of ones:
 
 # %%
 A_log = torch.log(torch.ones(4)).requires_grad_()
@@ -1295,8 +1256,8 @@ same("Ch Listing 2: heads whose A has a gradient: 4", (A_log.grad.abs() > 1e-6).
 # %% [markdown]
 # ### Two ways to one decay, in float32
 #
-# WM Listing 2 sums segments of logarithms; Listing 3 has the decay to the end of a chunk as a
-# difference of two sums over all of it. The sums grow, the difference may be small.
+# WM Listing 2 sums segments of logarithms. Listing 3 subtracts two sums over a whole chunk, which
+# lose digits as they grow.
 
 # %%
 steps = -2 * torch.rand(256, generator=torch.Generator().manual_seed(0), dtype=torch.float32)
@@ -1313,9 +1274,8 @@ assert off[0] > 10 * off[1]
 # %% [markdown]
 # ### Formulas whose shapes do not fit
 #
-# WM eq. 3 multiplies (tokens × values) with $W_V^\top$, (values × $d$) turned; step 4 and the
-# formulas of §3.3 multiply indices with a matrix, where rows are looked up; and $g$ has two halves
-# in the text, but none in its formula.
+# WM eq. 3 multiplies (tokens × values) with $W_V^\top$, ($d$ × values). Step 4 and §3.3 multiply
+# indices instead of looking up rows, and $g$'s formula lacks its two halves.
 
 # %%
 s, d, n, m, k = 7, 6, 3, 4, 2
@@ -1361,8 +1321,8 @@ _ = must_differ(
 )
 
 # %% [markdown]
-# Ch eq. 13 is in section 2. Ch eq. 12 sums all experts without a weight; L22 writes $C^\top h$ for
-# a $C$ that is a row, and $A$, $B$ without their bars.
+# Ch eq. 12 sums experts without weights. L22 writes $C^\top h$ for a row $C$, and $A$, $B$ without
+# bars.
 
 # %%
 C, h_t = random(1, 5, seed=55), random(5, 1, seed=56)
@@ -1384,9 +1344,9 @@ _ = must_differ(
 # %% [markdown]
 # ### Formulas that say something else
 #
-# OTCE eq. 19d has $s_t$ on its right side, as 19e has, where the output $a_t$ of attention is due.
-# Eq. 19c is in chapter 06: here, how far it is from passing its input on. The gates of eqs. 15 and
-# 17 are what top-k leaves of a softmax.
+# OTCE eq. 19d has $s_t$ where attention's output $a_t$ belongs. For eq. 19c (chapter 06) we print
+# how much of its input even the best $W_3$ loses. The gates of eqs. 15 and 17 are what top-k leaves
+# of a softmax.
 
 # %%
 a, s_t, gates, maps = several((5, 6), (5, 6), (5, 4), (4, 6, 6), seed=230)
@@ -1427,8 +1387,7 @@ print(f"{shares.mean():.2f} on average")
 assert shares.min() >= 0.5 and shares.max() < 1 and abs(shares.mean() - 0.77) < 0.01
 
 # %% [markdown]
-# Ch Listing 3 and OTCE's Algorithm 3 have no mask where none is handed over, and OTCE eq. 4 no
-# scale:
+# Ch Listing 3 and OTCE's Algorithm 3 have no mask by default, and OTCE eq. 4 no scale:
 
 # %%
 q, k, v = random(3, 1, 2, 6, 4, seed=65)
@@ -1444,8 +1403,8 @@ _ = must_differ("softmax(QKᵀ)V without 1/√d", (q @ k.mT).softmax(-1) @ v, at
 # %% [markdown]
 # ### Numbers that contradict one another
 #
-# WM's App. C.2 and Table 7 name the smaller scale and its largest rate; WM's Table 5 gives a power
-# that orders the places of queries, and as many pairs as there are places.
+# WM's App. C.2 and Table 7 disagree about the smaller scale's name and largest rate. Table 5 orders
+# query places by a power, but has as many pairs as places.
 
 # %%
 rates, names = numbers("WM Table 7")[:, -1], [row[0] for row in TABLES["WM Table 7"]["rows"]]
@@ -1467,9 +1426,12 @@ _ = must_differ("with T/8 pairs", places(32, 0.01), places(32, 1.0))
 # %% [markdown]
 # ## 7 · Counted again
 #
-# Much of what is printed is right, and was not needed in the chapters. It counts as much.
+# Much of what the papers print is right, although no chapter needed it.
 #
 # ### Linear attention, and where order comes from
+#
+# Only without a mask can linear attention move its brackets. A decay makes the tokens' order
+# matter; $D$ alone doesn't:
 
 # %%
 Q, K, V = random(12, 4, seed=70), random(12, 4, seed=71), random(12, 5, seed=72)
@@ -1512,10 +1474,8 @@ _ = must_differ("without log L", scores.masked_fill(L == 0, -math.inf).softmax(-
 # %% [markdown]
 # ### Rotations and lengths
 #
-# Ch eq. 3 counts its angles from 1. OTCE's Appendix A counts how often each distance occurs, and
-# multiplies $C$ by a factor that is 1 up to a base. And by its sizes ($d = 1024$, $n = 64$, a
-# convolution of 4 taps) a rotation of $C$ and $B$ takes a small part of what convolution and $D$
-# take:
+# Ch eq. 3 counts angles from 1. OTCE's Appendix A counts distances, and multiplies $C$ by a factor
+# that is 1 up to a base. At OTCE's sizes ($d = 1024$, $n = 64$, 4 taps) rotation is cheap:
 
 # %%
 d = 64
@@ -1549,9 +1509,9 @@ assert rotation < convolution_and_D / 10
 # %% [markdown]
 # ### Experts
 #
-# OTCE's DGLU with a tanh is the one with a sigmoid of twice the input, doubled, less an MLP, since
-# $\tanh u = 2\sigma(2u) - 1$. And how much is shared: a cohesive layer has $2N$ private matrices
-# beside one shared map; an expansive one any share.
+# OTCE's DGLU with a tanh is twice a DGLU with a sigmoid of twice the input, less an MLP, since
+# $\tanh u = 2\sigma(2u) - 1$. A cohesive layer of $N$ experts has $2N$ private matrices per shared
+# map.
 
 # %%
 x, W, V, W_2 = several((5, 6), (6, 10), (6, 10), (10, 6), seed=240)
@@ -1584,8 +1544,8 @@ same(
 )
 
 # %% [markdown]
-# An expansive layer's shared part has a width of its own. With eq. 19's sizes ($d = 1024$, experts
-# of 2,048 and a gate of $d^2$ each), the width that makes shared to private 1 : 8:
+# An expansive layer's shared part can have any width. With eq. 19's sizes ($d = 1024$, experts of
+# 2,048, gates of $d^2$), these widths share 1 : 8:
 
 # %%
 d, f = 1024, 2048
@@ -1599,8 +1559,8 @@ same("WM §3.2, step 3: different sums of k of 4 rows, k = 1 to 4: 4, 6, 4, 1", 
 # %% [markdown]
 # ### Operations, bytes, rates
 #
-# OTCE §3.3 counts attention: $8BLD^2 + 4BL^2D$ operations, and $11BLD + 5BL^2h$ bytes that are kept
-# for the gradients in sixteen bits, with dropout.
+# OTCE §3.3 counts $8BLD^2 + 4BL^2D$ operations for attention, and $11BLD + 5BL^2h$ bytes for the
+# gradients, in sixteen bits with dropout.
 
 
 # %%
@@ -1666,13 +1626,13 @@ assert round(grown["SSD"], 1) == 19.2 and grown["QCAttn"] == 64
 # %% [markdown]
 # ## 8 · All claims
 #
-# How many there are, by verdict and document. **Holds**: a check shows it as it is printed. **Holds
-# corrected**: as printed it does not, or does not run; with a small correction it does. **Does not
-# hold**: tried, and it does not come out. **Seen**, **not seen** and **cannot be told in small**:
-# what experiments of chapters 04 to 10 say, on small models and toy tasks; "cannot be told" is
-# where they leave room for the claim and for its absence. **Not testable here**: it needs the
-# papers' data, weights or machines, or is a setting, or what was meant cannot be told from what is
-# printed.
+# Every claim we followed has one of seven verdicts. **Holds**: a check shows it as printed. **Holds
+# corrected**: it needs a small correction. **Does not hold**: we tried, and it doesn't. **Seen**,
+# **not seen**, **cannot be told in small**: our small models and toy tasks show it, don't, or can't
+# decide. **Not testable here**: it needs the papers' data, weights or machines, is a setting, or is
+# unclear.
+#
+# The shares aren't error rates: they depend on how finely we cut the claims.
 
 # %%
 DOCUMENTS = ["WM", "Ch", "OTCE", "L22"]
@@ -1736,11 +1696,8 @@ plotting.save(
 )
 
 # %% [markdown]
-# The whole list, by document. A verdict's evidence is given as chapter and section; the lines
-# themselves are in `book/claims.toml`, and `python book/claims.py ID` prints them. The other way
-# round, `python book/claims.py ssd_chunked` says of a function which claims it comes from, what
-# became of these, and which chapters and tests use it. (Where scripts run, as in the book, the
-# field above the list filters it.)
+# Here is the whole list, with a filter where scripts run. `python book/claims.py ID` prints a
+# verdict's evidence, `python book/claims.py ssd_chunked` a function's claims.
 
 
 # %% tags=["setup"]
@@ -1776,23 +1733,18 @@ HTML(FILTER + "".join(claims_table(document) for document in DOCUMENTS))
 # %% [markdown]
 # ## Summary
 #
-# - Eight kinds of mistake were found: sign, axis, index, layout, initialisation, shape, gradient,
-#   table. Most have inputs that hide them, and each has a test that shows it.
-# - Six questions need no second version of a layer: is it causal, are rows independent, do pieces
-#   equal one pass, does padding change nothing, does a shift, and does every parameter learn.
-# - Put to seven families of models of transformers, four of eight rows have a difference in what is
-#   computed: positions that start again, a state that is dropped, a limit in one of two paths, a
-#   layout. Each disappears with the change that is named beside it.
-# - Tables can be audited with arithmetic. It says what follows from what is printed, and never why
-#   it was printed.
-# - Each claim that was followed has a verdict, and each verdict lines that are printed by cells
-#   that ran, but for some of what is not testable here.
+# - The mistakes were of eight kinds, each with a test: sign, axis, index, layout, initialisation,
+#   shape, gradient, table.
+# - The six questions are causality, rows, pieces, padding, shift, and whether every parameter
+#   learns.
+# - Four of eight released models compute something different. Bamba needs `position_ids`, Jamba
+#   single tokens after its prompt; lifting a limit mends NemotronH, and a new layout mends Doge.
 #
 # ## Exercises
 #
-# Five listings, each with one planted mistake. Write the test that finds it: a function that raises
-# `AssertionError` on the mistaken form, and lets the correct one pass. It is graded by running it
-# on both, and on variants.
+# Each of the five listings has one planted mistake. Write the test that finds it: a function that
+# raises `AssertionError` on the mistaken form and lets the correct one pass. We grade it by running
+# it on both, and on variants.
 
 
 # %%
@@ -1828,7 +1780,7 @@ def graded(finds, mistaken, correct):
 
 
 # %% [markdown]
-# **1 · easy.** A norm that divides each token by the root of its mean square. Which axis is `dim`?
+# **1 · easy.** A norm divides each token by the root of its mean square. Which axis must `dim` be?
 
 
 # %%
@@ -1857,8 +1809,8 @@ mistaken = {"over the tokens": Norm(5), "over the rows": Norm(5, dim=0)}
 graded(finds_axis, mistaken, {"over the channels": Norm(5, dim=-1), "the same": Norm(5, dim=2)})
 
 # %% [markdown]
-# **2 · easy.** A causal convolution of three taps, which keeps two tokens for the call after. A
-# single pass is right.
+# **2 · easy.** A causal convolution of three taps keeps two tokens for the next call. A single pass
+# is right.
 
 
 # %%
@@ -1893,8 +1845,8 @@ graded(
 )
 
 # %% [markdown]
-# **3 · medium.** `expand(B, h)` gives every head the group it reads: from $(b, l, g, n)$ to
-# $(b, l, h, n)$, head $i$ with group $\lfloor i/(h/g)\rfloor$.
+# **3 · medium.** `expand(B, h)` gives every head the group it reads: from $(b, l, g, n)$ to $(b, l,
+# h, n)$, head $i$ with group $\lfloor i/(h/g)\rfloor$.
 
 
 # %%
@@ -1923,8 +1875,8 @@ graded(
 )  # fmt: skip
 
 # %% [markdown]
-# **4 · medium.** A router chooses one of four rows for each token, by which the token is
-# multiplied.
+# **4 · medium.** A router chooses one of four rows for each token, and the token is multiplied by
+# that row.
 
 
 # %%
@@ -1957,7 +1909,7 @@ graded(finds_gradient, {"no gate": Choose(6), "gate without gradient": Choose(6,
 
 # %% [markdown]
 # **5 · hard.** $h_t = a_th_{t-1} + x_t$ in chunks of `size`: `form(a, x, size)` returns all $h_t$
-# of vectors $a$ and $x$, whose length is a multiple of `size`. With two chunks the listing is
+# for vectors $a$ and $x$, whose length is a multiple of `size`. With two chunks the listing is
 # right, and with equal decays too.
 
 
@@ -2005,7 +1957,7 @@ check("blind: equal decays", in_chunks(equal, x, 4), in_chunks(equal, x, 4, "thi
 #
 # - Claerbout and Karrenbach (1992), *Electronic Documents Give Reproducible Research a New
 #   Meaning*.
-# - Brown and Heathers (2017), *The GRIM Test*: which means a number of whole answers can have.
+# - Brown and Heathers (2017), *The GRIM Test*: whether a mean of whole answers is possible at all.
 # - Claessen and Hughes (2000), *QuickCheck*: properties instead of examples.
 # - Pineau and others (2021), *Improving Reproducibility in Machine Learning Research*.
 # - Raff (2019), *A Step Toward Quantifying Independently Reproducible Machine Learning Research*.
