@@ -1,25 +1,18 @@
 # %% [markdown]
 # # 08 · Associative recall
 #
-# **Keys and values first, then each key once more: who answers with its value has recalled. What
-# does that ask of a memory, which layers can do it, and which learn it?** When you are through you
-# can
+# A row lists key–value pairs and later shows each key again; a model that returns its value has
+# recalled it. Which layers learn that? You'll be able to
 #
-# - say what a lookup is made of, and solve one with a table, with attention and with a state;
-# - tell from the width of a state how many pairs it holds, and with which error;
-# - set the weights of two layers of attention so that they recall, and say what each does;
-# - read a comparison of trained models with its seeds, and say what it shows and what it leaves
-#   open;
-# - read the heat map of a needle in a haystack, and say what two remedies are worth beyond the
-#   trained length;
-# - say which claims of the papers about recall were seen here, and at which scale.
+# - predict how many pairs a state holds;
+# - set layers to recall by hand;
+# - judge a comparison.
 #
-# Assumes: chapter 07 up to its section 4. (Section 9 takes up the end of chapter 04, exercise 4 the
-# delta rule of chapter 02.)
+# Assumes: chapter 07 to section 4; lab 04b for section 9, chapter 02 for exercise 4.
 #
-# Sources: *Wonderful Matrices* (WM) §4.1, Figure 5, App. C.1 with Tables 5 and 6; *OTCE* Figure 10;
-# Arora et al. (2024), *Zoology: Measuring and Improving Recall in Efficient Language Models*. The
-# code that this notebook uses is `cheems_ref/tasks.py`.
+# Sources: *Wonderful Matrices* (WM) §4.1, Figure 5, App. C.1, Tables 5 and 6; *OTCE* Figure 10;
+# Arora et al. (2024), *Zoology: Measuring and Improving Recall in Efficient Language Models*;
+# `cheems_ref/tasks.py`.
 #
 # How to read ✓, ✗ and *As printed*: chapter 00.
 
@@ -70,15 +63,13 @@ print("PyTorch version", torch.__version__.partition("+")[0])
 # %% [markdown]
 # ## Why this matters
 #
-# A text that names a person on page one and speaks of her on page nine asks for this: find the
-# earlier place, and take what stands beside it. Attention keeps every token and can look. A state
-# layer keeps a fixed number of numbers and must have stored the right thing before it knew the
-# question. Recall shows this difference in a task small enough for a laptop.
+# A text names a person on page one and mentions her again on page nine. Attention can look back; a
+# state must have stored the right thing before it knew the question.
 #
 # ## 1 · What recall asks
 #
-# A row begins with pairs of a key and a value. Later each key stands once more, as a *query*, and
-# at its place the value is asked for. Everything else is *fill*. Eight tokens, two pairs:
+# A row begins with pairs of a key and a value. Later each key appears again as a *query*, and the
+# model must answer with its value. The rest is *fill*. Here are two pairs:
 
 # %%
 ids, targets = multi_query_recall(1, 8, 2, 12, generator=seeded(1))
@@ -87,9 +78,9 @@ print("answer ", *(f"{i:3}" if i >= 0 else "  ." for i in targets[0].tolist()))
 assert ids.shape == (1, 8) and (targets >= 0).sum() == 2
 
 # %% [markdown]
-# (Ids 1 to 5 are keys and 6 to 11 values, wherever they stand. A row's fill is none of its own keys
-# and values. A dot is −100, which the loss leaves out.) By hand, for one query: find the earlier
-# place with the same token; the answer stands one place after it.
+# Ids 1 to 5 are keys and 6 to 11 values; fill is never a key or value of its row. A dot is −100,
+# which the loss leaves out. By hand you find the earlier place with the same token, and answer with
+# the next:
 
 
 # %%
@@ -111,9 +102,8 @@ late = torch.tensor([[*look_up(row[1:]), -100] for row in ids.tolist()])
 _ = must_differ("looking up one place late", late[asked].double(), targets[asked].double())
 
 # %% [markdown]
-# Two steps, then: a comparison of *contents* (same token) and a step in *positions* (one further).
-# A model that skips the first and names some value of the row is right once in as many times as
-# there are pairs. That is the line to be beaten:
+# So recall takes two steps: compare *contents*, then move one *position* on. Skip the comparison
+# and guess one of the row's values, and you're right once in as many times as there are pairs:
 
 # %%
 values = ids[:, 1:32:2]  # (rows, 16)
@@ -123,9 +113,9 @@ print(f"naming some value of the row: {right:.3f} right; one in 16 is {1 / 16:.3
 assert abs(right - 1 / 16) < 0.012  # 4,096 answers scatter by 0.004
 
 # %% [markdown]
-# WM's version of the task is harder than that of Arora et al. (App. C.1): fill is random tokens
-# instead of zeros, so no id marks what may be forgotten; there are a quarter as many pairs as
-# tokens; and rows are longer. In both, queries follow a power law: most stand soon after the pairs.
+# WM makes the task of Arora et al. harder (App. C.1): random fill instead of zeros, a quarter as
+# many pairs as tokens, longer rows. In both papers queries follow a power law: where they are few,
+# they come early. $T/4$ queries in $T$ tokens, as in our tests, fill every second place.
 
 # %%
 _, targets = multi_query_recall(2000, 256, 16, 256, generator=seeded(4))
@@ -138,13 +128,12 @@ assert by_place[0] > 0.4 and (by_place.diff() < 0).all()
 # %% [markdown]
 # ## 2 · What a state can hold
 #
-# A state that is written with $v_i \otimes k_i$ for each pair $i$, and read with a key, gives
+# Write $v_i \otimes k_i$ into a state for each pair $i$, and read it with a key of length one:
 #
 # $$y_i = \sum_j v_j\,(k_j \cdot k_i) = v_i + \sum_{j \ne i} v_j\,(k_j \cdot k_i) \tag{8.1}$$
 #
-# for keys of length one: the value, and from every other pair as much as its key resembles this
-# one. That is `ssd` with $\Delta = 1$ and $A = 0$: keys are written through $B$ and read through
-# $C$.
+# You get the value, plus every other one weighted by the similarity of the keys. That is `ssd` with
+# $\Delta = 1$ and $A = 0$; $B$ writes the keys and $C$ reads them.
 
 
 # %%
@@ -164,19 +153,16 @@ unread = read_back(keys, values, keys.roll(1, 0))
 _ = must_differ("reading with the key of another pair", unread, keys @ keys.T @ values)
 
 # %% [markdown]
-# How many pairs fit? Take values at random, and two kinds of keys of width $n$:
+# How many pairs fit? Take random values, and two kinds of keys of width $n$:
 #
-# - *random* keys of length one: two of them have a product of mean square $1/n$, so $u$ pairs leave
-#   a squared error of $(u-1)/n$ of the value's own square;
-# - *orthogonal* keys: no error up to $u = n$. More than $n$ cannot be orthogonal; we take $n$
-#   orthogonal vectors with $u$ entries, and as key $i$ the $i$-th entries of all. What comes back
-#   is then the projection of the values onto $n$ of $u$ dimensions: an error of $1 - n/u$.
+# - *random* keys of length one: two of them have an inner product of mean square $1/n$, so $u$
+#   pairs leave a squared error of $(u-1)/n$ of the value's own square;
+# - *orthogonal* keys: no error up to $u = n$. Beyond that, the keys are the rows of a $u \times n$
+#   matrix with orthonormal columns, a *tight frame*, no longer orthogonal. Reading projects the
+#   values onto $n$ of $u$ dimensions: an error of $1 - n/u$.
 #
-# (Such keys are called a *tight frame*: beyond $n$ pairs they are neither orthogonal nor of length
-# one.) They are also the best that keys can do which are chosen before the values are drawn. For
-# whatever is read is a matrix of rank at most $n$ times the values, and values drawn at random have
-# no preferred directions: of $u$ directions $n$ can be kept. That is the counting bound: $n\,p$
-# numbers in the state against $u\,p$ in the values.
+# No keys chosen before the values do better: reading has rank at most $n$, and random values have
+# no preferred directions. This is the *counting bound*.
 
 
 # %%
@@ -232,9 +218,8 @@ plotting.save(
 )
 
 # %% [markdown]
-# The knee is at $u = n$. Does an error of one mean that nothing is recalled? No: an answer is one
-# of a few hundred values, and the nearest to what was read need only be the right one. With random
-# keys, and the value taken that is most like the reading:
+# With orthogonal keys the knee is at $u = n$. Does an error of one mean that nothing is recalled?
+# No: the right value need only be the nearest to the reading. We decode random keys that way:
 
 
 # %%
@@ -262,9 +247,8 @@ for n in (32, 128):
 assert mean_recalled(64, 32, 32, 128) < 0.85
 
 # %% [markdown]
-# A state of width 128, WM's size, has room for the 64 pairs of our longest rows at every width that
-# we shall train, as long as the fill is kept out of it. At WM's own sizes (up to 512 pairs of
-# 4,096 values) a single state with random keys comes to its limit where the model is narrow:
+# A state of width 128 (WM's size) holds the 64 pairs of our longest rows at every width we train,
+# if the fill stays out. At WM's 512 pairs of 4,096 values a narrow model fails:
 
 # %%
 many = (64, 128, 256, 512)
@@ -278,15 +262,14 @@ for p in (32, 64, 128, 256):
 # %% [markdown]
 # ## 3 · Attention, by hand
 #
-# Attention compares contents, and with rotary positions it can also prefer a distance. But the
-# answer does not stand where the key stands; its neighbour does. Two layers do it:
+# Attention compares contents, but the answer is one place after the key. Two layers find it:
 #
-# 1. **shift**: every token takes the token before it into a slot of its own;
-# 2. **look up**: a query looks for the place whose *slot* holds its own token, and takes the token
+# 1. **shift**: every token copies the token before it into a separate slot;
+# 2. **look up**: a query finds the place whose *slot* holds its own token, and takes the token
 #    there.
 #
-# We set the weights so, in a `CausalLM` with the pattern AA. The stream has three slots of one
-# coordinate per id, and a coordinate that is always one.
+# We set the weights of a `CausalLM` with the pattern AA. Its stream has three slots of one
+# coordinate per id, and a constant one.
 
 # %% tags=["setup"]
 IDS, WIDTH = 64, 256  # how many ids there are, and the width of the stream
@@ -295,9 +278,8 @@ ONE = 3 * IDS  # a coordinate that is 1 in every token
 
 
 # %% [markdown]
-# The shift compares no contents: query and key are made of the coordinate that is one. Chapter 04
-# says what the score then is, up to a factor. If the key is turned by one position more than its
-# own, then
+# The shift's query and key read only the constant coordinate, and we turn the key one position
+# further. By chapter 04 the score is, up to a factor,
 #
 # $$q \cdot k = \sum_i \cos\big((t - s - 1)\,\theta_i\big), \tag{8.2}$$
 #
@@ -314,11 +296,10 @@ def shift(layer, by=1, waves=16, sharpness=8.0):
 
 
 # %% [markdown]
-# The look-up compares contents: the query is the token, the key the slot. Rotation would disturb
-# the comparison, so it is placed where the rotation is slow, from the 64th pair on (at base
-# $10^6$ a distance of 256 turns it by a quarter of a radian at most). One place needs care: the
-# first token has nothing before it, and takes itself. A place is therefore known by what stands in
-# its slot *minus* its own token, which for the first is nothing.
+# In the look-up the query is the token and the key is the slot. Rotation disturbs the comparison
+# least in slow pairs of coordinates, so we start at the 64th: at base $10^6$ a distance of 256
+# turns it by about a quarter of a radian. The first token copies itself; subtracting the token from
+# the slot makes its key zero.
 
 
 # %%
@@ -340,8 +321,8 @@ def carry(layer, source, target, norm):
 
 
 # %% [markdown]
-# Each block works on a normalised copy of the stream. With two coordinates at 1 (token and ONE) the
-# norm multiplies by $\sqrt{256/2}$, with three by $\sqrt{256/3}$; `carry` takes that out again.
+# Each block sees a normalised stream. Two coordinates at 1 (token and ONE) come out multiplied by
+# $\sqrt{256/2}$, three by $\sqrt{256/3}$; `carry` divides by that factor.
 
 
 # %%
@@ -376,8 +357,7 @@ for length, pairs, rows in ((16, 4, 64), (64, 16, 64), (256, 28, 64), (1024, 28,
     assert shares[0] > 0.99 and max(shares[1:]) < 0.01
 
 # %% [markdown]
-# One model recalls at all four lengths. What the layers look at, in a row of 24 tokens with 4
-# pairs:
+# One model recalls at all four lengths. Its layers look here, in a row with 4 pairs:
 
 
 # %%
@@ -436,10 +416,9 @@ plotting.save(
 # %% [markdown]
 # ## 4 · A state, by hand
 #
-# The same two steps with a state. To write *value under key*, the token that is written ($x_s$) and
-# the key under which it is written ($B_s$) must come from two neighbouring tokens. A short
-# convolution in front of $B$ has the neighbour at hand (chapter 03): let it take the token before.
-# Then one layer is enough:
+# A state can take the same two steps. To write *value under key*, the value ($x_s$) and the key
+# ($B_s$) must come from neighbouring tokens. With a short convolution before $B$ (chapter 03), one
+# layer is enough:
 
 
 # %%
@@ -461,10 +440,9 @@ scores = recall_with_a_state(ids.flip(1), torch.eye(IDS), always)
 _ = must_differ("the row backwards", scores.argmax(-1).flip(1)[asked] * 1.0, targets[asked] * 1.0)
 
 # %% [markdown]
-# With one coordinate per key there is no error. With random keys of width $n$ the state holds every
-# pair of neighbours up to the query, fill included, and section 2 predicts a squared error of
-# their number, less one, over $n$. Here *selection* pays: write ($\Delta = 1$) where a value
-# stands after a key, and nothing ($\Delta = 0$) elsewhere.
+# With random keys of width $n$ the state holds every pair of neighbours up to the query, and
+# section 2 predicts a squared error of their number, less one, over $n$. *Selection* helps: write
+# ($\Delta = 1$) only where a value follows a key.
 
 
 # %%
@@ -489,17 +467,15 @@ for name, dt in (("all neighbours", always), ("values after keys", after_key)):
     assert abs(error - (written - 1) / 8) < 0.1 * error and (share > 0.95) == (dt is after_key)
 
 # %% [markdown]
-# Without the convolution, $x_s$, $B_s$ and $C_s$ are made of one token, and some layer before must
-# bring the neighbour in. Can a rotary state do that? With $B$ and $C$ that do not depend on the
-# token, what it takes from distance $\delta$ is a sum of waves,
+# Without the convolution, an earlier layer must bring the neighbour in. Could a rotary state? If
+# $B$ and $C$ don't depend on the token, the weight at distance $\delta$ is a sum of waves under a
+# rate of forgetting $\lambda$,
 #
 # $$w_\delta = e^{-\lambda\delta} \sum_i
 # (a_i \cos\delta\theta_i + b_i \sin\delta\theta_i) \tag{8.3}$$
 #
-# and there is no softmax to make it sharp. (With mere decay it is $e^{-\lambda\delta}$, most for
-# the token itself; but that one stands on the residual stream as well, where a later layer could
-# subtract it.) The nearest to "the token before and no other" at $n = 128$, for coefficients kept
-# small by a large or a small *ridge*, a price on their squares:
+# How near does it come to "the token before and no other" at $n = 128$? A *ridge*, a penalty on
+# their squares, keeps the coefficients small:
 
 
 # %%
@@ -523,15 +499,14 @@ for ridge in (1e-2, 1e-4):
     assert shares == sorted(shares) and shares[-1][0] > 0.85 > 0.65 > shares[0][0]
 
 # %% [markdown]
-# The faster the layer forgets, the nearer it comes. That suggests what two layers of rotary SSD
-# might do: the first forgets fast and shifts, the second forgets nothing and looks up. Whether
-# training finds it is another question.
+# Of these three rates the fastest comes nearest. So one rotary layer might forget and shift, and a
+# second look up.
 #
 # ## 5 · The experiment
 #
-# WM Table 6: two layers, each a sequence mixer of one head followed by a state mixer, no
-# convolution and no gated MLP. As patterns (chapter 07), and beside them other sources of position
-# (chapter 04; where none is named, S rotates) and both orders of S and A:
+# WM Table 6 compares two layers, each a sequence mixer with one head and a state mixer, without
+# convolution or gated MLP. We add other sources of position (S rotates by default) and both orders
+# of S and A:
 
 # %% tags=["setup"]
 LENGTHS = (32, 64, 128, 256)
@@ -576,7 +551,8 @@ for name, options in SYSTEMS.items():
 
 # %% [markdown]
 # In *InnerFuncAttn* a value is the token times a mixture of two rows of a table (chapter 05);
-# *mask* is WM's dynamic mask, a gate for every place. What differs from WM's experiment:
+# *mask* is WM's dynamic mask, a gate for every place; QCAttn is plain attention. At $d = 32$ SSD
+# has over a third more parameters than QCAttn.
 #
 # | | WM Tables 5 and 6 | here |
 # |---|---|---|
@@ -589,8 +565,8 @@ for name, options in SYSTEMS.items():
 # | rates | 4e-4, 3e-4, 2e-4, 1e-4 | ten times that |
 # | width of the MLP | not given | $2d$ |
 #
-# Our runs see at most a three-hundredth of the tokens that WM's may. That is why lengths and
-# numbers of pairs are mixed. What the lengths are worth, for attention at $d = 64$:
+# Our runs see at most a three-hundredth of WM's tokens. Mixed lengths help, as the second cell
+# shows for attention at $d = 64$:
 
 # %%
 wm_tokens, our_tokens = 64 * 2**18 * 256, 3000 * 4096
@@ -627,7 +603,7 @@ for length in LENGTHS:
 
 
 # %% [markdown]
-# Logits are computed at the queries alone, and answers counted there:
+# We count answers at the queries only:
 
 
 # %%
@@ -648,8 +624,7 @@ def share_right(model, length):
 
 
 # %% [markdown]
-# The training: fresh rows at every step, AdamW, the rate constant after 50 steps, and the end as
-# soon as 99 % of the answers are right at every length.
+# Training stops once 99 % of the answers are right at every length:
 
 
 # %%
@@ -675,9 +650,8 @@ def learn_to_recall(d, steps, rate, seed=0, lengths=LENGTHS, every=100, **option
 # %% [markdown]
 # ## 6 · Two small ones, live
 #
-# Before the large table: two runs here and now, of rows of 32 tokens with up to 8 pairs, $d = 32$,
-# 200 steps. One has a state layer with a convolution below attention, the other has two layers of
-# attention.
+# One model has a state layer with a convolution below attention, the other two layers of attention.
+# Guess which one recalls after 200 steps:
 
 # %%
 LIVE = "SSD, attention, convolution", "QCAttn"
@@ -693,10 +667,8 @@ for name in LIVE:
 assert min(recorded[LIVE[0]]) > 0.85 and max(recorded[LIVE[1]]) < 0.4
 
 # %% [markdown]
-# The hybrid recalls; two layers of attention have not begun to, in this time. (One in eight would
-# be right by naming some value of the row.) Does the hybrid do what we set by hand, with the shift
-# done by the state layer? Its attention should look at the value of the key asked for, which
-# stands one place after the key:
+# The hybrid recalls; attention does no better than naming some value of the row. Does the hybrid
+# use our construction? Then its attention should look one place after the queried key:
 
 # %%
 ids, targets = multi_query_recall(64, 32, 8, 256, generator=seeded(9))
@@ -713,14 +685,13 @@ print("mean weight of a query on the place of its answer: more than 0.6; on its 
 assert on_answer > 0.6 and on_key < 0.1
 
 # %% [markdown]
-# It does look there. Below attention the state layer alone mixes tokens, so whatever attention
-# knows of other tokens than the one it compares came through that layer.
+# It does. Only the state layer below can have told attention about a token's neighbour.
 
 # %% [markdown]
 # ## 7 · The table that WM draws
 #
-# Four systems, three widths, three seeds each; one model is asked at three lengths $T$ with $T/4$
-# pairs. A run ended when 99 % were right at every length, or after 3,000 steps (`python
+# We train four systems at three widths with three seeds, and test each model at three lengths $T$
+# with $T/4$ pairs. A run stops when 99 % are right at every length, or after 3,000 steps (`python
 # book/records.py 08_recall`).
 
 
@@ -761,10 +732,9 @@ assert max(ends["SSD"]) < 0.05 and max(begun[32] + begun[128]) < 2
 assert [min(begun[64]), max(begun[64])] == [2.3, 3.7]
 
 # %% [markdown]
-# All nine runs of QCAttn and of InnerFuncAttn, and eight of nine with the mask, come to answer 99 %
-# at every length. One with the mask, at $d = 32$, ends little above the line of naming some value,
-# where all runs of SSD with $d = 32$ and 128 end. The three of SSD with $d = 64$ have begun to
-# recall: at $T = 64$ they are right 2.3 to 3.7 times as often as by naming.
+# Every run of QCAttn and InnerFuncAttn reaches 99 % at every length, and so do eight of nine with
+# the mask. The ninth, at $d = 32$, ends little above naming some value, as does SSD at $d = 32$ and
+# $d = 128$. At $d = T = 64$ SSD is right 2.3 to 3.7 times as often as that.
 
 
 # %% tags=["figure"]
@@ -803,14 +773,13 @@ plotting.save(
 )
 
 # %% [markdown]
-# (Lines join medians; points lie side by side so that none is hidden; 3,000 steps stand for never.)
+# Lines join medians; equal runs of one system share a point. "Never" counts as 3,000 steps.
 
 # %% [markdown]
-# Is there a difference between the three that learn? The shares at the end say little, for runs
-# were stopped at 0.99. What can be compared is how many steps they took. Runs of one seed saw the
-# same rows, so the ratio is taken seed by seed: the geometric mean of three, and its 95 % interval
-# by Student's $t$ (on logarithms; steps were looked at every 100). A run that never got there
-# counts as 3,000 steps, an underestimate, so the interval that it is in is none of 95 %.
+# Do the three that learn differ? Runs stop at 0.99, so we compare steps, seed by seed, because runs
+# with one seed saw the same rows. We print the geometric mean of three ratios with its 95 %
+# interval (Student's $t$ on logarithms). An interval that includes a run that never got there no
+# longer has 95 % coverage.
 
 
 # %%
@@ -831,16 +800,15 @@ for one, other in (("InnerFuncAttn", "QCAttn"), ("InnerFuncAttn, mask", "InnerFu
         assert verdict == "none shown"
 
 # %% [markdown]
-# With three seeds these intervals are wide: at $d = 32$ InnerFuncAttn may need 0.7 times the steps
-# of QCAttn or 2.6 times as many. What is seen is this and no more: **no difference between the
-# inner function and plain attention, with and without mask, that three seeds can show**, and at
-# $d = 64$ and 128 none by more than half.
+# Three seeds show no difference between the inner function and plain attention, nor between the
+# inner function with its mask and without. At $d = 32$ the ratio to QCAttn may be 0.69 or 2.65; at
+# $d = 64$ and 128 the intervals end at 1.50 or below.
 
 # %% [markdown]
 # ### Is it the rate?
 #
-# A rate that suits one system need not suit another. At the smallest size, rows of 32 and 64 tokens
-# and 2,000 steps, from WM's own rate to thirty times as much (`python book/records.py 08_rates`):
+# A rate that suits one system need not suit another. At the smallest size we try four, from WM's
+# own to thirty times that (`python book/records.py 08_rates`):
 
 
 # %%
@@ -872,19 +840,20 @@ last = sorted(last_share(run, 64) for run in slower)
 assert last[2] > 0.9 and 0.2 < last[1] < 0.3 and last[0] < 0.1 and last_share(longer, 64) < 0.1
 
 # %% [markdown]
-# Attention learns at 3.3, 10 and 30 times WM's rate, rotary SSD at 3.3 times alone, and there one
-# run of three; another is on its way. At ten times the rate 20,000 steps change nothing in the one
-# run that had them, at $d = 64$. So at this size the rate of section 7, the same for all systems as
-# in WM, suits attention and not SSD, and that SSD fails there need not be the model's doing alone.
-# (At WM's own rate neither has begun after 2,000 steps; WM may take 65,536.)
+# At $d = 32$ attention learns at 3.3, 10 and 30 times WM's rate. Rotary SSD learns only at 3.3
+# times, in one run of three; another reaches 0.25 after 6,000 steps. So section 7's rate suits
+# attention better at this size. At $d = 64$ and ten times WM's rate, seed 0 is at 0.09 after 20,000
+# steps; in section 8 another seed reaches 0.35. At WM's own rate neither begins in 2,000; WM may
+# take 65,536.
 
 # %% [markdown]
 # ## 8 · Position, and the order of the layers
 #
-# Sections 3 and 4 lead one to expect three things: a state below attention can do the shift, and
-# attention the look-up; a state layer with a convolution can do both, for it has the neighbour at
-# hand; and without one it needs another layer to bring the neighbour in. (An MLP after each layer;
-# $d = 64$, rows of 32 and 64 tokens, at most 2,000 steps, and the end where 99 % are right.)
+# Sections 3 and 4 suggest three things. A state below attention can do the shift, and attention the
+# look-up. A state layer with a convolution can do both. Without one it needs another layer.
+#
+# We train at $d = 64$ on rows of 32 and 64 tokens, for at most 2,000 steps, at section 7's rate,
+# tuned for none of these models.
 
 # %%
 PANELS = [
@@ -953,32 +922,27 @@ plotting.save(
 )
 
 # %% [markdown]
-# - **A state below attention** learns it in all nine runs, within 200 to 600 steps: with a
-#   convolution, with a rotation and with mere decay. Two layers of attention take 700 or 800.
-# - **State layers alone** learn it within 400 steps with a convolution, two layers as well as one.
-#   With rotation one run of three has got under way after 2,000 steps, with decay none. So the
-#   third expectation is not borne out within 2,000 steps: a second layer does not help, although
-#   below attention one rotary layer is enough.
-# - **Attention below a state** does not learn it in 2,000 steps; two of three runs with the
-#   convolution begin to at the end. One layer of SSD with a convolution learns it alone (the last
-#   line). What attention in front does to it, these runs do not say.
+# - **A state below attention** learns the task in all nine runs, within 200 to 600 steps. Two
+#   layers of attention take 700 or 800.
+# - **State layers alone** learn it within 400 steps with a convolution, even a single layer. With
+#   rotation one run of three has started by step 2,000, with decay none.
+# - **Attention below a state** doesn't learn it in 2,000 steps, though two of three runs with the
+#   convolution have begun to rise. These runs don't tell us why.
 #
-# The order matters here as it did in chapter 07. And a convolution in place of rotation is enough
-# for SSD to recall, at this size; why two rotary layers do not get there is not settled. WM
+# At this rate, order matters as in chapter 07. Why two rotary layers don't learn is not settled. WM
 # compares without a convolution:
 #
 # > "For fairness, the SSD algorithm is different from the validation structure in Mamba2 … and we
 # > remove the one-dimensional causal convolution and gated MLP." (WM Table 6)
 #
-# So section 7 compares attention with rotary SSD, not with SSD as Mamba-2 has it.
+# So section 7 says nothing about SSD as Mamba-2 has it.
 
 # %% [markdown]
 # ## 9 · The needle
 #
-# OTCE asks its model for one sentence in a long text, a *needle* in a haystack, and shows where it
-# is found as a heat map: length of the text against depth of the sentence (Figure 10). Here the
-# text is Python's manual, byte by byte, and the sentence gives a name of four letters a code of
-# four digits; the text ends with the question.
+# OTCE hides one sentence, a *needle*, in a long text, and maps how often the model finds it, by
+# length of the text and depth of the sentence (Figure 10). Our needle gives a name a four-digit
+# code, and the text ends with the question:
 
 # %%
 hay = text_to_ids("hay " * 40)
@@ -988,13 +952,11 @@ print(f"{row}\nasked for: {wanted}")
 assert row.count("The code of") == 2 and f" is {wanted}. " in row and row.endswith(wanted[:3])
 
 # %% [markdown]
-# Each digit is asked for after the true ones before it; guessing is right in one of ten. There is
-# one such sentence in a text, so its name need not be compared, and to find the phrase is enough:
-# that is easier than the recall of section 7.
+# Each digit is predicted from the true earlier ones; guessing is right once in ten. The model can
+# ignore the name.
 #
-# Four small systems, in the layer order of WM Table 7 (chapter 07), each trained on *short* texts,
-# up to 256 bytes, and on *long* ones, up to 1,024. Both are asked on texts of up to 2,048 bytes
-# that none was trained on.
+# We train four small systems, in the layer order of WM Table 7 (chapter 07), on *short* texts of up
+# to 256 bytes or *long* ones of up to 1,024, and test them on up to 2,048:
 
 # %% tags=["setup"]
 FOUR = {
@@ -1026,11 +988,8 @@ print("parameters:", *(f"{system} {count:,}" for system, count in counts.items()
 assert max(counts.values()) < 1.002 * min(counts.values())
 
 # %% [markdown]
-# (Of the experts of Cheems a token takes some; all are counted.)
-#
-# Fresh texts at every step, of each length in turn, the needle at a depth drawn anew. What is
-# trained is the answer alone; whether the other bytes of the text could be trained beside it is
-# tried below.
+# The counts include experts that a token doesn't use. The loss counts
+# the answer alone.
 
 
 # %%
@@ -1076,10 +1035,9 @@ def learn_needles(system, windows, steps, rate, seed=0, with_text=False, every=1
 
 
 # %% [markdown]
-# Beyond the trained length chapter 04 has two remedies. A larger *base* slows the rotation, so that
-# its slowest wave covers the longer text (4.13); and there a query grows with the logarithm of the
-# number of tokens that it sees, so that the softmax stays *sharper*. Both can be had without any
-# training: in a copy of the model.
+# Lab [04b](labs/04b_longer_than_trained.ipynb) has two remedies for longer texts. A larger *base*
+# slows the rotation (4.13). A query that grows with the logarithm of the tokens it sees keeps the
+# softmax *sharper*. Neither needs training:
 
 
 # %%
@@ -1106,7 +1064,7 @@ def heat_map(model, window, haystack, **remedies):
 
 
 # %% [markdown]
-# Up to the trained length neither changes anything, and beyond it each does:
+# Up to the trained length neither remedy changes anything; beyond it each does:
 
 # %%
 model, ids = needle_model("Cheems", 0), needle(4, 512, 0.5, generator=seeded(5))[0]
@@ -1119,8 +1077,7 @@ for name, remedies in VARIANTS.items():
         _ = must_differ(f"{name}, twice the trained length", beyond, model(ids)[0], at_least=1e-4)
 
 # %% [markdown]
-# In Mamba-2, which has neither attention nor rotation, there is nothing for them to change; and in
-# Jamba nothing but the layer of attention:
+# They change nothing in Mamba-2, and in Jamba only the layer of attention:
 
 # %%
 model = needle_model("Mamba-2", 0)
@@ -1137,10 +1094,10 @@ print("Jamba: of eight layers the one with letter A alone gives another output")
 # %% [markdown]
 # ### What they learned
 #
-# Three seeds; at most 2,500 updates of 2,048 bytes, and the end where 98 % of the digits are right
-# at every trained length, in 24 texts each (`python book/records.py 08_needle`). The rate is the
-# best of 3e-4, 1e-3 and 3e-3 on short texts at seed 0. For Cheems that is the lowest of the three,
-# so a lower one may suit it better.
+# We train three seeds for at most 2,500 updates of 2,048 bytes, or until 98 % of the digits are
+# right at every trained length, in 24 texts each (`python book/records.py 08_needle`). Each rate is
+# the best of three on short texts at seed 0, which favours the counts, because seed 0 is also in
+# the table. For Cheems a still lower rate may be better.
 
 
 # %%
@@ -1177,12 +1134,10 @@ print(
 assert learned == {"short": [1, 2, 3, 1], "long": [0, 0, 1, 0]}
 
 # %% [markdown]
-# Runs of one system lie far apart, and on long texts eleven of twelve did not get there in 2,500
-# updates (of which each length has 500, with two texts of 1,024 bytes in each). So the maps below
-# do not rank the systems; what they show is what happens at lengths that were not trained.
+# On long texts eleven of twelve runs did not get there, so the maps below do not rank the systems.
 #
-# Why the answer alone? With the bytes of the text trained beside it, at the same weight and rate,
-# after 1,000 updates (one run each, seed 0):
+# Does training on the answer alone suit everyone? Here we train the text too, at the same weight
+# and rate (one run each, seed 0):
 
 # %%
 for system in FOUR:
@@ -1197,9 +1152,8 @@ for system in FOUR:
         assert max(run["right"][-1]) < 0.15 and (min(without) >= 0.6) == (system == "Mamba-2")
 
 # %% [markdown]
-# After as many updates on the answer alone Mamba-2 has 0.60 and more, where it guesses with the
-# text beside it; LlaMa is there with the text, and not without. Jamba learns both ways by then,
-# Cheems neither way. These are single runs; but the answer alone does not suit all four equally.
+# No. In these single runs LlaMa gets there only when the text is trained too, and Mamba-2 reaches
+# 0.60 or more only when it isn't. Our choice seems to hold LlaMa back.
 
 # %% [markdown]
 # ### The heat map
@@ -1256,9 +1210,8 @@ plotting.save(
 )
 
 # %% [markdown]
-# (A field is 16 texts for each seed, from a part of the manual that was not trained on; in
-# brackets, how many of the three runs got there. The long maps mix runs that did with runs that did
-# not.)
+# A field is the mean of three seeds with 16 held-out texts each. Brackets count the runs that got
+# there.
 
 # %%
 maps = {(kind, system): mean_heat(system, kind) for kind in WINDOWS for system in FOUR}
@@ -1280,17 +1233,13 @@ for system in FOUR:
 assert all(maps["long", "LlaMa"][:, length].argmin() == 4 for length in range(1, 5))
 
 # %% [markdown]
-# - **Attention alone** (LlaMa), trained on short texts, guesses at four times the length, wherever
-#   the needle is; at twice the length not yet.
-# - **With states** what is lost first is what stands far from the question. In Mamba-2, which has
-#   neither attention nor rotation, only the states can have lost it. In Jamba and Cheems this map
-#   does not say whether the states did, or attention no longer reads the place.
+# - **Attention alone** (LlaMa), trained on short texts, guesses at four times the length.
+# - **With states**, needles far from the question are lost first.
 
 # %% [markdown]
 # ### Beyond the trained length
 #
-# What both remedies together make of the models that were trained on short texts, without any
-# further training:
+# Now we apply both remedies to the models trained on short texts:
 
 # %% tags=["figure"]
 fig, axes = plotting.figure(1, 3, size=(12, 4.3))
@@ -1356,56 +1305,46 @@ for name in ("base", "both"):
     assert all(a < b - 0.2 for a, b in zip(new, old, strict=True))
 
 # %% [markdown]
-# - **LlaMa** guessed at this length, and finds about half of the digits with both remedies. Of the
-#   nine intervals it has the only one without zero; one of nine, but the three seeds agree.
-# - **Jamba**: only its one layer of attention is touched, for its states have a convolution and no
-#   rotation. Yet early needles come back in all three runs. So there it was, at least in part,
-#   attention that failed, and not the states that forgot.
-# - **Cheems** finds early needles more often, in all three runs, and loses the one just before the
-#   question (from 1.00 to 0.23 in one run): the mean over depths hides both. The base alone does
-#   that; whether by turning the states or attention was not tried apart.
+# - **LlaMa** guessed at this length, and finds about half of the digits with both remedies. Of nine
+#   intervals only this one excludes zero.
+# - **Jamba** finds early needles more often in all three runs, though the interval holds zero. Only
+#   its attention changed, so part of the failure was attention's.
+# - **Cheems** loses the needle just before the question (from 1.00 to 0.23 in one run). Early
+#   needles clearly improve in one run only; 0.12 and 0.17 of 64 digits are hardly above guessing.
 
 # %% [markdown]
 # ## 10 · Claimed and seen
 #
-# What WM says of its Figure 5, and what was seen here: rows of up to 256 tokens with 64 pairs, 256
-# ids, widths up to 128, 3,000 steps, three seeds. (WM's text names no number of seeds.)
+# We tested WM's claims on rows of up to 256 tokens with 64 pairs, 256 ids, widths up to 128, 3,000
+# steps and three seeds. WM names no number of seeds.
 #
 # > "We can see that when the model dimension reaches 128, and InnerFuncAttn allocates 64 dimensions
 # > for each V, InnerFuncAttn is more accurate than QCAttn and SSD." (WM §4.1)
 #
-# - Than SSD: **seen** at the rates of section 7, at every width: nine runs at 0.99, nine below 0.05
-#   at $T = 256$. But at the smallest size that rate suits SSD badly, and SSD is without its
-#   convolution there. At $d = 64$ and $T = 64$ two layers of SSD *with* it learn the task in about
-#   half the steps of QCAttn (section 8).
-# - Than QCAttn: **not seen**. At $d = 128$ both answer 99 %, after as many steps (a ratio of 1.00,
-#   between 0.84 and 1.19). (The 64 dimensions are $d_{innerV}$ of Table 6, the width of the query
-#   into the table in Listing 7; it is $d/2$ here too.)
+# - Than SSD: **seen** at the rates of section 7: nine runs at 0.99, nine below 0.05 at $T = 256$.
+#   But at the smallest size that rate suits SSD badly, and *with* a convolution ($d = T = 64$) SSD
+#   takes about half QCAttn's steps.
+# - Than QCAttn: **not seen**. At $d = 128$ both answer 99 %, with a ratio of steps of 1.00, between
+#   0.84 and 1.19.
 #
 # > "When the sequence length is extended to 2048, the contact recall capabilities of the three
 # > structures are limited by sequence noise, but InnerFuncAttn with Dynamic Mask still maintains
 # > good performance." (WM §4.1)
 #
 # - **Cannot be told at this scale.** At 256 tokens three seeds show no difference by the mask.
-#   Section 3 says this much: noise as such is no limit to attention, for two layers with fixed
-#   weights recall 28 pairs among 1,024 tokens of it. Learning it there was not tried.
+#   Section 3's fixed weights recall 28 pairs among 1,024 tokens; noise alone isn't the limit there.
 #
 # > "InnerFuncAttn with Dynamic Mask maintains good performance in most cases." (WM Figure 5)
 #
-# - **Seen**: in eight of nine runs. So do InnerFuncAttn without it and QCAttn, in nine of nine.
-#
-# And OTCE of its heat map:
+# - **Seen**, on shorter rows than WM's, in eight of nine runs; without the mask, and with QCAttn,
+#   in nine of nine.
 #
 # > "OTCE can recall information across 128K context length (our maximum extended sequence length),
 # > and has excellent performance on the Needle in a haystack evaluation." (OTCE Figure 10)
 #
-# - **Cannot be told at this scale**: length and model are out of reach here. But 128K is a length
-#   that OTCE was trained on (a fifth of the pre-training, and the fine-tuning; §4.5), so the claim
-#   is one about trained lengths. On short texts each of the four systems gets there here, in one
-#   run at least, and Jamba, which ends in a state layer, soonest; on long ones one run of Jamba
-#   alone does. It has a convolution where Cheems has a rotation, so nothing follows for the order
-#   of layers.
-# - How far a model reaches *beyond* its training the paper does not say. Here no run, as trained,
+# - **Cannot be told at this scale.** OTCE was trained on 128K (a fifth of the pre-training, and the
+#   fine-tuning; §4.5), so the claim is about trained lengths.
+# - The paper doesn't say how far a model reaches *beyond* its training. Here no run, as trained,
 #   finds more than three quarters of the digits at four times the length, on average over depths.
 
 # %%
@@ -1431,29 +1370,25 @@ assert min(half) > 0.35 and max(half) < 0.6
 # ## Summary
 #
 # - A look-up is a comparison of contents and one step in positions.
-# - A state of width $n$ gives back $n$ pairs exactly under orthogonal keys, and $u$ pairs with a
-#   squared error of $(u - 1)/n$ under random ones. Keys chosen before the values cannot do better
-#   than $1 - n/u$.
-# - Two layers of attention can be set by hand so that they recall: a shift, then a look-up.
-# - A convolution has the neighbour at hand: then one state layer can recall, and selection keeps
-#   the fill out of it.
-# - Trained, a state below attention recalls within 600 steps, SSD with a convolution within 400,
-#   two layers of attention within 800. Two rotary layers of SSD do not in 3,000 steps at the rates
-#   of section 7; at a third of that rate and the smallest size, one run of three is at 0.93 after
-#   6,000.
-# - A needle is found on short texts by all four systems, in some runs. At four times the trained
-#   length attention alone guesses, and models with states find the needle near the question
-#   longest. A slower rotation with sharper queries, without training, brings much of it back in
-#   LlaMa and Jamba; in Cheems it brings back early needles and loses late ones.
+# - A state of width $n$ returns $n$ pairs exactly under orthogonal keys, and $u$ pairs with a
+#   squared error of $(u - 1)/n$ under random ones. Keys chosen before the values leave at least
+#   $1-n/u$.
+# - Set by hand, two layers of attention recall, or one state layer with a convolution.
+# - Trained at $d = 64$ and $T = 64$, a state below attention recalls within 600 steps, SSD with a
+#   convolution within 400, two layers of attention within 800. At this untuned rate, two rotary
+#   layers do not within 2,000.
+# - At four times the trained length attention alone guesses; both remedies bring back about half of
+#   the digits.
 # - Three seeds show large differences only. Not seen is not refuted.
 #
 # ## Exercises
 
 # %% [markdown]
-# **1 · easy.** A model that has learned which ids are values, and nothing else, names some value at
-# random, one of all in the vocabulary; a better one names a value of this row; a third knows which
-# of them were the right answers so far, and names one of the others. Which share of the answers
-# does each get right, for `n_pairs` pairs and `n_values` values in all? (Each key is asked once.)
+# **1 · easy.** Picture three models. The first knows which ids are values and nothing else, and
+# names one of all values at random. The second names a value of this row. The third learns after
+# each query which value was right, and names one of the row's others. Which share of the answers
+# does each get right, for `n_pairs` pairs and `n_values` values in all? (Each key appears once as a
+# query.)
 
 
 # %% tags=["exercise"]
@@ -1489,7 +1424,7 @@ print("three lines to beat with 16 pairs:", *(f"{share:.3f}" for share in mine))
 # %% [markdown]
 # **2 · easy.** How many pairs does a state of width $n$ hold, if the mean squared error may be at
 # most `error` of the value's own square? Give both answers of section 2: with random keys, and the
-# most that any keys allow (for an error below 1).
+# most that any keys chosen before the values allow (for an error below 1).
 
 
 # %% tags=["exercise"]
@@ -1508,10 +1443,10 @@ for n, error in ((64, 0.25), (128, 0.5), (64, 0.4), (64, 0.9), (100, 0.1)):
     print(f"n = {n:3}, error {error}: {at_random} with random keys, {bound} at most")
 
 # %% [markdown]
-# **3 · medium.** In another task the value stands two places after its key: key, fill, value. Set
+# **3 · medium.** In another task the value comes two places after its key: key, fill, value. Set
 # a model by hand that recalls there, and in general with the value `gap` places after its key.
-# (Of what section 3 made, nearly all can stay. At the first places of a row there is no token `gap`
-# places back; the check asks for keys further on.)
+# (Nearly everything from section 3 can stay. The first places of a row have no token `gap` places
+# back; the check uses keys further on.)
 
 
 # %% tags=["exercise"]
@@ -1535,8 +1470,8 @@ for gap in (1, 2, 3):
 
 # %% [markdown]
 # **4 · medium.** Some keys come several times in this exercise, and the *last* value counts. A sum
-# of writes (8.1) returns all of them; the delta rule (chapter 02) replaces. Write the scores of a
-# recall by `delta_rule`, for keys and values that are given as vectors, pair by pair.
+# of writes (8.1) returns all of them; the delta rule (chapter 02) replaces. Use `delta_rule` to
+# recall, for keys and values that are given as vectors, pair by pair.
 
 
 # %% tags=["exercise"]
@@ -1569,8 +1504,8 @@ check(
 # **5 · hard.** Intervals decide what section 7 may call a difference. Seeds are few, and Student's
 # $t$ assumes that the differences are normally distributed. Write a test for paired differences
 # without that assumption: if the two systems were alike, every difference might as well have had
-# the other sign. The share of all choices of signs whose mean is at least as far from 0 as the one
-# observed is the *p-value*. Which is the smallest that three, and that five seeds can give?
+# the other sign. The share of all choices of signs whose mean is at least as far from 0 as the
+# observed one is the *p-value*. What is the smallest p-value that three seeds can give, and five?
 
 
 # %% tags=["exercise"]

@@ -1,22 +1,19 @@
 # %% [markdown]
 # # 09 · Ablations
 #
-# **One part of a model is exchanged, all else stays, and the loss moves in the third digit. Was it
-# the part?** When you are through you can
+# Swap one part of a small model, match everything else you can, and the loss moves in the third
+# digit. When may you blame the part? By the end you will be able to
 #
-# - say which difference so many seeds can show, and what an interval that holds zero excludes;
-# - compare models so that text, order and number of parameters are the same and the learning rate
-#   is each one's own;
-# - read a table of losses with its intervals, and say of a claim whether it is seen, reversed, not
-#   seen, or cannot be told;
-# - read a text with blanks, and say what a layer that cannot look ahead makes of them.
+# - say how small a difference a number of seeds can detect;
+# - run a fair ablation;
+# - judge a claim by a table of losses with intervals.
 #
 # Assumes: chapters 07 and 08.
 #
 # Sources: *Wonderful Matrices* (WM) §4 and Tables 1, 2 and 4; *Cheems* (Ch) §4, App. B.2, Table 1
 # and Figure 6; *OTCE* §4.1 to 4.4 and Tables 1 to 3, 5 and 6; Du et al. (2022), *GLM: General
-# Language Model Pretraining with Autoregressive Blank Infilling*. The code that this notebook uses
-# is `cheems_ref/compare.py` and `cheems_ref/tasks.py`.
+# Language Model Pretraining with Autoregressive Blank Infilling*. Code: `cheems_ref/compare.py`,
+# `cheems_ref/tasks.py`.
 #
 # How to read ✓ and ✗: chapter 00.
 
@@ -63,22 +60,19 @@ print("PyTorch version", torch.__version__.partition("+")[0])
 # %% [markdown]
 # ## Why this matters
 #
-# The papers' evidence for the parts of the architecture are tables of perplexities, one number per
-# row, of which none says from how many runs. Many of the differences are small. Before such a table
-# can be repeated in small, one has to know how large a difference chance alone makes.
+# The papers' tables have one perplexity per row, with no word on how many runs are behind it. How
+# much can chance alone do?
 
 # %% [markdown]
 # ## 1 · How much is chance
 #
-# The loss of a trained model depends on the numbers that its weights start from and on the pieces
-# of text that it happens to see, both drawn by a *seed*. Suppose that the losses of many seeds are
-# normally distributed. From $n$ of them one knows the mean only up to an interval,
+# A *seed* draws a model's initial weights and the text it sees, and the loss depends on both.
+# Suppose that losses are normally distributed. Then $n$ runs pin down the mean only to within
 #
 # $$\bar x \pm t_{n-1}\,\frac{s}{\sqrt n}, \tag{9.1}$$
 #
-# with $s$ the standard deviation of the $n$ numbers and $t_{n-1}$ Student's factor. With a true
-# standard deviation the factor would be 1.96; $s$, from few numbers, is itself uncertain, and often
-# too small. How often does the interval hold the true mean?
+# where $s$ is the standard deviation of the $n$ numbers and $t_{n-1}$ is Student's factor. With the
+# true deviation it would be 1.96. How often does the interval contain the true mean?
 
 
 # %%
@@ -94,14 +88,13 @@ for n in (2, 3, 5, 8, 30):
     assert abs(student - 0.95) < 0.006 and normal < student
 
 # %% [markdown]
-# Student's intervals keep their word with each of these numbers; with three seeds and 1.96 nearly
-# one in five does not hold the mean. (`T95` lists the factors: `T95[0]` is for two numbers.)
+# For normal numbers Student's intervals keep their promise at every $n$. With three seeds and 1.96,
+# nearly one in five misses the mean. (`T95[0]` is for two numbers.)
 #
-# To compare two models, both are trained with the same seeds, and $x$ is the *difference* of their
-# losses, seed by seed. If the seeds do not move both alike, its deviation is $\sqrt 2$ times that
-# of one model; if they do, it is smaller. Which difference can then be shown? If the true one is as
-# large as the half width of (9.1) with its own deviation, about every second table shows it. In
-# units of that deviation:
+# To compare two models, we train both with the same seeds and let $x$ be the *difference* of their
+# losses, seed by seed. Its deviation is $\sqrt 2$ times one model's for independent runs, and
+# smaller if a seed moves both models alike. About every second table detects a difference as large
+# as the half width of (9.1). Here it is, in units of the true deviation:
 
 
 # %%
@@ -119,19 +112,17 @@ for n, often in ((3, 3.3), (5, 1.7), (8, 1.2), (16, 0.75)):
     assert 0.5 < shown < 0.65 and 0.77 < mostly < 0.83
 
 # %% [markdown]
-# With three seeds it takes a difference of more than three deviations to be shown four times in
-# five; with eight, of 1.2. So a table of few seeds can say *seen*, and *reversed* where the
-# interval lies on the other side of zero. Where it holds zero it can say *not seen*, and how large
-# a difference it excludes: what lies beyond the interval's ends. Where that leaves room for what a
-# paper claims, the claim *cannot be told* from the table.
+# With three seeds you detect 3.3 deviations four times in five, with eight 1.2. So a table can say
+# *seen*, or *reversed* for an interval on the other side of zero. It says *not seen* if the
+# interval contains zero, or if a correction for several comparisons (section 4) removes the
+# difference. If the interval contains zero and the paper's claim, the claim *cannot be told*.
 
 # %% [markdown]
 # ## 2 · What has to be equal
 #
-# The models that are compared on text have a million parameters each and are trained by 300 updates
-# (section 3), mostly 200 (sections 4 to 9), each on four windows of 512 bytes of Python's manual
-# and standard library. They are patterns of state layers (S), attention (A), attention with an
-# inner function (I), MLPs (M) and, from section 7 on, experts, with the letters of chapter 07.
+# Our models have a million parameters. They train for 300 updates in section 3, later mostly 200,
+# each on four windows of 512 bytes from Python's manual and standard library. So all results are
+# about the start of training. The patterns use chapter 07's letters.
 
 # %% tags=["setup"]
 SIZES = dict(d_model=128, n_heads=4, d_state=64, n_values=16, k_values=2)
@@ -158,8 +149,8 @@ INNER = {
 }
 
 # %% [markdown]
-# **Parameters.** What a part takes away or adds is made up for by the width of the MLPs, of which
-# the number of parameters is a linear function (`fit_d_ff` takes two points of that line):
+# **Parameters.** We change the width `d_ff` of MLPs and experts until the parameter counts match.
+# The count is linear in the width, so `fit_d_ff` needs only two points:
 
 
 # %%
@@ -181,8 +172,8 @@ print(f"bytes of training: {TRAINING.steps * TRAINING.batch_size * TRAINING.seq_
 
 
 # %% [markdown]
-# **Compute** is then not equal. The multiplications and additions of one pass over 512 tokens, of
-# attention those that the causal mask allows:
+# **Compute** then differs. We count the operations of one pass over 512 tokens, and in attention
+# only what the causal mask allows:
 
 
 # %%
@@ -201,13 +192,11 @@ print(*(f"{name} {share:.3f}" for name, share in times.items()), sep=", ")
 assert times["retrieved"] < 1.001 and 1.01 < times["SSD"] < 1.03
 
 # %% [markdown]
-# The SSD inside attention takes two percent more per token for the same number of parameters. A
-# table that compares at equal parameters has to say so; one at equal compute would have other
-# models in it.
+# With SSD inside attention, a token costs two percent more at equal parameters. A table should say
+# so.
 #
-# **Text and order.** All rows read the same windows in the same order. Each run draws them from a
-# generator of its own, with the same seed. Three tiny models, two seeds, ten updates, and the state
-# of the generator after each:
+# **Text and order.** All rows read the same windows in the same order. We train three tiny models
+# with two seeds for ten updates and compare the generator's state after each:
 
 # %%
 tiny = dict(d_model=32, n_heads=2, d_state=16, target=40_000)
@@ -236,7 +225,7 @@ assert not torch.equal(states["linear", 0, 10], states["linear", 1, 10])
 print("three models, two seeds: the same windows for all, other windows for another seed")
 
 # %% [markdown]
-# So it does not matter what was trained before. In the opposite order of rows:
+# The order of the rows doesn't matter either:
 
 # %%
 again, _ = watched(dict(reversed(rows.items())))
@@ -245,8 +234,7 @@ check("the losses, in the opposite order of rows", *nats, tol=1e-6)
 assert len(found) == 6
 
 # %% [markdown]
-# If all runs drew from one generator, the second model would read other windows than the first, and
-# a lucky draw would count for the model:
+# If all runs drew from one generator, the second model would read other windows:
 
 # %%
 one_for_all = seeded(0)
@@ -254,14 +242,9 @@ first, second = (random_windows(manual, brief, one_for_all).double() for _ in ra
 _ = must_differ("one generator for all", second, first)
 
 # %% [markdown]
-# (The same seed gives the same windows, but not the same weights: those of another pattern have
-# other shapes.)
-#
-# **The learning rate** is each row's own. Chapter 08 saw a state layer fail at a rate that suits
-# attention; and a comparison at one rate is one at the rate that somebody chose for one of them.
-# Here every row is tried at three rates with seed 0. The best of them is taken for the seeds that
-# count, and seed 0 does not count: the best of several runs was also lucky. By how much, if the
-# rate made no difference at all and the runs were independent?
+# **The learning rate** is tuned per row, since chapter 08 saw a state layer fail at a rate that
+# suits attention. We try three rates with seed 0, keep the best, and discard seed 0. How lucky is
+# the best of three equal, independent runs?
 
 # %%
 x = torch.randn(1_000_000, 3, generator=seeded(7))
@@ -270,9 +253,8 @@ print(f"the best of three equal runs: {-luck:.3f} standard deviations below the 
 assert abs(luck + 3 / (2 * math.sqrt(math.pi))) < 0.002
 
 # %% [markdown]
-# (The three runs share the seed, so the luck may be another than that.) What stays open: the rate
-# is chosen on the held-out text that is reported, and an interval over seeds says nothing of
-# another text.
+# We tune on the held-out text that we report, and an interval over seeds says nothing about another
+# text.
 
 
 # %%
@@ -285,7 +267,8 @@ def one_run(name, config, rate, seed, training, ids, at_start=None):
 
 
 # %% [markdown]
-# What the record keeps of a comparison, and how it is read:
+# `print_difference` prints "a difference" whenever a single interval excludes zero, without
+# correcting for several comparisons. That line alone isn't a finding.
 
 
 # %%
@@ -316,19 +299,15 @@ def print_difference(losses, row, baseline):
 # %% [markdown]
 # ## 3 · Three inner functions
 #
-# **Question.** Ch compares ordinary attention with attention whose values are computed by an inner
-# function:
+# **Question.** Does it help to compute attention's values with an inner function? Ch says so of
+# Figure 6, the fine-tuning of 1.3 billion parameters:
 #
 # > "[…] with almost the same model parameter, the loss curve of Inner Function Attn is reduced by
 # > more than 40% compared to the loss curve of Attention." — Ch, App. B.2
 #
-# (Figure 6, of 1.3 billion parameters, in fine-tuning.)
+# **Prediction.** Little, because the layers around attention may do the inner function's job.
 #
-# **What the chapters lead one to expect.** Chapter 05 found tasks that an inner function makes
-# easier in one layer. Here three state layers and four MLPs stand around the one layer of
-# attention, which may do as well what the inner function would. So: little.
-#
-# **What was run.** Three rows, six seeds (`python book/records.py 09_inner`):
+# **Runs.** Three rows, six seeds (`python book/records.py 09_inner`).
 
 # %%
 print("held-out nats at three rates (seed 0)")
@@ -349,8 +328,8 @@ print(f"the intervals end {far:.3f} from zero, {far / 2.03:.0%} of the loss, at 
 assert far < 0.1
 
 # %% [markdown]
-# The rate moves the loss by more than 0.05; the inner function by less than six seeds can show.
-# And the windows that runs of one seed share, do they make the comparison sharper?
+# The learning rate moves the loss by more than 0.05, the inner function by less than six seeds can
+# detect. Does sharing seeds help?
 
 # %%
 spread = [statistics.stdev(nats.values()) for nats in losses.values()]
@@ -364,8 +343,8 @@ print("of the differences to linear, seed by seed:", *(f"{s:.3f}" for s in paire
 assert max(spread) < 0.05 and max(paired_spread) < math.sqrt(2) * statistics.fmean(spread)
 
 # %% [markdown]
-# Somewhat, it seems: unrelated runs would have differences of $\sqrt 2$ times the deviation of the
-# losses, and these have less. Six seeds do not settle it.
+# Perhaps a little. Unrelated runs would give $\sqrt 2$ times the deviation of the losses. Six seeds
+# don't settle it.
 
 
 # %% tags=["figure"]
@@ -413,9 +392,9 @@ print("each of", *sorted(best_of), "is the best with some seed; signs differ bet
 # %% [markdown]
 # ## 4 · Where positions come from
 #
-# **Question.** A state layer can learn of positions from a convolution before it (with a skip $D$),
-# from its decay $a_t$ alone, or from rotation; attention from rotation, or from its causal mask
-# alone. Perplexities of WM's Table 1 (texts of 8,192 tokens; IFA is our I):
+# **Question.** Should state layers take positions from a convolution (with a skip $D$), from their
+# decay $a_t$ alone, or from rotation? WM's Table 1 gives these perplexities on texts of 8,192
+# tokens (IFA is our I, DM the mask):
 #
 # | | conv + D | decay $a_t$ | RoPE |
 # |---|---|---|---|
@@ -425,20 +404,17 @@ print("each of", *sorted(best_of), "is the best with some seed; signs differ bet
 # | SSD + IFA | 8.43 | 8.49 | 8.12 |
 # | SSD + IFA + DM | 8.36 | 8.42 | 7.96 |
 #
-# And of OTCE's Table 3, with rotation nowhere 2.51, in attention 2.49, in the state layers 2.26, in
-# both 2.10. (It reads as if state layers that rotate kept their convolution.)
+# OTCE's Table 3 has 2.51 with rotation nowhere, 2.49 in attention, 2.26 in the state layers and
+# 2.10 in both.
 #
-# **What the chapters lead one to expect.** The decay alone tells near from far and nothing more
-# (chapter 04), so it comes last. The convolution hands each token the three before it, and most of
-# what a byte of text depends on is near; with it chapter 07's models learned recall more surely
-# than with rotation. So in windows of 512 bytes and few updates: the convolution first, against
-# WM's table. Attention that is told no positions stands behind layers that know them, so not much
-# is lost. And attention alone has to learn from its rotated scores where the last bytes stand: last
-# of all.
+# **Prediction.** Against WM's table we bet on the convolution, because most of what predicts a byte
+# is close by. The decay only tells near from far (chapter 04), so it should trail rotation. A model
+# of attention alone should finish last. Behind state layers, attention should hardly need
+# positions.
 #
-# **What was run.** Fifteen rows, 200 updates, three seeds (`python book/records.py 09_position`).
-# The inner function is the retrieved one. The mask is a learned gate per head and position, since
-# that of the paper's listing never learns (chapter 05).
+# **Runs.** Fifteen rows, 200 updates, three seeds (`python book/records.py 09_position`). The inner
+# function is the retrieved one. The mask is a learned gate per head and position, because the mask
+# of the paper's listing never learns (chapter 05).
 
 
 # %% tags=["setup"]
@@ -460,8 +436,8 @@ def position_rows():
 
 
 # %% [markdown]
-# Attention that is told no positions sees every token at position 0, where nothing is turned. With
-# one layer the last output then does not depend on the order of the tokens before it:
+# With position 0 for every token, nothing rotates. In a one-layer model the last output then
+# ignores the order of the earlier tokens:
 
 
 # %%
@@ -488,8 +464,9 @@ assert min(times.values()) > 0.85 and max(times.values()) == times["A"]
 print_table("09_position")
 
 # %% [markdown]
-# The sources against one another, module by module, and averaged over the four modules, seed by
-# seed:
+# Each further comparison is a chance of a false alarm, so we use Holm's rule (exercise 4). Among
+# $m$ differences the smallest p-value must be at most $0.05/m$, the next at most $0.05/(m-1)$, and
+# so on up to the first failure. The rule *calls* the differences that pass.
 
 # %%
 MODULES = ("S", "S + A", "S + I", "S + I + mask")
@@ -540,18 +517,17 @@ assert {row for row, rate in best.items() if rate != 3e-3} == {"S + A, rope"}
 assert abs(1 - 0.95**9 - 1 / 3) < 0.05
 
 # %% [markdown]
-# **The convolution is first, the decay second to last, attention alone last**, as expected.
-# Rotation is behind the convolution in all four modules and before the decay in all four. Of the
-# eight differences none would pass Holm's rule (exercise 4); the two averages, which were the
-# question, just do. That is not the order of WM's Table 1, where rotation is first in all rows.
+# **On average the convolution comes first, then rotation, then the decay**, and attention alone
+# comes last, as predicted. WM's Table 1 has rotation first. Holm's rule just calls the two
+# averages, but none of the eight differences per module.
 #
-# **Attention that is told no positions**: no difference shown. And what is put beside S, attention,
-# an inner function, a mask: of nine differences one interval is without zero, S + I against S + A
-# with rotation. Were all nine nothing, about one table in three would show one; and S + A with
-# rotation is the one row at another rate, 0.01, which seed 0 preferred by little.
+# **Attention without positions**: no difference shown. Among the nine steps that add attention, an
+# inner function or a mask, one interval excludes zero, S + I against S + A with rotation. By chance
+# alone one such table in three would show one. Also, S + A with rotation is the only row at rate
+# 0.01, chosen from a single run, which weakens the comparison of sources as well.
 #
-# Are 200 updates too few for rotation? Two of the rows once more, with three times as many
-# (`python book/records.py 09_longer`, all at the rate 0.003, so that seed 0 counts):
+# Are 200 updates too few for rotation? We train two rows three times as long, both at rate 0.003
+# (`python book/records.py 09_longer`):
 
 
 # %%
@@ -575,7 +551,7 @@ for step in (200, 400, 600):
     assert min(at["S + A, rope"].values()) > max(at["S + A, conv"].values())
 
 # %% [markdown]
-# The gap does not close in these.
+# The gap doesn't close within 600 updates.
 
 
 # %% tags=["figure"]
@@ -620,25 +596,22 @@ plotting.save(
 # %% [markdown]
 # ## 5 · Attention before the output
 #
-# **Question.** OTCE's first two tables compare Jamba's order of layers with one in which the last
-# state layer is attention: perplexity 2.53 against 2.51 in pre-training, 1.98 against 1.69 after
-# fine-tuning. The paper's explanation:
+# **Question.** OTCE replaces the last state layer of Jamba's order by attention. Perplexity falls
+# from 2.53 to 2.51 in pre-training, and from 1.98 to 1.69 after fine-tuning. The paper blames
 #
 # > "[…] the ability of attention to directly route the knowledge of each answer to a single answer
 # > token being attenuated by the subsequent three SSM layers, resulting in a bias in knowledge
 # > routing." — OTCE §4.2
 #
-# But the second model also has two layers of attention where the first has one. A third row has
-# two as well, with state layers behind them; its first attention also stands earlier. So a fourth,
-# with that one alone, is asked to recall.
+# But OTCE's order also has two layers of attention instead of one. Our third row has two with state
+# layers behind them. A fourth keeps only the earlier one, for recall.
 #
-# **What the chapters lead one to expect.** On text: nothing that can be shown. On the recall task
-# of chapter 07: state before attention is what counted there, and a state layer behind attention
-# was no obstacle with a convolution. So all three should learn it.
+# **Prediction.** No detectable difference on text, and all learn chapter 07's recall, where state
+# behind attention did no harm.
 #
-# **What was run.** Sixteen layers as printed, with convolutions as in the paper, a million
-# parameters, 200 updates, six seeds; and chapter 07's recall, 400 updates at its rate, six seeds
-# (`python book/records.py 09_orders`).
+# **Runs.** Sixteen layers as printed, with convolutions, a million parameters, 200 updates, six
+# seeds. Recall uses chapter 07's sizes and rate, without matching parameters, and 400 updates with
+# six seeds (`python book/records.py 09_orders`).
 
 # %% tags=["setup"]
 ORDERS = {
@@ -662,12 +635,8 @@ print("deviations:", *(f"{row} {s:.3f}" for row, s in spread.items()), sep="  ")
 assert 1.8 < spread["OTCE"] / spread["Jamba"] < spread["two, not last"] / spread["Jamba"] < 2.6
 
 # %% [markdown]
-# **On text no difference is shown**, and the intervals have ample room for the paper's, of 0.008.
-# The two orders with more attention scatter about twice as much. Their rate is the largest that was
-# tried, chosen by little in one run each. Whether the scatter comes from that or from the second
-# attention, these rows cannot tell.
-#
-# And the recall task of chapter 07, with all sixteen layers:
+# **On text no difference is shown**, with ample room for the paper's 0.008. The two orders with
+# more attention scatter about twice as much, at rate 0.01. Next comes recall:
 
 # %%
 ELIMINATION = 0.39  # without any recall (chapter 07)
@@ -695,11 +664,10 @@ assert [past[row, 400] for row in RECALLING] == [0, 0, 5, 2]
 assert past["Jamba", 1200] == 1 and past["OTCE", 1200] == 2
 
 # %% [markdown]
-# The expectation was wrong. In 400 updates neither Jamba's order nor OTCE's gets past elimination
-# in any of six runs; three times as many bring one run of three there in Jamba's and two in OTCE's,
-# one of them just. With the first attention two places earlier two of six runs get there, and with
-# a second layer of it five. How often would chance alone divide the runs so unevenly (Fisher's
-# exact test, for two orders of six runs that are alike)?
+# We were wrong. In 400 updates neither Jamba's order nor OTCE's gets past elimination, which needs
+# no recall. After 1,200, one run of three does in Jamba's order and two in OTCE's. With earlier
+# attention two of six runs get there in 400, and with a second layer of it, five. Fisher's exact
+# test says how often chance would divide equal runs so unevenly:
 
 # %%
 for row, other in (("two, not last", "OTCE"), ("one, early", "Jamba")):
@@ -709,9 +677,9 @@ for row, other in (("two, not last", "OTCE"), ("one, early", "Jamba")):
     assert (chance < 0.05) == (row == "two, not last")
 
 # %% [markdown]
-# Of the two orders with two layers of attention, the one that ends in states learns recall sooner:
-# shown. It may be the earlier attention that does it; the pair with one layer does not show it.
-# **Attention at the end** is not seen to help here.
+# With two layers of attention, the order that ends in states learned recall sooner. Its 0.015
+# passes Holm's rule for the two pairs tested here, but not for all six pairs of four orders.
+# **Attention at the end** isn't seen to help.
 
 
 # %% tags=["figure"]
@@ -743,15 +711,14 @@ print("the figure: signs differ; Jamba and OTCE stay under 0.25 in 400 updates")
 # %% [markdown]
 # ## 6 · Filling in blanks
 #
-# Left to right is not how OTCE's models were trained (nor, it seems, those of Ch, which names GLM
-# as "architecture backbone"):
+# Left to right is not how OTCE's models were trained, nor perhaps Ch's, which names GLM as
+# "architecture backbone". OTCE uses
 #
 # > "[…] MASK spans in the training text sequence, with autoregressive filling as the training
 # > target, requiring the model to predict the masked token." — OTCE §4.1
 #
-# We take this for the objective of GLM, which the paper cites there. Spans are cut out of a text
-# and a mask put in place of each (part A). Behind the text stand the spans, in an order drawn at
-# random (part B), and each is written from left to right.
+# We take this to be GLM's objective. Masks replace spans of a text (part A), and the spans follow
+# in random order (part B).
 
 # %% tags=["setup"]
 MASK, START, END = 256, 257, 258
@@ -782,9 +749,9 @@ print("place within the blank:", *blanks.block_position_ids[part_b].tolist())
 assert (blanks.input_ids == MASK).sum() == (blanks.input_ids == START).sum() == 3
 
 # %% [markdown]
-# Two kinds of positions tell where a token of part B belongs: the place of its blank in part A,
-# counted from 0, and its place within the blank, counted from 1. With the lengths of all spans the
-# first says where it stood in the text, for a blank hides as many places as its span has, less one:
+# A token of part B has two positions: the place of its blank in part A, counted from 0, and its
+# place within the blank, counted from 1. With all lengths we can recover where a byte was in the
+# text, because a blank hides one place fewer than its span has:
 
 
 # %%
@@ -810,8 +777,7 @@ print("20 texts of 400 bytes: 60 to 74 bytes cut out, each asked for once, and f
 # %% [markdown]
 # ### Who sees whom
 #
-# Part A is given, so it may be seen both ways; part B sees all of part A and what stands before it
-# in part B. For the sentence above:
+# Every token sees all of part A. A token of part B also sees the earlier part of B:
 
 # %% tags=["figure"]
 blanks = cut_out(sentence, seeded(5))
@@ -833,9 +799,7 @@ assert own.sum() == (l - a) * (l - a + 1) // 2
 print(f"part A, {a} tokens: seen by all, sees nothing of part B, which has {l - a}")
 
 # %% [markdown]
-# Attention takes such a mask. The state layers of this course take none, and read from left to
-# right; a layer that read part A backwards as well would be another one. (A layer of attention
-# reads in its method `_read`, which is exchanged here; the package has no argument for a mask.)
+# Attention can take such a mask if we replace its method `_read`. Our state layers can't.
 
 
 # %%
@@ -868,8 +832,7 @@ class Reader(torch.nn.Module):
 
 
 # %% [markdown]
-# Three untrained models of four layers, and a token exchanged: the last of part A, then the last of
-# part B. Which outputs move?
+# In three untrained models, which outputs move if we change the last token of part A, or of part B?
 
 
 # %%
@@ -901,9 +864,8 @@ for name, pattern in READERS.items():
         assert in_a == (a - 1 if way == "two-way" and name != "SSD" else 0)
 
 # %% [markdown]
-# What is asked for must not leak: no token of part B may move an output before it. In all three
-# models, with the mask, at every place of part B; and then with one column opened to everyone, that
-# of the last token but one:
+# No token of part B may change an output before it, or the answers leak. We check every place, then
+# open one column of the mask to everyone:
 
 
 # %%
@@ -922,14 +884,11 @@ print("the mask: no place of part B leaks, in any of the three")
 print("one column opened: that place leaks, and all before it through it, where a mask is taken")
 
 # %% [markdown]
-# **What does it mean that S does not look ahead?** Less than it seems. Part B stands behind all
-# of part A. So whoever writes a span has read what follows the blank, in every model, with or
-# without the mask: in the SSD too the end of part A moves all of part B. What a one-way model lacks
-# is that the tokens *of part A* know what follows them; and a state, unlike attention, has to have
-# kept what stands around the blank until part B comes to ask for it.
+# **Does it hurt that S can't look ahead?** Less than you'd think, because part B comes after all of
+# part A. But a state must remember that text, while attention can look it up.
 #
-# And of attention that looks both ways part B learns only if a later layer carries it there. In
-# "SMAM", where none mixes tokens behind it, the mask changes nothing for whoever writes:
+# Two-way attention helps part B only if a later layer carries the result there. In "SMAM" no later
+# layer mixes tokens:
 
 
 # %%
@@ -946,19 +905,14 @@ _ = must_differ("AMSM: part B, two-way", two_way, one_way)
 # %% [markdown]
 # ### Trained with blanks
 #
-# **Question.** What do the two cost, in nats? And is a byte in a blank, with the text after it
-# given, easier to tell than the same byte read in order?
+# **Question.** Is a byte in a blank, with the text after it given, easier to predict than the same
+# byte in order?
 #
-# **What the chapters lead one to expect.** To whoever has learned to use it, what follows must
-# help. But the budget is small, and reading in order one learns from every byte of a text, with
-# blanks from a sixth of it. So here: in order first. Two ways against one: attention of part A
-# among itself can tell a token what follows it, but whoever writes a span sees all of part A
-# anyway. So: little.
+# **Prediction.** Not here: the budget is small, and with blanks a model learns from only a sixth of
+# the bytes. Two-way attention should add little, because part B sees part A anyway.
 #
-# **What was run.** Three patterns read in order, with blanks one-way, and where there is attention
-# two-way; S + A is SMAMSMAM here, with layers behind its first attention, and S rotates. 200
-# updates on the same windows, three seeds (`python book/records.py 09_reading`). All are asked for
-# the same bytes of held-out texts: those that are cut out.
+# **Runs.** Three patterns, 200 updates, three seeds (`python book/records.py 09_reading`). S + A is
+# SMAMSMAM, and S rotates. We score all rows on the held-out bytes that we cut out.
 
 # %% tags=["setup"]
 OBJECTIVES = {
@@ -1031,7 +985,7 @@ def nats_cut_out(reader, objective, held_out, n_texts=256, length=513):
 
 
 # %% [markdown]
-# Ten updates of small windows: everyone is asked for the same bytes, and a second run is the first.
+# First a rehearsal of ten updates:
 
 # %%
 small = TrainConfig(steps=10, batch_size=4, seq_len=64, learning_rate=3e-3)
@@ -1061,13 +1015,14 @@ for name in ("S + A", "A"):
     assert print_difference(losses, f"{name}, two-way", f"{name}, one-way").holds_zero
 
 # %% [markdown]
-# **In order first**, with every pattern, by 0.4 to 0.8 nats per byte. **Two ways against one**: in
-# S + A no difference shown, and none above 0.1; in A it cannot be told, by an interval of ±0.5 (and
-# two rates).
+# **In order comes first** with every pattern, by 0.4 to 0.8 nats per byte. Part of that is built
+# in: with blanks there are fewer targets, and predicting the ends of blanks costs 0.24 nats per
+# byte, by the law below. Subtract it, and for A one-way the interval contains zero. **Two-way
+# against one-way** shows no difference in S + A. In A the interval of ±0.5, between two rates,
+# leaves it open.
 #
-# With blanks, is attention worth more than in order? A state must have kept what stands around a
-# blank, attention can look. What the hybrid is ahead with blanks, less what it is ahead in order,
-# seed by seed:
+# Is attention worth more with blanks? We subtract the hybrid's lead in order from its lead with
+# blanks:
 
 # %%
 for objective in OBJECTIVES["S"]:
@@ -1083,13 +1038,13 @@ print(f"the one less the other: {mean:+.3f} ± {half:.3f}, a difference")
 assert -mean > half
 
 # %% [markdown]
-# Yes, by 0.18 nats. (Why, the losses do not say.)
+# It looks that way, by 0.18 nats, but Holm's rule calls none of this cell's three differences: not
+# seen.
 #
-# A byte in a blank is not asked for as one in order is. Beside the byte its reader has to say that
-# the blank goes on, since END may stand at every place but the first. Lengths of blanks are those
-# numbers of Poisson's law, of mean 3, that are not 0. So who knows this law and nothing else pays,
-# at place $k$, $-\log \big(P(\text{length} \ge k) / P(\text{length} \ge k-1)\big)$ for it. Place by
-# place:
+# With blanks a model must also say that a blank goes on, except at the first place. The lengths
+# follow Poisson's law with mean 3, without the zeros. A model that knows only this law pays
+# $-\log \big(P(\text{length} \ge k) / P(\text{length} \ge k-1)\big)$ at place $k$. We compare,
+# place by place:
 
 
 # %%
@@ -1123,14 +1078,11 @@ for name, objectives in OBJECTIVES.items():
         assert nats[0] > found[f"{name}, in order"][0] + 0.2 and 3.4 < nats[5] < 3.9
 
 # %% [markdown]
-# In order the place does not matter, as it should. With blanks later bytes cost more, and the law
-# of the lengths alone would make the sixth cost 0.8 more than the first. At the first place, where
-# nobody asks for END, in order is ahead as well.
+# In order, the place hardly matters. With blanks the sixth byte costs more than the first, and the
+# law explains up to 0.8 nats of that. In S one-way the first byte costs more than the next three.
 #
-# Filling in is far from learned. How often each byte occurs in Python's manual gives 3.25 nats,
-# and with the law of the lengths 3.5 per byte; these readers, who have whole texts before them, are
-# at 2.9 to 3.3. What the text behind a blank is worth to who has learned to use it, they cannot
-# tell.
+# None of these models has learned much about filling in. They pay 2.9 to 3.3 nats per byte, and
+# byte frequencies plus the law would give 3.5.
 
 # %%
 counts = torch.bincount(manual.long()).double()
@@ -1161,29 +1113,24 @@ plotting.save(
 # %% [markdown]
 # ## 7 · MLP or experts
 #
-# **Question.** What happens when MLPs are replaced by experts, the number of parameters being the
-# same? WM's Table 2 has six patterns, with CDMoE (our E):
+# **Question.** What happens if we replace MLPs by experts at equal parameters? In WM's Table 2,
+# with CDMoE (our E), perplexity falls from 8.18 without E to 7.49 with E in every second layer:
 #
 # > "[…] as the proportion of CDMoE in the entire model increases, the perplexity of the model on
 # > the pre-training subset gradually decreases." — WM §4.1
 #
-# from 8.18 without to 7.49 where every second layer is one. OTCE's Table 5 has seventeen, with
-# ordinary MoE (our R), from 4.86 without to 4.54 where every second layer is one, the worst 4.92,
-# the best 4.48:
+# In OTCE's Table 5, with ordinary MoE (our R), it falls from 4.86 to 4.54:
 #
 # > "In most cases, the perplexity of different combinations decreases with the increase of the MOE
 # > ratio […]" — OTCE §4.4
 #
-# **What the chapters lead one to expect.** A layer of experts has parameters that a token does not
-# use. So at the same total it computes less with each token, and each expert learns only from the
-# tokens that come to it. What it has to offer, knowledge for rare cases, takes more text to learn
-# than these runs read. So here: the more experts, the higher the loss.
+# **Prediction.** Each expert learns only from the tokens that reach it, so in a short training more
+# experts should mean higher loss.
 #
-# **What was run.** The patterns as printed, for OTCE's tables with R where they have E. WM's with a
-# million parameters, 200 updates, three seeds (`python book/records.py 09_experts`). OTCE's
-# seventeen in a smaller budget, 0.4 million parameters and 100 updates, all at the rate 0.003
-# (`python book/records.py 09_routed`); their M is a DGLU here, as in OTCE, since each of the
-# experts is one (chapter 06).
+# **Runs.** All with three seeds. WM's six patterns get a million parameters and 200 updates
+# (`python book/records.py 09_experts`). OTCE's seventeen, with R for their E, get 0.4 million, 100
+# updates and rate 0.003 (`python book/records.py 09_routed`). Their M is a DGLU, as each expert is
+# (chapter 06).
 
 # %% tags=["setup"]
 EXPERTS = {
@@ -1223,7 +1170,7 @@ ROUTED = {
 }
 
 # %% [markdown]
-# The first table:
+# First come WM's six patterns:
 
 # %%
 times = compute(EXPERTS)
@@ -1238,10 +1185,8 @@ assert ps[0] > 0.05 / 5 and sum(not one.holds_zero for one in apart.values()) ==
 
 
 # %% [markdown]
-# The means go against the expectation: all five rows with CDMoE lie below the one without. But all
-# five are compared with the same three runs, and none passes Holm's rule. And the whole table: how
-# much does the loss move from no expert to experts behind every mixer, by the straight line that
-# fits its rows best, seed by seed?
+# The means contradict us: all five rows with CDMoE are below the row without. But Holm's rule calls
+# none. For the whole table we fit a line to each seed, from no experts to experts everywhere:
 
 
 # %%
@@ -1265,7 +1210,7 @@ print(f"from no experts to experts everywhere: {mean:+.3f} ± {half:.3f} nats pe
 assert -mean < half
 
 # %% [markdown]
-# No difference shown. And OTCE's seventeen rows:
+# No difference shown. Now OTCE's seventeen rows:
 
 # %%
 times = compute(ROUTED)
@@ -1277,8 +1222,7 @@ print(f"from no experts to experts everywhere: {mean:+.3f} ± {half:.3f} nats pe
 assert mean < half
 
 # %% [markdown]
-# Seventeen rows have a best and a worst one, even if all are alike. How often would chance alone
-# spread their means as far? In each seed the rows are dealt out anew:
+# How often would chance spread the rows' means as far? We shuffle the rows within each seed:
 
 
 # %%
@@ -1298,9 +1242,7 @@ print(f"by chance as large {share:.2f} of the time")
 assert share > 0.8
 
 # %% [markdown]
-# Here the sign is the expected one, and **nothing is shown**: where the rows are dealt out anew,
-# their means lie as far apart nine times in ten. With 0.4 million parameters, 100 updates, three
-# seeds and one rate for all, the seventeen rows cannot be told apart.
+# The sign is as predicted, but **nothing is shown**: shuffled rows spread as far nine times in ten.
 
 
 # %% tags=["figure"]
@@ -1335,17 +1277,15 @@ plotting.save(
 # ## 8 · What experts share
 #
 # **Question.** Chapter 06 built layers of experts that share nothing, a whole expert, a matrix, a
-# first layer, or all but one neuron. OTCE's Table 6 gives three of them the same number of
-# parameters: perplexity 1.99 with a shared expert, 1.93 cohesive, 1.88 expansive.
+# first layer, or all but one neuron. At equal parameters OTCE's Table 6 has perplexity 1.99 with a
+# shared expert, 1.93 cohesive, 1.88 expansive.
 #
-# **What the chapters lead one to expect.** As in section 7: what is used by every token learns
-# most from a short training. So a layer does the better here, the larger the part of it that all
-# tokens use. And of the routed kinds: those with a shared part leave less for every expert to
-# learn by itself, so their experts have less in common (chapter 06, section 3).
+# **Prediction.** Shared parts learn from every token, so more sharing should be better, and experts
+# beside a shared part should have less in common (chapter 06, section 3).
 #
-# **What was run.** Each kind in two of four layers, a million parameters, 200 updates, three seeds
-# (`python book/records.py 09_shared`). When the first results were there, a row was added in which
-# those two layers are DGLUs that all tokens use, since a routed expert is a DGLU as well.
+# **Runs.** Each kind fills two of four layers, with a million parameters, 200 updates and three
+# seeds (`python book/records.py 09_shared`). After the first results we added plain DGLUs, since
+# routed experts are DGLUs.
 
 # %% tags=["setup"]
 SHARED = {
@@ -1415,15 +1355,15 @@ assert ps[0][1] == "CDMoE" and ps[0][0] < 0.05 / 8 and ps[1][0] > 0.05 / 7
 assert losses["MLP"] == losses_of("09_position")["S + A, rope"] and ps[1][1] == "MLP"
 
 # %% [markdown]
-# **It need not be the routing.** All means lie below the MLP's, and without the added row one would
-# have said that experts help. But DGLUs in the place of those experts are 0.111 ± 0.047 below it as
-# well, which Holm's rule does not call either. And the MLP's runs are those of section 4's S + A
-# with rotation, at the rate that seed 0 preferred by little. Beside DGLUs three of the routed kinds
-# lie lower by 0.04 to 0.06, the others higher. Of the eight differences Holm's rule calls one:
-# CDMoE behind DGLUs (its experts are single neurons, and no DGLUs). That a layer does the better,
-# the more of it all tokens use, is not seen: MoE, which shares nothing, is not behind.
+# **It need not be the routing.** Without the added row we'd have said that experts help. But plain
+# DGLUs are also 0.111 ± 0.047 below the MLP. Holm's rule doesn't call that, and the MLP ran at rate
+# 0.01.
 #
-# What the routed experts have in common, of the same 2,048 tokens of held-out text:
+# Against DGLUs, three routed kinds are 0.04 to 0.06 better and the rest are worse. Holm's rule
+# calls one of the eight differences, CDMoE behind DGLUs, but its interval of ±0.008 may be narrow
+# by luck. More sharing isn't seen to help.
+#
+# How much do the experts' answers to 2,048 held-out tokens have in common?
 
 
 # %%
@@ -1444,8 +1384,7 @@ assert all(one.mean < 0 for one in less) and min(map(p_value, less)) > 0.05 / 3
 assert all(0.25 < share < 0.4 for by_seed in shares.values() for share in by_seed.values())
 
 # %% [markdown]
-# Little more than unrelated experts would, and with a shared part somewhat less than without, as
-# expected in sign; of the three differences Holm's rule calls none.
+# Little more than unrelated experts, which would give 0.25. Holm's rule calls no difference.
 
 
 # %% tags=["figure"]
@@ -1473,19 +1412,18 @@ plotting.save(
 # %% [markdown]
 # ## 9 · Whole systems
 #
-# **Question.** WM's Table 4 compares LlaMa, Mamba-2, Jamba and Cheems by their answers to seven
-# tests, on average 43.99, 43.07, 44.31 and 45.22 with 320 million parameters. Ch's Table 1 has
-# perplexities: Jamba 2.53, OTCE 2.10, Cheems 2.12 with 280 million, 2.12, 1.88 and 1.45 with 1.3
-# billion. Here everything differs at once.
+# **Question.** Which system is best if everything differs at once? In WM's Table 4 LlaMa, Mamba-2,
+# Jamba and Cheems average 43.99, 43.07, 44.31 and 45.22 on seven tests. Ch's Table 1 gives Jamba,
+# OTCE and Cheems perplexities of 2.53, 2.10 and 2.12 at 280 million parameters, and 2.12, 1.88 and
+# 1.45 at 1.3 billion.
 #
-# **What the chapters lead one to expect.** The sections before this one: the convolution ahead of
-# rotation, experts behind MLPs, and retrieved ones furthest, in short trainings. So Mamba-2 and
-# Jamba first, which have convolutions, then OTCE; Cheems after them, and LlaMa, which has nothing
-# that knows the neighbours from the start, last.
+# **Prediction.** Convolution beats rotation, and retrieved experts trail. So Mamba-2 and Jamba
+# lead, then OTCE, then Cheems. LlaMa has nothing that sees its neighbours from the start and comes
+# last.
 #
-# **What was run.** Sixteen layers each, a million parameters, 200 updates, three seeds
-# (`python book/records.py 09_systems`). In WM's table all but Cheems have a mixture with a shared
-# expert after every mixer. OTCE's attention stands where its Tables 1 and 5 have it.
+# **Runs.** Sixteen layers, a million parameters, 200 updates, three seeds
+# (`python book/records.py 09_systems`). LlaMa, Mamba-2 and Jamba have a mixture with a shared
+# expert after every mixer.
 
 # %% tags=["setup"]
 SYSTEMS = {
@@ -1514,11 +1452,10 @@ called = {row for row, one in apart.items() if p_value(one) <= ps[2]}
 assert called == {"LlaMa", "Cheems", "behind Cheems"}
 
 # %% [markdown]
-# **The means stand in the expected order**: Mamba-2 and Jamba, between which no difference is
-# shown, then OTCE, Cheems, and LlaMa by half a nat. Holm's rule calls three of the five
-# differences: Cheems and LlaMa behind Jamba, and LlaMa behind Cheems. That Cheems is 0.137 ± 0.017
-# behind Jamba need not be its experts or its attention: on average over section 4's modules
-# rotation is 0.124 ± 0.086 behind the convolution.
+# **The means come in the predicted order**, with no difference shown between Mamba-2 and Jamba.
+# Holm's rule calls three of five differences: Cheems and LlaMa behind Jamba, and LlaMa behind
+# Cheems. Cheems' 0.137 ± 0.017 may come from position: in section 4 rotation averages 0.124 ± 0.086
+# behind the convolution.
 
 
 # %% tags=["figure"]
@@ -1545,78 +1482,73 @@ assert abs(mean - apart["Cheems"].mean) < 0.02
 # %% [markdown]
 # ## 10 · Claimed and seen
 #
-# All of it with a million parameters (OTCE's Table 5: 0.4 million), windows of 512 bytes and 0.2 to
-# 1.2 million bytes of training. The papers' models have hundreds of times as many parameters and
-# more, and texts of 8,192 tokens; a token is several bytes, so of differences the signs can be
-# compared, not the sizes.
+# Our models have a million parameters (0.4 million for OTCE's Table 5), windows of 512 bytes and
+# 0.2 to 1.2 million bytes of training. The papers' are hundreds of times as large, with texts of
+# 8,192 tokens. So every verdict is about the start of training at small scale. Our losses are per
+# byte and theirs per token of several bytes. Where an interval contains zero and a claim, it also
+# contains a quarter of the claim.
 #
 # > "[…] whether using the SSD algorithm alone, the QCAttn algorithm, or a combination of the two,
 # > RoPE has the best perplexity performance on long sequences." — WM §4.1, of Table 1
 #
-# - Against the convolution: **reversed**, on short texts. Rotation is 0.12 ± 0.09 nats per byte
-#   behind it, averaged over four modules; in the table it is 0.03 to 0.05 per token ahead.
-# - Against the decay alone: **seen**, barely: 0.030 ± 0.026 ahead on average, in no single module.
-#   In the table it is 0.03 to 0.06 ahead. (Ch's Table 2 has the same rows, lower by 6.00.)
+# - Against the convolution: **reversed** on short texts, open on long ones. Rotation is 0.12 ± 0.09
+#   nats per byte behind on average, in the table 0.03 to 0.05 per token ahead.
+# - Against the decay alone: **seen**, barely, on short texts. Rotation is 0.030 ± 0.026 ahead on
+#   average, in the table 0.03 to 0.06. (Ch's Table 2 has the same rows, lower by 6.00.)
 #
 # > "[…] there is little difference in perplexity performance between not using RoPE and only using
 # > Attention RoPE." — OTCE §4.3, of Table 3
 #
-# - **Cannot be told** with convolutions: no difference shown, and -0.013 ± 0.037 has room for the
-#   table's 0.008. Where state layers rotate, the table has attention's rotation 0.073 ahead. **Not
-#   seen**: without it the loss is lower by 0.041 ± 0.050 (at another rate), which excludes 0.073
-#   per token if a token is 4 bytes.
+# - With convolutions: **cannot be told**. Our −0.013 ± 0.037 has room for the table's 0.008.
+# - With rotating state layers: **not seen**. Without attention's rotation our loss is 0.041 ± 0.050
+#   lower (at another rate), which excludes the table's lead of 0.073, even per 4 bytes.
 #
 # > "[…] when only using SSM RoPE, the perplexity decreases by nearly 10% compared to not using
 # > RoPE." — OTCE §4.3
 #
-# - **Not run**, if it means rotation beside the convolution. In place of it, in both cases with
-#   attention that is told no positions, the loss is 0.120 ± 0.102 higher.
+# - **Not run**, if it means rotation beside the convolution. In its place, with attention without
+#   positions, rotation makes the loss 0.120 ± 0.102 higher.
 #
 # WM's Table 1 has perplexity 8.18 for SSD with QCAttn, 8.12 with inner-function attention and 7.96
 # with the mask as well, all with rotary positions.
 #
-# - **Cannot be told.** Those are differences of 0.007 and 0.020 nats per token. Section 3's
-#   interval holds both zero and 0.007, that of the mask in section 4 zero and 0.020; and the one
-#   interval there without zero is one of nine, between two rates.
+# - **Cannot be told.** Our intervals contain zero and the table's 0.007 and 0.020 nats per token.
 #
 # > "[…] the difference in perplexity between Jamba and OTCE in the pre-training stage is negligible
 # > […]" — OTCE §4.2
 #
-# - **Cannot be told**: no difference shown, by an interval of ±0.12. What the paper has after
-#   fine-tuning (1.98 against 1.69) was not run. On recall, where the paper sees the reason,
-#   attention at the end was **not seen** to help.
+# - **Cannot be told**, with an interval of ±0.12. We ran no fine-tuning. On recall, the paper's
+#   reason, attention at the end was **not seen** to help.
 #
-# WM's Table 2 goes from 8.18 without CDMoE to 7.49 where every second layer is one:
+# WM's Table 2 goes from 8.18 without CDMoE to 7.49 with CDMoE in every second layer:
 #
-# - **Cannot be told.** By the line through the six rows CDMoE everywhere is 0.037 ± 0.058 nats per
-#   byte below CDMoE nowhere; from the table's first row to its last it is 0.088 per token.
+# - **Cannot be told.** By our line CDMoE everywhere lowers the loss by 0.037 ± 0.058 nats per byte,
+#   in the table by 0.088 per token.
 #
 # > "In most cases, the perplexity of different combinations decreases with the increase of the MOE
 # > ratio […]" — OTCE §4.4, of Table 5
 #
-# - **Cannot be told**: by the line through the seventeen rows 0.022 ± 0.049 nats per byte are
-#   added, at one rate for all; by the same line through the table's rows it has 0.089 per token
-#   less, which is inside the interval if a token is 4 bytes. The means spread as far by chance nine
-#   times in ten.
+# - **Cannot be told**, if a token is 4 bytes. Our line rises by 0.022 ± 0.049 nats per byte, at one
+#   rate for all. The table's falls by 0.089 per token, and only a quarter of that is inside the
+#   interval.
 #
 # OTCE's Table 6 has perplexity 1.99 with a shared expert, 1.93 cohesive, 1.88 expansive:
 #
 # - Cohesive: **cannot be told**, 0.010 ± 0.072 above the shared expert, in the table 0.031 below.
-#   Expansive: **not seen**, 0.083 ± 0.074 above, in the table 0.057 below; of the two differences
-#   Holm's rule calls none.
+# - Expansive: **not seen**, 0.083 ± 0.074 above, in the table 0.057 below. Holm's rule calls
+#   neither.
 #
 # Ch's Table 1 has perplexity 2.53 for Jamba, 2.10 for OTCE and 2.12 for Cheems:
 #
-# - OTCE: **not seen**; here it is 0.103 ± 0.091 behind Jamba, which Holm's rule does not call among
-#   section 9's five. Cheems: **reversed**, 0.137 ± 0.017 behind. Position may be much of it: Jamba
-#   has a convolution, the others rotate, and section 4 has such a gap on average.
+# - OTCE: **not seen**, 0.103 ± 0.091 behind Jamba, which Holm's rule doesn't call.
+# - Cheems: **reversed** at this scale, 0.137 ± 0.017 behind. Much of it may be position
+#   (section 9).
 #
 # > "[…] the loss curve of Inner Function Attn is reduced by more than 40% compared to the loss
 # > curve of Attention." — Ch, App. B.2, of Figure 6
 #
-# - **Not seen.** Neither inner function moves the held-out loss by as much as six seeds can show,
-#   and the intervals leave room for a few percent, not for forty. But Figure 6 shows the loss on
-#   the texts of a fine-tuning, of 1.3 billion parameters, and this is another experiment.
+# - **Not seen.** Our intervals rule out a reduction by more than 0.031 nats, or 1.5 %. But
+#   fine-tuning 1.3 billion parameters is another experiment.
 
 # %%
 TABLE_1 = {"S": (8.56, 8.62, 8.33), "S + A": (8.48, 8.56, 8.18)}  # conv + D, a_t, RoPE
@@ -1671,31 +1603,24 @@ assert apart.mean > apart.half_width
 # %% [markdown]
 # ## Summary
 #
-# - Student's intervals keep their word from two seeds on. With three it takes a difference of more
-#   than three deviations to be shown four times in five.
-# - Equal windows, equal parameters, and to each row its own rate (but for OTCE's seventeen), chosen
-#   with a seed that does not count. Compute is then not equal, and is reported.
-# - "Seen" needs an interval without zero and, of several differences, that Holm's rule calls it.
-#   With zero in it, what lies beyond its ends is excluded; where a claim lies inside, it cannot be
-#   told.
-# - Three inner functions in a small hybrid: no difference shown by six seeds.
-# - Sources of position, with short texts and trainings: the convolution first, the decay last;
-#   rotation is not first, as it is in WM's Table 1.
-# - Experts in place of MLPs: no difference shown in the patterns of WM's and OTCE's tables. Of nine
-#   kinds of layers the MLP has the highest mean, and DGLUs, which routed experts are made of, a
-#   lower one without any routing. Experts should be compared with what they are made of.
-# - Whole systems: the two with convolutions have the lowest means; attention with experts alone is
-#   last.
-# - Attention before the output: no difference shown on text; on recall the order that has its two
-#   layers of attention earlier learns sooner.
-# - In a text with blanks part B stands behind all of part A, so that a state, too, has read what
-#   follows a blank before it writes. At equal updates reading in order is far ahead of filling in.
+# - For normal losses Student's intervals are right from two seeds on. Three seeds detect 3.3
+#   deviations four times in five.
+# - Match windows and parameters, tune each row's rate on a seed that you discard, and report
+#   compute.
+# - "Seen" needs an interval without zero, and Holm's rule if there are several.
+# - Three inner functions show no difference over six seeds.
+# - Early in training on short texts the convolution leads on average, then rotation, then the
+#   decay.
+# - Experts for MLPs show no difference in the patterns of WM and OTCE. Compare experts with the
+#   layer they are made of.
+# - Systems with convolutions have the lowest means. Attention before the output shows no benefit.
+# - Even a one-way model reads the text behind a blank before it fills it.
 #
 # ## Exercises
 
 # %% [markdown]
-# **1 · easy.** Two models were trained with the same seeds. Write the mean of the differences
-# (losses less baseline) and the half width of (9.1), with `T95`.
+# **1 · easy.** You have trained two models with the same seeds. Return the mean of the differences
+# (losses minus baseline) and the half width of (9.1), with `T95`.
 
 
 # %% tags=["exercise"]
@@ -1719,9 +1644,9 @@ assert abs(mean + 0.02) < 1e-6 and abs(half - 0.013) < 0.0005, f"got {mean:.3f} 
 print("the last four pairs: -0.020 ± 0.013, a difference although the losses range over 0.24")
 
 # %% [markdown]
-# **2 · easy.** How many seeds will it take? Return the smallest $n$ from 2 to 31 for which the half
-# width of (9.1) is no more than `apart`, if differences between paired runs have the standard
-# deviation `deviation`; None if 31 are not enough.
+# **2 · easy.** How many seeds do you need? Differences between paired runs have the standard
+# deviation `deviation`. Return the smallest $n$ from 2 to 31 that makes the half width of (9.1) no
+# more than `apart`, or None if 31 are not enough.
 
 
 # %% tags=["exercise"]
@@ -1746,9 +1671,9 @@ print("the half width is at most two deviations with 4 seeds, one with 7, a half
 
 # %% [markdown]
 # **3 · medium.** A table reports the best of $k$ runs for one model and a single run for another.
-# Both are the same model, and losses are normal with the standard deviation 1. How far apart do the
-# two numbers lie on average, and how often is the best of $k$ the lower one? (By thought,
-# or by at least 100,000 draws: 0.02 is near enough.)
+# Both are the same model, and losses are normal with standard deviation 1. How far apart are the
+# two numbers on average, and how often is the best of $k$ the lower one? (Derive it, or simulate
+# with at least 100,000 draws; ±0.02 will do.)
 
 
 # %% tags=["exercise"]
@@ -1769,11 +1694,10 @@ for k, mean in ((1, 0), (2, -0.5642), (3, -0.8463), (5, -1.163), (10, -1.5388), 
 print("the best of three beats the same model in three comparisons of four")
 
 # %% [markdown]
-# **4 · medium.** In a table of seventeen rows that are all alike the best row will look good. Given
-# the p-values of $m$ comparisons, *Holm's* rule says which may be called differences so that,
-# however many are real, the chance of calling even one that is not is at most `level`. Go through
-# them from the smallest on, compare the $i$-th (from 0) with level/(m − i), and stop at the first
-# that is larger.
+# **4 · medium.** In a table of seventeen equal rows the best one will look good. Given the p-values
+# of $m$ comparisons, *Holm's* rule says which you may call differences. However many are real, the
+# chance of calling even one that isn't is at most `level`. Go through the p-values from the
+# smallest on, compare the $i$-th (from 0) with level/(m − i), and stop at the first that is larger.
 
 
 # %% tags=["exercise"]
@@ -1810,11 +1734,11 @@ print(f"and to Holm's rule {any_called:.2f}")
 assert 0.55 < naive < 0.61
 
 # %% [markdown]
-# **5 · hard.** Put a filled text together again: from a `Blanks` and the tokens that a model wrote
-# for part B (given here as the right ones or others), return the text without blanks. Every mask of
-# part A is replaced by its span, whose order in part B is not that of the masks. A model decides
-# itself where a span ends, by writing END: what it wrote may be shorter or longer than what was cut
-# out, but its spans come in the order of part B.
+# **5 · hard.** Put a filled text together again. You get a `Blanks` and the tokens that a model
+# wrote for part B (here the right ones or others). Return the text without blanks. Replace every
+# mask of part A by its span. The spans of part B come in another order than the masks. A model
+# decides where a span ends by writing END, so a span may be shorter or longer than the one we cut
+# out, but the spans come in the order of part B.
 
 
 # %% tags=["exercise"]
@@ -1855,9 +1779,9 @@ print("20 texts of 300 bytes: whole again, and what was written stands where it 
 # %% [markdown]
 # ## Further reading
 #
-# - Du et al. (2022), *GLM*: the objective, with the mask of section 6 and two kinds of positions.
+# - Du et al. (2022), *GLM*: the objective of section 6.
 # - Holm (1979), *A Simple Sequentially Rejective Multiple Test Procedure*: the rule of exercise 4.
 # - Dodge et al. (2020), *Fine-Tuning Pretrained Language Models: Weight Initializations, Data
-#   Orders, and Early Stopping*: what a seed does.
+#   Orders, and Early Stopping*: how much a seed changes.
 # - Melis, Dyer and Blunsom (2018), *On the State of the Art of Evaluation in Neural Language
-#   Models*: what is left of differences when every model has been tuned.
+#   Models*: which differences survive tuning.

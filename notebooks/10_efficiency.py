@@ -1,22 +1,18 @@
 # %% [markdown]
 # # 10 · Where time and memory go
 #
-# **Two models have the same number of parameters, and one reads twice as many tokens per second.
-# What does the other do meanwhile?** When you are through you can
+# Two models of the same size can read text at very different speeds. We count what each operator
+# computes and moves, and see how much of the time that explains. You will be able to
 #
-# - take a pass apart into its operators, and say of each what it computes and what it moves;
-# - predict from three numbers of a machine how long a pass takes, and say how far that is off;
-# - say where a state layer overtakes attention, and what the length of its chunks has to do with
-#   it;
-# - say what grows with the text: time, memory, and the time of one more token;
-# - read a kernel of three programs line by line, and name what each loads, keeps and writes.
+# - take a pass apart into operators;
+# - predict its time, and say how far off that is;
+# - follow an SSD kernel tile by tile.
 #
 # Assumes: chapter 07, and the interval (9.1) of chapter 09.
 #
-# Sources: *Wonderful Matrices* (WM) §4.2 and Figure 6; *Cheems* (Ch) §4.2, App. B.2 and Figure 5;
-# Williams, Waterman and Patterson (2009), *Roofline*. The code that this notebook uses is
-# `cheems_ref/roofline.py`, `budget.py` and `triton_ssd.py`; the records are written by
-# `tests/bench/bench_efficiency.py`.
+# Sources: *Wonderful Matrices* (WM) §4.2, Figure 6; *Cheems* (Ch) §4.2, App. B.2, Figure 5;
+# Williams, Waterman and Patterson (2009), *Roofline*. Code: `cheems_ref/roofline.py`, `budget.py`,
+# `triton_ssd.py`; records: `tests/bench/bench_efficiency.py`.
 #
 # How to read ✓ and ✗: chapter 00.
 
@@ -133,17 +129,14 @@ def make_chunks(length, device="cpu"):
 # %% [markdown]
 # ## Why this matters
 #
-# WM's Figure 6 and Ch's Figure 5 draw how many tokens per second an architecture reads, against
-# the length of the text. The curves cross, and Ch says at which length. Why there, and where they
-# would cross on another machine or in another size, a curve does not say. Three numbers of the
-# machine and a count of what a pass does say a part of it. How large a part is asked here.
+# When the papers draw speed against text length, the curves cross, but a curve doesn't tell you
+# why.
 #
 # ## 1 · What a pass is made of
 #
-# To torch a layer is a list of *operators*: a product of matrices, a sum, an exponential. Each
-# reads its tensors from memory, computes, and writes a new tensor. (A *view*, another shape for the
-# same memory, reads and writes nothing.) One can write along while a layer runs. SSD in chunks, on
-# 512 tokens:
+# To torch, a layer is a list of *operators*: a matrix product, a sum, an exponential. Each reads
+# tensors from memory, computes, and writes a new one. (A *view* moves nothing.) Let's record SSD in
+# chunks, on 512 tokens, counting only the operations of products:
 
 # %%
 with Recorder() as recorder:
@@ -156,8 +149,8 @@ products = [one for one in called if one.flops]
 assert [one.name for one in products] == ["bmm"] * 4
 
 # %% [markdown]
-# Four are products of matrices: two of step 1 of chapter 03, one of step 2, one of step 4. All
-# others make decays, masks, sums and copies, have no products, and move most of the bytes:
+# Four operators are products: two from step 1 of chapter 03, one each from steps 2 and 4. The
+# others make decays, masks, sums and copies:
 
 # %%
 operations, moved = sum(one.flops for one in called), sum(one.moved for one in called)
@@ -167,11 +160,8 @@ print(f"{operations / 1e6:.1f} million operations; {moved / 1e6:.1f} MB,"
 assert in_products < 0.4 * moved
 
 # %% [markdown]
-# Nothing has to be computed to write along: it is enough to know the shapes. `pass_operators` runs
-# each layer of a model on tensors that have shapes and no contents, so that a model of any size can
-# be taken apart on a laptop. `count_flops` adds up the products of the forward pass, rows of
-# experts' tables included. The backward pass takes two more for each (and torch's fused attention
-# computes its scores once more, half of its products):
+# Counting takes only shapes, so any model fits on a laptop. The backward pass adds two products for
+# each, and torch's fused attention recomputes its scores:
 
 # %%
 for name in SYSTEMS:
@@ -187,18 +177,17 @@ for name in SYSTEMS:
 # %% [markdown]
 # ## 2 · What a machine can do
 #
-# Two rates describe a machine here: operations of a large product of matrices per second,
-# $R_\text{op}$, and bytes that memory hands out and takes in per second, $R_\text{byte}$. An
-# operator of $\phi$ operations and $\mu$ bytes is put down with the larger of two times, since it
-# can compute while it moves, and with $t_0$ for being called. A pass is one operator after another:
+# Two rates describe our machine: $R_\text{op}$, operations per second in a large matrix product,
+# and $R_\text{byte}$, bytes read and written per second. An operator of $\phi$ operations and $\mu$
+# bytes costs $t_0$ for the call, plus the longer of its two times, because computing and moving
+# overlap:
 #
 # $$T \;\approx\;
 #   \sum_i \Big( t_0 + \max\big(\phi_i / R_\text{op},\; \mu_i / R_\text{byte}\big) \Big).
 # \tag{10.1}$$
 #
-# The larger of the two times is the *roofline* (Williams and others). The machine of this chapter's
-# record is one core of a server, in float32 (`python tests/bench/bench_efficiency.py --json FILE`).
-# The three numbers, each measured:
+# The larger time is the *roofline* (Williams and others). We measured the three numbers on one core
+# of a server, in float32:
 
 # %% tags=["setup"]
 PRODUCTS, SUMS = dict(MEASURED["rates"]["products"]), dict(MEASURED["rates"]["sums"])
@@ -218,11 +207,9 @@ print(f"as many operations as bytes take as long: {ridge:.1f} operations per byt
 assert 5 < ridge < 8
 
 # %% [markdown]
-# An operator with fewer operations per byte than that, its *intensity*, waits for memory. A sum of
-# two tensors has no products at all; a product of $m \times m$ matrices has $m / 6$, for it reads
-# and writes $3 m^2$ numbers of four bytes and computes $2 m^3$. The rate of bytes is not one
-# number: sums that move 48 KiB to 1.5 MiB are faster (in smaller ones $t_0$ counts), those that
-# move about a hundred MiB slower.
+# An operator's *intensity* is its operations per byte. Below 6.4, it waits for memory. A product of
+# $m \times m$ matrices has $m / 6$: $2 m^3$ operations, $3 m^2$ numbers of four bytes. But memory
+# has more than one speed, and for about a hundred MiB it is far below the rate we take:
 
 # %%
 rates = {size: size / seconds / 1e9 for size, seconds in SUMS.items()}
@@ -263,7 +250,7 @@ def draw_roofline(ax, points):
 
 
 # %% [markdown]
-# What the layers of this course do on this machine, on 2,048 tokens of 128 channels, forward:
+# Here is what the course's layers reach on 2,048 tokens of 128 channels, forward:
 
 
 # %%
@@ -298,8 +285,7 @@ plotting.save(
 )
 
 # %% [markdown]
-# The points lie below the roof, each by a factor of its own. How many times as long as by (10.1)
-# each took:
+# All points lie below the roof. How many times as long as (10.1) did each layer take?
 
 # %%
 for name, factor in slower.items():
@@ -311,26 +297,25 @@ assert slower["MLP"] > 1.15 and max(slower[name] for name in below[:-3]) < 2.15
 assert 13e-6 > median(MEASURED["forms"]["2048"]["SSD, one by one"]) / 14_340 > 6e-6
 
 # %% [markdown]
-# Three stand out: SSD all at once, retrieved experts, and SSD one by one; the other six took 1.2 to
-# 2.1 times as long. SSD one by one calls 14,340 operators, and each took about ten times as long as
-# the smallest sum; views, which are not in the list, have to be called as well. Of the other two
-# the count does not say why.
+# Six layers took 1.2 to 2.1 times as long. SSD one by one calls 14,340 operators, each about ten
+# times as long as the smallest sum. SSD all at once fills matrices of 64 MiB, where section 2's
+# sums ran at a quarter of our rate. That may explain a factor of four. We can't explain retrieved
+# experts.
 
 # %% [markdown]
 # ## 3 · The length of a chunk
 #
-# Chapter 03 left open how long a chunk should be: any length gives the same numbers. With $h$ heads
-# of $p$ channels, $n$ states, $g$ groups of $B$ and $C$, and chunks of $q$ tokens ($l_c$ in chapter
-# 03), one token costs
+# Any chunk length gives the same output, so which one is fastest? With $h$ heads of $p$ channels,
+# $n$ states, $g$ groups of $B$ and $C$, and chunks of $q$ tokens ($l_c$ in chapter 03), one token
+# costs
 #
 # $$\phi(q) = 2\,\big(q\,(g n + h p) + 2\,h p n\big) \text{ operations}, \qquad
 #   \mu(q) \approx \frac{\mu_\text{states}}{q} + \mu_0 + \mu_\text{pairs}\,q \text{ bytes}.
 # \tag{10.2}$$
 #
-# The longer the chunk, the larger the matrices of all its pairs, of which a token pays for $q$; the
-# shorter, the more states are written and read, of which a token pays for one in $q$. The bytes are
-# least where both are equal, at $q = \sqrt{\mu_\text{states} / \mu_\text{pairs}}$. Three counts
-# give the three coefficients; the others check them:
+# Each token pays for $q$ pairs and for $1/q$ of a state. Memory traffic is smallest where the first
+# and third terms are equal, at $q = \sqrt{\mu_\text{states} / \mu_\text{pairs}}$. Three counts fix
+# the coefficients, and the others check them:
 
 # %%
 lengths = (8, 16, 32, 64, 128, 256, 512)
@@ -349,7 +334,8 @@ print(f"{pairs / 4 / 4:.1f} for each pair and head; the bytes are least at q = {
 assert 30 < least_at < 36
 
 # %% [markdown]
-# Predicted and measured, on 4,096 tokens, in milliseconds:
+# Every number of a state is moved seven times, every pair thirteen times per head. Against the
+# clock, in milliseconds, on 4,096 tokens:
 
 # %%
 measured = {
@@ -394,7 +380,7 @@ plotting.save(
 )
 
 # %% [markdown]
-# Predicted is 32; measured are 32 and 64, between which five turns show no difference:
+# (10.1) predicts 32. In five runs 32 and 64 are indistinguishable:
 
 # %%
 for kind, seconds in MEASURED["chunks"]["seconds"].items():
@@ -405,18 +391,18 @@ for kind, seconds in MEASURED["chunks"]["seconds"].items():
     assert 2.8 < min(off[256], off[512]) < max(off[256], off[512]) < 4.4 and off[128] < 2
 
 # %% [markdown]
-# At 256 and 512 tokens the count is off by three to four times; why, it does not say.
+# At 256 and 512 tokens (10.1) is off by a factor of three to four. At 512 a tensor of pairs has 32
+# MiB, where section 2's sums became slow. That's a likely reason, but at 256 the tensor is too
+# small.
 #
-# $\mu_\text{states}$ grows with $h\,n\,p$, the numbers of a state; $\mu_\text{pairs}$ with $h$, one
-# matrix of pairs for each head. So the length of least bytes grows about as $\sqrt{n\,p}$: with the
-# papers' $n = 128$ and $p = 64$ it would be about twice as long. They take 256 tokens (WM Table 7).
-# But they use kernels to which $\mu_\text{pairs}$ is small: mamba-ssm's store the products of $C$
-# and $B$ once for all heads of a group, and no decays (chapter 03, section 10); those of section 8
-# store no pairs at all.
+# The best $q$ for memory grows roughly as $\sqrt{n\,p}$, since $\mu_\text{states}$ grows with
+# $h\,n\,p$ and $\mu_\text{pairs}$ with $h$. The papers' kernels move fewer pairs, and take 256
+# tokens (WM Table 7).
 #
 # ## 4 · Whole systems
 #
-# Five systems of the papers, of two million parameters each, on texts of 256 to 16,384 tokens:
+# We time five systems of the papers, cut down to two million parameters each, on texts of 256 to
+# 16,384 tokens:
 
 # %%
 for name in SYSTEMS:
@@ -426,10 +412,8 @@ for name in SYSTEMS:
     assert abs(total / TWO_MILLION - 1) < 0.01
 
 # %% [markdown]
-# (In the papers these have 320 million and 1.3 billion. LlaMa, Mamba-2 and Jamba have a mixture
-# with a shared expert after each mixer, as in WM's comparison.) For each length: the seconds of a
-# forward pass, *evaluation*, and of one with its backward pass, *training*, by (10.1) and as
-# measured, five turns of all:
+# As in WM, LlaMa, Mamba-2 and Jamba have a mixture with a shared expert after each mixer.
+# *Evaluation* is a forward pass, *training* adds the backward pass. We take five turns:
 
 # %% tags=["setup"]
 LENGTHS = [2**i for i in range(8, 15)]
@@ -491,11 +475,8 @@ assert min(drift) > 1.165 and 1.25 < slowed < 1.275
 assert RECORD["machine"]["load before"] > 1
 
 # %% [markdown]
-# The passes take from 15 milliseconds to 18 seconds, and all of them 1.5 to 2.5 times as long as by
-# (10.1). Why about twice as long, the sum does not say. In training the factor is largest at 256
-# tokens; from 1,024 on LlaMa's falls to 1.5, and Mamba-2's stays near 1.9. So what lies close
-# together the count need not order rightly. How often does it? Of the pairs of systems, at each
-# length:
+# All passes take 1.5 to 2.5 times as long as (10.1) says, and it can't tell us why. How many pairs
+# of systems does it order correctly?
 
 # %%
 right, sure, right_of_sure = 0, 0, 0
@@ -512,7 +493,8 @@ print(f"on which all turns agree, {right_of_sure} of {sure}")
 assert right > 0.9 * 140 and right_of_sure > 0.94 * sure
 
 # %% [markdown]
-# Drawn with one factor for all, the median:
+# Some pairs are easy: from 2,048 tokens on LlaMa is always the slowest. In the figure, dashed lines
+# are (10.1) times 1.89, the median factor:
 
 
 # %% tags=["figure"]
@@ -542,10 +524,9 @@ plotting.save(
 )
 
 # %% [markdown]
-# (The machine was not idle when the record began. In other parts of the record the same passes took
-# 1.17 to 1.27 times as long, those over 256 tokens all five about alike: ratios of their medians
-# move by at most 4 percent. A verdict nearer to 1 than that is not safe, whatever its interval
-# says.)
+# The machine was busy when the record began. In later parts the same passes took 1.17 to 1.27 times
+# as long, so the factor of two is rough. Ratios between systems moved by up to 4 percent (training,
+# 256 tokens), and we don't trust a ratio closer to 1.
 
 # %%
 for kind in BY_COUNT:
@@ -559,9 +540,8 @@ print("the figure: LlaMa is the fastest at 256 tokens, and the slowest from 2,04
 # %% [markdown]
 # ### Where they cross
 #
-# From which length on does a system read more tokens per second than LlaMa? Between two measured
-# lengths the logarithm of the ratio is taken for a straight line. Five turns give five lengths, and
-# chapter 09's interval:
+# From which length on does a system read more tokens per second than LlaMa? We interpolate the
+# logarithm of the ratio in each of five turns:
 
 
 # %%
@@ -591,8 +571,8 @@ for kind in BY_COUNT:
         assert 1 / 1.41 < predicted_at / mean < 1.41 and 400 < mean < 1300
 
 # %% [markdown]
-# The count puts the lengths within a factor of 1.41 of the measured means. Does Cheems overtake
-# Jamba and OTCE, as in Ch's Figure 5? Jamba's time over Cheems', at every length:
+# The predictions are within a factor of 1.41 of the means. Does Cheems also overtake Jamba, as in
+# Ch's Figure 5? Here Cheems is faster where the ratio is above 1:
 
 
 # %%
@@ -617,9 +597,8 @@ for length in (4096, 8192, 16_384):
     assert mean - half < 1 < mean + half
 
 # %% [markdown]
-# In training Jamba is ahead by the turns at 1,024 tokens and from 4,096 on, though by little more
-# than the record drifts, and nowhere seen behind; in evaluation from 4,096 on the turns do not
-# tell. And OTCE, which has two layers of attention in eight?
+# In training Jamba leads by more than the drift only at 8,192 and 16,384 tokens, and barely. In
+# evaluation, from 4,096 on, five runs cannot separate them. What about OTCE?
 
 # %%
 for kind in BY_COUNT:
@@ -631,15 +610,14 @@ for kind in BY_COUNT:
     assert mean - half > 3500 and (mean - half < predicted_at) == (kind == "training")
 
 # %% [markdown]
-# From about 5,700 and 10,000 tokens on. In evaluation that is later than by the count; in training
-# the interval has room for the count.
+# Cheems overtakes OTCE. The prediction is within the interval in training, and too early by a
+# factor of 1.9 in evaluation.
 #
 # ## 5 · One token more
 #
-# To write, a model takes one token at a time, and hardly computes. What a step moves grows with the
-# keys and values alone. A cache is a value here, so a step reads them, writes them anew, one token
-# longer, and attention reads them: three times their bytes, and a few for positions. Counted in a
-# step of a real model:
+# A model writes one token at a time, and what a step moves grows with its keys and values alone.
+# Our cache is immutable: a step reads them, writes a longer copy, and attention reads the copy.
+# That is three times their bytes, and a few for positions:
 
 
 # %%
@@ -686,10 +664,9 @@ for name in SYSTEMS:
     assert (abs(slope) < 0.05) if name == "Mamba-2" else (fast < slope < slow)
 
 # %% [markdown]
-# The step of a model of states takes as long after 16,384 tokens as after 256. The others grow, by
-# more than their bytes take at the rate of (10.1), and by less than they would take at the slow
-# rate that section 2 found for large results. (A cache that is written in place would move a third
-# of the bytes. It would not be a value: chapter 07.)
+# Mamba-2's step takes as long after 16,384 tokens as after 256. The others slow down by more than
+# their bytes take in (10.1). Section 2's slow rate would be more than enough, but LlaMa's keys have
+# only 8 MiB per layer, and sums that small were not slow.
 
 
 # %% tags=["figure"]
@@ -723,9 +700,8 @@ print("the figure, in ms: 3.7 to 5 after 256 tokens; after 16,384 tokens 49, 4, 
 # %% [markdown]
 # ## 6 · Memory
 #
-# To train, one has to hold what a forward pass keeps for the backward pass. `activation_bytes`
-# counts it without running anything. Beside it the most that was held at once in the record's
-# training passes (without parameters; with their gradients, which come as the rest goes):
+# Training has to hold everything the forward pass keeps for the backward pass. We count it without
+# running anything, next to the measured peak (with gradients, without parameters):
 
 # %%
 print("MiB of a training pass:    1,024 tokens     4,096 tokens")
@@ -740,9 +716,8 @@ for name in SYSTEMS:
     print(f"{name:22}", *(f"{size:8.0f}" for size in row))
 
 # %% [markdown]
-# Counted and measured agree within 5 percent. All are linear in the length, attention too, since it
-# is fused and keeps no weights. LlaMa keeps least, and an S keeps over twice as much as an A. One
-# layer of each letter, at 4,096 tokens:
+# They agree within 5 percent. All are linear in the length, even attention, which is fused and
+# keeps no weights. By layer, at 4,096 tokens:
 
 # %%
 each = {}
@@ -756,13 +731,10 @@ assert each["S", "Mamba-2"] > 2.5 * each["A", "LlaMa"]
 # %% [markdown]
 # ## 7 · What else moves the curves
 #
-# **Inner functions.**
+# Inner functions cost time, while batches and a compiler save some.
 #
-# > "Of course, the speed of Inner Function Attn is about 4% slower than Attention." — Ch, App. B.2,
-# > of Figure 6
-#
-# The pattern of that figure, with two million parameters; seconds of training passes over those
-# with ordinary attention, turn by turn:
+# **Inner functions.** Ch puts the cost at about 4 percent (section 9). We compare the seconds of
+# training with ordinary attention's, at two million parameters:
 
 
 # %%
@@ -780,7 +752,7 @@ for name in ("retrieved", "SSD"):
         assert mean - half > 1.04 or (name == "retrieved" and mean - half < 1.04 < mean + half)
 
 # %% [markdown]
-# **Batches.** Several short texts at once, 256 tokens each:
+# **Batches.** We read several texts of 256 tokens at once:
 
 # %%
 batches = MEASURED["batches"]["seconds"]
@@ -800,12 +772,12 @@ print(f"LlaMa, batch of 16 over batch of 1 by (10.1): {by_count[0] / by_count[1]
 assert 1 < by_count[0] / by_count[1] < 1.1
 
 # %% [markdown]
-# Sixteen texts at once are read 1.6 to 1.7 times as fast as one; between 16 and 32 the turns show
-# no difference. By (10.1) it would be 1.06 times: what is gained is not in the count.
+# A batch of sixteen gives 1.6 to 1.7 times the throughput. (10.1) predicts 1.06 for LlaMa, so it
+# misses most of the gain. Five runs cannot separate 32 from 16.
 
 # %% [markdown]
-# **Compiling.** `torch.compile` makes kernels of chains of operators, so that less is moved and
-# fewer are called; the products stay. Beside it, by (10.1), all operators and the products alone:
+# **Compiling.** `torch.compile` fuses chains of operators, which saves bytes and calls. The
+# products stay:
 
 # %%
 called = [one for part in pass_operators(sized("Cheems"), 1024).values() for one in part]
@@ -820,11 +792,10 @@ print(f"by (10.1) {everything:.0f}, and {products:.0f} for the products alone")
 assert products < 0.65 * everything and 0.6 < compiled / as_it_is < 0.8
 
 # %% [markdown]
-# **Width, and a GPU.** None was at hand, so what follows is (10.1) and no measurement: the papers'
-# 1.3 billion parameters, in sixteen bits, forward, on a machine of $10^{15}$ operations and $3.3
-# \cdot 10^{12}$ bytes per second, whose calls cost nothing. (OTCE has one billion there and other
-# sizes.) First with torch's operators as they are; then with those alone that have products, as if
-# kernels kept all else to themselves; then as if the rows of experts' tables stood in a cache:
+# **Width, and a GPU.** We had no GPU, so this is (10.1) and no measurement: the papers' 1.3 billion
+# parameters (OTCE: one billion), in sixteen bits, forward, at $10^{15}$ operations and $3.3 \cdot
+# 10^{12}$ bytes per second and free calls. We count every operator; then only the products, as if
+# kernels fused the rest; then products with the experts' rows already in a cache:
 
 # %% tags=["setup"]
 GPU = Machine(flops=1e15, bandwidth=3.3e12)
@@ -875,10 +846,9 @@ assert cached["OTCE"] == [True, False, False, False]
 print("Cheems is ahead of Jamba:", *(f"{what}: {any(ahead_of(what)['Jamba'])}" for what in KEPT))
 
 # %% [markdown]
-# On this machine LlaMa is ahead of Cheems to 65,536 tokens with torch's operators. And whether
-# Cheems is ahead of Jamba hangs on the rows of its experts' tables. A token has few operations with
-# each, but has to read it: if from memory, Cheems is behind at all four lengths, if from a cache,
-# ahead at all four. There are two tables in each of 24 layers:
+# With all operators LlaMa leads Cheems up to 65,536 tokens. With products alone Jamba and Mamba-2
+# reach LlaMa at about 4,096, and Cheems is behind Jamba at all four lengths. With the experts' rows
+# in a cache, Cheems is ahead of both at all four. Each of 24 layers has two tables of rows:
 
 # %%
 config = preset("cheems-1.3b")
@@ -889,10 +859,8 @@ print(f"a table has {table:.0f} MiB; a token reads {per_token:.0f} MiB of rows i
 assert 32 < table < 33 and 11 < per_token < 13
 
 # %% [markdown]
-# (Whether a table stays in a cache while its layer runs is not counted here.)
-#
-# Is it the width that keeps LlaMa ahead, or the machine? The small models of section 4 with the
-# same two rates, in sixteen bits, at 16,384 tokens:
+# We don't count whether a table stays in the cache. Would LlaMa also lead among section 4's small
+# models, on that machine at 16,384 tokens?
 
 # %%
 small = {}
@@ -905,18 +873,18 @@ print(
 assert max(small, key=small.get) == "LlaMa"
 
 # %% [markdown]
-# The machine: one that computes 300 operations while it moves a byte is hardly held up by
-# attention's pairs. Where systems cross depends on it.
+# Yes, though on our core it was the slowest there. So the machine is enough to move the crossing.
+# At 300 operations per byte it hardly notices attention's pairs. Width may matter too.
 
 # %% [markdown]
 # ## 8 · A kernel by hand
 #
-# Section 1 showed where SSD's bytes go: to what stands between its products. A *kernel* can keep
-# that to itself. `cheems_ref/triton_ssd.py` has the four steps of chapter 03 in three kernels of
-# *Triton* (chapter 03, section 10), a hundred lines that can be read beside this section.
+# A *kernel* can keep the results between SSD's products to itself. `cheems_ref/triton_ssd.py` does
+# the four steps of chapter 03 in three kernels of *Triton*, and we write their arithmetic in
+# PyTorch.
 #
-# A kernel is run once for every point of a grid; each such run is a *program*. Here a program works
-# on one head of one row of the batch, in the first and the last kernel on one chunk of it:
+# A kernel runs once for every point of a grid, and each run is a *program*, here for one head of
+# one row of the batch:
 #
 # | kernel | one program for | loads | keeps to itself | stores |
 # |---|---|---|---|---|
@@ -924,8 +892,8 @@ assert max(small, key=small.get) == "LlaMa"
 # | `_carry`, step 3 | all chunks | a state; writes, decays | a state | states before each, last |
 # | `_read`, steps 1, 4 | a chunk | its $x$, $B$, $C$, $\Delta$, state | $L$, $CB^\top$ | its $y$ |
 #
-# What a program loads are *tiles*: $q$ tokens by $n$ states or by $p$ channels. One head here, two
-# chunks of 16 tokens and a last one of 10, which is *ragged*:
+# A program loads *tiles* of $q$ tokens by $n$ states or $p$ channels. Our example has one head, two
+# chunks of 16 tokens, and a *ragged* one of 10:
 
 # %% tags=["setup"]
 l, q, n, p = 42, 16, 8, 4
@@ -936,12 +904,10 @@ one_head += (B[None, :, None], C[None, :, None])
 
 
 # %% [markdown]
-# **A tile, and its mask.** In memory a matrix is one row of numbers, and a program finds row $t$,
-# column $i$ at place $t \cdot \text{stride} + i$, where the *stride* is the distance from row to
-# row: with one head the width of the matrix, with $h$ heads $h$ times as much (of $B$ and $C$ $g$
-# times, with $g$ groups). A tile that
-# reaches past the last token must not load what stands there, since that belongs to something else.
-# So it loads zeros there. (For $\Delta$, too: a token with $\Delta = 0$ leaves the state alone.)
+# **A tile, and its mask.** Row $t$, column $i$ of a matrix is in memory at $t \cdot \text{stride} +
+# i$. The *stride* from row to row is the width of the matrix with one head and $h$ times as much
+# with $h$ ($g$ times for $B$ and $C$). Memory past the last token belongs to something else, so the
+# program loads zeros. A token with $\Delta = 0$ leaves the state alone.
 
 
 # %%
@@ -965,9 +931,9 @@ assert torch.equal(tile(B, 2)[:10], B[32:]) and not tile(B, 2)[10:].any()
 print("the last tile: 10 rows of B, and 6 of zeros")
 
 # %% [markdown]
-# **`_write`.** What a chunk leaves in the state that it is not handed: each token's write,
-# $\Delta_s B_s x_s^\top$, decayed from that token to the end of the chunk. As a product of two
-# tiles, $(q \times n)^\top (q \times p)$; the decay is laid on the rows of the second.
+# **`_write`** computes what a chunk leaves in an empty state: each token's $\Delta_s B_s x_s^\top$,
+# decayed to the end of the chunk. In tiles that is $(q \times n)^\top (q \times p)$, with the rows
+# of the second scaled by $\Delta$ and the decay.
 
 
 # %%
@@ -993,9 +959,8 @@ _ = must_differ("a wrong stride", write(1, stride=n + 1)[0], alone(1))
 _ = must_differ("decay on the wrong side", write(1, to_end=torch.exp)[0], alone(1))
 
 # %% [markdown]
-# **`_carry`.** One program for all chunks of a head, since each state needs the one before. It
-# decays, adds what the chunk wrote, and puts in the place of each write the state *before* that
-# chunk. It moves two states per chunk and multiplies nothing but decays.
+# **`_carry`** has one program for all chunks, since each state needs the one before. It replaces
+# each chunk's write by the state *before* that chunk.
 
 # %%
 state, handed = torch.zeros(n, p).double(), []
@@ -1007,9 +972,9 @@ _, final = ssd_recurrent(*one_head, return_final_state=True)
 check("the state after the last chunk", state, final[0, 0].T)
 
 # %% [markdown]
-# **`_read`.** What a chunk's tokens read from each other is $(L \circ CB^\top)$ on $\Delta x$, and
-# $L$, which is $q \times q$, is made on the spot from $q$ sums and forgotten. What they read from
-# before is $C$ on the state, decayed from the chunk's beginning to the token.
+# **`_read`** applies $(L \circ CB^\top)$ to $\Delta x$ inside the chunk, and makes the $q \times q$
+# matrix $L$ on the spot. For earlier chunks it applies $C$ to the state, decayed from the chunk's
+# beginning to the token.
 
 
 # %%
@@ -1029,9 +994,8 @@ decayed_twice = torch.cat([read(chunk, over[chunk] * handed[chunk]) for chunk in
 _ = must_differ("a state that is decayed once more", decayed_twice, want)
 
 # %% [markdown]
-# On the matrix $M$, of which $y = Mx$: a block on the diagonal is made by one program of `_read`,
-# and never stored. A block below it is not made at all; what it does to $x$ goes through the
-# writes, the states and the reads.
+# Of the matrix $M$ in $y = Mx$, `_read` makes the diagonal blocks and never stores them. No program
+# makes the blocks below, which act through writes, states and reads.
 
 
 # %% tags=["figure"]
@@ -1071,11 +1035,9 @@ assert not M[upper].any() and far < 0.05 * near
 print("the figure: nothing above the diagonal; over 20 tokens away less than a twentieth is left")
 
 # %% [markdown]
-# **Why these tiles.** A program of `_read` holds $C$, $B$ and $x$ of its chunk, the scores and the
-# state, $q\,(2n + p) + q^2 + np$ numbers, in the registers and the shared memory of one processor
-# of the GPU. That bounds $q$, $n$ and $p$; a product of tiles wants powers of two, of 16 at the
-# least. What is stored for each chunk besides is its state, $np$ numbers: the more,
-# the shorter the chunks. For one head of $n = 128$ and $p = 64$, in float32:
+# **Why these tiles.** A program of `_read` holds $C$, $B$, $x$, the scores and the state: $q\,(2n +
+# p) + q^2 + np$ numbers, in registers and shared memory. That bounds $q$, $n$ and $p$. But short
+# chunks store more states. With $n = 128$ and $p = 64$, in float32, you get:
 
 # %%
 for q_of_tile in (16, 32, 64, 128, 256):
@@ -1086,14 +1048,14 @@ for q_of_tile in (16, 32, 64, 128, 256):
 assert 4 * (64 * (2 * 128 + 64) + 64**2 + 128 * 64) == 128 * 1024
 
 # %% [markdown]
-# (`ssd_triton` takes 64 at the most.) And what do the kernels move? By the table above, per head of
-# $l$ tokens in $c$ chunks, in numbers (and $A$, once for each program):
+# `ssd_triton` takes at most 64. By the table, a head of $l$ tokens in $c$ chunks moves this many
+# numbers (and $A$, once per program):
 #
 # $$\underbrace{l\,(p + n + 1) + c\,(np + 1)}_{\text{write}}
 #   + \underbrace{c\,(2np + 1) + 2np}_{\text{carry}}
 #   + \underbrace{l\,(2p + 2n + 1) + c\,np}_{\text{read}} \tag{10.3}$$
 #
-# For section 1's state layer on 4,096 tokens, beside what torch's operators move:
+# We compare with torch's operators, on 4,096 tokens:
 
 
 # %%
@@ -1112,8 +1074,8 @@ print(f"torch {by_torch / 1e6:.0f} MB, three kernels {by_kernels / 1e6:.0f} MB")
 assert 3 < by_torch / by_kernels < 8
 
 # %% [markdown]
-# The source itself, in Triton's interpreter or on a GPU, against the recurrence and against
-# mamba-ssm's kernels, with the chunks and the ragged end of before:
+# Does the Triton source agree? It computes in float32; the labels say float64 because we convert
+# its results:
 
 # %%
 status = kernel_status()
@@ -1130,43 +1092,39 @@ else:
     print("kernel rung: not run here.", status.reason)
 
 # %% [markdown]
-# (The mistakes that this section plants are planted in the source as well, by the package's tests.
-# There Triton also compiles it for a GPU. How fast it is there has not been measured: no GPU was at
-# hand. `make gpu` does it, on a machine that has one.)
+# We have not measured its speed on a GPU. If you have one, `make gpu` does.
 
 # %% [markdown]
 # ## 9 · Claimed and seen
 #
-# Here: two million parameters, 128 channels, one core of a CPU in float32, torch's operators. The
-# papers: 1.3 billion, and GPUs with kernels. What was seen here need not hold there.
+# We measured two million parameters on one CPU core, in float32. The papers have 1.3 billion and
+# GPUs with kernels, so our results need not hold there.
 #
 # > "[…] the forward and backward propagation efficiency of Cheems has surpassed LlaMa and Jamba,
 # > and maintains a lower gap with Mamba2." — WM §4.2, of Figure 6
 #
-# - LlaMa: **seen**, in training from 1,156 ± 69 tokens on, in evaluation from 1,277 ± 108.
+# - LlaMa: **seen**, in training from 1,156 ± 69 tokens on, in evaluation from 1,277 ± 108. Section
+#   7's count with all operators says the opposite for a GPU.
 # - Jamba: **not seen** in training, where Cheems reads 0.95 ± 0.03 times as fast at 16,384 tokens
-#   (and the record drifts by 0.04). In evaluation **cannot be told** there, 0.99 ± 0.06; at 256 it
-#   is behind, 0.85 ± 0.01.
-# - Mamba-2: that Cheems is behind is **seen** in training from 4,096 tokens on; up to 2,048 it
-#   **cannot be told**. By how much, WM does not say: here it reads 0.93 ± 0.01 times as fast at
-#   4,096 tokens and 0.66 ± 0.01 times at 16,384.
+#   (the record drifts by 0.04). In evaluation it **cannot be told** there, 0.99 ± 0.06; at 256
+#   Cheems is behind, 0.85 ± 0.01.
+# - Mamba-2: **seen** in training, where Cheems is 0.93 ± 0.01 times as fast at 4,096 tokens and
+#   0.66 ± 0.01 at 16,384. Up to 2,048 it **cannot be told**.
 #
 # > "Cheems surpasses the other two architectures when the sequence length is 2K, and its advantage
 # > becomes more pronounced as the sequence length increases." — Ch, Figure 5, of training; the
 # > other two are Jamba and OTCE
 #
-# (In evaluation the caption has 4K, and §4.2 has "above 4K" of both.)
-#
 # - Jamba: as above. OTCE: **seen, but later**, from 5,656 ± 1,686 tokens in training and 9,966 ±
-#   1,064 in evaluation.
-# - At 1.3 billion parameters on a GPU: **cannot be told**. Section 7's prediction has no crossing
-#   of Cheems and Jamba from 1,024 to 65,536 tokens.
+#   1,064 in evaluation (Ch: 4K).
+# - At 1.3 billion parameters on a GPU: **cannot be told**.
 #
 # > "Of course, the speed of Inner Function Attn is about 4% slower than Attention." — Ch, App. B.2
 #
-# - With the SSD as inner function, which is Ch's: **seen, and more**, 7.2 ± 2.2 percent at 8,192
-#   tokens, more than 4 at all three lengths. With retrieved values **seen** at 4,096, 3.4 ± 2.5
-#   percent; at 1,024 and 8,192 **cannot be told**, with room for both 0 and 4.
+# - With SSD as inner function, as in Ch: **seen, and more**, 7.2 ± 2.2 percent at 8,192 tokens, and
+#   more than 4 at all three lengths.
+# - With retrieved values: **cannot be told**. At 4,096 tokens 3.4 ± 2.5 percent is within the
+#   drift; at 1,024 and 8,192 both 0 and 4 are possible.
 
 # %%
 said = {
@@ -1208,25 +1166,22 @@ for length in (1024, 8192):
 # %% [markdown]
 # ## Summary
 #
-# - A pass is a list of operators, and each has two counts: operations of its products, and bytes
-#   that it reads and writes. With three numbers of a machine they give a time, (10.1).
-# - Measured, five systems at seven lengths take 1.5 to 2.5 times as long. The lengths at which four
-#   of them overtake LlaMa the count puts within a factor of 1.41. Of the pairs of systems it orders
-#   nine in ten.
-# - SSD in torch's operators moves most of its bytes between its products, not in them; the bytes
-#   are least where states and pairs take as many. A kernel keeps the pairs to itself.
-# - At 128 channels the systems with state layers overtake LlaMa at some 400 to 1,300 tokens. Cheems
-#   does not overtake Jamba in training up to 16,384. Where systems cross depends on the machine: by
-#   the count, with a GPU's rates, past 16,384.
-# - The memory of training is linear in the length, also with attention, which is fused. A step of
-#   writing takes longer with attention the more keys and values there are, and no longer with
-#   states.
+# - A pass is a list of operators. Their operations and bytes, with three numbers of a machine, give
+#   a time, (10.1). Five systems take 1.5 to 2.5 times as long.
+# - (10.1) predicts where four of them overtake LlaMa to within a factor of 1.41. It is off by 1.9
+#   for Cheems and OTCE in evaluation.
+# - SSD in torch's operators moves most of its bytes between its products. A kernel keeps the pairs
+#   to itself.
+# - On our core, systems with states overtake LlaMa at some 400 to 1,300 tokens. Cheems does not
+#   overtake Jamba in training.
+# - Crossings depend on the machine and its kernels.
+# - Training memory is linear in the length. Keys and values slow the next token down; states don't.
 #
 # ## Exercises
 
 # %% [markdown]
-# **1 · easy.** How many operations per byte has the product of a matrix $(m, k)$ with one of $(k,
-# n)$, if each number has so many bytes, and each matrix is moved once?
+# **1 · easy.** Multiply a matrix $(m, k)$ by a matrix $(k, n)$. How many operations per byte is
+# that, if a number takes `itemsize` bytes and each matrix is moved once?
 
 
 # %% tags=["exercise"]
@@ -1250,8 +1205,8 @@ assert math.isclose(intensity(5, 7, 3, 4), real.flops / real.moved), "not what t
 print("one token has one operation per byte: writing waits for memory")
 
 # %% [markdown]
-# **2 · easy.** A model writes one text. Every step reads all parameters that a token meets, and the
-# cache. Give the most tokens per second that a bandwidth allows.
+# **2 · easy.** A model writes one text. Every step reads all parameters that a token uses, and the
+# cache. How many tokens per second does the bandwidth allow at most?
 
 
 # %% tags=["exercise"]
@@ -1275,10 +1230,10 @@ print("(section 5 measured 20, with a cache that is moved three times)")
 assert round(1000 / milliseconds("LlaMa")[16_384]) == 20
 
 # %% [markdown]
-# **3 · medium.** From (10.2) with given coefficients and a machine: the power of two from 8 to
-# 1,024 with which a token takes least time, if operations and bytes are each summed over the pass,
-# and the larger of their two times counts. The coefficients are bytes per token, and a machine has
-# `flops` and `bandwidth`.
+# **3 · medium.** Use (10.2) with given coefficients and a given machine. Which power of two from 8
+# to 1,024 takes the least time per token? Sum operations and bytes over the whole pass, and take
+# the larger of their two times ((10.1) takes it for every operator). The coefficients are bytes per
+# token, and a machine has `flops` and `bandwidth`.
 
 
 # %% tags=["exercise"]
@@ -1316,8 +1271,9 @@ print("with its pairs for free, section 3's layer would want chunks of 128")
 
 # %% [markdown]
 # **4 · medium.** From which length on does attention compute more per token than SSD? Both have
-# width $d = hp$ and as many maps, which are left out. Over a text of $l$ tokens attention has
-# $l(l+1)/2$ pairs, each a query with a key and a weight with a value. SSD is that of (10.2).
+# width $d = hp$ and equally many maps, which we leave out. Over a text of $l$ tokens attention has
+# $l(l+1)/2$ pairs. In each, a query meets a key and a weight meets a value. SSD computes what
+# (10.2) says.
 
 
 # %% tags=["exercise"]
@@ -1343,11 +1299,11 @@ print("section 3's layer: from", more_from(4, 32, 1, 64, 64), "tokens on, the pa
       more_from(32, 64, 1, 128, 256))  # fmt: skip
 
 # %% [markdown]
-# **5 · hard.** A *fused* chain of operators is one kernel: what one of them makes and only they
-# read is never moved, what they read from elsewhere is read once, and what others need is written
-# once. `chain` lists operators as (names that are read, name that is written), `sizes` gives bytes
-# by name, `needed` the names that are read afterwards. Return the bytes that one kernel moves, and
-# those of the operators one by one.
+# **5 · hard.** One kernel can run a chain of operators, *fused*. It never moves what one operator
+# makes and only others of the chain read. It reads each input from outside once, and writes each
+# result that is needed afterwards once. `chain` lists operators as (names read, name written),
+# `sizes` gives bytes by name, and `needed` has the names that are read afterwards. Return the bytes
+# that one kernel moves, and the bytes that the operators move one by one.
 
 
 # %% tags=["exercise"]

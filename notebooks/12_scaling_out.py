@@ -1,24 +1,17 @@
 # %% [markdown]
 # # 12 · Out of one machine
 #
-# **A text is cut over several processes, and each holds one slice of it. What do they have to tell
-# one another, so that together they compute what one process would?** When you are through you can
+# When several processes each hold one slice of a text, what must they send each other to compute
+# exactly what one process would? You will be able to
 #
-# - say what a slice does to a state in two parts, and combine slices in any grouping;
-# - hand every slice the state that it should begin with, by one exchange whose size does not depend
-#   on the number of tokens;
-# - start real processes from a notebook, and compare them with one pass, gradients included;
-# - name two traps of the backward pass, and say how each shows;
-# - cut a whole model: its convolution, its positions, its attention, its parameters' gradients;
-# - predict to the byte what a rank hands to the collectives of a state layer, and say from how many
-#   tokens on that is less than the keys and values of attention;
-# - spread parameters over processes, and go on where one of them has ended.
+# - describe what a slice does to a state, and join slices in any grouping;
+# - cut a whole model over processes, and avoid two traps of the backward pass;
+# - count what a state layer exchanges, and compare it with attention.
 #
 # Assumes: chapters 03 and 07.
 #
-# Sources: Dao and Gu, *Transformers are SSMs* (2024), §8.2; Sun and others, *LASP-2* (2025), for
-# linear attention; Liu and others, *Ring Attention* (2023). The code that this notebook builds up
-# to is `cheems_ref/distributed.py`.
+# Sources: Dao and Gu, *Transformers are SSMs* (2024), §8.2; Sun and others, *LASP-2* (2025); Liu
+# and others, *Ring Attention* (2023). The package's code is `cheems_ref/distributed.py`.
 #
 # How to read ✓ and ✗: chapter 00.
 
@@ -86,30 +79,26 @@ print("PyTorch version", torch.__version__.partition("+")[0])
 # %% [markdown]
 # ## Why this matters
 #
-# A process has one memory. Chapter 07 trained in one process, and what does not fit there has to be
-# cut. A batch can be cut by rows, since no row changes another. A long text is a single row, and it
-# has to be cut along its tokens, each of which depends on those before it. A state layer hands all
-# of that on in a state of fixed size. This chapter says what has to be told across a cut, lets real
-# processes tell it, and counts it.
+# If a long text doesn't fit into one process, we have to cut it along its tokens, but each token
+# depends on all earlier ones. Our processes share one machine, so we count bytes and measure no
+# times.
 #
-# **Letters of this chapter.** A *rank* is the number of a process, counted from 0, and $N$ is how
-# many there are. $i$ and $j$ are ranks, or slices: slice $i$ belongs to rank $i$. $a_i$ and $W_i$
-# are what section 1 says; $b_i$ and $\ell_i$, in section 6, are the rows and the loss of a rank.
-# All others are those of chapter 03, and $l$ is the length of a slice where section 5 counts.
+# **Letters of this chapter.** A *rank* is the number of a process, counted from 0; there are $N$.
+# Slice $i$ belongs to rank $i$. In section 5 $l$ is the length of a slice; all other letters are as
+# in chapter 03.
 
 # %% [markdown]
 # ## 1 · From a chunk boundary to a rank boundary
 #
-# Step 3 of chapter 03 went from chunk to chunk: fade the state by the decay over a whole chunk, and
-# add what the chunk wrote. The chunks were equally long there, and lay in one memory. Neither
-# matters. Take any slice of the tokens. It turns the state before it into the state after it,
+# Step 3 of chapter 03 went from chunk to chunk: fade the state by the decay over the chunk, and add
+# what the chunk wrote. Any slice of the tokens, however long, turns the state before it into the
+# state after it,
 #
 # $$h_{\text{after } i} = a_i\, h_{\text{before } i} + W_i, \qquad
 #   a_i = \exp\Big(A \sum_{t \in i} \Delta_t\Big), \tag{12.1}$$
 #
-# where $W_i$ is the state that the slice leaves behind if it begins with an empty one. The pair
-# $(a_i, W_i)$ is all that the later tokens have to know of slice $i$. Per row and head it is
-# $1 + pn$ numbers, for a slice of any length.
+# where $W_i$ is the state that the slice leaves behind if it begins with an empty one. Later tokens
+# need only the pair $(a_i, W_i)$: $1 + pn$ numbers per row and head.
 
 
 # %%
@@ -132,8 +121,8 @@ check("fade, and add what was written = recurrence", fade(decay, before) + writt
 _ = must_differ("add without fading", before + written, after)
 
 # %% [markdown]
-# **Two slices are one.** Put (12.1) of slice $i$ into that of the slice $j$ that follows it. What
-# comes out has the same form, so the two slices together have a pair, too:
+# **Two slices are one.** Put (12.1) of slice $i$ into (12.1) of the next slice $j$. The result has
+# the same form, with the pair
 #
 # $$(a_i, W_i) \cdot (a_j, W_j) = (a_i\,a_j,\;\; a_j\,W_i + W_j). \tag{12.2}$$
 
@@ -152,8 +141,8 @@ def slices_of(tensors, cut):
 
 
 # %% [markdown]
-# Three slices of 5, 14 and 10 tokens: they can be joined in either grouping, but not in another
-# order. And a slice without tokens has the pair $(1, 0)$, which changes nothing:
+# We can join three slices in either grouping, but not in another order. A slice without tokens has
+# the pair $(1, 0)$.
 
 # %%
 *tokens, D, before = inputs()
@@ -169,10 +158,8 @@ check("an empty slice: decay 1", empty[0], torch.ones(2, 4))
 check("an empty slice: nothing written", empty[1], torch.zeros(2, 4, 5, 3))
 
 # %% [markdown]
-# **What each slice is handed** is the product of all pairs *before* it, applied to the initial
-# state. Such a product is called a *prefix*; it is *exclusive*, for slice $i$'s own pair is not in
-# it. Here it is worked out one pair after the other. Since any grouping will do, the pairs can be
-# joined in rounds as well, all joins of a round at once (exercise 5 of chapter 03).
+# The state before slice $i$ is the product of all pairs *before* it, an *exclusive prefix*, applied
+# to the initial state.
 
 
 # %%
@@ -194,9 +181,9 @@ for end, state in zip(accumulate(cut), states[1:], strict=True):
     check(f"{name} = state after {end} tokens", state, final)
 
 # %% [markdown]
-# **What a token reads of it.** By step 4 of chapter 03 the state that the slice was handed arrives
-# at a token faded by the decays since the start of the slice, the token's own included. So a slice
-# runs alone, from an empty state, and adds the rest later:
+# **How tokens read the incoming state.** By step 4 of chapter 03 it reaches a token faded by the
+# decays since the start of the slice, including the token's own. So a slice runs alone, from an
+# empty state, and adds the rest later:
 #
 # $$y_t = y_t^{\text{alone}} + e^{A(\Delta_{\text{start}} + \dots + \Delta_t)}\;
 #   h_{\text{before } i}\, C_t. \tag{12.3}$$
@@ -227,9 +214,8 @@ for cut in ((29,), (8, 7, 9, 5), (1, 0, 20, 8), (0, 28, 0, 1)):
     check(f"slices of {cut}: one pass", in_slices(parts, states[:-1]), y)
 
 # %% [markdown]
-# Forward, neither uneven nor empty slices need a case of their own. Two mistakes are near at hand.
-# In the first each slice is handed the prefix that includes its own pair. In the second the pairs
-# are mixed up: what is handed on fades by the decay of the next slice.
+# Uneven and empty slices need no special case in the forward pass. We plant two mistakes: a prefix
+# that includes the slice's own pair, and pairs with the decay of the next slice.
 
 # %%
 cut = (8, 7, 9, 5)
@@ -244,8 +230,7 @@ states = states_between(mixed, initial)
 _ = must_differ("decay of the wrong rank", in_slices(parts, states[:-1]), y)
 
 # %% [markdown]
-# The second has a hiding place: where all slices are equally long and all steps equally large, so
-# are the decays.
+# The second mistake hides if all slices have equal lengths and all steps equal sizes.
 
 # %%
 x, dt, A, B, C = tokens
@@ -260,24 +245,19 @@ check("blind: equal slices of equal steps", in_slices(parts, states[:-1]), y)
 # %% [markdown]
 # ## 2 · Four ranks
 #
-# So far the slices lay in one memory, and one loop went through them. Now each gets a process of
-# its own. `torchrun` starts a program $N$ times and gives each process its rank, their number, and
-# an address to meet at, in environment variables. `init_process_group` reads them and waits for
-# all: then they are a *group*, whose members can make *collectives*, calls that all make together.
+# Now each slice gets its own process. `torchrun` starts a program $N$ times, and
+# `init_process_group` waits for all of them. Then they are a *group*, and can make *collectives*,
+# calls that all members make together.
 #
-# - `all_gather`: every rank hands in a tensor, and every rank gets those of all.
-# - `all_reduce`: every rank hands in a tensor, and all get the sum.
-# - `reduce_scatter`: every rank hands in one tensor *for each rank*, and gets the sum of those that
-#   are meant for it. That is what `all_gather` is backward.
-# - `barrier`: nothing is handed in; all wait for all.
+# - `all_gather`: every rank contributes a tensor and gets all of them.
+# - `all_reduce`: every rank contributes a tensor and gets the sum.
+# - `reduce_scatter`: every rank contributes one tensor *for each rank* and gets the sum of the
+#   tensors meant for it. That's the backward pass of `all_gather`.
+# - `barrier`: all ranks wait for each other.
 #
-# (The processes of this chapter run on one machine and talk through *gloo*, the library that torch
-# uses between CPUs.)
-#
-# A process cannot see what this notebook has defined. So `on_ranks` writes a program: imports, the
-# functions it is given, and an ending that joins the group, calls `work` with this rank and the
-# tensors that were passed along, and saves what it returns. In case one waits in vain, each ends
-# itself after `timeout` seconds.
+# Our processes talk through *gloo*. They can't see this notebook's
+# functions, so `on_ranks` writes a program from them, runs `work` on each rank, and collects the
+# results. Each process ends itself after `timeout` seconds.
 
 # %% tags=["setup"]
 HEADER = """
@@ -350,10 +330,9 @@ def on_ranks(n, work, *helpers, timeout=40, **given):
 
 
 # %% [markdown]
-# What each rank runs. It takes its slice, calls `ssd_sequence_parallel`, which does what section 1
-# did, and takes the gradients of a loss. Losses are understood as summed over the ranks. The final
-# state is on every rank, and only one of them, here rank 0, may put it into its loss: else it would
-# count four times.
+# Each rank runs `ssd_sequence_parallel`, the steps of section 1, on its slice and differentiates a
+# loss. The loss is the sum over the ranks. Every rank has the final state, but only rank 0 puts it
+# into its loss: otherwise it would count four times.
 
 
 # %%
@@ -384,7 +363,7 @@ assert len(processes) == 4 and os.getpid() not in processes
 print(len(processes), "processes, none of them this one")
 
 # %% [markdown]
-# And one pass, by the definition:
+# One process uses the definition.
 
 # %%
 x, dt, A, B, C, D, state = leaves = [t.clone().requires_grad_() for t in inputs()]
@@ -414,17 +393,15 @@ for at, cut in enumerate(cuts):
     check("  final state, and gradients of A, D, initial state, on each rank", on_each, same)
 
 # %% [markdown]
-# There are two kinds of gradients. What is cut along the tokens has the gradient of its slice. What
-# all ranks share has the same, whole gradient on each; how that comes about is the first of two
-# things to know about the backward pass.
+# Tensors cut along the tokens have the gradients of their slice; shared tensors have the same,
+# whole gradient on each rank.
 
 # %% [markdown]
 # ## 3 · Two traps
 #
-# Section 1 settles the forward pass. Let us write it down for one rank in the obvious way, and
-# then differentiate. torch has an `all_gather` that gradients pass through: backward, every rank
-# sends every other one the gradient for that rank's tensor, and they are added up there. The pair
-# travels as one tensor, with the logarithm of the decay behind the state.
+# Section 1 settles the forward pass, so let's write it for one rank in the obvious way and
+# differentiate. torch's differentiable `all_gather` sends gradients back to the ranks they belong
+# to, which add them up. The pair travels as one tensor: state, then log decay.
 
 
 # %%
@@ -444,10 +421,9 @@ def by_hand(x, dt, A, B, C, group=None, all_take_part=False):
 
 
 # %% [markdown]
-# Three ranks run it with `all_take_part`, of which more below; then the package's function, twice,
-# the second time with a loss on the last rank alone; and at the end the one above as it stands. A
-# group can be given a limit of patience, here three seconds: then a rank that waits in vain says
-# so.
+# Three ranks make four calls: `by_hand` with `all_take_part` (explained below), the package's
+# function, the same with a loss on the last rank only, and plain `by_hand`. In the last call a rank
+# that waits for three seconds raises an error.
 
 
 # %%
@@ -496,9 +472,9 @@ for name, found in (("by hand", hands), ("package", packages)):
     check(f"{name}: gradient of x = one pass", torch.cat(xs, 1), by_x)
 
 # %% [markdown]
-# **The first trap: what is shared has its gradient in parts.** $A$ is a copy on every rank, and
-# each copy receives what passed through its own slice. Nothing fails, and each rank would update
-# its copy with another gradient, none of them the right one.
+# **The first trap: gradients of shared tensors come in parts.** Each rank has a copy of $A$, whose
+# gradient covers only its own slice. Nothing fails, but every rank would make a different, wrong
+# update.
 
 # %%
 parts = [part for _, _, part in hands]
@@ -510,12 +486,12 @@ for rank, (_, _, whole) in enumerate(packages):
     check(f"package: gradient of A on rank {rank}", whole, by_A)
 
 # %% [markdown]
-# The package sums inside the backward pass: `A`, `D` and the initial state go through a function
-# that changes nothing forward, and adds the gradients of all ranks up on the way back.
+# The package passes `A`, `D` and the initial state through a function that changes nothing forward
+# and sums gradients over the ranks on the way back.
 #
-# **The second trap: a rank that has no reason to talk.** The loop runs over `pairs[:rank]`. On rank
-# 0 that is nothing. Its $y$ does not depend on what it gathered, so its backward pass has no
-# gradient to send, and leaves the collective out. The others are in it, and wait.
+# **The second trap: a rank with nothing to send.** On rank 0 `pairs[:rank]` is empty. Its $y$
+# doesn't depend on the gathered pairs, so its backward pass never enters the collective. The others
+# do, and wait.
 
 # %%
 for rank, seconds in enumerate(waited):
@@ -523,15 +499,12 @@ for rank, seconds in enumerate(waited):
 assert waited[0] == 0 and min(waited[1:]) > 2.9
 
 # %% [markdown]
-# The forward pass of the same function is right: with `all_take_part` it gave the values above, and
-# this term is zero. It ties $y$ of every rank to all pairs, and so takes every rank into the
-# collective. The package ties $y$ to the final state instead, which is made of all pairs: neither
-# is differentiated without the other (`_Joined` in `cheems_ref/distributed.py`). Here $y$ alone
-# entered the loss, and the backward pass ended on every rank.
+# `all_take_part` adds a zero that ties $y$ of every rank to all pairs, and so brings every rank
+# into the collective. The package ties $y$ to the final state instead, which contains all pairs:
+# neither is differentiated without the other (`_Joined` in `cheems_ref/distributed.py`).
 #
-# Both traps have one thing in common: *the backward pass, too, is a program that all ranks run
-# together.* A rank that has no loss of its own runs it with `(0 * y).sum()`. Ranks 0 and 1 did the
-# like in the third call, with a weight of 0, where the loss was that of the last 12 tokens:
+# All ranks run the backward pass together. A rank without a loss runs it with `(0 * y).sum()`.
+# Ranks 0 and 1 did so in the third call, with a weight of 0.
 
 # %%
 last_x, last_A = torch.autograd.grad(y[:, -12:].square().sum(), (x, A))
@@ -545,19 +518,18 @@ print("the loss of the last rank has a gradient in the tokens of every rank")
 # %% [markdown]
 # ## 4 · A whole model
 #
-# Most layers of a model look at one token at a time: norms, experts, embedding, logits. A cut
-# changes nothing for them. Four things do look further.
+# Most layers look at one token at a time, and a cut changes nothing for them. Four things look
+# further.
 #
-# - **The state** of S, and of the SSD inside I. That is done.
+# - **The state** of S, and of the SSD inside I: done.
 # - **The convolution** of S (`position="conv"`, chapter 04) sees the $d_\text{conv} - 1$ tokens
-#   before each. Where a slice begins, they belong to a rank before: a *halo* that has to be sent.
-#   It may reach over more than one rank, where slices are short.
-# - **Positions** count from the start of the text, so a rank has to know how long the slices before
-#   its own are.
-# - **Attention** (A and I) looks at all keys and values before its token. Chapter 02 dropped the
-#   softmax to get a state of fixed size; here it stays, and keys and values are gathered.
+#   before each token. Where a slice begins, earlier ranks send them: the *halo*.
+# - **Positions** count from the start of the text, so a rank needs the lengths of all earlier
+#   slices.
+# - **Attention** (A and I) has no state of fixed size (chapter 02), so the ranks gather keys and
+#   values.
 #
-# The second and the fourth in one process first. A convolution over slices of 8, 1 and 11 tokens:
+# Here is the convolution in one process.
 
 # %%
 u, taps = random(2, 20, 6, seed=7), random(6, 4, seed=8)
@@ -579,8 +551,8 @@ first = sum(cut[:2])
 print("the halo of rank 2: tokens", list(range(first - 3, first)))
 
 # %% [markdown]
-# Rank 1 has one token, 8, so the halo of rank 2 comes from two ranks. Attention, with the keys and
-# values of all slices up to a rank's own. (`attention` takes its queries for the last of the keys.)
+# Rank 1 has only token 8, so the halo of rank 2 comes from two ranks. For attention we pass all
+# keys up to the slice's end. (`attention` takes its queries for the last of the keys.)
 
 # %%
 q, k, v = (random(2, 20, 4, 8, seed=seed) for seed in (9, 10, 11))
@@ -593,11 +565,10 @@ own = [attention(*parts) for parts in zip(*(t.split(cut, 1) for t in (q, k, v)),
 _ = must_differ("keys of the own slice alone", torch.cat(own, 1), whole)
 
 # %% [markdown]
-# `SequenceParallel(model)` does all four. Its layers have the parameters of `model`, and every rank
-# collects in them the part of the gradient that passes through its own slice: the first trap of
-# section 3, for all parameters at once. `sum_gradients(model)` adds the parts up, once before each
-# update. Targets are cut by whoever has the text: the last target of a slice is the first token of
-# the next. (Here they are random numbers.) The model, and what a rank does with it:
+# `SequenceParallel(model)` handles all four. Every rank collects the part of the parameters'
+# gradients that passes through its slice, the first trap again, and `sum_gradients(model)` adds
+# them up before each update. The last target of a slice is the first token of the next (ours are
+# random). This model has no layer A, so it tests attention only inside I.
 
 
 # %%
@@ -619,8 +590,8 @@ def gradients_of(model):
 
 
 # %% [markdown]
-# Two mistakes are planted, in the running processes: a convolution that does not ask for its halo,
-# and blocks that count positions from the start of the slice.
+# We plant two mistakes: a convolution without its halo, and positions counted from the start of the
+# slice.
 
 
 # %%
@@ -677,8 +648,8 @@ for cut, (some, losses, _, sums) in zip(cuts[:3], runs, strict=False):
     )
 
 # %% [markdown]
-# The mistakes, as three ranks ran them. The slice of rank 0 comes out right in each: nothing is
-# before it. A test that looks at one rank must not look at rank 0.
+# Nothing precedes rank 0, so its logits come out right in both mistakes. A test that looks only at
+# rank 0 would miss them.
 
 # %%
 for mistake, (some, _, _, sums) in zip(mistakes[3:], runs[3:], strict=True):
@@ -693,18 +664,16 @@ check("the parts add up", sum(parts), gradient)
 # %% [markdown]
 # ## 5 · What travels
 #
-# How much do the ranks say? It can be counted where it is said. In the processes below each of the
-# three collectives that `cheems_ref.distributed` uses notes the bytes of the tensor that its rank
-# hands in. With $b$ rows, $h$ heads of width $p$, and a state of $n$, a rank hands in
+# We count the bytes that a rank hands to each of the three collectives in `cheems_ref.distributed`.
+# With $b$ rows, $h$ heads of width $p$, and a state of $n$, these are
 #
 # $$\underbrace{b\,h\,(pn + 1)}_{\text{forward: its pair}} \qquad\text{and}\qquad
 #   \underbrace{N\,b\,h\,(pn + 1)}_{\text{backward: a gradient for every pair}} +
 #   \underbrace{2h + b\,h\,p\,n}_{A,\ D,\ \text{initial state}} \tag{12.4}$$
 #
-# numbers. No $l$ is in it. The last term is that of the bare function. A model has instead the
-# gradients of all its parameters to sum, once for each update: far more numbers than pairs, and as
-# many for any length. (Whole numbers are not counted: with a model the lengths of the slices travel
-# besides, and with keys their positions; nor the halo's.)
+# numbers, independent of $l$. The last term belongs to the bare function; a model instead sums the
+# gradients of all its parameters, once per update. We don't count the halo or whole numbers
+# (lengths, positions of keys).
 
 # %%
 source = inspect.getsource(distributed)
@@ -736,8 +705,7 @@ def counted_in(notes, name):
 
 
 # %% [markdown]
-# Runs on two and on four ranks (four processes, in two groups or in one), with slices of 8 and of
-# 40 tokens:
+# We run two and four ranks.
 
 
 # %%
@@ -774,9 +742,9 @@ for (ranks, length, s), found in zip(shapes, by_rank[0], strict=True):
 print("handed to all_gather, reduce_scatter and all_reduce: as predicted, to the byte")
 
 # %% [markdown]
-# Keys and values have an $l$: of each token, $2hp$ numbers. Where groups of heads share keys and
-# values, $h$ is the number of groups. What a rank hands in does not depend on the number of ranks,
-# so models of one layer are read here by this process, as a group of its own:
+# Keys and values do grow with $l$: $2hp$ numbers per token, with $h$ the number of groups if heads
+# share them. In the forward pass a rank hands in the same for any $N$, so this process can count
+# alone, for models of one layer.
 
 
 # %%
@@ -804,19 +772,15 @@ for length in (8, 40):
 print("as predicted, to the byte")
 
 # %% [markdown]
-# The package gathers keys and values, and holds those of all ranks. In *ring attention* (Liu and
-# others) the ranks stand in a ring: each sends its own slice to the next, and then $N - 2$ times
-# what it was passed, and while it computes with one slice the next one arrives. Sent are the same
-# numbers, $N - 1$ slices' worth by each rank, and it holds two slices instead of all. Gathered, a
-# pair goes to the $N - 1$ others as well, although only those after it read it. So forward each
-# rank sends, in numbers,
+# The package gathers and holds all keys and values. In *ring attention* (Liu and others) each rank
+# passes slices on while it computes with another. It sends as much, $N - 1$ slices' worth, but
+# holds two slices instead of all. An all-gather also sends each pair to all $N - 1$ other ranks. So
+# in the forward pass each rank sends, in numbers,
 #
 # $$\text{SSD: } (N-1)\,b\,h\,(pn + 1), \qquad
 #   \text{attention: } (N-1)\,2\,b\,l\,h\,p. \tag{12.5}$$
 #
-# They are equal for $l = (pn + 1) / 2p$, which is half of $n$, and a little. It does not depend on
-# $b$, $h$ or $N$. (Where $g$ groups of keys serve the $h$ heads, the last $h$ is $g$, and they are
-# equal at $h/g$ times as many tokens.)
+# They are equal at $l = (pn + 1) / 2p$, just over $n/2$, for any $b$, $h$ and $N$.
 
 
 # %%
@@ -840,9 +804,10 @@ for p, n in ((32, 16), (64, 64), (64, 128), (64, 256)):
     print(f"p = {p}, n = {n:3}: SSD sends less from {n // 2 + 1} tokens per rank on")
 
 # %% [markdown]
-# Equation (12.5) counts numbers. The package keeps states in float32 also beside keys of sixteen
-# bits. A pair then weighs twice as much, and both are equal at about $n$ tokens. For a layer of 24
-# heads of width 64, with $n = 128$, on 8 ranks, in numbers of four bytes:
+# This crossing assumes numbers of equal size and keys for every head. The package keeps states in
+# float32: beside sixteen-bit keys the crossing moves to about $n$ tokens. With $g$ groups of keys
+# for $h$ heads it moves up by $h/g$ on top. The next cells calculate (12.5) without either, in
+# four-byte numbers, and only forward.
 
 # %%
 case = dict(ranks=8, b=1, h=24, p=64, n=128)
@@ -875,22 +840,18 @@ plotting.save(
 )
 
 # %% [markdown]
-# That is a count of bytes, and not of time: how long they take depends on the machines and on what
-# is computed meanwhile. A model whose pattern ends in IE, as Cheems's, still sends the keys and
-# values of its layers I.
+# Bytes aren't time. And a pattern that ends in IE, like Cheems's, still sends keys and values.
 
 # %% [markdown]
 # ## 6 · Many rows
 #
-# Where a batch has several rows, they are dealt out: each rank reads its share, and no token of it
-# needs another rank's. What has to be told are gradients. Let rank $i$ read $b_i$ of $b$ rows, with
-# the mean loss $\ell_i$. The gradient of the mean over all rows is
+# Divide the rows of a batch among the ranks, and only gradients travel. Let rank $i$ read $b_i$ of
+# $b$ rows, with mean loss $\ell_i$. The gradient of the mean over all rows is
 #
 # $$\nabla \ell = \frac1N \sum_i \frac{N\,b_i}{b}\, \nabla \ell_i . \tag{12.6}$$
 #
-# So a rank multiplies its loss by $N b_i / b$, and gradients are averaged. The factors are all 1
-# only where the shares are equal. (The rows have equally many targets here; exercise 4 has others.)
-# In one process, with shares of 3, 1 and 1 rows:
+# So a rank multiplies its loss by $N b_i / b$, and the ranks average their gradients. (Our rows
+# have equally many targets; exercise 4 drops that.)
 
 # %%
 model, cut = tiny(), (3, 1, 1)
@@ -917,19 +878,17 @@ plain = [mean_loss(model, part) for part in shares]
 _ = must_differ("not weighted", gradient_of(model, plain), whole)
 
 # %% [markdown]
-# Then all ranks together make one update. What does each have to hold for that? There are two
-# answers.
+# What does each rank hold for an update? There are two answers.
 #
 # - **data**: all parameters, their gradients, and the two moments that AdamW keeps of each.
-# - **sharded**: of every parameter some rows, and of gradients and moments the same rows. Before a
-#   block runs, its parameters are gathered, and afterwards dropped again; in the backward pass once
-#   more. Gradients are summed and cut by a `reduce_scatter`: each rank gets those of its rows.
+# - **sharded**: some rows of every parameter, of its gradient and its moments. The ranks gather a
+#   block's parameters each time it runs, and a `reduce_scatter` sums the gradients and gives each
+#   rank its rows.
 #
-# Both are torch's `fully_shard`, on a grid of ranks: (replicas, parts) is $(N, 1)$ in the first,
-# $(1, N)$ in the second. `shard_model(model, parallel)` calls it for every block, and `train` draws
-# the same windows on every rank and reads its share of them. Of a parameter that is spread,
-# `to_local` is what this rank holds, and `full_tensor` all of it; `CommDebugMode` counts
-# collectives. Two ranks, batches of 5 rows:
+# Both are torch's `fully_shard`, on a grid of (replicas, parts): $(N, 1)$ for data and $(1, N)$ for
+# sharded. `shard_model` calls it for every block. `to_local` is the part of a parameter that a rank
+# holds, `full_tensor` all of it; `CommDebugMode` counts collectives. (`precision="float32"` only
+# switches autocast off; the numbers are float64.)
 
 
 # %%
@@ -1007,10 +966,9 @@ print("whole while block 0 runs, block 1, …: embedding (0) and blocks (from 1)
 assert running == [[0, i] for i in range(1, units)]
 
 # %% [markdown]
-# The units are the blocks, and what is outside of them: the embedding, which is the matrix of the
-# logits too, and the last norm. Forward, the embedding stays whole until the pass has ended, and of
-# the blocks the one that runs is whole. Here is what each rank held, read from the running
-# processes:
+# The units are the blocks, plus everything outside them: the embedding, which is also the matrix of
+# the logits, and the last norm. In the forward pass the embedding stays whole, and of the blocks
+# only the running one. The figure shows what each rank held.
 
 
 # %%
@@ -1056,10 +1014,10 @@ plotting.save(
 )
 
 # %% [markdown]
-# **Sixteen bits.** `fully_shard` can hand a block all its parameters in bfloat16. The rate $A$ and
-# the bias of the step size stand in an exponent, times a number of tokens, and what is rounded off
-# grows with that number. Here is a head that keeps about a third over 400 tokens. The package
-# leaves parameters in float32, and lets autocast choose which products to round.
+# **Sixteen bits.** `fully_shard` can give a block all its parameters in bfloat16. But $A$ and the
+# bias of the step size sit in an exponent, times a number of tokens, so their rounding error grows.
+# For one head, chosen by hand, it's 0.8 % after 400 tokens. The package keeps parameters in
+# float32.
 
 # %%
 A_log, dt_bias = torch.tensor(0.9), torch.tensor(-6.9)
@@ -1080,10 +1038,8 @@ assert 0.3 < left < 0.4
 # %% [markdown]
 # ## 7 · A rank dies
 #
-# The more processes, the sooner one of them ends: its machine restarts, or is needed for something
-# else. The others are told by a lost connection, or wait in a collective, and `torchrun` ends them.
-# What is left is the last checkpoint. Here a run of two ranks saves itself every 4 updates, and
-# rank 1 ends after update 6, without a word to the other:
+# When one process dies, `torchrun` ends the others, and the last checkpoint is all you have. Two
+# ranks save every 4 updates, and rank 1 dies after update 6.
 
 
 # %%
@@ -1102,7 +1058,7 @@ def train_in(rank, folder, ids, settings):
 
 
 # %% [markdown]
-# From there this process goes on, which is one alone. (The tests go on with three.)
+# A single process picks up from there.
 
 # %%
 text = torch.randint(256, (600,), generator=torch.Generator().manual_seed(42))
@@ -1132,21 +1088,19 @@ for (name, p), want in zip(run.model.named_parameters(), alone.model.parameters(
 print("and so are its parameters, to 1e-8")
 
 # %% [markdown]
-# Updates 5 and 6 were made twice, and nothing else was lost. How many ranks there are does not
-# matter: windows are drawn by a generator whose state is in the checkpoint, and parameters and
-# moments are cut anew for the ranks that read them. A part is a safetensors file; `record.json`
-# holds the SHA-256 of each, and a folder gets its name when all of it is written.
+# The run repeated updates 5 and 6, and lost nothing else. Two ranks wrote the checkpoint and one
+# read it: the checkpoint holds the state of the generator that draws windows, and readers cut
+# parameters and moments anew.
 #
-# In a terminal it is the command of chapter 07, started by `torchrun` on as many processes as there
-# are to be (the README has the lines). With a GPU for each process the ranks would talk through
-# NCCL: that is not tested in this course.
+# In a terminal, start the command of chapter 07 with `torchrun` (the README has the lines). With
+# GPUs the ranks would talk through NCCL, which this course doesn't test.
 
 # %% [markdown]
 # ## 8 · What the papers' sizes hold
 #
-# Sharded, parameters, gradients and two moments in float32 are $16/N$ bytes for each parameter.
-# What does not get smaller is what is whole at one time, with its gradient: what stands outside of
-# the blocks, during all of a pass, and the block that runs (section 6 has looked).
+# Sharded parameters, gradients and two moments in float32 take $16/N$ bytes per parameter. The
+# running block and everything outside the blocks don't shrink: `training_bytes` counts them whole,
+# with their gradients. We measure no memory here.
 
 # %%
 SIZES, RANKS = ("cheems-320m", "cheems-1.3b"), (1, 2, 4, 8, 16, 32, 64)
@@ -1171,21 +1125,20 @@ for name in SIZES:
     print(f" and {8 * blocks[largest] / 1e9:.2f} GB of a block {largest}, gradients included")
 
 # %% [markdown]
-# What a pass keeps for its way back comes on top, and depends on the rows that a rank reads:
-# `python -m cheems_ref budget --preset cheems-1.3b --batch 64 --processes 8` says both.
+# Activations come on top. This prints both:
+# `python -m cheems_ref budget --preset cheems-1.3b --batch 64 --processes 8`.
 #
 # ## 9 · Experts on other ranks, on paper
 #
-# Parameters can be gathered where the tokens are. Or tokens can be sent to where the parameters
-# are: *expert parallelism*. Each rank holds $e/N$ experts whole; a token goes once to every rank
-# that holds one of its $k$ choices, and what that rank's experts return is weighted and summed
-# there, and comes back. Where choices are uniform and independent, that is
+# Instead of gathering parameters we can send tokens to the ranks that hold them: *expert
+# parallelism*. Each rank holds $e/N$ whole experts. A token goes once to every rank that holds one
+# of its $k$ choices, and that rank sends back the weighted sum of its experts. If choices are
+# uniform and independent, a token reaches
 #
 # $$N \big(1 - (1 - 1/N)^k\big) \tag{12.7}$$
 #
-# ranks for a token. A choice of $k$ *different* experts reaches a few more. Each rank that is
-# reached is the token's own with probability $1/N$, so $(N - 1)(1 - (1 - 1/N)^k)$ of them are
-# others: so many times $d$ numbers out, and as many back.
+# ranks. A choice of $k$ *different* experts reaches a few more. On average
+# $(N - 1)(1 - (1 - 1/N)^k)$ are other ranks. Each costs $d$ numbers out and $d$ back.
 
 
 # %%
@@ -1208,10 +1161,10 @@ for k in (1, 2, 4, 16):
     assert abs(found - formula) < 0.02 if k == 1 else formula < found < 1.08 * formula
 
 # %% [markdown]
-# Whether that is less than gathering depends on the number of tokens. A layer of experts with $f$
-# neurons each, of three matrices, has $3def$ numbers, which sharded training gathers twice and sums
-# once (without micro-batches). With tokens sent out and back in the forward pass and in the
-# backward pass, each is four times $d$ numbers for every other rank that it reaches:
+# With few tokens it's cheaper to send tokens, with many to gather experts. A layer of $e$ experts
+# with $f$ neurons each, of three matrices, has $3def$ numbers. Sharded training gathers them twice
+# and sums them once (without micro-batches). A token costs $4d$ per other rank: out and back, in
+# both passes.
 
 
 # %%
@@ -1230,11 +1183,10 @@ assert tokens_until_equal(8, 2, 128, 256) == 2 * tokens_until_equal(8, 2, 64, 25
 print("twice as many experts: equal at twice as many tokens")
 
 # %% [markdown]
-# In CDMoE an expert is two rows of $d$ numbers (chapter 06): about as much as the token that is
-# sent to it. With $K$ choices, heads times $k$, of which $1 - 1/N$ lie on other ranks, a token
-# would fetch $2Kd(1 - 1/N)$ numbers, if no two tokens share a row. Or it travels: $d$ numbers to
-# each other rank that holds a choice, and $d$ back. These are counts of numbers that move, and of
-# nothing else: section 9 was not run.
+# In CDMoE an expert is two rows of $d$ numbers (chapter 06), twice the size of a token. With $K$
+# choices (heads times $k$) a token fetches at most $2Kd(1 - 1/N)$ numbers in the forward pass, less
+# if tokens of a rank share rows. Or it travels, $d$ numbers to each other rank and $d$ back. We
+# sent no expert or token between processes.
 
 # %%
 for heads, k in ((2, 8), (4, 16)):
@@ -1247,20 +1199,16 @@ for heads, k in ((2, 8), (4, 16)):
 # ## Summary
 #
 # - A slice acts on a state by a pair: it fades it, and adds what it writes. Pairs of neighbours
-#   join to pairs, in any grouping. A slice of any length, or of none, has one.
-# - Each rank runs its slice from an empty state, all exchange their pairs, and each adds what its
-#   tokens read of the exclusive prefix. Real processes gave what one pass gives, gradients
-#   included.
-# - What is shared by all ranks has its gradient in parts that have to be summed. And a rank that
-#   uses nothing of a collective leaves the others waiting in its backward pass.
-# - A model needs a halo for its convolution, positions that go on, and keys and values of all
-#   ranks.
-# - The pair's size does not depend on the tokens. With keys for every head, and numbers of equal
-#   size, it is smaller than keys and values from about $n/2$ tokens per rank on.
-# - Rows over ranks need gradients averaged with the shares' weights. Sharded, each of two ranks
-#   held half of every parameter; with copies, all of it; the losses were those of one process.
-# - A rank that ends costs the updates since the last checkpoint, which any number of ranks can
-#   read.
+#   join in any grouping.
+# - Each rank runs its slice from an empty state, all exchange pairs, and each adds the read of its
+#   prefix. Real processes gave the results of one pass, gradients included.
+# - Sum the gradients of shared tensors, and let every rank take part in the backward pass.
+# - A model also needs a halo, continuing positions, and the keys and values of all ranks.
+# - The size of a pair doesn't depend on the tokens. With keys for every head and numbers of equal
+#   size, it is smaller than keys and values above about $n/2$ tokens per rank; sixteen-bit or
+#   grouped keys raise this bound.
+# - Sharded over two ranks, each held half of every parameter, with the losses of one process.
+# - A dead rank costs the updates since the last checkpoint.
 #
 # ## Exercises
 #
@@ -1282,8 +1230,8 @@ for lengths in ((5,), (8, 7, 9, 5), (1, 0, 20, 8), (0, 3, 0)):
     check(f"slices of {lengths}", torch.cat(found), torch.arange(sum(lengths)))
 
 # %% [markdown]
-# **2 · easy.** On how many ranks do parameters, gradients, moments and logits fit? `memory` is that
-# of one rank, in bytes, and `tokens` are those of an update, of all ranks together. Count with
+# **2 · easy.** On how many ranks do parameters, gradients, moments and logits fit? `memory` is the
+# memory of one rank, in bytes, and `tokens` counts the tokens of an update, over all ranks. Use
 # `training_bytes`, which leaves out what layers keep for the backward pass; try 1, 2, 4, ….
 
 
@@ -1310,9 +1258,9 @@ assert training_bytes(preset("cheems-1.3b"), tokens=2048 * 64, processes=ranks) 
 assert training_bytes(preset("cheems-1.3b"), tokens=2048 * 64, processes=ranks // 2) > 24e9
 
 # %% [markdown]
-# **3 · medium.** Write the halo. Every rank sends the last `count` tokens of its slice, or all
-# where there are fewer. From what all ranks have sent, put together the `count` tokens before slice
-# `rank`, with zeros for those before the text. (Hint: a rank before may have sent one token, or
+# **3 · medium.** Write the halo. Every rank sends the last `count` tokens of its slice, or all of
+# them if there are fewer. From the tails of all ranks, put together the `count` tokens before slice
+# `rank`, with zeros for tokens before the text. (Hint: an earlier rank may have sent one token, or
 # none. Where do the zeros go?)
 
 
@@ -1337,8 +1285,8 @@ for cut in ((20,), (8, 1, 11), (1, 1, 1, 17), (2, 0, 0, 18), (0, 5, 15)):
 
 # %% [markdown]
 # **4 · medium.** Rows of unequal length: rank $i$ has `counts[i]` tokens with a target, and their
-# mean loss $\ell_i$. By what does it have to multiply its loss, so that averaged gradients are
-# those of the mean over all tokens? (A rank without tokens has no mean. With which loss does it
+# mean loss is $\ell_i$. By what must it multiply its loss for the averaged gradients to equal the
+# gradient of the mean over all tokens? (A rank without tokens has no mean. With which loss does it
 # take part in the backward pass? See section 3.)
 
 
@@ -1361,11 +1309,11 @@ for counts in ((12,), (4, 4, 4), (7, 1, 4), (0, 12)):
     check(f"tokens per rank {counts}: the mean over all", got, want)
 
 # %% [markdown]
-# **5 · hard.** The way back. For one head, slice $i$ is handed the state $h_i$, with $h_0 = 0$ and
-# $h_{i+1} = a_i h_i + W_i$. Rank $i$ knows how its loss changes with what it was handed, $G_i =
-# \partial \text{loss}_i / \partial h_i$. How does the sum of all losses change with each $a_i$ and
-# $W_i$? Write it without autograd, in one loop up the ranks and one down. (Hint: which losses does
-# $W_i$ reach, and faded by what? In which order do the ranks come?)
+# **5 · hard.** The backward pass. For one head, slice $i$ receives the state $h_i$, with $h_0 = 0$
+# and $h_{i+1} = a_i h_i + W_i$. Rank $i$ knows how its loss changes with the state it received,
+# $G_i = \partial \text{loss}_i / \partial h_i$. How does the sum of all losses change with each
+# $a_i$ and $W_i$? Write it without autograd, in one loop up the ranks and one down. (Hint: which
+# losses does $W_i$ reach, and faded by what? In which order do the ranks come?)
 
 
 # %% tags=["exercise"]
@@ -1399,10 +1347,9 @@ for N in (1, 2, 5):
 # ## Further reading
 #
 # - Dao and Gu, *Transformers are SSMs: Generalized Models and Efficient Algorithms Through
-#   Structured State Space Duality* (2024), §8: layers cut over devices, by heads and by tokens.
+#   Structured State Space Duality* (2024), §8: cutting layers by heads and by tokens.
 # - Sun and others, *LASP-2: Rethinking Sequence Parallelism for Linear Attention and Its Hybrid*
-#   (2025): one gather of the states, and gathered keys and values for the layers of attention.
+#   (2025): one gather of the states.
 # - Liu, Zaharia and Abbeel, *Ring Attention with Blockwise Transformers for Near-Infinite Context*
-#   (2023): keys and values passed round.
-# - Blelloch, *Prefix Sums and Their Applications* (1990): prefixes of anything that is associative.
-# - `cheems_ref/distributed.py`: the code that this notebook arrives at.
+#   (2023).
+# - Blelloch, *Prefix Sums and Their Applications* (1990): prefixes of any associative operation.
