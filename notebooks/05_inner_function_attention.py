@@ -10,9 +10,9 @@
 #
 # Assumes: chapters 03 and 04.
 #
-# Sources: *Wonderful Matrices* (WM) §3.2 and Listings 5–7; *Cheems* (Ch) §3.2 and Listing 3; the same
-# authors' later *Doge* models (WM §5), whose code, `modeling_doge` in transformers 5.23, the content
-# mask of §5 adapts. The package's code is `cheems_ref/attention.py`.
+# Sources: *Wonderful Matrices* (WM) §3.2 and Listings 5–7; *Cheems* (Ch) §3.2 and Listing 3; the
+# same authors' later *Doge* models (WM §5), whose code, `modeling_doge` in transformers 5.23, the
+# content mask of §5 adapts. The package's code is `cheems_ref/attention.py`.
 #
 # How to read ✓, ✗ and *As printed*: chapter 00.
 
@@ -68,8 +68,8 @@ print("PyTorch version", torch.__version__.partition("+")[0])
 # ## Why this matters
 #
 # Attention can go back to any token, but its value $W x_s$ adds nothing to what the stream already
-# holds there. *Inner-function attention* computes something instead. SSD (chapter 03) can also decide
-# to forget; the *dynamic mask* tries to give attention that.
+# holds there. *Inner-function attention* computes something instead. SSD (chapter 03) can also
+# decide to forget; the *dynamic mask* tries to give attention that.
 
 # %% [markdown]
 # ## 1 · Attention is a weighted read
@@ -114,9 +114,9 @@ louder = [math.sqrt(p) * one_head[0], *one_head[1:]]
 _ = must_differ("without 1/√p", naive_attention(*louder, allowed=everyone)[0, :, 0], y)
 
 # %% [markdown]
-# Why $1/\sqrt p$? The inner product of two random vectors with components of variance 1 has variance
-# $p$. Without the scale, the softmax of a wide head puts most of its weight on one key. The papers'
-# equations omit the scale and the causal mask; their listings have the scale.
+# Why $1/\sqrt p$? The inner product of two random vectors with components of variance 1 has
+# variance $p$. Without the scale, the softmax of a wide head puts most of its weight on one key.
+# The papers' equations omit the scale and the causal mask; their listings have the scale.
 
 
 # %%
@@ -138,13 +138,13 @@ for p in (4, 64, 1024):
 # %% [markdown]
 # ## 2 · Who may be read: the static mask
 #
-# A language model must not read ahead, so key $s$ is *allowed* for query $t$ only if $s \le t$. Every
-# other key gets the score $-\infty$ **before** the softmax: its weight is then exactly zero, and the
-# rest still sum to one.
+# A language model must not read ahead, so key $s$ is *allowed* for query $t$ only if $s \le t$.
+# Every other key gets the score $-\infty$ **before** the softmax. Its weight is then exactly zero,
+# and the rest still sum to one.
 #
 # With a cache, query 0 of a call is the first token after the cache and may see all of it. The mask
 # needs an *offset* of $n_{keys} - n_{queries}$. `causal_mask` returns (t, s), or (b, 1, t, s) when
-# you pass `real` (b, s), which marks the real tokens. Padding queries see only themselves.
+# you pass the real tokens, `real` (b, s). Padding queries see only themselves.
 
 # %%
 real = torch.tensor([[False, False, True, True, True, True]])
@@ -199,8 +199,8 @@ print("one query after a cache of five sees, without the offset, the keys", seen
 assert seen == [0]
 
 # %% [markdown]
-# **Why padding works.** No real query may read a padding key. Its weight is $e^{-\infty} = 0$, and $0
-# \cdot v$ is 0 for every finite $v$.
+# **Why padding works.** No real query may read a padding key. Its weight is $e^{-\infty} = 0$, and
+# $0 \cdot v$ is 0 for every finite $v$.
 
 # %%
 real = torch.tensor([[False, False, True, True, True, True, True, True]])  # 2 of padding, 6 real
@@ -213,10 +213,10 @@ read = attention.attention(front_q, front_k, front_v)
 _ = must_differ("padding that may be read", read[:, 2:], whole)
 
 # %% [markdown]
-# But $0 \cdot \text{NaN}$ is NaN, so the package's layers first set padding to 0. And positions must
-# count real tokens (chapter 04). This matters for padding *between* tokens; before the text, rotation
-# doesn't notice. `QCAttn` (*quadratic causal attention*, the papers' name for the ordinary kind) maps
-# x to q, k and v, rotates q and k, applies equation 5.1 per head, and ends with a linear map.
+# But $0 \cdot \text{NaN}$ is NaN, so the package's layers first set padding to 0. And positions
+# must count real tokens (chapter 04), at least when padding is *between* tokens. `QCAttn`
+# (*quadratic causal attention*, the papers' name for the ordinary kind) maps x to q, k and v,
+# rotates q and k, applies equation 5.1 per head, and ends with a linear map.
 
 # %%
 front_v[:, 0] = math.nan
@@ -244,8 +244,8 @@ _ = must_differ("padding between tokens, counted", by_column[between], alone[0])
 
 # %% [markdown]
 # **A row with nothing left.** A leading padding token has nothing to read. Softmax turns its row of
-# $-\infty$ into 0/0, a NaN that reaches every gradient (§8). The package lets such a row see its own
-# token; no real token reads the meaningless result.
+# $-\infty$ into 0/0, a NaN that reaches every gradient (§8). The package lets such a row see its
+# own token; no real token reads the meaningless result.
 
 # %%
 row = torch.full((6,), -math.inf)
@@ -260,8 +260,8 @@ print("the two padding queries read the tokens [0] and [1], themselves; no real 
 # ## 3 · Values that compute: V = SSD(x)
 #
 # Everything in $y_t$ comes through the values. In a first layer, $v_s = W x_s$ knows one token, but
-# not what it *means in its place*, such as the account balance after this booking. Why not compute in
-# q and k? The paper gives this reason, which we didn't test:
+# not what it *means in its place*. Why not compute in q and k? The paper gives this reason, which
+# we didn't test:
 #
 # > "Considering that $Q$ and $K$ need to perform inner product operations, more complex operations
 # > may cause large fluctuations during training, so the heuristic should be applied to $V$." — Ch
@@ -515,15 +515,15 @@ plotting.save(
 # alone 0.781 and SSD alone 0.754. That's one seed and no ceiling.
 #
 # But attention over SSD contains *two* sequence mixers. An SSD layer followed by an attention layer
-# explains 0.908 to 0.999 over five seeds (width 32, 500 steps), and attention over SSD 0.998 to 0.999
-# (record `05_one_more_layer`, each at the best of three learning rates). So the inner function saves
-# a layer. Behind another SSD layer it gets 0.702 to 0.998, no gain.
+# explains 0.908 to 0.999 over five seeds (width 32, 500 steps), and attention over SSD 0.998 to
+# 0.999 (record `05_one_more_layer`, each at the best of three learning rates). So the inner
+# function saves a layer. With another SSD layer before it, it gets 0.702 to 0.998.
 #
 # ### What the two layers of the control do
 #
 # Two ordinary layers come close to 0.99. Does the first sum and the second look up? Attention's
-# weights sum to one, so it *averages*. Let's fit a linear map to what layer 1 writes into half of the
-# bookings, and judge it on the other half.
+# weights sum to one, so it *averages*. Let's fit a linear map to what layer 1 writes into half of
+# the bookings, and judge it on the other half.
 
 
 # %%
@@ -564,11 +564,11 @@ assert all(abs(share - best) < 0.03 for share in books["layer 1 holds"]["balance
 
 # %% [markdown]
 # Layer 1 writes the *mean* of the amounts so far, and the linear map finds no more of the balance
-# than follows from it. The best multiple of $\mathrm{mean}_s = \mathrm{bal}_s/s$ explains
-# $\mathrm E[\mathrm{bal}\cdot\mathrm{mean}]^2 /
-# (\mathrm E[\mathrm{mean}^2]\,\mathrm E[\mathrm{bal}^2])$. At place $s$ the three expectations are
-# 1, $1/s$ and $s$; averaged over places they give $1/(\overline{1/s}\;\overline{s})$. The balance is
-# the mean times the place. Do the model's answers multiply by the place?
+# than follows from it. The best multiple of $\mathrm{mean}_s = \mathrm{bal}_s/s$ explains $\mathrm
+# E[\mathrm{bal}\cdot\mathrm{mean}]^2 / (\mathrm E[\mathrm{mean}^2]\,\mathrm E[\mathrm{bal}^2])$. At
+# place $s$ the three expectations are 1, $1/s$ and $s$; averaged over places they give
+# $1/(\overline{1/s}\;\overline{s})$. The balance is the mean times the place. Do the model's
+# answers multiply by the place?
 
 
 # %%
@@ -627,11 +627,11 @@ assert min(books["resampled"]["questions"]["own"]) > 0.95
 assert 0.75 < min(books["resampled"]["mean"]["own"]) < max(books["resampled"]["mean"]["own"]) < 0.85
 
 # %% [markdown]
-# The answers follow what layer 1 wrote into the bookings. (Answers for another, independent book are
-# off by twice the variance, so they "explain" about $1 - 2 = -1$.) What it wrote into the questions
-# hardly matters where it depends on the amounts; with the mean there, 0.77 to 0.81 is left. So the
-# first layer averages and the second looks up. We don't know where the factor that follows the place
-# comes from.
+# The answers follow what layer 1 wrote into the bookings. (Answers for another, independent book
+# are off by twice the variance, so they "explain" about $1 - 2 = -1$.) What it wrote into the
+# questions hardly matters where it depends on the amounts; with the mean there, 0.77 to 0.81 is
+# left. So the first layer averages and the second looks up. We don't know where the factor comes
+# from.
 
 # %% [markdown]
 # ## 4 · Values from a table
@@ -648,9 +648,9 @@ assert 0.75 < min(books["resampled"]["mean"]["own"]) < max(books["resampled"]["m
 # same width, and *best* are the `k_values` rows (by default two) of the largest $z_{sj}$. With
 # several heads, each takes $p$ components of $x_s$ and has separate queries, keys and rows.
 #
-# Equation 3 of the paper weights all rows by their scores; the steps below it and Listing 7 take the
-# best rows and drop the scores. We take the best and keep the weights, because an index has no
-# derivative. The softmax and $\sqrt m$ are ours.
+# Equation 3 of the paper weights all rows by their scores; Listing 7 takes the best rows and drops
+# the scores. We take the best and keep the weights, because an index has no derivative. The softmax
+# and $\sqrt m$ are ours.
 
 # %%
 _ = torch.manual_seed(0)
@@ -706,8 +706,8 @@ print(f"retrieved = {512 * h * m:,} (queries) + {h * 64 * m:,} (keys) + {h * 64 
 # %% [markdown]
 # ### What a table can do that a matrix cannot
 #
-# A table can treat kinds of tokens differently. Suppose the right value is $x \circ r_0$ if the first
-# component is negative, and $x \circ r_1$ if it is positive.
+# A table can treat kinds of tokens differently. Suppose the right value is $x \circ r_0$ if the
+# first component is negative, and $x \circ r_1$ if it is positive.
 
 
 # %%
@@ -729,8 +729,8 @@ def train_on_two_kinds(make, steps, seed):
 
 
 # %% [markdown]
-# We compare a table of four rows with two taken per token or only one, a matrix, and a matrix with
-# twice as many values in between.
+# We compare a table of four rows (two or one taken per token), a matrix, and a matrix with twice as
+# many values in between.
 
 
 # %%
@@ -802,14 +802,12 @@ for inner, groups in (("linear", 8), ("linear", 2), ("retrieved", 8), ("retrieve
 # %% [markdown]
 # - *Grouped attention* shares keys and values **between heads**. Parameters and cache shrink by the
 #   same factor, here 4.
-# - *Retrieved values* share rows **between tokens**. The cache doesn't shrink, since it holds the
-#   product $v_s$.
-# - In the package you can group any layer's keys, but a table or an SSD gives one value per head.
+# - *Retrieved values* share rows **between tokens**. The cache holds the product $v_s$ and doesn't
+#   shrink.
 #
-# More *linear* values per key wouldn't help. Read with the same weights $w_{ts}$ and mixed by the
-# linear map after attention, $V_1 x_s$ and $V_2 x_s$ become one linear map again, $\sum_s
-# w_{ts}\,(O_1 V_1 + O_2 V_2)\,x_s$, only perhaps of higher rank. The table isn't linear, as this
-# check shows:
+# More *linear* values per key stay linear. With the same weights $w_{ts}$ and the linear map after
+# attention, $V_1 x_s$ and $V_2 x_s$ become $\sum_s w_{ts}\,(O_1 V_1 + O_2 V_2)\,x_s$, perhaps of
+# higher rank. The table isn't linear, as this check shows:
 
 # %%
 tokens = random(6, 8, seed=35)
@@ -900,33 +898,32 @@ assert printed.chosen.max() >= 8
 # %% [markdown]
 # ## 5 · Masks that learn
 #
-# The static mask knows who *may* be read. SSD also knows who *should*: with a large step $\Delta_t$ a
-# token wipes the state for all later readers. Attention can add a *bias* to the scores of head $i$,
-# the logarithm of the share of each key that is left:
+# The static mask knows who *may* be read. SSD also knows who *should*: with a large step $\Delta_t$
+# a token wipes the state for all later readers. Attention can add a *bias* to the scores of head
+# $i$, the logarithm of the share of each key that is left:
 #
 # $$w_{ts} \propto e^{q_t \cdot k_s/\sqrt p + \mu_{is}}, \qquad \mu_{is} \le 0 \tag{5.3}$$
 #
 # At $\mu_{is} = 0$ the key is as it was; at $-\infty$ it is masked. The bias comes **before** the
 # softmax, so the weights still sum to one, causality holds, and $\mu$ has a gradient. Here are two
-# ways to make it, and SSD's counterpart:
+# ways to make $\mu$, and SSD's counterpart:
 #
 # | | log of the factor | knows | as in |
 # |---|---|---|---|
-# | `GateMask` ($\mu$) | $\log \sigma(\mathrm{logit}_{i,\,\mathrm{pos}(s)})$ | place | WM eq. 4 |
-# | `ContentMask` ($\mu$) | $-a_i\,\mathrm{softplus}(u_i \cdot \bar v_s + \nu_i)$ | itself | after Doge |
+# | `GateMask` | $\log \sigma(\mathrm{logit}_{i,\,\mathrm{pos}(s)})$ | place | WM eq. 4 |
+# | `ContentMask` | $-a_i\,\mathrm{softplus}(u_i \cdot \bar v_s + \nu_i)$ | itself | after Doge |
 # | SSD | $\log \Delta_s + A\,(\Delta_{s+1} + \dots + \Delta_t)$ | itself, all up to $t$ | ch. 03 |
 #
 # $\sigma(z) = 1/(1 + e^{-z})$ is the sigmoid, with a learned logit per head and position
 # $\mathrm{pos}(s)$; $\mathrm{softplus}(z) = \log(1 + e^z)$ is positive. $\bar v_s$ holds the values
 # of all heads of token $s$, and each head has its own $a_i > 0$, $u_i$ and $\nu_i$ (in the package
-# `A_log`, `dt_proj` and `dt_bias`). SSD's factor multiplies $C_t \cdot B_s$, not a softmax weight,
-# and can exceed 1.
+# `A_log`, `dt_proj`, `dt_bias`). SSD's factor multiplies $C_t \cdot B_s$ and can exceed 1.
 #
 # With $\Delta_s$ a token of SSD can say "do not read me" (small) or "forget what came before me"
-# (large). A content mask can say only the first, since $\mu_{is}$ is the same for every reader. WM
-# compares its mask to SSD's selection, but that mask goes by place and sees no content.
+# (large). A content mask can say only the first, since $\mu_{is}$ is the same for every reader.
+# WM's mask goes by place and sees no content.
 #
-# Here is $e^{\mu}$, the share left of each key (for SSD only the decay, without $\Delta_s$):
+# Below is $e^{\mu}$, the share left of each key (for SSD only the decay, without $\Delta_s$):
 
 # %%
 _ = torch.manual_seed(1)
@@ -980,7 +977,7 @@ plotting.save(
 )
 
 # %% [markdown]
-# On the right, token 8 wipes the past for all later readers. Gate and content mask can only thin out
+# On the right, token 8 wipes the past for all later readers. The other two can only thin out
 # columns. Next we check the bias against its definition:
 
 # %%
@@ -1019,8 +1016,8 @@ _ = must_differ("gates after the softmax: weights no longer sum to one", after, 
 # ### The mask of Doge
 #
 # Doge adds not $\mu$ itself but $e^{a\,\mathrm{softplus}(u \cdot v_s)}$, with an $a$ of either sign
-# that starts at 0. Beyond a window of 2,048 keys it drops the keys with the smallest numbers. How far
-# does the least favoured of eight keys fall behind the most favoured?
+# that starts at 0. Beyond a window of 2,048 keys it drops the keys with the smallest numbers. How
+# far does the least favoured of eight keys fall behind the most favoured?
 
 
 # %%
@@ -1043,16 +1040,15 @@ for start in (0.0, -1.0, -10.0, 1.0, 2.0):
 assert behind < 1e-5  # at a = 2
 
 # %% [markdown]
-# With $a \le 0$ the number is in $(0, 1]$, and no key falls behind by more than a factor of $e$: only
-# the window hides keys. With $a > 0$ it has no upper bound; at $a = 2$ the factor is 1.3e-6. At
-# $a = 0$, the start, $u$ has no gradient, but $a$ has one and moves first. Chapter 11, section 4,
-# tests the released model.
+# With $a \le 0$ the number is in $(0, 1]$, and no key falls behind by more than a factor of $e$.
+# Only the window hides keys. With $a > 0$ it has no upper bound; at $a = 2$ the factor is 1.3e-6.
+# At the start, $a = 0$, only $a$ has a gradient. Chapter 11, section 4, tests the released model.
 #
 # ### Does it learn? Decoys at fixed places
 #
-# *Data.* Now an associative memory with a trap. Each of 8 keys is stored twice among 16 slots, once
-# with the right value and once as a decoy with a random one. In all texts even slots hold the right
-# values and odd slots the decoys; the tokens don't tell. Then every key is queried.
+# *Data.* Each of 8 keys is stored twice among 16 slots, once with the right value and once as a
+# decoy with a random one. Even slots hold the right values and odd slots the decoys; the tokens
+# don't tell. Then every key is queried.
 
 
 # %%
@@ -1074,8 +1070,8 @@ print("asked  ", asked[0].tolist(), "  answers", answers[0].tolist())
 
 # %% [markdown]
 # A model that guesses between the two is right in 9 of 16 cases. Right slot $2i$ is before decoy
-# $2j + 1$ if $i \le j$, in 36 of 64 cases, so picking the *earlier* one is right in $\frac{36}{64} +
-# \frac{28}{64} \cdot \frac18 = 0.617$ of the questions. Rotated queries and keys can use that.
+# $2j + 1$ if $i \le j$, in 36 of 64 cases, so picking the *earlier* one is right in $\frac{36}{64}
+# + \frac{28}{64} \cdot \frac18 = 0.617$ of the questions.
 #
 # *Model.* We use embeddings of keys and values, one attention layer, one linear map to the values.
 
@@ -1105,8 +1101,8 @@ class Memory(torch.nn.Module):
 
 # %% [markdown]
 # A mask of the package maps the keys' values and positions to their bias (b, h, s). Its method
-# `keeps(bias, allowed)` also takes the static mask and returns which allowed keys stay, (b, h, t, s),
-# or None for all. Here is the printed mask in this form:
+# `keeps(bias, allowed)` also takes the static mask and returns which allowed keys stay, (b, h, t,
+# s), or None for all. Here is the printed mask in this form:
 
 
 # %%
@@ -1247,9 +1243,9 @@ plotting.save(
 )
 
 # %% [markdown]
-# The decoys' gates needn't close: at 0.6 against 0.95, two keys that fit equally well get the weights
-# 0.39 and 0.61, and later maps can enlarge the difference. In a longer run they sink further ("open"
-# counts decoys with a gate of at least 1/2):
+# The decoys' gates needn't close: at 0.6 against 0.95, two keys that fit equally well get the
+# weights 0.39 and 0.61. In a longer run they sink further ("open" counts decoys with a gate of at
+# least 1/2):
 
 # %%
 gate, rounded = decoys["later"]["gate"], decoys["later"]["rounded"]
@@ -1280,19 +1276,19 @@ _ = must_differ("a mask that hides the decoys", layer(x, positions)[0], unmasked
 
 # %% [markdown]
 # So as printed, attention with the dynamic mask *is* attention without it. WM Table 1 reports
-# perplexities of 8.12 without and 7.96 with it; we don't know whether the printed code trained those
-# models.
+# perplexities of 8.12 without and 7.96 with it; we don't know whether the printed code trained
+# those models.
 #
 # ### Rounding, straight through
 #
-# The paper rounds its gates to 0 and 1. We can use the rounded gates in the forward pass and the soft
-# ones' gradient in the backward pass (*straight through*):
+# The paper rounds its gates to 0 and 1. We can use the rounded gates in the forward pass and the
+# soft ones' gradient in the backward pass (*straight through*):
 #
 # $$y = y_{soft} + \mathrm{stop}(y_{hard} - y_{soft}), \tag{5.4}$$
 #
-# where stop is the identity without a gradient (`detach` in torch). The logarithm of 0 has no finite
-# gradient, so for $y$ the package takes attention's output, not the gate. Queries, keys and values
-# also learn as if the gates were soft. By hand, this is the layer:
+# where stop is the identity without a gradient (`detach` in torch). The logarithm of 0 has no
+# finite gradient, so for $y$ the package takes attention's output, not the gate. By hand, this is
+# the layer:
 
 # %%
 _ = torch.manual_seed(3)
@@ -1325,9 +1321,8 @@ assert (gradient[:, 1] != 0).all()
 print("the shut gate at position 1 has one, so it can open again")
 
 # %% [markdown]
-# In training, the decoys' rounded gates stopped near 1/2: below it, that head no longer sees the
-# decoy. Seven of 32, all in one head, are still open after 2,000 steps, yet the loss is 0.0002 or
-# less.
+# In training, the decoys' rounded gates stopped near 1/2; below it, that head no longer sees the
+# decoy. Seven of 32 are still open after 2,000 steps, yet the loss is 0.0002 or less.
 #
 # ### By content: a token that says "do not read me"
 #
@@ -1384,10 +1379,10 @@ print("ordinary attention, no dynamic mask: over 97 % right")
 
 # %% [markdown]
 # Ordinary attention solves this as well, since query and key can carry the mark. But a content
-# penalty belongs to the key alone, so we know *before any query arrives* which keys to drop. Let each
-# query keep the $n$ allowed keys with the smallest penalty (`top_k`). Later keys can only push a key
-# further down, so a cache of $n$ keys per head would do. The package still computes all scores and
-# saves nothing.
+# penalty belongs to the key alone, so we know *before any query arrives* which keys to drop. Let
+# each query keep the $n$ allowed keys with the smallest penalty (`top_k`). Later keys can only push
+# a key further down, so a cache of $n$ keys per head would do (the package still computes all
+# scores).
 #
 # *Result.* First, what does each head leave of stale and of fresh keys?
 
@@ -1519,8 +1514,8 @@ plotting.save(
 
 # %% [markdown]
 # The eight fresh keys hold every answer. Yet keeping eight by penalty gives only 0.81 to 1.00 right
-# answers (about half by chance). The questions' own keys compete for the eight places, and some heads
-# don't hide stale keys; we haven't separated the two. Keeping sixteen loses next to nothing.
+# answers (about half by chance). The questions' own keys compete for the eight places, and some
+# heads don't hide stale keys; we haven't separated the two. Keeping sixteen loses next to nothing.
 
 # %% [markdown]
 # ## 6 · All combinations, one contract
@@ -1609,8 +1604,8 @@ print("padding is unread, and every parameter has a gradient")
 
 # %% [markdown]
 # Would these tests catch a broken layer? We break each property: 1, read the text from its end; 2,
-# see only earlier tokens; 3, drop the cache; 4, don't mark the padding; 5, take one row of the table
-# per token (§4).
+# see only earlier tokens; 3, drop the cache; 4, don't mark the padding; 5, take one row of the
+# table per token (§4).
 
 # %%
 layer = layer_of("linear", "causal")
@@ -1630,7 +1625,8 @@ print("one row of the table per token: no gradient for", *silent)
 assert sorted(silent) == ["inner.keys", "inner.query_proj.weight"]
 
 # %% [markdown]
-# The gate knows absolute places. The nine combinations without it don't change when a text is moved.
+# The gate knows absolute places. The nine combinations without it don't change when a text is
+# moved.
 
 # %%
 for inner, mask in COMBINATIONS:
@@ -1659,8 +1655,8 @@ for inner in ("linear", "retrieved", "ssd"):
 
 # %% [markdown]
 # *Time.* Cheems reports its attention to be about 4 % slower (Ch Appendix B.2, without saying what
-# was timed). We timed one layer of width 512 with 8 heads and batch 1 on two CPU cores, as a multiple
-# of ordinary attention. The record (`python tests/bench/bench_attention.py --json
+# was timed). We timed one layer of width 512 with 8 heads and batch 1 on two CPU cores, as a
+# multiple of ordinary attention. The record (`python tests/bench/bench_attention.py --json
 # figures/records/05_cost.json`) holds medians and no spread, so don't read small differences.
 
 # %%
@@ -1674,12 +1670,11 @@ for title, measured in times.items():
 # %% [markdown]
 # - The inner SSD doubles the time of a token decoded after 256 others and adds 12 % after 8,192. In
 #   training it adds 60 % over 256 tokens, 32 % over 1,024.
-# - The table adds 28 and 12 % in decoding after 256 and 1,024 tokens and at most 4 % from 4,096 on;
-#   in training 11 and 5 %.
-# - Per decoded token, the gate adds 9 to 47 %, the content mask 21 to 33 %. Keeping 256 keys takes
-#   1.7 to 2 times ordinary attention.
-# - In training our masks add 11 to 13 % over 256 tokens. Over 1,024 they double the time, and keeping
-#   256 keys makes it more than four times.
+# - The table adds at most 28 % in decoding and 11 % in training.
+# - Per decoded token, the masks add 9 to 47 %. Keeping 256 keys takes 1.7 to 2 times ordinary
+#   attention.
+# - In training, masks add 11 to 13 % over 256 tokens. Over 1,024 they double the time, and keeping
+#   256 keys quadruples it.
 
 # %%
 decoding, training = (
@@ -1722,8 +1717,8 @@ for name in ("causal", "gate", "content"):
 # %% [markdown]
 # ## 8 · As printed
 #
-# Sections 2, 4 and 5 ran four faults of the listings, and lab 04a ran Listing 7's rotation. Here are
-# five more.
+# Sections 2, 4 and 5 ran four faults of the listings, and lab 04a ran Listing 7's rotation. This
+# section runs five more.
 #
 # ### The mask on the wrong side of the softmax (WM §3.2, formulas after eq. 4)
 #
@@ -1745,8 +1740,8 @@ print("outputs that are not finite:", int((~read.isfinite()).sum()), "of", read.
 assert not read[:-1].isfinite().any()
 
 # %% [markdown]
-# With $L$ of ones and zeros it looks right but isn't causal, because the softmax has already divided
-# by the keys of the future. Change key 5:
+# With $L$ of ones and zeros it looks right but isn't causal, because the softmax has already
+# divided by the keys of the future. We change key 5:
 
 
 # %%
@@ -1853,8 +1848,8 @@ layer(random(1, 6, 8, seed=53), torch.arange(6)[None], padding_mask=torch.ones(1
 # %% [markdown]
 # ### A gate that follows the column, not the token (WM Listing 6)
 #
-# The listing applies gate $j$ to *column* $j$. Leading padding moves every token to another gate, so
-# the answer depends on the padding. Ours goes by position, which counts real tokens.
+# The listing applies gate $j$ to *column* $j$. Leading padding moves every token to another gate,
+# so the answer depends on the padding. Ours goes by position, which counts real tokens.
 
 # %%
 gate = torch.ones(1, 8)
@@ -1882,9 +1877,9 @@ _ = must_differ("gates by column", mask(v, torch.arange(6)[None])[..., 2:], alon
 # %% [markdown]
 # ### Padding in the state of SSD (Ch Listing 2, WM Listings 3 and 4)
 #
-# The SSD listings take no padding mask. Masking keys in attention doesn't help when the *values* are
-# states that have read the padding. Here are 30 draws of the padding, without the skip connection $D$
-# (Ch Listing 2 has none) and with correct positions:
+# The SSD listings take no padding mask. Masking keys in attention doesn't help when the *values*
+# are states that have read the padding. We draw the padding 30 times, without the skip connection
+# $D$ (Ch Listing 2 has none) and with correct positions:
 
 # %%
 _ = torch.manual_seed(0)
@@ -1915,7 +1910,8 @@ for pads in (1, 4):
 #   weighted and a token takes at least two.
 # - A mask that learns is a bias before the softmax. By place it is a gate; by content it is a key's
 #   "do not read me".
-# - An index, a comparison with 0 and rounding have no gradient. Check that every parameter gets one.
+# - An index, a comparison with 0 and rounding have no gradient. Check that every parameter gets
+#   one.
 #
 # | as printed | what it does when run | the repair |
 # |---|---|---|

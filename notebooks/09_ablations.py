@@ -91,10 +91,10 @@ for n in (2, 3, 5, 8, 30):
 # For normal numbers Student's intervals keep their promise at every $n$. With three seeds and 1.96,
 # nearly one in five misses the mean. (`T95[0]` is for two numbers.)
 #
-# To compare two models, we train both with the same seeds and let $x$ be the *difference* of their
-# losses, seed by seed. Its deviation is $\sqrt 2$ times one model's for independent runs, and
-# smaller if a seed moves both models alike. About every second table detects a difference as large
-# as the half width of (9.1). Here it is, in units of the true deviation:
+# To compare two models, we let $x$ be the *difference* of their losses, seed by seed. Its deviation
+# is $\sqrt 2$ times one model's for independent runs, and smaller if a seed moves both models
+# alike. About every second table detects a difference as large as the half width of (9.1). Here it
+# is, in units of the true deviation:
 
 
 # %%
@@ -192,8 +192,7 @@ print(*(f"{name} {share:.3f}" for name, share in times.items()), sep=", ")
 assert times["retrieved"] < 1.001 and 1.01 < times["SSD"] < 1.03
 
 # %% [markdown]
-# With SSD inside attention, a token costs two percent more at equal parameters. A table should say
-# so.
+# With SSD inside attention, a token costs two percent more at equal parameters.
 #
 # **Text and order.** All rows read the same windows in the same order. We train three tiny models
 # with two seeds for ten updates and compare the generator's state after each:
@@ -299,8 +298,8 @@ def print_difference(losses, row, baseline):
 # %% [markdown]
 # ## 3 · Three inner functions
 #
-# **Question.** Does it help to compute attention's values with an inner function? Ch says so of
-# Figure 6, the fine-tuning of 1.3 billion parameters:
+# **Question.** Do inner functions help attention? Ch says so of Figure 6, the fine-tuning of 1.3
+# billion parameters:
 #
 # > "[…] with almost the same model parameter, the loss curve of Inner Function Attn is reduced by
 # > more than 40% compared to the loss curve of Attention." — Ch, App. B.2
@@ -343,8 +342,8 @@ print("of the differences to linear, seed by seed:", *(f"{s:.3f}" for s in paire
 assert max(spread) < 0.05 and max(paired_spread) < math.sqrt(2) * statistics.fmean(spread)
 
 # %% [markdown]
-# Perhaps a little. Unrelated runs would give $\sqrt 2$ times the deviation of the losses. Six seeds
-# don't settle it.
+# Perhaps: unrelated runs would give $\sqrt 2$ times the losses' deviation. Six seeds don't settle
+# it.
 
 
 # %% tags=["figure"]
@@ -413,8 +412,8 @@ print("each of", *sorted(best_of), "is the best with some seed; signs differ bet
 # positions.
 #
 # **Runs.** Fifteen rows, 200 updates, three seeds (`python book/records.py 09_position`). The inner
-# function is the retrieved one. The mask is a learned gate per head and position, because the mask
-# of the paper's listing never learns (chapter 05).
+# function is the retrieved one. The mask is a learned gate per head and position, as the listing's
+# never learns (chapter 05).
 
 
 # %% tags=["setup"]
@@ -518,8 +517,8 @@ assert abs(1 - 0.95**9 - 1 / 3) < 0.05
 
 # %% [markdown]
 # **On average the convolution comes first, then rotation, then the decay**, and attention alone
-# comes last, as predicted. WM's Table 1 has rotation first. Holm's rule just calls the two
-# averages, but none of the eight differences per module.
+# comes last, as predicted. WM's table has rotation first. Holm's rule just calls the two averages,
+# but none of the eight differences per module.
 #
 # **Attention without positions**: no difference shown. Among the nine steps that add attention, an
 # inner function or a mask, one interval excludes zero, S + I against S + A with rotation. By chance
@@ -636,7 +635,7 @@ assert 1.8 < spread["OTCE"] / spread["Jamba"] < spread["two, not last"] / spread
 
 # %% [markdown]
 # **On text no difference is shown**, with ample room for the paper's 0.008. The two orders with
-# more attention scatter about twice as much, at rate 0.01. Next comes recall:
+# more attention scatter about twice as much, at rate 0.01. Now recall:
 
 # %%
 ELIMINATION = 0.39  # without any recall (chapter 07)
@@ -832,7 +831,7 @@ class Reader(torch.nn.Module):
 
 
 # %% [markdown]
-# In three untrained models, which outputs move if we change the last token of part A, or of part B?
+# Which outputs move if we change the last token of part A, or of part B?
 
 
 # %%
@@ -887,8 +886,8 @@ print("one column opened: that place leaks, and all before it through it, where 
 # **Does it hurt that S can't look ahead?** Less than you'd think, because part B comes after all of
 # part A. But a state must remember that text, while attention can look it up.
 #
-# Two-way attention helps part B only if a later layer carries the result there. In "SMAM" no later
-# layer mixes tokens:
+# Two-way attention helps part B only through a later layer, and in "SMAM" no later layer mixes
+# tokens:
 
 
 # %%
@@ -908,8 +907,8 @@ _ = must_differ("AMSM: part B, two-way", two_way, one_way)
 # **Question.** Is a byte in a blank, with the text after it given, easier to predict than the same
 # byte in order?
 #
-# **Prediction.** Not here: the budget is small, and with blanks a model learns from only a sixth of
-# the bytes. Two-way attention should add little, because part B sees part A anyway.
+# **Prediction.** Not here, because with blanks a model learns from only a sixth of the bytes.
+# Two-way attention should add little, because part B sees part A anyway.
 #
 # **Runs.** Three patterns, 200 updates, three seeds (`python book/records.py 09_reading`). S + A is
 # SMAMSMAM, and S rotates. We score all rows on the held-out bytes that we cut out.
@@ -985,7 +984,7 @@ def nats_cut_out(reader, objective, held_out, n_texts=256, length=513):
 
 
 # %% [markdown]
-# First a rehearsal of ten updates:
+# We rehearse with ten updates:
 
 # %%
 small = TrainConfig(steps=10, batch_size=4, seq_len=64, learning_rate=3e-3)
@@ -1016,10 +1015,9 @@ for name in ("S + A", "A"):
 
 # %% [markdown]
 # **In order comes first** with every pattern, by 0.4 to 0.8 nats per byte. Part of that is built
-# in: with blanks there are fewer targets, and predicting the ends of blanks costs 0.24 nats per
-# byte, by the law below. Subtract it, and for A one-way the interval contains zero. **Two-way
-# against one-way** shows no difference in S + A. In A the interval of ±0.5, between two rates,
-# leaves it open.
+# in: blanks give fewer targets, and predicting the ends of blanks costs 0.24 nats per byte, by the
+# law below. Subtract it, and for A one-way the interval contains zero. **Two-way against one-way**
+# shows no difference in S + A. In A the interval of ±0.5, between two rates, leaves it open.
 #
 # Is attention worth more with blanks? We subtract the hybrid's lead in order from its lead with
 # blanks:
@@ -1038,8 +1036,7 @@ print(f"the one less the other: {mean:+.3f} ± {half:.3f}, a difference")
 assert -mean > half
 
 # %% [markdown]
-# It looks that way, by 0.18 nats, but Holm's rule calls none of this cell's three differences: not
-# seen.
+# By 0.18 nats, but Holm's rule calls none of these three differences: not seen.
 #
 # With blanks a model must also say that a blank goes on, except at the first place. The lengths
 # follow Poisson's law with mean 3, without the zeros. A model that knows only this law pays
@@ -1078,11 +1075,11 @@ for name, objectives in OBJECTIVES.items():
         assert nats[0] > found[f"{name}, in order"][0] + 0.2 and 3.4 < nats[5] < 3.9
 
 # %% [markdown]
-# In order, the place hardly matters. With blanks the sixth byte costs more than the first, and the
-# law explains up to 0.8 nats of that. In S one-way the first byte costs more than the next three.
+# With blanks the sixth byte costs more than the first, and the law explains up to 0.8 nats of that.
+# In S one-way the first byte costs more than the next three.
 #
-# None of these models has learned much about filling in. They pay 2.9 to 3.3 nats per byte, and
-# byte frequencies plus the law would give 3.5.
+# None of these models has learned much. They pay 2.9 to 3.3 nats per byte, and byte frequencies
+# plus the law would give 3.5.
 
 # %%
 counts = torch.bincount(manual.long()).double()
@@ -1186,7 +1183,7 @@ assert ps[0] > 0.05 / 5 and sum(not one.holds_zero for one in apart.values()) ==
 
 # %% [markdown]
 # The means contradict us: all five rows with CDMoE are below the row without. But Holm's rule calls
-# none. For the whole table we fit a line to each seed, from no experts to experts everywhere:
+# none. We also fit a line per seed, from no experts to experts everywhere:
 
 
 # %%
@@ -1242,7 +1239,7 @@ print(f"by chance as large {share:.2f} of the time")
 assert share > 0.8
 
 # %% [markdown]
-# The sign is as predicted, but **nothing is shown**: shuffled rows spread as far nine times in ten.
+# **Nothing is shown**: shuffled rows spread as far nine times in ten.
 
 
 # %% tags=["figure"]
@@ -1418,7 +1415,7 @@ plotting.save(
 # 1.45 at 1.3 billion.
 #
 # **Prediction.** Convolution beats rotation, and retrieved experts trail. So Mamba-2 and Jamba
-# lead, then OTCE, then Cheems. LlaMa has nothing that sees its neighbours from the start and comes
+# lead, then OTCE, then Cheems. LlaMa has no part that sees neighbours from the start and comes
 # last.
 #
 # **Runs.** Sixteen layers, a million parameters, 200 updates, three seeds
@@ -1454,8 +1451,8 @@ assert called == {"LlaMa", "Cheems", "behind Cheems"}
 # %% [markdown]
 # **The means come in the predicted order**, with no difference shown between Mamba-2 and Jamba.
 # Holm's rule calls three of five differences: Cheems and LlaMa behind Jamba, and LlaMa behind
-# Cheems. Cheems' 0.137 ± 0.017 may come from position: in section 4 rotation averages 0.124 ± 0.086
-# behind the convolution.
+# Cheems. Cheems' 0.137 ± 0.017 may be position: in section 4 rotation averages 0.124 ± 0.086 behind
+# the convolution.
 
 
 # %% tags=["figure"]
@@ -1485,8 +1482,7 @@ assert abs(mean - apart["Cheems"].mean) < 0.02
 # Our models have a million parameters (0.4 million for OTCE's Table 5), windows of 512 bytes and
 # 0.2 to 1.2 million bytes of training. The papers' are hundreds of times as large, with texts of
 # 8,192 tokens. So every verdict is about the start of training at small scale. Our losses are per
-# byte and theirs per token of several bytes. Where an interval contains zero and a claim, it also
-# contains a quarter of the claim.
+# byte, theirs per token of several bytes.
 #
 # > "[…] whether using the SSD algorithm alone, the QCAttn algorithm, or a combination of the two,
 # > RoPE has the best perplexity performance on long sequences." — WM §4.1, of Table 1
@@ -1611,8 +1607,8 @@ assert apart.mean > apart.half_width
 # - Three inner functions show no difference over six seeds.
 # - Early in training on short texts the convolution leads on average, then rotation, then the
 #   decay.
-# - Experts for MLPs show no difference in the patterns of WM and OTCE. Compare experts with the
-#   layer they are made of.
+# - Experts for MLPs show no difference in the patterns of WM and OTCE. Compare experts with their
+#   own kind of layer.
 # - Systems with convolutions have the lowest means. Attention before the output shows no benefit.
 # - Even a one-way model reads the text behind a blank before it fills it.
 #

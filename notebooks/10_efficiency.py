@@ -135,8 +135,8 @@ def make_chunks(length, device="cpu"):
 # ## 1 · What a pass is made of
 #
 # To torch, a layer is a list of *operators*: a matrix product, a sum, an exponential. Each reads
-# tensors from memory, computes, and writes a new one. (A *view* moves nothing.) Let's record SSD in
-# chunks, on 512 tokens, counting only the operations of products:
+# tensors from memory, computes, and writes a new one. Let's record SSD in chunks, on 512 tokens. We
+# count only the operations of products:
 
 # %%
 with Recorder() as recorder:
@@ -149,8 +149,8 @@ products = [one for one in called if one.flops]
 assert [one.name for one in products] == ["bmm"] * 4
 
 # %% [markdown]
-# Four operators are products: two from step 1 of chapter 03, one each from steps 2 and 4. The
-# others make decays, masks, sums and copies:
+# Four operators are products, from steps 1, 2 and 4 of chapter 03. The others make decays, masks,
+# sums and copies:
 
 # %%
 operations, moved = sum(one.flops for one in called), sum(one.moved for one in called)
@@ -160,8 +160,8 @@ print(f"{operations / 1e6:.1f} million operations; {moved / 1e6:.1f} MB,"
 assert in_products < 0.4 * moved
 
 # %% [markdown]
-# Counting takes only shapes, so any model fits on a laptop. The backward pass adds two products for
-# each, and torch's fused attention recomputes its scores:
+# Counting takes only shapes, so a laptop is enough for any model. The backward pass adds two
+# products for each, and torch's fused attention recomputes its scores:
 
 # %%
 for name in SYSTEMS:
@@ -207,9 +207,10 @@ print(f"as many operations as bytes take as long: {ridge:.1f} operations per byt
 assert 5 < ridge < 8
 
 # %% [markdown]
-# An operator's *intensity* is its operations per byte. Below 6.4, it waits for memory. A product of
-# $m \times m$ matrices has $m / 6$: $2 m^3$ operations, $3 m^2$ numbers of four bytes. But memory
-# has more than one speed, and for about a hundred MiB it is far below the rate we take:
+# An operator's *intensity* is its operations per byte. Below 6.4, the operator waits for memory. A
+# product of $m \times m$ matrices has $m / 6$: $2 m^3$ operations, $3 m^2$ numbers of four bytes.
+# But memory has more than one speed, and from about a hundred MiB on it is far below the rate we
+# take:
 
 # %%
 rates = {size: size / seconds / 1e9 for size, seconds in SUMS.items()}
@@ -334,8 +335,8 @@ print(f"{pairs / 4 / 4:.1f} for each pair and head; the bytes are least at q = {
 assert 30 < least_at < 36
 
 # %% [markdown]
-# Every number of a state is moved seven times, every pair thirteen times per head. Against the
-# clock, in milliseconds, on 4,096 tokens:
+# Every number of a state is moved seven times, every pair thirteen times per head. Now the time, in
+# milliseconds on 4,096 tokens:
 
 # %%
 measured = {
@@ -393,11 +394,7 @@ for kind, seconds in MEASURED["chunks"]["seconds"].items():
 # %% [markdown]
 # At 256 and 512 tokens (10.1) is off by a factor of three to four. At 512 a tensor of pairs has 32
 # MiB, where section 2's sums became slow. That's a likely reason, but at 256 the tensor is too
-# small.
-#
-# The best $q$ for memory grows roughly as $\sqrt{n\,p}$, since $\mu_\text{states}$ grows with
-# $h\,n\,p$ and $\mu_\text{pairs}$ with $h$. The papers' kernels move fewer pairs, and take 256
-# tokens (WM Table 7).
+# small. The papers' kernels move fewer pairs and take 256 (WM Table 7).
 #
 # ## 4 · Whole systems
 #
@@ -413,7 +410,8 @@ for name in SYSTEMS:
 
 # %% [markdown]
 # As in WM, LlaMa, Mamba-2 and Jamba have a mixture with a shared expert after each mixer.
-# *Evaluation* is a forward pass, *training* adds the backward pass. We take five turns:
+# *Evaluation* is a forward pass, *training* adds the backward pass. Every system runs once in each
+# of five turns:
 
 # %% tags=["setup"]
 LENGTHS = [2**i for i in range(8, 15)]
@@ -525,8 +523,8 @@ plotting.save(
 
 # %% [markdown]
 # The machine was busy when the record began. In later parts the same passes took 1.17 to 1.27 times
-# as long, so the factor of two is rough. Ratios between systems moved by up to 4 percent (training,
-# 256 tokens), and we don't trust a ratio closer to 1.
+# as long, so the factor of about two is rough. Ratios between systems moved by up to 4 percent
+# (training, 256 tokens), and we don't trust a ratio closer to 1.
 
 # %%
 for kind in BY_COUNT:
@@ -541,7 +539,7 @@ print("the figure: LlaMa is the fastest at 256 tokens, and the slowest from 2,04
 # ### Where they cross
 #
 # From which length on does a system read more tokens per second than LlaMa? We interpolate the
-# logarithm of the ratio in each of five turns:
+# logarithm of the ratio between measured lengths:
 
 
 # %%
@@ -571,8 +569,8 @@ for kind in BY_COUNT:
         assert 1 / 1.41 < predicted_at / mean < 1.41 and 400 < mean < 1300
 
 # %% [markdown]
-# The predictions are within a factor of 1.41 of the means. Does Cheems also overtake Jamba, as in
-# Ch's Figure 5? Here Cheems is faster where the ratio is above 1:
+# The predictions are within a factor of 1.41 of the means. Does Cheems overtake Jamba, as in Ch's
+# Figure 5? Above 1, Cheems is faster:
 
 
 # %%
@@ -597,8 +595,8 @@ for length in (4096, 8192, 16_384):
     assert mean - half < 1 < mean + half
 
 # %% [markdown]
-# In training Jamba leads by more than the drift only at 8,192 and 16,384 tokens, and barely. In
-# evaluation, from 4,096 on, five runs cannot separate them. What about OTCE?
+# In training Jamba's lead exceeds the drift at 8,192 and 16,384 tokens, but barely. In evaluation,
+# from 4,096 on, five runs cannot separate them. What about OTCE?
 
 # %%
 for kind in BY_COUNT:
@@ -665,8 +663,8 @@ for name in SYSTEMS:
 
 # %% [markdown]
 # Mamba-2's step takes as long after 16,384 tokens as after 256. The others slow down by more than
-# their bytes take in (10.1). Section 2's slow rate would be more than enough, but LlaMa's keys have
-# only 8 MiB per layer, and sums that small were not slow.
+# their bytes take in (10.1). Section 2's slow rate would explain it, but LlaMa's keys have only 8
+# MiB per layer, and sums that small were not slow.
 
 
 # %% tags=["figure"]
@@ -733,8 +731,8 @@ assert each["S", "Mamba-2"] > 2.5 * each["A", "LlaMa"]
 #
 # Inner functions cost time, while batches and a compiler save some.
 #
-# **Inner functions.** Ch puts the cost at about 4 percent (section 9). We compare the seconds of
-# training with ordinary attention's, at two million parameters:
+# **Inner functions.** Ch puts the cost at about 4 percent (section 9). We compare training times
+# with ordinary attention, turn by turn:
 
 
 # %%
@@ -776,8 +774,8 @@ assert 1 < by_count[0] / by_count[1] < 1.1
 # misses most of the gain. Five runs cannot separate 32 from 16.
 
 # %% [markdown]
-# **Compiling.** `torch.compile` fuses chains of operators, which saves bytes and calls. The
-# products stay:
+# **Compiling.** `torch.compile` fuses chains of operators, which saves bytes and calls but no
+# products:
 
 # %%
 called = [one for part in pass_operators(sized("Cheems"), 1024).values() for one in part]
@@ -847,8 +845,8 @@ print("Cheems is ahead of Jamba:", *(f"{what}: {any(ahead_of(what)['Jamba'])}" f
 
 # %% [markdown]
 # With all operators LlaMa leads Cheems up to 65,536 tokens. With products alone Jamba and Mamba-2
-# reach LlaMa at about 4,096, and Cheems is behind Jamba at all four lengths. With the experts' rows
-# in a cache, Cheems is ahead of both at all four. Each of 24 layers has two tables of rows:
+# reach LlaMa at about 4,096, and Cheems is behind Jamba at all four lengths. With its experts' rows
+# in a cache, Cheems is ahead of LlaMa and Jamba. Each of 24 layers has two tables of rows:
 
 # %%
 config = preset("cheems-1.3b")
@@ -859,8 +857,8 @@ print(f"a table has {table:.0f} MiB; a token reads {per_token:.0f} MiB of rows i
 assert 32 < table < 33 and 11 < per_token < 13
 
 # %% [markdown]
-# We don't count whether a table stays in the cache. Would LlaMa also lead among section 4's small
-# models, on that machine at 16,384 tokens?
+# Will a table stay in the cache? We don't count that. Would LlaMa also lead among section 4's small
+# models, on this machine at 16,384 tokens?
 
 # %%
 small = {}
@@ -873,8 +871,8 @@ print(
 assert max(small, key=small.get) == "LlaMa"
 
 # %% [markdown]
-# Yes, though on our core it was the slowest there. So the machine is enough to move the crossing.
-# At 300 operations per byte it hardly notices attention's pairs. Width may matter too.
+# Yes, while on our core it is the slowest there. So the machine is enough to move the crossing: at
+# 300 operations per byte it hardly notices attention's pairs. Width may matter too.
 
 # %% [markdown]
 # ## 8 · A kernel by hand
@@ -1092,7 +1090,7 @@ else:
     print("kernel rung: not run here.", status.reason)
 
 # %% [markdown]
-# We have not measured its speed on a GPU. If you have one, `make gpu` does.
+# We have not measured its speed on a GPU; `make gpu` does, if you have one.
 
 # %% [markdown]
 # ## 9 · Claimed and seen
@@ -1106,8 +1104,8 @@ else:
 # - LlaMa: **seen**, in training from 1,156 ± 69 tokens on, in evaluation from 1,277 ± 108. Section
 #   7's count with all operators says the opposite for a GPU.
 # - Jamba: **not seen** in training, where Cheems reads 0.95 ± 0.03 times as fast at 16,384 tokens
-#   (the record drifts by 0.04). In evaluation it **cannot be told** there, 0.99 ± 0.06; at 256
-#   Cheems is behind, 0.85 ± 0.01.
+#   (drift: 0.04). In evaluation it **cannot be told** there, 0.99 ± 0.06; at 256 Cheems is behind,
+#   0.85 ± 0.01.
 # - Mamba-2: **seen** in training, where Cheems is 0.93 ± 0.01 times as fast at 4,096 tokens and
 #   0.66 ± 0.01 at 16,384. Up to 2,048 it **cannot be told**.
 #
@@ -1166,8 +1164,8 @@ for length in (1024, 8192):
 # %% [markdown]
 # ## Summary
 #
-# - A pass is a list of operators. Their operations and bytes, with three numbers of a machine, give
-#   a time, (10.1). Five systems take 1.5 to 2.5 times as long.
+# - Operations and bytes of its operators, with three numbers of a machine, predict the time of a
+#   pass, (10.1). Five systems take 1.5 to 2.5 times as long.
 # - (10.1) predicts where four of them overtake LlaMa to within a factor of 1.41. It is off by 1.9
 #   for Cheems and OTCE in evaluation.
 # - SSD in torch's operators moves most of its bytes between its products. A kernel keeps the pairs
@@ -1338,7 +1336,7 @@ print("a chain of four: 20 bytes as one kernel, 82 as four operators")
 #
 # - Williams, Waterman and Patterson (2009), *Roofline: An Insightful Visual Performance Model for
 #   Multicore Architectures*.
-# - Dao, Fu, Ermon, Rudra and Ré (2022), *FlashAttention*: attention that keeps its pairs to itself.
-# - Dao and Gu (2024), *Transformers are SSMs*, section 6: SSD in chunks, and what it is for.
-# - Tillet, Kung and Cox (2019), *Triton*: programs on tiles.
+# - Dao, Fu, Ermon, Rudra and Ré (2022), *FlashAttention*.
+# - Dao and Gu (2024), *Transformers are SSMs*, section 6.
+# - Tillet, Kung and Cox (2019), *Triton*.
 # - Ivanov, Dryden, Ben-Nun, Li and Hoefler (2021), *Data Movement Is All You Need*.
