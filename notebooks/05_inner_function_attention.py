@@ -144,7 +144,7 @@ for p in (4, 64, 1024):
 #
 # With a cache, query 0 of a call is the first token after the cache and may see all of it. The mask
 # needs an *offset* of $n_{keys} - n_{queries}$. `causal_mask` returns (t, s), or (b, 1, t, s) when
-# you pass the real tokens, `real` (b, s). Padding queries see only themselves.
+# you pass the real tokens, `real` (b, s).
 
 # %%
 real = torch.tensor([[False, False, True, True, True, True]])
@@ -189,8 +189,8 @@ wrong = naive_attention(q[:, 4:], k, v, allowed=no_offset)
 _ = must_differ("mask without the offset", wrong, whole[:, 4:])
 
 # %% [markdown]
-# WM Listings 5 and 6 build the mask with `triu(1)`, without the offset. For a whole prompt that is
-# right, but with a cache added, a new token sees only key 0:
+# WM Listings 5 and 6 build the mask with `triu(1)`, without the offset. That is right for a whole
+# prompt, but with a cache added, a new token sees only key 0:
 
 # %%
 one_query = torch.ones(1, 6, dtype=torch.bool).tril()  # what triu(1) leaves of one row of six
@@ -214,7 +214,7 @@ _ = must_differ("padding that may be read", read[:, 2:], whole)
 
 # %% [markdown]
 # But $0 \cdot \text{NaN}$ is NaN, so the package's layers first set padding to 0. And positions
-# must count real tokens (chapter 04), at least when padding is *between* tokens. `QCAttn`
+# must count real tokens (chapter 04), which matters for padding *between* tokens. `QCAttn`
 # (*quadratic causal attention*, the papers' name for the ordinary kind) maps x to q, k and v,
 # rotates q and k, applies equation 5.1 per head, and ends with a linear map.
 
@@ -517,13 +517,13 @@ plotting.save(
 # But attention over SSD contains *two* sequence mixers. An SSD layer followed by an attention layer
 # explains 0.908 to 0.999 over five seeds (width 32, 500 steps), and attention over SSD 0.998 to
 # 0.999 (record `05_one_more_layer`, each at the best of three learning rates). So the inner
-# function saves a layer. With another SSD layer before it, it gets 0.702 to 0.998.
+# function saves a layer. Behind a further SSD layer, attention over SSD gets 0.702 to 0.998.
 #
 # ### What the two layers of the control do
 #
-# Two ordinary layers come close to 0.99. Does the first sum and the second look up? Attention's
-# weights sum to one, so it *averages*. Let's fit a linear map to what layer 1 writes into half of
-# the bookings, and judge it on the other half.
+# Two ordinary layers come close to 0.99. Attention's weights sum to one, so their first layer can't
+# sum; it *averages*. We fit a linear map to what layer 1 writes into half of the bookings, and
+# judge it on the other half.
 
 
 # %%
@@ -591,8 +591,7 @@ for seed, row in zip(books["seed"], books["times the mean"], strict=True):
 
 # %% [markdown]
 # Which tokens carry the mean to layer 2? *Resample*: replace what layer 1 wrote, into bookings or
-# questions, by what it wrote for a book with other amounts. Or put the mean over all questions at
-# every question.
+# questions, by what it wrote for a book with other amounts, or into every question by its mean.
 
 
 # %%
@@ -628,10 +627,9 @@ assert 0.75 < min(books["resampled"]["mean"]["own"]) < max(books["resampled"]["m
 
 # %% [markdown]
 # The answers follow what layer 1 wrote into the bookings. (Answers for another, independent book
-# are off by twice the variance, so they "explain" about $1 - 2 = -1$.) What it wrote into the
-# questions hardly matters where it depends on the amounts; with the mean there, 0.77 to 0.81 is
-# left. So the first layer averages and the second looks up. We don't know where the factor comes
-# from.
+# are off by twice the variance, so they "explain" about $1 - 2 = -1$.) With the mean in the
+# questions, 0.77 to 0.81 is left. So the first layer averages and the second looks up. We don't
+# know where the factor comes from.
 
 # %% [markdown]
 # ## 4 · Values from a table
@@ -779,8 +777,8 @@ for k in (1, 2):
 # %% [markdown]
 # ### Beside it: grouped attention
 #
-# *Grouped-query attention* (GQA; Ainslie et al., 2023; `n_kv_heads` in the package) uses fewer
-# values, not better ones: the heads of one group share a key and a value.
+# In *grouped-query attention* (GQA; Ainslie et al., 2023; `n_kv_heads` in the package) the heads of
+# one group share a key and a value.
 
 
 # %%
@@ -1101,8 +1099,8 @@ class Memory(torch.nn.Module):
 
 # %% [markdown]
 # A mask of the package maps the keys' values and positions to their bias (b, h, s). Its method
-# `keeps(bias, allowed)` also takes the static mask and returns which allowed keys stay, (b, h, t,
-# s), or None for all. Here is the printed mask in this form:
+# `keeps(bias, allowed)` returns which allowed keys stay, (b, h, t, s), or None for all. Here is the
+# printed mask in this form:
 
 
 # %%
@@ -1244,8 +1242,7 @@ plotting.save(
 
 # %% [markdown]
 # The decoys' gates needn't close: at 0.6 against 0.95, two keys that fit equally well get the
-# weights 0.39 and 0.61. In a longer run they sink further ("open" counts decoys with a gate of at
-# least 1/2):
+# weights 0.39 and 0.61. Later they sink further ("open" counts decoys with a gate of at least 1/2):
 
 # %%
 gate, rounded = decoys["later"]["gate"], decoys["later"]["rounded"]
@@ -1413,7 +1410,7 @@ assert hidden == [3, 4, 4, 1, 2] and (stale[4] > 0.9).sum() == 2
 # With seeds 1 and 2 all four heads hide the stale keys. With seed 4 only two do.
 #
 # How many answers are right if each query keeps $n$ of the 17 to 24 keys that it sees? The control
-# keeps $n$ random keys, and the penalties still weigh them.
+# keeps $n$ random keys.
 
 
 # %%
@@ -1514,8 +1511,8 @@ plotting.save(
 
 # %% [markdown]
 # The eight fresh keys hold every answer. Yet keeping eight by penalty gives only 0.81 to 1.00 right
-# answers (about half by chance). The questions' own keys compete for the eight places, and some
-# heads don't hide stale keys; we haven't separated the two. Keeping sixteen loses next to nothing.
+# answers (about half by chance). The questions' own keys compete for places, and some heads don't
+# hide stale keys; we haven't separated the two. Keeping sixteen loses next to nothing.
 
 # %% [markdown]
 # ## 6 · All combinations, one contract
@@ -1765,7 +1762,7 @@ _ = must_differ("output 5 does not", after[:, 5], before[:, 5])
 # ### Rows of −∞ (WM Listings 5 and 6)
 #
 # The listings add the causal mask (0 or $-\infty$) to padding times gate (1 or 0), and mask again
-# where the sum is exactly 0. Here they are for whole prompts:
+# where the sum is exactly 0:
 
 
 # %%
@@ -1906,12 +1903,11 @@ for pads in (1, 4):
 # - Attention is a weighted read. Queries and keys make the weights; the values hold the content.
 # - With $V = \mathrm{SSD}(x)$ a value is what a recurrence knew at that moment. One layer can then
 #   look up a balance that otherwise took two.
-# - A table of values treats kinds of tokens differently. It learns which rows to take if they are
-#   weighted and a token takes at least two.
-# - A mask that learns is a bias before the softmax. By place it is a gate; by content it is a key's
-#   "do not read me".
-# - An index, a comparison with 0 and rounding have no gradient. Check that every parameter gets
-#   one.
+# - A table of values treats kinds of tokens differently, and learns which rows to take if a token
+#   takes at least two, with weights.
+# - A mask that learns is a bias before the softmax: a gate by place, or a key's "do not read me" by
+#   content.
+# - An index, a comparison with 0 and rounding have no gradient.
 #
 # | as printed | what it does when run | the repair |
 # |---|---|---|
@@ -2055,10 +2051,9 @@ _ = must_differ("the amounts instead of the balances", amounts[[7, 0, 3]], balan
 # - Ainslie et al., *GQA: Training Generalized Multi-Query Transformer Models from Multi-Head
 #   Checkpoints* (2023).
 # - Shi et al., *Wonderful Matrices*, §3.2; *Cheems*, §3.2: inner functions and the dynamic mask.
-# - Shi et al., *Trainable Dynamic Mask Sparse Attention* (2025): what the authors made of the
-#   mask.
+# - Shi et al., *Trainable Dynamic Mask Sparse Attention* (2025): the authors' later mask.
 # - Lin et al., *Forgetting Transformer* (2025): a decay between query and key inside softmax
 #   attention.
 # - Press et al., *Train Short, Test Long* (2022): ALiBi, of exercise 3.
 # - Bengio, Léonard and Courville (2013): the straight-through estimator.
-# - `cheems_ref/attention.py`: the listing this notebook arrives at.
+# - `cheems_ref/attention.py`: the package's code.
