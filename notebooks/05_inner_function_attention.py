@@ -144,7 +144,8 @@ for p in (4, 64, 1024):
 #
 # With a cache, query 0 of a call is the first token after the cache and may see all of it. The mask
 # needs an *offset* of $n_{keys} - n_{queries}$. `causal_mask` returns (t, s), or (b, 1, t, s) when
-# you pass the real tokens, `real` (b, s).
+# you pass the real tokens, `real` (b, s). In the third mask below, the two padding tokens see only
+# themselves.
 
 # %%
 real = torch.tensor([[False, False, True, True, True, True]])
@@ -214,9 +215,9 @@ _ = must_differ("padding that may be read", read[:, 2:], whole)
 
 # %% [markdown]
 # But $0 \cdot \text{NaN}$ is NaN, so the package's layers first set padding to 0. And positions
-# must count real tokens (chapter 04), which matters for padding *between* tokens. `QCAttn`
-# (*quadratic causal attention*, the papers' name for the ordinary kind) maps x to q, k and v,
-# rotates q and k, applies equation 5.1 per head, and ends with a linear map.
+# must count real tokens (chapter 04), which matters for padding *between* tokens. `QCAttn`, the
+# papers' ordinary *quadratic causal attention*, rotates q and k, applies equation 5.1 per head, and
+# ends with a linear map.
 
 # %%
 front_v[:, 0] = math.nan
@@ -413,8 +414,7 @@ class BookReader(torch.nn.Module):
 
 
 # %% [markdown]
-# *Training.* We minimise the squared error on new books, and report the explained share of the
-# variance.
+# *Training.* We minimise the squared error on new books and report the explained variance.
 
 
 # %%
@@ -521,9 +521,9 @@ plotting.save(
 #
 # ### What the two layers of the control do
 #
-# Two ordinary layers come close to 0.99. Attention's weights sum to one, so their first layer can't
-# sum; it *averages*. We fit a linear map to what layer 1 writes into half of the bookings, and
-# judge it on the other half.
+# Two ordinary layers come close to 0.99. Attention's weights sum to one, so it *averages*. Can it
+# give a sum? We fit a linear map to what layer 1 writes into half of the bookings, and judge it on
+# the other half.
 
 
 # %%
@@ -627,9 +627,9 @@ assert 0.75 < min(books["resampled"]["mean"]["own"]) < max(books["resampled"]["m
 
 # %% [markdown]
 # The answers follow what layer 1 wrote into the bookings. (Answers for another, independent book
-# are off by twice the variance, so they "explain" about $1 - 2 = -1$.) With the mean in the
-# questions, 0.77 to 0.81 is left. So the first layer averages and the second looks up. We don't
-# know where the factor comes from.
+# are off by twice the variance, so they "explain" about $1 - 2 = -1$.) Swapping what it wrote into
+# the questions hardly matters; with the mean there, 0.77 to 0.81 is left. So the first layer
+# averages and the second looks up. We don't know where the factor comes from.
 
 # %% [markdown]
 # ## 4 · Values from a table
@@ -727,8 +727,7 @@ def train_on_two_kinds(make, steps, seed):
 
 
 # %% [markdown]
-# We compare a table of four rows (two or one taken per token), a matrix, and a matrix with twice as
-# many values in between.
+# We compare two tables of four rows, a matrix, and a matrix with twice as many values in between.
 
 
 # %%
@@ -764,7 +763,6 @@ print("the wide matrix and the narrow one less than 5 points apart")
 
 # %% [markdown]
 # One row isn't enough: a softmax over one score is always 1, so query and keys receive no gradient.
-# (The paper: "the output diversity increases with the increase of $k$", WM §3.2.)
 
 # %%
 for k in (1, 2):
@@ -803,9 +801,9 @@ for inner, groups in (("linear", 8), ("linear", 2), ("retrieved", 8), ("retrieve
 # - *Retrieved values* share rows **between tokens**. The cache holds the product $v_s$ and doesn't
 #   shrink.
 #
-# More *linear* values per key stay linear. With the same weights $w_{ts}$ and the linear map after
-# attention, $V_1 x_s$ and $V_2 x_s$ become $\sum_s w_{ts}\,(O_1 V_1 + O_2 V_2)\,x_s$, perhaps of
-# higher rank. The table isn't linear, as this check shows:
+# Two *linear* values per key, read with the same weights $w_{ts}$, merge into one, $\sum_s
+# w_{ts}\,(O_1 V_1 + O_2 V_2)\,x_s$, perhaps of higher rank. The table isn't linear, as this check
+# shows:
 
 # %%
 tokens = random(6, 8, seed=35)
@@ -919,9 +917,8 @@ assert printed.chosen.max() >= 8
 #
 # With $\Delta_s$ a token of SSD can say "do not read me" (small) or "forget what came before me"
 # (large). A content mask can say only the first, since $\mu_{is}$ is the same for every reader.
-# WM's mask goes by place and sees no content.
 #
-# Below is $e^{\mu}$, the share left of each key (for SSD only the decay, without $\Delta_s$):
+# We draw $e^{\mu}$, the share left of each key (for SSD only the decay, without $\Delta_s$):
 
 # %%
 _ = torch.manual_seed(1)
@@ -1071,7 +1068,7 @@ print("asked  ", asked[0].tolist(), "  answers", answers[0].tolist())
 # $2j + 1$ if $i \le j$, in 36 of 64 cases, so picking the *earlier* one is right in $\frac{36}{64}
 # + \frac{28}{64} \cdot \frac18 = 0.617$ of the questions.
 #
-# *Model.* We use embeddings of keys and values, one attention layer, one linear map to the values.
+# *Model.* We use embeddings, one attention layer and one linear map.
 
 
 # %%
@@ -1305,7 +1302,7 @@ check("layer with rounded gates = equation 5.4", y, through)
 _ = must_differ("soft gates", layer.out_proj(soft.flatten(2)), y)
 
 # %% [markdown]
-# Position 0 is open; were it shut, query 0 would see only itself (§2). Now the gradients:
+# Now the gradients:
 
 # %%
 weight = random(1, 6, 8, seed=31)  # of a sum to differentiate
@@ -1600,9 +1597,8 @@ print(f"{len(COMBINATIONS)} combinations: nothing reaches back, pieces = one pas
 print("padding is unread, and every parameter has a gradient")
 
 # %% [markdown]
-# Would these tests catch a broken layer? We break each property: 1, read the text from its end; 2,
-# see only earlier tokens; 3, drop the cache; 4, don't mark the padding; 5, take one row of the
-# table per token (§4).
+# Would these tests catch a broken layer? We break each property once: by a reversed text, a layer
+# blind to the token itself, no cache, unmarked padding, and one row of the table per token (§4).
 
 # %%
 layer = layer_of("linear", "causal")
@@ -1622,8 +1618,7 @@ print("one row of the table per token: no gradient for", *silent)
 assert sorted(silent) == ["inner.keys", "inner.query_proj.weight"]
 
 # %% [markdown]
-# The gate knows absolute places. The nine combinations without it don't change when a text is
-# moved.
+# The gate knows absolute places. The other nine combinations don't notice when a text is moved.
 
 # %%
 for inner, mask in COMBINATIONS:
@@ -1670,8 +1665,8 @@ for title, measured in times.items():
 # - The table adds at most 28 % in decoding and 11 % in training.
 # - Per decoded token, the masks add 9 to 47 %. Keeping 256 keys takes 1.7 to 2 times ordinary
 #   attention.
-# - In training, masks add 11 to 13 % over 256 tokens. Over 1,024 they double the time, and keeping
-#   256 keys quadruples it.
+# - In training, masks add 11 to 13 % over 256 tokens. Over 1,024 they more than double the time,
+#   and keeping 256 keys more than quadruples it.
 
 # %%
 decoding, training = (
@@ -1824,8 +1819,8 @@ check("ours: token 0 reads itself", y[:, 0], layer.out_proj(cache.v[:, 0].flatte
 # ### A mask of the other convention (WM Listings 5 and 6)
 #
 # Some libraries write masks as 1 for *keep* and 0 for *drop*; others add 0 for *keep* and $-\infty$
-# for *drop*. The listings expect the first. Given the second, they raise no error, mask the real
-# tokens and read the padding.
+# for *drop*. The listings expect the first. Given the second, they mask the real tokens and read
+# the padding, without an error.
 
 # %%
 additive = torch.tensor([[-math.inf, -math.inf, 0.0, 0.0, 0.0, 0.0]])
@@ -1846,7 +1841,7 @@ layer(random(1, 6, 8, seed=53), torch.arange(6)[None], padding_mask=torch.ones(1
 # ### A gate that follows the column, not the token (WM Listing 6)
 #
 # The listing applies gate $j$ to *column* $j$. Leading padding moves every token to another gate,
-# so the answer depends on the padding. Ours goes by position, which counts real tokens.
+# so the answer depends on the padding. Ours goes by position.
 
 # %%
 gate = torch.ones(1, 8)
@@ -1900,13 +1895,12 @@ for pads in (1, 4):
 # %% [markdown]
 # ## Summary
 #
-# - Attention is a weighted read. Queries and keys make the weights; the values hold the content.
-# - With $V = \mathrm{SSD}(x)$ a value is what a recurrence knew at that moment. One layer can then
-#   look up a balance that otherwise took two.
-# - A table of values treats kinds of tokens differently, and learns which rows to take if a token
-#   takes at least two, with weights.
-# - A mask that learns is a bias before the softmax: a gate by place, or a key's "do not read me" by
-#   content.
+# - Attention is a weighted read: queries and keys make the weights, values hold the content.
+# - With $V = \mathrm{SSD}(x)$ a value is what a recurrence knew at that moment. One layer then
+#   looks up a balance that otherwise took two.
+# - A table treats kinds of tokens differently, and learns which rows to take if a token takes at
+#   least two, with weights.
+# - A learned mask is a bias before the softmax, by place or by content.
 # - An index, a comparison with 0 and rounding have no gradient.
 #
 # | as printed | what it does when run | the repair |
@@ -2050,7 +2044,6 @@ _ = must_differ("the amounts instead of the balances", amounts[[7, 0, 3]], balan
 # - Vaswani et al., *Attention Is All You Need* (2017): queries, keys, values, and the scale.
 # - Ainslie et al., *GQA: Training Generalized Multi-Query Transformer Models from Multi-Head
 #   Checkpoints* (2023).
-# - Shi et al., *Wonderful Matrices*, §3.2; *Cheems*, §3.2: inner functions and the dynamic mask.
 # - Shi et al., *Trainable Dynamic Mask Sparse Attention* (2025): the authors' later mask.
 # - Lin et al., *Forgetting Transformer* (2025): a decay between query and key inside softmax
 #   attention.
