@@ -517,13 +517,12 @@ plotting.save(
 # But attention over SSD contains *two* sequence mixers. An SSD layer followed by an attention layer
 # explains 0.908 to 0.999 over five seeds (width 32, 500 steps), and attention over SSD 0.998 to
 # 0.999 (record `05_one_more_layer`, each at the best of three learning rates). So the inner
-# function saves a layer. Behind a further SSD layer, attention over SSD gets 0.702 to 0.998.
+# function saves a layer. Behind a further SSD layer it gets 0.702 to 0.998.
 #
 # ### What the two layers of the control do
 #
-# Two ordinary layers come close to 0.99. Attention's weights sum to one, so it *averages*. Can it
-# give a sum? We fit a linear map to what layer 1 writes into half of the bookings, and judge it on
-# the other half.
+# Two ordinary layers come close to 0.99. But attention's weights sum to one, so it *averages*. We
+# fit a linear map to what layer 1 writes into half of the bookings, and judge it on the rest.
 
 
 # %%
@@ -1321,7 +1320,7 @@ print("the shut gate at position 1 has one, so it can open again")
 # ### By content: a token that says "do not read me"
 #
 # *Data.* Now the decoys are anywhere, and a mark on the token tells: *stale* or *fresh*. A gate per
-# position can't see the mark. The content mask can read it from the value.
+# position can't see it; the content mask can read it from the value.
 
 
 # %%
@@ -1709,8 +1708,7 @@ for name in ("causal", "gate", "content"):
 # %% [markdown]
 # ## 8 · As printed
 #
-# Sections 2, 4 and 5 ran four faults of the listings, and lab 04a ran Listing 7's rotation. This
-# section runs five more.
+# Sections 2, 4 and 5 ran four faults of the listings; this section runs five more.
 #
 # ### The mask on the wrong side of the softmax (WM §3.2, formulas after eq. 4)
 #
