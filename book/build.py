@@ -37,7 +37,6 @@ from jupyter_client.kernelspec import KernelSpecManager
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 from nbformat import NotebookNode
-from stages import add_layers
 from tqdm import tqdm
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -180,7 +179,6 @@ async def run(source: Path, figures: Path, threads: int | None, limit: float) ->
     drawn = {}
     with TemporaryDirectory() as folder:
         await execute(notebook, source, Path(folder), threads, limit)
-        add_layers(notebook, Path(folder))
         for path in sorted(Path(folder).iterdir()):
             if not path.name.startswith(prefix) or path.suffix not in FIGURE_SUFFIXES:
                 raise BuildError(

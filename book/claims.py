@@ -95,9 +95,12 @@ def read_claims(path: Path = ROOT / "book" / "claims.toml") -> list[Claim]:
 def read_notebooks(folder: Path = ROOT / "notebooks") -> dict[str, dict]:
     """The executed notebooks by number: "03" is a lecture, "03a" a lab."""
     paths = sorted(folder.glob("*.ipynb")) + sorted(folder.glob("labs/*.ipynb"))
-    return {
-        path.name.partition("_")[0]: json.loads(path.read_text(encoding="utf-8")) for path in paths
-    }
+    return {number(path): json.loads(path.read_text(encoding="utf-8")) for path in paths}
+
+
+def number(path: Path) -> str:
+    """The "03" of a lecture's file, "03a" of a lab's."""
+    return path.stem.partition("_")[0]
 
 
 def cells_under_headings(notebook: dict) -> Iterator[tuple[tuple[str, ...], dict]]:

@@ -8,7 +8,7 @@ import re
 from collections import Counter
 from pathlib import Path
 
-from claims import DOCUMENTS, VERDICTS, Claim, chapters, read_claims
+from claims import DOCUMENTS, VERDICTS, Claim, chapters, number, read_claims
 from docutils import nodes
 from docutils.parsers.rst import Directive
 from myst_parser.slugs import github_slugify
@@ -30,7 +30,7 @@ def paragraph(text: str, *more: nodes.Node, name: str = "") -> nodes.paragraph:
 
 
 def evidence_links(claim: Claim) -> nodes.paragraph:
-    names = {path.stem[:2]: path.stem for path in chapters()}
+    names = {number(path): path.stem for path in chapters()}
     shown = nodes.paragraph(classes=["evidence"])
     for i, evidence in enumerate(claim["evidence"]):
         chapter, section = evidence["chapter"], evidence["section"]

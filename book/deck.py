@@ -16,7 +16,6 @@ text of its own:
 """
 
 import re
-from base64 import b64decode
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from html import escape, unescape
@@ -48,6 +47,8 @@ def maths(tex: str, options: dict) -> str:
 
 
 MARKDOWN = MarkdownIt("commonmark").enable("table").use(dollarmath_plugin, renderer=maths)
+for end in ("link_open", "link_close"):  # a slide has the words of a link
+    MARKDOWN.add_render_rule(end, lambda *_: "")
 
 
 @dataclass(frozen=True)
@@ -56,15 +57,13 @@ class Part:
 
     Attributes:
         kind: text, math, list, table, quote, sample, code, output, svg or png.
-        source: as written: Markdown, TeX, Python, what was printed, or the SVG.
+        source: as written: Markdown, TeX, Python, what was printed, the SVG, or the PNG in base64.
         alt: of a picture.
-        layers: of a picture made of pixels: each with its box, in shares of the first.
     """
 
     kind: str
     source: str
     alt: str = ""
-    layers: tuple[tuple[bytes, tuple[float, ...]], ...] = ()
 
 
 @dataclass
@@ -191,10 +190,7 @@ def picture(cell: NotebookNode) -> Part | None:
             grown = STAGE.sub(r'<g id="\1" class="fragment" data-fragment-index="\2">', svg)
             return Part("svg", grown, unescape(alt))
         if "image/png" in data:
-            about = output.metadata["image/png"]
-            whole = (b64decode(data["image/png"]), (0.0, 0.0, 1.0, 1.0))
-            layers = [(b64decode(s["png"]), tuple(s["box"])) for s in about.get("stages", [])]
-            return Part("png", "", about["alt"], tuple(layers or [whole]))
+            return Part("png", data["image/png"], output.metadata["image/png"]["alt"])
     return None
 
 

@@ -20,6 +20,7 @@ from claims import (
     cells_under_headings,
     chapters,
     covers,
+    number,
     public_names,
     read_claims,
     read_notebooks,
@@ -175,7 +176,7 @@ def sources() -> dict[str, set[Place]]:
 
 def section_link(chapter: str, title: str) -> str:
     """A link to a section of a chapter, whose title may hold code and formulas."""
-    [path] = [path for path in chapters() if path.stem.startswith(chapter)]
+    [path] = [path for path in chapters() if number(path) == chapter]
     words = re.sub(r"[`*$\\]", "", title)
     return f"`{words} <../chapters/{path.stem}.html#{github_slugify(title)}>`__"
 

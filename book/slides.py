@@ -16,6 +16,7 @@ import shutil
 import struct
 import sys
 import time
+from base64 import b64decode
 from html import escape
 from importlib.util import find_spec
 from pathlib import Path
@@ -81,25 +82,17 @@ def of_its_own(svg: str, name: str) -> str:
 
 
 def picture(part: Part, room: float, out: Path, name: str) -> str:
-    """A picture, as large as the room allows, with its layers one above the other."""
+    """A picture, as large as the room allows."""
     if part.kind == "svg":
         wide, high = (
             float(n) for n in re.search(r'viewBox="0 0 (\S+) (\S+)"', part.source).groups()
         )
         inner = of_its_own(part.source, name)
     else:
-        wide, high = struct.unpack(">II", part.layers[0][0][16:24])  # where a PNG has its size
-        images = []
-        for place, (png, box) in enumerate(part.layers):
-            path = f"pictures/{name}-{place}.png"
-            (out / path).write_bytes(png)
-            sides = zip(("left", "top", "width", "height"), box, strict=True)
-            style = "; ".join(f"{side}: {100 * share:.3f}%" for side, share in sides)
-            about = f'alt="{escape(part.alt)}"'
-            if place:
-                about = f'alt="" class="fragment" data-fragment-index="{place}"'
-            images.append(f'<img src="{path}" {about} style="{style}">')
-        inner = "".join(images)
+        png, path = b64decode(part.source), f"pictures/{name}.png"
+        (out / path).write_bytes(png)
+        wide, high = struct.unpack(">II", png[16:24])  # where a PNG has its size
+        inner = f'<img src="{path}" alt="{escape(part.alt)}">'
     scale = min(WIDTH / wide, room / high)
     return (
         f'<div class="drawing" style="width: {wide * scale:.1f}px; height: {high * scale:.1f}px">'

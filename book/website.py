@@ -113,8 +113,12 @@ def page_of(path: PurePosixPath, rooms: set[str]) -> str | None:
     return pages.get(str(path))
 
 
-def with_links(text: str, file: str, page: str, rooms: set[str]) -> str:
-    """A Markdown file of the repository with links to pages; of other links, only the words."""
+def with_links(text: str, file: str, page: str, rooms: set[str], root: Path = ROOT) -> str:
+    """A Markdown file of the repository with links to pages; of other links, only the words.
+
+    Raises:
+        SystemExit: a link leads to no file of the repository.
+    """
 
     def link(found: re.Match) -> str:
         words, target = found.groups()
@@ -125,6 +129,8 @@ def with_links(text: str, file: str, page: str, rooms: set[str]) -> str:
         target, mark, anchor = target.partition("#")
         named = posixpath.normpath(PurePosixPath(file).parent / target)
         shown = page_of(PurePosixPath(named), rooms)
+        if not (root / named).exists():
+            raise SystemExit(f"{file} links to {named}, which is not there")
         if shown is None:
             return words
         return f"[{words}]({'../' * page.count('/')}{shown}{mark}{anchor})"
@@ -142,17 +148,18 @@ def lay_out(root: Path, pages: Path) -> None:
     texts = {}
 
     def markdown(file: str, page: str, text: str) -> None:
-        texts[page] = with_links(text, file, page, rooms)
+        texts[page] = with_links(text, file, page, rooms, root)
 
-    notebooks = {path.stem: path.with_suffix(".ipynb") for path in lectures(root) + labs(root)}
-    for name, path in notebooks.items():
-        for file in (path, path.with_suffix(".py")):
+    for source in lectures(root) + labs(root):
+        name, path = source.stem, source.with_suffix(".ipynb")
+        for file in (path, source):
             texts[f"downloads/{file.name}"] = file.read_text(encoding="utf-8")
-        notebook = chapter_page(nbformat.read(path, as_version=4), name, path in labs(root))
+        notebook = chapter_page(nbformat.read(path, as_version=4), name, source in labs(root))
         for cell in notebook.cells:
             if cell.cell_type == "markdown":
                 here = path.relative_to(root).as_posix()
-                cell.source = with_links(cell.source, here, f"chapters/{name}.ipynb", rooms)
+                page = f"chapters/{name}.ipynb"
+                cell.source = with_links(cell.source, here, page, rooms, root)
         texts[f"chapters/{name}.ipynb"] = nbformat.writes(notebook)
 
     guide = [path.stem for path in sorted((root / "book" / "guide").glob("*.md"))]

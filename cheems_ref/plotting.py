@@ -1,10 +1,10 @@
 """One quiet figure style for all notebooks: large type, few lines, colours that everyone can tell.
 
 `figure` makes axes. `lines` draws curves, with `level` and `band` beside them. `heatmap` draws a
-matrix, and `heatmaps` several with one scale. `save` shows the figure in the notebook and, while
-the book is built, writes it to figures/. Line plots become SVG, which nbval compares; figures with
-an image become PNG. The bytes are the same on every run. On slides, a figure grows in the stages
-given to `save(..., stages=...)`.
+matrix, and `heatmaps` several with one scale. `canvas`, `box` and `arrow` are for drawings. `save`
+shows the figure in the notebook and, while the book is built, writes it to figures/. Line plots
+become SVG, which nbval compares; figures with an image become PNG. The bytes are the same on every
+run. On slides, a figure grows in the stages given to `save(..., stages=...)`.
 
 The colours are from Okabe and Ito (2008), in an order that also differs in lightness.
 """
@@ -12,7 +12,6 @@ The colours are from Okabe and Ito (2008), in an order that also differs in ligh
 import html
 import io
 import os
-import pickle
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -53,6 +52,25 @@ def figure(
     return fig, fig.subplots(rows, columns)
 
 
+def canvas(width: float, height: float) -> tuple[Figure, Axes]:
+    """Make a drawing of so many inches: axes without ticks or frame, one unit an inch, y upward."""
+    fig, ax = figure(size=(width, height))
+    ax.set(xlim=(0, width), ylim=(0, height), frame_on=False, xticks=[], yticks=[])
+    return fig, ax
+
+
+def box(ax: Axes, x: float, y: float, text: str, *, color: str = QUIET, **font: object) -> None:
+    """Write text into a rounded box of that colour, centred at (x, y); `fontsize=15` or `font`."""
+    frame = dict(boxstyle="round,pad=0.5", fc="white", ec=color, lw=2)
+    ax.text(x, y, text, ha="center", va="center", bbox=frame, **dict(fontsize=15) | font)
+
+
+def arrow(ax: Axes, start: tuple, end: tuple, *, color: str = QUIET, bend: float = 0.0) -> None:
+    """Draw an arrow from (x, y) to (x, y); `bend` makes it a curve (0.3 is a quiet one)."""
+    style = dict(arrowstyle="-|>", color=color, lw=2, mutation_scale=18)
+    ax.annotate("", end, start, arrowprops=style | dict(connectionstyle=f"arc3,rad={bend}"))
+
+
 def lines(
     ax: Axes,
     x: Tensor | Sequence,
@@ -67,7 +85,6 @@ def lines(
     ylim: tuple | None = None,
     xticks: Mapping[float | int, str] | None = None,
     marker: str = "",
-    joined: bool = True,
     legend: str | None = "best",
 ) -> None:
     """Draw curves over the same places, each with a different colour and dash.
@@ -84,7 +101,6 @@ def lines(
         xlim, ylim: (low, high).
         xticks: place: label; None for matplotlib's own.
         marker: of matplotlib, such as "o".
-        joined: whether a line joins the points. Without a line, `marker` is "o" by default.
         legend: location, as in matplotlib; "right" for beside the axes, None for no legend.
 
     Raises:
@@ -95,10 +111,8 @@ def lines(
     for i, (name, values) in enumerate(curves.items(), start=drawn):
         if len(values) != len(x):
             raise ValueError(f"curve {name!r} has {len(values)} values for {len(x)} places")
-        style = DASHES[i % len(DASHES)] if joined else "none"
-        color, points = COLORS[i % len(COLORS)], marker or ("" if joined else "o")
-        told = dict(linestyle=style, color=color, marker=points, label=name)
-        ax.plot(x, values, gid=f"{group}-{i}", **told)
+        told = dict(linestyle=DASHES[i % len(DASHES)], color=COLORS[i % len(COLORS)])
+        ax.plot(x, values, gid=f"{group}-{i}", marker=marker, label=name, **told)
     told = dict(xlabel=xlabel, ylabel=ylabel, title=title, xscale=xscale, yscale=yscale)
     told |= dict(xlim=xlim, ylim=ylim)
     ax.set(**{name: value for name, value in told.items() if value})
@@ -139,7 +153,6 @@ def heatmap(
     limit: float | None = None,
     colorbar: bool = True,
     unit: str = "",
-    numbers: str | None = None,
 ) -> None:
     """Draw a matrix as a picture, row 0 on top; entries that are NaN stay grey.
 
@@ -153,7 +166,6 @@ def heatmap(
             the scale ends in an arrow.
         colorbar: whether to draw the scale.
         unit: words beside the scale; without any, a signed one says which colour is positive.
-        numbers: a format such as ".0%" to write every entry into its field.
 
     Raises:
         ValueError: the matrix does not have two axes, is empty, or holds infinity.
@@ -171,10 +183,6 @@ def heatmap(
         ax.set_xticks(range(len(xticks)), xticks)
     if yticks is not None:
         ax.set_yticks(range(len(yticks)), yticks)
-    if numbers is not None:
-        for (i, j), value in np.ndenumerate(values):
-            color = "white" if abs(value) > 0.6 * limit else INK
-            ax.text(j, i, format(value, numbers), ha="center", va="center", color=color)
     if colorbar:
         _scale(picture, ax, unit, values)
 
@@ -237,26 +245,25 @@ def save(fig: Figure, name: str, alt: str, *, stages: Sequence[Sequence[Artist]]
         fig: made by `figure`.
         name: file name without ending, beginning with the notebook's number: "03_masks".
         alt: one or two sentences that describe the figure to readers who cannot see it.
-        stages: for slides, where the figure grows: the artists (curves, words, axes) that each
-            stage adds. All other artists are there from the start. The figure is the same.
+        stages: for slides, where a figure without images grows: the artists (curves, words, axes)
+            that each stage adds. All other artists are there from the start.
 
     Raises:
         ValueError: no alt text, a name with an ending or a folder, a name that this run of the
-            build has already used, or a stage that adds nothing visible to a line plot.
+            build has already used, or a stage that adds nothing visible.
     """
     if not alt.strip():
         raise ValueError(f"figure {name} needs an alt text")
     if Path(name).name != name or "." in name:
         raise ValueError(f"a figure's name is a bare word such as 03_masks, got {name!r}")
     vector = not any(ax.images for ax in fig.axes)
+    if stages and not vector:
+        raise ValueError(f"figure {name} has images, which don't come in stages")
     data = _svg(fig, alt, name, stages) if vector else _png(fig)
     if folder := os.environ.get(FIGURES):
         if any(Path(folder).glob(f"{name}.*")):
             raise ValueError(f"there is a figure {name} already")
         (Path(folder) / f"{name}.{'svg' if vector else 'png'}").write_bytes(data)
-        if stages and not vector:  # the build cuts the picture into layers
-            staged = fig, [list(artists) for artists in stages]
-            (Path(folder) / f"{name}.stages").write_bytes(pickle.dumps(staged))
     display(SVG(data) if vector else Image(data, alt=alt))
 
 

@@ -47,45 +47,24 @@ print("PyTorch version", torch.__version__.partition("+")[0])
 
 
 # %% tags=["figure"]
-def box(ax, x, y, text, *, color=plotting.QUIET, mono=False, size=15):
-    """Text in a rounded box, centred at (x, y)."""
-    font = "DejaVu Sans Mono" if mono else "DejaVu Sans"
-    frame = dict(boxstyle="round,pad=0.5", fc="white", ec=color, lw=2)
-    ax.text(x, y, text, ha="center", va="center", bbox=frame, family=font, fontsize=size)
-
-
-def arrow(ax, start, end, color=plotting.QUIET):
-    style = dict(arrowstyle="-|>", color=color, lw=2, mutation_scale=18)
-    ax.annotate("", end, start, arrowprops=style)
-
-
-def blank(width, height, xlim, ylim):
-    """Axes to draw on, without ticks and frame."""
-    fig, ax = plotting.figure(size=(width, height))
-    ax.set(xlim=xlim, ylim=ylim)
-    ax.axis("off")
-    return fig, ax
-
-
-# %% tags=["figure"]
 def draw_anatomy(ax):
     """An equation becomes code, the code passes a check, and a planted mistake fails it."""
-    blue, red = plotting.COLORS[:2]
-    box(ax, 1.3, 2, r"$(AB)^\top = B^\top A^\top$", size=19)
-    box(ax, 5.2, 3, "(A @ B).T\nB.T @ A.T", mono=True, color=blue)
-    box(ax, 5.2, 1, "A.T @ B.T", mono=True, color=red)
-    box(ax, 9.9, 3, "✓  equal: the equation holds here", color=blue)
-    box(ax, 9.9, 1, "✗  caught: the check can fail", color=red)
+    (blue, red), mono = plotting.COLORS[:2], "DejaVu Sans Mono"
+    plotting.box(ax, 1.3, 2, r"$(AB)^\top = B^\top A^\top$", fontsize=19)
+    plotting.box(ax, 5.2, 3, "(A @ B).T\nB.T @ A.T", family=mono, color=blue)
+    plotting.box(ax, 5.2, 1, "A.T @ B.T", family=mono, color=red)
+    plotting.box(ax, 9.9, 3, "✓  equal: the equation holds here", color=blue)
+    plotting.box(ax, 9.9, 1, "✗  caught: the check can fail", color=red)
     for y, color in ((3, blue), (1, red)):
-        arrow(ax, (2.75, 2 + 0.15 * (y - 2)), (4.1, y), color)
-        arrow(ax, (6.3, y), (7.5, y), color)
+        plotting.arrow(ax, (2.75, 2 + 0.15 * (y - 2)), (4.1, y), color=color)
+        plotting.arrow(ax, (6.3, y), (7.5, y), color=color)
     ax.text(1.3, 1.15, "an equation", ha="center", color=plotting.INK)
     ax.text(5.2, 3.72, "the lines that compute it", ha="center", color=plotting.INK)
     ax.text(5.2, 0.2, "a mistake, made on purpose", ha="center", color=plotting.INK)
 
 
 # %% tags=["figure"]
-fig, ax = blank(13, 3.9, (0, 12.2), (0, 4))
+fig, ax = plotting.canvas(12.2, 4)
 draw_anatomy(ax)
 plotting.save(
     fig,
@@ -295,9 +274,9 @@ def draw_model(ax):
     places |= {"E\nexperts": (4.9, green), "I\nattention": (7.6, red), "E\nexperts ": (9.9, green)}
     places |= {"logits": (12, plotting.QUIET)}
     for text, (x, color) in places.items():
-        box(ax, x, 2, text, color=color)
+        plotting.box(ax, x, 2, text, color=color)
     for start, end in ((1.05, 1.6), (3.6, 4.05), (5.75, 6.7), (8.5, 9.05), (10.75, 11.4)):
-        arrow(ax, (start, 2), (end, 2))
+        plotting.arrow(ax, (start, 2), (end, 2))
     ax.text(3.75, 2.95, "7 times", ha="center", fontsize=15)
     ax.plot([1.65, 1.65, 5.7, 5.7], [2.6, 2.8, 2.8, 2.6], color=plotting.QUIET)
     told = {2.6: "01 02 03 04", 4.9: "06", 7.6: "04 05", 9.9: "06"}
@@ -308,7 +287,7 @@ def draw_model(ax):
 
 
 # %% tags=["figure"]
-fig, ax = blank(13, 3.2, (-0.2, 12.7), (0, 3.2))
+fig, ax = plotting.canvas(12.7, 3.2)
 draw_model(ax)
 plotting.save(
     fig,

@@ -90,11 +90,11 @@ plotting.save(
 )
 
 # %% [markdown]
-# Three pictures of one thing. A tank fills and leaks. As a recurrence, each content follows from
-# the one before. As a convolution, every splash of water drains away along the same curve, and the
-# content is their sum. The first view is for thinking, the second for running a model, the third
-# for training it. What we need to find out is which of them survives when the input may decide how
-# fast the tank leaks.
+# Three pictures of one thing. A tank fills and leaks. As a recurrence, each level follows from the
+# last. As a convolution, every splash of water drains away along the same curve, and the content is
+# their sum. The first view is for thinking, the second for running a model, the third for training
+# it. What we need to find out is which of them survives when the input may decide how fast the tank
+# leaks.
 #
 # ## 1 · A tank with a hole
 #
@@ -244,7 +244,8 @@ curves = {"smooth": wave, "held": staircase}
 plotting.lines(axes[0], times, curves, title="two inputs, same samples", xlabel="seconds")
 curves = {"under the smooth input": under_smooth, "under the held input": under_held}
 plotting.lines(axes[1], times, curves, title="the tank", xlabel="seconds")
-plotting.lines(axes[1], times[ends], {"ZOH": dots}, joined=False, title="the tank")
+axes[1].plot(times[ends], dots, "o", color=plotting.COLORS[2], label="ZOH")
+axes[1].legend()
 plotting.save(
     fig,
     "01_held_input",
@@ -304,8 +305,8 @@ _ = must_differ("kernel not reversed", not_turned, y)
 
 # %% tags=["figure"]
 fig, ax = plotting.figure(size=(8, 3.6))
-title = "impulse response: a single 1, δ steps later"
-plotting.lines(ax, range(l), {"_K": K}, joined=False, xlabel="δ", ylabel="$K_δ$", title=title)
+ax.plot(K, "o", color=plotting.COLORS[0])
+ax.set(title="impulse response: a single 1, δ steps later", xlabel="δ", ylabel="$K_δ$")
 plotting.level(ax, 0)
 plotting.save(fig, "01_kernel", "The kernel of the spring: a wave that fades over 60 steps.")
 
@@ -664,10 +665,10 @@ _ = must_differ("commutative", combine(two, one)[1], combine(one, two)[1])
 
 # %% [markdown]
 # So we don't have to go from left to right. In round one, every token joins with its left neighbour
-# and now stands for two steps. In round two, it joins with the token two to its left and stands for
-# four. After $\lceil \log_2 l \rceil$ rounds every token stands for all steps up to itself, and
-# within a round all tokens work at the same time. (This does $l \log_2 l$ joins. The package gets
-# by with fewer than $2l$, in twice the rounds.)
+# and covers two steps. In round two, it joins with the token two to its left and covers four. After
+# $\lceil \log_2 l \rceil$ rounds every token covers all steps up to itself, and within a round all
+# tokens work at the same time. (This does $l \log_2 l$ joins. The package gets by with fewer than
+# $2l$, in twice the rounds.)
 
 
 # %%

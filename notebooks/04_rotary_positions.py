@@ -421,7 +421,7 @@ gap = ssd.ssd_recurrent(x, dt, A, turn_at(B, with_gap), turn_at(C, with_gap))
 _ = must_differ("a gap of three positions in the middle", gap, y)
 
 # %% [markdown]
-# The kernel of mamba-ssm agrees, too. (In float32, because that is what it computes in. How far one
+# mamba-ssm's kernel agrees, in float32, the precision it computes in. (How far one
 # can count in float32 or bfloat16 is the subject of lab [04b](labs/04b_longer_than_trained.ipynb).)
 
 # %%
@@ -565,8 +565,8 @@ plotting.save(
 
 # %% [markdown]
 # Nothing in (4.10) needs the angles to be the same at every token. Let token $t$ turn the state by
-# its own angles $\varphi_t$. Then C and B are rotated by running sums, $\Phi_t = \varphi_0 + \dots
-# + \varphi_t$. Mamba-3 (Lahoti et al., 2026) computes $\varphi_t$ from the token.
+# its own angles $\varphi_t$. Then C and B are rotated by running sums, $\Phi_t = \varphi_0 +
+# \dots + \varphi_t$. Mamba-3 (Lahoti et al., 2026) computes $\varphi_t$ from the token.
 
 # %%
 phi = random(40, 4, seed=30)  # an angle for each token and pair

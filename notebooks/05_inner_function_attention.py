@@ -1064,8 +1064,8 @@ print("asked  ", asked[0].tolist(), "  answers", answers[0].tolist())
 
 # %% [markdown]
 # A model that guesses between the two is right in 9 of 16 cases. Right slot $2i$ is before decoy
-# $2j + 1$ if $i \le j$, in 36 of 64 cases, so picking the *earlier* one is right in $\frac{36}{64}
-# + \frac{28}{64} \cdot \frac18 = 0.617$ of the questions.
+# $2j + 1$ if $i \le j$, in 36 of 64 cases, so picking the *earlier* one is right in
+# $\frac{36}{64} + \frac{28}{64} \cdot \frac18 = 0.617$ of the questions.
 #
 # *Model.* We use embeddings, one attention layer and one linear map.
 

@@ -630,15 +630,12 @@ def draw_candidates(sums, candidates, best, k):
 
 # %% tags=["figure"]
 fig = draw_candidates(sums, candidates, best, 16)
-_, right, _ = fig.axes  # the last one is the scale
-_, pale, dark = right.images
 plotting.save(
     fig,
     "06_product_keys",
     "Left: a square of 24 by 24 sums of two lists sorted from the largest on, red in the upper "
     "left corner and blue in the lower right. Right: the candidates, pale, with (i + 1)(j + 1) at "
     "most 16, within an outlined square of side 16; the 16 best sums, dark, are all among them.",
-    stages=[[*right.lines, *right.texts], [pale], [dark]],
 )
 
 # %% [markdown]

@@ -1181,11 +1181,13 @@ def judged_at(system, kind, variant, length):
 def draw_heat(ax, system, kind, variant="as trained"):
     """A system's heat map, and a line behind the longest text that it was trained on."""
     got_there = sum(min(run["right"][-1]) >= 0.98 for run in needle_runs(system, kind))
-    plotting.heatmap(
-        ax, mean_heat(system, kind, variant), title=f"{system}, {kind} ({got_there} of 3)",
-        xticks=ASKED, yticks=DEPTHS,
-        signed=False, limit=1.0, colorbar=False, numbers=".0%",
-    )  # fmt: skip
+    heat, title = mean_heat(system, kind, variant), f"{system}, {kind} ({got_there} of 3)"
+    labels = dict(xticks=ASKED, yticks=DEPTHS)
+    plotting.heatmap(ax, heat, title=title, signed=False, limit=1.0, colorbar=False, **labels)
+    for i, shares in enumerate(heat):
+        for j, share in enumerate(shares):
+            color = "white" if share > 0.6 else plotting.INK
+            ax.text(j, i, f"{share:.0%}", ha="center", va="center", color=color)
     ax.tick_params(labelsize=10)
     ax.axvline(ASKED.index(WINDOWS[kind][-1]) + 0.5, color=plotting.INK, linewidth=2)
 

@@ -71,11 +71,14 @@ def test_what_cannot_be_drawn_or_saved_is_refused(shown):
     _, ax = plotting.figure()
     fig = line_plot()
     nothing = dict(stages=[fig.axes[0].lines, []])
+    squares, (first, _) = plotting.heatmaps({"a": torch.eye(2), "b": torch.eye(2)})
+    images = dict(stages=[[first]])
     for message, call, *arguments, options in (
         ("needs an alt text", plotting.save, fig, "03_a", " ", {}),
         ("bare word", plotting.save, fig, "03_a.png", "squares", {}),
         ("bare word", plotting.save, fig, "../03_a", "squares", {}),
         ("03_a: stage 2 adds nothing to be seen", plotting.save, fig, "03_a", "squares", nothing),
+        ("03_a has images", plotting.save, squares, "03_a", "squares", images),
         (r"\(2, 2, 2\)", plotting.heatmap, ax, torch.zeros(2, 2, 2), {}),
         (r"\(0, 3\)", plotting.heatmap, ax, torch.zeros(0, 3), {}),
         ("infinity", plotting.heatmap, ax, torch.full((2, 2), -torch.inf), {}),
@@ -122,11 +125,11 @@ def test_curves_are_told_apart_and_drawn_as_given():
     _, ax = plotting.figure()
     curves = {"a": torch.tensor([1.0, 2.0]), "b": [2.0, 3.0], "_c": [4.0, 4.0]}
     plotting.lines(ax, [0, 1], curves, xlabel="steps", ylabel="loss", title="two", yscale="log")
-    plotting.lines(ax, [0, 1], {"d": [5, 5]}, joined=False, xticks={0: "no", 1: "yes"})
+    plotting.lines(ax, [0, 1], {"d": [5, 5]}, marker="o", xticks={0: "no", 1: "yes"})
     assert [list(line.get_ydata()) for line in ax.lines] == [[1, 2], [2, 3], [4, 4], [5, 5]]
     assert len({line.get_color() for line in ax.lines}) == 4  # goes on where it stopped
     assert len({str(line._dash_pattern) for line in ax.lines[:3]}) == 3
-    assert ax.lines[3].get_linestyle() == "None" and ax.lines[3].get_marker() == "o"
+    assert [line.get_marker() for line in ax.lines] == ["", "", "", "o"]
     assert [text.get_text() for text in ax.get_legend().get_texts()] == ["a", "b", "d"]
     assert (ax.get_yscale(), ax.get_xlabel(), ax.get_ylabel()) == ("log", "steps", "loss")
     assert [label.get_text() for label in ax.get_xticklabels()] == ["no", "yes"]
@@ -139,6 +142,18 @@ def test_heat_maps_share_one_scale():
     assert {ax.images[0].get_clim() for ax in axes} == {(-3.0, 3.0)}
     assert [ax.get_ylabel() for ax in axes] == ["t", ""] and axes[1].get_xlabel() == "s"
     assert len(fig.axes) == 3 and fig.axes[2].get_ylabel() == "blue < 0 < red"
+
+
+def test_a_drawing_holds_its_words_and_arrows(shown):
+    fig, ax = plotting.canvas(6, 3)
+    plotting.box(ax, 1, 2, "one")
+    plotting.arrow(ax, (1, 2), (5, 1), bend=0.3)
+    plotting.save(fig, "03_a", "a box and an arrow")
+    [words, _] = ax.texts
+    assert words.get_text() == "one" and words.get_bbox_patch() is not None
+    assert ax.get_xlim() == (0, 6) and ax.get_ylim() == (0, 3) and not ax.get_frame_on()
+    assert fig.get_size_inches().tolist() == [6, 3]
+    assert shown[0].data.count('id="patch_') == 3  # the page, the arrow's line and its head
 
 
 def test_stages_of_curves_are_groups_of_the_svg(shown):

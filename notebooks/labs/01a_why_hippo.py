@@ -187,8 +187,8 @@ for size, low, high in ((8, 0.2, 0.8), (64, 0.0, 0.1)):
 # ## 3 · What S4 made of it
 #
 # S4 takes HiPPO's $A$ and $B$ but leaves out the $1/t$. What is remembered then? On the clock $\tau
-# = \log t$ the equation had no $1/t$ anyway. So read (1.12) on that clock, with the age $a = \log t
-# - \log s$:
+# = \log t$ the equation had no $1/t$ anyway. So read (1.12) on that clock, with the age $a = \log
+# t - \log s$:
 #
 # $$h_i = \int_0^\infty x\,P_i(e^{-a})\,e^{-a}\,da,
 #   \qquad\text{and therefore}\qquad \big(e^{aA} B\big)_i = P_i(e^{-a})\,e^{-a}. \tag{1.14}$$
