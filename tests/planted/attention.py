@@ -35,7 +35,9 @@ MISTAKES = mistakes([
         "empty rows stay empty": [
             ("allowed | (own & ~allowed.any(dim=-1, keepdim=True))", "allowed")]}),
     (is_defined, "linear, g = 4", {
-        "k is not rotated": [("_apply_rope(k, cos, sin)", "k")]}),
+        "k is not rotated": [
+            ("q, k = _apply_rope(q, cos, sin), _apply_rope(k, cos, sin)",
+             "q = _apply_rope(q, cos, sin)")]}),
     (is_defined, "linear, content, g = 2", {
         "penalty of the next token": [
             ('exp() * dt, "b s h', 'exp() * dt.roll(-1, 1), "b s h')]}),

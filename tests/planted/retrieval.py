@@ -27,7 +27,7 @@ MISTAKES = mistakes([
             ("where[:, 0].index_select(-1, first) * r + where[:, 1]",
              "where[:, 1].index_select(-1, second) * r + where[:, 0]")]}),
     (partial(finds_the_best, whole=True), {
-        "any of equal sums": [("_topk(sums, k)", "sums.topk(k, dim=-1)")]}),
+        "any of equal sums": [("place = _topk(sums, k)", "place = sums.topk(k, dim=-1)")]}),
     (partial(finds_the_best, r=100, k=3, dtype=torch.float32, whole=True), {
         "any of equal halves": [
             ("indices = n - 1 - ranks.topk(k, dim=-1).values % n",

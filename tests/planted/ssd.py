@@ -35,6 +35,10 @@ TARGETS = (STEP_3, STEP_3_OF_THE_LISTING.replace("AXIS", "1"))
 ALL_CHUNKS_AT_ONCE = ("CHUNKS_PER_BLOCK = 16", "CHUNKS_PER_BLOCK = 10**6")
 TILED = "t.repeat_interleave(n_heads // g, dim=-2)", "torch.cat([t] * (n_heads // g), dim=-2)"
 PADDED = "padded_rows_and_what_goes_on_from_them_are_the_definition_of_the_rows_alone"
+STEPS = ".split(x.shape[1], 1)[0]"
+NO_STEPS = """
+        if padding_mask is not None:
+            dt = dt.masked_fill(~padding_mask[..., None], 0)"""
 CACHED = "(None, None) if cache is None else cache\n"
 
 # fmt: off
@@ -61,9 +65,11 @@ MISTAKES = mistakes([
              "self.dt_proj(x) + self.dt_bias")]}),
     (has, "SSD, decay", PADDED, {
         "padding lets the state decay": [
-            ("dt = dt.masked_fill(~padding_mask[..., None], 0)", "dt = dt + 0")]}),
+            (f"{STEPS}{NO_STEPS}", STEPS)]}),
     (has, "SSD, rope", "shift_of_positions", {
-        "only B is turned": [("_apply_rope(C, cos, sin)", "C")]}),
+        "only B is turned": [
+            ("B, C = _apply_rope(B, cos, sin), _apply_rope(C, cos, sin)",
+             "B = _apply_rope(B, cos, sin)")]}),
     (has, "SSD, conv", "pieces_equal_one_pass", {
         "history forgotten": [(CACHED, CACHED.replace("cache\n", "(cache.state, None)\n"))]}),
 ])

@@ -7,12 +7,12 @@ from cheems_ref import tasks
 
 ROOMS = (tasks,)
 
-TARGETS = "scatter_(1, places, values)"
+TARGETS = "IGNORED).scatter_(1, places, values)"
 
 # fmt: off
 MISTAKES = mistakes([
     (tests.each_key_is_asked_once_and_its_value_is_the_target, 16, 4, 12, {
-        "the value one token late": [(TARGETS, "scatter_(1, places + 1, values)")]}),
+        "the value one token late": [(TARGETS, TARGETS.replace("places", "places + 1"))]}),
     (tests.idle_places_say_nothing, 16, 4, 12, {
         "any token as filler": [
             ("return ranks + skipped",
@@ -32,7 +32,8 @@ MISTAKES = mistakes([
         "the answer is read": [
             ("input_ids.append(torch.cat([first, spans[i]]))",
              "input_ids.append(torch.cat([spans[i], first]))")],
-        "targets in part A": [("torch.full_like(part_a, IGNORED)", "part_a.clone()")],
+        "targets in part A": [
+            ("[part_a], [torch.full_like(part_a, IGNORED)]", "[part_a], [part_a.clone()]")],
         "positions that go on": [
             ("torch.full_like(targets[-1], blanks[i])",
              "blanks[i] + torch.arange(len(targets[-1]))")],
