@@ -5,29 +5,38 @@ text of its own:
 
 - The first cell gives the title slide: its bold sentence and the list of what one will be able to
   do. Each `## ` heading begins a column of slides; `### ` headings stand in the running head.
-- A code cell is a slide: the equation that stands before it, the sentence that leads to either, the
-  cell, what it printed. Cells tagged `setup`, `guard`, `versions` or `check` are left out, and
-  those that show a page of HTML, which is for a notebook.
-- Equations beyond the one before a cell, tables and lists are slides too, each below the sentence
-  that leads to it. A quotation is a slide with the sentences that follow it: they say what holds.
+- A code cell with an equation or a sentence right before it is a slide: the sentence, the equation,
+  the lines that compute, what the cell printed. More than 12 lines of code (of 71 columns) or of
+  output stay in the notebook: nobody reads them from the back row. Cells tagged `setup`, `guard`,
+  `versions`, `check` or `aside` are left out, and those that show a page of HTML.
+- Equations beyond the one before a cell (two on a slide), tables and lists are slides too, below
+  the sentences that lead to them. A quotation is a slide with the sentences that follow it: they
+  say what holds.
 - A cell tagged `figure` is a slide if it draws, and then shows the picture alone.
-- A cell tagged `exercise` is a slide with the whole task and the cell without its solution.
+- The exercises are one slide, with the first sentence of each.
 - All prose becomes the speaker's notes of the slide that follows it, or of the last of its section.
 """
 
+import ast
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from html import escape, unescape
 
 from markdown_it import MarkdownIt
 from mdit_py_plugins.dollarmath import dollarmath_plugin
 from minutes import sections, total
 from nbformat import NotebookNode
-from student import SOLUTION
 
-LEFT_OUT = {"setup", "versions", "check", "guard"}
+LEFT_OUT = {"setup", "versions", "check", "guard", "aside"}
+CODE = 12, 71  # lines and columns of code on a slide
+PRINTED = 12, 100  # likewise of what a cell prints
 LEAD = 320  # characters of a section's first sentences on its heading's slide
+TELLS = {"print", "check", "check_gradients", "must_differ"}
+HOMEWORK = "Exercises"  # the heading under which no cell is shown
 SHORT = 40  # characters of a sentence that says little by itself
 ASIDE = re.compile(r"\((?:[^()]|\([^()]*\))*[.!?]\)\s*")  # sentences in brackets
 STAGE = re.compile(r'<g id="(stage-(\d+)-\d+)">')
@@ -172,7 +181,7 @@ def printed(cell: NotebookNode) -> list[Part]:
         elif output.output_type == "execute_result":
             texts.append(output.data["text/plain"] + "\n")
     joined = "".join(texts).rstrip("\n")
-    return [Part("output", joined)] if joined else []
+    return [Part("output", joined)] if joined and within(joined, PRINTED) else []
 
 
 def is_page(cell: NotebookNode) -> bool:
@@ -194,9 +203,43 @@ def picture(cell: NotebookNode) -> Part | None:
     return None
 
 
-def code(source: str) -> Part:
+def code(source: str) -> list[Part]:
     source = re.sub(r" *# fmt: \w+$", "", source, flags=re.MULTILINE)
-    return Part("code", re.sub(r"\n{3,}", "\n\n", source))  # one empty line will do
+    source = re.sub(r"\n{3,}", "\n\n", without_checks(source))  # one empty line will do
+    lines, columns = CODE
+    if not within(source, CODE) and source.count("\n") < lines:
+        source = narrowed(source, columns)
+    return [Part("code", source)] if source and within(source, CODE) else []
+
+
+def without_checks(source: str) -> str:
+    """A cell without its statements that print, check or assert: what they say stands below it.
+
+    Nothing is left of a cell that prints in a loop: half of it would compute nothing.
+    """
+    lines, kept, start = source.splitlines(), [], 0
+    for statement in ast.parse(source).body:
+        called = {getattr(n.func, "id", "") for n in ast.walk(statement) if isinstance(n, ast.Call)}
+        tells = bool(TELLS & called) and not isinstance(statement, ast.FunctionDef)
+        if tells and hasattr(statement, "body"):
+            return ""
+        if not tells and not isinstance(statement, (ast.Assert, ast.Import, ast.ImportFrom)):
+            kept += lines[start : statement.end_lineno]
+        start = statement.end_lineno
+    return "\n".join(kept).strip("\n")
+
+
+@cache
+def narrowed(source: str, columns: int) -> str:
+    """The same statements in shorter lines."""
+    command = [sys.executable, "-m", "ruff", "format", "--line-length", str(columns), "-"]
+    return subprocess.run(command, input=source, capture_output=True, text=True).stdout
+
+
+def within(text: str, limits: tuple[int, int]) -> bool:
+    """Whether a text has at most so many lines and columns."""
+    lines = text.splitlines()
+    return len(lines) <= limits[0] and max(map(len, lines), default=0) <= limits[1]
 
 
 def waits_for_words(slide: Slide) -> bool:
@@ -216,7 +259,7 @@ class Chapter:
         self.notes: list[str] = []  # prose since the last slide
         self.paragraph = ""  # the last of it, which leads to what comes next
         self.equation: Slide | None = None  # waits for its cell
-        self.task: list[Part] = []  # of the next exercise
+        self.tasks: list[str] = []  # the first sentences of the exercises
         for cell in notebook.cells:
             if cell.cell_type == "code":
                 self.read_code(cell, set(cell.metadata.get("tags", [])))
@@ -240,12 +283,15 @@ class Chapter:
         return slide
 
     def release(self) -> None:
-        """Add the equation that waits as a slide of its own."""
+        """Add the equation that waits: to the one before it, or as a slide of its own."""
         if self.equation:
             held, self.equation = self.equation, None
-            rest, paragraph = self.notes, self.paragraph
-            self.add(held)
-            self.notes, self.paragraph = rest, paragraph
+            latest = self.deck.columns[-1][1][-1]
+            if latest.kind == "statement" and sum(p.kind == "math" for p in latest.parts) == 1:
+                latest.parts += held.parts
+                latest.notes += held.notes
+            else:
+                self.deck.columns[-1][1].append(held)
 
     def close(self) -> None:
         """End a section: what is still to be said is said on its last slide."""
@@ -253,10 +299,14 @@ class Chapter:
         if self.deck.columns:
             slides = self.deck.columns[-1][1]
             slides[-1].notes += "".join(self.notes)
-            bare = len(slides) > 1 and not (slides[0].parts or slides[0].notes)
-            if bare and not self.head[0].isdigit():
-                del slides[0]  # "Summary", say, stands above the next slide too
-        self.notes, self.paragraph, self.task = [], "", []
+            if len(slides) > 1 and not (slides[0].parts or slides[0].notes):
+                del slides[0]  # its title stands above the next slide too
+            if self.head == "Further reading":
+                del self.deck.columns[-1]
+        if self.tasks:
+            tasks = Part("list", "\n".join(f"- {task}" for task in self.tasks))
+            self.deck.columns[-1][1][-1].parts.append(tasks)
+        self.notes, self.paragraph, self.tasks = [], "", []
 
     def read_block(self, part: Part) -> None:
         if part.kind in ("h1", "h2"):
@@ -268,8 +318,10 @@ class Chapter:
         elif part.kind == "h3":
             self.release()
             self.head, self.paragraph = f"{self.deck.columns[-1][0]}: {part.source}", ""
-        elif self.head.startswith("Exercises"):
-            self.task.append(part)
+        elif self.head.startswith(HOMEWORK):
+            grade, *task = sentences(part.source)
+            if re.match(r"\*\*\d · ", grade):
+                self.tasks.append(" ".join([grade, *task[: 1 + (len(task[0]) < SHORT)]]))
         elif part.kind == "text":
             self.read_paragraph(part.source)
         elif part.kind == "math":
@@ -301,13 +353,7 @@ class Chapter:
             self.paragraph = paragraph
 
     def read_code(self, cell: NotebookNode, tags: set[str]) -> None:
-        if "exercise" in tags:
-            parts = self.task or lead(self.paragraph)
-            shown = [*parts, code(SOLUTION.sub(r"\1...", cell.source))]
-            self.release()
-            self.add(Slide("exercise", self.head, shown, "".join(self.notes)))
-            self.task = []
-        elif tags & LEFT_OUT or is_page(cell) or self.head.startswith("Exercises"):
+        if tags & LEFT_OUT or is_page(cell) or self.head.startswith(HOMEWORK):
             return
         elif "figure" in tags:
             drawn = picture(cell)
@@ -317,14 +363,16 @@ class Chapter:
                 slide.notes += f"<p>In the picture: {escape(drawn.alt, quote=False)}</p>"
                 self.add(slide)
         else:
-            shown = [code(cell.source), *printed(cell)]
+            shown = [*code(cell.source), *printed(cell)]
+            if re.fullmatch(r"([✓✗].*\n?)+", shown[0].source if shown else ""):
+                shown = []  # "✓ equal" says nothing without the lines that it is said of
             if self.equation:
                 slide, self.equation = self.equation, None
                 slide.kind, slide.parts = "cell", slide.parts + shown
                 slide.notes += "".join(self.notes)
-            else:
-                slide = self.make("cell", shown)
-            self.add(slide)
+                self.add(slide)
+            elif shown and self.paragraph:
+                self.add(self.make("cell", shown))
 
 
 def deck_of(notebook: NotebookNode) -> Deck:

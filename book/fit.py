@@ -1,15 +1,12 @@
-"""How large a slide's type may be so that everything fits, or where to divide the slide.
+"""How large a slide's type may be so that everything fits.
 
 A slide is 1280 × 720 (`deck_theme/slides.css`). Sizes are estimated, generously, since no browser
 takes part in the build; the tests in tests/book measure every slide in one.
 """
 
-import ast
 import re
 import textwrap
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from math import ceil
 
 from build import BuildError
@@ -17,8 +14,8 @@ from deck import MARKDOWN, Part, Slide
 
 WIDTH, HEIGHT = 1232, 620  # of what stands below the running head
 GAP = 12  # between parts
-SIZES = [(38, 26), (34, 24), (32, 23), (30, 22), (28, 21), (26, 20), (24, 19), (23, 18)]
-SMALLEST = [(22, 17), (20, 16), (18, 15)]  # of text, of code, for what cannot be divided
+SIZES = [(38, 28), (34, 28), (32, 28), (30, 28), (28, 28)]  # of text and of code
+SMALL = [(26, 26), (24, 24), (22, 22), (20, 20)]  # for long lists and tables
 LETTER, CODE_LETTER = 0.47, 0.602  # the widths of letters, as shares of their size
 LINE, CODE_LINE = 1.32, 1.25  # the heights of lines, likewise
 PICTURE = 300  # a picture is at least so high
@@ -27,7 +24,6 @@ MESSAGE = 120  # characters; a longer line was printed, and is no row of a table
 BESIDE_PICTURE = 28  # the largest text, which leaves more room for the picture
 TITLE = 110  # what a title is higher than a running head
 
-ITEM = re.compile(r"^(?=(?:[-*]|\d+\.) )", re.MULTILINE)
 TALL = re.compile(r"\\(?:sum|frac|prod|int|Big)")
 BLOCK = re.compile(r"\\begin\{(\w*matrix|cases)\}(.*?)\\end\{\1\}", re.DOTALL)
 FRACTION = re.compile(r"\\[td]?frac\{((?:[^{}]|\{[^{}]*\})*)\}\s*\{((?:[^{}]|\{[^{}]*\})*)\}")
@@ -174,42 +170,6 @@ def total(slide: Slide, text_size: int, code_size: int) -> float:
     return sum(heights) + GAP * (len(heights) - 1) + (TITLE if slide.kind == "title" else 0)
 
 
-def halves(part: Part) -> list[Part]:
-    """A part in two, as equal as can be: code between statements, a table with its head twice."""
-    lines = part.source.splitlines()
-    head, pieces = "", []
-    if part.kind == "code":
-        starts = [0, *(node.lineno - 1 for node in ast.parse(part.source).body[1:]), len(lines)]
-        pieces = ["\n".join(lines[a:b]) for a, b in pairwise(starts)]
-    elif part.kind == "list":
-        pieces = [piece.strip("\n") for piece in ITEM.split(part.source) if piece]
-    elif part.kind in ("table", "output"):
-        head = "\n".join(lines[:2]) + "\n" if part.kind == "table" else ""
-        pieces = lines[2:] if head else lines
-    if len(pieces) < 2:
-        return [part]
-    sizes = [piece.count("\n") + 1 for piece in pieces]
-    cut = min(range(1, len(pieces)), key=lambda c: abs(sum(sizes[:c]) - sum(sizes[c:])))
-    return [
-        replace(part, source=head + "\n".join(piece).strip("\n"))
-        for piece in (pieces[:cut], pieces[cut:])
-    ]
-
-
-def divisions(parts: list[Part]) -> Iterator[tuple[list[Part], list[Part]]]:
-    """Ways to divide a slide, the best first: before the code, before its output, inside a part."""
-    kinds = [part.kind for part in parts]
-    for kind, needs in (("code", "math"), ("output", "code")):
-        if kind in kinds and needs in kinds:
-            yield parts[: kinds.index(kind)], parts[kinds.index(kind) :]
-    for place in sorted(range(len(parts)), key=lambda p: -height(parts[p], *SMALLEST[-1])):
-        pieces = halves(parts[place])
-        if len(pieces) == 2:
-            yield [*parts[:place], pieces[0]], [pieces[1], *parts[place + 1 :]]
-    for place in range(1, len(parts)):
-        yield parts[:place], parts[place:]
-
-
 def at(slide: Slide, sizes: list[tuple[int, int]]) -> Sized | None:
     """The slide at the first of these sizes at which it fits; code is never wider than the page."""
     code = [part.source for part in slide.parts if part.kind in ("code", "sample")]
@@ -225,20 +185,15 @@ def at(slide: Slide, sizes: list[tuple[int, int]]) -> Sized | None:
     return None
 
 
-def fitted(slide: Slide) -> list[Sized]:
-    """The slide at the largest type at which it fits, or several slides in its place.
+def fitted(slide: Slide) -> Sized:
+    """The slide at the largest type at which it fits; without its code if that leaves no room.
 
     Raises:
-        BuildError: a part is too large for a slide of its own.
+        BuildError: there is too much on the slide.
     """
     parts = [in_rows(part) if part.kind == "math" else part for part in slide.parts]
-    slide = replace(slide, parts=parts)
-    if sized := at(slide, SIZES):
-        return [sized]
-    for first, second in divisions(slide.parts):
-        kind = "statement" if slide.kind == "title" else slide.kind
-        rest = Slide(kind, slide.head, second)
-        return [*fitted(replace(slide, parts=first)), *fitted(rest)]
-    if sized := at(slide, SMALLEST):
-        return [sized]
+    shorter = [part for part in parts if part.kind != "code"]
+    for tried, sizes in ((parts, SIZES), (shorter, SIZES), (shorter, SMALL)):
+        if sized := at(replace(slide, parts=tried), sizes):
+            return sized
     raise BuildError(f"too large for a slide, under {slide.head!r}:\n{slide.parts[0].source}")

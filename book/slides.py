@@ -147,9 +147,9 @@ def write(source: Path, out: Path, templates: Environment) -> dict:
     columns, count = [], 0
     for _, slides in deck.columns:
         pages = []
-        for sized in (sized for slide in slides for sized in fitted(slide)):
+        for slide in slides:
             count += 1
-            pages.append(page(sized, deck.minutes, out, f"{source.stem[:2]}-{count:03}"))
+            pages.append(page(fitted(slide), deck.minutes, out, f"{source.stem[:2]}-{count:03}"))
         columns.append(pages)
     html = templates.get_template("deck.html.j2").render(title=deck.title, columns=columns)
     (out / f"{source.stem}.html").write_text(html, encoding="utf-8")

@@ -307,7 +307,7 @@ _ = must_differ("Σ a_i v_i", a @ values[0], torch.zeros(3), at_least=0.1)
 # Wk$, then $S = W$ answers all of them. Let the delta rule, which we're about to meet, read 40 such
 # pairs over and over:
 
-# %%
+# %% tags=["aside"]
 W, keys = random(3, 8, seed=110), unit(1, 40, 8, seed=111).repeat(1, 60, 1)
 S = store("DeltaNet", keys, keys @ W.T)[0]
 check("40 pairs in 8 dimensions, values linear in the keys", S, W)
@@ -411,7 +411,7 @@ _ = must_differ("kkᵀ on the left of S", on_left @ TWO_KEYS[1], TWO_VALUES[1], 
 # $0.6\,v_1$. A step along one key disturbs everything stored under keys that aren't orthogonal to
 # it. And the cat?
 
-# %%
+# %% tags=["aside"]
 cat, kitchen, garden = unit(4, seed=9), random(3, seed=10), random(3, seed=11)
 keys, places = cat.expand(2, -1), torch.stack([kitchen, garden])
 o = delta_rule(*heads(keys, keys, places, torch.ones(2)))[0, :, 0]
@@ -469,7 +469,7 @@ _ = must_differ("gradient at the explicit step", gradient(explicit), torch.zeros
 # However large $\beta$ gets, $\epsilon\,k^\top k$ stays below 1. The step never goes beyond a full
 # replacement. On our two pairs with $\beta = 1$, $\epsilon$ is a half, and each write goes halfway:
 
-# %%
+# %% tags=["aside"]
 S_two = torch.zeros(2, 2)
 for k, v in zip(TWO_KEYS, TWO_VALUES, strict=True):
     S_two = S_two + 0.5 * torch.outer(v - S_two @ k, k)
@@ -533,7 +533,7 @@ def by_lecture(name, q, k, v, g, beta):
     return torch.stack(outputs)
 
 
-# %%
+# %% tags=["aside"]
 b, l, h, n, p = 2, 45, 3, 6, 5
 tensors = dict(q=random(b, l, h, n, seed=38), k=unit(b, l, h, n, seed=39))
 tensors |= dict(v=random(b, l, h, p, seed=41), g=-random(b, l, h, seed=42).abs() / 4)
@@ -649,7 +649,7 @@ assert min(darkens.values()) == darkens["Longhorn"] > 0
 # doesn't know its order**. Tell it kitchen, then garden, or the other way round: same state. No
 # training can change that, as long as a pair is written the same way wherever it occurs.
 
-# %%
+# %% tags=["aside"]
 k, v = unit(1, 9, 6, seed=25), random(1, 9, 4, seed=26)
 forwards, backwards = (
     store("linear attention", k, v),
@@ -699,7 +699,7 @@ print(f"the largest float32 is {torch.finfo(torch.float32).max:.0e}, and passed 
 # and neither does a product of many. Longhorn's factor is $1/(1 + \beta\|k\|^2)$, and it is safe
 # with any key.
 
-# %%
+# %% tags=["aside"]
 k, betas = unit(300, n, seed=30), 2 * torch.rand(300, generator=torch.Generator().manual_seed(31))
 product, too_far = torch.eye(n), torch.eye(n)
 for t in range(300):
@@ -755,7 +755,7 @@ check("state after the chunk = loop", S_before + U.T @ k, S_after)
 # There are two triangles here, and it's easy to pick the wrong diagonal. $T$ is strict, because no
 # token corrects its own write. The read isn't strict, because a token sees its own write:
 
-# %%
+# %% tags=["aside"]
 loose = (beta[:, None] * (k @ k.T)).tril()
 wrong = torch.linalg.solve_triangular(torch.eye(l) + loose, right_side, upper=False)
 _ = must_differ("diagonal included: a token corrects its own write", wrong, U)
@@ -824,7 +824,7 @@ _ = must_differ("v by zero-order hold", gated_linear_attention(C, B, hold, g), y
 # that grows with the text. L22 tabulates the memory this takes at 256K tokens and 16 bits. The
 # table is right, if a GB is $2^{30}$ bytes and Mistral keeps all tokens:
 
-# %%
+# %% tags=["aside"]
 attends = [i for i, letter in enumerate(preset("jamba-52b").pattern[::2]) if letter == "A"]
 nemotron = expand_pattern("SMSMSMSAM SMSMSMSMSAM SMSMSMSMSAM SMSMSMSMSAM SMSMSMSMSM")
 counts = {letter: nemotron.count(letter) for letter in "SMA"}

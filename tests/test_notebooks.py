@@ -26,7 +26,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 
 STORED = sorted(NOTEBOOKS.glob("*.ipynb")) + sorted(NOTEBOOKS.glob("labs/*.ipynb"))
 
-ALLOWED_TAGS = {"check", "exercise", "figure", "guard", "setup", "raises-exception"}
+ALLOWED_TAGS = {"aside", "check", "exercise", "figure", "guard", "setup", "raises-exception"}
 VERSION_TAGS = {"versions", "nbval-ignore-output"}
 ALLOWED_TAGS |= VERSION_TAGS
 
@@ -204,18 +204,25 @@ def test_each_source_has_its_notebook_and_most_cells_are_short():
     assert sum(count > lessons.SHORT for count in counts) < len(counts) / 8
 
 
-def test_every_output_is_compared_but_for_the_kernels_verdict():
-    """Strict nbval, which overlooks one thing: the lines about kernels that may be missing."""
+def test_every_output_is_compared_but_for_the_kernels_verdict_and_texts_of_a_new_model():
+    """Strict nbval, which overlooks two things: lines about kernels that may be missing, and what a
+    model writes that was trained in the run.
+    """
     project = tomllib.loads((NOTEBOOKS.parent / "pyproject.toml").read_text())
     options = project["tool"]["pytest"]["ini_options"]["addopts"].split()
     assert "--nbval" in options and "--nbval-lax" not in options
     config = Path(__file__).with_name("nbval_sanitize.cfg").read_text()
-    ((pattern, replacement),) = re.findall(r"^regex: (.*)$\n^replace: (.*)$", config, re.MULTILINE)
+    rules = re.findall(r"^regex: (.*)$\n^replace: (.*)$", config, re.MULTILINE)
+    (pattern, replacement), (bar, a_text) = rules
     run = "✓ kernel: output = recurrence  [float64, tolerance 1e-05]\nkernel rung: they agree\n"
     missing = "kernel rung: not run here. mamba-ssm's kernels cannot be imported (...): run ...\n"
     line = "✓ chunks of 7 = recurrence  [float64, tolerance 1e-10]\n"
     for text in (run, missing):
         assert re.sub(pattern, replacement, line + text + line) == line + replacement + line
+    written = f"{line}│ The banef the\n│ thangin\n{line}"
+    assert re.sub(bar, a_text, written) == line + a_text + line
+    barred = [p.stem for p in STORED for _, c in code_cells(stored(p)) if "│ " in str(c.outputs)]
+    assert barred == ["07_cheems_language_model"]
 
 
 # The guard on trial: a good notebook, and what the rules say where one cell of it is spoilt.
