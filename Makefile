@@ -30,9 +30,9 @@ course: $(READY)  ## run every notebook and redraw every figure
 	$(BIN)/python book/build.py
 	@echo "Chapter 07 trained a small Cheems; what it wrote is in runs/chapter_07/written.txt."
 
-# ALL=1 runs unchanged notebooks too. TYPES=1 checks what the packages' signatures say at every call.
+# ALL=1 adds unchanged notebooks and slow programs, as CI does. TYPES=1 checks what the packages' signatures say at every call.
 TYPE_CHECKS := --jaxtyping-packages=cheems_ref,cheems_lab,beartype.beartype
-TEST_OPTIONS := $(if $(ALL),--all-notebooks) $(if $(TYPES),$(TYPE_CHECKS))
+TEST_OPTIONS := $(if $(ALL),--all) $(if $(TYPES),$(TYPE_CHECKS))
 
 test: $(READY)  ## check the style, run the tests, and run changed notebooks against their stored output
 	$(BIN)/ruff check .

@@ -4,15 +4,25 @@ import signal
 import jaxtyping
 import pytest
 import torch
-from unchanged import Unchanged
+from unchanged import Unchanged, everything
 from xdist.scheduler import LoadScopeScheduling
 
 
 def pytest_addoption(parser):
-    parser.addoption("--all-notebooks", action="store_true", help="run unchanged notebooks too")
+    parser.addoption("--all", action="store_true", help="unchanged notebooks and programs, too")
+
+
+def pytest_collection_modifyitems(config, items):
+    """Leave out what is marked `program`, unless all is asked for or the test is named."""
+    if everything(config) or any("::" in word for word in config.args):
+        return
+    programs = [item for item in items if item.get_closest_marker("program")]
+    items[:] = [item for item in items if item not in programs]
+    config.hook.pytest_deselected(items=programs)
 
 
 def pytest_configure(config):
+    config.addinivalue_line("markers", "program: starts programs, and takes 10 seconds or more")
     if getattr(config, "cache", None) is not None:  # without it there is no earlier run to know of
         config.pluginmanager.register(Unchanged(config), "unchanged-notebooks")
 

@@ -357,10 +357,12 @@ def with_gloo(rank, n, path):
     dist.destroy_process_group()
 
 
+@pytest.mark.program
 def test_with_processes(tmp_path):
     torch.multiprocessing.spawn(with_gloo, (3, tmp_path / "meeting"), nprocs=3)
 
 
+@pytest.mark.program
 def test_the_program_of_the_manual(tmp_path):
     """Both processes end with the gradient of one."""
     page = (Path(__file__).parents[1] / "book" / "manual" / "training.md").read_text()

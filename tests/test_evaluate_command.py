@@ -216,6 +216,7 @@ def test_the_papers_tasks_are_there_by_the_manual_s_names():
     assert len(named) == len(places) and {*named} <= {*known}
 
 
+@pytest.mark.program
 def test_the_manual_s_command_runs_on_tasks_that_need_no_data(tmp_path):
     """In place of the papers': one that compares continuations, as most of these do. Its number is
     that of `evaluate`.

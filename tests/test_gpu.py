@@ -4,12 +4,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
 ROOT = Path(__file__).parents[1]
 COMMAND = [sys.executable, "tests/bench/on_gpu.py", "--dry-run"]
 
 
+@pytest.mark.program
 def test_the_rehearsal_walks_through_every_step_and_keeps_nothing():
     records = ROOT / "figures" / "records"
     before = sorted(records.iterdir())

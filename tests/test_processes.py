@@ -78,6 +78,7 @@ def losses_in(folder):
 # --- several processes ------------------------------------------------------------------------
 
 
+@pytest.mark.program
 def test_what_holds_on_two_processes_and_what_is_caught(tmp_path):
     said = verdicts("ranks.py", tmp_path)
     assert len(said) >= 15, "not all were asked"
@@ -86,6 +87,7 @@ def test_what_holds_on_two_processes_and_what_is_caught(tmp_path):
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has another Ctrl-C")
+@pytest.mark.program
 def test_the_command_on_two_processes_is_that_on_one_and_ctrl_c_saves(tmp_path):
     """Each line is printed once, and all stop after one update."""
     words = ["--evaluate-every", 5, "--decay-steps", 100, "--checkpoint-every", 7, "--steps"]

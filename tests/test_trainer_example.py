@@ -40,6 +40,7 @@ def test_the_example(has_property, folder):
     has_property(folder)
 
 
+@pytest.mark.program
 def test_what_holds_on_two_processes(tmp_path):
     said = verdicts("trainer_runs.py", tmp_path)
     assert len(said) == 2 and not any(said.values()), said

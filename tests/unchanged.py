@@ -3,7 +3,7 @@
 A notebook depends on its source, the modules that it imports, from there on all that these import,
 the files it names, and the packages that are installed. Their hash is kept when every cell has
 passed, in pytest's cache, and so on this machine alone. All notebooks run in CI, with
---all-notebooks (`make test ALL=1`), and where one is named on the command line.
+--all (`make test ALL=1`), and where one is named on the command line.
 """
 
 import ast
@@ -76,6 +76,11 @@ def hashes() -> dict[str, str]:
     return found
 
 
+def everything(config: pytest.Config) -> bool:
+    """Whether all is asked for, by --all or by a CI service."""
+    return config.getoption("--all") or bool(os.environ.get("CI"))
+
+
 class Unchanged:
     """A pytest plugin: leaves unchanged notebooks out, and keeps the hashes of those that pass."""
 
@@ -83,11 +88,10 @@ class Unchanged:
         self.config, self.hashes, self.passed = config, hashes(), Counter()
         known = config.cache.get(PASSED, {})
         named = {Path(str(name).partition("::")[0]).resolve() for name in config.args}
-        everything = config.getoption("--all-notebooks") or os.environ.get("CI")
         self.left_out = {
             name
             for name, value in self.hashes.items()
-            if not everything and known.get(name) == value and ROOT / name not in named
+            if not everything(config) and known.get(name) == value and ROOT / name not in named
         }
 
     def pytest_ignore_collect(self, collection_path, config):
