@@ -17,7 +17,7 @@ from cheems_ref.ssd import SSD
 
 TUNING, SEEDS = (100, 101), (0, 1, 2, 3, 4)
 
-# Chapter 05, section 3. The question: does computing in the values buy what one more layer would?
+# Chapter 05, section 4. The question: does computing in the values buy what one more layer would?
 INNER_PREDICTION = """
 Equal parameters, each at its best rate, 500 updates. S then A comes within 0.01 of V = SSD(x); A
 then A within 0.03; A alone and S alone stay below 0.85. With an S in front, I and A cannot be told
@@ -208,7 +208,7 @@ def state_or_neighbour(run_all):
     }
 
 
-# Chapter 08, section 8. The question: do its ten rows keep their order at their own best rates?
+# Chapter 08, section 5. The question: do its ten rows keep their order at their own best rates?
 ORDER_PREDICTION = """
 At its best of three rates every row with a state below attention passes 0.9 on all five seeds, and
 so do the rows of SSD with a convolution and QCAttn. Attention below a state passes 0.9 on at most
@@ -218,7 +218,7 @@ decay on none.
 
 
 def order_jobs(with_position):
-    """The rows of chapter 08's section 8, and one rotary SSD layer beside them."""
+    """The rows of chapter 08's section 5, and one rotary SSD layer beside them."""
     rows = with_position | {"one SSD": dict(pattern="SM", d_state=128)}
     return [dict(system=name, d=64, steps=2000, options=options) for name, options in rows.items()]
 
@@ -236,7 +236,7 @@ def mean_share(run):
 
 
 def rows_at_their_rates(run_all, with_position):
-    """Chapter 08, section 8: each row at the best of three rates."""
+    """Chapter 08, section 5: each row at the best of three rates."""
     return {
         "prediction": " ".join(ORDER_PREDICTION.split()),
         "seed": list(SEEDS),

@@ -11,17 +11,20 @@ import concurrent.futures
 import dataclasses
 import datetime
 import functools
+import itertools
 import json
 import math
 import os
 import platform
 import statistics
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import controls
 import torch
+import torch.distributed as dist
 
 from cheems_ref import experts, kernels, linear_attention, retrieval, rope, ssd, text
 from cheems_ref import train as training
@@ -36,15 +39,17 @@ LOOK_BACK = ("look_back_model", "look_back_batch", "train_to_look_back")  # of c
 CHAPTER_6 = "06_cross_domain_experts"
 CHAPTER_7 = "07_cheems_language_model"
 CHAPTER_8 = "08_associative_recall"
+LAB_8A = "labs/08a_needle"
 RECALL = "recall", "recall_model", "share_right", "learn_to_recall"
 RECALL_GRID = "LENGTHS", "SYSTEMS", "RATES", "WITH_POSITION"  # of chapter 08
 RECALL_RUN = "LENGTHS", "recall_model", "recall_batch", "answers", "share_right", "learn_to_recall"
 CHAPTER_9 = "09_ablations"
 ABLATION_RUN = ("TRAINING", "BY_STEPS", "SIZES", "MILLION", "parameters", "fitted", "one_run")
 ABLATION_RUN += ("unturned", "common_share", "in_common")
-READING_RUN = ("TRAINING", "BY_STEPS", "SIZES", "MILLION", "parameters", "fitted", "seeded", "MASK")
-READING_RUN += ("START", "END", "cut_out", "places_cut_out", "let_see", "Reader", "in_order")
-READING_RUN += ("reading", "reading_losses", "learn_to_read", "nats_cut_out")
+LAB_9A = "labs/09a_filling_in_blanks"
+READING_RUN = ("SIZES", "MILLION", "fitted", "seeded", "MASK", "START", "END", "cut_out", "Reader")
+READING_RUN += ("places_cut_out", "let_see", "in_order", "reading", "reading_losses")
+READING_RUN += ("learn_to_read", "nats_cut_out")
 NEEDLE_RUN = ("FOUR", "ASKED", "DEPTHS", "VARIANTS", "answers", "digits_right", "needle_model")
 NEEDLE_RUN += ("needle_loss", "learn_needles", "stretched", "heat_map")
 
@@ -247,55 +252,13 @@ def three_sources():
     }
 
 
-def books():
-    """Share of the variance of past balances explained, and what the two-layer control does."""
-    names = ("account_books", "book_layers", "BookReader", "explained", "train_on_books")
-    names += ("read_linearly", "found_in_layer_1", "times_the_mean", "resampled")
-    functions = dict(zip(names, from_notebook(CHAPTER_5, *names), strict=True))
-    steps, seeds = 500, (0, 1, 2)
-    curves, twice = {}, []
-    for kind in ("ssd", "linear twice", "retrieved", "linear", "ssd alone"):
-        runs = [functions["train_on_books"](kind, steps, seed) for seed in seeds]
-        curves[kind] = rounded([curve for *_, curve in runs])
-        if kind == "linear twice":
-            twice = [(model, generator) for model, generator, _ in runs]
-    found = [functions["found_in_layer_1"](*run) for run in twice]
-    times = [functions["times_the_mean"](*run) for run in twice]
-    swapped = {
-        swap: [functions["resampled"](*run, swap) for run in twice]
-        for swap in ("none", "questions", "bookings", "mean")
-    }
-    longer = {}  # of each five measurements, the mean: the scatter of 512 books is 0.01
-    for kind in ("retrieved", "linear", "ssd alone"):
-        *_, curve = functions["train_on_books"](kind, 3000)
-        longer[kind] = [statistics.mean(curve[i : i + 5]) for i in range(0, len(curve), 5)]
-    return {
-        "seed": list(seeds),
-        "steps": list(range(50, steps + 1, 50)),
-        "explained": curves,
-        "longer": {
-            "seed": 0,
-            "steps": list(range(250, 3001, 250)),
-            "explained": {kind: rounded([curve])[0] for kind, curve in longer.items()},
-        },
-        "layer 1 holds": {name: rounded([[run[name] for run in found]])[0] for name in found[0]},
-        "times the mean": [[round(factor, 2) for factor in row] for row in times],
-        "resampled": {
-            swap: dict(zip(("own", "other"), rounded(zip(*pairs, strict=True)), strict=True))
-            for swap, pairs in swapped.items()
-        },
-    }
-
-
 def masks():
-    """What dynamic masks hide after training: gates by place, penalties by content."""
-    names = ("decoy_memory", "GateAsPrinted", "decoy_layer", "Memory", "train_memory", "judged")
-    names += ("train_on_decoys", "marked_memory", "MarkedMemory", "train_on_marks")
-    names += ("ByChance", "right_keeping", "shares_left")
-    functions = dict(zip(names, from_notebook(CHAPTER_5, *names), strict=True))
+    """What dynamic masks hide after training: gates by place."""
+    names = ("decoy_memory", "GateAsPrinted", "decoy_layer", "Memory", "train_on_decoys")
+    *_, train_on_decoys = from_notebook(CHAPTER_5, *names)
     seeds, gates, decoys = range(5), {}, {}
     for kind in ("none", "printed", "gate", "rounded"):
-        runs = [functions["train_on_decoys"](kind, 200, seed) for seed in seeds]
+        runs = [train_on_decoys(kind, 200, seed) for seed in seeds]
         _, right, loss = zip(*runs, strict=True)
         decoys[kind] = {"right": rounded([right])[0], "loss": [round(x, 4) for x in loss]}
         mask = runs[0][0].mask
@@ -303,42 +266,18 @@ def masks():
             gates[kind] = mask.gate if kind == "printed" else mask.logit.sigmoid()
     later = {"steps": 2000}
     for kind in ("gate", "rounded"):
-        layer, _, loss = functions["train_on_decoys"](kind, later["steps"])
+        layer, _, loss = train_on_decoys(kind, later["steps"])
         decoy = layer.mask.logit.sigmoid()[:, 1:16:2]
         later[kind] = {
             "loss": float(f"{loss:.2g}"),
             "decoys": rounded([[decoy.min().item(), decoy.max().item()]])[0],
             "open, per head": (decoy >= 0.5).sum(1).tolist(),
         }
-
-    kept = (1, 2, 4, 6, 8, 10, 12, 16, 24)
-    accuracy, samples = {"by penalty": [], "by chance": []}, []
-    for seed in seeds:
-        model, generator = functions["train_on_marks"]("content", 200, seed)
-        for name, runs in accuracy.items():
-            chance = name == "by chance"
-            runs.append([functions["right_keeping"](n, model, generator, chance) for n in kept])
-        samples.append(functions["shares_left"](model, generator))
-    left = {
-        name: rounded([share[:, :16][marks == mark].mean(0).tolist() for share, marks in samples])
-        for mark, name in enumerate(("fresh", "stale"))
-    }
-    at_eight = [run[kept.index(8)] for run in accuracy["by penalty"]]
-    middle = sorted(seeds, key=lambda seed: at_eight[seed])[2]  # the one that is drawn
-    share, marks = samples[middle]
     return {
         "seed": list(seeds),
         "decoys": decoys,
         "gates": {name: rounded(t.tolist()) for name, t in gates.items()},
         "later": later,
-        "content": {
-            "drawn": middle,
-            "share": rounded(share[0].T.tolist()),
-            "marks": marks[0].tolist(),
-            "left": left,
-            "kept": list(kept),
-            **{name: rounded(zip(*runs, strict=True)) for name, runs in accuracy.items()},
-        },
     }
 
 
@@ -394,20 +333,6 @@ def orders():
         for position in ("conv", "rope")
     }
     return {"seed": list(range(5)), "right": right}
-
-
-def longer():
-    """How SAS learns to recall in more steps, and what its last layer adds, over five seeds."""
-    *_, learn, right_with_and_without_end = from_notebook(
-        CHAPTER_7, *RECALL, "right_with_and_without_end"
-    )
-    right, ends = {"conv": [], "rope": []}, {"conv": [], "rope": []}
-    for position, steps in (("conv", 400), ("rope", 1000)):
-        for seed in range(5):
-            model, shares = learn("SAS", steps, position, seed)
-            right[position] += rounded([shares])
-            ends[position] += rounded([right_with_and_without_end(model)])
-    return {"seed": list(range(5)), "right": right, "ends": ends}
 
 
 def manual():
@@ -523,7 +448,7 @@ def recall_run(job):
 
 def needles():
     """The needle: four systems, short and long texts, each at the best of three rates."""
-    four, windows = from_notebook(CHAPTER_8, "FOUR", "WINDOWS")
+    four, windows = from_notebook(LAB_8A, "FOUR", "WINDOWS")
     rates, seeds, steps = (1e-3, 3e-3, 3e-4), range(3), 2500
 
     def job(system, kind, seed, rate, with_text=False):
@@ -549,8 +474,8 @@ def needles():
 
 
 def needle_run(job):
-    """One training run of chapter 08, section 9: the share right over time, and heat maps."""
-    parts = dict(zip(NEEDLE_RUN, from_notebook(CHAPTER_8, *NEEDLE_RUN), strict=True))
+    """One training run of lab 08a: the share right over time, and heat maps."""
+    parts = dict(zip(NEEDLE_RUN, from_notebook(LAB_8A, *NEEDLE_RUN), strict=True))
     start, window = time.perf_counter(), job["windows"][-1]
     how = {name: job[name] for name in ("windows", "steps", "rate", "seed", "with_text")}
     model, right = parts["learn_needles"](job["system"], **how)
@@ -636,7 +561,7 @@ def ablation_systems():
 
 def ablation_reading():
     """Texts in order and texts with blanks, in three patterns, three seeds."""
-    objectives, patterns = from_notebook(CHAPTER_9, "OBJECTIVES", "PATTERNS")
+    objectives, patterns = from_notebook(LAB_9A, "OBJECTIVES", "PATTERNS")
     rows = {
         f"{name}, {objective}": dict(pattern=patterns[name], objective=objective)
         for name, several in objectives.items()
@@ -725,8 +650,8 @@ def ablation_run(job):
 
 
 def reading_run(job):
-    """One training run of chapter 09, section 6: minutes, and held-out nats of what is cut out."""
-    parts = dict(zip(READING_RUN, from_notebook(CHAPTER_9, *READING_RUN), strict=True))
+    """One training run of lab 09a: minutes, and held-out nats of what is cut out."""
+    parts = dict(zip(READING_RUN, from_notebook(LAB_9A, *READING_RUN), strict=True))
     corpus, start = ablation_corpus(), time.perf_counter()
     settings = ablation_settings(job["steps"])
     settings = dataclasses.replace(settings, learning_rate=job["rate"], seed=job["seed"])
@@ -758,7 +683,7 @@ def recall_controlled():
 
 
 def recall_rows():
-    """The rows of chapter 08's section 8, each at its best rate."""
+    """The rows of chapter 08's section 5, each at its best rate."""
     *_, with_position = from_notebook(CHAPTER_8, *RECALL_GRID)
     run = functools.partial(learned_recall, CHAPTER_8, RECALL_RUN)
     all_runs = functools.partial(resumed, "08_rows", run=run)
@@ -777,6 +702,30 @@ def kinship():
     return controls.kin(functools.partial(resumed, "06_kinship", run=run))
 
 
+def two_processes(turns=11):
+    """A text on one process, then half of it on each of two: times of forward and backward."""
+    wall, work = {}, {}
+    for pattern, length in itertools.product("SA", (512, 2048, 4096)):
+        with tempfile.TemporaryDirectory() as folder:
+            jobs = [(rank, f"{folder}/meeting", pattern, length, turns) for rank in (0, 1)]
+            with concurrent.futures.ProcessPoolExecutor(2) as pool:
+                found = [job.result() for job in [pool.submit(timed_on, *job) for job in jobs]]
+        most = [
+            [max(times) for times in zip(*turn, strict=True)] for turn in zip(*found, strict=True)
+        ]
+        for of_kind, seconds in zip((wall, work), zip(*most, strict=True), strict=True):
+            of_kind.setdefault(pattern, {})[length] = [round(x, 5) for x in seconds]
+    return {"turns": turns, "cores": os.cpu_count(), "wall": wall, "busiest rank": work}
+
+
+def timed_on(rank, meeting, pattern, length, turns):
+    """What chapter 12 measures on one of two ranks; the first turns of both kinds are left out."""
+    (timed,) = from_notebook("12_scaling_out", "timed")
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", store=dist.FileStore(meeting, 2), rank=rank, world_size=2)
+    return timed(rank, pattern, length, turns + 1)[2:]
+
+
 def taken(run, notebook, names, job):
     """Run a job with the functions of a notebook."""
     return run(job, *from_notebook(notebook, *names))
@@ -792,13 +741,11 @@ WRITERS = {
     "03_error_budget": error_budget,
     "04_shift_error": shift_error,
     "04_three_sources": three_sources,
-    "05_books": books,
     "05_masks": masks,
     "05_one_more_layer": books_controlled,
     "06_fires": fires,
     "06_kinship": kinship,
     "06_rows": rows,
-    "07_longer": longer,
     "07_orders": orders,
     "07_state_or_neighbour": recall_controlled,
     "07_training": manual,
@@ -815,6 +762,7 @@ WRITERS = {
     "09_routed": ablation_routed,
     "09_shared": ablation_shared,
     "09_systems": ablation_systems,
+    "12_two_processes": two_processes,
 }
 
 

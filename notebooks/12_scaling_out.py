@@ -1,54 +1,48 @@
 # %% [markdown]
-# # 12 · Out of one machine
+# # 12 · One text, several processes
 #
-# When several processes each hold one slice of a text, what must they send each other to compute
-# exactly what one process would? You will be able to
+# **Cut a text over four processes, and each of them needs one small thing from the others: what
+# their slices do to a state. That is a pair of fixed size, for ten tokens or ten million.** By the
+# end you will have written this in twenty lines, and you will be able to
 #
-# - describe what a slice does to a state, and join slices in any grouping;
+# - describe what a slice does to a state, join slices, and say which update rules allow it;
 # - cut a whole model over processes, and avoid two traps of the backward pass;
-# - count what a state layer exchanges, and compare it with attention.
+# - count what a state layer and attention exchange, and say for which lengths the state wins.
 #
-# Assumes: chapters 03 and 07.
+# You need chapters 03 and 07.
 #
 # Sources: Dao and Gu, *Transformers are SSMs* (2024), §8.2; Sun and others, *LASP-2* (2025); Liu
-# and others, *Ring Attention* (2023). The package's code is `cheems_ref/distributed.py`.
-#
-# How to read ✓ and ✗: chapter 00.
+# and others, *Ring Attention* (2023). The package's code is `cheems_ref/distributed.py`. How to
+# read ✓ and ✗: chapter 00.
 
 # %% tags=["setup"]
 import inspect
-import math
+import json
 import os
-import re
 import subprocess
 import sys
 from collections import Counter
 from datetime import timedelta
-from functools import partial
-from itertools import accumulate, pairwise
+from functools import cache, partial
+from itertools import accumulate
 from pathlib import Path
+from statistics import quantiles
 from tempfile import TemporaryDirectory
-from time import monotonic
+from time import monotonic, process_time
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from matplotlib.patches import Rectangle
 from torch import einsum
 from torch.distributed.nn.functional import all_gather
 
-# %% tags=["setup"]
-from cheems_lab.checkpoint import newest_checkpoint
-from cheems_lab.processes import shard_model
-from cheems_lab.training import train
-from cheems_ref import distributed, plotting
-from cheems_ref.attention import attention
-from cheems_ref.budget import count_parameters, training_bytes
-from cheems_ref.config import ModelConfig, preset
+from cheems_ref import plotting
 from cheems_ref.convolution import short_convolution
 from cheems_ref.distributed import SequenceParallel, ssd_sequence_parallel, sum_gradients
-from cheems_ref.model import CausalLM
+from cheems_ref.linear_attention import RULES
+from cheems_ref.model import CausalLM, ModelConfig
 from cheems_ref.ssd import SSD, expand_groups, ssd_chunked, ssd_recurrent
-from cheems_ref.train import TrainConfig
 from cheems_ref.verify import check, must_differ
 
 # %% tags=["setup"]
@@ -76,23 +70,70 @@ def inputs(b=2, l=29, h=4, p=5, g=2, n=3, dt=0.3):
 # %% tags=["versions", "nbval-ignore-output"]
 print("PyTorch version", torch.__version__.partition("+")[0])
 
-# %% [markdown]
-# ## Why this matters
-#
-# If a long text doesn't fit into one process, we have to cut it along its tokens, but each token
-# depends on all earlier ones. Our processes share one machine, so we count bytes and measure no
-# times.
-#
-# **Letters of this chapter.** A *rank* is the number of a process, counted from 0; there are $N$.
-# Slice $i$ belongs to rank $i$. In section 5 $l$ is the length of a slice; all other letters are as
-# in chapter 03.
+
+# %% tags=["figure"]
+def draw_slice(ax, x, y, color, tokens=10):
+    """A slice of the text: a row of tokens."""
+    for i in range(tokens):
+        place = (x - 1.1 + 0.22 * i, y)
+        ax.add_patch(Rectangle(place, 0.22, 0.5, fc=color, ec="white", alpha=0.75))
+
+
+def draw_pairs(ax, y):
+    """Each rank's pair, and the arrows from each state to the next."""
+    for i, color in enumerate(plotting.COLORS[:4]):
+        x = 2.9 + 2.8 * i
+        draw_slice(ax, x, y, color)
+        ax.text(x, y + 0.8, f"rank {i}", ha="center", color=color, fontsize=17)
+        plotting.arrow(ax, (x, y - 0.1), (x, y - 0.8), color=color)
+        plotting.box(ax, x, y - 1.1, f"$(a_{i},\\ W_{i})$", color=color, fontsize=16)
+        if i < 3:
+            plotting.arrow(ax, (x + 0.75, y - 1.1), (x + 2.05, y - 1.1), color=plotting.INK)
+
+
+# %% tags=["figure"]
+def draw_ring(ax, y):
+    """Ring attention: the keys and values of every slice go to the next rank, and around."""
+    for i, color in enumerate(plotting.COLORS[:4]):
+        x = 2.9 + 2.8 * i
+        for dy, name in ((0.0, "K"), (-0.5, "V")):
+            draw_slice(ax, x, y + dy, color)
+            ax.text(x - 1.35, y + dy + 0.25, name, ha="center", va="center", fontsize=15)
+        if i < 3:
+            plotting.arrow(ax, (x + 0.9, y + 0.6), (x + 1.95, y + 0.6), color=color, bend=-0.6)
+    plotting.arrow(ax, (11.3, y - 0.6), (2.9, y - 0.6), color=plotting.COLORS[3], bend=-0.13)
+
+
+# %% tags=["figure"]
+fig, ax = plotting.canvas(12.8, 6.6)
+draw_pairs(ax, 5.3)
+ax.text(0.1, 5.2, "a state:\none small\npair each", fontsize=17, va="center")
+ax.text(4.9, 3.55, "a pair is as large for ten tokens as for ten million", fontsize=15)
+draw_ring(ax, 1.75)
+ax.text(0.1, 1.7, "attention:\nkeys and\nvalues go\naround", fontsize=17, va="center")
+ax.text(5.65, 0.15, "keys and values grow with the text", fontsize=15)
+plotting.save(
+    fig,
+    "12_pairs",
+    "A text is cut over four ranks. Above, each rank turns its slice into a pair of a decay and a "
+    "state, and one small pair goes from each rank to the next. Below, ring attention: the keys "
+    "and values of every slice travel from rank to rank and around.",
+)
 
 # %% [markdown]
-# ## 1 · From a chunk boundary to a rank boundary
+# A long text is a single row, so we can't divide it by rows. We have to cut it along its tokens,
+# although each token depends on all earlier ones. Above you see two ways to live with the cut. We
+# build the upper one and count what each of them sends.
 #
-# Step 3 of chapter 03 went from chunk to chunk: fade the state by the decay over the chunk, and add
-# what the chunk wrote. Any slice of the tokens, however long, turns the state before it into the
-# state after it,
+# A *rank* is the number of a process, from 0 to $N - 1$, and slice $i$ belongs to rank $i$. All our
+# processes run on one machine. $l$ is the length of a slice. All other letters are as in chapter
+# 03.
+#
+# ## 1 · A slice is a pair
+#
+# Step 3 of chapter 03 went from chunk to chunk: fade the state by the decay over the chunk, add
+# what the chunk wrote. The chunk didn't have to be short. Any slice of the tokens turns the state
+# before it into the state after it,
 #
 # $$h_{\text{after } i} = a_i\, h_{\text{before } i} + W_i, \qquad
 #   a_i = \exp\Big(A \sum_{t \in i} \Delta_t\Big), \tag{12.1}$$
@@ -118,13 +159,15 @@ decay, written = pair_of(*tokens)
 _, after = ssd_recurrent(*tokens, initial_state=before, return_final_state=True)
 print("a:", tuple(decay.shape), "  W:", tuple(written.shape))
 check("fade, and add what was written = recurrence", fade(decay, before) + written, after)
-_ = must_differ("add without fading", before + written, after)
 
 # %% [markdown]
-# **Two slices are one.** Put (12.1) of slice $i$ into (12.1) of the next slice $j$. The result has
-# the same form, with the pair
+# **Two slices are one slice.** Put (12.1) of slice $i$ into (12.1) of the next slice $j$. The
+# result has the same form, so two neighbours are again described by one pair:
 #
 # $$(a_i, W_i) \cdot (a_j, W_j) = (a_i\,a_j,\;\; a_j\,W_i + W_j). \tag{12.2}$$
+#
+# The earlier slice comes first. May we join three slices in either grouping? In another
+# order? And what is the pair of a slice without tokens? Decide before you run this.
 
 
 # %%
@@ -140,10 +183,6 @@ def slices_of(tensors, cut):
     return [(x, dt, A, B, C) for x, dt, B, C in pieces]
 
 
-# %% [markdown]
-# We can join three slices in either grouping, but not in another order. A slice without tokens has
-# the pair $(1, 0)$.
-
 # %%
 *tokens, D, before = inputs()
 one, two, three = (pair_of(*part) for part in slices_of(tokens, (5, 14, 10)))
@@ -154,36 +193,32 @@ check("(one · two) · three: what the whole writes", left[1], whole[1])
 check("one · (two · three), the same", right[1], whole[1])
 _ = must_differ("two · one · three", joined(joined(two, one), three)[1], whole[1])
 empty = pair_of(*slices_of(tokens, (0, 29))[0])
-check("an empty slice: decay 1", empty[0], torch.ones(2, 4))
-check("an empty slice: nothing written", empty[1], torch.zeros(2, 4, 5, 3))
+assert (empty[0] == 1).all() and (empty[1] == 0).all()
+print("an empty slice: decay 1, nothing written")
 
 # %% [markdown]
-# The state before slice $i$ is the product of all pairs *before* it, an *exclusive prefix*, applied
-# to the initial state.
+# Any grouping, but only one order. That is the structure of chapter 03's scan over stretches:
+# ranks could join their pairs in $\log_2 N$ rounds instead of $N$ steps.
+#
+# ## 2 · Run first, read later
+#
+# What does rank $i$ have to know? The state before its slice: all pairs *before* its own, applied
+# to the initial state. This is an *exclusive prefix*.
 
 
 # %%
 def states_between(pairs, state):
     """The state before slice 0, 1, …, and behind the last: one more than there are pairs."""
-    return list(
-        accumulate(pairs, lambda state, pair: fade(pair[0], state) + pair[1], initial=state)
-    )
+    states = [state]
+    for decay, written in pairs:
+        states.append(fade(decay, states[-1]) + written)
+    return states
 
-
-*tokens, D, initial = inputs()
-cut = (5, 14, 10)
-states = states_between([pair_of(*part) for part in slices_of(tokens, cut)], initial)
-for end, state in zip(accumulate(cut), states[1:], strict=True):
-    x, dt, A, B, C = tokens
-    seen = (x[:, :end], dt[:, :end], A, B[:, :end], C[:, :end])
-    _, final = ssd_recurrent(*seen, initial_state=initial, return_final_state=True)
-    name = "exclusive prefix" if end < 29 else "what is left behind the last slice"
-    check(f"{name} = state after {end} tokens", state, final)
 
 # %% [markdown]
-# **How tokens read the incoming state.** By step 4 of chapter 03 it reaches a token faded by the
-# decays since the start of the slice, including the token's own. So a slice runs alone, from an
-# empty state, and adds the rest later:
+# Must a rank wait for this state before it can start? No. By step 4 of chapter 03 a token reads the
+# incoming state faded by the decays since the start of the slice, its own included. So a slice runs
+# alone, from an empty state, and adds this read afterwards:
 #
 # $$y_t = y_t^{\text{alone}} + e^{A(\Delta_{\text{start}} + \dots + \Delta_t)}\;
 #   h_{\text{before } i}\, C_t. \tag{12.3}$$
@@ -205,134 +240,180 @@ def in_slices(parts, states):
     return torch.cat(y, dim=1)
 
 
+# %% [markdown]
+# Most of the work happens before anything is exchanged. The cuts below are uneven on
+# purpose, and some slices are empty. The mistake to watch for is an *inclusive* prefix: a slice
+# that receives the state after itself.
+
 # %%
 *tokens, D, initial = inputs()
 y = ssd_recurrent(*tokens, initial_state=initial)
-for cut in ((29,), (8, 7, 9, 5), (1, 0, 20, 8), (0, 28, 0, 1)):
+for cut in ((29,), (1, 0, 20, 8), (0, 28, 0, 1), (8, 7, 9, 5)):
     parts = slices_of(tokens, cut)
     states = states_between([pair_of(*part) for part in parts], initial)
     check(f"slices of {cut}: one pass", in_slices(parts, states[:-1]), y)
-
-# %% [markdown]
-# Uneven and empty slices need no special case in the forward pass. We plant two mistakes: a prefix
-# that includes the slice's own pair, and pairs with the decay of the next slice.
-
-# %%
-cut = (8, 7, 9, 5)
-parts = slices_of(tokens, cut)
-pairs = [pair_of(*part) for part in parts]
-states = states_between(pairs, initial)
 _ = must_differ("inclusive prefix", in_slices(parts, states[1:]), y)
 
-decays = [pair[0] for pair in pairs]
-mixed = [(a, W) for a, (_, W) in zip(decays[1:] + decays[:1], pairs, strict=True)]
-states = states_between(mixed, initial)
-_ = must_differ("decay of the wrong rank", in_slices(parts, states[:-1]), y)
-
 # %% [markdown]
-# The second mistake hides if all slices have equal lengths and all steps equal sizes.
+# ## 3 · Which update rules have a pair?
+#
+# We used one thing about SSD: its state after a slice is an affine function of the state before.
+# All five rules of chapter 02 have that property. In general the state is multiplied by a matrix
+# from the right,
+#
+# $$S_{\text{after } i} = S_{\text{before } i}\, M_i + W_i, \qquad
+#   (M_i, W_i) \cdot (M_j, W_j) = (M_i M_j,\;\; W_i M_j + W_j), \tag{12.4}$$
+#
+# and for SSD $M_i = a_i I$. To find $M_i$ of any rule, start it with the identity as its state and
+# write zeros. To find $W_i$, start it with zeros and write the values.
+
 
 # %%
-x, dt, A, B, C = tokens
-even = x[:, :28], torch.full_like(dt[:, :28], 0.1), A, B[:, :28], C[:, :28]
-parts = slices_of(even, (7, 7, 7, 7))
-pairs = [pair_of(*part) for part in parts]
-mixed = [(pairs[(i + 1) % 4][0], pairs[i][1]) for i in range(4)]
-states = states_between(mixed, initial)
-y = ssd_recurrent(*even, initial_state=initial)
-check("blind: equal slices of equal steps", in_slices(parts, states[:-1]), y)
+def final_state(name, k, v, gates, state=None):
+    """The state that a rule of chapter 02 leaves behind a slice."""
+    rule = RULES[name]
+    gates = [gates[gate] for gate in rule.takes]
+    return rule.function(k, k, v, *gates, initial_state=state, return_final_state=True)[1]
+
+
+def general_pair(name, k, v, gates):
+    """(M, W) of a slice, for any rule: (b, h, n, n) and (b, h, p, n)."""
+    b, l, h, n = k.shape
+    start = torch.eye(n).expand(b, h, n, n)
+    M = final_state(name, k, torch.zeros(b, l, h, n), gates, start)
+    return M, final_state(name, k, v, gates)
+
 
 # %% [markdown]
-# ## 2 · Four ranks
+# How much of $M$ has to travel? Watch the rank of $M - cI$, where $c$ is what remains of an old
+# value whose key is orthogonal to the keys of the slice. Our slice has 6 tokens, and keys have 16
+# numbers.
+
+# %%
+k, v = F.normalize(random(1, 6, 1, 16, seed=20), dim=-1), random(1, 6, 1, 4, seed=21)
+gates = dict(g=-random(1, 6, 1, seed=22).abs(), beta=random(1, 6, 1, seed=23).sigmoid())
+old = random(1, 1, 4, 16, seed=24)
+for name, rule in RULES.items():
+    M, W = general_pair(name, k, v, gates)
+    check(f"{name}: S M + W", old @ M + W, final_state(name, k, v, gates, old))
+    kept = gates["g"].sum().exp() if "g" in rule.takes else 1.0
+    rank = torch.linalg.matrix_rank(M - kept * torch.eye(16), atol=1e-9).item()
+    assert rank == (6 if "beta" in rule.takes else 0)
+    print(f"  rank of M - cI: {rank}")
+
+# %% [markdown]
+# Linear attention and Mamba-2 only scale the state. The three rules with a $\beta$ correct the
+# state along every key they see, so $M - cI$ has rank 6 after 6 tokens, and can reach $n$. Beside
+# the $pn$ numbers of $W$ a head sends:
 #
-# Now each slice gets its own process. `torchrun` starts a program $N$ times, and
-# `init_process_group` waits for all of them. Then they are a *group*, and can make *collectives*,
-# calls that all members make together.
+# | rule | $M_i$ | numbers of $M_i$ | at $p = n = 128$, a pair is |
+# |---|---|---|---|
+# | linear attention | $I$ | 0 | 1 × $pn$ |
+# | Mamba-2, SSD | $a_i I$ | 1 | 1 × $pn$, and one |
+# | one decay per channel of the key (GLA) | diagonal | $n$ | 1.008 × $pn$ |
+# | Longhorn, DeltaNet, Gated DeltaNet | a product of $l$ factors | $n^2$ | 2 × $pn$ |
+# | softmax attention | none | all keys and values | grows with the text |
 #
-# - `all_gather`: every rank contributes a tensor and gets all of them.
+# So the delta rules pay twice for the pair, and a product of matrices to join two of them. Their
+# pair still doesn't grow with the text. A state that passes through a nonlinearity at every token,
+# as in an LSTM, has no such pair: two steps of a tanh are not one step of a tanh.
+
+# %% tags=["guard"]
+p = n = 128
+numbers = {"linear attention": 0, "SSD": 1, "GLA": n, "DeltaNet": n * n}
+times = {name: (p * n + many) / (p * n) for name, many in numbers.items()}
+assert times["linear attention"] == 1 and times["DeltaNet"] == 2
+assert 1 < times["SSD"] < 1.0001 and round(times["GLA"], 3) == 1.008
+
+# %% [markdown]
+# ## 4 · Four processes
+#
+# Now each slice gets its own process. The processes form a *group* and talk through
+# *collectives*, calls that all members make together:
+#
+# - `all_gather`: every rank contributes a tensor and gets the tensors of all ranks.
+# - `reduce_scatter`: every rank contributes one tensor *for each rank* and gets the sum of those
+#   meant for it. Gradients take this way back through an `all_gather`.
 # - `all_reduce`: every rank contributes a tensor and gets the sum.
-# - `reduce_scatter`: every rank contributes one tensor *for each rank* and gets the sum of the
-#   tensors meant for it. That's the backward pass of `all_gather`.
-# - `barrier`: all ranks wait for each other.
 #
-# Our processes talk through *gloo*. They can't see this notebook's
-# functions, so `on_ranks` writes a program from them, runs `work` on each rank, and collects the
-# results. Each process ends itself after `timeout` seconds.
+# Normally `torchrun` starts a program $N$ times. Here `on_ranks` starts four processes, once, and
+# sends them functions of this notebook to run. `work(rank, ...)` runs on every rank, and we get a
+# list of what the ranks return. The processes use *gloo*, torch's backend for CPUs.
 
 # %% tags=["setup"]
-HEADER = """
+RANK = """
 import faulthandler, os, sys
 from collections import Counter
 from datetime import timedelta
 from functools import partial
-from time import monotonic
+from itertools import accumulate
+from time import monotonic, process_time
 import torch, torch.distributed as dist, torch.nn.functional as F
 from torch import einsum
 from torch.distributed.nn.functional import all_gather
 from cheems_ref.convolution import short_convolution
 from cheems_ref.distributed import SequenceParallel, ssd_sequence_parallel, sum_gradients
-from cheems_lab.processes import shard_model
-from cheems_lab.training import train
 from cheems_ref.model import CausalLM, ModelConfig
 from cheems_ref.ssd import SSD, expand_groups, ssd_chunked
-from cheems_ref.train import TrainConfig
 """
 
 # %% tags=["setup"]
-ENDING = """
-folder, timeout = sys.argv[1], float(sys.argv[2])
-faulthandler.dump_traceback_later(timeout, exit=True)
+RANK += """
+folder, rank, ranks = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 torch.set_default_dtype(torch.float64)
 torch.set_num_threads(1)
-dist.init_process_group("gloo")
-given = torch.load(f"{folder}/given.pt", weights_only=True)
-torch.save(WORK(dist.get_rank(), **given), f"{folder}/{dist.get_rank()}.pt")
-dist.destroy_process_group()
+store = dist.FileStore(f"{folder}/meeting", ranks)
+dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
+for _ in sys.stdin:  # a line for each task
+    faulthandler.dump_traceback_later(60, exit=True)
+    task = torch.load(f"{folder}/task.pt", weights_only=True)
+    exec(task["source"], globals())
+    torch.save(globals()[task["work"]](rank, **task["given"]), f"{folder}/{rank}.pt")
+    faulthandler.cancel_dump_traceback_later()
+    print(flush=True)
 """
 
 
 # %% tags=["setup"]
-def ended(command, timeout):
-    """Run torchrun; where it fails or takes too long, raise with what the ranks said last."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    quiet = dict(stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    with subprocess.Popen(command, env=environment, **quiet) as torchrun:
-        try:
-            _, said = torchrun.communicate(timeout=timeout)
-        finally:
-            torchrun.terminate()  # which ends the ranks; of no effect where all is over
-    if torchrun.returncode:
-        lines = said.splitlines()
-        of_ranks = [line for line in lines if line.startswith(("[rank", "Timeout"))]
-        raise RuntimeError("the ranks failed:\n" + "\n".join((of_ranks or lines)[-15:]))
+@cache
+def start_ranks(n=4):
+    """A folder, and n processes of one group that wait for tasks; they end with this notebook."""
+    folder, processes = TemporaryDirectory(), []
+    for rank in range(n):
+        command = [sys.executable, "-c", RANK, folder.name, str(rank), str(n)]
+        pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        with Path(folder.name, f"{rank}.log").open("w") as log:
+            process = subprocess.Popen(command, env=environment, stderr=log, **pipes)
+        processes.append(process)
+    return folder, processes
 
 
 # %% tags=["setup"]
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-
-
-def program_of(work, helpers):
-    """The source of a program that calls work(rank, ...), which may call the helpers."""
-    sources = [inspect.getsource(function) for function in (*helpers, work)]
-    return "\n\n".join([HEADER, *sources, ENDING.replace("WORK", work.__name__)])
-
-
-def on_ranks(n, work, *helpers, timeout=40, **given):
-    """What work(rank, **given) returns on each of n ranks, which are processes of their own."""
-    with TemporaryDirectory() as folder:
-        program = Path(folder) / "program.py"
-        program.write_text(program_of(work, helpers), encoding="utf-8")
-        torch.save(given, program.with_name("given.pt"))
-        command = [*TORCHRUN, f"--nproc-per-node={n}", str(program), folder, str(timeout)]
-        ended(command, timeout + 15)
-        saved = [program.with_name(f"{rank}.pt") for rank in range(n)]
-        return [torch.load(path, weights_only=True) for path in saved]
+def on_ranks(work, *helpers, **given):
+    """What work(rank, **given) returns on each of four ranks; work may call the helpers."""
+    folder, processes = start_ranks()
+    source = "\n\n".join(inspect.getsource(function) for function in (*helpers, work))
+    torch.save(dict(source=source, work=work.__name__, given=given), f"{folder.name}/task.pt")
+    for process in processes:
+        print(file=process.stdin, flush=True)
+    answers = [process.stdout.readline() for process in processes]
+    if "" in answers:
+        start_ranks.cache_clear()
+        for process in processes:
+            process.kill()
+        logs = [Path(folder.name, f"{rank}.log").read_text()[-800:] for rank in range(4)]
+        raise RuntimeError("the ranks failed:\n" + "\n".join(logs))
+    return [torch.load(f"{folder.name}/{rank}.pt", weights_only=True) for rank in range(4)]
 
 
 # %% [markdown]
-# Each rank runs `ssd_sequence_parallel`, the steps of section 1, on its slice and differentiates a
-# loss. The loss is the sum over the ranks. Every rank has the final state, but only rank 0 puts it
-# into its loss: otherwise it would count four times.
+# Passing a pair from rank to rank, as in the drawing, takes $N - 1$ rounds. The package needs one:
+# it gathers all pairs on all ranks, and each rank computes its own prefix.
+#
+# Each rank calls the package's `ssd_sequence_parallel` on its slice and differentiates a loss. The
+# total loss is the *sum* over the ranks. Every rank has the final state, but only rank 0 puts it
+# into its loss: in a sum over four ranks it would otherwise count four times.
 
 
 # %%
@@ -343,36 +424,33 @@ def leaves_of(tensors, cut, rank):
     return [t.clone().requires_grad_() for t in (x, dt, A, B, C, *rest)]
 
 
-def read_slices(rank, cuts, tensors, weights):
-    """For each cut: y, final state and seven gradients; and the number of the process."""
-    results = []
-    for cut in cuts:
-        x, dt, A, B, C, D, state = leaves = leaves_of(tensors, cut, rank)
-        y, final = ssd_sequence_parallel(x, dt, A, B, C, D=D, initial_state=state, chunk_size=4)
-        loss = (y * weights.split(cut, 1)[rank]).sum() + (rank == 0) * final.square().sum()
-        results.append([y.detach(), final.detach(), *torch.autograd.grad(loss, leaves)])
-    return results, os.getpid()
+NAMES = "x", "dt", "A", "B", "C", "D", "state"
 
 
-# %%
-cuts = [(8, 7, 9, 5), (1, 0, 20, 8), (0, 28, 0, 1)]
-weights = random(2, 29, 4, 5, seed=6)
-by_rank = on_ranks(4, read_slices, leaves_of, cuts=cuts, tensors=inputs(), weights=weights)
-processes = {process for _, process in by_rank}
-assert len(processes) == 4 and os.getpid() not in processes
-print(len(processes), "processes, none of them this one")
+def read_slice(rank, cut, tensors, weights, names):
+    """y, the final state, all gradients, and the number of the process."""
+    x, dt, A, B, C, D, state = leaves = leaves_of(tensors, cut, rank)
+    y, final = ssd_sequence_parallel(x, dt, A, B, C, D=D, initial_state=state, chunk_size=4)
+    loss = (y * weights.split(cut, 1)[rank]).sum() + (rank == 0) * final.square().sum()
+    gradients = zip(names, torch.autograd.grad(loss, leaves), strict=True)
+    return dict(gradients, y=y.detach(), final=final.detach(), process=os.getpid())
+
 
 # %% [markdown]
-# One process uses the definition.
+# One process computes the same with the recurrence of chapter 03. Tensors that are cut along the
+# tokens should come back as slices. Shared tensors should have the whole gradient on every rank.
 
 # %%
 x, dt, A, B, C, D, state = leaves = [t.clone().requires_grad_() for t in inputs()]
+weights = random(2, 29, 4, 5, seed=6)
 y, final = ssd_recurrent(x, dt, A, B, C, D=D, initial_state=state, return_final_state=True)
 loss = (y * weights).sum() + final.square().sum()
-want = [y.detach(), final.detach(), *torch.autograd.grad(loss, leaves)]
+want = dict(zip(NAMES, torch.autograd.grad(loss, leaves), strict=True))
+want |= dict(y=y.detach(), final=final.detach())
 
 # %%
-by_slice, shared = (0, 2, 3, 5, 6), (1, 4, 7, 8)  # y, x, dt, B, C; final state, A, D, state
+given = dict(tensors=inputs(), weights=weights, names=NAMES)
+SLICED, SHARED = ("y", "x", "dt", "B", "C"), ("final", "A", "D", "state")
 
 
 def flat(tensors):
@@ -380,156 +458,157 @@ def flat(tensors):
     return torch.cat([t.flatten() for t in tensors])
 
 
-for at, cut in enumerate(cuts):
-    found = list(zip(*(results[at] for results, _ in by_rank), strict=True))
-    together = flat(torch.cat(found[i], 1) for i in by_slice)
-    check(
-        f"slices of {cut}: y, and gradients of x, dt, B, C",
-        together,
-        flat(want[i] for i in by_slice),
-    )
-    on_each = torch.stack([flat(found[i][rank] for i in shared) for rank in range(4)])
-    same = flat(want[i] for i in shared).expand(4, -1)
-    check("  final state, and gradients of A, D, initial state, on each rank", on_each, same)
+for cut in ((8, 7, 9, 5), (1, 0, 20, 8), (0, 28, 0, 1)):
+    ranks = on_ranks(read_slice, leaves_of, cut=cut, **given)
+    sliced = flat(torch.cat([found[name] for found in ranks], 1) for name in SLICED)
+    check(f"slices of {cut}: y, gradients of x, dt, B, C", sliced, flat(want[n] for n in SLICED))
+    shared = torch.stack([flat(found[name] for name in SHARED) for found in ranks])
+    same = flat(want[name] for name in SHARED).expand(4, -1)
+    check("  on each rank: final state, gradients of A, D, initial state", shared, same)
+
+# %%
+processes = {found["process"] for found in ranks}
+assert len(processes) == 4 and os.getpid() not in processes
+print(len(processes), "processes, none of them this one")
 
 # %% [markdown]
-# Tensors cut along the tokens have the gradients of their slice; shared tensors have the same,
-# whole gradient on each rank.
-
-# %% [markdown]
-# ## 3 · Two traps
+# ## 5 · Two traps on the way back
 #
-# Section 1 settles the forward pass, so let's write it for one rank in the obvious way and
-# differentiate. torch's differentiable `all_gather` sends gradients back to the ranks they belong
-# to, which add them up. The pair travels as one tensor: state, then log decay.
+# Can you write this yourself? Forward, it is (12.1) to (12.3) with one `all_gather`. The pair
+# travels as one tensor, and torch's `all_gather` is differentiable. Here is the rank's program, in
+# a dozen lines. Ignore `tie` for now.
 
 
 # %%
-def by_hand(x, dt, A, B, C, group=None, all_take_part=False):
+def by_hand(x, dt, A, B, C, rank, gather, tie=False):
     """SSD on this rank's slice, from the pairs of the ranks before it: y."""
     y, written = ssd_chunked(x, dt, A, B, C, return_final_state=True)
-    log_decay = (dt * A).cumsum(1)
-    pairs = all_gather(torch.cat([written.flatten(2), log_decay[:, -1, :, None]], -1), group)
+    decay = (dt.sum(1) * A).exp()
+    pairs = gather(torch.cat([decay[..., None], written.flatten(2)], -1))
     state = torch.zeros_like(written)
-    for pair in pairs[: dist.get_rank(group)]:
-        a, W = pair[..., -1].exp(), pair[..., :-1].unflatten(-1, state.shape[2:])
-        state = a[..., None, None] * state + W
-    if all_take_part:
+    for pair in pairs[:rank]:
+        state = fade(pair[..., 0], state) + pair[..., 1:].unflatten(-1, state.shape[2:])
+    if tie:
         y = y + 0 * sum(pair.sum() for pair in pairs)
-    left, C = log_decay.exp(), expand_groups(C, len(A))
-    return y + einsum("blh,blhn,bhpn->blhp", left, C, state)
+    return y + reads(dt, A, C, state)
 
 
 # %% [markdown]
-# Three ranks make four calls: `by_hand` with `all_take_part` (explained below), the package's
-# function, the same with a loss on the last rank only, and plain `by_hand`. In the last call a rank
-# that waits for three seconds raises an error.
+# Each rank differentiates the sum of its $y^2$ and notes how long it waited in vain. The group gets
+# a timeout of two seconds, so that a rank that waits for nothing raises an error.
 
 
 # %%
-def gradients_by(ssd, tensors, cut, rank, weight=1.0, group=None):
-    """y, and the gradients of x and A; the rank's loss is the sum of y², times a weight."""
+def differentiated(rank, tensors, cut, tie):
+    """y and gradients of the sum of y²; and how many seconds the backward pass waited in vain."""
     leaves = leaves_of(tensors, cut, rank)
-    y = ssd(*leaves, group=group)
-    x, _, A, _, _ = torch.autograd.grad((weight * y.square()).sum(), leaves)
-    return y.detach(), x, A
-
-
-def package(*tensors, group):
-    """The package's function, of which y is used alone."""
-    y, _ = ssd_sequence_parallel(*tensors, group=group)
-    return y
-
-
-# %%
-def four_calls(rank, tensors, cut):
-    """What three calls compute, and how many seconds a fourth has waited before it gave up."""
-    mine = partial(gradients_by, tensors=tensors, cut=cut, rank=rank)
-    found = [mine(partial(by_hand, all_take_part=True)), mine(package)]
-    found.append(mine(package, weight=float(rank == 2)))
-    impatient = dist.new_group(timeout=timedelta(seconds=3))
-    begun, waited = monotonic(), 0.0
+    group = dist.new_group(timeout=timedelta(seconds=2))
+    y = by_hand(*leaves, rank, partial(all_gather, group=group), tie)
+    begun = monotonic()
     try:
-        mine(by_hand, group=impatient)
+        x, _, A, *_ = torch.autograd.grad(y.square().sum(), leaves)
     except RuntimeError:
-        waited = monotonic() - begun
-    dist.barrier()  # of all ranks, with more patience
-    return *found, waited
+        return dict(y=y.detach(), waited=monotonic() - begun)
+    return dict(y=y.detach(), x=x, A=A, waited=0.0)
 
+
+# %% [markdown]
+# Which ranks will finish their backward pass?
 
 # %%
 *tokens, _, _ = inputs()
-helpers = leaves_of, by_hand, gradients_by, package
-by_rank = on_ranks(3, four_calls, *helpers, tensors=tokens, cut=(9, 8, 12))
-hands, packages, of_last, waited = zip(*by_rank, strict=True)
+helpers = fade, reads, leaves_of, by_hand
+given = dict(tensors=tokens, cut=(8, 7, 9, 5))
+ranks = on_ranks(differentiated, *helpers, tie=False, **given)
+check(
+    "forward: y = one pass", torch.cat([found["y"] for found in ranks], 1), ssd_recurrent(*tokens)
+)
+for rank, found in enumerate(ranks):
+    print(f"rank {rank}, backward:", "waited until the timeout" if found["waited"] else "done")
+assert ranks[0]["waited"] == 0 and min(found["waited"] for found in ranks[1:]) > 1.9
+assert dist.distributed_c10d.default_pg_timeout == timedelta(minutes=30)
 
+
+# %% tags=["figure"]
+def draw_step(ax, rank, start, end, text, color, **options):
+    """A bar in a rank's line, with what the rank does there."""
+    place, size = (start, 3.65 - rank), (end - start, 0.55)
+    ax.add_patch(Rectangle(place, *size, fc=color, ec=color, **options))
+    middle = (start + end) / 2
+    ax.text(middle, 3.92 - rank, text, ha="center", va="center", fontsize=14, color="white")
+
+
+def draw_waiting(ax, last=11.3):
+    """Four ranks: all gather together, but only ranks 1 to 3 come to the backward collective."""
+    blue, red, green = plotting.COLORS[:3]
+    for rank in range(4):
+        ax.text(0.1, 3.92 - rank, f"rank {rank}", va="center", fontsize=16)
+        draw_step(ax, rank, 1.3, 3.3, "own slice", green)
+        draw_step(ax, rank, 3.4, 5.0, "all_gather", blue)
+        draw_step(ax, rank, 5.1, 6.5, "add reads", green)
+        if rank:
+            draw_step(ax, rank, 6.6, 7.9, "backward", green)
+            draw_step(ax, rank, 8.0, last, "wait for rank 0 ...", red)
+        else:
+            draw_step(ax, rank, 6.6, 9.1, "whole backward", green)
+            ax.text(9.3, 3.92, "done: no collective to enter", va="center", fontsize=14)
+
+
+# %% tags=["figure"]
+fig, ax = plotting.canvas(12.8, 4.6)
+draw_waiting(ax)
+plotting.arrow(ax, (1.3, 0.3), (12.2, 0.3), color=plotting.INK)
+ax.text(12.3, 0.3, "time", va="center", fontsize=15)
+plotting.save(
+    fig,
+    "12_silent_rank",
+    "Four time lines. All ranks run their slice, gather, and add their reads. In the backward pass "
+    "ranks 1 to 3 enter a collective and wait for rank 0, which has finished without it.",
+)
+
+# %% [markdown]
+# **Trap one: a rank that has no reason to talk.** On rank 0 `pairs[:rank]` is empty. The output of
+# rank 0 doesn't depend on what it gathered, so autograd leaves the collective out. The backward
+# pass of ranks 1 to 3 enters it, and waits. With torch's default timeout they would wait for half
+# an hour. The forward pass gave no hint.
+#
+# The cure is `tie`: a zero that makes $y$ of every rank depend on all pairs. The package ties $y$
+# to the final state instead, which contains all pairs, so that autograd can't differentiate one
+# without the other. A rank that has no loss must still call backward, on `(0 * y).sum()`.
+
+# %%
+ranks = on_ranks(differentiated, *helpers, tie=True, **given)
 x, dt, A, B, C = leaves = [t.clone().requires_grad_() for t in tokens]
-y = ssd_recurrent(*leaves)
-by_x, by_A = torch.autograd.grad(y.square().sum(), (x, A), retain_graph=True)
-for name, found in (("by hand", hands), ("package", packages)):
-    ys, xs, _ = zip(*found, strict=True)
-    check(f"{name}: y = one pass", torch.cat(ys, 1), y.detach())
-    check(f"{name}: gradient of x = one pass", torch.cat(xs, 1), by_x)
+by_x, by_A = torch.autograd.grad(ssd_recurrent(*leaves).square().sum(), (x, A))
+assert all(found["waited"] == 0 for found in ranks)
+check("gradient of x = one pass", torch.cat([found["x"] for found in ranks], 1), by_x)
+_ = must_differ("gradient of A on rank 0", ranks[0]["A"], by_A)
+_ = must_differ("rank 1 and rank 0: gradient of A", ranks[1]["A"], ranks[0]["A"])
+check("gradient of A, summed over the ranks", sum(found["A"] for found in ranks), by_A)
 
 # %% [markdown]
-# **The first trap: gradients of shared tensors come in parts.** Each rank has a copy of $A$, whose
-# gradient covers only its own slice. Nothing fails, but every rank would make a different, wrong
-# update.
-
-# %%
-parts = [part for _, _, part in hands]
-for rank, part in enumerate(parts):
-    _ = must_differ(f"by hand: gradient of A on rank {rank} alone", part, by_A)
-_ = must_differ("by hand: other ranks, other gradients", parts[0], parts[1])
-check("by hand: gradient of A, summed over the ranks", sum(parts), by_A)
-for rank, (_, _, whole) in enumerate(packages):
-    check(f"package: gradient of A on rank {rank}", whole, by_A)
-
-# %% [markdown]
-# The package passes `A`, `D` and the initial state through a function that changes nothing forward
-# and sums gradients over the ranks on the way back.
+# **Trap two: gradients of shared tensors come in parts.** Every rank has a copy of $A$, and the
+# gradient of a copy covers one slice only. Nothing fails. Each rank would make a different, wrong
+# update, and the models would drift apart. So the parts must be summed before the update. The
+# package's function sums the gradients of `A`, `D` and the initial state by an `all_reduce` in the
+# backward pass, as Section 4 saw.
 #
-# **The second trap: a rank with nothing to send.** On rank 0 `pairs[:rank]` is empty. Its $y$
-# doesn't depend on the gathered pairs, so its backward pass never enters the collective. The others
-# do, and wait.
-
-# %%
-for rank, seconds in enumerate(waited):
-    print(f"rank {rank}: the backward pass", "waited until it gave up" if seconds else "ended")
-assert waited[0] == 0 and min(waited[1:]) > 2.9
-
-# %% [markdown]
-# `all_take_part` adds a zero that ties $y$ of every rank to all pairs, and so brings every rank
-# into the collective. The package ties $y$ to the final state instead, which contains all pairs:
-# neither is differentiated without the other (`_Joined` in `cheems_ref/distributed.py`).
+# Both traps have one lesson: the backward pass is a program too, and all ranks run it together.
 #
-# All ranks run the backward pass together. A rank without a loss runs it with `(0 * y).sum()`.
-# Ranks 0 and 1 did so in the third call, with a weight of 0.
-
-# %%
-last_x, last_A = torch.autograd.grad(y[:, -12:].square().sum(), (x, A))
-_, xs, parts = zip(*of_last, strict=True)
-check("package, loss of rank 2 alone: gradient of x", torch.cat(xs, 1), last_x)
-for rank, part in enumerate(parts):
-    check(f"package, loss of rank 2 alone: gradient of A, on rank {rank}", part, last_A)
-assert all(part.abs().max() > 1e-3 for part in xs)
-print("the loss of the last rank has a gradient in the tokens of every rank")
-
-# %% [markdown]
-# ## 4 · A whole model
+# ## 6 · A whole model
 #
 # Most layers look at one token at a time, and a cut changes nothing for them. Four things look
 # further.
 #
 # - **The state** of S, and of the SSD inside I: done.
 # - **The convolution** of S (`position="conv"`, chapter 04) sees the $d_\text{conv} - 1$ tokens
-#   before each token. Where a slice begins, earlier ranks send them: the *halo*.
+#   before each token. Earlier ranks send them: the *halo*.
 # - **Positions** count from the start of the text, so a rank needs the lengths of all earlier
 #   slices.
-# - **Attention** (A and I) has no state of fixed size (chapter 02), so the ranks gather keys and
-#   values.
+# - **Attention** (A and I) has no pair, so the ranks gather keys and values.
 #
-# Here is the convolution in one process.
+# Look at the halo first. Which tokens come out wrong without it? And which ranks send the halo of
+# rank 2?
 
 # %%
 u, taps = random(2, 20, 6, seed=7), random(6, 4, seed=8)
@@ -541,46 +620,25 @@ halos = [padded[:, start : start + d_conv - 1] for start in starts]
 pieces = [short_convolution(part, taps, history=halo)[0]
           for part, halo in zip(u.split(cut, 1), halos, strict=True)]  # fmt: skip
 check("slices with a halo of 3 tokens = one pass", torch.cat(pieces, 1), whole)
-
 alone = torch.cat([short_convolution(part, taps)[0] for part in u.split(cut, 1)], 1)
-_ = must_differ("no halo", alone, whole)
 wrong = (alone - whole).abs().amax((0, 2)) > 1e-10
-print("tokens that are wrong without it:", wrong.nonzero().flatten().tolist())
+print("wrong without a halo: tokens", *wrong.nonzero().flatten().tolist())
 assert wrong.nonzero().flatten().tolist() == [8, 9, 10, 11]
-first = sum(cut[:2])
-print("the halo of rank 2: tokens", list(range(first - 3, first)))
 
 # %% [markdown]
-# Rank 1 has only token 8, so the halo of rank 2 comes from two ranks. For attention we pass all
-# keys up to the slice's end. (`attention` takes its queries for the last of the keys.)
-
-# %%
-q, k, v = (random(2, 20, 4, 8, seed=seed) for seed in (9, 10, 11))
-whole = attention(q, k, v)
-ends = list(accumulate(cut))
-pieces = [attention(part, k[:, :end], v[:, :end])
-          for part, end in zip(q.split(cut, 1), ends, strict=True)]  # fmt: skip
-check("queries of a slice, keys up to its end = one pass", torch.cat(pieces, 1), whole)
-own = [attention(*parts) for parts in zip(*(t.split(cut, 1) for t in (q, k, v)), strict=True)]
-_ = must_differ("keys of the own slice alone", torch.cat(own, 1), whole)
-
-# %% [markdown]
-# `SequenceParallel(model)` handles all four. Every rank collects the part of the parameters'
-# gradients that passes through its slice, the first trap again, and `sum_gradients(model)` adds
-# them up before each update. The last target of a slice is the first token of the next (ours are
-# random). This model has no layer A, so it tests attention only inside I.
+# Rank 1 has only token 8, so the halo of rank 2, tokens 6 to 8, comes from two ranks.
+#
+# `SequenceParallel(model)` takes care of all four. Each rank collects the part of the parameters'
+# gradients that passes through its slice. That is trap two again, so call `sum_gradients(model)`
+# before each update. Our model has three layers that look further, S, A and I.
 
 
 # %%
 def tiny():
-    """The same small model wherever it is made."""
+    """The same small model on every rank."""
     torch.manual_seed(0)
-    sizes = dict(d_model=32, n_heads=4, d_state=8, d_ff=16, n_neurons=16, chunk_size=4)
-    return CausalLM(ModelConfig("SE × 2 + IE", position="conv", inner="ssd", **sizes))
-
-
-def loss_of(logits, targets):
-    return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
+    sizes = dict(d_model=32, n_heads=4, n_kv_heads=2, d_state=8, n_neurons=16, chunk_size=4)
+    return CausalLM(ModelConfig("S + A + IE", position="conv", inner="ssd", **sizes))
 
 
 def gradients_of(model):
@@ -589,106 +647,82 @@ def gradients_of(model):
     return torch.cat([grad.flatten() for grad in grads])
 
 
-# %% [markdown]
-# We plant two mistakes: a convolution without its halo, and positions counted from the start of the
-# slice.
-
-
 # %%
 def planted(reader, mistake, start):
     """Make a reader wrong: "no halo", or "positions restart" (they should begin at `start`)."""
-    if mistake == "no halo":
-        for layer in reader.modules():
-            if isinstance(layer, SSD):
-                layer._convolve = short_convolution
-    if mistake == "positions restart":
-        for block in reader.model.blocks:
+    for layer in reader.modules():
+        if mistake == "no halo" and isinstance(layer, SSD):
+            layer._convolve = short_convolution
+    for block in reader.model.blocks:
+        if mistake == "positions restart":
             block.register_forward_pre_hook(lambda block, given: (given[0], given[1] - start))
     return reader
 
 
 # %%
-def read_text(rank, ids, targets, cuts, mistakes):
-    """Logits, loss, gradients before they are added up, and after; for each cut and mistake."""
-    found = []
-    for cut, mistake in zip(cuts, mistakes, strict=True):
-        model = tiny()
-        reader = planted(SequenceParallel(model), mistake, sum(cut[:rank]))
-        logits = reader(ids.split(cut, 1)[rank])
-        loss = loss_of(logits, targets.split(cut, 1)[rank])
-        loss.backward()
-        part = gradients_of(model)
-        sum_gradients(model)
-        found.append([logits.detach(), loss.detach(), part, gradients_of(model)])
-    return found
+def read_text(rank, ids, targets, cut, mistake):
+    """Logits and loss of a slice; gradients, before and after they are summed over the ranks."""
+    model = tiny()
+    reader = planted(SequenceParallel(model), mistake, sum(cut[:rank]))
+    logits = reader(ids.split(cut, 1)[rank])
+    mine = targets.split(cut, 1)[rank].flatten()
+    loss = F.cross_entropy(logits.flatten(0, 1), mine, reduction="sum")
+    loss.backward()
+    part = gradients_of(model)
+    sum_gradients(model)
+    return dict(logits=logits.detach(), loss=loss.detach(), part=part, sums=gradients_of(model))
 
 
 # %%
 ids, targets = torch.randint(256, (2, 2, 20), generator=torch.Generator().manual_seed(12))
-cuts = [(7, 4, 9), (8, 1, 11), (12, 0, 8), (7, 4, 9), (7, 4, 9)]
-mistakes = ["", "", "", "no halo", "positions restart"]
-helpers = tiny, loss_of, gradients_of, planted
-given = dict(ids=ids, targets=targets, cuts=cuts, mistakes=mistakes)
-by_rank = on_ranks(3, read_text, *helpers, **given)
-
 model = tiny()
 logits, _ = model(ids)
-loss = loss_of(logits, targets)
+loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
 loss.backward()
 logits, loss, gradient = logits.detach(), loss.detach(), gradients_of(model)
-print(f"{model.config.pattern}: {gradient.numel()} parameters, 3 ranks")
+print(f"{model.config.pattern}: {gradient.numel()} parameters, one process")
 
 # %%
-runs = [list(zip(*(found[at] for found in by_rank), strict=True)) for at in range(len(cuts))]
-for cut, (some, losses, _, sums) in zip(cuts[:3], runs, strict=False):
-    check(f"slices of {cut}: logits = one process", torch.cat(some, 1), logits)
-    check("  losses, summed over the ranks", sum(losses), loss)
-    check(
-        "  gradients, after sum_gradients, on every rank", torch.stack(sums), gradient.expand(3, -1)
-    )
+given, helpers = dict(ids=ids, targets=targets), (tiny, gradients_of, planted)
+for cut in ((6, 4, 7, 3), (8, 1, 0, 11)):
+    ranks = on_ranks(read_text, *helpers, cut=cut, mistake="", **given)
+    check(f"slices of {cut}: logits", torch.cat([found["logits"] for found in ranks], 1), logits)
+    check("  losses, summed over the ranks", sum(found["loss"] for found in ranks), loss)
+    check("  parts of the gradient, summed", sum(found["part"] for found in ranks), gradient)
+    for found in ranks:
+        assert torch.equal(found["sums"], ranks[0]["sums"])
+    check("  the same on every rank, after sum_gradients", ranks[0]["sums"], gradient)
 
 # %% [markdown]
-# Nothing precedes rank 0, so its logits come out right in both mistakes. A test that looks only at
-# rank 0 would miss them.
+# Is this test able to see a mistake? Let's leave out the halo, and let positions restart with each
+# slice. Where would you look for the damage, on rank 0 or on rank 3?
 
 # %%
-for mistake, (some, _, _, sums) in zip(mistakes[3:], runs[3:], strict=True):
-    _ = must_differ(f"{mistake}: logits", torch.cat(some, 1), logits)
-    _ = must_differ(f"{mistake}: gradients", sums[0], gradient)
-    check(f"blind: {mistake}, seen from rank 0", some[0], logits[:, :7])
-_, _, parts, _ = runs[0]
-for rank, part in enumerate(parts):
-    _ = must_differ(f"gradients of rank {rank}, not summed", part, gradient)
-check("the parts add up", sum(parts), gradient)
+for mistake in ("no halo", "positions restart"):
+    ranks = on_ranks(read_text, *helpers, cut=(6, 4, 7, 3), mistake=mistake, **given)
+    _ = must_differ(f"{mistake}: logits of rank 3", ranks[3]["logits"], logits[:, 17:])
+    _ = must_differ(f"{mistake}: gradients", ranks[0]["sums"], gradient)
+    check(f"{mistake}: logits of rank 0 are right", ranks[0]["logits"], logits[:, :6])
 
 # %% [markdown]
-# ## 5 · What travels
+# Nothing precedes rank 0, so its logits are always right. A test that looks only at rank 0 misses
+# both mistakes.
 #
-# We count the bytes that a rank hands to each of the three collectives in `cheems_ref.distributed`.
-# With $b$ rows, $h$ heads of width $p$, and a state of $n$, these are
+# ## 7 · What travels
+#
+# How much do the ranks exchange? We count at the source what a rank *hands in*: the bytes that it
+# gives to each of torch's collectives, here named `all_gather_single` and `reduce_scatter_single`.
+# With $b$ rows, $h$ heads of width $p$ and a state of $n$, SSD should hand in
 #
 # $$\underbrace{b\,h\,(pn + 1)}_{\text{forward: its pair}} \qquad\text{and}\qquad
-#   \underbrace{N\,b\,h\,(pn + 1)}_{\text{backward: a gradient for every pair}} +
-#   \underbrace{2h + b\,h\,p\,n}_{A,\ D,\ \text{initial state}} \tag{12.4}$$
+#   \underbrace{N\,b\,h\,(pn + 1)}_{\text{backward: a gradient for every pair}} \tag{12.5}$$
 #
-# numbers, independent of $l$. The last term belongs to the bare function; a model instead sums the
-# gradients of all its parameters, once per update. We don't count the halo or whole numbers
-# (lengths, positions of keys).
-
-# %%
-source = inspect.getsource(distributed)
-named = set(re.findall(r"\bdist\.([a-z]\w*)\(", source))
-asks = {"get_rank", "get_world_size", "is_available", "is_initialized"}
-print("collectives in cheems_ref/distributed.py:", *sorted(named - asks))
-assert named - asks == {"all_gather_single", "reduce_scatter_single", "all_reduce"}
+# numbers. There is no $l$ in it. Keys and values have one: with $g$ heads of keys, $2\,b\,l\,g\,p$
+# numbers. We don't count `all_reduce`, the halo, and whole numbers such as positions.
 
 
 # %%
-def predicted(b, h, p, n, ranks, size=8):
-    """Equation 12.4 in bytes, by collective, for numbers of `size` bytes."""
-    pair, shared = b * h * (p * n + 1), 2 * h + b * h * p * n
-    numbers = {"all_gather_single": pair, "reduce_scatter_single": ranks * pair}
-    return {name: size * many for name, many in (numbers | {"all_reduce": shared}).items()}
+COLLECTIVES = ("all_gather_single", "reduce_scatter_single")
 
 
 def counted_in(notes, name):
@@ -702,513 +736,190 @@ def counted_in(notes, name):
         return original(*tensors, group=group)
 
     setattr(dist, name, noting)
-
-
-# %% [markdown]
-# We run two and four ranks.
+    return original
 
 
 # %%
-COLLECTIVES = ("all_gather_single", "reduce_scatter_single", "all_reduce")
-
-
-def count(rank, shapes, names):
-    """Bytes by collective: of SSD of each shape, forward and backward."""
-    notes, halves = Counter(), [dist.new_group([0, 1]), dist.new_group([2, 3])]
-    for name in names:
-        counted_in(notes, name)
-    found = []
-    for ranks, length, sizes in shapes:
-        group = halves[rank // 2] if ranks == 2 else None
-        x, dt, A, B, C, D, state = [t.requires_grad_() for t in inputs(l=length, **sizes)]
-        options = dict(D=D, initial_state=state, group=group)
-        ssd_sequence_parallel(x, dt, A, B, C, **options)[0].sum().backward()
-        found.append(dict(notes))
-        notes.clear()
+def count(rank, models, lengths, names):
+    """Bytes that a rank hands in, forward and backward: for each model and number of tokens."""
+    notes, found = Counter(), []
+    originals = {name: counted_in(notes, name) for name in names}
+    for config in models:
+        reader = SequenceParallel(CausalLM(ModelConfig(**config)))
+        for length in lengths:
+            reader(torch.zeros(2, length).long()).sum().backward()
+            found.append([notes.pop(name) for name in names])
+    for name, original in originals.items():
+        setattr(dist, name, original)
     return found
 
 
 # %%
-sizes = [dict(b=2, h=4, p=5, g=2, n=3), dict(b=1, h=6, p=8, g=1, n=16)]
-shapes = [(ranks, length, s) for ranks in (2, 4) for length in (8, 40) for s in sizes]
-by_rank = on_ranks(4, count, random, inputs, counted_in, shapes=shapes, names=COLLECTIVES)
-assert all(found == by_rank[0] for found in by_rank)
-print("every rank hands in as much as every other")
-
-for (ranks, length, s), found in zip(shapes, by_rank[0], strict=True):
-    want = predicted(s["b"], s["h"], s["p"], s["n"], ranks)
-    assert [*found] == [*COLLECTIVES] and found == want
-    print(f"{ranks} ranks, {length:2} tokens each, h = {s['h']}:", *found.values(), "bytes")
-print("handed to all_gather, reduce_scatter and all_reduce: as predicted, to the byte")
-
-# %% [markdown]
-# Keys and values do grow with $l$: $2hp$ numbers per token, with $h$ the number of groups if heads
-# share them. In the forward pass a rank hands in the same for any $N$, so this process can count
-# alone, for models of one layer.
-
-
-# %%
-def handed_in_by(configs, length):
-    """Bytes that models hand to all_gather in a forward pass over slices of some tokens."""
-    notes, original = Counter(), dist.all_gather_single
-    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
-    counted_in(notes, "all_gather_single")
-    for config in configs:
-        SequenceParallel(CausalLM(ModelConfig(**config)))(torch.zeros(2, length).long())
-        yield notes.pop("all_gather_single")
-    dist.all_gather_single = original
-    dist.destroy_process_group()
-
-
-# %%
-b, h, p, n = 2, 4, 8, 16
+b, h, p, n, N = 2, 4, 8, 16, 4
 width = dict(d_model=h * p, n_heads=h, d_state=n)
-kinds = [dict(pattern="S"), dict(pattern="A"), dict(pattern="A", n_kv_heads=2)]
-for length in (8, 40):
-    found = list(handed_in_by([kind | width for kind in kinds], length))
-    of_keys = 2 * b * length * h * p
-    assert found == [8 * b * h * (p * n + 1), 8 * of_keys, 8 * of_keys // 2]
-    print(f"{length:2} tokens: S {found[0]} bytes, A {found[1]}, A with 2 groups {found[2]}")
-print("as predicted, to the byte")
+models = [dict(pattern="S"), dict(pattern="A"), dict(pattern="A", n_kv_heads=2)]
+given = dict(models=[kind | width for kind in models], lengths=[8, 40], names=COLLECTIVES)
+ranks = on_ranks(count, counted_in, **given)
+assert all(found == ranks[0] for found in ranks)
+pair, key = 8 * b * h * (p * n + 1), 8 * 2 * b * p  # in float64
+want = [pair, pair, 8 * h * key, 40 * h * key, 8 * 2 * key, 40 * 2 * key]
+assert ranks[0] == [[forward, N * forward] for forward in want]
+names = [f"{name}, {l} tokens" for name in ("S", "A", "A with 2 key heads") for l in (8, 40)]
+for name, (forward, backward) in zip(names, ranks[0], strict=True):
+    print(f"{name:29} forward {forward:7,} bytes, backward {backward:9,}")
 
 # %% [markdown]
-# The package gathers and holds all keys and values. In *ring attention* (Liu and others) each rank
-# passes slices on while it computes with another. It sends as much, $N - 1$ slices' worth, but
-# holds two slices instead of all. An all-gather also sends each pair to all $N - 1$ other ranks. So
-# in the forward pass each rank sends, in numbers,
+# As predicted, to the byte, and from each rank alike. What does a rank *send*? In an `all_gather`
+# its contribution has to reach the $N - 1$ others. In *ring attention* (Liu and others) keys and
+# values go around the ring instead, $N - 1$ times one slice. That holds two slices in memory rather
+# than all of them, and sends as much. So in a forward pass each rank sends, in numbers,
 #
 # $$\text{SSD: } (N-1)\,b\,h\,(pn + 1), \qquad
-#   \text{attention: } (N-1)\,2\,b\,l\,h\,p. \tag{12.5}$$
+#   \text{attention: } (N-1)\,2\,b\,l\,g\,p. \tag{12.6}$$
 #
-# They are equal at $l = (pn + 1) / 2p$, just over $n/2$, for any $b$, $h$ and $N$.
+# Now be fair to attention. Its keys can be in sixteen bits, while the package keeps states in
+# float32, and usually several heads share a key head. With $s$ bytes for each number of a key, and
+# four for each number of a state, the two send equally many bytes at
+#
+# $$l^* = \frac{4}{s} \cdot \frac{h}{g} \cdot \frac{pn + 1}{2p} \tag{12.7}$$
+#
+# tokens per rank, for any $N$ and $b$. That's about $n/2$ times two factors that a real model
+# makes large.
 
 
 # %%
-def sent(ranks, b, l, h, p, n, size=4):
-    """Equation 12.5 in bytes: what each rank sends, for SSD and for attention."""
-    others = ranks - 1
-    return others * b * h * (p * n + 1) * size, others * 2 * b * l * h * p * size
+def sent(N, b, h, p, n, l=None, g=None, size=4):
+    """Equation 12.6 in bytes: of attention if there are l tokens and g heads of keys, else SSD."""
+    return (N - 1) * b * size * (h * (p * n + 1) if l is None else 2 * l * g * p)
 
 
-def smaller_from(ranks, b, h, p, n):
-    """The fewest tokens per rank with which SSD sends less."""
-    lengths = range(1, n + 2)
-    return next(l for l in lengths if sent(ranks, b, l, h, p, n)[0] < sent(ranks, b, l, h, p, n)[1])
+def crossing(h, p, n, g, size):
+    """Equation 12.7: tokens per rank at which SSD and attention send equally many bytes."""
+    return 4 / size * h / g * (p * n + 1) / (2 * p)
 
 
-for p, n in ((32, 16), (64, 64), (64, 128), (64, 256)):
-    found = {
-        smaller_from(ranks, b, h, p, n) for ranks in (2, 8, 64) for b in (1, 4) for h in (1, 24)
-    }
-    assert found == {n // 2 + 1}
-    print(f"p = {p}, n = {n:3}: SSD sends less from {n // 2 + 1} tokens per rank on")
-
-# %% [markdown]
-# This crossing assumes numbers of equal size and keys for every head. The package keeps states in
-# float32: beside sixteen-bit keys the crossing moves to about $n$ tokens. With $g$ groups of keys
-# for $h$ heads it moves up by $h/g$ on top. The next cells calculate (12.5) without either, in
-# four-byte numbers, and only forward.
+KEYS = {  # heads of keys, and bytes of a number
+    "every head has keys, float32": (32, 4),
+    "every head has keys, 16 bits": (32, 2),
+    "4 heads share keys, 16 bits": (8, 2),
+}
 
 # %%
-case = dict(ranks=8, b=1, h=24, p=64, n=128)
-lengths = [2**e for e in range(4, 18)]
-state_bytes, ring_bytes = zip(*(sent(l=l, **case) for l in lengths), strict=True)
-for l in (16, 1024, 131_072):
-    of_state, of_ring = (size / l / 1000 for size in sent(l=l, **case))
-    print(f"{l:7,} tokens per rank: SSD {of_state:7.3f} kB per token, attention {of_ring:.2f}")
-times = ring_bytes[-1] / state_bytes[-1]
-print(f"at 131,072 tokens per rank attention sends {times:.0f} times as much")
-assert times > 2000
-
-# %%
-assert len(set(state_bytes)) == 1
-assert all(second == 2 * first for first, second in pairwise(ring_bytes))
-assert smaller_from(ranks=8, b=1, h=24, p=64, n=128) == 65
-print("SSD: the same at every length; attention: doubled with the length; they cross at 64 to 65")
+case, lengths = dict(N=8, b=1, h=32, p=64, n=128), [2**e for e in range(4, 18)]
+for name, (g, size) in KEYS.items():
+    l = crossing(32, 64, 128, g, size)
+    check(f"{name}: equal", *(torch.tensor(float(x)) for x in (
+        sent(**case, l=l, g=g, size=size), sent(**case))))  # fmt: skip
+    times = sent(**case, l=131_072, g=g, size=size) / sent(**case)
+    print(f"  at {l:.0f} tokens per rank; at 131,072 attention sends {times:,.0f} times as much")
 
 # %% tags=["figure"]
-fig, ax = plotting.figure(size=(7, 4.2))
-curves = {"attention: keys and values": ring_bytes, "SSD: pairs": state_bytes}
-plotting.lines(ax, lengths, curves, xscale="log", yscale="log")
-ax.set(xlabel="tokens per rank", ylabel="bytes that a rank sends", title="forward, 8 ranks")
+fig, ax = plotting.figure(size=(11, 5))
+curves = {name: [sent(**case, l=l, g=g, size=s) for l in lengths] for name, (g, s) in KEYS.items()}
+curves |= {"SSD, float32": [sent(**case)] * len(lengths)}
+plotting.lines(ax, lengths, curves, xscale="log", yscale="log", legend="upper left")
+for l in (crossing(32, 64, 128, g, size) for g, size in KEYS.values()):
+    drop = dict(arrowstyle="-", color=plotting.QUIET)
+    ax.annotate(f"{l:.0f}", (l, sent(**case)), (l, 1.6e5), ha="center", arrowprops=drop)
+ax.set(xlabel="tokens per rank", ylabel="bytes that a rank sends, forward", ylim=(1e5, 3e10))
 plotting.save(
     fig,
     "12_bytes",
-    "Bytes that each of 8 ranks sends in a forward pass against tokens per rank. For attention a "
-    "straight line that rises in proportion to the tokens; for SSD a level one. They cross just "
-    "above 64 tokens, and at 131,072 they are more than 2,000 times apart.",
+    "Bytes that each of 8 ranks sends in a forward pass against tokens per rank, both logarithmic. "
+    "SSD is a level line. Three lines of attention rise in proportion to the tokens. They cross it "
+    "at 64, 128 and 512 tokens.",
 )
 
 # %% [markdown]
-# Bytes aren't time. And a pattern that ends in IE, like Cheems's, still sends keys and values.
-
-# %% [markdown]
-# ## 6 · Many rows
+# With grouped keys in sixteen bits, attention sends less up to 512 tokens per rank. At 131,072 it
+# sends 256 times as much. What about the way back? A `reduce_scatter` is an `all_gather` in
+# reverse, so SSD and gathered keys send as much again. Ring attention sends twice as much, since
+# keys and their gradients both travel. And one caveat for Cheems itself: its pattern ends in an I,
+# so the keys and values of one layer still have to travel.
 #
-# Divide the rows of a batch among the ranks, and only gradients travel. Let rank $i$ read $b_i$ of
-# $b$ rows, with mean loss $\ell_i$. The gradient of the mean over all rows is
+# ## 8 · And the time?
 #
-# $$\nabla \ell = \frac1N \sum_i \frac{N\,b_i}{b}\, \nabla \ell_i . \tag{12.6}$$
-#
-# So a rank multiplies its loss by $N b_i / b$, and the ranks average their gradients. (Our rows
-# have equally many targets; exercise 4 drops that.)
-
-# %%
-model, cut = tiny(), (3, 1, 1)
-ids = torch.randint(256, (5, 17), generator=torch.Generator().manual_seed(40))
-
-
-def gradient_of(model, losses):
-    """The gradient of a mean of losses, all parameters one after the other."""
-    model.zero_grad()
-    (sum(losses) / len(losses)).backward()
-    return gradients_of(model)
-
-
-def mean_loss(model, ids):
-    logits, _ = model(ids[:, :-1], use_cache=False)
-    return loss_of(logits, ids[:, 1:]) / ids[:, 1:].numel()
-
-
-whole = gradient_of(model, [mean_loss(model, ids)])
-shares = ids.split(cut)
-weighted = [len(cut) * len(part) / len(ids) * mean_loss(model, part) for part in shares]
-check("shares of 3, 1 and 1 rows, weighted: one batch", gradient_of(model, weighted), whole)
-plain = [mean_loss(model, part) for part in shares]
-_ = must_differ("not weighted", gradient_of(model, plain), whole)
-
-# %% [markdown]
-# What does each rank hold for an update? There are two answers.
-#
-# - **data**: all parameters, their gradients, and the two moments that AdamW keeps of each.
-# - **sharded**: some rows of every parameter, of its gradient and its moments. The ranks gather a
-#   block's parameters each time it runs, and a `reduce_scatter` sums the gradients and gives each
-#   rank its rows.
-#
-# Both are torch's `fully_shard`, on a grid of (replicas, parts): $(N, 1)$ for data and $(1, N)$ for
-# sharded. `shard_model` calls it for every block. `to_local` is the part of a parameter that a rank
-# holds, `full_tensor` all of it; `CommDebugMode` counts collectives. (`precision="float32"` only
-# switches autocast off; the numbers are float64.)
+# Bytes aren't time. Does a text run faster on two processes than on one? We take models of a single
+# layer, S or A, and measure a forward and a backward pass: one process reads a whole text, then two
+# processes read half of it each.
 
 
 # %%
-def train_in_ways(rank, ids, ways, settings):
-    """For each way: losses of a run, the shapes that this rank holds, and all parameters."""
-    for way in ways:
-        model = tiny()
-        shard_model(model, way)
-        run = train(model, ids, TrainConfig(**settings), progress_bar=False)
-        held = {name: list(p.to_local().shape) for name, p in model.named_parameters()}
-        moments = [state["exp_avg_sq"].to_local() for state in run.optimizer.state.values()]
-        whole = torch.cat([p.detach().full_tensor().flatten() for p in model.parameters()])
-        yield run.losses, held, sum(moment.numel() for moment in moments), whole
-
-
-def parts_of(model):
-    return [model.embedding, *model.blocks]
-
-
-def is_whole(part):
-    """Whether the parameters of a part are there as a whole."""
-    return not any(hasattr(p, "to_local") for p in part.parameters())
-
-
-def trained_in_ways(rank, **given):
-    """All of it in a list, and how often the ranks talk in a pass and its way back."""
-    from torch.distributed.tensor.debug import CommDebugMode
-
-    found, model, whole = list(train_in_ways(rank, **given)), tiny(), []
-    shard_model(model, "sharded")
-    for block in model.blocks:  # while it runs: what is whole of the embedding and the blocks
-        block.layer.register_forward_hook(
-            lambda *_: whole.append([is_whole(part) for part in parts_of(model)])
-        )
-    with CommDebugMode() as calls:
-        model(given["ids"][None, :9])[0].sum().backward()
-    calls = {str(name).rpartition(".")[2]: n for name, n in calls.get_comm_counts().items()}
-    return found, calls, whole
-
-
-# %%
-text = torch.randint(256, (600,), generator=torch.Generator().manual_seed(41))
-settings = dict(steps=6, batch_size=5, seq_len=16, precision="float32", evaluate_every=3)
-given = dict(ids=text, ways=["data", "sharded"], settings=settings)
-helpers = tiny, train_in_ways, parts_of, is_whole
-by_rank = on_ranks(2, trained_in_ways, *helpers, **given)
-alone = train(tiny(), text, TrainConfig(**settings), progress_bar=False)
-want = torch.tensor(alone.losses)
-learnt = torch.cat([p.detach().flatten() for p in alone.model.parameters()])
-for rank, (found, _, _) in enumerate(by_rank):
-    for way, (losses, _, _, whole) in zip(given["ways"], found, strict=True):
-        check(f"{way}: losses of 6 updates, told on rank {rank}", torch.tensor(losses), want)
-        check("  all parameters after them", whole, learnt, tol=1e-6)
-
-# %%
-n = sum(p.numel() for p in alone.model.parameters())
-numbers = {
-    way: [sum(math.prod(shape) for shape in found[at][1].values()) for found, _, _ in by_rank]
-    for at, way in enumerate(given["ways"])
-}
-for at, way in enumerate(given["ways"]):
-    print(f"{way:8}: of {n} parameters the ranks hold", *numbers[way], end=", and ")
-    moments = [found[at][2] for found, _, _ in by_rank]
-    print("as many of each moment")
-    assert moments == numbers[way]
-assert numbers["data"] == [n, n] and sum(numbers["sharded"]) == n
-
-# %%
-units, calls, whole = len(alone.model.blocks) + 1, *by_rank[0][1:]
-print(f"{units} units, gathered {calls['_allgather_base_']} times, ", end="")
-print(f"summed and cut {calls['_reduce_scatter_base_']} times")
-assert calls["_allgather_base_"] == 2 * units and calls["_reduce_scatter_base_"] == units
-running = [[i for i, there in enumerate(row) if there] for row in whole]
-print("whole while block 0 runs, block 1, …: embedding (0) and blocks (from 1)", *running)
-assert running == [[0, i] for i in range(1, units)]
-
-# %% [markdown]
-# The units are the blocks, plus everything outside them: the embedding, which is also the matrix of
-# the logits, and the last norm. In the forward pass the embedding stays whole, and of the blocks
-# only the running one. The figure shows what each rank held.
-
-
-# %%
-def by_unit(held):
-    """Numbers held of the embedding and of each block."""
-    counts = Counter()
-    for name, shape in held.items():
-        unit = re.sub(r"blocks\.(\d+).*", r"block \1", name).partition(".")[0]
-        counts[unit] += math.prod(shape)
-    return counts
-
-
-bars = {
-    way: [by_unit(found[at][1]) for found, _, _ in by_rank] for at, way in enumerate(given["ways"])
-}
-assert [*bars["data"][0]] == ["embedding", *(f"block {i}" for i in range(6)), "norm"]
-for name, of_all in bars["data"][0].items():
-    halves = [counts[name] for counts in bars["sharded"]]
-    assert bars["data"][1][name] == of_all and halves == [of_all / 2, of_all / 2]
-
-
-# %% tags=["figure"]
-def draw_held(axes, bars):
-    """A panel for each way, a bar for each unit and rank."""
-    for ax, (way, of_ranks) in zip(axes, bars.items(), strict=True):
-        for rank, counts in enumerate(of_ranks):
-            places = [y + 0.36 * rank - 0.18 for y in range(len(counts))]
-            ax.barh(places, [*counts.values()], 0.34, label=f"rank {rank}")
-        ax.set_yticks(range(len(counts)), [*counts])
-        ax.invert_yaxis()
-        ax.set(title=way, xlabel="numbers held", xlim=(0, 9000))
-
-
-# %% tags=["figure"]
-fig, axes = plotting.figure(1, 2, size=(10, 4.4))
-draw_held(axes, bars)
-axes[1].legend()
-plotting.save(
-    fig,
-    "12_held",
-    "Numbers of the embedding, six blocks and the last norm that two ranks hold. Data: both ranks "
-    "hold all of each. Sharded: each holds half of each.",
-)
-
-# %% [markdown]
-# **Sixteen bits.** `fully_shard` can give a block all its parameters in bfloat16. But $A$ and the
-# bias of the step size sit in an exponent, times a number of tokens, so their rounding error grows.
-# For one head, chosen by hand, it's 0.8 % after 400 tokens. The package keeps parameters in
-# float32.
-
-# %%
-A_log, dt_bias = torch.tensor(0.9), torch.tensor(-6.9)
-
-
-def decay_over(tokens, A_log, dt_bias):
-    """The decay over some tokens, where the step size is its bias alone."""
-    return (-tokens * F.softplus(dt_bias) * A_log.exp()).exp()
-
-
-for tokens in (4, 40, 400):
-    left = decay_over(tokens, A_log, dt_bias)
-    coarse = decay_over(tokens, A_log.bfloat16().double(), dt_bias.bfloat16().double())
-    print(f"{tokens:3} tokens: {left:.3f} is left; rounded, {coarse:.3f}: {coarse / left - 1:+.1%}")
-_ = must_differ("A and the bias in bfloat16: the decay over 400 tokens", coarse, left)
-assert 0.3 < left < 0.4
-
-# %% [markdown]
-# ## 7 · A rank dies
-#
-# When one process dies, `torchrun` ends the others, and the last checkpoint is all you have. Two
-# ranks save every 4 updates, and rank 1 dies after update 6.
-
-
-# %%
-def train_in(rank, folder, ids, settings):
-    """Train in a directory; rank 1 ends at once after update 6."""
-
-    def after_step(run):
-        if rank == 1 and run.step == 6:
-            open(f"{folder}/ended after {run.step}", "w").close()
-            os._exit(1)
-
-    model = tiny()
-    shard_model(model, "sharded")
-    options = dict(directory=folder, progress_bar=False, after_step=after_step)
-    train(model, ids, TrainConfig(**settings), **options)
+def timed(rank, pattern, length, turns):
+    """Rank 0 alone, then ranks 0 and 1, in turn: seconds that pass, and that this rank computes."""
+    pair, seconds = dist.new_group([0, 1]), []
+    if rank > 1:
+        return seconds
+    model = CausalLM(ModelConfig(pattern, d_model=256, n_heads=4, d_state=64)).float()
+    reader, ids = SequenceParallel(model, pair), torch.zeros(1, length).long()
+    for turn in range(2 * turns):
+        dist.barrier(pair)
+        begun, worked = monotonic(), process_time()
+        if turn % 2:
+            reader(ids.chunk(2, 1)[rank]).sum().backward()
+        elif rank == 0:
+            model(ids, use_cache=False)[0].sum().backward()
+        dist.barrier(pair)
+        seconds.append((monotonic() - begun, process_time() - worked))
+    return seconds
 
 
 # %% [markdown]
-# A single process picks up from there.
+# Chapters store no times, since yours would be others. Here is a record (`python book/records.py
+# 12_two_processes`: the function above, float32, one machine with two cores). *Wall* is the time
+# that passes. Our machine was busy with other work, so look at the quartiles before you believe a
+# median. *Busiest rank* counts only the time that the busier process computes: no waiting, no other
+# programs. Before you look: which layer can't get twice as fast, even if nothing had to travel?
 
 # %%
-text = torch.randint(256, (600,), generator=torch.Generator().manual_seed(42))
-settings = dict(steps=10, batch_size=5, seq_len=16, precision="float32", checkpoint_every=4)
-with TemporaryDirectory() as folder:
-    try:
-        on_ranks(2, train_in, tiny, folder=folder, ids=text, settings=settings)
-    except RuntimeError:
-        left = newest_checkpoint(folder)
-        print("the run ended; left:", left.name, *sorted(path.name for path in left.iterdir()))
-    assert Path(folder, "ended after 6").exists()
-    begun = []
-    options = dict(
-        directory=folder, progress_bar=False, at_start=lambda run: begun.append(run.step)
-    )
-    run = train(tiny(), text, TrainConfig(**settings), **options)
-    last = newest_checkpoint(folder)
-    print("gone on after update", *begun, "and at the end:", last.name)
-assert (left.name, last.name) == ("step-00000004", "step-00000010") and begun == [4]
+record = json.loads(Path("../figures/records/12_two_processes.json").read_text())
 
-# %%
-alone = train(tiny(), text, TrainConfig(**settings), progress_bar=False)
-check("begun by two ranks, ended by one: all losses = a run that was never stopped",
-      torch.tensor(run.losses), torch.tensor(alone.losses))  # fmt: skip
-for (name, p), want in zip(run.model.named_parameters(), alone.model.parameters(), strict=True):
-    assert (p - want).abs().max() < 1e-8, name
-print("and so are its parameters, to 1e-8")
+
+def speedups(seconds):
+    """Quartiles of how many times faster two processes are, over the turns."""
+    return quantiles([one / two for one, two in zip(seconds[0::2], seconds[1::2], strict=True)])
+
+
+print(f"two processes, times faster, {record['turns']} turns: median (and quartiles)")
+for name in ("wall", "busiest rank"):
+    for pattern, by_length in record[name].items():
+        for length, seconds in by_length.items():
+            low, middle, high = speedups(seconds)
+            print(f"{name:12}  {pattern}, {length:>4} tokens: {middle:.2f} ({low:.2f}, {high:.2f})")
+
+# %% tags=["guard"]
+seconds = on_ranks(timed, pattern="S", length=256, turns=2)
+assert [len(found) for found in seconds] == [4, 4, 0, 0]
+work = record["busiest rank"]
+middle = {p: {l: speedups(times)[1] for l, times in work[p].items()} for p in "SA"}
+assert middle["S"]["512"] < middle["S"]["2048"] < middle["S"]["4096"]
+assert all(low < 1 for p in "SA" for low, *_ in map(speedups, record["wall"][p].values()))
+assert 1.4 < middle["S"]["4096"] < 2 and middle["A"]["4096"] < 4 / 3
+assert (torch.arange(1, 4097)[2048:].sum() / torch.arange(1, 4097).sum() - 3 / 4).abs() < 1e-3
 
 # %% [markdown]
-# The run repeated updates 5 and 6, and lost nothing else. Two ranks wrote the checkpoint and one
-# read it: the checkpoint holds the state of the generator that draws windows, and readers cut
-# parameters and moments anew.
+# For S the busier rank computes for little more than half as long at 4,096 tokens. At 512 tokens
+# the fixed cost of each call eats the gain. For A the gain is small at every length: the second
+# half of the tokens has three quarters of all query–key pairs, so two ranks can be faster by 4/3 at
+# most. At 4,096 tokens even this gain is gone. Probably torch skips half of a causal square, and
+# nothing of the rectangle of a later slice. (In practice one deals out the tokens so that all ranks
+# get equal work.) By the wall clock our machine shows no clear gain: every lower quartile is below
+# 1. Run `timed` on a quiet machine, with your lengths. From how many tokens on do two processes
+# win?
 #
-# In a terminal, start the command of chapter 07 with `torchrun` (the README has the lines). With
-# GPUs the ranks would talk through NCCL, which this course doesn't test.
-
-# %% [markdown]
-# ## 8 · What the papers' sizes hold
-#
-# Sharded parameters, gradients and two moments in float32 take $16/N$ bytes per parameter. The
-# running block and everything outside the blocks don't shrink: `training_bytes` counts them whole,
-# with their gradients. We measure no memory here.
-
-# %%
-SIZES, RANKS = ("cheems-320m", "cheems-1.3b"), (1, 2, 4, 8, 16, 32, 64)
-memory = {
-    name: [training_bytes(preset(name), processes=ranks) / 1e9 for ranks in RANKS] for name in SIZES
-}
-print("ranks      ", *(f"{ranks:6}" for ranks in RANKS))
-for name, of_ranks in memory.items():
-    print(f"{name:11}", *(f"{gigabytes:6.2f}" for gigabytes in of_ranks), "GB")
-
-# %%
-for name in SIZES:
-    parts, c = count_parameters(preset(name)), preset(name)
-    n = sum(part.total for part in parts.values())
-    outside = parts["embedding"].total + parts["head"].total + c.d_model
-    blocks = {m: parts[m].total // c.pattern.count(m) + c.d_model for m in {*c.pattern}}
-    largest = max(blocks, key=blocks.get)
-    for ranks, gigabytes in zip(RANKS[1:], memory[name][1:], strict=True):
-        assert abs(gigabytes - (16 * n / ranks + 8 * (outside + blocks[largest])) / 1e9) < 1e-6
-    assert memory[name][0] == 16 * n / 1e9
-    print(f"{name}: whole are {8 * outside / 1e9:.2f} GB of what is outside of the blocks", end="")
-    print(f" and {8 * blocks[largest] / 1e9:.2f} GB of a block {largest}, gradients included")
-
-# %% [markdown]
-# Activations come on top. This prints both:
-# `python -m cheems_ref budget --preset cheems-1.3b --batch 64 --processes 8`.
-#
-# ## 9 · Experts on other ranks, on paper
-#
-# Instead of gathering parameters we can send tokens to the ranks that hold them: *expert
-# parallelism*. Each rank holds $e/N$ whole experts. A token goes once to every rank that holds one
-# of its $k$ choices, and that rank sends back the weighted sum of its experts. If choices are
-# uniform and independent, a token reaches
-#
-# $$N \big(1 - (1 - 1/N)^k\big) \tag{12.7}$$
-#
-# ranks. A choice of $k$ *different* experts reaches a few more. On average
-# $(N - 1)(1 - (1 - 1/N)^k)$ are other ranks. Each costs $d$ numbers out and $d$ back.
-
-
-# %%
-def ranks_reached(N, k):
-    """Equation 12.7: how many of N ranks hold one of k choices, on average."""
-    return N * (1 - (1 - 1 / N) ** k)
-
-
-def simulated(N, k, e, tokens=20_000):
-    """The same, of choices of k different ones of e experts, N of whose ranks hold e/N each."""
-    generator = torch.Generator().manual_seed(43)
-    chosen = torch.rand(tokens, e, generator=generator).topk(k).indices // (e // N)
-    return F.one_hot(chosen, N).amax(1).sum(1).double().mean().item()
-
-
-print("ranks of 8 reached by k choices of 64:")
-for k in (1, 2, 4, 16):
-    formula, found = ranks_reached(8, k), simulated(8, k, 64)
-    print(f"k = {k:2}: formula {formula:.2f}, different experts {found:.2f}")
-    assert abs(found - formula) < 0.02 if k == 1 else formula < found < 1.08 * formula
-
-# %% [markdown]
-# With few tokens it's cheaper to send tokens, with many to gather experts. A layer of $e$ experts
-# with $f$ neurons each, of three matrices, has $3def$ numbers. Sharded training gathers them twice
-# and sums them once (without micro-batches). A token costs $4d$ per other rank: out and back, in
-# both passes.
-
-
-# %%
-def tokens_until_equal(N, k, e, f):
-    """Tokens per rank and update above which sending experts moves less than sending tokens."""
-    experts = 3 * (3 * e * f) * (N - 1) / N  # each, per d: twice gathered, once summed
-    per_token = 4 * ranks_reached(N, k) * (N - 1) / N
-    return experts / per_token
-
-
-for k in (1, 2, 8):
-    equal = tokens_until_equal(N=8, k=k, e=64, f=256)
-    print(f"64 experts of f = 256 on 8 ranks, k = {k}: equal at {equal:,.0f} tokens per rank")
-assert tokens_until_equal(8, 1, 64, 256) > 4 * tokens_until_equal(8, 8, 64, 256)
-assert tokens_until_equal(8, 2, 128, 256) == 2 * tokens_until_equal(8, 2, 64, 256)
-print("twice as many experts: equal at twice as many tokens")
-
-# %% [markdown]
-# In CDMoE an expert is two rows of $d$ numbers (chapter 06), twice the size of a token. With $K$
-# choices (heads times $k$) a token fetches at most $2Kd(1 - 1/N)$ numbers in the forward pass, less
-# if tokens of a rank share rows. Or it travels, $d$ numbers to each other rank and $d$ back. We
-# sent no expert or token between processes.
-
-# %%
-for heads, k in ((2, 8), (4, 16)):
-    choices = heads * k
-    fetched, travelled = 2 * choices * 7 / 8, 2 * ranks_reached(8, choices) * 7 / 8
-    print(f"{heads} heads, k = {k:2}, 8 ranks: fetch {fetched:5.1f} d, travel {travelled:5.2f} d")
-    assert fetched > 2 * travelled
-
-# %% [markdown]
 # ## Summary
 #
-# - A slice acts on a state by a pair: it fades it, and adds what it writes. Pairs of neighbours
-#   join in any grouping.
-# - Each rank runs its slice from an empty state, all exchange pairs, and each adds the read of its
-#   prefix. Real processes gave the results of one pass, gradients included.
-# - Sum the gradients of shared tensors, and let every rank take part in the backward pass.
+# - A slice acts on a state by a pair: it fades the state, and adds what it writes. Neighbours join
+#   in any grouping. The pair of a delta rule is about twice as large.
+# - Each rank runs its slice from an empty state, all ranks exchange pairs, and each adds the read
+#   of its prefix. Four processes gave the results and gradients of one.
+# - Every rank must take part in the backward pass, or the others wait.
+# - Gradients of shared tensors come in parts. Sum them before the update.
 # - A model also needs a halo, continuing positions, and the keys and values of all ranks.
-# - The size of a pair doesn't depend on the tokens. With keys for every head and numbers of equal
-#   size, it is smaller than keys and values above about $n/2$ tokens per rank; sixteen-bit or
-#   grouped keys raise this bound.
-# - Sharded over two ranks, each held half of every parameter, with the losses of one process.
-# - A dead rank costs the updates since the last checkpoint.
+# - A pair doesn't grow with the text. With $p = 64$, $n = 128$, four heads to a key head and
+#   sixteen-bit keys, it's smaller than keys and values from 513 tokens per rank on.
+#
+# The lab *Shards, replicas and a killed rank* cuts the rows and the parameters instead of the text.
 #
 # ## Exercises
 #
@@ -1230,32 +941,25 @@ for lengths in ((5,), (8, 7, 9, 5), (1, 0, 20, 8), (0, 3, 0)):
     check(f"slices of {lengths}", torch.cat(found), torch.arange(sum(lengths)))
 
 # %% [markdown]
-# **2 · easy.** On how many ranks do parameters, gradients, moments and logits fit? `memory` is the
-# memory of one rank, in bytes, and `tokens` counts the tokens of an update, over all ranks. Use
-# `training_bytes`, which leaves out what layers keep for the backward pass; try 1, 2, 4, ….
+# **2 · easy.** With pencil and paper: a delta rule hands in $M$ and $W$ of every head (Section 3),
+# all in four-byte numbers. From how many tokens per rank on is that less than the keys and values
+# of attention? Write $l^*$ as in (12.7), for $g$ heads of keys and $s$ bytes. How much larger is it
+# than for SSD if $p = n$?
 
 
 # %% tags=["exercise"]
-def ranks_needed(config, memory, tokens):
-    """The smallest power of two that is enough; None if 1024 are not."""
+def delta_crossing(h, p, n, g, size):
+    """Tokens per rank at which a delta rule and attention send equally many bytes."""
     ### BEGIN SOLUTION
-    for ranks in (2**e for e in range(11)):
-        if training_bytes(config, tokens=tokens, processes=ranks) <= memory:
-            return ranks
-    return None
+    return 4 / size * h / g * (p * n + n * n) / (2 * p)
     ### END SOLUTION
 
 
 # %% tags=["check"]
-small = ModelConfig("SE × 4", d_model=64, n_neurons=64)
-whole = training_bytes(small, tokens=1000)
-assert ranks_needed(small, whole, 1000) == 1
-assert ranks_needed(small, whole - 1, 1000) > 1
-assert ranks_needed(small, 1000, 1000) is None
-ranks = ranks_needed(preset("cheems-1.3b"), 24e9, 2048 * 64)
-print("Cheems-1.3B, 64 windows of 2,048 tokens, 24 GB each: at least", ranks, "ranks")
-assert training_bytes(preset("cheems-1.3b"), tokens=2048 * 64, processes=ranks) <= 24e9
-assert training_bytes(preset("cheems-1.3b"), tokens=2048 * 64, processes=ranks // 2) > 24e9
+for h, p, n, g, size in ((1, 8, 8, 1, 4), (32, 64, 128, 8, 2), (4, 128, 16, 4, 4)):
+    l = delta_crossing(h, p, n, g, size)
+    assert abs(2 * l * g * p * size - 4 * h * n * (p + n)) < 1e-6, (h, p, n, g, size)
+    print(f"h = {h}, p = {p}, n = {n}, g = {g}, {size} bytes: {l:g} tokens per rank")
 
 # %% [markdown]
 # **3 · medium.** Write the halo. Every rank sends the last `count` tokens of its slice, or all of
@@ -1284,29 +988,58 @@ for cut in ((20,), (8, 1, 11), (1, 1, 1, 17), (2, 0, 0, 18), (0, 5, 15)):
     check(f"slices of {cut}: one convolution", torch.cat(pieces, 1), whole)
 
 # %% [markdown]
-# **4 · medium.** Rows of unequal length: rank $i$ has `counts[i]` tokens with a target, and their
-# mean loss is $\ell_i$. By what must it multiply its loss for the averaged gradients to equal the
-# gradient of the mean over all tokens? (A rank without tokens has no mean. With which loss does it
-# take part in the backward pass? See section 3.)
+# **4 · medium.** Find the deadlocks. This loss runs forward on every rank, and hangs on the way
+# back: only the last rank judges its tokens, and a rank without tokens returns early. Mend it, so
+# that every rank enters `gather` once forward and once backward. The value of the loss must stay
+# what it is. Here `gather` takes a pair as a tensor and returns a tensor of all pairs.
+#
+# ```python
+# def hanging_loss(pair, y, rank, ranks, gather):
+#     if y.shape[1] == 0:
+#         return torch.zeros((), requires_grad=True)
+#     pairs = gather(pair)
+#     loss = (y * pairs[:rank].sum()).square().sum()
+#     return loss if rank == ranks - 1 else 0 * y.sum()
+# ```
 
 
 # %% tags=["exercise"]
-def factor(counts, rank):
-    """The factor of a rank's mean loss."""
+def mended_loss(pair, y, rank, ranks, gather):
+    """A loss on every rank: y (b, l, h, p) squared, times earlier pairs; 0 but on the last."""
     ### BEGIN SOLUTION
-    return len(counts) * counts[rank] / sum(counts)
+    pairs = gather(pair)
+    loss = (y * pairs[:rank].sum()).square().sum()
+    return loss * (rank == ranks - 1) + 0 * pairs.sum()
     ### END SOLUTION
 
 
 # %% tags=["check"]
-w, errors = torch.ones(3, requires_grad=True), random(12, 3, seed=44)
-(want,) = torch.autograd.grad((errors @ w).square().mean(), w)
-for counts in ((12,), (4, 4, 4), (7, 1, 4), (0, 12)):
-    losses = [(part @ w).square().mean() if len(part) else 0 * w.sum()
-              for part in errors.split(counts)]  # fmt: skip
-    weighted = [factor(counts, rank) * loss for rank, loss in enumerate(losses)]
-    (got,) = torch.autograd.grad(sum(weighted) / len(counts), w)
-    check(f"tokens per rank {counts}: the mean over all", got, want)
+class Entered(torch.autograd.Function):
+    """A gather that notes when it is entered, forward and backward."""
+
+    @staticmethod
+    def forward(ctx, pair, others, notes):
+        ctx.notes = notes
+        notes.append("forward")
+        return others + 0 * pair
+
+    @staticmethod
+    def backward(ctx, gradient):
+        ctx.notes.append("backward")
+        return gradient.sum(0), None, None
+
+
+others = random(3, 4, seed=30)
+for lengths in ((5, 2, 4), (5, 0, 4), (0, 3, 4), (2, 2, 0)):
+    for rank, length in enumerate(lengths):
+        notes, pair = [], others[rank].clone().requires_grad_()
+        y = random(1, length, 2, 3, seed=31).requires_grad_()
+        loss = mended_loss(pair, y, rank, 3, lambda pair, n=notes: Entered.apply(pair, others, n))
+        loss.backward()
+        assert notes == ["forward", "backward"], f"slices of {lengths}, rank {rank}: {notes}"
+        want = (rank == 2) * (y * others[:rank].sum()).square().sum()
+        assert torch.allclose(loss, want), f"slices of {lengths}, rank {rank}: the loss changed"
+    print(f"slices of {lengths}: every rank enters twice")
 
 # %% [markdown]
 # **5 · hard.** The backward pass. For one head, slice $i$ receives the state $h_i$, with $h_0 = 0$

@@ -13,8 +13,11 @@ from cheems_ref.text import read_text, text_to_ids
 JOBS = [dict(number=number) for number in range(4)]
 SQUARES = [{"square": number**2} for number in range(4)]
 NAMES = {
-    records.CHAPTER_8: [records.RECALL_GRID, records.RECALL_RUN, records.NEEDLE_RUN],
-    records.CHAPTER_9: [records.ABLATION_RUN, records.READING_RUN],
+    records.CHAPTER_8: [records.RECALL_GRID, records.RECALL_RUN],
+    records.LAB_8A: [records.NEEDLE_RUN],
+    records.CHAPTER_9: [records.ABLATION_RUN],
+    records.LAB_9A: [records.READING_RUN],
+    "12_scaling_out": [("timed",)],
 }
 
 

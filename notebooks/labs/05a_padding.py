@@ -1,0 +1,342 @@
+# %% [markdown]
+# # 05a · Padding, empty rows and finite minima
+#
+# **A batch needs rows of equal length, so short texts are filled up with padding. Padding breaks
+# attention in six ways in this lab, and one of them leaks the future into real tokens.** By the end
+# you will be able to
+#
+# - say why masked padding can't be seen, and when it can;
+# - follow a NaN from an empty row into every gradient;
+# - say what a "large negative number" in place of $-\infty$ does to an empty row.
+#
+# You need chapter 05, sections 2 and 6.
+#
+# Sources: *Wonderful Matrices* (WM) Listings 3–6; *Cheems* (Ch) Listing 2.
+
+# %% tags=["setup"]
+import math
+
+import torch
+
+from cheems_ref import attention, plotting, ssd
+from cheems_ref.attention import GateMask, QCAttn, causal_mask, naive_attention
+from cheems_ref.verify import check, must_differ
+
+torch.set_default_dtype(torch.float64)
+torch.set_num_threads(1)  # tensors as small as these gain nothing from threads
+
+
+def random(*shape, seed):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+# %% tags=["versions", "nbval-ignore-output"]
+print("PyTorch version", torch.__version__.partition("+")[0])
+
+# %% [markdown]
+# ## 1 · Why masked padding can't be seen
+#
+# No real query may read a padded key. Its weight is $e^{-\infty} = 0$, and $0 \cdot v$ is 0 for
+# every finite $v$. So we fill the padding with large numbers and look for them:
+
+# %%
+q, k, v = random(3, 1, 6, 1, 4, seed=0)  # each (b, l, h, p)
+in_front = torch.tensor([[False, False] + [True] * 6])  # 2 of padding, 6 real
+padding = 1000 * random(3, 1, 2, 1, 4, seed=32)
+front_q, front_k, front_v = torch.cat([padding, torch.stack([q, k, v])], dim=2)
+whole, allowed = attention.attention(q, k, v), causal_mask(8, 8, real=in_front)
+
+padded = attention.attention(front_q, front_k, front_v, allowed=allowed)
+check("padding in front, masked = the text alone", padded[:, 2:], whole)
+read = attention.attention(front_q, front_k, front_v)
+_ = must_differ("padding that may be read", read[:, 2:], whole)
+
+# %% [markdown]
+# *Finite* is the word to watch. $0 \cdot \text{NaN}$ is NaN, so one NaN in a masked value reaches
+# every row:
+
+# %%
+front_v[:, 0] = math.nan
+through = attention.attention(front_q, front_k, front_v, allowed=allowed)
+print("NaN in a masked value: rows that are NaN:", int(through.isnan().any(-1).sum()), "of 8")
+assert through.isnan().any(-1).all()
+
+# %% [markdown]
+# The package's layers therefore set padding to 0 first. Positions must count real tokens (chapter
+# 04). Does it matter? Padding before the text changes nothing, because rotary attention sees only
+# distances. Padding *between* tokens does:
+
+# %%
+_ = torch.manual_seed(0)
+layer, x, columns = QCAttn(8, n_heads=2), random(1, 6, 8, seed=33), torch.arange(8)[None]
+alone, _ = layer(x, torch.arange(6)[None])
+between = torch.tensor([[True, True, True, False, False, True, True, True]])
+for name, real in (("in front", in_front), ("between tokens", between)):
+    filled_up = torch.full((1, 8, 8), math.nan).masked_scatter(real[..., None], x)
+    counted, _ = layer(filled_up, (real.cumsum(1) - 1).clamp(min=0), padding_mask=real)
+    check(f"QCAttn, NaN in padding {name}, real tokens counted", counted[real], alone[0])
+    by_column, _ = layer(filled_up, columns, padding_mask=real)
+    if name == "in front":
+        check("padding in front counted as positions: the same", by_column[real], alone[0])
+_ = must_differ("padding between tokens counted as positions", by_column[between], alone[0])
+
+# %% [markdown]
+# ## 2 · Rows of −∞ (WM Listings 5 and 6)
+#
+# A padded first token has nothing to read. Its row is all $-\infty$, and softmax turns that into
+# 0/0. The listings add the causal mask (0 or $-\infty$) to padding times gate (1 or 0), and mask
+# again where the sum is exactly 0:
+
+
+# %%
+def masked_as_printed(padding, gate=None):
+    """WM Listings 5 and 6: (b, h or 1, t, s) of 0 and -∞; padding (b, s), 1 for real tokens."""
+    l = padding.shape[1]
+    causal = torch.full((l, l), -math.inf).triu(1)[None, None]
+    weight = padding[:, None, None, :].double()
+    if gate is not None:  # (h, positions)
+        weight = weight * gate[None, :, None, :l]
+    total = causal + weight  # -∞: the future; 1: allowed; 0: allowed by causality, then taken away
+    return causal.expand_as(total).masked_fill(total == 0, -math.inf)
+
+
+# %% [markdown]
+# Nobody reads the padded rows, and the loss leaves them out. What are its gradients?
+
+# %%
+front = torch.tensor([[False, False, True, True, True, True]])
+print("keys left to each query:", (masked_as_printed(front)[0, 0] == 0).sum(1).tolist())
+x, W = random(6, 4, seed=51).requires_grad_(), random(4, 4, seed=52).requires_grad_()
+weights = (x @ x.T / 2 + masked_as_printed(front)[0, 0]).softmax(-1)
+loss = (weights @ x @ W)[2:].square().sum()
+of_x, of_W = torch.autograd.grad(loss, (x, W))
+print(f"loss over the real tokens: {loss.item():.2f}")
+print(f"gradient of x: {int(of_x.isnan().sum())} of {of_x.numel()} are NaN")
+print(f"gradient of W: {int(of_W.isnan().sum())} of {of_W.numel()} are NaN")
+assert loss.isfinite() and of_x.isnan().all() and of_W.isnan().all()
+
+# %% [markdown]
+# The loss is finite and every gradient is NaN, because the backward pass multiplies those NaN rows
+# by 0. The package lets an empty row see its own token. No real token reads the meaningless result:
+
+# %%
+x, W = random(6, 4, seed=51).requires_grad_(), random(4, 4, seed=52).requires_grad_()
+one_head = [u[None, :, None] for u in (x, x, x @ W)]
+front = torch.tensor([[False, False, True, True, True, True]])
+allowed = causal_mask(6, 6, real=front)
+assert allowed[0, 0].sum(1).tolist() == [1, 1, 1, 2, 3, 4] and not allowed[0, 0, 2:, :2].any()
+ours = naive_attention(*one_head, allowed=allowed)[0, 2:, 0].square().sum()
+check("a row that sees itself: the same loss", ours, loss.detach())
+of_x, of_W = torch.autograd.grad(ours, (x, W))
+print(f"and finite gradients: up to {of_x.abs().max():.1f} and {of_W.abs().max():.1f}")
+assert of_x.isfinite().all() and of_W.isfinite().all()
+
+# %% [markdown]
+# The same happens without any padding if the gate of position 0 is shut. The package's rounded gate
+# leaves query 0 its own token:
+
+# %%
+shut = torch.ones(1, 6)
+shut[0, 0] = 0.0
+rows = masked_as_printed(torch.ones(1, 6, dtype=torch.bool), shut)[0, 0].softmax(-1)
+nan_rows = rows.isnan().any(-1).nonzero().flatten().tolist()
+print("gate of position 0 shut, as printed: rows that are NaN:", nan_rows)
+assert nan_rows == [0]
+
+_ = torch.manual_seed(0)
+layer = QCAttn(8, n_heads=2, mask="gate", max_positions=6, hard=True)
+layer.mask.logit.data[:, 0] = -2.0
+y, cache = layer(random(1, 6, 8, seed=56), torch.arange(6)[None])
+check("ours: token 0 reads itself", y[:, 0], layer.out_proj(cache.v[:, 0].flatten(1)))
+
+# %% [markdown]
+# ## 3 · A finite minimum, and the future leaks
+#
+# A common cure for the NaN is to write the most negative finite number in place of $-\infty$. Then
+# an empty row has equal scores everywhere, and the softmax is finite. What does it read? Guess
+# before you run the cell.
+
+
+# %%
+def weights_with(fill, x, real):
+    """Attention weights (t, s) of x (l, d) with this number at each forbidden key."""
+    allowed = torch.ones(len(x), len(x), dtype=torch.bool).tril() & real
+    return (x @ x.T / 2).masked_fill(~allowed, fill).softmax(-1)
+
+
+x, real = random(6, 4, seed=51), torch.tensor([False, False, True, True, True, True])
+lowest = torch.finfo(torch.float64).min
+weights = weights_with(lowest, x, real)
+for t in range(3):
+    print(f"row {t}:", [round(weight, 3) for weight in weights[t].tolist()])
+assert (weights[:2] - 1 / 6).abs().max() < 1e-12 and weights[2, 2] == 1
+
+# %% tags=["figure"]
+masked = {"−∞, empty rows see themselves": causal_mask(6, 6, real=real[None])[0, 0]}
+masked["finite minimum"] = weights > 0
+pictures = {name: mask.double() for name, mask in masked.items()}
+options = dict(signed=False, unit="1: is read", size=(9.6, 4.9))
+fig, _ = plotting.heatmaps(pictures, xlabel="key s", ylabel="query t", **options)
+plotting.save(
+    fig,
+    "05a_empty_rows",
+    "Which keys each of six queries reads, where tokens 0 and 1 are padding. With minus infinity "
+    "and a repair, the padded queries read themselves only. With a finite minimum they read all "
+    "six keys, the future included. The rows of real tokens are the same in both.",
+)
+
+# %% [markdown]
+# The two padded queries read *everything*, the future included. "So what," you'd say: nobody reads
+# the outputs of padding. In a stack of attention layers with this mask that's true:
+
+
+# %%
+def outputs(x, real, fill):
+    """One layer of attention, added to the stream (l, d)."""
+    return x + weights_with(fill, x, real) @ x
+
+
+last = random(6, 4, seed=51)
+last[5] += 1.0  # another last token
+twice = [outputs(outputs(u, real, lowest), real, lowest) for u in (x, last)]
+once = [outputs(u, real, lowest) for u in (x, last)]
+moved = (once[1] - once[0]).abs().amax(1)
+print("last token changed, one layer:  moved:", (moved > 1e-9).long().tolist())
+assert (moved[:2] > 0.01).all() and (moved[2:5] == 0).all()
+check("two layers: tokens 2 to 4 stay", twice[1][2:5], twice[0][2:5])
+
+# %% [markdown]
+# But what if the next layer is a state-space layer that takes no padding mask, like the published
+# listings (section 6)? A state takes in every token that comes before, padding included. And the
+# padding now knows the future:
+
+# %%
+_ = torch.manual_seed(0)
+layer, places = ssd.SSD(4, n_heads=2, d_state=8), torch.arange(6)[None]
+_ = layer.dt_bias.data.zero_(), layer.A_log.data.fill_(-2.0)  # large steps, a slow decay
+with torch.no_grad():
+    for name, options in (
+        ("read by the state", {}),
+        ("masked in the state", dict(padding_mask=real[None])),
+    ):
+        then = [layer(u[None], places, **options)[0][0] for u in once]
+        moved = (then[1] - then[0]).abs().amax(1)
+        print(f"padding {name:19}: real tokens before the last move by", end=" ")
+        print([round(step, 3) for step in moved[2:5].tolist()])
+        assert (moved[2:5] > 1e-3).all() if not options else moved[2:5].max() == 0
+
+# %% [markdown]
+# There is the leak. Tokens 2 to 4 change when token 5 does. Neither layer reads ahead in a text
+# without padding, so a test without padding misses it. Either repair is enough: no empty rows in
+# attention, or a state that ignores padding. The package has both. This check needs only the first:
+
+# %%
+safe = causal_mask(6, 6, real=real[None])[0, 0]
+repaired = []
+for u in (x, last):
+    weights = (u @ u.T / 2).masked_fill(~safe, -math.inf).softmax(-1)
+    repaired.append(layer((u + weights @ u)[None], places)[0][0].detach())
+check("empty rows see themselves: tokens 2 to 4 stay", repaired[1][2:5], repaired[0][2:5])
+
+# %% [markdown]
+# A finite minimum has a second trap. If the causal mask and the padding mask are *added*, the two
+# minima overflow to $-\infty$ where both forbid a key, and the row is no longer uniform:
+
+# %%
+lowest = torch.finfo(torch.float32).min
+causal = torch.zeros(6, 6, dtype=torch.float32).masked_fill(~torch.ones(6, 6).tril().bool(), lowest)
+added = causal + torch.zeros(6, dtype=torch.float32).masked_fill(~real, lowest)
+row = added[0].softmax(-1)
+print(
+    "sums in row 0:",
+    added[0].tolist()[:2],
+    "and row 0 reads the keys",
+    row.nonzero()[:, 0].tolist(),
+)
+assert added[0, 1] == -math.inf and row.nonzero()[:, 0].tolist() == [0, 2, 3, 4, 5]
+
+# %% [markdown]
+# ## 4 · A mask of the other convention (WM Listings 5 and 6)
+#
+# Some libraries write masks as 1 for *keep* and 0 for *drop*; others add 0 for *keep* and $-\infty$
+# for *drop*. The listings expect the first. Given the second, they raise no error, mask the real
+# tokens and read the padding:
+
+# %%
+additive = torch.tensor([[-math.inf, -math.inf, 0.0, 0.0, 0.0, 0.0]])
+inverted = masked_as_printed(additive)[0, 0]
+readable = (inverted[5] == 0).nonzero().flatten().tolist()
+print("keys that query 5 may read, as printed:", readable)
+print("real tokens:", additive[0].isfinite().nonzero().flatten().tolist())
+assert readable == [0, 1]
+
+# %% [markdown]
+# The package's mask is boolean, and it refuses another dtype:
+
+# %% tags=["raises-exception"]
+layer = QCAttn(8, n_heads=2)
+layer(random(1, 6, 8, seed=53), torch.arange(6)[None], padding_mask=torch.ones(1, 6))
+
+# %% [markdown]
+# ## 5 · A gate that follows the column, not the token (WM Listing 6)
+#
+# The listing applies gate $j$ to *column* $j$. Leading padding moves every token to another gate,
+# so the answer depends on the padding. Ours goes by position.
+
+# %%
+gate = torch.ones(1, 8)
+gate[0, 1] = 0.0  # shut for the second token
+front = torch.tensor([[False, False, True, True, True, True]])
+unpadded = masked_as_printed(torch.ones(1, 4, dtype=torch.bool), gate)[0, 0]
+padded = masked_as_printed(front, gate)[0, 0, 2:, 2:]  # the four real tokens
+both = {"alone": unpadded, "with padding in front": padded}
+read = {name: (mask[3] == 0).nonzero().flatten().tolist() for name, mask in both.items()}
+for name, keys in read.items():
+    print(f"as printed, the last of four tokens, {name}, reads", keys)
+assert read == {"alone": [0, 2, 3], "with padding in front": [0, 1, 2, 3]}
+
+# %%
+mask = GateMask(1, max_positions=8)
+mask.logit.data[0, 1] = -2.0
+counted = torch.tensor([[0, 0, 0, 1, 2, 3]])  # positions of the padded row
+v = torch.zeros(1, 6, 1, 4)  # not used by a gate
+alone = mask(v[:, :4], torch.arange(4)[None])
+check("ours: the same gates with padding in front", mask(v, counted)[..., 2:], alone)
+_ = must_differ("gates by column", mask(v, torch.arange(6)[None])[..., 2:], alone)
+
+# %% [markdown]
+# ## 6 · Padding in the state of SSD (Ch Listing 2, WM Listings 3 and 4)
+#
+# The SSD listings take no padding mask. Masking keys in attention doesn't help when the *values*
+# are states that have read the padding. We draw the padding 30 times, without the skip connection
+# $D$ (Ch Listing 2 has none) and with correct positions:
+
+# %%
+_ = torch.manual_seed(0)
+layer = ssd.SSD(16, n_heads=2, d_state=8)
+_ = layer.D.data.zero_()
+x = random(1, 12, 16, seed=54)
+clean, _ = layer(x, torch.arange(12)[None])
+for pads in (1, 4):
+    junk = torch.cat([random(30, pads, 16, seed=55), x.expand(30, -1, -1)], dim=1)
+    real = (torch.arange(12 + pads) >= pads).expand(30, -1)
+    ids = (real.cumsum(1) - 1).clamp(min=0)
+    ignored, _ = layer(junk, ids, padding_mask=real)
+    same = clean.expand(30, -1, -1)
+    check(f"{pads} padding in front, masked: same values", ignored[:, pads:], same)
+    read, _ = layer(junk, ids)  # as the listings: padding is a token like any other
+    change = (read[:, pads:] - clean).norm(dim=(1, 2)) / clean.norm()
+    print(f"{pads} padding in front, read: values change by {change.median():.0%} in the median,")
+    print(f"  {change.min():.0%} to {change.max():.0%} (relative norm)")
+    assert change.min() > 0.01 and change.median() > 0.05
+
+# %% [markdown]
+# ## Summary
+#
+# | as printed | what it does when run | the repair |
+# |---|---|---|
+# | rows of −∞ (Listings 5, 6) | finite loss, gradients NaN | such a row sees itself |
+# | a finite minimum instead | padding reads the future; a state passes it on | the same |
+# | 0/1 masks unchecked (Listings 5, 6) | the other convention is inverted | boolean, or refused |
+# | gate by column (Listing 6) | depends on the padding | gate by position |
+# | SSD without a padding mask | padding enters the values | $\Delta = 0$ at padding |

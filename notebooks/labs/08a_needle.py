@@ -1,0 +1,371 @@
+# %% [markdown]
+# # 08a · The needle
+#
+# **Hide one sentence in a long text and ask for it at the end. How far beyond its training does a
+# model still find it, and which repair helps?** You will be able to
+#
+# - read a needle heat map, and say what its numbers rest on;
+# - say which models lose early needles and which lose all of them;
+# - apply two repairs that need no training, and see one of them backfire.
+#
+# You need chapter 08 and lab 04b.
+#
+# Sources: *OTCE* Figure 10 and §4.5; *Wonderful Matrices* (WM) Table 7; `cheems_ref/tasks.py`.
+
+# %% tags=["setup"]
+import copy
+import json
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+
+from cheems_ref import plotting
+from cheems_ref.attention import QCAttn
+from cheems_ref.config import ModelConfig
+from cheems_ref.model import CausalLM
+from cheems_ref.rope import log_length_scale, ntk_base
+from cheems_ref.tasks import needle
+from cheems_ref.text import ids_to_text, read_text, text_to_ids
+from cheems_ref.train import split_text
+from cheems_ref.verify import check, must_differ
+
+# %% tags=["setup"]
+torch.set_default_dtype(torch.float64)
+torch.set_num_threads(1)  # models as small as these gain little from more
+
+
+def seeded(seed):
+    return torch.Generator().manual_seed(seed)
+
+
+def read_record(name):
+    return json.loads(Path(f"../../figures/records/{name}.json").read_text())
+
+
+# %% tags=["versions", "nbval-ignore-output"]
+print("PyTorch version", torch.__version__.partition("+")[0])
+
+# %% [markdown]
+# ## 1 · One sentence in a haystack
+#
+# OTCE maps how often a model finds a *needle*, by the length of the text and by the depth of the
+# sentence (Figure 10). Our needle gives a name a four-digit code, and the text ends with the
+# question:
+
+# %%
+hay = text_to_ids("hay " * 40)
+ids, targets = needle(1, 120, depth=0.5, haystack=hay, generator=seeded(4))
+row, wanted = ids_to_text(ids[0]), ids_to_text(targets[0][targets[0] >= 0])
+print(f"{row}\nanswer: {wanted}")
+assert row.count("The code of") == 2 and f" is {wanted}. " in row and row.endswith(wanted[:3])
+
+# %% [markdown]
+# Each digit is predicted from the true digits before it, so guessing is right once in ten. There is
+# only one needle, so the model can ignore the name and just find the phrase.
+#
+# ## 2 · Four small systems
+#
+# We take the layer orders of WM Table 7 (chapter 07) at 0.3 million parameters. They are trained on
+# *short* texts of 64 to 256 bytes. The loss counts the answer alone.
+
+# %% tags=["setup"]
+FOUR = {
+    "LlaMa": dict(pattern="AM × 4", d_ff=422),
+    "Mamba-2": dict(pattern="SM × 4", position="conv", d_ff=415),
+    "Jamba": dict(pattern="SM SR AM SR", position="conv", d_ff=119),
+    "Cheems": dict(pattern="SE × 3 + IE", d_ff=128),
+}
+WINDOWS = {"short": (64, 128, 256), "long": (64, 128, 256, 512, 1024)}
+DEPTHS, ASKED = (0, 0.25, 0.5, 0.75, 1), (128, 256, 512, 1024, 2048)
+VARIANTS = {
+    "as trained": dict(),
+    "base": dict(base=True),
+    "sharper": dict(sharper=True),
+    "both": dict(base=True, sharper=True),
+}
+
+
+# %%
+def needle_model(system, seed):
+    """One of the four systems, with 0.3 million parameters."""
+    _ = torch.manual_seed(seed)
+    sizes = dict(d_model=64, n_heads=2, d_state=64, n_values=8, n_neurons=256, k_neurons=8)
+    return CausalLM(ModelConfig(**sizes, **FOUR[system])).float()
+
+
+counts = {system: sum(p.numel() for p in needle_model(system, 0).parameters()) for system in FOUR}
+print("parameters:", *(f"{system} {count:,}" for system, count in counts.items()))
+assert max(counts.values()) < 1.002 * min(counts.values())
+
+# %% [markdown]
+# All experts of Jamba and Cheems are counted, although a token uses only some of them.
+
+
+# %% tags=["setup"]
+def answers(model, ids, targets):
+    """Logits and targets where there is one."""
+    asked = targets >= 0
+    return model.logits(model.hidden_states(ids, use_cache=False)[0][asked]), targets[asked]
+
+
+@torch.no_grad()
+def digits_right(model, length, depth, haystack, n_rows=16):
+    """The share of the digits that are right, in texts of this length with a needle this deep."""
+    rows = needle(
+        n_rows, length, depth, haystack=haystack, generator=torch.Generator().manual_seed(999)
+    )
+    logits, targets = answers(model, *rows)
+    return (logits.argmax(-1) == targets).double().mean().item()
+
+
+# %% tags=["setup"]
+def needle_loss(model, ids, targets, with_text):
+    """Nats per digit of the answer; with_text adds the nats per byte of the text."""
+    x, asked = model.hidden_states(ids, use_cache=False)[0], targets >= 0
+    loss = F.cross_entropy(model.logits(x[asked]), targets[asked])
+    if with_text:
+        loss = loss + F.cross_entropy(model.logits(x[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
+    return loss
+
+
+# %% tags=["setup"]
+def learn_needles(system, windows, steps, rate, seed=0, with_text=False, every=100):
+    """Train on texts of each length in turn: the model, and its share right at each, over time."""
+    generator, model = torch.Generator().manual_seed(seed), needle_model(system, seed)
+    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=0.1)
+    haystack, right = split_text(text_to_ids(read_text()), 0.1)[0], []
+    for step in range(steps):
+        length, depth = windows[step % len(windows)], torch.rand((), generator=generator).item()
+        rows = needle(2048 // length, length, depth, haystack=haystack, generator=generator)
+        optimizer.param_groups[0]["lr"] = rate * min(1, (step + 1) / 50)
+        optimizer.zero_grad()
+        needle_loss(model, *rows, with_text).backward()
+        _ = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        if (step + 1) % every == 0:
+            at = [[digits_right(model, n, d, haystack, 8) for d in (0, 0.5, 1)] for n in windows]
+            right.append([sum(shares) / 3 for shares in at])
+            if min(right[-1]) >= 0.98:
+                break
+    return model, right
+
+
+# %% tags=["setup"]
+def runs_of(system):
+    """The runs on short texts with seeds 1 and 2. Seed 0 chose the rate, so it doesn't count."""
+    runs = [run for run in read_record("08_needle")["grid"] if run["kind"] == "short"]
+    return [run for run in runs if run["system"] == system and run["seed"] in (1, 2)]
+
+
+def got_there(run):
+    return min(run["right"][-1]) >= 0.98
+
+
+# %% [markdown]
+# Each run takes at most 2,500 updates of 2,048 bytes, and stops when 98 % of the digits are right
+# at every trained length (`python book/records.py 08_needle`). Each rate is the best of three,
+# chosen with seed 0. The best of several runs was also lucky, so seed 0 doesn't appear below. That
+# leaves two runs of each system.
+
+# %%
+print("updates until 0.98 at every trained length, or (the least share after 2,500)")
+for system in FOUR:
+    runs, rate = runs_of(system), read_record("08_needle")["best"][system]
+    told = [
+        f"{100 * len(r['right']):,}" if got_there(r) else f"({min(r['right'][-1]):.2f})"
+        for r in runs
+    ]
+    print(f"{system:8} rate {rate:<6g} seeds 1 and 2:", *(f"{one:>7}" for one in told))
+there = {system: sum(map(got_there, runs_of(system))) for system in FOUR}
+assert there == {"LlaMa": 0, "Mamba-2": 1, "Jamba": 2, "Cheems": 1}
+
+# %% [markdown]
+# Four of eight runs got there, and neither run of LlaMa. So what follows isn't a ranking of
+# systems. It's a look at *how* models fail.
+#
+# ## 3 · The heat map
+#
+# We ask at up to eight times the trained length, with 16 held-out texts for each cell. That's 64
+# digits, with a standard error of up to 0.06, or more, because the four digits of one text aren't
+# independent. So don't read much into differences below 0.15.
+#
+# Before you look: where will attention alone fail, and where will states?
+
+
+# %% tags=["figure"]
+def draw_heat(ax, run, variant):
+    """A run's heat map, and a line behind the longest text that it was trained on."""
+    heat = torch.tensor(run["heat"][variant]).T  # depths, lengths
+    title = f"{run['system']}, seed {run['seed']}" + ("" if got_there(run) else " (not there)")
+    labels = dict(xticks=ASKED, yticks=DEPTHS)
+    plotting.heatmap(ax, heat, title=title, signed=False, limit=1.0, colorbar=False, **labels)
+    for i, shares in enumerate(heat):
+        for j, share in enumerate(shares):
+            color = "white" if share > 0.6 else plotting.INK
+            ax.text(j, i, f"{100 * share:.0f}", ha="center", va="center", color=color, fontsize=13)
+    ax.axvline(ASKED.index(WINDOWS["short"][-1]) + 0.5, color=plotting.INK, linewidth=2)
+
+
+# %% tags=["figure"]
+fig, axes = plotting.figure(2, 4, size=(16, 8))
+for column, system in zip(axes.T, FOUR, strict=True):
+    for ax, run in zip(column, runs_of(system), strict=True):
+        draw_heat(ax, run, "as trained")
+_ = fig.supxlabel("length of the text in bytes; trained up to the line")
+_ = fig.supylabel("depth of the needle (1 is next to the question)")
+plotting.save(
+    fig,
+    "08a_needle",
+    "Eight heat maps of the percentage of digits right, two runs of each of four systems; rows for "
+    "five depths of the needle, columns for texts of 128 to 2,048 bytes, a line behind 256. LlaMa "
+    "is at 5 to 17 percent from 1,024 on, at every depth. Mamba-2, Jamba and Cheems keep 70 to 100 "
+    "percent at 2,048 where the needle is last, and have 9 to 36 where it is first.",
+)
+
+# %% tags=["guard"]
+at_2048 = {s: [(r["heat"]["as trained"][-1]) for r in runs_of(s)] for s in FOUR}
+for system in ("Mamba-2", "Jamba", "Cheems"):
+    for row in at_2048[system]:
+        assert row[-1] >= 0.7 and row[0] < 0.37
+far = torch.tensor([run["heat"]["as trained"][3:] for run in runs_of("LlaMa")])
+assert far.min() > 0.04 and far.max() < 0.175
+assert all(row[0] < 0.12 for row in at_2048["Cheems"])
+four_times = {s: [sum(r["heat"]["as trained"][3]) / len(DEPTHS) for r in runs_of(s)] for s in FOUR}
+every = [share for shares in four_times.values() for share in shares]
+print(f"at four times the trained length: {min(every):.2f} to {max(every):.2f} right")
+assert max(four_times["LlaMa"]) < 0.14 and min(every[2:]) > 0.4 and max(every) < 0.7505
+
+# %% [markdown]
+# - **Attention alone** is close to guessing from four times the trained length on, wherever the
+#   needle is.
+# - **With states**, the needle next to the question survives, even at eight times the length. Early
+#   needles are lost first.
+#
+# At four times the length, no run finds more than three quarters of the digits, on average over
+# depths. Have the states *forgotten* the early needle? Not necessarily: the state may still hold
+# it, and the reading may fail, as in section 2 of chapter 08.
+#
+# ## 4 · Two repairs without training
+#
+# Lab [04b](04b_longer_than_trained.ipynb) has two. A larger *base* slows the rotation down. A query
+# that grows with the logarithm of the tokens it sees keeps the softmax *sharper*.
+
+
+# %%
+def stretched(model, length, window, base=False, sharper=False):
+    """A copy for texts of a length beyond the window: slower rotations, sharper queries."""
+    model = copy.deepcopy(model)
+    for layer in model.modules():
+        if base and hasattr(layer, "rope_base"):
+            width = 64 // layer.n_heads if isinstance(layer, QCAttn) else 64  # of what is turned
+            layer.rope_base = ntk_base(length, width, layer.rope_base, max_positions=window)
+        if sharper and isinstance(layer, QCAttn):
+            scale = log_length_scale(torch.arange(length)[None], window)[..., None]
+            layer.q_proj.register_forward_hook(lambda _, __, q, scale=scale: q * scale)
+    return model
+
+
+# %% tags=["setup"]
+def heat_map(model, window, haystack, **remedies):
+    """Shares of digits right: a row for each length asked, a column for each depth."""
+    rows = []
+    for length in ASKED:
+        reader = stretched(model, length, window, **remedies) if length > window else model
+        rows.append([digits_right(reader, length, depth, haystack) for depth in DEPTHS])
+    return rows
+
+
+# %% [markdown]
+# At the trained length neither changes anything. Beyond it, each does:
+
+# %%
+model, ids = needle_model("Cheems", 0), needle(4, 512, 0.5, generator=seeded(5))[0]
+both = VARIANTS["both"]
+within = stretched(model, 256, 256, **both)(ids[:, :256])[0].double()
+check("both repairs at the trained length", within, model(ids[:, :256])[0].double())
+for name in ("base", "sharper", "both"):
+    beyond = stretched(model, 512, 256, **VARIANTS[name])(ids)[0]
+    _ = must_differ(f"{name}, twice the trained length", beyond, model(ids)[0], at_least=1e-4)
+
+# %% [markdown]
+# Our Mamba-2 has a convolution instead of a rotation, and no queries. Nothing can change there. In
+# Jamba, only the layer of attention can:
+
+# %%
+model = needle_model("Mamba-2", 0)
+after = stretched(model, 512, 256, **both)
+check("Mamba-2: both repairs change nothing", after(ids)[0].double(), model(ids)[0].double())
+model = needle_model("Jamba", 0)
+after = stretched(model, 512, 256, **both)
+x, places = torch.randn(1, 512, 64, generator=seeded(6)).float(), torch.arange(512)[None]
+changed = []
+for old, new in zip(model.blocks, after.blocks, strict=True):
+    moved = (old(x, places)[0] - new(x, places)[0]).abs().max()
+    assert moved > 1e-3 or moved < 1e-5
+    changed.append(old.letter if moved > 1e-3 else "·")
+print("Jamba, blocks whose output changes:", *changed)
+assert changed.count("A") == 1 and set(changed) == {"A", "·"}
+
+# %% tags=["figure"]
+fig, axes = plotting.figure(2, 3, size=(13, 8))
+for column, system in zip(axes.T, ("LlaMa", "Jamba", "Cheems"), strict=True):
+    for ax, run in zip(column, runs_of(system), strict=True):
+        draw_heat(ax, run, "both")
+_ = fig.supxlabel("with both repairs; length of the text in bytes; trained up to the line")
+_ = fig.supylabel("depth of the needle (1 is next to the question)")
+plotting.save(
+    fig,
+    "08a_repairs",
+    "Six heat maps as before, of LlaMa, Jamba and Cheems with both repairs. LlaMa has 12 to 61 "
+    "percent at 1,024; Jamba more than before at early depths; Cheems loses the last needle, 23 "
+    "and 30 percent at 1,024, where it had 100 and 95.",
+)
+
+# %%
+print("asked at 1,024 bytes, seeds 1 and 2: as trained -> with both repairs")
+change = {}
+for system in ("LlaMa", "Jamba", "Cheems"):
+    for name, at in (("first", slice(0, 1)), ("last", slice(4, 5)), ("all depths", slice(0, 5))):
+        shares = [[r["heat"][v][3][at] for v in ("as trained", "both")] for r in runs_of(system)]
+        change[system, name] = [[sum(cells) / len(cells) for cells in run] for run in shares]
+        told = (f"{a:.2f} -> {b:.2f}  " for a, b in change[system, name])
+        print(f"{system:6} needle {name:10}", *told)
+
+# %% tags=["guard"]
+assert all(b > a + 0.2 for a, b in change["LlaMa", "all depths"])
+assert all(b > a + 0.05 for a, b in change["Jamba", "all depths"] + change["Jamba", "first"])
+assert all(b < a - 0.6 for a, b in change["Cheems", "last"])
+assert all(b < a for a, b in change["Cheems", "all depths"])
+assert all(b < 0.18 for _, b in change["Cheems", "first"])
+assert [round(64 * (b - a)) for a, b in change["Jamba", "first"]] == [8, 15]
+assert all(r["heat"]["both"][3][1] > r["heat"]["as trained"][3][1] + 0.2 for r in runs_of("Cheems"))
+base_alone = [run["heat"]["base"][3][4] for run in runs_of("Cheems")]
+sharper_alone = [run["heat"]["sharper"][3][4] for run in runs_of("Cheems")]
+assert max(base_alone) < 0.32 and min(sharper_alone) > 0.9
+
+# %% [markdown]
+# - **LlaMa** goes from guessing to 0.37 and 0.53 of the digits.
+# - **Jamba** finds the first needle more often in both runs, by 8 and by 15 of 64 digits. The
+#   smaller gain is hardly more than noise. Only its attention changed, so whatever improves was
+#   attention's failure and not the states'.
+# - **Cheems** gets worse. It loses the very needle that it always found, the one next to the
+#   question. The base alone does that, and sharper queries alone don't. A needle at depth 0.25 is
+#   found more often in both runs, and the first one stays near guessing. The larger base slows the
+#   rotation of its *states* as well as its attention. Which of the two does the damage, we didn't
+#   test.
+#
+# ## 5 · Claimed and seen
+#
+# > "OTCE can recall information across 128K context length (our maximum extended sequence length),
+# > and has excellent performance on the Needle in a haystack evaluation." (OTCE Figure 10)
+#
+# - **Cannot be told at this scale.** OTCE was trained on 128K (§4.5), so the claim is about trained
+#   lengths. The paper doesn't say how far a model reaches beyond its training.
+#
+# ## Summary
+#
+# - At four times its training length, attention alone is close to guessing. Models with states lose
+#   the early needles first.
+# - A repair for one kind of layer can break another: read the heat map by depth, and not its mean.
+# - Two runs of each system, 64 digits per cell: only large differences count.

@@ -1,0 +1,308 @@
+# %% [markdown]
+# # 12a · Shards, replicas and a killed rank
+#
+# **Chapter 12 cut a text. Most training cuts the batch instead, and then the parameters. This lab
+# trains one model in both ways, kills a process, and picks up what is left.** You will be able to
+#
+# - weigh the losses of uneven shares, so that their mean is the loss of the batch;
+# - say what a rank holds, and what it holds for a moment, if parameters are sharded;
+# - continue a run after the death of a rank, on another number of processes.
+#
+# You need chapters 07 and 12.
+#
+# Sources: torch's `fully_shard`; Zhao and others, *PyTorch FSDP* (2023).
+
+# %% tags=["setup"]
+import inspect
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+import torch.nn.functional as F
+
+# %% tags=["setup"]
+from cheems_lab.checkpoint import newest_checkpoint
+from cheems_lab.processes import shard_model
+from cheems_lab.training import train
+from cheems_ref.budget import training_bytes
+from cheems_ref.config import preset
+from cheems_ref.model import CausalLM, ModelConfig
+from cheems_ref.train import TrainConfig
+from cheems_ref.verify import check, must_differ
+
+torch.set_default_dtype(torch.float64)
+torch.set_num_threads(1)
+
+# %% tags=["setup"]
+RANK = """
+import faulthandler, os, sys
+import torch, torch.distributed as dist
+import torch.nn.functional as F
+from cheems_lab.processes import shard_model
+from cheems_lab.training import train
+from cheems_ref.model import CausalLM, ModelConfig
+from cheems_ref.train import TrainConfig
+"""
+
+# %% tags=["setup"]
+RANK += """
+folder, rank, ranks = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+torch.set_default_dtype(torch.float64)
+torch.set_num_threads(1)
+store = dist.FileStore(f"{folder}/meeting", ranks)
+dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
+for _ in sys.stdin:  # a line for each task
+    faulthandler.dump_traceback_later(60, exit=True)
+    task = torch.load(f"{folder}/task.pt", weights_only=True)
+    exec(task["source"], globals())
+    torch.save(globals()[task["work"]](rank, **task["given"]), f"{folder}/{rank}.pt")
+    faulthandler.cancel_dump_traceback_later()
+    print(flush=True)
+"""
+
+
+# %% tags=["setup"]
+@cache
+def start_ranks(n=2):
+    """A folder, and n processes of one group that wait for tasks; they end with this notebook."""
+    folder, processes = TemporaryDirectory(), []
+    for rank in range(n):
+        command = [sys.executable, "-c", RANK, folder.name, str(rank), str(n)]
+        pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "RANK": str(rank)}
+        with Path(folder.name, f"{rank}.log").open("w") as log:
+            process = subprocess.Popen(command, env=environment, stderr=log, **pipes)
+        processes.append(process)
+    return folder, processes
+
+
+# %% tags=["setup"]
+def on_ranks(work, *helpers, **given):
+    """What work(rank, **given) returns on each of two ranks; work may call the helpers."""
+    folder, processes = start_ranks()
+    source = "\n\n".join(inspect.getsource(function) for function in (*helpers, work))
+    torch.save(dict(source=source, work=work.__name__, given=given), f"{folder.name}/task.pt")
+    for process in processes:
+        print(file=process.stdin, flush=True)
+    answers = [process.stdout.readline() for process in processes]
+    if "" in answers:
+        start_ranks.cache_clear()
+        for process in processes:
+            process.kill()
+        logs = [Path(folder.name, f"{rank}.log").read_text()[-800:] for rank in range(2)]
+        raise RuntimeError("the ranks failed:\n" + "\n".join(logs))
+    return [torch.load(f"{folder.name}/{rank}.pt", weights_only=True) for rank in range(2)]
+
+
+# %% tags=["setup"]
+def tiny():
+    """The same small model wherever it is made."""
+    torch.manual_seed(0)
+    sizes = dict(d_model=32, n_heads=4, d_state=8, d_ff=16, n_neurons=16, chunk_size=4)
+    return CausalLM(ModelConfig("SE × 2 + IE", position="conv", inner="ssd", **sizes))
+
+
+# %% tags=["versions", "nbval-ignore-output"]
+print("PyTorch version", torch.__version__.partition("+")[0])
+
+# %% [markdown]
+# ## 1 · Many rows
+#
+# Divide the rows of a batch among $N$ ranks, and only gradients travel. Let rank $i$ read $b_i$ of
+# $b$ rows, with mean loss $\ell_i$. What must the ranks average to get the gradient of the mean
+# loss over all rows? Not their own gradients, unless all shares are equal:
+#
+# $$\nabla \ell = \frac1N \sum_i \frac{N\,b_i}{b}\, \nabla \ell_i . \tag{12.8}$$
+#
+# So a rank multiplies its loss by $N b_i / b$, and the ranks average their gradients. (Our rows
+# have equally many targets. If not, count targets instead of rows.)
+
+
+# %%
+def gradient_of(model, losses):
+    """The gradient of a mean of losses, all parameters one after the other."""
+    model.zero_grad()
+    (sum(losses) / len(losses)).backward()
+    return torch.cat([p.grad.flatten() for p in model.parameters()])
+
+
+def mean_loss(model, ids):
+    logits, _ = model(ids[:, :-1], use_cache=False)
+    return F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
+
+
+# %%
+model, cut = tiny(), (3, 1, 1)
+ids = torch.randint(256, (5, 17), generator=torch.Generator().manual_seed(40))
+whole = gradient_of(model, [mean_loss(model, ids)])
+shares = ids.split(cut)
+weighted = [len(cut) * len(part) / len(ids) * mean_loss(model, part) for part in shares]
+check("shares of 3, 1 and 1 rows, weighted: one batch", gradient_of(model, weighted), whole)
+plain = [mean_loss(model, part) for part in shares]
+_ = must_differ("not weighted", gradient_of(model, plain), whole)
+
+# %% [markdown]
+# ## 2 · Replicas and shards
+#
+# What does each rank hold for an update? There are two answers.
+#
+# - **data**: a replica. All parameters, their gradients, and the two moments that AdamW keeps of
+#   each.
+# - **sharded**: some rows of every parameter, of its gradient and its moments. The ranks gather a
+#   block's parameters when the block runs, and a `reduce_scatter` sums the gradients and gives each
+#   rank its rows.
+#
+# Both are torch's `fully_shard`, on a grid of (replicas, parts): $(N, 1)$ for data and $(1, N)$ for
+# sharded. `shard_model` calls it for every block. We train on two ranks, both ways, and once on one
+# process. The ranks report losses, what they hold, and all parameters at the end.
+
+
+# %%
+def train_sharded(rank, way, ids, settings):
+    """Losses of a run, numbers that this rank holds, and all parameters at the end."""
+    model = tiny()
+    shard_model(model, way)
+    run = train(model, ids, TrainConfig(**settings), progress_bar=False)
+    held = sum(p.to_local().numel() for p in model.parameters())
+    moments = sum(state["exp_avg_sq"].to_local().numel() for state in run.optimizer.state.values())
+    whole = torch.cat([p.detach().full_tensor().flatten() for p in model.parameters()])
+    return dict(losses=run.losses, held=held, moments=moments, whole=whole)
+
+
+# %% [markdown]
+# Which numbers should agree to rounding, and which should halve? (`precision="float32"` only
+# switches autocast off. The numbers are float64, and AdamW's square roots amplify rounding in
+# parameters with small gradients: they get a tolerance of 1e-6.)
+
+# %%
+text = torch.randint(256, (600,), generator=torch.Generator().manual_seed(41))
+settings = dict(steps=6, batch_size=5, seq_len=16, precision="float32")
+alone = train(tiny(), text, TrainConfig(**settings), progress_bar=False)
+learnt = torch.cat([p.detach().flatten() for p in alone.model.parameters()])
+for way, share in (("data", 1), ("sharded", 2)):
+    ranks = on_ranks(train_sharded, tiny, way=way, ids=text, settings=settings)
+    print(f"{way}: of {len(learnt):,} parameters each rank holds", *(f["held"] for f in ranks))
+    for found in ranks:
+        assert found["held"] == found["moments"] == len(learnt) // share
+        check("  losses of 6 updates", torch.tensor(found["losses"]), torch.tensor(alone.losses))
+        check("  all parameters after them", found["whole"], learnt, tol=1e-6)
+
+# %% [markdown]
+# Five rows on two ranks are shares of 3 and 2, so (12.8) was at work. How often do the ranks talk
+# in a sharded pass, and what is whole while a block runs? torch's `CommDebugMode` counts
+# collectives, and hooks look at the parameters while each block runs forward.
+
+
+# %%
+def is_whole(part):
+    """Whether the parameters of a part are there as a whole."""
+    return not any(hasattr(p, "to_local") for p in part.parameters())
+
+
+# %%
+def talk(rank, ids):
+    """The collectives of one pass forward and back; parts that are whole while each block runs."""
+    from torch.distributed.tensor.debug import CommDebugMode
+
+    model, whole = tiny(), []
+    shard_model(model, "sharded")
+    parts = [model.embedding, *model.blocks]
+    for block in model.blocks:
+        block.layer.register_forward_hook(
+            lambda *_: whole.append([i for i, part in enumerate(parts) if is_whole(part)])
+        )
+    with CommDebugMode() as calls:
+        model(ids)[0].sum().backward()
+    counts = {str(name).rpartition(".")[2]: n for name, n in calls.get_comm_counts().items()}
+    return counts, whole
+
+
+# %%
+(counts, whole), _ = on_ranks(talk, tiny, is_whole, ids=torch.zeros(1, 9).long())
+units = len(tiny().blocks) + 1
+gathered, summed = counts["_allgather_base_"], counts["_reduce_scatter_base_"]
+print(f"{units} units: gathered {gathered} times, summed and cut {summed} times")
+print("whole while block 1, 2, … runs: the embedding (0) and blocks", *whole)
+assert (gathered, summed) == (2 * units, units)
+assert whole == [[0, i] for i in range(1, units)]
+
+# %% [markdown]
+# The seven units are six blocks, and everything outside them: the embedding, which is also the
+# matrix of the logits, and the last norm. Each unit is gathered once forward and once back. In the
+# forward pass the embedding stays whole, and of the blocks only the running one is.
+#
+# What does that do to memory? With parameters, gradients and two moments in float32, a rank holds
+# $16/N$ bytes per parameter, plus what is whole. `training_bytes` counts everything outside the
+# blocks and the largest block whole, with their gradients. Activations come on top. This is
+# arithmetic: we measured no memory.
+
+# %%
+print("ranks      ", *(f"{ranks:6}" for ranks in (1, 2, 4, 8, 16, 32, 64)))
+for name in ("cheems-320m", "cheems-1.3b"):
+    held = [training_bytes(preset(name), processes=n) / 1e9 for n in (1, 2, 4, 8, 16, 32, 64)]
+    print(f"{name:11}", *(f"{gigabytes:6.2f}" for gigabytes in held), "GB")
+    assert held == sorted(held, reverse=True) and held[0] > 4 * held[-1]
+
+# %% [markdown]
+# The columns stop halving: what is whole doesn't shrink.
+#
+# ## 3 · A killed rank
+#
+# When one process dies, the others can't go on: their next collective has a member missing. The
+# last checkpoint is all you have. Our two ranks save every 4 updates, and rank 1 dies after update
+# 6, in the middle of nowhere (`os._exit` runs no cleanup). What will be on disk?
+
+
+# %%
+def train_and_die(rank, folder, ids, settings):
+    """Train in a directory; rank 1 ends at once after update 6."""
+
+    def after_step(run):
+        if rank == 1 and run.step == 6:
+            os._exit(1)
+
+    model = tiny()
+    shard_model(model, "sharded")
+    options = dict(directory=folder, progress_bar=False, after_step=after_step)
+    train(model, ids, TrainConfig(**settings), **options)
+
+
+# %%
+text = torch.randint(256, (600,), generator=torch.Generator().manual_seed(42))
+settings = dict(steps=10, batch_size=5, seq_len=16, precision="float32", checkpoint_every=4)
+with TemporaryDirectory() as folder:
+    try:
+        on_ranks(train_and_die, tiny, folder=folder, ids=text, settings=settings)
+    except RuntimeError:
+        print("the ranks failed")
+    left = newest_checkpoint(folder)
+    print("left:", left.name, *sorted(path.name for path in left.iterdir()))
+    begun = []
+    options = dict(
+        directory=folder, progress_bar=False, at_start=lambda run: begun.append(run.step)
+    )
+    run = train(tiny(), text, TrainConfig(**settings), **options)
+    last = newest_checkpoint(folder)
+print("one process began after update", *begun, "and ended with", last.name)
+assert (left.name, last.name) == ("step-00000004", "step-00000010") and begun == [4]
+
+# %% [markdown]
+# One process picked up what two had written. Is it the same run? The checkpoint holds parameters,
+# moments, and the state of the generator that draws the windows, so it should be.
+
+# %%
+alone = train(tiny(), text, TrainConfig(**settings), progress_bar=False)
+losses = torch.tensor(run.losses), torch.tensor(alone.losses)
+check("begun by two ranks, ended by one: all losses = a run that was never stopped", *losses)
+for (name, p), want in zip(run.model.named_parameters(), alone.model.parameters(), strict=True):
+    assert (p - want).abs().max() < 1e-8, name
+print("and so are its parameters, to 1e-8")
+
+# %% [markdown]
+# The run repeated updates 5 and 6, and lost nothing else. In a terminal, start the command of
+# chapter 07 with `torchrun`, and `torchrun` ends the other ranks for you when one dies (the README
+# has the lines). With GPUs the ranks would talk through NCCL, which this course doesn't test.
