@@ -5,7 +5,7 @@
     code       shape            in the papers
     q          (b, t, h, p)     Q, rotated by its position
     k          (b, s, g, p)     K, rotated by its position
-    v          (b, s, h, p)     V, of the inner function f(x)
+    v          (b, s, h, p)     V, of the inner function f(x); "linear" has g heads here, too
     bias       (b, h, s)        log of the dynamic mask: 0 keeps a key, a negative number fades it
     allowed    (b, h, t, s)     the mask: causal, padding, and the keys that a dynamic mask drops
 
@@ -21,11 +21,11 @@ The two dynamic masks are added before the softmax, so that they receive a gradi
     ContentMask  a bias computed from the value of the key
 
 `QCAttn` takes any of them and is ordinary attention by default; `InnerFuncAttn` is `QCAttn` with
-an SSD for its values. Either takes either mask.
+an SSD for its values. Both accept both masks.
 `attention` is torch's fused operator, `naive_attention` the formula it is checked against.
 Notebook 05 runs the published listings and shows what each of them does.
 
-Wrong shapes, dtypes and sizes raise ValueError with the argument and the numbers (check.py). The
+Wrong shapes, dtypes and sizes raise ValueError, which names the argument (check.py). The
 layers check shapes but never inspect contents, which would synchronise with the device.
 Source: WM §3.2, B.3; Ch §3.2, A.3; the content mask follows the authors' later Doge models.
 """
@@ -164,7 +164,7 @@ def _attention(q, k, v, allowed, bias=None):
     if not grouped:
         k, v = (_one_per_head(x, h) for x in (k, v))
     q, k, v = (rearrange(x, "b l h p -> b h l p") for x in (q, k, v))
-    if bias is not None:  # 16 bits would round it away
+    if bias is not None:  # 16 bits would round a small bias away
         q, k, v = (x.to(torch.promote_types(dtype, torch.float32)) for x in (q, k, v))
         mask = bias[:, :, None].to(q.dtype).masked_fill(~mask, -torch.inf)
     options = dict(attn_mask=mask, is_causal=causal, enable_gqa=grouped)
@@ -181,7 +181,7 @@ class GateMask(nn.Module):
     architecture whose output changes when all positions are shifted. Gates start at 0.88.
 
     With hard=True a gate below 1/2 hides its position completely and a gate above 1/2 hides
-    nothing; gradients pass straight through the rounding.
+    nothing. The gradient is that of attention with the soft gates, dropped keys included.
 
     Args:
         n_heads: h.
@@ -227,8 +227,8 @@ class ContentMask(nn.Module):
     token can learn to hide itself from every later token.
 
     With top_k=n each query keeps the n allowed keys of largest bias and sees no others; of equal
-    biases it keeps the later key. Biases are rounded to float32 before they are compared, so equal
-    tokens of a float64 model tie although their last digits differ. In float32 they may not tie.
+    biases it keeps the later key. Equal tokens may get biases that differ by rounding: in float64,
+    rounding to float32 before the comparison hides that; in float32 nothing does.
     With top_k=1 the one weight is always 1, and queries, keys and biases receive no gradient.
 
     Args:
@@ -358,7 +358,7 @@ class QCAttn(nn.Module):
             self.inner = RetrievedValues(d_model, n_heads=n_heads, **sizes)
         else:
             check.choice(Inner, inner=inner)
-            from cheems_ref.ssd import SSD  # here, so that all else works without ssd.py
+            from cheems_ref.ssd import SSD  # here, so that this file works alone without it
 
             self.inner = SSD(d_model, n_heads=n_heads, d_state=d_state, rope_base=rope_base)
         self.inner_has_cache = "cache" in inspect.signature(self.inner.forward).parameters
@@ -429,7 +429,7 @@ class QCAttn(nn.Module):
         # and without a bias, and the gradient of attention with the bias and all keys.
         y = _attention(q, cache.k, cache.v, kept)
         y_soft = _attention(q, cache.k, cache.v, allowed, bias) if torch.is_grad_enabled() else y
-        return y_soft + (y - y_soft).detach()
+        return y.detach() + (y_soft - y_soft.detach())  # exactly y, in any dtype
 
 
 class RetrievedValues(nn.Module):

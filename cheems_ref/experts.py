@@ -15,7 +15,7 @@ The layers of one-neuron experts (PEER, CDMMoE, CDMoE) are in retrieval.py, and 
 from here as well. `route` is public on every layer with experts, for `expert_statistics`.
 Notebook 06 derives the layers.
 
-Wrong shapes, sizes or values raise ValueError with the argument and the numbers (check.py).
+Wrong shapes, sizes or values raise ValueError, which names the argument (check.py).
 Source: OTCE §3.2; Ch §3.3, A.4; WM §3.3, B.4.
 """
 

@@ -6,7 +6,7 @@ They take x (..., d) and return y (..., d). f is the inner width.
     gated MLP      (SiLU(x W) ∘ x V) W₂
     DGLU           (SiLU(x W) ∘ tanh(x V)) W₂        OTCE's expert, which has a second gate
 
-Wrong shapes or sizes raise ValueError with the argument and the numbers (check.py).
+Wrong shapes or sizes raise ValueError, which names the argument (check.py).
 """
 
 from typing import Literal

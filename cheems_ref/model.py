@@ -34,7 +34,7 @@ LayerCache = SSDCache | AttentionCache
 
 
 class ModelCache(NamedTuple):
-    """The memory of all tokens so far: a value, never changed in place.
+    """The memory of all tokens so far; immutable.
 
     layers: the cache of each layer, None for layers without one. n_tokens (b,): real tokens of each
     row so far, which is the position of its next token. pattern: the pattern of the model.
@@ -172,10 +172,9 @@ class CausalLM(nn.Module):
         *,
         max_new_tokens: int = 1,
     ) -> None:
-        """Raise now the ValueError that `forward`, or a later call while generating, would raise.
+        """Check the arguments of a call up front, and of those that generate max_new_tokens more.
 
-        With max_new_tokens, this includes the later calls that generate that many tokens. The last
-        new token is never read, so it needs no position.
+        The last new token is never read, so it needs no position.
         """
         check.token_ids(self.config.vocab_size, input_ids=input_ids)
         b, length = input_ids.shape
@@ -249,7 +248,7 @@ def sample(logits: Float[Tensor, "b v"], sampling: Sampling = DEFAULT) -> Int[Te
     if sampling.temperature == 0:
         return logits.argmax(dim=-1)
     wide = torch.promote_types(logits.dtype, torch.float32)
-    # Only differences of logits matter. With the largest at 0, no temperature makes them overflow.
+    # Only differences of logits matter. With the largest at 0, a tiny temperature gives -inf.
     ordered, ids = logits.to(wide).sort(dim=-1, descending=True, stable=True)
     ordered = (ordered - ordered[:, :1]) / max(sampling.temperature, torch.finfo(wide).tiny)
     ordered = ordered.softmax(dim=-1)

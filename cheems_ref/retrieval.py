@@ -14,7 +14,7 @@
 A routed MoE has a router matrix (d, e). Retrieval needs 2 r keys instead (`product_key_topk`), and
 evaluates the retrieved neurons without gathering their rows (`neurons`). Notebook 06 derives both.
 
-Wrong shapes, sizes or values raise ValueError with the argument and the numbers (check.py).
+Wrong shapes, sizes or values raise ValueError, which names the argument (check.py).
 Source: Ch §3.3, A.4; WM §3.3, B.4; He (2024), Mixture of A Million Experts.
 """
 
@@ -102,9 +102,9 @@ def _topk(scores, k):
     if n <= (64 if tokens == 1 else 32) or scores.dtype == torch.float64:
         values, indices = scores.sort(dim=-1, descending=True, stable=True)
         return values[..., :k], indices[..., :k]
-    # torch.topk breaks ties arbitrarily, so it gets distinct integers: order · n + (n - 1 - index),
-    # where `order` sorts like the score and is made from the bits of the float. All in place, since
-    # allocating memory takes as long as the arithmetic.
+    # torch.topk breaks ties arbitrarily, so it gets distinct integers: bits · n + (n - 1 - index),
+    # where `bits`, those of the float, sort like the score. All in place, since allocating memory
+    # takes as long as the arithmetic.
     wide = scores.detach().float().nan_to_num(math.inf, math.inf, -math.inf)  # NaN comes first
     bits = wide.add_(0.0).view(torch.int32)  # -0.0 becomes 0.0
     bits ^= (bits >> 31) & 0x7FFFFFFF  # as integers, negative floats are in reverse: flip 31 bits

@@ -30,20 +30,22 @@ causal mask, and 0 · NaN is NaN, so it also reaches earlier tokens: in its own 
 form, everywhere in the quadratic form. The layer replaces padding by zeros first.
 
 A step with a large dt |A| is a reset: exp(dt A) is 0, and the state before it is forgotten. Every
-form handles a reset of any size, but the kernel loses digits (see `ssd_kernel`).
+form handles a reset of any size, but the kernel loses digits (see `ssd_kernel`), and so does the
+chunked form on Apple's GPUs, which have no float64.
 
 With 16-bit x, B and C the sums are in float32, y is cast back, and the state stays float32. (The
 kernel multiplies in 16 bits and sums in float32; autocast chooses the dtype of the other forms'
 products.) Notebook 03 derives the forms, notebook 04 the sources of position.
 
-The functions raise ValueError for wrong shapes, dtypes and values, naming the argument, its axes
-and its numbers (check.py). The layer checks shapes only: it passes valid values to the forms.
+The functions raise ValueError for wrong shapes, dtypes and values; the message names the argument,
+what was expected and what came (check.py). The layer checks no values: those it makes are valid.
 
 Each torch form is written as a core, a function of (x, dt, A, B, C, state, chunk_size). Two
-decorators turn it into the public function. To take `ssd_chunked` elsewhere, copy the function
-without its decorators, `_pad` and CHUNKS_PER_BLOCK. Call it as ssd_chunked(x, dt, A, B, C, state,
-chunk_size), with all tensors in one dtype and at least one token, and add D x yourself. Triton and
-mamba-ssm are needed for `ssd_kernel` alone: kernels.py is imported on first use.
+decorators turn it into the public function, which has D and the options. To take `ssd_chunked`
+elsewhere, copy `_pad`, CHUNKS_PER_BLOCK and the function, minus its decorators. Call it as
+ssd_chunked(x, dt, A, B, C, state, chunk_size), with all tensors in one dtype and at least one
+token, and add D x yourself. Only the kernel needs Triton and mamba-ssm: kernels.py is imported on
+first use. WM and Ch are the two papers, OTCE their predecessor (README.md).
 
 Source: WM §2, App. A, B.2; Ch A.2; Dao and Gu (2024).
 """
@@ -73,8 +75,8 @@ Keys = Float[Tensor, "b l g n"]
 State = Float[Tensor, "b h p n"]
 Result = Values | tuple[Values, State]
 
-# Chunks that ssd_chunked computes at a time: few enough for the tensors between two matrix products
-# to stay in a core's cache, and for memory not to grow with the number of chunks.
+# Chunks that ssd_chunked computes at a time: with few heads the tensors between two matrix products
+# fit a core's cache, and without gradients their memory doesn't grow with the length.
 CHUNKS_PER_BLOCK = 16
 
 
@@ -223,7 +225,7 @@ def ssd_chunked(x, dt, A, B, C, state, chunk_size):
     changes the cost, never the result; l need not be a multiple of it.
 
     mamba-ssm's kernel and `ssd_minimal_discrete` do the same four steps, each for all chunks at
-    once, and the latter takes step 3 as a product with a (chunks + 1)² matrix. Here a block of a
+    once, and the latter computes step 3 as a product with a (chunks + 1)² matrix. Here a block of a
     few chunks goes through all four, so the cost is linear in the number of chunks.
 
     Source: WM Listing 3, whose step 3 as printed sums over the wrong axis; here it is a recurrence.
@@ -239,8 +241,8 @@ def ssd_chunked(x, dt, A, B, C, state, chunk_size):
     B, C = (rearrange(t, "b (c l) g n -> b c g l n", l=size) for t in (B, C))
     state = rearrange(state, "b (g i) p n -> b g n (i p)", g=g)
     # The log decay since the chunk began, in float64, because differences of it are taken. A step
-    # of -1e10 would leave no digits for its neighbours, so each step is clamped at -750; exp is 0
-    # there in every dtype.
+    # of -1e10 would cost its neighbours ten digits, so each step is clamped at -750; exp is 0 there
+    # in every dtype.
     log_decay = (dt.to(exact) * rearrange(A, "(g i) -> g i 1", g=g)).clamp(min=-750).cumsum(-1)
     from_start = log_decay.exp().to(x.dtype)
     to_end = (log_decay[..., -1:] - log_decay).exp().to(x.dtype)
@@ -359,9 +361,9 @@ def ssd(
 ) -> Result:
     """Compute SSD by the form that `backend` names: recurrent, quadratic, chunked or kernel.
 
-    "auto" takes the kernel on a GPU (never for float64) and the chunked form elsewhere. Under
-    torch.no_grad(), "auto" and "kernel" compute a single token by `ssd_step`. A backend given by
-    name is used, or the call raises.
+    "auto" takes the kernel on a GPU (never for float64) and elsewhere the chunked form, or for a
+    single token the recurrence. Under torch.no_grad(), "auto" and "kernel" compute a single token
+    by `ssd_step`. A backend given by name is used, or the call raises.
 
     Arguments and result as in `ssd_recurrent`; TypeError and RuntimeError as in `ssd_kernel`.
 
@@ -399,13 +401,13 @@ class SSDCache(NamedTuple):
 
 
 class SSD(nn.Module):
-    """The SSD layer: x, B, C and dt are linear in the input, one A and one D per head.
+    """The SSD layer: x, B and C are projections of the input, dt is a softplus of one.
 
     The option `position` selects how the order of the tokens enters:
 
-    * "rope": B and C are rotated by the angles of their positions, so that C_t·B_s depends on the
-      distance t - s, with 32 frequencies for n = 64;
-    * "conv": each channel of x, B and C is mixed over its last d_conv tokens first;
+    * "rope": B and C are rotated by the angles of their positions, so C_t·B_s depends on positions
+      only through t - s, with 32 frequencies for n = 64;
+    * "conv": each channel of x, B and C is mixed over its last d_conv tokens first, then SiLU;
     * "decay": by the decay alone, which tells near from far and nothing else.
 
     The decay is part of all three. -A starts uniform in (1, 16), dt log-uniform in [1e-3, 1e-1], as
@@ -493,9 +495,9 @@ class SSD(nn.Module):
 
         Args:
             x: tokens.
-            position_ids: int64 or int32, ≥ 0: they count the real tokens of a row and continue
-                where the cache ends. Their values at padding do not matter; "conv" and "decay" know
-                positions by the order of the tokens and ignore the values.
+            position_ids: int64 or int32, ≥ 0: the index of each token among the real tokens of its
+                row, continued from the cache. Entries at padding are ignored; "conv" and "decay"
+                ignore them all and go by the order of the tokens.
             padding_mask: True for real tokens; None for all. Padding leaves the state alone,
                 wherever it is.
             cache: the one returned by the previous call; None at the start of the sequence.
@@ -562,18 +564,18 @@ def _zero_state(x, B):
     return x.new_zeros(x.shape[0], *x.shape[2:], B.shape[-1], dtype=wide)
 
 
-def _check(x, dt, A, B, C, D=None, *, tokens="b l", chunk_size=1, **state):
+def _check(x, dt, A, B, C, D=None, *, tokens="b l", chunk_size=1, **states):
     """Validate the arguments of a form; semiseparable_matrix has no x and passes None."""
     like_x = B.dtype if x is None else x.dtype
     check.floating(x=x, B=B)
     shapes = dict(x=(x, f"{tokens} h p"), dt=(dt, f"{tokens} h"), A=(A, "h"))
     shapes |= dict(B=(B, f"{tokens} g n"), C=(C, f"{tokens} g n"), D=(D, "h"))
-    check.shapes(**shapes, **{name: (t, "b h p n") for name, t in state.items()})
+    check.shapes(**shapes, **{name: (t, "b h p n") for name, t in states.items()})
     check.multiple(h=A.shape[0], g=B.shape[-2])
     check.sizes(p=None if x is None else x.shape[-1], n=B.shape[-1], chunk_size=chunk_size)
     wide = torch.promote_types(like_x, torch.float32)
     check.dtypes([like_x], B=B, C=C)
     check.dtypes([like_x, wide], dt=dt, A=A, D=D)
-    check.dtypes([wide], **state)
+    check.dtypes([wide], **states)
     check.entries("(-inf, 0]", A=A)
     check.entries("[0, inf)", dt=dt)

@@ -310,7 +310,7 @@ plotting.save(
 # | 08 Associative recall | What can attention recall that a state can't? | 07 |
 # | 09 Ablations | Which part helps, and how sure are we? | 07, 08 |
 # | 10 Where the bytes go | Why is a fast algorithm sometimes slow? | 07, 09 |
-# | 11 Every claim, settled | Which of the papers' claims hold? | 01–07 |
+# | 11 What became of the claims | Which of the papers' claims hold? | 01–07 |
 # | 12 One text, several processes | How do several processes read one text? | 03, 07 |
 #
 # In a hurry to see a working Cheems? Read 03 to 07, and skip *As printed*. If you came for state

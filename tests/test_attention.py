@@ -25,6 +25,21 @@ def tokens(length=7, seed=1, dtype=torch.float64):
     return normal(2, length, 16, seed=seed, dtype=dtype)
 
 
+# --- rounded gates ----------------------------------------------------------------------------
+
+
+def test_rounded_gates_give_the_same_values_with_and_without_a_gradient():
+    """In sixteen bits, too, where y_soft + (y - y_soft) is not y."""
+    torch.manual_seed(0)
+    gates = dict(mask="gate", max_positions=9, hard=True)
+    layer = attention.InnerFuncAttn(16, n_heads=2, inner="linear", **gates).bfloat16()
+    torch.nn.init.normal_(layer.mask.logit, std=3.0)
+    x, positions = tokens(dtype=torch.bfloat16), torch.arange(7).expand(2, -1)
+    with torch.no_grad():
+        y = layer(x, positions)[0]
+    assert torch.equal(layer(x, positions)[0], y)
+
+
 # --- the formula ------------------------------------------------------------------------------
 
 

@@ -44,7 +44,7 @@ MISTAKES = mistakes([
     (is_defined, "linear, three keys, g = 2", {
         "future keys take places": [(SEEN, ".expand(-1, -1, allowed.shape[-2], -1).flip(-1)")]}),
     (is_defined, "linear, rounded gate, g = 2", {
-        "rounded gates learn nothing": [("return y_soft + (y - y_soft).detach()", "return y")],
+        "rounded gates learn nothing": [("y.detach() + (y_soft - y_soft.detach())", "y")],
         "shut gates leave a token everything": [
             ("else _own_if_empty(kept)",
              "else kept | (allowed & ~kept.any(dim=-1, keepdim=True))")]}),
