@@ -9,7 +9,7 @@
 # - say which part of a state layer attention needs in a task of recall;
 # - check that a model with a cache computes the same as one without.
 #
-# You need chapters 03 to 06, without their sections *As printed*.
+# You need chapters 03 to 06.
 #
 # Sources: *Wonderful Matrices* (WM) §3.4, Table 7, App. C.2; *Cheems* (Ch) §3.4; Shi et al.,
 # *OTCE: Hybrid SSM and Attention with Cross Domain Mixture of Experts to construct

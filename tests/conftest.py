@@ -1,5 +1,6 @@
 import os
 import signal
+import sys
 
 import jaxtyping
 import pytest
@@ -41,11 +42,16 @@ def one_thread_per_worker():
 
 @pytest.fixture
 def torch_as_before():
-    """Sets back what a notebook sets for torch."""
+    """Sets back what a notebook sets for torch, and the modules that it hides."""
     dtype, threads = torch.get_default_dtype(), torch.get_num_threads()
+    modules = dict(sys.modules)
     yield
     torch.set_default_dtype(dtype)
     torch.set_num_threads(threads)
+    for name in [name for name, module in sys.modules.items() if module is None]:
+        del sys.modules[name]
+        if name in modules:
+            sys.modules[name] = modules[name]
 
 
 @pytest.fixture
