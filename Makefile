@@ -21,7 +21,7 @@ PAGES := $(wildcard README.md CONTRIBUTING.md LICENSE notebooks/* cheems_ref/*.*
 PORT ?= 8000
 
 .DEFAULT_GOAL := help
-.PHONY: help course test mutants test-hub lab book slides serve student test-book bench gpu clean
+.PHONY: help course test mutants lab book slides serve student test-book bench gpu clean
 
 help:  ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -41,10 +41,6 @@ test: $(READY)  ## check the style, run the tests, and run changed notebooks aga
 
 mutants: $(READY)  ## make small mistakes in every lesson, which the tests must catch (hours; MODULES=rope)
 	$(BIN)/python tests/mutate.py $(MODULES)
-
-test-hub: $(READY)  ## run transformers' own tests on our models there (2 minutes; downloads its source)
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e .[borrowed]
-	$(BIN)/python tests/borrowed/run.py
 
 student: $(READY)  ## make the student edition and the instructor's copy, in build/
 	$(BIN)/python book/student.py

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from build import ROOT, read_source
-from minutes import EXERCISE, GRADE, Section, sections, sittings, total
+from minutes import EXERCISE, GRADE, Section, sections, total
 from nbformat import NotebookNode
 
 NOTEBOOKS, GUIDE = ROOT / "notebooks", ROOT / "book" / "guide"
@@ -170,17 +170,16 @@ def filled_syllabus(text: str) -> str:
 
 def filled_page(chapter: str, text: str, syllabus: str) -> str:
     """The page of a chapter with its minutes, links and weeks."""
-    parts, board, plan = parts_of(chapter), [], sittings(parts_of(chapter))
-    at = {part.title: minute for sitting in plan
-          for part, minute in zip(sitting, accumulate([0, *(p.teach for p in sitting)]),
-                                  strict=False)}  # fmt: skip
+    parts, board = parts_of(chapter), []
+    at = dict(
+        zip((p.title for p in parts), accumulate([0, *(p.teach for p in parts)]), strict=False)
+    )
     for *_, title, words in rows(text, BOARD):
         part = parts[named(parts, title)]
         board.append([str(at[title]), str(part.teach), link(chapter, title, title), words])
-    text, later = with_rows(text, BOARD, board), [sitting[0].title for sitting in plan[1:]]
-    cut = f", in {len(plan)} sittings; cut before *{'* and *'.join(later)}*" if later else ""
+    text = with_rows(text, BOARD, board)
     teach, alone = total(parts)
-    time = f"**Time.** About {teach} minutes to teach{cut}. A student alone: about {alone}."
+    time = f"**Time.** About {teach} minutes to teach. A student alone: about {alone}."
     return with_exercises(chapter, TIME.sub(time, text, count=1), weeks(syllabus))
 
 

@@ -13,7 +13,6 @@ within a quarter of the count, all within about a third.
 """
 
 import argparse
-import math
 import re
 import sys
 from pathlib import Path
@@ -22,7 +21,7 @@ from typing import NamedTuple
 from build import ROOT, read_source
 from nbformat import NotebookNode
 
-SITTING = 90  # minutes that a class sits at the most
+SITTING = 90  # minutes: a lecture, which no chapter exceeds
 ITEMS = ("words", "lines", "equations", "figures")
 PER_MINUTE = {  # how many of each item one minute holds
     "to teach": dict(words=120, lines=12, equations=4, figures=0.5),
@@ -87,22 +86,6 @@ def timed(title: str, cells: list[NotebookNode]) -> Section:
 def total(parts: list[Section]) -> tuple[int, int]:
     """To teach and alone, rounded to five minutes."""
     return tuple(5 * round(sum(part[i] for part in parts) / 5) for i in (1, 2))
-
-
-def sittings(parts: list[Section]) -> list[list[Section]]:
-    """The sections of each sitting: as few sittings as hold them all, as even as can be."""
-    taught = [part for part in parts if part.teach]
-    number = max(1, math.ceil(sum(part.teach for part in taught) / SITTING))
-    for limit in range(max(part.teach for part in taught), 10_000):
-        packed, left = [[]], limit
-        for part in taught:
-            if part.teach > left:
-                packed.append([])
-                left = limit
-            packed[-1].append(part)
-            left -= part.teach
-        if len(packed) <= number:
-            return packed
 
 
 def readme_with_minutes(text: str, folder: Path) -> str:

@@ -159,7 +159,7 @@ def places(source: str, fragment: str) -> list[tuple[int, int, dict[str, str]]]:
         end = name.end()
     pattern = re.compile(pattern + re.escape(fragment[end:]))
     found = []
-    for start, stop, own in _functions(source):
+    for start, stop, own in functions(source):
         for match in pattern.finditer(source, start, stop):
             names = dict(zip(seen, match.groups(), strict=True))
             renamed = {old: new for old, new in names.items() if old != new}
@@ -169,7 +169,7 @@ def places(source: str, fragment: str) -> list[tuple[int, int, dict[str, str]]]:
 
 
 @functools.lru_cache(maxsize=64)
-def _functions(source):
+def functions(source):
     """Start, end and local variables of every function that is in no other function."""
     starts = [0, *(m.end() for m in re.finditer("\n", source))]
     tree = ast.parse(source)

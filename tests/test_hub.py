@@ -1,7 +1,4 @@
-"""The wrapper for `transformers`: the package's own numbers, the library's conveniences.
-
-The library's own tests of every model are in borrowed/: `make test-hub`.
-"""
+"""The wrapper for `transformers`: the package's own numbers, the library's conveniences."""
 
 import copy
 import itertools
