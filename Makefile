@@ -30,7 +30,8 @@ course: $(READY)  ## run every notebook and redraw every figure
 	$(BIN)/python book/build.py
 	@echo "Chapter 07 trained a small Cheems; what it wrote is in runs/chapter_07/written.txt."
 
-# ALL=1 adds unchanged notebooks and slow programs, as CI does. TYPES=1 checks what the packages' signatures say at every call.
+# ALL=1 adds unchanged notebooks and slow programs, as CI does.
+# TYPES=1 checks what the packages' signatures say at every call.
 TYPE_CHECKS := --jaxtyping-packages=cheems_ref,cheems_lab,beartype.beartype
 TEST_OPTIONS := $(if $(ALL),--all) $(if $(TYPES),$(TYPE_CHECKS))
 

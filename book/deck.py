@@ -233,7 +233,8 @@ def without_checks(source: str) -> str:
 def narrowed(source: str, columns: int) -> str:
     """The same statements in shorter lines."""
     command = [sys.executable, "-m", "ruff", "format", "--line-length", str(columns), "-"]
-    return subprocess.run(command, input=source, capture_output=True, text=True).stdout
+    done = subprocess.run(command, input=source, capture_output=True, text=True, check=True)
+    return done.stdout
 
 
 def within(text: str, limits: tuple[int, int]) -> bool:
@@ -305,7 +306,9 @@ class Chapter:
                 del self.deck.columns[-1]
         if self.tasks:
             tasks = Part("list", "\n".join(f"- {task}" for task in self.tasks))
-            self.deck.columns[-1][1][-1].parts.append(tasks)
+            homework = self.deck.columns[-1][1][-1]
+            homework.kind = "exercise"  # which leaves the list more room than a section's title
+            homework.parts.append(tasks)
         self.notes, self.paragraph, self.tasks = [], "", []
 
     def read_block(self, part: Part) -> None:

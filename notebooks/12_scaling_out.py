@@ -306,7 +306,7 @@ for name, rule in RULES.items():
 # state along every key they see, so $M - cI$ has rank 6 after 6 tokens, and can reach $n$. Beside
 # the $pn$ numbers of $W$ a head sends:
 #
-# | rule | $M_i$ | numbers of $M_i$ | at $p = n = 128$, a pair is |
+# | rule | its matrix $M_i$ | numbers of $M_i$ | at $p = n = 128$, a pair is |
 # |---|---|---|---|
 # | linear attention | $I$ | 0 | 1 × $pn$ |
 # | Mamba-2, SSD | $a_i I$ | 1 | 1 × $pn$, and one |

@@ -16,7 +16,7 @@ from nbformat import NotebookNode
 
 NOTEBOOKS = Path(__file__).resolve().parent.parent / "notebooks"
 LONGEST = 30  # lines of a cell
-SHORT = 15  # lines of most cells that are not folded: all but one in sixteen
+SHORT = 15  # lines of most cells: all but one in eight
 DRAWING = 8  # lines of a figure, beside the call that saves it with its alt text
 UNDOCUMENTED = 5  # lines of a function's body that go without a docstring
 DEFINITIONS = (ast.FunctionDef, ast.ClassDef)

@@ -125,6 +125,7 @@ def keeps_solutions_to_itself(notebook: NotebookNode, chapter: Deck) -> list[str
     exercises = [cell for cell in notebook.cells if "exercise" in tags(cell)]
     written = squeezed("".join(shown(chapter, "code") + shown(chapter, "output")))
     solutions = [s for cell in exercises for s in solution.findall(cell.source)]
+    solutions += ["BEGIN SOLUTION", "END SOLUTION"]
     complaints = [f"a solution is on a slide: {s}" for s in solutions if squeezed(s) in written]
     asked = re.findall(r"^- \*\*\d · ", "\n".join(shown(chapter, "list")), re.MULTILINE)
     wanted = f"{len(exercises)} exercises, and {len(asked)} on slides"
@@ -138,8 +139,10 @@ def is_legible(notebook: NotebookNode, chapter: Deck) -> list[str]:
         parts, size = sized.slide.parts, sized.text_size
         code = [part.source for part in parts if part.kind == "code"]
         formulas = [fit.maths_size(part.source, size) for part in parts if part.kind == "math"]
+        printed = [part for part in parts if part.kind in ("output", "sample")]
+        sizes = [fit.printed_size(part.source, sized.code_size) for part in printed]
         small = size < 20 or (code and sized.code_size < 28) or min(formulas, default=17) < 17
-        if small or any(source.count("\n") > 12 for source in code):
+        if small or min(sizes, default=18) < 18 or any(len(s.splitlines()) > 12 for s in code):
             complaints.append(f"type of {size} and {sized.code_size} under {sized.slide.head}")
     return complaints
 
