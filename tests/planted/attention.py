@@ -25,7 +25,7 @@ MISTAKES = mistakes([
             ("scores.masked_fill(~allowed, -torch.inf).softmax(dim=-1)",
              "scores.softmax(dim=-1).masked_fill(~allowed, 0)")],
         "tiled groups": [("-> b s (g r) p", "-> b s (r g) p")],
-        "not causal by itself": [("causal = t > 1  #", "causal = False  #")]}),
+        "not causal by itself": [("t > 1", "False")]}),
     (copies_no_groups, {
         "keys copied to every head": [("grouped = k.shape", "grouped = False and k.shape")]}),
     (bias_is_held, {
