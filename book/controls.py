@@ -248,7 +248,7 @@ def rows_at_their_rates(run_all, with_position):
     }
 
 
-# Chapter 06, section 10. The question: what do experts share under a trained router?
+# Lab 06a. The question: what do experts share under a trained router?
 KINSHIP_PREDICTION = """
 Kinship is below 0.03 without training and above 0.08 after 300 updates on every one of five seeds.
 Split at random instead of into letters and digits, the same trained model has a kinship within 0.02
@@ -284,7 +284,7 @@ def kinship_run(job, byte_model, train_on_bytes, fires_for):
 
 
 def kin(run_all):
-    """Chapter 06: kinship before and after training, and when the split is random."""
+    """Lab 06a: kinship before and after training, and when the split is random."""
     jobs = [dict(steps=steps, seed=seed) for steps in (0, 300, 1500) for seed in SEEDS]
     return {
         "prediction": " ".join(KINSHIP_PREDICTION.split()),

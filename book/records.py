@@ -36,7 +36,7 @@ ROOT = Path(__file__).parents[1]
 RECORDS = ROOT / "figures" / "records"
 CHAPTER_5 = "05_inner_function_attention"
 LOOK_BACK = ("look_back_model", "look_back_batch", "train_to_look_back")  # of chapter 04
-CHAPTER_6 = "06_cross_domain_experts"
+LAB_6A = "labs/06a_who_fires_for_what"
 CHAPTER_7 = "07_cheems_language_model"
 CHAPTER_8 = "08_associative_recall"
 LAB_8A = "labs/08a_needle"
@@ -284,7 +284,7 @@ def masks():
 def fires():
     """Which experts a trained byte model asks for which character."""
     names = ("byte_model", "train_on_bytes", "fires_for")
-    _, train, fires_for = from_notebook("06_cross_domain_experts", *names)
+    _, train, fires_for = from_notebook(LAB_6A, *names)
     _, model = train(1500)
     characters = " etaoinshrdlu0123456789.,:()"
     share = fires_for(model, characters)
@@ -698,7 +698,7 @@ def learned_recall(notebook, names, job):
 def kinship():
     """What experts share under a trained router."""
     names = "byte_model", "train_on_bytes", "fires_for"
-    run = functools.partial(taken, controls.kinship_run, CHAPTER_6, names)
+    run = functools.partial(taken, controls.kinship_run, LAB_6A, names)
     return controls.kin(functools.partial(resumed, "06_kinship", run=run))
 
 

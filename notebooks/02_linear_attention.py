@@ -25,7 +25,6 @@ import torch.nn.functional as F
 from torch import einsum
 
 from cheems_ref import plotting
-from cheems_ref.budget import cache_bytes
 from cheems_ref.config import expand_pattern, preset
 from cheems_ref.linear_attention import (
     RULES,
@@ -35,7 +34,7 @@ from cheems_ref.linear_attention import (
     linear_attention,
 )
 from cheems_ref.ssd import ssd_recurrent
-from cheems_ref.verify import check, check_gradients, must_differ
+from cheems_ref.verify import check, must_differ
 
 torch.set_default_dtype(torch.float64)  # derivations first; float32 is for speed
 torch.set_num_threads(1)  # tensors as small as these gain nothing from threads
@@ -99,7 +98,8 @@ plotting.save(
 )
 
 # %% [markdown]
-# A key returns 0.6 of an old value that isn't its own. Now we write a new value under this key.
+# Read with this key, the state returns 0.6 of a value that was stored under another key. Now we
+# write a new value under it.
 # Linear attention simply adds it. Mamba-2 lets everything fade first. The delta rule looks up what
 # the key returns, and removes exactly that. Most of this chapter is in this picture.
 #
@@ -127,8 +127,9 @@ check("attention, written out = PyTorch's", shares @ v, built_in)
 # > "Linear attention is identical to standard attention, but drops the softmax" — L22, "Linear
 # > Attention"
 #
-# With one token per row of $Q$, $K$, $V$ and $O$, and with $M$ the causal mask of ones and zeros
-# (in this chapter), and without the $1/\sqrt n$, which only the softmax needed,
+# Put one token in each row of $Q$, $K$, $V$ and $O$. Let $M$ be the causal mask of ones and zeros
+# (chapter 03 uses the letter for something else). The $1/\sqrt n$ was there for the softmax, so it
+# goes, too:
 #
 # $$o_t = \sum_{s \le t} (q_t \cdot k_s)\; v_s, \qquad O = (QK^\top \circ M)\,V. \tag{2.2}$$
 
@@ -175,20 +176,20 @@ check("equal values: attention returns them", shares @ ones, ones)
 _ = must_differ("equal values: linear attention does not", (q @ k.T).tril() @ ones, ones)
 
 # %% [markdown]
-# Second, the softmax was doing something a state can't do. All that the second half of a text
-# learns about the first has to pass through the state. The block of scores between the halves is a
+# Second, the softmax was doing something a state can't do. Everything the second half of a text
+# learns about the first must pass through the state. The block of scores between the halves is a
 # product of matrices of width $n$, so its rank is at most $n$. Take the exponential, and the block
 # generally has full rank, however large it is. No state of fixed width reproduces that exactly.
 
-# %%
+# %% tags=["aside"]
 block = q[12:] @ k[:12].T  # later queries, earlier keys
 before, after = torch.linalg.matrix_rank(block), torch.linalg.matrix_rank(block.exp())
 print(f"rank of the 12 × 12 scores: {before};  of their exponentials: {after}")
 assert before == n and after == 12
 
 # %% [markdown]
-# And what did we get? A cache of $l\,(n + p)$ numbers per head became a state of $n\,p$. With $n =
-# p = 128$, they are equal at 64 tokens. At 262,144 tokens the cache is 4,096 times larger.
+# And what did we get? The cache had $l\,(n + p)$ numbers per head, and the state has $n\,p$. With
+# $n = p = 128$, they are equal at 64 tokens. At 262,144 tokens the cache is 4,096 times larger.
 #
 # ## 2 · A memory of key–value pairs
 #
@@ -279,7 +280,8 @@ plotting.save(
 # some combination of them is zero: $\sum_i a_i k_i = 0$. Then, whatever $S$ is and however it was
 # written, $\sum_i a_i\,(S k_i) = S \sum_i a_i k_i = 0$. Arbitrary values don't have $\sum_i a_i v_i
 # = 0$, so some answer must be wrong. That is true of any matrix, so it's true of what each of the
-# five rules has stored. Here are nine keys in eight dimensions:
+# five rules has stored. Here are nine keys in eight dimensions (with $\alpha = 0.97$ and $\beta =
+# 1$, where a rule has them):
 
 
 # %% tags=["setup"]
@@ -296,7 +298,7 @@ def store(name, k, v, g=G, beta=1.0):
 
 # %%
 keys, values = unit(1, 9, 8, seed=100), random(1, 9, 3, seed=101)
-a = torch.linalg.svd(keys[0].T).Vh[-1]  # Σ a_i k_i = 0
+a = torch.linalg.svd(keys[0].T).Vh[-1]  # the last right singular vector: Σ a_i k_i = 0
 for name in RULES:
     S = store(name, keys, values)[0]
     check(f"{name}: Σ a_i (S k_i) = 0", a @ (keys[0] @ S.T), torch.zeros(3), atol=1e-10)
@@ -304,7 +306,7 @@ _ = must_differ("Σ a_i v_i", a @ values[0], torch.zeros(3), at_least=0.1)
 
 # %% [markdown]
 # The word *arbitrary* matters. If the values are themselves a linear function of the keys, $v =
-# Wk$, then $S = W$ answers all of them. Let the delta rule, which we're about to meet, read 40 such
+# Wk$, then $S = W$ answers all of them. Let the delta rule (section 5) read 40 such
 # pairs over and over:
 
 # %% tags=["aside"]
@@ -320,9 +322,9 @@ check("40 pairs in 8 dimensions, values linear in the keys", S, W)
 #
 # $$S_t = \alpha_t\,S_{t-1} + v_t\,k_t^\top. \tag{2.6}$$
 #
-# By the time token $t$ reads it, whatever token $s$ wrote has decayed $\delta = t - s$ times. We
-# call $\delta$ its age. With a constant $\alpha$ the signal is $\alpha^\delta$, and half of it is
-# left after $\log\frac12 / \log\alpha$ tokens, the half-life:
+# The code takes $g_t = \log\alpha_t$. By the time token $t$ reads it, whatever token $s$ wrote has
+# decayed $\delta = t - s$ times. We call $\delta$ its age. With a constant $\alpha$ the signal is
+# $\alpha^\delta$, and half of it is left after $\log\frac12 / \log\alpha$ tokens, the half-life:
 
 # %%
 half_life = 12
@@ -335,9 +337,9 @@ check("read at once: all of it", o[0], value[0])
 check("after one half-life: half of it", o[half_life], value[0] / 2)
 
 # %% [markdown]
-# You lose old values. What do you get for them? For recent values, the noise loses more than the
-# signal. The squared weights of all other tokens now form a geometric series, and its sum is finite
-# however long the text is:
+# You lose old values. What do you get for them? For recent values, decay cuts the noise more than
+# it cuts the signal. The squared weights of all other tokens now form a geometric series, and its
+# sum is finite however long the text is:
 #
 # $$\text{signal} = \alpha^\delta, \qquad \text{mean square of the noise} \;\le\;
 #   \frac{1}{n\,(1 - \alpha^2)}. \tag{2.7}$$
@@ -356,8 +358,9 @@ for name, alpha in (("no decay", 1.0), ("half-life 8", 0.5 ** (1 / 8))):
     assert noise.square().mean().sqrt() < 1.02 * bound
 
 # %% [markdown]
-# After 512 writes in 64 dimensions, a state without decay has buried every value in noise. With a
-# half-life of 8 the last value stands out three to one, and the value of 100 tokens ago is gone.
+# After 512 writes in 64 dimensions, a state without decay returns noise almost three times as loud
+# as any value, in every component. With a half-life of 8 the last value stands out three to one,
+# and the value from 100 tokens ago is gone.
 # Mamba-2 lets every token choose its own $\alpha_t$ and gives different heads different ranges.
 #
 # But decay is blunt. It fades everything alike, valid or not. And it never *corrects* anything.
@@ -388,7 +391,7 @@ slope = torch.func.grad(lambda S: (S @ key - value).square().sum() / 2)(S)
 check("gradient of the loss = error times key", slope, torch.outer(S @ key - value, key))
 _ = must_differ("error with the wrong sign", torch.outer(value - S @ key, key), slope)
 by_row = S @ (torch.eye(n) - beta * torch.outer(key, key)) + beta * torch.outer(value, key)
-check("gradient step = the lecture's row", S - beta * slope, by_row)
+check("gradient step = the right side of 2.9", S - beta * slope, by_row)
 
 # %% [markdown]
 # **By hand**, with $\beta = 1$. The first write is as before. At $k_1$ the state returns $(0.6,
@@ -409,15 +412,8 @@ _ = must_differ("kkᵀ on the left of S", on_left @ TWO_KEYS[1], TWO_VALUES[1], 
 # %% [markdown]
 # Now $k_1$ returns exactly its value. But $k_0$ pays the price: it now returns $0.64\,v_0$ plus
 # $0.6\,v_1$. A step along one key disturbs everything stored under keys that aren't orthogonal to
-# it. And the cat?
-
-# %% tags=["aside"]
-cat, kitchen, garden = unit(4, seed=9), random(3, seed=10), random(3, seed=11)
-keys, places = cat.expand(2, -1), torch.stack([kitchen, garden])
-o = delta_rule(*heads(keys, keys, places, torch.ones(2)))[0, :, 0]
-check("the cat, after both sentences: in the garden", o[1], garden)
-
-# %% [markdown]
+# it.
+#
 # Linear attention, by the way, is a gradient step too, on the loss $-v \cdot S k$. That loss wants
 # the answer as far along $v$ as possible. It has no minimum, and so linear attention never stops
 # adding.
@@ -479,7 +475,7 @@ check("Longhorn, by hand", S_two @ TWO_KEYS.T, torch.tensor([[0.41, 0.15], [0.3,
 # %% [markdown]
 # ## 7 · Fade, then correct: Gated DeltaNet
 #
-# The delta rule clears a key completely only when that key comes back. Decay clears
+# One write of the delta rule clears only what is stored along its own key. Decay clears
 # everything, without looking. *Gated DeltaNet* (Yang, Kautz and Hatamizadeh, 2024) does both. It
 # fades first:
 #
@@ -492,26 +488,23 @@ n, p, alpha, beta = 4, 3, 0.7, 0.4
 S, key, value = random(p, n, seed=12), random(n, seed=13), random(p, seed=14)
 row = alpha * S @ (torch.eye(n) - beta * torch.outer(key, key)) + beta * torch.outer(value, key)
 faded = alpha * S
-check(
-    "lecture's row = fade, then correct", row, faded + beta * torch.outer(value - faded @ key, key)
-)
+check("2.14: fade, then correct", row, faded + beta * torch.outer(value - faded @ key, key))
 late = alpha * (S + beta * torch.outer(value - S @ key, key))
 _ = must_differ("correct, then fade", late, row)
 
 # %% [markdown]
 # Now we can put all five rules into one table, as one idea: every token takes one step of learning.
 #
-# | rule | loss of one token | step |
-# |---|---|---|
-# | linear attention | $-v \cdot S k$ | gradient, size 1 |
-# | Mamba-2 | $-v \cdot S k$ | fade by α, then gradient, size 1 |
-# | DeltaNet | $\frac12 \lVert S k - v \rVert^2$ | gradient, size β |
-# | Longhorn | $\frac12 \lVert S k - v \rVert^2$ | implicit, size β |
-# | Gated DeltaNet | $\frac12 \lVert S k - v \rVert^2$ | fade by α, then gradient, size β |
+# | rule | loss | gradient step | new state |
+# |---|---|---|---|
+# | linear attention | $-v \cdot S k$ | size 1 | $S + v k^\top$ |
+# | Mamba-2 | the same | fade, then size 1 | $\alpha S + v k^\top$ |
+# | DeltaNet | $\frac12\lVert Sk - v\rVert^2$ | size β | $S (I - \beta kk^\top) + \beta vk^\top$ |
+# | Longhorn | the same | size β, implicit | $S (I - \epsilon kk^\top) + \epsilon vk^\top$ |
+# | Gated DeltaNet | the same | fade, then size β | $\alpha S (I - \beta kk^\top) + \beta vk^\top$ |
 #
-# These are also the five rows of L22's slide. We run each row as it is printed, token by token,
-# against the package, and compare the gradients of the package's chunked form (section 10) with
-# those of its loop:
+# The last column has the five rows of L22's slide. We run each of them as it is printed, token by
+# token, against the package:
 
 
 # %% tags=["setup"]
@@ -546,22 +539,33 @@ for name, rule in RULES.items():
         rule.function(*given)[0, :, 1],
         by_lecture(name, **one_head),
     )
-    chunked = lambda *given, rule=rule: rule.function(*given, chunk_size=7)  # noqa: E731
-    check_gradients(f"{name}: chunked = loop", chunked, rule.function, given)
 
 # %% [markdown]
 # ## 8 · What each rule remembers
 #
 # Each step along one key disturbs the others. By how much? For a random unit key, $k k^\top$ is
-# $I/n$ on average. So, averaged over random keys, each token multiplies what is stored by
-# $\alpha\,(1 - \epsilon/n)$, where $\epsilon$ is the step size (β for the delta rules, (2.12) for
-# Longhorn, 0 for the first two). If a share $\eta$ of a value was written (the step size, or 1 for
-# the first two), then at age $\delta$
+# $I/n$ on average. So, averaged over random keys, a token that erases a share $\epsilon$ along its
+# key multiplies what is stored by $\alpha\,(1 - \epsilon/n)$. If it has written a share $\eta$ of
+# its own value, then at age $\delta$
 #
-# $$\text{signal} = \eta\,\big(\alpha\,(1 - \tfrac{\epsilon}{n})\big)^\delta. \tag{2.15}$$
+# $$\text{signal} = \eta\,\big(\alpha\,(1 - \tfrac{\epsilon}{n})\big)^\delta, \tag{2.15}$$
 #
-# So the delta rule forgets, too, by overwriting. With $\beta = 1$ its half-life is about $0.69\,n$
-# tokens.
+# where linear attention and Mamba-2 have $\epsilon = 0$ and $\eta = 1$, the two delta rules have
+# $\beta$ for both, and Longhorn has (2.12) for both.
+
+# %% tags=["aside"]
+n, age = 32, 30
+keys, values = unit(500, age + 1, n, seed=45), random(500, age + 1, 64, seed=46)
+for name, share, eta in (("linear attention", 0, 1), ("DeltaNet", 1, 1), ("Longhorn", 0.5, 0.5)):
+    got = einsum("bpn,bn->bp", store(name, keys, values), keys[:, 0])
+    signal = (got * values[:, 0]).sum() / values[:, 0].square().sum()
+    law = eta * (1 - share / n) ** age
+    assert abs(signal - law) < 0.03
+    print(f"{name:16}: after {age} tokens {law:.2f} of a value is left, measured to 0.03")
+
+# %% [markdown]
+# So the delta rule forgets as well, by overwriting. With $\beta = 1$ its half-life is about
+# $0.69\,n$ tokens.
 #
 # Let's watch five memories at work on one stream of 60 tokens, with $n = 32$. Tokens 0 to 23 write
 # 24 keys. Tokens 24 to 35 give the first twelve keys *new* values. Tokens 36 to 59 bring 24 more
@@ -583,16 +587,15 @@ def errors_over_time(name, keys, slots, values):
 
 
 # %%
-slots = torch.cat(
-    [torch.arange(24), torch.arange(12), torch.arange(24, 48)]
-)  # which key is written
+ONCE = torch.arange(12, 24)  # keys that are written once, each by the token of its number
+slots = torch.cat([torch.arange(24), torch.arange(12), torch.arange(24, 48)])  # the key written
 keys, values = unit(48, 32, seed=20), random(60, 64, seed=21)
 memories = {name: errors_over_time(name, keys, slots, values) for name in RULES}
 for name, error in memories.items():
-    at_once = error[slots, torch.arange(60)][2:]  # the value just written
-    later = (error[12:24, 59] - error[12:24, 23]).mean()  # keys that are written once
+    at_once = error[slots, torch.arange(60)][2:]  # just written; the first two have no crosstalk
+    later = (error[ONCE, ONCE + 36] - error[ONCE, ONCE]).mean()
     print(f"{name:16}: just written, error {at_once.min():.2f} to {at_once.max():.2f};", end=" ")
-    print(f"36 tokens later {later:+.2f}; mean {error.nanmean():.2f}")
+    print(f"keys 12 to 23, 36 tokens later: {later:+.2f}")
 
 
 # %% tags=["figure"]
@@ -628,26 +631,27 @@ plotting.save(
 )
 
 # %% tags=["guard"]
-twice, once, late = slice(0, 12), slice(12, 24), slice(36, 48)  # keys, by how they are written
+twice, late = slice(0, 12), slice(36, 48)  # keys, by how they are written
 linear, delta = memories["linear attention"], memories["DeltaNet"]
 at_once = {name: error[slots, torch.arange(60)][2:] for name, error in memories.items()}
 assert max(at_once["DeltaNet"].max(), at_once["Gated DeltaNet"].max()) < 1e-12
 assert at_once["Longhorn"].min() > 0.4 and at_once["Mamba-2"].min() > 0.2
-at_end = torch.stack([linear[part, 59].mean() for part in (twice, once, late)])
+at_end = torch.stack([linear[part, 59].mean() for part in (twice, ONCE, late)])
 assert at_end[0] > at_end[1:].max() + 0.1
-darkens = {name: (error[once, 59] - error[once, 23]).mean() for name, error in memories.items()}
+darkens = {name: (e[ONCE, ONCE + 36] - e[ONCE, ONCE]).mean() for name, e in memories.items()}
 assert min(darkens.values()) == darkens["Longhorn"] > 0
 
 # %% [markdown]
-# Linear attention gets darker and darker. In the end its upper twelve rows are the darkest, because
-# old and new values lie on top of each other. The delta rules are white at every write, even where
-# the key was used before. Then they darken, because each later write erodes them a little and adds
-# its own crosstalk. Longhorn, with its half steps, is never fully white, and darkens more slowly.
-# Lab [02a](labs/02a_five_memories.ipynb) measures which rule remembers which past.
+# On average, linear attention gets darker and darker. In the end its upper twelve rows are the
+# darkest on average, because old and new values lie on top of each other. The delta rules are white
+# at every write, even where the key was used before. Then they darken, because each later write
+# erodes them a little and adds its own crosstalk. Longhorn, with its half steps, is never fully
+# white, and darkens more slowly. Lab [02a](labs/02a_five_memories.ipynb) measures which rule
+# remembers which past.
 #
 # One difference is not a matter of degree. The state of linear attention is a sum, and **a sum
-# doesn't know its order**. Tell it kitchen, then garden, or the other way round: same state. No
-# training can change that, as long as a pair is written the same way wherever it occurs.
+# doesn't know its order**. Write kitchen, then garden, or garden, then kitchen: the state is the
+# same. No training can change that, as long as a pair is written the same way wherever it occurs.
 
 # %% tags=["aside"]
 k, v = unit(1, 9, 6, seed=25), random(1, 9, 4, seed=26)
@@ -673,7 +677,7 @@ assert len(differ) == 4
 # Everything depends on this one number. For $\beta\|k\|^2$ between 0 and 1 the state moves towards
 # the new value. At 1 it is replaced. Between 1 and 2 it overshoots and still shrinks. Above 2 the
 # part along $k$ grows. A key of 16 standard normal numbers has $\|k\|^2$ near 16, so with $\beta =
-# 1$ the factor along each key is about −15. Does float32 last for 100 tokens?
+# 1$ the factor along each key is about −15. Will a float32 state survive 100 tokens?
 
 # %%
 n, beta = 16, 0.3
@@ -696,21 +700,9 @@ print(f"the largest float32 is {torch.finfo(torch.float32).max:.0e}, and passed 
 
 # %% [markdown]
 # So normalise your keys. With unit keys and $\beta$ up to 2, no update makes the old state larger,
-# and neither does a product of many. Longhorn's factor is $1/(1 + \beta\|k\|^2)$, and it is safe
+# so neither does a product of many. Longhorn's factor is $1/(1 + \beta\|k\|^2)$, and it is safe
 # with any key.
-
-# %% tags=["aside"]
-k, betas = unit(300, n, seed=30), 2 * torch.rand(300, generator=torch.Generator().manual_seed(31))
-product, too_far = torch.eye(n), torch.eye(n)
-for t in range(300):
-    product = product @ (torch.eye(n) - betas[t] * torch.outer(k[t], k[t]))
-    too_far = too_far @ (torch.eye(n) - 3 * torch.outer(k[t], k[t]))
-norms = [torch.linalg.matrix_norm(matrix, 2).item() for matrix in (product, too_far)]
-assert norms[0] <= 1 + 1e-12 and norms[1] > 1e6
-print(f"300 updates, norm of their product: β in (0, 2) {norms[0]:.1e}, ", end="")
-print(f"β = 3 {norms[1]:.1e}")
-
-# %% [markdown]
+#
 # ## 10 · All tokens of a chunk at once
 #
 # As loops, all rules wait for one token after another. Linear attention has its quadratic form. But
@@ -764,13 +756,19 @@ _ = must_differ("reading without the token's own write", strict, o)
 
 # %% [markdown]
 # **With a decay**, what $s$ wrote has faded by $L_{ts} = \alpha_{s+1} \cdots \alpha_t$ at token
-# $t$. So $T$ becomes $T \circ L$, the scores become $QK^\top \circ L$, and what comes from $S_{-1}$
-# fades by $\gamma_t = \alpha_0 \cdots \alpha_t$. How would you compute $L$? Probably as
-# $\exp(\text{total}_t - \text{total}_s)$ from a running total of $g$. That fails at a reset, a
-# token with $\alpha = 0$ and $g = -\infty$. From there on all totals are $-\infty$, and their
-# differences are NaN. Start a fresh sum in every column instead:
+# $t$, and what was there before the chunk by $\gamma_t = \alpha_0 \cdots \alpha_t$:
+#
+# $$(I + T \circ L)\,U = \mathrm{diag}(\beta)\,(V - \gamma \circ K S_{-1}^\top), \qquad
+#   O = \gamma \circ Q S_{-1}^\top + (Q K^\top \circ L)\,U, \tag{2.22}$$
+#
+# $$S_{l-1} = \gamma_{l-1}\,S_{-1} + \sum_s L_{l-1,s}\; u_s k_s^\top. \tag{2.23}$$
+#
+# How would you compute $L$? Probably as $\exp(\text{total}_t - \text{total}_s)$ from a running
+# total of $g$. That fails at a reset, a token with $\alpha = 0$ and $g = -\infty$. From there on
+# all totals are $-\infty$, and their differences are NaN. Start a fresh sum in every column
+# instead:
 
-# %%
+# %% tags=["aside"]
 g = -random(l, seed=37).abs() / 4
 g[3] = -math.inf  # a reset
 total = g.cumsum(0)
@@ -821,8 +819,7 @@ _ = must_differ("v by zero-order hold", gated_linear_attention(C, B, hold, g), y
 # > Models"
 #
 # Jamba has one attention layer in eight, Nemotron-H-8B four in 52. Only these layers keep a cache
-# that grows with the text. L22 tabulates the memory this takes at 256K tokens and 16 bits. The
-# table is right, if a GB is $2^{30}$ bytes and Mistral keeps all tokens:
+# that grows with the text. Chapter 07 counts its bytes.
 
 # %% tags=["aside"]
 attends = [i for i, letter in enumerate(preset("jamba-52b").pattern[::2]) if letter == "A"]
@@ -830,16 +827,6 @@ nemotron = expand_pattern("SMSMSMSAM SMSMSMSMSAM SMSMSMSMSAM SMSMSMSMSAM SMSMSMS
 counts = {letter: nemotron.count(letter) for letter in "SMA"}
 assert attends == [4, 12, 20, 28] and counts == {"S": 24, "M": 24, "A": 4}
 print("Jamba's layers with attention:", attends, "of 32", "  Nemotron-H-8B:", counts)
-caches = {  # layers with attention, key heads, gigabytes as printed, our name
-    "Llama-2 7B": (32, 32, 128, "llama-2-7b"),
-    "Mistral 7B": (32, 8, 32, "mistral-7b"),
-    "Mixtral 8x7B": (32, 8, 32, "mixtral-8x7b"),
-    "Jamba": (4, 8, 4, "jamba-52b"),
-}
-for name, (attention, key_heads, printed, ours) in caches.items():
-    size = 2 * attention * key_heads * 128 * 256 * 1024 * 2  # heads of 128, numbers of 2 bytes
-    assert size == printed * 2**30 == cache_bytes(preset(ours), 256 * 1024).keys_values
-    print(f"{name:13} {attention:2} layers × {key_heads:2} key heads: {printed:3} GB, as printed")
 
 # %% [markdown]
 # ## Summary
@@ -847,8 +834,9 @@ for name, (attention, key_heads, printed, ours) in caches.items():
 # - Without the softmax, attention is a matrix that every token updates.
 # - The matrix stores key–value pairs. Random keys disturb each other with a mean square of
 #   $(l-1)/n$, and no rule stores more than $n$ arbitrary values exactly.
-# - Each rule is one step of learning per token. Decay forgets everything alike; the delta rule
-#   replaces what a key held; Longhorn takes the same step implicitly; a gate adds decay.
+# - Each rule is one step of learning per token. Decay forgets everything alike; the delta rule with
+#   $\beta\|k\|^2 = 1$ replaces what a key held; Longhorn takes the same step implicitly; a gate
+#   adds decay.
 # - The state of linear attention doesn't know the order of its writes. The other four do.
 # - Normalise your keys: above $\beta\|k\|^2 = 2$ each update of the delta rule amplifies what it
 #   should correct.

@@ -4,8 +4,8 @@
 # **A layer can hold a million neurons and use 64 of them per token, if it finds the right 64
 # cheaply. This chapter writes that search, exactly, in six lines.** By the end you will be able to
 #
-# - route tokens to experts, and tell which routers learn nothing and which see the future;
-# - prove that two thousand inner products are enough to search a million experts;
+# - route tokens to experts, and tell which routers can't learn, and which use later tokens;
+# - prove that two thousand inner products per head are enough to search a million experts;
 # - evaluate the neurons you found without copying their rows;
 # - count what such a layer costs, like for like.
 #
@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from cheems_ref import plotting, retrieval, text
+from cheems_ref import plotting, retrieval
 from cheems_ref.experts import (
     DGLU,
     MLP,
@@ -69,20 +69,6 @@ def all_gates(layer, x):
     return torch.zeros(*x.shape[:2], len(layer.experts)).scatter(-1, indices, gates)
 
 
-class LargestTensor(TorchDispatchMode):
-    """Remember the number of entries of the largest floating-point tensor that was written."""
-
-    entries = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        if not func.is_view:  # a view writes nothing
-            for made in out if isinstance(out, (tuple, list)) else [out]:
-                if torch.is_tensor(made) and made.is_floating_point():
-                    self.entries = max(self.entries, made.numel())
-        return out
-
-
 # %% tags=["versions", "nbval-ignore-output"]
 print("PyTorch version", torch.__version__.partition("+")[0])
 
@@ -90,74 +76,84 @@ print("PyTorch version", torch.__version__.partition("+")[0])
 # %% tags=["figure"]
 def draw_staircase(ax, left, top, first, second, k, side=0.33):
     """Two lists of scores in descending order, and the pairs that may be among the k best."""
-    lowest, r = torch.cat([first, second]).min() - 0.3, len(first)
-    best = (first[:, None] + second).flatten().topk(k).indices.tolist()
-    style = dict(color=plotting.COLORS[4])
-    for i in range(r):
+    lowest, kept = torch.cat([first, second]).min() - 0.3, (first[:, None] + second).flatten()
+    best, pale = kept.topk(k).indices.tolist(), "#9ecae9"
+    for i in range(len(first)):
         y, x = top - side * (i + 0.5), left + side * (i + 0.5)
-        ax.barh(y, 0.38 * (lowest - first[i]), side * 0.7, left - 0.1, **style)
-        ax.bar(x, 0.38 * (second[i] - lowest), side * 0.7, top + 0.1, **style)
-        for j in range(r):
-            color = "#9ecae9" if (i + 1) * (j + 1) <= k else "#eeeeee"
-            color = plotting.COLORS[0] if i * r + j in best else color
-            place = left + side * (j + 0.5), y
-            ax.scatter(*place, s=290, marker="s", color=color, linewidths=0)
-    ax.text(left + r * side + 0.15, top + 0.75, "r scores,\nsorted", fontsize=15)
-    ax.text(left - 0.6, top - r * side + 0.1, "r scores,\nsorted", fontsize=15, ha="right")
-    words = "r² sums: only\nthe staircase\nis added up"
-    ax.text(left + r * side + 0.15, top - r * side + 0.1, words, fontsize=15)
+        length, height = 0.38 * (first[i] - lowest), 0.38 * (second[i] - lowest)
+        ax.barh(y, -length, side * 0.7, left - 0.1, color=plotting.COLORS[4])
+        ax.bar(x, height, side * 0.7, top + 0.1, color=plotting.COLORS[4])
+        for j in range(len(second)):
+            color = pale if (i + 1) * (j + 1) <= k else "#eeeeee"
+            color = plotting.COLORS[0] if i * len(second) + j in best else color
+            ax.scatter(left + side * (j + 0.5), y, s=270, marker="s", color=color, linewidths=0)
 
 
 # %% tags=["figure"]
-def draw_queries(ax):
-    """From a token through the shared part to two half queries, and past the experts to the sum."""
-    ax.text(0.3, 2.75, "token\nx", fontsize=15, ha="center", va="center")
-    plotting.arrow(ax, (0.65, 2.75), (1.05, 2.75))
-    plotting.box(ax, 1.65, 2.75, "shared\npart", color=plotting.COLORS[1])
-    for y, name, end in ((4.1, "$q_2$", 5.2), (2.4, "$q_1$", 4.25)):
-        plotting.arrow(ax, (2.25, 2.75), (2.9, y))
-        plotting.box(ax, 3.25, y, name, fontsize=17)
-        plotting.arrow(ax, (3.6, y), (end, y))
-    ax.text(3.25, 3.25, "half queries", ha="center", va="center", fontsize=15)
-    ax.plot([1.65, 1.65, 11.7], [2.15, 0.2, 0.2], color=plotting.COLORS[1], lw=2)
-    plotting.arrow(ax, (11.7, 0.17), (11.7, 2.4), color=plotting.COLORS[1])
+def draw_way(ax, x, y, orange=plotting.COLORS[1]):
+    """From a token to two half queries, and from the neurons at x to the sum."""
+    plotting.box(ax, 1.75, y, "shared\npart", color=orange)
+    plotting.box(ax, 3.85, y, "map")
+    for start, end in ((0.6, 1.1), (2.4, 2.7), (3.05, 3.4), (9.4, x - 0.4), (x + 1.6, x + 2.1)):
+        plotting.arrow(ax, (start, y), (end, y))
+    for name, half, end in (("$q_1$", 2.2, 5.75), ("$q_2$", 4.1, 6.5)):
+        plotting.arrow(ax, (4.3, y), (4.65, half))
+        plotting.box(ax, 5.0, half, name, fontsize=17)
+        plotting.arrow(ax, (5.35, half), (end, half))
+    ax.plot([2.9, 2.9, x + 1.3], [y - 0.25, 0.2, 0.2], color=orange, lw=2)
+    plotting.arrow(ax, (x, 0.17), (x, y - 1.35), color=orange)
+    plotting.arrow(ax, (x + 1.3, 0.17), (x + 1.3, y - 0.35), color=orange)
 
 
+# %% tags=["figure"]
 def draw_neurons(ax, x, y, k):
-    """The neurons that were found, and the sum of what they say and of the shared result."""
-    plotting.arrow(ax, (x - 1.9, y), (x - 0.4, y), color=plotting.COLORS[0])
+    """The neurons that were found, and the sum of what they write."""
     for i in range(k):
-        place = y + 0.45 * (i - (k - 1) / 2)
+        place = y + 0.42 * (i - (k - 1) / 2)
         ax.scatter(x, place, s=230, color=plotting.COLORS[0])
         plotting.arrow(ax, (x + 0.15, place), (x + 1.05, y + 0.1 * (place - y)))
-    ax.text(x, y + 0.25 * k, "k neurons", ha="center", fontsize=15)
     circle = dict(boxstyle="circle,pad=0.15", fc="white", ec=plotting.INK, lw=1.5)
     ax.text(x + 1.3, y, "+", ha="center", va="center", fontsize=18, bbox=circle)
-    plotting.arrow(ax, (x + 1.6, y), (x + 2.1, y))
-    ax.text(x + 2.2, y, "y", fontsize=18, va="center")
 
 
 # %% tags=["figure"]
-fig, ax = plotting.canvas(12.9, 5.1)
-draw_queries(ax)
-draw_staircase(ax, 5.5, 3.4, *random(2, 8, seed=5).sort(descending=True).values, 6)
-draw_neurons(ax, 10.4, 2.75, 6)
-ax.set(xlim=(0, 12.9), ylim=(0, 5.1))
+def draw_words(ax):
+    """The words of the opening drawing."""
+    for x, y, words in (
+        (0.1, 2.75, "token\nx"),
+        (2.75, 2.75, "z"),
+        (4.3, 4.72, "half queries"),
+        (8.6, 4.7, "two lists of r\nscores, sorted"),
+        (10.5, 4.2, "k neurons"),
+        (13.3, 2.75, "y"),
+        (3.05, 0.45, "z, read and added"),
+        (6.1, 0.62, "dark: the k best sums; pale: also added up"),
+    ):
+        ax.text(x, y, words, fontsize=15, va="center")
+
+
+# %% tags=["figure"]
+fig, ax = plotting.canvas(13.6, 5.1)
+draw_way(ax, 11.1, 2.75)
+draw_staircase(ax, 6.6, 3.6, *random(2, 8, seed=5).sort(descending=True).values, 6)
+draw_neurons(ax, 11.1, 2.75, 6)
+draw_words(ax)
+ax.set(xlim=(0, 13.6), ylim=(0, 5.1))
 plotting.save(
     fig,
     "06_search",
-    "A token goes through a shared part, which makes two half queries. Each half query gives a "
-    "list of scores, sorted. The lists stand along two edges of a grid of sums. Of 64 sums, only a "
-    "staircase in one corner is added up; the six largest lie in it. They name six neurons, whose "
-    "outputs are added to that of the shared part.",
+    "A token goes through a shared part, which makes z. A map makes two half queries of z. Each "
+    "gives a list of scores, sorted. The lists stand along two edges of a grid of 64 sums. Only "
+    "those of a staircase in one corner are added up; the six largest of them, dark, name six "
+    "neurons. The neurons read z, and z is added to the sum of what they write.",
 )
 
 # %% [markdown]
-# A token goes through a part that all tokens share. The result is cut into two half queries, and
-# each scores a short list of keys. Every *sum* of two scores belongs to one neuron, so two lists of
-# 1,024 keys are enough for a million neurons. You don't form the million sums, because the best
-# must lie in the staircase. The winning neurons speak, and the shared part's answer is added to
-# theirs.
+# A token goes through a part that all tokens share, which gives $z$. A learned map turns $z$ into a
+# query, which is cut into two halves, and each half scores a short list of keys. Every *sum* of two
+# scores belongs to one neuron, so two lists of 1,024 keys are enough for a million neurons. You
+# don't form the million sums, because the best must lie in the staircase. The winning neurons read
+# $z$, and $z$ is added to what they write.
 #
 # A batch has $b$ rows of $l$ tokens of width $d$. $f$ is a layer's inner width, $e$ the number of
 # experts, $k$ the number of them that a token uses. σ is the sigmoid. The *gate* $g_i$ weights the
@@ -169,7 +165,7 @@ plotting.save(
 # perceptron*, MLP) widens each token from $d$ to $f$, applies a nonlinear function, and narrows it
 # again. Ours is $\mathrm{SiLU}(u) = u\,\sigma(u) = u/(1 + e^{-u})$, OTCE's Swish. A *gated* layer
 # multiplies two maps entry by entry. OTCE's *double gated linear unit*, DGLU (eq. 13), applies a
-# nonlinear function to both:
+# nonlinear function to both (a folded cell checks all three):
 #
 # $$\begin{aligned}
 #   \text{MLP: } & \mathrm{SiLU}(xW)\,W_2 \\
@@ -178,7 +174,7 @@ plotting.save(
 #   \end{aligned} \tag{6.1}$$
 
 
-# %%
+# %% tags=["guard"]
 def silu(u):
     return u / (1 + torch.exp(-u))
 
@@ -201,7 +197,7 @@ with torch.no_grad():
 # %% [markdown]
 # ## 2 · Routing by hand
 #
-# Every token pays for the full width of such a layer. Can a token pay for a part of it only? Take
+# Every token pays for the full width of such a layer. Can a token pay for only part of it? Take
 # $e$ layers, the *experts* (each $\mathrm{FFN}_i$ a DGLU). A *router* scores them for every token,
 # and a softmax turns the scores into shares. The $k$ largest shares are the gates (OTCE eq. 15):
 #
@@ -225,11 +221,11 @@ with torch.no_grad():
     check("mixture by hand = MoE", moe(x)[0, :3], y)
 
 # %% [markdown]
-# The package calls each expert once, on its own tokens. To check it we run *all* experts on *all*
-# tokens, with a gate of zero for the unused ones.
+# The package calls each expert once, on its own tokens. A folded check runs *all* experts on *all*
+# tokens, with a gate of zero for the unused ones, and compares outputs and gradients.
 
 
-# %%
+# %% tags=["guard"]
 def dense(layer, x, gates=None):
     """All experts on all tokens, weighted by their gates: (b, l, d)."""
     gates = all_gates(layer, x) if gates is None else gates
@@ -249,7 +245,7 @@ _ = must_differ("all four experts kept", dense(moe, x, shares), moe(x))
 # %% [markdown]
 # ### Which router learns?
 #
-# OTCE keeps the gates as they are, so they sum to less than 1. Our option `renormalize` divides
+# OTCE uses the $k$ shares unchanged, so they sum to less than 1. Our option `renormalize` divides
 # them by their sum. That looks harmless. But the loss reaches the router through the gates alone.
 # What is the gate when $k = 1$?
 
@@ -272,8 +268,8 @@ for k, renormalize in ((2, False), (2, True), (1, False), (1, True)):
 #
 # ### Keeping everyone busy
 #
-# A router that prefers one expert trains it more, and then prefers it more. An extra loss pushes
-# back. With $b\,l$ tokens of $k$ choices each,
+# A router that prefers one expert trains it more, and may then prefer it more. That's the usual
+# worry; we don't measure it. An extra loss pushes back. With $b\,l$ tokens of $k$ choices each,
 #
 # $$\text{loss} = e \sum_i f_i P_i, \qquad
 #   f_i = \frac{\text{number of choices of } i}{b\,l\,k}, \qquad
@@ -281,8 +277,8 @@ for k, renormalize in ((2, False), (2, True), (1, False), (1, True)):
 #
 # $f_i$, with an index, is the *load* of expert $i$. It is a count, so the gradient flows through
 # $P_i$ alone. (Switch Transformers average the whole softmax in $P_i$.) The $P_i$ sum to 1, so an
-# even load makes the loss 1 for any gates. With $k = 1$ and gates of 1, $P_i = f_i$ and 1 is the
-# minimum. In general it isn't. Let three tokens all choose expert 3 and give it no weight:
+# even load makes the loss 1 for any gates. That isn't the minimum. An extreme case: three tokens
+# all choose expert 3 second, with a gate of 0:
 
 # %%
 gates, indices = moe.route(random(8, 64, 6, seed=4))
@@ -301,68 +297,24 @@ print(f"loss {least.item():.3f} at the load", *[f"{f:.3f}" for f in [1 / 6] * 3 
 assert expert_statistics(choices, 4).load[3] == 0.5 and abs(least - 2 / 3) < 1e-12
 
 # %% [markdown]
-# One half is the largest load there can be, because a token's two experts are distinct. Now bias a
-# router toward expert 0 and take 200 steps on this loss alone.
-
-# %%
-_ = torch.manual_seed(3)
-layer, tokens = MoE(6, 10, n_experts=4, k=2), random(8, 64, 6, seed=4)
-layer.router.weight.data[0, 0] += 2
-tokens[..., 0] = 2
-optimizer = torch.optim.Adam([layer.router.weight], lr=2e-2)
-for step in range(201):
-    gates, indices = layer.route(tokens)
-    loss = load_balancing_loss(gates, indices, 4)
-    if step in (0, 200):
-        load = expert_statistics(indices, 4).load
-        print(f"step {step:3}: loss {loss:.2f}, load", *[f"{share:.2f}" for share in load])
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-assert (load - 0.25).abs().max() < 0.005 and abs(loss - 1) < 0.005
-
-# %% [markdown]
+# One half is the largest load there can be, because a token's two experts are distinct. And if all
+# tokens choose the same $k$ experts, the loss is $e/k$ for any gates. Its gradient is then 0, so it
+# can't undo such a collapse.
+#
 # ### Two shortcuts that break causality
 #
 # Others force the balance. A *capacity* gives each expert a fixed number of places, first come,
 # first served. *Expert choice* (Zhou et al., 2022) turns the question round: each expert takes the
-# tokens that score highest for it. In both, the output of a token depends on other tokens. On
-# which? Move the last token of a row, and watch the tokens before it and the other row.
-
-
-# %%
-def with_places(shares, places=3):
-    """Top-2, but an expert serves only the first of the tokens that come to it: (b, l, e)."""
-    asked = shares >= shares.topk(2).values[..., -1:]
-    arrived = asked.flatten(0, 1).cumsum(0).view_as(shares)
-    return shares * (asked & (arrived <= places))
-
-
-def expert_choice(shares, places=2):
-    """Each expert takes the tokens of a row that score highest for it: (b, l, e)."""
-    best = shares.topk(places, dim=1)
-    return torch.zeros_like(shares).scatter(1, best.indices, best.values)
-
-
-# %%
-moved = x.clone()
-moved[0, 4] = 3 * random(6, seed=32)
-with torch.no_grad():
-    after = moe.router(moved).softmax(-1)
-    for name, rule in (
-        ("top-k", lambda shares: with_places(shares, places=10)),
-        ("capacity", with_places),
-        ("expert choice", expert_choice),
-    ):
-        change = (dense(moe, moved, rule(after)) - dense(moe, x, rule(shares))).abs().amax(-1)
-        before, other = change[0, :4].max().item(), change[1].max().item()
-        print(f"{name:13} tokens before it move by {before:.3f}, the other row by {other:.3f}")
-        assert (before > 1e-3) == (name == "expert choice")
-        assert (other > 1e-3) == (name == "capacity")
-
-# %% [markdown]
-# Under expert choice a later token pushes an earlier one out, so in training the model reads a
-# future that generation won't have. Under a capacity, someone else's text in the batch changes your
+# tokens that score highest for it. What can then change the output of a token?
+#
+# | | besides the token itself |
+# |---|---|
+# | top-$k$ | nothing |
+# | capacity | the tokens that came first, also those of other rows |
+# | expert choice | the other tokens of its row, also later ones |
+#
+# Under expert choice a later token can displace an earlier one, so training uses information that
+# isn't there at generation time. Under a capacity, someone else's text in the batch changes your
 # output. The package uses neither.
 #
 # ## 3 · What experts learn twice
@@ -375,7 +327,7 @@ with torch.no_grad():
 # maps act on the rest.
 
 
-# %%
+# %% tags=["setup"]
 def kinds_task(seed, d=8, kinds=4):
     """Draw M (d, d) and the M_i (kinds, d, d), half as large; also the generator of all data."""
     generator = torch.Generator().manual_seed(seed)
@@ -531,10 +483,8 @@ with torch.no_grad():
     _ = must_differ("expansive without its gates", dense(expansive, z, gates), y)
 
 # %% [markdown]
-# The sigmoid is ours. OTCE's eq. 19c prints the product without one, as
-# $\text{FFN}^p(\text{FFN}^s(x) \cdot \text{FFN}^s(x)W_3^p)$. Then $z \circ zW_3$ is *even*: $-z$
-# gives the same as $z$, and nothing odd in $z$ comes through. With a sigmoid,
-# $\sigma(u) + \sigma(-u) = 1$ makes the odd part $z/2$ for every $W_3$.
+# The sigmoid is ours. OTCE's eq. 19c prints none, and then the experts can't tell $z$ from $-z$
+# (folded).
 
 # %% tags=["guard"]
 z, W_3 = random(500, 6, seed=23), random(6, 6, seed=24)
@@ -567,17 +517,25 @@ for r in (16, 64, 256, 1024):
     matrix, queries, keys = h * d * r * r, h * d * 2 * m, h * 2 * r * m
     print(f"{r * r:9,}   {matrix:13,}   {queries:7,} + {keys:7,} = {queries + keys:7,}")
 
-for e, lost in ((3072, 47), (8192, 92)):
-    r = int(math.sqrt(e))
-    print(f"{e} experts: {r} keys per half reach {r * r}; {e - r * r} are never asked")
-    assert e - r * r == lost
-
 # %% [markdown]
 # This table is why a million experts can be searched at all. Now we must find the best of $r^2$
 # sums without forming them.
 #
-# The number of experts has to be a square. WM Table 7 has 3,072 and 8,192 experts, and
-# `int(sqrt(e))` keys per half leave 47 and 92 of them out of reach, as the last two lines show.
+# With two lists of the same length the number of experts is a square. WM Table 7 has 3,072 and
+# 8,192 experts. $\sqrt e$ keys per half, rounded down as in Ch Listing 4, leave 47 and 92 of them
+# out of reach. (Lists of 48 and 64 keys, or 64 and 128, would reach every one.)
+
+# %% tags=["guard"]
+for e, lost in ((3072, 47), (8192, 92)):
+    r = int(math.sqrt(e))
+    print(f"{e} experts: {r} keys per half reach {r * r}; {e - r * r} are never asked")
+    assert e - r * r == lost
+for r_1, r_2 in ((48, 64), (64, 128)):
+    first, second = random(r_1, seed=1), random(r_2, seed=2)
+    (scores, i), (others, j) = first.topk(8), second.topk(8)
+    best = (scores[:, None] + others).flatten().topk(8).indices
+    numbers = (i[:, None] * r_2 + j).flatten()[best]
+    assert torch.equal(numbers, (first[:, None] + second).flatten().topk(8).indices)
 
 # %% [markdown]
 # ## 6 · The theorem
@@ -591,7 +549,7 @@ for e, lost in ((3072, 47), (8192, 92)):
 # $j$ be ranks, counted from 0. Every pair with ranks up to $i$ and up to $j$ has a sum at least as
 # large as the pair $(i, j)$, and there are $(i+1)(j+1)$ such pairs, itself included. So we only
 # need pairs with $(i + 1)(j + 1) \le k$. For each $i$ these are the $\lfloor k/(i+1) \rfloor$
-# smallest $j$, about $k \ln k$ pairs in all. The picture has $r = 24$ and $k = 16$.
+# smallest $j$, about $k \ln k$ pairs in all: the staircase of the opening drawing, with $k = 6$.
 
 # %%
 for k in (4, 16, 64, 256):
@@ -599,28 +557,6 @@ for k in (4, 16, 64, 256):
     print(f"k = {k:3}: k² = {k * k:6,} candidates, of which {pairs:5,} will do", end="")
     print(f"  (k ln k = {k * math.log(k):.0f})")
     assert k * math.log(k) <= pairs < 1.5 * k * math.log(k)
-first, second = random(2, 24, seed=5).sort(descending=True).values  # r = 24 and k = 16
-sums = (first[:, None] + second).flatten()
-best = torch.zeros(24 * 24).scatter(0, sums.topk(16).indices, 1.0).view(24, 24)
-rank = torch.arange(1, 25)
-candidates = (rank[:, None] * rank <= 16).double()
-assert (best <= candidates).all()
-
-# %% tags=["figure"]
-fig, ax = plotting.figure(size=(7.5, 5.4))
-for layer in (torch.zeros_like(best), candidates, candidates + 2 * best):
-    plotting.heatmap(ax, layer, signed=False, limit=3.0, colorbar=False)
-ax.plot([-0.5, 15.5, 15.5], [15.5, 15.5, -0.5], color=plotting.COLORS[1])
-ax.text(15, 14.8, "the theorem's 16 × 16", ha="right", fontsize=14)
-ax.set(title="dark: the 16 best; pale: candidates", xlabel="rank $j$ of $a'_j$")
-ax.set_ylabel("rank $i$ of $a_i$")
-plotting.save(
-    fig,
-    "06_product_keys",
-    "A square of 24 by 24 sums of two sorted lists. The candidates, pale, with (i + 1)(j + 1) at "
-    "most 16, form a staircase in the upper left corner, within an outlined square of side 16; the "
-    "16 best sums, dark, are all among them.",
-)
 
 # %% [markdown]
 # ### The search in six lines
@@ -671,10 +607,10 @@ _ = must_differ("j·r + i for i·r + j", exchanged, indices)
 # %% [markdown]
 # ## 7 · Experts of one neuron
 #
-# An expert of one neuron listens in one direction, row $i$ of a table `down`, and speaks in one
+# An expert of one neuron reads along one direction, row $i$ of a table `down`, and writes along one
 # direction, row $i$ of a table `up`. Both tables have the shape $(e, d)$. With $h$ heads that
-# retrieve $k$ each, a token's hidden layer has $h \cdot k$ neurons, picked for this token out of a
-# million. He (2024) calls that PEER, *parameter efficient expert retrieval*:
+# retrieve $k$ each, a token's hidden layer has up to $h \cdot k$ different neurons, picked for this
+# token out of a million. He (2024) calls that PEER, *parameter efficient expert retrieval*:
 #
 # $$y = \sum_{\text{heads}} \; \sum_{i \,\in\, \text{top-}k} g_i\;
 #   \mathrm{SiLU}(x \cdot \mathrm{down}_i)\; \mathrm{up}_i, \qquad
@@ -703,17 +639,15 @@ check("the gates of a head sum to 1", gates.sum(-1), torch.ones(2, 5, 2))
 # Start with the second half, `up`. $\sum_j w_j\,\mathrm{row}_{i_j}$ is a weighted sum of rows, and
 # torch has an operator for it, the *embedding bag*. So mixing rows is solved.
 #
-# Now the first half, the inner products $x \cdot \mathrm{row}_{i_j}$. Take the bag's inner product
-# with $x$ and differentiate it by the weights:
+# Now the first half, the inner products $x \cdot \mathrm{row}_{i_j}$. Suppose the gradient that
+# comes in at the bag is $v$. Then a backward pass computes the gradient by each weight:
 #
-# $$\frac{\partial}{\partial w_j}\,\Bigl\langle x, \sum_{j'} w_{j'}\,\mathrm{row}_{i_{j'}}
-#   \Bigr\rangle = \langle x, \mathrm{row}_{i_j} \rangle. \tag{6.6}$$
+# $$\frac{\partial}{\partial w_j}\,\Bigl\langle v, \sum_{j'} w_{j'}\,\mathrm{row}_{i_{j'}}
+#   \Bigr\rangle = \langle v, \mathrm{row}_{i_j} \rangle. \tag{6.6}$$
 #
-# *Reading with rows is the backward pass of mixing rows.* A backward pass starts from the gradient
-# with respect to the bag, the third argument of `autograd.grad`. We put $x$ there, and the weights'
-# gradients come out as the inner products. It works the other way round too: the gradient of
-# $\sum_j w_j \langle x, \mathrm{row}_{i_j}\rangle$ by $x$ is the bag. The two maps are each
-# other's transpose.
+# So hand it $x$ as the incoming gradient, the third argument of `autograd.grad`. The weights'
+# gradients are then the inner products we want. *Reading with rows is the backward pass of mixing
+# rows.*
 
 # %%
 table, x = random(64, 6, seed=8), random(5, 6, seed=10).requires_grad_()  # five tokens
@@ -724,14 +658,14 @@ check("a weighted bag", bag[0], sum(w[0, j] * table[rows[0, j]] for j in range(6
 (products,) = torch.autograd.grad(bag, w, x)
 gathered = torch.einsum("nd,njd->nj", x, table[rows])
 check("gradient of a bag by its weights = inner products", products, gathered)
-(mixed,) = torch.autograd.grad(gathered, x, w, retain_graph=True)
-check("gradient of inner products by x = the bag", mixed, bag)
 
 # %% [markdown]
-# The package's `neurons` runs this backward pass, and its own backward pass is the bag. Both halves
-# together compute equation 6.5, and the gradients agree:
+# The package's `neurons` runs this backward pass, and its own backward pass is the bag. Folded
+# checks compare both halves, and their gradients, with gathered rows.
 
-# %%
+# %% tags=["guard"]
+(mixed,) = torch.autograd.grad(gathered, x, w, retain_graph=True)
+check("gradient of inner products by x = the bag", mixed, bag)
 check("retrieval.neurons = gathered", retrieval.neurons(x, table, rows), gathered)
 other_rows = retrieval.neurons(x, table, rows.flip(0))
 _ = must_differ("the rows of other tokens", other_rows, gathered)
@@ -747,11 +681,28 @@ check_gradients(
 )
 
 # %% [markdown]
-# How much memory does each way write? A counter (folded) notes the largest floating-point tensor
-# that an operation returns in the forward pass. Take 64 tokens, 4 heads, $k = 16$ and $d = 256$:
+# How large is the largest tensor that each way writes in the forward pass? For 64 tokens, 4 heads,
+# $k = 16$ and $d = 256$, gathering writes one of 1,048,576 entries, and the bags none of more than
+# 16,384. (A folded counter looks at what operations return, not inside a kernel.) The backward pass
+# writes a gradient as large as each table.
 
 
-# %%
+# %% tags=["setup"]
+class LargestTensor(TorchDispatchMode):
+    """Remember the number of entries of the largest floating-point tensor that was written."""
+
+    entries = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if not func.is_view:  # a view writes nothing
+            for made in out if isinstance(out, (tuple, list)) else [out]:
+                if torch.is_tensor(made) and made.is_floating_point():
+                    self.entries = max(self.entries, made.numel())
+        return out
+
+
+# %% tags=["guard"]
 x = random(1, 64, 256, seed=14)
 down, up = random(2, 1024, 256, seed=15)
 gates = torch.rand(1, 64, 4, 16, generator=torch.Generator().manual_seed(16))
@@ -765,21 +716,26 @@ print(f"bags:          largest tensor {bags.entries:9,} entries")
 assert gathering.entries == 64 * 64 * 256 and bags.entries <= 64 * 256
 
 # %% [markdown]
-# The counter doesn't see inside a kernel. It doesn't count the backward pass either, which writes a
-# gradient as large as each table.
-#
 # ## 8 · Cross domain: a shared layer and retrieved neurons
 #
-# A single neuron has no room for what all tokens need. So Cheems and WM put back a shared layer
-# $\mathrm{FFN}^{\mathrm s}$, a plain MLP. WM has two forms (eq. 5):
+# A single neuron has no room for what all tokens need. So WM and Cheems put back a shared layer
+# $\mathrm{FFN}^{\mathrm s}$ (s for shared, p for private). Three papers have names that differ by a
+# letter:
+#
+# | | in the package | experts | they read |
+# |---|---|---|---|
+# | OTCE: CDMOE | `ExpansiveMoE` (§4) | 4 DGLUs | the shared result |
+# | WM: CDMoE | `CDMoE` | single neurons | the shared result, or $x$ |
+# | Ch: CDMMOE | `CDMMoE` | single gated neurons | a map of the shared result |
+#
+# WM's shared layer is a plain MLP. WM has two forms (eq. 5):
 #
 # $$y = \mathrm{PEER}(x) + \mathrm{FFN}^{\mathrm s}(x) \qquad\text{and}\qquad
 #   y = \mathrm{PEER}(\mathrm{FFN}^{\mathrm s}(x)). \tag{6.7}$$
 #
 # In the left form the shared layer works *beside* the experts, in the right one *before* them. WM's
 # Listing 8 is the right form with $\mathrm{FFN}^{\mathrm s}(x)$ added, as in the opening drawing.
-# The text makes that sum an option for readers "worried that the non-linear activation in the
-# previous step will destroy the cross domain state" (WM §3.3). `CDMoE` has all three:
+# WM's text makes that sum an option. `CDMoE` has all three:
 
 
 # %%
@@ -802,41 +758,30 @@ with torch.no_grad():
     _ = must_differ("before for beside", retrieved(parallel.experts, z) + z, parallel(x))
 
 # %% [markdown]
-# Ch Listing 4, the *cross domain million mixture of experts*, is the form *before*. Its shared
-# layer is a gated MLP, a further map takes the result to a private width $d^{\mathrm p}$, and the
-# row of a third table, here $\mathrm{open}_i$, decides how far a neuron opens:
-#
-# $$\begin{aligned}
-#   z &= \mathrm{FFN}^{\mathrm s}(x)\,W_{\text{in}}, \qquad
-#     W_{\text{in}} \in \mathbb{R}^{d \times d^{\mathrm p}}, \\
-#   y &= \sum_{\text{heads}} \; \sum_{i \,\in\, \text{top-}k} g_i\; (z \cdot \mathrm{down}_i)\;
-#     \mathrm{SiLU}(z \cdot \mathrm{open}_i)\; \mathrm{up}_i.
-#   \end{aligned} \tag{6.8}$$
-#
-# The queries come from $z$. In the package the third table is called `gate`; the listing swaps the
-# names `up` and `down`.
+# Ch Listing 4 is the form *before*, with nothing added. Its shared layer is a gated MLP, a further
+# map takes the result to a private width, and a third table holds a gate for each neuron. The
+# listing swaps the names `up` and `down`. (A folded cell writes this layer out.)
 
-# %%
+# %% tags=["guard"]
 cdmmoe = CDMMoE(6, **sizes, d_private=4)
 with torch.no_grad():
     z = cdmmoe.private_proj(cdmmoe.shared(x))  # (b, l, p), with p for the private width
     gates, indices = cdmmoe.retrieval.route(z)  # (b, l, h, k)
-    listens = torch.einsum("blp,blhkp->blhk", z, cdmmoe.down[indices])
+    reads = torch.einsum("blp,blhkp->blhk", z, cdmmoe.down[indices])
     opens = silu(torch.einsum("blp,blhkp->blhk", z, cdmmoe.gate[indices]))
-    y = torch.einsum("blhk,blhkd->bld", gates * listens * opens, cdmmoe.up[indices])
-    check("equation 6.8 = CDMMoE", y, cdmmoe(x))
-    ungated = torch.einsum("blhk,blhkd->bld", gates * silu(listens), cdmmoe.up[indices])
+    y = torch.einsum("blhk,blhkd->bld", gates * reads * opens, cdmmoe.up[indices])
+    check("Listing 4 written out = CDMMoE", y, cdmmoe(x))
+    ungated = torch.einsum("blhk,blhkd->bld", gates * silu(reads), cdmmoe.up[indices])
     _ = must_differ("plain neurons for gated ones", ungated, y)
 
 # %% [markdown]
 # ### Keys that start at zero (WM Listing 8, Ch Listing 4)
 #
 # Both listings start the product keys at zero, so at first all scores are 0 and every token uses
-# the same $k$ experts. The rest depends on where the score enters. In Ch Listing 4, as in
-# (6.5), a softmax outside turns equal scores into equal gates. WM Listing 8 puts the raw score
-# *inside* the activation: $\sum \mathrm{act}(z \cdot \mathrm{down}_i \cdot
-# \text{score}_i)\,\mathrm{up}_i$, and $\mathrm{act}(0) = 0$ for ReLU and SiLU alike. Which
-# parameters can get out of that?
+# the same $k$ experts. Can training get out of that? It depends on where the score enters. Ch
+# Listing 4, like (6.5), has a softmax outside, which turns equal scores into equal gates. WM
+# Listing 8 puts the raw score *inside* the activation: $\sum \mathrm{act}(z \cdot \mathrm{down}_i
+# \cdot \text{score}_i)\,\mathrm{up}_i$. Which of the two starts with silent experts?
 
 
 # %% tags=["setup"]
@@ -859,6 +804,43 @@ class CDMoEAsPrinted(torch.nn.Module):
         return torch.einsum("blhk,blhkd->bld", self.activation(inside), self.up[indices]) + z
 
 
+TINY = dict(d_ff=16, n_experts=256, n_heads=2, k=4, d_query=8)
+
+# %%
+_ = torch.manual_seed(6)
+x, zero, drawn = random(4, 16, 8, seed=20), CDMMoE(8, **TINY), CDMMoE(8, **TINY)
+zero.retrieval.keys.data.zero_()
+for name, layer in {
+    "ReLU inside, zero keys": CDMoEAsPrinted(F.relu),
+    "SiLU inside, zero keys": CDMoEAsPrinted(F.silu),
+    "softmax outside, zero keys": zero,
+    "softmax outside, random keys": drawn,
+}.items():
+    if "inside" in name:
+        check(f"{name}: the output is FFNˢ(x) alone", layer(x), layer.shared(x))
+    layer(x).square().sum().backward()
+    learn = [n for n, p in layer.named_parameters() if "shared" not in n and p.grad.any()]
+    print(f"{name}: {layer.route(x)[1].unique().numel()} of 256 experts asked,", end=" ")
+    print("gradient in:", ", ".join(learn) or "none")
+
+# %% [markdown]
+# | at zero keys | the experts' output | a gradient reaches |
+# |---|---|---|
+# | score inside ReLU (WM) | 0 | nothing: torch sets ReLU's derivative at 0 to 0 |
+# | score inside SiLU (WM) | 0 | the keys, which then move |
+# | softmax outside (Ch) | not 0 | everything except the map to the queries |
+#
+# Only ReLU with the score inside stays dead. On a small task that hardly shows in the loss: after
+# 200 steps it is above 0.155 with zero keys *and* with random keys, which keep the experts alive.
+# With WM's layer and a softmax outside, zero and random keys end within 0.005 of each other. (One
+# seed, folded.) The package draws its keys from a standard normal distribution.
+#
+# There's a second reason to keep the score outside. Inside, it doesn't weight the neuron's output:
+# at an inner product of −1, a score of 5 makes the neuron *quieter* than a score of 1. And adding 3
+# to all scores, which a softmax doesn't notice, changes the output.
+
+
+# %% tags=["setup"]
 def train_a_little(layer, steps=200):
     """Fit y = tanh(x W) by Adam; the mean of the last losses."""
     W, losses = random(8, 8, seed=19), []
@@ -872,61 +854,22 @@ def train_a_little(layer, steps=200):
     return sum(losses[-20:]).item() / 20
 
 
-# %%
-_ = torch.manual_seed(6)
-x, sizes = random(4, 16, 8, seed=20), dict(d_ff=16, n_experts=256, n_heads=2, k=4, d_query=8)
-zero, drawn = CDMMoE(8, **sizes), CDMMoE(8, **sizes)
-zero.retrieval.keys.data.zero_()
-for name, layer, number in (
-    ("ReLU inside, zero keys", CDMoEAsPrinted(F.relu), 0),
-    ("SiLU inside, zero keys", CDMoEAsPrinted(F.silu), 1),
-    ("softmax outside, zero keys", zero, 5),
-    ("softmax outside, random keys", drawn, 6),
-):
-    if number < 2:
-        check(f"{name}: the output is FFNˢ(x) alone", layer(x), layer.shared(x))
-    layer(x).square().sum().backward()
-    learn = [n for n, p in layer.named_parameters() if "shared" not in n and p.grad.any()]
-    print(f"{name}: {layer.route(x)[1].unique().numel()} of 256 experts asked,", end=" ")
-    print("gradient in:", ", ".join(learn) or "none")
-    assert len(learn) == number
-
-# %% [markdown]
-# The gradient of `up` has the factor $\mathrm{act}(0) = 0$, the others have $\mathrm{act}'(0)$. For
-# ReLU torch defines it as 0, and the experts stay dead. For SiLU it is 1/2, and the keys can move.
-# With the softmax outside, the queries wait until the keys have moved. Does it matter after 200
-# steps of training?
-
-
-# %%
-sizes, runs = dict(d_ff=16, n_experts=256, n_heads=2, k=4, d_query=8), {}
-for name, make in {
-    "score inside ReLU, zero keys": lambda: CDMoEAsPrinted(F.relu),
-    "score inside SiLU, zero keys": lambda: CDMoEAsPrinted(F.silu),
-    "softmax, zero keys": lambda: CDMoE(8, **sizes),
-    "softmax, random keys": lambda: CDMoE(8, **sizes),
-}.items():
+# %% tags=["guard"]
+x, losses = random(4, 16, 8, seed=20), {}
+layers = {"ReLU inside": F.relu, "SiLU inside": F.silu, "softmax outside": None}
+for name, start in [(n, start) for n in layers for start in ("zero", "random")]:
     _ = torch.manual_seed(6)
-    layer = make()
-    if name == "softmax, zero keys":
-        layer.experts.keys.data.zero_()
-    before, runs[name] = layer.route(x)[1].unique().numel(), train_a_little(layer)
-    after, dead = layer.route(x)[1].unique().numel(), name.startswith("score inside ReLU")
-    assert (after == 4 and runs[name] > 0.155) if dead else (after > 60 and runs[name] < 0.145)
-    words = "still 4, loss above 0.155" if dead else "more than 60, loss below 0.145"
-    print(f"{name:29} experts asked: {before:3} of 256, after 200 steps {words}")
-assert abs(runs["softmax, zero keys"] - runs["softmax, random keys"]) < 0.005
+    layer = CDMoEAsPrinted(layers[name]) if layers[name] else CDMoE(8, **TINY)
+    keys = layer.keys if layers[name] else layer.experts.keys
+    _ = keys.data.normal_() if start == "random" else keys.data.zero_()
+    loss = losses[name, start] = train_a_little(layer)
+    asked = layer.route(x)[1].unique().numel()
+    assert asked == 4 if (name, start) == ("ReLU inside", "zero") else asked > 60
+    assert loss > 0.155 if name == "ReLU inside" else loss < 0.155
+    print(f"{name}, {start} keys: {'4' if asked == 4 else 'more than 60'} experts asked", end=", ")
+    print(f"loss {'above' if loss > 0.155 else 'below'} 0.155 after 200 steps")
+assert abs(losses["softmax outside", "zero"] - losses["softmax outside", "random"]) < 0.005
 print("softmax: the losses with zero and with random keys differ by less than 0.005")
-
-# %% [markdown]
-# Only ReLU with the score inside stays dead. Otherwise zero keys cost the beginning and no more, at
-# this one seed and with $d = 8$. The package draws its keys from a standard normal distribution.
-#
-# ### The score inside the activation (WM §3.3 and Listing 8)
-#
-# There's a second reason to keep the score outside. Inside, it no longer weights the neuron's
-# output. Where the inner product is negative, a higher score makes the neuron *quieter*. And adding
-# 3 to all scores, which a softmax doesn't notice, changes the output.
 
 # %% tags=["guard"]
 scores, _ = product_key_topk(random(1, 2000, 4, 2, 4, seed=21), random(4, 2, 16, 4, seed=22), 8)
@@ -946,14 +889,13 @@ check("all scores plus 3, softmax outside", (scores + 3).softmax(-1), scores.sof
 #
 # ### Parameters
 #
-# > "Compared to CDMOE […], it can expand the number of experts 1024 times (from 4 to 4096) under
-# > the same shared dimension (4096) and private dimension (2048) while maintaining the same number
-# > of parameters […]" — Ch §3.3
-#
-# CDMOE is the expansive layer. The width $d$ isn't given there, so we take OTCE's 1024. Listing 4
-# gives each head queries of width 2048, but how many heads are there?
+# Compared to OTCE's CDMOE, Ch §3.3 claims 1,024 times as many experts "while maintaining the same
+# number of parameters". The width and the number of heads aren't given there. With OTCE's width,
+# 1024, and one or two heads the claim holds within 6 %. With eight heads the layer has 1.67 times
+# as many parameters, because each head needs a 2048 × 2048 map for its queries (folded). And the
+# experts themselves differ: 2,048 neurons each in CDMOE, one in CDMMOE.
 
-# %%
+# %% tags=["guard"]
 two = parameters(lambda: MLP(1024, 2048))
 three = parameters(lambda: DGLU(1024, 2048))
 print(f"d = 1024, f = 2048: MLP {two:,} parameters, DGLU {three:,}")
@@ -969,17 +911,15 @@ for h, expected in ((1, 0.95), (2, 1.06), (4, 1.26), (8, 1.67)):
 assert three / two == 1.5
 
 # %% [markdown]
-# A DGLU is 3/2 times as large as an MLP of the same inner width. With one or two heads the claim
-# holds within 6 %. With eight it fails, because each head needs a 2048 × 2048 map for its queries.
-# And an expert was 2,048 neurons before; now it's one.
-#
 # ### FLOPs
 #
-# A matrix product costs two FLOPs for each weight it uses. Torch's counter confirms the products
-# and leaves out the bags. Which numbers may we compare? The shared MLP has 256 neurons that no
-# search finds. So leave it out, and compare the 1,024 retrieved neurons with a dense MLP of 1,024.
+# A matrix product costs two FLOPs for each weight it uses. Which numbers may we compare? The shared
+# MLP runs for every token in either case, so leave it out, and compare 1,024 retrieved neurons with
+# a dense MLP of 1,024. At $d = 64$ the retrieval costs 32,768 FLOPs per token and the dense MLP
+# 262,144, eight times as much. (A folded cell counts them, and torch's counter confirms the
+# products.)
 
-# %%
+# %% tags=["guard"]
 d, f, r, h, k, m = 64, 256, 32, 4, 8, 16
 layer = CDMoE(d, d_ff=f, n_experts=r * r, n_heads=h, k=k, d_query=2 * m)
 with FlopCounterMode(display=False) as counter, torch.no_grad():
@@ -994,182 +934,59 @@ print(f"dense MLP, {r * r:,} neurons:    {dense_mlp:7,}")
 assert dense_mlp == 8 * (search_only + bags)
 
 # %% [markdown]
-# Like for like, 1,024 neurons cost an eighth. The shared MLP costs twice as much as the whole
-# retrieval.
-#
 # ### Memory and time
 #
-# In training, every table needs a gradient of the same size, and AdamW keeps two more numbers per
-# weight. A million experts of width 256 in float32 need 2 GiB for `down` and `up`, 2 GiB for their
-# gradients and 4 GiB for the moments.
+# A million experts of width 256 in float32 need 2 GiB for `down` and `up`. In training, gradients
+# and AdamW's moments make that 8 GiB.
 #
-# Now the time, for the *forward pass only*, on one CPU in float32, with 512 tokens, $d = 256$, 4
-# heads, $k = 16$, $m = 128$. The ratios below are single ones, without a spread. The first record
-# compares whole layers on two cores; PEER-pytorch is a public implementation that gathers rows.
-# (`python tests/bench/bench_experts.py --json figures/records/06_growth.json`) The second takes one
-# layer apart on one core (`python book/records.py 06_rows`).
+# The time is for the *forward pass only*, on one CPU core in float32, with 512 tokens, $d = 256$, 4
+# heads, $k = 16$, $m = 128$. (`python book/records.py 06_rows`) Each ratio below comes from one
+# measurement; we have no error bars. Before you look: which grows fastest with the number of
+# experts, the search, the neurons by bags, or the neurons by gathered rows?
 
 # %%
-layers, parts = read_record("06_growth"), read_record("06_rows")
-ours, theirs, dense_mlp = layers["milliseconds"].values()
+parts = read_record("06_rows")
 search_ms, bags_ms, rows_ms = parts["milliseconds"].values()
-print(f"ours, from 2^12 to 2^20 experts: {ours[-1] / ours[2]:.1f} times as long")
-faster = [e for e, a, b in zip(layers["experts"], ours, dense_mlp, strict=False) if b < a]
-print("the dense MLP is the fastest of the three with", faster, "neurons")
-assert ours[-1] < 4 * ours[2] and min(b / a for a, b in zip(ours, theirs, strict=True)) > 1.5
 growth = search_ms[-1] / search_ms[0], bags_ms[-1] / bags_ms[0]
 print(f"from 256 to 2^20 experts: search {growth[0]:.1f} times as long, bags {growth[1]:.1f} times")
 for i in (0, -1):
     print(f"{parts['experts'][i]:9,} experts: gathered rows", end=" ")
     print(f"{rows_ms[i] / bags_ms[i]:.0f} times as long as bags")
-assert faster == [256, 1024] and growth[0] < 6 and growth[1] < 5
 assert all(5 * b < c and b < a < c for a, b, c in zip(search_ms, bags_ms, rows_ms, strict=True))
 
 # %% tags=["figure"]
-fig, axes = plotting.figure(1, 2, size=(12, 4.6))
-plotting.lines(axes[1], [], {"_1": [], "_2": [], "_3": []})  # other curves, other colours
-for ax, record in zip(axes, (layers, parts), strict=True):
-    for name, times in record["milliseconds"].items():
-        plotting.lines(ax, record["experts"][: len(times)], {name: times}, marker="o")
-    ax.set(xscale="log", yscale="log", ylim=(0.5, 200), xlabel="number of experts", ylabel="ms")
-axes[0].set_title("TWO cores: whole layers, forward")
-axes[1].set_title("ONE core: parts of one layer, forward")
+fig, ax = plotting.figure(size=(7.5, 4.6))
+plotting.lines(ax, parts["experts"], parts["milliseconds"], marker="o")
+ax.set(xscale="log", yscale="log", ylim=(0.5, 200), xlabel="number of experts", ylabel="ms")
+ax.set_title("parts of one layer, forward, one core")
 plotting.save(
     fig,
     "06_growth",
-    "Milliseconds against the number of experts, 256 to a million, both logarithmic. Left, whole "
-    "layers on two cores: a dense MLP, measured up to 16,384 neurons, is the fastest up to 1,024 "
-    "and then crosses product keys with bags, which stay below PEER-pytorch throughout. Right, "
-    "parts of one layer on one core: neurons by bags are the lowest curve, the search lies above, "
-    "neurons by gathered rows are five times the bags or more.",
+    "Milliseconds against the number of experts, 256 to a million, both logarithmic, for parts of "
+    "one layer on one core: neurons by bags are the lowest curve, the search lies above, neurons "
+    "by gathered rows are five times the bags or more.",
 )
 
 # %% [markdown]
-# At 1,024 neurons the dense MLP does more arithmetic in less time. FLOPs count neither choosing the
-# $k$ largest nor reading rows from all over a table. The right panel shows the second: the bags do
-# the same arithmetic at every size, but their tables grow from 512 KiB to 2 GiB, out of every
-# cache. With bags the search costs most; with gathered rows the neurons do.
-#
-# ## 10 · Who fires for what
-#
-# Nobody tells the router what a digit is. Do characters of one kind find the same experts anyway?
-# We train a small model with 1,024 experts to predict the next byte of Python's manual.
+# The bags do the same arithmetic at every size, but their tables grow from 512 KiB to 2 GiB, out of
+# every cache. With bags the search costs most, and it grows fastest. With gathered rows the neurons
+# cost most. FLOPs count neither choosing the $k$ largest nor reading rows from all over a table: at
+# 1,024 neurons a whole dense MLP is still faster than the whole retrieval layer, on two cores
+# (folded; `python tests/bench/bench_experts.py --json figures/records/06_growth.json`).
 
-
-# %% tags=["setup"]
-def byte_model():
-    """From bytes (b, l) to logits (b, l, 256), each byte by itself."""
-    return torch.nn.Sequential(
-        torch.nn.Embedding(256, 32),
-        CDMoE(32, d_ff=64, n_experts=1024, n_heads=4, k=4, d_query=16),
-        torch.nn.RMSNorm(32),
-        torch.nn.Linear(32, 256),
-    ).float()
-
-
-def train_on_bytes(steps, seed=0):
-    """Train on windows of 64 bytes of the manual; the losses and the model."""
-    torch.manual_seed(seed)
-    ids = text.text_to_ids(text.read_text())
-    generator = torch.Generator().manual_seed(seed)
-    model, losses = byte_model(), []
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    for _ in range(steps):
-        start = torch.randint(len(ids) - 65, (16,), generator=generator)
-        window = torch.stack([ids[s : s + 65] for s in start.tolist()])
-        loss = F.cross_entropy(model(window[:, :-1]).flatten(0, 1), window[:, 1:].flatten())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return losses, model
-
+# %% tags=["guard"]
+layers = read_record("06_growth")
+ours, theirs, dense_mlp = layers["milliseconds"].values()
+print(f"ours, from 2^12 to 2^20 experts: {ours[-1] / ours[2]:.1f} times as long")
+faster = [e for e, a, b in zip(layers["experts"], ours, dense_mlp, strict=False) if b < a]
+print("the dense MLP is the fastest of the three with", faster, "neurons")
+assert ours[-1] < 4 * ours[2] and min(b / a for a, b in zip(ours, theirs, strict=True)) > 1.5
 
 # %% [markdown]
-# The *overlap* of two characters is the sum over experts of the smaller of their shares: 1 if they
-# use the same experts with the same weights, 0 without a common expert. We print its mean before
-# training and after 1,500 steps, at seed 0. The record (`python book/records.py 06_fires`) keeps
-# the 60 experts these characters use most, so its overlaps are lower bounds.
-
-
-# %%
-def fires_for(model, characters):
-    """The share of each character's gates that falls on each expert: (characters, experts)."""
-    with torch.no_grad():
-        tokens = model[0](torch.tensor(list(characters.encode())))[None]
-        gates, indices = model[1].route(tokens)
-    share = torch.zeros(len(characters), 1024)
-    return share.scatter_add(1, indices[0].flatten(1), gates[0].flatten(1).double() / 4)
-
-
-trained = torch.tensor(read_record("06_fires")["share"])[1:23]  # (22, 60)
-untrained = fires_for(train_on_bytes(0)[1], "etaoinshrdlu0123456789")
-for name, share in (("untrained", untrained), ("1,500 steps", trained)):
-    overlap = torch.minimum(share[:, None], share).sum(-1).fill_diagonal_(0)
-    letters, digits = overlap[:12, :12].sum() / (12 * 11), overlap[12:, 12:].sum() / (10 * 9)
-    print(f"{name:12} letters {letters:.2f}, digits {digits:.2f},", end=" ")
-    print(f"between {overlap[:12, 12:].mean():.2f}")
-
-# %% [markdown]
-# Overlap can rise everywhere, if the router uses fewer experts for everything. So we subtract.
-# *Kinship* is the mean of the two overlaps within a kind, minus the overlap between the kinds. And
-# it needs a control: split the same 22 characters at random into 12 and 10, 200 times. We wrote
-# this before the first run (`python book/records.py 06_kinship`):
-
-# %%
-kinship = read_record("06_kinship")
-print(kinship["prediction"])
-for steps in (0, 300, 1500):
-    rows = [row for row in kinship["table"] if row["steps"] == steps]
-    values = ", ".join(f"{row['kinship']:.3f}" for row in rows)
-    above = [row["seed"] for row in rows if row["kinship"] > row["at random, largest of 200"]]
-    print(f"{steps:5} updates: kinship {values}; above all random splits: seeds", above or "none")
-assert above == [0, 1, 2, 4] and all(abs(row["at random"]) < 0.02 for row in kinship["table"])
-assert all(row["kinship"] < 0.03 for row in kinship["table"] if row["steps"] == 0)
-failed = [row for row in kinship["table"] if row["steps"] == 300 and row["kinship"] <= 0.08]
-assert [(row["seed"], round(row["kinship"], 3)) for row in failed] == [(3, 0.034)]
-
-
-# %% tags=["figure"]
-def draw_kinship(fires, kinship):
-    """Overlaps of all characters at one seed; kinship of five seeds beside random splits."""
-    fig, (left, right) = plotting.figure(1, 2, size=(12.5, 5.4))
-    share = torch.tensor(fires["share"])
-    overlap = torch.minimum(share[:, None], share).sum(-1)
-    title = "overlap after 1,500 steps, seed 0"
-    plotting.heatmap(left, overlap, title=title, signed=False, limit=0.5)
-    left.set_xticks([0, 6.5, 17.5, 25], ["space", "letters", "digits", "signs"])
-    left.set_yticks([0, 6.5, 17.5, 25], ["space", "letters", "digits", "signs"])
-    for row in kinship["table"]:
-        x = (0, 300, 1500).index(row["steps"]) + 0.12 * (row["seed"] - 2)
-        right.plot([x, x], [0, row["at random, largest of 200"]], color=plotting.QUIET, lw=4)
-        right.plot(x, row["kinship"], "o", color=plotting.COLORS[row["seed"] == 3], ms=9)
-    right.set_xticks([0, 1, 2], ["0 updates", "300", "1,500"])
-    right.set(title="kinship, five seeds", ylim=(-0.02, 0.18))
-    right.text(-0.3, 0.14, "grey: up to the largest\nof 200 random splits", fontsize=14)
-    return fig
-
-
-# %% tags=["figure"]
-plotting.save(
-    draw_kinship(read_record("06_fires"), kinship),
-    "06_kinship",
-    "Left, a heat map of the overlaps of 28 characters at seed 0: the block of letters and the "
-    "block of digits are darker than the rest. Right, the kinship of five seeds at 0, 300 and "
-    "1,500 updates, with the range up to the largest of 200 random splits. After training, four "
-    "seeds lie far above their range, and seed 3 lies within it.",
-)
-
-# %% [markdown]
-# The first and the last part of the prediction held, the middle one **failed**. Four seeds lie
-# above every random split. On seed 3 kinship is 0.034 after 300 updates, and even after 1,500 some
-# random split has a larger one. So experts *often* sort characters by kind, in this small model,
-# and not always.
-#
 # ## Summary
 #
-# - A router learns through the gates it keeps. With $k = 1$ and renormalized gates it learns
-#   nothing. Expert choice sees the future, a capacity sees the rest of the batch.
+# - A router learns through the gates it keeps. With $k = 1$ and renormalized gates it can't learn.
+#   Expert choice uses later tokens, a capacity the rest of the batch.
 # - A shared part works beside the experts, inside them or before them. Beside a shared expert,
 #   ours still kept half of the common map.
 # - $2r$ inner products give $r^2$ scores. That makes a million experts searchable, exactly; the $k$
@@ -1204,8 +1021,8 @@ for d, m, r in ((64, 16, 16), (96, 8, 32), (10, 3, 5)):
 # %% [markdown]
 # **2 · easy.** A router with random scores and $k = 1$ sends $n$ tokens to $e$ experts. How many
 # experts does it leave unused, on average? An expert that no token reaches learns nothing from this
-# batch, however fair the router is. (Hint: how probable is it that one given expert is left out by
-# one token, and by all of them?)
+# batch, however balanced the router is. (Hint: how probable is it that one given expert is left out
+# by one token, and by all of them?)
 
 
 # %% tags=["exercise"]
@@ -1249,8 +1066,8 @@ rows = torch.randint(99, (40, 7), generator=torch.Generator().manual_seed(43))
 gates = random(40, 7, seed=44).softmax(-1)
 with LargestTensor() as made:
     y = without_gathering(x, down, up, gates, rows)
-listens = silu(torch.einsum("nd,njd->nj", x, down[rows]))
-check("without gathering", y, torch.einsum("nj,njd->nd", gates * listens, up[rows]))
+neurons = silu(torch.einsum("nd,njd->nj", x, down[rows]))
+check("without gathering", y, torch.einsum("nj,njd->nd", gates * neurons, up[rows]))
 assert made.entries <= 99 * 24, (
     f"a tensor of {made.entries} entries; gathered rows have {40 * 7 * 24}"
 )
@@ -1296,7 +1113,8 @@ print(f"the {k} best of {everything.numel():,} sums: {candidates} candidates")
 # **5 · hard.** Turn a dense MLP $\mathrm{SiLU}(xW)\,W_2$ with $r^2$ neurons into a `PEER` with one
 # head that asks *all* of them and gives the same output. (Hint: what are the gates if all scores
 # are equal, and how is `up` to make up for it? A `PEER` has the parameters `keys`, `down` and `up`;
-# the maps of `MLP` are `in_proj` and `out_proj`, with weights (f, d) and (d, f).)
+# the maps of `MLP` are `in_proj` and `out_proj`, with weights (f, d) and (d, f). `PEER` also takes
+# $k > r$: it keeps the min($k$, $r$) best of each half.)
 
 
 # %% tags=["exercise"]
@@ -1330,4 +1148,5 @@ for d, r in ((6, 5), (4, 3)):
 # - Fedus, Zoph and Shazeer, *Switch Transformers* (2021): one expert, and balancing; Zhou et al.,
 #   *Mixture-of-Experts with Expert Choice Routing* (2022).
 # - Dai et al., *DeepSeekMoE* (2024): isolating shared experts.
-# - `cheems_ref/experts.py` and `cheems_ref/retrieval.py`: the code.
+# - `cheems_ref/experts.py` and `cheems_ref/retrieval.py`: the code. Lab 06a: do characters of one
+#   kind find the same experts?

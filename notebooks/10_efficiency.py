@@ -1,11 +1,12 @@
 # %% [markdown]
 # # 10 · Where the bytes go
 #
-# **Run SSD with PyTorch's operators and each pair of tokens travels between fast and slow memory
-# thirteen times. This chapter finds the thirteen trips and reads, line by line, a kernel that makes
-# none.** By the end you will be able to
+# **In our `ssd_chunked`, PyTorch's operators read or write each pair of tokens thirteen times per
+# head. This chapter finds the thirteen trips and reads, line by line, a kernel that makes none.**
+# By the end you will be able to
 #
-# - predict the time of a pass from its operations and its bytes, and say how far off you are;
+# - predict the time of a pass from its operations and its bytes,
+#   and say how wrong the prediction is;
 # - name the thirteen trips, and choose the length of a chunk;
 # - read a Triton kernel for SSD beside its PyTorch twin;
 # - say where a state layer overtakes attention, and why the answer depends on the machine.
@@ -24,7 +25,7 @@ import textwrap
 import time
 from collections import Counter
 from functools import cache, partial
-from itertools import pairwise, product
+from itertools import product
 from pathlib import Path
 from statistics import median
 
@@ -46,29 +47,16 @@ from cheems_ref.verify import check, must_differ
 
 # %% tags=["setup"]
 torch.set_num_threads(1)  # as the record's
-RECORD = json.loads((Path("..") / "figures" / "records" / "10_efficiency.json").read_text())
-MEASURED = RECORD["parts"]
-PRODUCTS, SUMS = dict(MEASURED["rates"]["products"]), dict(MEASURED["rates"]["sums"])
+MEASURED = json.loads(Path("../figures/records/10_efficiency.json").read_text())["parts"]
+RATES = MEASURED["rates"]
+PRODUCTS, SUMS = dict(RATES["products"]), dict(RATES["sums"])
 TYPICAL = 48 * 2**20  # bytes: two tensors of 16 MiB, summed into a third
-MACHINE = Machine(
-    flops=2 * 1024**3 / PRODUCTS[1024],
-    bandwidth=TYPICAL / SUMS[TYPICAL],
-    launch=MEASURED["rates"]["launch"],
-)
-SLOW = Machine(MACHINE.flops, 4 * TYPICAL / SUMS[4 * TYPICAL], MACHINE.launch)
-RIDGE = MACHINE.flops / MACHINE.bandwidth
+MACHINE = Machine(2 * 1024**3 / PRODUCTS[1024], TYPICAL / SUMS[TYPICAL], RATES["launch"])
 TRITON = Path(roofline.__file__).with_name("triton_ssd.py").read_text(encoding="utf-8")
 
 
 def seeded(seed):
     return torch.Generator().manual_seed(seed)
-
-
-def predicted(trips, cliff=True):
-    """Milliseconds by (10.1), with or without the slower rate for large new tensors."""
-    machines = [SLOW if cliff and new >= 2**25 else MACHINE for new in trips.new]
-    called = zip(machines, trips.operators, strict=True)
-    return 1e3 * sum(machine.seconds([one]) for machine, one in called)
 
 
 def show(kernel, first, last):
@@ -85,6 +73,8 @@ print("PyTorch version", torch.__version__.partition("+")[0])
 # %% tags=["setup"]
 SIZES = dict(d_model=128, n_heads=4, d_state=64, n_values=16, k_values=2, k_experts=1)
 TWO_MILLION = 2_000_000
+FAMILIES = {"LlaMa": "llama-1.3b", "Mamba-2": "mamba2-1.3b", "Jamba": "jamba-1.3b"}
+FAMILIES |= {"OTCE": "otce-1b", "Cheems": "cheems-1.3b"}
 SYSTEMS = {
     "LlaMa": dict(pattern="AH × 8"),
     "Mamba-2": dict(pattern="SH × 8", position="conv"),
@@ -97,15 +87,6 @@ SYSTEMS = {
 def sized(name):
     """A system with the d_ff that brings it nearest to two million parameters."""
     return fit_d_ff(ModelConfig(**SYSTEMS[name], **SIZES), TWO_MILLION)
-
-
-LENGTHS = [2**i for i in range(8, 15)]
-
-
-def turns(kind, name):
-    """The measured seconds: (five runs, lengths)."""
-    seconds = MEASURED["systems"][kind]
-    return torch.tensor([seconds[str(l)][name] for l in LENGTHS]).double().T
 
 
 INNER = {
@@ -208,14 +189,14 @@ plotting.save(
 # %% [markdown]
 # Each arrow is one float32 number per head for a pair $(t, s)$ of tokens in a chunk: down when an
 # operator writes the number, up when the next one reads it. (The arrow of $CB^\top$ is four quarter
-# trips, because four heads share it.) On the right, the same arithmetic runs in one piece, and no
-# pair ever reaches the slow memory. Why should you care about the arrows?
+# trips, two down and two up, because four heads share it.) On the right, the same arithmetic runs
+# in one piece, and no pair ever reaches the slow memory.
 #
 # ## 1 · Forty-five operators
 #
 # To PyTorch, a layer is a list of *operators*: a matrix product, a sum, an exponential. Each reads
 # tensors from memory, computes, and writes a new one. We can log every operator while a layer runs.
-# Here is SSD in chunks on 512 tokens, with four heads of 32 channels and a state of 64. (We count
+# We take SSD in chunks on 512 tokens, with four heads of 32 channels and a state of 64. (We count
 # only the operations of products.) Before you run it: which operators move the most bytes?
 
 # %%
@@ -234,8 +215,8 @@ assert [one.name for one in products] == ["bmm"] * 4 and len(called) == 45
 
 # %% [markdown]
 # Four of the 45 operators are the matrix products of chapter 03's steps 1, 2 and 4, and they do all
-# the operations we count. But they move only a fifth of the bytes. The rest is a change of number
-# format, a mask, an exponential: operators that a formula doesn't even mention.
+# the operations we count. But they move only a fifth of the bytes. The rest is elementwise work:
+# products with a decay, a subtraction, a change of number format, a mask, an exponential.
 #
 # ## 2 · The price of a byte
 #
@@ -248,143 +229,47 @@ assert [one.name for one in products] == ["bmm"] * 4 and len(called) == 45
 #   \sum_i \Big( t_0 + \max\big(\phi_i / R_\text{op},\; \mu_i / R_\text{byte}\big) \Big).
 # \tag{10.1}$$
 #
-# The larger of the two times is called the *roofline* (Williams and others). We measured the three
-# numbers on one core of a server, in float32:
+# We measured the three numbers on one core of a server, in float32:
 
 # %%
 print(f"{MACHINE.flops / 1e9:.0f} billion operations per second, in products of 1,024 × 1,024")
 print(f"{MACHINE.bandwidth / 1e9:.1f} GB per second, in sums of tensors of 16 MiB")
 print(f"{1e6 * MACHINE.launch:.1f} microseconds for the smallest sum")
-print(f"break-even: {RIDGE:.1f} operations per byte")
+print(f"break-even: {MACHINE.flops / MACHINE.bandwidth:.1f} operations per byte")
 
 # %% [markdown]
 # An operator's *intensity* is its number of operations per byte. Below 6.4, the operator waits for
 # memory. The product of two $m \times m$ matrices has intensity $2m^3 / (4 \cdot 3m^2) = m / 6$, so
-# computing decides from $m \approx 40$ on. A sum, a mask or an exponential always waits.
-#
-# One rate for all bytes is too simple, though. The figure has the rate of sums against the size of
-# their result. What happens at the right end?
-
-
-# %% tags=["figure"]
-def draw_rates(ax):
-    """Bytes per second of a sum against the size of its result, and the two rates we use."""
-    results = [size / 3 / 2**20 for size in SUMS]
-    rates = [size / seconds / 1e9 for size, seconds in SUMS.items()]
-    plotting.lines(ax, results, {"sums": rates}, marker="o", xscale="log", legend=None)
-    ax.axvline(32, color=plotting.COLORS[1], linestyle="--")
-    ax.text(27, 95, "32 MiB", color=plotting.COLORS[1], ha="right", fontsize=14)
-    for machine, words in ((MACHINE, "28.5, our rate"), (SLOW, "7.0, our second rate")):
-        ax.axhline(machine.bandwidth / 1e9, color=plotting.QUIET, linewidth=1)
-        ax.text(0.2, machine.bandwidth / 1e9 + 2, words, ha="center", fontsize=13)
-    ticks = [2.0**i for i in range(-8, 7, 2)]
-    ax.set(xlabel="MiB of the result", ylabel="GB per second", ylim=(0, 140), xticks=ticks)
-    ax.set_xticklabels([f"1/{round(1 / t)}" if t < 1 else f"{t:.0f}" for t in ticks])
-
-
-def draw_race(ax, kind):
-    """Tokens per second against length."""
-    for i, name in enumerate(SYSTEMS):
-        times = turns(kind, name).median(0).values
-        how = dict(color=plotting.COLORS[i], linestyle=plotting.DASHES[i], marker="o", label=name)
-        ax.plot(LENGTHS, torch.tensor(LENGTHS) / times / 1000, **how)
-    ax.set(xscale="log", title=kind, xlabel="tokens", ylim=(0, None))
-    ax.set(xticks=LENGTHS[::2], xticklabels=[f"{l:,}" for l in LENGTHS[::2]])
-    ax.minorticks_off()
-
-
-# %% tags=["figure"]
-fig, ax = plotting.figure(size=(9, 4.2))
-draw_rates(ax)
-plotting.save(
-    fig,
-    "10_bandwidth",
-    "GB per second of sums against the size of their result: rising from 14 to over 100 below one "
-    "MiB, about 30 from one to 16 MiB, and 7 from 32 MiB on, where a dashed line stands.",
-)
-
-# %% [markdown]
-# Small tensors stay in the processor's caches and reach over 100 GB per second. From one to 16 MiB
-# we see 28 to 33. Then the rate drops by a factor of four, at 32 MiB. There are two suspects. One
-# is a cache that overflows. The other is software: from 32 MiB on, the C library takes new pages
-# from the operating system for every tensor and returns them afterwards (mallopt(3),
-# `DEFAULT_MMAP_THRESHOLD_MAX`), and the system must clear each page first. Section 4 has a clue,
-# and exercise 3 a test for your machine. We bet on the second suspect and use two rates: 28.5, and
-# 7.0 for an operator that makes a new tensor of 32 MiB or more.
+# computing decides from $m \approx 40$ on. A sum or a mask always waits. We count no operations for
+# an exponential, so (10.1) lets it wait as well. In fact it computes, and may take several times as
+# long.
 #
 # ## 3 · Thirteen trips
 #
-# Chapter 03 promised that any length of a chunk gives the same output. It doesn't give the same
-# traffic. Take $h$ heads of $p$ channels, $n$ states, $g$ groups of $B$ and $C$, and chunks of $q$
-# tokens ($l_c$ in chapter 03). One token costs
-#
-# $$\phi(q) = 2\,\big(q\,(g n + h p) + 2\,h p n\big) \text{ operations}, \qquad
-#   \mu(q) \approx \frac{\mu_\text{states}}{q} + \mu_0 + \mu_\text{pairs}\,q \text{ bytes}.
-# \tag{10.2}$$
-#
-# Each token pays for $q$ pairs, and it shares the states of its chunk with $q - 1$ others. We find
-# the three coefficients from the counts at three lengths. The other four lengths test them.
+# Which operators move the pairs? We ask each operator how many tensors of shape $q \times q$ it
+# reads and writes, where $q$ is the number of tokens in a chunk ($l_c$ in chapter 03). The table is
+# the drawing at the top, in numbers:
+
 
 # %% tags=["setup"]
-LENGTHS_OF_CHUNK = (8, 16, 32, 64, 128, 256, 512)
-
-
 class Trips(Recorder):
-    """Also record how many bytes of pairs (..., q, q) an operator moves, and of a new result."""
+    """Also record how many bytes of pairs (..., q, q) an operator reads and writes."""
 
-    def __init__(self, q=None):
+    def __init__(self, q):
         super().__init__()
-        self.q, self.pairs, self.new = q, [], []
+        self.q, self.pairs = q, []
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         known = len(self.operators)
         result = super().__torch_dispatch__(function, types, args, kwargs)
         if len(self.operators) > known:
             self.pairs.append((self.of_pairs(args), self.of_pairs(result)))
-            in_place = self.operators[-1].name.endswith("_")
-            sizes = [t.numel() * t.element_size() for t in tree_leaves(result)]
-            self.new.append(0 if in_place else max(sizes))
         return result
 
     def of_pairs(self, tree):
         tensors = [t for t in tree_leaves(tree) if isinstance(t, torch.Tensor)]
         return sum(t.nbytes for t in tensors if t.shape[-2:] == (self.q, self.q))
 
-
-def traced(call, gradients=False):
-    with torch.set_grad_enabled(gradients), Trips() as trips:
-        call()
-    return trips
-
-
-@cache
-def by_chunk(gradients=False):
-    """SSD on 4,096 tokens by the length of its chunks, forward or with its gradients."""
-    calls = make_chunks(4096).items()
-    return {q: traced(both[gradients], gradients) for q, both in calls}
-
-
-# %%
-def coefficients():
-    """The three coefficients of (10.2), from the counts at three lengths."""
-    rows = torch.tensor([[1 / q, 1, q] for q in (8, 32, 512)]).double()
-    moved = [sum(one.moved for one in by_chunk()[q].operators) / 4096 for q in (8, 32, 512)]
-    return torch.linalg.solve(rows, torch.tensor(moved).double()).tolist()
-
-
-states, rest, pairs = coefficients()
-for q, trips in by_chunk().items():
-    operations, moved = (
-        sum(counts) for counts in zip(*(one[1:] for one in trips.operators), strict=True)
-    )
-    assert operations == 4096 * 2 * (q * (64 + 4 * 32) + 2 * 4 * 32 * 64)
-    assert abs(moved / 4096 / (states / q + rest + pairs * q) - 1) < 0.02
-print(f"each number of a state moves {states / (4 * 4 * 32 * 64):.1f} times,")
-print(f"each pair {pairs / (4 * 4):.1f} times per head")
-
-# %% [markdown]
-# Every pair moves thirteen times. Which thirteen? We ask each operator how many tensors of shape $q
-# \times q$ it reads and writes. The table is the drawing at the top, in numbers:
 
 # %%
 with Trips(q=16) as trips:
@@ -412,91 +297,100 @@ assert total == 13
 # 5. Multiplying by $L$ reads $L$ and writes the product: 2.
 # 6. The product with $x$ reads it: 1.
 #
-# Nothing here is careless. The float64 saves digits (chapter 03), in-place operators save memory,
-# and `ssd_chunked` takes only 16 chunks at a time so that short chunks may stay in a cache. (Then a
-# trip ends there, and (10.1) predicts too long a time. It's an estimate and no bound.) Still, none
-# of the thirteen trips is in the formula $(L \circ CB^\top)\,x$.
+# Nothing here is careless. The float64 saves digits (chapter 03), and in-place operators save
+# memory. But the formula $(L \circ CB^\top)\,x$ doesn't say that its parts go through memory.
 #
 # ## 4 · The length of a chunk
 #
-# Which chunk is best? In (10.2), traffic is smallest where the first and third terms are equal, at
-# $q = \sqrt{\mu_\text{states} / \mu_\text{pairs}}$. Then there is the clock. We predict the time of
-# each length on 4,096 tokens twice: with one rate for all bytes, and with the second rate for new
-# tensors of 32 MiB and more.
+# Chapter 03 promised that any length of a chunk gives the same output. It doesn't give the same
+# traffic. Take $h$ heads of $p$ channels, $n$ states, and $g$ groups of $B$ and $C$. One token
+# costs
+#
+# $$\phi(q) = 2\,\big(q\,(g n + h p) + 2\,h p n\big) \text{ operations}, \qquad
+#   \mu(q) \approx 4 h \,\Big(7\,\frac{p n}{q} + 13\,q\Big) + \mu_0 \text{ bytes}.
+# \tag{10.2}$$
+#
+# Each token pays for $q$ pairs, thirteen trips of four bytes each. It shares the states of its
+# chunk with $q - 1$ others, and each number of a state makes seven trips (counted in the same way).
+# The rest, $\mu_0$, doesn't depend on $q$. Traffic is smallest where the first two terms are equal,
+# at $q = \sqrt{7 p n / 13}$. Does the clock agree? Here are the counts for 4,096 tokens, the time
+# that (10.1) predicts, and the measured one. Before you run it: which chunk is the fastest?
+
+
+# %% tags=["setup"]
+@cache
+def by_chunk():
+    """The operators of SSD on 4,096 tokens, by the length of the chunks."""
+    listed = {}
+    for q, (forward, _) in make_chunks(4096).items():
+        with torch.no_grad(), Recorder() as recorder:
+            forward()
+        listed[q] = recorder.operators
+    return listed
+
 
 # %%
-states, rest, pairs = coefficients()
-print(f"least traffic at q = {math.sqrt(states / pairs):.0f}")
-off = {}
-for kind, by_length in (("evaluation", by_chunk()), ("training", by_chunk(True))):
-    seconds = MEASURED["chunks"]["seconds"][kind]
-    off[kind] = {
-        "one rate": [predicted(t, cliff=False) for t in by_length.values()],
-        "two rates": [predicted(t) for t in by_length.values()],
-        "measured": [1e3 * median(seconds[str(q)]) for q in by_length],
-    }
-    print(f"{kind + ', ms, q:':18}", *(f"{q:6}" for q in by_length))
-    for name, times in off[kind].items():
-        print(f"  {name:16}", *(f"{one:6.1f}" for one in times))
+print(f"least traffic at q = {math.sqrt(7 * 32 * 64 / 13):.0f}")
+print("  q     MB  states  pairs     ms predicted  measured")
+took = MEASURED["chunks"]["seconds"]["evaluation"]
+times = {"predicted": [], "measured": []}
+for q, called in by_chunk().items():
+    operations, moved = sum(one.flops for one in called), sum(one.moved for one in called) / 1e6
+    assert operations == 4096 * 2 * (q * (64 + 4 * 32) + 2 * 4 * 32 * 64)
+    states, pairs = (4096 * 16 * each / 1e6 for each in (7 * 32 * 64 / q, 13 * q))
+    times["predicted"].append(by_count := 1e3 * MACHINE.seconds(called))
+    times["measured"].append(clock := 1e3 * median(took[str(q)]))
+    print(f"{q:3} {moved:6.0f} {states:7.0f} {pairs:6.0f} {by_count:16.1f} {clock:9.1f}")
 
 # %% tags=["figure"]
-fig, axes = plotting.figure(1, 2, size=(12, 4.4))
-for ax, (kind, curves), ticks in zip(axes, off.items(), ((5, 20, 80), (20, 80, 240)), strict=True):
-    plotting.lines(ax, LENGTHS_OF_CHUNK, curves, marker="o", xscale="log", yscale="log", title=kind)
-    ax.axvline(math.sqrt(states / pairs), color=plotting.QUIET, linestyle=":")
-    ax.set(xlabel="tokens in a chunk", yticks=ticks, yticklabels=ticks)
-    ax.set(xticks=LENGTHS_OF_CHUNK, xticklabels=LENGTHS_OF_CHUNK)
-    ax.tick_params(axis="both", which="minor", labelleft=False, labelbottom=False)
-axes[0].set_ylabel("milliseconds")
+fig, ax = plotting.figure(size=(7, 4.2))
+plotting.lines(ax, [*by_chunk()], times, marker="o", xscale="log", yscale="log")
+ax.axvline(math.sqrt(7 * 32 * 64 / 13), color=plotting.QUIET, linestyle=":")
+ax.set(xlabel="tokens in a chunk", ylabel="milliseconds")
+ax.set(yticks=(5, 20, 80), yticklabels=(5, 20, 80), xticks=[*by_chunk()], xticklabels=[*by_chunk()])
+ax.tick_params(axis="both", which="minor", labelleft=False, labelbottom=False)
 plotting.save(
     fig,
     "10_chunks",
-    "Milliseconds of SSD on 4,096 tokens against the length of its chunks, forward and with "
-    "gradients: all curves fall to 32 or 64 tokens and rise again. The measured curve rises most "
-    "steeply from 128 to 512; the prediction with two rates rises with it, the other one less.",
+    "Milliseconds of SSD on 4,096 tokens against the length of its chunks, predicted and measured: "
+    "both curves fall to 32 or 64 tokens and rise again. The measured curve lies above the other "
+    "and rises more steeply from 128 to 512.",
 )
 
 # %% tags=["guard"]
-rates = {size: size / seconds / 1e9 for size, seconds in SUMS.items()}
-assert round(MACHINE.bandwidth / 1e9, 1) == 28.5 and 5 < RIDGE < 8
-assert all(round(rates[size], 1) in (7.0, 7.2) for size in rates if size / 3 >= 2**25)
-middle = [rates[size] for size in rates if 2**20 <= size / 3 < 2**25]
-assert 28 < min(middle) < max(middle) < 33
-assert 100 < max(rates.values()) < 130 and round(RIDGE, 1) == 6.4
-for kind, curves in off.items():
-    one, two, found = (torch.tensor(curves[name]) for name in ("one rate", "two rates", "measured"))
-    assert LENGTHS_OF_CHUNK[one.argmin()] == LENGTHS_OF_CHUNK[two.argmin()] == 32
-    assert {*found.argsort()[:2].tolist()} == {2, 3}  # 32 and 64
-    assert ((found / one)[-2:] > 2.9).all() and 4 < (found / one)[-1] < 4.4
-    assert (found / two).max() < 2.8 and ((found / two)[-2:] < 2.21).all()
-    assert ((found / two) > 1.4).all()
-    pair = [MEASURED["chunks"]["seconds"][kind][q] for q in ("32", "64")]
-    mean, half = interval([a / b for a, b in zip(*pair, strict=True)])
-    assert mean - half < 1 < mean + half
-assert max(one.moved for one in by_chunk()[256].operators) <= TYPICAL
-assert max(by_chunk()[128].new) < 2**25 and max(by_chunk()[256].new) == 2**25
-assert math.sqrt(states / pairs) - 33 < 0.5
+by_terms = {q: 16 * (7 * 32 * 64 / q + 13 * q) for q in by_chunk()}
+rest = [sum(one.moved for one in by_chunk()[q]) / 4096 - of_q for q, of_q in by_terms.items()]
+assert all(abs(rest[2] - other) < 0.02 * (other + by_terms[8]) for other in rest)
+off = torch.tensor(times["measured"]) / torch.tensor(times["predicted"])
+assert torch.tensor(times["predicted"]).argmin() == 2
+assert {*torch.tensor(times["measured"]).argsort()[:2].tolist()} == {2, 3}  # 32 and 64
+assert 1.35 < off[:5].min() < off[:5].max() < 1.95
+assert [round(one.item()) for one in off[5:]] == [3, 4]
+mean, half = interval([a / b for a, b in zip(took["32"], took["64"], strict=True)])
+assert mean - half < 1 < mean + half
+speeds = {size / 3: size / seconds / 1e9 for size, seconds in SUMS.items()}
+assert round(speeds[2**24], 1) == 28.5
+assert all(round(speeds[size]) == 7 for size in speeds if size >= 2**25)
 
 # %% [markdown]
-# The model predicts 32. In five runs 32 and 64 are indistinguishable. All lengths take 1.4 to 2.8
-# times as long as predicted, and the model doesn't explain that factor.
+# The model predicts 32. In five runs 32 and 64 are indistinguishable. Up to 128, a pass takes 1.4
+# to 1.9 times as long as predicted, and the model doesn't explain that factor.
 #
-# Look at 256 and 512. With one rate, the prediction is off by a factor of 2.9 to 4.3, far more than
-# in the middle. At 512 every tensor of pairs has 32 MiB; at 256 only the float64 tensor is that
-# large. With the second rate these two lengths are off by no more than the others. That is the
-# clue: in evaluation at 256, no operator moves more than 48 MiB, and sums of 48 MiB still ran at
-# full rate. An overflowing cache wouldn't notice it; the new tensor is enough.
+# At 256 and 512, it's a factor of 3 and 4. One suspect is a second price per byte: in our record,
+# sums into 16 MiB ran at 28.5 GB per second, and sums into 32 MiB or more at 7. At 256 the float64
+# tensor of pairs has 32 MiB. At 512 it has 64, and every float32 tensor of pairs per head has 32.
+# Exercise 3 tests the suspect on your machine.
 #
-# The papers' kernels take chunks of 256 (WM Table 7). If nobody moves the pairs, $\mu_\text{pairs}$
-# falls and the best chunk grows. So let's stop moving them.
+# The papers' kernels take chunks of 256 (WM Table 7). If nobody moves the pairs, the term with
+# 13 $q$ vanishes and the best chunk grows. So let's stop moving them.
 #
 # ## 5 · Three kernels
 #
 # A *kernel* is a function that the processor runs many times in parallel. Each run is a *program*.
 # Between a load and a store, a program keeps its numbers in registers and fast memory. Triton lets
-# you write one in Python: `tl.load` and `tl.store` are the only trips, and everything between them
-# is free of traffic, as long as the tiles fit. `cheems_ref/triton_ssd.py` does chapter 03's steps
-# in three kernels, each program for one head of one row of the batch:
+# you write one in Python: `tl.load` and `tl.store` are the only trips, as long as the tiles fit.
+# `cheems_ref/triton_ssd.py` does chapter 03's steps in three kernels, each program for one head of
+# one row of the batch:
 #
 # | kernel | one program for | loads | keeps to itself | stores |
 # |---|---|---|---|---|
@@ -560,26 +454,6 @@ def draw_programs(ax):
             ax.text(q * (j + 0.5), middle, words, ha="center", va="center", fontsize=14)
 
 
-def draw_roofline(ax, kernel):
-    """Operations per second against intensity: the roof, five layers, and the kernels."""
-    x = torch.logspace(-0.5, 3, 100)
-    roof = {"roof": (x * MACHINE.bandwidth).clamp(max=MACHINE.flops) / 1e9}
-    plotting.lines(ax, x, roof, xscale="log", yscale="log", legend=None)
-    words = {"SSD, chunks of 16": (9, -12), "SSD, chunks of 64": (9, -12)}  # beside the points
-    words |= {"SSD, all at once": (8, -4), "attention": (-74, -4), "MLP": (8, -14)}
-    for name, beside in words.items():
-        trips = traced(make_forms(2048)[name]).operators
-        did, moved = sum(one.flops for one in trips), sum(one.moved for one in trips)
-        place = did / moved, did / median(MEASURED["forms"]["2048"][name]) / 1e9
-        ax.plot(*place, "o", color=plotting.COLORS[1], markersize=8)
-        ax.annotate(name, place, beside, textcoords="offset points", fontsize=13)
-        if name == "SSD, chunks of 64":
-            plotting.arrow(ax, place, kernel, bend=-0.2)
-    ax.plot(*kernel, "o", markerfacecolor="white", markeredgecolor=plotting.INK, markersize=9)
-    ax.text(13, 240, "kernels, counted", ha="center", fontsize=13)
-    ax.set(xlabel="operations per byte", ylabel="billion operations per second", ylim=(3, 400))
-
-
 # %% tags=["figure"]
 fig, ax = plotting.figure(size=(6.4, 5.6))
 draw_programs(ax)
@@ -595,7 +469,9 @@ plotting.save(
 # the light blocks. They act through a write, the carried state, and a read.
 #
 # **A tile and its mask.** A program sees memory as one long row of numbers. It loads a *tile*: some
-# rows of a matrix. In Triton, straight from the package, it looks like this:
+# rows of a matrix. The sides of a tile must be powers of two, at least 16. So our example with $n =
+# 8$ states and $p = 4$ channels has tiles of $N = P = 16$ columns, and $l = 42$ tokens make two
+# chunks of $q = 16$ and one of 10. This is the Triton, straight from the package:
 
 # %%
 show("_tile", "column =", "return")
@@ -603,12 +479,12 @@ print()
 show("_steps", "steps =", "return")
 
 # %% [markdown]
-# The last chunk has only 10 tokens, but a tile has 16 rows. Behind the last row, memory belongs to
+# The last chunk has only 10 tokens, but a tile has 16 rows. The memory past the last row belongs to
 # something else. So `tl.load` takes a mask, and gives zeros where the mask is false. A token with
-# $\Delta = 0$ leaves the state alone.
+# $\Delta = 0$ leaves the state alone. (The bound of −750 changes nothing: its exponential is 0.)
 #
-# To test each line we write a PyTorch twin: the same lines with `tl` replaced. Our memory is a
-# dictionary of flat tensors with sevens behind them, and `load` and `store` count every number:
+# To test each line we write a PyTorch twin: the same lines with `tl` replaced. Our `MEMORY` is a
+# dictionary of flat tensors followed by sevens, and `load` and `store` count every number:
 
 
 # %%
@@ -661,7 +537,8 @@ show("_write", "chunk, head", "tl.store(decays")
 # - `since` is the log decay since the chunk began. It never rises, so its minimum is the last.
 # - `tl.dot` is the product of $B^\top$ with rows of $x$, scaled by $\Delta$ and the decay to the
 #   end. ("tf32x3" is the precision of a tensor core's product.)
-# - Two stores: the write, and the decay of the whole chunk.
+# - Two stores: the write, and the decay of the whole chunk. `place` numbers the chunks of all
+#   heads.
 #
 # The twin has the same names in the same order:
 
@@ -694,13 +571,11 @@ _ = must_differ("no mask at the ragged end", stored("states"), right)
 _ = run(write, CHUNKS, h)
 
 # %% [markdown]
-# The mistake is a popular one: the mask is forgotten, tests use lengths that are multiples of 16,
-# and the sevens go unnoticed.
+# It is an easy mistake to miss: if every test uses a multiple of 16 tokens, no program ever reads
+# past the end.
 #
-# **`_carry`** must go through the chunks in order, so one program does them all:
-
-# %%
-show("_carry", "state =", "tl.store(final")
+# **`_carry`** must go through the chunks in order, so one program does them all. Here is its twin.
+# In the loop, a chunk's own write leaves memory, and the state *before* the chunk takes its place:
 
 
 # %%
@@ -723,9 +598,6 @@ want, final = ssd_recurrent(*GIVEN.values(), return_final_state=True)
 check("the state after the last chunk", stored("final"), final[0].mT)
 
 # %% [markdown]
-# Look at the order of load and store in the loop. Each chunk's own write leaves memory, and the
-# state *before* the chunk takes its place. That saves a second array of states.
-#
 # **`_read`** is the kernel of our picture. It begins like `_write` and loads $C$ as well. Then come
 # these lines. Where are the thirteen trips?
 
@@ -736,9 +608,12 @@ show("_read", "between", "tl.store(y")
 # There are none. `between`, `L` and `scores` have $q \times q$ numbers each, and no `tl.store`
 # mentions them. The subtraction in float64, the mask, the exponential and both products happen
 # inside one program. Only `inside_chunk + before_chunk` is stored, and it has $q \times p$ numbers.
+#
+# Are the twins right? (The twin of `_read` is folded.) And is the Triton? Without a GPU, Triton's
+# interpreter runs it (slowly), and we compare both in float32:
 
 
-# %%
+# %% tags=["setup"]
 def read(chunk, head, row=0):
     """The twin of _read."""
     t = chunk * q + torch.arange(q)
@@ -756,10 +631,6 @@ def read(chunk, head, row=0):
     before_chunk = since.exp()[:, None] * (Q @ state)
     store("y", mine[:, None] * p + j, inside_chunk + before_chunk, (t < l)[:, None] & (j < p))
 
-
-# %% [markdown]
-# Are the twins right? And is the Triton? Without a GPU, Triton's interpreter runs it (slowly), and
-# we compare both in float32:
 
 # %%
 _ = run(read, CHUNKS, h)
@@ -806,53 +677,56 @@ for (kernel, grid), one_head in zip(grids.items(), numbers(l, n, p, q), strict=T
 # long would that take by (10.1)?
 
 # %%
-by_torch = sum(one.moved for one in by_chunk()[64].operators)
+by_torch = sum(one.moved for one in by_chunk()[64])
 by_kernels = 4 * 4 * sum(numbers(4096, 64, 32, 64))
 flops = 2 * 4 * 4096 * (2 * 64 * 32 + 64 * 64 + 64 * 32)  # CBᵀ once for each head
 kernels = flops / MACHINE.flops, by_kernels / MACHINE.bandwidth
 print(f"PyTorch {by_torch / 1e6:.0f} MB, three kernels {by_kernels / 1e6:.0f} MB")
-print(f"milliseconds by (10.1): PyTorch {predicted(by_chunk()[64]):.1f};")
+print(f"milliseconds by (10.1): PyTorch {1e3 * MACHINE.seconds(by_chunk()[64]):.1f};")
 print(f"kernels {1e3 * kernels[0]:.1f} of computing, {1e3 * kernels[1]:.1f} of moving")
 
+# %% [markdown]
+# Divide an operator's operations by its time in (10.1), without $t_0$. That's the *roofline* of
+# Williams and others: it rises with the intensity, up to $R_\text{op}$. Where do our layers stand?
+
+
 # %% tags=["figure"]
-fig, ax = plotting.figure(size=(9, 4.8))
+def draw_roofline(ax, kernel):
+    """Operations per second against intensity: the roof, four layers, and the kernels."""
+    x = torch.logspace(-0.5, 3, 100)
+    roof = {"roof": (x * MACHINE.bandwidth).clamp(max=MACHINE.flops) / 1e9}
+    plotting.lines(ax, x, roof, xscale="log", yscale="log", legend=None)
+    for name in ("SSD, chunks of 16", "SSD, chunks of 64", "attention", "MLP"):
+        with torch.no_grad(), Recorder() as recorder:
+            make_forms(2048)[name]()
+        did, moved = (sum(counts) for counts in list(zip(*recorder.operators, strict=True))[1:])
+        place = did / moved, did / median(MEASURED["forms"]["2048"][name]) / 1e9
+        ax.plot(*place, "o", color=plotting.COLORS[1], markersize=8)
+        ax.annotate(name, place, (9, -13), textcoords="offset points", fontsize=13)
+    ax.plot(*kernel, "o", markerfacecolor="white", markeredgecolor=plotting.INK, markersize=9)
+    ax.annotate("kernels, counted", kernel, (-60, 8), textcoords="offset points", fontsize=13)
+
+
+# %% tags=["figure"]
+fig, ax = plotting.figure(size=(9, 4.4))
 draw_roofline(ax, (flops / by_kernels, MACHINE.flops / 1e9))
+ax.set(xlabel="operations per byte", ylabel="billion operations per second", ylim=(3, 400))
 plotting.save(
     fig,
     "10_roofline",
     "Operations per second against operations per byte, with a roof that rises and turns level. "
-    "SSD in chunks of 16 and 64 lies under the rising part, SSD all at once far below, MLP and "
-    "attention under the level part. An arrow leads from chunks of 64 to a hollow point for the "
-    "kernels, on the level part of the roof.",
+    "SSD in chunks of 16 and 64 lies under the rising part, MLP and attention under the level "
+    "part. A hollow point for the kernels is on the level part of the roof.",
 )
 
 # %% tags=["guard"]
 assert round(by_torch / 1e6) == 108 and round(by_kernels / 1e6) == 27
-assert kernels[0] > kernels[1] and flops / by_kernels > RIDGE
-whole = traced(make_forms(2048)["SSD, all at once"])
-took = 1e3 * median(MEASURED["forms"]["2048"]["SSD, all at once"])
-assert [round(took / predicted(whole, cliff), 1) for cliff in (False, True)] == [12.8, 4.4]
-assert {new for new in whole.new if new >= 2**25} == {2**26}
-held = [4 * (size * (2 * 128 + 64) + size**2 + 128 * 64) / 1024 for size in (64, 128)]
-assert held == [128, 256]
-compiled = {how: median(one) for how, one in MEASURED["compiled"]["seconds"]["Cheems"].items()}
-assert round(1e3 * compiled["as it is"]) == 84 and round(1e3 * compiled["compiled"]) == 59
+assert kernels[0] > kernels[1] and flops / by_kernels > MACHINE.flops / MACHINE.bandwidth
 
 # %% [markdown]
 # The kernels move a quarter of the bytes, and on this machine they would wait for the arithmetic
 # instead of the memory. The hollow point is counted, not measured: we have no such kernel for a
-# CPU, and we have not measured its speed on a GPU. `make gpu` does, if you have one. A compiler
-# that fuses operators goes part of the way: `torch.compile` took a pass of Cheems over 1,024 tokens
-# from 84 to 59 ms.
-#
-# The lowest point is SSD all at once. Its tensors of pairs have 64 MiB, and with one rate the model
-# is off by a factor of 12.8. The second rate brings that down to 4.4. We can't explain the rest.
-#
-# Why not longer chunks, now that pairs are free? A program of `_read` must hold $C$, $B$, $x$, its
-# scores and a state at the same time: with $n = 128$ and $p = 64$ that's 128 KiB for 64 tokens, and
-# 256 KiB for 128. An H100 gives a program at most 227 KB of fast memory (NVIDIA, *Hopper Tuning
-# Guide*). So `ssd_triton` stops at 64 tokens. mamba-ssm's kernels, which take 256, cut $n$ and $p$
-# into smaller tiles and multiply in 16 bits.
+# CPU, and we have not measured its speed on a GPU. `make gpu` does, if you have one.
 #
 # ## 8 · The race of five systems
 #
@@ -863,40 +737,34 @@ assert round(1e3 * compiled["as it is"]) == 84 and round(1e3 * compiled["compile
 
 
 # %% tags=["setup"]
-def milliseconds(name):
-    """Measured milliseconds of a step by context, medians."""
-    found = MEASURED["decoding"]
-    return {int(context): 1e3 * median(found[context][name]) for context in found}
+LENGTHS = [2**i for i in range(8, 15)]
+
+
+def turns(kind, name):
+    """The measured seconds: (five runs, lengths)."""
+    seconds = MEASURED["systems"][kind]
+    return torch.tensor([seconds[str(l)][name] for l in LENGTHS]).double().T
 
 
 def crossings(kind, name, other):
     """From how many tokens on one system is faster than another, in each run."""
-    ratios, found = (turns(kind, name) / turns(kind, other)).log(), []
-    for one in ratios.tolist():
-        pairs = zip(pairwise(one), pairwise(map(math.log2, LENGTHS)), strict=True)
-        ((above, below), (short, long)), *_ = [
-            pair for pair in pairs if pair[0][0] > 0 >= pair[0][1]
-        ]
-        found.append(2 ** (short + (long - short) * above / (above - below)))
+    found = []
+    for one in (turns(kind, name) / turns(kind, other)).log().tolist():
+        i = next(i for i in range(len(LENGTHS)) if one[i] > 0 >= one[i + 1])
+        found.append(LENGTHS[i] * 2 ** (one[i] / (one[i] - one[i + 1])))
     return found
 
 
-def as_fast(kind, name, other, length):
-    """How many times as fast as another system, with the interval over the runs."""
-    at = LENGTHS.index(length)
-    return interval((turns(kind, other) / turns(kind, name))[:, at].tolist())
-
-
-# %%
-SHORT = {name: {} for name in SYSTEMS}
-for name in SYSTEMS:
-    total = sum(part.total for part in count_parameters(sized(name)).values())
-    times = turns("evaluation", name).median(0).values
-    for length in (256, 1024, 4096):
-        called = pass_operators(sized(name), length).values()
-        SHORT[name][length] = sum(map(MACHINE.seconds, called))
-    factors = [times[LENGTHS.index(l)] / by_count for l, by_count in SHORT[name].items()]
-    print(f"{name:8} {total:,} parameters; measured / (10.1):", *(f"{f:.2f}" for f in factors))
+# %% tags=["figure"]
+def draw_race(ax, kind):
+    """Tokens per second against length."""
+    for i, name in enumerate(SYSTEMS):
+        times = turns(kind, name).median(0).values
+        how = dict(color=plotting.COLORS[i], linestyle=plotting.DASHES[i], marker="o", label=name)
+        ax.plot(LENGTHS, torch.tensor(LENGTHS) / times / 1000, **how)
+    ax.set(xscale="log", title=kind, xlabel="tokens", ylim=(0, None))
+    ax.set(xticks=LENGTHS[::2], xticklabels=[f"{l:,}" for l in LENGTHS[::2]])
+    ax.minorticks_off()
 
 
 # %% tags=["figure"]
@@ -917,48 +785,39 @@ plotting.save(
 for kind in ("evaluation", "training"):
     speed = torch.stack([1 / turns(kind, name).median(0).values for name in SYSTEMS])
     names = [*SYSTEMS]
-    assert [names[i] for i in speed.argmax(0)[[0, 2, 3, 5, 6]]] == [
-        "LlaMa", "OTCE", "OTCE", "Mamba-2", "Mamba-2"]  # fmt: skip
-    assert {names[i] for i in speed.argmin(0)[3:]} == {"LlaMa"}
+    first, last = ([names[i] for i in places] for places in (speed.argmax(0), speed.argmin(0)))
+    assert [first[i] for i in (0, 2, 3, 5, 6)] == ["LlaMa", "OTCE", "OTCE", "Mamba-2", "Mamba-2"]
+    assert {*last[3:]} == {"LlaMa"}
+    assert all(400 < interval(crossings(kind, name, "LlaMa"))[0] < 1300 for name in names[1:])
 print("the figure: LlaMa is the fastest at 256 tokens, and the slowest from 2,048 on")
-for kind, name in product(("evaluation", "training"), [*SYSTEMS][1:]):
-    assert 400 < interval(crossings(kind, name, "LlaMa"))[0] < 1300
-every = [turns("evaluation", name).median(0).values[LENGTHS.index(l)].item() / seconds
-         for name, by_length in SHORT.items() for l, seconds in by_length.items()]  # fmt: skip
-assert round(min(every), 2) >= 1.65 and max(every) < 2.5
 again = MEASURED["batches"]["seconds"]["1"]
 drift = [median(again[name]) / turns("training", name).median(0).values[0].item()
          for name in SYSTEMS]  # fmt: skip
 assert 1.165 < min(drift) < max(drift) < 1.22 and max(drift) / min(drift) < 1.04
-slowed = median(MEASURED["compiled"]["seconds"]["Cheems"]["as it is"])
-slowed /= turns("evaluation", "Cheems").median(0).values[2].item()
-assert 1.25 < slowed < 1.275 and RECORD["machine"]["load before"] > 1
-assert 16_384 * 128 * 4 == 8 * 2**20
-starts, ends = ([milliseconds(name)[l] for name in SYSTEMS] for l in (256, 16_384))
-assert 3.7 < min(starts) < max(starts) < 5 and 48 < ends[0] < 50
-assert all(7 < end < 13 for end in ends[2:]) and abs(ends[1] - starts[1]) < 0.2
 
 # %% [markdown]
-# LlaMa, with attention in eight layers, is the fastest on short texts and the slowest on long ones.
-# (10.1) is too fast by a factor of 1.65 to 2.5, much as for a single layer.
+# LlaMa, with attention in eight layers, is the fastest at 256 tokens and the slowest from 2,048 on.
+# Interpolated between the measured lengths, the other four overtake LlaMa at 400 to 1,300 tokens,
+# in evaluation and in training.
 #
-# One caveat stays with us. The machine was busy when the record began, and later the same passes
-# took 1.17 to 1.27 times as long. So don't trust the factor of two to more than a quarter. Ratios
-# between systems are safer. The one time we could compare them (training, 256 tokens) they had
-# moved by up to 4 percent, and we don't trust any verdict closer to 1 than that.
-#
-# **Where do they cross?** If we interpolate the logarithm of the ratio between measured lengths,
-# the other four overtake LlaMa at 400 to 1,300 tokens, in evaluation and in training.
+# One caveat. The machine was busy when the record began, and later the passes of 256 tokens took
+# 1.17 to 1.22 times as long. The ratios between systems moved by up to 4 percent, so we don't trust
+# a verdict closer to 1 than that.
 #
 # ### One token more
 #
-# A pass reads a text. When a model *writes*, it makes one token at a time, and what a step moves
-# grows with its keys and values alone. Our cache is immutable: every step reads the old keys and
-# values, writes a copy that is one token longer, and attention reads the copy. That makes three
-# times their bytes, plus a few for positions:
+# When a model *writes*, it makes one token at a time, and what a step moves grows with its keys and
+# values alone. Our cache is immutable: every step reads the old keys and values, writes a copy that
+# is one token longer, and attention reads the copy. That makes three times their bytes:
 
 
 # %% tags=["setup"]
+def milliseconds(name):
+    """Measured milliseconds of a step by context, medians."""
+    found = MEASURED["decoding"]
+    return {int(context): 1e3 * median(found[context][name]) for context in found}
+
+
 def a_step(name, context):
     """The operators of one more token after so many."""
     _ = torch.manual_seed(0)
@@ -971,102 +830,65 @@ def a_step(name, context):
     return recorder.operators
 
 
-FAMILIES = {"LlaMa": "llama-1.3b", "Mamba-2": "mamba2-1.3b", "Jamba": "jamba-1.3b"}
-FAMILIES |= {"OTCE": "otce-1b", "Cheems": "cheems-1.3b"}
-ROWS = "neurons", "_embedding_bag"
-KEPT = {
-    "all operators": lambda one: True,
-    "products": lambda one: one.flops > 0,
-    "rows cached": lambda one: one.flops > 0 and one.name not in ROWS,
-}
-
-
-def listed(config):
-    called = pass_operators(config, 4096, dtype=torch.bfloat16)
-    return [one for part in called.values() for one in part]
-
-
-# %%
-GROWTH = {}
+# %% tags=["guard"]
+growth = {}
 for name in SYSTEMS:
     few, many = (a_step(name, context) for context in (64, 128))
-    moved = [sum(one.moved for one in operators) for operators in (few, many)]
+    growth[name] = (sum(one.moved for one in many) - sum(one.moved for one in few)) / 64
     keys_values = cache_bytes(sized(name), 1, dtype=torch.float32).keys_values
-    GROWTH[name] = (moved[1] - moved[0]) / 64
-    assert len(few) == len(many) and 0 <= GROWTH[name] - 3 * keys_values < 0.02 * GROWTH[name] + 1
-    print(f"{name:8} {len(few)} operators; a token of context adds {GROWTH[name]:6.0f} bytes")
+    assert len(few) == len(many) and 0 <= growth[name] - 3 * keys_values < 0.02 * growth[name] + 1
+    print(f"{name:8} {len(few)} operators; a token of context adds {growth[name]:6.0f} bytes")
 print("ms per 1,000 tokens of context: measured, and its bytes by (10.1)")
-for name in SYSTEMS:
-    steps = milliseconds(name)
+for name in ("LlaMa", "Mamba-2"):
+    steps, by_bytes = milliseconds(name), 1e6 * growth[name] / MACHINE.bandwidth
     slope = 1000 * (steps[16_384] - steps[1024]) / (16_384 - 1024)
-    by_bytes = 1e6 * GROWTH[name] / MACHINE.bandwidth
     print(f"{name:8} {slope:5.2f} {by_bytes:5.2f}")
-    assert name != "LlaMa" or 3 < slope / by_bytes < 3.4
+
+# %% tags=["guard"]
+starts, ends = ([milliseconds(name)[l] for name in SYSTEMS] for l in (256, 16_384))
+assert 3.7 < min(starts) < max(starts) < 5 and 48 < ends[0] < 50
+assert abs(ends[1] - starts[1]) < 0.2 and round(ends[1]) == 4
 print("a step, in ms: 3.7 to 5 after 256 tokens; after 16,384 tokens LlaMa 49, Mamba-2 4")
 
 # %% [markdown]
-# Mamba-2's step takes as long after 16,384 tokens as after 256. LlaMa's slows down, as its bytes
-# say, but three times as much as they say. The cliff is no excuse here: LlaMa's keys have only 8
-# MiB per layer. We can't explain the rest.
-
-# %% [markdown]
-# ## 9 · On another machine
+# Mamba-2's step takes 4 ms after 16,384 tokens, as after 256. LlaMa's takes 49 ms. It slows down
+# three times as much as its bytes say, and we haven't found out why. Each step copies its keys and
+# values into new tensors, so exercise 3's suspect may be at work again.
 #
-# Our machine breaks even at 6.4 operations per byte. A GPU with $10^{15}$ operations and $3.3 \cdot
-# 10^{12}$ bytes per second, about an H100, breaks even at 303. And the papers' models have 1.3
-# billion parameters (OTCE: one billion). Is it the width that moves a crossing, or the machine? We
-# need all four combinations. By (10.1), in sixteen bits, with free calls, here is how many times as
-# fast as LlaMa each system reads 4,096 tokens. We count every operator, and then only the products,
-# as if kernels kept everything else to themselves:
-
-# %%
-WIDTHS = {
-    "small": {name: listed(sized(name)) for name in SYSTEMS},
-    "large": {name: listed(preset(FAMILIES[name])) for name in SYSTEMS},
-}
-RATES = {"CPU": Machine(MACHINE.flops, MACHINE.bandwidth), "GPU": Machine(1e15, 3.3e12)}
-LEADS = {}
-print(f"{'':26}", *(f"{name:>8}" for name in SYSTEMS))
-for what, width, place in product(("all operators", "products"), WIDTHS, RATES):
-    kept = {name: filter(KEPT[what], called) for name, called in WIDTHS[width].items()}
-    took = {name: RATES[place].seconds(called) for name, called in kept.items()}
-    leads = LEADS[what, width, place] = {name: took["LlaMa"] / took[name] for name in SYSTEMS}
-    print(f"{what:14} {width:6} {place:4}", *(f"{lead:8.2f}" for lead in leads.values()))
-assert sum(LEADS["all operators", "large", "GPU"][name] > 1 for name in SYSTEMS) == 1  # OTCE
-took = {what: {name: RATES["GPU"].seconds(filter(keep, WIDTHS["large"][name]))
-               for name in ("Jamba", "Cheems")} for what, keep in KEPT.items()}  # fmt: skip
-ahead = {what: one["Cheems"] < one["Jamba"] for what, one in took.items()}
-print("Cheems is ahead of Jamba:", *(f"{what}: {one}" for what, one in ahead.items()))
-assert [*ahead.values()] == [False, False, True]
+# ### On another machine
+#
+# Our machine breaks even at 6.4 operations per byte, and a GPU with $10^{15}$ operations and $3.3
+# \cdot 10^{12}$ bytes per second, about an H100, at 303. By (10.1), how many times as fast as LlaMa
+# would the papers' large models read 4,096 tokens there, in sixteen bits and with free calls?
 
 # %% tags=["guard"]
-ahead = {key: [lead > 1.05 for lead in [*leads.values()][1:]] for key, leads in LEADS.items()}
-first = {key: sorted(leads, key=leads.get)[::-1] for key, leads in LEADS.items()}
-assert first["all operators", "small", "GPU"][0] == "LlaMa"
-assert first["all operators", "large", "GPU"][:2] == ["OTCE", "LlaMa"]
-for width in WIDTHS:
-    assert all(ahead["all operators", width, "CPU"]) and all(ahead["products", width, "CPU"])
-assert ahead["all operators", "large", "GPU"] == [False, False, True, False]
-assert not any(ahead["all operators", "small", "GPU"] + ahead["products", "small", "GPU"])
-tie = LEADS["products", "large", "GPU"]
-assert round(tie["Mamba-2"], 2) == round(tie["Jamba"], 2) == 1.0 and round(tie["OTCE"], 2) == 1.48
-narrow, wide = (LEADS["all operators", width, "CPU"]["Mamba-2"] for width in WIDTHS)
-assert round(narrow, 2) == 2.01 and round(wide, 2) == 1.29
-assert round(RATES["GPU"].flops / RATES["GPU"].bandwidth) == 303
+large, gpu, leads = {}, Machine(1e15, 3.3e12), {}
+for name, family in FAMILIES.items():
+    parts = pass_operators(preset(family), 4096, dtype=torch.bfloat16).values()
+    called = [one for part in parts for one in part]
+    large[name] = {"all operators": called, "products": [one for one in called if one.flops]}
+print(f"{'':13}", *(f"{name:>8}" for name in FAMILIES))
+for what in ("all operators", "products"):
+    took = {name: gpu.seconds(called[what]) for name, called in large.items()}
+    leads[what] = [round(took["LlaMa"] / seconds, 2) for seconds in took.values()]
+    print(f"{what:13}", *(f"{lead:8.2f}" for lead in leads[what]))
+assert leads["all operators"] == [1.0, 0.53, 0.56, 1.15, 0.44]
+assert leads["products"] == [1.0, 1.0, 1.0, 1.48, 0.38]
+
+# %% tags=["guard"]
+assert round(gpu.flops / gpu.bandwidth) == 303
+otce, llama = (preset(FAMILIES[name]) for name in ("OTCE", "LlaMa"))
+assert (otce.d_model, llama.d_model) == (1024, 2048)
+totals = [sum(part.total for part in count_parameters(c).values()) / 1e9 for c in (otce, llama)]
+assert [round(total, 1) for total in totals] == [1.0, 1.3]
 
 # %% [markdown]
-# Read the rows in pairs. On the CPU, width shrinks Mamba-2's lead from 2.01 to 1.29, and on the GPU
-# it brings OTCE past LlaMa. But the machine does more. With every operator, LlaMa is last in both
-# CPU rows, first in the small GPU row, and second in the large one. At 303 operations per byte,
-# attention's work is almost free and the bytes between products are not. Take those bytes away, as
-# in the last row: now Mamba-2 and Jamba have caught up with LlaMa. So on a GPU, the state layer
-# needs its kernel.
+# With every operator, LlaMa leads all but OTCE (whose model is half as wide and has 1.0 instead of
+# 1.3 billion parameters). Attention's work is almost free; the bytes between products are not. If
+# kernels leave only the products, Mamba-2 and Jamba draw level with LlaMa. Cheems doesn't: each
+# token fetches its experts' rows from two tables per layer, and we count them as read from memory.
 #
-# Cheems also reads what no kernel can keep: each token fetches its experts' rows from two tables
-# per layer. The last line says that they decide between Cheems and Jamba. Do they come from memory,
-# or do they stay in a cache? We don't count that.
-#
-# ## 10 · Claimed and seen
+# ## 9 · What the papers claim, and what we see
 #
 # We measured two million parameters on one CPU core in float32. The papers have 1.3 billion on
 # GPUs with kernels.
@@ -1075,67 +897,75 @@ assert round(RATES["GPU"].flops / RATES["GPU"].bandwidth) == 303
 # > and maintains a lower gap with Mamba2." — WM §4.2, of Figure 6
 #
 # > "Cheems surpasses the other two architectures when the sequence length is 2K, and its advantage
-# > becomes more pronounced as the sequence length increases." — Ch, Figure 5, of training; the
-# > other two are Jamba and OTCE
+# > becomes more pronounced as the sequence length increases." — Ch, Figure 5, of training, and with
+# > 4K of evaluation; the other two are Jamba and OTCE
 #
-# > "Of course, the speed of Inner Function Attn is about 4% slower than Attention." — Ch, App. B.2
+# Here is Cheems' speed over the other's. We call a lead *seen* if its interval is above 1, *not
+# seen* if the interval is below 1, and undecided otherwise.
 
-# %%
-for other in ("LlaMa", "OTCE"):
-    for kind in ("training", "evaluation"):
-        mean, half = interval(crossings(kind, "Cheems", other))
-        print(f"Cheems over {other}, {kind}: from {mean:,.0f} ± {half:,.0f}")
-for kind, other, length in (("training", "Jamba", 16_384), ("evaluation", "Jamba", 16_384),
-                            ("evaluation", "Jamba", 256), ("training", "Mamba-2", 4096),
-                            ("training", "Mamba-2", 16_384)):  # fmt: skip
+
+# %% tags=["setup"]
+def as_fast(kind, name, other, length):
+    """How many times as fast as another system, with the interval over the runs."""
+    at = LENGTHS.index(length)
+    return interval((turns(kind, other) / turns(kind, name))[:, at].tolist())[:2]
+
+
+# %% tags=["guard"]
+for other, kind in product(("LlaMa", "OTCE"), ("training", "evaluation")):
+    mean, half = interval(crossings(kind, "Cheems", other))
+    print(f"Cheems over {other}, {kind}: from {mean:,.0f} ± {half:,.0f}")
+compared = [("Jamba", *place) for place in (("training", 16_384), ("evaluation", 16_384))]
+compared += [("Jamba", "evaluation", 256)]
+compared += product(["Mamba-2"], ("training", "evaluation"), (4096, 16_384))
+for other, kind, length in compared:
     mean, half = as_fast(kind, "Cheems", other, length)
     print(f"{kind:10} at {length:6,}: {mean:.2f} ± {half:.2f} times as fast as {other}")
-for name in ("retrieved", "SSD"):
-    for length, seconds in MEASURED["inner"].items():
-        pairs = zip(seconds[name], seconds["attention"], strict=True)
-        mean, half = interval([mine / ordinary for mine, ordinary in pairs])
-        print(f"{name:9} at {int(length):5,} tokens: {mean:.3f} ± {half:.3f} times as long")
-        assert mean - half > 1.04 or (name == "retrieved" and mean - half < 1.04 < mean + half)
+for length, seconds in MEASURED["inner"].items():
+    ratios = [a / b for a, b in zip(seconds["SSD"], seconds["attention"], strict=True)]
+    mean, half = interval(ratios)
+    print(f"SSD       at {int(length):5,} tokens: {mean:.3f} ± {half:.3f} times as long")
+    assert mean - half > 1.04
 
 # %% [markdown]
 # | Cheems against | in training | in evaluation |
 # |---|---|---|
 # | LlaMa | seen, from 1,156 ± 69 tokens on | seen, from 1,277 ± 108 on |
 # | Jamba | not seen: 0.95 ± 0.03 at 16,384 | 0.85 ± 0.01 at 256, undecided at 16,384 |
-# | Mamba-2 | seen: 0.93 ± 0.01 at 4,096, 0.66 ± 0.01 at 16,384 | |
+# | Mamba-2 | 0.93 ± 0.01 at 4,096, 0.66 ± 0.01 at 16,384 | 0.69 ± 0.06 at 16,384 |
 # | OTCE | seen, but later: from 5,656 ± 1,686 | from 9,966 ± 1,064 |
 #
-# The ratios are Cheems' speed over the other's. Against Jamba in training, it is barely beyond the
-# drift of 4 percent. Against LlaMa, the claim was made for a GPU. There our count with every
-# operator says the opposite (section 9). The inner function with SSD, as in Ch, is slower by more
-# than 4 percent at all three lengths. With retrieved values the interval holds 4 percent at each
-# length, and the differences lie within the drift, so five runs can't decide.
+# The gap to Mamba-2 isn't maintained; it grows. Two intervals come within the drift of 4 percent:
+# Jamba's in training and OTCE's in evaluation. Against LlaMa, the claim was made for a GPU, where
+# our count with every operator says the opposite (section 8).
+#
+# Ch also says (App. B.2) that "the speed of Inner Function Attn is about 4% slower than Attention".
+# With SSD inside, as in Ch, a training pass takes 7 to 11 percent longer here.
 
 # %% tags=["guard"]
-assert [tuple(map(round, interval(crossings(kind, "Cheems", other))[:2]))
-        for other in ("LlaMa", "OTCE") for kind in ("training", "evaluation")] == [
-    (1156, 69), (1277, 108), (5656, 1686), (9966, 1064)]  # fmt: skip
-said = {
-    ("training", "Jamba", 16_384): (0.95, 0.03), ("evaluation", "Jamba", 256): (0.85, 0.01),
-    ("training", "Mamba-2", 4096): (0.93, 0.01), ("training", "Mamba-2", 16_384): (0.66, 0.01),
-}  # fmt: skip
-for (kind, other, length), words in said.items():
-    mean, half = as_fast(kind, "Cheems", other, length)
-    assert (round(mean, 2), round(half, 2)) == words
-mean, half = as_fast("evaluation", "Cheems", "Jamba", 16_384)
-assert mean - half < 1 < mean + half
+pairs = [*product(("LlaMa", "OTCE"), ("training", "evaluation"))]
+found = [interval(crossings(kind, "Cheems", other)) for other, kind in pairs]
+rounded = [(round(mean), round(half)) for mean, half in found]
+assert rounded == [(1156, 69), (1277, 108), (5656, 1686), (9966, 1064)]
+found = [as_fast(kind, "Cheems", other, length) for other, kind, length in compared]
+rounded = [(round(mean, 2), round(half, 2)) for mean, half in found]
+assert rounded[:3] == [(0.95, 0.03), (0.99, 0.06), (0.85, 0.01)]
+assert rounded[3:] == [(0.93, 0.01), (0.66, 0.01), (0.92, 0.13), (0.69, 0.06)]
+ends = [as_fast(kind, "Cheems", other, 16_384) for other, kind in pairs]
+lowest = [mean - half for mean, half in ends]
+assert min(lowest[:3]) > 1.04 > lowest[3] > 1 and 0.96 < sum(found[0]) < 1
 
 # %% [markdown]
 # ## Summary
 #
-# - Operations, bytes and three numbers of a machine predict a time by (10.1). It is too short by a
-#   factor of 1.4 to 2.8, for SSD in chunks and for whole systems.
-# - PyTorch moves each pair thirteen times per head. Only a fifth of SSD's bytes belong to products.
-# - New tensors of 32 MiB and more cost four times as much per byte. That explains slow long chunks.
-# - Three kernels move a quarter of the bytes and no pair at all. Masks, strides and the order of
-#   load and store are where such kernels go wrong.
-# - On our core, systems with states overtake LlaMa at some 400 to 1,300 tokens. On a GPU it takes
-#   kernels to catch up.
+# - Operations, bytes and three numbers of a machine predict a time by (10.1). For SSD in chunks it
+#   is too short by a factor of 1.4 to 4.
+# - In our `ssd_chunked`, operators read or write each pair thirteen times per head. Only a fifth of
+#   SSD's bytes belong to products.
+# - Three kernels move a quarter of the bytes and no pair at all. A forgotten mask passes every test
+#   whose length is a multiple of the chunk.
+# - On our core, systems with states overtake LlaMa at some 400 to 1,300 tokens. By our count of the
+#   large models on a GPU, Mamba-2 and Jamba need kernels to draw level with LlaMa.
 # - Keys and values slow the next token down; states don't.
 #
 # ## Exercises
@@ -1194,8 +1024,9 @@ print(f"{thrice:.0f} if the cache moves three times, and {real:.0f} measured: th
 # **3 · medium.** Measure your own machine. Write `rate`: call a function once to warm up, then
 # seven times, and divide `moved` bytes by the median time of the seven. (`clock()` returns
 # seconds.) Then sum two tensors of 16 MiB and two of 64 MiB, once with `torch.add(a, b)` and once
-# with `torch.add(a, b, out=c)` into memory that is already there. Is there a cliff, and does it go
-# away?
+# with `torch.add(a, b, out=c)` into memory that is already there. Is one of the four much slower?
+# (A C library may take fresh pages from the operating system for a large tensor, and the system
+# clears each page first: mallopt(3), `DEFAULT_MMAP_THRESHOLD_MAX`.)
 
 
 # %% tags=["exercise"]

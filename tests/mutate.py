@@ -216,7 +216,7 @@ class OtherSource(importlib.abc.MetaPathFinder, importlib.abc.SourceLoader):
 
     def find_spec(self, name, path=None, target=None):
         if name == self.name:
-            return importlib.util.spec_from_loader(name, self, origin=str(self.path))
+            return importlib.util.spec_from_file_location(name, self.path, loader=self)
 
     def get_filename(self, name):
         return str(self.path)
