@@ -136,7 +136,7 @@ y = torch.stack(outputs)
 
 # %% [markdown]
 # Now **unroll** it. Put the equation for $h_{t-1}$ into the one for $h_t$, and so on, until only
-# inputs are left. Input $s$ arrives at token $t$ multiplied by every decay it has lived through:
+# inputs are left. Input $s$ arrives at token $t$ multiplied by every decay since it was written:
 #
 # $$y_t = C_t \sum_{s \le t} \big(\alpha_t\,\alpha_{t-1} \cdots \alpha_{s+1}\big)\, B_s\,x_s.
 #   \tag{3.2}$$
@@ -173,15 +173,14 @@ _ = must_differ("decay that includes the token's own step", unrolled(x, alpha, B
 # has been written.
 #
 # Computing each entry as a product would be slow. You might try one running product and divide two
-# of its entries. That works for a while. But 0.5 to the power 1,100 is zero in float64, and 0 / 0
-# is NaN. Sums don't underflow, so we work with the logarithms $g_t = \log \alpha_t$: $L_{ts} =
-# \exp(g_{s+1} + \dots + g_t)$.
+# of its entries. That works for short texts, but $0.5^{1100}$ is zero in float64, and 0 / 0 is NaN.
+# Sums of logarithms don't underflow: $L_{ts} = \exp(\log\alpha_{s+1} + \dots + \log\alpha_t)$.
 
 
 # %%
 def decay_matrix(log_alpha):
     """L of equation 3.3 from the log decays: (l,) -> (l, l)."""
-    below = log_alpha[:, None].expand(-1, len(log_alpha)).tril(-1)  # g_t in row t, where s < t
+    below = log_alpha[:, None].expand(-1, len(log_alpha)).tril(-1)  # row t: log α_t, where s < t
     return below.cumsum(dim=0).exp().tril()  # tril again: above the diagonal exp(0) = 1
 
 
@@ -240,19 +239,19 @@ plotting.save(
     fig,
     "03_decay_matrices",
     "Three lower triangular matrices with ones on the diagonal. With steady decay the entries "
-    "depend on the distance from the diagonal; with varied decay they do not; with a reset at "
-    "token 16 the block of rows from 16 on and columns before 16 is empty.",
+    "depend only on the distance from the diagonal; with varied decay also on the place; with a "
+    "reset at token 16 the block of rows from 16 on and columns before 16 is empty.",
 )
 
 # %% [markdown]
-# Only for the first. There $L_{ts}$ is a function of $t - s$, and the layer is a convolution
-# (chapter 01). In the third picture a token has shut the door behind it: nothing written before
-# token 16 gets through. A model that computes $\alpha_t$ from the token can choose when to forget.
-# Such a model is called *selective*.
+# Only for the steady one. There $L_{ts}$ is a function of $t - s$, and if $B$ and $C$ are constant
+# as well, the layer is a convolution (chapter 01). In the third picture a token has shut the door
+# behind it: nothing written before token 16 gets through. A model that computes $\alpha_t$ from the
+# token can choose when to forget. Such a model is called *selective*.
 #
-# One warning if you write this yourself. `decay_matrix` sums from $s+1$ on and survives a reset.
+# If you write this yourself, beware: `decay_matrix` sums from $s+1$ on and survives a reset.
 # The obvious shortcut, the difference of two running totals, gives $\infty - \infty$ there, which
-# is NaN. (We use the shortcut in section 7, inside short chunks and with finite totals.)
+# is NaN. (We use the shortcut in sections 6 and 7, inside a chunk and with finite totals.)
 #
 # ## 3 · Its blocks have rank one
 #
@@ -314,8 +313,8 @@ dt, A = random(l, seed=5).abs() / 4, torch.tensor(-1.0)
 y = recurrence(x, dt, A, B, C)
 
 # %% [markdown]
-# What happens if $\Delta_t = 0$? Then $\alpha_t = 1$ and nothing is written. As far as the other
-# tokens are concerned, this one never happened. That's how layers skip padding:
+# What happens if $\Delta_t = 0$? Then $\alpha_t = 1$ and nothing is written. To every other token
+# it is as if this one weren't there. That's how layers skip padding:
 
 # %%
 quiet, others = dt.clone(), torch.arange(l) != 10
@@ -378,27 +377,6 @@ swapped = gated_linear_attention(k, q, v, (dt * A)[None, :, None])
 _ = must_differ("queries and keys exchanged", swapped[0, :, 0], y)
 
 # %% [markdown]
-# What does such a state *hold*? Here is one you can read. The value is always 1, and the key is the
-# letter itself, one-hot. Then each entry of the state counts how often its letter has occurred, and
-# old occurrences count less:
-
-
-# %%
-def letter_counts(text, half_life):
-    """The state of the counting head after a text, as counts of its letters."""
-    letters = sorted(set(text))
-    keys = torch.eye(len(letters))[[letters.index(letter) for letter in text]]
-    ones, rate = torch.ones(1, len(text), 1, 1), torch.tensor([-math.log(2) / half_life])
-    key = keys[None, :, None]  # (b, l, g, n)
-    _, state = ssd.ssd(ones, ones[..., 0], rate, key, key, return_final_state=True)
-    return dict(zip(letters, state[0, 0, 0].tolist(), strict=True))
-
-
-for half_life in (math.inf, 3):
-    counts = letter_counts("abracadabra", half_life)
-    print(f"half-life {half_life:>3}:", {letter: round(n, 2) for letter, n in counts.items()})
-
-# %% [markdown]
 # ## 5 · Why one decay per head
 #
 # Mamba, at the end of chapter 01, came before SSD and is more general. Each entry
@@ -440,9 +418,9 @@ _ = must_differ("one decay pulled out of the sum", factored @ x[0, :, 0], y)
 check("equal rates: it can be", diagonal_matrix(dt[0, :, 0], mean, B[0], C[0]), factored)
 
 # %% [markdown]
-# Not everything is lost. Each of the $n$ terms has blocks of rank one, so their sum has rank at
+# Part of it can be rescued. Each of the $n$ terms has blocks of rank one, so their sum has rank at
 # most $n$, and the state is still the waist. What's lost is the single big matrix product. In short
-# chunks you can rescue it. With $\tau_t = \Delta_0 + \dots + \Delta_t$, the decay is $e^{A_i
+# chunks you can have it back. With $\tau_t = \Delta_0 + \dots + \Delta_t$, the decay is $e^{A_i
 # \tau_t} \cdot e^{-A_i \tau_s}$, and you can put one factor into $C_t$ and the other into $B_s$.
 # But the second factor grows with every token, and soon overflows. GLA (Yang et al., 2023) goes
 # that way, with two levels of chunks. Mamba-2 chose one rate per head, and Cheems follows Mamba-2.
@@ -465,16 +443,19 @@ check("equal rates: it can be", diagonal_matrix(dt[0, :, 0], mean, B[0], C[0]), 
 # inside a chunk. All the trouble is in the green blocks below. There are about $c^2/2$ of them. But
 # by section 3 each has rank at most $n$, because everything one chunk can tell another has to
 # squeeze through the state. So we never fill them in. Each chunk *writes* a summary, we *carry* it
-# forward, and later tokens *read* it:
+# forward, and later tokens *read* it.
+#
+# Let $\sigma_t$ be the log decay from the start of a chunk up to its token $t$, with $t$'s own step
+# included (`total` in the code), and $\sigma_{\text{end}}$ that of its last token. The decay over
+# the whole of chunk $j$ is $a_j = e^{\sigma_{\text{end}}}$. Then for token $s$ in chunk $j$ and
+# token $t$ in a later chunk $i$
 #
 # $$M_{ts} =
-#   \underbrace{e^{\tau_t}\, C_t}_{\text{read}}\;\cdot\;
-#   \underbrace{e^{\tau_{\text{end } j+1} + \dots + \tau_{\text{end } i-1}}}_{\text{carry}}\;\cdot\;
-#   \underbrace{e^{\tau_{\text{end } j} - \tau_s}\; B_s\,\Delta_s}_{\text{write}} \tag{3.9}$$
+#   \underbrace{e^{\sigma_t}\, C_t}_{\text{read}}\;\cdot\;
+#   \underbrace{a_{j+1} \cdots a_{i-1}}_{\text{carry}}\;\cdot\;
+#   \underbrace{e^{\sigma_{\text{end}} - \sigma_s}\; B_s\,\Delta_s}_{\text{write}} \tag{3.9}$$
 #
-# for token $s$ in chunk $j$ and token $t$ in a later chunk $i$. Here $\tau_t$ is the log decay from
-# the start of a chunk up to token $t$, with $t$'s own step included. For neighbouring chunks the
-# carry is 1.
+# For neighbouring chunks the carry is 1.
 
 
 # %% tags=["figure"]
@@ -543,7 +524,7 @@ x_c = rearrange(x, "1 (c l) 1 p -> c l p", l=l_c)  # l is now the place in a chu
 dt_c = rearrange(dt, "1 (c l) 1 -> c l", l=l_c)
 B_c = rearrange(B, "1 (c l) 1 n -> c l n", l=l_c)
 C_c = rearrange(C, "1 (c l) 1 n -> c l n", l=l_c)
-total = (dt_c * A).cumsum(dim=1)  # log decay since the start of the chunk, own step included
+total = (dt_c * A).cumsum(dim=1)  # σ of (3.9)
 
 # %% [markdown]
 # **Step 1: attention inside each chunk.** This is the quadratic form you already have, on 8 tokens
@@ -599,26 +580,12 @@ check("four steps = recurrence", rearrange(y_inside + y_between, "c l p -> (c l)
 _ = must_differ("step 4 left out", rearrange(y_inside, "c l p -> (c l) p"), y)
 
 # %% [markdown]
-# That's the algorithm. To see that it really fills in $M$, multiply the three factors of (3.9) out.
-# *Write* takes 32 tokens to $c\,n = 8$ numbers, *carry* moves these 8 forward, *read* takes them
-# back to 32. A product through 8 numbers has rank at most 8, however long the chunks are.
-
-# %%
-carry = torch.zeros(c, c)
-for i in range(c):
-    for j in range(i):
-        carry[i, j] = total[j + 1 : i, -1].sum().exp()  # over the whole chunks between j and i
-write_matrix = torch.block_diag(*((to_end * dt_c)[:, :, None] * B_c).mT)  # (c n, l)
-read_matrix = torch.block_diag(*(total.exp()[:, :, None] * C_c))  # (l, c n)
-below = read_matrix @ torch.kron(carry, torch.eye(n)) @ write_matrix
-check("read · carry · write + step 1 = M", below + torch.block_diag(*inside), M)
-
-# %% [markdown]
 # ## 7 · All heads, in two dozen lines
 #
-# Here are the same four steps for all texts of a batch and all heads at once. Heads share keys and
-# queries in groups: head $i$ uses group $\lfloor i / (h/g) \rfloor$. Step 3 is passed in as a
-# function, because in section 9 we'll swap in a published one.
+# That's the algorithm. Here are the same four steps for every sequence in the batch and every head
+# at once. Heads share keys and queries in groups: head $i$ uses group $\lfloor i / (h/g) \rfloor$.
+# The states lie on their side here, $n \times p$. Step 3 is passed in as a function, because in
+# section 9 we'll swap in a published one.
 
 
 # %%
@@ -690,9 +657,8 @@ check("prompt in chunks, then step by step = one pass", torch.stack(decoded, 1),
 
 # %% [markdown]
 # **Training** needs gradients, and two programs with equal values can still have different ones. We
-# compare the gradients of all seven inputs (x, Δ, A, B, C, D and the initial state), through the
-# output and through the final state. A cache that is stored with `detach` would lose the second
-# path and change no value:
+# compare those of all seven inputs (x, Δ, A, B, C, D and the initial state), through the output and
+# through the final state. Detaching the final state changes no value and loses the second path:
 
 
 # %%
@@ -709,23 +675,17 @@ check_gradients("quadratic = recurrent", form(ssd.ssd_quadratic), reference, eve
 check_gradients("chunked = recurrent", form(ssd.ssd_chunked, chunk_size=8), reference, everything)
 
 
-# %%
-def slope(with_state):
-    """The gradient in dt of the sum of y, and of the final state too if so asked: (b, l, h)."""
-    x, dt, A, B, C = inputs(l=37)
-    steps = dt.clone().requires_grad_()
-    y, final = ssd.ssd_chunked(x, steps, A, B, C, return_final_state=True)
-    loss = y.sum() + final.sum() if with_state else y.sum()
-    return torch.autograd.grad(loss, steps)[0]
-
-
-_ = must_differ("final state detached", slope(with_state=False), slope(with_state=True))
+# %% tags=["aside"]
+steps = everything[1].clone().requires_grad_()
+y, final = ssd.ssd_chunked(everything[0], steps, *everything[2:5], return_final_state=True)
+through_y = torch.autograd.grad(y.sum(), steps, retain_graph=True)[0]
+through_both = torch.autograd.grad(y.sum() + final.sum(), steps)[0]
+_ = must_differ("final state detached", through_y, through_both)
 
 # %% [markdown]
 # ## 8 · What each form costs
 #
-# Which form is cheapest? Guess first. Then count the multiplications and additions of the matrix
-# products, per head:
+# Which form is cheapest? Guess first. Then count multiplications and additions, per head:
 #
 # | form | FLOPs | sequential steps |
 # |---|---|---|
@@ -733,10 +693,9 @@ _ = must_differ("final state detached", slope(with_state=False), slope(with_stat
 # | quadratic | $2\,l^2 (n + p)$ | 1 |
 # | chunked | $2\,l\,l_c\,(n + p) + 4\,l\,p\,n$ | $l / l_c$ |
 #
-# PyTorch can count the matrix products while they run. Three details: the package's quadratic form
-# also handles states, which adds $4\,l\,p\,n$. In its chunked form, heads of a group share their
-# scores, so two heads in one group pay $n + 2p$ and not $2(n + p)$. And the update of the
-# recurrence isn't a matrix product, so the counter doesn't see it.
+# PyTorch can count the matrix products while they run. (The update of the recurrence isn't one, so
+# the counter doesn't see it. The package's quadratic form also makes the final state, another
+# $4\,l\,p\,n$, and in its chunked form the heads of a group share their scores.)
 
 
 # %%
@@ -758,13 +717,16 @@ for length in (128, 1024):
     print(f"l = {length:5,}, FLOPs: {recurrent:9,}, {quadratic:11,}, {chunked:9,}: formula = count")
 p, n, l_c = 64, 128, 256  # of a real model, per head and token
 costs = [2 * c * (n + p) + 4 * p * n for c in (21, 22, l_c)]
-assert costs[0] < 5 * p * n < costs[1] and 3 < costs[2] / (5 * p * n) < 3.3
+print(f"a real head, per token: recurrence {5 * p * n:,}, in chunks of 256 {costs[2]:,}", end=", ")
+print(f"quadratic over 100 tokens {2 * 100 * (n + p):,}, over 110 {2 * 110 * (n + p):,}")
+assert costs[0] < 5 * p * n < costs[1] and 100 < 5 * p * n / (2 * (n + p)) < 110
 
 # %% [markdown]
 # Eight times the tokens cost the recurrence and the chunked form eight times as much, and the
-# quadratic form about 60 times. But did you expect the *recurrence* to be the cheapest? It is, and
-# for real models, too: with $p = 64$, $n = 128$ and chunks of 256 it needs a third of the
-# operations. (Only with chunks of 21 tokens or fewer would chunks save work.) What chunks do is
+# quadratic form about 60 times. But did you expect the *recurrence* to be the cheapest? For texts
+# of more than about a hundred tokens it is, at real sizes, too: with $p = 64$, $n = 128$ it needs a
+# third of the operations of chunks of 256. (Only with chunks of 21 tokens or fewer would chunks
+# save work.) What chunks do is
 # turn the work into large matrix products, with $l/l_c$ sequential steps instead of $l$. On
 # hardware with thousands of arithmetic units, waiting is what costs you. Chapter 10 measures it.
 #
@@ -803,11 +765,12 @@ for l_c in (16, 8):
 # is wrong. But it's worse than wrong. Write out the printed sum. With $W_j$ for what chunk $j$ has
 # written, chunk $j + 1$ starts from
 #
-# $$W_j \cdot \sum_{i > j} (\text{decay from the end of } j \text{ to the start of } i),$$
+# $$W_j \cdot \sum_{i = j+1}^{c} (\text{decay from the end of } j \text{ to the start of } i),$$
 #
-# which contains the decays of *later* chunks, and nothing that any earlier chunk has written. So
-# the layer should see the future and forget the past. Does it? Change the last token's step size
-# and see which outputs move, then do the same with the first token:
+# where "chunk $c$" is the end of the text. It contains the decays of *later* chunks, and nothing
+# that any earlier chunk has written. So the layer should see the future and forget the past. Does
+# it? Change the last token's step size and see which outputs move, then do the same with the first
+# token:
 
 
 # %%
@@ -862,16 +825,16 @@ assert all(errors[-1] > 0.5 for errors in slips.values())
 # So a test of this layer needs more than one chunk, and something that survives a chunk: small step
 # sizes, or a last chunk of only a few tokens. (The rows above have 1,024 tokens, which 16, 64 and
 # 256 all divide.) It also needs $1 < g < h$, or it can't tell repeated groups from tiled ones
-# (chapter 00). The probe is no exception. What it doesn't need is the right answer.
+# (chapter 00). The test of causality above needs all of this, too, but it needs no right answer.
 # `verify.is_causal(layer, width)` asks the same question of any layer, by cutting the text off at
-# every token; by default it reads five tokens more than three of the layer's chunks.
+# several dozen places, those beside chunk borders among them.
 #
 # ## 10 · The real kernel
 #
 # Now for the code that trains Mamba-2 models. The kernels of mamba-ssm are
 # written in *Triton*, a language inside Python for GPU programs. Each kernel starts many small
-# programs in parallel, and each program computes one tile of the result. You'll recognise all five
-# of the forward pass:
+# programs in parallel, and each program computes one tile of the result. You will recognise all
+# five forward kernels:
 #
 # | kernel of mamba-ssm | ours | one program computes |
 # |---|---|---|
@@ -919,9 +882,9 @@ else:
     not_run()
 
 # %% [markdown]
-# Five kernels written by other people, two dozen lines written by you, and four tokens on paper
-# compute the same function. The kernel is checked to $10^{-5}$ here, where our own forms get
-# $10^{-10}$. Is that rounding, or does the looser bound hide a bug? Lab
+# Five published kernels and your two dozen lines compute the same function as the recurrence that
+# you did on paper with four tokens. The kernel is checked to $10^{-5}$ here, where our own forms
+# get $10^{-10}$. Is that rounding, or does the looser bound hide a bug? Lab
 # [03a](labs/03a_error_budget.ipynb) settles the question.
 #
 # ## Summary
@@ -932,8 +895,8 @@ else:
 #   a softmax. With one decay per entry of the state, as in Mamba, it can't leave.
 # - In chunks: attention inside, then write, carry, read. For a fixed chunk size the work is linear
 #   in the length, and any chunk size gives the same function.
-# - A test needs several chunks, something that survives a chunk, and $1 < g < h$. A causality probe
-#   doesn't need the right answer.
+# - A test needs several chunks, something that survives a chunk, and $1 < g < h$. A test of
+#   causality needs no right answer.
 #
 # ## Exercises
 #

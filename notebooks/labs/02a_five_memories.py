@@ -127,10 +127,11 @@ assert (remains["linear attention"] > 0.9).all() and remains["Longhorn"].max() <
 assert max(remains[name].abs().max() for name in ("DeltaNet", "Gated DeltaNet")) < 0.1
 
 # %% [markdown]
-# No rule wins everywhere. The delta rules are best for what was just said, and they alone remove
-# the old value completely. From age 32 on, Longhorn's half steps remember most. Linear attention is
-# worse than an empty memory at every age, if you measure the squared error. Does it then know
-# nothing? Ask a kinder question: which of all 96 values is nearest to the answer?
+# The delta rules are best for what was just said, and they alone remove the old value completely.
+# From age 32 on, Longhorn remembers most. (With unit keys and $\beta = 1$ Longhorn *is* the delta
+# rule with $\beta = \frac12$. So this compares two step sizes and not two rules.) Linear attention
+# is worse than an empty memory at every age, if you measure the squared error. Does it then know
+# nothing? Ask a kinder question: which of all 96 values points most nearly the way the answer does?
 
 # %%
 for name in RULES:
@@ -141,8 +142,8 @@ for name in RULES:
     print(f"{name:16}: once {shares[0]:.0%}; twice, valid {shares[1]:.0%}, old {shares[2]:.0%}")
 
 # %% [markdown]
-# By this measure linear attention is among the best for keys used once. (Its lead over Longhorn is
-# a point, and over eight draws Longhorn wins two.) For keys used twice it finds the old value as
+# This measure ignores how long an answer is, and by it linear attention is among the best for keys
+# used once: it leads Longhorn by one point. For keys used twice it finds the old value as
 # often as the valid one. The measure you choose decides who wins, so choose it before you look.
 #
 # ## 2 · Can a model learn its way around that?
@@ -268,14 +269,14 @@ assert ((linear - guess).abs() < 0.04).all()
 # %% [markdown]
 # The three rules that correct lie on one line. Up to $n = 16$ keys there is room for orthogonal
 # ones, and they make no mistake. At 40 keys they are down to 77 %. Mamba-2 tells the order by
-# fading, and stays a few points below. Between 16 and 20 keys it drops by 12 points, and we don't
-# know why.
+# fading, and up to 16 keys stays a few points below. Between 16 and 20 keys it drops by 12 points,
+# and we don't know why.
 #
 # ## 3 · As printed: the row "Longhorn" is not the published Longhorn
 #
 # L22's row is the exact solution of (2.10). The published model keeps only the diagonal of $k
-# k^\top$ in front of the old state. Then every entry of $S$ runs by itself, and a scan can compute
-# it:
+# k^\top$ that multiplies the old state. Then every entry of $S$ runs by itself, and a scan can
+# compute it:
 #
 # $$S_t = S_{t-1}\,\mathrm{diag}(1 - \epsilon_t\,k_{t,i}^2) + \epsilon_t v_t k_t^\top. \tag{2.25}$$
 #
