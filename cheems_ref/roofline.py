@@ -2,9 +2,10 @@
 
 An operator reads its tensors from memory and writes its result back. On a machine with two rates,
 operations of matrix products per second and bytes per second, we predict the larger of its two
-times, the *roofline*, plus the time of a call. Torch runs one operator after another, so the
-prediction for a pass is the sum over its operators. It is not a bound: a tensor that is still in
-the processor's cache moves faster than one in memory. Notebook 10 compares it with measurements.
+times (in operations per second that is the *roofline*) plus the time of a call. Torch runs one
+operator after another, so the prediction for a pass is the sum over its operators. It is not a
+bound: a tensor that is still in the processor's cache moves faster than one in memory. Notebook 10
+compares it with measurements.
 
 No list of operators is written by hand. `fake_layer` runs a layer on tensors that have shapes but
 no contents, and torch's dispatcher reports each call to a `Recorder`. A call counts each whole
