@@ -313,6 +313,33 @@ assert expert_statistics(choices, 4).load[3] == 0.5 and abs(least - 2 / 3) < 1e-
 # | capacity | the tokens that came first, also those of other rows |
 # | expert choice | the other tokens of its row, also later ones |
 #
+# A folded cell moves the last token of a row and finds just that.
+
+
+# %% tags=["guard"]
+def with_places(shares, places=3):
+    """Top-2, but an expert serves only the first of the tokens that come to it: (b, l, e)."""
+    asked = shares >= shares.topk(2).values[..., -1:]
+    arrived = asked.flatten(0, 1).cumsum(0).view_as(shares)
+    return shares * (asked & (arrived <= places))
+
+
+def expert_choice(shares, places=2):
+    """Each expert takes the tokens of a row that score highest for it: (b, l, e)."""
+    best = shares.topk(places, dim=1)
+    return torch.zeros_like(shares).scatter(1, best.indices, best.values)
+
+
+moved = x.clone()
+moved[0, 4] = 3 * random(6, seed=32)
+with torch.no_grad():
+    before, after = (moe.router(tokens).softmax(-1) for tokens in (x, moved))
+    for name, rule in (("capacity", with_places), ("expert choice", expert_choice)):
+        change = (dense(moe, moved, rule(after)) - dense(moe, x, rule(before))).abs().amax(-1)
+        assert (change[0, :4].max() > 1e-3) == (name == "expert choice")  # tokens before it
+        assert (change[1].max() > 1e-3) == (name == "capacity")  # the other row
+
+# %% [markdown]
 # Under expert choice a later token can displace an earlier one, so training uses information that
 # isn't there at generation time. Under a capacity, someone else's text in the batch changes your
 # output. The package uses neither.
@@ -514,8 +541,10 @@ check("with a sigmoid: the odd part is z/2", (opened - opposite) / 2, z / 2)
 d, h, m = 256, 4, 64
 print("  experts   matrix router   queries + product keys")
 for r in (16, 64, 256, 1024):
-    matrix, queries, keys = h * d * r * r, h * d * 2 * m, h * 2 * r * m
-    print(f"{r * r:9,}   {matrix:13,}   {queries:7,} + {keys:7,} = {queries + keys:7,}")
+    matrix = h * d * r * r
+    queries, keys = h * d * 2 * m, h * 2 * r * m
+    print(f"{r * r:9,}   {matrix:13,}", end="   ")
+    print(f"{queries:7,} + {keys:7,} = {queries + keys:7,}")
 
 # %% [markdown]
 # This table is why a million experts can be searched at all. Now we must find the best of $r^2$
@@ -554,8 +583,8 @@ for r_1, r_2 in ((48, 64), (64, 128)):
 # %%
 for k in (4, 16, 64, 256):
     pairs = sum(k // (i + 1) for i in range(k))
-    print(f"k = {k:3}: k² = {k * k:6,} candidates, of which {pairs:5,} will do", end="")
-    print(f"  (k ln k = {k * math.log(k):.0f})")
+    print(f"k = {k:3}: k² = {k * k:6,} candidates, of which", end=" ")
+    print(f"{pairs:5,} will do  (k ln k = {k * math.log(k):.0f})")
     assert k * math.log(k) <= pairs < 1.5 * k * math.log(k)
 
 # %% [markdown]
@@ -650,11 +679,12 @@ check("the gates of a head sum to 1", gates.sum(-1), torch.ones(2, 5, 2))
 # rows.*
 
 # %%
-table, x = random(64, 6, seed=8), random(5, 6, seed=10).requires_grad_()  # five tokens
-rows = torch.randint(64, (5, 6), generator=torch.Generator().manual_seed(9))
+table, x = random(64, 6, seed=8), random(5, 6, seed=10)  # five tokens
+rows = torch.arange(30).view(5, 6) * 7 % 64
 w = random(5, 6, seed=14).requires_grad_()
 bag = F.embedding_bag(rows, table, per_sample_weights=w, mode="sum")
-check("a weighted bag", bag[0], sum(w[0, j] * table[rows[0, j]] for j in range(6)))
+by_hand = sum(w[0, j] * table[rows[0, j]] for j in range(6))
+check("a weighted bag", bag[0], by_hand)
 (products,) = torch.autograd.grad(bag, w, x)
 gathered = torch.einsum("nd,njd->nj", x, table[rows])
 check("gradient of a bag by its weights = inner products", products, gathered)
@@ -664,7 +694,8 @@ check("gradient of a bag by its weights = inner products", products, gathered)
 # checks compare both halves, and their gradients, with gathered rows.
 
 # %% tags=["guard"]
-(mixed,) = torch.autograd.grad(gathered, x, w, retain_graph=True)
+x.requires_grad_()
+(mixed,) = torch.autograd.grad(torch.einsum("nd,njd->nj", x, table[rows]), x, w)
 check("gradient of inner products by x = the bag", mixed, bag)
 check("retrieval.neurons = gathered", retrieval.neurons(x, table, rows), gathered)
 other_rows = retrieval.neurons(x, table, rows.flip(0))
