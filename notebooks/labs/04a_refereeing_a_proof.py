@@ -45,7 +45,10 @@ print("PyTorch version", torch.__version__.partition("+")[0], " SymPy version", 
 # Every line of the proof goes before two referees. *Algebra*: SymPy subtracts the two sides and
 # simplifies, and what is left must be zero. Not small, zero. *Numbers*: `check` compares both sides
 # at random values of the symbols. `identity` asks both; where we expect a line to be wrong,
-# `must_differ` compares the two sides numerically.
+# `must_differ` compares the two sides numerically. We don't reprint the appendix: the line numbers
+# are ours, and the two arguments after a check's name are the two sides of that line. Folded cells
+# define the symbols: `q_hat` is $\hat q$, and `ct`, `st`, `cs`, `ss` are the cosines and sines of
+# $t\theta$ and $s\theta$.
 
 # %% tags=["setup"]
 SYMBOLS = sp.symbols("q1 q2 k1 k2 t s theta", real=True)
@@ -184,7 +187,7 @@ _ = must_differ("line 10: sine of the sum", sine_of_the_sum, sine)
 identity("line 11: the inner product is G", inner, G)
 
 # %% [markdown]
-# So far the printed proof holds, but for the words about the conjugate.
+# So far the printed proof holds, apart from the words about the conjugate.
 #
 # ## 5 · Lines 12 and 13: the matrix
 #
@@ -364,4 +367,5 @@ print(f"score {forwards:.3f}, both backwards {backwards:.3f}")
 #
 # - Give every line two referees, and test a sign with inputs that aren't symmetric.
 # - The printed theorem has reader and writer exchanged; its matrix has two indices in one block;
-#   one listing rotates by the number of the head.
+#   one listing doesn't run or gains an axis, and where $h = l$ it rotates by the number of the
+#   head.
