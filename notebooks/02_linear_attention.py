@@ -98,10 +98,10 @@ plotting.save(
 )
 
 # %% [markdown]
-# Read with this key, the state returns 0.6 of a value that was stored under another key. Now we
-# write a new value under it.
-# Linear attention simply adds it. Mamba-2 lets everything fade first. The delta rule looks up what
-# the key returns, and removes exactly that. Most of this chapter is in this picture.
+# The two keys have inner product 0.6, so reading with one returns 0.6 of what is stored under the
+# other. Now we write a new value under it. Linear attention simply adds it. Mamba-2 lets everything
+# fade first. The delta rule looks up what the key returns, and removes exactly that. Most of this
+# chapter is in this picture.
 #
 # ## 1 · Drop the softmax, move the brackets
 #
@@ -121,8 +121,8 @@ built_in = F.scaled_dot_product_attention(q[None], k[None], v[None], is_causal=T
 check("attention, written out = PyTorch's", shares @ v, built_in)
 
 # %% [markdown]
-# To do this for the next token, you need all keys and values again. Can we do with less? Not with
-# the softmax in the way. So let's throw it out and see what happens:
+# To do this for the next token, you need all keys and values again. Can we get by with less? Not
+# with the softmax in the way. So let's throw it out and see what happens:
 #
 # > "Linear attention is identical to standard attention, but drops the softmax" — L22, "Linear
 # > Attention"
@@ -145,7 +145,7 @@ _ = must_differ("mask forgotten: attention to the future", q @ k.T @ v, quadrati
 #
 # $$v_s\,(k_s^\top q_t) = (v_s\,k_s^\top)\,q_t.$$
 #
-# On the right, the query has left the bracket. $v_s k_s^\top$ is a matrix, the outer product of
+# On the right, the query is outside the bracket. $v_s k_s^\top$ is a matrix, the outer product of
 # value and key, and we can add all these matrices up *before any query arrives*. Call the sum the
 # state $S_t$ (the other chapters write $h_t$):
 #
@@ -177,9 +177,10 @@ _ = must_differ("equal values: linear attention does not", (q @ k.T).tril() @ on
 
 # %% [markdown]
 # Second, the softmax was doing something a state can't do. Everything the second half of a text
-# learns about the first must pass through the state. The block of scores between the halves is a
-# product of matrices of width $n$, so its rank is at most $n$. Take the exponential, and the block
-# generally has full rank, however large it is. No state of fixed width reproduces that exactly.
+# learns about the first must pass through the state: it is $Q\,(K^\top V)$, with later queries and
+# earlier keys and values. The block of scores $QK^\top$ is a product of matrices of width $n$, so
+# its rank is at most $n$. Take the exponential, and the block generally has full rank, however
+# large it is. No state of fixed width reproduces that exactly.
 
 # %% tags=["aside"]
 block = q[12:] @ k[:12].T  # later queries, earlier keys
@@ -196,7 +197,7 @@ assert before == n and after == 12
 # Forget about text for a moment and read (2.3) as storage. Writing adds $v\,k^\top$. Reading with a
 # query gives $v\,(k \cdot q)$: the value, times how well the query matches the key.
 #
-# Here are two pairs that will stay with us. The keys $k_0 = (1, 0)$ and $k_1 = (0.6, 0.8)$ are unit
+# We'll use these two pairs throughout. The keys $k_0 = (1, 0)$ and $k_1 = (0.6, 0.8)$ are unit
 # vectors with inner product 0.6. The values are $v_0 = (1, 0)$ and $v_1 = (0, 1)$, so an answer
 # tells you at once how much of each value is in it. What does each key return after both writes? Do
 # it on paper first.
@@ -359,9 +360,9 @@ for name, alpha in (("no decay", 1.0), ("half-life 8", 0.5 ** (1 / 8))):
 
 # %% [markdown]
 # After 512 writes in 64 dimensions, a state without decay returns noise almost three times as loud
-# as any value, in every component. With a half-life of 8 the last value stands out three to one,
-# and the value from 100 tokens ago is gone.
-# Mamba-2 lets every token choose its own $\alpha_t$ and gives different heads different ranges.
+# as the value, on average over the components. With a half-life of 8 the last value is more than
+# three times as loud as the noise, and the value from 100 tokens ago is gone. Mamba-2 lets every
+# token choose its own $\alpha_t$ and gives different heads different ranges.
 #
 # But decay is blunt. It fades everything alike, valid or not. And it never *corrects* anything.
 #
@@ -411,8 +412,8 @@ _ = must_differ("kkᵀ on the left of S", on_left @ TWO_KEYS[1], TWO_VALUES[1], 
 
 # %% [markdown]
 # Now $k_1$ returns exactly its value. But $k_0$ pays the price: it now returns $0.64\,v_0$ plus
-# $0.6\,v_1$. A step along one key disturbs everything stored under keys that aren't orthogonal to
-# it.
+# $0.6\,v_1$. A step along one key disturbs what is stored under every key that isn't orthogonal to
+# it, unless the step is zero.
 #
 # Linear attention, by the way, is a gradient step too, on the loss $-v \cdot S k$. That loss wants
 # the answer as far along $v$ as possible. It has no minimum, and so linear attention never stops
@@ -493,7 +494,8 @@ late = alpha * (S + beta * torch.outer(value - S @ key, key))
 _ = must_differ("correct, then fade", late, row)
 
 # %% [markdown]
-# Now we can put all five rules into one table, as one idea: every token takes one step of learning.
+# Now all five rules fit into one table, and one idea covers them: each token is one step of
+# learning.
 #
 # | rule | loss | gradient step | new state |
 # |---|---|---|---|
@@ -544,9 +546,9 @@ for name, rule in RULES.items():
 # ## 8 · What each rule remembers
 #
 # Each step along one key disturbs the others. By how much? For a random unit key, $k k^\top$ is
-# $I/n$ on average. So, averaged over random keys, a token that erases a share $\epsilon$ along its
-# key multiplies what is stored by $\alpha\,(1 - \epsilon/n)$. If it has written a share $\eta$ of
-# its own value, then at age $\delta$
+# $I/n$ on average. So, averaged over random unit keys, a token that erases a share $\epsilon$ along
+# its key multiplies what is stored by $\alpha\,(1 - \epsilon/n)$. If it has written a share $\eta$
+# of its own value, then at age $\delta$
 #
 # $$\text{signal} = \eta\,\big(\alpha\,(1 - \tfrac{\epsilon}{n})\big)^\delta, \tag{2.15}$$
 #
@@ -592,7 +594,9 @@ slots = torch.cat([torch.arange(24), torch.arange(12), torch.arange(24, 48)])  #
 keys, values = unit(48, 32, seed=20), random(60, 64, seed=21)
 memories = {name: errors_over_time(name, keys, slots, values) for name in RULES}
 for name, error in memories.items():
-    at_once = error[slots, torch.arange(60)][2:]  # just written; the first two have no crosstalk
+    at_once = error[slots, torch.arange(60)][
+        2:
+    ]  # just written; the first two have hardly any crosstalk
     later = (error[ONCE, ONCE + 36] - error[ONCE, ONCE]).mean()
     print(f"{name:16}: just written, error {at_once.min():.2f} to {at_once.max():.2f};", end=" ")
     print(f"keys 12 to 23, 36 tokens later: {later:+.2f}")
@@ -646,8 +650,9 @@ assert min(darkens.values()) == darkens["Longhorn"] > 0
 # darkest on average, because old and new values lie on top of each other. The delta rules are white
 # at every write, even where the key was used before. Then they darken, because each later write
 # erodes them a little and adds its own crosstalk. Longhorn, with its half steps, is never fully
-# white, and darkens more slowly. Lab [02a](labs/02a_five_memories.ipynb) measures which rule
-# remembers which past.
+# white, and darkens more slowly. (With unit keys it is the delta rule with $\beta = \frac12$. What
+# you see is the size of the step.) Lab [02a](labs/02a_five_memories.ipynb) measures which rule is
+# best at remembering what.
 #
 # One difference is not a matter of degree. The state of linear attention is a sum, and **a sum
 # doesn't know its order**. Write kitchen, then garden, or garden, then kitchen: the state is the
@@ -675,9 +680,10 @@ assert len(differ) == 4
 # $$(I - \beta\,k k^\top)\,k = (1 - \beta \|k\|^2)\,k. \tag{2.16}$$
 #
 # Everything depends on this one number. For $\beta\|k\|^2$ between 0 and 1 the state moves towards
-# the new value. At 1 it is replaced. Between 1 and 2 it overshoots and still shrinks. Above 2 the
-# part along $k$ grows. A key of 16 standard normal numbers has $\|k\|^2$ near 16, so with $\beta =
-# 1$ the factor along each key is about −15. Will a float32 state survive 100 tokens?
+# the new value. At 1 it is replaced. Between 1 and 2 the state overshoots, but the old part along
+# $k$ still shrinks. Above 2 the part along $k$ grows. A key of 16 standard normal numbers has
+# $\|k\|^2$ near 16, so with $\beta = 1$ the factor along each key is about −15. Will a float32
+# state survive 100 tokens?
 
 # %%
 n, beta = 16, 0.3
@@ -710,24 +716,25 @@ print(f"the largest float32 is {torch.finfo(torch.float32).max:.0e}, and passed 
 # in parallel?
 #
 # There is, because that dependence is *linear* (Yang et al., 2024). Give a name to what is written:
-# $u_t = \beta_t\,(v_t - S_{t-1} k_t)$. Then (2.9) is linear attention with $u$ in place of $v$:
+# $u_t = \beta_t\,(v_t - S_{t-1} k_t)$. Then (2.9) is linear attention with $u$ in place of $v$
+# ($S_{-1}$ is now the state before the chunk):
 #
-# $$S_t = S_{t-1} + u_t k_t^\top = S_{-1} + \sum_{s \le t} u_s k_s^\top. \tag{2.18}$$
+# $$S_t = S_{t-1} + u_t k_t^\top = S_{-1} + \sum_{s \le t} u_s k_s^\top. \tag{2.17}$$
 #
 # Put this back into the definition of $u_t$. The state before token $t$ consists of $S_{-1}$ and
 # the earlier writes:
 #
-# $$u_t = \beta_t \Big( v_t - S_{-1} k_t - \sum_{s < t} u_s\,(k_s \cdot k_t) \Big). \tag{2.19}$$
+# $$u_t = \beta_t \Big( v_t - S_{-1} k_t - \sum_{s < t} u_s\,(k_s \cdot k_t) \Big). \tag{2.18}$$
 #
 # Bring the sum to the left. With the $u_t$ as rows of $U$, and $T_{ts} = \beta_t\,(k_t \cdot k_s)$
 # for $s < t$ and 0 otherwise,
 #
-# $$(I + T)\,U = \mathrm{diag}(\beta)\,(V - K S_{-1}^\top). \tag{2.20}$$
+# $$(I + T)\,U = \mathrm{diag}(\beta)\,(V - K S_{-1}^\top). \tag{2.19}$$
 #
 # That's a triangular system with ones on the diagonal. One call solves it. Then we read as in
 # linear attention:
 #
-# $$O = Q S_{-1}^\top + (Q K^\top \circ M)\,U. \tag{2.21}$$
+# $$O = Q S_{-1}^\top + (Q K^\top \circ M)\,U. \tag{2.20}$$
 
 # %%
 l, n, p = 7, 5, 4
@@ -759,16 +766,16 @@ _ = must_differ("reading without the token's own write", strict, o)
 # $t$, and what was there before the chunk by $\gamma_t = \alpha_0 \cdots \alpha_t$:
 #
 # $$(I + T \circ L)\,U = \mathrm{diag}(\beta)\,(V - \gamma \circ K S_{-1}^\top), \qquad
-#   O = \gamma \circ Q S_{-1}^\top + (Q K^\top \circ L)\,U, \tag{2.22}$$
+#   O = \gamma \circ Q S_{-1}^\top + (Q K^\top \circ L)\,U, \tag{2.21}$$
 #
-# $$S_{l-1} = \gamma_{l-1}\,S_{-1} + \sum_s L_{l-1,s}\; u_s k_s^\top. \tag{2.23}$$
+# $$S_{l-1} = \gamma_{l-1}\,S_{-1} + \sum_s L_{l-1,s}\; u_s k_s^\top. \tag{2.22}$$
 #
 # How would you compute $L$? Probably as $\exp(\text{total}_t - \text{total}_s)$ from a running
 # total of $g$. That fails at a reset, a token with $\alpha = 0$ and $g = -\infty$. From there on
 # all totals are $-\infty$, and their differences are NaN. Start a fresh sum in every column
 # instead:
 
-# %% tags=["aside"]
+# %% tags=["guard"]
 g = -random(l, seed=37).abs() / 4
 g[3] = -math.inf  # a reset
 total = g.cumsum(0)
@@ -783,10 +790,10 @@ check("gated, outputs", gamma * (q @ S_before.T) + (q @ k.T * L) @ U, o)
 check("gated, state", gamma[-1] * S_before + (L[-1][:, None] * U).T @ k, S_after)
 
 # %% [markdown]
-# A long text is cut into chunks. $T$ doesn't contain the state, so all chunks can invert their $I +
-# T$ at the same time, before any state is known. Only $S$ goes from one chunk to the next: for a
-# text of 4,096 tokens in chunks of 64, that's 64 steps in a row, not 4,096. Every rule of the
-# package takes a `chunk_size`.
+# A long text is cut into chunks. $T$ doesn't contain the state, so all chunks can solve for
+# $\mathrm{diag}(\beta) V$ and for $\mathrm{diag}(\beta) K$ at the same time, before any state is
+# known. Only the product with $S_{-1}$ has to wait: for a text of 4,096 tokens in chunks of 64,
+# that's 64 steps in a row, not 4,096. Every rule of the package takes a `chunk_size`.
 #
 # ## 11 · Where this leads
 #
@@ -794,7 +801,7 @@ check("gated, state", gamma[-1] * S_before + (L[-1][:, None] * U).T @ k, S_after
 # calls its input $x_t$, its key $B_t$, its query $C_t$, and its state $h_t$, and it computes the
 # decay from a step size $\Delta_t$ and a rate $A$:
 #
-# $$h_t = e^{\Delta_t A}\,h_{t-1} + \Delta_t x_t B_t^\top, \qquad y_t = h_t\,C_t. \tag{2.24}$$
+# $$h_t = e^{\Delta_t A}\,h_{t-1} + \Delta_t x_t B_t^\top, \qquad y_t = h_t\,C_t. \tag{2.23}$$
 #
 # Compare with (2.6). It's the same rule, with $v = \Delta x$ and $\alpha = e^{\Delta A}$. L22's
 # slide doesn't say what $v$ is. With $v = x$, or with chapter 01's zero-order hold, you get another
@@ -837,7 +844,8 @@ print("Jamba's layers with attention:", attends, "of 32", "  Nemotron-H-8B:", co
 # - Each rule is one step of learning per token. Decay forgets everything alike; the delta rule with
 #   $\beta\|k\|^2 = 1$ replaces what a key held; Longhorn takes the same step implicitly; a gate
 #   adds decay.
-# - The state of linear attention doesn't know the order of its writes. The other four do.
+# - The state of linear attention doesn't know the order of its writes. The gated rules know it
+#   through their decay, the delta rules through keys that overlap.
 # - Normalise your keys: above $\beta\|k\|^2 = 2$ each update of the delta rule amplifies what it
 #   should correct.
 # - What a chunk writes solves one triangular system, so the delta rule can be trained in chunks.
@@ -946,7 +954,7 @@ check("6 tokens, 2 heads: the state at the minimum", after, S)
 check("and the outputs", o, torch.stack(expected, 1)[..., 0])
 
 # %% [markdown]
-# **5 · hard.** Equations 2.20 and 2.21 are one chunk. Write the delta rule for a text of any
+# **5 · hard.** Equations 2.19 and 2.20 are one chunk. Write the delta rule for a text of any
 # length, one head, in chunks of `size` tokens, without a loop over tokens and without the package.
 # (Hint: `tensor.split(size)` cuts a text, and the last piece may be shorter.)
 

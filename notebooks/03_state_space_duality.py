@@ -107,8 +107,8 @@ plotting.save(
 # Both pictures show the same layer. On the left, what token 2 wrote travels through a chain of
 # states until token 6 reads it, and fades a little at every step. On the right, that whole journey
 # is one number in a matrix. The chain is cheap but slow: one token at a time. The matrix is
-# parallel but expensive: its size is the square of the length. The blue and green blocks are how
-# we'll get the best of both.
+# parallel but expensive: its size is the square of the length. The blocks (blue: inside a chunk,
+# green: between chunks) are how we get the best of both.
 #
 # ## 1 · Four tokens by hand
 #
@@ -249,9 +249,10 @@ plotting.save(
 # behind it: nothing written before token 16 gets through. A model that computes $\alpha_t$ from the
 # token can choose when to forget. Such a model is called *selective*.
 #
-# If you write this yourself, beware: `decay_matrix` sums from $s+1$ on and survives a reset.
-# The obvious shortcut, the difference of two running totals, gives $\infty - \infty$ there, which
-# is NaN. (We use the shortcut in sections 6 and 7, inside a chunk and with finite totals.)
+# If you write this yourself, beware: `decay_matrix` sums from $s+1$ on and survives a reset. The
+# obvious shortcut, the difference of two running totals, gives $\infty - \infty$ there, which is
+# NaN. (We use the shortcut in sections 6 and 7, inside a chunk, and in section 9 across chunks,
+# always with finite totals.)
 #
 # ## 3 · Its blocks have rank one
 #
@@ -379,7 +380,7 @@ _ = must_differ("queries and keys exchanged", swapped[0, :, 0], y)
 # %% [markdown]
 # ## 5 · Why one decay per head
 #
-# Mamba, at the end of chapter 01, came before SSD and is more general. Each entry
+# Mamba, at the end of chapter 01, came before SSD and is more general in its decays. Each entry
 # $i$ of its state fades at its own rate $A_i$. For one channel of input,
 #
 # $$h_{t,i} = e^{\Delta_t A_i}\, h_{t-1,i} + \Delta_t\, B_{t,i}\, x_t, \qquad
@@ -392,8 +393,8 @@ _ = must_differ("queries and keys exchanged", swapped[0, :, 0], y)
 #   \tag{3.7}$$
 #
 # With a single rate, $L_{ts}$ doesn't depend on $i$, leaves the inner sum, and $C_t \cdot B_s$
-# remains. **That is the step.** With $n$ rates, the decay stays stuck between $C$ and $B$. There is
-# no product $CB^\top$ that one mask could be applied to. You need $n$ masks:
+# remains. **That is the step.** With $n$ rates, the decay stays stuck between $C$ and $B$. No mask
+# can be applied to $CB^\top$ itself. You need $n$ masks:
 #
 # $$M = \Big(\sum_{i} L^{(i)} \circ C_{:,i}\,B_{:,i}^\top\Big)\,\mathrm{diag}(\Delta). \tag{3.8}$$
 
@@ -419,11 +420,10 @@ check("equal rates: it can be", diagonal_matrix(dt[0, :, 0], mean, B[0], C[0]), 
 
 # %% [markdown]
 # Part of it can be rescued. Each of the $n$ terms has blocks of rank one, so their sum has rank at
-# most $n$, and the state is still the waist. What's lost is the single big matrix product. In short
-# chunks you can have it back. With $\tau_t = \Delta_0 + \dots + \Delta_t$, the decay is $e^{A_i
-# \tau_t} \cdot e^{-A_i \tau_s}$, and you can put one factor into $C_t$ and the other into $B_s$.
-# But the second factor grows with every token, and soon overflows. GLA (Yang et al., 2023) goes
-# that way, with two levels of chunks. Mamba-2 chose one rate per head, and Cheems follows Mamba-2.
+# most $n$, and the state is still the waist. What's lost is the single big matrix product. (On
+# paper you can have it back: with $\tau_t = \Delta_0 + \dots + \Delta_t$, put $e^{A_i \tau_t}$ into
+# $C_t$ and $e^{-A_i \tau_s}$ into $B_s$. The second factor soon overflows, so GLA, by Yang et al.,
+# 2023, does this in short chunks.) Mamba-2 chose one rate per head, and Cheems follows Mamba-2.
 #
 # | what fades at token t | as a matrix | used by |
 # |---|---|---|
@@ -435,7 +435,7 @@ check("equal rates: it can be", diagonal_matrix(dt[0, :, 0], mean, B[0], C[0]), 
 #
 # So we have two ways to run the same layer, and neither is good enough. The recurrence does little
 # work, but one token at a time, and your GPU wasn't built for that. The quadratic form does
-# everything at once, but with 65,536 tokens and 8 heads, one float32 matrix per head fills 128 GiB.
+# everything at once, but with 65,536 tokens the float32 matrices of 8 heads fill 128 GiB.
 # Can we have the parallelism of one at the price of the other?
 #
 # Go back to the picture at the top. We cut the sequence into $c$ chunks, and the matrix into
@@ -543,7 +543,7 @@ check("step 1 fills the diagonal blocks", inside, torch.stack([blocks[i, i] for 
 
 # %%
 def state_after(start, stop):
-    """The state that tokens start to stop - 1 leave behind, begun with nothing: (p, n)."""
+    """What tokens start to stop - 1 leave behind, starting from an empty state: (p, n)."""
     part = slice(start, stop)
     tokens = (x[:, part], dt[:, part], A, B[:, part], C[:, part])
     return ssd.ssd_recurrent(*tokens, return_final_state=True)[1][0, 0]
@@ -584,8 +584,8 @@ _ = must_differ("step 4 left out", rearrange(y_inside, "c l p -> (c l) p"), y)
 #
 # That's the algorithm. Here are the same four steps for every sequence in the batch and every head
 # at once. Heads share keys and queries in groups: head $i$ uses group $\lfloor i / (h/g) \rfloor$.
-# The states lie on their side here, $n \times p$. Step 3 is passed in as a function, because in
-# section 9 we'll swap in a published one.
+# The states lie on their side here, $n \times p$, so that a read is one product. Step 3 is passed
+# in as a function, because in section 9 we'll swap in a published one.
 
 
 # %%
@@ -691,11 +691,12 @@ _ = must_differ("final state detached", through_y, through_both)
 # |---|---|---|
 # | recurrent | $2\,l\,p\,n$ to read, $3\,l\,p\,n$ to update | $l$ |
 # | quadratic | $2\,l^2 (n + p)$ | 1 |
-# | chunked | $2\,l\,l_c\,(n + p) + 4\,l\,p\,n$ | $l / l_c$ |
+# | chunked | $2\,l\,l_c\,(n + p) + 4\,l\,p\,n + 2\,l\,p\,n / l_c$ | $l / l_c$ |
 #
-# PyTorch can count the matrix products while they run. (The update of the recurrence isn't one, so
-# the counter doesn't see it. The package's quadratic form also makes the final state, another
-# $4\,l\,p\,n$, and in its chunked form the heads of a group share their scores.)
+# PyTorch can count the matrix products while they run. (The updates of the recurrence and of the
+# carry are none, so the counter doesn't see them. The package's quadratic form also reads an
+# initial state and makes the final one, $2\,l\,p\,n$ each. In its chunked form the heads of a group
+# share their scores.)
 
 
 # %%
@@ -716,19 +717,23 @@ for length in (128, 1024):
     assert chunked == 2 * length * l_c * (n + h * p) + states
     print(f"l = {length:5,}, FLOPs: {recurrent:9,}, {quadratic:11,}, {chunked:9,}: formula = count")
 p, n, l_c = 64, 128, 256  # of a real model, per head and token
-costs = [2 * c * (n + p) + 4 * p * n for c in (21, 22, l_c)]
-print(f"a real head, per token: recurrence {5 * p * n:,}, in chunks of 256 {costs[2]:,}", end=", ")
+costs = {c: 2 * c * (n + p) + 4 * p * n + 2 * p * n / c for c in (*range(1, 30), l_c)}
+print(
+    f"a real head, per token: recurrence {5 * p * n:,}, in chunks of 256 {costs[256]:,.0f}",
+    end=", ",
+)
 print(f"quadratic over 100 tokens {2 * 100 * (n + p):,}, over 110 {2 * 110 * (n + p):,}")
-assert costs[0] < 5 * p * n < costs[1] and 100 < 5 * p * n / (2 * (n + p)) < 110
+assert [c for c in costs if costs[c] < 5 * p * n] == [*range(3, 20)]
+assert 100 < 5 * p * n / (2 * (n + p)) < 110
 
 # %% [markdown]
 # Eight times the tokens cost the recurrence and the chunked form eight times as much, and the
 # quadratic form about 60 times. But did you expect the *recurrence* to be the cheapest? For texts
 # of more than about a hundred tokens it is, at real sizes, too: with $p = 64$, $n = 128$ it needs a
-# third of the operations of chunks of 256. (Only with chunks of 21 tokens or fewer would chunks
-# save work.) What chunks do is
-# turn the work into large matrix products, with $l/l_c$ sequential steps instead of $l$. On
-# hardware with thousands of arithmetic units, waiting is what costs you. Chapter 10 measures it.
+# third as many operations as chunks of 256. (Only chunks of 3 to 19 tokens would save work.) What
+# chunks do is turn the work into large matrix products, with $l/l_c$ sequential steps instead of
+# $l$. On hardware with thousands of arithmetic units, waiting is what costs you. Chapter 10
+# measures it.
 #
 # ## 9 · A mistake in print
 #
@@ -768,9 +773,9 @@ for l_c in (16, 8):
 # $$W_j \cdot \sum_{i = j+1}^{c} (\text{decay from the end of } j \text{ to the start of } i),$$
 #
 # where "chunk $c$" is the end of the text. It contains the decays of *later* chunks, and nothing
-# that any earlier chunk has written. So the layer should see the future and forget the past. Does
-# it? Change the last token's step size and see which outputs move, then do the same with the first
-# token:
+# that a chunk before chunk $j$ has written. If so, the layer sees the future and forgets the past.
+# Does it? Change the last token's step size and see which outputs move, then do the same with the
+# first token:
 
 
 # %%
@@ -796,10 +801,11 @@ for name, carry in (("as printed", as_printed), ("corrected", corrected)):
 # only how fast later tokens make the state fade. But a model that is trained with it could learn to
 # use that, and its loss would look a little too good.
 #
-# How could that go unnoticed? Look at the step size. The paper's listing starts with $\Delta
-# \approx \mathrm{softplus}(0) = 0.69$. Over a chunk of 64 tokens the state of the slowest head
-# decays to $e^{-44}$ of its value. Nothing survives from one end of a chunk to the other, so there
-# is nothing to get wrong. The mistake shows when the model has learned to remember, that is, when
+# How could that go unnoticed? One reason may be that the paper's Listing 4 runs this code only
+# where the kernel fails. Another is the step size. The paper's listing starts with $\Delta \approx
+# \mathrm{softplus}(0) = 0.69$. Over a chunk of 64 tokens the state of the slowest head decays to
+# $e^{-44}$ of its value. Nothing survives from one end of a full chunk to the other, so there is
+# nothing to get wrong. The mistake shows when the model has learned to remember, that is, when
 # $\Delta$ is small:
 
 
@@ -825,9 +831,10 @@ assert all(errors[-1] > 0.5 for errors in slips.values())
 # So a test of this layer needs more than one chunk, and something that survives a chunk: small step
 # sizes, or a last chunk of only a few tokens. (The rows above have 1,024 tokens, which 16, 64 and
 # 256 all divide.) It also needs $1 < g < h$, or it can't tell repeated groups from tiled ones
-# (chapter 00). The test of causality above needs all of this, too, but it needs no right answer.
-# `verify.is_causal(layer, width)` asks the same question of any layer, by cutting the text off at
-# several dozen places, those beside chunk borders among them.
+# (chapter 00). The test of causality above needs the chunks and the small steps, too, but not the
+# groups, and it needs no right answer. `verify.is_causal(layer, width)` asks the same question of
+# any layer, by cutting the text off at several dozen places, including just before and after chunk
+# borders.
 #
 # ## 10 · The real kernel
 #
@@ -892,7 +899,8 @@ else:
 # - Unrolled, a linear recurrence is a lower triangular matrix. Blocks that don't reach above the
 #   diagonal have rank at most $n$, and the state is the waist they pass through.
 # - With one decay per head, the decay leaves the sum and $C_t \cdot B_s$ remains: attention without
-#   a softmax. With one decay per entry of the state, as in Mamba, it can't leave.
+#   a softmax. With one decay per entry of the state, as in Mamba, no single mask on $CB^\top$ will
+#   do.
 # - In chunks: attention inside, then write, carry, read. For a fixed chunk size the work is linear
 #   in the length, and any chunk size gives the same function.
 # - A test needs several chunks, something that survives a chunk, and $1 < g < h$. A test of
