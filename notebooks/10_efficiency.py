@@ -1,9 +1,9 @@
 # %% [markdown]
 # # 10 · Where the bytes go
 #
-# **In our `ssd_chunked`, PyTorch's operators read or write each pair of tokens thirteen times per
-# head. This chapter finds the thirteen trips and reads, line by line, a kernel that makes none.**
-# By the end you will be able to
+# **In our `ssd_chunked`, PyTorch's operators move thirteen numbers per head for each pair of
+# tokens. This chapter finds these thirteen trips, then takes you line by line through kernels that
+# make none.** By the end you will be able to
 #
 # - predict the time of a pass from its operations and its bytes,
 #   and say how wrong the prediction is;
@@ -192,7 +192,7 @@ plotting.save(
 # trips, two down and two up, because four heads share it.) On the right, the same arithmetic runs
 # in one piece, and no pair ever reaches the slow memory.
 #
-# ## 1 · Forty-five operators
+# ## 1 · Thirty-eight operators
 #
 # To PyTorch, a layer is a list of *operators*: a matrix product, a sum, an exponential. Each reads
 # tensors from memory, computes, and writes a new one. We can log every operator while a layer runs.
@@ -200,8 +200,9 @@ plotting.save(
 # only the operations of products.) Before you run it: which operators move the most bytes?
 
 # %%
+given = make_ssd(512)
 with Recorder() as recorder:
-    _ = ssd_chunked(*make_ssd(512))
+    _ = ssd_chunked(*given)
 called = recorder.operators
 print(f"{len(called)} operators; those with the most bytes:")
 for one in sorted(called, key=lambda one: one.moved)[:-6:-1]:
@@ -211,16 +212,17 @@ operations, moved = sum(one.flops for one in called), sum(one.moved for one in c
 in_products = sum(one.moved for one in products) / moved
 print(f"{operations / 1e6:.1f} million operations; {moved / 1e6:.1f} MB")
 print(f"of these bytes, products move {in_products:.0%}")
-assert [one.name for one in products] == ["bmm"] * 4 and len(called) == 45
+assert [one.name for one in products] == ["bmm"] * 4 and len(called) == 38
 
 # %% [markdown]
-# Four of the 45 operators are the matrix products of chapter 03's steps 1, 2 and 4, and they do all
-# the operations we count. But they move only a fifth of the bytes. The rest is elementwise work:
-# products with a decay, a subtraction, a change of number format, a mask, an exponential.
+# Four of the 38 operators are the matrix products of chapter 03's steps 1, 2 and 4, and they do all
+# the operations we count. But they move only a fifth of the bytes. The rest is copies and
+# elementwise work: products with a decay, a subtraction, a change of number format, a mask, an
+# exponential.
 #
 # ## 2 · The price of a byte
 #
-# Is a byte expensive? Two rates describe our machine: $R_\text{op}$, operations per second in a
+# What does a byte cost? Two rates describe our machine: $R_\text{op}$, operations per second in a
 # large matrix product, and $R_\text{byte}$, bytes read and written per second. Take an operator of
 # $\phi_i$ operations and $\mu_i$ bytes. It costs a fixed $t_0$ for the call, plus computing or
 # moving, whichever takes longer, because the two overlap:
@@ -238,11 +240,11 @@ print(f"{1e6 * MACHINE.launch:.1f} microseconds for the smallest sum")
 print(f"break-even: {MACHINE.flops / MACHINE.bandwidth:.1f} operations per byte")
 
 # %% [markdown]
-# An operator's *intensity* is its number of operations per byte. Below 6.4, the operator waits for
-# memory. The product of two $m \times m$ matrices has intensity $2m^3 / (4 \cdot 3m^2) = m / 6$, so
-# computing decides from $m \approx 40$ on. A sum or a mask always waits. We count no operations for
-# an exponential, so (10.1) lets it wait as well. In fact it computes, and may take several times as
-# long.
+# An operator's *intensity* is its number of operations per byte. Below 6.4, an operator on tensors
+# too large for the cache waits for memory. The product of two $m \times m$ matrices has intensity
+# $2m^3 / (4 \cdot 3m^2) = m / 6$, so from $m \approx 40$ on arithmetic sets the time. A sum or a
+# mask always waits. We count no operations for an exponential, so (10.1) lets it wait as well. In
+# fact it computes, and may take several times as long.
 #
 # ## 3 · Thirteen trips
 #
@@ -310,11 +312,12 @@ assert total == 13
 #   \mu(q) \approx 4 h \,\Big(7\,\frac{p n}{q} + 13\,q\Big) + \mu_0 \text{ bytes}.
 # \tag{10.2}$$
 #
-# Each token pays for $q$ pairs, thirteen trips of four bytes each. It shares the states of its
-# chunk with $q - 1$ others, and each number of a state makes seven trips (counted in the same way).
-# The rest, $\mu_0$, doesn't depend on $q$. Traffic is smallest where the first two terms are equal,
-# at $q = \sqrt{7 p n / 13}$. Does the clock agree? Here are the counts for 4,096 tokens, the time
-# that (10.1) predicts, and the measured one. Before you run it: which chunk is the fastest?
+# Each token pays for $q$ pairs, thirteen trips of four bytes each. (That is for four heads to a
+# group; in general it is $12 + 4g/h$ trips.) It shares the states of its chunk with $q - 1$ others,
+# and each number of a state makes seven trips (counted in the same way). The rest, $\mu_0$, doesn't
+# depend on $q$. Traffic is smallest where the first two terms are equal, at $q = \sqrt{7 p n /
+# 13}$. Does the clock agree? Here are the counts for 4,096 tokens, the time that (10.1) predicts,
+# and the measured one. Before you run it: which chunk is the fastest?
 
 
 # %% tags=["setup"]
@@ -378,11 +381,11 @@ assert all(round(speeds[size]) == 7 for size in speeds if size >= 2**25)
 #
 # At 256 and 512, it's a factor of 3 and 4. One suspect is a second price per byte: in our record,
 # sums into 16 MiB ran at 28.5 GB per second, and sums into 32 MiB or more at 7. At 256 the float64
-# tensor of pairs has 32 MiB. At 512 it has 64, and every float32 tensor of pairs per head has 32.
-# Exercise 3 tests the suspect on your machine.
+# tensor of pairs has 32 MiB. At 512 it has 64, and every float32 tensor with all heads' pairs has
+# 32. Exercise 3 tests the suspect on your machine.
 #
-# The papers' kernels take chunks of 256 (WM Table 7). If nobody moves the pairs, the term with
-# 13 $q$ vanishes and the best chunk grows. So let's stop moving them.
+# The papers' kernels take chunks of 256 (WM Table 7). If nobody moves the pairs, the term with 13
+# $q$ vanishes, and long chunks cost operations alone. So let's stop moving them.
 #
 # ## 5 · Three kernels
 #
@@ -571,8 +574,8 @@ _ = must_differ("no mask at the ragged end", stored("states"), right)
 _ = run(write, CHUNKS, h)
 
 # %% [markdown]
-# It is an easy mistake to miss: if every test uses a multiple of 16 tokens, no program ever reads
-# past the end.
+# The mistake is easy to miss: as long as every test uses a multiple of 16 tokens, no program ever
+# reads past the end.
 #
 # **`_carry`** must go through the chunks in order, so one program does them all. Here is its twin.
 # In the loop, a chunk's own write leaves memory, and the state *before* the chunk takes its place:
@@ -605,9 +608,9 @@ check("the state after the last chunk", stored("final"), final[0].mT)
 show("_read", "between", "tl.store(y")
 
 # %% [markdown]
-# There are none. `between`, `L` and `scores` have $q \times q$ numbers each, and no `tl.store`
-# mentions them. The subtraction in float64, the mask, the exponential and both products happen
-# inside one program. Only `inside_chunk + before_chunk` is stored, and it has $q \times p$ numbers.
+# There are none. `between`, `L` and `scores` have $q \times q$ numbers each, and are never stored.
+# The subtraction in float64, the mask, the exponential and both products happen inside one program.
+# Only `inside_chunk + before_chunk` is stored, and it has $q \times p$ numbers.
 #
 # Are the twins right? (The twin of `_read` is folded.) And is the Triton? Without a GPU, Triton's
 # interpreter runs it (slowly), and we compare both in float32:
@@ -724,9 +727,10 @@ assert round(by_torch / 1e6) == 108 and round(by_kernels / 1e6) == 27
 assert kernels[0] > kernels[1] and flops / by_kernels > MACHINE.flops / MACHINE.bandwidth
 
 # %% [markdown]
-# The kernels move a quarter of the bytes, and on this machine they would wait for the arithmetic
-# instead of the memory. The hollow point is counted, not measured: we have no such kernel for a
-# CPU, and we have not measured its speed on a GPU. `make gpu` does, if you have one.
+# The kernels move a quarter of the bytes, and on this machine `_write` and `_read` would wait for
+# the arithmetic and only `_carry`, which has no product, for memory. The hollow point is counted,
+# not measured: we have no such kernel for a CPU, and we have not measured its speed on a GPU. `make
+# gpu` does, if you have one.
 #
 # ## 8 · The race of five systems
 #
@@ -800,15 +804,15 @@ assert 1.165 < min(drift) < max(drift) < 1.22 and max(drift) / min(drift) < 1.04
 # Interpolated between the measured lengths, the other four overtake LlaMa at 400 to 1,300 tokens,
 # in evaluation and in training.
 #
-# One caveat. The machine was busy when the record began, and later the passes of 256 tokens took
-# 1.17 to 1.22 times as long. The ratios between systems moved by up to 4 percent, so we don't trust
-# a verdict closer to 1 than that.
+# One caveat. The record takes the systems first and the batches last, and the machine's speed
+# drifted in between: later the passes of 256 tokens took 1.17 to 1.22 times as long. The ratios
+# between systems moved by up to 4 percent, so we don't trust a verdict closer to 1 than that.
 #
 # ### One token more
 #
 # When a model *writes*, it makes one token at a time, and what a step moves grows with its keys and
 # values alone. Our cache is immutable: every step reads the old keys and values, writes a copy that
-# is one token longer, and attention reads the copy. That makes three times their bytes:
+# is one token longer, and attention reads the copy. So each step moves their bytes three times:
 
 
 # %% tags=["setup"]
@@ -851,15 +855,14 @@ assert abs(ends[1] - starts[1]) < 0.2 and round(ends[1]) == 4
 print("a step, in ms: 3.7 to 5 after 256 tokens; after 16,384 tokens LlaMa 49, Mamba-2 4")
 
 # %% [markdown]
-# Mamba-2's step takes 4 ms after 16,384 tokens, as after 256. LlaMa's takes 49 ms. It slows down
-# three times as much as its bytes say, and we haven't found out why. Each step copies its keys and
-# values into new tensors, so exercise 3's suspect may be at work again.
+# Mamba-2's step takes 4 ms after 16,384 tokens, the same as after 256. LlaMa's takes 49 ms. It
+# slows down three times as much as its bytes say, and we haven't found out why.
 #
 # ### On another machine
 #
 # Our machine breaks even at 6.4 operations per byte, and a GPU with $10^{15}$ operations and $3.3
 # \cdot 10^{12}$ bytes per second, about an H100, at 303. By (10.1), how many times as fast as LlaMa
-# would the papers' large models read 4,096 tokens there, in sixteen bits and with free calls?
+# would the papers' large models read 4,096 tokens there, in sixteen bits, if calls cost nothing?
 
 # %% tags=["guard"]
 large, gpu, leads = {}, Machine(1e15, 3.3e12), {}
@@ -884,7 +887,7 @@ assert [round(total, 1) for total in totals] == [1.0, 1.3]
 
 # %% [markdown]
 # With every operator, LlaMa leads all but OTCE (whose model is half as wide and has 1.0 instead of
-# 1.3 billion parameters). Attention's work is almost free; the bytes between products are not. If
+# 1.3 billion parameters). The bytes between the products cost more than the products. If
 # kernels leave only the products, Mamba-2 and Jamba draw level with LlaMa. Cheems doesn't: each
 # token fetches its experts' rows from two tables per layer, and we count them as read from memory.
 #
@@ -931,9 +934,9 @@ for length, seconds in MEASURED["inner"].items():
 # | Cheems against | in training | in evaluation |
 # |---|---|---|
 # | LlaMa | seen, from 1,156 ± 69 tokens on | seen, from 1,277 ± 108 on |
-# | Jamba | not seen: 0.95 ± 0.03 at 16,384 | 0.85 ± 0.01 at 256, undecided at 16,384 |
-# | Mamba-2 | 0.93 ± 0.01 at 4,096, 0.66 ± 0.01 at 16,384 | 0.69 ± 0.06 at 16,384 |
-# | OTCE | seen, but later: from 5,656 ± 1,686 | from 9,966 ± 1,064 |
+# | Jamba | undecided (drift): 0.95 ± 0.03 at 16,384 | 0.85 ± 0.01 at 256, undecided at 16,384 |
+# | Mamba-2 | not seen: 0.93 ± 0.01 at 4,096, 0.66 ± 0.01 at 16,384 | 0.69 ± 0.06 at 16,384 |
+# | OTCE | seen, but only from 5,656 ± 1,686 | from 9,966 ± 1,064 |
 #
 # The gap to Mamba-2 isn't maintained; it grows. Two intervals come within the drift of 4 percent:
 # Jamba's in training and OTCE's in evaluation. Against LlaMa, the claim was made for a GPU, where
@@ -960,10 +963,10 @@ assert min(lowest[:3]) > 1.04 > lowest[3] > 1 and 0.96 < sum(found[0]) < 1
 #
 # - Operations, bytes and three numbers of a machine predict a time by (10.1). For SSD in chunks it
 #   is too short by a factor of 1.4 to 4.
-# - In our `ssd_chunked`, operators read or write each pair thirteen times per head. Only a fifth of
-#   SSD's bytes belong to products.
-# - Three kernels move a quarter of the bytes and no pair at all. A forgotten mask passes every test
-#   whose length is a multiple of the chunk.
+# - In our `ssd_chunked`, operators move thirteen float32 numbers per head for each pair. Only a
+#   fifth of SSD's bytes belong to products.
+# - Three kernels move a quarter of the bytes and no pair at all. A forgotten mask on the tokens
+#   passes every test whose length is a multiple of the chunk.
 # - On our core, systems with states overtake LlaMa at some 400 to 1,300 tokens. By our count of the
 #   large models on a GPU, Mamba-2 and Jamba need kernels to draw level with LlaMa.
 # - Keys and values slow the next token down; states don't.
