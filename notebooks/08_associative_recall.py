@@ -2,15 +2,15 @@
 # # 08 · Associative recall
 #
 # **A text names a person on page one and mentions her again on page nine. Attention can look back.
-# A state must have stored the right thing before it knew the question. In this chapter you set both
-# by hand, without training a parameter, and then see which layers find the same solution.** You
-# will be able to
+# A state must have stored the right thing before it knew the question. In this chapter you build
+# each by hand, without training a parameter, and then see which layers learn the task.** You will
+# be able to
 #
 # - predict how many key–value pairs a state holds;
 # - build the look-up from two layers of attention, and again from one state layer;
 # - say what a comparison of trained systems shows, and what its learning rate leaves open.
 #
-# You need chapter 07 up to section 4, and chapter 02 for exercise 4.
+# You need chapters 02 to 04, and chapter 07 up to section 4.
 #
 # Sources: *Wonderful Matrices* (WM) §4.1, Figure 5, App. C.1, Tables 5 and 6; Arora et al. (2024),
 # *Zoology: Measuring and Improving Recall in Efficient Language Models*; `cheems_ref/tasks.py`. How
@@ -123,40 +123,30 @@ assert ids.shape == (1, 8) and (targets >= 0).sum() == 2
 
 # %% [markdown]
 # Ids 1 to 5 are keys, and 6 to 11 are values. Fill tokens are never keys or values of the same row.
-# The answer is not in the row at the query: after the second 1 comes fill, not 6. So a model can't
-# learn from its own mistakes within a row.
+# After a query comes fill and not its answer: there's no 6 after the second 1. So a model can't
+# work out later answers by crossing off earlier ones.
 #
 # By hand, you find the earlier place with the same token, and read the token after it:
 
 
 # %%
-def look_up(row, by=1):
-    """For every token: what comes `by` places after the last earlier place of it, or -100."""
+def look_up(row):
+    """For every token: what comes after the last earlier place of it, or -100."""
     last, answers = {}, []
     for t, token in enumerate(row):
-        answers.append(row[min(last[token] + by, t)] if token in last else -100)
+        answers.append(row[last[token] + 1] if token in last else -100)
         last[token] = t
     return answers
 
 
 ids, targets = multi_query_recall(256, 64, 16, 256, generator=seeded(2))
-asked = targets >= 0
-found, late = (torch.tensor([look_up(row, by) for row in ids.tolist()]) for by in (1, 2))
+asked, found = targets >= 0, torch.tensor([look_up(row) for row in ids.tolist()])
 check("looking up = what is asked for", found[asked], targets[asked])
-_ = must_differ("looking up one place late", late[asked].double(), targets[asked].double())
 
 # %% [markdown]
-# Suppose a model skips the comparison and guesses one of the row's values. It is right with
-# probability 1/(number of pairs), and that is the number to keep in mind below:
-
-# %%
-values = ids[:, 1:32:2]  # (rows, 16)
-some = values[torch.arange(256)[:, None], torch.randint(16, ids.shape, generator=seeded(3))]
-right = (some == targets)[asked].double().mean().item()
-print(f"naming some value of the row: {right:.3f} right; one in 16 is {1 / 16:.3f}")
-assert abs(right - 1 / 16) < 0.012  # 4,096 answers scatter by 0.004
-
-# %% [markdown]
+# A model that skips the comparison and guesses one of the row's values is right with probability
+# 1/(number of pairs). Keep that number in mind.
+#
 # WM makes the task of Arora et al. harder (App. C.1): random fill instead of zeros, longer rows,
 # and $T/4$ pairs in a row of $T$ tokens. What grows when the rows get longer, the noise or the
 # load? Let's count.
@@ -173,14 +163,14 @@ for length in (64, 256, 2048):
     assert kinds == [length // 2, length // 4, length // 4]
 
 # %% [markdown]
-# With $T/4$ pairs every query slot is taken. A quarter of the row is fill, at any length. Longer
-# rows aren't noisier than short ones, but they hold more pairs: 512 at 2,048 tokens. Remember that
-# when we come to WM's sentence about noise.
+# With $T/4$ pairs every query slot is taken, and a quarter of the row is fill at any length. From
+# 64 to 2,048 tokens the fill grows from 16 tokens to 512, and the pairs grow from 16 to 512. So
+# length alone can't tell noise from load. Remember that when we come to WM's sentence about noise.
 #
 # ## 2 · What a state can hold
 #
-# Write $v_i \otimes k_i$ into a state for each pair $i$, then read with one of the keys, which all
-# have length one:
+# Write $v_i \otimes k_i$ into a state for each pair $i$, then read with one of the keys. If all
+# keys have length one, we read
 #
 # $$y_i = \sum_j v_j\,(k_j \cdot k_i) = v_i + \sum_{j \ne i} v_j\,(k_j \cdot k_i) \tag{8.1}$$
 #
@@ -207,49 +197,56 @@ check("reading = equation (8.1)", read_back(keys, values, keys), keys @ keys.T @
 #
 # - **Random keys** of length one: the inner product of two of them has mean square $1/n$, so the
 #   $u - 1$ other pairs add up, as in (2.5).
-# - **The best keys**: orthogonal as long as there's room, up to $u = n$. For more pairs, take $n$
-#   orthonormal columns of $u$ numbers each, stack them side by side, and use the $u$ rows as keys.
-#   Reading then projects the values onto $n$ of $u$ dimensions.
+# - **The best keys**: orthogonal as long as there's room, up to $u = n$. For more pairs, take a
+#   matrix $Q$ of $u$ rows and $n$ orthonormal columns, and use its rows as keys. Reading multiplies
+#   the values by $QQ^\top$, which keeps $n$ of $u$ dimensions.
 #
 # The squared errors, relative to the value's own square, are
 #
 # $$\frac{u - 1}{n} \;\;\text{(random)}, \qquad \max\Big(0,\; 1 - \frac{n}{u}\Big)
 # \;\;\text{(best)}. \tag{8.2}$$
 #
-# No keys chosen before the values can do better, as long as we read linearly. What we read is the
-# matrix of values times a matrix of rank at most $n$, and random values have no preferred
-# directions that could be kept. Where do you expect the two curves to bend?
+# No keys chosen before the values can do better with a linear read: whatever the keys, they
+# multiply the values by a matrix of rank at most $n$.
+#
+# The best keys are also *shorter* than one for $u > n$ (their mean square is $n/u$), which shrinks
+# what is read. So let's shrink random keys too. With the length $1/\sqrt{1 + r}$, where
+# $r = (u-1)/n$, their error falls from $r$ to $r/(1 + r)$. Where do you expect the three curves to
+# bend?
 
 
 # %%
 def keys_of(kind, pairs, n, generator):
-    """Keys (pairs, n): at random, of length one; or the best, whatever the values are."""
+    """Keys (pairs, n): at random, of length one or shrunk; or the best, whatever the values are."""
     drawn = torch.randn(pairs, n, generator=generator)
-    if kind == "random":
-        return F.normalize(drawn, dim=1)
-    return torch.linalg.qr(drawn).Q if pairs > n else torch.linalg.qr(drawn.T).Q.T
+    if kind == "best":
+        return torch.linalg.qr(drawn).Q if pairs > n else torch.linalg.qr(drawn.T).Q.T
+    length = 1.0 if kind == "random" else (1 + (pairs - 1) / n) ** -0.5
+    return length * F.normalize(drawn, dim=1)
 
 
-def squared_error(kind, pairs, n, p=32, seeds=20):
+def squared_error(kind, pairs, n, seeds=20):
     """The square of what is read wrong, over the square of the values; the mean over seeds."""
-    errors = []
-    for generator in map(seeded, range(seeds)):
-        keys = keys_of(kind, pairs, n, generator)
-        values = torch.randn(pairs, p, generator=generator)
-        wrong = read_back(keys, values, keys) - values
-        errors.append((wrong.square().sum() / values.square().sum()).item())
+    errors, values = [], torch.eye(pairs)
+    for seed in range(seeds):
+        keys = keys_of(kind, pairs, n, seeded(seed))
+        errors.append((read_back(keys, values, keys) - values).square().sum().item() / pairs)
     return sum(errors) / seeds
 
 
 # %%
 n, counts = 64, (8, 16, 32, 48, 64, 72, 80, 96, 128, 192, 256)
-error = {kind: [squared_error(kind, u, n) for u in counts] for kind in ("random", "best")}
-law = {"random": [(u - 1) / n for u in counts], "best": [max(0.0, 1 - n / u) for u in counts]}
-print("pairs   random: error, law   best: error, law")
+law = {
+    "random": [(u - 1) / n for u in counts],
+    "shrunk random": [(u - 1) / (n + u - 1) for u in counts],
+    "best": [max(0.0, 1 - n / u) for u in counts],
+}
+error = {kind: [squared_error(kind, u, n) for u in counts] for kind in law}
+print("pairs   error, law: random        shrunk        best")
 for i in (2, 4, 8, 10):
-    found = "        ".join(f"{abs(error[kind][i]):5.2f} {law[kind][i]:5.2f}" for kind in error)
-    print(f"{counts[i]:5}          {found}")
-for kind in error:
+    found = "   ".join(f"{abs(error[kind][i]):5.2f} {law[kind][i]:5.2f}" for kind in law)
+    print(f"{counts[i]:5}               {found}")
+for kind in law:
     pairs = zip(error[kind], law[kind], strict=True)
     assert all(abs(got - wanted) < 0.01 + 0.03 * wanted for got, wanted in pairs)
 
@@ -265,14 +262,18 @@ plotting.save(
     "08_capacity",
     "Squared error of what a state of width 64 gives back, against the number of pairs, from 8 on. "
     "With the best keys it is 0 up to 64 pairs, and then rises, to 0.75 at 256. With random keys "
-    "it rises in a straight line: 1 at 64 pairs, 3.9 at 256.",
+    "it rises in a straight line: 1 at 64 pairs, 4 at 256. With shrunk random keys it rises ever "
+    "more slowly: 0.5 at 64 pairs, 0.8 at 256.",
 )
 
 # %% [markdown]
 # The best keys have a sharp knee at $u = n$. Random keys have none, and their error passes one
-# there. Is nothing recalled at an error of one? Not quite: the right value only needs to be the
-# *nearest* to what we read. Let's read with random keys, and take the nearest of 4,096
-# values of $p$ numbers:
+# there. At 256 pairs most of their disadvantage is length: shrunk, they have 0.80, and the best
+# keys 0.75.
+#
+# Is nothing recalled at an error of one? Far from it: the right value only needs to be the
+# *nearest* in direction to what we read. Let's read with random keys, and pick the nearest of 4,096
+# candidate values, each a vector of $p$ numbers:
 
 
 # %%
@@ -296,7 +297,7 @@ for p in (32, 64, 128, 256):
 # %% [markdown]
 # At 512 pairs the error is four times the value's own square. Wide values are recalled anyway, and
 # values of 32 numbers mostly aren't. So a state of width 128, which is WM's size, has room for the
-# 64 pairs of our longest rows, if it keeps the fill out.
+# 64 pairs of section 6's longest rows, if it keeps the fill out.
 #
 # ## 3 · Attention, by hand
 #
@@ -306,8 +307,15 @@ for p in (32, 64, 128, 256):
 # 2. **look up**: a query finds the place whose *slot* holds its own token, and takes the token
 #    there.
 #
-# We write these weights into a real `CausalLM` with the pattern AA. Its hidden state has three
-# slots, with one coordinate per id each, and a constant coordinate.
+# We write these weights into a real `CausalLM` with the pattern AA. We divide its hidden state into
+# slots, with a coordinate for each id:
+#
+# | slot | written by | read by |
+# |---|---|---|
+# | token | the embedding | both layers |
+# | before | layer 1, the shift | the keys of layer 2 |
+# | answer | layer 2, the look-up | the output |
+# | one, a single coordinate that is always 1 | the embedding | queries and keys of layer 1 |
 
 # %% tags=["setup"]
 IDS, WIDTH = 64, 256  # how many ids there are, and the width of the hidden state
@@ -317,13 +325,12 @@ ONE = 3 * IDS  # a coordinate that is 1 in every token
 
 # %% [markdown]
 # The shift ignores content, so its query and key read only the constant coordinate. Chapter 04
-# rotates both by their positions. If we rotate the key one position further, the score is, up to a
-# factor,
+# rotates both by their positions, pairing coordinate $i$ with $i + d/2$. If we rotate the key one
+# position further, the score is, up to a factor,
 #
 # $$q \cdot k = \sum_i \cos\big((t - s - 1)\,\theta_i\big), \tag{8.3}$$
 #
-# which is largest at $s = t - 1$. The sixteen fastest clocks are enough. Coordinate $i$ is paired
-# with $i + d/2$, as in chapter 04.
+# which is largest at $s = t - 1$. The sixteen fastest clocks are enough.
 
 
 # %%
@@ -338,9 +345,8 @@ def shift(layer, by=1, waves=16, sharpness=8.0):
 # %% [markdown]
 # In the look-up, the query is the token and the key is the slot. Here rotation is a nuisance. It
 # disturbs the comparison least on the slow clocks, and we need 64 of them, so we take the slower
-# half. (The fastest of these turns by a quarter of a radian in 256 tokens.) One detail: the first
-# token has nothing before it and copies itself. We subtract the token from the slot, and the key of
-# the first token becomes zero.
+# half. One detail: the first token has nothing before it and copies itself. We subtract the token
+# from the slot, and the key of the first token becomes zero.
 
 
 # %%
@@ -352,6 +358,12 @@ def look_up_after(layer, sharpness=8.0):
     layer.k_proj.weight[slow, TOKEN] = -sharpness * torch.eye(IDS)
 
 
+# %% [markdown]
+# The rest is assembly. Each layer copies what it looks at from one slot to another, and undoes the
+# norm before it.
+
+
+# %% tags=["setup"]
 def carry(layer, source, target, norm):
     """Where the layer looks, read slot `source`; add it to slot `target` here.
 
@@ -361,13 +373,7 @@ def carry(layer, source, target, norm):
     layer.out_proj.weight[target, :IDS] = torch.eye(IDS) / norm
 
 
-# %% [markdown]
-# The norm before a layer divides by the root mean square over 256 coordinates. With two coordinates
-# at 1 (the token and the constant) everything grows by $\sqrt{256/2}$, with three by
-# $\sqrt{256/3}$. That's the `norm` we divide by. The rest is assembly:
-
-
-# %%
+# %% tags=["setup"]
 def by_hand(by=1):
     """A language model of two layers of attention that recalls, no parameter of it trained."""
     sizes = dict(vocab_size=IDS, d_model=WIDTH, n_heads=1, rope_base=1e6, tie_embeddings=False)
@@ -378,9 +384,9 @@ def by_hand(by=1):
     model.lm_head.weight[:, ANSWER] = torch.eye(IDS)
     first, second = (block.layer for block in model.blocks)
     shift(first, by)
-    carry(first, TOKEN, BEFORE, (WIDTH / 2) ** 0.5)
+    carry(first, TOKEN, BEFORE, (WIDTH / 2) ** 0.5)  # two coordinates of the input are 1
     look_up_after(second)
-    carry(second, TOKEN, ANSWER, (WIDTH / 3) ** 0.5)
+    carry(second, TOKEN, ANSWER, (WIDTH / 3) ** 0.5)  # three are
     return model
 
 
@@ -397,7 +403,6 @@ for length, pairs, rows in ((16, 4, 32), (64, 16, 16), (256, 28, 8), (1024, 28, 
     print(f"{length:5} tokens, {pairs:2} pairs: {shares[0]:.2f} right", end="")
     print(f"; with a shift of 0 or 2: {shares[1]:.2f}, {shares[2]:.2f}")
     assert shares[0] > 0.99 and max(shares[1:]) < 0.01
-assert 0.25 < 256 * rope_frequencies(WIDTH, 1e6)[WIDTH // 4] < 0.26
 
 # %% [markdown]
 # One set of weights recalls at all four lengths, up to 1,024 tokens. With the shift off by one it
@@ -432,50 +437,55 @@ check("one key, one coordinate: recalled = asked for", found[asked], targets[ask
 
 
 # %% tags=["setup"]
-def weights(layer, x):
-    """What a layer of one head looks at: (t, s), from its input (1, l, d)."""
-    q, k = (f(x)[:, :, None] for f in (layer.q_proj, layer.k_proj))
-    positions = torch.arange(x.shape[1])[None]
-    cos, sin = rope_cos_sin(positions, q.shape[-1], layer.rope_base, dtype=x.dtype)
+def weights(layer, x, positions):
+    """What one head looks at: (t, s). The queries are the first row's, the keys the last row's."""
+    q, k = layer.q_proj(x[:1])[:, :, None], layer.k_proj(x[-1:])[:, :, None]
+    cos, sin = rope_cos_sin(positions[:1], q.shape[-1], layer.rope_base, dtype=x.dtype)
     q, k = (apply_rope(t, cos, sin)[0, :, 0] for t in (q, k))
     scores = (q @ k.T) / q.shape[-1] ** 0.5
     return scores.masked_fill(~causal_mask(len(q), len(q)), -torch.inf).softmax(-1)
 
 
-@torch.no_grad()
 def looks_at(model, ids):
-    """The weights of every attention layer of a model, on one row."""
-    x, positions, maps = model.embedding(ids), torch.arange(ids.shape[1])[None], []
+    """The weights of every attention layer of a model, on one row, or on two as in `weights`."""
+    x, positions, maps = model.embedding(ids), torch.arange(ids.shape[1]).expand_as(ids), []
     for block in model.blocks:
         if block.letter == "A":
-            maps.append(weights(block.layer, block.norm(x)))
+            maps.append(weights(block.layer, block.norm(x), positions))
         x = block(x, positions)[0]
     return maps
 
 
+# %% tags=["setup"]
 ROW, ROW_TARGETS = multi_query_recall(1, 24, 4, IDS, generator=seeded(7))
 QUERIES = (ROW_TARGETS[0] >= 0).nonzero()[:, 0]
-ANSWER_AT = [ROW[0, :8].tolist().index(value) for value in ROW_TARGETS[0, QUERIES].tolist()]
+
+
+def draw_maps(maps):
+    """Weights on the row, side by side, with an arrow at each query."""
+    told = dict(xlabel="looks at token", ylabel="token", signed=False, limit=1.0, unit="weight")
+    fig, axes = plotting.heatmaps(maps, size=(13.5, 4.5), **told)
+    for ax in axes:
+        ax.set(xticks=range(0, 24, 4), yticks=range(0, 24, 4))
+        _ = ax.scatter([24] * len(QUERIES), QUERIES, marker="<", color=plotting.INK)
+    return fig
+
 
 # %%
 first, second = looks_at(by_hand(), ROW)
 tokens = torch.eye(IDS)[ROW[0]]  # (24, n)
 state = (tokens @ F.pad(tokens[:-1], (0, 0, 1, 0)).T).tril()  # C_t · B_s
+answers_at = [ROW[0].tolist().index(value) for value in ROW_TARGETS[0, QUERIES].tolist()]
 for name, weight in (("attention, layer 2", second), ("state", state)):
-    least = weight[QUERIES, ANSWER_AT].min()
+    least = weight[QUERIES, answers_at].min()
     print(f"{name:18}: least weight of a query on its answer {least:.3f}")
     assert least > 0.99
 assert first.diagonal(-1).min() > 0.99
 
 # %% tags=["figure"]
 maps = {"attention 1: shift": first, "attention 2: look up": second, "one state layer": state}
-told = dict(xlabel="looks at token", ylabel="token", signed=False, limit=1.0, unit="weight")
-fig, axes = plotting.heatmaps(maps, size=(13.5, 4.5), **told)
-for ax in axes:
-    ax.set(xticks=range(0, 24, 4), yticks=range(0, 24, 4))
-    _ = ax.scatter([24] * len(QUERIES), QUERIES, marker="<", color=plotting.INK)
 plotting.save(
-    fig,
+    draw_maps(maps),
     "08_by_hand",
     "Weights of three layers on 24 tokens, of which 0 to 7 are four pairs; four queries are marked "
     "by arrows. In attention's layer 1 every token looks at the one before it, a line beside the "
@@ -486,39 +496,10 @@ plotting.save(
 
 # %% [markdown]
 # The queries look at the same four places. One difference is worth noticing: a softmax must spend
-# its weight somewhere, and for a new token it spreads it evenly. A state can return nothing.
+# its weight somewhere, and for a new token it spreads it evenly. A state can simply return zero.
 #
-# So far the keys were one-hot, with $n = 64$ for 64 ids. With random keys of width $n = 8$, section
-# 2 applies, and the load isn't the 16 pairs. The state holds *every* pair of neighbours up to the
-# query. That's what selection is good for: write ($\Delta = 1$) only where a value follows a key,
-# and leave the fill out.
-
-
-# %%
-def error_and_share(dt, n=8, seeds=10):
-    """With random keys of width n: squared error of what is read, and the share recalled."""
-    errors, shares = [], []
-    for seed in range(seeds):
-        code = F.normalize(torch.randn(IDS, n, generator=seeded(seed)), dim=1)
-        scores = recall_with_a_state(ids, code, dt)[asked]
-        errors.append((scores - F.one_hot(targets[asked], IDS)).square().sum(1).mean().item())
-        shares.append((scores.argmax(-1) == targets[asked]).double().mean().item())
-    return sum(errors) / seeds, sum(shares) / seeds
-
-
-# %%
-is_value = ids >= IDS // 2
-after_key = (is_value & ~F.pad(is_value[:, :-1], (1, 0), value=True)).double()
-for name, dt in (("all neighbours", always), ("values after keys", after_key)):
-    error, share = error_and_share(dt)
-    written = dt.cumsum(1)[asked].mean().item()  # up to the query, the mean over queries
-    print(f"written: {name:17} {written:4.1f} before a query; ", end="")
-    print(f"squared error {error:.1f}, by (8.2) {(written - 1) / 8:.1f}; recalled {share:.2f}")
-    assert abs(error - (written - 1) / 8) < 0.1 * error and (share > 0.95) == (dt is after_key)
-
-# %% [markdown]
-# Selection more than halves the load, and the capacity law predicts the error in both cases. It
-# writes a few more than 16 pairs, because some of the fill looks like a value after a key.
+# Here keys were one-hot. With shorter keys section 2 applies, and the state holds *every* pair of
+# neighbours, not only ours. Exercise 5 writes fewer.
 #
 # ## 5 · Who learns it?
 #
@@ -529,18 +510,11 @@ for name, dt in (("all neighbours", always), ("values after keys", after_key)):
 #
 # - a state *below* attention, which can do the shift for it;
 # - states alone, with and without a convolution;
-# - a state *above* attention.
+# - a state *above* attention. By hand it can be done: attention shifts, and the state writes under
+#   the shifted key.
 
 # %% tags=["setup"]
 LENGTHS = (32, 64, 128, 256)
-SYSTEMS = {
-    "QCAttn": dict(pattern="AMAM"),
-    "SSD": dict(pattern="SMSM", d_state=128),
-    "InnerFuncAttn": dict(pattern="IMIM", n_values=2, k_values=2),
-    "InnerFuncAttn, mask": dict(
-        pattern="IMIM", n_values=2, k_values=2, mask="gate", max_positions=256
-    ),
-}
 RATES = {32: 4e-3, 64: 3e-3, 128: 2e-3}  # by width; ten times WM Table 6's
 WITH_POSITION = {
     "SSD, convolution": dict(pattern="SMSM", d_state=128, position="conv"),
@@ -592,10 +566,9 @@ def share_right(model, length):
 # %% tags=["setup"]
 def learn_to_recall(d, steps, rate, seed=0, lengths=LENGTHS, every=100, **options):
     """Train on rows of each length in turn: the model, and its share right at each, over time."""
-    generator = torch.Generator().manual_seed(seed)
+    generator, right = torch.Generator().manual_seed(seed), []
     model = recall_model(d, seed, **options)
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.01)
-    right = []
     for step in range(steps):
         logits, targets = answers(model, *recall_batch(lengths[step % len(lengths)], generator))
         optimizer.param_groups[0]["lr"] = rate * min(1, (step + 1) / 50)
@@ -622,19 +595,6 @@ def steps_to(run, share=0.9):
 
 def positions_of(name):
     return [run for run in read_record("08_recall")["positions"] if run["system"] == name]
-
-
-def runs_of(system, d):
-    """The runs of a system in the grid, in the order of their seeds."""
-    return [r for r in read_record("08_recall")["grid"] if (r["system"], r["d"]) == (system, d)]
-
-
-def times_as_many(one, other, d):
-    """Steps of one system over those of another: the mean over seeds, and its interval."""
-    pairs = zip(runs_of(one, d), runs_of(other, d), strict=True)
-    logs = [math.log2(steps_to(a) / steps_to(b)) for a, b in pairs]
-    mean, half = interval(logs)
-    return 2**mean, 2 ** (mean - half), 2 ** (mean + half)
 
 
 # %% [markdown]
@@ -714,9 +674,9 @@ plotting.save(
 #   the list above the figure). With rotation one run of three has started, at 0.35. With decay none
 #   has.
 # - **Two layers of attention** learn it.
-# - **A state above attention** doesn't learn it in any of six runs. With the convolution two have
-#   just begun to rise. Is it the order, or a rate that happens to suit this order badly? One rate
-#   can't tell.
+# - **A state above attention** doesn't learn it in any of six runs, although by hand it can be
+#   done. With the convolution two have just begun to rise. Is it the order, or a rate that happens
+#   to suit this order badly? One rate can't tell.
 #
 # ### Is it our construction?
 #
@@ -726,59 +686,85 @@ plotting.save(
 # %%
 HYBRID = "SSD, attention, convolution"
 trained, right = learn_to_recall(32, 200, RATES[32], 0, (32,), **WITH_POSITION[HYBRID])
-recorded = [
-    run["right"][-1][0] for run in read_record("08_rates")["live"] if run["system"] == HYBRID
-]
+_ = trained.requires_grad_(False)
+live = [run for run in read_record("08_rates")["live"] if run["system"] == HYBRID]
+recorded = [run["right"][-1][0] for run in live]
 print(f"{HYBRID}: {min(recorded):.2f} to {max(recorded):.2f} right in five recorded runs")
-assert len(recorded) == 5 and min(recorded) - 0.1 < right[-1][0] < max(recorded) + 0.1
+print(f"the run with our seed: {recorded[0]:.2f}")
+assert len(recorded) == 5 and live[0]["seed"] == 0 and abs(right[-1][0] - recorded[0]) < 0.1
 
 # %% [markdown]
-# It recalls. But does it use our two steps? If its attention does the look-up, a query must look
-# one place *after* its key, and not at the key itself. We give it the row from section 4. (Its ids
-# go up to 255, so we move the values up.)
+# It recalls, and it needs its attention: without that layer it falls from 0.96 to 0.01. But does
+# the attention use our two steps? One state layer with a convolution learns the task by itself, so
+# attention might only look for a value that the state has found already.
+#
+# We can tell the two apart. Each query looks as before, but attention's *keys* come from a second
+# row, in which all keys of the pairs are others. If attention finds the answer by the token before
+# it, it's lost now. If it goes by the value, it isn't. What do you expect?
+
 
 # %%
-(found,) = looks_at(trained, torch.where(ROW < IDS // 2, ROW, ROW + 128 - IDS // 2))
-on_answer, on_key = [], []
-for row, wanted in zip(*multi_query_recall(64, 32, 8, 256, generator=seeded(9)), strict=True):
-    (map_,) = looks_at(trained, row[None])
-    for t in (wanted >= 0).nonzero()[:, 0].tolist():
-        at = row[:16].tolist().index(wanted[t].item())
-        on_answer.append(map_[t, at].item())
-        on_key.append(map_[t, at - 1].item())
-on_answer, on_key = sum(on_answer) / len(on_answer), sum(on_key) / len(on_key)
-assert on_answer > 0.6 and on_key < 0.1
+def weight_on_answers(changed):
+    """The mean weight on the answer, with attention's keys from a row that differs at `changed`."""
+    found = []
+    for row, wanted in zip(*multi_query_recall(64, 32, 8, 256, generator=seeded(9)), strict=True):
+        (map_,) = looks_at(trained, torch.stack([row, with_others(row, changed)]))
+        asked = (wanted >= 0).nonzero()[:, 0]
+        at = [row.tolist().index(value) for value in wanted[asked].tolist()]
+        found.append(map_[asked, at].mean())
+    return torch.stack(found).mean().item()
+
+
+def with_others(row, changed):
+    row = row.clone()
+    row[changed] ^= 64  # a key becomes another key, and a value another value
+    return row
+
+
+# %%
+KEYS, VALUES = slice(0, 16, 2), slice(1, 16, 2)
+as_is, other_keys, other_values = map(weight_on_answers, (slice(0), KEYS, VALUES))
+assert as_is > 0.6 and other_keys < 0.4 * as_is and abs(other_values - as_is) < 0.05
+out = trained.blocks[2].layer.out_proj.weight
+kept, _ = out.clone(), out.zero_()  # no attention for a moment
+assert trained.blocks[2].letter == "A" and share_right(trained, 32) < 0.05
+_ = out.copy_(kept)
 
 # %% tags=["figure"]
-by_hand_map = looks_at(by_hand(), ROW)[1]
-title = f"trained: mean weight on the answer {on_answer:.2f}"
-maps = {"set by hand: attention 2": by_hand_map, title: found}
-told = dict(xlabel="looks at token", ylabel="token", signed=False, limit=1.0, unit="weight")
-fig, axes = plotting.heatmaps(maps, size=(10.8, 5.1), **told)
-for ax in axes:
-    ax.set(xticks=range(0, 24, 4), yticks=range(0, 24, 4))
-    _ = ax.scatter([24] * len(QUERIES), QUERIES, marker="<", color=plotting.INK)
+row = torch.where(ROW < IDS // 2, ROW, ROW + 128 - IDS // 2)[
+    0
+]  # values from 128 on, as in training
+maps = {"set by hand: attention 2": looks_at(by_hand(), ROW)[1]}
+for name, changed in ((f"trained: {as_is:.2f}", slice(0)), (f"other keys: {other_keys:.2f}", KEYS)):
+    (maps[name],) = looks_at(trained, torch.stack([row, with_others(row, changed)]))
 plotting.save(
-    fig,
+    draw_maps(maps),
     "08_found",
-    "Attention weights on the same 24 tokens, for the layer set by hand and for the trained one "
-    "above a state layer. In both, the four queries look at the values of their keys, among the "
-    "first eight tokens. At fill, which the loss doesn't count, the trained layer looks elsewhere. "
-    "Its mean weight on the answer is above 0.6.",
+    "Attention weights on the same 24 tokens: of the layer set by hand, of the trained one above a "
+    "state layer, and of the trained one when the keys of the pairs are exchanged. In the first "
+    "two, the four queries look at the values of their keys, among the first eight tokens. In the "
+    "third, three of the four look at other values. At fill, which the loss doesn't count, "
+    "the trained layer looks elsewhere.",
 )
 
 # %% [markdown]
-# The four queries look at the same four places, and nobody told the model where to look. The title
-# has the mean over 512 queries of other rows. (What the layer does at fill doesn't matter: the loss
-# doesn't count it.) Attention finds the answer *by the token before it*, and only the state layer
-# below can have told it what that token was.
+# The four queries look at the same four places, and the loss never mentions where to look. The
+# titles have the mean weight on the answer, over 512 queries of other rows. It's 0.93, and falls to
+# 0.09 where attention sees other keys. Exchange the values instead, and it stays at 0.93. So
+# attention finds the answer *by the token before it*, and only the state layer below can have told
+# it what that token was.
 #
 # ## 6 · The table that WM draws
 #
-# WM (Table 6, Figure 5) compares mixers in two layers, without convolutions: plain attention
-# (*QCAttn*), rotary SSD, and attention with an inner function (*InnerFuncAttn*: a value is the
-# token times a mixture of two rows of a table, chapter 05), with and without the dynamic *mask*, a
-# gate for every place. We repeat the comparison in small:
+# WM (Table 6, Figure 5) compares four kinds of layer, two of each, without convolutions:
+#
+# - *QCAttn*: plain attention;
+# - *SSD*: a state with rotation;
+# - *InnerFuncAttn*: attention whose values come from a table (chapter 05). A value is the token
+#   times a mixture of two of its rows;
+# - the same with the dynamic *mask*, a learned gate for every place.
+#
+# We repeat the comparison in small:
 #
 # | | WM Tables 5 and 6 | here |
 # |---|---|---|
@@ -789,19 +775,24 @@ plotting.save(
 # | widths $d$ | 32, 64, 128, 256 | 32, 64, 128 |
 # | learning rate | 4e-4, 3e-4, 2e-4, 1e-4, by width | ten times that |
 #
-# WM gives no number of seeds. We have three. And the sizes aren't quite equal: at $d = 32$, SSD has
-# over a third more parameters than QCAttn.
+# WM gives no number of seeds. We have three.
+
+# %% tags=["setup"]
+INNER = dict(pattern="IMIM", n_values=2, k_values=2)
+SYSTEMS = {
+    "QCAttn": dict(pattern="AMAM"),
+    "SSD": dict(pattern="SMSM", d_state=128),
+    "InnerFuncAttn": INNER,
+    "InnerFuncAttn, mask": INNER | dict(mask="gate", max_positions=256),
+}
+
+
+def runs_of(system, d):
+    """The runs of a system in the grid, in the order of their seeds."""
+    return [r for r in read_record("08_recall")["grid"] if (r["system"], r["d"]) == (system, d)]
+
 
 # %% tags=["guard"]
-wm_tokens, our_tokens = 64 * 2**18 * 256, 3000 * 4096
-print(f"tokens: WM at T = 256 up to {wm_tokens:.1e}, here up to {our_tokens:.1e}")
-assert 300 < wm_tokens / our_tokens < 400 and 64 * 2**18 // 256 == 65_536  # its steps
-sizes = [
-    sum(p.numel() for p in recall_model(32, 0, **SYSTEMS[name]).parameters())
-    for name in ("SSD", "QCAttn")
-]
-print(f"parameters at d = 32: SSD {sizes[0]:,}, QCAttn {sizes[1]:,}")
-assert 1.33 < sizes[0] / sizes[1] < 1.4
 print("right at T = 256, three seeds, and steps until 0.9 are")
 ends = {name: [] for name in SYSTEMS}
 for name in SYSTEMS:
@@ -814,6 +805,23 @@ for name in SYSTEMS:
 assert min(ends["QCAttn"] + ends["InnerFuncAttn"]) >= 0.99
 masked = sorted(ends["InnerFuncAttn, mask"])
 assert masked[0] < 0.03 and masked[1] >= 0.99 and max(ends["SSD"]) < 0.05
+
+
+# %% tags=["guard"]
+wm_rows, our_tokens = 64 * 2**18, 3000 * 4096
+print(f"tokens: WM at T = 256 up to {256 * wm_rows:.1e}, here up to {our_tokens:.1e}")
+assert 300 < 256 * wm_rows / our_tokens < 400 and wm_rows // 256 == 65_536  # its steps
+alone = [last_share(run, 256) for run in read_record("08_rates")["alone"]]
+print("QCAttn, d = 64, rows of 256 tokens alone, 3,000 steps:", *(f"{x:.2f}" for x in alone))
+assert max(alone) < 0.43 and max(map(steps_to, runs_of("QCAttn", 64))) == 1100
+plain, inner, mask = "QCAttn", "InnerFuncAttn", "InnerFuncAttn, mask"
+for one, other, d in ((inner, plain, 32), (inner, plain, 128), (mask, inner, 128)):
+    pairs = zip(runs_of(one, d), runs_of(other, d), strict=True)
+    mean, half = interval([math.log2(steps_to(a) / steps_to(b)) for a, b in pairs])
+    print(f"{one}: times as many steps as {other}")
+    print(f"   d = {d:3}: {2**mean:.2f}, between {2 ** (mean - half):.2f}", end="")
+    print(f" and {2 ** (mean + half):.2f}: none shown")
+    assert abs(mean) <= half
 
 
 # %% tags=["figure"]
@@ -844,30 +852,15 @@ plotting.save(
 
 # %% [markdown]
 # Attention learns it in 26 of 27 runs. The one that fails has the mask, at $d = 32$. SSD fails in
-# nine of nine. Before we believe either half, two questions.
+# nine of nine. Before we believe either result, look at what we chose.
 #
-# ### Do the three kinds of attention differ?
+# **The rows.** With rows of 256 tokens alone, closer to WM's training, QCAttn at $d = 64$ is right
+# in 0.02, 0.42 and 0.05 after 3,000 steps. With shorter rows among them it takes at most 1,100
+# steps to 0.9. So the short rows are part of attention's success.
 #
-# Runs stop at 99 %, so the accuracies agree by construction, and we compare steps. Runs with the
-# same seed saw the same rows, so we pair them, and print the geometric mean of three ratios with
-# its 95 % interval (chapter 09 derives it). A run that never got there has no ratio.
-
-# %%
-plain, inner, mask = "QCAttn", "InnerFuncAttn", "InnerFuncAttn, mask"
-for one, other in ((inner, plain), (mask, plain), (mask, inner)):
-    print(f"{one}: times as many steps as {other}")
-    for d in RATES:
-        if math.inf in map(steps_to, runs_of(one, d)):
-            print(f"   d = {d:3}: one run never got there")
-            continue
-        mean, low, high = times_as_many(one, other, d)
-        print(f"   d = {d:3}: {mean:.2f}, between {low:.2f} and {high:.2f}", end="")
-        print(": none shown" if low <= 1 <= high else ": a difference")
-        assert low <= 1 <= high
-
-# %% [markdown]
-# Three seeds show no difference at any width. That isn't the same as *equal*: at $d = 32$ the
-# inner function may take 0.69 or 2.65 times as many steps.
+# **The three seeds.** They show no difference between the kinds of attention. At $d = 128$
+# InnerFuncAttn takes 1.00 times the steps of QCAttn, with a 95 % interval from 0.84 to 1.19. That
+# isn't the same as *equal*: at $d = 32$ it may take anywhere from 0.69 to 2.65 times as many.
 #
 # ### Is it the rate?
 #
@@ -881,7 +874,7 @@ def runs_at(rate, system):
     return [run for run in runs if run["system"] == system and math.isclose(run["rate"], rate)]
 
 
-print("d = 32, T = 64: right after 2,000 steps or at 0.99, three seeds")
+print("d = 32, T = 64: share right after 2,000 steps, or on reaching 0.99; three seeds")
 at_rate = {}
 for name in ("SSD", "QCAttn"):
     for times in (1, 10 / 3, 10, 30):
@@ -902,11 +895,12 @@ last = sorted(last_share(run, 64) for run in slower)
 assert last[2] > 0.9 and 0.2 < last[1] < 0.3 and last[0] < 0.1
 
 # %% [markdown]
-# It doesn't. At $d = 32$ attention learns at three of the four rates. SSD starts at only one of
-# them, and it isn't the rate of our table: at 3.3 times WM's rate one run of three reaches 0.93 in
-# 6,000 steps, and another 0.25. (At $d = 64$ one run of section 5 starts at ten times.) At WM's own
-# rate neither learns in 2,000 steps, and WM trains for up to 65,536. So "SSD fails" is a statement
-# about SSD *at this rate*. We don't have a table with a rate tuned for each system.
+# It doesn't. At $d = 32$ attention learns at three of the four rates. SSD makes any progress at
+# only one of them, and it isn't the rate of our table: at 3.3 times WM's rate one run of three
+# reaches 0.93 in 6,000 steps, and another 0.25. (At $d = 64$ one run of section 5 has started at
+# ten times.) At WM's own rate neither learns in 2,000 steps, and WM trains for up to 65,536. So
+# "SSD fails" is a statement about SSD *at this rate*. We don't have a table with a rate tuned for
+# each system.
 #
 # ## 7 · Claimed and seen
 #
@@ -916,16 +910,8 @@ assert last[2] > 0.9 and 0.2 < last[1] < 0.3 and last[0] < 0.1
 # > for each V, InnerFuncAttn is more accurate than QCAttn and SSD." (WM §4.1)
 #
 # - Than SSD: **seen**, nine runs at 99 % against nine below 5 %, at one rate, which suits SSD badly
-#   at least at $d = 32$. WM itself removed the convolution (Table 6), and with it SSD learns the
-#   task (section 5):
-
-# %%
-pairs = [[steps_to(run) for run in positions_of(name)] for name in ("SSD, convolution", "QCAttn")]
-ratios = [a / b for a in pairs[0] for b in pairs[1]]
-print(f"SSD with convolution: {min(ratios):.2f} to {max(ratios):.2f} of the steps of QCAttn")
-assert max(ratios) < 0.6  # at one rate
-
-# %% [markdown]
+#   at least at $d = 32$. WM itself removed the convolution (Table 6). With it, SSD learns rows of
+#   64 tokens (section 5). We didn't try 256.
 # - Than QCAttn: **not seen**. At $d = 128$ both reach 99 %, with a ratio of steps of 1.00, between
 #   0.84 and 1.19.
 #
@@ -937,13 +923,14 @@ assert max(ratios) < 0.6  # at one rate
 # - Is *noise* the limit? With $T/4$ pairs a quarter of every row is fill (section 1). If WM's rows
 #   are laid out like ours, the pairs grow from 64 to 512 between 256 and 2,048 tokens, exactly as
 #   fast as the fill. So if a system gets worse, the load may be the reason as well as the noise,
-#   and this experiment can't separate them. For a state of width 128, (8.2) puts the squared error
-#   of random keys at 4.
+#   and this experiment can't separate them. For SSD with a state of width 128, (8.2) puts the
+#   squared error of random keys at 4. By section 2 that matters for values of 32 numbers (0.17
+#   recalled), and hardly for 128 (0.96). The other structures have no state.
 #
 # > "InnerFuncAttn with Dynamic Mask maintains good performance in most cases." (WM Figure 5)
 #
-# - **Seen**, on shorter rows than WM's, in eight of nine runs. It's no merit of the mask: without
-#   it, attention learned in all eighteen.
+# - **Seen**, at WM's shortest length, in eight of nine runs. The mask deserves no credit for this:
+#   without it, attention learned in all eighteen.
 #
 # Does recall reach beyond the trained length? Lab [08a](labs/08a_needle.ipynb) hides a sentence in
 # real text and asks for it.
@@ -955,19 +942,20 @@ assert max(ratios) < 0.6  # at one rate
 #   squared error of $(u - 1)/n$ under random ones. Keys chosen before the values leave at least
 #   $1 - n/u$.
 # - Two layers of attention recall with weights set by hand. So does *one* state layer with a
-#   convolution. Selection keeps the load down.
-# - Training finds these solutions: at $d = T = 64$ and one rate, a state below attention, states
-#   with a convolution and two layers of attention all learn the task.
-# - A failure at one rate is a failure at one rate.
+#   convolution.
+# - At $d = T = 64$ and one rate, a state below attention, states with a convolution and two layers
+#   of attention all learn the task. In the one trained model that we opened, attention looks where
+#   ours did, and finds the place by the token before it.
+# - A failure at one learning rate says nothing about the others.
 #
 # ## Exercises
 
 # %% [markdown]
 # **1 · easy.** With pencil and paper first. Three models guess. The first knows which ids are
-# values and nothing else. The second names one of this row's values. The third sees the right value
-# after each query, and names one of the row's others. Our rows never show it, so there the third
-# model can't exist. Which share of the answers does each get right, for `n_pairs` pairs and
-# `n_values` values in all? Each key appears once as a query.
+# values and nothing else. The second names one of this row's values. For the third, suppose rows
+# did show the right value after each query. It crosses those off and names one of the others. Which
+# share of the answers does each get right, for `n_pairs` pairs and `n_values` values in all? Each
+# key appears once as a query.
 
 
 # %% tags=["exercise"]
@@ -1002,8 +990,9 @@ print("three lines to beat with 16 pairs:", *(f"{share:.3f}" for share in mine))
 
 # %% [markdown]
 # **2 · easy.** How many pairs does a state of width $n$ hold, if the mean squared error can be at
-# most `error` of the value's own square? Give both answers of (8.2): with random keys, and with the
-# best keys chosen before the values (for an error below 1).
+# most `error` of the value's own square? Give both answers of (8.2): with random keys of length
+# one, read without rescaling, and with the best keys chosen before the values (for an error below
+# 1).
 
 
 # %% tags=["exercise"]
@@ -1080,39 +1069,40 @@ check(
 )
 
 # %% [markdown]
-# **5 · hard.** Section 6 calls a difference *shown* when its interval excludes 1, and that interval
-# assumes normally distributed logarithms. Write a test without this assumption. If two systems were
-# alike, every paired difference could just as well have had the other sign. The *p-value* is the
-# share of all choices of signs whose mean is at least as far from 0 as the observed mean. What is
-# the smallest p-value that three seeds can give, and what does that say about section 6?
+# **5 · hard.** In section 4 the state writes every token under the one before it. Now the keys are
+# random, of $n$ numbers, and each pair that's written adds to the error. Choose `dt` for rows in
+# which ids from `IDS // 2` on are values: write a value that comes after a key, and nothing else.
+# Then use (8.2) to predict the mean squared error of the answers from `dt`, before you measure it.
+# `asked` marks the queries, and a query reads what has been written up to its place.
 
 
 # %% tags=["exercise"]
-def sign_flip_p(differences):
-    """The p-value of paired differences under all choices of signs (two-sided)."""
+def write_less(ids, asked, n):
+    """dt (b, l), 1 where a value comes after a key and else 0; the squared error to expect."""
     ### BEGIN SOLUTION
-    x = torch.tensor(differences)
-    signs = torch.cartesian_prod(*[torch.tensor([-1.0, 1.0])] * len(x)).view(-1, len(x))
-    means = (signs * x).mean(1).abs()
-    return (means >= x.mean().abs() - 1e-12).double().mean().item()
+    is_value, dt = ids >= IDS // 2, torch.zeros(ids.shape)
+    dt[:, 1:] = (is_value[:, 1:] & ~is_value[:, :-1]).double()
+    return dt, (dt.cumsum(1)[asked].mean().item() - 1) / n
     ### END SOLUTION
 
 
 # %% tags=["check"]
-assert sign_flip_p([1.0, 2.0, 3.0]) == 0.25, "three of one sign: 2 of 8 choices"
-assert sign_flip_p([1.0, 2.0, 3.0, 0.5, 0.1]) == 0.0625, "five of one sign: 2 of 32 choices"
-assert sign_flip_p([1.0, -1.0, 0.0]) == 1.0, "a mean of 0 is as near as can be"
-assert sign_flip_p([3.0, -1.0, 2.0]) == 0.5, "4 of 8 choices are at least as far from 0"
-assert sign_flip_p([10.0, -1.0, -2.0, 0.5]) == 0.875, "sizes count, not ranks"
-by_chance = [
-    sign_flip_p(torch.randn(5, generator=seeded(seed)).tolist()) <= 0.0625 for seed in range(800)
-]
-assert abs(sum(by_chance) / 800 - 0.0625) < 0.03, "it must be right about chance"
-print("the smallest p-value of three seeds: 0.25; of five: 0.0625")
+row = torch.tensor([[3, 40, 5, 41, 42, 7, 9, 3]])
+assert write_less(row, row == 9, 8)[0].tolist() == [[0, 1, 0, 1, 0, 0, 0, 0]], "two values to write"
+ids, targets = multi_query_recall(64, 64, 16, IDS, generator=seeded(8))
+asked, errors = targets >= 0, []
+dt, expected = write_less(ids, asked, 8)
+for seed in range(10):
+    code = F.normalize(torch.randn(IDS, 8, generator=seeded(seed)), dim=1)
+    off = recall_with_a_state(ids, code, dt)[asked] - F.one_hot(targets[asked], IDS)
+    errors.append(off.square().sum(1).mean().item())
+error = sum(errors) / 10
+print(f"squared error {error:.1f}, expected {expected:.1f}; 5.8 with all neighbours written")
+assert abs(error - expected) < 0.1 * error
 
 # %% [markdown]
-# Three seeds can never reach a p-value of 0.05, however large the difference. Without the
-# assumption of a normal distribution, section 6 could not have shown any difference at all.
+# The load falls from 47 pairs to 20. That's more than the 16 we ask for: fill that comes right
+# after an earlier query is a value half of the time, and is written too.
 
 # %% [markdown]
 # ## Further reading

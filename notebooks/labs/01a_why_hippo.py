@@ -1,11 +1,11 @@
 # %% [markdown]
 # # 01a · Why HiPPO
 #
-# **Which matrix $A$ gives a state that remembers? This lab derives the one that started S4, from a
-# wish.** You will be able to
+# **Which matrix $A$ gives a state that remembers? This lab derives the matrix S4 started from,
+# beginning with what we want the state to hold.** You will be able to
 #
 # - derive the HiPPO matrix (LegS) and say what its state holds;
-# - say what S4 changes about it, and why a matrix of rank one makes it diagonal;
+# - say what S4 changes about it, and what a matrix of rank one does to its eigenvectors;
 # - tell the bilinear rule from the zero-order hold.
 #
 # You need chapter 01, sections 1 to 4, and integration by parts.
@@ -23,6 +23,7 @@ from numpy.polynomial.legendre import Legendre, leggauss, legval
 
 from cheems_ref import plotting
 from cheems_ref.state_space import (
+    S4D,
     discretize_bilinear,
     discretize_zoh,
     hippo_legs,
@@ -37,10 +38,6 @@ torch.set_num_threads(1)
 
 def random(*shape, seed):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
-def numbers(values, form=".3f"):
-    return "  ".join(format(float(value), form) for value in values)
 
 
 def spring():
@@ -65,7 +62,7 @@ print("PyTorch version", torch.__version__.partition("+")[0])
 # otherwise. With an orthonormal basis, the best coefficients are inner products, and those are
 # plain averages:
 #
-# $$h_i(t) = \frac1t \int_0^t x(s)\; P_i(s/t)\; ds. \tag{1.12}$$
+# $$h_i(t) = \frac1t \int_0^t x(s)\; P_i(s/t)\; ds. \tag{1.13}$$
 
 # %% tags=["setup"]
 n = 8
@@ -92,12 +89,12 @@ check("means of products P_i P_j", (values * w) @ values.T, torch.eye(n))
 #
 # $$\frac{\partial}{\partial t}\,P_i(s/t) = -\frac1t\;\xi\,P_i'(\xi), \qquad \xi = s/t.$$
 #
-# Here is the point that makes it work: $\xi\,P_i'(\xi)$ is again a polynomial of degree $i$, so it
+# This is why it works: $\xi\,P_i'(\xi)$ is again a polynomial of degree $i$, so it
 # is a sum $\sum_{j \le i} G_{ij}\,P_j(\xi)$, and its average with $x$ is $\sum_j G_{ij}\,h_j$.
 # Everything that happens can be computed from the state itself:
 #
 # $$h'(t) = \frac1t\,\big(A\,h(t) + B\,x(t)\big), \qquad A = -(I + G), \qquad B_i = P_i(1).
-#   \tag{1.13}$$
+#   \tag{1.14}$$
 
 # %%
 slopes = at([P_i.deriv() for P_i in P], xi) * xi  # xi P_i'(xi)
@@ -113,8 +110,9 @@ _ = must_differ("the stretching forgotten", -torch.eye(n), A)
 #
 # ## 2 · What it remembers
 #
-# For samples, hold the input for one unit of time each. On the clock $\tau = \log t$ the factor
-# $1/t$ disappears, so ZOH is exact here, too, with steps of $\log\frac{t+1}{t}$:
+# For samples, hold the input for one unit of time each. With the clock $\tau = \log t$ the equation
+# becomes $dh/d\tau = t\,h'(t) = A\,h + B\,x$, without the $1/t$. So ZOH is exact here, too, and one
+# sample lasts $\log(t+1) - \log t$:
 
 
 # %%
@@ -169,7 +167,8 @@ plotting.save(
     "01a_hippo",
     "A signal that swings faster and faster and has a jump, and its reconstruction at three times, "
     "each up to a line that marks now. At t = 80 all three curves coincide. At t = 240 the curve "
-    "of 64 numbers still follows the signal; that of 8 numbers follows only its slow beginning.",
+    "of 64 numbers still follows the signal; that of 8 numbers follows the slow beginning roughly "
+    "and the rest not at all.",
 )
 
 # %% tags=["guard"]
@@ -182,19 +181,21 @@ for size, low, high in ((8, 0.2, 0.8), (64, 0.0, 0.1)):
 
 # %% [markdown]
 # The past is never cut off. It only gets coarser as more of it has to fit into the same few
-# numbers, and what swings fastest goes first.
+# numbers, and the fastest oscillations are lost first.
 #
 # ## 3 · What S4 made of it
 #
-# S4 takes HiPPO's $A$ and $B$ but leaves out the $1/t$. What is remembered then? On the clock $\tau
-# = \log t$ the equation had no $1/t$ anyway. So read (1.12) on that clock, with the age $a = \log
-# t - \log s$:
+# S4 takes HiPPO's $A$ and $B$ but leaves out the $1/t$. What is remembered then? With the clock
+# $\tau = \log t$ the equation had no $1/t$ anyway. So read (1.13) with that clock, with the age $a
+# = \log t - \log s$:
 #
 # $$h_i = \int_0^\infty x\,P_i(e^{-a})\,e^{-a}\,da,
-#   \qquad\text{and therefore}\qquad \big(e^{aA} B\big)_i = P_i(e^{-a})\,e^{-a}. \tag{1.14}$$
+#   \qquad \big(e^{aA} B\big)_i = P_i(e^{-a})\,e^{-a}. \tag{1.15}$$
 #
-# The same polynomials, on a squeezed past: the last moment in detail, and old inputs crowded
-# together and fading.
+# The second equation follows from the first: the input of a single instant, $a$ ago, has become
+# $e^{aA} B$, and the integral gives it the weight $P_i(e^{-a})\,e^{-a}$. These are the same
+# polynomials, on a squeezed past: the last moment in detail, and old inputs crowded together and
+# fading.
 
 # %%
 A, B = hippo_legs(n)
@@ -205,103 +206,79 @@ check("kernels of HiPPO's A = squeezed polynomials", kernels, values * torch.exp
 _ = must_differ("the second factor forgotten", values, kernels)
 
 # %% [markdown]
-# A full $A$ is expensive. Diagonal would be cheap, but HiPPO's eigenvectors are so ill-conditioned
-# that at $n = 16$ you'd lose eleven of your sixteen digits. S4's trick is to add a matrix of *rank
-# one*, $\frac12 BB^\top$. What is left is $-\frac12 I$ plus an antisymmetric matrix, and that has
-# perpendicular eigenvectors:
+# A full $A$ is expensive. A diagonal one would be cheap, and HiPPO's $A$ can be diagonalised. But
+# the eigenvectors, the columns of $V$, are so ill-conditioned that at $n = 16$ you can lose up to
+# eleven of your sixteen digits. S4's trick is to add a matrix of *rank one*, $\frac12 BB^\top$. The
+# sum is $-\frac12 I$ plus an antisymmetric matrix, and has perpendicular eigenvectors:
 
 # %%
-for size in (8, 12, 16):
-    A, B = hippo_legs(size)
-    skew = torch.linalg.cond(torch.linalg.eig(A).eigenvectors).item()
-    rates, vectors = torch.linalg.eig(A + torch.outer(B, B) / 2)
-    check(f"n = {size:2}: all rates have the real part -1/2", rates.real, torch.full((size,), -0.5))
-    now = torch.linalg.cond(vectors).item()
-    assert now < 1.001 < 1e4 < skew
-    print(f"   condition number of V: 10^{math.log10(skew):.1f} before, {now:.3f} now")
+size = 16
+A, B = hippo_legs(size)
+skew = torch.linalg.cond(torch.linalg.eig(A).eigenvectors).item()
+rates, vectors = torch.linalg.eig(A + torch.outer(B, B) / 2)
+check(f"n = {size}: all rates have the real part -1/2", rates.real, torch.full((size,), -0.5))
+now = torch.linalg.cond(vectors).item()
+print(f"condition number of V: 10^{math.log10(skew):.1f} before, {now:.3f} now")
 _ = must_differ("rank-one part forgotten", torch.linalg.eigvals(A).real, rates.real)
 
+legs, lin = (S4D(1, d_state=size, init=kind).A_imag[0].detach() for kind in ("legs", "lin"))
+check("S4D, LegS: the same imaginary parts", legs, rates.imag[rates.imag > 0].sort().values)
+_ = must_differ("S4D, Lin", lin, legs)
+
 # %% [markdown]
-# S4 carries the rank-one part along. S4D, in chapter 01, simply drops it and keeps the diagonal.
-# That's a different memory, and still one of fading tones.
+# S4 keeps the rank-one part and corrects for it with Woodbury's formula. S4D comes in two kinds.
+# *LegS* drops the rank-one part and keeps the eigenvalues of the rest. *Lin*, in chapter 01, keeps
+# only their real part $-\frac12$ and replaces the imaginary parts by $\pi j$. Both are other
+# memories than HiPPO's.
 #
 # ## 4 · The bilinear rule
 #
 # The first S4 avoided the matrix exponential. Integrate over one step and replace $Ah$ by the
 # average of its two ends. The input is held, so it contributes exactly $\Delta B\,x_t$:
 #
-# $$h_t - h_{t-1} = \tfrac{\Delta}{2}A\,(h_{t-1} + h_t) + \Delta B\,x_t \tag{1.7}$$
+# $$h_t - h_{t-1} = \tfrac{\Delta}{2}A\,(h_{t-1} + h_t) + \Delta B\,x_t \tag{1.16}$$
 #
 # $$\bar A = \big(I - \tfrac{\Delta}{2}A\big)^{-1}\big(I + \tfrac{\Delta}{2}A\big), \qquad
-#   \bar B = \big(I - \tfrac{\Delta}{2}A\big)^{-1}\Delta B. \tag{1.8}$$
+#   \bar B = \big(I - \tfrac{\Delta}{2}A\big)^{-1}\Delta B. \tag{1.17}$$
 
 # %%
 A, B, C = spring()
 identity, dt = torch.eye(2), 0.25
 A_bar = torch.linalg.solve(identity - dt / 2 * A, identity + dt / 2 * A)
 B_bar = torch.linalg.solve(identity - dt / 2 * A, dt * B)
-check("Ā of equation 1.8 = discretize_bilinear", A_bar, discretize_bilinear(A, B, dt)[0])
-check("B̄ of equation 1.8 = discretize_bilinear", B_bar, discretize_bilinear(A, B, dt)[1])
+check("Ā of equation 1.17 = discretize_bilinear", A_bar, discretize_bilinear(A, B, dt)[0])
+check("B̄ of equation 1.17 = discretize_bilinear", B_bar, discretize_bilinear(A, B, dt)[1])
 
 h_0, x_1 = random(2, seed=1), 0.7
 h_1 = A_bar @ h_0 + B_bar * x_1
-check("it solves equation 1.7", h_1 - h_0, dt / 2 * A @ (h_0 + h_1) + dt * B * x_1)
+check("it solves equation 1.16", h_1 - h_0, dt / 2 * A @ (h_0 + h_1) + dt * B * x_1)
 _ = must_differ("ZOH's Ā in its place", discretize_zoh(A, B, dt)[0], A_bar, at_least=1e-2)
 
 # %% [markdown]
 # For a single rate, with $z = \Delta A$, a fraction takes the place of the exponential:
 #
 # $$e^z \approx \frac{1 + z/2}{1 - z/2} = 1 + z + \frac{z^2}{2} + \frac{z^3}{4} + \dots, \qquad
-#   e^z = 1 + z + \frac{z^2}{2} + \frac{z^3}{6} + \dots \tag{1.9}$$
+#   e^z = 1 + z + \frac{z^2}{2} + \frac{z^3}{6} + \dots \tag{1.18}$$
 #
-# They differ by $z^3/12$. Where the fraction is worse than the exponential is a large step: $|1 +
-# z/2| < |1 - z/2|$, so decay still decays, but the factor goes to $-1$ and never to 0. A large
-# $\Delta$ can't reset a bilinear step. It can only make it swing.
+# For small $z$ they differ by about $z^3/12$. At large steps the fraction is worse. Decay still
+# decays, since $|1 + z/2| < |1 - z/2|$. But as the step grows, the factor passes through 0 at $z =
+# -2$ and then tends to $-1$. So a large $\Delta$ makes a bilinear step swing, where ZOH resets:
 
 # %%
 small = torch.tensor(-1e-3)
 error = (1 + small / 2) / (1 - small / 2) - small.exp()
 check("bilinear - exp = z³/12, for a small z", error / (small**3 / 12), torch.tensor(1.0), tol=2e-3)
-for size in (1.0, 6.0, 60.0):
+for size in (1.0, 2.0, 6.0, 60.0):
     fraction = (1 - size / 2) / (1 + size / 2)
     print(f"z = -{size:g}: exponential {math.exp(-size):.3f}, fraction {fraction:+.3f}")
-
-# %% [markdown]
-# Under held input ZOH has no error at all. The bilinear error falls with the square of the step:
-
-# %%
-held, hold, cuts = random(5, seed=2), 0.8, (4, 8, 16, 32, 64, 128)
-A, B, _ = spring()
-
-
-def last_state(rule, pieces):
-    """The state after five held samples, each cut into so many steps."""
-    A_bar, B_bar = rule(A, B, hold / pieces)
-    h = torch.zeros(2)
-    for x_t in held.repeat_interleave(pieces):
-        h = A_bar @ h + B_bar * x_t
-    return h
-
-
-truth = last_state(discretize_zoh, 1)
-of_zoh, of_bilinear = (
-    [(last_state(rule, m) - truth).norm().item() for m in cuts]
-    for rule in (discretize_zoh, discretize_bilinear)
-)
-assert max(of_zoh) < 1e-10 and abs(of_bilinear[-2] / of_bilinear[-1] - 4) < 0.1
-print("ZOH           below 1e-10 at every step")
-print("bilinear     ", numbers(of_bilinear, ".1e"))
 
 # %% [markdown]
 # ## 5 · As printed
 #
 # **ZOH under another name.** L22 says that "S4 uses a bilinear transformation to discretize the
 # continuous SSM" and then prints $\bar A = e^{\Delta A}$, $\bar B = A^{-1}(e^{\Delta A} - I)B$.
-# That is ZOH, and the caption's "exactly equivalent" is true of ZOH. The slide's last line, $e^x
-# \approx \frac{1+x/2}{1-x/2}$, turns one into the other.
-#
-# **A transpose too many.** One slide reads $y_t = C^\top h_t$ where the first slides have $C$ as a
-# row. Either convention is fine, not both.
+# That is ZOH, and the caption's "exactly equivalent" is true of ZOH. The next step of the slide
+# adds the bilinear pair (1.17). The sentence belongs to that one.
 #
 # ### A step apart (L22, "1D Discrete Recurrent Representation")
 #
@@ -310,7 +287,7 @@ print("bilinear     ", numbers(of_bilinear, ".1e"))
 #
 # Here $y_k$ is read *before* $x_k$ is written. In continuous time that is right: $h_k$ is the state
 # at time $k\Delta$. A few slides later, the unrolled form starts with $y_0 = \bar C\bar B x_0$,
-# which is our convention, one step ahead. Both are used; the slides use both at once:
+# which is our convention, one step ahead. Both conventions are common; the slides mix them:
 
 # %%
 A, B, C = spring()
@@ -329,24 +306,23 @@ check("as printed = one step late, plus D x", by_slide, delayed + D * x)
 print(f"weight of x_t in y_t: as printed D = {D}, unrolled C B̄ = {(C @ B_bar).item():.4f}")
 
 # %% [markdown]
-# For sound, one sample of delay is nothing. In a language model, a token then sees itself only
-# through $\bar D$, past the state.
+# In a language model, a token would then see itself only through $\bar D$, bypassing the state.
 #
-# ### Two rules for what a token writes (OTCE §2.1 against WM §2 and Mamba's code)
+# ### Two rules for what a token writes (OTCE §2.1 against WM Listing 3 and Mamba's code)
 #
 # > "The most common is the zero-order hold (ZOH) rule, defined as $\bar{A} = \exp(\Delta A)$ and
 # > $\bar{B} = (\Delta A)^{-1}(\exp(\Delta A) - I) \cdot \Delta B$." — OTCE §2.1
 #
-# WM (Listing 3) and Mamba's code write $\Delta_t B_t x_t$ instead. That's Euler's rule, next to a
+# WM and Mamba's code write $\Delta_t B_t x_t$ instead. That's Euler's rule, next to a
 # decay that is exact. For one rate $A$ the two differ by
 #
-# $$\frac{\Delta}{(e^{\Delta A} - 1)/A} = \frac{z}{e^z - 1}, \qquad z = \Delta A. \tag{1.21}$$
+# $$\frac{\Delta}{(e^{\Delta A} - 1)/A} = \frac{z}{e^z - 1}, \qquad z = \Delta A. \tag{1.19}$$
 
 # %%
 for step, a, printed in ((0.1, -1.0, "1.051"), (0.69, -1.0, "1.384"), (0.69, -16.0, "11.04")):
     _, B_bar = discretize_zoh(torch.tensor([[a]]), torch.ones(1), step)
     ratio, z = step / B_bar, torch.tensor([step * a])
-    check(f"Δ = {step}, A = {a:.0f}: equation 1.21", ratio, z / (torch.exp(z) - 1))
+    check(f"Δ = {step}, A = {a:.0f}: equation 1.19", ratio, z / (torch.exp(z) - 1))
     assert f"{ratio.item():.4g}" == printed
     print(f"   Euler writes {printed} times as much as ZOH")
 
@@ -358,5 +334,7 @@ for step, a, printed in ((0.1, -1.0, "1.051"), (0.69, -1.0, "1.384"), (0.69, -16
 #
 # - HiPPO asks for the best polynomial summary of the past and finds that the state can update
 #   itself.
-# - S4 drops the $1/t$ and gets a squeezed, fading past. A matrix of rank one makes it diagonal.
-# - The bilinear rule replaces the exponential by a fraction. It can't reset.
+# - S4 drops the $1/t$ and gets a squeezed, fading past. Adding a matrix of rank one makes its
+#   eigenvectors perpendicular, so that it can be diagonalised safely.
+# - The bilinear rule replaces the exponential by a fraction. It resets at one step size only; a
+#   larger step swings.

@@ -32,15 +32,8 @@ from cheems_ref.verify import check, must_differ
 
 # %% tags=["setup"]
 torch.set_default_dtype(torch.float64)
-torch.set_num_threads(1)  # models as small as these gain little from more
-
-
-def seeded(seed):
-    return torch.Generator().manual_seed(seed)
-
-
-def read_record(name):
-    return json.loads(Path(f"../../figures/records/{name}.json").read_text())
+torch.set_num_threads(1)
+RECORD = json.loads(Path("../../figures/records/08_needle.json").read_text())
 
 
 # %% tags=["versions", "nbval-ignore-output"]
@@ -55,7 +48,7 @@ print("PyTorch version", torch.__version__.partition("+")[0])
 
 # %%
 hay = text_to_ids("hay " * 40)
-ids, targets = needle(1, 120, depth=0.5, haystack=hay, generator=seeded(4))
+ids, targets = needle(1, 120, depth=0.5, haystack=hay, generator=torch.Generator().manual_seed(4))
 row, wanted = ids_to_text(ids[0]), ids_to_text(targets[0][targets[0] >= 0])
 print(f"{row}\nanswer: {wanted}")
 assert row.count("The code of") == 2 and f" is {wanted}. " in row and row.endswith(wanted[:3])
@@ -76,7 +69,7 @@ FOUR = {
     "Jamba": dict(pattern="SM SR AM SR", position="conv", d_ff=119),
     "Cheems": dict(pattern="SE × 3 + IE", d_ff=128),
 }
-WINDOWS = {"short": (64, 128, 256), "long": (64, 128, 256, 512, 1024)}
+WINDOWS = {"short": (64, 128, 256), "long": (64, 128, 256, 512, 1024)}  # here: short
 DEPTHS, ASKED = (0, 0.25, 0.5, 0.75, 1), (128, 256, 512, 1024, 2048)
 VARIANTS = {
     "as trained": dict(),
@@ -154,7 +147,7 @@ def learn_needles(system, windows, steps, rate, seed=0, with_text=False, every=1
 # %% tags=["setup"]
 def runs_of(system):
     """The runs on short texts with seeds 1 and 2. Seed 0 chose the rate, so it doesn't count."""
-    runs = [run for run in read_record("08_needle")["grid"] if run["kind"] == "short"]
+    runs = [run for run in RECORD["grid"] if run["kind"] == "short"]
     return [run for run in runs if run["system"] == system and run["seed"] in (1, 2)]
 
 
@@ -171,7 +164,7 @@ def got_there(run):
 # %%
 print("updates until 0.98 at every trained length, or (the least share after 2,500)")
 for system in FOUR:
-    runs, rate = runs_of(system), read_record("08_needle")["best"][system]
+    runs, rate = runs_of(system), RECORD["best"][system]
     told = [
         f"{100 * len(r['right']):,}" if got_there(r) else f"({min(r['right'][-1]):.2f})"
         for r in runs
@@ -194,9 +187,9 @@ assert there == {"LlaMa": 0, "Mamba-2": 1, "Jamba": 2, "Cheems": 1}
 
 
 # %% tags=["figure"]
-def draw_heat(ax, run, variant):
-    """A run's heat map, and a line behind the longest text that it was trained on."""
-    heat = torch.tensor(run["heat"][variant]).T  # depths, lengths
+def draw_heat(ax, run):
+    """A run's heat map, and a line after the longest text that it was trained on."""
+    heat = torch.tensor(run["heat"]["as trained"]).T  # depths, lengths
     title = f"{run['system']}, seed {run['seed']}" + ("" if got_there(run) else " (not there)")
     labels = dict(xticks=ASKED, yticks=DEPTHS)
     plotting.heatmap(ax, heat, title=title, signed=False, limit=1.0, colorbar=False, **labels)
@@ -211,14 +204,14 @@ def draw_heat(ax, run, variant):
 fig, axes = plotting.figure(2, 4, size=(16, 8))
 for column, system in zip(axes.T, FOUR, strict=True):
     for ax, run in zip(column, runs_of(system), strict=True):
-        draw_heat(ax, run, "as trained")
+        draw_heat(ax, run)
 _ = fig.supxlabel("length of the text in bytes; trained up to the line")
 _ = fig.supylabel("depth of the needle (1 is next to the question)")
 plotting.save(
     fig,
     "08a_needle",
     "Eight heat maps of the percentage of digits right, two runs of each of four systems; rows for "
-    "five depths of the needle, columns for texts of 128 to 2,048 bytes, a line behind 256. LlaMa "
+    "five depths of the needle, columns for texts of 128 to 2,048 bytes, a line after 256. LlaMa "
     "is at 5 to 17 percent from 1,024 on, at every depth. Mamba-2, Jamba and Cheems keep 70 to 100 "
     "percent at 2,048 where the needle is last, and have 9 to 36 where it is first.",
 )
@@ -238,13 +231,14 @@ assert max(four_times["LlaMa"]) < 0.14 and min(every[2:]) > 0.4 and max(every) <
 
 # %% [markdown]
 # - **Attention alone** is close to guessing from four times the trained length on, wherever the
-#   needle is.
+#   needle is. Neither of its runs had quite learned the trained lengths (0.86 and 0.92 at the
+#   worst).
 # - **With states**, the needle next to the question survives, even at eight times the length. Early
 #   needles are lost first.
 #
 # At four times the length, no run finds more than three quarters of the digits, on average over
-# depths. Have the states *forgotten* the early needle? Not necessarily: the state may still hold
-# it, and the reading may fail, as in section 2 of chapter 08.
+# depths. Have the states *forgotten* the early needle, or does the reading fail, as in section 2 of
+# chapter 08? The maps can't tell.
 #
 # ## 4 · Two repairs without training
 #
@@ -280,47 +274,23 @@ def heat_map(model, window, haystack, **remedies):
 # At the trained length neither changes anything. Beyond it, each does:
 
 # %%
-model, ids = needle_model("Cheems", 0), needle(4, 512, 0.5, generator=seeded(5))[0]
+model, generator = needle_model("Cheems", 0), torch.Generator().manual_seed(5)
+ids = needle(4, 512, 0.5, generator=generator)[0]
 both = VARIANTS["both"]
-within = stretched(model, 256, 256, **both)(ids[:, :256])[0].double()
-check("both repairs at the trained length", within, model(ids[:, :256])[0].double())
+within = stretched(model, 256, 256, **both)(ids[:, :256])[0]
+check("both repairs at the trained length", within, model(ids[:, :256])[0])
 for name in ("base", "sharper", "both"):
     beyond = stretched(model, 512, 256, **VARIANTS[name])(ids)[0]
     _ = must_differ(f"{name}, twice the trained length", beyond, model(ids)[0], at_least=1e-4)
 
 # %% [markdown]
-# Our Mamba-2 has a convolution instead of a rotation, and no queries. Nothing can change there. In
-# Jamba, only the layer of attention can:
+# Our Mamba-2 has a convolution instead of a rotation, and no attention, so nothing can change
+# there. Jamba has the same state layers, so there only attention can change.
 
 # %%
 model = needle_model("Mamba-2", 0)
 after = stretched(model, 512, 256, **both)
-check("Mamba-2: both repairs change nothing", after(ids)[0].double(), model(ids)[0].double())
-model = needle_model("Jamba", 0)
-after = stretched(model, 512, 256, **both)
-x, places = torch.randn(1, 512, 64, generator=seeded(6)).float(), torch.arange(512)[None]
-changed = []
-for old, new in zip(model.blocks, after.blocks, strict=True):
-    moved = (old(x, places)[0] - new(x, places)[0]).abs().max()
-    assert moved > 1e-3 or moved < 1e-5
-    changed.append(old.letter if moved > 1e-3 else "·")
-print("Jamba, blocks whose output changes:", *changed)
-assert changed.count("A") == 1 and set(changed) == {"A", "·"}
-
-# %% tags=["figure"]
-fig, axes = plotting.figure(2, 3, size=(13, 8))
-for column, system in zip(axes.T, ("LlaMa", "Jamba", "Cheems"), strict=True):
-    for ax, run in zip(column, runs_of(system), strict=True):
-        draw_heat(ax, run, "both")
-_ = fig.supxlabel("with both repairs; length of the text in bytes; trained up to the line")
-_ = fig.supylabel("depth of the needle (1 is next to the question)")
-plotting.save(
-    fig,
-    "08a_repairs",
-    "Six heat maps as before, of LlaMa, Jamba and Cheems with both repairs. LlaMa has 12 to 61 "
-    "percent at 1,024; Jamba more than before at early depths; Cheems loses the last needle, 23 "
-    "and 30 percent at 1,024, where it had 100 and 95.",
-)
+check("Mamba-2: both repairs change nothing", after(ids)[0], model(ids)[0])
 
 # %%
 print("asked at 1,024 bytes, seeds 1 and 2: as trained -> with both repairs")
@@ -337,9 +307,7 @@ assert all(b > a + 0.2 for a, b in change["LlaMa", "all depths"])
 assert all(b > a + 0.05 for a, b in change["Jamba", "all depths"] + change["Jamba", "first"])
 assert all(b < a - 0.6 for a, b in change["Cheems", "last"])
 assert all(b < a for a, b in change["Cheems", "all depths"])
-assert all(b < 0.18 for _, b in change["Cheems", "first"])
 assert [round(64 * (b - a)) for a, b in change["Jamba", "first"]] == [8, 15]
-assert all(r["heat"]["both"][3][1] > r["heat"]["as trained"][3][1] + 0.2 for r in runs_of("Cheems"))
 base_alone = [run["heat"]["base"][3][4] for run in runs_of("Cheems")]
 sharper_alone = [run["heat"]["sharper"][3][4] for run in runs_of("Cheems")]
 assert max(base_alone) < 0.32 and min(sharper_alone) > 0.9
@@ -347,11 +315,10 @@ assert max(base_alone) < 0.32 and min(sharper_alone) > 0.9
 # %% [markdown]
 # - **LlaMa** goes from guessing to 0.37 and 0.53 of the digits.
 # - **Jamba** finds the first needle more often in both runs, by 8 and by 15 of 64 digits. The
-#   smaller gain is hardly more than noise. Only its attention changed, so whatever improves was
-#   attention's failure and not the states'.
-# - **Cheems** gets worse. It loses the very needle that it always found, the one next to the
-#   question. The base alone does that, and sharper queries alone don't. A needle at depth 0.25 is
-#   found more often in both runs, and the first one stays near guessing. The larger base slows the
+#   smaller gain is within the noise. Only its attention changed, so the gain comes through
+#   attention. This can't tell whether the states had lost the needle.
+# - **Cheems** gets worse. It loses the very needle that it almost always found, the one next to the
+#   question. The base alone does that, and sharper queries alone don't. The larger base slows the
 #   rotation of its *states* as well as its attention. Which of the two does the damage, we didn't
 #   test.
 #
@@ -367,5 +334,5 @@ assert max(base_alone) < 0.32 and min(sharper_alone) > 0.9
 #
 # - At four times its training length, attention alone is close to guessing. Models with states lose
 #   the early needles first.
-# - A repair for one kind of layer can break another: read the heat map by depth, and not its mean.
+# - A repair can break what worked: read the heat map by depth, and not its mean.
 # - Two runs of each system, 64 digits per cell: only large differences count.

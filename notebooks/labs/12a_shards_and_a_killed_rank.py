@@ -17,8 +17,7 @@ import inspect
 import os
 import subprocess
 import sys
-from functools import cache
-from pathlib import Path
+from functools import partial
 from tempfile import TemporaryDirectory
 
 import torch
@@ -50,52 +49,30 @@ from cheems_ref.train import TrainConfig
 
 # %% tags=["setup"]
 RANK += """
-folder, rank, ranks = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+folder, rank = sys.argv[1], int(os.environ["RANK"])
+faulthandler.dump_traceback_later(120, exit=True)
 torch.set_default_dtype(torch.float64)
 torch.set_num_threads(1)
-store = dist.FileStore(f"{folder}/meeting", ranks)
-dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
-for _ in sys.stdin:  # a line for each task
-    faulthandler.dump_traceback_later(60, exit=True)
-    task = torch.load(f"{folder}/task.pt", weights_only=True)
-    exec(task["source"], globals())
-    torch.save(globals()[task["work"]](rank, **task["given"]), f"{folder}/{rank}.pt")
-    faulthandler.cancel_dump_traceback_later()
-    print(flush=True)
+store = dist.FileStore(f"{folder}/meeting", 2)
+dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+work, given = torch.load(f"{folder}/task.pt", weights_only=True)
 """
+END = 'torch.save(globals()[work](rank, **given), f"{folder}/{rank}.pt")'
 
 
-# %% tags=["setup"]
-@cache
-def start_ranks(n=2):
-    """A folder, and n processes of one group that wait for tasks; they end with this notebook."""
-    folder, processes = TemporaryDirectory(), []
-    for rank in range(n):
-        command = [sys.executable, "-c", RANK, folder.name, str(rank), str(n)]
-        pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "RANK": str(rank)}
-        with Path(folder.name, f"{rank}.log").open("w") as log:
-            process = subprocess.Popen(command, env=environment, stderr=log, **pipes)
-        processes.append(process)
-    return folder, processes
-
-
-# %% tags=["setup"]
 def on_ranks(work, *helpers, **given):
-    """What work(rank, **given) returns on each of two ranks; work may call the helpers."""
-    folder, processes = start_ranks()
-    source = "\n\n".join(inspect.getsource(function) for function in (*helpers, work))
-    torch.save(dict(source=source, work=work.__name__, given=given), f"{folder.name}/task.pt")
-    for process in processes:
-        print(file=process.stdin, flush=True)
-    answers = [process.stdout.readline() for process in processes]
-    if "" in answers:
-        start_ranks.cache_clear()
-        for process in processes:
-            process.kill()
-        logs = [Path(folder.name, f"{rank}.log").read_text()[-800:] for rank in range(2)]
-        raise RuntimeError("the ranks failed:\n" + "\n".join(logs))
-    return [torch.load(f"{folder.name}/{rank}.pt", weights_only=True) for rank in range(2)]
+    """What work(rank, **given) returns on each of two new processes; work may call the helpers."""
+    program = "\n\n".join([RANK, *map(inspect.getsource, (*helpers, work)), END])
+    with TemporaryDirectory() as folder, open(f"{folder}/log", "w+") as log:
+        torch.save((work.__name__, given), f"{folder}/task.pt")
+        run = partial(subprocess.Popen, [sys.executable, "-c", program, folder], stderr=log)
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        ranks = [run(env=environment | {"RANK": rank}) for rank in "01"]
+        codes = [process.wait() for process in ranks]
+        if any(codes):
+            log.seek(0)
+            raise RuntimeError("the ranks failed:\n" + log.read()[-1600:])
+        return [torch.load(f"{folder}/{rank}.pt", weights_only=True) for rank in "01"]
 
 
 # %% tags=["setup"]
@@ -148,7 +125,7 @@ _ = must_differ("not weighted", gradient_of(model, plain), whole)
 # %% [markdown]
 # ## 2 · Replicas and shards
 #
-# What does each rank hold for an update? There are two answers.
+# What must each rank store in order to update? There are two answers.
 #
 # - **data**: a replica. All parameters, their gradients, and the two moments that AdamW keeps of
 #   each.
@@ -156,9 +133,10 @@ _ = must_differ("not weighted", gradient_of(model, plain), whole)
 #   block's parameters when the block runs, and a `reduce_scatter` sums the gradients and gives each
 #   rank its rows.
 #
-# Both are torch's `fully_shard`, on a grid of (replicas, parts): $(N, 1)$ for data and $(1, N)$ for
-# sharded. `shard_model` calls it for every block. We train on two ranks, both ways, and once on one
-# process. The ranks report losses, what they hold, and all parameters at the end.
+# Both are torch's `fully_shard`, on what torch calls a device mesh, here of (replicas, parts): $(N,
+# 1)$ for data and $(1, N)$ for sharded. `shard_model` calls it for every block. We train on two
+# ranks, both ways, and once on one process. The ranks report losses, what they hold, and all
+# parameters at the end.
 
 
 # %%
@@ -186,10 +164,11 @@ learnt = torch.cat([p.detach().flatten() for p in alone.model.parameters()])
 for way, share in (("data", 1), ("sharded", 2)):
     ranks = on_ranks(train_sharded, tiny, way=way, ids=text, settings=settings)
     print(f"{way}: of {len(learnt):,} parameters each rank holds", *(f["held"] for f in ranks))
-    for found in ranks:
+    for rank, found in enumerate(ranks):
         assert found["held"] == found["moments"] == len(learnt) // share
-        check("  losses of 6 updates", torch.tensor(found["losses"]), torch.tensor(alone.losses))
-        check("  all parameters after them", found["whole"], learnt, tol=1e-6)
+        losses = torch.tensor(found["losses"]), torch.tensor(alone.losses)
+        check(f"  rank {rank}: losses of 6 updates", *losses)
+        check(f"  rank {rank}: all parameters after them", found["whole"], learnt, tol=1e-6)
 
 # %% [markdown]
 # Five rows on two ranks are shares of 3 and 2, so (12.8) was at work. How often do the ranks talk
@@ -232,8 +211,9 @@ assert whole == [[0, i] for i in range(1, units)]
 
 # %% [markdown]
 # The seven units are six blocks, and everything outside them: the embedding, which is also the
-# matrix of the logits, and the last norm. Each unit is gathered once forward and once back. In the
-# forward pass the embedding stays whole, and of the blocks only the running one is.
+# matrix of the logits, and the last norm. The embedding stays whole through the forward pass and is
+# released at its end. Of the blocks only the running one is whole. So each unit is gathered twice,
+# once forward and once back.
 #
 # What does that do to memory? With parameters, gradients and two moments in float32, a rank holds
 # $16/N$ bytes per parameter, plus what is whole. `training_bytes` counts everything outside the
@@ -248,22 +228,23 @@ for name in ("cheems-320m", "cheems-1.3b"):
     assert held == sorted(held, reverse=True) and held[0] > 4 * held[-1]
 
 # %% [markdown]
-# The columns stop halving: what is whole doesn't shrink.
+# Twice as many ranks never halve the bytes, and each doubling saves less: what is whole doesn't
+# shrink.
 #
 # ## 3 · A killed rank
 #
 # When one process dies, the others can't go on: their next collective has a member missing. The
-# last checkpoint is all you have. Our two ranks save every 4 updates, and rank 1 dies after update
-# 6, in the middle of nowhere (`os._exit` runs no cleanup). What will be on disk?
+# last checkpoint is all you have. Our two ranks save every 4 updates, and rank 1 is killed after
+# update 6, between two checkpoints. What will be on disk?
 
 
 # %%
 def train_and_die(rank, folder, ids, settings):
-    """Train in a directory; rank 1 ends at once after update 6."""
+    """Train in a directory; rank 1 kills itself after update 6."""
 
     def after_step(run):
         if rank == 1 and run.step == 6:
-            os._exit(1)
+            os.kill(os.getpid(), 9)  # no cleanup
 
     model = tiny()
     shard_model(model, "sharded")
