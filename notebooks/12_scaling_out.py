@@ -2,8 +2,8 @@
 # # 12 · One text, several processes
 #
 # **Cut a text over four processes, and a state layer needs one small thing from each slice: what
-# the slice does to a state. That is a pair of fixed size, for ten tokens or ten million.** By the
-# end you will have written this in two dozen lines, and you will be able to
+# the slice does to a state. For SSD that is a pair of fixed size, for ten tokens or ten million.**
+# By the end you will have written this in two dozen lines, and you will be able to
 #
 # - describe what a slice does to a state, join slices, and say which update rules allow it;
 # - cut a whole model over processes, and avoid two traps of the backward pass;
@@ -314,8 +314,9 @@ for name, rule in RULES.items():
 # | softmax attention | none | all keys and values |
 #
 # So a delta rule's pair is up to $1 + n/p$ times as large, and joining two pairs takes a product of
-# matrices. The pair still doesn't grow with the text. A state that passes through a nonlinearity at
-# every token, as in an LSTM, has no such pair: two steps of a tanh are not one step of a tanh.
+# matrices. From $n/2$ tokens on, this pair doesn't grow either. A state that passes through a
+# nonlinearity at every token, as in an LSTM, has no such pair: two steps of a tanh are not one step
+# of a tanh.
 
 # %% [markdown]
 # ## 4 · Four processes
@@ -325,7 +326,7 @@ for name, rule in RULES.items():
 #
 # - `all_gather`: every rank contributes a tensor and gets the tensors of all ranks.
 # - `reduce_scatter`: every rank contributes one tensor *for each rank* and gets the sum of those
-#   meant for it. Gradients take this way back through an `all_gather`.
+#   meant for it. In the package, gradients take this way back through an `all_gather`.
 # - `all_reduce`: every rank contributes a tensor and gets the sum.
 #
 # Normally `torchrun` starts a program $N$ times. Here `on_ranks` starts four processes, once, and
@@ -468,7 +469,8 @@ print(len(processes), "processes, none of them this one")
 # ## 5 · Two traps in the backward pass
 #
 # Can you write this yourself? Forward, it is (12.1) to (12.3) with one `all_gather`. The pair
-# travels as one tensor, and torch's `all_gather` is differentiable. Ignore `tie` for now.
+# travels as one tensor, and the `all_gather` of `torch.distributed.nn` is differentiable. Ignore
+# `tie` for now.
 
 
 # %%
@@ -588,10 +590,11 @@ check("gradient of A, summed over the ranks", sum(found["A"] for found in ranks)
 
 # %% [markdown]
 # **Trap two: gradients of shared tensors come in parts.** Every rank has a copy of $A$, and the
-# gradient of a copy covers one slice only. Nothing fails. Each rank would make a different, wrong
-# update, and the models would drift apart. So the parts must be summed before the update. The
-# package's function sums the gradients of `A`, `D` and the initial state by an `all_reduce` in the
-# backward pass, as Section 4 saw.
+# gradient of a copy covers only what passes through its own slice: the slice's reads, and its pair
+# in the reads of later ranks. Nothing fails. Each rank would make a different, wrong update, and
+# the models would drift apart. So the parts must be summed before the update. The package's
+# function sums the gradients of `A`, `D` and the initial state by an `all_reduce` in the backward
+# pass, as Section 4 saw.
 #
 # Both traps have one lesson: the backward pass is a program too, and all ranks run it together.
 #
@@ -719,7 +722,8 @@ for mistake in ("no halo", "positions restart"):
 #   \underbrace{N\,b\,h\,(pn + 1)}_{\text{backward: a gradient for every pair}} \tag{12.5}$$
 #
 # numbers. There is no $l$ in it. Keys and values have one: with $g$ heads of keys, $2\,b\,l\,g\,p$
-# numbers. We don't count `all_reduce`, the halo, and whole numbers such as positions.
+# numbers. We don't count `all_reduce` and integers such as positions. These models have no
+# convolution, so they send no halo.
 
 
 # %%
@@ -770,18 +774,19 @@ for name, (forward, backward) in zip(names, ranks[0], strict=True):
     print(f"{name:29} forward {forward:7,} bytes, backward {backward:9,}")
 
 # %% [markdown]
-# As predicted, to the byte, and from each rank alike. What does a rank *send*? In an `all_gather`
-# its contribution has to reach the $N - 1$ others. In *ring attention* (Liu and others) keys and
-# values go around the ring instead, $N - 1$ times one slice. That holds two slices in memory rather
-# than all of them, and sends as much. So in a forward pass each rank sends this many numbers:
+# These are the numbers counted by hand, to the byte, and the same from each rank; backward costs
+# $N$ times as much, for keys as for pairs. What does a rank *send*? In an `all_gather` its
+# contribution has to reach the $N - 1$ others. In *ring attention* (Liu and others) keys and values
+# go around the ring instead, $N - 1$ times one slice. That holds two slices in memory rather than
+# all of them, and sends as much. So in a forward pass each rank sends this many numbers:
 #
 # $$\text{SSD: } (N-1)\,b\,h\,(pn + 1), \qquad
 #   \text{attention: } (N-1)\,2\,b\,l\,g\,p. \tag{12.6}$$
 #
-# (Down a chain, as in the drawing, each rank would send a single pair.) This comparison is unfair
-# to attention: its keys can be in sixteen bits, while the package keeps states in float32, and
-# usually several heads share a key head. With $s$ bytes for each number of a key, and four for each
-# number of a state, the two send equally many bytes at
+# (Down a chain, as in the drawing, each rank but the last would send a single state.) This
+# comparison is unfair to attention: its keys can be in sixteen bits, while the package keeps states
+# in float32, and usually several heads share a key head. With $s$ bytes for each number of a key,
+# and four for each number of a state, the two send equally many bytes at
 #
 # $$l^* = \frac{4}{s} \cdot \frac{h}{g} \cdot \frac{pn + 1}{2p} \tag{12.7}$$
 #
@@ -868,7 +873,7 @@ def timed(rank, pattern, length, turns):
 # We measure no times in the notebook, since yours would differ. Here is a record (`python
 # book/records.py 12_two_processes`: this function, float32, a busy machine with two cores). *Wall*
 # is the time that passes. *Busiest rank* counts only the time that the busier process computes.
-# Which layer can't get twice as fast, even if nothing had to travel?
+# Which layer can't get twice as fast when cut in two halves, even if nothing had to travel?
 
 # %%
 record = json.loads(Path("../figures/records/12_two_processes.json").read_text())
@@ -902,11 +907,12 @@ assert {pattern[::2] for pattern in patterns} == {"SSSSSSSI" * 3}  # section 7
 
 # %% [markdown]
 # For S the busier rank computes for little more than half as long at 4,096 tokens. For A the second
-# half of the tokens has three quarters of all query–key pairs. With the projections, two ranks can
-# be faster by 1.75 at 512 tokens, and by 1.45 at 4,096. We get only 1.03 there: torch skips the
-# masked half of a causal square, but it computes all pairs of a later slice. By the wall clock our
-# machine shows no clear gain, and two rows are a clear loss: S at 4,096 and A at 2,048. Run `timed`
-# on a quiet machine, with your lengths. From how many tokens on do two processes win?
+# half of the tokens has three quarters of all query–key pairs. With the projections, two halves can
+# be faster by 1.75 at most at 512 tokens, and by 1.45 at 4,096. We get only 1.03 there. One reason
+# is that torch skips the masked half of a causal square, but computes all pairs of a later slice;
+# the rest we haven't separated. By the wall clock our machine shows no clear gain, and two rows are
+# a clear loss: S at 4,096 and A at 2,048. Run `timed` on a quiet machine, with your lengths. From
+# how many tokens on do two processes win?
 #
 # ## Summary
 #
