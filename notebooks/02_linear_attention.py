@@ -681,9 +681,10 @@ assert len(differ) == 4
 #
 # Everything depends on this one number. For $\beta\|k\|^2$ between 0 and 1 the state moves towards
 # the new value. At 1 it is replaced. Between 1 and 2 the state overshoots, but the old part along
-# $k$ still shrinks. Above 2 the part along $k$ grows. A key of 16 standard normal numbers has
-# $\|k\|^2$ near 16, so with $\beta = 1$ the factor along each key is about −15. Will a float32
-# state survive 100 tokens?
+# $k$ still shrinks. At exactly 2 it changes its sign at every write, so a state can hold the parity
+# of a string of bits, which no decay between 0 and 1 can. Above 2 it grows. A key of 16 standard
+# normal numbers has $\|k\|^2$ near 16, so with $\beta = 1$ the factor along each key is about −15.
+# Will a float32 state survive 100 tokens?
 
 # %%
 n, beta = 16, 0.3

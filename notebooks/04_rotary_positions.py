@@ -110,7 +110,7 @@ check("keys in another order: the same output", shuffled, attend(query, keys, va
 # In language, the distance often matters more than the position: an adjective belongs to the next
 # noun on page 700 just as on page 1. So we want to write position $t$ into a query and,
 # independently, position $s$ into a key, such that their inner product depends on the contents and
-# the distance alone:
+# the distance $t - s$ alone, with its sign:
 #
 # $$\langle E_t(q),\; E_s(k) \rangle = G(q, k, t - s). \tag{4.1}$$
 #
@@ -445,8 +445,9 @@ print(f"restarted at 0: relative error {error[0]:.2f} for the first token, {erro
       " twentieth")  # fmt: skip
 
 # %% [markdown]
-# Distances within the new part are still right. Everything that is read from the state is wrong,
-# and the error fades as the state does.
+# Distances within the new part are still right. What the first tokens wrote is now read at the
+# wrong distance. The fast pairs go badly wrong, the slow pairs hardly notice, and the error fades
+# as those writes do.
 #
 # ## 7 · The state that turns
 #
@@ -584,7 +585,7 @@ _ = must_differ("A tied for the other pairing, moved by 7", moved, y, at_least=0
 print(f"norm of the change / norm of the output {(moved - y).norm() / y.norm():.2f}")
 
 # %% [markdown]
-# With a rate per entry, moving the text by a single position changes the output by 41 %. SSD has
+# With a rate per entry, moving this text by a single position changes the output by 41 %. SSD has
 # one rate per head, so in this architecture the theorem holds.
 #
 # ## 9 · Three sources of position
@@ -724,8 +725,8 @@ for name, row in wm.items():
 #   Mamba, the theorem fails.
 # - The output knows distances. The cache knows absolute positions, so keep counting.
 # - Rotating C and B is the same as turning the state: a state space model with complex decays.
-# - In our small task, decay finds the token just before, a convolution of four tokens reaches 7,
-#   and rotations reach furthest.
+# - In our small task, decay finds the token just before, a convolution of four tokens leads up to
+#   6, and rotations reach furthest.
 #
 # ## Exercises
 #

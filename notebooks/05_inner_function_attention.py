@@ -233,8 +233,9 @@ assert (of_allowed == 0).all() and not read[:-1].isfinite().any()
 # its own token only? In a first layer it does. But in every Cheems preset, seven state-space layers
 # come before the first inner function, and $x_s$ holds what they have written about the past. This
 # is true at any depth: **a linear map adds nothing to what the stream already holds at $s$.** An
-# *inner function* does. A recurrence adds the past, a table adds a nonlinear function of the token.
-# The result is visible only to this layer's queries, and takes up no room in the stream.
+# *inner function* does. A recurrence adds the past. A table adds no information, but computes what
+# one matrix can't. The values stay inside the layer, and only what its queries read enters the
+# stream.
 #
 # | `inner=` | value of token $s$ | reads | from |
 # |---|---|---|---|
@@ -406,10 +407,12 @@ plotting.save(
 # alone stays below 0.77, even when it is wide enough to have as many parameters as V = SSD(x).
 #
 # (We had predicted S then A within 0.01 of V = SSD(x), and four of its five seeds are. The record
-# quotes that prediction and three more, which came true.)
+# quotes that prediction and three more. They came true, though A then A was never run with exactly
+# as many parameters.)
 #
-# Two SSD layers without any attention end below 0.83. All this is after 500 updates, so it compares
-# how fast the systems learn, not what they could learn in more. (A folded cell prints all runs.)
+# Two SSD layers without any attention end below 0.83, and below 0.87 when they're wider. All this
+# is after 500 updates, so it compares how fast the systems learn, not what they could learn in
+# more. (A folded cell prints all runs.)
 #
 # And where the Cheems papers put the inner function, behind state-space layers? With an S in front,
 # five seeds can't separate it (median 0.997) from S then A (0.998) or A then A (0.998). We read it
@@ -440,9 +443,9 @@ medians = [sorted(ENDS[key])[2] for key in (("SI", 32), ("SSA", 32), ("SAA", 32)
 assert [round(median, 3) for median in medians] == [0.997, 0.998, 0.998]
 
 # %% [markdown]
-# The claim that survives is modest: *one* layer with an inner function does the work of two, and in
-# this test it trains fastest. Behind another state-space layer, this task shows no gain. Chapter 09
-# asks the same question of small language models.
+# The claim that survives is modest: SSD nested inside attention does the work of the two in a row,
+# and in this test it trains fastest. Behind another state-space layer, this task shows no gain.
+# Chapter 09 asks the same question of small language models.
 #
 # ## 5 · Values from a table
 #
@@ -571,9 +574,9 @@ except IndexError:
 assert few.chosen.max() >= 8
 
 # %% [markdown]
-# The table of Listing 7 can't learn either. It starts its keys at zero, so all scores are equal and
-# every token takes the same row. And it uses only the index of the best score, so no gradient will
-# ever change that. (The folded cells run it.)
+# The choice of rows in Listing 7 can't learn either. It starts its keys at zero, so all scores are
+# equal and every token takes the same row. And it uses only the index of the best score, so no
+# gradient will ever change that. (The folded cells run it.)
 
 # %% [markdown]
 # ## 6 · "Do not read me", "forget what came before me"
@@ -648,7 +651,8 @@ plotting.save(
 #
 # - A gate knows only the place. It can say both at places fixed in advance, but no token can ask
 #   for it.
-# - A content mask lets a token dim itself, and no other token.
+# - A content mask lets a token dim itself, and no other token, as long as $v_s$ is made from token
+#   $s$ alone. (With $V = \mathrm{SSD}(x)$ a value can carry a running sum, and then it can.)
 # - A forget gate $f_s$ lowers what came before $s$, never $s$ itself.
 # - In SSD the two wishes share one number: token 8 wipes the past *and* writes itself with a large
 #   weight. SSD has no softmax, so its share may exceed 1.
@@ -867,8 +871,8 @@ assert round(0.6 / (0.6 + 0.95), 2) == 0.39
 # - With $V = \mathrm{SSD}(x)$ a value is what a recurrence knew at that moment. One such layer does
 #   the work of two. An SSD layer followed by attention does nearly as well, and behind another
 #   SSD layer we can't tell them apart.
-# - A table treats kinds of tokens differently. It can learn only if a token takes at least two
-#   rows.
+# - A table treats kinds of tokens differently. It can learn which rows to take only if a token
+#   takes at least two rows.
 # - A bias from the key's own token says "do not read me". "Forget what came before me" takes a
 #   running sum; the Forgetting Transformer has it, and SSD says both with one step size.
 # - An index, a comparison with 0 and rounding have no gradient. As printed, neither the table's

@@ -301,7 +301,7 @@ assert expert_statistics(choices, 4).load[3] == 0.5 and abs(least - 2 / 3) < 1e-
 # tokens choose the same $k$ experts, the loss is $e/k$ for any gates. Its gradient is then 0, so it
 # can't undo such a collapse.
 #
-# ### Two shortcuts that break causality
+# ### Two shortcuts, and what leaks
 #
 # Others force the balance. A *capacity* gives each expert a fixed number of places, first come,
 # first served. *Expert choice* (Zhou et al., 2022) turns the question round: each expert takes the
@@ -313,7 +313,8 @@ assert expert_statistics(choices, 4).load[3] == 0.5 and abs(least - 2 / 3) < 1e-
 # | capacity | the tokens that came first, also those of other rows |
 # | expert choice | the other tokens of its row, also later ones |
 #
-# A folded cell moves the last token of a row and finds just that.
+# A folded cell moves the last token of a row. Under expert choice, earlier tokens of the row
+# change; under a capacity, tokens of another row.
 
 
 # %% tags=["guard"]
@@ -341,7 +342,7 @@ with torch.no_grad():
 
 # %% [markdown]
 # Under expert choice a later token can displace an earlier one, so training uses information that
-# isn't there at generation time. Under a capacity, someone else's text in the batch changes your
+# isn't there at generation time. Under a capacity, someone else's text in the batch can change your
 # output. The package uses neither.
 #
 # ## 3 · What experts learn twice
@@ -866,7 +867,7 @@ for name, layer in {
 # With WM's layer and a softmax outside, zero and random keys end within 0.005 of each other. (One
 # seed, folded.) The package draws its keys from a standard normal distribution.
 #
-# There's a second reason to keep the score outside. Inside, it doesn't weight the neuron's output:
+# There's a second reason to keep the score outside. Inside SiLU, it isn't a weight:
 # at an inner product of −1, a score of 5 makes the neuron *quieter* than a score of 1. And adding 3
 # to all scores, which a softmax doesn't notice, changes the output.
 
@@ -945,10 +946,10 @@ assert three / two == 1.5
 # ### FLOPs
 #
 # A matrix product costs two FLOPs for each weight it uses. Which numbers may we compare? The shared
-# MLP runs for every token in either case, so leave it out, and compare 1,024 retrieved neurons with
-# a dense MLP of 1,024. At $d = 64$ the retrieval costs 32,768 FLOPs per token and the dense MLP
-# 262,144, eight times as much. (A folded cell counts them, and torch's counter confirms the
-# products.)
+# MLP runs for every token in either case, so leave it out, and compare a layer that retrieves 32 of
+# 1,024 neurons with a dense MLP of 1,024. At $d = 64$ the retrieval costs 32,768 FLOPs per token
+# and the dense MLP 262,144, eight times as much. (A folded cell counts them, and torch's counter
+# confirms the products.)
 
 # %% tags=["guard"]
 d, f, r, h, k, m = 64, 256, 32, 4, 8, 16
@@ -1001,9 +1002,10 @@ plotting.save(
 # %% [markdown]
 # The bags do the same arithmetic at every size, but their tables grow from 512 KiB to 2 GiB, out of
 # every cache. With bags the search costs most, and it grows fastest. With gathered rows the neurons
-# cost most. FLOPs count neither choosing the $k$ largest nor reading rows from all over a table: at
-# 1,024 neurons a whole dense MLP is still faster than the whole retrieval layer, on two cores
-# (folded; `python tests/bench/bench_experts.py --json figures/records/06_growth.json`).
+# cost most. FLOPs count neither choosing the $k$ largest nor reading rows from all over a table. In
+# the layer that we timed, a dense MLP of 1,024 neurons has 1.6 times the FLOPs and is still faster,
+# on two cores (folded; `python tests/bench/bench_experts.py --json
+# figures/records/06_growth.json`).
 
 # %% tags=["guard"]
 layers = read_record("06_growth")
@@ -1017,7 +1019,7 @@ assert ours[-1] < 4 * ours[2] and min(b / a for a, b in zip(ours, theirs, strict
 # ## Summary
 #
 # - A router learns through the gates it keeps. With $k = 1$ and renormalized gates it can't learn.
-#   Expert choice uses later tokens, a capacity the rest of the batch.
+#   Expert choice uses later tokens, a capacity the tokens served before, other rows' too.
 # - A shared part works beside the experts, inside them or before them. Beside a shared expert,
 #   ours still kept half of the common map.
 # - $2r$ inner products give $r^2$ scores. That makes a million experts searchable, exactly; the $k$

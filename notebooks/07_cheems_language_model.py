@@ -435,19 +435,21 @@ plotting.save(
 )
 
 # %% [markdown]
-# **Something that looks at the neighbour must come before attention.** With the convolution, five
-# of five runs of SA learn, with or without a state. With rotation, the state has to do it: none of
-# the five wiped runs learns. Of the five runs that keep their state, three learn; so did all five
-# in an older record of 400 steps. AS learns in none of ten runs, though its curves still creep
-# toward elimination. All of this is at one learning rate, and it doesn't test OTCE's reason.
+# **In these runs attention learned only behind a layer that looks at the neighbour.** With the
+# convolution, five of five runs of SA learn, with or without a state. With rotation, the state has
+# to do it: none of the five wiped runs learns. Of the five runs that keep their state, three learn;
+# so did all five in an older record of 400 steps. AS learns in none of ten runs, though its curves
+# still creep toward elimination. All of this is at one learning rate, and it doesn't test OTCE's
+# reason.
 #
 # Part of our prediction failed: two layers of attention should learn it in some runs, because the
 # first can look at its neighbour and the second can recall (Olsson et al. 2022). None of the five
 # did in 1,000 steps.
 #
-# OTCE (§3.3) and Ch (§3.4) advise against a state layer *after* attention. With the convolution SAS
-# learns in five of five runs. With rotation it does in five of ten, and SA in eight of ten (five
-# runs of 1,000 steps, five of 400). With ten runs each, that difference could be chance.
+# OTCE (§3.3) and Ch (§3.4) advise against *ending* with state layers, as SAS does. With the
+# convolution SAS learns in five of five runs. With rotation it does in five of ten, and SA in eight
+# of ten (five runs of 1,000 steps, five of 400). With ten runs each, that difference could be
+# chance.
 #
 # ## 5 · What it costs: parameters
 #
@@ -664,8 +666,8 @@ plotting.save(
     "07_flops",
     "Operations per token against context, both logarithmic, for four models of 320 million "
     "parameters. Up to a thousand tokens all lie near 0.4 GFLOP. Mamba-2 stays there. Jamba's and "
-    "Cheems' lines start 18 percent apart and meet; they bend upward at about 16,000 tokens, "
-    "LlaMa's at about 4,000. At the right end LlaMa is eight times as high.",
+    "Cheems' lines start 18 percent apart and meet; they bend upward at about 32,000 tokens, "
+    "LlaMa's at about 4,000. At the right end LlaMa is nearly eight times as high.",
 )
 
 # %% [markdown]
@@ -961,7 +963,7 @@ plotting.save(
 #
 # - A model is a loop over letters. Each layer reads a normalised copy of the stream and adds its
 #   result.
-# - In a task of recall, attention needs a layer before it that looks at the neighbour. A
+# - In our task of recall, attention learned only behind a layer that looks at the neighbour. A
 #   convolution does; so does a state with rotation, in most runs. None of ten runs of AS learned it
 #   in 1,000 steps.
 # - Parameters, operations and cache are sums over letters, exact to the digit (operations: matrix

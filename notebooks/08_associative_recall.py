@@ -669,9 +669,8 @@ plotting.save(
 # %% [markdown]
 # - **A state below attention** passes 0.9 in all nine runs, with each of the three kinds of
 #   positions.
-# - **States alone** learn it with a convolution. Even a single layer does, as in section 4 (it's in
-#   the list above the figure). With rotation one run of three has started, at 0.35. With decay none
-#   has.
+# - **States alone** learn it with a convolution. Even a single layer does, as in section 4. With
+#   rotation one run of three has started, at 0.35. With decay none has.
 # - **Two layers of attention** learn it.
 # - **A state above attention** doesn't learn it in any of six runs, although by hand it can be
 #   done. With the convolution two have just begun to rise. Is it the order, or a rate that happens
@@ -894,9 +893,7 @@ assert last[2] > 0.9 and 0.2 < last[1] < 0.3 and last[0] < 0.1
 # - Is *noise* the limit? With $T/4$ pairs a quarter of every row is fill (section 1). If WM's rows
 #   are laid out like ours, the pairs grow from 64 to 512 between 256 and 2,048 tokens, exactly as
 #   fast as the fill. So if a system gets worse, the load may be the reason as well as the noise,
-#   and this experiment can't separate them. For SSD with a state of width 128, (8.2) puts the
-#   squared error of random keys at 4. By section 2 that matters for values of 32 numbers (0.17
-#   recalled), and hardly for 128 (0.96). The other structures have no state.
+#   and this experiment can't separate them.
 #
 # Does recall reach beyond the trained length? Lab [08a](labs/08a_needle.ipynb) hides a sentence in
 # real text and asks for it.

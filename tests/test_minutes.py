@@ -4,7 +4,7 @@ import re
 
 import minutes
 from build import ROOT, lectures, read_source
-from minutes import SITTING, Section, count, sections, total
+from minutes import SITTING, Section, count, sections
 from nbformat.v4 import new_code_cell, new_markdown_cell
 
 SOURCE = """\
