@@ -128,8 +128,8 @@ check("attention, written out = PyTorch's", shares @ v, built_in)
 # > Attention"
 #
 # Put one token in each row of $Q$, $K$, $V$ and $O$. Let $M$ be the causal mask of ones and zeros
-# (chapter 03 uses the letter for something else). The $1/\sqrt n$ was there for the softmax, so it
-# goes, too:
+# (chapter 03 uses the letter for something else). The $1/\sqrt n$ was there for the softmax and
+# goes with it:
 #
 # $$o_t = \sum_{s \le t} (q_t \cdot k_s)\; v_s, \qquad O = (QK^\top \circ M)\,V. \tag{2.2}$$
 
@@ -323,7 +323,7 @@ check("40 pairs in 8 dimensions, values linear in the keys", S, W)
 #
 # $$S_t = \alpha_t\,S_{t-1} + v_t\,k_t^\top. \tag{2.6}$$
 #
-# The code takes $g_t = \log\alpha_t$. By the time token $t$ reads it, whatever token $s$ wrote has
+# The code takes $g_t = \log\alpha_t$. By the time token $t$ reads it, the write of token $s$ has
 # decayed $\delta = t - s$ times. We call $\delta$ its age. With a constant $\alpha$ the signal is
 # $\alpha^\delta$, and half of it is left after $\log\frac12 / \log\alpha$ tokens, the half-life:
 
@@ -573,7 +573,7 @@ for name, share, eta in (("linear attention", 0, 1), ("DeltaNet", 1, 1), ("Longh
 # 24 keys. Tokens 24 to 35 give the first twelve keys *new* values. Tokens 36 to 59 bring 24 more
 # keys. After every token we ask for every key and compare with the value that is valid then; an
 # error of 1 is what an empty memory would make. ($\alpha$ has a half-life of 23 tokens, and $\beta
-# = 1$.) Before you look: in which pictures will a new value come out clean?
+# = 1$.) Before you look: which pictures will show a clean new value?
 
 
 # %% tags=["setup"]

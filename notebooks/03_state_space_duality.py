@@ -118,7 +118,7 @@ plotting.save(
 #
 # $$h_t = \alpha_t\,h_{t-1} + B_t\,x_t, \qquad y_t = C_t\,h_t, \qquad h_{-1} = 0. \tag{3.1}$$
 #
-# The *decay* $\alpha_t$ lies between 0 (forget everything) and 1 (keep everything). Take a pencil
+# The *decay* $\alpha_t$ is between 0 (forget everything) and 1 (keep everything). Take a pencil
 # and compute the four states before you run the cell:
 
 # %%
@@ -209,8 +209,8 @@ _ = must_differ("target and source exchanged", M.T @ x, unrolled(x, alpha, B, C)
 
 # %% [markdown]
 # What does $L$ look like? We draw it for three ways to forget: with a steady decay, with a decay
-# that varies, and with a reset at token 16. Before you look: for which of them does an entry depend
-# only on how far apart the two tokens are?
+# that varies, and with a reset at token 16. Before you look: in one of them an entry depends only
+# on how far apart the two tokens are. Which?
 
 # %%
 l = 32
@@ -244,7 +244,7 @@ plotting.save(
 )
 
 # %% [markdown]
-# Only for the steady one. There $L_{ts}$ is a function of $t - s$, and if $B$ and $C$ are constant
+# In the steady one. There $L_{ts}$ is a function of $t - s$, and if $B$ and $C$ are constant
 # as well, the layer is a convolution (chapter 01). In the third picture a token has shut the door
 # behind it: nothing written before token 16 gets through. A model that computes $\alpha_t$ from the
 # token can choose when to forget. Such a model is called *selective*.
@@ -447,8 +447,8 @@ check("equal rates: it can be", diagonal_matrix(dt[0, :, 0], mean, B[0], C[0]), 
 #
 # Let $\sigma_t$ be the log decay from the start of a chunk up to its token $t$, with $t$'s own step
 # included (`total` in the code), and $\sigma_{\text{end}}$ that of its last token. The decay over
-# the whole of chunk $j$ is $a_j = e^{\sigma_{\text{end}}}$. Then for token $s$ in chunk $j$ and
-# token $t$ in a later chunk $i$
+# all of chunk $j$ is $a_j = e^{\sigma_{\text{end}}}$. Then for token $s$ in chunk $j$ and token $t$
+# in a later chunk $i$
 #
 # $$M_{ts} =
 #   \underbrace{e^{\sigma_t}\, C_t}_{\text{read}}\;\cdot\;
@@ -557,7 +557,7 @@ check("step 2 = the state of each chunk run alone", written, alone)
 # %% [markdown]
 # **Step 3: carry.** Here is the recurrence again, but with chunks for tokens: fade by the decay
 # over a whole chunk, add what the chunk has written. There are $c$ of these steps and not $l$. As
-# written here, this is the only sequential part. (Exercise 5 makes it parallel, too.)
+# written here, this is the only sequential part. (Exercise 5 makes it parallel.)
 
 # %%
 state, incoming = torch.zeros(p, n), []
@@ -729,11 +729,11 @@ assert 100 < 5 * p * n / (2 * (n + p)) < 110
 # %% [markdown]
 # Eight times the tokens cost the recurrence and the chunked form eight times as much, and the
 # quadratic form about 60 times. But did you expect the *recurrence* to be the cheapest? For texts
-# of more than about a hundred tokens it is, at real sizes, too: with $p = 64$, $n = 128$ it needs a
-# third as many operations as chunks of 256. (Only chunks of 3 to 19 tokens would save work.) What
-# chunks do is turn the work into large matrix products, with $l/l_c$ sequential steps instead of
-# $l$. On hardware with thousands of arithmetic units, waiting is what costs you. Chapter 10
-# measures it.
+# of more than about a hundred tokens it is, and at real sizes as well: with $p = 64$, $n = 128$ it
+# needs a third as many operations as chunks of 256. (Only chunks of 3 to 19 tokens would save
+# work.) What chunks do is turn the work into large matrix products, with $l/l_c$ sequential steps
+# instead of $l$. On hardware with thousands of arithmetic units, waiting is what costs you. Chapter
+# 10 measures it.
 #
 # ## 9 · A mistake in print
 #
@@ -831,10 +831,9 @@ assert all(errors[-1] > 0.5 for errors in slips.values())
 # So a test of this layer needs more than one chunk, and something that survives a chunk: small step
 # sizes, or a last chunk of only a few tokens. (The rows above have 1,024 tokens, which 16, 64 and
 # 256 all divide.) It also needs $1 < g < h$, or it can't tell repeated groups from tiled ones
-# (chapter 00). The test of causality above needs the chunks and the small steps, too, but not the
-# groups, and it needs no right answer. `verify.is_causal(layer, width)` asks the same question of
-# any layer, by cutting the text off at several dozen places, including just before and after chunk
-# borders.
+# (chapter 00). The test of causality above needs the chunks and the small steps, but neither the
+# groups nor a right answer. `verify.is_causal(layer, width)` asks the same question of any layer,
+# by cutting the text off at several dozen places, including just before and after chunk borders.
 #
 # ## 10 · The real kernel
 #
