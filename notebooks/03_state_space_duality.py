@@ -536,12 +536,8 @@ inside = L * (C_c @ B_c.mT) * dt_c[:, None, :]  # (c, l, l): one small matrix pe
 y_inside = inside @ x_c  # (c, l, p)
 check("step 1 fills the diagonal blocks", inside, torch.stack([blocks[i, i] for i in range(c)]))
 
-# %% [markdown]
-# **Step 2: write.** If a chunk started with an empty state, what would it leave behind? Every
-# token's write, faded until the end of the chunk:
 
-
-# %%
+# %% tags=["setup"]
 def state_after(start, stop):
     """What tokens start to stop - 1 leave behind, starting from an empty state: (p, n)."""
     part = slice(start, stop)
@@ -549,6 +545,11 @@ def state_after(start, stop):
     return ssd.ssd_recurrent(*tokens, return_final_state=True)[1][0, 0]
 
 
+# %% [markdown]
+# **Step 2: write.** If a chunk started with an empty state, what would it leave behind? Every
+# token's write, faded until the end of the chunk:
+
+# %%
 to_end = (total[:, -1:] - total).exp()  # (c, l)
 written = einsum("cl,cln,clp->cpn", to_end * dt_c, B_c, x_c)
 alone = torch.stack([state_after(i * l_c, (i + 1) * l_c) for i in range(c)])

@@ -286,10 +286,11 @@ print(f"together {total:.2f}")
 assert total == 13
 
 # %% [markdown]
-# This line of `ssd_chunked` makes nine of the thirteen:
+# This line of `ssd_chunked`, cut in two here, makes nine of the thirteen:
 #
 # ```python
-# L = (log_decay[..., :, None] - log_decay[..., None, :]).to(x.dtype).tril_().exp_()
+# L = log_decay[..., :, None] - log_decay[..., None, :]
+# L = L.to(x.dtype).tril_().exp_()
 # ```
 #
 # 1. The subtraction runs in float64, so writing the result counts twice: 2 trips.
