@@ -281,7 +281,7 @@ plotting.save(
 # some combination of them is zero: $\sum_i a_i k_i = 0$. Then, whatever $S$ is and however it was
 # written, $\sum_i a_i\,(S k_i) = S \sum_i a_i k_i = 0$. Arbitrary values don't have $\sum_i a_i v_i
 # = 0$, so some answer must be wrong. That is true of any matrix, so it's true of what each of the
-# five rules has stored. Here are nine keys in eight dimensions (with $\alpha = 0.97$ and $\beta =
+# five rules has stored. Take nine keys in eight dimensions (with $\alpha = 0.97$ and $\beta =
 # 1$, where a rule has them):
 
 
@@ -681,8 +681,7 @@ assert len(differ) == 4
 #
 # Everything depends on this one number. For $\beta\|k\|^2$ between 0 and 1 the state moves towards
 # the new value. At 1 it is replaced. Between 1 and 2 the state overshoots, but the old part along
-# $k$ still shrinks. At exactly 2 it changes its sign at every write, so a state can hold the parity
-# of a string of bits, which no decay between 0 and 1 can. Above 2 it grows. A key of 16 standard
+# $k$ still shrinks. At exactly 2 it only changes its sign. Above 2 it grows. A key of 16 standard
 # normal numbers has $\|k\|^2$ near 16, so with $\beta = 1$ the factor along each key is about −15.
 # Will a float32 state survive 100 tokens?
 
@@ -776,7 +775,7 @@ _ = must_differ("reading without the token's own write", strict, o)
 # all totals are $-\infty$, and their differences are NaN. Start a fresh sum in every column
 # instead:
 
-# %% tags=["guard"]
+# %% tags=["aside"]
 g = -random(l, seed=37).abs() / 4
 g[3] = -math.inf  # a reset
 total = g.cumsum(0)

@@ -805,9 +805,9 @@ assert 1.165 < min(drift) < max(drift) < 1.22 and max(drift) / min(drift) < 1.04
 # Interpolated between the measured lengths, the other four overtake LlaMa at 400 to 1,300 tokens,
 # in evaluation and in training.
 #
-# One caveat. The record takes the systems first and the batches last, and the machine's speed
-# drifted in between: later the passes of 256 tokens took 1.17 to 1.22 times as long. The ratios
-# between systems moved by up to 4 percent, so we don't trust a verdict closer to 1 than that.
+# One caveat. Timed again later in the same record, the passes of 256 tokens took 1.17 to 1.22 times
+# as long, and we don't know why. The ratios between systems moved by up to 4 percent, so we don't
+# trust a verdict closer to 1 than that.
 #
 # ### One token more
 #

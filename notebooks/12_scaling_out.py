@@ -594,7 +594,7 @@ check("gradient of A, summed over the ranks", sum(found["A"] for found in ranks)
 # in the reads of later ranks. Nothing fails. Each rank would make a different, wrong update, and
 # the models would drift apart. So the parts must be summed before the update. The package's
 # function sums the gradients of `A`, `D` and the initial state by an `all_reduce` in the backward
-# pass, as Section 4 saw.
+# pass, as section 4 saw.
 #
 # Both traps have one lesson: the backward pass is a program too, and all ranks run it together.
 #
