@@ -13,7 +13,7 @@ text of its own:
   the sentences that lead to them. A quotation is a slide with the sentences that follow it: they
   say what holds.
 - A cell tagged `figure` is a slide if it draws, and then shows the picture alone.
-- The exercises are one slide, with the first sentence of each.
+- The exercises are one slide, with the first sentences of each.
 - All prose becomes the speaker's notes of the slide that follows it, or of the last of its section.
 """
 
@@ -35,6 +35,7 @@ LEFT_OUT = {"setup", "versions", "check", "guard", "aside"}
 CODE = 12, 71  # lines and columns of code on a slide
 PRINTED = 12, 100  # likewise of what a cell prints
 LEAD = 320  # characters of a section's first sentences on its heading's slide
+TASK = 240  # characters of an exercise's first sentences
 TELLS = {"print", "check", "check_gradients", "must_differ"}
 HOMEWORK = "Exercises"  # the heading under which no cell is shown
 SHORT = 40  # characters of a sentence that says little by itself
@@ -158,16 +159,17 @@ def lead(paragraph: str) -> list[Part]:
     return [Part("text", " ".join(shown))]
 
 
-def opening(paragraph: str) -> list[Part]:
-    """The first sentences below a heading or a quotation; none that leads to an equation."""
+def opening(paragraph: str, limit: int = LEAD) -> str:
+    """The first sentences, at least one; none that leads to an equation."""
     shown = []
     for sentence in sentences(paragraph):
-        if leads_on(sentence) or (shown and len(" ".join([*shown, sentence])) > LEAD):
+        said = len(" ".join(shown))
+        if leads_on(sentence) or (said > limit / 2 and said + len(sentence) > limit):
             break
         shown.append(sentence)
     while shown and re.fullmatch(r"\*\*[^*]+\*\*", shown[-1]):
         shown.pop()  # a title, of what does not stand here
-    return [Part("text", " ".join(shown))] if shown else []
+    return " ".join(shown)
 
 
 def printed(cell: NotebookNode) -> list[Part]:
@@ -260,7 +262,7 @@ class Chapter:
         self.notes: list[str] = []  # prose since the last slide
         self.paragraph = ""  # the last of it, which leads to what comes next
         self.equation: Slide | None = None  # waits for its cell
-        self.tasks: list[str] = []  # the first sentences of the exercises
+        self.tasks: list[str] = []  # the exercises
         for cell in notebook.cells:
             if cell.cell_type == "code":
                 self.read_code(cell, set(cell.metadata.get("tags", [])))
@@ -322,9 +324,8 @@ class Chapter:
             self.release()
             self.head, self.paragraph = f"{self.deck.columns[-1][0]}: {part.source}", ""
         elif self.head.startswith(HOMEWORK):
-            grade, *task = sentences(part.source)
-            if re.match(r"\*\*\d · ", grade):
-                self.tasks.append(" ".join([grade, *task[: 1 + (len(task[0]) < SHORT)]]))
+            if re.match(r"\*\*\d · ", part.source):
+                self.tasks.append(opening(part.source, TASK))
         elif part.kind == "text":
             self.read_paragraph(part.source)
         elif part.kind == "math":
@@ -348,9 +349,11 @@ class Chapter:
             latest.parts.append(Part("text", first))
             self.paragraph = " ".join(rest)
         elif not self.notes and waits_for_words(latest):
-            latest.parts += opening(paragraph)
+            shown = opening(paragraph)
+            latest.parts += [Part("text", shown)] if shown else []
             latest.notes += said
-            self.paragraph = paragraph if leads_on(paragraph) else ""
+            rest = " ".join(paragraph.split())[len(shown) :].strip()
+            self.paragraph = rest if leads_on(paragraph) else ""
         else:
             self.notes.append(said)
             self.paragraph = paragraph

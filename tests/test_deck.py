@@ -257,7 +257,7 @@ def test_a_quotation_has_its_verdict_below_it_and_a_title_no_half_sentence():
     ]
     assert parts_of("## 1 · One\n\n**Question.** Is it so? The state is\n\n$$h$$") == [
         ["**Question.** Is it so?"],
-        ["**Question.** The state is", "h"],
+        ["The state is", "h"],
     ]
 
 
