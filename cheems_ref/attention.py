@@ -1,11 +1,11 @@
-"""Inner-function attention: attention whose values are computed, and masks that learn.
+"""Inner-function attention: attention whose values come from a function of x, and masks that learn.
 
     y_t = Σ_s softmax_s(q_t·k_s / √p + bias_s) v_s        over the s that t may see
 
     code       shape            in the papers
     q          (b, t, h, p)     Q, rotated by its position
     k          (b, s, g, p)     K, rotated by its position
-    v          (b, s, h, p)     V, of the inner function f(x); "linear" has g heads here, too
+    v          (b, s, h, p)     V, of the inner function f(x); (b, s, g, p) for "linear"
     bias       (b, h, s)        log of the dynamic mask: 0 keeps a key, a negative number fades it
     allowed    (b, h, t, s)     the mask: causal, padding, and the keys that a dynamic mask drops
 
@@ -20,8 +20,8 @@ The two dynamic masks are added before the softmax, so that they receive a gradi
     GateMask     one learned gate per head and position
     ContentMask  a bias computed from the value of the key
 
-`QCAttn` takes any of them and is ordinary attention by default; `InnerFuncAttn` is `QCAttn` with
-an SSD for its values. Both accept both masks.
+`QCAttn` (the papers' name, for quadratic and causal) takes any inner function and any mask, and is
+ordinary attention by default. `InnerFuncAttn` is `QCAttn` with an SSD for its values.
 `attention` is torch's fused operator, `naive_attention` the formula it is checked against.
 Notebook 05 runs the published listings and shows what each of them does.
 
@@ -154,12 +154,13 @@ def _attention(q, k, v, allowed, bias=None):
     dtype, (t, h), s = q.dtype, q.shape[1:3], k.shape[1]
     mask, causal = allowed, False
     if allowed is None and bias is None and t in (1, s):
-        causal = t > 1  # torch's own causal mask; the last token alone may look everywhere
+        # torch's own causal mask lets query t see the first t + 1 keys, which is right for t = s;
+        # the last token alone may look everywhere.
+        causal = t > 1
     elif allowed is None:
         mask = causal_mask(t, s, device=q.device)
-    # Grouped keys are read in place where that pays: on a CPU always, on a GPU for a single query,
-    # which has one row of scores. For more queries torch's GPU kernels without groups are the fast
-    # ones.
+    # Keys and values of fewer groups than heads are read in place on a CPU, and on a GPU for a
+    # single query without a mask. Otherwise each head gets a copy, for torch's faster GPU kernels.
     grouped = k.shape[2] == v.shape[2] < h and (q.is_cpu or (t == 1 and mask is None))
     if not grouped:
         k, v = (_one_per_head(x, h) for x in (k, v))
@@ -180,8 +181,9 @@ class GateMask(nn.Module):
     The gate depends on the absolute position and not on the token, so this is the one part of the
     architecture whose output changes when all positions are shifted. Gates start at 0.88.
 
-    With hard=True a gate below 1/2 hides its position completely and a gate above 1/2 hides
-    nothing. The gradient is that of attention with the soft gates, dropped keys included.
+    With hard=True a gate below 1/2 hides its position from all queries, and a gate above 1/2 hides
+    nothing; a query with nothing left sees itself. The gradient is that of attention with the soft
+    gates, dropped keys included.
 
     Args:
         n_heads: h.
@@ -207,8 +209,8 @@ class GateMask(nn.Module):
 
         Args:
             v: values; unused.
-            position_ids: positions of the keys, int64 or int32, each in [0, max_positions); torch
-                raises IndexError for any other.
+            position_ids: positions of the keys, int64 or int32, each in [0, max_positions); for any
+                other torch raises IndexError (on a GPU, an assertion fails).
         """
         check.dtypes(check.INDICES, position_ids=position_ids)
         gates = F.embedding(position_ids, F.logsigmoid(self.logit).T)
@@ -227,8 +229,8 @@ class ContentMask(nn.Module):
     token can learn to hide itself from every later token.
 
     With top_k=n each query keeps the n allowed keys of largest bias and sees no others; of equal
-    biases it keeps the later key. Equal tokens may get biases that differ by rounding: in float64,
-    rounding to float32 before the comparison hides that; in float32 nothing does.
+    biases it keeps the later key. Biases are compared in float32, so equal tokens tie in a float64
+    layer; in a float32 layer their biases may differ by rounding.
     With top_k=1 the one weight is always 1, and queries, keys and biases receive no gradient.
 
     Args:
@@ -237,8 +239,8 @@ class ContentMask(nn.Module):
         top_k: n ≥ 1; None to keep all.
 
     Source: the authors' later Doge models (transformers, `modeling_doge`), which add
-    exp(a' softplus(u·v)) with a' = 0 at the start. Here the exponent itself is added and a starts
-    at 1, so that the bias is log(share) and u has a gradient from the start.
+    exp(A softplus(u·v)) with A = 0 at the start. Here -a softplus(u·v + ν) is added, with a = 1 at
+    the start, so that the bias is log(share) and u has a gradient from the start.
     """
 
     def __init__(self, d_values: int, n_heads: int, *, top_k: int | None = None):
@@ -301,8 +303,9 @@ class QCAttn(nn.Module):
         n_heads: h, a divisor of d_model; d_model / n_heads is even, for the rotation of pairs.
         n_kv_heads: g, groups of keys and of linear values, a divisor of h; None for h.
         rope_base: as in `rope_frequencies`.
-        mask: "gate", "content", None for the causal mask alone, or a module with the methods
-            `forward` and `keeps` of `ContentMask`.
+        mask: "gate", "content", None for the causal mask alone, or a module of your own with the
+            methods `forward` and `keeps` of `ContentMask`. If it has an attribute `hard` that is
+            True, its biases are rounded as those of `GateMask` are.
         inner: "linear", "ssd", "retrieved", or a module of your own that computes the values
             (b, l, d) from x, p numbers for each head. If its forward has an argument `cache`, it is
             called like a layer, as `inner(x, position_ids, padding_mask=, cache=, rotary=)`, and
@@ -358,7 +361,7 @@ class QCAttn(nn.Module):
             self.inner = RetrievedValues(d_model, n_heads=n_heads, **sizes)
         else:
             check.choice(Inner, inner=inner)
-            from cheems_ref.ssd import SSD  # here, so that this file works alone without it
+            from cheems_ref.ssd import SSD  # here, so that nothing else needs ssd.py
 
             self.inner = SSD(d_model, n_heads=n_heads, d_state=d_state, rope_base=rope_base)
         self.inner_has_cache = "cache" in inspect.signature(self.inner.forward).parameters
@@ -381,7 +384,8 @@ class QCAttn(nn.Module):
                 row, continued from the cache. Entries at padding are ignored.
             padding_mask: True for real tokens; None for all. Padding is never read.
             cache: returned by an earlier call; None at the start of the sequence.
-            rotary: table of position_ids shared by the layers of a model; None without one.
+            rotary: a table of cosines and sines that the layers of a model share; it is used only
+                if it was made from this very tensor of position_ids.
 
         Returns:
             y, undefined at padded positions, and the cache for the next call.
@@ -393,12 +397,12 @@ class QCAttn(nn.Module):
         q, k = (f(x).unflatten(-1, (-1, p)) for f in (self.q_proj, self.k_proj))
         cos, sin = _cos_sin(position_ids, p, self.rope_base, x.dtype, rotary)
         q, k = _apply_rope(q, cos, sin), _apply_rope(k, cos, sin)
-        v, inner = self._values(x, position_ids, padding_mask, cache, rotary)
+        v, inner_cache = self._values(x, position_ids, padding_mask, cache, rotary)
         v = v.unflatten(-1, (-1, p)).to(q.dtype)  # under autocast v may be wider than q
         real, ids = padding_mask, position_ids.clone()  # the cache shares no memory with the caller
         if padding_mask is not None:
             real, ids = padding_mask.clone(), position_ids.masked_fill(~padding_mask, 0)
-        new = AttentionCache(k, v, real, ids, inner)
+        new = AttentionCache(k, v, real, ids, inner_cache)
         cache = new if cache is None else _joined(cache, new)
         return self.out_proj(self._read(q, cache).flatten(2)), cache
 
@@ -531,7 +535,7 @@ def _check(q, k, v, allowed, bias):
     check.floating(q=q)
     check.dtypes([q.dtype], k=k, v=v)
     n = check.shapes(q=(q, "b t h p"), k=(k, "b s g p"), bias=(bias, "b h s"))
-    check.shapes({key: n[key] for key in "bsp"}, v=(v, "b s g p"))
+    check.shapes({key: n[key] for key in "bsp"}, v=(v, "b s u p"))  # u: the groups of v
     (b, t, h, _), s = q.shape, k.shape[1]
     if t > s:
         raise ValueError(f"there are {t} queries, the last of only {s} keys")

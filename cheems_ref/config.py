@@ -97,7 +97,7 @@ class ModelConfig:
     d_head: int | None = _field(None, "width of a head; None: d_model / n_heads")
     n_groups: int = _field(1, "groups of B and C")
     d_state: int = _field(32, "state width", {"I": "inner=ssd"})
-    position: Position = _field("rope", "source of position: rope, conv or decay")
+    position: Position = _field("rope", "position encoding: rope, conv or decay")
     d_conv: int = _field(4, "tokens that the convolution sees", {"S": "position=conv"})
     rope_base: float | int = _field(10000.0, "base of the rotary angles", {"S": "position=rope"})
     chunk_size: int = _field(64, "tokens per chunk")

@@ -68,7 +68,7 @@ class Block(nn.Module):
         use_cache: bool = True,
         rotary: RotaryTable | None = None,
     ) -> tuple[Stream, LayerCache | None]:
-        """Add the layer's output to x; also return its cache, None for layers without a cache."""
+        """Add the layer's output to x; also return its cache, or None if it has or keeps none."""
         if self.letter not in SEQUENCE_MIXERS:
             return x + self.layer(self.norm(x)), None
         y, cache = self.layer(
@@ -148,9 +148,8 @@ class CausalLM(nn.Module):
         if cache is not None:
             caches, before = cache.layers, cache.n_tokens
         position_ids = (before[:, None] + real.cumsum(1) - 1).clamp(min=0)
-        same = dict(
-            padding_mask=padding_mask, use_cache=use_cache, rotary=RotaryTable(position_ids)
-        )
+        rotary = RotaryTable(position_ids)  # the first layer that rotates fills it
+        same = dict(padding_mask=padding_mask, use_cache=use_cache, rotary=rotary)
         x, layers = self.embedding(input_ids.long()), []
         for block, layer_cache in zip(self.blocks, caches, strict=True):
             x, layer_cache = block(x, position_ids, cache=layer_cache, **same)
@@ -172,9 +171,9 @@ class CausalLM(nn.Module):
         *,
         max_new_tokens: int = 1,
     ) -> None:
-        """Check the arguments of a call up front, and of those that generate max_new_tokens more.
+        """Check a call's arguments, and that max_new_tokens further tokens have positions.
 
-        The last new token is never read, so it needs no position.
+        The last of them is never read, so it needs none.
         """
         check.token_ids(self.config.vocab_size, input_ids=input_ids)
         b, length = input_ids.shape
@@ -196,6 +195,7 @@ class CausalLM(nn.Module):
         n_tokens is a number, or a tensor with one per row. torch.compile skips a tensor's check.
         """
         n = self.config.max_positions
+        # Of all letters, only I takes a mask.
         if self.config.mask != "gate" or "I" not in self.config.pattern or max_new_tokens < 1:
             return
         if isinstance(n_tokens, Tensor):

@@ -14,6 +14,9 @@
 A routed MoE has a router matrix (d, e). Retrieval needs 2 r keys instead (`product_key_topk`), and
 evaluates the retrieved neurons without gathering their rows (`neurons`). Notebook 06 derives both.
 
+"Cross domain" is the papers' term: every token passes through a shared MLP, and the experts, which
+few tokens use, work on its output. They call these experts, and their width, private.
+
 Wrong shapes, sizes or values raise ValueError, which names the argument (check.py).
 Source: Ch §3.3, A.4; WM §3.3, B.4; He (2024), Mixture of A Million Experts.
 """
@@ -43,12 +46,12 @@ SCORES_PER_BLOCK, SCORES_PER_BLOCK_GPU = 2**19, 2**25
 def product_key_topk(
     queries: Float[Tensor, "b l h 2 m"], keys: Float[Tensor, "h 2 r m"], k: int
 ) -> Found:
-    """Find the k largest of all r² sums q₁·κ₁ᵢ + q₂·κ₂ⱼ, exactly, without forming them.
+    """Find the k largest of all r² sums q₁·θ₁ᵢ + q₂·θ₂ⱼ, exactly, without forming them.
 
     If pair (i, j) is among the k best sums, i is among the k best of the first half and j among the
     k best of the second. More sharply: count ranks from 0, and let i have rank a in the first half
-    and j rank b in the second. Then (a + 1)(b + 1) pairs have a sum at least as large, so only
-    pairs with (a + 1)(b + 1) ≤ k are candidates.
+    and j rank b in the second. Then (a + 1)(b + 1) pairs, itself included, have a sum at least as
+    large, so only pairs with (a + 1)(b + 1) ≤ k are candidates.
 
     Args:
         queries: one for each half.
@@ -75,7 +78,7 @@ def _product_key_topk(queries, keys, k):
     # This copy does not synchronise with the device.
     pairs = torch.tensor(pairs, device="cpu").to(keys.device, non_blocking=True)
     first, second = pairs // n_best, pairs % n_best
-    # A compiled graph would unroll the many small blocks.
+    # Tokens go in blocks. A compiled graph would unroll the loop, so there the blocks are larger.
     in_cache = keys.is_cpu and not torch.compiler.is_compiling()
     limit = SCORES_PER_BLOCK if in_cache else SCORES_PER_BLOCK_GPU
     found = []
@@ -102,15 +105,23 @@ def _topk(scores, k):
     if n <= (64 if tokens == 1 else 32) or scores.dtype == torch.float64:
         values, indices = scores.sort(dim=-1, descending=True, stable=True)
         return values[..., :k], indices[..., :k]
-    # torch.topk breaks ties arbitrarily, so it gets distinct integers: bits · n + (n - 1 - index),
-    # where `bits`, those of the float, sort like the score. All in place, since allocating memory
-    # takes as long as the arithmetic.
-    wide = scores.detach().float().nan_to_num(math.inf, math.inf, -math.inf)  # NaN comes first
-    bits = wide.add_(0.0).view(torch.int32)  # -0.0 becomes 0.0
-    bits ^= (bits >> 31) & 0x7FFFFFFF  # as integers, negative floats are in reverse: flip 31 bits
-    ranks = bits.long().mul_(n).add_(torch.arange(n - 1, -1, -1, device=scores.device))
-    indices = n - 1 - ranks.topk(k, dim=-1).values % n
+    # torch.topk breaks ties arbitrarily, so it gets distinct integers: integer · n + n - 1 - index.
+    # All in place, since allocating memory takes as long as the arithmetic.
+    distinct = _as_integers(scores).long().mul_(n)
+    distinct += torch.arange(n - 1, -1, -1, device=scores.device)
+    indices = n - 1 - distinct.topk(k, dim=-1).values % n
     return scores.gather(-1, indices), indices
+
+
+def _as_integers(scores):
+    """Integers in the order of the scores: the bits of the floats. NaN counts as infinity.
+
+    The bits of positive floats, read as integers, are in the order of the floats: 1.0 is 0x3F800000
+    and 2.0 is 0x40000000. Those of negative floats are in reverse, so all but the sign is flipped.
+    """
+    wide = scores.detach().float().nan_to_num(math.inf, math.inf, -math.inf)
+    bits = wide.add_(0.0).view(torch.int32)  # -0.0 becomes 0.0
+    return bits.bitwise_xor_((bits >> 31) & 0x7FFFFFFF)
 
 
 def neurons(
@@ -119,15 +130,15 @@ def neurons(
     """Compute the inner product of each token with its j rows of a table: x_n · table[indices_nj].
 
     `F.embedding_bag` computes a "bag", y_n = Σ_j a_nj table[indices_nj], without gathering rows.
-    If the gradient of the loss with respect to y_n is g_n, the one with respect to a_nj is
-    g_n · table[indices_nj]. With x_n for g_n that is the product we want, so we call torch's
+    If the gradient of the loss with respect to y_n is δ_n, the one with respect to a_nj is
+    δ_n · table[indices_nj]. With x_n for δ_n that is the product we want, so we call torch's
     backward pass of a bag. Conversely, the gradient of this function with respect to x is a bag.
     Neither direction builds a tensor of size (n, j, d) for more than one token.
 
     Args:
-        x: tokens.
+        x: n tokens.
         table: one row per neuron.
-        indices: in [0, e).
+        indices: the j neurons of each token, in [0, e).
 
     Source: WM §3.3, φ(x)·dᵀ; He (2024), algorithm 1.
     """
@@ -164,9 +175,9 @@ def _products_backward(ctx, gradient):
     to_x = F.embedding_bag(indices, table, per_sample_weights=gradient, mode="sum")
     _, bags = _bags(indices)
     unused = bags.new_empty(0)  # in place of bag_size and maximum_indices, for modes mean and max
-    to_table = torch.ops.aten._embedding_bag_dense_backward(
-        x, indices.flatten(), bags, unused, unused, table.shape[0], False, 0, gradient.flatten()
-    )
+    options = table.shape[0], False, 0, gradient.flatten()  # not scaled by frequency; mode 0, sum
+    backward = torch.ops.aten._embedding_bag_dense_backward
+    to_table = backward(x, indices.flatten(), bags, unused, unused, *options)
     return to_x, to_table, None
 
 
@@ -231,6 +242,7 @@ def naive_retrieved_experts(
     Source: WM Listing 8; Ch Listing 4.
     """
     _check_retrieved(x, down, up, gates, indices, gate)
+    x, gates = x.to(down.dtype), gates.to(down.dtype)
     active = einsum("bld,blhkd->blhk", x, down[indices])
     if gate is None:
         active = F.silu(active)
@@ -327,7 +339,7 @@ class PEER(ProductKeys):
 
 
 def _reset_tables(n_retrieved, up, *inputs):
-    """Draw rows so that x·row, and a sum of n_retrieved rows of `up`, are of size 1."""
+    """Draw rows: x·row has the variance of x, and a sum of n_retrieved rows of `up` variance 1."""
     with torch.no_grad():
         for table, n_terms in (*((t, t.shape[1]) for t in inputs), (up, n_retrieved)):
             nn.init.normal_(table).div_(math.sqrt(n_terms))

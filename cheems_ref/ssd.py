@@ -22,30 +22,30 @@ arguments have the order of mamba-ssm's `mamba_chunk_scan_combined`.
     ssd_kernel      mamba-ssm's own Triton kernels (kernels.py)
     ssd_step        one token, for decoding
     ssd             calls the form that `backend` names
-    SSD             the layer: projections around `ssd`, and a source of position
+    SSD             the layer: projections around `ssd`, and a position encoding
 
 In every form, no token changes an earlier one, as long as all inputs are finite. In the recurrence
 a NaN or an infinity reaches later tokens only. The other forms multiply it by the zeros of their
-causal mask, and 0 · NaN is NaN, so it also reaches earlier tokens: in its own chunk in the chunked
-form, everywhere in the quadratic form. The layer replaces padding by zeros first.
+causal mask, and 0 · NaN is NaN, so it can also reach earlier tokens: those of its own chunk in the
+chunked form, any of them in the quadratic form. The layer replaces padding by zeros first.
 
 A step with a large dt |A| is a reset: exp(dt A) is 0, and the state before it is forgotten. Every
 form handles a reset of any size, but the kernel loses digits (see `ssd_kernel`), and so does the
 chunked form on Apple's GPUs, which have no float64.
 
-With 16-bit x, B and C the sums are in float32, y is cast back, and the state stays float32. (The
-kernel multiplies in 16 bits and sums in float32; autocast chooses the dtype of the other forms'
-products.) Notebook 03 derives the forms, notebook 04 the sources of position.
+With 16-bit x, B and C the torch forms compute in float32, and the kernel multiplies in 16 bits and
+sums in float32; y is cast back, and the state stays float32. Under autocast the matrix products of
+the torch forms are in 16 bits, even those of float32 inputs. Notebook 03 derives the forms,
+notebook 04 the position encodings.
 
 The functions raise ValueError for wrong shapes, dtypes and values; the message names the argument,
 what was expected and what came (check.py). The layer checks no values: those it makes are valid.
 
-Each torch form is written as a core, a function of (x, dt, A, B, C, state, chunk_size). Two
-decorators turn it into the public function, which has D and the options. To take `ssd_chunked`
-elsewhere, copy `_pad`, CHUNKS_PER_BLOCK and the function, minus its decorators. Call it as
-ssd_chunked(x, dt, A, B, C, state, chunk_size), with all tensors in one dtype and at least one
-token, and add D x yourself. Only the kernel needs Triton and mamba-ssm: kernels.py is imported on
-first use. WM and Ch are the two papers, OTCE their predecessor (README.md).
+To take `ssd_chunked` elsewhere, copy it without its decorator, with `_four_steps`, `_pad` and
+CHUNKS_PER_BLOCK. Call it as ssd_chunked(x, dt, A, B, C, state, chunk_size), with all tensors in one
+dtype and at least one token, and add D x yourself. Only the kernel needs Triton and mamba-ssm:
+kernels.py is imported on first use. WM and Ch are the two papers, OTCE their predecessor
+(README.md).
 
 Source: WM §2, App. A, B.2; Ch A.2; Dao and Gu (2024).
 """
@@ -80,16 +80,29 @@ Result = Values | tuple[Values, State]
 CHUNKS_PER_BLOCK = 16
 
 
-# Every form is written as a core and decorated twice, from the inside out:
-#     core(x, dt, A, B, C, state, chunk_size)           the algorithm, on tensors of one dtype
-#     _in_state_dtype: (x, dt, A, B, C, D, chunk_size, state)    adds dtypes, D and empty sequences
-#     _form: (x, dt, A, B, C, *, D=None, ...)           the public function, which checks arguments
-# The docstring of a core describes the public function. `ssd_kernel` needs no core: the kernels do
-# what the first decorator does.
+# Each torch form is written as a core: core(x, dt, A, B, C, state, chunk_size) -> (y, state), on
+# tensors of one dtype. The decorator makes it
+#     form.unchecked(x, dt, A, B, C, D, state, chunk_size) -> (y, state), with D x, for layers;
+#     form(x, dt, A, B, C, *, D=None, chunk_size=64, ...), which checks its arguments.
+# The docstring of the core describes the last. The kernel does by itself what `_form` adds.
 
 
-def _form(unchecked):
-    """Add the public signature and the argument checks; the result's `__wrapped__` is unchecked."""
+def _form(core):
+    """Make a core the public function, which computes in the dtype of the state."""
+
+    @functools.wraps(core)
+    def unchecked(x, dt, A, B, C, D, state, chunk_size):
+        state = _zero_state(x, B) if state is None else state
+        if x.shape[1] == 0:
+            return x.clone(), state.clone()
+        y, state = core(*(t.to(state.dtype) for t in (x, dt, A, B, C)), state, chunk_size)
+        return _add_skip(y, x, D), state
+
+    return _checked(unchecked)
+
+
+def _checked(unchecked):
+    """Add the options and the argument checks."""
 
     def form(
         x: Values,
@@ -104,28 +117,12 @@ def _form(unchecked):
         return_final_state: bool = False,
     ) -> Result:
         _check(x, dt, A, B, C, D, chunk_size=chunk_size, initial_state=initial_state)
-        y, state = unchecked(x, dt, A, B, C, D, chunk_size, initial_state)
+        y, state = unchecked(x, dt, A, B, C, D, initial_state, chunk_size)
         return (y, state) if return_final_state else y
 
-    form.__signature__ = inspect.signature(form)  # for help(); inspect.getsource() shows the core
+    form.unchecked = unchecked
+    form.__signature__ = inspect.signature(form)  # else help() would show the core's arguments
     return functools.wraps(unchecked)(form)
-
-
-def _in_state_dtype(core):
-    """Run core(x, dt, A, B, C, state, chunk_size) -> (y, state) in the dtype of the state.
-
-    The core gets a state and at least one token. D x is added here, and y is rounded once.
-    """
-
-    @functools.wraps(core)
-    def unchecked(x, dt, A, B, C, D, chunk_size, state):
-        state = _zero_state(x, B) if state is None else state
-        if x.shape[1] == 0:
-            return x.clone(), state.clone()
-        y, state = core(*(t.to(state.dtype) for t in (x, dt, A, B, C)), state, chunk_size)
-        return _add_skip(y, x, D), state
-
-    return unchecked
 
 
 def _add_skip(y, x, D):
@@ -135,7 +132,6 @@ def _add_skip(y, x, D):
 
 
 @_form
-@_in_state_dtype
 def ssd_recurrent(x, dt, A, B, C, state, chunk_size):
     """Compute SSD by its recurrence, one token at a time: the definition.
 
@@ -196,7 +192,6 @@ def _semiseparable_matrix(dt, A, B, C):
 
 
 @_form
-@_in_state_dtype
 def ssd_quadratic(x, dt, A, B, C, state, chunk_size):
     """Compute SSD as masked attention without softmax: y = M x, in time and memory l².
 
@@ -206,23 +201,22 @@ def ssd_quadratic(x, dt, A, B, C, state, chunk_size):
     """
     y = einsum("bhts,bshp->bthp", _semiseparable_matrix(dt, A, B, C), x)
 
-    # The initial state decays up to each token; a write decays over the tokens after it, whose log
-    # decays are summed from the end.
+    # The initial state decays up to each token; a write decays over the tokens after it.
     B, C = (expand_groups(t, x.shape[2]) for t in (B, C))
     from_start = (dt * A).cumsum(dim=1).exp()
     y = y + einsum("bth,bthn,bhpn->bthp", from_start, C, state)
+    # to_end[s] = exp(Σ_{r>s} dt_r A), and 1 for the last token
     to_end = F.pad((dt * A)[:, 1:].flip(1).cumsum(dim=1).flip(1), (0, 0, 0, 1)).exp()
     writes = einsum("bsh,bshp,bshn->bhpn", to_end * dt, x, B)
     return y, rearrange(from_start[:, -1], "b h -> b h 1 1") * state + writes
 
 
 @_form
-@_in_state_dtype
 def ssd_chunked(x, dt, A, B, C, state, chunk_size):
     """Compute SSD in chunks: quadratic inside a chunk, recurrent between chunks, linear in l.
 
     Arguments and result as in `ssd_recurrent`; chunk_size is the number of tokens per chunk. It
-    changes the cost, never the result; l need not be a multiple of it.
+    changes the cost, and the result only by rounding; l need not be a multiple of it.
 
     mamba-ssm's kernel and `ssd_minimal_discrete` do the same four steps, each for all chunks at
     once, and the latter computes step 3 as a product with a (chunks + 1)² matrix. Here a block of a
@@ -230,50 +224,56 @@ def ssd_chunked(x, dt, A, B, C, state, chunk_size):
 
     Source: WM Listing 3, whose step 3 as printed sums over the wrong axis; here it is a recurrence.
     """
-    g, p, size = B.shape[2], x.shape[3], min(chunk_size, x.shape[1])
+    g, size = B.shape[2], min(chunk_size, x.shape[1])
     exact = torch.float32 if x.is_mps else torch.float64  # Apple's GPUs have no float64
 
-    # 0. c chunks of `size` tokens: from here on l is the place in a chunk, i the head in a group.
-    #    Padding tokens fill the last chunk; their dt is 0, so they change no state.
-    X, dt, B, C = (_pad(t, -x.shape[1] % size) for t in (x, dt, B, C))
+    # c chunks of `size` tokens: from here on l is the place in a chunk, i the head in a group.
+    # Padding tokens fill the last chunk; their dt is 0, so they change no state. The state is
+    # transposed, so that one product with B or C serves all heads of a group.
+    X, steps, B, C = (_pad(t, -x.shape[1] % size) for t in (x, dt, B, C))
     X = rearrange(X, "b (c l) (g i) p -> b c g i l p", l=size, g=g)
-    dt = rearrange(dt, "b (c l) (g i) -> b c g i l", l=size, g=g).contiguous()
+    steps = rearrange(steps, "b (c l) (g i) -> b c g i l", l=size, g=g).contiguous()  # for speed
     B, C = (rearrange(t, "b (c l) g n -> b c g l n", l=size) for t in (B, C))
     state = rearrange(state, "b (g i) p n -> b g n (i p)", g=g)
     # The log decay since the chunk began, in float64, because differences of it are taken. A step
     # of -1e10 would cost its neighbours ten digits, so each step is clamped at -750; exp is 0 there
     # in every dtype.
-    log_decay = (dt.to(exact) * rearrange(A, "(g i) -> g i 1", g=g)).clamp(min=-750).cumsum(-1)
-    from_start = log_decay.exp().to(x.dtype)
-    to_end = (log_decay[..., -1:] - log_decay).exp().to(x.dtype)
+    log_steps = (steps.to(exact) * rearrange(A, "(g i) -> g i 1", g=g)).clamp(min=-750)
+    tensors = (X, steps, B, C, log_steps.cumsum(-1))
 
     outputs = []
-    tensors = (X, dt, B, C, log_decay, from_start, to_end)
-    blocks = zip(*(t.split(CHUNKS_PER_BLOCK, dim=1) for t in tensors), strict=True)
-    for X, dt, B, C, log_decay, from_start, to_end in blocks:  # now of one block
-        # 1. Inside each chunk: the quadratic form. tril_ comes before exp_ because the log decays
-        #    above the diagonal are positive and could overflow. exp_ turns the zeros there into
-        #    ones, but (C Bᵀ).tril() is 0 there, and so is the product.
-        L = (log_decay[..., :, None] - log_decay[..., None, :]).to(x.dtype).tril_().exp_()
-        V = dt[..., None] * X
-        y = ((C @ B.mT).tril()[:, :, :, None] * L) @ V
-
-        # 2. The write of each chunk: its tokens' writes, decayed to the end of the chunk.
-        writes = B.mT @ rearrange(to_end[..., None] * V, "b c g i l p -> b c g l (i p)")
-
-        # 3. Between chunks: the recurrence again, decay · state + write, one step per chunk.
-        over_chunk = repeat(from_start[..., -1], "b c g i -> b c g 1 (i p)", p=p)
-        incoming = []
-        for decay, write in zip(over_chunk.unbind(1), writes.unbind(1), strict=True):
-            incoming.append(state)
-            state = torch.addcmul(write, decay, state)
-
-        # 4. The read of each token from the state before its chunk.
-        reads = rearrange(C @ torch.stack(incoming, 1), "b c g l (i p) -> b c g i l p", p=p)
-        y = torch.addcmul(y, from_start[..., None], reads)
+    for block in zip(*(t.split(CHUNKS_PER_BLOCK, dim=1) for t in tensors), strict=True):
+        y, state = _four_steps(*block, state)
         outputs.append(rearrange(y, "b c g i l p -> b c l g i p"))
     y = rearrange(torch.cat(outputs, dim=1), "b c l g i p -> b (c l) (g i) p")[:, : x.shape[1]]
-    return y, rearrange(state, "b g n (i p) -> b (g i) p n", p=p)
+    return y, rearrange(state, "b g n (i p) -> b (g i) p n", p=x.shape[3])
+
+
+def _four_steps(X, dt, B, C, log_decay, state):
+    """SSD of a few chunks, with the axes of `ssd_chunked`: y, and the state after the last."""
+    p, from_start = X.shape[-1], log_decay.exp().to(X.dtype)
+    to_end = (log_decay[..., -1:] - log_decay).exp().to(X.dtype)
+
+    # 1. Inside each chunk: the quadratic form. tril_ comes before exp_ because the log decays above
+    #    the diagonal are positive and could overflow. exp_ turns the zeros there into ones, but
+    #    (C Bᵀ).tril() is 0 there, and so is the product.
+    L = (log_decay[..., :, None] - log_decay[..., None, :]).to(X.dtype).tril_().exp_()
+    V = dt[..., None] * X
+    y = ((C @ B.mT).tril()[:, :, :, None] * L) @ V
+
+    # 2. The write of each chunk: its tokens' writes, decayed to the end of the chunk.
+    writes = B.mT @ rearrange(to_end[..., None] * V, "b c g i l p -> b c g l (i p)")
+
+    # 3. Between chunks: the recurrence again, decay · state + write, one step per chunk.
+    over_chunk = repeat(from_start[..., -1], "b c g i -> b c g 1 (i p)", p=p)
+    incoming = []
+    for decay, write in zip(over_chunk.unbind(1), writes.unbind(1), strict=True):
+        incoming.append(state)
+        state = torch.addcmul(write, decay, state)
+
+    # 4. The read of each token from the state before its chunk.
+    reads = rearrange(C @ torch.stack(incoming, 1), "b c g l (i p) -> b c g i l p", p=p)
+    return torch.addcmul(y, from_start[..., None], reads), state
 
 
 def _pad(t, count):
@@ -281,8 +281,8 @@ def _pad(t, count):
     return F.pad(t, (0, 0) * (t.ndim - 2) + (0, count)) if count else t  # F.pad always copies
 
 
-@_form
-def ssd_kernel(x, dt, A, B, C, D, chunk_size, state):
+@_checked
+def ssd_kernel(x, dt, A, B, C, D, state, chunk_size):
     """Compute SSD with mamba-ssm's kernels: compiled on a GPU, else in Triton's interpreter.
 
     Arguments and result as in `ssd_recurrent`, in float32 or 16 bits. The kernels sum in float32,
@@ -361,9 +361,13 @@ def ssd(
 ) -> Result:
     """Compute SSD by the form that `backend` names: recurrent, quadratic, chunked or kernel.
 
-    "auto" takes the kernel on a GPU (never for float64) and elsewhere the chunked form, or for a
-    single token the recurrence. Under torch.no_grad(), "auto" and "kernel" compute a single token
-    by `ssd_step`. A backend given by name is used, or the call raises.
+    A backend given by name is used, or the call raises. "auto" takes
+
+        the kernel         on a GPU, but for float64
+        the chunked form   elsewhere
+        the recurrence     elsewhere, for a single token
+
+    For a single token without gradients, "auto" and "kernel" take `ssd_step`.
 
     Arguments and result as in `ssd_recurrent`; TypeError and RuntimeError as in `ssd_kernel`.
 
@@ -371,11 +375,11 @@ def ssd(
     """
     check.choice(Backend, backend=backend)
     _check(x, dt, A, B, C, D, chunk_size=chunk_size, initial_state=initial_state)
-    y, state = ssd_unchecked(x, dt, A, B, C, D, chunk_size, initial_state, backend)
+    y, state = ssd_unchecked(x, dt, A, B, C, D, initial_state, chunk_size, backend)
     return (y, state) if return_final_state else y
 
 
-def ssd_unchecked(x, dt, A, B, C, D, chunk_size, state, backend):
+def ssd_unchecked(x, dt, A, B, C, D, state, chunk_size, backend):
     """`ssd` for layers: without checks."""
     if x.shape[1] == 1 and backend in ("auto", "kernel") and not torch.is_grad_enabled():
         state = _zero_state(x, B) if state is None else state
@@ -385,8 +389,8 @@ def ssd_unchecked(x, dt, A, B, C, D, chunk_size, state, backend):
         backend = "recurrent" if x.shape[1] == 1 else "chunked"
         backend = "kernel" if x.is_cuda and _kernels().can_take(x) else backend
     forms = dict(recurrent=ssd_recurrent, quadratic=ssd_quadratic, chunked=ssd_chunked)
-    form = forms.get(backend, ssd_kernel).__wrapped__
-    return form(x, dt, A, B, C, D, chunk_size, state)
+    form = forms.get(backend, ssd_kernel)
+    return form.unchecked(x, dt, A, B, C, D, state, chunk_size)
 
 
 class SSDCache(NamedTuple):
@@ -403,11 +407,12 @@ class SSDCache(NamedTuple):
 class SSD(nn.Module):
     """The SSD layer: x, B and C are projections of the input, dt is a softplus of one.
 
-    The option `position` selects how the order of the tokens enters:
+    The option `position` is the position encoding:
 
     * "rope": B and C are rotated by the angles of their positions, so C_t·B_s depends on positions
       only through t - s, with 32 frequencies for n = 64;
-    * "conv": each channel of x, B and C is mixed over its last d_conv tokens first, then SiLU;
+    * "conv": each channel of x, B and C passes through a convolution over its last d_conv tokens,
+      then through SiLU;
     * "decay": by the decay alone, which tells near from far and nothing else.
 
     The decay is part of all three. -A starts uniform in (1, 16), dt log-uniform in [1e-3, 1e-1], as
@@ -420,7 +425,7 @@ class SSD(nn.Module):
         d_head: p; None for d_model / n_heads.
         n_groups: g, a divisor of n_heads; the heads of a group share B and C.
         d_state: n; even for position="rope".
-        position: the source of position.
+        position: the position encoding.
         d_conv: tokens that the convolution of position="conv" sees.
         rope_base: base of the angles of position="rope".
         chunk_size: tokens per chunk of the chunked form.
@@ -499,9 +504,10 @@ class SSD(nn.Module):
                 row, continued from the cache. Entries at padding are ignored; "conv" and "decay"
                 ignore them all and go by the order of the tokens.
             padding_mask: True for real tokens; None for all. Padding leaves the state alone,
-                wherever it is.
+                at the start of a row, within it or at its end.
             cache: the one returned by the previous call; None at the start of the sequence.
-            rotary: the table of position_ids that the layers of a model share, or None.
+            rotary: a table of cosines and sines that the layers of a model share; it is used only
+                if it was made from this very tensor of position_ids.
 
         Returns:
             y, undefined at padded positions, and the cache for the next call.
@@ -540,7 +546,7 @@ class SSD(nn.Module):
         return short_convolution(u, weight, padding_mask=padding_mask, history=history)
 
     def _mix(self, x, dt, A, B, C, state):
-        return ssd_unchecked(x, dt, A, B, C, self.D, self.chunk_size, state, self.backend)
+        return ssd_unchecked(x, dt, A, B, C, self.D, state, self.chunk_size, self.backend)
 
     def _check_cache(self, x, cache):
         if (cache.conv is not None) != (self.position == "conv"):
@@ -565,7 +571,11 @@ def _zero_state(x, B):
 
 
 def _check(x, dt, A, B, C, D=None, *, tokens="b l", chunk_size=1, **states):
-    """Validate the arguments of a form; semiseparable_matrix has no x and passes None."""
+    """Validate the arguments of a form; semiseparable_matrix has no x and passes None.
+
+    `tokens` are the axes of one number per token, and `states` has at most one state, under the
+    name of the argument that errors speak of.
+    """
     like_x = B.dtype if x is None else x.dtype
     check.floating(x=x, B=B)
     shapes = dict(x=(x, f"{tokens} h p"), dt=(dt, f"{tokens} h"), A=(A, "h"))

@@ -31,7 +31,7 @@ import triton
 import triton.language as tl
 
 from cheems_ref import check, kernels
-from cheems_ref.ssd import _form, _in_state_dtype
+from cheems_ref.ssd import _form
 
 LARGEST_CHUNK, LARGEST_TILE = 64, 128  # compiled in seconds; 128 KiB of shared memory at most
 MOST_PROGRAMS = 65_535  # CUDA's limit along the second and third axis of a grid
@@ -124,7 +124,6 @@ def _read(
 
 
 @_form
-@_in_state_dtype
 def ssd_triton(x, dt, A, B, C, state, chunk_size):
     """Compute SSD with the three kernels above.
 

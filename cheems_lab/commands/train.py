@@ -12,10 +12,10 @@ examples:
   cheems train --run runs/manual                      (Python's own manual as the text)
 
 Stop it at any time: Ctrl-C, SIGTERM and SIGHUP save a checkpoint first, and even a kill leaves the
-last two checkpoints. A resumed run takes the options that you don't give from its directory, all
-but --device, and reaches the same losses as a run that was never stopped (on another number of
-processes, but for rounding). With a larger --steps it trains longer, and the learning rate stays at
-the end of its schedule. An option that would change a loss is rejected.
+last two checkpoints. A resumed run takes the options that you don't give from its directory (all
+but --device and --progress-bar), and reaches the same losses as a run that was never stopped (on
+another number of processes, but for rounding). With a larger --steps it trains longer, and the
+learning rate stays at the end of its schedule. An option that would change a loss is rejected.
 
 The directory also holds losses.csv: step, loss, and the held-out loss where it was evaluated.
 

@@ -18,18 +18,18 @@ ROOMS = (ssd,)
 # Step 3 as WM Listing 3 has it, a product of all chunks with all chunks: decay[target, source]
 # times what each source wrote, then a sum over the sources. As printed it sums over the targets.
 STEP_3 = """\
-        incoming = []
-        for decay, write in zip(over_chunk.unbind(1), writes.unbind(1), strict=True):
-            incoming.append(state)
-            state = torch.addcmul(write, decay, state)"""
+    incoming = []
+    for decay, write in zip(over_chunk.unbind(1), writes.unbind(1), strict=True):
+        incoming.append(state)
+        state = torch.addcmul(write, decay, state)"""
 STEP_3_OF_THE_LISTING = """\
-        written = torch.cat((state[:, None], writes), dim=1)
-        log = F.pad(log_decay[..., -1].cumsum(1), (0, 0, 0, 0, 1, 0))
-        later = torch.ones(log.shape[1], log.shape[1]).triu(1).bool()[:, :, None, None]
-        decay = (log[:, :, None] - log[:, None]).masked_fill(later, -torch.inf).exp()
-        decay = repeat(decay, "b t s g i -> b t s g 1 (i p)", p=p)
-        carried = (decay * written[:, None]).sum(dim=AXIS)
-        incoming, state = carried[:, :-1].unbind(1), carried[:, -1]"""
+    written = torch.cat((state[:, None], writes), dim=1)
+    log = F.pad(log_decay[..., -1].cumsum(1), (0, 0, 0, 0, 1, 0))
+    later = torch.ones(log.shape[1], log.shape[1]).triu(1).bool()[:, :, None, None]
+    decay = (log[:, :, None] - log[:, None]).masked_fill(later, -torch.inf).exp()
+    decay = repeat(decay, "b t s g i -> b t s g 1 (i p)", p=p)
+    carried = (decay * written[:, None]).sum(dim=AXIS)
+    incoming, state = carried[:, :-1].unbind(1), carried[:, -1]"""
 SOURCES = (STEP_3, STEP_3_OF_THE_LISTING.replace("AXIS", "2"))
 TARGETS = (STEP_3, STEP_3_OF_THE_LISTING.replace("AXIS", "1"))
 ALL_CHUNKS_AT_ONCE = ("CHUNKS_PER_BLOCK = 16", "CHUNKS_PER_BLOCK = 10**6")
