@@ -12,16 +12,14 @@ Every layer takes x (b, l, d) and returns y (b, l, d), and treats each token ind
     indices    (b, l, k)    i, in [0, e)
 
 The layers of one-neuron experts (PEER, CDMMoE, CDMoE) are in retrieval.py, and can be imported
-from here as well. `route` is public on every layer with experts, for `expert_statistics`.
+from here as well. `route` is public on every layer with experts: which experts each token goes to.
 Notebook 06 derives the layers.
 
 Wrong shapes, sizes or values raise ValueError, which names the argument (check.py).
 Source: OTCE §3.2; Ch §3.3, A.4; WM §3.3, B.4.
 """
 
-import math
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -194,34 +192,6 @@ def _sizes(choices, n_experts):
 def _count(choices, n_experts):
     """Tokens per expert; torch.bincount would synchronise to find the range."""
     return choices.new_zeros(n_experts).index_add(0, choices, torch.ones_like(choices))
-
-
-class ExpertStatistics(NamedTuple):
-    """Usage of the experts of a layer: see `expert_statistics`."""
-
-    load: Tensor
-    entropy: float
-    used: float
-
-
-def expert_statistics(indices: Int[Tensor, "..."], n_experts: int) -> ExpertStatistics:
-    """Compute how evenly the experts were used.
-
-    Args:
-        indices: from `route`; several calls may be concatenated.
-        n_experts: e.
-
-    Returns:
-        load (e,), the share of all choices that went to each expert, float64; entropy of the load,
-        divided by log e: 1 for an even load, 0 if one expert has all choices; used, the share of
-        experts with at least one choice.
-
-    Source: none in the papers.
-    """
-    _check_choices(indices, n_experts)
-    load = _load(indices, n_experts)
-    entropy = torch.special.entr(load).sum().item() / math.log(max(2, n_experts))
-    return ExpertStatistics(load, entropy, (load > 0).double().mean().item())
 
 
 def load_balancing_loss(

@@ -6,14 +6,14 @@
 # and read what it writes.** You will be able to
 #
 # - predict a model's parameters, operations and cache from its letters;
-# - say which part of a state layer attention needs in a task of recall;
+# - say what attention needs before it in a task of recall;
 # - check that a model with a cache computes the same as one without.
 #
 # You need chapters 03 to 06.
 #
 # Sources: *Wonderful Matrices* (WM) §3.4, Table 7, App. C.2; *Cheems* (Ch) §3.4, Table 2; Shi et
 # al., *OTCE: Hybrid SSM and Attention with Cross Domain Mixture of Experts to construct
-# Observer-Thinker-Conceiver-Expresser* (OTCE) §3.3, Tables 1 and 5; CMU 10-423 lecture 22 (L22).
+# Observer-Thinker-Conceiver-Expresser* (OTCE) §3.3, Table 1; CMU 10-423 lecture 22 (L22).
 # The code is in `cheems_ref/model.py` and `cheems_ref/train.py`. How to read ✓ and ✗: chapter 00.
 
 # %% tags=["setup"]
@@ -22,7 +22,6 @@ import math
 import shutil
 from copy import deepcopy
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 
 import torch
@@ -36,7 +35,7 @@ from cheems_ref.budget import cache_bytes, count_parameters
 from cheems_ref.config import SEQUENCE_MIXERS, ModelConfig, expand_pattern, preset
 from cheems_ref.model import Block, CausalLM, Sampling, generate
 from cheems_ref.presets import PRESETS
-from cheems_ref.ssd import SSD, SSDCache, ssd
+from cheems_ref.ssd import SSD, SSDCache
 from cheems_ref.train import TrainConfig, split_text
 from cheems_ref.verify import check, must_differ
 
@@ -106,6 +105,10 @@ def draw_block(ax):
     ax.text(9.0, 2.0, "+", ha="center", va="center", fontsize=18, bbox=style)
 
 
+# %% [markdown]
+# Here is the whole model. The upper row is its *pattern*, one letter per layer. The lower row is
+# what every letter does.
+
 # %% tags=["figure"]
 fig, ax = plotting.canvas(13.2, 4.4)
 draw_stack(ax)
@@ -119,8 +122,7 @@ plotting.save(
 )
 
 # %% [markdown]
-# This is the whole model. The upper row is its *pattern*, one letter per layer. The lower row is
-# what every letter does.
+# Each letter is one kind of layer:
 #
 # | letter | layer | in one line | chapter |
 # |---|---|---|---|
@@ -131,11 +133,9 @@ plotting.save(
 # | R, H | routed experts | a router picks $k$ of $e$ experts per token; H adds a shared one | 06 |
 # | E | CDMoE | retrieves single neurons behind a shared MLP | 06 |
 #
-# S, A and I are *sequence mixers*, where tokens exchange information. The others are *state
-# mixers*, which treat each token alone. A **layer** is one letter, and a sequence mixer with its
-# state mixer is a **pair**. The papers often count pairs: "24 layers" in WM Table 7 are 48 letters.
-# I's value is the token times a weighted sum of rows of a table, as in WM. `cheems train --help`
-# lists the other letters.
+# S, A and I are *sequence mixers*: in these layers tokens exchange information. All other letters
+# treat each token alone. A **layer** is one letter, and a sequence mixer with the letter after it
+# is a **pair**. The papers often count pairs: "24 layers" in WM Table 7 are 48 letters.
 #
 # ## 1 · One block
 #
@@ -148,7 +148,8 @@ plotting.save(
 #
 # This RMSNorm divides by the root of the mean square, so the layer sees vectors of the same size
 # however large the stream has grown. Each coordinate has a learned weight $w$, which starts at 1.
-# A block is exactly equation 7.1. Three common mistakes give something else:
+# A block is exactly equation 7.1. A common mistake is to normalise after the sum, which gives
+# something else:
 
 
 # %%
@@ -165,33 +166,32 @@ with torch.no_grad():
     y, _ = block(z, torch.arange(5).expand(2, 5))  # positions, of which E makes no use
     x = rms_norm(z, block.norm.weight)
     check("block = stream + layer(norm(stream))", y, z + block.layer(x))
-    _ = must_differ("no norm", z + block.layer(z), y)
     _ = must_differ("norm after the sum", rms_norm(z + block.layer(z), block.norm.weight), y)
-    _ = must_differ("the layer instead of the stream", block.layer(x), y)
 
 # %% [markdown]
 # ## 2 · The whole model
 #
 # An embedding turns ids into vectors. The blocks work on the stream. A last norm and a matrix, the
 # *head*, turn it into *logits*, one number per possible next id. If the head is the embedding
-# again, the two are *tied*. Here is the model, in eight lines:
+# again, the two are *tied*. Here is the whole model:
 
 
 # %%
 def written_out(model, ids):
-    """The logits (b, l, v) of a model with tied embeddings, from equation 7.1."""
+    """The logits (b, l, v), with tied embeddings, by equation 7.1."""
     z = model.embedding.weight[ids]  # (b, l, d)
     positions = torch.arange(ids.shape[1]).expand(ids.shape)
     for letter, block in zip(model.config.pattern, model.blocks, strict=True):
         x = rms_norm(z, block.norm.weight)
-        y = block.layer(x, positions)[0] if letter in SEQUENCE_MIXERS else block.layer(x)
+        mixes = letter in SEQUENCE_MIXERS
+        y = block.layer(x, positions)[0] if mixes else block.layer(x)
         z = z + y
     return rms_norm(z, model.norm.weight) @ model.embedding.weight.T
 
 
 # %% [markdown]
-# It agrees with the package. It's also causal: change the id of token 7, and no earlier logits
-# move.
+# This function agrees with the package. It's also causal: change the id of token 7, and no
+# earlier logits move.
 
 # %%
 _ = torch.manual_seed(1)
@@ -204,59 +204,25 @@ with torch.no_grad():
     (logits, _), (moved, _) = model(ids), model(changed)
     check("model = written out", written_out(model, ids), logits)
     check("nothing before token 7 moves with it", moved[:, :7], logits[:, :7])
-    _ = must_differ("token 7 and what follows", moved[:, 7:], logits[:, 7:])
     model.blocks[0], model.blocks[2] = model.blocks[2], model.blocks[0]
     _ = must_differ("the first two S exchanged", written_out(model, ids), logits)
-
-# %% [markdown]
-# Our loss is the *cross-entropy*, the mean of $-\log p$ over the ids that came next, in *nats*
-# (divide by $\log 2$ for *bits*). Its exponential, the *perplexity*, is the number of equally
-# likely ids that would be as hard to guess. What do you expect before training, with 256 ids?
-
-# %%
-windows = tokens(8, 101, seed=3)
-_ = torch.manual_seed(1)
-with torch.no_grad():
-    logits, _ = CausalLM(preset("cheems-tiny"))(windows[:, :-1])
-loss = F.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten()).item()
-print(f"cross-entropy {loss:.2f} nats, log 256 = {math.log(256):.2f}")
-print(f"which is {loss / math.log(2):.2f} bits, or a perplexity of {math.exp(loss):.0f}")
-assert abs(loss - math.log(256)) < 0.05
 
 # %% [markdown]
 # ## 3 · Patterns as architecture
 #
 # Cheems has seven SSD modules for every InnerFuncAttn, and an expert layer after each (WM §3.4).
-# Spell it out for the 24 pairs of Table 7.
+# Here are the 24 pairs of WM Table 7, and the share of each letter in percent:
 
 # %%
 spelled = expand_pattern("(SE × 7 + IE) × 3")
 print(spelled)
+print({letter: 100 * spelled.count(letter) / len(spelled) for letter in "EIS"})
 assert spelled == preset("cheems-320m").pattern and len(spelled) == 2 * 24
 
-# %% [markdown]
-# A pattern in letters is also something one can check. The folded cell counts two rows of OTCE
-# Table 5, with our R for its E. Their percentages of experts are right, but the second row ends in
-# a state layer, against the paper's own argument (§3.3, §4.2). It also counts Ch's text, which has
-# 7 : 1, and Ch Table 2 and Figure 6, which have 3 : 1.
-
 # %% tags=["guard"]
-for row, printed in {"SM SR SR SR AR SR SM AM": 31.25, "SM SR SM SR AM SR SM SR": 25}.items():
-    letters = expand_pattern(row)
-    share = 100 * letters.count("R") / len(letters)
-    last = letters[-2]  # the last sequence mixer
-    print(f"{letters}  {share:5} %  ends in {last}" + ("   ←" if last == "S" else ""))
-    assert share == printed and (last == "S") == (printed == 25)
-
-text_says = {"E": 50, "I": 6.25, "S": 43.75}
-for name, row, printed in (
-    ("text, 7 : 1 ", "SE × 7 + IE", text_says),
-    ("Table 2, 3 : 1", "(SM × 3 + AM) × 2", {"A": 12.5, "M": 50, "S": 37.5}),
-):
-    letters = expand_pattern(row)
-    percent = {x: 100 * letters.count(x) / len(letters) for x in sorted(set(letters))}
-    print(name, percent)
-    assert percent == printed
+letters = expand_pattern("(SM × 3 + AM) × 2")  # the percentages of Ch Table 2 and Figure 6
+print("Table 2, 3 : 1", {x: 100 * letters.count(x) / len(letters) for x in "AMS"})
+assert [letters.count(x) / len(letters) for x in "AMS"] == [0.125, 0.5, 0.375]
 
 # %% [markdown]
 # Here are the 24 sequence mixers of each of the papers' systems. Where does attention sit?
@@ -282,18 +248,17 @@ plotting.save(
 # ## 4 · What attention needs before it
 #
 # Why do hybrids begin with states? OTCE's reason is *selection*: a state layer filters what
-# attention then reads (§3.3). Here is a small task, in which there is nothing to filter out. Does
-# attention still need a state layer before it? A row lists key–value pairs, then shows the keys
-# again, and the model answers each key with its value:
+# attention then reads (§3.3). So let's take a task with nothing to filter out. Does attention still
+# need a state layer before it? A row lists key–value pairs, then shows the keys again, and the
+# model answers each key with its value:
 #
 # > k₁ v₁ k₂ v₂ … k₈ v₈ | k₅ → v₅, k₁ → v₁, …
 #
-# Attention finds a token by its content. But $v_5$ doesn't contain $k_5$; its neighbour does. So
-# some earlier layer has to tell $v_5$ which token precedes it. Then one look by attention is
-# enough.
+# Attention finds a token by its content. But $v_5$ doesn't contain $k_5$; its neighbour does. If an
+# earlier layer has told $v_5$ which token precedes it, one look by attention is enough.
 
 
-# %%
+# %% tags=["setup"]
 def recall(batch, generator, pairs=8, kinds=32):
     """Keys 0..31 and values 32..63 in turn, then the keys again; targets -100 where none is."""
     keys = torch.rand(batch, kinds, generator=generator).argsort(1)[:, :pairs]
@@ -305,33 +270,6 @@ def recall(batch, generator, pairs=8, kinds=32):
     targets = torch.full((batch, 4 * pairs), -100)
     targets[:, 2 * pairs :: 2] = answers
     return torch.cat([shown, questions], 1), targets
-
-
-row, targets = recall(1, torch.Generator().manual_seed(0), pairs=3)
-print("row    ", *(f"{i:4}" for i in row[0].tolist()))
-print("answer ", *(f"{i:4}" if i >= 0 else "   ." for i in targets[0].tolist()))
-
-# %% [markdown]
-# The model has two layers of width 64 and no state mixers. With `position="conv"`, S sees its
-# neighbour through its state and through a short convolution in front of it. (A rotates either
-# way.) Our control takes the state away. With `A_log` fixed at 15, a state decays to exactly 0
-# within one token.
-
-
-# %%
-def wipe(model):
-    """Fix the decay of every state at 0: nothing is left of one token at the next."""
-    for module in model.modules():
-        if isinstance(module, SSD):
-            torch.nn.init.constant_(module.A_log, 15.0).requires_grad_(False)
-    return model
-
-
-def recall_model(pattern, position, seed, wiped=False):
-    _ = torch.manual_seed(seed)
-    sizes = dict(vocab_size=64, d_model=64, n_heads=2, d_state=16, tie_embeddings=False)
-    model = CausalLM(ModelConfig(pattern=pattern, position=position, **sizes)).float()
-    return wipe(model) if wiped else model
 
 
 # %% tags=["setup"]
@@ -351,7 +289,41 @@ def learn_to_recall(model, steps):
 
 
 # %% [markdown]
-# Before you run it: which of these learns the task in 125 steps?
+# Here is a row with three pairs. A dot means that no answer is due.
+
+# %%
+row, targets = recall(1, torch.Generator().manual_seed(0), pairs=3)
+print("row    ", *(f"{i:4}" for i in row[0].tolist()))
+print("answer ", *(f"{i:4}" if i >= 0 else "   ." for i in targets[0].tolist()))
+
+# %% [markdown]
+# The model has just two layers, of width 64. S sees its neighbour through its state and
+# through a short convolution in front of it. (A has rotary positions.)
+#
+# Our control takes the state away. With `A_log` fixed at 15, a state decays to exactly 0 within one
+# token.
+
+
+# %%
+def wipe(model):
+    """Fix every decay at 0: a state forgets each token at once."""
+    for module in model.modules():
+        if isinstance(module, SSD):
+            module.A_log.data.fill_(15.0)
+            module.A_log.requires_grad_(False)
+    return model
+
+
+# %% tags=["setup"]
+def recall_model(pattern, position, seed, wiped=False):
+    _ = torch.manual_seed(seed)
+    sizes = dict(vocab_size=64, d_model=64, n_heads=2, d_state=16, tie_embeddings=False)
+    model = CausalLM(ModelConfig(pattern=pattern, position=position, **sizes)).float()
+    return wipe(model) if wiped else model
+
+
+# %% [markdown]
+# SA, AS, or SA with its state wiped: which of them learns the task in 125 steps?
 
 # %%
 live = {"SA": ("SA", False), "AS": ("AS", False), "SA, state wiped": ("SA", True)}
@@ -362,14 +334,14 @@ for name, (pattern, wiped) in live.items():
     assert learned == (pattern == "SA") and (learned or right < 0.3)
 
 # %% [markdown]
-# Here the order matters and the state doesn't. SA learns without one, because its convolution looks
-# at the neighbour. The task needs no more than that. With rotation instead of the convolution
-# (chapter 04), only the state can look, since $C_t \cdot B_s$ depends on $t - s$.
+# The order matters here, and the state doesn't. SA learns without a state, because its convolution
+# looks at the neighbour. The task needs no more than that. With rotation instead of the convolution
+# (chapter 04), S can look only through its state, since $C_t \cdot B_s$ depends on $t - s$.
 #
-# One seed proves little, so we recorded five per panel, most of them for 1,000 steps (`python
-# book/records.py 07_state_or_neighbour`). How well can you do without any recall? Always name the
-# most frequent value that is still unused: that gets 0.39. The folded cells compute it, check the
-# control by changing token 0, and print where each recorded run ends.
+# One seed proves little, so we recorded five runs of each kind (`python book/records.py
+# 07_state_or_neighbour`). A run has learned the task if more than 0.9 of its answers are right.
+# (Without any recall, ruling out the values already given gets 0.39.) What do you expect of SA with
+# rotation and a wiped state?
 
 # %% tags=["guard"]
 ids, targets = recall(20_000, torch.Generator().manual_seed(7))
@@ -410,66 +382,43 @@ for name in ("SA", "SAS"):  # an earlier record: 400 steps, other random draws
     learned = found["rope", name] + sum(before)
     print(f"rope  {name}: {learned} of 10 learn it, {sum(before)} of them in 400 steps")
     assert (learned, sum(before)) == {"SA": (8, 5), "SAS": (5, 3)}[name]
-for name in ("SA", "SA, wiped"):
-    assert all(run[5] > 0.95 for run in runs["conv", name]), "by step 150"
-assert sum(max(run[:8]) > 0.9 for run in runs["rope", "SA"]) == 3, "by step 200"
-print("predicted:", record["prediction"].rpartition(". ")[2])
 
-
-# %% tags=["figure"]
-fig, axes = plotting.figure(2, 3, size=(12, 5.6))
-panels = product(("conv", "rope"), ("SA", "SA, wiped", "AS"))
-for ax, (position, name) in zip(axes.flat, panels, strict=True):
-    five = {f"seed {seed}": right for seed, right in enumerate(runs[position, name])}
-    told = dict(title=f"{position}  {name}", xlim=(0, 1000), ylim=(0, 1.05), legend=None)
-    plotting.lines(ax, range(25, 25 * len(five["seed 0"]) + 1, 25), five, **told)
-    plotting.level(ax, 0.39, "elimination" if name == "AS" else "")
-_ = fig.supxlabel("training step (conv SA, wiped: 400 steps)", fontsize=14)
-plotting.save(
-    fig,
-    "07_state_or_neighbour",
-    "Share of right answers against steps, five runs per panel. With a convolution, SA passes 0.95 "
-    "within 150 steps in all ten runs, with and without its state. With rotation, three of five "
-    "runs of SA pass 0.9 within 200 steps, and none with the state wiped. AS stays near or under "
-    "the line at 0.39 that elimination gets.",
-)
+# %%
+print("runs of five that learned it   convolution   rotation")
+for name in ("SA", "SA, wiped", "AS"):
+    print(f"{name:30} {found['conv', name]:11} {found['rope', name]:10}")
 
 # %% [markdown]
-# **In these runs attention learned only behind a layer that looks at the neighbour.** With the
-# convolution, five of five runs of SA learn, with or without a state. With rotation, the state has
-# to do it: none of the five wiped runs learns. Of the five runs that keep their state, three learn;
-# so did all five in an older record of 400 steps. AS learns in none of ten runs, though its curves
-# still creep toward elimination. All of this is at one learning rate, and it doesn't test OTCE's
-# reason.
-#
-# Part of our prediction failed: two layers of attention should learn it in some runs, because the
-# first can look at its neighbour and the second can recall (Olsson et al. 2022). None of the five
-# did in 1,000 steps.
-#
-# OTCE (§3.3) and Ch (§3.4) advise against *ending* with state layers, as SAS does. With the
-# convolution SAS learns in five of five runs. With rotation it does in five of ten, and SA in eight
-# of ten (five runs of 1,000 steps, five of 400). With ten runs each, that difference could be
-# chance.
+# **In these runs attention learned only behind a layer that looks at the neighbour.** A convolution
+# is enough. With rotation the state has to do it, and three of five runs found the way; in an older
+# record of 400 steps all five did. AS learned in none of ten runs, though it had 1,000 steps. All
+# of this is at one learning rate, and it doesn't test OTCE's reason.
 #
 # ## 5 · What it costs: parameters
 #
 # How many parameters does a pattern have? Each letter has its matrices, so let's count entries. The
 # model has width $d$. Take A, with $h$ heads of width $p = d/h$, and $g_k$ heads of keys. The
-# queries and the way out take a $d \times d$ matrix each, the keys and the values $d \times g_kp$
-# each:
+# queries and the output projection take a $d \times d$ matrix each, and the keys and the values a
+# $d \times g_kp$ matrix each:
 #
-# $$\mathrm{A}: \quad 2\,d^2 + 2\,d\,g_kp.$$
-#
-# Now E (chapter 06). The shared MLP is two maps of width $f$. Each of the $r^2$ neurons has one row
-# in each of two tables. Each of $h_r$ retrieval heads has a map to two half queries of width $m$
-# and two lists of $r$ keys:
-#
-# $$\mathrm{E}: \quad 2\,df + 2\,r^2d + 2\,m\,h_r\,(d + r).$$
-#
-# The other letters go the same way, and are for reference. S and I are in the folded cell.
+# $$\mathrm{A}: \quad 2\,d^2 + 2\,d\,g_kp. \tag{7.2}$$
 
 
 # %%
+def attention_parameters(c):
+    """A of a configuration c."""
+    d = c.d_model
+    keys = d // c.n_heads * (c.n_kv_heads or c.n_heads)
+    return {"A": 2 * d * d + 2 * d * keys}
+
+
+# %% [markdown]
+# The other letters go the same way, in a folded cell. Most of E (chapter 06) is in four matrices.
+# Its shared MLP of width $f$ has two of $df$ entries each, and its $r^2$ neurons have one row each
+# in two tables of $r^2d$ entries.
+
+
+# %% tags=["guard"]
 def feed_forward_parameters(c):
     """M, G, R, H and E of a configuration c."""
     d, df, r = c.d_model, c.d_model * c.d_ff, math.isqrt(c.n_neurons)
@@ -478,12 +427,6 @@ def feed_forward_parameters(c):
     return {"M": 2 * df, "G": 3 * df, "R": routed, "H": routed + 3 * df, "E": 2 * df + neurons}
 
 
-def attention_parameters(c):
-    d, keys = c.d_model, c.d_model // c.n_heads * (c.n_kv_heads or c.n_heads)
-    return {"A": 2 * d * d + 2 * d * keys}
-
-
-# %% tags=["guard"]
 def state_parameters(c):
     """S and I of a configuration c; the values of I come from a table."""
     d, h, p = c.d_model, c.n_heads, c.d_model // c.n_heads
@@ -498,12 +441,12 @@ def state_parameters(c):
 # A model is the sum over its letters. Around its $N$ layers there are $N + 1$ norms, the embedding
 # of $v$ ids, and the head if it isn't tied:
 #
-# $$(N + 1)\,d + v\,d \quad\text{or}\quad (N + 1)\,d + 2\,v\,d. \tag{7.2}$$
+# $$(N + 1)\,d + v\,d \quad\text{or}\quad (N + 1)\,d + 2\,v\,d. \tag{7.3}$$
 
 
 # %%
 def parameters(c):
-    """How many parameters each letter of a pattern adds, and what stands around the layers."""
+    """How many parameters each letter of a pattern adds, and what surrounds the layers."""
     one = feed_forward_parameters(c) | attention_parameters(c) | state_parameters(c)
     tables = 1 if c.tie_embeddings else 2
     around = (len(c.pattern) + 1 + tables * c.vocab_size) * c.d_model
@@ -515,27 +458,29 @@ for part, count in parameters(preset("cheems-320m")).items():
     print(f"{part:6} {count:12,}")
 
 # %% [markdown]
-# Does the sum agree with real models, and with the published sizes of three famous ones?
+# Does the sum agree with the models that we can build, and with the published sizes of two famous
+# ones?
 
 # %%
-known = [name for name in PRESETS if set(preset(name).pattern) <= set("SAIMGRHE")]
-known = [name for name in known if "doge" not in name]  # whose masks have parameters, too
+# not Doge, whose masks have parameters
+known = [n for n in PRESETS if set(preset(n).pattern) <= set("SAIMGRHE") and "doge" not in n]
 by_hand = torch.tensor([sum(parameters(preset(name)).values()) for name in known])
 counts = [count_parameters(preset(name)).values() for name in known]
 counted = torch.tensor([sum(part.total for part in model) for model in counts])
 check("parameters by hand = counted", by_hand, counted)
 print(f"{len(known)} models, from {counted.min():,} to {counted.max():,} parameters")
 
-published = {"llama-2-7b": 6_738_415_616, "mistral-7b": 7_241_732_096}
-published |= {"mixtral-8x7b": 46_702_792_704}
+published = {"llama-2-7b": 6_738_415_616, "mixtral-8x7b": 46_702_792_704}
 mine = torch.tensor([sum(parameters(preset(name)).values()) for name in published])
 check("by hand = published", mine, torch.tensor([*published.values()]))
 
 # %% [markdown]
-# To the last digit. So the presets of WM Table 7 should have the size in their names, and they do,
-# *because we chose $f$ so*; the table doesn't give it. More telling is what takes part in one
-# token's logits, the **active** parameters: the $k$ chosen experts, the neurons retrieved, the
-# head. The embedding doesn't count, because a token reads one row of it.
+# The sums agree to the last digit. Our presets of WM Table 7 also come out at the size in their
+# names, but the table doesn't give $f$, and we chose $f$ to make that happen.
+#
+# More telling are the **active** parameters, which take part in one token's logits: the $k$ chosen
+# experts, the neurons retrieved, the head. The embedding doesn't count, because a token reads one
+# row of it. (In WM even LlaMa and Mamba-2 have experts.)
 
 
 # %%
@@ -544,49 +489,47 @@ def total_and_active(config):
     return sum(part.total for part in counts), sum(part.active for part in counts)
 
 
-for size, nominal in (("320m", 320e6), ("1.3b", 1.3e9)):
+for size in ("320m", "1.3b"):
     for name, family in FOUR.items():
         total, active = total_and_active(preset(f"{family}-{size}"))
         print(f"{name:8} {size:4}  {total / 1e6:7.1f} M in total, {active / 1e6:6.1f} M active")
-        assert abs(total / nominal - 1) < 0.01
-    c, experts = preset(f"cheems-{size}"), count_parameters(preset(f"cheems-{size}"))["E"]
-    share = experts.active / experts.total
-    print(f"E in Cheems: f = {c.d_ff:,}, {c.n_neurons:,} rows, {share:.0%} active")
 
 # %% tags=["guard"]
-for size in ("320m", "1.3b"):
-    c = preset(f"cheems-{size}")
-    active = {
-        name: total_and_active(preset(f"{family}-{size}"))[1] for name, family in FOUR.items()
-    }
+for size, nominal in (("320m", 320e6), ("1.3b", 1.3e9)):
+    both = {name: total_and_active(preset(f"{family}-{size}")) for name, family in FOUR.items()}
+    assert all(abs(total / nominal - 1) < 0.01 for total, _ in both.values())
+    assert (max(both, key=lambda name: both[name][1]) == "Cheems") == (size == "320m")
+    assert (min(both, key=lambda name: both[name][1]) == "Cheems") == (size == "1.3b")
+    c, experts = preset(f"cheems-{size}"), count_parameters(preset(f"cheems-{size}"))["E"]
+    share, tables = experts.active / experts.total, 48 * c.n_neurons * c.d_model / experts.total
+    print(f"E in Cheems: f = {c.d_ff:,}, {c.n_neurons:,} rows, {share:.0%} active")
     assert c.n_retrieval_heads * c.k_neurons == 64
-    tables = 24 * 2 * c.n_neurons * c.d_model / count_parameters(c)["E"].total
     assert round(100 * tables) == {"320m": 47, "1.3b": 84}[size]
-    assert (max(active, key=active.get) == "Cheems") == (size == "320m")
 for name, printed, missing in (("jamba-283m", 283, 98), ("otce-281m", 281, 97)):  # OTCE Table 1
     total, _ = total_and_active(preset(name))
     print(f"{name:10} {total / 1e6:.1f} M, {printed - total / 1e6:.0f} M less than printed")
     assert round(printed - total / 1e6) == missing  # nearly the same: perhaps a larger vocabulary
 
 # %% [markdown]
-# At 1.3 billion Cheems has 492 million active parameters and LlaMa 822. At 320 million Cheems has
-# the *most* of the four. A token reads at most 64 rows of each table in both. But at 1.3 billion
-# the tables hold 84 % of E's parameters. At 320 million they hold 47 %, because we widened the
-# shared MLP, which is always active, to reach the size. Table 7's caption says that active
-# parameters were matched, too. Ours aren't, so the authors' widths or other choices must differ
-# from ours.
+# At 1.3 billion Cheems has the fewest active parameters of the four, 492 million, and at 320
+# million the *most*. A token reads at most 64 rows of each table in both. But the tables hold 84 %
+# of E's parameters in the larger model and 47 % in the smaller one, where we had to widen the
+# shared MLP to reach the size. WM matched active parameters, too (Table 7's caption). So the
+# authors' widths or other choices must differ from ours.
 #
 # ## 6 · What it costs: FLOPs per token
 #
 # Which letters get more expensive as the text grows? Each entry of a matrix costs a token one
-# multiplication and one addition, so most letters cost twice their active parameters. The work
-# *between* tokens comes on top:
+# multiplication and one addition, so a letter costs about twice its active parameters. The work
+# *between* tokens comes on top. A layer of attention that looks at $l$ tokens computes $l$ scores
+# and sums $l$ values:
 #
-# - a layer of attention that looks at $l$ tokens computes $l$ scores and sums $l$ values, $4\,l\,d$
-#   operations;
-# - SSD in chunks of $l_c$ tokens, with $g$ groups of keys and a state of size $n$ (chapter 03),
-#   takes $2\,(l_c\,gn + l_c\,hp)$ inside a chunk and $4\,n\,hp$ to write and read the state, for
-#   any $l$ that $l_c$ divides.
+# $$2\,ld + 2\,ld = 4\,ld. \tag{7.4}$$
+#
+# SSD also works between tokens, but only within chunks of a fixed length (chapter 03). So its cost
+# per token doesn't depend on $l$. The folded cells sum all this over the letters and find exactly
+# what PyTorch counts in matrix products. Neither counts norms, softmax, S's convolution or the
+# neurons that E retrieves.
 
 
 # %% tags=["guard"]
@@ -608,16 +551,9 @@ def flops_per_token(c, context):
     return sum(one[letter] for letter in c.pattern) + 2 * c.vocab_size * c.d_model
 
 
-# %% [markdown]
-# PyTorch can count the matrix products of a run. It misses the fused attention on the CPU, so we
-# ask for the MATH implementation. That one computes the scores of all pairs, including hidden ones.
-# So in a prompt of $l$ tokens each token looks at $l$. (A kernel that skips what is hidden does
-# half.) The count leaves out norms, softmax, decays, the neurons that E reads, and S's convolution.
-
-
-# %%
+# %% tags=["guard"]
 def counted_flops(config, length):
-    """What torch counts per token in a prompt of so many tokens."""
+    """What torch counts per token in a prompt of so many tokens; MATH: masked pairs, too."""
     model, ids = CausalLM(config), tokens(1, length)
     with sdpa_kernel(SDPBackend.MATH), torch.no_grad(), FlopCounterMode(display=False) as counter:
         model(ids)
@@ -633,7 +569,7 @@ check("FLOPs by hand = counted", predicted, counted)
 _ = must_differ("one operation per entry of a matrix", predicted / 2, counted)
 
 # %% [markdown]
-# Now the four systems of 320 million parameters. Before you look: whose cost doesn't grow?
+# Here are the four systems of 320 million parameters. Before you look: whose cost doesn't grow?
 
 # %%
 contexts = [2**i for i in range(8, 21)]
@@ -649,114 +585,88 @@ assert grows["LlaMa"] == 8 * grows["Cheems"] == 8 * grows["Jamba"] and grows["Ma
 assert grows["LlaMa"] > 0.95e9 * gflop["LlaMa"][9]
 at_1024 = [flops[2] for flops in gflop.values()]
 assert max(at_1024) < 1.25 * min(at_1024)
-apart = [cheems / jamba for cheems, jamba in zip(gflop["Cheems"], gflop["Jamba"], strict=True)]
-assert 1.17 < apart[0] < 1.19 and apart == sorted(apart, reverse=True) and apart[-1] < 1.01
 c = preset("mamba2-320m")
 left_out, counted = 2 * c.d_conv * (c.d_model + 2 * c.d_state), flops_by_letter(c, 0)["S"]
 print(f"S: {left_out:7,} left out, {counted:9,} counted")  # the convolution's
 assert left_out < 0.003 * counted
 
-
-# %% tags=["figure"]
-fig, ax = plotting.figure(size=(10, 4.6))
-plotting.lines(ax, contexts, gflop, xscale="log", yscale="log",
-               xlabel="context that the token looks at", ylabel="GFLOP per token")  # fmt: skip
-plotting.save(
-    fig,
-    "07_flops",
-    "Operations per token against context, both logarithmic, for four models of 320 million "
-    "parameters. Up to a thousand tokens all lie near 0.4 GFLOP. Mamba-2 stays there. Jamba's and "
-    "Cheems' lines start 18 percent apart and meet; they bend upward at about 32,000 tokens, "
-    "LlaMa's at about 4,000. At the right end LlaMa is nearly eight times as high.",
-)
-
 # %% [markdown]
 # At a thousand tokens the four are within a quarter of each other. At 131,072 more than 95 % of
-# LlaMa's operations go into attending to earlier tokens, and Cheems pays an eighth of that, with an
-# eighth of the attention layers. And the time? In one recorded run (folded; small models, 2
-# cores), LlaMa needed 15.6 ms more per token at 8,192 tokens than at 256, and Jamba 2.9 ms. Chapter
-# 10 measures with more care.
+# LlaMa's operations go into attending to earlier tokens. Cheems and Jamba pay an eighth of that,
+# because they have an eighth of the attention layers. So LlaMa's operations grow eight times as
+# much.
+#
+# How does the time grow? These are milliseconds per token of small models at four context lengths,
+# from one recorded run on two cores.
+
+# %%
+timed = read_record("07_decoding")["decoding"]
+print("tokens  ", *(f"{size:7,}" for size in timed["sizes"]))
+for name, family in FOUR.items():
+    times = timed["milliseconds"][family]
+    print(f"{name:8}", *(f"{time:7.2f}" for time in times), f"   {times[-1] - times[0]:5.1f} more")
+    assert (times[-1] - times[0] > 15.5) == (name == "LlaMa")
 
 # %% tags=["guard"]
-timed = read_record("07_decoding")
-print(timed["command"])
-for name, family in FOUR.items():
-    times = timed["decoding"]["milliseconds"][family]
-    print(f"{name:8}", *(f"{time:7.2f}" for time in times), f"   {times[-1] - times[0]:5.1f} more")
-    low, high = {"LlaMa": (15.5, 15.7), "Jamba": (2.8, 3)}.get(name, (0, 4))
+for name, (low, high) in {"LlaMa": (15.5, 15.7), "Jamba": (2.8, 3), "Cheems": (2.8, 3)}.items():
+    times = timed["milliseconds"][FOUR[name]]
     assert low < times[-1] - times[0] < high
-assert timed["decoding"]["sizes"][::3] == [256, 8192]
+assert timed["sizes"][::3] == [256, 8192]
 
 # %% [markdown]
+# LlaMa needs 15.6 ms more per token at 8,192 tokens than at 256, Jamba and Cheems 2.9 ms. That is
+# about five times, not eight. Chapter 10 measures with more care.
+#
 # ## 7 · What it remembers
 #
 # To write the next token, must the model read the whole text again? Attention needs all earlier
-# keys and values, and a state layer its state. `model(ids)` returns them in a `ModelCache`:
+# keys and values, and a state layer its state. `model(ids)` returns them as a `ModelCache`. It has
+# one entry per letter in `layers`, which is `None` where the layer treats each token alone; the
+# number of tokens so far, `n_tokens`, which is the next position; and the pattern.
 #
-# - `layers`: one entry per letter, `None` for a state mixer. S has an `SSDCache` of `state` (b, h,
-#   p, n) and, with a convolution, `conv`, its last $d_{conv} - 1$ inputs. A and I have an
-#   `AttentionCache` of `k`, `v` and `position_ids`, with an axis of tokens, `real` if there was
-#   padding, and `inner` for SSD inside I (in the first Cheems paper's models);
-# - `n_tokens` (b,): the number of real tokens so far, which is the next position;
-# - `pattern`: the model's pattern.
+# Which of these shapes grow with the text?
 
 # %%
 _ = torch.manual_seed(2)
 config = ModelConfig("SE × 3 + IE", position="conv", chunk_size=16, d_model=64, n_neurons=64)
-model = long_memory(CausalLM(config))
-with torch.no_grad():
-    _, cache = model(tokens(2, 13))
-for letter, layer in zip(cache.pattern, cache.layers, strict=True):
-    parts = layer._asdict() if layer else {}
-    shapes = {name: tuple(part.shape) for name, part in parts.items() if part is not None}
-    print(letter, *(f"{name} {shape}" for name, shape in shapes.items()))
+model = long_memory(CausalLM(config)).requires_grad_(False)
+_, cache = model(tokens(2, 13))
+for i in (0, 6):  # the first S, and I
+    parts = {name: part for name, part in cache.layers[i]._asdict().items() if part is not None}
+    print(cache.pattern[i], *(f"{name} {tuple(part.shape)}" for name, part in parts.items()))
 print("n_tokens", cache.n_tokens.tolist())
 
 # %% [markdown]
-# Only the shapes of I have an axis of 13 tokens. S's cache has the same size at any length.
+# Only the shapes of I have an axis of 13 tokens. S keeps a state, and the last three inputs of its
+# convolution, at any length.
 #
-# A first call with the prompt is a *prefill*, a call with more of it a *continued* prefill, and a
-# call with one token *decoding*. However you cut the text, the logits must equal a single pass's.
-# A good test cuts across chunk borders (here every 16 tokens) and has states that outlive a chunk,
-# so `long_memory` slows all decays. What happens if the states are lost at token 61?
+# A call with the prompt is a *prefill*, a call with more of it a *continued* prefill, and a call
+# with one token *decoding*.
+#
+# However you cut the text, the logits have to equal those of a single pass. A good test cuts across
+# chunk borders (here every 16 tokens) and has states that outlive a chunk, so `long_memory` slows
+# all decays.
 
 # %%
-ids = tokens(2, 150, seed=4)
-with torch.no_grad():
-    whole, _ = model(ids)
-    pieces, cache = [], None
-    for piece in ids.split([61, 69, *[1] * 20], dim=1):
-        logits, cache = model(piece, cache=cache)
-        pieces.append(logits)
-    check("prompt, rest, single tokens = one pass", torch.cat(pieces, dim=1), whole)
-    _, cache = model(ids[:, :61])
-    empty = [s._replace(state=0 * s.state) if isinstance(s, SSDCache) else s for s in cache.layers]
-    forgot, _ = model(ids[:, 61:], cache=cache._replace(layers=tuple(empty)))
-    _ = must_differ("states lost, 80 tokens later", forgot[:, 80:], whole[:, 141:])
-    restarted, _ = model(ids[:, 61:], cache=cache._replace(n_tokens=torch.zeros(2).long()))
-    _ = must_differ("positions that start again at 0", restarted, whole[:, 61:])
+ids, pieces, cache = tokens(2, 150, seed=4), [], None
+whole, _ = model(ids)
+for piece in ids.split([61, 69, *[1] * 20], dim=1):
+    logits, cache = model(piece, cache=cache)
+    pieces.append(logits)
+check("prompt, rest, single tokens = one pass", torch.cat(pieces, dim=1), whole)
 
 # %% [markdown]
-# ### Padding
-#
-# In a batch we pad the short prompts, and the padding must not affect the result. Attention must
-# not look there, positions count real tokens only, and a convolution skips the gap. But what does a
-# state do meanwhile? Setting its input to 0 isn't enough, because it still decays. With $\Delta =
-# 0$ its decay is $e^0 = 1$ and its write is 0:
+# What if the states are lost at token 61? Is it still visible 80 tokens later?
 
 # %%
-generator = torch.Generator().manual_seed(5)
-x, B, C = (torch.randn(1, 40, 2, 4, generator=generator) for _ in range(3))  # h = g = 2, p = n = 4
-dt, A = torch.rand(1, 40, 2, generator=generator) / 10, torch.tensor([-0.1, -2.0])
-real = torch.ones(40, dtype=torch.bool)
-real[10:30] = False  # a chunk of 16 and more
-alone = ssd(x[:, real], dt[:, real], A, B[:, real], C[:, real], chunk_size=16)
-padded = ssd(x, dt * real[:, None], A, B, C, chunk_size=16)
-check("Δ = 0 leaves the state alone", padded[:, real], alone)
-silent = ssd(x * real[:, None, None], dt, A, B, C, chunk_size=16)
-_ = must_differ("x = 0: nothing is written, but the state decays", silent[:, real], alone)
+_, cache = model(ids[:, :61])
+empty = [s._replace(state=0 * s.state) if isinstance(s, SSDCache) else s for s in cache.layers]
+forgot, _ = model(ids[:, 61:], cache=cache._replace(layers=tuple(empty)))
+_ = must_differ("states lost, 80 tokens later", forgot[:, 80:], whole[:, 141:])
 
 # %% [markdown]
+# It is. (Lab 05a hides the padding of a batch. For a state this needs $\Delta = 0$.)
+#
 # ### Bytes
 #
 # The size of a cache is a sum over letters again: an attention layer keeps a key and a value per
@@ -774,11 +684,10 @@ for name in ("llama-tiny", "mamba2-tiny", "jamba-tiny", "cheems-tiny"):
     print(f"{name:14} of 3 rows: {held[-2]:9,} bytes at 1 token, {held[-1]:9,} at 100")
 held, predicted = torch.tensor(held), torch.tensor(predicted)
 check("cache_bytes = bytes of the tensors", predicted, held)
-_ = must_differ("one row", predicted.double() / 3, held.double())
 
 # %% [markdown]
-# How does it grow, at 320 million parameters? (A folded cell compares with the table of L22,
-# "Jamba", and agrees to the digit if its GB are $2^{30}$ bytes and its K $2^{10}$.)
+# How does it grow, at 320 million parameters? Before you look: which cache is the smallest at 64
+# tokens?
 
 
 # %% tags=["guard"]
@@ -816,12 +725,13 @@ plotting.save(
 
 # %% [markdown]
 # At 64 tokens LlaMa's cache is the smallest, because the others already hold states. From 256
-# tokens on it is the largest, and at a million tokens it is eight times as large as Cheems'.
+# tokens on it is the largest, and at a million tokens it is nearly eight times as large as Cheems'.
 #
 # ## 8 · Train it, let it write
 #
 # Now train a small one. Our text is the manual inside Python, about 465,000 bytes. An id is a byte,
-# so there is no tokenizer. We hold out a tenth. Before training, fix the baseline to beat: the
+# so there is no tokenizer. We hold out a tenth. The loss is the *cross-entropy*: the mean, over the
+# bytes that came next, of $-\log p$, in *nats*. Before training, fix the baseline to beat: the
 # *bigram* model, which predicts by counting which byte follows which.
 
 # %%
@@ -832,8 +742,8 @@ ones = torch.ones(len(seen_part) - 1)
 _ = counts.index_put_((seen_part[:-1], seen_part[1:]), ones, accumulate=True)
 shares = counts / counts.sum(dim=1, keepdim=True)
 bigram = -shares[held_out[:-1], held_out[1:]].log().mean().item()  # nats per byte
-recorded = read_record("07_training")["bigram"]  # the text differs a little between Pythons
 print(f"guessing: log 256 = {math.log(256):.2f} nats per byte")
+recorded = read_record("07_training")["bigram"]  # the text differs a little between Pythons
 print(f"the bigram model: {recorded:.2f} (record), here the same to within 0.1")
 assert abs(bigram - recorded) < 0.1
 
@@ -851,18 +761,14 @@ assert abs(bigram - recorded) < 0.1
 #             group["lr"] = learning_rate(step, config)
 #         optimizer.step()  # AdamW
 #
-# The learning rate climbs for a tenth of the steps, then falls as a cosine to a tenth of its peak
-# (WM App. C.2).
-#
-# And how does it write? Choose an id from the logits, append it, repeat, with the cache of section
-# 7 so that each call reads one token. *Greedy* choice takes the largest logit. Instead we draw from
-# $\mathrm{softmax}(\text{logits}/T)$ with the *temperature* $T = 0.8$, which favours likely ids
-# without always taking the likeliest. `Sampling` also has `top_k` and `top_p`, which drop unlikely
-# ids.
+# How does the model generate text? Choose an id from the logits, append it, repeat, with the cache
+# of section 7 so that each call reads one token. The largest logit would be the *greedy* choice. We
+# draw from $\mathrm{softmax}(\text{logits}/T)$ instead. The *temperature* $T = 0.8$ favours likely
+# ids without always taking the likeliest.
 
 
-# %%
-def write(model, n=260):
+# %% tags=["setup"]
+def write(model, n=220):
     """What the model writes after "The ", with runs of white space as one space."""
     warm = Sampling(temperature=0.8, generator=torch.Generator().manual_seed(0))
     new = generate(model, text.text_to_ids("The ")[None], n, warm)
@@ -870,47 +776,32 @@ def write(model, n=260):
     return "".join(c if c.isascii() and c.isprintable() else "·" for c in words)
 
 
+# %% tags=["setup"]
 home = Path("../runs/chapter_07")  # this run's checkpoints, and what the model writes
 shutil.rmtree(home, ignore_errors=True)  # else `train` would go on from what it finds there
-settings = TrainConfig(steps=125, batch_size=8, seq_len=128, learning_rate=4e-3, evaluate_every=125)
-_ = torch.manual_seed(0)
-cheems = CausalLM(ModelConfig(pattern="SE × 3 + IE", d_model=96, d_ff=192)).float()
-wrote = {0: write(cheems)}
 
 # %% [markdown]
-# Four pairs of layers, 125 steps of 1,024 bytes. It takes some seconds. Then the cell prints what
-# *your* model wrote before training, after 50 steps and after 125. Rounding differs between
+# Our Cheems has two pairs of layers and trains for 125 steps of 1,024 bytes, which takes some
+# seconds. The cell prints what *your* model writes before and after. Rounding differs between
 # machines, and soon the texts do too. A dot is a byte that can't be printed.
 
-
 # %%
-def write_at_step_50(run):
-    if run.step == 50:
-        wrote[50] = write(run.model)
-
-
-hook = dict(progress_bar=False, after_step=write_at_step_50)
-run = train(cheems, manual, settings, directory=home, **hook)
+settings = TrainConfig(steps=125, batch_size=8, seq_len=128, learning_rate=4e-3, evaluate_every=125)
+_ = torch.manual_seed(0)
+cheems = CausalLM(ModelConfig(pattern="SE + IE", d_model=96, d_ff=192)).float()
+wrote = {0: write(cheems)}
+run = train(cheems, manual, settings, directory=home, progress_bar=False)
 wrote[125] = write(cheems)
+for step, words in wrote.items():
+    print(f"after {step} steps\n│", words[:88], "\n│", words[88:176])
+
+# %% tags=["guard"]
 _ = (home / "written.txt").write_text(wrote[125] + "\n", encoding="utf-8")
 ((_, loss),) = run.evaluations
 assert loss < bigram - 0.05
 print("after 125 steps: more than 0.05 nats per byte better than the bigram model")
-for step, words in wrote.items():
-    print(f"after {step} steps")
-    print("│", words[:88], "\n│", words[88:176])
 
-# %% [markdown]
-# Let it continue with
-#
-#     cheems generate --run runs/chapter_07 --prompt "The "
-#
-# and train on your own text with `cheems train --text FILE --run runs/mine`.
-#
-# Does the cache hold in a model that has learned to use it? Choose 60 ids greedily, one at a time
-# with the cache. A single pass over the same text must make the same choices.
-
-# %%
+# %% tags=["guard"]
 exact = deepcopy(cheems).double()  # in float32, rounding may decide between two close logits
 prompt = text.text_to_ids("The ")[None]
 new = generate(exact, prompt, 60, Sampling(temperature=0))
@@ -920,19 +811,26 @@ logits = logits[:, prompt.shape[1] - 1 : -1]  # those from which the new ids wer
 check("one at a time, with cache = argmax of one pass", new, logits.argmax(dim=-1))
 
 # %% [markdown]
-# What comes with more patience? We recorded 2,500 steps with Cheems' whole pattern, one seed
-# (`python book/records.py 07_training`):
+# After 125 steps our model beats the bigram model by more than 0.05 nats per byte. Let it continue
+# with
+#
+#     cheems generate --run runs/chapter_07 --prompt "The "
+#
+# What does longer training bring? We recorded 2,500 steps of a larger model with Cheems' whole
+# pattern and windows of 256 bytes, one seed (`python book/records.py 07_training`):
 
 # %%
 long_run = read_record("07_training")
-held_out_at, batches = dict(long_run["evaluations"]), sum(long_run["losses"][-50:]) / 50
+held_out_at = dict(long_run["evaluations"])
+batches = sum(long_run["losses"][-50:]) / 50
 print(f"{long_run['pattern']}: {long_run['parameters']:,} parameters")
 print(f"held out: {held_out_at[125]:.2f} nats per byte after 125 steps, {held_out_at[1875]:.2f}")
 print(f"after 1,875, {held_out_at[2500]:.2f} after 2,500; the last batches: {batches:.2f}")
-start, continuation = long_run["samples"][0]
-print(f"[{start}]{continuation}")
+print("".join(long_run["samples"][0]))
+
+# %% tags=["guard"]
 assert held_out_at[125] < long_run["bigram"] and held_out_at[2500] - batches > 0.3
-assert abs(held_out_at[2500] - held_out_at[1875]) < 0.02
+assert abs(held_out_at[2500] - held_out_at[1875]) < 0.02 and round(long_run["bigram"], 2) == 2.32
 
 # %% tags=["figure"]
 fig, ax = plotting.figure(size=(10, 4.4))
@@ -955,9 +853,8 @@ plotting.save(
 # steps the held-out loss has stopped falling. The last batches, text that the model has read
 # before, are far below it.
 #
-# How to stop and resume a run, compare models, and use yours in transformers (`generate` with
-# beams, `Trainer`, `AutoModelForCausalLM`) is in the manual's page
-# [Training](../book/manual/training.md).
+# The manual's page [Training](../book/manual/training.md) says how to resume a run, compare models,
+# and use yours in transformers.
 #
 # ## Summary
 #
@@ -1049,8 +946,8 @@ for name, goal in goals.items():
 # **4 · medium.** *Beam search* keeps the best few texts so far, ranked by the sum of their log
 # probabilities. At each step it drops some and continues others twice. Our caches have one row per
 # text, so you can select rows of a cache as you do in any tensor. Write this selection for any
-# model and with padding. (Section 7 lists the fields of the caches. Some may be None. A
-# cache is a named tuple of tensors and caches, so one recursion handles everything.
+# model and with padding. (Section 7 prints their fields. Some may be None. A cache is
+# a named tuple of tensors and caches, so one recursion handles everything.
 # `type(cache)(*parts)` makes a named tuple, which is a tuple that has `_fields`.)
 
 

@@ -183,17 +183,7 @@ def what_is_idle_gets_no_gradient(m, name):
     assert mixer.inactive_parameters() == without > 0
 
 
-# --- statistics: properties of a module m -----------------------------------------------------
-
-
-def statistics_count(m):
-    indices = torch.tensor([0, 0, 1, 2, 4, 4, 4, 4])  # nobody chose expert 3, or expert 5
-    load, entropy, used = m.expert_statistics(indices, 6)
-    share = [1 / 4, 1 / 8, 1 / 8, 0, 1 / 2, 0]
-    check("load", load, torch.tensor(share, dtype=torch.float64), tol=1e-15)
-    assert math.isclose(entropy, -sum(s * math.log(s) for s in share if s) / math.log(6))
-    assert used == 4 / 6
-    assert m.expert_statistics(torch.zeros(0, 3).long(), 4)[1:] == (0.0, 0.0)
+# --- balance: properties of a module m -----------------------------------------------------
 
 
 def balance_is_the_formula(m, e=4):
@@ -221,12 +211,11 @@ def test_many_random_retrievals_are_those_of_brute_force():
         finds_the_best(experts, *sizes, dtype, seed, whole=seed % 4 > 1)
 
 
-def test_retrieval_and_statistics():
+def test_retrieval_and_balance():
     finds_the_best_on_long_axes(retrieval)
     ranks_as_a_stable_sort(retrieval)
     finds_the_same_in_blocks(retrieval)
     retrieval_has_the_gradient_of_brute_force(retrieval)
-    statistics_count(experts)
 
 
 def test_no_token_retrieves_nothing_and_has_no_neurons():
@@ -374,7 +363,6 @@ BAD = [
     (LOSS, dict(gates=torch.ones(0, 2), indices=torch.zeros(0, 2).long()), "not empty"),
     # Which torch takes for a mask.
     (retrieval.neurons, dict(x=normal(1, 4), table=normal(3, 4), indices=BYTES), "torch.int64"),
-    (experts.expert_statistics, dict(indices=BYTES, n_experts=2), "torch.int64"),
 ]
 # fmt: on
 

@@ -133,7 +133,6 @@ CALLS = [
     *((getattr(f(**ROUTED), name), dict(x=X), "d") for name in ("forward", "route")
       for f in (experts.MoE, experts.SharedExpertMoE, experts.ExpansiveMoE)),
     (experts.mix_experts, dict(x=floats(2, 5, 4), expert=lambda i, x: x) | CHOICES),
-    (experts.expert_statistics, dict(indices=CHOICES["indices"], n_experts=7)),
     (experts.load_balancing_loss, CHOICES),
     (retrieval.product_key_topk, dict(queries=floats(2, 5, 2, 2, 4), keys=floats(2, 2, 5, 4), k=3)),
     (retrieval.neurons,

@@ -5,21 +5,24 @@
 # You will be able to
 #
 # - measure how far two characters use the same experts;
-# - say what such a number has to be compared with.
+# - say what such a number has to be compared with;
+# - find experts that no token can reach, and check a claim about parameters.
 #
 # You need chapter 06.
 #
-# Sources: *Wonderful Matrices* (WM) Listing 8; `cheems_ref/experts.py`.
+# Sources: *Wonderful Matrices* (WM) Listing 8, Table 7; *Cheems* (Ch) §3.3, Listing 4;
+# `cheems_ref/experts.py`.
 
 # %% tags=["setup"]
 import json
+import math
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 
 from cheems_ref import plotting, text
-from cheems_ref.experts import CDMoE
+from cheems_ref.experts import DGLU, MLP, CDMMoE, CDMoE, ExpansiveMoE
 
 torch.set_default_dtype(torch.float64)
 torch.set_num_threads(1)  # models as small as these gain little from more
@@ -147,3 +150,61 @@ plotting.save(
 # above every random split. On seed 3 kinship is 0.034 after 300 updates, and even after 1,500 some
 # random split has a larger one. So in this small model the experts usually sort characters by kind
 # (four seeds of five).
+#
+# ## 3 · Who never fires
+#
+# Two lists of $r$ product keys make $r^2$ experts. But WM Table 7 has 3,072 and 8,192 experts, and
+# neither is a square. Ch Listing 4 rounds $\sqrt e$ down. How many experts can no token reach?
+
+# %%
+for e, lost in ((3072, 47), (8192, 92)):
+    r = int(math.sqrt(e))
+    print(f"{e} experts: {r} keys per half reach {r * r}; {e - r * r} are never asked")
+    assert e - r * r == lost
+
+# %% [markdown]
+# The two lists don't have to be equally long. Lists of 48 and 64 keys, or 64 and 128, reach every
+# expert, and the search is the same: a folded cell compares it with brute force.
+
+# %% tags=["guard"]
+for r_1, r_2 in ((48, 64), (64, 128)):
+    generator = torch.Generator().manual_seed(1)
+    first, second = torch.randn(r_1, generator=generator), torch.randn(r_2, generator=generator)
+    (scores, i), (others, j) = first.topk(8), second.topk(8)
+    best = (scores[:, None] + others).flatten().topk(8).indices
+    numbers = (i[:, None] * r_2 + j).flatten()[best]
+    assert torch.equal(numbers, (first[:, None] + second).flatten().topk(8).indices)
+
+# %% [markdown]
+# ## 4 · 1,024 times as many experts
+#
+# Ch §3.3 goes from OTCE's 4 experts to 4,096, "while maintaining the same number of parameters".
+# In both layers the shared inner width is 4,096 and the private one 2,048. The paper gives neither
+# the width of a token nor the number of heads. We take OTCE's width, 1,024. What should happen with
+# more heads, if each of them needs its own 2,048 × 2,048 map to its queries?
+
+
+# %%
+def parameters(make):
+    """Count the parameters of a module on torch's meta device, which makes no numbers."""
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in make().parameters())
+
+
+two, three = parameters(lambda: MLP(1024, 2048)), parameters(lambda: DGLU(1024, 2048))
+print(f"d = 1024, f = 2048: MLP {two:,} parameters, DGLU {three:,}")
+# Exchange the package's shared expert, as wide as the private ones, for one twice as wide.
+four = parameters(lambda: ExpansiveMoE(1024, 2048, n_experts=4, k=1)) + three
+print(f"OTCE's layer, 4 experts: {four:,} parameters")
+sizes = dict(d_ff=4096, d_private=2048, n_experts=4096, k=8, d_query=2048)
+for h, expected in ((1, 0.95), (2, 1.06), (4, 1.26), (8, 1.67)):
+    count = parameters(lambda h=h: CDMMoE(1024, n_heads=h, **sizes))
+    print(f"CDMMoE, {h} head(s): {count:,} parameters, {count / four:.2f} times as many,", end=" ")
+    print(f"{h * 2048 * 2048 / count:.0%} of them for queries")
+    assert abs(count / four - expected) < 0.01
+assert three / two == 1.5
+
+# %% [markdown]
+# With one or two heads the claim holds within 6 %. With eight heads the layer has 1.67 times as
+# many parameters. And mind the word *expert*: it means 2,048 neurons in OTCE's layer, and one in
+# Cheems'.
