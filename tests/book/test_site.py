@@ -120,16 +120,19 @@ def test_a_page_is_as_it_should_be(browser, address, page):
         assert chrome.raw_math(opened) == []
         assert chrome.without_alt(opened) == []
         assert chrome.too_wide(opened) == [] and chrome.axe(opened) == []
-        opened.emulate_media(color_scheme="dark")
-        assert chrome.axe(opened, ["color-contrast"]) == []
         opened.set_viewport_size({"width": chrome.PHONE[0], "height": chrome.PHONE[1]})
         assert chrome.too_wide(opened) == []
         assert opened.problems == []
 
 
-@pytest.mark.parametrize("page", ["index.html", CHAPTERS[3] if CHAPTERS else "", "claims.html"])
-def test_a_page_opens_from_the_folder(browser, page):
-    with chrome.visit(browser, (SITE / page).as_uri()) as opened:
+# One of each kind. The colours are those of style sheets, the same on all pages of a kind.
+KINDS = ["index.html", CHAPTERS[3] if CHAPTERS else "", "claims.html", "api/ssd.html"]
+
+
+@pytest.mark.parametrize("page", KINDS)
+def test_a_page_opens_from_the_folder_and_in_the_dark(browser, page):
+    with chrome.visit(browser, (SITE / page).as_uri(), dark=True) as opened:
+        assert chrome.axe(opened, ["color-contrast"]) == []
         assert opened.problems == [] and chrome.raw_math(opened) == []
         if page.startswith("chapters/"):
             assert opened.locator("mjx-container").count() > 100
