@@ -25,8 +25,9 @@ ordinary attention by default. `InnerFuncAttn` is `QCAttn` with an SSD for its v
 `attention` is torch's fused operator, `naive_attention` the formula it is checked against.
 Notebook 05 runs the published listings and shows what each of them does.
 
-Wrong shapes, dtypes and sizes raise ValueError, which names the argument (check.py). The
-layers check shapes but never inspect contents, which would synchronise with the device.
+Wrong shapes, dtypes and sizes raise ValueError, and sizes that are no whole numbers TypeError, with
+the name of the argument (check.py). The layers check shapes but never inspect contents, which would
+synchronise with the device.
 Source: WM §3.2, B.3; Ch §3.2, A.3; the content mask follows the authors' later Doge models.
 """
 
@@ -154,8 +155,8 @@ def _attention(q, k, v, allowed, bias=None):
     dtype, (t, h), s = q.dtype, q.shape[1:3], k.shape[1]
     mask, causal = allowed, False
     if allowed is None and bias is None and t in (1, s):
-        # torch's own causal mask lets query t see the first t + 1 keys, which is right for t = s;
-        # the last token alone may look everywhere.
+        # torch's own causal mask lets query i see keys 0 to i, which is right if there are as many
+        # queries as keys. A single query is the last token and may see every key.
         causal = t > 1
     elif allowed is None:
         mask = causal_mask(t, s, device=q.device)
@@ -229,8 +230,8 @@ class ContentMask(nn.Module):
     token can learn to hide itself from every later token.
 
     With top_k=n each query keeps the n allowed keys of largest bias and sees no others; of equal
-    biases it keeps the later key. Biases are compared in float32, so equal tokens tie in a float64
-    layer; in a float32 layer their biases may differ by rounding.
+    biases it keeps the later key. Equal tokens are sure to have equal biases only in a float64
+    layer, where biases are compared in float32; otherwise rounding may separate them.
     With top_k=1 the one weight is always 1, and queries, keys and biases receive no gradient.
 
     Args:
@@ -305,7 +306,8 @@ class QCAttn(nn.Module):
         rope_base: as in `rope_frequencies`.
         mask: "gate", "content", None for the causal mask alone, or a module of your own with the
             methods `forward` and `keeps` of `ContentMask`. If it has an attribute `hard` that is
-            True, its biases are rounded as those of `GateMask` are.
+            True, y is attention without the bias over the keys that `keeps` returns, and the
+            gradient is that of attention with the bias over all allowed keys.
         inner: "linear", "ssd", "retrieved", or a module of your own that computes the values
             (b, l, d) from x, p numbers for each head. If its forward has an argument `cache`, it is
             called like a layer, as `inner(x, position_ids, padding_mask=, cache=, rotary=)`, and

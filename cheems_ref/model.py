@@ -7,7 +7,8 @@
 The norm is RMSNorm. There are no biases, except in the step size and the content mask. The letters
 and sizes are in `config`, the systems of the papers in `presets`. `stream` and `generate` continue
 a prompt: choose an id, append it, repeat. Notebook 07 takes the model apart.
-Invalid ids, masks and caches raise ValueError with the argument, its axes and sizes (check.py).
+Invalid ids and masks, and the cache of a model with another pattern, raise ValueError with the
+argument, its axes and sizes (check.py).
 Source: WM §3.4, Tables 2 and 7; Ch §3.4; OTCE §3.3, Tables 1, 5, 6 and 8.
 """
 
@@ -171,9 +172,9 @@ class CausalLM(nn.Module):
         *,
         max_new_tokens: int = 1,
     ) -> None:
-        """Check a call's arguments, and that max_new_tokens further tokens have positions.
+        """Check a call's arguments, and that there are positions to generate max_new_tokens.
 
-        The last of them is never read, so it needs none.
+        The last new token is not read back, so it needs none. A plain call gives the logits of 1.
         """
         check.token_ids(self.config.vocab_size, input_ids=input_ids)
         b, length = input_ids.shape
@@ -285,8 +286,7 @@ def stream(
             None for all.
         eos_id: ends a row, which then repeats it; generation stops when all rows have ended.
     """
-    if max_new_tokens < 0:
-        raise ValueError(f"max_new_tokens must be at least 0, got {max_new_tokens}")
+    check.sizes(max_new_tokens=max_new_tokens or None)  # 0 is allowed
     model.check_inputs(prompt, padding_mask, max_new_tokens=max_new_tokens)
     if prompt.shape[1] == 0 or (padding_mask is not None and not padding_mask.any(dim=1).all()):
         raise ValueError("every row of the prompt needs at least one real token")

@@ -17,7 +17,8 @@ evaluates the retrieved neurons without gathering their rows (`neurons`). Notebo
 "Cross domain" is the papers' term: every token passes through a shared MLP, and the experts, which
 few tokens use, work on its output. They call these experts, and their width, private.
 
-Wrong shapes, sizes or values raise ValueError, which names the argument (check.py).
+Wrong shapes, sizes or values raise ValueError, and sizes that are no whole numbers TypeError, with
+the name of the argument (check.py).
 Source: Ch §3.3, A.4; WM §3.3, B.4; He (2024), Mixture of A Million Experts.
 """
 
@@ -68,6 +69,7 @@ def product_key_topk(
     check.floating(keys=keys)
     check.dtypes([keys.dtype], queries=queries)
     check.numbers(f"[1, {n['r'] ** 2}]", k=k)
+    check.sizes(k=k)
     return _product_key_topk(queries, keys, k)
 
 
@@ -175,9 +177,10 @@ def _products_backward(ctx, gradient):
     to_x = F.embedding_bag(indices, table, per_sample_weights=gradient, mode="sum")
     _, bags = _bags(indices)
     unused = bags.new_empty(0)  # in place of bag_size and maximum_indices, for modes mean and max
-    options = table.shape[0], False, 0, gradient.flatten()  # not scaled by frequency; mode 0, sum
+    options = dict(num_weights=table.shape[0], scale_grad_by_freq=False, mode=0)  # mode 0: the sum
     backward = torch.ops.aten._embedding_bag_dense_backward
-    to_table = backward(x, indices.flatten(), bags, unused, unused, *options)
+    inputs = x, indices.flatten(), bags, unused, unused
+    to_table = backward(*inputs, **options, per_sample_weights=gradient.flatten())
     return to_x, to_table, None
 
 
@@ -339,7 +342,9 @@ class PEER(ProductKeys):
 
 
 def _reset_tables(n_retrieved, up, *inputs):
-    """Draw rows: x·row has the variance of x, and a sum of n_retrieved rows of `up` variance 1."""
+    """Draw tables: x·row has the variance of the entries of x, and the entries of a sum of
+    n_retrieved rows of `up` have variance 1.
+    """
     with torch.no_grad():
         for table, n_terms in (*((t, t.shape[1]) for t in inputs), (up, n_retrieved)):
             nn.init.normal_(table).div_(math.sqrt(n_terms))

@@ -84,7 +84,8 @@ CHUNKS_PER_BLOCK = 16
 # tensors of one dtype. The decorator makes it
 #     form.unchecked(x, dt, A, B, C, D, state, chunk_size) -> (y, state), with D x, for layers;
 #     form(x, dt, A, B, C, *, D=None, chunk_size=64, ...), which checks its arguments.
-# The docstring of the core describes the last. The kernel does by itself what `_form` adds.
+# The docstring of a core is that of the public function, which help() shows. `ssd_kernel` is not a
+# core: kernels.py sees to dtypes, D, empty sequences and a missing state.
 
 
 def _form(core):
@@ -232,7 +233,7 @@ def ssd_chunked(x, dt, A, B, C, state, chunk_size):
     # transposed, so that one product with B or C serves all heads of a group.
     X, steps, B, C = (_pad(t, -x.shape[1] % size) for t in (x, dt, B, C))
     X = rearrange(X, "b (c l) (g i) p -> b c g i l p", l=size, g=g)
-    steps = rearrange(steps, "b (c l) (g i) -> b c g i l", l=size, g=g).contiguous()  # for speed
+    steps = rearrange(steps, "b (c l) (g i) -> b c g i l", l=size, g=g).contiguous()  # faster sums
     B, C = (rearrange(t, "b (c l) g n -> b c g l n", l=size) for t in (B, C))
     state = rearrange(state, "b (g i) p n -> b g n (i p)", g=g)
     # The log decay since the chunk began, in float64, because differences of it are taken. A step
@@ -361,11 +362,11 @@ def ssd(
 ) -> Result:
     """Compute SSD by the form that `backend` names: recurrent, quadratic, chunked or kernel.
 
-    A backend given by name is used, or the call raises. "auto" takes
+    A backend given by name is used, or the call raises. "auto" takes the first that fits:
 
-        the kernel         on a GPU, but for float64
-        the chunked form   elsewhere
-        the recurrence     elsewhere, for a single token
+        the kernel         on a GPU where it can run (`kernels.kernel_status`), but for float64
+        the recurrence     for a single token
+        the chunked form   else
 
     For a single token without gradients, "auto" and "kernel" take `ssd_step`.
 
@@ -413,9 +414,9 @@ class SSD(nn.Module):
       only through t - s, with 32 frequencies for n = 64;
     * "conv": each channel of x, B and C passes through a convolution over its last d_conv tokens,
       then through SiLU;
-    * "decay": by the decay alone, which tells near from far and nothing else.
+    * "decay": the decay is the only one; it tells near from far and nothing else.
 
-    The decay is part of all three. -A starts uniform in (1, 16), dt log-uniform in [1e-3, 1e-1], as
+    All three have the decay. -A starts uniform in (1, 16), dt log-uniform in [1e-3, 1e-1], as
     in Mamba-2: at first a head's memory is between one token and a thousand. The only bias is in
     the step size. Unlike Mamba-2's layer, this one has neither a gate nor a norm.
 
@@ -573,8 +574,8 @@ def _zero_state(x, B):
 def _check(x, dt, A, B, C, D=None, *, tokens="b l", chunk_size=1, **states):
     """Validate the arguments of a form; semiseparable_matrix has no x and passes None.
 
-    `tokens` are the axes of one number per token, and `states` has at most one state, under the
-    name of the argument that errors speak of.
+    `tokens` is "b l", or "b" for a single token. `states` has at most one state, under the name of
+    the caller's argument.
     """
     like_x = B.dtype if x is None else x.dtype
     check.floating(x=x, B=B)

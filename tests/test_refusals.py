@@ -214,10 +214,8 @@ ACCEPTED = {
     r"(generate|stream)-prompt-an(other kind| axis| entry)": "the model speaks of its input_ids",
     r"sample-logits-another kind": "whole numbers are logits too",
     # Not looked at: these end in an error of torch's or Python's.
-    r"(generate|stream)-max_new_tokens-the number (1.5|'x')": "a number of rounds",
     r"(budget|roofline)\.\w+-(context|tokens)-the number 1.5": "a number of tokens",
     r"budget\.(cache|step)_bytes-batch-the number 1.5": "a number of rows",
-    r"product_key_topk-k-the number 1.5": "a number of entries",
     r"rope\.\w+-dim-the number 'x'": "compared with 2",
     r"ssm_kernel-length-the number 1.5": "a number of entries",
     r"blank_infilling-\w+_id-the number 1.5": "an entry of ids",
