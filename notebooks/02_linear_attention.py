@@ -117,8 +117,8 @@ plotting.save(
 # ## 1 · Drop the softmax, move the brackets
 #
 # Every token has a query $q_t$, a key $k_t$ (vectors of $n$ numbers) and a value $v_t$ ($p$
-# numbers). Attention compares the query with all keys so far, turns the scores into shares that sum
-# to 1, and mixes the values:
+# numbers). Attention compares the query with all keys so far, turns the scores into weights that
+# sum to 1, and mixes the values:
 #
 # $$o_t = \sum_{s \le t} \frac{\exp(q_t \cdot k_s / \sqrt n)}
 #   {\sum_{s' \le t} \exp(q_t \cdot k_{s'} / \sqrt n)}\; v_s. \tag{2.1}$$
@@ -185,11 +185,12 @@ check("equal values: attention returns them", shares @ ones, ones)
 _ = must_differ("equal values: linear attention does not", (q @ k.T).tril() @ ones, ones)
 
 # %% [markdown]
-# Second, the softmax was doing something a state can't do. Everything the second half of a text
-# learns about the first must pass through the state: it is $Q\,(K^\top V)$, with later queries and
-# earlier keys and values. The block of scores $QK^\top$ is a product of matrices of width $n$, so
+# Second, the softmax was doing something a state can't do. Cut a text in two. What the second half
+# reads from the first is $Q\,(K^\top V)$, with later queries and earlier keys and values, and
+# $K^\top V$ is the state. The block of weights $QK^\top$ is a product of matrices of width $n$, so
 # its rank is at most $n$. Take the exponential, and the block generally has full rank, however
-# large it is. No state of fixed width reproduces that exactly.
+# large it is. So no state of fixed width, read by an inner product, gives the same answers for all
+# values.
 
 # %% tags=["aside"]
 block = q[12:] @ k[:12].T  # later queries, earlier keys
@@ -290,7 +291,9 @@ plotting.save(
 # $$\sum_i a_i\,(S k_i) = S \sum_i a_i k_i = 0.$$
 #
 # Arbitrary values don't have $\sum_i a_i v_i = 0$, so some answer must be wrong. Let's try it with
-# nine keys in eight dimensions:
+# nine keys in eight dimensions, for all five rules. (`store` runs one of them and returns its last
+# state. Where a rule has a decay it takes $\alpha = 0.97$ here, and where it has a step size,
+# $\beta = 1$. Sections 4 to 7 derive the rules one by one.)
 # %%
 keys, values = unit(1, 9, 8, seed=100), random(1, 9, 3, seed=101)
 a = torch.linalg.svd(keys[0].T).Vh[-1]  # the last right singular vector: Σ a_i k_i = 0
@@ -304,7 +307,8 @@ _ = must_differ("Σ a_i v_i", a @ values[0], torch.zeros(3), at_least=0.1)
 # Wk$, then $S = W$ answers all of them.
 #
 # A state holds only so much. That's a good reason to keep a few layers of full attention in a model
-# (chapter 07): Jamba has one in eight, Nemotron-H-8B has four among its 52 layers.
+# (chapter 07): Jamba has one in eight. In Nemotron-H-8B there are four, beside 24 state layers and
+# 24 MLPs.
 
 # %% tags=["guard"]
 attends = [i for i, letter in enumerate(preset("jamba-52b").pattern[::2]) if letter == "A"]
@@ -337,6 +341,7 @@ l, n = 512, 64
 keys, values = unit(40, l, n, seed=7), random(40, l, 128, seed=8)
 for name, alpha in (("no decay", 1.0), ("half-life 8", 0.5 ** (1 / 8))):
     got = einsum("bpn,bln->blp", store("Mamba-2", keys, values, g=math.log(alpha)), keys)
+    # the signal: how much of the value is in the answer; the noise: the rest
     signal = (got * values).sum((0, 2)) / values.square().sum((0, 2))
     noise = (got - signal[:, None] * values).square().mean((0, 2)).sqrt()
     ratio = signal / noise
@@ -362,7 +367,8 @@ check("after one half-life: half of it", o[half_life], value[0] / 2)
 # space model. There $k_t$, $q_t$ and $S_t$ are called $B_t$, $C_t$ and $h_t$, and a step size
 # $\Delta_t$ sets both the value, $v_t = \Delta_t x_t$, and the decay, $\alpha_t = e^{\Delta_t A}$.)
 #
-# But decay is blunt. It fades everything alike, valid or not. And it never *corrects* anything.
+# But decay is blunt. It fades everything equally, whether it's still valid or not. And it never
+# *corrects* anything.
 #
 # ## 5 · Correct it: the delta rule
 #
@@ -493,8 +499,8 @@ _ = must_differ("correct, then fade", late, row)
 # | Longhorn | the same | size ε | $S (I - \epsilon kk^\top) + \epsilon vk^\top$ |
 # | Gated DeltaNet | the same | fade, then size β | $\alpha S (I - \beta kk^\top) + \beta vk^\top$ |
 #
-# The last column has the five rows of L22's slide. The folded cells run each row as it is printed,
-# token by token, and compare it with the package.
+# The last column has the five rows of L22's slide. The folded cells run each row exactly as
+# printed, token by token, and compare it with the package.
 
 
 # %% tags=["guard"]
@@ -612,7 +618,7 @@ assert min(darkens.values()) == darkens["Longhorn"] > 0
 # at every write, even where the key was used before. Then they darken, because each later write
 # erodes them a little and adds its own crosstalk. So the delta rule forgets as well, by
 # overwriting. Longhorn is never fully white, and darkens more slowly. (With unit keys it is the
-# delta rule with $\beta = \frac12$. What you see is the size of the step.) Lab
+# delta rule with $\beta = \frac12$. So you see a smaller step here, not another rule.) Lab
 # [02a](labs/02a_five_memories.ipynb) measures which rule is best at remembering what.
 #
 # One difference is not a matter of degree. The state of linear attention is a sum, and **a sum
@@ -630,9 +636,9 @@ for name in RULES:
 # %% [markdown]
 # ## 9 · All tokens of a chunk at once
 #
-# As loops, all rules wait for one token after another. Linear attention has its quadratic form. But
-# what the delta rule writes depends on everything written before. Is there any hope of computing it
-# in parallel?
+# Written as loops, all rules have to go token by token. Linear attention has its quadratic form.
+# But what the delta rule writes depends on everything written before. Is there any hope of
+# computing it in parallel?
 #
 # There is, because that dependence is *linear* (Yang et al., 2024). If we give a name to
 # what is written, $u_t = \beta_t\,(v_t - S_{t-1} k_t)$, then (2.9) is linear attention with $u$ in
@@ -680,14 +686,17 @@ check("state after the chunk = loop", S_before + U.T @ k, S_after)
 # its own write.
 #
 # A long text is cut into chunks. The right side of (2.16) contains the state before the chunk, but
-# $T$ doesn't. So every chunk can solve for $\mathrm{diag}(\beta) V$ and for $\mathrm{diag}(\beta)
-# K$ before any state is known, and all chunks do it at the same time. With the solutions $U_V$ and
-# $U_K$, what is left is $U = U_V - U_K S_{-1}^\top$. Only products with the state have to wait.
+# $T$ doesn't. So every chunk can solve two systems before any state is known, and all chunks do it
+# at the same time:
+#
+# $$(I + T)\,U_V = \mathrm{diag}(\beta)\,V, \qquad (I + T)\,U_K = \mathrm{diag}(\beta)\,K.$$
+#
+# Then $U = U_V - U_K S_{-1}^\top$. Only products with the state have to wait.
 # For a text of 4,096 tokens in chunks of 64, that's 64 steps in a row, not 4,096.
 #
-# With a decay it works just as well. Multiply each inner product, in $T$ and in the read, by the
-# decay between its two tokens, and let $S_{-1}$ fade. Every rule of the package takes a
-# `chunk_size`.
+# With a decay it works as well. Multiply each inner product, in $T$ and in the read, by the decay
+# between its two tokens. In the state that the chunk passes on, let $S_{-1}$ and every write fade
+# to the end of the chunk. Every rule in the package takes a `chunk_size`.
 #
 # ## Summary
 #
@@ -699,7 +708,7 @@ check("state after the chunk = loop", S_before + U.T @ k, S_after)
 # - The state of linear attention doesn't know the order of its writes. The gated rules know it
 #   through their decay, the delta rules through keys that overlap.
 # - Normalise your keys: above $\beta\|k\|^2 = 2$ each update of the delta rule enlarges the error
-#   that it should correct. Longhorn's step is never that long.
+#   it was meant to correct. Longhorn's step is never that long.
 # - All writes of a chunk solve one triangular system, so the delta rule can be trained in chunks.
 #
 # ## Exercises

@@ -7,7 +7,7 @@
 # - route tokens to experts, and tell which routers can't learn and which ones look at later tokens;
 # - prove that two thousand inner products per head are enough to search a million experts;
 # - evaluate the neurons you found without copying their rows;
-# - count what such a layer costs, like for like.
+# - compare the cost of such a layer with a dense layer's.
 #
 # You need softmax, an MLP and a little PyTorch.
 #
@@ -275,15 +275,16 @@ for k, renormalize in ((2, False), (2, True), (1, False), (1, True)):
 # A router that prefers one expert trains it more, and may then prefer it more. That's the usual
 # worry; we don't measure it.
 #
-# An extra loss pushes back. With $b$ rows of $l$ tokens, and $k$ choices for each token, this *load
-# balancing loss* is
+# An extra loss pushes back while the load is uneven. With $b$ texts of $l$ tokens, and $k$ choices
+# for each token, this *load balancing loss* is
 #
 # $$\text{loss} = e \sum_i f_i P_i, \qquad
 #   f_i = \frac{\text{number of choices of } i}{b\,l\,k}, \qquad
 #   P_i = \frac{\text{sum of the gates given to } i}{\text{sum of all kept gates}}. \tag{6.3}$$
 #
 # The *load* $f_i$ is a count, so the gradient flows through $P_i$ alone. The $P_i$ sum to 1, so an
-# even load makes the loss 1.
+# even load makes the loss 1. If all tokens choose the same $k$ experts, the loss is $e/k$ for any
+# gates and has no gradient: it can keep a load even, but it can't undo a collapse.
 
 # %% tags=["guard"]
 gates, indices = moe.route(random(8, 64, 6, seed=4))
@@ -295,6 +296,8 @@ for i in range(4):
 check("equation 6.3 = load_balancing_loss", load_balancing_loss(gates, indices, 4), loss)
 even = load_balancing_loss(random(2, 2, seed=5).exp(), torch.tensor([[0, 1], [2, 3]]), 4)
 check("an even load, any gates", even, torch.tensor(1.0))
+same = load_balancing_loss(random(5, 2, seed=6).exp(), torch.tensor([[0, 1]] * 5), 4)
+check("all tokens on the same two of four, any gates", same, torch.tensor(2.0))
 
 # %% [markdown]
 # ### Two shortcuts, and what leaks
@@ -307,11 +310,11 @@ check("an even load, any gates", even, torch.tensor(1.0))
 # | | what else can change a token's output |
 # |---|---|
 # | top-$k$: tokens choose | nothing |
-# | capacity: first come, first served | tokens that came first, also those of other rows |
-# | expert choice: experts choose | other tokens of the row, also later ones |
+# | capacity: first come, first served | tokens that came first, also those of other texts |
+# | expert choice: experts choose | other tokens of the text, also later ones |
 #
-# A folded cell moves the last token of a row: under expert choice, earlier tokens of that row
-# change; under a capacity, tokens of another row.
+# A folded cell changes the last token of a text. Under expert choice, earlier tokens of that text
+# change; under a capacity, tokens of another text.
 
 
 # %% tags=["guard"]
@@ -376,7 +379,7 @@ def kinds_batch(n, common, special, generator):
 # and project the mean of the four onto the mean of the true maps.
 #
 # The result says how much of the common map the routed experts hold: 1 is all of it, 0 is none.
-# What do you expect beside a shared expert?
+# What do you expect when there is a shared expert?
 
 
 # %% tags=["setup"]
@@ -418,8 +421,8 @@ for seed in range(3):
 
 # %% [markdown]
 # With this router each expert alone *has to* learn $M + M_i$, so $M$ is stored four times. But even
-# with a shared expert beside them, our routed experts kept about half of the common map. Nothing in
-# the loss makes them give it up.
+# with a shared expert beside them, our routed experts still learned about half of the common map.
+# Nothing in the loss says who should hold it, and here all experts learn at the same rate.
 #
 # ## 4 · Three ways to share
 #
@@ -544,8 +547,9 @@ for r in (16, 64, 256, 1024):
 #
 # **For $k \le r$, the $k$ largest of all $r^2$ sums can be chosen among the sums of the $k$ largest
 # $a_i$ with the $k$ largest $a'_j$.** *Proof.* Suppose $a_i$ is not among the $k$ largest. Then $k$
-# others are at least as large, and with any $a'_j$ they make $k$ sums that are at least
-# $a_i + a'_j$. So we can choose $k$ best sums without $(i, j)$. The argument for $j$ is the same. ∎
+# others are at least as large, and with any $a'_j$ they make $k$ sums that are at least $a_i +
+# a'_j$. They survive if we drop every such $i$ at once. Then we do the same for the $j$ that aren't
+# among the $k$ largest. ∎
 #
 # So $k^2$ candidates suffice. We can do better. Sort both lists in descending order and let $i$ and
 # $j$ be ranks, counted from 0. Every pair with ranks up to $i$ and up to $j$ has a sum at least as
@@ -648,14 +652,15 @@ check("equation 6.5, neuron by neuron = PEER", y, peer(x)[0, 0])
 # torch has an operator for the whole sum, the *embedding bag*.
 #
 # Now the first half, the inner products $x \cdot \mathrm{row}_{i_j}$. If $v$ is the gradient that
-# comes in at the bag, a backward pass computes the gradient by each weight:
+# comes in at the bag, the backward pass computes the gradient with respect to each weight:
 #
 # $$\frac{\partial}{\partial w_j}\,\Bigl\langle v, \sum_{j'} w_{j'}\,\mathrm{row}_{i_{j'}}
 #   \Bigr\rangle = \langle v, \mathrm{row}_{i_j} \rangle. \tag{6.6}$$
 #
-# So hand it $x$ as the incoming gradient, the third argument of `autograd.grad`. The weights'
-# gradients are then the inner products we want. *Reading with rows is the backward pass of mixing
-# rows.* (In the code, $n$ counts the tokens and $j$ the neurons of a token, over all its heads.)
+# There is no $w$ on the right, so any weights will do. Put $x$ for $v$, as the third argument of
+# `autograd.grad`, and each weight's gradient is the inner product we want. *Taking inner products
+# with rows is the backward pass of summing them.* In the code, $n$ counts the tokens and $j$ the
+# neurons of a token, over all its heads.
 
 # %%
 table, x = random(64, 6, seed=8), random(5, 6, seed=10)  # five tokens
@@ -666,7 +671,7 @@ by_hand = sum(w[0, j] * table[rows[0, j]] for j in range(6))
 check("a weighted bag", bag[0], by_hand)
 (products,) = torch.autograd.grad(bag, w, x)
 gathered = torch.einsum("nd,njd->nj", x, table[rows])
-check("gradient of a bag by its weights = inner products", products, gathered)
+check("gradient with respect to the weights = inner products", products, gathered)
 
 # %% [markdown]
 # The package's `neurons` runs this backward pass, and differentiating it gives back the bag. A
@@ -696,8 +701,8 @@ check_gradients(
 
 # %% [markdown]
 # What does that save? For 64 tokens, 4 heads, $k = 16$ and $d = 256$, gathering writes a tensor of
-# 1,048,576 entries in the forward pass; the bags write none above 16,384 (folded, without what a
-# kernel does inside). The backward pass writes a gradient as large as each table.
+# 1,048,576 entries in the forward pass; the bags write none above 16,384 (counted in a folded cell,
+# between the operators). The backward pass writes a gradient as large as each table.
 
 
 # %% tags=["setup"]
@@ -734,11 +739,11 @@ assert gathering.entries == 64 * 64 * 256 and bags.entries <= 64 * 256
 # A single neuron has no room for what all tokens need. So WM and Cheems put back a shared layer
 # $\mathrm{FFN}^{\mathrm s}$, now an MLP, plain in WM and gated in Ch.
 #
-# Three papers have names that differ by a letter:
+# The three papers' names are easily confused:
 #
 # | | in the package | experts | they read |
 # |---|---|---|---|
-# | OTCE: CDMOE | `ExpansiveMoE` (§4) | 4 DGLUs | the shared result |
+# | OTCE: ECDMOE (CDMOE in Ch) | `ExpansiveMoE` (§4) | 4 DGLUs | the shared result |
 # | WM: CDMoE | `CDMoE` | single neurons | the shared result, or $x$ |
 # | Ch: CDMMOE | `CDMMoE` | single gated neurons | a map of the shared result |
 #
@@ -748,9 +753,13 @@ assert gathering.entries == 64 * 64 * 256 and bags.entries <= 64 * 256
 #   y = \mathrm{PEER}(\mathrm{FFN}^{\mathrm s}(x)). \tag{6.7}$$
 #
 # WM's Listing 8 is the right form with $\mathrm{FFN}^{\mathrm s}(x)$ added, as in the opening
-# drawing. Ch Listing 4 is the right form with nothing added. There a further map takes
-# the shared result to the experts' own width, and a third table holds a gate for each neuron.
-# Folded cells write all of them out.
+# drawing. Ch Listing 4 is the right form with nothing added. There a further map takes the shared
+# result to the experts' own width, and a third table holds a gate for each neuron:
+#
+# $$z' = \mathrm{FFN}^{\mathrm s}(x)\,W_p, \qquad y = \sum_i g_i\,(z' \cdot
+#   \mathrm{down}_i)\,\mathrm{SiLU}(z' \cdot \mathrm{gate}_i)\,\mathrm{up}_i.$$
+#
+# Folded cells check all of them against the package.
 
 
 # %% tags=["guard"]
@@ -860,9 +869,11 @@ for name, layer in layers.items():
     assert dead == ("ReLU" in name) and (dead or asked(layer, x) > 20)
 
 # %% [markdown]
-# Only ReLU with the score inside stays dead (torch takes 0 for its derivative at 0):
+# With the score inside, the derivative with respect to $s_i$ at 0 is $\mathrm{act}'(0)\,u_i\,
+# \mathrm{up}_i$. That's half of $u_i\,\mathrm{up}_i$ for SiLU. For ReLU it's 0 in torch, so this
+# layer stays dead:
 #
-# | at zero keys | the experts' output | a gradient reaches | asked after 25 updates |
+# | at zero keys | the experts' output | a gradient reaches | used after 25 updates |
 # |---|---|---|---|
 # | score inside, $\mathrm{ReLU}(s_i\,u_i)$ (WM) | 0 | nothing | 4 of 256 |
 # | score inside, $\mathrm{SiLU}(s_i\,u_i)$ (WM) | 0 | the keys, which then move | more than 20 |
@@ -888,8 +899,8 @@ check("all scores plus 3, softmax outside", (scores + 3).softmax(-1), scores.sof
 # %% [markdown]
 # ## 9 · Counted and measured
 #
-# What does a layer save that retrieves 32 of 1,024 neurons? Compare it with a dense MLP that uses
-# all 1,024. The shared MLP runs for every token in either case, so we leave it out. A matrix
+# How much does a layer save by using only 32 of its 1,024 neurons? Compare it with a dense MLP that
+# uses all 1,024. The shared MLP runs for every token in either case, so we leave it out. A matrix
 # product costs two FLOPs for each weight it uses.
 #
 # At $d = 64$, with $h = 4$ heads, $k = 8$ and half queries of $m = 16$, the retrieval costs an
@@ -925,8 +936,8 @@ assert dense_mlp == 8 * (search_only + bags)
 #
 # Before you look: which grows fastest with the number of experts, the search, the neurons by bags,
 # or the neurons by gathered rows? We timed the *forward pass only*, on one CPU core in float32,
-# with 512 tokens, $d = 256$, 4 heads, $k = 16$, $m = 128$. (`python book/records.py 06_rows`; each
-# point is one measurement, without error bars.)
+# with 512 tokens, $d = 256$, 4 heads, $k = 16$, $m = 128$. Each point is the fastest of 25 calls,
+# without error bars; `python book/records.py 06_rows` times them again.
 
 # %% tags=["figure"]
 parts = read_record("06_rows")
@@ -966,20 +977,21 @@ assert ours[-1] < 4 * ours[2] and min(b / a for a, b in zip(ours, theirs, strict
 # ## Summary
 #
 # - A router learns through the gates it keeps. With $k = 1$ and renormalized gates it can't learn.
-#   Expert choice uses later tokens; a capacity, the tokens served before, other rows' too.
+#   With expert choice, later tokens have a say; with a capacity, the tokens served before do, even
+#   those of other texts.
 # - A shared part works beside the experts, inside them or before them. Even with a shared expert,
-#   our routed experts kept about half of the common map.
+#   our routed experts learned about half of the common map.
 # - $2r$ inner products give $r^2$ scores. That makes a million experts searchable, exactly; the $k$
 #   best are in a staircase of about $k \ln k$ sums.
-# - Reading with rows is the backward pass of mixing them.
+# - Taking inner products with rows is the backward pass of summing them.
 # - Keys that start at zero send every token to the same experts *at the start*; with the score
 #   inside ReLU, for good.
 #
 # ## Exercises
 #
-# **1 · easy.** With pencil and paper. How many parameters does a router have that is a matrix, and
-# how many has one of product keys with its map to the queries, for $e = r^2$ experts, tokens of
-# width $d$, one head and half queries of width $m$?
+# **1 · easy.** With pencil and paper. There are $e = r^2$ experts, tokens have width $d$, and half
+# queries have width $m$. How many parameters does a router matrix have? And a product-key router of
+# one head, counting its map to the queries?
 
 
 # %% tags=["exercise"]
@@ -1117,7 +1129,7 @@ for d, r in ((6, 5), (4, 3)):
     peer = as_peer(mlp, r)
     assert isinstance(peer, PEER) and peer.n_heads == 1 and peer.k == r * r
     with torch.no_grad():
-        check(f"a dense MLP of {r * r} neurons as a PEER that asks everyone", peer(x), mlp(x))
+        check(f"a dense MLP of {r * r} neurons as a PEER that uses all of them", peer(x), mlp(x))
 
 # %% [markdown]
 # ## Further reading

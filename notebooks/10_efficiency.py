@@ -1,18 +1,15 @@
 # %% [markdown]
 # # 10 · Where the bytes go
 #
-# **In our `ssd_chunked`, PyTorch's operators move thirteen numbers per head for each pair of
-# tokens. This chapter finds these thirteen trips, then takes you line by line through kernels that
-# make none.** By the end you will be able to
+# **Our `ssd_chunked` moves thirteen numbers per head for each pair of tokens. By the end you will
+# have found these thirteen trips, and read, line by line, three kernels that make none.** You will
+# be able to
 #
-# - predict the time of a pass from its operations and its bytes,
-#   and say how wrong the prediction is;
+# - predict the time of a pass from its operations and its bytes;
 # - name the thirteen trips, and choose the length of a chunk;
-# - read a Triton kernel for SSD beside its PyTorch twin;
-# - say where a state layer overtakes attention, and why the answer depends on the machine.
+# - read a Triton kernel for SSD beside its PyTorch twin.
 #
-# You need chapter 03's four steps of SSD, chapter 07's layers, and the interval (9.1) of chapter
-# 09.
+# You need chapter 03's four steps of SSD, chapter 07's patterns, and the interval (9.1).
 #
 # Sources: *Wonderful Matrices* (WM) §4.2, Figure 6, Listing 3; *Cheems* (Ch) §4.2, App. B.2, Figure
 # 5; Williams, Waterman and Patterson (2009), *Roofline*. Code: `cheems_ref/roofline.py`,
@@ -41,7 +38,7 @@ from cheems_ref.experts import MLP, MoE
 from cheems_ref.kernels import kernel_status
 from cheems_ref.model import CausalLM
 from cheems_ref.retrieval import PEER
-from cheems_ref.roofline import Machine, Recorder, pass_operators
+from cheems_ref.roofline import Machine, Operator, Recorder, pass_operators
 from cheems_ref.ssd import ssd_chunked, ssd_quadratic, ssd_recurrent
 from cheems_ref.verify import check, must_differ
 
@@ -59,12 +56,18 @@ def seeded(seed):
     return torch.Generator().manual_seed(seed)
 
 
-def show(kernel, first, last):
-    """Print lines of a Triton kernel of the package, from one that begins so to one that does."""
+def triton(kernel, first, last):
+    """Lines of a Triton kernel of the package, from one that begins so to one that does."""
     body = TRITON.partition(f"def {kernel}(")[2].splitlines()
     start = next(i for i, line in enumerate(body) if line.strip().startswith(first))
     end = next(i for i, line in enumerate(body) if i >= start and line.strip().startswith(last))
-    print(textwrap.dedent("\n".join(body[start : end + 1])))
+    return "\n".join(map(folded, textwrap.dedent("\n".join(body[start : end + 1])).splitlines()))
+
+
+def folded(line, width=71):
+    """A line of code, broken after a comma where it is longer than a slide is wide."""
+    place = line.rfind(", ", 0, width) + 1 if len(line) > width else len(line)
+    return line[:place] + (f"\n       {line[place:]}" if line[place:] else "")
 
 
 # %% tags=["versions", "nbval-ignore-output"]
@@ -127,6 +130,12 @@ def make_forms(length, device="cpu"):
     return forms | {name: partial(layer.to(device), tokens) for name, layer in layers.items()}
 
 
+# %% tags=["setup"]
+def products(operators):
+    """The operators that are products of matrices."""
+    return [one for one in operators if one.flops]
+
+
 def make_chunks(length, device="cpu"):
     """SSD by size of its chunks: a call forward, and one with all five gradients."""
     tensors = [t.requires_grad_() for t in make_ssd(length, device)]
@@ -160,18 +169,26 @@ def draw_left(ax):
         for i, trip in enumerate(trips):
             ends = [(place + 0.48 * i, y) for y in ((1.65, 3.95) if trip == "r" else (3.95, 1.65))]
             plotting.arrow(ax, *ends, color=plotting.COLORS[3 if trip == "¼" else trip == "w"])
+            if trip == "¼":
+                ax.text(ends[0][0] + 0.06, 2.8, "4 × ¼", fontsize=12)
         ax.text(place + 0.24 * (len(trips) - 1), 5.12, name, ha="center", fontsize=13.5)
         place += 0.48 * len(trips) + 0.22
 
 
+# %% tags=["figure"]
 def draw_right(ax):
     """The kernels: only what goes in and what comes out."""
     draw_memory(ax, 9.2, 3.5, "$L$, $CB^\\top$, and their\nproduct live and die here", "memory")
-    ax.text(10.95, 5.85, "in kernels: none", ha="center", fontsize=17)
+    ax.text(10.95, 5.85, "kernels: no pair moves", ha="center", fontsize=17)
     for x, ends, words in ((10.2, (1.65, 3.95), "$x, \\Delta, B, C$"), (11.7, (3.95, 1.65), "$y$")):
         plotting.arrow(ax, *((x, y) for y in ends), color=plotting.QUIET)
         ax.text(x + 0.1, 2.8, words, fontsize=14)
 
+
+# %% [markdown]
+# Each arrow is one float32 number per head for a pair $(t, s)$ of tokens: it goes down when an
+# operator writes the number, and up when the next operator reads it. The pink arrow is four
+# quarters of a trip, two down and two up, because four heads share $CB^\top$.
 
 # %% tags=["figure"]
 fig, ax = plotting.canvas(13, 6.2)
@@ -187,51 +204,48 @@ plotting.save(
 )
 
 # %% [markdown]
-# Each arrow is one float32 number per head for a pair $(t, s)$ of tokens in a chunk: down when an
-# operator writes the number, up when the next one reads it. (The arrow of $CB^\top$ is four quarter
-# trips, two down and two up, because four heads share it.) On the right, the same arithmetic runs
-# in one piece, and no pair ever reaches the slow memory.
-#
 # ## 1 · Thirty-eight operators
 #
 # To PyTorch, a layer is a list of *operators*: a matrix product, a sum, an exponential. Each reads
-# tensors from memory, computes, and writes a new one. We can log every operator while a layer runs.
-# We take SSD in chunks on 512 tokens, with four heads of 32 channels and a state of 64. (We count
-# only the operations of products.) Before you run it: which operators move the most bytes?
+# tensors from memory, computes, and writes a new one. We log every operator of SSD in chunks, for
+# 512 tokens, four heads of 32 channels and a state of 64. (We count only the operations of
+# products.)
+#
+# Which operators of SSD do you expect to move the most bytes?
 
 # %%
 given = make_ssd(512)
 with Recorder() as recorder:
     _ = ssd_chunked(*given)
 called = recorder.operators
-print(f"{len(called)} operators; those with the most bytes:")
 for one in sorted(called, key=lambda one: one.moved)[:-6:-1]:
-    print(f"  {one.name:12} {one.flops / 1e6:6.2f} million operations, {one.moved / 1e6:5.2f} MB")
-products = [one for one in called if one.flops]
-operations, moved = sum(one.flops for one in called), sum(one.moved for one in called)
-in_products = sum(one.moved for one in products) / moved
-print(f"{operations / 1e6:.1f} million operations; {moved / 1e6:.1f} MB")
-print(f"of these bytes, products move {in_products:.0%}")
-assert [one.name for one in products] == ["bmm"] * 4 and len(called) == 38
+    print(f"{one.name:9} {one.flops / 1e6:5.2f} million operations, {one.moved / 1e6:5.2f} MB")
+moved, by_products = (sum(one.moved for one in some) for some in (called, products(called)))
+print(
+    f"all {len(called)} operators: {moved / 1e6:.1f} MB; products {by_products / moved:.0%} of them"
+)
+
+# %% tags=["guard"]
+assert [one.name for one in products(called)] == ["bmm"] * 4 and len(called) == 38
+assert round(by_products / moved, 2) == 0.2
 
 # %% [markdown]
 # Four of the 38 operators are the matrix products of chapter 03's steps 1, 2 and 4, and they do all
 # the operations we count. But they move only a fifth of the bytes. The rest is copies and
-# elementwise work: products with a decay, a subtraction, a change of number format, a mask, an
-# exponential.
+# elementwise work: a subtraction, a change of number format, a mask, an exponential.
 #
 # ## 2 · The price of a byte
 #
-# What does a byte cost? Two rates describe our machine: $R_\text{op}$, operations per second in a
-# large matrix product, and $R_\text{byte}$, bytes read and written per second. Take an operator of
-# $\phi_i$ operations and $\mu_i$ bytes. It costs a fixed $t_0$ for the call, plus computing or
-# moving, whichever takes longer, because the two overlap:
+# What does a byte cost? Two rates describe a machine: $R_\text{op}$, operations per second in a
+# large matrix product, and $R_\text{byte}$, bytes read and written per second. An operator of
+# $\phi_i$ operations and $\mu_i$ bytes costs $t_0$ for the call, and then the longer of computing
+# and moving, because the two overlap:
 #
 # $$T \;\approx\;
 #   \sum_i \Big( t_0 + \max\big(\phi_i / R_\text{op},\; \mu_i / R_\text{byte}\big) \Big).
 # \tag{10.1}$$
 #
-# We measured the three numbers on one core of a server, in float32:
+# We measured $R_\text{op}$, $R_\text{byte}$ and $t_0$ on one core of a server, in float32:
 
 # %%
 print(f"{MACHINE.flops / 1e9:.0f} billion operations per second, in products of 1,024 × 1,024")
@@ -240,17 +254,28 @@ print(f"{1e6 * MACHINE.launch:.1f} microseconds for the smallest sum")
 print(f"break-even: {MACHINE.flops / MACHINE.bandwidth:.1f} operations per byte")
 
 # %% [markdown]
-# An operator's *intensity* is its number of operations per byte. Below 6.4, an operator on tensors
-# too large for the cache waits for memory. The product of two $m \times m$ matrices has intensity
-# $2m^3 / (4 \cdot 3m^2) = m / 6$, so from $m \approx 40$ on arithmetic sets the time. A sum or a
-# mask always waits. We count no operations for an exponential, so (10.1) lets it wait as well. In
-# fact it computes, and may take several times as long.
+# An operator's *intensity* is its number of operations per byte. The product of two $m \times m$
+# matrices has $2m^3 / (4 \cdot 3m^2) = m / 6$. So from $m \approx 40$ on, arithmetic sets its time.
+# A sum or a mask has no products at all: by (10.1), it waits for memory.
 #
 # ## 3 · Thirteen trips
 #
-# Which operators move the pairs? We ask each operator how many tensors of shape $q \times q$ it
-# reads and writes, where $q$ is the number of tokens in a chunk ($l_c$ in chapter 03). The table is
-# the drawing at the top, in numbers:
+# Who moves the pairs? Look at the matrix $L$ of decays in chapter 03's step 1. It has a number for
+# each pair of tokens in a chunk.
+#
+# One line of `ssd_chunked`, cut in two here, makes nine trips of the thirteen:
+#
+# ```python
+# L = log_decay[..., :, None] - log_decay[..., None, :]  # 2 trips: float64
+# L = L.to(x.dtype).tril_().exp_()  # 3 + 2 + 2
+# ```
+#
+# The subtraction runs in float64, so writing its result counts twice. `.to(x.dtype)` reads these
+# eight bytes and writes four. `tril_` and `exp_` work in place, but each number still goes up and
+# comes down.
+#
+# We let the operators tell. For chunks of $q$ tokens ($l_c$ in chapter 03), we ask each operator
+# how many tensors of shape $q \times q$ it reads and writes:
 
 
 # %% tags=["setup"]
@@ -277,48 +302,34 @@ class Trips(Recorder):
 with Trips(q=16) as trips:
     _ = ssd_chunked(*make_ssd(256), chunk_size=16)
 one_trip = 4 * 256 * 16 * 4  # bytes: a float32 number for each of q pairs a token, and head
-print("               reads  writes")
+print("             reads  writes   (of float32 numbers, per pair and head)")
 for one, (read, written) in zip(trips.operators, trips.pairs, strict=True):
     if read + written:
-        print(f"  {one.name:11} {read / one_trip:6.2f} {written / one_trip:7.2f}")
+        print(f"{one.name:11} {read / one_trip:6.2f} {written / one_trip:7.2f}")
 total = sum(read + written for read, written in trips.pairs) / one_trip
 print(f"together {total:.2f}")
 assert total == 13
 
 # %% [markdown]
-# This line of `ssd_chunked`, cut in two here, makes nine of the thirteen:
-#
-# ```python
-# L = log_decay[..., :, None] - log_decay[..., None, :]
-# L = L.to(x.dtype).tril_().exp_()
-# ```
-#
-# 1. The subtraction runs in float64, so writing the result counts twice: 2 trips.
-# 2. `.to(x.dtype)` reads it and writes float32: 3 more.
-# 3. `tril_` and `exp_` read and write in place: 2 each.
-# 4. $CB^\top$ and its `tril` serve all four heads: four quarters, 1.
-# 5. Multiplying by $L$ reads $L$ and writes the product: 2.
-# 6. The product with $x$ reads it: 1.
-#
-# Nothing here is careless. The float64 saves digits (chapter 03), and in-place operators save
-# memory. But the formula $(L \circ CB^\top)\,x$ doesn't say that its parts go through memory.
+# The other four belong to $CB^\top$ and its mask, which four heads share (four quarters), to the
+# product with $L$ and to the product with $x$. Nothing here is careless. But the formula $(L \circ
+# CB^\top)\,x$ doesn't say that its parts go through memory.
 #
 # ## 4 · The length of a chunk
 #
-# Chapter 03 promised that any length of a chunk gives the same output. It doesn't give the same
-# traffic. Take $h$ heads of $p$ channels, $n$ states, and $g$ groups of $B$ and $C$. One token
-# costs
+# Chapter 03 promised that chunks of any length give the same output. They don't give the same
+# traffic. For $h$ heads of $p$ channels, with $n$ states and one group of $B$ and $C$ for every
+# four heads, one token moves
 #
-# $$\phi(q) = 2\,\big(q\,(g n + h p) + 2\,h p n\big) \text{ operations}, \qquad
-#   \mu(q) \approx 4 h \,\Big(7\,\frac{p n}{q} + 13\,q\Big) + \mu_0 \text{ bytes}.
+# $$\mu(q) \;\approx\; 4 h \,\Big(7\,\frac{p n}{q} + 13\,q\Big) + \mu_0 \text{ bytes}.
 # \tag{10.2}$$
 #
-# Each token pays for $q$ pairs, thirteen trips of four bytes each. (That is for four heads to a
-# group; in general it is $12 + 4g/h$ trips.) It shares the states of its chunk with $q - 1$ others,
-# and each number of a state makes seven trips (counted in the same way). The rest, $\mu_0$, doesn't
-# depend on $q$. Traffic is smallest where the first two terms are equal, at $q = \sqrt{7 p n /
-# 13}$. Does the clock agree? Here are the counts for 4,096 tokens, the time that (10.1) predicts,
-# and the measured one. Before you run it: which chunk is the fastest?
+# It pays thirteen trips of four bytes for each of $q$ pairs. And it shares the state of its chunk
+# with $q - 1$ others: the same count for tensors of states finds seven trips. The rest, $\mu_0$,
+# doesn't depend on $q$. Traffic is smallest where the two terms are equal, at $q = \sqrt{7 p n /
+# 13}$, which is 33 for our layer.
+#
+# Before you look: which chunk is the fastest for 4,096 tokens?
 
 
 # %% tags=["setup"]
@@ -333,43 +344,63 @@ def by_chunk():
     return listed
 
 
-# %%
-print(f"least traffic at q = {math.sqrt(7 * 32 * 64 / 13):.0f}")
-print("  q     MB  states  pairs     ms predicted  measured")
-took = MEASURED["chunks"]["seconds"]["evaluation"]
-times = {"predicted": [], "measured": []}
-for q, called in by_chunk().items():
-    operations, moved = sum(one.flops for one in called), sum(one.moved for one in called) / 1e6
-    assert operations == 4096 * 2 * (q * (64 + 4 * 32) + 2 * 4 * 32 * 64)
-    states, pairs = (4096 * 16 * each / 1e6 for each in (7 * 32 * 64 / q, 13 * q))
-    times["predicted"].append(by_count := 1e3 * MACHINE.seconds(called))
-    times["measured"].append(clock := 1e3 * median(took[str(q)]))
-    print(f"{q:3} {moved:6.0f} {states:7.0f} {pairs:6.0f} {by_count:16.1f} {clock:9.1f}")
+def chunk_times():
+    """Milliseconds of SSD on 4,096 tokens by chunk: as (10.1) predicts, and median of five runs."""
+    took = MEASURED["chunks"]["seconds"]["evaluation"]
+    predicted = [1e3 * MACHINE.seconds(called) for called in by_chunk().values()]
+    return {"predicted": predicted, "measured": [1e3 * median(took[str(q)]) for q in by_chunk()]}
+
 
 # %% tags=["figure"]
-fig, ax = plotting.figure(size=(7, 4.2))
-plotting.lines(ax, [*by_chunk()], times, marker="o", xscale="log", yscale="log")
-ax.axvline(math.sqrt(7 * 32 * 64 / 13), color=plotting.QUIET, linestyle=":")
-ax.set(xlabel="tokens in a chunk", ylabel="milliseconds")
-ax.set(yticks=(5, 20, 80), yticklabels=(5, 20, 80), xticks=[*by_chunk()], xticklabels=[*by_chunk()])
-ax.tick_params(axis="both", which="minor", labelleft=False, labelbottom=False)
+def draw_traffic(ax):
+    """The terms of (10.2) and the rest, as they were counted, by the length of a chunk."""
+    counted = [sum(one.moved for one in called) / 1e6 for called in by_chunk().values()]
+    terms = {"states": [4096 * 16 * 7 * 32 * 64 / q / 1e6 for q in by_chunk()]}
+    terms["pairs"] = [4096 * 16 * 13 * q / 1e6 for q in by_chunk()]
+    terms["rest"] = [all_ - sum(two) for all_, *two in zip(counted, *terms.values(), strict=True)]
+    below = torch.zeros(len(counted))
+    for i, (name, high) in enumerate(terms.items()):
+        ax.bar(range(len(counted)), high, bottom=below, label=name, color=plotting.COLORS[i])
+        below = below + torch.tensor(high)
+    ax.set(xticks=range(len(counted)), xticklabels=[*by_chunk()], xlabel="tokens in a chunk")
+    ax.set(ylabel="megabytes")
+    ax.legend()
+
+
+# %% tags=["figure"]
+def draw_times(ax):
+    """Milliseconds by (10.1) and by the clock."""
+    plotting.lines(ax, [*by_chunk()], chunk_times(), marker="o", xscale="log", yscale="log")
+    ax.set(xlabel="tokens in a chunk", ylabel="milliseconds")
+    ax.set(yticks=(5, 20, 80), yticklabels=(5, 20, 80))
+    ax.set(xticks=[*by_chunk()], xticklabels=[*by_chunk()])
+    ax.tick_params(axis="both", which="minor", labelleft=False, labelbottom=False)
+
+
+# %% tags=["figure"]
+fig, (left, right) = plotting.figure(1, 2, size=(13, 4.6))
+draw_traffic(left)
+draw_times(right)
 plotting.save(
     fig,
     "10_chunks",
-    "Milliseconds of SSD on 4,096 tokens against the length of its chunks, predicted and measured: "
-    "both curves fall to 32 or 64 tokens and rise again. The measured curve lies above the other "
-    "and rises more steeply from 128 to 512.",
+    "SSD on 4,096 tokens by the length of its chunks. Left, stacked bars of megabytes for states, "
+    "pairs and the rest: lowest at 32, where states and pairs are about equal; at 512 nearly all "
+    "is pairs. Right, milliseconds predicted and measured: both fall to 32 or 64 tokens and rise "
+    "again; the measured curve lies above and rises more steeply from 128 to 512.",
 )
 
 # %% tags=["guard"]
 by_terms = {q: 16 * (7 * 32 * 64 / q + 13 * q) for q in by_chunk()}
 rest = [sum(one.moved for one in by_chunk()[q]) / 4096 - of_q for q, of_q in by_terms.items()]
 assert all(abs(rest[2] - other) < 0.02 * (other + by_terms[8]) for other in rest)
+times, took = chunk_times(), MEASURED["chunks"]["seconds"]["evaluation"]
 off = torch.tensor(times["measured"]) / torch.tensor(times["predicted"])
 assert torch.tensor(times["predicted"]).argmin() == 2
 assert {*torch.tensor(times["measured"]).argsort()[:2].tolist()} == {2, 3}  # 32 and 64
 assert 1.35 < off[:5].min() < off[:5].max() < 1.95
 assert [round(one.item()) for one in off[5:]] == [3, 4]
+assert round(math.sqrt(7 * 32 * 64 / 13)) == 33
 mean, half = interval([a / b for a, b in zip(took["32"], took["64"], strict=True)])
 assert mean - half < 1 < mean + half
 speeds = {size / 3: size / seconds / 1e9 for size, seconds in SUMS.items()}
@@ -377,33 +408,31 @@ assert round(speeds[2**24], 1) == 28.5
 assert all(round(speeds[size]) == 7 for size in speeds if size >= 2**25)
 
 # %% [markdown]
-# The model predicts 32. In five runs 32 and 64 are indistinguishable. Up to 128, a pass takes 1.4
-# to 1.9 times as long as predicted, and the model doesn't explain that factor.
+# The model predicts 32. In five runs 32 and 64 are indistinguishable. Up to 128 tokens, a pass
+# takes 1.4 to 1.9 times as long as predicted. At 256 and 512 it takes 3 and 4 times as long.
+# Our
+# suspect is very large tensors, and exercise 3 tests it on your machine.
 #
-# At 256 and 512, it's a factor of 3 and 4. One suspect is a second price per byte: in our record,
-# sums into 16 MiB ran at 28.5 GB per second, and sums into 32 MiB or more at 7. At 256 the float64
-# tensor of pairs has 32 MiB. At 512 it has 64, and every float32 tensor with all heads' pairs has
-# 32. Exercise 3 tests the suspect on your machine.
-#
-# The papers' kernels take chunks of 256 (WM Table 7). If nobody moves the pairs, the term with 13
-# $q$ vanishes, and long chunks cost operations alone. So let's stop moving them.
+# So pairs keep our chunks short. The papers' kernels take chunks of 256 (WM Table 7). What if
+# nobody moved the pairs?
 #
 # ## 5 · Three kernels
 #
-# A *kernel* is a function that the processor runs many times in parallel. Each run is a *program*.
-# Between a load and a store, a program keeps its numbers in registers and fast memory. Triton lets
-# you write one in Python: `tl.load` and `tl.store` are the only trips, as long as the tiles fit.
-# `cheems_ref/triton_ssd.py` does chapter 03's steps in three kernels, each program for one head of
-# one row of the batch:
+# A *kernel* is a function that the processor runs many times in parallel, and each run is a
+# *program*. Triton lets you write kernels in Python. Between `tl.load` and `tl.store`, a program
+# keeps its numbers in registers and fast memory.
 #
-# | kernel | one program for | loads | keeps to itself | stores |
-# |---|---|---|---|---|
-# | `_write`, step 2 | a chunk | its $x$, $B$, $\Delta$ | decays | its write, its decay |
-# | `_carry`, step 3 | all chunks | a state; writes, decays | a state | states before each, last |
-# | `_read`, steps 1, 4 | a chunk | its $x$, $B$, $C$, $\Delta$, state | $L$, $CB^\top$ | its $y$ |
+# `cheems_ref/triton_ssd.py` does chapter 03's steps in three kernels. Each program works on one
+# head of one row of the batch:
+#
+# - `_write`, step 2: one program per chunk stores what its tokens write into a state.
+# - `_carry`, step 3: one program goes through all chunks and stores the state before each.
+# - `_read`, steps 1 and 4: one program per chunk stores its $y$.
 #
 # Why three? A chunk needs the state before it, so the states must be known first, and chunks can
-# run in parallel only if nobody waits. In the matrix $M$ of $y = Mx$ the division looks like this:
+# run in parallel only if nobody waits.
+#
+# Look at the matrix $M$ in $y = Mx$. Which program makes which block?
 
 
 # %% tags=["setup"]
@@ -423,6 +452,7 @@ MEMORY = {  # each tensor in one row, with something else (sevens) behind
 MOVED = Counter()
 
 
+# %% tags=["setup"]
 def alone(chunk):
     """The states that the recurrence leaves after one chunk, begun with nothing: (h, n, p)."""
     part = slice(chunk * q, (chunk + 1) * q)
@@ -441,6 +471,21 @@ def run(kernel, *grid):
     for program in product(*map(range, grid)):
         kernel(*program)
     return MOVED.total()
+
+
+# %% tags=["setup"]
+def load(name, place, inside=True):
+    """tl.load: numbers of a flat tensor, zeros where `inside` is false."""
+    place, inside = torch.as_tensor(place), torch.as_tensor(inside)
+    MOVED["loads"] += int(inside.sum())
+    return torch.where(inside, MEMORY[name][place], 0.0)
+
+
+def store(name, place, values, inside=True):
+    """tl.store: write where `inside` is true."""
+    place, inside = torch.as_tensor(place), torch.as_tensor(inside)
+    MOVED["stores"] += int(inside.sum())
+    MEMORY[name][place[inside]] = values[inside]
 
 
 # %% tags=["figure"]
@@ -472,38 +517,23 @@ plotting.save(
 # A program of `_read` makes a dark block on the diagonal, uses it and forgets it. No program makes
 # the light blocks. They act through a write, the carried state, and a read.
 #
-# **A tile and its mask.** A program sees memory as one long row of numbers. It loads a *tile*: some
-# rows of a matrix. The sides of a tile must be powers of two, at least 16. So our example with $n =
-# 8$ states and $p = 4$ channels has tiles of $N = P = 16$ columns, and $l = 42$ tokens make two
-# chunks of $q = 16$ and one of 10. This is the Triton, straight from the package:
-
-# %%
-show("_tile", "column =", "return")
-print()
-show("_steps", "steps =", "return")
-
-# %% [markdown]
-# The last chunk has only 10 tokens, but a tile has 16 rows. The memory past the last row belongs to
-# something else. So `tl.load` takes a mask, and gives zeros where the mask is false. A token with
-# $\Delta = 0$ leaves the state alone. (The bound of −750 changes nothing: its exponential is 0.)
+# **A tile and its mask.** A program sees memory as one long row of numbers, and loads a *tile*:
+# some rows of a matrix. The sides of a tile must be powers of two, at least 16. Our example has $l
+# = 42$ tokens and $n = 8$ states.
 #
-# To test each line we write a PyTorch twin: the same lines with `tl` replaced. Our `MEMORY` is a
-# dictionary of flat tensors followed by sevens, and `load` and `store` count every number:
-
-
-# %%
-def load(name, place, inside=True):
-    """tl.load: numbers of a flat tensor, zeros where `inside` is false."""
-    place, inside = torch.as_tensor(place), torch.as_tensor(inside)
-    MOVED["loads"] += int(inside.sum())
-    return torch.where(inside, MEMORY[name][place], 0.0)
-
-
-def store(name, place, values, inside=True):
-    """tl.store: write where `inside` is true."""
-    place, inside = torch.as_tensor(place), torch.as_tensor(inside)
-    MOVED["stores"] += int(inside.sum())
-    MEMORY[name][place[inside]] = values[inside]
+# With chunks of $q = 16$, only 10 tokens are left for the last one. The last chunk's tile of $B$
+# still has 16 rows of 16 numbers:
+#
+# ```
+# memory  … │ 8 numbers of token 40 │ 8 of token 41 │ something else …
+# tile    10 rows of 8 numbers; zeros beside them and below them
+# ```
+#
+# A load has a mask, and gives zeros where it is false. A token with $\Delta = 0$ leaves the state
+# alone, so zeros for $\Delta$ do no harm. (Our folded `load` and `store` do this for flat tensors
+# with sevens behind them.)
+#
+# Here is how a tile is loaded, in PyTorch and, below it, in the Triton of the package:
 
 
 # %%
@@ -513,11 +543,22 @@ def tile(name, rows, n_columns, inside, width):
     return load(name, place, inside[:, None] & (column < n_columns))
 
 
+print(triton("_tile", "column =", "return"))
+
+# %% [markdown]
+# Every program also loads $\Delta$ and sums the log decays. (The bound of −750 changes nothing: its
+# exponential is 0.)
+
+
+# %%
 def steps_of(rows, inside, head):
     steps = load("dt", rows, inside)
     return steps, (steps * load("A", head)).clamp(min=-750).cumsum(0)
 
 
+print(triton("_steps", "steps =", "return"))
+
+# %% tags=["guard"]
 token = 2 * q + torch.arange(q)  # the last chunk: 10 tokens are there, 6 are not
 last = tile("B", token, n, token < l, N)
 check("rows that exist", last[:10, :n], GIVEN["B"][0, 32:, 0])
@@ -526,35 +567,46 @@ assert not last[10:].any() and not last[:, n:].any()
 # %% [markdown]
 # ## 6 · The kernel, line by line
 #
-# **`_write`** computes what a chunk leaves in an empty state: the sum of $\Delta_s B_s x_s^\top$,
-# each decayed to the end of the chunk. Here is the Triton:
+# Now we read the kernels. First comes a PyTorch twin, line for line, with the Triton's names. Below
+# it come the same lines of Triton.
+#
+# Every program of `_write` and of `_read` finds its tokens, and loads their $\Delta$, $x$ and $B$:
+
 
 # %%
-show("_write", "chunk, head", "tl.store(decays")
+def begin(chunk, head, row, l):
+    """The first lines of _write and of _read."""
+    t = chunk * q + torch.arange(q)
+    mine = (row * l + t) * h + head
+    shared = (row * l + t) * g + head // (h // g)
+    steps, since = steps_of(mine, t < l, head)
+    X, K = tile("x", mine, p, t < l, P), tile("B", shared, n, t < l, N)
+    return (t, mine, shared), steps, since, X, K
+
 
 # %% [markdown]
-# What do the lines say?
+# In Triton, a program asks which chunk, head and row of the batch are its own:
+
+# %%
+print(triton("_write", "chunk, head", "X, K"))
+
+# %% [markdown]
+# What do the names mean?
 #
-# - Three numbers say which program this is, and `t` are the chunk's tokens.
-# - `mine` are the rows of $x$ and $\Delta$: a token has $h$ of them, one per head. `shared` are
-#   the rows of $B$ and $C$, which $h / g$ neighbouring heads share.
-# - `since` is the log decay since the chunk began. It never rises, so its minimum is the last.
-# - `tl.dot` is the product of $B^\top$ with rows of $x$, scaled by $\Delta$ and the decay to the
-#   end. ("tf32x3" is the precision of a tensor core's product.)
-# - Two stores: the write, and the decay of the whole chunk. `place` numbers the chunks of all
-#   heads.
+# - `t` are the chunk's tokens; `t < l` is the mask.
+# - `mine` numbers the rows of $x$ and $\Delta$: a token has $h$ of them, one per head.
+# - `shared` numbers the rows of $B$ and $C$, which $h / g$ neighbouring heads share.
+# - `since` is the log decay since the chunk began.
+# - `X` and `K` are tiles of $x$ and $B$; `_read` loads `Q`, a tile of $C$, as well.
 #
-# The twin has the same names in the same order:
+# **`_write`** computes what a chunk leaves in an empty state: the sum of $\Delta_s B_s x_s^\top$,
+# each decayed to the end of the chunk:
 
 
 # %%
 def write(chunk, head, row=0, l=l):
     """The twin of _write."""
-    t = chunk * q + torch.arange(q)
-    mine, shared = (row * l + t) * h + head, (row * l + t) * g + head // (h // g)
-    steps, since = steps_of(mine, t < l, head)
-    X, K = tile("x", mine, p, t < l, P), tile("B", shared, n, t < l, N)
-
+    _, steps, since, X, K = begin(chunk, head, row, l)
     whole = since.min()
     to_end = (whole - since).exp()
     write = K.T @ ((to_end * steps)[:, None] * X)
@@ -565,6 +617,19 @@ def write(chunk, head, row=0, l=l):
     store("decays", place, whole.exp())
 
 
+# %% [markdown]
+# After its first five lines, the Triton of `_write` goes on like this (`tl.dot` is a matrix
+# product):
+
+# %%
+print(triton("_write", "whole", "tl.store(decays"))
+
+# %% [markdown]
+# ("tf32x3" is the precision of a tensor core's product.)
+#
+# Does the twin write what chapter 03's recurrence leaves behind? And what if we forget the mask on
+# the tokens?
+
 # %%
 _ = run(write, CHUNKS, h)
 right = stored("states").clone()
@@ -572,17 +637,20 @@ for chunk in range(CHUNKS):
     check(f"chunk {chunk}: its writes", right[:, chunk], alone(chunk))
 _ = run(partial(write, l=48), CHUNKS, 1)  # told that all 48 tokens exist
 _ = must_differ("no mask at the ragged end", stored("states"), right)
-_ = run(write, CHUNKS, h)
 
 # %% [markdown]
-# The mistake is easy to miss: as long as every test uses a multiple of 16 tokens, no program ever
+# The forgotten mask is easy to miss: as long as every test uses a multiple of 16 tokens, no program
 # reads past the end.
 #
-# **`_carry`** must go through the chunks in order, so one program does them all. Here is its twin.
-# In the loop, a chunk's own write leaves memory, and the state *before* the chunk takes its place:
-
+# **`_carry`** goes through the chunks in order, so one program does them all. A chunk's own write
+# leaves memory, and the state *before* the chunk takes its place. (`mine` is the head's number, and
+# `entry` counts the numbers of a state.)
 
 # %%
+print(triton("_carry", "state =", "tl.store(final"))
+
+
+# %% tags=["setup"]
 def carry(head, row=0):
     """The twin of _carry."""
     mine = row * h + head
@@ -597,34 +665,38 @@ def carry(head, row=0):
     store("final", mine * n * p + entry, state, inside)
 
 
-_ = run(carry, h)
-want, final = ssd_recurrent(*GIVEN.values(), return_final_state=True)
+# %% tags=["guard"]
+_ = run(write, CHUNKS, h), run(carry, h)
+_, final = ssd_recurrent(*GIVEN.values(), return_final_state=True)
 check("the state after the last chunk", stored("final"), final[0].mT)
 
 # %% [markdown]
-# **`_read`** is the kernel of our picture. It begins like `_write` and loads $C$ as well. Then come
-# these lines. Where are the thirteen trips?
+# **`_read`** is the kernel of our opening picture. It begins like `_write` and loads `Q`. Where are
+# the thirteen trips in these lines?
 
 # %%
-show("_read", "between", "tl.store(y")
+print(triton("_read", "between", "inside_chunk"))
 
 # %% [markdown]
-# There are none. `between`, `L` and `scores` have $q \times q$ numbers each, and are never stored.
-# The subtraction in float64, the mask, the exponential and both products happen inside one program.
-# Only `inside_chunk + before_chunk` is stored, and it has $q \times p$ numbers.
+# There are none. `between`, `L` and `scores` have $q \times q$ numbers each, and they are never
+# stored. The subtraction, the mask, the exponential and both products happen inside one program.
 #
-# Are the twins right? (The twin of `_read` is folded.) And is the Triton? Without a GPU, Triton's
-# interpreter runs it (slowly), and we compare both in float32:
+# **At its end `_read` stores** $q \times p$ numbers. They are the sum of two reads, one inside the
+# chunk and one from the state before it.
+
+# %%
+print(triton("_read", "i = tl", "tl.store(y"))
+
+# %% [markdown]
+# Are the twins right? (Those of `_carry` and `_read` are folded.) And is the Triton? Without a GPU,
+# Triton's interpreter runs it, slowly.
 
 
 # %% tags=["setup"]
 def read(chunk, head, row=0):
     """The twin of _read."""
-    t = chunk * q + torch.arange(q)
-    mine, shared = (row * l + t) * h + head, (row * l + t) * g + head // (h // g)
-    steps, since = steps_of(mine, t < l, head)
-    X = tile("x", mine, p, t < l, P)
-    K, Q = tile("B", shared, n, t < l, N), tile("C", shared, n, t < l, N)
+    (t, mine, shared), steps, since, X, K = begin(chunk, head, row, l)
+    Q = tile("C", shared, n, t < l, N)
 
     L = torch.where(t[:, None] >= t[None, :], (since[:, None] - since[None, :]).exp(), 0.0)
     scores = (Q @ K.T) * L
@@ -636,33 +708,43 @@ def read(chunk, head, row=0):
     store("y", mine[:, None] * p + j, inside_chunk + before_chunk, (t < l)[:, None] & (j < p))
 
 
-# %%
-_ = run(read, CHUNKS, h)
-check("write, carry, read = recurrence", stored("y")[None], want)
-status = kernel_status()
-if status.available:
+def check_triton():
+    """Compare the Triton with the twins, on a GPU or in Triton's interpreter."""
+    status = kernel_status()
+    if not status.available:
+        print("Triton: not run here.", status.reason)
+        return
     from cheems_ref.triton_ssd import ssd_triton
 
     there = "cuda" if status.mode == "cuda" else "cpu"
     single = [t.float().to(there) for t in GIVEN.values()]
     by_triton = ssd_triton(*single, chunk_size=q).cpu()
     check("Triton = twins", by_triton, stored("y")[None].float(), tol=1e-5)
-else:
-    print("Triton: not run here.", status.reason)
+
+
+# %% tags=["aside"]
+for kernel, *grid in ((write, CHUNKS, h), (carry, h), (read, CHUNKS, h)):
+    _ = run(kernel, *grid)
+check("write, carry, read = recurrence", stored("y")[None], ssd_recurrent(*GIVEN.values()))
+check_triton()
 
 # %% [markdown]
 # ## 7 · What the kernel moves
 #
-# Add up the loads and stores. A head of $l$ tokens in $c$ chunks moves this many numbers:
+# How much do the kernels move? Every trip is a `tl.load` or a `tl.store`, so we can add them up.
 #
-# $$\underbrace{l\,(p + n + 1) + c\,(np + 2)}_{\text{write}}
-#   + \underbrace{c\,(2np + 1) + 2np}_{\text{carry}}
-#   + \underbrace{l\,(2p + 2n + 1) + c\,(np + 1)}_{\text{read}}. \tag{10.3}$$
+# For one head of $l$ tokens in $c$ chunks, the three kernels move this many numbers:
 #
-# There is no $q^2$ in it, and no $l\,q$. Our twins have counted:
+# $$\begin{aligned}
+# \text{write} &: \; l\,(p + n + 1) + c\,(np + 2) \\
+# \text{carry} &: \; c\,(2np + 1) + 2np \\
+# \text{read} &: \; l\,(2p + 2n + 1) + c\,(np + 1)
+# \end{aligned} \tag{10.3}$$
+#
+# No $q^2$ is left, and no $l\,q$.
 
 
-# %%
+# %% tags=["setup"]
 def numbers(l, n, p, q):
     """Equation 10.3: numbers moved by each of the three kernels, for one head."""
     c = math.ceil(l / q)
@@ -670,6 +752,7 @@ def numbers(l, n, p, q):
     return write, carry, l * (2 * p + 2 * n + 1) + c * (n * p + 1)
 
 
+# %% tags=["guard"]
 grids = {write: (CHUNKS, h), carry: (h,), read: (CHUNKS, h)}
 for (kernel, grid), one_head in zip(grids.items(), numbers(l, n, p, q), strict=True):
     moved = run(kernel, *grid)
@@ -677,68 +760,39 @@ for (kernel, grid), one_head in zip(grids.items(), numbers(l, n, p, q), strict=T
     assert moved == h * one_head
 
 # %% [markdown]
-# Now the layer of section 4, on 4,096 tokens in chunks of 64. What do the kernels move, and how
+# Take the layer of section 4, with 4,096 tokens in chunks of 64. What do the kernels move, and how
 # long would that take by (10.1)?
 
 # %%
-by_torch = sum(one.moved for one in by_chunk()[64])
-by_kernels = 4 * 4 * sum(numbers(4096, 64, 32, 64))
-flops = 2 * 4 * 4096 * (2 * 64 * 32 + 64 * 64 + 64 * 32)  # CBᵀ once for each head
-kernels = flops / MACHINE.flops, by_kernels / MACHINE.bandwidth
-print(f"PyTorch {by_torch / 1e6:.0f} MB, three kernels {by_kernels / 1e6:.0f} MB")
-print(f"milliseconds by (10.1): PyTorch {1e3 * MACHINE.seconds(by_chunk()[64]):.1f};")
-print(f"kernels {1e3 * kernels[0]:.1f} of computing, {1e3 * kernels[1]:.1f} of moving")
-
-# %% [markdown]
-# Divide an operator's operations by its time in (10.1), without $t_0$. That's the *roofline* of
-# Williams and others: it rises with the intensity, up to $R_\text{op}$. Where do our layers stand?
-
-
-# %% tags=["figure"]
-def draw_roofline(ax, kernel):
-    """Operations per second against intensity: the roof, four layers, and the kernels."""
-    x = torch.logspace(-0.5, 3, 100)
-    roof = {"roof": (x * MACHINE.bandwidth).clamp(max=MACHINE.flops) / 1e9}
-    plotting.lines(ax, x, roof, xscale="log", yscale="log", legend=None)
-    for name in ("SSD, chunks of 16", "SSD, chunks of 64", "attention", "MLP"):
-        with torch.no_grad(), Recorder() as recorder:
-            make_forms(2048)[name]()
-        did, moved = (sum(counts) for counts in list(zip(*recorder.operators, strict=True))[1:])
-        place = did / moved, did / median(MEASURED["forms"]["2048"][name]) / 1e9
-        ax.plot(*place, "o", color=plotting.COLORS[1], markersize=8)
-        ax.annotate(name, place, (9, -13), textcoords="offset points", fontsize=13)
-    ax.plot(*kernel, "o", markerfacecolor="white", markeredgecolor=plotting.INK, markersize=9)
-    ax.annotate("kernels, counted", kernel, (-60, 8), textcoords="offset points", fontsize=13)
-
-
-# %% tags=["figure"]
-fig, ax = plotting.figure(size=(9, 4.4))
-draw_roofline(ax, (flops / by_kernels, MACHINE.flops / 1e9))
-ax.set(xlabel="operations per byte", ylabel="billion operations per second", ylim=(3, 400))
-plotting.save(
-    fig,
-    "10_roofline",
-    "Operations per second against operations per byte, with a roof that rises and turns level. "
-    "SSD in chunks of 16 and 64 lies under the rising part, MLP and attention under the level "
-    "part. A hollow point for the kernels is on the level part of the roof.",
-)
+flops = 4 * 4096 * 2 * 64 * 32, 0, 4 * 4096 * 2 * (64 * 64 + 2 * 64 * 32)
+moved = [4 * 4 * each for each in numbers(4096, 64, 32, 64)]  # four bytes, four heads
+kernels = [*map(Operator, ("write", "carry", "read"), flops, moved)]
+print("4,096 tokens, chunks of 64    MB   milliseconds by (10.1)")
+for name, called in {"PyTorch": by_chunk()[64], "three kernels": kernels}.items():
+    megabytes = sum(one.moved for one in called) / 1e6
+    print(f"{name:26} {megabytes:5.0f} {1e3 * MACHINE.seconds(called):6.1f}")
 
 # %% tags=["guard"]
-assert round(by_torch / 1e6) == 108 and round(by_kernels / 1e6) == 27
-assert kernels[0] > kernels[1] and flops / by_kernels > MACHINE.flops / MACHINE.bandwidth
+assert round(sum(one.moved for one in by_chunk()[64]) / 1e6) == 108
+assert round(sum(moved) / 1e6) == 27
+assert round(1e3 * MACHINE.seconds(by_chunk()[64]), 1) == 4.4
+assert round(1e3 * MACHINE.seconds(kernels), 1) == 2.0
+waits = [one.moved / MACHINE.bandwidth > one.flops / MACHINE.flops for one in kernels]
+assert waits == [False, True, False]
 
 # %% [markdown]
-# The kernels move a quarter of the bytes, and on this machine `_write` and `_read` would wait for
-# the arithmetic and only `_carry`, which has no product, for memory. The hollow point is counted,
-# not measured: we have no such kernel for a CPU, and we have not measured its speed on a GPU. `make
-# gpu` does, if you have one.
+# The kernels move a quarter of the bytes. By (10.1), `_write` and `_read` would wait for the
+# arithmetic on this machine, and only `_carry`, which has no product, for memory. These 2.0 ms are
+# counted, not measured: we have no such kernel for a CPU. `make gpu` times the kernels, if you have
+# a GPU.
 #
 # ## 8 · The race of five systems
 #
 # Do bytes decide whole models, too? We time the five systems of the papers, cut down to two million
-# parameters each, on texts of 256 to 16,384 tokens. *Evaluation* is a forward pass, *training* adds
-# the backward pass, and each system runs five times. All use PyTorch's operators on one CPU core.
-# Which one do you expect to be last on a long text?
+# parameters each, on texts of 256 to 16,384 tokens. *Evaluation* is a forward pass, and *training*
+# adds the backward pass. All use PyTorch's operators on one CPU core.
+#
+# Which of the five do you expect to be last on a long text?
 
 
 # %% tags=["setup"]
@@ -802,18 +856,25 @@ assert 1.165 < min(drift) < max(drift) < 1.22 and max(drift) / min(drift) < 1.04
 
 # %% [markdown]
 # LlaMa, with attention in eight layers, is the fastest at 256 tokens and the slowest from 2,048 on.
-# Interpolated between the measured lengths, the other four overtake LlaMa at 400 to 1,300 tokens,
-# in evaluation and in training.
+# The other four overtake LlaMa at 400 to 1,300 tokens, in evaluation and in training.
 #
-# One caveat. Timed again later in the same record, the passes of 256 tokens took 1.17 to 1.22 times
-# as long, and we don't know why. The ratios between systems moved by up to 4 percent, so we don't
-# trust a verdict closer to 1 than that.
+# Is Cheems as fast as the papers say? We divide its speed in training by the other's, and ± is
+# (9.1) over five runs. (Timed again later in the record, such ratios had moved by up to 4 percent.
+# So we call a verdict undecided if its interval comes closer to 1 than that.)
 #
-# ### One token more
+# | claim of WM, Figure 6 | what we see |
+# |---|---|
+# | faster than LlaMa | seen, from 1,156 ± 69 tokens on |
+# | faster than Jamba | undecided: 0.95 ± 0.03 at 16,384 tokens |
+# | a "lower gap" to Mamba-2 | it grows: 0.93 ± 0.01 at 4,096, 0.66 ± 0.01 at 16,384 |
 #
-# When a model *writes*, it makes one token at a time, and what a step moves grows with its keys and
-# values alone. Our cache is immutable: every step reads the old keys and values, writes a copy that
-# is one token longer, and attention reads the copy. So each step moves their bytes three times:
+# The papers' GPUs have kernels. By our count for an H100 (folded), LlaMa's large model reads 4,096
+# tokens faster than Mamba-2's with PyTorch's operators, and just as fast if only the products are
+# left.
+#
+# When a model *writes*, LlaMa's step reads all keys and values, writes a copy that is one token
+# longer, and reads the copy. After 16,384 tokens that takes 49 ms. Mamba-2's step takes 4 ms, the
+# same as after 256.
 
 
 # %% tags=["setup"]
@@ -855,16 +916,6 @@ assert 3.7 < min(starts) < max(starts) < 5 and 48 < ends[0] < 50
 assert abs(ends[1] - starts[1]) < 0.2 and round(ends[1]) == 4
 print("a step, in ms: 3.7 to 5 after 256 tokens; after 16,384 tokens LlaMa 49, Mamba-2 4")
 
-# %% [markdown]
-# Mamba-2's step takes 4 ms after 16,384 tokens, the same as after 256. LlaMa's takes 49 ms. It
-# slows down three times as much as its bytes say, and we haven't found out why.
-#
-# ### On another machine
-#
-# Our machine breaks even at 6.4 operations per byte, and a GPU with $10^{15}$ operations and $3.3
-# \cdot 10^{12}$ bytes per second, about an H100, at 303. By (10.1), how many times as fast as LlaMa
-# would the papers' large models read 4,096 tokens there, in sixteen bits, if calls cost nothing?
-
 # %% tags=["guard"]
 large, gpu, leads = {}, Machine(1e15, 3.3e12), {}
 for name, family in FAMILIES.items():
@@ -878,34 +929,6 @@ for what in ("all operators", "products"):
     print(f"{what:13}", *(f"{lead:8.2f}" for lead in leads[what]))
 assert leads["all operators"] == [1.0, 0.53, 0.56, 1.15, 0.44]
 assert leads["products"] == [1.0, 1.0, 1.0, 1.48, 0.38]
-
-# %% tags=["guard"]
-assert round(gpu.flops / gpu.bandwidth) == 303
-otce, llama = (preset(FAMILIES[name]) for name in ("OTCE", "LlaMa"))
-assert (otce.d_model, llama.d_model) == (1024, 2048)
-totals = [sum(part.total for part in count_parameters(c).values()) / 1e9 for c in (otce, llama)]
-assert [round(total, 1) for total in totals] == [1.0, 1.3]
-
-# %% [markdown]
-# With every operator, LlaMa leads all but OTCE (whose model is half as wide and has 1.0 instead of
-# 1.3 billion parameters). The bytes between the products cost more than the products. If
-# kernels leave only the products, Mamba-2 and Jamba draw level with LlaMa. Cheems doesn't: each
-# token fetches its experts' rows from two tables per layer, and we count them as read from memory.
-#
-# ## 9 · What the papers claim, and what we see
-#
-# We measured two million parameters on one CPU core in float32. The papers have 1.3 billion on
-# GPUs with kernels.
-#
-# > "[…] the forward and backward propagation efficiency of Cheems has surpassed LlaMa and Jamba,
-# > and maintains a lower gap with Mamba2." — WM §4.2, of Figure 6
-#
-# > "Cheems surpasses the other two architectures when the sequence length is 2K, and its advantage
-# > becomes more pronounced as the sequence length increases." — Ch, Figure 5, of training, and with
-# > 4K of evaluation; the other two are Jamba and OTCE
-#
-# Here is Cheems' speed over the other's. We call a lead *seen* if its interval is above 1, *not
-# seen* if the interval is below 1, and undecided otherwise.
 
 
 # %% tags=["setup"]
@@ -931,21 +954,6 @@ for length, seconds in MEASURED["inner"].items():
     print(f"SSD       at {int(length):5,} tokens: {mean:.3f} ± {half:.3f} times as long")
     assert mean - half > 1.04
 
-# %% [markdown]
-# | Cheems against | in training | in evaluation |
-# |---|---|---|
-# | LlaMa | seen, from 1,156 ± 69 tokens on | seen, from 1,277 ± 108 on |
-# | Jamba | undecided (drift): 0.95 ± 0.03 at 16,384 | 0.85 ± 0.01 at 256, undecided at 16,384 |
-# | Mamba-2 | not seen: 0.93 ± 0.01 at 4,096, 0.66 ± 0.01 at 16,384 | 0.69 ± 0.06 at 16,384 |
-# | OTCE | seen, but only from 5,656 ± 1,686 | from 9,966 ± 1,064 |
-#
-# The gap to Mamba-2 isn't maintained; it grows. Two intervals come within the drift of 4 percent:
-# Jamba's in training and OTCE's in evaluation. Against LlaMa, the claim was made for a GPU, where
-# our count with every operator says the opposite (section 8).
-#
-# Ch also says (App. B.2) that "the speed of Inner Function Attn is about 4% slower than Attention".
-# With SSD inside, as in Ch, a training pass takes 7 to 11 percent longer here.
-
 # %% tags=["guard"]
 pairs = [*product(("LlaMa", "OTCE"), ("training", "evaluation"))]
 found = [interval(crossings(kind, "Cheems", other)) for other, kind in pairs]
@@ -962,21 +970,19 @@ assert min(lowest[:3]) > 1.04 > lowest[3] > 1 and 0.96 < sum(found[0]) < 1
 # %% [markdown]
 # ## Summary
 #
-# - Operations, bytes and three numbers of a machine predict a time by (10.1). For SSD in chunks it
-#   is too short by a factor of 1.4 to 4.
+# - Operations, bytes and three numbers of a machine predict a time by (10.1). Up to chunks of 128
+#   tokens, SSD takes 1.4 to 1.9 times as long.
 # - In our `ssd_chunked`, operators move thirteen float32 numbers per head for each pair. Only a
 #   fifth of SSD's bytes belong to products.
-# - Three kernels move a quarter of the bytes and no pair at all. A forgotten mask on the tokens
-#   passes every test whose length is a multiple of the chunk.
-# - On our core, systems with states overtake LlaMa at some 400 to 1,300 tokens. By our count of the
-#   large models on a GPU, Mamba-2 and Jamba need kernels to draw level with LlaMa.
-# - Keys and values slow the next token down; states don't.
+# - Three kernels move a quarter of the bytes, and no pair at all.
+# - A forgotten mask on the tokens passes every test whose length is a multiple of the chunk.
+# - On our core, systems with states overtake LlaMa at some 400 to 1,300 tokens.
 #
 # ## Exercises
 
 # %% [markdown]
-# **1 · easy.** With pencil and paper: multiply a matrix $(m, k)$ by a matrix $(k, n)$. How many
-# operations per byte is that, if a number takes `itemsize` bytes and each matrix moves once?
+# **1 · easy.** How many operations per byte does it take to multiply an $(m, k)$ matrix by a $(k,
+# n)$ matrix? Use pencil and paper. A number takes `itemsize` bytes, and each matrix moves once.
 
 
 # %% tags=["exercise"]
@@ -1000,8 +1006,8 @@ assert math.isclose(intensity(5, 7, 3, 4), real.flops / real.moved), "not what t
 print("one token has one operation per byte: writing waits for memory")
 
 # %% [markdown]
-# **2 · easy.** A model writes one text. Every step reads all parameters that a token uses, and the
-# cache. How many tokens per second does the bandwidth allow at most?
+# **2 · easy.** How many tokens per second can a model write at most? Every step reads all
+# parameters that a token uses, and the cache. Count the bandwidth alone.
 
 
 # %% tags=["exercise"]
@@ -1025,12 +1031,13 @@ print(f"LlaMa here, after 16,384 tokens: at most {once:.0f} per second,")
 print(f"{thrice:.0f} if the cache moves three times, and {real:.0f} measured: the rest is open")
 
 # %% [markdown]
-# **3 · medium.** Measure your own machine. Write `rate`: call a function once to warm up, then
-# seven times, and divide `moved` bytes by the median time of the seven. (`clock()` returns
-# seconds.) Then sum two tensors of 16 MiB and two of 64 MiB, once with `torch.add(a, b)` and once
-# with `torch.add(a, b, out=c)` into memory that is already there. Is one of the four much slower?
-# (A C library may take fresh pages from the operating system for a large tensor, and the system
-# clears each page first: mallopt(3), `DEFAULT_MMAP_THRESHOLD_MAX`.)
+# **3 · medium.** Measure your own machine: does it move large tensors as fast as small ones? Write
+# `rate`: call a function once to warm up, then seven times, and divide `moved` bytes by the median
+# time of the seven. (`clock()` returns seconds.) Then sum two tensors of 16 MiB and two of 64 MiB,
+# once with `torch.add(a, b)` and once with `torch.add(a, b, out=c)` into memory that is already
+# there. Is one of the four much slower? (A C library may take fresh pages from the operating system
+# for a large tensor, and the system clears each page first: mallopt(3),
+# `DEFAULT_MMAP_THRESHOLD_MAX`.)
 
 
 # %% tags=["exercise"]
@@ -1056,7 +1063,8 @@ assert rate(partial(torch.add, torch.ones(2**20), 1.0), 8 * 2**20) > 0
 print("measured: seven calls, and their median")
 
 # %% [markdown]
-# **4 · medium.** One kernel can run a chain of operators, *fused*. It never moves what one operator
+# **4 · medium.** How many bytes does a chain of operators move if one kernel runs it, *fused*? It
+# never moves what one operator
 # makes and only others of the chain read. It reads each input from outside once, and writes each
 # result that is needed afterwards once. `chain` lists operators as (names read, name written),
 # `sizes` gives bytes by name, and `needed` has the names that are read afterwards. Return the bytes
