@@ -17,7 +17,7 @@ SITE := book/_build/site/index.html
 SLIDES := book/_build/slides/index.html
 DECKS := $(wildcard notebooks/*.ipynb book/*.py book/deck_theme/*)
 PAGES := $(wildcard README.md CONTRIBUTING.md LICENSE notebooks/* cheems_ref/*.* cheems_lab/*.* cheems_lab/*/*.* figures/* \
-	book/*.* book/guide/* book/manual/* book/web/*.* book/web/static/* book/deck_theme/* tests/*.py tests/planted/*.py)
+	book/*.* book/guide/* book/manual/* book/web/*.* book/web/static/* book/web/play/* book/deck_theme/* tests/*.py tests/planted/*.py)
 PORT ?= 8000
 
 .DEFAULT_GOAL := help

@@ -118,7 +118,8 @@ def naive_attention(
     Returns:
         y in the dtype of q; computed in float32 for 16-bit inputs.
 
-    Source: WM §3.2; Ch eqs. 9 and 10, with the scale 1/√p and the mask inside the softmax.
+    Source: WM §3.2; Ch eqs. 9 and 10. There the scale 1/√p is missing and the mask
+    comes after the softmax.
     """
     _check(q, k, v, allowed, bias)
     h, p = q.shape[2:]
@@ -230,8 +231,9 @@ class ContentMask(nn.Module):
     token can learn to hide itself from every later token.
 
     With top_k=n each query keeps the n allowed keys of largest bias and sees no others; of equal
-    biases it keeps the later key. Equal tokens are sure to have equal biases only in a float64
-    layer, where biases are compared in float32; otherwise rounding may separate them.
+    biases it keeps the later key. Rounding in the matrix product may give equal tokens biases that
+    differ in the last digit. A float64 layer compares them in float32, which hides this; a float32
+    layer doesn't.
     With top_k=1 the one weight is always 1, and queries, keys and biases receive no gradient.
 
     Args:
@@ -306,7 +308,7 @@ class QCAttn(nn.Module):
         rope_base: as in `rope_frequencies`.
         mask: "gate", "content", None for the causal mask alone, or a module of your own with the
             methods `forward` and `keeps` of `ContentMask`. If it has an attribute `hard` that is
-            True, y is attention without the bias over the keys that `keeps` returns, and the
+            True, y is attention over the keys that `keeps` returns, without the bias, and the
             gradient is that of attention with the bias over all allowed keys.
         inner: "linear", "ssd", "retrieved", or a module of your own that computes the values
             (b, l, d) from x, p numbers for each head. If its forward has an argument `cache`, it is
@@ -451,8 +453,8 @@ class RetrievedValues(nn.Module):
         n_values: rows of the table.
         k_values: rows per token and head, at most n_values.
 
-    Source: WM eq. 3, Listing 7 and Table 6, with weights, with random initial keys, and with a
-    table of n_values rows.
+    Source: WM eq. 3, Listing 7 and Table 6. Weights, random first keys, and a table of n_values rows
+    are ours.
     """
 
     def __init__(self, d_model: int, *, n_heads: int, n_values: int, k_values: int):

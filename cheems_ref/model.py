@@ -69,7 +69,7 @@ class Block(nn.Module):
         use_cache: bool = True,
         rotary: RotaryTable | None = None,
     ) -> tuple[Stream, LayerCache | None]:
-        """Add the layer's output to x; also return its cache, or None if it has or keeps none."""
+        """Add the layer's output to x; also return its cache, None for no cache."""
         if self.letter not in SEQUENCE_MIXERS:
             return x + self.layer(self.norm(x)), None
         y, cache = self.layer(
@@ -174,7 +174,8 @@ class CausalLM(nn.Module):
     ) -> None:
         """Check a call's arguments, and that there are positions to generate max_new_tokens.
 
-        The last new token is not read back, so it needs none. A plain call gives the logits of 1.
+        The last new token is never an input, so it needs no position. A plain call of the model
+        counts as max_new_tokens = 1.
         """
         check.token_ids(self.config.vocab_size, input_ids=input_ids)
         b, length = input_ids.shape
@@ -275,7 +276,7 @@ def stream(
 ) -> Iterator[Int[Tensor, " b"]]:
     """Continue a prompt, yielding each new id (b,) as soon as it is chosen.
 
-    Invalid arguments raise at the call, before the first id is yielded.
+    An invalid prompt, mask or max_new_tokens raises at the call, before the first id is yielded.
 
     Args:
         model: in any dtype, on any device.

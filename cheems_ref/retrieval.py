@@ -14,8 +14,8 @@
 A routed MoE has a router matrix (d, e). Retrieval needs 2 r keys instead (`product_key_topk`), and
 evaluates the retrieved neurons without gathering their rows (`neurons`). Notebook 06 derives both.
 
-"Cross domain" is the papers' term: every token passes through a shared MLP, and the experts, which
-few tokens use, work on its output. They call these experts, and their width, private.
+"Cross domain" is the papers' term: every token passes through a shared MLP, and experts that few
+tokens use work on its output or beside it. The papers call those experts, and their width, private.
 
 Wrong shapes, sizes or values raise ValueError, and sizes that are no whole numbers TypeError, with
 the name of the argument (check.py).
@@ -135,7 +135,8 @@ def neurons(
     If the gradient of the loss with respect to y_n is δ_n, the one with respect to a_nj is
     δ_n · table[indices_nj]. With x_n for δ_n that is the product we want, so we call torch's
     backward pass of a bag. Conversely, the gradient of this function with respect to x is a bag.
-    Neither direction builds a tensor of size (n, j, d) for more than one token.
+    Neither direction builds a tensor of size (n, j, d) for more than one token. There is no second
+    derivative.
 
     Args:
         x: n tokens.
@@ -162,9 +163,9 @@ def _neurons(x, table, indices):
 @torch.library.custom_op(f"{__name__.partition('.')[0]}::neurons", mutates_args=())
 def _products(x: Tensor, table: Tensor, indices: Tensor) -> Tensor:
     """The gradient of a bag with respect to its weights, given the gradient x of its sum."""
-    gradient = torch.ops.aten._embedding_bag_per_sample_weights_backward
-    products = gradient(x, table, indices.flatten(), *_bags(indices), mode=0)
-    return products.view(indices.shape)
+    # (grad, weight, indices, offsets, offset2bag, mode), where mode 0 is the sum
+    backward = torch.ops.aten._embedding_bag_per_sample_weights_backward
+    return backward(x, table, indices.flatten(), *_bags(indices), mode=0).view(indices.shape)
 
 
 @_products.register_fake
@@ -175,11 +176,12 @@ def _(x, table, indices):
 def _products_backward(ctx, gradient):
     x, table, indices = ctx.saved_tensors
     to_x = F.embedding_bag(indices, table, per_sample_weights=gradient, mode="sum")
-    _, bags = _bags(indices)
-    unused = bags.new_empty(0)  # in place of bag_size and maximum_indices, for modes mean and max
-    options = dict(num_weights=table.shape[0], scale_grad_by_freq=False, mode=0)  # mode 0: the sum
+    _, offset2bag = _bags(indices)
+    unused = offset2bag.new_empty(0)  # bag_size and maximum_indices, which other modes need
+    options = dict(num_weights=table.shape[0], scale_grad_by_freq=False, mode=0)
+    # (grad, indices, offset2bag, bag_size, maximum_indices, ...)
     backward = torch.ops.aten._embedding_bag_dense_backward
-    inputs = x, indices.flatten(), bags, unused, unused
+    inputs = x, indices.flatten(), offset2bag, unused, unused
     to_table = backward(*inputs, **options, per_sample_weights=gradient.flatten())
     return to_x, to_table, None
 
@@ -190,7 +192,7 @@ _products.register_autograd(
 
 
 def _bags(indices):
-    """The offset of each token's bag in the flat indices, and the bag of each index."""
+    """offsets, where each token's bag begins in the flat indices; offset2bag, each index's bag."""
     n, j = indices.shape
     bags = torch.arange(n, device=indices.device)
     return bags * j, bags.repeat_interleave(j)
@@ -216,7 +218,7 @@ def retrieved_experts(
         gate: a third table of weights, not to be confused with `gates`. With it the neurons are
             gated: gᵢ (x·downᵢ) SiLU(x·gateᵢ) upᵢ.
 
-    Source: WM §3.3; Ch Listing 4, with the gates outside of SiLU.
+    Source: WM §3.3; Ch Listing 4. The gates are outside of SiLU, as in Ch and unlike WM's listing.
     """
     _check_retrieved(x, down, up, gates, indices, gate)
     return _retrieved_experts(x, down, up, gates, indices, gate)
@@ -274,7 +276,7 @@ class ProductKeys(nn.Module):
         k: experts per head, at most e.
         d_query: width of a query, both halves together; even.
 
-    Source: WM §3.3 and Listing 8; Ch Listing 4, with random initial keys.
+    Source: WM §3.3 and Listing 8; Ch Listing 4. Unlike there, the first keys are random.
     """
 
     def __init__(self, d_model: int, *, n_experts: int, n_heads: int, k: int, d_query: int):
@@ -342,7 +344,7 @@ class PEER(ProductKeys):
 
 
 def _reset_tables(n_retrieved, up, *inputs):
-    """Draw tables: x·row has the variance of the entries of x, and the entries of a sum of
+    """Draw tables so that x·row has the variance of the entries of x, and the entries of a sum of
     n_retrieved rows of `up` have variance 1.
     """
     with torch.no_grad():
@@ -427,7 +429,7 @@ class CDMoE(nn.Module):
         form: whether the input of the experts is φ(x) or x.
         residual: whether φ(x) is added; False is possible for "serial" only.
 
-    Source: WM eq. 5, §3.3 and Listing 8, with the gate outside of SiLU and normalised.
+    Source: WM eq. 5, §3.3 and Listing 8, where the raw score is inside SiLU.
     """
 
     def __init__(

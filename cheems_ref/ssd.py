@@ -13,7 +13,7 @@ Every head keeps a state, a p × n matrix, and walks through the tokens:
     D          (h,)               D, the skip connection
     state      (b, h, p, n)       h
 
-Head i reads the B and C of group i // (h / g). The functions share one signature, whose first five
+Head i reads the B and C of group i // (h / g). The forms share one signature, whose first five
 arguments have the order of mamba-ssm's `mamba_chunk_scan_combined`.
 
     ssd_recurrent   the definition, one token at a time
@@ -89,7 +89,7 @@ CHUNKS_PER_BLOCK = 16
 
 
 def _form(core):
-    """Make a core the public function, which computes in the dtype of the state."""
+    """Turn a core into the public function, which computes in the dtype of the state."""
 
     @functools.wraps(core)
     def unchecked(x, dt, A, B, C, D, state, chunk_size):
@@ -414,7 +414,7 @@ class SSD(nn.Module):
       only through t - s, with 32 frequencies for n = 64;
     * "conv": each channel of x, B and C passes through a convolution over its last d_conv tokens,
       then through SiLU;
-    * "decay": the decay is the only one; it tells near from far and nothing else.
+    * "decay": the decay is the only position encoding; it tells near from far and nothing else.
 
     All three have the decay. -A starts uniform in (1, 16), dt log-uniform in [1e-3, 1e-1], as
     in Mamba-2: at first a head's memory is between one token and a thousand. The only bias is in
