@@ -164,7 +164,7 @@ def learned():
 
 def error_budget():
     """Errors of four float32 computations of SSD, relative to float64, against length."""
-    names = ("carry_in_turn", "four_steps")
+    names = ("carry_in_turn", "in_chunks", "four_steps")
     *_, four_steps = from_notebook("03_state_space_duality", *names)
     torch.set_default_dtype(torch.float32)
 

@@ -3,15 +3,16 @@
 #
 # **One layer, computed in two ways: as a recurrence that carries a small state, and as attention
 # that looks back at everything. By the end you will have written the algorithm that combines them,
-# in two dozen lines, and compared it with the kernels that train real models.** You will be able to
+# in two dozen lines, and caught a printed version of it looking into the future.** You will be
+# able to
 #
 # - write a recurrence as a matrix and say what is special about its blocks;
 # - show where attention without a softmax comes from, and which step needs a single decay per head;
 # - compute the layer in chunks, in time linear in the length;
-# - find a mistake in a published listing that leaks the future and that most tests would miss.
+# - find a mistake in a published listing that leaks the future, though a test with one chunk
+#   passes.
 #
-# You need matrix products, attention as a formula, and a little PyTorch. Chapters 01 and 02 help,
-# but we repeat the equations we use.
+# You need matrix products, attention as a formula, and a little PyTorch. Chapters 01 and 02 help.
 #
 # Sources: Dao and Gu, *Transformers are SSMs* (2024), for the duality and the chunked algorithm;
 # *Wonderful Matrices* (WM) §2, Appendix A and Listings 2–4; *Cheems* (Ch) Listing 2. How to read ✓
@@ -27,13 +28,13 @@ from einops import rearrange
 from matplotlib.patches import Circle, Rectangle
 from torch import einsum
 from torch.linalg import matrix_rank
+from torch.nn.functional import pad
 from torch.utils.flop_counter import FlopCounterMode
 
 from cheems_ref import plotting, ssd
-from cheems_ref.kernels import kernel_status
 from cheems_ref.linear_attention import gated_linear_attention
 from cheems_ref.mamba import selective_scan
-from cheems_ref.verify import check, check_gradients, must_differ
+from cheems_ref.verify import check, must_differ
 
 torch.set_default_dtype(torch.float64)  # derivations first; float32 is for speed
 
@@ -127,12 +128,12 @@ alpha = torch.tensor([0.5, 0.5, 0.9, 0.1])
 B = torch.tensor([1.0, 1.0, 2.0, 1.0])
 C = torch.tensor([1.0, 1.0, 1.0, 2.0])
 
-state, outputs = torch.tensor(0.0), []
+state, states = torch.tensor(0.0), []
 for t in range(4):
     state = alpha[t] * state + B[t] * x[t]
-    outputs.append(C[t] * state)
-    print(f"t = {t}   h = {state.item():.3f}   y = {outputs[t].item():.3f}")
-y = torch.stack(outputs)
+    states.append(state)
+y = C * torch.stack(states)
+print("h =", torch.stack(states).numpy(), "  y =", y.numpy())
 
 # %% [markdown]
 # Now **unroll** it. Put the equation for $h_{t-1}$ into the one for $h_t$, and so on, until only
@@ -142,17 +143,18 @@ y = torch.stack(outputs)
 #   \tag{3.2}$$
 #
 # Does the product begin with $\alpha_s$ or with $\alpha_{s+1}$? With $\alpha_{s+1}$: a token that
-# reads what it has just written sees it at full strength. It's an easy mistake to make, and a hard
-# one to see when the decays are close to 1. So let's make it:
+# reads what it has just written sees it at full strength. The other choice is an easy mistake, and
+# hard to see when the decays are close to 1. Let's make it on purpose, with `first=0`:
 
 
 # %%
 def unrolled(x, alpha, B, C, first=1):
-    """Equation 3.2: the decays of steps s + first to t. (Right is first = 1.)"""
+    """Equation 3.2, with the decays of steps s + first to t."""
     outputs = []
     for t in range(len(x)):
-        terms = [alpha[s + first : t + 1].prod() * B[s] * x[s] for s in range(t + 1)]
-        outputs.append(C[t] * sum(terms))
+        decays = [alpha[s + first : t + 1].prod() for s in range(t + 1)]
+        heard = [decays[s] * B[s] * x[s] for s in range(t + 1)]
+        outputs.append(C[t] * sum(heard))
     return torch.stack(outputs)
 
 
@@ -172,47 +174,37 @@ _ = must_differ("decay that includes the token's own step", unrolled(x, alpha, B
 # *source*). $L$ holds the decays. It is lower triangular, because you can't read a token before it
 # has been written.
 #
-# Computing each entry as a product would be slow. You might try one running product and divide two
-# of its entries. That works for short texts, but $0.5^{1100}$ is zero in float64, and 0 / 0 is NaN.
-# Sums of logarithms don't underflow: $L_{ts} = \exp(\log\alpha_{s+1} + \dots + \log\alpha_t)$.
+# How would you compute $L$? You might try one running product and divide two of its entries. That
+# works for short texts, but $0.5^{1100}$ is zero in float64, and 0 / 0 is NaN. Sums of logarithms
+# don't underflow. Each column of $L$ is a running sum of log decays, $L_{ts} =
+# \exp(\log\alpha_{s+1} + \dots + \log\alpha_t)$:
 
 
 # %%
 def decay_matrix(log_alpha):
     """L of equation 3.3 from the log decays: (l,) -> (l, l)."""
-    below = log_alpha[:, None].expand(-1, len(log_alpha)).tril(-1)  # row t: log α_t, where s < t
-    return below.cumsum(dim=0).exp().tril()  # tril again: above the diagonal exp(0) = 1
+    rows = log_alpha[:, None].expand(-1, len(log_alpha))
+    sums = rows.tril(-1).cumsum(dim=0)  # column s starts after token s
+    return sums.exp().tril()  # exp(0) = 1 above the diagonal: cut off
 
-
-alpha = torch.tensor([0.5, 0.5, 0.9, 0.1])
-print("below:\n", alpha.log()[:, None].expand(-1, 4).tril(-1).numpy().round(2))
-print("L:\n", decay_matrix(alpha.log()).numpy().round(3))
 
 # %% [markdown]
-# In `below`, column $s$ holds the log decays of the tokens after $s$. A running sum down each
-# column then gives all entries at once. Check it against the four tokens:
+# Fill in $L$ for the four tokens of section 1 on paper. Then compare, and apply $M$ to $x$:
 
 # %%
-x, B = torch.tensor([1.0, 2.0, 0.0, 3.0]), torch.tensor([1.0, 1.0, 2.0, 1.0])
-C = torch.tensor([1.0, 1.0, 1.0, 2.0])
+x, alpha = torch.tensor([[1.0, 2.0, 0.0, 3.0], [0.5, 0.5, 0.9, 0.1]])
+B, C = torch.tensor([[1.0, 1.0, 2.0, 1.0], [1.0, 1.0, 1.0, 2.0]])
 L = decay_matrix(alpha.log())
-by_products = torch.tensor(
-    [[alpha[s + 1 : t + 1].prod() * (s <= t) for s in range(4)] for t in range(4)]
-)
-check("L from sums of logarithms = L from products", L, by_products)
-from_the_start = alpha.log()[:, None].expand(-1, 4).cumsum(dim=0).exp().tril()
-_ = must_differ("sums that begin at token 0", from_the_start, L)
-
 M = C[:, None] * L * B  # rows times C_t, columns times B_s
+print(L.numpy().round(3))
 check("y = M x", M @ x, unrolled(x, alpha, B, C))
 _ = must_differ("target and source exchanged", M.T @ x, unrolled(x, alpha, B, C))
 
 # %% [markdown]
-# What does $L$ look like? We draw it for three ways to forget: with a steady decay, with a decay
-# that varies, and with a reset at token 16. Before you look: in one of them an entry depends only
-# on how far apart the two tokens are. Which?
+# What does $L$ look like for a longer text? Here are three ways to forget: with a steady decay,
+# with a decay that varies, and with a reset at token 16.
 
-# %%
+# %% tags=["aside"]
 l = 32
 steady = torch.full((l,), math.log(0.9))
 varied = -random(l, seed=1).abs() / 4
@@ -220,11 +212,9 @@ reset = steady.clone()
 reset[16] = -math.inf  # a decay of exactly 0
 L_steady, L_varied, L_reset = (decay_matrix(g) for g in (steady, varied, reset))
 
-distance = torch.arange(l)[:, None] - torch.arange(l)
-check("steady: L_ts is 0.9 to the power t - s", L_steady, (0.9**distance).tril())
-neighbours = L_varied.diagonal(-1)
-print(f"varied: entries beside the diagonal from {neighbours.min():.3f} to {neighbours.max():.3f}")
-check("reset: from row 16 on, columns 0 to 15 are zero", L_reset[16:, :16], torch.zeros(16, 16))
+# %% [markdown]
+# Before you look: in one of the three pictures an entry depends only on how far apart the two
+# tokens are. Which?
 
 # %% tags=["figure"]
 pictures = {
@@ -249,11 +239,23 @@ plotting.save(
 # behind it: nothing written before token 16 gets through. A model that computes $\alpha_t$ from the
 # token can choose when to forget. Such a model is called *selective*.
 #
-# If you write this yourself, beware: `decay_matrix` sums from $s+1$ on and survives a reset. The
-# obvious shortcut, the difference of two running totals, gives $\infty - \infty$ there, which is
-# NaN. (We use the shortcut in sections 6 and 7, inside a chunk, and in section 9 across chunks,
-# always with finite totals.)
-#
+# If you write this yourself, beware of the obvious shortcut, the difference of two running totals.
+# At a reset it gives $\infty - \infty$, which is NaN. We'll take the shortcut for chunks, where
+# our totals are finite.
+
+# %% tags=["guard"]
+places = [(t, s) for t in range(4) for s in range(4)]
+by_products = torch.tensor([alpha[s + 1 : t + 1].prod() * (s <= t) for t, s in places])
+check("L from sums of logarithms = L from products", L, by_products.view(4, 4))
+from_the_start = alpha.log()[:, None].expand(-1, 4).cumsum(dim=0).exp().tril()
+_ = must_differ("sums that begin at token 0", from_the_start, L)
+distance = torch.arange(l)[:, None] - torch.arange(l)
+check("steady: L_ts is 0.9 to the power t - s", L_steady, (0.9**distance).tril())
+neighbours = L_varied.diagonal(-1)
+print(f"varied: entries beside the diagonal from {neighbours.min():.3f} to {neighbours.max():.3f}")
+check("reset: from row 16 on, columns 0 to 15 are zero", L_reset[16:, :16], torch.zeros(16, 16))
+
+# %% [markdown]
 # ## 3 · Its blocks have rank one
 #
 # Look at the empty corner of the third picture, then at the same corner of the second. That block
@@ -273,17 +275,18 @@ plotting.save(
 # diagonal. The largest of them touch the diagonal with their upper right corner, so we test those:
 
 # %%
-L = L_varied = decay_matrix(-random(32, seed=1).abs() / 4)
-ranks = [int(matrix_rank(L[corner:, : corner + 1])) for corner in range(32)]
+L = decay_matrix(-random(32, seed=1).abs() / 4)  # the second picture
+ranks = [int(matrix_rank(L[i:, : i + 1])) for i in range(32)]
 print("ranks of the", len(ranks), "largest blocks:", set(ranks))
-print("rank of a block that reaches above the diagonal:", int(matrix_rank(L[4:12, 0:9])))
-assert set(ranks) == {1} and matrix_rank(L[4:12, 0:9]) > 1
+above = int(matrix_rank(L[4:12, 0:9]))
+print("rank of a block that reaches above the diagonal:", above)
+assert set(ranks) == {1} and above > 1
 
 # %% [markdown]
-# A lower triangular matrix in which all these blocks have rank at most $n$ is called
-# *$n$-semiseparable*. Remember this, because the fast algorithm of section 6 is built on it. A
-# block of rank one is a narrow waist: all that the past can tell the future has to fit through one
-# number. You have met that number. It's the state.
+# A lower triangular matrix is called *$n$-semiseparable* if all these blocks have rank at most $n$.
+# Remember this, because the fast algorithm of section 6 is built on it. A block of rank one is a
+# narrow waist: all that the past can tell the future has to fit through one number. You have met
+# that number. It's the state.
 #
 # ## 4 · A wider state: attention without the softmax
 #
@@ -295,29 +298,26 @@ assert set(ranks) == {1} and matrix_rank(L[4:12, 0:9]) > 1
 #
 # The decay is still one number per token, now written $\alpha_t = e^{\Delta_t A}$. The *rate* $A
 # \le 0$ is learned, and the same for every token; the *step size* $\Delta_t \ge 0$ is computed from
-# the token. That's why $A$ needn't depend on the token: the product already does.
+# the token. That's why $A$ needn't depend on the token: the product already does. With $\Delta_t =
+# 0$ nothing fades and nothing is written, which is how the layer skips padding.
 
 
 # %%
 def recurrence(x, dt, A, B, C):
-    """Equation 3.4 for one head: x (l, p), dt (l,), A a number, B and C (l, n) -> y (l, p)."""
+    """Equation 3.4 for one head: x (l, p), dt (l,), B, C (l, n)."""
     state, outputs = torch.zeros(x.shape[1], B.shape[1]), []
     for t in range(len(x)):
-        state = torch.exp(dt[t] * A) * state + dt[t] * torch.outer(x[t], B[t])
+        write = dt[t] * torch.outer(x[t], B[t])
+        state = torch.exp(dt[t] * A) * state + write
         outputs.append(state @ C[t])
     return torch.stack(outputs)
 
 
+# %% tags=["guard"]
 l, p, n = 24, 5, 4
 x, B, C = random(l, p, seed=2), random(l, n, seed=3), random(l, n, seed=4)
 dt, A = random(l, seed=5).abs() / 4, torch.tensor(-1.0)
 y = recurrence(x, dt, A, B, C)
-
-# %% [markdown]
-# What happens if $\Delta_t = 0$? Then $\alpha_t = 1$ and nothing is written. To every other token
-# it is as if this one weren't there. That's how layers skip padding:
-
-# %%
 quiet, others = dt.clone(), torch.arange(l) != 10
 quiet[10] = 0.0
 without = recurrence(x[others], dt[others], A, B[others], C[others])
@@ -325,8 +325,8 @@ check("token 10 with Δ = 0 = token 10 left out", recurrence(x, quiet, A, B, C)[
 _ = must_differ("token 10 with its own Δ", y[others], without)
 
 # %% [markdown]
-# Now unroll, as before. The decays are numbers, so they can be pulled to the front. What remains
-# between reader $t$ and writer $s$ is an inner product of query and key:
+# Now unroll, as before. The decays are numbers, so they can be pulled to the front. What is
+# left between reader $t$ and writer $s$ is the inner product of a query and a key:
 #
 # $$y_t = \sum_{s \le t} L_{ts}\,(C_t \cdot B_s)\,\Delta_s x_s
 #   \qquad\Longleftrightarrow\qquad
@@ -337,12 +337,8 @@ _ = must_differ("token 10 with its own Δ", y[others], without)
 # softmax is gone, and with it the weights that sum to 1. And the mask isn't 0 or 1 but fades with
 # distance.
 #
-# > "[…] materializing the semi-separable matrix $M = L \circ CB^\top = L \circ QK^\top$ and
-# > performing quadratic matrix-vector multiplication — is equivalent to quadratic masked kernel
-# > attention." — WM §2
-#
-# The paper's formula leaves out $\Delta$. Its listing has it, and we keep it. In code, (3.5) is one
-# line:
+# WM §2 says the same. The paper's formula leaves out $\Delta$, but its listing has it, and we keep
+# it. In code, (3.5) or $(L \circ QK^\top)\,V$ is one line:
 
 # %%
 L, scores = decay_matrix(dt * A), C @ B.T
@@ -350,8 +346,8 @@ check("quadratic form = recurrence", (L * scores) @ (dt[:, None] * x), y)
 _ = must_differ("mask forgotten: attention to the future", scores @ (dt[:, None] * x), y)
 _ = must_differ("step size forgotten in the write", (L * scores) @ x, y)
 
-M = L * scores * dt  # as one matrix that acts on x: column s times dt_s
-ranks = [int(matrix_rank(M[corner:, : corner + 1])) for corner in range(l)]
+M = L * scores * dt  # acts on x: column s times dt_s
+ranks = [int(matrix_rank(M[i:, : i + 1])) for i in range(l)]
 print(f"n = {n}; ranks of the largest blocks:", *ranks)
 
 # %% [markdown]
@@ -359,71 +355,67 @@ print(f"n = {n}; ranks of the largest blocks:", *ranks)
 # the other, and they are the same function. The ranks have grown from 1 to $n$. The waist is as
 # wide as the state.
 #
-# Two special cases are worth naming. If nothing fades ($A = 0$, $\Delta = 1$), the mask is the
-# plain causal one, and you get the *linear attention* of chapter 02. With the decay, you get
-# chapter 02's gated rule, with one gate per token. (The model called *GLA* in the literature has
-# $n$ gates per token. We come to that in a moment.)
+# If nothing fades ($A = 0$, $\Delta = 1$), the mask is the plain causal one, and you get *linear
+# attention*. With the decay, (3.4) is chapter 02's gated rule, `gated_linear_attention`, with one
+# gate per token:
 
-# %%
+# %% tags=["aside"]
+q, k, v = (t[None, :, None] for t in (C, B, dt[:, None] * x))  # (b, l, h, ·)
+log_gates = (dt * A)[None, :, None]
+gated = gated_linear_attention(q, k, v, log_gates)[0, :, 0]
+check("gated linear attention = equation 3.4", gated, y)
+swapped = gated_linear_attention(k, q, v, log_gates)[0, :, 0]
+_ = must_differ("queries and keys exchanged", swapped, y)
+
+# %% tags=["guard"]
 nothing_fades = recurrence(x, torch.ones(l), torch.tensor(0.0), B, C)
 by_sums = torch.stack([sum((C[t] @ B[s]) * x[s] for s in range(t + 1)) for t in range(l)])
 check("α = 1 gives the causal mask", decay_matrix(torch.zeros(l)), torch.ones(l, l).tril())
 check("α = 1, Δ = 1: linear attention", nothing_fades, by_sums)
 _ = must_differ("α < 1 is not linear attention", recurrence(x, torch.ones(l), A, B, C), by_sums)
 
-q, k, v = (tensor[None, :, None] for tensor in (C, B, dt[:, None] * x))  # (b, l, h, ·)
-gated = gated_linear_attention(q, k, v, (dt * A)[None, :, None])
-check("gated linear attention = equation 3.4", gated[0, :, 0], y)
-swapped = gated_linear_attention(k, q, v, (dt * A)[None, :, None])
-_ = must_differ("queries and keys exchanged", swapped[0, :, 0], y)
-
 # %% [markdown]
 # ## 5 · Why one decay per head
 #
-# Mamba, at the end of chapter 01, came before SSD and is more general in its decays. Each entry
-# $i$ of its state fades at its own rate $A_i$. For one channel of input,
-#
-# $$h_{t,i} = e^{\Delta_t A_i}\, h_{t-1,i} + \Delta_t\, B_{t,i}\, x_t, \qquad
-#   y_t = \sum_i C_{t,i}\, h_{t,i}. \tag{3.6}$$
-#
-# Why would SSD give that up? Unroll it once more and watch for the step that breaks. Each entry has
-# its own matrix of decays, $L^{(i)}$:
+# Mamba, at the end of chapter 01, came before SSD and is more general in its decays. Each entry $i$
+# of its state fades at its own rate $A_i$. For one channel of input, $h_{t,i} = e^{\Delta_t A_i}
+# h_{t-1,i} + \Delta_t B_{t,i} x_t$, and the output is $y_t = \sum_i C_{t,i} h_{t,i}$. Why would SSD
+# give that up? Unroll it and watch for the step that breaks. Each entry has its own matrix of
+# decays, $L^{(i)}$:
 #
 # $$y_t = \sum_{s \le t} \Big( \sum_i C_{t,i}\; L^{(i)}_{ts}\; B_{s,i} \Big)\, \Delta_s x_s.
-#   \tag{3.7}$$
+#   \tag{3.6}$$
 #
 # With a single rate, $L_{ts}$ doesn't depend on $i$, leaves the inner sum, and $C_t \cdot B_s$
-# remains. **That is the step.** With $n$ rates, the decay stays stuck between $C$ and $B$. No mask
-# can be applied to $CB^\top$ itself. You need $n$ masks:
-#
-# $$M = \Big(\sum_{i} L^{(i)} \circ C_{:,i}\,B_{:,i}^\top\Big)\,\mathrm{diag}(\Delta). \tag{3.8}$$
+# remains. **That is the step.** With $n$ rates, the decay stays stuck between $C$ and $B$. One mask
+# on $CB^\top$ won't do, so you need a mask for each of the $n$ entries:
 
 
 # %%
 def diagonal_matrix(dt, A, B, C):
-    """M of equation 3.8 for one channel: dt (l,), A (n,), B and C (l, n) -> (l, l)."""
-    terms = [decay_matrix(dt * A[i]) * torch.outer(C[:, i], B[:, i]) for i in range(len(A))]
+    """M of equation 3.6: dt (l,), A (n,), B, C (l, n) -> (l, l)."""
+    masks = [decay_matrix(dt * rate) for rate in A]
+    terms = [masks[i] * torch.outer(C[:, i], B[:, i]) for i in range(len(A))]
     return sum(terms) * dt
 
 
+# %% tags=["guard"]
 l, n = 24, 4
 x, B, C = random(1, l, 1, seed=6), random(1, l, n, seed=7), random(1, l, n, seed=8)
 dt, A = random(1, l, 1, seed=9).abs() / 4, -torch.arange(1.0, n + 1)[None]
 y = selective_scan(x, dt, A, B, C)[0, :, 0]  # chapter 01's: one row of a batch, one channel
 M = diagonal_matrix(dt[0, :, 0], A[0], B[0], C[0])
 check("sum of n masked rank-one terms = Mamba's recurrence", M @ x[0, :, 0], y)
-
 mean = A.mean().expand(n)
 factored = decay_matrix(dt[0, :, 0] * A.mean()) * (C[0] @ B[0].T) * dt[0, :, 0]
 _ = must_differ("one decay pulled out of the sum", factored @ x[0, :, 0], y)
 check("equal rates: it can be", diagonal_matrix(dt[0, :, 0], mean, B[0], C[0]), factored)
 
 # %% [markdown]
-# Part of it can be rescued. Each of the $n$ terms has blocks of rank one, so their sum has rank at
-# most $n$, and the state is still the waist. What's lost is the single big matrix product. (On
-# paper you can have it back: with $\tau_t = \Delta_0 + \dots + \Delta_t$, put $e^{A_i \tau_t}$ into
-# $C_t$ and $e^{-A_i \tau_s}$ into $B_s$. The second factor soon overflows, so GLA, by Yang et al.,
-# 2023, does this in short chunks.) Mamba-2 chose one rate per head, and Cheems follows Mamba-2.
+# Each of the $n$ terms has blocks of rank one, so their sum has rank at most $n$, and the state is
+# still the waist. The single big matrix product is lost. GLA (Yang et al., 2023) also has $n$ gates
+# per token and gets the product back in short chunks, where it can move the decays into $C$ and $B$
+# before they overflow. Mamba-2 chose one rate per head instead, and Cheems follows Mamba-2.
 #
 # | what fades at token t | as a matrix | used by |
 # |---|---|---|
@@ -445,17 +437,18 @@ check("equal rates: it can be", diagonal_matrix(dt[0, :, 0], mean, B[0], C[0]), 
 # squeeze through the state. So we never fill them in. Each chunk *writes* a summary, we *carry* it
 # forward, and later tokens *read* it.
 #
-# Let $\sigma_t$ be the log decay from the start of a chunk up to its token $t$, with $t$'s own step
-# included (`total` in the code), and $\sigma_{\text{end}}$ that of its last token. The decay over
-# all of chunk $j$ is $a_j = e^{\sigma_{\text{end}}}$. Then for token $s$ in chunk $j$ and token $t$
-# in a later chunk $i$
+# Let $\sigma_t$ be the log decay from the start of a chunk up to its token $t$, including $t$'s own
+# step (`total` in the code). For the last token of the chunk we write $\sigma_{\text{end}}$, and
+# $a_j = e^{\sigma_{\text{end}}}$ is the decay over all of chunk $j$. Then token $s$ in chunk $j$
+# reaches token $t$ in a later chunk $i$ with
 #
 # $$M_{ts} =
 #   \underbrace{e^{\sigma_t}\, C_t}_{\text{read}}\;\cdot\;
 #   \underbrace{a_{j+1} \cdots a_{i-1}}_{\text{carry}}\;\cdot\;
-#   \underbrace{e^{\sigma_{\text{end}} - \sigma_s}\; B_s\,\Delta_s}_{\text{write}} \tag{3.9}$$
+#   \underbrace{e^{\sigma_{\text{end}} - \sigma_s}\; B_s\,\Delta_s}_{\text{write}} \tag{3.7}$$
 #
-# For neighbouring chunks the carry is 1.
+# For neighbouring chunks the carry is 1. Attention inside the chunks is step 1; write, carry and
+# read are steps 2 to 4:
 
 
 # %% tags=["figure"]
@@ -495,8 +488,8 @@ plotting.save(
 )
 
 # %% [markdown]
-# Let's do it for one head, with 32 tokens in 4 chunks of 8 and $n = 2$. `rearrange` cuts $M$ into
-# blocks, so that we can compare as we go:
+# Let's do it for one head, with 32 tokens in 4 chunks of 8 and $n = 2$. The rank of a block below
+# the diagonal should be at most 2:
 
 
 # %% tags=["setup"]
@@ -517,14 +510,11 @@ c, l_c, p, n = 4, 8, 5, 2
 x, dt, A, B, C = inputs(b=1, l=c * l_c, h=1, g=1, p=p, n=n, dt=0.1)
 M = ssd.semiseparable_matrix(dt, A, B, C)[0, 0]
 blocks = rearrange(M, "(i t) (j s) -> i j t s", t=l_c, s=l_c)
-print("ranks of the blocks, with n =", n)
 print(matrix_rank(blocks))
 
-x_c = rearrange(x, "1 (c l) 1 p -> c l p", l=l_c)  # l is now the place in a chunk
-dt_c = rearrange(dt, "1 (c l) 1 -> c l", l=l_c)
-B_c = rearrange(B, "1 (c l) 1 n -> c l n", l=l_c)
-C_c = rearrange(C, "1 (c l) 1 n -> c l n", l=l_c)
-total = (dt_c * A).cumsum(dim=1)  # σ of (3.9)
+x_c, B_c, C_c = (t[0, :, 0].unflatten(0, (c, l_c)) for t in (x, B, C))
+dt_c = dt[0, :, 0].unflatten(0, (c, l_c))
+total = (dt_c * A).cumsum(dim=1)  # (c, l): σ of (3.7)
 
 # %% [markdown]
 # **Step 1: attention inside each chunk.** This is the quadratic form you already have, on 8 tokens
@@ -532,18 +522,24 @@ total = (dt_c * A).cumsum(dim=1)  # σ of (3.9)
 
 # %%
 L = torch.stack([decay_matrix(log_alpha) for log_alpha in dt_c * A])
-inside = L * (C_c @ B_c.mT) * dt_c[:, None, :]  # (c, l, l): one small matrix per chunk
+inside = L * (C_c @ B_c.mT) * dt_c[:, None, :]  # (c, l, l)
 y_inside = inside @ x_c  # (c, l, p)
 check("step 1 fills the diagonal blocks", inside, torch.stack([blocks[i, i] for i in range(c)]))
 
 
 # %% tags=["setup"]
-def state_after(start, stop):
-    """What tokens start to stop - 1 leave behind, starting from an empty state: (p, n)."""
-    part = slice(start, stop)
-    tokens = (x[:, part], dt[:, part], A, B[:, part], C[:, part])
-    return ssd.ssd_recurrent(*tokens, return_final_state=True)[1][0, 0]
+def states_after(pieces):
+    """What the tokens of each piece leave behind, starting from an empty state: (c, p, n)."""
+    states = []
+    for piece in pieces:
+        tokens = (x[:, piece], dt[:, piece], A, B[:, piece], C[:, piece])
+        states.append(ssd.ssd_recurrent(*tokens, return_final_state=True)[1][0, 0])
+    return torch.stack(states)
 
+
+# %% tags=["guard"]
+chunks = [slice(i * l_c, (i + 1) * l_c) for i in range(c)]
+prefixes = [slice(0, i * l_c) for i in range(c)]  # all that comes before each chunk
 
 # %% [markdown]
 # **Step 2: write.** If a chunk started with an empty state, what would it leave behind? Every
@@ -552,8 +548,7 @@ def state_after(start, stop):
 # %%
 to_end = (total[:, -1:] - total).exp()  # (c, l)
 written = einsum("cl,cln,clp->cpn", to_end * dt_c, B_c, x_c)
-alone = torch.stack([state_after(i * l_c, (i + 1) * l_c) for i in range(c)])
-check("step 2 = the state of each chunk run alone", written, alone)
+check("step 2 = the state of each chunk run alone", written, states_after(chunks))
 
 # %% [markdown]
 # **Step 3: carry.** Here is the recurrence again, but with chunks for tokens: fade by the decay
@@ -565,11 +560,8 @@ state, incoming = torch.zeros(p, n), []
 for decay, write in zip(total[:, -1].exp(), written, strict=True):
     incoming.append(state)
     state = decay * state + write
-incoming = torch.stack(incoming)  # (c, p, n): the state at the start of each chunk
-
-by_recurrence = torch.stack([state_after(0, i * l_c) for i in range(1, c)])
-check("step 3 gives each chunk the state of the recurrence", incoming[1:], by_recurrence)
-_ = must_differ("writes added up without decay", written.cumsum(0)[:-1], by_recurrence)
+incoming = torch.stack(incoming)  # (c, p, n): at chunk starts
+check("step 3 gives each chunk the state of the recurrence", incoming, states_after(prefixes))
 
 # %% [markdown]
 # **Step 4: read.** Each token queries the state that its chunk started with, faded up to the token:
@@ -577,62 +569,92 @@ _ = must_differ("writes added up without decay", written.cumsum(0)[:-1], by_recu
 # %%
 y_between = einsum("cl,cln,cpn->clp", total.exp(), C_c, incoming)
 y = ssd.ssd_recurrent(x, dt, A, B, C)[0, :, 0]
-check("four steps = recurrence", rearrange(y_inside + y_between, "c l p -> (c l) p"), y)
-_ = must_differ("step 4 left out", rearrange(y_inside, "c l p -> (c l) p"), y)
+check("four steps = recurrence", (y_inside + y_between).flatten(0, 1), y)
+_ = must_differ("step 4 left out", y_inside.flatten(0, 1), y)
 
 # %% [markdown]
 # ## 7 · All heads, in two dozen lines
 #
-# That's the algorithm. Here are the same four steps for every sequence in the batch and every head
-# at once. Heads share keys and queries in groups: head $i$ uses group $\lfloor i / (h/g) \rfloor$.
-# The states lie on their side here, $n \times p$, so that a read is one product. Step 3 is passed
-# in as a function, because in section 9 we'll swap in a published one.
+# That's the algorithm. Now for every sequence in the batch and every head at once. Heads share keys
+# and queries in groups: head $i$ uses group $\lfloor i / (h/g) \rfloor$, and `expand_groups` gives
+# each head its own copy. The function `in_chunks` cuts all tensors into chunks of $l_c$ tokens:
+
+
+# %%
+def in_chunks(x, dt, A, B, C, l_c):
+    """The writes v = Δx, B, C and σ, each as (b, h, c, l, ...)."""
+    B, C = (ssd.expand_groups(t, x.shape[2]) for t in (B, C))
+    v, B, C, log_alpha = (
+        rearrange(t, "b (c l) h ... -> b h c l ...", l=l_c)
+        for t in (dt[..., None] * x, B, C, dt * A)
+    )
+    return v, B, C, log_alpha.cumsum(-1)
+
+
+# %% [markdown]
+# We write step 3 as a separate function, because in section 9 we'll swap in a published one. It
+# goes from chunk to chunk as before, on transposed states, $n \times p$, so that a read is one
+# product:
 
 
 # %%
 def carry_in_turn(writes, over_chunk):
-    """Step 3: writes (b, h, c, n, p), log decays (b, h, c) -> the state each chunk starts with."""
+    """Step 3: what chunks write -> the states that they start from."""
     state, incoming = torch.zeros_like(writes[:, :, 0]), []
     for i in range(writes.shape[2]):
         incoming.append(state)
-        state = over_chunk[:, :, i, None, None].exp() * state + writes[:, :, i]
+        decay = over_chunk[:, :, i, None, None].exp()
+        state = decay * state + writes[:, :, i]
     return torch.stack(incoming, dim=2)
+
+
+# %% [markdown]
+# The first `tril` in $L$ keeps `exp` from overflowing. Here is the whole algorithm, the four steps
+# in a line or two each:
 
 
 # %%
 def four_steps(x, dt, A, B, C, *, l_c, carry=carry_in_turn):
-    """SSD in chunks of l_c tokens, which divides l: x (b, l, h, p) -> y (b, l, h, p)."""
-    B, C = (ssd.expand_groups(tensor, x.shape[2]) for tensor in (B, C))  # (b, l, h, n)
-    v = dt[..., None] * x  # what a token writes
-    v, B, C, log_alpha = (
-        rearrange(tensor, "b (c l) h ... -> b h c l ...", l=l_c) for tensor in (v, B, C, dt * A)
-    )
-    total = log_alpha.cumsum(-1)  # (b, h, c, l)
-    between_tokens = (
-        total[..., :, None] - total[..., None, :]
-    ).tril()  # tril: exp must not overflow
-    inside = (between_tokens.exp().tril() * (C @ B.mT)) @ v  # step 1: attention inside
+    """SSD in chunks of l_c tokens; l is a multiple of l_c."""
+    v, B, C, total = in_chunks(x, dt, A, B, C, l_c)
+    L = (total[..., :, None] - total[..., None, :]).tril().exp().tril()
+    inside = (L * (C @ B.mT)) @ v  # 1: attention inside
     to_end = (total[..., -1:] - total).exp()
-    writes = (to_end[..., None] * B).mT @ v  # step 2: write, (b, h, c, n, p)
-    incoming = carry(writes, total[..., -1])  # step 3: carry
-    between = total.exp()[..., None] * (C @ incoming)  # step 4: read
+    writes = (to_end[..., None] * B).mT @ v  # 2: write
+    incoming = carry(writes, total[..., -1])  # 3: carry
+    between = total.exp()[..., None] * (C @ incoming)  # 4: read
     return rearrange(inside + between, "b h c l p -> b (c l) h p")
 
 
+# %% [markdown]
+# With chunks of 1 the algorithm *is* the recurrence; with one chunk of 72 it is the quadratic form.
+# What do you expect for the sizes in between?
+
+# %%
 x, dt, A, B, C = inputs(l=72)
 y = ssd.ssd_recurrent(x, dt, A, B, C)
 for l_c in (1, 8, 24, 72):
     check(f"four steps in chunks of {l_c} = recurrence", four_steps(x, dt, A, B, C, l_c=l_c), y)
 
 # %% [markdown]
-# Look at the two ends of that list. With chunks of 1 the algorithm *is* the recurrence; with one
-# chunk of 72 it is the quadratic form. Everything in between gives the same function, so you may
-# choose the size that suits your hardware.
+# All four sizes give the same function, so you may choose the one that suits your hardware. In the
+# package, `ssd_chunked` takes the same steps, for any length. It keeps the totals in float64,
+# because the difference of two large totals loses digits.
 #
-# The package has all forms under one signature: `x` (b, l, h, p), `dt` (b, l, h), `A` (h,), `B` and
-# `C` (b, l, g, n). `ssd_chunked` takes any length, an initial state, and the skip connection $D$:
+# **Writing text** needs one token at a time. Read the prompt in chunks, keep the final state, and
+# go on with `ssd_step`. A head's state has $p\,n$ numbers, after ten tokens and after ten
+# million.
 
-# %%
+# %% tags=["guard"]
+prompt = (t[:, :50] if t.ndim > 1 else t for t in (x, dt, A, B, C))
+_, state = ssd.ssd_chunked(*prompt, return_final_state=True)
+decoded = []
+for t in range(50, 72):
+    token = (x[:, t], dt[:, t], A, B[:, t], C[:, t])
+    y_t, state = ssd.ssd_step(*token, state)
+    decoded.append(y_t)
+check("prompt in chunks, then step by step = one pass", torch.stack(decoded, 1), y[:, 50:])
+
 x, dt, A, B, C = inputs(l=77)
 y, final = ssd.ssd_recurrent(x, dt, A, B, C, return_final_state=True)
 got, state = ssd.ssd_chunked(x, dt, A, B, C, chunk_size=16, return_final_state=True)
@@ -640,48 +662,6 @@ check("chunks of 16 = recurrence", got, y)
 check("chunks of 16: same final state", state, final)
 M = ssd.semiseparable_matrix(dt, A, B, C)  # (b, h, t, s)
 check("y = M x for every head", einsum("bhts,bshp->bthp", M, x), y)
-
-# %% [markdown]
-# **Writing text** needs one token at a time. Read the prompt in chunks, keep the final state, and
-# go on with `ssd_step`. The state of a head has $p\,n$ numbers, after ten tokens and after ten
-# million:
-
-# %%
-_, state = ssd.ssd_chunked(
-    *(t[:, :50] if t.ndim > 1 else t for t in (x, dt, A, B, C)), return_final_state=True
-)
-decoded = []
-for t in range(50, 77):
-    y_t, state = ssd.ssd_step(x[:, t], dt[:, t], A, B[:, t], C[:, t], state)
-    decoded.append(y_t)
-check("prompt in chunks, then step by step = one pass", torch.stack(decoded, 1), y[:, 50:])
-
-# %% [markdown]
-# **Training** needs gradients, and two programs with equal values can still have different ones. We
-# compare those of all seven inputs (x, Δ, A, B, C, D and the initial state), through the output and
-# through the final state. Detaching the final state changes no value and loses the second path:
-
-
-# %%
-def form(function, **options):
-    """The form as a function of all its tensors, the initial state included."""
-    return lambda x, dt, A, B, C, D, state: function(
-        x, dt, A, B, C, D=D, initial_state=state, return_final_state=True, **options
-    )
-
-
-everything = (*inputs(l=37), torch.ones(4), random(2, 4, 5, 3, seed=9))  # D, initial state
-reference = form(ssd.ssd_recurrent)
-check_gradients("quadratic = recurrent", form(ssd.ssd_quadratic), reference, everything)
-check_gradients("chunked = recurrent", form(ssd.ssd_chunked, chunk_size=8), reference, everything)
-
-
-# %% tags=["aside"]
-steps = everything[1].clone().requires_grad_()
-y, final = ssd.ssd_chunked(everything[0], steps, *everything[2:5], return_final_state=True)
-through_y = torch.autograd.grad(y.sum(), steps, retain_graph=True)[0]
-through_both = torch.autograd.grad(y.sum() + final.sum(), steps)[0]
-_ = must_differ("final state detached", through_y, through_both)
 
 # %% [markdown]
 # ## 8 · What each form costs
@@ -694,13 +674,12 @@ _ = must_differ("final state detached", through_y, through_both)
 # | quadratic | $2\,l^2 (n + p)$ | 1 |
 # | chunked | $2\,l\,l_c\,(n + p) + 4\,l\,p\,n + 2\,l\,p\,n / l_c$ | $l / l_c$ |
 #
-# PyTorch can count the matrix products while they run. (The updates of the recurrence and of the
-# carry are none, so the counter doesn't see them. The package's quadratic form also reads an
-# initial state and makes the final one, $2\,l\,p\,n$ each. In its chunked form the heads of a group
-# share their scores.)
+# PyTorch can count the matrix products while they run, though not the updates of a state. In the
+# package two heads of a group share their scores, and the quadratic form also reads an initial
+# state and makes the final one. With that, formula and count agree:
 
 
-# %%
+# %% tags=["setup"]
 def flops(function, length, h=2, p=16, n=16):
     """FLOPs of the matrix products for one row and one group of heads."""
     with FlopCounterMode(display=False) as counter:
@@ -708,22 +687,20 @@ def flops(function, length, h=2, p=16, n=16):
     return counter.get_total_flops()
 
 
+# %% tags=["aside"]
 h, p, n, l_c = 2, 16, 16, 64
-for length in (128, 1024):
+for l in (128, 1024):
     forms = (ssd.ssd_recurrent, ssd.ssd_quadratic, ssd.ssd_chunked)
-    recurrent, quadratic, chunked = (flops(function, length) for function in forms)
-    states = 4 * length * h * p * n
-    assert recurrent == 2 * length * h * p * n
-    assert quadratic == 2 * length**2 * h * (n + p) + states
-    assert chunked == 2 * length * l_c * (n + h * p) + states
-    print(f"l = {length:5,}, FLOPs: {recurrent:9,}, {quadratic:11,}, {chunked:9,}: formula = count")
-p, n, l_c = 64, 128, 256  # of a real model, per head and token
-costs = {c: 2 * c * (n + p) + 4 * p * n + 2 * p * n / c for c in (*range(1, 30), l_c)}
-print(
-    f"a real head, per token: recurrence {5 * p * n:,}, in chunks of 256 {costs[256]:,.0f}",
-    end=", ",
-)
-print(f"quadratic over 100 tokens {2 * 100 * (n + p):,}, over 110 {2 * 110 * (n + p):,}")
+    recurrent, quadratic, chunked = (flops(function, l) for function in forms)
+    assert recurrent == 2 * l * h * p * n
+    assert quadratic == 2 * l**2 * h * (n + p) + 4 * l * h * p * n
+    assert chunked == 2 * l * l_c * (n + h * p) + 4 * l * h * p * n
+    print(f"l = {l:5,}, FLOPs: {recurrent:9,}, {quadratic:11,}, {chunked:9,}: formula = count")
+
+# %% tags=["guard"]
+p, n = 64, 128  # of a real model, per head and token
+costs = {c: 2 * c * (n + p) + 4 * p * n + 2 * p * n / c for c in (*range(1, 30), 256)}
+assert 3.0 < costs[256] / (5 * p * n) < 3.3
 assert [c for c in costs if costs[c] < 5 * p * n] == [*range(3, 20)]
 assert 100 < 5 * p * n / (2 * (n + p)) < 110
 
@@ -731,32 +708,54 @@ assert 100 < 5 * p * n / (2 * (n + p)) < 110
 # Eight times the tokens cost the recurrence and the chunked form eight times as much, and the
 # quadratic form about 60 times. But did you expect the *recurrence* to be the cheapest? For texts
 # of more than about a hundred tokens it is, and at real sizes as well: with $p = 64$, $n = 128$ it
-# needs a third as many operations as chunks of 256. (Only chunks of 3 to 19 tokens would save
-# work.) What chunks do is turn the work into large matrix products, with $l/l_c$ sequential steps
-# instead of $l$. On hardware with thousands of arithmetic units, waiting is what costs you. Chapter
-# 10 measures it.
+# needs a third as many operations as chunks of 256. Chunks turn the work into large matrix
+# products, with $l/l_c$ sequential steps instead of $l$. On hardware with thousands of arithmetic
+# units, waiting is what costs you. Chapter 10 measures it.
 #
 # ## 9 · A mistake in print
 #
-# Here is a story about testing. WM's Listing 3 does step 3 for all chunks at once: a matrix of
-# decays from each source chunk to each target chunk, times what the chunks have written, summed.
-# Over which axis? Each target collects from its sources, so the sum has to run over the sources. In
-# the code below that is `dim=3`. The paper prints `.sum(dim=2)`, which sums over the targets. (The
-# Mamba-2 code of the transformers library had the same mistake: issue 34817, fixed by pull request
-# 35154.)
+# WM's Listing 3 does step 3 for all chunks at once, as a matrix of decays. Take three chunks, and
+# let $W_j$ be what chunk $j$ writes. The rows are the starts of chunks 1 and 2 and the end of the
+# text, and the columns are $W_0$, $W_1$ and $W_2$:
+#
+# $$D = \begin{pmatrix} 1 & 0 & 0 \\ a_1 & 1 & 0 \\ a_1 a_2 & a_2 & 1 \end{pmatrix} \tag{3.8}$$
+#
+# $D$ has an entry for every pair of chunks, so the work of this step is quadratic in their number.
+# A chunk should start from the sum along its row, over the sources. In the listing that is `dim=3`.
+# The paper prints `.sum(dim=2)`, a sum down a column, over the targets:
+#
+# | the sum | chunk 2 starts from |
+# |---|---|
+# | corrected: `.sum(dim=3)`, along the row of chunk 2 | $a_1 W_0 + W_1$ |
+# | as printed: `.sum(dim=2)`, down the column of $W_1$ | $W_1 + a_2 W_1$ |
+#
+# Look at the second line. Which chunks does chunk 2 hear of? $W_0$ is gone, so the past is
+# forgotten. And $a_2$ is the decay over chunk 2 itself, so its first token feels the step sizes of
+# tokens that come later. The Mamba-2 code of the transformers library had the same mistake (issue
+# 34817, fixed by pull request 35154).
+#
+# In code the faulty line and the right one differ by one digit, since axis 2 of `products` is the
+# target and axis 3 the source:
 
 
 # %%
 def carry_at_once(writes, over_chunk, dim):
-    """Step 3 as in WM Listing 3, all chunks at once; `dim` is the axis of its sum."""
-    states = torch.nn.functional.pad(writes, (0, 0, 0, 0, 1, 0))  # a zero state in front
-    sums = torch.nn.functional.pad(over_chunk, (1, 0)).cumsum(-1)  # (b, h, c + 1)
-    decay = (sums[..., :, None] - sums[..., None, :]).tril().exp().tril()  # (b, h, target, source)
-    products = decay[..., None, None] * states[:, :, None]  # (b, h, target, source, n, p)
+    """Step 3 as in WM Listing 3; `dim` is the axis of its sum."""
+    states = pad(writes, (0, 0, 0, 0, 1, 0))  # a zero state in front
+    sums = pad(over_chunk, (1, 0)).cumsum(-1)
+    D = (sums[..., :, None] - sums[..., None, :]).tril().exp().tril()
+    products = D[..., None, None] * states[:, :, None]
     return products.sum(dim=dim)[:, :, :-1]
 
 
-as_printed, corrected = partial(carry_at_once, dim=2), partial(carry_at_once, dim=3)
+as_printed = partial(carry_at_once, dim=2)  # WRONG: over the targets
+corrected = partial(carry_at_once, dim=3)  # right: over the sources
+
+# %% [markdown]
+# Does a test catch it? With a single chunk there is nothing to carry, and the printed sum passes.
+# With two or four chunks it doesn't:
+
+# %%
 x, dt, A, B, C = inputs(l=32, dt=0.05)
 y = ssd.ssd_recurrent(x, dt, A, B, C)
 check("one chunk, as printed", four_steps(x, dt, A, B, C, l_c=32, carry=as_printed), y)
@@ -767,50 +766,48 @@ for l_c in (16, 8):
     check(f"{32 // l_c} chunks, corrected", four_steps(x, dt, A, B, C, l_c=l_c, carry=corrected), y)
 
 # %% [markdown]
-# With a single chunk there is nothing to carry, and every test passes. With two or more, the output
-# is wrong. But it's worse than wrong. Write out the printed sum. With $W_j$ for what chunk $j$ has
-# written, chunk $j + 1$ starts from
-#
-# $$W_j \cdot \sum_{i = j+1}^{c} (\text{decay from the end of } j \text{ to the start of } i),$$
-#
-# where "chunk $c$" is the end of the text. It contains the decays of *later* chunks, and nothing
-# that a chunk before chunk $j$ has written. If so, the layer sees the future and forgets the past.
-# Does it? Change the last token's step size and see which outputs move, then do the same with the
-# first token:
+# Now we change the step size of the last token and see which outputs move, then do the same with
+# the first token:
 
 
 # %%
 def moved(token, function):
-    """The tokens whose output changes when one token's step size does: first and last."""
+    """First and last token whose output one token's step size changes."""
     later = dt.clone()
     later[:, token] += 0.5
-    change = (function(later) - function(dt)).abs().amax(dim=(0, 2, 3)) > 1e-12
-    return int(change.nonzero()[0]), int(change.nonzero()[-1])
+    change = (function(later) - function(dt)).abs().amax(dim=(0, 2, 3))
+    places = (change > 1e-12).nonzero()
+    return f"token {token} moves outputs {int(places[0])} to {int(places[-1])}"
 
 
-wanted = {"as printed": ((8, 31), (0, 15)), "corrected": ((31, 31), (0, 31))}
+moves = {}
 for name, carry in (("as printed", as_printed), ("corrected", corrected)):
     run = partial(four_steps, x, A=A, B=B, C=C, l_c=8, carry=carry)
-    last, first = moved(31, run), moved(0, run)
-    print(f"{name:10}: token 31 moves outputs {last[0]} to {last[1]},", end=" ")
-    print(f"token 0 moves outputs {first[0]} to {first[1]}")
-    assert (last, first) == wanted[name]
+    moves[name] = f"{moved(31, run)}, {moved(0, run)}"
+    print(f"{name:10}: {moves[name]}")
+assert "31 moves outputs 8 to 31" in moves["as printed"]
 
 # %% [markdown]
-# It **leaks the future**. The step size of token 31 changes output 8. (The *value* of token 31
-# doesn't. A causality test that changes values only would have passed this layer.) What leaks is
-# only how fast later tokens make the state fade. But a model that is trained with it could learn to
-# use that, and its loss would look a little too good.
+# It **leaks the future**. The step size of token 31 changes output 8, and token 0 is forgotten
+# after output 15. (The *value* of token 31 doesn't leak. A causality test that changes values only
+# would have passed this layer.) A model that is trained with it could learn to use the leak, and
+# its loss would look a little too good.
 #
 # How could that go unnoticed? One reason may be that the paper's Listing 4 runs this code only
-# where the kernel fails. Another is the step size. The paper's listing starts with $\Delta \approx
-# \mathrm{softplus}(0) = 0.69$. Over a chunk of 64 tokens the state of the slowest head decays to
-# $e^{-44}$ of its value. Nothing survives from one end of a full chunk to the other, so there is
-# nothing to get wrong. The mistake shows when the model has learned to remember, that is, when
-# $\Delta$ is small:
+# where the kernel fails. Another is the step size, which in the listing starts at $\Delta \approx
+# \mathrm{softplus}(0) = 0.69$. Over a chunk of 64 tokens even the slowest head's state decays to
+# $e^{-44}$, and the error is below $10^{-12}$. The mistake shows when the model has learned to
+# remember, that is, when $\Delta$ is small. With $\Delta = 0.01$ the relative error is 0.97, with
+# 0.001 it is 2.9.
+#
+# So a test of this layer needs more than one chunk, and something that survives a chunk: small step
+# sizes, for instance. It also needs $1 < g < h$, or it can't tell repeated groups from tiled ones.
+#
+# Lab [03a](labs/03a_error_budget.ipynb) runs the kernels that real models train on, and compares
+# them with the recurrence.
 
 
-# %%
+# %% tags=["setup"]
 def slip(step, l_c):
     """The error of the printed step 3, relative, for 4 heads and one step size for 1,024 tokens."""
     x, _, _, B, C = inputs(b=1, l=1024, seed=20)
@@ -820,80 +817,15 @@ def slip(step, l_c):
     return ((printed - y).abs().max() / y.abs().max()).item()
 
 
-steps = [0.69, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001]
-slips = {l_c: [max(slip(step, l_c), 1e-12) for step in steps] for l_c in (256, 64, 16)}
-print("step size     ", *(f"{step:8}" for step in steps))
-for l_c, errors in slips.items():
-    print(f"chunks of {l_c:3}:", *(f"{e:8.1e}" if e > 1e-12 else "   <1e-12" for e in errors))
-assert slips[256][0] == slips[64][0] == 1e-12 and slips[16][0] > 1e-6
-assert all(errors[-1] > 0.5 for errors in slips.values())
+# %% tags=["guard"]
+print("step size          0.69     0.01    0.001")
+for l_c in (64, 256):
+    errors = [slip(step, l_c) for step in (0.69, 0.01, 0.001)]
+    shown = [f"{e:8.2g}" if e > 1e-12 else "  <1e-12" for e in errors]
+    print(f"chunks of {l_c:3}:", *shown)
+    assert errors[0] < 1e-12 < errors[1] < errors[2]
 
 # %% [markdown]
-# So a test of this layer needs more than one chunk, and something that survives a chunk: small step
-# sizes, or a last chunk of only a few tokens. (The rows above have 1,024 tokens, which 16, 64 and
-# 256 all divide.) It also needs $1 < g < h$, or it can't tell repeated groups from tiled ones
-# (chapter 00). The test of causality above needs the chunks and the small steps, but neither the
-# groups nor a right answer. `verify.is_causal(layer, width)` asks the same question of any layer,
-# by cutting the text off at several dozen places, including just before and after chunk borders.
-#
-# ## 10 · The real kernel
-#
-# Now for the code that trains Mamba-2 models. The kernels of mamba-ssm are
-# written in *Triton*, a language inside Python for GPU programs. Each kernel starts many small
-# programs in parallel, and each program computes one tile of the result. You will recognise all
-# five forward kernels:
-#
-# | kernel of mamba-ssm | ours | one program computes |
-# |---|---|---|
-# | `_chunk_cumsum_fwd` | `total` | one chunk of some heads |
-# | `_chunk_state_fwd` | step 2, write | a tile of one chunk's $p \times n$ state |
-# | `_state_passing_fwd` | step 3, carry | a slice of one head's state, *over all chunks* |
-# | `_bmm_chunk_fwd` | $CB^\top$ | a tile of one chunk's scores, per group |
-# | `_chunk_scan_fwd` | steps 4 and 1 | a tile of one chunk's output |
-#
-# Everything runs in parallel over chunks except the carry. The matrix $L$ is never stored: each
-# program makes the tile of $L$ that it needs, multiplies, and throws it away. The backward pass
-# recomputes things as well: it makes the states of the chunks again instead of storing them.
-#
-# No GPU? Triton has an interpreter that runs the same source on a CPU, slowly. So we can check the
-# real kernel against the recurrence on a laptop. We give both the same numbers, rounded to float32:
-
-# %% tags=["setup"]
-status = kernel_status()
-device = "cuda" if status.mode == "cuda" else "cpu"
-
-
-def on_kernel(function, tensors, **options):
-    """Run a function on float32 copies on the kernels' device; results in float32, on the CPU."""
-    results = function(*(t.to(device, torch.float32) for t in tensors), **options)
-    return tuple(t.cpu() for t in results)
-
-
-def not_run():
-    print("kernel rung: not run here.", status.reason)
-
-
-# %%
-rounded = [t.float().double() for t in (*inputs(b=1, l=40, n=16, p=8), torch.ones(4))]
-rounded.append(random(1, 4, 8, 16, seed=9).float().double())  # the initial state
-y, final = (t.float() for t in form(ssd.ssd_recurrent)(*rounded))
-
-if status.available:
-    got, state = on_kernel(form(ssd.ssd_kernel, chunk_size=16), rounded)
-    check("kernel: output = recurrence", got, y, tol=1e-5)
-    check("kernel: final state = recurrence", state, final, tol=1e-5)
-    x, dt, A, B, C, D, initial = rounded
-    swapped, _ = on_kernel(form(ssd.ssd_kernel), (x, dt, A, B.flip(2), C.flip(2), D, initial))
-    _ = must_differ("kernel: groups swapped", swapped, y)
-else:
-    not_run()
-
-# %% [markdown]
-# Five published kernels and your two dozen lines compute the same function as the recurrence that
-# you did on paper with four tokens. The kernel is checked to $10^{-5}$ here, where our own forms
-# get $10^{-10}$. Is that rounding, or does the looser bound hide a bug? Lab
-# [03a](labs/03a_error_budget.ipynb) settles the question.
-#
 # ## Summary
 #
 # - Unrolled, a linear recurrence is a lower triangular matrix. Blocks that don't reach above the
