@@ -410,7 +410,7 @@ for length, pairs, rows in ((16, 4, 32), (64, 16, 16), (256, 28, 8), (1024, 28, 
 # ## 4 · A state, by hand
 #
 # A state can take the same two steps. To write a value under its key, $x_s$ and $B_s$ must come
-# from neighbouring tokens. A short convolution before $B$ (chapter 03) does exactly that, so *one*
+# from neighbouring tokens. A short convolution before $B$ (chapter 04) does exactly that, so *one*
 # layer is enough:
 
 
