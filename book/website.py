@@ -5,8 +5,9 @@
 Everything on it is written elsewhere: the executed notebooks, which are not run again; the
 docstrings of `cheems_ref`; claims.toml; the README. This script lays these out as pages in
 book/_build/pages, and Sphinx (web/conf.py) makes book/_build/site of them, where every warning is
-an error; slides.py adds its decks, in site/slides. The site opens from the folder and from a
-server, and asks for nothing elsewhere. The same sources give the same bytes, wherever they lie.
+an error; slides.py adds its decks, in site/slides, and play.py the interactive pages, in
+site/play. The site opens from the folder and from a server, and asks for nothing elsewhere. The
+same sources give the same bytes, wherever they lie.
 """
 
 import argparse
@@ -19,6 +20,7 @@ import time
 from pathlib import Path, PurePosixPath
 
 import nbformat
+import play
 import slides
 from build import labs, lectures
 from claims import public_names
@@ -78,7 +80,7 @@ def chapter_page(notebook: NotebookNode, name: str, lab: bool = False) -> Notebo
         if alts:
             [alt] = alts  # a figure, a cell: what is said of one would be said of all
             cell.metadata.setdefault("mystnb", {})["image"] = {"alt": alt}
-    downloads = (DOWNLOADS + SLIDES * (not lab)).format(name)
+    downloads = (DOWNLOADS + SLIDES * (not lab)).format(name) + play.links("../", name)
     page.cells.insert(1, nbformat.v4.new_markdown_cell(downloads, id="downloads"))
     return page
 
@@ -174,6 +176,7 @@ def lay_out(root: Path, pages: Path) -> None:
         file = f"manual/{path.name}"
         markdown(f"book/{file}", file, path.read_text(encoding="utf-8"))
     first = (root / "README.md").read_text(encoding="utf-8")
+    first = first.replace("\n## ", f"{play.links('')}\n## ", 1)  # below the picture
     first += toctree("Chapters", [f"chapters/{path.stem}" for path in lectures(root)])
     if labs(root):
         first += toctree("Labs", [f"chapters/{path.stem}" for path in labs(root)])
@@ -219,6 +222,7 @@ def build(root: Path) -> int:
         text = mended(page.read_text(encoding="utf-8"))
         page.write_text(text, encoding="utf-8", newline="\n")
     slides.make(root, unfinished / "slides", [])
+    play.make(root, unfinished / "play")
     shutil.rmtree(output / "site", ignore_errors=True)
     unfinished.rename(output / "site")
     return 0

@@ -453,8 +453,7 @@ class RetrievedValues(nn.Module):
         n_values: rows of the table.
         k_values: rows per token and head, at most n_values.
 
-    Source: WM eq. 3, Listing 7 and Table 6. Weights, random first keys, and a table of n_values rows
-    are ours.
+    Source: WM eq. 3, Listing 7, Table 6. The weights, the random first keys and n_values are ours.
     """
 
     def __init__(self, d_model: int, *, n_heads: int, n_values: int, k_values: int):

@@ -1,0 +1,225 @@
+"""The interactive pages, from the folder: their numbers against the package, their behaviour."""
+
+import base64
+import shutil
+from itertools import product
+from pathlib import Path
+from random import Random
+
+import browser as chrome
+import play
+import pytest
+import torch
+import torch.nn.functional as F
+
+from cheems_lab.__main__ import main
+from cheems_ref import budget, config, model, presets, ssd, text
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    made = tmp_path_factory.mktemp("site") / "play"
+    play.make(ROOT, made)
+    return made
+
+
+@pytest.fixture
+def visit(browser, folder):
+    """Opens a page by its name, from the folder."""
+    return lambda name, **how: chrome.visit(browser, (folder / f"{name}.html").as_uri(), **how)
+
+
+@pytest.mark.parametrize("page", play.PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("how", [dict(), dict(size=chrome.PHONE, dark=True)], ids=["desk", "phone"])
+def test_a_page_suits_everyone(visit, page, how):
+    """Desktop in light, phone in dark; a picture stands for the script, and the chapter is near."""
+    with visit(page.name, **how) as opened:
+        assert page.figure in opened.content() and page.chapter in opened.content()
+        assert chrome.raw_math(opened) == [] and chrome.too_wide(opened) == []
+        assert opened.problems == []  # before axe, which asks for the style sheet once more
+        assert chrome.axe(opened) == []
+
+
+# --- The matrix -----------------------------------------------------------------------------------
+
+
+def test_the_matrix_is_that_of_the_package(visit):
+    """Entries to 1e-6 and ranks; a reset is a step of 1e4 whose B is as much smaller."""
+    draw, data = Random(0), play.matrix()
+    with visit("matrix") as page:
+        for n in (1, 2, 3) * 4:
+            A, dt = -draw.uniform(0.5, 2), [draw.choice((0, draw.random())) for _ in data["dt"]]
+            reset, chunk = [draw.random() < 0.15 for _ in dt], draw.choice((2, 3, 4, 6))
+            now = dict(A=A, dt=dt, reset=reset, n=n, chunk=chunk)
+            shown = page.evaluate("now => [matrix(now), ranks(now)]", now)
+            steps, faded = torch.tensor(dt).double(), torch.tensor(reset)
+            B, C = (torch.tensor(data[x]).double()[:, :n] for x in "BC")
+            B = torch.where(faded, steps / 1e4, 1)[:, None] * B
+            steps = torch.where(faded, 1e4, steps)
+            tensors = (steps[None, :, None], torch.tensor([A]).double(), B[None, :, None])
+            M = ssd.semiseparable_matrix(*tensors, C[None, :, None])[0, 0]
+            torch.testing.assert_close(torch.tensor(shown[0]).double(), M, atol=1e-6, rtol=0)
+            assert len(shown[1]) == (12 // chunk) * (12 // chunk - 1) // 2
+            for block in shown[1]:
+                rows, columns = (slice(chunk * block[x], chunk * (block[x] + 1)) for x in "ij")
+                assert block["rank"] == torch.linalg.matrix_rank(M[rows, columns])
+
+
+def test_an_entry_of_the_matrix_is_chosen_by_pointer_and_keys(visit):
+    with visit("matrix") as page:
+        lit = page.locator("#lit b").last
+        matrix, x = page.locator("#matrix"), page.locator("#matrix").bounding_box()["width"] / 13
+        matrix.click(position=dict(x=4.5 * x, y=9.5 * x))  # t = 8, s = 3
+        matrix.press("ArrowDown")
+        entry = page.evaluate("matrix(now)[9][3]")
+        assert lit.inner_text() == f"{entry:.3f}"
+        page.locator("#reset-7").press("Space")
+        assert lit.inner_text() == "0"
+        page.locator("#dt-3").press("ArrowUp")
+        assert page.evaluate("now.dt[3]") == pytest.approx(play.matrix()["dt"][3] + 0.05)
+
+
+# --- The pattern ----------------------------------------------------------------------------------
+
+
+def costs(c, context):
+    """What the page computes: parameters by part, FLOPs by part, bytes of cache."""
+    parameters = {part: [*both] for part, both in budget.count_parameters(c).items()}
+    flops = budget.count_flops(c, 1, context=context)
+    cache = budget.cache_bytes(c, context)._asdict()
+    return [parameters, {part: kinds.total() for part, kinds in flops.items()}, cache]
+
+
+def random_config(draw, inner, mask):
+    """A pattern of a few letters with an I, and sizes that may come from any field."""
+    h, k = draw.choice((1, 2, 4)), draw.choice((1, 2, 3))
+    given = dict(n_heads=h, d_model=h * draw.choice((4, 6, 10)), k_experts=k, n_neurons=k * k)
+    given |= dict(n_kv_heads=draw.choice((None, 1, h)), n_groups=draw.choice((1, h)), k_neurons=k)
+    given |= dict(d_head=draw.choice((None, 5)), position=draw.choice(("rope", "conv", "decay")))
+    given |= dict(inner=inner, mask=mask, max_positions=9, tie_embeddings=draw.random() < 0.5)
+    given |= dict(d_private=draw.choice((None, 3)), d_state=2 * draw.randint(1, 9), d_query=6)
+    for name in ("vocab_size", "d_conv", "n_values", "d_ff", "n_experts", "n_retrieval_heads"):
+        given[name] = draw.randint(3, 30)
+    letters = "".join(draw.choices([*config.LAYERS], k=draw.randint(1, 4)))
+    return given | dict(pattern=f"({letters}) × {draw.randint(1, 3)} + {draw.choice('SA')}I")
+
+
+def test_costs_of_a_pattern_are_those_of_the_package(visit):
+    """To the digit: for every preset at 100 tokens, for random patterns at others."""
+    draw = Random(0)
+    cases = [(given, 100) for given in presets.PRESETS.values()]
+    edges = [dict(pattern="S"), dict(pattern="I", k_values=16)]
+    edges.append(dict(pattern="SK", d_model=7, d_head=5))
+    cases += [(given, 9) for given in edges]
+    kinds = product(("ssd", "retrieved", "linear"), (None, "gate", "content"), range(3))
+    cases += [(random_config(draw, *kind), draw.randint(0, 50)) for *kind, _ in kinds]
+    with visit("pattern") as page:
+        shown = page.evaluate(
+            "cases => cases.map(([given, t]) => { const c = configure(given);"
+            " return [countParameters(c), countFlops(c, t), cacheBytes(c, t)]; })",
+            cases,
+        )
+        assert page.locator("#total-value").inner_text() == "320,113,140"  # cheems-320m
+    for (given, context), numbers in zip(cases, shown, strict=True):
+        assert numbers == costs(config.ModelConfig(**given), context), given
+
+
+WRONG = ["SZ", "(SM", "S × 0", "S M × x", "sm", "", "M", "SM × 20000", "(A × 3) × 0", "S'M"]
+WRONG = [dict(pattern=pattern) for pattern in WRONG]
+WRONG += [dict(n_heads=3), dict(d_model=2.5), dict(d_state=3), dict(n_neurons=15), dict(d_ff=0)]
+WRONG += [dict(pattern="AR", k_experts=9), dict(n_values=1), dict(d_query=3), dict(k_neurons=999)]
+WRONG += [dict(mask="gate"), dict(vocab_size=2**31), dict(pattern="A", n_kv_heads=3)]
+WRONG += [dict(pattern="S", n_groups=3), dict(pattern="R", n_experts=99_999), dict(n_heads=128)]
+WRONG += [dict(pattern="IE", inner="ssd", d_state=5)]
+
+
+def test_a_wrong_pattern_is_refused_in_the_words_of_the_package(visit):
+    with visit("pattern") as page:
+        for given in WRONG:
+            with pytest.raises((ValueError, TypeError)) as refused:
+                config.ModelConfig(**given)
+            page.evaluate("given => { fill({ pattern: 'SEIE', ...given }); show(); }", given)
+            assert page.locator("#message").text_content() == str(refused.value)
+        page.locator("#preset").select_option("cheems-1.3b")
+        page.locator("#pattern").fill("SE × 7 + IE")
+        page.locator("#context").press("Home")
+        c = config.ModelConfig(**presets.PRESETS["cheems-1.3b"] | dict(pattern="SE × 7 + IE"))
+        assert page.locator("#bytes-value").inner_text() == f"{budget.cache_bytes(c, 64).total():,}"
+        assert page.locator("#stack b").count() == 16
+        assert page.locator("#message").inner_text() == ""
+
+
+# --- A Cheems in the page -------------------------------------------------------------------------
+
+LICENSE = str(ROOT / "LICENSE")
+BANDS = "bands(chosen).filter(band => band.what !== 'attention').map(band => band.rows)"
+SIZES = "d_model=24 n_heads=2 d_state=10 rope_base=50.0 n_values=5 k_values=3 mask=content d_ff=20 "
+SIZES += "n_neurons=49 k_neurons=9 n_retrieval_heads=3 d_query=6 norm_eps=0.1"
+OWN = f"--pattern ISE --set {SIZES.replace(' ', ' --set ')} --steps 1 --seq-len 9 --seed 3"
+
+
+@pytest.fixture(scope="module", params=["ours", "own"])
+def with_model(request, folder, tmp_path_factory):
+    """The pages with their model, and with one of other sizes from a run of one step."""
+    if request.param == "ours":
+        return folder
+    made, run = tmp_path_factory.mktemp("own") / "play", tmp_path_factory.mktemp("run")
+    shutil.copytree(folder, made)
+    assert main(["train", "--text", LICENSE, "--run", str(run), *OWN.split()]) == 0
+    play.write_cheems(run, made / "cheems_weights.js")
+    return made
+
+
+def model_of(data):
+    """The package's model with the weights of the page."""
+    lm = model.CausalLM(config.ModelConfig(**data["config"])).double().requires_grad_(False)
+    for name, parameter in lm.named_parameters():
+        numbers = bytearray(base64.b64decode(data["weights"][name]["float16"]))
+        parameter.copy_(torch.frombuffer(numbers, dtype=torch.float16).view_as(parameter))
+    return lm
+
+
+def drawn(layer, x, cache):
+    """What the page draws of a layer for the last token: rows over all tokens. Of I, the mask."""
+    if isinstance(layer, ssd.SSD):
+        dt, one = F.softplus(layer.dt_proj(x) + layer.dt_bias), torch.ones_like(x[:, :, None, :1])
+        return ssd.semiseparable_matrix(dt, -layer.A_log.exp(), one, one)[0, :, -1] / dt[0].T
+    if cache is None:
+        experts = layer.route(x)[1][0]  # (l, h, k)
+        return (experts[..., None] == experts[-1][:, None]).any(-1).double().mean((1, 2))[None]
+    return 1 - layer.mask(cache.v, cache.position_ids)[0].exp()
+
+
+def test_a_cheems_computes_what_the_package_computes(browser, with_model):
+    """Logits and pictures, to 1e-5. The second text begins as the first."""
+    with chrome.visit(browser, (with_model / "cheems.html").as_uri()) as page:
+        data, inputs = page.evaluate("CHEEMS"), []
+        lm = model_of(data)
+        for block in lm.blocks:
+            block.layer.register_forward_pre_hook(lambda layer, x: inputs.append((layer, x[0])))
+        for typed in ("The value of (x, y", "The value, né\n    zqx" + 5 * " and so on"):
+            page.locator("#text").fill(typed)
+            shown = page.evaluate(f"[tokens.map(t => t.logits), ...{BANDS}]")
+            inputs.clear()
+            logits, cache = lm(text.text_to_ids(typed)[None])
+            pairs = zip(inputs, cache.layers, strict=True)
+            expected = [logits[0], *(drawn(*both, held) for both, held in pairs)]
+            for mine, theirs in zip(shown, expected, strict=True):
+                assert (torch.tensor(mine).double() - theirs).abs().max() < 1e-5
+        assert page.locator("#held-out").text_content() == f"{data['record']['held_out']:.2f}"
+    assert data["record"]["text"] != LICENSE or data["record"]["command"].endswith(OWN)
+
+
+def test_a_cheems_is_led_by_the_keyboard_and_writes(visit):
+    with visit("cheems", size=chrome.PHONE) as page:
+        page.locator("#next button").first.press("Enter")
+        assert page.locator("#text").input_value().endswith("z]")  # the bracket is closed
+        page.locator("#chosen").press("Home")
+        assert page.locator("#which").inner_text() == "“T”, 1 of 31"
+        page.locator("#write").press("Enter")
+        page.wait_for_function("tokens.length > 34")
+        page.locator("#write").press("Enter")
+        more = "new Promise(end => { const n = chosen; setTimeout(() => end(chosen - n), 200); })"
+        assert page.evaluate(more) == 0 and page.problems == []  # it has stopped
