@@ -2,11 +2,10 @@
 
     python book/lecturer.py [--check] [--students FILE]
 
-The pages in book/guide are written by people, but for three kinds of cells of their tables: the
-minutes, which are those that book/minutes.py counts, the links to sections of the notebooks, and
-the weeks of exercises, which are those of the syllabus. This script fills these in; `--check`
-writes nothing and exits with 1 where they are not as they should be. `--students` writes the exam
-without its answers, and nothing else.
+The pages in book/guide are written by people, but for two kinds of cells of their tables: the
+minutes, which are those that book/minutes.py counts, and the links to sections of the notebooks.
+This script fills these in; `--check` writes nothing and exits with 1 where they are not as they
+should be. `--students` writes the exam without its answers, and nothing else.
 """
 
 import argparse
@@ -28,9 +27,7 @@ LINK = re.compile(r"\[([^]]*)\]\([^)]*\)")
 TIME = re.compile(r"^\*\*Time\.\*\*.*$", re.MULTILINE)
 TABLE = re.compile(r"^(\| [^\n]*\n\|[-|]+\n)((?:\|[^\n]*\n)+)", re.MULTILINE)
 BOARD = "| at | min | section | on the board |"
-EXERCISES = "| exercise | grade | min | after | week of 12 | week of 4 | it trains |"
-WEEKS = "| week | min | sections | exercises | min at home |"
-SPAN = re.compile(r"(\d\d) ([A-Z][\w ]*?|§\d+)(?: to ([A-Z][\w ]*|§\d+))?$")
+EXERCISES = "| exercise | grade | min | after | it trains |"
 BREAK = re.compile(r"^```toml\n(\[break\]\n.*?)^```$", re.MULTILINE | re.DOTALL)
 QUESTION = re.compile(r"^\*\*(\d\d)\.(\d) · (\w+)\.\*\* ", re.MULTILINE)
 SOLUTION = re.compile(r"^<!-- BEGIN SOLUTION -->\n.*?^<!-- END SOLUTION -->\n", re.M | re.S)
@@ -43,14 +40,6 @@ class Break(NamedTuple):
     line: str
     becomes: str
     fails: str
-
-
-class Week(NamedTuple):
-    """A row of a syllabus: sections as (chapter, title), exercises as (chapter, number)."""
-
-    name: str
-    sections: list[tuple[str, str]]
-    exercises: list[tuple[str, int]]
 
 
 @cache
@@ -117,34 +106,6 @@ def with_rows(text: str, head: str, filled: list[list[str]]) -> str:
     return TABLE.sub(table, text)
 
 
-def weeks(syllabus: str) -> dict[str, list[Week]]:
-    """The weeks of each syllabus, by its heading."""
-    found = {}
-    for part in re.split(r"^## ", syllabus, flags=re.MULTILINE)[1:]:
-        plan = []
-        for name, _, spans, exercises, _ in rows(part, WEEKS):
-            given = [span for text in spans.split("; ") if text for span in of_span(text)]
-            numbers = [tuple(one.split(".")) for one in exercises.split(", ") if one]
-            plan.append(Week(name, given, [(chapter, int(n)) for chapter, n in numbers]))
-        if plan:
-            found[part.partition("\n")[0]] = plan
-    return found
-
-
-def of_span(text: str) -> list[tuple[str, str]]:
-    """The sections that "03 §1 to §5" or "03 Summary" names."""
-    if not (match := SPAN.match(text)):
-        raise ValueError(f"{text}: not a chapter and its sections")
-    parts = parts_of(match[1])
-    first, last = named(parts, match[2]), named(parts, match[3] or match[2])
-    return [(match[1], part.title) for part in parts[first : last + 1]]
-
-
-def taught(given: list[tuple[str, str]]) -> int:
-    """The minutes to teach of some sections."""
-    return sum(p.teach for chapter, title in given for p in parts_of(chapter) if p.title == title)
-
-
 @cache
 def grades(chapter: str) -> list[str]:
     """The grades of a chapter's exercises, in their order."""
@@ -152,24 +113,8 @@ def grades(chapter: str) -> list[str]:
             if cell.cell_type == "markdown" for grade in GRADE.findall(cell.source)]  # fmt: skip
 
 
-def at_home(exercises: list[tuple[str, int]]) -> int:
-    """The minutes of some exercises."""
-    return sum(EXERCISE[grades(chapter)[number - 1]] for chapter, number in exercises)
-
-
-def filled_syllabus(text: str) -> str:
-    """The syllabus with its minutes and links."""
-    plans, filled = [week for plan in weeks(text).values() for week in plan], []
-    for week, row in zip(plans, rows(text, WEEKS), strict=True):
-        spans = [span for span in row[2].split("; ") if span]
-        linked = [link(span[:2], of_span(span)[0][1], span) for span in spans]
-        minutes = [str(taught(week.sections)), str(at_home(week.exercises))]
-        filled.append([week.name, minutes[0], "; ".join(linked), row[3], minutes[1]])
-    return with_rows(text, WEEKS, filled)
-
-
-def filled_page(chapter: str, text: str, syllabus: str) -> str:
-    """The page of a chapter with its minutes, links and weeks."""
+def filled_page(chapter: str, text: str) -> str:
+    """The page of a chapter with its minutes and links."""
     parts, board = parts_of(chapter), []
     at = dict(
         zip((p.title for p in parts), accumulate([0, *(p.teach for p in parts)]), strict=False)
@@ -180,20 +125,16 @@ def filled_page(chapter: str, text: str, syllabus: str) -> str:
     text = with_rows(text, BOARD, board)
     teach, alone = total(parts)
     time = f"**Time.** About {teach} minutes to teach. A student alone: about {alone}."
-    return with_exercises(chapter, TIME.sub(time, text, count=1), weeks(syllabus))
+    return with_exercises(chapter, TIME.sub(time, text, count=1))
 
 
-def with_exercises(chapter: str, text: str, plans: dict[str, list[Week]]) -> str:
-    """The page with the grades, minutes and weeks of its exercises."""
+def with_exercises(chapter: str, text: str) -> str:
+    """The page with the grades and minutes of its exercises."""
     parts, filled = parts_of(chapter), []
-    for row in rows(text, EXERCISES):
-        number, after, trains = int(row[0]), row[3], row[6]
-        grade = grades(chapter)[number - 1]
-        due = [[week.name for week in plan if (chapter, number) in week.exercises]
-               for plan in plans.values()]  # fmt: skip
+    for number, *_, after, trains in rows(text, EXERCISES):
+        grade = grades(chapter)[int(number) - 1]
         where = link(chapter, parts[named(parts, after)].title, after)
-        names = [names[0] if names else "–" for names in due]
-        filled.append([row[0], grade, str(EXERCISE[grade]), where, *names, trains])
+        filled.append([number, grade, str(EXERCISE[grade]), where, trains])
     return with_rows(text, EXERCISES, filled)
 
 
@@ -214,10 +155,8 @@ def pages(guide: Path = GUIDE) -> dict[str, Path]:
 
 def wanted(guide: Path = GUIDE) -> dict[Path, str]:
     """The guide's pages as they should be."""
-    syllabus = (guide / "syllabus.md").read_text(encoding="utf-8")
     texts = {chapter: path.read_text(encoding="utf-8") for chapter, path in pages(guide).items()}
-    filled = {pages(guide)[c]: filled_page(c, text, syllabus) for c, text in texts.items()}
-    return filled | {guide / "syllabus.md": filled_syllabus(syllabus)}
+    return {pages(guide)[c]: filled_page(c, text) for c, text in texts.items()}
 
 
 def main(arguments: list[str] | None = None, guide: Path = GUIDE) -> int:

@@ -10,7 +10,7 @@ To teach means to say the prose and to show pictures and unfolded cells (cells t
 `guard` or `figure` are folded), with time for questions. Alone means to read the prose, follow
 every unfolded line and do the exercises. The rates to teach were doubled after fresh readers had
 estimated all chapters, 22 times: most said within a quarter of the count, the furthest 38 % more.
-Where a chapter takes longer than a lecture, its page of the guide says what to leave out.
+No chapter takes longer than a lecture.
 """
 
 import argparse
