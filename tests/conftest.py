@@ -89,7 +89,7 @@ def editions(tmp_path_factory):
 
 
 TOGETHER = (".ipynb", "test_build.py", "test_wheel.py", "test_pages.py", "test_nbgrader.py")
-TOGETHER += ("test_hosting_linters.py", "test_trainer_example.py", "test_gpu.py")
+TOGETHER += ("test_trainer_example.py", "test_gpu.py")
 
 
 class Singly(LoadScopeScheduling):

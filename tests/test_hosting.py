@@ -1,7 +1,4 @@
-"""The files for a public forge, Binder and a devcontainer agree with this repository.
-
-tests/book has the linters. These tests check that every target, version and path exists.
-"""
+"""What the files for a public forge, Binder and a devcontainer name exists here."""
 
 import ast
 import json
