@@ -19,6 +19,7 @@ DECKS := $(wildcard notebooks/*.ipynb book/*.py book/deck_theme/*)
 PAGES := $(wildcard README.md CONTRIBUTING.md LICENSE notebooks/* cheems_ref/*.* cheems_lab/*.* cheems_lab/*/*.* figures/* \
 	book/*.* book/guide/* book/manual/* book/web/*.* book/web/static/* book/web/play/* book/deck_theme/* tests/*.py tests/planted/*.py)
 PORT ?= 8000
+EDITION ?= students
 
 .DEFAULT_GOAL := help
 .PHONY: help course test mutants lab book slides serve student test-book bench gpu clean
@@ -49,7 +50,7 @@ student: $(READY)  ## make the student edition and the instructor's copy, in bui
 lab: $(READY)  ## open the notebooks in JupyterLab
 	$(BIN)/jupyter lab --notebook-dir notebooks
 
-book: $(SITE)  ## make the web site of the notebooks as they were run (installs Sphinx)
+book: $(SITE)  ## make the students' web site (installs Sphinx; EDITION=instructor has solutions and guide)
 
 slides: $(SLIDES)  ## make a deck of slides of each chapter, for a browser and for paper
 
@@ -60,7 +61,7 @@ test-book: $(SITE) $(SLIDES) $(VENV)/.browser $(VENV)/.grading  ## test site, sl
 	$(BIN)/python -m pytest -q -n 2 tests/book
 
 $(SITE): $(VENV)/.book $(PAGES)
-	$(BIN)/python book/website.py
+	$(BIN)/python book/website.py --edition $(EDITION)
 
 $(SLIDES): $(VENV)/.book $(DECKS)
 	$(BIN)/python book/slides.py

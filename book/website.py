@@ -1,13 +1,14 @@
 """Make the web site of the course: chapters and their slides, the package's reference, the claims.
 
-    python book/website.py [--root DIR]
+    python book/website.py [--root DIR] [--edition students|instructor]
 
 Everything on it is written elsewhere: the executed notebooks, which are not run again; the
 docstrings of `cheems_ref`; claims.toml; the README. This script lays these out as pages in
 book/_build/pages, and Sphinx (web/conf.py) makes book/_build/site of them, where every warning is
 an error; slides.py adds its decks, in site/slides, and play.py the interactive pages, in
 site/play. The site opens from the folder and from a server, and asks for nothing elsewhere. The
-same sources give the same bytes, wherever they lie.
+same sources give the same bytes, wherever they lie. The students' site has gaps where the exercises
+have solutions, and no lecturer's guide.
 """
 
 import argparse
@@ -26,10 +27,10 @@ from build import labs, lectures
 from claims import public_names
 from deck import Part
 from fit import in_rows
-from lecturer import students
 from markup import mended
 from nbformat import NotebookNode
 from sphinx.cmd.build import build_main
+from student import without_solutions
 
 ROOT = Path(__file__).resolve().parent.parent
 # What the reader of a page sees of a folded cell, by its tag.
@@ -42,6 +43,13 @@ FOLDED = {
 # A link of Markdown; or code, in which brackets mean something else.
 LINK = re.compile(r"\[([^\]]*)\]\(([^)]*)\)|^```.*?^```|`[^`\n]+`", re.DOTALL | re.MULTILINE)
 DISPLAYED = re.compile(r"^\$\$(.*?)\$\$", re.DOTALL | re.MULTILINE)
+EDITIONS = {
+    "students": "This is the students' site: the exercises have gaps to fill in. `make book "
+    "EDITION=instructor` makes the one with solutions and the lecturer's guide.",
+    "instructor": "This is the instructor's site, with solutions and the lecturer's guide. "
+    "`make book` makes the students'.",
+}
+TO_GUIDE = re.compile(r"\[([^\]]*)\]\((?:\.\./)*book/guide/[^)]*\)")
 DOWNLOADS = (
     "Download this chapter: {{download}}`notebook <../downloads/{0}.ipynb>` · "
     "{{download}}`source <../downloads/{0}.py>`. Both run in a clone of the project, which has the "
@@ -51,7 +59,7 @@ SLIDES = (
     '\n\nSlides of this chapter: <a href="../slides/{0}.html">to show</a> · '
     '<a href="../slides/{0}.html?print-pdf">to print</a>.'
 )
-ALL_SLIDES = '\n<a href="../slides/index.html">The slides of all chapters</a>\n'
+ALL_SLIDES = '\n<a href="slides/index.html">The slides of all chapters</a>\n'
 TREE = """
 ```{{toctree}}
 :hidden:
@@ -144,19 +152,33 @@ def toctree(caption: str, entries: list[str], depth: int = 1) -> str:
     return TREE.format(caption=caption, depth=depth, entries="\n".join(entries))
 
 
-def lay_out(root: Path, pages: Path) -> None:
+def released(path: Path, edition: str) -> NotebookNode:
+    """A notebook as an edition has it."""
+    notebook = nbformat.read(path, as_version=4)
+    for cell in notebook.cells:
+        if edition == "students" and "exercise" in cell.metadata.get("tags", []):
+            cell.source = without_solutions(cell.source)
+            cell.metadata.tags.remove("exercise")  # there is nothing to fold
+    return notebook
+
+
+def lay_out(root: Path, pages: Path, edition: str) -> None:
     """Write the pages that Sphinx reads, from what is in the repository."""
     rooms = {one.room for one in public_names(root / "cheems_ref")}
     texts = {}
 
     def markdown(file: str, page: str, text: str) -> None:
+        text = TO_GUIDE.sub(r"\1", text) if edition == "students" else text
         texts[page] = with_links(text, file, page, rooms, root)
 
     for source in lectures(root) + labs(root):
         name, path = source.stem, source.with_suffix(".ipynb")
-        for file in (path, source):
-            texts[f"downloads/{file.name}"] = file.read_text(encoding="utf-8")
-        notebook = chapter_page(nbformat.read(path, as_version=4), name, source in labs(root))
+        notebook, text = released(path, edition), source.read_text(encoding="utf-8")
+        texts[f"downloads/{path.name}"] = nbformat.writes(notebook) + "\n"
+        if edition == "students":
+            text = without_solutions(text)
+        texts[f"downloads/{source.name}"] = text
+        notebook = chapter_page(notebook, name, source in labs(root))
         for cell in notebook.cells:
             if cell.cell_type == "markdown":
                 here = path.relative_to(root).as_posix()
@@ -165,18 +187,19 @@ def lay_out(root: Path, pages: Path) -> None:
         texts[f"chapters/{name}.ipynb"] = nbformat.writes(notebook)
 
     guide = [path.stem for path in sorted((root / "book" / "guide").glob("*.md"))]
+    guide = guide if edition == "instructor" else []
     for name in guide:
         file = f"book/guide/{name}.md"
         text = (root / file).read_text(encoding="utf-8")
-        text = students(text)  # without the exam's answers
         text = re.sub(r"\A# (?=\d\d · )", "# Teaching ", text)  # the chapter has the same title
-        markdown(file, f"guide/{name}.md", text + ALL_SLIDES * (name == "index"))
+        markdown(file, f"guide/{name}.md", text)
     manual = sorted((root / "book" / "manual").glob("*.md"))
     for path in manual:
         file = f"manual/{path.name}"
         markdown(f"book/{file}", file, path.read_text(encoding="utf-8"))
     first = (root / "README.md").read_text(encoding="utf-8")
-    first = first.replace("\n## ", f"{play.links('')}\n## ", 1)  # below the picture
+    top = f"{play.links('')}\n{ALL_SLIDES}\n{EDITIONS[edition]}\n\n"
+    first = first.replace("\n## ", f"{top}\n## ", 1)  # below the picture
     first += toctree("Chapters", [f"chapters/{path.stem}" for path in lectures(root)])
     if labs(root):
         first += toctree("Labs", [f"chapters/{path.stem}" for path in labs(root)])
@@ -207,11 +230,11 @@ def lay_out(root: Path, pages: Path) -> None:
     shutil.copytree(root / "figures", pages / "figures")
 
 
-def build(root: Path) -> int:
+def build(root: Path, edition: str) -> int:
     """Make book/_build/site; returns 0, or what Sphinx returns where a page is wrong."""
     output, settings = root / "book" / "_build", root / "book" / "web"
     pages, unfinished = output / "pages", output / "site.new"
-    lay_out(root, pages)
+    lay_out(root, pages, edition)
     shutil.rmtree(unfinished, ignore_errors=True)
     options = ["-q", "-W", "--keep-going", "-E", "-c", str(settings), "-d", str(output / "trees")]
     if failed := build_main([*options, str(pages), str(unfinished)]):
@@ -231,9 +254,10 @@ def build(root: Path) -> int:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("--root", type=Path, default=ROOT, help="the folder that has notebooks/")
-    root = parser.parse_args(arguments).root.resolve()
-    start = time.monotonic()
-    if failed := build(root):
+    parser.add_argument("--edition", choices=EDITIONS, default="students")
+    options = parser.parse_args(arguments)
+    root, start = options.root.resolve(), time.monotonic()
+    if failed := build(root, options.edition):
         return failed
     site = root / "book" / "_build" / "site"
     size = sum(path.stat().st_size for path in site.rglob("*") if path.is_file())

@@ -9,7 +9,8 @@ import browser as chrome
 import claims
 import pytest
 
-SITE = Path(__file__).parents[2] / "book" / "_build" / "site"
+ROOT = Path(__file__).parents[2]
+SITE = ROOT / "book" / "_build" / "site"
 EVERY = sorted(path.relative_to(SITE).as_posix() for path in SITE.rglob("*.html"))
 PAGES = [page for page in EVERY if not page.startswith("slides/")]  # these: test_slides.py
 SOURCES = {path.stem: path for path in claims.chapters()}
@@ -77,7 +78,7 @@ def test_every_link_leads_somewhere_and_nothing_is_loaded_from_elsewhere(anchors
 
 
 def test_chapters_have_their_equations_slides_and_downloads(anchors):
-    """A lab has no slides; the lecturer has all of them."""
+    """A lab has no slides; the first page leads to all of them."""
     for page in NUMBERED:
         links = [value for name, value in attributes(page) if name == "href"]
         source = SOURCES[Path(page).stem]
@@ -90,8 +91,19 @@ def test_chapters_have_their_equations_slides_and_downloads(anchors):
         sent = [(SITE / page).parent / unquote(v) for v in links if "_downloads" in v]
         assert sorted(path.suffix for path in sent) == [".ipynb", ".py"]
         for path in sent:
-            assert path.read_bytes() == (source.parent / path.name).read_bytes()
-    assert ("href", "../slides/index.html") in attributes("guide/index.html")
+            whole = (source.parent / path.name).read_text(encoding="utf-8")
+            gaps = path.read_text(encoding="utf-8").count("# YOUR CODE HERE")
+            assert gaps == whole.count("### BEGIN SOLUTION"), path
+    assert ("href", "slides/index.html") in attributes("index.html")
+
+
+def test_students_find_no_solution_and_no_guide():
+    """Chapter 00 names the marks of a solution; these stand in code, which is indented."""
+    solution = re.compile(r'(^|["\n>]) *(<span class="c1">|    )### BEGIN SOLUTION|Hope for')
+    texts = [path for path in SITE.rglob("*") if path.suffix in (".html", ".ipynb", ".py", ".txt")]
+    assert [path for path in texts if solution.search(path.read_text("utf-8"))] == []
+    assert solution.search((ROOT / "notebooks/03_state_space_duality.py").read_text("utf-8"))
+    assert "students' site" in (SITE / "index.html").read_text("utf-8").replace("’", "'")
 
 
 def test_the_table_is_that_of_claims_toml():
