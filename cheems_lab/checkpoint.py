@@ -37,7 +37,7 @@ FORMAT = "cheems_lab checkpoint 4"
 RECORD = "record.json"
 MOMENTS = ("exp_avg", "exp_avg_sq")
 NAMED = re.compile(r"step-\d{8,}")
-# Without effect on the loss, but for rounding, as the number of processes.
+# These change the loss only by rounding, as does the number of processes.
 MAY_CHANGE = ("steps", "evaluate_every", "checkpoint_every", "micro_batch_size")
 
 

@@ -313,7 +313,7 @@ class QCAttn(nn.Module):
         inner: "linear", "ssd", "retrieved", or a module of your own that computes the values
             (b, l, d) from x, p numbers for each head. If its forward has an argument `cache`, it is
             called like a layer, as `inner(x, position_ids, padding_mask=, cache=, rotary=)`, and
-            returns values and cache.
+            returns values and a cache other than None.
             None for the default: "linear" here, "ssd" in `InnerFuncAttn`.
         n_values, k_values: as in `RetrievedValues`, for inner="retrieved".
         d_state: state width of the inner SSD, for inner="ssd"; its position is "rope".

@@ -138,7 +138,7 @@ class CausalLM(nn.Module):
     ) -> tuple[Stream, ModelCache | None]:
         """Compute the last hidden states, before the logits; otherwise as `forward`.
 
-        Without `validate` no argument is checked, and nothing waits for the device.
+        Without `validate` no argument's contents are checked, and nothing waits for the device.
         """
         if validate:
             self.check_inputs(input_ids, padding_mask, cache)
@@ -287,7 +287,8 @@ def stream(
             None for all.
         eos_id: ends a row, which then repeats it; generation stops when all rows have ended.
     """
-    check.sizes(max_new_tokens=max_new_tokens or None)  # 0 is allowed
+    check.numbers("[0, inf)", max_new_tokens=max_new_tokens)
+    check.sizes(max_new_tokens=max_new_tokens or None)
     model.check_inputs(prompt, padding_mask, max_new_tokens=max_new_tokens)
     if prompt.shape[1] == 0 or (padding_mask is not None and not padding_mask.any(dim=1).all()):
         raise ValueError("every row of the prompt needs at least one real token")

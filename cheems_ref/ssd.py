@@ -30,16 +30,17 @@ causal mask, and 0 · NaN is NaN, so it can also reach earlier tokens: those of 
 chunked form, any of them in the quadratic form. The layer replaces padding by zeros first.
 
 A step with a large dt |A| is a reset: exp(dt A) is 0, and the state before it is forgotten. Every
-form handles a reset of any size, but the kernel loses digits (see `ssd_kernel`), and so does the
-chunked form on Apple's GPUs, which have no float64.
+form handles resets of 10³⁰ and more, but the kernel loses digits (see `ssd_kernel`), and so does
+the chunked form on Apple's GPUs, which have no float64.
 
 With 16-bit x, B and C the torch forms compute in float32, and the kernel multiplies in 16 bits and
 sums in float32; y is cast back, and the state stays float32. Under autocast the matrix products of
 the torch forms are in 16 bits, even those of float32 inputs. Notebook 03 derives the forms,
 notebook 04 the position encodings.
 
-The functions raise ValueError for wrong shapes, dtypes and values; the message names the argument,
-what was expected and what came (check.py). The layer checks no values: those it makes are valid.
+The functions raise ValueError for wrong shapes, dtypes and values, and TypeError for a chunk_size
+that is no whole number; the message names the argument, what was expected and what came (check.py).
+The layer checks no values: those it makes are valid.
 
 To take `ssd_chunked` elsewhere, copy it without its decorator, with `_four_steps`, `_pad` and
 CHUNKS_PER_BLOCK. Call it as ssd_chunked(x, dt, A, B, C, state, chunk_size), with all tensors in one
@@ -364,7 +365,7 @@ def ssd(
 
     A backend given by name is used, or the call raises. "auto" takes the first that fits:
 
-        the kernel         on a GPU where it can run (`kernels.kernel_status`), but for float64
+        the kernel         on a GPU where it can run (`kernels.kernel_status`), except for float64
         the recurrence     for a single token
         the chunked form   else
 

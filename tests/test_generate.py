@@ -254,7 +254,7 @@ def a_bad_call_is_refused_at_once(m):
     for asked, message, arguments in (
         (gated, need, dict(prompt=ids(2, 20), max_new_tokens=2)),
         (gated, need, dict(prompt=ids(2, 20), max_new_tokens=2, padding_mask=ragged)),
-        (net, "max_new_tokens must be at least 1, got -1", dict(max_new_tokens=-1)),
+        (net, r"max_new_tokens must be a number in \[0, inf\), got -1", dict(max_new_tokens=-1)),
         (net, EVERY_ROW, dict(prompt=FIVE[:, :0])),
         (net, EVERY_ROW, dict(padding_mask=rows("..#..", "....."))),
         (net, r"input_ids must be in \[0, 19\)", dict(prompt=FIVE + 15)),
