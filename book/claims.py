@@ -37,9 +37,9 @@ VERDICTS = (
     "holds",
     "holds corrected",
     "does not hold",
-    "seen in small",
-    "not seen in small",
-    "cannot be told in small",
+    "seen at small scale",
+    "not seen at small scale",
+    "undecided at small scale",
     "not testable here",
 )
 EVIDENCE = {"chapter", "section", "checks", "lines"}

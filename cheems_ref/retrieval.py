@@ -134,10 +134,10 @@ def neurons(
     `F.embedding_bag` computes a "bag", y_n = Σ_j a_nj table[indices_nj], without gathering rows.
     If the gradient of the loss with respect to y_n is δ_n, the one with respect to a_nj is
     δ_n · table[indices_nj]. With x_n for δ_n that is the product we want, so we call torch's
-    backward pass of a bag. Conversely, the gradient of this function with respect to x is a bag. The
-    one with respect to the table is that of a bag with this gradient as weights whose y_n receives
-    x_n; it has no derivative of its own. No direction builds a tensor of size (n, j, d) for more than
-    one token.
+    backward pass of a bag. Conversely, the gradient of this function with respect to x is a bag.
+    The one with respect to the table is that of a bag with this gradient as its weights, whose y_n
+    receives x_n; it has no derivative of its own. No direction builds a tensor of size (n, j, d)
+    for more than one token.
 
     Args:
         x: n tokens.

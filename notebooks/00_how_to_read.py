@@ -1,11 +1,11 @@
 # %% [markdown]
 # # 00 · How to read this course
 #
-# **In half an hour you'll know what Cheems is, why anyone would build it, and how far to trust what
-# this course tells you.** By the end you will be able to
+# **In half an hour you'll know what Cheems is, why anyone would build it, and how far you can trust
+# this course.** By the end you will be able to
 #
 # - say what a line with ✓ promises, and what it doesn't;
-# - spot a test that cannot tell right from wrong;
+# - spot a test that can't tell right from wrong;
 # - read the shape of any tensor in the course;
 # - choose a route through the chapters.
 #
@@ -76,22 +76,24 @@ plotting.save(
 # %% [markdown]
 # ## 1 · What you will build
 #
-# A language model predicts the next token from all tokens before it. How should it remember them?
+# A language model predicts the next token from all the tokens before it. How should it remember
+# them?
 #
 # A transformer keeps everything. For each token it stores keys and values, and every new token
 # looks at all of them. Nothing is forgotten, but the memory grows with the text. A state space
 # model keeps a state of fixed size and updates it with each token. Its memory never grows, but old
-# tokens fade and details get lost.
+# tokens fade.
 #
-# **Cheems** mixes the two. It was published by Jingze Shi and co-authors in three papers, under the
-# names *OTCE*, *Cheems* and *Wonderful Matrices*. In a stack of eight blocks, seven have a state
-# space layer and one has attention. In the later two papers, each block ends in a large set of tiny
-# experts, of which each token uses a few.
+# **Cheems** mixes the two. Jingze Shi and co-authors published it in three papers: *OTCE*, *Cheems*
+# and *Wonderful Matrices*. Of every eight blocks, seven have a state space layer and one has
+# attention. In the later two papers, each block ends in a large set of tiny experts, and each token
+# uses only a few of them.
 #
 # What does the mixture buy? Let's take three models of 1.3 billion parameters from the papers and
-# ask how much they have to remember after reading 131,072 tokens, in 16 bits. Each has 24 blocks.
-# LLaMa has attention in all of them, Jamba and Cheems in three; the other 21 keep a state of
-# 32 × 128 × 128 numbers. Before you look: how much memory do those states add?
+# ask how much they have to remember, in 16 bits, after reading 131,072 tokens. LLaMa, a
+# transformer, has attention in all of its 24 blocks. Cheems has it in three, and so does Jamba, a
+# published hybrid. Attention stores 2 × 2,048 numbers per token and block; a state has 32 heads of
+# 128 × 128 numbers. Before you look: how much memory do the states add?
 
 # %%
 for name in ("llama-1.3b", "jamba-1.3b", "cheems-1.3b"):
@@ -101,12 +103,11 @@ for name in ("llama-1.3b", "jamba-1.3b", "cheems-1.3b"):
 
 # %% [markdown]
 # Almost nothing: 0.02 GiB, whether the model has read ten tokens or ten million. Attention is what
-# costs memory. How much attention does a model need, and for what? That question runs through this
-# course. (Jamba and Cheems hold the same keys, values and states. Their layers compute
-# differently.)
+# costs memory. How much of it does a model need, and for what? That question runs through this
+# course.
 #
-# Here we write a model as a string. `S` is a state space layer, `I` attention with an inner
-# function (chapter 05), `E` a layer of experts:
+# We write a model as a string. `S` is a state space layer, `I` attention with an inner function
+# (chapter 05), `E` a layer of experts, here 256 of them:
 
 # %%
 model = CausalLM(ModelConfig(pattern="SE × 7 + IE", d_model=64, n_neurons=256))
@@ -114,7 +115,8 @@ logits, _ = model(torch.randint(256, (1, 20)))
 print("20 bytes in, scores for the next byte out:", tuple(logits.shape))
 
 # %% [markdown]
-# By the end of chapter 07 you'll have built it piece by piece and trained one on your own machine.
+# By the end of chapter 07 you'll have built this model piece by piece and trained one on your own
+# machine.
 #
 # ## 2 · What a ✓ promises
 #
@@ -133,23 +135,20 @@ check("(A B)ᵀ = Bᵀ Aᵀ", (A @ B).T, B.T @ A.T)
 #   \text{tolerance} \cdot \max |\text{expected}|. \tag{0.1}$$
 #
 # The bracket says how they were compared: with this tolerance, *exact* for whole numbers, or *atol*
-# where the truth is zero and an absolute error is allowed. (In some cells it names an exception:
-# the code was meant to fail.) Each number format has its own tolerance, above its rounding error:
-
-# %%
-for dtype in (torch.float64, torch.float32):
-    rounding = torch.finfo(dtype).eps  # the distance from 1 to the next number
-    print(f"{dtype!s:15} rounding {rounding:.1e}   tolerance {TOLERANCE[dtype]:g}")
-
-# %% [markdown]
+# where the truth is zero and an absolute error is allowed. The tolerance is $10^{-10}$ in float64
+# and $10^{-5}$ in float32, well above their rounding errors.
+#
 # Notice what the error is measured against: the *largest* entry. In a float64 tensor whose largest
 # entry is 1, an entry of $10^{-12}$ may be completely wrong and still get its ✓. Where that
 # matters, we check those entries separately.
-#
-# You won't see the measured error. It varies between machines, and what matters is that it stays
-# within the tolerance. A check that fails raises an error and stops the notebook, so every
-# ✓ on these pages comes from a check that passed. Here is a failure. (This one is on purpose, so
-# the notebook goes on.)
+
+# %% tags=["guard"]
+for dtype, tolerance in {torch.float64: 1e-10, torch.float32: 1e-5}.items():
+    assert TOLERANCE[dtype] == tolerance > 50 * torch.finfo(dtype).eps
+
+# %% [markdown]
+# A check that fails raises an error and stops the notebook. So every ✓ on these pages comes from a
+# check that passed. Here's a failure. (We made it on purpose, so the notebook goes on.)
 
 # %% tags=["raises-exception"]
 check("a sum is a mean", torch.tensor([1.0, 2.0, 6.0]).sum(), torch.tensor([1.0, 2.0, 6.0]).mean())
@@ -157,21 +156,20 @@ check("a sum is a mean", torch.tensor([1.0, 2.0, 6.0]).sum(), torch.tensor([1.0,
 # %% [markdown]
 # ## 3 · Would the test have noticed?
 #
-# You got a ✓. Would a wrong formula have got one, too? The honest way to find out is to
-# try a wrong one. We make a mistake on purpose, one that people really make, and let `must_differ`
-# confirm that the result changes by more than 0.001, far above the tolerance:
+# You got a ✓. Would a wrong formula have got one, too? Let's find out with a mistake that people
+# really make. `must_differ` confirms that it changes the result by more than 0.001, far above the
+# tolerance:
 
 # %%
 A, B = random(2, 50, 50, seed=1)
-_ = must_differ("planted: order not reversed", A.T @ B.T, (A @ B).T)
+_ = must_differ("planted: order not reversed", A.T @ B.T, (A @ B).T)  # _ = hides the returned value
 
 # %% [markdown]
 # **A ✗ that ends in *caught* is good news.** The check would have noticed this mistake. The bracket
-# gives a lower bound on the difference, relative to the largest entry of the correct result. (Not
-# every ✗ is a mistake. Sometimes it says that two results differ because a property doesn't hold.)
+# says how far the results differ at least, relative to the largest correct entry. (Sometimes ✗
+# marks no mistake. Then two results differ because a property doesn't hold.)
 #
-# Is that enough? Look at what happens if we pick other inputs. Diagonal matrices are matrices,
-# after all:
+# Is that enough? Watch what happens with other inputs. Diagonal matrices are matrices, after all:
 
 # %%
 A, B = random(50, seed=2).diag(), random(50, seed=3).diag()
@@ -179,19 +177,18 @@ check("the wrong order, on diagonal matrices", A.T @ B.T, (A @ B).T)
 
 # %% [markdown]
 # A ✓, for the wrong formula! Diagonal matrices commute, so the order makes no difference to them.
-# The check is right about these two matrices. It says nothing about any others.
+# The check is right about these two matrices, and it says nothing about any others.
 #
-# Keep this example in mind: a ✓ speaks about the inputs that were tried. One published listing
-# works in chunks of tokens and sums over the wrong axis, and every test with a single chunk passes
-# (chapter 03). Ask two questions of every check, ours included: *which mistake would it catch?* and
-# *can its inputs tell right from wrong?*
+# So a ✓ speaks about the inputs that we tried. One published listing sums over the wrong axis, and
+# every test with a single chunk of tokens passes (chapter 03). Ask two questions of every check,
+# ours included: *which mistake would it catch?* and *can its inputs tell right from wrong?*
 #
 # ## 4 · When the paper is wrong
 #
 # Papers contain mistakes, and the papers behind this course are no exception. Where a printed
-# equation, listing or table doesn't hold, a section *As printed* runs it as it is printed, measures
-# how far off it is, and shows what holds. The package contains the correct form. Chapter 11
-# collects the results: 418 claims, with a verdict on each.
+# equation, listing or table doesn't hold, the chapter or its lab runs it as printed, or recomputes
+# it, and says what holds. The package implements the corrected version. Chapter 11 collects the
+# results: 418 claims, with a verdict on each.
 #
 # Quotations look like this and name their place:
 #
@@ -199,22 +196,21 @@ check("the wrong order, on diagonal matrices", A.T @ B.T, (A @ B).T)
 #
 # **WM** is *Wonderful Matrices*, **Ch** is *Cheems*, **OTCE** is the paper of that name, and
 # **L22** is lecture 22 of CMU's *Generative AI*. A number in brackets, such as (3.2), is the second
-# equation of chapter 3. A lab goes on with the numbers of its chapter.
+# equation of chapter 3. A lab continues its chapter's numbers.
 #
-# Some results take minutes to compute, or differ between machines: timings, trained models. We draw
-# these from *records*, files in `figures/records` that name the command that wrote them. A smaller
-# run of the same experiment is usually run live, next to the figure.
+# Some results take minutes to compute, or differ between machines: timings, trained models. We plot
+# these from *records*, files in `figures/records` that name the command that wrote them.
 #
 # ## 5 · Reading shapes
 #
-# We write a shape as a string of letters. $(b, l, h, p)$ is batch, length, heads, head width. We
-# write the same letters in comments and in tensor patterns. You'll learn them as they come up; the
-# page [Letters](../book/manual/letters.md) lists all of them.
+# We write a shape as a string of letters. $(b, l, h, p)$ is batch, length, heads, head width.
+# You'll learn the letters as they come up; the page [Letters](../book/manual/letters.md) lists all
+# of them.
 #
 # In `einsum`, you name the axes of every input and of the output. Any letter missing from the
-# output is summed over. As an example, take one write and one read of a state. Each head writes
-# the outer product $x B^\top$ into its state and reads it with $C$: $B$ says where to write, $C$
-# where to read. Both have length $n$.
+# output is summed over. Here's an example, one write to a state and one read. Each head writes the
+# outer product $x B^\top$ into its state and reads it with $C$: $B$ says where to write, $C$ where
+# to read. Both have length $n$.
 
 # %%
 x, B, C = random(2, 3, 4, seed=11), random(2, 3, 5, seed=12), random(2, 3, 5, seed=13)
@@ -223,7 +219,7 @@ y = einsum("bhpn,bhn->bhp", state, C)  # sums over n
 check("written, then read = x (B · C)", y, x * (B * C).sum(-1, keepdim=True))
 
 # %% [markdown]
-# einops cuts and joins axes. A bracket is one axis made of several, and the *last* letter in it
+# einops splits and joins axes. A bracket is one axis made of several, and the *last* letter in it
 # varies fastest. What do you expect from `(h p)` and from `(p h)`, on the numbers 0 to 11?
 
 # %%
@@ -232,10 +228,10 @@ print("(h p):", rearrange(numbers, "(h p) -> h p", h=3).int().tolist())
 print("(p h):", rearrange(numbers, "(p h) -> h p", h=3).int().tolist())
 
 # %% [markdown]
-# Both give 3 heads of width 4, and only one of them is what the model was trained with. The same
-# slip exists for groups. Heads that share one $B$ form a *group*; with $h$ heads and $g$ groups,
-# $h/g$ heads share. mamba-ssm, the package of Mamba's authors, repeats each group's $B$ for
-# neighbouring heads, and so do we. Repeating the whole list instead looks just as reasonable:
+# Both give 3 heads of width 4, but a given model was trained with only one of them. Groups invite
+# the same slip. Heads that share one $B$ form a *group*; with $h$ heads and $g$ groups, $h/g$ heads
+# share each $B$. mamba-ssm, the package of Mamba's authors, repeats each group's $B$ for
+# neighbouring heads, and so do we. Repeating the whole list looks just as reasonable:
 
 # %%
 B = torch.tensor([10.0, 20.0])[:, None]  # (g, n): two groups, n = 1
@@ -246,24 +242,25 @@ check("repeat (g i) = head i uses group i // (h/g)", each, by_rule)
 _ = must_differ("planted: tiled", tiled, by_rule)
 
 # %% [markdown]
-# Head $i$ of $h$ uses group $\lfloor i / (h/g) \rfloor$. It's the one rule worth learning by heart.
+# Head $i$ of $h$ uses group $\lfloor i / (h/g) \rfloor$. If you memorise one rule, make it this
+# one.
 #
 # ## 6 · Run it
 #
 # `make lab` opens the notebooks in JupyterLab. Run the cells from the top with Shift+Enter. A
-# section uses its own variables, functions from above, and whatever cells tagged `setup` define.
+# section defines the variables that it uses; it may need functions from above, and the cells tagged
+# `setup`.
 #
-# From chapter 01 on, each chapter ends in five exercises. Write your solution between `### BEGIN
-# SOLUTION` and `### END SOLUTION`, then run the cell below it. `make test` runs every notebook that
-# has changed since it last passed, and compares its output with what is stored. `make test ALL=1`
-# runs them all.
+# From chapter 01 on, each chapter ends in five exercises, and here you can see our solutions. To
+# try them yourself, run `make student`: in `build/student` each solution is a gap. Fill the gap,
+# then run the cell below it.
 #
-# Does a check fail on your machine? If you changed something, restart and run from the top. If not,
-# please report it and include the error message.
+# If a check fails on your machine and you have changed something, restart and run from the top. If
+# you haven't, please report it with the error message.
 #
 # ## 7 · The map
 #
-# The picture shows one model of the course, with the chapters that explain its parts:
+# Here's one model of the course, with the chapters that explain its parts:
 
 
 # %% tags=["figure"]
@@ -311,22 +308,22 @@ plotting.save(
 # | 11 What became of the claims | Which of the papers' claims hold? | 01–07 |
 # | 12 One text, several processes | How do several processes read one text? | 03, 07 |
 #
-# In a hurry to see a working Cheems? Read 03 to 07, and skip *As printed*. If you came for state
-# space models, read 01 to 03.
+# In a hurry to see a working Cheems? Read 03 to 07 without the labs. If you came for state space
+# models, read 01 to 03.
 #
 # ## 8 · Where to begin: a self-test
 #
-# Eight small questions, for pencil and paper. Leave blank what you don't know; the course covers
-# it. Fill in your answers (fractions such as `1 / 3` are fine), run the cells, and you get a list
-# of chapters that have something new for you. (07, 08, 11 and 12 have no question: they are new to
-# everyone.)
+# Eight small questions, for pencil and paper. Leave blank what you don't know. Fill in your answers
+# (`1 / 3` is fine) and run the cells. You get a list of the chapters where you have something to
+# learn. (07, 08, 11 and 12 have no question: they are new to everyone.)
 #
 # - **a.** (01) A system has $\bar A = \tfrac12$ and $\bar B = C = 1$. What is the entry $K_3$ of
 #   its convolution kernel $K_0, K_1, K_2, \dots$?
 # - **b.** (02) Under the key $(1, 0)$ a memory returns 2. The delta rule with $\beta = 1$ writes 5
 #   under the same key. What does the key return now?
-# - **c.** (03) One head of SSD has $A = -\ln 2$, and $\Delta = B = C = 1$ at every token. What is
-#   the entry $M_{31}$ of the matrix in $y = Mx$, with tokens counted from 0?
+# - **c.** (03) One head of SSD, with $\bar A = e^{\Delta A}$ and $\bar B = \Delta B$, has $A = -\ln
+#   2$, and $\Delta = B = C = 1$ at every token. What is the entry $M_{31}$ of the matrix in $y =
+#   Mx$, with tokens counted from 0?
 # - **d.** (04) Rotary positions with base 10,000 turn vectors of width 64. Through what angle per
 #   token, in radians, does pair 16 turn? (The first pair is pair 0.)
 # - **e.** (05) Two keys have equal scores. A mask adds $-\ln 2$ to the first score. What is the
@@ -334,8 +331,8 @@ plotting.save(
 # - **f.** (06) With product keys for 10,000 experts, how many inner products with half keys does
 #   one query need?
 # - **g.** (09) Two models were trained with the same three seeds. The losses differ by −0.03, −0.01
-#   and −0.02, and the half width of a 95 % interval is 4.30 standard errors. Does the 95 % interval
-#   of the mean difference contain zero? (1 for yes, 0 for no)
+#   and −0.02, and a 95 % interval reaches 4.30 standard errors to either side. Does it contain
+#   zero? (1 for yes, 0 for no)
 # - **h.** (10) Multiply two 60 × 60 matrices of four-byte numbers. Count a multiply-add as two
 #   operations, and every matrix as read or written once. How many operations is that per byte?
 
@@ -381,7 +378,7 @@ def news(answers):
 assert news(truth()) == [] and news(truth() | {"b": 7, "d": 0.1}) == ["02", "04"]
 
 # %%
-print("something new for you in", *news(answers) or ["no chapter: read what you like"])
+print("you have something to learn in", *news(answers) or ["no chapter: read what you like"])
 
 # %% [markdown]
 # Start with the first chapter on your list. The map says what to read before it; skip those whose
@@ -389,7 +386,8 @@ print("something new for you in", *news(answers) or ["no chapter: read what you 
 #
 # ## Summary
 #
-# - ✓ is an equality that was computed, on the inputs shown, within the tolerance in brackets.
+# - The usual ✓ is an equality that was computed, on the inputs shown, within the tolerance in
+#   brackets.
 # - ✗ … *caught* means that two results differ by more than the bracket says: usually a mistake made
 #   on purpose, sometimes a property that doesn't hold.
 # - Ask of every check which mistake it would catch, and whether its inputs can tell.
