@@ -1,15 +1,16 @@
 # %% [markdown]
 # # 12 · One text, several processes
 #
-# **Cut a text over four processes, and a state layer needs one small thing from each slice: what
-# the slice does to a state. For SSD that is a pair of fixed size, for ten tokens or ten million.**
-# By the end you will have written this in two dozen lines, and you will be able to
+# **Suppose you split a long text across four processes. What do they have to tell each other? For
+# the state of SSD, very little. What a slice does to it boils down to a pair that's no bigger for
+# ten million tokens than for ten.** By the end you will have written this in two dozen lines, and
+# you will be able to
 #
 # - describe what a slice does to a state, join slices, and say which update rules allow it;
-# - cut a whole model over processes, and avoid two traps of the backward pass;
-# - say when a state layer sends fewer bytes than attention.
+# - split a whole model across processes, and steer clear of two traps in the backward pass;
+# - work out when a state layer sends fewer bytes than attention.
 #
-# You need chapters 03 and 07.
+# You need chapters 02, 03 and 07.
 #
 # Sources: Dao and Gu, *Transformers are SSMs* (2024), §8.2; Sun and others, *LASP-2* (2025); Liu
 # and others, *Ring Attention* (2023). The package's code is `cheems_ref/distributed.py`. How to
@@ -35,7 +36,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from matplotlib.patches import Rectangle
 from torch import einsum
-from torch.distributed.nn.functional import all_gather
+from torch.distributed.nn.functional import all_gather  # deprecated, but so far the public one
 
 from cheems_ref import plotting
 from cheems_ref.config import preset
@@ -56,7 +57,7 @@ def random(*shape, seed):
 
 
 def inputs(b=2, l=29, h=4, p=5, g=2, n=3, dt=0.3):
-    """Random inputs of SSD as in chapter 03, and behind them an initial state."""
+    """Random inputs of SSD as in chapter 03, and an initial state after them."""
     return [
         random(b, l, h, p, seed=0),
         dt * random(b, l, h, seed=1).abs(),
@@ -121,25 +122,27 @@ plotting.save(
 )
 
 # %% [markdown]
-# A long text is a single row, so we can't divide it by rows. We have to cut it along its tokens,
-# although each token depends on all earlier ones. Above you see two ways to handle the cut. We
-# build the upper one, with one gather instead of a chain, and compare it with keys and values.
+# A batch is easy to share out: give each process a few rows. But a long text is a single row. We
+# have to cut it along the tokens, even though every token depends on all the earlier ones. The
+# picture shows two ways to do that. We'll build the upper one, with a single gather in place of the
+# chain, and compare it with sending keys and values around.
 #
-# A *rank* is the number of a process, from 0 to $N - 1$, and slice $i$ belongs to rank $i$. All our
-# processes run on one machine. $l$ is the length of a slice. The state is $S$, since $h$ counts
-# heads. All other letters are as in chapter 03.
+# A *rank* is a process's number, from 0 to $N - 1$, and rank $i$ gets slice $i$. $l$ is the length
+# of a slice, and the state is called $S$, since $h$ counts the heads. All other letters are as in
+# chapter 03.
 #
 # ## 1 · A slice is a pair
 #
-# Step 3 of chapter 03 went from chunk to chunk: fade the state by the decay over the chunk, add
-# what the chunk wrote. The chunk didn't have to be short. Any slice of the tokens turns the state
-# before it into the state after it,
+# In step 3 of chapter 03 we went from chunk to chunk: fade the state by the chunk's decay, then add
+# what the chunk wrote. But why stop at chunks? Any slice, however long, turns the state before it
+# into the state after it:
 #
 # $$S_{\text{after } i} = a_i\, S_{\text{before } i} + W_i, \qquad
 #   a_i = \exp\Big(A \sum_{t \in i} \Delta_t\Big), \tag{12.1}$$
 #
-# where $W_i$ is the state that the slice leaves behind if it begins with an empty one. Later tokens
-# need only the pair $(a_i, W_i)$: $1 + pn$ numbers per row and head.
+# where $W_i$ is the state the slice leaves behind if it starts from an empty one. So the pair
+# $(a_i, W_i)$ is all that later tokens need to know about the slice: $1 + pn$ numbers per row and
+# head.
 
 
 # %%
@@ -161,13 +164,14 @@ print("a:", tuple(decay.shape), "  W:", tuple(written.shape))
 check("fade, and add what was written = recurrence", fade(decay, before) + written, after)
 
 # %% [markdown]
-# **Two slices are one slice.** Put (12.1) of slice $i$ into (12.1) of the next slice $j$. The
-# result has the same form, so two neighbours are again described by one pair:
+# **Two slices are one slice.** Now let slice $j$ follow slice $i$. If you plug (12.1) for $i$ into
+# (12.1) for $j$, you get the same form again, so a single pair describes both:
 #
 # $$(a_i, W_i) \cdot (a_j, W_j) = (a_i\,a_j,\;\; a_j\,W_i + W_j). \tag{12.2}$$
 #
-# The earlier slice comes first. May we join three slices in either grouping? In another
-# order? And what is the pair of a slice without tokens? Decide before you run this.
+# The earlier slice is on the left. With three slices, does it matter which two you join first? Can
+# you swap two of them? And what's the pair of a slice with no tokens at all? Make your guesses
+# before you run this.
 
 
 # %%
@@ -197,18 +201,18 @@ assert (empty[0] == 1).all() and (empty[1] == 0).all()
 print("an empty slice: decay 1, nothing written")
 
 # %% [markdown]
-# Any grouping, but only one order. You have seen this before: (12.2) is how the scan of chapter 01
-# joined two tokens, with slices in place of tokens.
+# The grouping doesn't matter, but the order does. If (12.2) looks familiar, it should: the scan of
+# chapter 01 joined two tokens the same way.
 #
 # ## 2 · Run first, read later
 #
-# Rank $i$ needs the state before its slice: the initial state after all *earlier* pairs have acted
-# on it. This is an *exclusive prefix*.
+# Rank $i$ needs the state just before its slice. That's the initial state after all *earlier* pairs
+# have acted on it, but not the rank's own: an *exclusive prefix*.
 
 
 # %%
 def states_between(pairs, state):
-    """The state before slice 0, 1, …, and behind the last: one more than there are pairs."""
+    """The state before slice 0, 1, …, and after the last: one more than there are pairs."""
     states = [state]
     for decay, written in pairs:
         states.append(fade(decay, states[-1]) + written)
@@ -216,9 +220,10 @@ def states_between(pairs, state):
 
 
 # %% [markdown]
-# Must a rank wait for this state before it can start? No. By step 4 of chapter 03 a token reads the
-# incoming state faded by the decays since the start of the slice, its own included. So a slice runs
-# alone, from an empty state, and adds this read afterwards:
+# Does a rank have to wait for that state before it can start? Luckily not. In step 4 of chapter 03,
+# a token read the incoming state, faded by all decays from the start of the slice up to and
+# including its own. So a slice can run by itself, from an empty state, and add this read
+# afterwards:
 #
 # $$y_t = y_t^{\text{alone}} + e^{A(\Delta_{\text{start}} + \dots + \Delta_t)}\;
 #   S_{\text{before } i}\, C_t. \tag{12.3}$$
@@ -232,7 +237,7 @@ def reads(dt, A, C, state):
 
 
 def in_slices(parts, states):
-    """Equation 12.3 for every slice, and all slices side by side."""
+    """Equation 12.3 for every slice, with the slices put back together."""
     y = [
         ssd_chunked(x, dt, A, B, C) + reads(dt, A, C, state)
         for (x, dt, A, B, C), state in zip(parts, states, strict=True)
@@ -241,9 +246,9 @@ def in_slices(parts, states):
 
 
 # %% [markdown]
-# Most of the work happens before anything is exchanged. The cuts below are uneven on
-# purpose, and some slices are empty. The mistake to watch for is an *inclusive* prefix: a slice
-# that receives the state after itself.
+# So most of the work is done before anything is exchanged. Let's try it on some awkward cuts,
+# uneven or with empty slices. The mistake to watch for is an *inclusive* prefix, where a slice gets
+# the state after it instead of the state before it.
 
 # %%
 *tokens, initial = inputs()
@@ -257,22 +262,23 @@ _ = must_differ("inclusive prefix", in_slices(parts, states[1:]), y)
 # %% [markdown]
 # ## 3 · Which update rules have a pair?
 #
-# We used one thing about SSD: its state after a slice is an affine function of the state before.
-# All five rules of chapter 02 have that property. In general the state is multiplied by a matrix
-# from the right,
+# We've only used one fact about SSD: the state after a slice is an affine function of the state
+# before it. That's true of all five rules of chapter 02. In general the state gets multiplied by a
+# matrix from the right,
 #
 # $$S_{\text{after } i} = S_{\text{before } i}\, M_i + W_i, \qquad
 #   (M_i, W_i) \cdot (M_j, W_j) = (M_i M_j,\;\; W_i M_j + W_j), \tag{12.4}$$
 #
-# and for SSD $M_i = a_i I$. To find $M_i$ of any rule, start it with the identity as its state and
-# write zeros. To find $W_i$, start it with zeros and write the values.
+# and for SSD, $M_i = a_i I$. To find $M_i$ for another rule, start it with the identity as its
+# state and write nothing but zeros. For $W_i$, start it with zeros and write the values.
 
 
 # %% tags=["setup"]
 def final_state(name, k, v, gates, state=None):
-    """The state that a rule of chapter 02 leaves behind a slice."""
+    """The state after a slice, by a rule of chapter 02; gates: its log decay g, its step beta."""
     rule = RULES[name]
     gates = [gates[gate] for gate in rule.takes]
+    # the query doesn't touch the state, so k stands in for it
     return rule.function(k, k, v, *gates, initial_state=state, return_final_state=True)[1]
 
 
@@ -285,8 +291,9 @@ def general_pair(name, k, v, gates):
 
 
 # %% [markdown]
-# How much of $M$ has to travel? Let $c$ be the product of the slice's decays, and 1 if the rule has
-# none. Here is a slice of 6 tokens, with keys of 16 numbers. Watch the matrix rank of $M - cI$.
+# How much of $M$ really has to travel? Take a slice of 6 tokens, with keys of 16 numbers, and let
+# $c$ be the product of its decays (1 if the rule has none). Keep an eye on the matrix rank of $M -
+# cI$.
 
 # %%
 k, v = F.normalize(random(1, 6, 1, 16, seed=20), dim=-1), random(1, 6, 1, 4, seed=21)
@@ -301,9 +308,10 @@ for name, rule in RULES.items():
     assert matrix_rank == (6 if "beta" in rule.takes else 0)
 
 # %% [markdown]
-# Linear attention and Mamba-2 only scale the state. The three rules with a $\beta$ correct the
-# state along the key of every token, so $M - cI$ has rank 6 after 6 tokens: two factors of $6 n$
-# numbers, until $n^2$ is less. Beside the $pn$ numbers of $W$ a head sends:
+# Linear attention and Mamba-2 only scale the old state. The three rules with a $\beta$ also correct
+# it along the key of every token, and that's why $M - cI$ has rank 6 after 6 tokens. It can travel
+# as two factors of $6n$ numbers each, unless it's cheaper to send all $n^2$. So this is what a head
+# sends on top of the $pn$ numbers of $W$:
 #
 # | rule | its matrix $M_i$ | numbers of $M_i$ |
 # |---|---|---|
@@ -312,10 +320,10 @@ for name, rule in RULES.items():
 # | Longhorn, DeltaNet, Gated DeltaNet | $cI$ + rank $l$ or less | $\min(2ln, n^2)$, and $c$ |
 # | softmax attention | none | all keys and values |
 #
-# So a delta rule's pair is up to $1 + n/p$ times as large, and joining two pairs takes a product of
-# matrices. From $n/2$ tokens on, this pair doesn't grow either. A state that passes through a tanh
-# at every token, as in a simple recurrent network, has no such pair: two steps of a tanh are not
-# one step of a tanh.
+# So a delta rule's pair can be $1 + n/p$ times as large, and joining two of them takes a product of
+# matrices. But once a slice has $n/2$ tokens, this pair stops growing too. A simple recurrent
+# network has no pair at all. Its state goes through a tanh at every token, so the state after a
+# slice isn't an affine function of the state before.
 
 # %% [markdown]
 # ## 4 · Four processes
@@ -323,14 +331,15 @@ for name, rule in RULES.items():
 # Now each slice gets its own process. The processes form a *group* and talk through
 # *collectives*, calls that all members make together:
 #
-# - `all_gather`: every rank contributes a tensor and gets the tensors of all ranks.
-# - `reduce_scatter`: every rank contributes one tensor *for each rank* and gets the sum of those
-#   meant for it. In the package, gradients take this way back through an `all_gather`.
-# - `all_reduce`: every rank contributes a tensor and gets the sum.
+# - `all_gather`: every rank contributes a tensor and gets everybody's tensors.
+# - `reduce_scatter`: every rank contributes one tensor *per rank* and gets the sum of those
+#   addressed to it. In the package, that's how gradients travel back through an `all_gather`.
+# - `all_reduce`: every rank contributes a tensor and gets the sum of them all.
 #
-# Normally `torchrun` starts a program $N$ times. Here `on_ranks` starts four processes, once, and
-# sends them functions of this notebook to run. `work(rank, ...)` runs on every rank, and we get a
-# list of what the ranks return. The processes use *gloo*, torch's backend for CPUs.
+# Normally `torchrun` starts a program $N$ times. To stay in the notebook, we use a helper:
+# `on_ranks` starts four processes, once, and sends them functions of this notebook. `work(rank,
+# ...)` runs on every rank, and we get back a list of the results. The processes use *gloo*, torch's
+# backend for CPUs.
 
 # %% tags=["setup"]
 RANK = """
@@ -398,9 +407,9 @@ def on_ranks(work, *helpers, **given):
 
 
 # %% [markdown]
-# If pairs go from rank to rank, as in the drawing, each rank waits for its predecessor. We call one
-# collective instead: gather all pairs on all ranks, and let each rank compute its own prefix. Here
-# is what one rank does, (12.1) to (12.3). Ignore `tie` until Section 5.
+# If pairs went from rank to rank, as in the drawing, each rank would wait for its predecessor. So
+# we make one collective call instead: gather all pairs on all ranks, and let each rank work out its
+# own prefix. Here is what one rank does, (12.1) to (12.3) in a row. Ignore `tie` until Section 5.
 
 
 # %% tags=["setup"]
@@ -435,8 +444,8 @@ def by_hand(x, dt, A, B, C, rank, gather, tie=False):
 HELPERS = slices_of, fade, states_between, reads, leaves_of, packed, unpacked, by_hand
 
 # %% [markdown]
-# Does it work on four processes, for uneven and empty slices? To gather, we take the `all_gather`
-# of `torch.distributed.nn`, since we can differentiate through that one.
+# Does it work on four processes, for uneven and empty slices? To gather, we use the `all_gather` of
+# `torch.distributed.nn`, because gradients can pass through it.
 
 
 # %%
@@ -454,10 +463,10 @@ for cut in ((8, 7, 9, 5), (1, 0, 20, 8), (0, 28, 0, 1)):
 # %% [markdown]
 # ## 5 · Two traps in the backward pass
 #
-# The forward pass is right. Can we train with it? Each rank differentiates the sum of its $y^2$.
-# Autograd goes back only through what this sum depends on, and the way back through an `all_gather`
-# is a collective again. We set a timeout of two seconds, so that a rank that waits for nothing
-# raises an error.
+# The forward pass is right. Can we train with it? Let each rank differentiate the sum of its $y^2$.
+# Autograd only goes back through what this sum depends on, and going back through an `all_gather`
+# is itself a collective. We set a timeout of two seconds, so that a rank that waits in vain raises
+# an error.
 
 
 # %%
@@ -475,7 +484,7 @@ def differentiated(rank, tensors, cut, tie):
 
 
 # %% [markdown]
-# Which ranks will finish their backward pass?
+# So which ranks will finish their backward pass?
 
 # %%
 *tokens, _ = inputs()
@@ -527,14 +536,14 @@ plotting.save(
 )
 
 # %% [markdown]
-# **Trap one: a rank that skips the collective.** On rank 0 `pairs[:rank]` is empty. The output of
-# rank 0 doesn't depend on what it gathered, so autograd leaves the collective out. The backward
-# pass of ranks 1 to 3 enters it, and waits. With torch's default timeout they would wait for half
-# an hour. The forward pass gave no hint.
+# **Trap one: a rank that skips the collective.** On rank 0, `pairs[:rank]` is empty. The output
+# doesn't depend on what was gathered, so autograd leaves the collective out. Ranks 1 to 3 do enter
+# it, and there they sit. With gloo's default timeout they'd wait for half an hour, and nothing in
+# the forward pass gave us a hint.
 #
-# The cure is `tie`: a zero that makes $y$ of every rank depend on all pairs. And a rank that has no
-# loss must still call backward, on `(0 * y).sum()`. With the tie every rank finishes. Are the
-# gradients right as well?
+# The cure is `tie`, a zero that makes $y$ depend on all pairs, on every rank. And a rank that has
+# no loss still has to call backward, on `(0 * y).sum()`. With the tie, every rank finishes. But are
+# the gradients right?
 
 # %%
 ranks = on_ranks(differentiated, *HELPERS, tie=True, **given)
@@ -550,27 +559,28 @@ for rank in (1, 2, 3):
     assert (ranks[rank]["A"] - ranks[rank - 1]["A"]).abs().max() > 1e-3
 
 # %% [markdown]
-# **Trap two: gradients of shared tensors come in parts.** Every rank has a copy of $A$, and the
-# gradient of a copy covers only what passes through its own slice: the slice's reads, and its pair
-# in the reads of later ranks. Nothing fails. Each rank would make a different, wrong update, and
-# the models would drift apart. So the parts must be summed before the update, by an `all_reduce`.
+# **Trap two: gradients of shared tensors come in parts.** Every rank has its own copy of $A$, and
+# the gradient of that copy covers only what passes through its slice: all outputs of the slice, and
+# its pair in the reads of later ranks. You won't see an error. Each rank just makes a different,
+# wrong update, and the models drift apart. So sum the parts with an `all_reduce` before you update.
 #
-# The two traps teach the same lesson: the backward pass is a program too, and all ranks run it
+# Both traps teach the same lesson: the backward pass is a program too, and all ranks have to run it
 # together.
 #
 # ## 6 · A whole model
 #
-# Most layers look at one token at a time, and a cut changes nothing for them. Four things look
-# further.
+# Feed-forward and expert layers, norms, the embedding and the head look at one token at a time, so
+# they don't notice the cut. Four things do. From here on, upright S, A and I are the layers of
+# chapter 07.
 #
-# - **The state** of S, and of the SSD inside I: done.
-# - **The convolution** of S (`position="conv"`, chapter 04) sees the $d_\text{conv} - 1$ tokens
-#   before each token. Earlier ranks send them: the *halo*.
-# - **Positions** count from the start of the text, so a rank needs the lengths of all earlier
-#   slices.
-# - **Attention** (A and I) has no pair, so the ranks gather keys and values.
+# - **The state** of S, and of the SSD inside I. We're done with that one.
+# - **The convolution** of S (`position="conv"`, chapter 04) looks at the $d_\text{conv} - 1$ tokens
+#   before each token. At the start of a slice, earlier ranks have to send them: the *halo*.
+# - **Positions** count from the start of the text, so a rank needs to know how long all earlier
+#   slices are.
+# - **Attention**, in A and I, has no pair, so the ranks gather keys and values.
 #
-# Look at the halo first. Which tokens come out wrong without it? And which ranks send the halo of
+# Let's look at the halo. Which tokens come out wrong without it? And which ranks send the halo of
 # rank 2?
 
 # %%
@@ -590,12 +600,12 @@ assert wrong.nonzero().flatten().tolist() == [8, 9, 10, 11]
 
 # %% [markdown]
 # Rank 1 has only token 8, so the halo of rank 2, tokens 6 to 8, comes from two ranks. And nothing
-# precedes rank 0, so its tokens are right even without a halo. A test that looks only at rank 0
-# would miss the mistake.
+# comes before rank 0, so its tokens are right even without a halo. If your test only looks at rank
+# 0, it will miss the mistake.
 #
-# `SequenceParallel(model)` takes care of all four. Each rank collects the part of the parameters'
-# gradients that passes through its slice. That is trap two again, so call `sum_gradients(model)`
-# before each update. Our model has three layers that look further: S, A and I.
+# `SequenceParallel(model)` takes care of all four, but not of trap two. Each rank still collects
+# only its part of the gradients, so call `sum_gradients(model)` before each update. Our model has
+# one layer of each kind, S, A and I.
 
 
 # %%
@@ -627,7 +637,7 @@ def read_text(rank, ids, targets, cut):
 
 
 # %% [markdown]
-# One process reads the same text, and we compare.
+# For comparison, here is the same text on one process.
 
 # %%
 ids, targets = torch.randint(256, (2, 2, 20), generator=torch.Generator().manual_seed(12))
@@ -650,15 +660,16 @@ for cut in ((6, 4, 7, 3), (8, 1, 0, 11)):
 # %% [markdown]
 # ## 7 · What travels
 #
-# How much do the ranks exchange? We count the bytes that each rank passes to torch's collectives:
-# what it *hands in*. With $b$ rows, $h$ heads of width $p$ and a state of $n$, SSD should hand in
+# How much do the ranks exchange? Let's count the bytes that each rank *hands in* to torch's
+# collectives as floating-point numbers. Lengths and positions travel as well, but we don't count
+# integers. With $b$ rows, $h$ heads of width $p$ and a state of $n$, SSD should hand in
 #
 # $$\underbrace{b\,h\,(pn + 1)}_{\text{forward: its pair}} \qquad\text{and}\qquad
 #   \underbrace{N\,b\,h\,(pn + 1)}_{\text{backward: a gradient for every pair}} \tag{12.5}$$
 #
-# numbers. There is no $l$ in it. Keys and values have one: with $g$ heads of keys, $2\,b\,l\,g\,p$
-# numbers forward, and $N$ times as many backward. Here are two models of a single layer, S and A,
-# with 8 tokens on each rank and then with 40. Which rows will grow?
+# numbers. Neither depends on $l$. Keys and values do: with $g$ heads of keys, they take
+# $2\,b\,l\,g\,p$ numbers forward, and $N$ times as many backward. Let's try two models of a single
+# layer, S and A, first with 8 tokens on each rank and then with 40. Which one's numbers will grow?
 
 
 # %% tags=["setup"]
@@ -710,28 +721,29 @@ patterns = {preset(f"cheems-{size}").pattern for size in ("320m", "1.3b")}
 assert {pattern[::2] for pattern in patterns} == {"SSSSSSSI" * 3}
 
 # %% [markdown]
-# Only attention grows. All numbers are as predicted, to the byte. What does a rank *send*?
-# In an `all_gather` its contribution must reach each of the other $N - 1$ ranks. In *ring
-# attention* (Liu and others) keys and values go around the ring instead, $N - 1$ times one slice.
-# A rank then holds two slices at a time instead of all of them, and sends the same amount. So in a
-# forward pass each rank sends this many numbers:
+# Only attention's. And all four rows match the prediction to the byte. But what does a rank
+# actually *send*? In an `all_gather`, what it contributes must reach each of the other $N - 1$
+# ranks. In *ring attention* (Liu and others), keys and values travel around the ring instead, in
+# $N - 1$ steps, which comes to the same thing. So in a forward pass each rank sends this many
+# numbers:
 #
 # $$\text{SSD: } (N-1)\,b\,h\,(pn + 1), \qquad
 #   \text{attention: } (N-1)\,2\,b\,l\,g\,p. \tag{12.6}$$
 #
-# This comparison is unfair to attention: its keys can be in sixteen bits, while the package keeps
-# states in float32, and usually several heads share a key head. With $s$ bytes for each number of a
-# key, and four for each number of a state, the two send equally many bytes at
+# That isn't quite fair to attention. Its keys can be in sixteen bits, while the package keeps
+# states in float32, and usually several heads share a key head. So let each number of a key take
+# $s$ bytes, and each number of a state four. Then the two send the same number of bytes at
 #
 # $$l^* = \frac{4}{s} \cdot \frac{h}{g} \cdot \frac{pn + 1}{2p} \tag{12.7}$$
 #
-# tokens per rank, for any $N$ and $b$. That's about $n/2$ times $4/s$ and $h/g$, which are up to 2
-# and 4 below. Beyond $l^*$ tokens, attention sends $l/l^*$ times as much.
+# tokens per rank, for any $N$ and $b$. That's about $n/2$, times $4/s$ (up to 2 in the
+# examples below), times $h/g$ (up to 4). Beyond $l^*$ tokens, attention sends $l/l^*$ times as
+# much.
 
 
 # %%
 def crossing(h, p, n, g, size):
-    """Equation 12.7: tokens per rank at which SSD and attention send equally many bytes."""
+    """Equation 12.7: tokens per rank at which SSD and attention send the same number of bytes."""
     return 4 / size * h / g * (p * n + 1) / (2 * p)
 
 
@@ -747,7 +759,7 @@ for name, (g, size) in KEYS.items():
 
 # %% tags=["figure"]
 def draw_bytes(ax, lengths, ssd, equal):
-    """SSD sends as many bytes for any length; attention sends as many at a length, then more."""
+    """SSD sends the same number of bytes for any length; attention catches up, then sends more."""
     curves = {name: [ssd * l / at for l in lengths] for name, at in equal.items()}
     curves |= {"SSD, float32": [ssd] * len(lengths)}
     plotting.lines(ax, lengths, curves, xscale="log", yscale="log", legend="upper left")
@@ -771,16 +783,16 @@ plotting.save(
 )
 
 # %% [markdown]
-# With grouped keys in sixteen bits, attention sends less up to 512 tokens per rank. At 131,072 it
-# sends 256 times as much. One caveat for Cheems itself: every eighth mixer is an I, three of the 24
-# in the paper's models. Their keys and values still have to travel.
+# With grouped keys in sixteen bits, attention sends less up to 512 tokens per rank. But at 131,072
+# it sends 256 times as much. A caveat: in Cheems itself, every eighth mixer is an I, which makes
+# three of the 24 in the paper's models. Their keys and values still have to travel.
 #
 # ## 8 · And the time?
 #
-# Bytes aren't time. Does a text run faster on two processes than on one? We take models of a single
-# layer, S or A, and measure a forward and a backward pass: one process reads a whole text, then two
-# processes read half of it each. Which layer can't get twice as fast, even if nothing had to
-# travel?
+# Bytes aren't time. Do two processes get through a text any faster than one? We take models of a
+# single layer, S or A, and time a forward and a backward pass. First one process reads a whole
+# text, then two processes read half of it each. Which layer couldn't get twice as fast even if
+# nothing had to travel?
 
 
 # %% tags=["setup"]
@@ -804,9 +816,9 @@ def timed(rank, pattern, length, turns):
 
 
 # %% [markdown]
-# Here is a record (`python book/records.py 12_two_processes`, float32, a busy machine with two
-# cores). *Wall* is the time that passes. *Busiest rank* counts only the time that the busier
-# process computes.
+# Here is our record (`python book/records.py 12_two_processes`, float32, a busy machine with two
+# cores). *Wall* is wall-clock time. *Busiest rank* counts only the time that the busier process
+# spends computing.
 
 # %%
 record = json.loads(Path("../figures/records/12_two_processes.json").read_text())
@@ -833,33 +845,35 @@ assert sorted(medians[:3]) == medians[:3] and sorted(medians[3:]) == medians[5:2
 assert 1.7 < work["S4096"][1] < 2 and 1.02 < work["A4096"][1] < 1.04
 assert all(low < 1 for low, _, _ in wall.values())
 # %% [markdown]
-# Look at the busiest rank first. For S the gain grows with the text, to 1.72 at 4,096 tokens. For A
-# it shrinks to 1.03. The second half of the tokens has three quarters of all query–key pairs, so
-# halves of equal length can't share the work evenly. Worse, torch skips the masked half of a causal
-# square, but computes all pairs of a later slice. For the second half, those are as many as the
-# whole causal square has.
+# Look at the busiest rank first. For S the speedup grows with the text, to 1.72 at 4,096 tokens.
+# For A it shrinks to 1.03. Halves of equal length aren't equal work: the second half of the tokens
+# has three quarters of all query–key pairs. And it gets worse. For a whole text torch skips the
+# masked half of the square, but for a later slice it doesn't. So the second process computes as
+# many pairs as one process does for the whole text.
 #
-# By the wall clock there's no clear gain: in every row the lower quartile is below 1. But the
-# machine was busy with other programs, so these times measure them too. Run `timed`, folded above,
-# on a quiet machine. From how many tokens on do two processes win?
+# By the wall clock, there's no clear gain: in every row the lower quartile is below 1. But the
+# machine was busy with other programs, so these times include their interference. Run `timed`,
+# folded above, on a quiet machine. How long must the text be before two processes win?
 #
 # ## Summary
 #
-# - A slice acts on a state by a pair: it fades the state, and adds what it writes. Neighbours join
-#   in any grouping. The pair of a delta rule is up to $1 + n/p$ times as large.
+# - A slice acts on a state through a pair: fade the state, then add what the slice wrote. You can
+#   join neighbours in any grouping. A delta rule's pair can be $1 + n/p$ times as large.
 # - Each rank runs its slice from an empty state, all ranks exchange pairs, and each adds the read
-#   of its prefix. Four processes gave the results and gradients of one.
-# - Every rank must take part in the backward pass, or the others wait.
-# - Gradients of shared tensors come in parts. Sum them before the update.
-# - A model also needs a halo, continuing positions, and the keys and values of all ranks.
-# - A pair doesn't grow with the text. With $p = 64$, $n = 128$, four heads to a key head and
-#   sixteen-bit keys, it's smaller than keys and values from 513 tokens per rank on.
+#   of its prefix. Four processes gave the same results and gradients as one.
+# - Every rank has to take part in the backward pass, or the others wait for it.
+# - Gradients of shared tensors come in parts. Sum them before you update.
+# - A whole model also needs a halo, the right positions, and the keys and values of all ranks.
+# - A pair doesn't grow with the text. With $p = 64$, $n = 128$, states in float32, keys in sixteen
+#   bits and four heads to a key head, it's smaller than keys and values once a rank has more than
+#   512 tokens.
 #
-# The lab *Shards, replicas and a killed rank* cuts the rows and the parameters instead of the text.
+# The lab *Shards, replicas and a killed rank* splits the rows and the parameters instead of the
+# text.
 #
 # ## Exercises
 #
-# **1 · easy.** Every rank knows how long all slices are. Which positions do its own tokens have?
+# **1 · easy.** Every rank knows how long all the slices are. What positions do its own tokens have?
 
 
 # %% tags=["exercise"]
@@ -877,15 +891,15 @@ for lengths in ((5,), (8, 7, 9, 5), (1, 0, 20, 8), (0, 3, 0)):
     check(f"slices of {lengths}", torch.cat(found), torch.arange(sum(lengths)))
 
 # %% [markdown]
-# **2 · easy.** With pencil and paper: a delta rule hands in $M$ and $W$ of every head (Section 3),
-# all in four-byte numbers. From how many tokens per rank on is that less than the keys and values
-# of attention? Write $l^*$ as in (12.7), for $g$ heads of keys and $s$ bytes. How much larger is it
-# than for SSD if $p = n$?
+# **2 · easy.** With pencil and paper: suppose a delta rule hands in the $M$ and $W$ of every head
+# (Section 3), all in four-byte numbers. How many tokens must a rank have before that's less than
+# the keys and values of attention? Write $l^*$ as in (12.7), for $g$ heads of keys and $s$ bytes.
+# How much larger is it than for SSD if $p = n$?
 
 
 # %% tags=["exercise"]
 def delta_crossing(h, p, n, g, size):
-    """Tokens per rank at which a delta rule and attention send equally many bytes."""
+    """Tokens per rank at which a delta rule and attention send the same number of bytes."""
     ### BEGIN SOLUTION
     return 4 / size * h / g * (p * n + n * n) / (2 * p)
     ### END SOLUTION
@@ -898,10 +912,10 @@ for h, p, n, g, size in ((1, 8, 8, 1, 4), (32, 64, 128, 8, 2), (4, 128, 16, 4, 4
     print(f"h = {h}, p = {p}, n = {n}, g = {g}, {size} bytes: {l:g} tokens per rank")
 
 # %% [markdown]
-# **3 · medium.** Write the halo. Every rank sends the last `count` tokens of its slice, or all of
-# them if there are fewer. From the tails of all ranks, put together the `count` tokens before slice
-# `rank`, with zeros for tokens before the text. (Hint: an earlier rank may have sent one token, or
-# none. Where do the zeros go?)
+# **3 · medium.** Write the halo. Every rank sends the last `count` tokens of its slice, or
+# everything it has if that's fewer. From the tails of all ranks, piece together the `count` tokens
+# before slice `rank`, with zeros where the text hasn't begun yet. (Hint: an earlier rank may have
+# sent only one token, or none. So where do the zeros go?)
 
 
 # %% tags=["exercise"]
@@ -924,10 +938,12 @@ for cut in ((20,), (8, 1, 11), (1, 1, 1, 17), (2, 0, 0, 18), (0, 5, 15)):
     check(f"slices of {cut}: one convolution", torch.cat(pieces, 1), whole)
 
 # %% [markdown]
-# **4 · medium.** Find the deadlocks. This loss runs forward on every rank, and hangs in the
-# backward pass: only the last rank computes a loss, and a rank without tokens returns early. Mend
-# it, so that every rank enters `gather` once forward and once backward. The value of the loss must
-# stay what it is. Here `gather` takes a pair as a tensor and returns a tensor of all pairs.
+# **4 · medium.** Fix the deadlocks. The loss below hangs, and it does so in two ways. A rank
+# without tokens returns before the gather, so the others wait in the forward pass. And even if
+# every rank has tokens, only the last rank's loss depends on what was gathered, so that rank waits
+# in the backward pass. Change it so that every rank enters `gather` once forward and once backward,
+# but leave the value of the loss alone. Here `gather` takes a pair as a tensor and returns one
+# tensor of all pairs.
 #
 # ```python
 # def hanging_loss(pair, y, rank, ranks, gather):
@@ -979,10 +995,11 @@ for lengths in ((5, 2, 4), (5, 0, 4), (0, 3, 4), (2, 2, 0)):
 
 # %% [markdown]
 # **5 · hard.** The backward pass. For one head, slice $i$ receives the state $S_i$, with $S_0 = 0$
-# and $S_{i+1} = a_i S_i + W_i$. Rank $i$ knows how its loss changes with the state it received,
+# and $S_{i+1} = a_i S_i + W_i$. Rank $i$ knows how its own loss changes with the state it received,
 # $G_i = \partial \text{loss}_i / \partial S_i$. How does the sum of all losses change with each
-# $a_i$ and $W_i$? Write it without autograd, in one loop up the ranks and one down. (Hint: which
-# losses does $W_i$ reach, and faded by what? In which order do the ranks come?)
+# $a_i$ and each $W_i$? Work it out without autograd, in one loop up the ranks and one back down.
+# (Hint: which losses does $W_i$ reach, and how much has it faded by then? In which order do you
+# need the ranks?)
 
 
 # %% tags=["exercise"]
