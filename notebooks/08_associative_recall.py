@@ -6,9 +6,10 @@
 # each by hand, without training a parameter, and then see which layers learn the task.** You will
 # be able to
 #
-# - predict how many key–value pairs a state holds;
+# - predict how many key–value pairs fit into a state;
 # - build the look-up from two layers of attention, and again from one state layer;
-# - say what a comparison of trained systems shows, and what its learning rate leaves open.
+# - say what a comparison of trained systems shows, and what it can't show with only one learning
+#   rate.
 #
 # You need chapters 02 to 04, and chapter 07 up to section 4.
 #
@@ -106,14 +107,14 @@ plotting.save(
 )
 
 # %% [markdown]
-# Two ways to answer the same question. Attention keeps the whole row and decides at the end where
-# to look. A state decides at every token what to keep. Both need the same two steps: compare
-# *contents* (bob with bob), then move one *position* on (from bob to 8).
+# Two ways to answer the same question: attention keeps the whole row and decides at the end where
+# to look, and a state decides at every token what to keep. But both need the same two steps: a move
+# by one *position* (8 learns that it follows bob) and a comparison of *contents* (bob with bob).
 #
 # ## 1 · What recall asks
 #
-# A row begins with pairs of a key and a value. Later each key appears again as a *query*, and the
-# model must answer with its value. All other tokens are *fill*. Here are two pairs:
+# Each row begins with pairs of a key and a value. Later each key comes back as a *query*, and the
+# model has to answer with its value. All other tokens are *fill*. Here is a row with two pairs:
 
 # %%
 ids, targets = multi_query_recall(1, 8, 2, 12, generator=seeded(1))
@@ -123,15 +124,16 @@ assert ids.shape == (1, 8) and (targets >= 0).sum() == 2
 
 # %% [markdown]
 # Ids 1 to 5 are keys, and 6 to 11 are values. Fill tokens are never keys or values of the same row.
-# After a query comes fill and not its answer: there's no 6 after the second 1. So a model can't
-# work out later answers by crossing off earlier ones.
+# After a query comes fill, not the answer: there's no 6 after the second 1. Otherwise a model could
+# cross off the answers it has seen, and guess among the rest.
 #
-# By hand, you find the earlier place with the same token, and read the token after it:
+# How would you do it by hand? You'd find the earlier place with the same token, and read the token
+# after it:
 
 
 # %%
 def look_up(row):
-    """For every token: what comes after the last earlier place of it, or -100."""
+    """For every token: what followed its previous occurrence, or -100."""
     last, answers = {}, []
     for t, token in enumerate(row):
         answers.append(row[last[token] + 1] if token in last else -100)
@@ -148,8 +150,8 @@ check("looking up = what is asked for", found[asked], targets[asked])
 # 1/(number of pairs). Keep that number in mind.
 #
 # WM makes the task of Arora et al. harder (App. C.1): random fill instead of zeros, longer rows,
-# and $T/4$ pairs in a row of $T$ tokens. What grows when the rows get longer, the noise or the
-# load? Let's count.
+# and $T/4$ pairs in a row of $T$ tokens. So what grows when the rows get longer, the fill or the
+# pairs? Let's count.
 
 # %%
 print("tokens   pairs   in pairs   queries   fill")
@@ -164,18 +166,19 @@ for length in (64, 256, 2048):
 
 # %% [markdown]
 # With $T/4$ pairs every query slot is taken, and a quarter of the row is fill at any length. From
-# 64 to 2,048 tokens the fill grows from 16 tokens to 512, and the pairs grow from 16 to 512. So
-# length alone can't tell noise from load. Remember that when we come to WM's sentence about noise.
+# 64 to 2,048 tokens the fill grows from 16 tokens to 512, and so does the number of pairs. So
+# length alone can't separate noise (the fill) from load (the pairs). Remember that when we come to
+# WM's sentence about noise.
 #
 # ## 2 · What a state can hold
 #
-# Write $v_i \otimes k_i$ into a state for each pair $i$, then read with one of the keys. If all
-# keys have length one, we read
+# Let's write $v_i \otimes k_i$ into a state for each pair $i$, and then read with one of the keys.
+# If all keys have length one, we read
 #
 # $$y_i = \sum_j v_j\,(k_j \cdot k_i) = v_i + \sum_{j \ne i} v_j\,(k_j \cdot k_i) \tag{8.1}$$
 #
-# You get the value, plus all the other values, each weighted by the similarity of the keys. That is
-# `ssd` with $\Delta = 1$ and $A = 0$, where $B$ writes the keys and $C$ reads them.
+# You get your value back, plus all the other values, each weighted by how similar the keys are. In
+# code, this is `ssd` with $\Delta = 1$ and $A = 0$, where $B$ writes the keys and $C$ reads them.
 
 
 # %%
@@ -193,35 +196,33 @@ keys, values = F.normalize(torch.randn(24, 16, generator=seeded(5)), dim=1), tor
 check("reading = equation (8.1)", read_back(keys, values, keys), keys @ keys.T @ values)
 
 # %% [markdown]
-# How many pairs fit? It depends on the keys.
+# How many pairs fit? That depends on the keys.
 #
-# - **Random keys** of length one: the inner product of two of them has mean square $1/n$, so the
+# - **Random keys** of length one: the inner product of two of them has mean square $1/n$, and the
 #   $u - 1$ other pairs add up, as in (2.5).
-# - **The best keys**: orthogonal as long as there's room, up to $u = n$. For more pairs, the rows
-#   of a matrix with $u$ rows and $n$ orthonormal columns.
+# - **The best keys**: orthogonal as long as there's room, up to $u = n$. For more pairs, we take
+#   the rows of a matrix with $u$ rows and $n$ orthonormal columns.
 #
 # The squared errors, relative to the value's own square, are
 #
 # $$\frac{u - 1}{n} \;\;\text{(random)}, \qquad \max\Big(0,\; 1 - \frac{n}{u}\Big)
 # \;\;\text{(best)}. \tag{8.2}$$
 #
-# No keys that are chosen before the values do better with a linear read: they all multiply the
-# values by a matrix of rank at most $n$.
+# Why can't other keys do better? A linear read multiplies the $u$ values by a matrix of rank at
+# most $n$. Such a matrix misses the identity by at least $u - n$, summed over the squares of its
+# entries. So on average over random values, no keys that are chosen before the values beat $1 -
+# n/u$.
 #
-# The best keys are also *shorter* than one for $u > n$ (their mean square is $n/u$), which shrinks
-# what is read. So let's shrink random keys too. With the length $1/\sqrt{1 + r}$, where
-# $r = (u-1)/n$, their error falls from $r$ to $r/(1 + r)$. Where do you expect the three curves to
-# bend?
+# Where do you expect the two curves to bend?
 
 
 # %% tags=["setup"]
 def keys_of(kind, pairs, n, generator):
-    """Keys (pairs, n): at random, of length one or shrunk; or the best, whatever the values are."""
+    """Keys (pairs, n): at random, of length one; or the best for random values."""
     drawn = torch.randn(pairs, n, generator=generator)
     if kind == "best":
         return torch.linalg.qr(drawn).Q if pairs > n else torch.linalg.qr(drawn.T).Q.T
-    length = 1.0 if kind == "random" else (1 + (pairs - 1) / n) ** -0.5
-    return length * F.normalize(drawn, dim=1)
+    return F.normalize(drawn, dim=1)
 
 
 def squared_error(kind, pairs, n, seeds=20):
@@ -237,11 +238,10 @@ def squared_error(kind, pairs, n, seeds=20):
 n, counts = 64, (8, 16, 32, 48, 64, 72, 80, 96, 128, 192, 256)
 law = {
     "random": [(u - 1) / n for u in counts],
-    "shrunk random": [(u - 1) / (n + u - 1) for u in counts],
     "best": [max(0.0, 1 - n / u) for u in counts],
 }
 error = {kind: [squared_error(kind, u, n) for u in counts] for kind in law}
-print("pairs   error, law: random        shrunk        best")
+print("pairs   error, law: random        best")
 for i in (2, 4, 8, 10):
     found = "   ".join(f"{abs(error[kind][i]):5.2f} {law[kind][i]:5.2f}" for kind in law)
     print(f"{counts[i]:5}               {found}")
@@ -261,18 +261,16 @@ plotting.save(
     "08_capacity",
     "Squared error of what a state of width 64 gives back, against the number of pairs, from 8 on. "
     "With the best keys it is 0 up to 64 pairs, and then rises, to 0.75 at 256. With random keys "
-    "it rises in a straight line: 1 at 64 pairs, 4 at 256. With shrunk random keys it rises ever "
-    "more slowly: 0.5 at 64 pairs, 0.8 at 256.",
+    "it rises in a straight line: 1 at 64 pairs, 4 at 256.",
 )
 
 # %% [markdown]
-# The best keys have a sharp knee at $u = n$. Random keys have none, and their error passes one
-# there. At 256 pairs most of their disadvantage is length: shrunk, they have 0.80, and the best
-# keys 0.75.
+# The best keys have a sharp knee at $u = n$. Random keys have none: their error just keeps growing,
+# and is already close to 1 there.
 #
-# Is nothing recalled at an error of one? Far from it: the right value only needs to be the
-# *nearest* in direction to what we read. Let's read with random keys, and pick the nearest of 4,096
-# candidate values, each a vector of $p$ numbers:
+# Does an error of one mean that nothing is recalled? Far from it. The right value only needs to be
+# the *nearest* in direction to what we read. Let's read with random keys, and pick the nearest of
+# 4,096 candidate values, each a vector of $p$ numbers:
 
 
 # %%
@@ -296,18 +294,19 @@ for p in (32, 64, 128, 256):
 # %% [markdown]
 # At 512 pairs the error is four times the value's own square. Wide values are recalled anyway, and
 # values of 32 numbers mostly aren't. So a state of width 128, which is WM's size, has room for the
-# 64 pairs of section 6's longest rows, if it keeps the fill out.
+# 64 pairs in section 6's longest rows, as long as it keeps the fill out.
 #
 # ## 3 · Attention, by hand
 #
-# Attention compares contents, but the answer is one place after the key. Two layers get there:
+# Attention compares contents, but the answer is one place *after* the key. Two layers can get
+# there:
 #
 # 1. **shift**: every token copies the token before it into a separate slot;
 # 2. **look up**: a query finds the place whose *slot* holds its own token, and takes the token
 #    there.
 #
-# We write these weights into a real `CausalLM` with the pattern AA. We divide its hidden state into
-# slots, with a coordinate for each id:
+# Let's write these weights into a real `CausalLM` with the pattern AA. We divide its hidden state
+# into slots, with a coordinate for each id:
 #
 # | slot | written by | read by |
 # |---|---|---|
@@ -324,8 +323,8 @@ ONE = 3 * IDS  # a coordinate that is 1 in every token
 
 # %% [markdown]
 # The shift ignores content, so its query and key read only the constant coordinate. Chapter 04
-# rotates both by their positions, pairing coordinate $i$ with $i + d/2$. If we rotate the key one
-# position further, the score is, up to a factor,
+# rotates both by their positions, pairing coordinate $i$ with $i + d/2$. Each pair is a *clock*,
+# and we have 128. If we rotate the key one position further, the score is, up to a factor,
 #
 # $$q \cdot k = \sum_i \cos\big((t - s - 1)\,\theta_i\big), \tag{8.3}$$
 #
@@ -343,9 +342,10 @@ def shift(layer, by=1, waves=16, sharpness=8.0):
 
 # %% [markdown]
 # In the look-up, the query is the token and the key is the slot. Here rotation is a nuisance. It
-# disturbs the comparison least on the slow clocks, and we need 64 of them, so we take the slower
-# half. One detail: the first token has nothing before it and copies itself. We subtract the token
-# from the slot, and the key of the first token becomes zero.
+# disturbs the comparison least on the slow clocks, so the 64 ids take the slower half, from clock
+# 64 on. One detail: the first token has nothing before it and copies itself. So we subtract the
+# token from the slot in every key. The first key becomes zero; elsewhere a token scores −1 with its
+# own key, which does no harm.
 
 
 # %%
@@ -358,8 +358,9 @@ def look_up_after(layer, sharpness=8.0):
 
 
 # %% [markdown]
-# The rest is assembly. Each layer copies what it looks at from one slot to another, and undoes the
-# norm before it.
+# The rest is assembly. Each layer copies what it looks at from one slot to another. The norm before
+# a layer divides by the root mean square: if two of $d$ coordinates are 1, they become
+# $\sqrt{d/2}$. The layer's last matrix (folded) undoes that.
 
 
 # %% tags=["setup"]
@@ -404,7 +405,7 @@ for length, pairs, rows in ((16, 4, 32), (64, 16, 16), (256, 28, 8), (1024, 28, 
     assert shares[0] > 0.99 and max(shares[1:]) < 0.01
 
 # %% [markdown]
-# One set of weights recalls at all four lengths, up to 1,024 tokens. With the shift off by one it
+# One set of weights recalls at all four lengths, up to 1,024 tokens. With the shift off by one, it
 # recalls nothing.
 #
 # ## 4 · A state, by hand
@@ -430,9 +431,9 @@ found = recall_with_a_state(ids, torch.eye(IDS), always).argmax(-1)
 check("one key, one coordinate: recalled = asked for", found[asked], targets[asked])
 
 # %% [markdown]
-# Are these two solutions really the same? Chapter 03 lets us draw a state layer like attention: the
-# weight of token $s$ at token $t$ is $C_t \cdot B_s$. We give all three layers one row with four
-# pairs. Where will the four queries look?
+# Do these two solutions really do the same thing? Chapter 03 lets us draw a state layer like
+# attention: the weight of token $s$ at token $t$ is $C_t \cdot B_s$. Let's give all three layers
+# the same row, with four pairs. Where will the four queries look?
 
 
 # %% tags=["setup"]
@@ -481,6 +482,10 @@ for name, weight in (("attention, layer 2", second), ("state", state)):
     assert least > 0.99
 assert first.diagonal(-1).min() > 0.99
 
+# %% tags=["guard"]
+for t in range(2, 8):  # new tokens: evenly over those before them, and nothing on themselves
+    assert (second[t, :t] - 1 / t).abs().max() < 0.01 and second[t, t] < 0.01
+
 # %% tags=["figure"]
 maps = {"attention 1: shift": first, "attention 2: look up": second, "one state layer": state}
 plotting.save(
@@ -494,11 +499,12 @@ plotting.save(
 )
 
 # %% [markdown]
-# The queries look at the same four places. One difference is worth noticing: a softmax must spend
-# its weight somewhere, and for a new token it spreads it evenly. A state can simply return zero.
+# The queries look at the same four places. One difference is worth noticing. A softmax must spend
+# its weight somewhere, so a new token spreads it evenly over the tokens before it. A state can
+# simply return zero.
 #
-# Here keys were one-hot. With shorter keys section 2 applies, and the state holds *every* pair of
-# neighbours, not only ours. Exercise 5 writes fewer.
+# Here the keys were one-hot. With fewer coordinates than ids, section 2 applies, and the load is
+# *every* pair of neighbours, not only ours: the state writes them all. Exercise 5 writes fewer.
 #
 # ## 5 · Who learns it?
 #
@@ -507,10 +513,10 @@ plotting.save(
 # Attention rotates. The state layers get their positions from a rotation, a convolution or a decay.
 # Before you look at the curves, predict from sections 3 and 4:
 #
-# - a state *below* attention, which can do the shift for it;
+# - a state *below* attention, which could do the shift for it;
 # - states alone, with and without a convolution;
-# - a state *above* attention. By hand it can be done: attention shifts, and the state writes under
-#   the shifted key.
+# - a state *above* attention. By our constructions it should be possible: attention shifts, and the
+#   state writes under the shifted key.
 
 # %% tags=["setup"]
 LENGTHS = (32, 64, 128, 256)
@@ -601,8 +607,8 @@ def positions_of(name):
 # 2,000 steps, and stop a run once 99 % are right (`python book/records.py 08_recall`). The loss
 # counts the answers only.
 #
-# Every model was trained at *one* learning rate, 3e-3, which we tuned for none of them. So a model
-# that learns shows that it can. A model that fails shows only that it failed at this rate, in 2,000
+# Every model was trained at *one* learning rate, 3e-3, which we tuned for none of them. If a model
+# learns, we know that it can. If it fails, we know only that it failed at this rate, in 2,000
 # steps. And we don't rank the speeds, because another rate might reverse them.
 
 # %% tags=["guard"]
@@ -659,7 +665,7 @@ plotting.save(
     "08_positions",
     "Nine panels: share right at T = 64 against training steps, up to 2,000, three runs in each; "
     "most of those that learn end where 99 % are right. Upper row, two state layers: with "
-    "convolution all runs end so after 300 or 400 steps; with rotation two stay at 0.08 and one "
+    "convolution all runs get there after 300 or 400 steps; with rotation two stay at 0.08 and one "
     "rises to 0.35; with decay all stay at 0.07. Middle row, a state below attention: all nine "
     "runs pass 0.9 within 600 steps. Lower row: attention below a state ends between 0.07 and "
     "0.13, with a small rise at the end in two runs with convolution; two layers of attention "
@@ -669,17 +675,17 @@ plotting.save(
 # %% [markdown]
 # - **A state below attention** passes 0.9 in all nine runs, with each of the three kinds of
 #   positions.
-# - **States alone** learn it with a convolution. Even a single layer does, as in section 4. With
-#   rotation one run of three has started, at 0.35. With decay none has.
+# - **States alone** learn the task with a convolution. Even a single layer does, as in section 4.
+#   With rotation one run of three has begun to learn (0.35). With decay none has.
 # - **Two layers of attention** learn it.
-# - **A state above attention** doesn't learn it in any of six runs, although by hand it can be
-#   done. With the convolution two have just begun to rise. Is it the order, or a rate that happens
-#   to suit this order badly? One rate can't tell.
+# - **A state above attention** doesn't learn it in any of six runs. With the convolution two have
+#   just begun to rise. Weights for it should exist, but we haven't built them at this size. Is it
+#   the order, or a rate that happens to suit this order badly? One rate can't tell.
 #
 # ### Is it our construction?
 #
-# Let's train one model ourselves: a state layer with a convolution below attention, at $d = 32$ on
-# rows of 32 tokens, for 200 steps. It takes a few seconds.
+# Let's train one model ourselves and open it: a state layer with a convolution below attention, at
+# $d = 32$ on rows of 32 tokens, for 200 steps (a few seconds).
 
 # %%
 HYBRID = "SSD, attention, convolution"
@@ -693,12 +699,12 @@ assert len(recorded) == 5 and live[0]["seed"] == 0 and abs(right[-1][0] - record
 
 # %% [markdown]
 # It recalls, and it needs its attention: without that layer it falls from 0.96 to 0.01. But does
-# the attention use our two steps? A single state layer with a convolution learns the task without
-# attention, so attention might only look for a value that the state has found already.
+# the attention take our two steps? A single state layer with a convolution learns the task without
+# attention, so attention might only look for a value that the state has already found.
 #
-# We can tell the two apart. Each query looks as before, but attention's *keys* come from a second
-# row that has other keys in its pairs. If attention finds the answer by the token before
-# it, it's lost now. If it goes by the value, it isn't. What do you expect?
+# We can tell the two apart. Queries come from the row itself, but attention's *keys* come from a
+# copy with other keys in its pairs. If attention finds the answer by the token before it, it's lost
+# now. If it goes by the value, it won't notice. What do you expect?
 
 
 # %% tags=["setup"]
@@ -744,23 +750,23 @@ plotting.save(
 )
 
 # %% [markdown]
-# The four queries look at the same four places, and the loss never mentions where to look. The
-# titles have the mean weight on the answer, over 512 queries of other rows. It's 0.93, and falls to
-# 0.09 where attention sees other keys. Exchange the values instead, and it stays at 0.93. So
-# attention finds the answer *by the token before it*, and only the state layer below can have told
-# it what that token was.
+# The four queries look at the same four places as ours, and the loss never mentions where to look.
+# The titles give the mean weight on the answer, over 512 queries of other rows: 0.93, and only 0.09
+# once attention sees other keys. If we exchange the values instead, it stays at 0.93. So attention
+# finds the answer *by the token before it*, and only the state layer below can have told it what
+# that token was.
 #
-# ## 6 · The table that WM draws
+# ## 6 · WM's comparison
 #
 # WM (Table 6, Figure 5) compares four kinds of layer, two of each, without convolutions:
 #
 # - *QCAttn*: plain attention;
 # - *SSD*: a state with rotation;
-# - *InnerFuncAttn*: attention whose values come from a table (chapter 05). A value is the token
-#   times a mixture of two of its rows;
+# - *InnerFuncAttn*: attention whose values come from a table (chapter 05). Each value is the token
+#   times a mixture of two rows of the table;
 # - the same with the dynamic *mask*, a learned gate for every place.
 #
-# We repeat the comparison in small:
+# We repeat the comparison at a smaller scale:
 #
 # | | WM Tables 5 and 6 | here |
 # |---|---|---|
@@ -771,7 +777,7 @@ plotting.save(
 # | widths $d$ | 32, 64, 128, 256 | 32, 64, 128 |
 # | learning rate | 4e-4, 3e-4, 2e-4, 1e-4, by width | ten times that |
 #
-# WM gives no number of seeds. We have three.
+# WM doesn't say how many seeds it used. We have three.
 
 # %% tags=["setup"]
 SYSTEMS = {
@@ -822,21 +828,23 @@ for one, other, d in ((inner, plain, 32), (inner, plain, 128), (mask, inner, 128
 
 # %% [markdown]
 # At $T = 256$ attention reaches 0.99 in 26 of 27 runs. The one that fails has the mask, at $d =
-# 32$. SSD fails in nine of nine, and gives at most 0.04 of the answers. Before we believe either
-# result, look at what we chose.
+# 32$. SSD fails in nine of nine, with at most 0.04 of the answers right. Before we believe either
+# result, let's look at what we chose.
 #
-# **The rows.** With rows of 256 tokens alone, closer to WM's training, QCAttn at $d = 64$ is right
-# in 0.02, 0.42 and 0.05 after 3,000 steps. With shorter rows among them it takes at most 1,100
-# steps to 0.9. So the short rows are part of attention's success.
+# **We trained on short rows as well.** With rows of 256 tokens only, closer to WM's training,
+# QCAttn at $d = 64$ is right in 0.02, 0.42 and 0.05 after 3,000 steps. With shorter rows among them
+# it takes at most 1,100 steps to 0.9. So in 3,000 steps at this rate, the short rows are part of
+# attention's success.
 #
-# **The three seeds.** They show no difference between the kinds of attention. At $d = 128$
+# **Three seeds aren't many.** They show no difference between the kinds of attention. At $d = 128$
 # InnerFuncAttn takes 1.00 times the steps of QCAttn, with a 95 % interval from 0.84 to 1.19. That
-# isn't the same as *equal*: at $d = 32$ it may take anywhere from 0.69 to 2.65 times as many.
+# doesn't make them *equal*: at $d = 32$ it may take anywhere from 0.69 to 2.65 times as many.
 #
 # ### Is it the rate?
 #
-# All systems got one rate. Does it suit all of them? At the smallest size we tried four, from WM's
-# own to thirty times that, for 2,000 steps (`python book/records.py 08_rates`).
+# At each width, all systems got the same rate. Does it suit all of them? At the smallest size we
+# tried four rates, from WM's own to thirty times that, for 2,000 steps (`python book/records.py
+# 08_rates`).
 
 
 # %% tags=["guard"]
@@ -866,11 +874,11 @@ last = sorted(last_share(run, 64) for run in slower)
 assert last[2] > 0.9 and 0.2 < last[1] < 0.3 and last[0] < 0.1
 
 # %% [markdown]
-# It doesn't. At $d = 32$ attention learns at three of the four rates. SSD makes any progress at
-# only one of them, and it isn't the rate of our table: at 3.3 times WM's rate one run of three
-# reaches 0.93 in 6,000 steps, and another 0.25. At WM's own rate neither learns in 2,000 steps, and
-# WM trains for up to 65,536. So "SSD fails" is a statement about SSD *at this rate*. We don't have
-# a table with a rate tuned for each system.
+# It doesn't. At $d = 32$ attention learns at three of the four rates. SSD makes progress at only
+# one, and it isn't the rate of our table: at 3.3 times WM's rate one run of three reaches 0.93 in
+# 6,000 steps, and another 0.25. At WM's own rate neither learns in 2,000 steps, but WM trains for
+# up to 65,536. So "SSD fails" is a statement about SSD *at this rate*. We don't have a table with a
+# rate tuned for each system.
 #
 # ## 7 · Claimed and seen
 #
@@ -879,21 +887,21 @@ assert last[2] > 0.9 and 0.2 < last[1] < 0.3 and last[0] < 0.1
 # > "We can see that when the model dimension reaches 128, and InnerFuncAttn allocates 64 dimensions
 # > for each V, InnerFuncAttn is more accurate than QCAttn and SSD." (WM §4.1)
 #
-# - Than SSD: **seen**, nine runs at 99 % against nine below 5 %, at one rate, which suits SSD badly
-#   at least at $d = 32$. WM itself removed the convolution (Table 6). With it, SSD learns rows of
-#   64 tokens (section 5). We didn't try 256.
-# - Than QCAttn: **not seen**. At $d = 128$ both reach 99 %, with a ratio of steps of 1.00, between
-#   0.84 and 1.19.
+# - More than SSD: **seen**, nine runs at 99 % against nine below 5 %, at one rate per width, which
+#   suits SSD badly at least at $d = 32$. WM itself removed the convolution (Table 6). With it, SSD
+#   learns rows of 64 tokens (section 5). We didn't try 256.
+# - More than QCAttn: **not seen**. At $d = 128$ both reach 99 %, with a ratio of steps of 1.00,
+#   between 0.84 and 1.19.
 #
 # > "When the sequence length is extended to 2048, the contact recall capabilities of the three
 # > structures are limited by sequence noise, but InnerFuncAttn with Dynamic Mask still maintains
 # > good performance." (WM §4.1)
 #
-# - **Cannot be told at this scale**: we saw no effect of the mask, at 256 tokens.
+# - **Undecided at this scale**: at 256 tokens, we saw no effect of the mask.
 # - Is *noise* the limit? With $T/4$ pairs a quarter of every row is fill (section 1). If WM's rows
-#   are laid out like ours, the pairs grow from 64 to 512 between 256 and 2,048 tokens, exactly as
-#   fast as the fill. So if a system gets worse, the load may be the reason as well as the noise,
-#   and this experiment can't separate them.
+#   look like ours, the pairs grow from 64 to 512 between 256 and 2,048 tokens, exactly as fast as
+#   the fill. So if a system gets worse, the load may be the reason as well as the noise, and this
+#   experiment can't separate them.
 #
 # Does recall reach beyond the trained length? Lab [08a](labs/08a_needle.ipynb) hides a sentence in
 # real text and asks for it.
@@ -903,13 +911,13 @@ assert last[2] > 0.9 and 0.2 < last[1] < 0.3 and last[0] < 0.1
 # - A look-up is a comparison of contents and one step in positions.
 # - A state of width $n$ returns $n$ pairs exactly under orthogonal keys, and $u$ pairs with a
 #   squared error of $(u - 1)/n$ under random ones. Keys chosen before the values leave at least
-#   $1 - n/u$.
+#   $1 - n/u$ on average.
 # - Two layers of attention recall with weights set by hand. So does *one* state layer with a
 #   convolution.
 # - At $d = T = 64$ and one rate, a state below attention, states with a convolution and two layers
-#   of attention all learn the task. In the one trained model that we opened, attention looks where
-#   ours did, and finds the place by the token before it.
-# - A failure at one learning rate says nothing about the others.
+#   of attention all learn the task. In the one trained model that we opened, attention's queries
+#   look where ours did, and find the place by the token before it.
+# - A failure at one learning rate says nothing about other rates.
 #
 # ## Exercises
 
@@ -953,9 +961,8 @@ print("three lines to beat with 16 pairs:", *(f"{share:.3f}" for share in mine))
 
 # %% [markdown]
 # **2 · easy.** How many pairs does a state of width $n$ hold, if the mean squared error can be at
-# most `error` of the value's own square? Give both answers of (8.2): with random keys of length
-# one, read without rescaling, and with the best keys chosen before the values (for an error below
-# 1).
+# most `error` of the value's own square? Give both answers of (8.2): with random keys, and with the
+# best keys chosen before the values (for an error below 1).
 
 
 # %% tags=["exercise"]
@@ -974,15 +981,15 @@ for n, error in ((64, 0.25), (128, 0.5), (64, 0.4), (64, 0.9), (100, 0.1)):
     print(f"n = {n:3}, error {error}: {at_random} with random keys, {bound} at most")
 
 # %% [markdown]
-# **3 · medium.** In another task the value comes two places after its key: key, fill, value. Set a
-# model by hand that recalls there, and in general with the value `gap` places after its key. Nearly
-# everything from section 3 can stay. The first tokens of a row have no token `gap` places before
-# them, so the check uses keys further on.
+# **3 · medium.** In another task the value comes two places after its key: key, fill, value. Build
+# a model by hand that recalls there, and in general with the value `gap` places after its key. You
+# can keep nearly everything from section 3. The first tokens of a row have no token `gap` places
+# before them, so the check uses keys further on.
 
 
 # %% tags=["exercise"]
 def recall_at(gap):
-    """A model of two layers, set by hand: the value stands `gap` places after its key."""
+    """A model of two layers, set by hand: the value comes `gap` places after its key."""
     ### BEGIN SOLUTION
     return by_hand(by=gap)
     ### END SOLUTION
@@ -1001,8 +1008,8 @@ for gap in (1, 2, 3):
 
 # %% [markdown]
 # **4 · medium.** Now some keys come several times, and the *last* value counts. The sum of writes
-# in (8.1) returns all of them. The delta rule (chapter 02) replaces. Use `delta_rule` to recall,
-# for keys and values that are given as vectors, pair by pair.
+# in (8.1) returns all of them. The delta rule of chapter 02 replaces the old value instead. Use
+# `delta_rule` to recall, with keys and values given as vectors, pair by pair.
 
 
 # %% tags=["exercise"]
@@ -1032,9 +1039,9 @@ check(
 )
 
 # %% [markdown]
-# **5 · hard.** In section 4 the state writes every token under the one before it. Now the keys are
-# random, of $n$ numbers, and each pair that's written adds to the error. Ids from
-# `IDS // 2` on are values. Choose `dt`: write a value that comes after a key, and nothing else.
+# **5 · hard.** In section 4 the state writes each token under its predecessor. Now the keys are
+# random, of $n$ numbers, and every pair you write adds to the error. Ids from `IDS // 2` on are
+# values. Choose `dt` so that the state writes a value that comes after a key, and nothing else.
 # Then use (8.2) to predict the mean squared error of the answers from `dt`, before you measure it.
 # `asked` marks the queries, and a query reads what has been written up to its place.
 
@@ -1064,8 +1071,8 @@ print(f"squared error {error:.1f}, expected {expected:.1f}; 5.8 with all neighbo
 assert abs(error - expected) < 0.1 * error
 
 # %% [markdown]
-# The load falls from 47 pairs to 20. That's more than the 16 we ask for: fill that comes right
-# after an earlier query is a value half of the time, and is written too.
+# The load falls from 47 pairs to 20. That's more than the 16 we ask for: fill right after an
+# earlier query is a value half of the time, and gets written as well.
 
 # %% [markdown]
 # ## Further reading
