@@ -1,20 +1,20 @@
 # %% [markdown]
 # # 02 · Linear attention and its update rules
 #
-# **Take the softmax out of attention and it becomes a small matrix that every token updates. This
-# chapter is about how to update it: five published rules, and what each of them remembers.** By the
-# end you will be able to
+# **Take the softmax out of attention, and what's left is a small matrix that every token updates.
+# This chapter is about how to update that matrix: five published rules, and what each of them
+# remembers.** By the end you will be able to
 #
 # - turn attention into a recurrence by moving two brackets;
-# - say how many key–value pairs a state can hold, and how they disturb each other;
-# - derive the delta rule as a step of regression, and say when that step is too long;
-# - run the delta rule in chunks, as one triangular system.
+# - say how many key–value pairs a state can hold, and how they interfere with each other;
+# - derive the delta rule as a gradient step, and say when that step is too long;
+# - run the delta rule in chunks, by solving a triangular system.
 #
 # You need vectors, matrices, gradients, and a little PyTorch.
 #
 # Sources: lecture 22 of CMU 10-423/623/723, *State Space Models + Hybrid Models* (L22), slides
-# "Linear Attention" and "Hybrid Models"; *Wonderful Matrices* (WM) §2; the papers of the rules are
-# named where they appear. How to read ✓ and ✗: chapter 00.
+# "Linear Attention" and "Hybrid Models"; *Wonderful Matrices* (WM) §2; the papers behind the rules
+# are cited where they come up. Chapter 00 explains ✓ and ✗.
 
 # %% tags=["setup"]
 import math
@@ -109,16 +109,17 @@ plotting.save(
 )
 
 # %% [markdown]
-# A value is stored under one key, and we are about to write a new value under a second key. The two
-# keys have inner product 0.6, so the second key returns 0.6 of the old value. Linear attention
-# simply adds the new value. Mamba-2 lets everything fade first. The delta rule looks up what the
-# key returns, and removes exactly that. Most of this chapter is in this picture.
+# A value is stored under one key, and we're about to write a new value under a second key. The two
+# keys have inner product 0.6, so the second key already returns 0.6 of the old value. Linear
+# attention simply adds the new value. Mamba-2 first lets everything fade, here by half. The delta
+# rule looks up what the key returns and removes exactly that. Most of this chapter is already in
+# this picture.
 #
 # ## 1 · Drop the softmax, move the brackets
 #
-# Every token has a query $q_t$, a key $k_t$ (vectors of $n$ numbers) and a value $v_t$ ($p$
-# numbers). Attention compares the query with all keys so far, turns the scores into weights that
-# sum to 1, and mixes the values:
+# Every token has a query $q_t$ and a key $k_t$, both vectors of $n$ numbers, and a value $v_t$ of
+# $p$ numbers. Attention compares the query with all the keys so far, turns the scores into weights
+# that sum to 1, and averages the values with those weights:
 #
 # $$o_t = \sum_{s \le t} \frac{\exp(q_t \cdot k_s / \sqrt n)}
 #   {\sum_{s' \le t} \exp(q_t \cdot k_{s'} / \sqrt n)}\; v_s. \tag{2.1}$$
@@ -132,15 +133,15 @@ built_in = F.scaled_dot_product_attention(q[None], k[None], v[None], is_causal=T
 check("attention, written out = PyTorch's", shares @ v, built_in)
 
 # %% [markdown]
-# To do this for the next token, you need all keys and values again. Can we get by with less? Not
-# with the softmax in the way. So let's throw it out and see what happens:
+# For the next token, you need all the keys and values again. Can we get by with less? Not with the
+# softmax in the way. So let's throw it out and see what happens:
 #
 # > "Linear attention is identical to standard attention, but drops the softmax" — L22, "Linear
 # > Attention"
 #
 # Put one token in each row of $Q$, $K$, $V$ and $O$. Let $M$ be the causal mask of ones and zeros
-# (chapter 03 uses the letter for something else). The $1/\sqrt n$ was there for the softmax and
-# goes with it:
+# (chapter 03 uses the letter for something else). The $1/\sqrt n$ was only there for the softmax,
+# so it goes too:
 #
 # $$o_t = \sum_{s \le t} (q_t \cdot k_s)\; v_s, \qquad O = (QK^\top \circ M)\,V. \tag{2.2}$$
 
@@ -157,8 +158,8 @@ _ = must_differ("mask forgotten: attention to the future", q @ k.T @ v, quadrati
 # $$v_s\,(k_s^\top q_t) = (v_s\,k_s^\top)\,q_t.$$
 #
 # On the right, the query is outside the bracket. $v_s k_s^\top$ is a matrix, the outer product of
-# value and key, and we can add all these matrices up *before any query arrives*. Call the
-# sum of these matrices the state $S_t$ (the other chapters write $h_t$):
+# value and key, and we can add up all these matrices *before any query arrives*. We call their sum
+# the state $S_t$ (the other chapters write $h_t$):
 #
 # $$S_t = S_{t-1} + v_t\,k_t^\top, \qquad o_t = S_t\,q_t, \qquad S_{-1} = 0. \tag{2.3}$$
 
@@ -172,12 +173,12 @@ check("quadratic form = recurrence", quadratic, recurrent)
 check("package, recurrence", linear_attention(*heads(q, k, v))[0, :, 0], recurrent)
 
 # %% [markdown]
-# That's it. Without the softmax, two brackets move, and attention becomes a recurrence with a
-# memory that never grows. (The package takes many texts and heads at once: q and k are (b, l, h,
-# n), v is (b, l, h, p).)
+# That's it. Drop the softmax, move two brackets, and attention becomes a recurrence with a memory
+# that never grows. (The package handles many texts and heads at once: q and k are (b, l, h, n), v
+# is (b, l, h, p).)
 #
-# What did we pay? First, the weights no longer sum to 1, and some are negative. Give all tokens the
-# same value: attention returns that value, linear attention doesn't.
+# What did that cost us? First, the weights no longer sum to 1, and some are negative. If all tokens
+# have the same value, attention returns that value and linear attention doesn't.
 
 # %% tags=["guard"]
 ones = torch.ones(l, p)
@@ -185,12 +186,12 @@ check("equal values: attention returns them", shares @ ones, ones)
 _ = must_differ("equal values: linear attention does not", (q @ k.T).tril() @ ones, ones)
 
 # %% [markdown]
-# Second, the softmax was doing something a state can't do. Cut a text in two. What the second half
-# reads from the first is $Q\,(K^\top V)$, with later queries and earlier keys and values, and
-# $K^\top V$ is the state. The block of weights $QK^\top$ is a product of matrices of width $n$, so
-# its rank is at most $n$. Take the exponential, and the block generally has full rank, however
-# large it is. So no state of fixed width, read by an inner product, gives the same answers for all
-# values.
+# Second, the softmax was doing something a state can't do. Take the queries from the second half of
+# a text, and the keys and values from the first. The second half then reads $Q\,(K^\top V)$, and
+# $K^\top V$ is the state. The block of weights $QK^\top$ is a product of two matrices of width $n$,
+# so its rank is at most $n$. Take the exponential of its entries, and the block generally has full
+# rank, however large it is. So no state of fixed width that is read by an inner product can give
+# the same answers for all values.
 
 # %% tags=["aside"]
 block = q[12:] @ k[:12].T  # later queries, earlier keys
@@ -199,18 +200,19 @@ print(f"rank of the 12 × 12 scores: {before};  of their exponentials: {after}")
 assert before == n and after == 12
 
 # %% [markdown]
-# And what did we get? The cache had $l\,(n + p)$ numbers per head, and the state has $n\,p$. With
-# $n = p = 128$, they are equal at 64 tokens. At 262,144 tokens the cache is 4,096 times larger.
+# And what did we gain? The cache of keys and values holds $l\,(n + p)$ numbers per head, and the
+# state holds $n\,p$. With $n = p = 128$, they're the same size at 64 tokens. At 262,144 tokens the
+# cache is 4,096 times larger.
 #
 # ## 2 · A memory of key–value pairs
 #
-# Forget about text for a moment and read (2.3) as storage. Writing adds $v\,k^\top$. Reading with a
-# query gives $v\,(k \cdot q)$: the value, times how well the query matches the key.
+# Forget about text for a moment and think of (2.3) as storage. Writing adds $v\,k^\top$. Reading
+# with a query gives $v\,(k \cdot q)$: the value, times how well the query matches the key.
 #
-# We'll use these two pairs throughout. The keys $k_0 = (1, 0)$ and $k_1 = (0.6, 0.8)$ are unit
-# vectors with inner product 0.6. The values are $v_0 = (1, 0)$ and $v_1 = (0, 1)$, so an answer
-# tells you at once how much of each value is in it. What does each key return after both writes? Do
-# it on paper first.
+# We'll use the same two pairs throughout. The keys $k_0 = (1, 0)$ and $k_1 = (0.6, 0.8)$ are unit
+# vectors with inner product 0.6. The values are $v_0 = (1, 0)$ and $v_1 = (0, 1)$, so you can see
+# at a glance how much of each value is in an answer. What does each key return after both writes?
+# Work it out on paper first.
 
 
 # %% tags=["setup"]
@@ -229,9 +231,9 @@ show(S)
 check("linear attention, by hand", S @ TWO_KEYS.T, torch.tensor([[1.0, 0.6], [0.6, 1.0]]))
 
 # %% [markdown]
-# Each key returns its own value in full and 0.6 of the other. If the keys were orthogonal, they
-# wouldn't disturb each other at all. In $n$ dimensions you can have $n$ orthogonal keys. A text has
-# more tokens than that.
+# Each key returns its own value in full, plus 0.6 of the other. If the keys were orthogonal, they
+# wouldn't interfere at all. But $n$ dimensions only have room for $n$ orthogonal keys, and a text
+# has more tokens than that.
 #
 # ## 3 · Crosstalk
 #
@@ -240,10 +242,10 @@ check("linear attention, by hand", S @ TWO_KEYS.T, torch.tensor([[1.0, 0.6], [0.
 # $$S\,k_j = \underbrace{v_j}_{\text{signal}} +
 #   \underbrace{\sum_{i \ne j} (k_i \cdot k_j)\; v_i}_{\text{crosstalk}}. \tag{2.4}$$
 #
-# How bad is the crosstalk for keys in random directions? Rotate coordinates so that $k_j$ is the
-# first axis. Then $(k_i \cdot k_j)^2$ is the square of the first coordinate of $k_i$. The $n$
-# squares sum to 1, so by symmetry each is $1/n$ on average. With independent values of mean square
-# 1, the crosstalk has
+# How bad is the crosstalk if the keys point in random directions? Rotate the coordinates so that
+# $k_j$ is the first axis. Then $(k_i \cdot k_j)^2$ is the square of the first coordinate of $k_i$.
+# The squares of all $n$ coordinates sum to 1, so by symmetry each is $1/n$ on average. If the
+# values are independent with mean square 1, the crosstalk has
 #
 # $$\text{mean square} = \frac{l - 1}{n}. \tag{2.5}$$
 
@@ -283,17 +285,17 @@ plotting.save(
 
 # %% [markdown]
 # At $l = n + 1$ the noise is as loud as the signal, yet linear attention keeps adding. Each rule
-# below is a strategy against that. But there's a limit that no strategy can beat.
+# below fights this in its own way. But there's a limit that no rule can beat.
 #
 # **No rule can store more than $n$ arbitrary values exactly**: with $l > n$ keys, some combination
 # $\sum_i a_i k_i$ is zero, and then for every state $S$
 #
 # $$\sum_i a_i\,(S k_i) = S \sum_i a_i k_i = 0.$$
 #
-# Arbitrary values don't have $\sum_i a_i v_i = 0$, so some answer must be wrong. Let's try it with
-# nine keys in eight dimensions, for all five rules. (`store` runs one of them and returns its last
-# state. Where a rule has a decay it takes $\alpha = 0.97$ here, and where it has a step size,
-# $\beta = 1$. Sections 4 to 7 derive the rules one by one.)
+# For arbitrary values, $\sum_i a_i v_i$ isn't 0, so some answer must be wrong. Let's try all five
+# rules on nine keys in eight dimensions. (`store` runs one rule and returns its last state. If a
+# rule has a decay, we set $\alpha = 0.97$; if it has a step size, $\beta = 1$. Sections 4 to 7
+# derive the rules one by one.)
 # %%
 keys, values = unit(1, 9, 8, seed=100), random(1, 9, 3, seed=101)
 a = torch.linalg.svd(keys[0].T).Vh[-1]  # the last right singular vector: Σ a_i k_i = 0
@@ -304,11 +306,11 @@ _ = must_differ("Σ a_i v_i", a @ values[0], torch.zeros(3), at_least=0.1)
 
 # %% [markdown]
 # The word *arbitrary* matters. If the values are themselves a linear function of the keys, $v =
-# Wk$, then $S = W$ answers all of them.
+# Wk$, then $S = W$ gets all of them right.
 #
-# A state holds only so much. That's a good reason to keep a few layers of full attention in a model
-# (chapter 07): Jamba has one in eight. In Nemotron-H-8B there are four, beside 24 state layers and
-# 24 MLPs.
+# A state can hold only so much. That's a good reason to keep a few layers of full attention in a
+# model (chapter 07). Jamba uses attention in one layer out of eight. Nemotron-H-8B has four
+# attention layers, next to 24 state layers and 24 MLPs.
 
 # %% tags=["guard"]
 attends = [i for i, letter in enumerate(preset("jamba-52b").pattern[::2]) if letter == "A"]
@@ -325,13 +327,14 @@ print("Jamba's layers with attention:", attends, "of 32", "  Nemotron-H-8B:", co
 #
 # $$S_t = \alpha_t\,S_{t-1} + v_t\,k_t^\top. \tag{2.6}$$
 #
-# The code takes $g_t = \log\alpha_t$. By the time token $t$ reads it, the write of token $s$ has
-# decayed $\delta = t - s$ times. We call $\delta$ its age. With a constant $\alpha$ the signal is
-# $\alpha^\delta$, and half of it is left after $\log\frac12 / \log\alpha$ tokens, the half-life.
+# The code takes $g_t = \log\alpha_t$. By the time token $t$ reads the state, the write of token $s$
+# has decayed $\delta = t - s$ times. We call $\delta$ its age. With a constant $\alpha$ the signal
+# is $\alpha^\delta$. Half of it is left after $\log\frac12 / \log\alpha$ tokens, which is the
+# half-life.
 #
-# You lose old values. What do you get for them? For recent values, decay cuts the noise more than
+# You lose old values. What do you get in return? For recent values, decay cuts the noise more than
 # it cuts the signal. The squared weights of all other tokens now form a geometric series, and its
-# sum is finite however long the text is:
+# sum stays finite however long the text gets:
 #
 # $$\text{signal} = \alpha^\delta, \qquad \text{mean square of the noise} \;\le\;
 #   \frac{1}{n\,(1 - \alpha^2)}. \tag{2.7}$$
@@ -360,33 +363,34 @@ check("read at once: all of it", o[0], value[0])
 check("after one half-life: half of it", o[half_life], value[0] / 2)
 
 # %% [markdown]
-# After 512 writes in 64 dimensions, a state without decay returns noise with almost three times the
-# root mean square of the value. With a half-life of 8 the last value is 3.5 times as loud as the
-# noise, and the value from 100 tokens ago is gone. Mamba-2 lets every token choose its own
-# $\alpha_t$ and gives different heads different ranges. (Chapter 03 meets (2.6) again as a state
-# space model. There $k_t$, $q_t$ and $S_t$ are called $B_t$, $C_t$ and $h_t$, and a step size
-# $\Delta_t$ sets both the value, $v_t = \Delta_t x_t$, and the decay, $\alpha_t = e^{\Delta_t A}$.)
+# After 512 writes in 64 dimensions, a state without decay returns noise almost three times as loud
+# as the value (in root mean square). With a half-life of 8, the last value is 3.5 times as loud as
+# the noise, and the value from 100 tokens ago is gone. Mamba-2 lets every token choose its own
+# $\alpha_t$ and gives different heads different ranges. (You'll meet (2.6) again in chapter 03, as
+# a state space model. There $k_t$, $q_t$ and $S_t$ are called $B_t$, $C_t$ and $h_t$, and a step
+# size $\Delta_t$ sets both the value, $v_t = \Delta_t x_t$, and the decay, $\alpha_t = e^{\Delta_t
+# A}$.)
 #
-# But decay is blunt. It fades everything equally, whether it's still valid or not. And it never
-# *corrects* anything.
+# But decay is blunt. It fades everything equally, still valid or not. And it never *corrects*
+# anything.
 #
 # ## 5 · Correct it: the delta rule
 #
 # You read *the cat is in the kitchen* and later *the cat is in the garden*. Same key, new value.
-# Linear attention now returns kitchen plus garden. What you want is to replace one by the other.
+# Linear attention now returns kitchen plus garden. But you want to replace kitchen with garden.
 #
-# Look at it as regression. We want a linear map $S$ with $S k \approx v$, and the examples arrive
-# one at a time. The loss of one example, and its gradient, are
+# Think of it as regression. We want a linear map $S$ with $S k \approx v$, and the examples arrive
+# one at a time. The loss on one example and its gradient are
 #
 # $$J(S) = \tfrac12\,\| S k - v \|^2, \qquad
 #   \frac{\partial J}{\partial S} = (S k - v)\,k^\top. \tag{2.8}$$
 #
-# Each token takes one step of gradient descent of size $\beta$:
+# Each token takes one gradient step of size $\beta$:
 #
 # $$S_t = S_{t-1} + \beta_t\,\underbrace{(v_t - S_{t-1} k_t)}_{\text{what is missing}}\,k_t^\top
 #   = S_{t-1}\,(I - \beta_t k_t k_t^\top) + \beta_t v_t k_t^\top. \tag{2.9}$$
 #
-# The left form tells you what to do: read first, then write only the difference. This is the
+# The first form tells you what to do: read first, then write only the difference. This is the
 # *delta rule* (Widrow and Hoff, 1960; in linear attention, Schlag et al., 2021).
 
 # %%
@@ -399,8 +403,9 @@ by_row = S @ (torch.eye(n) - beta * torch.outer(key, key)) + beta * torch.outer(
 check("gradient step = the right side of 2.9", S - beta * slope, by_row)
 
 # %% [markdown]
-# **By hand**, with $\beta = 1$. The first write is as before. At $k_1$ the state returns $(0.6,
-# 0)$. We want $(0, 1)$, so $(-0.6, 1)$ is missing, and that is what we write.
+# Let's do it **by hand**, with $\beta = 1$. The first write is the same as before. At $k_1$ the
+# state then returns $(0.6, 0)$. We want $(0, 1)$, so $(-0.6, 1)$ is missing, and that's what we
+# write.
 
 # %%
 S_two = torch.zeros(2, 2)
@@ -416,25 +421,25 @@ for k, v in zip(TWO_KEYS, TWO_VALUES, strict=True):
 _ = must_differ("kkᵀ on the left of S", on_left @ TWO_KEYS[1], TWO_VALUES[1], at_least=0.1)
 
 # %% [markdown]
-# Now $k_1$ returns exactly its value. But $k_0$ pays the price: it now returns $0.64\,v_0$ plus
-# $0.6\,v_1$. A step along one key disturbs what is stored under every key that isn't orthogonal to
-# it, unless the step is zero.
+# Now $k_1$ returns its value exactly. But $k_0$ pays the price: it now returns $0.64\,v_0$ plus
+# $0.6\,v_1$. Any nonzero step along one key disturbs what's stored under every key that isn't
+# orthogonal to it.
 #
-# Linear attention, by the way, is a gradient step too, on the loss $-v \cdot S k$. That loss wants
-# the answer as far along $v$ as possible. It has no minimum, and so linear attention never stops
+# Linear attention, by the way, is a gradient step too, on the loss $-v \cdot S k$. That loss pushes
+# the answer as far along $v$ as possible. It has no minimum, so linear attention never stops
 # adding.
 #
 # ## 6 · When a step is too long
 #
-# How large may $\beta$ be? Multiply (2.9) by $k_t$ from the right, and see what is left of the
-# error on the key that was just written:
+# How large can $\beta$ be? Multiply (2.9) by $k_t$ on the right, and see what's left of the error
+# for the key we just wrote:
 #
 # $$v_t - S_t k_t = (1 - \beta_t \|k_t\|^2)\,(v_t - S_{t-1} k_t). \tag{2.10}$$
 #
 # Everything depends on $\beta\|k\|^2$. Between 0 and 1 the error shrinks. At 1 it's gone: the old
-# value has been replaced. Between 1 and 2 the step overshoots, but the error is still smaller than
-# before. Above 2 the error grows. A key of 16 standard normal numbers has $\|k\|^2$ near 16, so
-# with $\beta = 1$ the factor is about −15. Will a float32 state survive 100 tokens?
+# value has been replaced. Between 1 and 2 the step overshoots, but the error still ends up smaller
+# than before. Above 2 the error grows. A key of 16 standard normal numbers has $\|k\|^2$ near 16,
+# so with $\beta = 1$ the factor is about −15. Will a float32 state survive 100 tokens?
 
 # %%
 raw, v = random(1, 200, 16, seed=28), random(1, 200, 16, seed=29)
@@ -447,13 +452,13 @@ print(f"the largest float32 is {torch.finfo(torch.float32).max:.0e}, and passed 
 # %% [markdown]
 # So normalise your keys. With unit keys and $\beta$ between 0 and 1, no step overshoots.
 #
-# *Longhorn* (Liu et al., 2024) is safe with keys of any length. It doesn't ask for a step, it asks
-# for the end point: a state that is close to the old one and answers the new key well.
+# *Longhorn* (Liu et al., 2024) is safe with keys of any length. Instead of choosing a step, it says
+# where the step should end: at a state that's close to the old one and answers the new key well.
 #
 # $$S_t = \operatorname*{argmin}_S \| S - S_{t-1} \|^2 + \beta_t\,\| S k_t - v_t \|^2. \tag{2.11}$$
 #
 # Set the gradient to zero and solve for $S$, as lab [02a](labs/02a_five_memories.ipynb) does. The
-# answer is the delta rule with a smaller step:
+# result is the delta rule with a smaller step:
 #
 # $$S_t = S_{t-1} + \epsilon_t\,(v_t - S_{t-1} k_t)\,k_t^\top, \qquad
 #   \epsilon_t = \frac{\beta_t}{1 + \beta_t \|k_t\|^2}. \tag{2.12}$$
@@ -470,9 +475,8 @@ check("after a step, the error is 1 - β‖k‖² times as large", value - after
 # %% [markdown]
 # ## 7 · Fade, then correct: Gated DeltaNet
 #
-# One write of the delta rule clears only what is stored along its own key. Decay clears
-# everything, without looking. *Gated DeltaNet* (Yang, Kautz and Hatamizadeh, 2024) does both. It
-# fades first:
+# A delta-rule write only clears what's stored along its own key. Decay clears everything, without
+# looking. *Gated DeltaNet* (Yang, Kautz and Hatamizadeh, 2024) does both, and fades first:
 #
 # $$S_t = \alpha_t S_{t-1}\,(I - \beta_t k_t k_t^\top) + \beta_t v_t k_t^\top
 #   = \tilde S + \beta_t\,(v_t - \tilde S k_t)\,k_t^\top, \quad \tilde S = \alpha_t S_{t-1}.
@@ -488,7 +492,7 @@ late = alpha * (S + beta * torch.outer(value - S @ key, key))
 _ = must_differ("correct, then fade", late, row)
 
 # %% [markdown]
-# Now all five rules fit into one table, and one idea covers them: each token is one step of
+# All five rules now fit into one table, and one idea covers them all: each token is one step of
 # learning.
 #
 # | rule | loss | gradient step | new state |
@@ -553,11 +557,11 @@ def errors_over_time(name, keys, slots, values):
 # ## 8 · What each rule remembers
 #
 # Let's watch five memories at work on one stream of 60 tokens, with $n = 32$. Tokens 0 to 23 write
-# 24 keys. Tokens 24 to 35 give the first twelve keys *new* values. Tokens 36 to 59 bring 24 more
-# keys. After every token we ask for every key and compare with the value that is valid then; an
-# error of 1 is what an empty memory would make. ($\alpha$ has a half-life of 23 tokens, and $\beta
-# = 1$.) The cell prints the average error of keys 12 to 23, which are written once. Before you
-# look: which rules have no error right after a write?
+# 24 keys. Tokens 24 to 35 give the first twelve keys *new* values. Tokens 36 to 59 write 24 more
+# keys. After every token we read every key written so far and compare the answer with that key's
+# current value. An empty memory would score an error of 1. (The decay has a half-life of 23 tokens,
+# and $\beta = 1$.) The cell prints the average error for keys 12 to 23, which are written only
+# once. Before you look: which rules make no error right after a write?
 # %%
 ONCE = torch.arange(12, 24)  # keys that are written once, each by the token of its number
 slots = torch.cat([torch.arange(24), torch.arange(12), torch.arange(24, 48)])  # the key written
@@ -613,18 +617,18 @@ darkens = {name: (e[ONCE, ONCE + 36] - e[ONCE, ONCE]).mean() for name, e in memo
 assert min(darkens.values()) == darkens["Longhorn"] > 0
 
 # %% [markdown]
-# On average, linear attention gets darker and darker. In the end its upper twelve rows are the
+# On average, linear attention gets darker and darker. By the end its top twelve rows are the
 # darkest on average, because old and new values lie on top of each other. The delta rules are white
-# at every write, even where the key was used before. Then they darken, because each later write
-# erodes them a little and adds its own crosstalk. So the delta rule forgets as well, by
-# overwriting. Longhorn is never fully white, and darkens more slowly. (With unit keys it is the
-# delta rule with $\beta = \frac12$. So you see a smaller step here, not another rule.) Lab
+# (no error) at every write, even if the key was used before. Then they darken, because each later
+# write erodes the stored values a little and adds its own crosstalk. So the delta rule forgets too,
+# by overwriting. Longhorn is never fully white, and it darkens more slowly. (With unit keys it's
+# the delta rule with $\beta = \frac12$, so what you're seeing is just a smaller step.) Lab
 # [02a](labs/02a_five_memories.ipynb) measures which rule is best at remembering what.
 #
-# One difference is not a matter of degree. The state of linear attention is a sum, and **a sum
-# doesn't know its order**. Write kitchen, then garden, or garden, then kitchen: the state is the
-# same. No training can change that, as long as a pair is written the same way wherever it occurs.
-# Let's write nine pairs forwards and backwards:
+# One difference isn't a matter of degree. The state of linear attention is a sum, and **a sum
+# doesn't know its order**. Write kitchen and then garden, or garden and then kitchen, and you get
+# the same state. No training can change that, as long as a pair is written the same way wherever it
+# occurs. Let's write nine pairs forwards and backwards:
 
 # %%
 k, v = unit(1, 9, 6, seed=25), random(1, 9, 4, seed=26)
@@ -636,27 +640,27 @@ for name in RULES:
 # %% [markdown]
 # ## 9 · All tokens of a chunk at once
 #
-# Written as loops, all rules have to go token by token. Linear attention has its quadratic form.
-# But what the delta rule writes depends on everything written before. Is there any hope of
-# computing it in parallel?
+# Written as loops, all five rules have to go token by token. Linear attention at least has its
+# quadratic form. But what the delta rule writes depends on everything it wrote before. Is there any
+# hope of computing it in parallel?
 #
-# There is, because that dependence is *linear* (Yang et al., 2024). If we give a name to
-# what is written, $u_t = \beta_t\,(v_t - S_{t-1} k_t)$, then (2.9) is linear attention with $u$ in
+# There is, because that dependence is *linear* (Yang et al., 2024). Let's name the vector that
+# token $t$ writes: $u_t = \beta_t\,(v_t - S_{t-1} k_t)$. Then (2.9) is linear attention with $u$ in
 # place of $v$ ($S_{-1}$ is now the state before the chunk):
 #
 # $$S_t = S_{t-1} + u_t k_t^\top = S_{-1} + \sum_{s \le t} u_s k_s^\top. \tag{2.14}$$
 #
-# Put this back into the definition of $u_t$. The state before token $t$ consists of $S_{-1}$ and
-# the earlier writes:
+# Put this into the definition of $u_t$. The state before token $t$ consists of $S_{-1}$ and the
+# earlier writes:
 #
 # $$u_t = \beta_t \Big( v_t - S_{-1} k_t - \sum_{s < t} u_s\,(k_s \cdot k_t) \Big). \tag{2.15}$$
 #
-# Bring the sum to the left. With the $u_t$ as rows of $U$, and $T_{ts} = \beta_t\,(k_t \cdot k_s)$
-# for $s < t$ and 0 otherwise,
+# Move the sum to the left. With the $u_t$ as the rows of $U$, and $T_{ts} = \beta_t\,(k_t \cdot
+# k_s)$ for $s < t$ and 0 otherwise, we get
 #
 # $$(I + T)\,U = \mathrm{diag}(\beta)\,(V - K S_{-1}^\top). \tag{2.16}$$
 #
-# Let's try it on seven tokens. The loop gives us the right answer:
+# Let's try it on seven tokens. The loop tells us what should come out:
 
 # %% tags=["aside"]
 l, n, p = 7, 5, 4
@@ -668,7 +672,7 @@ o, S_after = (t.squeeze() for t in delta_rule(*heads(q, k, v, beta), **options))
 
 # %% [markdown]
 # $I + T$ is triangular, with ones on the diagonal. One call solves (2.16) for $U$, and then we read
-# as in linear attention:
+# just as in linear attention:
 #
 # $$O = Q S_{-1}^\top + (Q K^\top \circ M)\,U. \tag{2.17}$$
 
@@ -681,41 +685,42 @@ check("outputs of the chunk = loop", O, o)
 check("state after the chunk = loop", S_before + U.T @ k, S_after)
 
 # %% [markdown]
-# There are two triangles here, and it's easy to pick the wrong diagonal. $T$ has zeros on it,
-# because no token corrects its own write. The mask $M$ of the read has ones, because a token sees
-# its own write.
+# There are two triangles here, and it's easy to get a diagonal wrong. $T$ has zeros on its
+# diagonal, because no token corrects its own write. The mask $M$ has ones there, because a token
+# does read its own write.
 #
-# A long text is cut into chunks. The right side of (2.16) contains the state before the chunk, but
-# $T$ doesn't. So every chunk can solve two systems before any state is known, and all chunks do it
-# at the same time:
+# Now cut a long text into chunks. The right side of (2.16) contains the state before the chunk, but
+# $T$ doesn't. So every chunk can solve two systems before any state is known, all chunks at the
+# same time:
 #
 # $$(I + T)\,U_V = \mathrm{diag}(\beta)\,V, \qquad (I + T)\,U_K = \mathrm{diag}(\beta)\,K.$$
 #
-# Then $U = U_V - U_K S_{-1}^\top$. Only products with the state have to wait.
-# For a text of 4,096 tokens in chunks of 64, that's 64 steps in a row, not 4,096.
+# Then $U = U_V - U_K S_{-1}^\top$. Only the products with the state have to wait. For 4,096 tokens
+# in chunks of 64, the state takes 64 steps in a row instead of 4,096.
 #
-# With a decay it works as well. Multiply each inner product, in $T$ and in the read, by the decay
+# This works with a decay too. Multiply each inner product, in $T$ and in the read, by the decay
 # between its two tokens. In the state that the chunk passes on, let $S_{-1}$ and every write fade
-# to the end of the chunk. Every rule in the package takes a `chunk_size`.
+# until the end of the chunk. Every rule in the package takes a `chunk_size`.
 #
 # ## Summary
 #
-# - Without the softmax, attention is a matrix that every token updates.
-# - The matrix stores key–value pairs. Random keys disturb each other with a mean square of
-#   $(l-1)/n$, and no rule stores more than $n$ arbitrary values exactly.
-# - Each rule is one step of learning per token. Decay forgets everything alike. The delta rule with
-#   $\beta\|k\|^2 = 1$ replaces what a key returned, and Gated DeltaNet does both.
-# - The state of linear attention doesn't know the order of its writes. The gated rules know it
-#   through their decay, the delta rules through keys that overlap.
-# - Normalise your keys: above $\beta\|k\|^2 = 2$ each update of the delta rule enlarges the error
-#   it was meant to correct. Longhorn's step is never that long.
-# - All writes of a chunk solve one triangular system, so the delta rule can be trained in chunks.
+# - Without the softmax, attention becomes a matrix that every token updates.
+# - The matrix stores key–value pairs. Random keys interfere with a mean square of $(l-1)/n$, and no
+#   rule stores more than $n$ arbitrary values exactly.
+# - Each rule is one step of learning per token. Decay fades everything equally. The delta rule with
+#   $\beta\|k\|^2 = 1$ replaces what a key returned. Gated DeltaNet does both.
+# - The state of linear attention doesn't know the order of its writes. The gated rules know it from
+#   their decay, the delta rules from overlapping keys.
+# - Normalise your keys: above $\beta\|k\|^2 = 2$ each delta-rule update makes the error it was
+#   meant to correct even larger. Longhorn's step is never that long.
+# - One triangular system gives you all the writes of a chunk, so you can train the delta rule in
+#   chunks.
 #
 # ## Exercises
 #
-# **1 · easy.** With pencil and paper. Section 5 left the state with $S k_0 = (0.64, 0.6)$ and $S
-# k_1 = (0, 1)$. The delta rule with $\beta = 1$ now writes $v_2 = (1, 1)$ under $k_2 = (0, 1)$.
-# What do $k_0$, $k_1$ and $k_2$ return?
+# **1 · easy.** Use pencil and paper. Section 5 left us with $S k_0 = (0.64, 0.6)$ and $S k_1 = (0,
+# 1)$. The delta rule with $\beta = 1$ now writes $v_2 = (1, 1)$ under $k_2 = (0, 1)$. What do
+# $k_0$, $k_1$ and $k_2$ return?
 
 
 # %% tags=["exercise"]
@@ -732,10 +737,10 @@ S = store("DeltaNet", keys[None], torch.cat([TWO_VALUES, torch.ones(1, 2)])[None
 check("three answers, by hand", torch.tensor(by_pencil()).double(), keys @ S.T)
 
 # %% [markdown]
-# **2 · easy.** Measure your own machine. `run(size)` does something in chunks of that size. Write a
+# **2 · easy.** Measure your own machine. `run(size)` does some work in chunks of that size. Write a
 # function that calls `run` three times for every size and returns the size with the smallest median
 # time. Then try it on `lambda size: delta_rule(q, k, v, beta, chunk_size=size)` with 4,096 tokens.
-# Which size is best for you?
+# Which size wins on your machine?
 
 
 # %% tags=["exercise"]
@@ -763,8 +768,8 @@ print("the size with the smallest median")
 # %% [markdown]
 # **3 · medium.** Katharopoulos et al. (2020) apply a positive function $\psi$ to queries and keys
 # and keep the division: $o_t = \sum_s (\psi(q_t) \cdot \psi(k_s))\,v_s \,/\, \sum_s \psi(q_t) \cdot
-# \psi(k_s)$, with $s \le t$. Compute it with *one* call of `linear_attention`. (Hint: what must you
-# store besides $v$ to get the denominator?)
+# \psi(k_s)$, with $s \le t$. Compute this with *one* call to `linear_attention`. (Hint: what must
+# you store besides $v$ to get the denominator?)
 
 
 # %% tags=["exercise"]
@@ -785,10 +790,10 @@ check("normalised linear attention", normalised(q, k, v), expected)
 check("equal values come back", normalised(q, k, torch.ones_like(v)), torch.ones_like(v))
 
 # %% [markdown]
-# **4 · medium.** A sixth rule. Give Longhorn a gate: $S_t$ minimises $\|S - \alpha_t S_{t-1}\|^2 +
-# \beta_t \|S k_t - v_t\|^2$. Set the gradient to zero, solve for $S_t$, and write the result with a
-# function of the package. (Hint: multiply by $k_t$ first. That gives you the error $v_t - S_t
-# k_t$.)
+# **4 · medium.** Derive a sixth rule by giving Longhorn a gate. Let $S_t$ minimise $\|S - \alpha_t
+# S_{t-1}\|^2 + \beta_t \|S k_t - v_t\|^2$. Set the gradient to zero, solve for $S_t$, and write the
+# result using a function from the package. (Hint: multiply by $k_t$ first. That gives you the error
+# $v_t - S_t k_t$.)
 
 
 # %% tags=["exercise"]
@@ -816,9 +821,9 @@ check("6 tokens, 2 heads: the state at the minimum", after, S)
 check("and the outputs", o, torch.stack(expected, 1)[..., 0])
 
 # %% [markdown]
-# **5 · hard.** Equations 2.16 and 2.17 are one chunk. Write the delta rule for a text of any
-# length, one head, in chunks of `size` tokens, without a loop over tokens and without the package.
-# (Hint: `tensor.split(size)` cuts a text, and the last piece may be shorter.)
+# **5 · hard.** Equations 2.16 and 2.17 handle one chunk. Write the delta rule for one head and a
+# text of any length, in chunks of `size` tokens, without looping over tokens and without using the
+# package. (Hint: `tensor.split(size)` cuts up the text; the last piece may be shorter.)
 
 
 # %% tags=["exercise"]

@@ -1,16 +1,15 @@
 # %% [markdown]
 # # 03 · State space duality
 #
-# **One layer, computed in two ways: as a recurrence that carries a small state, and as attention
-# that looks back at everything. By the end you will have written the algorithm that combines them,
-# in two dozen lines, and caught a printed version of it looking into the future.** You will be
-# able to
+# **One layer, two ways to compute it: as a recurrence that carries a small state, or as attention
+# that looks back at everything. By the end you will have combined the two in two dozen lines of
+# code, and caught a published version peeking into the future.** You will be able to
 #
-# - write a recurrence as a matrix and say what is special about its blocks;
-# - show where attention without a softmax comes from, and which step needs a single decay per head;
+# - write a recurrence as a matrix, and say what is special about its blocks;
+# - show how attention without a softmax comes out of it, and why that takes a single decay per
+#   head;
 # - compute the layer in chunks, in time linear in the length;
-# - find a mistake in a published listing that leaks the future, though a test with one chunk
-#   passes.
+# - find the published mistake, which a test with only one chunk can't see.
 #
 # You need matrix products, attention as a formula, and a little PyTorch. Chapters 01 and 02 help.
 #
@@ -105,22 +104,23 @@ plotting.save(
 )
 
 # %% [markdown]
-# Both pictures show the same layer. On the left, what token 2 wrote travels through a chain of
-# states until token 6 reads it, and fades a little at every step. On the right, that whole journey
-# is one number in a matrix. The chain is cheap but slow: one token at a time. The matrix is
-# parallel but expensive: its size is the square of the length. The blocks (blue: inside a chunk,
-# green: between chunks) are how we get the best of both.
+# These are two pictures of the same layer. On the left, token 2 writes something into the state,
+# and it travels along the chain, fading a little at every step, until token 6 reads it. On the
+# right, that whole journey is a single number in a matrix. The chain is cheap but slow, because it
+# handles one token at a time. The matrix can be computed all at once, but its size is the square of
+# the length. Cutting it into blocks (blue inside a chunk, green between chunks) gets us the best of
+# both.
 #
 # ## 1 · Four tokens by hand
 #
-# Start as small as possible: one number per token, $x_t$, and one number of state, $h_t$. Each
-# token lets the state fade by a factor $\alpha_t$, adds its own contribution $B_t x_t$, and reads
-# the result with weight $C_t$:
+# Let's start as small as we can, with one number per token, $x_t$, and one number of state, $h_t$.
+# Each token shrinks the state by a factor $\alpha_t$, adds its own contribution $B_t x_t$, and
+# reads the result with weight $C_t$:
 #
 # $$h_t = \alpha_t\,h_{t-1} + B_t\,x_t, \qquad y_t = C_t\,h_t, \qquad h_{-1} = 0. \tag{3.1}$$
 #
-# The *decay* $\alpha_t$ is between 0 (forget everything) and 1 (keep everything). Take a pencil
-# and compute the four states before you run the cell:
+# The *decay* $\alpha_t$ is between 0 (forget everything) and 1 (keep everything). Grab a pencil
+# and work out the four states before you run the cell:
 
 # %%
 x = torch.tensor([1.0, 2.0, 0.0, 3.0])
@@ -136,15 +136,16 @@ y = C * torch.stack(states)
 print("h =", torch.stack(states).numpy(), "  y =", y.numpy())
 
 # %% [markdown]
-# Now **unroll** it. Put the equation for $h_{t-1}$ into the one for $h_t$, and so on, until only
-# inputs are left. Input $s$ arrives at token $t$ multiplied by every decay since it was written:
+# Now **unroll** it: substitute $h_{t-1}$ into the equation for $h_t$, then $h_{t-2}$, and so on,
+# until only inputs are left. By the time input $s$ reaches token $t$, it has been multiplied by
+# every decay since it was written:
 #
 # $$y_t = C_t \sum_{s \le t} \big(\alpha_t\,\alpha_{t-1} \cdots \alpha_{s+1}\big)\, B_s\,x_s.
 #   \tag{3.2}$$
 #
-# Does the product begin with $\alpha_s$ or with $\alpha_{s+1}$? With $\alpha_{s+1}$: a token that
-# reads what it has just written sees it at full strength. The other choice is an easy mistake, and
-# hard to see when the decays are close to 1. Let's make it on purpose, with `first=0`:
+# Does the product start at $\alpha_s$ or at $\alpha_{s+1}$? At $\alpha_{s+1}$, because a token sees
+# its own write at full strength. It's easy to get this wrong, and hard to notice when the decays
+# are close to 1. Let's get it wrong on purpose, with `first=0`:
 
 
 # %%
@@ -152,8 +153,7 @@ def unrolled(x, alpha, B, C, first=1):
     """Equation 3.2, with the decays of steps s + first to t."""
     outputs = []
     for t in range(len(x)):
-        decays = [alpha[s + first : t + 1].prod() for s in range(t + 1)]
-        heard = [decays[s] * B[s] * x[s] for s in range(t + 1)]
+        heard = [alpha[s + first : t + 1].prod() * B[s] * x[s] for s in range(t + 1)]
         outputs.append(C[t] * sum(heard))
     return torch.stack(outputs)
 
@@ -164,20 +164,20 @@ _ = must_differ("decay that includes the token's own step", unrolled(x, alpha, B
 # %% [markdown]
 # ## 2 · The recurrence is a matrix
 #
-# Equation 3.2 is linear in $x$, so there is a matrix $M$ with $y = Mx$. Its entries are right there
-# in the sum:
+# Equation 3.2 is linear in $x$, so it must be some matrix times $x$: $y = Mx$. You can read the
+# entries straight off the sum:
 #
 # $$M_{ts} = C_t\; L_{ts}\; B_s, \qquad L_{ts} = \begin{cases}
 #   \alpha_t\,\alpha_{t-1}\cdots \alpha_{s+1} & s \le t\\ 0 & s > t.\end{cases} \tag{3.3}$$
 #
-# Row $t$ belongs to the token that reads (the *target*), column $s$ to the token that writes (the
-# *source*). $L$ holds the decays. It is lower triangular, because you can't read a token before it
+# Row $t$ is the token that reads (the *target*), and column $s$ is the token that writes (the
+# *source*). $L$ holds the decays. It's lower triangular, since nobody can read a token before it
 # has been written.
 #
-# How would you compute $L$? You might try one running product and divide two of its entries. That
-# works for short texts, but $0.5^{1100}$ is zero in float64, and 0 / 0 is NaN. Sums of logarithms
-# don't underflow. Each column of $L$ is a running sum of log decays, $L_{ts} =
-# \exp(\log\alpha_{s+1} + \dots + \log\alpha_t)$:
+# How would you compute $L$? You might keep one running product and divide two of its entries.
+# That's fine for a short text, but $0.5^{1100}$ is zero in float64, and 0 / 0 is NaN. So add
+# logarithms instead: $L_{ts} = \exp(\log\alpha_{s+1} + \dots + \log\alpha_t)$. Down each column,
+# the exponent is a running sum:
 
 
 # %%
@@ -189,7 +189,7 @@ def decay_matrix(log_alpha):
 
 
 # %% [markdown]
-# Fill in $L$ for the four tokens of section 1 on paper. Then compare, and apply $M$ to $x$:
+# On paper, fill in $L$ for the four tokens of section 1. Then run the cell and compare:
 
 # %%
 x, alpha = torch.tensor([[1.0, 2.0, 0.0, 3.0], [0.5, 0.5, 0.9, 0.1]])
@@ -201,20 +201,17 @@ check("y = M x", M @ x, unrolled(x, alpha, B, C))
 _ = must_differ("target and source exchanged", M.T @ x, unrolled(x, alpha, B, C))
 
 # %% [markdown]
-# What does $L$ look like for a longer text? Here are three ways to forget: with a steady decay,
-# with a decay that varies, and with a reset at token 16.
+# What does $L$ look like for a longer text? Here it is for three kinds of forgetting: a steady
+# decay, a decay that varies, and a reset at token 16. In one of the three pictures, an entry
+# depends only on how far apart the two tokens are. Can you tell which before you look?
 
-# %% tags=["aside"]
+# %% tags=["setup"]
 l = 32
 steady = torch.full((l,), math.log(0.9))
 varied = -random(l, seed=1).abs() / 4
 reset = steady.clone()
 reset[16] = -math.inf  # a decay of exactly 0
 L_steady, L_varied, L_reset = (decay_matrix(g) for g in (steady, varied, reset))
-
-# %% [markdown]
-# Before you look: in one of the three pictures an entry depends only on how far apart the two
-# tokens are. Which?
 
 # %% tags=["figure"]
 pictures = {
@@ -234,14 +231,9 @@ plotting.save(
 )
 
 # %% [markdown]
-# In the steady one. There $L_{ts}$ is a function of $t - s$, and if $B$ and $C$ are constant
-# as well, the layer is a convolution (chapter 01). In the third picture a token has shut the door
-# behind it: nothing written before token 16 gets through. A model that computes $\alpha_t$ from the
-# token can choose when to forget. Such a model is called *selective*.
-#
-# If you write this yourself, beware of the obvious shortcut, the difference of two running totals.
-# At a reset it gives $\infty - \infty$, which is NaN. We'll take the shortcut for chunks, where
-# our totals are finite.
+# The steady one. If $B$ and $C$ are constant too, the layer is a convolution (chapter 01). In the
+# third picture, token 16 wipes the slate clean: nothing written before it gets through. A model
+# that computes $\alpha_t$ from the token can choose when to forget, and is called *selective*.
 
 # %% tags=["guard"]
 places = [(t, s) for t in range(4) for s in range(4)]
@@ -259,20 +251,21 @@ check("reset: from row 16 on, columns 0 to 15 are zero", L_reset[16:, :16], torc
 # ## 3 · Its blocks have rank one
 #
 # Look at the empty corner of the third picture, then at the same corner of the second. That block
-# says how tokens 0 to 15 influence tokens 16 to 31. It has 256 entries. How many numbers do you
-# need to know to fill it in?
+# says how tokens 0 to 15 influence tokens 16 to 31. It has 256 entries. How many numbers does it
+# take to fill them in?
 #
 # Take any block below the diagonal: rows from $t_1$ on, columns up to $s_2$, with $s_2 \le t_1$. On
-# its way from column $s$ to row $t$, everything passes through the token $s_2$. So each entry is a
-# product:
+# the way from column $s$ to row $t$, everything passes through token $s_2$. So every entry is a
+# product of two factors:
 #
 # $$L_{ts} = \underbrace{(\alpha_t \cdots \alpha_{s_2+1})}_{u_t}\;
 #   \underbrace{(\alpha_{s_2} \cdots \alpha_{s+1})}_{v_s}
 #   \qquad\text{so the block is } u\,v^\top.$$
 #
-# It's the outer product of two vectors. You need 16 + 16 numbers, not 256, and the rank of the
-# block is one (or zero, after a reset). That holds for every block that doesn't reach above the
-# diagonal. The largest of them touch the diagonal with their upper right corner, so we test those:
+# That's the outer product of two vectors. 16 + 16 numbers are enough (31, in fact, since $v_{15} =
+# 1$), and the block has rank one (or zero, after a reset). The same goes for every block that
+# doesn't reach above the diagonal. The largest of them just touch it with their upper right corner,
+# so we'll test those:
 
 # %%
 L = decay_matrix(-random(32, seed=1).abs() / 4)  # the second picture
@@ -283,23 +276,23 @@ print("rank of a block that reaches above the diagonal:", above)
 assert set(ranks) == {1} and above > 1
 
 # %% [markdown]
-# A lower triangular matrix is called *$n$-semiseparable* if all these blocks have rank at most $n$.
-# Remember this, because the fast algorithm of section 6 is built on it. A block of rank one is a
-# narrow waist: all that the past can tell the future has to fit through one number. You have met
-# that number. It's the state.
+# A lower triangular matrix whose blocks all have rank at most $n$ is called *$n$-semiseparable*.
+# Keep this in mind, because the fast algorithm of section 6 rests on it. Rank one means a
+# bottleneck: everything the past can tell the future has to fit through one number. You've already
+# met that number. It's the state.
 #
 # ## 4 · A wider state: attention without the softmax
 #
-# One number doesn't remember much. So let the state be a matrix with $p$ rows and $n$ columns. A
-# token has a *value* $x_t \in \mathbb{R}^p$ and writes it under the *key* $B_t \in \mathbb{R}^n$. A
-# reader asks with the *query* $C_t \in \mathbb{R}^n$:
+# One number can't remember much, so let's make the state a matrix with $p$ rows and $n$ columns.
+# Each token writes its *value* $x_t \in \mathbb{R}^p$ under a *key* $B_t \in \mathbb{R}^n$, and
+# reads with a *query* $C_t \in \mathbb{R}^n$:
 #
 # $$h_t = e^{\Delta_t A}\, h_{t-1} + \Delta_t\, x_t B_t^\top, \qquad y_t = h_t\, C_t. \tag{3.4}$$
 #
-# The decay is still one number per token, now written $\alpha_t = e^{\Delta_t A}$. The *rate* $A
-# \le 0$ is learned, and the same for every token; the *step size* $\Delta_t \ge 0$ is computed from
-# the token. That's why $A$ needn't depend on the token: the product already does. With $\Delta_t =
-# 0$ nothing fades and nothing is written, which is how the layer skips padding.
+# There's still one decay per token, now written $\alpha_t = e^{\Delta_t A}$. The *rate* $A \le 0$
+# is learned and doesn't depend on the token. It doesn't need to, because the *step size* $\Delta_t
+# \ge 0$ does: the layer computes it from each token. If $\Delta_t = 0$, nothing fades and nothing
+# is written. That's how the layer skips padding.
 
 
 # %%
@@ -307,8 +300,7 @@ def recurrence(x, dt, A, B, C):
     """Equation 3.4 for one head: x (l, p), dt (l,), B, C (l, n)."""
     state, outputs = torch.zeros(x.shape[1], B.shape[1]), []
     for t in range(len(x)):
-        write = dt[t] * torch.outer(x[t], B[t])
-        state = torch.exp(dt[t] * A) * state + write
+        state = torch.exp(dt[t] * A) * state + dt[t] * torch.outer(x[t], B[t])
         outputs.append(state @ C[t])
     return torch.stack(outputs)
 
@@ -325,20 +317,19 @@ check("token 10 with Δ = 0 = token 10 left out", recurrence(x, quiet, A, B, C)[
 _ = must_differ("token 10 with its own Δ", y[others], without)
 
 # %% [markdown]
-# Now unroll, as before. The decays are numbers, so they can be pulled to the front. What is
-# left between reader $t$ and writer $s$ is the inner product of a query and a key:
+# Now unroll it, as before. The decays are plain numbers, so they can move to the front. Between
+# reader $t$ and writer $s$, that leaves the inner product of a query and a key:
 #
 # $$y_t = \sum_{s \le t} L_{ts}\,(C_t \cdot B_s)\,\Delta_s x_s
 #   \qquad\Longleftrightarrow\qquad
 #   Y = \big(L \circ C B^\top\big)\,(\Delta X). \tag{3.5}$$
 #
-# (∘ multiplies entry by entry.) Rename $C \to Q$, $B \to K$, $\Delta X \to V$ and read it again:
-# $(L \circ QK^\top)\,V$. Where have you seen that? It is causal attention. What's different? The
-# softmax is gone, and with it the weights that sum to 1. And the mask isn't 0 or 1 but fades with
-# distance.
+# (∘ multiplies entry by entry.) Rename $C \to Q$, $B \to K$, $\Delta X \to V$, and read it again:
+# $(L \circ QK^\top)\,V$. Look familiar? It's causal attention, with two differences. There's no
+# softmax, so the weights don't sum to 1. And the mask fades with distance, where attention's is
+# just 0 or 1.
 #
-# WM §2 says the same. The paper's formula leaves out $\Delta$, but its listing has it, and we keep
-# it. In code, (3.5) or $(L \circ QK^\top)\,V$ is one line:
+# In code it's one line:
 
 # %%
 L, scores = decay_matrix(dt * A), C @ B.T
@@ -351,15 +342,14 @@ ranks = [int(matrix_rank(M[i:, : i + 1])) for i in range(l)]
 print(f"n = {n}; ranks of the largest blocks:", *ranks)
 
 # %% [markdown]
-# This is the **duality**: a recurrence with a state on one side, attention without its softmax on
-# the other, and they are the same function. The ranks have grown from 1 to $n$. The waist is as
-# wide as the state.
+# That's the **duality**: a recurrence with a state on one side, attention without its softmax on
+# the other, and they compute the same function. Did you notice the ranks? They've grown from 1 to
+# $n$. The bottleneck is as wide as the state.
 #
-# If nothing fades ($A = 0$, $\Delta = 1$), the mask is the plain causal one, and you get *linear
-# attention*. With the decay, (3.4) is chapter 02's gated rule, `gated_linear_attention`, with one
-# gate per token:
+# If nothing fades ($A = 0$, $\Delta = 1$), the mask is the usual causal one, and you get *linear
+# attention*. With the decay, it's chapter 02's gated rule with one gate per token.
 
-# %% tags=["aside"]
+# %% tags=["guard"]
 q, k, v = (t[None, :, None] for t in (C, B, dt[:, None] * x))  # (b, l, h, ·)
 log_gates = (dt * A)[None, :, None]
 gated = gated_linear_attention(q, k, v, log_gates)[0, :, 0]
@@ -367,7 +357,6 @@ check("gated linear attention = equation 3.4", gated, y)
 swapped = gated_linear_attention(k, q, v, log_gates)[0, :, 0]
 _ = must_differ("queries and keys exchanged", swapped, y)
 
-# %% tags=["guard"]
 nothing_fades = recurrence(x, torch.ones(l), torch.tensor(0.0), B, C)
 by_sums = torch.stack([sum((C[t] @ B[s]) * x[s] for s in range(t + 1)) for t in range(l)])
 check("α = 1 gives the causal mask", decay_matrix(torch.zeros(l)), torch.ones(l, l).tril())
@@ -377,18 +366,19 @@ _ = must_differ("α < 1 is not linear attention", recurrence(x, torch.ones(l), A
 # %% [markdown]
 # ## 5 · Why one decay per head
 #
-# Mamba, at the end of chapter 01, came before SSD and is more general in its decays. Each entry $i$
-# of its state fades at its own rate $A_i$. For one channel of input, $h_{t,i} = e^{\Delta_t A_i}
-# h_{t-1,i} + \Delta_t B_{t,i} x_t$, and the output is $y_t = \sum_i C_{t,i} h_{t,i}$. Why would SSD
-# give that up? Unroll it and watch for the step that breaks. Each entry has its own matrix of
-# decays, $L^{(i)}$:
+# Mamba, from the end of chapter 01, is older than SSD and has more freedom: every entry $i$ of its
+# state fades at its own rate $A_i$. For one channel of input, $h_{t,i} = e^{\Delta_t A_i}
+# h_{t-1,i} + \Delta_t B_{t,i} x_t$ and $y_t = \sum_i C_{t,i} h_{t,i}$. Why would SSD give that up?
+# Unroll it, and watch for the step that breaks. Now every entry has its own matrix of decays,
+# $L^{(i)}$:
 #
 # $$y_t = \sum_{s \le t} \Big( \sum_i C_{t,i}\; L^{(i)}_{ts}\; B_{s,i} \Big)\, \Delta_s x_s.
 #   \tag{3.6}$$
 #
-# With a single rate, $L_{ts}$ doesn't depend on $i$, leaves the inner sum, and $C_t \cdot B_s$
-# remains. **That is the step.** With $n$ rates, the decay stays stuck between $C$ and $B$. One mask
-# on $CB^\top$ won't do, so you need a mask for each of the $n$ entries:
+# With a single rate, $L_{ts}$ doesn't depend on $i$, so it comes out of the inner sum and leaves
+# $C_t \cdot B_s$. **That's the step that breaks.** With $n$ rates, the decay is stuck between $C$
+# and $B$. No single mask made from the decays alone will do, so you need $n$ of them, one for each
+# entry:
 
 
 # %%
@@ -412,43 +402,36 @@ _ = must_differ("one decay pulled out of the sum", factored @ x[0, :, 0], y)
 check("equal rates: it can be", diagonal_matrix(dt[0, :, 0], mean, B[0], C[0]), factored)
 
 # %% [markdown]
-# Each of the $n$ terms has blocks of rank one, so their sum has rank at most $n$, and the state is
-# still the waist. The single big matrix product is lost. GLA (Yang et al., 2023) also has $n$ gates
-# per token and gets the product back in short chunks, where it can move the decays into $C$ and $B$
-# before they overflow. Mamba-2 chose one rate per head instead, and Cheems follows Mamba-2.
-#
-# | what fades at token t | as a matrix | used by |
-# |---|---|---|
-# | nothing | $\text{causal mask} \circ QK^\top$ | linear attention (02) |
-# | everything at the same rate | $L \circ CB^\top$ | SSD, and 02's gated rule |
-# | each entry at its own rate | $\sum_i L^{(i)} \circ C_{:,i} B_{:,i}^\top$ | Mamba (01), GLA |
+# Each of the $n$ terms has blocks of rank one, so their sum has blocks of rank at most $n$: the
+# state is still the bottleneck. What you lose is the single big matrix product. To keep it, Mamba-2
+# settled for one rate per head, and Cheems does the same.
 #
 # ## 6 · Cut it into chunks
 #
-# So we have two ways to run the same layer, and neither is good enough. The recurrence does little
-# work, but one token at a time, and your GPU wasn't built for that. The quadratic form does
-# everything at once, but with 65,536 tokens the float32 matrices of 8 heads fill 128 GiB.
-# Can we have the parallelism of one at the price of the other?
+# We can run the same layer in two ways, and neither is good enough. The recurrence does little
+# work, but one token at a time, and GPUs aren't built for that. The quadratic form does everything
+# at once, but for 65,536 tokens the float32 matrices of 8 heads take up 128 GiB. Can we have the
+# parallelism of one at the price of the other?
 #
-# Go back to the picture at the top. We cut the sequence into $c$ chunks, and the matrix into
-# blocks. The blue blocks on the diagonal are small copies of a problem we can solve: attention
-# inside a chunk. All the trouble is in the green blocks below. There are about $c^2/2$ of them. But
-# by section 3 each has rank at most $n$, because everything one chunk can tell another has to
-# squeeze through the state. So we never fill them in. Each chunk *writes* a summary, we *carry* it
-# forward, and later tokens *read* it.
+# Go back to the picture at the top. Cut the sequence into $c$ chunks, and the matrix falls into
+# blocks. The blue blocks on the diagonal are attention inside a chunk, a small problem that we've
+# already solved. The trouble is the green blocks, about $c^2/2$ of them. But by section 4 each has
+# rank at most $n$, because everything one chunk can tell another has to squeeze through the state.
+# So we never fill them in. Each chunk *writes* a summary, we *carry* it forward, and later tokens
+# *read* it.
 #
-# Let $\sigma_t$ be the log decay from the start of a chunk up to its token $t$, including $t$'s own
-# step (`total` in the code). For the last token of the chunk we write $\sigma_{\text{end}}$, and
-# $a_j = e^{\sigma_{\text{end}}}$ is the decay over all of chunk $j$. Then token $s$ in chunk $j$
-# reaches token $t$ in a later chunk $i$ with
+# Let $\sigma_t$ be the log decay from the start of token $t$'s own chunk up to and including $t$
+# (`total` in the code). At the last token of chunk $j$, call it $\sigma_{\text{end}}$, so the decay
+# over all of chunk $j$ is $a_j = e^{\sigma_{\text{end}}}$. Now follow a write from token $s$ in
+# chunk $j$ to token $t$ in a later chunk $i$:
 #
 # $$M_{ts} =
 #   \underbrace{e^{\sigma_t}\, C_t}_{\text{read}}\;\cdot\;
 #   \underbrace{a_{j+1} \cdots a_{i-1}}_{\text{carry}}\;\cdot\;
 #   \underbrace{e^{\sigma_{\text{end}} - \sigma_s}\; B_s\,\Delta_s}_{\text{write}} \tag{3.7}$$
 #
-# For neighbouring chunks the carry is 1. Attention inside the chunks is step 1; write, carry and
-# read are steps 2 to 4:
+# Between neighbouring chunks, the carry is 1. Attention inside the chunks is step 1. Write, carry
+# and read are steps 2 to 4:
 
 
 # %% tags=["figure"]
@@ -488,8 +471,8 @@ plotting.save(
 )
 
 # %% [markdown]
-# Let's do it for one head, with 32 tokens in 4 chunks of 8 and $n = 2$. The rank of a block below
-# the diagonal should be at most 2:
+# Let's try it on one head (the folded `inputs` makes random tensors), with 32 tokens in 4 chunks of
+# 8 and $n = 2$. First the ranks of the 16 blocks. Below the diagonal they should be at most 2:
 
 
 # %% tags=["setup"]
@@ -508,7 +491,7 @@ def inputs(b=2, l=29, h=4, p=5, g=2, n=3, dt=0.3, seed=0):
 # %%
 c, l_c, p, n = 4, 8, 5, 2
 x, dt, A, B, C = inputs(b=1, l=c * l_c, h=1, g=1, p=p, n=n, dt=0.1)
-M = ssd.semiseparable_matrix(dt, A, B, C)[0, 0]
+M = ssd.semiseparable_matrix(dt, A, B, C)[0, 0]  # the package's M, as in section 4
 blocks = rearrange(M, "(i t) (j s) -> i j t s", t=l_c, s=l_c)
 print(matrix_rank(blocks))
 
@@ -517,8 +500,8 @@ dt_c = dt[0, :, 0].unflatten(0, (c, l_c))
 total = (dt_c * A).cumsum(dim=1)  # (c, l): σ of (3.7)
 
 # %% [markdown]
-# **Step 1: attention inside each chunk.** This is the quadratic form you already have, on 8 tokens
-# instead of 32. It fills the diagonal blocks:
+# **Step 1: attention inside each chunk.** This is the quadratic form again, on 8 tokens instead of
+# 32. It fills in the diagonal blocks:
 
 # %%
 L = torch.stack([decay_matrix(log_alpha) for log_alpha in dt_c * A])
@@ -542,8 +525,8 @@ chunks = [slice(i * l_c, (i + 1) * l_c) for i in range(c)]
 prefixes = [slice(0, i * l_c) for i in range(c)]  # all that comes before each chunk
 
 # %% [markdown]
-# **Step 2: write.** If a chunk started with an empty state, what would it leave behind? Every
-# token's write, faded until the end of the chunk:
+# **Step 2: write.** If a chunk started with an empty state, what would it leave behind? The writes
+# of all its tokens, each faded until the end of the chunk:
 
 # %%
 to_end = (total[:, -1:] - total).exp()  # (c, l)
@@ -551,9 +534,9 @@ written = einsum("cl,cln,clp->cpn", to_end * dt_c, B_c, x_c)
 check("step 2 = the state of each chunk run alone", written, states_after(chunks))
 
 # %% [markdown]
-# **Step 3: carry.** Here is the recurrence again, but with chunks for tokens: fade by the decay
-# over a whole chunk, add what the chunk has written. There are $c$ of these steps and not $l$. As
-# written here, this is the only sequential part. (Exercise 5 makes it parallel.)
+# **Step 3: carry.** It's the recurrence again, but now it hops from chunk to chunk: fade by the
+# decay over the whole chunk, then add what the chunk wrote. That takes $c$ steps instead of $l$,
+# and it's the only sequential part. (Section 9 does all of them at once.)
 
 # %%
 state, incoming = torch.zeros(p, n), []
@@ -564,7 +547,7 @@ incoming = torch.stack(incoming)  # (c, p, n): at chunk starts
 check("step 3 gives each chunk the state of the recurrence", incoming, states_after(prefixes))
 
 # %% [markdown]
-# **Step 4: read.** Each token queries the state that its chunk started with, faded up to the token:
+# **Step 4: read.** Each token queries the state its chunk started with, faded up to that token:
 
 # %%
 y_between = einsum("cl,cln,cpn->clp", total.exp(), C_c, incoming)
@@ -575,12 +558,14 @@ _ = must_differ("step 4 left out", y_inside.flatten(0, 1), y)
 # %% [markdown]
 # ## 7 · All heads, in two dozen lines
 #
-# That's the algorithm. Now for every sequence in the batch and every head at once. Heads share keys
-# and queries in groups: head $i$ uses group $\lfloor i / (h/g) \rfloor$, and `expand_groups` gives
-# each head its own copy. The function `in_chunks` cuts all tensors into chunks of $l_c$ tokens:
+# That's the whole algorithm. What's left is bookkeeping, to run it for every sequence of a batch
+# and every head at once. Two functions in folded cells take care of that. `in_chunks` cuts the
+# tensors into chunks of $l_c$ tokens. It also copies keys and queries, because heads share them in
+# groups: with $h$ heads and $g$ groups, head $i$ uses group $\lfloor i / (h/g) \rfloor$.
+# `carry_in_turn` is the loop of step 3.
 
 
-# %%
+# %% tags=["setup"]
 def in_chunks(x, dt, A, B, C, l_c):
     """The writes v = Δx, B, C and σ, each as (b, h, c, l, ...)."""
     B, C = (ssd.expand_groups(t, x.shape[2]) for t in (B, C))
@@ -591,15 +576,9 @@ def in_chunks(x, dt, A, B, C, l_c):
     return v, B, C, log_alpha.cumsum(-1)
 
 
-# %% [markdown]
-# We write step 3 as a separate function, because in section 9 we'll swap in a published one. It
-# goes from chunk to chunk as before, on transposed states, $n \times p$, so that a read is one
-# product:
-
-
-# %%
+# %% tags=["setup"]
 def carry_in_turn(writes, over_chunk):
-    """Step 3: what chunks write -> the states that they start from."""
+    """Step 3: what chunks write -> the states they start from; all states are n × p here."""
     state, incoming = torch.zeros_like(writes[:, :, 0]), []
     for i in range(writes.shape[2]):
         incoming.append(state)
@@ -609,15 +588,14 @@ def carry_in_turn(writes, over_chunk):
 
 
 # %% [markdown]
-# The first `tril` in $L$ keeps `exp` from overflowing. Here is the whole algorithm, the four steps
-# in a line or two each:
+# With those out of the way, each of the four steps is a line or two:
 
 
 # %%
 def four_steps(x, dt, A, B, C, *, l_c, carry=carry_in_turn):
     """SSD in chunks of l_c tokens; l is a multiple of l_c."""
     v, B, C, total = in_chunks(x, dt, A, B, C, l_c)
-    L = (total[..., :, None] - total[..., None, :]).tril().exp().tril()
+    L = (total[..., :, None] - total[..., None, :]).tril().exp().tril()  # 1st tril: no overflow
     inside = (L * (C @ B.mT)) @ v  # 1: attention inside
     to_end = (total[..., -1:] - total).exp()
     writes = (to_end[..., None] * B).mT @ v  # 2: write
@@ -627,8 +605,8 @@ def four_steps(x, dt, A, B, C, *, l_c, carry=carry_in_turn):
 
 
 # %% [markdown]
-# With chunks of 1 the algorithm *is* the recurrence; with one chunk of 72 it is the quadratic form.
-# What do you expect for the sizes in between?
+# With chunks of 1, this *is* the recurrence. With a single chunk of 72, it's the quadratic form.
+# What do you expect in between?
 
 # %%
 x, dt, A, B, C = inputs(l=72)
@@ -637,12 +615,11 @@ for l_c in (1, 8, 24, 72):
     check(f"four steps in chunks of {l_c} = recurrence", four_steps(x, dt, A, B, C, l_c=l_c), y)
 
 # %% [markdown]
-# All four sizes give the same function, so you may choose the one that suits your hardware. In the
-# package, `ssd_chunked` takes the same steps, for any length. It keeps the totals in float64,
-# because the difference of two large totals loses digits.
+# All four sizes compute the same function, so pick the one that suits your hardware. The package's
+# `ssd_chunked` takes the same steps for any length.
 #
-# **Writing text** needs one token at a time. Read the prompt in chunks, keep the final state, and
-# go on with `ssd_step`. A head's state has $p\,n$ numbers, after ten tokens and after ten
+# **Generating text** goes one token at a time. Read the prompt in chunks, keep the final state, and
+# carry on with `ssd_step`. A head's state is $p\,n$ numbers, whether it has seen ten tokens or ten
 # million.
 
 # %% tags=["guard"]
@@ -666,17 +643,21 @@ check("y = M x for every head", einsum("bhts,bshp->bthp", M, x), y)
 # %% [markdown]
 # ## 8 · What each form costs
 #
-# Which form is cheapest? Guess first. Then count multiplications and additions, per head:
+# Which form needs the fewest operations? Take a guess. Then count the matrix products and the
+# updates of the state, for one head with $l$ tokens. The last column is for a real layer: $p = 64$,
+# $n = 128$, 65,536 tokens and chunks of 256.
 #
-# | form | FLOPs | sequential steps |
-# |---|---|---|
-# | recurrent | $2\,l\,p\,n$ to read, $3\,l\,p\,n$ to update | $l$ |
-# | quadratic | $2\,l^2 (n + p)$ | 1 |
-# | chunked | $2\,l\,l_c\,(n + p) + 4\,l\,p\,n + 2\,l\,p\,n / l_c$ | $l / l_c$ |
+# | form | FLOPs | sequential steps | FLOPs per token, real layer |
+# |---|---|---|---|
+# | recurrent | $2\,l\,p\,n$ to read, $3\,l\,p\,n$ to update | $l$ | 40,960 |
+# | quadratic | $2\,l^2 (n + p)$ | 1 | 25,165,824 |
+# | chunked | $2\,l\,l_c\,(n + p) + 4\,l\,p\,n + 2\,l\,p\,n / l_c$ | $l / l_c$ | 131,136 |
 #
-# PyTorch can count the matrix products while they run, though not the updates of a state. In the
-# package two heads of a group share their scores, and the quadratic form also reads an initial
-# state and makes the final one. With that, formula and count agree:
+# Did you guess the *recurrence*? At these sizes it beats the quadratic form as soon as a text is
+# longer than $\frac{5pn}{2(n + p)} \approx 107$ tokens, and it needs a third as many operations as
+# our chunks. (Only tiny chunks, of 3 to 19 tokens, need slightly fewer still.) So chunks don't save
+# work. They turn it into large matrix products, with $l/l_c$ sequential steps instead of $l$. On
+# hardware with thousands of arithmetic units, what costs you is waiting. Chapter 10 measures it.
 
 
 # %% tags=["setup"]
@@ -687,7 +668,9 @@ def flops(function, length, h=2, p=16, n=16):
     return counter.get_total_flops()
 
 
-# %% tags=["aside"]
+# %% tags=["guard"]
+# What PyTorch counts: no updates of the state; in the chunked form the heads of a group share their
+# scores; the quadratic form also reads an initial state and makes the final one.
 h, p, n, l_c = 2, 16, 16, 64
 for l in (128, 1024):
     forms = (ssd.ssd_recurrent, ssd.ssd_quadratic, ssd.ssd_chunked)
@@ -697,63 +680,54 @@ for l in (128, 1024):
     assert chunked == 2 * l * l_c * (n + h * p) + 4 * l * h * p * n
     print(f"l = {l:5,}, FLOPs: {recurrent:9,}, {quadratic:11,}, {chunked:9,}: formula = count")
 
-# %% tags=["guard"]
-p, n = 64, 128  # of a real model, per head and token
+p, n = 64, 128  # of a real layer, per head and token
 costs = {c: 2 * c * (n + p) + 4 * p * n + 2 * p * n / c for c in (*range(1, 30), 256)}
 assert 3.0 < costs[256] / (5 * p * n) < 3.3
 assert [c for c in costs if costs[c] < 5 * p * n] == [*range(3, 20)]
-assert 100 < 5 * p * n / (2 * (n + p)) < 110
+assert round(5 * p * n / (2 * (n + p))) == 107
+assert (5 * p * n, 2 * 65_536 * (n + p), costs[256]) == (40_960, 25_165_824, 131_136)
 
 # %% [markdown]
-# Eight times the tokens cost the recurrence and the chunked form eight times as much, and the
-# quadratic form about 60 times. But did you expect the *recurrence* to be the cheapest? For texts
-# of more than about a hundred tokens it is, and at real sizes as well: with $p = 64$, $n = 128$ it
-# needs a third as many operations as chunks of 256. Chunks turn the work into large matrix
-# products, with $l/l_c$ sequential steps instead of $l$. On hardware with thousands of arithmetic
-# units, waiting is what costs you. Chapter 10 measures it.
-#
 # ## 9 · A mistake in print
 #
-# WM's Listing 3 does step 3 for all chunks at once, as a matrix of decays. Take three chunks, and
-# let $W_j$ be what chunk $j$ writes. The rows are the starts of chunks 1 and 2 and the end of the
-# text, and the columns are $W_0$, $W_1$ and $W_2$:
+# WM's Listing 3 does step 3 for all chunks at once, with a matrix of decays. Take three chunks, and
+# let $W_j$ be what chunk $j$ writes. The columns are the sources, $W_0$, $W_1$ and $W_2$. The rows
+# are the targets: the start of chunk 1, the start of chunk 2, and the end of the text.
 #
 # $$D = \begin{pmatrix} 1 & 0 & 0 \\ a_1 & 1 & 0 \\ a_1 a_2 & a_2 & 1 \end{pmatrix} \tag{3.8}$$
 #
-# $D$ has an entry for every pair of chunks, so the work of this step is quadratic in their number.
-# A chunk should start from the sum along its row, over the sources. In the listing that is `dim=3`.
-# The paper prints `.sum(dim=2)`, a sum down a column, over the targets:
+# A chunk should start from the sum along its row, over the sources. In the listing that's `dim=3`.
+# The paper prints `.sum(dim=2)`, which runs down a column, over the targets:
 #
 # | the sum | chunk 2 starts from |
 # |---|---|
 # | corrected: `.sum(dim=3)`, along the row of chunk 2 | $a_1 W_0 + W_1$ |
 # | as printed: `.sum(dim=2)`, down the column of $W_1$ | $W_1 + a_2 W_1$ |
 #
-# Look at the second line. Which chunks does chunk 2 hear of? $W_0$ is gone, so the past is
-# forgotten. And $a_2$ is the decay over chunk 2 itself, so its first token feels the step sizes of
-# tokens that come later. The Mamba-2 code of the transformers library had the same mistake (issue
-# 34817, fixed by pull request 35154).
+# Look at the second row. Which chunks does chunk 2 hear from? $W_0$ is gone, so the past is
+# forgotten. And $a_2$ is the decay over chunk 2 itself, so even its first token feels the step
+# sizes of tokens that come later. The Mamba-2 code in the transformers library had the same bug
+# (issue 34817, fixed by pull request 35154).
 #
-# In code the faulty line and the right one differ by one digit, since axis 2 of `products` is the
-# target and axis 3 the source:
+# In code it's a matter of one digit:
 
 
 # %%
 def carry_at_once(writes, over_chunk, dim):
     """Step 3 as in WM Listing 3; `dim` is the axis of its sum."""
-    states = pad(writes, (0, 0, 0, 0, 1, 0))  # a zero state in front
-    sums = pad(over_chunk, (1, 0)).cumsum(-1)
-    D = (sums[..., :, None] - sums[..., None, :]).tril().exp().tril()
-    products = D[..., None, None] * states[:, :, None]
-    return products.sum(dim=dim)[:, :, :-1]
+    states = pad(writes, (0, 0, 0, 0, 1, 0))  # (b, h, 1 + c, n, p): a zero state, then all W
+    sums = pad(over_chunk, (1, 0)).cumsum(-1)  # (b, h, 1 + c)
+    D = (sums[..., :, None] - sums[..., None, :]).tril().exp().tril()  # (3.8), 1 larger each way
+    products = D[..., None, None] * states[:, :, None]  # (b, h, target, source, n, p)
+    return products.sum(dim=dim)[:, :, :-1]  # the end of the text starts no chunk
 
 
 as_printed = partial(carry_at_once, dim=2)  # WRONG: over the targets
 corrected = partial(carry_at_once, dim=3)  # right: over the sources
 
 # %% [markdown]
-# Does a test catch it? With a single chunk there is nothing to carry, and the printed sum passes.
-# With two or four chunks it doesn't:
+# Would a test catch it? With a single chunk there's nothing to carry, and the printed sum passes.
+# With two or four chunks it fails:
 
 # %%
 x, dt, A, B, C = inputs(l=32, dt=0.05)
@@ -766,12 +740,12 @@ for l_c in (16, 8):
     check(f"{32 // l_c} chunks, corrected", four_steps(x, dt, A, B, C, l_c=l_c, carry=corrected), y)
 
 # %% [markdown]
-# Now we change the step size of the last token and see which outputs move, then do the same with
-# the first token:
+# What exactly goes wrong? You don't even need the right answer to find out. Change the step size of
+# the last token and see which outputs move, then do the same with the first token:
 
 
-# %%
-def moved(token, function):
+# %% tags=["setup"]
+def moved(token, dt, function):
     """First and last token whose output one token's step size changes."""
     later = dt.clone()
     later[:, token] += 0.5
@@ -780,31 +754,26 @@ def moved(token, function):
     return f"token {token} moves outputs {int(places[0])} to {int(places[-1])}"
 
 
+# %%
 moves = {}
 for name, carry in (("as printed", as_printed), ("corrected", corrected)):
     run = partial(four_steps, x, A=A, B=B, C=C, l_c=8, carry=carry)
-    moves[name] = f"{moved(31, run)}, {moved(0, run)}"
+    moves[name] = f"{moved(31, dt, run)}, {moved(0, dt, run)}"
     print(f"{name:10}: {moves[name]}")
 assert "31 moves outputs 8 to 31" in moves["as printed"]
 
 # %% [markdown]
-# It **leaks the future**. The step size of token 31 changes output 8, and token 0 is forgotten
-# after output 15. (The *value* of token 31 doesn't leak. A causality test that changes values only
-# would have passed this layer.) A model that is trained with it could learn to use the leak, and
-# its loss would look a little too good.
+# It **leaks the future**: the step size of token 31 changes output 8. And it forgets the past:
+# token 0 is gone after output 15. The leak is easy to miss. The *value* of token 31 stays where it
+# belongs, so a causality test that changes only values would have passed this layer.
 #
-# How could that go unnoticed? One reason may be that the paper's Listing 4 runs this code only
-# where the kernel fails. Another is the step size, which in the listing starts at $\Delta \approx
-# \mathrm{softplus}(0) = 0.69$. Over a chunk of 64 tokens even the slowest head's state decays to
-# $e^{-44}$, and the error is below $10^{-12}$. The mistake shows when the model has learned to
-# remember, that is, when $\Delta$ is small. With $\Delta = 0.01$ the relative error is 0.97, with
-# 0.001 it is 2.9.
+# So how should you test such a layer? With more than one chunk, and with step sizes small enough
+# for something to survive a chunk. (With the listing's initial step size, about 0.69, even the
+# slowest head's state decays to $e^{-44}$ over 64 tokens, and the error is below $10^{-12}$.) And
+# take $1 < g < h$, or you can't tell repeated groups from tiled ones.
 #
-# So a test of this layer needs more than one chunk, and something that survives a chunk: small step
-# sizes, for instance. It also needs $1 < g < h$, or it can't tell repeated groups from tiled ones.
-#
-# Lab [03a](labs/03a_error_budget.ipynb) runs the kernels that real models train on, and compares
-# them with the recurrence.
+# Lab [03a](labs/03a_error_budget.ipynb) compares the kernels that real models train on with the
+# recurrence.
 
 
 # %% tags=["setup"]
@@ -828,20 +797,19 @@ for l_c in (64, 256):
 # %% [markdown]
 # ## Summary
 #
-# - Unrolled, a linear recurrence is a lower triangular matrix. Blocks that don't reach above the
-#   diagonal have rank at most $n$, and the state is the waist they pass through.
-# - With one decay per head, the decay leaves the sum and $C_t \cdot B_s$ remains: attention without
-#   a softmax. With one decay per entry of the state, as in Mamba, no single mask on $CB^\top$ will
-#   do.
-# - In chunks: attention inside, then write, carry, read. For a fixed chunk size the work is linear
-#   in the length, and any chunk size gives the same function.
-# - A test needs several chunks, something that survives a chunk, and $1 < g < h$. A test of
-#   causality needs no right answer.
+# - Unroll a linear recurrence and you get a lower triangular matrix. Blocks that don't reach above
+#   the diagonal have rank at most $n$, because everything passes through the state.
+# - One decay per head can be pulled out of the sum, which leaves $C_t \cdot B_s$: attention without
+#   a softmax. With a decay for every entry, as in Mamba, that doesn't work.
+# - The fast algorithm: attention inside each chunk, then write, carry, read. At a fixed chunk size
+#   the work is linear in the length, and every chunk size gives the same function.
+# - Test with several chunks, small step sizes, and $1 < g < h$. A causality test doesn't even need
+#   the right answer.
 #
 # ## Exercises
 #
-# **1 · easy.** With pencil and paper. Four tokens have $\alpha = (0.3, 0.5, 0.2, 0.5)$. What is
-# $L_{30}$, what is $L_{11}$, and what is the rank of the block with rows 2 to 3 and columns 0 to 1?
+# **1 · easy.** Pencil and paper only. Four tokens have decays $\alpha = (0.3, 0.5, 0.2, 0.5)$. Find
+# $L_{30}$, $L_{11}$, and the rank of the block with rows 2 to 3 and columns 0 to 1.
 
 
 # %% tags=["exercise"]
@@ -859,10 +827,9 @@ assert all(abs(mine - right) < 1e-9 for mine, right in zip(by_pencil(), wanted, 
 print("all three are right")
 
 # %% [markdown]
-# **2 · easy.** Measure your own machine. Write a function that calls another one five times and
-# returns the median of the times in seconds. (Hint: `time.perf_counter`.) Then compare the three
-# forms on `inputs(b=1, l=512, h=4, p=64, n=64)` in float32. Is the form with the fewest FLOPs the
-# fastest?
+# **2 · easy.** Time it on your own machine. Write a function that calls another function five times
+# and returns the median time in seconds. (Hint: `time.perf_counter`.) Then time the three forms on
+# `inputs(b=1, l=512, h=4, p=64, n=64)` in float32. Does the form with the fewest FLOPs win?
 
 
 # %% tags=["exercise"]
@@ -886,12 +853,12 @@ assert next(pauses, None) is None, "five calls"
 print("the median of five calls")
 
 # %% [markdown]
-# **3 · medium.** Write the test. `f(x, z, A, B, C)` claims to be SSD in float64. Here $z$ (b, l, h)
-# is the raw output of a linear layer, and the step sizes are $\mathrm{softplus}(z)$. Is it right?
-# It takes any length, and may work in chunks of any size up to 64. Three things may be wrong: the
-# sum of section 9, tiled groups, a softplus that is missing, as in Ch Listing 2, so that $\Delta$
-# may be negative. (Hint: `inputs` makes random tensors and `ssd.ssd_recurrent` is right. With which
-# $l$, $g$ and $z$ does each mistake show?)
+# **3 · medium.** Someone hands you a function `f(x, z, A, B, C)` and claims that it's SSD in
+# float64. Here $z$ (b, l, h) is the raw output of a linear layer, and the step sizes should be
+# $\mathrm{softplus}(z)$. Write the test that decides. The function takes any length, and may work
+# in chunks of any size up to 64. It can be wrong in three ways: the sum of section 9, tiled groups,
+# or a missing softplus, as in Ch Listing 2, so that $\Delta$ can be negative. (Hint: `inputs` makes
+# random tensors, and `ssd.ssd_recurrent` is right. Which $l$, $g$ and $z$ bring out each mistake?)
 
 
 # %% tags=["exercise"]
@@ -934,12 +901,11 @@ for l_c in (1, 16, 64):
 print("three right forms passed, nine wrong ones refused")
 
 # %% [markdown]
-# **4 · hard.** Cut the sequence in two. The first half knows nothing of the second; the second is
-# its own SSD plus what it reads from the state of the first. Write SSD as a function that calls
-# itself on the halves (a single token is the base case) and never forms an $l \times l$ matrix, for
-# one head. Return `y` and the final state. (Hint: the state of the first half reaches token $t$ of
-# the second faded by the decays since the cut, and the end of the second half faded by all of
-# them.)
+# **4 · hard.** Cut the sequence in half. The first half doesn't depend on the second. The second
+# half is its own SSD, plus what it reads from the state the first half left behind. Write SSD
+# for one head as a function that calls itself on the two halves and never forms an $l \times l$
+# matrix. A single token is the base case. Return `y` and the final state. (Hint: by the time the
+# first half's state reaches token $t$, it has faded by every decay between the cut and $t$.)
 
 
 # %% tags=["exercise"]
@@ -980,11 +946,12 @@ for l, got, y, state, final in results:
 assert [lengths.count(l) for l in (64, 32, 16)] == [1, 2, 4], "it does not call itself on halves"
 
 # %% [markdown]
-# **5 · hard.** Now from the bottom up: begin with $l$ stretches of one token each, and join
-# neighbours in rounds, all joins of a round independent of each other, until one stretch is left.
-# What must a stretch hand over, so that two can be joined without their tokens? Return the final
-# state and the number of rounds, which should be as small as it can be. (Hint: what happens to the
-# state of the first stretch while the second is read? A stretch without a neighbour waits.)
+# **5 · hard.** Now work from the bottom up. Start with $l$ stretches of one token each, and merge
+# neighbours in rounds until a single stretch is left. All merges of a round should be independent
+# of each other. What does each stretch need to remember, so that you can merge two without going
+# back to their tokens? Return the final state and the number of rounds, and use as few rounds as
+# you can. (Hint: what happens to the first stretch's state during the second? A stretch without a
+# neighbour sits the round out.)
 
 
 # %% tags=["exercise"]

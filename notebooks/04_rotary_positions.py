@@ -1,14 +1,14 @@
 # %% [markdown]
 # # 04 · Rotary positions
 #
-# **How does a layer know how far apart two tokens are? Turn each vector by an angle that grows with
-# its position, and the inner product of two vectors depends on positions only through their
-# distance. The same trick serves attention and SSD.** You will be able to
+# **How does a layer know how far apart two tokens are? Rotate each vector by an angle that grows
+# with its position, and positions enter the inner product of two vectors only through their
+# distance. The same trick works for attention and for SSD.** You will be able to
 #
-# - prove this in one line, and check it at position 100,000;
-# - say which coordinates turn together, and why that convention can ruin trained weights;
-# - decode with rotations, and say what goes wrong when positions restart;
-# - read rotary SSD as a state that turns, and name the case where the theorem fails.
+# - prove it in one line, and check it at position 100,000;
+# - say which coordinates rotate together, and why the wrong choice can ruin trained weights;
+# - decode with rotations, and explain what goes wrong when positions restart;
+# - see rotary SSD as a state that rotates, and name the case where the theorem fails.
 #
 # You need chapter 03, sine and cosine, and complex numbers.
 #
@@ -83,16 +83,16 @@ plotting.save(
 )
 
 # %% [markdown]
-# Every token carries a row of clocks. The first hand runs fast, the last one hardly moves. Between
-# token 7 and token 12 each hand turns by five times its speed (the arcs), and between tokens 1,007
-# and 1,012 it turns just as far. That's the whole idea. The rest of this chapter makes it precise,
-# and looks for the place where it breaks.
+# Every token carries a row of clocks. The first hand is fast; the last one barely moves. Between
+# token 7 and token 12, each hand turns by five times its speed (the arcs). Between tokens 1,007 and
+# 1,012, it turns just as far. That's the whole idea. In the rest of the chapter we'll make it
+# precise, and look for the place where it breaks.
 #
 # ## 1 · What we want
 #
 # *The dog bit the man* and *the man bit the dog* contain the same words. A query compares itself
-# with every key by an inner product, and an inner product is blind to where its vectors stand.
-# Shuffle the keys and their values, and a query reads exactly the same:
+# with every key by an inner product, and an inner product knows nothing about where its vectors
+# came from. Shuffle the keys along with their values, and the query reads exactly the same thing:
 
 
 # %%
@@ -107,25 +107,26 @@ shuffled = attend(query, keys[order], values[order])
 check("keys in another order: the same output", shuffled, attend(query, keys, values))
 
 # %% [markdown]
-# In language, the distance often matters more than the position: an adjective belongs to the next
-# noun on page 700 just as on page 1. So we want to write position $t$ into a query and,
-# independently, position $s$ into a key, such that their inner product depends on the contents and
-# the distance $t - s$ alone, with its sign:
+# In language, distance often matters more than position. An adjective goes with the next noun,
+# whether it's on page 1 or on page 700. So we'd like to write position $t$ into a query and,
+# independently, position $s$ into a key, so that their inner product depends only on the contents
+# and on the signed distance $t - s$:
 #
 # $$\langle E_t(q),\; E_s(k) \rangle = G(q, k, t - s). \tag{4.1}$$
 #
-# *Independently* keeps it cheap, because nothing of size $l \times l$ is added. *The distance
-# alone* makes it useful: what is learned at one place holds everywhere.
+# *Independently* keeps it cheap, because nothing of size $l \times l$ gets added. *Only on the
+# distance* makes it useful: what the model learns in one place works everywhere.
 #
 # ## 2 · A rotation in the plane
 #
-# Start with vectors of two numbers, and rotate them by an angle $\varphi$:
+# Let's start with vectors of two numbers, and rotate them by an angle $\varphi$:
 #
 # $$R(\varphi) = \begin{bmatrix} \cos\varphi & -\sin\varphi \\ \sin\varphi & \cos\varphi
 # \end{bmatrix} \tag{4.2}$$
 #
-# Rotating twice adds the angles, and the transpose rotates back. With these two properties the
-# theorem takes one line. Let position $t$ rotate by $t\theta$, and write $R_t$ for $R(t\theta)$:
+# Rotate twice and the angles add up. Transpose the matrix and it rotates back. These two facts are
+# all we need to prove the theorem in one line. Let position $t$ rotate by $t\theta$, and write
+# $R_t$ for $R(t\theta)$:
 #
 # $$\langle R_t\,q,\; R_s\,k \rangle = q^\top R_t^\top R_s\, k = q^\top R_{s-t}\, k. \tag{4.3}$$
 
@@ -152,7 +153,8 @@ for t, s in ((4, 1), (9, 6), (15, 12)):
 print(f"the inner product at distance 3: {q @ R(-3 * theta) @ k:.4f}, at distance 0: {q @ k:.4f}")
 
 # %% [markdown]
-# It's like a pair of compasses. Turn both arms by the same angle, and they stay open as they were:
+# Think of a pair of compasses. Turn both arms by the same angle, and the angle between them doesn't
+# change:
 
 
 # %% tags=["figure"]
@@ -186,35 +188,35 @@ plotting.save(
 )
 
 # %% [markdown]
-# The appendices of OTCE and WM prove this in about thirteen lines and end with $R_{t-s}$ where
-# (4.3) has $R_{s-t}$. Who is right? Try $q = (1, 0)$ and $k = (0, 1)$, and let $(t - s)\theta$ be a
-# quarter turn: the truth is 1, the printed formula gives −1. Lab
-# [04a](labs/04a_refereeing_a_proof.ipynb), where equations 4.4 to 4.6 are, finds the line where the
-# sign goes wrong. (A test with $q = k$ would not have caught it.)
+# The appendices of OTCE and WM prove this in about thirteen lines, and arrive at $R_{t-s}$ where
+# (4.3) has $R_{s-t}$. Who's right? Try $q = (1, 0)$ and $k = (0, 1)$ with $(t - s)\theta$ a quarter
+# turn. The inner product is 1, and the printed formula says −1. (A test with $q = k$ would have
+# missed it.) Lab [04a](labs/04a_refereeing_a_proof.ipynb), home of equations 4.4 to 4.6, tracks
+# down the line where the sign goes wrong.
 #
 # ## 3 · Many wheels
 #
 # A single pair isn't enough. With $\theta = 1$, the pair has made almost exactly seven turns after
-# 44 tokens, and can't tell this distance from 0. So we cut a vector of width $d$ into $d/2$ pairs,
-# and give each its own speed:
+# 44 tokens, so it can't tell a distance of 44 from 0. The fix is to cut a vector of width $d$ into
+# $d/2$ pairs and give each its own speed:
 #
 # $$\theta_i = \text{base}^{-2i/d}, \qquad i = 0, 1, \dots, d/2 - 1. \tag{4.7}$$
 #
 # The inner product is a sum over the pairs, so (4.3) holds for the whole vector. The first pair
-# tells neighbours apart, the last one tells near from far:
+# tells neighbours apart; the last one tells near from far:
 
 # %%
 by_formula = torch.tensor([10_000.0 ** (-2 * i / 8) for i in range(4)])
 check("equation 4.7 = rope_frequencies", rope_frequencies(8), by_formula)
 for dim, base in ((64, 10_000.0), (64, 500_000.0), (8, 10_000.0), (8, 100.0)):
     rounds = 2 * math.pi / rope_frequencies(dim, base)  # in tokens
-    print(f"d {dim:2}, base {base:7,.0f}: a round takes {rounds[0]:.1f} tokens for the first pair,"
-          f" {rounds[-1]:9,.0f} for the last")  # fmt: skip
+    print(f"d {dim:2}, base {base:7,.0f}: the first pair makes a full turn in"
+          f" {rounds[0]:.1f} tokens, the last in {rounds[-1]:9,.0f}")  # fmt: skip
 
 # %% [markdown]
 # In code, a rotation is "cosine times the vector, plus sine times the vector a quarter turn ahead".
-# The quarter turn takes $(x_1, x_2)$ to $(-x_2, x_1)$. If the first members of all pairs fill the
-# first half of the vector, it's one line:
+# The quarter turn takes $(x_1, x_2)$ to $(-x_2, x_1)$. Put the first members of all pairs into the
+# first half of the vector, and that's a single line:
 
 
 # %%
@@ -229,7 +231,7 @@ def turn_halves(x, angles):
 # %%
 dim = 8
 x = random(2, 6, 3, dim, seed=2)  # (b, l, h, d)
-positions = torch.tensor([[0, 1, 2, 3, 4, 5], [0, 0, 7, 8, 1000, 99_999]])
+positions = torch.tensor([[0, 1, 2, 3, 4, 5], [0, 0, 7, 8, 1000, 99_999]])  # gaps are fine
 angles = positions[:, :, None, None] * rope_frequencies(dim)  # (b, l, 1, d/2)
 
 cosine, sine = rope_cos_sin(positions, dim, dtype=torch.float64)
@@ -239,7 +241,7 @@ _ = must_differ("turned the other way", turn_halves(x, -angles), turned)
 check("position 0 changes nothing", turned[:, 0], x[:, 0])
 check("no vector changes its length", turned.norm(dim=-1), x.norm(dim=-1))
 
-# %%
+# %% tags=["guard"]
 matrices = torch.stack([rotation_matrix(int(t), dim) for t in positions.flatten()])
 by_matrix = einsum("tij,thj->thi", matrices, x.flatten(0, 1))  # t runs over both rows
 check("apply_rope = rotation matrices", turned.flatten(0, 1), by_matrix, tol=1e-12)
@@ -251,15 +253,15 @@ check("apply_rope = complex exponentials", turned, by_complex, tol=1e-12)
 # %% [markdown]
 # ### Which coordinates are a pair?
 #
-# That's a convention, and there are two. The papers' formulas and Meta's own Llama code pair
-# neighbours: 0 with 1, 2 with 3 (*interleaved*). The papers' listings and the library
-# `transformers` pair $i$ with $i + d/2$ (*half*), as we did. With $P$ the permutation that sorts
-# even coordinates before odd ones,
+# There are two conventions. The papers' formulas and Meta's own Llama code pair neighbours: 0 with
+# 1, 2 with 3 (*interleaved*). The papers' listings and the library `transformers` pair $i$ with
+# $i + d/2$ (*half*), as we just did. If $P$ is the permutation that sorts even coordinates before
+# odd ones, then
 #
 # $$R^{\text{half}} = P\,R^{\text{interleaved}}\,P^\top. \tag{4.8}$$
 #
-# Run weights trained with one convention under the other, and the scores change without any error
-# message. The script that converts Llama's weights for `transformers` applies exactly this
+# If you run weights trained with one convention under the other, the scores change and nothing
+# warns you. The script that converts Llama's weights for `transformers` applies exactly this
 # permutation.
 
 # %%
@@ -280,10 +282,10 @@ _ = must_differ("interleaved, not permuted, halves turned", unchanged, trained)
 # %% [markdown]
 # ## 4 · Attention: scores that know the distance
 #
-# Our sequences are short, so from here on the examples use base 100 unless we say otherwise. (The
-# usual base is 10,000.) Give every token the *same* query and key. Without rotation all scores are
-# equal. With it, they depend on $t - s$ only, so the matrix is constant along its diagonals (a
-# *Toeplitz* matrix):
+# Our sequences are short, so from here on we'll use base 100 unless we say otherwise. (The usual
+# base is 10,000.) Give every token the *same* query and key. Without rotations, all scores are
+# equal. With them, a score depends on $t - s$ alone, so the matrix is constant along its diagonals
+# (a *Toeplitz* matrix):
 
 
 # %%
@@ -310,8 +312,8 @@ print(f"turned: one number along each of the {len(diagonals)} diagonals,"
       f" from {toeplitz.min():.3f} to {toeplitz.max():.3f}")  # fmt: skip
 
 # %% [markdown]
-# With different contents the stripes are gone. But shifting every position by the same amount still
-# changes nothing:
+# With different contents, the stripes disappear. But shift all positions by the same amount, and
+# still nothing changes:
 
 # %%
 mixed = scores(q, k, positions)
@@ -338,20 +340,17 @@ plotting.save(
 )
 
 # %% [markdown]
-# (If you test this in your own code, choose angles that don't divide a full turn. At $\theta =
-# \pi/4$, a shift by 8 proves nothing.)
-#
 # ## 5 · The same for C and B inside SSD
 #
 # In chapter 03 the output of SSD was $y_t = \sum_{s \le t} L_{ts}\,(C_t \cdot B_s)\,\Delta_s x_s$.
-# Look where the inner product stands. The decay $L_{ts}$ is *one number*, so it stays outside.
-# Rotate $C_t$ by $R_t$ and $B_s$ by $R_s$:
+# Look at where the inner product is. The decay $L_{ts}$ is *a single number*, so it doesn't get in
+# the way. Rotate $C_t$ by $R_t$ and $B_s$ by $R_s$:
 #
 # $$y_t = \sum_{s \le t} L_{ts}\,\langle R_t C_t,\; R_s B_s\rangle\,\Delta_s x_s
 #       = \sum_{s \le t} L_{ts}\,\big(C_t^\top R_{s-t}\,B_s\big)\,\Delta_s x_s. \tag{4.9}$$
 #
-# Positions enter through their difference only. And since C and B are rotated *before* SSD sees
-# them, all of its forms work unchanged:
+# Only the difference of the positions is left. And since C and B are rotated *before* SSD sees
+# them, all forms of SSD work unchanged:
 
 
 # %% tags=["setup"]
@@ -403,7 +402,7 @@ forms = rotary(ssd.ssd_chunked), rotary(ssd.ssd_recurrent)
 check_gradients("chunked = recurrence, with rotations", *forms, inputs())
 
 # %% [markdown]
-# Now put the theorem to work. Move the whole text by 1, by 1,000, by 100,000 positions:
+# Now for the theorem. We move the whole text by 1, by 1,000, and by 100,000 positions:
 
 # %%
 for offset in (1, 1_000, 100_000):
@@ -417,13 +416,15 @@ gap = ssd.ssd_recurrent(x, dt, A, turn_at(B, with_gap), turn_at(C, with_gap))
 _ = must_differ("a gap of three positions in the middle", gap, y)
 
 # %% [markdown]
-# Lab [04b](labs/04b_longer_than_trained.ipynb) asks how far one can count in float32 or bfloat16.
+# Lab [04b](labs/04b_longer_than_trained.ipynb) finds out how far you can count in float32 or
+# bfloat16.
 #
 # ## 6 · The cache knows absolute positions
 #
-# The *output* depends on distances. The stored *state* depends on absolute positions. It holds
-# $\sum_s L_{ts}\,\Delta_s x_s\,(R_s B_s)^\top$, writes that were rotated by their absolute
-# positions. So when you continue a text, keep counting. What happens if you don't?
+# The *output* depends on distances. The stored *state* depends on absolute positions: it holds
+# $\sum_s L_{ts}\,\Delta_s x_s\,(R_s B_s)^\top$, writes that were rotated by their own positions. So
+# when you continue a text, keep counting. What if you don't? We'll try it with the package's layer,
+# `SSD`: linear projections around (3.4), with a cache for decoding, and the usual base of 10,000.
 
 # %%
 _ = torch.manual_seed(0)
@@ -445,22 +446,29 @@ print(f"restarted at 0: relative error {error[0]:.2f} for the first token, {erro
       " twentieth")  # fmt: skip
 
 # %% [markdown]
-# Distances within the new part are still right. What the first tokens wrote is now read at the
-# wrong distance. The fast pairs go badly wrong, the slow pairs hardly notice, and the error fades
-# as those writes do.
-#
+# Distances within the new part are still right. But the first 40 tokens are read as if they were 40
+# tokens closer, so pair $i$ is off by $40\,\theta_i$, less any full turns. For the four slowest
+# pairs that's at most 0.4 radians. Three of the fast ones are off by more than 1. (The second got
+# lucky: 40 tokens are two full turns and 0.08 radians.) The error fades as the old writes do.
+
+# %% tags=["guard"]
+off = 40 * rope_frequencies(16)
+off = (off + math.pi) % (2 * math.pi) - math.pi  # less full turns
+assert off[[0, 2, 3]].abs().min() > 1 and 0.08 < off[1] < 0.09 and 0 < off[4:].max() < 0.401
+
+# %% [markdown]
 # ## 7 · The state that turns
 #
-# There is a second way to see rotary SSD, without any absolute position. Look at the state through
-# the reader's eyes: $\tilde h_t = h_t R_t$. Then $y_t = h_t R_t C_t = \tilde h_t C_t$, and with the
-# decay $\alpha_t = e^{\Delta_t A}$
+# You can also look at rotary SSD without any absolute positions, by taking the reader's point of
+# view: $\tilde h_t = h_t R_t$. Then $y_t = h_t R_t C_t = \tilde h_t C_t$, and with the decay
+# $\alpha_t = e^{\Delta_t A}$
 #
 # $$\tilde h_t = \big(\alpha_t\, h_{t-1} + \Delta_t x_t B_t^\top R_t^\top\big) R_t
 #   = \alpha_t\,\tilde h_{t-1}\,R_1 + \Delta_t\, x_t B_t^\top, \qquad y_t = \tilde h_t\, C_t.
 #   \tag{4.10}$$
 #
-# (Use $h_{t-1} R_t = h_{t-1} R_{t-1} R_1$.) Now C and B aren't rotated at all. The *state* turns by
-# one step with every token, while it decays. The older a write is, the further it has turned.
+# (Use $h_{t-1} R_t = h_{t-1} R_{t-1} R_1$.) Now C and B aren't rotated at all. The *state* turns
+# one step with every token while it decays. The older a write, the further it has turned.
 
 
 # %%
@@ -488,10 +496,11 @@ _ = must_differ("state turned the other way", other_way, reference)
 _ = must_differ("state that does not turn", still, reference)
 
 # %% [markdown]
-# Read each pair of the state as one complex number, and turning becomes multiplication by
+# Read each pair of the state as one complex number, and a turn is multiplication by
 # $e^{-\mathtt{i}\theta_i}$. So rotary SSD is a state space model with the complex decay
-# $\alpha_t\,e^{-\mathtt{i}\theta_i}$. Mamba's real decays gave up the tones of chapter 01.
-# Rotations bring them back. Here is what happens to one write, with a decay of 0.96 per token:
+# $\alpha_t\,e^{-\mathtt{i}\theta_i}$. In chapter 01, a state with complex eigenvalues could hold a
+# fading tone. Mamba's real decays gave that up, and rotations bring it back. Follow a single write,
+# with a decay of 0.96 per token:
 
 # %%
 paths = {}
@@ -531,16 +540,16 @@ plotting.save(
 # %% [markdown]
 # ## 8 · Where the theorem fails
 #
-# In (4.9) the decay could be pulled out because it is one number per head. OTCE's Algorithm 4
-# rotates B and C of Mamba's scan, which has a rate for *each* entry of the state. Now there is a
-# diagonal matrix between the two rotations:
+# In (4.9) we could pull out the decay because there's just one per head. OTCE's Algorithm 4 rotates
+# B and C in Mamba's scan, where *each* entry of the state has its own rate: $h_{t,i} = e^{\Delta_t
+# A_i} h_{t-1,i} + \Delta_t B_{t,i} x_t$. That puts a diagonal matrix between the two rotations:
 #
 # $$C_t^\top R_t^\top\, \Lambda\, R_s\, B_s, \qquad
 #   \Lambda = \mathrm{diag}(e^{A_1\tau}, \dots, e^{A_n\tau}), \tag{4.11}$$
 #
-# where $\tau$ is the time from $s$ to $t$. With $t = s + \delta$ this is
-# $C_t^\top R_\delta^\top\,(R_s^\top \Lambda R_s)\,B_s$, because $R_{s+\delta} = R_s R_\delta$. The
-# bracket is free of $s$ only if $\Lambda$ commutes with rotations. For one pair,
+# where $\tau = \Delta_{s+1} + \dots + \Delta_t$. With $t = s + \delta$ this is $C_t^\top
+# R_\delta^\top\,(R_s^\top \Lambda R_s)\,B_s$, because $R_{s+\delta} = R_s R_\delta$. The bracket
+# is free of $s$ only if $\Lambda$ commutes with rotations. Does it? Let's see for one pair:
 
 # %%
 Lambda_1, Lambda_2, phi = sp.symbols("Lambda1 Lambda2 phi", real=True)
@@ -552,13 +561,13 @@ assert (commutator - expected).applyfunc(sp.simplify).is_zero_matrix
 print("Λ R - R Λ =", commutator.tolist())
 
 # %% [markdown]
-# The result is zero for every angle only if the two rates are equal. So the theorem needs rates
-# that are *equal within each pair that turns together*. Let's move a text and see:
+# That's zero at every angle only if the two rates are equal. So the theorem needs rates that are
+# *equal within each pair that turns together*. Let's move a text and see:
 
 
 # %%
 def rotary_scan(offset, x, dt, A, B, C):
-    """S6 on one channel, positions from offset on: x, dt (1, l, 1), A (n,), B, C (1, l, n)."""
+    """Mamba's scan, one channel, positions from offset: x, dt (1, l, 1), A (n,), B, C (1, l, n)."""
     positions = offset + torch.arange(x.shape[1])
     B = turn_at(B[:, :, None], positions)[:, :, 0]  # as one group, and back
     C = turn_at(C[:, :, None], positions)[:, :, 0]
@@ -585,19 +594,19 @@ _ = must_differ("A tied for the other pairing, moved by 7", moved, y, at_least=0
 print(f"norm of the change / norm of the output {(moved - y).norm() / y.norm():.2f}")
 
 # %% [markdown]
-# With a rate per entry, moving this text by a single position changes the output by 41 %. SSD has
-# one rate per head, so in this architecture the theorem holds.
+# With a rate per entry, moving this text by a single position changes the output by 41 %. Our SSD
+# has one rate per head, so the theorem holds.
 #
 # ## 9 · Three sources of position
 #
-# But wait. A recurrence isn't blind to order, even without rotations. Old tokens have faded more
-# than new ones. And Mamba-2 has a short convolution that mixes the last four tokens. Do we need
-# rotations at all? The layer `SSD` has all three sources behind one option: `"decay"`, `"conv"`
-# (with decay) and `"rope"` (with decay).
+# But wait. A recurrence can tell order even without rotations, because old tokens have faded more
+# than new ones. And Mamba-2 has a short convolution, which mixes the last four tokens. Do we need
+# rotations at all? The layer `SSD` has all three sources behind one option: `"decay"`,
+# `"conv"` (with decay) and `"rope"` (with decay).
 #
-# Here is a task where only the distance matters: name the token that stood $\delta$ tokens ago,
-# among random tokens. The model is an embedding, one SSD layer and a linear map, and we train one
-# for each $\delta$. Which source reaches furthest? Which one is best at distance 4?
+# Here's a task where nothing matters but the distance: in a row of random tokens, name the token
+# $\delta$ places back. The model is an embedding, one SSD layer and a linear map, and we train a
+# fresh one for each $\delta$. Which source reaches furthest? And which is best at distance 4?
 
 
 # %%
@@ -621,7 +630,7 @@ def look_back_batch(model, lag, texts, generator, length=64):
 
 # %%
 def train_to_look_back(position, lag, steps, seed=0):
-    """Train to name the token `lag` tokens ago: share named right in new texts, and the model."""
+    """Train to name the token `lag` places back: share named right in new texts, and the model."""
     torch.manual_seed(seed)
     generator = torch.Generator().manual_seed(seed)
     model = look_back_model(position)
@@ -647,9 +656,9 @@ assert right["rope"] > 0.5 and right["conv"] < 1 / 3 and right["decay"] < 1 / 3
 print("8 tokens back after 200 steps: rope names more than half, conv and decay under a third")
 
 # %% [markdown]
-# The record has other distances too: three seeds each, 300 steps, base 100 (`python book/records.py
-# 04_three_sources`). Here are the medians. Below them is a reader without any position, which names
-# the most frequent token so far:
+# We saved runs for other distances as well: three seeds each, 300 steps, base 100 (`python
+# book/records.py 04_three_sources`). The table shows the medians. Its last row is a reader with no
+# idea of position, which just names the most frequent token so far:
 
 # %%
 record = json.loads(Path("../figures/records/04_three_sources.json").read_text())
@@ -688,19 +697,20 @@ plotting.save(
 )
 
 # %% [markdown]
-# Decay names only the token just before. Further back, its accuracy falls towards that of naming
-# the most frequent token so far (0.17 at distance 2, 0.14 at 24), and this takes no position. The
-# convolution is *ahead* of rotations from 2 to 6, and falls off a cliff at 8: as we read it, it
-# sees four tokens, and via the state four more. Rotations reach furthest. We haven't measured how
-# much of this depends on the base of 100, and on 300 steps.
+# Decay alone recovers only the previous token. Further back, its accuracy drops towards the last
+# row (0.17 at distance 2, 0.14 at 24), which needs no positions. The convolution is *ahead* of
+# rotations from 2 to 6, and falls off a cliff at 8. Our reading: each write mixes four tokens, and
+# the reader can still single out the write four tokens back, which makes 4 + 3 = 7. Rotations reach
+# furthest. We haven't measured how much of this is due to base 100 and 300 steps.
 #
-# The papers compare language models on texts of 8,192 tokens, by perplexity:
+# The papers compare perplexities of language models on texts of 8,192 tokens:
 #
 # > "[…] the perplexity performance of all combined modules shows that $RoPE$ is better than
 # > $Conv1d + D$ and $a_t$." — WM Table 1
 #
-# ($a_t$ is the decay alone.) Ch Table 2 has two of the comparisons, and each of its numbers is
-# exactly 6.00 lower. We can't tell which set is right; the order of the three is the same.
+# ($Conv1d + D$ is the convolution, $a_t$ the decay alone.) Ch Table 2 has two of these comparisons,
+# and each number is exactly 6.00 lower. We can't tell which set is right, but the order is the
+# same.
 
 # %% tags=["guard"]
 sources = ("Conv1d + D", "a_t", "RoPE")
@@ -718,22 +728,23 @@ for name, row in wm.items():
 # %% [markdown]
 # ## Summary
 #
-# - $\langle R_t q, R_s k\rangle = q^\top R_{s-t}\,k$. Two properties of rotations, one line.
-# - A wide vector is many pairs that turn at different speeds. Which coordinates form a pair is a
-#   convention that trained weights depend on.
-# - SSD inherits the theorem because its decay is one number per head. With a rate per entry, as in
-#   Mamba, the theorem fails.
+# - $\langle R_t q, R_s k\rangle = q^\top R_{s-t}\,k$. The proof takes two properties of rotations
+#   and one line.
+# - A wide vector is many pairs, each with its own speed. Which coordinates form a pair is a
+#   convention, and trained weights depend on it.
+# - SSD inherits the theorem because its decay is one number per head. With a rate for every entry,
+#   as in Mamba, the theorem fails.
 # - The output knows distances. The cache knows absolute positions, so keep counting.
-# - Rotating C and B is the same as turning the state: a state space model with complex decays.
-# - In our small task, decay finds the token just before, a convolution of four tokens leads up to
-#   6, and rotations reach furthest.
+# - You can rotate C and B, or let the state turn: it's a state space model with complex decays.
+# - In our small task, decay finds the previous token, a convolution of four tokens leads up to
+#   distance 6, and rotations reach furthest.
 #
 # ## Exercises
 #
-# **1 · easy.** With pencil and paper. Vectors have width 4 and base 16. Through what angle does the
-# second pair turn per token? After how many tokens has it made half a turn? And which of the two
-# tests below would notice a rotation in the wrong direction, with $(t - s)\theta$ a quarter turn:
-# (a) one with $q = k$, or (b) one with $q = (1, 0)$, $k = (0, 1)$?
+# **1 · easy.** Pencil and paper only. For vectors of width 4 and base 16, through what angle does
+# the second pair turn per token? How many tokens does half a turn take? And if someone had the
+# rotation backwards, which of two tests would notice, with $(t - s)\theta$ a quarter turn: (a) one
+# with $q = k$, or (b) one with $q = (1, 0)$, $k = (0, 1)$?
 
 
 # %% tags=["exercise"]
@@ -755,9 +766,9 @@ assert [test] == noticed
 print("all three are right")
 
 # %% [markdown]
-# **2 · easy.** GPT-NeoX turns only the first `r` coordinates of a vector and leaves the rest alone.
-# Write it with `apply_rope`; treat them as a vector of width `r`. Does the theorem still hold, and
-# why?
+# **2 · easy.** GPT-NeoX rotates only the first `r` coordinates of a vector and leaves the rest
+# alone. Write it with `apply_rope`, treating the first `r` coordinates as a vector of width `r`.
+# Does the theorem still hold? Why?
 
 
 # %% tags=["exercise"]
@@ -783,11 +794,12 @@ check("inner products at these positions and 500 later", products[1], products[0
 print("The theorem holds: a coordinate that is left alone turns by 0 per token.")
 
 # %% [markdown]
-# **3 · medium.** A conversation is cut at the front, and the cached keys of the tokens that stay
-# must move from their old positions to new ones, `offset` positions earlier. The unturned keys are
-# gone. Move the turned keys. (Hint: $R_{s - \text{offset}} = R_{-\text{offset}}\,R_s$, and
-# `rotation_matrix` takes negative positions; keys are rows. This fixes positions only: in a deep
-# model, keys above the first layer still carry what their tokens read from the part that was cut.)
+# **3 · medium.** A chat gets too long, so you drop its beginning. The cached keys of the tokens
+# that stay have to move to new positions, `offset` earlier than before. But you've only kept the
+# rotated keys, not the originals. Move the rotated keys. (Hint: $R_{s - \text{offset}} =
+# R_{-\text{offset}}\, R_s$, `rotation_matrix` takes negative positions, and keys are rows. This
+# repairs positions only. In a deep model, keys above the first layer still carry what their tokens
+# read from the part you dropped.)
 
 
 # %% tags=["exercise"]
@@ -808,9 +820,9 @@ for offset, base in ((100, 10_000.0), (37, 100.0)):
     _ = must_differ("not moved", old, new)
 
 # %% [markdown]
-# **4 · medium.** Measure your own machine. Write a function that returns how many times longer
-# `with_rope()` takes than `without()`, from the medians of five calls each, made in turns. Then use
-# it on SSD with and without rotated C and B, on 4,096 tokens. Do positions cost anything?
+# **4 · medium.** What do positions cost on your machine? Write a function that says how many times
+# as long `with_rope()` takes as `without()`. Call each five times, alternating, and compare the
+# medians. Then try it on SSD with and without rotated C and B, on 4,096 tokens.
 
 
 # %% tags=["exercise"]
@@ -840,14 +852,14 @@ assert 1.5 < found < 6 and calls in (["a", "b"] * 5, ["b", "a"] * 5), "five call
 print("medians of five calls, in turns")
 
 # %% [markdown]
-# **5 · hard.** A reader wants to see the token 8 tokens back and no other. Find
-# a query $q$ such that $\langle R_t q, R_s k\rangle$, with $k = (1, \dots, 1)$, is close to 1 at
-# distance 8 and to 0 at all other distances from 0 to 63, as nearly as possible. At distance
-# $\delta$ the inner product is $q \cdot R_{-\delta} k$, so the vectors $R_{-\delta} k$ are the rows
-# of a system of 64 linear equations. Some of them nearly depend on others, and the plain least
-# squares solution has entries above 10,000. Take the truncated one, `torch.linalg.pinv(rows,
-# rtol=1e-3)`, which leaves out the directions whose singular value is below a thousandth of the
-# largest. What does the reader see with 8 pairs, what with 32?
+# **5 · hard.** A reader wants to see the token 8 places back and no other. Look for a query $q$
+# such that $\langle R_t q, R_s k\rangle$, with $k = (1, \dots, 1)$, is as close as possible to 1 at
+# distance 8 and to 0 at all other distances from 0 to 63. At distance $\delta$ the inner product
+# is $q \cdot R_{-\delta} k$, so you have 64 linear equations, and the vectors $R_{-\delta} k$ are
+# their rows. Some rows nearly depend on others, and plain least squares answers with entries above
+# 10,000. Use the truncated solution, `torch.linalg.pinv(rows, rtol=1e-3)`, which drops the
+# directions whose singular value is below a thousandth of the largest. What does the reader see
+# with 8 pairs? And with 32?
 
 
 # %% tags=["exercise"]
@@ -881,7 +893,7 @@ for pairs, bump in bumps.items():
     print(f"{pairs:2} pairs, distances 6 to 11:", [round(x, 3) for x in bump[6:12].tolist()])
 
 # %% [markdown]
-# The reader sees a bump around distance 8, not a single token. With more pairs it is higher and
+# The reader sees a bump around distance 8, not a single token. More pairs make it higher and
 # narrower.
 #
 # ## Further reading

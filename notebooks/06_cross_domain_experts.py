@@ -1,10 +1,11 @@
 # %% [markdown]
 # # 06 · Cross-domain experts
 #
-# **A layer can hold a million neurons and use 64 of them per token, if it finds the right 64
-# cheaply. This chapter writes that search, exactly, in six lines.** By the end you will be able to
+# **A layer can hold a million neurons and use only 64 of them per token, if it can find the right
+# 64 cheaply. In this chapter you'll write that search in six lines, and it's exact.** By the end
+# you will be able to
 #
-# - route tokens to experts, and tell which routers can't learn and which ones look at later tokens;
+# - route tokens to experts, and say which routers can't learn and which ones look at later tokens;
 # - prove that two thousand inner products per head are enough to search a million experts;
 # - evaluate the neurons you found without copying their rows;
 # - compare the cost of such a layer with a dense layer's.
@@ -13,10 +14,9 @@
 #
 # Sources: *OTCE* (Shi et al.) §3.2; *Cheems* (Ch) §3.3, Listing 4; *Wonderful Matrices* (WM) §3.3,
 # Listing 8; He, *Mixture of A Million Experts* (2024); Lample et al., *Large Memory Layers with
-# Product Keys* (2019). How to read ✓ and ✗: chapter 00.
+# Product Keys* (2019). Chapter 00 explains ✓ and ✗.
 #
-# Here is the layer that this chapter builds. Two short lists of scores name the neurons that a
-# token uses.
+# Here is the layer we'll build. Two short lists of scores pick the neurons that a token uses.
 
 # %% tags=["setup"]
 import json
@@ -150,18 +150,18 @@ plotting.save(
 )
 
 # %% [markdown]
-# A part that all tokens share makes $z$. A learned map turns $z$ into a query, which is cut into
-# two halves, and each half scores a short list of keys. Every *sum* of two scores belongs to one
-# neuron, so two lists of 1,024 keys are enough for a million neurons. You don't form the million
-# sums, because the best must lie in the staircase. The winning neurons read $z$, and $z$ is added
-# to what they write.
+# A part that all tokens share computes $z$. A learned map turns $z$ into a query. We cut the query
+# into two halves, and each half scores a short list of keys. Every *sum* of two scores belongs to
+# one neuron, so two lists of 1,024 keys are enough for a million neurons. You don't have to form
+# the million sums, because the best ones must lie in the staircase. The winning neurons read $z$,
+# and $z$ is added to what they write.
 #
 # ## 1 · One expert
 #
-# What's an expert? It's a feed-forward layer, only smaller. The plain one (*multi-layer
-# perceptron*, MLP) widens a token from $d$ to $f$ numbers, applies a nonlinear function, and
-# narrows it again. Ours is $\mathrm{SiLU}(u) = u\,\sigma(u)$, where σ is the sigmoid. A *gated*
-# layer multiplies two maps entry by entry.
+# What's an expert? Just a smaller feed-forward layer. A plain one (*multi-layer perceptron*, MLP)
+# widens a token from $d$ to $f$ numbers, applies a nonlinear function, and narrows it again. Our
+# nonlinear function is $\mathrm{SiLU}(u) = u\,\sigma(u)$, where σ is the sigmoid. A *gated* layer
+# multiplies two maps entry by entry.
 #
 # OTCE's *double gated linear unit*, DGLU (eq. 13), applies a nonlinear function to both maps:
 #
@@ -195,9 +195,9 @@ with torch.no_grad():
 # %% [markdown]
 # ## 2 · Routing by hand
 #
-# Every token pays for the full width of such a layer. Can a token pay for only part of it? Take $e$
-# layers, the *experts*. A *router* scores them for every token, and a softmax turns the scores into
-# shares.
+# Every token pays for the full width of such a layer. Could a token pay for only part of it? Take
+# $e$ such layers and call them *experts*. A *router* scores them for every token, and a softmax
+# turns the scores into shares.
 #
 # Only the experts with the $k$ largest shares run, and their shares are the *gates* $g_i$ that
 # weight their outputs (OTCE eq. 15):
@@ -222,8 +222,8 @@ with torch.no_grad():
     check("mixture by hand = MoE", moe(x)[0, :3], y)
 
 # %% [markdown]
-# The package calls each expert once, on its own tokens. A folded cell checks that this equals
-# running all experts on all tokens.
+# The package calls each expert once, on its own tokens. A folded cell checks that running every
+# expert on every token gives the same result.
 
 
 # %% tags=["guard"]
@@ -247,9 +247,9 @@ _ = must_differ("all four experts kept", dense(moe, x, shares), moe(x))
 # ### Which router learns?
 #
 # OTCE uses the $k$ shares unchanged, so they sum to less than 1. Our option `renormalize` divides
-# them by their sum. That looks harmless. But the loss reaches the router through the gates alone.
+# them by their sum. That looks harmless. But the loss reaches the router only through the gates.
 #
-# Here are four routers after one backward pass: which one gets no gradient?
+# Here are four routers after one backward pass. Which one gets no gradient?
 
 # %% tags=["guard"]
 sums = moe.route(x)[0].sum(-1)
@@ -268,23 +268,24 @@ for k, renormalize in ((2, False), (2, True), (1, False), (1, True)):
     assert (largest > 1e-6) == (k > 1 or not renormalize)
 
 # %% [markdown]
-# With $k = 1$ the renormalized gate is $g_i / g_i = 1$ for any scores. That router never learns.
+# With $k = 1$ the renormalized gate is $g_i / g_i = 1$, whatever the scores. That router never
+# learns.
 #
 # ### Keeping everyone busy
 #
-# A router that prefers one expert trains it more, and may then prefer it more. That's the usual
-# worry; we don't measure it.
+# If a router prefers one expert, that expert gets more training, and the router may then prefer it
+# even more. That's the usual worry; we haven't measured it.
 #
-# An extra loss pushes back while the load is uneven. With $b$ texts of $l$ tokens, and $k$ choices
-# for each token, this *load balancing loss* is
+# An extra loss pushes back while the load is uneven. With $b$ texts of $l$ tokens and $k$ choices
+# per token, this *load balancing loss* is
 #
 # $$\text{loss} = e \sum_i f_i P_i, \qquad
 #   f_i = \frac{\text{number of choices of } i}{b\,l\,k}, \qquad
 #   P_i = \frac{\text{sum of the gates given to } i}{\text{sum of all kept gates}}. \tag{6.3}$$
 #
-# The *load* $f_i$ is a count, so the gradient flows through $P_i$ alone. The $P_i$ sum to 1, so an
-# even load makes the loss 1. If all tokens choose the same $k$ experts, the loss is $e/k$ for any
-# gates and has no gradient: it can keep a load even, but it can't undo a collapse.
+# The *load* $f_i$ is a count, so the gradient only flows through $P_i$. The $P_i$ sum to 1, so the
+# loss is 1 when the load is even. If all tokens choose the same $k$ experts, the loss is $e/k$
+# whatever the gates, so it has no gradient. It can keep a load even, but it can't undo a collapse.
 
 # %% tags=["guard"]
 gates, indices = moe.route(random(8, 64, 6, seed=4))
@@ -302,19 +303,19 @@ check("all tokens on the same two of four, any gates", same, torch.tensor(2.0))
 # %% [markdown]
 # ### Two shortcuts, and what leaks
 #
-# Others force the balance. A *capacity* gives each expert a fixed number of places. With *expert
-# choice* (Zhou et al., 2022), an expert takes the tokens that score highest for it.
+# You can also force the balance. A *capacity* gives each expert a fixed number of places. With
+# *expert choice* (Zhou et al., 2022), each expert picks the tokens that score highest for it.
 #
-# What can then change a token's output, besides the token itself?
+# But what else can change a token's output now?
 #
 # | | what else can change a token's output |
 # |---|---|
 # | top-$k$: tokens choose | nothing |
-# | capacity: first come, first served | tokens that came first, also those of other texts |
-# | expert choice: experts choose | other tokens of the text, also later ones |
+# | capacity: first come, first served | tokens that came first, even from other texts |
+# | expert choice: experts choose | other tokens of the text, even later ones |
 #
-# A folded cell changes the last token of a text. Under expert choice, earlier tokens of that text
-# change; under a capacity, tokens of another text.
+# A folded cell changes the last token of a text. With expert choice, outputs change at earlier
+# tokens of that text; with a capacity, they change in another text.
 
 
 # %% tags=["guard"]
@@ -341,17 +342,17 @@ with torch.no_grad():
         assert (change[1].max() > 1e-3) == (name == "capacity")  # the other row
 
 # %% [markdown]
-# Under expert choice a later token can displace an earlier one, so training uses information that
-# isn't there at generation time. The package uses neither.
+# With expert choice, a later token can displace an earlier one, so training uses information that
+# you don't have at generation time. The package uses neither shortcut.
 #
 # ## 3 · What experts learn twice
 #
 # > "[…] multiple routing experts will have redundant parameters that store common information when
 # > obtaining their respective parameters." — OTCE §3.2, Shared Strategy
 #
-# Can we observe this? Take a task where every token needs a common map $M$ plus one of four maps
-# chosen by its kind $i$: $y = x\,(M + M_i)$. The first four entries of a token say which kind it
-# is; the maps act on the other four.
+# Can we see this happen? Take a task where every token needs a common map $M$ plus one of four
+# maps, depending on its kind $i$: $y = x\,(M + M_i)$. The first four entries of a token say which
+# kind it is; the maps act on the other four.
 
 
 # %% tags=["setup"]
@@ -374,12 +375,13 @@ def kinds_batch(n, common, special, generator):
 
 
 # %% [markdown]
-# We fix the router by hand, one expert per kind, and train the experts with and without a *shared
-# expert*, whose output is added for every token. Then we fit a linear map to each routed expert,
-# and project the mean of the four onto the mean of the true maps.
+# We set the router by hand, one expert per kind, and train the experts with and without a *shared
+# expert*, whose output is added for every token. Then we fit a linear map to each routed expert. If
+# $\bar E$ is the mean of these four maps and $\bar M$ the mean of the true ones, we print $\langle
+# \bar E, \bar M\rangle / \langle \bar M, \bar M\rangle$.
 #
-# The result says how much of the common map the routed experts hold: 1 is all of it, 0 is none.
-# What do you expect when there is a shared expert?
+# This ratio says how much of the common map the routed experts hold: 1 is all of it, 0 is none.
+# What do you expect when there's a shared expert?
 
 
 # %% tags=["setup"]
@@ -420,14 +422,15 @@ for seed in range(3):
     assert abs(alone - 1) < 0.03 and 0.4 < beside < 0.6
 
 # %% [markdown]
-# With this router each expert alone *has to* learn $M + M_i$, so $M$ is stored four times. But even
-# with a shared expert beside them, our routed experts still learned about half of the common map.
-# Nothing in the loss says who should hold it, and here all experts learn at the same rate.
+# With this router and no shared expert, each expert *has to* learn $M + M_i$, so $M$ gets stored
+# four times. But even with a shared expert beside them, our routed experts learned about half of
+# the common map. Nothing in the loss says which of them should hold it, and here they all learn at
+# the same rate.
 #
 # ## 4 · Three ways to share
 #
-# In OTCE a *domain* is a field of knowledge, and *cross domain* is what fields have in common.
-# Where do you put the common part?
+# In OTCE a *domain* is a field of knowledge, and *cross domain* means what the fields have in
+# common. Where would you put the common part?
 
 
 # %% tags=["figure"]
@@ -473,9 +476,10 @@ plotting.save(
 )
 
 # %% [markdown]
-# Isolation is DeepSeekMoE's (cited in OTCE §2), the other two are OTCE's (eqs. 18 and 19).
+# Isolation comes from DeepSeekMoE (cited in OTCE §2), the other two from OTCE (eqs. 18 and 19).
 #
-# Every $\mathrm{FFN}$ of this section is a DGLU; orange is shared, blue is private to one expert:
+# Every $\mathrm{FFN}$ in this section is a DGLU. Orange parts are shared, and blue ones belong to a
+# single expert:
 #
 # | | expert $i$ computes | shared |
 # |---|---|---|
@@ -484,8 +488,8 @@ plotting.save(
 # | expansive | $\mathrm{FFN}_i(z \circ \sigma(z\,W_{3,i}))$ | $z = \mathrm{FFN}^{\mathrm s}(x)$ |
 #
 # In the expansive form the router sees $x$ and the experts see $z$. A matrix $W_{3,i}$ selects what
-# an expert takes from $z$. The sigmoid is ours: OTCE's eq. 19c prints none, and then the experts
-# can't tell $z$ from $-z$. Two folded cells check all of this.
+# an expert takes from $z$. The sigmoid is our addition: OTCE's eq. 19c doesn't have one, and
+# without it the experts can't tell $z$ from $-z$. Two folded cells check all of this.
 
 # %% tags=["guard"]
 _ = torch.manual_seed(1)
@@ -513,16 +517,16 @@ check("with a sigmoid: the odd part is z/2", (opened - opposite) / 2, z / 2)
 # %% [markdown]
 # ## 5 · A million experts: the router is the problem
 #
-# Make the experts smaller and more numerous, down to one neuron each. Then an expert computes very
-# little, but the router is a matrix of $d \times e$. With $h$ *heads*, routers side by side that
-# each choose $k$ experts, there are $h$ such matrices.
+# Let's make the experts smaller and more numerous, down to one neuron each. An expert then computes
+# very little, but the router is a $d \times e$ matrix. With $h$ *heads* (routers side by side that
+# each choose $k$ experts), we need $h$ of them.
 #
 # **Product keys** (Lample et al., 2019) make a million keys out of two thousand. Cut a query of
-# width $2m$ into halves $q = (q_1, q_2)$. Keep two lists of $r$ keys of width $m$: $\kappa_{1,i}$
-# for the first half and $\kappa_{2,j}$ for the second. Expert $(i, j)$ has the key
-# $(\kappa_{1,i}, \kappa_{2,j})$, which makes $e = r^2$ experts, numbered $i\,r + j$.
+# width $2m$ into two halves, $q = (q_1, q_2)$. Keep two lists of $r$ keys of width $m$:
+# $\kappa_{1,i}$ for the first half and $\kappa_{2,j}$ for the second. Expert $(i, j)$ has the key
+# $(\kappa_{1,i}, \kappa_{2,j})$. That gives us $e = r^2$ experts, which we number $i\,r + j$.
 #
-# The score of expert $(i, j)$ is a *sum* of half scores,
+# The score of expert $(i, j)$ is the *sum* of two half scores,
 #
 # $$\text{score}_{ij} = q_1 \cdot \kappa_{1,i} + q_2 \cdot \kappa_{2,j} = a_i + a'_j, \tag{6.4}$$
 #
@@ -540,24 +544,25 @@ for r in (16, 64, 256, 1024):
     print(f"{queries:7,} + {keys:7,} = {queries + keys:7,}")
 
 # %% [markdown]
-# This table is why a million experts can be searched at all. Now we must find the best of $r^2$
-# sums without forming them.
+# That's why a million experts can be searched at all. Now we have to find the best of $r^2$ sums
+# without forming them all.
 #
 # ## 6 · The theorem
 #
-# **For $k \le r$, the $k$ largest of all $r^2$ sums can be chosen among the sums of the $k$ largest
-# $a_i$ with the $k$ largest $a'_j$.** *Proof.* Suppose $a_i$ is not among the $k$ largest. Then $k$
-# others are at least as large, and with any $a'_j$ they make $k$ sums that are at least $a_i +
-# a'_j$. They survive if we drop every such $i$ at once. Then we do the same for the $j$ that aren't
-# among the $k$ largest. ∎
+# **For $k \le r$, the $k$ largest of all $r^2$ sums can be picked from the $k^2$ sums of the $k$
+# largest $a_i$ with the $k$ largest $a'_j$.** *Proof.* Suppose $a_i$ is not among the $k$ largest.
+# Then $k$ others are at least as large, and with any $a'_j$ they give $k$ sums that are at least
+# $a_i + a'_j$. So we can drop every such $i$ at once: those $k$ sums survive. Then we do the same
+# for the $j$ that aren't among the $k$ largest. ∎
 #
-# So $k^2$ candidates suffice. We can do better. Sort both lists in descending order and let $i$ and
-# $j$ be ranks, counted from 0. Every pair with ranks up to $i$ and up to $j$ has a sum at least as
-# large as the pair $(i, j)$, and there are $(i+1)(j+1)$ such pairs, itself included.
+# So $k^2$ candidates are enough. But we can do better. Sort both lists in descending order and let
+# $i$ and $j$ be ranks, counted from 0. Every pair with ranks up to $i$ and up to $j$ has a sum at
+# least as large as the pair $(i, j)$, and there are $(i+1)(j+1)$ such pairs, counting $(i, j)$
+# itself.
 #
-# So we only need pairs of ranks with $(i + 1)(j + 1) \le k$: for each $i$ the
-# $\lfloor k/(i+1) \rfloor$ smallest $j$, about $k \ln k$ pairs in all. That's the staircase of the
-# opening drawing, with $k = 6$.
+# So we only need pairs of ranks with $(i + 1)(j + 1) \le k$: for each $i$ the $\lfloor k/(i+1)
+# \rfloor$ smallest $j$, about $k \ln k$ pairs in all. That's the staircase in the opening drawing,
+# where $k = 6$.
 
 # %%
 for k in (4, 16, 64, 256):
@@ -569,7 +574,7 @@ for k in (4, 16, 64, 256):
 # %% [markdown]
 # ### The search in six lines
 #
-# Take the $k \le r$ best of each half, form their sums, keep the $k$ best, and look up their
+# Take the $k \le r$ best of each half, form all $k^2$ sums, keep the $k$ best, and look up their
 # experts:
 
 
@@ -585,8 +590,8 @@ def search(first, second, k):
 
 
 # %% [markdown]
-# Which three of the sixteen sums should win, if $a = (0.1, 0.9, -0.5, 0.4)$ and
-# $a' = (0.3, -0.2, 0.6, 0.0)$?
+# Let $a = (0.1, 0.9, -0.5, 0.4)$ and $a' = (0.3, -0.2, 0.6, 0.0)$. Which three of the sixteen sums
+# should win?
 
 # %%
 first, second = torch.tensor([0.1, 0.9, -0.5, 0.4]), torch.tensor([0.3, -0.2, 0.6, 0.0])
@@ -599,8 +604,8 @@ for score, number in zip(scores.tolist(), numbers.tolist(), strict=True):
 check("3 best of all 16 sums", (first[:, None] + second).flatten().topk(3).values, scores)
 
 # %% [markdown]
-# A folded cell compares these lines with brute force on 300 queries and 144 experts, and with the
-# package's `product_key_topk`, which uses the staircase.
+# A folded cell compares our six lines with brute force on 300 queries and 144 experts, and with the
+# package's `product_key_topk`, which does use the staircase.
 
 # %% tags=["guard"]
 queries, keys = random(2, 50, 3, 2, 4, seed=6), random(3, 2, 12, 4, seed=7)  # e = 12² = 144
@@ -622,12 +627,12 @@ _ = must_differ("j·r + i for i·r + j", exchanged, indices)
 # %% [markdown]
 # ## 7 · Experts of one neuron
 #
-# An expert of one neuron reads along one direction, row $i$ of a table `down`, and writes along one
-# direction, row $i$ of a table `up`, both of shape $(e, d)$. With $h$ heads that retrieve $k$ each,
-# a token's hidden layer has up to $h \cdot k$ different neurons, picked for this token out of a
-# million.
+# An expert with one neuron reads along one direction, row $i$ of a table `down`, and writes along
+# another, row $i$ of a table `up`. Both tables have shape $(e, d)$. With $h$ heads that retrieve
+# $k$ neurons each, a token's hidden layer has up to $h \cdot k$ different neurons, picked for this
+# token out of a million.
 #
-# That layer is called PEER, *parameter efficient expert retrieval* (He, 2024):
+# This layer is called PEER, *parameter efficient expert retrieval* (He, 2024):
 #
 # $$y = \sum_{\text{heads}} \; \sum_{i \,\in\, \text{top-}k} g_i\;
 #   \mathrm{SiLU}(x \cdot \mathrm{down}_i)\; \mathrm{up}_i, \qquad
@@ -645,22 +650,22 @@ check("equation 6.5, neuron by neuron = PEER", y, peer(x)[0, 0])
 # %% [markdown]
 # ### Without gathering
 #
-# The obvious code gathers the rows, `down[indices]`, of shape (b, l, h, k, d). For 512 tokens, 64
-# neurons and $d = 256$ that copies 8 million numbers from each table.
+# The obvious code gathers the rows: `down[indices]` has shape (b, l, h, k, d). For 512 tokens with
+# 64 neurons each and $d = 256$, that copies 8 million numbers from each table.
 #
 # Start with the second half, `up`. $\sum_j w_j\,\mathrm{row}_{i_j}$ is a weighted sum of rows, and
-# torch has an operator for the whole sum, the *embedding bag*.
+# torch has an operator that does the whole sum, the *embedding bag*.
 #
-# Now the first half, the inner products $x \cdot \mathrm{row}_{i_j}$. If $v$ is the gradient that
-# comes in at the bag, the backward pass computes the gradient with respect to each weight:
+# Now the first half, the inner products $x \cdot \mathrm{row}_{i_j}$. Suppose the gradient arriving
+# at the bag is $v$. Then the backward pass computes the gradient with respect to each weight:
 #
 # $$\frac{\partial}{\partial w_j}\,\Bigl\langle v, \sum_{j'} w_{j'}\,\mathrm{row}_{i_{j'}}
 #   \Bigr\rangle = \langle v, \mathrm{row}_{i_j} \rangle. \tag{6.6}$$
 #
-# There is no $w$ on the right, so any weights will do. Put $x$ for $v$, as the third argument of
+# There is no $w$ on the right, so any weights will do. Pass $x$ as $v$, the third argument of
 # `autograd.grad`, and each weight's gradient is the inner product we want. *Taking inner products
-# with rows is the backward pass of summing them.* In the code, $n$ counts the tokens and $j$ the
-# neurons of a token, over all its heads.
+# with rows is the backward pass of summing them.* In the code, `n` runs over the tokens and `j`
+# over the neurons of a token, in all its heads.
 
 # %%
 table, x = random(64, 6, seed=8), random(5, 6, seed=10)  # five tokens
@@ -675,7 +680,7 @@ check("gradient with respect to the weights = inner products", products, gathere
 
 # %% [markdown]
 # The package's `neurons` runs this backward pass, and differentiating it gives back the bag. A
-# folded cell compares both halves, and their gradients, with gathered rows.
+# folded cell compares both halves and their gradients with the gathered version.
 
 # %% tags=["guard"]
 x.requires_grad_()
@@ -700,9 +705,10 @@ check_gradients(
 )
 
 # %% [markdown]
-# What does that save? For 64 tokens, 4 heads, $k = 16$ and $d = 256$, gathering writes a tensor of
-# 1,048,576 entries in the forward pass; the bags write none above 16,384 (counted in a folded cell,
-# between the operators). The backward pass writes a gradient as large as each table.
+# How much does that save? For 64 tokens, 4 heads, $k = 16$ and $d = 256$, gathering writes a tensor
+# of 1,048,576 entries in the forward pass. The bags write none above 16,384. (A folded cell counts
+# what the operators return, not what they use inside.) The backward pass writes a gradient as large
+# as each table.
 
 
 # %% tags=["setup"]
@@ -736,10 +742,10 @@ assert gathering.entries == 64 * 64 * 256 and bags.entries <= 64 * 256
 # %% [markdown]
 # ## 8 · Cross domain: a shared layer and retrieved neurons
 #
-# A single neuron has no room for what all tokens need. So WM and Cheems put back a shared layer
-# $\mathrm{FFN}^{\mathrm s}$, now an MLP, plain in WM and gated in Ch.
+# A single neuron has no room for what all tokens need. So WM and Cheems bring back a shared layer
+# $\mathrm{FFN}^{\mathrm s}$. This time it's an MLP, plain in WM and gated in Ch.
 #
-# The three papers' names are easily confused:
+# The names in the three papers are easy to mix up:
 #
 # | | in the package | experts | they read |
 # |---|---|---|---|
@@ -752,14 +758,14 @@ assert gathering.entries == 64 * 64 * 256 and bags.entries <= 64 * 256
 # $$y = \mathrm{PEER}(x) + \mathrm{FFN}^{\mathrm s}(x) \qquad\text{and}\qquad
 #   y = \mathrm{PEER}(\mathrm{FFN}^{\mathrm s}(x)). \tag{6.7}$$
 #
-# WM's Listing 8 is the right form with $\mathrm{FFN}^{\mathrm s}(x)$ added, as in the opening
-# drawing. Ch Listing 4 is the right form with nothing added. There a further map takes the shared
-# result to the experts' own width, and a third table holds a gate for each neuron:
+# WM Listing 8 is the form on the right with $\mathrm{FFN}^{\mathrm s}(x)$ added, as in the opening
+# drawing. Ch Listing 4 is the same form with nothing added. But there another map, $W_p$, takes the
+# shared result to the experts' own width, and a third table holds a gate for each neuron:
 #
 # $$z' = \mathrm{FFN}^{\mathrm s}(x)\,W_p, \qquad y = \sum_i g_i\,(z' \cdot
 #   \mathrm{down}_i)\,\mathrm{SiLU}(z' \cdot \mathrm{gate}_i)\,\mathrm{up}_i.$$
 #
-# Folded cells check all of them against the package.
+# Folded cells check all these forms against the package.
 
 
 # %% tags=["guard"]
@@ -797,11 +803,10 @@ with torch.no_grad():
 # ### Keys that start at zero (WM Listing 8, Ch Listing 4)
 #
 # Both listings start the product keys at zero, so at first all scores are 0 and every token uses
-# the same $k$ experts. Can training get out of that? It depends on where the score enters. Ch
-# Listing 4, like (6.5), has a softmax outside, which turns equal scores into equal gates. WM
-# Listing 8 puts the raw score *inside* the activation: $\sum_i
-# \mathrm{act}(s_i\,u_i)\,\mathrm{up}_i$, where neuron $i$ reads $u_i = z \cdot \mathrm{down}_i$.
-# Which of the two starts with silent experts?
+# the same $k$ experts. Can training get out of that? It depends on where the score goes. Ch Listing
+# 4, like (6.5), has a softmax outside, which turns equal scores into equal gates. WM Listing 8 puts
+# the raw score *inside* the activation: $\sum_i \mathrm{act}(s_i\,u_i)\,\mathrm{up}_i$, where
+# neuron $i$ reads $u_i = z \cdot \mathrm{down}_i$. Which of the two starts with silent experts?
 
 
 # %% tags=["setup"]
@@ -870,18 +875,19 @@ for name, layer in layers.items():
 
 # %% [markdown]
 # With the score inside, the derivative with respect to $s_i$ at 0 is $\mathrm{act}'(0)\,u_i\,
-# \mathrm{up}_i$. That's half of $u_i\,\mathrm{up}_i$ for SiLU. For ReLU it's 0 in torch, so this
-# layer stays dead:
+# \mathrm{up}_i$. That's half of $u_i\,\mathrm{up}_i$ for SiLU. For ReLU it's 0 in torch. `down` and
+# `up` get no gradient either, because $s_i = 0$ and $\mathrm{act}(0) = 0$. So with ReLU the experts
+# stay dead:
 #
-# | at zero keys | the experts' output | a gradient reaches | used after 25 updates |
+# | with keys at zero | the experts' output | a gradient reaches | used after 25 updates |
 # |---|---|---|---|
 # | score inside, $\mathrm{ReLU}(s_i\,u_i)$ (WM) | 0 | nothing | 4 of 256 |
 # | score inside, $\mathrm{SiLU}(s_i\,u_i)$ (WM) | 0 | the keys, which then move | more than 20 |
 # | softmax outside (Ch) | not 0 | everything except the map to the queries | more than 20 |
 #
-# There's a second reason to keep the score outside. Inside SiLU it isn't a weight: at an inner
-# product of −1, a score of 5 makes the neuron *quieter* than a score of 1 (folded). The package
-# uses the softmax, and draws its keys from a standard normal distribution.
+# There's a second reason to keep the score outside. Inside SiLU it doesn't act as a weight: at an
+# inner product of −1, a score of 5 makes the neuron *quieter* than a score of 1, as a folded cell
+# shows. The package uses the softmax and draws its keys from a standard normal distribution.
 
 # %% tags=["guard"]
 scores, _ = product_key_topk(random(1, 2000, 4, 2, 4, seed=21), random(4, 2, 16, 4, seed=22), 8)
@@ -901,10 +907,10 @@ check("all scores plus 3, softmax outside", (scores + 3).softmax(-1), scores.sof
 #
 # How much does a layer save by using only 32 of its 1,024 neurons? Compare it with a dense MLP that
 # uses all 1,024. The shared MLP runs for every token in either case, so we leave it out. A matrix
-# product costs two FLOPs for each weight it uses.
+# product costs two FLOPs per weight it uses.
 #
-# At $d = 64$, with $h = 4$ heads, $k = 8$ and half queries of $m = 16$, the retrieval costs an
-# eighth:
+# At $d = 64$, with $h = 4$ heads, $k = 8$ and half queries of width $m = 16$, retrieval costs an
+# eighth as much:
 #
 # | | FLOPs per token |
 # |---|---|
@@ -912,7 +918,7 @@ check("all scores plus 3, softmax outside", (scores + 3).softmax(-1), scores.sof
 # | the 32 retrieved neurons | 8,192 |
 # | the dense MLP of 1,024 neurons | 262,144 |
 #
-# A folded cell counts them, and torch's counter confirms the matrix products.
+# A folded cell does the counting, and torch's counter agrees on the matrix products.
 
 # %% tags=["guard"]
 d, f, r, h, k, m = 64, 256, 32, 4, 8, 16
@@ -931,13 +937,13 @@ assert dense_mlp == 8 * (search_only + bags)
 # %% [markdown]
 # ### Memory and time
 #
-# FLOPs count neither choosing the $k$ largest nor reading rows from all over a table. So let's
-# measure. For a million experts of width 256, `down` and `up` take 2 GiB in float32.
+# FLOPs don't include choosing the $k$ largest or reading rows from all over a table. So let's
+# measure. For a million experts of width 256, `down` and `up` together take 2 GiB in float32.
 #
-# Before you look: which grows fastest with the number of experts, the search, the neurons by bags,
-# or the neurons by gathered rows? We timed the *forward pass only*, on one CPU core in float32,
-# with 512 tokens, $d = 256$, 4 heads, $k = 16$, $m = 128$. Each point is the fastest of 25 calls,
-# without error bars; `python book/records.py 06_rows` times them again.
+# Before you look: which time grows fastest with the number of experts? The search, the neurons by
+# bags, or the neurons by gathered rows? We timed the *forward pass only*, on one CPU core in
+# float32, with 512 tokens, $d = 256$, 4 heads, $k = 16$, $m = 128$. Each point is the fastest of 25
+# calls, and there are no error bars. To time them again, run `python book/records.py 06_rows`.
 
 # %% tags=["figure"]
 parts = read_record("06_rows")
@@ -954,12 +960,13 @@ plotting.save(
 )
 
 # %% [markdown]
-# From 256 experts to a million, the search takes 5.4 times as long, and the bags 4.6 times: they do
-# the same arithmetic at every size, but their tables grow out of every cache.
+# From 256 experts to a million, the search takes 5.4 times as long, the bags 4.6 times, and the
+# gathered rows 1.8 times. The bags do the same arithmetic at every size, but their tables outgrow
+# every cache.
 #
-# And a dense MLP? With 1,024 neurons and these sizes it has 1.6 times the FLOPs and is still
-# faster, on two cores. At 4,096 the retrieval wins. (Folded; `python tests/bench/bench_experts.py
-# --json figures/records/06_growth.json`)
+# What about a dense MLP? With 1,024 neurons and these sizes it takes 1.6 times the FLOPs and is
+# still faster, on two cores. At 4,096 neurons, retrieval wins. (To time this again, run `python
+# tests/bench/bench_experts.py --json figures/records/06_growth.json`.)
 
 # %% tags=["guard"]
 layers = read_record("06_growth")
@@ -977,21 +984,21 @@ assert ours[-1] < 4 * ours[2] and min(b / a for a, b in zip(ours, theirs, strict
 # ## Summary
 #
 # - A router learns through the gates it keeps. With $k = 1$ and renormalized gates it can't learn.
-#   With expert choice, later tokens have a say; with a capacity, the tokens served before do, even
-#   those of other texts.
-# - A shared part works beside the experts, inside them or before them. Even with a shared expert,
+#   With expert choice, a token's output depends on later tokens; with a capacity, on tokens served
+#   earlier, even from other texts.
+# - A shared part can sit beside the experts, inside them or before them. Even with a shared expert,
 #   our routed experts learned about half of the common map.
-# - $2r$ inner products give $r^2$ scores. That makes a million experts searchable, exactly; the $k$
-#   best are in a staircase of about $k \ln k$ sums.
+# - $2r$ inner products give $r^2$ scores. That makes an exact search of a million experts possible.
+#   The $k$ best lie in a staircase of about $k \ln k$ sums.
 # - Taking inner products with rows is the backward pass of summing them.
-# - Keys that start at zero send every token to the same experts *at the start*; with the score
-#   inside ReLU, for good.
+# - If the keys start at zero, every token uses the same experts *at first*. With the score inside
+#   ReLU, it stays that way.
 #
 # ## Exercises
 #
-# **1 · easy.** With pencil and paper. There are $e = r^2$ experts, tokens have width $d$, and half
-# queries have width $m$. How many parameters does a router matrix have? And a product-key router of
-# one head, counting its map to the queries?
+# **1 · easy.** Use pencil and paper. There are $e = r^2$ experts, tokens have width $d$, and half
+# queries have width $m$. How many parameters does a router matrix have? What about a product-key
+# router with one head, counting its map to the queries?
 
 
 # %% tags=["exercise"]
@@ -1011,10 +1018,10 @@ for d, m, r in ((64, 16, 16), (96, 8, 32), (10, 3, 5)):
     assert router_parameters(d, m, r) == (matrix, keys)
 
 # %% [markdown]
-# **2 · easy.** How many of $e$ experts get no token, on average, if a router with random scores and
-# $k = 1$ sends out $n$ tokens? An expert that no token reaches learns nothing from this batch,
-# however balanced the router is. (Hint: how probable is it that one given expert is left out by one
-# token, and by all of them?)
+# **2 · easy.** A router with random scores and $k = 1$ sends $n$ tokens to $e$ experts. How many
+# experts get no token, on average? An expert without tokens learns nothing from this batch, however
+# balanced the router is. (Hint: pick one expert. What's the probability that one token misses it,
+# and that all of them do?)
 
 
 # %% tags=["exercise"]
@@ -1034,11 +1041,11 @@ for n, e in ((1, 4), (3, 4), (6, 3)):  # all eⁿ ways in which n tokens can cho
 print(f"512 tokens, 256 experts: {expected_unused(512, 256):.1f} unused")
 
 # %% [markdown]
-# **3 · medium.** Write a function for equation 6.5 with one head that gathers no rows: $n$ tokens,
-# each with its $j$ neurons and gates. Use `F.embedding_bag` and `torch.autograd.grad` (§7), and no
-# function of `retrieval`. Then measure your own machine: time it against `table[rows]` with two
-# `einsum`s, for 512 tokens, $d = 256$, 16 neurons each and tables of 256 to 65,536 rows. Where is
-# the ratio largest?
+# **3 · medium.** Write a function that computes equation 6.5 for one head without gathering rows.
+# There are $n$ tokens, each with its $j$ neurons and gates. Use `F.embedding_bag` and
+# `torch.autograd.grad` (§7), but nothing from `retrieval`. Then measure your own machine: time your
+# function against `table[rows]` with two `einsum`s, for 512 tokens with 16 neurons each, $d = 256$,
+# and tables of 256 to 65,536 rows. Where is the ratio largest?
 
 
 # %% tags=["exercise"]
@@ -1065,10 +1072,10 @@ assert made.entries <= 99 * 24, (
 )
 
 # %% [markdown]
-# **4 · medium.** Write the search for the $k$ best sums of *three* sorted lists, by ranks as in §6:
-# form no sum that the ranks rule out, not even all sums of two of the lists. (Hint: with ranks
-# counted from 1, how many sums are at least as large as the one of ranks $i$, $j$ and $n$? A
-# boolean mask of three axes selects.)
+# **4 · medium.** Find the $k$ best sums of *three* sorted lists, using ranks as in §6. Don't form
+# any sum that the ranks rule out, and don't form all sums of two lists either. (Hint: count ranks
+# from 1. How many sums are at least as large as the sum at ranks $i$, $j$ and $n$? A boolean mask
+# with three axes picks out the ones you need.)
 
 
 # %% tags=["exercise"]
@@ -1103,10 +1110,10 @@ print(f"the {k} best of {everything.numel():,} sums: {candidates} candidates")
 
 # %% [markdown]
 # **5 · hard.** Turn a dense MLP $\mathrm{SiLU}(xW)\,W_2$ with $r^2$ neurons into a `PEER` with one
-# head that asks *all* of them and gives the same output. (Hint: what are the gates if all scores
-# are equal, and how is `up` to make up for it? A `PEER` has the parameters `keys`, `down` and `up`;
-# the maps of `MLP` are `in_proj` and `out_proj`, with weights (f, d) and (d, f). `PEER` also takes
-# $k > r$: it keeps the min($k$, $r$) best of each half.)
+# head that uses *all* of them and gives the same output. (Hint: what are the gates if all scores
+# are equal, and how can `up` make up for that? A `PEER` has the parameters `keys`, `down` and `up`;
+# the maps of `MLP` are `in_proj` and `out_proj`, with weights (f, d) and (d, f). `PEER` also
+# accepts $k > r$: it then keeps the min($k$, $r$) best of each half.)
 
 
 # %% tags=["exercise"]
@@ -1142,5 +1149,5 @@ for d, r in ((6, 5), (4, 3)):
 # - Fedus, Zoph and Shazeer, *Switch Transformers* (2021): one expert, and balancing; Zhou et al.,
 #   *Mixture-of-Experts with Expert Choice Routing* (2022).
 # - Dai et al., *DeepSeekMoE* (2024): isolating shared experts.
-# - `cheems_ref/experts.py` and `cheems_ref/retrieval.py`: the code. Lab 06a: do characters of one
-#   kind find the same experts, and which experts are never asked?
+# - `cheems_ref/experts.py` and `cheems_ref/retrieval.py`: the code. Lab 06a asks whether characters
+#   of one kind find the same experts, and which experts are never used.
