@@ -973,6 +973,7 @@ layers = read_record("06_growth")
 search_ms, bags_ms, rows_ms = parts["milliseconds"].values()
 growth = search_ms[-1] / search_ms[0], bags_ms[-1] / bags_ms[0]
 print(f"from 256 to 2^20 experts: search {growth[0]:.1f} times as long, bags {growth[1]:.1f} times")
+assert round(rows_ms[-1] / rows_ms[0], 1) == 1.8
 assert all(5 * b < c and b < a < c for a, b, c in zip(search_ms, bags_ms, rows_ms, strict=True))
 ours, theirs, dense_mlp = layers["milliseconds"].values()
 print(f"ours, from 2^12 to 2^20 experts: {ours[-1] / ours[2]:.1f} times as long")
