@@ -149,7 +149,7 @@ def is_legible(notebook: NotebookNode, chapter: Deck) -> list[str]:
 
 def fits_a_lecture(notebook: NotebookNode, chapter: Deck) -> list[str]:
     count = len(slides_of(chapter))
-    return [f"{count} slides"] if count > 45 else []
+    return [f"{count} slides"] if count > 40 else []
 
 
 RULES = [
