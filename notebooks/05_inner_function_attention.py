@@ -635,7 +635,7 @@ plotting.save(
 # SSD does both with one step size, so token 8 also writes itself with a large weight. The gate does
 # neither; its pale columns are an accident of random logits.
 #
-# | | $\mu_{ts}$ | knows | "do not read me" | "forget" |
+# | | log share $\mu_{ts}$ | knows | "do not read me" | "forget" |
 # |---|---|---|---|---|
 # | `GateMask` (WM eq. 4) | $\log \sigma(g_{\mathrm{pos}(s)})$ | place | by place | by place |
 # | `ContentMask` | $-a\mathrm{softplus}(u\cdot v_s + \nu)$ | $v_s$ | **yes** | not from $s$ alone |
