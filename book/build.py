@@ -6,7 +6,8 @@ its figures.
 The .py file (jupytext py:percent) is the source that people edit. The .ipynb beside it, with all
 outputs, and the files in figures/ are written by this script alone, and are the same bytes
 whenever and wherever it runs, so that a difference in git means a difference in what the course
-says. NAME is the beginning of a notebook's name (`03`); without one, all notebooks run, and
+says. (Lines that begin with a bar, │, are what a model wrote that was trained in the run. Rounding
+decides what it writes, so the stored lines stay when nothing else changed.) NAME is the beginning of a notebook's name (`03`); without one, all notebooks run, and
 figures that none of them draws any more are removed. `--check` writes nothing, names every file
 that would change and exits with 1 if there is one. Up to N notebooks run at a time, by default one
 per core, and share the cores; what they print may not depend on N. One that is named may take a
@@ -54,6 +55,7 @@ ENVIRONMENT = {
     "SOURCE_DATE_EPOCH": "0",  # matplotlib dates its files with it
     "MPLBACKEND": "module://matplotlib_inline.backend_inline",  # whatever the caller's shell says
 }
+WRITTEN = re.compile(r"(?m)(?:^│[^\n]*\n)+")  # by a model that was trained in the run
 ANSI_COLOR = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -172,6 +174,17 @@ def normalise(notebook: NotebookNode) -> None:
                 output.traceback = [f"{output.ename}: {output.evalue}".splitlines()[0]]
 
 
+def keep_written(notebook: NotebookNode, path: Path) -> None:
+    """Keep the stored lines that a model wrote, in outputs where nothing else changed."""
+    stored = nbformat.read(path, as_version=4).cells if path.exists() else []
+    before = {cell.id: cell.get("outputs", []) for cell in stored}
+    for cell in notebook.cells:
+        for now, then in zip(cell.get("outputs", []), before.get(cell.id, [])):
+            texts = now.get("text", ""), then.get("text", "")
+            if texts[0] and len({WRITTEN.sub("│", text) for text in texts}) == 1:
+                now.text = then.text
+
+
 async def run(source: Path, figures: Path, threads: int | None, limit: float) -> dict[Path, bytes]:
     """Run one notebook; the files it makes, each by the path where it belongs."""
     notebook = read_source(source)
@@ -187,6 +200,7 @@ async def run(source: Path, figures: Path, threads: int | None, limit: float) ->
                 )
             drawn[figures / path.name] = path.read_bytes()
     normalise(notebook)
+    keep_written(notebook, source.with_suffix(".ipynb"))
     text = nbformat.writes(notebook) + "\n"
     return {source.with_suffix(".ipynb"): text.encode()} | drawn
 

@@ -1,20 +1,21 @@
-"""Confidence intervals for the comparison of models over several seeds.
+"""Compare models over several seeds: intervals, p-values, and which differences to call.
 
     interval     Student's 95 % interval for a mean over n seeds, mean ± t s / √n
-    difference   the interval of a paired difference: with one seed all rows see the same windows
+    pooled       one standard deviation for a whole table of rows and seeds
+    verdicts     a family of differences: intervals, p-values, and Holm's rule
 
-Notebook 09 uses them; `cheems_lab.comparison` trains the models.
+`losses` holds the loss of every row of a table with every seed, {row: {seed: loss}}. With one seed
+all rows see the same windows, so differences are taken seed by seed. Notebook 09 derives all this;
+`cheems_lab.comparison` trains the models.
 """
 
+import functools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-# 97.5 % quantiles of Student's t for 1, 2, ... degrees of freedom; `_student` computes the others.
-T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160)
-T95 += (2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056)
-T95 += (2.052, 2.048, 2.045, 2.042)
+Losses = Mapping[str, Mapping[int, float]]
 
 
 class Interval(NamedTuple):
@@ -29,6 +30,14 @@ class Interval(NamedTuple):
         return abs(self.mean) <= self.half_width
 
 
+class Verdict(NamedTuple):
+    """A difference with its 95 % interval and p-value; `called` if Holm's rule calls it."""
+
+    interval: Interval
+    p_value: float
+    called: bool
+
+
 def interval(numbers: Sequence[float]) -> Interval:
     """Return Student's 95 % interval for the mean of independent numbers.
 
@@ -40,34 +49,111 @@ def interval(numbers: Sequence[float]) -> Interval:
     mean, n = statistics.fmean(numbers), len(numbers)
     if n == 1:
         return Interval(mean, math.inf)
-    return Interval(mean, _student(n - 1) * statistics.stdev(numbers) / math.sqrt(n))
+    return Interval(mean, student_t(n - 1) * statistics.stdev(numbers) / math.sqrt(n))
 
 
-def _student(degrees):
-    """Return the 97.5 % quantile of Student's t: from the table, or by a series in 1 / degrees.
+def student_p(t: float, degrees: int) -> float:
+    """Return how often Student's t is at least as far from zero as `t`.
 
-    Source: Abramowitz & Stegun 26.7.5, whose first omitted term is below 2e-6 from 31 degrees on.
+    Source: Abramowitz & Stegun 26.7.3 and 26.7.4.
     """
-    if degrees <= len(T95):
-        return T95[degrees - 1]
-    z = statistics.NormalDist().inv_cdf(0.975)
-    first = (z**3 + z) / 4
-    second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
-    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
-    return z + first / degrees + second / degrees**2 + third / degrees**3
+    angle, odd = math.atan2(abs(t), math.sqrt(degrees)), degrees % 2
+    term, total = math.cos(angle) if odd else 1.0, 0.0
+    for i in range(odd, degrees - 1, 2):
+        total += term
+        term *= math.cos(angle) ** 2 * (i + 1) / (i + 2)
+    total *= math.sin(angle)
+    return 1 - (2 / math.pi * (angle + total) if odd else total)
 
 
-def difference(losses: Mapping[str, Mapping[int, float]], row: str, baseline: str) -> Interval:
-    """Return the interval of row - baseline in loss, over the seeds that both have.
+@functools.cache
+def student_t(degrees: int) -> float:
+    """Return Student's factor of a 95 % interval: the t whose `student_p` is 0.05, by bisection."""
+    low, high = 1.0, 13.0
+    for _ in range(60):
+        t = (low + high) / 2
+        low, high = (t, high) if student_p(t, degrees) > 0.05 else (low, t)
+    return high
 
-    Args:
-        losses: by name and seed, as `last_losses` returns them.
-        row, baseline: two of the names.
+
+def holm(p_values: Sequence[float], level: float = 0.05) -> list[bool]:
+    """Return which of a family of differences to call, with at most this chance of a false call.
+
+    Source: Holm (1979).
+    """
+    called, m = [False] * len(p_values), len(p_values)
+    for i, at in enumerate(sorted(range(m), key=p_values.__getitem__)):
+        if p_values[at] > level / (m - i):
+            break
+        called[at] = True
+    return called
+
+
+def pooled(losses: Losses) -> tuple[float, int]:
+    """Return the standard deviation of a loss around the means of its row and its seed.
+
+    Returns:
+        The deviation, assumed to be the same in all rows; and its (rows - 1)(seeds - 1) degrees of
+        freedom.
 
     Raises:
-        ValueError: no seed in common.
+        ValueError: fewer than two rows or seeds, or rows with different seeds.
     """
-    seeds = sorted(losses[row].keys() & losses[baseline].keys())
-    if not seeds:
-        raise ValueError(f"rows {row} and {baseline} have no seed in common")
-    return interval([losses[row][seed] - losses[baseline][seed] for seed in seeds])
+    seeds = {row: sorted(by_seed) for row, by_seed in losses.items()}
+    same = len({*map(tuple, seeds.values())}) == 1
+    if not same or len(seeds) < 2 or len(seeds[next(iter(seeds))]) < 2:
+        raise ValueError(f"losses need two rows and two seeds at least, the same for all: {seeds}")
+    table = [[losses[row][seed] for seed in seeds[row]] for row in losses]
+    rows = [statistics.fmean(row) for row in table]
+    columns = [statistics.fmean(column) for column in zip(*table, strict=True)]
+    center = statistics.fmean(rows)
+    left = [
+        loss - row - column + center
+        for row, entries in zip(rows, table, strict=True)
+        for loss, column in zip(entries, columns, strict=True)
+    ]
+    degrees = (len(rows) - 1) * (len(columns) - 1)
+    return math.hypot(*left) / math.sqrt(degrees), degrees
+
+
+def less(row: str, baseline: str) -> dict[str, dict[str, int]]:
+    """Return the contrast of a row with a baseline, by its name, for a family of `verdicts`."""
+    return {f"{row} less {baseline}": {row: 1, baseline: -1}}
+
+
+def verdicts(
+    losses: Losses, family: Mapping[str, Mapping[str, float]], *, pool: bool = False
+) -> dict[str, Verdict]:
+    """Judge a family of differences within one table, corrected for their number.
+
+    Args:
+        losses: the table.
+        family: by name the weights of rows in a difference, such as {"a - b": {"a": 1, "b": -1}}.
+        pool: take the deviation from the whole table (`pooled`); else every difference has its own,
+            over the seeds that its rows share.
+
+    Raises:
+        ValueError: no seed in common, or a table that can't be pooled.
+    """
+    found = {}
+    for name, weights in family.items():
+        seeds = sorted(set.intersection(*(set(losses[row]) for row in weights)))
+        if not seeds:
+            raise ValueError(f"rows {', '.join(weights)} have no seed in common")
+        n = len(seeds)
+        apart = [sum(w * losses[row][seed] for row, w in weights.items()) for seed in seeds]
+        mean, half, degrees = *interval(apart), n - 1
+        if pool:
+            deviation, degrees = pooled(losses)
+            half = student_t(degrees) * deviation * math.hypot(*weights.values()) / math.sqrt(n)
+        found[name] = Interval(mean, half), _p_value(mean, half, degrees)
+    calls = holm([p for _, p in found.values()])
+    return {name: Verdict(*found[name], yes) for name, yes in zip(found, calls, strict=True)}
+
+
+def _p_value(mean, half_width, degrees):
+    if math.isinf(half_width):  # one seed tells nothing
+        return 1.0
+    if half_width == 0:
+        return float(mean == 0)
+    return student_p(student_t(degrees) * mean / half_width, degrees)

@@ -200,3 +200,18 @@ def test_ctrl_c_leaves_no_kernel_and_no_file(tmp_path):
     assert running.returncode == 130
     assert not kernels_that_run(root)
     assert files(root).keys() - before == {"notebooks/01.pid", "notebooks/02.pid"}
+
+
+def test_what_a_model_wrote_stays_unless_something_else_changed(tmp_path):
+    """Lines after a bar differ from run to run; a line without one doesn't, or is news."""
+    cell = "# %%\nimport time\nprint('a', {}, '\\n│', time.time_ns(), '\\n│ b')\n"
+    root = project(tmp_path, {"01_a.py": cell.format(1)})
+    stored = root / "notebooks/01_a.ipynb"
+    assert run_build(root) == 0
+    first = stored.read_bytes()
+    assert run_build(root) == 0 and stored.read_bytes() == first
+    text = nbformat.read(stored, as_version=4).cells[0].outputs[0].text
+    stored.write_bytes(first.replace(b"a 1", b"a 3"))
+    assert run_build(root) == 0
+    news = nbformat.read(stored, as_version=4).cells[0].outputs[0].text
+    assert news != text and news.startswith("a 1")

@@ -10,7 +10,7 @@ from cheems_lab import comparison
 from cheems_lab.comparison import Evaluation, Row, last_losses
 from cheems_lab.training import RunningError, locked
 from cheems_ref import compare as intervals
-from cheems_ref.compare import Interval, difference, interval
+from cheems_ref.compare import Interval, interval, less, pooled, verdicts
 from cheems_ref.config import ModelConfig
 from cheems_ref.model import CausalLM
 from cheems_ref.text import text_to_ids
@@ -141,20 +141,15 @@ def student_below(t, degrees):
                                + 2 * density[2:-1:2].sum()).item()  # fmt: skip
 
 
-def test_the_table_is_student_s():
-    for degrees, t in enumerate(intervals.T95, start=1):
-        assert abs(student_below(t, degrees) - 0.975) < 3e-5
-
-
-def test_student_falls_to_the_normal_s():
-    """Known values to four decimals, and no jump where the table ends."""
-
-    def t(degrees):  # the deviation of these numbers is the root of 2 / degrees
-        half = interval([-1.0, 1.0] + [0.0] * (degrees - 1)).half_width
-        return half / math.sqrt(2 / degrees / (degrees + 1))
-
-    for degrees, known in ((31, 2.0395), (60, 2.0003), (1000, 1.9623)):
-        assert abs(t(degrees) - known) < 6e-5, f"t of {degrees} is {t(degrees)}, not {known}"
+def test_student_s_factors_and_p_values():
+    """By Simpson's rule, for even and odd degrees; and the normal distribution's far out."""
+    for degrees in (1, 2, 3, 4, 7, 30, 31):
+        t = intervals.student_t(degrees)
+        assert abs(student_below(t, degrees) - 0.975) < 1e-6
+        for t in (-2.5, 0.0, 0.3, 4.0):
+            wanted = 2 - 2 * student_below(abs(t), degrees)
+            assert abs(intervals.student_p(t, degrees) - wanted) < 1e-6
+    assert abs(intervals.student_t(1000) - 1.9623) < 6e-5
 
 
 def intervals_keep_their_word(m):
@@ -168,11 +163,47 @@ def intervals_keep_their_word(m):
 
 def differences_are_paired(m):
     losses = {"a": {0: 1.0, 1: 2.0, 2: 4.0}, "b": {0: 0.5, 1: 1.5, 2: 3.5, 7: 0.0}}
-    assert m.difference(losses, "a", "b") == (0.5, 0.0)
-    assert m.difference(losses, "b", "a") == (-0.5, 0.0)
+    judged = m.verdicts(losses, m.less("a", "b") | m.less("b", "a"))
+    assert judged["a less b"] == ((0.5, 0.0), 0.0, True)
+    assert judged["b less a"] == ((-0.5, 0.0), 0.0, True)
     losses["a"][2] = 4.3
-    mean, half = m.difference(losses, "a", "b")
-    assert math.isclose(mean, 0.6) and math.isclose(half, 4.303 * 0.3 / 3, rel_tol=1e-6)
+    ((mean, half), p, _) = m.verdicts(losses, m.less("a", "b"))["a less b"]
+    assert math.isclose(mean, 0.6) and math.isclose(half, 4.30265 * 0.3 / 3, rel_tol=1e-5)
+    assert math.isclose(p, 2 - 2 * student_below(6, 2), rel_tol=1e-4)
+
+
+def of_many_calls_few_are_false(m):
+    """Equal models: by Holm's rule at most 5 % of tables have a call, pooled or not."""
+    drawn = torch.randn(1500, 6, 4, generator=torch.Generator().manual_seed(1))
+    drawn += 3 * torch.randn(1500, 1, 4, generator=torch.Generator().manual_seed(2))  # by seed
+    for pool in (False, True):
+        false = 0
+        for table in drawn.tolist():
+            losses = {f"{i}": dict(enumerate(row)) for i, row in enumerate(table)}
+            family = {k: v for i in range(1, 6) for k, v in m.less(f"{i}", "0").items()}
+            judged = m.verdicts(losses, family, pool=pool)
+            false += any(verdict.called for verdict in judged.values())
+        assert 0.015 < false / len(drawn) < 0.065, (pool, false)
+
+
+def one_deviation_serves_a_table(m):
+    """Without what rows and seeds add, the rest has the deviation that it was drawn with."""
+    noise = torch.randn(30, 20, generator=torch.Generator().manual_seed(3)) / 2
+    table = noise + 5 * torch.randn(30, 1) + 5 * torch.randn(20)
+    losses = {f"{i}": dict(enumerate(row)) for i, row in enumerate(table.tolist())}
+    deviation, degrees = m.pooled(losses)
+    assert degrees == 29 * 19 and abs(deviation - 0.5) < 0.02
+    half = {"mean": {"0": 0.5, "1": 0.5, "2": -1}}  # half of two rows, less a third
+    ((_, width), *_) = m.verdicts(losses, half, pool=True)["mean"]
+    assert math.isclose(width, 1.9643 * deviation * math.sqrt(1.5 / 20), rel_tol=1e-4)
+
+
+def holm_stops_at_the_first_that_fails(m):
+    assert m.holm([0.03, 0.001, 0.02]) == [True, True, True]
+    assert m.holm([0.03, 0.02, 0.026]) == [False] * 3
+    assert m.holm([0.049, 0.017, 0.016]) == [True, True, True]
+    assert m.holm([0.04, 0.001, 0.03]) == [False, True, False]
+    assert m.holm([]) == []
 
 
 def zero_is_looked_for_on_both_sides(m):
@@ -183,7 +214,12 @@ def zero_is_looked_for_on_both_sides(m):
 
 def test_one_number_has_no_interval_and_none_is_refused():
     assert interval([2.0]) == Interval(2.0, math.inf)
+    assert verdicts({"a": {0: 1.0}, "b": {0: 2.0}}, less("a", "b"))["a less b"].p_value == 1
     with pytest.raises(ValueError, match="at least one number"):
         interval([])
-    with pytest.raises(ValueError, match="rows a and b have no seed in common"):
-        difference(last_losses([Evaluation("a", 0, 1, 1.0), Evaluation("b", 1, 1, 1.0)]), "a", "b")
+    losses = last_losses([Evaluation("a", 0, 1, 1.0), Evaluation("b", 1, 1, 1.0)])
+    with pytest.raises(ValueError, match="rows a, b have no seed in common"):
+        verdicts(losses, less("a", "b"))
+    for table in (losses, {"a": {0: 1.0, 1: 2.0}}, {"a": {0: 1.0}, "b": {0: 1.0}}):
+        with pytest.raises(ValueError, match="losses need two rows and two seeds"):
+            pooled(table)

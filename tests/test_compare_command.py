@@ -55,7 +55,7 @@ def test_a_difference_is_claimed_where_the_interval_says_so():
     rows = {name: Row(ModelConfig("AM", **SIZES)) for name in ("one", "two")}
     for one, two, verdict in (
         ([1.0, 1.1, 1.2], [1.5, 1.6, 1.7], "+0.500 ± 0.000  a difference"),
-        ([1.0, 1.0, 1.0], [1.1, 1.3, 1.0], "+0.133 ± 0.379  no difference"),
+        ([1.0, 1.0, 1.0], [1.1, 1.3, 1.0], "+0.133 ± 0.379  no difference shown"),
         ([1.0], [2.0], "+1.000  one seed tells nothing"),
         ([1.0, 1.1], [2.0], "+1.000  one seed tells nothing"),
     ):
@@ -64,7 +64,7 @@ def test_a_difference_is_claimed_where_the_interval_says_so():
         found = [Evaluation(name, seed, 4, nats) for name, seed, nats in ends]
         lines = table(rows, found).splitlines()
         assert lines[2].endswith(verdict), lines[2]
-        assert not lines[1].endswith("difference")
+        assert "difference" not in lines[1]
 
 
 def test_a_folder_is_a_corpus(tmp_path):

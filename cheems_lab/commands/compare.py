@@ -2,7 +2,8 @@
 
 All rows are trained on the same windows in the same order, with several seeds. The table has the
 held-out loss in nats per byte with Student's 95 % interval over the seeds, and the difference to
-the first row, taken seed by seed. If its interval holds zero, no difference is claimed.
+the first row, taken seed by seed. A difference is claimed only where Holm's rule calls it, a rule
+that corrects for the number of rows.
 
 A row is NAME=PATTERN, then fields of the model (see "train --help") and learning_rate:
   cheems compare --run runs/s --row conv=SM,position=conv --row rope=SM --seeds 5
@@ -28,7 +29,7 @@ from cheems_lab.console import print_once, shell_command
 from cheems_lab.memory import check_memory
 from cheems_lab.progress import stopping_on_signals
 from cheems_ref.budget import count_parameters
-from cheems_ref.compare import Interval, difference, interval
+from cheems_ref.compare import Interval, Verdict, interval, verdicts
 from cheems_ref.config import ModelConfig
 from cheems_ref.text import Corpus, read_corpus, read_text, text_to_ids
 from cheems_ref.train import TrainConfig
@@ -126,13 +127,15 @@ def table(rows: Mapping[str, Row], evaluations: Sequence[Evaluation]) -> str:
         rows, evaluations: of `compare`.
     """
     losses, baseline = last_losses(evaluations), next(iter(rows))
+    family = {name: {name: 1, baseline: -1} for name in rows if name != baseline}
+    judged = verdicts(losses, family)
     lines = [("row", "parameters", "active", "held-out nats", "each seed", f"less {baseline}")]
     for name, row in rows.items():
         counts = count_parameters(row.config).values()
         total, active = (sum(getattr(c, kind) for c in counts) for kind in ("total", "active"))
         each = " ".join(f"{nats:.3f}" for nats in losses[name].values())
         mean = _shown(interval([*losses[name].values()]))
-        apart = "" if name == baseline else _verdict(difference(losses, name, baseline))
+        apart = "" if name == baseline else _verdict(judged[name])
         lines.append((name, f"{total:,}", f"{active:,}", mean, each, apart))
     return console.table(lines, left=6)
 
@@ -142,10 +145,11 @@ def _shown(number: Interval, sign=""):
     return f"{number.mean:{sign}.3f}{width}"
 
 
-def _verdict(apart: Interval):
-    if math.isinf(apart.half_width):
-        return f"{_shown(apart, '+')}  one seed tells nothing"
-    return f"{_shown(apart, '+')}  {'no difference' if apart.holds_zero else 'a difference'}"
+def _verdict(apart: Verdict):
+    words = "a difference" if apart.called else "no difference shown"
+    if math.isinf(apart.interval.half_width):
+        words = "one seed tells nothing"
+    return f"{_shown(apart.interval, '+')}  {words}"
 
 
 def _corpus(path, eval_fraction):
