@@ -78,7 +78,7 @@ def _cut_ssd(x, dt, A, B, C, D, chunk_size, state, backend, group):
         x, dt, B, C = (ssd._pad(t, 1) for t in (x, dt, B, C))
 
     # 1. This slice alone, from an empty state; and the log decay up to each of its tokens.
-    y, own = ssd.ssd_unchecked(x, dt, A, B, C, D, None, chunk_size, backend)
+    y, own = ssd._ssd(x, dt, A, B, C, D, None, chunk_size, backend)
     log_decay = (dt.to(own.dtype) * A).cumsum(1)
 
     # 2. The pair (state, log decay) of every rank, on every rank.
