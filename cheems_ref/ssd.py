@@ -85,7 +85,7 @@ CHUNKS_PER_BLOCK = 16
 #     as written       core(x, dt, A, B, C, state, chunk_size) -> (y, state), all in one dtype
 #     @_in_one_dtype   unchecked(x, dt, A, B, C, D, state, chunk_size) -> (y, state), with D x
 #     @_checked        form(x, dt, A, B, C, *, D=None, ...) -> y; layers call `form.unchecked`
-# `ssd_kernel` has only the second: kernels.py sees to dtypes, D, no tokens and a missing state.
+# `ssd_kernel` needs only the second: kernels.py handles dtypes, D, no tokens and a missing state.
 
 
 def _in_one_dtype(core):
