@@ -197,11 +197,12 @@ class CausalLM(nn.Module):
 
     def _check_positions(self, name, n_tokens, max_new_tokens=1):
         """Reject rows with more tokens, a number or one per row, than mask="gate" has gates for."""
+        n = self.config.max_positions
         # Only letter I takes a mask, and without a new token the prompt isn't read.
         if max_new_tokens > 0 and self.config.mask == "gate" and "I" in self.config.pattern:
             needed = torch.as_tensor(n_tokens + max_new_tokens - 1)  # the last one is no input
-            count = f"the number of positions of {name} (with mask='gate')"
-            check.entries(f"[0, {self.config.max_positions}]", **{count: needed})
+            count = f"the number of positions of {name} (mask='gate', max_positions = {n})"
+            check.entries(f"[0, {n}]", **{count: needed})
 
 
 # --- generating text ------------------------------------------------------------------------------
