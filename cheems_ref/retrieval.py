@@ -360,9 +360,9 @@ def _reset_tables(n_retrieved, up, *inputs):
 
 
 def _inactive(router, *tables):
-    """Count the parameters in the rows that no head retrieves, if all heads retrieve other rows.
+    """Count the parameters in rows that no head retrieves, if no two heads retrieve the same row.
 
-    It is a lower bound: rows that two heads share leave more of them idle.
+    It is a lower bound: where heads share rows, more rows are idle.
     """
     rows = len(tables[0]) - router.n_heads * router.k
     return max(0, rows) * sum(t.shape[1] for t in tables)
