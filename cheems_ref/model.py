@@ -142,9 +142,7 @@ class CausalLM(nn.Module):
         """
         if validate:
             self.check_inputs(input_ids, padding_mask, cache)
-        real = padding_mask
-        if real is None:
-            real = torch.ones_like(input_ids, dtype=torch.bool)
+        real = torch.ones_like(input_ids).bool() if padding_mask is None else padding_mask
         if cache is None:
             caches, before = [None] * len(self.blocks), real.new_zeros(len(real), dtype=torch.int64)
         else:

@@ -79,9 +79,8 @@ def _product_key_topk(queries, keys, k):
     h, _, r, _ = keys.shape
     n_best = min(k, r)
     pairs = [(a, b) for a in range(n_best) for b in range(min(n_best, k // (a + 1)))]
-    # This copy does not synchronise with the device.
-    pairs = torch.tensor(pairs, device="cpu").T.contiguous().to(keys.device, non_blocking=True)
-    first, second = pairs  # the ranks in each half
+    # The candidates' ranks in each half. This copy does not synchronise with the device.
+    first, second = torch.tensor(pairs, device="cpu").T.to(keys.device, non_blocking=True)
     # Tokens go in blocks. A compiled graph would unroll the loop, so there the blocks are larger.
     small = keys.is_cpu and not torch.compiler.is_compiling()
     limit = SCORES_PER_BLOCK if small else SCORES_PER_LARGE_BLOCK

@@ -209,11 +209,10 @@ def ssd_quadratic(x, dt, A, B, C, state, chunk_size):
 
     # The initial state decays up to each token; a write decays over the tokens after it.
     B, C = (expand_groups(t, x.shape[2]) for t in (B, C))
-    dA = dt * A
-    from_start = dA.cumsum(dim=1).exp()
+    from_start = (dt * A).cumsum(dim=1).exp()
     y = y + einsum("bth,bthn,bhpn->bthp", from_start, C, state)
     # to_end[s] = exp(Σ_{r>s} dt_r A), and 1 for the last token
-    to_end = F.pad(dA[:, 1:].flip(1).cumsum(dim=1).flip(1), (0, 0, 0, 1)).exp()
+    to_end = F.pad((dt * A)[:, 1:].flip(1).cumsum(dim=1).flip(1), (0, 0, 0, 1)).exp()
     writes = einsum("bsh,bshp,bshn->bhpn", to_end * dt, x, B)
     return y, rearrange(from_start[:, -1], "b h -> b h 1 1") * state + writes
 
@@ -398,10 +397,9 @@ def ssd(
 
 
 def _ssd(x, dt, A, B, C, D, state, chunk_size, backend):
-    one_token = x.shape[1] == 1
     if backend == "auto":
-        backend = _fastest(x, "recurrent" if one_token else "chunked")
-    if one_token and backend in ("recurrent", "kernel") and not torch.is_grad_enabled():
+        backend = _fastest(x, "recurrent" if x.shape[1] == 1 else "chunked")
+    if x.shape[1] == 1 and backend in ("recurrent", "kernel") and not torch.is_grad_enabled():
         state = _zero_state(x, B) if state is None else state
         y, state = _ssd_step(x[:, 0], dt[:, 0], A, B[:, 0], C[:, 0], state, D, backend)
         return y[:, None], state
@@ -591,17 +589,16 @@ def _check(x, dt, A, B, C, D=None, *, tokens="b l", chunk_size=1, initial_state=
 
     `tokens` is "b l", or "b" for `ssd_step`, which calls its state `state`.
     """
-    states = dict(initial_state=initial_state, state=state)
     like_x = B.dtype if x is None else x.dtype
     check.floating(x=x, B=B)
     shapes = dict(x=(x, f"{tokens} h p"), dt=(dt, f"{tokens} h"), A=(A, "h"))
     shapes |= dict(B=(B, f"{tokens} g n"), C=(C, f"{tokens} g n"), D=(D, "h"))
-    check.shapes(**shapes, **{name: (t, "b h p n") for name, t in states.items()})
+    check.shapes(**shapes, initial_state=(initial_state, "b h p n"), state=(state, "b h p n"))
     check.multiple(h=A.shape[0], g=B.shape[-2])
     check.sizes(p=None if x is None else x.shape[-1], n=B.shape[-1], chunk_size=chunk_size)
     wide = torch.promote_types(like_x, torch.float32)
     check.dtypes([like_x], B=B, C=C)
     check.dtypes([like_x, wide], dt=dt, A=A, D=D)
-    check.dtypes([wide], **states)
+    check.dtypes([wide], initial_state=initial_state, state=state)
     check.entries("(-inf, 0]", A=A)
     check.entries("[0, inf)", dt=dt)
