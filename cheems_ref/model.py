@@ -196,11 +196,13 @@ class CausalLM(nn.Module):
     def _check_positions(self, name, n_tokens, max_new_tokens=1):
         """Reject rows with more tokens, a number or one per row, than mask="gate" has gates for."""
         n = self.config.max_positions
-        # Only letter I takes a mask, and without a new token the prompt isn't read.
-        if max_new_tokens > 0 and self.config.mask == "gate" and "I" in self.config.pattern:
-            needed = torch.as_tensor(n_tokens + max_new_tokens - 1)  # the last one is no input
+        gated = self.config.mask == "gate" and "I" in self.config.pattern  # only I takes a mask
+        # Without a new token the prompt isn't read.
+        if max_new_tokens > 0 and gated and not torch.compiler.is_compiling():
+            needed = n_tokens + max_new_tokens - 1  # the last new token is no input
             count = f"the number of positions of {name} (mask='gate', max_positions = {n})"
-            check.entries(f"[0, {n}]", **{count: needed})
+            reject_outside = check.entries if isinstance(needed, Tensor) else check.numbers
+            reject_outside(f"[0, {n}]", **{count: needed})
 
 
 # --- generating text ------------------------------------------------------------------------------

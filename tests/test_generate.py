@@ -250,7 +250,7 @@ def a_bad_call_is_refused_at_once(m):
     """Before the first id is asked for."""
     net, gated = built(m, "SEIE"), built(m, "IDSP")
     ragged = lengths(3, 20, side="right")
-    need = r"positions of prompt .*max_positions = 20\) must be .* got entries in \[\d+, 21\]"
+    need = r"positions of prompt .*max_positions = 20\) must be .* got .*21"
     for asked, message, arguments in (
         (gated, need, dict(prompt=ids(2, 20), max_new_tokens=2)),
         (gated, need, dict(prompt=ids(2, 20), max_new_tokens=2, padding_mask=ragged)),
