@@ -15,10 +15,11 @@ Head i reads the keys of group i // (h / g). The three inner functions (WM §3.2
     "retrieved"  v = x ∘ Σ_j ω_j U_j: rows of a table, chosen and weighted by similarity
     "linear"     v = W x: ordinary attention, the control
 
-The two dynamic masks are added before the softmax, so that they receive a gradient:
+The two dynamic masks are biases, added before the softmax so that they receive a gradient. They can
+also drop keys:
 
-    GateMask     one learned gate per head and position
-    ContentMask  a bias computed from the value of the key
+    GateMask     one learned gate per head and position; hard=True drops keys whose gate is below ½
+    ContentMask  a bias computed from the value of the key; top_k drops all but k keys per query
 
 `QCAttn` (the papers' name, for quadratic and causal) takes any inner function and any mask, and is
 ordinary attention by default. `InnerFuncAttn` is `QCAttn` with an SSD for its values.
@@ -153,27 +154,26 @@ def attention(
 
 
 def _attention(q, k, v, allowed, bias=None):
-    dtype, (t, h), s = q.dtype, q.shape[1:3], k.shape[1]
-    mask, causal = allowed, False
-    if allowed is None and bias is None and t in (1, s):
-        # torch's own causal mask lets query i see keys 0 to i, which is right if there are as many
-        # queries as keys. A single query is the last token and may see every key.
-        causal = t > 1
-    elif allowed is None:
-        mask = causal_mask(t, s, device=q.device)
+    (t, h), (s, g) = q.shape[1:3], k.shape[1:3]
+    # torch's own causal mask lets query i see keys 0 to i, which is right if t = s. A single query
+    # is the last token: it may see every key and needs no mask.
+    maskless = allowed is None and bias is None and t in (1, s)
+    if allowed is None and not maskless:
+        allowed = causal_mask(t, s, device=q.device)
+    mask, wide = allowed, q.dtype
+    if bias is not None:  # 16 bits would round a small bias away
+        wide = torch.promote_types(q.dtype, torch.float32)
+        mask = bias[:, :, None].to(wide).masked_fill(~allowed, -torch.inf)
     # Keys and values of fewer groups than heads are read in place on a CPU, and on a GPU for a
     # single query without a mask. Otherwise each head gets a copy, for torch's faster GPU kernels.
-    grouped = k.shape[2] == v.shape[2] < h and (q.is_cpu or (t == 1 and mask is None))
+    grouped = g < h and v.shape[2] == g and (q.is_cpu or (t == 1 and mask is None))
     if not grouped:
         k, v = (_one_per_head(x, h) for x in (k, v))
-    q, k, v = (rearrange(x, "b l h p -> b h l p") for x in (q, k, v))
-    if bias is not None:  # 16 bits would round a small bias away
-        q, k, v = (x.to(torch.promote_types(dtype, torch.float32)) for x in (q, k, v))
-        mask = bias[:, :, None].to(q.dtype).masked_fill(~mask, -torch.inf)
-    options = dict(attn_mask=mask, is_causal=causal, enable_gqa=grouped)
+    Q, K, V = (x.to(wide).transpose(1, 2) for x in (q, k, v))  # (b, h, l, p)
+    options = dict(attn_mask=mask, is_causal=maskless and t > 1, enable_gqa=grouped)
     with autocast_off(q.device):  # autocast would narrow all of them again
-        y = F.scaled_dot_product_attention(q, k, v, **options).to(dtype)
-    return rearrange(y, "b h l p -> b l h p")
+        y = F.scaled_dot_product_attention(Q, K, V, **options)
+    return y.to(q.dtype).transpose(1, 2)
 
 
 class GateMask(nn.Module):
@@ -184,8 +184,8 @@ class GateMask(nn.Module):
     architecture whose output changes when all positions are shifted. Gates start at 0.88.
 
     With hard=True a gate below 1/2 hides its position from all queries, and a gate above 1/2 hides
-    nothing; a query with nothing left sees itself. The gradient is that of attention with the soft
-    gates, dropped keys included.
+    nothing; a query with nothing left sees itself. What attention hands back to queries, keys,
+    values and gates is the gradient of attention with the soft gates, dropped keys included.
 
     Args:
         n_heads: h.
@@ -220,7 +220,9 @@ class GateMask(nn.Module):
 
     def keeps(self, bias: Bias, allowed: Allowed) -> Allowed | None:
         """Return which of the allowed keys to keep; None for all."""
-        return allowed & (bias >= math.log(0.5))[:, :, None] if self.hard else None
+        if not self.hard:
+            return None
+        return allowed & (bias >= math.log(0.5))[:, :, None]
 
 
 class ContentMask(nn.Module):
@@ -232,8 +234,8 @@ class ContentMask(nn.Module):
 
     With top_k=n each query keeps the n allowed keys of largest bias and sees no others; of equal
     biases it keeps the later key. Rounding in the matrix product may give equal tokens biases that
-    differ in the last digit. A float64 layer compares them in float32, which hides this; a float32
-    layer doesn't.
+    differ in the last digit. A float64 layer compares biases in float32, where they are equal
+    again; in a float32 layer the larger one wins.
     With top_k=1 the one weight is always 1, and queries, keys and biases receive no gradient.
 
     Args:
@@ -307,24 +309,24 @@ class QCAttn(nn.Module):
         n_kv_heads: g, groups of keys and of linear values, a divisor of h; None for h.
         rope_base: as in `rope_frequencies`.
         mask: "gate", "content", None for the causal mask alone, or a module of your own with the
-            methods `forward` and `keeps` of `ContentMask`. If it has an attribute `hard` that is
-            True, y is attention over the keys that `keeps` returns, without the bias, and the
-            gradient is that of attention with the bias over all allowed keys.
+            methods `forward` and `keeps` of `ContentMask`. With an attribute `hard` that is True
+            the heads attend to the keys that `keeps` returns, without the bias, and hand back the
+            gradient of attention with the bias over all allowed keys.
         inner: "linear", "ssd", "retrieved", or a module of your own that computes the values
-            (b, l, d) from x, p numbers for each head. If its forward has an argument `cache`, it is
-            called like a layer, as `inner(x, position_ids, padding_mask=, cache=, rotary=)`, and
-            returns values and a cache other than None.
-            None for the default: "linear" here, "ssd" in `InnerFuncAttn`.
+            (b, l, d) from x, p numbers for each head. A module whose forward has no argument
+            `cache` is called as `inner(x)`. One that has is called like a layer, as
+            `inner(x, position_ids, padding_mask=, cache=, rotary=)`, and returns values and a cache
+            other than None. inner=None is "linear" here, "ssd" in `InnerFuncAttn`.
         n_values, k_values: as in `RetrievedValues`, for inner="retrieved".
         d_state: state width of the inner SSD, for inner="ssd"; its position is "rope".
         max_positions: size of the table of mask="gate", required there and ignored elsewhere.
-        hard: whether mask="gate" rounds its gates, as in `GateMask`.
+        hard: whether mask="gate" rounds its gates, as in `GateMask`; no field of `ModelConfig`.
         top_k: keys that mask="content" keeps per query, as in `ContentMask`.
 
     Source: WM §2 and §3.4, QCAttn.
     """
 
-    default_inner = "linear"
+    default_inner = "linear"  # what inner=None means
 
     def __init__(
         self,
@@ -351,6 +353,8 @@ class QCAttn(nn.Module):
         p = d_model // n_heads
         check_turnable(**{"d_model / n_heads": p})
         inner = self.default_inner if inner is None else inner
+        if not isinstance(inner, nn.Module):
+            check.choice(Inner, inner=inner)
         self.n_heads, self.rope_base = n_heads, rope_base
         self.q_proj = nn.Linear(d_model, d_model, bias=False)
         self.k_proj = nn.Linear(d_model, g * p, bias=False)
@@ -363,8 +367,7 @@ class QCAttn(nn.Module):
         elif inner == "retrieved":
             sizes = dict(n_values=n_values, k_values=k_values)
             self.inner = RetrievedValues(d_model, n_heads=n_heads, **sizes)
-        else:
-            check.choice(Inner, inner=inner)
+        else:  # "ssd"
             from cheems_ref.ssd import SSD  # here, so that nothing else needs ssd.py
 
             self.inner = SSD(d_model, n_heads=n_heads, d_state=d_state, rope_base=rope_base)
@@ -520,8 +523,8 @@ def _make_mask(mask, d_values, n_heads, max_positions, hard, top_k):
 
 def _joined(old, new):
     """Append the tokens of one cache to another."""
-    known = dict(b=new.k.shape[0], g=new.k.shape[2], h=new.v.shape[2], p=new.k.shape[3])
-    check.shapes(known, **{"cache.k": (old.k, "b s g p"), "cache.v": (old.v, "b s h p")})
+    known = dict(b=new.k.shape[0], g=new.k.shape[2], u=new.v.shape[2], p=new.k.shape[3])
+    check.shapes(known, **{"cache.k": (old.k, "b s g p"), "cache.v": (old.v, "b s u p")})
     check.dtypes([new.k.dtype], **{"cache.k": old.k, "cache.v": old.v})
     k, v = torch.cat([old.k, new.k], dim=1), torch.cat([old.v, new.v], dim=1)
     ids = torch.cat([old.position_ids, new.position_ids], dim=1)
@@ -538,8 +541,8 @@ def _check(q, k, v, allowed, bias):
     check.floating(q=q)
     check.dtypes([q.dtype], k=k, v=v)
     n = check.shapes(q=(q, "b t h p"), k=(k, "b s g p"), bias=(bias, "b h s"))
-    check.shapes({key: n[key] for key in "bsp"}, v=(v, "b s u p"))  # u: the groups of v
-    (b, t, h, _), s = q.shape, k.shape[1]
+    check.shapes(n, v=(v, "b s u p"))  # u: the groups of v
+    whole = _, h, t, s = n["b"], n["h"], n["t"], n["s"]
     if t > s:
         raise ValueError(f"there are {t} queries, the last of only {s} keys")
     check.multiple(**{"heads of q": h, "groups of k": k.shape[2]})
@@ -547,9 +550,8 @@ def _check(q, k, v, allowed, bias):
     if allowed is None:
         return
     check.dtypes([torch.bool], allowed=allowed)
-    ends = zip(allowed.shape[::-1], (s, t, h, b), strict=False)
-    if not (2 <= allowed.ndim <= 4 and all(size in (1, whole) for size, whole in ends)):
-        shape = tuple(allowed.shape)
-        raise ValueError(f"allowed must fit (b, h, t, s) = {(b, h, t, s)}, got {shape}")
+    fits = all(a in (1, n) for a, n in zip(allowed.shape[::-1], whole[::-1], strict=False))
+    if not (2 <= allowed.ndim <= 4 and fits):
+        raise ValueError(f"allowed must fit (b, h, t, s) = {whole}, got {tuple(allowed.shape)}")
     if not (torch.compiler.is_compiling() or bool(allowed.any(dim=-1).all())):
         raise ValueError("allowed leaves a query nothing to attend to; let it see its own token")

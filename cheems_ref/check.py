@@ -74,13 +74,13 @@ def entries(interval: str, /, **named: Tensor | None) -> None:
                 )
 
 
-def sizes(**named: int | None) -> None:
-    """Reject sizes that are not whole numbers of at least 1."""
+def sizes(least: int = 1, /, **named: int | None) -> None:
+    """Reject sizes that are not whole numbers of at least 1, or of at least another number."""
     for name, size in named.items():
         if size is not None and (not isinstance(size, Integral) or isinstance(size, bool)):
             raise TypeError(f"{name} must be a whole number, got {size!r}")
-        if size is not None and size < 1:
-            raise ValueError(f"{name} must be at least 1, got {size}")
+        if size is not None and size < least:
+            raise ValueError(f"{name} must be at least {least}, got {size}")
 
 
 def numbers(interval: str, /, **named: float | int) -> None:

@@ -21,13 +21,13 @@ import copy
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, einsum, nn
 
 from cheems_ref import check, ssd
 from cheems_ref.attention import QCAttn
 from cheems_ref.convolution import short_convolution
-from cheems_ref.model import CausalLM
+from cheems_ref.model import CausalLM, Ids
 from cheems_ref.rope import RotaryTable
 from cheems_ref.ssd import SSD, Backend, Keys, PerHead, State, Steps, Values
 
@@ -78,7 +78,7 @@ def _cut_ssd(x, dt, A, B, C, D, chunk_size, state, backend, group):
         x, dt, B, C = (ssd._pad(t, 1) for t in (x, dt, B, C))
 
     # 1. This slice alone, from an empty state; and the log decay up to each of its tokens.
-    y, own = ssd.ssd_unchecked(x, dt, A, B, C, D, None, chunk_size, backend)
+    y, own = ssd._ssd(x, dt, A, B, C, D, None, chunk_size, backend)
     log_decay = (dt.to(own.dtype) * A).cumsum(1)
 
     # 2. The pair (state, log decay) of every rank, on every rank.
@@ -127,7 +127,7 @@ class SequenceParallel(nn.Module):
                     layer.__class__ = type(sliced.__name__, (sliced, type(layer)), {})
                     layer.group = group
 
-    def forward(self, input_ids: Int[Tensor, "b l"]) -> Float[Tensor, "b l v"]:
+    def forward(self, input_ids: Ids) -> Float[Tensor, "b l v"]:
         """Compute the logits of the token after each token of this rank's slice.
 
         Args:
@@ -162,7 +162,7 @@ class SequenceParallel(nn.Module):
             raise ValueError(f"input_ids are wrong on rank {rows.index(-1)}")
         if len({*rows}) > 1:
             raise ValueError(f"input_ids have {[*rows]} rows on the ranks")
-        self.model._check_positions(sum(lengths))
+        self.model._check_positions("input_ids", sum(lengths))
         return lengths
 
 

@@ -71,7 +71,7 @@ def _form(core):
         return (y, state) if return_final_state else y
 
     form.__signature__ = inspect.signature(form)  # for help(); inspect.getsource() shows the core
-    return functools.wraps(core)(form)
+    return functools.wraps(core, assigned=("__name__", "__qualname__", "__doc__"))(form)
 
 
 def _run(core, x, dt, A, B, C, D, state):

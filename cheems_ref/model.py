@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Integer
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
@@ -28,7 +28,7 @@ from cheems_ref.config import SEQUENCE_MIXERS, ModelConfig, make_layer
 from cheems_ref.rope import RotaryTable
 from cheems_ref.ssd import SSDCache
 
-Ids = Int[Tensor, "b l"]
+Ids = Integer[Tensor, "b l"]  # int8 to int64, and uint8
 PaddingMask = Bool[Tensor, "b l"]
 Stream = Float[Tensor, "b l d"]
 LayerCache = SSDCache | AttentionCache
@@ -142,13 +142,12 @@ class CausalLM(nn.Module):
         """
         if validate:
             self.check_inputs(input_ids, padding_mask, cache)
-        real = padding_mask
-        if real is None:
-            real = torch.ones_like(input_ids, dtype=torch.bool)
-        caches, before = [None] * len(self.blocks), real.new_zeros(len(real), dtype=torch.int64)
-        if cache is not None:
+        real = torch.ones_like(input_ids).bool() if padding_mask is None else padding_mask
+        if cache is None:
+            caches, before = [None] * len(self.blocks), real.new_zeros(len(real), dtype=torch.int64)
+        else:
             caches, before = cache.layers, cache.n_tokens
-        position_ids = (before[:, None] + real.cumsum(1) - 1).clamp(min=0)
+        position_ids = (before[:, None] + real.cumsum(1) - 1).clamp(min=0)  # not -1 at left padding
         rotary = RotaryTable(position_ids)  # the first layer that rotates fills it
         same = dict(padding_mask=padding_mask, use_cache=use_cache, rotary=rotary)
         x, layers = self.embedding(input_ids.long()), []
@@ -166,18 +165,21 @@ class CausalLM(nn.Module):
 
     def check_inputs(
         self,
-        input_ids: Int[Tensor, "..."],
-        padding_mask: Tensor | None = None,
+        input_ids: Ids,
+        padding_mask: PaddingMask | None = None,
         cache: ModelCache | None = None,
         *,
         max_new_tokens: int = 1,
+        name: str = "input_ids",
     ) -> None:
-        """Check a call's arguments, and that there are positions to generate max_new_tokens.
+        """Check a call's arguments, and that mask="gate" has a gate for every position.
 
-        The last new token is never an input, so it needs no position. A plain call of the model
-        counts as max_new_tokens = 1.
+        Args:
+            input_ids, padding_mask, cache: as in `forward`.
+            max_new_tokens: tokens to generate; 1 for a plain call of the model.
+            name: what the caller calls its input_ids.
         """
-        check.token_ids(self.config.vocab_size, input_ids=input_ids)
+        check.token_ids(self.config.vocab_size, **{name: input_ids})
         b, length = input_ids.shape
         check.padding_mask({"b": b, "l": length}, padding_mask)
         if cache is not None:
@@ -189,27 +191,18 @@ class CausalLM(nn.Module):
                 )
         n_tokens = length if padding_mask is None else padding_mask.sum(1)
         n_tokens = n_tokens if cache is None else n_tokens + cache.n_tokens
-        self._check_positions(n_tokens, max_new_tokens)
+        self._check_positions(name, n_tokens, max_new_tokens)
 
-    def _check_positions(self, n_tokens, max_new_tokens=1):
-        """Reject a row with more real tokens than mask="gate" has positions for.
-
-        n_tokens is a number, or a tensor with one per row. torch.compile skips a tensor's check.
-        """
+    def _check_positions(self, name, n_tokens, max_new_tokens=1):
+        """Reject rows with more tokens, a number or one per row, than mask="gate" has gates for."""
         n = self.config.max_positions
-        # Of all letters, only I takes a mask.
-        if self.config.mask != "gate" or "I" not in self.config.pattern or max_new_tokens < 1:
-            return
-        if isinstance(n_tokens, Tensor):
-            if torch.compiler.is_compiling() or n_tokens.is_meta or not len(n_tokens):
-                return
-            n_tokens = int(n_tokens.max())
-        if (needed := n_tokens + max_new_tokens - 1) > n:
-            new = f" and max_new_tokens = {max_new_tokens}" if max_new_tokens > 1 else ""
-            raise ValueError(
-                f"input_ids: {n_tokens} tokens in a row{new} need {needed} positions, "
-                f"but mask='gate' has max_positions = {n}"
-            )
+        gated = self.config.mask == "gate" and "I" in self.config.pattern  # only I takes a mask
+        # Without a new token the prompt isn't read.
+        if max_new_tokens > 0 and gated and not torch.compiler.is_compiling():
+            needed = n_tokens + max_new_tokens - 1  # the last new token is no input
+            count = f"the number of positions of {name} (mask='gate', max_positions = {n})"
+            reject_outside = check.entries if isinstance(needed, Tensor) else check.numbers
+            reject_outside(f"[0, {n}]", **{count: needed})
 
 
 # --- generating text ------------------------------------------------------------------------------
@@ -267,11 +260,11 @@ def sample(logits: Float[Tensor, "b v"], sampling: Sampling = DEFAULT) -> Int[Te
 
 def stream(
     model: CausalLM,
-    prompt: Int[Tensor, "b l"],
+    prompt: Ids,
     max_new_tokens: int,
     sampling: Sampling = DEFAULT,
     *,
-    padding_mask: Bool[Tensor, "b l"] | None = None,
+    padding_mask: PaddingMask | None = None,
     eos_id: int | None = None,
 ) -> Iterator[Int[Tensor, " b"]]:
     """Continue a prompt, yielding each new id (b,) as soon as it is chosen.
@@ -287,17 +280,15 @@ def stream(
             None for all.
         eos_id: ends a row, which then repeats it; generation stops when all rows have ended.
     """
-    check.numbers("[0, inf)", max_new_tokens=max_new_tokens)
-    check.sizes(max_new_tokens=max_new_tokens or None)
-    model.check_inputs(prompt, padding_mask, max_new_tokens=max_new_tokens)
+    check.sizes(0, max_new_tokens=max_new_tokens)
+    model.check_inputs(prompt, padding_mask, max_new_tokens=max_new_tokens, name="prompt")
     if prompt.shape[1] == 0 or (padding_mask is not None and not padding_mask.any(dim=1).all()):
         raise ValueError("every row of the prompt needs at least one real token")
     return _stream(model, prompt, max_new_tokens, sampling, padding_mask, eos_id)
 
 
 def _stream(model, prompt, max_new_tokens, sampling, padding_mask, eos_id):
-    """`stream`, unchecked."""
-    if padding_mask is None:
+    if padding_mask is None:  # last: the index of each row's last real token
         last = torch.full(prompt.shape[:1], prompt.shape[1] - 1, device=prompt.device)
     else:
         last = (torch.arange(prompt.shape[1], device=prompt.device) * padding_mask).argmax(dim=1)
@@ -321,11 +312,11 @@ def _stream(model, prompt, max_new_tokens, sampling, padding_mask, eos_id):
 
 def generate(
     model: CausalLM,
-    prompt: Int[Tensor, "b l"],
+    prompt: Ids,
     max_new_tokens: int,
     sampling: Sampling = DEFAULT,
     *,
-    padding_mask: Bool[Tensor, "b l"] | None = None,
+    padding_mask: PaddingMask | None = None,
     eos_id: int | None = None,
 ) -> Int[Tensor, "b new"]:
     """Continue a prompt and return the new ids without it; arguments as for `stream`."""

@@ -9,13 +9,15 @@
     gates      (b, l, h, k)      g, of the k experts that each head retrieves
     indices    (b, l, h, k)      i, in [0, e)
     keys       (h, 2, r, m)      θ, product keys: r per half, so e = r² experts
-    down, up   (e, d)            W_down, W_up: row i is expert i
+    down       (e, d)            W_down: row i is expert i, d the width of its input
+    up         (e, o)            W_up, o the width of its output
 
 A routed MoE has a router matrix (d, e). Retrieval needs 2 r keys instead (`product_key_topk`), and
 evaluates the retrieved neurons without gathering their rows (`neurons`). Notebook 06 derives both.
 
-"Cross domain" is the papers' term: every token passes through a shared MLP, and experts that few
-tokens use work on its output or beside it. The papers call those experts, and their width, private.
+"Cross domain" is the papers' term: every token passes through a shared MLP. Experts that few tokens
+use process its output (CDMMoE, serial CDMoE) or run beside it. The papers call these experts, and
+their width, private.
 
 Wrong shapes, sizes or values raise ValueError, and sizes that are no whole numbers TypeError, with
 the name of the argument (check.py).
@@ -39,9 +41,9 @@ Choices = Int[Tensor, "b l h k"]
 Found = tuple[Float[Tensor, "b l h k"], Choices]
 Form = Literal["serial", "parallel"]
 
-# Scores computed at a time. On a CPU, 2 MiB of float32 scores fits in cache; on a GPU, memory is
-# the limit.
-SCORES_PER_BLOCK, SCORES_PER_BLOCK_GPU = 2**19, 2**25
+# Scores computed at a time. 2 MiB of float32 scores fits in a CPU's cache. A large block, on a GPU
+# or in a compiled graph, is limited by memory.
+SCORES_PER_BLOCK, SCORES_PER_LARGE_BLOCK = 2**19, 2**25
 
 
 def product_key_topk(
@@ -76,18 +78,17 @@ def product_key_topk(
 def _product_key_topk(queries, keys, k):
     h, _, r, _ = keys.shape
     n_best = min(k, r)
-    pairs = [a * n_best + b for a in range(n_best) for b in range(min(n_best, k // (a + 1)))]
-    # This copy does not synchronise with the device.
-    pairs = torch.tensor(pairs, device="cpu").to(keys.device, non_blocking=True)
-    first, second = pairs // n_best, pairs % n_best
+    pairs = [(a, b) for a in range(n_best) for b in range(min(n_best, k // (a + 1)))]
+    # The candidates' ranks in each half. This copy does not synchronise with the device.
+    first, second = torch.tensor(pairs, device="cpu").T.to(keys.device, non_blocking=True)
     # Tokens go in blocks. A compiled graph would unroll the loop, so there the blocks are larger.
-    in_cache = keys.is_cpu and not torch.compiler.is_compiling()
-    limit = SCORES_PER_BLOCK if in_cache else SCORES_PER_BLOCK_GPU
+    small = keys.is_cpu and not torch.compiler.is_compiling()
+    limit = SCORES_PER_BLOCK if small else SCORES_PER_LARGE_BLOCK
     found = []
     for block in queries.flatten(0, 1).split(max(1, limit // max(1, 2 * h * r))):
         # 1. The best of each half.
         with autocast_off(keys.device):
-            halves = block.permute(1, 2, 0, 3) @ keys.mT
+            halves = block.permute(1, 2, 0, 3) @ keys.mT  # (h, 2, n, r)
         values, where = _topk(halves, n_best)  # (h, 2, n, n_best)
         # 2. The candidate sums and their experts.
         sums = values[:, 0].index_select(-1, first) + values[:, 1].index_select(-1, second)
@@ -103,7 +104,8 @@ def _product_key_topk(queries, keys, k):
 def _topk(scores, k):
     """The k largest along the last axis, descending; ties go to the smaller index."""
     *_, tokens, n = scores.shape
-    # Sorting is as fast for few scores, and float64 has more bits than the integers below.
+    # Sorting is as fast for few scores (the limits are a CPU's), and float64 has more bits than the
+    # integers below.
     if n <= (64 if tokens == 1 else 32) or scores.dtype == torch.float64:
         values, indices = scores.sort(dim=-1, descending=True, stable=True)
         return values[..., :k], indices[..., :k]
@@ -131,13 +133,15 @@ def neurons(
 ) -> Float[Tensor, "n j"]:
     """Compute the inner product of each token with its j rows of a table: x_n · table[indices_nj].
 
-    `F.embedding_bag` computes a "bag", y_n = Σ_j a_nj table[indices_nj], without gathering rows.
-    If the gradient of the loss with respect to y_n is δ_n, the one with respect to a_nj is
-    δ_n · table[indices_nj]. With x_n for δ_n that is the product we want, so we call torch's
-    backward pass of a bag. Conversely, the gradient of this function with respect to x is a bag.
-    The one with respect to the table is that of a bag with this gradient as its weights, whose y_n
-    receives x_n; it has no derivative of its own. No direction builds a tensor of size (n, j, d)
-    for more than one token.
+    `F.embedding_bag` computes a "bag" without gathering rows, and so does its backward pass:
+
+        y_n  = Σ_j a_nj table[indices_nj]     a bag
+        ā_nj = ȳ_n · table[indices_nj]        the gradient of its weights, given that of y
+
+    The second line with ȳ = x is this function, so we call torch's backward pass of a bag. Our own
+    gradient with respect to x is a bag again; that with respect to the table is a bag's too, and
+    can't be differentiated once more. No direction builds a tensor of size (n, j, d) for more than
+    one token.
 
     Args:
         x: n tokens.
@@ -163,7 +167,7 @@ def _neurons(x, table, indices):
 # An opaque operator for compilers. Its name starts with the package, so copies do not clash.
 @torch.library.custom_op(f"{__name__.partition('.')[0]}::neurons", mutates_args=())
 def _products(x: Tensor, table: Tensor, indices: Tensor) -> Tensor:
-    """The gradient of a bag with respect to its weights, given the gradient x of its sum."""
+    """(table[indices] @ x[:, :, None])[..., 0], as the gradient of a bag's weights."""
     # (grad, weight, indices, offsets, offset2bag, mode), where mode 0 is the sum
     backward = torch.ops.aten._embedding_bag_per_sample_weights_backward
     return backward(x, table, indices.flatten(), *_bags(indices), mode=0).view(indices.shape)
@@ -216,8 +220,7 @@ def retrieved_experts(
         up: output weights of each neuron; o is the width of the result.
         gates: gᵢ of the retrieved experts.
         indices: i of the retrieved experts, in [0, e).
-        gate: a third table of weights, not to be confused with `gates`. With it the neurons are
-            gated: gᵢ (x·downᵢ) SiLU(x·gateᵢ) upᵢ.
+        gate: weights of gated neurons, which compute gᵢ (x·downᵢ) SiLU(x·gateᵢ) upᵢ.
 
     Source: WM §3.3; Ch Listing 4. The gates are outside of SiLU, as in Ch and unlike WM's listing.
     """
@@ -291,6 +294,7 @@ class ProductKeys(nn.Module):
         check.multiple(d_query=d_query, halves=2)
         self.n_heads, self.k = n_heads, k
         self.query_proj = nn.Linear(d_model, n_heads * d_query, bias=False)
+        # Not by reset_parameters(): PEER's would find its tables missing.
         self.keys = nn.Parameter(torch.randn(n_heads, 2, r, d_query // 2))
 
     def reset_parameters(self):
@@ -344,17 +348,21 @@ class PEER(ProductKeys):
         return _retrieved_experts(x, self.down, self.up, *self.route(x))
 
 
+@torch.no_grad()
 def _reset_tables(n_retrieved, up, *inputs):
-    """Draw tables so that x·row has the variance of the entries of x, and the entries of a sum of
-    n_retrieved rows of `up` have variance 1.
+    """Draw tables. x·row has the variance of the entries of x; in a sum of n_retrieved rows of `up`
+    each entry has variance 1.
     """
-    with torch.no_grad():
-        for table, n_terms in (*((t, t.shape[1]) for t in inputs), (up, n_retrieved)):
-            nn.init.normal_(table).div_(math.sqrt(n_terms))
+    for table in inputs:
+        nn.init.normal_(table).div_(math.sqrt(table.shape[1]))
+    nn.init.normal_(up).div_(math.sqrt(n_retrieved))
 
 
 def _inactive(router, *tables):
-    """Count the parameters in rows that no head retrieves, if no two heads retrieve the same."""
+    """Count the parameters in rows that no head retrieves, if no two heads retrieve the same row.
+
+    It is a lower bound: where heads share rows, more rows are idle.
+    """
     rows = len(tables[0]) - router.n_heads * router.k
     return max(0, rows) * sum(t.shape[1] for t in tables)
 

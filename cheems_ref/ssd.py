@@ -42,11 +42,11 @@ The functions raise ValueError for wrong shapes, dtypes and values, and TypeErro
 that is no whole number; the message names the argument, what was expected and what came (check.py).
 The layer checks no values: those it makes are valid.
 
-To take `ssd_chunked` elsewhere, copy it without its decorator, with `_four_steps`, `_pad` and
-CHUNKS_PER_BLOCK. Call it as ssd_chunked(x, dt, A, B, C, state, chunk_size), with all tensors in one
-dtype and at least one token, and add D x yourself. Only the kernel needs Triton and mamba-ssm:
-kernels.py is imported on first use. WM and Ch are the two papers, OTCE their predecessor
-(README.md).
+To take `ssd_chunked` elsewhere, copy it without its decorators, with `_four_steps`, `_pad`,
+CHUNKS_PER_BLOCK and the imports of torch and einops. Call it as ssd_chunked(x, dt, A, B, C, state,
+chunk_size), with all tensors in one dtype and at least one token, and add D x yourself. Only the
+kernel needs Triton and mamba-ssm: kernels.py is imported on first use. WM and Ch are the two
+papers, OTCE their predecessor (README.md).
 
 Source: WM §2, App. A, B.2; Ch A.2; Dao and Gu (2024).
 """
@@ -81,16 +81,15 @@ Result = Values | tuple[Values, State]
 CHUNKS_PER_BLOCK = 16
 
 
-# Each torch form is written as a core: core(x, dt, A, B, C, state, chunk_size) -> (y, state), on
-# tensors of one dtype. The decorator makes it
-#     form.unchecked(x, dt, A, B, C, D, state, chunk_size) -> (y, state), with D x, for layers;
-#     form(x, dt, A, B, C, *, D=None, chunk_size=64, ...), which checks its arguments.
-# The docstring of a core is that of the public function, which help() shows. `ssd_kernel` is not a
-# core: kernels.py sees to dtypes, D, empty sequences and a missing state.
+# Two decorators make the public function of each form, and its docstring is what help() shows:
+#     as written       core(x, dt, A, B, C, state, chunk_size) -> (y, state), all in one dtype
+#     @_in_one_dtype   unchecked(x, dt, A, B, C, D, state, chunk_size) -> (y, state), with D x
+#     @_checked        form(x, dt, A, B, C, *, D=None, ...) -> y; layers call `form.unchecked`
+# `ssd_kernel` needs only the second: kernels.py handles dtypes, D, no tokens and a missing state.
 
 
-def _form(core):
-    """Turn a core into the public function, which computes in the dtype of the state."""
+def _in_one_dtype(core):
+    """Run a core in the dtype of the state, on at least one token, and add D x."""
 
     @functools.wraps(core)
     def unchecked(x, dt, A, B, C, D, state, chunk_size):
@@ -100,7 +99,7 @@ def _form(core):
         y, state = core(*(t.to(state.dtype) for t in (x, dt, A, B, C)), state, chunk_size)
         return _add_skip(y, x, D), state
 
-    return _checked(unchecked)
+    return unchecked
 
 
 def _checked(unchecked):
@@ -123,8 +122,10 @@ def _checked(unchecked):
         return (y, state) if return_final_state else y
 
     form.unchecked = unchecked
-    form.__signature__ = inspect.signature(form)  # else help() would show the core's arguments
-    return functools.wraps(unchecked)(form)
+    # Name and docstring are the core's, arguments and annotations are not; and because
+    # inspect.signature would follow `wraps` to the core, the signature is fixed before.
+    form.__signature__ = inspect.signature(form)
+    return functools.wraps(unchecked, assigned=("__name__", "__qualname__", "__doc__"))(form)
 
 
 def _add_skip(y, x, D):
@@ -133,14 +134,15 @@ def _add_skip(y, x, D):
     return y.to(x.dtype)
 
 
-@_form
+@_checked
+@_in_one_dtype
 def ssd_recurrent(x, dt, A, B, C, state, chunk_size):
     """Compute SSD by its recurrence, one token at a time: the definition.
 
     Args:
         x: inputs. x, B and C share a dtype.
         dt: step sizes ≥ 0, in units of time; dt = 0 leaves the state alone. dt, A and D have the
-            dtype of x, or float32 beside a 16-bit x.
+            dtype of x, or float32 if x is 16-bit.
         A: decay rates ≤ 0, per unit of time: a step decays the state by exp(dt A); at A = 0 nothing
             is forgotten.
         B: what each token writes into the state; g divides h.
@@ -180,20 +182,22 @@ def semiseparable_matrix(dt: Steps, A: PerHead, B: Keys, C: Keys) -> Float[Tenso
     Source: WM App. A (M_ji = C_jᵀ A_j⋯A_{i+1} B_i and M = L ∘ CBᵀ), with dt as in WM Listing 3.
     """
     _check(None, dt, A, B, C)
-    wide = torch.promote_types(B.dtype, torch.float32)
-    return _semiseparable_matrix(*(t.to(wide) for t in (dt, A, B, C)))
+    return _semiseparable_matrix(dt, A, B, C)
 
 
 def _semiseparable_matrix(dt, A, B, C):
+    wide = torch.promote_types(B.dtype, torch.float32)
+    dt, A, B, C = (t.to(wide) for t in (dt, A, B, C))
     B, C = (expand_groups(t, A.shape[0]) for t in (B, C))
     # Column s sums dt A over r = s+1, ..., t directly. As differences of two running sums these
     # would lose digits: both sums grow with t, their difference does not.
-    steps = repeat(dt * A, "b t h -> b h t s", s=dt.shape[1]).tril(-1)
-    decay = steps.cumsum(dim=-2).exp().tril()
+    dA = repeat(dt * A, "b t h -> b h t s", s=dt.shape[1]).tril(-1)
+    decay = dA.cumsum(dim=-2).exp().tril()
     return einsum("bthn,bshn->bhts", C, B) * decay * rearrange(dt, "b s h -> b h 1 s")
 
 
-@_form
+@_checked
+@_in_one_dtype
 def ssd_quadratic(x, dt, A, B, C, state, chunk_size):
     """Compute SSD as masked attention without softmax: y = M x, in time and memory l².
 
@@ -213,7 +217,8 @@ def ssd_quadratic(x, dt, A, B, C, state, chunk_size):
     return y, rearrange(from_start[:, -1], "b h -> b h 1 1") * state + writes
 
 
-@_form
+@_checked
+@_in_one_dtype
 def ssd_chunked(x, dt, A, B, C, state, chunk_size):
     """Compute SSD in chunks: quadratic inside a chunk, recurrent between chunks, linear in l.
 
@@ -232,16 +237,16 @@ def ssd_chunked(x, dt, A, B, C, state, chunk_size):
     # c chunks of `size` tokens: from here on l is the place in a chunk, i the head in a group.
     # Padding tokens fill the last chunk; their dt is 0, so they change no state. The state is
     # transposed, so that one product with B or C serves all heads of a group.
-    X, steps, B, C = (_pad(t, -x.shape[1] % size) for t in (x, dt, B, C))
+    X, dt, B, C = (_pad(t, -x.shape[1] % size) for t in (x, dt, B, C))
     X = rearrange(X, "b (c l) (g i) p -> b c g i l p", l=size, g=g)
-    steps = rearrange(steps, "b (c l) (g i) -> b c g i l", l=size, g=g).contiguous()  # faster sums
+    dt = rearrange(dt, "b (c l) (g i) -> b c g i l", l=size, g=g).contiguous()  # for the cumsum
     B, C = (rearrange(t, "b (c l) g n -> b c g l n", l=size) for t in (B, C))
     state = rearrange(state, "b (g i) p n -> b g n (i p)", g=g)
-    # The log decay since the chunk began, in float64, because differences of it are taken. A step
-    # of -1e10 would cost its neighbours ten digits, so each step is clamped at -750; exp is 0 there
-    # in every dtype.
-    log_steps = (steps.to(exact) * rearrange(A, "(g i) -> g i 1", g=g)).clamp(min=-750)
-    tensors = (X, steps, B, C, log_steps.cumsum(-1))
+    # dA is the log decay of one step, its running sum that since the chunk began: in float64,
+    # because differences of it are taken. A dA of -1e10 would cost its neighbours ten digits, so
+    # it is clamped at -750; exp is 0 there in every dtype.
+    dA = (dt.to(exact) * rearrange(A, "(g i) -> g i 1", g=g)).clamp(min=-750)
+    tensors = (X, dt, B, C, dA.cumsum(-1))
 
     outputs = []
     for block in zip(*(t.split(CHUNKS_PER_BLOCK, dim=1) for t in tensors), strict=True):
@@ -287,8 +292,9 @@ def _pad(t, count):
 def ssd_kernel(x, dt, A, B, C, D, state, chunk_size):
     """Compute SSD with mamba-ssm's kernels: compiled on a GPU, else in Triton's interpreter.
 
-    Arguments and result as in `ssd_recurrent`, in float32 or 16 bits. The kernels sum in float32,
-    log decays too: a step with dt |A| = 10⁴ costs the decays of its chunk four digits, one of 10⁶
+    Arguments and result as in `ssd_recurrent`, in float32 or 16 bits. The kernels' chunks have
+    chunk_size tokens, rounded up to a power of two from 16 to 256. The kernels sum in float32, log
+    decays too: a step with dt |A| = 10⁴ costs the decays of its chunk four digits, one of 10⁶
     nearly all. The interpreter is slow; use it to check results.
 
     Raises:
@@ -298,6 +304,10 @@ def ssd_kernel(x, dt, A, B, C, D, state, chunk_size):
     Source: WM Listing 4 (`mamba_chunk_scan_combined`); mamba-ssm 2.3.2.post1.
     """
     return _kernels().chunk_scan(x, dt, A, B, C, D=D, chunk_size=chunk_size, initial_state=state)
+
+
+FORMS = {"recurrent": ssd_recurrent, "quadratic": ssd_quadratic}
+FORMS |= {"chunked": ssd_chunked, "kernel": ssd_kernel}
 
 
 def _kernels():
@@ -336,12 +346,17 @@ def ssd_step(
     """
     check.choice(("auto", "recurrent", "kernel"), backend=backend)
     _check(x, dt, A, B, C, D, tokens="b", state=state)
+    if backend == "auto" and not torch.is_grad_enabled():
+        backend = _fastest(x, "recurrent")
     return _ssd_step(x, dt, A, B, C, state, D, backend)
 
 
+def _fastest(x, otherwise):
+    """Return the backend of "auto": the kernel where it can take x."""
+    return "kernel" if x.is_cuda and _kernels().can_take(x) else otherwise
+
+
 def _ssd_step(x, dt, A, B, C, state, D, backend):
-    if backend == "auto" and not torch.is_grad_enabled() and x.is_cuda and _kernels().can_take(x):
-        backend = "kernel"
     if backend == "kernel":
         return _kernels().state_update(x, dt, A, B, C, state, D=D)
     y, state = _step(*(t.to(state.dtype) for t in (x, dt, A, B, C)), state)
@@ -369,7 +384,7 @@ def ssd(
         the recurrence     for a single token
         the chunked form   else
 
-    For a single token without gradients, "auto" and "kernel" take `ssd_step`.
+    For a single token without gradients, the kernel and the recurrence are those of `ssd_step`.
 
     Arguments and result as in `ssd_recurrent`; TypeError and RuntimeError as in `ssd_kernel`.
 
@@ -377,29 +392,25 @@ def ssd(
     """
     check.choice(Backend, backend=backend)
     _check(x, dt, A, B, C, D, chunk_size=chunk_size, initial_state=initial_state)
-    y, state = ssd_unchecked(x, dt, A, B, C, D, initial_state, chunk_size, backend)
+    y, state = _ssd(x, dt, A, B, C, D, initial_state, chunk_size, backend)
     return (y, state) if return_final_state else y
 
 
-def ssd_unchecked(x, dt, A, B, C, D, state, chunk_size, backend):
-    """`ssd` for layers: without checks."""
-    if x.shape[1] == 1 and backend in ("auto", "kernel") and not torch.is_grad_enabled():
+def _ssd(x, dt, A, B, C, D, state, chunk_size, backend):
+    if backend == "auto":
+        backend = _fastest(x, "recurrent" if x.shape[1] == 1 else "chunked")
+    if x.shape[1] == 1 and backend in ("recurrent", "kernel") and not torch.is_grad_enabled():
         state = _zero_state(x, B) if state is None else state
         y, state = _ssd_step(x[:, 0], dt[:, 0], A, B[:, 0], C[:, 0], state, D, backend)
         return y[:, None], state
-    if backend == "auto":
-        backend = "recurrent" if x.shape[1] == 1 else "chunked"
-        backend = "kernel" if x.is_cuda and _kernels().can_take(x) else backend
-    forms = dict(recurrent=ssd_recurrent, quadratic=ssd_quadratic, chunked=ssd_chunked)
-    form = forms.get(backend, ssd_kernel)
-    return form.unchecked(x, dt, A, B, C, D, state, chunk_size)
+    return FORMS[backend].unchecked(x, dt, A, B, C, D, state, chunk_size)
 
 
 class SSDCache(NamedTuple):
-    """The memory of an SSD layer: its state after the last token and, with "conv", its history.
+    """The memory of an SSD layer.
 
-    state (b, h, p, n); and for position="conv" the last d_conv - 1 real tokens as the convolution
-    sees them, conv (b, d_conv - 1, h p + 2 g n).
+    state (b, h, p, n): the state after the last token. conv (b, d_conv - 1, h p + 2 g n): what the
+    convolution of position="conv" remembers, x, B and C of the last real tokens; else None.
     """
 
     state: Tensor
@@ -507,7 +518,8 @@ class SSD(nn.Module):
                 ignore them all and go by the order of the tokens.
             padding_mask: True for real tokens; None for all. Padding leaves the state alone,
                 at the start of a row, within it or at its end.
-            cache: the one returned by the previous call; None at the start of the sequence.
+            cache: returned by the previous call; None at the start of the sequence. "rope" and
+                "decay" have the same cache, so the layer can't tell one from the other.
             rotary: a table of cosines and sines that the layers of a model share; it is used only
                 if it was made from this very tensor of position_ids.
 
@@ -548,7 +560,7 @@ class SSD(nn.Module):
         return short_convolution(u, weight, padding_mask=padding_mask, history=history)
 
     def _mix(self, x, dt, A, B, C, state):
-        return ssd_unchecked(x, dt, A, B, C, self.D, state, self.chunk_size, self.backend)
+        return _ssd(x, dt, A, B, C, self.D, state, self.chunk_size, self.backend)
 
     def _check_cache(self, x, cache):
         if (cache.conv is not None) != (self.position == "conv"):
@@ -572,22 +584,21 @@ def _zero_state(x, B):
     return x.new_zeros(x.shape[0], *x.shape[2:], B.shape[-1], dtype=wide)
 
 
-def _check(x, dt, A, B, C, D=None, *, tokens="b l", chunk_size=1, **states):
+def _check(x, dt, A, B, C, D=None, *, tokens="b l", chunk_size=1, initial_state=None, state=None):
     """Validate the arguments of a form; semiseparable_matrix has no x and passes None.
 
-    `tokens` is "b l", or "b" for a single token. `states` has at most one state, under the name of
-    the caller's argument.
+    `tokens` is "b l", or "b" for `ssd_step`, which calls its state `state`.
     """
     like_x = B.dtype if x is None else x.dtype
     check.floating(x=x, B=B)
     shapes = dict(x=(x, f"{tokens} h p"), dt=(dt, f"{tokens} h"), A=(A, "h"))
     shapes |= dict(B=(B, f"{tokens} g n"), C=(C, f"{tokens} g n"), D=(D, "h"))
-    check.shapes(**shapes, **{name: (t, "b h p n") for name, t in states.items()})
+    check.shapes(**shapes, initial_state=(initial_state, "b h p n"), state=(state, "b h p n"))
     check.multiple(h=A.shape[0], g=B.shape[-2])
     check.sizes(p=None if x is None else x.shape[-1], n=B.shape[-1], chunk_size=chunk_size)
     wide = torch.promote_types(like_x, torch.float32)
     check.dtypes([like_x], B=B, C=C)
     check.dtypes([like_x, wide], dt=dt, A=A, D=D)
-    check.dtypes([wide], **states)
+    check.dtypes([wide], initial_state=initial_state, state=state)
     check.entries("(-inf, 0]", A=A)
     check.entries("[0, inf)", dt=dt)

@@ -266,7 +266,10 @@ def train(
 def resume(
     run: Run, *, progress_bar: bool | None = None, after_step: Callable[[Run], None] | None = None
 ) -> None:
-    """Take the remaining steps of a run; progress_bar and after_step are as for `train`."""
+    """Take the remaining steps of a run in memory, all of them if it is new.
+
+    progress_bar and after_step are as for `train`. The lab reads checkpoints (README.md).
+    """
     config = run.config
     training, held_out = split_text(run.ids, config.eval_fraction)
     hidden = None if progress_bar is None else not progress_bar  # None: without a terminal

@@ -31,7 +31,7 @@ import triton
 import triton.language as tl
 
 from cheems_ref import check, kernels
-from cheems_ref.ssd import _form
+from cheems_ref.ssd import _checked, _in_one_dtype
 
 LARGEST_CHUNK, LARGEST_TILE = 64, 128  # compiled in seconds; 128 KiB of shared memory at most
 MOST_PROGRAMS = 65_535  # CUDA's limit along the second and third axis of a grid
@@ -123,7 +123,8 @@ def _read(
     tl.store(y + mine[:, None] * p + j, inside_chunk + before_chunk, inside)
 
 
-@_form
+@_checked
+@_in_one_dtype
 def ssd_triton(x, dt, A, B, C, state, chunk_size):
     """Compute SSD with the three kernels above.
 

@@ -47,7 +47,7 @@ TAKEN = {
         call("(0, 1]", x=entry(1e-300, 1.0)),
         call("[0, 10)", ids=IDS, narrow=X.bfloat16()),
     ],
-    "sizes": [call(n_heads=1, d_head=None, d_state=np.int64(128), k=np.uint8(1))],
+    "sizes": [call(n_heads=1, d_head=None, d_state=np.int64(128), k=np.uint8(1)), call(0, n=0)],
     "numbers": [
         call("(0, 1]", share=1, other=np.float32(1e-3), least=5e-324),
         call("[0, 1)", share=0, other=0.999),

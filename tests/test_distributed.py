@@ -177,7 +177,7 @@ def keeps_its_digits(m, dtype):
     tensors = inputs(l=1024, h=2, g=1, dt=1e-3, A=(-1, -0.5), dtype=dtype)
     x, dt, A, B, C, *_ = tensors
     truth = ssd_recurrent(*(t.double() for t in (x, dt, A, B, C)))
-    alone = m.ssd.ssd_unchecked(x, dt, A, B, C, None, None, 64, "chunked")[0]
+    alone = m.ssd._ssd(x, dt, A, B, C, None, None, 64, "chunked")[0]
 
     def work(rank):
         x, dt, A, B, C, *_ = slices(tensors, [256] * 4, rank)

@@ -250,17 +250,18 @@ def a_bad_call_is_refused_at_once(m):
     """Before the first id is asked for."""
     net, gated = built(m, "SEIE"), built(m, "IDSP")
     ragged = lengths(3, 20, side="right")
-    need = "20 tokens in a row and max_new_tokens = 2 need 21 positions, .* max_positions = 20"
+    need = r"positions of prompt .*max_positions = 20\) must be .* got .*21"
     for asked, message, arguments in (
         (gated, need, dict(prompt=ids(2, 20), max_new_tokens=2)),
         (gated, need, dict(prompt=ids(2, 20), max_new_tokens=2, padding_mask=ragged)),
-        (net, r"max_new_tokens must be a number in \[0, inf\), got -1", dict(max_new_tokens=-1)),
+        (net, "max_new_tokens must be at least 0, got -1", dict(max_new_tokens=-1)),
+        (net, "max_new_tokens must be a whole number, got 0.0", dict(max_new_tokens=0.0)),
         (net, EVERY_ROW, dict(prompt=FIVE[:, :0])),
         (net, EVERY_ROW, dict(padding_mask=rows("..#..", "....."))),
-        (net, r"input_ids must be in \[0, 19\)", dict(prompt=FIVE + 15)),
+        (net, r"prompt must be in \[0, 19\)", dict(prompt=FIVE + 15)),
     ):
         given = dict(prompt=FIVE, max_new_tokens=3) | arguments
-        refused(ValueError, message, m.stream, asked, **given)
+        refused((ValueError, TypeError), message, m.stream, asked, **given)
 
 
 def the_table_may_be_filled(m, case="IDSP"):

@@ -183,12 +183,12 @@ def test_a_sixteen_bit_model_without_choices_is_as_exact_as_its_numbers(position
     assert model.generate(narrow, ids(2, 7), 3, padding_mask=PADDING["left"]).shape == (2, 3)
 
 
-@pytest.mark.usefixtures("unchecked")  # of which uint8 is no Int
 def test_ids_of_any_integer_dtype_are_taken():
     net, greedy = built(model, "SEIE"), model.Sampling(temperature=0)
     want = net(ids(2, 5))[0], model.generate(net, ids(2, 5), 4, greedy)
     for dtype in INTEGERS:
         given = ids(2, 5).to(dtype)
+        assert isinstance(given, model.Ids)
         check(f"ids in {dtype}: logits", net(given)[0], want[0])
         assert torch.equal(model.generate(net, given, 4, greedy), want[1])
 
@@ -211,7 +211,7 @@ def of_22(*counts):
     return torch.arange(22) >= 22 - torch.tensor(counts)[:, None]
 
 
-FULL = "21 tokens in a row need 21 positions, but mask='gate' has max_positions = 20"
+FULL = r"positions of input_ids .*max_positions = 20\) must be .* got .*21"
 BAD_CALLS = [
     (called, dict(cache=called(input_ids=ids(3, 2))[1]), r"cache.n_tokens must be .* \(3,\)"),
     (decoded, dict(case="SEIE", other="SKIK"), "pattern: 'SKIK', this model's is 'SEIE'"),

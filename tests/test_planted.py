@@ -119,7 +119,7 @@ def test_a_local_variable_may_be_renamed(name):
 
 
 def test_rooms_above_an_edited_one_see_its_copy():
-    edit = ("if size is not None and size < 1:", "if size is not None and size <= 1:")
+    edit = ("if size is not None and size < least:", "if size is not None and size <= least:")
     m = planted((check, convolution, ssd), [edit])
     assert [*m.copied] == ["check", "convolution", "ssd"] and m.check is m.copied["check"]
     assert m.short_convolution is m.copied["convolution"].short_convolution

@@ -211,7 +211,6 @@ ACCEPTED = {
     r"discretize_\w+-A-an entry 0.25": "a system may grow",
     r"ntk_base-(length|max_positions)-the number 1.5": "a length may be a ratio",
     r"ssm_convolution-x-an axis too many": "then the kernel has one too few",
-    r"(generate|stream)-prompt-an(other kind| axis| entry)": "the model speaks of its input_ids",
     r"sample-logits-another kind": "whole numbers are logits too",
     # Not looked at: these end in an error of torch's or Python's.
     r"(budget|roofline)\.\w+-(context|tokens)-the number 1.5": "a number of tokens",

@@ -389,6 +389,10 @@ def test_options_of_the_layer_that_exclude_one_another_are_refused():
     ):
         with pytest.raises(ValueError, match=message):
             SSD(**dict(d_model=8, n_heads=4) | sizes)
+    mixer = layer()
+    mixer.backend = "chunkd"
+    with pytest.raises(KeyError, match="chunkd"):
+        forward(mixer, tokens())
 
 
 @pytest.mark.usefixtures("unchecked")

@@ -27,7 +27,7 @@ MISTAKES = mistakes([
         "tiled groups": [("-> b s (g r) p", "-> b s (r g) p")],
         "not causal by itself": [("t > 1", "False")]}),
     (copies_no_groups, {
-        "keys copied to every head": [("grouped = k.shape", "grouped = False and k.shape")]}),
+        "keys copied to every head": [("grouped = g < h", "grouped = False and g < h")]}),
     (bias_is_held, {
         "autocast narrows the bias": [("with autocast_off(q.device):  #", "if True:  #")]}),
     (masks_are_the_loop, {

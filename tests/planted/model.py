@@ -26,7 +26,7 @@ MISTAKES = mistakes([
     (tests.padding_and_cuts_change_nothing, "SHSRAH", {
         "padding is read": [(SEQUENCE, SEQUENCE.replace("=padding_mask", "=None"))],
         "positions count padding": [(POSITIONS, "before[:, None] + torch.arange(real.shape[1])")],
-        "positions start again": [(BEFORE, "cache.layers, before")],
+        "positions start again": [(BEFORE, "cache.layers, 0 * cache.n_tokens")],
         "n_tokens of this call": [(AFTER, "real.sum(1)")],
         "n_tokens written to": [(AFTER, "before.add_(real.sum(1))")]}),
     (tests.starts_as_one_made_directly, "SHSRAH", {
