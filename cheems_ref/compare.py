@@ -4,9 +4,8 @@
     pooled       one standard deviation for a whole table of rows and seeds
     verdicts     a family of differences: intervals, p-values, and Holm's rule
 
-`losses` holds the loss of every row of a table with every seed, {row: {seed: loss}}. With one seed
-all rows see the same windows, so differences are taken seed by seed. Notebook 09 derives all this;
-`cheems_lab.comparison` trains the models.
+A table is {row: {seed: loss}}. With one seed all rows see the same windows, so differences are
+taken seed by seed. Notebook 09 derives all this; `cheems_lab.comparison` trains the models.
 """
 
 import functools
@@ -15,7 +14,10 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-Losses = Mapping[str, Mapping[int, float]]
+import torch
+
+Losses = Mapping[str, Mapping[int, float]]  # of every row, with every seed
+Family = Mapping[str, Mapping[str, float]]  # by name the weights of rows in a difference
 
 
 class Interval(NamedTuple):
@@ -100,20 +102,13 @@ def pooled(losses: Losses) -> tuple[float, int]:
         ValueError: fewer than two rows or seeds, or rows with different seeds.
     """
     seeds = {row: sorted(by_seed) for row, by_seed in losses.items()}
-    same = len({*map(tuple, seeds.values())}) == 1
-    if not same or len(seeds) < 2 or len(seeds[next(iter(seeds))]) < 2:
+    if len({*map(tuple, seeds.values())}) != 1 or min(len(seeds), *map(len, seeds.values())) < 2:
         raise ValueError(f"losses need two rows and two seeds at least, the same for all: {seeds}")
     table = [[losses[row][seed] for seed in seeds[row]] for row in losses]
-    rows = [statistics.fmean(row) for row in table]
-    columns = [statistics.fmean(column) for column in zip(*table, strict=True)]
-    center = statistics.fmean(rows)
-    left = [
-        loss - row - column + center
-        for row, entries in zip(rows, table, strict=True)
-        for loss, column in zip(entries, columns, strict=True)
-    ]
-    degrees = (len(rows) - 1) * (len(columns) - 1)
-    return math.hypot(*left) / math.sqrt(degrees), degrees
+    x = torch.tensor(table, dtype=torch.float64)
+    left = x - x.mean(1, keepdim=True) - x.mean(0) + x.mean()
+    degrees = (x.shape[0] - 1) * (x.shape[1] - 1)
+    return math.sqrt(left.square().sum().item() / degrees), degrees
 
 
 def less(row: str, baseline: str) -> dict[str, dict[str, int]]:
@@ -121,14 +116,12 @@ def less(row: str, baseline: str) -> dict[str, dict[str, int]]:
     return {f"{row} less {baseline}": {row: 1, baseline: -1}}
 
 
-def verdicts(
-    losses: Losses, family: Mapping[str, Mapping[str, float]], *, pool: bool = False
-) -> dict[str, Verdict]:
+def verdicts(losses: Losses, family: Family, *, pool: bool = False) -> dict[str, Verdict]:
     """Judge a family of differences within one table, corrected for their number.
 
     Args:
         losses: the table.
-        family: by name the weights of rows in a difference, such as {"a - b": {"a": 1, "b": -1}}.
+        family: such as {"a less b": {"a": 1, "b": -1}}.
         pool: take the deviation from the whole table (`pooled`); else every difference has its own,
             over the seeds that its rows share.
 
@@ -140,20 +133,14 @@ def verdicts(
         seeds = sorted(set.intersection(*(set(losses[row]) for row in weights)))
         if not seeds:
             raise ValueError(f"rows {', '.join(weights)} have no seed in common")
-        n = len(seeds)
         apart = [sum(w * losses[row][seed] for row, w in weights.items()) for seed in seeds]
-        mean, half, degrees = *interval(apart), n - 1
+        mean, n = statistics.fmean(apart), len(apart)
+        error, degrees = (statistics.stdev(apart), n - 1) if n > 1 else (math.inf, 1)
         if pool:
-            deviation, degrees = pooled(losses)
-            half = student_t(degrees) * deviation * math.hypot(*weights.values()) / math.sqrt(n)
-        found[name] = Interval(mean, half), _p_value(mean, half, degrees)
+            error, degrees = pooled(losses)
+            error *= math.hypot(*weights.values())
+        error /= math.sqrt(n)
+        p = student_p(mean / error, degrees) if error else float(mean == 0)
+        found[name] = Interval(mean, student_t(degrees) * error), p
     calls = holm([p for _, p in found.values()])
     return {name: Verdict(*found[name], yes) for name, yes in zip(found, calls, strict=True)}
-
-
-def _p_value(mean, half_width, degrees):
-    if math.isinf(half_width):  # one seed tells nothing
-        return 1.0
-    if half_width == 0:
-        return float(mean == 0)
-    return student_p(student_t(degrees) * mean / half_width, degrees)

@@ -19,7 +19,6 @@ Wrong shapes, sizes or values raise ValueError, which names the argument (check.
 Source: OTCE §3.2; Ch §3.3, A.4; WM §3.3, B.4.
 """
 
-from collections.abc import Callable
 
 import torch
 from jaxtyping import Float, Int
@@ -142,32 +141,20 @@ class ExpansiveMoE(MoE):
         return _mix_experts(self.shared(x), *self.route(x), self.expert, len(self.experts))
 
 
-def mix_experts(
-    x: Tokens,
-    gates: Gates,
-    indices: Choices,
-    expert: Callable[[int, Tensor], Tensor],
-    n_experts: int,
-) -> Tokens:
+def _mix_experts(x, gates, indices, expert, n_experts):
     """Compute Σ gᵢ expertᵢ(x) with each expert called once, on the tokens that chose it.
 
     Without gradients, an expert without tokens is not called.
 
     Args:
-        x: tokens.
-        gates: weight of each choice.
-        indices: the chosen experts, different ones for each token.
+        x: tokens (b, l, d).
+        gates: weight of each choice (b, l, k).
+        indices: the chosen experts (b, l, k), different ones for each token.
         expert: a function of i and of tokens (n, d).
         n_experts: e.
 
     Source: OTCE eq. 15a.
     """
-    check.shapes(x=(x, "b l d"), indices=(indices, "b l k"), gates=(gates, "b l k"))
-    _check_choices(indices, n_experts)
-    return _mix_experts(x, gates, indices, expert, n_experts)
-
-
-def _mix_experts(x, gates, indices, expert, n_experts):
     tokens, k, choices = x.flatten(0, 1), indices.shape[-1], indices.flatten()
     # Sort the choices by expert. Only the sizes of the groups synchronise with the device.
     order = choices.argsort(stable=True)

@@ -208,17 +208,10 @@ def state_update(
     # Stride 0 along p and n tells the kernel that a head has one dt and one A (as in Mamba2.step).
     # dt_bias and D must be tensors, since 2.3.2.post1 asks for their strides without looking.
     zeros = torch.zeros(h, dtype=torch.float32, device=x.device)
+    dt, A = dt[..., None].expand(b, h, p), A[:, None, None].expand(h, p, n)
+    D, bias = (t[:, None].expand(h, p) for t in (zeros if D is None else D, zeros))
     with _shims(mode):
-        y = _load().update(
-            state,
-            x,
-            dt[..., None].expand(b, h, p),
-            A[:, None, None].expand(h, p, n),
-            B,
-            C,
-            D=(zeros if D is None else D)[:, None].expand(h, p),
-            dt_bias=zeros[:, None].expand(h, p),
-        )
+        y = _load().update(state, x, dt, A, B, C, D=D, dt_bias=bias)
     return y, state
 
 

@@ -24,8 +24,7 @@ S + β (v - S k) kᵀ.
 Each rule below is written as its update on one token, and `_rule` makes the public function of it.
 By default the function takes one token after the other. With a `chunk_size` it computes the same
 result from a few matrix products per chunk of tokens; the size changes only the cost, and l need
-not be a multiple of it. `linear_attention_quadratic` is attention as it is usually written,
-(QKᵀ ∘ M)V. `RULES` lists the rules.
+not be a multiple of it. `RULES` lists the rules.
 
 q, k and v share a dtype. Sixteen-bit inputs are computed in float32 and the output is cast back;
 the state stays float32, and g and beta may be float32 as well. Wrong shapes, sizes, dtypes or
@@ -224,19 +223,6 @@ def gated_delta_rule(S, k, v, g, beta):
     Source: L22, "Linear Attention", row Gated DeltaNet; Yang, Kautz and Hatamizadeh (2024).
     """
     return _correct(_decay(S, g), k, v, beta)
-
-
-def linear_attention_quadratic(q: Keys, k: Keys, v: Values, *, scale: float | int = 1.0) -> Values:
-    """Return `linear_attention` computed as attention without softmax, O = scale · (QKᵀ ∘ M)V.
-
-    M is the causal mask. Time and memory grow with l². `ssd_quadratic` also takes a state.
-
-    Source: L22, "Linear Attention"; WM §2, (L ∘ QKᵀ)V.
-    """
-    dtype = q.dtype
-    q, k, v, *_ = _prepare(q, k, v, {}, None, scale, None)
-    scores = einsum("bthn,bshn->bhts", q, k).tril()
-    return (scale * einsum("bhts,bshp->bthp", scores, v)).to(dtype)
 
 
 class Rule(NamedTuple):

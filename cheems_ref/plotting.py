@@ -76,16 +76,10 @@ def lines(
     x: Tensor | Sequence,
     curves: Mapping[str, Tensor | Sequence],
     *,
-    title: str = "",
-    xlabel: str = "",
-    ylabel: str = "",
-    xscale: str = "",
-    yscale: str = "",
-    xlim: tuple | None = None,
-    ylim: tuple | None = None,
     xticks: Mapping[float | int, str] | None = None,
     marker: str = "",
     legend: str | None = "best",
+    **axes: object,
 ) -> None:
     """Draw curves over the same places, each with a different colour and dash.
 
@@ -96,12 +90,10 @@ def lines(
         ax: where to draw.
         x: the places, as many as each curve has values.
         curves: name: values; a name that begins with "_" stays out of the legend.
-        title, xlabel, ylabel: of the axes, with units.
-        xscale, yscale: "log" for a logarithmic axis.
-        xlim, ylim: (low, high).
         xticks: place: label; None for matplotlib's own.
         marker: of matplotlib, such as "o".
         legend: location, as in matplotlib; "right" for beside the axes, None for no legend.
+        axes: title, xlabel, yscale="log" and so on, as `Axes.set` takes them.
 
     Raises:
         ValueError: a curve does not have one value per place.
@@ -113,9 +105,7 @@ def lines(
             raise ValueError(f"curve {name!r} has {len(values)} values for {len(x)} places")
         told = dict(linestyle=DASHES[i % len(DASHES)], color=COLORS[i % len(COLORS)])
         ax.plot(x, values, gid=f"{group}-{i}", marker=marker, label=name, **told)
-    told = dict(xlabel=xlabel, ylabel=ylabel, title=title, xscale=xscale, yscale=yscale)
-    told |= dict(xlim=xlim, ylim=ylim)
-    ax.set(**{name: value for name, value in told.items() if value})
+    ax.set(**axes)
     if xticks:
         ax.set_xticks(list(xticks), list(xticks.values()))
         ax.minorticks_off()

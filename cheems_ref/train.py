@@ -117,14 +117,9 @@ def make_optimizer(model: torch.nn.Module, config: TrainConfig) -> torch.optim.A
     """Return AdamW for a model, with weight decay on parameters of two or more axes."""
     matrices = [parameter for parameter in model.parameters() if parameter.ndim >= 2]
     vectors = [parameter for parameter in model.parameters() if parameter.ndim < 2]
-    return torch.optim.AdamW(
-        [
-            dict(params=matrices, weight_decay=config.weight_decay),
-            dict(params=vectors, weight_decay=0.0),
-        ],
-        lr=config.learning_rate,
-        betas=config.betas,
-    )
+    decayed = dict(params=matrices, weight_decay=config.weight_decay)
+    groups = [decayed, dict(params=vectors, weight_decay=0.0)]
+    return torch.optim.AdamW(groups, lr=config.learning_rate, betas=config.betas)
 
 
 def split_text(ids: Text, eval_fraction: float) -> tuple[Tensor, Tensor]:

@@ -159,7 +159,7 @@ def each_expert_sees_its_tokens(m):
         seen.append((i, tokens))
         return torch.sin(tokens * factor[i])
 
-    y, want = m.mix_experts(x, gates, indices, expert, 7), torch.zeros_like(x)
+    y, want = m._mix_experts(x, gates, indices, expert, 7), torch.zeros_like(x)
     for b, l, k in itertools.product(range(2), range(5), range(3)):
         want[b, l] += gates[b, l, k] * torch.sin(x[b, l] * factor[indices[b, l, k]])
     check("mixture = sum over the chosen", y, want)
@@ -167,7 +167,7 @@ def each_expert_sees_its_tokens(m):
     for i, tokens in seen:
         assert torch.equal(tokens, x[(indices == i).any(-1)])
     with torch.no_grad():
-        check("without a gradient", m.mix_experts(x, gates, indices, expert, 7), want)
+        check("without a gradient", m._mix_experts(x, gates, indices, expert, 7), want)
     assert [i for i, _ in seen[7:]] == sorted({*indices.flatten().tolist()}), "some in vain"
 
 

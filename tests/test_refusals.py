@@ -100,7 +100,6 @@ CALLS = [
     (la.gated_linear_attention, LA | dict(g=GATES["g"])),
     *((f, LA | dict(beta=GATES["beta"])) for f in (la.longhorn, la.delta_rule)),
     (la.gated_delta_rule, LA | GATES),
-    (la.linear_attention_quadratic, {k: LA[k] for k in ("q", "k", "v", "scale")}),
     (convolution.short_convolution,
      dict(u=floats(2, 5, 3), weight=floats(3, 4), padding_mask=REAL, history=floats(2, 3, 3))),
     (rope.rope_frequencies, dict(dim=6, base=100.0)),
@@ -132,7 +131,6 @@ CALLS = [
       for name in ("MoE", "SharedExpertMoE", "CohesiveMoE", "ExpansiveMoE")),
     *((getattr(f(**ROUTED), name), dict(x=X), "d") for name in ("forward", "route")
       for f in (experts.MoE, experts.SharedExpertMoE, experts.ExpansiveMoE)),
-    (experts.mix_experts, dict(x=floats(2, 5, 4), expert=lambda i, x: x) | CHOICES),
     (experts.load_balancing_loss, CHOICES),
     (retrieval.product_key_topk, dict(queries=floats(2, 5, 2, 2, 4), keys=floats(2, 2, 5, 4), k=3)),
     (retrieval.neurons,
@@ -205,7 +203,6 @@ ACCEPTED = {
     r"GateMask-(v-|position_ids-an(other .$| axis))": "called by a layer, which made both tensors",
     r"attention-bias-(another kind|float32)": "is cast to the dtype of the scores",
     r"short_convolution-weight-float32": "is cast to the dtype of the sums",
-    r"mix_experts-(gates|x)-(another kind|float32)": "experts of any dtype",
     r"retrieved_experts-(gates|x)-float32": "autocast may leave them in another dtype",
     r"causal_mask-n_": "the message speaks of queries and keys",
     r"discretize_\w+-A-an entry 0.25": "a system may grow",

@@ -127,8 +127,7 @@ def table(rows: Mapping[str, Row], evaluations: Sequence[Evaluation]) -> str:
         rows, evaluations: of `compare`.
     """
     losses, baseline = last_losses(evaluations), next(iter(rows))
-    family = {name: {name: 1, baseline: -1} for name in rows if name != baseline}
-    judged = verdicts(losses, family)
+    judged = verdicts(losses, {name: {name: 1, baseline: -1} for name in rows if name != baseline})
     lines = [("row", "parameters", "active", "held-out nats", "each seed", f"less {baseline}")]
     for name, row in rows.items():
         counts = count_parameters(row.config).values()
@@ -147,8 +146,7 @@ def _shown(number: Interval, sign=""):
 
 def _verdict(apart: Verdict):
     words = "a difference" if apart.called else "no difference shown"
-    if math.isinf(apart.interval.half_width):
-        words = "one seed tells nothing"
+    words = "one seed tells nothing" if math.isinf(apart.interval.half_width) else words
     return f"{_shown(apart.interval, '+')}  {words}"
 
 
@@ -172,6 +170,5 @@ def _plot(rows, evaluations, path):
         steps = sorted(at)
         means = {name: [sum(at[step]) / len(at[step]) for step in steps]}
         plotting.lines(ax, steps, means, xlabel="step", ylabel="held-out nats per byte")
-        low, high = ([f(at[step]) for step in steps] for f in (min, max))
-        plotting.band(ax, steps, low, high)
+        plotting.band(ax, steps, *([f(at[step]) for step in steps] for f in (min, max)))
     fig.savefig(path)

@@ -25,19 +25,18 @@ MISTAKES = mistakes([
                                         "statistics.pstdev(numbers)")]}),
     (differences_are_paired, {
         "the other way round": [("{row: 1, baseline: -1}", "{row: -1, baseline: 1}")],
-        "one degree of freedom too many": [("degrees = *interval(apart), n - 1",
-                                            "degrees = *interval(apart), n")]}),
+        "one degree of freedom too many": [("(statistics.stdev(apart), n - 1)",
+                                            "(statistics.stdev(apart), n)")]}),
     (holm_stops_at_the_first_that_fails, {
         "no correction": [("level / (m - i)", "level")],
         "Bonferroni's": [("level / (m - i)", "level / m")],
         "goes on after a failure": [("            break\n", "            continue\n")]}),
     (of_many_calls_few_are_false, {
         "no correction": [("level / (m - i)", "level")],
-        "what a seed does to all rows stays in": [("loss - row - column + center",
-                                                   "loss - row")]}),
+        "what a seed does to all rows stays in": [("- x.mean(0) + x.mean()", "")]}),
     (one_deviation_serves_a_table, {
-        "degrees of rows times seeds": [("(len(rows) - 1) * (len(columns) - 1)",
-                                         "len(rows) * len(columns)")],
+        "degrees of rows times seeds": [("(x.shape[0] - 1) * (x.shape[1] - 1)",
+                                         "x.numel()")],
         "weights that only add up": [("math.hypot(*weights.values())",
                                       "sum(map(abs, weights.values()))")]}),
     (zero_is_looked_for_on_both_sides, {

@@ -27,9 +27,6 @@ MISTAKES = mistakes([
             ("        state = update(state, *token)\n", ""),
             ("_read(state, q_t))\n",
              "_read(state, q_t))\n        state = update(state, *token)\n")]}),
-    (tests.quadratic_form_is_the_recurrence, {
-        "no mask: attention to the future": [
-            ('"bthn,bshn->bhts", q, k).tril()', '"bthn,bshn->bhts", q, k)')]}),
     (tests.agree, "gated_linear_attention", {
         "the write decays too": [
             ("return _add(_decay(S, g), k, v)", "return _decay(_add(S, k, v), g)")]}),
