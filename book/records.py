@@ -50,6 +50,8 @@ LAB_9A = "labs/09a_filling_in_blanks"
 READING_RUN = ("SIZES", "MILLION", "fitted", "seeded", "MASK", "START", "END", "cut_out", "Reader")
 READING_RUN += ("places_cut_out", "let_see", "in_order", "reading", "reading_losses")
 READING_RUN += ("learn_to_read", "nats_cut_out")
+FOUND_RUN = (*RECALL_RUN, "RATES", "WITH_POSITION", "HYBRID", "IDS", "ROW", "weights", "looks_at")
+FOUND_RUN += ("seeded", "CHANGED", "with_others", "weight_on_answers", "found_by")
 NEEDLE_RUN = ("FOUR", "ASKED", "DEPTHS", "VARIANTS", "answers", "digits_right", "needle_model")
 NEEDLE_RUN += ("needle_loss", "learn_needles", "stretched", "heat_map")
 
@@ -446,6 +448,16 @@ def recall_run(job):
     return {"minutes": round((time.perf_counter() - start) / 60, 2), "right": rounded(right)}
 
 
+def found():
+    """What attention looks at in chapter 08's trained hybrid, and once its keys are others."""
+    parts = dict(zip(FOUND_RUN, from_notebook(CHAPTER_8, *FOUND_RUN), strict=True))
+    options = parts["WITH_POSITION"][parts["HYBRID"]]
+    model, _ = parts["learn_to_recall"](32, 200, parts["RATES"][32], 0, (32,), **options)
+    result = parts["found_by"](model.requires_grad_(False))
+    maps = {name: rounded(rows) for name, rows in result.pop("maps").items()}
+    return {"seed": 0, **result, "maps": maps}
+
+
 def needles():
     """The needle: four systems, short and long texts, each at the best of three rates."""
     four, windows = from_notebook(LAB_8A, "FOUR", "WINDOWS")
@@ -774,6 +786,7 @@ WRITERS = {
     "08_recall": recall,
     "08_rows": recall_rows,
     "08_rates": recall_rates,
+    "08_found": found,
     "08_needle": needles,
     "09_inner": ablation_inner,
     "09_position": ablation_position,

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 00 · How to read this course
 #
-# **In half an hour you'll know what Cheems is, why anyone would build it, and how far you can trust
-# this course.** By the end you will be able to
+# **What is Cheems, why would anyone build it, and how far can you trust this course?** By the end
+# you will be able to
 #
 # - say what a line with ✓ promises, and what it doesn't;
 # - spot a test that can't tell right from wrong;
@@ -22,7 +22,7 @@ from einops import rearrange, repeat
 from torch import einsum
 
 from cheems_ref import plotting
-from cheems_ref.budget import cache_bytes
+from cheems_ref.budget import cache_bytes, count_parameters
 from cheems_ref.compare import interval
 from cheems_ref.config import ModelConfig, preset
 from cheems_ref.linear_attention import delta_rule
@@ -81,19 +81,19 @@ plotting.save(
 #
 # A transformer keeps everything. For each token it stores keys and values, and every new token
 # looks at all of them. Nothing is forgotten, but the memory grows with the text. A state space
-# model keeps a state of fixed size and updates it with each token. Its memory never grows, but old
-# tokens fade.
+# model keeps a state of fixed size and updates it with each token. Its memory never grows, but all
+# tokens have to share it.
 #
 # **Cheems** mixes the two. Jingze Shi and co-authors published it in three papers: *OTCE*, *Cheems*
-# and *Wonderful Matrices*. Of every eight blocks, seven have a state space layer and one has
-# attention. In the later two papers, each block ends in a large set of tiny experts, and each token
-# uses only a few of them.
+# and *Wonderful Matrices*. In the later two, seven of every eight blocks have a state space layer
+# and one has attention. Each block ends in a large set of tiny experts, and each token uses only a
+# few of them.
 #
-# What does the mixture buy? Let's take three models of 1.3 billion parameters from the papers and
-# ask how much they have to remember, in 16 bits, after reading 131,072 tokens. LLaMa, a
+# What does the mixture buy? Let's take three models from the papers, each of about 1.3 billion
+# parameters, and ask how much they have to store after reading 131,072 tokens. LLaMa, a
 # transformer, has attention in all of its 24 blocks. Cheems has it in three, and so does Jamba, a
-# published hybrid. Attention stores 2 × 2,048 numbers per token and block; a state has 32 heads of
-# 128 × 128 numbers. Before you look: how much memory do the states add?
+# published hybrid. Attention stores 2 × 2,048 numbers of 16 bits per token and block; a state has
+# 32 heads of 64 × 128 numbers, in 32 bits. Before you look: how much memory do the states add?
 
 # %%
 for name in ("llama-1.3b", "jamba-1.3b", "cheems-1.3b"):
@@ -102,9 +102,9 @@ for name in ("llama-1.3b", "jamba-1.3b", "cheems-1.3b"):
     print(f"{name:12} keys and values {tokens:5.2f} GiB   states {states:.2f} GiB")
 
 # %% [markdown]
-# Almost nothing: 0.02 GiB, whether the model has read ten tokens or ten million. Attention is what
-# costs memory. How much of it does a model need, and for what? That question runs through this
-# course.
+# Almost nothing: 0.02 GiB, whether the model has read ten tokens or ten million. In a long text,
+# attention is what costs memory. How much of it does a model need, and for what? That question runs
+# through this course.
 #
 # We write a model as a string. `S` is a state space layer, `I` attention with an inner function
 # (chapter 05), `E` a layer of experts, here 256 of them:
@@ -114,9 +114,18 @@ model = CausalLM(ModelConfig(pattern="SE × 7 + IE", d_model=64, n_neurons=256))
 logits, _ = model(torch.randint(256, (1, 20)))
 print("20 bytes in, scores for the next byte out:", tuple(logits.shape))
 
+# %% tags=["guard"]
+for name, blocks in {"llama-1.3b": 24, "jamba-1.3b": 3, "cheems-1.3b": 3}.items():
+    config = preset(name)
+    assert sum(config.pattern.count(letter) for letter in "AI") == blocks
+    assert f"{sum(part.total for part in count_parameters(config).values()):.1e}" == "1.3e+09"
+    assert cache_bytes(config, 10).keys_values == blocks * 10 * 2 * 2048 * 2  # two bytes each
+    states = config.pattern.count("S") * 32 * 64 * 128 * 4  # four bytes each
+    assert {cache_bytes(config, read).states for read in (10, 10**7)} == {states}
+
 # %% [markdown]
-# By the end of chapter 07 you'll have built this model piece by piece and trained one on your own
-# machine.
+# By the end of chapter 07 you'll have built this model piece by piece and trained a small one on
+# your own machine.
 #
 # ## 2 · What a ✓ promises
 #
@@ -134,9 +143,9 @@ check("(A B)ᵀ = Bᵀ Aᵀ", (A @ B).T, B.T @ A.T)
 # $$\max |\text{actual} - \text{expected}| \;\le\;
 #   \text{tolerance} \cdot \max |\text{expected}|. \tag{0.1}$$
 #
-# The bracket says how they were compared: with this tolerance, *exact* for whole numbers, or *atol*
-# where the truth is zero and an absolute error is allowed. The tolerance is $10^{-10}$ in float64
-# and $10^{-5}$ in float32, well above their rounding errors.
+# The bracket says how they were compared: with this tolerance, *exact* for whole numbers, or
+# *atol*, an allowed absolute error, where the truth is about zero. By default the tolerance is
+# $10^{-10}$ in float64 and $10^{-5}$ in float32, well above their rounding errors.
 #
 # Notice what the error is measured against: the *largest* entry. In a float64 tensor whose largest
 # entry is 1, an entry of $10^{-12}$ may be completely wrong and still get its ✓. Where that
@@ -148,7 +157,7 @@ for dtype, tolerance in {torch.float64: 1e-10, torch.float32: 1e-5}.items():
 
 # %% [markdown]
 # A check that fails raises an error and stops the notebook. So every ✓ on these pages comes from a
-# check that passed. Here's a failure. (We made it on purpose, so the notebook goes on.)
+# check that passed. Here's a failure, in a cell that is marked so that the notebook goes on.
 
 # %% tags=["raises-exception"]
 check("a sum is a mean", torch.tensor([1.0, 2.0, 6.0]).sum(), torch.tensor([1.0, 2.0, 6.0]).mean())
@@ -165,9 +174,9 @@ A, B = random(2, 50, 50, seed=1)
 _ = must_differ("planted: order not reversed", A.T @ B.T, (A @ B).T)  # _ = hides the returned value
 
 # %% [markdown]
-# **A ✗ that ends in *caught* is good news.** The check would have noticed this mistake. The bracket
-# says how far the results differ at least, relative to the largest correct entry. (Sometimes ✗
-# marks no mistake. Then two results differ because a property doesn't hold.)
+# **A ✗ line that says *caught* is good news.** The check would have noticed this mistake. The
+# number in brackets is a lower bound on the difference, relative to the largest correct entry.
+# (Sometimes a ✗ doesn't mark a mistake: two results differ because a property doesn't hold.)
 #
 # Is that enough? Watch what happens with other inputs. Diagonal matrices are matrices, after all:
 
@@ -185,20 +194,16 @@ check("the wrong order, on diagonal matrices", A.T @ B.T, (A @ B).T)
 #
 # ## 4 · When the paper is wrong
 #
-# Papers contain mistakes, and the papers behind this course are no exception. Where a printed
-# equation, listing or table doesn't hold, the chapter or its lab runs it as printed, or recomputes
-# it, and says what holds. The package implements the corrected version. Chapter 11 collects the
-# results: 418 claims, with a verdict on each.
+# Papers contain mistakes, including the papers behind this course. Where a printed equation,
+# listing or table doesn't hold, the chapter or its lab runs it as printed, or recomputes it, and
+# says what holds. The package implements the corrected version. Chapter 11 collects the results:
+# 418 claims, with a verdict on each.
 #
-# Quotations look like this and name their place:
+# A place in a paper looks like this: WM §3.1. **WM** is *Wonderful Matrices*, **Ch** is *Cheems*,
+# **OTCE** is the paper of that name, and **L22** is lecture 22 of CMU's *Generative AI*. (3.2) is
+# the second equation of chapter 3.
 #
-# > a sentence of the paper — WM §3.1
-#
-# **WM** is *Wonderful Matrices*, **Ch** is *Cheems*, **OTCE** is the paper of that name, and
-# **L22** is lecture 22 of CMU's *Generative AI*. A number in brackets, such as (3.2), is the second
-# equation of chapter 3. A lab continues its chapter's numbers.
-#
-# Some results take minutes to compute, or differ between machines: timings, trained models. We plot
+# Some results take minutes to compute, or differ between machines: timings, trained models. We read
 # these from *records*, files in `figures/records` that name the command that wrote them.
 #
 # ## 5 · Reading shapes
@@ -235,10 +240,11 @@ print("(p h):", rearrange(numbers, "(p h) -> h p", h=3).int().tolist())
 
 # %%
 B = torch.tensor([10.0, 20.0])[:, None]  # (g, n): two groups, n = 1
-each, tiled = repeat(B, "g n -> (g i) n", i=3), repeat(B, "g n -> (i g) n", i=3)
+each = repeat(B, "g n -> (g copies) n", copies=3)
+tiled = repeat(B, "g n -> (copies g) n", copies=3)
 print("repeat each:", each.flatten().int().tolist(), "  tile:", tiled.flatten().int().tolist())
 by_rule = torch.stack([B[i // 3] for i in range(6)])
-check("repeat (g i) = head i uses group i // (h/g)", each, by_rule)
+check("repeat each = head i uses group i // (h/g)", each, by_rule)
 _ = must_differ("planted: tiled", tiled, by_rule)
 
 # %% [markdown]
@@ -251,16 +257,16 @@ _ = must_differ("planted: tiled", tiled, by_rule)
 # section defines the variables that it uses; it may need functions from above, and the cells tagged
 # `setup`.
 #
-# From chapter 01 on, each chapter ends in five exercises, and here you can see our solutions. To
-# try them yourself, run `make student`: in `build/student` each solution is a gap. Fill the gap,
-# then run the cell below it.
+# From chapter 01 on, each chapter has five exercises, and here you can see our solutions.
+# `make student` writes a copy without them to `build/student`; its README says how to open it. Fill
+# in a solution, then run the cell below it.
 #
 # If a check fails on your machine and you have changed something, restart and run from the top. If
 # you haven't, please report it with the error message.
 #
 # ## 7 · The map
 #
-# Here's one model of the course, with the chapters that explain its parts:
+# Here's one of the models in this course, with the chapters that explain its parts:
 
 
 # %% tags=["figure"]
@@ -302,11 +308,11 @@ plotting.save(
 # | 05 Inner-function attention | What if the values were computed and the mask learned? | 03, 04 |
 # | 06 Cross-domain experts | How do you choose among a million experts, exactly? | – |
 # | 07 The language model | How do the parts become a model that writes? | 03–06 |
-# | 08 Associative recall | What can attention recall that a state can't? | 07 |
+# | 08 Associative recall | What can attention recall that a state can't? | 02, 07 |
 # | 09 Ablations | Which part helps, and how sure are we? | 07, 08 |
 # | 10 Where the bytes go | Why is a fast algorithm sometimes slow? | 07, 09 |
-# | 11 What became of the claims | Which of the papers' claims hold? | 01–07 |
-# | 12 One text, several processes | How do several processes read one text? | 03, 07 |
+# | 11 What became of the claims | Which of the papers' claims hold? | 01–10 |
+# | 12 One text, several processes | How do several processes read one text? | 02, 03, 07 |
 #
 # In a hurry to see a working Cheems? Read 03 to 07 without the labs. If you came for state space
 # models, read 01 to 03.
@@ -315,12 +321,12 @@ plotting.save(
 #
 # Eight small questions, for pencil and paper. Leave blank what you don't know. Fill in your answers
 # (`1 / 3` is fine) and run the cells. You get a list of the chapters where you have something to
-# learn. (07, 08, 11 and 12 have no question: they are new to everyone.)
+# learn. (07, 08, 11 and 12 have no question.)
 #
 # - **a.** (01) A system has $\bar A = \tfrac12$ and $\bar B = C = 1$. What is the entry $K_3$ of
 #   its convolution kernel $K_0, K_1, K_2, \dots$?
-# - **b.** (02) Under the key $(1, 0)$ a memory returns 2. The delta rule with $\beta = 1$ writes 5
-#   under the same key. What does the key return now?
+# - **b.** (02) For the key $(1, 0)$ a memory returns 2. The delta rule with $\beta = 1$ writes 5 to
+#   the same key. What does the memory now return for that key?
 # - **c.** (03) One head of SSD, with $\bar A = e^{\Delta A}$ and $\bar B = \Delta B$, has $A = -\ln
 #   2$, and $\Delta = B = C = 1$ at every token. What is the entry $M_{31}$ of the matrix in $y =
 #   Mx$, with tokens counted from 0?

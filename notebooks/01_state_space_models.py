@@ -10,7 +10,8 @@
 # - say what selection buys, what it destroys, and what survives;
 # - build the Mamba layer from its equation.
 #
-# You need derivatives, matrix products, the complex exponential, and a little PyTorch.
+# You need derivatives, eigenvalues, exponentials of complex numbers and of matrices, and a little
+# PyTorch.
 #
 # Sources: lecture 22 of CMU 10-423/623/723, *State Space Models + Hybrid Models* (L22); *OTCE* §2;
 # Gu and Dao, *Mamba* (2023). How to read ✓ and ✗: chapter 00.
@@ -115,8 +116,8 @@ plotting.save(
 # $$h'(t) = A\,h(t) + B\,x(t), \qquad y(t) = C\,h(t). \tag{1.3}$$
 #
 # $A$ ($n \times n$) says how the state changes by itself, $B$ how the input gets in, and $C$ what
-# we read off. For ground truth we integrate with Runge–Kutta: four slope evaluations per tiny step.
-# It's slow, but it needs no formula.
+# we read off. For ground truth we integrate with Runge–Kutta, in tiny steps. It's slow, but it
+# needs no formula.
 
 
 # %%
@@ -159,7 +160,7 @@ swung = integrate(A, B, lambda t: 0.0, start, 0.0, period, steps=2000)
 check("let go, after one period: the same state, smaller", swung, math.exp(fading * period) * start)
 
 # %% [markdown]
-# The eigenvalues of $A$ tell you what a system does when left alone. The real part is how
+# The eigenvalues of $A$ tell you what a system does when left alone. Minus the real part is how
 # fast it fades, the imaginary part how fast it swings. If $A$ has $n$ different eigenvalues
 # $\lambda$, the state is a sum of $n$ exponentials $e^{\lambda t}$. If all real parts are negative,
 # a conjugate pair is a *fading tone*, as in the spring, and a real eigenvalue a plain decay, as in
@@ -174,8 +175,7 @@ check("let go, after one period: the same state, smaller", swung, math.exp(fadin
 #
 # $$h(t + \Delta) = e^{\Delta A}\,h(t) + \frac{e^{\Delta A} - 1}{A}\,B\,x. \tag{1.4}$$
 #
-# For matrices it's the same, as long as $A$ has an inverse (if not, take the limit, as
-# `discretize_zoh` does):
+# For matrices it's the same, as long as $A$ has an inverse (`discretize_zoh` needs none):
 #
 # $$h_t = \bar A\,h_{t-1} + \bar B\,x_t, \qquad \bar A = e^{\Delta A}, \qquad
 #   \bar B = A^{-1}(\bar A - I)\,B. \tag{1.5}$$
@@ -242,8 +242,8 @@ plotting.save(
 )
 
 # %% [markdown]
-# The held one. Cheaper rules avoid the exponential, such as the bilinear rule in lab
-# [01a](labs/01a_why_hippo.ipynb).
+# The held one. Cheaper rules, such as the bilinear rule in lab [01a](labs/01a_why_hippo.ipynb),
+# avoid the exponential.
 #
 # ## 3 · One map, two ways to compute it
 #
@@ -271,11 +271,10 @@ check("convolution = recurrence", by_sum, y)
 check("ssm_kernel = equation 1.7", ssm_kernel(A_bar, B_bar, C, l), K)
 
 # %% [markdown]
-# What does that buy us? In the recurrence, each step has to wait for the last. In the convolution
-# nothing waits, and the *fast Fourier transform* makes it cheap. One trap: an FFT of size $l$
-# treats the sequence as a circle, so the end runs into the beginning. Pad to twice the length, $N =
-# 2l$. For 65,536 samples, three such transforms take some $3N \log_2 N \approx 7$ million
-# operations, where the sum has 2.1 billion terms.
+# What does that buy us? In the recurrence, each step has to wait for the last. In the convolution,
+# no output waits for another. And the *fast Fourier transform*, FFT, turns the convolution into a
+# product, at a cost of order $l \log l$ instead of $l^2$. One trap: an FFT of size $l$ treats the
+# sequence as a circle, so the end runs into the beginning. Pad to twice the length.
 
 
 # %%
@@ -296,33 +295,31 @@ _ = must_differ("FFT of size l: the end wraps round", wrapped, y, at_least=0.01)
 #
 # ## 4 · Which A?
 #
-# Pick $A$ at random, and chances are that the state explodes. Make it decay too fast, and it
-# forgets everything at once. S4's answer came from HiPPO (Gu et al., 2020): ask for the $n$ numbers
-# that best summarise the whole past, and derive the $A$ that keeps them up to date. Lab
-# [01a](labs/01a_why_hippo.ipynb) does that.
+# Pick $A$ at random, and chances are that the state explodes. S4's answer came from HiPPO (Gu et
+# al., 2020): ask for the $n$ numbers that best summarise the whole past, and derive the $A$ that
+# keeps them up to date. Lab [01a](labs/01a_why_hippo.ipynb) does that.
 #
-# In practice something simpler won. *S4D* makes $A$ diagonal. Without input, each entry $j$ of the
-# state is then an exponential with its own rate $\lambda_j$. The rates are complex and learned.
-# They start out with real parts $-\frac12$ and imaginary parts $\pi j$, for $j = 0, 1, 2, \dots$:
-# the tones of a Fourier series, all fading alike. $B$ is 1, since $C$ can carry the factor. And
-# each rate comes with its complex conjugate, which makes the output real:
+# *S4D* is simpler: it makes $A$ diagonal. Without input, each entry $j$ of the state is then an
+# exponential with its own rate $\lambda_j$. The rates are complex and learned. They start out with
+# real parts $-\frac12$ and imaginary parts $\pi j$, for $j = 0, 1, 2, \dots$: the tones of a
+# Fourier series, all fading at the same rate. $B$ is 1, since $C$ can carry the factor. And each
+# term of the kernel comes with its complex conjugate, which makes the kernel real:
 #
 # $$\bar A_j = e^{\Delta\lambda_j}, \qquad
 #   \bar B_j = \frac{e^{\Delta\lambda_j} - 1}{\lambda_j}, \qquad
 #   K_\delta = 2\,\mathrm{Re} \sum_j C_j\,\bar B_j\,\bar A_j^{\,\delta}. \tag{1.8}$$
 #
-# `S4D` is a layer of $d$ such models, one per channel, each with its own $\Delta$ and a learned
-# weight $D$ for a direct path from $x$ to $y$.
+# `S4D` is a layer of $d$ such models, one per channel, each with its own learned $\Delta$ and a
+# learned weight $D$ for a direct path from $x$ to $y$.
 #
-# Rates are *per second*, and only $\Delta$ knows how far apart the samples are. So if you trained
-# on sound with 16,000 samples a second and now get 8,000, double $\Delta$. The kernel at the double
-# step is exactly the sum of neighbours in the old one:
+# What if you trained on sound with 16,000 samples a second and now get 8,000? Double every
+# $\Delta$. The kernel at the double step is exactly the sum of neighbours in the old one:
 #
 # $$K_\delta(2\Delta) = K_{2\delta}(\Delta) + K_{2\delta+1}(\Delta). \tag{1.9}$$
 
 # %%
 _ = torch.manual_seed(0)
-layer = S4D(3, d_state=8).requires_grad_(False)  # three channels, four rates each
+layer = S4D(3, d_state=8).requires_grad_(False)  # three channels, four pairs of rates each
 fine = layer.kernel(80)
 check("equation 1.9", layer.kernel(40, rate=2), fine[:, ::2] + fine[:, 1::2])
 
@@ -349,9 +346,9 @@ _ = must_differ("D forgotten", y - layer.D * x, layer(x))
 # here on, a sample is a *token* and a sequence a *text*.
 #
 # Here is the simplest task of this kind. Each token has a value and a mark, and the output should
-# be *the last value that was marked*. How would you do it with a tank? Look at $\Delta$. With
-# $\Delta_t = 0$ no time passes, and the state is kept. With a very large $\Delta_t$, say 40,
-# everything old drains away. So $\Delta$ is a valve, and we let each token set it:
+# be *the last value that was marked*. How would you do it with a tank, say with $A = -1$? Look at
+# $\Delta$. With $\Delta_t = 0$ no time passes, and the state is kept. With a very large $\Delta_t$,
+# say 40, everything old drains away. So $\Delta$ is a valve, and we let each token set it:
 #
 # $$h_t = e^{\Delta_t A}\,h_{t-1} + \Delta_t B_t\,x_t, \qquad y_t = C_t\,h_t, \qquad
 #   \Delta_t, B_t, C_t \text{ functions of the token at } t. \tag{1.10}$$
@@ -382,7 +379,7 @@ for name, row in (("values", value), ("marks", mark), ("kept", keep_last_marked(
     print(f"{name:7}", numbers(row[0], "5.2f"))
 
 # %% [markdown]
-# It gets every value exactly right. Could a fixed kernel? A convolution obeys *superposition*: the
+# It gets every value right. Could a fixed kernel? A convolution obeys *superposition*: the
 # answer to a sum of inputs is the sum of the answers. But here a second marked value shouldn't add
 # to the first, it should *replace* it. Let's put our model beside a tank that loses 15 % of its
 # water every step.
@@ -556,20 +553,23 @@ plotting.save(
     stages=rounds,
 )
 
+# %% [markdown]
+# The package's scan pairs neighbours, scans the pairs and fills the gaps, with the same result:
+
 # %%
 inputs = scan_inputs()
 y = selective_scan(*inputs)
 check("parallel scan = sequential scan", selective_scan_parallel(*inputs), y)
 
 # %% [markdown]
-# On a GPU, the number of rounds isn't everything. The parallel form writes all states to memory,
-# which is $n$ times the input. Mamba's GPU program does its scan on the chip and writes only $y$.
+# Our parallel scan writes all states to memory, which is $n$ times the input. Mamba's GPU program
+# keeps almost all of them on the chip.
 #
 # ## 7 · Mamba
 #
 # Two ideas and two details are still missing. The first idea is a *short convolution*: each channel
-# sees the last four tokens before $\Delta$, $B$ and $C$ are decided. The second is a *gate* on the
-# way out, so that the layer can hold back what it has read. As for the details, $D$ is a direct
+# mixes the last four tokens, so $\Delta$, $B$ and $C$ depend on all four. The second is a *gate* on
+# the way out, so that the layer can hold back what it has read. As for the details, $D$ is a direct
 # path, as in S4D, and $\Delta$ is computed from only a few numbers, $\eta$, which keeps its map
 # small. We write $u$ for what goes into the scan. It has $2d$ channels, twice as many as $x$:
 #
@@ -580,8 +580,8 @@ check("parallel scan = sequential scan", selective_scan_parallel(*inputs), y)
 #   \mathrm{SiLU}(xW_z)\Big)\, W_o.
 # \end{aligned} \tag{1.12}$$
 #
-# All $W$ are learned, and so are $A$ and $D$; $\circ$ multiplies entry by entry. (The released
-# Mamba also has a bias in its convolution; ours doesn't.) In code, equation 1.12 is a few lines:
+# All $W$ are learned, and so are $A$, $D$, the bias and the convolution; $\circ$ multiplies entry
+# by entry. In code, equation 1.12 is a few lines:
 
 # %%
 _ = torch.manual_seed(1)
@@ -605,8 +605,9 @@ check("equation 1.12 = Mamba", mixer(x)[0], by_hand)
 #
 # ## 8 · Selective copying
 #
-# Mamba was introduced with a puzzle. A text is blanks, with three letters at random places. Then
-# come three question marks, and the model has to name the letters in order:
+# Here's a small version of a puzzle from Mamba's paper. A text consists of blanks, with three
+# letters in random places. Then come three question marks, and the model has to name the letters in
+# order:
 #
 #     · · e · · · · a · · · · · h · · ? ? ?     →   e a h
 #
@@ -639,14 +640,11 @@ class Copier(torch.nn.Module):
         self.mixers = torch.nn.ModuleList(Mamba(32, **options) for _ in range(layers))
         self.head = torch.nn.Linear(32, 8, bias=False)
 
-    def mix(self, ids):
+    def forward(self, ids):
         x = self.embedding(ids)
         for mixer in self.mixers:
             x, _ = mixer(x)
-        return x[:, -3:]  # at the question marks
-
-    def forward(self, ids):
-        return self.head(self.mix(ids))
+        return self.head(x[:, -3:])  # at the question marks
 
 
 # %% tags=["setup"]
@@ -676,38 +674,40 @@ def train_to_copy(selective, steps=400, seed=0, every=100, **options):
 
 
 # %% [markdown]
-# How well will the control do? Between its convolution and its gate it's linear, so letters *add*.
-# A letter's contribution at the question marks doesn't depend on other letters that are at least
-# four tokens away. That's true for any weights, so we needn't train to see it.
+# How well will the control do? From $u$ to the gate, it's linear. The SiLU sees four tokens at a
+# time, and the gate only the question mark. So letters that are at least four tokens apart *add*:
+# what a letter does to the scores doesn't depend on the others. Now look at the second question
+# mark, which asks for the middle letter:
+#
+#     a · · · b · · · c · · · · · · · ? ? ?     →   b
+#     · · · · b · · · c · · · a · · · ? ? ?     →   c
+#
+# Take the score of *b* minus the score of *c*. If *b* and *c* change places, it should fall in the
+# first text and rise in the second. But letters add, so it changes by the same amount in both. No
+# weights get all four texts right.
 
 
 # %% tags=["setup"]
-def contribution(model, ids, place, letter):
-    """What a letter adds at the question marks where it replaces a blank."""
-    written = ids.clone()
-    written[0, place] = letter
+def change(model, text):
+    """How the scores at the question marks change if b and c change places in a text."""
+    texts = [text, text.translate(str.maketrans("bc", "cb"))]
+    ids = torch.tensor([["abcdefgh·?".index(token) for token in text] for text in texts])
     with torch.no_grad():
-        return model.mix(written) - model.mix(ids)
+        scores = model(ids)
+    return scores[1] - scores[0]
 
 
 # %%
 _ = torch.manual_seed(0)
-control, blank = Copier(selective=False), torch.tensor([[8] * 16 + [9] * 3])
-far, near = blank.clone(), blank.clone()
-far[0, 7], near[0, 5] = 1, 1  # another letter, four tokens or two after the one at 3
-alone, in_far, in_near = (contribution(control, ids, 3, 4) for ids in (blank, far, near))
-check("alone = with another letter four tokens on", in_far, alone)
-_ = must_differ("with another letter two tokens on", in_near, alone)
+control = Copier(selective=False)
+first, second = change(control, "a···b···c·······???"), change(control, "····b···c···a···???")
+check("a four tokens before b: the same change as a four tokens after c", first, second)
+_ = must_differ("a two tokens before b", change(control, "··a·b···c·······???"), second)
 
 # %% [markdown]
-# And one kernel serves all three question marks. They are the same token and get the same gate.
-# Only the distances differ. At the first mark the earliest letter should win, so the kernel would
-# have to grow with the distance. At the last one the latest letter should win, so it would have to
-# fall.
-#
-# Now for training. The record has five seeds of each kind, after 600 steps (`python book/records.py
-# 01_selective_copy`). Before you credit selection with everything, look at the second and the third
-# row.
+# Now for training. The record holds five runs of each model, one per seed, each trained for 600
+# steps (`python book/records.py 01_selective_copy`). Before you credit selection with everything,
+# look at the second and the third row.
 
 # %%
 copying = json.loads(Path("../figures/records/01_selective_copy.json").read_text())
@@ -754,23 +754,23 @@ assert len(back) == 9 and [steps for steps, wanted in back.items() if wanted] ==
 
 # %% [markdown]
 # The selective layer solves the task. One time-invariant layer gets about 60 %, or 50 % without its
-# convolution. (We have no simple explanation for either number.) But selection isn't the whole
-# story. *Without* its short convolution, the selective layer ends up between 57 and 86 %, depending
-# on the seed. And a fixed filter isn't helpless: a second layer, with a gate between, lifts it to
-# 85 to 91 %. Still, none of these runs solved the task in 600 steps.
+# convolution. (We have no simple explanation for either number.) But *without* its short
+# convolution, the selective layer ends up between 56 and 87 %, depending on the seed. And two
+# time-invariant layers get between 85 and 91 %.
 #
 # ## Summary
 #
 # - Hold the input, and a linear differential equation is a recurrence, exactly. If $A$ has $n$
-#   different eigenvalues that all fade, its memory is a sum of $n$ exponentials: tones and decays.
+#   different eigenvalues, all with negative real parts, its memory is a sum of $n$ exponentials:
+#   tones and decays.
 # - As long as $\bar A$, $\bar B$ and $C$ are constant, the recurrence is also a convolution. Train
 #   with the convolution, run with the recurrence.
-# - $\Delta$ carries the unit of time. If your samples are twice as far apart, double it.
+# - If your samples come twice as far apart, double $\Delta$.
 # - With selection, each token sets $\Delta$, $B$ and $C$. You lose superposition, and the kernel
 #   with it. You keep associativity, and with it a parallel scan.
 # - On selective copying, one selective layer with its convolution learns the task, and one
-#   time-invariant layer doesn't. Without the convolution, none of five selective runs reached 90 %
-#   in 600 steps.
+#   time-invariant layer can't. Without the convolution, none of five selective runs ended above
+#   90 %.
 #
 # ## Exercises
 #
@@ -795,12 +795,11 @@ check("four outputs", torch.tensor(outputs).double(), wanted)
 check("three entries of the kernel", torch.tensor(entries).double(), ssm_kernel(half, one, one, 3))
 
 # %% [markdown]
-# **2 · easy.** A drug drips into the blood at $x(t)$ mg per hour. Some of it leaves the body, at
-# `away` times the amount in the blood. Some moves into the tissue, at `out` times the amount in the
-# blood, and some comes back, at `back` times the amount in the tissue. So `away`, `out` and `back`
-# are *rates*, in 1/hour. The state is (mg in the blood, mg in the tissue). Write down $A$ and $B$,
-# and let the package work out both amounts at the end of each hour, for a list of hourly infusion
-# rates.
+# **2 · easy.** A drug drips into the blood at $x(t)$ mg per hour. Some of it leaves the body, at a
+# rate of `away` times the amount in the blood. Some moves into the tissue, at `out` times the
+# amount in the blood, and some comes back, at `back` times the amount in the tissue. The state is
+# (mg in the blood, mg in the tissue). Write down $A$ and $B$, and let the package work out both
+# amounts at the end of each hour, for a list of hourly infusion rates.
 
 
 # %% tags=["exercise"]
@@ -902,8 +901,8 @@ check("best path by doubling = one by one", w, torch.stack(h[1:]))
 # the value should be kept), and an ask (1 if an answer is wanted). The $i$-th token that asks must
 # return the $i$-th marked value, exactly, for up to `n` of them. Before the $i$-th mark, and at
 # tokens that don't ask, the answer is 0. Choose `dt`, `A`, `B` and `C` for `selective_scan` with
-# one channel. (Hint: give each value a number of the state to itself, one that never fades; $A$ may
-# be 0. To find out which number a token belongs to, keep a running count of the marks, or of the
+# one channel. (Hint: give each value its own entry of the state, one that never fades; $A$ may be
+# 0. To find out which entry a token belongs to, keep a running count of the marks, or of the
 # questions. Such a count is itself a state space model, with $\bar A = 1$.)
 
 
@@ -956,6 +955,5 @@ for n, l in ((4, 20), (6, 31), (1, 5)):  # blanks, marks and questions in any or
 # - Rush and Karamcheti, *The Annotated S4*: the same road, with JAX.
 # - Blelloch, *Prefix Sums and Their Applications* (1990): more uses of a scan.
 # - Gu and Dao, *Mamba* (2023): selection, selective copying, and the GPU program.
-# - `cheems_ref/state_space.py` and `cheems_ref/mamba.py`: the listings this notebook arrives at.
-#   Chapter 02 drops the softmax of attention and arrives at such recurrences from the other side;
-#   chapter 03 joins the two.
+# - `cheems_ref/state_space.py` and `cheems_ref/mamba.py`: the package's versions.
+#   Chapter 02 arrives at such recurrences from attention; chapter 03 joins the two.

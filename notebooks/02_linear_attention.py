@@ -2,12 +2,12 @@
 # # 02 · Linear attention and its update rules
 #
 # **Take the softmax out of attention, and what's left is a small matrix that every token updates.
-# This chapter is about how to update that matrix: five published rules, and what each of them
-# remembers.** By the end you will be able to
+# This chapter is about how to update that matrix: five rules, and what each of them remembers.** By
+# the end you will be able to
 #
 # - turn attention into a recurrence by moving two brackets;
 # - say how many key–value pairs a state can hold, and how they interfere with each other;
-# - derive the delta rule as a gradient step, and say when that step is too long;
+# - derive the delta rule as a gradient step, and say when that step is too large;
 # - run the delta rule in chunks, by solving a triangular system.
 #
 # You need vectors, matrices, gradients, and a little PyTorch.
@@ -174,8 +174,7 @@ check("package, recurrence", linear_attention(*heads(q, k, v))[0, :, 0], recurre
 
 # %% [markdown]
 # That's it. Drop the softmax, move two brackets, and attention becomes a recurrence with a memory
-# that never grows. (The package handles many texts and heads at once: q and k are (b, l, h, n), v
-# is (b, l, h, p).)
+# that never grows.
 #
 # What did that cost us? First, the weights no longer sum to 1, and some are negative. If all tokens
 # have the same value, attention returns that value and linear attention doesn't.
@@ -184,22 +183,17 @@ check("package, recurrence", linear_attention(*heads(q, k, v))[0, :, 0], recurre
 ones = torch.ones(l, p)
 check("equal values: attention returns them", shares @ ones, ones)
 _ = must_differ("equal values: linear attention does not", (q @ k.T).tril() @ ones, ones)
+assert (q @ k.T).tril().min() < 0
+blocks = {"inner products": (q @ k.T)[12:, :12], "the softmax": shares[12:, :12]}
+ranks = {name: int(torch.linalg.matrix_rank(block)) for name, block in blocks.items()}
+print("rank of the 12 × 12 weights:", ranks)
+assert ranks == {"inner products": n, "the softmax": 12}
 
 # %% [markdown]
-# Second, the softmax was doing something a state can't do. Take the queries from the second half of
-# a text, and the keys and values from the first. The second half then reads $Q\,(K^\top V)$, and
-# $K^\top V$ is the state. The block of weights $QK^\top$ is a product of two matrices of width $n$,
-# so its rank is at most $n$. Take the exponential of its entries, and the block generally has full
-# rank, however large it is. So no state of fixed width that is read by an inner product can give
-# the same answers for all values.
-
-# %% tags=["aside"]
-block = q[12:] @ k[:12].T  # later queries, earlier keys
-before, after = torch.linalg.matrix_rank(block), torch.linalg.matrix_rank(block.exp())
-print(f"rank of the 12 × 12 scores: {before};  of their exponentials: {after}")
-assert before == n and after == 12
-
-# %% [markdown]
+# Second, a state of width $n$ that is read by an inner product can't do what the softmax does. Take
+# the weights that the last 12 tokens give to the first 12. As inner products of vectors of width 4,
+# they have rank 4. With the softmax, they have rank 12.
+#
 # And what did we gain? The cache of keys and values holds $l\,(n + p)$ numbers per head, and the
 # state holds $n\,p$. With $n = p = 128$, they're the same size at 64 tokens. At 262,144 tokens the
 # cache is 4,096 times larger.
@@ -258,6 +252,7 @@ def crosstalk(n, l, p=32, draws=1, seed=0):
     return einsum("bpn,bln->blp", S, keys) - values
 
 
+# %% tags=["guard"]
 counts = torch.tensor([2**i for i in range(1, 10)])  # of key–value pairs, 2 to 512
 laws, measured = {}, {}
 for n in (16, 64, 256):
@@ -266,7 +261,7 @@ for n in (16, 64, 256):
 for name, law in laws.items():
     ratio = measured[name] / law
     assert ((ratio - 1).abs() < 0.08).all()
-    print(f"{name:7}: measured / law from {ratio.min():.3f} to {ratio.max():.3f}, for 9 numbers")
+    print(f"{name:7}: measured / law from {ratio.min():.3f} to {ratio.max():.3f}, over 9 sizes")
 
 # %% tags=["figure"]
 fig, ax = plotting.figure(size=(8, 4.4))
@@ -287,37 +282,22 @@ plotting.save(
 # At $l = n + 1$ the noise is as loud as the signal, yet linear attention keeps adding. Each rule
 # below fights this in its own way. But there's a limit that no rule can beat.
 #
-# **No rule can store more than $n$ arbitrary values exactly**: with $l > n$ keys, some combination
-# $\sum_i a_i k_i$ is zero, and then for every state $S$
+# **No rule can store more than $n$ arbitrary values exactly**: with $l > n$ keys, some nontrivial
+# combination $\sum_i a_i k_i$ is zero, and then for every state $S$
 #
 # $$\sum_i a_i\,(S k_i) = S \sum_i a_i k_i = 0.$$
 #
-# For arbitrary values, $\sum_i a_i v_i$ isn't 0, so some answer must be wrong. Let's try all five
-# rules on nine keys in eight dimensions. (`store` runs one rule and returns its last state. If a
-# rule has a decay, we set $\alpha = 0.97$; if it has a step size, $\beta = 1$. Sections 4 to 7
-# derive the rules one by one.)
-# %%
+# For arbitrary values, $\sum_i a_i v_i$ needn't be 0, and then some answer must be wrong. The word
+# *arbitrary* matters. If the values are themselves a linear function of the keys, $v = Wk$, then
+# $S = W$ gets all of them right.
+
+# %% tags=["guard"]
 keys, values = unit(1, 9, 8, seed=100), random(1, 9, 3, seed=101)
 a = torch.linalg.svd(keys[0].T).Vh[-1]  # the last right singular vector: Σ a_i k_i = 0
 for name in RULES:
     S = store(name, keys, values)[0]
     check(f"{name}: Σ a_i (S k_i) = 0", a @ (keys[0] @ S.T), torch.zeros(3), atol=1e-10)
 _ = must_differ("Σ a_i v_i", a @ values[0], torch.zeros(3), at_least=0.1)
-
-# %% [markdown]
-# The word *arbitrary* matters. If the values are themselves a linear function of the keys, $v =
-# Wk$, then $S = W$ gets all of them right.
-#
-# A state can hold only so much. That's a good reason to keep a few layers of full attention in a
-# model (chapter 07). Jamba uses attention in one layer out of eight. Nemotron-H-8B has four
-# attention layers, next to 24 state layers and 24 MLPs.
-
-# %% tags=["guard"]
-attends = [i for i, letter in enumerate(preset("jamba-52b").pattern[::2]) if letter == "A"]
-nemotron = expand_pattern("SMSMSMSAM SMSMSMSMSAM SMSMSMSMSAM SMSMSMSMSAM SMSMSMSMSM")
-counts = {letter: nemotron.count(letter) for letter in "SMA"}
-assert attends == [4, 12, 20, 28] and counts == {"S": 24, "M": 24, "A": 4}
-print("Jamba's layers with attention:", attends, "of 32", "  Nemotron-H-8B:", counts)
 
 # %% [markdown]
 # ## 4 · Let it fade: Mamba-2
@@ -327,10 +307,10 @@ print("Jamba's layers with attention:", attends, "of 32", "  Nemotron-H-8B:", co
 #
 # $$S_t = \alpha_t\,S_{t-1} + v_t\,k_t^\top. \tag{2.6}$$
 #
-# The code takes $g_t = \log\alpha_t$. By the time token $t$ reads the state, the write of token $s$
-# has decayed $\delta = t - s$ times. We call $\delta$ its age. With a constant $\alpha$ the signal
-# is $\alpha^\delta$. Half of it is left after $\log\frac12 / \log\alpha$ tokens, which is the
-# half-life.
+# The code takes $g_t = \log\alpha_t$. By the time token $t$ reads the state, token $s$'s write has
+# been through $\delta = t - s$ decays. We call $\delta$ its age. With a constant $\alpha$ the
+# signal is $\alpha^\delta$. Half of it is left after $\log\frac12 / \log\alpha$ tokens, which is
+# the half-life.
 #
 # You lose old values. What do you get in return? For recent values, decay cuts the noise more than
 # it cuts the signal. The squared weights of all other tokens now form a geometric series, and its
@@ -338,6 +318,9 @@ print("Jamba's layers with attention:", attends, "of 32", "  Nemotron-H-8B:", co
 #
 # $$\text{signal} = \alpha^\delta, \qquad \text{mean square of the noise} \;\le\;
 #   \frac{1}{n\,(1 - \alpha^2)}. \tag{2.7}$$
+#
+# Let's measure both after 512 writes in 64 dimensions (`store` runs a rule and returns its last
+# state):
 
 # %%
 l, n = 512, 64
@@ -363,13 +346,10 @@ check("read at once: all of it", o[0], value[0])
 check("after one half-life: half of it", o[half_life], value[0] / 2)
 
 # %% [markdown]
-# After 512 writes in 64 dimensions, a state without decay returns noise almost three times as loud
-# as the value (in root mean square). With a half-life of 8, the last value is 3.5 times as loud as
-# the noise, and the value from 100 tokens ago is gone. Mamba-2 lets every token choose its own
-# $\alpha_t$ and gives different heads different ranges. (You'll meet (2.6) again in chapter 03, as
-# a state space model. There $k_t$, $q_t$ and $S_t$ are called $B_t$, $C_t$ and $h_t$, and a step
-# size $\Delta_t$ sets both the value, $v_t = \Delta_t x_t$, and the decay, $\alpha_t = e^{\Delta_t
-# A}$.)
+# Without decay, the noise is almost three times as loud as the value (in root mean square). With a
+# half-life of 8, the last value is 3.5 times as loud as the noise, and the value from 100 tokens
+# ago is gone. Mamba-2 lets every token choose its own $\alpha_t$ and gives different heads
+# different ranges. (You'll meet (2.6) again in chapter 03, as a state space model.)
 #
 # But decay is blunt. It fades everything equally, still valid or not. And it never *corrects*
 # anything.
@@ -392,17 +372,7 @@ check("after one half-life: half of it", o[half_life], value[0] / 2)
 #
 # The first form tells you what to do: read first, then write only the difference. This is the
 # *delta rule* (Widrow and Hoff, 1960; in linear attention, Schlag et al., 2021).
-
-# %%
-n, p, beta = 4, 3, 0.15
-S, key, value = random(p, n, seed=12), random(n, seed=13), random(p, seed=14)
-slope = torch.func.grad(lambda S: (S @ key - value).square().sum() / 2)(S)
-check("gradient of the loss = error times key", slope, torch.outer(S @ key - value, key))
-_ = must_differ("error with the wrong sign", torch.outer(value - S @ key, key), slope)
-by_row = S @ (torch.eye(n) - beta * torch.outer(key, key)) + beta * torch.outer(value, key)
-check("gradient step = the right side of 2.9", S - beta * slope, by_row)
-
-# %% [markdown]
+#
 # Let's do it **by hand**, with $\beta = 1$. The first write is the same as before. At $k_1$ the
 # state then returns $(0.6, 0)$. We want $(0, 1)$, so $(-0.6, 1)$ is missing, and that's what we
 # write.
@@ -420,16 +390,23 @@ for k, v in zip(TWO_KEYS, TWO_VALUES, strict=True):
     on_left = (torch.eye(2) - torch.outer(k, k)) @ on_left + torch.outer(v, k)
 _ = must_differ("kkᵀ on the left of S", on_left @ TWO_KEYS[1], TWO_VALUES[1], at_least=0.1)
 
+n, p, beta = 4, 3, 0.15
+S, key, value = random(p, n, seed=12), random(n, seed=13), random(p, seed=14)
+slope = torch.func.grad(lambda S: (S @ key - value).square().sum() / 2)(S)
+check("gradient of the loss = error times key", slope, torch.outer(S @ key - value, key))
+_ = must_differ("error with the wrong sign", torch.outer(value - S @ key, key), slope)
+by_row = S @ (torch.eye(n) - beta * torch.outer(key, key)) + beta * torch.outer(value, key)
+check("gradient step = the right side of 2.9", S - beta * slope, by_row)
+
 # %% [markdown]
 # Now $k_1$ returns its value exactly. But $k_0$ pays the price: it now returns $0.64\,v_0$ plus
 # $0.6\,v_1$. Any nonzero step along one key disturbs what's stored under every key that isn't
 # orthogonal to it.
 #
-# Linear attention, by the way, is a gradient step too, on the loss $-v \cdot S k$. That loss pushes
-# the answer as far along $v$ as possible. It has no minimum, so linear attention never stops
-# adding.
+# Linear attention is a gradient step too, on the loss $-v \cdot S k$. That loss has no minimum, so
+# linear attention never stops adding.
 #
-# ## 6 · When a step is too long
+# ## 6 · When a step is too large
 #
 # How large can $\beta$ be? Multiply (2.9) by $k_t$ on the right, and see what's left of the error
 # for the key we just wrote:
@@ -457,13 +434,14 @@ print(f"the largest float32 is {torch.finfo(torch.float32).max:.0e}, and passed 
 #
 # $$S_t = \operatorname*{argmin}_S \| S - S_{t-1} \|^2 + \beta_t\,\| S k_t - v_t \|^2. \tag{2.11}$$
 #
-# Set the gradient to zero and solve for $S$, as lab [02a](labs/02a_five_memories.ipynb) does. The
-# result is the delta rule with a smaller step:
+# The minimum is a delta rule with a smaller step:
 #
 # $$S_t = S_{t-1} + \epsilon_t\,(v_t - S_{t-1} k_t)\,k_t^\top, \qquad
 #   \epsilon_t = \frac{\beta_t}{1 + \beta_t \|k_t\|^2}. \tag{2.12}$$
 #
-# However large $\beta$ gets, $\epsilon\|k\|^2$ stays below 1.
+# However large $\beta$ gets, $\epsilon\|k\|^2$ stays below 1. This is the Longhorn of L22. The
+# published model keeps only the diagonal of the $k k^\top$ that multiplies the old state (lab
+# [02a](labs/02a_five_memories.ipynb)).
 
 # %% tags=["guard"]
 n, p, beta = 4, 3, 1.7
@@ -503,8 +481,8 @@ _ = must_differ("correct, then fade", late, row)
 # | Longhorn | the same | size ε | $S (I - \epsilon kk^\top) + \epsilon vk^\top$ |
 # | Gated DeltaNet | the same | fade, then size β | $\alpha S (I - \beta kk^\top) + \beta vk^\top$ |
 #
-# The last column has the five rows of L22's slide. The folded cells run each row exactly as
-# printed, token by token, and compare it with the package.
+# The last column has the five rows of L22's slide. The folded cells run each row token by token
+# and compare it with the package.
 
 
 # %% tags=["guard"]
@@ -560,8 +538,9 @@ def errors_over_time(name, keys, slots, values):
 # 24 keys. Tokens 24 to 35 give the first twelve keys *new* values. Tokens 36 to 59 write 24 more
 # keys. After every token we read every key written so far and compare the answer with that key's
 # current value. An empty memory would score an error of 1. (The decay has a half-life of 23 tokens,
-# and $\beta = 1$.) The cell prints the average error for keys 12 to 23, which are written only
-# once. Before you look: which rules make no error right after a write?
+# and $\beta = 1$.) Which rules make no error right after a write? Here is the average for keys 12
+# to 23, which are written only once:
+
 # %%
 ONCE = torch.arange(12, 24)  # keys that are written once, each by the token of its number
 slots = torch.cat([torch.arange(24), torch.arange(12), torch.arange(24, 48)])  # the key written
@@ -589,7 +568,7 @@ def draw_memories(memories, slots):
         ax.set(xticks=[0, 24, 36, 59], yticks=[0, 12, 24, 36], xlabel="token", ylabel="key")
     bar = fig.colorbar(panels[0].images[0], ax=axes, shrink=0.6, extend="max")
     bar.outline.set_visible(False)
-    bar.set_label("error of the valid value (grey: not yet written)")
+    bar.set_label("error of the current value (grey: not yet written)")
     return fig
 
 
@@ -598,7 +577,7 @@ plotting.save(
     draw_memories(memories, slots),
     "02_memories",
     "Six pictures with 60 tokens across and 48 keys down. The first shows which key each token "
-    "writes. The others show the error of each key's valid value over time, for five rules; grey "
+    "writes. The others show the error of each key's current value over time, for five rules; grey "
     "where the key is not yet written. Linear attention gets darker and darker, on average darkest "
     "where keys were written twice. Mamba-2 is blurred from the third token on. Longhorn is pale, "
     "white nowhere. DeltaNet and Gated DeltaNet are white at each write and darker after it.",
@@ -615,15 +594,19 @@ at_end = torch.stack([linear[part, 59].mean() for part in (twice, ONCE, late)])
 assert at_end[0] > at_end[1:].max() + 0.1
 darkens = {name: (e[ONCE, ONCE + 36] - e[ONCE, ONCE]).mean() for name, e in memories.items()}
 assert min(darkens.values()) == darkens["Longhorn"] > 0
+k, v = torch.eye(6)[None], random(1, 6, 4, seed=27)  # orthogonal keys
+for name, rule in RULES.items():
+    change = (store(name, k, v) - store(name, k.flip(1), v.flip(1))).norm()
+    assert change > 0.1 if "g" in rule.takes else change < 1e-12
 
 # %% [markdown]
 # On average, linear attention gets darker and darker. By the end its top twelve rows are the
 # darkest on average, because old and new values lie on top of each other. The delta rules are white
-# (no error) at every write, even if the key was used before. Then they darken, because each later
-# write erodes the stored values a little and adds its own crosstalk. So the delta rule forgets too,
-# by overwriting. Longhorn is never fully white, and it darkens more slowly. (With unit keys it's
-# the delta rule with $\beta = \frac12$, so what you're seeing is just a smaller step.) Lab
-# [02a](labs/02a_five_memories.ipynb) measures which rule is best at remembering what.
+# (no error) at every write, even if the key was used before. Then they darken: each later write
+# disturbs the stored values a little. So the delta rule forgets too, by overwriting. Longhorn is
+# never fully white, and it darkens more slowly. (With unit keys it's the delta rule with $\beta =
+# \frac12$, so what you're seeing is just a smaller step.) Lab [02a](labs/02a_five_memories.ipynb)
+# measures which rule is best at remembering what.
 #
 # One difference isn't a matter of degree. The state of linear attention is a sum, and **a sum
 # doesn't know its order**. Write kitchen and then garden, or garden and then kitchen, and you get
@@ -638,11 +621,13 @@ for name in RULES:
     assert (change < 1e-12) == (name == "linear attention")
 
 # %% [markdown]
+# The rules with a decay would notice even if the keys were orthogonal. DeltaNet and Longhorn only
+# notice because the keys overlap.
+#
 # ## 9 · All tokens of a chunk at once
 #
-# Written as loops, all five rules have to go token by token. Linear attention at least has its
-# quadratic form. But what the delta rule writes depends on everything it wrote before. Is there any
-# hope of computing it in parallel?
+# Written as loops, all five rules have to go token by token. Each write of the delta rule even
+# depends on all the writes before it. Is there any hope of computing them in parallel?
 #
 # There is, because that dependence is *linear* (Yang et al., 2024). Let's name the vector that
 # token $t$ writes: $u_t = \beta_t\,(v_t - S_{t-1} k_t)$. Then (2.9) is linear attention with $u$ in
@@ -660,21 +645,24 @@ for name in RULES:
 #
 # $$(I + T)\,U = \mathrm{diag}(\beta)\,(V - K S_{-1}^\top). \tag{2.16}$$
 #
-# Let's try it on seven tokens. The loop tells us what should come out:
+# $I + T$ is triangular, with ones on the diagonal. One call solves (2.16) for $U$, and then we read
+# just as in linear attention:
+#
+# $$O = Q S_{-1}^\top + (Q K^\top \circ M)\,U. \tag{2.17}$$
+#
+# Let's try it on seven tokens, with outputs `o` and a last state `S_after` from the loop:
 
-# %% tags=["aside"]
+# %% tags=["guard"]
 l, n, p = 7, 5, 4
 q, k, v = random(l, n, seed=32), unit(l, n, seed=33), random(l, p, seed=34)
 beta = torch.rand(l, generator=torch.Generator().manual_seed(35)) + 0.3
 S_before = random(p, n, seed=36)
 options = dict(initial_state=S_before[None, None], return_final_state=True)
 o, S_after = (t.squeeze() for t in delta_rule(*heads(q, k, v, beta), **options))
-
-# %% [markdown]
-# $I + T$ is triangular, with ones on the diagonal. One call solves (2.16) for $U$, and then we read
-# just as in linear attention:
-#
-# $$O = Q S_{-1}^\top + (Q K^\top \circ M)\,U. \tag{2.17}$$
+gates = {"g": -random(l, seed=37).abs() / 4, "beta": beta}
+for name, rule in RULES.items():
+    given = heads(q, k, v, *(gates[gate] for gate in rule.takes))
+    check(f"{name}: chunks of 3 = loop", rule.function(*given, chunk_size=3), rule.function(*given))
 
 # %%
 T = (beta[:, None] * (k @ k.T)).tril(-1)
@@ -685,9 +673,8 @@ check("outputs of the chunk = loop", O, o)
 check("state after the chunk = loop", S_before + U.T @ k, S_after)
 
 # %% [markdown]
-# There are two triangles here, and it's easy to get a diagonal wrong. $T$ has zeros on its
-# diagonal, because no token corrects its own write. The mask $M$ has ones there, because a token
-# does read its own write.
+# It's easy to get a diagonal wrong here. $T$ has zeros on its diagonal, because no token corrects
+# its own write. The mask $M$ has ones there, because a token does read its own write.
 #
 # Now cut a long text into chunks. The right side of (2.16) contains the state before the chunk, but
 # $T$ doesn't. So every chunk can solve two systems before any state is known, all chunks at the
@@ -698,9 +685,7 @@ check("state after the chunk = loop", S_before + U.T @ k, S_after)
 # Then $U = U_V - U_K S_{-1}^\top$. Only the products with the state have to wait. For 4,096 tokens
 # in chunks of 64, the state takes 64 steps in a row instead of 4,096.
 #
-# This works with a decay too. Multiply each inner product, in $T$ and in the read, by the decay
-# between its two tokens. In the state that the chunk passes on, let $S_{-1}$ and every write fade
-# until the end of the chunk. Every rule in the package takes a `chunk_size`.
+# This works with a decay too: every rule in the package takes a `chunk_size`.
 #
 # ## Summary
 #
@@ -712,7 +697,7 @@ check("state after the chunk = loop", S_before + U.T @ k, S_after)
 # - The state of linear attention doesn't know the order of its writes. The gated rules know it from
 #   their decay, the delta rules from overlapping keys.
 # - Normalise your keys: above $\beta\|k\|^2 = 2$ each delta-rule update makes the error it was
-#   meant to correct even larger. Longhorn's step is never that long.
+#   meant to correct even larger. Longhorn's step is never that large.
 # - One triangular system gives you all the writes of a chunk, so you can train the delta rule in
 #   chunks.
 #
@@ -864,5 +849,13 @@ print("five chunk sizes, one result")
 # - Yang, Kautz and Hatamizadeh, *Gated Delta Networks* (2024).
 # - Grazzi et al., *Unlocking State-Tracking in Linear RNNs Through Negative Eigenvalues* (2024):
 #   what β between 1 and 2 is good for.
-# - Lieber et al., *Jamba* (2024); NVIDIA, *Nemotron-H* (2025): hybrids.
+# - Lieber et al., *Jamba* (2024); NVIDIA, *Nemotron-H* (2025): hybrids. They keep full attention in
+#   4 of 32 and in 4 of 52 layers.
 # - `cheems_ref/linear_attention.py`: the listing this notebook arrives at.
+
+# %% tags=["guard"]
+attends = [i for i, letter in enumerate(preset("jamba-52b").pattern[::2]) if letter == "A"]
+nemotron = expand_pattern("SMSMSMSAM SMSMSMSMSAM SMSMSMSMSAM SMSMSMSMSAM SMSMSMSMSM")
+counts = {letter: nemotron.count(letter) for letter in "SMA"}
+assert attends == [4, 12, 20, 28] and counts == {"S": 24, "M": 24, "A": 4}
+print("Jamba's layers with attention:", attends, "of 32", "  Nemotron-H-8B:", counts)

@@ -6,8 +6,8 @@
 # code, and caught a published version peeking into the future.** You will be able to
 #
 # - write a recurrence as a matrix, and say what is special about its blocks;
-# - show how attention without a softmax comes out of it, and why that takes a single decay per
-#   head;
+# - show how attention without a softmax comes out of it, and what a single decay per head is good
+#   for;
 # - compute the layer in chunks, in time linear in the length;
 # - find the published mistake, which a test with only one chunk can't see.
 #
@@ -113,9 +113,9 @@ plotting.save(
 #
 # ## 1 · Four tokens by hand
 #
-# Let's start as small as we can, with one number per token, $x_t$, and one number of state, $h_t$.
-# Each token shrinks the state by a factor $\alpha_t$, adds its own contribution $B_t x_t$, and
-# reads the result with weight $C_t$:
+# Let's start with one number per token, $x_t$, and one number of state, $h_t$. Each token shrinks
+# the state by a factor $\alpha_t$, adds its own contribution $B_t x_t$, and reads the result with
+# weight $C_t$:
 #
 # $$h_t = \alpha_t\,h_{t-1} + B_t\,x_t, \qquad y_t = C_t\,h_t, \qquad h_{-1} = 0. \tag{3.1}$$
 #
@@ -145,10 +145,10 @@ print("h =", torch.stack(states).numpy(), "  y =", y.numpy())
 #
 # Does the product start at $\alpha_s$ or at $\alpha_{s+1}$? At $\alpha_{s+1}$, because a token sees
 # its own write at full strength. It's easy to get this wrong, and hard to notice when the decays
-# are close to 1. Let's get it wrong on purpose, with `first=0`:
+# are close to 1. Let's get it wrong on purpose, with `first=0` in the folded function:
 
 
-# %%
+# %% tags=["setup"]
 def unrolled(x, alpha, B, C, first=1):
     """Equation 3.2, with the decays of steps s + first to t."""
     outputs = []
@@ -158,6 +158,7 @@ def unrolled(x, alpha, B, C, first=1):
     return torch.stack(outputs)
 
 
+# %%
 check("unrolled sum = recurrence", unrolled(x, alpha, B, C), y)
 _ = must_differ("decay that includes the token's own step", unrolled(x, alpha, B, C, first=0), y)
 
@@ -198,7 +199,6 @@ L = decay_matrix(alpha.log())
 M = C[:, None] * L * B  # rows times C_t, columns times B_s
 print(L.numpy().round(3))
 check("y = M x", M @ x, unrolled(x, alpha, B, C))
-_ = must_differ("target and source exchanged", M.T @ x, unrolled(x, alpha, B, C))
 
 # %% [markdown]
 # What does $L$ look like for a longer text? Here it is for three kinds of forgetting: a steady
@@ -236,6 +236,7 @@ plotting.save(
 # that computes $\alpha_t$ from the token can choose when to forget, and is called *selective*.
 
 # %% tags=["guard"]
+_ = must_differ("target and source exchanged", M.T @ x, unrolled(x, alpha, B, C))
 places = [(t, s) for t in range(4) for s in range(4)]
 by_products = torch.tensor([alpha[s + 1 : t + 1].prod() * (s <= t) for t, s in places])
 check("L from sums of logarithms = L from products", L, by_products.view(4, 4))
@@ -262,10 +263,9 @@ check("reset: from row 16 on, columns 0 to 15 are zero", L_reset[16:, :16], torc
 #   \underbrace{(\alpha_{s_2} \cdots \alpha_{s+1})}_{v_s}
 #   \qquad\text{so the block is } u\,v^\top.$$
 #
-# That's the outer product of two vectors. 16 + 16 numbers are enough (31, in fact, since $v_{15} =
-# 1$), and the block has rank one (or zero, after a reset). The same goes for every block that
-# doesn't reach above the diagonal. The largest of them just touch it with their upper right corner,
-# so we'll test those:
+# That's the outer product of two vectors. 16 + 16 numbers are enough, and the block has rank one
+# (or zero, after a reset). The same goes for every block that doesn't reach above the diagonal. The
+# largest of them just touch it with their upper right corner, so we'll test those:
 
 # %%
 L = decay_matrix(-random(32, seed=1).abs() / 4)  # the second picture
@@ -276,8 +276,8 @@ print("rank of a block that reaches above the diagonal:", above)
 assert set(ranks) == {1} and above > 1
 
 # %% [markdown]
-# A lower triangular matrix whose blocks all have rank at most $n$ is called *$n$-semiseparable*.
-# Keep this in mind, because the fast algorithm of section 6 rests on it. Rank one means a
+# A lower triangular matrix is *$n$-semiseparable* if all the blocks that don't reach above the
+# diagonal have rank at most $n$. The fast algorithm of section 6 rests on it. Rank one means a
 # bottleneck: everything the past can tell the future has to fit through one number. You've already
 # met that number. It's the state.
 #
@@ -295,7 +295,7 @@ assert set(ranks) == {1} and above > 1
 # is written. That's how the layer skips padding.
 
 
-# %%
+# %% tags=["setup"]
 def recurrence(x, dt, A, B, C):
     """Equation 3.4 for one head: x (l, p), dt (l,), B, C (l, n)."""
     state, outputs = torch.zeros(x.shape[1], B.shape[1]), []
@@ -329,13 +329,11 @@ _ = must_differ("token 10 with its own Δ", y[others], without)
 # softmax, so the weights don't sum to 1. And the mask fades with distance, where attention's is
 # just 0 or 1.
 #
-# In code it's one line:
+# In code it's one line. Folded cells have run (3.4) on 24 tokens, with $n = 4$:
 
 # %%
 L, scores = decay_matrix(dt * A), C @ B.T
 check("quadratic form = recurrence", (L * scores) @ (dt[:, None] * x), y)
-_ = must_differ("mask forgotten: attention to the future", scores @ (dt[:, None] * x), y)
-_ = must_differ("step size forgotten in the write", (L * scores) @ x, y)
 
 M = L * scores * dt  # acts on x: column s times dt_s
 ranks = [int(matrix_rank(M[i:, : i + 1])) for i in range(l)]
@@ -350,6 +348,8 @@ print(f"n = {n}; ranks of the largest blocks:", *ranks)
 # attention*. With the decay, it's chapter 02's gated rule with one gate per token.
 
 # %% tags=["guard"]
+_ = must_differ("mask forgotten: attention to the future", scores @ (dt[:, None] * x), y)
+_ = must_differ("step size forgotten in the write", (L * scores) @ x, y)
 q, k, v = (t[None, :, None] for t in (C, B, dt[:, None] * x))  # (b, l, h, ·)
 log_gates = (dt * A)[None, :, None]
 gated = gated_linear_attention(q, k, v, log_gates)[0, :, 0]
@@ -366,64 +366,76 @@ _ = must_differ("α < 1 is not linear attention", recurrence(x, torch.ones(l), A
 # %% [markdown]
 # ## 5 · Why one decay per head
 #
-# Mamba, from the end of chapter 01, is older than SSD and has more freedom: every entry $i$ of its
-# state fades at its own rate $A_i$. For one channel of input, $h_{t,i} = e^{\Delta_t A_i}
-# h_{t-1,i} + \Delta_t B_{t,i} x_t$ and $y_t = \sum_i C_{t,i} h_{t,i}$. Why would SSD give that up?
-# Unroll it, and watch for the step that breaks. Now every entry has its own matrix of decays,
-# $L^{(i)}$:
+# Mamba, from the end of chapter 01, has more freedom than SSD: every entry $i$ of its state fades
+# at its own rate $A_i$. For one channel of input, $h_{t,i} = e^{\Delta_t A_i} h_{t-1,i} + \Delta_t
+# B_{t,i} x_t$ and $y_t = \sum_i C_{t,i} h_{t,i}$. Why would SSD give that up? Unroll it. Now every
+# entry has its own matrix of decays, $L^{(i)}$:
 #
 # $$y_t = \sum_{s \le t} \Big( \sum_i C_{t,i}\; L^{(i)}_{ts}\; B_{s,i} \Big)\, \Delta_s x_s.
 #   \tag{3.6}$$
 #
 # With a single rate, $L_{ts}$ doesn't depend on $i$, so it comes out of the inner sum and leaves
-# $C_t \cdot B_s$. **That's the step that breaks.** With $n$ rates, the decay is stuck between $C$
-# and $B$. No single mask made from the decays alone will do, so you need $n$ of them, one for each
-# entry:
-
-
-# %%
-def diagonal_matrix(dt, A, B, C):
-    """M of equation 3.6: dt (l,), A (n,), B, C (l, n) -> (l, l)."""
-    masks = [decay_matrix(dt * rate) for rate in A]
-    terms = [masks[i] * torch.outer(C[:, i], B[:, i]) for i in range(len(A))]
-    return sum(terms) * dt
+# $C_t \cdot B_s$. With $n$ rates, no single mask of decays will do. But let $\sigma_{t,i} =
+# A_i\,(\Delta_0 + \dots + \Delta_t)$ be the log decay of entry $i$ up to token $t$. Then
+# $L^{(i)}_{ts} = e^{\sigma_{t,i}}\, e^{-\sigma_{s,i}}$ for $s \le t$. One factor can move into $C$
+# and the other into $B$:
+#
+# $$\tilde C_{t,i} = e^{\sigma_{t,i}}\, C_{t,i}, \qquad
+#   \tilde B_{s,i} = e^{-\sigma_{s,i}}\, B_{s,i}, \qquad
+#   y_t = \sum_{s \le t} (\tilde C_t \cdot \tilde B_s)\, \Delta_s x_s.$$
+#
+# That's a single matrix product again, under a mask of ones and zeros. A folded cell has run
+# Mamba's recurrence on 24 tokens:
 
 
 # %% tags=["guard"]
+def diagonal_matrix(dt, A, B, C):
+    """M of equation 3.6: dt (l,), A (n,), B, C (l, n) -> (l, l)."""
+    masks = [decay_matrix(dt * rate) for rate in A]
+    return sum(masks[i] * torch.outer(C[:, i], B[:, i]) for i in range(len(A))) * dt
+
+
 l, n = 24, 4
-x, B, C = random(1, l, 1, seed=6), random(1, l, n, seed=7), random(1, l, n, seed=8)
-dt, A = random(1, l, 1, seed=9).abs() / 4, -torch.arange(1.0, n + 1)[None]
-y = selective_scan(x, dt, A, B, C)[0, :, 0]  # chapter 01's: one row of a batch, one channel
-M = diagonal_matrix(dt[0, :, 0], A[0], B[0], C[0])
-check("sum of n masked rank-one terms = Mamba's recurrence", M @ x[0, :, 0], y)
-mean = A.mean().expand(n)
-factored = decay_matrix(dt[0, :, 0] * A.mean()) * (C[0] @ B[0].T) * dt[0, :, 0]
-_ = must_differ("one decay pulled out of the sum", factored @ x[0, :, 0], y)
-check("equal rates: it can be", diagonal_matrix(dt[0, :, 0], mean, B[0], C[0]), factored)
+x, B, C = random(l, 1, seed=6), random(l, n, seed=7), random(l, n, seed=8)
+dt, A = random(l, seed=9).abs() / 4, -torch.arange(1.0, n + 1)
+M = diagonal_matrix(dt, A, B, C)
+y = selective_scan(x[None], dt[None, :, None], A[None], B[None], C[None])[0]  # chapter 01's
+check("sum of n masked rank-one terms = Mamba's recurrence", M @ x, y)
+factored = decay_matrix(dt * A.mean()) * (C @ B.T) * dt
+_ = must_differ("one decay pulled out of the sum", factored @ x, y)
+check("equal rates: it can be", diagonal_matrix(dt, A.mean().expand(n), B, C), factored)
+grown = torch.tensor(16 * 0.1 * 64).exp()  # exp(-σ) after 64 steps of 0.1, for a rate of -16
+print(f"exp(-σ) after 64 tokens: {grown:.0e},  in float32: {grown.float()}")
+assert grown.float().isinf() and decay_matrix(dt * A.mean()).max() == 1
+
+# %%
+sigma = dt.cumsum(0)[:, None] * A  # (l, n)
+scores = (sigma.exp() * C) @ ((-sigma).exp() * B).T
+check("decays moved into C and B = Mamba's recurrence", (scores.tril() * dt) @ x, y)
 
 # %% [markdown]
-# Each of the $n$ terms has blocks of rank one, so their sum has blocks of rank at most $n$: the
-# state is still the bottleneck. What you lose is the single big matrix product. To keep it, Mamba-2
-# settled for one rate per head, and Cheems does the same.
+# So what does a single decay per head gain? First, *range*. The faster an entry fades, the faster
+# $e^{-\sigma}$ grows. At a rate of −16 with step sizes of 0.1, it's $3 \cdot 10^{44}$ after 64
+# tokens, more than float32 can hold. An entry of $L$ is never above 1. Second, *work*. In Mamba
+# every channel has its own step sizes and rates, and so its own product. With one decay per head,
+# the $p$ channels of a head share one. That's the choice of Mamba-2, and of Cheems.
 #
 # ## 6 · Cut it into chunks
 #
-# We can run the same layer in two ways, and neither is good enough. The recurrence does little
-# work, but one token at a time, and GPUs aren't built for that. The quadratic form does everything
-# at once, but for 65,536 tokens the float32 matrices of 8 heads take up 128 GiB. Can we have the
-# parallelism of one at the price of the other?
+# The recurrence goes one token at a time, and GPUs aren't built for that. The quadratic form does
+# everything at once, but for 65,536 tokens the float32 matrices of 8 heads take up 128 GiB. Can we
+# have the parallelism of one at the price of the other?
 #
-# Go back to the picture at the top. Cut the sequence into $c$ chunks, and the matrix falls into
+# Go back to the picture at the top. Cut the sequence into $c$ chunks, and the matrix splits into
 # blocks. The blue blocks on the diagonal are attention inside a chunk, a small problem that we've
 # already solved. The trouble is the green blocks, about $c^2/2$ of them. But by section 4 each has
-# rank at most $n$, because everything one chunk can tell another has to squeeze through the state.
-# So we never fill them in. Each chunk *writes* a summary, we *carry* it forward, and later tokens
-# *read* it.
+# rank at most $n$. So we never fill them in. Each chunk *writes* a summary, we *carry* it forward,
+# and later tokens *read* it.
 #
-# Let $\sigma_t$ be the log decay from the start of token $t$'s own chunk up to and including $t$
-# (`total` in the code). At the last token of chunk $j$, call it $\sigma_{\text{end}}$, so the decay
-# over all of chunk $j$ is $a_j = e^{\sigma_{\text{end}}}$. Now follow a write from token $s$ in
-# chunk $j$ to token $t$ in a later chunk $i$:
+# From now on, $\sigma_t$ is the log decay from the start of token $t$'s own chunk up to and
+# including $t$ (`total` in the code). At the last token of chunk $j$ it's called
+# $\sigma_{\text{end}}$, and the decay over the whole chunk is $a_j = e^{\sigma_{\text{end}}}$. Now
+# follow a write from token $s$ in chunk $j$ to token $t$ in a later chunk $i$:
 #
 # $$M_{ts} =
 #   \underbrace{e^{\sigma_t}\, C_t}_{\text{read}}\;\cdot\;
@@ -495,13 +507,16 @@ M = ssd.semiseparable_matrix(dt, A, B, C)[0, 0]  # the package's M, as in sectio
 blocks = rearrange(M, "(i t) (j s) -> i j t s", t=l_c, s=l_c)
 print(matrix_rank(blocks))
 
+# %% tags=["guard"]
 x_c, B_c, C_c = (t[0, :, 0].unflatten(0, (c, l_c)) for t in (x, B, C))
 dt_c = dt[0, :, 0].unflatten(0, (c, l_c))
 total = (dt_c * A).cumsum(dim=1)  # (c, l): σ of (3.7)
+chunks = [slice(i * l_c, (i + 1) * l_c) for i in range(c)]
+prefixes = [slice(0, i * l_c) for i in range(c)]  # all that comes before each chunk
 
 # %% [markdown]
-# **Step 1: attention inside each chunk.** This is the quadratic form again, on 8 tokens instead of
-# 32. It fills in the diagonal blocks:
+# **Step 1: attention inside each chunk.** The quadratic form, on 8 tokens instead of 32, fills in
+# the diagonal blocks (`x_c` is $x$, cut into chunks):
 
 # %%
 L = torch.stack([decay_matrix(log_alpha) for log_alpha in dt_c * A])
@@ -520,10 +535,6 @@ def states_after(pieces):
     return torch.stack(states)
 
 
-# %% tags=["guard"]
-chunks = [slice(i * l_c, (i + 1) * l_c) for i in range(c)]
-prefixes = [slice(0, i * l_c) for i in range(c)]  # all that comes before each chunk
-
 # %% [markdown]
 # **Step 2: write.** If a chunk started with an empty state, what would it leave behind? The writes
 # of all its tokens, each faded until the end of the chunk:
@@ -535,8 +546,7 @@ check("step 2 = the state of each chunk run alone", written, states_after(chunks
 
 # %% [markdown]
 # **Step 3: carry.** It's the recurrence again, but now it hops from chunk to chunk: fade by the
-# decay over the whole chunk, then add what the chunk wrote. That takes $c$ steps instead of $l$,
-# and it's the only sequential part. (Section 9 does all of them at once.)
+# decay over the whole chunk, then add what the chunk wrote. That takes $c$ steps instead of $l$:
 
 # %%
 state, incoming = torch.zeros(p, n), []
@@ -558,11 +568,11 @@ _ = must_differ("step 4 left out", y_inside.flatten(0, 1), y)
 # %% [markdown]
 # ## 7 · All heads, in two dozen lines
 #
-# That's the whole algorithm. What's left is bookkeeping, to run it for every sequence of a batch
-# and every head at once. Two functions in folded cells take care of that. `in_chunks` cuts the
-# tensors into chunks of $l_c$ tokens. It also copies keys and queries, because heads share them in
-# groups: with $h$ heads and $g$ groups, head $i$ uses group $\lfloor i / (h/g) \rfloor$.
-# `carry_in_turn` is the loop of step 3.
+# That's the whole algorithm. The rest is bookkeeping, for all sequences and heads at once. Two
+# folded functions take care of that. `carry_in_turn` is the loop of step 3. `in_chunks` cuts the
+# tensors into chunks of $l_c$ tokens, and copies keys and queries, because heads share them in
+# groups: with $h$ heads and $g$ groups, head $i$ uses group $\lfloor i / (h/g) \rfloor$. Then each
+# of the four steps is a line or two:
 
 
 # %% tags=["setup"]
@@ -585,10 +595,6 @@ def carry_in_turn(writes, over_chunk):
         decay = over_chunk[:, :, i, None, None].exp()
         state = decay * state + writes[:, :, i]
     return torch.stack(incoming, dim=2)
-
-
-# %% [markdown]
-# With those out of the way, each of the four steps is a line or two:
 
 
 # %%
@@ -616,7 +622,7 @@ for l_c in (1, 8, 24, 72):
 
 # %% [markdown]
 # All four sizes compute the same function, so pick the one that suits your hardware. The package's
-# `ssd_chunked` takes the same steps for any length.
+# `ssd_chunked` takes texts of any length.
 #
 # **Generating text** goes one token at a time. Read the prompt in chunks, keep the final state, and
 # carry on with `ssd_step`. A head's state is $p\,n$ numbers, whether it has seen ten tokens or ten
@@ -644,20 +650,20 @@ check("y = M x for every head", einsum("bhts,bshp->bthp", M, x), y)
 # ## 8 · What each form costs
 #
 # Which form needs the fewest operations? Take a guess. Then count the matrix products and the
-# updates of the state, for one head with $l$ tokens. The last column is for a real layer: $p = 64$,
-# $n = 128$, 65,536 tokens and chunks of 256.
+# updates of the state, for a head of a real layer: $p = 64$, $n = 128$, 65,536 tokens and chunks of
+# 256.
 #
-# | form | FLOPs | sequential steps | FLOPs per token, real layer |
-# |---|---|---|---|
-# | recurrent | $2\,l\,p\,n$ to read, $3\,l\,p\,n$ to update | $l$ | 40,960 |
-# | quadratic | $2\,l^2 (n + p)$ | 1 | 25,165,824 |
-# | chunked | $2\,l\,l_c\,(n + p) + 4\,l\,p\,n + 2\,l\,p\,n / l_c$ | $l / l_c$ | 131,136 |
+# | form | FLOPs per token | sequential steps |
+# |---|---|---|
+# | recurrent | 40,960 | 65,536 |
+# | quadratic | 25,165,824 | 1 |
+# | chunked | 131,136 | 256 |
 #
-# Did you guess the *recurrence*? At these sizes it beats the quadratic form as soon as a text is
-# longer than $\frac{5pn}{2(n + p)} \approx 107$ tokens, and it needs a third as many operations as
-# our chunks. (Only tiny chunks, of 3 to 19 tokens, need slightly fewer still.) So chunks don't save
-# work. They turn it into large matrix products, with $l/l_c$ sequential steps instead of $l$. On
-# hardware with thousands of arithmetic units, what costs you is waiting. Chapter 10 measures it.
+# Did you guess the *recurrence*? Only the quadratic form costs more per token when the text gets
+# longer, and it loses to the recurrence from 107 tokens on. Against the recurrence, chunks don't
+# save work: ours need three times as many operations. But they turn it into large matrix products,
+# with 256 sequential steps instead of 65,536. On hardware with thousands of arithmetic units, what
+# costs you is waiting. Chapter 10 measures it.
 
 
 # %% tags=["setup"]
@@ -681,11 +687,9 @@ for l in (128, 1024):
     print(f"l = {l:5,}, FLOPs: {recurrent:9,}, {quadratic:11,}, {chunked:9,}: formula = count")
 
 p, n = 64, 128  # of a real layer, per head and token
-costs = {c: 2 * c * (n + p) + 4 * p * n + 2 * p * n / c for c in (*range(1, 30), 256)}
-assert 3.0 < costs[256] / (5 * p * n) < 3.3
-assert [c for c in costs if costs[c] < 5 * p * n] == [*range(3, 20)]
-assert round(5 * p * n / (2 * (n + p))) == 107
-assert (5 * p * n, 2 * 65_536 * (n + p), costs[256]) == (40_960, 25_165_824, 131_136)
+costs = [5 * p * n, 2 * 65_536 * (n + p), 2 * 256 * (n + p) + 4 * p * n + 2 * p * n / 256]
+assert costs == [40_960, 25_165_824, 131_136] and 3.0 < costs[2] / costs[0] < 3.3
+assert [2 * l * (n + p) > costs[0] for l in (106, 107)] == [False, True]
 
 # %% [markdown]
 # ## 9 · A mistake in print
@@ -697,7 +701,8 @@ assert (5 * p * n, 2 * 65_536 * (n + p), costs[256]) == (40_960, 25_165_824, 131
 # $$D = \begin{pmatrix} 1 & 0 & 0 \\ a_1 & 1 & 0 \\ a_1 a_2 & a_2 & 1 \end{pmatrix} \tag{3.8}$$
 #
 # A chunk should start from the sum along its row, over the sources. In the listing that's `dim=3`.
-# The paper prints `.sum(dim=2)`, which runs down a column, over the targets:
+# The paper prints `.sum(dim=2)`, which runs down a column, over the targets. Chunk $j$ then gets
+# the column of $W_{j-1}$:
 #
 # | the sum | chunk 2 starts from |
 # |---|---|
@@ -707,12 +712,10 @@ assert (5 * p * n, 2 * 65_536 * (n + p), costs[256]) == (40_960, 25_165_824, 131
 # Look at the second row. Which chunks does chunk 2 hear from? $W_0$ is gone, so the past is
 # forgotten. And $a_2$ is the decay over chunk 2 itself, so even its first token feels the step
 # sizes of tokens that come later. The Mamba-2 code in the transformers library had the same bug
-# (issue 34817, fixed by pull request 35154).
-#
-# In code it's a matter of one digit:
+# (issue 34817, fixed by pull request 35154). A folded cell has both versions.
 
 
-# %%
+# %% tags=["setup"]
 def carry_at_once(writes, over_chunk, dim):
     """Step 3 as in WM Listing 3; `dim` is the axis of its sum."""
     states = pad(writes, (0, 0, 0, 0, 1, 0))  # (b, h, 1 + c, n, p): a zero state, then all W
@@ -768,9 +771,8 @@ assert "31 moves outputs 8 to 31" in moves["as printed"]
 # belongs, so a causality test that changes only values would have passed this layer.
 #
 # So how should you test such a layer? With more than one chunk, and with step sizes small enough
-# for something to survive a chunk. (With the listing's initial step size, about 0.69, even the
-# slowest head's state decays to $e^{-44}$ over 64 tokens, and the error is below $10^{-12}$.) And
-# take $1 < g < h$, or you can't tell repeated groups from tiled ones.
+# for something to survive a chunk. And take $1 < g < h$, or you can't tell repeated groups from
+# tiled ones.
 #
 # Lab [03a](labs/03a_error_budget.ipynb) compares the kernels that real models train on with the
 # recurrence.
@@ -794,17 +796,24 @@ for l_c in (64, 256):
     print(f"chunks of {l_c:3}:", *shown)
     assert errors[0] < 1e-12 < errors[1] < errors[2]
 
+W, a = random(3, seed=21), torch.tensor([0.3, 0.5, 0.7])  # three chunks, as in the table
+form = dict(writes=W.view(1, 1, 3, 1, 1), over_chunk=a.log().view(1, 1, 3))
+printed, right = (carry(**form).flatten()[2] for carry in (as_printed, corrected))
+check("chunk 2 starts from the sums of the table, as printed", printed, W[1] + a[2] * W[1])
+check("and corrected", right, a[1] * W[0] + W[1])
+
 # %% [markdown]
 # ## Summary
 #
 # - Unroll a linear recurrence and you get a lower triangular matrix. Blocks that don't reach above
 #   the diagonal have rank at most $n$, because everything passes through the state.
 # - One decay per head can be pulled out of the sum, which leaves $C_t \cdot B_s$: attention without
-#   a softmax. With a decay for every entry, as in Mamba, that doesn't work.
+#   a softmax. A decay for every entry, as in Mamba, can be moved into $C$ and $B$, but that costs
+#   range, and one product per channel.
 # - The fast algorithm: attention inside each chunk, then write, carry, read. At a fixed chunk size
 #   the work is linear in the length, and every chunk size gives the same function.
-# - Test with several chunks, small step sizes, and $1 < g < h$. A causality test doesn't even need
-#   the right answer.
+# - Test with several chunks, small step sizes, and $1 < g < h$. A causality test doesn't need the
+#   right answer, but it must change the step sizes too.
 #
 # ## Exercises
 #
@@ -889,11 +898,7 @@ def candidate(l_c, carry=carry_in_turn, step=torch.nn.functional.softplus, tiled
     return form
 
 
-wrong = {
-    "axis": dict(carry=partial(carry_at_once, dim=2)),
-    "step": dict(step=lambda z: z),
-    "groups": dict(tiled=True),
-}
+wrong = dict(axis=dict(carry=as_printed), step=dict(step=lambda z: z), groups=dict(tiled=True))
 for l_c in (1, 16, 64):
     assert is_right(candidate(l_c)), f"right, chunks of {l_c}: refused"
     for name, options in wrong.items():
@@ -975,7 +980,7 @@ for l, fewest in ((1, 0), (2, 1), (29, 5), (1024, 10)):
     _, final = ssd.ssd_recurrent(x, dt, 3 * A, B, C, return_final_state=True)
     state, rounds = state_in_rounds(x[0, :, 0], dt[0, :, 0], 3 * A[0], B[0, :, 0])
     check(f"l = {l}: the state of the recurrence", state, final[0, 0])
-    print(f"  {rounds} rounds")
+    print(f"  rounds: {rounds}")
     assert rounds == fewest
 
 # %% [markdown]
@@ -989,4 +994,6 @@ for l, fewest in ((1, 0), (2, 1), (29, 5), (1024, 10)):
 #   it.
 # - Gu and Dao, *Mamba* (2023): selection, with a diagonal $A$, and why a step size that depends on
 #   the token matters.
+# - Yang et al., *Gated Linear Attention Transformers with Hardware-Efficient Training* (2024): how
+#   to keep section 5's product in range.
 # - `cheems_ref/ssd.py`: the listing this notebook arrives at.

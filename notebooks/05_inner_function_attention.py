@@ -2,8 +2,8 @@
 # # 05 · Inner-function attention and masks that learn
 #
 # **Attention does two things: it decides where to read, and it hands over what it finds there. This
-# chapter changes both. We let attention find the state of a recurrence, and we let it learn where
-# not to read.** By the end you will be able to
+# chapter changes both. We let attention find the state of a recurrence, and we let it learn which
+# keys to dim.** By the end you will be able to
 #
 # - write causal attention, for a whole prompt and with a cache;
 # - put a state-space layer, or a table, in place of the values;
@@ -114,7 +114,7 @@ plotting.save(
 # %% [markdown]
 # Two places in this drawing are yours to change. At the bottom the value path is cut open:
 # attention doesn't care where $v_s$ came from (sections 3 to 5). At the top a shutter dims one
-# column of the weights, and every reader gets less of that key, or nothing (sections 6 and 7).
+# column of the weights, and later readers get less of that key, or nothing (sections 6 and 7).
 #
 # ## 1 · Attention is a weighted read
 #
@@ -138,8 +138,9 @@ for t in range(l):
         y[t] += w[s] * v[s]
 
 # %% [markdown]
-# Why $\sqrt p$? Two random vectors with $p$ components of variance 1 have an inner product of
-# variance $p$. Without the scale, a wide head puts most of its weight on a single key.
+# Why $\sqrt p$? If all components of two vectors are independent, with mean 0 and variance 1, the
+# inner product has variance $p$. Without the scale, a wide head puts most of its weight on a single
+# key.
 #
 # The package has (5.1) twice, written out and as torch's fused operator. Both take tensors (b, l,
 # h, p) and should agree with our loops.
@@ -212,8 +213,9 @@ assert moved.min() > 1e-3
 # %% [markdown]
 # All five notice. The zeros come too late: the softmax's denominator already contains the future
 # keys. The mask belongs **before** the softmax, where a forbidden key gets the score $-\infty$. Its
-# weight is then exactly zero, and the rest still sum to one. Folded cells repeat the test, and try
-# the listings' own $L$, made of 0 and $-\infty$: 20 of 24 outputs aren't even finite.
+# weight is then exactly zero, and the rest still sum to one. WM Listing 7 does this: it *adds* an
+# $L$ of 0 and $-\infty$ to the scores. Multiply by that $L$, as the formulas say, and 20 of 24
+# outputs aren't even finite.
 
 # %% tags=["guard"]
 before = naive_attention(*(u[None, :, None] for u in (q, k, v)), allowed=causal_mask(6, 6))
@@ -233,11 +235,11 @@ assert (of_allowed == 0).all() and int((~read.isfinite()).sum()) == 20
 # %% [markdown]
 # ## 3 · Values that compute: V = SSD(x)
 #
-# Everything in $y_t$ arrives through the values, and an ordinary value is $v_s = W x_s$. Does such
-# a value know only its own token? In a first layer it does. But every Cheems preset has seven
-# state-space layers before its first inner function, and by then $x_s$ holds what they wrote about
-# the past. At any depth, though, **a linear map adds nothing to what the stream already holds at
-# $s$.** An *inner function* puts something else in place of $W x_s$:
+# The output is an average of values, and an ordinary value is $v_s = W x_s$. Does it know only its
+# own token? In a first layer it does. But every Cheems preset has seven state-space layers before
+# its first inner function, and by then $x_s$ holds what they wrote about the past. At any depth,
+# though, **a linear map adds nothing to what the stream already holds at $s$.** An *inner function*
+# puts something else in place of $W x_s$:
 #
 # | `inner=` | value of token $s$ | reads | from |
 # |---|---|---|---|
@@ -246,9 +248,8 @@ assert (of_allowed == 0).all() and int((~read.isfinite()).sum()) == 20
 # | `"linear"` | $W x_s$, ordinary attention | token $s$ | |
 #
 # The recurrence adds the past. The table adds no information, but it computes something that one
-# matrix can't. Why change the values, and not the queries or keys? *Cheems* gives a reason that
-# neither the paper nor we have tested: queries and keys meet in an inner product, and more complex
-# operations there might make training fluctuate.
+# matrix can't. Why change the values, and not the queries or keys? *Cheems* gives a reason,
+# untested there and here: with more complex queries and keys, training might fluctuate.
 
 # %% tags=["setup"]
 _ = torch.manual_seed(0)
@@ -294,8 +295,7 @@ def account_books(texts, generator, entries=8, questions=4):
     return numbers, amounts, asked, amounts.cumsum(1).gather(1, place)
 
 
-every_amount = torch.cartesian_prod(*[torch.tensor([-1.0, 1.0])] * 8)  # (256 books, 8)
-every_book = every_amount.cumsum(1)  # their balances
+every_book = torch.cartesian_prod(*[torch.tensor([-1.0, 1.0])] * 8).cumsum(1)  # (256 books, 8)
 error = (every_book - every_book.mean(1, keepdim=True)).square().mean()
 BY_MEAN = (1 - error / every_book.square().mean()).item()
 print(f"the mean of the book explains {BY_MEAN:.3f} of the variance of a balance")
@@ -310,8 +310,8 @@ print("asked  ", asked[0].tolist(), "  answers", answers[0].tolist())
 
 # %% [markdown]
 # Attention can find the entry, but the value there is a linear map of one number and one amount.
-# SSD keeps a running balance, but it can't go back to an earlier one. Attention over SSD finds the
-# entry, and with it the balance.
+# SSD can keep a running balance, but only the current one. Attention over SSD finds the entry, and
+# with it the balance.
 #
 # We score a model by the share of the balances' variance that it explains. A model that knows the
 # book, but not which entry you're asking about, can do no better (in squared error) than the mean
@@ -406,16 +406,12 @@ plotting.save(
 # %% [markdown]
 # V = SSD(x) ends between 0.998 and 0.999 on every seed. It reaches 0.95 after 150 updates (median),
 # S then A after 250, A then A after 350. But **S then A does nearly as well**: four of its five
-# seeds end at 0.995 or above, and one at 0.908. A then A ends between 0.973 and 0.986. One mixer
-# alone ends below 0.77, even with as many parameters as V = SSD(x). A finds the entry and its
-# amount, but not what came before: that amount plus the mean of the book explains 0.756. With 500
-# updates we compare how fast the systems learn, not how far they could get.
+# seeds end at 0.995 or above, and one at 0.908. One mixer alone ends below 0.77, even with as many
+# parameters as V = SSD(x). With 500 updates we compare how fast the systems learn, not how far they
+# could get.
 #
-# In Cheems the inner function comes after state-space layers. With one S in front, four of five
-# seeds end at 0.988 or above for V = SSD(x) and at 0.996 or above for S then A; one seed of each
-# fails (0.702 and 0.793). All five of A then A end at 0.988 or above. The median time to 0.95 is
-# 200 updates for each of the three, and five seeds can't tell them apart. Perhaps the first S has
-# already put balances into the stream, and $W x_s$ reads them from there.
+# In Cheems, state-space layers come first. With one S in front, each of the three takes 200 updates
+# to 0.95 (median), and one seed in five fails for V = SSD(x) and for S then A.
 
 # %% tags=["guard"]
 alone, inside = (train_on_books(pattern, 200) for pattern in "AI")
@@ -442,20 +438,8 @@ for row in MORE["table"]:
     if row["d"] == 32 and row["pattern"] in TO_95:
         first = [sum(share < 0.95 for share in run["explained"]) for run in row["runs"]]
         assert 50 * sorted(first)[2] + 50 == TO_95[row["pattern"]]
-medians = [sorted(ENDS[key])[2] for key in (("SI", 32), ("SSA", 32), ("SAA", 32))]
-assert [round(median, 3) for median in medians] == [0.997, 0.998, 0.998]
-BEHIND_S = {pattern: sorted(ENDS[pattern, 32]) for pattern in ("SI", "SSA", "SAA")}
-assert [round(BEHIND_S[pattern][0], 3) for pattern in ("SI", "SSA")] == [0.702, 0.793]
-assert BEHIND_S["SI"][1] >= 0.988 and BEHIND_S["SSA"][1] >= 0.996 and BEHIND_S["SAA"][0] >= 0.988
-
-# %% tags=["guard"]
-mean = every_book.mean(1, keepdim=True).expand_as(every_book)
-known = torch.stack([mean, every_amount], dim=2).flatten(0, 1)  # (2048, 2)
-wanted = every_book.flatten()
-guess = known @ torch.linalg.lstsq(known, wanted[:, None]).solution[:, 0]
-by_both = 1 - ((guess - wanted).square().mean() / wanted.square().mean()).item()
-print(f"the mean of the book and the entry's own amount explain {by_both:.3f}")
-assert round(by_both, 3) == 0.756
+for pattern, fail in (("SI", 1), ("SSA", 1), ("SAA", 0)):  # behind one more S
+    assert [end > 0.98 for end in sorted(ENDS[pattern, 32])] == fail * [0] + (5 - fail) * [1]
 
 # %% [markdown]
 # The claim that survives is modest: SSD inside attention does the work of the two in a row, and it
@@ -464,9 +448,10 @@ assert round(by_both, 3) == 0.756
 #
 # ## 5 · Values from a table
 #
-# WM puts a table in place of the SSD. Each of its rows $U_j$ is as wide as a token and has a key
-# $\kappa_j$. A token compares a short query $W_q x_s$, of width $m$, with the keys. The *two* rows
-# that match best are added up with softmax weights, and the token is multiplied by the result,
+# WM puts a table in place of the SSD. Each row $U_j$ has a key $\kappa_j$ and, with one head, is as
+# wide as a token. A token compares a short query $W_q x_s$, of width $m$, with the keys. WM
+# eq. 3 adds up all rows, weighted by their scores; Listing 7 takes the best one, unweighted. The
+# package takes the *two* best with softmax weights, and multiplies the token by their sum,
 # component by component:
 #
 # $$v_s = x_s \circ \sum_{j \,\in\, \text{best two}} \omega_{sj}\, U_j, \qquad
@@ -498,7 +483,7 @@ every_row = (x[0] @ query_map.T @ keys.T / 2).softmax(-1) @ rows
 _ = must_differ("all rows weighted, with our softmax", x[0] * every_row, table(x)[0])
 
 # %% [markdown]
-# A table multiplies each token by its own diagonal matrix. So it can treat two kinds of token
+# A table multiplies each token by its own diagonal matrix. So it can scale two kinds of token
 # differently even when only a sign tells them apart. No single matrix can do that. (A folded cell
 # sets such a table by hand.)
 #
@@ -518,8 +503,8 @@ assert learns == {1: [False, False], 2: [True, True]}
 
 # %% [markdown]
 # With one row, neither the query nor the keys get a gradient: a softmax over a single score is
-# always 1. The rows themselves would still learn, but the choice among them never would. Listing 7
-# has the same flaw, and its keys start at zero. So every token takes the same row, for good.
+# always 1. Only the rows learn. Listing 7 has the same flaw, and its keys start at zero. So every
+# token takes the same row, for good.
 
 
 # %% tags=["guard"]
@@ -579,7 +564,20 @@ print("by a table of two rows set by hand under 1 %, by the best matrix over 15 
 # $$w_{ts} \propto e^{q_t \cdot k_s/\sqrt p\; + \;\mu_{ts}}. \tag{5.3}$$
 #
 # We'll call $e^{\mu_{ts}}$ the *share*: the key's weight is multiplied by it before the row is
-# normalised.
+# normalised. Here it is in four layers:
+#
+# | | log share $\mu_{ts}$ | knows |
+# |---|---|---|
+# | `GateMask` (WM eq. 4) | $\log \sigma(g_{\mathrm{pos}(s)})$ | the place of $s$ |
+# | `ContentMask` | $-a\,\mathrm{softplus}(u\cdot v_s + \nu)$ | the value $v_s$ |
+# | Forgetting Transformer | $\sum_{r=s+1}^{t} \log f_r$ | the tokens after $s$ |
+# | SSD | $\log \Delta_s + A \sum_{r=s+1}^{t} \Delta_r$ | token $s$ and those after it |
+#
+# Each head learns its own $g$, $a > 0$, $u$ and $\nu$. A forget gate $f_r$ is a sigmoid of a linear
+# function of token $r$. SSD has no softmax: its weight is $C_t \cdot B_s$ times $e^{\mu_{ts}}$,
+# with $A < 0$.
+#
+# Now token 4 doesn't want to be read, and token 8 wants the past forgotten.
 
 # %% tags=["setup"]
 SEEN, STEPS = causal_mask(16, 16), torch.full((16,), 0.1)
@@ -608,12 +606,12 @@ shares = {
 }
 for name, share in shares.items():
     before, after = share[7, 1].item(), share[8, 1].item()
-    print(f"{name:33} left of key 1 for reader 7: {before:.3f}, for reader 8: {after:.3f}")
+    print(f"{name:33} share of key 1 for reader 7: {before:.3f}, for reader 8: {after:.3f}")
     assert before == after if "by place" in name or "by key" in name else after < 0.06 * before
 
 # %% [markdown]
-# Here are the shares in four layers. Token 4 doesn't want to be read, and token 8 wants the past
-# forgotten. Which panels grant the first wish, and which the second?
+# Here are the shares, SSD's in units of an ordinary token's $\Delta$. Which panels grant the first
+# wish, and which the second?
 
 # %% tags=["figure"]
 drawn = {
@@ -633,21 +631,10 @@ plotting.save(
 # %% [markdown]
 # The content mask dims column 4. Forgetting leaves reader 8 almost nothing of the keys before 8.
 # SSD does both with one step size, so token 8 also writes itself with a large weight. The gate does
-# neither; its pale columns are an accident of random logits.
-#
-# | | log share $\mu_{ts}$ | knows | "do not read me" | "forget" |
-# |---|---|---|---|---|
-# | `GateMask` (WM eq. 4) | $\log \sigma(g_{\mathrm{pos}(s)})$ | place | by place | by place |
-# | `ContentMask` | $-a\mathrm{softplus}(u\cdot v_s + \nu)$ | $v_s$ | **yes** | not from $s$ alone |
-# | Forgetting Transformer | $\sum_{r=s+1}^{t} \log f_r$ | after $s$ | no | **yes** |
-# | SSD | $\log \Delta_s + A \sum_{r=s+1}^{t} \Delta_r$ | $s$ and after | **yes** | **yes** |
-#
-# Each head learns its own logits $g$, its own $a > 0$, $u$ and $\nu$, and its own forget gates
-# $f_r$, a sigmoid of token $r$. SSD has no softmax: its weight is $C_t \cdot B_s$ times
-# $e^{\mu_{ts}}$, with $A < 0$.
+# neither: it doesn't see the tokens, and its pale columns are an accident of random logits.
 #
 # In the first two panels every reader gets the same share of a key. Is that why these masks can't
-# forget? It's tempting to say so.
+# forget?
 #
 # With $c_t = \sum_{r \le t} \log f_r$, the Forgetting Transformer's bias is $\mu_{ts} = c_t - c_s$.
 # But the weights in a row sum to one, so a number added to a *whole row* of scores cancels. The
@@ -703,10 +690,10 @@ check("a content mask that forgets", by_content[0, :, 0], weights @ v[0, :, 0])
 # %% [markdown]
 # ## 7 · Does a mask learn? Decoys at fixed places
 #
-# A mask should find out for itself which tokens to hide. Here is a task that rewards it. Each of 8
-# keys is stored twice among 16 slots, once with the correct value and once, as a decoy, with a
-# random one. Correct values sit in even slots and decoys in odd ones, but nothing in the tokens
-# says which is which. Then we ask for every key, as in this text:
+# Here is a task that rewards a mask. Each of 8 keys is stored twice among 16 slots, once with the
+# correct value and once, as a decoy, with a random one. Correct values sit in even slots and decoys
+# in odd ones, but nothing in the tokens says which is which. Then we ask for every key, as in this
+# text:
 
 
 # %% tags=["setup"]
@@ -729,9 +716,9 @@ print("asked  ", asked[0].tolist(), "  answers", answers[0].tolist())
 
 # %% [markdown]
 # A model that guesses between the two values is right in
-# $\tfrac12+\tfrac12\cdot\tfrac18=\tfrac{9}{16}$ of the cases: half the time, plus one lucky case in
-# eight of the rest. (Position gives a little away: always trusting the earlier copy, correct in 36
-# of 64 cases, would score 61.7 %.) We train embeddings, one attention layer and one linear map,
+# $\tfrac12+\tfrac12\cdot\tfrac18=\tfrac{9}{16}$ of the cases: half the time, and by luck in an
+# eighth of the rest. (Always trusting the earlier copy, correct in 36 of 64 cases, would score
+# 61.7 %.) We train embeddings, one attention layer and one linear map,
 # once with the package's gates and once with the paper's mask. That mask starts as
 # $\mathrm{round}(\mathrm{ones})$ and hides every key whose gate is exactly 0.
 
@@ -799,7 +786,7 @@ def train_on_decoys(kind, steps, seed=0):
 DECOYS = read_record("05_masks")
 
 # %% [markdown]
-# Which of the two learns to hide the decoys?
+# Which of the two learns to avoid the decoys? And what will its gates be?
 
 # %%
 trained = {kind: train_on_decoys(kind, 200) for kind in ("printed", "gate")}
@@ -812,20 +799,41 @@ assert printed.gate.grad is None and (printed.gate == 1).all()
 
 # %% [markdown]
 # The record has five seeds (`python book/records.py 05_masks`). Our gates get every answer right,
-# on every seed. The printed mask gets 57.7 % right on average, and so does no mask at all, down to
-# the last digit. Why? The printed mask has no gradient, so the optimizer skips it, weight decay
-# included. As printed, attention with the dynamic mask *is* attention without it. WM Table 1
-# reports perplexities of 8.12 without and 7.96 with it. We don't know whether the printed code
-# trained those models.
+# on every seed. Do they hide the decoys? Here are the gates of the four heads (seed 0), and of a
+# model that rounds its gates at ½ in training (exercise 4):
+
+# %%
+for kind in ("gate", "rounded"):
+    gates = torch.tensor(DECOYS["gates"][kind])[:, :16]  # (h, slots)
+    correct, decoys = gates[:, ::2], gates[:, 1::2]
+    print(f"{kind:8} correct {correct.min():.3f} to {correct.max():.3f},", end=" ")
+    print(f"decoys {decoys.min():.3f} to {decoys.max():.3f},", end=" ")
+    print("below ½ in each head:", (decoys < 0.5).sum(1).tolist())
+
+# %% [markdown]
+# Our gates only *dim* them: a decoy keeps a share of 0.58 to 0.70, a correct value 0.95 or 0.96.
+# That's enough to tell the two apart. Rounded afterwards, these gates would hide nothing. Rounded
+# in training, they hide all decoys in three of four heads.
+#
+# The printed mask gets 57.7 % right on average, and so does no mask at all, down to the last digit.
+# Why? The printed mask has no gradient, so the optimizer skips it, weight decay included. As
+# printed, attention with the dynamic mask *is* attention without it. WM Table 1 has perplexities of
+# 8.12 without and 7.96 with it. We don't know whether the printed code trained those models.
 
 # %% tags=["guard"]
 for kind, seeds in DECOYS["decoys"].items():
     print(f"from the record, {kind:8} right {seeds['right']}, loss {seeds['loss']}")
 unmasked = DECOYS["decoys"]["none"]["right"]
 average = sum(unmasked) / 5
-print(f"no mask and the printed one: the same in every digit, {average:.3f} on average")
+print(f"no mask and the printed one: identical to the last digit, {average:.3f} on average")
 assert DECOYS["decoys"]["none"] == DECOYS["decoys"]["printed"]
 assert DECOYS["decoys"]["gate"]["right"] == 5 * [1.0]
+gates, rounded = (torch.tensor(DECOYS["gates"][kind])[:, :16] for kind in ("gate", "rounded"))
+assert 0.575 < gates[:, 1::2].min() < gates[:, 1::2].max() < 0.705
+assert 0.944 < gates[:, ::2].min() < gates[:, ::2].max() < 0.965
+assert [all(decoys < 0.5) for decoys in rounded[:, 1::2]] == [True, False, True, True]
+live = trained["gate"][0].mask.logit.sigmoid()
+assert 0.5 < live[:, 1:16:2].min() < live[:, 1:16:2].max() < 0.8 < live[:, :16:2].min()
 earlier = torch.ones(8, 8).triu().mean().item()  # pairs of places with the correct slot first
 assert earlier == 36 / 64 and round(earlier + (1 - earlier) / 8, 3) == 0.617
 
@@ -846,21 +854,22 @@ _ = must_differ("a mask that hides the decoys", layer(x, positions[None])[0], un
 # - The static mask comes before the softmax. With a cache it needs an offset.
 # - With $V = \mathrm{SSD}(x)$ a value is what a recurrence knew at that moment. An SSD layer
 #   followed by attention does nearly as well.
-# - A table can treat tokens differently by sign alone. With a softmax over the rows *taken*, it can
+# - A table can scale tokens differently by sign alone. With a softmax over the rows *taken*, it can
 #   learn which to take only if a token takes at least two.
-# - "Do not read me" needs only the key's own token. "Forget what came before me" takes a running
-#   sum. SSD says both with one step size.
-# - An index, a comparison with 0 and rounding have no gradient. As printed, neither the table's
-#   keys nor the dynamic mask can ever learn.
+# - "Do not read me" needs only the key's own token. A token that says "forget what came before me"
+#   needs a running sum. SSD says both with one step size.
+# - An index and a comparison with 0 have no gradient. As printed, neither the table's keys nor the
+#   dynamic mask can ever learn. A soft gate learns to dim decoys.
 #
-# Lab 05a is about the trouble that padding makes: empty rows, finite minima, and states that read
-# it.
+# Lab 05a is about the trouble padding causes: empty rows, a finite minimum instead of −∞, and
+# states that read the padding.
 
 # %% [markdown]
 # ## Exercises
 #
-# **1 · easy.** *Average reading.* For which queries does attention over all keys return the plain
-# mean of the values? Write `indifferent` so that `naive_attention` returns the mean for any keys.
+# **1 · easy.** *Reading the average.* For which queries does attention over all keys return the
+# plain mean of the values? Write `indifferent` so that `naive_attention` returns the mean for any
+# keys.
 
 
 # %% tags=["exercise"]
@@ -929,10 +938,10 @@ for l, slope in ((6, 0.25), (9, 1.5), (3, 0.0)):
     check(f"ALiBi of {l} tokens, slope {slope}", on_keys, by_distance)
 
 # %% [markdown]
-# **4 · medium.** *A gate that is 0 or 1.* Rounding has no gradient. The *straight-through* trick
-# gets around that: use the rounded gate going forward, and the gradient of the soft gate going
-# backward. Write such a gate (torch's `detach` stops a gradient). Forward, it's 1 where the logit
-# is positive and 0 elsewhere. Backward, it has the gradient of the sigmoid.
+# **4 · medium.** *A gate that is 0 or 1.* The gradient of rounding is 0. The *straight-through*
+# trick gets around that: use the rounded gate going forward, and the gradient of the soft gate
+# going backward. Write such a gate (torch's `detach` stops a gradient). Forward, it's 1 where the
+# logit is positive and 0 elsewhere. Backward, it has the gradient of the sigmoid.
 
 
 # %% tags=["exercise"]

@@ -10,7 +10,7 @@
 # - evaluate the neurons you found without copying their rows;
 # - compare the cost of such a layer with a dense layer's.
 #
-# You need softmax, an MLP and a little PyTorch.
+# You need to know softmax and a little PyTorch.
 #
 # Sources: *OTCE* (Shi et al.) §3.2; *Cheems* (Ch) §3.3, Listing 4; *Wonderful Matrices* (WM) §3.3,
 # Listing 8; He, *Mixture of A Million Experts* (2024); Lample et al., *Large Memory Layers with
@@ -65,7 +65,7 @@ def read_record(name):
 
 
 def all_gates(layer, x):
-    """The gates of all experts, zero for those not asked: (b, l, e)."""
+    """The gates of all experts, zero for those not used: (b, l, e)."""
     gates, indices = layer.route(x)
     return torch.zeros(*x.shape[:2], len(layer.experts)).scatter(-1, indices, gates)
 
@@ -127,8 +127,8 @@ def draw_words(ax):
         (8.6, 4.7, "two lists of r\nscores, sorted"),
         (10.5, 4.2, "k neurons"),
         (13.3, 2.75, "y"),
-        (3.05, 0.45, "z, read and added"),
-        (6.1, 0.62, "dark: the k best sums; pale: also added up"),
+        (3.05, 0.68, "z: read by the neurons,\nthen added"),
+        (6.1, 0.62, "dark: the k best sums; pale: candidates"),
     ):
         ax.text(x, y, words, fontsize=15, va="center")
 
@@ -143,9 +143,9 @@ ax.set(xlim=(0, 13.6), ylim=(0, 5.1))
 plotting.save(
     fig,
     "06_search",
-    "A token goes through a shared part, which makes z. A map makes two half queries of z. Each "
-    "gives a list of scores, sorted. The lists stand along two edges of a grid of 64 sums. Only "
-    "those of a staircase in one corner are added up; the six largest of them, dark, name six "
+    "A token goes through a shared part, which produces z. A linear map turns z into two half "
+    "queries. Each gives a list of scores, sorted. The lists stand along two edges of a grid of 64 "
+    "sums. The candidates form a staircase in one corner; the six largest sums, dark, name six "
     "neurons. The neurons read z, and z is added to the sum of what they write.",
 )
 
@@ -222,8 +222,8 @@ with torch.no_grad():
     check("mixture by hand = MoE", moe(x)[0, :3], y)
 
 # %% [markdown]
-# The package calls each expert once, on its own tokens. A folded cell checks that running every
-# expert on every token gives the same result.
+# The package calls each expert once, on its own tokens. Running every expert on every token gives
+# the same result (folded).
 
 
 # %% tags=["guard"]
@@ -246,8 +246,9 @@ _ = must_differ("all four experts kept", dense(moe, x, shares), moe(x))
 # %% [markdown]
 # ### Which router learns?
 #
-# OTCE uses the $k$ shares unchanged, so they sum to less than 1. Our option `renormalize` divides
-# them by their sum. That looks harmless. But the loss reaches the router only through the gates.
+# OTCE uses the $k < e$ shares unchanged, so they sum to less than 1. Our option `renormalize`
+# divides them by their sum. That looks harmless. But the loss reaches the router only through the
+# gates.
 #
 # Here are four routers after one backward pass. Which one gets no gradient?
 
@@ -273,19 +274,16 @@ for k, renormalize in ((2, False), (2, True), (1, False), (1, True)):
 #
 # ### Keeping everyone busy
 #
-# If a router prefers one expert, that expert gets more training, and the router may then prefer it
-# even more. That's the usual worry; we haven't measured it.
-#
-# An extra loss pushes back while the load is uneven. With $b$ texts of $l$ tokens and $k$ choices
-# per token, this *load balancing loss* is
+# A router may come to send most tokens to a few experts. An extra loss penalises imbalance. With
+# $b$ texts of $l$ tokens and $k$ choices per token, this *load balancing loss* is
 #
 # $$\text{loss} = e \sum_i f_i P_i, \qquad
 #   f_i = \frac{\text{number of choices of } i}{b\,l\,k}, \qquad
 #   P_i = \frac{\text{sum of the gates given to } i}{\text{sum of all kept gates}}. \tag{6.3}$$
 #
 # The *load* $f_i$ is a count, so the gradient only flows through $P_i$. The $P_i$ sum to 1, so the
-# loss is 1 when the load is even. If all tokens choose the same $k$ experts, the loss is $e/k$
-# whatever the gates, so it has no gradient. It can keep a load even, but it can't undo a collapse.
+# loss is 1 when the load is even. If all tokens choose the same $k$ experts, the loss is $e/k$ for
+# any gates. Then it has no gradient, so it can't undo a collapse.
 
 # %% tags=["guard"]
 gates, indices = moe.route(random(8, 64, 6, seed=4))
@@ -303,56 +301,55 @@ check("all tokens on the same two of four, any gates", same, torch.tensor(2.0))
 # %% [markdown]
 # ### Two shortcuts, and what leaks
 #
-# You can also force the balance. A *capacity* gives each expert a fixed number of places. With
+# You can also force the balance. A *capacity* gives each expert a fixed number of slots. With
 # *expert choice* (Zhou et al., 2022), each expert picks the tokens that score highest for it.
 #
-# But what else can change a token's output now?
+# But now a token's output depends on other tokens:
 #
 # | | what else can change a token's output |
 # |---|---|
 # | top-$k$: tokens choose | nothing |
 # | capacity: first come, first served | tokens that came first, even from other texts |
-# | expert choice: experts choose | other tokens of the text, even later ones |
+# | expert choice: experts choose | any token of the batch, even a later one |
 #
-# A folded cell changes the last token of a text. With expert choice, outputs change at earlier
-# tokens of that text; with a capacity, they change in another text.
+# A folded cell changes the last token of a text and sees other outputs move. With expert choice,
+# training uses information that you don't have at generation time: a later token can displace an
+# earlier one. The package uses neither shortcut.
 
 
 # %% tags=["guard"]
-def with_places(shares, places=3):
+def with_slots(shares, slots=3):
     """Top-2, but an expert serves only the first of the tokens that come to it: (b, l, e)."""
-    asked = shares >= shares.topk(2).values[..., -1:]
-    arrived = asked.flatten(0, 1).cumsum(0).view_as(shares)
-    return shares * (asked & (arrived <= places))
+    chosen = shares >= shares.topk(2).values[..., -1:]
+    arrived = chosen.flatten(0, 1).cumsum(0).view_as(shares)
+    return shares * (chosen & (arrived <= slots))
 
 
-def expert_choice(shares, places=2):
-    """Each expert takes the tokens of a row that score highest for it: (b, l, e)."""
-    best = shares.topk(places, dim=1)
-    return torch.zeros_like(shares).scatter(1, best.indices, best.values)
+def expert_choice(shares, slots=5):
+    """Each expert takes the tokens of the batch that score highest for it: (b, l, e)."""
+    tokens = shares.flatten(0, 1)
+    best = tokens.topk(slots, dim=0)
+    return torch.zeros_like(tokens).scatter(0, best.indices, best.values).view_as(shares)
 
 
 moved = x.clone()
-moved[0, 4] = 3 * random(6, seed=32)
+moved[0, 4] = 3 * random(6, seed=35)
 with torch.no_grad():
     before, after = (moe.router(tokens).softmax(-1) for tokens in (x, moved))
-    for name, rule in (("capacity", with_places), ("expert choice", expert_choice)):
+    for name, rule in (("capacity", with_slots), ("expert choice", expert_choice)):
         change = (dense(moe, moved, rule(after)) - dense(moe, x, rule(before))).abs().amax(-1)
         assert (change[0, :4].max() > 1e-3) == (name == "expert choice")  # tokens before it
-        assert (change[1].max() > 1e-3) == (name == "capacity")  # the other row
+        assert change[1].max() > 1e-3  # the other row
 
 # %% [markdown]
-# With expert choice, a later token can displace an earlier one, so training uses information that
-# you don't have at generation time. The package uses neither shortcut.
-#
 # ## 3 · What experts learn twice
 #
 # > "[…] multiple routing experts will have redundant parameters that store common information when
 # > obtaining their respective parameters." — OTCE §3.2, Shared Strategy
 #
-# Can we see this happen? Take a task where every token needs a common map $M$ plus one of four
-# maps, depending on its kind $i$: $y = x\,(M + M_i)$. The first four entries of a token say which
-# kind it is; the maps act on the other four.
+# Take a task where every token needs a common map $M$ plus one of four maps, depending on its kind
+# $i$: $y = x\,(M + M_i)$. The first four entries of a token say which kind it is; the maps act on
+# the other four.
 
 
 # %% tags=["setup"]
@@ -376,12 +373,9 @@ def kinds_batch(n, common, special, generator):
 
 # %% [markdown]
 # We set the router by hand, one expert per kind, and train the experts with and without a *shared
-# expert*, whose output is added for every token. Then we fit a linear map to each routed expert. If
-# $\bar E$ is the mean of these four maps and $\bar M$ the mean of the true ones, we print $\langle
-# \bar E, \bar M\rangle / \langle \bar M, \bar M\rangle$.
-#
-# This ratio says how much of the common map the routed experts hold: 1 is all of it, 0 is none.
-# What do you expect when there's a shared expert?
+# expert*, whose output is added for every token. How much of the common map do the routed experts
+# then hold? We fit a linear map to each of them and project the mean of these maps on the mean of
+# the true ones: 1 is all of it, 0 is nothing. What do you expect when there's a shared expert?
 
 
 # %% tags=["setup"]
@@ -423,9 +417,9 @@ for seed in range(3):
 
 # %% [markdown]
 # With this router and no shared expert, each expert *has to* learn $M + M_i$, so $M$ gets stored
-# four times. But even with a shared expert beside them, our routed experts learned about half of
-# the common map. Nothing in the loss says which of them should hold it, and here they all learn at
-# the same rate.
+# four times. But even beside a shared expert, our routed experts learned about half of the common
+# map. Nothing in the loss says which of them should hold it, and Adam gave them all the same
+# learning rate.
 #
 # ## 4 · Three ways to share
 #
@@ -435,12 +429,12 @@ for seed in range(3):
 
 # %% tags=["figure"]
 def draw_experts(ax, x, y, colors, inside=""):
-    """Four experts, of which two are asked, and their sum."""
+    """Four experts, two of which are used, and their sum."""
     for i, color in enumerate(colors):
         place = x + 0.72 * (i - 1.5)
-        asked = i in (0, 2)
-        plotting.box(ax, place, y, f"{i + 1}", color=color if asked else "#dddddd")
-        if asked:
+        used = i in (0, 2)
+        plotting.box(ax, place, y, f"{i + 1}", color=color if used else "#dddddd")
+        if used:
             plotting.arrow(ax, (x, y - 1.0), (place, y - 0.4))
             plotting.arrow(ax, (place, y + 0.4), (x, y + 1.0))
     ax.text(x, y + 1.2, "+", fontsize=18, ha="center", va="center")
@@ -469,17 +463,16 @@ draw_sharing(ax)
 plotting.save(
     fig,
     "06_sharing",
-    "Three layers with four experts, of which a token asks two. Isolation: a shared layer beside "
-    "the experts gets every token, and its output is added. Cohesive: one matrix V runs through "
-    "all four experts. Expansive: every token goes through a shared layer first, and the experts "
-    "work on its result z.",
+    "Three layers with four experts, two of which are used by each token. Isolation: a shared "
+    "layer beside the experts gets every token, and its output is added. Cohesive: one matrix V "
+    "runs through all four experts. Expansive: every token goes through a shared layer first, and "
+    "the experts work on its result z.",
 )
 
 # %% [markdown]
-# Isolation comes from DeepSeekMoE (cited in OTCE §2), the other two from OTCE (eqs. 18 and 19).
+# OTCE cites DeepSeekMoE for isolation (§2) and adds the other two (eqs. 18 and 19).
 #
-# Every $\mathrm{FFN}$ in this section is a DGLU. Orange parts are shared, and blue ones belong to a
-# single expert:
+# Orange parts are shared, and every $\mathrm{FFN}$ in this section is a DGLU:
 #
 # | | expert $i$ computes | shared |
 # |---|---|---|
@@ -488,8 +481,8 @@ plotting.save(
 # | expansive | $\mathrm{FFN}_i(z \circ \sigma(z\,W_{3,i}))$ | $z = \mathrm{FFN}^{\mathrm s}(x)$ |
 #
 # In the expansive form the router sees $x$ and the experts see $z$. A matrix $W_{3,i}$ selects what
-# an expert takes from $z$. The sigmoid is our addition: OTCE's eq. 19c doesn't have one, and
-# without it the experts can't tell $z$ from $-z$. Two folded cells check all of this.
+# an expert takes from $z$. The sigmoid is our addition: without it, as in OTCE's eq. 19c, the
+# experts can't tell $z$ from $-z$. Two folded cells check all of this.
 
 # %% tags=["guard"]
 _ = torch.manual_seed(1)
@@ -544,8 +537,8 @@ for r in (16, 64, 256, 1024):
     print(f"{queries:7,} + {keys:7,} = {queries + keys:7,}")
 
 # %% [markdown]
-# That's why a million experts can be searched at all. Now we have to find the best of $r^2$ sums
-# without forming them all.
+# For a million experts, that's 655,360 multiplications instead of a billion. Now we have to find
+# the best of $r^2$ sums without forming them all.
 #
 # ## 6 · The theorem
 #
@@ -650,8 +643,7 @@ check("equation 6.5, neuron by neuron = PEER", y, peer(x)[0, 0])
 # %% [markdown]
 # ### Without gathering
 #
-# The obvious code gathers the rows: `down[indices]` has shape (b, l, h, k, d). For 512 tokens with
-# 64 neurons each and $d = 256$, that copies 8 million numbers from each table.
+# The obvious code gathers the rows: `down[indices]` is a copy of shape (b, l, h, k, d).
 #
 # Start with the second half, `up`. $\sum_j w_j\,\mathrm{row}_{i_j}$ is a weighted sum of rows, and
 # torch has an operator that does the whole sum, the *embedding bag*.
@@ -679,8 +671,8 @@ gathered = torch.einsum("nd,njd->nj", x, table[rows])
 check("gradient with respect to the weights = inner products", products, gathered)
 
 # %% [markdown]
-# The package's `neurons` runs this backward pass, and differentiating it gives back the bag. A
-# folded cell compares both halves and their gradients with the gathered version.
+# The package's `neurons` runs this backward pass. Two folded cells compare both halves and their
+# gradients with the gathered version.
 
 # %% tags=["guard"]
 x.requires_grad_()
@@ -707,8 +699,7 @@ check_gradients(
 # %% [markdown]
 # How much does that save? For 64 tokens, 4 heads, $k = 16$ and $d = 256$, gathering writes a tensor
 # of 1,048,576 entries in the forward pass. The bags write none above 16,384. (A folded cell counts
-# what the operators return, not what they use inside.) The backward pass writes a gradient as large
-# as each table.
+# what the operators return, not what they use inside.)
 
 
 # %% tags=["setup"]
@@ -742,30 +733,16 @@ assert gathering.entries == 64 * 64 * 256 and bags.entries <= 64 * 256
 # %% [markdown]
 # ## 8 · Cross domain: a shared layer and retrieved neurons
 #
-# A single neuron has no room for what all tokens need. So WM and Cheems bring back a shared layer
-# $\mathrm{FFN}^{\mathrm s}$. This time it's an MLP, plain in WM and gated in Ch.
-#
-# The names in the three papers are easy to mix up:
-#
-# | | in the package | experts | they read |
-# |---|---|---|---|
-# | OTCE: ECDMOE (CDMOE in Ch) | `ExpansiveMoE` (§4) | 4 DGLUs | the shared result |
-# | WM: CDMoE | `CDMoE` | single neurons | the shared result, or $x$ |
-# | Ch: CDMMOE | `CDMMoE` | single gated neurons | a map of the shared result |
-#
-# In WM the shared layer works *beside* the experts (left) or *before* them (right; eq. 5):
+# Retrieved neurons are picked per token, so no part of the layer is there for all tokens. WM and
+# Cheems bring back a shared layer $\mathrm{FFN}^{\mathrm s}$, this time an MLP. In WM it works
+# *beside* the experts (left) or *before* them (right; eq. 5):
 #
 # $$y = \mathrm{PEER}(x) + \mathrm{FFN}^{\mathrm s}(x) \qquad\text{and}\qquad
 #   y = \mathrm{PEER}(\mathrm{FFN}^{\mathrm s}(x)). \tag{6.7}$$
 #
 # WM Listing 8 is the form on the right with $\mathrm{FFN}^{\mathrm s}(x)$ added, as in the opening
-# drawing. Ch Listing 4 is the same form with nothing added. But there another map, $W_p$, takes the
-# shared result to the experts' own width, and a third table holds a gate for each neuron:
-#
-# $$z' = \mathrm{FFN}^{\mathrm s}(x)\,W_p, \qquad y = \sum_i g_i\,(z' \cdot
-#   \mathrm{down}_i)\,\mathrm{SiLU}(z' \cdot \mathrm{gate}_i)\,\mathrm{up}_i.$$
-#
-# Folded cells check all these forms against the package.
+# drawing; it's `CDMoE` in the package. Ch Listing 4 adds nothing, but projects the shared result to
+# the experts' own width, and each neuron has a gate; it's `CDMMoE`. Folded cells check these forms.
 
 
 # %% tags=["guard"]
@@ -803,10 +780,22 @@ with torch.no_grad():
 # ### Keys that start at zero (WM Listing 8, Ch Listing 4)
 #
 # Both listings start the product keys at zero, so at first all scores are 0 and every token uses
-# the same $k$ experts. Can training get out of that? It depends on where the score goes. Ch Listing
-# 4, like (6.5), has a softmax outside, which turns equal scores into equal gates. WM Listing 8 puts
-# the raw score *inside* the activation: $\sum_i \mathrm{act}(s_i\,u_i)\,\mathrm{up}_i$, where
-# neuron $i$ reads $u_i = z \cdot \mathrm{down}_i$. Which of the two starts with silent experts?
+# the same $k$ experts. Can training get out of that? It depends on where the score goes, and on the
+# activation. Ch Listing 4, like (6.5), has a softmax outside. WM Listing 8 takes any activation and
+# puts the raw score *inside*: $\sum_i \mathrm{act}(s_i\,u_i)\,\mathrm{up}_i$, where neuron $i$
+# reads $u_i = z \cdot \mathrm{down}_i$. We ran it with ReLU and with SiLU:
+#
+# | with keys at zero | a gradient reaches | used after 25 updates |
+# |---|---|---|
+# | score inside ReLU | nothing | 4 of 256 |
+# | score inside SiLU | the keys | more than 20 |
+# | softmax outside | everything except the map to the queries | more than 20 |
+#
+# ReLU has $\mathrm{act}(0) = 0$ and, in torch, $\mathrm{act}'(0) = 0$. So no gradient gets through,
+# and the experts stay dead. SiLU has $\mathrm{act}'(0) = \frac12$, so the keys move.
+#
+# The package uses the softmax and draws its keys from a standard normal distribution. Inside SiLU,
+# a higher score can even make a neuron *quieter*: at an inner product of −1, a score of 5 does.
 
 
 # %% tags=["setup"]
@@ -831,8 +820,8 @@ class CDMoEAsPrinted(torch.nn.Module):
 
 # %% tags=["setup"]
 @torch.no_grad()
-def asked(layer, x):
-    """How many different experts the tokens ask."""
+def used(layer, x):
+    """How many different experts the tokens use."""
     return layer.route(x)[1].unique().numel()
 
 
@@ -863,31 +852,15 @@ for name, layer in layers.items():
         check(f"{name}: the output is FFNˢ(x) alone", layer(x), layer.shared(x))
     layer(x).square().sum().backward()
     learn = [n for n, p in layer.named_parameters() if "shared" not in n and p.grad.any()]
-    print(f"{name}: {asked(layer, x)} of 256 experts asked,", end=" ")
+    print(f"{name}: {used(layer, x)} of 256 experts used,", end=" ")
     print("gradient in:", ", ".join(learn) or "none")
 
 # %% tags=["guard"]
 for name, layer in layers.items():
     train_a_little(layer)
-    dead = asked(layer, x) == 4
+    dead = used(layer, x) == 4
     print(f"{name}, after 25 updates: {'4' if dead else 'more than 20'}")
-    assert dead == ("ReLU" in name) and (dead or asked(layer, x) > 20)
-
-# %% [markdown]
-# With the score inside, the derivative with respect to $s_i$ at 0 is $\mathrm{act}'(0)\,u_i\,
-# \mathrm{up}_i$. That's half of $u_i\,\mathrm{up}_i$ for SiLU. For ReLU it's 0 in torch. `down` and
-# `up` get no gradient either, because $s_i = 0$ and $\mathrm{act}(0) = 0$. So with ReLU the experts
-# stay dead:
-#
-# | with keys at zero | the experts' output | a gradient reaches | used after 25 updates |
-# |---|---|---|---|
-# | score inside, $\mathrm{ReLU}(s_i\,u_i)$ (WM) | 0 | nothing | 4 of 256 |
-# | score inside, $\mathrm{SiLU}(s_i\,u_i)$ (WM) | 0 | the keys, which then move | more than 20 |
-# | softmax outside (Ch) | not 0 | everything except the map to the queries | more than 20 |
-#
-# There's a second reason to keep the score outside. Inside SiLU it doesn't act as a weight: at an
-# inner product of −1, a score of 5 makes the neuron *quieter* than a score of 1, as a folded cell
-# shows. The package uses the softmax and draws its keys from a standard normal distribution.
+    assert dead == ("ReLU" in name) and (dead or used(layer, x) > 20)
 
 # %% tags=["guard"]
 scores, _ = product_key_topk(random(1, 2000, 4, 2, 4, seed=21), random(4, 2, 16, 4, seed=22), 8)
@@ -906,7 +879,7 @@ check("all scores plus 3, softmax outside", (scores + 3).softmax(-1), scores.sof
 # ## 9 · Counted and measured
 #
 # How much does a layer save by using only 32 of its 1,024 neurons? Compare it with a dense MLP that
-# uses all 1,024. The shared MLP runs for every token in either case, so we leave it out. A matrix
+# uses all 1,024. (The shared MLP runs for every token in either case, so we leave it out.) A matrix
 # product costs two FLOPs per weight it uses.
 #
 # At $d = 64$, with $h = 4$ heads, $k = 8$ and half queries of width $m = 16$, retrieval costs an
@@ -918,7 +891,7 @@ check("all scores plus 3, softmax outside", (scores + 3).softmax(-1), scores.sof
 # | the 32 retrieved neurons | 8,192 |
 # | the dense MLP of 1,024 neurons | 262,144 |
 #
-# A folded cell does the counting, and torch's counter agrees on the matrix products.
+# A folded cell counts, and torch's counter agrees on the matrix products.
 
 # %% tags=["guard"]
 d, f, r, h, k, m = 64, 256, 32, 4, 8, 16
@@ -937,13 +910,14 @@ assert dense_mlp == 8 * (search_only + bags)
 # %% [markdown]
 # ### Memory and time
 #
-# FLOPs don't include choosing the $k$ largest or reading rows from all over a table. So let's
+# FLOPs don't include choosing the $k$ largest or reading rows scattered across a table. So let's
 # measure. For a million experts of width 256, `down` and `up` together take 2 GiB in float32.
 #
-# Before you look: which time grows fastest with the number of experts? The search, the neurons by
-# bags, or the neurons by gathered rows? We timed the *forward pass only*, on one CPU core in
-# float32, with 512 tokens, $d = 256$, 4 heads, $k = 16$, $m = 128$. Each point is the fastest of 25
-# calls, and there are no error bars. To time them again, run `python book/records.py 06_rows`.
+# Before you look: which time grows fastest with the number of experts? The search, the neurons
+# computed with bags, or the neurons computed by gathering rows? We timed these parts of one layer,
+# forward only, on one CPU core in float32, with 512 tokens, $d = 256$, 4 heads, $k = 16$, $m =
+# 128$. Each point is the fastest of 25 calls, without error bars (`python book/records.py
+# 06_rows`).
 
 # %% tags=["figure"]
 parts = read_record("06_rows")
@@ -955,18 +929,18 @@ plotting.save(
     fig,
     "06_growth",
     "Milliseconds against the number of experts, 256 to a million, both logarithmic, for parts of "
-    "one layer on one core: neurons by bags are the lowest curve, the search lies above, neurons "
-    "by gathered rows are five times the bags or more.",
+    "one layer on one core: neurons by bags are the lowest curve, the search lies above, and "
+    "gathering rows takes at least five times as long as the bags.",
 )
 
 # %% [markdown]
 # From 256 experts to a million, the search takes 5.4 times as long, the bags 4.6 times, and the
-# gathered rows 1.8 times. The bags do the same arithmetic at every size, but their tables outgrow
-# every cache.
+# gathered rows 1.8 times.
 #
-# What about a dense MLP? With 1,024 neurons and these sizes it takes 1.6 times the FLOPs and is
-# still faster, on two cores. At 4,096 neurons, retrieval wins. (To time this again, run `python
-# tests/bench/bench_experts.py --json figures/records/06_growth.json`.)
+# In a second measurement, of whole PEER layers on two cores, we added a dense MLP. With 1,024
+# neurons it takes 1.6 times as many FLOPs as retrieval and is still faster. At 4,096 neurons,
+# retrieval wins.
+# (`python tests/bench/bench_experts.py --json figures/records/06_growth.json`)
 
 # %% tags=["guard"]
 layers = read_record("06_growth")
@@ -979,17 +953,18 @@ ours, theirs, dense_mlp = layers["milliseconds"].values()
 print(f"ours, from 2^12 to 2^20 experts: {ours[-1] / ours[2]:.1f} times as long")
 faster = [e for e, a, b in zip(layers["experts"], ours, dense_mlp, strict=False) if b < a]
 print("the dense MLP is the fastest of the three with", faster, "neurons")
+assert 4 * 256 * 1024 == 1.6 * (2 * 4 * 128 * (2 * 256 + 2 * 32) + 4 * 64 * 256)  # FLOPs
 assert ours[-1] < 4 * ours[2] and min(b / a for a, b in zip(ours, theirs, strict=True)) > 1.5
 
 # %% [markdown]
 # ## Summary
 #
 # - A router learns through the gates it keeps. With $k = 1$ and renormalized gates it can't learn.
-#   With expert choice, a token's output depends on later tokens; with a capacity, on tokens served
-#   earlier, even from other texts.
+#   With a capacity or expert choice, a token's output depends on other texts; with expert choice,
+#   even on later tokens.
 # - A shared part can sit beside the experts, inside them or before them. Even with a shared expert,
-#   our routed experts learned about half of the common map.
-# - $2r$ inner products give $r^2$ scores. That makes an exact search of a million experts possible.
+#   our routed experts learned about half of the common map (with Adam at one learning rate).
+# - $2r$ inner products give $r^2$ scores. That makes an exact search of a million experts cheap.
 #   The $k$ best lie in a staircase of about $k \ln k$ sums.
 # - Taking inner products with rows is the backward pass of summing them.
 # - If the keys start at zero, every token uses the same experts *at first*. With the score inside
@@ -1112,9 +1087,9 @@ print(f"the {k} best of {everything.numel():,} sums: {candidates} candidates")
 # %% [markdown]
 # **5 · hard.** Turn a dense MLP $\mathrm{SiLU}(xW)\,W_2$ with $r^2$ neurons into a `PEER` with one
 # head that uses *all* of them and gives the same output. (Hint: what are the gates if all scores
-# are equal, and how can `up` make up for that? A `PEER` has the parameters `keys`, `down` and `up`;
-# the maps of `MLP` are `in_proj` and `out_proj`, with weights (f, d) and (d, f). `PEER` also
-# accepts $k > r$: it then keeps the min($k$, $r$) best of each half.)
+# are equal, and how can `up` make up for that? Set `keys`, `down` and `up` of a `PEER`; the maps of
+# `MLP` are `in_proj` and `out_proj`, with weights (f, d) and (d, f). `PEER` also accepts $k > r$:
+# it then keeps the min($k$, $r$) best of each half.)
 
 
 # %% tags=["exercise"]

@@ -114,7 +114,7 @@ plotting.save(
     "11_verdicts",
     "Four blocks of squares, one per document and one square per claim, coloured by verdict. Most "
     "are blue: the claim holds, or holds with a correction. A few are dark red: it does not hold. "
-    "Green and orange are seen and not seen in small models; grey is undecided.",
+    "Green and orange are seen and not seen in small models; grey is undecided or not testable.",
 )
 
 # %% [markdown]
@@ -209,11 +209,11 @@ verdicts = show_claims(MAIN)
 assert verdicts[7:12].count("seen at small scale") == 1  # of those that need trained models
 
 # %% [markdown]
-# Algebra and the listing hold, some of it corrected. Of the five claims that need models trained on
-# text, our models show one. That doesn't refute the other four. Algebra settles a claim for every
-# size, but our small models have about a million parameters and mostly 200 updates (chapter 09), so
-# "not seen" says nothing about 1.3 billion. For the last row, all we can do is recompute the
-# printed numbers.
+# Algebra and the listing hold, some of them only after a correction. Of the five claims that need
+# models trained on text, our models show one. That doesn't refute the other four. Algebra settles a
+# claim for every size, but our small models have about a million parameters and mostly 200 updates
+# (chapter 09), so neither "seen" nor "not seen" decides anything about 1.3 billion. For the last
+# row, all we can do is recompute the printed numbers.
 #
 # ## 2 · Eight kinds of mistake
 #
@@ -272,8 +272,8 @@ _ = is_causal(Carry(axis=2), 3)  # over the sources
 refused(is_causal, Carry(axis=1), 3)  # over the targets
 
 # %% [markdown]
-# Sum over the targets, and the output at $s$ is $x_s$ times the decays to all *later* tokens. It
-# depends on how many follow. **The test: later tokens must not change an output.**
+# Sum over the targets, and the output at $s$ is $x_s$ times the sum of the decays to all *later*
+# tokens. **The test: later tokens must not change an output.**
 #
 # ### Index
 #
@@ -297,7 +297,7 @@ _ = is_causal(without_offset, 4)  # a single pass has no cache, and shows nothin
 refused(pieces_equal_one_pass, without_offset, 4)
 
 # %% [markdown]
-# **The test: a prompt, then the rest, then single tokens, must equal one pass.**
+# **The test: a text read in pieces, each with the cache of the last, must equal one pass.**
 #
 # ### Layout
 #
@@ -335,10 +335,10 @@ for g in (1, 2, 4):
 # - *Initialisation.* Ch Listing 4 starts the product keys at zero. Then the queries have no
 #   gradient, but only until the first step has moved the keys. Two factors that *both* start at
 #   zero wait for each other forever. **The test: every parameter must have a gradient, at the start
-#   or after a step.** None at the start is only a question: LoRA starts one of two factors at zero
-#   on purpose. None after a step is usually a mistake. (A zero inside another takes two steps.)
+#   or after a step.** A missing gradient at the start only raises a question: LoRA starts one of
+#   two factors at zero on purpose. After a step, it's usually a mistake.
 # - *Gradient.* WM Listing 6 hides keys where a parameter `== 0`. No gradient flows through a
-#   comparison, so the parameter never changes (chapter 05 trains it). The same test finds it.
+#   comparison, so the parameter never changes (chapter 05 repairs it). The same test finds it.
 # - *Shape.* Ch eq. 13 multiplies the output of CrossDomain, the shared MLP of chapter 06, by $W \in
 #   \mathbb{R}^{d_s \times d_p}$. That output has width $d$, not $d_s$, and if the two are equal,
 #   you won't notice. **The test: make all sizes different.**
@@ -348,16 +348,14 @@ for g in (1, 2, 4):
 
 # %% tags=["setup"]
 class Factors(nn.Module):
-    """Two factors that start at zero: multiplied, x W + a b x, or nested, x + a (x + b x W)."""
+    """x W + a b x, with two factors that both start at zero."""
 
-    def __init__(self, nested):
+    def __init__(self):
         super().__init__()
         self.a, self.b = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))
-        self.W, self.nested = nn.Parameter(random(8, 8, seed=0)), nested
+        self.W = nn.Parameter(random(8, 8, seed=0))
 
     def forward(self, x):
-        if self.nested:
-            return x + self.a * (x + self.b * (x @ self.W))
         return x @ self.W + self.a * self.b * x
 
 
@@ -378,12 +376,7 @@ layer = CDMMoE(8, d_ff=16, n_experts=64, n_heads=2, k=4, d_query=8)
 _ = layer.retrieval.keys.data.zero_()
 refused(every_parameter_learns, layer, 8)  # the printed keys, and one step later
 _ = every_parameter_learns(after_a_step(layer), 8)
-for nested in (False, True):
-    layer = after_a_step(Factors(nested))
-    refused(every_parameter_learns, layer, 8)
-again = every_parameter_learns(after_a_step(layer), 8)  # nested: after two steps
-refused(every_parameter_learns, after_a_step(after_a_step(Factors(nested=False))), 8)
-assert again == 3
+refused(every_parameter_learns, after_a_step(after_a_step(Factors())), 8)
 
 # %% [markdown]
 # Keep this list beside the next listing you read:
@@ -403,7 +396,7 @@ assert again == 3
 #
 # You've written a layer, and you have nothing to compare it with. What can you still test? Six
 # things: four from section 2, plus padding and shifted positions. Each test takes a module and an
-# input, or just its width. It prints a ✓, or raises an `AssertionError` that says what failed:
+# input, or just its width. It prints a ✓ for a pass, and raises an `AssertionError` for a failure:
 
 # %% tags=["setup"]
 QUESTIONS = {"causal": is_causal, "rows": rows_are_independent, "pieces": pieces_equal_one_pass}
@@ -505,9 +498,8 @@ assert faults == [*QUESTIONS]
 # Released code has many users. Does that make it right? We test four models from `transformers`, in
 # the release that `constraints.txt` pins: FalconH1, Jamba, and Doge by WM's authors, with MLPs and
 # with CDMoE. Ours are tiny and have random weights, because we test code, not checkpoints. The
-# weights are large (`initializer_range` 0.3 instead of 0.02) so that a fault makes a large
-# difference. At 0.02 the same questions fail, by less. A model with another call signature needs a
-# `call` that translates:
+# weights are large (`initializer_range` 0.3) so that faults stand out. At 0.02 the same questions
+# fail. A model with another call signature needs a `call` that translates:
 
 # %% tags=["setup"]
 for package in ("fla", "mamba_ssm", "causal_conv1d"):
@@ -574,13 +566,13 @@ for doge in (peer("Doge, MLP"), peer("Doge, CDMoE")):
     _ = every_parameter_learns(doge, ids, call=call)
 
 # %% [markdown]
-# One. Is it bad that neither Doge *learns*? No. In its mask, the output of `dt_proj` is multiplied
-# by a factor `A` that starts at zero. After one step `A` has moved, and `dt_proj` learns. That
-# leaves two faults.
+# One. Is it bad that neither Doge *learns*? No. In its mask, `softplus` of the output of `dt_proj`
+# is multiplied by a factor `A` that starts at zero. After one step `A` has moved, and `dt_proj`
+# learns. That leaves two faults.
 #
 # **Jamba** uses the cached state only when you call it on *one* token. Call it on several, and its
 # scan starts from zero. (A review of transformers' pull request 47087 says: "There is no proper
-# path for prefill chunks".) We know no repair, only a way around: feed the rest token by token.
+# path for prefill chunks".) We know of no fix, only a workaround: feed the rest token by token.
 
 # %%
 jamba = peer("Jamba")
@@ -664,7 +656,7 @@ for name, (recomputed, printed, _) in AVERAGED.items():
     digits = max(len(str(p).partition(".")[2]) for p in printed.tolist())
     off = (recomputed - printed).abs() > 1.01 * 10**-digits
     come_out.append((~off).sum().item())
-    print(f"{name}: {come_out[-1]} of {off.numel()} averages come out")
+    print(f"{name}: {come_out[-1]} of {off.numel()} averages check out")
     for p, r in zip(printed[off], recomputed[off], strict=True):
         print(f"    {p:.2f} printed, {r:.2f} recomputed")
 assert come_out == [6, 5, 6, 2, 6, 2, 2]
@@ -695,7 +687,7 @@ assert round(cut_off, 2) == 50.06
 # %% [markdown]
 # ### Best in all
 #
-# WM §4.1 says that "CDMoE achieved the best results on all tasks". We count them in its Table 3:
+# WM §4.1 says that "CDMoE achieved the best results on all tasks". Let's count in its Table 3:
 
 
 # %% tags=["setup"]
@@ -736,8 +728,8 @@ assert wins == [6, 5, 2, 6]
 # does: "Cheems performs better than LlaMa, Mamba2, and Jamba on most verification metrics" (WM
 # §4.2). In Table 4 it's the best in 6 of 7 columns at 320M, and in 5 of 7 at 1.3B.
 #
-# Ch Table 3 and OTCE Table 7 list the same 52 tasks, and in Ch Table 3 the third model is ahead and
-# level exactly as often as here. Is that a confirmation? Divide one table by the other and see:
+# Ch Table 3 lists the same 52 tasks, and its third model is ahead and level exactly as often as in
+# WM Table 3. Is that a confirmation? Divide one by the other and see:
 
 # %%
 ratio = wm / ch  # (52 tasks, 6 columns)
@@ -749,21 +741,20 @@ print(f"Ch Table 3, OTCE = OTCE Table 7, ECDMOE: {same} of {2 * len(ch)} numbers
 assert least.min() > 1.008 and most.max() < 1.145 and (most - least).max() < 7e-4 and same == 104
 
 # %% [markdown]
-# **These aren't three independent tables.** Every row of WM Table 3 is the row of Ch Table 3 times
-# a single factor, up to rounding (lab 11a), under other models' names. And Ch's OTCE has the very
+# **These aren't independent tables.** Every row of WM Table 3 is the row of Ch Table 3 times a
+# single factor, up to rounding (lab 11a), under other models' names. And Ch's OTCE has the very
 # numbers of ECDMOE in OTCE Table 7. We can't tell how that came about.
 #
 # ### How many questions
 #
-# An accuracy over $N$ questions is $k/N$, so a table gives away the size of its test: all numbers
-# on one task must be fractions of the same $N$. Take SEIMOE and CCDMOE in OTCE Table 7. On all 52
-# tasks, one $N$ below 60 fits their four numbers. Of 2,000 sets of four random numbers, none has
-# such an $N$.
+# An accuracy over $N$ questions is $k/N$, so all numbers on one task must be fractions of the same
+# $N$. Take SEIMOE and CCDMOE in OTCE Table 7. On each of the 52 tasks, some $N$ below 60 fits all
+# four numbers. Of 2,000 sets of four random numbers, none has such an $N$.
 #
-# C-Eval's public validation set (Huang and others, 2023) has 1,346 questions, and 51 of our $N$ are
-# exactly the sizes of its tasks. (The other task, teacher qualification, has 44, twice our 22.) So
-# these two models were tested there. ECDMOE's numbers mostly fit no $N$ below 60. An average of
-# several runs would look like that, and so would other things; the paper doesn't say.
+# C-Eval's public validation set (Huang and others, 2023) has 1,346 questions. On 51 tasks, the
+# smallest $N$ that fits is the number of questions there. (The other task, teacher qualification,
+# has 44, twice our 22.) So these two models were very probably tested there. ECDMOE's numbers
+# mostly fit no $N$ below 60. An average of several runs would look like that, for example.
 
 # %% tags=["setup"]
 VALIDATION = [19, 19, 21, 37, 19, 24, 19, 18, 16, 37, 24, 18, 19, 19, 19, 19, 21, 19, 20, 23, 55]
@@ -837,8 +828,8 @@ assert N.sum() == 1346 and round((N.double().mean()).item()) == 26
 # errors would be a third as large.)
 #
 # WM Table 4 uses larger tests. With the numbers of questions that EleutherAI's harness scores,
-# Cheems' average is 1.6 standard errors ahead of Jamba's at 320M and 2.3 at 1.3B. On OBQA alone,
-# the smallest test, it's 0.2 and 0.1.
+# Cheems' average is 1.6 standard errors ahead of Jamba's at 320M and 2.3 at 1.3B. But that's only
+# an assumption: with OBQA's 500 questions, every score would be a multiple of 0.2, and none is.
 
 # %% tags=["guard"]
 HARNESS = {"MMLU": 14_042, "TriviaQA": 17_944, "ARC": 3548, "PIQA": 1838, "HellaSwag": 10_042}
@@ -849,9 +840,8 @@ for jamba, cheems in ((2, 3), (6, 7)):
     lead = scores[:, cheems] - scores[:, jamba]
     se = (scores[:, [jamba, cheems]] * (100 - scores[:, [jamba, cheems]])).sum(1).div(N_4).sqrt()
     model, points = TABLES["WM Table 4"]["rows"][cheems][0], lead.mean()
-    assert [round(x, 1) for x in (lead / se)[5:6].tolist()] == [0.2 if cheems == 3 else 0.1]
     print(f"{model} less Jamba: {points:.2f} points on average, {points / (se.norm() / 7):.1f} SE;")
-    print(f"    on OBQA alone {lead[5]:.2f} points, {(lead / se)[5]:.1f} SE")
+assert not any(fits(score, 500) for score in scores[5].tolist())  # of OBQA
 assert round(math.sqrt(1346 / 12_342), 2) == 0.33  # C-Eval's test set: a third of the error
 
 # %% [markdown]
@@ -868,15 +858,15 @@ assert round(math.sqrt(1346 / 12_342), 2) == 0.33  # C-Eval's test set: a third 
 #
 # ## Summary
 #
-# - How many claims fail depends on how finely you cut. Ask for the kind of evidence first: algebra,
-#   a run, a toy task, a table.
-# - There are eight kinds of mistake, each with a test and with something that hides it: sign, axis,
+# - How many claims fail depends on how finely you cut. Ask first what kind of evidence there is:
+#   algebra, a run, a toy task, a table.
+# - We met eight kinds of mistake, each with a test and with something that hides it: sign, axis,
 #   index, layout, initialisation, gradient, shape, table.
 # - The six questions need only the layer: causality, rows, pieces, padding, shift, learning.
 # - Of the released code we tested, Jamba goes wrong when a later piece has more than one token.
 #   Doge with CDMoE does so even in one pass, as a comment in the code admits.
 # - Two of seven tables have averages that rounding can't explain, and no ranking changes. One text
-#   claims the best results on all 52 tasks; by its own table its model is behind on 17.
+#   claims the best results on all 52 tasks; according to its own table, its model is behind on 17.
 # - WM Table 3 is Ch Table 3 times a factor per row. On C-Eval's validation set, a difference of 2
 #   points is one standard error.
 #
@@ -884,9 +874,8 @@ assert round(math.sqrt(1346 / 12_342), 2) == 0.33  # C-Eval's test set: a third 
 #
 # ## Exercises
 #
-# Exercises 1, 3 and 5 give you a listing with a planted mistake. Write the test that finds it: a
-# function that raises `AssertionError` on the mistaken form and lets the correct one pass. We grade
-# it by running it on both, and on variants.
+# In exercises 1, 3 and 5 you write a test: a function that raises `AssertionError` on a mistaken
+# form and lets the correct one pass. We grade it by running it on both, and on variants.
 
 
 # %% tags=["setup"]
@@ -972,7 +961,7 @@ assert enough == [False, True], "2 points or less at `needed`, more at 100 fewer
 
 # %% [markdown]
 # **3 · medium.** `expand(B, h)` gives every head the group it reads: from $(b, l, g, n)$ to $(b, l,
-# h, n)$, head $i$ with group $\lfloor i/(h/g)\rfloor$.
+# h, n)$, head $i$ with group $\lfloor i/(h/g)\rfloor$. Write a test that refuses any other group.
 
 
 # %% tags=["exercise"]
@@ -1021,8 +1010,8 @@ assert forgets["pieces"] == "no", "without its cache, the GRU must fail in piece
 
 # %% [markdown]
 # **5 · hard.** $h_t = a_th_{t-1} + x_t$ in chunks of `size`: `form(a, x, size)` returns all $h_t$
-# for vectors $a$ and $x$, whose length is a multiple of `size`. With two chunks the listing is
-# right, and with equal decays too.
+# for vectors $a$ and $x$, whose length is a multiple of `size`. The listing has a mistake, but with
+# two chunks it's right, and with equal decays. Write a test that refuses it.
 
 
 # %%
