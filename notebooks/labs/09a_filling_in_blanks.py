@@ -25,7 +25,7 @@ from torch.nn import functional as F
 from cheems_ref import plotting
 from cheems_ref.attention import QCAttn, attention
 from cheems_ref.budget import fit_d_ff
-from cheems_ref.compare import T95, difference, interval
+from cheems_ref.compare import interval, less, verdicts
 from cheems_ref.config import ModelConfig
 from cheems_ref.model import CausalLM
 from cheems_ref.tasks import Blanks, blank_infilling
@@ -372,15 +372,11 @@ for run in RECORD["runs"]:
 
 def judge(family):
     """Print intervals over three seeds, and which of them Holm's rule (9.2) calls."""
-    ts = {name: T95[1] * abs(x.mean) / x.half_width for name, x in family.items()}
-    ps = {name: 1 - t / math.sqrt(2 + t**2) for name, t in ts.items()}  # Student, 2 degrees
-    at = sorted(ps, key=ps.get)
-    passed = [ps[name] <= 0.05 / (len(ps) - i) for i, name in enumerate(at)] + [False]
-    called = set(at[: passed.index(False)])
-    for name, (mean, half) in family.items():
-        verdict = "a difference" if name in called else "no difference shown"
-        print(f"{name}: {mean:+.3f} ± {half:.3f}, p {ps[name]:.4f}, {verdict}")
-    return called
+    judged = verdicts(losses, family)
+    for name, ((mean, half), p, called) in judged.items():
+        verdict = "a difference" if called else "no difference shown"
+        print(f"{name}: {mean:+.3f} ± {half:.3f}, p {p:.4f}, {verdict}")
+    return [name for name, verdict in judged.items() if verdict.called]
 
 
 # %%
@@ -389,7 +385,7 @@ for row, nats in losses.items():
     print(f"{row:16} rate {RECORD['best'][row]:<6g} {mean:.3f} ± {half:.3f}")
 pairs = [(f"{name}, {objective}", f"{name}, in order")
          for name, several in OBJECTIVES.items() for objective in several[1:]]  # fmt: skip
-blanks_less_order = {f"{a} less {b}": difference(losses, a, b) for a, b in pairs}
+blanks_less_order = {name: rows for pair in pairs for name, rows in less(*pair).items()}
 called = judge(blanks_less_order)
 
 
@@ -409,23 +405,17 @@ bytes_only = sum(len(places_cut_out(blanks)) for blanks in texts) / (200 * 513)
 assert abs(with_end - 1 / 5) < 0.005 and abs(bytes_only - 1 / 6.5) < 0.005
 
 # %%
-judge({
-    f"{name}, two-way less one-way": difference(losses, f"{name}, two-way", f"{name}, one-way")
-    for name in ("S + A", "A")
-})  # fmt: skip
+two_way = {f"{name}, two-way less one-way": {f"{name}, two-way": 1, f"{name}, one-way": -1}
+           for name in ("S + A", "A")}  # fmt: skip
+_ = judge(two_way)
 
 # %%
 leads = {
-    objective: difference(losses, f"S + A, {objective}", f"S, {objective}")
-    for objective in OBJECTIVES["S"]
+    objective: {f"S + A, {objective}": 1, f"S, {objective}": -1} for objective in OBJECTIVES["S"]
 }
-gains = [
-    losses["S + A, one-way"][seed] - losses["S, one-way"][seed]
-    - losses["S + A, in order"][seed] + losses["S, in order"][seed]
-    for seed in losses["S, one-way"]
-]  # fmt: skip
 hybrid = {f"S + A less S, {objective}": lead for objective, lead in leads.items()}
-called = judge(hybrid | {"how much the lead grows with blanks": interval(gains)})
+growth = leads["one-way"] | {row: -weight for row, weight in leads["in order"].items()}
+called = judge(hybrid | {"how much the lead grows with blanks": growth})
 assert not called
 
 # %% [markdown]
@@ -438,7 +428,7 @@ assert not called
 # Predicting the length of a blank costs something, too. The lengths follow Poisson's law with mean
 # 3, without the zeros. A model that knows only this law pays, at place $k$ of a blank,
 #
-# $$-\log \frac{P(\text{length} \ge k)}{P(\text{length} \ge k-1)} \quad (k \ge 2), \tag{9.4}$$
+# $$-\log \frac{P(\text{length} \ge k)}{P(\text{length} \ge k-1)} \quad (k \ge 2), \tag{9.5}$$
 #
 # and nothing at the first place, since a blank has at least one byte. We print this price, and then
 # the mean loss at each place of a blank. Watch the row "S, one-way".
