@@ -42,7 +42,7 @@ test: $(READY)  ## check the style, run the tests, and run changed notebooks aga
 	$(BIN)/python -m pytest -q -n 2 $(TEST_OPTIONS)
 
 mutants: $(READY)  ## make small mistakes in every lesson, which the tests must catch (hours; MODULES=rope)
-	$(BIN)/python tests/mutate.py $(MODULES)
+	$(BIN)/python tests/mutate.py $(MODULES) $(if $(SAMPLE),--sample $(SAMPLE))
 
 student: $(READY)  ## make the student edition and the instructor's copy, in build/
 	$(BIN)/python book/student.py

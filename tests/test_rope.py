@@ -196,10 +196,12 @@ def test_numbers_out_of_range_are_refused():
     """What a signature cannot say; test_refusals.py asks the rest."""
     ntk = partial(rope.ntk_base, length=8, dim=6, max_positions=4)
     log_scale = partial(rope.log_length_scale, position_ids=torch.arange(10).view(2, 5))
+    odd = torch.zeros(1, 2, 5)
     for function, arguments, message in (
         (rope.rope_frequencies, dict(dim=5), "dim must be even .*got 5"),
         (rope.rope_frequencies, dict(dim=0), "dim must be even .*got 0"),
         (rope.pairing_permutation, dict(dim=5), "dim must be even"),
+        (rope.apply_rope, dict(x=odd[:, :, None], cos=odd, sin=odd), "dim must be even"),
         (rope.rope_frequencies, dict(dim=6, base=0.0), r"base must be a number in \(0, inf\)"),
         (ntk, dict(dim=2), "dim must be at least 4.*2"),
         (ntk, dict(length=0), r"length must be a number in \[1, inf\), got 0"),
