@@ -1,6 +1,5 @@
 """What the files for a public forge, Binder and a devcontainer name exists here."""
 
-import ast
 import json
 import re
 import tomllib
@@ -31,29 +30,6 @@ def test_targets_of_make_exist():
     told.append(CONTAINER["postCreateCommand"])
     targets = {word for line in told for word in line.split()[1:] if "=" not in word}
     assert "test" in targets and targets <= known
-
-
-def test_the_oldest_python_is_that_of_the_project_everywhere_but_on_linux():
-    oldest = PROJECT["requires-python"].removeprefix(">=")
-    rows = JOBS["linux"]["strategy"]["matrix"]["include"]
-    assert min(row["python"] for row in rows) == oldest and len({r["python"] for r in rows}) == 3
-    versions = {step["with"]["python-version"] for step in STEPS if "setup-python" in str(step)}
-    assert versions == {oldest, "${{ matrix.python }}"}
-    assert CONTAINER["image"].endswith(f":{oldest}")
-    assert (BINDER / "runtime.txt").read_text().strip() == f"python-{oldest}"
-
-
-def test_windows_runs_what_make_test_runs_but_for_files_that_are_there():
-    install, *_, test = [step["run"] for step in JOBS["windows"]["steps"] if "run" in step]
-    assert variable("REQUIREMENTS") in install.replace('"', "")
-    (made,) = re.findall(r"^test: .*\n(?:\t.*\n)*\t\S+/(python -m pytest .*)\n", MAKEFILE, re.M)
-    assert test.startswith(made.removesuffix(" $(TEST_OPTIONS)"))
-    left_out = re.findall(r"--(?:ignore|deselect) ([^\s:]+)(?:::(\w+))?", test)
-    assert len(left_out) == test.count("--ignore") + test.count("--deselect")
-    for path, name in left_out:
-        body = ast.parse((ROOT / path).read_text(encoding="utf-8")).body if name else []
-        names = {f.name for f in body if isinstance(f, ast.FunctionDef)}
-        assert (ROOT / path).is_file() and name in names | {""}, f"{path} {name}"
 
 
 def test_actions_are_pinned_and_rights_are_few():

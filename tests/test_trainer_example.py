@@ -1,5 +1,5 @@
-"""examples/train_with_trainer.py: its training equals a loop without the library, on one process
-and on two; it goes on after a stop, loads as it says, and refuses what it cannot do in one line.
+"""examples/train_with_trainer.py: its training equals a loop without the library; it goes on after
+a stop, loads as it says, and refuses what it cannot do in one line.
 
 The properties of runs are in trainer_runs.py.
 """
@@ -9,7 +9,6 @@ import re
 
 import pytest
 import torch
-from test_processes import verdicts
 from trainer_runs import TEXT, by_hand, example, goes_on, trains_as_by_hand, whole, words
 from transformers import AutoTokenizer
 
@@ -38,12 +37,6 @@ def refuses(folder, capsys, message, *more):
 @pytest.mark.parametrize("has_property", [trains_as_by_hand, goes_on], ids=lambda p: p.__name__)
 def test_the_example(has_property, folder):
     has_property(folder)
-
-
-@pytest.mark.program
-def test_what_holds_on_two_processes(tmp_path):
-    said = verdicts("trainer_runs.py", tmp_path)
-    assert len(said) == 2 and not any(said.values()), said
 
 
 def test_it_says_the_loss_and_how_its_model_is_loaded(folder):

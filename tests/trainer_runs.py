@@ -1,28 +1,17 @@
-"""Properties of examples/train_with_trainer.py. test_trainer_example.py checks them in one process,
-this file in several:
-
-    torchrun --nproc-per-node 2 tests/trainer_runs.py FOLDER
-
-A property takes a folder for all runs and further arguments of the command line.
-"""
+"""Runs of examples/train_with_trainer.py, and the same training by hand."""
 
 import contextlib
 import functools
 import io
 import math
-import os
 import shutil
 import sys
-from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
-from accelerate import Accelerator
 from safetensors.torch import load_file
-from training import ask_all
 
 from cheems_ref import train
 from cheems_ref.config import ModelConfig
@@ -37,7 +26,6 @@ import train_with_trainer as example  # noqa: E402
 PATTERN, WIDTH, LENGTH, BATCH, STEPS, RATE = "SEIM", 16, 16, 4, 12, 1e-2
 TEXT = read_text()[:6000]
 ROUNDING = 1e-5
-RANK, PROCESSES = (int(os.environ.get(*name)) for name in (("RANK", 0), ("WORLD_SIZE", 1)))
 
 
 def words(folder, *more):
@@ -89,37 +77,27 @@ def by_hand():
     return losses, evaluations, {name: p.detach() for name, p in model.named_parameters()}
 
 
-class Stopped(Exception):
-    """A run that was killed."""
-
-
-def updates(arguments, stop=None):
-    """Train, stop in update `stop`; the updates that were made, and the Trainer."""
-    step, done, trainer = example.MatrixDecay.training_step, [], None
+def updates(arguments):
+    """Train; the updates that were made, and the Trainer."""
+    step, done = example.MatrixDecay.training_step, []
 
     def counted(self, model, inputs, *rest):
-        if self.state.global_step == stop:
-            raise Stopped
-        assert len(inputs["input_ids"]) == BATCH // PROCESSES, "each process reads its share"
         done.append(self.state.global_step)
         return step(self, model, inputs, *rest)
 
-    with pytest.MonkeyPatch.context() as patch, contextlib.suppress(Stopped):
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(example.MatrixDecay, "training_step", counted)
-        trainer = example.main(arguments)
-    if dist.is_initialized():
-        dist.barrier()  # all processes have written
-    return done, trainer
+        return done, example.main(arguments)
 
 
 @functools.cache
-def whole(folder, *more):
+def whole(folder):
     """A run from its start to its end, made once: its Trainer, its folder, what it prints."""
-    own = folder / f"whole{''.join(more)}"
+    own = folder / "whole"
     own.mkdir(exist_ok=True)
     with contextlib.redirect_stdout(io.StringIO()) as said:
-        done, trainer = updates(words(own, *more))
-    assert done == [*range(STEPS)] and trainer.args.world_size == PROCESSES
+        done, trainer = updates(words(own))
+    assert done == [*range(STEPS)]
     return trainer, own, said.getvalue()
 
 
@@ -137,13 +115,9 @@ def written(folder):
 # --- properties -------------------------------------------------------------------------------
 
 
-def trains_as_by_hand(folder, *more):
+def trains_as_by_hand(folder):
     """Losses, learning rates, parameters, and the held-out loss: four times and at the end."""
-    trainer, own, _ = whole(folder, *more)
-    if "--sharded" in more:
-        pairs = [(p.to_local().numel(), p.numel()) for p in trainer.model.parameters()]
-        share = sum(here for here, _ in pairs) / sum(n for _, n in pairs)
-        assert abs(share - 1 / PROCESSES) < 0.05, f"{share:.2f} of all numbers are held"
+    trainer, own, _ = whole(folder)
     losses, evaluations, parameters = by_hand()
     rates = torch.tensor([rate(step) for step in range(STEPS)])
     check("learning rates", logged(trainer, "learning_rate"), rates, tol=1e-9)
@@ -157,33 +131,18 @@ def trains_as_by_hand(folder, *more):
 
 
 def goes_on(folder):
-    """A run that is stopped goes on from its newest whole checkpoint, to the last bit as one that
-    was never stopped; one that is at its end does nothing more.
+    """A finished run does nothing more; without its last checkpoints it goes on from the newest
+    whole one, and ends with the same losses and parameters.
     """
-    other, elsewhere, _ = whole(folder)
-    own = folder / "stopped"
-    own.mkdir(exist_ok=True)
-    arguments = words(own)
-    assert updates(arguments, stop=10)[0] == [*range(10)]
-    kept = sorted(path.name for path in (own / "run").glob("checkpoint-*"))
-    assert kept == ["checkpoint-6", "checkpoint-9"], kept
-    # As if the run had been killed while it wrote a checkpoint.
-    shutil.copytree(own / "run/checkpoint-9", own / "run/checkpoint-10")
-    (own / "run/checkpoint-10/trainer_state.json").unlink()
+    other, own, _ = whole(folder)
+    arguments, losses, parameters = words(own), logged(other, "loss"), written(own)
+    assert updates(arguments)[0] == [], "it trains beyond its end"
+    shutil.rmtree(own / "run/checkpoint-12")
+    (own / "run/checkpoint-9").rename(own / "run/checkpoint-10")
+    shutil.copytree(own / "run/checkpoint-10", own / "run/checkpoint-9")
+    (own / "run/checkpoint-10/trainer_state.json").unlink()  # as if killed while it was written
     done, trainer = updates(arguments)
     assert done == [9, 10, 11], f"it makes updates {done}"
-    for name in ("loss", "eval_loss"):
-        check(name, logged(trainer, name), logged(other, name))
-    for name, p in written(elsewhere).items():
+    check("losses", logged(trainer, "loss"), losses)
+    for name, p in parameters.items():
         check(name, written(own)[name], p)
-    assert updates(arguments)[0] == [], "it trains beyond its end"
-
-
-HELD = [(trains_as_by_hand,), (trains_as_by_hand, "--sharded")]
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    Accelerator.end_training = lambda _: None  # Gloo does not begin anew within one process
-    to = Path(sys.argv[1])
-    ask_all({f"{f.__name__} {more}": partial(f, to, *more) for f, *more in HELD}, to)
