@@ -184,8 +184,8 @@ class GateMask(nn.Module):
     architecture whose output changes when all positions are shifted. Gates start at 0.88.
 
     With hard=True a gate below 1/2 hides its position from all queries, and a gate above 1/2 hides
-    nothing; a query with nothing left sees itself. What attention hands back to queries, keys,
-    values and gates is the gradient of attention with the soft gates, dropped keys included.
+    nothing; a query with nothing left sees itself. The gradient is passed straight through: queries,
+    keys, values and gates get that of attention with soft gates (`QCAttn._read`).
 
     Args:
         n_heads: h.
@@ -211,8 +211,8 @@ class GateMask(nn.Module):
 
         Args:
             v: values; unused.
-            position_ids: positions of the keys, int64 or int32, each in [0, max_positions); for any
-                other torch raises IndexError (on a GPU, an assertion fails).
+            position_ids: positions of the keys, int64 or int32, each in [0, max_positions). For
+                others torch raises IndexError (on a GPU, an assertion fails).
         """
         check.dtypes(check.INDICES, position_ids=position_ids)
         gates = F.embedding(position_ids, F.logsigmoid(self.logit).T)
@@ -406,7 +406,7 @@ class QCAttn(nn.Module):
         q, k = _apply_rope(q, cos, sin), _apply_rope(k, cos, sin)
         v, inner_cache = self._values(x, position_ids, padding_mask, cache, rotary)
         v = v.unflatten(-1, (-1, p)).to(q.dtype)  # under autocast v may be wider than q
-        real, ids = padding_mask, position_ids.clone()  # the cache shares no memory with the caller
+        real, ids = padding_mask, position_ids.clone()  # the caller may change its tensors later
         if padding_mask is not None:
             real, ids = padding_mask.clone(), position_ids.masked_fill(~padding_mask, 0)
         new = AttentionCache(k, v, real, ids, inner_cache)
@@ -424,7 +424,7 @@ class QCAttn(nn.Module):
 
     def _read(self, q, cache):
         """Attend to the cached tokens, in one of three ways."""
-        # 1. Without a dynamic mask. If there is no padding either, torch applies its causal mask.
+        # 1. Without a dynamic mask. Without padding or earlier tokens, torch masks the future itself.
         allowed = None
         if self.mask is not None or cache.real is not None:
             allowed = causal_mask(q.shape[1], cache.k.shape[1], real=cache.real, device=q.device)

@@ -194,7 +194,7 @@ class CausalLM(nn.Module):
         self._check_positions(name, n_tokens, max_new_tokens)
 
     def _check_positions(self, name, n_tokens, max_new_tokens=1):
-        """Reject rows with more tokens, a number or one per row, than mask="gate" has gates for."""
+        """Reject rows with more tokens than mask="gate" has gates; n_tokens may be one per row."""
         n = self.config.max_positions
         gated = self.config.mask == "gate" and "I" in self.config.pattern  # only I takes a mask
         # Without a new token the prompt isn't read.

@@ -139,8 +139,8 @@ def neurons(
         ā_nj = ȳ_n · table[indices_nj]        the gradient of its weights, given that of y
 
     The second line with ȳ = x is this function, so we call torch's backward pass of a bag. Our own
-    gradient with respect to x is a bag again; that with respect to the table is a bag's too, and
-    can't be differentiated once more. No direction builds a tensor of size (n, j, d) for more than
+    gradient with respect to x is a bag again. The gradient with respect to the table is that of a
+    bag's table, which torch can't differentiate once more. No direction builds a tensor of size (n, j, d) for more than
     one token.
 
     Args:
@@ -280,7 +280,7 @@ class ProductKeys(nn.Module):
         k: experts per head, at most e.
         d_query: width of a query, both halves together; even.
 
-    Source: WM §3.3 and Listing 8; Ch Listing 4. Unlike there, the first keys are random.
+    Source: WM §3.3 and Listing 8; Ch Listing 4. Unlike there, keys start random.
     """
 
     def __init__(self, d_model: int, *, n_experts: int, n_heads: int, k: int, d_query: int):

@@ -112,8 +112,7 @@ plotting.save(
 # A value is stored under one key, and we're about to write a new value under a second key. The two
 # keys have inner product 0.6, so the second key already returns 0.6 of the old value. Linear
 # attention simply adds the new value. Mamba-2 first lets everything fade, here by half. The delta
-# rule looks up what the key returns and removes exactly that. Most of this chapter is already in
-# this picture.
+# rule looks up what the key returns and removes exactly that.
 #
 # ## 1 · Drop the softmax, move the brackets
 #
@@ -173,8 +172,8 @@ check("quadratic form = recurrence", quadratic, recurrent)
 check("package, recurrence", linear_attention(*heads(q, k, v))[0, :, 0], recurrent)
 
 # %% [markdown]
-# That's it. Drop the softmax, move two brackets, and attention becomes a recurrence with a memory
-# that never grows.
+# Drop the softmax, move two brackets, and attention becomes a recurrence with a memory that never
+# grows.
 #
 # What did that cost us? First, the weights no longer sum to 1, and some are negative. If all tokens
 # have the same value, attention returns that value and linear attention doesn't.
@@ -190,22 +189,21 @@ print("rank of the 12 × 12 weights:", ranks)
 assert ranks == {"inner products": n, "the softmax": 12}
 
 # %% [markdown]
-# Second, a state of width $n$ that is read by an inner product can't do what the softmax does. Take
-# the weights that the last 12 tokens give to the first 12. As inner products of vectors of width 4,
-# they have rank 4. With the softmax, they have rank 12.
+# Second, take the weights that the last 12 tokens give to the first 12. As inner products of
+# vectors of width 4, they have rank 4. With the softmax, they have rank 12.
 #
 # And what did we gain? The cache of keys and values holds $l\,(n + p)$ numbers per head, and the
 # state holds $n\,p$. With $n = p = 128$, they're the same size at 64 tokens. At 262,144 tokens the
-# cache is 4,096 times larger.
+# cache is 4,096 times as large.
 #
 # ## 2 · A memory of key–value pairs
 #
-# Forget about text for a moment and think of (2.3) as storage. Writing adds $v\,k^\top$. Reading
-# with a query gives $v\,(k \cdot q)$: the value, times how well the query matches the key.
+# Think of (2.3) as storage. Writing adds $v\,k^\top$. Reading with a query gives
+# $v\,(k \cdot q)$: the value, times how well the query matches the key.
 #
-# We'll use the same two pairs throughout. The keys $k_0 = (1, 0)$ and $k_1 = (0.6, 0.8)$ are unit
+# Here are the opening picture's two pairs. The keys $k_0 = (1, 0)$ and $k_1 = (0.6, 0.8)$ are unit
 # vectors with inner product 0.6. The values are $v_0 = (1, 0)$ and $v_1 = (0, 1)$, so you can see
-# at a glance how much of each value is in an answer. What does each key return after both writes?
+# how much of each value is in an answer. What does each key return after both writes?
 # Work it out on paper first.
 
 
@@ -231,7 +229,7 @@ check("linear attention, by hand", S @ TWO_KEYS.T, torch.tensor([[1.0, 0.6], [0.
 #
 # ## 3 · Crosstalk
 #
-# Store $l$ pairs under unit keys and read key $j$:
+# Let linear attention store $l$ pairs under unit keys, and read key $j$:
 #
 # $$S\,k_j = \underbrace{v_j}_{\text{signal}} +
 #   \underbrace{\sum_{i \ne j} (k_i \cdot k_j)\; v_i}_{\text{crosstalk}}. \tag{2.4}$$
@@ -239,7 +237,7 @@ check("linear attention, by hand", S @ TWO_KEYS.T, torch.tensor([[1.0, 0.6], [0.
 # How bad is the crosstalk if the keys point in random directions? Rotate the coordinates so that
 # $k_j$ is the first axis. Then $(k_i \cdot k_j)^2$ is the square of the first coordinate of $k_i$.
 # The squares of all $n$ coordinates sum to 1, so by symmetry each is $1/n$ on average. If the
-# values are independent with mean square 1, the crosstalk has
+# values are independent with mean square 1, each entry of the crosstalk has
 #
 # $$\text{mean square} = \frac{l - 1}{n}. \tag{2.5}$$
 
@@ -280,7 +278,7 @@ plotting.save(
 
 # %% [markdown]
 # At $l = n + 1$ the noise is as loud as the signal, yet linear attention keeps adding. Each rule
-# below fights this in its own way. But there's a limit that no rule can beat.
+# below fights this, but there's a limit that no rule can beat.
 #
 # **No rule can store more than $n$ arbitrary values exactly**: with $l > n$ keys, some nontrivial
 # combination $\sum_i a_i k_i$ is zero, and then for every state $S$
@@ -336,6 +334,7 @@ for name, alpha in (("no decay", 1.0), ("half-life 8", 0.5 ** (1 / 8))):
 
 # %% tags=["guard"]
 assert noise.square().mean().sqrt() < 1.02 / math.sqrt(n * (1 - alpha**2))  # half-life 8
+assert ratio[-25:].min() > math.sqrt(n / (l - 1))  # up to age 24: louder than without decay
 half_life = 12
 key, value = unit(1, 4, seed=5), random(1, 3, seed=6)
 k = key.expand(half_life + 1, -1)
@@ -347,12 +346,12 @@ check("after one half-life: half of it", o[half_life], value[0] / 2)
 
 # %% [markdown]
 # Without decay, the noise is almost three times as loud as the value (in root mean square). With a
-# half-life of 8, the last value is 3.5 times as loud as the noise, and the value from 100 tokens
-# ago is gone. Mamba-2 lets every token choose its own $\alpha_t$ and gives different heads
-# different ranges. (You'll meet (2.6) again in chapter 03, as a state space model.)
+# half-life of 8, the last value is 3.5 times as loud as the noise, values up to three half-lives
+# old still gain, and the value from 100 tokens ago is gone. Mamba-2 lets every token choose its own
+# $\alpha_t$ and gives different heads different ranges (chapter 03).
 #
-# But decay is blunt. It fades everything equally, still valid or not. And it never *corrects*
-# anything.
+# But decay is blunt. It fades everything equally, whether it's still valid or not. And it never
+# *corrects* anything.
 #
 # ## 5 · Correct it: the delta rule
 #
@@ -434,7 +433,8 @@ print(f"the largest float32 is {torch.finfo(torch.float32).max:.0e}, and passed 
 #
 # $$S_t = \operatorname*{argmin}_S \| S - S_{t-1} \|^2 + \beta_t\,\| S k_t - v_t \|^2. \tag{2.11}$$
 #
-# The minimum is a delta rule with a smaller step:
+# Set the gradient to zero and multiply by $k_t$: the error $v_t - S_t k_t$ is $v_t - S_{t-1} k_t$
+# divided by $1 + \beta_t \|k_t\|^2$. So the minimum is a delta rule with a smaller step:
 #
 # $$S_t = S_{t-1} + \epsilon_t\,(v_t - S_{t-1} k_t)\,k_t^\top, \qquad
 #   \epsilon_t = \frac{\beta_t}{1 + \beta_t \|k_t\|^2}. \tag{2.12}$$
@@ -537,7 +537,7 @@ def errors_over_time(name, keys, slots, values):
 # Let's watch five memories at work on one stream of 60 tokens, with $n = 32$. Tokens 0 to 23 write
 # 24 keys. Tokens 24 to 35 give the first twelve keys *new* values. Tokens 36 to 59 write 24 more
 # keys. After every token we read every key written so far and compare the answer with that key's
-# current value. An empty memory would score an error of 1. (The decay has a half-life of 23 tokens,
+# current value. An empty memory would have an error of 1. (The decay has a half-life of 23 tokens,
 # and $\beta = 1$.) Which rules make no error right after a write? Here is the average for keys 12
 # to 23, which are written only once:
 
@@ -579,8 +579,8 @@ plotting.save(
     "Six pictures with 60 tokens across and 48 keys down. The first shows which key each token "
     "writes. The others show the error of each key's current value over time, for five rules; grey "
     "where the key is not yet written. Linear attention gets darker and darker, on average darkest "
-    "where keys were written twice. Mamba-2 is blurred from the third token on. Longhorn is pale, "
-    "white nowhere. DeltaNet and Gated DeltaNet are white at each write and darker after it.",
+    "where keys were written twice. Mamba-2 is nowhere white after the second token. Longhorn is "
+    "pale, white nowhere. DeltaNet and Gated DeltaNet are white at each write and darker after it.",
 )
 
 # %% tags=["guard"]
@@ -594,6 +594,7 @@ at_end = torch.stack([linear[part, 59].mean() for part in (twice, ONCE, late)])
 assert at_end[0] > at_end[1:].max() + 0.1
 darkens = {name: (e[ONCE, ONCE + 36] - e[ONCE, ONCE]).mean() for name, e in memories.items()}
 assert min(darkens.values()) == darkens["Longhorn"] > 0
+assert min(memories[name][ONCE, ONCE + 36].mean() for name in ("DeltaNet", "Gated DeltaNet")) > 1
 k, v = torch.eye(6)[None], random(1, 6, 4, seed=27)  # orthogonal keys
 for name, rule in RULES.items():
     change = (store(name, k, v) - store(name, k.flip(1), v.flip(1))).norm()
@@ -601,17 +602,18 @@ for name, rule in RULES.items():
 
 # %% [markdown]
 # On average, linear attention gets darker and darker. By the end its top twelve rows are the
-# darkest on average, because old and new values lie on top of each other. The delta rules are white
-# (no error) at every write, even if the key was used before. Then they darken: each later write
-# disturbs the stored values a little. So the delta rule forgets too, by overwriting. Longhorn is
-# never fully white, and it darkens more slowly. (With unit keys it's the delta rule with $\beta =
-# \frac12$, so what you're seeing is just a smaller step.) Lab [02a](labs/02a_five_memories.ipynb)
-# measures which rule is best at remembering what.
+# darkest, because old and new values lie on top of each other. The delta rules are white (no error)
+# at every write, even if the key was used before. Then they darken: each later write disturbs the
+# stored values. With $\beta = 1$ and more keys than dimensions, 36 tokens later they do worse on
+# average than an empty memory. So the delta rule forgets too, by overwriting. Longhorn is never
+# fully white, and it darkens more slowly. (With unit keys it's the delta rule with $\beta =
+# \frac12$: a smaller step.) Lab [02a](labs/02a_five_memories.ipynb) measures which rule is best at
+# remembering what.
 #
-# One difference isn't a matter of degree. The state of linear attention is a sum, and **a sum
-# doesn't know its order**. Write kitchen and then garden, or garden and then kitchen, and you get
-# the same state. No training can change that, as long as a pair is written the same way wherever it
-# occurs. Let's write nine pairs forwards and backwards:
+# The state of linear attention is a sum, and **a sum doesn't know its order**. Write kitchen and
+# then garden, or garden and then kitchen, and you get the same state. No training can change that,
+# as long as a pair is written the same way wherever it occurs. Let's write nine pairs forwards and
+# backwards:
 
 # %%
 k, v = unit(1, 9, 6, seed=25), random(1, 9, 4, seed=26)
@@ -627,9 +629,9 @@ for name in RULES:
 # ## 9 · All tokens of a chunk at once
 #
 # Written as loops, all five rules have to go token by token. Each write of the delta rule even
-# depends on all the writes before it. Is there any hope of computing them in parallel?
+# depends on all the writes before it. Can we compute them in parallel?
 #
-# There is, because that dependence is *linear* (Yang et al., 2024). Let's name the vector that
+# Yes, because that dependence is *linear* (Yang et al., 2024). Let's name the vector that
 # token $t$ writes: $u_t = \beta_t\,(v_t - S_{t-1} k_t)$. Then (2.9) is linear attention with $u$ in
 # place of $v$ ($S_{-1}$ is now the state before the chunk):
 #
@@ -683,7 +685,7 @@ check("state after the chunk = loop", S_before + U.T @ k, S_after)
 # $$(I + T)\,U_V = \mathrm{diag}(\beta)\,V, \qquad (I + T)\,U_K = \mathrm{diag}(\beta)\,K.$$
 #
 # Then $U = U_V - U_K S_{-1}^\top$. Only the products with the state have to wait. For 4,096 tokens
-# in chunks of 64, the state takes 64 steps in a row instead of 4,096.
+# in chunks of 64, that's 64 rows to solve, then 64 steps of the state, instead of 4,096 in a row.
 #
 # This works with a decay too: every rule in the package takes a `chunk_size`.
 #
@@ -696,8 +698,8 @@ check("state after the chunk = loop", S_before + U.T @ k, S_after)
 #   $\beta\|k\|^2 = 1$ replaces what a key returned. Gated DeltaNet does both.
 # - The state of linear attention doesn't know the order of its writes. The gated rules know it from
 #   their decay, the delta rules from overlapping keys.
-# - Normalise your keys: above $\beta\|k\|^2 = 2$ each delta-rule update makes the error it was
-#   meant to correct even larger. Longhorn's step is never that large.
+# - Normalise your keys: above $\beta\|k\|^2 = 2$, each delta-rule update enlarges the very error it
+#   was meant to correct. Longhorn's step is never that large.
 # - One triangular system gives you all the writes of a chunk, so you can train the delta rule in
 #   chunks.
 #
@@ -849,8 +851,8 @@ print("five chunk sizes, one result")
 # - Yang, Kautz and Hatamizadeh, *Gated Delta Networks* (2024).
 # - Grazzi et al., *Unlocking State-Tracking in Linear RNNs Through Negative Eigenvalues* (2024):
 #   what β between 1 and 2 is good for.
-# - Lieber et al., *Jamba* (2024); NVIDIA, *Nemotron-H* (2025): hybrids. They keep full attention in
-#   4 of 32 and in 4 of 52 layers.
+# - Lieber et al., *Jamba* (2024); NVIDIA, *Nemotron-H* (2025): hybrids. Jamba keeps full attention
+#   in 4 of 32 layers, Nemotron-H-8B in 4 of the 28 that mix tokens.
 # - `cheems_ref/linear_attention.py`: the listing this notebook arrives at.
 
 # %% tags=["guard"]

@@ -449,7 +449,7 @@ print(f"restarted at 0: relative error {error[0]:.2f} for the first token, {erro
 # small: the first new token reads its predecessor at distance −39. So pair $i$ is off by
 # $40\,\theta_i$, less any full turns. For the four slowest pairs that's at most 0.4 radians. Three
 # of the fast ones are off by more than 1. (The second got lucky: 40 tokens are two full turns and
-# 0.08 radians.) The error fades, with bumps, as the old writes do.
+# 0.08 radians.) The error fades as the old writes fade.
 
 # %% tags=["guard"]
 off = 40 * rope_frequencies(16)
@@ -699,14 +699,15 @@ plotting.save(
 
 # %% [markdown]
 # Decay alone reliably recovers only the previous token; further back, its accuracy drops towards
-# the last row. But the current token has faded even less: how does the reader avoid it? It learns
-# projections for which $C_t \cdot B_s$ is small if the two tokens are the same (a folded cell
-# checks one model). Of the other writes, the previous token has faded least.
+# the last row. The current token has faded even less, but the projections learn to keep $C_t \cdot
+# B_s$ small where the two tokens are the same (a folded cell checks one model). Of the other writes,
+# the previous token has faded least.
 #
-# The convolution is *ahead* of rotations from 2 to 6, and falls off a cliff at 8. Our reading: its
-# reader avoids every write that shares a token with its own four. The first that shares none is
-# four places back, and mixes tokens 4 to 7. Rotations reach furthest. We haven't measured how much
-# of this is due to base 100 and 300 steps. Chapter 09 compares the three in language models.
+# The convolution is *ahead* of rotations from 2 to 6, and has fallen off by 8. Its inputs mix four
+# tokens, so distances up to three are in its own inputs, and the writes four places back mix tokens
+# 4 to 7. Beyond that, after 300 steps, it's no better than decay alone, which it contains. So the
+# right end of this table measures how fast a model learns as well as how far it can look. Chapter 09
+# compares the three in language models.
 
 # %% tags=["guard"]
 share, model = train_to_look_back("decay", lag=1, steps=100)
@@ -729,7 +730,7 @@ print("one token back, by decay: |C·B| of a token with itself is under half the
 # - The output knows distances. The cache knows absolute positions, so keep counting.
 # - Rotate C and B, or let the state turn: either way, it's a state space model with complex decays.
 # - In our small task, decay finds the previous token, a convolution of four tokens leads from
-#   distance 2 to 6, and rotations reach furthest.
+#   distance 2 to 6, and after 300 steps rotations have come furthest.
 #
 # ## Exercises
 #

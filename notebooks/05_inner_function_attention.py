@@ -139,8 +139,7 @@ for t in range(l):
 
 # %% [markdown]
 # Why $\sqrt p$? If all components of two vectors are independent, with mean 0 and variance 1, the
-# inner product has variance $p$. Without the scale, a wide head puts most of its weight on a single
-# key.
+# inner product has variance $p$. Without the scale, the scores of a wide head lie further apart.
 #
 # The package has (5.1) twice, written out and as torch's fused operator. Both take tensors (b, l,
 # h, p) and should agree with our loops.
@@ -258,7 +257,7 @@ x, positions = random(1, 12, 16, seed=3), torch.arange(12)[None]
 cosine, sine = rope_cos_sin(positions, 8, dtype=torch.float64)
 
 # %% [markdown]
-# With an SSD inside, attention looks up *what a recurrence knew at some earlier moment*. The query
+# With an SSD inside, attention looks up *what a recurrence said at some earlier moment*. The query
 # picks the moment $s$ and finds $\mathrm{SSD}(x)_s$, which token $s$ read from the state $h_s$ with
 # its own $C_s$. Here is the whole layer, for two heads of width 8:
 
@@ -483,9 +482,9 @@ every_row = (x[0] @ query_map.T @ keys.T / 2).softmax(-1) @ rows
 _ = must_differ("all rows weighted, with our softmax", x[0] * every_row, table(x)[0])
 
 # %% [markdown]
-# A table multiplies each token by its own diagonal matrix. So it can scale two kinds of token
-# differently even when only a sign tells them apart. No single matrix can do that. (A folded cell
-# sets such a table by hand.)
+# With a table, each token is multiplied by a diagonal matrix of its own. So the table can scale two
+# kinds of token differently even when only a sign tells them apart. No single matrix can do that. (A
+# folded cell sets such a table by hand.)
 #
 # Can the model *learn* which rows to take? Which parameters get a gradient if a token takes one row
 # instead of two?
@@ -658,8 +657,8 @@ _ = must_differ("a bias from the key's own token", own_token[0, :, 0], forgettin
 # can't do it: token 8 has no way to change the ratio of the weights of keys 1 and 10.
 #
 # This is where the two halves of the chapter meet. A content mask reads $v_s$. With
-# $V=\mathrm{SSD}(x)$ the value can carry the running sum, and then a content mask can forget. (A
-# folded cell sets one by hand; we haven't trained one.)
+# $V=\mathrm{SSD}(x)$ the value can carry the running sum, and then a content mask can forget, up to
+# a total set in advance. (A folded cell sets one by hand; we haven't trained one.)
 
 # %% tags=["guard"]
 assert 0.9 < by_key[0] < 0.91 and by_key[4] < 0.03 and by_place[4] > 0.99
@@ -800,7 +799,7 @@ assert printed.gate.grad is None and (printed.gate == 1).all()
 # %% [markdown]
 # The record has five seeds (`python book/records.py 05_masks`). Our gates get every answer right,
 # on every seed. Do they hide the decoys? Here are the gates of the four heads (seed 0), and of a
-# model that rounds its gates at ½ in training (exercise 4):
+# model that rounds its gates at ½ in training and passes the gradient on unrounded (exercise 4):
 
 # %%
 for kind in ("gate", "rounded"):
@@ -852,7 +851,7 @@ _ = must_differ("a mask that hides the decoys", layer(x, positions[None])[0], un
 #
 # - Queries and keys make the weights; the values carry the content.
 # - The static mask comes before the softmax. With a cache it needs an offset.
-# - With $V = \mathrm{SSD}(x)$ a value is what a recurrence knew at that moment. An SSD layer
+# - With $V = \mathrm{SSD}(x)$ a value is what token $s$ read from a state. An SSD layer
 #   followed by attention does nearly as well.
 # - A table can scale tokens differently by sign alone. With a softmax over the rows *taken*, it can
 #   learn which to take only if a token takes at least two.

@@ -5,7 +5,7 @@
 # 64 cheaply. In this chapter you'll write that search in six lines, and it's exact.** By the end
 # you will be able to
 #
-# - route tokens to experts, and say which routers can't learn and which ones look at later tokens;
+# - route tokens to experts, and say which routers can't learn and which look at later tokens;
 # - prove that two thousand inner products per head are enough to search a million experts;
 # - evaluate the neurons you found without copying their rows;
 # - compare the cost of such a layer with a dense layer's.
@@ -153,8 +153,8 @@ plotting.save(
 # A part that all tokens share computes $z$. A learned map turns $z$ into a query. We cut the query
 # into two halves, and each half scores a short list of keys. Every *sum* of two scores belongs to
 # one neuron, so two lists of 1,024 keys are enough for a million neurons. You don't have to form
-# the million sums, because the best ones must lie in the staircase. The winning neurons read $z$,
-# and $z$ is added to what they write.
+# the million sums, because the best can be picked from the staircase. The winning neurons read
+# $z$, and $z$ is added to what they write.
 #
 # ## 1 · One expert
 #
@@ -418,8 +418,7 @@ for seed in range(3):
 # %% [markdown]
 # With this router and no shared expert, each expert *has to* learn $M + M_i$, so $M$ gets stored
 # four times. But even beside a shared expert, our routed experts learned about half of the common
-# map. Nothing in the loss says which of them should hold it, and Adam gave them all the same
-# learning rate.
+# map. Nothing in the loss says whether the shared expert or the routed ones should hold it.
 #
 # ## 4 · Three ways to share
 #
@@ -733,16 +732,17 @@ assert gathering.entries == 64 * 64 * 256 and bags.entries <= 64 * 256
 # %% [markdown]
 # ## 8 · Cross domain: a shared layer and retrieved neurons
 #
-# Retrieved neurons are picked per token, so no part of the layer is there for all tokens. WM and
+# Retrieved neurons are picked per token, so no neuron is there for all tokens. WM and
 # Cheems bring back a shared layer $\mathrm{FFN}^{\mathrm s}$, this time an MLP. In WM it works
 # *beside* the experts (left) or *before* them (right; eq. 5):
 #
 # $$y = \mathrm{PEER}(x) + \mathrm{FFN}^{\mathrm s}(x) \qquad\text{and}\qquad
 #   y = \mathrm{PEER}(\mathrm{FFN}^{\mathrm s}(x)). \tag{6.7}$$
 #
-# WM Listing 8 is the form on the right with $\mathrm{FFN}^{\mathrm s}(x)$ added, as in the opening
-# drawing; it's `CDMoE` in the package. Ch Listing 4 adds nothing, but projects the shared result to
-# the experts' own width, and each neuron has a gate; it's `CDMMoE`. Folded cells check these forms.
+# Apart from its gates (below), WM Listing 8 is the form on the right with
+# $\mathrm{FFN}^{\mathrm s}(x)$ added, as in the opening drawing. That's `CDMoE` in the package. Ch
+# Listing 4 adds nothing, but projects the shared result to the experts' own width, and its neurons
+# are gated as in (6.1); it's `CDMMoE`. Folded cells check these forms.
 
 
 # %% tags=["guard"]
@@ -785,17 +785,17 @@ with torch.no_grad():
 # puts the raw score *inside*: $\sum_i \mathrm{act}(s_i\,u_i)\,\mathrm{up}_i$, where neuron $i$
 # reads $u_i = z \cdot \mathrm{down}_i$. We ran it with ReLU and with SiLU:
 #
-# | with keys at zero | a gradient reaches | used after 25 updates |
+# | keys at zero | besides $\mathrm{FFN}^{\mathrm s}$, a gradient reaches | used after 25 updates |
 # |---|---|---|
 # | score inside ReLU | nothing | 4 of 256 |
 # | score inside SiLU | the keys | more than 20 |
 # | softmax outside | everything except the map to the queries | more than 20 |
 #
-# ReLU has $\mathrm{act}(0) = 0$ and, in torch, $\mathrm{act}'(0) = 0$. So no gradient gets through,
-# and the experts stay dead. SiLU has $\mathrm{act}'(0) = \frac12$, so the keys move.
+# ReLU has $\mathrm{act}(0) = 0$ and, in torch, $\mathrm{act}'(0) = 0$. So the experts get no
+# gradient and stay dead. SiLU has $\mathrm{act}'(0) = \frac12$, so the keys move.
 #
 # The package uses the softmax and draws its keys from a standard normal distribution. Inside SiLU,
-# a higher score can even make a neuron *quieter*: at an inner product of −1, a score of 5 does.
+# at an inner product of −1, a score of 5 even makes a neuron *quieter* than a score of 1.
 
 
 # %% tags=["setup"]
@@ -910,8 +910,8 @@ assert dense_mlp == 8 * (search_only + bags)
 # %% [markdown]
 # ### Memory and time
 #
-# FLOPs don't include choosing the $k$ largest or reading rows scattered across a table. So let's
-# measure. For a million experts of width 256, `down` and `up` together take 2 GiB in float32.
+# FLOPs don't include choosing the $k$ largest or reading rows scattered across a table.
+# For a million experts of width 256, `down` and `up` together take 2 GiB in float32.
 #
 # Before you look: which time grows fastest with the number of experts? The search, the neurons
 # computed with bags, or the neurons computed by gathering rows? We timed these parts of one layer,
@@ -937,9 +937,9 @@ plotting.save(
 # From 256 experts to a million, the search takes 5.4 times as long, the bags 4.6 times, and the
 # gathered rows 1.8 times.
 #
-# In a second measurement, of whole PEER layers on two cores, we added a dense MLP. With 1,024
-# neurons it takes 1.6 times as many FLOPs as retrieval and is still faster. At 4,096 neurons,
-# retrieval wins.
+# In a second measurement, of whole PEER layers of these sizes on two cores, we added a dense MLP.
+# With 1,024 neurons it takes 1.6 times as many FLOPs as retrieval and is still faster. At 4,096
+# neurons, retrieval wins.
 # (`python tests/bench/bench_experts.py --json figures/records/06_growth.json`)
 
 # %% tags=["guard"]
@@ -960,8 +960,8 @@ assert ours[-1] < 4 * ours[2] and min(b / a for a, b in zip(ours, theirs, strict
 # ## Summary
 #
 # - A router learns through the gates it keeps. With $k = 1$ and renormalized gates it can't learn.
-#   With a capacity or expert choice, a token's output depends on other texts; with expert choice,
-#   even on later tokens.
+#   With a capacity or expert choice, a token's output can depend on other texts; with expert
+#   choice, even on later tokens.
 # - A shared part can sit beside the experts, inside them or before them. Even with a shared expert,
 #   our routed experts learned about half of the common map (with Adam at one learning rate).
 # - $2r$ inner products give $r^2$ scores. That makes an exact search of a million experts cheap.

@@ -242,15 +242,15 @@ plotting.save(
 )
 
 # %% [markdown]
-# Jamba has one attention per eight sequence mixers and puts it in the middle; Cheems has one per
-# eight and puts it last. OTCE has three in twenty-four. All three begin with state layers.
+# Jamba has one attention per eight sequence mixers and puts it in the middle; Cheems puts it last.
+# OTCE has three in twenty-four. All three begin with state layers.
 #
 # ## 4 · What attention needs before it
 #
 # Why do hybrids begin with state layers? OTCE's reason is *selection*: a state layer filters what
-# attention then reads (§3.3). So let's take a task with nothing to filter out. Does attention still
-# need a state layer before it? A row lists key–value pairs, then shows the keys again, and the
-# model answers each key with its value:
+# attention then reads (§3.3). We don't test that. Our task has nothing to filter out. Does
+# attention still need a state layer before it? A row lists key–value pairs, then shows the keys
+# again, and the model answers each key with its value:
 #
 # > k₁ v₁ k₂ v₂ … k₈ v₈ | k₅ → v₅, k₁ → v₁, …
 #
@@ -292,8 +292,8 @@ def learn_to_recall(model, steps):
 # The model has just two layers, of width 64. S sees its neighbour through its state and through a
 # short convolution in front of it. A has rotary positions, so the first A of AA could do the same.
 #
-# Our control takes the state away. With `A_log` fixed at 15, each token multiplies the state by
-# $e^{-\Delta e^{15}}$, which rounds to 0.
+# Our control takes the state away. With `A_log`, which is $\log(-A)$, fixed at 15, each token
+# multiplies the state by $e^{-\Delta e^{15}}$, which rounds to 0.
 
 
 # %%
@@ -326,15 +326,15 @@ for name, (pattern, wiped) in live.items():
     assert learned == (pattern == "SA") and (learned or right < 0.3)
 
 # %% [markdown]
-# The order matters here, and the state doesn't. SA learns without a state, because its convolution
-# looks at the neighbour. The task needs no more than that. With rotation instead of the convolution
-# (chapter 04), S can look back only through its state. There $C_t \cdot B_s$ depends on $t - s$, so
-# S can learn to single out the neighbour.
+# With a convolution, the order matters and the state doesn't: SA learns without a state, because
+# the convolution looks at the neighbour. That's all the task asks of the layer below. With rotation
+# instead (chapter 04), S can look back only through its state, where $C_t \cdot B_s$ now depends on
+# $t - s$, too. So S can learn to single out the neighbour.
 #
-# One seed proves little, so we recorded five runs of each kind, up to 1,000 steps long (`python
-# book/records.py 07_state_or_neighbour`). A model that recalls nothing, and only rules out the
-# values already given, gets 0.39 of the answers right. We say that a run has learned the task if it
-# gets more than 0.9. What do you expect of SA with rotation and a wiped state?
+# We recorded five runs of each kind, up to 1,000 steps long (`python book/records.py
+# 07_state_or_neighbour`). A model that recalls nothing, and only rules out the values already
+# given, gets 0.39 of the answers right. We say that a run has learned the task if it gets more than
+# 0.9. What do you expect of SA with rotation and a wiped state?
 
 # %% tags=["guard"]
 ids, targets = recall(20_000, torch.Generator().manual_seed(7))
@@ -382,11 +382,11 @@ for name in ("SA", "SA, wiped", "SAS", "AS"):
     print(f"{name:30} {found['conv', name]:11} {found['rope', name]:10}")
 
 # %% [markdown]
-# **In these runs attention learned only behind a layer that looks at the neighbour.** A convolution
-# is enough. With rotation the state has to do it. Three of five runs of SA learned it that way, and
+# **In these runs attention learned only behind a layer that can look at the neighbour.** A
+# convolution is enough. With rotation the state is needed. Three of five runs of SA learned it, and
 # two of five with another S behind the attention (SAS). Together with an older record, of 400
 # steps, that's 8 of 10 and 5 of 10. None of ten runs of AS learned it, and none of five of AA. All
-# of this is at one learning rate, and none of it tests OTCE's reason.
+# of this is at one learning rate.
 #
 # ## 5 · What it costs: parameters
 #
@@ -469,7 +469,7 @@ check("parameters by hand = counted", by_hand, counted)
 print(f"{len(known)} models, from {counted.min():,} to {counted.max():,} parameters")
 
 # %% [markdown]
-# It does, to the last digit. A folded cell compares sixteen of our presets with their models. Our
+# It does, to the last digit. A folded cell compares the formula with sixteen of our presets. Our
 # presets for WM Table 7 also match the sizes in their names, but the table doesn't give $f$, and we
 # chose $f$ to make that happen.
 #
@@ -503,15 +503,16 @@ for name, printed, missing in (("jamba-283m", 283, 98), ("otce-281m", 281, 97)):
 #
 # Which letters get more expensive as the text grows? Each entry of a matrix costs a token one
 # multiplication and one addition, so a letter costs about twice its active parameters. Work
-# *between* tokens is extra. An attention layer that looks at $l$ tokens computes $l$ scores and
+# *between* tokens comes on top. An attention layer that looks at $l$ tokens computes $l$ scores and
 # sums $l$ values:
 #
 # $$2\,ld + 2\,ld = 4\,ld. \tag{7.4}$$
 #
 # SSD compares tokens only within chunks of a fixed length, and hands a state of fixed size from
 # chunk to chunk (chapter 03). So its cost per token doesn't depend on $l$. The folded cells sum all
-# this over the letters and find exactly what PyTorch counts in matrix products. Neither counts
-# norms, softmax, S's convolution or the neurons that E retrieves.
+# this over the letters and find exactly what PyTorch counts in the matrix products of a prompt of
+# $l$ tokens, masked pairs included. Neither counts norms, softmax, S's convolution or the neurons
+# that E retrieves.
 
 
 # %% tags=["guard"]
@@ -610,8 +611,8 @@ for i in (0, 6):  # the first S, and I
 print("n_tokens", cache.n_tokens.tolist())
 
 # %% [markdown]
-# Only the shapes of I have an axis of 13 tokens. S keeps a state, and the last three inputs of its
-# convolution, however long the text is.
+# Only the shapes of I have an axis of 13 tokens. S keeps a state, and here the last three inputs of
+# its convolution, however long the text is.
 #
 # Passing in the prompt is *prefill*; passing in more of it, *continued prefill*; passing in one
 # token, *decoding*. However you cut the text, you must get the logits of a single pass. In a good
@@ -811,16 +812,16 @@ plotting.save(
 
 # %% [markdown]
 # Most words are real and much of the grammar is right, but the text makes no sense. After 1,875
-# steps the held-out loss has stopped falling, at 1.17. On the last batches, which the model has
-# read before, its loss is 0.84.
+# steps the held-out loss has stopped falling, at 1.17. On the last batches, from text that the
+# model has read many times, its loss is 0.84.
 #
 # ## Summary
 #
 # - A model is a loop over letters. Each layer reads a normalised copy of the stream and adds its
 #   result.
-# - In our recall task, attention learned only behind a layer that looks at the neighbour. A
-#   convolution does; so does a state with rotation, in some runs (SA 8 of 10, SAS 5 of 10, over two
-#   records). None of ten runs of AS learned it in 1,000 steps.
+# - In our recall task, attention learned only behind a layer that can look at the neighbour: with a
+#   convolution in every run, with rotation in some (SA 8 of 10, SAS 5 of 10, over two records).
+#   None of ten runs of AS learned it in 1,000 steps.
 # - Parameters, cache, and operations of matrix products are sums over letters.
 # - Attention's operations and cache grow with the context. A 7 : 1 hybrid pays an eighth of that,
 #   plus a constant state.

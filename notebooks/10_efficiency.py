@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 10 · Where the bytes go
 #
-# **For every pair of tokens in a chunk, our `ssd_chunked` reads or writes thirteen numbers per head
-# (with four heads to a group). By the end you will have found all thirteen trips, and read three
+# **For every pair of tokens in a chunk, our `ssd_chunked` makes thirteen four-byte trips to memory
+# per head (with four heads to a group). By the end you will have found all thirteen, and read three
 # kernels that make none of them.** You will be able to
 #
 # - predict how long a pass takes from its operations and its bytes;
@@ -67,8 +67,9 @@ def triton(kernel, first, last):
 
 def folded(line, width=71):
     """A line of code, broken after a comma where it is longer than a slide is wide."""
-    place = line.rfind(", ", 0, width) + 1 if len(line) > width else len(line)
-    return line[:place] + (f"\n       {line[place:]}" if line[place:] else "")
+    place = line.rfind(", ", 0, width - 2) + 1 if len(line) > width else len(line)
+    goes_on = " \\" if line[:place].count("(") == line[:place].count(")") else ""
+    return line[:place] + (f"{goes_on}\n       {line[place:]}" if line[place:] else "")
 
 
 # %% tags=["versions", "nbval-ignore-output"]
@@ -190,10 +191,10 @@ def draw_right(ax):
 
 
 # %% [markdown]
-# The names are the steps of chapter 03's $(L \circ CB^\top)\,x$. On the left, each arrow is one
-# float32 number per head for a pair $(t, s)$ of tokens: it goes down when an operator writes the
-# number, and up when the next one reads it. The pink arrow is four quarters of a trip, because four
-# heads share $CB^\top$.
+# The names are the steps of chapter 03's $(L \circ CB^\top)\,x$. On the left, each arrow is four
+# bytes per head for a pair $(t, s)$ of tokens: it goes down when an operator writes them, and up
+# when the next one reads them. The pink arrow is four quarters of a trip, because four heads share
+# $CB^\top$.
 
 # %% tags=["figure"]
 fig, ax = plotting.canvas(13, 6.2)
@@ -236,8 +237,8 @@ assert round(by_products / moved, 2) == 0.2
 
 # %% [markdown]
 # Four of the 38 operators are the matrix products of chapter 03's steps 1, 2 and 4. They do all the
-# operations we count, but move only a fifth of the bytes. The rest is copies and elementwise work:
-# a subtraction, a change of number format, a mask, an exponential.
+# operations we count, but move only a fifth of the bytes. The rest is mostly copies and elementwise
+# work: a subtraction, a change of number format, a mask, an exponential.
 #
 # ## 2 · The price of a byte
 #
@@ -265,14 +266,14 @@ print(f"break-even: {MACHINE.flops / MACHINE.bandwidth:.1f} operations per byte"
 # no products at all: by (10.1), it just waits for memory.
 #
 # Don't trust (10.1) too far. In our record, sums of tensors of 0.25 MiB run four times as fast as
-# at 16 MiB, and sums of tensors of 32 MiB four times as slowly.
+# at 16 MiB, and sums of 32 MiB tensors take four times as long per byte.
 #
 # ## 3 · Thirteen trips
 #
 # Which operators move the pairs? Go back to the matrix $L$ of decays in step 1 of chapter 03. It
 # has a number for each pair of tokens in a chunk, masked or not.
 #
-# One line of `cheems_ref/ssd.py`, cut in two here, makes nine of the thirteen trips:
+# One line of `cheems_ref/ssd.py`, split in two here, makes nine of the thirteen trips:
 #
 # ```python
 # L = log_decay[..., :, None] - log_decay[..., None, :]  # 2 trips: float64
@@ -342,9 +343,9 @@ for groups in (2, 4):
 #
 # For each of its $q$ pairs, a token pays for thirteen four-byte trips. It also pays for the state
 # of its chunk, but splits the bill with $q - 1$ other tokens. The state makes seven trips: one when
-# it's written, three in the recurrence, two when the states are stacked, and one when it's read.
-# The rest, $\mu_0$, doesn't depend on $q$. Traffic is smallest where the two terms are equal, at
-# $q = \sqrt{7 p n / 13}$, which is 33 for our layer.
+# it's written, three in the recurrence (two reads, one write), two when the states are stacked, and
+# one when it's read. The rest, $\mu_0$, doesn't depend on $q$. Traffic is smallest where the two
+# terms are equal, at $q = \sqrt{7 p n / 13}$, which is 33 for our layer.
 #
 # Before you look: which chunk length is fastest for 4,096 tokens?
 
@@ -531,12 +532,13 @@ plotting.save(
 )
 
 # %% [markdown]
-# A program of `_read` makes one dark block on the diagonal, uses it and forgets it. No program
-# makes the light blocks: a write, the carried state and a read do their work.
+# A program of `_read` makes one dark block on the diagonal (without $\Delta$, which goes into $x$),
+# uses it and forgets it. No program makes the light blocks: a write, the carried state and a read
+# do their work.
 #
 # **A tile and its mask.** A program sees memory as one long row of numbers, and loads a *tile*:
-# some rows of a matrix. The sides of a tile must be powers of two. Ours are at least 16, because
-# `tl.dot` can't sum over fewer. Our example has $l = 42$ tokens and a state of size $n = 8$.
+# some rows of a matrix. The sides of a tile must be powers of two. Ours are at least 16, the fewest
+# that `tl.dot` can sum over. Our example has $l = 42$ tokens and a state of size $n = 8$.
 #
 # With chunks of $q = 16$, only 10 tokens are left for the last one. Its tile of $B$ still has 16
 # rows of 16 numbers:
@@ -546,9 +548,10 @@ plotting.save(
 # tile    10 rows of 8 numbers; zeros beside them and below them
 # ```
 #
-# A load takes a mask, and returns zeros where the mask is false. Those zeros do no harm: a token
-# with $\Delta = 0$ leaves the state alone. Our folded `load` and `store` do the same, with sevens
-# behind the data.
+# A load takes a mask, and we pass `0.0` for where the mask is false. Those zeros do no harm: a
+# token with $\Delta = 0$ leaves the state alone, and zeros beside the data add nothing to a
+# product. Our folded `load` and `store` do the same. Each tensor has sevens behind it, so a read
+# past the end will show.
 #
 # Here is how you load a tile, in PyTorch and then in Triton:
 
@@ -658,11 +661,11 @@ _ = must_differ("no mask at the ragged end", stored("states"), right)
 # past the end.
 #
 # **`_carry`** goes through the chunks in order, so one program does them all. It loads a chunk's
-# own write and stores the state *before* the chunk in its place. (Here `mine` is the number of the
-# head, no longer the rows of $x$. `entry` counts the numbers of a state.)
+# own `write` and stores the state *before* the chunk in its place (`entry` indexes the numbers in a
+# state):
 
 # %%
-print(triton("_carry", "state =", "tl.store(final"))
+print(triton("_carry", "tl.store(states", "state ="))
 
 
 # %% tags=["setup"]
@@ -694,15 +697,9 @@ print(triton("_read", "between", "inside_chunk"))
 
 # %% [markdown]
 # They're gone. `between`, `L` and `scores` still have $q \times q$ numbers each, but nobody stores
-# them.
+# them. At the end, `_read` adds the reads from the state before the chunk, and stores
+# $q \times p$ numbers.
 #
-# **At the end, `_read` stores** $q \times p$ numbers: what its tokens read inside the chunk, plus
-# what they read from the state before it.
-
-# %%
-print(triton("_read", "i = tl", "tl.store(y"))
-
-# %% [markdown]
 # Are the twins right? And what about the Triton version? Without a GPU, Triton's interpreter runs
 # it, slowly.
 
@@ -806,9 +803,9 @@ assert waits == [False, True, False]
 #
 # ## 8 · The race of five systems
 #
-# That was one layer. Which whole model is the fastest, on short texts and on long ones? We time
-# the five systems of the papers, cut down to two million parameters each, on texts of 256 to 16,384
-# tokens. *Evaluation* is a forward pass, and *training* adds the backward pass. All five use
+# That was one layer. Which model as a whole is fastest on short texts, and which on long ones? We
+# time the five systems of the papers, cut down to two million parameters each, on texts of 256 to
+# 16,384 tokens. *Evaluation* is a forward pass, and *training* adds the backward pass. All five use
 # PyTorch's operators on one CPU core.
 #
 # Which of the five do you expect to come last on a long text?
@@ -868,7 +865,7 @@ for kind in ("evaluation", "training"):
     assert {*last[3:]} == {"LlaMa"}
     assert all(400 < interval(crossings(kind, name, "LlaMa"))[0] < 1300 for name in names[1:])
 print("the figure: LlaMa is the fastest at 256 tokens, and the slowest from 2,048 on")
-again = MEASURED["batches"]["seconds"]["1"]
+again = MEASURED["batches"]["seconds"]["1"]  # 256 tokens, timed once more
 drift = [median(again[name]) / turns("training", name).median(0).values[0].item()
          for name in SYSTEMS]  # fmt: skip
 assert 1.165 < min(drift) < max(drift) < 1.22 and max(drift) / min(drift) < 1.04
@@ -882,18 +879,16 @@ assert 1.165 < min(drift) < max(drift) < 1.22 and max(drift) / min(drift) < 1.04
 # Mamba2." What do we see in training? (± is the interval (9.1) over five runs.)
 #
 # - *LlaMa.* Cheems overtakes it at 1,156 ± 69 tokens. At 2,048 it's 1.21 ± 0.02 times as fast.
-# - *Jamba.* Cheems has 0.94 to 0.99 of its speed. That's too close to call: when we timed 256
-#   tokens again, all five took 17 to 22 percent longer, and their ratios moved by up to 4 percent.
-#   (In evaluation, Cheems is slower at 256 and 512 tokens.)
+# - *Jamba.* Cheems has 0.94 to 0.99 of its speed: too close to call, since our ratios drift by up
+#   to 4 percent.
 # - *Mamba-2.* The gap grows: 0.93 ± 0.01 of its speed at 4,096 tokens, 0.66 ± 0.01 at 16,384.
 #
-# On the papers' GPUs, with kernels, the order may be different. (A count for an H100 is folded
-# below.)
+# On the papers' GPUs, with kernels, the order may be different.
 #
-# What about *generating* text? At every step, LlaMa reads all its keys and values, writes a copy
-# that is one token longer, and reads the copy. A step takes 4 ms after 256 tokens, and 49 ms after
-# 16,384. By (10.1), the three trips account for 14 of these. We can't explain about 30. Mamba-2's
-# step takes 4 ms both times.
+# What about *generating* text? At every step, LlaMa reads all its keys and values, writes a longer
+# copy, and reads the copy. A step takes 4 ms after 256 tokens, and 49 ms after 16,384. By (10.1),
+# the three trips account for 14 ms of that. About 30 ms remain unexplained. Mamba-2's step takes
+# 4 ms both times.
 
 
 # %% tags=["setup"]
@@ -936,6 +931,7 @@ assert round(starts[0]) == round(starts[1]) == 4 and 29 < ends[0] - starts[0] - 
 print("a step, in ms: 3.7 to 5 after 256 tokens; after 16,384 tokens LlaMa 49, Mamba-2 4")
 
 # %% tags=["guard"]
+# How many times as fast as LlaMa on 4,096 tokens, by (10.1), on a GPU like an H100
 large, gpu, leads = {}, Machine(1e15, 3.3e12), {}
 for name, family in FAMILIES.items():
     parts = pass_operators(preset(family), 4096, dtype=torch.bfloat16).values()
@@ -1003,11 +999,12 @@ assert slower == {"training": [], "evaluation": [256, 512]}
 #
 # - Operations, bytes and three numbers of a machine predict a time, by (10.1). With chunks of up to
 #   128 tokens, SSD takes 1.4 to 1.9 times as long.
-# - Our `ssd_chunked` moves thirteen float32 numbers per head for each pair of tokens in a chunk,
+# - Our `ssd_chunked` makes thirteen four-byte trips per head for each pair of tokens in a chunk,
 #   with four heads to a group. At chunks of 64, only a fifth of SSD's bytes belong to products.
 # - Three kernels move no pair at all. At chunks of 64 they move a quarter of the bytes.
 # - A forgotten mask on the tokens passes every test whose length is a multiple of the chunk.
-# - On our core, systems with states overtake LlaMa at 400 to 1,300 tokens, on average.
+# - On our core, at two million parameters, systems with states overtake LlaMa at 400 to 1,300
+#   tokens, on average.
 #
 # ## Exercises
 

@@ -5,7 +5,7 @@
 # came out, and you'll meet eight ways to get a layer or a table wrong, with the tests that catch
 # them.** By the end you will be able to
 #
-# - name eight kinds of mistake, with what hides each one and what shows it;
+# - name eight kinds of mistake, and say what hides each and what exposes it;
 # - put six questions to any layer, your own or a released one;
 # - audit a table with arithmetic, and say how many points one standard error is.
 #
@@ -210,10 +210,10 @@ assert verdicts[7:12].count("seen at small scale") == 1  # of those that need tr
 
 # %% [markdown]
 # Algebra and the listing hold, some of them only after a correction. Of the five claims that need
-# models trained on text, our models show one. That doesn't refute the other four. Algebra settles a
-# claim for every size, but our small models have about a million parameters and mostly 200 updates
-# (chapter 09), so neither "seen" nor "not seen" decides anything about 1.3 billion. For the last
-# row, all we can do is recompute the printed numbers.
+# models trained on text, our models bear out one. That doesn't refute the other four. Algebra
+# settles a claim for every size, but our small models have about a million parameters and mostly
+# 200 updates (chapter 09), so neither "seen" nor "not seen" decides anything about 1.3 billion. For
+# the last row, all we can do is recompute the printed numbers.
 #
 # ## 2 · Eight kinds of mistake
 #
@@ -223,7 +223,7 @@ assert verdicts[7:12].count("seen at small scale") == 1  # of those that need tr
 # ### Sign
 #
 # WM and OTCE end their Appendix A with $\langle R_tc, R_sb\rangle = c^\top R_{t-s}\,b$, where $R_t$
-# rotates by the angle $t$. It should be $R_{s-t}$ (lab 04a). Which inputs would show you? Put $c$
+# rotates by the angle $t$. It should be $R_{s-t}$ (lab 04a). Which inputs would reveal it? Put $c$
 # and $b$ at a right angle, and take a quarter turn:
 
 
@@ -315,7 +315,7 @@ _ = must_differ("layout: three tokens, split along the tokens", tokens_cut, toke
 # %% [markdown]
 # The groups of $B$ and $C$ invite the same slip. WM Listing 4 tiles them over the heads, 0, 1, 0,
 # 1; mamba-ssm has 0, 0, 1, 1 (chapter 00). Trained from scratch, the two are one layer with its
-# heads renumbered. But load the weights of one into the other, and heads read the wrong group.
+# heads renumbered. But load the weights of one into the other, and some heads read the wrong group.
 
 # %% tags=["guard"]
 for g in (1, 2, 4):
@@ -338,7 +338,8 @@ for g in (1, 2, 4):
 #   or after a step.** A missing gradient at the start only raises a question: LoRA starts one of
 #   two factors at zero on purpose. After a step, it's usually a mistake.
 # - *Gradient.* WM Listing 6 hides keys where a parameter `== 0`. No gradient flows through a
-#   comparison, so the parameter never changes (chapter 05 repairs it). The same test finds it.
+#   comparison, so the parameter never changes (chapter 05 repairs it). The same test finds a small
+#   copy (section 3).
 # - *Shape.* Ch eq. 13 multiplies the output of CrossDomain, the shared MLP of chapter 06, by $W \in
 #   \mathbb{R}^{d_s \times d_p}$. That output has width $d$, not $d_s$, and if the two are equal,
 #   you won't notice. **The test: make all sizes different.**
@@ -381,7 +382,7 @@ refused(every_parameter_learns, after_a_step(after_a_step(Factors())), 8)
 # %% [markdown]
 # Keep this list beside the next listing you read:
 #
-# | kind | what hides it | what shows it |
+# | kind | what hides it | what exposes it |
 # |---|---|---|
 # | sign | symmetric inputs, $c = b$ | the definition, on inputs without symmetry |
 # | axis | one chunk, or decays so fast that nothing lasts | `is_causal` |
@@ -441,7 +442,7 @@ for ask in QUESTIONS.values():
 # %% [markdown]
 # If your module has the same call signature as ours, that's all it takes. Can each question also
 # say no? We put them to SSD and to six layers, each with one planted fault. A dash means that a
-# question doesn't apply, because the layer has no cache, no mask, no positions or no parameters.
+# question doesn't apply, because the layer uses no cache, no mask, no positions or no parameters.
 
 
 # %% tags=["setup"]
@@ -491,7 +492,8 @@ faults = [q for row in found.values() for q, answer in row.items() if answer == 
 assert faults == [*QUESTIONS]
 
 # %% [markdown]
-# Each fault fails exactly one question. Real faults aren't that tidy, as you'll see in a minute.
+# Each faulty layer fails exactly one question. Real faults aren't that tidy, as you'll see in a
+# minute.
 #
 # ## 4 · As shipped
 #
@@ -566,9 +568,9 @@ for doge in (peer("Doge, MLP"), peer("Doge, CDMoE")):
     _ = every_parameter_learns(doge, ids, call=call)
 
 # %% [markdown]
-# One. Is it bad that neither Doge *learns*? No. In its mask, `softplus` of the output of `dt_proj`
-# is multiplied by a factor `A` that starts at zero. After one step `A` has moved, and `dt_proj`
-# learns. That leaves two faults.
+# One row is clean. Is it bad that neither Doge *learns*? No. Its dynamic mask (chapter 05)
+# multiplies what comes from `dt_proj` by a factor `A` that starts at zero. After one step `A` has
+# moved, and `dt_proj` learns. That leaves two faults.
 #
 # **Jamba** uses the cached state only when you call it on *one* token. Call it on several, and its
 # scan starts from zero. (A review of transformers' pull request 47087 says: "There is no proper
@@ -631,8 +633,8 @@ _ = must_differ("Doge, CDMoE: row 0 among three rows of one token", together, al
 #
 # ### Averages
 #
-# Seven tables print averages. We allow one unit in the last printed digit, which covers rounding
-# and truncation, and print every average that is further off:
+# Seven tables print averages. We allow one unit in the last printed digit, which covers rounding or
+# truncation, and print every average that is further off:
 
 
 # %% tags=["setup"]
@@ -748,13 +750,13 @@ assert least.min() > 1.008 and most.max() < 1.145 and (most - least).max() < 7e-
 # ### How many questions
 #
 # An accuracy over $N$ questions is $k/N$, so all numbers on one task must be fractions of the same
-# $N$. Take SEIMOE and CCDMOE in OTCE Table 7. On each of the 52 tasks, some $N$ below 60 fits all
-# four numbers. Of 2,000 sets of four random numbers, none has such an $N$.
+# $N$. Take SEIMOE and CCDMOE in OTCE Table 7, zero-shot and five-shot. On each of the 52 tasks,
+# some $N$ below 60 fits all four. Of 2,000 sets of four random numbers, none has such an $N$.
 #
 # C-Eval's public validation set (Huang and others, 2023) has 1,346 questions. On 51 tasks, the
 # smallest $N$ that fits is the number of questions there. (The other task, teacher qualification,
 # has 44, twice our 22.) So these two models were very probably tested there. ECDMOE's numbers
-# mostly fit no $N$ below 60. An average of several runs would look like that, for example.
+# mostly fit no $N$ below 60.
 
 # %% tags=["setup"]
 VALIDATION = [19, 19, 21, 37, 19, 24, 19, 18, 16, 37, 24, 18, 19, 19, 19, 19, 21, 19, 20, 23, 55]
@@ -794,9 +796,9 @@ assert sum(sizes) == 1324 and [*own, both, chance] == [10, 8, 11, 0] and all(siz
 # ## 6 · One standard error
 #
 # With about 26 questions per task, how precise is an average over 52 tasks? Suppose a model answers
-# each question of a task correctly with probability $p$. Over $N$ questions, the fraction of
-# correct answers has variance $p(1-p)/N$. If the questions are independent, variances add. So for
-# the average over $m$ tasks, and for the difference of two models,
+# each question of a task correctly with probability $p$, independently. Over $N$ questions, the
+# fraction of correct answers has variance $p(1-p)/N$, and variances add. So for the average over
+# $m$ tasks, and for the difference of two models,
 #
 # $$\mathrm{SE} = \frac1m \sqrt{\sum_{i=1}^m \frac{p_i(1-p_i)}{N_i}}, \qquad
 #   \mathrm{SE}_{A-B} = \sqrt{\mathrm{SE}_A^2 + \mathrm{SE}_B^2}. \tag{11.1}$$
@@ -823,7 +825,7 @@ assert N.sum() == 1346 and round((N.double().mean()).item()) == 26
 # %% [markdown]
 # One average has a standard error of 1.4 points, so a difference has one of 2.0. The best and the
 # second best are 0.9 to 1.6 standard errors apart. Two equally good models would be a whole
-# standard error apart, or more, in about one comparison of three. (We assume the validation set for
+# standard error apart, or more, in about one comparison in three. (We assume the validation set for
 # all columns, even where the numbers don't fit it. On C-Eval's test set of 12,342 questions, the
 # errors would be a third as large.)
 #
@@ -864,7 +866,7 @@ assert round(math.sqrt(1346 / 12_342), 2) == 0.33  # C-Eval's test set: a third 
 #   index, layout, initialisation, gradient, shape, table.
 # - The six questions need only the layer: causality, rows, pieces, padding, shift, learning.
 # - Of the released code we tested, Jamba goes wrong when a later piece has more than one token.
-#   Doge with CDMoE does so even in one pass, as a comment in the code admits.
+#   Doge with CDMoE goes wrong even in a single pass, as a comment in the code admits.
 # - Two of seven tables have averages that rounding can't explain, and no ranking changes. One text
 #   claims the best results on all 52 tasks; according to its own table, its model is behind on 17.
 # - WM Table 3 is Ch Table 3 times a factor per row. On C-Eval's validation set, a difference of 2
@@ -1010,8 +1012,8 @@ assert forgets["pieces"] == "no", "without its cache, the GRU must fail in piece
 
 # %% [markdown]
 # **5 · hard.** $h_t = a_th_{t-1} + x_t$ in chunks of `size`: `form(a, x, size)` returns all $h_t$
-# for vectors $a$ and $x$, whose length is a multiple of `size`. The listing has a mistake, but with
-# two chunks it's right, and with equal decays. Write a test that refuses it.
+# for vectors $a$ and $x$, whose length is a multiple of `size`. The listing has a mistake, but it's
+# right for two chunks and for equal decays. Write a test that refuses it.
 
 
 # %%

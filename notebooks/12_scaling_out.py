@@ -3,8 +3,8 @@
 #
 # **Suppose you split a long text across four processes. What do they have to tell each other? For
 # the state of SSD, very little. What a slice does to it boils down to a pair that's no bigger for
-# ten million tokens than for ten.** By the end you will have written the whole exchange in two
-# dozen lines, and you will be able to
+# ten million tokens than for ten.** By the end you will have read the whole exchange, some thirty
+# lines, and you will be able to
 #
 # - describe what a slice does to a state, join slices, and say which update rules allow it;
 # - split a whole model across processes, and steer clear of two traps in the backward pass;
@@ -125,7 +125,7 @@ plotting.save(
 # A batch is easy to share out: give each process a few rows. But a long text is a single row. We
 # have to cut it along the tokens, even though every token depends on all the earlier ones. The
 # picture shows two ways to do that. We'll build the upper one, with a single gather in place of the
-# chain, and compare it with sending keys and values around.
+# chain, and compare it with passing keys and values around.
 #
 # A *rank* is a process's number, from 0 to $N - 1$, and rank $i$ gets slice $i$. $l$ is the length
 # of a slice, and the state is called $S$, since $h$ counts the heads. All other letters are as in
@@ -207,7 +207,7 @@ print("an empty slice: decay 1, nothing written")
 # ## 2 · Run first, read later
 #
 # Rank $i$ needs the state just before its slice. That's the initial state after all *earlier* pairs
-# have acted on it, but not the rank's own: an *exclusive prefix*.
+# have acted on it, but not the rank's own: an *exclusive prefix* of the pairs.
 
 
 # %%
@@ -220,8 +220,8 @@ def states_between(pairs, state):
 
 
 # %% [markdown]
-# Does a rank have to wait for that state before it can start? Luckily not. In step 4 of chapter 03,
-# a token read the incoming state, faded by all decays from the start of the slice up to and
+# Does a rank have to wait for that state before it can start? Fortunately, no. In step 4 of chapter
+# 03, a token read the incoming state, faded by all decays from the start of the slice up to and
 # including its own. So a slice can run by itself, from an empty state, and add this read
 # afterwards:
 #
@@ -327,13 +327,14 @@ for name, rule in RULES.items():  # a token reads the old state through the M up
 # | linear attention | $I$ | 0 |
 # | Mamba-2, SSD | $a_i I$ | 1 |
 # | Longhorn, DeltaNet, Gated DeltaNet | $cI$ + rank $l$ or less | at most $\min(2ln + 1, n^2)$ |
-# | softmax attention | none | all keys and values |
+# | softmax attention | none, and no $W$ | all keys and values instead |
 #
-# So a delta rule's pair can be $1 + n/p$ times as large, and joining two of them takes a product of
-# matrices. But once a slice has $n/2$ tokens, this pair stops growing too. Reading later also takes
-# more: instead of the one number in (12.3), token $t$ needs the matrix of the slice up to $t$. A
-# simple recurrent network has no pair of this kind. Its state goes through a tanh at every token,
-# so the state after a slice isn't an affine function of the state before.
+# So a delta rule's pair can be about $1 + n/p$ times as large, and joining two of them takes a
+# product of matrices. But once a slice has $n/2$ tokens, this pair stops growing too. Reading later
+# also takes more: instead of the single decay in (12.3), token $t$ needs $M_{\le t}\,C_t$, with the
+# matrix of the slice up to $t$. A simple recurrent network has no pair of this kind. Its state goes
+# through a tanh at every token, so the state after a slice isn't an affine function of the state
+# before.
 
 # %% [markdown]
 # ## 4 · Four processes
@@ -550,9 +551,9 @@ plotting.save(
 # doesn't depend on what was gathered, so autograd leaves the collective out. Ranks 1 to 3 do enter
 # it, and there they sit. With gloo's default timeout they'd wait for half an hour.
 #
-# The cure is `tie`, a zero that makes $y$ depend on all pairs, on every rank. And a rank that has
-# no loss still has to call backward, on `(0 * y).sum()`. With the tie, every rank finishes. But are
-# the gradients right?
+# The cure is `tie`, a zero (for finite pairs) that makes $y$ depend on all pairs, on every rank.
+# And a rank that has no loss still has to call backward, on `(0 * y).sum()`. With the tie, every
+# rank finishes. But are the gradients right?
 
 # %%
 ranks = on_ranks(differentiated, *HELPERS, tie=True, **given)
@@ -728,8 +729,8 @@ patterns = {preset(f"cheems-{size}").pattern for size in ("320m", "1.3b")}
 assert {pattern[::2] for pattern in patterns} == {"SSSSSSSI" * 3}
 
 # %% [markdown]
-# Only attention's. And all four rows match the prediction to the byte. But what does a rank
-# actually *send*? In an `all_gather`, what it contributes must reach each of the other $N - 1$
+# Only attention's do. All four rows match the prediction to the byte. But what does a rank
+# *send*? In an `all_gather`, what it contributes must reach each of the other $N - 1$
 # ranks. In *ring attention* (Liu et al.), keys and values travel around the ring instead, in
 # $N - 1$ steps, which comes to the same thing. So in a forward pass each rank sends this many
 # numbers:
@@ -739,13 +740,13 @@ assert {pattern[::2] for pattern in patterns} == {"SSSSSSSI" * 3}
 #
 # That isn't quite fair to attention. Its keys can be stored in sixteen bits, while the package
 # keeps states in float32, and usually several heads share a key head. So let each number of a key
-# take $s$ bytes, and each number of a state four. Then the two send the same number of bytes at
+# take $s$ bytes, and each number of a state four. Then the two send equally many bytes when each
+# rank has
 #
 # $$l^* = \frac{4}{s} \cdot \frac{h}{g} \cdot \frac{pn + 1}{2p} \tag{12.7}$$
 #
-# tokens per rank, for any $N$ and $b$. That's about $n/2$, times $4/s$ (up to 2 in the
-# examples below), times $h/g$ (up to 4). Beyond $l^*$ tokens, attention sends $l/l^*$ times as
-# much.
+# tokens, for any $N$ and $b$. That's about $n/2$, times $4/s$ (up to 2 in the examples below),
+# times $h/g$ (up to 4). Beyond $l^*$ tokens, attention sends $l/l^*$ times as much.
 
 
 # %%
@@ -849,29 +850,29 @@ work, wall = (
 )
 medians = [row[1] for row in work.values()]
 assert sorted(medians[:3]) == medians[:3] and sorted(medians[3:]) == medians[5:2:-1]
+assert round(work["S512"][1], 2) == 1.01
 assert 1.7 < work["S4096"][1] < 2 and 1.02 < work["A4096"][1] < 1.04
 assert sorted(median < 1 for _, median, _ in wall.values()) == [False] * 2 + [True] * 4
 
 # %% [markdown]
-# Look at the busiest rank first. For S the speedup grows with the text, to 1.72 at 4,096 tokens.
-# For A it shrinks to 1.03. Halves of equal length aren't equal work: the second half of the tokens
-# has three quarters of all query–key pairs. For a whole text torch also skips the masked half of
-# the square, but for a later slice it doesn't. So the second process computes as many pairs as one
-# process does for the whole text.
+# Look at the busiest rank first. For S the speedup grows with the text, from 1.01 at 512 tokens to
+# 1.72 at 4,096. For A it shrinks to 1.03. Halves of equal length aren't equal work: the second half
+# of the tokens has three quarters of all query–key pairs. For a whole text torch also skips the
+# masked half of the square, but for a later slice it doesn't. So the second process computes as
+# many pairs as one process does for the whole text.
 #
-# By the wall clock, two processes were slower in four of six rows. But the machine was busy with
-# other programs, so that decides nothing. Run `timed`, folded above, on a quiet machine. How long
-# must the text be before two processes win?
+# The wall clock decides nothing, since other programs kept the machine busy. Run `timed`,
+# folded above, on a quiet machine. How long must the text be before two processes win?
 #
 # ## Summary
 #
 # - A slice acts on a state through a pair: fade the state, then add what the slice wrote. You can
-#   join neighbours in any grouping. A delta rule's pair can be $1 + n/p$ times as large.
+#   join neighbours in any grouping. A delta rule's pair can be about $1 + n/p$ times as large.
 # - Each rank runs its slice from an empty state, all ranks exchange pairs, and each adds the read
 #   of its prefix. Four processes gave the same results and gradients as one.
 # - Every rank has to take part in the backward pass, or the others wait for it.
 # - Gradients of shared tensors come in parts. Sum them before you update.
-# - A whole model also needs a halo, the right positions, and the keys and values of all ranks.
+# - A whole model also needs a halo, the right positions, and the earlier ranks' keys and values.
 # - A pair doesn't grow with the text. With $p = 64$, $n = 128$, states in float32, keys in sixteen
 #   bits and four heads to a key head, it's smaller than keys and values once a rank has more than
 #   512 tokens.
