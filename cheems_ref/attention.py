@@ -184,7 +184,7 @@ class GateMask(nn.Module):
     architecture whose output changes when all positions are shifted. Gates start at 0.88.
 
     With hard=True a gate below 1/2 hides its position from all queries, and a gate above 1/2 hides
-    nothing; a query with nothing left sees itself. The gradient is passed straight through: queries,
+    nothing; a query with nothing left sees itself. The gradient passes straight through: queries,
     keys, values and gates get that of attention with soft gates (`QCAttn._read`).
 
     Args:
@@ -424,7 +424,7 @@ class QCAttn(nn.Module):
 
     def _read(self, q, cache):
         """Attend to the cached tokens, in one of three ways."""
-        # 1. Without a dynamic mask. Without padding or earlier tokens, torch masks the future itself.
+        # 1. Without a dynamic mask. Without padding and earlier tokens, torch hides the future.
         allowed = None
         if self.mask is not None or cache.real is not None:
             allowed = causal_mask(q.shape[1], cache.k.shape[1], real=cache.real, device=q.device)
@@ -456,7 +456,7 @@ class RetrievedValues(nn.Module):
         n_values: rows of the table.
         k_values: rows per token and head, at most n_values.
 
-    Source: WM eq. 3, Listing 7, Table 6. The weights, the random first keys and n_values are ours.
+    Source: WM eq. 3, Listing 7, Table 6. The weights, keys that start random, and n_values are ours.
     """
 
     def __init__(self, d_model: int, *, n_heads: int, n_values: int, k_values: int):

@@ -19,7 +19,6 @@ Wrong shapes, sizes or values raise ValueError, which names the argument (check.
 Source: OTCE §3.2; Ch §3.3, A.4; WM §3.3, B.4.
 """
 
-
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn

@@ -140,8 +140,8 @@ def neurons(
 
     The second line with ȳ = x is this function, so we call torch's backward pass of a bag. Our own
     gradient with respect to x is a bag again. The gradient with respect to the table is that of a
-    bag's table, which torch can't differentiate once more. No direction builds a tensor of size (n, j, d) for more than
-    one token.
+    bag's table, which torch can't differentiate once more. No direction builds a tensor of size
+    (n, j, d) for more than one token.
 
     Args:
         x: n tokens.

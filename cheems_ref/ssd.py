@@ -24,7 +24,7 @@ arguments have the order of mamba-ssm's `mamba_chunk_scan_combined`.
     ssd             calls the form that `backend` names
     SSD             the layer: projections around `ssd`, and a position encoding
 
-In every form, no token changes an earlier one, as long as nothing overflows. In the recurrence
+In every form, no token changes an earlier one, as long as all numbers stay finite. In the recurrence
 a NaN or an infinity reaches later tokens only. The other forms multiply it by the zeros of their
 causal mask, and 0 · NaN is NaN, so it can also reach earlier tokens: those of its own chunk in the
 chunked form, any of them in the quadratic form. The layer replaces padding by zeros first.

@@ -68,8 +68,8 @@ def triton(kernel, first, last):
 def folded(line, width=71):
     """A line of code, broken after a comma where it is longer than a slide is wide."""
     place = line.rfind(", ", 0, width - 2) + 1 if len(line) > width else len(line)
-    goes_on = " \\" if line[:place].count("(") == line[:place].count(")") else ""
-    return line[:place] + (f"{goes_on}\n       {line[place:]}" if line[place:] else "")
+    mark = " \\" if line[:place].count("(") == line[:place].count(")") else ""
+    return line[:place] + (f"{mark}\n       {line[place:]}" if line[place:] else "")
 
 
 # %% tags=["versions", "nbval-ignore-output"]
@@ -532,16 +532,15 @@ plotting.save(
 )
 
 # %% [markdown]
-# A program of `_read` makes one dark block on the diagonal (without $\Delta$, which goes into $x$),
-# uses it and forgets it. No program makes the light blocks: a write, the carried state and a read
-# do their work.
+# A program of `_read` makes one dark block on the diagonal (but for $\Delta$), uses it and forgets
+# it. No program makes the light blocks: a write, the carried state and a read do their work.
 #
 # **A tile and its mask.** A program sees memory as one long row of numbers, and loads a *tile*:
-# some rows of a matrix. The sides of a tile must be powers of two. Ours are at least 16, the fewest
-# that `tl.dot` can sum over. Our example has $l = 42$ tokens and a state of size $n = 8$.
+# some rows of a matrix. Its sides must be powers of two. Ours are at least 16, the fewest that
+# `tl.dot` can sum over.
 #
-# With chunks of $q = 16$, only 10 tokens are left for the last one. Its tile of $B$ still has 16
-# rows of 16 numbers:
+# Our example has $n = 8$, and $l = 42$ tokens in chunks of $q = 16$. The last chunk has 10 tokens,
+# but its tile of $B$ has 16 rows of 16 numbers:
 #
 # ```
 # memory  … │ 8 numbers of token 40 │ 8 of token 41 │ something else …
@@ -550,10 +549,9 @@ plotting.save(
 #
 # A load takes a mask, and we pass `0.0` for where the mask is false. Those zeros do no harm: a
 # token with $\Delta = 0$ leaves the state alone, and zeros beside the data add nothing to a
-# product. Our folded `load` and `store` do the same. Each tensor has sevens behind it, so a read
-# past the end will show.
+# product. (Our example has sevens behind each tensor, so a read past the end shows.)
 #
-# Here is how you load a tile, in PyTorch and then in Triton:
+# Here is a tile in PyTorch and in Triton:
 
 
 # %%

@@ -333,8 +333,7 @@ for name, rule in RULES.items():  # a token reads the old state through the M up
 # product of matrices. But once a slice has $n/2$ tokens, this pair stops growing too. Reading later
 # also takes more: instead of the single decay in (12.3), token $t$ needs $M_{\le t}\,C_t$, with the
 # matrix of the slice up to $t$. A simple recurrent network has no pair of this kind. Its state goes
-# through a tanh at every token, so the state after a slice isn't an affine function of the state
-# before.
+# through a tanh at every token, and a tanh isn't affine.
 
 # %% [markdown]
 # ## 4 · Four processes
