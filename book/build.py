@@ -7,11 +7,12 @@ The .py file (jupytext py:percent) is the source that people edit. The .ipynb be
 outputs, and the files in figures/ are written by this script alone, and are the same bytes
 whenever and wherever it runs, so that a difference in git means a difference in what the course
 says. (Lines that begin with a bar, │, are what a model wrote that was trained in the run. Rounding
-decides what it writes, so the stored lines stay when nothing else changed.) NAME is the beginning of a notebook's name (`03`); without one, all notebooks run, and
-figures that none of them draws any more are removed. `--check` writes nothing, names every file
-that would change and exits with 1 if there is one. Up to N notebooks run at a time, by default one
-per core, and share the cores; what they print may not depend on N. One that is named may take a
-minute; among all, where a machine may be slow or busy, ten.
+decides what it writes, so the stored lines stay when nothing else changed.) NAME is the beginning
+of a notebook's name (`03`); without one, all notebooks run, and figures that none of them draws any
+more are removed. `--check` writes nothing, names every file that would change and exits with 1 if
+there is one. Up to N notebooks run at a time, by default one per core, and share the cores; what
+they print may not depend on N. One that is named may take a minute; among all, where a machine may
+be slow or busy, ten.
 
 A notebook draws into the folder named by the variable CHEEMS_FIGURES, and its figures' names
 begin with its own number: `03_decay.svg`.
@@ -179,7 +180,7 @@ def keep_written(notebook: NotebookNode, path: Path) -> None:
     stored = nbformat.read(path, as_version=4).cells if path.exists() else []
     before = {cell.id: cell.get("outputs", []) for cell in stored}
     for cell in notebook.cells:
-        for now, then in zip(cell.get("outputs", []), before.get(cell.id, [])):
+        for now, then in zip(cell.get("outputs", []), before.get(cell.id, []), strict=False):
             texts = now.get("text", ""), then.get("text", "")
             if texts[0] and len({WRITTEN.sub("│", text) for text in texts}) == 1:
                 now.text = then.text

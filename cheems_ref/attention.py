@@ -456,7 +456,7 @@ class RetrievedValues(nn.Module):
         n_values: rows of the table.
         k_values: rows per token and head, at most n_values.
 
-    Source: WM eq. 3, Listing 7, Table 6. The weights, keys that start random, and n_values are ours.
+    Source: WM eq. 3, Listing 7, Table 6. Weights, random keys and n_values are ours.
     """
 
     def __init__(self, d_model: int, *, n_heads: int, n_values: int, k_values: int):

@@ -24,10 +24,11 @@ arguments have the order of mamba-ssm's `mamba_chunk_scan_combined`.
     ssd             calls the form that `backend` names
     SSD             the layer: projections around `ssd`, and a position encoding
 
-In every form, no token changes an earlier one, as long as all numbers stay finite. In the recurrence
-a NaN or an infinity reaches later tokens only. The other forms multiply it by the zeros of their
-causal mask, and 0 · NaN is NaN, so it can also reach earlier tokens: those of its own chunk in the
-chunked form, any of them in the quadratic form. The layer replaces padding by zeros first.
+In every form, no token changes an earlier one, as long as all numbers stay finite. In the
+recurrence a NaN or an infinity reaches later tokens only. The other forms multiply it by the zeros
+of their causal mask, and 0 · NaN is NaN, so it can also reach earlier tokens: those of its own
+chunk in the chunked form, any of them in the quadratic form. The layer replaces padding by zeros
+first.
 
 A step with a large dt |A| is a reset: exp(dt A) is 0, and the state before it is forgotten. Every
 form handles resets of 10³⁰ and more, but the kernel loses digits (see `ssd_kernel`), and so does

@@ -189,11 +189,11 @@ check("the wrong order, on diagonal matrices", A.T @ B.T, (A @ B).T)
 # A ✓, for the wrong formula! Diagonal matrices commute, so the order makes no difference to them.
 # The check is right about these two matrices, and it says nothing about any others.
 #
-# So a ✓ speaks only for the inputs we tried. (Random ones are hard to fool: two different polynomials
-# agree on a set of measure zero only. For the loss of a trained model there's no such argument, which
-# is why chapter 09 wants several seeds.) One published listing sums over the wrong axis, and every
-# test with a single chunk of tokens passes (chapter 03). Ask two questions of every check,
-# ours included: *which mistake would it catch?* and *can its inputs tell right from wrong?*
+# So a ✓ speaks only for the inputs we tried. (Random ones are hard to fool: two different
+# polynomials agree on a set of measure zero only. For the loss of a trained model there's no such
+# argument, which is why chapter 09 wants several seeds.) One published listing sums over the wrong
+# axis, and every test with a single chunk of tokens passes (chapter 03). Ask two questions of every
+# check, ours included: *which mistake would it catch?* and *can its inputs tell right from wrong?*
 #
 # ## 4 · When the paper is wrong
 #

@@ -177,8 +177,8 @@ _ = must_differ("decay that includes the token's own step", unrolled(x, alpha, B
 #
 # How would you compute $L$? You might keep one running product and divide two of its entries. But
 # one reset makes the product zero, and so do 1,100 decays of 0.5, in float64. Then 0 / 0 is NaN. So
-# add logarithms instead: $L_{ts} = \exp(\log\alpha_{s+1} + \dots + \log\alpha_t)$. Down each column,
-# the exponent is a running sum:
+# add logarithms instead: $L_{ts} = \exp(\log\alpha_{s+1} + \dots + \log\alpha_t)$. Down each
+# column, the exponent is a running sum:
 
 
 # %%
@@ -255,9 +255,9 @@ check("reset: from row 16 on, columns 0 to 15 are zero", L_reset[16:, :16], torc
 # says how tokens 0 to 15 influence tokens 16 to 31. It has 256 entries. How many numbers does it
 # take to fill them in?
 #
-# Take any block that doesn't reach above the diagonal: rows from $t_1$ on, columns up to $s_2$, with
-# $s_2 \le t_1$. On the way from column $s$ to row $t$, everything passes through token $s_2$. So every
-# entry is a product of two factors:
+# Take any block that doesn't reach above the diagonal: rows from $t_1$ on, columns up to $s_2$,
+# with $s_2 \le t_1$. On the way from column $s$ to row $t$, everything passes through token $s_2$.
+# So every entry is a product of two factors:
 #
 # $$L_{ts} = \underbrace{(\alpha_t \cdots \alpha_{s_2+1})}_{u_t}\;
 #   \underbrace{(\alpha_{s_2} \cdots \alpha_{s+1})}_{v_s}
@@ -277,9 +277,9 @@ assert set(ranks) == {1} and above > 1
 
 # %% [markdown]
 # A lower triangular matrix is *$n$-semiseparable* if all the blocks that don't reach above the
-# diagonal have rank at most $n$. The fast algorithm of section 6 rests on this property. Rank one means a
-# bottleneck: everything the past can tell the future has to fit through one number. You've already
-# met that number. It's the state.
+# diagonal have rank at most $n$. The fast algorithm of section 6 rests on this property. Rank one
+# means a bottleneck: everything the past can tell the future has to fit through one number. You've
+# already met that number. It's the state.
 #
 # ## 4 · A wider state: attention without the softmax
 #
@@ -660,10 +660,10 @@ check("y = M x for every head", einsum("bhts,bshp->bthp", M, x), y)
 # | chunked | 131,136 | 256 |
 #
 # Did you guess the *recurrence*? Only the quadratic form costs more per token when the text gets
-# longer, and it loses to the recurrence from 107 tokens on. Our chunks of 256 don't save work against
-# the recurrence: they need three times as many operations. But they turn it into large products,
-# with 256 sequential steps instead of 65,536. On hardware with thousands of arithmetic units, what
-# costs you is waiting. Chapter 10 measures it.
+# longer, and it loses to the recurrence from 107 tokens on. Our chunks of 256 don't save work
+# against the recurrence: they need three times as many operations. But they turn it into large
+# products, with 256 sequential steps instead of 65,536. On hardware with thousands of arithmetic
+# units, what costs you is waiting. Chapter 10 measures it.
 
 
 # %% tags=["setup"]
@@ -701,8 +701,8 @@ assert [2 * l * (n + p) > costs[0] for l in (106, 107)] == [False, True]
 # $$D = \begin{pmatrix} 1 & 0 & 0 \\ a_1 & 1 & 0 \\ a_1 a_2 & a_2 & 1 \end{pmatrix} \tag{3.8}$$
 #
 # A chunk should start from the sum along its row, over the sources. In the listing that's `dim=3`.
-# The paper prints `.sum(dim=2)`, which runs down a column, over the targets. (The empty state stands
-# in front of the three, so what chunk $j$ gets is the column of $W_{j-1}$.)
+# The paper prints `.sum(dim=2)`, which runs down a column, over the targets. (The empty state
+# stands in front of the three, so what chunk $j$ gets is the column of $W_{j-1}$.)
 #
 # | the sum | chunk 2 starts from |
 # |---|---|
@@ -710,9 +710,9 @@ assert [2 * l * (n + p) > costs[0] for l in (106, 107)] == [False, True]
 # | as printed: `.sum(dim=2)`, down the column of $W_1$ | $W_1 + a_2 W_1$ |
 #
 # Look at the second row. Which chunks does chunk 2 hear from? $W_0$ is gone: it has forgotten all
-# but the chunk before. And $a_2$ is the decay over chunk 2 itself, so even its first token feels the
-# step sizes of tokens that come later. The Mamba-2 code in the transformers library had the same bug
-# (issue 34817, fixed by pull request 35154). A folded cell has both versions.
+# but the chunk before. And $a_2$ is the decay over chunk 2 itself, so even its first token feels
+# the step sizes of tokens that come later. The Mamba-2 code in the transformers library had the
+# same bug (issue 34817, fixed by pull request 35154). A folded cell has both versions.
 
 
 # %% tags=["setup"]

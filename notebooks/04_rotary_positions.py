@@ -700,14 +700,14 @@ plotting.save(
 # %% [markdown]
 # Decay alone reliably recovers only the previous token; further back, its accuracy drops towards
 # the last row. The current token has faded even less, but the projections learn to keep $C_t \cdot
-# B_s$ small where the two tokens are the same (a folded cell checks one model). Of the other writes,
-# the previous token has faded least.
+# B_s$ small where the two tokens are the same (a folded cell checks one model). Of the other
+# writes, the previous token has faded least.
 #
 # The convolution is *ahead* of rotations from 2 to 6, and has fallen off by 8. Its inputs mix four
 # tokens, so distances up to three are in its own inputs, and the writes four places back mix tokens
 # 4 to 7. Beyond that, after 300 steps, it's no better than decay alone, which it contains. So the
-# right end of this table measures how fast a model learns as well as how far it can look. Chapter 09
-# compares the three in language models.
+# right end of this table measures how fast a model learns as well as how far it can look. Chapter
+# 09 compares the three in language models.
 
 # %% tags=["guard"]
 share, model = train_to_look_back("decay", lag=1, steps=100)

@@ -483,8 +483,8 @@ _ = must_differ("all rows weighted, with our softmax", x[0] * every_row, table(x
 
 # %% [markdown]
 # With a table, each token is multiplied by a diagonal matrix of its own. So the table can scale two
-# kinds of token differently even when only a sign tells them apart. No single matrix can do that. (A
-# folded cell sets such a table by hand.)
+# kinds of token differently even when only a sign tells them apart. No single matrix can do that.
+# (A folded cell sets such a table by hand.)
 #
 # Can the model *learn* which rows to take? Which parameters get a gradient if a token takes one row
 # instead of two?
