@@ -1,8 +1,7 @@
-"""What the files for a public forge, Binder and a devcontainer name exists here."""
+"""What the files for a public forge and a devcontainer name exists here."""
 
 import json
 import re
-import tomllib
 from pathlib import Path
 
 import yaml
@@ -10,18 +9,10 @@ import yaml
 ROOT = Path(__file__).resolve().parent.parent
 WORKFLOW = (ROOT / ".github/workflows/course.yml").read_text()
 CONTAINER = json.loads((ROOT / ".devcontainer/devcontainer.json").read_text())
-BINDER = ROOT / ".binder"
 MAKEFILE = (ROOT / "Makefile").read_text()
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 JOBS = yaml.safe_load(WORKFLOW)["jobs"]
 STEPS = [step for job in JOBS.values() for step in job["steps"]]
 COMMANDS = [step["run"].removeprefix("${{ matrix.before }} ") for step in STEPS if "run" in step]
-
-
-def variable(name):
-    """The value of a variable in the Makefile."""
-    (value,) = re.findall(rf"^{name} :=\s*(.*)$", MAKEFILE, re.MULTILINE)
-    return value
 
 
 def test_targets_of_make_exist():
@@ -45,12 +36,3 @@ def test_actions_are_pinned_and_rights_are_few():
     assert all("timeout-minutes" in job for job in JOBS.values())
     checkouts = [step for step in STEPS if step.get("uses", "").startswith("actions/checkout@")]
     assert checkouts and all(step["with"] == {"persist-credentials": False} for step in checkouts)
-
-
-def test_binder_installs_what_the_chapters_take():
-    text = (BINDER / "requirements.txt").read_text()
-    assert "-c ../constraints.txt" in text
-    extras = re.search(r"^-e \.\[([\w,]+)\]$", text, re.MULTILINE)[1].split(",")
-    assert set(extras) == {"course", "kernels"} <= set(PROJECT["optional-dependencies"])
-    built = (BINDER / "postBuild").read_text()
-    assert variable("MAMBA") in built and variable("MAMBA_SSM") in built

@@ -74,13 +74,3 @@ def test_a_directory_of_another_run_or_of_something_else_is_left_alone(tmp_path,
         example.newest(run, dict(pattern="SE", sharded=True))
     (run / "run.json").unlink()
     refuses(tmp_path, capsys, "run holds something else")
-
-
-def test_its_commands_are_those_that_it_takes(capsys):
-    commands = re.findall(r"^    (?:python|torchrun) (.*)$", example.__doc__, re.M)
-    assert len(commands) == 3
-    for command in commands:
-        _, _, options = command.partition("examples/train_with_trainer.py ")
-        with pytest.raises(SystemExit):
-            example.main([*options.split(), "--steps", "0"])
-        assert "steps must be at least 1" in capsys.readouterr().err
