@@ -56,14 +56,6 @@ def test_it_says_the_loss_and_how_its_model_is_loaded(folder):
     assert tokenizer(TEXT[:40])["input_ids"] == ids[0].tolist()
 
 
-def test_what_cannot_be_is_refused_in_one_line(tmp_path, capsys, monkeypatch):
-    refuses(tmp_path, capsys, "steps must be at least 1, got 0", "--steps", "0")
-    refuses(tmp_path, capsys, "6008 bytes: too few for .* = 6001", "--seq-len", "6000")
-    refuses(tmp_path, capsys, "start with torchrun", "--sharded")
-    monkeypatch.setenv("WORLD_SIZE", "3")
-    refuses(tmp_path, capsys, "batch_size = 4 must be a multiple of processes = 3")
-
-
 def test_a_directory_of_another_run_or_of_something_else_is_left_alone(tmp_path, capsys):
     run = tmp_path / "run"
     example.newest(run, dict(pattern="SE", sharded=True))
