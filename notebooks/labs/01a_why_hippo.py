@@ -5,7 +5,7 @@
 # beginning with what we want the state to hold.** You will be able to
 #
 # - derive the HiPPO matrix (LegS) and say what its state holds;
-# - say what S4 changes about it, and what a matrix of rank one does to its eigenvectors;
+# - say what S4 changes in it, and what a matrix of rank one does to its eigenvectors;
 # - tell the bilinear rule from the zero-order hold.
 #
 # You need chapter 01, sections 1 to 4, and integration by parts.
@@ -136,7 +136,7 @@ memory = legs_memory(signal, 64)  # (length, 64)
 # The truth: each P_i integrated over the piece of the past that a sample covers.
 pieces = torch.tensor(np.stack([p.integ()(edges.numpy()) for p in P])).diff(dim=1)  # (n, length)
 check("legs_memory = averages of the past", memory[-1, :n], pieces @ signal)
-_ = must_differ("one sample less", pieces[:, 1:] @ signal[:-1], memory[-1, :n])
+_ = must_differ("the signal one sample late", pieces[:, 1:] @ signal[:-1], memory[-1, :n])
 
 # %% [markdown]
 # Reconstruct the signal from 8 and from 64 of these numbers. Before you look: where will 8 numbers
@@ -167,8 +167,8 @@ plotting.save(
     "01a_hippo",
     "A signal that swings faster and faster and has a jump, and its reconstruction at three times, "
     "each up to a line that marks now. At t = 80 all three curves coincide. At t = 240 the curve "
-    "of 64 numbers still follows the signal; that of 8 numbers follows the slow beginning roughly "
-    "and the rest not at all.",
+    "of 64 numbers still follows the signal; that of 8 numbers follows the first two thirds "
+    "roughly and the last not at all.",
 )
 
 # %% tags=["guard"]
@@ -192,7 +192,7 @@ for size, low, high in ((8, 0.2, 0.8), (64, 0.0, 0.1)):
 # $$h_i = \int_0^\infty x\,P_i(e^{-a})\,e^{-a}\,da,
 #   \qquad \big(e^{aA} B\big)_i = P_i(e^{-a})\,e^{-a}. \tag{1.15}$$
 #
-# The second equation follows from the first: the input of a single instant, $a$ ago, has become
+# The second equation follows from the first: an impulse that arrived a time $a$ ago has become
 # $e^{aA} B$, and the integral gives it the weight $P_i(e^{-a})\,e^{-a}$. These are the same
 # polynomials, on a squeezed past: the last moment in detail, and old inputs crowded together and
 # fading.
@@ -226,10 +226,10 @@ check("S4D, LegS: the same imaginary parts", legs, rates.imag[rates.imag > 0].so
 _ = must_differ("S4D, Lin", lin, legs)
 
 # %% [markdown]
-# S4 keeps the rank-one part and corrects for it with Woodbury's formula. S4D comes in two kinds.
-# *LegS* drops the rank-one part and keeps the eigenvalues of the rest. *Lin*, in chapter 01, keeps
-# only their real part $-\frac12$ and replaces the imaginary parts by $\pi j$. Both are other
-# memories than HiPPO's.
+# S4 writes $A$ as this sum minus $\frac12 BB^\top$, and handles the last term with Woodbury's
+# formula. Two kinds of S4D drop it. *LegS* keeps the eigenvalues of the sum. *Lin*, in chapter 01,
+# keeps only their real part $-\frac12$ and replaces the imaginary parts by $\pi j$. At finite $n$,
+# neither remembers what HiPPO does.
 #
 # ## 4 · The bilinear rule
 #
@@ -260,9 +260,10 @@ _ = must_differ("ZOH's Ā in its place", discretize_zoh(A, B, dt)[0], A_bar, at_
 # $$e^z \approx \frac{1 + z/2}{1 - z/2} = 1 + z + \frac{z^2}{2} + \frac{z^3}{4} + \dots, \qquad
 #   e^z = 1 + z + \frac{z^2}{2} + \frac{z^3}{6} + \dots \tag{1.18}$$
 #
-# For small $z$ they differ by about $z^3/12$. At large steps the fraction is worse. Decay still
-# decays, since $|1 + z/2| < |1 - z/2|$. But as the step grows, the factor passes through 0 at $z =
-# -2$ and then tends to $-1$. So a large $\Delta$ makes a bilinear step swing, where ZOH resets:
+# For small $z$ they differ by about $z^3/12$. For large steps the fraction is a poor approximation.
+# Decay still decays, since $|1 + z/2| < |1 - z/2|$. But as the step grows, the factor passes
+# through 0 at $z = -2$ and then tends to $-1$. So with a large $\Delta$ a bilinear step flips the
+# sign of the state, where ZOH resets it:
 
 # %%
 small = torch.tensor(-1e-3)
@@ -274,11 +275,6 @@ for size in (1.0, 2.0, 6.0, 60.0):
 
 # %% [markdown]
 # ## 5 · As printed
-#
-# **ZOH under another name.** L22 says that "S4 uses a bilinear transformation to discretize the
-# continuous SSM" and then prints $\bar A = e^{\Delta A}$, $\bar B = A^{-1}(e^{\Delta A} - I)B$.
-# That is ZOH, and the caption's "exactly equivalent" is true of ZOH. The next step of the slide
-# adds the bilinear pair (1.17). The sentence belongs to that one.
 #
 # ### A step apart (L22, "1D Discrete Recurrent Representation")
 #
@@ -337,4 +333,4 @@ for step, a, printed in ((0.1, -1.0, "1.051"), (0.69, -1.0, "1.384"), (0.69, -16
 # - S4 drops the $1/t$ and gets a squeezed, fading past. Adding a matrix of rank one makes its
 #   eigenvectors perpendicular, so that it can be diagonalised safely.
 # - The bilinear rule replaces the exponential by a fraction. It resets at one step size only; a
-#   larger step swings.
+#   larger step overshoots.

@@ -5,8 +5,9 @@
 # models learn to use them.** By the end you will be able to
 #
 # - say which rule suits recent values, old values, and values that are overwritten;
-# - explain why no training helps linear attention to find the last of several values;
-# - derive the slide's Longhorn, and tell it from the published one.
+# - explain why linear attention can't learn to find the last of several values, if keys and values
+#   depend on the note alone;
+# - tell the slide's Longhorn from the published one.
 #
 # You need chapter 02.
 #
@@ -127,11 +128,12 @@ assert (remains["linear attention"] > 0.9).all() and remains["Longhorn"].max() <
 assert max(remains[name].abs().max() for name in ("DeltaNet", "Gated DeltaNet")) < 0.1
 
 # %% [markdown]
-# The delta rules are best for what was just said, and they alone remove the old value completely.
-# From age 32 on, Longhorn remembers most. (With unit keys and $\beta = 1$ Longhorn *is* the delta
-# rule with $\beta = \frac12$. So this compares two step sizes and not two rules.) Linear attention
-# is worse than an empty memory at every age, if you measure the squared error. Does it then know
-# nothing? Ask a kinder question: which of all 96 values points most nearly the way the answer does?
+# The delta rules are best for what was just said, and they alone remove nearly all of the old
+# value. From age 32 on, Longhorn remembers most. (With unit keys and $\beta = 1$ Longhorn *is* the
+# delta rule with $\beta = \frac12$. So this compares two step sizes and not two rules.) Linear
+# attention is worse than an empty memory at every age, if you measure the squared error. Does it
+# then know nothing? Ask a kinder question: which of the 96 values points most nearly in the
+# direction of the answer?
 
 # %%
 for name in RULES:
@@ -142,8 +144,8 @@ for name in RULES:
     print(f"{name:16}: once {shares[0]:.0%}; twice, valid {shares[1]:.0%}, old {shares[2]:.0%}")
 
 # %% [markdown]
-# This measure ignores how long an answer is, and by it linear attention is among the best for keys
-# used once: it leads Longhorn by one point. For keys used twice it finds the old value as
+# This measure ignores the length of the answer, and on it linear attention is among the best for
+# keys used once: it leads Longhorn by one point. For keys used twice it finds the old value as
 # often as the valid one. The measure you choose decides who wins, so choose it before you look.
 #
 # ## 2 · Can a model learn its way around that?
@@ -158,8 +160,8 @@ for name in RULES:
 def notes(batch, generator, keys, values=8):
     """Keys and values of the notes; per key: its last value, how often it came, the best guess.
 
-    The best guess is the share of a key's most frequent value: what one can know who has seen
-    all its notes, but not their order.
+    The best guess is the share of a key's most frequent value: what someone could know
+    after seeing all its notes but not their order.
     """
     writes = 2 * keys
     slots = torch.randint(keys, (batch, writes), generator=generator)
@@ -218,8 +220,8 @@ def train_on_notes(rule, keys, steps, seed=0):
 
 
 # %% [markdown]
-# The *best guess* below is what someone could know who has seen all notes but not their order: each
-# key's most frequent value. We train for 100 steps on 12 keys:
+# The *best guess* below is what someone could know after seeing all the notes but not their order:
+# each key's most frequent value. We train for 100 steps on 12 keys:
 
 # %%
 linear, best_guess = train_on_notes("linear attention", 12, 100)
@@ -229,10 +231,10 @@ print("DeltaNet: over 97 % right")
 print("linear attention: under 60 %, within 5 points of the best guess")
 
 # %% [markdown]
-# That isn't bad luck. The state of linear attention is a sum, and a sum doesn't know its order. It
-# can do no better than guess the most frequent value. A record has longer runs with more keys: 300
-# steps, and the medians of three seeds (`python book/records.py 02_learned`). Where does each rule
-# begin to fail?
+# That isn't bad luck. The state of linear attention is a sum, and a sum doesn't know its order. If
+# keys and values depend on the note alone, as here, it can do no better than guess the most
+# frequent value. A record has longer runs with more keys: 300 steps each, medians of three seeds
+# (`python book/records.py 02_learned`). Where does each rule begin to fail?
 
 # %%
 record = json.loads(Path("../../figures/records/02_learned.json").read_text())
@@ -254,7 +256,7 @@ plotting.save(
     "02a_learned",
     "Accuracy on rewritten keys after training, against the number of keys, for five rules with a "
     "state of width 16. Up to 16 keys the three rules that correct are at 1, Mamba-2 at 0.95 to "
-    "0.98, linear attention near the best guess, about a half. At 40 keys all five are lower than "
+    "0.97, linear attention near the best guess, about a half. At 40 keys all five are lower than "
     "at 16.",
 )
 
@@ -274,14 +276,9 @@ assert ((linear - guess).abs() < 0.04).all()
 #
 # ## 3 · As printed: the row "Longhorn" is not the published Longhorn
 #
-# Chapter 02 didn't derive Longhorn's row. At the minimum of (2.11) the gradient is zero:
-#
-# $$S_t = S_{t-1} + \beta_t\,(v_t - S_t k_t)\,k_t^\top. \tag{2.18}$$
-#
-# This is the delta rule, except that the error is taken at the place where the step *ends*. Such a
-# step is called implicit. $S_t$ is on both sides. Multiply by $k_t$ from the right, and collect the
-# error: $(1 + \beta_t \|k_t\|^2)\,(v_t - S_t k_t) = v_t - S_{t-1} k_t$. Put this into (2.18), and
-# you have L22's row, with $\epsilon_t = \beta_t / (1 + \beta_t \|k_t\|^2)$:
+# Chapter 02 derived L22's row $S_t = S_{t-1} + \epsilon_t\,(v_t - S_{t-1} k_t)\,k_t^\top$, with
+# $\epsilon_t = \beta_t / (1 + \beta_t \|k_t\|^2)$, from the objective (2.11). At the row the
+# gradient is zero. At the explicit step, with $\beta_t$ for $\epsilon_t$, it isn't:
 
 # %%
 S, key, value, beta = random(3, 4, seed=12), random(4, seed=13), random(3, seed=14), 1.7
@@ -298,10 +295,10 @@ _ = must_differ("gradient at the explicit step", gradient(explicit), torch.zeros
 # The published model keeps only the diagonal of $k k^\top$ that multiplies the old state. Then no
 # entry of $S$ needs the others, and a scan can compute each:
 #
-# $$S_t = S_{t-1}\,\mathrm{diag}(1 - \epsilon_t\,k_{t,i}^2) + \epsilon_t v_t k_t^\top. \tag{2.19}$$
+# $$S_t = S_{t-1}\,\mathrm{diag}(1 - \epsilon_t\,k_{t,i}^2) + \epsilon_t v_t k_t^\top. \tag{2.18}$$
 #
-# On the two pairs of chapter 02, the published model and the row agree after the first write. At
-# the second write, each entry corrects only for its own part of the old answer:
+# On the two keys below, the published model and the row agree after the first write. At the second
+# write, each entry corrects only for its own part of the old answer:
 
 
 # %%
@@ -341,8 +338,9 @@ check("the published model: n times the value", S_diagonal @ k, n * v)
 # %% [markdown]
 # ## Summary
 #
-# - Small steps remember old values, full steps recent ones. Only the delta rules remove an old
-#   value.
-# - A sum doesn't know its order, and training doesn't change that.
+# - Small steps remember old values, full steps recent ones. Only the delta rules remove nearly all
+#   of an old value.
+# - A sum doesn't know its order. If keys and values depend on the note alone, training doesn't
+#   change that.
 # - The published Longhorn is a diagonal approximation of the slide's row. It can be trained with a
 #   scan, and it no longer solves the regression.

@@ -2,8 +2,8 @@
 # # 04a · Refereeing a printed proof
 #
 # **The appendices of OTCE and WM prove the theorem of chapter 04 and end with the wrong sign. This
-# lab finds the line, with a method that works for any printed derivation, and runs what else is
-# printed about rotations.** You will be able to
+# lab finds the line, with a method for any line that is an equation, and runs what else is printed
+# about rotations.** You will be able to
 #
 # - check a derivation line by line, as algebra and in numbers;
 # - find the inputs that hide a wrong sign;
@@ -77,7 +77,7 @@ def identity(name, left, right):
 # $$E_t(q) = (q_1 + \mathtt{i}q_2)\,e^{\mathtt{i}t\theta}, \qquad
 #   E_s(k) = (k_1 + \mathtt{i}k_2)\,e^{\mathtt{i}s\theta}. \tag{4.4}$$
 #
-# Lines 1 and 2 resolve the exponential and multiply out.
+# Lines 1 and 2 expand the exponential and multiply out.
 
 # %% tags=["setup"]
 q1, q2, k1, k2, t, s, theta = SYMBOLS
@@ -211,9 +211,9 @@ identity("line 13: the inner product is qᵀ R_(s-t) k", inner, true)
 _ = must_differ("line 13 as printed: qᵀ R_(t-s) k", numbers(printed), numbers(inner))
 
 # %% [markdown]
-# How bad is it? The printed formula is right for a reader and a writer that have changed places. It
-# agrees with the truth at distance 0, after half turns, and whenever $q$ and $k$ lie on one line.
-# So a test with $q = k$ sees nothing.
+# How bad is it? The printed formula is right with reader and writer swapped. It agrees with the
+# truth at distance 0, after half turns, and whenever $q$ and $k$ lie on one line. So a test with
+# $q = k$ sees nothing.
 
 # %%
 exchanged = inner.subs({t: s, s: t}, simultaneous=True)  # at once: t becomes s while s becomes t
@@ -366,6 +366,5 @@ print(f"score {forwards:.3f}, both backwards {backwards:.3f}")
 # ## Summary
 #
 # - Give every line two referees, and test a sign with inputs that aren't symmetric.
-# - The printed theorem has reader and writer exchanged; its matrix has two indices in one block;
-#   one listing doesn't run or gains an axis, and where $h = l$ it rotates by the number of the
-#   head.
+# - The printed theorem has reader and writer swapped; its matrix has two indices in one block; one
+#   listing doesn't run, or gains an axis, and where $h = l$ it rotates by the number of the head.

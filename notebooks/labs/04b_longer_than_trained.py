@@ -2,7 +2,7 @@
 # # 04b · Longer than it was trained on
 #
 # **On paper, positions can be as large as you like. This lab counts until the numbers give out, and
-# looks at two ways to read further than a model was trained.** You will be able to
+# looks at two ways to read past a model's training length.** You will be able to
 #
 # - say how far float32 and bfloat16 can count;
 # - explain why a base that changes during decoding spoils the cache, and a state beyond repair;
@@ -96,12 +96,12 @@ plotting.save(
 )
 
 # %% [markdown]
-# At a shift of a million, float32 angles change the output by 0.4 %. With bfloat16 angles, the
-# theorem is gone after 256 tokens.
+# At a shift of a million, float32 angles change the output by 0.4 %. With bfloat16 angles, a shift
+# of one costs 1 %, and one of 256 about half.
 #
 # ## 2 · A base that moves under a cache (WM Listing 1)
 #
-# To read further than it was trained, the listing stretches the base, and takes the length $l$ from
+# To read past the training length, the listing stretches the base, and takes the length $l$ from
 # the largest position *of the current call*. This is *dynamic NTK*:
 #
 # $$\text{base}' = \text{base} \cdot \Big(\rho\,\frac{l}{l_0} - (\rho - 1)\Big)^{d/(d-2)}
@@ -121,8 +121,8 @@ print(f"four times the length, ρ = {rho}: {slower:.1f} times slower, first pair
 # %% [markdown]
 # The trouble is the cache. It holds keys that were rotated with an older base. (And in a batch, the
 # base depends on the longest of the *other* texts.) Here are the scores of a text's last query,
-# once with each key rotated on its arrival, once with a single base. Behind a softmax, we count how
-# much of the attention lies elsewhere: half the sum of the absolute differences of the weights.
+# once with each key rotated on its arrival, once with a single base. Behind a softmax, we measure
+# how much of the attention has moved: half the sum of the absolute differences of the weights.
 
 
 # %%

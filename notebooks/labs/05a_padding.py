@@ -1,9 +1,9 @@
 # %% [markdown]
 # # 05a · Padding, empty rows and finite minima
 #
-# **A batch needs rows of equal length, so short texts are filled up with padding. Padding breaks
-# attention in several ways, and one of them leaks the future into real tokens.** By the end you
-# will be able to
+# **A batch needs rows of equal length, so short texts are padded. Padding breaks attention in
+# several ways, and one of them, with a state layer behind it, leaks the future into real tokens.**
+# By the end you will be able to
 #
 # - say why masked padding can't be seen, and when it can;
 # - follow a NaN from an empty row into every gradient;
@@ -62,8 +62,8 @@ print("NaN in a masked value: rows that are NaN:", int(through.isnan().any(-1).s
 assert through.isnan().any(-1).all()
 
 # %% [markdown]
-# The package's layers therefore set padding to 0 first. Positions must count real tokens (chapter
-# 04). Does it matter? Padding before the text changes nothing, because rotary attention sees only
+# The package's layers therefore set padding to 0 first. Their positions count real tokens (chapter
+# 04). Does it matter? Padding before the text doesn't, because rotary attention sees only
 # distances. Padding *between* tokens does:
 
 # %%
@@ -137,7 +137,7 @@ print(f"and finite gradients: up to {of_x.abs().max():.1f} and {of_W.abs().max()
 assert of_x.isfinite().all() and of_W.isfinite().all()
 
 # %% [markdown]
-# Worse, without any padding, a shut gate at position 0 makes the output of a real token NaN. The
+# Worse, even without padding, a shut gate at position 0 makes the output of a real token NaN. The
 # package's rounded gate leaves query 0 its own token:
 
 # %%
@@ -304,7 +304,7 @@ for pads in (1, 4):
     check(f"{pads} padding in front, masked: same values", ignored, clean.expand(30, -1, -1))
     read = layer(junk, ids)[0][:, pads:]  # as the listings: padding is a token like any other
     change = (read - clean).norm(dim=(1, 2)) / clean.norm()
-    print(f"{pads} padding in front, read: values change by {change.median():.0%} in the median,")
+    print(f"{pads} padding in front, read: values change by {change.median():.0%} in the median")
     assert change.min() > 0.01 and change.median() > 0.05
 
 # %% [markdown]

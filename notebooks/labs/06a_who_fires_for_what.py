@@ -38,7 +38,8 @@ print("PyTorch version", torch.__version__.partition("+")[0])
 # %% [markdown]
 # ## 1 · Overlap
 #
-# We train a small model with 1,024 experts to predict the next byte of Python's manual.
+# We train a small model with 1,024 experts to predict the next byte of Python's manual from the
+# current one alone.
 
 
 # %% tags=["setup"]
@@ -139,17 +140,18 @@ def draw_kinship(fires, kinship):
 plotting.save(
     draw_kinship(read_record("06_fires"), kinship),
     "06a_kinship",
-    "Left, a heat map of the overlaps of 28 characters at seed 0: the block of letters and the "
-    "block of digits are darker than the rest. Right, the kinship of five seeds at 0, 300 and "
-    "1,500 updates, with the range up to the largest of 200 random splits. After training, four "
-    "seeds lie far above their range, and seed 3 lies within it.",
+    "Left, a heat map of the overlaps of 28 characters at seed 0: the block of digits is darker "
+    "than the rest, that of letters only in part. Right, the kinship of five seeds at 0, 300 and "
+    "1,500 updates, with bars up to the largest of 200 random splits. After training, four seeds "
+    "lie above their bars, and seed 3 does not.",
 )
 
 # %% [markdown]
 # The first and the last part of the prediction held, the middle one **failed**. Four seeds lie
 # above every random split. On seed 3 kinship is 0.034 after 300 updates, and even after 1,500 some
-# random split has a larger one. So in this small model the experts usually sort characters by kind
-# (four seeds of five).
+# random split has a larger one. So in this small model, characters of one kind usually share more
+# experts than characters of different kinds. (The letters are also the most frequent characters,
+# which may be why.)
 #
 # ## 3 · Who never fires
 #
@@ -159,7 +161,7 @@ plotting.save(
 # %%
 for e, lost in ((3072, 47), (8192, 92)):
     r = int(math.sqrt(e))
-    print(f"{e} experts: {r} keys per half reach {r * r}; {e - r * r} are never asked")
+    print(f"{e} experts: {r} keys per half reach {r * r}; {e - r * r} are never asked for")
     assert e - r * r == lost
 
 # %% [markdown]

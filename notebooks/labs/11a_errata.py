@@ -1,9 +1,9 @@
 # %% [markdown]
 # # 11a · Errata
 #
-# **Line by line, what is wrong in the four documents and the chapters leave out or only touch, and
-# what we checked and found right.** You look things up here; nobody lectures it. It also shows how
-# to run a printed listing, how to check formulas for shapes, and how to check tables for sums.
+# **Line by line: errors in the four documents that the chapters leave out or only touch on, and
+# what we checked and found right.** You look things up here. It also shows how to run a printed
+# listing, and how to check the shapes in formulas and the sums in tables.
 #
 # You need chapter 11, sections 2 and 5.
 #
@@ -113,8 +113,8 @@ stops("Ch Listing 1: a helper in the class, by its bare name", NameError,
 # %% [markdown]
 # ### SSD, attention, experts (Ch Listings 2 to 4)
 #
-# All of Ch's listings begin with a plain class; we write `pass` for what follows. mamba-ssm
-# isn't installed, so we replace its scan by `the_scan`, with the same first arguments.
+# All of Ch's listings begin with a plain class; we write `pass` for what follows. We replace
+# mamba-ssm's scan by `the_scan`, with the same first arguments.
 
 # %% tags=["setup"]
 LISTING_2 = """
@@ -230,7 +230,7 @@ check("WM Listing 4: except Exception hides a wrong shape", run_4(given), withou
 # Listing 7's cosines have another layout's axis (lab 04a). With one head, as in Table 6, the result
 # gets as many heads as tokens. Its table of values has `n_heads` rows. Listing 8 needs a square
 # number of experts, and Table 7's 8,192 isn't one: `int` gives 90 keys per half, so 92 experts are
-# never asked; rounded up to 91, the index runs past the table.
+# never asked for; rounded up to 91, the index runs past the table.
 
 # %%
 q, cos = random(2, 1, 5, 8, seed=41), random(2, 5, 8, seed=42)  # (b, h, t, p) and (b, t, p)
@@ -374,8 +374,8 @@ for name, mask in (("ones", torch.ones(12, 12)), ("random", random(12, 12, seed=
 # ## 4 · Formulas whose shapes do not fit
 #
 # WM eq. 3 multiplies (tokens × values) with $W_V^\top$, ($d$ × values). Step 4 and §3.3 multiply
-# indices instead of looking up rows. The formula of $g$ lacks its two halves. Ch eq. 13 multiplies
-# an output of width $d$ with a matrix of $d_s$ rows.
+# indices instead of looking up rows. The formula for $g$ lacks the two half keys. Ch eq. 13
+# multiplies an output of width $d$ with a matrix of $d_s$ rows.
 
 # %%
 s, d, n, m, k = 7, 6, 3, 4, 2
@@ -417,8 +417,8 @@ _ = must_differ("WM §3.3 in words: rows summed before", before, by_hand)
 #   loses.
 
 # %%
-a, s_t, gates, maps = (random(*shape, seed=5) for shape in ((5, 6), (5, 6), (5, 4), (4, 6, 6)))
-s_t = s_t.flip(0)
+s_t, gates, maps = (random(*shape, seed=5) for shape in ((5, 6), (5, 4), (4, 6, 6)))
+a = (s_t @ s_t.T + torch.full((5, 5), -math.inf).triu(1)).softmax(-1) @ s_t  # attention to s_t
 mixed = [sum(gates[:, [i]] * torch.tanh(u @ maps[i]) for i in range(4)) + u for u in (s_t, a)]
 _ = must_differ("OTCE eq. 19d with s_t in place of a_t", *mixed)
 z, W_3 = random(500, 6, seed=62), random(6, 6, seed=63)
@@ -428,7 +428,9 @@ lefts = []
 for z_in in (z, z + 1, z.sigmoid() + 0.5):
     best = [torch.linalg.lstsq(z_in[:, [j]] * z_in, z_in[:, [j]]).solution for j in range(6)]
     lefts.append(((z_in * (z_in @ torch.cat(best, 1)) - z_in).norm() / z_in.norm()).item())
-print("OTCE eq. 19c: the best W_3 leaves", " and ".join(f"{left:.2f}" for left in lefts), end=" ")
+print(
+    "OTCE eq. 19c: even the best W_3 loses", " and ".join(f"{left:.2f}" for left in lefts), end=" "
+)
 print("of normal z, of z + 1, of numbers from 0.5 to 1.5")
 assert lefts[0] > 0.9 and lefts[1] < 0.5 and lefts[2] < 0.3
 
@@ -446,8 +448,18 @@ B_bar = torch.linalg.solve(A, (A_bar - torch.eye(2)) @ B)
 for u in random(10, seed=57).tolist():
     state, barred = A @ state + B * u, A_bar @ barred + B_bar * u
 _ = must_differ("L22: h_t = A h_(t-1) + B x_t without bars", state, barred)
-skip = torch.autograd.functional.jacobian(lambda u: 2.0 * u, random(8, seed=74))
+x_s, dt, B, C = (random(1, 8, 1, *width, seed=74) for width in ((), (), (4,), (4,)))
+skip, whole = (
+    torch.autograd.functional.jacobian(
+        lambda u, C=C: ssd.ssd_recurrent(
+            u[..., None], dt.abs(), -torch.ones(1), B, C, D=2 * torch.ones(1)
+        ),
+        x_s,
+    ).reshape(8, 8)
+    for C in (0 * C, C)
+)
 check("OTCE: by D alone, a token reaches itself only", skip, 2 * torch.eye(8))
+_ = must_differ("with a state that C reads", whole, skip)
 scores, total = random(8, 8, seed=77), random(8, seed=78).abs().cumsum(0)
 L = (total[None] - total[:, None]).exp().tril()
 by_hand = scores.exp() * L / (scores.exp() * L).sum(-1, keepdim=True)
@@ -524,8 +536,8 @@ print(f"factors {found.min():.3f} to {found.max():.3f}, on average {found.mean()
 assert (high - low).max() < 0.001
 
 # %% [markdown]
-# All 52 rows fit, and no row of the controls does. How the numbers came to be printed isn't in
-# them.
+# All 52 rows fit, and no row of the controls does. The numbers can't say how they came to be
+# printed.
 #
 # ### Percent
 #
@@ -715,8 +727,8 @@ assert round(grown[0], 1) == 19.2 and grown[1] == 64
 # ## Summary
 #
 # - A listing that is run as printed tells you more than one that is read: after each repair the
-#   next fault shows. WM Listing 4 stops four times, and a fifth time where heads times their width
-#   isn't d_model.
+#   next fault shows. WM Listing 4 stops three times, then for Listing 3's missing `return`, and
+#   then where heads times their width isn't d_model.
 # - The mask of WM Listing 6 hides a key only if its gate is exactly 0, and it never learns.
-# - Shapes catch transposed products; running both versions catches a wrong letter.
+# - Shapes catch transposed products; running both versions shows that a letter matters.
 # - Ch's tables print some numbers of OTCE's tables, a few of them under other names.

@@ -4,7 +4,7 @@
 # **Chapter 12 cut a text. Most training cuts the batch instead, and then the parameters. This lab
 # trains one model in both ways, kills a process, and picks up what is left.** You will be able to
 #
-# - weigh the losses of uneven shares, so that their mean is the loss of the batch;
+# - weight the losses of uneven shares, so that their mean is the loss of the batch;
 # - say what a rank holds, and what it holds for a moment, if parameters are sharded;
 # - continue a run after the death of a rank, on another number of processes.
 #
@@ -130,8 +130,8 @@ _ = must_differ("not weighted", gradient_of(model, plain), whole)
 # - **data**: a replica. All parameters, their gradients, and the two moments that AdamW keeps of
 #   each.
 # - **sharded**: some rows of every parameter, of its gradient and its moments. The ranks gather a
-#   block's parameters when the block runs, and a `reduce_scatter` sums the gradients and gives each
-#   rank its rows.
+#   block's parameters when the block runs, and a `reduce_scatter` averages the gradients and gives
+#   each rank its rows.
 #
 # Both are torch's `fully_shard`, on what torch calls a device mesh, here of (replicas, parts): $(N,
 # 1)$ for data and $(1, N)$ for sharded. `shard_model` calls it for every block. We train on two
@@ -153,8 +153,8 @@ def train_sharded(rank, way, ids, settings):
 
 # %% [markdown]
 # Which numbers should agree to rounding, and which should halve? (`precision="float32"` only
-# switches autocast off. The numbers are float64, and AdamW's square roots amplify rounding in
-# parameters with small gradients: they get a tolerance of 1e-6.)
+# switches autocast off. The numbers are float64. AdamW divides by square roots, which amplifies
+# rounding where gradients are small, so the parameters get a tolerance of 1e-6.)
 
 # %%
 text = torch.randint(256, (600,), generator=torch.Generator().manual_seed(41))
@@ -212,13 +212,13 @@ assert whole == [[0, i] for i in range(1, units)]
 # %% [markdown]
 # The seven units are six blocks, and everything outside them: the embedding, which is also the
 # matrix of the logits, and the last norm. The embedding stays whole through the forward pass and is
-# released at its end. Of the blocks only the running one is whole. So each unit is gathered twice,
-# once forward and once back.
+# released at its end. In the forward pass, only the running block is whole. Each unit is gathered
+# twice, forward and back.
 #
 # What does that do to memory? With parameters, gradients and two moments in float32, a rank holds
 # $16/N$ bytes per parameter, plus what is whole. `training_bytes` counts everything outside the
-# blocks and the largest block whole, with their gradients. Activations come on top. This is
-# arithmetic: we measured no memory.
+# blocks and the largest block whole, with their gradients. That's a lower bound: going back, torch
+# may gather the next block early, and activations come on top. We measured no memory.
 
 # %%
 print("ranks      ", *(f"{ranks:6}" for ranks in (1, 2, 4, 8, 16, 32, 64)))
@@ -284,6 +284,6 @@ for (name, p), want in zip(run.model.named_parameters(), alone.model.parameters(
 print("and so are its parameters, to 1e-8")
 
 # %% [markdown]
-# The run repeated updates 5 and 6, and lost nothing else. In a terminal, start the command of
-# chapter 07 with `torchrun`, and `torchrun` ends the other ranks for you when one dies (the README
-# has the lines). With GPUs the ranks would talk through NCCL, which this course doesn't test.
+# The run repeated updates 5 and 6, and lost nothing else. If you start the command of chapter 07
+# with `torchrun`, it ends the other ranks for you when one dies (the README has the lines). With
+# GPUs the ranks would talk through NCCL, which this course doesn't test.

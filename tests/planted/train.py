@@ -26,7 +26,7 @@ MISTAKES = mistakes([
     (decays_what_has_two_axes, {
         "decay on vectors": [("weight_decay=0.0", "weight_decay=config.weight_decay")]}),
     (updates_are_adamw, {
-        "Adam": [("torch.optim.AdamW(\n", "torch.optim.Adam(\n")],
+        "Adam": [("torch.optim.AdamW(groups", "torch.optim.Adam(groups")],
         "clipped after the update": [
             (CLIP, UNCLIPPED),
             ("run.optimizer.step()\n", f"run.optimizer.step()\n    {CLIP}\n")],
