@@ -294,7 +294,7 @@ def kin(run_all):
     }
 
 
-# Chapter 09. In all three records below, one deviation is pooled over a table's rows and seeds,
+# Chapter 09. In both records below, one deviation is pooled over a table's rows and seeds,
 # after each row's and each seed's mean is taken out, and Holm's rule corrects within the family.
 # Where Hartley's ratio of the rows' largest to smallest variance is beyond what equal deviations
 # give in 95 of 100 tables, the rows aren't pooled and each difference keeps its own.
@@ -316,12 +316,4 @@ Family: LlaMa, Mamba-2, OTCE and Cheems less Jamba, LlaMa less Cheems, Cheems wi
 less Jamba, and Cheems less Jamba with rotation. Position is most of it: Jamba with rotation is
 within 0.04 of Cheems, Cheems with a convolution is within 0.04 of Jamba, and neither difference is
 called. The five that section 7 had already stay as they were, and OTCE less Jamba is called now.
-"""
-
-# The same for 1,000 updates, where the rates are those of 200.
-POSITION_SWAPPED = ("Jamba", "Jamba, rotation", "Cheems", "Cheems, convolution")
-LONGER_PREDICTION = """
-Family: rotation less convolution in Jamba and in Cheems, and Cheems less Jamba with each source.
-After 1,000 updates rotation has caught up by half: it is behind by 0.03 to 0.08 in both systems.
-Between the systems, at one source of position, nothing is called.
 """
