@@ -834,7 +834,10 @@ def runs_of(system, d):
     return [r for r in read_record("08_recall")["grid"] if (r["system"], r["d"]) == (system, d)]
 
 
-# %% tags=["guard"]
+# %% [markdown]
+# Here is what came out (`python book/records.py 08_recall`). Before you look: which system fails?
+
+# %%
 print("right at T = 256, three seeds, and steps until 0.9 are")
 ends = {name: [] for name in SYSTEMS}
 for name in SYSTEMS:
@@ -844,12 +847,11 @@ for name in SYSTEMS:
         shares = " ".join(f"{share:.2f}" for share in ends[name][-3:])
         print(f"{name:20} d = {d:3}: {shares}   steps", *(f"{steps_to(run):5}" for run in runs))
         assert len(runs) == 3
+
+# %% tags=["guard"]
 assert min(ends["QCAttn"] + ends["InnerFuncAttn"]) >= 0.99
 masked = sorted(ends["InnerFuncAttn, mask"])
 assert masked[0] < 0.03 and masked[1] >= 0.99 and max(ends["SSD"]) < 0.05
-
-
-# %% tags=["guard"]
 wm_rows, our_tokens = 64 * 2**18, 3000 * 4096
 print(f"tokens: WM at T = 256 up to {256 * wm_rows:.1e}, here up to {our_tokens:.1e}")
 assert 300 < 256 * wm_rows / our_tokens < 400 and wm_rows // 256 == 65_536  # its steps

@@ -276,7 +276,7 @@ print(f"break-even: {MACHINE.flops / MACHINE.bandwidth:.1f} operations per byte"
 # One line of `cheems_ref/ssd.py`, split in two here, makes nine of the thirteen trips:
 #
 # ```python
-# L = log_decay[..., :, None] - log_decay[..., None, :]  # 2 trips: float64
+# L = log_decay[..., :, None] - log_decay[..., None, :]  # 2 trips
 # L = L.to(X.dtype).tril_().exp_()  # 3 + 2 + 2
 # ```
 #
