@@ -147,6 +147,9 @@ check("(A B)ᵀ = Bᵀ Aᵀ", (A @ B).T, B.T @ A.T)
 # The note in brackets says how they were compared: with this tolerance, or *exact* for whole
 # numbers. An *atol* is an absolute error that is always allowed, where the truth is about zero. By
 # default the tolerance is $10^{-10}$ in float64 and $10^{-5}$ in float32, well above one rounding.
+# But differences of large numbers lose more than one rounding: near 5,000, neighbouring float32
+# numbers are 0.0005 apart, and so the difference of two of them is off by about as much. A check
+# that fails for this reason has found no mistake in the mathematics. Hence the float64.
 #
 # Notice what the error is measured against: the *largest* entry. In a float64 tensor whose largest
 # entry is 1, an entry of $10^{-12}$ may be completely wrong and still get its ✓. Where that
@@ -155,6 +158,8 @@ check("(A B)ᵀ = Bᵀ Aᵀ", (A @ B).T, B.T @ A.T)
 # %% tags=["guard"]
 for dtype, tolerance in {torch.float64: 1e-10, torch.float32: 1e-5}.items():
     assert TOLERANCE[dtype] == tolerance > 50 * torch.finfo(dtype).eps
+spacing = torch.nextafter(torch.tensor(5000.0).float(), torch.tensor(9000.0).float()) - 5000
+assert round(spacing.item(), 4) == 0.0005
 
 # %% [markdown]
 # A check that fails raises an error and stops the notebook. So every ✓ on these pages comes from a
@@ -192,8 +197,11 @@ check("the wrong order, on diagonal matrices", A.T @ B.T, (A @ B).T)
 # So a ✓ speaks only for the inputs we tried. (Random ones are hard to fool: two different
 # polynomials agree on a set of measure zero only. For the loss of a trained model there's no such
 # argument, which is why chapter 09 wants several seeds.) One published listing sums over the wrong
-# axis, and every test with a single chunk of tokens passes (chapter 03). Ask two questions of every
-# check, ours included: *which mistake would it catch?* and *can its inputs tell right from wrong?*
+# axis, and every test with a single chunk of tokens passes (chapter 03). And a property is weaker
+# than an equality: rotate queries and keys the wrong way round, and the scores still depend on
+# distances only (chapter 04). Only a comparison with the rotation itself would notice. Ask two
+# questions of every check, ours included: *which mistake would it catch?* and *can its inputs tell
+# right from wrong?*
 #
 # ## 4 · When the paper is wrong
 #
