@@ -199,7 +199,7 @@ check("the wrong order, on diagonal matrices", A.T @ B.T, (A @ B).T)
 # argument, which is why chapter 09 wants several seeds.) One published listing sums over the wrong
 # axis, and every test with a single chunk of tokens passes (chapter 03). And a property is weaker
 # than an equality: rotate queries and keys the wrong way round, and the scores still depend on
-# distances only (chapter 04). Only a comparison with the rotation itself would notice. Ask two
+# distances only (chapter 04). A comparison with the rotation itself would notice. Ask two
 # questions of every check, ours included: *which mistake would it catch?* and *can its inputs tell
 # right from wrong?*
 #

@@ -764,7 +764,7 @@ assert trained.blocks[2].letter == "A"
 for found, slack in ((FOUND, 0), (ours, 0.1)):  # the record's, and this machine's
     as_is, other_keys, other_values = found["weight"].values()
     assert as_is > 0.9 - slack and other_keys < 0.1 + slack and abs(other_values - as_is) < 0.05
-    assert found["right, and without attention"][1] < 0.02 + slack / 3
+    assert found["right, and without attention"][1] < 0.02 + slack / 4
 assert [round(x, 2) for x in FOUND["weight"].values()] == [0.93, 0.09, 0.93]
 assert [round(x, 2) for x in FOUND["right, and without attention"]] == [0.96, 0.01]
 best, others = (
