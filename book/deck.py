@@ -14,6 +14,7 @@ text of its own:
   say what holds.
 - A cell tagged `figure` is a slide if it draws, and then shows the picture alone.
 - The exercises are one slide, with the first sentences of each.
+- What the text says of a result right after it stands below the result, where there is room.
 - All prose becomes the speaker's notes of the slide that follows it, or of the last of its section.
 """
 
@@ -35,7 +36,10 @@ LEFT_OUT = {"setup", "versions", "check", "guard", "aside"}
 CODE = 12, 71  # lines and columns of code on a slide
 PRINTED = 12, 100  # likewise of what a cell prints
 LEAD = 320  # characters of a section's first sentences on its heading's slide
-TASK = 240  # characters of an exercise's first sentences
+POINT = 280  # characters of the sentences around the one that leads to a slide, where there is room
+REMARK = 220  # characters of what is said of a result
+GOES_ON = re.compile(r"\*\*|(Now|Let|Here|Next|First|Then|On paper|Before)\b")  # to what comes next
+TASK = 330  # characters of an exercise's first sentences
 TELLS = {"print", "check", "check_gradients", "must_differ"}
 HOMEWORK = "Exercises"  # the heading under which no cell is shown
 SHORT = 40  # characters of a sentence that says little by itself
@@ -66,14 +70,17 @@ class Part:
     """One thing on a slide.
 
     Attributes:
-        kind: text, math, list, table, quote, sample, code, output, svg or png.
+        kind: text, math, list, table, quote, sample, code, output, svg, png, or remark: a text on
+            what stands above it.
         source: as written: Markdown, TeX, Python, what was printed, the SVG, or the PNG in base64.
         alt: of a picture.
+        longer: a text with the sentences around it, which takes its place where there is room.
     """
 
     kind: str
     source: str
     alt: str = ""
+    longer: str = ""
 
 
 @dataclass
@@ -156,7 +163,22 @@ def lead(paragraph: str) -> list[Part]:
         shown = [found[0], found[-1]]
     else:
         shown = found[-2:] if len(found[-1]) < SHORT else found[-1:]
-    return [Part("text", " ".join(shown))]
+    around = shown
+    for n in range(len(shown), len(found) + 1):
+        more = found[-n:] if leads else found[:n]
+        if len(" ".join(more)) <= POINT:
+            around = more
+    return [Part("text", " ".join(shown), longer=" ".join(around))]
+
+
+def remark(paragraph: str) -> tuple[str, str]:
+    """What a paragraph says of the result before it; the rest leads to the next slide."""
+    found = sentences(paragraph)
+    n = 1 + (len(found) > 1 and len(found[0]) < SHORT)
+    said = " ".join(found[:n])
+    if leads_on(said) or "?" in said or GOES_ON.match(said) or len(said) > REMARK:
+        return "", paragraph
+    return said, " ".join(found[n:]) or paragraph
 
 
 def opening(paragraph: str, limit: int = LEAD) -> str:
@@ -262,6 +284,7 @@ class Chapter:
         self.notes: list[str] = []  # prose since the last slide
         self.paragraph = ""  # the last of it, which leads to what comes next
         self.equation: Slide | None = None  # waits for its cell
+        self.result: Slide | None = None  # the slide before, if the text may still speak of it
         self.tasks: list[str] = []  # the exercises
         for cell in notebook.cells:
             if cell.cell_type == "code":
@@ -269,6 +292,7 @@ class Chapter:
             else:
                 for part in blocks(cell.source):
                     self.read_block(part)
+                    self.result = None
         self.close()
         parts = sections(notebook.cells)
         self.deck.minutes |= {self.deck.title: total(parts)[0]}
@@ -277,6 +301,7 @@ class Chapter:
     def add(self, slide: Slide) -> None:
         self.deck.columns[-1][1].append(slide)
         self.notes, self.paragraph = [], ""
+        self.result = slide if slide.kind in ("cell", "figure") else None
 
     def make(self, kind: str, parts: list[Part]) -> Slide:
         """A slide of these parts below the sentence that leads to them, with the notes so far."""
@@ -357,9 +382,14 @@ class Chapter:
         else:
             self.notes.append(said)
             self.paragraph = paragraph
+            if self.result:
+                words, self.paragraph = remark(paragraph)
+                self.result.parts += [Part("remark", words)] if words else []
 
     def read_code(self, cell: NotebookNode, tags: set[str]) -> None:
         if tags & LEFT_OUT or is_page(cell) or self.head.startswith(HOMEWORK):
+            if cell.outputs:
+                self.result = None  # the text speaks of what no slide shows
             return
         elif "figure" in tags:
             drawn = picture(cell)

@@ -185,15 +185,27 @@ def at(slide: Slide, sizes: list[tuple[int, int]]) -> Sized | None:
     return None
 
 
+def crowds(parts: list[Part]) -> bool:
+    """Whether the words around a picture would take more than three lines from it."""
+    words = [part.source for part in parts if part.kind in ("text", "remark")]
+    drawn = any(part.kind in ("svg", "png") for part in parts)
+    return drawn and sum(lines_of(text, BESIDE_PICTURE) for text in words) > 3
+
+
 def fitted(slide: Slide) -> Sized:
-    """The slide at the largest type at which it fits; without its code if that leaves no room.
+    """The slide with all its words, or with fewer, at the largest type at which it fits.
+
+    First the sentences around its lead go, then the remark on its result, then its code.
 
     Raises:
         BuildError: there is too much on the slide.
     """
     parts = [in_rows(part) if part.kind == "math" else part for part in slide.parts]
-    shorter = [part for part in parts if part.kind != "code"]
-    for tried, sizes in ((parts, SIZES), (shorter, SIZES), (shorter, SMALL)):
+    wordy = [replace(part, source=part.longer or part.source) for part in parts]
+    silent = [part for part in parts if part.kind != "remark"]
+    shorter = [part for part in silent if part.kind != "code"]
+    ladder = [(tried, SIZES) for tried in (wordy, parts) if not crowds(tried)]
+    for tried, sizes in (*ladder, (silent, SIZES), (shorter, SIZES), (shorter, SMALL)):
         if sized := at(replace(slide, parts=tried), sizes):
             return sized
     raise BuildError(f"too large for a slide, under {slide.head!r}:\n{slide.parts[0].source}")

@@ -114,6 +114,8 @@ def shown(part: Part, text_size: int, code_size: int, room: float, out: Path, na
         size = printed_size(part.source, code_size)
         return f'<pre class="output" style="font-size: {size}px">{verdicts(part.source)}</pre>'
     html = BESIDE.sub(r'<span class="bound">\g<0></span>', MARKDOWN.render(part.source))
+    if part.kind == "remark":
+        return html.replace("<p>", '<p class="fragment">', 1)
     return re.sub(r"<td>(.*?)</td>", entry, html)
 
 
@@ -123,17 +125,25 @@ def entry(cell: re.Match) -> str:
     return f'<td class="short">{cell.group(1)}</td>' if short else cell.group()
 
 
+def uncovered(parts: list[Part], shown: list[str]) -> list[str]:
+    """The same, but what answers a question on the slide comes when the speaker goes on."""
+    for i, part in enumerate(parts):
+        asked = any(p.kind == "text" and p.source.rstrip("*").endswith("?") for p in parts[:i])
+        if asked and part.kind in ("output", "svg", "png") and 'class="fragment' not in shown[i]:
+            shown[i] = re.sub('class="', 'class="fragment ', shown[i], count=1)
+    return shown
+
+
 def page(sized: Sized, minutes_of: dict[str, int], out: Path, name: str) -> dict:
     """What the template needs of a slide."""
     slide = sized.slide
     rest = HEIGHT - total(slide, sized.text_size, sized.code_size)
+    sizes = sized.text_size, sized.code_size, PICTURE + rest
+    parts = [shown(part, *sizes, out, name) for part in slide.parts]
     return {
         "kind": slide.kind,
         "head": MARKDOWN.renderInline(slide.head),
-        "parts": [
-            shown(part, sized.text_size, sized.code_size, PICTURE + rest, out, name)
-            for part in slide.parts
-        ],
+        "parts": uncovered(slide.parts, parts),
         "notes": slide.notes,
         "minutes": minutes_of.get(slide.head) if slide.kind in ("title", "section") else None,
         "text_size": sized.text_size,

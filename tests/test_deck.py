@@ -219,6 +219,27 @@ def test_lead():
         (f"(An aside (of two). Said first.) {long} More.", long),
     ):
         assert [part.source for part in lead(paragraph)] == [wanted]
+    assert lead(f"Words before. {long[:-1]}:")[0].longer == f"Words before. {long[:-1]}:"
+    assert lead(f"{long} {300 * 'X'}.")[0].longer == long
+
+
+def test_a_remark_says_something_of_the_result_before_it():
+    said = "Only two of the four models learn the task."
+    assert deck.remark(f"{said} So look:") == (said, "So look:")
+    for other in ("Is it so? Yes.", "Now the rest.", "**Step 2.** More.", "As a table:", 250 * "x"):
+        assert deck.remark(other) == ("", other)
+    output = new_output("stream", text="2\n")
+    result, *later = parts_of("## 1 · One\n\nA. B:", new_code_cell("2", outputs=[output]), said)[1:]
+    assert (result, later) == (["B:", "2", "2", said], [])
+    words = [Part(kind, said) for kind in ("text", "remark")]
+    crowded = [words[0], Part("output", "\n".join(15 * "1")), words[1]]
+    assert fitted(Slide("cell", "head", crowded)).slide.parts == crowded[:2]
+
+
+def test_a_question_hides_its_answer_until_the_next_press():
+    asked, found = Part("text", "Which one?"), Part("output", "2")
+    shown = [slides.shown(part, 30, 28, 0, None, "") for part in (asked, found)]
+    assert 'class="fragment output"' in slides.uncovered([asked, found], shown)[1]
 
 
 def parts_of(*cells: str | NotebookNode) -> list[list[str]]:
