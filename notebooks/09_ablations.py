@@ -198,7 +198,7 @@ SIZES = dict(d_model=128, n_heads=4, d_state=64, n_values=16, k_values=2)
 TRAINING = TrainConfig(steps=300, batch_size=4, seq_len=512, eval_fraction=0.03,
                        evaluate_every=150, checkpoint_every=300)  # fmt: skip
 BY_STEPS = {n: replace(TRAINING, steps=n, evaluate_every=min(n, 200), checkpoint_every=n)
-            for n in (100, 200, 600)}  # fmt: skip
+            for n in (100, 200, 600, 1000)}  # fmt: skip
 RATES = (1e-3, 3e-3, 1e-2)
 assert (TRAINING.weight_decay, TRAINING.warmup) == (0.01, 0.1)
 MILLION = 1_000_000
