@@ -39,6 +39,8 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 CACHE, SURVIVORS = ROOT / "build" / "mutants", ROOT / "tests" / "survivors.txt"
 TABLES = ("test_layers", "test_operators", "test_refusals", "test_planted")
+OTHERS = dict(model=["test_generate"], train=["test_training"], config=["test_model"])
+OTHERS |= dict(feed_forward=["test_experts"], retrieval=["test_experts"])
 LESSONS = (
     "convolution", "rope", "mamba", "state_space", "linear_attention", "ssd", "attention",
     "feed_forward", "retrieval", "experts", "config", "model", "train", "tasks", "compare",
@@ -57,7 +59,8 @@ COMPUTED = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Add, ast.Div: ast.
 COMPUTED |= {ast.FloorDiv: ast.Mult, ast.Mod: ast.Mult, ast.Pow: ast.Mult}
 COMPUTED |= {ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd}
 NOT_TENSORS = ("int", "float", "bool", "str", "dtype", "Config", "Callable", "Sequence")
-NOT_TENSORS += ("Generator",)
+NOT_TENSORS += ("Generator", "Int[", "Bool[", "Integer[", "Ids", "Mask", "Allowed", "Positions")
+WITHOUT_GRADIENTS = ("tasks", "compare", "config")
 
 
 class Mutant(NamedTuple):
@@ -95,7 +98,7 @@ def edits(node: ast.AST, parent: ast.AST, scope: "Scope") -> Iterator[tuple[str,
             yield "statement deleted", ast.Pass()
         case ast.Assign(targets=[ast.Name(id=name)]) if name in names_in(node.value):
             yield "statement deleted", ast.Pass()
-        case ast.Name(id=name, ctx=ast.Load()) if name in scope.tensors:
+        case ast.Name(id=name, ctx=ast.Load()) if name in scope.differentiable:
             argument = isinstance(parent, ast.Call) and node in parent.args
             checked = argument and "check" in ast.unparse(parent.func)  # without a gradient
             if isinstance(parent, ast.BinOp) or (argument and not checked):
@@ -122,9 +125,9 @@ def edits_of_call(call: ast.Call, scope: "Scope") -> Iterator[tuple[str, ast.AST
 
 
 class Scope(NamedTuple):
-    """Names in a function: those that may be tensors, and the modules that the file imports."""
+    """Names in a function: those that may have gradients, and the modules that the file imports."""
 
-    tensors: set[str]
+    differentiable: set[str]
     modules: set[str]
 
 
@@ -146,7 +149,7 @@ def scope_of(function: ast.FunctionDef, modules: set[str]) -> Scope:
 
 def mutants(source: str, module: str) -> Iterator[Mutant]:
     """All mutants of a source, in its order; docstrings, annotations and messages stay."""
-    tree, seen = ast.parse(source), Counter()
+    tree, seen, cut = ast.parse(source), Counter(), module not in WITHOUT_GRADIENTS
     unchanged = [ast.unparse(node) for node in tree.body]
     modules = {
         (alias.asname or alias.name).partition(".")[0]
@@ -171,6 +174,8 @@ def mutants(source: str, module: str) -> Iterator[Mutant]:
                         own = scope_of(child, modules)
                 if scope is not None:
                     for kind, new in edits(child, node, scope):
+                        if kind == "gradient cut" and not cut:
+                            continue
                         source = edited(node, field, i, new, top)
                         if source != unchanged[top]:
                             edit = title(kind, child, new, around)
@@ -285,7 +290,7 @@ def passes(items: list[pytest.Item]) -> bool:
 
 
 def files_of(module: str) -> list[Path]:
-    names = [*TABLES, f"test_{module}"]
+    names = [*TABLES, f"test_{module}", *OTHERS.get(module, ())]
     return [path for name in names if (path := ROOT / "tests" / f"{name}.py").exists()]
 
 

@@ -203,6 +203,7 @@ def holm_stops_at_the_first_that_fails(m):
     assert m.holm([0.03, 0.02, 0.026]) == [False] * 3
     assert m.holm([0.049, 0.017, 0.016]) == [True, True, True]
     assert m.holm([0.04, 0.001, 0.03]) == [False, True, False]
+    assert m.holm([0.05, 0.025]) == [True, True]
 
 
 def zero_is_looked_for_on_both_sides(m):
@@ -214,6 +215,8 @@ def zero_is_looked_for_on_both_sides(m):
 def test_one_number_has_no_interval_and_none_is_refused():
     assert interval([2.0]) == Interval(2.0, math.inf)
     assert verdicts({"a": {0: 1.0}, "b": {0: 2.0}}, less("a", "b"))["a less b"].p_value == 1
+    alike = {0: 1.0, 1: 2.0}
+    assert verdicts({"a": alike, "b": alike}, less("a", "b"))["a less b"].p_value == 1
     with pytest.raises(ValueError, match="at least one number"):
         interval([])
     losses = last_losses([Evaluation("a", 0, 1, 1.0), Evaluation("b", 1, 1, 1.0)])

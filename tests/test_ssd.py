@@ -311,6 +311,8 @@ def test_heads_start_with_long_and_with_short_memories():
     memory = -1 / (dt * A)  # in tokens, until a write has decayed to 1/e
     assert memory.min() < 2 and memory.max() > 200
     assert [k for k, _ in mixer.named_parameters() if "bias" in k] == ["dt_bias"]
+    assert SSD(12, n_heads=3).d_head == 4
+    assert SSD(8, n_heads=2, position="conv").conv.min() < 0
 
 
 @pytest.mark.skipif(not STATUS.available, reason=STATUS.reason)

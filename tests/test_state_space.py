@@ -229,3 +229,6 @@ def test_steps_of_s4d_are_its_convolution(init):
     y, state = by_steps(s4d(init=init, dtype=torch.float32), x)
     assert y.dtype == torch.float32 and state.dtype == torch.complex64
     check("steps in float32", y, layer(x.double()).float())
+    for call in (layer, lambda x: layer.step(x[:, 0], state.to(torch.complex128))):
+        with pytest.raises(ValueError, match="x must be torch.float64"):
+            call(x)
