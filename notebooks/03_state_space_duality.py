@@ -45,6 +45,10 @@ def random(*shape, seed):
 # %% tags=["versions", "nbval-ignore-output"]
 print("PyTorch version", torch.__version__.partition("+")[0])
 
+# %% [markdown]
+# On the left, what token 2 writes travels along the orange path, fading at every step, until token
+# 6 reads it. On the right, that whole journey is one number, the orange square:
+
 
 # %% tags=["figure"]
 def draw_chain(ax, lit, l=8):
@@ -104,12 +108,10 @@ plotting.save(
 )
 
 # %% [markdown]
-# These are two pictures of the same layer. On the left, token 2 writes something into the state,
-# and it travels along the chain, fading a little at every step, until token 6 reads it. On the
-# right, that whole journey is a single number in a matrix. The chain is cheap but slow, because it
-# handles one token at a time. The matrix can be computed all at once, but its size is the square of
-# the length. Cutting it into blocks (blue inside a chunk, green between chunks) gets us the best of
-# both.
+# It's the same layer in both pictures: the chain is cheap but slow, the matrix fast but large. The
+# chain handles one token at a time. The matrix can be computed all at once, but its size is the
+# square of the length. Cutting it into blocks (blue inside a chunk, green between chunks) gets us
+# the best of both.
 #
 # ## 1 · Four tokens by hand
 #
@@ -190,20 +192,19 @@ def decay_matrix(log_alpha):
 
 
 # %% [markdown]
-# On paper, fill in $L$ for the four tokens of section 1. Then run the cell and compare:
+# On paper, fill in $L$ for the four tokens of section 1. Does the cell agree with you?
 
 # %%
 x, alpha = torch.tensor([[1.0, 2.0, 0.0, 3.0], [0.5, 0.5, 0.9, 0.1]])
 B, C = torch.tensor([[1.0, 1.0, 2.0, 1.0], [1.0, 1.0, 1.0, 2.0]])
 L = decay_matrix(alpha.log())
 M = C[:, None] * L * B  # rows times C_t, columns times B_s
-print(L.numpy().round(3))
+print("L =", L.numpy().round(3), sep="\n")
 check("y = M x", M @ x, unrolled(x, alpha, B, C))
 
 # %% [markdown]
-# What does $L$ look like for a longer text? Here it is for three kinds of forgetting: a steady
-# decay, a decay that varies, and a reset at token 16. In one of the three pictures, an entry
-# depends only on how far apart the two tokens are. Can you tell which before you look?
+# Here is $L$ for a longer text, with a steady decay, with a decay that varies, and with a reset at
+# token 16. In which picture does an entry depend only on how far apart the two tokens are?
 
 # %% tags=["setup"]
 l = 32
@@ -276,23 +277,24 @@ print("rank of a block that reaches above the diagonal:", above)
 assert set(ranks) == {1} and above > 1
 
 # %% [markdown]
+# Rank one means a bottleneck: everything the past can tell the future has to fit through one
+# number. You've already met that number. It's the state.
+#
 # A lower triangular matrix is *$n$-semiseparable* if all the blocks that don't reach above the
-# diagonal have rank at most $n$. The fast algorithm of section 6 rests on this property. Rank one
-# means a bottleneck: everything the past can tell the future has to fit through one number. You've
-# already met that number. It's the state.
+# diagonal have rank at most $n$. The fast algorithm of section 6 rests on this property.
 #
 # ## 4 · A wider state: attention without the softmax
 #
 # One number can't remember much, so let's make the state a matrix with $p$ rows and $n$ columns.
 # Each token writes its *value* $x_t \in \mathbb{R}^p$ under a *key* $B_t \in \mathbb{R}^n$, and
-# reads with a *query* $C_t \in \mathbb{R}^n$:
+# reads with a *query* $C_t \in \mathbb{R}^n$. A token's *step size* $\Delta_t \ge 0$ sets how much
+# it writes and, with the *rate* $A \le 0$, how much of the past fades:
 #
 # $$h_t = e^{\Delta_t A}\, h_{t-1} + \Delta_t\, x_t B_t^\top, \qquad y_t = h_t\, C_t. \tag{3.4}$$
 #
-# There's still one decay per token, now written $\alpha_t = e^{\Delta_t A}$. The *rate* $A \le 0$
-# is learned and doesn't depend on the token. It doesn't need to, because the *step size* $\Delta_t
-# \ge 0$ does: the layer computes it from each token. If $\Delta_t = 0$, nothing fades and nothing
-# is written. That's how the layer skips padding.
+# The rate is learned and doesn't depend on the token. It doesn't need to, because the step size
+# does: the layer computes it from each token. If $\Delta_t = 0$, nothing fades and nothing is
+# written. That's how the layer skips padding.
 
 
 # %% tags=["setup"]
@@ -317,17 +319,17 @@ check("token 10 with Δ = 0 = token 10 left out", recurrence(x, quiet, A, B, C)[
 _ = must_differ("token 10 with its own Δ", y[others], without)
 
 # %% [markdown]
-# Now unroll it, as before. The decays are plain numbers, so they can move to the front. Between
-# reader $t$ and writer $s$, that leaves the inner product of a query and a key:
+# Now unroll it, as before. The decays $\alpha_t = e^{\Delta_t A}$ are plain numbers, so they can
+# move to the front. Between reader $t$ and writer $s$, that leaves the inner product of a query and
+# a key (∘ multiplies entry by entry):
 #
 # $$y_t = \sum_{s \le t} L_{ts}\,(C_t \cdot B_s)\,\Delta_s x_s
 #   \qquad\Longleftrightarrow\qquad
 #   Y = \big(L \circ C B^\top\big)\,(\Delta X). \tag{3.5}$$
 #
-# (∘ multiplies entry by entry.) Rename $C \to Q$, $B \to K$, $\Delta X \to V$, and read it again:
-# $(L \circ QK^\top)\,V$. Look familiar? It's causal attention, with two differences. There's no
-# softmax, so the weights don't sum to 1. And the mask fades with distance, where attention's is
-# just 0 or 1.
+# Rename $C \to Q$, $B \to K$, $\Delta X \to V$, and read it again: $(L \circ QK^\top)\,V$. Look
+# familiar? It's causal attention, with two differences. There's no softmax, so the weights don't
+# sum to 1. And the mask fades with distance, where attention's is just 0 or 1.
 #
 # In code it's one line. Folded cells have run (3.4) on 24 tokens, with $n = 4$:
 
@@ -368,14 +370,14 @@ _ = must_differ("α < 1 is not linear attention", recurrence(x, torch.ones(l), A
 #
 # Mamba, from the end of chapter 01, has more freedom than SSD: every entry $i$ of its state fades
 # at its own rate $A_i$. For one channel of input, $h_{t,i} = e^{\Delta_t A_i} h_{t-1,i} + \Delta_t
-# B_{t,i} x_t$ and $y_t = \sum_i C_{t,i} h_{t,i}$. Why would SSD give that up? Unroll it. Now every
+# B_{t,i} x_t$ and $y_t = \sum_i C_{t,i} h_{t,i}$. Why would SSD give that up? Unroll it. With a
+# single rate, $L_{ts}$ would come out of the inner sum and leave $C_t \cdot B_s$, but now every
 # entry has its own matrix of decays, $L^{(i)}$:
 #
 # $$y_t = \sum_{s \le t} \Big( \sum_i C_{t,i}\; L^{(i)}_{ts}\; B_{s,i} \Big)\, \Delta_s x_s.
 #   \tag{3.6}$$
 #
-# With a single rate, $L_{ts}$ doesn't depend on $i$, so it comes out of the inner sum and leaves
-# $C_t \cdot B_s$. With $n$ rates, no single mask of decays will do. But let $\sigma_{t,i} =
+# No single mask of decays will do, but there's another way to a single product. Let $\sigma_{t,i} =
 # A_i\,(\Delta_0 + \dots + \Delta_t)$ be the log decay of entry $i$ up to token $t$. Then
 # $L^{(i)}_{ts} = e^{\sigma_{t,i}}\, e^{-\sigma_{s,i}}$ for $s \le t$. One factor can move into $C$
 # and the other into $B$:
@@ -414,11 +416,12 @@ scores = (sigma.exp() * C) @ ((-sigma).exp() * B).T
 check("decays moved into C and B = Mamba's recurrence", (scores.tril() * dt) @ x, y)
 
 # %% [markdown]
-# So what does a single decay per head gain? First, *range*. The faster an entry fades, the faster
+# So a rate for every entry costs *range* and *work*: $e^{-\sigma}$ can outgrow float32 within 64
+# tokens, and every channel of Mamba needs its own product. The faster an entry fades, the faster
 # $e^{-\sigma}$ grows. At a rate of −16 with step sizes of 0.1, it's $3 \cdot 10^{44}$ after 64
-# tokens, more than float32 can hold. An entry of $L$ is never above 1. Second, *work*. In Mamba
-# every channel has its own step sizes and rates, and so its own product. With one decay per head,
-# the $p$ channels of a head share one. That's the choice of Mamba-2, and of Cheems.
+# tokens. An entry of $L$ is never above 1. And Mamba's channels have their own step sizes and
+# rates, while the $p$ channels of a head with one decay share one product. That's the choice of
+# Mamba-2, and of Cheems.
 #
 # ## 6 · Cut it into chunks
 #
@@ -432,17 +435,17 @@ check("decays moved into C and B = Mamba's recurrence", (scores.tril() * dt) @ x
 # rank at most $n$. So we never fill them in. Each chunk *writes* a summary, we *carry* it forward,
 # and later tokens *read* it.
 #
-# From now on, $\sigma_t$ is the log decay from the start of token $t$'s own chunk up to and
-# including $t$ (`total` in the code). At the last token of chunk $j$ it's called
-# $\sigma_{\text{end}}$, and the decay over the whole chunk is $a_j = e^{\sigma_{\text{end}}}$. Now
-# follow a write from token $s$ in chunk $j$ to token $t$ in a later chunk $i$:
+# From now on, the log decay $\sigma_t$ starts anew in each chunk (`total` in the code). At the end
+# of chunk $j$ it's $\sigma_{\text{end}}$, and the whole chunk decays by $a_j =
+# e^{\sigma_{\text{end}}}$. Follow a write from token $s$ in chunk $j$ to token $t$ in a later chunk
+# $i$:
 #
 # $$M_{ts} =
 #   \underbrace{e^{\sigma_t}\, C_t}_{\text{read}}\;\cdot\;
 #   \underbrace{a_{j+1} \cdots a_{i-1}}_{\text{carry}}\;\cdot\;
 #   \underbrace{e^{\sigma_{\text{end}} - \sigma_s}\; B_s\,\Delta_s}_{\text{write}} \tag{3.7}$$
 #
-# Between neighbouring chunks, the carry is 1. Attention inside the chunks is step 1. Write, carry
+# (Between neighbouring chunks, the carry is 1.) Attention inside the chunks is step 1. Write, carry
 # and read are steps 2 to 4:
 
 
@@ -483,8 +486,8 @@ plotting.save(
 )
 
 # %% [markdown]
-# Let's try it on one head (the folded `inputs` makes random tensors), with 32 tokens in 4 chunks of
-# 8 and $n = 2$. First the ranks of the 16 blocks. Below the diagonal they should be at most 2:
+# Let's try it on one head, with 32 random tokens in 4 chunks of 8 and $n = 2$. The 16 blocks of $M$
+# should have rank at most 2 below the diagonal:
 
 
 # %% tags=["setup"]
@@ -503,9 +506,10 @@ def inputs(b=2, l=29, h=4, p=5, g=2, n=3, dt=0.3, seed=0):
 # %%
 c, l_c, p, n = 4, 8, 5, 2
 x, dt, A, B, C = inputs(b=1, l=c * l_c, h=1, g=1, p=p, n=n, dt=0.1)
-M = ssd.semiseparable_matrix(dt, A, B, C)[0, 0]  # the package's M, as in section 4
+M = ssd.semiseparable_matrix(dt, A, B, C)[0, 0]  # as in section 4
 blocks = rearrange(M, "(i t) (j s) -> i j t s", t=l_c, s=l_c)
-print(matrix_rank(blocks))
+ranks = matrix_rank(blocks)
+print(ranks)
 
 # %% tags=["guard"]
 x_c, B_c, C_c = (t[0, :, 0].unflatten(0, (c, l_c)) for t in (x, B, C))
@@ -516,7 +520,7 @@ prefixes = [slice(0, i * l_c) for i in range(c)]  # all that comes before each c
 
 # %% [markdown]
 # **Step 1: attention inside each chunk.** The quadratic form, on 8 tokens instead of 32, fills in
-# the diagonal blocks (`x_c` is $x$, cut into chunks):
+# the diagonal blocks (`x_c`, `dt_c`, `B_c` and `C_c` are cut into chunks):
 
 # %%
 L = torch.stack([decay_matrix(log_alpha) for log_alpha in dt_c * A])
@@ -568,11 +572,10 @@ _ = must_differ("step 4 left out", y_inside.flatten(0, 1), y)
 # %% [markdown]
 # ## 7 · All heads, in two dozen lines
 #
-# That's the whole algorithm. The rest is bookkeeping, for all sequences and heads at once. Two
-# folded functions take care of that. `carry_in_turn` is the loop of step 3. `in_chunks` cuts the
-# tensors into chunks of $l_c$ tokens, and copies keys and queries, because heads share them in
-# groups: with $h$ heads and $g$ groups, head $i$ uses group $\lfloor i / (h/g) \rfloor$. Then each
-# of the four steps is a line or two:
+# That's the whole algorithm. The rest is bookkeeping, for all sequences and heads at once.
+# `carry_in_turn` is the loop of step 3. `in_chunks` cuts the tensors into chunks of $l_c$ tokens,
+# and copies keys and queries, because heads share them in groups: with $h$ heads and $g$ groups,
+# head $i$ uses group $\lfloor i / (h/g) \rfloor$. Each of the four steps is now a line or two:
 
 
 # %% tags=["setup"]
@@ -600,8 +603,9 @@ def carry_in_turn(writes, over_chunk):
 # %%
 def four_steps(x, dt, A, B, C, *, l_c, carry=carry_in_turn):
     """SSD in chunks of l_c tokens; l is a multiple of l_c."""
-    v, B, C, total = in_chunks(x, dt, A, B, C, l_c)
-    L = (total[..., :, None] - total[..., None, :]).tril().exp().tril()  # 1st tril: no overflow
+    v, B, C, total = in_chunks(x, dt, A, B, C, l_c)  # v is Δx
+    # The first tril avoids an overflow.
+    L = (total[..., :, None] - total[..., None, :]).tril().exp().tril()
     inside = (L * (C @ B.mT)) @ v  # 1: attention inside
     to_end = (total[..., -1:] - total).exp()
     writes = (to_end[..., None] * B).mT @ v  # 2: write
@@ -611,14 +615,15 @@ def four_steps(x, dt, A, B, C, *, l_c, carry=carry_in_turn):
 
 
 # %% [markdown]
-# With chunks of 1, this *is* the recurrence. With a single chunk of 72, it's the quadratic form.
-# What do you expect in between?
+# Now for the size of a chunk. With chunks of 1, this *is* the recurrence. With a single chunk of
+# 72, it's the quadratic form. What do you expect in between?
 
 # %%
 x, dt, A, B, C = inputs(l=72)
 y = ssd.ssd_recurrent(x, dt, A, B, C)
-for l_c in (1, 8, 24, 72):
-    check(f"four steps in chunks of {l_c} = recurrence", four_steps(x, dt, A, B, C, l_c=l_c), y)
+sizes = (1, 8, 24, 72)
+outputs = [four_steps(x, dt, A, B, C, l_c=l_c) for l_c in sizes]
+check(f"four steps in chunks of {sizes} = recurrence", torch.stack(outputs), torch.stack(4 * [y]))
 
 # %% [markdown]
 # All four sizes compute the same function, so pick the one that suits your hardware. The package's
@@ -651,7 +656,8 @@ check("y = M x for every head", einsum("bhts,bshp->bthp", M, x), y)
 #
 # Which form needs the fewest operations? Take a guess. Then count the matrix products and the
 # updates of the state, for a head of a real layer: $p = 64$, $n = 128$, 65,536 tokens and chunks of
-# 256.
+# 256. The recurrence has the fewest operations, the quadratic form the fewest sequential steps, and
+# the chunked form comes second in both columns:
 #
 # | form | FLOPs per token | sequential steps |
 # |---|---|---|
@@ -660,10 +666,10 @@ check("y = M x for every head", einsum("bhts,bshp->bthp", M, x), y)
 # | chunked | 131,136 | 256 |
 #
 # Did you guess the *recurrence*? Only the quadratic form costs more per token when the text gets
-# longer, and it loses to the recurrence from 107 tokens on. Our chunks of 256 don't save work
-# against the recurrence: they need three times as many operations. But they turn it into large
-# products, with 256 sequential steps instead of 65,536. On hardware with thousands of arithmetic
-# units, what costs you is waiting. Chapter 10 measures it.
+# longer, and it loses to the recurrence from 107 tokens on. Our chunks of 256 need three times as
+# many operations as the recurrence. But they turn it into large products, with 256 sequential steps
+# instead of 65,536. On hardware with thousands of arithmetic units, what costs you is waiting.
+# Chapter 10 measures it.
 
 
 # %% tags=["setup"]
@@ -695,24 +701,36 @@ assert [2 * l * (n + p) > costs[0] for l in (106, 107)] == [False, True]
 # ## 9 · A mistake in print
 #
 # WM's Listing 3 does step 3 for all chunks at once, with a matrix of decays. Take three chunks, and
-# let $W_j$ be what chunk $j$ writes. The columns are the sources, $W_0$, $W_1$ and $W_2$. The rows
-# are the targets: the start of chunk 1, the start of chunk 2, and the end of the text.
+# let $W_j$ be what chunk $j$ writes. Each column of the matrix is a source ($W_0$, $W_1$ or
+# $W_2$), and each row a target (the start of chunk 1, the start of chunk 2 or the end of the text):
 #
 # $$D = \begin{pmatrix} 1 & 0 & 0 \\ a_1 & 1 & 0 \\ a_1 a_2 & a_2 & 1 \end{pmatrix} \tag{3.8}$$
 #
-# A chunk should start from the sum along its row, over the sources. In the listing that's `dim=3`.
-# The paper prints `.sum(dim=2)`, which runs down a column, over the targets. (The empty state
-# stands in front of the three, so what chunk $j$ gets is the column of $W_{j-1}$.)
-#
-# | the sum | chunk 2 starts from |
-# |---|---|
-# | corrected: `.sum(dim=3)`, along the row of chunk 2 | $a_1 W_0 + W_1$ |
-# | as printed: `.sum(dim=2)`, down the column of $W_1$ | $W_1 + a_2 W_1$ |
-#
-# Look at the second row. Which chunks does chunk 2 hear from? $W_0$ is gone: it has forgotten all
-# but the chunk before. And $a_2$ is the decay over chunk 2 itself, so even its first token feels
-# the step sizes of tokens that come later. The Mamba-2 code in the transformers library had the
-# same bug (issue 34817, fixed by pull request 35154). A folded cell has both versions.
+# A chunk should start from the sum along its row, over the sources (`dim=3` in the listing). The
+# paper prints `.sum(dim=2)`, which runs down a column, over the targets:
+
+# %% tags=["figure"]
+names = dict(xticks=["$W_0$", "$W_1$", "$W_2$"], yticks=["chunk 1", "chunk 2", "the end"])
+row = torch.tensor([[0] * 3, [1] * 3, [0] * 3])
+sums = {"corrected: $a_1 W_0 + W_1$": row, "as printed: $W_1 + a_2 W_1$": row.T}
+fig, axes = plotting.figure(1, 2, size=(11, 4))
+for ax, (title, lit) in zip(axes, sums.items(), strict=True):
+    plotting.heatmap(ax, lit, title=title, limit=3, signed=False, colorbar=False, **names)
+    for place, entry in enumerate(["1", "0", "0", "$a_1$", "1", "0", "$a_1a_2$", "$a_2$", "1"]):
+        ax.text(place % 3, place // 3, entry, ha="center", va="center")
+plotting.save(
+    fig,
+    "03_row_and_column",
+    "The matrix of (3.8), twice. Left, corrected: the row of chunk 2 is lit, and the sum along it "
+    "is a_1 W_0 + W_1. Right, as printed: the column of W_1 is lit, and the sum is W_1 + a_2 W_1.",
+)
+
+# %% [markdown]
+# As printed, chunk 2 has forgotten $W_0$, and hears $W_1$ twice. The second time it's faded by
+# $a_2$, the decay over chunk 2 itself, so even its first token feels the step sizes of tokens that
+# come later. (The empty state stands in front of the three, so what chunk $j$ gets is the column of
+# $W_{j-1}$.) The Mamba-2 code in the transformers library had the same bug (issue 34817, fixed by
+# pull request 35154). A folded cell has both versions.
 
 
 # %% tags=["setup"]
@@ -766,13 +784,16 @@ for name, carry in (("as printed", as_printed), ("corrected", corrected)):
 assert "31 moves outputs 8 to 31" in moves["as printed"]
 
 # %% [markdown]
-# It **leaks the future**: the step size of token 31 changes output 8. And it forgets the past:
-# token 0 is gone after output 15. The leak is easy to miss. The *value* of token 31 stays where it
+# It **leaks the future** (the step size of token 31 changes output 8) and forgets the past (token 0
+# is gone after output 15). The leak is easy to miss. The *value* of token 31 stays where it
 # belongs, so a causality test that changes only values would have passed this layer.
 #
-# So how should you test such a layer? With more than one chunk, and with step sizes small enough
-# for something to survive a chunk. And take $1 < g < h$, or you can't tell repeated groups from
-# tiled ones.
+# So how should you test such a layer?
+#
+# - Take more than one chunk.
+# - Take step sizes small enough for something to survive a chunk.
+# - Take $1 < g < h$, or you can't tell repeated groups from tiled ones.
+# - For causality, change the step sizes too, not only the values.
 #
 # Lab [03a](labs/03a_error_budget.ipynb) compares the kernels that real models train on with the
 # recurrence.
@@ -799,7 +820,7 @@ for l_c in (64, 256):
 W, a = random(3, seed=21), torch.tensor([0.3, 0.5, 0.7])  # three chunks, as in the table
 form = dict(writes=W.view(1, 1, 3, 1, 1), over_chunk=a.log().view(1, 1, 3))
 printed, right = (carry(**form).flatten()[2] for carry in (as_printed, corrected))
-check("chunk 2 starts from the sums of the table, as printed", printed, W[1] + a[2] * W[1])
+check("chunk 2 starts from the sums of the picture, as printed", printed, W[1] + a[2] * W[1])
 check("and corrected", right, a[1] * W[0] + W[1])
 
 # %% [markdown]
@@ -862,12 +883,12 @@ assert next(pauses, None) is None, "five calls"
 print("the median of five calls")
 
 # %% [markdown]
-# **3 · medium.** Someone hands you a function `f(x, z, A, B, C)` and claims that it's SSD in
-# float64. Here $z$ (b, l, h) is the raw output of a linear layer, and the step sizes should be
-# $\mathrm{softplus}(z)$. Write the test that decides. The function takes any length, and may work
-# in chunks of any size up to 64. It can be wrong in three ways: the sum of section 9, tiled groups,
-# or a missing softplus, as in Ch Listing 2, so that $\Delta$ can be negative. (Hint: `inputs` makes
-# random tensors, and `ssd.ssd_recurrent` is right. Which $l$, $g$ and $z$ bring out each mistake?)
+# **3 · medium.** Write the test that decides whether a function `f(x, z, A, B, C)` is SSD in
+# float64, with the step sizes $\mathrm{softplus}(z)$. It can be wrong in three ways: the sum of
+# section 9, tiled groups, or a missing softplus, as in Ch Listing 2, so that $\Delta$ can be
+# negative. Here $z$ (b, l, h) is the raw output of a linear layer. The function takes any length,
+# and may work in chunks of any size up to 64. (Hint: `inputs` makes random tensors, and
+# `ssd.ssd_recurrent` is right. Which $l$, $g$ and $z$ bring out each mistake?)
 
 
 # %% tags=["exercise"]
@@ -906,11 +927,11 @@ for l_c in (1, 16, 64):
 print("three right forms passed, nine wrong ones refused")
 
 # %% [markdown]
-# **4 · hard.** Cut the sequence in half. The first half doesn't depend on the second. The second
-# half is its own SSD, plus what it reads from the state the first half left behind. Write SSD
-# for one head as a function that calls itself on the two halves and never forms an $l \times l$
-# matrix. A single token is the base case. Return `y` and the final state. (Hint: by the time the
-# first half's state reaches token $t$, it has faded by every decay between the cut and $t$.)
+# **4 · hard.** Write SSD for one head as a function that calls itself on the two halves of the
+# sequence and never forms an $l \times l$ matrix. Return `y` and the final state. The first half
+# doesn't depend on the second. The second half is its own SSD, plus what it reads from the state
+# the first half left behind. A single token is the base case. (Hint: by the time the first half's
+# state reaches token $t$, it has faded by every decay between the cut and $t$.)
 
 
 # %% tags=["exercise"]
@@ -951,12 +972,12 @@ for l, got, y, state, final in results:
 assert [lengths.count(l) for l in (64, 32, 16)] == [1, 2, 4], "it does not call itself on halves"
 
 # %% [markdown]
-# **5 · hard.** Now work from the bottom up. Start with $l$ stretches of one token each, and merge
-# neighbours in rounds until a single stretch is left. All merges of a round should be independent
-# of each other. What does each stretch need to remember, so that you can merge two without going
-# back to their tokens? Return the final state and the number of rounds, and use as few rounds as
-# you can. (Hint: what happens to the first stretch's state during the second? A stretch without a
-# neighbour sits the round out.)
+# **5 · hard.** Now work from the bottom up: start with $l$ stretches of one token each, and merge
+# neighbours in as few rounds as you can until a single stretch is left. Return the final state and
+# the number of rounds. All merges of a round should be independent of each other. What does each
+# stretch need to remember, so that you can merge two without going back to their tokens? (Hint:
+# what happens to the first stretch's state during the second? A stretch without a neighbour sits
+# the round out.)
 
 
 # %% tags=["exercise"]

@@ -47,6 +47,10 @@ def random(*shape, seed):
 # %% tags=["versions", "nbval-ignore-output"]
 print("PyTorch version", torch.__version__.partition("+")[0])
 
+# %% [markdown]
+# Every token carries a row of clocks. The first hand is fast; the last one barely moves. Between
+# token 7 and token 12, each hand turns by five times its speed (the arcs):
+
 
 # %% tags=["figure"]
 def draw_clocks(axes, speeds, position, since):
@@ -82,10 +86,8 @@ plotting.save(
 )
 
 # %% [markdown]
-# Every token carries a row of clocks. The first hand is fast; the last one barely moves. Between
-# token 7 and token 12, each hand turns by five times its speed (the arcs). Between tokens 1,007 and
-# 1,012, it turns just as far. That's the whole idea. In the rest of the chapter we'll make it
-# precise, and look for the place where it breaks.
+# Between tokens 1,007 and 1,012, each hand turns just as far. That's the whole idea. The rest of
+# the chapter makes it precise, and finds where it breaks.
 #
 # ## 1 · What we want
 #
@@ -100,16 +102,18 @@ def attend(query, keys, values):
     return (keys @ query / math.sqrt(len(query))).softmax(0) @ values
 
 
-query, keys, values = random(8, seed=70), random(12, 8, seed=71), random(12, 8, seed=72)
+query = random(8, seed=70)
+keys, values = random(12, 8, seed=71), random(12, 8, seed=72)
 order = torch.randperm(12, generator=torch.Generator().manual_seed(73))
 shuffled = attend(query, keys[order], values[order])
 check("keys in another order: the same output", shuffled, attend(query, keys, values))
 
 # %% [markdown]
-# In language, distance often matters more than position. An adjective goes with the next noun,
-# whether it's on page 1 or on page 700. So we'd like to write position $t$ into a query and,
-# independently, position $s$ into a key, so that their inner product depends only on the contents
-# and on the signed distance $t - s$:
+# So the query can't tell the two sentences apart.
+#
+# In language, distance often matters more than position: adjectives go with the next noun, on page
+# 1 or 700. Let's write position $t$ into a query and, independently, position $s$ into a key, so
+# that the inner product depends only on contents and the signed distance $t - s$:
 #
 # $$\langle E_t(q),\; E_s(k) \rangle = G(q, k, t - s). \tag{4.1}$$
 #
@@ -118,7 +122,8 @@ check("keys in another order: the same output", shuffled, attend(query, keys, va
 #
 # ## 2 · A rotation in the plane
 #
-# Let's start with vectors of two numbers, and rotate them by an angle $\varphi$:
+# Which $E_t$ does that? Let's start with vectors of two numbers, and rotate them by an angle
+# $\varphi$:
 #
 # $$R(\varphi) = \begin{bmatrix} \cos\varphi & -\sin\varphi \\ \sin\varphi & \cos\varphi
 # \end{bmatrix} \tag{4.2}$$
@@ -133,11 +138,11 @@ check("keys in another order: the same output", shuffled, attend(query, keys, va
 # %%
 def R(phi):
     """Equation 4.2, (2, 2)."""
-    return torch.tensor([[math.cos(phi), -math.sin(phi)], [math.sin(phi), math.cos(phi)]])
+    cosine, sine = math.cos(phi), math.sin(phi)
+    return torch.tensor([[cosine, -sine], [sine, cosine]])
 
 
-phi_1, phi_2 = 0.7, 2.1
-vector = random(2, seed=0)
+phi_1, phi_2, vector = 0.7, 2.1, random(2, seed=0)
 check("angles add up", R(phi_1) @ R(phi_2), R(phi_1 + phi_2))
 check("the transpose rotates back", R(phi_1).T, R(-phi_1))
 check("lengths stay", (R(phi_1) @ vector).norm(), vector.norm())
@@ -187,11 +192,14 @@ plotting.save(
 )
 
 # %% [markdown]
-# The appendices of OTCE and WM prove this in about thirteen lines, and arrive at $R_{t-s}$ where
-# (4.3) has $R_{s-t}$. Who's right? Try $q = (1, 0)$ and $k = (0, 1)$ with $(t - s)\theta$ a quarter
-# turn. The inner product is 1, and the printed formula says −1. (A test with $q = k$ would have
-# missed it.) Lab [04a](labs/04a_refereeing_a_proof.ipynb), home of equations 4.4 to 4.6, tracks
-# down the line where the sign goes wrong.
+# Here's a surprise. The appendices of OTCE and WM prove this in about thirteen lines, and arrive at
+# $R_{t-s}$ where (4.3) has $R_{s-t}$. Who's right? Try $q = (1, 0)$ and $k = (0, 1)$ with
+# $(t - s)\theta$ a quarter turn:
+#
+# $$\langle R_t\,q,\; R_s\,k \rangle = q^\top R_{s-t}\,k = 1, \qquad q^\top R_{t-s}\,k = -1.$$
+#
+# (A test with $q = k$ would have missed it.) Lab [04a](labs/04a_refereeing_a_proof.ipynb), home of
+# equations 4.4 to 4.6, tracks down the line where the sign goes wrong.
 #
 # ## 3 · Many wheels
 #
@@ -201,8 +209,7 @@ plotting.save(
 #
 # $$\theta_i = \text{base}^{-2i/d}, \qquad i = 0, 1, \dots, d/2 - 1. \tag{4.7}$$
 #
-# The inner product is a sum over the pairs, so (4.3) holds for the whole vector. The first pair
-# tells neighbours apart; the last one tells near from far:
+# The inner product is a sum over the pairs, so (4.3) holds for the whole vector:
 
 # %%
 by_formula = torch.tensor([10_000.0 ** (-2 * i / 8) for i in range(4)])
@@ -213,6 +220,8 @@ for dim, base in ((64, 10_000.0), (64, 500_000.0), (8, 10_000.0), (8, 100.0)):
           f" {rounds[0]:.1f} tokens, the last in {rounds[-1]:9,.0f}")  # fmt: skip
 
 # %% [markdown]
+# The first pair tells neighbours apart; the last one tells near from far.
+#
 # In code, a rotation is "cosine times the vector, plus sine times the vector a quarter turn ahead".
 # The quarter turn takes $(x_1, x_2)$ to $(-x_2, x_1)$. Put the first members of all pairs into the
 # first half of the vector, and that's a single line:
@@ -220,18 +229,22 @@ for dim, base in ((64, 10_000.0), (64, 500_000.0), (8, 10_000.0), (8, 100.0)):
 
 # %%
 def turn_halves(x, angles):
-    """Turn pairs (x[i], x[i + d/2]) by angles[i]: x (..., d), angles (..., d/2)."""
+    """Turn pairs (x[i], x[i + d/2]) by angles[i], (..., d/2)."""
     first, second = x.chunk(2, dim=-1)
     quarter_turn = torch.cat([-second, first], dim=-1)
     angles = torch.cat([angles, angles], dim=-1)  # (..., d)
     return angles.cos() * x + angles.sin() * quarter_turn
 
 
+# %% [markdown]
+# The package's `apply_rope` does the same, up to position 99,999:
+
 # %%
 dim = 8
 x = random(2, 6, 3, dim, seed=2)  # (b, l, h, d)
-positions = torch.tensor([[0, 1, 2, 3, 4, 5], [0, 0, 7, 8, 1000, 99_999]])  # gaps are fine
-angles = positions[:, :, None, None] * rope_frequencies(dim)  # (b, l, 1, d/2)
+# Gaps between positions are fine.
+positions = torch.tensor([[0, 1, 2, 3, 4, 5], [0, 0, 7, 8, 9, 99_999]])
+angles = positions[:, :, None, None] * rope_frequencies(dim)
 
 cosine, sine = rope_cos_sin(positions, dim, dtype=torch.float64)
 turned = apply_rope(x, cosine, sine)
@@ -258,10 +271,6 @@ check("apply_rope = complex exponentials", turned, by_complex, tol=1e-12)
 # odd ones, then
 #
 # $$R^{\text{half}} = P\,R^{\text{interleaved}}\,P^\top. \tag{4.8}$$
-#
-# If you run weights trained with one convention under the other, the scores change and nothing
-# warns you. The script that converts Llama's weights for `transformers` applies exactly this
-# permutation.
 
 # %%
 dim = 8
@@ -279,12 +288,16 @@ check("interleaved weights, permuted, rotated as halves: same score", permuted, 
 _ = must_differ("interleaved weights, not permuted, rotated as halves", unchanged, trained)
 
 # %% [markdown]
+# If you run weights trained with one convention under the other, the scores change and nothing
+# warns you. The script that converts Llama's weights for `transformers` applies exactly this
+# permutation.
+#
 # ## 4 · Attention: scores that know the distance
 #
-# Our sequences are short, so from here on we'll use base 100 unless we say otherwise. (The usual
-# base is 10,000.) Give every token the *same* query and key. Without rotations, all scores are
-# equal. With them, a score depends on $t - s$ alone, so the matrix is constant along its diagonals
-# (a *Toeplitz* matrix):
+# Our sequences are short, so from here on we'll use base 100 instead of the usual 10,000. Give
+# every token the *same* query and key. Without rotations, all scores are equal. With rotations (by
+# `scores`), a score depends on $t - s$ alone, so the matrix is constant along its diagonals (a
+# *Toeplitz* matrix):
 
 
 # %%
@@ -311,8 +324,7 @@ print(f"rotated: one number along each of the {len(diagonals)} diagonals,"
       f" from {toeplitz.min():.3f} to {toeplitz.max():.3f}")  # fmt: skip
 
 # %% [markdown]
-# With different contents, the stripes disappear. But shift all positions by the same amount, and
-# still nothing changes:
+# Now let the contents differ. Shift all positions by the same amount, and still nothing changes:
 
 # %%
 mixed = scores(q, k, positions)
@@ -323,6 +335,9 @@ _ = must_differ("positions left out", q @ k.T, mixed)
 
 # %% tags=["guard"]
 _ = must_differ("different contents: not Toeplitz", mixed.diagonal()[1:], mixed.diagonal()[:-1])
+
+# %% [markdown]
+# With different contents, the stripes disappear:
 
 # %% tags=["figure"]
 pictures = {
@@ -342,14 +357,13 @@ plotting.save(
 # ## 5 · The same for C and B inside SSD
 #
 # In chapter 03 the output of SSD was $y_t = \sum_{s \le t} L_{ts}\,(C_t \cdot B_s)\,\Delta_s x_s$.
-# Look at where the inner product is. The decay $L_{ts}$ is *a single number*, so it doesn't get in
-# the way. Rotate $C_t$ by $R_t$ and $B_s$ by $R_s$:
+# The decay $L_{ts}$ is *a single number*, so it doesn't get in the way of the inner product. Rotate
+# $C_t$ by $R_t$ and $B_s$ by $R_s$:
 #
 # $$y_t = \sum_{s \le t} L_{ts}\,\langle R_t C_t,\; R_s B_s\rangle\,\Delta_s x_s
 #       = \sum_{s \le t} L_{ts}\,\big(C_t^\top R_{s-t}\,B_s\big)\,\Delta_s x_s. \tag{4.9}$$
 #
-# Only the difference of the positions is left. And since C and B are rotated *before* SSD sees
-# them, all forms of SSD work unchanged:
+# Only the difference of the positions is left:
 
 
 # %% tags=["setup"]
@@ -369,17 +383,6 @@ def turn_at(vectors, positions, base=100.0):
     return apply_rope(vectors, cosine, sine)
 
 
-# %%
-x, dt, A, B, C = inputs()
-positions = torch.arange(40)
-M = ssd.semiseparable_matrix(dt, A, turn_at(B, positions), turn_at(C, positions))  # (b, h, t, s)
-for t, s in ((30, 30), (30, 12), (7, 0)):
-    L = (A[3] * dt[0, s + 1 : t + 1, 3].sum()).exp()
-    inner = C[0, t, 1] @ rotation_matrix(s - t, 8, 100.0) @ B[0, s, 1]
-    check(f"M[{t}, {s}] = L · Cᵀ R_(s-t) B · Δ", M[0, 3, t, s], L * inner * dt[0, s, 3])
-
-
-# %%
 def rotary(function, offset=0):
     """A form of SSD with C and B turned by their positions, counted from offset."""
 
@@ -390,6 +393,19 @@ def rotary(function, offset=0):
     return run
 
 
+# %%
+x, dt, A, B, C = inputs()
+positions = torch.arange(40)
+M = ssd.semiseparable_matrix(dt, A, turn_at(B, positions), turn_at(C, positions))  # (b, h, t, s)
+for t, s in ((30, 30), (30, 12), (7, 0)):
+    L = (A[3] * dt[0, s + 1 : t + 1, 3].sum()).exp()
+    inner = C[0, t, 1] @ rotation_matrix(s - t, 8, 100.0) @ B[0, s, 1]
+    check(f"M[{t}, {s}] = L · Cᵀ R_(s-t) B · Δ", M[0, 3, t, s], L * inner * dt[0, s, 3])
+
+# %% [markdown]
+# Since C and B are rotated *before* SSD sees them (by `rotary`), all forms of SSD work unchanged:
+
+# %%
 y = rotary(ssd.ssd_recurrent)(x, dt, A, B, C)
 check("quadratic = recurrence, with rotations", rotary(ssd.ssd_quadratic)(x, dt, A, B, C), y)
 check("chunked = recurrence, with rotations", rotary(ssd.ssd_chunked)(x, dt, A, B, C), y)
@@ -401,12 +417,14 @@ forms = rotary(ssd.ssd_chunked), rotary(ssd.ssd_recurrent)
 check_gradients("chunked = recurrence, with rotations", *forms, inputs())
 
 # %% [markdown]
-# Now for the theorem. We shift the whole text by 1, by 1,000, and by 100,000 positions:
+# Now shift the whole text by 1, by 1,000 or by 100,000 positions, and the output stays the same:
 
 # %%
 for offset in (1, 1_000, 100_000):
     moved = rotary(ssd.ssd_recurrent, offset)(x, dt, A, B, C)
     check(f"moved by {offset:7,}: same output, recurrence", moved, y)
+
+# %%
 moved = rotary(ssd.ssd_chunked, 100_000)(x, dt, A, B, C)
 check("moved by 100,000: same output, chunked", moved, y)
 _ = must_differ("B itself, rotated, does change", turn_at(B, positions + 1), turn_at(B, positions))
@@ -415,8 +433,8 @@ gap = ssd.ssd_recurrent(x, dt, A, turn_at(B, with_gap), turn_at(C, with_gap))
 _ = must_differ("a gap of three positions in the middle", gap, y)
 
 # %% [markdown]
-# Lab [04b](labs/04b_longer_than_trained.ipynb) finds out how far you can count in float32 or
-# bfloat16.
+# How far can you count in float32 or bfloat16? Lab [04b](labs/04b_longer_than_trained.ipynb) finds
+# out.
 #
 # ## 6 · The cache knows absolute positions
 #
@@ -436,20 +454,23 @@ _, cache = layer(text[:, :40], positions[:, :40])
 rest, _ = layer(text[:, 40:], positions[:, 40:], cache=cache)
 check("40 tokens, then 20 with their own positions = one pass", rest, whole[:, 40:])
 
+# %% [markdown]
+# Now start again at 0, behind the cache of 40 tokens:
+
 # %%
 restarted, _ = layer(text[:, 40:], positions[:, :20], cache=cache)
 _ = must_differ("positions started again at 0", restarted, rest, at_least=0.02)
-error = (restarted - rest)[0].norm(dim=-1) / rest[0].norm(dim=-1)  # of each token, (20,)
+error = (restarted - rest)[0].norm(dim=-1) / rest[0].norm(dim=-1)
 assert error[0] > 3 * error[-1]
 print(f"restarted at 0: relative error {error[0]:.2f} for the first token, {error[-1]:.2f} for the"
       " twentieth")  # fmt: skip
 
 # %% [markdown]
-# Distances within the new part are still right. But every distance to the first 40 tokens is 40 too
-# small: the first new token reads its predecessor at distance −39. So pair $i$ is off by
+# Distances within the new part are still right, but every distance to the first 40 tokens is 40 too
+# small. The first new token reads its predecessor at distance −39. So pair $i$ is off by
 # $40\,\theta_i$, less any full turns. For the four slowest pairs that's at most 0.4 radians. Three
-# of the fast ones are off by more than 1. (The second got lucky: 40 tokens are two full turns and
-# 0.08 radians.) The error fades as the old writes fade.
+# of the fast ones are off by more than 1. (The second got lucky, with two full turns.) The error
+# fades as the old writes fade.
 
 # %% tags=["guard"]
 off = 40 * rope_frequencies(16)
@@ -467,8 +488,7 @@ assert off[[0, 2, 3]].abs().min() > 1 and 0.08 < off[1] < 0.09 and 0 < off[4:].m
 #   = \alpha_t\,\tilde h_{t-1}\,R_1 + \Delta_t\, x_t B_t^\top, \qquad y_t = \tilde h_t\, C_t.
 #   \tag{4.10}$$
 #
-# (Use $h_{t-1} R_t = h_{t-1} R_{t-1} R_1$.) Now C and B aren't rotated at all. The *state* turns
-# one step with every token while it decays. The older a write, the further it has turned.
+# (Use $h_{t-1} R_t = h_{t-1} R_{t-1} R_1$.)
 
 
 # %%
@@ -496,11 +516,14 @@ _ = must_differ("state turned the other way", other_way, reference)
 _ = must_differ("state that does not turn", still, reference)
 
 # %% [markdown]
+# C and B aren't rotated at all now: the *state* turns one step with every token while it decays.
+# The older a write, the further it has turned.
+#
 # Read each pair of the state as one complex number, and a turn is multiplication by
 # $e^{-\mathtt{i}\theta_i}$. So rotary SSD is a state space model with the complex decay
-# $\alpha_t\,e^{-\mathtt{i}\theta_i}$. In chapter 01, a state with complex eigenvalues could hold a
-# fading tone. Mamba's real decays gave that up, and rotations bring it back. Follow a single write,
-# with a decay of 0.96 per token:
+# $\alpha_t\,e^{-\mathtt{i}\theta_i}$. Chapter 01's complex states could hold a fading tone. Mamba's
+# real decays gave that up, and rotations bring it back. Follow a single write, with a decay of 0.96
+# per token:
 
 # %%
 paths = {}
@@ -509,6 +532,9 @@ for name, phi in (("decay only", 0.0), ("decay, slow turn", 0.15), ("decay, fast
     rounds = 60 * phi / (2 * math.pi)
     print(f"{name:16}: after 60 tokens {rounds:.2f} turns, length {paths[name][-1].abs():.3f}")
 assert paths["decay only"].imag.abs().max() == 0
+
+# %% [markdown]
+# All three fade alike, but with a turn they spiral in:
 
 
 # %% tags=["figure"]
@@ -542,22 +568,24 @@ plotting.save(
 #
 # In (4.9) we could pull out the decay because there's just one per head. OTCE's Algorithm 4 rotates
 # B and C in Mamba's scan, where *each* entry of the state has its own rate: $h_{t,i} = e^{\Delta_t
-# A_i} h_{t-1,i} + \Delta_t B_{t,i} x_t$. That puts a diagonal matrix between the two rotations:
+# A_i} h_{t-1,i} + \Delta_t B_{t,i} x_t$. That puts a diagonal matrix between the two rotations,
+# with $\tau = \Delta_{s+1} + \dots + \Delta_t$:
 #
 # $$C_t^\top R_t^\top\, \Lambda\, R_s\, B_s, \qquad
-#   \Lambda = \mathrm{diag}(e^{A_1\tau}, \dots, e^{A_n\tau}), \tag{4.11}$$
+#   \Lambda = \mathrm{diag}(e^{A_1\tau}, \dots, e^{A_n\tau}). \tag{4.11}$$
 #
-# where $\tau = \Delta_{s+1} + \dots + \Delta_t$. With $t = s + \delta$ this is $C_t^\top
-# R_\delta^\top\,(R_s^\top \Lambda R_s)\,B_s$, because $R_{s+\delta} = R_s R_\delta$. When the text
-# moves, $\tau$ and $\Lambda$ stay. The bracket stays only if $\Lambda$ commutes with rotations.
-# Does it? Let's see for one pair:
+# Put $t = s + \delta$ and $R_{s+\delta} = R_s R_\delta$. When the text moves, $\tau$ and $\Lambda$
+# stay. The bracket below stays only if $\Lambda$ commutes with rotations. Does it, for one pair?
+#
+# $$C_t^\top R_\delta^\top\,(R_s^\top \Lambda R_s)\,B_s$$
 
 # %%
 Lambda_1, Lambda_2, phi = sp.symbols("Lambda1 Lambda2 phi", real=True)
 Lambda = sp.diag(Lambda_1, Lambda_2)
-turned = sp.Matrix([[sp.cos(phi), -sp.sin(phi)], [sp.sin(phi), sp.cos(phi)]])
+cosine, sine = sp.cos(phi), sp.sin(phi)
+turned = sp.Matrix([[cosine, -sine], [sine, cosine]])
 commutator = (Lambda * turned - turned * Lambda).applyfunc(sp.factor)
-expected = (Lambda_2 - Lambda_1) * sp.sin(phi) * sp.Matrix([[0, 1], [1, 0]])
+expected = (Lambda_2 - Lambda_1) * sine * sp.Matrix([[0, 1], [1, 0]])
 assert (commutator - expected).applyfunc(sp.simplify).is_zero_matrix
 print("Λ R - R Λ =", commutator.tolist())
 
@@ -588,6 +616,9 @@ for offset in (1, 50, 1000):
     change = (moved - y).norm() / y.norm()
     print(f"A per state, moved by {offset}: norm of the change / norm of the output {change:.2f}")
 
+# %% [markdown]
+# With a rate per entry, moving this text by a single position changes the output by 41 %.
+
 # %% tags=["guard"]
 neighbours = -torch.arange(1.0, 5.0).repeat_interleave(2)
 y, moved = rotary_scan(0, x, dt, neighbours, B, C), rotary_scan(7, x, dt, neighbours, B, C)
@@ -595,9 +626,6 @@ _ = must_differ("A tied for the other pairing, moved by 7", moved, y, at_least=0
 print(f"norm of the change / norm of the output {(moved - y).norm() / y.norm():.2f}")
 
 # %% [markdown]
-# With a rate per entry, moving this text by a single position changes the output by 41 %. Our SSD
-# has one rate per head, so the theorem holds.
-#
 # ## 9 · Three sources of position
 #
 # But wait. A recurrence can tell order even without rotations, because old tokens have faded more
@@ -649,7 +677,7 @@ def train_to_look_back(position, lag, steps, seed=0):
 
 
 # %%
-torch.set_num_threads(1)  # tensors as small as these gain nothing from threads
+torch.set_num_threads(1)  # small tensors gain nothing from threads
 right = {}
 for position in ("rope", "conv", "decay"):
     right[position], _ = train_to_look_back(position, lag=8, steps=200)
@@ -657,7 +685,7 @@ assert right["rope"] > 0.5 and right["conv"] < 1 / 3 and right["decay"] < 1 / 3
 print("8 tokens back: rope gets more than half right, conv and decay less than a third")
 
 # %% [markdown]
-# We saved runs for other distances as well: three seeds each, 300 steps, base 100 (`python
+# Now for other distances, from saved runs: three seeds each, 300 steps, base 100 (`python
 # book/records.py 04_three_sources`). The table shows the medians. Its last row is a reader with no
 # idea of position, which just names the most frequent token so far:
 
@@ -684,6 +712,9 @@ assert at["decay"][1] == 1 and all(0.13 < at["decay"][lag] < 0.26 for lag in lag
 over = [at["decay"][lag] - at["most frequent"][lag] for lag in lags if lag > 1]
 assert over[0] == max(over) < 0.1 and -0.01 < over[-1] < 0.01
 
+# %% [markdown]
+# Rotations reach furthest, but the convolution is *ahead* of them from distance 2 to 6:
+
 # %% tags=["figure"]
 fig, ax = plotting.figure(size=(9, 4.4))
 plotting.lines(ax, lags, accuracy, xlabel="distance δ in tokens", ylabel="accuracy", marker="o")
@@ -699,15 +730,14 @@ plotting.save(
 
 # %% [markdown]
 # Decay alone reliably recovers only the previous token; further back, its accuracy drops towards
-# the last row. The current token has faded even less, but the projections learn to keep $C_t \cdot
-# B_s$ small where the two tokens are the same (a folded cell checks one model). Of the other
-# writes, the previous token has faded least.
+# that of the most frequent token. The current token has faded even less than the previous one, but
+# the projections learn to keep $C_t \cdot B_s$ small where the two tokens are the same (a folded
+# cell checks one model).
 #
-# The convolution is *ahead* of rotations from 2 to 6, and has fallen off by 8. Our reading: its
-# inputs mix four tokens, so distances up to three are in its own inputs, and the writes four places
-# back mix tokens 4 to 7. At 16 and 24 it's even below decay alone, which it contains. So after 300
-# steps, the right end of this table also measures how fast a model learns. Chapter 09 compares the
-# three in language models.
+# The convolution has fallen off by 8. Our reading: its inputs mix four tokens, so distances up to
+# three are in its own inputs, and the writes four places back mix tokens 4 to 7. At 16 and 24 it's
+# even below decay alone, which it contains. So after 300 steps, the right end of this table also
+# measures how fast a model learns. Chapter 09 compares the three in language models.
 
 # %% tags=["guard"]
 far = [record["lags"].index(lag) for lag in (16, 24)]
@@ -737,9 +767,9 @@ print("one token back, by decay: |C·B| of a token with itself is under half the
 # ## Exercises
 #
 # **1 · easy.** Pencil and paper only. For vectors of width 4 and base 16, through what angle does
-# the second pair turn per token? How many tokens does half a turn take? And if someone had the
-# rotation backwards, which of two tests would notice, with $(t - s)\theta$ a quarter turn: (a) one
-# with $q = k$, or (b) one with $q = (1, 0)$, $k = (0, 1)$?
+# the second pair turn per token? How many tokens does half a turn take? And which test notices a
+# rotation that goes backwards, with $(t - s)\theta$ a quarter turn: (a) one with $q = k$, or (b)
+# one with $q = (1, 0)$, $k = (0, 1)$?
 
 
 # %% tags=["exercise"]
