@@ -63,6 +63,10 @@ def draw_anatomy(ax):
     ax.text(5.2, 0.2, "a mistake, made on purpose", ha="center", color=plotting.INK)
 
 
+# %% [markdown]
+# Here's the plan of this course: an equation becomes code, a check compares its two sides, and a
+# mistake made on purpose shows that the check can fail.
+
 # %% tags=["figure"]
 fig, ax = plotting.canvas(12.2, 4)
 draw_anatomy(ax)
@@ -77,43 +81,35 @@ plotting.save(
 # ## 1 · What you will build
 #
 # A language model predicts the next token from all the tokens before it. How should it remember
-# them?
+# them? A transformer keeps everything: it stores keys and values for each token, so its memory
+# grows with the text. A state space model updates a state of fixed size, which all tokens have to
+# share.
 #
-# A transformer keeps everything. For each token it stores keys and values, and every new token
-# looks at all of them. Nothing is forgotten, but the memory grows with the text. A state space
-# model keeps a state of fixed size and updates it with each token. Its memory never grows, but all
-# tokens have to share it.
+# Jingze Shi and co-authors mixed the two, in three papers: *OTCE*, *Cheems* and *Wonderful
+# Matrices*. In **Cheems**, seven of every eight blocks have a state space layer, `S`, and one has
+# attention, `I` (with an inner function, chapter 05). Each block ends in a large set of tiny
+# experts, `E`, here 256, and each token uses only a few of them. We write this as a string:
+
+# %%
+model = CausalLM(ModelConfig(pattern="SE × 7 + IE", d_model=64, n_neurons=256))
+logits, _ = model(torch.randint(256, (1, 20)))
+print("20 bytes in, scores for the next byte out:", tuple(logits.shape))
+
+# %% [markdown]
+# By the end of chapter 07 you'll have built this model piece by piece and trained a small one on
+# your own machine.
 #
-# **Cheems** mixes the two. Jingze Shi and co-authors published it in three papers: *OTCE*, *Cheems*
-# and *Wonderful Matrices*. In the later two, seven of every eight blocks have a state space layer
-# and one has attention. Each block ends in a large set of tiny experts, and each token uses only a
-# few of them.
-#
-# What does the mixture buy? Let's take three models that *Wonderful Matrices* compares, each of
-# about 1.3 billion parameters (we chose sizes it leaves open), and ask how much they have to store
-# after reading 131,072 tokens. LLaMA, a transformer, has attention in all of its 24 blocks. Cheems
-# has it in three, and so does Jamba, another hybrid. Attention stores 2 × 2,048 numbers of 16 bits
-# per token and block; a state has 32 heads of 64 × 128 numbers, in 32 bits. Before you look: how
-# much memory do the states add?
+# What does the mixture buy? Let's take three models of about 1.3 billion parameters. LLaMA, a
+# transformer, has attention in all of its 24 blocks; Cheems and Jamba, another hybrid, have it in
+# three. After 131,072 tokens, how much memory do the states add? (*Wonderful Matrices* compares
+# these three; we chose sizes it leaves open. Attention stores 2 × 2,048 numbers of 16 bits per
+# token and block; a state has 32 heads of 64 × 128 numbers, in 32 bits.)
 
 # %%
 for name in ("llama-1.3b", "jamba-1.3b", "cheems-1.3b"):
     held = cache_bytes(preset(name), 131_072)
     tokens, states = held.keys_values / 2**30, held.states / 2**30
     print(f"{name:12} keys and values {tokens:5.2f} GiB   states {states:.2f} GiB")
-
-# %% [markdown]
-# Almost nothing: 0.02 GiB, whether the model has read ten tokens or ten million. In a long text,
-# attention is what makes memory grow. How much attention does a model need, and for what? That
-# question runs through this course.
-#
-# We write a model as a string. `S` is a state space layer, `I` attention with an inner function
-# (chapter 05), `E` a layer of experts, here 256 of them:
-
-# %%
-model = CausalLM(ModelConfig(pattern="SE × 7 + IE", d_model=64, n_neurons=256))
-logits, _ = model(torch.randint(256, (1, 20)))
-print("20 bytes in, scores for the next byte out:", tuple(logits.shape))
 
 # %% tags=["guard"]
 for name, blocks in {"llama-1.3b": 24, "jamba-1.3b": 3, "cheems-1.3b": 3}.items():
@@ -125,31 +121,34 @@ for name, blocks in {"llama-1.3b": 24, "jamba-1.3b": 3, "cheems-1.3b": 3}.items(
     assert {cache_bytes(config, read).states for read in (10, 10**7)} == {states}
 
 # %% [markdown]
-# By the end of chapter 07 you'll have built this model piece by piece and trained a small one on
-# your own machine.
+# Almost nothing: 0.02 GiB, whether the model has read ten tokens or ten million. In a long text,
+# attention is what makes memory grow. How much attention does a model need, and for what? That
+# question runs through this course.
 #
 # ## 2 · What a ✓ promises
 #
 # Nearly every derivation in this course ends in an equality: two ways to compute the same thing.
-# The cell after it computes both and passes them to `check`, with a name for what they show:
+# A cell computes both and passes them to `check`, with a name for what they show:
 
 # %%
 A, B = random(2, 50, 50, seed=1)
-check("(A B)ᵀ = Bᵀ Aᵀ", (A @ B).T, B.T @ A.T)
+left, right = (A @ B).T, B.T @ A.T
+check("(A B)ᵀ = Bᵀ Aᵀ", left, right)
 
 # %% [markdown]
-# The usual ✓ compares two tensors. It means that they have the same shape and dtype, contain no NaN
-# and no infinity, and that
+# The usual ✓ compares two tensors, with the tolerance in brackets: by default $10^{-10}$ in float64
+# and $10^{-5}$ in float32. The ✓ means that both tensors have the same shape and dtype, contain no
+# NaN and no infinity, and that
 #
 # $$\max |\text{actual} - \text{expected}| \;\le\;
 #   \text{tolerance} \cdot \max |\text{expected}|. \tag{0.1}$$
 #
-# The note in brackets says how they were compared: with this tolerance, or *exact* for whole
-# numbers. An *atol* is an absolute error that is always allowed, where the truth is about zero. By
-# default the tolerance is $10^{-10}$ in float64 and $10^{-5}$ in float32, well above one rounding.
-# But differences of large numbers lose more than one rounding: near 5,000, neighbouring float32
-# numbers are 0.0005 apart, and so the difference of two of them is off by about as much. A check
-# that fails for this reason has found no mistake in the mathematics. Hence the float64.
+# Whole numbers are compared without a tolerance; the brackets then say *exact*. An *atol* is an
+# absolute error that is always allowed, where the truth is about zero. Both tolerances are well
+# above one rounding. But differences of large numbers lose more than one rounding: near 5,000,
+# neighbouring float32 numbers are 0.0005 apart, and so the difference of two of them is off by
+# about as much. A check that fails for this reason has found no mistake in the mathematics. Hence
+# the float64.
 #
 # Notice what the error is measured against: the *largest* entry. In a float64 tensor whose largest
 # entry is 1, an entry of $10^{-12}$ may be completely wrong and still get its ✓. Where that
@@ -171,24 +170,26 @@ check("a sum is a mean", torch.tensor([1.0, 2.0, 6.0]).sum(), torch.tensor([1.0,
 # %% [markdown]
 # ## 3 · Would the test have noticed?
 #
-# You got a ✓. Would a wrong formula have got one, too? Let's find out with a mistake that people
-# really make. `must_differ` confirms that it changes the result by more than 0.001, far above the
-# tolerance:
+# You got a ✓. Would a wrong formula have got one, too? Let's try a mistake that people really make,
+# and let `must_differ` confirm that forgetting to reverse the order changes the result by more than
+# 0.001, far above the tolerance:
 
 # %%
 A, B = random(2, 50, 50, seed=1)
-_ = must_differ("planted: order not reversed", A.T @ B.T, (A @ B).T)  # _ = hides the returned value
+wrong, right = A.T @ B.T, (A @ B).T
+_ = must_differ("planted: order not reversed", wrong, right)  # _ = hides the returned value
 
 # %% [markdown]
-# **A ✗ line that says *caught* is good news.** The check would have noticed this mistake. The
-# number in brackets is a lower bound on the difference, relative to the largest correct entry.
-# (Sometimes a ✗ doesn't mark a mistake: two results differ because a property doesn't hold.)
+# A ✗ line that says **caught** is good news: the check would have noticed this mistake. (Sometimes
+# a ✗ marks no mistake but a property that doesn't hold.) The number in brackets is a lower bound on
+# the difference, relative to the largest correct entry.
 #
 # Is that enough? Watch what happens with diagonal matrices:
 
 # %%
 A, B = random(50, seed=2).diag(), random(50, seed=3).diag()
-check("the wrong order, on diagonal matrices", A.T @ B.T, (A @ B).T)
+wrong, right = A.T @ B.T, (A @ B).T
+check("the wrong order, on diagonal matrices", wrong, right)
 
 # %% [markdown]
 # A ✓, for the wrong formula! Diagonal matrices commute, so the order makes no difference to them.
@@ -199,9 +200,12 @@ check("the wrong order, on diagonal matrices", A.T @ B.T, (A @ B).T)
 # argument, which is why chapter 09 wants several seeds.) One published listing sums over the wrong
 # axis, and every test with a single chunk of tokens passes (chapter 03). And a property is weaker
 # than an equality: rotate queries and keys the wrong way round, and the scores still depend on
-# distances only (chapter 04). A comparison with the rotation itself would notice. Ask two
-# questions of every check, ours included: *which mistake would it catch?* and *can its inputs tell
-# right from wrong?*
+# distances only (chapter 04). A comparison with the rotation itself would notice.
+#
+# So ask two questions of every check, ours included:
+#
+# - *Which mistake would it catch?*
+# - *Can its inputs tell right from wrong?*
 #
 # ## 4 · When the paper is wrong
 #
@@ -223,24 +227,28 @@ check("the wrong order, on diagonal matrices", A.T @ B.T, (A @ B).T)
 # The page [Letters](../book/manual/letters.md) lists all of them.
 #
 # In `einsum`, you name the axes of every input and of the output. Any letter missing from the
-# output is summed over. Here's an example, one write to a state and one read. Each head writes the
-# outer product $x B^\top$ into its state and reads it with $C$: $B$ says where to write, $C$ where
-# to read. Both have length $n$.
+# output is summed over. Here each head writes the outer product $x B^\top$ into a state and reads
+# it with $C$. $B$ says where to write, $C$ where to read; both have length $n$:
 
 # %%
-x, B, C = random(2, 3, 4, seed=11), random(2, 3, 5, seed=12), random(2, 3, 5, seed=13)
+x = random(2, 3, 4, seed=11)  # (b, h, p)
+B, C = random(2, 2, 3, 5, seed=12)  # (b, h, n) each
 state = einsum("bhp,bhn->bhpn", x, B)  # (b, h, p, n)
 y = einsum("bhpn,bhn->bhp", state, C)  # sums over n
 check("written, then read = x (B · C)", y, x * (B * C).sum(-1, keepdim=True))
 
 # %% [markdown]
+# Reading returns $x$, times how well $C$ matches $B$.
+#
 # einops splits and joins axes. Letters in parentheses form one axis, and the *last* of them varies
 # fastest. What do you expect from `(h p)` and `(p h)`, on the numbers 0 to 11?
 
 # %%
 numbers = torch.arange(12.0)  # one token of width 12
-print("(h p):", rearrange(numbers, "(h p) -> h p", h=3).int().tolist())
-print("(p h):", rearrange(numbers, "(p h) -> h p", h=3).int().tolist())
+neighbours = rearrange(numbers, "(h p) -> h p", h=3)
+every_third = rearrange(numbers, "(p h) -> h p", h=3)
+print("(h p):", neighbours.int().tolist())
+print("(p h):", every_third.int().tolist())
 
 # %% [markdown]
 # Both give 3 heads of width 4, but a given model was trained with only one of them. Groups invite
@@ -275,7 +283,8 @@ _ = must_differ("planted: tiled", tiled, by_rule)
 #
 # ## 7 · The map
 #
-# Here's one of the models in this course, with the chapters that explain its parts:
+# Which chapter explains what? Here's one of the models in this course, with the chapters below its
+# parts:
 
 
 # %% tags=["figure"]
@@ -308,6 +317,9 @@ plotting.save(
 )
 
 # %% [markdown]
+# In a hurry to see a working Cheems? Read 03 to 07 without the labs. If you came for state space
+# models, read 01 to 03.
+#
 # | chapter | the question | read first |
 # |---|---|---|
 # | 01 State space models | How does a layer remember with a state of fixed size? | – |
@@ -322,9 +334,6 @@ plotting.save(
 # | 10 Where the bytes go | Why is a fast algorithm sometimes slow? | 07, 09 |
 # | 11 What became of the claims | Which of the papers' claims hold? | 01–10 |
 # | 12 One text, several processes | How do several processes read one text? | 02, 03, 07 |
-#
-# In a hurry to see a working Cheems? Read 03 to 07 without the labs. If you came for state space
-# models, read 01 to 03.
 #
 # ## 8 · Where to begin: a self-test
 #
@@ -403,8 +412,7 @@ print("you have something to learn in", *news(answers) or ["no chapter: read wha
 #
 # - The usual ✓ is an equality that was computed, on the inputs shown, within the tolerance in
 #   brackets.
-# - ✗ … *caught* means that two results differ by more than the number in brackets: usually a
-#   mistake made on purpose, sometimes a property that doesn't hold.
+# - ✗ … *caught* means that two results differ by more than the number in brackets, as they should.
 # - Ask of every check which mistake it would catch, and whether its inputs can tell.
 # - Shapes are strings of letters. In parentheses the last letter varies fastest; head $i$ uses
 #   group $\lfloor i / (h/g) \rfloor$.

@@ -79,6 +79,10 @@ def draw_views(axes, x, decay=0.6):
     axes[2].plot(range(len(x)), content, "o", color=blue, markersize=7)
 
 
+# %% [markdown]
+# Here's one tank, three times. On the left it leaks. In the middle each level follows from the
+# last: a recurrence. On the right all splashes drain alike and add up: a convolution.
+
 # %% tags=["figure"]
 fig, axes = plotting.figure(1, 3, size=(13, 3.8))
 draw_views(axes, [0, 1, 1, 0, 0, 1, 0, 0])
@@ -91,11 +95,8 @@ plotting.save(
 )
 
 # %% [markdown]
-# You're looking at one tank, three times. On the left, it fills and leaks. In the middle, each
-# level follows from the last: a recurrence. On the right, every splash drains away along the same
-# curve, and we add up the curves: a convolution. The first view is for thinking, the second for
-# running a model, the third for training. Which of them survive if the input decides how fast the
-# tank leaks?
+# The first view is for thinking, the second for running a model, the third for training. Which of
+# them survive if the input decides how fast the tank leaks?
 #
 # ## 1 · A tank with a hole
 #
@@ -110,19 +111,17 @@ plotting.save(
 # $$\text{position}' = \text{speed}, \qquad
 #   \text{speed}' = -9\,\text{position} - 0.6\,\text{speed} + x. \tag{1.2}$$
 #
-# Now it takes two numbers to say what's going on. Collect them in a *state* $h$, and both systems
-# become the same equation:
+# Now it takes two numbers to say what's going on. Collect them in a *state* $h$, and let $A$ ($n
+# \times n$) say how the state changes by itself, $B$ how the input gets in, and $C$ what we read
+# off. Both systems become the same equation:
 #
 # $$h'(t) = A\,h(t) + B\,x(t), \qquad y(t) = C\,h(t). \tag{1.3}$$
-#
-# $A$ ($n \times n$) says how the state changes by itself, $B$ how the input gets in, and $C$ what
-# we read off. For ground truth we integrate with Runge–Kutta, in tiny steps.
 
 
 # %%
 def tank():
     """A, B and C of equation 1.1."""
-    return torch.tensor([[-0.5]]), torch.tensor([1.0]), torch.tensor([1.0])
+    return torch.tensor([[-0.5]]), torch.ones(1), torch.ones(1)
 
 
 def spring():
@@ -145,9 +144,14 @@ def integrate(A, B, x, h, start, end, steps=150):
     return h
 
 
+# %% [markdown]
+# Left alone, what do the two systems do? If all $n$ eigenvalues $\lambda$ of $A$ differ, the state
+# is a sum of $n$ exponentials $e^{\lambda t}$. For ground truth we integrate with Runge–Kutta, in
+# tiny steps:
+
 # %%
 A, B, _ = tank()
-filled = integrate(A, B, lambda t: 1.0, torch.zeros(1), 0.0, 3.0, steps=1000)
+filled = integrate(A, B, lambda t: 1.0, torch.zeros(1), 0, 3, 1000)
 check("small steps = 2 (1 - exp(-t/2)) at t = 3", filled, torch.tensor([2 * (1 - math.exp(-1.5))]))
 
 A, B, _ = spring()
@@ -159,28 +163,26 @@ swung = integrate(A, B, lambda t: 0.0, start, 0.0, period, steps=2000)
 check("let go, after one period: the same state, smaller", swung, math.exp(fading * period) * start)
 
 # %% [markdown]
-# The eigenvalues of $A$ tell you what a system does when left alone. Minus the real part is how
-# fast it fades, the imaginary part how fast it swings. If $A$ has $n$ different eigenvalues
-# $\lambda$, the state is a sum of $n$ exponentials $e^{\lambda t}$. If all real parts are negative,
-# a conjugate pair is a *fading tone*, as in the spring, and a real eigenvalue a plain decay, as in
-# the tank.
+# Minus the real part is how fast the spring fades, the imaginary part how fast it swings. If all
+# real parts are negative, a conjugate pair is a *fading tone*, as in the spring, and a real
+# eigenvalue a plain decay, as in the tank.
 #
 # ## 2 · From time to samples: hold the input
 #
 # Real data come as samples $x_0, x_1, x_2, \dots$, a step $\Delta$ apart (`dt` in code). What was
 # the input doing in between? The simplest guess is: nothing. We *hold* each sample until the next
-# one arrives. With a constant input we can solve the tank on paper. Its level settles at $-Bx/A$,
-# and its distance from there shrinks by a factor of $e^{\Delta A}$:
+# one arrives. With a constant input we can solve (1.1) on paper. The tank's level settles at
+# $-Bx/A$, and its distance from there shrinks by a factor of $e^{\Delta A}$:
 #
 # $$h(t + \Delta) = e^{\Delta A}\,h(t) + \frac{e^{\Delta A} - 1}{A}\,B\,x. \tag{1.4}$$
 #
-# For matrices it's the same, as long as $A$ has an inverse (`discretize_zoh` needs none):
+# For matrices it's the same, as long as $A$ has an inverse (`discretize_zoh` needs none). This is
+# the *zero-order hold*, ZOH:
 #
 # $$h_t = \bar A\,h_{t-1} + \bar B\,x_t, \qquad \bar A = e^{\Delta A}, \qquad
 #   \bar B = A^{-1}(\bar A - I)\,B. \tag{1.5}$$
 #
-# This is the *zero-order hold*, ZOH. We just turned a differential equation into a recurrence, and
-# for held input it is exact. Here $h_t$ is the state *after* $x_t$ has been held for one step.
+# Here $h_t$ is the state *after* $x_t$ has been held for one step.
 
 # %%
 A, B, C = spring()
@@ -192,8 +194,11 @@ check("Ā of equation 1.5 = discretize_zoh", A_bar, discretize_zoh(A, B, dt)[0])
 check("B̄ of equation 1.5 = discretize_zoh", B_bar, discretize_zoh(A, B, dt)[1])
 
 # %% [markdown]
+# We just turned a differential equation into a recurrence, and for held input it is exact.
+#
 # But ZOH has no idea what a smooth input did between the samples. The next picture shows one,
-# sampled every 0.8 seconds. Which of the two curves will the dots hit?
+# sampled every 0.8 seconds. Which curve will the dots of ZOH hit: that of the tank under the smooth
+# input, or under the held input?
 
 
 # %% tags=["setup"]
@@ -214,11 +219,12 @@ def smooth(t):
 # %%
 A, B, C = tank()
 hold, times = 0.8, torch.linspace(0, 9.6, 193)  # 16 times per sample
-samples = torch.tensor([smooth(t * hold) for t in range(12)])
+samples = torch.tensor([smooth(t * hold) for t in range(12)])  # a wave
 dots = ssm_recurrent(*discretize_zoh(A, B, hold), C, samples[None])[0]
 staircase = samples.repeat_interleave(16)
-under_smooth = follow(tank(), [smooth] * 192, times)
-under_held = follow(tank(), [lambda t, held=held: held for held in staircase], times)
+under_smooth = follow(tank(), [smooth] * 192, times)  # in tiny steps
+held = [lambda t, level=level: level for level in staircase]
+under_held = follow(tank(), held, times)
 
 ends = torch.arange(16, 193, 16)  # where a hold ends
 check("the dots of ZOH lie on the curve of the held input", under_held[ends], dots)
@@ -241,18 +247,18 @@ plotting.save(
 )
 
 # %% [markdown]
-# The held one. Cheaper rules, such as the bilinear rule in lab [01a](labs/01a_why_hippo.ipynb),
-# avoid the exponential.
+# The dots hit the curve of the held input and miss the other. Cheaper rules, such as the bilinear
+# rule in lab [01a](labs/01a_why_hippo.ipynb), avoid the exponential.
 #
 # ## 3 · One map, two ways to compute it
 #
-# Let's unroll (1.5), starting from $h_{-1} = 0$:
+# How do old samples reach the output? Let's unroll (1.5), starting from $h_{-1} = 0$:
 #
 # $$y_0 = C\bar B x_0, \quad y_1 = C\bar A\bar B x_0 + C\bar B x_1, \quad
 #   y_2 = C\bar A^2\bar B x_0 + C\bar A\bar B x_1 + C\bar B x_2, \;\dots \tag{1.6}$$
 #
 # Do you see the pattern? A sample from $\delta$ steps ago always arrives with the factor $C\bar
-# A^\delta\bar B$. So the output is a *convolution* with one list of numbers, the *kernel*:
+# A^\delta\bar B$, so the output is a *convolution* with one list of numbers, the *kernel*:
 #
 # $$y_t = \sum_{\delta=0}^{t} K_\delta\,x_{t-\delta}, \qquad
 #   K_\delta = C\,\bar A^\delta\,\bar B. \tag{1.7}$$
@@ -264,16 +270,16 @@ A_bar, B_bar = discretize_zoh(A, B, 0.1)
 x = random(l, seed=3)
 y = ssm_recurrent(A_bar, B_bar, C, x[None])[0]
 
-K = torch.stack([C @ torch.linalg.matrix_power(A_bar, delta) @ B_bar for delta in range(l)])
+powers = [A_bar.matrix_power(delta) for delta in range(l)]
+K = torch.stack([C @ power @ B_bar for power in powers])
 by_sum = torch.stack([K[: t + 1].flip(0) @ x[: t + 1] for t in range(l)])
 check("convolution = recurrence", by_sum, y)
 check("ssm_kernel = equation 1.7", ssm_kernel(A_bar, B_bar, C, l), K)
 
 # %% [markdown]
-# What does that buy us? In the recurrence, each step has to wait for the last. In the convolution,
-# no output waits for another. And the *fast Fourier transform*, FFT, turns the convolution into a
-# product, at a cost of order $l \log l$ instead of $l^2$. One trap: an FFT of size $l$ treats the
-# sequence as a circle, so the end runs into the beginning. Pad to twice the length.
+# What does that buy us? In the convolution, no output waits for another. And the *fast Fourier
+# transform*, FFT, makes it a product, at a cost of order $l \log l$, not $l^2$. One trap: in an FFT
+# of size $l$ the end runs into the beginning, as on a circle. Pad to twice the length.
 
 
 # %%
@@ -289,27 +295,27 @@ _ = must_differ("FFT of size l: the end wraps round", wrapped, y, at_least=0.01)
 
 # %% [markdown]
 # So train it as a convolution, while you know all the inputs, and run it as a recurrence, where the
-# millionth sample costs no more than the first. That was the promise of *S4*, the structured state
-# space sequence model of 2022.
+# millionth sample costs no more than the first.
 #
 # ## 4 · Which A?
 #
-# Pick a large matrix $A$ at random, and chances are that the state explodes. S4's answer came from
-# HiPPO (Gu et al., 2020): ask for the $n$ numbers that best summarise the whole past, and derive
-# the $A$ that keeps them up to date. Lab [01a](labs/01a_why_hippo.ipynb) does that.
+# Pick a large matrix $A$ at random, and chances are that the state explodes. *S4*, the structured
+# state space sequence model of 2022, takes its answer from HiPPO (Gu et al., 2020): ask for the $n$
+# numbers that best summarise the whole past, and derive the $A$ that keeps them up to date (lab
+# [01a](labs/01a_why_hippo.ipynb)).
 #
-# *S4D* is simpler: it makes $A$ diagonal. Without input, each entry $j$ of the state is then an
-# exponential with its own rate $\lambda_j$. The rates are complex and learned. They start out with
-# real parts $-\frac12$ and imaginary parts $\pi j$, for $j = 0, 1, \dots, n/2 - 1$: the constant
-# and the tones of a Fourier series, all fading at the same rate. The other $n/2$ entries are the
-# complex conjugates, which makes the kernel real. $B$ is 1, since $C$ can carry the factor:
+# *S4D* simply makes $A$ diagonal: without input, each entry $j$ of the state is an exponential with
+# its own rate $\lambda_j$, complex and learned. Half of the entries are the complex conjugates of
+# the others, which makes the kernel real. $B$ is 1, since $C$ can carry the factor:
 #
 # $$\bar A_j = e^{\Delta\lambda_j}, \qquad
 #   \bar B_j = \frac{e^{\Delta\lambda_j} - 1}{\lambda_j}, \qquad
 #   K_\delta = 2\,\mathrm{Re} \sum_j C_j\,\bar B_j\,\bar A_j^{\,\delta}. \tag{1.8}$$
 #
-# `S4D` is a layer of $d$ such models, one per channel, each with its own learned $\Delta$ and a
-# learned weight $D$ for a direct path from $x$ to $y$.
+# The rates start out with real parts $-\frac12$ and imaginary parts $\pi j$, for $j = 0, 1, \dots,
+# n/2 - 1$: the constant and the tones of a Fourier series, all fading at the same rate. `S4D` is a
+# layer of $d$ such models, one per channel, each with its own learned $\Delta$ and a learned weight
+# $D$ for a direct path from $x$ to $y$.
 #
 # What if you trained on sound with 16,000 samples a second and now get 8,000? Double every
 # $\Delta$. The kernel at the double step is exactly the sum of neighbours in the old one:
@@ -318,9 +324,10 @@ _ = must_differ("FFT of size l: the end wraps round", wrapped, y, at_least=0.01)
 
 # %%
 _ = torch.manual_seed(0)
-layer = S4D(3, d_state=8).requires_grad_(False)  # three channels, four pairs of rates each
-fine = layer.kernel(80)
-check("equation 1.9", layer.kernel(40, rate=2), fine[:, ::2] + fine[:, 1::2])
+layer = S4D(3, d_state=8).requires_grad_(False)  # three channels
+coarse, fine = layer.kernel(40, rate=2), layer.kernel(80)
+neighbours = fine[:, ::2] + fine[:, 1::2]
+check("equation 1.9", coarse, neighbours)
 
 # %% tags=["guard"]
 rates = torch.complex(-layer.A_log.exp(), layer.A_imag)  # (d, n/2)
@@ -340,22 +347,21 @@ _ = must_differ("D forgotten", y - layer.D * x, layer(x))
 # %% [markdown]
 # ## 5 · What a fixed kernel cannot do
 #
-# So far, what a sample does to a later output depends only on the distance. But a sentence doesn't
-# work like that. You want to keep the name and skip the filler, *because of what they are*. From
-# here on, a sample is a *token* and a sequence a *text*.
+# So far, what a sample does to a later output depends only on the distance. But in a sentence you
+# want to keep the name and skip the filler, *because of what they are*. Take the simplest task:
+# each *token* (a sample of a *text*) has a value and a mark, and the output should be *the last
+# value that was marked*.
 #
-# Here is the simplest task of this kind. Each token has a value and a mark, and the output should
-# be *the last value that was marked*. How would you do it with a tank, say with $A = -1$? Look at
-# $\Delta$. With $\Delta_t = 0$ no time passes, and the state is kept. With a very large $\Delta_t$,
-# say 40, everything old drains away. So $\Delta$ is a valve, and we let each token set it:
+# How would you do that with a tank, say with $A = -1$? Look at $\Delta$. With $\Delta_t = 0$ no
+# time passes, and the state is kept. With a very large $\Delta_t$, say 40, everything old drains
+# away. So $\Delta$ is a valve, and we let each token set it:
 #
 # $$h_t = e^{\Delta_t A}\,h_{t-1} + \Delta_t B_t\,x_t, \qquad y_t = C_t\,h_t, \qquad
 #   \Delta_t, B_t, C_t \text{ functions of the token at } t. \tag{1.10}$$
 #
 # This is *selection*. Note that Mamba writes $\Delta_t B_t$ where ZOH has $\bar B$; lab 01a
-# measures the difference. So with $\Delta_t = 40$ and $B_t = 1/40$, a token writes its value
-# unchanged and wipes out the old state. $A$ needn't depend on the token, since the product
-# $\Delta_t A$ already does.
+# measures the difference. $A$ needn't depend on the token, since the product $\Delta_t A$ already
+# does.
 
 
 # %%
@@ -368,6 +374,10 @@ def keep_last_marked(tokens):
     return y[..., 0]
 
 
+# %% [markdown]
+# With $\Delta_t = 40$ and $B_t = 1/40$, a marked token writes its value unchanged and wipes out the
+# old state. Here are twelve tokens, three of them marked:
+
 # %%
 value, mark = random(1, 12, seed=5), torch.zeros(1, 12)
 mark[0, [2, 5, 9]] = 1
@@ -378,9 +388,9 @@ for name, row in (("values", value), ("marks", mark), ("kept", keep_last_marked(
     print(f"{name:7}", numbers(row[0], "5.2f"))
 
 # %% [markdown]
-# It gets every value right. Could a fixed kernel? A convolution obeys *superposition*: the
-# answer to a sum of inputs is the sum of the answers. But here a second marked value shouldn't add
-# to the first, it should *replace* it. Let's put our model beside a tank that loses 15 % of its
+# Our model keeps each marked value until the next one. Could a fixed kernel do that? A convolution
+# obeys *superposition*: the answer to a sum of inputs is the sum of the answers. But here a second
+# marked value should *replace* the first. Let's put our model beside a tank that loses 15 % of its
 # water every step.
 
 
@@ -393,11 +403,12 @@ def leaky(tokens):
 
 # %%
 first, second = torch.zeros(2, 1, 12, 2)
-first[0, 2] = torch.tensor([1.0, 1.0])  # value 1, marked, at token 2
-second[0, 7] = torch.tensor([0.6, 1.0])  # value 0.6, marked, at token 7
+first[0, 2] = torch.tensor([1.0, 1.0])  # token 2: value 1, marked
+second[0, 7] = torch.tensor([0.6, 1.0])  # token 7: value 0.6, marked
 both = first + second
 check("tank: answer to the sum = sum of the answers", leaky(both), leaky(first) + leaky(second))
-total, answer = keep_last_marked(first) + keep_last_marked(second), keep_last_marked(both)
+total = keep_last_marked(first) + keep_last_marked(second)
+answer = keep_last_marked(both)
 _ = must_differ("selective: answer to the sum = sum of the answers", total, answer, at_least=0.5)
 
 
@@ -424,8 +435,8 @@ plotting.save(
 )
 
 # %% [markdown]
-# So no fixed kernel can do this task, and a model that can do it has no kernel. That's the end of
-# superposition, of the convolution, and of the FFT.
+# On the right, the dots leave the sum at token 7: no fixed kernel can do this task, and a model
+# that can do it has no kernel. That's the end of superposition, of the convolution, and of the FFT.
 #
 # Mamba's model is (1.10) for $d$ channels: `x` and `dt` (b, l, d), a diagonal $A$ for each channel
 # (d, n), and $B_t$, $C_t$ (b, l, n), shared by all channels. Here it is as a loop.
@@ -444,7 +455,7 @@ x, dt, A, B, C = scan_inputs()
 h, y = torch.zeros(2, 3, 4), []  # h (b, d, n)
 for t in range(21):
     decay = torch.exp(dt[:, t, :, None] * A)  # (b, d, 1) * (d, n)
-    write = (dt * x)[:, t, :, None] * B[:, t, None, :]  # (b, d, 1) * (b, 1, n)
+    write = einsum("bd,bn->bdn", (dt * x)[:, t], B[:, t])
     h = decay * h + write
     y.append(einsum("bdn,bn->bd", h, C[:, t]))
 check("selective_scan = equation 1.10", selective_scan(x, dt, A, B, C), torch.stack(y, 1))
@@ -462,8 +473,6 @@ check("selective_scan = equation 1.10", selective_scan(x, dt, A, B, C), torch.st
 #   \quad\Longrightarrow\quad
 #   (\alpha_1, w_1) \bullet (\alpha_2, w_2) = (\alpha_2 \alpha_1,\; \alpha_2 w_1 + w_2).
 #   \tag{1.11}$$
-#
-# This operation is *associative*: you can join neighbours in any grouping, though not in any order.
 
 
 # %%
@@ -473,17 +482,20 @@ def combine(first, second):
     return alpha_2 * alpha_1, alpha_2 * w_1 + w_2
 
 
-one, two, three = random(3, 2, 1000, seed=10)  # a thousand pairs (α, w) each
-left, right = combine(combine(one, two), three), combine(one, combine(two, three))
+one, two, three = random(3, 2, 1000, seed=10)  # 1000 pairs (α, w) each
+left = combine(combine(one, two), three)
+right = combine(one, combine(two, three))
 check("associative", torch.stack(left), torch.stack(right))
 _ = must_differ("commutative", combine(two, one)[1], combine(one, two)[1])
 
 # %% [markdown]
+# The operation is *associative*: you can join neighbours in any grouping, though not in any order.
+#
 # So we don't have to go from left to right. In round one, every token joins with its left neighbour
-# and covers two steps. In round two, it joins with the token two to its left and covers four. After
-# $\lceil \log_2 l \rceil$ rounds every token covers all steps up to itself. That takes up to $l
-# \lceil \log_2 l \rceil$ joins, more than the $l$ steps of a loop, but within a round all tokens
-# work at the same time. At the left end we pad with $(1, 0)$, the step that does nothing.
+# and covers two steps. In round two, it joins with the token two to its left and covers four. And
+# so on: $\lceil \log_2 l \rceil$ rounds take up to $l \lceil \log_2 l \rceil$ joins, more than the
+# $l$ steps of a loop, but within a round all tokens work at the same time. At the left end we pad
+# with $(1, 0)$, the step that does nothing.
 
 
 # %%
@@ -553,6 +565,8 @@ plotting.save(
 )
 
 # %% [markdown]
+# After the third round every token stands for all steps up to itself.
+#
 # The package's scan pairs neighbours, scans the pairs and fills the gaps, with the same result:
 
 # %%
@@ -570,7 +584,8 @@ check("parallel scan = sequential scan", selective_scan_parallel(*inputs), y)
 # mixes the last four tokens, so $\Delta$, $B$ and $C$ depend on all four. The second is a *gate* on
 # the way out, so that the layer can hold back what it has read. As for the details, $D$ is a direct
 # path, as in S4D, and $\Delta$ is computed from only a few numbers, $\eta$, which keeps its map
-# small. We write $u$ for what goes into the scan. It has $2d$ channels, twice as many as $x$:
+# small. The scan reads $u$, which has $2d$ channels, twice as many as $x$. All $W$ are learned, and
+# $\circ$ multiplies entry by entry:
 #
 # $$\begin{aligned}
 #   u &= \mathrm{SiLU}(\mathrm{conv}(xW_x)), \\
@@ -579,8 +594,7 @@ check("parallel scan = sequential scan", selective_scan_parallel(*inputs), y)
 #   \mathrm{SiLU}(xW_z)\Big)\, W_o.
 # \end{aligned} \tag{1.12}$$
 #
-# All $W$ are learned, and so are $A$, $D$, the bias and the convolution; $\circ$ multiplies entry
-# by entry. In code:
+# $A$, $D$, the bias and the convolution are learned, too. In code:
 
 # %%
 _ = torch.manual_seed(1)
@@ -611,9 +625,9 @@ check("equation 1.12 = Mamba", mixer(x)[0], by_hand)
 #
 # If the letters were always at the places you see here, a fixed filter could do it: look 14, 10 and
 # 5 tokens back. But they move around. Our model is an embedding, one Mamba layer, and a linear map
-# to the letters. The control is the same with `selective=False`: one learned vector takes the place
-# of the map to $\eta$, $B$ and $C$. Its layer has 22 % fewer parameters than the selective one, and
-# two such layers have 57 % more.
+# to the letters. The control is time-invariant (`selective=False`): one learned vector takes the
+# place of the map to $\eta$, $B$ and $C$. Its layer has 22 % fewer parameters than the selective
+# one, and two such layers have 57 % more.
 
 
 # %% tags=["setup"]
@@ -672,17 +686,17 @@ def train_to_copy(selective, steps=400, seed=0, every=100, **options):
 
 
 # %% [markdown]
-# How well will the control do? From $u$ to the gate, it's linear. The SiLU sees four tokens at a
-# time, and the gate only the question mark. So letters that are at least four tokens apart *add*:
-# what a letter does to the scores doesn't depend on the others. Now look at the second question
-# mark, which asks for the middle letter:
+# How well will the control do? A time-invariant layer is linear, but for its SiLU, which sees four
+# tokens, and its gate, which sees the question mark. So letters at least four tokens apart *add*:
+# none changes what another does to the scores. Look at the second question mark, which asks for the
+# middle letter:
 #
 #     a · · · b · · · c · · · · · · · ? ? ?     →   b
 #     · · · · b · · · c · · · a · · · ? ? ?     →   c
 #
 # Take the score of *b* minus the score of *c*, and let *b* and *c* change places. The first answer
 # is now *c*, so the difference should fall; the second is *b*, so it should rise. But letters add,
-# so it changes by the same amount in both. No weights get all four texts right.
+# so it changes by the same amount in both.
 
 
 # %% tags=["setup"]
@@ -697,13 +711,16 @@ def change(model, text):
 
 # %%
 _ = torch.manual_seed(0)
-control = Copier(selective=False)
-first, second = change(control, "a···b···c·······???"), change(control, "····b···c···a···???")
+control = Copier(selective=False)  # embedding, one layer, linear map
+first = change(control, "a···b···c·······???")
+second = change(control, "····b···c···a···???")
 check("a four tokens before b: the same change as a four tokens after c", first, second)
 _ = must_differ("a two tokens before b", change(control, "··a·b···c·······???"), second)
 
 # %% [markdown]
-# The record holds five runs of each model, one per seed, each trained for 600 steps
+# So no weights of the control get all four texts right.
+#
+# The record holds the accuracy of each model after 600 steps of training, for five seeds
 # (`python book/records.py 01_selective_copy`). Before you credit selection with everything, look at
 # the second and the third row.
 
@@ -793,11 +810,11 @@ check("four outputs", torch.tensor(outputs).double(), wanted)
 check("three entries of the kernel", torch.tensor(entries).double(), ssm_kernel(half, one, one, 3))
 
 # %% [markdown]
-# **2 · easy.** A drug drips into the blood at $x(t)$ mg per hour. Some of it leaves the body, at a
-# rate of `away` times the amount in the blood. Some moves into the tissue, at `out` times the
-# amount in the blood, and some comes back, at `back` times the amount in the tissue. The state is
-# (mg in the blood, mg in the tissue). Write down $A$ and $B$, and let the package work out both
-# amounts at the end of each hour, for a list of hourly infusion rates.
+# **2 · easy.** A drug drips into the blood at $x(t)$ mg per hour. The state is (mg in the blood, mg
+# in the tissue). Write down $A$ and $B$, and let the package work out both amounts at the end of
+# each hour, for a list of hourly infusion rates. Some of the drug leaves the body, at a rate of
+# `away` times the amount in the blood. Some moves into the tissue, at `out` times the amount in the
+# blood, and some comes back, at `back` times the amount in the tissue.
 
 
 # %% tags=["exercise"]
@@ -895,11 +912,11 @@ while reach < 37:
 check("best path by doubling = one by one", w, torch.stack(h[1:]))
 
 # %% [markdown]
-# **5 · hard.** Build selective copying by hand. Each token has three numbers: a value, a mark (1 if
-# the value should be kept), and an ask (1 if an answer is wanted). The $i$-th token that asks must
-# return the $i$-th marked value, exactly, for up to `n` of them. Before the $i$-th mark, and at
-# tokens that don't ask, the answer is 0. Choose `dt`, `A`, `B` and `C` for `selective_scan` with
-# one channel. (Hint: give each value its own entry of the state, one that never fades; $A$ may be
+# **5 · hard.** Build selective copying by hand: choose `dt`, `A`, `B` and `C` for `selective_scan`
+# with one channel. Each token has three numbers: a value, a mark (1 if the value should be kept),
+# and an ask (1 if an answer is wanted). The $i$-th token that asks must return the $i$-th marked
+# value, exactly, for up to `n` of them. Before the $i$-th mark, and at tokens that don't ask, the
+# answer is 0. (Hint: give each value its own entry of the state, one that never fades; $A$ may be
 # 0. To find out which entry a token belongs to, keep a running count of the marks, or of the
 # questions. Such a count is itself a state space model, with $\bar A = 1$.)
 

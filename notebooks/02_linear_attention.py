@@ -93,6 +93,10 @@ FORGET = {
     "delta rule": lambda S, key: S - torch.outer(S @ key, key),
 }
 
+# %% [markdown]
+# A value is stored under one key, and we're about to write a new value under a second key. The two
+# keys have inner product 0.6, so the second key already returns 0.6 of the old value.
+
 # %% tags=["figure"]
 fig, axes = plotting.figure(1, 3, size=(13, 3.6))
 for ax, (name, forget) in zip(axes, FORGET.items(), strict=True):
@@ -109,10 +113,8 @@ plotting.save(
 )
 
 # %% [markdown]
-# A value is stored under one key, and we're about to write a new value under a second key. The two
-# keys have inner product 0.6, so the second key already returns 0.6 of the old value. Linear
-# attention simply adds the new value. Mamba-2 first lets everything fade, here by half. The delta
-# rule looks up what the key returns and removes exactly that.
+# Linear attention simply adds; Mamba-2 first halves the old value; the delta rule erases it. The
+# delta rule looks up what the key returns and removes exactly that.
 #
 # ## 1 · Drop the softmax, move the brackets
 #
@@ -125,7 +127,8 @@ plotting.save(
 
 # %%
 l, n, p = 24, 4, 5
-q, k, v = random(l, n, seed=0), random(l, n, seed=1), random(l, p, seed=2)
+q, k = random(2, l, n, seed=0)
+v = random(l, p, seed=2)
 exponentials = (q @ k.T / math.sqrt(n)).exp().tril()
 shares = exponentials / exponentials.sum(-1, keepdim=True)
 built_in = F.scaled_dot_product_attention(q[None], k[None], v[None], is_causal=True)[0]
@@ -175,8 +178,15 @@ check("package, recurrence", linear_attention(*heads(q, k, v))[0, :, 0], recurre
 # Drop the softmax, move two brackets, and attention becomes a recurrence with a memory that never
 # grows.
 #
-# What did that cost us? First, the weights no longer sum to 1, and some are negative. If all tokens
-# have the same value, attention returns that value and linear attention doesn't.
+# What did that cost us, and what did we gain?
+#
+# - The weights no longer sum to 1, and some are negative. If all tokens have the same value,
+#   attention returns that value and linear attention doesn't.
+# - The weights that the last 12 tokens give to the first 12 have rank 4, as inner products of
+#   vectors of width 4. With the softmax, they have rank 12.
+# - The cache of keys and values holds $l\,(n + p)$ numbers per head, and the state holds $n\,p$.
+#   With $n = p = 128$, they're the same size at 64 tokens. At 262,144 tokens the cache is 4,096
+#   times as large.
 
 # %% tags=["guard"]
 ones = torch.ones(l, p)
@@ -189,13 +199,6 @@ print("rank of the 12 × 12 weights:", ranks)
 assert ranks == {"inner products": n, "the softmax": 12}
 
 # %% [markdown]
-# Second, take the weights that the last 12 tokens give to the first 12. As inner products of
-# vectors of width 4, they have rank 4. With the softmax, they have rank 12.
-#
-# And what did we gain? The cache of keys and values holds $l\,(n + p)$ numbers per head, and the
-# state holds $n\,p$. With $n = p = 128$, they're the same size at 64 tokens. At 262,144 tokens the
-# cache is 4,096 times as large.
-#
 # ## 2 · A memory of key–value pairs
 #
 # Think of (2.3) as storage. Writing adds $v\,k^\top$. Reading with a query gives
@@ -229,15 +232,16 @@ check("linear attention, by hand", S @ TWO_KEYS.T, torch.tensor([[1.0, 0.6], [0.
 #
 # ## 3 · Crosstalk
 #
-# Let linear attention store $l$ pairs under unit keys, and read key $j$:
+# What happens with many keys? Let linear attention store $l$ pairs under unit keys, and read key
+# $j$:
 #
 # $$S\,k_j = \underbrace{v_j}_{\text{signal}} +
 #   \underbrace{\sum_{i \ne j} (k_i \cdot k_j)\; v_i}_{\text{crosstalk}}. \tag{2.4}$$
 #
-# How bad is the crosstalk if the keys point in random directions? Rotate the coordinates so that
-# $k_j$ is the first axis. Then $(k_i \cdot k_j)^2$ is the square of the first coordinate of $k_i$.
-# The squares of all $n$ coordinates sum to 1, so by symmetry each is $1/n$ on average. If the
-# values are independent with mean square 1, each entry of the crosstalk has
+# How bad is it if the keys point in random directions? With $k_j$ as the first axis, $(k_i \cdot
+# k_j)^2$ is the square of the first coordinate of $k_i$. All $n$ squares sum to 1, so by symmetry
+# each is $1/n$ on average. If the values are independent with mean square 1, each entry of the
+# crosstalk has
 #
 # $$\text{mean square} = \frac{l - 1}{n}. \tag{2.5}$$
 
@@ -277,8 +281,8 @@ plotting.save(
 )
 
 # %% [markdown]
-# At $l = n + 1$ the noise is as loud as the signal, yet linear attention keeps adding. Each rule
-# below fights this, but there's a limit that no rule can beat.
+# The measured dots lie on the lines of (2.5): at $l = n + 1$ the noise is as loud as the signal.
+# Each rule below fights this, but there's a limit that no rule can beat.
 #
 # **No rule can store more than $n$ arbitrary values exactly**: with $l > n$ keys, some nontrivial
 # combination $\sum_i a_i k_i$ is zero, and then for every state $S$
@@ -306,19 +310,17 @@ _ = must_differ("Σ a_i v_i", a @ values[0], torch.zeros(3), at_least=0.1)
 # $$S_t = \alpha_t\,S_{t-1} + v_t\,k_t^\top. \tag{2.6}$$
 #
 # The code takes $g_t = \log\alpha_t$. By the time token $t$ reads the state, token $s$'s write has
-# been through $\delta = t - s$ decays. We call $\delta$ its age. With a constant $\alpha$ the
-# signal is $\alpha^\delta$. Half of it is left after $\log\frac12 / \log\alpha$ tokens, which is
-# the half-life.
+# been through $\delta = t - s$ decays. We call $\delta$ its age. With a constant $\alpha$, half of
+# the signal is left after $\log\frac12 / \log\alpha$ tokens, which is the half-life.
 #
-# You lose old values. What do you get in return? For recent values, decay cuts the noise more than
-# it cuts the signal. The squared weights of all other tokens now form a geometric series, and its
-# sum stays finite however long the text gets:
+# You lose old values: after $\delta$ tokens, $\alpha^\delta$ is left. What do you get in return?
+# Decay cuts the noise more than it cuts recent values. The squared weights of all other tokens now
+# form a geometric series, and its sum stays finite however long the text gets:
 #
 # $$\text{signal} = \alpha^\delta, \qquad \text{mean square of the noise} \;\le\;
 #   \frac{1}{n\,(1 - \alpha^2)}. \tag{2.7}$$
 #
-# Let's measure both after 512 writes in 64 dimensions (`store` runs a rule and returns its last
-# state):
+# Let's measure both (`store` runs a rule and returns its last state):
 
 # %%
 l, n = 512, 64
@@ -331,6 +333,16 @@ for name, alpha in (("no decay", 1.0), ("half-life 8", 0.5 ** (1 / 8))):
     ratio = signal / noise
     print(f"{name:11}: signal / noise {ratio[-1]:.2f} for the last value,", end=" ")
     print(f"{ratio[-101]:.2f} at age 100")
+
+# %% [markdown]
+# After 512 writes in 64 dimensions, the noise without decay is almost three times as loud as the
+# value (in root mean square). With a half-life of 8, the last value is 3.5 times as loud as the
+# noise, values up to three half-lives old still gain, and the value from 100 tokens ago is gone.
+# Mamba-2 lets every token choose its own $\alpha_t$ and gives different heads different ranges
+# (chapter 03).
+#
+# But decay is blunt. It fades everything equally, whether it's still valid or not. And it never
+# *corrects* anything.
 
 # %% tags=["guard"]
 assert noise.square().mean().sqrt() < 1.02 / math.sqrt(n * (1 - alpha**2))  # half-life 8
@@ -345,14 +357,6 @@ check("read at once: all of it", o[0], value[0])
 check("after one half-life: half of it", o[half_life], value[0] / 2)
 
 # %% [markdown]
-# Without decay, the noise is almost three times as loud as the value (in root mean square). With a
-# half-life of 8, the last value is 3.5 times as loud as the noise, values up to three half-lives
-# old still gain, and the value from 100 tokens ago is gone. Mamba-2 lets every token choose its own
-# $\alpha_t$ and gives different heads different ranges (chapter 03).
-#
-# But decay is blunt. It fades everything equally, whether it's still valid or not. And it never
-# *corrects* anything.
-#
 # ## 5 · Correct it: the delta rule
 #
 # You read *the cat is in the kitchen* and later *the cat is in the garden*. Same key, new value.
@@ -378,10 +382,18 @@ check("after one half-life: half of it", o[half_life], value[0] / 2)
 
 # %%
 S_two = torch.zeros(2, 2)
-for k, v in zip(TWO_KEYS, TWO_VALUES, strict=True):
+for k, v in zip(TWO_KEYS, TWO_VALUES, strict=True):  # with β = 1
     S_two = S_two + torch.outer(v - S_two @ k, k)
 show(S_two)
 check("DeltaNet, by hand", S_two @ TWO_KEYS.T, torch.tensor([[0.64, 0.0], [0.6, 1.0]]))
+
+# %% [markdown]
+# The key $k_1$ returns its value exactly, but $k_0$ pays the price: it now returns $0.64\,v_0$ plus
+# $0.6\,v_1$. Any nonzero step along one key disturbs what's stored under every key that isn't
+# orthogonal to it.
+#
+# Linear attention is a gradient step too, on the loss $-v \cdot S k$. That loss has no minimum, so
+# linear attention never stops adding.
 
 # %% tags=["guard"]
 on_left = torch.zeros(2, 2)
@@ -398,24 +410,16 @@ by_row = S @ (torch.eye(n) - beta * torch.outer(key, key)) + beta * torch.outer(
 check("gradient step = the right side of 2.9", S - beta * slope, by_row)
 
 # %% [markdown]
-# Now $k_1$ returns its value exactly. But $k_0$ pays the price: it now returns $0.64\,v_0$ plus
-# $0.6\,v_1$. Any nonzero step along one key disturbs what's stored under every key that isn't
-# orthogonal to it.
-#
-# Linear attention is a gradient step too, on the loss $-v \cdot S k$. That loss has no minimum, so
-# linear attention never stops adding.
-#
 # ## 6 · When a step is too large
 #
-# How large can $\beta$ be? Multiply (2.9) by $k_t$ on the right, and see what's left of the error
-# for the key we just wrote:
+# How large can $\beta$ be? Multiply (2.9) by $k_t$ on the right: the error for the key we just
+# wrote is gone if $\beta_t \|k_t\|^2$ is 1, and grows if it is above 2:
 #
 # $$v_t - S_t k_t = (1 - \beta_t \|k_t\|^2)\,(v_t - S_{t-1} k_t). \tag{2.10}$$
 #
-# Everything depends on $\beta\|k\|^2$. Between 0 and 1 the error shrinks. At 1 it's gone: the old
-# value has been replaced. Between 1 and 2 the step overshoots, but the error still ends up smaller
-# than before. Above 2 the error grows. A key of 16 standard normal numbers has $\|k\|^2$ near 16,
-# so with $\beta = 1$ the factor is about −15. Will a float32 state survive 100 tokens?
+# Between 0 and 1 the error shrinks. At 1 the old value has been replaced. Between 1 and 2 the step
+# overshoots, but the error still ends up smaller than before. Will a float32 state survive 100
+# random keys with $\beta = 1$?
 
 # %%
 raw, v = random(1, 200, 16, seed=28), random(1, 200, 16, seed=29)
@@ -426,7 +430,9 @@ for name, k in (("raw", raw), ("unit", F.normalize(raw, dim=-1))):
 print(f"the largest float32 is {torch.finfo(torch.float32).max:.0e}, and passed before token 100")
 
 # %% [markdown]
-# So normalise your keys. With unit keys and $\beta$ between 0 and 1, no step overshoots.
+# A raw key of 16 standard normal numbers has $\|k\|^2$ near 16, which makes the factor about −15
+# with $\beta = 1$: normalise your keys. With unit keys and $\beta$ between 0 and 1, no step
+# overshoots.
 #
 # *Longhorn* (Liu et al., 2024) is safe with keys of any length. Instead of choosing a step, it says
 # where the step should end: at a state that's close to the old one and answers the new key well.
@@ -462,7 +468,8 @@ check("after a step, the error is 1 - β‖k‖² times as large", value - after
 
 # %%
 n, p, alpha, beta = 4, 3, 0.7, 0.4
-S, key, value = random(p, n, seed=12), random(n, seed=13), random(p, seed=14)
+S, key = random(p, n, seed=12), random(n, seed=13)
+value = random(p, seed=14)
 row = alpha * S @ (torch.eye(n) - beta * torch.outer(key, key)) + beta * torch.outer(value, key)
 faded = alpha * S
 check("2.13: fade, then correct", row, faded + beta * torch.outer(value - faded @ key, key))
@@ -470,8 +477,7 @@ late = alpha * (S + beta * torch.outer(value - S @ key, key))
 _ = must_differ("correct, then fade", late, row)
 
 # %% [markdown]
-# All five rules now fit into one table, and one idea covers them all: each token is one step of
-# learning.
+# Here are all five rules in one table. One idea covers them: each token is one step of learning.
 #
 # | rule | loss | gradient step | new state |
 # |---|---|---|---|
@@ -601,19 +607,18 @@ for name, rule in RULES.items():
     assert change > 0.1 if "g" in rule.takes else change < 1e-12
 
 # %% [markdown]
-# On average, linear attention gets darker and darker. By the end its top twelve rows are the
-# darkest, because old and new values lie on top of each other. The delta rules are white (no error)
-# at every write, even if the key was used before. Then they darken: each later write disturbs the
+# On average, linear attention gets darker and darker, while the delta rules are white (no error) at
+# every write, even if the key was used before. Then they darken: each later write disturbs the
 # stored values. With $\beta = 1$ and more keys than dimensions, 36 tokens later they do worse on
-# average than an empty memory. So the delta rule forgets too, by overwriting. Longhorn is never
-# fully white, and it darkens more slowly. (With unit keys it's the delta rule with $\beta =
-# \frac12$: a smaller step.) Lab [02a](labs/02a_five_memories.ipynb) measures which rule is best at
-# remembering what.
+# average than an empty memory. So the delta rule forgets too, by overwriting. By the end the
+# darkest rows of linear attention are the top twelve, where old and new values lie on top of each
+# other. Longhorn is never fully white, and darkens more slowly. (With unit keys it's the delta
+# rule with $\beta = \frac12$: a smaller step.) Lab [02a](labs/02a_five_memories.ipynb) measures
+# which rule is best at remembering what.
 #
-# The state of linear attention is a sum, and **a sum doesn't know its order**. Write kitchen and
-# then garden, or garden and then kitchen, and you get the same state. No training can change that,
-# as long as a pair is written the same way wherever it occurs. Let's write nine pairs forwards and
-# backwards:
+# The state of linear attention is a sum, and **a sum doesn't know its order**: kitchen then garden
+# or garden then kitchen, it's the same state. No training can change that, as long as a pair is
+# always written the same way. Let's write nine pairs both ways:
 
 # %%
 k, v = unit(1, 9, 6, seed=25), random(1, 9, 4, seed=26)
@@ -623,8 +628,8 @@ for name in RULES:
     assert (change < 1e-12) == (name == "linear attention")
 
 # %% [markdown]
-# The rules with a decay would notice even if the keys were orthogonal. DeltaNet and Longhorn only
-# notice because the keys overlap.
+# All the others notice. The rules with a decay would notice even if the keys were orthogonal;
+# DeltaNet and Longhorn only notice because the keys overlap.
 #
 # ## 9 · All tokens of a chunk at once
 #
@@ -682,10 +687,11 @@ check("state after the chunk = loop", S_before + U.T @ k, S_after)
 # $T$ doesn't. So every chunk can solve two systems before any state is known, all chunks at the
 # same time:
 #
-# $$(I + T)\,U_V = \mathrm{diag}(\beta)\,V, \qquad (I + T)\,U_K = \mathrm{diag}(\beta)\,K.$$
+# $$(I + T)\,U_V = \mathrm{diag}(\beta)\,V, \qquad (I + T)\,U_K = \mathrm{diag}(\beta)\,K, \qquad
+#   U = U_V - U_K S_{-1}^\top.$$
 #
-# Then $U = U_V - U_K S_{-1}^\top$. Only the products with the state have to wait. For 4,096 tokens
-# in chunks of 64, that's 64 rows to solve, then 64 steps of the state, instead of 4,096 in a row.
+# Only the products with the state have to wait. For 4,096 tokens in chunks of 64, that's 64 rows to
+# solve, then 64 steps of the state, instead of 4,096 in a row.
 #
 # This works with a decay too: every rule in the package takes a `chunk_size`.
 #
