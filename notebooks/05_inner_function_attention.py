@@ -2,8 +2,8 @@
 # # 05 · Inner-function attention and masks that learn
 #
 # **Attention does two things: it decides where to read, and it hands over what it finds there. This
-# chapter changes both. We let attention find the state of a recurrence, and we let it learn which
-# keys to dim.** By the end you will be able to
+# chapter changes both. We let attention look up what a recurrence said earlier, and we let it learn
+# which keys to dim.** By the end you will be able to
 #
 # - write causal attention, for a whole prompt and with a cache;
 # - put a state-space layer, or a table, in place of the values;
@@ -15,6 +15,9 @@
 # Sources: *Wonderful Matrices* (WM) §3.2 and Listings 5–7; *Cheems* (Ch) §3.2 and Listing 3; Lin et
 # al., *Forgetting Transformer* (2025). The content mask is adapted from the later *Doge* models of
 # WM's authors (chapter 11). How to read ✓ and ✗: chapter 00.
+#
+# Two places in this attention head are yours to change: the value path, cut open at the bottom, and
+# the weights, where a red shutter dims one column.
 
 # %% tags=["setup"]
 import json
@@ -112,9 +115,8 @@ plotting.save(
 )
 
 # %% [markdown]
-# Two places in this drawing are yours to change. At the bottom the value path is cut open:
-# attention doesn't care where $v_s$ came from (sections 3 to 5). At the top a shutter dims one
-# column of the weights, and later readers get less of that key, or nothing (sections 6 and 7).
+# Attention doesn't care where a value comes from, so all three boxes fit the gap (sections 3 to 5).
+# The shutter leaves less of a key, or nothing (sections 6 and 7).
 #
 # ## 1 · Attention is a weighted read
 #
@@ -124,11 +126,11 @@ plotting.save(
 # $$y_t = \sum_s w_{ts}\, v_s, \qquad
 #   w_{ts} = \frac{e^{q_t \cdot k_s/\sqrt p}}{\sum_{s'} e^{q_t \cdot k_{s'}/\sqrt p}}. \tag{5.1}$$
 #
-# The weights in a row sum to one. That will matter in section 6. Here are the loops, for one head
+# The weights in a row sum to one. That matters in section 6. Here are the loops, for one head
 # of width $p$ and without a mask:
 
 # %%
-l, p = 6, 4
+l, p = 6, 4  # tokens, and the width of a head
 q, k, v = random(3, l, p, seed=0)  # three matrices (l, p)
 y = torch.zeros(l, p)
 for t in range(l):
@@ -141,8 +143,8 @@ for t in range(l):
 # Why $\sqrt p$? If all components of two vectors are independent, with mean 0 and variance 1, the
 # inner product has variance $p$. Without the scale, the scores of a wide head lie further apart.
 #
-# The package has (5.1) twice, written out and as torch's fused operator. Both take tensors (b, l,
-# h, p) and should agree with our loops.
+# The package has (5.1) twice: written out, and as torch's fused operator. Both take tensors (b, l,
+# h, p), of $b$ texts and $h$ heads, and should agree with our loops.
 
 # %%
 one_head = [u[None, :, None] for u in (q, k, v)]  # each (1, l, 1, p)
@@ -151,7 +153,7 @@ written_out = naive_attention(*one_head, allowed=everyone)[0, :, 0]
 check("written out = loops", written_out, y)
 fused = attention.attention(*one_head, allowed=everyone)[0, :, 0]
 check("scaled_dot_product_attention = loops", fused, y)
-one_head[0] = math.sqrt(p) * one_head[0]
+one_head[0] = math.sqrt(p) * one_head[0]  # undoes the scale
 unscaled = naive_attention(*one_head, allowed=everyone)[0, :, 0]
 _ = must_differ("without 1/√p", unscaled, y)
 
@@ -159,12 +161,12 @@ _ = must_differ("without 1/√p", unscaled, y)
 # ## 2 · Who may be read: the static mask
 #
 # A language model mustn't read ahead, so query $t$ may read key $s$ only if $s \le t$. A cache adds
-# a twist: query 0 of a call is now the first token *after* the cache, and it may read all of it. So
-# query $t$ is token $t + n_{keys} - n_{queries}$. WM Listings 5 and 6 build the mask without this
-# offset, which is fine for a whole prompt.
+# a twist: query 0 of a call is now the first token *after* the cache, and may read all of it. So
+# query $t$ is token $t + n_{\text{keys}} - n_{\text{queries}}$. WM Listings 5 and 6 build the mask
+# without this offset, which is fine for a whole prompt.
 #
-# Put four tokens in a cache and let two new ones read. Which keys do the new ones see if you forget
-# the offset?
+# Put four tokens in a cache and let two new ones read. Which keys do they see without the
+# offset?
 
 # %%
 q, k, v = random(3, 1, 6, 1, 4, seed=0)  # each (b, l, h, p)
@@ -175,6 +177,9 @@ no_offset = torch.ones(2, 6, dtype=torch.bool).tril()
 seen = [row.nonzero().flatten().tolist() for row in no_offset]
 print("keys seen without the offset:", seen)
 assert seen == [[0], [0, 1]]
+
+# %% [markdown]
+# The two new tokens see only the oldest keys, and never themselves.
 
 # %% tags=["guard"]
 wrong = naive_attention(q[:, 4:], k, v, allowed=no_offset)
@@ -188,15 +193,12 @@ print("one query after a cache of five sees, without the offset, the keys", seen
 assert seen == [0]
 
 # %% [markdown]
-# The newcomers see only the oldest keys, and never themselves.
-#
 # ### The mask on the wrong side of the softmax (WM §3.2, formulas after eq. 4)
 #
-# Where in the formula does the mask go? The obvious place is on the weights: take the softmax $A$
-# of *all* scores and multiply it by a mask $L$ of ones and zeros. The paper's formulas do exactly
-# that, and every weight above the diagonal becomes zero.
+# Where in the formula does the mask go? The paper's formulas put it on the weights.
 #
-# So is $L \circ A$ causal? Change the last key, and see whether any earlier output notices.
+# Take the softmax $A$ of *all* scores and multiply it by a mask $L$ of ones and zeros. Is this
+# $L \circ A$ causal? Change the last key, and see whether any earlier output notices.
 
 # %%
 q, k, v = random(3, 6, 4, seed=50)
@@ -213,8 +215,8 @@ assert moved.min() > 1e-3
 # All five notice. The zeros come too late: the softmax's denominator already contains the future
 # keys. The mask belongs **before** the softmax, where a forbidden key gets the score $-\infty$. Its
 # weight is then exactly zero, and the rest still sum to one. WM Listing 7 does this: it *adds* an
-# $L$ of 0 and $-\infty$ to the scores. Multiply by that $L$, as the formulas say, and 20 of 24
-# outputs aren't even finite.
+# $L$ of 0 and $-\infty$ to the scores. Multiply the weights by that $L$, as in the formulas, and 20
+# of 24 outputs aren't even finite.
 
 # %% tags=["guard"]
 before = naive_attention(*(u[None, :, None] for u in (q, k, v)), allowed=causal_mask(6, 6))
@@ -237,8 +239,8 @@ assert (of_allowed == 0).all() and int((~read.isfinite()).sum()) == 20
 # The output is an average of values, and an ordinary value is $v_s = W x_s$. Does it know only its
 # own token? In a first layer it does. But every Cheems preset has seven state-space layers before
 # its first inner function, and by then $x_s$ holds what they wrote about the past. At any depth,
-# though, **a linear map adds nothing to what the stream already holds at $s$.** An *inner function*
-# puts something else in place of $W x_s$:
+# **a linear map adds nothing to what the residual stream already holds at $s$.** An *inner
+# function* puts something else in place of $W x_s$:
 #
 # | `inner=` | value of token $s$ | reads | from |
 # |---|---|---|---|
@@ -247,14 +249,13 @@ assert (of_allowed == 0).all() and int((~read.isfinite()).sum()) == 20
 # | `"linear"` | $W x_s$, ordinary attention | token $s$ | |
 #
 # The recurrence adds the past. The table adds no information, but it computes something that one
-# matrix can't. Why change the values, and not the queries or keys? *Cheems* gives a reason,
+# matrix can't. Why change the values, and not the queries or keys? The papers give a reason,
 # untested there and here: with more complex queries and keys, training might fluctuate.
 
 # %% tags=["setup"]
-_ = torch.manual_seed(0)
-layer = InnerFuncAttn(16, n_heads=2, inner="ssd", d_state=8)
 x, positions = random(1, 12, 16, seed=3), torch.arange(12)[None]
 cosine, sine = rope_cos_sin(positions, 8, dtype=torch.float64)
+_ = torch.manual_seed(0)
 
 # %% [markdown]
 # With an SSD inside, attention looks up *what a recurrence said at some earlier moment*. The query
@@ -262,6 +263,7 @@ cosine, sine = rope_cos_sin(positions, 8, dtype=torch.float64)
 # its own $C_s$. Here is the whole layer, for two heads of width 8:
 
 # %%
+layer = InnerFuncAttn(16, n_heads=2, inner="ssd", d_state=8)
 q = apply_rope(layer.q_proj(x).unflatten(-1, (2, 8)), cosine, sine)
 k = apply_rope(layer.k_proj(x).unflatten(-1, (2, 8)), cosine, sine)
 values, _ = layer.inner(x, positions)  # SSD(x): (b, l, d) -> (b, l, d)
@@ -280,8 +282,10 @@ assert preset("cheems-v1-1.3b").inner == "ssd" and preset("cheems-1.3b").inner =
 # ## 4 · An account book: inner function, or one more layer?
 #
 # When would you want the state at some earlier moment? When you keep accounts. Our book has eight
-# entries, each with a number (in shuffled order) and an amount, +1 or −1. Then come four questions:
-# *what was the balance right after this number?* One book looks like this:
+# entries, each with a number (in shuffled order) and an amount, +1 or −1. The balance is their sum
+# so far. Then come four questions: *what was the balance right after this number?*
+#
+# One book looks like this:
 
 
 # %% tags=["setup"]
@@ -306,8 +310,11 @@ print("number ", numbers[0].tolist())
 print("amount ", amounts[0].tolist())
 print("balance", amounts.cumsum(1)[0].tolist(), " (not shown to the model)")
 print("asked  ", asked[0].tolist(), "  answers", answers[0].tolist())
+assert asked[0, 0] == numbers[0, -1] == 0 and answers[0, 0] == amounts.sum() == -2
 
 # %% [markdown]
+# Number 0 stands last, so the first answer is the final balance, −2.
+#
 # Attention can find the entry, but the value there is a linear map of one number and one amount.
 # SSD can keep a running balance, but only the current one. Attention over SSD finds the entry, and
 # with it the balance.
@@ -316,15 +323,13 @@ print("asked  ", asked[0].tolist(), "  answers", answers[0].tolist())
 # book, but not which entry you're asking about, can do no better (in squared error) than the mean
 # of the eight balances. That scores 0.708.
 #
-# But attention over SSD contains *two* layers that mix tokens. Would SSD and attention do as well
-# one after the other, as in most hybrid models? We compare five systems:
+# But attention over SSD contains *two* layers that mix tokens. Would they do as well one after the
+# other, as in most hybrid models? We compare five systems:
 #
 # - **V = SSD(x)**: attention over SSD;
 # - **S then A**: an SSD layer, then ordinary attention;
 # - **A then A**: ordinary attention twice;
 # - **A** and **S**: each of the two alone.
-#
-# Which of the four rivals comes closest, and how far off is it?
 
 
 # %% tags=["setup"]
@@ -366,8 +371,8 @@ def train_on_books(pattern, steps, seed=0):
 
 
 # %% [markdown]
-# The record has all five, over 500 updates and five seeds, each at the best of three learning rates
-# (`python book/records.py 05_one_more_layer`).
+# Which of the four rivals comes closest to V = SSD(x)? Here are the median and the range of five
+# seeds, each system at the best of three learning rates.
 
 # %% tags=["setup"]
 MORE = read_record("05_one_more_layer")
@@ -403,14 +408,14 @@ plotting.save(
 )
 
 # %% [markdown]
-# V = SSD(x) ends between 0.998 and 0.999 on every seed. It reaches 0.95 after 150 updates (median),
-# S then A after 250, A then A after 350. But **S then A does nearly as well**: four of its five
-# seeds end at 0.995 or above, and one at 0.908. One mixer alone ends below 0.77, even with as many
-# parameters as V = SSD(x). With 500 updates we compare how fast the systems learn, not how far they
-# could get.
+# S then A comes closest: four of its five seeds end at 0.995 or above, one at 0.908. V = SSD(x)
+# ends between 0.998 and 0.999 on every seed. It reaches 0.95 after 150 updates (median), S then A
+# after 250, A then A after 350. One mixer alone ends below 0.77, even with as many parameters as
+# V = SSD(x). With 500 updates we compare how fast the systems learn, not how far they could get
+# (`python book/records.py 05_one_more_layer`).
 #
-# In Cheems, state-space layers come first. With one S in front, each of the three takes 200 updates
-# to 0.95 (median), and one seed in five fails for V = SSD(x) and for S then A.
+# In Cheems, state-space layers come first. With one more S in front, each of the three takes 200
+# updates to 0.95 (median), and one seed in five ends below 0.8 for V = SSD(x) and for S then A.
 
 # %% tags=["guard"]
 alone, inside = (train_on_books(pattern, 200) for pattern in "AI")
@@ -429,6 +434,8 @@ for row in MORE["table"]:
 assert 0.9975 < min(ENDS["I", 32]) < max(ENDS["I", 32]) < 0.9995
 assert [end > 0.9949 for end in sorted(ENDS["SA", 32])] == [0, 1, 1, 1, 1]
 assert [round(end, 3) for end in sorted(ENDS["AA", 32])][::4] == [0.973, 0.986]
+sizes = {row["pattern"]: row["parameters"] for row in MORE["table"] if row["d"] == 32}
+assert sizes["I"] < sizes["SA"] < sizes["AA"]
 assert max(end for key in (("A", 32), ("A", 40), ("S", 32), ("S", 48)) for end in ENDS[key]) < 0.77
 
 # %% tags=["guard"]
@@ -439,19 +446,20 @@ for row in MORE["table"]:
         assert 50 * sorted(first)[2] + 50 == TO_95[row["pattern"]]
 for pattern, fail in (("SI", 1), ("SSA", 1), ("SAA", 0)):  # behind one more S
     assert [end > 0.98 for end in sorted(ENDS[pattern, 32])] == fail * [0] + (5 - fail) * [1]
+    assert all(end > 0.98 or end < 0.8 for end in ENDS[pattern, 32])
 
 # %% [markdown]
-# The claim that survives is modest: SSD inside attention does the work of the two in a row, and it
-# needs the fewest updates as long as no other S comes first. Chapter 09 puts the same question to
-# small language models.
+# The claim that survives is modest: on this task, SSD inside attention does the work of the two in
+# a row, with fewer parameters. It needs the fewest updates as long as no other S comes first.
+# Chapter 09 puts the same question to small language models.
 #
 # ## 5 · Values from a table
 #
 # WM puts a table in place of the SSD. Each row $U_j$ has a key $\kappa_j$ and, with one head, is as
 # wide as a token. A token compares a short query $W_q x_s$, of width $m$, with the keys. WM
 # eq. 3 adds up all rows, weighted by their scores; Listing 7 takes the best one, unweighted. The
-# package takes the *two* best with softmax weights, and multiplies the token by their sum,
-# component by component:
+# package takes the *two* best with softmax weights $\omega_{sj}$, and multiplies the token by the
+# weighted sum, component by component:
 #
 # $$v_s = x_s \circ \sum_{j \,\in\, \text{best two}} \omega_{sj}\, U_j, \qquad
 #   \omega_{sj} = \mathrm{softmax}_{j \,\in\, \text{best two}}
@@ -475,6 +483,10 @@ for token in x[0]:
     values.append(token * row)  # 5. times the token
 check("five steps = RetrievedValues", table(x)[0], torch.stack(values))
 
+# %% [markdown]
+# So the sign of a component can decide how a token is scaled; no single matrix can do that. (A
+# folded cell sets such a table by hand.)
+
 # %% tags=["guard"]
 check("weights sum to one", table.weights(x)[0, :, 0].sum(-1), torch.ones(5))
 # WM eq. 3 weights all rows; Listing 7 takes the best and drops the weights
@@ -482,10 +494,6 @@ every_row = (x[0] @ query_map.T @ keys.T / 2).softmax(-1) @ rows
 _ = must_differ("all rows weighted, with our softmax", x[0] * every_row, table(x)[0])
 
 # %% [markdown]
-# With a table, each token is multiplied by a diagonal matrix of its own. So the table can scale two
-# kinds of token differently even when only a sign tells them apart. No single matrix can do that.
-# (A folded cell sets such a table by hand.)
-#
 # Can the model *learn* which rows to take? Which parameters get a gradient if a token takes one row
 # instead of two?
 
@@ -501,9 +509,9 @@ print("2 of 4 rows taken: query and keys have a gradient:", learns[2])
 assert learns == {1: [False, False], 2: [True, True]}
 
 # %% [markdown]
-# With one row, neither the query nor the keys get a gradient: a softmax over a single score is
-# always 1. Only the rows learn. Listing 7 has the same flaw, and its keys start at zero. So every
-# token takes the same row, for good.
+# With one row, neither the query map nor the keys get a gradient: a softmax over a single score is
+# always 1. Listing 7 doesn't weight its row, so its keys don't learn either. They start at zero,
+# and every token takes the same row, for good.
 
 
 # %% tags=["guard"]
@@ -563,7 +571,8 @@ print("by a table of two rows set by hand under 1 %, by the best matrix over 15 
 # $$w_{ts} \propto e^{q_t \cdot k_s/\sqrt p\; + \;\mu_{ts}}. \tag{5.3}$$
 #
 # We'll call $e^{\mu_{ts}}$ the *share*: the key's weight is multiplied by it before the row is
-# normalised. Here it is in four layers:
+# normalised. Here it is in four layers. Each head learns its own $g$, $a > 0$, $u$ and $\nu$; the
+# forget gate $f_r$ is a sigmoid of a linear function of token $r$; in SSD, $A < 0$:
 #
 # | | log share $\mu_{ts}$ | knows |
 # |---|---|---|
@@ -572,11 +581,7 @@ print("by a table of two rows set by hand under 1 %, by the best matrix over 15 
 # | Forgetting Transformer | $\sum_{r=s+1}^{t} \log f_r$ | the tokens after $s$ |
 # | SSD | $\log \Delta_s + A \sum_{r=s+1}^{t} \Delta_r$ | token $s$ and those after it |
 #
-# Each head learns its own $g$, $a > 0$, $u$ and $\nu$. A forget gate $f_r$ is a sigmoid of a linear
-# function of token $r$. SSD has no softmax: its weight is $C_t \cdot B_s$ times $e^{\mu_{ts}}$,
-# with $A < 0$.
-#
-# Now token 4 doesn't want to be read, and token 8 wants the past forgotten.
+# SSD has no softmax: its weight is $C_t \cdot B_s$ times $e^{\mu_{ts}}$.
 
 # %% tags=["setup"]
 SEEN, STEPS = causal_mask(16, 16), torch.full((16,), 0.1)
@@ -609,8 +614,8 @@ for name, share in shares.items():
     assert before == after if "by place" in name or "by key" in name else after < 0.06 * before
 
 # %% [markdown]
-# Here are the shares, SSD's in units of an ordinary token's $\Delta$. Which panels grant the first
-# wish, and which the second?
+# Which panels grant token 4 its wish ("do not read me"), and which token 8 ("forget what came
+# before me")? SSD's shares are in units of an ordinary token's $\Delta$.
 
 # %% tags=["figure"]
 drawn = {
@@ -628,8 +633,8 @@ plotting.save(
 )
 
 # %% [markdown]
-# The content mask dims column 4. Forgetting leaves reader 8 almost nothing of the keys before 8.
-# SSD does both with one step size, so token 8 also writes itself with a large weight. The gate does
+# The content mask grants the first wish (column 4), forgetting the second, and SSD both. But SSD
+# has one step size for both, so its token 8 also writes itself with a large weight. The gate does
 # neither: it doesn't see the tokens, and its pale columns are an accident of random logits.
 #
 # In the first two panels every reader gets the same share of a key. Is that why these masks can't
@@ -641,7 +646,7 @@ plotting.save(
 
 # %%
 q, k, v = (random(1, 16, 1, 4, seed=10 + i) for i in range(3))
-log_f = -STEPS
+log_f = -STEPS  # as in the panels
 c = log_f.cumsum(0)
 scores = q[0, :, 0] @ k[0, :, 0].T / math.sqrt(4) + (c[:, None] - c)
 weights = scores.masked_fill(~SEEN, -math.inf).softmax(-1)
@@ -653,12 +658,12 @@ _ = must_differ("a bias from the key's own token", own_token[0, :, 0], forgettin
 
 # %% [markdown]
 # So a bias on the keys *can* say "forget", if the key knows how much has been forgotten so far.
-# That's a running sum, which is itself a recurrence. A bias that knows only the key's own token
+# That's a running sum, itself a recurrence. A bias that knows only the key's own token
 # can't do it: token 8 has no way to change the ratio of the weights of keys 1 and 10.
 #
-# This is where the two halves of the chapter meet. A content mask reads $v_s$. With
-# $V=\mathrm{SSD}(x)$ the value can carry the running sum, and then a content mask can forget, up to
-# a total set in advance. (A folded cell sets one by hand; we haven't trained one.)
+# A content mask reads $v_s$. With $V=\mathrm{SSD}(x)$ the value can carry the running sum, and then
+# a content mask can forget, up to a total set in advance. (A folded cell sets one by hand; we
+# haven't trained one.)
 
 # %% tags=["guard"]
 assert 0.9 < by_key[0] < 0.91 and by_key[4] < 0.03 and by_place[4] > 0.99
@@ -712,14 +717,15 @@ slots, stored, asked, answers = decoy_memory(1, torch.Generator().manual_seed(0)
 print("key    ", slots[0].tolist())
 print("value  ", stored[0].tolist())
 print("asked  ", asked[0].tolist(), "  answers", answers[0].tolist())
+assert slots[0, [3, 8]].tolist() == [1, 1] and stored[0, [3, 8]].tolist() == [2, 1]
 
 # %% [markdown]
+# Key 1 has the decoy 2 in slot 3 and its correct value 1 in slot 8.
+#
 # A model that guesses between the two values is right in
 # $\tfrac12+\tfrac12\cdot\tfrac18=\tfrac{9}{16}$ of the cases: half the time, and by luck in an
-# eighth of the rest. (Always trusting the earlier copy, correct in 36 of 64 cases, would score
-# 61.7 %.) We train embeddings, one attention layer and one linear map,
-# once with the package's gates and once with the paper's mask. That mask starts as
-# $\mathrm{round}(\mathrm{ones})$ and hides every key whose gate is exactly 0.
+# eighth of the rest. The model has embeddings, one attention layer and one linear map. The paper's
+# mask starts as $\mathrm{round}(\mathrm{ones})$ and hides every key whose gate is exactly 0.
 
 
 # %% tags=["setup"]
@@ -785,7 +791,8 @@ def train_on_decoys(kind, steps, seed=0):
 DECOYS = read_record("05_masks")
 
 # %% [markdown]
-# Which of the two learns to avoid the decoys? And what will its gates be?
+# We train a small model once with the paper's mask and once with the package's gates. Which of the
+# two learns to avoid the decoys?
 
 # %%
 trained = {kind: train_on_decoys(kind, 200) for kind in ("printed", "gate")}
@@ -797,9 +804,11 @@ print("gradient of the printed mask after 200 steps:", printed.gate.grad)
 assert printed.gate.grad is None and (printed.gate == 1).all()
 
 # %% [markdown]
-# The record has five seeds (`python book/records.py 05_masks`). Our gates get every answer right,
-# on every seed. Do they hide the decoys? Here are the gates of the four heads (seed 0), and of a
-# model that rounds its gates at ½ in training and passes the gradient on unrounded (exercise 4):
+# The one with our gates does; no gradient reaches the printed mask.
+#
+# The gates get every answer right, on five seeds of five (`python book/records.py 05_masks`). Do
+# they hide the decoys? Here are the gates of the four heads (seed 0), and of a model that rounds
+# its gates at ½ in training, with the gradient of unrounded ones (exercise 4):
 
 # %%
 for kind in ("gate", "rounded"):
@@ -810,7 +819,7 @@ for kind in ("gate", "rounded"):
     print("below ½ in each head:", (decoys < 0.5).sum(1).tolist())
 
 # %% [markdown]
-# Our gates only *dim* them: a decoy keeps a share of 0.58 to 0.70, a correct value 0.95 or 0.96.
+# Our gates only *dim* them: a decoy keeps a share of 0.58 to 0.70, a correct value about 0.95.
 # That's enough to tell the two apart. Rounded afterwards, these gates would hide nothing. Rounded
 # in training, they hide all decoys in three of four heads.
 #
@@ -833,8 +842,6 @@ assert 0.944 < gates[:, ::2].min() < gates[:, ::2].max() < 0.965
 assert [all(decoys < 0.5) for decoys in rounded[:, 1::2]] == [True, False, True, True]
 live = trained["gate"][0].mask.logit.sigmoid()
 assert 0.5 < live[:, 1:16:2].min() < live[:, 1:16:2].max() < 0.8 < live[:, :16:2].min()
-earlier = torch.ones(8, 8).triu().mean().item()  # pairs of places with the correct slot first
-assert earlier == 36 / 64 and round(earlier + (1 - earlier) / 8, 3) == 0.617
 
 # %% tags=["guard"]
 layer, x, positions = trained["printed"][0], random(1, 24, 32, seed=20).float(), torch.arange(24)
@@ -852,16 +859,15 @@ _ = must_differ("a mask that hides the decoys", layer(x, positions[None])[0], un
 # - Queries and keys make the weights; the values carry the content.
 # - The static mask comes before the softmax. With a cache it needs an offset.
 # - With $V = \mathrm{SSD}(x)$ a value is what token $s$ read from a state. An SSD layer
-#   followed by attention does nearly as well.
+#   followed by attention did nearly as well, on four of five seeds.
 # - A table can scale tokens differently by sign alone. With a softmax over the rows *taken*, it can
 #   learn which to take only if a token takes at least two.
-# - "Do not read me" needs only the key's own token. A token that says "forget what came before me"
-#   needs a running sum. SSD says both with one step size.
+# - "Do not read me" needs only the key's own token; "forget what came before me" needs a running
+#   sum. SSD says both with one step size.
 # - An index and a comparison with 0 have no gradient. As printed, neither the table's keys nor the
 #   dynamic mask can ever learn. A soft gate learns to dim decoys.
 #
-# Lab 05a is about the trouble padding causes: empty rows, a finite minimum instead of −∞, and
-# states that read the padding.
+# Lab 05a is about padding: empty rows, a finite minimum instead of −∞, and states that read it.
 
 # %% [markdown]
 # ## Exercises
@@ -888,8 +894,8 @@ check("indifferent = mean", naive_attention(indifferent(k), k, v, allowed=everyo
 _ = must_differ("keys as queries", naive_attention(k, k, v, allowed=everyone), mean)
 
 # %% [markdown]
-# **2 · easy.** *A sliding window.* Each query may read its own token and the `width - 1` tokens
-# before it. Make it work with a cache too, where there are more keys than queries.
+# **2 · easy.** *A sliding window.* Write a mask that lets each query read its own token and the
+# `width - 1` tokens before it, with a cache too, where there are more keys than queries.
 
 
 # %% tags=["exercise"]

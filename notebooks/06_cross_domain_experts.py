@@ -158,12 +158,13 @@ plotting.save(
 #
 # ## 1 · One expert
 #
-# What's an expert? Just a smaller feed-forward layer. A plain one (*multi-layer perceptron*, MLP)
-# widens a token from $d$ to $f$ numbers, applies a nonlinear function, and narrows it again. Our
-# nonlinear function is $\mathrm{SiLU}(u) = u\,\sigma(u)$, where σ is the sigmoid. A *gated* layer
-# multiplies two maps entry by entry.
+# What's an expert? Just a feed-forward layer, usually a small one. A plain one (*multi-layer
+# perceptron*, MLP) widens a token from $d$ to $f$ numbers, applies a nonlinear function, and
+# narrows it again. Our nonlinear function is $\mathrm{SiLU}(u) = u\,\sigma(u)$, where σ is the
+# sigmoid.
 #
-# OTCE's *double gated linear unit*, DGLU (eq. 13), applies a nonlinear function to both maps:
+# A *gated* layer multiplies two maps, $xW$ and $xV$, entry by entry. OTCE's *double gated linear
+# unit*, DGLU (eq. 13b), applies a nonlinear function to both:
 #
 # $$\begin{aligned}
 #   \text{MLP: } & \mathrm{SiLU}(xW)\,W_2 \\
@@ -222,8 +223,9 @@ with torch.no_grad():
     check("mixture by hand = MoE", moe(x)[0, :3], y)
 
 # %% [markdown]
-# The package calls each expert once, on its own tokens. Running every expert on every token gives
-# the same result (folded).
+# Each token is routed to its own two experts, and their weighted sum is the package's output. The
+# package calls each expert once, on its own tokens. Running every expert on every token gives the
+# same result (folded).
 
 
 # %% tags=["guard"]
@@ -246,11 +248,11 @@ _ = must_differ("all four experts kept", dense(moe, x, shares), moe(x))
 # %% [markdown]
 # ### Which router learns?
 #
-# OTCE uses the $k < e$ shares unchanged, so they sum to less than 1. Our option `renormalize`
-# divides them by their sum. That looks harmless. But the loss reaches the router only through the
-# gates.
+# OTCE's formulas use the $k < e$ shares unchanged, so they sum to less than 1.
 #
-# Here are four routers after one backward pass. Which one gets no gradient?
+# Our option `renormalize` divides the kept shares by their sum. That looks harmless, but the loss
+# reaches the router only through the gates. Here are four routers after one backward pass. Which
+# one gets no gradient?
 
 # %% tags=["guard"]
 sums = moe.route(x)[0].sum(-1)
@@ -269,21 +271,23 @@ for k, renormalize in ((2, False), (2, True), (1, False), (1, True)):
     assert (largest > 1e-6) == (k > 1 or not renormalize)
 
 # %% [markdown]
-# With $k = 1$ the renormalized gate is $g_i / g_i = 1$, whatever the scores. That router never
+# With $k = 1$ the renormalized gate is $g_i / g_i = 1$, whatever the scores, so that router never
 # learns.
 #
 # ### Keeping everyone busy
 #
-# A router may come to send most tokens to a few experts. An extra loss penalises imbalance. With
-# $b$ texts of $l$ tokens and $k$ choices per token, this *load balancing loss* is
+# A router may come to send most tokens to a few experts. An extra loss penalises imbalance: it's 1
+# for an even load, and $e/k$ if all tokens choose the same $k$ experts. With $b$ texts of $l$
+# tokens and $k$ choices per token, our *load balancing loss* is
 #
 # $$\text{loss} = e \sum_i f_i P_i, \qquad
 #   f_i = \frac{\text{number of choices of } i}{b\,l\,k}, \qquad
 #   P_i = \frac{\text{sum of the gates given to } i}{\text{sum of all kept gates}}. \tag{6.3}$$
 #
-# The *load* $f_i$ is a count, so the gradient only flows through $P_i$. The $P_i$ sum to 1, so the
-# loss is 1 when the load is even. If all tokens choose the same $k$ experts, the loss is $e/k$ for
-# any gates. Then it has no gradient, so it can't undo a collapse.
+# The *load* $f_i$ is a count, so the gradient only flows through $P_i$. The $P_i$ sum to 1, so in a
+# collapse the loss is $e/k$ for any gates: it has no gradient and can't undo the collapse. (In
+# Switch Transformers $P_i$ is the mean of the whole softmax, and the loss has a gradient even
+# then.)
 
 # %% tags=["guard"]
 gates, indices = moe.route(random(8, 64, 6, seed=4))
@@ -298,13 +302,20 @@ check("an even load, any gates", even, torch.tensor(1.0))
 same = load_balancing_loss(random(5, 2, seed=6).exp(), torch.tensor([[0, 1]] * 5), 4)
 check("all tokens on the same two of four, any gates", same, torch.tensor(2.0))
 
+# %% tags=["guard"]
+logits, f = random(5, 4, seed=7).requires_grad_(), torch.tensor([0.5, 0.5, 0.0, 0.0])
+shares = logits.softmax(-1)
+ours = load_balancing_loss(shares[:, :2], torch.tensor([[0, 1]] * 5), 4)
+switch = 4 * (f * shares.mean(0)).sum()  # of the same collapse
+ours, switch = (torch.autograd.grad(loss, logits, retain_graph=True)[0] for loss in (ours, switch))
+assert ours.abs().max() < 1e-12 and switch.abs().max() > 1e-3
+
 # %% [markdown]
 # ### Two shortcuts, and what leaks
 #
 # You can also force the balance. A *capacity* gives each expert a fixed number of slots. With
-# *expert choice* (Zhou et al., 2022), each expert picks the tokens that score highest for it.
-#
-# But now a token's output depends on other tokens:
+# *expert choice* (Zhou et al., 2022), each expert picks the tokens that score highest for it. But
+# now a token's output depends on other tokens:
 #
 # | | what else can change a token's output |
 # |---|---|
@@ -416,14 +427,16 @@ for seed in range(3):
     assert abs(alone - 1) < 0.03 and 0.4 < beside < 0.6
 
 # %% [markdown]
-# With this router and no shared expert, each expert *has to* learn $M + M_i$, so $M$ gets stored
-# four times. But even beside a shared expert, our routed experts learned about half of the common
-# map. Nothing in the loss says whether the shared expert or the routed ones should hold it.
+# Even beside a shared expert, the routed ones learned about half of the common map (by Adam, at one
+# learning rate). Nothing in the loss says which of the two should hold it. Without a shared expert,
+# each expert *has to* learn $M + M_i$, so $M$ gets stored four times.
 #
 # ## 4 · Three ways to share
 #
 # In OTCE a *domain* is a field of knowledge, and *cross domain* means what the fields have in
 # common. Where would you put the common part?
+#
+# Here are three answers, with orange for what is shared:
 
 
 # %% tags=["figure"]
@@ -469,9 +482,10 @@ plotting.save(
 )
 
 # %% [markdown]
-# OTCE cites DeepSeekMoE for isolation (§2) and adds the other two (eqs. 18 and 19).
+# The common part stands beside the experts, inside them or before them. OTCE cites DeepSeekMoE for
+# isolation (§2) and adds the other two (eqs. 18 and 19).
 #
-# Orange parts are shared, and every $\mathrm{FFN}$ in this section is a DGLU:
+# In formulas, each $\mathrm{FFN}$ is a DGLU, and expert $i$ owns the matrices with an index $i$:
 #
 # | | expert $i$ computes | shared |
 # |---|---|---|
@@ -511,14 +525,14 @@ check("with a sigmoid: the odd part is z/2", (opened - opposite) / 2, z / 2)
 #
 # Let's make the experts smaller and more numerous, down to one neuron each. An expert then computes
 # very little, but the router is a $d \times e$ matrix. With $h$ *heads* (routers side by side that
-# each choose $k$ experts), we need $h$ of them.
+# each choose $k$ experts), we need $h$ such matrices.
 #
-# **Product keys** (Lample et al., 2019) make a million keys out of two thousand. Cut a query of
-# width $2m$ into two halves, $q = (q_1, q_2)$. Keep two lists of $r$ keys of width $m$:
-# $\kappa_{1,i}$ for the first half and $\kappa_{2,j}$ for the second. Expert $(i, j)$ has the key
-# $(\kappa_{1,i}, \kappa_{2,j})$. That gives us $e = r^2$ experts, which we number $i\,r + j$.
+# **Product keys** (Lample et al., 2019) make a million keys out of two thousand. They give us
+# $e = r^2$ experts, numbered $i\,r + j$.
 #
-# The score of expert $(i, j)$ is the *sum* of two half scores,
+# Cut a query of width $2m$ into halves $q_1$ and $q_2$. Keep two lists of $r$ keys of width $m$,
+# $\kappa_{1,i}$ and $\kappa_{2,j}$. Expert $(i, j)$ has the key $(\kappa_{1,i}, \kappa_{2,j})$, so
+# its score is the *sum* of two half scores,
 #
 # $$\text{score}_{ij} = q_1 \cdot \kappa_{1,i} + q_2 \cdot \kappa_{2,j} = a_i + a'_j, \tag{6.4}$$
 #
@@ -541,20 +555,16 @@ for r in (16, 64, 256, 1024):
 #
 # ## 6 · The theorem
 #
-# **For $k \le r$, the $k$ largest of all $r^2$ sums can be picked from the $k^2$ sums of the $k$
-# largest $a_i$ with the $k$ largest $a'_j$.** *Proof.* Suppose $a_i$ is not among the $k$ largest.
-# Then $k$ others are at least as large, and with any $a'_j$ they give $k$ sums that are at least
-# $a_i + a'_j$. So we can drop every such $i$ at once: those $k$ sums survive. Then we do the same
-# for the $j$ that aren't among the $k$ largest. ∎
+# **For $k \le r$, the $k$ largest sums can be picked from those of the $k$ largest $a_i$ with the
+# $k$ largest $a'_j$.** *Proof.* Take any other $a_i$. The $k$ largest, each with the same $a'_j$,
+# give $k$ sums at least as large as $a_i + a'_j$. So all other $i$ can go, since these sums stay.
+# Likewise for $j$.
 #
-# So $k^2$ candidates are enough. But we can do better. Sort both lists in descending order and let
-# $i$ and $j$ be ranks, counted from 0. Every pair with ranks up to $i$ and up to $j$ has a sum at
-# least as large as the pair $(i, j)$, and there are $(i+1)(j+1)$ such pairs, counting $(i, j)$
-# itself.
+# So $k^2$ candidates are enough. But we can do better.
 #
-# So we only need pairs of ranks with $(i + 1)(j + 1) \le k$: for each $i$ the $\lfloor k/(i+1)
-# \rfloor$ smallest $j$, about $k \ln k$ pairs in all. That's the staircase in the opening drawing,
-# where $k = 6$.
+# Sort both lists in descending order and count ranks from 0. Then $(i + 1)(j + 1)$ sums are at
+# least as large as the one at ranks $i$ and $j$, itself included. So pairs with
+# $(i + 1)(j + 1) \le k$ are enough, the staircase of the opening drawing, about $k \ln k$ in all:
 
 # %%
 for k in (4, 16, 64, 256):
@@ -594,10 +604,12 @@ for score, number in zip(scores.tolist(), numbers.tolist(), strict=True):
     print(f"score {score:.1f} = {first[i]:.1f} + {second[j]:.1f}")
     assert abs(score - (first[i] + second[j]).item()) < 1e-12
 check("3 best of all 16 sums", (first[:, None] + second).flatten().topk(3).values, scores)
+assert numbers.tolist() == [6, 4, 14]
 
 # %% [markdown]
-# A folded cell compares our six lines with brute force on 300 queries and 144 experts, and with the
-# package's `product_key_topk`, which does use the staircase.
+# All three combine one of the two best $a_i$ with one of the two best $a'_j$. A folded cell
+# compares our six lines with brute force on 300 queries and 144 experts, and with the package's
+# `product_key_topk`, which does use the staircase.
 
 # %% tags=["guard"]
 queries, keys = random(2, 50, 3, 2, 4, seed=6), random(3, 2, 12, 4, seed=7)  # e = 12² = 144
@@ -642,21 +654,20 @@ check("equation 6.5, neuron by neuron = PEER", y, peer(x)[0, 0])
 # %% [markdown]
 # ### Without gathering
 #
-# The obvious code gathers the rows: `down[indices]` is a copy of shape (b, l, h, k, d).
+# The obvious code gathers the rows: `down[indices]` is a copy of shape (b, l, h, k, d). For the
+# second half, `up`, torch has an operator that needs no copy. The first half takes inner products
+# $x \cdot \mathrm{row}_{i_j}$.
 #
-# Start with the second half, `up`. $\sum_j w_j\,\mathrm{row}_{i_j}$ is a weighted sum of rows, and
-# torch has an operator that does the whole sum, the *embedding bag*.
-#
-# Now the first half, the inner products $x \cdot \mathrm{row}_{i_j}$. Suppose the gradient arriving
-# at the bag is $v$. Then the backward pass computes the gradient with respect to each weight:
+# An *embedding bag* is a weighted sum of rows, $\sum_j w_j\,\mathrm{row}_{i_j}$, computed without a
+# copy. If $v$ is the gradient that arrives at it, the backward pass computes the gradient with
+# respect to each weight:
 #
 # $$\frac{\partial}{\partial w_j}\,\Bigl\langle v, \sum_{j'} w_{j'}\,\mathrm{row}_{i_{j'}}
 #   \Bigr\rangle = \langle v, \mathrm{row}_{i_j} \rangle. \tag{6.6}$$
 #
 # There is no $w$ on the right, so any weights will do. Pass $x$ as $v$, the third argument of
-# `autograd.grad`, and each weight's gradient is the inner product we want. *Taking inner products
-# with rows is the backward pass of summing them.* In the code, `n` runs over the tokens and `j`
-# over the neurons of a token, in all its heads.
+# `autograd.grad`, and each weight's gradient is the inner product we want. In the code, `n` runs
+# over the tokens and `j` over the neurons of a token, in all its heads.
 
 # %%
 table, x = random(64, 6, seed=8), random(5, 6, seed=10)  # five tokens
@@ -670,8 +681,9 @@ gathered = torch.einsum("nd,njd->nj", x, table[rows])
 check("gradient with respect to the weights = inner products", products, gathered)
 
 # %% [markdown]
-# The package's `neurons` runs this backward pass. Two folded cells compare both halves and their
-# gradients with the gathered version.
+# *Taking inner products with rows is the backward pass of summing them.* The package's `neurons`
+# runs this backward pass. Two folded cells compare both halves and their gradients with the
+# gathered version.
 
 # %% tags=["guard"]
 x.requires_grad_()
@@ -696,9 +708,8 @@ check_gradients(
 )
 
 # %% [markdown]
-# How much does that save? For 64 tokens, 4 heads, $k = 16$ and $d = 256$, gathering writes a tensor
-# of 1,048,576 entries in the forward pass. The bags write none above 16,384. (A folded cell counts
-# what the operators return, not what they use inside.)
+# How much does that save? For 64 tokens, 4 heads, $k = 16$ and $d = 256$, here is the largest
+# tensor that an operator returns in the forward pass of each version:
 
 
 # %% tags=["setup"]
@@ -716,11 +727,13 @@ class LargestTensor(TorchDispatchMode):
         return out
 
 
-# %% tags=["guard"]
+# %% tags=["setup"]
 x = random(1, 64, 256, seed=14)
 down, up = random(2, 1024, 256, seed=15)
 gates = torch.rand(1, 64, 4, 16, generator=torch.Generator().manual_seed(16))
 indices = torch.randint(1024, (1, 64, 4, 16), generator=torch.Generator().manual_seed(17))
+
+# %%
 with LargestTensor() as gathering:
     retrieval.naive_retrieved_experts(x, down, up, gates, indices)
 with LargestTensor() as bags:
@@ -730,11 +743,14 @@ print(f"bags:          largest tensor {bags.entries:9,} entries")
 assert gathering.entries == 64 * 64 * 256 and bags.entries <= 64 * 256
 
 # %% [markdown]
+# A million entries become 16,384. (What an operator uses inside doesn't count.)
+#
 # ## 8 · Cross domain: a shared layer and retrieved neurons
 #
-# Retrieved neurons are picked per token, so no neuron is there for all tokens. WM and
-# Cheems bring back a shared layer $\mathrm{FFN}^{\mathrm s}$, this time an MLP. In WM it works
-# *beside* the experts (left) or *before* them (right; eq. 5):
+# Retrieved neurons are picked per token, so none is sure to serve all tokens. WM and Cheems bring
+# back a shared layer $\mathrm{FFN}^{\mathrm s}$: an MLP in WM, a gated one in Cheems.
+#
+# WM puts the shared layer *beside* the experts (left) or *before* them (right; eq. 5):
 #
 # $$y = \mathrm{PEER}(x) + \mathrm{FFN}^{\mathrm s}(x) \qquad\text{and}\qquad
 #   y = \mathrm{PEER}(\mathrm{FFN}^{\mathrm s}(x)). \tag{6.7}$$
@@ -779,11 +795,12 @@ with torch.no_grad():
 # %% [markdown]
 # ### Keys that start at zero (WM Listing 8, Ch Listing 4)
 #
-# Both listings start the product keys at zero, so at first all scores are 0 and every token uses
-# the same $k$ experts. Can training get out of that? It depends on where the score goes, and on the
-# activation. Ch Listing 4, like (6.5), has a softmax outside. WM Listing 8 takes any activation and
-# puts the raw score *inside*: $\sum_i \mathrm{act}(s_i\,u_i)\,\mathrm{up}_i$, where neuron $i$
-# reads $u_i = z \cdot \mathrm{down}_i$. We ran it with ReLU and with SiLU:
+# Both listings start the product keys at zero. Whether training gets out of that depends on where
+# the score goes, and on the activation.
+#
+# At first all scores $s_i$ are 0, so every token uses the same $k$ experts. Ch Listing 4, like
+# (6.5), has a softmax outside. WM Listing 8 puts $s_i$ itself *inside* any activation,
+# $\mathrm{act}(s_i\,u_i)$ with $u_i = z \cdot \mathrm{down}_i$. We ran it with ReLU and with SiLU:
 #
 # | keys at zero | besides $\mathrm{FFN}^{\mathrm s}$, a gradient reaches | used after 25 updates |
 # |---|---|---|
@@ -794,8 +811,9 @@ with torch.no_grad():
 # ReLU has $\mathrm{act}(0) = 0$ and, in torch, $\mathrm{act}'(0) = 0$. So the experts get no
 # gradient and stay dead. SiLU has $\mathrm{act}'(0) = \frac12$, so the keys move.
 #
-# The package uses the softmax and draws its keys from a standard normal distribution. Inside SiLU,
-# at an inner product of −1, a score of 5 even makes a neuron *quieter* than a score of 1.
+# The package uses the softmax and draws its keys from a standard normal distribution. A score
+# inside SiLU isn't even a volume: at $u_i = -1$, a score of 5 makes a neuron *quieter* than a score
+# of 1.
 
 
 # %% tags=["setup"]
@@ -935,12 +953,12 @@ plotting.save(
 
 # %% [markdown]
 # From 256 experts to a million, the search takes 5.4 times as long, the bags 4.6 times, and the
-# gathered rows 1.8 times.
+# gathered rows, still the slowest, 1.8 times.
 #
 # In a second measurement, of whole PEER layers of these sizes on two cores, we added a dense MLP.
 # With 1,024 neurons it takes 1.6 times as many FLOPs as retrieval and is still faster. At 4,096
-# neurons, retrieval wins.
-# (`python tests/bench/bench_experts.py --json figures/records/06_growth.json`)
+# neurons, retrieval wins. (`python tests/bench/bench_experts.py --json
+# figures/records/06_growth.json`)
 
 # %% tags=["guard"]
 layers = read_record("06_growth")
@@ -963,9 +981,9 @@ assert ours[-1] < 4 * ours[2] and min(b / a for a, b in zip(ours, theirs, strict
 #   With a capacity or expert choice, a token's output can depend on other texts; with expert
 #   choice, even on later tokens.
 # - A shared part can sit beside the experts, inside them or before them. Even with a shared expert,
-#   our routed experts learned about half of the common map (with Adam at one learning rate).
+#   our routed experts learned about half of the common map.
 # - $2r$ inner products give $r^2$ scores. That makes an exact search of a million experts cheap.
-#   The $k$ best lie in a staircase of about $k \ln k$ sums.
+#   The $k$ best can be found in a staircase of about $k \ln k$ sums.
 # - Taking inner products with rows is the backward pass of summing them.
 # - If the keys start at zero, every token uses the same experts *at first*. With the score inside
 #   ReLU, it stays that way.
@@ -1117,9 +1135,7 @@ for d, r in ((6, 5), (4, 3)):
 # %% [markdown]
 # ## Further reading
 #
-# - Shi et al., *OTCE: Hybrid SSM and Attention with Cross Domain Mixture of Experts to construct
-#   Observer-Thinker-Conceiver-Expresser* §3.2, *Cheems* §3.3, *Wonderful Matrices* §3.3: the
-#   layers.
+# - Shi et al., *OTCE* §3.2, *Cheems* §3.3, *Wonderful Matrices* §3.3: the layers.
 # - Lample et al., *Large Memory Layers with Product Keys* (2019): the search.
 # - He, *Mixture of A Million Experts* (2024): PEER.
 # - Fedus, Zoph and Shazeer, *Switch Transformers* (2021): one expert, and balancing; Zhou et al.,

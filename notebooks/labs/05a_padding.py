@@ -2,7 +2,7 @@
 # # 05a · Padding, empty rows and finite minima
 #
 # **A batch needs rows of equal length, so short texts are padded. Padding breaks attention in
-# several ways, and one of them, with a state layer behind it, leaks the future into real tokens.**
+# several ways. One of them leaks the future into real tokens, if a state-space layer comes next.**
 # By the end you will be able to
 #
 # - say why masked padding can't be seen, and when it can;
@@ -52,7 +52,7 @@ read = attention.attention(front_q, front_k, front_v)
 _ = must_differ("padding that may be read", read[:, 2:], whole)
 
 # %% [markdown]
-# *Finite* is the word to watch. $0 \cdot \text{NaN}$ is NaN, so one NaN in a masked value reaches
+# *Finite* is the word to watch. $0 \cdot \text{NaN}$ is NaN, so NaN in one masked value reaches
 # every row:
 
 # %%
@@ -62,9 +62,9 @@ print("NaN in a masked value: rows that are NaN:", int(through.isnan().any(-1).s
 assert through.isnan().any(-1).all()
 
 # %% [markdown]
-# The package's layers therefore set padding to 0 first. Their positions count real tokens (chapter
-# 04). Does it matter? Padding before the text doesn't, because rotary attention sees only
-# distances. Padding *between* tokens does:
+# The package's layers therefore set padding to 0 first. Their positions count real tokens only
+# (chapter 04). Does it matter? Not for padding before the text, because rotary attention sees only
+# distances. For padding *between* tokens it does:
 
 # %%
 _ = torch.manual_seed(0)
@@ -121,8 +121,9 @@ print(f"gradient of W: {int(of_W.isnan().sum())} of {of_W.numel()} are NaN")
 assert loss.isfinite() and of_x.isnan().all() and of_W.isnan().all()
 
 # %% [markdown]
-# The loss is finite and every gradient is NaN, because the backward pass multiplies those NaN rows
-# by 0. The package lets an empty row see its own token. No real token reads the meaningless result:
+# The loss is finite and every gradient is NaN, because the backward pass multiplies the NaN weights
+# by 0. The package lets an empty row see its own token. The result means nothing, but no real token
+# reads it:
 
 # %%
 x, W = random(6, 4, seed=51).requires_grad_(), random(4, 4, seed=52).requires_grad_()
@@ -137,8 +138,8 @@ print(f"and finite gradients: up to {of_x.abs().max():.1f} and {of_W.abs().max()
 assert of_x.isfinite().all() and of_W.isfinite().all()
 
 # %% [markdown]
-# Worse, even without padding, a shut gate at position 0 makes the output of a real token NaN. The
-# package's rounded gate leaves query 0 its own token:
+# Worse, even without padding, a shut gate at position 0 makes the output of a real token
+# NaN. The package's rounded gate leaves query 0 its own token:
 
 # %%
 shut = torch.ones(1, 6)
@@ -231,7 +232,8 @@ assert change["read by the state"].min() > 1e-3 and change["masked in the state"
 # %% [markdown]
 # There is the leak. Tokens 2 to 4 change when token 5 does. Neither layer reads ahead in a text
 # without padding, so a test without padding misses it. Either repair is enough: no empty rows in
-# attention, or a state that ignores padding. The package has both. This check needs only the first:
+# attention, or a state that ignores padding. The package has both. This check uses only the
+# first:
 
 # %%
 safe = causal_mask(6, 6, real=real[None])[0, 0]
@@ -287,8 +289,8 @@ _ = must_differ("gates by column", mask(v, torch.arange(6)[None])[..., 2:], alon
 # ## 6 · Padding in the state of SSD (Ch Listing 2, WM Listings 3 and 4)
 #
 # The SSD listings take no padding mask. Masking keys in attention doesn't help when the *values*
-# are states that have read the padding. We draw the padding 30 times, without the skip connection
-# $D$ (Ch Listing 2 has none) and with correct positions. Changes are in relative norm:
+# come from a state that has read the padding. We draw the padding 30 times, without the skip
+# connection $D$ (Ch Listing 2 has none) and with correct positions. Changes are in relative norm:
 
 # %%
 _ = torch.manual_seed(0)
@@ -308,6 +310,8 @@ for pads in (1, 4):
     assert change.min() > 0.01 and change.median() > 0.05
 
 # %% [markdown]
+# A single padded token in front is enough to change the values.
+#
 # ## Summary
 #
 # | as printed | what it does when run | the repair |
