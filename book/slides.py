@@ -121,7 +121,7 @@ def shown(part: Part, text_size: int, code_size: int, room: float, out: Path, na
 
 def entry(cell: re.Match) -> str:
     """A table's cell; a short one stays on its line, however long those beside it are."""
-    short = letters(re.sub(r"<[^>]+>", "", cell.group(1))) <= 14
+    short = letters(re.sub(r"<[^>]+>", "", cell.group(1))) <= 18
     return f'<td class="short">{cell.group(1)}</td>' if short else cell.group()
 
 
