@@ -2,7 +2,7 @@
 
     python tests/bench/bench_efficiency.py [--parts NAME ...] [--systems {small,tiny,320m,1.3b}]
                                            [--lengths L ...] [--turns N] [--device D] [--quick]
-                                           [--json FILE]
+                                           [--keep-memory] [--json FILE]
 
 The systems are those of chapter 10, which draws its figures from this record: five of two million
 parameters each, or presets of one size. On a CPU one thread computes in float32; the papers'
@@ -10,6 +10,11 @@ presets are in bfloat16. The contestants of a part run in turns (see timing.py).
 record is written after every measurement; a second call goes on with the parts that are not whole,
 and refuses a record of other settings. A part that fails says why in the record, and the next one
 is measured. A run only reports.
+
+Chapter 10's record also holds a control: why SSD is so slow in chunks of 256 and 512. Two more runs
+of a few parts, minutes apart on another day, one as usual and one with `--keep-memory`, which tells
+glibc to keep freed memory, so that large tensors need no fresh pages. The records of both were put
+together by hand, under "control". The machine was half as fast that day: compare only the two.
 """
 
 import argparse
@@ -31,11 +36,15 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "book"))
 
 import torch
 import torch.nn.functional as F
-from records import from_notebook
+from records import KEEP_MEMORY, from_notebook
 
+from cheems_ref.attention import attention
 from cheems_ref.config import preset
+from cheems_ref.experts import MLP, MoE
 from cheems_ref.kernels import kernel_status
 from cheems_ref.model import CausalLM
+from cheems_ref.retrieval import PEER
+from cheems_ref.ssd import ssd_chunked, ssd_quadratic, ssd_recurrent
 
 CHAPTER, SEED = "10_efficiency", 0
 LENGTHS = [2**i for i in range(8, 15)]
@@ -121,12 +130,29 @@ def rates(a):
     return {"products": products, "sums": sums, "launch": launch}
 
 
+def make_forms(ssd):
+    """Operators to compare, as calls without arguments: 128 channels in and out."""
+    x = ssd[0]
+    tokens = x.flatten(2)
+    _ = torch.manual_seed(0)
+    layers = {"MLP": MLP(128, 512), "routed": MoE(128, 128, n_experts=4, k=1)}
+    layers["retrieved"] = PEER(128, n_experts=1024, n_heads=1, k=8, d_query=128)
+    calls = {"SSD, one by one": functools.partial(ssd_recurrent, *ssd)}
+    for q in (16, 64, 256):
+        calls[f"SSD, chunks of {q}"] = functools.partial(ssd_chunked, *ssd, chunk_size=q)
+    calls["SSD, all at once"] = functools.partial(ssd_quadratic, *ssd)
+    calls["attention"] = functools.partial(attention, x, x, x)
+    for name, layer in layers.items():
+        calls[name] = functools.partial(layer.to(x.device), tokens)
+    return calls
+
+
 def forms(a):
-    """Seconds of the operators of the chapter, forward, on equal sizes."""
-    make, *_ = of_chapter("make_forms", "make_ssd", "seeded")
+    """Seconds of several operators, forward, on equal sizes."""
+    make, *_ = of_chapter("make_ssd", "seeded")
     found = {}
     for length in (256,) if a.quick else (2048,):
-        calls = make(length, a.device)
+        calls = make_forms(make(length, a.device))
         tasks = {name: torch.no_grad()(call) for name, call in calls.items()}
         found[length] = in_turns(tasks, a, f"forms, {length}")
         report(found[length])
@@ -308,6 +334,7 @@ def options():
     gpu = "cuda" if torch.cuda.is_available() else "cpu"
     parser.add_argument("--device", choices=("cpu", "cuda"), default=gpu)
     parser.add_argument("--quick", action="store_true", help="seconds only, to see that it runs")
+    parser.add_argument("--keep-memory", action="store_true", help="glibc keeps freed memory")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write a record there")
     a = parser.parse_args()
     if a.turns < 1 or min(a.lengths) < 1:
@@ -330,7 +357,7 @@ def settings(a):
         "threads": torch.get_num_threads(),
         "seed": SEED,
         "kernels": kernel_status().mode,
-    }
+    } | ({"memory": "kept"} if a.keep_memory else {})
 
 
 def opened(a):
@@ -365,6 +392,8 @@ def write(record, path):
 
 def main():
     a = options()
+    if a.keep_memory and not KEEP_MEMORY.items() <= os.environ.items():  # read as a program starts
+        os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | KEEP_MEMORY)
     torch.set_num_threads(1)
     record = opened(a)
     for part in a.parts:
