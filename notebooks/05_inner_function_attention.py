@@ -5,10 +5,10 @@
 # chapter changes both. We let attention look up what a recurrence said earlier, and we let it learn
 # which keys to dim.** By the end you will be able to
 #
-# - write causal attention, for a whole prompt and with a cache;
+# - mask attention in the right place, for a whole prompt and with a cache;
 # - put a state-space layer, or a table, in place of the values;
 # - say what that buys you, compared with adding one more layer;
-# - say what a bias on a key can and can't express, and build one that learns.
+# - say what a bias on a key can and can't express, and which kind can learn.
 #
 # You need chapters 03 and 04.
 #
@@ -17,7 +17,7 @@
 # WM's authors (chapter 11). How to read ✓ and ✗: chapter 00.
 #
 # Two places in this attention head are yours to change: the value path, cut open at the bottom, and
-# the weights, where a red shutter dims one column.
+# the weights, where an orange shutter dims one column.
 
 # %% tags=["setup"]
 import json
@@ -109,14 +109,14 @@ plotting.save(
     fig,
     "05_head",
     "An attention head with its value path cut open. Queries and keys make a triangle of weights, "
-    "and a red shutter dims one of its columns. Into the gap of the value path fits one of three "
+    "and an orange shutter dims a column. Into the gap of the value path fits one of three "
     "boxes: a matrix times the token, an SSD layer that knows all tokens so far, or the token "
     "times rows looked up for it. Weights and values meet in the sum that is the output.",
 )
 
 # %% [markdown]
 # Attention doesn't care where a value comes from, so all three boxes fit the gap (sections 3 to 5).
-# The shutter leaves less of a key, or nothing (sections 6 and 7).
+# The shutter lets less of a key through, or nothing at all (sections 6 and 7).
 #
 # ## 1 · Attention is a weighted read
 #
@@ -141,7 +141,7 @@ for t in range(l):
 
 # %% [markdown]
 # Why $\sqrt p$? If all components of two vectors are independent, with mean 0 and variance 1, the
-# inner product has variance $p$. Without the scale, the scores of a wide head lie further apart.
+# inner product has variance $p$. Without the scale, the softmax of a wide head saturates.
 #
 # The package has (5.1) twice: written out, and as torch's fused operator. Both take tensors (b, l,
 # h, p), of $b$ texts and $h$ heads, and should agree with our loops.
@@ -408,14 +408,15 @@ plotting.save(
 )
 
 # %% [markdown]
-# S then A comes closest: four of its five seeds end at 0.995 or above, one at 0.908. V = SSD(x)
-# ends between 0.998 and 0.999 on every seed. It reaches 0.95 after 150 updates (median), S then A
-# after 250, A then A after 350. One mixer alone ends below 0.77, even with as many parameters as
-# V = SSD(x). With 500 updates we compare how fast the systems learn, not how far they could get
-# (`python book/records.py 05_one_more_layer`).
+# S then A comes closest in the median: four of its five seeds end at 0.995 or above, one at 0.908.
+# V = SSD(x) ends between 0.998 and 0.999 on every seed. It reaches 0.95 after 150 updates (median),
+# S then A after 250, A then A after 350. One mixer alone ends below 0.77, even with as many
+# parameters as V = SSD(x). With 500 updates we compare how fast the systems learn, not how far they
+# could get (`python book/records.py 05_one_more_layer`).
 #
 # In Cheems, state-space layers come first. With one more S in front, each of the three takes 200
-# updates to 0.95 (median), and one seed in five ends below 0.8 for V = SSD(x) and for S then A.
+# updates to reach 0.95 (median), and one seed in five ends below 0.8 for V = SSD(x) and for S then
+# A.
 
 # %% tags=["guard"]
 alone, inside = (train_on_books(pattern, 200) for pattern in "AI")
@@ -456,10 +457,10 @@ for pattern, fail in (("SI", 1), ("SSA", 1), ("SAA", 0)):  # behind one more S
 # ## 5 · Values from a table
 #
 # WM puts a table in place of the SSD. Each row $U_j$ has a key $\kappa_j$ and, with one head, is as
-# wide as a token. A token compares a short query $W_q x_s$, of width $m$, with the keys. WM
-# eq. 3 adds up all rows, weighted by their scores; Listing 7 takes the best one, unweighted. The
-# package takes the *two* best with softmax weights $\omega_{sj}$, and multiplies the token by the
-# weighted sum, component by component:
+# wide as a token. A token compares a short query $W_q x_s$, of width $m$, with the keys. WM eq. 3
+# adds up all rows, weighted by their scores, and the steps below it add up the best few,
+# unweighted; Listing 7 takes the best one. The package takes the *two* best with softmax weights
+# $\omega_{sj}$, and multiplies the token by the weighted sum, component by component:
 #
 # $$v_s = x_s \circ \sum_{j \,\in\, \text{best two}} \omega_{sj}\, U_j, \qquad
 #   \omega_{sj} = \mathrm{softmax}_{j \,\in\, \text{best two}}
@@ -484,8 +485,8 @@ for token in x[0]:
 check("five steps = RetrievedValues", table(x)[0], torch.stack(values))
 
 # %% [markdown]
-# So the sign of a component can decide how a token is scaled; no single matrix can do that. (A
-# folded cell sets such a table by hand.)
+# A table can let the sign of a component decide how a token is scaled; no single matrix can do
+# that. (A folded cell sets such a table by hand.)
 
 # %% tags=["guard"]
 check("weights sum to one", table.weights(x)[0, :, 0].sum(-1), torch.ones(5))
@@ -662,8 +663,8 @@ _ = must_differ("a bias from the key's own token", own_token[0, :, 0], forgettin
 # can't do it: token 8 has no way to change the ratio of the weights of keys 1 and 10.
 #
 # A content mask reads $v_s$. With $V=\mathrm{SSD}(x)$ the value can carry the running sum, and then
-# a content mask can forget, up to a total set in advance. (A folded cell sets one by hand; we
-# haven't trained one.)
+# a content mask can forget, as long as the running sum stays well below a constant. (A folded cell
+# sets one by hand; we haven't trained one.)
 
 # %% tags=["guard"]
 assert 0.9 < by_key[0] < 0.91 and by_key[4] < 0.03 and by_place[4] > 0.99
@@ -718,13 +719,15 @@ print("key    ", slots[0].tolist())
 print("value  ", stored[0].tolist())
 print("asked  ", asked[0].tolist(), "  answers", answers[0].tolist())
 assert slots[0, [3, 8]].tolist() == [1, 1] and stored[0, [3, 8]].tolist() == [2, 1]
+assert sum(2 * i < 2 * j + 1 for i in range(8) for j in range(8)) == 36  # correct, then decoy
 
 # %% [markdown]
 # Key 1 has the decoy 2 in slot 3 and its correct value 1 in slot 8.
 #
 # A model that guesses between the two values is right in
 # $\tfrac12+\tfrac12\cdot\tfrac18=\tfrac{9}{16}$ of the cases: half the time, and by luck in an
-# eighth of the rest. The model has embeddings, one attention layer and one linear map. The paper's
+# eighth of the rest. (It can do slightly better: the correct slot comes first in 36 of 64 cases.)
+# The model has embeddings, one attention layer and one linear map. The paper's
 # mask starts as $\mathrm{round}(\mathrm{ones})$ and hides every key whose gate is exactly 0.
 
 
@@ -806,9 +809,9 @@ assert printed.gate.grad is None and (printed.gate == 1).all()
 # %% [markdown]
 # The one with our gates does; no gradient reaches the printed mask.
 #
-# The gates get every answer right, on five seeds of five (`python book/records.py 05_masks`). Do
+# The gates get every answer right, on all five seeds (`python book/records.py 05_masks`). Do
 # they hide the decoys? Here are the gates of the four heads (seed 0), and of a model that rounds
-# its gates at ½ in training, with the gradient of unrounded ones (exercise 4):
+# its gates at ½ in training, while the gradient is that of the unrounded gates (exercise 4):
 
 # %%
 for kind in ("gate", "rounded"):
@@ -860,14 +863,14 @@ _ = must_differ("a mask that hides the decoys", layer(x, positions[None])[0], un
 # - The static mask comes before the softmax. With a cache it needs an offset.
 # - With $V = \mathrm{SSD}(x)$ a value is what token $s$ read from a state. An SSD layer
 #   followed by attention did nearly as well, on four of five seeds.
-# - A table can scale tokens differently by sign alone. With a softmax over the rows *taken*, it can
-#   learn which to take only if a token takes at least two.
+# - A table can scale a token differently just because one component changes sign. With a softmax
+#   over the rows *taken*, it can learn which to take only if a token takes at least two.
 # - "Do not read me" needs only the key's own token; "forget what came before me" needs a running
 #   sum. SSD says both with one step size.
 # - An index and a comparison with 0 have no gradient. As printed, neither the table's keys nor the
 #   dynamic mask can ever learn. A soft gate learns to dim decoys.
 #
-# Lab 05a is about padding: empty rows, a finite minimum instead of −∞, and states that read it.
+# Lab 05a is about padding: empty rows, a finite minimum instead of −∞, and states that absorb it.
 
 # %% [markdown]
 # ## Exercises

@@ -223,9 +223,9 @@ with torch.no_grad():
     check("mixture by hand = MoE", moe(x)[0, :3], y)
 
 # %% [markdown]
-# Each token is routed to its own two experts, and their weighted sum is the package's output. The
-# package calls each expert once, on its own tokens. Running every expert on every token gives the
-# same result (folded).
+# Each token goes to the two experts with its largest shares, and their weighted sum is the
+# package's output. The package calls each expert once, on its own tokens. Running every expert on
+# every token gives the same result (folded).
 
 
 # %% tags=["guard"]
@@ -276,8 +276,8 @@ for k, renormalize in ((2, False), (2, True), (1, False), (1, True)):
 #
 # ### Keeping everyone busy
 #
-# A router may come to send most tokens to a few experts. An extra loss penalises imbalance: it's 1
-# for an even load, and $e/k$ if all tokens choose the same $k$ experts. With $b$ texts of $l$
+# A router may come to send most tokens to a few experts. An extra loss discourages imbalance: it's
+# 1 for an even load, and $e/k$ if all tokens choose the same $k$ experts. With $b$ texts of $l$
 # tokens and $k$ choices per token, our *load balancing loss* is
 #
 # $$\text{loss} = e \sum_i f_i P_i, \qquad
@@ -436,7 +436,7 @@ for seed in range(3):
 # In OTCE a *domain* is a field of knowledge, and *cross domain* means what the fields have in
 # common. Where would you put the common part?
 #
-# Here are three answers, with orange for what is shared:
+# Here are three answers, with the shared parts in orange:
 
 
 # %% tags=["figure"]
@@ -682,8 +682,8 @@ check("gradient with respect to the weights = inner products", products, gathere
 
 # %% [markdown]
 # *Taking inner products with rows is the backward pass of summing them.* The package's `neurons`
-# runs this backward pass. Two folded cells compare both halves and their gradients with the
-# gathered version.
+# runs this backward pass for more than one token. Two folded cells compare both halves and their
+# gradients with the gathered version.
 
 # %% tags=["guard"]
 x.requires_grad_()
@@ -743,7 +743,7 @@ print(f"bags:          largest tensor {bags.entries:9,} entries")
 assert gathering.entries == 64 * 64 * 256 and bags.entries <= 64 * 256
 
 # %% [markdown]
-# A million entries become 16,384. (What an operator uses inside doesn't count.)
+# A million entries become 16,384. (Memory that an operator uses internally isn't counted.)
 #
 # ## 8 · Cross domain: a shared layer and retrieved neurons
 #
@@ -799,8 +799,9 @@ with torch.no_grad():
 # the score goes, and on the activation.
 #
 # At first all scores $s_i$ are 0, so every token uses the same $k$ experts. Ch Listing 4, like
-# (6.5), has a softmax outside. WM Listing 8 puts $s_i$ itself *inside* any activation,
-# $\mathrm{act}(s_i\,u_i)$ with $u_i = z \cdot \mathrm{down}_i$. We ran it with ReLU and with SiLU:
+# (6.5), multiplies by a softmax of the scores outside the activation. WM Listing 8 puts $s_i$
+# itself *inside*, $\mathrm{act}(s_i\,u_i)$ with $u_i = z \cdot \mathrm{down}_i$. We repaired that
+# listing (as printed it stops) and ran it with ReLU and with SiLU, one seed each:
 #
 # | keys at zero | besides $\mathrm{FFN}^{\mathrm s}$, a gradient reaches | used after 25 updates |
 # |---|---|---|
@@ -811,9 +812,9 @@ with torch.no_grad():
 # ReLU has $\mathrm{act}(0) = 0$ and, in torch, $\mathrm{act}'(0) = 0$. So the experts get no
 # gradient and stay dead. SiLU has $\mathrm{act}'(0) = \frac12$, so the keys move.
 #
-# The package uses the softmax and draws its keys from a standard normal distribution. A score
-# inside SiLU isn't even a volume: at $u_i = -1$, a score of 5 makes a neuron *quieter* than a score
-# of 1.
+# The package uses the softmax and draws its keys from a standard normal distribution. Inside SiLU,
+# a score doesn't even work as a volume knob: at $u_i = -1$, a score of 5 makes a neuron *quieter*
+# than a score of 1.
 
 
 # %% tags=["setup"]
@@ -981,7 +982,7 @@ assert ours[-1] < 4 * ours[2] and min(b / a for a, b in zip(ours, theirs, strict
 #   With a capacity or expert choice, a token's output can depend on other texts; with expert
 #   choice, even on later tokens.
 # - A shared part can sit beside the experts, inside them or before them. Even with a shared expert,
-#   our routed experts learned about half of the common map.
+#   our routed experts learned about half of what the true maps have in common.
 # - $2r$ inner products give $r^2$ scores. That makes an exact search of a million experts cheap.
 #   The $k$ best can be found in a staircase of about $k \ln k$ sums.
 # - Taking inner products with rows is the backward pass of summing them.
