@@ -18,6 +18,7 @@ import os
 import subprocess
 import sys
 from functools import partial
+from itertools import pairwise
 from tempfile import TemporaryDirectory
 
 import torch
@@ -95,8 +96,8 @@ print("PyTorch version", torch.__version__.partition("+")[0])
 #
 # $$\nabla \ell = \frac1N \sum_i \frac{N\,b_i}{b}\, \nabla \ell_i . \tag{12.8}$$
 #
-# So a rank multiplies its loss by $N b_i / b$, and the ranks average their gradients. (Our rows
-# have equally many targets. If not, count targets instead of rows.)
+# So a rank multiplies its loss by $N b_i / b$, and the ranks average their gradients. (If some rows
+# have more targets than others, count targets.)
 
 
 # %%
@@ -125,7 +126,7 @@ _ = must_differ("not weighted", gradient_of(model, plain), whole)
 # %% [markdown]
 # ## 2 · Replicas and shards
 #
-# What must each rank store in order to update? There are two answers.
+# What must each rank store in order to update?
 #
 # - **data**: a replica. All parameters, their gradients, and the two moments that AdamW keeps of
 #   each.
@@ -135,8 +136,7 @@ _ = must_differ("not weighted", gradient_of(model, plain), whole)
 #
 # Both are torch's `fully_shard`, on what torch calls a device mesh, here of (replicas, parts): $(N,
 # 1)$ for data and $(1, N)$ for sharded. `shard_model` calls it for every block. We train on two
-# ranks, both ways, and once on one process. The ranks report losses, what they hold, and all
-# parameters at the end.
+# ranks, both ways, and once on one process.
 
 
 # %%
@@ -153,8 +153,8 @@ def train_sharded(rank, way, ids, settings):
 
 # %% [markdown]
 # Which numbers should agree to rounding, and which should halve? (`precision="float32"` only
-# switches autocast off. The numbers are float64. AdamW divides by square roots, which amplifies
-# rounding where gradients are small, so the parameters get a tolerance of 1e-6.)
+# switches autocast off; the numbers are float64. AdamW amplifies rounding where gradients are
+# small, so the parameters get a tolerance of 1e-6.)
 
 # %%
 text = torch.randint(256, (600,), generator=torch.Generator().manual_seed(41))
@@ -173,7 +173,7 @@ for way, share in (("data", 1), ("sharded", 2)):
 # %% [markdown]
 # Five rows on two ranks are shares of 3 and 2, so (12.8) was at work. How often do the ranks talk
 # in a sharded pass, and what is whole while a block runs? torch's `CommDebugMode` counts
-# collectives, and hooks look at the parameters while each block runs forward.
+# collectives, and hooks look at the parameters.
 
 
 # %%
@@ -211,21 +211,22 @@ assert whole == [[0, i] for i in range(1, units)]
 
 # %% [markdown]
 # The seven units are six blocks, and everything outside them: the embedding, which is also the
-# matrix of the logits, and the last norm. The embedding stays whole through the forward pass and is
-# released at its end. In the forward pass, only the running block is whole. Each unit is gathered
-# twice, forward and back.
+# matrix of the logits, and the last norm. Each unit is gathered twice, forward and back. In the
+# forward pass the embedding stays whole, and of the blocks only the running one.
 #
 # What does that do to memory? With parameters, gradients and two moments in float32, a rank holds
 # $16/N$ bytes per parameter, plus what is whole. `training_bytes` counts everything outside the
 # blocks and the largest block whole, with their gradients. That's a lower bound: going back, torch
-# may gather the next block early, and activations come on top. We measured no memory.
+# may gather the next block early, and activations come on top. We didn't measure memory.
 
 # %%
 print("ranks      ", *(f"{ranks:6}" for ranks in (1, 2, 4, 8, 16, 32, 64)))
 for name in ("cheems-320m", "cheems-1.3b"):
     held = [training_bytes(preset(name), processes=n) / 1e9 for n in (1, 2, 4, 8, 16, 32, 64)]
     print(f"{name:11}", *(f"{gigabytes:6.2f}" for gigabytes in held), "GB")
-    assert held == sorted(held, reverse=True) and held[0] > 4 * held[-1]
+    assert all(after > before / 2 for before, after in pairwise(held))
+    saved = [before - after for before, after in pairwise(held)]
+    assert saved == sorted(saved, reverse=True) and saved[-1] > 0
 
 # %% [markdown]
 # Twice as many ranks never halve the bytes, and each doubling saves less: what is whole doesn't
@@ -235,7 +236,7 @@ for name in ("cheems-320m", "cheems-1.3b"):
 #
 # When one process dies, the others can't go on: their next collective has a member missing. The
 # last checkpoint is all you have. Our two ranks save every 4 updates, and rank 1 is killed after
-# update 6, between two checkpoints. What will be on disk?
+# update 6. What will be on disk?
 
 
 # %%
@@ -272,8 +273,8 @@ print("one process began after update", *begun, "and ended with", last.name)
 assert (left.name, last.name) == ("step-00000004", "step-00000010") and begun == [4]
 
 # %% [markdown]
-# One process picked up what two had written. Is it the same run? The checkpoint holds parameters,
-# moments, and the state of the generator that draws the windows, so it should be.
+# Is it the same run? The checkpoint holds parameters, moments, and the state of the generator that
+# draws the windows, so it should be:
 
 # %%
 alone = train(tiny(), text, TrainConfig(**settings), progress_bar=False)
@@ -284,6 +285,14 @@ for (name, p), want in zip(run.model.named_parameters(), alone.model.parameters(
 print("and so are its parameters, to 1e-8")
 
 # %% [markdown]
-# The run repeated updates 5 and 6, and lost nothing else. If you start the command of chapter 07
-# with `torchrun`, it ends the other ranks for you when one dies (the README has the lines). With
-# GPUs the ranks would talk through NCCL, which this course doesn't test.
+# The run repeated updates 5 and 6, and lost nothing else. `torchrun` ends the other ranks for you
+# when one dies ([Training](../../book/manual/training.md) has the commands). With GPUs the ranks
+# would talk through NCCL, which this course doesn't test.
+#
+# ## Summary
+#
+# - With uneven shares of a batch, weight each rank's loss by its rows: $N b_i / b$.
+# - A replica holds all numbers; a shard holds $1/N$ of them, and a few units whole for a moment.
+#   Both gave the losses of one process.
+# - A dead rank costs the updates since the last checkpoint. One process went on from what two had
+#   written.
