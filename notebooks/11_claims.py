@@ -122,7 +122,7 @@ plotting.save(
 )
 
 # %% [markdown]
-# Ten of 418 are dark red. The grey ones are still open: our models are too small to tell, or we
+# Ten of the 418 are dark red. The grey ones are still open: our models are too small to tell, or we
 # can't test the claim at all.
 #
 # ## 1 · What counts as a claim
@@ -316,8 +316,8 @@ _ = must_differ("layout: three tokens, split along the tokens", tokens_cut, toke
 # %% [markdown]
 # With one token you see nothing, with three you do. The groups of $B$ and $C$ invite the same slip.
 # WM Listing 4 tiles them over the heads, 0, 1, 0, 1; mamba-ssm has 0, 0, 1, 1 (chapter 00). Trained
-# from scratch, the two are one layer with its heads renumbered. But load the weights of one into
-# the other, and some heads read the wrong group.
+# from scratch, the two are one layer with its heads renumbered (and $A$ starting elsewhere). But
+# load the weights of one into the other, and some heads read the wrong group.
 
 # %% tags=["guard"]
 for g in (1, 2, 4):
@@ -581,7 +581,8 @@ for doge in (peer("Doge, MLP"), peer("Doge, CDMoE")):
 
 # %% [markdown]
 # **Jamba** uses the cached state only when you call it on *one* token. Call it on several, and its
-# scan starts from zero. We know of no fix, only a workaround: feed the rest token by token.
+# scan starts from zero. We know of no released fix, only a workaround: feed the rest token by
+# token.
 
 # %%
 jamba = peer("Jamba")
@@ -591,7 +592,8 @@ _ = pieces_equal_one_pass(jamba, ids, cuts=range(6, 12), call=call, tol=1e-5)
 # %% [markdown]
 # **Doge with CDMoE** cuts its router's output with `view(2, tokens, -1)`: the *Layout* mistake of
 # section 2. So a token is routed by the logits of others, some of them later, some in other rows.
-# Four of the six questions fail. A comment in the code says why the line stays:
+# Five of the six answers are *no*, four more than with MLPs. A comment in the code says why the
+# line stays:
 #
 # > "Note: this split mixes router logits across tokens, so routing is not causal in a full forward
 # > pass (token-by-token generation is unaffected). It is kept as-is so existing checkpoints give
@@ -835,17 +837,20 @@ for name, table in {"WM Table 3": wm, "OTCE Table 7": otce}.items():
         points = (table[:, j] - table[:, i]).mean()
         print(f"{b:>14} less {a:14} {points:.2f} points, {points / errors[[i, j]].norm():.1f} SE")
 assert N.sum() == 1346 and round((N.double().mean()).item()) == 26
+percents = zip(numbers("WM Table 3")[:-1].tolist(), N.tolist(), strict=True)
+assert not any(fits(percent, n) for row, n in percents for percent in row)
 
 # %% [markdown]
 # One average has a standard error of 1.4 points, so a difference has one of 2.0. The best and the
 # second best are 0.9 to 1.6 standard errors apart. Two equally good models would be a whole
 # standard error apart, or more, in about one comparison in three. (We assume the validation set for
-# all columns, even where the numbers don't fit it. On C-Eval's test set of 12,342 questions, the
-# errors would be a third as large.)
+# all columns, though none of WM Table 3's numbers fits it. On C-Eval's test set of 12,342
+# questions, the errors would be a third as large.)
 #
 # WM Table 4 uses larger tests. With the numbers of questions that EleutherAI's harness scores,
-# Cheems' average is 1.6 standard errors ahead of Jamba's at 320M and 2.3 at 1.3B. But that's only
-# an assumption: with OBQA's 500 questions, every score would be a multiple of 0.2, and none is.
+# Cheems' average is 1.6 standard errors ahead of Jamba's at 320M and 2.3 at 1.3B. WM App. C.2 names
+# that harness, but the scores don't all fit its counts: with OBQA's 500 questions, every score
+# would be a multiple of 0.2, and none is.
 
 # %% tags=["guard"]
 HARNESS = {"MMLU": 14_042, "TriviaQA": 17_944, "ARC": 3548, "PIQA": 1838, "HellaSwag": 10_042}
@@ -869,8 +874,9 @@ assert round(math.sqrt(1346 / 12_342), 2) == 0.33  # C-Eval's test set: a third 
 # - *The tables don't say how many runs are behind a number.* Another seed would give another score,
 #   so the difference is less precise.
 #
-# So a lead of one standard error says little, for the model or against it. When you print a table,
-# print $N$, print the interval, and train more than one seed.
+# So a lead of one standard error says little, for the model or against it, and Cheems' lead of 2.3
+# at 1.3B says more. When you print a table, print $N$, print the interval, and train more than one
+# seed.
 #
 # ## Summary
 #

@@ -336,7 +336,7 @@ for name, rule in RULES.items():  # a token reads the old state through the M up
 # So a delta rule's pair can be about $1 + n/p$ times as large, and joining two of them takes a
 # product of matrices. But once a slice has $n/2$ tokens, this pair stops growing too. Reading later
 # also takes more: instead of the single decay in (12.3), token $t$ needs the matrix of the slice up
-# to $t$. A simple recurrent network has no pair of this kind. Its state goes
+# to $t$, times its query. A simple recurrent network has no pair of this kind. Its state goes
 # through a tanh at every token, and a tanh isn't affine.
 
 # %% [markdown]
@@ -828,8 +828,7 @@ def timed(rank, pattern, length, turns):
 
 # %% [markdown]
 # Here is our record (`python book/records.py 12_two_processes`, float32, two cores, 11 turns).
-# *Wall* is wall-clock time. *Busiest rank* counts only the time that the busier process spends
-# computing.
+# *Wall* is wall-clock time. *Busiest rank* counts only the processor time of the busier process.
 
 # %%
 record = json.loads(Path("../figures/records/12_two_processes.json").read_text())
@@ -870,9 +869,11 @@ assert 0.98 < operations[1] / operations[0] < 1
 # sides of 1. Halves of equal length aren't equal work: the second half of the tokens has three
 # quarters of all query–key pairs. For a whole text torch also skips the masked half of the square,
 # but for a later slice it doesn't. So the second process computes as many pairs as one process does
-# for the whole text.
+# for the whole text. With short texts the rest of the layer could still be shared, but calls and
+# the exchange eat that up.
 #
-# Run `timed`, folded above, on your machine. How long must a text be before two processes win?
+# On your machine, run `on_ranks(timed, pattern="S", length=1024, turns=3)`. How long must a text be
+# before two processes win?
 #
 # ## Summary
 #

@@ -64,7 +64,7 @@ print("PyTorch version", torch.__version__.partition("+")[0])
 #
 # ### RoPE (Listing 1 of WM and Ch)
 #
-# How many repairs does it take until this class runs?
+# How many repairs does it take until the forward pass of this class runs?
 
 # %% tags=["setup"]
 LISTING_1 = """
@@ -292,8 +292,8 @@ stops("Listings 5 and 6: a float32 mask, values in bfloat16", RuntimeError,
 #
 # Make all sizes different, and a wrong product stops. WM eq. 3 multiplies (tokens × values) with
 # $W_V^\top$, ($d$ × values). WM §3.2 and §3.3 multiply indices by a table instead of looking up its
-# rows. Ch eq. 13 multiplies an output of width $d$ with a matrix of $d_s$ rows. L22 writes
-# $C^\top h$ for a row $C$.
+# rows. Ch eq. 13 multiplies an output of width $d$ with a matrix of $d_s$ rows. L22 has
+# $C$ as a row, and later writes $C^\top h$.
 
 # %%
 s, d, n, m, k = 7, 6, 3, 4, 2
@@ -446,7 +446,8 @@ print(f"factors {found.min():.3f} to {found.max():.3f}, on average {found.mean()
 assert (high - low).max() < 0.001
 
 # %% [markdown]
-# All 52 rows fit, and no row of the controls does. The numbers can't say how they came to be
+# All 52 rows fit, and none of the control rows does. The six numbers of Ch Table 2 are six of WM
+# Table 1's, each 6.00 lower. The numbers can't say how they came to be
 # printed. In the folded cells:
 #
 # - *Percent.* Some percentages in the texts are cut off where they should be rounded, and one is

@@ -229,8 +229,8 @@ for name in ("cheems-320m", "cheems-1.3b"):
     assert saved == sorted(saved, reverse=True) and saved[-1] > 0
 
 # %% [markdown]
-# Twice as many ranks never halve the bytes, and each doubling saves less: what is whole doesn't
-# shrink.
+# Doubling the ranks never halves the bytes, because what is whole doesn't shrink. And each doubling
+# saves less than the one before.
 #
 # ## 3 · A killed rank
 #
