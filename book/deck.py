@@ -301,7 +301,8 @@ class Chapter:
     def add(self, slide: Slide) -> None:
         self.deck.columns[-1][1].append(slide)
         self.notes, self.paragraph = [], ""
-        self.result = slide if slide.kind in ("cell", "figure") else None
+        shows = slide.kind in ("cell", "figure") or any(p.kind == "table" for p in slide.parts)
+        self.result = slide if shows else None
 
     def make(self, kind: str, parts: list[Part]) -> Slide:
         """A slide of these parts below the sentence that leads to them, with the notes so far."""

@@ -128,7 +128,7 @@ def entry(cell: re.Match) -> str:
 def uncovered(parts: list[Part], shown: list[str]) -> list[str]:
     """The same, but what answers a question on the slide comes when the speaker goes on."""
     for i, part in enumerate(parts):
-        asked = any(p.kind == "text" and p.source.rstrip("*").endswith("?") for p in parts[:i])
+        asked = any(p.kind == "text" and "?" in p.source for p in parts[:i])
         if asked and part.kind in ("output", "svg", "png") and 'class="fragment' not in shown[i]:
             shown[i] = re.sub('class="', 'class="fragment ', shown[i], count=1)
     return shown

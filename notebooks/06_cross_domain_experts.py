@@ -427,9 +427,9 @@ for seed in range(3):
     assert abs(alone - 1) < 0.03 and 0.4 < beside < 0.6
 
 # %% [markdown]
-# Even beside a shared expert, the routed ones learned about half of the common map (by Adam, at one
-# learning rate). Nothing in the loss says which of the two should hold it. Without a shared expert,
-# each expert *has to* learn $M + M_i$, so $M$ gets stored four times.
+# Without a shared expert, each expert *has to* learn $M + M_i$, so $M$ gets stored four times;
+# beside one, the routed experts still learned about half of it. (By Adam, at one learning rate.)
+# Nothing in the loss says which of the two should hold it.
 #
 # ## 4 · Three ways to share
 #
@@ -530,13 +530,13 @@ check("with a sigmoid: the odd part is z/2", (opened - opposite) / 2, z / 2)
 # **Product keys** (Lample et al., 2019) make a million keys out of two thousand. They give us
 # $e = r^2$ experts, numbered $i\,r + j$.
 #
-# Cut a query of width $2m$ into halves $q_1$ and $q_2$. Keep two lists of $r$ keys of width $m$,
-# $\kappa_{1,i}$ and $\kappa_{2,j}$. Expert $(i, j)$ has the key $(\kappa_{1,i}, \kappa_{2,j})$, so
-# its score is the *sum* of two half scores,
+# *Product keys*: cut a token's query of width $2m$ into halves $q_1$, $q_2$, and keep two lists of
+# $r$ keys of width $m$, $\kappa_{1,i}$ and $\kappa_{2,j}$. Expert $(i, j)$, number $i\,r + j$, has
+# the key $(\kappa_{1,i}, \kappa_{2,j})$. So its score is the *sum* of two half scores:
 #
-# $$\text{score}_{ij} = q_1 \cdot \kappa_{1,i} + q_2 \cdot \kappa_{2,j} = a_i + a'_j, \tag{6.4}$$
+# $$\text{score}_{ij} = q_1 \cdot \kappa_{1,i} + q_2 \cdot \kappa_{2,j} = a_i + a'_j. \tag{6.4}$$
 #
-# so $2r$ inner products determine all $r^2$ scores. Let's count, including the map from the token
+# Now $2r$ inner products determine all $r^2$ scores. Let's count, including the map from the token
 # to the queries:
 
 # %%
@@ -708,8 +708,8 @@ check_gradients(
 )
 
 # %% [markdown]
-# How much does that save? For 64 tokens, 4 heads, $k = 16$ and $d = 256$, here is the largest
-# tensor that an operator returns in the forward pass of each version:
+# How much does that save over copying the rows? For 64 tokens, 4 heads, $k = 16$ and $d = 256$,
+# here is the largest tensor that an operator returns in the forward pass of each version:
 
 
 # %% tags=["setup"]
@@ -809,8 +809,8 @@ with torch.no_grad():
 # | score inside SiLU | the keys | more than 20 |
 # | softmax outside | everything except the map to the queries | more than 20 |
 #
-# ReLU has $\mathrm{act}(0) = 0$ and, in torch, $\mathrm{act}'(0) = 0$. So the experts get no
-# gradient and stay dead. SiLU has $\mathrm{act}'(0) = \frac12$, so the keys move.
+# Inside ReLU the experts get no gradient and stay dead: $\mathrm{act}(0) = 0$ and, in torch,
+# $\mathrm{act}'(0) = 0$. SiLU has $\mathrm{act}'(0) = \frac12$, so the keys move.
 #
 # The package uses the softmax and draws its keys from a standard normal distribution. Inside SiLU,
 # a score doesn't even work as a volume knob: at $u_i = -1$, a score of 5 makes a neuron *quieter*
@@ -1105,9 +1105,9 @@ print(f"the {k} best of {everything.numel():,} sums: {candidates} candidates")
 
 # %% [markdown]
 # **5 · hard.** Turn a dense MLP $\mathrm{SiLU}(xW)\,W_2$ with $r^2$ neurons into a `PEER` with one
-# head that uses *all* of them and gives the same output. (Hint: what are the gates if all scores
-# are equal, and how can `up` make up for that? Set `keys`, `down` and `up` of a `PEER`; the maps of
-# `MLP` are `in_proj` and `out_proj`, with weights (f, d) and (d, f). `PEER` also accepts $k > r$:
+# head that uses *all* of them and gives the same output. What are the gates if all scores are
+# equal, and how can `up` make up for that? Set `keys`, `down` and `up` of a `PEER`; the maps of
+# `MLP` are `in_proj` and `out_proj`, with weights (f, d) and (d, f). (`PEER` also accepts $k > r$:
 # it then keeps the min($k$, $r$) best of each half.)
 
 

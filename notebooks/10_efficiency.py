@@ -145,7 +145,7 @@ def draw_left(ax):
             plotting.arrow(ax, *ends, color=plotting.COLORS[3 if move == "¼" else move == "w"])
             if move == "¼":  # both ways
                 plotting.arrow(ax, *ends[::-1], color=plotting.COLORS[3])
-                ax.text(ends[0][0] + 0.06, 2.8, "4 × ¼", fontsize=12)
+                ax.text(ends[0][0] + 0.06, 2.8, "4 × ¼", fontsize=15)
         ax.text(place + 0.24 * (len(moves) - 1), 5.12, name, ha="center", fontsize=13.5)
         place += 0.48 * len(moves) + 0.22
 
@@ -422,10 +422,10 @@ largest = {q: 8 * 4 * min(16, 4096 // q) * q * q / 2**20 for q in (128, 256, 512
 assert largest == {128: 8, 256: 32, 512: 64}
 
 # %% [markdown]
-# Both curves are lowest at 32 or 64; up to 128, a pass takes 1.4 to 1.9 times as long as predicted.
+# Both curves are lowest at 32 or 64. Up to 128, a pass takes 1.4 to 1.9 times as long as (10.1)
+# predicts; with chunks of 256 and 512 it takes 3 and 4 times as long.
 # Caches should make it faster. But exponentials and float64 take time that (10.1) doesn't count. By
-# the clock, five turns can't separate 32 from 64. From there on, the pairs cost more and more, and
-# with chunks of 256 and 512 a pass takes 3 and 4 times as long as predicted.
+# the clock, five turns can't separate 32 from 64. From there on, the pairs cost more and more.
 #
 # At 256 and 512, the largest tensors have 32 and 64 MiB, and get fresh pages from the operating
 # system, which clears them first. Is that the reason? We told the C library to keep freed memory,
@@ -459,8 +459,8 @@ assert all(2.5 < usual[size] / kept[size] < 2.9 for size in usual if size >= 3 *
 # *program*. Triton lets you write kernels in Python. Between `tl.load` and `tl.store`, a program
 # keeps its numbers in registers and in the fast memory beside them.
 #
-# `cheems_ref/triton_ssd.py` does the four steps of chapter 03 in three kernels. Each program works
-# on one head of one row of the batch:
+# `cheems_ref/triton_ssd.py` does the four steps of chapter 03 (attention inside the chunks, write,
+# carry, read) in three kernels. Each program works on one head of one row of the batch:
 #
 # - `_write`, step 2: one program per chunk stores what its tokens write into a state.
 # - `_carry`, step 3: one program goes through all the chunks and stores the state before each.
@@ -553,10 +553,10 @@ plotting.save(
 # Each program of `_read` makes one dark block (without the factor $\Delta$), uses it and forgets
 # it; no program makes a light block, because a write, the carried state and a read do its work.
 #
-# **A tile and its mask.** A program loads a *tile*: some rows of a matrix. Its sides are powers of
-# two, and at least 16, the smallest inner dimension that `tl.dot` accepts. Our example has $l = 42$
-# tokens in chunks of $q = 16$, with $n = 8$ numbers of $B$ per token. The last chunk has only
-# 10 tokens, and the mask of its 16 × 16 tile of $B$ keeps 10 × 8 places:
+# **A tile and its mask.** A tile's sides are powers of two, and at least 16, the smallest inner
+# dimension that `tl.dot` accepts. A program loads a *tile*, some rows of a matrix. With $l = 42$
+# tokens in chunks of $q = 16$, and $n = 8$ numbers of $B$ per token, the last chunk has 10 tokens,
+# and the mask of its 16 × 16 tile of $B$ keeps 10 × 8 places:
 
 
 # %% tags=["figure"]
@@ -863,9 +863,9 @@ waits = [one.moved / MACHINE.bandwidth > one.flops / MACHINE.flops for one in ke
 assert waits == [False, True, False] and "LARGEST_CHUNK, LARGEST_TILE = 64" in TRITON
 
 # %% [markdown]
-# With no number of a pair among them, the kernels move a quarter of the bytes. By (10.1), only
-# `_carry`, which has no product, would still wait for memory. But the 2.0 ms is untested: we have
-# no such kernel for a CPU. `make gpu` times the kernels, if you have a GPU.
+# The kernels move a quarter of the bytes, but their 2.0 ms is untested: we have no such kernel for
+# a CPU. By (10.1), only `_carry`, which has no product, would still wait for memory. `make gpu`
+# times the kernels, if you have a GPU.
 #
 # Larger chunks would move even less, since $c = l/q$ falls, but the products inside a chunk grow
 # with $q$. Ours stop at 64.
@@ -956,7 +956,8 @@ assert 1.165 < min(drift) < max(drift) < 1.22 and max(drift) / min(drift) < 1.04
 # 17 to 21 percent slower for all five systems. So trust only ratios: between
 # the two, they differ by up to 4 percent.
 #
-# - *LlaMa.* Cheems overtakes it between 1,024 and 2,048 tokens, in training and in evaluation.
+# - *LlaMa.* On average, all four overtake it at 400 to 1,300 tokens; Cheems between 1,024 and
+#   2,048.
 # - *Jamba.* Cheems is never ahead on average: at 0.94 to 0.99 of Jamba's speed in training, and at
 #   0.83 to 0.99 in evaluation. (A gap of 4 percent may be drift.)
 # - *OTCE.* Cheems is behind up to 4,096 tokens in training, and up to 8,192 in evaluation.
