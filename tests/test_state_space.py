@@ -230,5 +230,5 @@ def test_steps_of_s4d_are_its_convolution(init):
     assert y.dtype == torch.float32 and state.dtype == torch.complex64
     check("steps in float32", y, layer(x.double()).float())
     for call in (layer, lambda x: layer.step(x[:, 0], state.to(torch.complex128))):
-        with pytest.raises(ValueError, match="x must be torch.float64"):
+        with pytest.raises(ValueError, match=r"x must be torch\.float64"):
             call(x)
