@@ -325,7 +325,7 @@ def learn_to_recall(pattern, steps, position="conv", seed=0, wiped=False):
 
 
 # %% [markdown]
-# We say that a run has learned the task if it gets more than 0.9 of the answers right. Does SA
+# Let's say that a run has learned the task if it gets more than 0.9 of the answers right. Does SA
 # learn it in 100 steps, with its state wiped?
 
 # %%

@@ -160,7 +160,7 @@ def got_there(run):
 # Each run takes at most 2,500 updates of 2,048 bytes, and stops when 98 % of the digits are right
 # at every trained length (`python book/records.py 08_needle`). Each rate is the best of three,
 # chosen with seed 0. The best of several runs was probably also lucky, so seed 0 doesn't appear
-# below. That leaves two runs of each system.
+# below, which leaves two runs of each system.
 
 # %%
 print("updates until 0.98 at every trained length, or (the least share after 2,500)")
@@ -347,4 +347,3 @@ assert min(runs_of("Mamba-2")[1]["right"][-1]) == 0.865
 # - At four times the trained length, the larger base helps LlaMa, and Jamba a little. Sharper
 #   queries add something there only in LlaMa, on top of that base.
 # - A repair can break what worked, as in Cheems: read the heat map by depth, and not its mean.
-# - Two runs of each system, 64 digits per cell: only large differences count.
