@@ -13,6 +13,7 @@ from cheems_ref.text import read_text, text_to_ids
 JOBS = [dict(number=number) for number in range(4)]
 SQUARES = [{"square": number**2} for number in range(4)]
 NAMES = {
+    records.CHAPTER_7: [records.RECALL],
     records.CHAPTER_8: [records.RECALL_GRID, records.FOUND_RUN],
     records.LAB_8A: [records.NEEDLE_RUN],
     records.CHAPTER_9: [records.ABLATION_RUN],
