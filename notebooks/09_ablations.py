@@ -119,7 +119,7 @@ plotting.save(
 # don't say how many runs are behind a number.
 #
 # **A warning for the whole chapter.** Our language models have a million parameters or fewer and
-# stop after 100 to 1,000 updates on windows of 512 bytes. So we measure which model starts fastest
+# stop after 100 to 600 updates on windows of 512 bytes. So we measure which model starts fastest
 # on short texts. Nothing here can refute a claim about long texts or about models trained to
 # convergence.
 #
