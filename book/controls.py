@@ -175,26 +175,11 @@ def recall_jobs():
     return [job | dict(seed=seed) for job in wiped + whole for seed in SEEDS]
 
 
-def recall_run(job, recall, recall_model, share_right):
+def recall_run(job, learn):
     """The share of right answers every 25 updates; a wiped state decays to 0 within one token."""
     torch.set_default_dtype(torch.float32)
-    generator = torch.Generator().manual_seed(job["seed"])
-    model = recall_model(job["pattern"], job["position"], job["seed"])
-    if job["wiped"]:
-        for layer in model.modules():
-            if isinstance(layer, SSD):
-                torch.nn.init.constant_(layer.A_log, 15.0).requires_grad_(False)
-    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad])
-    right = []
-    for step in range(job["steps"]):
-        ids, targets = recall(32, generator)
-        logits, _ = model(ids)
-        right.append(share_right(logits, targets))
-        optimizer.param_groups[0]["lr"] = 3e-3 * min(1, (step + 1) / 20)
-        optimizer.zero_grad()
-        F.cross_entropy(logits.flatten(0, 1), targets.flatten()).backward()
-        optimizer.step()
-    return {"right": [round(share, 3) for share in right[24::25]]}
+    _, right = learn(job["pattern"], job["steps"], job["position"], job["seed"], job["wiped"])
+    return {"right": [round(share, 3) for share in right]}
 
 
 def state_or_neighbour(run_all):

@@ -40,7 +40,7 @@ LAB_6A = "labs/06a_who_fires_for_what"
 CHAPTER_7 = "07_cheems_language_model"
 CHAPTER_8 = "08_associative_recall"
 LAB_8A = "labs/08a_needle"
-RECALL = "recall", "recall_model", "share_right", "learn_to_recall"
+RECALL = "recall", "wipe", "recall_model", "share_right", "learn_to_recall"
 RECALL_GRID = "LENGTHS", "SYSTEMS", "RATES", "WITH_POSITION"  # of chapter 08
 RECALL_RUN = "LENGTHS", "recall_model", "recall_batch", "answers", "share_right", "learn_to_recall"
 CHAPTER_9 = "09_ablations"
@@ -711,9 +711,13 @@ def books_controlled():
 
 def recall_controlled():
     """Whether a state learns recall, or a look at the neighbour."""
-    names = "recall", "recall_model", "share_right"
-    run = functools.partial(taken, controls.recall_run, CHAPTER_7, names)
-    return controls.state_or_neighbour(functools.partial(resumed, "07_state_or_neighbour", run=run))
+    run = functools.partial(resumed, "07_state_or_neighbour", run=recall_control)
+    return controls.state_or_neighbour(run)
+
+
+def recall_control(job):
+    *_, learn = from_notebook(CHAPTER_7, *RECALL)
+    return controls.recall_run(job, learn)
 
 
 def recall_rows():

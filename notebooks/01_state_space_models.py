@@ -197,8 +197,8 @@ check("B̄ of equation 1.5 = discretize_zoh", B_bar, discretize_zoh(A, B, dt)[1]
 # We just turned a differential equation into a recurrence, and for held input it is exact.
 #
 # But ZOH has no idea what a smooth input did between the samples. The next picture shows one,
-# sampled every 0.8 seconds. Which curve will the dots of ZOH hit: that of the tank under the smooth
-# input, or under the held input?
+# sampled every 0.8 seconds. Will the dots of ZOH hit the tank's level under the smooth input, or
+# under the held one?
 
 
 # %% tags=["setup"]
@@ -565,7 +565,7 @@ plotting.save(
 )
 
 # %% [markdown]
-# After the third round every token stands for all steps up to itself.
+# After the third round every token has joined all steps up to its own.
 #
 # The package's scan pairs neighbours, scans the pairs and fills the gaps, with the same result:
 

@@ -126,8 +126,8 @@ plotting.save(
 # $$y_t = \sum_s w_{ts}\, v_s, \qquad
 #   w_{ts} = \frac{e^{q_t \cdot k_s/\sqrt p}}{\sum_{s'} e^{q_t \cdot k_{s'}/\sqrt p}}. \tag{5.1}$$
 #
-# The weights in a row sum to one. That matters in section 6. Here are the loops, for one head
-# of width $p$ and without a mask:
+# The weights in a row sum to one. That matters in section 6. Here are the loops, for one head of
+# width $p$ and without a mask:
 
 # %%
 l, p = 6, 4  # tokens, and the width of a head
@@ -165,8 +165,7 @@ _ = must_differ("without 1/√p", unscaled, y)
 # query $t$ is token $t + n_{\text{keys}} - n_{\text{queries}}$. WM Listings 5 and 6 build the mask
 # without this offset, which is fine for a whole prompt.
 #
-# Put four tokens in a cache and let two new ones read. Which keys do they see without the
-# offset?
+# Put four tokens in a cache and let two new ones read. Which keys do they see without the offset?
 
 # %%
 q, k, v = random(3, 1, 6, 1, 4, seed=0)  # each (b, l, h, p)
@@ -659,8 +658,8 @@ _ = must_differ("a bias from the key's own token", own_token[0, :, 0], forgettin
 
 # %% [markdown]
 # So a bias on the keys *can* say "forget", if the key knows how much has been forgotten so far.
-# That's a running sum, itself a recurrence. A bias that knows only the key's own token
-# can't do it: token 8 has no way to change the ratio of the weights of keys 1 and 10.
+# That's a running sum, itself a recurrence. A bias that knows only the key's own token can't do it:
+# token 8 has no way to change the ratio of the weights of keys 1 and 10.
 #
 # A content mask reads $v_s$. With $V=\mathrm{SSD}(x)$ the value can carry the running sum, and then
 # a content mask can forget, as long as the running sum stays well below a constant. (A folded cell
@@ -727,8 +726,8 @@ assert sum(2 * i < 2 * j + 1 for i in range(8) for j in range(8)) == 36  # corre
 # A model that guesses between the two values is right in
 # $\tfrac12+\tfrac12\cdot\tfrac18=\tfrac{9}{16}$ of the cases: half the time, and by luck in an
 # eighth of the rest. (It can do slightly better: the correct slot comes first in 36 of 64 cases.)
-# The model has embeddings, one attention layer and one linear map. The paper's
-# mask starts as $\mathrm{round}(\mathrm{ones})$ and hides every key whose gate is exactly 0.
+# The model has embeddings, one attention layer and one linear map. The paper's mask starts as
+# $\mathrm{round}(\mathrm{ones})$ and hides every key whose gate is exactly 0.
 
 
 # %% tags=["setup"]
@@ -809,9 +808,9 @@ assert printed.gate.grad is None and (printed.gate == 1).all()
 # %% [markdown]
 # The one with our gates does; no gradient reaches the printed mask.
 #
-# The gates get every answer right, on all five seeds (`python book/records.py 05_masks`). Do
-# they hide the decoys? Here are the gates of the four heads (seed 0), and of a model that rounds
-# its gates at ½ in training, while the gradient is that of the unrounded gates (exercise 4):
+# The gates get every answer right, on all five seeds (`python book/records.py 05_masks`). Do they
+# hide the decoys? Here are the gates of the four heads (seed 0), and of a model that rounds its
+# gates at ½ in training, while the gradient is that of the unrounded gates (exercise 4):
 
 # %%
 for kind in ("gate", "rounded"):
@@ -861,8 +860,8 @@ _ = must_differ("a mask that hides the decoys", layer(x, positions[None])[0], un
 #
 # - Queries and keys make the weights; the values carry the content.
 # - The static mask comes before the softmax. With a cache it needs an offset.
-# - With $V = \mathrm{SSD}(x)$ a value is what token $s$ read from a state. An SSD layer
-#   followed by attention did nearly as well, on four of five seeds.
+# - With $V = \mathrm{SSD}(x)$ a value is what token $s$ read from a state. An SSD layer followed by
+#   attention did nearly as well, on four of five seeds.
 # - A table can scale a token differently just because one component changes sign. With a softmax
 #   over the rows *taken*, it can learn which to take only if a token takes at least two.
 # - "Do not read me" needs only the key's own token; "forget what came before me" needs a running

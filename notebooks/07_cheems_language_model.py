@@ -258,8 +258,8 @@ plotting.save(
 #
 # > k₁ v₁ k₂ v₂ … k₈ v₈ | k₅ → v₅, k₁ → v₁, …
 #
-# Attention finds a token by its content. But $v_5$ doesn't contain $k_5$, which stands before it.
-# If an earlier layer has told $v_5$ which token precedes it, one look by attention is enough.
+# Attention finds a token by its content. But $v_5$ doesn't contain $k_5$, the token before it. If
+# an earlier layer has told $v_5$ which token precedes it, one look by attention is enough.
 
 
 # %% tags=["setup"]

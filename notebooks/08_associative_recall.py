@@ -84,7 +84,7 @@ def draw_state(ax, x, y, color):
         plotting.arrow(ax, (x[2 * i + 1] - 0.4, y + 1.5), (place, y + 0.35), color=color)
         frame = dict(boxstyle="square,pad=0.45", fc="#d9f0e8" if i == 1 else "white", ec=color)
         ax.text(place, y, entry, ha="center", va="center", fontsize=14, bbox=frame | dict(lw=2))
-    plotting.arrow(ax, (x[2] + 2.55, y), (x[7], y + 1.5), color=color, bend=0.25)
+    plotting.arrow(ax, (x[2] + 0.8, y - 0.3), (x[7], y + 1.5), color=color, bend=0.35)
     ax.text(x[6] + 0.75, y + 0.25, "read with bob", color=color, fontsize=15)
     name = "write each value under its key"
     ax.text(x[2] + 0.45, y - 0.75, name, ha="center", color=color, fontsize=15)
@@ -303,7 +303,7 @@ print(errors_and_recalled((64, 128, 256, 512)))
 # %% [markdown]
 # At 512 pairs the error is four times the value's own square, yet nearly all values of 128 numbers
 # are recalled, and few of 32 numbers. So a state of width 128, which is WM's size, has room for the
-# 64 pairs in section 6's longest rows, as long as it keeps the fill out.
+# 64 pairs in section 6's longest rows, as long as it writes only the pairs.
 #
 # ## 3 · Attention, by hand
 #
@@ -498,6 +498,7 @@ state = (tokens @ F.pad(tokens[:-1], (0, 0, 1, 0)).T).tril()  # C_t · B_s
 answers_at = [ROW[0].tolist().index(value) for value in ROW_TARGETS[0, QUERIES].tolist()]
 assert second[QUERIES, answers_at].min() > 0.99 and state[QUERIES, answers_at].min() > 0.99
 assert first.diagonal(-1).min() > 0.99
+assert ROW[0, 21] == ROW[0, 16] and second[21].argmax() == state[21].argmax() == 17  # fill
 for t in range(2, 8):  # new tokens: evenly over those before them, and nothing on themselves
     assert (second[t, :t] - 1 / t).abs().max() < 0.01 and second[t, t] < 0.01
 
@@ -519,12 +520,12 @@ plotting.save(
 )
 
 # %% [markdown]
-# The queries look at the same four places, those of their answers. But a softmax must spend its
-# weight somewhere, so a new token spreads it evenly over the tokens before it. A state can simply
-# return zero.
+# In both, the queries look at the same four places: those of their answers. (Token 21 is fill that
+# stood at 16 before, so it looks up what followed.) But a softmax must spend its weight somewhere,
+# so a new token spreads it evenly over the tokens before it. A state can simply return zero.
 #
 # With fewer coordinates than ids, section 2 applies, and the load is *every* pair of neighbours,
-# not only ours. Exercise 5 writes fewer.
+# not just the key–value pairs. Exercise 5 writes fewer.
 #
 # ## 5 · Who learns it?
 #
@@ -713,9 +714,8 @@ plotting.save(
 #   alone no run gets beyond 0.33.
 #
 # Each failure is a failure at *one* rate, within 2,000 steps. On the seed that chose the rates,
-# three models averaged less than 0.08 at every rate, so their choice was mostly noise. A then S
-# with a convolution averaged 0.187 there, against 0.060 to 0.067 in the runs that count, so there
-# it got further.
+# three models averaged less than 0.08 over the run at every rate, so their choice was mostly noise.
+# A then S with a convolution averaged 0.187 there, and 0.060 to 0.067 in the runs that count.
 #
 # ### Is it our construction?
 #
@@ -852,7 +852,6 @@ plotting.save(
 # | length $T$, with $T/4$ pairs | 256, 512, 1,024, 2,048 | 64, 128, 256 |
 # | rows in training | one length at a time | lengths 32 to 256 mixed, and fewer pairs, too |
 # | tokens in training | up to 4.3e9 at $T = 256$ | 1.2e7 |
-
 # | learning rate, by width | 4e-4, 3e-4, 2e-4, 1e-4 | ten times that |
 #
 # WM doesn't say how many seeds it used. We have three.
@@ -910,8 +909,8 @@ print(table("right at T = 256", [f"d = {d}" for d in RATES], AT_256))
 #   three runs of QCAttn at $d = 64$ reach only 0.02, 0.42 and 0.05 in 3,000 steps. With shorter
 #   rows among them, it takes at most 1,100 steps to 0.9 at this width.
 # - **Three seeds aren't many.** At $d = 128$ InnerFuncAttn takes 1.00 times as many steps to 0.9 as
-#   QCAttn, with a 95 % interval from 0.84 to 1.19; at $d = 32$ it's 0.69 to 2.65. That shows no
-#   difference, and doesn't make them equal.
+#   QCAttn, with a 95 % interval from 0.84 to 1.19; at $d = 32$ it's 0.69 to 2.65. We see no
+#   difference, which doesn't mean there is none.
 
 # %% tags=["guard"]
 print("right at T = 256, three seeds, and steps until 0.9 are")

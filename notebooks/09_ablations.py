@@ -327,9 +327,9 @@ for name in (*tuned, "systems", "gated"):
 # Suppose you make seventeen independent comparisons of equally good models. Each interval is wrong
 # one time in twenty. How often does at least one look real?
 #
-# The fix uses *p-values*: the chance that without a true difference a mean, divided by its standard
-# error $s/\sqrt n$, is at least as far from zero. **Holm's rule** goes through $m$ of them from the
-# smallest up and declares differences *significant* as long as
+# The fix uses *p-values*. Divide a mean by its standard error $s/\sqrt n$. Its p-value is the
+# chance of getting at least as far from zero without a true difference. **Holm's rule** goes
+# through $m$ p-values from the smallest up and declares differences *significant* as long as
 #
 # $$p_{(i)} \le \frac{0.05}{m - i + 1}, \qquad i = 1, 2, \dots, m, \tag{9.2}$$
 #
@@ -404,8 +404,8 @@ for steps, row in [(400, row) for row in RECALLING] + [(1200, "Jamba"), (1200, "
 #   slopes and tables of two rows.
 # - Holm's rule corrects within the family.
 #
-# (Hartley's test is weak: of nine rows with three seeds, it finds one three times as noisy in 11 %
-# of tables.)
+# Hartley's test is weak. If one of nine rows with three seeds is three times as noisy as the
+# others, the test notices in 11 % of tables.
 #
 # We adopted this rule *after* we had seen the tables of three seeds without it. It takes one
 # verdict away in section 4, adds ten in section 5 and one in section 8. So section 5 asks its
@@ -666,13 +666,13 @@ assert round(means["MLP less DGLU"], 3) == 0.111
 
 # %% [markdown]
 # That takes away most of the story. The MLP is 0.111 behind the DGLU, which has no experts. CDMMoE
-# and CDMoE are, too. Only MoE, MoE with a shared expert and cohesive experts stay ahead, by 0.04 to
-# 0.06. (By (9.1) alone: only CDMoE's difference.) But we had picked this family *and* our rule
-# after looking.
+# and CDMoE are behind it, too. Only MoE, MoE with a shared expert and cohesive experts stay ahead,
+# by 0.04 to 0.06. (By (9.1) alone: only CDMoE's difference.) But we had picked this family *and*
+# our rule after looking.
 #
 # So we asked again on five new seeds. We had planned two tuning seeds and rates up to 0.03, but ran
-# half of these only after a first result, in which the MLP, at rate 0.01, was 0.129 behind. Here is
-# the second (record `09_gated`).
+# half of these only after a first result (the MLP 0.129 behind, at rate 0.01). What follows uses
+# them all (`python book/records.py 09_gated`).
 #
 # We committed first (`book/controls.py`): our rule; the *family*, the MLP and the three kinds that
 # had been ahead, against the DGLU; and a *prediction*. The MLP is behind by 0.05 to 0.15, the three
@@ -926,7 +926,8 @@ for a, b in (("Jamba, rotation", "Jamba"), ("Cheems, convolution", "Cheems")):
 early = {row: {seed: nats[seed] for seed in (1, 2, 3)} for row, nats in systems.items()}
 first = less("LlaMa", "Jamba") | less("Mamba-2", "Jamba") | less("OTCE", "Jamba")
 first |= less("Cheems", "Jamba") | less("LlaMa", "Cheems")
-assert not verdicts(early, first)["OTCE less Jamba"].called
+at_first = verdicts(early, first)
+assert at_first["Cheems less Jamba"].interval.mean > 0 and not at_first["OTCE less Jamba"].called
 times = compute(SYSTEMS)
 assert round(times["Cheems"] / times["Jamba"], 2) == 1.06
 assert round(times["LlaMa"] / times["Jamba"], 2) == 1.28

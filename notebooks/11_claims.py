@@ -216,9 +216,9 @@ assert verdicts[:3] == ["holds", "holds corrected", "holds corrected"]
 
 # %% [markdown]
 # Algebra and the listing hold, two of the three once they're corrected. Of the five claims that
-# need models trained on text, our models bear out none. That doesn't refute them. Algebra
-# settles a claim for every size, but our small models have at most about a million parameters and
-# mostly a few hundred updates (chapter 09), so neither "seen" nor "not seen" decides anything about
+# need models trained on text, our models bear out none. That doesn't refute them. Algebra settles a
+# claim for every size, but our small models have at most about a million parameters and mostly a
+# few hundred updates (chapter 09), so neither "seen" nor "not seen" decides anything about
 # 1.3 billion. For the last row, all we can do is recompute the printed numbers.
 #
 # ## 2 · Eight kinds of mistake
@@ -443,10 +443,9 @@ for ask in QUESTIONS.values():
     _ = ask(layer, 16)
 
 # %% [markdown]
-# If your module has the same call signature as ours, that's all it takes. Can each question also
-# be answered no? We put them to SSD and to six layers, each with one planted fault. A dash means
-# that a question doesn't apply, because the layer uses no cache, no mask, no positions or no
-# parameters.
+# If your module has the same call signature as ours, that's all it takes. Can each question also be
+# answered no? We put them to SSD and to six layers, each with one planted fault. A dash means that
+# a question doesn't apply, because the layer uses no cache, no mask, no positions or no parameters.
 
 
 # %% tags=["setup"]
@@ -958,8 +957,8 @@ graded(finds_axis, mistaken, {"over the channels": Norm(5, dim=-1), "the same": 
 # %% [markdown]
 # **2 · easy.** Pencil and paper. Two models answer 400 questions, one 60 percent of them correctly
 # and the other 64. What is the standard error of each, and of the difference? How many questions do
-# you need until the difference of 4 points is two standard errors? (Take the same $p$, and round
-# up to hundreds.)
+# you need until the difference of 4 points is two standard errors? (Take the same $p$, and round up
+# to hundreds.)
 
 
 # %% tags=["exercise"]

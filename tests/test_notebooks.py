@@ -149,6 +149,12 @@ def shows_no_remote_image(notebook: NotebookNode) -> list[str]:
     ]
 
 
+def keeps_its_tables_whole(notebook: NotebookNode) -> list[str]:
+    """A row after an empty line is outside of its table."""
+    texts = (cell.source for cell in notebook.cells if cell.cell_type == "markdown")
+    return [row for text in texts for row in re.findall(r"\n\n(\|.*+)(?!\n\|[ :|-]+\|)", text)]
+
+
 RULES = [
     is_executed_in_order,
     has_only_allowed_tags,
@@ -157,6 +163,7 @@ RULES = [
     fails_only_where_announced,
     prints_nothing_of_one_machine,
     shows_no_remote_image,
+    keeps_its_tables_whole,
     stores_what_nbval_compares,
     ran_with_the_kernels,
     *lessons.RULES,
@@ -268,6 +275,7 @@ SPOILT = [
     (fails_only_where_announced, 4, dict(outputs=[])),
     (prints_nothing_of_one_machine, 3, printed("saved /home/me/x.pt")),
     (shows_no_remote_image, 1, dict(source="![a](https://a.org/b.png)")),
+    (keeps_its_tables_whole, 1, dict(source="# T\n\n| a |\n|---|\n| 1 |\n\n| 2 |")),
     (stores_what_nbval_compares, 3, printed("error 42\rerror 0\n")),
     (stores_what_nbval_compares, 3, printed("UserWarning", name="stderr")),
     (ran_with_the_kernels, 3, printed("kernel rung: not run here")),

@@ -243,8 +243,8 @@ check("WM Listing 2: padding is zeros behind the tokens", padded.sum((0, 2)).lon
 # ## 2 · The mask of WM Listing 6, entry by entry
 #
 # There are three masks. Listing 5 hides what is 0 in causal + padding, Listing 6 what is 0 in
-# causal + padding · gate, and WM's text speaks of causal · gate. Which gates hide a key in
-# Listing 6?
+# causal + padding · gate, and WM's text speaks of causal · gate. Which gates hide a key in Listing
+# 6?
 
 
 # %%
@@ -292,8 +292,8 @@ stops("Listings 5 and 6: a float32 mask, values in bfloat16", RuntimeError,
 #
 # Make all sizes different, and a wrong product stops. WM eq. 3 multiplies (tokens × values) with
 # $W_V^\top$, ($d$ × values). WM §3.2 and §3.3 multiply indices by a table instead of looking up its
-# rows. Ch eq. 13 multiplies an output of width $d$ with a matrix of $d_s$ rows. L22 has
-# $C$ as a row, and later writes $C^\top h$.
+# rows. Ch eq. 13 multiplies an output of width $d$ with a matrix of $d_s$ rows. L22 has $C$ as a
+# row, and later writes $C^\top h$.
 
 # %%
 s, d, n, m, k = 7, 6, 3, 4, 2
@@ -312,9 +312,8 @@ stops("L22: Cᵀ h for C of 1 × N", RuntimeError, lambda: C.T @ h_t)
 #
 # - WM §3.3's $g$ lacks the two half keys, and in words its rows are summed before they're weighted.
 # - OTCE eq. 19d has $s_t$ where attention's output $a_t$ belongs. Eq. 19c is quadratic (chapter
-#   06), and even the best $W_3$ loses some of its input. By $D$, which OTCE says carries
-#   long-range dependencies, a token reaches only itself. L22's recurrence has $A$ and $B$ without
-#   bars.
+#   06), and even the best $W_3$ loses some of its input. By $D$, which OTCE says carries long-range
+#   dependencies, a token reaches only itself. L22's recurrence has $A$ and $B$ without bars.
 # - The documents let $L$ be any lower triangular matrix. With a random $L$, the block that carries
 #   the past has rank 6, more than the 4 that a state of the key's width can hold.
 # - A state's half-life is $\log 2 / (-A\,\Delta)$ tokens. WM Listing 4 has $A = -(1, \dots, h)$ and
@@ -447,8 +446,8 @@ assert (high - low).max() < 0.001
 
 # %% [markdown]
 # All 52 rows fit, and none of the control rows does. The six numbers of Ch Table 2 are six of WM
-# Table 1's, each 6.00 lower. The numbers can't say how they came to be
-# printed. In the folded cells:
+# Table 1's, each 6.00 lower. The numbers can't say how they came to be printed. In the folded
+# cells:
 #
 # - *Percent.* Some percentages in the texts are cut off where they should be rounded, and one is
 #   wrong: 42.71 is 24.16 percent above 34.40, not 27.06.
