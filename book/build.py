@@ -36,6 +36,7 @@ import jupytext
 import nbformat
 from jupyter_client import AsyncKernelManager
 from jupyter_client.kernelspec import KernelSpecManager
+from kernels import start_by_forking
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 from nbformat import NotebookNode
@@ -249,6 +250,7 @@ async def build(root: Path, names: list[str], check: bool, jobs: int) -> dict[Pa
     jobs = min(jobs, len(sources))
     threads = None if jobs == 1 else max(1, cores() // jobs)
     limit = LIMIT_S if names else LIMIT_AMONG_ALL_S
+    start_by_forking(**ENVIRONMENT, **({"OMP_NUM_THREADS": str(threads)} if threads else {}))
     waiting, states = iter(sources), {}
     bar = tqdm(total=len(sources), desc="notebooks", disable=None)
 

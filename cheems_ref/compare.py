@@ -111,9 +111,9 @@ def pooled(losses: Losses) -> tuple[float, int]:
     return math.sqrt(left.square().sum().item() / degrees), degrees
 
 
-def less(row: str, baseline: str) -> dict[str, dict[str, int]]:
+def minus(row: str, baseline: str) -> dict[str, dict[str, int]]:
     """Return the contrast of a row with a baseline, by its name, for a family of `verdicts`."""
-    return {f"{row} less {baseline}": {row: 1, baseline: -1}}
+    return {f"{row} minus {baseline}": {row: 1, baseline: -1}}
 
 
 def verdicts(losses: Losses, family: Family, *, pool: bool = False) -> dict[str, Verdict]:
@@ -121,7 +121,7 @@ def verdicts(losses: Losses, family: Family, *, pool: bool = False) -> dict[str,
 
     Args:
         losses: the table.
-        family: such as {"a less b": {"a": 1, "b": -1}}.
+        family: such as {"a minus b": {"a": 1, "b": -1}}.
         pool: take the deviation from the whole table (`pooled`); else every difference has its own,
             over the seeds that its rows share.
 

@@ -126,8 +126,7 @@ plotting.save(
 # $$y_t = \sum_s w_{ts}\, v_s, \qquad
 #   w_{ts} = \frac{e^{q_t \cdot k_s/\sqrt p}}{\sum_{s'} e^{q_t \cdot k_{s'}/\sqrt p}}. \tag{5.1}$$
 #
-# The weights in a row sum to one. That matters in section 6. Here are the loops, for one head of
-# width $p$ and without a mask:
+# The weights in a row sum to one. Here are the loops, for one head of width $p$ and without a mask:
 
 # %%
 l, p = 6, 4  # tokens, and the width of a head
@@ -141,7 +140,8 @@ for t in range(l):
 
 # %% [markdown]
 # Why $\sqrt p$? If all components of two vectors are independent, with mean 0 and variance 1, the
-# inner product has variance $p$. Without the scale, the softmax of a wide head saturates.
+# inner product has variance $p$. Without the scale, the softmax of a wide head saturates: one
+# weight is nearly 1, and hardly any gradient passes.
 #
 # The package has (5.1) twice: written out, and as torch's fused operator. Both take tensors (b, l,
 # h, p), of $b$ texts and $h$ heads, and should agree with our loops.
@@ -194,7 +194,7 @@ assert seen == [0]
 # %% [markdown]
 # ### The mask on the wrong side of the softmax (WM §3.2, formulas after eq. 4)
 #
-# Where in the formula does the mask go? The paper's formulas put it on the weights.
+# Where does the mask go? The paper's formulas put it on the weights.
 #
 # Take the softmax $A$ of *all* scores and multiply it by a mask $L$ of ones and zeros. Is this
 # $L \circ A$ causal? Change the last key, and see whether any earlier output notices.
@@ -213,9 +213,9 @@ assert moved.min() > 1e-3
 # %% [markdown]
 # All five notice. The zeros come too late: the softmax's denominator already contains the future
 # keys. The mask belongs **before** the softmax, where a forbidden key gets the score $-\infty$. Its
-# weight is then exactly zero, and the rest still sum to one. WM Listing 7 does this: it *adds* an
-# $L$ of 0 and $-\infty$ to the scores. Multiply the weights by that $L$, as in the formulas, and 20
-# of 24 outputs aren't even finite.
+# weight is then exactly zero, and the rest still sum to one. WM Listing 7 does this: it *adds* a
+# mask of 0 and $-\infty$ to the scores. Multiply the weights by that mask, as in the formulas,
+# and 20 of 24 outputs aren't even finite: only the mask's last row has no $-\infty$.
 
 # %% tags=["guard"]
 before = naive_attention(*(u[None, :, None] for u in (q, k, v)), allowed=causal_mask(6, 6))
@@ -231,6 +231,7 @@ of_allowed = (L * weights)[torch.ones(6, 6).tril().bool()]
 print("L of 0 and -∞: largest weight of an allowed key:", of_allowed.abs().max().item())
 print("outputs that are not finite:", int((~read.isfinite()).sum()), "of", read.numel())
 assert (of_allowed == 0).all() and int((~read.isfinite()).sum()) == 20
+assert [bool(row.isfinite().all()) for row in L] == 5 * [False] + [True]
 
 # %% [markdown]
 # ## 3 · Values that compute: V = SSD(x)
@@ -248,8 +249,8 @@ assert (of_allowed == 0).all() and int((~read.isfinite()).sum()) == 20
 # | `"linear"` | $W x_s$, ordinary attention | token $s$ | |
 #
 # The recurrence adds the past. The table adds no information, but it computes something that one
-# matrix can't. Why change the values, and not the queries or keys? The papers give a reason,
-# untested there and here: with more complex queries and keys, training might fluctuate.
+# matrix can't. Why not change the queries or keys? The papers give a reason, untested there and
+# here: training might fluctuate.
 
 # %% tags=["setup"]
 x, positions = random(1, 12, 16, seed=3), torch.arange(12)[None]
@@ -319,8 +320,8 @@ assert asked[0, 0] == numbers[0, -1] == 0 and answers[0, 0] == amounts.sum() == 
 # with it the balance.
 #
 # We score a model by the share of the balances' variance that it explains. A model that knows the
-# book, but not which entry you're asking about, can do no better (in squared error) than the mean
-# of the eight balances. That scores 0.708.
+# book, but not which entry you're asking about, can do no better than the mean of the eight
+# balances. That scores 0.708.
 #
 # But attention over SSD contains *two* layers that mix tokens. Would they do as well one after the
 # other, as in most hybrid models? We compare five systems:
@@ -414,8 +415,7 @@ plotting.save(
 # could get (`python book/records.py 05_one_more_layer`).
 #
 # In Cheems, state-space layers come first. With one more S in front, each of the three takes 200
-# updates to reach 0.95 (median), and one seed in five ends below 0.8 for V = SSD(x) and for S then
-# A.
+# updates to reach 0.95 (median). One seed each of V = SSD(x) and S then A fails, at 0.70 and 0.79.
 
 # %% tags=["guard"]
 alone, inside = (train_on_books(pattern, 200) for pattern in "AI")
@@ -447,6 +447,7 @@ for row in MORE["table"]:
 for pattern, fail in (("SI", 1), ("SSA", 1), ("SAA", 0)):  # behind one more S
     assert [end > 0.98 for end in sorted(ENDS[pattern, 32])] == fail * [0] + (5 - fail) * [1]
     assert all(end > 0.98 or end < 0.8 for end in ENDS[pattern, 32])
+assert [round(min(ENDS[pattern, 32]), 2) for pattern in ("SI", "SSA")] == [0.70, 0.79]
 
 # %% [markdown]
 # The claim that survives is modest: on this task, SSD inside attention does the work of the two in
@@ -484,8 +485,8 @@ for token in x[0]:
 check("five steps = RetrievedValues", table(x)[0], torch.stack(values))
 
 # %% [markdown]
-# A table can let the sign of a component decide how a token is scaled; no single matrix can do
-# that. (A folded cell sets such a table by hand.)
+# If the sign of a component decides how a token is scaled, a table set by hand leaves under 1 % of
+# the variance unexplained, and the best matrix over 15 % (folded cell).
 
 # %% tags=["guard"]
 check("weights sum to one", table.weights(x)[0, :, 0].sum(-1), torch.ones(5))
@@ -564,24 +565,26 @@ print("by a table of two rows set by hand under 1 %, by the best matrix over 15 
 # ## 6 · "Do not read me", "forget what came before me"
 #
 # The static mask says who *may* be read. A state-space layer also decides who *should* be. Through
-# its step size $\Delta_t$, a token can say two different things. If $\Delta_t$ is small, almost
-# nothing is written: **"do not read me."** If it's large, the state decays: **"forget what came
-# before me."** Can attention say these things too? Let's add a *bias* $\mu$ to the scores:
+# its step size $\Delta_t$ in $h_t = e^{\Delta_t A} h_{t-1} + \Delta_t x_t B_t^\top$, a token can
+# say two things. If $\Delta_t$ is small, almost nothing is written: **"do not read me."** If it's
+# large, the state decays: **"forget what came before me."** Can attention say these things too?
+# Let's add a *bias* $\mu$ to the scores:
 #
 # $$w_{ts} \propto e^{q_t \cdot k_s/\sqrt p\; + \;\mu_{ts}}. \tag{5.3}$$
 #
 # We'll call $e^{\mu_{ts}}$ the *share*: the key's weight is multiplied by it before the row is
-# normalised. Here it is in four layers. Each head learns its own $g$, $a > 0$, $u$ and $\nu$; the
-# forget gate $f_r$ is a sigmoid of a linear function of token $r$; in SSD, $A < 0$:
+# normalised. Here it is in four layers, where the forget gate $f_r < 1$, like $\Delta_r$, is
+# computed from token $r$ by a learned map:
 #
-# | | log share $\mu_{ts}$ | knows |
-# |---|---|---|
-# | `GateMask` (WM eq. 4) | $\log \sigma(g_{\mathrm{pos}(s)})$ | the place of $s$ |
-# | `ContentMask` | $-a\,\mathrm{softplus}(u\cdot v_s + \nu)$ | the value $v_s$ |
-# | Forgetting Transformer | $\sum_{r=s+1}^{t} \log f_r$ | the tokens after $s$ |
-# | SSD | $\log \Delta_s + A \sum_{r=s+1}^{t} \Delta_r$ | token $s$ and those after it |
+# | | log share $\mu_{ts}$ | learned | knows |
+# |---|---|---|---|
+# | `GateMask` (WM eq. 4) | $\log \sigma(g_{\mathrm{pos}(s)})$ | $g$ | place of $s$ |
+# | `ContentMask` | $-a\,\mathrm{softplus}(u\cdot v_s + \nu)$ | $a > 0$, $u$, $\nu$ | value $v_s$ |
+# | Forgetting Transformer | $\sum_{r=s+1}^{t} \log f_r$ | $f_r$ | tokens after $s$ |
+# | SSD | $\log\Delta_s + A \sum_{r=s+1}^{t}\Delta_r$ | $\Delta_r$, $A < 0$ | $s$ and those after |
 #
-# SSD has no softmax: its weight is $C_t \cdot B_s$ times $e^{\mu_{ts}}$.
+# SSD has no softmax: its weight is $C_t \cdot B_s$ times $e^{\mu_{ts}}$, which can exceed 1.
+# Below, $f_r = e^{-\Delta_r}$, and SSD's shares are in units of an ordinary token's $\Delta$, 0.1.
 
 # %% tags=["setup"]
 SEEN, STEPS = causal_mask(16, 16), torch.full((16,), 0.1)
@@ -614,8 +617,8 @@ for name, share in shares.items():
     assert before == after if "by place" in name or "by key" in name else after < 0.06 * before
 
 # %% [markdown]
-# Which panels grant token 4 its wish ("do not read me"), and which token 8 ("forget what came
-# before me")? SSD's shares are in units of an ordinary token's $\Delta$.
+# Token 4 ($\Delta = 0.005$, a marked value) says "do not read me", token 8 ($\Delta = 3$) "forget
+# what came before me". Which panels grant token 4 its wish, and which token 8?
 
 # %% tags=["figure"]
 drawn = {
@@ -634,8 +637,8 @@ plotting.save(
 
 # %% [markdown]
 # The content mask grants the first wish (column 4), forgetting the second, and SSD both. But SSD
-# has one step size for both, so its token 8 also writes itself with a large weight. The gate does
-# neither: it doesn't see the tokens, and its pale columns are an accident of random logits.
+# has one step size for both, so token 8 is also written with a large weight. The gate does neither:
+# it doesn't see the tokens, and its pale columns are an accident of random logits.
 #
 # In the first two panels every reader gets the same share of a key. Is that why these masks can't
 # forget?
@@ -662,12 +665,13 @@ _ = must_differ("a bias from the key's own token", own_token[0, :, 0], forgettin
 # token 8 has no way to change the ratio of the weights of keys 1 and 10.
 #
 # A content mask reads $v_s$. With $V=\mathrm{SSD}(x)$ the value can carry the running sum, and then
-# a content mask can forget, as long as the running sum stays well below a constant. (A folded cell
-# sets one by hand; we haven't trained one.)
+# a content mask can forget, as long as the sum stays well below a constant that we choose. (A
+# folded cell sets one by hand; we haven't trained one.)
 
 # %% tags=["guard"]
 assert 0.9 < by_key[0] < 0.91 and by_key[4] < 0.03 and by_place[4] > 0.99
 assert decay[7, 1] > 0.5 and decay[8:, :8].tril(8).max() <= math.exp(-3) + 1e-12
+assert STEPS.tolist() == [0.1] * 4 + [0.005] + [0.1] * 3 + [3.0] + [0.1] * 7
 assert decay[5, 4] > decay[5, 3]  # forgetting can't hide token 4 from the next reader
 assert (c[-1] - c <= 0).all()  # up to a constant, gates by place can be -c_s: at fixed places
 gates = torch.sigmoid(random(1, 1, 16, seed=14))  # (b, h, s)
@@ -719,15 +723,16 @@ print("value  ", stored[0].tolist())
 print("asked  ", asked[0].tolist(), "  answers", answers[0].tolist())
 assert slots[0, [3, 8]].tolist() == [1, 1] and stored[0, [3, 8]].tolist() == [2, 1]
 assert sum(2 * i < 2 * j + 1 for i in range(8) for j in range(8)) == 36  # correct, then decoy
+assert 1 / 2 + 1 / 2 * 1 / 8 == 0.5625
 
 # %% [markdown]
 # Key 1 has the decoy 2 in slot 3 and its correct value 1 in slot 8.
 #
 # A model that guesses between the two values is right in
-# $\tfrac12+\tfrac12\cdot\tfrac18=\tfrac{9}{16}$ of the cases: half the time, and by luck in an
-# eighth of the rest. (It can do slightly better: the correct slot comes first in 36 of 64 cases.)
-# The model has embeddings, one attention layer and one linear map. The paper's mask starts as
-# $\mathrm{round}(\mathrm{ones})$ and hides every key whose gate is exactly 0.
+# $\tfrac12+\tfrac12\cdot\tfrac18=\tfrac{9}{16}$ (56.25 %) of the cases: half the time, and by luck
+# in an eighth of the rest. (Preferring the earlier slot does slightly better: it's the correct one
+# in 36 of 64 cases.) The model has embeddings, one attention layer and one linear map. The paper's
+# mask starts as $\mathrm{round}(\mathrm{ones})$ and hides every key whose gate is exactly 0.
 
 
 # %% tags=["setup"]
@@ -821,14 +826,15 @@ for kind in ("gate", "rounded"):
     print("below ½ in each head:", (decoys < 0.5).sum(1).tolist())
 
 # %% [markdown]
-# Our gates only *dim* them: a decoy keeps a share of 0.58 to 0.70, a correct value about 0.95.
-# That's enough to tell the two apart. Rounded afterwards, these gates would hide nothing. Rounded
-# in training, they hide all decoys in three of four heads.
+# Our gates only *dim* them: all start at 0.88, and decoys end at 0.58 to 0.70, correct values at
+# about 0.95. That's enough: where both copies of a key score alike, the correct value gets the
+# larger weight, and the last linear map amplifies the difference. Rounded in training, the gates
+# hide all decoys in three of four heads.
 #
 # The printed mask gets 57.7 % right on average, and so does no mask at all, down to the last digit.
-# Why? The printed mask has no gradient, so the optimizer skips it, weight decay included. As
-# printed, attention with the dynamic mask *is* attention without it. WM Table 1 has perplexities of
-# 8.12 without and 7.96 with it. We don't know whether the printed code trained those models.
+# Why? The optimizer skips what has no gradient, weight decay included. As printed, attention with
+# the dynamic mask *is* attention without it. WM Table 1 has perplexities of 8.12 without and 7.96
+# with it. We don't know whether the printed code trained those models.
 
 # %% tags=["guard"]
 for kind, seeds in DECOYS["decoys"].items():
@@ -839,6 +845,7 @@ print(f"no mask and the printed one: identical to the last digit, {average:.3f} 
 assert DECOYS["decoys"]["none"] == DECOYS["decoys"]["printed"]
 assert DECOYS["decoys"]["gate"]["right"] == 5 * [1.0]
 gates, rounded = (torch.tensor(DECOYS["gates"][kind])[:, :16] for kind in ("gate", "rounded"))
+assert f"{attention.GateMask(1, 1).logit.sigmoid().item():.2f}" == "0.88"
 assert 0.575 < gates[:, 1::2].min() < gates[:, 1::2].max() < 0.705
 assert 0.944 < gates[:, ::2].min() < gates[:, ::2].max() < 0.965
 assert [all(decoys < 0.5) for decoys in rounded[:, 1::2]] == [True, False, True, True]
@@ -858,7 +865,6 @@ _ = must_differ("a mask that hides the decoys", layer(x, positions[None])[0], un
 # %% [markdown]
 # ## Summary
 #
-# - Queries and keys make the weights; the values carry the content.
 # - The static mask comes before the softmax. With a cache it needs an offset.
 # - With $V = \mathrm{SSD}(x)$ a value is what token $s$ read from a state. An SSD layer followed by
 #   attention did nearly as well, on four of five seeds.
@@ -869,7 +875,8 @@ _ = must_differ("a mask that hides the decoys", layer(x, positions[None])[0], un
 # - An index and a comparison with 0 have no gradient. As printed, neither the table's keys nor the
 #   dynamic mask can ever learn. A soft gate learns to dim decoys.
 #
-# Lab 05a is about padding: empty rows, a finite minimum instead of −∞, and states that absorb it.
+# Lab 05a is about padding: empty rows, a finite minimum instead of −∞, and recurrent states that
+# absorb padding.
 
 # %% [markdown]
 # ## Exercises
@@ -897,7 +904,7 @@ _ = must_differ("keys as queries", naive_attention(k, k, v, allowed=everyone), m
 
 # %% [markdown]
 # **2 · easy.** *A sliding window.* Write a mask that lets each query read its own token and the
-# `width - 1` tokens before it, with a cache too, where there are more keys than queries.
+# `width - 1` tokens before it, with a cache too (more keys than queries).
 
 
 # %% tags=["exercise"]
@@ -920,9 +927,9 @@ for n_queries, n_keys, width in ((5, 5, 99), (5, 5, 2), (1, 9, 3), (3, 9, 4), (4
     check(name, window_mask(n_queries, n_keys, width), by_loops)
 
 # %% [markdown]
-# **3 · medium.** *ALiBi* adds $-\text{slope} \cdot (t - s)$ to the scores, a penalty that grows
-# with distance. Start on paper: find ALiBi in the table of section 6. What is each letter here, and
-# what part of it does the softmax never see? Then write ALiBi as a bias on the keys alone.
+# **3 · medium.** *ALiBi* adds $-\text{slope} \cdot (t - s)$ to the scores. Start on paper: find
+# ALiBi in the table of section 6. What is each letter here, and what part of it does the softmax
+# never see? Then write ALiBi as a bias on the keys alone.
 
 
 # %% tags=["exercise"]
@@ -946,9 +953,8 @@ for l, slope in ((6, 0.25), (9, 1.5), (3, 0.0)):
 
 # %% [markdown]
 # **4 · medium.** *A gate that is 0 or 1.* The gradient of rounding is 0. The *straight-through*
-# trick gets around that: use the rounded gate going forward, and the gradient of the soft gate
-# going backward. Write such a gate (torch's `detach` stops a gradient). Forward, it's 1 where the
-# logit is positive and 0 elsewhere. Backward, it has the gradient of the sigmoid.
+# trick gets around that. Write a gate that is, going forward, 1 where the logit is positive and 0
+# elsewhere, but going backward has the gradient of the sigmoid (torch's `detach` stops a gradient).
 
 
 # %% tags=["exercise"]
@@ -970,11 +976,12 @@ check("gradient of the sigmoid", gradient, 3 * soft * (1 - soft))
 _ = must_differ("the gradient of a rounded sigmoid, which is 0", by_rounding, gradient)
 
 # %% [markdown]
-# **5 · hard.** *The account book by hand.* No training this time: choose values, keys and queries
-# yourself, so that attention over a running sum returns the balance right after the entry you ask
-# for. (Hints. The running sum is SSD with $A = 0$ and every $\Delta$, $B$ and $C$ equal to 1. A key
-# and a query should agree strongly for the same number, and not at all otherwise. `naive_attention`
-# wants values as wide as the keys.) Why can S then A do the same?
+# **5 · hard.** *The account book by hand.* Without training, choose values, keys and queries so
+# that attention over a running sum returns the balance right after the entry you ask for. (Hints:
+# the running sum is `ssd.ssd(x, dt, A, B, C)` with `A` zero, of shape (1,), and ones for `dt`, (1,
+# l, 1), and for `B` and `C`, both (1, l, 1, 1) like `x`; a key and a query should agree strongly
+# for the same number, and not at all otherwise; `naive_attention` wants values as wide as the
+# keys.) Why can S then A do the same?
 
 
 # %% tags=["exercise"]
@@ -1005,7 +1012,6 @@ _ = must_differ("the amounts instead of the balances", amounts[[7, 0, 3]], balan
 # ## Further reading
 #
 # - Vaswani et al., *Attention Is All You Need* (2017): queries, keys, values, and the scale.
-# - Lin et al., *Forgetting Transformer: Softmax Attention with a Forget Gate* (2025).
 # - Shi et al., *Trainable Dynamic Mask Sparse Attention* (2025): the authors' later mask.
 # - Press et al., *Train Short, Test Long* (2022): introduces ALiBi (exercise 3).
 # - Bengio, Léonard and Courville (2013): the straight-through estimator (exercise 4).

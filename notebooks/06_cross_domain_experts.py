@@ -152,9 +152,9 @@ plotting.save(
 # %% [markdown]
 # A part that all tokens share computes $z$. A learned map turns $z$ into a query. We cut the query
 # into two halves, and each half scores a short list of keys. Every *sum* of two scores belongs to
-# one neuron, so two lists of 1,024 keys are enough for a million neurons. You don't have to form
-# the million sums, because the best can be picked from the staircase. The winning neurons read
-# $z$, and $z$ is added to what they write.
+# one neuron, so two lists of 1,024 keys are enough for a million neurons. The best of the million
+# sums can be picked from the staircase. The winning neurons read $z$, and $z$ is added to what they
+# write.
 #
 # ## 1 · One expert
 #
@@ -224,8 +224,7 @@ with torch.no_grad():
 
 # %% [markdown]
 # Each token goes to the two experts with its largest shares, and their weighted sum is the
-# package's output. The package calls each expert once, on its own tokens. Running every expert on
-# every token gives the same result (folded).
+# package's output.
 
 
 # %% tags=["guard"]
@@ -284,10 +283,10 @@ for k, renormalize in ((2, False), (2, True), (1, False), (1, True)):
 #   f_i = \frac{\text{number of choices of } i}{b\,l\,k}, \qquad
 #   P_i = \frac{\text{sum of the gates given to } i}{\text{sum of all kept gates}}. \tag{6.3}$$
 #
-# The *load* $f_i$ is a count, so the gradient only flows through $P_i$. The $P_i$ sum to 1, so in a
-# collapse the loss is $e/k$ for any gates: it has no gradient and can't undo the collapse. (In
-# Switch Transformers $P_i$ is the mean of the whole softmax, and the loss has a gradient even
-# then.)
+# An uneven load can cost less than 1, if busy experts get small gates. The *load* $f_i$ is a
+# count, so the gradient only flows through $P_i$. The $P_i$ sum to 1, so in a collapse the loss is
+# $e/k$ for any gates: it has no gradient and can't undo the collapse. (In Switch Transformers $P_i$
+# is the mean of the whole softmax, and the loss has a gradient even then.)
 
 # %% tags=["guard"]
 gates, indices = moe.route(random(8, 64, 6, seed=4))
@@ -301,6 +300,9 @@ even = load_balancing_loss(random(2, 2, seed=5).exp(), torch.tensor([[0, 1], [2,
 check("an even load, any gates", even, torch.tensor(1.0))
 same = load_balancing_loss(random(5, 2, seed=6).exp(), torch.tensor([[0, 1]] * 5), 4)
 check("all tokens on the same two of four, any gates", same, torch.tensor(2.0))
+uneven, gates = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 0, 1]]).T, torch.full((10, 1), 0.99)
+gates[uneven < 2] = 0.26  # k = 1: experts 0 and 1 get three tokens each, 2 and 3 two
+assert load_balancing_loss(gates, uneven, 4) < 0.95
 
 # %% tags=["guard"]
 logits, f = random(5, 4, seed=7).requires_grad_(), torch.tensor([0.5, 0.5, 0.0, 0.0])
@@ -324,8 +326,8 @@ assert ours.abs().max() < 1e-12 and switch.abs().max() > 1e-3
 # | expert choice: experts choose | any token of the batch, even a later one |
 #
 # A folded cell changes the last token of a text and sees other outputs move. With expert choice,
-# training uses information that you don't have at generation time: a later token can displace an
-# earlier one. The package uses neither shortcut.
+# training uses later tokens, which you don't have at generation time. The package uses neither
+# shortcut.
 
 
 # %% tags=["guard"]
@@ -385,8 +387,9 @@ def kinds_batch(n, common, special, generator):
 # %% [markdown]
 # We set the router by hand, one expert per kind, and train the experts with and without a *shared
 # expert*, whose output is added for every token. How much of the common map do the routed experts
-# then hold? We fit a linear map to each of them and project the mean of these maps on the mean of
-# the true ones: 1 is all of it, 0 is nothing. What do you expect when there's a shared expert?
+# then hold? (We fit a linear map to each, by least squares on its own tokens, and project the mean
+# of these maps on the common map, the mean of the true ones: 1 is all of it, 0 nothing.) What do
+# you expect when there's a shared expert?
 
 
 # %% tags=["setup"]
@@ -428,8 +431,8 @@ for seed in range(3):
 
 # %% [markdown]
 # Without a shared expert, each expert *has to* learn $M + M_i$, so $M$ gets stored four times;
-# beside one, the routed experts still learned about half of it. (By Adam, at one learning rate.)
-# Nothing in the loss says which of the two should hold it.
+# beside one, the routed experts still learned about half of the common map. (By Adam, at one
+# learning rate.) Nothing in the loss says which of the two should hold it.
 #
 # ## 4 · Three ways to share
 #
@@ -495,7 +498,7 @@ plotting.save(
 #
 # In the expansive form the router sees $x$ and the experts see $z$. A matrix $W_{3,i}$ selects what
 # an expert takes from $z$. The sigmoid is our addition: without it, as in OTCE's eq. 19c, the
-# experts can't tell $z$ from $-z$. Two folded cells check all of this.
+# experts can't tell $z$ from $-z$.
 
 # %% tags=["guard"]
 _ = torch.manual_seed(1)
@@ -527,11 +530,9 @@ check("with a sigmoid: the odd part is z/2", (opened - opposite) / 2, z / 2)
 # very little, but the router is a $d \times e$ matrix. With $h$ *heads* (routers side by side that
 # each choose $k$ experts), we need $h$ such matrices.
 #
-# **Product keys** (Lample et al., 2019) make a million keys out of two thousand. They give us
-# $e = r^2$ experts, numbered $i\,r + j$.
-#
-# *Product keys*: cut a token's query of width $2m$ into halves $q_1$, $q_2$, and keep two lists of
-# $r$ keys of width $m$, $\kappa_{1,i}$ and $\kappa_{2,j}$. Expert $(i, j)$, number $i\,r + j$, has
+# **Product keys** (Lample et al., 2019) make a million keys, for $e = r^2$ experts, out of two
+# thousand. Cut a token's query of width $2m$ into halves $q_1$, $q_2$, and keep two lists of $r$
+# keys of width $m$, $\kappa_{1,i}$ and $\kappa_{2,j}$. Expert $(i, j)$, number $i\,r + j$, has
 # the key $(\kappa_{1,i}, \kappa_{2,j})$. So its score is the *sum* of two half scores:
 #
 # $$\text{score}_{ij} = q_1 \cdot \kappa_{1,i} + q_2 \cdot \kappa_{2,j} = a_i + a'_j. \tag{6.4}$$
@@ -558,9 +559,9 @@ for r in (16, 64, 256, 1024):
 # **For $k \le r$, the $k$ largest sums can be picked from those of the $k$ largest $a_i$ with the
 # $k$ largest $a'_j$.** *Proof.* Take any other $a_i$. The $k$ largest, each with the same $a'_j$,
 # give $k$ sums at least as large as $a_i + a'_j$. So all other $i$ can go, since these sums stay.
-# Likewise for $j$.
+# Likewise for $j$. (If $k > r$, there's nothing to leave out.)
 #
-# So $k^2$ candidates are enough. But we can do better.
+# So $k^2$ candidates are enough. Can we do better?
 #
 # Sort both lists in descending order and count ranks from 0. Then $(i + 1)(j + 1)$ sums are at
 # least as large as the one at ranks $i$ and $j$, itself included. So pairs with
@@ -608,8 +609,8 @@ assert numbers.tolist() == [6, 4, 14]
 
 # %% [markdown]
 # All three combine one of the two best $a_i$ with one of the two best $a'_j$. A folded cell
-# compares our six lines with brute force on 300 queries and 144 experts, and with the package's
-# `product_key_topk`, which does use the staircase.
+# compares our six lines with brute force and with the package's `product_key_topk`, which does use
+# the staircase.
 
 # %% tags=["guard"]
 queries, keys = random(2, 50, 3, 2, 4, seed=6), random(3, 2, 12, 4, seed=7)  # e = 12² = 144
@@ -654,13 +655,12 @@ check("equation 6.5, neuron by neuron = PEER", y, peer(x)[0, 0])
 # %% [markdown]
 # ### Without gathering
 #
-# The obvious code gathers the rows: `down[indices]` is a copy of shape (b, l, h, k, d). For the
-# second half, `up`, torch has an operator that needs no copy. The first half takes inner products
-# $x \cdot \mathrm{row}_{i_j}$.
+# The obvious code gathers the rows: `down[indices]` is a copy of shape (b, l, h, k, d). Torch's
+# *embedding bag* needs no copy, but it sums rows, as (6.5) does with `up`. For `down` we need inner
+# products $x \cdot \mathrm{row}_{i_j}$.
 #
-# An *embedding bag* is a weighted sum of rows, $\sum_j w_j\,\mathrm{row}_{i_j}$, computed without a
-# copy. If $v$ is the gradient that arrives at it, the backward pass computes the gradient with
-# respect to each weight:
+# An embedding bag computes $\sum_j w_j\,\mathrm{row}_{i_j}$. If $v$ is the gradient that arrives at
+# it, the backward pass computes the gradient with respect to each weight:
 #
 # $$\frac{\partial}{\partial w_j}\,\Bigl\langle v, \sum_{j'} w_{j'}\,\mathrm{row}_{i_{j'}}
 #   \Bigr\rangle = \langle v, \mathrm{row}_{i_j} \rangle. \tag{6.6}$$
@@ -682,8 +682,7 @@ check("gradient with respect to the weights = inner products", products, gathere
 
 # %% [markdown]
 # *Taking inner products with rows is the backward pass of summing them.* The package's `neurons`
-# runs this backward pass for more than one token. Two folded cells compare both halves and their
-# gradients with the gathered version.
+# runs this backward pass for more than one token.
 
 # %% tags=["guard"]
 x.requires_grad_()
@@ -750,15 +749,20 @@ assert gathering.entries == 64 * 64 * 256 and bags.entries <= 64 * 256
 # Retrieved neurons are picked per token, so none is sure to serve all tokens. WM and Cheems bring
 # back a shared layer $\mathrm{FFN}^{\mathrm s}$: an MLP in WM, a gated one in Cheems.
 #
-# WM puts the shared layer *beside* the experts (left) or *before* them (right; eq. 5):
+# WM's eq. 5 puts the shared layer *beside* the experts (left) or *before* them (right):
 #
 # $$y = \mathrm{PEER}(x) + \mathrm{FFN}^{\mathrm s}(x) \qquad\text{and}\qquad
 #   y = \mathrm{PEER}(\mathrm{FFN}^{\mathrm s}(x)). \tag{6.7}$$
 #
-# Apart from its gates (below), WM Listing 8 is the form on the right with
-# $\mathrm{FFN}^{\mathrm s}(x)$ added, as in the opening drawing. That's `CDMoE` in the package. Ch
-# Listing 4 adds nothing, but projects the shared result to the experts' own width, and its neurons
-# are gated as in (6.1); it's `CDMMoE`. Folded cells check these forms.
+# The listings vary the form on the right. With $z = \mathrm{FFN}^{\mathrm s}(x)$:
+#
+# | | input | added | neurons | gate |
+# |---|---|---|---|---|
+# | (6.7), left | $x$ | $z$ | plain | softmax |
+# | WM Listing 8 | $z$ | $z$ | plain | score, inside the activation |
+# | Ch Listing 4 (`CDMMoE`) | $zW$, narrower | nothing | gated, as in (6.1) | softmax |
+#
+# The package's `CDMoE` is WM's Listing 8 with a softmax, as in the opening drawing.
 
 
 # %% tags=["guard"]
@@ -799,22 +803,21 @@ with torch.no_grad():
 # the score goes, and on the activation.
 #
 # At first all scores $s_i$ are 0, so every token uses the same $k$ experts. Ch Listing 4, like
-# (6.5), multiplies by a softmax of the scores outside the activation. WM Listing 8 puts $s_i$
-# itself *inside*, $\mathrm{act}(s_i\,u_i)$ with $u_i = z \cdot \mathrm{down}_i$. We repaired that
-# listing (as printed it stops) and ran it with ReLU and with SiLU, one seed each:
+# (6.5), has a softmax of the scores *outside* the activation. WM Listing 8 puts $s_i$ itself
+# *inside*, $\mathrm{act}(s_i\,u_i)$ with $u_i = z \cdot \mathrm{down}_i$. We ran a repaired version
+# (as printed the listing stops) with ReLU and with SiLU around the score, one seed and 64 tokens:
 #
 # | keys at zero | besides $\mathrm{FFN}^{\mathrm s}$, a gradient reaches | used after 25 updates |
 # |---|---|---|
 # | score inside ReLU | nothing | 4 of 256 |
 # | score inside SiLU | the keys | more than 20 |
-# | softmax outside | everything except the map to the queries | more than 20 |
+# | softmax outside (`CDMMoE`) | everything except the map to the queries | more than 20 |
 #
 # Inside ReLU the experts get no gradient and stay dead: $\mathrm{act}(0) = 0$ and, in torch,
 # $\mathrm{act}'(0) = 0$. SiLU has $\mathrm{act}'(0) = \frac12$, so the keys move.
 #
-# The package uses the softmax and draws its keys from a standard normal distribution. Inside SiLU,
-# a score doesn't even work as a volume knob: at $u_i = -1$, a score of 5 makes a neuron *quieter*
-# than a score of 1.
+# The package draws its keys from a standard normal distribution. Inside SiLU, a higher score
+# needn't make a neuron louder: at $u_i = -1$, a score of 5 makes it *quieter* than a score of 1.
 
 
 # %% tags=["setup"]
@@ -880,6 +883,7 @@ for name, layer in layers.items():
     dead = used(layer, x) == 4
     print(f"{name}, after 25 updates: {'4' if dead else 'more than 20'}")
     assert dead == ("ReLU" in name) and (dead or used(layer, x) > 20)
+assert x.shape[:2].numel() == 64 and len(layers) == 4
 
 # %% tags=["guard"]
 scores, _ = product_key_topk(random(1, 2000, 4, 2, 4, seed=21), random(4, 2, 16, 4, seed=22), 8)
@@ -898,8 +902,8 @@ check("all scores plus 3, softmax outside", (scores + 3).softmax(-1), scores.sof
 # ## 9 · Counted and measured
 #
 # How much does a layer save by using only 32 of its 1,024 neurons? Compare it with a dense MLP that
-# uses all 1,024. (The shared MLP runs for every token in either case, so we leave it out.) A matrix
-# product costs two FLOPs per weight it uses.
+# uses all 1,024. (We leave out the shared MLP, which runs either way.) A matrix product costs two
+# FLOPs per weight it uses.
 #
 # At $d = 64$, with $h = 4$ heads, $k = 8$ and half queries of width $m = 16$, retrieval costs an
 # eighth as much:
@@ -909,8 +913,6 @@ check("all scores plus 3, softmax outside", (scores + 3).softmax(-1), scores.sof
 # | the search: queries and half scores | 24,576 |
 # | the 32 retrieved neurons | 8,192 |
 # | the dense MLP of 1,024 neurons | 262,144 |
-#
-# A folded cell counts, and torch's counter agrees on the matrix products.
 
 # %% tags=["guard"]
 d, f, r, h, k, m = 64, 256, 32, 4, 8, 16
@@ -954,9 +956,13 @@ plotting.save(
 
 # %% [markdown]
 # From 256 experts to a million, the search takes 5.4 times as long, the bags 4.6 times, and the
-# gathered rows, still the slowest, 1.8 times.
+# gathered rows, still the slowest, 1.8 times. The search scores 64 times as many keys, but its map
+# to the queries doesn't grow: that makes 4.7 times as many multiplications. The bags sum as many
+# rows as before, but a table of 256 rows fits in a fast cache and a million rows don't. The copies,
+# slow as they are, don't grow either. At a million experts the search takes 40 ms, the bags a
+# quarter of that.
 #
-# In a second measurement, of whole PEER layers of these sizes on two cores, we added a dense MLP.
+# In a second measurement (medians), of whole PEER layers on two cores, we added a dense MLP.
 # With 1,024 neurons it takes 1.6 times as many FLOPs as retrieval and is still faster. At 4,096
 # neurons, retrieval wins. (`python tests/bench/bench_experts.py --json
 # figures/records/06_growth.json`)
@@ -967,6 +973,9 @@ search_ms, bags_ms, rows_ms = parts["milliseconds"].values()
 growth = search_ms[-1] / search_ms[0], bags_ms[-1] / bags_ms[0]
 print(f"from 256 to 2^20 experts: search {growth[0]:.1f} times as long, bags {growth[1]:.1f} times")
 assert round(rows_ms[-1] / rows_ms[0], 1) == 1.8
+assert round(search_ms[-1]) == 40 and round(search_ms[-1] / bags_ms[-1]) == 4
+products = [4 * 256 * 2 * 128 + 4 * 2 * r * 128 for r in (16, 1024)]  # map to queries, half scores
+assert round(products[1] / products[0], 1) == 4.7
 assert all(5 * b < c and b < a < c for a, b, c in zip(search_ms, bags_ms, rows_ms, strict=True))
 ours, theirs, dense_mlp = layers["milliseconds"].values()
 print(f"ours, from 2^12 to 2^20 experts: {ours[-1] / ours[2]:.1f} times as long")
@@ -1014,9 +1023,8 @@ for d, m, r in ((64, 16, 16), (96, 8, 32), (10, 3, 5)):
 
 # %% [markdown]
 # **2 · easy.** A router with random scores and $k = 1$ sends $n$ tokens to $e$ experts. How many
-# experts get no token, on average? An expert without tokens learns nothing from this batch, however
-# balanced the router is. (Hint: pick one expert. What's the probability that one token misses it,
-# and that all of them do?)
+# experts get no token, on average? (Hint: pick one expert. What's the probability that one token
+# misses it, and that all of them do?)
 
 
 # %% tags=["exercise"]
@@ -1068,17 +1076,17 @@ assert made.entries <= 99 * 24, (
 
 # %% [markdown]
 # **4 · medium.** Find the $k$ best sums of *three* sorted lists, using ranks as in §6. Don't form
-# any sum that the ranks rule out, and don't form all sums of two lists either. (Hint: count ranks
-# from 1. How many sums are at least as large as the sum at ranks $i$, $j$ and $n$? A boolean mask
-# with three axes picks out the ones you need.)
+# any sum that the ranks rule out, and don't form all sums of two lists either. (Hint: how many sums
+# are at least as large as the sum at ranks $i$, $j$ and $n$? A boolean mask with three axes picks
+# out the ones you need.)
 
 
 # %% tags=["exercise"]
 def best_of_three(first, second, third, k):
     """The k largest sums of one entry of each list (r,), descending; so are the lists."""
     ### BEGIN SOLUTION
-    rank = torch.arange(1, len(first) + 1)
-    possible = rank[:, None, None] * rank[:, None] * rank <= k  # (r, r, r)
+    up_to = torch.arange(len(first)) + 1  # entries up to each rank, ranks counted from 0
+    possible = up_to[:, None, None] * up_to[:, None] * up_to <= k  # (r, r, r)
     i, j, n = possible.nonzero().unbind(1)
     return (first[i] + second[j] + third[n]).topk(k).values
     ### END SOLUTION
@@ -1136,9 +1144,7 @@ for d, r in ((6, 5), (4, 3)):
 # %% [markdown]
 # ## Further reading
 #
-# - Shi et al., *OTCE* §3.2, *Cheems* §3.3, *Wonderful Matrices* §3.3: the layers.
-# - Lample et al., *Large Memory Layers with Product Keys* (2019): the search.
-# - He, *Mixture of A Million Experts* (2024): PEER.
+# - Lample et al. (2019): the search; He (2024): PEER.
 # - Fedus, Zoph and Shazeer, *Switch Transformers* (2021): one expert, and balancing; Zhou et al.,
 #   *Mixture-of-Experts with Expert Choice Routing* (2022).
 # - Dai et al., *DeepSeekMoE* (2024): isolating shared experts.

@@ -834,7 +834,7 @@ for name, table in {"WM Table 3": wm, "OTCE Table 7": otce}.items():
     for i, j in ((1, 2), (4, 5)):
         a, b = (TABLES[name]["columns"][k].replace("-shot", "") for k in (i, j))
         points = (table[:, j] - table[:, i]).mean()
-        print(f"{b:>14} less {a:14} {points:.2f} points, {points / errors[[i, j]].norm():.1f} SE")
+        print(f"{b:>14} minus {a:14} {points:.2f} points, {points / errors[[i, j]].norm():.1f} SE")
 assert N.sum() == 1346 and round((N.double().mean()).item()) == 26
 percents = zip(numbers("WM Table 3")[:-1].tolist(), N.tolist(), strict=True)
 assert not any(fits(percent, n) for row, n in percents for percent in row)
@@ -860,7 +860,9 @@ for jamba, cheems in ((2, 3), (6, 7)):
     lead = scores[:, cheems] - scores[:, jamba]
     se = (scores[:, [jamba, cheems]] * (100 - scores[:, [jamba, cheems]])).sum(1).div(N_4).sqrt()
     model, points = TABLES["WM Table 4"]["rows"][cheems][0], lead.mean()
-    print(f"{model} less Jamba: {points:.2f} points on average, {points / (se.norm() / 7):.1f} SE;")
+    print(
+        f"{model} minus Jamba: {points:.2f} points on average, {points / (se.norm() / 7):.1f} SE;"
+    )
 assert not any(fits(score, 500) for score in scores[5].tolist())  # of OBQA
 assert round(math.sqrt(1346 / 12_342), 2) == 0.33  # C-Eval's test set: a third of the error
 

@@ -22,12 +22,11 @@
 # %% tags=["setup"]
 import inspect
 import json
-import os
-import subprocess
+import multiprocessing
 import sys
 from collections import Counter
 from datetime import timedelta
-from functools import cache, partial
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from statistics import quantiles
@@ -350,13 +349,13 @@ for name, rule in RULES.items():  # a token reads the old state through the M up
 #   addressed to it. In the package, that's how gradients travel back through an `all_gather`.
 # - `all_reduce`: every rank contributes a tensor and gets the sum of them all.
 #
-# Normally `torchrun` starts a program $N$ times. Here our helper `on_ranks` starts four processes,
-# once, and sends them functions. `work(rank, ...)` runs on every rank, and we get back a list of
-# the results. The processes use *gloo*, torch's backend for CPUs.
+# Normally `torchrun` starts a program $N$ times. Here our helper `on_ranks` starts four processes
+# and gives them functions. `work(rank, ...)` runs on every rank, and we get back a list of the
+# results. The processes use *gloo*, torch's backend for CPUs.
 
 # %% tags=["setup"]
 RANK = """
-import faulthandler, os, sys
+import faulthandler, os
 from collections import Counter
 from datetime import timedelta
 from functools import partial
@@ -367,56 +366,41 @@ from torch.distributed.nn.functional import all_gather
 from cheems_ref.distributed import SequenceParallel, sum_gradients
 from cheems_ref.model import CausalLM, ModelConfig
 from cheems_ref.ssd import expand_groups, ssd_chunked
-"""
 
-# %% tags=["setup"]
-RANK += """
-folder, rank, ranks = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+faulthandler.dump_traceback_later(60, exit=True)
+os.dup2(os.open(f"{folder}/log", os.O_WRONLY | os.O_APPEND | os.O_CREAT), 2)  # stderr
 torch.set_default_dtype(torch.float64)
 torch.set_num_threads(1)
-store = dist.FileStore(f"{folder}/meeting", ranks)
-dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
-for _ in sys.stdin:  # a line for each task
-    faulthandler.dump_traceback_later(60, exit=True)
-    task = torch.load(f"{folder}/task.pt", weights_only=True)
-    exec(task["source"], globals())
-    torch.save(globals()[task["work"]](rank, **task["given"]), f"{folder}/{rank}.pt")
-    faulthandler.cancel_dump_traceback_later()
-    print(flush=True)
+store = dist.FileStore(f"{folder}/meeting", 4)
+dist.init_process_group("gloo", store=store, rank=rank, world_size=4)
+"""
+END = """
+torch.save(globals()[work](rank, **given), f"{folder}/{rank}.pt")
+dist.barrier()  # who leaves early ends the waiting of others
 """
 
-
 # %% tags=["setup"]
-@cache
-def start_ranks(n=4):
-    """A folder, and n processes of one group that wait for tasks; they end with this notebook."""
-    folder, processes = TemporaryDirectory(), []
-    for rank in range(n):
-        command = [sys.executable, "-c", RANK, folder.name, str(rank), str(n)]
-        pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        environment = os.environ | {"OMP_NUM_THREADS": "1"}
-        with Path(folder.name, f"{rank}.log").open("w") as log:
-            process = subprocess.Popen(command, env=environment, stderr=log, **pipes)
-        processes.append(process)
-    return folder, processes
+# A process that is forked from one where torch is imported need not import it again.
+processes = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
+processes.set_forkserver_preload(["torch.distributed.nn.functional", "cheems_ref.distributed"])
 
 
-# %% tags=["setup"]
 def on_ranks(work, *helpers, **given):
-    """What work(rank, **given) returns on each of four ranks; work may call the helpers."""
-    folder, processes = start_ranks()
-    source = "\n\n".join(inspect.getsource(function) for function in (*helpers, work))
-    torch.save(dict(source=source, work=work.__name__, given=given), f"{folder.name}/task.pt")
-    for process in processes:
-        print(file=process.stdin, flush=True)
-    answers = [process.stdout.readline() for process in processes]
-    if "" in answers:
-        start_ranks.cache_clear()
-        for process in processes:
-            process.kill()
-        logs = [Path(folder.name, f"{rank}.log").read_text()[-800:] for rank in range(4)]
-        raise RuntimeError("the ranks failed:\n" + "\n".join(logs))
-    return [torch.load(f"{folder.name}/{rank}.pt", weights_only=True) for rank in range(4)]
+    """What work(rank, **given) returns on each of four processes; work may call the helpers."""
+    program = "\n\n".join([RANK, *map(inspect.getsource, (*helpers, work)), END])
+    with TemporaryDirectory() as folder:
+        known = dict(folder=folder, work=work.__name__, given=given)
+        ranks = [
+            processes.Process(target=exec, args=(program, known | {"rank": rank}))
+            for rank in range(4)
+        ]
+        for rank in ranks:
+            rank.start()
+        for rank in ranks:
+            rank.join()
+        if any(rank.exitcode for rank in ranks):
+            raise RuntimeError("the ranks failed:\n" + Path(folder, "log").read_text()[-1600:])
+        return [torch.load(f"{folder}/{rank}.pt", weights_only=True) for rank in range(4)]
 
 
 # %% [markdown]

@@ -5,6 +5,7 @@ import sys
 import jaxtyping
 import pytest
 import torch
+from kernels import start_by_forking
 from unchanged import Unchanged, everything
 from xdist.scheduler import LoadScopeScheduling
 
@@ -24,6 +25,7 @@ def pytest_collection_modifyitems(config, items):
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "program: starts programs, and takes 10 seconds or more")
+    start_by_forking()
     if getattr(config, "cache", None) is not None:  # without it there is no earlier run to know of
         config.pluginmanager.register(Unchanged(config), "unchanged-notebooks")
 

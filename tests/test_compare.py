@@ -10,7 +10,7 @@ from cheems_lab import comparison
 from cheems_lab.comparison import Evaluation, Row, last_losses
 from cheems_lab.training import RunningError, locked
 from cheems_ref import compare as intervals
-from cheems_ref.compare import Interval, interval, less, pooled, verdicts
+from cheems_ref.compare import Interval, interval, minus, pooled, verdicts
 from cheems_ref.config import ModelConfig
 from cheems_ref.model import CausalLM
 from cheems_ref.text import text_to_ids
@@ -163,11 +163,11 @@ def intervals_keep_their_word(m):
 
 def differences_are_paired(m):
     losses = {"a": {0: 1.0, 1: 2.0, 2: 4.0}, "b": {0: 0.5, 1: 1.5, 2: 3.5, 7: 0.0}}
-    judged = m.verdicts(losses, m.less("a", "b") | m.less("b", "a"))
-    assert judged["a less b"] == ((0.5, 0.0), 0.0, True)
-    assert judged["b less a"] == ((-0.5, 0.0), 0.0, True)
+    judged = m.verdicts(losses, m.minus("a", "b") | m.minus("b", "a"))
+    assert judged["a minus b"] == ((0.5, 0.0), 0.0, True)
+    assert judged["b minus a"] == ((-0.5, 0.0), 0.0, True)
     losses["a"][2] = 4.3
-    ((mean, half), p, _) = m.verdicts(losses, m.less("a", "b"))["a less b"]
+    ((mean, half), p, _) = m.verdicts(losses, m.minus("a", "b"))["a minus b"]
     assert math.isclose(mean, 0.6) and math.isclose(half, 4.30265 * 0.3 / 3, rel_tol=1e-5)
     assert math.isclose(p, 2 - 2 * student_below(6, 2), rel_tol=1e-4)
 
@@ -180,7 +180,7 @@ def of_many_calls_few_are_false(m):
         false = 0
         for table in drawn.tolist():
             losses = {f"{i}": dict(enumerate(row)) for i, row in enumerate(table)}
-            family = {k: v for i in range(1, 6) for k, v in m.less(f"{i}", "0").items()}
+            family = {k: v for i in range(1, 6) for k, v in m.minus(f"{i}", "0").items()}
             judged = m.verdicts(losses, family, pool=pool)
             false += any(verdict.called for verdict in judged.values())
         assert 0.015 < false / len(drawn) < 0.065, (pool, false)
@@ -193,7 +193,7 @@ def one_deviation_serves_a_table(m):
     losses = {f"{i}": dict(enumerate(row)) for i, row in enumerate(table.tolist())}
     deviation, degrees = m.pooled(losses)
     assert degrees == 29 * 19 and abs(deviation - 0.5) < 0.02
-    half = {"mean": {"0": 0.5, "1": 0.5, "2": -1}}  # half of two rows, less a third
+    half = {"mean": {"0": 0.5, "1": 0.5, "2": -1}}  # half of two rows, minus a third
     ((_, width), *_) = m.verdicts(losses, half, pool=True)["mean"]
     assert math.isclose(width, 1.9643 * deviation * math.sqrt(1.5 / 20), rel_tol=1e-4)
 
@@ -214,14 +214,14 @@ def zero_is_looked_for_on_both_sides(m):
 
 def test_one_number_has_no_interval_and_none_is_refused():
     assert interval([2.0]) == Interval(2.0, math.inf)
-    assert verdicts({"a": {0: 1.0}, "b": {0: 2.0}}, less("a", "b"))["a less b"].p_value == 1
+    assert verdicts({"a": {0: 1.0}, "b": {0: 2.0}}, minus("a", "b"))["a minus b"].p_value == 1
     alike = {0: 1.0, 1: 2.0}
-    assert verdicts({"a": alike, "b": alike}, less("a", "b"))["a less b"].p_value == 1
+    assert verdicts({"a": alike, "b": alike}, minus("a", "b"))["a minus b"].p_value == 1
     with pytest.raises(ValueError, match="at least one number"):
         interval([])
     losses = last_losses([Evaluation("a", 0, 1, 1.0), Evaluation("b", 1, 1, 1.0)])
     with pytest.raises(ValueError, match="rows a, b have no seed in common"):
-        verdicts(losses, less("a", "b"))
+        verdicts(losses, minus("a", "b"))
     for table in (losses, {"a": {0: 1.0, 1: 2.0}}, {"a": {0: 1.0}, "b": {0: 1.0}}):
         with pytest.raises(ValueError, match="losses need two rows and two seeds"):
             pooled(table)

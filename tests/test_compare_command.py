@@ -42,7 +42,7 @@ def test_is_what_python_compares_and_the_table_tells_it(tmp_path):
     wanted = compare(rows, ids, config, seeds=(0, 1, 2), directory=directory)
     assert sorted(read_evaluations(tmp_path / "run")) == sorted(wanted)
     head, *lines = (re.split(r"\s{2,}", line) for line in (head, one, two))
-    assert head == ["row", "parameters", "active", "held-out nats", "each seed", "less one"]
+    assert head == ["row", "parameters", "active", "held-out nats", "each seed", "minus one"]
     for (name, row), cells in zip(rows.items(), lines, strict=True):
         ends = [e.nats for e in wanted if e.row == name and e.step == 4]
         n = sum(c.total for c in count_parameters(row.config).values())

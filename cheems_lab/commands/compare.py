@@ -128,7 +128,7 @@ def table(rows: Mapping[str, Row], evaluations: Sequence[Evaluation]) -> str:
     """
     losses, baseline = last_losses(evaluations), next(iter(rows))
     judged = verdicts(losses, {name: {name: 1, baseline: -1} for name in rows if name != baseline})
-    lines = [("row", "parameters", "active", "held-out nats", "each seed", f"less {baseline}")]
+    lines = [("row", "parameters", "active", "held-out nats", "each seed", f"minus {baseline}")]
     for name, row in rows.items():
         counts = count_parameters(row.config).values()
         total, active = (sum(getattr(c, kind) for c in counts) for kind in ("total", "active"))

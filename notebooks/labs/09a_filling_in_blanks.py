@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from cheems_ref import plotting
 from cheems_ref.attention import QCAttn, attention
 from cheems_ref.budget import fit_d_ff
-from cheems_ref.compare import interval, less, verdicts
+from cheems_ref.compare import interval, minus, verdicts
 from cheems_ref.config import ModelConfig
 from cheems_ref.model import CausalLM
 from cheems_ref.tasks import Blanks, blank_infilling
@@ -358,7 +358,7 @@ for row, nats in losses.items():
     print(f"{row:16} rate {RECORD['best'][row]:<6g} {mean:.3f} ± {half:.3f}")
 pairs = [(f"{name}, {objective}", f"{name}, in order")
          for name, several in OBJECTIVES.items() for objective in several[1:]]  # fmt: skip
-blanks_less_order = {name: rows for pair in pairs for name, rows in less(*pair).items()}
+blanks_less_order = {name: rows for pair in pairs for name, rows in minus(*pair).items()}
 called = judge(blanks_less_order)
 table = torch.tensor([[*nats.values()] for nats in losses.values()], dtype=torch.float64)
 left = table - table.mean(1, True) - table.mean(0) + table.mean()
@@ -374,7 +374,7 @@ assert variance.max() > 20_000 * variance.min()
 # learned from the same targets, and so do the first two members of (c). The third is unfair again:
 
 # %%
-two_way = {f"{name}, two-way less one-way": {f"{name}, two-way": 1, f"{name}, one-way": -1}
+two_way = {f"{name}, two-way minus one-way": {f"{name}, two-way": 1, f"{name}, one-way": -1}
            for name in ("S + A", "A")}  # fmt: skip
 _ = judge(two_way)
 
@@ -382,7 +382,7 @@ _ = judge(two_way)
 leads = {
     objective: {f"S + A, {objective}": 1, f"S, {objective}": -1} for objective in OBJECTIVES["S"]
 }
-hybrid = {f"S + A less S, {objective}": lead for objective, lead in leads.items()}
+hybrid = {f"S + A minus S, {objective}": lead for objective, lead in leads.items()}
 growth = leads["one-way"] | {row: -weight for row, weight in leads["in order"].items()}
 called = judge(hybrid | {"how much the lead grows with blanks": growth})
 assert not called

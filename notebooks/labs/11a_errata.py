@@ -474,7 +474,7 @@ without = (gains.sum() - gains[1]) / 5
 POINTS = {
     "OTCE Table 2, gains in points": gains,
     "OTCE Table 2, their average, and without TNEWS": torch.stack([gains.mean(), without]),
-    "OTCE Table 7, five-shot less zero-shot, points": O7[-1, 3:] - O7[-1, :3],
+    "OTCE Table 7, five-shot minus zero-shot, points": O7[-1, 3:] - O7[-1, :3],
     "Ch Table 2, perplexity less by attention": C2[0] - C2[1],
 }
 for name, points in POINTS.items():
@@ -521,7 +521,7 @@ _ = must_differ("with T/8 pairs", places(32, 0.01), places(32, 1.0))
 # %% [markdown]
 # ## 5 · Checked, and right
 #
-# OTCE's DGLU with a tanh is twice a DGLU with a sigmoid of twice the input, less an MLP, since
+# OTCE's DGLU with a tanh is twice a DGLU with a sigmoid of twice the input, minus an MLP, since
 # $\tanh u = 2\sigma(2u) - 1$. A cohesive layer of $N$ experts has $2N$ times as many private
 # parameters as shared ones. An expansive layer (eq. 19's sizes) can have 8 times as many with any
 # number of experts, if its shared part is wide enough. In OTCE's Appendix A, $9 - \delta$ pairs of
@@ -535,7 +535,7 @@ _ = must_differ("with T/8 pairs", places(32, 0.01), places(32, 1.0))
 x, W, V, W_2 = (random(*shape, seed=6) for shape in ((5, 6), (6, 10), (6, 10), (10, 6)))
 half = F.silu(x @ W)
 twice = 2 * (half * torch.sigmoid(2 * x @ V)) @ W_2 - half @ W_2
-check("OTCE eqs. 13a and 13b: tanh = twice the sigmoid of twice the input, less an MLP",
+check("OTCE eqs. 13a and 13b: tanh = twice the sigmoid of twice the input, minus an MLP",
       (half * torch.tanh(x @ V)) @ W_2, twice)  # fmt: skip
 ratios = []
 for e in (2, 4, 8, 16):

@@ -14,11 +14,11 @@
 
 # %% tags=["setup"]
 import inspect
+import multiprocessing
 import os
-import subprocess
 import sys
-from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
@@ -39,41 +39,48 @@ torch.set_num_threads(1)
 
 # %% tags=["setup"]
 RANK = """
-import faulthandler, os, sys
+import faulthandler, os, threading
 import torch, torch.distributed as dist
 import torch.nn.functional as F
 from cheems_lab.processes import shard_model
 from cheems_lab.training import train
 from cheems_ref.model import CausalLM, ModelConfig
 from cheems_ref.train import TrainConfig
-"""
+from tqdm import tqdm
 
-# %% tags=["setup"]
-RANK += """
-folder, rank = sys.argv[1], int(os.environ["RANK"])
+tqdm.set_lock(threading.RLock())  # its lock between processes would outlive a killed one
 faulthandler.dump_traceback_later(120, exit=True)
+os.dup2(os.open(f"{folder}/log", os.O_WRONLY | os.O_APPEND | os.O_CREAT), 2)  # stderr
+os.environ["RANK"] = str(rank)
 torch.set_default_dtype(torch.float64)
 torch.set_num_threads(1)
 store = dist.FileStore(f"{folder}/meeting", 2)
 dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
-work, given = torch.load(f"{folder}/task.pt", weights_only=True)
 """
 END = 'torch.save(globals()[work](rank, **given), f"{folder}/{rank}.pt")'
+
+# %% tags=["setup"]
+# A process that is forked from one where torch is imported need not import it again.
+processes = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
+processes.set_forkserver_preload(["torch.distributed.fsdp", "cheems_lab.training"])
 
 
 def on_ranks(work, *helpers, **given):
     """What work(rank, **given) returns on each of two new processes; work may call the helpers."""
     program = "\n\n".join([RANK, *map(inspect.getsource, (*helpers, work)), END])
-    with TemporaryDirectory() as folder, open(f"{folder}/log", "w+") as log:
-        torch.save((work.__name__, given), f"{folder}/task.pt")
-        run = partial(subprocess.Popen, [sys.executable, "-c", program, folder], stderr=log)
-        environment = os.environ | {"OMP_NUM_THREADS": "1"}
-        ranks = [run(env=environment | {"RANK": rank}) for rank in "01"]
-        codes = [process.wait() for process in ranks]
-        if any(codes):
-            log.seek(0)
-            raise RuntimeError("the ranks failed:\n" + log.read()[-1600:])
-        return [torch.load(f"{folder}/{rank}.pt", weights_only=True) for rank in "01"]
+    with TemporaryDirectory() as folder:
+        known = dict(folder=folder, work=work.__name__, given=given)
+        ranks = [
+            processes.Process(target=exec, args=(program, known | {"rank": rank}))
+            for rank in range(2)
+        ]
+        for rank in ranks:
+            rank.start()
+        for rank in ranks:
+            rank.join()
+        if any(rank.exitcode for rank in ranks):
+            raise RuntimeError("the ranks failed:\n" + Path(folder, "log").read_text()[-1600:])
+        return [torch.load(f"{folder}/{rank}.pt", weights_only=True) for rank in range(2)]
 
 
 # %% tags=["setup"]
