@@ -23,11 +23,11 @@ FIRST = """\
 # # First
 
 # %% tags=["check"]
-import os
+import importlib.util, os
 
 with open(os.environ["CHEEMS_FIGURES"] + "/01_curve.svg", "w") as file:
     _ = file.write("<svg>1</svg>")
-print({"a", "b", "c"}, os.environ["SOURCE_DATE_EPOCH"])
+print({"a", "b", "c"}, os.environ["SOURCE_DATE_EPOCH"], importlib.util.find_spec("build"))
 """
 SECOND = """\
 # %% tags=["raises-exception"]
@@ -108,6 +108,7 @@ def test_what_is_written(course):
     assert notebook.metadata == build.METADATA
     assert [cell.get("execution_count") for cell in notebook.cells] == [None, 1, 2, 3]
     assert [cell.metadata for cell in notebook.cells] == [{}, {"tags": ["check"]}, {}, {}]
+    assert notebook.cells[1].outputs[0].text.endswith("} 0 None\n")  # it can't import book/
     assert [output.text for output in notebook.cells[2].outputs] == ["one\ntwo\n"]
     assert str(course) not in path.read_text()
     ids = [cell.id for cell in build.read_source(path.with_suffix(".py")).cells]
