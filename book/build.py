@@ -89,7 +89,10 @@ def kernel_manager() -> AsyncKernelManager:
     search, jupyter_client falls back on the ipykernel that it can import itself.
     """
     specs = KernelSpecManager(kernel_dirs=[])
-    return AsyncKernelManager(kernel_name="python3", kernel_spec_manager=specs)
+    # One that has started processes waits for them when it ends, until it is terminated.
+    return AsyncKernelManager(
+        kernel_name="python3", kernel_spec_manager=specs, shutdown_wait_time=1.0
+    )
 
 
 @asynccontextmanager
@@ -251,7 +254,7 @@ async def build(root: Path, names: list[str], check: bool, jobs: int) -> dict[Pa
     threads = None if jobs == 1 else max(1, cores() // jobs)
     limit = LIMIT_S if names else LIMIT_AMONG_ALL_S
     start_by_forking(**ENVIRONMENT, **({"OMP_NUM_THREADS": str(threads)} if threads else {}))
-    waiting, states = iter(sources), {}
+    waiting, states = reversed(sources), {}  # the last ones take longest
     bar = tqdm(total=len(sources), desc="notebooks", disable=None)
 
     async def bring_up_to_date(source: Path) -> None:

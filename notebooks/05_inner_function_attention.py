@@ -116,7 +116,7 @@ plotting.save(
 
 # %% [markdown]
 # Attention doesn't care where a value comes from, so all three boxes fit the gap (sections 3 to 5).
-# The shutter lets less of a key through, or nothing at all (sections 6 and 7).
+# The shutter dims a key, or blocks it altogether (sections 6 and 7).
 #
 # ## 1 · Attention is a weighted read
 #
@@ -178,7 +178,7 @@ print("keys seen without the offset:", seen)
 assert seen == [[0], [0, 1]]
 
 # %% [markdown]
-# The two new tokens see only the oldest keys, and never themselves.
+# The two new tokens see only the oldest keys, never themselves.
 
 # %% tags=["guard"]
 wrong = naive_attention(q[:, 4:], k, v, allowed=no_offset)
@@ -215,7 +215,8 @@ assert moved.min() > 1e-3
 # keys. The mask belongs **before** the softmax, where a forbidden key gets the score $-\infty$. Its
 # weight is then exactly zero, and the rest still sum to one. WM Listing 7 does this: it *adds* a
 # mask of 0 and $-\infty$ to the scores. Multiply the weights by that mask, as in the formulas,
-# and 20 of 24 outputs aren't even finite: only the mask's last row has no $-\infty$.
+# and 20 of 24 outputs aren't even finite: only the mask's last row has no $-\infty$. (Multiplying
+# the *scores* by zero doesn't help either: a key with the score 0 still has a weight.)
 
 # %% tags=["guard"]
 before = naive_attention(*(u[None, :, None] for u in (q, k, v)), allowed=causal_mask(6, 6))
@@ -250,7 +251,7 @@ assert [bool(row.isfinite().all()) for row in L] == 5 * [False] + [True]
 #
 # The recurrence adds the past. The table adds no information, but it computes something that one
 # matrix can't. Why not change the queries or keys? The papers give a reason, untested there and
-# here: training might fluctuate.
+# here: training might become unstable.
 
 # %% tags=["setup"]
 x, positions = random(1, 12, 16, seed=3), torch.arange(12)[None]
@@ -259,8 +260,11 @@ _ = torch.manual_seed(0)
 
 # %% [markdown]
 # With an SSD inside, attention looks up *what a recurrence said at some earlier moment*. The query
-# picks the moment $s$ and finds $\mathrm{SSD}(x)_s$, which token $s$ read from the state $h_s$ with
-# its own $C_s$. Here is the whole layer, for two heads of width 8:
+# picks a moment $s$ and finds $\mathrm{SSD}(x)_s$, which (up to a skip connection and a matrix)
+# token $s$ read from $h_s$ with its own $C_s$. As one product, the weights of attention stand
+# before those of SSD, $A\,(L \circ CB^\top)\,X$. So if you hide moment $s$, token $s$ is still
+# there, in the later states. A value never changes once it's computed, so decoding keeps keys,
+# values and, in addition, one state. Here are two heads:
 
 # %%
 layer = InnerFuncAttn(16, n_heads=2, inner="ssd", d_state=8)
@@ -324,7 +328,7 @@ assert asked[0, 0] == numbers[0, -1] == 0 and answers[0, 0] == amounts.sum() == 
 # balances. That scores 0.708.
 #
 # But attention over SSD contains *two* layers that mix tokens. Would they do as well one after the
-# other, as in most hybrid models? We compare five systems:
+# other? We compare five systems:
 #
 # - **V = SSD(x)**: attention over SSD;
 # - **S then A**: an SSD layer, then ordinary attention;
@@ -408,14 +412,14 @@ plotting.save(
 )
 
 # %% [markdown]
-# S then A comes closest in the median: four of its five seeds end at 0.995 or above, one at 0.908.
-# V = SSD(x) ends between 0.998 and 0.999 on every seed. It reaches 0.95 after 150 updates (median),
-# S then A after 250, A then A after 350. One mixer alone ends below 0.77, even with as many
-# parameters as V = SSD(x). With 500 updates we compare how fast the systems learn, not how far they
-# could get (`python book/records.py 05_one_more_layer`).
+# By the median, S then A comes closest: four of its five seeds end at 0.995 or above, one at 0.908
+# (on more books than the figure's). V = SSD(x) ends between 0.998 and 0.999 on every seed. It
+# reaches 0.95 after 150 updates (median), S then A after 250, A then A after 350. One mixer alone
+# ends below 0.77, even with as many parameters as V = SSD(x). In 500 updates we compare how fast
+# the systems learn, not how far they could get (`python book/records.py 05_one_more_layer`).
 #
-# In Cheems, state-space layers come first. With one more S in front, each of the three takes 200
-# updates to reach 0.95 (median). One seed each of V = SSD(x) and S then A fails, at 0.70 and 0.79.
+# In Cheems, state-space layers come first. Behind one more S, each of the three takes 200 updates
+# to reach 0.95 (median). One seed each of V = SSD(x) and S then A fails, at 0.70 and 0.79.
 
 # %% tags=["guard"]
 alone, inside = (train_on_books(pattern, 200) for pattern in "AI")
@@ -435,7 +439,7 @@ assert 0.9975 < min(ENDS["I", 32]) < max(ENDS["I", 32]) < 0.9995
 assert [end > 0.9949 for end in sorted(ENDS["SA", 32])] == [0, 1, 1, 1, 1]
 assert [round(end, 3) for end in sorted(ENDS["AA", 32])][::4] == [0.973, 0.986]
 sizes = {row["pattern"]: row["parameters"] for row in MORE["table"] if row["d"] == 32}
-assert sizes["I"] < sizes["SA"] < sizes["AA"]
+assert (sizes["I"], sizes["SA"]) == (6284, 7308) and sizes["SA"] < sizes["AA"]
 assert max(end for key in (("A", 32), ("A", 40), ("S", 32), ("S", 48)) for end in ENDS[key]) < 0.77
 
 # %% tags=["guard"]
@@ -450,21 +454,25 @@ for pattern, fail in (("SI", 1), ("SSA", 1), ("SAA", 0)):  # behind one more S
 assert [round(min(ENDS[pattern, 32]), 2) for pattern in ("SI", "SSA")] == [0.70, 0.79]
 
 # %% [markdown]
-# The claim that survives is modest: on this task, SSD inside attention does the work of the two in
-# a row, with fewer parameters. It needs the fewest updates as long as no other S comes first.
-# Chapter 09 puts the same question to small language models.
+# What's left to say is modest: on this task, SSD inside attention does the work of the two in a
+# row, with 6,284 parameters instead of 7,308. It needs the fewest updates as long as no other S
+# comes first. Chapter 09 asks the same of small language models.
 #
 # ## 5 · Values from a table
 #
 # WM puts a table in place of the SSD. Each row $U_j$ has a key $\kappa_j$ and, with one head, is as
-# wide as a token. A token compares a short query $W_q x_s$, of width $m$, with the keys. WM eq. 3
-# adds up all rows, weighted by their scores, and the steps below it add up the best few,
-# unweighted; Listing 7 takes the best one. The package takes the *two* best with softmax weights
-# $\omega_{sj}$, and multiplies the token by the weighted sum, component by component:
+# wide as a token. A token compares a short query $W_q x_s$, of width $m$, with the keys. The
+# package takes the *two* best rows with softmax weights $\omega_{sj}$, and multiplies the token by
+# the weighted sum, component by component:
 #
 # $$v_s = x_s \circ \sum_{j \,\in\, \text{best two}} \omega_{sj}\, U_j, \qquad
 #   \omega_{sj} = \mathrm{softmax}_{j \,\in\, \text{best two}}
 #   \Big(\frac{\kappa_j \cdot W_q\,x_s}{\sqrt m}\Big). \tag{5.2}$$
+#
+# So each token is multiplied by a diagonal matrix of its own. That scales components without mixing
+# them; $W x_s$ mixes them, but in the same way for every token. The cache holds $v_s$ and is no
+# larger than without a table. WM has three variants: eq. 3 weights all rows by their scores; the
+# steps below it add up the best few, and Listing 7 takes the best one, unweighted.
 
 # %% tags=["setup"]
 _ = torch.manual_seed(0)
@@ -511,8 +519,9 @@ assert learns == {1: [False, False], 2: [True, True]}
 
 # %% [markdown]
 # With one row, neither the query map nor the keys get a gradient: a softmax over a single score is
-# always 1. Listing 7 doesn't weight its row, so its keys don't learn either. They start at zero,
-# and every token takes the same row, for good.
+# always 1. Listing 7's keys, without a weight, don't learn either: they start at zero, and every
+# token takes the same row, for good. Of 16 rows, one learns. The package draws its keys at random
+# and takes two rows, so tokens choose different ones, and keys and queries learn.
 
 
 # %% tags=["guard"]
@@ -565,15 +574,15 @@ print("by a table of two rows set by hand under 1 %, by the best matrix over 15 
 # ## 6 · "Do not read me", "forget what came before me"
 #
 # The static mask says who *may* be read. A state-space layer also decides who *should* be. Through
-# its step size $\Delta_t$ in $h_t = e^{\Delta_t A} h_{t-1} + \Delta_t x_t B_t^\top$, a token can
-# say two things. If $\Delta_t$ is small, almost nothing is written: **"do not read me."** If it's
-# large, the state decays: **"forget what came before me."** Can attention say these things too?
-# Let's add a *bias* $\mu$ to the scores:
+# its step size $\Delta_t$ in $h_t = e^{\Delta_t A} h_{t-1} + \Delta_t x_t B_t^\top$ (with $A < 0$),
+# a token can say two things. If $\Delta_t$ is small, almost nothing is written: **"do not read
+# me."** If it's large, the state decays: **"forget what came before me."** Can attention say these
+# things too? Let's add a *bias* $\mu$ to the scores:
 #
 # $$w_{ts} \propto e^{q_t \cdot k_s/\sqrt p\; + \;\mu_{ts}}. \tag{5.3}$$
 #
 # We'll call $e^{\mu_{ts}}$ the *share*: the key's weight is multiplied by it before the row is
-# normalised. Here it is in four layers, where the forget gate $f_r < 1$, like $\Delta_r$, is
+# normalised. Here is $\mu$ for four layers, where the forget gate $f_r < 1$, like $\Delta_r$, is
 # computed from token $r$ by a learned map:
 #
 # | | log share $\mu_{ts}$ | learned | knows |
@@ -583,8 +592,10 @@ print("by a table of two rows set by hand under 1 %, by the best matrix over 15 
 # | Forgetting Transformer | $\sum_{r=s+1}^{t} \log f_r$ | $f_r$ | tokens after $s$ |
 # | SSD | $\log\Delta_s + A \sum_{r=s+1}^{t}\Delta_r$ | $\Delta_r$, $A < 0$ | $s$ and those after |
 #
-# SSD has no softmax: its weight is $C_t \cdot B_s$ times $e^{\mu_{ts}}$, which can exceed 1.
-# Below, $f_r = e^{-\Delta_r}$, and SSD's shares are in units of an ordinary token's $\Delta$, 0.1.
+# SSD has no softmax: its weight is $C_t \cdot B_s$ times the share, whose factor $\Delta_s$ can
+# exceed 1. The gate knows only places, so it ends at `max_positions`, and a text that's moved meets
+# other gates. Below, $A = -1$ and $f_r = e^{-\Delta_r}$, and SSD's shares are in units of an
+# ordinary token's $\Delta$, 0.1.
 
 # %% tags=["setup"]
 SEEN, STEPS = causal_mask(16, 16), torch.full((16,), 0.1)
@@ -624,7 +635,7 @@ for name, share in shares.items():
 drawn = {
     name.partition(":")[0]: share.masked_fill(~SEEN, math.nan) for name, share in shares.items()
 }
-labels = dict(xlabel="key s", ylabel="reader t", unit="share left; grey: the future")
+labels = dict(xlabel="key s", ylabel="reader t", unit="remaining share; grey: the future")
 fig, _ = plotting.heatmaps(drawn, signed=False, limit=1.0, size=(13, 3.9), **labels)
 plotting.save(
     fig,
@@ -660,13 +671,14 @@ own_token = attention.attention(q, k, v, bias=-log_f[None, None])
 _ = must_differ("a bias from the key's own token", own_token[0, :, 0], forgetting)
 
 # %% [markdown]
-# So a bias on the keys *can* say "forget", if the key knows how much has been forgotten so far.
-# That's a running sum, itself a recurrence. A bias that knows only the key's own token can't do it:
-# token 8 has no way to change the ratio of the weights of keys 1 and 10.
+# So a bias on the keys *can* say "forget", if the key knows how much has been forgotten: a running
+# sum, itself a recurrence. A bias that knows only the key's own token can't do it: token 8 has no
+# way to change the ratio of the weights of keys 1 and 10.
 #
-# A content mask reads $v_s$. With $V=\mathrm{SSD}(x)$ the value can carry the running sum, and then
-# a content mask can forget, as long as the sum stays well below a constant that we choose. (A
-# folded cell sets one by hand; we haven't trained one.)
+# A content mask reads $v_s$. With $V=\mathrm{SSD}(x)$ the value can carry the running sum $-c_s$.
+# Set $a = 1$, $\nu = 40$ and $u = -1$ on that component. While $-c_s$ is well below 40, the bias is
+# $-\mathrm{softplus}(40 + c_s) \approx -c_s - 40$, and the softmax drops the 40. So a content mask
+# can forget. (We haven't trained one.)
 
 # %% tags=["guard"]
 assert 0.9 < by_key[0] < 0.91 and by_key[4] < 0.03 and by_place[4] > 0.99
@@ -698,10 +710,10 @@ check("a content mask that forgets", by_content[0, :, 0], weights @ v[0, :, 0])
 # %% [markdown]
 # ## 7 · Does a mask learn? Decoys at fixed places
 #
-# Here is a task that rewards a mask. Each of 8 keys is stored twice among 16 slots, once with the
-# correct value and once, as a decoy, with a random one. Correct values sit in even slots and decoys
-# in odd ones, but nothing in the tokens says which is which. Then we ask for every key, as in this
-# text:
+# Here is a task that rewards a mask. Each of 8 keys is stored twice among 16 slots (tokens with a
+# key and a value), once with the correct value and once, as a decoy, with a random one. Correct
+# values sit in even slots and decoys in odd ones, but the tokens don't say so. Then we ask for
+# every key:
 
 
 # %% tags=["setup"]
@@ -815,7 +827,7 @@ assert printed.gate.grad is None and (printed.gate == 1).all()
 #
 # The gates get every answer right, on all five seeds (`python book/records.py 05_masks`). Do they
 # hide the decoys? Here are the gates of the four heads (seed 0), and of a model that rounds its
-# gates at ½ in training, while the gradient is that of the unrounded gates (exercise 4):
+# gates at ½ in training, with the gradient of the unrounded gates (as in exercise 4):
 
 # %%
 for kind in ("gate", "rounded"):
@@ -826,15 +838,15 @@ for kind in ("gate", "rounded"):
     print("below ½ in each head:", (decoys < 0.5).sum(1).tolist())
 
 # %% [markdown]
-# Our gates only *dim* them: all start at 0.88, and decoys end at 0.58 to 0.70, correct values at
-# about 0.95. That's enough: where both copies of a key score alike, the correct value gets the
-# larger weight, and the last linear map amplifies the difference. Rounded in training, the gates
-# hide all decoys in three of four heads.
+# Our gates only *dim* them: all start at 0.88, decoys end at 0.58 to 0.70, correct values at about
+# 0.95. That's enough: where both copies score alike, the correct value gets the larger weight, and
+# the last linear map amplifies the difference. Rounded in training, the gates hide all decoys in
+# three of four heads.
 #
 # The printed mask gets 57.7 % right on average, and so does no mask at all, down to the last digit.
 # Why? The optimizer skips what has no gradient, weight decay included. As printed, attention with
-# the dynamic mask *is* attention without it. WM Table 1 has perplexities of 8.12 without and 7.96
-# with it. We don't know whether the printed code trained those models.
+# the dynamic mask *is* attention without it. With rotary positions, WM Table 1 has perplexities of
+# 8.12 without and 7.96 with it. We don't know whether the printed code trained those models.
 
 # %% tags=["guard"]
 for kind, seeds in DECOYS["decoys"].items():
@@ -866,7 +878,7 @@ _ = must_differ("a mask that hides the decoys", layer(x, positions[None])[0], un
 # ## Summary
 #
 # - The static mask comes before the softmax. With a cache it needs an offset.
-# - With $V = \mathrm{SSD}(x)$ a value is what token $s$ read from a state. An SSD layer followed by
+# - With $V = \mathrm{SSD}(x)$ a value carries what token $s$ read from a state. An SSD layer, then
 #   attention did nearly as well, on four of five seeds.
 # - A table can scale a token differently just because one component changes sign. With a softmax
 #   over the rows *taken*, it can learn which to take only if a token takes at least two.
@@ -875,8 +887,7 @@ _ = must_differ("a mask that hides the decoys", layer(x, positions[None])[0], un
 # - An index and a comparison with 0 have no gradient. As printed, neither the table's keys nor the
 #   dynamic mask can ever learn. A soft gate learns to dim decoys.
 #
-# Lab 05a is about padding: empty rows, a finite minimum instead of −∞, and recurrent states that
-# absorb padding.
+# Lab 05a is about padding: empty rows, and recurrent states that absorb it.
 
 # %% [markdown]
 # ## Exercises

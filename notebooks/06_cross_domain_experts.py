@@ -150,11 +150,10 @@ plotting.save(
 )
 
 # %% [markdown]
-# A part that all tokens share computes $z$. A learned map turns $z$ into a query. We cut the query
-# into two halves, and each half scores a short list of keys. Every *sum* of two scores belongs to
-# one neuron, so two lists of 1,024 keys are enough for a million neurons. The best of the million
-# sums can be picked from the staircase. The winning neurons read $z$, and $z$ is added to what they
-# write.
+# A part that all tokens share computes $z$, and a learned map turns $z$ into a query. Each half of
+# the query scores a short list of keys. Every *sum* of two scores belongs to one neuron, so two
+# lists of 1,024 keys are enough for a million. The best sums lie in the staircase. Their neurons
+# read $z$, and $z$ is added to what they write.
 #
 # ## 1 · One expert
 #
@@ -196,9 +195,8 @@ with torch.no_grad():
 # %% [markdown]
 # ## 2 · Routing by hand
 #
-# Every token pays for the full width of such a layer. Could a token pay for only part of it? Take
-# $e$ such layers and call them *experts*. A *router* scores them for every token, and a softmax
-# turns the scores into shares.
+# Could a token pay for only part of such a layer? Take $e$ such layers and call them *experts*. A
+# *router* scores them for every token, and a softmax turns the scores into shares.
 #
 # Only the experts with the $k$ largest shares run, and their shares are the *gates* $g_i$ that
 # weight their outputs (OTCE eq. 15):
@@ -247,11 +245,9 @@ _ = must_differ("all four experts kept", dense(moe, x, shares), moe(x))
 # %% [markdown]
 # ### Which router learns?
 #
-# OTCE's formulas use the $k < e$ shares unchanged, so they sum to less than 1.
-#
-# Our option `renormalize` divides the kept shares by their sum. That looks harmless, but the loss
-# reaches the router only through the gates. Here are four routers after one backward pass. Which
-# one gets no gradient?
+# OTCE's formulas use the kept shares unchanged. Our option `renormalize` divides them by their sum.
+# That looks harmless, but the loss reaches the router only through the gates. Here are four routers
+# after one backward pass. Which one gets no gradient?
 
 # %% tags=["guard"]
 sums = moe.route(x)[0].sum(-1)
@@ -275,18 +271,17 @@ for k, renormalize in ((2, False), (2, True), (1, False), (1, True)):
 #
 # ### Keeping everyone busy
 #
-# A router may come to send most tokens to a few experts. An extra loss discourages imbalance: it's
-# 1 for an even load, and $e/k$ if all tokens choose the same $k$ experts. With $b$ texts of $l$
-# tokens and $k$ choices per token, our *load balancing loss* is
+# A router may come to send most tokens to a few experts; if all choose the same $k$, that's a
+# *collapse*. An extra loss discourages imbalance: it's 1 for an even load, $e/k$ in a collapse.
+# With $b$ texts of $l$ tokens and $k$ choices per token, our *load balancing loss* is
 #
 # $$\text{loss} = e \sum_i f_i P_i, \qquad
 #   f_i = \frac{\text{number of choices of } i}{b\,l\,k}, \qquad
 #   P_i = \frac{\text{sum of the gates given to } i}{\text{sum of all kept gates}}. \tag{6.3}$$
 #
-# An uneven load can cost less than 1, if busy experts get small gates. The *load* $f_i$ is a
-# count, so the gradient only flows through $P_i$. The $P_i$ sum to 1, so in a collapse the loss is
-# $e/k$ for any gates: it has no gradient and can't undo the collapse. (In Switch Transformers $P_i$
-# is the mean of the whole softmax, and the loss has a gradient even then.)
+# But 1 isn't the minimum: an uneven load can cost less, if busy experts get small gates. The *load*
+# $f_i$ is a count, so the gradient only flows through $P_i$. In a collapse the loss is $e/k$ for
+# any gates and has no gradient.
 
 # %% tags=["guard"]
 gates, indices = moe.route(random(8, 64, 6, seed=4))
@@ -308,29 +303,19 @@ assert load_balancing_loss(gates, uneven, 4) < 0.95
 logits, f = random(5, 4, seed=7).requires_grad_(), torch.tensor([0.5, 0.5, 0.0, 0.0])
 shares = logits.softmax(-1)
 ours = load_balancing_loss(shares[:, :2], torch.tensor([[0, 1]] * 5), 4)
-switch = 4 * (f * shares.mean(0)).sum()  # of the same collapse
+switch = 4 * (f * shares.mean(0)).sum()  # their loss, by the whole softmax
 ours, switch = (torch.autograd.grad(loss, logits, retain_graph=True)[0] for loss in (ours, switch))
 assert ours.abs().max() < 1e-12 and switch.abs().max() > 1e-3
 
 # %% [markdown]
 # ### Two shortcuts, and what leaks
 #
-# You can also force the balance. A *capacity* gives each expert a fixed number of slots. With
-# *expert choice* (Zhou et al., 2022), each expert picks the tokens that score highest for it. But
-# now a token's output depends on other tokens:
-#
-# | | what else can change a token's output |
-# |---|---|
-# | top-$k$: tokens choose | nothing |
-# | capacity: first come, first served | tokens that came first, even from other texts |
-# | expert choice: experts choose | any token of the batch, even a later one |
-#
-# A folded cell changes the last token of a text and sees other outputs move. With expert choice,
-# training uses later tokens, which you don't have at generation time. The package uses neither
-# shortcut.
+# You can also force the balance: give each expert a fixed number of slots (a *capacity*), or let it
+# pick its best tokens (*expert choice*). Then a token's output depends on other tokens. Change the
+# last token of the first of two texts. Who notices?
 
 
-# %% tags=["guard"]
+# %% tags=["setup"]
 def with_slots(shares, slots=3):
     """Top-2, but an expert serves only the first of the tokens that come to it: (b, l, e)."""
     chosen = shares >= shares.topk(2).values[..., -1:]
@@ -345,24 +330,33 @@ def expert_choice(shares, slots=5):
     return torch.zeros_like(tokens).scatter(0, best.indices, best.values).view_as(shares)
 
 
-moved = x.clone()
-moved[0, 4] = 3 * random(6, seed=35)
-with torch.no_grad():
-    before, after = (moe.router(tokens).softmax(-1) for tokens in (x, moved))
-    for name, rule in (("capacity", with_slots), ("expert choice", expert_choice)):
-        change = (dense(moe, moved, rule(after)) - dense(moe, x, rule(before))).abs().amax(-1)
-        assert (change[0, :4].max() > 1e-3) == (name == "expert choice")  # tokens before it
-        assert change[1].max() > 1e-3  # the other row
+def change_of_outputs(rule):
+    """How far each output moves (b, l) if the last token of the first text is another one."""
+    moved = x.clone()
+    moved[0, 4] = 3 * random(6, seed=35)
+    with torch.no_grad():
+        before, after = (rule(moe.router(tokens).softmax(-1)) for tokens in (x, moved))
+        return (dense(moe, moved, after) - dense(moe, x, before)).abs().amax(-1)
+
+
+# %%
+for name, rule in (("capacity", with_slots), ("expert choice", expert_choice)):
+    moves = (change_of_outputs(rule) > 1e-3).long().tolist()
+    print(f"{name:13} moves in the first text {moves[0]}, in the second {moves[1]}")
+    assert (sum(moves[0][:4]) > 0) == (name == "expert choice") and sum(moves[1]) > 0
 
 # %% [markdown]
+# Both move the other text, and expert choice also moves *earlier* tokens. It uses later ones, which
+# aren't there yet when you generate. The package does neither.
+#
 # ## 3 · What experts learn twice
 #
 # > "[…] multiple routing experts will have redundant parameters that store common information when
 # > obtaining their respective parameters." — OTCE §3.2, Shared Strategy
 #
-# Take a task where every token needs a common map $M$ plus one of four maps, depending on its kind
-# $i$: $y = x\,(M + M_i)$. The first four entries of a token say which kind it is; the maps act on
-# the other four.
+# Take a task where every token needs a map $M$ plus one of four maps, depending on its kind $i$:
+# $y = x\,(M + M_i)$. The first four entries of a token say which kind it is; the maps act on the
+# other four.
 
 
 # %% tags=["setup"]
@@ -386,10 +380,10 @@ def kinds_batch(n, common, special, generator):
 
 # %% [markdown]
 # We set the router by hand, one expert per kind, and train the experts with and without a *shared
-# expert*, whose output is added for every token. How much of the common map do the routed experts
-# then hold? (We fit a linear map to each, by least squares on its own tokens, and project the mean
-# of these maps on the common map, the mean of the true ones: 1 is all of it, 0 nothing.) What do
-# you expect when there's a shared expert?
+# expert*, whose output is added for every token. How much of the *common map*, the mean of the four
+# $M + M_i$, do the routed experts then hold? (We fit a linear map to each, by least squares on its
+# own tokens, and project their mean on the common map: 1 is all of it, 0 nothing.) What do you
+# expect when there's a shared expert?
 
 
 # %% tags=["setup"]
@@ -430,14 +424,14 @@ for seed in range(3):
     assert abs(alone - 1) < 0.03 and 0.4 < beside < 0.6
 
 # %% [markdown]
-# Without a shared expert, each expert *has to* learn $M + M_i$, so $M$ gets stored four times;
-# beside one, the routed experts still learned about half of the common map. (By Adam, at one
-# learning rate.) Nothing in the loss says which of the two should hold it.
+# With a shared expert beside them, the routed experts still learned about half of the common map.
+# Without one, each expert *has to* learn $M + M_i$, so $M$ gets stored four times. (This is with
+# Adam, at a single learning rate.) Nothing in the loss says which of the two should hold it.
 #
 # ## 4 · Three ways to share
 #
-# In OTCE a *domain* is a field of knowledge, and *cross domain* means what the fields have in
-# common. Where would you put the common part?
+# In OTCE a *domain* is a field of knowledge, and *cross domain* means roughly what the fields have
+# in common (in the later papers, the shared layer itself). Where would you put the common part?
 #
 # Here are three answers, with the shared parts in orange:
 
@@ -496,9 +490,9 @@ plotting.save(
 # | cohesive | $(\mathrm{SiLU}(xW_i) \circ \tanh(xV))\,W_{2,i}$ | $V$ |
 # | expansive | $\mathrm{FFN}_i(z \circ \sigma(z\,W_{3,i}))$ | $z = \mathrm{FFN}^{\mathrm s}(x)$ |
 #
-# In the expansive form the router sees $x$ and the experts see $z$. A matrix $W_{3,i}$ selects what
-# an expert takes from $z$. The sigmoid is our addition: without it, as in OTCE's eq. 19c, the
-# experts can't tell $z$ from $-z$.
+# In the expansive form the router sees $x$, and $W_{3,i}$ selects what an expert takes from $z$.
+# The sigmoid is our addition: without it, as in OTCE's eq. 19c, the experts can't tell $z$ from
+# $-z$.
 
 # %% tags=["guard"]
 _ = torch.manual_seed(1)
@@ -556,10 +550,10 @@ for r in (16, 64, 256, 1024):
 #
 # ## 6 · The theorem
 #
-# **For $k \le r$, the $k$ largest sums can be picked from those of the $k$ largest $a_i$ with the
-# $k$ largest $a'_j$.** *Proof.* Take any other $a_i$. The $k$ largest, each with the same $a'_j$,
-# give $k$ sums at least as large as $a_i + a'_j$. So all other $i$ can go, since these sums stay.
-# Likewise for $j$. (If $k > r$, there's nothing to leave out.)
+# **For $k \le r$, the $k$ largest sums can be picked from the sums of the $k$ largest $a_i$ with
+# the $k$ largest $a'_j$.** *Proof.* Take any other $a_i$. The $k$ largest, each with the same
+# $a'_j$, give $k$ sums at least as large as $a_i + a'_j$. So keep those $k$ and drop $(i, j)$.
+# Likewise for $j$.
 #
 # So $k^2$ candidates are enough. Can we do better?
 #
@@ -608,9 +602,8 @@ check("3 best of all 16 sums", (first[:, None] + second).flatten().topk(3).value
 assert numbers.tolist() == [6, 4, 14]
 
 # %% [markdown]
-# All three combine one of the two best $a_i$ with one of the two best $a'_j$. A folded cell
-# compares our six lines with brute force and with the package's `product_key_topk`, which does use
-# the staircase.
+# All three combine one of the two best $a_i$ with one of the two best $a'_j$. The package's
+# `product_key_topk` uses the staircase and finds the same (folded cell).
 
 # %% tags=["guard"]
 queries, keys = random(2, 50, 3, 2, 4, seed=6), random(3, 2, 12, 4, seed=7)  # e = 12² = 144
@@ -634,8 +627,7 @@ _ = must_differ("j·r + i for i·r + j", exchanged, indices)
 #
 # An expert with one neuron reads along one direction, row $i$ of a table `down`, and writes along
 # another, row $i$ of a table `up`. Both tables have shape $(e, d)$. With $h$ heads that retrieve
-# $k$ neurons each, a token's hidden layer has up to $h \cdot k$ different neurons, picked for this
-# token out of a million.
+# $k$ neurons each, a token uses up to $h \cdot k$ different ones.
 #
 # This layer is called PEER, *parameter efficient expert retrieval* (He, 2024):
 #
@@ -681,8 +673,8 @@ gathered = torch.einsum("nd,njd->nj", x, table[rows])
 check("gradient with respect to the weights = inner products", products, gathered)
 
 # %% [markdown]
-# *Taking inner products with rows is the backward pass of summing them.* The package's `neurons`
-# runs this backward pass for more than one token.
+# *Taking inner products with rows is the backward pass of summing them*, with respect to the
+# weights. The package's `neurons` does this, unless there's only one token: then it gathers.
 
 # %% tags=["guard"]
 x.requires_grad_()
@@ -708,7 +700,7 @@ check_gradients(
 
 # %% [markdown]
 # How much does that save over copying the rows? For 64 tokens, 4 heads, $k = 16$ and $d = 256$,
-# here is the largest tensor that an operator returns in the forward pass of each version:
+# here is the largest tensor that any operator returns in each version's forward pass:
 
 
 # %% tags=["setup"]
@@ -742,7 +734,7 @@ print(f"bags:          largest tensor {bags.entries:9,} entries")
 assert gathering.entries == 64 * 64 * 256 and bags.entries <= 64 * 256
 
 # %% [markdown]
-# A million entries become 16,384. (Memory that an operator uses internally isn't counted.)
+# A million entries become 16,384 (not counting what an operator uses internally).
 #
 # ## 8 · Cross domain: a shared layer and retrieved neurons
 #
@@ -759,10 +751,11 @@ assert gathering.entries == 64 * 64 * 256 and bags.entries <= 64 * 256
 # | | input | added | neurons | gate |
 # |---|---|---|---|---|
 # | (6.7), left | $x$ | $z$ | plain | softmax |
+# | (6.7), right | $z$ | nothing | plain | softmax |
 # | WM Listing 8 | $z$ | $z$ | plain | score, inside the activation |
 # | Ch Listing 4 (`CDMMoE`) | $zW$, narrower | nothing | gated, as in (6.1) | softmax |
 #
-# The package's `CDMoE` is WM's Listing 8 with a softmax, as in the opening drawing.
+# The package's `CDMoE` is WM's Listing 8, the layer of the opening drawing, with a softmax.
 
 
 # %% tags=["guard"]
@@ -799,25 +792,22 @@ with torch.no_grad():
 # %% [markdown]
 # ### Keys that start at zero (WM Listing 8, Ch Listing 4)
 #
-# Both listings start the product keys at zero. Whether training gets out of that depends on where
-# the score goes, and on the activation.
+# Both listings start the keys at zero, so at first all scores $s_i$ are 0, and all tokens use the
+# same $k$ experts. Does training get out of that? Here is one seed, with 64 tokens:
 #
-# At first all scores $s_i$ are 0, so every token uses the same $k$ experts. Ch Listing 4, like
-# (6.5), has a softmax of the scores *outside* the activation. WM Listing 8 puts $s_i$ itself
-# *inside*, $\mathrm{act}(s_i\,u_i)$ with $u_i = z \cdot \mathrm{down}_i$. We ran a repaired version
-# (as printed the listing stops) with ReLU and with SiLU around the score, one seed and 64 tokens:
+# | keys at zero | experts used after 25 updates |
+# |---|---|
+# | score inside ReLU (WM) | 4 of 256 |
+# | score inside SiLU | more than 20 |
+# | softmax outside (Ch) | more than 20 |
 #
-# | keys at zero | besides $\mathrm{FFN}^{\mathrm s}$, a gradient reaches | used after 25 updates |
-# |---|---|---|
-# | score inside ReLU | nothing | 4 of 256 |
-# | score inside SiLU | the keys | more than 20 |
-# | softmax outside (`CDMMoE`) | everything except the map to the queries | more than 20 |
+# WM Listing 8 (repaired: as printed it raises an error) has $\mathrm{act}(s_i\,u_i)$ with
+# $u_i = z \cdot \mathrm{down}_i$. If $\mathrm{act}$ is ReLU, only $\mathrm{FFN}^{\mathrm s}$ gets a
+# gradient: $\mathrm{act}(0) = 0$ and, in torch, $\mathrm{act}'(0) = 0$. SiLU has
+# $\mathrm{act}'(0) = \frac12$, so the keys move.
 #
-# Inside ReLU the experts get no gradient and stay dead: $\mathrm{act}(0) = 0$ and, in torch,
-# $\mathrm{act}'(0) = 0$. SiLU has $\mathrm{act}'(0) = \frac12$, so the keys move.
-#
-# The package draws its keys from a standard normal distribution. Inside SiLU, a higher score
-# needn't make a neuron louder: at $u_i = -1$, a score of 5 makes it *quieter* than a score of 1.
+# The package draws normal keys and keeps the softmax outside: inside SiLU, a higher score needn't
+# make a neuron louder. At $u_i = -1$, a score of 5 makes it *quieter* than a score of 1.
 
 
 # %% tags=["setup"]
@@ -901,18 +891,17 @@ check("all scores plus 3, softmax outside", (scores + 3).softmax(-1), scores.sof
 # %% [markdown]
 # ## 9 · Counted and measured
 #
-# How much does a layer save by using only 32 of its 1,024 neurons? Compare it with a dense MLP that
-# uses all 1,024. (We leave out the shared MLP, which runs either way.) A matrix product costs two
-# FLOPs per weight it uses.
+# How much does a layer save by using a few of its 1,024 neurons? Compare it with a dense MLP that
+# uses them all. (We leave out the shared MLP, which runs either way.)
 #
-# At $d = 64$, with $h = 4$ heads, $k = 8$ and half queries of width $m = 16$, retrieval costs an
-# eighth as much:
+# A matrix product costs two FLOPs per weight. With $h = 4$ heads, retrieval saves a factor of 8 in
+# a small layer, but only 1.6 in the one we'll time, mostly because its half queries are wide:
 #
-# | | FLOPs per token |
-# |---|---|
-# | the search: queries and half scores | 24,576 |
-# | the 32 retrieved neurons | 8,192 |
-# | the dense MLP of 1,024 neurons | 262,144 |
+# | FLOPs per token | $d = 64$, $k = 8$, $m = 16$ | $d = 256$, $k = 16$, $m = 128$ |
+# |---|---|---|
+# | the search: queries and half scores | 24,576 | 589,824 |
+# | the retrieved neurons | 8,192 | 65,536 |
+# | the dense MLP of 1,024 neurons | 262,144 | 1,048,576 |
 
 # %% tags=["guard"]
 d, f, r, h, k, m = 64, 256, 32, 4, 8, 16
@@ -927,18 +916,21 @@ print(f"retrieved, {r * r:,} neurons:    {search_only + bags:7,}", end="")
 print(f" = search {search_only:,} + bags {bags:,}")
 print(f"dense MLP, {r * r:,} neurons:    {dense_mlp:7,}")
 assert dense_mlp == 8 * (search_only + bags)
+search_only = 2 * (256 * 4 * 2 * 128 + 4 * 2 * r * 128)  # of the layer that we time
+assert (search_only, 2 * 2 * 4 * 16 * 256, 2 * 2 * 256 * r * r) == (589824, 65536, 1048576)
+assert 1048576 == 1.6 * (589824 + 65536)
+narrow = 2 * (256 * 4 * 2 * 16 + 4 * 2 * r * 16)  # with half queries of width 16
+assert 7 * (narrow + 65536) < 1048576
 
 # %% [markdown]
 # ### Memory and time
 #
 # FLOPs don't include choosing the $k$ largest or reading rows scattered across a table.
-# For a million experts of width 256, `down` and `up` together take 2 GiB in float32.
 #
-# Before you look: which time grows fastest with the number of experts? The search, the neurons
-# computed with bags, or the neurons computed by gathering rows? We timed these parts of one layer,
-# forward only, on one CPU core in float32, with 512 tokens, $d = 256$, 4 heads, $k = 16$, $m =
-# 128$. Each point is the fastest of 25 calls, without error bars (`python book/records.py
-# 06_rows`).
+# Which time grows fastest with the number of experts? The search, the neurons computed with bags,
+# or those by gathering rows? We timed these parts of the wider layer, forward only, on one CPU core
+# in float32, with 512 tokens. Each point is the fastest of 25 calls, without error bars
+# (`python book/records.py 06_rows`).
 
 # %% tags=["figure"]
 parts = read_record("06_rows")
@@ -956,16 +948,13 @@ plotting.save(
 
 # %% [markdown]
 # From 256 experts to a million, the search takes 5.4 times as long, the bags 4.6 times, and the
-# gathered rows, still the slowest, 1.8 times. The search scores 64 times as many keys, but its map
-# to the queries doesn't grow: that makes 4.7 times as many multiplications. The bags sum as many
-# rows as before, but a table of 256 rows fits in a fast cache and a million rows don't. The copies,
-# slow as they are, don't grow either. At a million experts the search takes 40 ms, the bags a
-# quarter of that.
+# gathered rows, still the slowest, 1.8 times. The search does 4.7 times as many multiplications,
+# since its map to the queries doesn't grow. The other two read as many rows as before, but a table
+# of 256 rows fits in a fast cache and one of a million rows doesn't.
 #
-# In a second measurement (medians), of whole PEER layers on two cores, we added a dense MLP.
-# With 1,024 neurons it takes 1.6 times as many FLOPs as retrieval and is still faster. At 4,096
-# neurons, retrieval wins. (`python tests/bench/bench_experts.py --json
-# figures/records/06_growth.json`)
+# Against whole PEER layers of this size, on two cores, the dense MLP is still faster with 1,024
+# neurons. With 4,096, retrieval wins.
+# (`python tests/bench/bench_experts.py --json figures/records/06_growth.json`)
 
 # %% tags=["guard"]
 layers = read_record("06_growth")
@@ -991,10 +980,11 @@ assert ours[-1] < 4 * ours[2] and min(b / a for a, b in zip(ours, theirs, strict
 #   With a capacity or expert choice, a token's output can depend on other texts; with expert
 #   choice, even on later tokens.
 # - A shared part can sit beside the experts, inside them or before them. Even with a shared expert,
-#   our routed experts learned about half of what the true maps have in common.
+#   our routed experts learned about half of the common map.
 # - $2r$ inner products give $r^2$ scores. That makes an exact search of a million experts cheap.
 #   The $k$ best can be found in a staircase of about $k \ln k$ sums.
-# - Taking inner products with rows is the backward pass of summing them.
+# - Taking inner products with rows is the backward pass of summing them, with respect to the
+#   weights.
 # - If the keys start at zero, every token uses the same experts *at first*. With the score inside
 #   ReLU, it stays that way.
 #
@@ -1023,8 +1013,8 @@ for d, m, r in ((64, 16, 16), (96, 8, 32), (10, 3, 5)):
 
 # %% [markdown]
 # **2 · easy.** A router with random scores and $k = 1$ sends $n$ tokens to $e$ experts. How many
-# experts get no token, on average? (Hint: pick one expert. What's the probability that one token
-# misses it, and that all of them do?)
+# experts get no token, on average? (Hint: what's the probability that all tokens miss one given
+# expert?)
 
 
 # %% tags=["exercise"]
@@ -1045,10 +1035,9 @@ print(f"512 tokens, 256 experts: {expected_unused(512, 256):.1f} unused")
 
 # %% [markdown]
 # **3 · medium.** Write a function that computes equation 6.5 for one head without gathering rows.
-# There are $n$ tokens, each with its $j$ neurons and gates. Use `F.embedding_bag` and
-# `torch.autograd.grad` (§7), but nothing from `retrieval`. Then measure your own machine: time your
-# function against `table[rows]` with two `einsum`s, for 512 tokens with 16 neurons each, $d = 256$,
-# and tables of 256 to 65,536 rows. Where is the ratio largest?
+# Use `F.embedding_bag` and `torch.autograd.grad` (§7), but nothing from `retrieval`. Then measure
+# your own machine: time your function against `table[rows]` with two `einsum`s, for 512 tokens with
+# 16 neurons each, $d = 256$, and tables of 256 to 65,536 rows. Where is the ratio largest?
 
 
 # %% tags=["exercise"]

@@ -119,8 +119,8 @@ plotting.save(
 # runs are behind a number.
 #
 # **A warning for the whole chapter.** Our language models have a million parameters or fewer and
-# stop after 100 to 1,000 updates on windows of 512 bytes. So we measure which model starts fastest on
-# short texts. Nothing here can refute a claim about long texts or about models trained to
+# stop after 100 to 1,000 updates on windows of 512 bytes. So we measure which model starts fastest
+# on short texts. Nothing here can refute a claim about long texts or about models trained to
 # convergence.
 #
 # ## 1 · How much is chance?

@@ -380,9 +380,9 @@ dist.barrier()  # who leaves early ends the waiting of others
 """
 
 # %% tags=["setup"]
-# A process that is forked from one where torch is imported need not import it again.
+# A process forked from one that has imported torch needn't import it again.
 processes = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
-processes.set_forkserver_preload(["torch.distributed.nn.functional", "cheems_ref.distributed"])
+processes.set_forkserver_preload(["torch.distributed.nn", "torch._dynamo", "cheems_ref.model"])
 
 
 def on_ranks(work, *helpers, **given):

@@ -27,7 +27,7 @@ import importlib.util, os
 
 with open(os.environ["CHEEMS_FIGURES"] + "/01_curve.svg", "w") as file:
     _ = file.write("<svg>1</svg>")
-print({"a", "b", "c"}, os.environ["SOURCE_DATE_EPOCH"], importlib.util.find_spec("build"))
+print({"a", "b", "c"}, os.environ["SOURCE_DATE_EPOCH"], importlib.util.find_spec("minutes"))
 """
 SECOND = """\
 # %% tags=["raises-exception"]
@@ -58,11 +58,11 @@ def project(root: Path, notebooks: dict[str, str]) -> Path:
 
 
 def meeting(root: Path, then: str) -> Path:
-    """A project of two notebooks that run at the same time, and one that waits."""
+    """A project of two notebooks that run at the same time, and one that waits: the first."""
     first = MEET.format(name="01", other="02", then=then)
     second = MEET.format(name="02", other="01", then=FOREVER)
-    third = "# %%\nopen('03.pid', 'w').close()\n"
-    return project(root, {"01_a.py": first, "02_b.py": second, "03_c.py": third})
+    third = "# %%\nopen('00.pid', 'w').close()\n"
+    return project(root, {"01_a.py": first, "02_b.py": second, "00_c.py": third})
 
 
 def kernels_that_run(root: Path) -> list[str]:

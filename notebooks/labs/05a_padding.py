@@ -106,7 +106,7 @@ def masked_as_printed(padding, gate=None):
 
 
 # %% [markdown]
-# Nobody reads the padded rows, and the loss leaves them out. What are its gradients?
+# Nobody reads the padded rows, and the loss leaves them out. What are the loss's gradients?
 
 # %%
 front = torch.tensor([[False, False, True, True, True, True]])
@@ -138,7 +138,7 @@ print(f"and finite gradients: up to {of_x.abs().max():.1f} and {of_W.abs().max()
 assert of_x.isfinite().all() and of_W.isfinite().all()
 
 # %% [markdown]
-# Worse, even without padding, a shut gate at position 0 makes the output of a real token
+# Worse, even without padding, a gate shut by hand at position 0 makes the output of a real token
 # NaN. The package's rounded gate leaves query 0 its own token:
 
 # %%
@@ -244,7 +244,7 @@ for u in (x, last):
 check("empty rows see themselves: tokens 2 to 4 stay", repaired[1][2:5], repaired[0][2:5])
 
 # %% [markdown]
-# ## 4 · A mask of the other convention (WM Listings 5 and 6)
+# ## 4 · A mask in the other convention (WM Listings 5 and 6)
 #
 # Some libraries write masks as 1 for *keep* and 0 for *drop*; others add 0 for *keep* and $-\infty$
 # for *drop*. The listings expect the first. Given the second, they raise no error, mask the real
@@ -290,7 +290,8 @@ _ = must_differ("gates by column", mask(v, torch.arange(6)[None])[..., 2:], alon
 #
 # The SSD listings take no padding mask. Masking keys in attention doesn't help when the *values*
 # come from a state that has read the padding. We draw the padding 30 times, without the skip
-# connection $D$ (Ch Listing 2 has none) and with correct positions. Changes are in relative norm:
+# connection $D$ (Ch Listing 2 has none) and with correct positions. *Masked* means that $\Delta$
+# and $x$ are 0 at padding. We report the relative change in norm:
 
 # %%
 _ = torch.manual_seed(0)
@@ -314,9 +315,9 @@ for pads in (1, 4):
 #
 # ## Summary
 #
-# | as printed | what it does when run | the repair |
+# | what is written | what it does when run | the repair |
 # |---|---|---|
-# | rows of −∞ (Listings 5, 6) | finite loss, gradients NaN | such a row sees itself |
+# | rows of −∞ (Listings 5, 6) | finite loss, NaN gradients | such a row sees itself |
 # | a finite minimum instead | padding reads the future; a state passes it on | the same |
 # | 0/1 masks unchecked (Listings 5, 6) | the other convention is inverted | boolean, or refused |
 # | gate by column (Listing 6) | depends on the padding | gate by position |

@@ -60,9 +60,9 @@ dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
 END = 'torch.save(globals()[work](rank, **given), f"{folder}/{rank}.pt")'
 
 # %% tags=["setup"]
-# A process that is forked from one where torch is imported need not import it again.
+# A process forked from one that has imported torch needn't import it again.
 processes = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
-processes.set_forkserver_preload(["torch.distributed.fsdp", "cheems_lab.training"])
+processes.set_forkserver_preload(["torch.distributed.fsdp", "torch._dynamo", "cheems_lab.training"])
 
 
 def on_ranks(work, *helpers, **given):
