@@ -844,8 +844,9 @@ plotting.save(
 #
 # ## 6 · WM's comparison
 #
-# WM finds that inner-function attention recalls better than attention and states. Do we? WM (Table
-# 6, Figure 5) compares four kinds of layer, two layers of each, without convolutions:
+# *Wonderful Matrices* (WM) finds that inner-function attention recalls better than attention and
+# states. Do we? WM (Table 6, Figure 5) compares four kinds of layer, two layers of each, without
+# convolutions:
 #
 # - *QCAttn*: plain attention;
 # - *SSD*: a state, with rotation as we read it (the convolution is removed);

@@ -24,8 +24,8 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_configure(config):
-    config.addinivalue_line("markers", "program: starts programs, and takes 10 seconds or more")
-    start_by_forking()
+    config.addinivalue_line("markers", "program: takes 10 seconds or more")
+    start_by_forking(OMP_NUM_THREADS=os.environ.get("OMP_NUM_THREADS", "1"))
     if getattr(config, "cache", None) is not None:  # without it there is no earlier run to know of
         config.pluginmanager.register(Unchanged(config), "unchanged-notebooks")
 

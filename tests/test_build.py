@@ -180,8 +180,7 @@ def test_a_failure_stops_the_others(tmp_path, capsys):
     assert run_build(root, "--jobs", "2") == 1
     message = capsys.readouterr().err
     assert message.startswith("build stopped: 01_a, cell 2 of 2 (code cell 2) failed\n")
-    assert "02_b" not in message
-    assert not kernels_that_run(root)
+    assert "02_b" not in message and not kernels_that_run(root)
     assert files(root).keys() - before == {"notebooks/01.pid", "notebooks/02.pid"}
 
 
@@ -198,8 +197,7 @@ def test_ctrl_c_leaves_no_kernel_and_no_file(tmp_path):
         said = running.communicate()[1].splitlines()
     # A kernel may find the time to say that it was interrupted, before it is killed.
     assert [line for line in said if "[IPKernelApp]" not in line] == ["build stopped by Ctrl-C"]
-    assert running.returncode == 130
-    assert not kernels_that_run(root)
+    assert running.returncode == 130 and not kernels_that_run(root)
     assert files(root).keys() - before == {"notebooks/01.pid", "notebooks/02.pid"}
 
 

@@ -60,6 +60,7 @@ def as_one_graph(net, backend):
     return torch.compile(net, fullgraph=True, backend=counter), counter
 
 
+@pytest.mark.program
 def test_a_model_trains_as_one_graph(net):
     """Through autograd too, which traces the backward pass: logits and gradients."""
     run, counter = as_one_graph(net, "aot_eager")
@@ -74,6 +75,7 @@ def test_a_model_trains_as_one_graph(net):
     assert counter.frame_count == 1
 
 
+@pytest.mark.program
 def test_a_model_decodes_as_one_graph(net):
     """A padded prompt and token by token; once lengths are known to vary, none compiles anew."""
     run, counter = as_one_graph(net, "eager")
