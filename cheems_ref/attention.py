@@ -468,9 +468,8 @@ class RetrievedValues(nn.Module):
         self.n_heads, self.k_values = n_heads, k_values
         p, m = d_model // n_heads, max(1, d_model // n_heads // 2)
         self.query_proj = nn.Linear(d_model, n_heads * m, bias=False)
-        self.keys = nn.Parameter(torch.empty(n_heads, n_values, m))
-        self.values = nn.Parameter(torch.empty(n_heads, n_values, p))
-        self.reset_parameters()
+        self.keys = nn.Parameter(torch.randn(n_heads, n_values, m))
+        self.values = nn.Parameter(torch.randn(n_heads, n_values, p))
 
     def reset_parameters(self) -> None:
         """Draw keys and rows from a standard normal distribution."""

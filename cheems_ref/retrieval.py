@@ -353,6 +353,8 @@ def _reset_tables(n_retrieved, up, *inputs):
     """Draw tables. x·row has the variance of the entries of x; in a sum of n_retrieved rows of `up`
     each entry has variance 1.
     """
+    if up.is_meta:  # as in SSD
+        return
     for table in inputs:
         nn.init.normal_(table).div_(math.sqrt(table.shape[1]))
     nn.init.normal_(up).div_(math.sqrt(n_retrieved))

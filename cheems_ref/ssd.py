@@ -493,6 +493,8 @@ class SSD(nn.Module):
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """Reinitialise the convolution, the step sizes, the decay rates and D."""
+        if self.D.is_meta:  # no values; arithmetic there would import torch's compiler, 2 seconds
+            return
         if self.position == "conv":
             bound = self.conv.shape[1] ** -0.5  # as torch's Conv1d starts
             nn.init.uniform_(self.conv, -bound, bound)

@@ -1,11 +1,10 @@
 """book/build.py on small projects: what it writes, what it leaves alone, what it refuses."""
 
+import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
-import time
+import threading
 from pathlib import Path
 
 import build
@@ -185,19 +184,25 @@ def test_a_failure_stops_the_others(tmp_path, capsys):
 
 
 @pytest.mark.usefixtures("ctrl_c_works")
-def test_ctrl_c_leaves_no_kernel_and_no_file(tmp_path):
+def test_ctrl_c_leaves_no_kernel_and_no_file(tmp_path, capfd):
     root = meeting(tmp_path, then=FOREVER)
-    before = files(root)
-    command = [sys.executable, build.__file__, "--root", str(root), "--jobs", "2"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as running:
+    before, ended = files(root), threading.Event()
+
+    def interrupt():
         while len([p for p in root.glob("notebooks/*.pid") if p.read_text()]) < 2:
-            assert running.poll() is None
-            time.sleep(0.05)
-        running.send_signal(signal.SIGINT)
-        said = running.communicate()[1].splitlines()
+            if ended.wait(0.05):
+                return
+        os.kill(os.getpid(), signal.SIGINT)
+
+    watching = threading.Thread(target=interrupt)
+    watching.start()
+    code = run_build(root, "--jobs", "2")
+    ended.set()
+    watching.join()
     # A kernel may find the time to say that it was interrupted, before it is killed.
+    said = capfd.readouterr().err.splitlines()
     assert [line for line in said if "[IPKernelApp]" not in line] == ["build stopped by Ctrl-C"]
-    assert running.returncode == 130 and not kernels_that_run(root)
+    assert code == 130 and not kernels_that_run(root)
     assert files(root).keys() - before == {"notebooks/01.pid", "notebooks/02.pid"}
 
 

@@ -51,6 +51,7 @@ def alone():
     with pytest.MonkeyPatch.context() as patched:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
         patched.setattr(os, "environ", kept)  # which the command sets
+        patched.setattr("torch.utils.collect_env.get_pretty_env_info", str)  # which runs pip
         patched.setattr(socket.socket, "connect", refuse)
         patched.setattr(socket, "getaddrinfo", refuse)
         yield patched
