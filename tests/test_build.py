@@ -5,6 +5,7 @@ import re
 import shutil
 import signal
 import threading
+import time
 from pathlib import Path
 
 import build
@@ -186,21 +187,17 @@ def test_a_failure_stops_the_others(tmp_path, capsys):
 @pytest.mark.usefixtures("ctrl_c_works")
 def test_ctrl_c_leaves_no_kernel_and_no_file(tmp_path, capfd):
     root = meeting(tmp_path, then=FOREVER)
-    before, ended = files(root), threading.Event()
+    before = files(root)
 
     def interrupt():
         while len([p for p in root.glob("notebooks/*.pid") if p.read_text()]) < 2:
-            if ended.wait(0.05):
-                return
+            time.sleep(0.05)
         os.kill(os.getpid(), signal.SIGINT)
 
-    watching = threading.Thread(target=interrupt)
-    watching.start()
+    threading.Thread(target=interrupt, daemon=True).start()
     code = run_build(root, "--jobs", "2")
-    ended.set()
-    watching.join()
-    # A kernel may find the time to say that it was interrupted, before it is killed.
     said = capfd.readouterr().err.splitlines()
+    # A kernel may find the time to say that it was interrupted, before it is killed.
     assert [line for line in said if "[IPKernelApp]" not in line] == ["build stopped by Ctrl-C"]
     assert code == 130 and not kernels_that_run(root)
     assert files(root).keys() - before == {"notebooks/01.pid", "notebooks/02.pid"}
