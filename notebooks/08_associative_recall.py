@@ -202,7 +202,8 @@ check("reading = equation (8.1)", read_back(keys, values, keys), keys @ keys.T @
 #   terms average to zero, so the squared errors of the other $u - 1$ pairs simply add.
 # - **The best keys**: orthogonal as long as there's room, up to $u = n$. For more pairs, we take
 #   the rows of a matrix with $u$ rows and $n$ orthonormal columns. They are shorter than one: on
-#   average, you read only $n/u$ of your value.
+#   average, you read only $n/u$ of your value. Three pairs in a plane, for example, get directions
+#   120° apart, and you read two thirds.
 #
 # The squared errors, relative to the value's own square, are
 #
@@ -301,8 +302,10 @@ print(errors_and_recalled((64, 128, 256, 512)))
 
 # %% [markdown]
 # At 512 pairs the error is four times the value's own square, yet nearly all values of 128 numbers
-# are recalled, and few of 32 numbers. So a state of width 128, WM's size, has room for the 64 pairs
-# in section 6's longest rows, as long as it writes only the pairs.
+# are recalled, and few of 32 numbers. An error of length 2 in a random direction moves each
+# candidate's score by about $2/\sqrt p$: 0.18 with 128 numbers, 0.35 with 32. The luckiest of 4,096
+# gains some 3.5 times that, 0.6 or 1.2, and the right one has 1. So a state of width 128, WM's
+# size, has room for the 64 pairs in section 6's longest rows, as long as it writes only the pairs.
 #
 # ## 3 · Attention, by hand
 #
@@ -369,8 +372,8 @@ def look_up_after(layer, sharpness=8.0):
 
 
 # %% [markdown]
-# Now each layer copies what it looks at from one slot to another. (The folded cells also undo the
-# norm before each layer.)
+# These are queries and keys. Values and output copy what a layer looks at from one slot to another.
+# (The folded cells also undo the norm before each layer.)
 
 
 # %% tags=["setup"]
@@ -409,8 +412,8 @@ def share_of(model, length, n_pairs, n_rows):
 
 
 # %% [markdown]
-# Does one set of weights recall at every length? Let's try four, with the right shift and with two
-# wrong ones:
+# Does one set of weights recall at every length? Let's try four, with up to 28 pairs (64 ids have
+# only 31 keys), the right shift and two wrong ones:
 
 # %%
 models = [by_hand(by) for by in (1, 0, 2)]
@@ -421,7 +424,10 @@ for length, pairs, rows in ((16, 4, 32), (64, 16, 16), (256, 28, 8), (1024, 28, 
     assert shares[0] > 0.99 and max(shares[1:]) < 0.01
 
 # %% [markdown]
-# The same weights recall at all four; with the shift off by one, they recall nothing.
+# The same weights recall at all four; with the shift off by one, they recall nothing, and don't
+# even guess. After a shift of 2 the query finds the next pair's key, which is never a value. After
+# a shift of 0 all keys of the look-up are zero, and the answer is the most frequent id so far,
+# which a value isn't.
 #
 # ## 4 · A state, by hand
 #
