@@ -310,9 +310,9 @@ assert ours.abs().max() < 1e-12 and switch.abs().max() > 1e-3
 # %% [markdown]
 # ### Two shortcuts, and what leaks
 #
-# You can also force the balance: give each expert a fixed number of slots (a *capacity*), or let it
-# pick its best tokens (*expert choice*). Then a token's output depends on other tokens. Change the
-# last token of the first of two texts. Who notices?
+# You can also force the balance: give each expert three slots, first come, first served (a
+# *capacity*), or let it pick its five best tokens (*expert choice*). Then a token's output depends
+# on other tokens. Change the last token of the first of two texts. Whose outputs change (1)?
 
 
 # %% tags=["setup"]
@@ -342,12 +342,13 @@ def change_of_outputs(rule):
 # %%
 for name, rule in (("capacity", with_slots), ("expert choice", expert_choice)):
     moves = (change_of_outputs(rule) > 1e-3).long().tolist()
-    print(f"{name:13} moves in the first text {moves[0]}, in the second {moves[1]}")
+    print(f"{name:13} changed: first text {moves[0]}, second text {moves[1]}")
     assert (sum(moves[0][:4]) > 0) == (name == "expert choice") and sum(moves[1]) > 0
 
 # %% [markdown]
-# Both move the other text, and expert choice also moves *earlier* tokens. It uses later ones, which
-# aren't there yet when you generate. The package does neither.
+# Both change the second text, where a token won or lost a slot. Expert choice also changes
+# *earlier* tokens: it compares them with later ones, which aren't there yet when you generate. The
+# package does neither.
 #
 # ## 3 · What experts learn twice
 #
@@ -382,8 +383,8 @@ def kinds_batch(n, common, special, generator):
 # We set the router by hand, one expert per kind, and train the experts with and without a *shared
 # expert*, whose output is added for every token. How much of the *common map*, the mean of the four
 # $M + M_i$, do the routed experts then hold? (We fit a linear map to each, by least squares on its
-# own tokens, and project their mean on the common map: 1 is all of it, 0 nothing.) What do you
-# expect when there's a shared expert?
+# own tokens, take the inner product of their mean with the common map, and divide it by the common
+# map's own square: 1 is all of it, 0 nothing.) What do you expect when there's a shared expert?
 
 
 # %% tags=["setup"]
@@ -550,15 +551,15 @@ for r in (16, 64, 256, 1024):
 #
 # ## 6 · The theorem
 #
-# **For $k \le r$, the $k$ largest sums can be picked from the sums of the $k$ largest $a_i$ with
-# the $k$ largest $a'_j$.** *Proof.* Take any other $a_i$. The $k$ largest, each with the same
-# $a'_j$, give $k$ sums at least as large as $a_i + a'_j$. So keep those $k$ and drop $(i, j)$.
+# **For $k \le r$, the $k$ largest sums can all be made from the $k$ largest $a_i$ and the $k$
+# largest $a'_j$.** *Proof.* Take an $a_i$ that isn't among the $k$ largest. Those, each with the
+# same $a'_j$, give $k$ sums at least as large as $a_i + a'_j$. So keep those $k$ and drop $(i, j)$.
 # Likewise for $j$.
 #
 # So $k^2$ candidates are enough. Can we do better?
 #
-# Sort both lists in descending order and count ranks from 0. Then $(i + 1)(j + 1)$ sums are at
-# least as large as the one at ranks $i$ and $j$, itself included. So pairs with
+# Sort both lists in descending order; now $i$ and $j$ are ranks, from 0. Then $(i + 1)(j + 1)$ sums
+# are at least as large as the one at ranks $i$ and $j$, itself included. So pairs with
 # $(i + 1)(j + 1) \le k$ are enough, the staircase of the opening drawing, about $k \ln k$ in all:
 
 # %%
@@ -738,22 +739,23 @@ assert gathering.entries == 64 * 64 * 256 and bags.entries <= 64 * 256
 #
 # ## 8 · Cross domain: a shared layer and retrieved neurons
 #
-# Retrieved neurons are picked per token, so none is sure to serve all tokens. WM and Cheems bring
-# back a shared layer $\mathrm{FFN}^{\mathrm s}$: an MLP in WM, a gated one in Cheems.
+# Retrieved neurons are picked per token, so none is guaranteed to see every token. WM and Cheems
+# bring back a shared layer $\mathrm{FFN}^{\mathrm s}$: an MLP in WM, a gated one in Cheems.
 #
-# WM's eq. 5 puts the shared layer *beside* the experts (left) or *before* them (right):
+# WM's eq. 5, with PEER for the experts, puts the shared layer *beside* the experts (left) or
+# *before* them (right):
 #
 # $$y = \mathrm{PEER}(x) + \mathrm{FFN}^{\mathrm s}(x) \qquad\text{and}\qquad
 #   y = \mathrm{PEER}(\mathrm{FFN}^{\mathrm s}(x)). \tag{6.7}$$
 #
 # The listings vary the form on the right. With $z = \mathrm{FFN}^{\mathrm s}(x)$:
 #
-# | | input | added | neurons | gate |
+# | | router and neurons read | added to their sum | neurons | gate |
 # |---|---|---|---|---|
 # | (6.7), left | $x$ | $z$ | plain | softmax |
 # | (6.7), right | $z$ | nothing | plain | softmax |
 # | WM Listing 8 | $z$ | $z$ | plain | score, inside the activation |
-# | Ch Listing 4 (`CDMMoE`) | $zW$, narrower | nothing | gated, as in (6.1) | softmax |
+# | Ch Listing 4 (`CDMMoE`) | $zW$, with its own width | nothing | gated, as in (6.1) | softmax |
 #
 # The package's `CDMoE` is WM's Listing 8, the layer of the opening drawing, with a softmax.
 
@@ -797,14 +799,16 @@ with torch.no_grad():
 #
 # | keys at zero | experts used after 25 updates |
 # |---|---|
-# | score inside ReLU (WM) | 4 of 256 |
-# | score inside SiLU | more than 20 |
+# | score inside (WM), a ReLU | 4 of 256 |
+# | score inside (WM), a SiLU | more than 20 |
 # | softmax outside (Ch) | more than 20 |
 #
-# WM Listing 8 (repaired: as printed it raises an error) has $\mathrm{act}(s_i\,u_i)$ with
-# $u_i = z \cdot \mathrm{down}_i$. If $\mathrm{act}$ is ReLU, only $\mathrm{FFN}^{\mathrm s}$ gets a
-# gradient: $\mathrm{act}(0) = 0$ and, in torch, $\mathrm{act}'(0) = 0$. SiLU has
-# $\mathrm{act}'(0) = \frac12$, so the keys move.
+# WM Listing 8 (repaired: as printed it raises an error) sums
+# $\mathrm{act}(s_i\,u_i)\,\mathrm{up}_i$ with $u_i = z \cdot \mathrm{down}_i$, and leaves
+# $\mathrm{act}$ open. If it's ReLU, only $\mathrm{FFN}^{\mathrm s}$ gets a gradient:
+# $\mathrm{act}(0) = 0$ and, in torch, $\mathrm{act}'(0) = 0$. SiLU has
+# $\mathrm{act}'(0) = \frac12$, and a softmax has gradients, too. So the chosen keys move, and
+# wherever one scores below 0, an unused key at 0 takes its place.
 #
 # The package draws normal keys and keeps the softmax outside: inside SiLU, a higher score needn't
 # make a neuron louder. At $u_i = -1$, a score of 5 makes it *quieter* than a score of 1.
@@ -895,7 +899,8 @@ check("all scores plus 3, softmax outside", (scores + 3).softmax(-1), scores.sof
 # uses them all. (We leave out the shared MLP, which runs either way.)
 #
 # A matrix product costs two FLOPs per weight. With $h = 4$ heads, retrieval saves a factor of 8 in
-# a small layer, but only 1.6 in the one we'll time, mostly because its half queries are wide:
+# a small layer, but only 1.6 in the second, which we'll time, mostly because its half queries are
+# wide:
 #
 # | FLOPs per token | $d = 64$, $k = 8$, $m = 16$ | $d = 256$, $k = 16$, $m = 128$ |
 # |---|---|---|
@@ -948,12 +953,12 @@ plotting.save(
 
 # %% [markdown]
 # From 256 experts to a million, the search takes 5.4 times as long, the bags 4.6 times, and the
-# gathered rows, still the slowest, 1.8 times. The search does 4.7 times as many multiplications,
-# since its map to the queries doesn't grow. The other two read as many rows as before, but a table
-# of 256 rows fits in a fast cache and one of a million rows doesn't.
+# gathered rows, still the slowest, 1.8 times. The search has 64 times as many keys but does only
+# 4.7 times as many multiplications: its map to the queries doesn't grow. The other two read as many
+# rows as before, but a table of 256 rows fits in a fast cache and one of a million rows doesn't.
 #
-# Against whole PEER layers of this size, on two cores, the dense MLP is still faster with 1,024
-# neurons. With 4,096, retrieval wins.
+# Compared with the package's whole PEER layer of this size, on two cores, the dense MLP is still
+# faster with 1,024 neurons. With 4,096, retrieval wins (in PEER-pytorch, with 16,384).
 # (`python tests/bench/bench_experts.py --json figures/records/06_growth.json`)
 
 # %% tags=["guard"]
