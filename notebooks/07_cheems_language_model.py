@@ -83,9 +83,9 @@ print("PyTorch version", torch.__version__.partition("+")[0])
 def draw_stack(ax):
     """From bytes to logits, through sixteen letters."""
     draw_letters(ax, preset("cheems-tiny").pattern, 3.3, 3.5, 0.41, 16)
-    for x, words in ((0.6, "bytes"), (2.1, "embedding"), (10.65, "norm"), (11.85, "head")):
+    for x, words in ((0.4, "bytes"), (1.85, "embedding"), (10.65, "norm"), (11.85, "head")):
         plotting.box(ax, x, 3.5, words)
-    for start, end in ((1.0, 1.35), (9.75, 10.15), (11.1, 11.4), (12.25, 12.55)):
+    for start, end in ((0.8, 1.1), (2.65, 3.0), (9.75, 10.15), (11.1, 11.4), (12.25, 12.55)):
         plotting.arrow(ax, (start, 3.5), (end, 3.5))
     ax.text(12.6, 3.5, "next\nbyte", fontsize=15, va="center")
     words = "seven state layers S, one attention I, and an expert layer E after each"
@@ -195,8 +195,8 @@ def written_out(model, ids):
 
 
 # %% [markdown]
-# The package computes the same, and it's causal: change the id of token 7, and no earlier logits
-# move.
+# The package computes the same, and it's causal: change the id of token 7, and none of the
+# earlier logits change.
 
 # %%
 _ = torch.manual_seed(1)
@@ -216,7 +216,8 @@ with torch.no_grad():
 # ## 3 · Patterns as architecture
 #
 # Cheems has seven SSD modules for every InnerFuncAttn, and an expert layer after each (WM §3.4).
-# Here are 24 pairs (WM Table 7) in WM's order (§3.4), and the share of each letter in percent:
+# WM Table 7 has 24 such pairs. Here they are in the order of §3.4, with the share of each letter in
+# percent:
 
 # %%
 spelled = expand_pattern("(SE × 7 + IE) × 3")
@@ -278,10 +279,11 @@ def recall(batch, generator, pairs=8, kinds=32):
 
 
 # %% [markdown]
-# The model has just two layers, of width 64. S sees its neighbour through its state and through a
-# short convolution in front of it. A has rotary positions, so the first A of AA could do the same.
+# We train small models of width 64: SA, AS, AA, SS and SAS. S gets its positions from a short
+# convolution in front of it or from rotation (chapter 04), and A always rotates. So the first A of
+# AA could look at the neighbour, too.
 #
-# Our control takes the state away. With `A_log`, which is $\log(-A)$, fixed at 15, each token
+# Our control takes the state away. With `A_log`, chapter 03's $\log(-A)$, fixed at 15, each token
 # multiplies the state by $e^{-\Delta e^{15}}$, which rounds to 0. (A $\Delta$ small enough to avoid
 # that would write next to nothing.)
 
@@ -337,13 +339,13 @@ assert right[-1] > 0.9
 
 # %% [markdown]
 # It learns without a state, because the convolution looks at the neighbour, and that's all the task
-# asks of the layer below. With rotation instead (chapter 04), S can look back only through its
+# asks of the layer below. With rotation instead, S can look back only through its
 # state, where $C_t \cdot B_s$ now depends on $t - s$, too. So S can learn to single out the
 # neighbour.
 #
-# This seed was the fastest of five that we tried. So we also recorded five runs of each kind, up to
-# 1,000 steps long (`python book/records.py 07_state_or_neighbour`). A model that recalls nothing,
-# and only rules out the values already given, gets 0.39 right. What do you expect of AS, with
+# One seed is luck. So we also recorded five runs of each kind, up to 1,000 steps long (`python
+# book/records.py 07_state_or_neighbour`). A model that knows which values are in the row, but not
+# whose they are, and rules out those already given, gets 0.39 right. What do you expect of AS, with
 # attention first, and of SA with rotation and a wiped state?
 
 # %% tags=["guard"]
@@ -399,9 +401,9 @@ for name in ("SA", "SA, wiped", "SAS", "AS"):
 # %% [markdown]
 # In these runs attention learned only behind a layer that can look at the neighbour (AS never did):
 # a convolution is enough, and with rotation the state is needed. SAS has another S behind the
-# attention. The older record has runs of 400 steps and other random draws. None of five runs of AA
-# learned it, though AA, with MLPs, learns chapter 08's task. All of these runs used one learning
-# rate.
+# attention. The older record's runs took 400 steps, with other random draws. With rotation,
+# a run that hadn't learned it by step 300 never did. None of five runs of AA learned it,
+# though AA, with MLPs, learns chapter 08's task. All of these runs used one learning rate.
 #
 # ## 5 · What it costs: parameters
 #
@@ -467,7 +469,7 @@ for part, count in parameters(preset("cheems-320m")).items():
     print(f"{part:6} {count:12,}")
 
 # %% [markdown]
-# More than three quarters of Cheems-320M are in its expert layers.
+# More than three quarters of Cheems-320M's parameters are in its expert layers.
 #
 # Does the sum agree with the published sizes of two famous models?
 
@@ -527,9 +529,9 @@ for name, printed, missing in (("jamba-283m", 283, 98), ("otce-281m", 281, 97)):
 #
 # SSD compares tokens only within chunks of a fixed length, and hands a state of fixed size from
 # chunk to chunk (chapter 03). So its cost per token doesn't depend on $l$. The folded cells sum all
-# this over the letters and find exactly what PyTorch counts in the matrix products of a prompt of
-# $l$ tokens, masked pairs included. Neither count includes norms, softmax, S's convolution or the
-# neurons that E retrieves.
+# this over the letters and arrive at exactly what PyTorch counts in the matrix products of a prompt
+# of $l$ tokens, masked pairs included. Neither count includes norms, softmax, S's convolution or
+# the neurons that E retrieves.
 
 
 # %% tags=["guard"]
@@ -586,9 +588,9 @@ for name, flops in gflop.items():
 # LlaMa's operations go into attending to earlier tokens.
 #
 # And the time? In one recorded run of small models (width 256, eight pairs, two cores), LlaMa needs
-# 15.6 ms more per token at 8,192 tokens than at 256, Jamba and Cheems 2.9 ms. That's about five
-# times. In chapter 10's record, with other sizes and one core, it's twelve. So the eighth is exact
-# for operations and bytes, but not for milliseconds.
+# 15.6 ms more to write one token after 8,192 than after 256, Jamba and Cheems 2.9 ms. That's about
+# a fifth. In chapter 10's record, with other sizes and one core, it's a twelfth. So the eighth is
+# exact for attention's operations, but not for milliseconds.
 
 # %% tags=["guard"]
 assert contexts[2] == 1024 and contexts[9] == 131_072
@@ -622,7 +624,7 @@ assert timed["sizes"][::3] == [256, 8192]
 # keys and values, and a state layer its state. `model(ids)` returns them as a `ModelCache`, with
 # one entry per letter and the number of tokens so far.
 #
-# Which of these shapes grow with the text?
+# Which of the shapes below grow with the text?
 
 # %%
 _ = torch.manual_seed(2)
@@ -656,7 +658,8 @@ check("prompt, rest, single tokens = one pass", torch.cat(pieces, dim=1), whole)
 #
 # The size of a cache is a sum over letters again: an attention layer keeps a key and a value per
 # token and key head, below in 16 bits, and a state layer $h\,p\,n$ numbers, in 32. `cache_bytes`
-# adds them up, and a folded cell compares it with what running models hold.
+# adds them up, with positions and the inputs of convolutions, and a folded cell compares it with
+# what running models hold.
 
 # %% tags=["guard"]
 held, predicted = [], []
@@ -862,9 +865,10 @@ plotting.save(
 # ## Exercises
 
 # %% [markdown]
-# **1 · easy.** Nemotron-H consists mostly of Mamba-2 layers and MLPs, with few layers of attention.
-# Write the pattern of such a hybrid, with `pairs` pairs of layers SM, but AM in the pairs `every`,
-# 2 · `every`, … (counted from 1). What share of the keys and values of AM, AM, … remains?
+# **1 · easy.** Nemotron-H consists mostly of Mamba-2 layers and MLPs, with only a few attention
+# layers.
+# Write the pattern of such a hybrid: `pairs` pairs, all SM except numbers `every`, 2 · `every`,
+# … (counted from 1), which are AM. What share of the keys and values of AM, AM, … remains?
 
 
 # %% tags=["exercise"]
@@ -882,9 +886,9 @@ mine, all_of_it = (cache_bytes(ModelConfig(p), 1000) for p in (hybrid(12, 4), "A
 print(f"12 pairs, every 4th: {mine.keys_values / all_of_it.keys_values:.0%} of the keys and values")
 
 # %% [markdown]
-# **2 · easy.** From what context on does the cache of Cheems-320M hold more bytes in keys and
-# values than in states? Write `crossing(config)`: the smallest such number of tokens, without a
-# loop over contexts. (`cache_bytes(config, n)` has `keys_values` and `states`, in bytes.)
+# **2 · easy.** At what context length does the cache of Cheems-320M begin to hold more bytes in
+# keys and values than in states? Write `crossing(config)`: the smallest such number of tokens,
+# without a loop over contexts. (`cache_bytes(config, n)` has `keys_values` and `states`, in bytes.)
 
 
 # %% tags=["exercise"]
@@ -912,7 +916,7 @@ for name in ("cheems-320m", "jamba-283m", "otce-tiny", "otce-1b"):
 
 # %% tags=["exercise"]
 def fit_d_ff(config, goal):
-    """The whole number d_ff with which the model has as nearly as possible `goal` parameters."""
+    """The whole number d_ff that brings the parameter count closest to `goal`."""
 
     ### BEGIN SOLUTION
     def total(d_ff):
@@ -936,9 +940,9 @@ for name, goal in goals.items():
 # **4 · medium.** Write a function that selects rows of a cache, for any model, padded or not.
 # (*Beam search* keeps the best few texts so far: at each step it drops some and continues others
 # twice.) Our caches have one row per text, so you can select rows as you do in any tensor. Section
-# 7 prints their fields. Some may be None. A cache is a named tuple of tensors and caches, so one
-# recursion handles everything. `type(cache)(*parts)` makes a named tuple, which is a tuple with
-# `_fields`.
+# 7 prints their fields. Some may be None. The cache of a model is a named tuple, too: a tuple of
+# its layers' caches, `n_tokens`, and the pattern, a string. So one recursion handles everything.
+# `type(cache)(*parts)` makes a named tuple, which is a tuple with `_fields`.
 
 
 # %% tags=["exercise"]

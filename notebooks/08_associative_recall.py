@@ -149,9 +149,9 @@ check("looking up = what is asked for", found[asked], targets[asked])
 # This finds every answer; a model that only guesses one of the row's values is right with
 # probability 1/(number of pairs).
 #
-# WM makes the task of Arora et al. harder (App. C.1): random fill instead of zeros, longer rows,
-# and $T/4$ pairs in a row of $T$ tokens. So what grows when the rows get longer, the fill or the
-# pairs? Let's count.
+# Like Dao and Gu's Mamba-2 paper, WM makes the task of Arora et al. harder (App. C.1): random fill
+# instead of zeros, longer rows, and $T/4$ pairs in a row of $T$ tokens. So what grows when the rows
+# get longer, the fill or the pairs? Let's count.
 
 # %%
 print("tokens   pairs   in pairs   queries   fill")
@@ -202,17 +202,18 @@ check("reading = equation (8.1)", read_back(keys, values, keys), keys @ keys.T @
 #   terms average to zero, so the squared errors of the other $u - 1$ pairs simply add.
 # - **The best keys**: orthogonal as long as there's room, up to $u = n$. For more pairs, we take
 #   the rows of a matrix with $u$ rows and $n$ orthonormal columns. They are shorter than one: on
-#   average, you read only $n/u$ of your value. Three pairs in a plane, for example, get directions
-#   120° apart, and you read two thirds.
+#   average, you read only $n/u$ of your value. Three pairs in a plane, for example, can get
+#   directions 120° apart; then you read two thirds of each.
 #
 # The squared errors, relative to the value's own square, are
 #
 # $$\frac{u - 1}{n} \;\;\text{(random)}, \qquad \max\Big(0,\; 1 - \frac{n}{u}\Big)
 # \;\;\text{(best)}. \tag{8.2}$$
 #
-# Why can't other keys do better? A linear read multiplies the $u$ values by a matrix of rank at
-# most $n$. Its squared distance from the identity, summed over all entries, is at least $u - n$. So
-# on average over random values, no keys chosen before the values beat $1 - n/u$.
+# Why can't other keys do better? A read multiplies the $u$ values by the matrix of all
+# $k_j \cdot k_i$, of rank at most $n$. Its squared distance from the identity, summed over all
+# entries, is at least $u - n$. So on average over independent values of equal size, no keys chosen
+# before the values beat $1 - n/u$.
 
 
 # %% tags=["setup"]
@@ -304,7 +305,7 @@ print(errors_and_recalled((64, 128, 256, 512)))
 # At 512 pairs the error is four times the value's own square, yet nearly all values of 128 numbers
 # are recalled, and few of 32 numbers. An error of length 2 in a random direction moves each
 # candidate's score by about $2/\sqrt p$: 0.18 with 128 numbers, 0.35 with 32. The luckiest of 4,096
-# gains some 3.5 times that, 0.6 or 1.2, and the right one has 1. So a state of width 128, WM's
+# gains some 3.6 times that, 0.6 or 1.3, and the right one has 1. So a state of width 128, WM's
 # size, has room for the 64 pairs in section 6's longest rows, as long as it writes only the pairs.
 #
 # ## 3 · Attention, by hand
@@ -357,7 +358,8 @@ def shift(layer, by=1, waves=16, sharpness=8.0):
 # The score is largest at $s = t - 1$, where every cosine is 1.
 #
 # In the look-up, the query is the token, and the key is the *before* slot minus the token slot.
-# (The minus is for the first token, whose *before* slot holds itself. It makes that key zero.) Here
+# (The minus is for the first token. It can only look at itself, so its *before* slot holds itself,
+# too, and its query would find it. The minus makes that key zero.) Here
 # rotation is a nuisance. It disturbs the comparison least on the slow clocks, so the 64 ids take
 # the slower half, from clock 64 on.
 
@@ -425,9 +427,9 @@ for length, pairs, rows in ((16, 4, 32), (64, 16, 16), (256, 28, 8), (1024, 28, 
 
 # %% [markdown]
 # The same weights recall at all four; with the shift off by one, they recall nothing, and don't
-# even guess. After a shift of 2 the query finds the next pair's key, which is never a value. After
-# a shift of 0 all keys of the look-up are zero, and the answer is the most frequent id so far,
-# which a value isn't.
+# even guess. After a shift of 2 the query finds the next pair's key, which is never a value. (The
+# first pair's own value has nearly the same weight.) After a shift of 0 all keys of the look-up are
+# zero, and the answer is the most frequent id so far, which is never a value.
 #
 # ## 4 · A state, by hand
 #
@@ -534,15 +536,22 @@ plotting.save(
 # ## 5 · Who learns it?
 #
 # Does training find such weights, too? We train eleven small models of attention (A, with rotary
-# positions) and states (S, of width 128), with an MLP after each, one head and $d = 64$: A A; S S
-# and S then A, with positions from a rotation, a convolution or the decay alone; one S and A then
-# S, with a rotation or a convolution. Before you look at the curves, predict which of these learn
-# the task:
+# positions) and states (S, of width 128), with an MLP after each, one head and $d = 64$:
+#
+# | layers | positions of S come from |
+# |---|---|
+# | A A | |
+# | S S | rotation, a convolution, or the decay alone |
+# | S, then A | the same three |
+# | a single S | rotation or a convolution |
+# | A, then S | rotation or a convolution |
+#
+# Before you look at the curves, predict which of these learn the task:
 #
 # - a state *below* attention, which could do the shift for it;
 # - states alone, with and without a convolution;
-# - a state *above* attention: attention could do the shift, and the state write under the shifted
-#   key.
+# - a state *above* attention: attention could do the shift, and the state could write under the
+#   shifted key.
 
 # %% tags=["setup"]
 LENGTHS = (32, 64, 128, 256)  # of section 6
@@ -721,10 +730,10 @@ plotting.save(
 #   pass 0.9 in two of five runs, and one layer in none. With decay alone no run shown gets beyond
 #   0.33.
 #
-# Each failure is a failure at *one* rate, within 2,000 steps, and for those that fail the choice of
-# the rate was mostly chance. With rotation, S S, one S and A then S got less than 0.08 at every
-# rate on the tuning seed (the average over a run). S S with decay and A then S with a convolution
-# got 0.19 there, and at most 0.09 in the runs shown.
+# Each failure is a failure at *one* rate, within 2,000 steps, and that rate was mostly chosen by
+# chance: where rotating states fail, the tuning seed averaged less than 0.08 over its run at every
+# rate. S S with decay and A then S with a convolution averaged 0.19 at their best rate, and then at
+# most 0.09 in the runs shown.
 #
 # ### Is it our construction?
 #
@@ -819,12 +828,12 @@ drawn = [torch.tensor(FOUND["maps"][name])[QUERIES, best].mean().item()
 assert [round(x, 2) for x in drawn] == [1.00, 0.25]
 
 # %% [markdown]
-# Take a row, and a *copy* of it where the pairs have other keys. Attention's queries come from the
-# row, its keys from the copy, and we read only the weights. Does it still find the answers? If it
-# finds an answer by the token in front of it, it will now fail. If it goes by the value, nothing
+# Take a row, and a *copy* of it where the pairs have other keys. We compute attention's $q$ from
+# the row and its $k$ from the copy, and read only the weights. Does it still find the answers? If
+# it finds an answer by the token in front of it, it will now fail. If it goes by the value, nothing
 # will change. The figure shows the recorded model (`python book/records.py 08_found`); folded cells
 # test yours. Look at the rows with arrows: the loss doesn't count fill. (In the copy drawn here,
-# the four queries are replaced, too.)
+# the four queries are replaced, too, but their $q$ comes from the row.)
 
 # %% tags=["figure"]
 maps = {"set by hand: attention 2": looks_at(by_hand(), ROW)[1]}
@@ -837,7 +846,7 @@ plotting.save(
     "state layer, and of the trained one when keys come from a copy with other keys. In the first "
     "two, the four queries look at the values of their keys, among the first eight tokens. In the "
     "third, one still does, two look at other values, and one mostly at a fill token. At fill "
-    "tokens, which don't count in the loss, the trained layer looks elsewhere.",
+    "tokens, which don't count in the loss, the trained layer mostly looks elsewhere.",
 )
 
 # %% [markdown]
@@ -918,17 +927,17 @@ AT_256 = {s: [[last_share(run, 256) for run in runs_of(s, d)] for d in RATES] fo
 print(table("right at T = 256", [f"d = {d}" for d in RATES], AT_256))
 
 # %% [markdown]
-# Attention reaches 0.99 in 26 of 27 runs, and SSD in none of nine: it gets at most 0.04, and a
-# guess among the row's 64 values 0.016. The run of attention that fails has the mask.
+# Attention reaches 0.99 in 26 of 27 runs, and SSD in none of nine: it gets at most 0.04, where a
+# guess among the row's 64 values gets 0.016. The run of attention that fails has the mask.
 #
 # Two cautions:
 #
 # - **We trained on short rows as well.** Without them, closer to WM's training, three runs of
 #   QCAttn at $d = 64$ reach only 0.02, 0.42 and 0.05 in 3,000 steps. With them, it gets to 0.9
 #   within 1,100.
-# - **Three seeds aren't many.** At $d = 128$ InnerFuncAttn takes 1.00 times as many steps to 0.9 as
-#   QCAttn, with a 95 % interval from 0.84 to 1.19; at $d = 32$ it's 0.69 to 2.65. We see no
-#   difference, which doesn't mean there is none.
+# - **Three seeds aren't many.** At $d = 128$ InnerFuncAttn needs as many steps to 0.9 as
+#   QCAttn: the mean ratio of three pairs of runs is 1.00, with a 95 % interval from 0.84 to 1.19.
+#   At $d = 32$ it's 0.69 to 2.65. We see no difference, which doesn't mean there is none.
 
 # %% tags=["guard"]
 print("right at T = 256, three seeds, and steps until 0.9 are")
@@ -973,7 +982,8 @@ print(table("right at WM's rate ×", TIMES, AT_RATE))
 # %% [markdown]
 # Attention learns at three of the four rates; SSD makes progress at only one, and it isn't the rate
 # of our table. At 3.3 times WM's rate, its three runs reach 0.93, 0.25 and 0.08 in 6,000 steps. At
-# WM's own rate neither system learns in 2,000 steps, but WM trains for up to 65,536. So at 64
+# WM's own rate neither system learns in 2,000 steps, but WM trains for up to 65,536 at
+# $T = 256$. So at 64
 # tokens SSD's failure seems to depend on the rate. At 256 tokens we tried one rate per width, and
 # can't say.
 
@@ -1088,8 +1098,8 @@ for n, error in ((64, 0.25), (128, 0.5), (64, 0.4), (64, 0.9), (100, 0.1)):
 
 # %% [markdown]
 # **3 · medium.** Build a model by hand that recalls where the value comes `gap` places after its
-# key, as in key, fill, value. You can keep nearly everything from section 3. The check's keys
-# stand further on than `gap`.
+# key, as in key, fill, value. You can keep nearly everything from section 3. In the check,
+# every key stands more than `gap` places into the row.
 
 
 # %% tags=["exercise"]
@@ -1113,7 +1123,7 @@ for gap in (1, 2, 3):
     print(f"gap {gap}: right in all five rows, wherever the key stood")
 
 # %% [markdown]
-# **4 · medium.** Recall the *last* value of each key with `delta_rule`, where some keys come
+# **4 · medium.** Recall the *last* value of each key with `delta_rule`, when some keys occur
 # several times. The sum of writes in (8.1) returns all values of a key; the delta rule of chapter
 # 02 replaces the old one.
 

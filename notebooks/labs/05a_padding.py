@@ -62,7 +62,7 @@ print("NaN in a masked value: rows that are NaN:", int(through.isnan().any(-1).s
 assert through.isnan().any(-1).all()
 
 # %% [markdown]
-# The package's layers therefore set padding to 0 first. Their positions count real tokens only
+# The package's layers therefore set padding to 0 first. And positions should count real tokens only
 # (chapter 04). Does it matter? Not for padding before the text, because rotary attention sees only
 # distances. For padding *between* tokens it does:
 
@@ -91,6 +91,9 @@ _ = must_differ("padding between tokens counted as positions", by_column[between
 # |---|---|---|
 # | the key itself, and the past | 0 + 1 = 1 | 0 + 0 = 0, masked again |
 # | the future | $-\infty$ + 1 | $-\infty$ + 0 |
+#
+# The sum only decides that. What's added to the scores is the causal mask, now with $-\infty$ at
+# padding, too.
 
 
 # %%
@@ -232,7 +235,7 @@ assert change["read by the state"].min() > 1e-3 and change["masked in the state"
 # %% [markdown]
 # There is the leak. Tokens 2 to 4 change when token 5 does. Neither layer reads ahead in a text
 # without padding, so a test without padding misses it. Either repair is enough: no empty rows in
-# attention, or a state that ignores padding. The package has both. This check uses only the
+# attention, or a state that ignores padding. The package does both. This check uses only the
 # first:
 
 # %%
@@ -309,9 +312,12 @@ for pads in (1, 4):
     change = (read - clean).norm(dim=(1, 2)) / clean.norm()
     print(f"{pads} padding in front, read: values change by {change.median():.0%} in the median")
     assert change.min() > 0.01 and change.median() > 0.05
+    skipped = (read - clean).norm(dim=(1, 2)) / (clean + layer.out_proj(layer.x_proj(x))).norm()
+    assert round(skipped.median().item(), 2) == {1: 0.01, 4: 0.02}[pads]  # with D = 1
 
 # %% [markdown]
-# A single padded token in front is enough to change the values.
+# A single padded token in front is enough to change the values. (With WM Listing 4's $D = 1$, which
+# passes $x$ on unchanged, it's 1 % and 2 %.)
 #
 # ## Summary
 #

@@ -54,8 +54,8 @@ print(f"{row}\nanswer: {wanted}")
 assert row.count("The code of") == 2 and f" is {wanted}. " in row and row.endswith(wanted[:3])
 
 # %% [markdown]
-# Each digit is predicted from the true digits before it, so guessing is right once in ten. There is
-# only one needle, so the model can ignore the name and just find the phrase.
+# Each digit is predicted from the true digits before it, so a guess is right one time in ten. There
+# is only one needle, so the model can ignore the name and just find the phrase.
 #
 # ## 2 · Four small systems
 #
@@ -159,9 +159,9 @@ def got_there(run):
 
 # %% [markdown]
 # Each run takes at most 2,500 updates of 2,048 bytes, and stops when 98 % of the digits are right
-# at every trained length (`python book/records.py 08_needle`). Each rate is the best of three,
-# chosen with seed 0. The best of several runs was probably also lucky, so seed 0 doesn't count,
-# which leaves two runs of each system.
+# at every trained length, averaged over three depths in the training text (`python book/records.py
+# 08_needle`). Each rate is the best of three, chosen with seed 0. The best of several runs was
+# probably also lucky, so seed 0 doesn't count, which leaves two runs of each system.
 
 # %%
 print("updates until 0.98 at every trained length, or (the least share after 2,500)")
@@ -245,16 +245,17 @@ assert max(four_times["LlaMa"]) < 0.14 and min(every[2:]) > 0.4 and max(every) <
 #   needle is. Neither of its runs had quite learned the trained lengths (0.86 and 0.92 at the
 #   worst). But neither had Mamba-2's second run (0.86). And LlaMa's seed 0, which had (0.99), finds
 #   just 0.12 of the digits at four times the length.
-# - **With states**, the needle next to the question survives, even at eight times the length. Early
-#   needles are lost first.
+# - **With states**, the needle next to the question survives in these runs, even at eight times the
+#   length (in seed 0 of Jamba and Cheems only 0.61 of it). Early needles are lost first.
 #
 # Have the states *forgotten* the early needle, or can't the model read it? The maps can't tell.
 #
 # ## 4 · Two repairs without training
 #
-# Lab [04b](04b_longer_than_trained.ipynb) has two. A *base* $(l/l_0)^{d/(d-2)}$ times as large,
-# with the trained length $l_0$ and the width $d$ of what is turned, slows the rotation down. A
-# query times $\log_{l_0} n$, where it sees $n > l_0$ tokens, keeps the softmax *sharper*.
+# Lab [04b](04b_longer_than_trained.ipynb) has two. Multiplying the *base* by $(l/l_0)^{d/(d-2)}$
+# slows the rotation down; here $l$ is the length of the text, $l_0$ the trained length, and $d$ the
+# width that is rotated. Multiplying a query by $\log_{l_0} n$ once it sees $n > l_0$ tokens keeps
+# the softmax *sharper*.
 
 
 # %%
@@ -349,7 +350,8 @@ assert chose["Cheems"]["base"][3][4] < chose["Cheems"]["as trained"][3][4] - 0.2
 #
 # Seed 0, which chose the rates, disagrees in part. Over all depths, its Jamba goes from 0.42 to
 # 0.88 with the base and to 0.62 with sharper queries, and its Cheems gains a little with both. In
-# all three seeds the base helps LlaMa and Jamba, and Cheems loses its last needle.
+# all three seeds the base helps LlaMa and Jamba (Jamba by only 0.06 and 0.08 in two of them), and
+# costs Cheems much of its last needle.
 #
 # ## 5 · Claimed and seen
 #
