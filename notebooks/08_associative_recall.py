@@ -92,8 +92,8 @@ def draw_state(ax, x, y, color):
 
 
 # %% [markdown]
-# Both ways to answer take the same two steps: a move by one *position* (8 learns that it follows
-# bob) and a comparison of *contents* (bob with bob).
+# In the picture, both ways to answer take the same two steps: a step of one *position* (8 learns
+# that it follows bob) and a comparison of *contents* (bob with bob).
 
 # %% tags=["figure"]
 fig, ax = plotting.canvas(12.8, 4.7)
@@ -212,8 +212,8 @@ check("reading = equation (8.1)", read_back(keys, values, keys), keys @ keys.T @
 #
 # Why can't other keys do better? A read multiplies the $u$ values by the matrix of all
 # $k_j \cdot k_i$, of rank at most $n$. Its squared distance from the identity, summed over all
-# entries, is at least $u - n$. So on average over independent values of equal size, no keys chosen
-# before the values beat $1 - n/u$.
+# entries, is at least $u - n$. So on average over random values (independent, with mean zero), no
+# keys chosen before the values beat $1 - n/u$.
 
 
 # %% tags=["setup"]
@@ -305,8 +305,9 @@ print(errors_and_recalled((64, 128, 256, 512)))
 # At 512 pairs the error is four times the value's own square, yet nearly all values of 128 numbers
 # are recalled, and few of 32 numbers. An error of length 2 in a random direction moves each
 # candidate's score by about $2/\sqrt p$: 0.18 with 128 numbers, 0.35 with 32. The luckiest of 4,096
-# gains some 3.6 times that, 0.6 or 1.3, and the right one has 1. So a state of width 128, WM's
-# size, has room for the 64 pairs in section 6's longest rows, as long as it writes only the pairs.
+# random numbers is about 3.5 standard deviations out. That's 0.6 or 1.2, against 1 for the right
+# one. So a state of width 128, WM's size, has room for the 64 pairs in section 6's longest rows, as
+# long as it writes only the pairs.
 #
 # ## 3 · Attention, by hand
 #
@@ -336,8 +337,8 @@ ONE = 3 * IDS  # a coordinate that is 1 in every token
 # %% [markdown]
 # The shift ignores content, so its query and key read only the constant coordinate, `ONE`. Chapter
 # 04 rotates query and key by their positions, pairing coordinate $i$ with $i + d/2$. Each pair is a
-# *clock* that turns by $\theta_i$ per position. Turn the key one position further, and a query at
-# $t$ and a key at $s$ have, up to a factor, the score
+# *clock* that turns by $\theta_i$ per position. Let all clocks start at zero, the key's one
+# position ahead. Then a query at $t$ and a key at $s$ have, up to a factor, the score
 #
 # $$q \cdot k = \sum_i \cos\big((t - s - 1)\,\theta_i\big). \tag{8.3}$$
 #
@@ -359,9 +360,9 @@ def shift(layer, by=1, waves=16, sharpness=8.0):
 #
 # In the look-up, the query is the token, and the key is the *before* slot minus the token slot.
 # (The minus is for the first token. It can only look at itself, so its *before* slot holds itself,
-# too, and its query would find it. The minus makes that key zero.) Here
-# rotation is a nuisance. It disturbs the comparison least on the slow clocks, so the 64 ids take
-# the slower half, from clock 64 on.
+# too. Without the minus, a later query for the first pair would find it.) Here rotation is a
+# nuisance. It disturbs the comparison least on the slow clocks, so the 64 ids take the slower half,
+# from clock 64 on.
 
 
 # %%
@@ -414,8 +415,8 @@ def share_of(model, length, n_pairs, n_rows):
 
 
 # %% [markdown]
-# Does one set of weights recall at every length? Let's try four, with up to 28 pairs (64 ids have
-# only 31 keys), the right shift and two wrong ones:
+# Does one set of weights find the answers at every length? Let's try four, with up to 28 pairs
+# (only 31 of the 64 ids are keys), the right shift and two wrong ones:
 
 # %%
 models = [by_hand(by) for by in (1, 0, 2)]
@@ -426,10 +427,11 @@ for length, pairs, rows in ((16, 4, 32), (64, 16, 16), (256, 28, 8), (1024, 28, 
     assert shares[0] > 0.99 and max(shares[1:]) < 0.01
 
 # %% [markdown]
-# The same weights recall at all four; with the shift off by one, they recall nothing, and don't
-# even guess. After a shift of 2 the query finds the next pair's key, which is never a value. (The
-# first pair's own value has nearly the same weight.) After a shift of 0 all keys of the look-up are
-# zero, and the answer is the most frequent id so far, which is never a value.
+# The same weights find them at all four; with the shift off by one, they find none, and don't even
+# guess. After a shift of 2 the query finds what comes two places after its key, usually the next
+# pair's key. (The first pair's own value has nearly the same weight.) After a shift of 0 all keys
+# of the look-up are zero, and the answer is the most frequent id so far, which is none of the row's
+# values.
 #
 # ## 4 · A state, by hand
 #
@@ -526,9 +528,10 @@ plotting.save(
 )
 
 # %% [markdown]
-# In both, the queries look at the same four places: those of their answers. (Token 21 is fill that
-# stood at 16 before, so it looks up what followed.) But a softmax must spend its weight somewhere,
-# so a new token spreads it evenly over the tokens before it. A state can simply return zero.
+# In both, the queries look at the same four places: those of their answers. (Token 21 is a fill
+# token that already stood at 16, so it looks up what followed.) But a softmax must spend its weight
+# somewhere, so a new token spreads it evenly over the tokens before it. A state can simply return
+# zero.
 #
 # With fewer coordinates than ids, section 2 applies, and the load is *every* pair of neighbours,
 # not just the key–value pairs. Exercise 5 writes fewer.
@@ -720,8 +723,8 @@ plotting.save(
 )
 
 # %% [markdown]
-# - **A state below attention** passes 0.9 in all fifteen runs, with each of the three kinds of
-#   positions.
+# - **A state below attention** passes 0.9 in all fifteen runs, with each of the three sources of
+#   position.
 # - **A state above attention** stays below 0.1 in all ten. With a convolution, weights that solve
 #   the task do exist (let A and its MLP write nothing: one S learns it), so these five are failures
 #   of training. With rotation we haven't built any.
@@ -731,9 +734,9 @@ plotting.save(
 #   0.33.
 #
 # Each failure is a failure at *one* rate, within 2,000 steps, and that rate was mostly chosen by
-# chance: where rotating states fail, the tuning seed averaged less than 0.08 over its run at every
-# rate. S S with decay and A then S with a convolution averaged 0.19 at their best rate, and then at
-# most 0.09 in the runs shown.
+# chance. Where rotating states fail, the tuning seed did little better than guess at every rate. S
+# S with decay and A then S with a convolution did better on the tuning seed (0.19, averaged over
+# the run) than in the five runs shown (at most 0.09): it was lucky.
 #
 # ### Is it our construction?
 #
@@ -749,9 +752,9 @@ _ = trained.requires_grad_(False)
 assert right[-1][0] > 0.85
 
 # %% [markdown]
-# Both recall, and both need their attention: without that layer the recorded one falls from 0.96 to
-# 0.01. But does the attention take our two steps? One S with a convolution learns the task alone,
-# so attention might only look for a value that the state has already found.
+# Both solve the task, and both need their attention: without that layer the recorded one falls from
+# 0.96 to 0.01. But does the attention take our two steps? One S with a convolution learns the task
+# alone, so attention might only look for a value that the state has already found.
 
 
 # %% tags=["setup"]
@@ -832,8 +835,8 @@ assert [round(x, 2) for x in drawn] == [1.00, 0.25]
 # the row and its $k$ from the copy, and read only the weights. Does it still find the answers? If
 # it finds an answer by the token in front of it, it will now fail. If it goes by the value, nothing
 # will change. The figure shows the recorded model (`python book/records.py 08_found`); folded cells
-# test yours. Look at the rows with arrows: the loss doesn't count fill. (In the copy drawn here,
-# the four queries are replaced, too, but their $q$ comes from the row.)
+# test yours. Look at the lines with arrows: the others are fill, which the loss doesn't count. (In
+# the copy drawn here, the four queries are replaced, too, but their $q$ comes from the row.)
 
 # %% tags=["figure"]
 maps = {"set by hand: attention 2": looks_at(by_hand(), ROW)[1]}
@@ -842,7 +845,8 @@ for title, name in (("trained", "as it is"), ("other keys", "other keys")):
 plotting.save(
     draw_maps(maps),
     "08_found",
-    "Attention weights on the same 24 tokens: of the layer set by hand, of the trained one above a "
+    "Attention weights on 24 tokens of the same layout: of the layer set by hand, of the trained "
+    "one above a "
     "state layer, and of the trained one when keys come from a copy with other keys. In the first "
     "two, the four queries look at the values of their keys, among the first eight tokens. In the "
     "third, one still does, two look at other values, and one mostly at a fill token. At fill "
@@ -859,9 +863,9 @@ plotting.save(
 #
 # ## 6 · WM's comparison
 #
-# *Wonderful Matrices* (WM) finds that inner-function attention recalls better than attention and
-# states. Do we? WM (Table 6, Figure 5) compares four kinds of layer, two layers of each, without
-# convolutions:
+# *Wonderful Matrices* (WM) finds that inner-function attention, from $d = 128$ on, recalls better
+# than attention and states. Do we? WM (Table 6, Figure 5) compares four kinds of layer, two layers
+# of each, without convolutions:
 #
 # - *QCAttn*: plain attention;
 # - *SSD*: a state, with rotation as we read it (the convolution is removed);
@@ -876,7 +880,7 @@ plotting.save(
 # | ids | 8,192 | 256 |
 # | length $T$, with $T/4$ pairs | 256, 512, 1,024, 2,048 | 64, 128, 256 |
 # | rows in training | one length at a time | lengths 32 to 256 mixed, and fewer pairs, too |
-# | tokens in training | up to 4.3e9 at $T = 256$ | 1.2e7 |
+# | tokens in training | up to 4.3e9 at $T = 256$ | up to 1.1e7 |
 # | width $d$ | 32, 64, 128, 256 | 32, 64, 128 |
 # | learning rate, by width | 4e-4, 3e-4, 2e-4, 1e-4 | ten times that |
 #
@@ -935,9 +939,9 @@ print(table("right at T = 256", [f"d = {d}" for d in RATES], AT_256))
 # - **We trained on short rows as well.** Without them, closer to WM's training, three runs of
 #   QCAttn at $d = 64$ reach only 0.02, 0.42 and 0.05 in 3,000 steps. With them, it gets to 0.9
 #   within 1,100.
-# - **Three seeds aren't many.** At $d = 128$ InnerFuncAttn needs as many steps to 0.9 as
-#   QCAttn: the mean ratio of three pairs of runs is 1.00, with a 95 % interval from 0.84 to 1.19.
-#   At $d = 32$ it's 0.69 to 2.65. We see no difference, which doesn't mean there is none.
+# - **Three seeds aren't many.** The steps that InnerFuncAttn needs to 0.9, over those of QCAttn,
+#   are 1.00 on average at $d = 128$, with a 95 % interval from 0.84 to 1.19. At $d = 32$ it's 0.69
+#   to 2.65. We see no difference, which doesn't mean there is none.
 
 # %% tags=["guard"]
 print("right at T = 256, three seeds, and steps until 0.9 are")
@@ -954,7 +958,8 @@ masked = sorted(ends["InnerFuncAttn, mask"])
 assert masked[0] < 0.03 and masked[1] >= 0.99 and max(ends["SSD"]) < 0.05
 assert all(run["steps"] == 3000 for name in SYSTEMS for d in RATES for run in runs_of(name, d))
 assert round(1 / 64, 3) == 0.016  # a guess among the values of a row of 256
-wm_rows, our_tokens = 64 * 2**18, 3000 * 4096
+in_a_batch = [recall_batch(length, seeded(0))[0].numel() for length in LENGTHS]
+wm_rows, our_tokens = 64 * 2**18, 3000 * sum(in_a_batch) / len(LENGTHS)
 print(f"tokens: WM at T = 256 up to {256 * wm_rows:.1e}, here up to {our_tokens:.1e}")
 assert 300 < 256 * wm_rows / our_tokens < 400 and wm_rows // 256 == 65_536  # its steps
 alone = [last_share(run, 256) for run in read_record("08_rates")["alone"]]
@@ -982,10 +987,9 @@ print(table("right at WM's rate ×", TIMES, AT_RATE))
 # %% [markdown]
 # Attention learns at three of the four rates; SSD makes progress at only one, and it isn't the rate
 # of our table. At 3.3 times WM's rate, its three runs reach 0.93, 0.25 and 0.08 in 6,000 steps. At
-# WM's own rate neither system learns in 2,000 steps, but WM trains for up to 65,536 at
-# $T = 256$. So at 64
-# tokens SSD's failure seems to depend on the rate. At 256 tokens we tried one rate per width, and
-# can't say.
+# WM's own rate neither system learns in 2,000 steps, but WM trains for up to 65,536 at $T = 256$.
+# So at 64 tokens SSD's failure seems to depend on the rate. At 256 tokens we tried one rate per
+# width, and can't say.
 
 # %% tags=["guard"]
 assert all(min(shares) > 0.75 for shares in AT_RATE["QCAttn"][1:])
@@ -1027,7 +1031,7 @@ assert [round(share, 2) for share in last] == [0.08, 0.25, 0.93]
 #
 # - A look-up is a comparison of contents and one step in positions.
 # - A state of width $n$ returns $n$ pairs exactly under orthogonal keys, and $u$ pairs with a
-#   squared error of $(u - 1)/n$ under random ones. Keys chosen before the values leave at least
+#   squared error of $(u - 1)/n$ under random ones. Keys chosen before random values leave at least
 #   $1 - n/u$ on average.
 # - Two layers of attention recall with weights set by hand. So does *one* state layer with a
 #   convolution.

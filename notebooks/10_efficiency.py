@@ -168,8 +168,9 @@ def draw_right(ax):
 # %% [markdown]
 # Below left, each arrow is one float32 number per head and *pair* $(t, s)$ of tokens in a chunk:
 # down when an operator of chapter 03's $(L \circ CB^\top)(\Delta x)$ writes it, up when the next
-# one reads it. (A number in float64 takes two.) The pink arrow, $CB^\top$ and its mask, is two
-# writes and two reads, the last by "multiply", of a quarter each: four heads share it (section 3).
+# one reads it. ($L$ is the exponential of a difference. That's taken in float64, where a number
+# takes two arrows.) The pink arrow, $CB^\top$ and its mask, is two writes and two reads, the last
+# by "multiply", of a quarter each: four heads share it (section 3).
 
 # %% tags=["figure"]
 fig, ax = plotting.canvas(13, 6.2)
@@ -244,7 +245,7 @@ print(f"break-even: {MACHINE.flops / MACHINE.bandwidth:.1f} operations per byte"
 #
 # Don't expect (10.1) to be better than a factor of two. Exponentials and sums in float64 count as
 # zero operations. And bytes have no single price: bandwidth is four times higher for tensors of
-# 0.25 MiB (caches), and four times lower for 32 MiB (section 4 explains most of it).
+# 0.25 MiB (caches), and four times lower for 32 MiB, where memory is fresh (section 4).
 #
 # ## 3 · Thirteen reads and writes
 #
@@ -262,7 +263,7 @@ print(f"break-even: {MACHINE.flops / MACHINE.bandwidth:.1f} operations per byte"
 # ```
 #
 # `.to(X.dtype)` reads these eight bytes and writes four. `tril_` and `exp_` work in place, but that
-# saves room, not traffic.
+# saves space, not traffic.
 #
 # Let's ask the operators. How many float32 numbers does each one read and write, per pair and head?
 
@@ -326,8 +327,8 @@ for groups in (2, 4):
 # \tag{10.2}$$
 #
 # Why seven? Step 2 stores what the chunk writes (1). Step 3 reads that and the state before the
-# chunk, and stores the state after it (3). `torch.stack(incoming, 1)` copies the state before (2),
-# and step 4 reads the copy (1). The rest, $\mu_0$, is for tensors with a row per token, such as
+# chunk, and stores the state after it (3). `torch.stack` copies the state before the chunk (2), and
+# step 4 reads the copy (1). The rest, $\mu_0$, is for tensors with a row per token, such as
 # $x$, $B$ and $y$.
 #
 # Traffic is smallest where the two terms are equal, at $q = \sqrt{7 p n / 13}$: 33 for our layer.
@@ -424,8 +425,8 @@ assert largest == {128: 8, 256: 32, 512: 64}
 # as long as predicted, and with chunks of 256 and 512, three and four times.
 #
 # At 256 and 512, the largest tensors take up 32 and 64 MiB, and get fresh pages, which the
-# operating system clears first. Is that the reason? If the C library keeps freed memory, only the
-# last two rows get faster:
+# operating system clears first. Is that the reason? We measured again, on another day and a busier
+# machine, and with a C library that keeps freed memory. Only the last two rows get faster:
 
 # %%
 print("tokens in a chunk   as usual   memory kept   (milliseconds)")
@@ -443,9 +444,8 @@ assert all(2.5 < usual[size] / kept[size] < 2.9 for size in usual if size >= 3 *
 
 # %% [markdown]
 # Keeping memory more than halves these two times, although the others go up by 18 to 37 percent (we
-# don't know why). So on that day, a slower one for the machine, fresh pages made up more than half.
-# If they did for the figure, too, its factors of three and four become 1.4 and 1.9, as with smaller
-# chunks.
+# don't know why). So on that day fresh pages accounted for more than half of the time. If they did
+# for the figure, too, its factors of three and four become 1.4 and 1.9, as with smaller chunks.
 #
 # The papers' kernels, in chunks of 256 (WM Table 7), still store $CB^\top$ and load it again
 # (mamba-ssm's `ssd_combined.py`). What if no number of a pair went through memory?
@@ -695,8 +695,9 @@ def write(chunk, head, row=0, l=l):
 print(triton("_write", "whole", "tl.store(decays"))
 
 # %% [markdown]
-# Line by line, it's the twin: `tl.min` stands for the last element because a tile can't be indexed,
-# and `tl.store` takes a mask as `tl.load` does. ("tf32x3" keeps nearly all digits of float32.)
+# Line by line, it's the twin (`tl.num_programs(0)` is the number of chunks): `tl.min` stands for
+# the last element because a tile can't be indexed, and `tl.store` takes a mask as `tl.load` does.
+# ("tf32x3" keeps nearly all digits of float32.)
 #
 # Does the twin write what the recurrence of chapter 03 leaves, started empty in each chunk? And
 # what if we forget the mask on the tokens?
@@ -924,8 +925,8 @@ plotting.save(
 # %% [markdown]
 # LlaMa is the fastest at 256 tokens, OTCE from 512 to 2,048, and Mamba-2 at 8,192 and 16,384; from
 # 2,048 on, LlaMa is the slowest. Interpolated, and on average over five runs, the others overtake
-# it at 400 to 1,300 tokens. Is that because of the states? At least between LlaMa, Mamba-2 and
-# Jamba, yes: their experts (H) are alike, and the mixers are nearly all that differs.
+# it at 400 to 1,300 tokens. Is that because of the states? For LlaMa, Mamba-2 and Jamba, at least,
+# yes: their experts (H) are alike, and the mixers are nearly all that differs.
 
 # %% tags=["guard"]
 for kind in ("evaluation", "training"):
@@ -950,11 +951,11 @@ for name in SYSTEMS:
 # - *Jamba:* no. Cheems has 0.94 to 0.99 of Jamba's speed in training (0.90 to 1.14 in single runs),
 #   and 0.83 to 0.99 in evaluation (0.81 to 1.07).
 # - *Mamba-2:* "slightly" only up to 4,096 tokens, at 0.85 to 1.03 of Mamba-2's speed (0.75 to 1.19
-#   in single runs). At 16,384, it's 0.66 in training and 0.69 in evaluation.
+#   in single runs). At 8,192, it's about 0.80; at 16,384, 0.66 in training and 0.69 in evaluation.
 #
 # Does LlaMa lose because the models are small, or because of the CPU? Here is each system's speedup
-# over LlaMa on 4,096 tokens by (10.1), at two sizes, and on a GPU, with attention and SSD *fused*
-# into kernels or not:
+# over LlaMa, in evaluation on 4,096 tokens by (10.1), at two sizes, and on a GPU, with attention
+# and SSD *fused* into kernels or not (on our core, attention is):
 
 
 # %% tags=["setup"]
@@ -1059,22 +1060,24 @@ for name, row in rows.items():
 assert min(map(min, others)) > 1.2 and max(attention_fused) < 0.6 and max(both) < 0.8
 
 # %% [markdown]
-# So it isn't the size: on our core, LlaMa is last at 1.3 billion, too. On a GPU everything hinges
-# on what is fused. With neither, LlaMa is last; with attention fused, as PyTorch runs it, LlaMa
-# leads; with our three kernels for SSD as well (10.3), it leads by less.
+# So it isn't the size: on our core, (10.1) puts LlaMa last at 1.3 billion, too. On a GPU everything
+# hinges on what is fused. With neither, LlaMa is last; with attention fused, as PyTorch runs it,
+# LlaMa leads; with our three kernels for SSD as well (10.3), it leads by less.
 #
 # Why? In the time it takes to move one byte, an H100 does 300 operations, and our core 6.4. So on
 # the GPU bytes decide, and fusing saves bytes; at 1.3 billion on our core, operations decide.
 #
 # And what keeps Cheems behind when both are fused? Not its mixers: they take 12 ms, as LlaMa's
-# attention does. But its experts take 24 ms, and LlaMa's 8. So at this length, (10.1) contradicts
-# WM's sentence about LlaMa, as long as LlaMa's attention is fused.
+# attention does (folded cell). But its experts take 24 ms, and LlaMa's 8. Of these, 16 ms are rows
+# of the experts' tables, each counted some 32 times, as if nothing were cached; with every row read
+# once, the 0.56 would be 0.95. So (10.1) contradicts WM's sentence about LlaMa, if LlaMa's
+# attention is fused, and how clearly depends on a cache.
 #
 # The *ratios* in the measured row are predicted to within 13 percent (the times themselves are
-# about twice those predicted). The GPU's rows are untested. They assume that launches are free, and
-# that all products run at the rate of bfloat16, though SSD works in float32. The presets of 1.3
-# billion (we have none of OTCE) have chunks of 256, the kernels 64; about half of what the last row
-# gains comes from that.
+# about twice those predicted). All rows at 1.3 billion are untested. The GPU's assume that launches
+# are free, and that all products run at the rate of bfloat16, though SSD works in float32. The
+# presets of 1.3 billion (there's none for OTCE) have chunks of 256, the kernels 64; about half of
+# what the last row gains comes from that.
 
 
 # %% tags=["guard"]
@@ -1090,8 +1093,17 @@ def by_letter(name):
 
 
 (llama, _), (cheems, saved) = map(by_letter, ("LlaMa", "Cheems"))
-assert round(llama["A"]) == round(cheems["S"] + cheems["I"] - saved) == 12
+mixers = cheems["S"] + cheems["I"] - saved
+print("ms on the GPU, both fused: mixers, experts")
+print(f"LlaMa {llama['A']:.1f}, {llama['H']:.1f}; Cheems {mixers:.1f}, {cheems['E']:.1f}")
+assert round(llama["A"]) == round(mixers) == 12
 assert round(llama["H"]) == 8 and round(cheems["E"]) == 24
+c = preset(FAMILIES["Cheems"])
+lookups = 2 * c.pattern.count("E")
+counted, once = (2 * c.d_model * n for n in (4096 * c.n_retrieval_heads * c.k_neurons, c.n_neurons))
+assert round(counted / once) == 32 and round(1e3 * lookups * counted / GPU.bandwidth) == 16
+both_fused, spared = sum(cheems.values()) - saved, 1e3 * lookups * (counted - once) / GPU.bandwidth
+assert round(sum(llama.values()) / (both_fused - spared), 2) == 0.95
 for name in FAMILIES:
     assert 1.7 < turns("evaluation", name).median(0).values[4] / core_seconds(name) < 2.2
 
@@ -1157,6 +1169,7 @@ for kind, lowest in (("training", 0.94), ("evaluation", 0.83)):
     assert [round(one, 2) for one in (min(behind), max(behind))] == [lowest, 0.99]
 for kind, at_16_384 in (("training", 0.66), ("evaluation", 0.69)):
     assert round(means["Mamba-2", kind][6], 2) == at_16_384
+    assert 0.795 < means["Mamba-2", kind][5] < 0.815
 up_to_4096 = [one for kind in ("training", "evaluation") for one in means["Mamba-2", kind][:5]]
 assert [round(one, 2) for one in (min(up_to_4096), max(up_to_4096))] == [0.85, 1.03]
 
@@ -1173,15 +1186,16 @@ for key, low, high in ((("Jamba", "training"), 0.9, 1.14), (("Jamba", "evaluatio
 # %% [markdown]
 # ## Summary
 #
-# - From operations, bytes and three numbers of a machine, (10.1) estimates a time. SSD in chunks of
-#   up to 128 tokens takes 1.4 to 1.9 times as long; fresh pages for larger ones double that.
+# - From operations, bytes and three numbers that describe a machine, (10.1) estimates a time. SSD
+#   in chunks of up to 128 tokens takes 1.4 to 1.9 times as long; fresh pages for larger ones double
+#   that.
 # - Our `ssd_chunked` reads or writes thirteen float32 numbers per head for each pair of tokens in a
 #   chunk (four heads per group). With chunks of 64, only a fifth of its bytes belong to products.
 # - Three kernels read and write none of them. With chunks of 64 they move a quarter of the bytes.
 # - A forgotten mask on the tokens passes every test whose length is a multiple of the chunk size.
-# - On our core, four systems with states overtake LlaMa at 400 to 1,300 tokens. On a GPU, at 1.3
-#   billion parameters and 4,096 tokens, (10.1) puts LlaMa last of four if attention isn't fused,
-#   and first if it is.
+# - On our core, at two million parameters, four systems with states overtake LlaMa at 400 to 1,300
+#   tokens. On a GPU, at 1.3 billion parameters and 4,096 tokens, (10.1) puts LlaMa last of four if
+#   attention isn't fused, and first if it is.
 #
 # ## Exercises
 
@@ -1258,7 +1272,7 @@ def rate(call, moved, clock=time.perf_counter):
     ### END SOLUTION
 
 
-# Sum the four here, with `rate(partial(torch.add, a, b), 3 * a.nbytes)` and so on.
+# Time the four sums here, with `rate(partial(torch.add, a, b), 3 * a.nbytes)` and so on.
 
 
 # %% tags=["check"]
