@@ -24,7 +24,7 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_configure(config):
-    config.addinivalue_line("markers", "program: takes 10 seconds or more")
+    config.addinivalue_line("markers", "program: takes seconds; ALL=1 runs it")
     start_by_forking(OMP_NUM_THREADS=os.environ.get("OMP_NUM_THREADS", "1"))
     if getattr(config, "cache", None) is not None:  # without it there is no earlier run to know of
         config.pluginmanager.register(Unchanged(config), "unchanged-notebooks")

@@ -346,6 +346,7 @@ torch.testing.assert_close(again(prompt.input_ids).logits, net(prompt.input_ids)
 """
 
 
+@pytest.mark.program
 def test_what_is_exported_is_loaded_elsewhere(tmp_path):
     """In a process of its own, without the network, with trust_remote_code=True."""
     run = trained_run(tmp_path / "run", vocab_size=256, tie_embeddings=False)
@@ -355,13 +356,9 @@ def test_what_is_exported_is_loaded_elsewhere(tmp_path):
     for line in (f"{n:,}, in float32", "pattern: `AM`"):
         assert line in card and "{" not in card, f"the card lacks {line!r}"
     environment = dict(HF_HUB_OFFLINE="1", HF_HOME=str(tmp_path / "home"), OMP_NUM_THREADS="1")
-    finished = subprocess.run(
-        [sys.executable, "-c", ELSEWHERE, folder, tmp_path / "found.pt"],
-        cwd=ROOT,
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-    )
+    command = [sys.executable, "-c", ELSEWHERE, folder, tmp_path / "found.pt"]
+    how = dict(cwd=ROOT, env=os.environ | environment, capture_output=True, text=True)
+    finished = subprocess.run(command, **how)
     assert finished.returncode == 0, finished.stderr
     logits, written = torch.load(tmp_path / "found.pt")
     prompt = text.text_to_ids("Ch")[None]

@@ -406,8 +406,11 @@ print(environment() == before, child)
 """
 
 
+SET = pytest.param({"TRITON_INTERPRET": "1"}, marks=pytest.mark.program, id="set")
+
+
 @needs_kernel
-@pytest.mark.parametrize("asked", [{}, {"TRITON_INTERPRET": "1"}], ids=["unset", "set"])
+@pytest.mark.parametrize("asked", [pytest.param({}, id="unset"), SET])
 def test_kernels_are_interpreted_whoever_imported_triton_first(tmp_path, asked):
     """So is a kernel of one's own, and the environment is left as it was: a child that runs on a
     machine with a GPU must not inherit a setting.
@@ -425,6 +428,7 @@ MUTATIONS = (  # file, and text in one line of it: the decay of what a token add
 
 
 @interpreted
+@pytest.mark.program
 def test_the_installed_source_is_what_runs(tmp_path):
     """Change two lines of a copy of mamba-ssm by one percent: the cross-check must fail."""
     original = Path(find_spec("mamba_ssm").submodule_search_locations[0])
