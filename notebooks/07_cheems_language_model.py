@@ -380,6 +380,8 @@ for (position, name), five in ends.items():
 found = {row: sum(end > 0.9 for end in five) for row, five in ends.items()}
 assert all(found["conv", name] == 5 for name in ("SA", "SA, wiped", "SAS"))
 assert [found["rope", name] for name in ("SA", "SAS", "SA, wiped")] == [3, 2, 0]
+for run in runs["rope", "SA"] + runs["rope", "SAS"]:  # a point every 25 steps
+    assert (max(run[:12]) > 0.9) == (run[-1] > 0.9)
 assert max(max(five) for (_, name), five in ends.items() if name in ("AS", "AA", "SS")) < 0.46
 
 older = {  # 400 steps, other random draws

@@ -846,11 +846,11 @@ plotting.save(
     draw_maps(maps),
     "08_found",
     "Attention weights on 24 tokens of the same layout: of the layer set by hand, of the trained "
-    "one above a "
-    "state layer, and of the trained one when keys come from a copy with other keys. In the first "
-    "two, the four queries look at the values of their keys, among the first eight tokens. In the "
-    "third, one still does, two look at other values, and one mostly at a fill token. At fill "
-    "tokens, which don't count in the loss, the trained layer mostly looks elsewhere.",
+    "one above a state layer, and of the trained one when keys come from a copy with other keys. "
+    "In the first two, the four queries look at the values of their keys, among the first eight "
+    "tokens. In the third, one still does, two look at other values, and one mostly at a fill "
+    "token. At fill tokens, which don't count in the loss, the trained layer mostly looks "
+    "elsewhere.",
 )
 
 # %% [markdown]

@@ -1068,7 +1068,7 @@ assert min(map(min, others)) > 1.2 and max(attention_fused) < 0.6 and max(both) 
 # the GPU bytes decide, and fusing saves bytes; at 1.3 billion on our core, operations decide.
 #
 # And what keeps Cheems behind when both are fused? Not its mixers: they take 12 ms, as LlaMa's
-# attention does (folded cell). But its experts take 24 ms, and LlaMa's 8. Of these, 16 ms are rows
+# attention does (folded cell). But its experts take 24 ms, and LlaMa's 8. Of the 24, 16 are rows
 # of the experts' tables, each counted some 32 times, as if nothing were cached; with every row read
 # once, the 0.56 would be 0.95. So (10.1) contradicts WM's sentence about LlaMa, if LlaMa's
 # attention is fused, and how clearly depends on a cache.
