@@ -41,9 +41,9 @@ Choices = Int[Tensor, "b l h k"]
 Found = tuple[Float[Tensor, "b l h k"], Choices]
 Form = Literal["serial", "parallel"]
 
-# Scores computed at a time. 2 MiB of float32 scores fits in a CPU's cache. A large block, on a GPU
-# or in a compiled graph, is limited by memory.
-SCORES_PER_BLOCK, SCORES_PER_LARGE_BLOCK = 2**19, 2**25
+# Scores computed at a time, 64 MiB in float32. A compiled graph repeats its code for every block,
+# so blocks shouldn't be small.
+SCORES_PER_BLOCK = 2**24
 
 
 def product_key_topk(
@@ -62,8 +62,8 @@ def product_key_topk(
         k: 1 ≤ k ≤ r².
 
     Returns:
-        scores, descending, and indices i·r + j. Within a half, ties go to the smaller index; among
-        sums, ties go to the smaller rank in the first half.
+        scores, descending, and indices i·r + j. Equal sums come in any order; of those that compete
+        for the last places, any may be found.
 
     Source: WM §3.3 and Listing 8; Ch Listing 4; Lample et al. (2019).
     """
@@ -81,51 +81,21 @@ def _product_key_topk(queries, keys, k):
     pairs = [(a, b) for a in range(n_best) for b in range(min(n_best, k // (a + 1)))]
     # The candidates' ranks in each half. This copy does not synchronise with the device.
     first, second = torch.tensor(pairs, device="cpu").T.to(keys.device, non_blocking=True)
-    # Tokens go in blocks. A compiled graph would unroll the loop, so there the blocks are larger.
-    small = keys.is_cpu and not torch.compiler.is_compiling()
-    limit = SCORES_PER_BLOCK if small else SCORES_PER_LARGE_BLOCK
     found = []
-    for block in queries.flatten(0, 1).split(max(1, limit // max(1, 2 * h * r))):
+    for block in queries.flatten(0, 1).split(max(1, SCORES_PER_BLOCK // max(1, 2 * h * r))):
         # 1. The best of each half.
         with autocast_off(keys.device):
             halves = block.permute(1, 2, 0, 3) @ keys.mT  # (h, 2, n, r)
-        values, where = _topk(halves, n_best)  # (h, 2, n, n_best)
+        values, where = halves.topk(n_best)  # (h, 2, n, n_best)
         # 2. The candidate sums and their experts.
         sums = values[:, 0].index_select(-1, first) + values[:, 1].index_select(-1, second)
         index = where[:, 0].index_select(-1, first) * r + where[:, 1].index_select(-1, second)
         # 3. The k best candidates.
-        sums, place = _topk(sums, k)
+        sums, place = sums.topk(k)
         found.append([t.transpose(0, 1) for t in (sums, index.gather(-1, place))])
     scores, indices = (torch.cat(parts) for parts in zip(*found, strict=True))
     shape = (*queries.shape[:3], k)
     return scores.view(shape), indices.view(shape)
-
-
-def _topk(scores, k):
-    """The k largest along the last axis, descending; ties go to the smaller index."""
-    *_, tokens, n = scores.shape
-    # Sorting is as fast for few scores (the limits are a CPU's), and float64 has more bits than the
-    # integers below.
-    if n <= (64 if tokens == 1 else 32) or scores.dtype == torch.float64:
-        values, indices = scores.sort(dim=-1, descending=True, stable=True)
-        return values[..., :k], indices[..., :k]
-    # torch.topk breaks ties arbitrarily, so it gets distinct integers: integer · n + n - 1 - index.
-    # All in place, since allocating memory takes as long as the arithmetic.
-    distinct = _as_integers(scores).long().mul_(n)
-    distinct += torch.arange(n - 1, -1, -1, device=scores.device)
-    indices = n - 1 - distinct.topk(k, dim=-1).values % n
-    return scores.gather(-1, indices), indices
-
-
-def _as_integers(scores):
-    """Integers in the order of the scores: the bits of the floats. NaN counts as infinity.
-
-    The bits of positive floats, read as integers, are in the order of the floats: 1.0 is 0x3F800000
-    and 2.0 is 0x40000000. Those of negative floats are in reverse, so all but the sign is flipped.
-    """
-    wide = scores.detach().float().nan_to_num(math.inf, math.inf, -math.inf)
-    bits = wide.add_(0.0).view(torch.int32)  # -0.0 becomes 0.0
-    return bits.bitwise_xor_((bits >> 31) & 0x7FFFFFFF)
 
 
 def neurons(

@@ -1,8 +1,5 @@
 """Mistakes of the listings, and of thought, that the properties of test_experts.py must catch."""
 
-from functools import partial
-
-import torch
 from planting import mistakes
 from test_experts import (
     finds_the_best,
@@ -26,12 +23,6 @@ MISTAKES = mistakes([
         "index i + j r": [
             ("where[:, 0].index_select(-1, first) * r + where[:, 1]",
              "where[:, 1].index_select(-1, second) * r + where[:, 0]")]}),
-    (partial(finds_the_best, whole=True), {
-        "any of equal sums": [("place = _topk(sums, k)", "place = sums.topk(k, dim=-1)")]}),
-    (partial(finds_the_best, r=100, k=3, dtype=torch.float32, whole=True), {
-        "any of equal halves": [
-            ("indices = n - 1 - ranks.topk(k, dim=-1).values % n",
-             "indices = scores.topk(k, dim=-1).indices")]}),
     (neurons_are_inner_products, {
         "gradient to the tokens without weights": [
             ("indices, table, per_sample_weights=gradient,", "indices, table,")]}),
