@@ -154,7 +154,7 @@ def attention(
 
 
 def _attention(q, k, v, allowed, bias=None):
-    (t, h), (s, g) = q.shape[1:3], k.shape[1:3]
+    (b, t, h, p), (s, g) = q.shape, k.shape[1:3]
     # torch's own causal mask lets query i see keys 0 to i, which is right if t = s. A single query
     # is the last token: it may see every key and needs no mask.
     maskless = allowed is None and bias is None and t in (1, s)
@@ -164,16 +164,19 @@ def _attention(q, k, v, allowed, bias=None):
     if bias is not None:  # 16 bits would round a small bias away
         wide = torch.promote_types(q.dtype, torch.float32)
         mask = bias[:, :, None].to(wide).masked_fill(~allowed, -torch.inf)
-    # Keys and values of fewer groups than heads are read in place on a CPU, and on a GPU for a
-    # single query without a mask. Otherwise each head gets a copy, for torch's faster GPU kernels.
-    grouped = g < h and v.shape[2] == g and (q.is_cpu or (t == 1 and mask is None))
+    # Keys and values of fewer groups than heads are read in place, except by many queries on a GPU:
+    # there each head gets a copy, for torch's faster kernels.
+    grouped = g < h and v.shape[2] == g and (t == 1 or q.is_cpu)
     if not grouped:
         k, v = (_one_per_head(x, h) for x in (k, v))
     Q, K, V = (x.to(wide).transpose(1, 2) for x in (q, k, v))  # (b, h, l, p)
-    options = dict(attn_mask=mask, is_causal=maskless and t > 1, enable_gqa=grouped)
+    if grouped and t == 1:  # the heads of a group read the same keys, like queries of one head
+        Q = Q.reshape(b, g, h // g, p)
+        mask = None if mask is None else mask.expand(b, h, 1, s).reshape(b, g, h // g, s)
+    options = dict(attn_mask=mask, is_causal=maskless and t > 1, enable_gqa=grouped and t > 1)
     with autocast_off(q.device):  # autocast would narrow all of them again
         y = F.scaled_dot_product_attention(Q, K, V, **options)
-    return y.to(q.dtype).transpose(1, 2)
+    return y.to(q.dtype).reshape(b, h, t, p).transpose(1, 2)
 
 
 class GateMask(nn.Module):

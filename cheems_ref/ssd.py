@@ -170,8 +170,8 @@ def _step(x, dt, A, B, C, state):
     """h ← exp(dt A) h + dt x Bᵀ, y = h C, on one token: x (b, h, p), B and C (b, g, n)."""
     B, C = (expand_groups(t, x.shape[1]) for t in (B, C))
     decay = rearrange((dt * A).exp(), "b h -> b h 1 1")
-    state = decay * state + einsum("bh,bhp,bhn->bhpn", dt, x, B)
-    return einsum("bhpn,bhn->bhp", state, C), state
+    state = torch.addcmul(decay * state, (dt[..., None] * x)[..., None], B[:, :, None])
+    return (state @ C[..., None])[..., 0], state
 
 
 def semiseparable_matrix(dt: Steps, A: PerHead, B: Keys, C: Keys) -> Float[Tensor, "b h l l"]:
