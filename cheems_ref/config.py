@@ -34,6 +34,7 @@ from cheems_ref.retrieval import PEER, CDMMoE, CDMoE
 from cheems_ref.ssd import SSD, Backend, Position
 
 SEQUENCE_MIXERS = "SAI"
+ROUTED = "RHCX"  # these wait for the device: their shapes depend on how many tokens an expert gets
 MAX_LAYERS = 10_000
 
 

@@ -31,7 +31,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from cheems_ref import check
-from cheems_ref.config import LAYERS, SEQUENCE_MIXERS, ModelConfig, make_layer
+from cheems_ref.config import LAYERS, ROUTED, SEQUENCE_MIXERS, ModelConfig, make_layer
 from cheems_ref.rope import RotaryTable
 
 
@@ -161,7 +161,7 @@ def fake_layer(
         layer = nn.Linear(c.d_model, c.vocab_size, bias=False) if is_head else make_layer(part, c)
     # Attention is fused on fake tensors, which claim to be on a CPU, but not on the meta device.
     # Routed experts read their loads, which fake tensors refuse and the meta device splits evenly.
-    mode = torch.device("meta") if part in "RHCX" else FakeTensorMode()
+    mode = torch.device("meta") if part in ROUTED else FakeTensorMode()
     with mode:
         x = torch.empty(*shape, c.d_model, dtype=dtype, requires_grad=True)
         zeros = torch.zeros(shape, dtype=torch.int64)

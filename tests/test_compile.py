@@ -1,6 +1,7 @@
 """One graph: no layer asks the device anything, and torch compiles and exports whole models."""
 
 import dataclasses
+from functools import partial
 
 import pytest
 import torch
@@ -76,20 +77,18 @@ def test_a_model_trains_as_one_graph(net):
 
 
 @pytest.mark.program
-def test_a_model_decodes_as_one_graph(net):
-    """A padded prompt and token by token; once lengths are known to vary, none compiles anew."""
-    run, counter = as_one_graph(net, "eager")
-    tokens, real = ids(2, 12), rows("..##########", "############")
-    with torch.no_grad():
-        want, _ = net(tokens, padding_mask=real)
-        logits, cache = run(tokens[:, :7], padding_mask=real[:, :7])
-        parts, graphs = [logits], [counter.frame_count]
-        for t in range(7, 12):
-            logits, cache = run(tokens[:, t : t + 1], cache=cache)
-            parts.append(logits)
-            graphs.append(counter.frame_count)
-    check("compiled: prompt and tokens", torch.cat(parts, dim=1)[real], want[real])
-    assert graphs[0] == 1 and graphs[2] == graphs[-1] <= 3, f"graphs after each call: {graphs}"
+def test_generate_compiles_every_token_but_the_first(net, monkeypatch):
+    """The ids stay; once lengths are known to vary, none compiles anew, nor does a second call."""
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend("eager")
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=counter))
+    prompt, real = ids(2, 7), rows("..#####", "#######")
+    options, graphs = dict(sampling=model.Sampling(temperature=0), padding_mask=real), []
+    for n in (1, 2, 3, 9, 9):
+        got = model.generate(net, prompt, n, compile=True, **options)
+        assert torch.equal(got, model.generate(net, prompt, n, **options))
+        graphs.append(counter.frame_count)
+    assert graphs[:2] == [0, 1] and graphs[2] == graphs[-1] <= 3, f"graphs after each: {graphs}"
 
 
 def test_a_model_is_exported(net):

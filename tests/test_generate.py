@@ -248,7 +248,7 @@ EVERY_ROW = "every row of the prompt needs at least one real token"
 
 def a_bad_call_is_refused_at_once(m):
     """Before the first id is asked for."""
-    net, gated = built(m, "SEIE"), built(m, "IDSP")
+    net, gated, routed = (built(m, case) for case in ("SEIE", "IDSP", "SHSRAH"))
     ragged = lengths(3, 20, side="right")
     need = r"positions of prompt .*max_positions = 20\) must be .* got .*21"
     for asked, message, arguments in (
@@ -259,6 +259,7 @@ def a_bad_call_is_refused_at_once(m):
         (net, EVERY_ROW, dict(prompt=FIVE[:, :0])),
         (net, EVERY_ROW, dict(padding_mask=rows("..#..", "....."))),
         (net, r"prompt must be in \[0, 19\)", dict(prompt=FIVE + 15)),
+        (routed, r"compile=True is not for routed layers.* \['H', 'R'\]", dict(compile=True)),
     ):
         given = dict(prompt=FIVE, max_new_tokens=3) | arguments
         refused((ValueError, TypeError), message, m.stream, asked, **given)

@@ -34,7 +34,7 @@ MISTAKES = mistakes([
         "rows that ended write on": [("ids = ids.masked_fill(done, eos_id)", "pass")]}),
     (text_comes_as_it_is_written, {
         "the prompt every time": [
-            ("tokens, padding_mask, last = ids[:, None], None, torch.zeros_like(last)",
+            ("tokens, padding_mask, last, read = ids[:, None], None, torch.zeros_like(last), later",
              "tokens, cache = torch.cat([tokens, ids[:, None]], 1), None\n"
              "        last = last + 1")]}),
     (a_bad_call_is_refused_at_once, {
