@@ -240,9 +240,9 @@ def main():
         for context, column in zip(contexts, columns, strict=True):
             for name in DECODE_SPEEDUP.keys() & column.keys():
                 ratio = paired_ratio(column[peer], column[name])
-                label = f"{name} against {peer}, width {width}, after {context:,}"
+                label = f"{name}, width {width}, after {context:,}"
                 rows.append((label, ratio, DECODE_SPEEDUP[name][width]))
-    print("\nTargets")
+    print("\nTargets; Cheems against transformers' Jamba")
     for label, ratio, least in sorted(rows):
         print_row(label, f"{ratio:.2f}x", ratio >= least, f">= {least}x")
     contexts = FLAT_CONTEXTS if not a.quick else a.contexts
