@@ -15,6 +15,7 @@ Chapter 10's record also holds a control: why SSD is so slow in chunks of 256 an
 of a few parts, minutes apart on another day, one as usual and one with `--keep-memory`, which tells
 glibc to keep freed memory, so that large tensors need no fresh pages. The records of both were put
 together by hand, under "control". The machine was half as fast that day: compare only the two.
+"systems anew" is that part once more, on another such day, when product keys had become faster.
 """
 
 import argparse
