@@ -282,8 +282,8 @@ def stream(
         eos_id: ends a row, which then repeats it; generation stops when all rows have ended.
         compile: whether torch.compile turns all layers into one graph, for every token but the
             first. On two cores a token then takes a quarter to a half of the time, after a minute
-            or two of compiling, once per process for one row and once for several. Needs a C++
-            compiler; not for the layers R, H, C and X.
+            or two of compiling, once per process and pattern for one row and once for several.
+            Needs a C++ compiler; not for the layers R, H, C and X.
     """
     check.sizes(0, max_new_tokens=max_new_tokens)
     model.check_inputs(prompt, padding_mask, max_new_tokens=max_new_tokens, name="prompt")

@@ -958,8 +958,8 @@ plotting.save(
 # rows as before, but a table of 256 rows fits in a fast cache and one of a million rows doesn't.
 #
 # Compared with the package's whole PEER layer of this size, on two cores, the dense MLP is three
-# times as fast with 1,024 neurons. With 4,096 they're about equal. With 16,384, retrieval takes a
-# quarter of its time (and PEER-pytorch less than it, too).
+# times as fast with 1,024 neurons. With 4,096 they're about equal. With 16,384, our layer takes a
+# quarter of the MLP's time, and PEER-pytorch six tenths.
 # (`python tests/bench/bench_experts.py --json figures/records/06_growth.json`)
 
 # %% tags=["guard"]
@@ -977,7 +977,7 @@ for e, *times in zip(layers["experts"], ours, theirs, dense_mlp, strict=False):
     peer, dense = (t / times[0] for t in times[1:])
     print(f"{e:6,} neurons: PEER-pytorch {peer:.1f} times as long as ours, dense {dense:.1f}")
 assert round(ours[1] / dense_mlp[1]) == 3 and abs(ours[2] / dense_mlp[2] - 1) < 0.15
-assert round(dense_mlp[3] / ours[3]) == 4 and theirs[2] > dense_mlp[2] and theirs[3] < dense_mlp[3]
+assert round(dense_mlp[3] / ours[3]) == 4 and round(theirs[3] / dense_mlp[3], 1) == 0.6
 assert 4 * 256 * 1024 == 1.6 * (2 * 4 * 128 * (2 * 256 + 2 * 32) + 4 * 64 * 256)  # FLOPs
 assert ours[-1] < 4 * ours[2] and min(b / a for a, b in zip(ours, theirs, strict=True)) > 1.5
 
