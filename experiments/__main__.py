@@ -1,5 +1,74 @@
-"""`python -m experiments`."""
+"""Write the records that figures are drawn from where a live run would not be reproducible.
 
-from experiments.runner import main
+    python -m experiments NAME ...
 
-main()
+experiments/chapter_NN.py has the recipe of each record, experiments/records the records. A record
+holds what a figure shows, and how it came about: command, machine, versions, date. A long one that
+is stopped goes on where it was.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import sys
+
+import torch
+
+from experiments import (
+    chapter_01,
+    chapter_02,
+    chapter_03,
+    chapter_04,
+    chapter_05,
+    chapter_06,
+    chapter_07,
+    chapter_08,
+    chapter_09,
+    chapter_12,
+)
+from experiments.runner import KEEP_MEMORY, RECORDS, ROOT
+
+CHAPTERS = (
+    chapter_01,
+    chapter_02,
+    chapter_03,
+    chapter_04,
+    chapter_05,
+    chapter_06,
+    chapter_07,
+    chapter_08,
+    chapter_09,
+    chapter_12,
+)
+RECIPES = {name: recipe for chapter in CHAPTERS for name, recipe in chapter.RECIPES.items()}
+
+
+def main():
+    description = __doc__.splitlines()[0]
+    parser = argparse.ArgumentParser(prog="python -m experiments", description=description)
+    names = ", ".join(RECIPES)
+    parser.add_argument("names", nargs="+", choices=RECIPES, metavar="NAME", help=names)
+    names = parser.parse_args().names
+    if not KEEP_MEMORY.items() <= os.environ.items():  # which glibc reads when a program starts
+        command = [sys.executable, "-m", "experiments", *names]
+        os.execve(sys.executable, command, os.environ | KEEP_MEMORY)
+    torch.set_num_threads(1)  # sums in one order, whatever the machine
+    for name in names:
+        torch.set_default_dtype(torch.float32)  # a record before this one may have changed it
+        record = {
+            "command": f"python -m experiments {name}",
+            "machine": platform.machine(),
+            "versions": {"python": platform.python_version(), "torch": torch.__version__},
+            "date": datetime.date.today().isoformat(),
+            **RECIPES[name](),
+        }
+        path = RECORDS / f"{name}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(record) + "\n")
+        print(path.relative_to(ROOT).as_posix())
+
+
+if __name__ == "__main__":
+    main()

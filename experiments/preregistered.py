@@ -1,7 +1,8 @@
 """The controls that sentences of the chapters rest on: one function per question.
 
 Each question has its prediction beside it, committed before the first run. Learning rates are
-chosen with TUNING seeds, which don't count; results are those of SEEDS. `runner.py` runs them.
+chosen with TUNING seeds, which don't count; results are those of SEEDS. The chapters'
+files beside this one run them.
 """
 
 import functools
@@ -252,7 +253,7 @@ def kinship(overlap, n):
     return round((inside - overlap[:n, n:].mean()).item(), 4)
 
 
-def kinship_run(job, byte_model, train_on_bytes, fires_for):
+def kinship_run(job, train_on_bytes, fires_for):
     """Kinship of letters and of digits, and of the same characters split at random."""
     torch.set_default_dtype(torch.float64)
     _, model = train_on_bytes(job["steps"], job["seed"])
@@ -268,7 +269,7 @@ def kinship_run(job, byte_model, train_on_bytes, fires_for):
     }
 
 
-def kin(run_all):
+def expert_kinship(run_all):
     """Lab 06a: kinship before and after training, and when the split is random."""
     jobs = [dict(steps=steps, seed=seed) for steps in (0, 300, 1500) for seed in SEEDS]
     return {

@@ -630,7 +630,7 @@ check("equation 1.12 = Mamba", mixer(x)[0], by_hand)
 # one, and two such layers have 57 % more.
 
 
-# %% tags=["setup"]
+# %% tags=["setup", "experiment"]
 def copying_texts(count, generator, length=16):
     """Texts (count, length + 3) of blanks 8, three letters 0 to 7 and ? 9; answers (count, 3)."""
     ids = torch.full((count, length + 3), 8)
@@ -641,7 +641,7 @@ def copying_texts(count, generator, length=16):
     return ids, letters
 
 
-# %% tags=["setup"]
+# %% tags=["setup", "experiment"]
 class Copier(torch.nn.Module):
     """Embedding, Mamba layers, a linear map to the letters."""
 
@@ -659,7 +659,7 @@ class Copier(torch.nn.Module):
         return self.head(x[:, -3:])  # at the question marks
 
 
-# %% tags=["setup"]
+# %% tags=["setup", "experiment"]
 def copied(model, ids, letters):
     """The fraction of letters that the model gets right."""
     with torch.no_grad():

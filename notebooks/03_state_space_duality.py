@@ -578,7 +578,7 @@ _ = must_differ("step 4 left out", y_inside.flatten(0, 1), y)
 # head $i$ uses group $\lfloor i / (h/g) \rfloor$. Each of the four steps is now a line or two:
 
 
-# %% tags=["setup"]
+# %% tags=["setup", "experiment"]
 def in_chunks(x, dt, A, B, C, l_c):
     """The writes v = Δx, B, C and σ, each as (b, h, c, l, ...)."""
     B, C = (ssd.expand_groups(t, x.shape[2]) for t in (B, C))
@@ -589,7 +589,7 @@ def in_chunks(x, dt, A, B, C, l_c):
     return v, B, C, log_alpha.cumsum(-1)
 
 
-# %% tags=["setup"]
+# %% tags=["setup", "experiment"]
 def carry_in_turn(writes, over_chunk):
     """Step 3: what chunks write -> the states they start from; all states are n × p here."""
     state, incoming = torch.zeros_like(writes[:, :, 0]), []
@@ -600,7 +600,7 @@ def carry_in_turn(writes, over_chunk):
     return torch.stack(incoming, dim=2)
 
 
-# %%
+# %% tags=["experiment"]
 def four_steps(x, dt, A, B, C, *, l_c, carry=carry_in_turn):
     """SSD in chunks of l_c tokens; l is a multiple of l_c."""
     v, B, C, total = in_chunks(x, dt, A, B, C, l_c)  # v is Δx

@@ -638,7 +638,7 @@ print(f"norm of the change / norm of the output {(moved - y).norm() / y.norm():.
 # fresh one for each $\delta$. Which source reaches furthest? And which is best at distance 4?
 
 
-# %%
+# %% tags=["experiment"]
 def look_back_model(position, vocabulary=16):
     """Embedding, SSD layer, linear map, in float32."""
     parts = {
@@ -657,7 +657,7 @@ def look_back_batch(model, lag, texts, generator, length=64):
     return model["head"](y)[:, lag:], ids[:, : length - lag]
 
 
-# %%
+# %% tags=["experiment"]
 def train_to_look_back(position, lag, steps, seed=0):
     """Train to name the token `lag` places back: share named right in new texts, and the model."""
     torch.manual_seed(seed)

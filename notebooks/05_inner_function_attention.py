@@ -293,7 +293,7 @@ assert preset("cheems-v1-1.3b").inner == "ssd" and preset("cheems-1.3b").inner =
 # One book looks like this:
 
 
-# %% tags=["setup"]
+# %% tags=["setup", "experiment"]
 def account_books(texts, generator, entries=8, questions=4):
     """Numbers and amounts (texts, entries), numbers asked for, and the balances after."""
     numbers = torch.rand(texts, entries, generator=generator).argsort(1)
@@ -303,6 +303,7 @@ def account_books(texts, generator, entries=8, questions=4):
     return numbers, amounts, asked, amounts.cumsum(1).gather(1, place)
 
 
+# %% tags=["setup"]
 every_book = torch.cartesian_prod(*[torch.tensor([-1.0, 1.0])] * 8).cumsum(1)  # (256 books, 8)
 error = (every_book - every_book.mean(1, keepdim=True)).square().mean()
 BY_MEAN = (1 - error / every_book.square().mean()).item()
@@ -722,7 +723,7 @@ check("a content mask that forgets", by_content[0, :, 0], weights @ v[0, :, 0])
 # every key:
 
 
-# %% tags=["setup"]
+# %% tags=["setup", "experiment"]
 def decoy_memory(texts, generator, pairs=8):
     """Keys and values of the slots (texts, 2 pairs), keys asked for, and the right values."""
     # three random orders of the keys, each (texts, pairs): right slots, decoys, questions
@@ -754,7 +755,7 @@ assert 1 / 2 + 1 / 2 * 1 / 8 == 0.5625 and round(36 / 64 + 28 / 64 / 8, 3) == 0.
 # 0.
 
 
-# %% tags=["setup"]
+# %% tags=["setup", "experiment"]
 class GateAsPrinted(torch.nn.Module):
     """WM eq. 4 and Listing 6: ones, rounded; a key is masked where its gate is exactly 0."""
 
@@ -778,7 +779,7 @@ def decoy_layer(kind):
     return attention.QCAttn(32, n_heads=4, mask=GateAsPrinted(4, 24) if kind == "printed" else None)
 
 
-# %% tags=["setup"]
+# %% tags=["setup", "experiment"]
 class Memory(torch.nn.Module):
     """Keys and values in, logits of the values that belong to the queried keys out."""
 
@@ -796,7 +797,7 @@ class Memory(torch.nn.Module):
         return self.head(y[:, slots.shape[1] :])
 
 
-# %% tags=["setup"]
+# %% tags=["setup", "experiment"]
 def train_on_decoys(kind, steps, seed=0):
     """A trained attention layer, the share of questions answered right, and the loss."""
     torch.manual_seed(seed)
@@ -814,6 +815,7 @@ def train_on_decoys(kind, steps, seed=0):
     return model.layer, right, F.cross_entropy(logits.flatten(0, 1), answers.flatten()).item()
 
 
+# %% tags=["setup"]
 DECOYS = read_record("05_masks")
 
 # %% [markdown]

@@ -264,7 +264,7 @@ plotting.save(
 # an earlier layer has told $v_5$ which token precedes it, one look by attention is enough.
 
 
-# %% tags=["setup"]
+# %% tags=["setup", "experiment"]
 def recall(batch, generator, pairs=8, kinds=32):
     """Keys 0..31 and values 32..63 in turn, then the keys again; targets -100 where none is."""
     keys = torch.rand(batch, kinds, generator=generator).argsort(1)[:, :pairs]
@@ -288,7 +288,7 @@ def recall(batch, generator, pairs=8, kinds=32):
 # that would write next to nothing.)
 
 
-# %%
+# %% tags=["experiment"]
 def wipe(model):
     """Fix every decay at 0: a state forgets each token at once."""
     for module in model.modules():
@@ -298,7 +298,7 @@ def wipe(model):
     return model
 
 
-# %% tags=["setup"]
+# %% tags=["setup", "experiment"]
 def recall_model(pattern, position, seed, wiped=False):
     _ = torch.manual_seed(seed)
     sizes = dict(vocab_size=64, d_model=64, n_heads=2, d_state=16, tie_embeddings=False)
@@ -306,7 +306,7 @@ def recall_model(pattern, position, seed, wiped=False):
     return wipe(model) if wiped else model
 
 
-# %% tags=["setup"]
+# %% tags=["setup", "experiment"]
 def share_right(logits, targets):
     asked = targets >= 0
     return (logits.argmax(-1) == targets)[asked].double().mean().item()

@@ -35,7 +35,7 @@ from cheems_ref.ssd import ssd
 from cheems_ref.tasks import multi_query_recall
 from cheems_ref.verify import check, must_differ
 
-# %% tags=["setup"]
+# %% tags=["setup", "experiment"]
 torch.set_default_dtype(torch.float64)  # for the constructions; training is in float32
 torch.set_num_threads(1)  # models as small as these gain little from more
 
@@ -328,7 +328,7 @@ print(errors_and_recalled((64, 128, 256, 512)))
 # | answer | layer 2, the look-up | the output |
 # | one, a single coordinate that is always 1 | the embedding | queries and keys of layer 1 |
 
-# %% tags=["setup"]
+# %% tags=["setup", "experiment"]
 IDS, WIDTH = 64, 256  # how many ids there are, and the width of the hidden state
 TOKEN, BEFORE, ANSWER = slice(0, IDS), slice(IDS, 2 * IDS), slice(2 * IDS, 3 * IDS)
 ONE = 3 * IDS  # a coordinate that is 1 in every token
@@ -464,7 +464,7 @@ check("one key, one coordinate: recalled = asked for", found[asked], targets[ask
 # It finds them all, with no parameter trained.
 
 
-# %% tags=["setup"]
+# %% tags=["setup", "experiment"]
 def weights(layer, x, positions):
     """What one head looks at: (t, s). The queries are the first row's, the keys the last row's."""
     q, k = layer.q_proj(x[:1])[:, :, None], layer.k_proj(x[-1:])[:, :, None]
@@ -484,7 +484,7 @@ def looks_at(model, ids):
     return maps
 
 
-# %% tags=["setup"]
+# %% tags=["setup", "experiment"]
 ROW, ROW_TARGETS = multi_query_recall(1, 24, 4, IDS, generator=seeded(7))
 QUERIES = (ROW_TARGETS[0] >= 0).nonzero()[:, 0]
 
@@ -556,7 +556,7 @@ plotting.save(
 # - a state *above* attention: attention could do the shift, and the state could write under the
 #   shifted key.
 
-# %% tags=["setup"]
+# %% tags=["setup", "experiment"]
 LENGTHS = (32, 64, 128, 256)  # of section 6
 RATES = {32: 4e-3, 64: 3e-3, 128: 2e-3}  # by width; ten times WM Table 6's
 WITH_POSITION = {
@@ -573,7 +573,7 @@ WITH_POSITION = {
 }
 
 
-# %% tags=["setup"]
+# %% tags=["setup", "experiment"]
 def recall_model(d, seed, **options):
     """WM Table 6's shape: layers with one head, each with an MLP after it."""
     _ = torch.manual_seed(seed)
@@ -589,7 +589,7 @@ def recall_batch(length, generator):
     return [torch.cat(tensors) for tensors in zip(*parts, strict=True)]
 
 
-# %% tags=["setup"]
+# %% tags=["setup", "experiment"]
 def answers(model, ids, targets):
     """Logits and targets at the queries alone."""
     asked = targets >= 0
@@ -606,7 +606,7 @@ def share_right(model, length):
     return (logits.argmax(-1) == targets).double().mean().item()
 
 
-# %% tags=["setup"]
+# %% tags=["setup", "experiment"]
 def learn_to_recall(d, steps, rate, seed=0, lengths=LENGTHS, every=100, **options):
     """Train on rows of each length in turn: the model, and its share right at each, over time."""
     generator, right = torch.Generator().manual_seed(seed), []
@@ -744,7 +744,7 @@ plotting.save(
 # tokens. We recorded a model trained for 200 steps, with states of width 128. Your notebook now
 # trains a smaller one, with states of width 32, for 120 steps.
 
-# %% tags=["aside"]
+# %% tags=["aside", "experiment"]
 HYBRID = "SSD, attention, convolution"
 sizes = WITH_POSITION[HYBRID] | dict(d_state=32)
 trained, right = learn_to_recall(32, 120, 2 * RATES[32], 0, (32,), every=120, **sizes)
@@ -757,7 +757,7 @@ assert right[-1][0] > 0.85
 # alone, so attention might only look for a value that the state has already found.
 
 
-# %% tags=["setup"]
+# %% tags=["setup", "experiment"]
 CHANGED = {"as it is": slice(0), "other keys": slice(0, 16, 2), "other values": slice(1, 16, 2)}
 
 
@@ -778,7 +778,7 @@ def weight_on_answers(model, changed):
     return torch.stack(found).mean().item()
 
 
-# %% tags=["setup"]
+# %% tags=["setup", "experiment"]
 def found_by(model):
     """Mean weights on the answers, the map of one row with each change, and shares right."""
     weight = {name: weight_on_answers(model, changed) for name, changed in CHANGED.items()}
@@ -886,7 +886,7 @@ plotting.save(
 #
 # WM doesn't say how many seeds it used.
 
-# %% tags=["setup"]
+# %% tags=["setup", "experiment"]
 SYSTEMS = {
     "QCAttn": dict(pattern="AMAM"),
     "SSD": dict(pattern="SMSM", d_state=128),

@@ -179,7 +179,7 @@ for n, apart in ((3, 3.3), (5, 1.7), (8, 1.2), (16, 0.75)):
 # All rows of a table share the text (Python's manual and standard library), the number of updates,
 # the windows they read with each seed, and, to within 1 %, the parameter count.
 
-# %% tags=["setup"]
+# %% tags=["setup", "experiment"]
 # AdamW; the rate warms up for a tenth of the updates and then falls as a cosine. The last 3 % of
 # Python's manual and standard library are held out.
 SIZES = dict(d_model=128, n_heads=4, d_state=64, n_values=16, k_values=2)
@@ -202,7 +202,7 @@ INNER = {
 # third in sections 5 to 8, and a table should say so.
 
 
-# %% tags=["guard"]
+# %% tags=["guard", "experiment"]
 def parameters(config):
     """The number of all parameters of a model."""
     return sum(part.total for part in count_parameters(config).values())
@@ -248,7 +248,7 @@ again = random_windows(manual, brief, seeded(0)).double()
 check("a new generator with the same seed", again, first)
 
 
-# %% tags=["setup"]
+# %% tags=["setup", "experiment"]
 def one_run(name, config, rate, seed, training, ids, at_start=None):
     """Train one row with one seed: held-out nats per byte over time."""
     how = dict(seeds=[seed], at_start=at_start)
@@ -264,7 +264,7 @@ def unturned(model):
             _ = layer.register_forward_pre_hook(lambda _, given: (given[0], 0 * given[1]))
 
 
-# %% tags=["setup"]
+# %% tags=["setup", "experiment"]
 def common_share(answers):
     """Of answers (e, …): the squared size of their mean over the mean of their squared sizes."""
     return (answers.mean(0).square().sum() / answers.square().flatten(1).sum(1).mean()).item()
@@ -355,7 +355,7 @@ assert 0.55 < naive < 0.61 and by_rule < 0.065
 # layers in pairs. By Fisher's test on counts, two of the six had p = 0.015, but Holm's first
 # threshold was 0.05/6 = 0.008.
 
-# %% tags=["setup"]
+# %% tags=["setup", "experiment"]
 # Four orders of layers, on chapter 07's recall: the pairs picked afterwards.
 ORDERS = {
     "Jamba": dict(pattern="SM SM SM SM AM SM SM SM", position="conv", d_model=96),
@@ -520,7 +520,7 @@ assert far < 0.1
 # modules, rotation minus convolution and decay minus rotation. If we win, both are positive:
 
 
-# %% tags=["setup"]
+# %% tags=["setup", "experiment"]
 def position_rows():
     """The rows of WM's Table 1, and two in which attention gets no position information."""
     rows = {"A": dict(pattern="AM × 4")}
@@ -639,7 +639,7 @@ assert all(called[1]) and not any(called[3])
 #
 # We subtract the MLP's loss, so a negative number is good for the experts:
 
-# %% tags=["setup"]
+# %% tags=["setup", "experiment"]
 SHARED = {
     "MLP": dict(pattern="SM SM SM AM"),
     "DGLU": dict(pattern="SM SD SD AM"),
@@ -821,7 +821,7 @@ assert abs(unrelated - 0.25) < 0.01 and not any(repeated.values())
 # Here is the slope with (9.1). Which falls does it exclude? And its *power*, how often slopes that
 # vary as much as these would reveal a fall:
 
-# %% tags=["setup"]
+# %% tags=["setup", "experiment"]
 EXPERTS = {row: dict(pattern=row, d_model=96) for row in (
     "SM SM SM SM SM SM SM AM", "SE SM SM SM SM SM SM AM", "SM SM SM SM SM SM SM AE",
     "SE SM SM SM SM SM SM AE", "SM SE SE SE SE SE SE AM", "SE SE SE SE SE SE SE AE",
@@ -920,7 +920,7 @@ assert share > 0.8
 # other, and not significantly apart. Jamba and OTCE do differ significantly. **Family.** Seven
 # differences:
 
-# %% tags=["setup"]
+# %% tags=["setup", "experiment"]
 SYSTEMS = {
     name: dict(pattern=pattern, d_model=96, k_experts=1, **more)
     for name, pattern, more in (

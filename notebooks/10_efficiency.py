@@ -51,6 +51,7 @@ MACHINE = Machine(2 * 1024**3 / PRODUCTS[1024], TYPICAL / SUMS[TYPICAL], RATES["
 TRITON = Path(roofline.__file__).with_name("triton_ssd.py").read_text(encoding="utf-8")
 
 
+# %% tags=["setup", "experiment"]
 def seeded(seed):
     return torch.Generator().manual_seed(seed)
 
@@ -72,7 +73,7 @@ def folded(line, width=71):
 # %% tags=["versions", "nbval-ignore-output"]
 print("PyTorch version", torch.__version__.partition("+")[0])
 
-# %% tags=["setup"]
+# %% tags=["setup", "experiment"]
 SIZES = dict(d_model=128, n_heads=4, d_state=64, n_values=16, k_values=2, k_experts=1)
 TWO_MILLION = 2_000_000
 FAMILIES = {"LlaMa": "llama-1.3b", "Mamba-2": "mamba2-1.3b", "Jamba": "jamba-1.3b"}
@@ -103,7 +104,7 @@ def sized_inner(name):
     return fit_d_ff(ModelConfig(**INNER[name], **SIZES), TWO_MILLION)
 
 
-# %% tags=["setup"]
+# %% tags=["setup", "experiment"]
 def make_ssd(length, device="cpu"):
     """The tensors of one state layer: four heads of 32 channels, a state of 64."""
     how = dict(generator=seeded(0))

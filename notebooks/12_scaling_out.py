@@ -790,7 +790,7 @@ plotting.save(
 # nothing had to travel?
 
 
-# %% tags=["setup"]
+# %% tags=["setup", "experiment"]
 def timed(rank, pattern, length, turns):
     """Rank 0 alone, then ranks 0 and 1, in turn: seconds that pass, and that this rank computes."""
     pair, seconds = dist.new_group([0, 1]), []  # every rank has to call new_group

@@ -28,6 +28,7 @@ from book.notebooks.build_notebooks import read_source
 STORED = sorted(NOTEBOOKS.glob("*.ipynb")) + sorted(NOTEBOOKS.glob("labs/*.ipynb"))
 
 ALLOWED_TAGS = {"aside", "check", "exercise", "figure", "guard", "setup", "raises-exception"}
+ALLOWED_TAGS |= {"experiment"}  # experiments/ takes what the cell defines
 VERSION_TAGS = {"versions", "nbval-ignore-output"}
 ALLOWED_TAGS |= VERSION_TAGS
 

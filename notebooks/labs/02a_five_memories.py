@@ -156,7 +156,7 @@ for name in RULES:
 # and one $\alpha$ and one $\beta$:
 
 
-# %%
+# %% tags=["experiment"]
 def notes(batch, generator, keys, values=8):
     """Keys and values of the notes; per key: its last value, how often it came, the best guess.
 
@@ -173,7 +173,7 @@ def notes(batch, generator, keys, values=8):
     return slots, stored, stored.gather(1, last), times, counts.amax(-1) / times
 
 
-# %%
+# %% tags=["experiment"]
 class NoteReader(torch.nn.Module):
     """Notes in, for every key the logits of its last value out; one head of a rule between."""
 
@@ -195,7 +195,7 @@ class NoteReader(torch.nn.Module):
         return self.head(einsum("bpn,sn->bsp", S[:, 0], keys))
 
 
-# %%
+# %% tags=["experiment"]
 def accuracy_on_notes(model, generator, keys):
     """The share of right answers on keys with several notes, and that of the best guess."""
     slots, stored, answers, times, guess = notes(512, generator, keys)

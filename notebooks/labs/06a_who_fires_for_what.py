@@ -42,7 +42,7 @@ print("PyTorch version", torch.__version__.partition("+")[0])
 # current one alone.
 
 
-# %% tags=["setup"]
+# %% tags=["setup", "experiment"]
 def byte_model():
     """From bytes (b, l) to logits (b, l, 256), each byte by itself."""
     return torch.nn.Sequential(
@@ -53,7 +53,7 @@ def byte_model():
     ).float()
 
 
-# %% tags=["setup"]
+# %% tags=["setup", "experiment"]
 def train_on_bytes(steps, seed=0):
     """Train on windows of 64 bytes of the manual; the losses and the model."""
     torch.manual_seed(seed)
@@ -78,7 +78,7 @@ def train_on_bytes(steps, seed=0):
 # only the 60 experts used most, so the trained overlaps are lower bounds.
 
 
-# %%
+# %% tags=["experiment"]
 def fires_for(model, characters):
     """The share of each character's gates that falls on each expert: (characters, experts)."""
     with torch.no_grad():

@@ -64,7 +64,7 @@ assert row.count("The code of") == 2 and f" is {wanted}. " in row and row.endswi
 # trained on *short* texts of 64 to 256 bytes. The
 # loss counts the answer alone.
 
-# %% tags=["setup"]
+# %% tags=["setup", "experiment"]
 FOUR = {
     "LlaMa": dict(pattern="AM × 4", d_ff=422),
     "Mamba-2": dict(pattern="SM × 4", position="conv", d_ff=415),
@@ -81,7 +81,7 @@ VARIANTS = {
 }
 
 
-# %%
+# %% tags=["experiment"]
 def needle_model(system, seed):
     """One of the four systems, with 0.3 million parameters."""
     _ = torch.manual_seed(seed)
@@ -97,7 +97,7 @@ assert max(counts.values()) < 1.002 * min(counts.values())
 # All experts of Jamba and Cheems are counted, although a token uses only some of them.
 
 
-# %% tags=["setup"]
+# %% tags=["setup", "experiment"]
 def answers(model, ids, targets):
     """Logits and targets where there is one."""
     asked = targets >= 0
@@ -114,7 +114,7 @@ def digits_right(model, length, depth, haystack, n_rows=16):
     return (logits.argmax(-1) == targets).double().mean().item()
 
 
-# %% tags=["setup"]
+# %% tags=["setup", "experiment"]
 def needle_loss(model, ids, targets, with_text):
     """Nats per digit of the answer; with_text adds the nats per byte of the text."""
     x, asked = model.hidden_states(ids, use_cache=False)[0], targets >= 0
@@ -124,7 +124,7 @@ def needle_loss(model, ids, targets, with_text):
     return loss
 
 
-# %% tags=["setup"]
+# %% tags=["setup", "experiment"]
 def learn_needles(system, windows, steps, rate, seed=0, with_text=False, every=100):
     """Train on texts of each length in turn: the model, and its share right at each, over time."""
     generator, model = torch.Generator().manual_seed(seed), needle_model(system, seed)
@@ -258,7 +258,7 @@ assert max(four_times["LlaMa"]) < 0.14 and min(every[2:]) > 0.4 and max(every) <
 # the softmax *sharper*.
 
 
-# %%
+# %% tags=["experiment"]
 def stretched(model, length, window, base=False, sharper=False):
     """A copy for texts of a length beyond the window: slower rotations, sharper queries."""
     model = copy.deepcopy(model)
@@ -272,7 +272,7 @@ def stretched(model, length, window, base=False, sharper=False):
     return model
 
 
-# %% tags=["setup"]
+# %% tags=["setup", "experiment"]
 def heat_map(model, window, haystack, **remedies):
     """Shares of digits right: a row for each length asked, a column for each depth."""
     rows = []
