@@ -4,7 +4,8 @@
 matrix, and `heatmaps` several with one scale. `canvas`, `box` and `arrow` are for drawings. `save`
 shows the figure in the notebook and, while the book is built, writes it to figures/. Line plots
 become SVG, which nbval compares; figures with an image become PNG. The bytes are the same on every
-run. On slides, a figure grows in the stages given to `save(..., stages=...)`.
+run. On slides, a figure grows in the stages given to `save(..., stages=...)`. `show_drawing` is for
+drawings, which aren't made of data: their code is in figures/drawings/, and not in the notebook.
 
 The colours are from Okabe and Ito (2008), in an order that also differs in lightness.
 """
@@ -12,6 +13,7 @@ The colours are from Okabe and Ito (2008), in an order that also differs in ligh
 import html
 import io
 import os
+import runpy
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -255,6 +257,27 @@ def save(fig: Figure, name: str, alt: str, *, stages: Sequence[Sequence[Artist]]
             raise ValueError(f"there is a figure {name} already")
         (Path(folder) / f"{name}.{'svg' if vector else 'png'}").write_bytes(data)
     display(SVG(data) if vector else Image(data, alt=alt))
+
+
+def show_drawing(name: str, alt: str) -> None:
+    """Draw what figures/drawings/NAME.py draws, then show and write it as `save` does.
+
+    The file's function `draw` returns a figure, and the stages in which it grows on slides.
+
+    Args:
+        name: of the file without ending, and of the figure: "03_steps".
+        alt: as in `save`.
+
+    Raises:
+        FileNotFoundError: neither the current folder nor one above it has figures/drawings/NAME.py.
+    """
+    file = Path("figures", "drawings", f"{name}.py")
+    for folder in (Path.cwd(), *Path.cwd().parents):
+        if (folder / file).exists():
+            fig, stages = runpy.run_path(str(folder / file))["draw"]()
+            save(fig, name, alt, stages=stages)
+            return
+    raise FileNotFoundError(f"no {file.as_posix()} in {Path.cwd()} or a folder above it")
 
 
 def _svg(fig, alt, name, stages):

@@ -56,38 +56,12 @@ def numbers(values, form=".3f"):
 print("PyTorch version", torch.__version__.partition("+")[0])
 
 
-# %% tags=["figure"]
-def draw_views(axes, x, decay=0.6):
-    """A tank in three views: its content over time, the recurrence, the kernel that slides."""
-    blue, red = plotting.COLORS[:2]
-    h, content = 0.0, []
-    for x_t in x:
-        h = decay * h + x_t
-        content.append(h)
-    for ax, title in zip(axes, ("the tank", "the recurrence", "the kernel"), strict=True):
-        ax.set(title=title, ylim=(0, 2.3), xlim=(-0.6, len(x) - 0.2), xlabel="step")
-    axes[0].bar(range(len(x)), x, 0.4, color=red, label="inflow")
-    axes[0].plot(range(len(x)), content, color=blue, label="water in the tank")
-    axes[0].legend(loc="upper left")
-    axes[1].plot(range(len(x)), content, "o", color=blue, markersize=11)
-    for t in range(1, len(x)):
-        style = dict(arrowstyle="->", color=plotting.QUIET, lw=1.5, shrinkA=6, shrinkB=6)
-        axes[1].annotate("", (t, content[t]), (t - 1, content[t - 1]), arrowprops=style)
-    for s, x_s in enumerate(x):
-        weights = [x_s * decay ** (t - s) for t in range(s, len(x))]
-        axes[2].plot(range(s, len(x)), weights, color=red, alpha=0.9, lw=1.8) if x_s else None
-    axes[2].plot(range(len(x)), content, "o", color=blue, markersize=7)
-
-
 # %% [markdown]
 # Here's one tank, three times. On the left it leaks. In the middle each level follows from the
 # last: a recurrence. On the right all splashes drain alike and add up: a convolution.
 
 # %% tags=["figure"]
-fig, axes = plotting.figure(1, 3, size=(13, 3.8))
-draw_views(axes, [0, 1, 1, 0, 0, 1, 0, 0])
-plotting.save(
-    fig,
+plotting.show_drawing(
     "01_views",
     "Three panels over eight steps. The tank: bars of incoming water and a curve of its content. "
     "The recurrence: dots with an arrow from each to the next. The kernel: a fading curve from "
@@ -527,41 +501,11 @@ for length in (1, 2, 8, 21, 1000):
 
 
 # %% tags=["figure"]
-def draw_tree(ax):
-    """Which steps each of eight tokens stands for, after each round; returns what a round adds."""
-    drawn = [[], [], [], []]  # the start, then three rounds
-    for row, reach in enumerate((1, 2, 4)):
-        down = [-row, -row - 1]
-        for t in range(8):
-            drawn[row + 1] += ax.plot([t, t], down, color=plotting.QUIET, linewidth=1)
-            if t >= reach:
-                color = plotting.COLORS[row]
-                drawn[row + 1] += ax.plot([t - reach, t], down, color=color, linewidth=1.8)
-    for row, (right, up) in enumerate(((0, 0.2), (0.1, 0.13), (0.1, 0.13), (0, -0.25))):
-        drawn[row] += ax.plot(range(8), [-row] * 8, "o", color=plotting.INK, markersize=9)
-        for t in range(8):
-            span = f"{max(0, t - 2**row + 1)}–{t}" if row and t else f"{t}"
-            side = "left" if right else "center"
-            drawn[row].append(ax.text(t + right, up - row, span, fontsize=13, ha=side, va="center"))
-    rounds = ["start", "round 1: join 1 back", "round 2: join 2 back", "round 3: join 4 back"]
-    ax.set_yticks([0, -1, -2, -3], rounds, fontsize=13)
-    ax.set_xticks([])
-    ax.tick_params(length=0)
-    ax.spines[:].set_visible(False)
-    ax.set(xlim=(-0.3, 7.7), ylim=(-3.45, 0.4))
-    return [[*new, label] for new, label in zip(drawn, ax.get_yticklabels(), strict=True)][1:]
-
-
-# %% tags=["figure"]
-fig, ax = plotting.figure(size=(10, 5))
-rounds = draw_tree(ax)
-plotting.save(
-    fig,
+plotting.show_drawing(
     "01_scan",
     "Eight tokens in four rows. Between the rows lines join each token with the one that is 1, 2 "
     "and 4 to its left. The labels say which steps a token stands for: after three rounds token 7 "
     "stands for steps 0 to 7.",
-    stages=rounds,
 )
 
 # %% [markdown]

@@ -46,8 +46,6 @@ torch.set_num_threads(1)  # models as small as these gain little from more
 
 # %% tags=["setup"]
 FOUR = {"LlaMa": "llama", "Mamba-2": "mamba2", "Jamba": "jamba", "Cheems": "cheems"}
-SYSTEMS = {name: f"{family}-320m" for name, family in FOUR.items()} | {"OTCE": "otce-1b"}
-COLOR = dict.fromkeys("MGDRHCXE", "#dddddd") | dict(zip("SAI", plotting.COLORS, strict=False))
 
 
 def tokens(*shape, seed=0, vocabulary=256):
@@ -66,45 +64,8 @@ def read_record(name):
     return json.loads(Path(f"../experiments/records/{name}.json").read_text())
 
 
-def draw_letters(ax, pattern, x, y, step, size):
-    """A row of letters in coloured cells; the first is at (x, y)."""
-    for i, letter in enumerate(pattern):
-        dark = letter in SEQUENCE_MIXERS
-        frame = dict(boxstyle="square,pad=0.28", fc=COLOR[letter], ec="white")
-        style = dict(ha="center", va="center", weight="bold", fontsize=size, bbox=frame)
-        ax.text(x + step * i, y, letter, color="white" if dark else plotting.INK, **style)
-
-
 # %% tags=["versions", "nbval-ignore-output"]
 print("PyTorch version", torch.__version__.partition("+")[0])
-
-
-# %% tags=["figure"]
-def draw_stack(ax):
-    """From bytes to logits, through sixteen letters."""
-    draw_letters(ax, preset("cheems-tiny").pattern, 3.3, 3.5, 0.41, 16)
-    for x, words in ((0.4, "bytes"), (1.85, "embedding"), (10.65, "norm"), (11.85, "head")):
-        plotting.box(ax, x, 3.5, words)
-    for start, end in ((0.8, 1.1), (2.65, 3.0), (9.75, 10.15), (11.1, 11.4), (12.25, 12.55)):
-        plotting.arrow(ax, (start, 3.5), (end, 3.5))
-    ax.text(12.6, 3.5, "next\nbyte", fontsize=15, va="center")
-    words = "seven state layers S, one attention I, and an expert layer E after each"
-    ax.text(3.2, 4.1, words, fontsize=15)
-
-
-def draw_block(ax):
-    """One letter opened: the stream, the norm, the layer and the sum."""
-    for edge in (3.0, 10.6):
-        ax.plot([5.76, edge], [3.25, 2.35], color=plotting.QUIET, lw=1.2, ls=":")
-    plotting.arrow(ax, (2.9, 2.0), (10.7, 2.0), color=plotting.INK)
-    ax.text(1.75, 1.92, "stream z", fontsize=15)
-    plotting.arrow(ax, (4.0, 2.0), (4.75, 0.6), bend=0.3)
-    plotting.box(ax, 5.3, 0.5, "norm")
-    plotting.arrow(ax, (5.75, 0.5), (6.25, 0.5))
-    plotting.box(ax, 7.2, 0.5, "layer: S, I or E", color=plotting.COLORS[0])
-    plotting.arrow(ax, (8.15, 0.6), (9.0, 1.75), bend=0.3)
-    style = dict(boxstyle="circle,pad=0.15", fc="white", ec=plotting.INK, lw=1.5)
-    ax.text(9.0, 2.0, "+", ha="center", va="center", fontsize=18, bbox=style)
 
 
 # %% [markdown]
@@ -112,11 +73,7 @@ def draw_block(ax):
 # what each letter does.
 
 # %% tags=["figure"]
-fig, ax = plotting.canvas(13.2, 4.4)
-draw_stack(ax)
-draw_block(ax)
-plotting.save(
-    fig,
+plotting.show_drawing(
     "07_stack",
     "A Cheems from left to right: bytes, embedding, sixteen letters S E S E and so on, the "
     "fifteenth an I, then norm, head, next byte. Below, one letter is opened: a copy of the stream "
@@ -234,13 +191,7 @@ assert [letters.count(x) / len(letters) for x in "AMS"] == [0.125, 0.5, 0.375]
 # Here are the 24 sequence mixers of each of five systems. Where does attention sit?
 
 # %% tags=["figure"]
-fig, ax = plotting.canvas(12.8, 3.2)
-for row, (name, source) in enumerate(SYSTEMS.items()):
-    y, mixers = 2.85 - 0.62 * row, [x for x in preset(source).pattern if x in SEQUENCE_MIXERS]
-    ax.text(0.1, y, name, fontsize=16, va="center")
-    draw_letters(ax, mixers, 1.7, y, 0.47, 16)
-plotting.save(
-    fig,
+plotting.show_drawing(
     "07_patterns",
     "Five rows of 24 letters. In LlaMa every sequence mixer is A, in Mamba-2 every one is S. In "
     "Jamba the fifth of each eight is A, in Cheems the eighth is I; in OTCE numbers 13, 14 and 24 "

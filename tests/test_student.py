@@ -78,7 +78,13 @@ def files(folder):
 def test_both_editions_hold_what_the_chapters_need_and_the_zip_is_the_students(editions):
     carried = {"LICENSE", "constraints.txt", "pyproject.toml"}
     carried |= {"book/claims.toml", "book/tables.toml"}
-    for pattern in ("cheems_ref/**/*", "cheems_lab/**/*", "experiments/records/*", "book/manual/*"):
+    for pattern in (
+        "cheems_ref/**/*",
+        "cheems_lab/**/*",
+        "experiments/records/*",
+        "figures/drawings/*",
+        "book/manual/*",
+    ):
         paths = [path for path in ROOT.glob(pattern) if path.is_file()]
         carried |= {p.relative_to(ROOT).as_posix() for p in paths if "__pycache__" not in p.parts}
     for source in [*SOURCES, *(ROOT / "notebooks").glob("labs/*.py")]:

@@ -27,7 +27,7 @@ from book.notebooks.build_notebooks import ROOT, labs, lectures, read_source
 EDITIONS = ROOT / "book" / "editions"
 # What the chapters read and import, and what installs that.
 CARRIED = ["LICENSE", "constraints.txt", "pyproject.toml", "cheems_ref", "cheems_lab"]
-CARRIED += ["experiments/records", "book/manual"]
+CARRIED += ["experiments/records", "figures/drawings", "book/manual"]
 CARRIED += ["book/claims.toml", "book/tables.toml"]
 NEVER = shutil.ignore_patterns("__pycache__", "*.egg-info")
 PAGES_ONLY = shutil.ignore_patterns("__pycache__", "*.py")  # of the guide

@@ -50,7 +50,7 @@ def count(cell: NotebookNode) -> dict[str, int]:
         prose = EQUATION.sub(" ", cell.source)
         items["equations"] = len(EQUATION.findall(cell.source))
         items["words"] = len(re.findall(r"\w[\w'’-]*", MATHS.sub(" x ", prose)))
-    elif "plotting.save(" in cell.source:
+    elif "plotting.save(" in cell.source or "plotting.show_drawing(" in cell.source:
         items["figures"] = 1
     elif not tags & {"setup", "guard", "figure", "versions", "exercise", "check"}:
         items["lines"] = sum(bool(line.strip()) for line in cell.source.splitlines())
