@@ -85,6 +85,14 @@ def run_build(root: Path, *arguments: str) -> int:
     return build_notebooks.main(["--root", str(root), *arguments])
 
 
+@pytest.fixture(scope="module", autouse=True)
+def as_installed():
+    """Without PYTHONPATH, where a notebook does look for modules."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("PYTHONPATH", raising=False)
+        yield
+
+
 @pytest.fixture(scope="module")
 def course(tmp_path_factory) -> Path:
     """The small course, built once, both notebooks at a time. Do not change it."""

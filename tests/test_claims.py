@@ -5,14 +5,13 @@ import hashlib
 import json
 import re
 import tomllib
-from pathlib import Path
 
 import pytest
 
 from book import claims
 from book.claims import places
+from book.project import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 CLAIMS, NOTEBOOKS = claims.read_claims(), claims.read_notebooks()
 
 

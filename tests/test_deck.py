@@ -15,10 +15,10 @@ from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 from test_notebooks import STORED as NOTEBOOKS
 
-from book.notebooks.build_notebooks import BuildError
+from book.project import BuildError
 from book.slides import build_slides, outline, type_sizes
 from book.slides.outline import Deck, Part, Slide, blocks, lead, sentences
-from book.slides.type_sizes import fitted
+from book.slides.type_sizes import choose_sizes
 
 STORED = [path for path in NOTEBOOKS if path.parent.name != "labs"]  # labs have no slides
 
@@ -51,7 +51,7 @@ def slides_of(chapter: Deck) -> list[Slide]:
 
 def shown(chapter: Deck, kind: str) -> list[str]:
     """The sources of all parts of a kind, on the slides as they fit."""
-    parts = [part for slide in slides_of(chapter) for part in fitted(slide).slide.parts]
+    parts = [part for slide in slides_of(chapter) for part in choose_sizes(slide).slide.parts]
     return [part.source for part in parts if part.kind == kind]
 
 
@@ -134,7 +134,7 @@ def keeps_solutions_to_itself(notebook: NotebookNode, chapter: Deck) -> list[str
 def is_legible(notebook: NotebookNode, chapter: Deck) -> list[str]:
     """From the back row: code is 28 pixels high, of 720, and short; text 20, formulas 17."""
     complaints = []
-    for sized in map(fitted, slides_of(chapter)):
+    for sized in map(choose_sizes, slides_of(chapter)):
         parts, size = sized.slide.parts, sized.text_size
         code = [part.source for part in parts if part.kind == "code"]
         formulas = [
@@ -234,7 +234,7 @@ def test_a_remark_says_something_of_the_result_before_it():
     assert (result, later) == (["B:", "2", "2", said], [])
     words = [Part(kind, said) for kind in ("text", "remark")]
     crowded = [words[0], Part("output", "\n".join(15 * "1")), words[1]]
-    assert fitted(Slide("cell", "head", crowded)).slide.parts == crowded[:2]
+    assert choose_sizes(Slide("cell", "head", crowded)).slide.parts == crowded[:2]
 
 
 def test_a_question_hides_its_answer_until_the_next_press():
@@ -288,14 +288,14 @@ def test_a_quotation_has_its_verdict_below_it_and_a_title_no_half_sentence():
 
 def test_short_slides_have_large_type_and_code_makes_room():
     words = Part("text", "A few words.")
-    sized = fitted(Slide("statement", "head", [words]))
+    sized = choose_sizes(Slide("statement", "head", [words]))
     assert (sized.text_size, sized.code_size) == type_sizes.SIZES[0]
     cell = Part("code", "\n".join(f"value_{i} = {i}" for i in range(10)))
     printed = Part("output", "\n".join(f"line {i}" for i in range(12)))
-    sized = fitted(Slide("cell", "head", [words, cell, printed]))
+    sized = choose_sizes(Slide("cell", "head", [words, cell, printed]))
     assert sized.slide.parts == [words, printed] and sized.code_size == 28
     with pytest.raises(BuildError, match="too large for a slide, under 'head'"):
-        fitted(Slide("cell", "head", [Part("sample", "line\n" * 80)]))
+        choose_sizes(Slide("cell", "head", [Part("sample", "line\n" * 80)]))
 
 
 # The HTML.

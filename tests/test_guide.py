@@ -24,10 +24,10 @@ from book.guide.lecturer_guide import (
     Break,
     cells_by_section,
     rows,
-    slug,
 )
+from book.project import ROOT, anchor
+from book.project import headings as headings_in
 
-ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = ROOT / "notebooks"
 TEXTS = {path.name: path.read_text(encoding="utf-8") for path in sorted(GUIDE.glob("*.md"))}
 PAGES = {path.name[:2]: TEXTS[path.name] for path in lecturer_guide.pages().values()}
@@ -143,7 +143,7 @@ def headings(path: Path) -> set[str]:
     if path.suffix == ".ipynb":
         cells = cells_of(path.with_suffix(".py"))
         text = "\n".join(cell.source for _, cell in cells if cell.cell_type == "markdown")
-    return {slug(title) for title in re.findall(r"^#+ (.+)$", text, re.MULTILINE)}
+    return {anchor(title) for _, title in headings_in(text)}
 
 
 def test_links_lead_to_headings_that_exist():

@@ -4,7 +4,8 @@ from nbformat.v4 import new_code_cell, new_markdown_cell
 
 from book.guide import teaching_minutes
 from book.guide.teaching_minutes import SITTING, Section, count, sections
-from book.notebooks.build_notebooks import ROOT, lectures, read_source
+from book.notebooks.build_notebooks import read_source
+from book.project import ROOT, lectures
 
 SOURCE = """\
 # %% [markdown]

@@ -6,15 +6,14 @@ tests/test_exercises.py runs the exercises of both editions, and tests/book has 
 import os
 import re
 import zipfile
-from pathlib import Path
 
 import pytest
 from lessons import stored, tags
 
 from book.editions import build_editions
 from book.notebooks.build_notebooks import read_source
+from book.project import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 SOURCES = sorted((ROOT / "notebooks").glob("*.py"))
 CHAPTERS = [path for path in SOURCES if not path.stem.startswith("00")]
 every_chapter = pytest.mark.parametrize("source", CHAPTERS, ids=lambda path: path.stem)

@@ -22,7 +22,8 @@ from pathlib import Path
 import nbformat
 from nbformat import NotebookNode
 
-from book.notebooks.build_notebooks import ROOT, labs, lectures, read_source
+from book.notebooks.build_notebooks import read_source
+from book.project import ROOT, chapter_number, chapters, without_solutions
 
 EDITIONS = ROOT / "book" / "editions"
 # What the chapters read and import, and what installs that.
@@ -33,14 +34,7 @@ NEVER = shutil.ignore_patterns("__pycache__", "*.egg-info")
 PAGES_ONLY = shutil.ignore_patterns("__pycache__", "*.py")  # of the guide
 
 HEADING = re.compile(r"^\*\*(\d) · (\w+)\.\*\*", re.MULTILINE)
-SOLUTION = re.compile(r"^( *)### BEGIN SOLUTION\n.*?### END SOLUTION$", re.MULTILINE | re.DOTALL)
-GAP = r"\1# YOUR CODE HERE\n\1raise NotImplementedError()"  # as nbgrader writes it
 POINTS = {"easy": 1, "medium": 2, "hard": 3}
-
-
-def without_solutions(source: str) -> str:
-    """Put a gap in the place of every solution, in a cell's text or in a whole file's."""
-    return SOLUTION.sub(GAP, source)
 
 
 def mark(notebook: NotebookNode, chapter: str) -> int:
@@ -82,7 +76,7 @@ def student_chapter(source: Path, folder: Path) -> None:
     notebook = read_source(source)
     for cell in notebook.cells:
         cell.source = without_solutions(cell.source)
-    mark(notebook, source.stem[:2])
+    mark(notebook, chapter_number(source))
     place = folder / source.parent.relative_to(ROOT)
     write(notebook, place / f"{source.stem}.ipynb")
     text = without_solutions(source.read_text(encoding="utf-8"))
@@ -136,7 +130,7 @@ def make(build: Path) -> dict[str, int]:
     shutil.copytree(ROOT / "book" / "guide", instructor / "book" / "guide", ignore=PAGES_ONLY)
     shutil.copy(EDITIONS / "nbgrader_config.py", instructor)
     points = {}
-    for source in lectures(ROOT) + labs(ROOT):
+    for source in chapters():
         student_chapter(source, student)
         points[source.stem] = instructor_chapter(source, instructor)
     pack(student)

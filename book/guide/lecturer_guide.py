@@ -20,9 +20,10 @@ from typing import NamedTuple
 from nbformat import NotebookNode
 
 from book.guide.teaching_minutes import EXERCISE, GRADE, Section, sections, total
-from book.notebooks.build_notebooks import ROOT, read_source
+from book.notebooks.build_notebooks import read_source
+from book.project import OPENING, ROOT, anchor, cells_under_headings, chapter_number, lectures
 
-NOTEBOOKS, GUIDE = ROOT / "notebooks", ROOT / "book" / "guide"
+GUIDE = ROOT / "book" / "guide"
 LINK = re.compile(r"\[([^]]*)\]\([^)]*\)")
 TIME = re.compile(r"^\*\*Time\.\*\*.*$", re.MULTILINE)
 TABLE = re.compile(r"^(\| [^\n]*\n\|[-|]+\n)((?:\|[^\n]*\n)+)", re.MULTILINE)
@@ -45,7 +46,7 @@ class Break(NamedTuple):
 @cache
 def sources() -> dict[str, Path]:
     """The source of each chapter, by its number."""
-    return {path.name[:2]: path for path in sorted(NOTEBOOKS.glob("*.py"))}
+    return {chapter_number(path): path for path in lectures()}
 
 
 @cache
@@ -56,22 +57,14 @@ def parts_of(chapter: str) -> list[Section]:
 
 def cells_by_section(source: Path) -> Iterator[tuple[str, NotebookNode]]:
     """Every cell of a chapter, with the title of the section that it stands in or begins."""
-    title = "Opening"
-    for cell in read_source(source).cells:
-        if cell.cell_type == "markdown":
-            title = [title, *re.findall(r"^## (.+)$", cell.source, re.MULTILINE)][-1]
-        yield title, cell
-
-
-def slug(title: str) -> str:
-    """The anchor of a heading, as GitHub and MyST make it."""
-    return re.sub(r"[^\w\- ]", "", title.strip().lower().replace(" ", "-"))
+    for above, cell in cells_under_headings(read_source(source).cells):
+        yield (above[0] if above else OPENING), cell
 
 
 def link(chapter: str, title: str, words: str) -> str:
     """Words that lead to a section of a chapter's notebook."""
-    anchor = "" if title == "Opening" else f"#{slug(title)}"
-    return f"[{words}](../../notebooks/{sources()[chapter].stem}.ipynb{anchor})"
+    place = "" if title == OPENING else f"#{anchor(title)}"
+    return f"[{words}](../../notebooks/{sources()[chapter].stem}.ipynb{place})"
 
 
 def named(parts: list[Section], name: str) -> int:
@@ -150,7 +143,7 @@ def students(exam: str) -> str:
 
 def pages(guide: Path = GUIDE) -> dict[str, Path]:
     """The page of each chapter, by its number."""
-    return {path.name[:2]: path for path in sorted(guide.glob("[0-9][0-9]_*.md"))}
+    return {chapter_number(path): path for path in sorted(guide.glob("[0-9][0-9]_*.md"))}
 
 
 def wanted(guide: Path = GUIDE) -> dict[Path, str]:

@@ -16,12 +16,13 @@ No chapter takes longer than a lecture.
 import argparse
 import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from nbformat import NotebookNode
-
-from book.notebooks.build_notebooks import ROOT, read_source
+from book.notebooks.build_notebooks import read_source
+from book.project import ROOT, lectures, text_of
+from book.project import sections as sections_of
 
 SITTING = 90  # minutes: a lecture
 ITEMS = ("words", "lines", "equations", "figures")
@@ -42,44 +43,32 @@ class Section(NamedTuple):
     alone: int
 
 
-def count(cell: NotebookNode) -> dict[str, int]:
+def count(cell: Mapping) -> dict[str, int]:
     """How many of each item a cell holds."""
-    items = dict.fromkeys(ITEMS, 0)
-    tags = set(cell.metadata.get("tags", []))
-    if cell.cell_type == "markdown":
-        prose = EQUATION.sub(" ", cell.source)
-        items["equations"] = len(EQUATION.findall(cell.source))
+    items, source = dict.fromkeys(ITEMS, 0), text_of(cell)
+    tags = set(cell["metadata"].get("tags", []))
+    if cell["cell_type"] == "markdown":
+        prose = EQUATION.sub(" ", source)
+        items["equations"] = len(EQUATION.findall(source))
         items["words"] = len(re.findall(r"\w[\w'’-]*", MATHS.sub(" x ", prose)))
-    elif "plotting.save(" in cell.source or "plotting.show_drawing(" in cell.source:
+    elif "plotting.save(" in source or "plotting.show_drawing(" in source:
         items["figures"] = 1
     elif not tags & {"setup", "guard", "figure", "versions", "exercise", "check"}:
-        items["lines"] = sum(bool(line.strip()) for line in cell.source.splitlines())
+        items["lines"] = sum(bool(line.strip()) for line in source.splitlines())
     return items
 
 
-def sections(cells: list[NotebookNode]) -> list[Section]:
-    """The parts of a chapter under `## ` headings; what comes before the first is "Opening"."""
-    parts = [("Opening", [])]
-    for cell in cells:
-        if cell.cell_type != "markdown":
-            parts[-1][1].append(cell)
-            continue
-        before, *rest = re.split(r"^## (?=.)", cell.source, flags=re.MULTILINE)
-        texts = [(None, before)] + [(text.partition("\n")[0], text) for text in rest]
-        for title, text in texts:
-            if title:
-                parts.append((title, []))
-            if text.strip():
-                parts[-1][1].append(NotebookNode(cell_type="markdown", source=text, metadata={}))
-    return [timed(title, cells) for title, cells in parts]
+def sections(cells: list[Mapping]) -> list[Section]:
+    """The sections of a chapter with their minutes."""
+    return [timed(title, cells) for title, cells in sections_of(cells)]
 
 
-def timed(title: str, cells: list[NotebookNode]) -> Section:
+def timed(title: str, cells: list[Mapping]) -> Section:
     items = {item: sum(count(cell)[item] for cell in cells) for item in ITEMS}
     minutes = {
         who: sum(items[item] / rates[item] for item in ITEMS) for who, rates in PER_MINUTE.items()
     }
-    grades = [grade for cell in cells for grade in GRADE.findall(cell.source)]
+    grades = [grade for cell in cells for grade in GRADE.findall(text_of(cell))]
     if grades:  # nobody teaches the exercises
         return Section(title, 0, sum(EXERCISE[grade] for grade in grades))
     if title == "Further reading":
@@ -92,9 +81,9 @@ def total(parts: list[Section]) -> tuple[int, int]:
     return tuple(5 * round(sum(part[i] for part in parts) / 5) for i in (1, 2))
 
 
-def readme_with_minutes(text: str, folder: Path) -> str:
+def readme_with_minutes(text: str, root: Path) -> str:
     """The README with the sums in its table of chapters."""
-    for source in sorted(folder.glob("*.py")):
+    for source in lectures(root):
         teach, alone = total(sections(read_source(source).cells))
         row = re.compile(rf"^(\|.*notebooks/{source.stem}\.ipynb.*\| )[^|]*\|$", re.MULTILINE)
         text = row.sub(rf"\g<1>{teach} / {alone} |", text)
@@ -108,7 +97,7 @@ def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
     )
     parser.add_argument("--check", action="store_true", help="write nothing")
     check, readme = parser.parse_args(arguments).check, root / "README.md"
-    wanted = readme_with_minutes(readme.read_text(), root / "notebooks")
+    wanted = readme_with_minutes(readme.read_text(), root)
     if readme.read_text() == wanted:
         return 0
     print("README.md: other minutes" if check else "README.md: minutes written")

@@ -42,8 +42,8 @@ from nbformat import NotebookNode
 from tqdm import tqdm
 
 from book.notebooks.forked_kernels import start_by_forking
+from book.project import ROOT, BuildError, chapter_number, chapters
 
-ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 60  # a lecture does not wait longer for a notebook
 LIMIT_AMONG_ALL_S = 600
 STARTS = 3  # of a kernel, until one is up
@@ -60,10 +60,6 @@ ENVIRONMENT = {
 }
 WRITTEN = re.compile(r"(?m)(?:^│[^\n]*\n)+")  # by a model that was trained in the run
 ANSI_COLOR = re.compile(r"\x1b\[[0-9;]*m")
-
-
-class BuildError(Exception):
-    """What stops the build, in words for the author of the notebook."""
 
 
 def read_source(path: Path) -> NotebookNode:
@@ -194,7 +190,7 @@ def keep_written(notebook: NotebookNode, path: Path) -> None:
 async def run(source: Path, figures: Path, threads: int | None, limit: float) -> dict[Path, bytes]:
     """Run one notebook; the files it makes, each by the path where it belongs."""
     notebook = read_source(source)
-    prefix = source.stem.partition("_")[0] + "_"
+    prefix = chapter_number(source) + "_"
     drawn = {}
     with TemporaryDirectory() as folder:
         await execute(notebook, source, Path(folder), threads, limit)
@@ -219,17 +215,9 @@ def replace(path: Path, content: bytes) -> None:
     os.replace(unfinished, path)
 
 
-def lectures(root: Path) -> list[Path]:
-    return sorted((root / "notebooks").glob("*.py"))
-
-
-def labs(root: Path) -> list[Path]:
-    return sorted((root / "notebooks" / "labs").glob("*.py"))
-
-
 def select(root: Path, names: list[str]) -> list[Path]:
     """The sources whose names begin with one of `names`; all of them where there is none."""
-    sources = lectures(root) + labs(root)
+    sources = chapters(root)
     for name in names or [""]:
         if not any(source.stem.startswith(name) for source in sources):
             known = ", ".join(source.stem for source in sources) or "none"

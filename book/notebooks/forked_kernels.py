@@ -12,14 +12,14 @@ import signal
 import sys
 from importlib.metadata import EntryPoint
 from multiprocessing import forkserver
-from pathlib import Path
 from unittest.mock import patch
 
 from jupyter_client.provisioning import KernelProvisionerFactory, LocalProvisioner
 
+from book.project import ROOT
+
 IMPORTED = ["ipykernel.ipkernel", "matplotlib.pyplot", "torch._dynamo", "jupytext", "nbclient"]
 ENVIRONMENT = {"MPLBACKEND": "module://matplotlib_inline.backend_inline"}  # whatever is set here
-ROOT = Path(__file__).resolve().parents[2]
 OURS = {str(ROOT), str(ROOT / "tests")}  # where a notebook doesn't look for modules
 
 
@@ -84,7 +84,8 @@ def run(arguments, env, cwd):
     os.environ.clear()
     os.environ.update(env)
     os.chdir(cwd or ".")
-    sys.path[:] = [folder for folder in sys.path if folder not in OURS]
+    ours = OURS - set(env.get("PYTHONPATH", "").split(os.pathsep))  # which any kernel would search
+    sys.path[:] = [folder for folder in sys.path if folder not in ours]
     for name in [name for name in sys.modules if name.partition(".")[0] == "book"]:
         del sys.modules[name]  # a notebook can't import what JupyterLab doesn't find either
     IPKernelApp.launch_instance([*arguments, f"--IPKernelApp.parent_handle={os.getppid()}"])

@@ -24,15 +24,13 @@ from nbformat import NotebookNode
 from sphinx.cmd.build import build_main
 
 from book.claims import public_names
-from book.editions.build_editions import without_solutions
-from book.notebooks.build_notebooks import labs, lectures
+from book.project import ROOT, labs, lectures, without_solutions
 from book.site import interactive_pages
-from book.site.html_repairs import mended
+from book.site.html_repairs import repair_html
 from book.slides import build_slides
 from book.slides.outline import Part
 from book.slides.type_sizes import in_rows
 
-ROOT = Path(__file__).resolve().parents[2]
 # What the reader of a page sees of a folded cell, by its tag.
 FOLDED = {
     "setup": "set-up",
@@ -242,7 +240,7 @@ def build(root: Path, edition: str) -> int:
     for name in (".buildinfo", ".buildinfo.bak"):  # for a build that goes on, which none does
         (unfinished / name).unlink(missing_ok=True)
     for page in unfinished.rglob("*.html"):
-        text = mended(page.read_text(encoding="utf-8"))
+        text = repair_html(page.read_text(encoding="utf-8"))
         page.write_text(text, encoding="utf-8", newline="\n")
     build_slides.make(root, unfinished / "slides", [])
     interactive_pages.make(root, unfinished / "play")

@@ -34,8 +34,8 @@ BESIDE = re.compile(
 )
 
 
-def mended(page: str) -> str:
-    """A page of the site, HTML as Sphinx writes it, without what is wrong with all of them."""
+def repair_html(page: str) -> str:
+    """Repair a page of the site, HTML as Sphinx writes it."""
     for wrong, right in PLAIN.items():
         page = page.replace(wrong, right)
     page = BESIDE.sub(r'<span class="bound">\g<0></span>', page)

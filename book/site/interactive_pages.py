@@ -21,7 +21,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple, get_args
 
-ROOT = Path(__file__).resolve().parents[2]
+from book.project import ROOT
 
 
 class Page(NamedTuple):

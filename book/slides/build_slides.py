@@ -28,14 +28,15 @@ from pygments import highlight
 from pygments.formatters import HtmlFormatter
 from pygments.lexers import PythonLexer
 
-from book.notebooks.build_notebooks import ROOT, BuildError, lectures, select
+from book.notebooks.build_notebooks import select
+from book.project import ROOT, BuildError, chapter_number, lectures
 from book.slides.outline import MARKDOWN, Part, deck_of
 from book.slides.type_sizes import (
     HEIGHT,
     PICTURE,
     WIDTH,
     Sized,
-    fitted,
+    choose_sizes,
     letters,
     maths_size,
     printed_size,
@@ -165,12 +166,12 @@ def page(sized: Sized, minutes_of: dict[str, int], out: Path, name: str) -> dict
 def write(source: Path, out: Path, templates: Environment) -> dict:
     """Write the deck of one chapter; returns its line in the index."""
     deck = deck_of(nbformat.read(source.with_suffix(".ipynb"), as_version=4))
-    columns, count = [], 0
+    columns, count, number = [], 0, chapter_number(source)
     for _, slides in deck.columns:
         pages = []
         for slide in slides:
             count += 1
-            pages.append(page(fitted(slide), deck.minutes, out, f"{source.stem[:2]}-{count:03}"))
+            pages.append(page(choose_sizes(slide), deck.minutes, out, f"{number}-{count:03}"))
         columns.append(pages)
     html = templates.get_template("deck.html.j2").render(title=deck.title, columns=columns)
     (out / f"{source.stem}.html").write_text(html, encoding="utf-8")

@@ -9,7 +9,7 @@ import textwrap
 from dataclasses import dataclass, replace
 from math import ceil
 
-from book.notebooks.build_notebooks import BuildError
+from book.project import BuildError
 from book.slides.outline import MARKDOWN, Part, Slide
 
 WIDTH, HEIGHT = 1232, 620  # of what stands below the running head
@@ -93,7 +93,7 @@ def maths_size(tex: str, text_size: int) -> int:
     return min(text_size, int(WIDTH / wide))
 
 
-def whole(tex: str) -> bool:
+def balanced(tex: str) -> bool:
     """Whether all that is opened in a piece of TeX is closed in it."""
     return tex.count("{") == tex.count("}") and tex.count(r"\begin") == tex.count(r"\end")
 
@@ -103,7 +103,7 @@ def clauses(tex: str) -> list[str]:
     parts = [""]
     for piece in SPACE.split(tex):
         joins = RELATION.fullmatch(parts[-1])
-        if joins or not whole(parts[-1]):
+        if joins or not balanced(parts[-1]):
             parts[-1] += piece if joins else rf"\qquad{piece}"
         else:
             parts.append(piece)
@@ -170,7 +170,7 @@ def total(slide: Slide, text_size: int, code_size: int) -> float:
     return sum(heights) + GAP * (len(heights) - 1) + (TITLE if slide.kind == "title" else 0)
 
 
-def at(slide: Slide, sizes: list[tuple[int, int]]) -> Sized | None:
+def fits_at(slide: Slide, sizes: list[tuple[int, int]]) -> Sized | None:
     """The slide at the first of these sizes at which it fits; code is never wider than the page."""
     code = [part.source for part in slide.parts if part.kind in ("code", "sample")]
     columns = max((len(line) for source in code for line in source.splitlines()), default=1)
@@ -192,7 +192,7 @@ def crowds(parts: list[Part]) -> bool:
     return drawn and sum(lines_of(text, BESIDE_PICTURE) for text in words) > 3
 
 
-def fitted(slide: Slide) -> Sized:
+def choose_sizes(slide: Slide) -> Sized:
     """The slide with all its words, or with fewer, at the largest type at which it fits.
 
     First the sentences around its lead go, then the remark on its result, then its code.
@@ -206,6 +206,6 @@ def fitted(slide: Slide) -> Sized:
     shorter = [part for part in silent if part.kind != "code"]
     ladder = [(tried, SIZES) for tried in (wordy, parts) if not crowds(tried)]
     for tried, sizes in (*ladder, (silent, SIZES), (shorter, SIZES), (shorter, SMALL)):
-        if sized := at(replace(slide, parts=tried), sizes):
+        if sized := fits_at(replace(slide, parts=tried), sizes):
             return sized
     raise BuildError(f"too large for a slide, under {slide.head!r}:\n{slide.parts[0].source}")

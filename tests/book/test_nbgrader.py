@@ -17,7 +17,8 @@ pytest.importorskip("nbgrader", reason="nbgrader is missing: make test-book inst
 
 from nbgrader.preprocessors import CheckCellMetadata, ClearOutput, ClearSolutions, LockCells
 
-ROOT = Path(__file__).resolve().parents[2]
+from book.project import ROOT
+
 GRADED = [path.stem for path in sorted((ROOT / "notebooks").glob("*.py"))[1:]]  # 00 has none
 (CHAPTER,) = [name for name in GRADED if name.startswith("03")]
 NUMBER, NOTEBOOK = CHAPTER[:2], f"{CHAPTER}.ipynb"

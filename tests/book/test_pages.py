@@ -13,11 +13,11 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 from test_deck import in_one_row
 
 from book import claims
+from book.project import ROOT
 from book.site import build_site as website
 from book.site import html_repairs as markup
 from book.site.extensions import api_reference as reference
 
-ROOT = Path(__file__).parents[2]
 NOTEBOOKS = {
     path.stem: nbformat.read(path, as_version=4) for path in (ROOT / "notebooks").glob("*.ipynb")
 }
@@ -135,18 +135,21 @@ def test_what_the_lessons_have_is_taken_up_in_the_course():
 
 
 def test_markup_is_mended():
-    assert markup.mended('<th class="head"><p></p></th>') == "<td></td>"
+    assert markup.repair_html('<th class="head"><p></p></th>') == "<td></td>"
     wrapper = '<div class="math-wrapper docutils container" id="equation-3.1">'
     twice = wrapper + '\n<div class="math notranslate" id="equation-3.1">'
-    assert markup.mended(twice).count("equation-3.1") == 1
+    assert markup.repair_html(twice).count("equation-3.1") == 1
     rows = "<dt>f(<dl>\n<dd><em>a</em>,</dd>\n<dd><em>b</em>,</dd>\n</dl>\n)</dt>"
-    assert "<dl>" not in markup.mended(rows) and markup.mended(rows).count('class="row"') == 2
+    assert (
+        "<dl>" not in markup.repair_html(rows)
+        and markup.repair_html(rows).count('class="row"') == 2
+    )
     figure = '<img alt="A curve." src="../_images/a.svg"/>'
-    assert markup.mended(figure) == f'<a class="whole" href="../_images/a.svg">{figure}</a>'
+    assert markup.repair_html(figure) == f'<a class="whole" href="../_images/a.svg">{figure}</a>'
     formula = r'<span class="math notranslate nohighlight">\(x\)</span>'
-    assert markup.mended(f"so ({formula}).") == f'so <span class="bound">({formula}).</span>'
+    assert markup.repair_html(f"so ({formula}).") == f'so <span class="bound">({formula}).</span>'
     for words in (f"so {formula} is", "<dl><dt>term</dt><dd>what it is</dd></dl>"):
-        assert markup.mended(words) == words
+        assert markup.repair_html(words) == words
 
 
 # --- a small site, made whole ---------------------------------------------------------------------

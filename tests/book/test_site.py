@@ -9,8 +9,8 @@ import browser as chrome
 import pytest
 
 from book import claims
+from book.project import ROOT
 
-ROOT = Path(__file__).parents[2]
 SITE = ROOT / "book" / "_build" / "site"
 EVERY = sorted(path.relative_to(SITE).as_posix() for path in SITE.rglob("*.html"))
 PAGES = [page for page in EVERY if not page.startswith("slides/")]  # these: test_slides.py

@@ -13,22 +13,18 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
-from myst_parser.slugs import github_slugify
 from sphinx.application import Sphinx
 
 from book.claims import (
-    ROOT,
     Claim,
     Place,
-    cells_under_headings,
-    chapters,
     covers,
-    number,
     public_names,
     read_claims,
     read_notebooks,
     users,
 )
+from book.project import ROOT, anchor, cells_under_headings, chapter_number, chapters, text_of
 
 LISTS = ("Args:", "Returns:", "Raises:", "Yields:")
 ENTRY = re.compile(r"(    )((?:\*{0,2}\w+)(?:, \*{0,2}\w+)*:)( .*|$)", re.DOTALL)
@@ -59,12 +55,15 @@ def as_rst(lines: list[str], link: Callable[[str], str | None]) -> list[str]:
     for block in blocks(lines):
         if block[0] in LISTS:
             in_list = True
-            done += [block[0], *(line for entry in entries(block[1:]) for line in of(entry, link))]
+            done += [
+                block[0],
+                *(line for entry in entries(block[1:]) for line in entry_rst(entry, link)),
+            ]
         elif block[0].startswith("    ") and not in_list:
             done += ["::", "", *block]
         else:
             in_list = in_list and block[0].startswith(" ")
-            done += of(block, link)
+            done += entry_rst(block, link)
         done.append("")
     return done
 
@@ -99,7 +98,7 @@ def entries(lines: list[str]) -> list[list[str]]:
     return found
 
 
-def of(lines: list[str], link: Callable[[str], str | None]) -> list[str]:
+def entry_rst(lines: list[str], link: Callable[[str], str | None]) -> list[str]:
     """Lines of text with links; of an entry of a list, the name stays as it is."""
     text = "\n".join(lines)
     found = ENTRY.fullmatch(text)
@@ -151,9 +150,9 @@ def sections() -> list[Section]:
     """The sections of all chapters, in order; what stands above the first has the title ""."""
     found: dict[tuple[str, str], set[str]] = {}
     for chapter, notebook in read_notebooks().items():
-        for headings, cell in cells_under_headings(notebook):
-            words = set(re.findall(r"\w+", "".join(cell["source"])))
-            found.setdefault((chapter, headings[0] if headings else ""), set()).update(words)
+        for above, cell in cells_under_headings(notebook["cells"]):
+            words = set(re.findall(r"\w+", text_of(cell)))
+            found.setdefault((chapter, above[0] if above else ""), set()).update(words)
     return [Section(*key, frozenset(words)) for key, words in found.items()]
 
 
@@ -177,9 +176,9 @@ def sources() -> dict[str, set[Place]]:
 
 def section_link(chapter: str, title: str) -> str:
     """A link to a section of a chapter, whose title may hold code and formulas."""
-    [path] = [path for path in chapters() if number(path) == chapter]
+    [path] = [path for path in chapters() if chapter_number(path) == chapter]
     words = re.sub(r"[`*$\\]", "", title)
-    return f"`{words} <../chapters/{path.stem}.html#{github_slugify(title)}>`__"
+    return f"`{words} <../chapters/{path.stem}.html#{anchor(title)}>`__"
 
 
 def way_back(room: str, name: str) -> dict[str, str]:

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from docutils import nodes
 from docutils.parsers.rst import Directive
-from myst_parser.slugs import github_slugify
 from sphinx.application import Sphinx
 
-from book.claims import DOCUMENTS, VERDICTS, Claim, chapters, number, read_claims
+from book.claims import DOCUMENTS, VERDICTS, Claim, read_claims
+from book.project import anchor, chapter_number, chapters
 
 COLUMNS = {"place": 14, "what it says": 36, "verdict": 12, "what was found, and where": 38}
 
@@ -31,11 +31,11 @@ def paragraph(text: str, *more: nodes.Node, name: str = "") -> nodes.paragraph:
 
 
 def evidence_links(claim: Claim) -> nodes.paragraph:
-    names = {number(path): path.stem for path in chapters()}
+    names = {chapter_number(path): path.stem for path in chapters()}
     shown = nodes.paragraph(classes=["evidence"])
     for i, evidence in enumerate(claim["evidence"]):
         chapter, section = evidence["chapter"], evidence["section"]
-        address = f"chapters/{names[chapter]}.html#{github_slugify(section)}"
+        address = f"chapters/{names[chapter]}.html#{anchor(section)}"
         words = f"{chapter} · {re.sub(r'[`*$]', '', section)}"
         shown += [nodes.Text("; ")] if i else []
         shown += nodes.reference("", words, refuri=address, internal=True)
