@@ -15,9 +15,10 @@ MAMBA_SSM := -c constraints.txt --no-build-isolation --no-deps mamba-ssm
 # The site and the slides, and what they are made from.
 SITE := book/_build/site/index.html
 SLIDES := book/_build/slides/index.html
-DECKS := $(wildcard notebooks/*.ipynb book/*.py book/deck_theme/*)
+ROOMS := notebooks site slides editions guide manual
+DECKS := $(wildcard notebooks/*.ipynb book/*.py book/*/*.py book/slides/theme/*)
 PAGES := $(wildcard README.md CONTRIBUTING.md LICENSE notebooks/* cheems_ref/*.* cheems_lab/*.* cheems_lab/*/*.* figures/* \
-	book/*.* book/guide/* book/manual/* book/web/*.* book/web/static/* book/web/play/* book/deck_theme/* tests/*.py tests/planted/*.py)
+	book/*.* $(ROOMS:%=book/%/*.*) book/site/*/* book/slides/theme/* tests/*.py tests/planted/*.py)
 PORT ?= 8000
 EDITION ?= students
 
@@ -28,7 +29,7 @@ help:  ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 course: $(READY)  ## run every notebook and redraw every figure
-	$(BIN)/python book/build.py
+	$(BIN)/python -m book.notebooks
 	@echo "Chapter 07 trained a small Cheems; what it wrote is in runs/chapter_07/written.txt."
 
 # ALL=1 adds unchanged notebooks and slow programs, as CI does.
@@ -45,7 +46,7 @@ mutants: $(READY)  ## make small mistakes in every lesson, which the tests must 
 	$(BIN)/python tests/mutate.py $(MODULES) $(if $(SAMPLE),--sample $(SAMPLE))
 
 student: $(READY)  ## make the student edition and the instructor's copy, in build/
-	$(BIN)/python book/student.py
+	$(BIN)/python -m book.editions
 
 lab: $(READY)  ## open the notebooks in JupyterLab
 	$(BIN)/jupyter lab --notebook-dir notebooks
@@ -61,10 +62,10 @@ test-book: $(SITE) $(SLIDES) $(VENV)/.browser $(VENV)/.grading  ## test site, sl
 	$(BIN)/python -m pytest -q -n 2 tests/book
 
 $(SITE): $(VENV)/.book $(PAGES)
-	$(BIN)/python book/website.py --edition $(EDITION)
+	$(BIN)/python -m book.site --edition $(EDITION)
 
 $(SLIDES): $(VENV)/.book $(DECKS)
-	$(BIN)/python book/slides.py
+	$(BIN)/python -m book.slides
 
 $(VENV)/.book $(VENV)/.browser $(VENV)/.grading: $(READY)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e .[$(subst .,,$(notdir $@))]

@@ -1,6 +1,6 @@
 """What the documents claim, and what settled each claim.
 
-    python book/claims.py [--check] [NAME ...]
+    python -m book.claims [--check] [NAME ...]
 
 Without NAME, how many claims have which verdict. NAME is the id of a claim, whose evidence is
 printed line by line, or a public name of the package (`ssd_chunked`): where it comes from, what was
@@ -428,7 +428,9 @@ def tell_all(claims: list[Claim]) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m book.claims", description=__doc__.partition("\n\n")[0]
+    )
     parser.add_argument("name", nargs="*", help="the id of a claim, or a public name")
     parser.add_argument("--check", action="store_true", help="name what is wrong, and exit with 1")
     chosen = parser.parse_args(arguments)

@@ -219,7 +219,7 @@ check("the wrong order, on diagonal matrices", wrong, right)
 # the second equation of chapter 3.
 #
 # Some results take minutes to compute, or differ between machines: timings, trained models. We read
-# these from *records*, files in `figures/records` that name the command that wrote them.
+# these from *records*, files in `experiments/records` that name the command that wrote them.
 #
 # ## 5 · Reading shapes
 #

@@ -721,11 +721,11 @@ _ = must_differ("a two tokens before b", change(control, "··a·b···c···�
 # So no weights of the control get all four texts right.
 #
 # The record holds the accuracy of each model after 600 steps of training, for five seeds
-# (`python book/records.py 01_selective_copy`). Before you credit selection with everything, look at
+# (`python -m experiments 01_selective_copy`). Before you credit selection with everything, look at
 # the second and the third row.
 
 # %%
-copying = json.loads(Path("../figures/records/01_selective_copy.json").read_text())
+copying = json.loads(Path("../experiments/records/01_selective_copy.json").read_text())
 ends = copying["at the end"]
 for name, shares in ends.items():
     print(f"{name:30}", numbers(shares))

@@ -769,11 +769,11 @@ print("8 tokens back: rope gets more than half right, conv and decay less than a
 
 # %% [markdown]
 # Now for other distances, from saved runs: three seeds each, 300 steps, base 100 (`python
-# book/records.py 04_three_sources`). The table shows the medians. Its last row is a reader with no
+# -m experiments 04_three_sources`). The table shows the medians. Its last row is a reader with no
 # idea of position, which just names the most frequent token so far:
 
 # %%
-record = json.loads(Path("../figures/records/04_three_sources.json").read_text())
+record = json.loads(Path("../experiments/records/04_three_sources.json").read_text())
 lags, accuracy = record["lags"], record["accuracy"]
 ids = torch.randint(16, (4000, 64), generator=torch.Generator().manual_seed(74))
 most = F.one_hot(ids, 16).cumsum(1).argmax(-1)  # the most frequent token so far

@@ -47,7 +47,7 @@ def random(*shape, seed):
 
 def read_record(name):
     """What the command named in the record has written."""
-    return json.loads(Path(f"../figures/records/{name}.json").read_text())
+    return json.loads(Path(f"../experiments/records/{name}.json").read_text())
 
 
 def book_layer(letter):
@@ -417,7 +417,7 @@ plotting.save(
 # (on more books than the figure's). V = SSD(x) ends between 0.998 and 0.999 on every seed. It
 # reaches 0.95 after 150 updates (median), S then A after 250, A then A after 350. One mixer alone
 # ends below 0.77, even with as many parameters as V = SSD(x). In 500 updates we compare how fast
-# the systems learn, not how far they could get (`python book/records.py 05_one_more_layer`).
+# the systems learn, not how far they could get (`python -m experiments 05_one_more_layer`).
 #
 # In Cheems, state-space layers come first. Behind one more S, V = SSD(x), S then A and A then A all
 # take 200 updates to reach 0.95 (median). V = SSD(x) and S then A each fail on one seed, at 0.70
@@ -832,7 +832,7 @@ assert printed.gate.grad is None and (printed.gate == 1).all()
 # %% [markdown]
 # The one with our gates does; no gradient reaches the printed mask.
 #
-# The gates get every answer right, on all five seeds (`python book/records.py 05_masks`). Do they
+# The gates get every answer right, on all five seeds (`python -m experiments 05_masks`). Do they
 # hide the decoys? Here are the gates of the four heads (seed 0), and of a model that rounds its
 # gates at ½ in training and takes all its gradients from unrounded ones (exercise 4 has a cousin):
 

@@ -61,7 +61,7 @@ def parameters(make):
 
 
 def read_record(name):
-    return json.loads(Path(f"../figures/records/{name}.json").read_text())
+    return json.loads(Path(f"../experiments/records/{name}.json").read_text())
 
 
 def all_gates(layer, x):
@@ -935,7 +935,7 @@ assert 7 * (narrow + 65536) < 1048576
 # Which time grows fastest with the number of experts? The search, the neurons computed with bags,
 # or those by gathering rows? We timed these parts of the wider layer, forward only, on one CPU core
 # in float32, with 512 tokens. Each point is the fastest of 25 calls, without error bars
-# (`python book/records.py 06_rows`).
+# (`python -m experiments 06_rows`).
 
 # %% tags=["figure"]
 parts = read_record("06_rows")
@@ -960,7 +960,7 @@ plotting.save(
 # Compared with the package's whole PEER layer of this size, on two cores, the dense MLP is three
 # times as fast with 1,024 neurons. With 4,096 they're about equal. With 16,384, our layer takes a
 # quarter of the MLP's time, and PEER-pytorch six tenths.
-# (`python tests/bench/bench_experts.py --json figures/records/06_growth.json`)
+# (`python tests/bench/bench_experts.py --json experiments/records/06_growth.json`)
 
 # %% tags=["guard"]
 layers = read_record("06_growth")

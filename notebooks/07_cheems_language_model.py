@@ -63,7 +63,7 @@ def long_memory(model):
 
 
 def read_record(name):
-    return json.loads(Path(f"../figures/records/{name}.json").read_text())
+    return json.loads(Path(f"../experiments/records/{name}.json").read_text())
 
 
 def draw_letters(ax, pattern, x, y, step, size):
@@ -344,7 +344,7 @@ assert right[-1] > 0.9
 # neighbour.
 #
 # One seed is luck. So we also recorded five runs of each kind, up to 1,000 steps long (`python
-# book/records.py 07_state_or_neighbour`). A model that knows which values are in the row, but not
+# -m experiments 07_state_or_neighbour`). A model that knows which values are in the row, but not
 # whose they are, and rules out those already given, gets 0.39 right. What do you expect of AS, with
 # attention first, and of SA with rotation and a wiped state?
 
@@ -811,7 +811,7 @@ check("one at a time, with cache = argmax of one pass", new, logits.argmax(dim=-
 
 # %% [markdown]
 # What does longer training buy? We recorded 2,500 steps of a larger model, `SE × 7 + IE`, with
-# windows of 256 bytes, one seed (`python book/records.py 07_training`):
+# windows of 256 bytes, one seed (`python -m experiments 07_training`):
 
 # %%
 long_run = read_record("07_training")

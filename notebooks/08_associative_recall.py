@@ -45,7 +45,7 @@ def seeded(seed):
 
 
 def read_record(name):
-    return json.loads(Path(f"../figures/records/{name}.json").read_text())
+    return json.loads(Path(f"../experiments/records/{name}.json").read_text())
 
 
 # %% tags=["versions", "nbval-ignore-output"]
@@ -643,7 +643,7 @@ ROWS = {row["system"]: row for row in read_record("08_rows")["table"]}
 # Rows have 32 or 64 tokens with up to $T/4$ pairs, of 256 ids. The loss counts only the answers. A
 # run takes at most 2,000 steps, and stops once 99 % are right at both lengths. One seed chooses
 # each model's learning rate, 1e-3, 3e-3 or 1e-2, by the share right at $T = 64$, averaged over the
-# run. We then run five other seeds (`python book/records.py 08_rows`).
+# run. We then run five other seeds (`python -m experiments 08_rows`).
 
 # %% tags=["guard"]
 print("d = 64, T = 64: the rate, right at the end with five seeds, and steps until 0.9 are")
@@ -834,7 +834,7 @@ assert [round(x, 2) for x in drawn] == [1.00, 0.25]
 # Take a row, and a *copy* of it where the pairs have other keys. We compute attention's $q$ from
 # the row and its $k$ from the copy, and read only the weights. Does it still find the answers? If
 # it finds an answer by the token in front of it, it will now fail. If it goes by the value, nothing
-# will change. The figure shows the recorded model (`python book/records.py 08_found`); folded cells
+# will change. The figure shows the recorded model (`python -m experiments 08_found`); folded cells
 # test yours. Look at the lines with arrows: the others are fill, which the loss doesn't count. (In
 # the copy drawn here, the four queries are replaced, too, but their $q$ comes from the row.)
 
@@ -923,7 +923,7 @@ AT_RATE = {s: [shares_at(4e-4 * t, s) for t in TIMES.values()] for s in ("QCAttn
 AT_256 = {s: [[last_share(run, 256) for run in runs_of(s, d)] for d in RATES] for s in SYSTEMS}
 
 # %% [markdown]
-# Here is what came out at $T = 256$, with three seeds each (`python book/records.py 08_recall`). A
+# Here is what came out at $T = 256$, with three seeds each (`python -m experiments 08_recall`). A
 # run takes at most 3,000 steps, and stops once 99 % are right at every length. Before you look:
 # which system fails?
 
@@ -979,7 +979,7 @@ for one, other, d in ((inner, plain, 32), (inner, plain, 128), (mask, inner, 128
 #
 # At each width, all systems got the same rate, ten times WM's. Does it suit all of them? At $d =
 # 32$, on rows of up to 64 tokens, we tried four multiples of WM's rate, for 2,000 steps each
-# (`python book/records.py 08_rates`):
+# (`python -m experiments 08_rates`):
 
 # %%
 print(table("right at WM's rate ×", TIMES, AT_RATE))

@@ -46,7 +46,7 @@ def seeded(seed):
 
 
 def read_record(name):
-    return json.loads((Path("..") / "figures" / "records" / f"{name}.json").read_text())
+    return json.loads((Path("..") / "experiments" / "records" / f"{name}.json").read_text())
 
 
 def losses_of(name):
@@ -479,7 +479,7 @@ assert not any(judge(orders, minus("OTCE", "Jamba") | minus("two, not last", "Ja
 #
 # *Prediction:* little, because the layers around attention can do the inner function's job.
 # *Family:* two inner functions against linear values. *Runs:* six seeds, 300 updates (`python
-# book/records.py 09_inner`). A negative number is good for the inner function, and `judge` applies
+# -m experiments 09_inner`). A negative number is good for the inner function, and `judge` applies
 # our rule:
 
 # %%
@@ -511,7 +511,7 @@ assert far < 0.1
 # | with the mask as well | 8.36 | 8.42 | 7.96 |
 # | attention alone (A) | | | 8.38 |
 #
-# **Runs.** 200 updates, three seeds (`python book/records.py 09_position`). Between columns,
+# **Runs.** 200 updates, three seeds (`python -m experiments 09_position`). Between columns,
 # compute differs by under 0.5 %. Our mask, in one of the four modules, has gates that learn; WM's
 # never learns (chapter 05).
 #
@@ -567,7 +567,7 @@ assert [*called.values()] == [True, False]
 # doubtful. **Remove what worries you and look again.** Without that module, rotation is still 0.116
 # ± 0.036 behind the convolution. But it's 0.039 ± 0.036 ahead of the decay, which would be
 # significant. So about the decay we don't know. For the convolution, we trained this module once
-# more, at rate 0.003 for 600 updates (`python book/records.py 09_longer`; that changes two things
+# more, at rate 0.003 for 600 updates (`python -m experiments 09_longer`; that changes two things
 # at once, and we'd already used these three seeds, one of them to choose the convolution's rate).
 # Will the gap close?
 
@@ -631,7 +631,7 @@ assert all(called[1]) and not any(called[3])
 # **Prediction.** Shared parts learn from every token, so more sharing should be better.
 #
 # **Family.** The seven kinds against the MLP. **Runs.** Each kind fills two of the four layers
-# behind the mixers, 200 updates, three seeds (`python book/records.py 09_shared`). The row MLP is
+# behind the mixers, 200 updates, three seeds (`python -m experiments 09_shared`). The row MLP is
 # section 4's S + A with rotation. MoE has four experts of width `d_ff`, while PEER's neurons don't
 # depend on it. All layers share one `d_ff`, so the MLPs in the other two layers make up for the
 # experts: they are 734 wide in the row MLP, 209 beside MoE, 1,176 beside PEER, and 587 beside the
@@ -698,12 +698,13 @@ assert round(means["MLP minus DGLU"], 3) == 0.111
 # and CDMoE are behind it, too. Only MoE, MoE with a shared expert and cohesive experts stay ahead,
 # by 0.04 to 0.06. But we had picked this family *and* our rule after looking.
 #
-# So we asked again, on five new seeds. First we committed (`book/controls.py`) our rule; the
-# *family*, the MLP and the three kinds that had been ahead, against the DGLU; and a *prediction*.
+# So we asked again, on five new seeds. First we committed (`experiments/preregistered.py`) our
+# rule; the *family*, the MLP and the three kinds that had been ahead, against the DGLU; and a
+# *prediction*.
 # The MLP is behind by 0.05 to 0.15, the three are ahead by 0.02 to 0.06, significantly for the MLP
 # and at least two of the three. We then made a mistake: we had tuned with only one of two seeds
 # when we ran these five, and saw the MLP 0.129 behind. The other tuning seed changed the MLP's rate
-# from 0.01 to 0.003, so it ran again. Here is the result (`python book/records.py 09_gated`):
+# from 0.01 to 0.003, so it ran again. Here is the result (`python -m experiments 09_gated`):
 
 # %%
 called = judge(gated, against("DGLU", ["MLP", *THREE_KINDS]))
@@ -814,7 +815,7 @@ assert abs(unrelated - 0.25) < 0.01 and not any(repeated.values())
 # **Prediction.** Each expert learns only from the tokens that reach it. So in a short training more
 # experts should mean a higher loss. **Family.** One number, the slope of such a line, fitted for
 # each seed. Seventeen rows give 136 pairs, and we don't want to compare any of them. **Runs.** 0.4
-# million parameters, 100 updates, three seeds, one rate for all (`python book/records.py
+# million parameters, 100 updates, three seeds, one rate for all (`python -m experiments
 # 09_routed`), and DGLUs for the dense layers. Experts everywhere take 22 % less compute.
 #
 # Here is the slope with (9.1). Which falls does it exclude? And its *power*, how often slopes that
@@ -912,7 +913,7 @@ assert share > 0.8
 # rotates. Is that why? (In Ch's table it may be: by OTCE's own tables, OTCE without rotation gets
 # 2.51.)
 #
-# **Runs.** Seven systems of sixteen layers, 200 updates (`python book/records.py 09_systems`).
+# **Runs.** Seven systems of sixteen layers, 200 updates (`python -m experiments 09_systems`).
 # LlaMa takes 28 % more compute than Jamba, and Cheems 6 %. Seeds 4 and 5 are new, and so are Jamba
 # with rotation and Cheems with a convolution. **Prediction**, committed before the new runs:
 # position is most of it. With the same source of position, Jamba and Cheems are within 0.04 of each
@@ -972,7 +973,7 @@ for name, ((mean, half), *_) in judged.items():
 # neither is significant.) We'd try the experts next, since CDMoE was behind DGLUs in section 5.
 #
 # And later in training? We predicted, and committed, that after 1,000 updates Cheems is behind
-# Jamba by only 0.04 to 0.12, and Mamba-2 not significantly (`python book/records.py
+# Jamba by only 0.04 to 0.12, and Mamba-2 not significantly (`python -m experiments
 # 09_systems_longer`, three seeds, the rates of 200 updates):
 
 # %%

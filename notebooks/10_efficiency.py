@@ -42,7 +42,7 @@ from cheems_ref.verify import check, must_differ
 
 # %% tags=["setup"]
 torch.set_num_threads(1)  # as the record's
-RECORD = json.loads(Path("../figures/records/10_efficiency.json").read_text())
+RECORD = json.loads(Path("../experiments/records/10_efficiency.json").read_text())
 MEASURED, CONTROL = RECORD["parts"], RECORD["control"]
 RATES = MEASURED["rates"]
 PRODUCTS, SUMS = dict(RATES["products"]), dict(RATES["sums"])

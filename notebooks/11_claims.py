@@ -160,7 +160,7 @@ for verdict in VERDICTS:
 # %% [markdown]
 # Of 418 claims, 189 hold as printed and 114 once they're repaired. Each verdict except *not
 # testable here* has to point to lines that a notebook printed, and a test fails if they are
-# missing. Try `python book/claims.py wm-listing-3-axis`.
+# missing. Try `python -m book.claims wm-listing-3-axis`.
 
 # %% tags=["guard"]
 total = Counter(claim["verdict"] for claim in CLAIMS)

@@ -811,11 +811,11 @@ def timed(rank, pattern, length, turns):
 
 
 # %% [markdown]
-# Here is our record (`python book/records.py 12_two_processes`, float32, two cores, 11 turns).
+# Here is our record (`python -m experiments 12_two_processes`, float32, two cores, 11 turns).
 # *Wall* is wall-clock time. *Busiest rank* counts only the processor time of the busier process.
 
 # %%
-record = json.loads(Path("../figures/records/12_two_processes.json").read_text())
+record = json.loads(Path("../experiments/records/12_two_processes.json").read_text())
 
 
 def speedups(seconds):

@@ -1,4 +1,4 @@
-"""book/build.py on small projects: what it writes, what it leaves alone, what it refuses."""
+"""The build on small projects: what it writes, what it leaves alone, what it refuses."""
 
 import os
 import re
@@ -8,10 +8,11 @@ import threading
 import time
 from pathlib import Path
 
-import build
 import nbformat
 import psutil
 import pytest
+
+from book.notebooks import build_notebooks
 
 SAME = """
 # %%
@@ -27,7 +28,7 @@ import importlib.util, os
 
 with open(os.environ["CHEEMS_FIGURES"] + "/01_curve.svg", "w") as file:
     _ = file.write("<svg>1</svg>")
-print({"a", "b", "c"}, os.environ["SOURCE_DATE_EPOCH"], importlib.util.find_spec("minutes"))
+print({"a", "b", "c"}, os.environ["SOURCE_DATE_EPOCH"], importlib.util.find_spec("book"))
 """
 SECOND = """\
 # %% tags=["raises-exception"]
@@ -81,7 +82,7 @@ def files(root: Path) -> dict[str, bytes]:
 
 
 def run_build(root: Path, *arguments: str) -> int:
-    return build.main(["--root", str(root), *arguments])
+    return build_notebooks.main(["--root", str(root), *arguments])
 
 
 @pytest.fixture(scope="module")
@@ -105,13 +106,13 @@ def test_what_is_written(course):
     path = course / "notebooks/01_first.ipynb"
     notebook = nbformat.read(path, as_version=4)
     nbformat.validate(notebook)
-    assert notebook.metadata == build.METADATA
+    assert notebook.metadata == build_notebooks.METADATA
     assert [cell.get("execution_count") for cell in notebook.cells] == [None, 1, 2, 3]
     assert [cell.metadata for cell in notebook.cells] == [{}, {"tags": ["check"]}, {}, {}]
     assert notebook.cells[1].outputs[0].text.endswith("} 0 None\n")  # it can't import book/
     assert [output.text for output in notebook.cells[2].outputs] == ["one\ntwo\n"]
     assert str(course) not in path.read_text()
-    ids = [cell.id for cell in build.read_source(path.with_suffix(".py")).cells]
+    ids = [cell.id for cell in build_notebooks.read_source(path.with_suffix(".py")).cells]
     assert ids == [cell.id for cell in notebook.cells] and len(set(ids)) == 4
     (error,) = nbformat.read(course / f"{stems[1]}.ipynb", as_version=4).cells[0].outputs
     assert error.evalue == "d_model must be even,\nnot 3"
@@ -120,7 +121,7 @@ def test_what_is_written(course):
 
 def test_check_names_every_file_that_would_change_and_a_full_run_repairs_them(copy, capsys):
     """With the same bytes at another path, and one at a time. A run by name removes no figure, and
-    figures/records are not the build's.
+    figures/drawings is not the build's.
     """
     right = files(copy)
     stored = copy / "notebooks/01_first.ipynb"
@@ -128,8 +129,8 @@ def test_check_names_every_file_that_would_change_and_a_full_run_repairs_them(co
     (copy / "notebooks/02_second.ipynb").unlink()
     (copy / "figures/01_curve.svg").write_text("<svg>2</svg>")
     (copy / "figures/09_left_over.png").write_bytes(b"")
-    (copy / "figures/records").mkdir()
-    (copy / "figures/records/timings.svg").write_text("kept")
+    (copy / "figures/drawings").mkdir()
+    (copy / "figures/drawings/timings.svg").write_text("kept")
     before = files(copy)
     assert run_build(copy, "--check") == 1
     found = capsys.readouterr().out.splitlines()
@@ -145,7 +146,7 @@ def test_check_names_every_file_that_would_change_and_a_full_run_repairs_them(co
     assert files(copy) == before
     assert run_build(copy, "02") == 0 and (copy / "figures/09_left_over.png").exists()
     assert run_build(copy, "--jobs", "1") == 0
-    assert files(copy) == right | {"figures/records/timings.svg": b"kept"}
+    assert files(copy) == right | {"figures/drawings/timings.svg": b"kept"}
 
 
 DRAW = 'open(os.environ["CHEEMS_FIGURES"] + "/{}", "w").close()\n'
@@ -164,7 +165,7 @@ FAILS = DRAW.format("01_curve.svg") + "# %%\nnumerator / 0"
 )
 def test_a_notebook_is_refused(tmp_path, monkeypatch, capsys, source, limit, message):
     """And nothing of it is written."""
-    monkeypatch.setattr(build, "LIMIT_S", limit)
+    monkeypatch.setattr(build_notebooks, "LIMIT_S", limit)
     root = project(tmp_path, {"01_only.py": f"# %%\nimport os\n{source}\n"})
     before = files(root)
     assert run_build(root, "01") == 1

@@ -7,9 +7,10 @@ import re
 import tomllib
 from pathlib import Path
 
-import claims
 import pytest
-from claims import places
+
+from book import claims
+from book.claims import places
 
 ROOT = Path(__file__).resolve().parent.parent
 CLAIMS, NOTEBOOKS = claims.read_claims(), claims.read_notebooks()

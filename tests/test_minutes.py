@@ -1,9 +1,10 @@
 """The README has the minutes that are counted from the chapters."""
 
-import minutes
-from build import ROOT, lectures, read_source
-from minutes import SITTING, Section, count, sections
 from nbformat.v4 import new_code_cell, new_markdown_cell
+
+from book.guide import teaching_minutes
+from book.guide.teaching_minutes import SITTING, Section, count, sections
+from book.notebooks.build_notebooks import ROOT, lectures, read_source
 
 SOURCE = """\
 # %% [markdown]
@@ -28,7 +29,7 @@ SOURCE = """\
 
 
 def test_the_course_claims_what_is_counted():
-    assert minutes.main(["--check"]) == 0, "run `python book/minutes.py`"
+    assert teaching_minutes.main(["--check"]) == 0, "run `python -m book.guide.teaching_minutes`"
 
 
 def test_a_chapter_is_one_lecture():
@@ -51,16 +52,21 @@ def test_items_of_a_cell():
 
 def test_a_chapter_s_minutes_are_counted_and_written_once(tmp_path, monkeypatch, capsys):
     rates = dict(words=100, lines=10, equations=1, figures=1)
-    monkeypatch.setattr(minutes, "PER_MINUTE", {"to teach": rates, "alone": rates | {"lines": 5}})
-    monkeypatch.setattr(minutes, "EXERCISE", {"easy": 8})
+    monkeypatch.setattr(
+        teaching_minutes, "PER_MINUTE", {"to teach": rates, "alone": rates | {"lines": 5}}
+    )
+    monkeypatch.setattr(teaching_minutes, "EXERCISE", {"easy": 8})
     (tmp_path / "notebooks").mkdir()
     source, readme = tmp_path / "notebooks" / "03_a.py", tmp_path / "README.md"
     source.write_text(SOURCE.format(words="it's " * 1900, lines="x = 1\n\n" * 300))
     readme.write_text("| 03 | [A](notebooks/03_a.ipynb) | `a` | 1 minute |\nWords.\n")
     parts = [Section("Opening", 1, 1), Section("1 · First", 50, 80), Section("Exercises", 0, 8)]
     assert sections(read_source(source).cells) == parts
-    assert minutes.main(["--check"], tmp_path) == 1
+    assert teaching_minutes.main(["--check"], tmp_path) == 1
     assert "README.md: other minutes" in capsys.readouterr().out
     for _ in range(2):
-        assert minutes.main([], tmp_path) == 0 and minutes.main(["--check"], tmp_path) == 0
+        assert (
+            teaching_minutes.main([], tmp_path) == 0
+            and teaching_minutes.main(["--check"], tmp_path) == 0
+        )
     assert readme.read_text() == "| 03 | [A](notebooks/03_a.ipynb) | `a` | 50 / 90 |\nWords.\n"

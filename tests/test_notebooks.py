@@ -18,11 +18,12 @@ from pathlib import Path
 
 import lessons
 import pytest
-from build import read_source
 from IPython.display import SVG
 from lessons import NOTEBOOKS, code_cells, of_code_cells, stored, tags
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+
+from book.notebooks.build_notebooks import read_source
 
 STORED = sorted(NOTEBOOKS.glob("*.ipynb")) + sorted(NOTEBOOKS.glob("labs/*.ipynb"))
 

@@ -5,19 +5,19 @@ import json
 import types
 
 import pytest
-import records
-from records import from_notebook, resumed
 
 from cheems_ref.text import read_text, text_to_ids
+from experiments import runner
+from experiments.runner import from_notebook, resumed
 
 JOBS = [dict(number=number) for number in range(4)]
 SQUARES = [{"square": number**2} for number in range(4)]
 NAMES = {
-    records.CHAPTER_7: [records.RECALL],
-    records.CHAPTER_8: [records.RECALL_GRID, records.FOUND_RUN],
-    records.LAB_8A: [records.NEEDLE_RUN],
-    records.CHAPTER_9: [records.ABLATION_RUN],
-    records.LAB_9A: [records.READING_RUN],
+    runner.CHAPTER_7: [runner.RECALL],
+    runner.CHAPTER_8: [runner.RECALL_GRID, runner.FOUND_RUN],
+    runner.LAB_8A: [runner.NEEDLE_RUN],
+    runner.CHAPTER_9: [runner.ABLATION_RUN],
+    runner.LAB_9A: [runner.READING_RUN],
     "12_scaling_out": [("timed",)],
 }
 
@@ -61,7 +61,7 @@ def test_functions_and_constants_come_from_a_notebook(monkeypatch, tmp_path):
         "import math\nA, B = 2, 3\nprint(1 / 0)\n\ndef f():\n    return math.pi + B\n"
         "\ndef g():\n    pass\n\ng = [1]\n"
     )
-    monkeypatch.setattr(records, "ROOT", tmp_path)
+    monkeypatch.setattr(runner, "ROOT", tmp_path)
     b, f = from_notebook("x", "B", "f")
     assert b == 3 and 6 < f() < 7
     with pytest.raises(ValueError, match="x defines one of g twice"):
@@ -73,18 +73,18 @@ def test_functions_and_constants_come_from_a_notebook(monkeypatch, tmp_path):
 @pytest.mark.usefixtures("torch_as_before")
 def test_runs_of_the_ablations_in_small(monkeypatch):
     """Two updates on a part of Python's manual: the same again, and other losses in another run."""
-    (settings,) = from_notebook(records.CHAPTER_9, "TRAINING")
+    (settings,) = from_notebook(runner.CHAPTER_9, "TRAINING")
     brief = dataclasses.replace(settings, steps=2, evaluate_every=1, seq_len=128)
     part = types.SimpleNamespace(ids=text_to_ids(read_text())[:24_000], eval_fraction=0.1)
-    monkeypatch.setattr(records, "ablation_settings", lambda steps: brief)
-    monkeypatch.setattr(records, "ablation_corpus", lambda: part)
+    monkeypatch.setattr(runner, "ablation_settings", lambda steps: brief)
+    monkeypatch.setattr(runner, "ablation_corpus", lambda: part)
 
     def job(**fields):
         return dict(row="x", fields=fields, rate=1e-3, seed=3, steps=2)
 
     small = dict(d_model=32, target=60_000)
     first, again, unturned = (
-        records.ablation_run(job(pattern="SR AH", **small, **more))
+        runner.ablation_run(job(pattern="SR AH", **small, **more))
         for more in ({}, {}, dict(turned=False))
     )
     assert first["nats"] == again["nats"] and [step for step, _ in first["nats"]] == [1, 2]
@@ -92,6 +92,6 @@ def test_runs_of_the_ablations_in_small(monkeypatch):
     assert first["parameters"] == unturned["parameters"] and first["nats"] != unturned["nats"]
     # Experts that have hardly learned give four unrelated answers, with a quarter in common.
     assert len(first["in common"]) == 2 and all(0.2 < s < 0.45 for s in first["in common"])
-    run = records.reading_run(job(pattern="AM SM", objective="two-way"))
+    run = runner.reading_run(job(pattern="AM SM", objective="two-way"))
     (((steps, nats),), places) = run["nats"], run["by place"]
     assert steps == 2 and 4 < nats < 6 and min(places) <= nats <= max(places)

@@ -9,9 +9,10 @@ import zipfile
 from pathlib import Path
 
 import pytest
-import student
-from build import read_source
 from lessons import stored, tags
+
+from book.editions import build_editions
+from book.notebooks.build_notebooks import read_source
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = sorted((ROOT / "notebooks").glob("*.py"))
@@ -22,7 +23,7 @@ GAP = "    # YOUR CODE HERE\n    raise NotImplementedError()"
 
 
 def with_gaps(text):
-    """Cut the solutions out of a source without the regular expression of book/student.py."""
+    """Cut the solutions out of a source without the regular expression of build_editions.py."""
     first, *parts = text.split(BEGIN)
     return first + "".join(GAP + part.split(END)[1] for part in parts)
 
@@ -77,7 +78,7 @@ def files(folder):
 def test_both_editions_hold_what_the_chapters_need_and_the_zip_is_the_students(editions):
     carried = {"LICENSE", "constraints.txt", "pyproject.toml"}
     carried |= {"book/claims.toml", "book/tables.toml"}
-    for pattern in ("cheems_ref/**/*", "cheems_lab/**/*", "figures/records/*", "book/manual/*"):
+    for pattern in ("cheems_ref/**/*", "cheems_lab/**/*", "experiments/records/*", "book/manual/*"):
         paths = [path for path in ROOT.glob(pattern) if path.is_file()]
         carried |= {p.relative_to(ROOT).as_posix() for p in paths if "__pycache__" not in p.parts}
     for source in [*SOURCES, *(ROOT / "notebooks").glob("labs/*.py")]:
@@ -100,7 +101,7 @@ def test_the_zip_of_the_same_files_has_the_same_bytes(tmp_path):
             (tmp_path / name / path).write_text(path * 100)
     (tmp_path / "two/a.txt").chmod(0o600)
     os.utime(tmp_path / "two/a.txt", (1e9, 1e9))
-    one, two = (student.pack(tmp_path / name) for name in ("one", "two"))
+    one, two = (build_editions.pack(tmp_path / name) for name in ("one", "two"))
     assert one.read_bytes() == two.read_bytes()
     with zipfile.ZipFile(one) as packed:
         assert packed.read("cheems_student/b/c.txt") == b"b/c.txt" * 100
@@ -110,11 +111,11 @@ def test_a_folder_is_made_anew_unless_it_has_a_gradebook(tmp_path):
     folder = tmp_path / "instructor"
     folder.mkdir()
     (folder / "old.ipynb").touch()
-    student.begin(folder, "instructor.md")
+    build_editions.begin(folder, "instructor.md")
     assert not (folder / "old.ipynb").exists()
     (folder / "gradebook.db").touch()
     with pytest.raises(SystemExit, match="has a gradebook"):
-        student.begin(folder, "instructor.md")
+        build_editions.begin(folder, "instructor.md")
     assert (folder / "gradebook.db").exists()
 
 

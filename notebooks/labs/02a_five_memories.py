@@ -234,10 +234,10 @@ print("linear attention: under 60 %, within 5 points of the best guess")
 # That isn't bad luck. The state of linear attention is a sum, and a sum doesn't know its order. If
 # keys and values depend on the note alone, as here, it can do no better than guess the most
 # frequent value. A record has longer runs with more keys: 300 steps each, medians of three seeds
-# (`python book/records.py 02_learned`). Where does each rule begin to fail?
+# (`python -m experiments 02_learned`). Where does each rule begin to fail?
 
 # %%
-record = json.loads(Path("../../figures/records/02_learned.json").read_text())
+record = json.loads(Path("../../experiments/records/02_learned.json").read_text())
 accuracy, few = record["accuracy"], record["keys"].index(16)
 print("number of keys  ", *[f"{keys:5}" for keys in record["keys"]])
 for name, row in (accuracy | {"best guess": record["best guess"]}).items():

@@ -180,10 +180,10 @@ print(f"exact sum {exact:.3f}; errors {errors[0]:.1e} and {errors[1]:.1e}, bound
 # with $A = -1$ and $A = -8$. We say a head *remembers* $N$ tokens if a write fades to $1/e$ after
 # $N$. With larger step sizes the slow head remembers 25 tokens, with smaller ones 2,507. Rounding
 # noise differs between machines, so these are recorded medians over five seeds (`python
-# book/records.py 03_error_budget`), with the kernel in Triton's interpreter:
+# -m experiments 03_error_budget`), with the kernel in Triton's interpreter:
 
 # %%
-record = json.loads(Path("../../figures/records/03_error_budget.json").read_text())
+record = json.loads(Path("../../experiments/records/03_error_budget.json").read_text())
 assert record["kernel"] == "interpreter"
 at = [record["lengths"].index(length) for length in (16, 64, 512, 2048)]
 for memory, curves in record["errors"].items():

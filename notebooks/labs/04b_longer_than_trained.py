@@ -69,10 +69,10 @@ for dtype in (torch.bfloat16, torch.float16, torch.float32):
 # %% [markdown]
 # So the package computes angles in float64 for a float64 model and in float32 for every other, even
 # if the model runs in bfloat16. Here is how much the output of a rotary SSD changes when the text
-# is moved (`python book/records.py 04_shift_error`):
+# is moved (`python -m experiments 04_shift_error`):
 
 # %%
-record = json.loads(Path("../../figures/records/04_shift_error.json").read_text())
+record = json.loads(Path("../../experiments/records/04_shift_error.json").read_text())
 single, narrow = record["errors"]["angles in float32"], record["errors"]["angles in bfloat16"]
 assert max(record["errors"]["angles in float64"]) < 1e-10
 assert single[0] < 1e-6 and 3e-3 < single[-1] < 5e-3

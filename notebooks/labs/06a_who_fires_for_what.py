@@ -29,7 +29,7 @@ torch.set_num_threads(1)  # models as small as these gain little from more
 
 
 def read_record(name):
-    return json.loads(Path(f"../../figures/records/{name}.json").read_text())
+    return json.loads(Path(f"../../experiments/records/{name}.json").read_text())
 
 
 # %% tags=["versions", "nbval-ignore-output"]
@@ -74,7 +74,7 @@ def train_on_bytes(steps, seed=0):
 # %% [markdown]
 # The *overlap* of two characters is the sum over experts of the smaller of their shares: 1 if they
 # use the same experts with the same weights, 0 without a common expert. Here is its mean before
-# training and after 1,500 updates, for seed 0. The record (`python book/records.py 06_fires`) keeps
+# training and after 1,500 updates, for seed 0. The record (`python -m experiments 06_fires`) keeps
 # only the 60 experts used most, so the trained overlaps are lower bounds.
 
 
@@ -103,7 +103,7 @@ for name, share in (("untrained", untrained), ("1,500 steps", trained)):
 # experts for everything. So we subtract: *kinship* is the average of the two overlaps within a
 # kind, minus that between the kinds, over all 1,024 experts, not just 60. It needs a control, 200
 # random splits of the same characters into 12 and 10. We wrote this before the first run (`python
-# book/records.py 06_kinship`):
+# -m experiments 06_kinship`):
 
 # %%
 kinship = read_record("06_kinship")

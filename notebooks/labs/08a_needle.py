@@ -33,7 +33,7 @@ from cheems_ref.verify import check, must_differ
 # %% tags=["setup"]
 torch.set_default_dtype(torch.float64)
 torch.set_num_threads(1)
-RECORD = json.loads(Path("../../figures/records/08_needle.json").read_text())
+RECORD = json.loads(Path("../../experiments/records/08_needle.json").read_text())
 
 
 # %% tags=["versions", "nbval-ignore-output"]
@@ -159,7 +159,7 @@ def got_there(run):
 
 # %% [markdown]
 # Each run takes at most 2,500 updates of 2,048 bytes, and stops when 98 % of the digits are right
-# at every trained length, averaged over three depths in the training text (`python book/records.py
+# at every trained length, averaged over three depths in the training text (`python -m experiments
 # 08_needle`). Each rate is the best of three, chosen with seed 0. The best of several runs was
 # probably also lucky, so seed 0 doesn't count, which leaves two runs of each system.
 

@@ -256,7 +256,7 @@ _ = must_differ("AMSM: part B, two-way", two_way, one_way)
 # these two leads.
 #
 # **Runs.** Three patterns, a million parameters, 200 updates on windows of 512 bytes, three seeds,
-# each row at its own rate (`python book/records.py 09_reading`). S + A is SMAMSMAM. All rows are
+# each row at its own rate (`python -m experiments 09_reading`). S + A is SMAMSMAM. All rows are
 # scored on the same held-out bytes, those we cut out. One row's variance is over 20,000 times
 # another's, so chapter 09's rule doesn't pool here.
 
@@ -337,7 +337,7 @@ def nats_cut_out(reader, objective, held_out, n_texts=256, length=513):
 
 
 # %% tags=["setup"]
-RECORD = json.loads((Path("..") / ".." / "figures" / "records" / "09_reading.json").read_text())
+RECORD = json.loads((Path("..") / ".." / "experiments" / "records" / "09_reading.json").read_text())
 losses = {}
 for run in RECORD["runs"]:
     losses.setdefault(run["row"], {})[run["seed"]] = run["nats"][-1][1]

@@ -33,11 +33,10 @@ from statistics import median
 
 from timing import describe_machine, paired_ratio, peak_bytes, time_in_turns, waiting
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "book"))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import torch
 import torch.nn.functional as F
-from records import KEEP_MEMORY, from_notebook
 
 from cheems_ref.attention import attention
 from cheems_ref.config import preset
@@ -46,6 +45,7 @@ from cheems_ref.kernels import kernel_status
 from cheems_ref.model import CausalLM
 from cheems_ref.retrieval import PEER
 from cheems_ref.ssd import ssd_chunked, ssd_quadratic, ssd_recurrent
+from experiments.runner import KEEP_MEMORY, from_notebook
 
 CHAPTER, SEED = "10_efficiency", 0
 LENGTHS = [2**i for i in range(8, 15)]

@@ -3,8 +3,8 @@
     python tests/bench/on_gpu.py [--steps NAME ...] [--to FOLDER] [--dry-run]
 
 Step by step, each by itself: one that fails or takes too long does not stop the others, and what it
-has measured until then is kept in its record, under figures/records if no other folder is named. A
-record that is there is gone on with, if it was made by the same settings on the same machine.
+has measured until then is kept in its record, under experiments/records or in a folder of your own.
+A record that is there is gone on with, if it was made by the same settings on the same machine.
 Without a GPU, or asked to, the steps are walked through on the CPU, tiny and with the kernels in
 Triton's interpreter, to see that they run; then nothing is kept.
 """
@@ -82,7 +82,9 @@ def carry_out(name, folder, dry):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", nargs="+", choices=STEPS, default=list(STEPS), metavar="NAME")
-    parser.add_argument("--to", type=Path, default=ROOT / "figures" / "records", metavar="FOLDER")
+    parser.add_argument(
+        "--to", type=Path, default=ROOT / "experiments" / "records", metavar="FOLDER"
+    )
     parser.add_argument("--dry-run", action="store_true", help="walk through it on the CPU")
     a = parser.parse_args()
     dry = a.dry_run or not torch.cuda.is_available()

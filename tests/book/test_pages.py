@@ -7,14 +7,15 @@ import subprocess
 import sys
 from pathlib import Path
 
-import claims
-import markup
 import nbformat
 import pytest
-import reference
-import website
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 from test_deck import in_one_row
+
+from book import claims
+from book.site import build_site as website
+from book.site import html_repairs as markup
+from book.site.extensions import api_reference as reference
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = {
@@ -173,15 +174,15 @@ def small(root: Path, chapter: list[str] = CHAPTER) -> Path:
     for name in ("README.md", "cheems_ref/README.md", "CONTRIBUTING.md"):
         (root / name).write_text("# Small\n")
     shutil.copy(ROOT / "LICENSE", root)
-    shutil.copytree(ROOT / "book" / "web", root / "book" / "web")
+    shutil.copytree(ROOT / "book" / "site", root / "book" / "site")
     for path in (ROOT / "book").glob("*.*"):
         shutil.copy(path, root / "book")
     return root
 
 
 def build(root: Path) -> subprocess.CompletedProcess:
-    command = [sys.executable, str(ROOT / "book" / "website.py"), "--root", str(root)]
-    return subprocess.run(command, capture_output=True, text=True)
+    command = [sys.executable, "-m", "book.site", "--root", str(root)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
 
 
 def files(folder: Path) -> dict[str, bytes]:

@@ -7,11 +7,11 @@ from pathlib import Path
 from random import Random
 
 import browser as chrome
-import play
 import pytest
 import torch
 import torch.nn.functional as F
 
+from book.site import interactive_pages as play
 from cheems_lab.__main__ import main
 from cheems_ref import budget, config, model, presets, ssd, text
 

@@ -6,8 +6,9 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import browser as chrome
-import claims
 import pytest
+
+from book import claims
 
 ROOT = Path(__file__).parents[2]
 SITE = ROOT / "book" / "_build" / "site"

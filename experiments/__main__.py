@@ -1,0 +1,5 @@
+"""`python -m experiments`."""
+
+from experiments.runner import main
+
+main()
