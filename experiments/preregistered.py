@@ -18,6 +18,20 @@ from cheems_ref.ssd import SSD
 
 TUNING, SEEDS = (100, 101), (0, 1, 2, 3, 4)
 
+# Chapter 01, section 8. The question: after 600 updates neither the selective layer without its
+# convolution nor two time-invariant layers copy everything. Can't they, or are they slow?
+COPY_PREDICTION = """
+After 2,000 updates at the same largest rate, four of five seeds of the selective layer without its
+convolution are above 0.95, and all five of the two time-invariant layers. One time-invariant layer
+stays below 0.70, since superposition holds at any budget.
+"""
+COPY_LONGER = {
+    "selective, no convolution": dict(selective=True, d_conv=1),
+    "time-invariant, two layers": dict(selective=False, layers=2),
+    "time-invariant": dict(selective=False),
+}
+
+
 # Chapter 05, section 4. The question: does computing in the values buy what one more layer would?
 INNER_PREDICTION = """
 Equal parameters, each at its best rate, 500 updates. S then A comes within 0.01 of V = SSD(x); A
