@@ -126,46 +126,6 @@ def make_chunks(length, device="cpu"):
     }
 
 
-# %% tags=["figure"]
-def draw_memory(ax, left, width, fast, slow):
-    """Two boxes: the small fast memory above, the big slow one below."""
-    for low, high, words, color in ((4.0, 5.0, fast, 2), (0.3, 1.6, slow, 5)):
-        frame = ax.fill([left, left + width, left + width, left], [low, low, high, high])[0]
-        frame.set(facecolor="white", edgecolor=plotting.COLORS[color], linewidth=2.5)
-        ax.text(left + width / 2, (low + high) / 2, words, ha="center", va="center", fontsize=15)
-
-
-def draw_left(ax):
-    """PyTorch's thirteen reads and writes as arrows, and the operators that make them."""
-    draw_memory(ax, 0.25, 8.2, "fast and small: the processor", "slow and big: memory")
-    ax.text(4.35, 5.85, "PyTorch: 13 reads and writes for every pair", ha="center", fontsize=17)
-    made = {"subtract": "ww", "to float32": "rrw", "mask": "rw", "exp": "rw"}  # r up, w down
-    made |= {"$CB^\\top$": "¼", "multiply": "rw", "times $x$": "r"}
-    place = 0.7
-    for name, moves in made.items():
-        for i, move in enumerate(moves):
-            ends = [(place + 0.48 * i, y) for y in ((1.65, 3.95) if move == "r" else (3.95, 1.65))]
-            plotting.arrow(ax, *ends, color=plotting.COLORS[3 if move == "¼" else move == "w"])
-            if move == "¼":  # both ways
-                plotting.arrow(ax, *ends[::-1], color=plotting.COLORS[3])
-                ax.text(ends[0][0] + 0.08, 2.6, "4 ×\n¼", fontsize=15)
-        ax.text(place + 0.24 * (len(moves) - 1), 5.12, name, ha="center", fontsize=13.5)
-        place += 0.48 * len(moves) + 0.22
-
-
-# %% tags=["figure"]
-def draw_right(ax):
-    """The kernels: what goes in and comes out, and the states, which go both ways."""
-    draw_memory(ax, 9.2, 3.5, "$L$, $CB^\\top$, and their\nproduct live and die here", "memory")
-    ax.text(10.95, 5.85, "kernels: none for a pair", ha="center", fontsize=17)
-    up, down = (1.65, 3.95), (3.95, 1.65)
-    arrows = {9.6: (up, "$x, \\Delta, B, C$"), 11.0: (down, "$y$")}
-    arrows |= {11.5: (down, ""), 11.75: (up, "states")}
-    for x, (ends, words) in arrows.items():
-        plotting.arrow(ax, *((x, y) for y in ends), color=plotting.QUIET)
-        ax.text(x + 0.1, 2.8, words, fontsize=14)
-
-
 # %% [markdown]
 # Below left, each arrow is one float32 number per head and *pair* $(t, s)$ of tokens in a chunk:
 # down when an operator of chapter 03's $(L \circ CB^\top)(\Delta x)$ writes it, up when the next
@@ -174,11 +134,7 @@ def draw_right(ax):
 # by "multiply", of a quarter each: four heads share it (section 3).
 
 # %% tags=["figure"]
-fig, ax = plotting.canvas(13, 6.2)
-draw_left(ax)
-draw_right(ax)
-plotting.save(
-    fig,
+plotting.show_drawing(
     "10_trips",
     "Two drawings of a fast small memory above a slow big one. Left, PyTorch: thirteen arrows go "
     "up and down between them, two for the subtraction, three for the conversion to float32, two "
@@ -521,25 +477,7 @@ def store(name, place, values, inside=True):
 
 
 # %% tags=["figure"]
-def draw_programs(ax):
-    """The blocks of M, with the programs that stand for each."""
-    chunk = torch.arange(l) // q
-    made = torch.where(chunk[:, None] == chunk, 1.0, 0.35)
-    made[~torch.ones(l, l).tril().bool()] = torch.nan
-    plotting.heatmap(ax, made, signed=False, colorbar=False, xlabel="source", ylabel="target")
-    for i in range(3):
-        middle = (q * i + min(q * (i + 1), l)) / 2
-        ax.text(q * i + 0.5, middle + 3, f"read {i}", color="white", fontsize=14)
-        for j in range(i):
-            words = f"write {j}, carry,\nread {i}"
-            ax.text(q * (j + 0.5), middle, words, ha="center", va="center", fontsize=14)
-
-
-# %% tags=["figure"]
-fig, ax = plotting.figure(size=(6.4, 5.6))
-draw_programs(ax)
-plotting.save(
-    fig,
+plotting.show_drawing(
     "10_programs",
     "The lower half of the matrix M of 42 tokens in blocks: three on the diagonal, named read 0, 1 "
     "and 2, and three below it, named by the chunk that writes, carry, and the chunk that reads.",
@@ -556,32 +494,7 @@ plotting.save(
 
 
 # %% tags=["figure"]
-def draw_cells(ax, left, low, kept):
-    """A grid of places: dark where kept is true, row 0 on top."""
-    rows, columns = ([start + 0.3 * i for i in range(size + 1)]
-                     for start, size in zip((low, left), kept.shape, strict=True))  # fmt: skip
-    how = dict(cmap="Blues", vmin=0, vmax=1.5, edgecolors=plotting.QUIET, linewidth=0.6)
-    ax.pcolormesh(columns, rows, kept.flip(0).double(), **how)
-
-
-def draw_tile(ax, inside, of_matrix):
-    """A tile, its mask of rows at the left, and its mask of columns above."""
-    draw_cells(ax, 4.0, 0.3, inside[:, None] & of_matrix)
-    draw_cells(ax, 3.4, 0.3, inside[:, None])
-    draw_cells(ax, 4.0, 5.4, of_matrix[None])
-    how = dict(ha="center", va="center", fontsize=15, bbox=dict(fc="white", ec="none", pad=3))
-    ax.text(2.1, 3.6, "inside: t < l\n(10 tokens)", **how)
-    ax.text(5.2, 6.1, "column < n   (8 numbers)", **how)
-    ax.text(5.2, 3.6, "$B$ of tokens\n32 to 41", **how)
-    ax.text(7.6, 3.6, "zeros", **how)
-    ax.text(5.2, 1.2, "zeros", **how)
-
-
-# %% tags=["figure"]
-fig, ax = plotting.canvas(9.2, 6.5)
-draw_tile(ax, 2 * q + torch.arange(q) < l, torch.arange(N) < n)
-plotting.save(
-    fig,
+plotting.show_drawing(
     "10_tile",
     "A grid of 16 by 16 places. Its first 10 rows and 8 columns are filled with B of tokens 32 to "
     "41; beside and below there are zeros. At the left stands the mask of the rows, inside, true "
