@@ -4,7 +4,8 @@
 
 The pages beside this script are written by people, but for two kinds of cells of their tables: the
 minutes, which teaching_minutes.py counts, and the links to sections of the notebooks. This script
-fills these in; `--check` writes nothing and exits with 1 where they are not as they should be.
+fills these in, and the minutes in the README's table of chapters. `--check` writes nothing and
+exits with 1 where they are not as they should be.
 `--students` writes the exam without its answers, and nothing else.
 """
 
@@ -19,7 +20,14 @@ from typing import NamedTuple
 
 from nbformat import NotebookNode
 
-from book.guide.teaching_minutes import EXERCISE, GRADE, Section, sections, total
+from book.guide.teaching_minutes import (
+    EXERCISE,
+    GRADE,
+    Section,
+    readme_with_minutes,
+    sections,
+    total,
+)
 from book.notebooks.build_notebooks import read_source
 from book.project import OPENING, ROOT, anchor, cells_under_headings, chapter_number, lectures
 
@@ -146,15 +154,17 @@ def pages(guide: Path = GUIDE) -> dict[str, Path]:
     return {chapter_number(path): path for path in sorted(guide.glob("[0-9][0-9]_*.md"))}
 
 
-def wanted(guide: Path = GUIDE) -> dict[Path, str]:
-    """The guide's pages as they should be."""
+def wanted(guide: Path = GUIDE, root: Path = ROOT) -> dict[Path, str]:
+    """The guide's pages and the README as they should be."""
     texts = {chapter: path.read_text(encoding="utf-8") for chapter, path in pages(guide).items()}
-    return {pages(guide)[c]: filled_page(c, text) for c, text in texts.items()}
+    found = {pages(guide)[c]: filled_page(c, text) for c, text in texts.items()}
+    readme = root / "README.md"
+    return found | {readme: readme_with_minutes(readme.read_text(encoding="utf-8"), root)}
 
 
-def main(arguments: list[str] | None = None, guide: Path = GUIDE) -> int:
+def main(arguments: list[str] | None = None, guide: Path = GUIDE, root: Path = ROOT) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m book.guide", description="Fill in the lecturer's guide."
+        prog="python -m book.guide", description="Fill in the lecturer's guide and the README."
     )
     parser.add_argument("--check", action="store_true", help="write nothing, name what differs")
     parser.add_argument("--students", type=Path, metavar="FILE", help="write the students' exam")
@@ -163,7 +173,7 @@ def main(arguments: list[str] | None = None, guide: Path = GUIDE) -> int:
         exam = (guide / "exam.md").read_text(encoding="utf-8")
         options.students.write_text(students(exam), encoding="utf-8")
         return 0
-    different = {p: t for p, t in wanted(guide).items() if p.read_text(encoding="utf-8") != t}
+    different = {p: t for p, t in wanted(guide, root).items() if p.read_text(encoding="utf-8") != t}
     for path, text in different.items():
         print(f"{'not as it should be' if options.check else 'filled in'}: {path.name}")
         if not options.check:

@@ -1,10 +1,7 @@
 """How many minutes each section takes, counted from its text.
 
-    python -m book.guide.teaching_minutes [--check]
-
-This script writes the sums into the README's table of chapters; lecturer_guide.py puts the minutes
-of each section into the lecturer's guide. `--check` writes nothing and exits with 1 if a number in
-the README is out of date.
+`python -m book.guide` writes the sums into the README's table of chapters, and the minutes of each
+section into the lecturer's guide.
 
 To teach means to say the prose and to show pictures and unfolded cells (cells tagged `setup`,
 `guard` or `figure` are folded), with time for questions. Alone means to read the prose, follow
@@ -13,15 +10,13 @@ estimated all chapters, 22 times: most said within a quarter of the count, the f
 No chapter takes longer than a lecture.
 """
 
-import argparse
 import re
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from book.notebooks.build_notebooks import read_source
-from book.project import ROOT, lectures, text_of
+from book.project import lectures, text_of
 from book.project import sections as sections_of
 
 SITTING = 90  # minutes: a lecture
@@ -88,23 +83,3 @@ def readme_with_minutes(text: str, root: Path) -> str:
         row = re.compile(rf"^(\|.*notebooks/{source.stem}\.ipynb.*\| )[^|]*\|$", re.MULTILINE)
         text = row.sub(rf"\g<1>{teach} / {alone} |", text)
     return text
-
-
-def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m book.guide.teaching_minutes",
-        description="Count the minutes for the README.",
-    )
-    parser.add_argument("--check", action="store_true", help="write nothing")
-    check, readme = parser.parse_args(arguments).check, root / "README.md"
-    wanted = readme_with_minutes(readme.read_text(), root)
-    if readme.read_text() == wanted:
-        return 0
-    print("README.md: other minutes" if check else "README.md: minutes written")
-    if not check:
-        readme.write_text(wanted)
-    return int(check)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

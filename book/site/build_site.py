@@ -12,7 +12,6 @@ have solutions, and no lecturer's guide.
 """
 
 import argparse
-import html
 import posixpath
 import re
 import shutil
@@ -24,7 +23,7 @@ from nbformat import NotebookNode
 from sphinx.cmd.build import build_main
 
 from book.claims import public_names
-from book.project import ROOT, labs, lectures, without_solutions
+from book.project import ROOT, alt_text, labs, lectures, without_solutions
 from book.site import interactive_pages
 from book.site.html_repairs import repair_html
 from book.slides import build_slides
@@ -93,17 +92,6 @@ def chapter_page(notebook: NotebookNode, name: str, lab: bool = False) -> Notebo
 
 def set_in_rows(formula: re.Match) -> str:
     return f"$${in_rows(Part('math', formula[1])).source}$$"
-
-
-def alt_text(output: NotebookNode) -> str:
-    """What a figure says to those who cannot see it; "" of another output."""
-    data = output.get("data", {})
-    if "image/png" in data:
-        return output.metadata["image/png"]["alt"]
-    if "image/svg+xml" in data:
-        found = re.search(r'<svg [^>]*aria-label="([^"]*)"', data["image/svg+xml"])
-        return html.unescape(found[1])
-    return ""
 
 
 def page_of(path: PurePosixPath, rooms: set[str]) -> str | None:

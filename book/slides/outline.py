@@ -25,13 +25,14 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
-from html import escape, unescape
+from html import escape
 
 from markdown_it import MarkdownIt
 from mdit_py_plugins.dollarmath import dollarmath_plugin
 from nbformat import NotebookNode
 
 from book.guide.teaching_minutes import sections, total
+from book.project import alt_text
 
 LEFT_OUT = {"setup", "versions", "check", "guard", "aside"}
 CODE = 12, 71  # lines and columns of code on a slide
@@ -220,11 +221,10 @@ def picture(cell: NotebookNode) -> Part | None:
         data = output.get("data", {})
         if "image/svg+xml" in data:
             svg = data["image/svg+xml"]
-            alt = re.search(r'aria-label="([^"]*)"', svg).group(1)
             grown = STAGE.sub(r'<g id="\1" class="fragment" data-fragment-index="\2">', svg)
-            return Part("svg", grown, unescape(alt))
+            return Part("svg", grown, alt_text(output))
         if "image/png" in data:
-            return Part("png", data["image/png"], output.metadata["image/png"]["alt"])
+            return Part("png", data["image/png"], alt_text(output))
     return None
 
 
