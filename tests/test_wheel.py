@@ -15,6 +15,7 @@ FILES = [path for name in ("cheems_ref", "cheems_lab") for path in (ROOT / name)
 ROOMS = {path.relative_to(ROOT).as_posix() for path in FILES if path.suffix == ".py"}
 DATA = {path.relative_to(ROOT).as_posix() for path in FILES if path.suffix == ".yaml"}
 DATA |= {"cheems_lab/model_card.md", "cheems_ref/figures.mplstyle"}
+DATA |= {"cheems_lab/py.typed", "cheems_ref/py.typed"}  # without it, editors ignore annotations
 ELSEWHERE = """
 import sys
 import torch
