@@ -372,7 +372,7 @@ def _check(q, k, v, gates, initial_state, scale, chunk_size):
     """Validate the arguments of a rule; `gates` has those that it takes, by name."""
     for name, gate in gates.items():
         if gate is None:
-            raise TypeError(f"{name} must be a tensor (b, l, h), got None")
+            raise TypeError(f"{name} must be a tensor, got None")
     known = check.shapes(q=(q, "b l h n"), k=(k, "b l h n"), v=(v, "b l h p"))
     check.sizes(n=known["n"], p=known["p"], chunk_size=chunk_size)
     check.shapes(known, **{name: (gate, "b l h") for name, gate in gates.items()})

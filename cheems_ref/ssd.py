@@ -44,8 +44,8 @@ that is no whole number; the message names the argument, what was expected and w
 The layer checks no values: those it makes are valid.
 
 Each torch form is a public function, which checks its arguments, and below it the algorithm alone:
-`_recurrent`, `_quadratic`, `_chunked`. To take the chunked form elsewhere, copy `_chunked`,
-`_four_steps`, `_pad`, CHUNKS_PER_BLOCK and the imports of torch and einops. Call it as
+`_recurrent`, `_quadratic`, `_chunked`. To use the chunked form elsewhere, copy `_chunked` and what
+it calls (`_four_steps`, `_pad`, CHUNKS_PER_BLOCK), with the imports of torch and einops. Call it as
 _chunked(x, dt, A, B, C, state, chunk_size), with all tensors in one dtype and at least one token,
 and add D x yourself. Only the kernel needs Triton and mamba-ssm: kernels.py is imported on first
 use. WM and Ch are the two papers, OTCE their predecessor (README.md).
