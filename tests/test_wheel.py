@@ -51,6 +51,12 @@ def test_it_holds_every_room_and_nothing_else(wheel):
     assert any(name.endswith("licenses/LICENSE") for name in beside)
 
 
+def test_the_citation_names_the_version_of_the_wheel(wheel):
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    (version,) = re.findall(r"^version: (.+)$", citation, re.MULTILINE)
+    assert wheel.name.startswith(f"cheems_ref-{version}-")
+
+
 def test_it_works_away_from_the_checkout(wheel, tmp_path):
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path / "site")
