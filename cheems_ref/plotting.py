@@ -14,6 +14,7 @@ import io
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import matplotlib.style
 import numpy as np
@@ -37,7 +38,7 @@ FIGURES = "CHEEMS_FIGURES"
 
 def figure(
     rows: int = 1, columns: int = 1, *, size: tuple[float, float] | None = None
-) -> tuple[Figure, Axes | np.ndarray]:
+) -> tuple[Figure, Any]:
     """Make a figure in the project's style.
 
     Args:
@@ -45,7 +46,7 @@ def figure(
         size: width and height in inches; None for 5 × 3.6 per axes, at most 12 wide.
 
     Returns:
-        The figure and its axes, as `Figure.subplots` returns them.
+        The figure, and its axes as `Figure.subplots` returns them: one, or an array of them.
     """
     matplotlib.style.use(STYLE)  # for good: titles and legends read it when they are made
     fig = Figure(figsize=size or (min(5.0 * columns, 12.0), 3.6 * rows), layout="constrained")

@@ -989,7 +989,7 @@ def core_of(config):
     sizes = (c.n_heads, p), (c.n_heads,), (c.n_groups, c.d_state)
     x, dt, B = (torch.empty(1, 4096, *size, device="meta") for size in sizes)
     with Recorder() as recorder:
-        ssd_chunked.unchecked(x, dt, dt[0, 0], B, B, None, None, c.chunk_size)
+        ssd_chunked(x, dt, dt[0, 0], B, B, chunk_size=c.chunk_size)
     return recorder.operators, three_kernels(c.n_heads, 4096, c.d_state, p, q=64)
 
 
