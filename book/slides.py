@@ -32,6 +32,7 @@ from pygments.formatters import HtmlFormatter
 from pygments.lexers import PythonLexer
 
 THEME = Path(__file__).parent / "deck_theme"
+ICON = Path(__file__).parent / "web" / "static" / "favicon.svg"
 # A formula and the brackets and stops beside it, between which no line ends.
 BESIDE = re.compile(r'\(?<span class="math inline">[^<]*<[^<]*<[^<]*</span>[.,;:!?)]*')
 VERDICT = {"✓": "right", "✗": "wrong"}
@@ -57,7 +58,7 @@ def copy(out: Path) -> None:
         "mathjax": [mathjax / "tex-svg-full.js"],  # the whole of it
         "fonts": [*letters.glob("*.woff"), letters / "LICENSE"]
         + [symbols / name for name in ("DejaVuSans.ttf", "DejaVuSansMono.ttf", "LICENSE_DEJAVU")],
-        ".": [THEME / "slides.css", THEME / "slides.js"],
+        ".": [THEME / "slides.css", THEME / "slides.js", ICON],
     }
     for folder, paths in wanted.items():
         (out / folder).mkdir(parents=True, exist_ok=True)
