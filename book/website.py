@@ -141,9 +141,8 @@ def is_picture(cell: NotebookNode) -> bool:
 
 
 def laid_out(group: list[NotebookNode]) -> list[NotebookNode]:
-    """The cells of a page for a group: all that folded ones show, and their code in one fold below.
-
-    A solution is folded in its place.
+    """The cells of a page for a group: all that folded ones show, and their code in one fold, which
+    stands below a picture and above what was printed.
     """
     tags = [tag for cell in group for tag in cell.metadata.get("tags", []) if tag in TOLD]
     if not tags:
@@ -160,7 +159,7 @@ def laid_out(group: list[NotebookNode]) -> list[NotebookNode]:
         if alts := [alt for output in cell.outputs if (alt := alt_text(output))]:
             [alt] = alts  # a figure, a cell: what is said of one would be said of all
             cell.metadata.mystnb = {"image": {"alt": alt}}
-    return [*shown, folded]
+    return [*shown, folded] if any(map(is_picture, group)) else [folded, *shown]
 
 
 def set_in_rows(formula: re.Match) -> str:

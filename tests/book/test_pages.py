@@ -29,7 +29,7 @@ PUBLIC = [(one.room, one.name) for one in claims.public_names() if one.name]
 
 @pytest.mark.parametrize("name", sorted(NOTEBOOKS))
 def test_a_page_shows_all_of_its_notebook_and_folds_what_is_folded_there(name):
-    """Text and open cells stay as they are; what a folded cell shows stands above its code. A
+    """Text and open cells stay as they are; what a folded cell shows stands beside its code. A
     figure keeps the words that `plotting.save` is given in the source.
     """
     before = nbformat.writes(NOTEBOOKS[name])
@@ -93,12 +93,12 @@ def test_neighbours_are_one_fold_which_says_how_many_cells_it_has():
     said = [c.metadata.get("mystnb", {}).get("code_prompt_show", c.source) for c in page.cells]
     assert said == [
         *("# 03 · Title", "Here is a curve:", "draw()", "Show the code (4 cells)"),
-        *("## 1 · Three", "print(3)", "Show what is asserted (2 cells)", "1 + 1"),
+        *("## 1 · Three", "Show what is asserted (2 cells)", "print(3)", "1 + 1"),
         *("Show a solution", "f()"),
     ]
     wanted = ["import torch", "def draw(): ...", "draw()", "assert True"]
     assert page.cells[3].source.split("\n\n\n") == wanted and page.cells[3].outputs == []
-    assert page.cells[2].outputs == [drawn] and page.cells[5].outputs == [printed]
+    assert page.cells[2].outputs == [drawn] and page.cells[6].outputs == [printed]
 
 
 def test_students_see_no_output_of_a_check(tmp_path):
