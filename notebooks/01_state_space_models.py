@@ -52,10 +52,6 @@ def numbers(values, form=".3f"):
     return "  ".join(format(float(value), form) for value in values)
 
 
-# %% tags=["versions", "nbval-ignore-output"]
-print("PyTorch version", torch.__version__.partition("+")[0])
-
-
 # %% tags=["figure"]
 def draw_views(axes, x, decay=0.6):
     """A tank in three views: its content over time, the recurrence, the kernel that slides."""
@@ -1013,3 +1009,6 @@ for n, l in ((4, 20), (6, 31), (1, 5)):  # blanks, marks and questions in any or
 # - Gu and Dao, *Mamba* (2023): selection, selective copying, and the CUDA code.
 # - `cheems_ref/state_space.py` and `cheems_ref/mamba.py`: the package's versions.
 #   Chapter 02 arrives at such recurrences from attention; chapter 03 joins the two.
+
+# %% tags=["versions", "nbval-ignore-output"]
+print("PyTorch version", torch.__version__.partition("+")[0])

@@ -57,10 +57,6 @@ def book_layer(letter):
     return InnerFuncAttn(32, n_heads=4, inner="ssd" if letter == "I" else "linear", d_state=16)
 
 
-# %% tags=["versions", "nbval-ignore-output"]
-print("PyTorch version", torch.__version__.partition("+")[0])
-
-
 # %% tags=["figure"]
 def draw_weights(ax, x, y):
     """A triangle of weights, its lower left corner at (x, y), and a shutter on one column."""
@@ -1034,3 +1030,6 @@ _ = must_differ("the amounts instead of the balances", amounts[[7, 0, 3]], balan
 # - Press et al., *Train Short, Test Long* (2022): introduces ALiBi (exercise 3).
 # - Bengio, Léonard and Courville (2013): the straight-through estimator (exercise 4).
 # - `cheems_ref/attention.py`: the package's code.
+
+# %% tags=["versions", "nbval-ignore-output"]
+print("PyTorch version", torch.__version__.partition("+")[0])

@@ -70,10 +70,6 @@ def all_gates(layer, x):
     return torch.zeros(*x.shape[:2], len(layer.experts)).scatter(-1, indices, gates)
 
 
-# %% tags=["versions", "nbval-ignore-output"]
-print("PyTorch version", torch.__version__.partition("+")[0])
-
-
 # %% tags=["figure"]
 def draw_staircase(ax, left, top, first, second, k, side=0.33):
     """Two lists of scores in descending order, and the pairs that may be among the k best."""
@@ -1147,3 +1143,6 @@ for d, r in ((6, 5), (4, 3)):
 # - Dai et al., *DeepSeekMoE* (2024): isolating shared experts.
 # - `cheems_ref/experts.py` and `cheems_ref/retrieval.py`: the code. Lab 06a asks whether characters
 #   of one kind find the same experts, and which experts are never used.
+
+# %% tags=["versions", "nbval-ignore-output"]
+print("PyTorch version", torch.__version__.partition("+")[0])

@@ -75,10 +75,6 @@ def draw_letters(ax, pattern, x, y, step, size):
         ax.text(x + step * i, y, letter, color="white" if dark else plotting.INK, **style)
 
 
-# %% tags=["versions", "nbval-ignore-output"]
-print("PyTorch version", torch.__version__.partition("+")[0])
-
-
 # %% tags=["figure"]
 def draw_stack(ax):
     """From bytes to logits, through sixteen letters."""
@@ -1053,3 +1049,6 @@ for size, ahead, start in ((0, 4, 5), (0.02, 4, 5), (0.02, 2, 9)):
 # - Leviathan et al. (2023), *Fast Inference from Transformers via Speculative Decoding*.
 # - [Training](../book/manual/training.md) in this project's manual: how to resume a run, compare
 #   models, and use yours in transformers.
+
+# %% tags=["versions", "nbval-ignore-output"]
+print("PyTorch version", torch.__version__.partition("+")[0])

@@ -48,10 +48,6 @@ def read_record(name):
     return json.loads(Path(f"../experiments/records/{name}.json").read_text())
 
 
-# %% tags=["versions", "nbval-ignore-output"]
-print("PyTorch version", torch.__version__.partition("+")[0])
-
-
 # %% tags=["figure"]
 def draw_row(ax, y):
     """A row of three pairs and a query; returns the place of each token."""
@@ -1205,3 +1201,6 @@ assert abs(error - expected) < 0.1 * error
 #   Copying*: a counting bound for copying.
 # - Olsson et al. (2022), *In-context Learning and Induction Heads*: the shift and the look-up, in
 #   trained models.
+
+# %% tags=["versions", "nbval-ignore-output"]
+print("PyTorch version", torch.__version__.partition("+")[0])

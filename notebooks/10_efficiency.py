@@ -69,9 +69,6 @@ def folded(line, width=71):
     return line[:place] + (f"\n       {line[place:]}" if line[place:] else "")
 
 
-# %% tags=["versions", "nbval-ignore-output"]
-print("PyTorch version", torch.__version__.partition("+")[0])
-
 # %% tags=["setup"]
 SIZES = dict(d_model=128, n_heads=4, d_state=64, n_values=16, k_values=2, k_experts=1)
 TWO_MILLION = 2_000_000
@@ -1384,3 +1381,6 @@ print(f"one kernel moves {MOVED.total():,} numbers, three move {three:,}")
 # - Dao and Gu (2024), *Transformers are SSMs*, section 6.
 # - Tillet, Kung and Cox (2019), *Triton*.
 # - Ivanov, Dryden, Ben-Nun, Li and Hoefler (2021), *Data Movement Is All You Need*.
+
+# %% tags=["versions", "nbval-ignore-output"]
+print("PyTorch version", torch.__version__.partition("+")[0])
