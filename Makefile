@@ -12,15 +12,16 @@ REQUIREMENTS := -c constraints.txt -e .[course,test,kernels,evaluate]
 MAMBA := MAMBA_SKIP_CUDA_BUILD=TRUE MAMBA_FORCE_BUILD=TRUE
 MAMBA_SSM := -c constraints.txt --no-build-isolation --no-deps mamba-ssm
 
-# The site and the slides, and what they are made from.
-SITE := book/_build/site/index.html
+# The sites and the slides, and what they are made from. Each edition has its own folder.
+EDITION ?= students
+STUDENTS := book/_build/site/index.html
+SITE := $(if $(filter students,$(EDITION)),$(STUDENTS),book/_build/site-$(EDITION)/index.html)
 SLIDES := book/_build/slides/index.html
 ROOMS := notebooks site slides editions guide manual
 DECKS := $(wildcard notebooks/*.ipynb book/*.py book/*/*.py book/slides/theme/*)
-PAGES := $(wildcard README.md CONTRIBUTING.md LICENSE notebooks/* cheems_ref/*.* cheems_lab/*.* cheems_lab/*/*.* figures/* \
+PAGES := $(wildcard README.md CONTRIBUTING.md LICENSE notebooks/* notebooks/labs/* cheems_ref/*.* cheems_lab/*.* cheems_lab/*/*.* figures/* \
 	book/*.* $(ROOMS:%=book/%/*.*) book/site/*/* book/slides/theme/* tests/*.py tests/planted/*.py)
 PORT ?= 8000
-EDITION ?= students
 
 .DEFAULT_GOAL := help
 .PHONY: help course test mutants lab book slides serve student test-book bench gpu clean
@@ -55,14 +56,17 @@ book: $(SITE)  ## make the students' web site (installs Sphinx; EDITION=instruct
 
 slides: $(SLIDES)  ## make a deck of slides of each chapter, for a browser and for paper
 
-serve: $(SITE)  ## show the site on this machine; PORT=8000 says where
+serve: $(SITE)  ## show the site on this machine; PORT=8000 says where, EDITION which
 	$(BIN)/python -m http.server --bind 127.0.0.1 --directory $(dir $(SITE)) $(PORT)
 
-test-book: $(SITE) $(SLIDES) $(VENV)/.browser $(VENV)/.grading  ## test site, slides (in a Chromium where there is one), editions
+test-book: $(STUDENTS) $(SLIDES) $(VENV)/.browser $(VENV)/.grading  ## test site, slides (in a Chromium where there is one), editions
 	$(BIN)/python -m pytest -q -n 2 tests/book
 
-$(SITE): $(VENV)/.book $(PAGES)
-	$(BIN)/python -m book.site --edition $(EDITION)
+$(STUDENTS): $(VENV)/.book $(PAGES)
+	$(BIN)/python -m book.site --edition students
+
+book/_build/site-%/index.html: $(VENV)/.book $(PAGES)
+	$(BIN)/python -m book.site --edition $*
 
 $(SLIDES): $(VENV)/.book $(DECKS)
 	$(BIN)/python -m book.slides

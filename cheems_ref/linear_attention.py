@@ -21,10 +21,11 @@ S + β (v - S k) kᵀ.
     beta     (b, l, h)      β, the step size of the write ≥ 0
     state    (b, h, p, n)   S, d_v × d_k
 
-Each rule below is written as its update on one token, and `_rule` makes the public function of it.
-By default the function takes one token after the other. With a `chunk_size` it computes the same
-result from a few matrix products per chunk of tokens; the size changes only the cost, and l need
-not be a multiple of it. `RULES` lists the rules.
+Each rule has an update on one token: `_add`, `_decay_and_add`, `_correct` (of the delta rule and of
+Longhorn) or `_decay_and_correct`. Its public function checks the arguments and applies the update
+to one token after the other. With a `chunk_size` it computes the same result from a few matrix
+products per chunk of tokens; the size changes only the cost, and l need not be a multiple of it.
+`RULES` lists the rules.
 
 q, k and v share a dtype. Sixteen-bit inputs are computed in float32 and the output is cast back;
 the state stays float32, and g and beta may be float32 as well. Wrong shapes, sizes, dtypes or
@@ -36,10 +37,8 @@ its state is the transpose of ours.
 Source: L22, "Linear Attention" and its table of online updates; WM §2, State Space Duality.
 """
 
-import functools
-import inspect
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -57,10 +56,14 @@ Keys = Float[Tensor, "b l h n"]  # and queries
 Values = Float[Tensor, "b l h p"]
 Gate = Float[Tensor, "b l h"]
 State = Float[Tensor, "b h p n"]
-Output = Values | tuple[Values, State]
+if TYPE_CHECKING:  # an editor can't tell which of the two a call returns
+    Output = Values | Any
+else:
+    Output = Values | tuple[Values, State]
 
 
-# The parts of an update, on one token: S (b, h, p, n), k (b, h, n), v (b, h, p), g and beta (b, h).
+# The updates on one token, and their parts:
+# S (b, h, p, n), k (b, h, n), v (b, h, p), g and beta (b, h).
 
 
 def _read(S, k):
@@ -84,55 +87,31 @@ def _correct(S, k, v, beta):
     return _add(S, k, beta[..., None] * error)
 
 
+def _decay_and_add(S, k, v, g):
+    """exp(g) S + v kᵀ."""
+    return _add(_decay(S, g), k, v)
+
+
+def _decay_and_correct(S, k, v, g, beta):
+    """exp(g) S (I - β k kᵀ) + β v kᵀ."""
+    return _correct(_decay(S, g), k, v, beta)
+
+
 def _implicit_step(k, beta):
     """Longhorn's ε: a delta rule with this step size goes to the minimum of Longhorn's loss."""
     return beta / (1 + beta * k.square().sum(-1))
 
 
-def _rule(*names, step_size=None):
-    """Turn the update of a rule, S_t = update(S_{t-1}, k_t, v_t, gates), into its public function.
-
-    `names` lists the gates in their order, and `step_size(k, beta)` replaces beta. The public
-    function validates, computes token by token or in chunks, and is what `help` shows.
-    """
-    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    takes = inspect.Signature([inspect.Parameter(x, kind, annotation=Gate) for x in names])
-
-    def decorate(update):
-        def rule(
-            q: Keys,
-            k: Keys,
-            v: Values,
-            *gates: Gate,
-            chunk_size: int | None = None,
-            scale: float | int = 1.0,
-            initial_state: State | None = None,
-            return_final_state: bool = False,
-            **named: Gate,
-        ) -> Output:
-            gates, dtype = takes.bind(*gates, **named).arguments, q.dtype
-            q, k, v, gates, state = _prepare(q, k, v, gates, chunk_size, scale, initial_state)
-            if step_size is not None:
-                gates["beta"] = step_size(k, gates["beta"])
-            if q.shape[1] == 0:
-                o, state = v, state.clone()  # results share no memory with arguments
-            elif chunk_size is None:
-                o, state = _token_by_token(update, q, k, v, gates, state)
-            else:
-                o, state = _chunk_by_chunk(q, k, v, gates, state, chunk_size)
-            o = (scale * o).to(dtype)
-            return (o, state) if return_final_state else o
-
-        q, k, v, _, *options, _ = inspect.signature(rule).parameters.values()
-        parameters = [q, k, v, *takes.parameters.values(), *options]
-        rule.__signature__ = inspect.Signature(parameters, return_annotation=Output)
-        return functools.wraps(update)(rule)
-
-    return decorate
-
-
-@_rule()
-def linear_attention(S, k, v):
+def linear_attention(
+    q: Keys,
+    k: Keys,
+    v: Values,
+    *,
+    chunk_size: int | None = None,
+    scale: float | int = 1.0,
+    initial_state: State | None = None,
+    return_final_state: bool = False,
+) -> Output:
     """Return o_t = scale · S_t q_t, where S_t = S_{t-1} + v_t k_tᵀ adds up what the tokens write.
 
     Args:
@@ -148,11 +127,22 @@ def linear_attention(S, k, v):
 
     Source: L22, "Linear Attention", row LA; Katharopoulos et al. (2020).
     """
-    return _add(S, k, v)
+    _check(q, k, v, {}, initial_state, scale, chunk_size)
+    o, state = _run(_add, q, k, v, initial_state, scale, chunk_size)
+    return (o, state) if return_final_state else o
 
 
-@_rule("g")
-def gated_linear_attention(S, k, v, g):
+def gated_linear_attention(
+    q: Keys,
+    k: Keys,
+    v: Values,
+    g: Gate,
+    *,
+    chunk_size: int | None = None,
+    scale: float | int = 1.0,
+    initial_state: State | None = None,
+    return_final_state: bool = False,
+) -> Output:
     """Let the state decay before each write: S_t = exp(g_t) S_{t-1} + v_t k_tᵀ.
 
     This is SSD, with C = q, B = k, dt x = v, dt A = g. Every SSD is one of these; the reverse
@@ -165,11 +155,22 @@ def gated_linear_attention(S, k, v, g):
 
     Source: L22, "Linear Attention", row Mamba2; WM §2; Dao and Gu (2024). In chunks: WM Listing 3.
     """
-    return _add(_decay(S, g), k, v)
+    _check(q, k, v, dict(g=g), initial_state, scale, chunk_size)
+    o, state = _run(_decay_and_add, q, k, v, initial_state, scale, chunk_size, g=g)
+    return (o, state) if return_final_state else o
 
 
-@_rule("beta", step_size=_implicit_step)
-def longhorn(S, k, v, beta):
+def longhorn(
+    q: Keys,
+    k: Keys,
+    v: Values,
+    beta: Gate,
+    *,
+    chunk_size: int | None = None,
+    scale: float | int = 1.0,
+    initial_state: State | None = None,
+    return_final_state: bool = False,
+) -> Output:
     """Weigh the old state against the new pair: S_t minimises ‖S - S_{t-1}‖² + β_t ‖S k_t - v_t‖².
 
     The minimum is S_t = S_{t-1} (I - ε_t k_t k_tᵀ) + ε_t v_t k_tᵀ, ε_t = β_t / (1 + β_t k_tᵀk_t):
@@ -181,11 +182,24 @@ def longhorn(S, k, v, beta):
 
     Source: L22, "Linear Attention", row Longhorn; Liu et al. (2024).
     """
-    return _correct(S, k, v, beta)  # with ε in the place of β
+    _check(q, k, v, dict(beta=beta), initial_state, scale, chunk_size)
+    wide = torch.promote_types(q.dtype, torch.float32)
+    epsilon = _implicit_step(k.to(wide), beta.to(wide))
+    o, state = _run(_correct, q, k, v, initial_state, scale, chunk_size, beta=epsilon)
+    return (o, state) if return_final_state else o
 
 
-@_rule("beta")
-def delta_rule(S, k, v, beta):
+def delta_rule(
+    q: Keys,
+    k: Keys,
+    v: Values,
+    beta: Gate,
+    *,
+    chunk_size: int | None = None,
+    scale: float | int = 1.0,
+    initial_state: State | None = None,
+    return_final_state: bool = False,
+) -> Output:
     """Correct the state's answer to the new key: S_t = S_{t-1} + β_t (v_t - S_{t-1} k_t) k_tᵀ.
 
     Multiplied out, S_t = S_{t-1} (I - β_t k_t k_tᵀ) + β_t v_t k_tᵀ. It is one gradient step of size
@@ -205,11 +219,23 @@ def delta_rule(S, k, v, beta):
     Source: L22, "Linear Attention", row DeltaNet; Schlag et al. (2021). In chunks: Yang et al.
     (2024), "Parallelizing linear transformers with the delta rule".
     """
-    return _correct(S, k, v, beta)
+    _check(q, k, v, dict(beta=beta), initial_state, scale, chunk_size)
+    o, state = _run(_correct, q, k, v, initial_state, scale, chunk_size, beta=beta)
+    return (o, state) if return_final_state else o
 
 
-@_rule("g", "beta")
-def gated_delta_rule(S, k, v, g, beta):
+def gated_delta_rule(
+    q: Keys,
+    k: Keys,
+    v: Values,
+    g: Gate,
+    beta: Gate,
+    *,
+    chunk_size: int | None = None,
+    scale: float | int = 1.0,
+    initial_state: State | None = None,
+    return_final_state: bool = False,
+) -> Output:
     """Decay the state, then correct it: S_t = S_{t-1} exp(g_t) (I - β_t k_t k_tᵀ) + β_t v_t k_tᵀ.
 
     The correction is by the error of the decayed state. An old state does not grow where
@@ -222,7 +248,9 @@ def gated_delta_rule(S, k, v, g, beta):
 
     Source: L22, "Linear Attention", row Gated DeltaNet; Yang, Kautz and Hatamizadeh (2024).
     """
-    return _correct(_decay(S, g), k, v, beta)
+    _check(q, k, v, dict(g=g, beta=beta), initial_state, scale, chunk_size)
+    o, state = _run(_decay_and_correct, q, k, v, initial_state, scale, chunk_size, g=g, beta=beta)
+    return (o, state) if return_final_state else o
 
 
 class Rule(NamedTuple):
@@ -241,35 +269,56 @@ RULES = {
 }
 
 
-def _token_by_token(update, q, k, v, gates, state):
-    """Update the state with k_t, v_t and the gates, then read it with q_t."""
+def _run(update, q, k, v, state, scale, chunk_size, g=None, beta=None):
+    """Compute any rule in float32 or wider: token by token by its update, or in chunks."""
+    dtype, wide = q.dtype, torch.promote_types(q.dtype, torch.float32)
+    q, k, v = q.to(wide), k.to(wide), v.to(wide)
+    g = None if g is None else g.to(wide)
+    beta = None if beta is None else beta.to(wide)
+    if state is None:
+        b, _, h, p = v.shape
+        state = q.new_zeros(b, h, p, q.shape[3])
+    if q.shape[1] == 0:
+        o, state = v, state.clone()  # results share no memory with arguments
+    elif chunk_size is None:
+        o, state = _token_by_token(update, q, k, v, g, beta, state)
+    else:
+        o, state = _chunk_by_chunk(q, k, v, g, beta, state, chunk_size)
+    return (scale * o).to(dtype), state
+
+
+def _token_by_token(update, q, k, v, g, beta, state):
+    """Update the state with k_t, v_t and the gates of the rule, then read it with q_t."""
+    tokens = [t.unbind(1) for t in (q, k, v, g, beta) if t is not None]
     outputs = []
-    for q_t, *token in zip(*(t.unbind(1) for t in (q, k, v, *gates.values())), strict=True):
+    for q_t, *token in zip(*tokens, strict=True):
         state = update(state, *token)
         outputs.append(_read(state, q_t))
     return torch.stack(outputs, dim=1), state
 
 
-def _chunk_by_chunk(q, k, v, gates, state, chunk_size):
+def _chunk_by_chunk(q, k, v, g, beta, state, chunk_size):
     """Pass the state from each block of chunks to the next."""
-    size = min(chunk_size, q.shape[1])  # a short sequence is one chunk, without padding
-    tensors = dict(q=q, k=k, v=v, **gates)
-    blocks = (t.split(size * CHUNKS_PER_BLOCK, dim=1) for t in tensors.values())
+    b, length, h, _ = q.shape
+    size = min(chunk_size, length)  # a short sequence is one chunk, without padding
+    g = q.new_zeros(b, length, h) if g is None else g
+    blocks = [t.split(size * CHUNKS_PER_BLOCK, dim=1) for t in (q, k, v, g)]
+    betas = [None] * len(blocks[0])
+    if beta is not None:
+        betas = beta.split(size * CHUNKS_PER_BLOCK, dim=1)
     outputs = []
-    for block in zip(*blocks, strict=True):
-        named = dict(zip(tensors, block, strict=True))
-        o, state = _block_of_chunks(**named, state=state, size=size)
+    for *block, beta_of_block in zip(*blocks, betas, strict=True):
+        o, state = _block_of_chunks(*block, beta_of_block, state, size)
         outputs.append(o)
     return torch.cat(outputs, dim=1), state
 
 
-def _block_of_chunks(q, k, v, g=None, beta=None, *, state, size):
-    """Compute any rule: without g nothing decays, without beta each value is written unchanged."""
-    (b, length, h, n), p = q.shape, v.shape[-1]
+def _block_of_chunks(q, k, v, g, beta, state, size):
+    """Compute any rule: g is 0 without decay, beta None where values are written unchanged."""
+    length, n, p = q.shape[1], q.shape[3], v.shape[3]
 
     # 0. Cut the tokens into chunks of one size. The tokens that fill up the last chunk have k = 0
     #    and g = 0, so they leave the state alone.
-    g = q.new_zeros(b, length, h) if g is None else g
     q, k, v, g = (_cut(t, size) for t in (q, k, v, g))
 
     # 1. The decay from token s to token t, exp(Σ_{s<r≤t} g_r), and from the start of the chunk.
@@ -319,21 +368,20 @@ def _cut(t, size):
     return t.unflatten(1, (-1, size)).transpose(2, 3)
 
 
-def _prepare(q, k, v, gates, chunk_size, scale, state):
-    """Validate the arguments, cast sixteen bits to float32, and make a state if there is none."""
+def _check(q, k, v, gates, initial_state, scale, chunk_size):
+    """Validate the arguments of a rule; `gates` has those that it takes, by name."""
+    for name, gate in gates.items():
+        if gate is None:
+            raise TypeError(f"{name} must be a tensor, got None")
     known = check.shapes(q=(q, "b l h n"), k=(k, "b l h n"), v=(v, "b l h p"))
     check.sizes(n=known["n"], p=known["p"], chunk_size=chunk_size)
-    per_token = {name: (gate, "b l h") for name, gate in gates.items()}
-    check.shapes(known, **per_token, initial_state=(state, "b h p n"))
-    check.floating(q=q, k=k, v=v, **gates, initial_state=state)
+    check.shapes(known, **{name: (gate, "b l h") for name, gate in gates.items()})
+    check.shapes(known, initial_state=(initial_state, "b h p n"))
+    check.floating(q=q, k=k, v=v, **gates, initial_state=initial_state)
     wide = torch.promote_types(q.dtype, torch.float32)
     check.dtypes([q.dtype], k=k, v=v)
     check.dtypes([q.dtype, wide], **gates)
-    check.dtypes([wide], initial_state=state)
+    check.dtypes([wide], initial_state=initial_state)
     check.numbers("(-inf, inf)", scale=scale)
     check.entries("[-inf, 0]", g=gates.get("g"))
     check.entries("[0, inf)", beta=gates.get("beta"))
-    q, k, v = (t.to(wide) for t in (q, k, v))
-    if state is None:
-        state = q.new_zeros(*(known[letter] for letter in "bhpn"))
-    return q, k, v, {name: gate.to(wide) for name, gate in gates.items()}, state

@@ -21,16 +21,15 @@ and we compute the recurrence by a scan:
 
 x, B, C and y share a dtype. Sixteen-bit inputs are computed in float32, and the state is float32;
 dt, A and D may then be float32 as well. Wrong shapes, dtypes, sizes or values raise ValueError with
-the name of the argument, its axes and its sizes (check.py). Both scans are written as their cores,
-functions of (x, dt, A, B, C, state); `_form` makes the public functions. Notebook 01 derives them.
+the name of the argument, its axes and its sizes (check.py). Each scan is a public function, which
+checks its arguments, and below it the algorithm alone (`_sequential`, `_parallel`), which gets at
+least one token and a state, and all tensors in the dtype of the state. Notebook 01 derives them.
 
 Source: L22; OTCE §2.1, Algorithm 2; Gu and Dao (2023), Mamba.
 """
 
-import functools
-import inspect
 import math
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -45,48 +44,23 @@ Scan = Literal["parallel", "sequential"]
 Channels = Float[Tensor, "b l d"]
 Shared = Float[Tensor, "b l n"]
 State = Float[Tensor, "b d n"]
-Output = Channels | tuple[Channels, State]
+if TYPE_CHECKING:  # an editor can't tell which of the two a call returns
+    Output = Channels | Any
+else:
+    Output = Channels | tuple[Channels, State]
 
 
-def _form(core):
-    """Give a scan's core its public signature, checks and rounding.
-
-    core(x, dt, A, B, C, state) -> (y, state) gets at least one token and a state, and all tensors
-    in the dtype of the state.
-    """
-
-    def form(
-        x: Channels,
-        dt: Channels,
-        A: Float[Tensor, "d n"],
-        B: Shared,
-        C: Shared,
-        *,
-        D: Float[Tensor, " d"] | None = None,
-        initial_state: State | None = None,
-        return_final_state: bool = False,
-    ) -> Output:
-        _check(x, dt, A, B, C, D, initial_state)
-        y, state = _run(core, x, dt, A, B, C, D, initial_state)
-        return (y, state) if return_final_state else y
-
-    form.__signature__ = inspect.signature(form)  # for help(); inspect.getsource() shows the core
-    return functools.wraps(core, assigned=("__name__", "__qualname__", "__doc__"))(form)
-
-
-def _run(core, x, dt, A, B, C, D, state):
-    """Scan in float32 or wider, add D x, and round to the dtype of x."""
-    wide = torch.promote_types(x.dtype, torch.float32)
-    state = x.new_zeros(x.shape[0], *A.shape, dtype=wide) if state is None else state
-    if x.shape[1] == 0:
-        return x.clone(), state.clone()  # results share no memory with arguments
-    y, state = core(*(t.to(wide) for t in (x, dt, A, B, C)), state)
-    y = y if D is None else y + D.to(wide) * x.to(wide)
-    return y.to(x.dtype), state
-
-
-@_form
-def selective_scan(x, dt, A, B, C, state):
+def selective_scan(
+    x: Channels,
+    dt: Channels,
+    A: Float[Tensor, "d n"],
+    B: Shared,
+    C: Shared,
+    *,
+    D: Float[Tensor, " d"] | None = None,
+    initial_state: State | None = None,
+    return_final_state: bool = False,
+) -> Output:
     """Compute h_t = exp(dt_t A) h_{t-1} + dt_t B_t x_t, y_t = C_t h_t + D x_t: the definition.
 
     As in Mamba's code, the input term is dt B x (Euler) and not the (exp(dt A) - 1)/A B x of ZOH.
@@ -100,6 +74,12 @@ def selective_scan(x, dt, A, B, C, state):
 
     Source: L22 and OTCE §2.1, Algorithm 2; mamba-ssm's `selective_scan_ref`.
     """
+    _check(x, dt, A, B, C, D, initial_state)
+    y, state = _run(_sequential, x, dt, A, B, C, D, initial_state)
+    return (y, state) if return_final_state else y
+
+
+def _sequential(x, dt, A, B, C, state):
     outputs = []
     for x_t, dt_t, B_t, C_t in zip(*(t.unbind(1) for t in (x, dt, B, C)), strict=True):
         write = (dt_t * x_t)[..., None] * B_t[:, None]
@@ -108,8 +88,17 @@ def selective_scan(x, dt, A, B, C, state):
     return torch.stack(outputs, dim=1), state
 
 
-@_form
-def selective_scan_parallel(x, dt, A, B, C, state):
+def selective_scan_parallel(
+    x: Channels,
+    dt: Channels,
+    A: Float[Tensor, "d n"],
+    B: Shared,
+    C: Shared,
+    *,
+    D: Float[Tensor, " d"] | None = None,
+    initial_state: State | None = None,
+    return_final_state: bool = False,
+) -> Output:
     """Compute `selective_scan` as an associative scan: in about 2 log₂ l steps instead of l.
 
     All states are in memory at once, (b, l, d, n), which Mamba's fused kernel avoids. torch has an
@@ -118,6 +107,12 @@ def selective_scan_parallel(x, dt, A, B, C, state):
 
     Source: L22 "Mamba's Scan Implementation"; Blelloch (1990), Prefix sums and their applications.
     """
+    _check(x, dt, A, B, C, D, initial_state)
+    y, state = _run(_parallel, x, dt, A, B, C, D, initial_state)
+    return (y, state) if return_final_state else y
+
+
+def _parallel(x, dt, A, B, C, state):
     decays = torch.exp(dt[..., None] * A)
     writes = rearrange(dt * x, "b l d -> b l d 1") * rearrange(B, "b l n -> b l 1 n")
     # The initial state counts as the write of a token before the first one, which decays nothing.
@@ -143,6 +138,17 @@ def _scan(a, b):
     h = torch.empty_like(b)
     h[:, 0], h[:, 1::2], h[:, 2::2] = b[:, 0], odd, even
     return h
+
+
+def _run(core, x, dt, A, B, C, D, state):
+    """Scan in float32 or wider, add D x, and round to the dtype of x."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    state = x.new_zeros(x.shape[0], *A.shape, dtype=wide) if state is None else state
+    if x.shape[1] == 0:
+        return x.clone(), state.clone()  # results share no memory with arguments
+    y, state = core(*(t.to(wide) for t in (x, dt, A, B, C)), state)
+    y = y if D is None else y + D.to(wide) * x.to(wide)
+    return y.to(x.dtype), state
 
 
 class MambaCache(NamedTuple):
@@ -244,8 +250,8 @@ class Mamba(nn.Module):
         dt, B, C = inner.split(self.widths, dim=-1)
         dt = F.softplus(self.dt_proj(dt).to(wide) + self.dt_bias.to(wide))
         A = -self.A_log.to(wide).exp()
-        scan = selective_scan_parallel if self.scan == "parallel" else selective_scan
-        y, state = _run(scan.__wrapped__, u, dt, A, B, C, self.D, state)
+        scan = _parallel if self.scan == "parallel" else _sequential
+        y, state = _run(scan, u, dt, A, B, C, self.D, state)
         return self.out_proj(y * F.silu(z)), MambaCache(state, history)
 
 

@@ -43,19 +43,18 @@ The functions raise ValueError for wrong shapes, dtypes and values, and TypeErro
 that is no whole number; the message names the argument, what was expected and what came (check.py).
 The layer checks no values: those it makes are valid.
 
-To take `ssd_chunked` elsewhere, copy it without its decorators, with `_four_steps`, `_pad`,
-CHUNKS_PER_BLOCK and the imports of torch and einops. Call it as ssd_chunked(x, dt, A, B, C, state,
-chunk_size), with all tensors in one dtype and at least one token, and add D x yourself. Only the
-kernel needs Triton and mamba-ssm: kernels.py is imported on first use. WM and Ch are the two
-papers, OTCE their predecessor (README.md).
+Each torch form is a public function, which checks its arguments, and below it the algorithm alone:
+`_recurrent`, `_quadratic`, `_chunked`. To use the chunked form elsewhere, copy `_chunked` and what
+it calls (`_four_steps`, `_pad`, CHUNKS_PER_BLOCK), with the imports of torch and einops. Call it as
+_chunked(x, dt, A, B, C, state, chunk_size), with all tensors in one dtype and at least one token,
+and add D x yourself. Only the kernel needs Triton and mamba-ssm: kernels.py is imported on first
+use. WM and Ch are the two papers, OTCE their predecessor (README.md).
 
 Source: WM §2, App. A, B.2; Ch A.2; Dao and Gu (2024).
 """
 
-import functools
-import inspect
 import math
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -75,69 +74,28 @@ Steps = Float[Tensor, "b l h"]
 PerHead = Float[Tensor, " h"]
 Keys = Float[Tensor, "b l g n"]
 State = Float[Tensor, "b h p n"]
-Result = Values | tuple[Values, State]
+if TYPE_CHECKING:  # an editor can't tell which of the two a call returns
+    Result = Values | Any
+else:
+    Result = Values | tuple[Values, State]
 
-# Chunks that ssd_chunked computes at a time: with few heads the tensors between two matrix products
+# Chunks that `_chunked` computes at a time: with few heads the tensors between two matrix products
 # fit a core's cache, and without gradients their memory doesn't grow with the length.
 CHUNKS_PER_BLOCK = 16
 
 
-# Two decorators make the public function of each form, and its docstring is what help() shows:
-#     as written       core(x, dt, A, B, C, state, chunk_size) -> (y, state), all in one dtype
-#     @_in_one_dtype   unchecked(x, dt, A, B, C, D, state, chunk_size) -> (y, state), with D x
-#     @_checked        form(x, dt, A, B, C, *, D=None, ...) -> y; layers call `form.unchecked`
-# `ssd_kernel` needs only the second: kernels.py handles dtypes, D, no tokens and a missing state.
-
-
-def _in_one_dtype(core):
-    """Run a core in the dtype of the state, on at least one token, and add D x."""
-
-    @functools.wraps(core)
-    def unchecked(x, dt, A, B, C, D, state, chunk_size):
-        state = _zero_state(x, B) if state is None else state
-        if x.shape[1] == 0:
-            return x.clone(), state.clone()
-        y, state = core(*(t.to(state.dtype) for t in (x, dt, A, B, C)), state, chunk_size)
-        return _add_skip(y, x, D), state
-
-    return unchecked
-
-
-def _checked(unchecked):
-    """Add the options and the argument checks."""
-
-    def form(
-        x: Values,
-        dt: Steps,
-        A: PerHead,
-        B: Keys,
-        C: Keys,
-        *,
-        D: PerHead | None = None,
-        chunk_size: int = 64,
-        initial_state: State | None = None,
-        return_final_state: bool = False,
-    ) -> Result:
-        _check(x, dt, A, B, C, D, chunk_size=chunk_size, initial_state=initial_state)
-        y, state = unchecked(x, dt, A, B, C, D, initial_state, chunk_size)
-        return (y, state) if return_final_state else y
-
-    form.unchecked = unchecked
-    # Name and docstring are the core's, arguments and annotations are not; and because
-    # inspect.signature would follow `wraps` to the core, the signature is fixed before.
-    form.__signature__ = inspect.signature(form)
-    return functools.wraps(unchecked, assigned=("__name__", "__qualname__", "__doc__"))(form)
-
-
-def _add_skip(y, x, D):
-    """Return y + D x, rounded once to the dtype of x."""
-    y = y if D is None else y + D[:, None].to(y.dtype) * x.to(y.dtype)
-    return y.to(x.dtype)
-
-
-@_checked
-@_in_one_dtype
-def ssd_recurrent(x, dt, A, B, C, state, chunk_size):
+def ssd_recurrent(
+    x: Values,
+    dt: Steps,
+    A: PerHead,
+    B: Keys,
+    C: Keys,
+    *,
+    D: PerHead | None = None,
+    chunk_size: int = 64,
+    initial_state: State | None = None,
+    return_final_state: bool = False,
+) -> Result:
     """Compute SSD by its recurrence, one token at a time: the definition.
 
     Args:
@@ -159,6 +117,12 @@ def ssd_recurrent(x, dt, A, B, C, state, chunk_size):
 
     Source: WM App. A, "Proof of equation 2"; OTCE §2.
     """
+    _check(x, dt, A, B, C, D, chunk_size=chunk_size, initial_state=initial_state)
+    y, state = _run(_recurrent, x, dt, A, B, C, D, initial_state, chunk_size)
+    return (y, state) if return_final_state else y
+
+
+def _recurrent(x, dt, A, B, C, state, chunk_size):
     outputs = []
     for x_t, dt_t, B_t, C_t in zip(*(t.unbind(1) for t in (x, dt, B, C)), strict=True):
         y_t, state = _step(x_t, dt_t, A, B_t, C_t, state)
@@ -197,15 +161,30 @@ def _semiseparable_matrix(dt, A, B, C):
     return einsum("bthn,bshn->bhts", C, B) * decay * rearrange(dt, "b s h -> b h 1 s")
 
 
-@_checked
-@_in_one_dtype
-def ssd_quadratic(x, dt, A, B, C, state, chunk_size):
+def ssd_quadratic(
+    x: Values,
+    dt: Steps,
+    A: PerHead,
+    B: Keys,
+    C: Keys,
+    *,
+    D: PerHead | None = None,
+    chunk_size: int = 64,
+    initial_state: State | None = None,
+    return_final_state: bool = False,
+) -> Result:
     """Compute SSD as masked attention without softmax: y = M x, in time and memory l².
 
     Arguments and result as in `ssd_recurrent`; chunk_size is not used.
 
     Source: WM §2, (L ∘ QKᵀ)V = (L ∘ CBᵀ)X, and App. A.
     """
+    _check(x, dt, A, B, C, D, chunk_size=chunk_size, initial_state=initial_state)
+    y, state = _run(_quadratic, x, dt, A, B, C, D, initial_state, chunk_size)
+    return (y, state) if return_final_state else y
+
+
+def _quadratic(x, dt, A, B, C, state, chunk_size):
     y = einsum("bhts,bshp->bthp", _semiseparable_matrix(dt, A, B, C), x)
 
     # The initial state decays up to each token; a write decays over the tokens after it.
@@ -218,9 +197,18 @@ def ssd_quadratic(x, dt, A, B, C, state, chunk_size):
     return y, rearrange(from_start[:, -1], "b h -> b h 1 1") * state + writes
 
 
-@_checked
-@_in_one_dtype
-def ssd_chunked(x, dt, A, B, C, state, chunk_size):
+def ssd_chunked(
+    x: Values,
+    dt: Steps,
+    A: PerHead,
+    B: Keys,
+    C: Keys,
+    *,
+    D: PerHead | None = None,
+    chunk_size: int = 64,
+    initial_state: State | None = None,
+    return_final_state: bool = False,
+) -> Result:
     """Compute SSD in chunks: quadratic inside a chunk, recurrent between chunks, linear in l.
 
     Arguments and result as in `ssd_recurrent`; chunk_size is the number of tokens per chunk. It
@@ -232,6 +220,12 @@ def ssd_chunked(x, dt, A, B, C, state, chunk_size):
 
     Source: WM Listing 3, whose step 3 as printed sums over the wrong axis; here it is a recurrence.
     """
+    _check(x, dt, A, B, C, D, chunk_size=chunk_size, initial_state=initial_state)
+    y, state = _run(_chunked, x, dt, A, B, C, D, initial_state, chunk_size)
+    return (y, state) if return_final_state else y
+
+
+def _chunked(x, dt, A, B, C, state, chunk_size):
     g, size = B.shape[2], min(chunk_size, x.shape[1])
     exact = torch.float32 if x.is_mps else torch.float64  # Apple's GPUs have no float64
 
@@ -258,7 +252,7 @@ def ssd_chunked(x, dt, A, B, C, state, chunk_size):
 
 
 def _four_steps(X, dt, B, C, log_decay, state):
-    """SSD of a few chunks, with the axes of `ssd_chunked`: y, and the state after the last."""
+    """SSD of a few chunks, with the axes of `_chunked`: y, and the state after the last."""
     p, from_start = X.shape[-1], log_decay.exp().to(X.dtype)
     to_end = (log_decay[..., -1:] - log_decay).exp().to(X.dtype)
 
@@ -289,8 +283,18 @@ def _pad(t, count):
     return F.pad(t, (0, 0) * (t.ndim - 2) + (0, count)) if count else t  # F.pad always copies
 
 
-@_checked
-def ssd_kernel(x, dt, A, B, C, D, state, chunk_size):
+def ssd_kernel(
+    x: Values,
+    dt: Steps,
+    A: PerHead,
+    B: Keys,
+    C: Keys,
+    *,
+    D: PerHead | None = None,
+    chunk_size: int = 64,
+    initial_state: State | None = None,
+    return_final_state: bool = False,
+) -> Result:
     """Compute SSD with mamba-ssm's kernels: compiled on a GPU, else in Triton's interpreter.
 
     Arguments and result as in `ssd_recurrent`, in float32 or 16 bits. The kernels' chunks have
@@ -304,11 +308,13 @@ def ssd_kernel(x, dt, A, B, C, D, state, chunk_size):
 
     Source: WM Listing 4 (`mamba_chunk_scan_combined`); mamba-ssm 2.3.2.post1.
     """
+    _check(x, dt, A, B, C, D, chunk_size=chunk_size, initial_state=initial_state)
+    y, state = _kernel(x, dt, A, B, C, D, initial_state, chunk_size)
+    return (y, state) if return_final_state else y
+
+
+def _kernel(x, dt, A, B, C, D, state, chunk_size):
     return _kernels().chunk_scan(x, dt, A, B, C, D=D, chunk_size=chunk_size, initial_state=state)
-
-
-FORMS = {"recurrent": ssd_recurrent, "quadratic": ssd_quadratic}
-FORMS |= {"chunked": ssd_chunked, "kernel": ssd_kernel}
 
 
 def _kernels():
@@ -404,7 +410,27 @@ def _ssd(x, dt, A, B, C, D, state, chunk_size, backend):
         state = _zero_state(x, B) if state is None else state
         y, state = _ssd_step(x[:, 0], dt[:, 0], A, B[:, 0], C[:, 0], state, D, backend)
         return y[:, None], state
-    return FORMS[backend].unchecked(x, dt, A, B, C, D, state, chunk_size)
+    if backend == "kernel":
+        return _kernel(x, dt, A, B, C, D, state, chunk_size)
+    return _run(CORES[backend], x, dt, A, B, C, D, state, chunk_size)
+
+
+CORES = {"recurrent": _recurrent, "quadratic": _quadratic, "chunked": _chunked}
+
+
+def _run(core, x, dt, A, B, C, D, state, chunk_size):
+    """Run a core in the dtype of the state, on at least one token, and add D x."""
+    state = _zero_state(x, B) if state is None else state
+    if x.shape[1] == 0:
+        return x.clone(), state.clone()  # results share no memory with arguments
+    y, state = core(*(t.to(state.dtype) for t in (x, dt, A, B, C)), state, chunk_size)
+    return _add_skip(y, x, D), state
+
+
+def _add_skip(y, x, D):
+    """Return y + D x, rounded once to the dtype of x."""
+    y = y if D is None else y + D[:, None].to(y.dtype) * x.to(y.dtype)
+    return y.to(x.dtype)
 
 
 class SSDCache(NamedTuple):

@@ -31,7 +31,7 @@ Source: L22; OTCE §2.1; Gu et al. (2020), HiPPO; Gu et al. (2022), S4D.
 """
 
 import math
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -46,6 +46,10 @@ Vector = Float[Tensor, " n"]
 Signal = Float[Tensor, "b l"]
 Signals = Float[Tensor, "b *d l"]
 State = Float[Tensor, "b n"]
+if TYPE_CHECKING:  # an editor can't tell which of the two a call returns
+    Output = Signal | Any
+else:
+    Output = Signal | tuple[Signal, State]
 Channels = Float[Tensor, "b l d"]
 Sample = Float[Tensor, "b d"]
 Modes = Complex[Tensor, "b d modes"]
@@ -97,7 +101,7 @@ def ssm_recurrent(
     *,
     initial_state: State | None = None,
     return_final_state: bool = False,
-) -> Signal | tuple[Signal, State]:
+) -> Output:
     """Compute h_k = Ā h_{k-1} + B̄ x_k, y_k = C h_k, one sample after the other: the definition.
 
     y_k sees x_k. L22 prints h_{k+1} = Ā h_k + B̄ x_k, which delays the output by one step against

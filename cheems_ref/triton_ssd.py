@@ -31,7 +31,7 @@ import triton
 import triton.language as tl
 
 from cheems_ref import check, kernels
-from cheems_ref.ssd import _checked, _in_one_dtype
+from cheems_ref.ssd import Keys, PerHead, Result, State, Steps, Values, _check, _run
 
 LARGEST_CHUNK, LARGEST_TILE = 64, 128  # compiled in seconds; 128 KiB of shared memory at most
 MOST_PROGRAMS = 65_535  # CUDA's limit along the second and third axis of a grid
@@ -123,9 +123,18 @@ def _read(
     tl.store(y + mine[:, None] * p + j, inside_chunk + before_chunk, inside)
 
 
-@_checked
-@_in_one_dtype
-def ssd_triton(x, dt, A, B, C, state, chunk_size):
+def ssd_triton(
+    x: Values,
+    dt: Steps,
+    A: PerHead,
+    B: Keys,
+    C: Keys,
+    *,
+    D: PerHead | None = None,
+    chunk_size: int = 64,
+    initial_state: State | None = None,
+    return_final_state: bool = False,
+) -> Result:
     """Compute SSD with the three kernels above.
 
     Arguments and result as in `ssd_recurrent`, in float32 or 16 bits. chunk_size is rounded up to a
@@ -138,6 +147,12 @@ def ssd_triton(x, dt, A, B, C, state, chunk_size):
 
     Source: WM Listing 3.
     """
+    _check(x, dt, A, B, C, D, chunk_size=chunk_size, initial_state=initial_state)
+    y, state = _run(_three_kernels, x, dt, A, B, C, D, initial_state, chunk_size)
+    return (y, state) if return_final_state else y
+
+
+def _three_kernels(x, dt, A, B, C, state, chunk_size):
     tensors = dict(x=x, dt=dt, A=A, B=B, C=C, initial_state=state)
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors.values()):
         raise ValueError("ssd_triton has no backward pass: call it under torch.no_grad()")

@@ -275,7 +275,9 @@ def padding_changes_nothing(
     cut = [n for n in dict.fromkeys(cut) if 0 < n < length]
     place = torch.arange(length, device=probe.x.device)
     for start in range(0, len(cut), rows - 1):
-        lengths = [length - n for n in (0, *cut[start : start + rows - 1], *[0] * rows)][:rows]
+        missing = [0, *cut[start : start + rows - 1]]  # the first row stays whole
+        missing += [0] * (rows - len(missing))  # and so does any row that is left over
+        lengths = [length - n for n in missing]
         n = torch.tensor(lengths, device=place.device)[:, None]
         alone = torch.cat([probe.y(probe.x[i : i + 1, :n])[0] for i, n in enumerate(lengths)])
         for side, real in {"on the left": place >= length - n, "on the right": place < n}.items():

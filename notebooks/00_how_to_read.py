@@ -42,10 +42,6 @@ def random(*shape, seed):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-# %% tags=["versions", "nbval-ignore-output"]
-print("PyTorch version", torch.__version__.partition("+")[0])
-
-
 # %% tags=["figure"]
 def draw_anatomy(ax):
     """An equation becomes code, the code passes a check, and a planted mistake fails it."""
@@ -416,3 +412,6 @@ print("you have something to learn in", *news(answers) or ["no chapter: read wha
 # - Ask of every check which mistake it would catch, and whether its inputs can tell.
 # - Shapes are strings of letters. In parentheses the last letter varies fastest; head $i$ uses
 #   group $\lfloor i / (h/g) \rfloor$.
+
+# %% tags=["versions", "nbval-ignore-output"]
+print("PyTorch version", torch.__version__.partition("+")[0])

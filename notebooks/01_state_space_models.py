@@ -52,10 +52,6 @@ def numbers(values, form=".3f"):
     return "  ".join(format(float(value), form) for value in values)
 
 
-# %% tags=["versions", "nbval-ignore-output"]
-print("PyTorch version", torch.__version__.partition("+")[0])
-
-
 # %% [markdown]
 # Here's one tank, three times. On the left it leaks. In the middle each level follows from the
 # last: a recurrence. On the right all splashes drain alike and add up: a convolution.
@@ -957,3 +953,6 @@ for n, l in ((4, 20), (6, 31), (1, 5)):  # blanks, marks and questions in any or
 # - Gu and Dao, *Mamba* (2023): selection, selective copying, and the CUDA code.
 # - `cheems_ref/state_space.py` and `cheems_ref/mamba.py`: the package's versions.
 #   Chapter 02 arrives at such recurrences from attention; chapter 03 joins the two.
+
+# %% tags=["versions", "nbval-ignore-output"]
+print("PyTorch version", torch.__version__.partition("+")[0])

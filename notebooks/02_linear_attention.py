@@ -68,10 +68,6 @@ def store(name, k, v, g=G, beta=1.0):
     return RULES[name].function(*given, chunk_size=64, return_final_state=True)[1][:, 0]
 
 
-# %% tags=["versions", "nbval-ignore-output"]
-print("PyTorch version", torch.__version__.partition("+")[0])
-
-
 # %% tags=["figure"]
 def draw_rule(ax, name, forget):
     """How much of the old and of the new value key 1 returns, in three stages of a write."""
@@ -914,3 +910,6 @@ nemotron = expand_pattern("SMSMSMSAM SMSMSMSMSAM SMSMSMSMSAM SMSMSMSMSAM SMSMSMS
 counts = {letter: nemotron.count(letter) for letter in "SMA"}
 assert attends == [4, 12, 20, 28] and counts == {"S": 24, "M": 24, "A": 4}
 print("Jamba's layers with attention:", attends, "of 32", "  Nemotron-H-8B:", counts)
+
+# %% tags=["versions", "nbval-ignore-output"]
+print("PyTorch version", torch.__version__.partition("+")[0])

@@ -41,9 +41,6 @@ def random(*shape, seed):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-# %% tags=["versions", "nbval-ignore-output"]
-print("PyTorch version", torch.__version__.partition("+")[0])
-
 # %% [markdown]
 # On the left, what token 2 writes travels along the orange path, fading at every step, until token
 # 6 reads it. On the right, that whole journey is one number, the orange square:
@@ -940,3 +937,6 @@ for l, fewest in ((1, 0), (2, 1), (29, 5), (1024, 10)):
 # - Yang et al., *Gated Linear Attention Transformers with Hardware-Efficient Training* (2024): how
 #   to keep section 5's product in range.
 # - `cheems_ref/ssd.py`: the listing this notebook arrives at.
+
+# %% tags=["versions", "nbval-ignore-output"]
+print("PyTorch version", torch.__version__.partition("+")[0])

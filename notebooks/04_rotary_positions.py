@@ -45,9 +45,6 @@ def random(*shape, seed):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-# %% tags=["versions", "nbval-ignore-output"]
-print("PyTorch version", torch.__version__.partition("+")[0])
-
 # %% [markdown]
 # Every token carries a row of clocks. The first hand is fast; the last one barely moves. Between
 # token 7 and token 12, each hand turns by five times its speed (the arcs):
@@ -989,3 +986,6 @@ for pairs, bump in bumps.items():
 #   complex states, and angles that are learned from data.
 # - Peng et al., *YaRN* (2023): what to do with the base when texts grow longer.
 # - `cheems_ref/rope.py`: the listing this notebook arrives at.
+
+# %% tags=["versions", "nbval-ignore-output"]
+print("PyTorch version", torch.__version__.partition("+")[0])

@@ -56,10 +56,6 @@ def book_layer(letter):
     return InnerFuncAttn(32, n_heads=4, inner="ssd" if letter == "I" else "linear", d_state=16)
 
 
-# %% tags=["versions", "nbval-ignore-output"]
-print("PyTorch version", torch.__version__.partition("+")[0])
-
-
 # %% tags=["figure"]
 plotting.show_drawing(
     "05_head",
@@ -991,3 +987,6 @@ _ = must_differ("the amounts instead of the balances", amounts[[7, 0, 3]], balan
 # - Press et al., *Train Short, Test Long* (2022): introduces ALiBi (exercise 3).
 # - Bengio, Léonard and Courville (2013): the straight-through estimator (exercise 4).
 # - `cheems_ref/attention.py`: the package's code.
+
+# %% tags=["versions", "nbval-ignore-output"]
+print("PyTorch version", torch.__version__.partition("+")[0])

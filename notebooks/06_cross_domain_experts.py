@@ -70,10 +70,6 @@ def all_gates(layer, x):
     return torch.zeros(*x.shape[:2], len(layer.experts)).scatter(-1, indices, gates)
 
 
-# %% tags=["versions", "nbval-ignore-output"]
-print("PyTorch version", torch.__version__.partition("+")[0])
-
-
 # %% tags=["figure"]
 plotting.show_drawing(
     "06_search",
@@ -1048,3 +1044,6 @@ for d, r in ((6, 5), (4, 3)):
 # - Dai et al., *DeepSeekMoE* (2024): isolating shared experts.
 # - `cheems_ref/experts.py` and `cheems_ref/retrieval.py`: the code. Lab 06a asks whether characters
 #   of one kind find the same experts, and which experts are never used.
+
+# %% tags=["versions", "nbval-ignore-output"]
+print("PyTorch version", torch.__version__.partition("+")[0])

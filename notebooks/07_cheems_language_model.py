@@ -64,10 +64,6 @@ def read_record(name):
     return json.loads(Path(f"../experiments/records/{name}.json").read_text())
 
 
-# %% tags=["versions", "nbval-ignore-output"]
-print("PyTorch version", torch.__version__.partition("+")[0])
-
-
 # %% [markdown]
 # Here is the whole model. The upper row is its *pattern*, one letter per layer. The lower row is
 # what each letter does.
@@ -1004,3 +1000,6 @@ for size, ahead, start in ((0, 4, 5), (0.02, 4, 5), (0.02, 2, 9)):
 # - Leviathan et al. (2023), *Fast Inference from Transformers via Speculative Decoding*.
 # - [Training](../book/manual/training.md) in this project's manual: how to resume a run, compare
 #   models, and use yours in transformers.
+
+# %% tags=["versions", "nbval-ignore-output"]
+print("PyTorch version", torch.__version__.partition("+")[0])

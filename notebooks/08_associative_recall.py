@@ -48,10 +48,6 @@ def read_record(name):
     return json.loads(Path(f"../experiments/records/{name}.json").read_text())
 
 
-# %% tags=["versions", "nbval-ignore-output"]
-print("PyTorch version", torch.__version__.partition("+")[0])
-
-
 # %% [markdown]
 # In the picture, both ways to answer take the same two steps: a step of one *position* (8 learns
 # that it follows bob) and a comparison of *contents* (bob with bob).
@@ -1161,3 +1157,6 @@ assert abs(error - expected) < 0.1 * error
 #   Copying*: a counting bound for copying.
 # - Olsson et al. (2022), *In-context Learning and Induction Heads*: the shift and the look-up, in
 #   trained models.
+
+# %% tags=["versions", "nbval-ignore-output"]
+print("PyTorch version", torch.__version__.partition("+")[0])

@@ -62,9 +62,6 @@ inner, position, shared, gated, systems, orders, routed, experts = (
     losses_of(f"09_{name}") for name in NAMES
 )
 
-# %% tags=["versions", "nbval-ignore-output"]
-print("PyTorch version", torch.__version__.partition("+")[0])
-
 
 # %% tags=["figure"]
 def draw_clouds(ax, losses, told):
@@ -1321,3 +1318,6 @@ print("as the package: {:+.3f} ± {:.3f} for an average over four modules".forma
 # - Melis, Dyer and Blunsom (2018), *On the State of the Art of Evaluation in Neural Language
 #   Models*: which differences survive tuning.
 # - Gelman and Loken (2013), *The Garden of Forking Paths*: pairs picked afterwards, everywhere.
+
+# %% tags=["versions", "nbval-ignore-output"]
+print("PyTorch version", torch.__version__.partition("+")[0])

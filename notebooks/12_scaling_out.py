@@ -71,10 +71,6 @@ def inputs(b=2, l=29, h=4, p=5, g=2, n=3, dt=0.3):
     ]
 
 
-# %% tags=["versions", "nbval-ignore-output"]
-print("PyTorch version", torch.__version__.partition("+")[0])
-
-
 # %% tags=["figure"]
 plotting.show_drawing(
     "12_pairs",
@@ -970,3 +966,6 @@ for N in (1, 2, 5):
 # - Liu, Zaharia and Abbeel, *Ring Attention with Blockwise Transformers for Near-Infinite Context*
 #   (2023).
 # - Blelloch, *Prefix Sums and Their Applications* (1990): prefixes of any associative operation.
+
+# %% tags=["versions", "nbval-ignore-output"]
+print("PyTorch version", torch.__version__.partition("+")[0])

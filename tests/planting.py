@@ -1,29 +1,29 @@
-"""Planted mistakes: what a row says, and copies of rooms in which some of the source is exchanged.
+"""Planted mistakes: what a row says, and copies of modules in which some source is exchanged.
 
 The tables are in planted/, one for each file of properties, and test_planted.py runs them all.
+
+A row quotes the source that it exchanges. Whoever rewrites that source without changing what it
+computes has broken nothing, so a row that no longer finds its quotation is skipped. It needs a new
+quotation all the same: `make mutants` names such rows and fails.
 """
 
-import ast
 import contextlib
 import functools
 import inspect
-import keyword
 import linecache
-import re
 import sys
 import types
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-NAME = re.compile(r"(?<![\w.])[A-Za-z_]\w*\b(?!=[^=])")  # not of attributes and arguments
+import pytest
 
 
 class Mistake(NamedTuple):
     """A mistake, as edits of the source, and the property that it breaks.
 
-    An edit is a fragment, its replacement and how often it occurs (once, if that is left out).
-    Local variables may have other names in the source. No edits at all: the package itself lacks
-    the property there, and the check must be able to say so.
+    An edit is a fragment, its replacement and how often it occurs (once, if that is left out). No
+    edits at all: the package itself lacks the property there, and the check must be able to say so.
     """
 
     title: str
@@ -49,12 +49,6 @@ def mistakes(rows: Sequence[tuple], room: types.ModuleType | None = None) -> lis
     ]
 
 
-def detached(*places: str) -> dict[str, list[tuple]]:
-    """Mistakes of `mistakes`, one for each place, which detach what stands before each ¦ of it."""
-    planted = [(place.replace("¦", ""), place.replace("¦", ".detach()")) for place in places]
-    return {" ".join(wrong.split()): [(right, wrong)] for right, wrong in planted}
-
-
 def asked(has_property: Callable, *arguments) -> str:
     """A property and what it is asked of, in words."""
     name = getattr(has_property, "func", has_property).__name__
@@ -62,6 +56,41 @@ def asked(has_property: Callable, *arguments) -> str:
     return ", ".join(
         [name, *(", ".join(map(str, a)) if isinstance(a, tuple) else str(a) for a in arguments)]
     )
+
+
+class Stale(pytest.skip.Exception):
+    """The source that a row quotes is no longer there: pytest skips the test."""
+
+
+def edited(source: str, fragment: str, replacement: str, count: int = 1) -> str:
+    """The source of a module with a fragment exchanged; `Stale` if it occurs less or more often."""
+    if source.count(fragment) != count:
+        raise Stale(f"{fragment!r} occurs {source.count(fragment)} times, not {count}")
+    return source.replace(fragment, replacement)
+
+
+def edited_sources(
+    rooms: Sequence[types.ModuleType], edits: Sequence[tuple], room: types.ModuleType | None = None
+) -> dict[types.ModuleType, str]:
+    """The new sources of the rooms that have the edits' fragments, or of the room that is given."""
+    sources = {one: inspect.getsource(one) for one in rooms}
+    changed = {}
+    for fragment, *others in edits:
+        fitting = [room] if room else [one for one in rooms if fragment in sources[one]]
+        if len(fitting) != 1 and len(rooms) > 1:
+            raise Stale(f"{fragment!r} occurs in {len(fitting)} rooms, not in one")
+        one = fitting[0] if fitting else rooms[0]
+        sources[one] = changed[one] = edited(sources[one], fragment, *others)
+    return changed
+
+
+def stale(mistake: Mistake, rooms: Sequence[types.ModuleType]) -> str:
+    """Why a mistake can no longer be planted; empty if it can."""
+    try:
+        edited_sources(rooms, mistake.edits, mistake.room)
+    except Stale as reason:
+        return str(reason)
+    return ""
 
 
 def planted(
@@ -72,14 +101,12 @@ def planted(
     Those from the first that is edited on are copied, and each copy sees the copies before it; they
     are the `copied` of the result, by their names.
     """
-    edits_in = {one: [] for one in rooms}
-    for edit in edits:
-        edits_in[room or _room_of(edit[0], rooms)].append(edit)
-    first = min((i for i, one in enumerate(rooms) if edits_in[one]), default=len(rooms) - 1)
+    changed = edited_sources(rooms, edits, room)
+    first = min((rooms.index(one) for one in changed), default=len(rooms) - 1)
     copied, exchanged = {}, {}
     for original in rooms[first:]:
         with _imported(copied):  # what a table holds was taken from a room while it was imported
-            copy = plant(original, *edits_in[original])
+            copy = _copy(original, changed.get(original) or inspect.getsource(original))
         for name, value in list(vars(copy).items()):
             setattr(copy, name, exchanged.get((name, id(value)), value))
         exchanged |= {
@@ -87,108 +114,34 @@ def planted(
             for name, value in vars(original).items()
             if not name.startswith("__")
         }
-        exchanged[_name(original), id(original)] = copied[_name(original)] = copy
-    copy.copied = copied
+        exchanged[_name(original), id(original)] = copied[original.__name__] = copy
+    copy.copied = {_name(one): copied[one.__name__] for one in rooms[first:]}
     return copy
 
 
 @contextlib.contextmanager
 def _imported(copied):
-    """Let `from cheems_ref.room import name` take from copies."""
-    names = {f"cheems_ref.{name}": copy for name, copy in copied.items()}
-    before = {name: sys.modules[name] for name in names if name in sys.modules}
-    sys.modules.update({name: names[name] for name in before})
+    """Let `from cheems_ref.room import name` take from copies, given by the modules' names."""
+    before = {name: sys.modules[name] for name in copied if name in sys.modules}
+    sys.modules.update({name: copied[name] for name in before})
     try:
         yield
     finally:
         sys.modules.update(before)
 
 
-def _room_of(fragment, rooms):
-    if len(rooms) == 1:  # where an edit may also be one of what an edit before it has written
-        return rooms[0]
-    fitting = [one for one in rooms if fragment in inspect.getsource(one)]
-    fitting = fitting or [one for one in rooms if places(inspect.getsource(one), fragment)]
-    if len(fitting) != 1:
-        raise LookupError(f"{fragment!r} occurs in {len(fitting)} rooms, not in one")
-    return fitting[0]
-
-
 def plant(module: types.ModuleType, *edits: tuple) -> types.ModuleType:
-    """A copy of one module with each fragment exchanged.
-
-    Raises:
-        LookupError: a fragment does not occur so often: a control on old source controls nothing.
-    """
+    """A copy of one module with each fragment exchanged."""
     source = inspect.getsource(module)
     for edit in edits:
         source = edited(source, *edit)
+    return _copy(module, source)
+
+
+def _copy(module, source):
     copy = types.ModuleType(f"planted_{_name(module)}")
     exec(_compiled(_name(module), source), copy.__dict__)
     return copy
-
-
-def edited(source: str, fragment: str, replacement: str, count: int = 1) -> str:
-    """The source of a module with a fragment exchanged, in the names that the source uses."""
-    found = [(m.start(), m.end(), {}) for m in re.finditer(re.escape(fragment), source)]
-    if len(found) != count:
-        found = places(source, fragment) or found
-    if len(found) != count:
-        raise LookupError(f"{fragment!r} occurs {len(found)} times, not {count}")
-    for start, end, names in reversed(found):
-        written = NAME.sub(lambda name, names=names: names.get(name[0], name[0]), replacement)
-        source = source[:start] + written + source[end:]
-    return source
-
-
-def places(source: str, fragment: str) -> list[tuple[int, int, dict[str, str]]]:
-    """Where a fragment occurs in functions if their local variables may have other names.
-
-    Each place has its start and end, and what the variables of the fragment are called there.
-    """
-    pattern, end, seen = "", 0, []
-    for name in NAME.finditer(fragment):
-        pattern += re.escape(fragment[end : name.start()])
-        if keyword.iskeyword(name[0]):
-            pattern += name[0]
-        elif name[0] in seen:
-            pattern += rf"(?P=n{seen.index(name[0])})\b"
-        else:
-            pattern += rf"(?P<n{len(seen)}>\b[A-Za-z_]\w*)"
-            seen.append(name[0])
-        end = name.end()
-    pattern = re.compile(pattern + re.escape(fragment[end:]))
-    found = []
-    for start, stop, own in functions(source):
-        for match in pattern.finditer(source, start, stop):
-            names = dict(zip(seen, match.groups(), strict=True))
-            renamed = {old: new for old, new in names.items() if old != new}
-            if own >= {*renamed.values()} and not own & {*renamed} - {*names.values()}:
-                found.append((*match.span(), renamed))
-    return found
-
-
-@functools.lru_cache(maxsize=64)
-def functions(source):
-    """Start, end and local variables of every function that is in no other function."""
-    starts = [0, *(m.end() for m in re.finditer("\n", source))]
-    tree = ast.parse(source)
-    bodies = [tree.body, *(node.body for node in tree.body if isinstance(node, ast.ClassDef))]
-    return [
-        (starts[node.lineno - 1], starts[node.end_lineno], _stored(node))
-        for body in bodies
-        for node in body
-        if isinstance(node, ast.FunctionDef)
-    ]
-
-
-def _stored(function):
-    """The names that a function gives to its variables."""
-    return {
-        node.id
-        for node in ast.walk(function)
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-    }
 
 
 @functools.lru_cache(maxsize=64)  # of a stack of rooms all but one are copied as they are

@@ -6,6 +6,7 @@ import shutil
 import signal
 import threading
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import nbformat
@@ -23,7 +24,7 @@ FIRST = """\
 # %% [markdown]
 # # First
 
-# %% tags=["check"]
+# %% tags=["guard"]
 import importlib.util, os
 
 with open(os.environ["CHEEMS_FIGURES"] + "/01_curve.svg", "w") as file:
@@ -34,7 +35,8 @@ SECOND = """\
 # %% tags=["raises-exception"]
 raise ValueError("d_model must be even,\\nnot 3")
 """
-COURSE = {"01_first.py": FIRST + 2 * SAME, "02_second.py": SECOND}
+COURSE = {"01_first.py": FIRST + SAME.replace("%%", "%% tags=['check']") + SAME}
+COURSE["02_second.py"] = SECOND
 # A notebook that says who it is, waits for another's word, and goes on.
 MEET = """\
 # %%
@@ -116,7 +118,8 @@ def test_what_is_written(course):
     nbformat.validate(notebook)
     assert notebook.metadata == build_notebooks.METADATA
     assert [cell.get("execution_count") for cell in notebook.cells] == [None, 1, 2, 3]
-    assert [cell.metadata for cell in notebook.cells] == [{}, {"tags": ["check"]}, {}, {}]
+    folded = {"tags": ["guard"], "jupyter": {"source_hidden": True}}
+    assert [cell.metadata for cell in notebook.cells] == [{}, folded, {"tags": ["check"]}, {}]
     assert notebook.cells[1].outputs[0].text.endswith("} 0 None\n")  # it can't import book/
     assert [output.text for output in notebook.cells[2].outputs] == ["one\ntwo\n"]
     assert str(course) not in path.read_text()
@@ -224,3 +227,30 @@ def test_what_a_model_wrote_stays_unless_something_else_changed(tmp_path):
     assert run_build(root) == 0
     news = nbformat.read(stored, as_version=4).cells[0].outputs[0].text
     assert news != text and news.startswith("a 1")
+
+
+PICTURE = """\
+# %%
+import base64, time
+from IPython.display import display
+
+def shown(svg, width):  # with a PNG that comes out otherwise on every run, as on another machine
+    head = b"\\x89PNG\\r\\n\\x1a\\n\\0\\0\\0\\rIHDR\\0\\0\\0" + bytes([width]) + bytes(4)
+    png = base64.b64encode(head + str(time.time_ns()).encode()).decode()
+    display({"image/svg+xml": svg, "image/png": png}, raw=True)
+
+"""
+SHOWS = "# %%\nshown('<svg>{}</svg>', {})\n"
+
+
+def test_a_png_stays_while_the_svg_beside_it_and_its_size_do(tmp_path):
+    root = project(tmp_path, {})
+    stored = []
+    for svg, width in ((1, 8), (1, 8), (2, 8), (2, 9), (2, 9)):
+        (root / "notebooks/01_a.py").write_text(PICTURE + SHOWS.format(svg, width))
+        assert run_build(root) == 0
+        stored.append((root / "notebooks/01_a.ipynb").read_bytes())
+    assert [a == b for a, b in pairwise(stored)] == [True, False, False, True]
+    data = [nbformat.reads(text, as_version=4).cells[1].outputs[0].data for text in stored]
+    assert [one["image/svg+xml"] for one in data] == [f"<svg>{n}</svg>" for n in (1, 1, 2, 2, 2)]
+    assert len({one["image/png"] for one in data}) == 3

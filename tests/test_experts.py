@@ -178,6 +178,10 @@ def test_many_random_retrievals_are_those_of_brute_force():
         finds_the_best(experts, *sizes, dtype, seed, whole=seed % 4 > 1)
 
 
+def test_neurons_are_inner_products():
+    neurons_are_inner_products(retrieval)
+
+
 def test_retrieval_and_balance():
     finds_the_best(retrieval, 72, 3, 70, dtype=torch.bfloat16)
     finds_the_best_in_blocks(retrieval)

@@ -7,7 +7,13 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
-PAGES = ["README.md", "CONTRIBUTING.md", "book/manual/training.md", "book/manual/setting_up.md"]
+PAGES = [
+    "README.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "book/manual/training.md",
+    "book/manual/setting_up.md",
+]
 
 
 def test_the_examples_run(capsys):

@@ -143,6 +143,10 @@ def test_every_function_is_its_definition():
         pairings_differ_by_a_permutation(rope, dim)
 
 
+def test_bases_for_longer_texts():
+    ntk_is_the_formula(rope)
+
+
 def test_angles_are_never_narrow_and_results_are_rounded_once():
     for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
         angles_are_wide(rope, dtype)

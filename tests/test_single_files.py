@@ -4,7 +4,10 @@ import ast
 from pathlib import Path
 
 import pytest
+import torch
+from einops import rearrange, repeat
 
+import cheems_ref.ssd as ssd
 from cheems_ref.verify import check
 
 PACKAGE = Path(__file__).parents[1] / "cheems_ref"
@@ -75,3 +78,27 @@ def test_a_copy_without_checks_computes_the_same(copied, tmp_path, monkeypatch):
     exec(START + forward, package)
     exec(START + forward.replace("cheems_ref", name), copy)
     check("copy = package", copy["y"], package["y"])
+
+
+def test_the_chunked_form_can_be_copied_alone():
+    """`_chunked` and what it calls need torch and einops only, as the docstring of ssd.py says."""
+    tree = ast.parse((PACKAGE / "ssd.py").read_text(encoding="utf-8"))
+    defined = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+    defined |= {node.targets[0].id: node for node in tree.body if isinstance(node, ast.Assign)}
+    copied, waiting = {}, ["_chunked"]
+    while waiting:
+        name = waiting.pop()
+        if name in defined and name not in copied:
+            copied[name] = defined[name]
+            waiting += [n.id for n in ast.walk(defined[name]) if isinstance(n, ast.Name)]
+    assert {"_chunked", "_four_steps", "CHUNKS_PER_BLOCK"} <= {*copied} and len(copied) < 8
+    namespace = dict(torch=torch, F=torch.nn.functional, rearrange=rearrange, repeat=repeat)
+    exec("\n".join(map(ast.unparse, copied.values())), namespace)
+
+    x, dt, A, D = torch.randn(2, 11, 4, 3), torch.rand(2, 11, 4), -torch.rand(4), torch.randn(4)
+    B, C, state = torch.randn(2, 11, 2, 5), torch.randn(2, 11, 2, 5), torch.randn(2, 4, 3, 5)
+    y, final = namespace["_chunked"](x, dt, A, B, C, state, 4)
+    options = dict(D=D, chunk_size=4, initial_state=state, return_final_state=True)
+    truth, final_truth = ssd.ssd_chunked(x, dt, A, B, C, **options)
+    check("copy + D x = package", y + D[:, None] * x, truth)
+    check("final state", final, final_truth)

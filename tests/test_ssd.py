@@ -214,6 +214,11 @@ def test_options_left_out_mean_zero():
         check("no D, no state", getattr(ssd_module, f"ssd_{form}")(*tensors), want)
 
 
+@pytest.mark.parametrize("form", FORMS[:4])
+def test_forms_agree_in_gradient(form):
+    agree_in_gradient(ssd_module, form)
+
+
 def test_dt_zero_leaves_the_state_alone():
     x, dt, *rest, state = inputs(dtype=torch.float32)
     for form in FORMS[:4]:
@@ -225,6 +230,7 @@ def test_dt_zero_leaves_the_state_alone():
 def test_mixed_steps_and_resets_cost_no_digits(form):
     if form != "step":
         keeps_its_digits(ssd_module, form)
+    starts_afresh_at_a_reset(ssd_module, form)
     starts_afresh_at_a_reset(ssd_module, form, 1e20, 1e300)  # their product is -inf
     starts_afresh_at_a_reset(ssd_module, form, 1e20, 1e30, torch.float32)
 

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from planting import plant
 from torch import nn
 
 from cheems_ref import ssd, verify
@@ -267,16 +266,20 @@ def test_what_does_not_learn_is_named():
     names_what_does_not_learn(verify)
 
 
-@pytest.mark.parametrize(
-    ("tokens", "chunk_size"), [("size", 4), ("size", 100), ("CHUNKS_PER_BLOCK * size", 4)]
-)
-def test_a_leak_from_chunk_to_chunk_or_from_block_to_block_is_seen(tokens, chunk_size):
+@pytest.mark.parametrize(("chunks", "chunk_size"), [(1, 4), (1, 100), (ssd.CHUNKS_PER_BLOCK, 4)])
+def test_a_leak_from_chunk_to_chunk_or_from_block_to_block_is_seen(chunks, chunk_size):
     """The last token of each reads the first of the next; a block is 16 chunks."""
-    line = '"b c l g i p -> b (c l) (g i) p")[:, : x.shape[1]]\n'
-    leak = f"    n = {tokens}\n    y[:, n - 1 : -1 : n] += x[:, n::n]\n"
-    leaks = plant(ssd, (line, line + leak))
+
+    class Leaks(ssd.SSD):
+        def _mix(self, x, dt, A, B, C, state):
+            y, state = super()._mix(x, dt, A, B, C, state)
+            n = chunks * min(chunk_size, x.shape[1])
+            y = y.clone()
+            y[:, n - 1 : -1 : n] += x[:, n::n]
+            return y, state
+
     sound, wrong = (
-        m.SSD(8, n_heads=2, d_state=4, chunk_size=chunk_size).double() for m in (ssd, leaks)
+        layer(8, n_heads=2, d_state=4, chunk_size=chunk_size).double() for layer in (ssd.SSD, Leaks)
     )
     CAUSAL(sound, 8)
     with pytest.raises(verify.Refuted, match=r"the first [0-9]+ tokens alone"):

@@ -15,6 +15,7 @@ FILES = [path for name in ("cheems_ref", "cheems_lab") for path in (ROOT / name)
 ROOMS = {path.relative_to(ROOT).as_posix() for path in FILES if path.suffix == ".py"}
 DATA = {path.relative_to(ROOT).as_posix() for path in FILES if path.suffix == ".yaml"}
 DATA |= {"cheems_lab/model_card.md", "cheems_ref/figures.mplstyle"}
+DATA |= {"cheems_lab/py.typed", "cheems_ref/py.typed"}  # without it, editors ignore annotations
 ELSEWHERE = """
 import sys
 import torch
@@ -48,6 +49,12 @@ def test_it_holds_every_room_and_nothing_else(wheel):
     beside = {name for name in names if ".dist-info/" in name}
     assert names - beside == ROOMS | DATA
     assert any(name.endswith("licenses/LICENSE") for name in beside)
+
+
+def test_the_citation_names_the_version_of_the_wheel(wheel):
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    (version,) = re.findall(r"^version: (.+)$", citation, re.MULTILINE)
+    assert wheel.name.startswith(f"cheems_ref-{version}-")
 
 
 def test_it_works_away_from_the_checkout(wheel, tmp_path):

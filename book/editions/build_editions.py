@@ -4,8 +4,9 @@
 
 `build/student` has the chapters without solutions and outputs, and all that they need to run: the
 package, its pins, the records and the claims. `build/student.zip` is the same folder, and the same
-bytes whenever it is made. In `build/instructor` the chapters are whole, and `source` has them once
-more in nbgrader's layout, beside settings for it, so that nbgrader's commands work there.
+bytes whenever it is made: its files bear the date that CITATION.cff gives this edition. In
+`build/instructor` the chapters are whole, and `source` has them once more in nbgrader's layout,
+beside settings for it, so that nbgrader's commands work there.
 
 In both, the cells of an exercise carry nbgrader's metadata, so that what is handed in from the one
 is graded in the other. All of it comes from the sources: an exercise is a cell tagged `exercise`,
@@ -72,15 +73,13 @@ def write(notebook: NotebookNode, path: Path) -> None:
 
 
 def student_chapter(source: Path, folder: Path) -> None:
-    """Write a chapter without solutions and outputs, as a notebook and as text."""
+    """Write a chapter without solutions and outputs. Students get no .py that looks like it."""
     notebook = read_source(source)
     for cell in notebook.cells:
         cell.source = without_solutions(cell.source)
     mark(notebook, chapter_number(source))
     place = folder / source.parent.relative_to(ROOT)
     write(notebook, place / f"{source.stem}.ipynb")
-    text = without_solutions(source.read_text(encoding="utf-8"))
-    (place / source.name).write_text(text, encoding="utf-8", newline="\n")
 
 
 def instructor_chapter(source: Path, folder: Path) -> int:
@@ -110,13 +109,20 @@ def begin(folder: Path, readme: str) -> None:
     shutil.copy(EDITIONS / readme, folder / "README.md")
 
 
+def released() -> tuple[int, int, int]:
+    """Year, month and day of this edition, from CITATION.cff."""
+    text = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    year, month, day = re.search(r"^date-released: (\d+)-(\d+)-(\d+)$", text, re.MULTILINE).groups()
+    return int(year), int(month), int(day)
+
+
 def pack(folder: Path) -> Path:
     """Zip a folder: in one order, with one date and one mode, so that the bytes are the same."""
-    archive = folder.with_suffix(".zip")
+    archive, date = folder.with_suffix(".zip"), released()
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as packed:
         files = (path for path in folder.rglob("*") if path.is_file())
         for name in sorted(path.relative_to(folder).as_posix() for path in files):
-            entry = zipfile.ZipInfo(f"cheems_student/{name}")  # dated 1980
+            entry = zipfile.ZipInfo(f"cheems_student/{name}", (*date, 0, 0, 0))
             entry.external_attr = 0o644 << 16
             packed.writestr(entry, (folder / name).read_bytes(), zipfile.ZIP_DEFLATED)
     return archive

@@ -6,13 +6,16 @@ its figures.
 The .py file (jupytext py:percent) is the source that people edit. The .ipynb beside it, with all
 outputs, and the files in figures/ are written by this script alone, and are the same bytes
 whenever and wherever it runs, so that a difference in git means a difference in what the course
-says. (Lines that begin with a bar, │, are what a model wrote that was trained in the run. Rounding
-decides what it writes, so the stored lines stay when nothing else changed.) NAME is the beginning
-of a notebook's name (`03`); without one, all notebooks run, and figures that none of them draws any
-more are removed. `--check` writes nothing, names every file that would change and exits with 1 if
-there is one. Up to N notebooks run at a time, by default one per core, and share the cores; what
-they print may not depend on N. One that is named may take a minute; among all, where a machine may
-be slow or busy, ten.
+says. Two things depend on the machine. So what is stored stays where nothing else has changed:
+lines that begin with a bar, │, which a model wrote that was trained in the run; and the PNG beside
+an SVG, which JupyterLab and VS Code show where they don't trust a notebook. Cells tagged `setup`,
+`figure` or `guard` are stored folded.
+
+NAME is the beginning of a notebook's name (`03`); without one, all notebooks run, and figures that
+none of them draws any more are removed. `--check` writes nothing, names every file that would
+change and exits with 1 if there is one. Up to N notebooks run at a time, by default one per core,
+and share the cores; what they print may not depend on N. One that is named may take a minute; among
+all, where a machine may be slow or busy, ten.
 
 A notebook draws into the folder named by the variable CHEEMS_FIGURES, and its figures' names
 begin with its own number: `03_decay.svg`.
@@ -26,6 +29,7 @@ import os
 import re
 import sys
 import time
+from base64 import b64decode
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -58,6 +62,7 @@ ENVIRONMENT = {
     "SOURCE_DATE_EPOCH": "0",  # matplotlib dates its files with it
     "MPLBACKEND": "module://matplotlib_inline.backend_inline",  # whatever the caller's shell says
 }
+FOLDED = {"setup", "figure", "guard"}  # the tags of cells whose code is hidden until one clicks
 WRITTEN = re.compile(r"(?m)(?:^│[^\n]*\n)+")  # by a model that was trained in the run
 ANSI_COLOR = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -75,6 +80,8 @@ def read_source(path: Path) -> NotebookNode:
         cell.id = hashlib.sha1(identity.encode()).hexdigest()[:8]
         tags = cell.metadata.get("tags")
         cell.metadata = NotebookNode(tags=tags) if tags else NotebookNode()
+        if FOLDED & set(tags or []):
+            cell.metadata.jupyter = NotebookNode(source_hidden=True)
         notebook.cells.append(cell)
     return notebook
 
@@ -187,6 +194,28 @@ def keep_written(notebook: NotebookNode, path: Path) -> None:
                 now.text = then.text
 
 
+def pixels(png: str) -> bytes:
+    """Width and height of a PNG in base64, eight bytes."""
+    return b64decode(png)[16:24]
+
+
+def keep_pictures(notebook: NotebookNode, path: Path) -> None:
+    """Keep the stored PNG beside an SVG that is the same: another machine draws other bytes."""
+    stored = nbformat.read(path, as_version=4).cells if path.exists() else []
+    before = {
+        output.data["image/svg+xml"]: output.data["image/png"]
+        for cell in stored
+        for output in cell.get("outputs", [])
+        if {"image/svg+xml", "image/png"} <= output.get("data", {}).keys()
+    }
+    for cell in notebook.cells:
+        for output in cell.get("outputs", []):
+            data = output.get("data", {})
+            then, now = before.get(data.get("image/svg+xml")), data.get("image/png")
+            if then and now and pixels(then) == pixels(now):
+                data["image/png"] = then
+
+
 async def run(source: Path, figures: Path, threads: int | None, limit: float) -> dict[Path, bytes]:
     """Run one notebook; the files it makes, each by the path where it belongs."""
     notebook = read_source(source)
@@ -203,6 +232,7 @@ async def run(source: Path, figures: Path, threads: int | None, limit: float) ->
             drawn[figures / path.name] = path.read_bytes()
     normalise(notebook)
     keep_written(notebook, source.with_suffix(".ipynb"))
+    keep_pictures(notebook, source.with_suffix(".ipynb"))
     text = nbformat.writes(notebook) + "\n"
     return {source.with_suffix(".ipynb"): text.encode()} | drawn
 

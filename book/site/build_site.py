@@ -4,11 +4,14 @@
 
 Everything on it is written elsewhere: the executed notebooks, which are not run again; the
 docstrings of `cheems_ref`; claims.toml; the README. This script lays these out as pages in
-book/_build/pages, and Sphinx (conf.py) makes book/_build/site of them, where every warning is
-an error; build_slides.py adds its decks, in site/slides, and interactive_pages.py its pages, in
-site/play. The site opens from the folder and from a server, and asks for nothing elsewhere. The
-same sources give the same bytes, wherever they lie. The students' site has gaps where the exercises
-have solutions, and no lecturer's guide.
+book/_build/pages, and Sphinx (conf.py) makes the site of them, where every warning is an error;
+build_slides.py adds its decks, in slides/, and interactive_pages.py its pages, in play/. The site
+opens from the folder and from a server, and asks for nothing elsewhere. The same sources give the
+same bytes, wherever they lie.
+
+The students' site is book/_build/site. It has gaps where the exercises have solutions, nothing that
+a solution has printed, and no lecturer's guide. The instructor's site is in a folder of its own,
+book/_build/site-instructor, so that neither is taken for the other.
 """
 
 import argparse
@@ -23,6 +26,7 @@ from nbformat import NotebookNode
 from sphinx.cmd.build import build_main
 
 from book.claims import public_names
+from book.notebooks.build_notebooks import FOLDED
 from book.project import ROOT, alt_text, labs, lectures, without_solutions
 from book.site import interactive_pages
 from book.site.html_repairs import repair_html
@@ -30,8 +34,8 @@ from book.slides import build_slides
 from book.slides.outline import Part
 from book.slides.type_sizes import in_rows
 
-# What the reader of a page sees of a folded cell, by its tag.
-FOLDED = {
+# What the reader of a page sees of folded code, by the tag of its cells.
+TOLD = {
     "setup": "set-up",
     "guard": "what is asserted",
     "figure": "the code of this figure",
@@ -43,9 +47,10 @@ DISPLAYED = re.compile(r"^\$\$(.*?)\$\$", re.DOTALL | re.MULTILINE)
 EDITIONS = {
     "students": "This is the students' site: the exercises have gaps to fill in. `make book "
     "EDITION=instructor` makes the one with solutions and the lecturer's guide.",
-    "instructor": "This is the instructor's site, with solutions and the lecturer's guide. "
-    "`make book` makes the students'.",
+    "instructor": "This is the instructor's site, with solutions and the lecturer's guide. Keep it "
+    "from students; `make book` makes theirs.",
 }
+FOLDERS = {"students": "site", "instructor": "site-instructor"}  # in book/_build
 TO_GUIDE = re.compile(r"\[([^\]]*)\]\((?:\.\./)*book/guide/[^)]*\)")
 DOWNLOADS = (
     "Download this chapter: {{download}}`notebook <../downloads/{0}.ipynb>` · "
@@ -57,6 +62,25 @@ SLIDES = (
     '<a href="../slides/{0}.html?print-pdf">to print</a>.'
 )
 ALL_SLIDES = '\n<a href="slides/index.html">The slides of all chapters</a>\n'
+NOT_FOUND = """---
+orphan: true
+nosearch: true
+---
+
+# There is no such page
+
+Nothing lies at this address. Perhaps the page has another name by now: [the first page](index.md)
+leads to all of them, and the search finds a word or the name of a function.
+"""
+# A server shows that page at the address that was asked for, in whatever folder that would be; what
+# it loads and links lies beside it, in the site's own folder.
+FROM_ANYWHERE = """<head>
+<script>
+const base = document.createElement("base");
+base.href = location.pathname.replace(
+    /\\/((chapters|api|guide|manual|play|slides|_[a-z]+)\\/.*|[^\\/]*)$/, "/");
+document.head.append(base);
+</script>"""
 TREE = """
 ```{{toctree}}
 :hidden:
@@ -68,7 +92,7 @@ TREE = """
 
 
 def chapter_page(notebook: NotebookNode, name: str, lab: bool = False) -> NotebookNode:
-    """A notebook as a page: cells folded by their tags, figures with their words, downloads.
+    """A notebook as a page: code folded by the tags of its cells, figures with their words, links.
 
     A formula that is wider than the page is set in rows, as on a slide.
     """
@@ -76,18 +100,65 @@ def chapter_page(notebook: NotebookNode, name: str, lab: bool = False) -> Notebo
     for cell in page.cells:
         if cell.cell_type == "markdown":
             cell.source = DISPLAYED.sub(set_in_rows, cell.source)
-        for tag in cell.metadata.get("tags", []):
-            if tag in FOLDED:
-                told = {"code_prompt_show": f"Show {FOLDED[tag]}"}
-                told |= {"code_prompt_hide": f"Hide {FOLDED[tag]}"}
-                cell.metadata = {"tags": ["hide-input"], "mystnb": told}
-        alts = [alt for output in cell.get("outputs", []) if (alt := alt_text(output))]
-        if alts:
-            [alt] = alts  # a figure, a cell: what is said of one would be said of all
-            cell.metadata.setdefault("mystnb", {})["image"] = {"alt": alt}
+    groups = picture_first(neighbours(page.cells))
+    page.cells = [cell for group in groups for cell in laid_out(group)]
     downloads = (DOWNLOADS + SLIDES * (not lab)).format(name) + interactive_pages.links("../", name)
     page.cells.insert(1, nbformat.v4.new_markdown_cell(downloads, id="downloads"))
     return page
+
+
+def is_folded(cell: NotebookNode) -> bool:
+    return bool(FOLDED & set(cell.metadata.get("tags", [])))
+
+
+def neighbours(cells: list[NotebookNode]) -> list[list[NotebookNode]]:
+    """The cells in groups: folded ones that follow each other, and each other cell by itself."""
+    groups = []
+    for cell in cells:
+        if groups and is_folded(cell) and is_folded(groups[-1][-1]):
+            groups[-1].append(cell)
+        else:
+            groups.append([cell])
+    return groups
+
+
+def picture_first(groups: list[list[NotebookNode]]) -> list[list[NotebookNode]]:
+    """Let the folded code above a page's first picture wait for it, if there is no other code."""
+    for place, group in enumerate(groups):
+        if any(map(is_picture, group)):
+            above = [one for one in groups[:place] if one[0].cell_type == "code"]
+            texts = [one for one in groups[:place] if one[0].cell_type == "markdown"]
+            waiting = [cell for one in above for cell in one]
+            if all(is_folded(cell) and not cell.outputs for cell in waiting):
+                return [*texts, waiting + group, *groups[place + 1 :]]
+            break
+    return groups
+
+
+def is_picture(cell: NotebookNode) -> bool:
+    return any("image/png" in output.get("data", {}) for output in cell.get("outputs", []))
+
+
+def laid_out(group: list[NotebookNode]) -> list[NotebookNode]:
+    """The cells of a page for a group: all that folded ones show, and their code in one fold, which
+    stands below a picture and above what was printed.
+    """
+    tags = [tag for cell in group for tag in cell.metadata.get("tags", []) if tag in TOLD]
+    if not tags:
+        return group
+    told = TOLD[tags[0]] if len(set(tags)) == 1 else "the code"
+    told += f" ({len(group)} cells)" * (len(group) > 1)
+    folded = nbformat.v4.new_code_cell("\n\n\n".join(cell.source for cell in group))
+    folded.id = f"{group[0].id}-code"
+    words = {"code_prompt_show": f"Show {told}", "code_prompt_hide": f"Hide {told}"}
+    folded.metadata = NotebookNode(tags=["hide-input"], mystnb=words)
+    shown = [cell for cell in group if cell.outputs]
+    for cell in shown:
+        cell.metadata = NotebookNode(tags=["remove-input"])
+        if alts := [alt for output in cell.outputs if (alt := alt_text(output))]:
+            [alt] = alts  # a figure, a cell: what is said of one would be said of all
+            cell.metadata.mystnb = {"image": {"alt": alt}}
+    return [*shown, folded] if any(map(is_picture, group)) else [folded, *shown]
 
 
 def set_in_rows(formula: re.Match) -> str:
@@ -139,12 +210,15 @@ def toctree(caption: str, entries: list[str], depth: int = 1) -> str:
 
 
 def released(path: Path, edition: str) -> NotebookNode:
-    """A notebook as an edition has it."""
+    """A notebook as an edition has it: for students, without solutions and what they print."""
     notebook = nbformat.read(path, as_version=4)
     for cell in notebook.cells:
-        if edition == "students" and "exercise" in cell.metadata.get("tags", []):
+        tags = cell.metadata.get("tags", [])
+        if edition == "students" and {"exercise", "check"} & set(tags):
             cell.source = without_solutions(cell.source)
-            cell.metadata.tags.remove("exercise")  # there is nothing to fold
+            cell.outputs, cell.execution_count = [], None
+            if "exercise" in tags:
+                tags.remove("exercise")  # there is nothing to fold
     return notebook
 
 
@@ -207,6 +281,7 @@ def lay_out(root: Path, pages: Path, edition: str) -> None:
         head = f"{title}\n{'=' * len(title)}\n\n"
         texts[f"api/{room}.rst"] = f"{head}.. automodule:: cheems_ref.{room}\n"
     texts["claims.md"] = "# Every claim, and its verdict\n\n```{claims}\n```\n"
+    texts["404.md"] = NOT_FOUND
 
     shutil.rmtree(pages, ignore_errors=True)
     for page, text in texts.items():
@@ -217,9 +292,10 @@ def lay_out(root: Path, pages: Path, edition: str) -> None:
 
 
 def build(root: Path, edition: str) -> int:
-    """Make book/_build/site; returns 0, or what Sphinx returns where a page is wrong."""
+    """Make an edition's site; returns 0, or what Sphinx returns where a page is wrong."""
     output, settings = root / "book" / "_build", root / "book" / "site"
-    pages, unfinished = output / "pages", output / "site.new"
+    site = output / FOLDERS[edition]
+    pages, unfinished = output / "pages", site.with_suffix(".new")
     lay_out(root, pages, edition)
     shutil.rmtree(unfinished, ignore_errors=True)
     options = ["-q", "-W", "--keep-going", "-E", "-c", str(settings), "-d", str(output / "trees")]
@@ -229,11 +305,13 @@ def build(root: Path, edition: str) -> int:
         (unfinished / name).unlink(missing_ok=True)
     for page in unfinished.rglob("*.html"):
         text = repair_html(page.read_text(encoding="utf-8"))
+        if page == unfinished / "404.html":
+            text = text.replace("<head>", FROM_ANYWHERE, 1)
         page.write_text(text, encoding="utf-8", newline="\n")
     build_slides.make(root, unfinished / "slides", [])
     interactive_pages.make(root, unfinished / "play")
-    shutil.rmtree(output / "site", ignore_errors=True)
-    unfinished.rename(output / "site")
+    shutil.rmtree(site, ignore_errors=True)
+    unfinished.rename(site)
     return 0
 
 
@@ -247,7 +325,7 @@ def main(arguments: list[str] | None = None) -> int:
     root, start = options.root.resolve(), time.monotonic()
     if failed := build(root, options.edition):
         return failed
-    site = root / "book" / "_build" / "site"
+    site = root / "book" / "_build" / FOLDERS[options.edition]
     size = sum(path.stat().st_size for path in site.rglob("*") if path.is_file())
     seconds = time.monotonic() - start
     print(f"{site / 'index.html'}: {size / 2**20:.0f} MB, made in {seconds:.0f} s")

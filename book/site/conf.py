@@ -56,6 +56,7 @@ html_theme = "furo"
 html_static_path = ["static", str(MATHJAX / "static" / "mathjax" / mathjax_path)]
 html_css_files = ["site.css"]
 html_js_files = ["site.js"]
+html_favicon = "static/favicon.svg"
 html_copy_source = False
 html_show_copyright = False
 html_domain_indices = False

@@ -156,6 +156,7 @@ def links(folder: str, chapter: str | None = None) -> str:
 def make(root: Path, folder: Path) -> None:
     """Write the pages, their data and their figures into a new folder."""
     shutil.copytree(root / "book" / "site" / "play", folder)
+    shutil.copy(root / "book" / "site" / "static" / "favicon.svg", folder)
     for page in PAGES:
         if (data := page.data()) is not None:
             script = f"const DATA = {json.dumps(data, ensure_ascii=False)};\n"

@@ -44,6 +44,7 @@ from book.slides.type_sizes import (
 )
 
 THEME = Path(__file__).parent / "theme"
+ICON = Path(__file__).parents[1] / "site" / "static" / "favicon.svg"
 # A formula and the brackets and stops beside it, between which no line ends.
 BESIDE = re.compile(r'\(?<span class="math inline">[^<]*<[^<]*<[^<]*</span>[.,;:!?)]*')
 VERDICT = {"✓": "right", "✗": "wrong"}
@@ -69,7 +70,7 @@ def copy(out: Path) -> None:
         "mathjax": [mathjax / "tex-svg-full.js"],  # the whole of it
         "fonts": [*letters.glob("*.woff"), letters / "LICENSE"]
         + [symbols / name for name in ("DejaVuSans.ttf", "DejaVuSansMono.ttf", "LICENSE_DEJAVU")],
-        ".": [THEME / "slides.css", THEME / "slides.js"],
+        ".": [THEME / "slides.css", THEME / "slides.js", ICON],
     }
     for folder, paths in wanted.items():
         (out / folder).mkdir(parents=True, exist_ok=True)

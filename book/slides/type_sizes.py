@@ -1,6 +1,6 @@
 """How large a slide's type may be so that everything fits.
 
-A slide is 1280 × 720 (`deck_theme/slides.css`). Sizes are estimated, generously, since no browser
+A slide is 1280 × 720 (`theme/slides.css`). Sizes are estimated, generously, since no browser
 takes part in the build; the tests in tests/book measure every slide in one.
 """
 

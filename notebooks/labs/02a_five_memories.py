@@ -47,9 +47,6 @@ def store(name, k, v, g=G, beta=1.0):
     return RULES[name].function(*given, chunk_size=64, return_final_state=True)[1][:, 0]
 
 
-# %% tags=["versions", "nbval-ignore-output"]
-print("PyTorch version", torch.__version__.partition("+")[0])
-
 # %% [markdown]
 # ## 1 · Recall against age
 #
@@ -344,3 +341,6 @@ check("the published model: n times the value", S_diagonal @ k, n * v)
 #   change that.
 # - The published Longhorn is a diagonal approximation of the slide's row. It can be trained with a
 #   scan, and it no longer solves the regression.
+
+# %% tags=["versions", "nbval-ignore-output"]
+print("PyTorch version", torch.__version__.partition("+")[0])

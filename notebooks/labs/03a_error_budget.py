@@ -64,9 +64,6 @@ def form(function, **options):
     )
 
 
-# %% tags=["versions", "nbval-ignore-output"]
-print("PyTorch version", torch.__version__.partition("+")[0])
-
 # %% [markdown]
 # ## 1 · The real kernel
 #
@@ -396,3 +393,6 @@ ssd.ssd(x, raw.round(decimals=1).clamp(-2, 2), A, B, C)
 # - Two curves that coincide don't prove a common cause. Remove the suspect and look again.
 # - The fast head's extra error comes from the kernel's float32 running total. We found no bug.
 # - To tell tiled from repeated groups, test with $1 < g < h$. Step sizes need a softplus.
+
+# %% tags=["versions", "nbval-ignore-output"]
+print("PyTorch version", torch.__version__.partition("+")[0])

@@ -47,9 +47,6 @@ def inputs(b=2, l=40, h=4, p=5, g=2, n=8, dt=0.1, seed=10):
     return x, step_sizes, A, B, C
 
 
-# %% tags=["versions", "nbval-ignore-output"]
-print("PyTorch version", torch.__version__.partition("+")[0])
-
 # %% [markdown]
 # ## 1 · How far can one count?
 #
@@ -269,3 +266,6 @@ _ = must_differ("with a skip connection the mix changes", normed(scaled + x), no
 #   with.
 # - Scaling queries sharpens a softmax. In a linear model it rescales what comes out of the state. A
 #   norm right behind the state undoes that. With a skip connection the mix changes.
+
+# %% tags=["versions", "nbval-ignore-output"]
+print("PyTorch version", torch.__version__.partition("+")[0])

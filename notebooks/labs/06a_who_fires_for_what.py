@@ -32,9 +32,6 @@ def read_record(name):
     return json.loads(Path(f"../../experiments/records/{name}.json").read_text())
 
 
-# %% tags=["versions", "nbval-ignore-output"]
-print("PyTorch version", torch.__version__.partition("+")[0])
-
 # %% [markdown]
 # ## 1 · Overlap
 #
@@ -227,3 +224,6 @@ assert three / two == 1.5
 # - After training, kinship lay above that of all 200 random splits, on four of five seeds.
 # - A square root rounded down puts 47 of 3,072 experts, and 92 of 8,192, out of reach.
 # - "The same number of parameters" depends on widths and heads that the paper doesn't give.
+
+# %% tags=["versions", "nbval-ignore-output"]
+print("PyTorch version", torch.__version__.partition("+")[0])

@@ -36,9 +36,6 @@ torch.set_num_threads(1)
 RECORD = json.loads(Path("../../experiments/records/08_needle.json").read_text())
 
 
-# %% tags=["versions", "nbval-ignore-output"]
-print("PyTorch version", torch.__version__.partition("+")[0])
-
 # %% [markdown]
 # ## 1 · One sentence in a haystack
 #
@@ -371,3 +368,6 @@ assert chose["Cheems"]["base"][3][4] < chose["Cheems"]["as trained"][3][4] - 0.2
 # - At that length the larger base helps LlaMa and Jamba. Sharper queries add something in LlaMa, on
 #   top of that base.
 # - A repair can break what worked, as in Cheems: read the heat map by depth, and not its mean.
+
+# %% tags=["versions", "nbval-ignore-output"]
+print("PyTorch version", torch.__version__.partition("+")[0])

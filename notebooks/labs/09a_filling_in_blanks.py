@@ -42,9 +42,6 @@ def seeded(seed):
     return torch.Generator().manual_seed(seed)
 
 
-# %% tags=["versions", "nbval-ignore-output"]
-print("PyTorch version", torch.__version__.partition("+")[0])
-
 # %% [markdown]
 # ## 1 · A text with blanks
 #
@@ -401,3 +398,6 @@ assert not called
 # - Two-way attention in the last mixing layer changes nothing for part B.
 # - Test every place for leaks, not one.
 # - An objective with fewer targets can't be compared at equal updates.
+
+# %% tags=["versions", "nbval-ignore-output"]
+print("PyTorch version", torch.__version__.partition("+")[0])

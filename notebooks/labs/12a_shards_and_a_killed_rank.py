@@ -91,9 +91,6 @@ def tiny():
     return CausalLM(ModelConfig("SE × 2 + IE", position="conv", inner="ssd", **sizes))
 
 
-# %% tags=["versions", "nbval-ignore-output"]
-print("PyTorch version", torch.__version__.partition("+")[0])
-
 # %% [markdown]
 # ## 1 · Many rows
 #
@@ -303,3 +300,6 @@ print("and so are its parameters, to 1e-8")
 #   Both gave the losses of one process.
 # - A dead rank costs the updates since the last checkpoint. One process went on from what two had
 #   written.
+
+# %% tags=["versions", "nbval-ignore-output"]
+print("PyTorch version", torch.__version__.partition("+")[0])

@@ -58,9 +58,6 @@ MISTAKES = mistakes([
         "gates by the index of the key": [
             ("F.embedding(position_ids,",
              "F.embedding(position_ids * 0 + torch.arange(v.shape[1]),")]}),
-    (has, "ssd, g = 4", PADDED, {
-        "padding enters the state": [
-            ("dict(padding_mask=padding_mask, cache=cache", "dict(cache=cache")]}),
     (has, "ssd, g = 4", "pieces_equal_one_pass", {
         "the inner cache is forgotten": [("cache and cache.inner", "None")]}),
     (has, "linear, g = 4", JOINED, {

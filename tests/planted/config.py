@@ -21,7 +21,6 @@ MISTAKES = mistakes([
         "× binds one letter": [(r"([A-Z]+)\s*[×x*]", r"([A-Z])\s*[×x*]")],
         "× counts further copies": [("{letters * times}", "{letters * (times + 1)}")]}),
     (bad_numbers_are_refused, {
-        "nothing that mixes": [("if not set(self.pattern) & set(SEQUENCE_MIXERS):", "if False:")],
         "names of the layer": [('message = re.sub(rf"', 'rf"" or re.sub(rf"')]}),
 ], config) + mistakes([
     (presets_are_those_of_wm, {

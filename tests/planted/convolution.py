@@ -14,8 +14,6 @@ MISTAKES = mistakes([
         "history ends with the padding": [
             ("newest = padding_mask.sum(", "newest = (padding_mask | True).sum(")],
         "taps reversed": [("weight.unbind(1)", "weight.flip(1).unbind(1)")]}),
-    (tests.history_keeps_nothing_else, {
-        "history is a view": [('history = u[:, n["l"] :].clone()', 'history = u[:, n["l"] :]')]}),
 ])
 # fmt: on
 HELD = {mistake.asked() for mistake in MISTAKES}  # test_convolution.py asks all of them

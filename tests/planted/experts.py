@@ -13,8 +13,6 @@ from cheems_ref import experts
 
 ROOMS = (experts,)
 
-EXPANSIVE = "x * torch.sigmoid(self.gates[i](x))"
-
 # fmt: off
 MISTAKES = mistakes([
     (each_expert_sees_its_tokens, {
@@ -24,8 +22,6 @@ MISTAKES = mistakes([
         "softmax of the chosen": [
             ("scores.softmax(dim=-1).topk(self.k, dim=-1)\n",
              "scores.topk(self.k, dim=-1)\n        gates = gates.softmax(dim=-1)\n")]}),
-    (is_defined, "ExpansiveMoE", {
-        "gate without an activation": [(EXPANSIVE, "x * self.gates[i](x)")]}),
     (what_is_idle_gets_no_gradient, "CohesiveMoE", {
         "the shared matrix, too": [
             ("for p in part.parameters()} - active", "for p in part[self.k :].parameters()}")]}),

@@ -5,7 +5,6 @@ from planting import mistakes
 from test_generate import HELD as HELD
 from test_generate import (
     a_bad_call_is_refused_at_once,
-    a_row_that_ends_goes_on_ending,
     draws_follow_every_choice,
     prompts_of_different_lengths_do_not_meet,
     text_comes_as_it_is_written,
@@ -30,8 +29,6 @@ MISTAKES = mistakes([
         "the last column": [(LAST, "last = torch.full(prompt.shape[:1], prompt.shape[1] - 1)")],
         "the number of tokens": [(LAST, "last = padding_mask.sum(1) - 1")],
         "padding forgotten": [(PASS, PASS.replace("=padding_mask", "=None"))]}),
-    (a_row_that_ends_goes_on_ending, {
-        "rows that ended write on": [("ids = ids.masked_fill(done, eos_id)", "pass")]}),
     (text_comes_as_it_is_written, {
         "the prompt every time": [
             ("tokens, padding_mask, last, read = ids[:, None], None, torch.zeros_like(last), later",

@@ -32,8 +32,6 @@ MISTAKES = mistakes([
             ("return _add(_decay(S, g), k, v)", "return _decay(_add(S, k, v), g)")]}),
     (tests.is_the_least_change_for_the_pair, "longhorn", {
         "β for ε": [("beta / (1 + beta * k.square().sum(-1))", "beta")]}),
-    (tests.is_one_gradient_step, "delta_rule", {
-        "the error with the wrong sign": [("error = v - _read(S, k)", "error = v + _read(S, k)")]}),
     (tests.agree, "gated_delta_rule", {
         "the error of the state before it decays": [
             ("return _correct(_decay(S, g), k, v, beta)",

@@ -4,17 +4,13 @@ from planting import mistakes
 from test_experts import (
     finds_the_best,
     gathers_no_rows,
-    neurons_are_inner_products,
     routes_in_float32_under_autocast,
     what_is_idle_gets_no_gradient,
 )
-from test_layers import is_defined
 
 from cheems_ref import retrieval
 
 ROOMS = (retrieval,)
-
-GATES = "return scores.softmax(dim=-1), indices"
 
 # fmt: off
 MISTAKES = mistakes([
@@ -23,17 +19,10 @@ MISTAKES = mistakes([
         "index i + j r": [
             ("where[:, 0].index_select(-1, first) * r + where[:, 1]",
              "where[:, 1].index_select(-1, second) * r + where[:, 0]")]}),
-    (neurons_are_inner_products, {
-        "gradient to the tokens without weights": [
-            ("indices, table, per_sample_weights=gradient,", "indices, table,")]}),
     (gathers_no_rows, {
         "rows gathered": [
             ("return _products(x, table, indices.long())",
              'return einsum("nd,njd->nj", x, table[indices])')]}),
-    (is_defined, "PEER", {
-        "no softmax": [(GATES, "return scores, indices")]}),
-    (is_defined, "CDMoE, parallel", {
-        "experts on φ": [('phi if self.form == "serial" else x)', "phi)")]}),
     (routes_in_float32_under_autocast, "PEER", {
         "autocast chooses": [("with autocast_off(keys.device):", "if True:")]}),
     (what_is_idle_gets_no_gradient, "PEER", {

@@ -6,8 +6,6 @@ from test_rope import (
     knows_the_distance_only,
     log_scale_is_the_formula,
     matrix_is_its_blocks,
-    ntk_is_the_formula,
-    pairings_differ_by_a_permutation,
     turns_vectors,
 )
 
@@ -30,12 +28,8 @@ MISTAKES = mistakes([
              "position_ids[..., None].bfloat16()")]}),
     (knows_the_distance_only, {
         "angles of neighbours, halves rotated": [REPEATED]}),
-    (pairings_differ_by_a_permutation, {
-        "permutation inverted": [(".view(-1, 2)", ".view(2, -1)")]}),
     (matrix_is_its_blocks, {
         "distance without its sign": [("angles = position *", "angles = abs(position) *")]}),
-    (ntk_is_the_formula, {
-        "exponent d / (d + 2)": [("** (dim / (dim - 2))", "** (dim / (dim + 2))")]}),
     (log_scale_is_the_formula, {
         "n of the longest row": [("= n.log()", "= n.max().expand_as(n).log()")]}),
 ])

@@ -4,10 +4,7 @@ from planting import mistakes
 from test_layers import has
 from test_ssd import (
     agree,
-    agree_in_gradient,
     each_block_costs_the_same,
-    keeps_its_digits,
-    starts_afresh_at_a_reset,
     steps_are_wide,
 )
 
@@ -45,16 +42,7 @@ CACHED = "(None, None) if cache is None else cache\n"
 MISTAKES = mistakes([
     (agree, "chunked", {
         "sum over the target chunks": [TARGETS],
-        "tiled groups": [("(g i)", "(i g)", 6)],
-        "no triangle": [("(C @ B.mT).tril()", "(C @ B.mT)")]}),
-    (keeps_its_digits, "chunked", {
-        "running sums in float32": [
-            ("torch.float32 if x.is_mps else torch.float64", "torch.float32")]}),
-    (starts_afresh_at_a_reset, "chunked", {
-        "a reset drowns the decays after it": [(".clamp(min=-750)", "")]}),
-    (agree_in_gradient, "chunked", {
-        "no gradient through the state": [
-            ("incoming.append(state)", "incoming.append(state.detach())")]}),
+        "tiled groups": [("(g i)", "(i g)", 6)]}),
     (each_block_costs_the_same, "chunked", {
         "all chunks with all chunks": [SOURCES, ALL_CHUNKS_AT_ONCE]}),
     (agree, "matrix", {

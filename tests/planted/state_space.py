@@ -21,8 +21,6 @@ MISTAKES = mistakes([
     (tests.s4d_kernel_is_that_of_the_full_model, {
         "conjugates forgotten": [
             ('return 2 * einsum("dn,dnl->dl"', 'return einsum("dn,dnl->dl"')]}),
-    (tests.s4d_steps_add_up, {
-        "B̄ of S4D by Euler": [("torch.expm1(exponent) / A", "exponent / A")]}),
     (tests.s4d_is_accurate_in_float32, {
         "exp(z) - 1 of small z": [("torch.expm1(exponent)", "(exponent.exp() - 1)")]}),
     (tests.s4d_starts_where_it_should, "legs", {

@@ -22,8 +22,6 @@ MISTAKES = mistakes([
         "in order of place": [
             ("draw(free ** (power - 1), n_pairs)",
              "draw(free ** (power - 1), n_pairs).sort(1).values")]}),
-    (tests.a_seed_decides, {
-        "filler by torch's own generator": [("length), generator=generator)", "length))")]}),
     (tests.the_sentence_stands_at_its_depth, 0.25, {
         "depth from the end": [("round(depth * room)", "round((1 - depth) * room)")]}),
     (tests.the_answer_stands_in_the_text, {

@@ -14,7 +14,35 @@ function reachable() {
   }
 }
 
+// A button on each listing copies its text; what a cell printed has none.
+function copyButtons() {
+  for (const pre of document.querySelectorAll("div.highlight > pre")) {
+    if (pre.closest(".cell_output")) continue;
+    const button = document.createElement("button");
+    button.className = "copy";
+    button.type = "button";
+    button.textContent = "Copy";
+    button.setAttribute("aria-label", "Copy this code");
+    button.addEventListener("click", async () => {
+      const done = await copied(pre);
+      button.textContent = done ? "Copied" : "Not copied";
+      setTimeout(() => { button.textContent = "Copy"; }, 2000);
+    });
+    pre.parentElement.append(button);
+  }
+}
+
+// Without https a browser has no clipboard to write to; there, what is selected can be copied.
+async function copied(pre) {
+  if (navigator.clipboard) {
+    return navigator.clipboard.writeText(pre.textContent).then(() => true, () => false);
+  }
+  getSelection().selectAllChildren(pre);
+  return document.execCommand("copy");
+}
+
 window.addEventListener("load", () => {
+  copyButtons();
   reachable();
   window.MathJax?.startup?.promise.then(reachable);
 });
