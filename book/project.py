@@ -1,8 +1,8 @@
-"""What the rooms of book/ know together: where the chapters are, and how a notebook is read.
+"""Shared by all of book/: the list of chapters, and functions that read a notebook's cells.
 
-A cell here is one of nbformat's, or of a notebook read as JSON, whose source is a list of lines.
-Only the slides and the site read headings in another way: they need the whole structure of a text,
-and take it from a parser of Markdown.
+A cell may come from nbformat or from a notebook read as JSON, where the source is a list of lines.
+Slides and site read headings with a Markdown parser instead, because they need the whole structure
+of a text.
 """
 
 import html
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-OPENING = "Opening"  # what stands above the first heading of a chapter
+OPENING = "Opening"  # the title of the cells above a chapter's first section
 
 HEADING = re.compile(r"^(##+) (.+)$", re.MULTILINE)  # below the title, which has one #
 SOLUTION = re.compile(r"^( *)### BEGIN SOLUTION\n.*?### END SOLUTION$", re.MULTILINE | re.DOTALL)
@@ -19,7 +19,7 @@ GAP = r"\1# YOUR CODE HERE\n\1raise NotImplementedError()"  # as nbgrader writes
 
 
 class BuildError(Exception):
-    """What stops a build, in words for the author of the notebook."""
+    """A build cannot go on; the message is for the author of the notebook."""
 
 
 # --- chapters -------------------------------------------------------------------------------------
@@ -59,7 +59,7 @@ def headings(markdown: str) -> list[tuple[int, str]]:
 
 
 def cells_under_headings(cells: Iterable[Mapping]) -> Iterator[tuple[tuple[str, ...], Mapping]]:
-    """All cells with the titles of the section, and of the part of it, in which they end."""
+    """Each cell with the titles of its section and subsection."""
     above: tuple[str, ...] = ()
     for cell in cells:
         if cell["cell_type"] == "markdown":
@@ -69,7 +69,7 @@ def cells_under_headings(cells: Iterable[Mapping]) -> Iterator[tuple[tuple[str, 
 
 
 def sections(cells: Iterable[Mapping]) -> list[tuple[str, list[Mapping]]]:
-    """The titles of the sections, with their cells; a text is divided where a section begins."""
+    """The sections as titles and cells; a text cell is split where a section begins in it."""
     parts: list[tuple[str, list[Mapping]]] = [(OPENING, [])]
     for cell in cells:
         if cell["cell_type"] != "markdown":
@@ -91,7 +91,7 @@ def anchor(title: str) -> str:
 
 
 def alt_text(output: Mapping) -> str:
-    """What a figure says to those who cannot see it; "" of an output that is none."""
+    """The alt text of a figure; "" for any other output."""
     data = output.get("data", {})
     if "image/svg+xml" in data:
         found = re.search(r'<svg [^>]*aria-label="([^"]*)"', data["image/svg+xml"])
@@ -102,5 +102,5 @@ def alt_text(output: Mapping) -> str:
 
 
 def without_solutions(source: str) -> str:
-    """Put a gap in the place of every solution, in a cell's text or in a whole file's."""
+    """Replace every solution in a cell or a file by a gap."""
     return SOLUTION.sub(GAP, source)

@@ -3,8 +3,8 @@
     python -m experiments NAME ...
 
 experiments/chapter_NN.py has the recipe of each record, experiments/records the records. A record
-holds what a figure shows, and how it came about: command, machine, versions, date. A long one that
-is stopped goes on where it was.
+holds the numbers of a figure and their origin: command, machine, versions, date. Run the command
+again to resume a recipe that was stopped.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""What every experiment needs: functions from a notebook, and runs that are kept as they finish."""
+"""Take functions from a notebook, and keep the result of each run as soon as it ends."""
 
 import ast
 import concurrent.futures
@@ -21,10 +21,11 @@ KEEP_MEMORY |= {"MALLOC_TOP_PAD_": str(2**26)}
 
 
 def from_notebook(notebook):
-    """What a notebook defines in its cells tagged `experiment`: a record is of what readers run.
+    """Take the definitions from a notebook's cells tagged `experiment`.
 
-    Taken are functions, classes, and constants, whose names are in capitals. Nothing else in the
-    notebook runs besides its imports. The default dtype becomes float64, as in the notebooks.
+    So a record comes from the code that the reader runs. The definitions are functions, classes and
+    constants (names in capitals); besides them only the notebook's imports run. The default dtype
+    becomes float64, as in the notebooks.
 
     Args:
         notebook: its name under notebooks/, such as "labs/08a_needle".

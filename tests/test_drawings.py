@@ -29,7 +29,7 @@ def test_each_drawing_is_shown_once_by_the_chapter_whose_number_it_bears():
 @pytest.mark.parametrize("path", DRAWINGS, ids=lambda path: path.stem)
 def test_a_drawing_is_the_stored_figure(path, tmp_path, monkeypatch):
     """Whatever torch's default dtype; only the alt text, which the chapter has, is left out."""
-    monkeypatch.setattr(plotting, "display", lambda shown: None)
+    monkeypatch.setattr(plotting, "display", lambda *shown, **how: None)
     monkeypatch.setenv(plotting.FIGURES, str(tmp_path))
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "0")
     monkeypatch.chdir(ROOT / "notebooks" / "labs")
