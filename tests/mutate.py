@@ -46,7 +46,7 @@ LESSONS = (
     "convolution", "rope", "mamba", "state_space", "linear_attention", "ssd", "attention",
     "feed_forward", "retrieval", "experts", "config", "model", "train", "tasks", "compare",
 )  # fmt: skip
-PATHS = {module: ROOT / "cheems_ref" / f"{module}.py" for module in LESSONS}
+PATHS = {path.stem: path for path in (ROOT / "cheems_ref").rglob("*.py") if path.stem in LESSONS}
 SECONDS_PER_MUTANT, LONGEST_TEST = 20, 5  # of tests asked, by their times without a mutant
 PYTEST = ["-qq", "--capture=no", "-p", "no:cacheprovider", "-p", "no:xdist", "-o", "addopts="]
 PYTEST += ["-k", "not test_planted or has_the_property"]  # the others copy the module's file
