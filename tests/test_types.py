@@ -58,7 +58,7 @@ positions = torch.arange(32).expand(2, -1)
 allowed = attention.causal_mask(32, 32, real=dt[..., 0] >= 0)
 y = attention.attention(q, k[:, :, :2], v[:, :, :2], allowed=allowed).flatten(2)
 y = attention.attention(q, k, v) - attention.naive_attention(q, k, v, allowed=allowed)
-y, cache = attention.QCAttn(32, n_heads=4, mask="content", top_k=4)(y.flatten(2), positions)
+y, cache = attention.QCAttn(32, n_heads=4, mask="content")(y.flatten(2), positions)
 y, cache = attention.InnerFuncAttn(32, n_heads=4, inner="ssd")(y, positions, cache=None)
 bias = attention.ContentMask(32, 4)(v, positions) + attention.GateMask(4, 32)(v, positions)
 y = attention.RetrievedValues(32, n_heads=4, n_values=9, k_values=2).weights(y).shape
