@@ -41,7 +41,7 @@ ROOT = Path(__file__).resolve().parent.parent
 CACHE, SURVIVORS = ROOT / "build" / "mutants", ROOT / "tests" / "survivors.txt"
 TABLES = ("test_layers", "test_operators", "test_refusals", "test_planted")
 OTHERS = dict(model=["test_generate"], train=["test_training"], config=["test_model"])
-OTHERS |= dict(feed_forward=["test_experts"], retrieval=["test_experts"])
+OTHERS |= dict(feed_forward=["test_experts"], retrieval=["test_experts"], attention=["test_model"])
 LESSONS = (
     "convolution", "rope", "mamba", "state_space", "linear_attention", "ssd", "attention",
     "feed_forward", "retrieval", "experts", "config", "model", "train", "tasks", "compare",

@@ -1,12 +1,10 @@
 """Mistakes that the properties of test_model.py must catch."""
 
-from functools import partial
-
 import models
 import test_model as tests
 from planting import mistakes
 
-from cheems_ref import attention, model, rope
+from cheems_ref import model, rope
 
 ROOMS, HELD = models.ROOMS, tests.HELD
 SEQUENCE = "self.norm(x), position_ids, padding_mask=padding_mask, cache=cache, rotary=rotary"
@@ -14,7 +12,6 @@ POSITIONS = "(before[:, None] + real.cumsum(1) - 1).clamp(min=0)"
 BEFORE, AFTER = "cache.layers, cache.n_tokens", "before + real.sum(1)"
 EMBEDDING_STARTS = "nn.init.normal_(self.embedding.weight, std=0.02)"
 RESET = "        self.reset_parameters()\n"
-SHARED = dict(pattern="SSAAIMI", inner="ssd")
 
 # fmt: off
 MISTAKES = mistakes([
@@ -38,8 +35,5 @@ MISTAKES = mistakes([
     (tests.layers_turn_by_their_own, dict(pattern="AAAM"), {
         "a table for any positions": [("table.position_ids is position_ids", "True")],
         "one base for all layers": [("key = dim, base,", "key = dim,")]}),
-], rope) + mistakes([
-    (partial(tests.angles_are_made_once, n_widths=2), SHARED, {
-        "the inner SSD makes its own": [("cache.inner, rotary=rotary)", "cache.inner)")]}),
-], attention)
+], rope)
 # fmt: on
