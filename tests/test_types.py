@@ -1,5 +1,6 @@
-"""What an editor says about calls of the package: nothing about right ones, and an error at wrong
-ones. Signatures that are made while the program runs would pass `inspect` and fail here.
+"""Editors read our signatures: pyright accepts every right call and reports every wrong one.
+
+A signature that is only made at run time would pass `inspect.signature` and fail here.
 """
 
 import ast
@@ -83,7 +84,7 @@ mamba.selective_scan(u, u, rates, b, b, state=h)
 
 @pytest.fixture(scope="module")
 def errors(tmp_path_factory) -> list[tuple[int, str]]:
-    """What pyright says about RIGHT + WRONG: lines, counted from 1, and messages."""
+    """The lines of RIGHT + WRONG that pyright reports, counted from 1, and its messages."""
     folder = tmp_path_factory.mktemp("user")
     (folder / "program.py").write_text(RIGHT + WRONG, encoding="utf-8")
     settings = dict(typeCheckingMode="standard", extraPaths=[str(ROOT)], include=["program.py"])
