@@ -13,7 +13,7 @@ ROOMS = {path.stem: path for path in FILES if not path.stem.startswith("__")}
 # What only one module may import, or a few.
 ALONE = {
     "mamba_ssm": {"kernels"},
-    "triton": {"kernels", "triton_ssd"},
+    "triton": {"kernels", "triton_ssd", "compiler"},
     "matplotlib": {"plotting"},
     "IPython": {"plotting"},
     "tqdm": {"train"},
