@@ -205,6 +205,24 @@ def error_budget():
     }
 
 
+def kernel_results():
+    """What mamba-ssm's kernels compute in chapter 03, for machines where they can't run."""
+    names = ("random", "inputs", "kernel_inputs", "INPUTS", "NAMES", "values_and_gradients")
+    _, _, kernel_inputs, *_, values_and_gradients = from_notebook("03_state_space_duality", *names)
+    tensors = [t.float() for t in kernel_inputs()]
+    results = values_and_gradients(ssd.ssd_kernel, tensors, chunk_size=16)
+    return {
+        "kernel": kernels.kernel_status().mode,
+        "results": {name: rounded_to_8_digits(t.tolist()) for name, t in results.items()},
+    }
+
+
+def rounded_to_8_digits(numbers):
+    if isinstance(numbers, list):
+        return [rounded_to_8_digits(one) for one in numbers]
+    return float(f"{numbers:.8g}")
+
+
 def shift_error():
     """How much moving all positions changes rotary SSD, with angles of three precisions."""
     length, n = 32, 64
@@ -777,6 +795,7 @@ WRITERS = {
     "01_selective_copy": selective_copy,
     "02_learned": learned,
     "03_error_budget": error_budget,
+    "03_kernel": kernel_results,
     "04_shift_error": shift_error,
     "04_three_sources": three_sources,
     "05_masks": masks,
