@@ -25,10 +25,10 @@ PAGES := $(wildcard README.md CONTRIBUTING.md LICENSE notebooks/* notebooks/labs
 PORT ?= 8000
 
 .DEFAULT_GOAL := help
-.PHONY: help course test mutants lab book slides serve student test-book bench gpu clean
+.PHONY: help course test mutants lab book slides serve student test-book bench kernels-report gpu clean
 
 help:  ## print this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 course: $(READY)  ## run every notebook and redraw every figure
 	$(BIN)/python -m book.notebooks
@@ -87,8 +87,11 @@ bench: $(READY)  ## print the comparison tables (some minutes; installs the peer
 	$(BIN)/python tests/bench/bench_model.py
 	$(BIN)/python tests/bench/bench_efficiency.py --lengths 256 1024 4096 --turns 3
 
+kernels-report: $(READY)  ## compile our kernels for five GPUs that need not be there: registers, spills, occupancy
+	$(BIN)/python tests/bench/report_kernels.py
+
 # Without the network, too: where .venv is not there, PYTHON is taken, with what it has.
-gpu:  ## tests and measurements for a machine with a CUDA GPU (20 minutes; else a rehearsal)
+gpu:  ## tests and measurements for a machine with a CUDA GPU (45 minutes at most; else a rehearsal)
 	$(if $(wildcard $(READY)),$(BIN)/python,$(PYTHON)) tests/bench/on_gpu.py
 
 clean:  ## remove the virtual environment and every cache
