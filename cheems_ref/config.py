@@ -198,9 +198,11 @@ def expand_pattern(pattern: str) -> str:
             known = ", ".join(f"{key} {layer.name}" for key, layer in LAYERS.items())
             raise ValueError(f"unknown letter {letter!r} in pattern {pattern!r}; there are {known}")
     # Replace one repeated word, or one bracket without × or brackets inside, by its letters. The
-    # spaces keep them apart from their neighbours: in "A(SM) × 2", × must not repeat the A.
+    # spaces keep them apart from their neighbours: in "A(SM) × 2", × must not repeat the A. The
+    # search tries a word at its first letter only; trying all n letters would take n² steps.
     text = pattern
-    while found := re.search(r"([A-Z]+)\s*[×x*]\s*(\d+)|\(([\s+]*[A-Z][A-Z\s+]*)\)", text):
+    unit = re.compile(r"(?<![A-Z])([A-Z]+)\s*[×x*]\s*(\d+)|\(([\s+]*[A-Z][A-Z\s+]*)\)")
+    while found := unit.search(text):
         word, times, bracket = found.groups()
         times = int(times or 1)
         letters = word or re.sub(r"[\s+]", "", bracket)
