@@ -213,7 +213,9 @@ def expand_pattern(pattern: str) -> str:
     letters = re.sub(r"[\s+]", "", text)
     if wrong := re.sub("[A-Z]", "", letters):
         rules = "letters are capitals, × n follows a word or a bracket, and brackets are closed"
-        raise ValueError(f"cannot read {wrong[0]!r} in pattern {pattern!r}: {rules}")
+        capital = wrong[0].upper() in LAYERS and wrong[0] != "x"
+        hint = f"; did you mean {pattern.upper()!r}?" if capital else ""
+        raise ValueError(f"cannot read {wrong[0]!r} in pattern {pattern!r}: {rules}{hint}")
     if not 1 <= len(letters) <= MAX_LAYERS:
         n = f"{len(letters):,} layers, not 1 to {MAX_LAYERS:,}"
         raise ValueError(f"pattern {pattern!r} has {n}")

@@ -253,7 +253,8 @@ def sample(logits: Float[Tensor, "b v"], sampling: Sampling = DEFAULT) -> Int[Te
         ordered = ordered / ordered.sum(-1, keepdim=True)
     if sampling.top_p is not None and sampling.top_p < 1:
         before = ordered.cumsum(-1) - ordered
-        ordered = ordered.masked_fill(before >= sampling.top_p, 0)
+        # A top_p below the smallest number of the dtype would be 0, and remove the first id, too.
+        ordered = ordered.masked_fill(before >= max(sampling.top_p, torch.finfo(wide).tiny), 0)
     place = torch.multinomial(ordered, 1, generator=sampling.generator)
     return ids.gather(1, place)[:, 0]
 
