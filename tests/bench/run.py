@@ -39,7 +39,7 @@ BENCHMARKS = {
     "model": Benchmark(
         ("--contexts", "256", "1024", "--lengths", "256", "--repeats", "7", "--no-compiled")
     ),
-    "linear_attention": Benchmark(("--repeats", "2")),
+    "linear_attention": Benchmark(("--repeats", "2", "--parts", "agreement", "growth")),
     "attention": Benchmark(("--contexts", "256", "4096", "--repeats", "7")),
     "kernel": Benchmark(()),
     "efficiency": Benchmark(

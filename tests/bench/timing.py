@@ -78,14 +78,21 @@ def relative_error(ours, truth):
 
 
 def print_row(what, figures, met=None, target="none"):
-    """Print one row; `met` is None where there is no target. run.py collects the others."""
-    if met is not None and ROWS in os.environ:
+    """Print one row; `met` is None where there is no target."""
+    end = note_target(what, figures, met, target) if met is not None else target
+    print(f"  {what:56}{figures:>24}  {end}".rstrip())
+
+
+def note_target(what, figures, met, target):
+    """Return how a row with a target ends, and pass the row on to run.py; "none" if met is None."""
+    if met is None:
+        return "none"
+    if ROWS in os.environ:
         row = dict(what=what, figures=figures, met=bool(met), target=target)
         row["program"] = Path(sys.argv[0]).stem.removeprefix("bench_")
         with open(os.environ[ROWS], "a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
-    end = target if met is None else f"{target}  {'ok' if met else 'MISSED'}"
-    print(f"  {what:56}{figures:>24}  {end}".rstrip())
+    return f"{target}  {'ok' if met else 'MISSED'}"
 
 
 def describe_machine():
