@@ -137,10 +137,17 @@ class ModelConfig:
             try:
                 with torch.device("meta"):
                     make_layer(letter, self)
-            except (ValueError, RuntimeError) as error:  # RuntimeError: a size beyond 64 bits
-                message = str(error)
-                for argument, field in LAYERS[letter].arguments().items():
+            except (ValueError, RuntimeError) as error:
+                message, arguments = str(error), LAYERS[letter].arguments()
+                for argument, field in arguments.items():
                     message = re.sub(rf"\b{argument}\b", field, message)  # by its name here
+                if isinstance(error, RuntimeError):  # a tensor is too large
+                    sizes = {name: getattr(self, name) for name in ("d_model", *arguments.values())}
+                    sizes = {name: n for name, n in sizes.items() if isinstance(n, int)}
+                    largest = max(sizes, key=sizes.get)
+                    message = (
+                        f"{largest} = {sizes[largest]} makes a tensor too large for 64 bits"
+                    )
                 raise ValueError(f"letter {letter} ({LAYERS[letter].name}): {message}") from error
 
 

@@ -170,7 +170,8 @@ def test_what_is_refused_is_named():
 def test_a_pattern_in_small_letters_is_recognised():
     done = fails(run("budget", "--pattern", "se x 2"), "letters are capitals.*mean 'SE X 2'")
     assert "'s' in pattern" in done.err
-    fails(run("budget", "--set", "d_model=2147483644"), "letter S .*|bytes|2147483644")
+    words = ["budget", "--set", "d_model=2147483644"]
+    fails(run(*words), r"letter S \(SSD\): d_model = 2147483644 makes a tensor too large")
 
 
 # --- what is given --------------------------------------------------------------------------------
