@@ -49,7 +49,7 @@ def cache_bytes(
         batch: rows.
         dtype: of the model. States of a sixteen-bit model are float32.
     """
-    check.numbers("[0, inf)", context=context, batch=batch)
+    check.sizes(0, context=context, batch=batch)
     check.floating(dtype=dtype)
     c = config
     layers_s, layers_a, layers_i = (c.pattern.count(letter) for letter in "SAI")
@@ -168,7 +168,7 @@ def count_flops(
         batch: rows.
     """
     check.sizes(length=length, batch=batch)
-    check.numbers("[0, inf)", context=context)
+    check.sizes(0, context=context)
     chunked, counts = replace(config, backend="chunked"), {}
     allowed = length * context + length * (length + 1) // 2
     for part in [*dict.fromkeys(config.pattern), "head"]:
@@ -196,7 +196,7 @@ def training_bytes(
         dtype: of the model.
         processes: that share the parameters and the tokens.
     """
-    check.numbers("[0, inf)", tokens=tokens)
+    check.sizes(0, tokens=tokens)
     check.floating(dtype=dtype)
     check.sizes(processes=processes)
     c, parts = config, count_parameters(config)

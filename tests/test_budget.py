@@ -1,6 +1,7 @@
 """Bytes of cache and parameters, computed from a config and found in the model."""
 
 import itertools
+import logging
 import math
 from dataclasses import replace
 
@@ -347,8 +348,41 @@ def test_the_work_of_counting_does_not_grow_with_the_text(monkeypatch):
     long = [one for one in made if one[0] in "SI" and max(*one[1], one[2]) > 64 * 5]
     long += [one for one in made if one[0] in "PKE" and max(one[1]) > 5 * 2**24 // 16]
     assert made and not long
-    with pytest.raises(ValueError, match=r"length = 1000000000000: .* bytes"):
-        cheems_ref.budget.activation_bytes(model.ModelConfig("A", vocab_size=2**31 - 1), 10**12)
+
+
+class Kept(logging.Handler):
+    """Keeps what is logged."""
+
+    def __init__(self):
+        super().__init__()
+        self.records = []
+
+    def emit(self, record):
+        self.records.append(record)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_tensor_that_64_bits_cannot_count_is_refused_without_a_traceback():
+    """Of torch's, which logs one before the error leaves."""
+    room, masked = cheems_ref.budget, model.ModelConfig("I", mask="content")
+    log, kept = logging.getLogger("torch._subclasses.fake_tensor"), Kept()
+    log.addHandler(kept)
+    try:
+        for message, count, config, n, more in (
+            (
+                "length = 10{16}: a tensor",
+                room.activation_bytes,
+                model.ModelConfig("MA"),
+                10**16,
+                {},
+            ),
+            ("length = 10{12}: a tensor", room.activation_bytes, masked, 10**12, {}),
+            ("context = 9{30}, ", room.count_flops, masked, 1, dict(context=10**30 - 1)),
+        ):
+            refused(ValueError, f"{message}.* bytes", count, config, n, **more)
+    finally:
+        log.removeHandler(kept)
+    assert not kept.records
 
 
 # --- the package has them ---------------------------------------------------------------------
