@@ -76,16 +76,10 @@ $(VENV)/.book $(VENV)/.browser $(VENV)/.grading: $(READY)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e .[$(subst .,,$(notdir $@))]
 	@touch $@
 
-bench: $(READY)  ## print the comparison tables (some minutes; installs the peers)
+bench: $(READY)  ## print the comparison tables and the missed targets (ten minutes; FULL=1 measures all)
 	@echo "pip may remark on what mamba-ssm lacks: that is for extensions which SSD does not use."
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e .[bench]
-	$(BIN)/python tests/bench/bench_ssd.py
-	$(BIN)/python tests/bench/bench_kernel.py
-	$(BIN)/python tests/bench/bench_linear_attention.py
-	$(BIN)/python tests/bench/bench_attention.py
-	$(BIN)/python tests/bench/bench_experts.py
-	$(BIN)/python tests/bench/bench_model.py
-	$(BIN)/python tests/bench/bench_efficiency.py --lengths 256 1024 4096 --turns 3
+	$(BIN)/python tests/bench/run.py $(if $(FULL),--full)
 
 kernels-report: $(READY)  ## compile our kernels for five GPUs that need not be there: registers, spills, occupancy
 	$(BIN)/python tests/bench/report_kernels.py

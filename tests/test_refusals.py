@@ -208,8 +208,6 @@ ACCEPTED = {
     r"ssm_convolution-x-an axis too many": "then the kernel has one too few",
     r"sample-logits-another kind": "whole numbers are logits too",
     # Not looked at: these end in an error of torch's or Python's.
-    r"(budget|roofline)\.\w+-(context|tokens)-the number 1.5": "a number of tokens",
-    r"budget\.(cache|step)_bytes-batch-the number 1.5": "a number of rows",
     r"rope\.\w+-dim-the number 'x'": "compared with 2",
     r"ssm_kernel-length-the number 1.5": "a number of entries",
     r"blank_infilling-\w+_id-the number 1.5": "an entry of ids",
