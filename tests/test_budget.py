@@ -307,7 +307,7 @@ SMALL |= dict(vocab_size=50, chunk_size=4)  # so that a block of chunks has 64 t
 LOOPS = [  # every layer that loops over its text, and the masks that grow with its square
     dict(pattern="S", position="conv", d_head=4),
     dict(pattern="I", inner="ssd", n_kv_heads=1),
-    dict(pattern="I", inner="ssd", mask="content", top_k=70),
+    dict(pattern="I", inner="ssd", mask="content", k_keys=70),
     dict(pattern="SPKE"),
 ]
 
