@@ -8,9 +8,9 @@ Here each program works on one head of one row of the batch:
     _read    steps 1 and 4, a program per chunk and tile of channels: what the tokens read, from
              each other and from the state before their chunk
 
-A program loads tiles of its tensors, multiplies them with `tl.dot` and stores a result. What lies
-between stays in registers, and a program has few of those: at most 255 numbers of 32 bits for each
-of its threads. If it needs more, the compiler spills them to memory, and says nothing. So no tile
+A program loads tiles of its tensors, multiplies them with `tl.dot` and stores a result. Its other
+numbers stay in registers, and a program has few registers: at most 255, of 32 bits, for each of its
+threads. If it needs more, the compiler spills them to memory, and says nothing. So no tile
 grows with n or p. A program takes P = 32 of the p channels, and goes through the n entries of B and
 C in a loop, N = 16 at a time. (The price: the P-wide tiles of a chunk each compute C Bᵀ.
 mamba-ssm's kernels compute it once per group, and store it.) `compiler.py` asks the compiler
