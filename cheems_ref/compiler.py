@@ -8,7 +8,7 @@
 Triton's compiler needs no GPU. It asks a driver which GPU there is, and calls `ptxas`, the
 assembler of the CUDA toolkit, which comes with Triton and says how many registers a kernel takes.
 So a stand-in for the driver is enough to compile exactly what a launch would: for these dtypes,
-sizes and alignments. What can't be found out this way is time.
+sizes and alignments. Only a GPU can tell how long they take.
 
 Source: triton/backends/nvidia/compiler.py (3.7.1); CUDA C++ Programming Guide, "Compute
 Capabilities", for the limits.
@@ -34,7 +34,7 @@ TENSOR_CORE = r"\bmma\.sync|\bwgmma\.mma_async|\btcgen05\.mma\b"  # its instruct
 
 
 class Limits(NamedTuple):
-    """Of one multiprocessor: warps, programs, bytes of shared memory, and those of one program."""
+    """Warps, programs and bytes of shared memory of a multiprocessor; bytes for one program."""
 
     warps: int
     programs: int
@@ -52,7 +52,7 @@ GPUS = {
 
 
 class Resources(NamedTuple):
-    """What one compiled kernel needs.
+    """The resources that one compiled kernel needs.
 
     registers: of 32 bits, per thread, at most 255. spilled: bytes that a thread stores to memory
     and loads again, since its registers don't suffice. shared: bytes per program. products:
@@ -90,7 +90,7 @@ class StandIn:
 def compiling_for(capability: int) -> Iterator[list[Any]]:
     """Compile every kernel that is called, as a launch on such a GPU would, and launch none.
 
-    Tensors may be on the CPU. What functions return inside is memory that no kernel has filled.
+    Tensors may be on the CPU. Inside, functions return memory that no kernel has filled.
     Triton's autotuner compiles all of its configurations.
 
     Args:

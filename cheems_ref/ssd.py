@@ -341,7 +341,7 @@ def ssd_step(
         x, dt, A, B, C, D: as in `ssd_recurrent`, for one token.
         state: the state before the token; it is not changed.
         backend: "recurrent", or "kernel" for mamba-ssm's `selective_state_update`, which has no
-            gradient; "auto" takes the kernel on a GPU under torch.no_grad().
+            gradient; "auto" takes the kernel for 16 bits on a GPU, under torch.no_grad().
 
     Returns:
         y and the state after the token.
@@ -387,7 +387,7 @@ def ssd(
 
     A backend given by name is used, or the call raises. "auto" takes the first that fits:
 
-        the kernel         on a GPU where it can run (`kernels.kernel_status`), except for float64
+        the kernel         for 16-bit tensors on a GPU where it can run (`kernels.kernel_status`)
         the recurrence     for a single token
         the chunked form   else
 

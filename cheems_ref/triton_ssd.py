@@ -8,9 +8,9 @@ Here each program works on one head of one row of the batch:
     _read    steps 1 and 4, a program per chunk and tile of channels: what the tokens read, from
              each other and from the state before their chunk
 
-A program loads tiles of its tensors, multiplies them with `tl.dot` and stores a result. What lies
-between stays in registers, and a program has few of those: at most 255 numbers of 32 bits for each
-of its threads. If it needs more, the compiler spills them to memory, and says nothing. So no tile
+A program loads tiles of its tensors, multiplies them with `tl.dot` and stores a result. Its other
+numbers stay in registers, and a program has few registers: at most 255, of 32 bits, for each of its
+threads. If it needs more, the compiler spills them to memory, and says nothing. So no tile
 grows with n or p. A program takes P = 32 of the p channels, and goes through the n entries of B and
 C in a loop, N = 16 at a time. (The price: the P-wide tiles of a chunk each compute C Bᵀ.
 mamba-ssm's kernels compute it once per group, and store it.) `compiler.py` asks the compiler
@@ -98,15 +98,15 @@ def _write(
     since = _since(decay, mine, t < l)
     whole = tl.min(since)  # the last: it never rises
     to_end = tl.exp((whole - since).to(tl.float32))
-    X = _tile(x, mine, j, p, t < l)
-    V = ((to_end * tl.load(dt + mine, t < l, 0.0))[:, None] * X).to(X.dtype)
+    X, steps = _tile(x, mine, j, p, t < l), tl.load(dt + mine, t < l, 0.0)
+    V = ((to_end * steps)[:, None] * X).to(X.dtype)
     for first in range(0, n, N):
         i = first + tl.arange(0, N)
         K = _tile(B, shared, i, n, t < l)
         write = tl.dot(tl.trans(K), V, input_precision="tf32x3")
         inside = (i < n)[:, None] & (j < p)[None, :]
         tl.store(states + (place * n + i)[:, None] * p + j[None, :], write, inside)
-    tl.store(over + place, tl.exp(whole.to(tl.float32)))  # by every tile: the same number
+    tl.store(over + place, tl.exp(whole.to(tl.float32)))  # the same from each tile
 
 
 @triton.jit
@@ -132,7 +132,8 @@ def _read(
 ):
     """Steps 1 and 4: (C Bᵀ ∘ L) (dt · x) inside the chunk, and decay · C state."""
     t, j, mine, shared, place = _program(l, h, g, p, q, P)
-    scores, before = tl.zeros((q, q), tl.float32), tl.zeros((q, P), tl.float32)
+    scores = tl.zeros((q, q), tl.float32)
+    before = tl.zeros((q, P), tl.float32)
     for first in range(0, n, N):
         i = first + tl.arange(0, N)
         K, Q = _tile(B, shared, i, n, t < l), _tile(C, shared, i, n, t < l)
@@ -143,8 +144,8 @@ def _read(
     since = _since(decay, mine, t < l)
     between = (since[:, None] - since[None, :]).to(tl.float32)
     L = tl.where(t[:, None] >= t[None, :], tl.exp(between), 0.0)
-    X = _tile(x, mine, j, p, t < l)
-    scores = (scores * L * tl.load(dt + mine, t < l, 0.0)[None, :]).to(X.dtype)
+    X, steps = _tile(x, mine, j, p, t < l), tl.load(dt + mine, t < l, 0.0)
+    scores = (scores * L * steps[None, :]).to(X.dtype)
     before = tl.exp(since.to(tl.float32))[:, None] * before
     out = tl.dot(scores, X, before, input_precision="tf32x3")
     inside = (t < l)[:, None] & (j < p)[None, :]

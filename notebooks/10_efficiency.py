@@ -495,9 +495,9 @@ plotting.show_drawing(
 # are powers of two, and at least 16 for `tl.dot`. Take $l = 42$ tokens in chunks of $q = 16$, and
 # $n = 24$ numbers of $B$ per token. The last chunk has 10 tokens, and the second tile of $B$ has
 # numbers 16 to 23. So of this tile's 16 × 16 places, its mask keeps 10 × 8. Where the mask is
-# false, a load returns zeros, which do no harm: a token with $\Delta = 0$ leaves
-# the state alone, and zeros beside the data add nothing to a product. (Our example has sevens
-# behind each tensor, so a read past the end shows.)
+# false, a load returns zeros, which do no harm: a token with $\Delta = 0$ leaves the state alone,
+# and zeros beside the data add nothing to a product. (Our example has sevens behind each tensor, so
+# a read past the end shows.)
 #
 # How does a program find its tile? Memory is one long row of numbers, in which $x$ is a matrix of
 # $b\,l\,h$ rows of $p$ numbers. Here is a tile in PyTorch and in Triton:
@@ -548,7 +548,7 @@ assert math.exp(-750) == 0
 #   $\Delta$ by $A$ before: `decay`.)
 # - `X`, `K`, and in `_read` also `Q`: tiles of $x$, $B$ and $C$.
 #
-# Which of them is mine, a program asks first. The grid has three axes: chunks and tiles, heads,
+# A program first finds out what it works on. The grid has three axes: chunks and tiles, heads, and
 # rows of the batch. `tl.program_id` tells the program its place (we break long lines):
 
 # %%
@@ -570,8 +570,8 @@ def write(point, head, row=0, l=l):
     since = load("decay", mine, t < l).cumsum(0)
     whole = since.min()  # the last, as since never increases
     to_end = (whole - since).exp()
-    X = tile("x", mine, j, p, t < l)
-    V = (to_end * load("dt", mine, t < l))[:, None] * X
+    X, steps = tile("x", mine, j, p, t < l), load("dt", mine, t < l)
+    V = (to_end * steps)[:, None] * X
     for first in range(0, n, N):
         i = first + torch.arange(N)
         K = tile("B", shared, i, n, t < l)
@@ -641,7 +641,7 @@ check("the state after the last chunk", stored("final"), final[0].mT)
 # writes in these lines?
 
 # %%
-print(triton("_read", "scores, before", "out ="))
+print(triton("_read", "scores = tl.zeros", "out ="))
 
 # %% [markdown]
 # They're gone. `scores`, `between` and `L` still have $q \times q$ numbers each, but no `tl.store`
@@ -782,7 +782,7 @@ def print_resources(capability):
     for row in COMPILED["tiles"]:
         if row["capability"] == capability:
             fields = (row[name] for name in ("N", "P", "registers", "spilled", "occupancy"))
-            print("   {:5} {:5} {:11} {:15,} {:11.2f}".format(*fields))
+            print("   {:5} {:5} {:11} {:15,} {:11.3f}".format(*fields))
 
 
 # %% [markdown]
@@ -800,7 +800,7 @@ for capability, name in ((80, "an A100"), (90, "an H100")):
     print_resources(capability)
 
 # %% [markdown]
-# On an A100, a thread of the last row stores and loads 52,260 bytes. With 256 threads and 4,096
+# On an A100, a thread of the last row stores and loads 51,692 bytes. With 256 threads and 4,096
 # pairs, that's 800 numbers for every pair, where PyTorch has thirteen. (The assembler gave up: it
 # uses only 32 registers.) So our kernels take 16 and 32, the first row, and spill nothing, on five
 # kinds of GPU, in float32 and in 16 bits (`make kernels-report`).
@@ -816,9 +816,9 @@ for capability, name in ((80, "an A100"), (90, "an H100")):
 # %% tags=["guard"]
 tiles = {(row["capability"], row["N"], row["P"]): row for row in COMPILED["tiles"]}
 whole = tiles[80, 128, 64]
-assert whole["spilled"] == 52_260 and whole["registers"] == 32 and whole["occupancy"] == 0.5
+assert whole["spilled"] == 51_692 and whole["registers"] == 32 and whole["occupancy"] == 0.5
 assert COMPILED["sizes"] == dict(heads=4, p=64, n=128, warps=8)
-assert round(52_260 * 8 * 32 / 64**2 / 4, -2) == 800
+assert round(51_692 * 8 * 32 / 64**2 / 4, -2) == 800
 assert all(row["spilled"] == 0 for row in COMPILED["kernels"])
 assert {row["capability"] for row in COMPILED["kernels"]} == {80, 86, 89, 90, 100}
 assert {row["dtype"] for row in COMPILED["kernels"]} == {"float32", "bfloat16"}
@@ -952,9 +952,8 @@ for joined in (join_softmax(join_softmax(a, b), c), join_softmax(a, join_softmax
 # So a program can go through the keys tile by tile, and keep three things per query: that's
 # FlashAttention. It's how our kernels treat the chunks, with a state in place of the three.
 #
-# Here is each system's speedup
-# over LlaMa, in evaluation on 4,096 tokens by (10.1), at two sizes, and on a GPU, with attention
-# and SSD *fused* into kernels or not (on our core, attention is):
+# Here is each system's speedup over LlaMa, in evaluation on 4,096 tokens by (10.1), at two sizes,
+# and on a GPU, with attention and SSD fused or not (on our core, attention is):
 
 
 # %% tags=["setup"]

@@ -4,6 +4,7 @@ what the compiler makes of it for GPUs that need not be there.
 
 import importlib.util
 
+import numpy as np
 import pytest
 import torch
 
@@ -141,6 +142,33 @@ def test_sixteen_bits_cost_about_one_rounding(dtype):
     assert y.dtype == dtype and final.dtype == torch.float32
     check("y", y.double(), want, tol=torch.finfo(dtype).eps)
     check("state", final.double(), final_want, tol=torch.finfo(dtype).eps)
+
+
+def in_tf32(t):
+    """Float32 numbers rounded to ten bits of mantissa, as a tensor core reads them."""
+    return ((t.view(np.int32) + 0x1000) & ~0x1FFF).view(np.float32)
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="only in the interpreter")
+@pytest.mark.parametrize(("products", "least", "most"), [(1, 1e-4, 1e-2), (3, 0, 5e-7)])
+def test_three_products_of_tf32_keep_nearly_all_digits(monkeypatch, products, least, most):
+    """Simulated: the interpreter multiplies in float32, whatever it is asked for."""
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+    def dot(self, a, b, acc, precision, imprecise):
+        a_high, b_high = in_tf32(a.data), in_tf32(b.data)
+        total = a_high @ b_high
+        if products == 3:
+            a_low, b_low = in_tf32(a.data - a_high), in_tf32(b.data - b_high)
+            total = (a_high @ b_low + a_low @ b_high) + total
+        return TensorHandle(total + acc.data, acc.dtype.scalar)
+
+    monkeypatch.setattr(InterpreterBuilder, "create_dot", dot)
+    *tensors, state = drawn((1, 96, 1, 32, 1, 64, 64), seed=3)
+    y = triton_ssd.ssd_triton(*tensors, initial_state=state)
+    x, dt, A, B, C, state = (t.double() for t in (*tensors, state))
+    truth = ssd_recurrent(x, dt, A, B, C, initial_state=state)
+    assert least < (y - truth).abs().max() / truth.abs().max() < most
 
 
 def test_nothing_in_gives_nothing_out():

@@ -110,8 +110,7 @@ def measure(forms, lengths, repeats, device, rates, keep, heads=HEADS, warm_up=2
                 taken = {
                     form: f
                     for form, f in forms.items()
-                    if not (form == BY_HAND and backward)
-                    and not (form == COMPILED and length > LONGEST_COMPILED)
+                    if not (form == COMPILED and length > LONGEST_COMPILED)
                 }
                 tasks = {form: make_task(f, inputs, backward) for form, f in taken.items()}
                 times = {form: [] for form in taken}
