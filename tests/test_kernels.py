@@ -22,12 +22,12 @@ import definitions
 import pytest
 import torch
 from properties import normal
-from records import from_notebook
 
 from cheems_ref import kernels
 from cheems_ref.kernels import chunk_scan, kernel_status, state_update
 from cheems_ref.ssd import ssd_recurrent
 from cheems_ref.verify import check
+from experiments.runner import from_notebook
 
 ROOT = Path(kernels.__file__).parents[1]
 NAMES = ("x", "dt", "A", "B", "C", "D", "initial_state")
@@ -284,12 +284,13 @@ def test_float32_is_compiled_for_a_gpu_that_is_not_here(tmp_path):
 @pytest.mark.usefixtures("torch_as_before")
 def test_chapter_03_has_the_kernels_results_for_machines_that_cannot_run_them():
     """There the chapter compares a record with the recurrence, as it does the kernels here."""
-    names = ("random", "inputs", "kernel_inputs", "INPUTS", "NAMES", "values_and_gradients")
-    *_, kernel_inputs, _, names, results_of = from_notebook("03_state_space_duality", *names)
-    given = kernel_inputs()
-    record = json.loads((ROOT / "figures" / "records" / "03_kernel.json").read_text())["results"]
-    assert tuple(record) == names
-    for name, truth in results_of(ssd_recurrent, given).items():
+    chapter = from_notebook("03_state_space_duality")
+    record = json.loads((ROOT / "experiments" / "records" / "03_kernel.json").read_text())[
+        "results"
+    ]
+    assert tuple(record) == chapter.NAMES
+    truths = chapter.values_and_gradients(ssd_recurrent, chapter.kernel_inputs())
+    for name, truth in truths.items():
         assert 1e-9 < relative(torch.tensor(record[name]), truth) < 1e-5, name  # in float32
 
 
