@@ -29,7 +29,7 @@ from typing import Any
 import torch
 
 from cheems_lab.processes import rank_and_world_size, run_on_first
-from cheems_ref.config import ModelConfig
+from cheems_ref.config import from_saved
 from cheems_ref.model import CausalLM
 from cheems_ref.train import Run
 
@@ -195,7 +195,7 @@ def load_model(path: str | Path, *, device: str | torch.device = "cpu") -> Causa
     path = newest_checkpoint(path) or Path(path)
     record = read_record(path)
     try:
-        model = CausalLM(ModelConfig(**record["model"])).to(getattr(torch, record["dtype"]))
+        model = CausalLM(from_saved(record["model"])).to(getattr(torch, record["dtype"]))
     except (AttributeError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path} holds no model of this version: {error}") from error
     _load(path, {f"model.{name}": p.detach() for name, p in model.named_parameters()})

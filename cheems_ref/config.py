@@ -62,7 +62,7 @@ LAYERS = {
                    "chunk_size backend"),
     "A": LayerType("attention", QCAttn, "n_heads n_kv_heads rope_base"),
     "I": LayerType("inner-function attention", InnerFuncAttn, "n_heads n_kv_heads rope_base mask "
-                   "inner n_values k_values d_state max_positions top_k"),
+                   "inner n_values k_values d_state max_positions k_keys"),
     "M": LayerType("MLP", MLP, "d_ff"),
     "G": LayerType("gated MLP", partial(MLP, gated=True), "d_ff"),
     "D": LayerType("DGLU", DGLU, "d_ff"),
@@ -108,7 +108,7 @@ class ModelConfig:
     k_values: int = _field(2, "rows that each token takes", {"I": "inner=retrieved"})
     mask: Mask | None = _field(None, "dynamic mask: gate, content or None")
     max_positions: int | None = _field(None, "longest sequence", {"I": "mask=gate"})
-    top_k: int | None = _field(None, "keys that each query keeps", {"I": "mask=content"})
+    k_keys: int | None = _field(None, "keys that each query keeps", {"I": "mask=content"})
     d_ff: int = _field(256, "inner width, of an expert or of what experts share")
     n_experts: int = _field(4, "routed experts")
     k_experts: int = _field(2, "routed experts that each token takes")
@@ -177,6 +177,17 @@ def preset(name: str) -> ModelConfig:
     if name not in PRESETS:
         raise ValueError(f"there is no preset {name!r}; there are {', '.join(PRESETS)}")
     return ModelConfig(**PRESETS[name])
+
+
+def from_saved(fields: Mapping[str, Any]) -> ModelConfig:
+    """Return a configuration from its fields as they were saved, by this version or an older one.
+
+    The field `k_keys` was once `top_k`, the name of an option of transformers' generate().
+    """
+    fields = dict(fields)
+    if "top_k" in fields:
+        fields["k_keys"] = fields.pop("top_k")
+    return ModelConfig(**fields)
 
 
 def expand_pattern(pattern: str) -> str:

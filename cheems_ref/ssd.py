@@ -500,7 +500,8 @@ class SSD(nn.Module):
         if position == "rope":
             check_turnable(d_state=d_state)
             check.numbers("(0, inf)", rope_base=rope_base)
-        self.n_heads, self.n_groups, self.d_head, self.d_state = n_heads, n_groups, d_head, d_state
+        self.d_model, self.n_heads, self.n_groups = d_model, n_heads, n_groups
+        self.d_head, self.d_state = d_head, d_state
         self.position, self.rope_base, self.backend = position, rope_base, backend
         self.chunk_size = chunk_size
 
@@ -555,7 +556,8 @@ class SSD(nn.Module):
         Returns:
             y, undefined at padded positions, and the cache for the next call.
         """
-        check.mixer_call(x, self.x_proj.in_features, position_ids, padding_mask)
+        check.mixer_call(x, self.d_model, position_ids, padding_mask)
+        check.fits_weights(x, self.x_proj)
         if cache is not None:
             self._check_cache(x, cache)
         wide = torch.promote_types(x.dtype, torch.float32)

@@ -18,6 +18,8 @@ from torch import Tensor
 
 from cheems_ref import check
 
+BYTE_DTYPES = (torch.uint8, torch.int16, torch.int32, torch.int64)  # they hold 0 to 255
+
 # Folders of the standard library that are not in every installation.
 APART = {"site-packages", "dist-packages", "test", "tests", "idlelib", "tkinter", "turtledemo"}
 APART |= {"lib2to3", "ensurepip", "pydoc_data", "__pycache__"}
@@ -97,9 +99,11 @@ def text_to_ids(text: str, *, dtype: torch.dtype = torch.int64) -> Integer[Tenso
 
     Args:
         text: any string.
-        dtype: of the integers. torch.uint8 takes an eighth of the memory for a long text, and
-            `train` and `evaluate` widen only the windows that they read.
+        dtype: uint8, int16, int32 or int64. torch.uint8 takes an eighth of the memory for a long
+            text, and `train` and `evaluate` widen only the windows that they read. int8 is refused:
+            it ends at 127.
     """
+    check.choice(BYTE_DTYPES, dtype=dtype)
     data = bytearray(text, "utf-8")
     if not data:  # frombuffer raises on it
         return torch.empty(0, dtype=dtype)

@@ -41,12 +41,12 @@ ROOT = Path(__file__).resolve().parent.parent
 CACHE, SURVIVORS = ROOT / "build" / "mutants", ROOT / "tests" / "survivors.txt"
 TABLES = ("test_layers", "test_operators", "test_refusals", "test_planted")
 OTHERS = dict(model=["test_generate"], train=["test_training"], config=["test_model"])
-OTHERS |= dict(feed_forward=["test_experts"], retrieval=["test_experts"])
+OTHERS |= dict(feed_forward=["test_experts"], retrieval=["test_experts"], attention=["test_model"])
 LESSONS = (
     "convolution", "rope", "mamba", "state_space", "linear_attention", "ssd", "attention",
     "feed_forward", "retrieval", "experts", "config", "model", "train", "tasks", "compare",
 )  # fmt: skip
-PATHS = {module: ROOT / "cheems_ref" / f"{module}.py" for module in LESSONS}
+PATHS = {path.stem: path for path in (ROOT / "cheems_ref").rglob("*.py") if path.stem in LESSONS}
 SECONDS_PER_MUTANT, LONGEST_TEST = 20, 5  # of tests asked, by their times without a mutant
 PYTEST = ["-qq", "--capture=no", "-p", "no:cacheprovider", "-p", "no:xdist", "-o", "addopts="]
 PYTEST += ["-k", "not test_planted or has_the_property"]  # the others copy the module's file

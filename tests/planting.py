@@ -1,10 +1,10 @@
-"""Planted mistakes: what a row says, and copies of modules in which some source is exchanged.
+"""Planted mistakes: the rows of a table, and copies of modules with part of the source exchanged.
 
 The tables are in planted/, one for each file of properties, and test_planted.py runs them all.
 
-A row quotes the source that it exchanges. Whoever rewrites that source without changing what it
-computes has broken nothing, so a row that no longer finds its quotation is skipped. It needs a new
-quotation all the same: `make mutants` names such rows and fails.
+A row quotes the source that it exchanges. A refactoring may rewrite that source and break nothing,
+so the tests skip a row that doesn't find its quotation. `make mutants` names these rows and fails:
+until somebody quotes the new source, they control nothing.
 """
 
 import contextlib
@@ -37,8 +37,8 @@ class Mistake(NamedTuple):
 
 
 def mistakes(rows: Sequence[tuple], room: types.ModuleType | None = None) -> list[Mistake]:
-    """The mistakes in rows: a property, what it is asked of beside the module, and a dict of
-    mistakes that break it there: what each is, and its edits.
+    """The mistakes in rows: a property, its arguments after the module, and a dict of mistakes
+    that break it, each with a title and its edits.
 
     All edits are made in `room`; if it is None, each in the one room that has its fragment.
     """
@@ -50,7 +50,7 @@ def mistakes(rows: Sequence[tuple], room: types.ModuleType | None = None) -> lis
 
 
 def asked(has_property: Callable, *arguments) -> str:
-    """A property and what it is asked of, in words."""
+    """A property and its arguments, in words."""
     name = getattr(has_property, "func", has_property).__name__
     name += str(getattr(has_property, "keywords", ""))
     return ", ".join(
@@ -96,10 +96,10 @@ def stale(mistake: Mistake, rooms: Sequence[types.ModuleType]) -> str:
 def planted(
     rooms: Sequence[types.ModuleType], edits: Sequence[tuple] = (), room=None
 ) -> types.ModuleType:
-    """A copy of the last of some rooms, given in the order in which they import one another.
+    """A copy of the last of some rooms, which are given in the order of their imports.
 
-    Those from the first that is edited on are copied, and each copy sees the copies before it; they
-    are the `copied` of the result, by their names.
+    The first edited room and all rooms after it are copied, and each copy imports the copies before
+    it. The result has them by name, as its attribute `copied`.
     """
     changed = edited_sources(rooms, edits, room)
     first = min((rooms.index(one) for one in changed), default=len(rooms) - 1)

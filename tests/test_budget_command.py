@@ -133,6 +133,6 @@ def test_what_cannot_be_is_refused_in_one_line():
     for words, message, status in (
         (["--context", "-1"], "--context: must be at least 0, got -1", 2),
         (["--memory", "0"], "--memory: must be at least 1e-09, got 0", 2),
-        (["--set", "top_k=5"], "--set top_k has no effect on SRAM: it is for I with mask", 1),
+        (["--set", "k_keys=5"], "--set k_keys has no effect on SRAM: it is for I with mask", 1),
     ):
         fails(run(*WORDS, *words), message, status)

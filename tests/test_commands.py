@@ -484,7 +484,7 @@ CONDITIONS = {
     "n_values": ((4, 5), "I", dict(inner="retrieved"), dict(inner="linear")),
     "k_values": ((1, 2), "I", dict(inner="retrieved"), dict(inner="ssd")),
     "max_positions": ((20, 30), "I", dict(mask="gate"), dict(mask=None)),
-    "top_k": ((1, 2), "I", dict(mask="content"), None),  # else the layer refuses it
+    "k_keys": ((1, 2), "I", dict(mask="content"), None),  # else the layer refuses it
 }
 
 

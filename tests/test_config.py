@@ -93,7 +93,7 @@ BAD_CONFIGS = [  # beside the numbers of test_refusals.py: what does not fit tog
     (dict(pattern="AI", inner="ssd", d_state=5), ValueError, I + "d_state must be even .*5"),
     (dict(pattern="S", position="alibi"), ValueError, S + "position must be .*'alibi'"),
     (dict(pattern="SI", mask="gate"), ValueError, I + "mask='gate' needs max_positions"),
-    (dict(pattern="I", top_k=2), ValueError, I + "top_k = 2 belongs to mask='content', got .*None"),
+    (dict(pattern="I", k_keys=2), ValueError, I + "k_keys = 2 .*mask=.content., got .*None"),
     (dict(pattern="I", k_values=6), ValueError, I + r"k_values .*n_values = 5\], got 6"),
     *((dict(pattern="S" + letter, k_experts=5), ValueError,
        rf"letter {letter} \(.*\): k_experts must be a number in \[1, 4\], got 5")

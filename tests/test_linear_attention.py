@@ -323,3 +323,18 @@ def test_undecayed_system_hides_where_nothing_decays_and_exponents_where_little_
     agree(plant(la, UNDECAYED), "delta_rule in chunks")
     for edit in ((DECAY, RUNNING_SUMS), (DECAY, MASK_AFTER_EXP)):
         agree(plant(la, edit), "gated_delta_rule in chunks")
+
+
+# --- bad input: what a signature does not say ---------------------------------------------------
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("end", ENDS)
+def test_a_gate_of_none_is_refused(end):
+    """It would be another rule: the delta rule without β adds, as linear attention does."""
+    for rule, gates in TAKES.items():
+        *given, state = inputs(rule)
+        for i, name in enumerate(gates, start=3):
+            tensors = [*given[:i], None, *given[i + 1 :]]
+            with pytest.raises(TypeError, match=f"^{name} must be a tensor, got None"):
+                apply(la, rule + end, *tensors, state)

@@ -211,7 +211,7 @@ def of_22(*counts):
     return torch.arange(22) >= 22 - torch.tensor(counts)[:, None]
 
 
-FULL = r"positions of input_ids .*max_positions = 20\) must be .* got .*21"
+FULL = "input_ids needs 21 positions, but mask='gate' has max_positions = 20"
 BAD_CALLS = [
     (called, dict(cache=called(input_ids=ids(3, 2))[1]), r"cache.n_tokens must be .* \(3,\)"),
     (decoded, dict(case="SEIE", other="SKIK"), "pattern: 'SKIK', this model's is 'SEIE'"),

@@ -8,8 +8,12 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "cheems_ref"
-FILES = sorted(path for path in PACKAGE.glob("*.py"))
+FILES = sorted(path for path in PACKAGE.rglob("*.py"))
 ROOMS = {path.stem: path for path in FILES if not path.stem.startswith("__")}
+MODULES = {
+    ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts): room
+    for room, path in ROOMS.items()
+}
 # What only one module may import, or a few.
 ALONE = {
     "mamba_ssm": {"kernels"},
@@ -29,13 +33,10 @@ def imports(source):
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module == "cheems_ref":
-            names |= {f"cheems_ref.{alias.name}" for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            names.add(node.module)
-    parts = [name.split(".") for name in names]
-    rooms = {part[1] for part in parts if part[0] == "cheems_ref" and part[1:]}
-    return rooms, {part[0] for part in parts} - {"cheems_ref"}
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    rooms = {MODULES[name] for name in names if name in MODULES}
+    return rooms, {name.partition(".")[0] for name in names} - {"cheems_ref"}
 
 
 def test_rooms_import_one_way():
@@ -59,12 +60,13 @@ def test_what_one_room_alone_may_know():
 
 def test_the_reader_s_list_names_every_room_once_and_where_to_start():
     text = (PACKAGE / "README.md").read_text()
-    listed = re.findall(r"^\| \[`(\w+)`\]\((\w+)\.py\)", text, re.M)
-    assert all(name == link for name, link in listed)
+    listed = re.findall(r"^\| \[`(\w+)`\]\(([\w/]+\.py)\)", text, re.M)
+    assert all(PACKAGE / link == ROOMS[name] for name, link in listed)
     assert sorted(name for name, _ in listed) == sorted(ROOMS)
     rows = re.findall(r"^\| \[`(\w+)`\].*\| (`[^|]*`) \|$", text, re.M)
     assert len(rows) > 10
+    modules = {room: module for module, room in MODULES.items()}
     for name, functions in rows:
-        room = importlib.import_module(f"cheems_ref.{name}")
+        room = importlib.import_module(modules[name])
         for function in re.findall(r"`([\w.]+)`", functions):
             assert reduce(getattr, function.split("."), room) is not None

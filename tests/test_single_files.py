@@ -39,13 +39,18 @@ COPIES = {
 
 def imported_by(module):
     """The modules of the package that a module imports at once, and those that they import."""
-    found = set()
-    for node in ast.parse((PACKAGE / f"{module}.py").read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.ImportFrom) and node.module == "cheems_ref":
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module.startswith("cheems_ref."):
-            found.add(node.module.partition(".")[2])
+    names = set()
+    for node in ast.parse(path_of(module).read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ImportFrom) and node.module.partition(".")[0] == "cheems_ref":
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    names = {name.partition(".")[2] for name in names}
+    found = {name for name in names if path_of(name).is_file()}
     return found.union(*map(imported_by, found))
+
+
+def path_of(module, package=PACKAGE):
+    """The file of a module, which may be in a subpackage."""
+    return package.joinpath(*module.split(".")).with_suffix(".py")
 
 
 class WithoutChecks(ast.NodeTransformer):
@@ -66,13 +71,13 @@ def test_a_copy_without_checks_computes_the_same(copied, tmp_path, monkeypatch):
     files, forward = COPIES[copied]
     name, wanted = f"copied_{copied}", set().union(files.split(), *map(imported_by, files.split()))
     assert len(wanted - {*files.split()}) <= 3
-    (tmp_path / name).mkdir()
     for module in ("__init__", *wanted):
-        source = (PACKAGE / f"{module}.py").read_text(encoding="utf-8")
+        source = path_of(module).read_text(encoding="utf-8")
         if module in files.split():
             source = ast.unparse(WithoutChecks().visit(ast.parse(source)))
-        source = source.replace("cheems_ref", name)
-        (tmp_path / name / f"{module}.py").write_text(source, encoding="utf-8")
+        target = path_of(module, tmp_path / name)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(source.replace("cheems_ref", name), encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     package, copy = {}, {}
     exec(START + forward, package)

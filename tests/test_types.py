@@ -1,5 +1,6 @@
-"""What an editor says about calls of the package: nothing about right ones, and an error at wrong
-ones. Signatures that are made while the program runs would pass `inspect` and fail here.
+"""Editors read our signatures: pyright accepts every right call and reports every wrong one.
+
+A signature that is only made at run time would pass `inspect.signature` and fail here.
 """
 
 import ast
@@ -58,7 +59,7 @@ positions = torch.arange(32).expand(2, -1)
 allowed = attention.causal_mask(32, 32, real=dt[..., 0] >= 0)
 y = attention.attention(q, k[:, :, :2], v[:, :, :2], allowed=allowed).flatten(2)
 y = attention.attention(q, k, v) - attention.naive_attention(q, k, v, allowed=allowed)
-y, cache = attention.QCAttn(32, n_heads=4, mask="content", top_k=4)(y.flatten(2), positions)
+y, cache = attention.QCAttn(32, n_heads=4, mask="content")(y.flatten(2), positions)
 y, cache = attention.InnerFuncAttn(32, n_heads=4, inner="ssd")(y, positions, cache=None)
 bias = attention.ContentMask(32, 4)(v, positions) + attention.GateMask(4, 32)(v, positions)
 y = attention.RetrievedValues(32, n_heads=4, n_values=9, k_values=2).weights(y).shape
@@ -83,7 +84,7 @@ mamba.selective_scan(u, u, rates, b, b, state=h)
 
 @pytest.fixture(scope="module")
 def errors(tmp_path_factory) -> list[tuple[int, str]]:
-    """What pyright says about RIGHT + WRONG: lines, counted from 1, and messages."""
+    """The lines of RIGHT + WRONG that pyright reports, counted from 1, and its messages."""
     folder = tmp_path_factory.mktemp("user")
     (folder / "program.py").write_text(RIGHT + WRONG, encoding="utf-8")
     settings = dict(typeCheckingMode="standard", extraPaths=[str(ROOT)], include=["program.py"])

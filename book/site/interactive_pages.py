@@ -54,7 +54,7 @@ def pattern() -> dict:
     kinds |= {attention.Mask | None: [None, *get_args(attention.Mask)]}
     fields, defaults = {}, {}
     for field in dataclasses.fields(config.ModelConfig):
-        if field.type in kinds and field.name not in ("chunk_size", "top_k"):
+        if field.type in kinds and field.name not in ("chunk_size", "k_keys"):
             fields[field.name] = dict(kind=kinds[field.type], **field.metadata)
             defaults[field.name] = field.default
     letters = {
@@ -72,7 +72,7 @@ def cheems() -> None:
 
 # What cheems.js takes for granted; the sizes are free.
 CHEEMS = dict(vocab_size=256, n_kv_heads=None, d_head=None, n_groups=1, position="rope")
-CHEEMS |= dict(inner="retrieved", mask="content", top_k=None, tie_embeddings=True)
+CHEEMS |= dict(inner="retrieved", mask="content", k_keys=None, tie_embeddings=True)
 
 
 def write_cheems(run: Path, file: Path) -> None:
@@ -82,12 +82,12 @@ def write_cheems(run: Path, file: Path) -> None:
         SystemExit: cheems.js can't compute such a model, or the text of the run has changed.
     """
     from cheems_lab.checkpoint import load_model, newest_checkpoint, read_record
-    from cheems_ref.config import ModelConfig
+    from cheems_ref.config import from_saved
     from cheems_ref.text import fingerprint, read_text, text_to_ids
     from cheems_ref.train import TrainConfig, evaluate, split_text
 
     checkpoint = read_record(newest_checkpoint(run))
-    config = ModelConfig(**checkpoint["model"])
+    config = from_saved(checkpoint["model"])
     training = TrainConfig(**checkpoint["training"])
     other = {name: v for name, v in vars(config).items() if CHEEMS.get(name, v) != v}
     if other or set(config.pattern) - set("SIE"):

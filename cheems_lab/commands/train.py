@@ -40,7 +40,7 @@ from cheems_lab.progress import Progress, stopping_on_signals
 from cheems_lab.training import train, write_json
 from cheems_ref import text
 from cheems_ref.budget import count_parameters
-from cheems_ref.config import ModelConfig
+from cheems_ref.config import from_saved
 from cheems_ref.model import CausalLM
 from cheems_ref.train import TrainConfig, split_text
 
@@ -160,7 +160,7 @@ def _settings(a, newest):
     if "model" not in before or a.preset or a.pattern:
         config = options.model_config(a)
     else:
-        config = options.with_fields(ModelConfig(**before["model"]), dict(a.set))
+        config = options.with_fields(from_saved(before["model"]), dict(a.set))
         options.check_used(dict(a.set), config)
     source = a.text or before.get("text")
     return config, TrainConfig(**training | given), source and str(Path(source).absolute())

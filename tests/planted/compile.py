@@ -5,7 +5,7 @@ from planting import mistakes
 from test_compile import HELD as HELD
 from test_compile import the_door_asks_twice
 
-from cheems_ref import ssd
+from cheems_ref import model, ssd
 
 UNCHECKED = True  # torch traces no type checker
 
@@ -16,4 +16,7 @@ NEGATIVE = "        if bool((dt < 0).any()):\n            raise ValueError\n"
 MISTAKES = mistakes([
     (the_door_asks_twice, "SEIE", {
         "are steps negative?": [(STEPS, STEPS + NEGATIVE)]}),
-], ssd)
+], ssd) + mistakes([
+    (the_door_asks_twice, "SHSRAH", {
+        "every id is looked at": [("cache=cache, validate=False", "cache=cache")]}),
+], model)
