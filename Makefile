@@ -25,10 +25,10 @@ PAGES := $(wildcard README.md CONTRIBUTING.md LICENSE notebooks/* notebooks/labs
 PORT ?= 8000
 
 .DEFAULT_GOAL := help
-.PHONY: help course test mutants lab book slides serve student test-book bench gpu clean
+.PHONY: help course test mutants lab book slides serve student test-book bench kernels-report gpu clean
 
 help:  ## print this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 course: $(READY)  ## run every notebook and redraw every figure
 	$(BIN)/python -m book.notebooks
@@ -76,19 +76,16 @@ $(VENV)/.book $(VENV)/.browser $(VENV)/.grading: $(READY)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e .[$(subst .,,$(notdir $@))]
 	@touch $@
 
-bench: $(READY)  ## print the comparison tables (some minutes; installs the peers)
+bench: $(READY)  ## print the comparison tables and the missed targets (ten minutes; FULL=1 measures all)
 	@echo "pip may remark on what mamba-ssm lacks: that is for extensions which SSD does not use."
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e .[bench]
-	$(BIN)/python tests/bench/bench_ssd.py
-	$(BIN)/python tests/bench/bench_kernel.py
-	$(BIN)/python tests/bench/bench_linear_attention.py
-	$(BIN)/python tests/bench/bench_attention.py
-	$(BIN)/python tests/bench/bench_experts.py
-	$(BIN)/python tests/bench/bench_model.py
-	$(BIN)/python tests/bench/bench_efficiency.py --lengths 256 1024 4096 --turns 3
+	$(BIN)/python tests/bench/run.py $(if $(FULL),--full)
+
+kernels-report: $(READY)  ## compile our kernels for five GPUs that need not be there: registers, spills, occupancy
+	$(BIN)/python tests/bench/report_kernels.py
 
 # Without the network, too: where .venv is not there, PYTHON is taken, with what it has.
-gpu:  ## tests and measurements for a machine with a CUDA GPU (20 minutes; else a rehearsal)
+gpu:  ## tests and measurements for a machine with a CUDA GPU (45 minutes at most; else a rehearsal)
 	$(if $(wildcard $(READY)),$(BIN)/python,$(PYTHON)) tests/bench/on_gpu.py
 
 clean:  ## remove the virtual environment and every cache

@@ -195,7 +195,9 @@ def load_model(path: str | Path, *, device: str | torch.device = "cpu") -> Causa
     path = newest_checkpoint(path) or Path(path)
     record = read_record(path)
     try:
-        model = CausalLM(from_saved(record["model"])).to(getattr(torch, record["dtype"]))
+        config = from_saved(record["model"])
+        _check_shapes(path, config)
+        model = CausalLM(config).to(getattr(torch, record["dtype"]))
     except (AttributeError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path} holds no model of this version: {error}") from error
     _load(path, {f"model.{name}": p.detach() for name, p in model.named_parameters()})
@@ -203,6 +205,36 @@ def load_model(path: str | Path, *, device: str | torch.device = "cpu") -> Causa
 
 
 # --- reading --------------------------------------------------------------------------------------
+
+
+def _check_shapes(path, config):
+    """Raise CheckpointError if the stored shapes are not the model's, without memory for it."""
+    import torch.distributed.checkpoint as dcp
+
+    try:
+        stored = dcp.HuggingFaceStorageReader(str(path)).read_metadata().state_dict_metadata
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
+        raise _damaged(path, error) from error
+    found = {
+        name.removeprefix("model."): tuple(tensor.size)
+        for name, tensor in stored.items()
+        if name.startswith("model.")
+    }
+    layers = len({name.split(".")[1] for name in found if name.startswith("blocks.")})
+    if layers != len(config.pattern):
+        raise CheckpointError(
+            f"{path} does not fit the model: it has {layers} layers, and the pattern of the record "
+            f"has {len(config.pattern)}"
+        )
+    with torch.device("meta"):
+        model = CausalLM(config)
+    wanted = {name: tuple(p.shape) for name, p in model.named_parameters()}
+    for name in found | wanted:
+        if found.get(name) != wanted.get(name):
+            raise CheckpointError(
+                f"{path} does not fit the model: {name} is {found.get(name, 'missing')}, and its "
+                f"record says {wanted.get(name, 'nothing of it')}"
+            )
 
 
 def _load(path, tensors):

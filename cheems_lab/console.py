@@ -1,16 +1,35 @@
-"""Output of the commands: lines, tables, numbers with a unit, and errors in one line."""
+"""Output of the commands: lines, tables, numbers with a unit, and errors in one line.
 
+Nothing here imports torch, so that a mistyped option is answered at once.
+"""
+
+import argparse
 import os
 import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 
-import torch
+# Options that take less memory, by command; the other commands have none.
+SMALLER = {
+    "train": "; take a smaller model, --batch-size, --micro-batch-size or --seq-len",
+    "compare": "; take smaller models, --batch-size, --micro-batch-size or --seq-len",
+    "evaluate": "; take a smaller --seq-len",
+}
+# The extra of this package that installs a library.
+EXTRAS = {
+    "accelerate": "evaluate",
+    "datasets": "evaluate",
+    "lm_eval": "evaluate",
+    "matplotlib": "course",
+    "tokenizers": "hub",
+    "transformers": "hub",
+}
 
-from cheems_lab.processes import is_first
 
-OUT_OF_MEMORY = "out of memory: take a smaller model, --batch-size, --micro-batch-size or --seq-len"
+def is_first() -> bool:
+    """Return whether this is the only process, or number 0 of several."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 def print_once(line: str, file=None) -> None:
@@ -27,19 +46,22 @@ def print_error(error: BaseException | str) -> int:
     return 1
 
 
-def report_errors(command: Callable[..., int], *arguments) -> int:
+def report_errors(command: Callable[[argparse.Namespace], int], options: argparse.Namespace) -> int:
     """Run a command, report a user's mistake in one line, and return the status."""
     try:
-        return command(*arguments)
+        return command(options)
     except BrokenPipeError:  # `head`, for example, has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except (MemoryError, RuntimeError) as error:
-        memory = isinstance(error, MemoryError | torch.OutOfMemoryError)
+        memory = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
         memory = memory or "DefaultCPUAllocator" in str(error)
-        return print_error(OUT_OF_MEMORY if memory else error)
+        smaller = SMALLER.get(getattr(options, "name", ""), "")
+        return print_error(f"out of memory{smaller}" if memory else error)
     except ModuleNotFoundError as error:
-        return print_error(f"{error}; --help names the extra to install")
+        extra = EXTRAS.get((error.name or "").partition(".")[0])
+        hint = f'; to install it: pip install "cheems-ref[{extra}]"' if extra else ""
+        return print_error(f"{error}{hint}")
     except (ValueError, TypeError, OSError, ArithmeticError) as error:
         return print_error(error)
     except KeyboardInterrupt:

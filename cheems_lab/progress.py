@@ -13,8 +13,8 @@ import time
 import torch
 
 from cheems_lab.checkpoint import save
-from cheems_lab.console import print_once
-from cheems_lab.processes import any_rank, is_first
+from cheems_lab.console import is_first, print_once
+from cheems_lab.processes import any_rank
 from cheems_ref.model import Sampling, generate
 from cheems_ref.text import ids_to_text
 from cheems_ref.train import Run

@@ -567,3 +567,43 @@ def _check(q, k, v, allowed, bias):
         raise ValueError(f"allowed must fit (b, h, t, s) = {whole}, got {tuple(allowed.shape)}")
     if check.values_can_be_read() and not bool(allowed.any(dim=-1).all()):
         raise ValueError("allowed leaves a query nothing to attend to; let it see its own token")
+
+
+class PartialSoftmax(NamedTuple):
+    """What a slice of keys adds to a softmax: weighted / total is attention over that slice.
+
+    largest (b, t, h, 1): the largest score. total (b, t, h, 1): the sum of exp(score - largest).
+    weighted (b, t, h, p): the same sum, with each term times its key's value.
+    """
+
+    largest: Tensor
+    total: Tensor
+    weighted: Tensor
+
+
+def online_softmax(
+    scores: Float[Tensor, "b h t s"], values: Float[Tensor, "b s h p"]
+) -> PartialSoftmax:
+    """Return what a slice of keys adds to a softmax, for `join_softmax` to add another slice.
+
+    Hidden keys have the score -inf; a slice may hide all of its keys. Both have one dtype.
+
+    Source: Milakov and Gimelshein (2018); Dao et al. (2022), FlashAttention, §3.1.
+    """
+    check.floating(scores=scores)
+    check.dtypes([scores.dtype], values=values)
+    check.shapes(scores=(scores, "b h t s"), values=(values, "b s h p"))
+    scores = scores.movedim(1, 2)  # (b, t, h, s)
+    lowest = torch.finfo(scores.dtype).min  # where all keys are hidden: -inf - -inf would be NaN
+    largest = scores.amax(dim=-1, keepdim=True).clamp(min=lowest)
+    weights = (scores - largest).exp()
+    weighted = einsum("bths,bshp->bthp", weights, values)
+    return PartialSoftmax(largest, weights.sum(dim=-1, keepdim=True), weighted)
+
+
+def join_softmax(one: PartialSoftmax, other: PartialSoftmax) -> PartialSoftmax:
+    """Return what two slices of keys add together: the same in any order, and any grouping."""
+    largest = torch.maximum(one.largest, other.largest)
+    a, b = (one.largest - largest).exp(), (other.largest - largest).exp()
+    total = a * one.total + b * other.total
+    return PartialSoftmax(largest, total, a * one.weighted + b * other.weighted)

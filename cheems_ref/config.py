@@ -137,10 +137,17 @@ class ModelConfig:
             try:
                 with torch.device("meta"):
                     make_layer(letter, self)
-            except (ValueError, RuntimeError) as error:  # RuntimeError: a size beyond 64 bits
-                message = str(error)
-                for argument, field in LAYERS[letter].arguments().items():
+            except (ValueError, RuntimeError) as error:
+                message, arguments = str(error), LAYERS[letter].arguments()
+                for argument, field in arguments.items():
                     message = re.sub(rf"\b{argument}\b", field, message)  # by its name here
+                if isinstance(error, RuntimeError):  # a tensor is too large
+                    sizes = {name: getattr(self, name) for name in ("d_model", *arguments.values())}
+                    sizes = {name: n for name, n in sizes.items() if isinstance(n, int)}
+                    largest = max(sizes, key=sizes.get)
+                    message = (
+                        f"{largest} = {sizes[largest]} makes a tensor too large for 64 bits"
+                    )
                 raise ValueError(f"letter {letter} ({LAYERS[letter].name}): {message}") from error
 
 
@@ -209,9 +216,11 @@ def expand_pattern(pattern: str) -> str:
             known = ", ".join(f"{key} {layer.name}" for key, layer in LAYERS.items())
             raise ValueError(f"unknown letter {letter!r} in pattern {pattern!r}; there are {known}")
     # Replace one repeated word, or one bracket without × or brackets inside, by its letters. The
-    # spaces keep them apart from their neighbours: in "A(SM) × 2", × must not repeat the A.
+    # spaces keep them apart from their neighbours: in "A(SM) × 2", × must not repeat the A. The
+    # search tries a word at its first letter only; trying all n letters would take n² steps.
     text = pattern
-    while found := re.search(r"([A-Z]+)\s*[×x*]\s*(\d+)|\(([\s+]*[A-Z][A-Z\s+]*)\)", text):
+    unit = re.compile(r"(?<![A-Z])([A-Z]+)\s*[×x*]\s*(\d+)|\(([\s+]*[A-Z][A-Z\s+]*)\)")
+    while found := unit.search(text):
         word, times, bracket = found.groups()
         times = int(times or 1)
         letters = word or re.sub(r"[\s+]", "", bracket)
@@ -222,7 +231,9 @@ def expand_pattern(pattern: str) -> str:
     letters = re.sub(r"[\s+]", "", text)
     if wrong := re.sub("[A-Z]", "", letters):
         rules = "letters are capitals, × n follows a word or a bracket, and brackets are closed"
-        raise ValueError(f"cannot read {wrong[0]!r} in pattern {pattern!r}: {rules}")
+        capital = wrong[0].upper() in LAYERS and wrong[0] != "x"
+        hint = f"; did you mean {pattern.upper()!r}?" if capital else ""
+        raise ValueError(f"cannot read {wrong[0]!r} in pattern {pattern!r}: {rules}{hint}")
     if not 1 <= len(letters) <= MAX_LAYERS:
         n = f"{len(letters):,} layers, not 1 to {MAX_LAYERS:,}"
         raise ValueError(f"pattern {pattern!r} has {n}")

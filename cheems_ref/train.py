@@ -128,6 +128,16 @@ def split_text(ids: Text, eval_fraction: float) -> tuple[Tensor, Tensor]:
     return ids[:n], ids[n:]
 
 
+def check_length(n: int, config: TrainConfig) -> None:
+    """Raise ValueError if a text of n tokens is too short for a window, or for an evaluation."""
+    held_out = math.ceil(config.eval_fraction * n)
+    if n - held_out <= config.seq_len + 1 or held_out < 2:
+        raise ValueError(
+            f"the text has {n} tokens: too few for windows of seq_len + 1 = {config.seq_len + 1} "
+            f"and a held-out part of {config.eval_fraction:.0%}"
+        )
+
+
 def random_windows(
     ids: Text, config: TrainConfig, generator: torch.Generator
 ) -> Integer[Tensor, "b t"]:
@@ -218,12 +228,7 @@ def start(
     check.dtypes(check.INTEGERS, ids=ids)
     check.shapes(ids=(ids, "l"))
     check.entries(f"[0, {model.config.vocab_size})", ids=ids)
-    training, held_out = split_text(ids, config.eval_fraction)
-    if len(training) <= config.seq_len + 1 or len(held_out) < 2:
-        raise ValueError(
-            f"the text has {len(ids)} tokens: too few for windows of seq_len + 1 = "
-            f"{config.seq_len + 1} and a held-out part of {config.eval_fraction:.0%}"
-        )
+    check_length(len(ids), config)
     if config.batch_size < world_size:
         raise ValueError(f"batch_size = {config.batch_size} is too few for {world_size} processes")
     generator = torch.Generator().manual_seed(config.seed)

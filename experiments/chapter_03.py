@@ -1,4 +1,4 @@
-"""Lab 03a: the rounding errors of four computations of SSD."""
+"""Chapter 03: what mamba-ssm's kernels compute. Lab 03a: the rounding errors of four forms."""
 
 import math
 import statistics
@@ -9,6 +9,23 @@ from cheems_ref import kernels, ssd
 from experiments.runner import from_notebook
 
 CHAPTER = "03_state_space_duality"
+
+
+def kernel_results():
+    """What mamba-ssm's kernels compute in chapter 03, for machines where they can't run."""
+    chapter = from_notebook(CHAPTER)
+    tensors = [t.float() for t in chapter.kernel_inputs()]
+    results = chapter.values_and_gradients(ssd.ssd_kernel, tensors, chunk_size=16)
+    return {
+        "kernel": kernels.kernel_status().mode,
+        "results": {name: rounded_to_8_digits(t.tolist()) for name, t in results.items()},
+    }
+
+
+def rounded_to_8_digits(numbers):
+    if isinstance(numbers, list):
+        return [rounded_to_8_digits(one) for one in numbers]
+    return float(f"{numbers:.8g}")
 
 
 def error_budget():
@@ -51,4 +68,4 @@ def error_budget():
     }
 
 
-RECIPES = {"03_error_budget": error_budget}
+RECIPES = {"03_error_budget": error_budget, "03_kernel": kernel_results}

@@ -4,6 +4,7 @@ As in test_ssd.py, the properties are functions of a module `m`. The planted mis
 copy of `cheems_ref.attention`.
 """
 
+import functools
 import itertools
 import math
 from functools import partial
@@ -51,6 +52,32 @@ def causal(t, s, real=None):
     for row, query in itertools.product(allowed[:, 0], range(t)):
         row[query, s - t + query] |= not row[query].any()
     return allowed
+
+
+def slices_join(m, t=3, s=9, cuts=((4,), (1, 2, 6), (3, 8)), far=600.0):
+    """For any cut of the keys and any order of joining, and where one score is far above the rest:
+    without its maximum, exp of that one is infinite. Slices that a query doesn't see say nothing.
+    """
+    q, k, v = (normal(2, n, 4, 6, seed=i) for i, n in enumerate((t, s, s)))
+    k[:, 5] += far
+    allowed = some_allowed(t, s)
+    want = m.naive_attention(q, k, v, allowed=allowed)
+    scores = torch.einsum("bthp,bshp->bhts", q, k) / math.sqrt(6)
+    scores = scores.masked_fill(~allowed, -torch.inf)
+    for cut in cuts:
+        ends = zip((0, *cut), (*cut, s), strict=True)
+        pieces = [m.online_softmax(scores[..., a:b], v[:, a:b]) for a, b in ends]
+        for order in itertools.permutations(pieces):
+            whole = functools.reduce(m.join_softmax, order)
+            check(f"cut at {cut}", whole.weighted / whole.total, want)
+        first, *rest = pieces  # and from the other end
+        later = functools.reduce(lambda one, other: m.join_softmax(other, one), rest[::-1])
+        whole = m.join_softmax(first, later)
+        check(f"cut at {cut}, the rest first", whole.weighted / whole.total, want)
+
+
+def test_slices_of_a_softmax_join():
+    slices_join(attention)
 
 
 def some_allowed(t, s):

@@ -53,6 +53,36 @@ def later(run, steps):
     return run
 
 
+# --- a record that says something else than its file ----------------------------------------------
+
+
+def test_a_model_that_does_not_fit_its_file_is_refused_before_it_is_made(tmp_path, monkeypatch):
+    """Even one of 10,000 layers, or with a table that no memory holds."""
+    place = save(a_run(), tmp_path / "run")
+    record, made = json.loads((place / "record.json").read_text()), []
+
+    class Watched(checkpoint.CausalLM):
+        def __init__(self, config):
+            made.append((len(config.pattern), torch.get_default_device().type))
+            super().__init__(config)
+
+    monkeypatch.setattr(checkpoint, "CausalLM", Watched)
+    layers = len(record["model"]["pattern"])
+    for field, value, message, meta in (
+        ("pattern", "S" * 10_000, f"has {layers} layers, and the pattern .* has 10000", 0),
+        ("vocab_size", 2**31 - 1, "embedding.weight is .* record says .2147483647,", 1),
+        ("d_ff", 2**30, r"does not fit the model: blocks\.", 1),
+    ):
+        other = record | {"model": record["model"] | {field: value}}
+        del other["sha256"]
+        other["sha256"] = checkpoint._seal(other)
+        (place / "record.json").write_text(json.dumps(other))
+        with pytest.raises(CheckpointError, match=message):
+            load_model(place)
+        assert made == [(layers, "meta")] * meta
+        made.clear()
+
+
 # --- resuming -------------------------------------------------------------------------------------
 # Bits are the subject: parameters are copied into memory that torch has aligned, as it was before.
 

@@ -11,6 +11,7 @@ import os
 import re
 import shlex
 import signal
+import sys
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -26,6 +27,7 @@ from cheems_lab.checkpoint import load_model
 from cheems_lab.commands import generate as generate_command
 from cheems_lab.commands import train as train_command
 from cheems_lab.options import is_used, users
+from cheems_lab.parser import add_model
 from cheems_lab.training import train
 from cheems_ref.budget import training_memory
 from cheems_ref.config import ModelConfig, make_layer, preset
@@ -76,7 +78,9 @@ def training(folder, *more, pattern="AM", name="run"):
     text = folder / "text"
     folder.mkdir(exist_ok=True)
     text.write_text(TEXT, encoding="utf-8")
-    sizes = settings(numbers(pattern or "SESESEIE"))
+    given = {word.partition("=")[0] for word in map(str, more)}
+    sizes = numbers(pattern or "SESESEIE").items()
+    sizes = settings({name: n for name, n in sizes if name not in given})
     pattern = ["--pattern", pattern] if pattern else []
     return ["train", "--text", text, "--run", folder / name, *SHORT, *pattern, *sizes, *more]
 
@@ -191,7 +195,7 @@ CHANGES = [
 def model_of(*words):
     """The configuration that the options of a model describe."""
     parser = argparse.ArgumentParser()
-    options.add_model(parser.add_argument)
+    add_model(parser.add_argument)
     return options.model_config(parser.parse_args([str(word) for word in words]))
 
 
@@ -372,12 +376,13 @@ def test_a_reader_who_leaves_is_no_error(tiny_run):
 
 # fmt: off
 OPTIONS = [  # with status 2, before a file is looked at
-    ("eat", "invalid choice: 'eat'"),
-    ("train --run r --layers 3", "unrecognized.*--layers 3"),
+    ("eat", "no command is named 'eat'; there are train"),
+    ("train --run r --layers 3", "unrecognized option --layers$"),
     ("train --run r --steps 0", "--steps.*: must be at least 1, got 0"),
     (f"train --run r --seed {10**20}", r"must be at least -9.* and at most 18.*, got 10{20}$"),
     ("train --run r --set n_heads", "--set.*: takes NAME=VALUE, 'n_heads' is not"),
-    ("train --run r --set d_modle=3", "no field is named 'd_modle'; there are .*d_model"),
+    ("train --run r --set d_modle=3", "'d_modle'; did you mean d_model.; there are .*d_model"),
+    ("generate --run r --top-p 1.5", r"--top-p: must be in \(0, 1\], got 1\.5$"),
     ("generate --run r --top-k 0", "--top-k.*: must be at least 1 and at most 256, got 0"),
 ]
 SETTINGS = [
@@ -388,7 +393,7 @@ SETTINGS = [
     ("--set pattern=SE --set mask=content", "--set .* no effect on SE: it is for I"),
     ("--set d_conv=3", "d_conv has no effect .* for S with position=c"),
     ("--seq-len 2000", "1080 tokens: too few for .* 2001"),
-    (f"--batch-size {10**12}", r"needs .*B of memory .*cpu has [\d.]+ GB free: take"),
+    (f"--batch-size {10**11}", r"needs .*B of memory .*cpu has [\d.]+ GB free: take"),
     ("--device abacus", "--device abacus cannot be used here; there is cpu"),
     ("--text nowhere.txt", "No such file or directory: .*nowhere.txt"),
     ("--text ../empty", "empty is empty"),
@@ -397,7 +402,6 @@ SETTINGS = [
 ]
 GENERATING = [
     ("--run nowhere", "no checkpoint at nowhere"),
-    ("--top-p 1.5", r"top_p must be .* in \(0, 1\], got 1\.5"),
 ]
 # fmt: on
 
@@ -421,7 +425,8 @@ def test_a_run_that_cannot_go_on_or_diverges_is_one_line(tmp_path):
     """Nothing says that it resumes; what to do is said."""
     command = training(tmp_path)
     succeeds(run(*command))
-    done = fails(run(*command, "--set", "d_ff=8"), r"d_ff \(16, now 8\). Resume with its settings")
+    other = training(tmp_path, "--set", "d_ff=8")
+    done = fails(run(*other), r"d_ff \(16, now 8\). Resume with its settings")
     assert "resuming" not in done.out
     (tmp_path / "run" / step(4) / "record.json").write_bytes(b"")
     for words in (command, ["generate", "--run", tmp_path / "run"]):
@@ -451,6 +456,79 @@ def test_memory_is_checked_before_any_is_taken(monkeypatch):
     monkeypatch.setattr(memory, "free_memory", lambda _: needed - 1)
     with pytest.raises(ValueError, match=said):
         memory.check_memory(config, plan, cpu)
+
+
+def test_a_short_text_is_refused_before_memory_is_estimated(tmp_path, monkeypatch):
+    def estimate(*_, **__):
+        raise AssertionError("the memory is estimated first")
+
+    monkeypatch.setattr(memory, "training_memory", estimate)
+    message = r"1080 tokens: too few for windows of seq_len \+ 1 = 1000000001"
+    fails(run(*training(tmp_path, "--seq-len", 10**9)), message)
+    words = ["compare", "--run", tmp_path / "c", "--text", tmp_path / "text", "--row", "a=S"]
+    fails(run(*words, "--seq-len", 10**9), message)
+
+
+def test_memory_counts_the_text(tmp_path, monkeypatch):
+    """By its size on the disk: nothing of it is read."""
+    config, plan, cpu = ModelConfig("S", d_model=32), TrainConfig(seq_len=8), torch.device("cpu")
+    with (tmp_path / "large").open("wb") as file:
+        file.truncate(10**10)  # a hole, which takes no disk
+    size = memory.check_text(tmp_path / "large", plan)
+    assert size == 10**10 and memory.check_text(None, plan) == 0
+    assert memory.check_text(tmp_path, plan) == 4 * 10**10
+    needed = training_memory(config, 8, batch=plan.batch_size).total()
+    monkeypatch.setattr(memory, "free_memory", lambda _: needed + size)
+    memory.check_memory(config, plan, cpu, text_bytes=size)
+    with pytest.raises(ValueError, match="the text 10 GB"):
+        memory.check_memory(config, plan, cpu, text_bytes=size + 1)
+
+
+def test_a_text_that_has_moved_is_found_again(tmp_path):
+    command = training(tmp_path)
+    succeeds(run(*command))
+    (tmp_path / "text").rename(tmp_path / "moved")
+    again = ["train", "--run", tmp_path / "run", "--device", "cpu", "--steps", 5]
+    fails(run(*again), "text, the text of this run, is not there; if it has moved, --text FILE")
+    assert "after 4 of 5 steps" in succeeds(run(*again, "--text", tmp_path / "moved")).out
+
+
+def test_a_prompt_may_be_any_bytes(tiny_run, monkeypatch):
+    """As the system hands them over: a byte that is no UTF-8 is a lone surrogate."""
+    seen = []
+
+    def stream(model, ids, *_):
+        seen.append(ids)
+        return iter(())
+
+    monkeypatch.setattr(generate_command, "stream", stream)
+    prompt = b"caf\xe9 \xc3\xa9".decode("utf-8", "surrogateescape")
+    done = succeeds(generating(tiny_run, "--prompt", prompt))
+    assert seen[0].tolist() == [[*b"caf\xe9 \xc3\xa9"]]
+    assert done.out == "caf\N{REPLACEMENT CHARACTER} é\n"
+
+
+def test_a_missing_library_is_named_with_what_installs_it(tmp_path, monkeypatch):
+    """And Python's missing manual with what helps there; matplotlib before anything is trained."""
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    done = fails(run(*training(tmp_path, "--plot", tmp_path / "p.svg")), "matplotlib")
+    assert done.err.endswith('; to install it: pip install "cheems-ref[course]"\n')
+    assert not (tmp_path / "run").exists()
+    for name in ("pydoc_data", "pydoc_data.topics"):
+        monkeypatch.setitem(sys.modules, name, None)
+    done = fails(run("train", "--run", tmp_path / "manual"), "--text FILE")
+    assert "pip" not in done.err and "--help" not in done.err
+
+
+def test_out_of_memory_names_options_that_the_command_has(tiny_run, tmp_path, monkeypatch):
+    def fail(*_, **__):
+        raise MemoryError
+
+    monkeypatch.setattr(generate_command, "load_model", fail)
+    assert fails(generating(tiny_run), "out of memory$").err.count("--") == 0
+    monkeypatch.setattr(train_command, "train", fail)
+    fails(run(*training(tmp_path)), "out of memory; take a smaller model, --batch-size")
 
 
 # --- help -----------------------------------------------------------------------------------------

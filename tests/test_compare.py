@@ -219,6 +219,9 @@ def test_one_number_has_no_interval_and_none_is_refused():
     assert verdicts({"a": alike, "b": alike}, minus("a", "b"))["a minus b"].p_value == 1
     with pytest.raises(ValueError, match="at least one number"):
         interval([])
+    for bad in (math.nan, math.inf, -math.inf):
+        with pytest.raises(ValueError, match=r"numbers\[1\] must be a number in \(-inf, inf\)"):
+            interval([1.0, bad])
     losses = last_losses([Evaluation("a", 0, 1, 1.0), Evaluation("b", 1, 1, 1.0)])
     with pytest.raises(ValueError, match="rows a, b have no seed in common"):
         verdicts(losses, minus("a", "b"))

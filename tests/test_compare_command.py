@@ -83,8 +83,15 @@ def test_what_cannot_be_is_refused_in_one_line(tmp_path):
         (["--row", "AM"], "--row: takes NAME=PATTERN,FIELD=VALUE,..., 'AM' is not", 2),
         (["--row", "one=AM"], "--row one is given twice", 1),
         (["--row", "a=AZ"], "--row a: unknown letter 'Z'", 1),
-        (["--row", "a=AM,d_modle=4"], "--row: d_modle=4: no field is named 'd_modle'", 2),
-        (["--row", "a=AM,learning_rate=-1"], "learning_rate must be", 1),
+        (["--row", "a=AM,d_modle=4"], "--row a: no field is named 'd_modle'; did you mean", 2),
+        (["--row", "a=AM,learning_rate=-1"], r"--row: a: learning_rate must be in \(0, inf", 2),
+        (["--row", "a=AM,learning_rate=nan"], "--row: a: learning_rate must be in", 2),
+        (["--row", "a=AM,learning_rate=x"], "a: learning_rate must be a number, got x", 2),
+        (["--row", "a=AM,pattern=SM"], "--row: a: pattern is given twice", 2),
+        (["--row", "a=AM,d_ff=8,d_ff=9"], "--row: a: d_ff is given twice", 2),
+        (["--set", "d_ff=8"], "--set: d_ff is given twice", 2),
+        (["--plot", "p.bmp"], "--plot p.bmp must end in .svg, .png, .pdf", 1),
+        (["--plot", "/nowhere/p.svg"], "there is no folder /nowhere", 1),
         (["--row", "a=AM,mask=content"], "--row a: mask has no effect on AM: it is for I", 1),
         (["--set", "d_conv=3"], "--set d_conv has no effect on AM, SM: it is for S with", 1),
     ):
@@ -104,4 +111,5 @@ def test_ctrl_c_saves_and_the_command_goes_on_and_takes_more(tmp_path):
     more = succeeds(run(*comparing(tmp_path, "--seeds", 1, "--row", "three=AM"))).out
     assert "three, seed 0" in more and "one, seed" not in more
     said = "another model: d_ff = 16, now 8"
-    fails(run(*comparing(tmp_path, "--seeds", 1, "--set", "d_ff=8")), said)
+    words = comparing(tmp_path, "--seeds", 1)
+    fails(run(*("d_ff=8" if word == "d_ff=16" else word for word in words)), said)

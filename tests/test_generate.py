@@ -81,6 +81,17 @@ def top_p_keeps_the_token_that_crosses(m):
         assert got == {*range(kept)}, f"top_p = {p} keeps {got}"
 
 
+def the_smallest_top_p_keeps_the_best(m):
+    """Also one that is 0 in the dtype of the logits, which would otherwise keep no id at all."""
+    logits = normal(4, 9, seed=5).float()
+    for top_p in (1e-30, 1e-46, 1e-300):
+        try:
+            chosen = m.sample(logits, m.Sampling(1.0, None, top_p))
+        except RuntimeError as error:
+            raise AssertionError(f"top_p = {top_p} keeps no id") from error
+        assert torch.equal(chosen, logits.argmax(-1)), top_p
+
+
 def temperature_0_takes_the_first_of_the_largest(m):
     logits = torch.tensor([[1.0, 3.0, 3.0, 0.0], [5.0, 5.0, 5.0, 5.0], [-1e4, -math.inf, 1e4, 0.0]])
     for choice in ({}, dict(top_k=3, top_p=0.9)):

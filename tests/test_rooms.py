@@ -17,7 +17,7 @@ MODULES = {
 # What only one module may import, or a few.
 ALONE = {
     "mamba_ssm": {"kernels"},
-    "triton": {"kernels", "triton_ssd"},
+    "triton": {"kernels", "triton_ssd", "compiler"},
     "matplotlib": {"plotting"},
     "IPython": {"plotting"},
     "tqdm": {"train"},

@@ -1,26 +1,4 @@
-"""Train a language model on a text, byte by byte.
-
-The model is a preset, or a pattern of letters, one for each layer:
-{letters}
-
-examples:
-  cheems train --text book.txt --run runs/book
-  cheems train --run runs/book                        (resumes it)
-  cheems train --run runs/book --steps 2000           (trains it longer)
-  cheems train --text book.txt --run runs/llama --pattern "AM x 4" --steps 500
-  cheems train --text book.txt --run runs/big --set d_model=256 --set d_ff=512
-  cheems train --run runs/manual                      (Python's own manual as the text)
-
-Stop it at any time: Ctrl-C, SIGTERM and SIGHUP save a checkpoint first, and even a kill leaves the
-last two checkpoints. A resumed run takes the options that you don't give from its directory (all
-but --device and --progress-bar), and reaches the same losses as a run that was never stopped (on
-another number of processes, but for rounding). With a larger --steps it trains longer, and the
-learning rate stays at the end of its schedule. An option that would change a loss is rejected.
-
-The directory also holds losses.csv: step, loss, and the held-out loss where it was evaluated.
-
-{fields}
-"""
+"""The command `train`: on one process, or on several that torchrun has started."""
 
 import argparse
 import json
@@ -34,8 +12,9 @@ import torch.distributed as dist
 
 from cheems_lab import options, processes
 from cheems_lab.checkpoint import newest_checkpoint, read_record
-from cheems_lab.console import print_once, shell_command
-from cheems_lab.memory import check_memory
+from cheems_lab.console import is_first, print_once, shell_command
+from cheems_lab.memory import check_memory, check_text
+from cheems_lab.plots import check_plot, plot_run
 from cheems_lab.progress import Progress, stopping_on_signals
 from cheems_lab.training import train, write_json
 from cheems_ref import text
@@ -48,25 +27,6 @@ MANUAL = "Python's own manual"
 OPTIONS = "options.json"  # for a resumed run
 
 
-def add_options(commands) -> None:
-    """Add the command to a parser."""
-    text = __doc__.format(letters=options.letters(), fields=options.fields())
-    add = options.add_command(commands, "train", run, text)
-    add("--text", type=options.nonempty, metavar="FILE",
-        help="UTF-8 text; without it, Python's own manual")  # fmt: skip
-    options.add_run(add, "where checkpoints and losses are kept")
-    options.add_model(add)
-    options.add_training(add)
-    add("--decay-steps", type=options.at_least(1), metavar="STEPS",
-        help="in which the learning rate rises and falls (default: --steps)")  # fmt: skip
-    add("--seed", type=options.SEED, help="of the weights and the windows (default 0)")
-    add("--parallel", choices=["sharded", "data"],
-        help="with torchrun: shard the parameters (default), or copy them")  # fmt: skip
-    add("--compile", action="store_true", help="compile the model with torch.compile")
-    add("--sample-every", type=options.at_least(1), metavar="STEPS", help="print a generated text")
-    add("--progress-bar", action=argparse.BooleanOptionalAction, help="default: on a terminal")
-
-
 def run(a: argparse.Namespace) -> int:
     """Train, on one process or on several that torchrun has started."""
     world_size, device = processes.started_by_torchrun(), options.device(a)
@@ -76,6 +36,7 @@ def run(a: argparse.Namespace) -> int:
         raise ValueError("--compile and --sample-every are for one process: leave them out")
     for name in ("parallel",) if world_size > 1 else ("compile", "sample_every"):
         setattr(a, name, getattr(a, name) or _saved(a.run).get(name))
+    check_plot(a.plot)
     if world_size <= 1:
         return _train(a, device, 1)
     processes.init_processes(device)
@@ -93,8 +54,9 @@ def _train(a, device, world_size):
     total, active = sum(c.total for c in counts), sum(c.active for c in counts)
     used = "all active" if total == active else f"{active:,} active per byte"
     print_once(f"{config.pattern}: {total:,} parameters, {used}; {device}")
-    check_memory(config, training, device, world_size, a.parallel)
-    ids = text.text_to_ids(text.read_text(source), dtype=torch.uint8)
+    size = check_text(source, training, recorded=a.text is None)
+    check_memory(config, training, device, world_size, a.parallel, text_bytes=size)
+    ids = text.read_ids(source)
     kept, held_out = (len(part) for part in split_text(ids, training.eval_fraction))
     print_once(
         f"{kept:,} bytes to train on, {held_out:,} held out; "
@@ -113,7 +75,7 @@ def _train(a, device, world_size):
         progress = Progress(a.run, newest, stop_requested, a.sample_every, lines=not bar)
 
         def at_start(run):
-            if processes.is_first():
+            if is_first():
                 settings = dict(text=source, model=asdict(config), training=asdict(training))
                 how = {
                     k: v for k in ("parallel", "compile", "sample_every") if (v := getattr(a, k))
@@ -135,6 +97,9 @@ def _train(a, device, world_size):
         bits = nats / math.log(2)
         print_once(f"held-out loss {nats:.3f} nats = {bits:.3f} bits per byte after step {step}")
     print_once(f"saved in {newest_checkpoint(a.run)} (the last two checkpoints are kept)")
+    if a.plot is not None and is_first():
+        plot_run(run, a.plot)
+        print_once(f"drawn: {a.plot}")
     print_once(f"next: {shell_command('generate', '--run', a.run, '--prompt', 'Once')}")
     return 0
 

@@ -1,9 +1,9 @@
 # %% [markdown]
 # # 03a · An error budget for the real kernel
 #
-# **Chapter 03 checks its forms of SSD to $10^{-10}$. The kernels that real models train on agree
-# with them to $10^{-5}$. This lab finds out whether the looser bound hides a bug.** By the end you
-# will be able to
+# **Chapter 03 checks its forms of SSD to $10^{-10}$, and the kernels that real models train on only
+# to $10^{-5}$. This lab finds out whether the looser bound hides a bug.** By the end you will be
+# able to
 #
 # - recognise the four steps of chapter 03 in mamba-ssm's kernels;
 # - say what float32 results may differ by, and compare an error with the right thing;
@@ -321,9 +321,10 @@ for name, bits in (("TF32", 10), ("bfloat16", 7)):
 
 # %% [markdown]
 # TF32 leaves you three or four digits, bfloat16 two or three. (A GPU also rounds the scores $L
-# \circ CB^\top$ before it multiplies them, which we leave out.) This package asks Triton for full
-# float32 products on a GPU. If you want the speed back, set `TRITON_F32_DEFAULT=tf32`. The state is
-# kept in float32 in every case.
+# \circ CB^\top$ before it multiplies them, which we leave out.) For float32 tensors, this package
+# asks Triton for *three* TF32 products in place of each one, which keeps nearly all digits of
+# float32. If you want the speed back, set `TRITON_F32_DEFAULT=tf32`. The state is kept in float32
+# in every case.
 #
 # ## 5 · As printed: tiled groups (WM Listing 4)
 #
