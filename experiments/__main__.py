@@ -9,40 +9,20 @@ again to resume a recipe that was stopped.
 
 import argparse
 import datetime
+import importlib
 import json
 import os
 import platform
 import sys
+from pathlib import Path
 
 import torch
 
-from experiments import (
-    chapter_01,
-    chapter_02,
-    chapter_03,
-    chapter_04,
-    chapter_05,
-    chapter_06,
-    chapter_07,
-    chapter_08,
-    chapter_09,
-    chapter_12,
-)
 from experiments.runner import KEEP_MEMORY, RECORDS, ROOT
 
-CHAPTERS = (
-    chapter_01,
-    chapter_02,
-    chapter_03,
-    chapter_04,
-    chapter_05,
-    chapter_06,
-    chapter_07,
-    chapter_08,
-    chapter_09,
-    chapter_12,
-)
-RECIPES = {name: recipe for chapter in CHAPTERS for name, recipe in chapter.RECIPES.items()}
+CHAPTERS = [path.stem for path in sorted(Path(__file__).parent.glob("chapter_*.py"))]
+MODULES = [importlib.import_module(f"experiments.{chapter}") for chapter in CHAPTERS]
+RECIPES = {name: recipe for module in MODULES for name, recipe in module.RECIPES.items()}
 
 
 def main():

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from myst_parser.slugs import github_slugify
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 from test_deck import in_one_row
 
 from book import claims
-from book.project import ROOT
+from book.project import ROOT, anchor, cells_under_headings, chapter_number, chapters, headings
 from book.site import build_site as website
 from book.site import html_repairs as markup
 from book.site.extensions import api_reference as reference
@@ -179,8 +180,8 @@ def test_every_public_name_leads_back_into_the_course():
     below = {
         chapter: {
             word
-            for headings, cell in claims.cells_under_headings(notebook)
-            if headings
+            for above, cell in cells_under_headings(notebook["cells"])
+            if above
             for word in re.findall(r"\w+", "".join(cell["source"]))
         }
         for chapter, notebook in claims.read_notebooks().items()
@@ -188,8 +189,21 @@ def test_every_public_name_leads_back_into_the_course():
     for room, name in PUBLIC:
         back = reference.way_back(room, name)
         named = back.get("Derived in", "") + back.get("Used in", "")
-        for path in claims.chapters():
-            assert name not in below[claims.number(path)] or f"{path.stem}.html#" in named, name
+        for path in chapters():
+            assert name not in below[chapter_number(path)] or f"{path.stem}.html#" in named, name
+
+
+def test_an_anchor_is_the_one_that_the_site_makes():
+    """For every heading of every chapter; a link to another anchor would lead to the page's top."""
+    titles = [
+        title
+        for path in chapters()
+        for cell in nbformat.read(path.with_suffix(".ipynb"), as_version=4).cells
+        for _, title in headings(cell.source)
+        if cell.cell_type == "markdown"
+    ]
+    assert len(titles) > 200
+    assert [title for title in titles if anchor(title) != github_slugify(title)] == []
 
 
 def test_what_the_lessons_have_is_taken_up_in_the_course():

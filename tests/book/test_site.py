@@ -9,12 +9,12 @@ import browser as chrome
 import pytest
 
 from book import claims
-from book.project import ROOT
+from book.project import ROOT, chapters
 
 SITE = ROOT / "book" / "_build" / "site"
 EVERY = sorted(path.relative_to(SITE).as_posix() for path in SITE.rglob("*.html"))
 PAGES = [page for page in EVERY if not page.startswith("slides/")]  # these: test_slides.py
-SOURCES = {path.stem: path for path in claims.chapters()}
+SOURCES = {path.stem: path for path in chapters()}
 NUMBERED = [page for page in PAGES if page.startswith("chapters/")]
 LABS = [page for page in NUMBERED if SOURCES[Path(page).stem].parent.name == "labs"]
 CHAPTERS = [page for page in NUMBERED if page not in LABS]
