@@ -18,6 +18,8 @@ import sys
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a command and return its status; None for the arguments of the process."""
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="replace")  # where it is not UTF-8, a ? for what it lacks
     try:
         return _main(sys.argv[1:] if arguments is None else arguments)
     except KeyboardInterrupt:  # during the imports, which take a second
@@ -35,12 +37,14 @@ def _main(words):
     commands = parser.add_subparsers(required=True, metavar="command", dest="name")
     for module in (train, generate, compare, budget, evaluate, export):
         module.add_options(commands)
-    a = parser.parse_args(words)
-    a.words = words
-    return report_errors(a.command, a)
+
+    def run():
+        a = parser.parse_args(words)
+        a.words = words
+        return a.command(a)
+
+    return report_errors(run)
 
 
 if __name__ == "__main__":
-    if hasattr(sys.stdout, "reconfigure"):
-        sys.stdout.reconfigure(errors="replace")  # where it is not UTF-8
     sys.exit(main())

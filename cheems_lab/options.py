@@ -14,6 +14,7 @@ import torch
 
 from cheems_lab.console import print_error
 from cheems_lab.processes import started_by_torchrun
+from cheems_lab.training import CHECKPOINT_EVERY
 from cheems_ref.config import LAYERS, ModelConfig, preset
 from cheems_ref.presets import PRESETS
 from cheems_ref.train import TrainConfig, default_device
@@ -123,10 +124,11 @@ def add_training(add: Callable) -> None:
         ("learning_rate", float, "the largest"),
         ("eval_fraction", float, "share kept for evaluation"),
         ("evaluate_every", size, "steps between two evaluations"),
-        ("checkpoint_every", size, "steps between two checkpoints"),
     ):
         default = getattr(TrainConfig, name)
         add(f"--{name.replace('_', '-')}", type=kind, help=f"{meaning} (default {default})")
+    add("--checkpoint-every", type=size,
+        help=f"steps between two checkpoints (default {CHECKPOINT_EVERY})")  # fmt: skip
     add("--micro-batch-size", type=size, help="windows read at a time (default: all)")
     add("--precision", choices=["auto", "float32", "bfloat16"], help="(default auto)")
     add_device(add)

@@ -117,8 +117,8 @@ def crash_in_save(run, folder, n):
 
         return call
 
-    things = [(os, "fsync"), (json, "dumps"), (shutil, "rmtree")]
-    things += [(Path, name) for name in ("mkdir", "rename", "write_text", "unlink")]
+    things = [(os, "fsync"), (os, "replace"), (json, "dumps")]
+    things += [(Path, name) for name in ("mkdir", "rename", "unlink", "rmdir")]
     things += [(dcp.HuggingFaceStorageWriter, name) for name in ("write_data", "finish")]
     with pytest.MonkeyPatch.context() as patch:
         for where, name in things:

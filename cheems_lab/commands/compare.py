@@ -23,11 +23,11 @@ from pathlib import Path
 import torch
 
 from cheems_lab import console, options
-from cheems_lab.checkpoint import save
-from cheems_lab.comparison import Evaluation, Row, compare, last_losses, run_directory
+from cheems_lab.comparison import Evaluation, Row, check_name, compare, last_losses
 from cheems_lab.console import print_once, shell_command
 from cheems_lab.memory import check_memory
 from cheems_lab.progress import stopping_on_signals
+from cheems_lab.training import CHECKPOINT_EVERY
 from cheems_ref.budget import count_parameters
 from cheems_ref.compare import Interval, Verdict, interval, verdicts
 from cheems_ref.config import ModelConfig
@@ -75,18 +75,25 @@ def run(a: argparse.Namespace) -> int:
         with stopping_on_signals() as stop_requested:
 
             def after_step(name, run):
-                seed, done = run.config.seed, f"{run.step} of {config.steps} steps"
                 if run.is_due(config.evaluate_every):
-                    nats = run.evaluations[-1][1]
-                    print_once(f"{name}, seed {seed}: held out {nats:.3f} nats after {done}")
-                if stop_requested() and run.step < config.steps:
-                    save(run, run_directory(a.run, name, seed))
-                    raise KeyboardInterrupt
+                    nats, done = run.evaluations[-1][1], f"{run.step} of {config.steps} steps"
+                    print_once(
+                        f"{name}, seed {run.config.seed}: held out {nats:.3f} nats after {done}"
+                    )
 
-            how = dict(seeds=seeds, directory=a.run, device=device, after_step=after_step)
-            evaluations = compare(rows, corpus.ids, config, **how)
+            evaluations = compare(
+                rows,
+                corpus.ids,
+                config,
+                seeds=seeds,
+                directory=a.run,
+                device=device,
+                checkpoint_every=a.checkpoint_every or CHECKPOINT_EVERY,
+                after_step=after_step,
+                stop_requested=stop_requested,
+            )
     except KeyboardInterrupt:
-        print(f"\nstopped; to resume: {shell_command(*a.words)}", file=sys.stderr)
+        print_once(f"\nstopped; to resume: {shell_command(*a.words)}", file=sys.stderr)
         return 130
     print_once(table(rows, evaluations))
     if a.plot is not None:
@@ -101,6 +108,10 @@ def _row(word):
     pattern, *fields = rest.split(",")
     if not (name and pattern):
         raise argparse.ArgumentTypeError(f"takes NAME=PATTERN,FIELD=VALUE,..., {word!r} is not")
+    try:
+        check_name(name)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
     return name, {"pattern": pattern} | dict(map(_field, fields))
 
 

@@ -14,7 +14,7 @@ from cheems_ref import train
 
 ROOMS = (train,)
 
-CLIP = "torch.nn.utils.clip_grad_norm_(run.model.parameters(), config.max_grad_norm)"
+CLIP = "run.clip_gradients()"
 UNCLIPPED = "torch.zeros(())"
 
 # fmt: off
