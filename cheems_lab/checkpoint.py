@@ -45,7 +45,7 @@ RECORD = "record.json"
 MOMENTS = ("exp_avg", "exp_avg_sq")
 NAMED = re.compile(r"step-\d{8,}")
 # What a save makes: a folder until it has its name, or while it is dropped; and the files in it.
-UNFINISHED = re.compile(r"partial-(dropped-)?step-\d{8,}")
+UNFINISHED = re.compile(r"partial-(dropped-)?step-\d{8,}(-\d+)?")
 FILES = re.compile(r"shard-\d+-model-\d+-of-\d+\.safetensors|\.?record\.json(\.partial)?")
 # These change the loss only by rounding, as does the number of processes.
 MAY_CHANGE = ("steps", "evaluate_every", "micro_batch_size")
@@ -79,12 +79,11 @@ def save(run: LabRun, directory: str | Path) -> Path:
         held = run.optimizer.state.get(parameter, {})
         tensors |= {f"{moment}.{name}": held[moment] for moment in MOMENTS if moment in held}
     final = checkpoint_path(directory, run.step)
-    partial = final.with_name(f"partial-{final.name}")
     rank, world_size = rank_and_world_size(run.model)
     if run_on_first(run.model, lambda: _is_there(final)):  # each step is reached in one way only
         return final
     try:
-        run_on_first(run.model, lambda: _begin(partial))
+        partial = run_on_first(run.model, lambda: _begin(final))
         writer = dcp.HuggingFaceStorageWriter(str(partial), save_distributed=True)
         with warnings.catch_warnings(action="ignore", category=UserWarning):
             dcp.save(tensors, storage_writer=writer, no_dist=world_size == 1)
@@ -126,10 +125,21 @@ def _is_there(final):
     return True
 
 
-def _begin(partial):
-    partial.parent.mkdir(parents=True, exist_ok=True)
-    _remove_unfinished(partial.parent)  # of a run that was killed
+def _begin(final):
+    """Make the folder that a checkpoint is written to until it gets its name."""
+    final.parent.mkdir(parents=True, exist_ok=True)
+    _remove_unfinished(final.parent)  # of a run that was killed
+    partial = _free(final.with_name(f"partial-{final.name}"))
     partial.mkdir()
+    return partial
+
+
+def _free(path):
+    """A path, with a number behind it if something that is not ours has its name."""
+    found, number = path, 2
+    while found.exists():
+        found, number = path.with_name(f"{path.name}-{number}"), number + 1
+    return found
 
 
 def _finish(partial, final, record):
@@ -161,8 +171,8 @@ def _written_before(final):
 
 
 def _drop(checkpoint):
-    aside = checkpoint.with_name(f"partial-dropped-{checkpoint.name}")  # no half bears its name
-    checkpoint.rename(aside)
+    aside = _free(checkpoint.with_name(f"partial-dropped-{checkpoint.name}"))
+    checkpoint.rename(aside)  # so that no half bears its name
     remove_files(aside, FILES)
 
 

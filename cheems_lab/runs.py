@@ -14,12 +14,18 @@ import torch.distributed as dist
 from torch import Tensor
 
 from cheems_lab.processes import rank_and_world_size
-from cheems_ref import train
 from cheems_ref.text import fingerprint
+from cheems_ref.train import (
+    Run,
+    autocast,
+    evaluation_windows,
+    n_micro_batches,
+    next_token_loss,
+)
 
 
 @dataclass
-class LabRun(train.Run):
+class LabRun(Run):
     """A training run that can be saved, on one process or on several.
 
     options is what a command wants to find again when it resumes the run: values of JSON, by name.
@@ -45,10 +51,10 @@ class LabRun(train.Run):
         mine = windows.tensor_split(world_size)[rank].to(device)
         largest = math.ceil(len(windows) / world_size)
         n_targets = windows[:, 1:].numel()
-        n = train.n_micro_batches(largest, self.config.micro_batch_size)
+        n = n_micro_batches(largest, self.config.micro_batch_size)
         for batch in mine.tensor_split(n):
-            with train.autocast(self.config.precision, device):
-                summed = train.next_token_loss(self.model, batch, reduction="sum")
+            with autocast(self.config.precision, device):
+                summed = next_token_loss(self.model, batch, reduction="sum")
                 loss = world_size / n_targets * summed
             loss.backward()
             total += loss.item()
@@ -66,9 +72,9 @@ class LabRun(train.Run):
         if world_size == 1:
             return super().evaluate(held_out)
         device, total = self.model.embedding.weight.device, 0.0
-        for windows in train.evaluation_windows(held_out, self.config.seq_len, batch_size=16):
+        for windows in evaluation_windows(held_out, self.config.seq_len, batch_size=16):
             mine = windows.tensor_split(world_size)[rank].to(device)
-            total += train.next_token_loss(self.model, mine, reduction="sum").item()
+            total += next_token_loss(self.model, mine, reduction="sum").item()
         return _sum_over_processes(total, device) / (len(held_out) - 1)
 
 

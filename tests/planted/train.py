@@ -39,5 +39,6 @@ MISTAKES = mistakes([
             ("range(0, len(ids) - 1, seq_len)", "range(0, len(ids) - 1, seq_len + 1)")],
         "a mean of means": [
             ('reduction="sum").item()',
-             'reduction="mean").item() * (len(ids) - 1) / (len(batches) + 1)')]}),
+             'reduction="mean").item() * (len(ids) - 1) / '
+             "len([*evaluation_windows(ids, seq_len, batch_size)])")]}),
 ])
