@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import csv
 import dataclasses
+import io
 import itertools
 import json
 import math
@@ -17,10 +18,10 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from training import Screen, content, names, process, record_of, same, step, tensors_of
+from training import Broken, Screen, content, names, process, record_of, same, step, tensors_of
 
 import cheems_ref
-from cheems_lab import memory, options, progress
+from cheems_lab import files, memory, options, progress
 from cheems_lab.__main__ import main
 from cheems_lab.checkpoint import load_model
 from cheems_lab.commands import generate as generate_command
@@ -298,6 +299,227 @@ def test_a_finished_run_says_so_and_trains_longer_with_its_schedule(tmp_path):
     succeeds(run(*training(tmp_path, "--steps", 7, "--decay-steps", 4, name="whole")))
     same_run(tmp_path, "run", "whole")
     fails(run(*command), "--steps 4 is too few: 7 are done in")
+
+
+def test_a_resumed_run_switches_off_what_it_was_started_with(tmp_path, monkeypatch):
+    compiled = []
+    monkeypatch.setattr(CausalLM, "compile", lambda model: compiled.append(model))
+    succeeds(run(*training(tmp_path, "--sample-every", 1, "--compile")))
+    again = ["train", "--run", tmp_path / "run", "--device", "cpu", "--steps"]
+    assert "--- step 5" in succeeds(run(*again, 5)).out and len(compiled) == 2
+    off = succeeds(run(*again, 6, "--no-compile", "--sample-every", 0)).out
+    assert "--- step" not in off + succeeds(run(*again, 7)).out and len(compiled) == 2
+    with killed_in_the_next_save():  # and what was changed last holds, saved or not
+        run(*again, 8, "--compile", "--sample-every", 1)
+    assert "--- step 8" in succeeds(run(*again[:-1])).out and len(compiled) == 4
+
+
+def test_an_extension_that_dies_before_its_first_checkpoint_resumes_toward_its_end(tmp_path):
+    succeeds(run(*training(tmp_path)))
+    again = ["train", "--run", tmp_path / "run", "--device", "cpu"]
+    with killed_in_the_next_save():
+        run(*again, "--steps", 7, "--evaluate-every", 2)
+    done = succeeds(run(*again))
+    assert f"resuming from {tmp_path / 'run' / step(4)}, after 4 of 7 steps\n" in done.out
+    assert "finished" not in done.out
+    succeeds(run(*training(tmp_path, "--steps", 7, "--decay-steps", 4, name="whole")))
+    same_run(tmp_path, "run", "whole")
+    assert [pair[0] for pair in record(tmp_path)["evaluations"]] == [4, 6, 7]
+    with killed_in_the_next_save():
+        run(*again, "--steps", 9)
+    assert "is finished: 7 steps" in succeeds(run(*again, "--steps", 7)).out  # thought better of it
+    assert "is finished: 7 steps" in succeeds(run(*again)).out
+
+
+def test_a_mistyped_directory_starts_nothing(tmp_path, monkeypatch):
+    """Neither another model nor another text; a text, a pattern or a preset starts a run."""
+    monkeypatch.chdir(tmp_path)
+    succeeds(run(*training(tmp_path)))
+    for more in ([], ["--steps", 2000], ["--set", "d_model=16", "--seed", 1]):
+        said = "there is no run in rum to resume; to start one, give --text FILE, --pattern or"
+        fails(run("train", "--run", "rum", *more), said, status=2)
+    assert not (tmp_path / "rum").exists()
+    sizes = settings(numbers("SESESEIE"))
+    done = run("train", "--run", "rum", "--text", "manual", *SHORT, *sizes, "--steps", 1)
+    assert "training on Python's own manual, in rum\n" in succeeds(done).out
+    assert "text" not in record(tmp_path, "rum")["options"]
+    assert "Python's own manual" in succeeds(run("train", "--run", "rum", "--device", "cpu")).out
+
+
+def test_damaged_options_and_a_text_that_has_moved_are_named(tmp_path):
+    succeeds(run(*training(tmp_path)))
+    again, file = ["train", "--run", tmp_path / "run"], tmp_path / "run" / "options.json"
+    model, plan = record(tmp_path)["model"], record(tmp_path)["training"]
+    good = dict(options={}, model=model, training=plan)
+    texts = ["", "[", "[" * 100_000, "5", "[]", "{}", json.dumps(good | dict(model=5))]
+    texts += [
+        json.dumps(good | dict(training=plan | dict(steps="x"))),
+        json.dumps({**good, "options": 5}),
+    ]
+    for text in texts:
+        file.write_text(text)
+        fails(
+            run(*again),
+            rf"{file} is damaged .*; remove it to resume with the settings of .*{step(4)}",
+        )
+        file.unlink()
+    for wrong in (dict(text=5), dict(sample_every="x"), dict(compile="yes"), dict(more=1)):
+        file.write_text(json.dumps(good | dict(options=wrong)))
+        fails(run(*again), f"the settings of .* have {next(iter(wrong))} = ")
+    file.unlink()
+    (tmp_path / "text").rename(tmp_path / "moved")
+    fails(run(*again), r"no longer at .*text: --text FILE says where it is now")
+    succeeds(run(*again, "--text", tmp_path / "moved", "--device", "cpu"))
+
+
+# --- output that fails ----------------------------------------------------------------------------
+
+
+def tried(screen, err, *words):
+    """The status of a command that prints to a screen of the test's own."""
+    with contextlib.redirect_stdout(screen), contextlib.redirect_stderr(err):
+        return main([str(word) for word in words])
+
+
+def test_output_that_fails_costs_no_step(tmp_path, monkeypatch):
+    """A closed pipe, a full disk, a closed terminal, a full losses.csv: saved first, then told."""
+    succeeds(run(*training(tmp_path, name="whole")))
+    full = OSError(28, "No space left on device")
+    for name, error, word, steps in (
+        ("pipe", BrokenPipeError(32, "Broken pipe"), "step 2 of", 2),
+        ("disk", full, "--- step 3", 3),
+        ("closed", ValueError("I/O operation on closed file"), "step 1 of", 1),
+    ):
+        words = training(tmp_path, "--evaluate-every", 2, "--sample-every", 3, name=name)
+        screen, err, saved = Broken(error, word), Screen(), tmp_path / name / step(steps)
+        assert tried(screen, err, *words) == 1 and saved.exists(), err.getvalue()
+        said = f"the run has stopped after step {steps}, saved in {saved}\n"
+        assert err.getvalue().endswith(said) and str(error) in err.getvalue(), err.getvalue()
+    succeeds(run(*training(tmp_path, name="pipe")))
+    same_run(tmp_path, "pipe", "whole")
+
+    def append(path, text):
+        raise OSError(28, "No space left on device", str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(progress, "append_text", append)
+        said = (
+            r"No space left on device: '.*losses\.csv'; the run has stopped after step 1, saved in"
+        )
+        fails(run(*training(tmp_path, name="losses")), said)
+    assert (tmp_path / "losses" / step(1)).exists()
+
+
+def test_a_terminal_that_is_closed_with_its_signal_loses_nothing(tmp_path):
+    """SIGHUP comes in a step that prints, and neither output can be written any more."""
+    words = training(tmp_path, "--evaluate-every", 1)
+    closed = OSError(5, "Input/output error")
+    with struck(2, number=signal.SIGHUP):
+        status = tried(Broken(closed, "step 2 of"), Broken(closed, ""), *words)
+    assert status == 1 and (tmp_path / "run" / step(2)).exists()
+
+
+def test_errors_of_files_name_the_file(tmp_path, monkeypatch):
+    """A full disk under options.json or losses.csv, which the system's own message doesn't name."""
+    for file in ("options.json", "losses.csv"):
+        opened = files.open_text
+
+        def full(path, mode, file=file, opened=opened):
+            if file in path.name:
+                raise OSError(28, "No space left on device")
+            return opened(path, mode)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(files, "open_text", full)
+            done = run(*training(tmp_path, name=file[:3]))
+        fails(done, rf"No space left on device: '.*{file}'$")
+        assert not [*(tmp_path / file[:3]).glob("*partial*")]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="links take a right there")
+def test_nothing_is_written_through_a_link(tmp_path):
+    """losses.csv as a link to another file: it is replaced, and the other file stays."""
+    (tmp_path / "victim").write_text("precious")
+    (tmp_path / "run").mkdir()
+    for name in ("losses.csv", ".losses.csv.partial", "options.json"):
+        (tmp_path / "run" / name).unlink(missing_ok=True)
+    (tmp_path / "run" / "losses.csv").symlink_to(tmp_path / "victim")
+    succeeds(run(*training(tmp_path)))
+    assert (tmp_path / "victim").read_text() == "precious"
+    assert not (tmp_path / "run" / "losses.csv").is_symlink()
+    (tmp_path / "run" / ".losses.csv.partial").symlink_to(tmp_path / "victim")
+    assert run(*training(tmp_path, "--steps", 5)).status == 1
+    assert (tmp_path / "victim").read_text() == "precious"
+
+
+def test_a_screen_without_the_letters_shows_question_marks(tmp_path, tiny_run):
+    """By main(), which the installed script calls: every command that prints such letters."""
+    for encoding in ("cp1252", "cp437", "ascii", "gbk"):
+        for words in (
+            ["budget", "--pattern", "SM"],
+            [
+                "generate",
+                "--run",
+                tiny_run,
+                "--device",
+                "cpu",
+                "--prompt",
+                "é — ☃ \N{REPLACEMENT CHARACTER}",
+            ],
+            training(tmp_path, "--sample-every", 2, name=encoding),
+        ):
+            out = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+            err = Screen()
+            assert tried(out, err, *words) == 0, f"{encoding}: {err.getvalue()}"
+            out.flush()
+            assert out.buffer.getvalue().decode(encoding)
+
+
+def test_a_clock_that_stands_still_ends_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr("time.perf_counter", lambda: 5.0)
+    monkeypatch.setattr("time.monotonic", lambda: 5.0)
+    done = run(*training(tmp_path, "--progress-bar"))
+    assert done.status == 0 and "4/4" in done.err and "/s" not in done.err.split("tokens")[-1][:9]
+
+
+def test_a_bar_that_cannot_be_drawn_is_switched_off(tmp_path):
+    err = Broken(OSError(28, "No space left on device"), "1/4")
+    assert tried(Screen(), err, *training(tmp_path, "--progress-bar")) == 0
+    assert (tmp_path / "run" / step(4)).exists()
+
+
+# --- errors of our own ----------------------------------------------------------------------------
+
+
+def test_a_bug_can_be_traced(monkeypatch):
+    """One line without CHEEMS_TRACEBACK; with it, the error itself."""
+
+    def buggy(error, monkeypatch=monkeypatch):
+        def fail(_):
+            raise error
+
+        monkeypatch.setattr(generate_command, "run", fail)
+        return ["generate", "--run", "nowhere"]
+
+    said = r"a bug of cheems, please report it: {}: .*\(test_commands.py, line \d+\); CHEEMS_"
+    bugs = [KeyError("x"), AttributeError("no such"), IndexError("out"), RecursionError("deep")]
+    for error in bugs:
+        fails(run(*buggy(error)), said.format(type(error).__name__))
+    users = [ValueError("a value"), TypeError("a type"), OSError("a file"), RuntimeError("torch's")]
+    for error in users:
+        fails(run(*buggy(error)), f"^cheems: {error}$")
+    monkeypatch.setenv("CHEEMS_TRACEBACK", "1")
+    for error in bugs + users:
+        with pytest.raises(type(error)):
+            run(*buggy(error))
+
+
+def test_an_error_in_the_options_themselves_is_no_traceback(monkeypatch):
+    def fail(*_):
+        raise RecursionError("too deep")
+
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_known_args", fail)
+    fails(run("budget"), "a bug of cheems, please report it: RecursionError: too deep")
 
 
 # --- what is shown --------------------------------------------------------------------------------

@@ -153,6 +153,20 @@ class Screen(io.StringIO):
         self.flushed.append(self.getvalue())
 
 
+class Broken(Screen):
+    """What cannot be written any more from a word on, as a pipe that is closed or a full disk."""
+
+    def __init__(self, error, word):
+        super().__init__()
+        self.error, self.word, self.broken = error, word, False
+
+    def write(self, text):
+        self.broken |= self.word in text
+        if self.broken:
+            raise self.error
+        return super().write(text)
+
+
 def process(*arguments, path=""):
     """The command line in a process of its own, which looks for modules in `path` first. Its output
     is bytes: as text, what it writes as \\r would be read as a new line.
