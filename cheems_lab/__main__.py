@@ -9,6 +9,8 @@ from cheems_lab.parser import parse
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a command and return its status; None for the arguments of the process."""
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="replace")  # where it is not UTF-8, a ? for what it lacks
     words = sys.argv[1:] if arguments is None else arguments
     try:
         a = parse(words)
@@ -24,6 +26,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    if hasattr(sys.stdout, "reconfigure"):
-        sys.stdout.reconfigure(errors="replace")  # where it is not UTF-8
     sys.exit(main())
