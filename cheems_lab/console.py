@@ -3,7 +3,6 @@
 Nothing here imports torch, so that a mistyped option is answered at once.
 """
 
-import argparse
 import contextlib
 import os
 import shlex
@@ -66,14 +65,14 @@ def print_error(error: BaseException | str) -> int:
     return 1
 
 
-def report_errors(command: Callable[[argparse.Namespace], int], options: argparse.Namespace) -> int:
-    """Run a command, report an error in one line, and return the status.
+def report_errors(command: Callable[[list[str]], int], words: list[str]) -> int:
+    """Run a command line, report an error in one line, and return the status.
 
     With CHEEMS_TRACEBACK=1 in the environment, errors are raised instead, with the place in the
     code where they come from.
     """
     try:
-        status = command(options)
+        status = command(words)
         if sys.stdout is not None:
             sys.stdout.flush()
         return status
@@ -86,7 +85,7 @@ def report_errors(command: Callable[[argparse.Namespace], int], options: argpars
     except REPORTED as error:
         if os.environ.get("CHEEMS_TRACEBACK"):
             raise
-        return print_error(_in_words(error, getattr(options, "name", "")))
+        return print_error(_in_words(error, words[0] if words else ""))
     finally:
         _drop_output()
 

@@ -313,7 +313,7 @@ def _continued(
     block = _tokens_per_block(part, config)
     if block is None:
         return count(n)
-    blocks, first = n // block, BLOCKS + (config.top_k or 0) // block
+    blocks, first = n // block, BLOCKS + (config.k_keys or 0) // block
     if blocks <= first + 2:
         return count(n)
     lengths = [n - (blocks - first - i) * block for i in range(3)]

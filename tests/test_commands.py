@@ -758,7 +758,7 @@ def test_a_missing_library_is_named_with_what_installs_it(tmp_path, monkeypatch)
     assert not (tmp_path / "run").exists()
     for name in ("pydoc_data", "pydoc_data.topics"):
         monkeypatch.setitem(sys.modules, name, None)
-    done = fails(run("train", "--run", tmp_path / "manual"), "--text FILE")
+    done = fails(run("train", "--run", tmp_path / "manual", "--text", "manual"), "--text FILE")
     assert "pip" not in done.err and "--help" not in done.err
 
 
