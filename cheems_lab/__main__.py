@@ -9,21 +9,25 @@ from cheems_lab.parser import parse
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a command and return its status; None for the arguments of the process."""
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="replace")  # where it is not UTF-8, a ? for what it lacks
     words = sys.argv[1:] if arguments is None else arguments
     try:
-        a = parse(words)
-        a.words = words
-        command = importlib.import_module(f"cheems_lab.commands.{a.name}")
-        if getattr(a, "threads", None):
-            import torch
-
-            torch.set_num_threads(a.threads)
-        return report_errors(command.run, a)
-    except KeyboardInterrupt:  # during the imports, which take a second
+        return report_errors(_run, words)
+    except KeyboardInterrupt:  # while an error is reported
         return 130
 
 
+def _run(words):
+    a = parse(words)
+    a.words = words
+    command = importlib.import_module(f"cheems_lab.commands.{a.name}")
+    if getattr(a, "threads", None):
+        import torch
+
+        torch.set_num_threads(a.threads)
+    return command.run(a)
+
+
 if __name__ == "__main__":
-    if hasattr(sys.stdout, "reconfigure"):
-        sys.stdout.reconfigure(errors="replace")  # where it is not UTF-8
     sys.exit(main())

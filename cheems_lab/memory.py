@@ -36,7 +36,7 @@ def check_memory(
         text_bytes: memory that each process takes for the text, as `check_text` returns it.
     """
     rows = math.ceil(training.batch_size / world_size)
-    rows = math.ceil(rows / n_micro_batches(training, world_size))
+    rows = math.ceil(rows / n_micro_batches(rows, training.micro_batch_size))
     dtype = torch.bfloat16 if training.precision == "bfloat16" else torch.float32
     shards = 1 if parallel == "data" else world_size
     needed = training_memory(config, training.seq_len, batch=rows, dtype=dtype, processes=shards)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from cheems_lab.console import print_error
+from cheems_lab.files import check_name
 from cheems_ref import __version__
 from cheems_ref.presets import PRESETS
 
@@ -20,6 +21,7 @@ PATTERN = "SESESEIE"  # the default of the commands
 BYTES = 256
 TASKS = ("cheems_held_out", "cheems_cloze", "cheems_recall", "cheems_needle")
 LARGEST = 10**12  # of a size
+CHECKPOINT_EVERY = 200  # steps
 
 # --- types of options -----------------------------------------------------------------------------
 
@@ -146,6 +148,10 @@ def row(word: str) -> RowOption:
         raise argparse.ArgumentTypeError(
             f"takes NAME=PATTERN,FIELD=VALUE,..., {_cut(word)!r} is not"
         )
+    try:
+        check_name(name)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
     fields, rate = {"pattern": pattern}, None
     for one in words:
         key, equals, value = one.partition("=")
@@ -300,7 +306,6 @@ TRAINING = {
     "max_grad_norm": Setting(POSITIVE, 1.0, "norm to which gradients are clipped"),
     "eval_fraction": Setting(Real("(0, 1)"), 0.1, "share of the text kept for evaluation"),
     "evaluate_every": Setting(SIZE, 200, "steps between two evaluations"),
-    "checkpoint_every": Setting(SIZE, 200, "steps between two checkpoints"),
 }
 
 
@@ -314,6 +319,8 @@ def add_training(add: Callable) -> None:
             add(option, type=one.kind, nargs=2, metavar=("BETA1", "BETA2"), help=text)
         else:
             add(option, type=one.kind, help=text)
+    add("--checkpoint-every", type=SIZE,
+        help=f"steps between two checkpoints (default {CHECKPOINT_EVERY}; {SIZE})")  # fmt: skip
     add("--micro-batch-size", type=SIZE, help=f"windows read at a time (default: all; {SIZE})")
     add("--precision", choices=["auto", "float32", "bfloat16"],
         help="of the products: auto is bfloat16 on a GPU that has it, else float32 "
@@ -375,14 +382,15 @@ examples:
   cheems train --run runs/book --steps 2000           (trains it longer)
   cheems train --text book.txt --run runs/llama --pattern "AM x 4" --steps 500
   cheems train --text book.txt --run runs/big --set d_model=256 --set d_ff=512
-  cheems train --run runs/manual                      (Python's own manual as the text)
+  cheems train --text manual --run runs/manual        (Python's own manual as the text)
 
 Stop it at any time: Ctrl-C, SIGTERM and SIGHUP save a checkpoint first, and even a kill leaves the
 last two checkpoints. A resumed run takes the options that you don't give from its directory (all
 but --device, --threads, --progress-bar and --plot), and reaches the same losses as a run that was
-never stopped (on another number of processes, but for rounding). With a larger --steps it trains
-longer, and the learning rate stays at the end of its schedule. An option that would change a loss
-is rejected. If the text has moved, --text says where it is now.
+never stopped (on another number of processes, but for rounding). --no-compile and --sample-every 0
+switch off what it was started with. With a larger --steps it trains longer, and the learning rate
+stays at the end of its schedule. An option that would change a loss is rejected. If the text has
+moved, --text says where it is now.
 
 The directory also holds losses.csv: step, loss, and the held-out loss where it was evaluated.
 
@@ -393,7 +401,8 @@ The directory also holds losses.csv: step, loss, and the held-out loss where it 
 def add_train(add: Callable) -> None:
     """Add the options of `train`."""
     add("--text", type=nonempty, metavar="FILE",
-        help="UTF-8 text; without it, Python's own manual")  # fmt: skip
+        help='UTF-8 text; "manual" (the default with --pattern or --preset): Python\'s own '
+        "manual")  # fmt: skip
     add("--run", required=True, type=directory, metavar="DIRECTORY",
         help="where checkpoints and losses are kept")  # fmt: skip
     add_model(add)
@@ -403,8 +412,11 @@ def add_train(add: Callable) -> None:
     add("--seed", type=SEED, help="of the weights and the windows (default 0)")
     add("--parallel", choices=["sharded", "data"],
         help="with torchrun: shard the parameters (default), or copy them")  # fmt: skip
-    add("--compile", action="store_true", help="compile the model with torch.compile")
-    add("--sample-every", type=SIZE, metavar="STEPS", help=f"print a generated text ({SIZE})")
+    add("--compile", action=argparse.BooleanOptionalAction,
+        help="compile the model with torch.compile (default: don't)")  # fmt: skip
+    often = Whole(0)
+    add("--sample-every", type=often, metavar="STEPS",
+        help=f"print a generated text (default 0: never; {often})")  # fmt: skip
     add("--progress-bar", action=argparse.BooleanOptionalAction, help="default: on a terminal")
     add("--plot", type=Path, metavar="FILE",
         help="draw the losses after the training: .svg, .png or .pdf")  # fmt: skip

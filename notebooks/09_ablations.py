@@ -181,8 +181,8 @@ for n, apart in ((3, 3.3), (5, 1.7), (8, 1.2), (16, 0.75)):
 # Python's manual and standard library are held out.
 SIZES = dict(d_model=128, n_heads=4, d_state=64, n_values=16, k_values=2)
 TRAINING = TrainConfig(steps=300, batch_size=4, seq_len=512, eval_fraction=0.03,
-                       evaluate_every=150, checkpoint_every=300)  # fmt: skip
-BY_STEPS = {n: replace(TRAINING, steps=n, evaluate_every=min(n, 200), checkpoint_every=n)
+                       evaluate_every=150)  # fmt: skip
+BY_STEPS = {n: replace(TRAINING, steps=n, evaluate_every=min(n, 200))
             for n in (100, 200, 600, 1000)}  # fmt: skip
 RATES = (1e-3, 3e-3, 1e-2)
 assert (TRAINING.weight_decay, TRAINING.warmup) == (0.01, 0.1)
@@ -248,7 +248,7 @@ check("a new generator with the same seed", again, first)
 # %% tags=["setup", "experiment"]
 def one_run(name, config, rate, seed, training, ids, at_start=None):
     """Train one row with one seed: held-out nats per byte over time."""
-    how = dict(seeds=[seed], at_start=at_start)
+    how = dict(seeds=[seed], at_start=at_start, checkpoint_every=training.steps)
     with TemporaryDirectory() as folder:
         found = compare({name: Row(config, rate)}, ids, training, directory=folder, **how)
     return [(evaluation.step, evaluation.nats) for evaluation in found]

@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import csv
 import dataclasses
+import io
 import itertools
 import json
 import math
@@ -18,10 +19,10 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from training import Screen, content, names, process, record_of, same, step, tensors_of
+from training import Broken, Screen, content, names, process, record_of, same, step, tensors_of
 
 import cheems_ref
-from cheems_lab import memory, options, progress
+from cheems_lab import files, memory, options, progress
 from cheems_lab.__main__ import main
 from cheems_lab.checkpoint import load_model
 from cheems_lab.commands import generate as generate_command
@@ -164,16 +165,17 @@ def test_train_prints_sizes_first_and_the_loss_last(tmp_path):
 def test_every_option_reaches_the_run(tmp_path):
     """And its record, and losses.csv; the seed is that of the weights too."""
     given = dict(steps=3, batch_size=3, seq_len=12, learning_rate=0.01, eval_fraction=0.2, seed=5)
-    given |= dict(evaluate_every=2, checkpoint_every=1, precision="bfloat16", decay_steps=2)
-    given |= dict(micro_batch_size=2)
+    given |= dict(evaluate_every=2, precision="bfloat16", decay_steps=2, micro_batch_size=2)
     words = [w for k, v in given.items() for w in (f"--{k.replace('_', '-')}", str(v))]
-    succeeds(run(*training(tmp_path, *words)))
+    succeeds(run(*training(tmp_path, *words, "--checkpoint-every", 1)))
+    options = dict(text=str(tmp_path / "text"), checkpoint_every=1)
+    assert record(tmp_path)["options"] == options
     assert record(tmp_path)["training"] == json.loads(json.dumps(vars(TrainConfig(**given))))
     torch.manual_seed(5)
     model = CausalLM(ModelConfig(pattern="AM", **numbers("AM")))
     want = train(model, text_to_ids(TEXT), TrainConfig(**given), progress_bar=False)
     assert record(tmp_path)["losses"] == want.losses, "not the run of this model with this seed"
-    assert names(tmp_path / "run") == ["losses.csv", "options.json", step(2), step(3)]
+    assert names(tmp_path / "run") == ["losses.csv", step(2), step(3)]
     with (tmp_path / "run" / "losses.csv").open() as file:
         rows = [*csv.DictReader(file)]
     assert [int(row["step"]) for row in rows] == [1, 2, 3]
@@ -245,11 +247,29 @@ def test_a_signal_saves_and_the_run_resumes_from_its_directory_alone(tmp_path):
         assert logged_losses(tmp_path, name) == logged_losses(tmp_path, "whole")
 
 
+class Killed(BaseException):
+    """What a kill is to a process: nothing is saved."""
+
+
+@contextlib.contextmanager
+def killed_in_the_next_save():
+    """A run that ends as if killed when it first wants to write a checkpoint."""
+
+    def kill(*_):
+        raise Killed
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
+        patch.setattr("cheems_lab.training.save", kill)
+        yield
+
+
 def test_a_run_killed_before_its_first_checkpoint_starts_again_from_its_options(tmp_path):
-    succeeds(run(*training(tmp_path, "--seed", 3)))
-    (tmp_path / "run" / step(4)).rename(tmp_path / step(4))
+    succeeds(run(*training(tmp_path, "--seed", 3, name="whole")))
+    with killed_in_the_next_save():
+        run(*training(tmp_path, "--seed", 3))
+    assert names(tmp_path / "run") == ["losses.csv", "options.json"]
     succeeds(run("train", "--run", tmp_path / "run", "--device", "cpu"))
-    same("again", tensors_of(tmp_path / "run" / step(4)), tensors_of(tmp_path / step(4)))
+    same_run(tmp_path, "run", "whole")
     fails(run("train", "--run", tmp_path / "run", "--text", tmp_path / "gone"), "No such file")
 
 
@@ -278,11 +298,232 @@ def test_a_finished_run_says_so_and_trains_longer_with_its_schedule(tmp_path):
     words = ["--run", tmp_path / "run", "--steps", 7, "--evaluate-every", 1]
     longer = succeeds(run("train", *words, "--checkpoint-every", 6, "--device", "cpu"))
     assert f"resuming from {tmp_path / 'run' / step(4)}, after 4 of 7 steps\n" in longer.out
-    assert names(tmp_path / "run")[2:] == [step(6), step(7)]
+    assert names(tmp_path / "run")[1:] == [step(6), step(7)]
     assert [pair[0] for pair in record(tmp_path)["evaluations"]] == [4, 5, 6, 7]
     succeeds(run(*training(tmp_path, "--steps", 7, "--decay-steps", 4, name="whole")))
     same_run(tmp_path, "run", "whole")
     fails(run(*command), "--steps 4 is too few: 7 are done in")
+
+
+def test_a_resumed_run_switches_off_what_it_was_started_with(tmp_path, monkeypatch):
+    compiled = []
+    monkeypatch.setattr(CausalLM, "compile", lambda model: compiled.append(model))
+    succeeds(run(*training(tmp_path, "--sample-every", 1, "--compile")))
+    again = ["train", "--run", tmp_path / "run", "--device", "cpu", "--steps"]
+    assert "--- step 5" in succeeds(run(*again, 5)).out and len(compiled) == 2
+    off = succeeds(run(*again, 6, "--no-compile", "--sample-every", 0)).out
+    assert "--- step" not in off + succeeds(run(*again, 7)).out and len(compiled) == 2
+    with killed_in_the_next_save():  # and what was changed last holds, saved or not
+        run(*again, 8, "--compile", "--sample-every", 1)
+    assert "--- step 8" in succeeds(run(*again[:-1])).out and len(compiled) == 4
+
+
+def test_an_extension_that_dies_before_its_first_checkpoint_resumes_toward_its_end(tmp_path):
+    succeeds(run(*training(tmp_path)))
+    again = ["train", "--run", tmp_path / "run", "--device", "cpu"]
+    with killed_in_the_next_save():
+        run(*again, "--steps", 7, "--evaluate-every", 2)
+    done = succeeds(run(*again))
+    assert f"resuming from {tmp_path / 'run' / step(4)}, after 4 of 7 steps\n" in done.out
+    assert "finished" not in done.out
+    succeeds(run(*training(tmp_path, "--steps", 7, "--decay-steps", 4, name="whole")))
+    same_run(tmp_path, "run", "whole")
+    assert [pair[0] for pair in record(tmp_path)["evaluations"]] == [4, 6, 7]
+    with killed_in_the_next_save():
+        run(*again, "--steps", 9)
+    assert "is finished: 7 steps" in succeeds(run(*again, "--steps", 7)).out  # thought better of it
+    assert "is finished: 7 steps" in succeeds(run(*again)).out
+
+
+def test_a_mistyped_directory_starts_nothing(tmp_path, monkeypatch):
+    """Neither another model nor another text; a text, a pattern or a preset starts a run."""
+    monkeypatch.chdir(tmp_path)
+    succeeds(run(*training(tmp_path)))
+    for more in ([], ["--steps", 2000], ["--set", "d_model=16", "--seed", 1]):
+        said = "there is no run in rum to resume; to start one, give --text FILE, --pattern or"
+        fails(run("train", "--run", "rum", *more), said, status=2)
+    assert not (tmp_path / "rum").exists()
+    sizes = settings(numbers("SESESEIE"))
+    done = run("train", "--run", "rum", "--text", "manual", *SHORT, *sizes, "--steps", 1)
+    assert "training on Python's own manual, in rum\n" in succeeds(done).out
+    assert "text" not in record(tmp_path, "rum")["options"]
+    assert "Python's own manual" in succeeds(run("train", "--run", "rum", "--device", "cpu")).out
+
+
+def test_damaged_options_and_a_text_that_has_moved_are_named(tmp_path):
+    succeeds(run(*training(tmp_path)))
+    again, file = ["train", "--run", tmp_path / "run"], tmp_path / "run" / "options.json"
+    model, plan = record(tmp_path)["model"], record(tmp_path)["training"]
+    good = dict(options={}, model=model, training=plan)
+    texts = ["", "[", "[" * 100_000, "5", "[]", "{}", json.dumps(good | dict(model=5))]
+    texts += [
+        json.dumps(good | dict(training=plan | dict(steps="x"))),
+        json.dumps({**good, "options": 5}),
+    ]
+    for text in texts:
+        file.write_text(text)
+        fails(
+            run(*again),
+            rf"{file} is damaged .*; remove it to resume with the settings of .*{step(4)}",
+        )
+        file.unlink()
+    for wrong in (dict(text=5), dict(sample_every="x"), dict(compile="yes"), dict(more=1)):
+        file.write_text(json.dumps(good | dict(options=wrong)))
+        fails(run(*again), f"the settings of .* have {next(iter(wrong))} = ")
+    file.unlink()
+    (tmp_path / "text").rename(tmp_path / "moved")
+    fails(run(*again), "text, the text of this run, is not there; if it has moved, --text FILE")
+    succeeds(run(*again, "--text", tmp_path / "moved", "--device", "cpu"))
+
+
+# --- output that fails ----------------------------------------------------------------------------
+
+
+def tried(screen, err, *words):
+    """The status of a command that prints to a screen of the test's own."""
+    with contextlib.redirect_stdout(screen), contextlib.redirect_stderr(err):
+        return main([str(word) for word in words])
+
+
+def test_output_that_fails_costs_no_step(tmp_path, monkeypatch):
+    """A closed pipe, a full disk, a closed terminal, a full losses.csv: saved first, then told."""
+    succeeds(run(*training(tmp_path, name="whole")))
+    full = OSError(28, "No space left on device")
+    for name, error, word, steps in (
+        ("pipe", BrokenPipeError(32, "Broken pipe"), "step 2 of", 2),
+        ("disk", full, "--- step 3", 3),
+        ("closed", ValueError("I/O operation on closed file"), "step 1 of", 1),
+    ):
+        words = training(tmp_path, "--evaluate-every", 2, "--sample-every", 3, name=name)
+        screen, err, saved = Broken(error, word), Screen(), tmp_path / name / step(steps)
+        assert tried(screen, err, *words) == 1 and saved.exists(), err.getvalue()
+        said = f"the run has stopped after step {steps}, saved in {saved}\n"
+        assert err.getvalue().endswith(said) and str(error) in err.getvalue(), err.getvalue()
+    succeeds(run(*training(tmp_path, name="pipe")))
+    same_run(tmp_path, "pipe", "whole")
+
+    def append(path, text):
+        raise OSError(28, "No space left on device", str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(progress, "append_text", append)
+        said = (
+            r"No space left on device: '.*losses\.csv'; the run has stopped after step 1, saved in"
+        )
+        fails(run(*training(tmp_path, name="losses")), said)
+    assert (tmp_path / "losses" / step(1)).exists()
+
+
+def test_a_terminal_that_is_closed_with_its_signal_loses_nothing(tmp_path):
+    """SIGHUP comes in a step that prints, and neither output can be written any more."""
+    words = training(tmp_path, "--evaluate-every", 1)
+    closed = OSError(5, "Input/output error")
+    with struck(2, number=signal.SIGHUP):
+        status = tried(Broken(closed, "step 2 of"), Broken(closed, ""), *words)
+    assert status == 1 and (tmp_path / "run" / step(2)).exists()
+
+
+def test_errors_of_files_name_the_file(tmp_path, monkeypatch):
+    """A full disk under options.json or losses.csv, which the system's own message doesn't name."""
+    for file in ("options.json", "losses.csv"):
+        opened = files.open_text
+
+        def full(path, mode, file=file, opened=opened):
+            if file in path.name:
+                raise OSError(28, "No space left on device")
+            return opened(path, mode)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(files, "open_text", full)
+            done = run(*training(tmp_path, name=file[:3]))
+        fails(done, rf"No space left on device: '.*{file}'$")
+        assert not [*(tmp_path / file[:3]).glob("*partial*")]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="links take a right there")
+def test_nothing_is_written_through_a_link(tmp_path):
+    """losses.csv as a link to another file: it is replaced, and the other file stays."""
+    (tmp_path / "victim").write_text("precious")
+    (tmp_path / "run").mkdir()
+    for name in ("losses.csv", ".losses.csv.partial", "options.json"):
+        (tmp_path / "run" / name).unlink(missing_ok=True)
+    (tmp_path / "run" / "losses.csv").symlink_to(tmp_path / "victim")
+    succeeds(run(*training(tmp_path)))
+    assert (tmp_path / "victim").read_text() == "precious"
+    assert not (tmp_path / "run" / "losses.csv").is_symlink()
+    (tmp_path / "run" / ".losses.csv.partial").symlink_to(tmp_path / "victim")
+    assert run(*training(tmp_path, "--steps", 5)).status == 1
+    assert (tmp_path / "victim").read_text() == "precious"
+
+
+def test_a_screen_without_the_letters_shows_question_marks(tmp_path, tiny_run):
+    """By main(), which the installed script calls: every command that prints such letters."""
+    for encoding in ("cp1252", "cp437", "ascii", "gbk"):
+        for words in (
+            ["budget", "--pattern", "SM"],
+            [
+                "generate",
+                "--run",
+                tiny_run,
+                "--device",
+                "cpu",
+                "--prompt",
+                "é — ☃ \N{REPLACEMENT CHARACTER}",
+            ],
+            training(tmp_path, "--sample-every", 2, name=encoding),
+        ):
+            out = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+            err = Screen()
+            assert tried(out, err, *words) == 0, f"{encoding}: {err.getvalue()}"
+            out.flush()
+            assert out.buffer.getvalue().decode(encoding)
+
+
+def test_a_clock_that_stands_still_ends_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr("time.perf_counter", lambda: 5.0)
+    monkeypatch.setattr("time.monotonic", lambda: 5.0)
+    done = run(*training(tmp_path, "--progress-bar"))
+    assert done.status == 0 and "4/4" in done.err and "/s" not in done.err.split("tokens")[-1][:9]
+
+
+def test_a_bar_that_cannot_be_drawn_is_switched_off(tmp_path):
+    err = Broken(OSError(28, "No space left on device"), "1/4")
+    assert tried(Screen(), err, *training(tmp_path, "--progress-bar")) == 0
+    assert (tmp_path / "run" / step(4)).exists()
+
+
+# --- errors of our own ----------------------------------------------------------------------------
+
+
+def test_a_bug_can_be_traced(monkeypatch):
+    """One line without CHEEMS_TRACEBACK; with it, the error itself."""
+
+    def buggy(error, monkeypatch=monkeypatch):
+        def fail(_):
+            raise error
+
+        monkeypatch.setattr(generate_command, "run", fail)
+        return ["generate", "--run", "nowhere"]
+
+    said = r"a bug of cheems, please report it: {}: .*\(test_commands.py, line \d+\); CHEEMS_"
+    bugs = [KeyError("x"), AttributeError("no such"), IndexError("out"), RecursionError("deep")]
+    for error in bugs:
+        fails(run(*buggy(error)), said.format(type(error).__name__))
+    users = [ValueError("a value"), TypeError("a type"), OSError("a file"), RuntimeError("torch's")]
+    for error in users:
+        fails(run(*buggy(error)), f"^cheems: {error}$")
+    monkeypatch.setenv("CHEEMS_TRACEBACK", "1")
+    for error in bugs + users:
+        with pytest.raises(type(error)):
+            run(*buggy(error))
+
+
+def test_an_error_in_the_options_themselves_is_no_traceback(monkeypatch):
+    def fail(*_):
+        raise RecursionError("too deep")
+
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_known_args", fail)
+    fails(run("budget"), "a bug of cheems, please report it: RecursionError: too deep")
 
 
 # --- what is shown --------------------------------------------------------------------------------
@@ -433,7 +674,7 @@ def test_a_run_that_cannot_go_on_or_diverges_is_one_line(tmp_path):
         fails(run(*words), f"{step(4)} is damaged.* There is none before it: start again")
     fails(run(*training(tmp_path, name="text")), "exists: .*text")
     words = training(tmp_path, "--learning-rate", 1e9, pattern="SM", name="other")
-    fails(run(*words), r"diverged in update 2: .*\(--learning-rate\) than 1e\+09")
+    fails(run(*words), r"diverged in update 2: .*a smaller learning_rate than 1e\+09")
 
 
 def test_memory_is_checked_before_any_is_taken(monkeypatch):
@@ -517,7 +758,7 @@ def test_a_missing_library_is_named_with_what_installs_it(tmp_path, monkeypatch)
     assert not (tmp_path / "run").exists()
     for name in ("pydoc_data", "pydoc_data.topics"):
         monkeypatch.setitem(sys.modules, name, None)
-    done = fails(run("train", "--run", tmp_path / "manual"), "--text FILE")
+    done = fails(run("train", "--run", tmp_path / "manual", "--text", "manual"), "--text FILE")
     assert "pip" not in done.err and "--help" not in done.err
 
 

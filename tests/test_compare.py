@@ -24,11 +24,12 @@ ROWS = {
     "attention": Row(ModelConfig("AM", **SIZES)),
     "states": Row(ModelConfig("SM", **SIZES), learning_rate=1e-3),
 }
-CONFIG = TrainConfig(steps=6, batch_size=2, seq_len=12, evaluate_every=2, checkpoint_every=3)
+CONFIG = TrainConfig(steps=6, batch_size=2, seq_len=12, evaluate_every=2)
 
 
 def run(directory, rows=ROWS, config=CONFIG, seeds=(0, 1), **options):
-    return comparison.compare(rows, IDS, config, seeds=seeds, directory=directory, **options)
+    how = dict(seeds=seeds, directory=directory, checkpoint_every=3) | options
+    return comparison.compare(rows, IDS, config, **how)
 
 
 # --- what is compared ---------------------------------------------------------------------------
@@ -119,9 +120,10 @@ def test_another_row_of_the_same_name_is_refused(tmp_path):
         run(tmp_path / "rows", ROWS | {"states": Row(ROWS["states"].config)})
     with pytest.raises(ValueError, match="another text"):
         comparison.compare(ROWS, IDS[1:], CONFIG, seeds=(0,), directory=tmp_path / "rows")
-    often = dataclasses.replace(CONFIG, evaluate_every=3, checkpoint_every=2)
+    often = dataclasses.replace(CONFIG, evaluate_every=3)
     more = {"gated": Row(ModelConfig("AG", **SIZES))} | ROWS
-    assert len(run(tmp_path / "rows", more, often, seeds=(0,))) == 2 + 3 + 3
+    again = run(tmp_path / "rows", more, often, seeds=(0,), checkpoint_every=2)
+    assert len(again) == 2 + 3 + 3
 
 
 def test_a_comparison_is_alone_in_its_directory(tmp_path):

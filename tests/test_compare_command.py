@@ -1,12 +1,15 @@
 """The command `compare`: what it says and draws, what it refuses, how it goes on after Ctrl-C."""
 
+import contextlib
 import os
 import re
 
 import pytest
 from test_commands import TEXT, fails, pasted, run, struck, succeeds
+from training import Broken, Screen, content, names, step
 
 from cheems_lab import comparison
+from cheems_lab.__main__ import main
 from cheems_lab.commands.compare import table
 from cheems_lab.comparison import Evaluation, Row, compare, read_evaluations
 from cheems_ref.budget import count_parameters
@@ -113,3 +116,82 @@ def test_ctrl_c_saves_and_the_command_goes_on_and_takes_more(tmp_path):
     said = "another model: d_ff = 16, now 8"
     words = comparing(tmp_path, "--seeds", 1)
     fails(run(*("d_ff=8" if word == "d_ff=16" else word for word in words)), said)
+
+
+# --- what is removed, and what isn't --------------------------------------------------------------
+
+
+def test_the_name_of_a_row_never_leads_out_of_the_directory(tmp_path):
+    """Refused before anything is written; what is elsewhere stays."""
+    for place in (tmp_path / "seed-0", tmp_path / "precious" / "seed-0"):
+        place.mkdir(parents=True)
+        (place / "thesis").write_text("years of work")
+    outside = ("../../precious", tmp_path / "precious", "../..", "..", ".", "a/b", "a\\b", "a\nb")
+    for name in (*outside, "x" * 201):
+        words = comparing(tmp_path, "--seeds", 1, rows=["--row", f"{name}=AM"])
+        fails(run(*words), "argument --row: the row name", status=2)
+    assert not (tmp_path / "run").exists(), "something is written"
+    with pytest.raises(ValueError, match="the row name"):
+        compare({"..": None}, None, None, seeds=(0,), directory=tmp_path / "run")
+    assert len([*tmp_path.rglob("thesis")]) == 2
+
+
+def test_a_folder_that_compare_did_not_make_is_refused_and_stays(tmp_path):
+    """Somebody's finished training run; a folder elsewhere, by a link."""
+    one = ["--row", "S=AM,n_heads=2"]
+    words = [w for w in comparing(tmp_path, rows=[], name="runs/S/seed-0") if w != "--set"]
+    sizes = [word for word in words if not str(word).startswith("d_")][1:]
+    model = ["--pattern", "AM", "--set", "n_heads=2", "--set", "d_model=16", "--set", "d_ff=16"]
+    succeeds(run("train", *sizes, *model))
+    before = content(tmp_path / "runs")
+    command = comparing(tmp_path, "--seeds", 1, rows=one)
+    command[command.index("--run") + 1] = tmp_path
+    fails(run(*command), "S/seed-0 was not made by this comparison: move it away")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "run" / "runs").mkdir(parents=True)
+    (tmp_path / "run" / "runs" / "S").symlink_to(tmp_path / "elsewhere")
+    fails(run(*comparing(tmp_path, "--seeds", 1, rows=one)), "was not made by this comparison")
+    assert content(tmp_path / "runs") == before and not [*(tmp_path / "elsewhere").iterdir()]
+
+
+def test_of_a_finished_run_only_what_it_made_is_removed(tmp_path):
+    """A note that somebody has left beside the checkpoints stays."""
+    folder, one = comparison.run_directory(tmp_path / "run", "one", 0), ROWS[:2]
+    with struck(3, where=comparison):
+        run(*comparing(tmp_path, "--seeds", 1, rows=one))
+    (folder / "note").write_text("mine")
+    (folder / step(3) / "note").write_text("mine too")
+    succeeds(run(*comparing(tmp_path, "--seeds", 1, rows=one)))
+    assert sorted(content(folder).values()) == [b"mine", b"mine too"]
+    succeeds(run(*comparing(tmp_path, "--seeds", 1, rows=one, name="other")))
+    assert not comparison.run_directory(tmp_path / "other", "one", 0).exists()
+
+
+DAMAGED = ["", "[", "[" * 100_000, "5", "[]", '{"rows": {}}', '{"rows": [], "evaluations": []}']
+DAMAGED += ['{"rows": {"one": 3}, "evaluations": []}', '{"rows": {}, "evaluations": [["a", 0, 1]]}']
+DAMAGED += ['{"rows": {}, "evaluations": [["a", 0, 1, "x"]]}']
+DAMAGED += ['{"rows": {}, "evaluations": [["a", 0, 1, NaN]]}']
+
+
+def test_a_damaged_record_is_named_in_one_line_and_kept(tmp_path):
+    file = tmp_path / "run" / "comparison.json"
+    file.parent.mkdir()
+    for text in DAMAGED:
+        file.write_text(text)
+        fails(run(*comparing(tmp_path, "--seeds", 1)), f"{file} is (damaged|not JSON)")
+        assert file.read_text() == text and names(file.parent) == [file.name], text[:40]
+
+
+def test_output_that_fails_costs_no_step(tmp_path):
+    command = comparing(tmp_path, "--seeds", 1, "--evaluate-every", 3, "--steps", 5)
+    screen, err = Broken(BrokenPipeError(32, "Broken pipe"), "one, seed 0: held out"), Screen()
+    with contextlib.redirect_stdout(screen), contextlib.redirect_stderr(err):
+        assert main([str(word) for word in command]) == 1
+    saved = comparison.run_directory(tmp_path / "run", "one", 0) / step(3)
+    said = f"Broken pipe: 'standard output'; the run has stopped after step 3, saved in {saved}\n"
+    assert err.getvalue().endswith(said) and saved.exists(), err.getvalue()
+    whole = succeeds(run(*command)).out.splitlines()[-3:]
+    assert (
+        succeeds(run(*comparing(tmp_path, *command[-6:], name="whole"))).out.splitlines()[-3:]
+        == whole
+    )

@@ -12,6 +12,7 @@ from test_commands import fails, run, succeeds, training
 from training import ROOT
 
 from cheems_lab import parser
+from cheems_lab.checkpoint import newest_checkpoint, read_record
 from cheems_lab.evaluation.harness import TASKS
 from cheems_ref.budget import (
     activation_bytes,
@@ -181,7 +182,7 @@ def test_the_optimiser_s_options_reach_the_run(tmp_path):
     given = dict(warmup=0.5, min_lr_ratio=0.2, weight_decay=0.3, max_grad_norm=0.7)
     words = [w for k, v in given.items() for w in (f"--{k.replace('_', '-')}", v)]
     succeeds(run(*training(tmp_path, *words, "--betas", 0.8, 0.95)))
-    found = json.loads((tmp_path / "run" / "options.json").read_text())["training"]
+    found = read_record(newest_checkpoint(tmp_path / "run"))["training"]
     assert {name: found[name] for name in given} == given and found["betas"] == [0.8, 0.95]
     fails(run(*training(tmp_path, "--weight-decay", 0.1)), r"weight_decay \(0.3, now 0.1\)")
 

@@ -21,9 +21,8 @@ ALONE = {
     "matplotlib": {"plotting"},
     "IPython": {"plotting"},
     "tqdm": {"train"},
-    "cheems_lab": {"__main__"},
 }
-NOWHERE = ("argparse", "safetensors", "transformers", "tokenizers", "lm_eval")
+NOWHERE = ("cheems_lab", "argparse", "safetensors", "transformers", "tokenizers", "lm_eval")
 ALONE |= {name: set() for name in NOWHERE}
 
 

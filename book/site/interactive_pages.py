@@ -92,7 +92,7 @@ def write_cheems(run: Path, file: Path) -> None:
     other = {name: v for name, v in vars(config).items() if CHEEMS.get(name, v) != v}
     if other or set(config.pattern) - set("SIE"):
         raise SystemExit(f"cheems.js has no code for {config.pattern} with {other}")
-    source = json.loads((run / "options.json").read_text(encoding="utf-8"))["text"]
+    source = checkpoint["options"].get("text")
     ids = text_to_ids(read_text(source))
     if fingerprint(ids) != checkpoint["text"]:
         raise SystemExit(f"{source or 'the manual'} has changed since {run} was trained on it")

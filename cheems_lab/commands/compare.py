@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from cheems_lab import console, options
-from cheems_lab.checkpoint import save
-from cheems_lab.comparison import Evaluation, Row, compare, last_losses, run_directory
+from cheems_lab.comparison import Evaluation, Row, compare, last_losses
 from cheems_lab.console import print_once, shell_command
 from cheems_lab.memory import check_memory, check_text
 from cheems_lab.plots import check_plot, plot_comparison
 from cheems_lab.progress import stopping_on_signals
+from cheems_lab.training import CHECKPOINT_EVERY
 from cheems_ref.budget import count_parameters
 from cheems_ref.compare import Interval, Verdict, interval, verdicts
 from cheems_ref.config import ModelConfig
@@ -51,19 +51,24 @@ def run(a: argparse.Namespace) -> int:
         with stopping_on_signals() as stop_requested:
 
             def after_step(name, run):
-                seed, done = run.config.seed, f"{run.step} of {config.steps} steps"
                 if run.is_due(config.evaluate_every):
-                    nats = run.evaluations[-1][1]
-                    line = f"{name}, seed {seed}: held out {nats:.3f} nats after {done}"
+                    nats, done = run.evaluations[-1][1], f"{run.step} of {config.steps} steps"
+                    line = f"{name}, seed {run.config.seed}: held out {nats:.3f} nats after {done}"
                     print_once(line, file=log)
-                if stop_requested() and run.step < config.steps:
-                    save(run, run_directory(a.run, name, seed))
-                    raise KeyboardInterrupt
 
-            how = dict(seeds=seeds, directory=a.run, device=device, after_step=after_step)
-            evaluations = compare(rows, corpus.ids, config, **how)
+            evaluations = compare(
+                rows,
+                corpus.ids,
+                config,
+                seeds=seeds,
+                directory=a.run,
+                device=device,
+                checkpoint_every=a.checkpoint_every or CHECKPOINT_EVERY,
+                after_step=after_step,
+                stop_requested=stop_requested,
+            )
     except KeyboardInterrupt:
-        print(f"\nstopped; to resume: {shell_command(*a.words)}", file=sys.stderr)
+        print_once(f"\nstopped; to resume: {shell_command(*a.words)}", file=sys.stderr)
         return 130
     if a.json:
         print_once(json.dumps(as_json(rows, evaluations), indent=1))

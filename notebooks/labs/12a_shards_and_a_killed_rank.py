@@ -253,13 +253,13 @@ def train_and_die(rank, folder, ids, settings):
 
     model = tiny()
     shard_model(model, "sharded")
-    options = dict(directory=folder, progress_bar=False, after_step=after_step)
+    options = dict(directory=folder, checkpoint_every=4, progress_bar=False, after_step=after_step)
     train(model, ids, TrainConfig(**settings), **options)
 
 
 # %%
 text = torch.randint(256, (600,), generator=torch.Generator().manual_seed(42))
-settings = dict(steps=10, batch_size=5, seq_len=16, precision="float32", checkpoint_every=4)
+settings = dict(steps=10, batch_size=5, seq_len=16, precision="float32")
 with TemporaryDirectory() as folder:
     try:
         on_ranks(train_and_die, tiny, folder=folder, ids=text, settings=settings)
