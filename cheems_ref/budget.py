@@ -292,7 +292,7 @@ def activation_bytes(
     return saved
 
 
-BLOCKS = 2  # of a loop, which are counted one by one
+BLOCKS = 2  # of a loop, counted one by one; one is too few for I with inner=ssd
 
 
 def _continued(

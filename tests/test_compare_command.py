@@ -1,6 +1,7 @@
 """The command `compare`: what it says and draws, what it refuses, how it goes on after Ctrl-C."""
 
 import contextlib
+import json
 import os
 import re
 
@@ -13,6 +14,7 @@ from cheems_lab.__main__ import main
 from cheems_lab.commands.compare import table
 from cheems_lab.comparison import Evaluation, Row, compare, read_evaluations
 from cheems_ref.budget import count_parameters
+from cheems_ref.compare import interval
 from cheems_ref.config import ModelConfig
 from cheems_ref.text import read_corpus, text_to_ids
 from cheems_ref.train import TrainConfig
@@ -52,6 +54,27 @@ def test_is_what_python_compares_and_the_table_tells_it(tmp_path):
         assert cells[:3] == [name, f"{n:,}", f"{n:,}"]
         assert cells[3].startswith(f"{sum(ends) / 3:.3f} ± ")
         assert cells[4] == " ".join(f"{end:.3f}" for end in ends)
+
+
+def test_as_json_it_has_the_numbers_of_the_table(tmp_path):
+    """Alone on standard output; the lines of the runs are on the other."""
+    done = run(*comparing(tmp_path, "--json", "--seeds", 2))
+    assert done.status == 0 and "two, seed 1: held out" in done.err
+    found, evaluations = json.loads(done.out), read_evaluations(tmp_path / "run")
+    assert found["baseline"] == "one" and [*found["rows"]] == ["one", "two"]
+    assert len(found["evaluations"]) == len(evaluations) == 8
+    ends = {(e.row, e.seed): e.nats for e in evaluations if e.step == 4}
+    for name, row in found["rows"].items():
+        wanted = interval([ends[name, 0], ends[name, 1]])
+        assert row["held_out"] == {"mean": wanted.mean, "half_width": wanted.half_width}
+        assert row["by_seed"] == {"0": ends[name, 0], "1": ends[name, 1]}
+    apart = interval([ends["two", seed] - ends["one", seed] for seed in (0, 1)])
+    judged = found["rows"]["two"]["minus_baseline"]
+    assert (
+        judged["mean"] == pytest.approx(apart.mean) and "minus_baseline" not in found["rows"]["one"]
+    )
+    alone = json.loads(run(*comparing(tmp_path, "--json", "--seeds", 1)).out)["rows"]["two"]
+    assert alone["held_out"]["half_width"] is None and alone["minus_baseline"]["p_value"] is None
 
 
 def test_a_difference_is_claimed_where_the_interval_says_so():

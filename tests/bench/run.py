@@ -2,9 +2,9 @@
 
     python tests/bench/run.py [--full] [--minutes N] [NAME ...]
 
-Without --full, every benchmark takes fewer turns and sizes, and none compiles a model. A benchmark
-that has not ended when the minutes are over is stopped, and those after it are left out; the last
-lines say so. With --full there is no limit.
+Without --full, every benchmark takes fewer turns and sizes, and none compiles a model. When the
+minutes are over, the running benchmark is stopped and the remaining benchmarks are left out; the
+last lines name them. With --full there is no limit.
 """
 
 import argparse
@@ -24,13 +24,13 @@ HERE = Path(__file__).parent
 
 
 class Benchmark(NamedTuple):
-    """The options of a benchmark: those of a short run, and those of a full one."""
+    """The options of a benchmark, for a short run and for a full run."""
 
     short: tuple[str, ...]
     full: tuple[str, ...] = ()
 
 
-# The order is that of the targets: if time runs out, the tables without a target are missing.
+# Benchmarks with targets come first. If time runs out, tables without a target are missing.
 BENCHMARKS = {
     "ssd": Benchmark(
         ("--lengths", "4096", "--repeats", "3", "--parts", "agreement", "speed", "memory", "growth")
