@@ -443,8 +443,10 @@ class CheemsForCausalLM(CheemsPreTrainedModel, transformers.GenerationMixin):
             raise ValueError(
                 f"cache_implementation={kind!r} is not for Cheems models: leave it out"
             )
-        given = model_kwargs.get("past_key_values") is not None
-        if self._is_stateful and generation_config.use_cache is not False and not given:
+        given = model_kwargs.get("past_key_values")
+        if given is not None:
+            _take(given, self.config)  # before generate() asks it for its length
+        elif self._is_stateful and generation_config.use_cache is not False:
             model_kwargs["past_key_values"] = make_cache(self.config)
             return
         super()._prepare_cache_for_generation(generation_config, model_kwargs, *rest)

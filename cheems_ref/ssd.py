@@ -459,6 +459,9 @@ class SSD(nn.Module):
     in Mamba-2: at first a head's memory is between one token and a thousand. The only bias is in
     the step size. Unlike Mamba-2's layer, this one has neither a gate nor a norm.
 
+    torch.compile and torch.export take any number of rows. A graph is for one number of tokens,
+    because the chunks depend on it; torch.compile makes a new graph for another number.
+
     Args:
         d_model: width of the input and the output.
         n_heads: h.

@@ -26,7 +26,7 @@ MISTAKES = mistakes([
             ("scores.masked_fill(~allowed, -torch.inf).softmax(dim=-1)",
              "scores.softmax(dim=-1).masked_fill(~allowed, 0)")],
         "tiled groups": [("-> b s (g r) p", "-> b s (r g) p")],
-        "not causal by itself": [("is_causal=maskless and t > 1", "is_causal=False")]}),
+        "not causal by itself": [("is_causal=causal,", "is_causal=False,")]}),
     (slices_join, {
         "each slice keeps its own maximum": [
             ("a * one.total + b * other.total", "one.total + other.total")],

@@ -15,7 +15,7 @@ from cheems_ref import model
 
 LAST = "last = (torch.arange(prompt.shape[1], device=prompt.device) * padding_mask).argmax(dim=1)"
 BEFORE = "before = ordered.cumsum(-1) - ordered"
-CROSSES = "before >= max(sampling.top_p, torch.finfo(wide).tiny)"
+CROSSES = "before >= p"
 PASS = "tokens, padding_mask=padding_mask, cache=cache, validate=False"
 
 # fmt: off
