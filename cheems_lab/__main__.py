@@ -12,16 +12,16 @@ def main(arguments: list[str] | None = None) -> int:
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")  # where it is not UTF-8, a ? for what it lacks
     words = sys.argv[1:] if arguments is None else arguments
-    try:
-        return report_errors(_run, words)
-    except KeyboardInterrupt:  # while an error is reported
-        return 130
+    return report_errors(_run, words)
 
 
 def _run(words):
     a = parse(words)
     a.words = words
-    command = importlib.import_module(f"cheems_lab.commands.{a.name}")
+    try:
+        command = importlib.import_module(f"cheems_lab.commands.{a.name}")
+    except KeyboardInterrupt:  # torch's import takes a second, and there is nothing to stop yet
+        return 130
     if getattr(a, "threads", None):
         import torch
 
