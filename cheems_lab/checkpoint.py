@@ -255,7 +255,8 @@ def restore(run: LabRun, checkpoint: str | Path) -> None:
         tensors |= {f"{moment}.{name}": torch.empty_like(p) for name, p in learning.items()}
     tensors["random_state"] = torch.empty_like(run.generator.get_state())
     tensors["losses"] = torch.empty(record["step"], dtype=torch.float64)
-    _load(path, record, tensors, run.model)
+    _check_files(path, record)
+    _load(path, tensors, run.model)
 
     # Everything has been checked; only from here on is the run changed.
     with torch.no_grad():
@@ -273,6 +274,7 @@ def load_model(path: str | Path, *, device: str | torch.device = "cpu") -> Causa
     """Return the model of a checkpoint, or of the newest one in a run's directory, in its dtype."""
     path = newest_checkpoint(path) or Path(path)
     record = read_record(path)
+    _check_files(path, record)
     try:
         config = from_saved(record["model"])
         _check_shapes(path, config)
@@ -280,11 +282,19 @@ def load_model(path: str | Path, *, device: str | torch.device = "cpu") -> Causa
     except (AttributeError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path} holds no model of this version: {error}") from error
     tensors = {f"model.{name}": p.detach() for name, p in model.named_parameters()}
-    _load(path, record, tensors, model)
+    _load(path, tensors, model)
     return model.to(device)
 
 
 # --- reading --------------------------------------------------------------------------------------
+
+
+def _check_files(path, record):
+    """Raise CheckpointError if a file of tensors is not the one of the record."""
+    try:
+        _check_digests(path, record)
+    except (OSError, ValueError) as error:
+        raise _damaged(path, error) from error
 
 
 def _check_shapes(path, config):
@@ -317,12 +327,11 @@ def _check_shapes(path, config):
             )
 
 
-def _load(path, record, tensors, model):
-    """Read tensors in place, each process its part, after a look at the files and at the end."""
+def _load(path, tensors, model):
+    """Read tensors in place, each process its part; their dtypes before, their numbers after."""
     import torch.distributed.checkpoint as dcp
 
     try:
-        _check_digests(path, record)
         _check_dtypes(path, tensors)
     except (OSError, ValueError) as error:
         raise _damaged(path, error) from error
