@@ -743,7 +743,7 @@ for name, shares in last.items():
 # %% tags=["guard"]
 assert min(last["selective, no convolution"]) > 0.99 and len(last) == 3
 assert min(last["time-invariant, two layers"]) > 0.99
-assert 0.6 < min(last["time-invariant"]) and max(last["time-invariant"]) < 0.65
+assert min(last["time-invariant"]) > 0.6 and max(last["time-invariant"]) < 0.65
 assert all(len(shares) == 5 for shares in last.values())
 
 # %% [markdown]
