@@ -173,8 +173,12 @@ def _attention(q, k, v, allowed, bias=None):
     if grouped and t == 1:  # the heads of a group read the same keys, like queries of one head
         Q = Q.reshape(b, g, h // g, p)
         mask = None if mask is None else mask.expand(b, h, 1, s).reshape(b, g, h // g, s)
-    # An `if`, because while torch compiles for any length `t > 1` is a symbol and no bool.
-    causal, gqa = (maskless, grouped) if t > 1 else (False, False)
+    # An `if`: while torch compiles for any length, a comparison is a symbol and not a bool.
+    causal = gqa = False
+    if maskless and t > 1:
+        causal = True
+    if grouped and t > 1:
+        gqa = True
     with autocast_off(q.device):  # autocast would narrow all of them again
         y = F.scaled_dot_product_attention(
             Q, K, V, attn_mask=mask, is_causal=causal, enable_gqa=gqa
