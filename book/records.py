@@ -26,7 +26,7 @@ import controls
 import torch
 import torch.distributed as dist
 
-from cheems_ref import experts, kernels, linear_attention, retrieval, rope, ssd, text
+from cheems_ref import experts, kernels, linear_attention, minimal, retrieval, rope, ssd, text
 from cheems_ref import train as training
 from cheems_ref.budget import count_parameters
 from cheems_ref.config import ModelConfig
@@ -34,6 +34,10 @@ from cheems_ref.model import CausalLM, Sampling, generate
 
 ROOT = Path(__file__).parents[1]
 RECORDS = ROOT / "figures" / "records"
+CHAPTER_0 = "00_cheems_in_one_sitting"
+REPEAT_RUN = "D_MODEL", "N_VALUES", "Linear", "heads", "ssd", "rotate", "SSD"
+REPEAT_RUN += ("attention", "RetrievedValues", "InnerFuncAttn", "best_pairs", "PEER", "CDMoE")
+REPEAT_RUN += ("Cheems", "learn_to_repeat")
 CHAPTER_5 = "05_inner_function_attention"
 LOOK_BACK = ("look_back_model", "look_back_batch", "train_to_look_back")  # of chapter 04
 LAB_6A = "labs/06a_who_fires_for_what"
@@ -117,6 +121,62 @@ def resumed(name, jobs, run, folder=ROOT / "runs" / "records"):
 def jobs_and_results(name, run, jobs):
     """Every job together with what came of it."""
     return [job | found for job, found in zip(jobs, resumed(name, jobs, run), strict=True)]
+
+
+def sitting():
+    """minimal's Cheems and two models without its mixture, trained as that file trains its own."""
+    jobs = [dict(pattern=pattern) for pattern in ("SESEIE", "SESESE", "IEIEIE")]
+    return {"seed": 0, "steps": 300, "runs": jobs_and_results("00_sitting", sitting_run, jobs)}
+
+
+def sitting_run(job):
+    """One training run: losses, a sample, and nats per byte by place, each part of I on and off.
+
+    Held-out windows are read as they are, and with their first half in place of the second.
+    """
+    torch.manual_seed(0)
+    ids = text.text_to_ids(text.read_text())
+    seen, held_out = ids.tensor_split([len(ids) * 9 // 10])
+    model = minimal.Cheems(job["pattern"])
+    losses = list(minimal.train(model, seen, 300))
+    torch.set_grad_enabled(False)
+    windows = held_out.unfold(0, minimal.LENGTH + 1, minimal.LENGTH)
+    half = minimal.LENGTH // 2
+    texts = {"plain": windows, "twice": torch.cat([windows[:, :half], windows[:, :half]], dim=1)}
+    found = {
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "losses": [round(loss, 3) for loss in losses],
+        "held_out": round(minimal.nats(model, windows).item(), 4),
+        "sample": minimal.write(model, "The ", 300),
+        "on": {name: nats_by_place(model, ids) for name, ids in texts.items()},
+    }
+    for letter, block in zip(job["pattern"], model.blocks, strict=True):
+        if letter == "I":
+            block["layer"].out_proj.weight.zero_()
+    found["held_out_off"] = round(minimal.nats(model, windows).item(), 4)
+    found["off"] = {name: nats_by_place(model, ids) for name, ids in texts.items()}
+    torch.set_grad_enabled(True)
+    return found
+
+
+def nats_by_place(model, windows, places=16):
+    """Nats per byte, in the mean over windows and over so many places that follow one another."""
+    log_p = model(windows[:, :-1]).log_softmax(-1)
+    losses = -log_p.gather(-1, windows[:, 1:, None])[..., 0].mean(0)
+    return [round(piece.mean().item(), 3) for piece in losses.split(places)]
+
+
+def repeats():
+    """A state layer that learns to repeat what it has read, at three lengths."""
+    lengths = [dict(pattern="S", length=length) for length in (16, 32, 64)]
+    jobs = [job | dict(steps=1000, seed=seed) for job in lengths for seed in range(3)]
+    return {"table": jobs_and_results("00_repeat", repeat_run, jobs)}
+
+
+def repeat_run(job):
+    """One run of chapter 00's last section: the share right in every ten steps."""
+    *_, learn = from_notebook(CHAPTER_0, *REPEAT_RUN)
+    return {"right": [round(right, 3) for right in learn(**job)]}
 
 
 def selective_copy():
@@ -774,6 +834,8 @@ def rounded(rows):
 
 
 WRITERS = {
+    "00_repeat": repeats,
+    "00_sitting": sitting,
     "01_selective_copy": selective_copy,
     "02_learned": learned,
     "03_error_budget": error_budget,

@@ -16,7 +16,7 @@ from build import read_source
 from lessons import NOTEBOOKS, definitions, stored, tags
 from nbformat import NotebookNode
 
-CHAPTERS = sorted(NOTEBOOKS.glob("[01][0-9]_*.py"))[1:]  # 00 has a self-test
+CHAPTERS = sorted(NOTEBOOKS.glob("[01][0-9]_*.py"))
 every_chapter = pytest.mark.parametrize("source", CHAPTERS, ids=lambda path: path.stem)
 GRADES = ["easy", "medium", "hard"]
 HEADING = re.compile(r"^# \*\*(\d) · (\w+)\.\*\*", re.MULTILINE)

@@ -8,6 +8,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 PAGES = ["README.md", "CONTRIBUTING.md", "book/manual/training.md", "book/manual/setting_up.md"]
+PAGES += ["book/manual/reading_the_course.md"]
 
 
 def test_the_examples_run(capsys):

@@ -15,7 +15,7 @@ from lessons import stored, tags
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = sorted((ROOT / "notebooks").glob("*.py"))
-CHAPTERS = [path for path in SOURCES if not path.stem.startswith("00")]
+CHAPTERS = SOURCES
 every_chapter = pytest.mark.parametrize("source", CHAPTERS, ids=lambda path: path.stem)
 BEGIN, END = "    ### BEGIN SOLUTION\n", "    ### END SOLUTION"
 GAP = "    # YOUR CODE HERE\n    raise NotImplementedError()"
