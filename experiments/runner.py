@@ -24,7 +24,7 @@ def from_notebook(notebook):
     """Take the definitions from a notebook's cells tagged `experiment`.
 
     So a record comes from the code that the reader runs. The definitions are functions, classes and
-    constants (names in capitals); besides them only the notebook's imports run. The default dtype
+    constants (names that begin with a capital); besides them only the notebook's imports run. The default dtype
     becomes float64, as in the notebooks.
 
     Args:
@@ -69,7 +69,7 @@ def defined(statement):
         return []
     parts = (part for target in statement.targets for part in ast.walk(target))
     names = [part.id for part in parts if isinstance(part, ast.Name)]
-    return names if all(name.isupper() for name in names) else []
+    return names if all(name[0].isupper() for name in names) else []
 
 
 def resumed(name, jobs, run, folder=ROOT / "runs" / "records"):

@@ -312,7 +312,7 @@ _ = must_differ("layout: three tokens, split along the tokens", tokens_cut, toke
 
 # %% [markdown]
 # With one token you see nothing, with three you do. The groups of $B$ and $C$ invite the same slip.
-# WM Listing 4 tiles them over the heads, 0, 1, 0, 1; mamba-ssm has 0, 0, 1, 1 (chapter 00). Trained
+# WM Listing 4 tiles them over the heads, 0, 1, 0, 1; mamba-ssm has 0, 0, 1, 1. Trained
 # from scratch, the two are one layer with its heads renumbered (and $A$ starting elsewhere). But
 # load the weights of one into the other, and some heads read the wrong group.
 

@@ -1,13 +1,18 @@
 """`minimal` is the model of the package in one file, and chapter 00 is made of it."""
 
+import ast
+from pathlib import Path
+
 import pytest
 import torch
+from build import read_source
 
 from cheems_ref import minimal
 from cheems_ref.config import ModelConfig
 from cheems_ref.model import CausalLM
 from cheems_ref.verify import check
 
+CHAPTER = Path(__file__).parents[1] / "notebooks/00_cheems_in_one_sitting.py"
 PATTERNS = {"SESEIE": 151, "ISES": 65}  # and a length: part of a third chunk, one token of a second
 
 
@@ -128,3 +133,32 @@ def test_it_trains():
 
 def test_it_writes():
     writes_what_is_likely(minimal)
+
+
+def parts(source):
+    """Functions, classes and constants at the top of a source, by name, as written."""
+    found = {}
+    for node in ast.parse(source).body:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            found[node.name] = ast.unparse(node)
+        elif isinstance(node, ast.Assign):
+            found[ast.unparse(node.targets[0])] = ast.unparse(node)
+    return found
+
+
+def different(file, cells):
+    """The parts of the file that no cell has, or that a cell has in other words."""
+    written = {}
+    for cell in cells:
+        written |= parts(cell)
+    return [name for name, text in parts(file).items() if written.get(name) != text]
+
+
+def test_the_cells_of_chapter_00_are_the_file():
+    file = Path(minimal.__file__).read_text()
+    cells = [c.source for c in read_source(CHAPTER).cells if c.cell_type == "code"]
+    assert len(parts(file)) > 15
+    assert different(file, cells) == []
+    edited = [cell.replace("decay.mT).tril()", "decay.mT)") for cell in cells]
+    assert different(file, edited) == ["ssd"]  # the comparison can fail
+    assert different(file, [cell for cell in cells if "class PEER" not in cell]) == ["PEER"]

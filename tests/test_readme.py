@@ -13,6 +13,7 @@ PAGES = [
     "CHANGELOG.md",
     "book/manual/training.md",
     "book/manual/setting_up.md",
+    "book/manual/reading_the_course.md",
 ]
 
 

@@ -16,7 +16,7 @@ from book.notebooks.build_notebooks import read_source
 from book.project import ROOT
 
 SOURCES = sorted((ROOT / "notebooks").glob("*.py"))
-CHAPTERS = [path for path in SOURCES if not path.stem.startswith("00")]
+CHAPTERS = SOURCES
 every_chapter = pytest.mark.parametrize("source", CHAPTERS, ids=lambda path: path.stem)
 BEGIN, END = "    ### BEGIN SOLUTION\n", "    ### END SOLUTION"
 GAP = "    # YOUR CODE HERE\n    raise NotImplementedError()"

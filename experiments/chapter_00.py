@@ -1,0 +1,67 @@
+"""Chapter 00: a Cheems beside models without its mixture, and a state layer that learns to repeat."""
+
+import torch
+
+from cheems_ref import minimal, text
+from experiments.runner import from_notebook, jobs_and_results
+
+CHAPTER = "00_cheems_in_one_sitting"
+
+
+def sitting():
+    """minimal's Cheems and two models without its mixture, trained as that file trains its own."""
+    jobs = [dict(pattern=pattern) for pattern in ("SESEIE", "SESESE", "IEIEIE")]
+    return {"seed": 0, "steps": 300, "runs": jobs_and_results("00_sitting", sitting_run, jobs)}
+
+
+def sitting_run(job):
+    """One training run: losses, a sample, and nats per byte by place, each part of I on and off.
+
+    Held-out windows are read as they are, and with their first half in place of the second.
+    """
+    torch.manual_seed(0)
+    ids = text.text_to_ids(text.read_text())
+    seen, held_out = ids.tensor_split([len(ids) * 9 // 10])
+    model = minimal.Cheems(job["pattern"])
+    losses = list(minimal.train(model, seen, 300))
+    torch.set_grad_enabled(False)
+    windows = held_out.unfold(0, minimal.LENGTH + 1, minimal.LENGTH)
+    half = minimal.LENGTH // 2
+    texts = {"plain": windows, "twice": torch.cat([windows[:, :half], windows[:, :half]], dim=1)}
+    found = {
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "losses": [round(loss, 3) for loss in losses],
+        "held_out": round(minimal.nats(model, windows).item(), 4),
+        "sample": minimal.write(model, "The ", 300),
+        "on": {name: nats_by_place(model, ids) for name, ids in texts.items()},
+    }
+    for letter, block in zip(job["pattern"], model.blocks, strict=True):
+        if letter == "I":
+            block["layer"].out_proj.weight.zero_()
+    found["held_out_off"] = round(minimal.nats(model, windows).item(), 4)
+    found["off"] = {name: nats_by_place(model, ids) for name, ids in texts.items()}
+    torch.set_grad_enabled(True)
+    return found
+
+
+def nats_by_place(model, windows, places=16):
+    """Nats per byte, in the mean over windows and over so many places that follow one another."""
+    log_p = model(windows[:, :-1]).log_softmax(-1)
+    losses = -log_p.gather(-1, windows[:, 1:, None])[..., 0].mean(0)
+    return [round(piece.mean().item(), 3) for piece in losses.split(places)]
+
+
+def repeats():
+    """A state layer that learns to repeat what it has read, at three lengths."""
+    lengths = [dict(pattern="S", length=length) for length in (16, 32, 64)]
+    jobs = [job | dict(steps=1000, seed=seed) for job in lengths for seed in range(3)]
+    return {"table": jobs_and_results("00_repeat", repeat_run, jobs)}
+
+
+def repeat_run(job):
+    """One run of chapter 00's last section: the share right in every ten steps."""
+    learn = from_notebook(CHAPTER).learn_to_repeat
+    return {"right": [round(right, 3) for right in learn(**job)]}
+
+
+RECIPES = {"00_sitting": sitting, "00_repeat": repeats}
