@@ -24,8 +24,8 @@ def from_notebook(notebook):
     """Take the definitions from a notebook's cells tagged `experiment`.
 
     So a record comes from the code that the reader runs. The definitions are functions, classes and
-    constants (names that begin with a capital); besides them only the notebook's imports run. The default dtype
-    becomes float64, as in the notebooks.
+    constants (names that begin with a capital); besides them only the notebook's imports run. The
+    default dtype becomes float64, as in the notebooks.
 
     Args:
         notebook: its name under notebooks/, such as "labs/08a_needle".

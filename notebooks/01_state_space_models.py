@@ -727,8 +727,8 @@ assert len(back) == 9 and [steps for steps, wanted in back.items() if wanted] ==
 
 # %% [markdown]
 # After 600 steps the selective layer solves the task. *Without* its short convolution it's at 57 to
-# 86 %, depending on the seed, and two time-invariant layers are at 85 to 91 %. Are they unable to do
-# it, or only slow? We wrote down a guess, and then trained both for 2,000 steps, with one
+# 86 %, depending on the seed, and two time-invariant layers are at 85 to 91 %. Are they unable to
+# do it, or only slow? We wrote down a guess, and then trained both for 2,000 steps, with one
 # time-invariant layer beside them (`python -m experiments 01_copy_longer`):
 
 # %%
