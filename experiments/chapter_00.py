@@ -1,4 +1,4 @@
-"""Chapter 00: a Cheems beside models without its mixture, and a state layer that learns to repeat."""
+"""Chapter 00: a Cheems beside models without its mixture; a state layer that learns to repeat."""
 
 import torch
 

@@ -537,10 +537,8 @@ check("OTCE eqs. 13a and 13b: tanh = twice the sigmoid of twice the input, minus
 ratios = []
 for e in (2, 4, 8, 16):
     experts = CohesiveMoE(8, 16, n_experts=e, k=2).experts
-    one, other = ({id(p) for p in expert.parameters()} for expert in (experts[0], experts[1]))
-    sizes = {id(p): p.numel() for p in experts.parameters()}
-    shared = sum(sizes[i] for i in one & other)
-    ratios.append((sum(sizes.values()) - shared) / shared)
+    shared = experts[0].V.weight.numel()  # the V of all experts
+    ratios.append((sum(p.numel() for p in experts.parameters()) - shared) / shared)
 print("OTCE, cohesive: private to shared for 2, 4, 8, 16 experts:", ratios)
 d, f = 1024, 2048
 widths = [round(e * (3 * d * f + d * d) / 8 / (3 * d)) for e in (4, 8, 64)]
