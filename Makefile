@@ -12,23 +12,26 @@ REQUIREMENTS := -c constraints.txt -e .[course,test,kernels,evaluate]
 MAMBA := MAMBA_SKIP_CUDA_BUILD=TRUE MAMBA_FORCE_BUILD=TRUE
 MAMBA_SSM := -c constraints.txt --no-build-isolation --no-deps mamba-ssm
 
-# The site and the slides, and what they are made from.
-SITE := book/_build/site/index.html
-SLIDES := book/_build/slides/index.html
-DECKS := $(wildcard notebooks/*.ipynb book/*.py book/deck_theme/*)
-PAGES := $(wildcard README.md CONTRIBUTING.md LICENSE notebooks/* cheems_ref/*.* cheems_lab/*.* cheems_lab/*/*.* figures/* \
-	book/*.* book/guide/* book/manual/* book/web/*.* book/web/static/* book/web/play/* book/deck_theme/* tests/*.py tests/planted/*.py)
-PORT ?= 8000
+# The sites and the slides, and what they are made from. Each edition has its own folder.
 EDITION ?= students
+STUDENTS := book/_build/site/index.html
+SITE := $(if $(filter students,$(EDITION)),$(STUDENTS),book/_build/site-$(EDITION)/index.html)
+SLIDES := book/_build/slides/index.html
+ROOMS := notebooks site slides editions guide manual
+DECKS := $(wildcard notebooks/*.ipynb book/*.py book/*/*.py book/slides/theme/*)
+PAGES := $(wildcard README.md CONTRIBUTING.md LICENSE notebooks/* notebooks/labs/* cheems_ref/*.* cheems_lab/*.* cheems_lab/*/*.* figures/* \
+	book/*.* $(ROOMS:%=book/%/*.*) book/site/static/* book/site/play/* \
+	book/site/extensions/*.py book/slides/theme/* tests/*.py tests/planted/*.py)
+PORT ?= 8000
 
 .DEFAULT_GOAL := help
-.PHONY: help course test mutants lab book slides serve student test-book bench gpu clean
+.PHONY: help course test mutants lab book slides serve student test-book bench kernels-report gpu clean
 
 help:  ## print this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 course: $(READY)  ## run every notebook and redraw every figure
-	$(BIN)/python book/build.py
+	$(BIN)/python -m book.notebooks
 	@echo "Chapter 07 trained a small Cheems; what it wrote is in runs/chapter_07/written.txt."
 
 # ALL=1 adds unchanged notebooks and slow programs, as CI does.
@@ -45,7 +48,7 @@ mutants: $(READY)  ## make small mistakes in every lesson, which the tests must 
 	$(BIN)/python tests/mutate.py $(MODULES) $(if $(SAMPLE),--sample $(SAMPLE))
 
 student: $(READY)  ## make the student edition and the instructor's copy, in build/
-	$(BIN)/python book/student.py
+	$(BIN)/python -m book.editions
 
 lab: $(READY)  ## open the notebooks in JupyterLab
 	$(BIN)/jupyter lab --notebook-dir notebooks
@@ -54,35 +57,35 @@ book: $(SITE)  ## make the students' web site (installs Sphinx; EDITION=instruct
 
 slides: $(SLIDES)  ## make a deck of slides of each chapter, for a browser and for paper
 
-serve: $(SITE)  ## show the site on this machine; PORT=8000 says where
+serve: $(SITE)  ## show the site on this machine; PORT=8000 says where, EDITION which
 	$(BIN)/python -m http.server --bind 127.0.0.1 --directory $(dir $(SITE)) $(PORT)
 
-test-book: $(SITE) $(SLIDES) $(VENV)/.browser $(VENV)/.grading  ## test site, slides (in a Chromium where there is one), editions
+test-book: $(STUDENTS) $(SLIDES) $(VENV)/.browser $(VENV)/.grading  ## test site, slides (in a Chromium where there is one), editions
 	$(BIN)/python -m pytest -q -n 2 tests/book
 
-$(SITE): $(VENV)/.book $(PAGES)
-	$(BIN)/python book/website.py --edition $(EDITION)
+$(STUDENTS): $(VENV)/.book $(PAGES)
+	$(BIN)/python -m book.site --edition students
+
+book/_build/site-%/index.html: $(VENV)/.book $(PAGES)
+	$(BIN)/python -m book.site --edition $*
 
 $(SLIDES): $(VENV)/.book $(DECKS)
-	$(BIN)/python book/slides.py
+	$(BIN)/python -m book.slides
 
 $(VENV)/.book $(VENV)/.browser $(VENV)/.grading: $(READY)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e .[$(subst .,,$(notdir $@))]
 	@touch $@
 
-bench: $(READY)  ## print the comparison tables (some minutes; installs the peers)
+bench: $(READY)  ## print the comparison tables and the missed targets (ten minutes; FULL=1 measures all)
 	@echo "pip may remark on what mamba-ssm lacks: that is for extensions which SSD does not use."
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e .[bench]
-	$(BIN)/python tests/bench/bench_ssd.py
-	$(BIN)/python tests/bench/bench_kernel.py
-	$(BIN)/python tests/bench/bench_linear_attention.py
-	$(BIN)/python tests/bench/bench_attention.py
-	$(BIN)/python tests/bench/bench_experts.py
-	$(BIN)/python tests/bench/bench_model.py
-	$(BIN)/python tests/bench/bench_efficiency.py --lengths 256 1024 4096 --turns 3
+	$(BIN)/python tests/bench/run.py $(if $(FULL),--full)
+
+kernels-report: $(READY)  ## compile our kernels for five GPUs that need not be there: registers, spills, occupancy
+	$(BIN)/python tests/bench/report_kernels.py
 
 # Without the network, too: where .venv is not there, PYTHON is taken, with what it has.
-gpu:  ## tests and measurements for a machine with a CUDA GPU (20 minutes; else a rehearsal)
+gpu:  ## tests and measurements for a machine with a CUDA GPU (45 minutes at most; else a rehearsal)
 	$(if $(wildcard $(READY)),$(BIN)/python,$(PYTHON)) tests/bench/on_gpu.py
 
 clean:  ## remove the virtual environment and every cache

@@ -1,6 +1,6 @@
 """What the documents claim, and what settled each claim.
 
-    python book/claims.py [--check] [NAME ...]
+    python -m book.claims [--check] [NAME ...]
 
 Without NAME, how many claims have which verdict. NAME is the id of a claim, whose evidence is
 printed line by line, or a public name of the package (`ssd_chunked`): where it comes from, what was
@@ -23,7 +23,15 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-ROOT = Path(__file__).resolve().parent.parent
+from book.project import (
+    ROOT,
+    cells_under_headings,
+    chapter_number,
+    chapters,
+    headings,
+    text_of,
+)
+
 Claim = dict[str, Any]
 
 DOCUMENTS = {
@@ -95,27 +103,12 @@ def read_claims(path: Path = ROOT / "book" / "claims.toml") -> list[Claim]:
 def read_notebooks(folder: Path = ROOT / "notebooks") -> dict[str, dict]:
     """The executed notebooks by number: "03" is a lecture, "03a" a lab."""
     paths = sorted(folder.glob("*.ipynb")) + sorted(folder.glob("labs/*.ipynb"))
-    return {number(path): json.loads(path.read_text(encoding="utf-8")) for path in paths}
-
-
-def number(path: Path) -> str:
-    """The "03" of a lecture's file, "03a" of a lab's."""
-    return path.stem.partition("_")[0]
-
-
-def cells_under_headings(notebook: dict) -> Iterator[tuple[tuple[str, ...], dict]]:
-    """All cells with the `##` and `###` headings that they stand under."""
-    headings: tuple[str, ...] = ()
-    for cell in notebook["cells"]:
-        if cell["cell_type"] == "markdown":
-            for mark, title in re.findall(r"^(###?) (.+)$", "".join(cell["source"]), re.MULTILINE):
-                headings = (title,) if mark == "##" else (*headings[:1], title)
-        yield headings, cell
+    return {chapter_number(path): json.loads(path.read_text(encoding="utf-8")) for path in paths}
 
 
 def printed_lines(notebook: dict) -> list[Line]:
     lines = []
-    for headings, cell in cells_under_headings(notebook):
+    for above, cell in cells_under_headings(notebook["cells"]):
         if cell["cell_type"] != "code":
             continue
         texts = [
@@ -125,25 +118,25 @@ def printed_lines(notebook: dict) -> list[Line]:
             for output in cell["outputs"]
         ]
         text = [line.strip() for line in "\n".join(texts).splitlines()]
-        tree = ast.parse("".join(cell["source"]))
+        tree = ast.parse(text_of(cell))
         asserts = any(isinstance(node, ast.Assert) for node in ast.walk(tree))
         asserts = asserts or any(line.startswith(("✓ ", "✗ ")) for line in text)
-        lines += [Line(line, headings, asserts) for line in text]
+        lines += [Line(line, above, asserts) for line in text]
     return lines
 
 
 def titles(notebook: dict) -> list[str]:
     """All headings, in order; one that stands there twice would make two sections one."""
-    prose = ["".join(c["source"]) for c in notebook["cells"] if c["cell_type"] == "markdown"]
-    return re.findall(r"^###? (.+)$", "\n".join(prose), re.MULTILINE)
+    prose = [text_of(cell) for cell in notebook["cells"] if cell["cell_type"] == "markdown"]
+    return [title for text in prose for _, title in headings(text)]
 
 
 def as_printed(notebook: dict) -> set[str]:
     """The parts of a section "As printed" that run something, or the section where it has none."""
     found = {
-        headings
-        for headings, cell in cells_under_headings(notebook)
-        if headings and headings[0].endswith("As printed") and cell["cell_type"] == "code"
+        above
+        for above, cell in cells_under_headings(notebook["cells"])
+        if above and above[0].endswith("As printed") and cell["cell_type"] == "code"
     }
     return {h[1] for h in found if len(h) > 1} or {h[0] for h in found}
 
@@ -374,8 +367,8 @@ def missing(
             for title in sorted(as_printed(notebook))
             if chapter != "00" and (chapter, title) not in settled  # 00 says what the words mean
         ]
-        prose = [c["source"] for c in notebook["cells"] if c["cell_type"] == "markdown"]
-        pointed = set().union(*(places("".join(source)) for source in prose))
+        prose = [text_of(cell) for cell in notebook["cells"] if cell["cell_type"] == "markdown"]
+        pointed = set().union(*map(places, prose))
         found += [
             f"chapter {chapter} speaks of {place}, which has no entry"
             for place in sorted(pointed)
@@ -412,12 +405,6 @@ def tell_public(one: Public, claims: list[Claim]) -> str:
     return "\n".join(told)
 
 
-def chapters() -> list[Path]:
-    return sorted((ROOT / "notebooks").glob("*.py")) + sorted(
-        (ROOT / "notebooks").glob("labs/*.py")
-    )
-
-
 def tell_all(claims: list[Claim]) -> str:
     counts = Counter((claim["verdict"], claim["document"]) for claim in claims)
     told = [f"{'':24}" + "".join(f"{document:>6}" for document in DOCUMENTS)]
@@ -428,7 +415,9 @@ def tell_all(claims: list[Claim]) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m book.claims", description=__doc__.partition("\n\n")[0]
+    )
     parser.add_argument("name", nargs="*", help="the id of a claim, or a public name")
     parser.add_argument("--check", action="store_true", help="name what is wrong, and exit with 1")
     chosen = parser.parse_args(arguments)

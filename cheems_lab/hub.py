@@ -13,7 +13,9 @@ No layer is implemented here: the blocks are `cheems_ref.model.Block`, and so ar
 weights. Importing this module registers the classes with AutoConfig, AutoModel and
 AutoModelForCausalLM under the name "cheems_ref".
 
-A cache of transformers is written in place, one layer for each letter of the pattern, by the names
+The model makes its own cache, or takes one of `make_cache` or an empty `DynamicCache()`. It refuses
+every other kind of cache by its name: a static cache, for example, holds keys of tokens that are
+still to come. A cache is written in place, one layer for each letter of the pattern, by the names
 in `CheemsConfig.layer_types`. It holds keys and values as (b, g, s, p), the tokens of the
 convolution as (b, channels, d_conv - 1), and states as they are, (b, h, p, n).
 
@@ -23,7 +25,7 @@ convolution as (b, channels, d_conv - 1), and states as they are, (b, h, p, n).
     I with inner="ssd"      hybrid                  k, v, inner.state
     all others              moe                     nothing
 
-Wrong configurations, ids, masks and positions raise ValueError naming argument and numbers.
+Wrong configurations, ids, masks, positions and caches raise ValueError naming argument and numbers.
 Source: transformers 5.23, `cache_utils`, `modeling_utils`; the models are WM's and Ch's.
 """
 
@@ -45,7 +47,7 @@ from cheems_lab.checkpoint import load_model
 from cheems_ref import check
 from cheems_ref.attention import AttentionCache
 from cheems_ref.config import ModelConfig
-from cheems_ref.model import Block, CausalLM, LayerCache
+from cheems_ref.model import Block, CausalLM, LayerCache, check_positions, positions
 from cheems_ref.rope import RotaryTable
 from cheems_ref.ssd import SSDCache
 
@@ -58,7 +60,28 @@ AUTO_MAP = {
     "AutoModelForCausalLM": f"{REMOTE}.CheemsForCausalLM",
 }
 KEPT_IN_FLOAT32 = {"A_log", "dt_bias"}  # the decay, also of a model in sixteen bits
+
 # --- the configuration --------------------------------------------------------------------------
+
+# What other configurations of transformers call a size, and what it is here.
+OTHER_NAMES = {
+    **dict.fromkeys(["num_hidden_layers", "num_layers", "n_layer", "layer_types"], "pattern"),
+    **dict.fromkeys(["n_embd", "dim"], "d_model"),
+    **dict.fromkeys(["num_heads", "n_head"], "n_heads"),
+    **dict.fromkeys(["head_dim", "mamba_d_head", "expand", "mamba_expand"], "d_head"),
+    **dict.fromkeys(["n_inner", "ffn_dim", "moe_intermediate_size"], "d_ff"),
+    **dict.fromkeys(["num_experts", "num_local_experts", "n_routed_experts"], "n_experts"),
+    "num_experts_per_tok": "k_experts",
+    **dict.fromkeys(["state_size", "mamba_d_state"], "d_state"),
+    **dict.fromkeys(["conv_kernel", "mamba_d_conv"], "d_conv"),
+    **dict.fromkeys(["layer_norm_eps", "layer_norm_epsilon"], "norm_eps"),
+    **dict.fromkeys(["rope_parameters", "rope_scaling"], "rope_base"),
+    **dict.fromkeys(["max_position_embeddings", "n_positions", "n_ctx"], "max_positions"),
+    "top_k": "k_keys",
+}
+# What they have and these models do not.
+NOT_HERE = {"hidden_act", "attention_bias", "mlp_bias", "use_bias", "use_conv_bias"}
+NOT_HERE |= {"attention_dropout", "hidden_dropout", "sliding_window"}
 
 FIELDS = dataclasses.fields(ModelConfig)
 _ModelFields = dataclasses.make_dataclass(
@@ -69,11 +92,13 @@ _ModelFields = dataclasses.make_dataclass(
 class CheemsConfig(PreTrainedConfig, _ModelFields):
     """The fields of `ModelConfig`, by their names and with its defaults.
 
-    transformers' own names hidden_size, num_attention_heads, num_key_value_heads, intermediate_size
-    and tie_word_embeddings are aliases of d_model, n_heads, n_kv_heads, d_ff and tie_embeddings.
+    transformers' own names hidden_size, num_attention_heads, num_key_value_heads,
+    intermediate_size, tie_word_embeddings, rope_theta and rms_norm_eps are aliases of d_model,
+    n_heads, n_kv_heads, d_ff, tie_embeddings, rope_base and norm_eps.
 
     Raises:
-        ValueError, TypeError: as ModelConfig.
+        ValueError, TypeError: as ModelConfig; and ValueError for another size by a name that other
+            configurations use, such as num_hidden_layers: it says which field to use.
     """
 
     model_type = "cheems_ref"
@@ -83,6 +108,8 @@ class CheemsConfig(PreTrainedConfig, _ModelFields):
         "num_key_value_heads": "n_kv_heads",
         "intermediate_size": "d_ff",
         "tie_word_embeddings": "tie_embeddings",
+        "rope_theta": "rope_base",
+        "rms_norm_eps": "norm_eps",
     }
 
     use_cache: bool = True
@@ -91,6 +118,16 @@ class CheemsConfig(PreTrainedConfig, _ModelFields):
     eos_token_id: int | list[int] | None = None
 
     def __post_init__(self, **kwargs):
+        for name, value in kwargs.items():
+            if value is None:
+                continue
+            if name in OTHER_NAMES:
+                raise ValueError(
+                    f"{name} = {value!r} is no field of CheemsConfig; it has {OTHER_NAMES[name]}, "
+                    "in config.json too"
+                )
+            if name in NOT_HERE:
+                raise ValueError(f"{name} = {value!r}: Cheems models have nothing of this kind")
         super().__post_init__(**kwargs)
         self.pattern = self.to_model_config().pattern
 
@@ -150,6 +187,36 @@ class StateCache(DynamicCache):
 def make_cache(config: CheemsConfig) -> DynamicCache:
     """Return an empty cache for a model: a StateCache if it has states, else a DynamicCache."""
     return StateCache(config) if _has_states(config) else DynamicCache(config=config)
+
+
+def _take(cache, config):
+    """Turn an empty DynamicCache into one for this model, and refuse caches of other kinds."""
+    own = make_cache(config)
+    if (
+        type(cache) is DynamicCache
+        and not cache.offloading
+        and not any(map(_is_written, cache.layers))
+    ):
+        cache.__class__ = type(own)  # the caller keeps his object, and hands it on to the next call
+        vars(cache).update(vars(own))
+        return
+    advice = "leave past_key_values out, or pass DynamicCache() or hub.make_cache(model.config)"
+    if type(cache) is not type(own) or cache.offloading:
+        kind = type(cache).__name__
+        kind += "(offloading=True)" if getattr(cache, "offloading", False) else ""
+        raise ValueError(f"past_key_values can't be of type {kind} here: {advice}")
+    found, wanted = ([type(layer).__name__ for layer in c.layers] for c in (cache, own))
+    if found != wanted:
+        raise ValueError(
+            f"past_key_values is of another model: its layers are {', '.join(found)}, "
+            f"this model's are {', '.join(wanted)}; {advice}"
+        )
+
+
+def _is_written(layer):
+    """Return whether a layer of a transformers cache has seen tokens."""
+    has_state = any(getattr(layer, "has_previous_state", {}).values())
+    return has_state or getattr(layer, "keys", None) is not None
 
 
 def _has_states(config):
@@ -233,11 +300,8 @@ class CheemsModel(CheemsPreTrainedModel):
         self.blocks = nn.ModuleList(CheemsBlock(letter, sizes) for letter in sizes.pattern)
         self.norm = nn.RMSNorm(sizes.d_model, eps=sizes.norm_eps)
         self.gradient_checkpointing = False  # set by transformers
-        names = dict(self.named_parameters()).keys()
-        self._keep_in_fp32_modules_strict = KEPT_IN_FLOAT32 & {n.rpartition(".")[2] for n in names}
-        # The experts of letter C share a matrix, which is written once.
-        every = dict(self.named_parameters(remove_duplicate=False)).keys()
-        self._keys_to_ignore_on_save = every - names
+        names = {name.rpartition(".")[2] for name, _ in self.named_parameters()}
+        self._keep_in_fp32_modules_strict = KEPT_IN_FLOAT32 & names
         self.post_init()
 
     @merge_with_config_defaults
@@ -263,7 +327,8 @@ class CheemsModel(CheemsPreTrainedModel):
                 place. None for no padding, neither here nor earlier.
             position_ids: (b, l) or (1, l); None to count the real tokens of each row, as is done in
                 any case for the earlier tokens of mask="gate".
-            past_key_values: the cache of an earlier call, or an empty one of `make_cache`.
+            past_key_values: the cache of an earlier call, an empty one of `make_cache`, or a new
+                DynamicCache(), which becomes one.
             inputs_embeds: (b, l, d), in place of the embedding of input_ids.
             use_cache: whether to return a cache; None as the configuration has it. While training
                 with gradient checkpointing there is none.
@@ -276,7 +341,8 @@ class CheemsModel(CheemsPreTrainedModel):
 
         Raises:
             ValueError: both or none of input_ids and inputs_embeds; ids out of range; a mask or
-                positions of another shape; more tokens than mask="gate" has positions.
+                positions of another shape; more tokens than mask="gate" has positions; a cache of
+                another kind, or of a model with other layers.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("CheemsModel takes input_ids or inputs_embeds, and not both")
@@ -284,25 +350,34 @@ class CheemsModel(CheemsPreTrainedModel):
             check.token_ids(self.config.vocab_size, input_ids=input_ids)
             inputs_embeds = self.embedding(input_ids.long())
         x, (b, length) = inputs_embeds, inputs_embeds.shape[:2]
-        if use_cache and past_key_values is None:
+        if past_key_values is not None:
+            _take(past_key_values, self.config)
+        elif use_cache:
             past_key_values = make_cache(self.config)
         past = 0 if past_key_values is None else past_key_values.get_seq_length()
         check.shapes({"b": b, "s": past + length}, attention_mask=(attention_mask, "b s"))
-        gated = self.config.mask == "gate" and "I" in self.config.pattern
-        n = self.config.max_positions
-        if gated and attention_mask is None and past + length > n:
-            raise ValueError(f"{past + length} tokens, but mask='gate' has max_positions = {n}")
-        real = None if attention_mask is None else attention_mask.bool()
-        counted = torch.ones(b, past + length, dtype=torch.bool, device=x.device)
-        counted = ((counted if real is None else real).cumsum(1) - 1).clamp(min=0)
-        before, now = (None, None) if real is None else (real[:, :past], real[:, past:])
+        real = before = now = None
+        if attention_mask is not None:
+            real = attention_mask.bool()
+            before, now = real[:, :past], real[:, past:]
+        check_positions(self.config, past + length if real is None else real.sum(1), "input_ids")
+        every = torch.ones(b, past + length, dtype=torch.bool, device=x.device)
+        none = torch.zeros(b, dtype=torch.int64, device=x.device)
+        counted = positions(every if real is None else real, none)
         position_ids = counted[:, past:] if position_ids is None else position_ids
         check.shapes({"l": length}, position_ids=(position_ids, "rows l"))
         position_ids = position_ids.expand(b, length)
-        shared = dict(padding_mask=now, use_cache=use_cache, rotary=RotaryTable(position_ids))
+        rotary = RotaryTable(position_ids)
         for i, block in enumerate(self.blocks):
             cache = _read(past_key_values.layers[i], before, counted[:, :past]) if past else None
-            x, cache = block(x, position_ids, cache=cache, **shared)
+            x, cache = block(
+                x,
+                position_ids,
+                padding_mask=now,
+                cache=cache,
+                use_cache=use_cache,
+                rotary=rotary,
+            )
             if cache is not None:
                 _write(past_key_values, i, cache, length)
         if use_cache and isinstance(past_key_values, StateCache):
@@ -362,10 +437,16 @@ class CheemsForCausalLM(CheemsPreTrainedModel, transformers.GenerationMixin):
         return CausalLMOutputWithPast(loss, logits, out.past_key_values, out.hidden_states)
 
     def _prepare_cache_for_generation(self, generation_config, model_kwargs, *rest):
-        """Make a StateCache where generate() would make a DynamicCache."""
-        asked = generation_config.cache_implementation in (None, "dynamic")
-        asked = asked and generation_config.use_cache is not False
-        if self._is_stateful and asked and model_kwargs.get("past_key_values") is None:
+        """Make a StateCache where generate() would make a DynamicCache; refuse all other caches."""
+        kind = generation_config.cache_implementation
+        if kind not in (None, "dynamic"):
+            raise ValueError(
+                f"cache_implementation={kind!r} is not for Cheems models: leave it out"
+            )
+        given = model_kwargs.get("past_key_values")
+        if given is not None:
+            _take(given, self.config)  # before generate() asks it for its length
+        elif self._is_stateful and generation_config.use_cache is not False:
             model_kwargs["past_key_values"] = make_cache(self.config)
             return
         super()._prepare_cache_for_generation(generation_config, model_kwargs, *rest)
@@ -381,12 +462,14 @@ transformers.AutoModelForCausalLM.register(CheemsConfig, CheemsForCausalLM, exis
 @torch.no_grad()
 def from_causal_lm(model: CausalLM) -> CheemsForCausalLM:
     """Return a copy of a model for transformers, of the same dtype, device and mode."""
-    like = model.embedding.weight
-    config = CheemsConfig.from_model_config(model.config, dtype=like.dtype)
-    copy = CheemsForCausalLM(config).to(like.device, like.dtype)
-    head = model.embedding if model.lm_head is None else model.lm_head
-    state = {f"model.{n}": t for n, t in model.state_dict().items() if n != "lm_head.weight"}
-    copy.load_state_dict(state | {"lm_head.weight": head.weight})
+    state = model.state_dict()
+    table = state["embedding.weight"]
+    head = state.pop("lm_head.weight", table)
+    config = CheemsConfig.from_model_config(model.config, dtype=table.dtype)
+    copy = CheemsForCausalLM(config).to(table.device, table.dtype)
+    copy.load_state_dict(
+        {f"model.{name}": t for name, t in state.items()} | {"lm_head.weight": head}
+    )
     return copy.train(model.training)
 
 

@@ -1,135 +1,19 @@
-"""Options that several commands share: parsing, help and validation."""
+"""From parsed options (`parser`) to settings: the model, the training, the device."""
 
 import argparse
-import ast
 import dataclasses
-import json
-import math
 import os
-from collections.abc import Callable, Iterable
-from pathlib import Path
-from typing import Any, NoReturn
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 
-from cheems_lab.console import print_error
+from cheems_lab.parser import BYTES, PATTERN
 from cheems_lab.processes import started_by_torchrun
 from cheems_ref.config import LAYERS, ModelConfig, preset
-from cheems_ref.presets import PRESETS
 from cheems_ref.train import TrainConfig, default_device
 
-PATTERN = "SESESEIE"  # the default of the commands
-BYTES = 256
 FIELDS = {field.name: field for field in dataclasses.fields(ModelConfig)}
-
-
-class Parser(argparse.ArgumentParser):
-    """A parser that reports a wrong option in one line, and shows its texts as they are written."""
-
-    layout = argparse.RawDescriptionHelpFormatter
-
-    def error(self, message: str) -> NoReturn:
-        print_error(message)
-        self.exit(2)
-
-
-def add_command(
-    commands: Any, name: str, run: Callable[[argparse.Namespace], int], text: str
-) -> Callable:
-    """Add a command and return its `add_argument`; the first line of its text is its summary."""
-    parser = commands.add_parser(
-        name, help=text.splitlines()[0].rstrip("."), description=text, formatter_class=Parser.layout
-    )
-    parser.set_defaults(command=run)
-    return parser.add_argument
-
-
-# --- types of options -----------------------------------------------------------------------------
-
-
-def at_least(least: float, most: float = math.inf, *, kind: type = int) -> Callable[[str], float]:
-    """The type of an option that takes a number from least to most."""
-
-    def parse(word):
-        number = kind(word)
-        if not least <= number <= most:
-            rest = "" if most == math.inf else f" and at most {most}"
-            raise argparse.ArgumentTypeError(f"must be at least {least}{rest}, got {word}")
-        return number
-
-    parse.__name__ = kind.__name__  # argparse names it for a word that is not a number
-    return parse
-
-
-SEED = at_least(-(2**63), 2**64 - 1)  # the seeds that torch takes
-
-
-def nonempty(word: str) -> str:
-    """The type of an option that takes a word or a path."""
-    if not word:
-        raise argparse.ArgumentTypeError("is empty")
-    return word
-
-
-def directory(word: str) -> Path:
-    """The type of --run."""
-    return Path(nonempty(word))
-
-
-def setting(word: str) -> tuple[str, Any]:
-    """The type of --set: NAME=VALUE, a field of the model. Values are JSON's or Python's."""
-    name, equals, value = word.partition("=")
-    if not equals:
-        raise argparse.ArgumentTypeError(f"takes NAME=VALUE, {word!r} is not")
-    if name not in FIELDS:
-        known = ", ".join(FIELDS)
-        raise argparse.ArgumentTypeError(f"{word}: no field is named {name!r}; there are {known}")
-    for parse in (json.loads, ast.literal_eval):
-        try:
-            return name, parse(value)
-        except (ValueError, SyntaxError):
-            continue
-    return name, value  # a word, such as position=conv
-
-
-# --- groups of options ----------------------------------------------------------------------------
-
-
-def add_run(add: Callable, meaning: str) -> None:
-    """Add --run."""
-    add("--run", required=True, type=directory, metavar="DIRECTORY", help=meaning)
-
-
-def add_device(add: Callable) -> None:
-    """Add --device."""
-    add("--device", type=nonempty, help="cpu, cuda, mps (default: the fastest there is)")
-
-
-def add_model(add: Callable) -> None:
-    """Add the options that choose a model."""
-    add("--pattern", type=nonempty, help=f"letters of the layers (default {PATTERN})")
-    add("--preset", type=nonempty, metavar="NAME", help=f"one of {', '.join(PRESETS)}")
-    add("--set", type=setting, action="append", default=[], metavar="NAME=VALUE",
-        help="a field of the model")  # fmt: skip
-
-
-def add_training(add: Callable) -> None:
-    """Add the options of training that `train` and `compare` share."""
-    size = at_least(1)
-    for name, kind, meaning in (
-        ("steps", size, "optimiser steps"),
-        ("batch_size", size, "windows per step"),
-        ("seq_len", size, "bytes per window"),
-        ("learning_rate", float, "the largest"),
-        ("eval_fraction", float, "share kept for evaluation"),
-        ("evaluate_every", size, "steps between two evaluations"),
-        ("checkpoint_every", size, "steps between two checkpoints"),
-    ):
-        default = getattr(TrainConfig, name)
-        add(f"--{name.replace('_', '-')}", type=kind, help=f"{meaning} (default {default})")
-    add("--micro-batch-size", type=size, help="windows read at a time (default: all)")
-    add("--precision", choices=["auto", "float32", "bfloat16"], help="(default auto)")
-    add_device(add)
 
 
 def letters() -> str:

@@ -37,11 +37,6 @@ def started_by_torchrun() -> int:
     return int(os.environ["WORLD_SIZE"]) if "TORCHELASTIC_RUN_ID" in os.environ else 0
 
 
-def is_first() -> bool:
-    """Return whether this is the only process, or number 0 of several."""
-    return os.environ.get("RANK", "0") == "0"
-
-
 def init_processes(device: torch.device) -> None:
     """Join the processes that torchrun has started, over NCCL on CUDA and Gloo elsewhere."""
     if device.type == "cuda":

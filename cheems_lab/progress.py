@@ -9,12 +9,13 @@ import os
 import signal
 import threading
 import time
+from pathlib import Path
 
 import torch
 
-from cheems_lab.checkpoint import save
-from cheems_lab.console import print_once
-from cheems_lab.processes import any_rank, is_first
+from cheems_lab.checkpoint import checkpoint_path
+from cheems_lab.console import is_first, print_once
+from cheems_lab.files import append_text, write_text
 from cheems_ref.model import Sampling, generate
 from cheems_ref.text import ids_to_text
 from cheems_ref.train import Run
@@ -26,19 +27,16 @@ STOPPING = [s for s in signal.Signals if s.name in ("SIGINT", "SIGTERM", "SIGHUP
 
 
 class Progress:
-    """Callbacks of a run: its messages, its losses.csv, and its orderly end after a signal.
+    """Callbacks of a run: its messages and its losses.csv.
 
     Args:
         directory: of the run.
-        newest: its last checkpoint, if there is one.
-        stop_requested: as `stopping_on_signals` yields it.
-        sample_every: steps between two texts that the model generates; None for no texts.
+        sample_every: steps between two texts that the model generates; None or 0 for no texts.
         lines: whether to print a line from time to time, instead of a progress bar.
     """
 
-    def __init__(self, directory, newest, stop_requested, sample_every=None, *, lines):
-        self.directory, self.newest, self.stop_requested = directory, newest, stop_requested
-        self.lines, self.sample_every = lines, sample_every
+    def __init__(self, directory: Path, sample_every: int | None = None, *, lines: bool):
+        self.directory, self.lines, self.sample_every = directory, lines, sample_every
 
     def on_start(self, run: Run) -> None:
         """Print where the run resumes, and begin its losses.csv anew."""
@@ -46,19 +44,22 @@ class Progress:
         self.began = self.last_line_at = time.monotonic()
         held_out = dict(run.evaluations)
         rows = (_row(step, loss, held_out) for step, loss in enumerate(run.losses, 1))
-        self._write_losses("w", ["step,loss,held_out\n", *rows])
-        if self.newest is None:
+        if is_first():
+            write_text(self.directory / "losses.csv", "".join(["step,loss,held_out\n", *rows]))
+        if run.step == 0:
             return
-        if run.step < run.config.steps:
-            print_once(f"resuming from {self.newest}, after {run.step} of {run.config.steps} steps")
+        done, steps = run.step, run.config.steps
+        if done < steps:
+            newest = checkpoint_path(self.directory, done)
+            print_once(f"resuming from {newest}, after {done} of {steps} steps")
         else:
-            print_once(
-                f"{self.directory} is finished: {run.step} steps are done; --steps N trains on"
-            )
+            print_once(f"{self.directory} is finished: {done} steps are done; --steps N trains on")
 
     def on_step(self, run: Run) -> None:
-        """Note the loss, print a line or a text when due, and stop the run after a signal."""
-        self._write_losses("a", [_row(run.step, run.losses[-1], dict(run.evaluations[-1:]))])
+        """Note the loss, and print a line or a text when due."""
+        if is_first():
+            row = _row(run.step, run.losses[-1], dict(run.evaluations[-1:]))
+            append_text(self.directory / "losses.csv", row)
         now = time.monotonic()
         if first := run.step == self.first_step + 1:
             self.began = now  # the first step takes longer than the others
@@ -68,9 +69,6 @@ class Progress:
             print_once(self._line(run, now - self.began, evaluated))
         if self.sample_every and run.is_due(self.sample_every):
             print_once(f"--- step {run.step}\n{_sample(run)}\n---")
-        if any_rank(self.stop_requested(), run.model) and run.step < run.config.steps:
-            save(run, self.directory)
-            raise KeyboardInterrupt
 
     def _line(self, run, seconds, evaluated):
         config, done = run.config, run.step - self.first_step - 1
@@ -81,11 +79,6 @@ class Progress:
         speed = done * config.batch_size * config.seq_len / seconds
         left = datetime.timedelta(seconds=round((config.steps - run.step) * seconds / done))
         return f"{line}; {speed:,.0f} bytes/s, about {left} to go"
-
-    def _write_losses(self, mode, rows):
-        if is_first():
-            with (self.directory / "losses.csv").open(mode, encoding="utf-8") as file:
-                file.writelines(rows)
 
 
 def _row(step, loss, held_out):

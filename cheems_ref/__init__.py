@@ -5,7 +5,7 @@
                  rope, convolution                               positions, for ssd and attention
     model        config, presets, model                          a pattern of layers, from a string
     training     train, tasks, compare, distributed
-    costs        budget, roofline, triton_ssd
+    costs        budget, roofline, triton_ssd, compiler
     background   state_space, mamba, linear_attention            lessons; no model has these layers
     tools        check, verify, precision, plotting, text, kernels
 

@@ -19,7 +19,7 @@ The two dynamic masks are biases, added before the softmax so that they receive 
 also drop keys:
 
     GateMask     one learned gate per head and position; hard=True drops keys whose gate is below ½
-    ContentMask  a bias computed from the value of the key; top_k drops all but k keys per query
+    ContentMask  a bias computed from the value of the key; k_keys drops all but k keys per query
 
 `QCAttn` (the papers' name, for quadratic and causal) takes any inner function and any mask, and is
 ordinary attention by default. `InnerFuncAttn` is `QCAttn` with an SSD for its values.
@@ -43,7 +43,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, einsum, nn
 
 from cheems_ref import check
-from cheems_ref.precision import autocast_off
+from cheems_ref.precision import Float32Linear, autocast_off
 from cheems_ref.rope import RotaryTable, _apply_rope, _cos_sin, check_turnable
 
 Mask = Literal["gate", "content"]
@@ -173,9 +173,16 @@ def _attention(q, k, v, allowed, bias=None):
     if grouped and t == 1:  # the heads of a group read the same keys, like queries of one head
         Q = Q.reshape(b, g, h // g, p)
         mask = None if mask is None else mask.expand(b, h, 1, s).reshape(b, g, h // g, s)
-    options = dict(attn_mask=mask, is_causal=maskless and t > 1, enable_gqa=grouped and t > 1)
+    # An `if`: while torch compiles for any length, a comparison is a symbol and not a bool.
+    causal = gqa = False
+    if maskless and t > 1:
+        causal = True
+    if grouped and t > 1:
+        gqa = True
     with autocast_off(q.device):  # autocast would narrow all of them again
-        y = F.scaled_dot_product_attention(Q, K, V, **options)
+        y = F.scaled_dot_product_attention(
+            Q, K, V, attn_mask=mask, is_causal=causal, enable_gqa=gqa
+        )
     return y.to(q.dtype).reshape(b, h, t, p).transpose(1, 2)
 
 
@@ -210,7 +217,7 @@ class GateMask(nn.Module):
         nn.init.constant_(self.logit, 2.0)
 
     def forward(self, v: Values, position_ids: Int[Tensor, "b s"]) -> Bias:
-        """Return the bias of every key, log(gate) ≤ 0, from its position.
+        """Return the bias of every key, log(gate) ≤ 0, from its position; 16-bit gates in float32.
 
         Args:
             v: values; unused.
@@ -218,7 +225,8 @@ class GateMask(nn.Module):
                 others torch raises IndexError (on a GPU, an assertion fails).
         """
         check.dtypes(check.INDICES, position_ids=position_ids)
-        gates = F.embedding(position_ids, F.logsigmoid(self.logit).T)
+        wide = torch.promote_types(self.logit.dtype, torch.float32)
+        gates = F.embedding(position_ids, F.logsigmoid(self.logit.to(wide)).T)
         return rearrange(gates, "b s h -> b h s")
 
     def keeps(self, bias: Bias, allowed: Allowed) -> Allowed | None:
@@ -235,27 +243,27 @@ class ContentMask(nn.Module):
     form is that of SSD's A Δ. exp(bias) is the share of the key that remains, about 0.9 at first. A
     token can learn to hide itself from every later token.
 
-    With top_k=n each query keeps the n allowed keys of largest bias and sees no others; of equal
+    With k_keys=n each query keeps the n allowed keys of largest bias and sees no others; of equal
     biases it keeps the later key. Rounding in the matrix product may give equal tokens biases that
     differ in the last digit. A float64 layer compares biases in float32, where they are equal
     again; in a float32 layer the larger one wins.
-    With top_k=1 the one weight is always 1, and queries, keys and biases receive no gradient.
+    With k_keys=1 the one weight is always 1, and queries, keys and biases receive no gradient.
 
     Args:
         d_values: width of all values of a token together.
         n_heads: h.
-        top_k: n ≥ 1; None to keep all.
+        k_keys: n ≥ 1; None to keep all.
 
     Source: the authors' later Doge models (transformers, `modeling_doge`), which add
     exp(A softplus(u·v)) with A = 0 at the start. Here -a softplus(u·v + ν) is added, with a = 1 at
     the start, so that the bias is log(share) and u has a gradient from the start.
     """
 
-    def __init__(self, d_values: int, n_heads: int, *, top_k: int | None = None):
+    def __init__(self, d_values: int, n_heads: int, *, k_keys: int | None = None):
         super().__init__()
-        check.sizes(d_values=d_values, n_heads=n_heads, top_k=top_k)
-        self.top_k = top_k
-        self.dt_proj = nn.Linear(d_values, n_heads, bias=False)
+        check.sizes(d_values=d_values, n_heads=n_heads, k_keys=k_keys)
+        self.k_keys = k_keys
+        self.dt_proj = Float32Linear(d_values, n_heads)
         self.dt_bias = nn.Parameter(torch.empty(n_heads))
         self.A_log = nn.Parameter(torch.empty(n_heads))
         self.reset_parameters()
@@ -266,26 +274,25 @@ class ContentMask(nn.Module):
         nn.init.zeros_(self.A_log)
 
     def forward(self, v: Values, position_ids: Int[Tensor, "b s"]) -> Bias:
-        """Return the bias of every key from its value, in float32 for 16-bit values.
+        """Return the bias of every key from its value, in float32, or float64 for a float64 layer.
 
         Args:
             v: values.
             position_ids: unused.
         """
-        wide, v = torch.promote_types(v.dtype, torch.float32), v.to(self.dt_proj.weight.dtype)
-        with autocast_off(v.device):
-            dt = F.softplus(self.dt_proj(v.flatten(2)).to(wide) + self.dt_bias.to(wide))
-        return rearrange(-self.A_log.to(wide).exp() * dt, "b s h -> b h s")
+        dt = self.dt_proj(v.flatten(2))
+        dt = F.softplus(dt + self.dt_bias.to(dt.dtype))
+        return rearrange(-self.A_log.to(dt.dtype).exp() * dt, "b s h -> b h s")
 
     def keeps(self, bias: Bias, allowed: Allowed) -> Allowed | None:
         """Return which of the allowed keys to keep; None for all."""
-        if self.top_k is None or self.top_k >= bias.shape[-1]:
+        if self.k_keys is None or self.k_keys >= bias.shape[-1]:
             return None
         # Flipped, so that a stable sort ranks the later of two equal keys first; in float32, since
         # in float64 the rounding of a matrix product would separate equal tokens.
         seen = bias.float()[:, :, None].masked_fill(~allowed, -torch.inf).flip(-1)
         rank = seen.argsort(dim=-1, descending=True, stable=True).argsort(dim=-1)
-        return allowed & (rank < self.top_k).flip(-1)
+        return allowed & (rank < self.k_keys).flip(-1)
 
 
 class AttentionCache(NamedTuple):
@@ -324,7 +331,7 @@ class QCAttn(nn.Module):
         d_state: state width of the inner SSD, for inner="ssd"; its position is "rope".
         max_positions: size of the table of mask="gate", required there and ignored elsewhere.
         hard: whether mask="gate" rounds its gates, as in `GateMask`; no field of `ModelConfig`.
-        top_k: keys that mask="content" keeps per query, as in `ContentMask`.
+        k_keys: keys that mask="content" keeps per query, as in `ContentMask`.
 
     Source: WM §2 and §3.4, QCAttn.
     """
@@ -345,7 +352,7 @@ class QCAttn(nn.Module):
         d_state: int = 64,
         max_positions: int | None = None,
         hard: bool = False,
-        top_k: int | None = None,
+        k_keys: int | None = None,
     ):
         super().__init__()
         g = n_heads if n_kv_heads is None else n_kv_heads
@@ -358,7 +365,7 @@ class QCAttn(nn.Module):
         inner = self.default_inner if inner is None else inner
         if not isinstance(inner, nn.Module):
             check.choice(Inner, inner=inner)
-        self.n_heads, self.rope_base = n_heads, rope_base
+        self.d_model, self.n_heads, self.rope_base = d_model, n_heads, rope_base
         self.q_proj = nn.Linear(d_model, d_model, bias=False)
         self.k_proj = nn.Linear(d_model, g * p, bias=False)
         self.out_proj = nn.Linear(d_model, d_model, bias=False)
@@ -375,7 +382,7 @@ class QCAttn(nn.Module):
 
             self.inner = SSD(d_model, n_heads=n_heads, d_state=d_state, rope_base=rope_base)
         self.inner_has_cache = "cache" in inspect.signature(self.inner.forward).parameters
-        self.mask = _make_mask(mask, d_values, n_heads, max_positions, hard, top_k)
+        self.mask = _make_mask(mask, d_values, n_heads, max_positions, hard, k_keys)
 
     def forward(
         self,
@@ -400,10 +407,11 @@ class QCAttn(nn.Module):
         Returns:
             y, undefined at padded positions, and the cache for the next call.
         """
-        check.mixer_call(x, self.q_proj.in_features, position_ids, padding_mask)
+        check.mixer_call(x, self.d_model, position_ids, padding_mask)
+        check.fits_weights(x, self.q_proj)
         if padding_mask is not None:
             x = x.masked_fill(~padding_mask[..., None], 0)
-        p = self.q_proj.in_features // self.n_heads
+        p = self.d_model // self.n_heads
         q, k = (f(x).unflatten(-1, (-1, p)) for f in (self.q_proj, self.k_proj))
         cos, sin = _cos_sin(position_ids, p, self.rope_base, x.dtype, rotary)
         q, k = _apply_rope(q, cos, sin), _apply_rope(k, cos, sin)
@@ -468,7 +476,7 @@ class RetrievedValues(nn.Module):
         check.multiple(d_model=d_model, n_heads=n_heads)
         if k_values > n_values:
             raise ValueError(f"k_values must be in [1, n_values = {n_values}], got {k_values}")
-        self.n_heads, self.k_values = n_heads, k_values
+        self.d_model, self.n_heads, self.k_values = d_model, n_heads, k_values
         p, m = d_model // n_heads, max(1, d_model // n_heads // 2)
         self.query_proj = nn.Linear(d_model, n_heads * m, bias=False)
         self.keys = nn.Parameter(torch.randn(n_heads, n_values, m))
@@ -480,18 +488,23 @@ class RetrievedValues(nn.Module):
         nn.init.normal_(self.values)
 
     def weights(self, x: Tokens) -> Float[Tensor, "b l h r"]:
-        """Return the weight of each row for each token: softmax over the k best, 0 for the rest."""
-        check.width(x, self.query_proj.in_features)
+        """Return the weight of each row for each token: softmax over the k best, 0 for the rest.
+
+        Scores and weights are in float32, or in float64 for a float64 layer.
+        """
+        check.shapes({"d": self.d_model}, x=(x, "b l d"))
+        check.fits_weights(x, self.query_proj)
         queries = rearrange(self.query_proj(x), "b l (h m) -> b l h m", h=self.n_heads)
+        wide = torch.promote_types(self.keys.dtype, torch.float32)
         with autocast_off(x.device):
-            scores = einsum("blhm,hrm->blhr", queries.to(self.keys.dtype), self.keys)
+            scores = einsum("blhm,hrm->blhr", queries.to(wide), self.keys.to(wide))
             best = (scores / math.sqrt(queries.shape[-1])).topk(self.k_values, dim=-1)
             weights = best.values.softmax(dim=-1)
         return torch.zeros_like(scores).scatter(-1, best.indices, weights)
 
     def forward(self, x: Tokens) -> Tokens:
         """Return the values; each depends on its own token only."""
-        rows = einsum("blhr,hrp->blhp", self.weights(x), self.values)
+        rows = einsum("blhr,hrp->blhp", self.weights(x).to(self.values.dtype), self.values)
         return x * rearrange(rows, "b l h p -> b l (h p)")
 
 
@@ -507,17 +520,17 @@ class InnerFuncAttn(QCAttn):
     default_inner = "ssd"
 
 
-def _make_mask(mask, d_values, n_heads, max_positions, hard, top_k):
+def _make_mask(mask, d_values, n_heads, max_positions, hard, k_keys):
     """Return the module of a dynamic mask, given its name or the module; None without a mask."""
     if hard and mask != "gate":
         raise ValueError(f"hard belongs to mask='gate', got mask={mask!r}")
-    if top_k is not None and mask != "content":
-        raise ValueError(f"top_k = {top_k} belongs to mask='content', got mask={mask!r}")
+    if k_keys is not None and mask != "content":
+        raise ValueError(f"k_keys = {k_keys} belongs to mask='content', got mask={mask!r}")
     if mask is None or isinstance(mask, nn.Module):
         return mask
     check.choice(Mask, mask=mask)
     if mask == "content":
-        return ContentMask(d_values, n_heads, top_k=top_k)
+        return ContentMask(d_values, n_heads, k_keys=k_keys)
     if max_positions is None:
         raise ValueError("mask='gate' needs max_positions, the length of its table")
     return GateMask(n_heads, max_positions, hard=hard)
@@ -544,7 +557,7 @@ def _check(q, k, v, allowed, bias):
     check.dtypes([q.dtype], k=k, v=v)
     n = check.shapes(q=(q, "b t h p"), k=(k, "b s g p"), bias=(bias, "b h s"))
     check.shapes(n, v=(v, "b s u p"))  # u: the groups of v
-    whole = _, h, t, s = n["b"], n["h"], n["t"], n["s"]
+    b, h, t, s = n["b"], n["h"], n["t"], n["s"]
     if t > s:
         raise ValueError(f"there are {t} queries, the last of only {s} keys")
     check.multiple(**{"heads of q": h, "groups of k": k.shape[2]})
@@ -552,8 +565,49 @@ def _check(q, k, v, allowed, bias):
     if allowed is None:
         return
     check.dtypes([torch.bool], allowed=allowed)
-    fits = all(a in (1, n) for a, n in zip(allowed.shape[::-1], whole[::-1], strict=False))
-    if not (2 <= allowed.ndim <= 4 and fits):
+    whole, shape = (b, h, t, s), (1,) * (4 - allowed.ndim) + tuple(allowed.shape)
+    fits = len(shape) == 4 and all(a in (1, size) for a, size in zip(shape, whole, strict=True))
+    if not (allowed.ndim >= 2 and fits):
         raise ValueError(f"allowed must fit (b, h, t, s) = {whole}, got {tuple(allowed.shape)}")
-    if not (torch.compiler.is_compiling() or bool(allowed.any(dim=-1).all())):
+    if check.values_can_be_read() and not bool(allowed.any(dim=-1).all()):
         raise ValueError("allowed leaves a query nothing to attend to; let it see its own token")
+
+
+class PartialSoftmax(NamedTuple):
+    """What a slice of keys adds to a softmax: weighted / total is attention over that slice.
+
+    largest (b, t, h, 1): the largest score. total (b, t, h, 1): the sum of exp(score - largest).
+    weighted (b, t, h, p): the same sum, with each term times its key's value.
+    """
+
+    largest: Tensor
+    total: Tensor
+    weighted: Tensor
+
+
+def online_softmax(
+    scores: Float[Tensor, "b h t s"], values: Float[Tensor, "b s h p"]
+) -> PartialSoftmax:
+    """Return what a slice of keys adds to a softmax, for `join_softmax` to add another slice.
+
+    Hidden keys have the score -inf; a slice may hide all of its keys. Both have one dtype.
+
+    Source: Milakov and Gimelshein (2018); Dao et al. (2022), FlashAttention, §3.1.
+    """
+    check.floating(scores=scores)
+    check.dtypes([scores.dtype], values=values)
+    check.shapes(scores=(scores, "b h t s"), values=(values, "b s h p"))
+    scores = scores.movedim(1, 2)  # (b, t, h, s)
+    lowest = torch.finfo(scores.dtype).min  # where all keys are hidden: -inf - -inf would be NaN
+    largest = scores.amax(dim=-1, keepdim=True).clamp(min=lowest)
+    weights = (scores - largest).exp()
+    weighted = einsum("bths,bshp->bthp", weights, values)
+    return PartialSoftmax(largest, weights.sum(dim=-1, keepdim=True), weighted)
+
+
+def join_softmax(one: PartialSoftmax, other: PartialSoftmax) -> PartialSoftmax:
+    """Return what two slices of keys add together: the same in any order, and any grouping."""
+    largest = torch.maximum(one.largest, other.largest)
+    a, b = (one.largest - largest).exp(), (other.largest - largest).exp()
+    total = a * one.total + b * other.total
+    return PartialSoftmax(largest, total, a * one.weighted + b * other.weighted)

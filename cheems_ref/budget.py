@@ -5,15 +5,19 @@ same numbers in running models.
 Invalid sizes and dtypes raise ValueError naming argument and number (check.py).
 """
 
+import functools
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 
 from cheems_ref import check
-from cheems_ref.config import ModelConfig, make_layer
-from cheems_ref.roofline import BAGS, FUSED_ATTENTION, fake_layer, pass_operators
+from cheems_ref.config import SEQUENCE_MIXERS, ModelConfig, make_layer
+from cheems_ref.retrieval import SCORES_PER_BLOCK
+from cheems_ref.roofline import BAGS, FUSED_ATTENTION, countable, fake_layer, layer_operators
+from cheems_ref.ssd import CHUNKS_PER_BLOCK
 
 
 class CacheBytes(NamedTuple):
@@ -45,7 +49,7 @@ def cache_bytes(
         batch: rows.
         dtype: of the model. States of a sixteen-bit model are float32.
     """
-    check.numbers("[0, inf)", context=context, batch=batch)
+    check.sizes(0, context=context, batch=batch)
     check.floating(dtype=dtype)
     c = config
     layers_s, layers_a, layers_i = (c.pattern.count(letter) for letter in "SAI")
@@ -163,18 +167,16 @@ def count_flops(
         context: tokens in the cache.
         batch: rows.
     """
-    check.sizes(batch=batch)
+    check.sizes(length=length, batch=batch)
+    check.sizes(0, context=context)
     chunked, counts = replace(config, backend="chunked"), {}
-    # Two rows are counted: a single token retrieves its experts without matrix products.
-    called = pass_operators(chunked, length, context=context, batch=2)
     allowed = length * context + length * (length + 1) // 2
-    for part, operators in called.items():
-        rows = sum(one.flops for one in operators if one.name in BAGS)
-        fused = sum(one.flops for one in operators if one.name.startswith(FUSED_ATTENTION))
-        matrices = sum(one.flops for one in operators) - rows - fused
-        layers = config.pattern.count(part) if part in "AI" else 0
-        pairs = 4 * layers * config.d_model * allowed
-        counts[part] = Flops(batch * matrices // 2, batch * pairs, batch * rows // 2)
+    for part in [*dict.fromkeys(config.pattern), "head"]:
+        layers = max(1, config.pattern.count(part))
+        matrices, rows = _products(part, chunked, length, context)
+        pairs = 4 * layers * config.d_model * allowed if part in "AI" else 0
+        shares = layers * batch * matrices // 2, layers * batch * rows // 2
+        counts[part] = Flops(shares[0], batch * pairs, shares[1])
     return counts
 
 
@@ -194,7 +196,7 @@ def training_bytes(
         dtype: of the model.
         processes: that share the parameters and the tokens.
     """
-    check.numbers("[0, inf)", tokens=tokens)
+    check.sizes(0, tokens=tokens)
     check.floating(dtype=dtype)
     check.sizes(processes=processes)
     c, parts = config, count_parameters(config)
@@ -277,27 +279,106 @@ def activation_bytes(
     """
     check.sizes(length=length, batch=batch)
     check.floating(dtype=dtype)
-    c, saved, shared = replace(config, backend="chunked"), {}, {}
-    for part in [*dict.fromkeys(c.pattern), "head"]:
-        fake = fake_layer(part, c, (batch, length), dtype)
-        saved[part] = max(1, c.pattern.count(part)) * _saved_bytes(fake)
+    chunked, saved, shared = replace(config, backend="chunked"), {}, frozenset()
+    for part in [*dict.fromkeys(config.pattern), "head"]:
         # The layers of a model share their cosines and sines.
-        new = {key: pair for key, pair in fake.angles.items() if key not in shared}
-        saved[part] += sum(t.nbytes for pair in new.values() for t in pair)
-        shared |= new
+        angles = _angles(part, chunked, dtype) - shared
+        shared |= angles
+        # To a layer that doesn't mix tokens, all rows are one long row.
+        rows, tokens = (batch, length) if part in SEQUENCE_MIXERS else (1, batch * length)
+        count = functools.partial(_saved_bytes, part, chunked, dtype, rows, angles)
+        in_layer, in_angles = _continued(count, part, chunked, tokens)
+        saved[part] = max(1, config.pattern.count(part)) * in_layer + in_angles
     return saved
 
 
-def _saved_bytes(fake):
-    """Bytes that autograd saves in one layer, without its parameters and angles."""
+BLOCKS = 2  # of a loop, counted one by one; one is too few for I with inner=ssd
+
+
+def _continued(
+    count: Callable[[int], tuple[int, ...]], part: str, config: ModelConfig, n: int
+) -> tuple[int, ...]:
+    """Return count(n) of a layer; where the layer loops over blocks, continued from shorter texts.
+
+    Each further block adds as much as the one before, and the pairs of tokens that a mask of I
+    looks at grow with the square of the length. So the count is exactly a quadratic of the number
+    of blocks, and three short texts determine it.
+
+    Args:
+        count: the numbers for so many tokens.
+        part: the letter of the layer, or "head".
+        config: of the model.
+        n: tokens.
+    """
+    block = _tokens_per_block(part, config)
+    if block is None:
+        return count(n)
+    blocks, first = n // block, BLOCKS + (config.k_keys or 0) // block
+    if blocks <= first + 2:
+        return count(n)
+    lengths = [n - (blocks - first - i) * block for i in range(3)]
+    steps = blocks - first
+    return tuple(
+        one + steps * (two - one) + steps * (steps - 1) // 2 * (three - 2 * two + one)
+        for one, two, three in zip(*map(count, lengths), strict=True)
+    )
+
+
+def _tokens_per_block(part, config):
+    """How many tokens each turn of a layer's loop takes; None for a layer without a loop."""
+    if part == "S" or (part == "I" and config.inner == "ssd"):
+        return CHUNKS_PER_BLOCK * config.chunk_size
+    if part in "PKE":
+        scores = 2 * config.n_retrieval_heads * math.isqrt(config.n_neurons)
+        return max(1, SCORES_PER_BLOCK // scores)
+    return None
+
+
+def _products(part, config, length, context):
+    """Operations of one layer on two rows: of matrices, and of rows of tables."""
+    if part == "S":  # whose state has the same size after any number of tokens
+        context = min(context, 1)
+
+    def after_context(length):
+        count = functools.partial(_listed_products, part, config, length)
+        return _continued(count, part, config, context)
+
+    return _continued(after_context, part, config, length)
+
+
+@functools.lru_cache(maxsize=256)  # a command asks for the same layer more than once
+def _listed_products(part, config, length, context):
+    """The same, by listing all operators.
+
+    With two rows even a single token retrieves its experts by matrix products.
+    """
+    operators = layer_operators(part, config, length, context=context, batch=2)
+    rows = sum(one.flops for one in operators if one.name in BAGS)
+    fused = sum(one.flops for one in operators if one.name.startswith(FUSED_ATTENTION))
+    return sum(one.flops for one in operators) - rows - fused, rows
+
+
+def _angles(part, config, dtype):
+    """The keys of the cosines and sines that a layer makes."""
+    fake = fake_layer(part, config, (1, 1), dtype)
+    fake.run()
+    return frozenset(fake.angles)
+
+
+@functools.lru_cache(maxsize=256)
+def _saved_bytes(part, config, dtype, batch, angles, length):
+    """Bytes that autograd saves in one layer, without its parameters; and bytes of some angles."""
     saved = {}
 
     def save(t):
         saved[id(t.untyped_storage())] = t.untyped_storage()  # each memory once
         return t
 
-    with torch.autograd.graph.saved_tensors_hooks(save, lambda t: t):
-        fake.run()
+    with countable(batch=batch, length=length):
+        fake = fake_layer(part, config, (batch, length), dtype)
+        with torch.autograd.graph.saved_tensors_hooks(save, lambda t: t):
+            fake.run()
     for t in (*fake.parameters, *(t for pair in fake.angles.values() for t in pair)):
         saved.pop(id(t.untyped_storage()), None)
-    return sum(storage.nbytes() for storage in saved.values())
+    new = sum(t.nbytes for key in angles for t in fake.angles[key])
+    return sum(storage.nbytes() for storage in saved.values()), new

@@ -16,6 +16,8 @@ from typing import NamedTuple
 
 import torch
 
+from cheems_ref import check
+
 Losses = Mapping[str, Mapping[int, float]]  # of every row, with every seed
 Family = Mapping[str, Mapping[str, float]]  # by name the weights of rows in a difference
 
@@ -44,10 +46,11 @@ def interval(numbers: Sequence[float]) -> Interval:
     """Return Student's 95 % interval for the mean of independent numbers.
 
     Raises:
-        ValueError: no numbers.
+        ValueError: no numbers, or one that is NaN or infinite.
     """
     if not len(numbers):
         raise ValueError("an interval needs at least one number")
+    check.numbers("(-inf, inf)", **{f"numbers[{i}]": x for i, x in enumerate(numbers)})
     mean, n = statistics.fmean(numbers), len(numbers)
     if n == 1:
         return Interval(mean, math.inf)

@@ -62,7 +62,7 @@ LAYERS = {
                    "chunk_size backend"),
     "A": LayerType("attention", QCAttn, "n_heads n_kv_heads rope_base"),
     "I": LayerType("inner-function attention", InnerFuncAttn, "n_heads n_kv_heads rope_base mask "
-                   "inner n_values k_values d_state max_positions top_k"),
+                   "inner n_values k_values d_state max_positions k_keys"),
     "M": LayerType("MLP", MLP, "d_ff"),
     "G": LayerType("gated MLP", partial(MLP, gated=True), "d_ff"),
     "D": LayerType("DGLU", DGLU, "d_ff"),
@@ -108,7 +108,7 @@ class ModelConfig:
     k_values: int = _field(2, "rows that each token takes", {"I": "inner=retrieved"})
     mask: Mask | None = _field(None, "dynamic mask: gate, content or None")
     max_positions: int | None = _field(None, "longest sequence", {"I": "mask=gate"})
-    top_k: int | None = _field(None, "keys that each query keeps", {"I": "mask=content"})
+    k_keys: int | None = _field(None, "keys that each query keeps", {"I": "mask=content"})
     d_ff: int = _field(256, "inner width, of an expert or of what experts share")
     n_experts: int = _field(4, "routed experts")
     k_experts: int = _field(2, "routed experts that each token takes")
@@ -137,10 +137,17 @@ class ModelConfig:
             try:
                 with torch.device("meta"):
                     make_layer(letter, self)
-            except (ValueError, RuntimeError) as error:  # RuntimeError: a size beyond 64 bits
-                message = str(error)
-                for argument, field in LAYERS[letter].arguments().items():
+            except (ValueError, RuntimeError) as error:
+                message, arguments = str(error), LAYERS[letter].arguments()
+                for argument, field in arguments.items():
                     message = re.sub(rf"\b{argument}\b", field, message)  # by its name here
+                if isinstance(error, RuntimeError):  # a tensor is too large
+                    sizes = {name: getattr(self, name) for name in ("d_model", *arguments.values())}
+                    sizes = {name: n for name, n in sizes.items() if isinstance(n, int)}
+                    largest = max(sizes, key=sizes.get)
+                    message = (
+                        f"{largest} = {sizes[largest]} makes a tensor too large for 64 bits"
+                    )
                 raise ValueError(f"letter {letter} ({LAYERS[letter].name}): {message}") from error
 
 
@@ -179,6 +186,17 @@ def preset(name: str) -> ModelConfig:
     return ModelConfig(**PRESETS[name])
 
 
+def from_saved(fields: Mapping[str, Any]) -> ModelConfig:
+    """Return a configuration from its fields as they were saved, by this version or an older one.
+
+    The field `k_keys` was once `top_k`, the name of an option of transformers' generate().
+    """
+    fields = dict(fields)
+    if "top_k" in fields:
+        fields["k_keys"] = fields.pop("top_k")
+    return ModelConfig(**fields)
+
+
 def expand_pattern(pattern: str) -> str:
     """Expand a pattern to one letter per layer.
 
@@ -198,9 +216,11 @@ def expand_pattern(pattern: str) -> str:
             known = ", ".join(f"{key} {layer.name}" for key, layer in LAYERS.items())
             raise ValueError(f"unknown letter {letter!r} in pattern {pattern!r}; there are {known}")
     # Replace one repeated word, or one bracket without × or brackets inside, by its letters. The
-    # spaces keep them apart from their neighbours: in "A(SM) × 2", × must not repeat the A.
+    # spaces keep them apart from their neighbours: in "A(SM) × 2", × must not repeat the A. The
+    # search tries a word at its first letter only; trying all n letters would take n² steps.
     text = pattern
-    while found := re.search(r"([A-Z]+)\s*[×x*]\s*(\d+)|\(([\s+]*[A-Z][A-Z\s+]*)\)", text):
+    unit = re.compile(r"(?<![A-Z])([A-Z]+)\s*[×x*]\s*(\d+)|\(([\s+]*[A-Z][A-Z\s+]*)\)")
+    while found := unit.search(text):
         word, times, bracket = found.groups()
         times = int(times or 1)
         letters = word or re.sub(r"[\s+]", "", bracket)
@@ -211,7 +231,9 @@ def expand_pattern(pattern: str) -> str:
     letters = re.sub(r"[\s+]", "", text)
     if wrong := re.sub("[A-Z]", "", letters):
         rules = "letters are capitals, × n follows a word or a bracket, and brackets are closed"
-        raise ValueError(f"cannot read {wrong[0]!r} in pattern {pattern!r}: {rules}")
+        capital = wrong[0].upper() in LAYERS and wrong[0] != "x"
+        hint = f"; did you mean {pattern.upper()!r}?" if capital else ""
+        raise ValueError(f"cannot read {wrong[0]!r} in pattern {pattern!r}: {rules}{hint}")
     if not 1 <= len(letters) <= MAX_LAYERS:
         n = f"{len(letters):,} layers, not 1 to {MAX_LAYERS:,}"
         raise ValueError(f"pattern {pattern!r} has {n}")

@@ -27,7 +27,7 @@ from torch import Tensor, einsum, nn
 from cheems_ref import check, ssd
 from cheems_ref.attention import QCAttn
 from cheems_ref.convolution import short_convolution
-from cheems_ref.model import CausalLM, Ids
+from cheems_ref.model import CausalLM, Ids, check_positions, positions
 from cheems_ref.rope import RotaryTable
 from cheems_ref.ssd import SSD, Backend, Keys, PerHead, State, Steps, Values
 
@@ -140,11 +140,12 @@ class SequenceParallel(nn.Module):
         """
         rank, _ = _rank_and_size(self.group)
         lengths = self._check(input_ids)
-        positions = sum(lengths[:rank]) + torch.arange(lengths[rank], device=input_ids.device)
-        positions = positions.expand(len(input_ids), -1)
-        x, rotary = self.model.embedding(input_ids.long()), RotaryTable(positions)
+        real = torch.ones_like(input_ids).bool()  # no padding
+        before = real.new_full(real.shape[:1], sum(lengths[:rank]), dtype=torch.int64)
+        position_ids = positions(real, before)
+        x, rotary = self.model.embedding(input_ids.long()), RotaryTable(position_ids)
         for block in self.model.blocks:
-            x, _ = block(x, positions, use_cache=False, rotary=rotary)
+            x, _ = block(x, position_ids, use_cache=False, rotary=rotary)
         return self.model.logits(self.model.norm(x))
 
     def _check(self, input_ids):
@@ -162,7 +163,7 @@ class SequenceParallel(nn.Module):
             raise ValueError(f"input_ids are wrong on rank {rows.index(-1)}")
         if len({*rows}) > 1:
             raise ValueError(f"input_ids have {[*rows]} rows on the ranks")
-        self.model._check_positions("input_ids", sum(lengths))
+        check_positions(self.model.config, sum(lengths), "input_ids")
         return lengths
 
 

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from cheems_ref import check
 from cheems_ref.feed_forward import DGLU, MLP  # noqa: F401
-from cheems_ref.precision import autocast_off
+from cheems_ref.precision import Float32Linear
 from cheems_ref.retrieval import PEER, CDMMoE, CDMoE, ProductKeys, product_key_topk  # noqa: F401
 
 Tokens = Float[Tensor, "b l d"]
@@ -47,6 +47,9 @@ class MoE(nn.Module):
         k: experts per token, at most e.
         renormalize: whether to scale the k gates of a token to a sum of 1.
 
+    torch.func.grad works on this layer and on those below. torch.func.vmap does not: how many
+    tokens an expert gets depends on their values.
+
     Source: OTCE eqs. 15 and 17.
     """
 
@@ -56,20 +59,26 @@ class MoE(nn.Module):
         super().__init__()
         check.sizes(d_model=d_model, d_ff=d_ff, n_experts=n_experts, k=k)
         check.numbers(f"[1, {n_experts}]", k=k)
-        self.k, self.renormalize = k, renormalize
-        self.router = nn.Linear(d_model, n_experts, bias=False)
-        self.experts = nn.ModuleList(DGLU(d_model, d_ff) for _ in range(n_experts))
+        self.d_model, self.k, self.renormalize = d_model, k, renormalize
+        self.router = Float32Linear(d_model, n_experts)
+        self.experts = nn.ModuleList(self._make_expert(i, d_model, d_ff) for i in range(n_experts))
         self._extend(d_model, d_ff)
+
+    def _make_expert(self, i, d_model, d_ff):
+        """Make expert i."""
+        return DGLU(d_model, d_ff)
 
     def _extend(self, d_model, d_ff):
         """Add the parts of a subclass, after the router and the experts."""
 
     def route(self, x: Tokens) -> tuple[Gates, Choices]:
-        """Choose the experts of every token: return gates, descending, and indices."""
-        check.width(x, self.router.in_features)
-        with autocast_off(x.device):
-            scores = self.router(x.to(self.router.weight.dtype))
-        gates, indices = scores.softmax(dim=-1).topk(self.k, dim=-1)
+        """Choose the experts of every token: return gates, descending, and indices.
+
+        The gates are in float32, or in float64 for a float64 model.
+        """
+        check.shapes({"d": self.d_model}, x=(x, "b l d"))
+        check.fits_weights(x, self.router)
+        gates, indices = self.router(x).softmax(dim=-1).topk(self.k, dim=-1)
         if self.renormalize and self.k == 1:  # g / g would have rounding errors as its gradient
             return torch.ones_like(gates), indices
         return gates / gates.sum(dim=-1, keepdim=True) if self.renormalize else gates, indices
@@ -109,13 +118,17 @@ class SharedExpertMoE(MoE):
 class CohesiveMoE(MoE):
     """Experts that share the matrix V of their second gate; W and W₂ are their own.
 
+    The shared V is that of expert 0.
+
     Source: OTCE eq. 18.
     """
 
-    def _extend(self, d_model, d_ff):
-        # Keep the V drawn last, as a reset does: it draws the shared V anew for each expert.
-        for expert in self.experts[:-1]:
-            expert.V = self.experts[-1].V
+    def _make_expert(self, i, d_model, d_ff):
+        return DGLU(d_model, d_ff, own_V=i == 0)
+
+    def expert(self, i: int, x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+        """Compute expert i on its tokens, with the V of all experts."""
+        return self.experts[i](x, x_V=self.experts[0].V(x))
 
 
 class ExpansiveMoE(MoE):
@@ -161,8 +174,9 @@ def _mix_experts(x, gates, indices, expert, n_experts):
     groups = zip((order // k).split(sizes), gates.flatten()[order].split(sizes), strict=True)
     y = torch.zeros_like(tokens)
     for i, (token, gate) in enumerate(groups):
-        # In training every expert is called, so that unused experts get a zero gradient, not None.
-        if len(token) or torch.is_grad_enabled():
+        # In training every expert is called, so that unused experts get a zero gradient, not None;
+        # and in export, where no size is known.
+        if torch.is_grad_enabled() or torch.compiler.is_compiling() or len(token):
             weighted = gate[:, None] * expert(i, tokens[token])
             y.index_add_(0, token, weighted.to(y.dtype))
     return y.view_as(x)

@@ -6,7 +6,7 @@ They take x (..., d) and return y (..., d). f is the inner width.
     gated MLP      (SiLU(x W) ∘ x V) W₂
     DGLU           (SiLU(x W) ∘ tanh(x V)) W₂        OTCE's expert, which has a second gate
 
-Wrong shapes or sizes raise ValueError, which names the argument (check.py).
+Wrong shapes, dtypes or sizes raise ValueError, which names the argument (check.py).
 """
 
 from typing import Literal
@@ -35,13 +35,15 @@ class MLP(nn.Module):
     def __init__(self, d_model: int, d_ff: int, *, gated: bool = False):
         super().__init__()
         check.sizes(d_model=d_model, d_ff=d_ff)
+        self.d_model = d_model
         self.in_proj = nn.Linear(d_model, d_ff, bias=False)
         self.gate_proj = nn.Linear(d_model, d_ff, bias=False) if gated else None
         self.out_proj = nn.Linear(d_ff, d_model, bias=False)
 
     def forward(self, x: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
         """Compute y from x."""
-        check.width(x, self.in_proj.in_features)
+        check.width(x, self.d_model)
+        check.fits_weights(x, self.in_proj)
         if self.gate_proj is None:
             return self.out_proj(F.silu(self.in_proj(x)))
         return self.out_proj(F.silu(self.gate_proj(x)) * self.in_proj(x))
@@ -54,21 +56,26 @@ class DGLU(nn.Module):
         d_model: d.
         d_ff: f.
         gate: the second activation.
+        own_V: False for a unit without V, whose caller computes x V.
 
     Source: OTCE eq. 13.
     """
 
-    def __init__(self, d_model: int, d_ff: int, *, gate: SecondGate = "tanh"):
+    def __init__(self, d_model: int, d_ff: int, *, gate: SecondGate = "tanh", own_V: bool = True):
         super().__init__()
         check.sizes(d_model=d_model, d_ff=d_ff)
         check.choice(SecondGate, gate=gate)
-        self.gate = gate
+        self.d_model, self.gate = d_model, gate
         self.W = nn.Linear(d_model, d_ff, bias=False)
-        self.V = nn.Linear(d_model, d_ff, bias=False)
+        self.V = nn.Linear(d_model, d_ff, bias=False) if own_V else None
         self.W_2 = nn.Linear(d_ff, d_model, bias=False)
 
-    def forward(self, x: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
-        """Compute y from x."""
-        check.width(x, self.W.in_features)
+    def forward(
+        self, x: Float[Tensor, "... d"], *, x_V: Float[Tensor, "... f"] | None = None
+    ) -> Float[Tensor, "... d"]:
+        """Compute y from x; from x V as well, if it is given."""
+        check.width(x, self.d_model)
+        check.fits_weights(x, self.W)
+        x_V = self.V(x) if x_V is None else x_V
         second = torch.tanh if self.gate == "tanh" else torch.sigmoid
-        return self.W_2(F.silu(self.W(x)) * second(self.V(x)))
+        return self.W_2(F.silu(self.W(x)) * second(x_V))

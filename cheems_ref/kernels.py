@@ -10,6 +10,13 @@ A Triton kernel is a Python function. On a GPU it is compiled; Triton's interpre
 same source on CPU tensors, program by program, with NumPy as the arithmetic unit. That is slow, and
 it checks what the source *means*: not the compiler, nor races, nor TF32.
 
+mamba-ssm writes its kernels for 16-bit tensors. On a GPU each kernel is compiled in about ten
+configurations, and the fastest one is kept. Float32 would need registers that no GPU has: with
+plain float32 products, the smallest configuration spills 10 KB per thread on an A100, and the
+largest is not compiled after minutes. So float32 tensors get the smallest configuration only, and
+"tf32x3" products, three of a tensor core for each, which keep nearly all digits. That is for
+cross-checks: `ssd(backend="auto")` gives float32 the chunked form.
+
 Triton chooses the interpreter by an environment variable, ``TRITON_INTERPRET``, which it reads when
 a function is decorated. A child process would inherit the variable, and interpret its kernels even
 on a GPU. So this module leaves the environment alone: without a GPU, it passes the decorated
@@ -56,6 +63,7 @@ class _Kernels(NamedTuple):
     backward: Callable
     update: Callable
     tunings: int  # block sizes among which one kernel would choose, by timing them on a GPU
+    smallest: list[tuple]  # what chooses the configuration of each kernel, and its smallest one
 
 
 # Why the kernels run as they do, or cannot run, and what to do.
@@ -113,8 +121,9 @@ def _status(mode, reason, error=None):
 
 
 def can_take(x: Tensor) -> bool:
-    """Return whether the compiled kernels can take x: on a GPU, and not float64."""
-    return x.is_cuda and x.dtype != torch.float64 and kernel_status().mode == "cuda"
+    """Return whether "auto" gives x to the compiled kernels: on a GPU, in 16 bits."""
+    sixteen_bits = x.dtype in (torch.float16, torch.bfloat16)
+    return x.is_cuda and sixteen_bits and kernel_status().mode == "cuda"
 
 
 # torch.compile must skip the kernels; torch.compiler.disable would import Dynamo and Triton here.
@@ -210,7 +219,7 @@ def state_update(
     zeros = torch.zeros(h, dtype=torch.float32, device=x.device)
     dt, A = dt[..., None].expand(b, h, p), A[:, None, None].expand(h, p, n)
     D, bias = (t[:, None].expand(h, p) for t in (zeros if D is None else D, zeros))
-    with _shims(mode):
+    with _launching(mode, "decoding", x.dtype):
         y = _load().update(state, x, dt, A, B, C, D=D, dt_bias=bias)
     return y, state
 
@@ -229,7 +238,7 @@ class _ChunkScan(torch.autograd.Function):
             shape = (x.shape[0], *x.shape[2:], B.shape[-1])
             state = x.new_zeros(shape, dtype=torch.float32)
             return torch.empty_like(x), state if initial_state is None else state + initial_state
-        with _shims(mode):
+        with _launching(mode, "forward", x.dtype):
             y, *_, final_state = _load().forward(
                 x, dt, A, B, C, chunk, D=D, initial_states=initial_state
             )
@@ -244,7 +253,8 @@ class _ChunkScan(torch.autograd.Function):
             grads.append(dfinal_state)
         else:
             dy = dy.contiguous()
-            with _shims(ctx.mode):  # y itself is not needed without a gate, only its shape: dy
+            # y itself is not needed without a gate, only its shape: dy
+            with _launching(ctx.mode, "backward", x.dtype):
                 states = dict(initial_states=initial_state, dfinal_states=dfinal_state.contiguous())
                 dx, ddt, dA, dB, dC, dD, _, _, dinitial = _load().backward(
                     dy, x, dt, A, B, C, dy, ctx.chunk, D=D, **states
@@ -264,7 +274,7 @@ def launching(tensors: dict[str, Tensor]) -> contextlib.AbstractContextManager[N
         RuntimeError, TypeError, ValueError: as `chunk_scan`.
     """
     mode = _check(tensors)
-    return torch.cuda.device(tensors["x"].device) if mode == "cuda" else _shims(mode)
+    return torch.cuda.device(tensors["x"].device) if mode == "cuda" else _interpreting()
 
 
 def _check(tensors: dict[str, Tensor | None]) -> Mode:
@@ -317,12 +327,15 @@ def _load() -> _Kernels:
             parent.__path__ = list(spec.submodule_search_locations)
             sys.modules["mamba_ssm"] = parent
         try:
+            determinism = importlib.import_module("mamba_ssm.utils.determinism")
             if _interpreted() and "MAMBA_DETERMINISTIC" not in os.environ:
                 # One block size per kernel: there is no device to time several on.
-                determinism = importlib.import_module("mamba_ssm.utils.determinism")
                 determinism.set_deterministic_mode(True)
             ssd = importlib.import_module("mamba_ssm.ops.triton.ssd_combined")
             step = importlib.import_module("mamba_ssm.ops.triton.selective_state_update")
+            names = [name for name in sys.modules if name.startswith("mamba_ssm.ops.triton.")]
+            rooms = [sys.modules[name] for name in names]
+            smallest = _smallest(rooms, determinism)
         finally:
             if "mamba_ssm" not in known:
                 for name in set(sys.modules) - known:
@@ -333,20 +346,53 @@ def _load() -> _Kernels:
         backward=ssd._mamba_chunk_scan_combined_bwd,
         update=step.selective_state_update,
         tunings=len(ssd._chunk_scan_chunk_state_bwd_dx_kernel.configs),
+        smallest=smallest,
     )
 
 
-@contextlib.contextmanager
-def _shims(mode: Mode) -> Iterator[None]:
-    """Let launchers written for CUDA run in the interpreter; on a GPU ask for float32 products.
+def _smallest(modules, determinism) -> list[tuple]:
+    """Return each autotuner in some modules of mamba-ssm, and its smallest configuration in a list.
 
-    Kernel calls of this module wait for each other. The replacements are global: while a kernel
-    runs, no other thread should use torch.cuda, Triton or the warning filters.
+    Smallest is what mamba-ssm's deterministic mode takes: the least tile, times the stages.
     """
-    if mode == "cuda":
-        with _lock, _float32_products():
-            yield
-        return
+    from triton.runtime.autotuner import Autotuner
+
+    tuners = [t for module in modules for t in vars(module).values() if isinstance(t, Autotuner)]
+    cost = determinism._estimate_config_cost
+    return [(tuner, [min(tuner.configs, key=cost)]) for tuner in tuners]
+
+
+def _launching(mode: Mode, half: str, dtype: torch.dtype) -> contextlib.AbstractContextManager:
+    """Return a context in which mamba-ssm's kernels can be launched: its forward half, or another.
+
+    Kernel calls of this module wait for each other. Replacements are global: while a kernel runs,
+    no other thread should use torch.cuda, Triton or the warning filters.
+    """
+    return _compiling(half, dtype) if mode == "cuda" else _interpreting()
+
+
+@contextlib.contextmanager
+def _compiling(half: str, dtype: torch.dtype) -> Iterator[None]:
+    """Let Triton compile float32 with few registers, and say that compiling takes a while."""
+    print_once(
+        f"cheems_ref: mamba-ssm's {half} kernels are compiled for {str(dtype)[6:]} at their first "
+        "use on this GPU. That can take minutes; later processes find them in Triton's cache."
+    )
+    with _lock, _float32_products(), contextlib.ExitStack() as stack:
+        for tuner, smallest in _load().smallest if dtype == torch.float32 else ():
+            stack.enter_context(mock.patch.object(tuner, "configs", smallest))
+        yield
+
+
+@functools.cache
+def print_once(message: str) -> None:
+    """Print a message to stderr, the first time it is given."""
+    print(message, file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def _interpreting() -> Iterator[None]:
+    """Let launchers written for CUDA run in Triton's interpreter, on CPU tensors."""
     from triton import JITFunction, knobs
     from triton.language import core
     from triton.runtime.interpreter import InterpretedFunction, InterpreterBuilder, TensorHandle
@@ -401,18 +447,19 @@ def _shims(mode: Mode) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _float32_products() -> Iterator[None]:
-    """Let Triton compile float32 products as such, unless the environment asks for another kind.
+    """Let Triton make a float32 product of three TF32 ones, unless the environment asks for a kind.
 
-    The default is TF32, whose 10-bit mantissa is far from the 1e-5 of a cross-check;
-    ``TRITON_F32_DEFAULT=tf32`` gives the speed back. The variable is set in the environment for the
-    launch, since Triton caches compiled kernels by it.
+    The default is a single one, whose 10-bit mantissa is far from the 1e-5 of a cross-check;
+    ``TRITON_F32_DEFAULT=tf32`` gives the speed back. "ieee" has no tensor core and too many
+    registers. The variable is set in the environment for the launch, since Triton caches compiled
+    kernels by it.
 
     Source: triton/knobs.py and get_cache_invalidating_env_vars (3.7.1).
     """
     if "TRITON_F32_DEFAULT" in os.environ:
         yield
         return
-    os.environ["TRITON_F32_DEFAULT"] = "ieee"
+    os.environ["TRITON_F32_DEFAULT"] = "tf32x3"
     try:
         yield
     finally:

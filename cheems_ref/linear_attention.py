@@ -369,7 +369,7 @@ def _cut(t, size):
 
 
 def _check(q, k, v, gates, initial_state, scale, chunk_size):
-    """Validate the arguments of a rule; `gates` holds its g and beta, where it takes them."""
+    """Validate the arguments of a rule; `gates` holds its g and beta by name, if it has them."""
     for name, gate in gates.items():
         if gate is None:
             raise TypeError(f"{name} must be a tensor, got None")

@@ -195,7 +195,8 @@ class Mamba(nn.Module):
         check.choice(Scan, scan=scan)
         dt_rank = math.ceil(d_model / 16) if dt_rank is None else dt_rank
         d_inner = expand * d_model
-        self.widths, self.selective, self.scan = (dt_rank, d_state, d_state), selective, scan
+        self.d_model, self.widths = d_model, (dt_rank, d_state, d_state)
+        self.selective, self.scan = selective, scan
 
         self.in_proj = nn.Linear(d_model, 2 * d_inner, bias=False)
         self.conv = nn.Parameter(torch.empty(d_inner, d_conv))
@@ -237,7 +238,8 @@ class Mamba(nn.Module):
 
         Source: mamba-ssm's `mamba_inner_ref`.
         """
-        n = check.shapes({"d": self.in_proj.in_features}, x=(x, "b l d"))
+        n = check.shapes({"d": self.d_model}, x=(x, "b l d"))
+        check.fits_weights(x, self.in_proj)
         n |= dict(zip(("d_inner", "n"), self.A_log.shape, strict=True))
         wide = torch.promote_types(x.dtype, torch.float32)
         state, history = (None, None) if cache is None else cache

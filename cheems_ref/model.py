@@ -50,6 +50,48 @@ class ModelCache(NamedTuple):
         return sum(t.nbytes for t in tree_leaves(self) if isinstance(t, Tensor))
 
 
+def positions(real: PaddingMask, before: Int[Tensor, " b"]) -> Int[Tensor, "b l"]:
+    """Return the position of each token: how many real tokens of its row come before it.
+
+    Args:
+        real: False for padding, whose positions mean nothing.
+        before: how many real tokens each row had in earlier calls.
+    """
+    return (before[:, None] + real.cumsum(1) - 1).clamp(min=0)  # not -1 at padding on the left
+
+
+def check_positions(config: ModelConfig, n_tokens: int | Tensor, name: str) -> None:
+    """Reject more tokens in a row than mask="gate" has gates.
+
+    Args:
+        config: of the model. Without a gate, texts may be of any length.
+        n_tokens: the number of real tokens, or (b,) that of each row.
+        name: what the message calls the tokens.
+    """
+    has_gates = config.mask == "gate" and "I" in config.pattern  # only I takes a mask
+    if not (has_gates and check.values_can_be_read()):
+        return
+    if isinstance(n_tokens, Tensor):
+        n_tokens = int(n_tokens.max()) if n_tokens.numel() else 0
+    if n_tokens > config.max_positions:
+        raise ValueError(
+            f"{name} needs {n_tokens} positions, but mask='gate' has "
+            f"max_positions = {config.max_positions}"
+        )
+
+
+class Embedding(nn.Embedding):
+    """A table with one row per id. In a model with a tied head it computes the logits as well."""
+
+    def forward(self, x: Tensor, *, unembed: bool = False) -> Tensor:
+        """Return the rows of ids x (b, l); with unembed, the products of x (..., d) with all rows.
+
+        Both are calls of this module, so both run its hooks, such as one that fetches offloaded
+        weights.
+        """
+        return F.linear(x, self.weight) if unembed else super().forward(x)
+
+
 class Block(nn.Module):
     """One letter: x + layer(norm(x))."""
 
@@ -87,7 +129,7 @@ class CausalLM(nn.Module):
     def __init__(self, config: ModelConfig):
         super().__init__()
         self.config = config
-        self.embedding = nn.Embedding(config.vocab_size, config.d_model)
+        self.embedding = Embedding(config.vocab_size, config.d_model)
         self.blocks = nn.ModuleList(Block(letter, config) for letter in config.pattern)
         self.norm = nn.RMSNorm(config.d_model, eps=config.norm_eps)
         self.lm_head = None
@@ -144,15 +186,23 @@ class CausalLM(nn.Module):
             self.check_inputs(input_ids, padding_mask, cache)
         real = torch.ones_like(input_ids).bool() if padding_mask is None else padding_mask
         if cache is None:
-            caches, before = [None] * len(self.blocks), real.new_zeros(len(real), dtype=torch.int64)
+            caches = [None] * len(self.blocks)
+            before = real.new_zeros(real.shape[0], dtype=torch.int64)  # export reads len() as fixed
         else:
             caches, before = cache.layers, cache.n_tokens
-        position_ids = (before[:, None] + real.cumsum(1) - 1).clamp(min=0)  # not -1 at left padding
+        position_ids = positions(real, before)
         rotary = RotaryTable(position_ids)  # the first layer that rotates fills it
-        same = dict(padding_mask=padding_mask, use_cache=use_cache, rotary=rotary)
-        x, layers = self.embedding(input_ids.long()), []
+        x = self.embedding(input_ids.long())
+        layers = []
         for block, layer_cache in zip(self.blocks, caches, strict=True):
-            x, layer_cache = block(x, position_ids, cache=layer_cache, **same)
+            x, layer_cache = block(
+                x,
+                position_ids,
+                padding_mask=padding_mask,
+                cache=layer_cache,
+                use_cache=use_cache,
+                rotary=rotary,
+            )
             layers.append(layer_cache)
         if use_cache:
             cache = ModelCache(tuple(layers), before + real.sum(1), self.config.pattern)
@@ -160,8 +210,7 @@ class CausalLM(nn.Module):
 
     def logits(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b v"]:
         """Compute logits from hidden states."""
-        head = self.embedding if self.lm_head is None else self.lm_head
-        return F.linear(x, head.weight)
+        return self.embedding(x, unembed=True) if self.lm_head is None else self.lm_head(x)
 
     def check_inputs(
         self,
@@ -189,20 +238,12 @@ class CausalLM(nn.Module):
                     f"cache is of a model with another pattern: {cache.pattern!r}, "
                     f"this model's is {self.config.pattern!r}"
                 )
+        if max_new_tokens == 0:  # then the prompt isn't read
+            return
         n_tokens = length if padding_mask is None else padding_mask.sum(1)
-        n_tokens = n_tokens if cache is None else n_tokens + cache.n_tokens
-        self._check_positions(name, n_tokens, max_new_tokens)
-
-    def _check_positions(self, name, n_tokens, max_new_tokens=1):
-        """Reject rows with more tokens than mask="gate" has gates; n_tokens may be one per row."""
-        n = self.config.max_positions
-        gated = self.config.mask == "gate" and "I" in self.config.pattern  # only I takes a mask
-        # Without a new token the prompt isn't read.
-        if max_new_tokens > 0 and gated and not torch.compiler.is_compiling():
-            needed = n_tokens + max_new_tokens - 1  # the last new token is no input
-            count = f"the number of positions of {name} (mask='gate', max_positions = {n})"
-            reject_outside = check.entries if isinstance(needed, Tensor) else check.numbers
-            reject_outside(f"[0, {n}]", **{count: needed})
+        if cache is not None:
+            n_tokens = n_tokens + cache.n_tokens
+        check_positions(self.config, n_tokens + max_new_tokens - 1, name)  # the last is no input
 
 
 # --- generating text ------------------------------------------------------------------------------
@@ -253,7 +294,8 @@ def sample(logits: Float[Tensor, "b v"], sampling: Sampling = DEFAULT) -> Int[Te
         ordered = ordered / ordered.sum(-1, keepdim=True)
     if sampling.top_p is not None and sampling.top_p < 1:
         before = ordered.cumsum(-1) - ordered
-        ordered = ordered.masked_fill(before >= sampling.top_p, 0)
+        p = max(sampling.top_p, torch.finfo(wide).tiny)  # 1e-300 would be 0, and keep no id
+        ordered = ordered.masked_fill(before >= p, 0)
     place = torch.multinomial(ordered, 1, generator=sampling.generator)
     return ids.gather(1, place)[:, 0]
 
@@ -279,13 +321,16 @@ def stream(
         sampling: how each id is chosen.
         padding_mask: True for real tokens, for prompts of different lengths padded on either side;
             None for all.
-        eos_id: ends a row, which then repeats it; generation stops when all rows have ended.
+        eos_id: in [0, vocab_size), ends a row, which then repeats it; generation stops when all
+            rows have ended. None to generate max_new_tokens.
         compile: whether torch.compile turns all layers into one graph, for every token but the
             first. On two cores a token then takes a quarter to a half of the time, after a minute
             or two of compiling, once per process and pattern for one row and once for several.
             Needs a C++ compiler; not for the layers R, H, C and X.
     """
-    check.sizes(0, max_new_tokens=max_new_tokens)
+    check.sizes(0, max_new_tokens=max_new_tokens, eos_id=eos_id)
+    if eos_id is not None:
+        check.numbers(f"[0, {model.config.vocab_size})", eos_id=eos_id)
     model.check_inputs(prompt, padding_mask, max_new_tokens=max_new_tokens, name="prompt")
     if prompt.shape[1] == 0 or (padding_mask is not None and not padding_mask.any(dim=1).all()):
         raise ValueError("every row of the prompt needs at least one real token")
@@ -299,8 +344,9 @@ def _stream(model, prompt, max_new_tokens, sampling, padding_mask, eos_id, compi
         last = torch.full(prompt.shape[:1], prompt.shape[1] - 1, device=prompt.device)
     else:
         last = (torch.arange(prompt.shape[1], device=prompt.device) * padding_mask).argmax(dim=1)
-    done = torch.zeros(len(prompt), dtype=torch.bool, device=prompt.device)
-    rows = torch.arange(len(prompt), device=prompt.device)
+    b = prompt.shape[0]
+    done = torch.zeros(b, dtype=torch.bool, device=prompt.device)
+    rows = torch.arange(b, device=prompt.device)
     tokens, cache, read = prompt, None, model.hidden_states
     later = torch.compile(read, fullgraph=True, dynamic=True) if compile else read
     for _ in range(max_new_tokens):
@@ -327,6 +373,17 @@ def generate(
     compile: bool = False,
 ) -> Int[Tensor, "b new"]:
     """Continue a prompt and return the new ids without it; arguments as for `stream`."""
-    options = dict(padding_mask=padding_mask, eos_id=eos_id, compile=compile)
-    new = list(stream(model, prompt, max_new_tokens, sampling, **options))
-    return torch.stack(new, dim=1) if new else prompt.new_zeros(len(prompt), 0, dtype=torch.int64)
+    new = list(
+        stream(
+            model,
+            prompt,
+            max_new_tokens,
+            sampling,
+            padding_mask=padding_mask,
+            eos_id=eos_id,
+            compile=compile,
+        )
+    )
+    if not new:
+        return prompt.new_zeros(prompt.shape[0], 0, dtype=torch.int64)
+    return torch.stack(new, dim=1)

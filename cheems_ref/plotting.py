@@ -4,20 +4,27 @@
 matrix, and `heatmaps` several with one scale. `canvas`, `box` and `arrow` are for drawings. `save`
 shows the figure in the notebook and, while the book is built, writes it to figures/. Line plots
 become SVG, which nbval compares; figures with an image become PNG. The bytes are the same on every
-run. On slides, a figure grows in the stages given to `save(..., stages=...)`.
+run. A notebook also stores a small PNG of each SVG, because JupyterLab and VS Code draw no SVG in a
+notebook they don't trust. On slides, a figure grows in the stages given to `save(..., stages=...)`.
+`show_drawing` is for drawings, which aren't made of data: their code is in figures/drawings/.
 
 The colours are from Okabe and Ito (2008), in an order that also differs in lightness.
 """
 
+import base64
+import hashlib
 import html
 import io
 import os
+import runpy
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import matplotlib.style
 import numpy as np
+import PIL.Image
+import PIL.PngImagePlugin
 from IPython.display import SVG, Image, display
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
@@ -30,6 +37,9 @@ COLORS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"]
 DASHES = ["-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (8, 2))]
 
 STYLE = Path(__file__).with_name("figures.mplstyle")
+
+# The PNG beside an SVG: three pixels where the SVG has two, and few colours, so that it's small.
+BESIDE_DPI, BESIDE_COLORS = 144, 64
 
 # Environment variable with the folder that `save` writes to. Only the build sets it, so a reader's
 # run changes no file.
@@ -255,7 +265,34 @@ def save(fig: Figure, name: str, alt: str, *, stages: Sequence[Sequence[Artist]]
         if any(Path(folder).glob(f"{name}.*")):
             raise ValueError(f"there is a figure {name} already")
         (Path(folder) / f"{name}.{'svg' if vector else 'png'}").write_bytes(data)
-    display(SVG(data) if vector else Image(data, alt=alt))
+    if not vector:
+        display(Image(data, alt=alt))
+        return
+    svg = SVG(data).data
+    shown = {"image/svg+xml": svg, "image/png": _png_beside(fig, svg), "text/plain": alt}
+    width = round(96 * fig.get_figwidth())  # in a browser's pixels, as the SVG has it
+    display(shown, metadata={"image/png": {"alt": alt, "width": width}}, raw=True)
+
+
+def show_drawing(name: str, alt: str) -> None:
+    """Draw what figures/drawings/NAME.py draws, then show and write it as `save` does.
+
+    The file's function `draw` returns a figure, and the stages in which it grows on slides.
+
+    Args:
+        name: of the file without ending, and of the figure: "03_steps".
+        alt: as in `save`.
+
+    Raises:
+        FileNotFoundError: neither the current folder nor one above it has figures/drawings/NAME.py.
+    """
+    file = Path("figures", "drawings", f"{name}.py")
+    for folder in (Path.cwd(), *Path.cwd().parents):
+        if (folder / file).exists():
+            fig, stages = runpy.run_path(str(folder / file))["draw"]()
+            save(fig, name, alt, stages=stages)
+            return
+    raise FileNotFoundError(f"no {file.as_posix()} in {Path.cwd()} or a folder above it")
 
 
 def _svg(fig, alt, name, stages):
@@ -276,3 +313,14 @@ def _png(fig):
     buffer = io.BytesIO()
     fig.savefig(buffer, format="png")
     return buffer.getvalue()
+
+
+def _png_beside(fig, svg):
+    """The figure in base64, for viewers that don't draw the SVG; it names the SVG by its hash."""
+    drawn, packed = io.BytesIO(), io.BytesIO()
+    fig.savefig(drawn, format="png", dpi=BESIDE_DPI)
+    told = PIL.PngImagePlugin.PngInfo()
+    told.add_text("Source", hashlib.sha256(svg.encode()).hexdigest())
+    picture = PIL.Image.open(drawn).convert("RGB").quantize(BESIDE_COLORS)
+    picture.save(packed, "png", optimize=True, pnginfo=told)
+    return base64.b64encode(packed.getvalue()).decode()

@@ -62,7 +62,8 @@ def product_key_topk(
         k: 1 ≤ k ≤ r².
 
     Returns:
-        scores, descending, and indices i·r + j. Equal sums come in any order; of those that compete
+        scores, descending, and indices i·r + j. For 16-bit queries and keys the sums are computed,
+        compared and returned in float32. Equal sums come in any order; of those that compete
         for the last places, any may be found.
 
     Source: WM §3.3 and Listing 8; Ch Listing 4; Lample et al. (2019).
@@ -77,6 +78,8 @@ def product_key_topk(
 
 def _product_key_topk(queries, keys, k):
     h, _, r, _ = keys.shape
+    wide = torch.promote_types(keys.dtype, torch.float32)  # 16 bits would make ties of sums
+    keys = keys.to(wide)
     n_best = min(k, r)
     pairs = [(a, b) for a in range(n_best) for b in range(min(n_best, k // (a + 1)))]
     # The candidates' ranks in each half. This copy does not synchronise with the device.
@@ -85,7 +88,7 @@ def _product_key_topk(queries, keys, k):
     for block in queries.flatten(0, 1).split(max(1, SCORES_PER_BLOCK // max(1, 2 * h * r))):
         # 1. The best of each half.
         with autocast_off(keys.device):
-            halves = block.permute(1, 2, 0, 3) @ keys.mT  # (h, 2, n, r)
+            halves = block.to(wide).permute(1, 2, 0, 3) @ keys.mT  # (h, 2, n, r)
         values, where = halves.topk(n_best)  # (h, 2, n, n_best)
         # 2. The candidate sums and their experts.
         sums = values[:, 0].index_select(-1, first) + values[:, 1].index_select(-1, second)
@@ -131,6 +134,8 @@ def neurons(
 def _neurons(x, table, indices):
     if x.shape[0] == 1:  # decoding: gathering a few rows is faster
         return (table[indices[0]] @ x[0])[None]
+    if torch._C._are_functorch_transforms_active():
+        return _Products.apply(x, table, indices.long())
     return _products(x, table, indices.long())
 
 
@@ -148,6 +153,10 @@ def _(x, table, indices):
     return x.new_empty(indices.shape)
 
 
+def _save_inputs(ctx, inputs, output):
+    ctx.save_for_backward(*inputs)
+
+
 def _products_backward(ctx, gradient):
     x, table, indices = ctx.saved_tensors
     to_x = F.embedding_bag(indices, table, per_sample_weights=gradient, mode="sum")
@@ -161,9 +170,31 @@ def _products_backward(ctx, gradient):
     return to_x, to_table, None
 
 
-_products.register_autograd(
-    _products_backward, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs)
-)
+_products.register_autograd(_products_backward, setup_context=_save_inputs)
+
+
+class _Products(torch.autograd.Function):
+    """The operator for torch.func, which can't differentiate one of torch.library."""
+
+    @staticmethod
+    def forward(x, table, indices):
+        return _products(x, table, indices)
+
+    setup_context = staticmethod(_save_inputs)
+    backward = staticmethod(_products_backward)
+
+    @staticmethod
+    def vmap(info, in_dims, x, table, indices):
+        """Compute a batch of calls as one call, whose table is their tables one below the other."""
+        batch = info.batch_size
+        x, table, indices = (
+            t.expand(batch, *t.shape) if dim is None else t.movedim(dim, 0)
+            for t, dim in zip((x, table, indices), in_dims, strict=True)
+        )
+        first_row = table.shape[1] * torch.arange(batch, device=table.device)
+        rows = indices + first_row[:, None, None]
+        y = _Products.apply(x.flatten(0, 1), table.flatten(0, 1), rows.flatten(0, 1))
+        return y.unflatten(0, (batch, -1)), 0
 
 
 def _bags(indices):
@@ -261,8 +292,9 @@ class ProductKeys(nn.Module):
             near = f"{n_experts} is not, {r * r} and {(r + 1) ** 2} are"
             raise ValueError(f"n_experts must be a square, r keys for each half: {near}")
         check.numbers(f"[1, {n_experts}]", k=k)
-        check.multiple(d_query=d_query, halves=2)
-        self.n_heads, self.k = n_heads, k
+        if d_query % 2:
+            raise ValueError(f"d_query must be even, one half for each set of keys, got {d_query}")
+        self.d_model, self.n_heads, self.k = d_model, n_heads, k
         self.query_proj = nn.Linear(d_model, n_heads * d_query, bias=False)
         # Not by reset_parameters(): PEER's would find its tables missing.
         self.keys = nn.Parameter(torch.randn(n_heads, 2, r, d_query // 2))
@@ -275,13 +307,18 @@ class ProductKeys(nn.Module):
         """Find the k experts of every head, for every token.
 
         Returns:
-            gates, a softmax over each head's k scores, and indices. For k = 1 the gate is 1 and
-            neither queries nor keys receive a gradient.
+            gates, a softmax over each head's k scores, in float32 or float64; and indices. For
+            k = 1 the gate is 1 and neither queries nor keys receive a gradient.
         """
-        check.width(x, self.query_proj.in_features)
+        check.shapes({"d": self.d_model}, x=(x, "b l d"))
+        check.fits_weights(x, self.query_proj)
         queries = self.query_proj(x).unflatten(-1, (self.n_heads, 2, -1))
-        scores, indices = _product_key_topk(queries.to(self.keys.dtype), self.keys, self.k)
+        scores, indices = _product_key_topk(queries, self.keys, self.k)
         return scores.softmax(dim=-1), indices
+
+    def forward(self, x: Tokens) -> Found:
+        """Find the experts: `route`."""
+        return self.route(x)
 
 
 class PEER(ProductKeys):
@@ -315,7 +352,8 @@ class PEER(ProductKeys):
 
     def forward(self, x: Tokens) -> Tokens:
         """Compute y = Σ gᵢ SiLU(x·downᵢ) upᵢ."""
-        return _retrieved_experts(x, self.down, self.up, *self.route(x))
+        gates, indices = self.route(x)
+        return _retrieved_experts(x, self.down, self.up, gates, indices)
 
 
 @torch.no_grad()
@@ -385,7 +423,7 @@ class CDMMoE(nn.Module):
 
     def route(self, x: Tokens) -> Found:
         """Find the experts of every token: gates and indices as in `ProductKeys.route`."""
-        return self.retrieval.route(self.private(x))
+        return self.retrieval(self.private(x))
 
     def inactive_parameters(self) -> int:
         """Return a lower bound on the parameters that take no part in one token's result."""
@@ -394,7 +432,8 @@ class CDMMoE(nn.Module):
     def forward(self, x: Tokens) -> Tokens:
         """Compute y."""
         p = self.private(x)
-        return _retrieved_experts(p, self.down, self.up, *self.retrieval.route(p), self.gate)
+        gates, indices = self.retrieval(p)
+        return _retrieved_experts(p, self.down, self.up, gates, indices, self.gate)
 
 
 class CDMoE(nn.Module):

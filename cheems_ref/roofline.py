@@ -16,6 +16,8 @@ Invalid sizes and rates raise ValueError naming argument and number (check.py).
 Source: Williams, Waterman and Patterson, Roofline (2009).
 """
 
+import contextlib
+import logging
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -109,19 +111,56 @@ def pass_operators(
         dtype: of the model.
         training: with the backward pass.
     """
+    how = dict(context=context, batch=batch, dtype=dtype, training=training)
+    return {
+        part: max(1, config.pattern.count(part)) * layer_operators(part, config, length, **how)
+        for part in [*dict.fromkeys(config.pattern), "head"]
+    }
+
+
+def layer_operators(
+    part: str,
+    config: ModelConfig,
+    length: int,
+    *,
+    context: int = 0,
+    batch: int = 1,
+    dtype: torch.dtype = torch.float32,
+    training: bool = False,
+) -> list[Operator]:
+    """List the operators of one layer, or of the "head"; arguments as for `pass_operators`.
+
+    Raises:
+        ValueError: a size that is not a size, or a tensor of more bytes than 64 bits can count.
+    """
     check.sizes(length=length, batch=batch)
-    check.numbers("[0, inf)", context=context)
+    check.sizes(0, context=context)
     check.floating(dtype=dtype)
-    called = {}
-    for part in [*dict.fromkeys(config.pattern), "head"]:
+    with countable(length=length, context=context, batch=batch):
         fake = fake_layer(part, config, (batch, length), dtype, context=context)
         with torch.set_grad_enabled(training), Recorder() as recorder:
             y = fake.run()
             if training:
                 with y.fake_mode if isinstance(y, FakeTensor) else torch.device("meta"):
                     torch.autograd.grad(y, [fake.x, *fake.parameters], torch.empty_like(y))
-        called[part] = max(1, config.pattern.count(part)) * recorder.operators
-    return called
+    return recorder.operators
+
+
+@contextlib.contextmanager
+def countable(**sizes: int):
+    """Turn torch's error for a tensor of too many bytes into a ValueError that names the sizes."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")  # would print a traceback of its own
+    level = log.level
+    log.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    except (RuntimeError, OverflowError, TypeError) as error:
+        if not any(words in str(error).lower() for words in ("overflow", "too large")):
+            raise
+        listed = ", ".join(f"{name} = {size}" for name, size in sizes.items())
+        raise ValueError(f"{listed}: a tensor would have more bytes than 64 bits count") from error
+    finally:
+        log.setLevel(level)
 
 
 class FakeLayer(NamedTuple):

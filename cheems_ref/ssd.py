@@ -341,7 +341,7 @@ def ssd_step(
         x, dt, A, B, C, D: as in `ssd_recurrent`, for one token.
         state: the state before the token; it is not changed.
         backend: "recurrent", or "kernel" for mamba-ssm's `selective_state_update`, which has no
-            gradient; "auto" takes the kernel on a GPU under torch.no_grad().
+            gradient; "auto" takes the kernel for 16 bits on a GPU, under torch.no_grad().
 
     Returns:
         y and the state after the token.
@@ -387,7 +387,7 @@ def ssd(
 
     A backend given by name is used, or the call raises. "auto" takes the first that fits:
 
-        the kernel         on a GPU where it can run (`kernels.kernel_status`), except for float64
+        the kernel         for 16-bit tensors on a GPU where it can run (`kernels.kernel_status`)
         the recurrence     for a single token
         the chunked form   else
 
@@ -459,6 +459,9 @@ class SSD(nn.Module):
     in Mamba-2: at first a head's memory is between one token and a thousand. The only bias is in
     the step size. Unlike Mamba-2's layer, this one has neither a gate nor a norm.
 
+    torch.compile and torch.export take any number of rows. A graph is for one number of tokens,
+    because the chunks depend on it; torch.compile makes a new graph for another number.
+
     Args:
         d_model: width of the input and the output.
         n_heads: h.
@@ -500,7 +503,8 @@ class SSD(nn.Module):
         if position == "rope":
             check_turnable(d_state=d_state)
             check.numbers("(0, inf)", rope_base=rope_base)
-        self.n_heads, self.n_groups, self.d_head, self.d_state = n_heads, n_groups, d_head, d_state
+        self.d_model, self.n_heads, self.n_groups = d_model, n_heads, n_groups
+        self.d_head, self.d_state = d_head, d_state
         self.position, self.rope_base, self.backend = position, rope_base, backend
         self.chunk_size = chunk_size
 
@@ -555,7 +559,8 @@ class SSD(nn.Module):
         Returns:
             y, undefined at padded positions, and the cache for the next call.
         """
-        check.mixer_call(x, self.x_proj.in_features, position_ids, padding_mask)
+        check.mixer_call(x, self.d_model, position_ids, padding_mask)
+        check.fits_weights(x, self.x_proj)
         if cache is not None:
             self._check_cache(x, cache)
         wide = torch.promote_types(x.dtype, torch.float32)

@@ -5,6 +5,7 @@ is some 10 MB of source. Both differ a little between patch versions of Python, 
 no number that depends on them. Taught in notebooks 03, 07 and 09.
 """
 
+import codecs
 import hashlib
 import importlib
 import sysconfig
@@ -18,6 +19,8 @@ from torch import Tensor
 
 from cheems_ref import check
 
+BYTE_DTYPES = (torch.uint8, torch.int16, torch.int32, torch.int64)  # they hold 0 to 255
+
 # Folders of the standard library that are not in every installation.
 APART = {"site-packages", "dist-packages", "test", "tests", "idlelib", "tkinter", "turtledemo"}
 APART |= {"lib2to3", "ensurepip", "pydoc_data", "__pycache__"}
@@ -30,23 +33,24 @@ def read_text(path: str | Path | None = None) -> str:
         path: a UTF-8 text file; None for the topics of `pydoc_data`, sorted by name.
 
     Returns:
-        The text; never empty.
+        The text; never empty, and without the byte order mark that some editors write.
 
     Raises:
         ModuleNotFoundError: the Python distribution leaves `pydoc_data` out.
         FileNotFoundError: there is no such file.
-        ValueError: the file is empty, or not UTF-8.
+        ValueError: the file is empty, not UTF-8, or has a byte 0, as binary files and UTF-16 have.
     """
-    if path is None:
-        return "\n\n".join(_topics())
-    data = Path(path).read_bytes()
-    try:
-        text = data.decode("utf-8-sig")  # "sig": without the byte order mark of some editors
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 text: byte {error.start} is invalid") from error
-    if not text:
-        raise ValueError(f"{path} is empty")
-    return text
+    return "\n\n".join(_topics()) if path is None else _read(path).decode("utf-8")
+
+
+def read_ids(path: str | Path | None = None) -> Integer[Tensor, " l"]:
+    """Read a UTF-8 file, or Python's reference manual, as bytes: l integers, uint8.
+
+    The ids are those of `text_to_ids(read_text(path), dtype=torch.uint8)`, in a third of the memory
+    or less. Argument and errors as for `read_text`.
+    """
+    data = bytearray(read_text(), "utf-8") if path is None else _read(path)
+    return torch.frombuffer(data, dtype=torch.uint8)
 
 
 class Corpus(NamedTuple):
@@ -67,9 +71,9 @@ def read_corpus(folder: str | Path | None = None, *, eval_fraction: float | int 
     The SHA-256 of its contents decides whether a text is held out; other texts have no influence.
 
     Args:
-        folder: read all UTF-8 files in this folder and the folders below, except hidden files and
-            folders (with a dot before the name); None for Python's manual, topic by topic, and the
-            modules of its standard library.
+        folder: read all files in this folder and the folders below that `read_text` could read,
+            except hidden files and folders (with a dot before the name); None for Python's manual,
+            topic by topic, and the modules of its standard library.
         eval_fraction: approximate share of the texts to hold out, in (0, 1).
 
     Raises:
@@ -97,9 +101,11 @@ def text_to_ids(text: str, *, dtype: torch.dtype = torch.int64) -> Integer[Tenso
 
     Args:
         text: any string.
-        dtype: of the integers. torch.uint8 takes an eighth of the memory for a long text, and
-            `train` and `evaluate` widen only the windows that they read.
+        dtype: uint8, int16, int32 or int64. torch.uint8 takes an eighth of the memory for a long
+            text, and `train` and `evaluate` widen only the windows that they read. int8 is refused:
+            it ends at 127.
     """
+    check.choice(BYTE_DTYPES, dtype=dtype)
     data = bytearray(text, "utf-8")
     if not data:  # frombuffer raises on it
         return torch.empty(0, dtype=dtype)
@@ -143,16 +149,46 @@ def _standard_library() -> Iterator[bytes]:
 def _texts(paths: Iterable[Path]) -> Iterator[bytes]:
     """Yield the files that are UTF-8 text and not blank, sorted by path."""
     for path in sorted(paths):
-        text = path.read_bytes()
-        if text.strip() and _is_text(text):
+        try:
+            text = bytes(_read(path))
+        except ValueError:  # not a text
+            continue
+        if text.strip():
             yield text
 
 
-def _is_text(data):
+def _read(path):
+    """The bytes of a UTF-8 file without its byte order mark.
+
+    The file is checked piece by piece: a binary file is refused at its first byte 0, however long
+    it is.
+    """
+    data, decoder = bytearray(), codecs.getincrementaldecoder("utf-8")()
+    with Path(path).open("rb") as file:
+        while piece := file.read(2**20):
+            first = len(data) - len(decoder.getstate()[0])  # the place of what is decoded next
+            _check_piece(path, decoder, piece, len(data), first)
+            data += piece
+        _check_piece(path, decoder, b"", len(data), len(data) - len(decoder.getstate()[0]))
+    if data.startswith(codecs.BOM_UTF8):
+        del data[: len(codecs.BOM_UTF8)]
+    if not data:
+        raise ValueError(f"{path} is empty")
+    return data
+
+
+def _check_piece(path, decoder, piece, place, first):
+    if 0 in piece:
+        raise ValueError(
+            f"{path} is not UTF-8 text: byte {place + piece.index(0)} is 0, as in binary files and "
+            "in UTF-16; save a text as UTF-8"
+        )
     try:
-        return "\0" not in data.decode("utf-8")
-    except UnicodeDecodeError:
-        return False
+        decoder.decode(piece, final=not piece)
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{path} is not UTF-8 text: byte {first + error.start} is invalid"
+        ) from error
 
 
 def _topics():

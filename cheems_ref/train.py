@@ -2,21 +2,20 @@
 
     window of bytes → logits → cross-entropy → clipped gradient → AdamW at learning_rate(step)
 
-`cheems_lab.training` runs the same loop with checkpoints and over several processes.
+`cheems_lab.training` runs the same loop with checkpoints and over several processes: its run is a
+subclass of `Run`.
 
 Invalid settings and texts raise ValueError or TypeError naming argument and numbers (check.py).
 Notebook 07 trains with it; `cheems train --help` does from the command line.
 Source: WM App. C.2 (AdamW, warm-up, cosine).
 """
 
-import functools
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from jaxtyping import Integer
 from torch import Tensor
@@ -24,7 +23,6 @@ from tqdm import tqdm
 
 from cheems_ref import check
 from cheems_ref.model import CausalLM
-from cheems_ref.text import fingerprint
 
 Text = Integer[Tensor, " l"]
 
@@ -48,9 +46,8 @@ class TrainConfig:
         seed: of the windows.
         precision: "float32"; "bfloat16" for autocast; "auto" for bfloat16 on a GPU that has it.
         evaluate_every: steps between two evaluations on the held-out text.
-        checkpoint_every: steps between two checkpoints.
-        micro_batch_size: windows that a process reads at a time; a step adds up the gradients of
-            all its micro-batches. None for all at once.
+        micro_batch_size: windows read at a time; a step adds up the gradients of all its
+            micro-batches. None for all at once.
         decay_steps: steps of the schedule; after them the learning rate keeps its last value. None
             for all steps. To extend a run of 1,000 steps without changing its schedule, use
             TrainConfig(steps=2000, decay_steps=1000).
@@ -71,7 +68,6 @@ class TrainConfig:
     seed: int = 0
     precision: str = "auto"
     evaluate_every: int = 200
-    checkpoint_every: int = 200
     micro_batch_size: int | None = None
     decay_steps: int | None = None
 
@@ -128,6 +124,16 @@ def split_text(ids: Text, eval_fraction: float) -> tuple[Tensor, Tensor]:
     return ids[:n], ids[n:]
 
 
+def check_length(n: int, config: TrainConfig) -> None:
+    """Raise ValueError if a text of n tokens is too short for a window, or for an evaluation."""
+    held_out = math.ceil(config.eval_fraction * n)
+    if n - held_out <= config.seq_len + 1 or held_out < 2:
+        raise ValueError(
+            f"the text has {n} tokens: too few for windows of seq_len + 1 = {config.seq_len + 1} "
+            f"and a held-out part of {config.eval_fraction:.0%}"
+        )
+
+
 def random_windows(
     ids: Text, config: TrainConfig, generator: torch.Generator
 ) -> Integer[Tensor, "b t"]:
@@ -138,22 +144,37 @@ def random_windows(
     return ids[starts[:, None] + torch.arange(config.seq_len + 1)]
 
 
-def n_micro_batches(config: TrainConfig, processes: int = 1) -> int:
-    """Count the micro-batches that each process reads per step."""
-    windows = math.ceil(config.batch_size / processes)
-    return math.ceil(windows / (config.micro_batch_size or windows))
+def n_micro_batches(windows: int, micro_batch_size: int | None) -> int:
+    """Count the micro-batches of a step that reads so many windows."""
+    return math.ceil(windows / (micro_batch_size or windows))
+
+
+def next_token_loss(
+    model: CausalLM, windows: Integer[Tensor, "b t"], reduction: str = "mean"
+) -> Tensor:
+    """Compute the cross-entropy of all tokens of the windows but the first, in float32 or wider."""
+    windows = windows.long()  # the text may be uint8
+    logits, _ = model(windows[:, :-1], use_cache=False)
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    targets = windows[:, 1:].flatten()
+    return F.cross_entropy(logits.flatten(0, 1).to(wide), targets, reduction=reduction)
+
+
+def evaluation_windows(
+    ids: Text, seq_len: int, batch_size: int
+) -> Iterator[Integer[Tensor, "b t"]]:
+    """Cut a text into batches of windows of t = seq_len + 1 tokens that overlap by one token.
+
+    The last window may be shorter, and comes alone.
+    """
+    *whole, last = (ids[i : i + seq_len + 1] for i in range(0, len(ids) - 1, seq_len))
+    for i in range(0, len(whole), batch_size):
+        yield torch.stack(whole[i : i + batch_size])
+    yield last[None]
 
 
 @torch.no_grad()
-def evaluate(
-    model: CausalLM,
-    ids: Text,
-    *,
-    seq_len: int = 256,
-    batch_size: int = 16,
-    rank: int = 0,
-    world_size: int = 1,
-) -> float:
+def evaluate(model: CausalLM, ids: Text, *, seq_len: int = 256, batch_size: int = 16) -> float:
     """Compute the mean cross-entropy per token of a text, in nats.
 
     The text is cut into windows that overlap by one token. Every token but the first of the text is
@@ -164,18 +185,14 @@ def evaluate(
         ids: at least 2 tokens, integers of any width.
         seq_len: tokens per window.
         batch_size: windows at a time.
-        rank, world_size: this process and their number; each reads its share of every batch.
     """
     check.sizes(seq_len=seq_len, batch_size=batch_size)
     if len(ids) < 2:
         raise ValueError(f"there is nothing to predict in a text of {len(ids)} tokens")
     device, total = model.embedding.weight.device, 0.0
-    *whole, last = (ids[i : i + seq_len + 1] for i in range(0, len(ids) - 1, seq_len))
-    batches = [whole[i : i + batch_size] for i in range(0, len(whole), batch_size)]
-    for batch in [*batches, [last]]:  # the last window may be shorter
-        mine = torch.stack(batch).tensor_split(world_size)[rank].to(device)
-        total += _loss(model, mine, reduction="sum").item()
-    return _sum_over_ranks(total, device, world_size) / (len(ids) - 1)
+    for windows in evaluation_windows(ids, seq_len, batch_size):
+        total += next_token_loss(model, windows.to(device), reduction="sum").item()
+    return total / (len(ids) - 1)
 
 
 @dataclass
@@ -191,8 +208,6 @@ class Run:
     ids: Tensor
     optimizer: torch.optim.Optimizer
     generator: torch.Generator
-    rank: int = 0
-    world_size: int = 1
     losses: list[float] = field(default_factory=list)
     evaluations: list[list[float]] = field(default_factory=list)
 
@@ -201,33 +216,40 @@ class Run:
         """Number of steps done."""
         return len(self.losses)
 
-    @functools.cached_property
-    def text(self) -> str:
-        """The fingerprint of the ids, computed once."""
-        return fingerprint(self.ids)
-
     def is_due(self, every: int) -> bool:
         """Whether something done every so many steps, and at the end, is due now."""
         return self.step % every == 0 or self.step == self.config.steps
 
+    def backward(self, windows: Integer[Tensor, "b t"]) -> float:
+        """Compute the mean loss of a step's windows, and add its gradient to the parameters'."""
+        device, total = self.model.embedding.weight.device, 0.0
+        n = n_micro_batches(len(windows), self.config.micro_batch_size)
+        for batch in windows.tensor_split(n):
+            with autocast(self.config.precision, device):
+                mean = next_token_loss(self.model, batch.to(device))
+                loss = len(batch) / len(windows) * mean
+            loss.backward()
+            total += loss.item()
+        return total
 
-def start(
-    model: CausalLM, ids: Text, config: TrainConfig, *, rank: int = 0, world_size: int = 1
-) -> Run:
+    def clip_gradients(self) -> Tensor:
+        """Scale all gradients to a norm of max_grad_norm at most; return their norm before."""
+        parameters = self.model.parameters()
+        return torch.nn.utils.clip_grad_norm_(parameters, self.config.max_grad_norm)
+
+    def evaluate(self, held_out: Tensor) -> float:
+        """Compute the held-out loss, in nats per token."""
+        return evaluate(self.model, held_out, seq_len=self.config.seq_len)
+
+
+def start(model: CausalLM, ids: Text, config: TrainConfig) -> Run:
     """Return a run of no steps yet; arguments and errors are as for `train`."""
     check.dtypes(check.INTEGERS, ids=ids)
     check.shapes(ids=(ids, "l"))
     check.entries(f"[0, {model.config.vocab_size})", ids=ids)
-    training, held_out = split_text(ids, config.eval_fraction)
-    if len(training) <= config.seq_len + 1 or len(held_out) < 2:
-        raise ValueError(
-            f"the text has {len(ids)} tokens: too few for windows of seq_len + 1 = "
-            f"{config.seq_len + 1} and a held-out part of {config.eval_fraction:.0%}"
-        )
-    if config.batch_size < world_size:
-        raise ValueError(f"batch_size = {config.batch_size} is too few for {world_size} processes")
+    check_length(len(ids), config)
     generator = torch.Generator().manual_seed(config.seed)
-    return Run(model, config, ids, make_optimizer(model, config), generator, rank, world_size)
+    return Run(model, config, ids, make_optimizer(model, config), generator)
 
 
 def train(
@@ -268,9 +290,7 @@ def resume(
     config = run.config
     training, held_out = split_text(run.ids, config.eval_fraction)
     hidden = None if progress_bar is None else not progress_bar  # None: without a terminal
-    with tqdm(
-        total=config.steps, initial=run.step, disable=run.rank > 0 or hidden, unit="step"
-    ) as progress:
+    with tqdm(total=config.steps, initial=run.step, disable=hidden, unit="step") as progress:
         while run.step < config.steps:
             started = time.perf_counter()
             _step(run, training)
@@ -287,84 +307,53 @@ def default_device() -> torch.device:
     return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
 
 
+def autocast(precision: str, device: torch.device) -> torch.autocast:
+    """Return the context in which a model computes losses: in bfloat16, or as it is."""
+    fast = device.type == "cuda" and torch.cuda.is_bf16_supported()
+    wanted = precision == "bfloat16" or (precision == "auto" and fast)
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=wanted)
+
+
 def _step(run, training):
     """One optimiser step; raises, without stepping, if loss or gradient is not finite."""
-    config, device = run.config, run.model.embedding.weight.device
+    config = run.config
     for group in run.optimizer.param_groups:
         group["lr"] = learning_rate(run.step, config)
-    windows = random_windows(training, config, run.generator).to(device)
+    windows = random_windows(training, config, run.generator)
     run.optimizer.zero_grad()
-    value = 0.0
-    for batch, weight in _micro_batches(windows, run):
-        with _autocast(config.precision, device):
-            loss = weight * _loss(run.model, batch)
-        loss.backward()
-        value += loss.item()
-    value = _sum_over_ranks(value, device, run.world_size) / run.world_size
-    norm = torch.nn.utils.clip_grad_norm_(run.model.parameters(), config.max_grad_norm)
-    norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # of a sharded model
-    if not (math.isfinite(value) and bool(norm.isfinite())):
-        raise _diverged(run, f"its loss is {value:g}, the norm of its gradient {norm:g}")
+    loss = run.backward(windows)
+    norm = run.clip_gradients()
+    if not (math.isfinite(loss) and bool(norm.isfinite())):
+        raise _diverged(run, f"its loss is {loss:g}, the norm of its gradient {norm:g}")
     run.optimizer.step()
-    run.losses.append(value)
-
-
-def _micro_batches(windows, run):
-    """This process's micro-batches of a step, each with its weight in the loss.
-
-    All processes read equally many, some perhaps empty, because every process takes part whenever a
-    sharded model runs. The gradient is averaged over the processes.
-    """
-    mine = windows.tensor_split(run.world_size)[run.rank]
-    for batch in mine.tensor_split(n_micro_batches(run.config, run.world_size)):
-        yield batch, run.world_size * len(batch) / len(windows)
+    run.losses.append(loss)
 
 
 def _evaluate(run, held_out):
-    seq_len, processes = run.config.seq_len, dict(rank=run.rank, world_size=run.world_size)
-    nats = evaluate(run.model, held_out, seq_len=seq_len, **processes)
+    nats = run.evaluate(held_out)
     if not math.isfinite(nats):
         raise _diverged(run, f"the held-out loss before it is {nats:g}")
     run.evaluations.append([run.step, nats])
-
-
-def _sum_over_ranks(value, device, world_size):
-    if world_size == 1:
-        return value
-    total = torch.tensor(value, dtype=torch.float64, device=device)
-    dist.all_reduce(total)
-    return total.item()
 
 
 def _diverged(run, what):
     last = f" (the loss before was {run.losses[-1]:.4g})" if run.losses else ""
     return FloatingPointError(
         f"training diverged in update {run.step + 1}: {what}{last}; try a smaller learning_rate "
-        f"(--learning-rate) than {run.config.learning_rate:g}"
+        f"than {run.config.learning_rate:g}"
     )
 
 
 def _show(run, seconds, progress):
-    tokens = run.config.batch_size * run.config.seq_len
-    shown = dict(loss=f"{run.losses[-1]:.3f}", tokens=f"{tokens / seconds:,.0f}/s")
+    """Draw the progress bar, which is switched off where it cannot be written any more."""
+    shown = {"loss": f"{run.losses[-1]:.3f}"}
+    if seconds > 0:  # a coarse clock may stand still
+        tokens = run.config.batch_size * run.config.seq_len
+        shown["tokens"] = f"{tokens / seconds:,.0f}/s"
     if run.evaluations:
         shown["held_out"] = f"{run.evaluations[-1][1]:.3f}"
-    progress.set_postfix(shown, refresh=False)
-    progress.update()
-
-
-def _loss(model, windows, reduction="mean"):
-    """Cross-entropy of all tokens but the first, in float32 or wider."""
-    windows = windows.long()  # the text may be uint8
-    logits, _ = model(windows[:, :-1], use_cache=False)
-    wide = torch.promote_types(logits.dtype, torch.float32)
-    targets = windows[:, 1:].flatten()
-    if not len(windows):  # an empty mean is NaN
-        reduction = "sum"
-    return F.cross_entropy(logits.flatten(0, 1).to(wide), targets, reduction=reduction)
-
-
-def _autocast(precision, device):
-    fast = device.type == "cuda" and torch.cuda.is_bf16_supported()
-    wanted = precision == "bfloat16" or (precision == "auto" and fast)
-    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=wanted)
+    try:
+        progress.set_postfix(shown, refresh=False)
+        progress.update()
+    except OSError:  # the terminal is closed, or the disk under the log is full
+        progress.disable = True

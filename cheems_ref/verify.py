@@ -37,7 +37,7 @@ TOLERANCE = {
     torch.complex64: 1e-5,
 }
 # Attributes that hold the tokens per chunk or window of a module.
-BORDERS = ("chunk_size", "window", "window_size", "sliding_window", "top_k")
+BORDERS = ("chunk_size", "window", "window_size", "sliding_window", "k_keys", "top_k")
 
 X = Tensor | int  # x, or the width of random x
 Ints, Tol, Mask = Sequence[int], float | None, Tensor | None

@@ -42,10 +42,6 @@ def random(*shape, seed):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-# %% tags=["versions", "nbval-ignore-output"]
-print("PyTorch version", torch.__version__.partition("+")[0])
-
-
 # %% tags=["figure"]
 def draw_anatomy(ax):
     """An equation becomes code, the code passes a check, and a planted mistake fails it."""
@@ -219,7 +215,7 @@ check("the wrong order, on diagonal matrices", wrong, right)
 # the second equation of chapter 3.
 #
 # Some results take minutes to compute, or differ between machines: timings, trained models. We read
-# these from *records*, files in `figures/records` that name the command that wrote them.
+# these from *records*, files in `experiments/records` that name the command that wrote them.
 #
 # ## 5 · Reading shapes
 #
@@ -416,3 +412,6 @@ print("you have something to learn in", *news(answers) or ["no chapter: read wha
 # - Ask of every check which mistake it would catch, and whether its inputs can tell.
 # - Shapes are strings of letters. In parentheses the last letter varies fastest; head $i$ uses
 #   group $\lfloor i / (h/g) \rfloor$.
+
+# %% tags=["versions", "nbval-ignore-output"]
+print("PyTorch version", torch.__version__.partition("+")[0])

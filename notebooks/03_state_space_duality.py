@@ -9,28 +9,31 @@
 # - show how attention without a softmax comes out of it, and what a single decay per head is good
 #   for;
 # - compute the layer in chunks, in time linear in the length;
-# - find the published mistake, which a test with only one chunk can't see.
+# - find the published mistake, which a test with only one chunk can't see;
+# - check the kernel that models are trained on against your own definition.
 #
 # You need matrix products, attention as a formula, and a little PyTorch. Chapters 01 and 02 help.
 #
 # Sources: Dao and Gu, *Transformers are SSMs* (2024), for the duality and the chunked algorithm;
-# *Wonderful Matrices* (WM) §2, Appendix A and Listings 2–4; *Cheems* (Ch) Listing 2. How to read ✓
-# and ✗: chapter 00.
+# *Wonderful Matrices* (WM) §2, Appendix A and Listings 2–4; *Cheems* (Ch) Listing 2; mamba-ssm
+# 2.3.2.post1. How to read ✓ and ✗: chapter 00.
 
-# %% tags=["setup"]
+# %% tags=["setup", "experiment"]
+import json
 import math
 import time
 from functools import partial
+from pathlib import Path
 
 import torch
 from einops import rearrange
-from matplotlib.patches import Circle, Rectangle
 from torch import einsum
 from torch.linalg import matrix_rank
 from torch.nn.functional import pad
 from torch.utils.flop_counter import FlopCounterMode
 
 from cheems_ref import plotting, ssd
+from cheems_ref.kernels import kernel_status
 from cheems_ref.linear_attention import gated_linear_attention
 from cheems_ref.mamba import selective_scan
 from cheems_ref.verify import check, must_differ
@@ -42,65 +45,13 @@ def random(*shape, seed):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-# %% tags=["versions", "nbval-ignore-output"]
-print("PyTorch version", torch.__version__.partition("+")[0])
-
 # %% [markdown]
 # On the left, what token 2 writes travels along the orange path, fading at every step, until token
 # 6 reads it. On the right, that whole journey is one number, the orange square:
 
 
 # %% tags=["figure"]
-def draw_chain(ax, lit, l=8):
-    """States in a row; the path from the token that writes to the token that reads is lit."""
-    s, t = lit
-    for i in range(l):
-        on = s <= i <= t
-        color = plotting.COLORS[1] if on else plotting.QUIET
-        ax.add_patch(Circle((i, 1), 0.3, fc="white", ec=color, lw=3 if on else 1.5))
-        ax.text(i, 1, f"$h_{i}$", ha="center", va="center")
-        arrows = [((i, 0.2), (i, 0.68), i == s), ((i, 1.32), (i, 1.8), i == t)]
-        arrows += [((i + 0.32, 1), (i + 0.68, 1), s <= i < t)] * (i + 1 < l)
-        for start, end, used in arrows:
-            style = dict(
-                color=plotting.COLORS[1] if used else plotting.QUIET, lw=3 if used else 1.2
-            )
-            ax.annotate("", end, start, arrowprops=dict(arrowstyle="-|>", **style))
-        ax.text(i, -0.05, f"$x_{i}$", ha="center", va="center")
-        ax.text(i, 2.05, f"$y_{i}$", ha="center", va="center")
-    ax.set(xlim=(-0.5, l - 0.5), ylim=(-0.4, 2.4), aspect="equal")
-    ax.axis("off")
-
-
-# %% tags=["figure"]
-def draw_blocks(ax, lit, l=8, l_c=4):
-    """The lower triangle of M, cut into blocks: attention on the diagonal, the state below it."""
-    for t in range(l):
-        for s in range(t + 1):
-            color = plotting.COLORS[0] if t // l_c == s // l_c else plotting.COLORS[2]
-            ax.add_patch(Rectangle((s, t), 1, 1, fc=color, ec="white", alpha=0.35))
-    s, t = lit
-    ax.add_patch(Rectangle((s, t), 1, 1, fc=plotting.COLORS[1], ec="white"))
-    for place, text in (
-        ((2, -0.4), "source s"),
-        ((l + 1.5, 1.6), "attention"),
-        ((l + 1.5, 5.9), "the state"),
-    ):
-        ax.text(*place, text, ha="left", color=plotting.INK)
-    for place, color in ((1.5, plotting.COLORS[0]), (5.8, plotting.COLORS[2])):
-        ax.add_patch(Rectangle((l + 0.5, place - 0.45), 0.7, 0.7, fc=color, alpha=0.35))
-    ax.text(-0.35, 4, "target t", rotation=90, ha="right", va="center")
-    ax.set(xlim=(-1, l + 4.5), ylim=(l + 0.2, -1), aspect="equal")
-    ax.axis("off")
-
-
-# %% tags=["figure"]
-fig, axes = plotting.figure(1, 2, size=(13, 4))
-axes[0].get_gridspec().set_width_ratios([3, 2])
-draw_chain(axes[0], (2, 6))
-draw_blocks(axes[1], (2, 6))
-plotting.save(
-    fig,
+plotting.show_drawing(
     "03_duality",
     "Left: a chain of eight states; the path from input 2 through the states 2 to 6 to output 6 is "
     "lit. Right: the same as one lit entry, row 6 and column 2, of a lower triangular matrix. The "
@@ -450,35 +401,7 @@ check("decays moved into C and B = Mamba's recurrence", (scores.tril() * dt) @ x
 
 
 # %% tags=["figure"]
-def draw_steps(ax):
-    """Three chunks as boxes; under each what it writes, between them the state that is carried."""
-    blue, red, green = plotting.COLORS[:3]
-    frame = dict(boxstyle="round,pad=0.5", fc="white", lw=2)
-
-    def box(x, y, text, color):
-        ax.text(x, y, text, ha="center", va="center", bbox=frame | dict(ec=color))
-
-    def arrow(start, end, color, text, place, side):
-        style = dict(arrowstyle="-|>", lw=2, mutation_scale=16, color=color)
-        ax.annotate("", end, start, arrowprops=style)
-        ax.text(*place, text, ha=side, color=color)
-
-    for i, x in enumerate((1.5, 5.5, 9.5)):
-        box(x, 2.4, f"chunk {i}\n1: attention inside", blue)
-        box(x + 2, 0.5, f"state {i + 1}", green)
-        arrow((x + 0.3, 1.8), (x + 1.6, 0.85), green, "2: write", (x + 0.7, 1.1), "right")
-        if i:
-            arrow((x - 1.6, 0.85), (x - 0.2, 1.8), red, "4: read", (x - 1.2, 1.35), "right")
-            arrow((x - 1.3, 0.5), (x + 1.3, 0.5), green, "3: carry", (x, 0.1), "center")
-    ax.set(xlim=(0, 12.3), ylim=(-0.1, 3.1))
-    ax.axis("off")
-
-
-# %% tags=["figure"]
-fig, ax = plotting.figure(size=(13, 3.6))
-draw_steps(ax)
-plotting.save(
-    fig,
+plotting.show_drawing(
     "03_steps",
     "Three chunks in a row, each with attention inside. Each chunk writes into the state after it; "
     "the states are carried from one to the next; each chunk but the first reads the state "
@@ -490,7 +413,7 @@ plotting.save(
 # should have rank at most 2 below the diagonal:
 
 
-# %% tags=["setup"]
+# %% tags=["setup", "experiment"]
 def inputs(b=2, l=29, h=4, p=5, g=2, n=3, dt=0.3, seed=0):
     """Random inputs of SSD: step sizes around dt, rates A from -1 to -8 over the heads."""
     A = -1.0 - 7.0 * torch.arange(h) / max(h - 1, 1)
@@ -578,7 +501,7 @@ _ = must_differ("step 4 left out", y_inside.flatten(0, 1), y)
 # head $i$ uses group $\lfloor i / (h/g) \rfloor$. Each of the four steps is now a line or two:
 
 
-# %% tags=["setup"]
+# %% tags=["setup", "experiment"]
 def in_chunks(x, dt, A, B, C, l_c):
     """The writes v = Δx, B, C and σ, each as (b, h, c, l, ...)."""
     B, C = (ssd.expand_groups(t, x.shape[2]) for t in (B, C))
@@ -589,7 +512,7 @@ def in_chunks(x, dt, A, B, C, l_c):
     return v, B, C, log_alpha.cumsum(-1)
 
 
-# %% tags=["setup"]
+# %% tags=["setup", "experiment"]
 def carry_in_turn(writes, over_chunk):
     """Step 3: what chunks write -> the states they start from; all states are n × p here."""
     state, incoming = torch.zeros_like(writes[:, :, 0]), []
@@ -600,7 +523,7 @@ def carry_in_turn(writes, over_chunk):
     return torch.stack(incoming, dim=2)
 
 
-# %%
+# %% tags=["experiment"]
 def four_steps(x, dt, A, B, C, *, l_c, carry=carry_in_turn):
     """SSD in chunks of l_c tokens; l is a multiple of l_c."""
     v, B, C, total = in_chunks(x, dt, A, B, C, l_c)  # v is Δx
@@ -794,9 +717,6 @@ assert "31 moves outputs 8 to 31" in moves["as printed"]
 # - Take step sizes small enough for something to survive a chunk.
 # - Take $1 < g < h$, or you can't tell repeated groups from tiled ones.
 # - For causality, change the step sizes too, not only the values.
-#
-# Lab [03a](labs/03a_error_budget.ipynb) compares the kernels that real models train on with the
-# recurrence.
 
 
 # %% tags=["setup"]
@@ -824,6 +744,86 @@ check("chunk 2 starts from the sums of the picture, as printed", printed, W[1] +
 check("and corrected", right, a[1] * W[0] + W[1])
 
 # %% [markdown]
+# ## 10 · The kernel that models are trained on
+#
+# Nobody trains a large model with our two dozen lines. Mamba-2 runs on the kernels of the library
+# mamba-ssm: programs for a GPU, written by hand in *Triton*, five for the forward pass and nine for
+# the backward pass. They take the same four steps. Do they compute the same function as (3.4)?
+#
+# You don't need a GPU to find out. Triton has an interpreter that runs the kernels' source on a
+# CPU, slowly. With a GPU, the cell below runs the compiled kernels. (Where mamba-ssm can't be
+# installed, it reads a record that the kernels wrote in the interpreter.)
+#
+# What should we expect? Not agreement to $10^{-10}$. The kernels do two things differently:
+#
+# - They sum in float32, even the log decays, where our `ssd_chunked` takes float64.
+# - They have chunk sizes of their own: powers of two from 16 to 256.
+#
+# So both sides get the same float32 numbers, the recurrence computes with them in float64, and we
+# ask for $10^{-5}$. The inputs follow the list in section 9: two chunks, small steps, two groups
+# for four heads. We also start from a state that isn't empty. And training needs gradients. A
+# program can compute the right values and still have the wrong gradient, so we compare the
+# gradients of all seven inputs, too.
+
+
+# %% tags=["setup", "experiment"]
+def kernel_inputs():
+    """All seven inputs of SSD, as numbers that float32 can represent."""
+    skip, state = random(4, seed=50), random(1, 4, 4, 4, seed=51)
+    tensors = *inputs(b=1, l=24, h=4, p=4, g=2, n=4, dt=0.1, seed=40), skip, state
+    return [t.float().double() for t in tensors]
+
+
+INPUTS = ("x", "Δ", "A", "B", "C", "D", "the initial state")
+NAMES = ("y", "final state", *(f"gradient of {name}" for name in INPUTS))
+
+
+# %% tags=["setup", "experiment"]
+def values_and_gradients(form, tensors, **options):
+    """Output and final state of a form, and the gradients of a weighted sum of both, by name."""
+    leaves = x, dt, A, B, C, D, state = [t.clone().requires_grad_() for t in tensors]
+    options |= dict(D=D, initial_state=state, return_final_state=True)
+    results = form(x, dt, A, B, C, **options)
+    weights = [torch.arange(t.numel()).cos().view(t.shape).to(t) for t in results]
+    gradients = torch.autograd.grad(results, leaves, weights)
+    found = (t.detach().cpu().double() for t in (*results, *gradients))
+    return dict(zip(NAMES, found, strict=True))
+
+
+def by_kernel(tensors):
+    """The same by mamba-ssm's kernels, in float32; from their record where they can't run."""
+    status = kernel_status()
+    if not status.available:
+        record = json.loads(Path("../experiments/records/03_kernel.json").read_text())
+        return {name: torch.tensor(numbers) for name, numbers in record["results"].items()}
+    device = "cuda" if status.mode == "cuda" else "cpu"
+    tensors = [t.to(device, torch.float32) for t in tensors]
+    return values_and_gradients(ssd.ssd_kernel, tensors, chunk_size=16)
+
+
+# %%
+given = kernel_inputs()
+kernel = by_kernel(given)
+definition = values_and_gradients(ssd.ssd_recurrent, given)
+for name in NAMES:
+    check(f"mamba-ssm's kernel = recurrence: {name}", kernel[name], definition[name], tol=1e-5)
+
+# %% [markdown]
+# Two programs by different people, in different languages and precisions, agree in the output, the
+# state and every gradient. Would this check have noticed a real difference? WM's Listing 4 tiles
+# the groups: four heads read groups 0, 1, 0, 1 instead of 0, 0, 1, 1.
+
+# %%
+x, dt, A, B, C, D, state = given
+B, C = (t.repeat(1, 1, 2, 1) for t in (B, C))
+tiled = ssd.ssd_recurrent(x, dt, A, B, C, D=D, initial_state=state)
+_ = must_differ("mamba-ssm's kernel, and groups that are tiled", kernel["y"], tiled, at_least=0.1)
+
+# %% [markdown]
+# It would. And is $10^{-5}$ loose enough to hide a small bug? Lab
+# [03a](labs/03a_error_budget.ipynb) finds out where the kernel's error comes from, and chapter 10
+# reads kernels line by line.
+#
 # ## Summary
 #
 # - Unroll a linear recurrence and you get a lower triangular matrix. Blocks that don't reach above
@@ -835,6 +835,7 @@ check("and corrected", right, a[1] * W[0] + W[1])
 #   the work is linear in the length, and every chunk size gives the same function.
 # - Test with several chunks, small step sizes, and $1 < g < h$. A causality test doesn't need the
 #   right answer, but it must change the step sizes too.
+# - mamba-ssm's kernels, in float32, agree with the definition to $10^{-5}$, gradients included.
 #
 # ## Exercises
 #
@@ -1018,3 +1019,6 @@ for l, fewest in ((1, 0), (2, 1), (29, 5), (1024, 10)):
 # - Yang et al., *Gated Linear Attention Transformers with Hardware-Efficient Training* (2024): how
 #   to keep section 5's product in range.
 # - `cheems_ref/ssd.py`: the listing this notebook arrives at.
+
+# %% tags=["versions", "nbval-ignore-output"]
+print("PyTorch version", torch.__version__.partition("+")[0])

@@ -26,6 +26,7 @@ import torch.nn.functional as F
 from torch import einsum
 
 from cheems_ref import plotting, ssd
+from cheems_ref.linear_attention import delta_rule
 from cheems_ref.mamba import selective_scan
 from cheems_ref.rope import (
     apply_rope,
@@ -44,41 +45,13 @@ def random(*shape, seed):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-# %% tags=["versions", "nbval-ignore-output"]
-print("PyTorch version", torch.__version__.partition("+")[0])
-
 # %% [markdown]
 # Every token carries a row of clocks. The first hand is fast; the last one barely moves. Between
 # token 7 and token 12, each hand turns by five times its speed (the arcs):
 
 
 # %% tags=["figure"]
-def draw_clocks(axes, speeds, position, since):
-    """A row of clock faces, 0 at 3 o'clock; arcs lead from the hands' places at token since."""
-    for ax, speed in zip(axes, speeds, strict=True):
-        ring = torch.linspace(0, 2 * math.pi, 100)
-        ax.plot(ring.cos(), ring.sin(), color=plotting.QUIET, lw=1.5)
-        ax.plot([0.9, 1.1], [0, 0], color=plotting.INK, lw=2)
-        ax.text(1.2, 0, "0", va="center", fontsize=12)
-        arc = speed * torch.linspace(since, position, 100)
-        ax.plot(0.6 * arc.cos(), 0.6 * arc.sin(), color=plotting.COLORS[1], lw=3)
-        ax.plot([0, arc[0].cos()], [0, arc[0].sin()], color=plotting.COLORS[0], lw=4, alpha=0.25)
-        ax.plot([0, arc[-1].cos()], [0, arc[-1].sin()], color=plotting.COLORS[0], lw=4)
-        ax.set(xlim=(-1.15, 1.4), ylim=(-1.15, 1.15), aspect="equal")
-        ax.axis("off")
-
-
-# %% tags=["figure"]
-SPEEDS = [1, 0.32, 0.1, 0.032, 0.01]
-fig, axes = plotting.figure(2, 5, size=(12, 5.4))
-for row, position in zip(axes, (7, 12), strict=True):
-    draw_clocks(row, SPEEDS, position, since=7)
-    row[0].text(-1.5, 0, f"token {position}", ha="right", va="center", fontsize=15)
-for above, below, speed in zip(*axes, SPEEDS, strict=True):
-    above.set_title(f"{speed:g} rad / token", loc="center")
-    below.text(0, -1.5, f"5 tokens × {speed:g}", color=plotting.COLORS[1], ha="center", fontsize=13)
-plotting.save(
-    fig,
+plotting.show_drawing(
     "04_clocks",
     "Two rows of five clock faces, for token 7 and for token 12. Zero is at 3 o'clock. The first "
     "hand turns fastest, the last has hardly moved. In the second row an arc leads from the place "
@@ -409,10 +382,10 @@ for t, s in ((30, 30), (30, 12), (7, 0)):
 y = rotary(ssd.ssd_recurrent)(x, dt, A, B, C)
 check("quadratic = recurrence, with rotations", rotary(ssd.ssd_quadratic)(x, dt, A, B, C), y)
 check("chunked = recurrence, with rotations", rotary(ssd.ssd_chunked)(x, dt, A, B, C), y)
-_ = must_differ("only B turned", ssd.ssd_recurrent(x, dt, A, turn_at(B, positions), C), y)
-_ = must_differ("nothing turned", ssd.ssd_recurrent(x, dt, A, B, C), y)
 
 # %% tags=["guard"]
+_ = must_differ("only B turned", ssd.ssd_recurrent(x, dt, A, turn_at(B, positions), C), y)
+_ = must_differ("nothing turned", ssd.ssd_recurrent(x, dt, A, B, C), y)
 forms = rotary(ssd.ssd_chunked), rotary(ssd.ssd_recurrent)
 check_gradients("chunked = recurrence, with rotations", *forms, inputs())
 
@@ -424,7 +397,7 @@ for offset in (1, 1_000, 100_000):
     moved = rotary(ssd.ssd_recurrent, offset)(x, dt, A, B, C)
     check(f"moved by {offset:7,}: same output, recurrence", moved, y)
 
-# %%
+# %% tags=["guard"]
 moved = rotary(ssd.ssd_chunked, 100_000)(x, dt, A, B, C)
 check("moved by 100,000: same output, chunked", moved, y)
 _ = must_differ("B itself, rotated, does change", turn_at(B, positions + 1), turn_at(B, positions))
@@ -433,6 +406,29 @@ gap = ssd.ssd_recurrent(x, dt, A, turn_at(B, with_gap), turn_at(C, with_gap))
 _ = must_differ("a gap of three positions in the middle", gap, y)
 
 # %% [markdown]
+# Is rotary SSD new? Give every token the same step size. The decay per token is then a constant
+# $\gamma$, and (4.9) is the *retention* of RetNet (Sun et al., 2023): complex queries and keys that
+# turn with their positions, and a mask of powers of $\gamma$. Here's retention in its own notation:
+
+
+# %%
+def retention(q, k, v, gamma, theta):
+    """RetNet's retention, without its norm: q, k (l, n), v (l, p), theta (n/2,)."""
+    t = torch.arange(len(q))
+    turn = torch.exp(1j * t[:, None] * theta)
+    Q, K = (torch.complex(*u.chunk(2, dim=-1)) * turn for u in (q, k))
+    return ((Q @ K.conj().T).real * (gamma ** (t[:, None] - t)).tril()) @ v
+
+
+q, k, v = random(40, 8, seed=20), random(40, 8, seed=21), random(40, 5, seed=22)
+constant = torch.ones(1, 40, 1), torch.tensor([math.log(0.9)])  # dt and A: a decay of 0.9 per token
+Q, K = (turn_at(u[None, :, None], torch.arange(40)) for u in (q, k))
+y = ssd.ssd_recurrent(v[None, :, None], *constant, K, Q)[0, :, 0]
+check("RetNet's retention = rotary SSD", y, retention(q, k, v, 0.9, rope_frequencies(8, 100.0)))
+
+# %% [markdown]
+# *Wonderful Matrices* adds the step size: each token decides how much fades.
+#
 # How far can you count in float32 or bfloat16? Lab [04b](labs/04b_longer_than_trained.ipynb) finds
 # out.
 #
@@ -525,7 +521,7 @@ _ = must_differ("state that does not turn", still, reference)
 # real decays gave that up, and rotations bring it back. Follow a single write, with a decay of 0.96
 # per token:
 
-# %%
+# %% tags=["setup"]
 paths = {}
 for name, phi in (("decay only", 0.0), ("decay, slow turn", 0.15), ("decay, fast turn", 0.8)):
     paths[name] = torch.exp((math.log(0.96) - 1j * phi) * torch.arange(61))
@@ -534,7 +530,8 @@ for name, phi in (("decay only", 0.0), ("decay, slow turn", 0.15), ("decay, fast
 assert paths["decay only"].imag.abs().max() == 0
 
 # %% [markdown]
-# All three fade alike, but with a turn they spiral in:
+# All three fade alike, but with a turn they spiral in. The slow one makes one and a half turns in
+# 60 tokens, the fast one more than seven:
 
 
 # %% tags=["figure"]
@@ -564,6 +561,37 @@ plotting.save(
 )
 
 # %% [markdown]
+# One thing is lost on the way. In chapter 01 the whole exponent was $\Delta_t \lambda$, so a step
+# size of 0 froze the state, turn and all. Here the angle knows nothing of $\Delta$. Take a token
+# whose step size is 0, which writes nothing and lets nothing fade. Leave it out. Before you run
+# this: does any later output change?
+
+
+# %% tags=["setup"]
+def left_out(tokens, dropped):
+    """The outputs after token `dropped`, with it and without it: two (b, l, h, p)."""
+    kept = [i for i in range(40) if i != dropped]
+    for function in (ssd.ssd_recurrent, rotary(ssd.ssd_recurrent)):
+        with_it = function(*tokens)[:, dropped + 1 :]
+        x, dt, A, B, C = tokens
+        without = function(x[:, kept], dt[:, kept], A, B[:, kept], C[:, kept])[:, dropped:]
+        yield with_it, without
+
+
+x, dt, A, B, C = inputs()
+dt[:, 10] = 0
+(with_it, without), (turned, turned_without) = left_out((x, dt, A, B, C), 10)
+check("decay only: a token with Δ = 0 was never there", with_it, without)
+_ = must_differ("with rotations", turned, turned_without, at_least=0.01)
+change = (turned - turned_without).norm() / turned.norm()
+print(f"with rotations: norm of the change / norm of the output {change:.2f}")
+
+# %% [markdown]
+# The valve of chapter 01 closes, but the clocks don't stop. Padding stays harmless, because padded
+# positions aren't counted. A token in the middle of a text can't be skipped any more: it makes
+# everything before it one token older. Mamba-3 turns by an angle that contains $\Delta_t$, and that
+# mends it. Exercise 4 asks you for those clocks.
+#
 # ## 8 · Where the theorem fails
 #
 # In (4.9) we could pull out the decay because there's just one per head. OTCE's Algorithm 4 rotates
@@ -626,6 +654,34 @@ _ = must_differ("A tied for the other pairing, moved by 7", moved, y, at_least=0
 print(f"norm of the change / norm of the output {(moved - y).norm() / y.norm():.2f}")
 
 # %% [markdown]
+# What can a state do in one step? You've now seen four answers. Here's one question that separates
+# them: is the number of ones so far odd? A decay in $[0, 1]$ never changes a sign, and in finite
+# precision no stack of such layers counts parity at every length (Grazzi et al., 2024). A mirror
+# can, and so can half a turn. One number of state is enough for either:
+
+# %%
+bits = torch.randint(2, (300,), generator=torch.Generator().manual_seed(0)).double()
+odd = bits.cumsum(0) % 2 == 1
+one, start = torch.ones(1, 300, 1, 1), torch.ones(1, 1, 1, 1)
+beta = 2 * bits[None, :, None]
+mirror = delta_rule(one, one, 0 * one, beta, initial_state=start)  # S ← (1 - β) S
+half_turn = torch.exp(1j * math.pi * bits).cumprod(0).real
+for name, state in (("a mirror per 1, β = 2", mirror.flatten()), ("half a turn per 1", half_turn)):
+    assert torch.equal(state < 0, odd)
+    print(f"{name}: parity of all 300 prefixes is right")
+
+# %% [markdown]
+# | transition | who has it | it can | it can't |
+# |---|---|---|---|
+# | $\alpha_t$, a number | Mamba-2 | fade | change a sign |
+# | a diagonal | Mamba, GLA | fade at many rates | change a sign |
+# | $\alpha_t$ times a turn | RetNet, Cheems, Mamba-3 | tell distances | mix pairs |
+# | $I - \beta_t k_t k_t^\top$ | DeltaNet | erase one key, or mirror it | be scanned cheaply |
+#
+# Only the first commutes with any rotation, and that's why it's the one we rotate. A turn counts
+# parity if the token sets its angle, as in Mamba-3. RetNet's angle is the same for a 0 and a 1. The
+# last is what chapter 01's scan can't afford: joining two of them takes a product of full matrices.
+#
 # ## 9 · Three sources of position
 #
 # But wait. A recurrence can tell order even without rotations, because old tokens have faded more
@@ -634,11 +690,12 @@ print(f"norm of the change / norm of the output {(moved - y).norm() / y.norm():.
 # `"conv"` (with decay) and `"rope"` (with decay).
 #
 # Here's a task where nothing matters but the distance: in a row of random tokens, name the token
-# $\delta$ places back. The model is an embedding, one SSD layer and a linear map, and we train a
-# fresh one for each $\delta$. Which source reaches furthest? And which is best at distance 4?
+# $\delta$ places back. The model is an embedding, one SSD layer and a linear map (in folded cells).
+# We train a fresh one for each $\delta$. Which source reaches furthest? And which is best at
+# distance 4?
 
 
-# %%
+# %% tags=["setup", "experiment"]
 def look_back_model(position, vocabulary=16):
     """Embedding, SSD layer, linear map, in float32."""
     parts = {
@@ -657,7 +714,7 @@ def look_back_batch(model, lag, texts, generator, length=64):
     return model["head"](y)[:, lag:], ids[:, : length - lag]
 
 
-# %%
+# %% tags=["setup", "experiment"]
 def train_to_look_back(position, lag, steps, seed=0):
     """Train to name the token `lag` places back: share named right in new texts, and the model."""
     torch.manual_seed(seed)
@@ -686,11 +743,11 @@ print("8 tokens back: rope gets more than half right, conv and decay less than a
 
 # %% [markdown]
 # Now for other distances, from saved runs: three seeds each, 300 steps, base 100 (`python
-# book/records.py 04_three_sources`). The table shows the medians. Its last row is a reader with no
+# -m experiments 04_three_sources`). The table shows the medians. Its last row is a reader with no
 # idea of position, which just names the most frequent token so far:
 
 # %%
-record = json.loads(Path("../figures/records/04_three_sources.json").read_text())
+record = json.loads(Path("../experiments/records/04_three_sources.json").read_text())
 lags, accuracy = record["lags"], record["accuracy"]
 ids = torch.randint(16, (4000, 64), generator=torch.Generator().manual_seed(74))
 most = F.one_hot(ids, 16).cumsum(1).argmax(-1)  # the most frequent token so far
@@ -729,26 +786,15 @@ plotting.save(
 )
 
 # %% [markdown]
-# Decay alone reliably recovers only the previous token; further back, its accuracy drops towards
-# that of the most frequent token. The current token has faded even less than the previous one, but
-# the projections learn to keep $C_t \cdot B_s$ small where the two tokens are the same (a folded
-# cell checks one model).
-#
-# The convolution has fallen off by 8. Our reading: its inputs mix four tokens, so distances up to
-# three are in its own inputs, and the writes four places back mix tokens 4 to 7. At 16 and 24 it's
-# even below decay alone, which it contains. So after 300 steps, the right end of this table also
-# measures how fast a model learns. Chapter 09 compares the three in language models.
+# Decay alone reliably finds only the previous token. The convolution has fallen off by 8. Our
+# reading: its inputs mix four tokens, so distances up to three are in its own inputs, and the
+# writes four places back mix tokens 4 to 7. At 16 and 24 it's even below decay alone, which it
+# contains. So the right end of this table also measures how fast a model learns. Chapter 09
+# compares the three in language models.
 
 # %% tags=["guard"]
 far = [record["lags"].index(lag) for lag in (16, 24)]
 assert all(record["accuracy"]["conv"][i] < record["accuracy"]["decay"][i] for i in far)
-share, model = train_to_look_back("decay", lag=1, steps=100)
-assert share > 0.9
-tokens = model["embedding"].weight.detach()
-C, B = (project(tokens).detach() for project in (model["mixer"].C_proj, model["mixer"].B_proj))
-products = (C @ B.T).abs()  # (reader's token, token read)
-assert products.diagonal().mean() < products.mean() / 2
-print("one token back, by decay: |C·B| of a token with itself is under half the average")
 
 # %% [markdown]
 # ## Summary
@@ -760,7 +806,8 @@ print("one token back, by decay: |C·B| of a token with itself is under half the
 # - SSD inherits the theorem because its decay is one number per head. With a rate for every entry,
 #   as in Mamba, the theorem fails.
 # - The output knows distances. The cache knows absolute positions, so keep counting.
-# - Rotate C and B, or let the state turn: either way, it's a state space model with complex decays.
+# - Rotate C and B, or let the state turn: either way, it's a state space model with complex decays,
+#   whose clocks run on where $\Delta = 0$. At a constant $\Delta$ it's RetNet.
 # - In our small task, decay finds the previous token, a convolution of four tokens leads from
 #   distance 2 to 6, and after 300 steps rotations have come furthest.
 #
@@ -845,36 +892,42 @@ for offset, base in ((100, 10_000.0), (37, 100.0)):
     _ = must_differ("not moved", old, new)
 
 # %% [markdown]
-# **4 · medium.** What do positions cost on your machine? Write a function that says how many times
-# as long `with_rope()` takes as `without()`. Call each five times, alternating, and compare the
-# medians. Then try it on SSD with and without rotated C and B, on 4,096 tokens.
+# **4 · medium.** Section 7 showed that the clocks run on through a token with $\Delta = 0$. Build
+# clocks that don't. Turn the vectors of token $t$ by the angles $\tau_t \theta$, where $\tau_t =
+# \Delta_1 + \dots + \Delta_t$ is the time that has passed, one $\tau$ per row and head. Then a
+# token with $\Delta = 0$ leaves no trace. What has become of "depends on the distance only"?
 
 
 # %% tags=["exercise"]
-def ratio(with_rope, without):
-    """Median time of with_rope() divided by that of without(), five calls each, alternating."""
+def turn_by_time(vectors, dt, theta):
+    """vectors (b, l, h, n), dt (b, l, h), theta (n/2,): turned by (Σ dt) · theta, in halves."""
     ### BEGIN SOLUTION
-    import time
-
-    taken = {with_rope: [], without: []}
-    for _ in range(5):
-        for function, times in taken.items():
-            start = time.perf_counter()
-            function()
-            times.append(time.perf_counter() - start)
-    return sorted(taken[with_rope])[2] / sorted(taken[without])[2]
+    angles = dt.cumsum(dim=1)[..., None] * theta
+    first, second = vectors.chunk(2, dim=-1)
+    cosine, sine = angles.cos(), angles.sin()
+    return torch.cat([first * cosine - second * sine, first * sine + second * cosine], dim=-1)
     ### END SOLUTION
 
 
 # %% tags=["check"]
-from time import sleep
+x, dt, A, B, C = inputs(g=4)
+dt[:, 10] = 0
+theta, steady = 30 * rope_frequencies(8, 100.0), torch.full_like(dt, 0.5)
+place = 1 + torch.arange(40)
+matrices = torch.stack([rotation_matrix(0.5 * t, 8, 100.0) for t in place.tolist()])
+expected = einsum("tij,bthj->bthi", matrices, B)
+check("Δ = 0.5 everywhere: position t turns by t/2", turn_by_time(B, steady, theta / 30), expected)
 
-calls, pauses = [], iter([0.06, 0.06, 0.9, 0.06, 0.06])
-found = ratio(
-    lambda: (calls.append("a"), sleep(next(pauses))), lambda: (calls.append("b"), sleep(0.02))
-)
-assert 1.5 < found < 6 and calls in (["a", "b"] * 5, ["b", "a"] * 5), "five calls each, alternating"
-print("medians of five calls, alternating")
+
+def by_time(x, dt, A, B, C):
+    """SSD whose clocks show the time that has passed."""
+    return ssd.ssd_recurrent(x, dt, A, turn_by_time(B, dt, theta), turn_by_time(C, dt, theta))
+
+
+kept = [i for i in range(40) if i != 10]
+without = by_time(x[:, kept], dt[:, kept], A, B[:, kept], C[:, kept])
+check("a token with Δ = 0 was never there", by_time(x, dt, A, B, C)[:, kept], without)
+print("What counts now is the time between two tokens, no longer the number of tokens.")
 
 # %% [markdown]
 # **5 · hard.** A reader wants to see the token 8 places back and no other. Look for a query $q$
@@ -927,7 +980,12 @@ for pairs, bump in bumps.items():
 #   a bound on how scores fade.
 # - Shi et al., *Wonderful Matrices*, §3.1, Table 1 and Appendix A; *OTCE*, §3.1 and Appendix A.
 # - Dao and Gu, *Transformers are SSMs* (2024): the convolution and the decay as Mamba-2 has them.
+# - Sun et al., *Retentive Network* (2023): retention, rotary SSD with a constant decay.
+# - Grazzi et al., *Unlocking State-Tracking in Linear RNNs Through Negative Eigenvalues* (2024).
 # - Lahoti et al., *Mamba-3: Improved Sequence Modeling using State Space Principles* (2026):
 #   complex states, and angles that are learned from data.
 # - Peng et al., *YaRN* (2023): what to do with the base when texts grow longer.
 # - `cheems_ref/rope.py`: the listing this notebook arrives at.
+
+# %% tags=["versions", "nbval-ignore-output"]
+print("PyTorch version", torch.__version__.partition("+")[0])

@@ -26,7 +26,6 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from matplotlib.patches import Rectangle
 from torch import einsum
 
 from cheems_ref import attention, plotting, ssd
@@ -47,7 +46,7 @@ def random(*shape, seed):
 
 def read_record(name):
     """What the command named in the record has written."""
-    return json.loads(Path(f"../figures/records/{name}.json").read_text())
+    return json.loads(Path(f"../experiments/records/{name}.json").read_text())
 
 
 def book_layer(letter):
@@ -57,56 +56,8 @@ def book_layer(letter):
     return InnerFuncAttn(32, n_heads=4, inner="ssd" if letter == "I" else "linear", d_state=16)
 
 
-# %% tags=["versions", "nbval-ignore-output"]
-print("PyTorch version", torch.__version__.partition("+")[0])
-
-
 # %% tags=["figure"]
-def draw_weights(ax, x, y):
-    """A triangle of weights, its lower left corner at (x, y), and a shutter on one column."""
-    scores = 1.2 * random(6, 6, seed=1).masked_fill(~causal_mask(6, 6), -99)
-    shades = (0.15 + 0.8 * scores.softmax(1)) * causal_mask(6, 6)
-    edges = x + 0.45 * torch.arange(7), y + 0.36 * torch.arange(7)
-    ax.pcolormesh(*edges, shades.flip(0), cmap="Blues", vmin=0, vmax=1, ec="#cccccc")
-    red, corner = plotting.COLORS[1], (x + 0.45, y - 0.15)
-    ax.add_patch(Rectangle(corner, 0.45, 2.46, fc=red, ec=red, alpha=0.5, hatch="--"))
-    ax.text(x + 1.35, y + 2.42, "weights: row = reader, column = key", ha="center", fontsize=14)
-    ax.text(x + 0.6, y - 0.22, "a shutter dims one key", color=red, va="top", fontsize=14)
-
-
-# %% tags=["figure"]
-def draw_values(ax, y):
-    """The cut in the value path, and three things that fit into it."""
-    inner = {"$Wx_s$": "this token,\none matrix", "SSD$(x)_s$": "all tokens\nup to $s$"}
-    inner["$x_s$ times rows"] = "rows looked up\nfor this token"
-    for x, (name, knows) in zip((3.6, 5.7, 8.0), inner.items(), strict=True):
-        plotting.box(ax, x, y, name, color=plotting.COLORS[2], fontsize=16)
-        ax.text(x, y - 0.45, knows, ha="center", va="top", fontsize=13)
-    frame = dict(fc="none", ec=plotting.COLORS[2], lw=2, ls="--")
-    ax.add_patch(Rectangle((2.45, y - 1.05), 6.95, 1.85, **frame))
-    ax.text(2.6, y + 0.45, "values: put one of these in", fontsize=14, color=plotting.COLORS[2])
-
-
-# %% tags=["figure"]
-def draw_paths(ax):
-    """The boxes around weights and values, and the paths between them."""
-    for x, y, text in ((0.9, 2.9, "$x$"), (3.3, 4.6, "queries"), (3.3, 3.5, "keys")):
-        plotting.box(ax, x, y, text, fontsize=17)
-    plotting.box(ax, 11.1, 2.9, r"$y_t = \sum_s w_{ts}\,v_s$", fontsize=17)
-    ends = ((1.2, 3.1), (2.5, 4.5)), ((1.25, 2.95), (2.75, 3.45)), ((1.2, 2.7), (2.4, 1.5))
-    ends += ((4.15, 4.6), (5.5, 4.3)), ((3.9, 3.5), (5.5, 3.7))
-    ends += ((8.4, 3.9), (9.7, 3.2)), ((9.45, 1.4), (10.4, 2.4))
-    for start, end in ends:
-        plotting.arrow(ax, start, end)
-
-
-# %% tags=["figure"]
-fig, ax = plotting.canvas(12.4, 5.6)
-draw_weights(ax, 5.6, 2.85)
-draw_values(ax, 1.25)
-draw_paths(ax)
-plotting.save(
-    fig,
+plotting.show_drawing(
     "05_head",
     "An attention head with its value path cut open. Queries and keys make a triangle of weights, "
     "and an orange shutter dims a column. Into the gap of the value path fits one of three "
@@ -293,7 +244,7 @@ assert preset("cheems-v1-1.3b").inner == "ssd" and preset("cheems-1.3b").inner =
 # One book looks like this:
 
 
-# %% tags=["setup"]
+# %% tags=["setup", "experiment"]
 def account_books(texts, generator, entries=8, questions=4):
     """Numbers and amounts (texts, entries), numbers asked for, and the balances after."""
     numbers = torch.rand(texts, entries, generator=generator).argsort(1)
@@ -303,6 +254,7 @@ def account_books(texts, generator, entries=8, questions=4):
     return numbers, amounts, asked, amounts.cumsum(1).gather(1, place)
 
 
+# %% tags=["setup"]
 every_book = torch.cartesian_prod(*[torch.tensor([-1.0, 1.0])] * 8).cumsum(1)  # (256 books, 8)
 error = (every_book - every_book.mean(1, keepdim=True)).square().mean()
 BY_MEAN = (1 - error / every_book.square().mean()).item()
@@ -417,7 +369,7 @@ plotting.save(
 # (on more books than the figure's). V = SSD(x) ends between 0.998 and 0.999 on every seed. It
 # reaches 0.95 after 150 updates (median), S then A after 250, A then A after 350. One mixer alone
 # ends below 0.77, even with as many parameters as V = SSD(x). In 500 updates we compare how fast
-# the systems learn, not how far they could get (`python book/records.py 05_one_more_layer`).
+# the systems learn, not how far they could get (`python -m experiments 05_one_more_layer`).
 #
 # In Cheems, state-space layers come first. Behind one more S, V = SSD(x), S then A and A then A all
 # take 200 updates to reach 0.95 (median). V = SSD(x) and S then A each fail on one seed, at 0.70
@@ -722,7 +674,7 @@ check("a content mask that forgets", by_content[0, :, 0], weights @ v[0, :, 0])
 # every key:
 
 
-# %% tags=["setup"]
+# %% tags=["setup", "experiment"]
 def decoy_memory(texts, generator, pairs=8):
     """Keys and values of the slots (texts, 2 pairs), keys asked for, and the right values."""
     # three random orders of the keys, each (texts, pairs): right slots, decoys, questions
@@ -754,7 +706,7 @@ assert 1 / 2 + 1 / 2 * 1 / 8 == 0.5625 and round(36 / 64 + 28 / 64 / 8, 3) == 0.
 # 0.
 
 
-# %% tags=["setup"]
+# %% tags=["setup", "experiment"]
 class GateAsPrinted(torch.nn.Module):
     """WM eq. 4 and Listing 6: ones, rounded; a key is masked where its gate is exactly 0."""
 
@@ -778,7 +730,7 @@ def decoy_layer(kind):
     return attention.QCAttn(32, n_heads=4, mask=GateAsPrinted(4, 24) if kind == "printed" else None)
 
 
-# %% tags=["setup"]
+# %% tags=["setup", "experiment"]
 class Memory(torch.nn.Module):
     """Keys and values in, logits of the values that belong to the queried keys out."""
 
@@ -796,7 +748,7 @@ class Memory(torch.nn.Module):
         return self.head(y[:, slots.shape[1] :])
 
 
-# %% tags=["setup"]
+# %% tags=["setup", "experiment"]
 def train_on_decoys(kind, steps, seed=0):
     """A trained attention layer, the share of questions answered right, and the loss."""
     torch.manual_seed(seed)
@@ -814,6 +766,7 @@ def train_on_decoys(kind, steps, seed=0):
     return model.layer, right, F.cross_entropy(logits.flatten(0, 1), answers.flatten()).item()
 
 
+# %% tags=["setup"]
 DECOYS = read_record("05_masks")
 
 # %% [markdown]
@@ -832,7 +785,7 @@ assert printed.gate.grad is None and (printed.gate == 1).all()
 # %% [markdown]
 # The one with our gates does; no gradient reaches the printed mask.
 #
-# The gates get every answer right, on all five seeds (`python book/records.py 05_masks`). Do they
+# The gates get every answer right, on all five seeds (`python -m experiments 05_masks`). Do they
 # hide the decoys? Here are the gates of the four heads (seed 0), and of a model that rounds its
 # gates at ½ in training and takes all its gradients from unrounded ones (exercise 4 has a cousin):
 
@@ -1034,3 +987,6 @@ _ = must_differ("the amounts instead of the balances", amounts[[7, 0, 3]], balan
 # - Press et al., *Train Short, Test Long* (2022): introduces ALiBi (exercise 3).
 # - Bengio, Léonard and Courville (2013): the straight-through estimator (exercise 4).
 # - `cheems_ref/attention.py`: the package's code.
+
+# %% tags=["versions", "nbval-ignore-output"]
+print("PyTorch version", torch.__version__.partition("+")[0])

@@ -46,8 +46,6 @@ torch.set_num_threads(1)  # models as small as these gain little from more
 
 # %% tags=["setup"]
 FOUR = {"LlaMa": "llama", "Mamba-2": "mamba2", "Jamba": "jamba", "Cheems": "cheems"}
-SYSTEMS = {name: f"{family}-320m" for name, family in FOUR.items()} | {"OTCE": "otce-1b"}
-COLOR = dict.fromkeys("MGDRHCXE", "#dddddd") | dict(zip("SAI", plotting.COLORS, strict=False))
 
 
 def tokens(*shape, seed=0, vocabulary=256):
@@ -63,48 +61,7 @@ def long_memory(model):
 
 
 def read_record(name):
-    return json.loads(Path(f"../figures/records/{name}.json").read_text())
-
-
-def draw_letters(ax, pattern, x, y, step, size):
-    """A row of letters in coloured cells; the first is at (x, y)."""
-    for i, letter in enumerate(pattern):
-        dark = letter in SEQUENCE_MIXERS
-        frame = dict(boxstyle="square,pad=0.28", fc=COLOR[letter], ec="white")
-        style = dict(ha="center", va="center", weight="bold", fontsize=size, bbox=frame)
-        ax.text(x + step * i, y, letter, color="white" if dark else plotting.INK, **style)
-
-
-# %% tags=["versions", "nbval-ignore-output"]
-print("PyTorch version", torch.__version__.partition("+")[0])
-
-
-# %% tags=["figure"]
-def draw_stack(ax):
-    """From bytes to logits, through sixteen letters."""
-    draw_letters(ax, preset("cheems-tiny").pattern, 3.3, 3.5, 0.41, 16)
-    for x, words in ((0.4, "bytes"), (1.85, "embedding"), (10.65, "norm"), (11.85, "head")):
-        plotting.box(ax, x, 3.5, words)
-    for start, end in ((0.8, 1.1), (2.65, 3.0), (9.75, 10.15), (11.1, 11.4), (12.25, 12.55)):
-        plotting.arrow(ax, (start, 3.5), (end, 3.5))
-    ax.text(12.6, 3.5, "next\nbyte", fontsize=15, va="center")
-    words = "seven state layers S, one attention I, and an expert layer E after each"
-    ax.text(3.2, 4.1, words, fontsize=15)
-
-
-def draw_block(ax):
-    """One letter opened: the stream, the norm, the layer and the sum."""
-    for edge in (3.0, 10.6):
-        ax.plot([5.76, edge], [3.25, 2.35], color=plotting.QUIET, lw=1.2, ls=":")
-    plotting.arrow(ax, (2.9, 2.0), (10.7, 2.0), color=plotting.INK)
-    ax.text(1.75, 1.92, "stream z", fontsize=15)
-    plotting.arrow(ax, (4.0, 2.0), (4.75, 0.6), bend=0.3)
-    plotting.box(ax, 5.3, 0.5, "norm")
-    plotting.arrow(ax, (5.75, 0.5), (6.25, 0.5))
-    plotting.box(ax, 7.2, 0.5, "layer: S, I or E", color=plotting.COLORS[0])
-    plotting.arrow(ax, (8.15, 0.6), (9.0, 1.75), bend=0.3)
-    style = dict(boxstyle="circle,pad=0.15", fc="white", ec=plotting.INK, lw=1.5)
-    ax.text(9.0, 2.0, "+", ha="center", va="center", fontsize=18, bbox=style)
+    return json.loads(Path(f"../experiments/records/{name}.json").read_text())
 
 
 # %% [markdown]
@@ -112,11 +69,7 @@ def draw_block(ax):
 # what each letter does.
 
 # %% tags=["figure"]
-fig, ax = plotting.canvas(13.2, 4.4)
-draw_stack(ax)
-draw_block(ax)
-plotting.save(
-    fig,
+plotting.show_drawing(
     "07_stack",
     "A Cheems from left to right: bytes, embedding, sixteen letters S E S E and so on, the "
     "fifteenth an I, then norm, head, next byte. Below, one letter is opened: a copy of the stream "
@@ -234,13 +187,7 @@ assert [letters.count(x) / len(letters) for x in "AMS"] == [0.125, 0.5, 0.375]
 # Here are the 24 sequence mixers of each of five systems. Where does attention sit?
 
 # %% tags=["figure"]
-fig, ax = plotting.canvas(12.8, 3.2)
-for row, (name, source) in enumerate(SYSTEMS.items()):
-    y, mixers = 2.85 - 0.62 * row, [x for x in preset(source).pattern if x in SEQUENCE_MIXERS]
-    ax.text(0.1, y, name, fontsize=16, va="center")
-    draw_letters(ax, mixers, 1.7, y, 0.47, 16)
-plotting.save(
-    fig,
+plotting.show_drawing(
     "07_patterns",
     "Five rows of 24 letters. In LlaMa every sequence mixer is A, in Mamba-2 every one is S. In "
     "Jamba the fifth of each eight is A, in Cheems the eighth is I; in OTCE numbers 13, 14 and 24 "
@@ -264,7 +211,7 @@ plotting.save(
 # an earlier layer has told $v_5$ which token precedes it, one look by attention is enough.
 
 
-# %% tags=["setup"]
+# %% tags=["setup", "experiment"]
 def recall(batch, generator, pairs=8, kinds=32):
     """Keys 0..31 and values 32..63 in turn, then the keys again; targets -100 where none is."""
     keys = torch.rand(batch, kinds, generator=generator).argsort(1)[:, :pairs]
@@ -288,7 +235,7 @@ def recall(batch, generator, pairs=8, kinds=32):
 # that would write next to nothing.)
 
 
-# %%
+# %% tags=["experiment"]
 def wipe(model):
     """Fix every decay at 0: a state forgets each token at once."""
     for module in model.modules():
@@ -298,7 +245,7 @@ def wipe(model):
     return model
 
 
-# %% tags=["setup"]
+# %% tags=["setup", "experiment"]
 def recall_model(pattern, position, seed, wiped=False):
     _ = torch.manual_seed(seed)
     sizes = dict(vocab_size=64, d_model=64, n_heads=2, d_state=16, tie_embeddings=False)
@@ -306,7 +253,7 @@ def recall_model(pattern, position, seed, wiped=False):
     return wipe(model) if wiped else model
 
 
-# %% tags=["setup"]
+# %% tags=["setup", "experiment"]
 def share_right(logits, targets):
     asked = targets >= 0
     return (logits.argmax(-1) == targets)[asked].double().mean().item()
@@ -344,7 +291,7 @@ assert right[-1] > 0.9
 # neighbour.
 #
 # One seed is luck. So we also recorded five runs of each kind, up to 1,000 steps long (`python
-# book/records.py 07_state_or_neighbour`). A model that knows which values are in the row, but not
+# -m experiments 07_state_or_neighbour`). A model that knows which values are in the row, but not
 # whose they are, and rules out those already given, gets 0.39 right. What do you expect of AS, with
 # attention first, and of SA with rotation and a wiped state?
 
@@ -811,7 +758,7 @@ check("one at a time, with cache = argmax of one pass", new, logits.argmax(dim=-
 
 # %% [markdown]
 # What does longer training buy? We recorded 2,500 steps of a larger model, `SE × 7 + IE`, with
-# windows of 256 bytes, one seed (`python book/records.py 07_training`):
+# windows of 256 bytes, one seed (`python -m experiments 07_training`):
 
 # %%
 long_run = read_record("07_training")
@@ -1053,3 +1000,6 @@ for size, ahead, start in ((0, 4, 5), (0.02, 4, 5), (0.02, 2, 9)):
 # - Leviathan et al. (2023), *Fast Inference from Transformers via Speculative Decoding*.
 # - [Training](../book/manual/training.md) in this project's manual: how to resume a run, compare
 #   models, and use yours in transformers.
+
+# %% tags=["versions", "nbval-ignore-output"]
+print("PyTorch version", torch.__version__.partition("+")[0])

@@ -35,7 +35,7 @@ from cheems_ref.ssd import ssd
 from cheems_ref.tasks import multi_query_recall
 from cheems_ref.verify import check, must_differ
 
-# %% tags=["setup"]
+# %% tags=["setup", "experiment"]
 torch.set_default_dtype(torch.float64)  # for the constructions; training is in float32
 torch.set_num_threads(1)  # models as small as these gain little from more
 
@@ -45,50 +45,7 @@ def seeded(seed):
 
 
 def read_record(name):
-    return json.loads(Path(f"../figures/records/{name}.json").read_text())
-
-
-# %% tags=["versions", "nbval-ignore-output"]
-print("PyTorch version", torch.__version__.partition("+")[0])
-
-
-# %% tags=["figure"]
-def draw_row(ax, y):
-    """A row of three pairs and a query; returns the place of each token."""
-    tokens = ["ann", "3", "bob", "8", "cat", "5", "…", "bob", "?"]
-    xs = [3.4 + 1.02 * i for i in range(9)]
-    for x, token in zip(xs, tokens, strict=True):
-        color = plotting.INK if token in ("bob", "8", "?") else plotting.QUIET
-        if token == "…":
-            ax.text(x, y, token, ha="center", va="center", fontsize=18)
-        else:
-            plotting.box(ax, x, y, token, color=color, fontsize=16)
-    return xs
-
-
-def draw_attention(ax, x, y, color):
-    """Two looks back, above the row: to the token before, and to what came after bob."""
-    plotting.arrow(ax, (x[3], y), (x[2] + 0.05, y), color=color, bend=0.7)
-    ax.text(x[2] + 0.3, y + 0.45, "1  previous token", ha="center", color=color, fontsize=15)
-    plotting.arrow(ax, (x[7], y), (x[3] + 0.1, y), color=color, bend=0.4)
-    name = "2  match: what came after bob?"
-    ax.text(x[5] + 0.1, y + 0.9, name, ha="center", color=color, fontsize=15)
-    ax.text(0.1, y + 0.6, "Attention:\nlook back", color=color, fontsize=18, va="center")
-
-
-# %% tags=["figure"]
-def draw_state(ax, x, y, color):
-    """A small memory below the row: three writes and one read."""
-    for i, entry in enumerate(("ann → 3", "bob → 8", "cat → 5")):
-        place = x[2] + 1.3 * i - 0.85
-        plotting.arrow(ax, (x[2 * i + 1] - 0.4, y + 1.5), (place, y + 0.35), color=color)
-        frame = dict(boxstyle="square,pad=0.45", fc="#d9f0e8" if i == 1 else "white", ec=color)
-        ax.text(place, y, entry, ha="center", va="center", fontsize=14, bbox=frame | dict(lw=2))
-    plotting.arrow(ax, (x[2] + 0.8, y - 0.3), (x[7], y + 1.5), color=color, bend=0.35)
-    ax.text(x[6] + 0.75, y + 0.25, "read with bob", color=color, fontsize=15)
-    name = "write each value under its key"
-    ax.text(x[2] + 0.45, y - 0.75, name, ha="center", color=color, fontsize=15)
-    ax.text(0.1, y, "A state:\nremember", color=color, fontsize=18, va="center")
+    return json.loads(Path(f"../experiments/records/{name}.json").read_text())
 
 
 # %% [markdown]
@@ -96,12 +53,7 @@ def draw_state(ax, x, y, color):
 # that it follows bob) and a comparison of *contents* (bob with bob).
 
 # %% tags=["figure"]
-fig, ax = plotting.canvas(12.8, 4.7)
-x = draw_row(ax, 2.9)
-draw_attention(ax, x, 3.3, plotting.COLORS[0])
-draw_state(ax, x, 1.0, plotting.COLORS[2])
-plotting.save(
-    fig,
+plotting.show_drawing(
     "08_two_ways",
     "A row of tokens: ann 3, bob 8, cat 5, then bob and a question mark. Above it attention, in "
     "two steps: 8 looks at the token before it, bob, and the later bob looks for the token that "
@@ -328,7 +280,7 @@ print(errors_and_recalled((64, 128, 256, 512)))
 # | answer | layer 2, the look-up | the output |
 # | one, a single coordinate that is always 1 | the embedding | queries and keys of layer 1 |
 
-# %% tags=["setup"]
+# %% tags=["setup", "experiment"]
 IDS, WIDTH = 64, 256  # how many ids there are, and the width of the hidden state
 TOKEN, BEFORE, ANSWER = slice(0, IDS), slice(IDS, 2 * IDS), slice(2 * IDS, 3 * IDS)
 ONE = 3 * IDS  # a coordinate that is 1 in every token
@@ -464,7 +416,7 @@ check("one key, one coordinate: recalled = asked for", found[asked], targets[ask
 # It finds them all, with no parameter trained.
 
 
-# %% tags=["setup"]
+# %% tags=["setup", "experiment"]
 def weights(layer, x, positions):
     """What one head looks at: (t, s). The queries are the first row's, the keys the last row's."""
     q, k = layer.q_proj(x[:1])[:, :, None], layer.k_proj(x[-1:])[:, :, None]
@@ -484,7 +436,7 @@ def looks_at(model, ids):
     return maps
 
 
-# %% tags=["setup"]
+# %% tags=["setup", "experiment"]
 ROW, ROW_TARGETS = multi_query_recall(1, 24, 4, IDS, generator=seeded(7))
 QUERIES = (ROW_TARGETS[0] >= 0).nonzero()[:, 0]
 
@@ -556,7 +508,7 @@ plotting.save(
 # - a state *above* attention: attention could do the shift, and the state could write under the
 #   shifted key.
 
-# %% tags=["setup"]
+# %% tags=["setup", "experiment"]
 LENGTHS = (32, 64, 128, 256)  # of section 6
 RATES = {32: 4e-3, 64: 3e-3, 128: 2e-3}  # by width; ten times WM Table 6's
 WITH_POSITION = {
@@ -573,7 +525,7 @@ WITH_POSITION = {
 }
 
 
-# %% tags=["setup"]
+# %% tags=["setup", "experiment"]
 def recall_model(d, seed, **options):
     """WM Table 6's shape: layers with one head, each with an MLP after it."""
     _ = torch.manual_seed(seed)
@@ -589,7 +541,7 @@ def recall_batch(length, generator):
     return [torch.cat(tensors) for tensors in zip(*parts, strict=True)]
 
 
-# %% tags=["setup"]
+# %% tags=["setup", "experiment"]
 def answers(model, ids, targets):
     """Logits and targets at the queries alone."""
     asked = targets >= 0
@@ -606,7 +558,7 @@ def share_right(model, length):
     return (logits.argmax(-1) == targets).double().mean().item()
 
 
-# %% tags=["setup"]
+# %% tags=["setup", "experiment"]
 def learn_to_recall(d, steps, rate, seed=0, lengths=LENGTHS, every=100, **options):
     """Train on rows of each length in turn: the model, and its share right at each, over time."""
     generator, right = torch.Generator().manual_seed(seed), []
@@ -643,7 +595,7 @@ ROWS = {row["system"]: row for row in read_record("08_rows")["table"]}
 # Rows have 32 or 64 tokens with up to $T/4$ pairs, of 256 ids. The loss counts only the answers. A
 # run takes at most 2,000 steps, and stops once 99 % are right at both lengths. One seed chooses
 # each model's learning rate, 1e-3, 3e-3 or 1e-2, by the share right at $T = 64$, averaged over the
-# run. We then run five other seeds (`python book/records.py 08_rows`).
+# run. We then run five other seeds (`python -m experiments 08_rows`).
 
 # %% tags=["guard"]
 print("d = 64, T = 64: the rate, right at the end with five seeds, and steps until 0.9 are")
@@ -744,7 +696,7 @@ plotting.save(
 # tokens. We recorded a model trained for 200 steps, with states of width 128. Your notebook now
 # trains a smaller one, with states of width 32, for 120 steps.
 
-# %% tags=["aside"]
+# %% tags=["aside", "experiment"]
 HYBRID = "SSD, attention, convolution"
 sizes = WITH_POSITION[HYBRID] | dict(d_state=32)
 trained, right = learn_to_recall(32, 120, 2 * RATES[32], 0, (32,), every=120, **sizes)
@@ -757,7 +709,7 @@ assert right[-1][0] > 0.85
 # alone, so attention might only look for a value that the state has already found.
 
 
-# %% tags=["setup"]
+# %% tags=["setup", "experiment"]
 CHANGED = {"as it is": slice(0), "other keys": slice(0, 16, 2), "other values": slice(1, 16, 2)}
 
 
@@ -778,7 +730,7 @@ def weight_on_answers(model, changed):
     return torch.stack(found).mean().item()
 
 
-# %% tags=["setup"]
+# %% tags=["setup", "experiment"]
 def found_by(model):
     """Mean weights on the answers, the map of one row with each change, and shares right."""
     weight = {name: weight_on_answers(model, changed) for name, changed in CHANGED.items()}
@@ -834,7 +786,7 @@ assert [round(x, 2) for x in drawn] == [1.00, 0.25]
 # Take a row, and a *copy* of it where the pairs have other keys. We compute attention's $q$ from
 # the row and its $k$ from the copy, and read only the weights. Does it still find the answers? If
 # it finds an answer by the token in front of it, it will now fail. If it goes by the value, nothing
-# will change. The figure shows the recorded model (`python book/records.py 08_found`); folded cells
+# will change. The figure shows the recorded model (`python -m experiments 08_found`); folded cells
 # test yours. Look at the lines with arrows: the others are fill, which the loss doesn't count. (In
 # the copy drawn here, the four queries are replaced, too, but their $q$ comes from the row.)
 
@@ -886,7 +838,7 @@ plotting.save(
 #
 # WM doesn't say how many seeds it used.
 
-# %% tags=["setup"]
+# %% tags=["setup", "experiment"]
 SYSTEMS = {
     "QCAttn": dict(pattern="AMAM"),
     "SSD": dict(pattern="SMSM", d_state=128),
@@ -923,7 +875,7 @@ AT_RATE = {s: [shares_at(4e-4 * t, s) for t in TIMES.values()] for s in ("QCAttn
 AT_256 = {s: [[last_share(run, 256) for run in runs_of(s, d)] for d in RATES] for s in SYSTEMS}
 
 # %% [markdown]
-# Here is what came out at $T = 256$, with three seeds each (`python book/records.py 08_recall`). A
+# Here is what came out at $T = 256$, with three seeds each (`python -m experiments 08_recall`). A
 # run takes at most 3,000 steps, and stops once 99 % are right at every length. Before you look:
 # which system fails?
 
@@ -979,7 +931,7 @@ for one, other, d in ((inner, plain, 32), (inner, plain, 128), (mask, inner, 128
 #
 # At each width, all systems got the same rate, ten times WM's. Does it suit all of them? At $d =
 # 32$, on rows of up to 64 tokens, we tried four multiples of WM's rate, for 2,000 steps each
-# (`python book/records.py 08_rates`):
+# (`python -m experiments 08_rates`):
 
 # %%
 print(table("right at WM's rate ×", TIMES, AT_RATE))
@@ -1205,3 +1157,6 @@ assert abs(error - expected) < 0.1 * error
 #   Copying*: a counting bound for copying.
 # - Olsson et al. (2022), *In-context Learning and Induction Heads*: the shift and the look-up, in
 #   trained models.
+
+# %% tags=["versions", "nbval-ignore-output"]
+print("PyTorch version", torch.__version__.partition("+")[0])

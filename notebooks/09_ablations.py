@@ -46,7 +46,7 @@ def seeded(seed):
 
 
 def read_record(name):
-    return json.loads((Path("..") / "figures" / "records" / f"{name}.json").read_text())
+    return json.loads((Path("..") / "experiments" / "records" / f"{name}.json").read_text())
 
 
 def losses_of(name):
@@ -61,9 +61,6 @@ NAMES = ("inner", "position", "shared", "gated", "systems", "orders", "routed", 
 inner, position, shared, gated, systems, orders, routed, experts = (
     losses_of(f"09_{name}") for name in NAMES
 )
-
-# %% tags=["versions", "nbval-ignore-output"]
-print("PyTorch version", torch.__version__.partition("+")[0])
 
 
 # %% tags=["figure"]
@@ -179,13 +176,13 @@ for n, apart in ((3, 3.3), (5, 1.7), (8, 1.2), (16, 0.75)):
 # All rows of a table share the text (Python's manual and standard library), the number of updates,
 # the windows they read with each seed, and, to within 1 %, the parameter count.
 
-# %% tags=["setup"]
+# %% tags=["setup", "experiment"]
 # AdamW; the rate warms up for a tenth of the updates and then falls as a cosine. The last 3 % of
 # Python's manual and standard library are held out.
 SIZES = dict(d_model=128, n_heads=4, d_state=64, n_values=16, k_values=2)
 TRAINING = TrainConfig(steps=300, batch_size=4, seq_len=512, eval_fraction=0.03,
-                       evaluate_every=150, checkpoint_every=300)  # fmt: skip
-BY_STEPS = {n: replace(TRAINING, steps=n, evaluate_every=min(n, 200), checkpoint_every=n)
+                       evaluate_every=150)  # fmt: skip
+BY_STEPS = {n: replace(TRAINING, steps=n, evaluate_every=min(n, 200))
             for n in (100, 200, 600, 1000)}  # fmt: skip
 RATES = (1e-3, 3e-3, 1e-2)
 assert (TRAINING.weight_decay, TRAINING.warmup) == (0.01, 0.1)
@@ -202,7 +199,7 @@ INNER = {
 # third in sections 5 to 8, and a table should say so.
 
 
-# %% tags=["guard"]
+# %% tags=["guard", "experiment"]
 def parameters(config):
     """The number of all parameters of a model."""
     return sum(part.total for part in count_parameters(config).values())
@@ -248,10 +245,10 @@ again = random_windows(manual, brief, seeded(0)).double()
 check("a new generator with the same seed", again, first)
 
 
-# %% tags=["setup"]
+# %% tags=["setup", "experiment"]
 def one_run(name, config, rate, seed, training, ids, at_start=None):
     """Train one row with one seed: held-out nats per byte over time."""
-    how = dict(seeds=[seed], at_start=at_start)
+    how = dict(seeds=[seed], at_start=at_start, checkpoint_every=training.steps)
     with TemporaryDirectory() as folder:
         found = compare({name: Row(config, rate)}, ids, training, directory=folder, **how)
     return [(evaluation.step, evaluation.nats) for evaluation in found]
@@ -264,7 +261,7 @@ def unturned(model):
             _ = layer.register_forward_pre_hook(lambda _, given: (given[0], 0 * given[1]))
 
 
-# %% tags=["setup"]
+# %% tags=["setup", "experiment"]
 def common_share(answers):
     """Of answers (e, …): the squared size of their mean over the mean of their squared sizes."""
     return (answers.mean(0).square().sum() / answers.square().flatten(1).sum(1).mean()).item()
@@ -355,7 +352,7 @@ assert 0.55 < naive < 0.61 and by_rule < 0.065
 # layers in pairs. By Fisher's test on counts, two of the six had p = 0.015, but Holm's first
 # threshold was 0.05/6 = 0.008.
 
-# %% tags=["setup"]
+# %% tags=["setup", "experiment"]
 # Four orders of layers, on chapter 07's recall: the pairs picked afterwards.
 ORDERS = {
     "Jamba": dict(pattern="SM SM SM SM AM SM SM SM", position="conv", d_model=96),
@@ -479,7 +476,7 @@ assert not any(judge(orders, minus("OTCE", "Jamba") | minus("two, not last", "Ja
 #
 # *Prediction:* little, because the layers around attention can do the inner function's job.
 # *Family:* two inner functions against linear values. *Runs:* six seeds, 300 updates (`python
-# book/records.py 09_inner`). A negative number is good for the inner function, and `judge` applies
+# -m experiments 09_inner`). A negative number is good for the inner function, and `judge` applies
 # our rule:
 
 # %%
@@ -511,7 +508,7 @@ assert far < 0.1
 # | with the mask as well | 8.36 | 8.42 | 7.96 |
 # | attention alone (A) | | | 8.38 |
 #
-# **Runs.** 200 updates, three seeds (`python book/records.py 09_position`). Between columns,
+# **Runs.** 200 updates, three seeds (`python -m experiments 09_position`). Between columns,
 # compute differs by under 0.5 %. Our mask, in one of the four modules, has gates that learn; WM's
 # never learns (chapter 05).
 #
@@ -520,7 +517,7 @@ assert far < 0.1
 # modules, rotation minus convolution and decay minus rotation. If we win, both are positive:
 
 
-# %% tags=["setup"]
+# %% tags=["setup", "experiment"]
 def position_rows():
     """The rows of WM's Table 1, and two in which attention gets no position information."""
     rows = {"A": dict(pattern="AM × 4")}
@@ -567,7 +564,7 @@ assert [*called.values()] == [True, False]
 # doubtful. **Remove what worries you and look again.** Without that module, rotation is still 0.116
 # ± 0.036 behind the convolution. But it's 0.039 ± 0.036 ahead of the decay, which would be
 # significant. So about the decay we don't know. For the convolution, we trained this module once
-# more, at rate 0.003 for 600 updates (`python book/records.py 09_longer`; that changes two things
+# more, at rate 0.003 for 600 updates (`python -m experiments 09_longer`; that changes two things
 # at once, and we'd already used these three seeds, one of them to choose the convolution's rate).
 # Will the gap close?
 
@@ -631,7 +628,7 @@ assert all(called[1]) and not any(called[3])
 # **Prediction.** Shared parts learn from every token, so more sharing should be better.
 #
 # **Family.** The seven kinds against the MLP. **Runs.** Each kind fills two of the four layers
-# behind the mixers, 200 updates, three seeds (`python book/records.py 09_shared`). The row MLP is
+# behind the mixers, 200 updates, three seeds (`python -m experiments 09_shared`). The row MLP is
 # section 4's S + A with rotation. MoE has four experts of width `d_ff`, while PEER's neurons don't
 # depend on it. All layers share one `d_ff`, so the MLPs in the other two layers make up for the
 # experts: they are 734 wide in the row MLP, 209 beside MoE, 1,176 beside PEER, and 587 beside the
@@ -639,7 +636,7 @@ assert all(called[1]) and not any(called[3])
 #
 # We subtract the MLP's loss, so a negative number is good for the experts:
 
-# %% tags=["setup"]
+# %% tags=["setup", "experiment"]
 SHARED = {
     "MLP": dict(pattern="SM SM SM AM"),
     "DGLU": dict(pattern="SM SD SD AM"),
@@ -698,12 +695,13 @@ assert round(means["MLP minus DGLU"], 3) == 0.111
 # and CDMoE are behind it, too. Only MoE, MoE with a shared expert and cohesive experts stay ahead,
 # by 0.04 to 0.06. But we had picked this family *and* our rule after looking.
 #
-# So we asked again, on five new seeds. First we committed (`book/controls.py`) our rule; the
-# *family*, the MLP and the three kinds that had been ahead, against the DGLU; and a *prediction*.
+# So we asked again, on five new seeds. First we committed (`experiments/preregistered.py`) our
+# rule; the *family*, the MLP and the three kinds that had been ahead, against the DGLU; and a
+# *prediction*.
 # The MLP is behind by 0.05 to 0.15, the three are ahead by 0.02 to 0.06, significantly for the MLP
 # and at least two of the three. We then made a mistake: we had tuned with only one of two seeds
 # when we ran these five, and saw the MLP 0.129 behind. The other tuning seed changed the MLP's rate
-# from 0.01 to 0.003, so it ran again. Here is the result (`python book/records.py 09_gated`):
+# from 0.01 to 0.003, so it ran again. Here is the result (`python -m experiments 09_gated`):
 
 # %%
 called = judge(gated, against("DGLU", ["MLP", *THREE_KINDS]))
@@ -814,13 +812,13 @@ assert abs(unrelated - 0.25) < 0.01 and not any(repeated.values())
 # **Prediction.** Each expert learns only from the tokens that reach it. So in a short training more
 # experts should mean a higher loss. **Family.** One number, the slope of such a line, fitted for
 # each seed. Seventeen rows give 136 pairs, and we don't want to compare any of them. **Runs.** 0.4
-# million parameters, 100 updates, three seeds, one rate for all (`python book/records.py
+# million parameters, 100 updates, three seeds, one rate for all (`python -m experiments
 # 09_routed`), and DGLUs for the dense layers. Experts everywhere take 22 % less compute.
 #
 # Here is the slope with (9.1). Which falls does it exclude? And its *power*, how often slopes that
 # vary as much as these would reveal a fall:
 
-# %% tags=["setup"]
+# %% tags=["setup", "experiment"]
 EXPERTS = {row: dict(pattern=row, d_model=96) for row in (
     "SM SM SM SM SM SM SM AM", "SE SM SM SM SM SM SM AM", "SM SM SM SM SM SM SM AE",
     "SE SM SM SM SM SM SM AE", "SM SE SE SE SE SE SE AM", "SE SE SE SE SE SE SE AE",
@@ -912,14 +910,14 @@ assert share > 0.8
 # rotates. Is that why? (In Ch's table it may be: by OTCE's own tables, OTCE without rotation gets
 # 2.51.)
 #
-# **Runs.** Seven systems of sixteen layers, 200 updates (`python book/records.py 09_systems`).
+# **Runs.** Seven systems of sixteen layers, 200 updates (`python -m experiments 09_systems`).
 # LlaMa takes 28 % more compute than Jamba, and Cheems 6 %. Seeds 4 and 5 are new, and so are Jamba
 # with rotation and Cheems with a convolution. **Prediction**, committed before the new runs:
 # position is most of it. With the same source of position, Jamba and Cheems are within 0.04 of each
 # other, and not significantly apart. Jamba and OTCE do differ significantly. **Family.** Seven
 # differences:
 
-# %% tags=["setup"]
+# %% tags=["setup", "experiment"]
 SYSTEMS = {
     name: dict(pattern=pattern, d_model=96, k_experts=1, **more)
     for name, pattern, more in (
@@ -972,7 +970,7 @@ for name, ((mean, half), *_) in judged.items():
 # neither is significant.) We'd try the experts next, since CDMoE was behind DGLUs in section 5.
 #
 # And later in training? We predicted, and committed, that after 1,000 updates Cheems is behind
-# Jamba by only 0.04 to 0.12, and Mamba-2 not significantly (`python book/records.py
+# Jamba by only 0.04 to 0.12, and Mamba-2 not significantly (`python -m experiments
 # 09_systems_longer`, three seeds, the rates of 200 updates):
 
 # %%
@@ -1320,3 +1318,6 @@ print("as the package: {:+.3f} ± {:.3f} for an average over four modules".forma
 # - Melis, Dyer and Blunsom (2018), *On the State of the Art of Evaluation in Neural Language
 #   Models*: which differences survive tuning.
 # - Gelman and Loken (2013), *The Garden of Forking Paths*: pairs picked afterwards, everywhere.
+
+# %% tags=["versions", "nbval-ignore-output"]
+print("PyTorch version", torch.__version__.partition("+")[0])

@@ -7,16 +7,18 @@
 #
 # - estimate a layer's time from its operations and its bytes, and say where that fails;
 # - name the thirteen reads and writes, and choose a chunk size;
-# - read a Triton kernel for SSD alongside its PyTorch twin.
+# - read a Triton kernel for SSD alongside its PyTorch twin;
+# - find out, without a GPU, whether a kernel fits its registers.
 #
 # You need the four steps of SSD from chapter 03 and the patterns of chapter 07.
 #
 # Sources: *Wonderful Matrices* (WM) §4.2, Figure 6, Listing 3; *Cheems* (Ch) §4.2, App. B.2, Figure
 # 5 (in folded cells); Williams, Waterman and Patterson (2009), *Roofline*. Code:
-# `cheems_ref/roofline.py`, `triton_ssd.py`; records: `tests/bench/bench_efficiency.py`. How to read
-# ✓ and ✗: chapter 00.
+# `cheems_ref/roofline.py`, `triton_ssd.py`, `compiler.py`; records:
+# `tests/bench/bench_efficiency.py`, `report_kernels.py`. How to read ✓ and ✗: chapter 00.
 
 # %% tags=["setup"]
+import inspect
 import json
 import math
 import textwrap
@@ -24,6 +26,7 @@ import time
 from collections import Counter
 from dataclasses import replace
 from functools import cache, partial
+from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 from statistics import fmean, median
@@ -31,7 +34,8 @@ from statistics import fmean, median
 import torch
 from torch.utils._pytree import tree_leaves
 
-from cheems_ref import plotting, roofline
+from cheems_ref import compiler, plotting, roofline
+from cheems_ref.attention import causal_mask, join_softmax, naive_attention, online_softmax
 from cheems_ref.budget import cache_bytes, count_parameters, fit_d_ff
 from cheems_ref.config import LAYERS, ModelConfig, preset
 from cheems_ref.kernels import kernel_status
@@ -42,15 +46,17 @@ from cheems_ref.verify import check, must_differ
 
 # %% tags=["setup"]
 torch.set_num_threads(1)  # as the record's
-RECORD = json.loads(Path("../figures/records/10_efficiency.json").read_text())
+RECORD = json.loads(Path("../experiments/records/10_efficiency.json").read_text())
 MEASURED, CONTROL = RECORD["parts"], RECORD["control"]
 RATES = MEASURED["rates"]
 PRODUCTS, SUMS = dict(RATES["products"]), dict(RATES["sums"])
 TYPICAL = 48 * 2**20  # bytes: two tensors of 16 MiB, summed into a third
 MACHINE = Machine(2 * 1024**3 / PRODUCTS[1024], TYPICAL / SUMS[TYPICAL], RATES["launch"])
+COMPILED = json.loads(Path("../experiments/records/10_compiled.json").read_text())
 TRITON = Path(roofline.__file__).with_name("triton_ssd.py").read_text(encoding="utf-8")
 
 
+# %% tags=["setup", "experiment"]
 def seeded(seed):
     return torch.Generator().manual_seed(seed)
 
@@ -69,10 +75,7 @@ def folded(line, width=71):
     return line[:place] + (f"\n       {line[place:]}" if line[place:] else "")
 
 
-# %% tags=["versions", "nbval-ignore-output"]
-print("PyTorch version", torch.__version__.partition("+")[0])
-
-# %% tags=["setup"]
+# %% tags=["setup", "experiment"]
 SIZES = dict(d_model=128, n_heads=4, d_state=64, n_values=16, k_values=2, k_experts=1)
 TWO_MILLION = 2_000_000
 FAMILIES = {"LlaMa": "llama-1.3b", "Mamba-2": "mamba2-1.3b", "Jamba": "jamba-1.3b"}
@@ -103,7 +106,7 @@ def sized_inner(name):
     return fit_d_ff(ModelConfig(**INNER[name], **SIZES), TWO_MILLION)
 
 
-# %% tags=["setup"]
+# %% tags=["setup", "experiment"]
 def make_ssd(length, device="cpu"):
     """The tensors of one state layer: four heads of 32 channels, a state of 64."""
     how = dict(generator=seeded(0))
@@ -125,46 +128,6 @@ def make_chunks(length, device="cpu"):
     }
 
 
-# %% tags=["figure"]
-def draw_memory(ax, left, width, fast, slow):
-    """Two boxes: the small fast memory above, the big slow one below."""
-    for low, high, words, color in ((4.0, 5.0, fast, 2), (0.3, 1.6, slow, 5)):
-        frame = ax.fill([left, left + width, left + width, left], [low, low, high, high])[0]
-        frame.set(facecolor="white", edgecolor=plotting.COLORS[color], linewidth=2.5)
-        ax.text(left + width / 2, (low + high) / 2, words, ha="center", va="center", fontsize=15)
-
-
-def draw_left(ax):
-    """PyTorch's thirteen reads and writes as arrows, and the operators that make them."""
-    draw_memory(ax, 0.25, 8.2, "fast and small: the processor", "slow and big: memory")
-    ax.text(4.35, 5.85, "PyTorch: 13 reads and writes for every pair", ha="center", fontsize=17)
-    made = {"subtract": "ww", "to float32": "rrw", "mask": "rw", "exp": "rw"}  # r up, w down
-    made |= {"$CB^\\top$": "¼", "multiply": "rw", "times $x$": "r"}
-    place = 0.7
-    for name, moves in made.items():
-        for i, move in enumerate(moves):
-            ends = [(place + 0.48 * i, y) for y in ((1.65, 3.95) if move == "r" else (3.95, 1.65))]
-            plotting.arrow(ax, *ends, color=plotting.COLORS[3 if move == "¼" else move == "w"])
-            if move == "¼":  # both ways
-                plotting.arrow(ax, *ends[::-1], color=plotting.COLORS[3])
-                ax.text(ends[0][0] + 0.08, 2.6, "4 ×\n¼", fontsize=15)
-        ax.text(place + 0.24 * (len(moves) - 1), 5.12, name, ha="center", fontsize=13.5)
-        place += 0.48 * len(moves) + 0.22
-
-
-# %% tags=["figure"]
-def draw_right(ax):
-    """The kernels: what goes in and comes out, and the states, which go both ways."""
-    draw_memory(ax, 9.2, 3.5, "$L$, $CB^\\top$, and their\nproduct live and die here", "memory")
-    ax.text(10.95, 5.85, "kernels: none for a pair", ha="center", fontsize=17)
-    up, down = (1.65, 3.95), (3.95, 1.65)
-    arrows = {9.6: (up, "$x, \\Delta, B, C$"), 11.0: (down, "$y$")}
-    arrows |= {11.5: (down, ""), 11.75: (up, "states")}
-    for x, (ends, words) in arrows.items():
-        plotting.arrow(ax, *((x, y) for y in ends), color=plotting.QUIET)
-        ax.text(x + 0.1, 2.8, words, fontsize=14)
-
-
 # %% [markdown]
 # Below left, each arrow is one float32 number per head and *pair* $(t, s)$ of tokens in a chunk:
 # down when an operator of chapter 03's $(L \circ CB^\top)(\Delta x)$ writes it, up when the next
@@ -173,11 +136,7 @@ def draw_right(ax):
 # by "multiply", of a quarter each: four heads share it (section 3).
 
 # %% tags=["figure"]
-fig, ax = plotting.canvas(13, 6.2)
-draw_left(ax)
-draw_right(ax)
-plotting.save(
-    fig,
+plotting.show_drawing(
     "10_trips",
     "Two drawings of a fast small memory above a slow big one. Left, PyTorch: thirteen arrows go "
     "up and down between them, two for the subtraction, three for the conversion to float32, two "
@@ -459,27 +418,29 @@ assert all(2.5 < usual[size] / kept[size] < 2.9 for size in usual if size >= 3 *
 # `cheems_ref/triton_ssd.py` does the four steps of chapter 03 (attention inside the chunks, write,
 # carry, read) in three kernels. Each program works on one head of one row of the batch:
 #
-# - `_write`, step 2: one program per chunk stores what its tokens write into a state.
-# - `_carry`, step 3: one program goes through all the writes and stores the state before each
-#   chunk.
-# - `_read`, steps 1 and 4: one program per chunk stores its $y$.
+# - `_write`, step 2: a program for each chunk and each 32 channels stores what its tokens write
+#   into a state.
+# - `_carry`, step 3: a program for each 512 numbers of the state goes through all the writes and
+#   stores the state before each chunk.
+# - `_read`, steps 1 and 4: a program for each chunk and each 32 channels stores its $y$.
 #
-# Picture the matrix $M$ in $y = Mx$. Which program makes which block?
+# Picture the matrix $M$ in $y = Mx$. Which programs make which block?
 
 
 # %% tags=["setup"]
-l, h, g, n, p, q = 42, 2, 1, 8, 4, 16  # two chunks of 16 tokens and one of 10; two heads, one group
-N, P = 16, 16  # sides of a tile: powers of two, and at least 16 for tl.dot
-CHUNKS = math.ceil(l / q)
+l, q = 42, 16  # two chunks of 16 tokens and one of 10
+h, g, n, p = 4, 2, 24, 20  # two heads in each of two groups
+N, P, SLICE = 16, 16, 256  # a tile's numbers of B and C, its channels; numbers of a state
+CHUNKS, TILES = math.ceil(l / q), math.ceil(p / P)
 SHAPES = dict(x=(1, l, h, p), dt=(1, l, h), A=(h,), B=(1, l, g, n), C=(1, l, g, n))
 GIVEN = {name: torch.randn(*size, generator=seeded(0)).double() for name, size in SHAPES.items()}
 GIVEN |= dict(dt=GIVEN["dt"].abs(), A=-GIVEN["A"].abs())
-MADE = dict(states=(h, CHUNKS, n, p), decays=(h, CHUNKS), final=(h, n, p), y=(l, h, p))
-EMPTY = {name: torch.zeros(size).double() for name, size in MADE.items()}
-EMPTY["initial"] = torch.zeros(h, n, p).double()
+MADE = dict(states=(h, CHUNKS, n, p), over=(h, CHUNKS), final=(h, n, p), y=(l, h, p))
+MEMORY = {name: torch.zeros(size).double() for name, size in MADE.items()} | GIVEN
+MEMORY |= dict(decay=GIVEN["dt"] * GIVEN["A"], initial=torch.zeros(h, n, p).double())
 MEMORY = {  # each tensor in one row, with something else (sevens) behind
-    name: torch.cat([tensor.flatten(), torch.full((256,), 7.0).double()])
-    for name, tensor in (GIVEN | EMPTY).items()
+    name: torch.cat([tensor.flatten(), torch.full((1024,), 7.0).double()])
+    for name, tensor in MEMORY.items()
 }
 MOVED = Counter()
 
@@ -514,31 +475,13 @@ def load(name, place, inside=True):
 
 def store(name, place, values, inside=True):
     """tl.store: write where `inside` is true."""
-    place, inside = torch.as_tensor(place), torch.as_tensor(inside)
+    place, inside = torch.broadcast_tensors(torch.as_tensor(place), torch.as_tensor(inside))
     MOVED["stores"] += int(inside.sum())
     MEMORY[name][place[inside]] = values[inside]
 
 
 # %% tags=["figure"]
-def draw_programs(ax):
-    """The blocks of M, with the programs that stand for each."""
-    chunk = torch.arange(l) // q
-    made = torch.where(chunk[:, None] == chunk, 1.0, 0.35)
-    made[~torch.ones(l, l).tril().bool()] = torch.nan
-    plotting.heatmap(ax, made, signed=False, colorbar=False, xlabel="source", ylabel="target")
-    for i in range(3):
-        middle = (q * i + min(q * (i + 1), l)) / 2
-        ax.text(q * i + 0.5, middle + 3, f"read {i}", color="white", fontsize=14)
-        for j in range(i):
-            words = f"write {j}, carry,\nread {i}"
-            ax.text(q * (j + 0.5), middle, words, ha="center", va="center", fontsize=14)
-
-
-# %% tags=["figure"]
-fig, ax = plotting.figure(size=(6.4, 5.6))
-draw_programs(ax)
-plotting.save(
-    fig,
+plotting.show_drawing(
     "10_programs",
     "The lower half of the matrix M of 42 tokens in blocks: three on the diagonal, named read 0, 1 "
     "and 2, and three below it, named by the chunk that writes, carry, and the chunk that reads.",
@@ -546,64 +489,27 @@ plotting.save(
 
 # %% [markdown]
 # Each program of `_read` makes one dark block (without the factor $\Delta$), uses it and forgets
-# it; no program makes a light block: a write, the carried state and a read do its work.
+# it. No program makes a light block: a write, the carried state and a read do its work.
 #
-# **A tile and its mask.** A program loads a *tile*: some rows of a matrix. Its sides are powers of
-# two, and at least 16 for `tl.dot`. With $l = 42$ tokens in chunks of $q = 16$, and $n = 8$ numbers
-# of $B$ per token, the last chunk has 10 tokens, and the mask of its 16 × 16 tile of $B$ keeps
-# 10 × 8 places:
-
-
-# %% tags=["figure"]
-def draw_cells(ax, left, low, kept):
-    """A grid of places: dark where kept is true, row 0 on top."""
-    rows, columns = ([start + 0.3 * i for i in range(size + 1)]
-                     for start, size in zip((low, left), kept.shape, strict=True))  # fmt: skip
-    how = dict(cmap="Blues", vmin=0, vmax=1.5, edgecolors=plotting.QUIET, linewidth=0.6)
-    ax.pcolormesh(columns, rows, kept.flip(0).double(), **how)
-
-
-def draw_tile(ax, inside, of_matrix):
-    """A tile, its mask of rows at the left, and its mask of columns above."""
-    draw_cells(ax, 4.0, 0.3, inside[:, None] & of_matrix)
-    draw_cells(ax, 3.4, 0.3, inside[:, None])
-    draw_cells(ax, 4.0, 5.4, of_matrix[None])
-    how = dict(ha="center", va="center", fontsize=15, bbox=dict(fc="white", ec="none", pad=3))
-    ax.text(2.1, 3.6, "inside: t < l\n(10 tokens)", **how)
-    ax.text(5.2, 6.1, "column < n   (8 numbers)", **how)
-    ax.text(5.2, 3.6, "$B$ of tokens\n32 to 41", **how)
-    ax.text(7.6, 3.6, "zeros", **how)
-    ax.text(5.2, 1.2, "zeros", **how)
-
-
-# %% tags=["figure"]
-fig, ax = plotting.canvas(9.2, 6.5)
-draw_tile(ax, 2 * q + torch.arange(q) < l, torch.arange(N) < n)
-plotting.save(
-    fig,
-    "10_tile",
-    "A grid of 16 by 16 places. Its first 10 rows and 8 columns are filled with B of tokens 32 to "
-    "41; beside and below there are zeros. At the left stands the mask of the rows, inside, true "
-    "for 10 of 16; above, the mask of the columns, column < n, true for 8 of 16.",
-)
-
-# %% [markdown]
-# Where the mask is false, a load returns zeros, which do no harm: a token with $\Delta = 0$ leaves
-# the state alone, and zeros beside the data add nothing to a product. (Our example has sevens
-# behind each tensor, so a read past the end shows.)
+# **A tile and its mask.** A program loads a *tile*: some rows and columns of a matrix. Its sides
+# are powers of two, and at least 16 for `tl.dot`. Take $l = 42$ tokens in chunks of $q = 16$, and
+# $n = 24$ numbers of $B$ per token. The last chunk has 10 tokens, and the second tile of $B$ has
+# numbers 16 to 23. So of this tile's 16 × 16 places, its mask keeps 10 × 8. Where the mask is
+# false, a load returns zeros, which do no harm: a token with $\Delta = 0$ leaves the state alone,
+# and zeros beside the data add nothing to a product. (Our example has sevens behind each tensor, so
+# a read past the end shows.)
 #
 # How does a program find its tile? Memory is one long row of numbers, in which $x$ is a matrix of
 # $b\,l\,h$ rows of $p$ numbers. Here is a tile in PyTorch and in Triton:
 
 
 # %%
-def tile(name, rows, n_columns, inside, width):
-    column = torch.arange(width)[None, :]
-    place = rows[:, None] * n_columns + column
-    return load(name, place, inside[:, None] & (column < n_columns))
+def tile(name, rows, columns, width, inside):
+    place = rows[:, None] * width + columns[None, :]
+    return load(name, place, inside[:, None] & (columns < width)[None, :])
 
 
-print(triton("_tile", "column =", "return"))
+print(triton("_tile", "place =", "return"))
 
 # %% [markdown]
 # In Triton, `tensor` is the *address* of its first number, so `place` is a whole tile of addresses.
@@ -612,20 +518,20 @@ print(triton("_tile", "column =", "return"))
 
 
 # %% tags=["setup"]
-def steps_of(rows, inside, head):
-    """The twin of _steps: step sizes, and the log decay since the chunk began."""
-    steps = load("dt", rows, inside)
-    log_decay = steps * load("A", head)
-    # A log decay of -1e10 would cost its neighbours in the sum ten digits; exp(-750) is 0 as well.
-    return steps, log_decay.clamp(min=-750).cumsum(0)
+def program(point, head, row, l):
+    """The twin of _program: tokens, channels, rows of x, rows of B, and the number of a state."""
+    chunk, part = point // TILES, point % TILES
+    t, j = chunk * q + torch.arange(q), part * P + torch.arange(P)
+    mine, shared = (row * l + t) * h + head, (row * l + t) * g + head // (h // g)
+    return t, j, mine, shared, (row * h + head) * CHUNKS + chunk
 
 
 # %% tags=["guard"]
-token = 2 * q + torch.arange(q)  # the last chunk: 10 tokens are there, 6 are not
-last = tile("B", token, n, token < l, N)
-check("rows that exist", last[:10, :n], GIVEN["B"][0, 32:, 0])
-assert not last[10:].any() and not last[:, n:].any()
-assert token[token < l].tolist() == [*range(32, 42)]
+token, number = 2 * q + torch.arange(q), N + torch.arange(N)  # the last chunk, the second tile
+last = tile("B", token * g, number, n, token < l)
+check("rows and columns that exist", last[:10, :8], GIVEN["B"][0, 32:, 0, 16:])
+assert not last[10:].any() and not last[:, 8:].any()
+assert token[token < l].tolist() == [*range(32, 42)] and number[number < n].tolist()[-1] == 23
 assert math.exp(-750) == 0
 
 # %% [markdown]
@@ -634,81 +540,67 @@ assert math.exp(-750) == 0
 # Each kernel has a PyTorch twin with the same names; we show that of `_write`, and fold the others.
 # In `_write` and `_read`:
 #
-# - `t`: the indices of the chunk's tokens; `t < l` is the mask.
-# - `mine`: their rows of $x$ and $\Delta$, of which each token has $h$, one per head.
+# - `t`, `j`: the chunk's tokens and the tile's channels; `t < l` and `j < p` are their masks.
+# - `mine`: their rows of $x$, $\Delta$ and $y$, of which each token has $h$, one per head.
 # - `shared`: their rows of $B$ and $C$, which the $h/g$ heads of a group share.
-# - `steps`: their $\Delta$; `since`: the log decay $\Delta A$, accumulated from the chunk's start
-#   (both by `steps_of`, folded).
-# - `X`, `K`, and in `_read` also `Q`: their tiles of $x$, $B$ and $C$.
-# - `N`, `P`: $n$ and $p$, padded to the side of a tile.
+# - `place`: the number of the chunk's state.
+# - `since`: the log decay $\Delta A$, accumulated from the chunk's start. (PyTorch has multiplied
+#   $\Delta$ by $A$ before: `decay`.)
+# - `X`, `K`, and in `_read` also `Q`: tiles of $x$, $B$ and $C$.
 #
-# Which chunk, head and batch row does a program work on? `ssd_triton` launches `_write` on a grid
-# of all three, and `tl.program_id` tells each program its place (we break long lines):
+# A program first finds out what it works on. The grid has three axes: chunks and tiles, heads, and
+# rows of the batch. `tl.program_id` tells the program its place (we break long lines):
 
 # %%
-print(triton("ssd_triton", "_write[", "_write["))
-print(triton("_write", "chunk, head", "chunk, head"))
+print(triton("_scan", "_write[", "_write["))
+print(triton("_program", "tiles =", "place ="))
 
 # %% [markdown]
 # `row` is cast to 64 bits for the offsets of large batches.
 #
-# Then a program of `_write` or `_read` finds its tokens, and loads their $\Delta$, $x$ and $B$:
-
-
-# %%
-def begin(chunk, head, row, l):
-    """The first lines of write and of read."""
-    t = chunk * q + torch.arange(q)
-    mine = (row * l + t) * h + head
-    shared = (row * l + t) * g + head // (h // g)
-    steps, since = steps_of(mine, t < l, head)
-    X, K = tile("x", mine, p, t < l, P), tile("B", shared, n, t < l, N)
-    return (t, mine, shared), steps, since, X, K
-
-
-print(triton("_write", "t = chunk", "X, K"))
-
-# %% [markdown]
 # **`_write`** computes what a chunk leaves in an empty state, here $n \times p$: the sum of
 # $B_s\,\Delta_s\,x_s^\top$, each term decayed to the end of the chunk, as in (3.7). Here is the
-# twin:
+# twin. It makes `N` rows of the state at a time:
 
 
 # %%
-def write(chunk, head, row=0, l=l):
+def write(point, head, row=0, l=l):
     """The twin of _write."""
-    _, steps, since, X, K = begin(chunk, head, row, l)
+    t, j, mine, shared, place = program(point, head, row, l)
+    since = load("decay", mine, t < l).cumsum(0)
     whole = since.min()  # the last, as since never increases
     to_end = (whole - since).exp()
-    write = K.T @ ((to_end * steps)[:, None] * X)
-
-    place = (row * h + head) * CHUNKS + chunk  # this chunk's number
-    i, j = torch.arange(N)[:, None], torch.arange(P)[None, :]
-    store("states", (place * n + i) * p + j, write, (i < n) & (j < p))
-    store("decays", place, whole.exp())
+    X, steps = tile("x", mine, j, p, t < l), load("dt", mine, t < l)
+    V = (to_end * steps)[:, None] * X
+    for first in range(0, n, N):
+        i = first + torch.arange(N)
+        K = tile("B", shared, i, n, t < l)
+        write = K.T @ V
+        inside = (i < n)[:, None] & (j < p)[None, :]
+        store("states", (place * n + i)[:, None] * p + j[None, :], write, inside)
+    store("over", place, whole.exp())
 
 
 # %% [markdown]
 # And the same lines in Triton, where `tl.dot` is a matrix product:
 
 # %%
-print(triton("_write", "whole", "tl.store(decays"))
+print(triton("_write", "since =", "tl.store(over"))
 
 # %% [markdown]
-# Line by line, it's the twin (`tl.num_programs(0)` is the number of chunks): `tl.min` stands for
-# the last element because a tile can't be indexed, and `tl.store` takes a mask as `tl.load` does.
-# ("tf32x3" keeps nearly all digits of float32.)
+# Line by line, it's the twin: `tl.min` stands for the last element because a tile can't be indexed,
+# and `tl.store` takes a mask as `tl.load` does. ("tf32x3" keeps nearly all digits of float32.)
 #
 # Does the twin write what the recurrence of chapter 03 leaves, started empty in each chunk? And
 # what if we forget the mask on the tokens?
 
 # %%
-_ = run(write, CHUNKS, h)
+_ = run(write, CHUNKS * TILES, h)
 right = stored("states").clone()
 recurrence = torch.stack([alone(j) for j in range(CHUNKS)], dim=1)
 check("the writes of all chunks", right, recurrence)
 
-_ = run(partial(write, l=48), CHUNKS, h)  # told that all 48 exist
+_ = run(partial(write, l=48), CHUNKS * TILES, h)  # told that all 48 exist
 _ = must_differ("no mask at the ragged end", stored("states"), right)
 
 # %% [markdown]
@@ -718,26 +610,29 @@ _ = must_differ("no mask at the ragged end", stored("states"), right)
 # with the state *before* the chunk:
 
 # %% tags=["aside"]
-print(triton("_carry", "state = tl.load(initial", "state = tl.load(decays"))
+print(triton("_carry", "state = tl.load(initial", "state = tl.load(over"))
 
 
 # %% tags=["setup"]
-def carry(head, row=0):
+def carry(point, head, row=0):
     """The twin of _carry."""
-    mine = row * h + head
-    i, j = torch.arange(N)[:, None], torch.arange(P)[None, :]
-    inside, entry = (i < n) & (j < p), i * p + j
-    state = load("initial", mine * n * p + entry, inside)
+    mine, numbers = row * h + head, n * p
+    entry = point * SLICE + torch.arange(SLICE)
+    state = load("initial", mine * numbers + entry, entry < numbers)
     for chunk in range(CHUNKS):
-        place = mine * CHUNKS + chunk
-        write = load("states", place * n * p + entry, inside)
-        store("states", place * n * p + entry, state, inside)
-        state = load("decays", place) * state + write
-    store("final", mine * n * p + entry, state, inside)
+        place = (mine * CHUNKS + chunk) * numbers + entry
+        write = load("states", place, entry < numbers)
+        store("states", place, state, entry < numbers)
+        state = load("over", mine * CHUNKS + chunk) * state + write
+    store("final", mine * numbers + entry, state, entry < numbers)
+
+
+GRIDS = {"write": (CHUNKS * TILES, h), "carry": (math.ceil(n * p / SLICE), h)}
+GRIDS["read"] = GRIDS["write"]
 
 
 # %% tags=["guard"]
-_ = run(write, CHUNKS, h), run(carry, h)
+_ = run(write, *GRIDS["write"]), run(carry, *GRIDS["carry"])
 _, final = ssd_recurrent(*GIVEN.values(), return_final_state=True)
 check("the state after the last chunk", stored("final"), final[0].mT)
 
@@ -746,32 +641,36 @@ check("the state after the last chunk", stored("final"), final[0].mT)
 # writes in these lines?
 
 # %%
-print(triton("_read", "between", "inside_chunk"))
+print(triton("_read", "scores = tl.zeros", "out ="))
 
 # %% [markdown]
-# They're gone. `between`, `L` and `scores` still have $q \times q$ numbers each, but no `tl.store`
-# writes them. Then `_read` adds what its tokens read from the state before their chunk, and stores
-# $q \times p$ numbers.
+# They're gone. `scores`, `between` and `L` still have $q \times q$ numbers each, but no `tl.store`
+# writes them. The loop goes through $B$ and $C$ in tiles of 16 numbers, and adds up $CB^\top$ and,
+# in `before`, what the tokens read from the state before their chunk. The last product adds the
+# pairs to that. All that `_read` stores is its tile of $y$.
 #
 # Are the twins right, and the Triton version? (Without a GPU, its interpreter runs it, slowly.)
 
 
 # %% tags=["setup"]
-def read(chunk, head, row=0):
+def read(point, head, row=0):
     """The twin of _read."""
-    (t, mine, shared), steps, since, X, K = begin(chunk, head, row, l)
-    Q = tile("C", shared, n, t < l, N)
+    t, j, mine, shared, place = program(point, head, row, l)
+    scores, before = torch.zeros(q, q).double(), torch.zeros(q, P).double()
+    for first in range(0, n, N):
+        i = first + torch.arange(N)
+        K, Q = tile("B", shared, i, n, t < l), tile("C", shared, i, n, t < l)
+        scores = scores + Q @ K.T
+        before = before + Q @ tile("states", place * n + i, j, p, i < n)
 
+    since = load("decay", mine, t < l).cumsum(0)
     L = torch.where(t[:, None] >= t[None, :], (since[:, None] - since[None, :]).exp(), 0.0)
-    scores = (Q @ K.T) * L
-    inside_chunk = scores @ (steps[:, None] * X)
-
-    i, j = torch.arange(N), torch.arange(P)[None, :]
-    state = tile("states", ((row * h + head) * CHUNKS + chunk) * n + i, p, i < n, P)
-    before_chunk = since.exp()[:, None] * (Q @ state)
-    store("y", mine[:, None] * p + j, inside_chunk + before_chunk, (t < l)[:, None] & (j < p))
+    scores = scores * L * load("dt", mine, t < l)[None, :]
+    out = scores @ tile("x", mine, j, p, t < l) + since.exp()[:, None] * before
+    store("y", mine[:, None] * p + j[None, :], out, (t < l)[:, None] & (j < p)[None, :])
 
 
+# %% tags=["setup"]
 def check_triton():
     """Compare the Triton with the twins, on a GPU or in Triton's interpreter."""
     status = kernel_status()
@@ -787,48 +686,46 @@ def check_triton():
 
 
 # %% tags=["aside"]
-for kernel, *grid in ((write, CHUNKS, h), (carry, h), (read, CHUNKS, h)):
-    _ = run(kernel, *grid)
+for kernel in (write, carry, read):
+    _ = run(kernel, *GRIDS[kernel.__name__])
 check("write, carry, read = recurrence", stored("y")[None], ssd_recurrent(*GIVEN.values()))
 check_triton()
 
 # %% [markdown]
-# ## 7 · What the kernels move
-#
-# How many numbers do the kernels read and write? Each is in a `tl.load` or a `tl.store`, unless the
-# compiler runs out of registers. For example, `_write` loads $p$ numbers of $x$, $n$ of $B$ and one
-# $\Delta$ per token; per chunk, it loads $A$, and stores a state and one decay. For one head of $l$
-# tokens in $c$ chunks, the three kernels read and write this many numbers:
+# **What do they move?** Every number that goes through memory is in a `tl.load` or a `tl.store`.
+# For example, each of the $T = \lceil p/32 \rceil$ programs of a chunk's `_write` loads $n$ numbers
+# of $B$, one $\Delta$ and one `decay` per token; together they load $x$ and store the state. With
+# $S = \lceil np/512 \rceil$ slices of a state, for one head of $l$ tokens in $c$ chunks:
 #
 # $$\begin{aligned}
-# \text{write} &: \; l\,(p + n + 1) + c\,(np + 2) \\
-# \text{carry} &: \; c\,(2np + 1) + 2np \\
-# \text{read} &: \; l\,(2p + 2n + 1) + c\,(np + 1)
+# \text{write} &: \; l\,(p + T(n + 2)) + c\,(np + T) \\
+# \text{carry} &: \; c\,(2np + S) + 2np \\
+# \text{read} &: \; l\,(2p + 2T(n + 1)) + c\,np
 # \end{aligned} \tag{10.3}$$
 #
-# There's no $q^2$ left, and no $l\,q$, although every head loads $B$ and $C$ for itself.
+# There's no $q^2$ left, and no $l\,q$, although every head loads $B$ and $C$ for itself, and so
+# does every tile of channels.
 
 
 # %% tags=["setup"]
-def numbers(l, n, p, q):
+def numbers(l, n, p, q, P=32, SLICE=512):
     """Equation 10.3: numbers moved by each of the three kernels, for one head."""
-    c = math.ceil(l / q)
-    write, carry = l * (p + n + 1) + c * (n * p + 2), c * (2 * n * p + 1) + 2 * n * p
-    return write, carry, l * (2 * p + 2 * n + 1) + c * (n * p + 1)
+    c, T, S = math.ceil(l / q), math.ceil(p / P), math.ceil(n * p / SLICE)
+    write, carry = l * (p + T * (n + 2)) + c * (n * p + T), c * (2 * n * p + S) + 2 * n * p
+    return write, carry, l * (2 * p + 2 * T * (n + 1)) + c * n * p
 
 
 def three_kernels(h, l, n, p, q):
     """The kernels as operators: operations of their products, and four bytes per number."""
-    flops = 2 * h * l * n * p, 0, 2 * h * l * (q * n + q * p + n * p)
+    flops = 2 * h * l * n * p, 0, 2 * h * l * (math.ceil(p / 32) * q * n + q * p + n * p)
     moved = [4 * h * each for each in numbers(l, n, p, q)]
     return [*map(Operator, ("write", "carry", "read"), flops, moved)]
 
 
 # %% tags=["guard"]
-grids = {write: (CHUNKS, h), carry: (h,), read: (CHUNKS, h)}
-for (kernel, grid), one_head in zip(grids.items(), numbers(l, n, p, q), strict=True):
-    moved = run(kernel, *grid)
-    print(f"{kernel.__name__:5}: {moved:5,} numbers counted, {h * one_head:5,} by (10.3)")
+for kernel, one_head in zip((write, carry, read), numbers(l, n, p, q, P, SLICE), strict=True):
+    moved = run(kernel, *GRIDS[kernel.__name__])
+    print(f"{kernel.__name__:5}: {moved:6,} numbers counted, {h * one_head:6,} by (10.3)")
     assert moved == h * one_head
 
 # %% [markdown]
@@ -845,17 +742,96 @@ for name, called in {"PyTorch": by_chunk()[64], "three kernels": kernels}.items(
 
 # %% tags=["guard"]
 assert round(sum(one.moved for one in by_chunk()[64]) / 1e6) == 108
-assert round(sum(one.moved for one in kernels) / 1e6) == 27
+assert round(sum(one.moved for one in kernels) / 1e6) == 28
 assert round(1e3 * MACHINE.seconds(by_chunk()[64]), 1) == 4.4
 assert round(1e3 * MACHINE.seconds(kernels), 1) == 2.0
 waits = [one.moved / MACHINE.bandwidth > one.flops / MACHINE.flops for one in kernels]
-assert waits == [False, True, False] and "LARGEST_CHUNK, LARGEST_TILE = 64" in TRITON
+assert waits == [False, True, False] and "\nN, P, SLICE = 16, 32, 512" in TRITON
 
 # %% [markdown]
 # The kernels move a quarter of the bytes, but their 2.0 ms is untested: we have no such kernel for
 # a CPU. By (10.1), only `_carry`, which has no product, would still wait for memory. (`make gpu`
 # times the kernels.)
 #
+# ## 7 · Ask the compiler
+#
+# Between `tl.load` and `tl.store`, numbers are in registers. A thread has at most 255 of them, of
+# 32 bits each. What if a program needs more? Then the compiler *spills*: it has numbers stored in
+# memory, and loaded again. It doesn't say so, the results stay right, and (10.3) is wrong.
+#
+# You can find out on a laptop, since a compiler needs no GPU. Triton asks a driver which GPU to
+# compile for, so we hand it a stand-in. This is all of it:
+
+# %%
+print(inspect.getsource(compiler.StandIn))
+
+
+# %% tags=["setup"]
+def compile_read():
+    """What _read needs on an A100, compiled here and now."""
+    from cheems_ref.triton_ssd import ssd_triton
+
+    x, dt, B = torch.zeros(1, 128, 4, 64), torch.zeros(1, 128, 4), torch.zeros(1, 128, 1, 128)
+    with compiler.compiling_for(80) as compiled:
+        _ = ssd_triton(x, dt, torch.zeros(4), B, B)
+    return compiler.resources(compiled[-1])
+
+
+def print_resources(capability):
+    """A row for each size of the tiles, from the record."""
+    for row in COMPILED["tiles"]:
+        if row["capability"] == capability:
+            fields = (row[name] for name in ("N", "P", "registers", "spilled", "occupancy"))
+            print("   {:5} {:5} {:11} {:15,} {:11.3f}".format(*fields))
+
+
+# %% [markdown]
+# `compiling_for(80)` puts the stand-in in the driver's place and compiles what a call would launch
+# on an A100, of compute capability 8.0. `resources` reads what the assembler reports.
+#
+# Let's use it for the question that section 6 left open: why does `_read` take 16 numbers of $B$
+# and 32 channels at a time? Here is what it needs with larger tiles, in float32, for chunks of 64
+# tokens, $n = 128$ and $p = 64$. What do you expect in the last row, where a tile holds them all?
+
+# %%
+print("        N     P   registers   bytes spilled   occupancy   (per thread)")
+for capability, name in ((80, "an A100"), (90, "an H100")):
+    print(name)
+    print_resources(capability)
+
+# %% [markdown]
+# On an A100, a thread of the last row stores and loads 51,692 bytes. With 256 threads and 4,096
+# pairs, that's 800 numbers for every pair, where PyTorch has thirteen. (The assembler gave up: it
+# uses only 32 registers.) So our kernels take 16 and 32, the first row, and spill nothing, on five
+# kinds of GPU, in float32 and in 16 bits (`make kernels-report`).
+#
+# The price: for $p = 64$, two programs compute the same $CB^\top$. mamba-ssm's kernels compute it
+# once for all heads of a group, and pay in bytes. And a program of eight warps that needs 200
+# registers per thread leaves no room for a second one. So the *occupancy*, the share of an A100's
+# 64 warps per multiprocessor that are there to be run, is one eighth. But look at the last row,
+# where it's one half: occupancy alone says little. The compiler knows no times, and our kernels
+# haven't run on a GPU yet.
+
+
+# %% tags=["guard"]
+tiles = {(row["capability"], row["N"], row["P"]): row for row in COMPILED["tiles"]}
+whole = tiles[80, 128, 64]
+assert whole["spilled"] == 51_692 and whole["registers"] == 32 and whole["occupancy"] == 0.5
+assert COMPILED["sizes"] == dict(heads=4, p=64, n=128, warps=8)
+assert round(51_692 * 8 * 32 / 64**2 / 4, -2) == 800
+assert all(row["spilled"] == 0 for row in COMPILED["kernels"])
+assert {row["capability"] for row in COMPILED["kernels"]} == {80, 86, 89, 90, 100}
+assert {row["dtype"] for row in COMPILED["kernels"]} == {"float32", "bfloat16"}
+assert tiles[80, 16, 32]["registers"] == 200 and tiles[80, 16, 32]["occupancy"] == 1 / 8
+if find_spec("triton") and kernel_status().available:  # and if it is the record's Triton
+    from triton import __version__ as of_triton
+
+    needs = compile_read()._asdict()
+    assert needs["spilled"] == 0
+    same = all(tiles[80, 16, 32][name] == needs[name] for name in needs)
+    assert same or of_triton != COMPILED["versions"]["triton"], needs
+
+# %% [markdown]
 # ## 8 · A race between five systems
 #
 # How do whole models compare? We time the five systems of the papers in PyTorch, on one CPU core,
@@ -955,9 +931,29 @@ for name in SYSTEMS:
 # - *Mamba-2:* "slightly" only up to 4,096 tokens, at 0.85 to 1.03 of Mamba-2's speed (0.75 to 1.19
 #   in single runs). At 8,192, it's about 0.80; at 16,384, 0.66 in training and 0.69 in evaluation.
 #
-# Does LlaMa lose because the models are small, or because of the CPU? Here is each system's speedup
-# over LlaMa, in evaluation on 4,096 tokens by (10.1), at two sizes, and on a GPU, with attention
-# and SSD *fused* into kernels or not (on our core, attention is):
+# Does LlaMa lose because the models are small, or because of the CPU? On a GPU it depends on what
+# is *fused* into a kernel, so that no number of a pair goes through memory. For attention that
+# isn't obvious: a softmax needs the sum over all keys before it can weight the first. But a slice
+# of the keys can be summed up in three things: its largest score, its sum of exponentials, and its
+# weighted sum of values. And two slices can be joined:
+
+# %%
+queries, keys, values = (torch.randn(1, 12, 2, 8, generator=seeded(i)).double() for i in range(3))
+allowed = causal_mask(12, 12)
+scores = torch.einsum("bthp,bshp->bhts", queries, keys) / math.sqrt(8)
+scores = scores.masked_fill(~allowed, -math.inf)
+slices = (slice(0, 5), slice(5, 8), slice(8, 12))
+a, b, c = (online_softmax(scores[..., part], values[:, part]) for part in slices)
+of_all = naive_attention(queries, keys, values, allowed=allowed)
+for joined in (join_softmax(join_softmax(a, b), c), join_softmax(a, join_softmax(b, c))):
+    check("three slices = all keys", joined.weighted / joined.total, of_all, tol=1e-14)
+
+# %% [markdown]
+# So a program can go through the keys tile by tile, and keep three things per query: that's
+# FlashAttention. It's how our kernels treat the chunks, with a state in place of the three.
+#
+# Here is each system's speedup over LlaMa, in evaluation on 4,096 tokens by (10.1), at two sizes,
+# and on a GPU, with attention and SSD fused or not (on our core, attention is):
 
 
 # %% tags=["setup"]
@@ -1069,17 +1065,17 @@ assert min(map(min, others)) > 1.2 and max(attention_fused) < 0.6 and max(both) 
 # Why? In the time it takes to move one byte, an H100 does 300 operations, and our core 6.4. So on
 # the GPU bytes decide, and fusing saves bytes; at 1.3 billion on our core, operations decide.
 #
-# And what keeps Cheems behind when both are fused? Not its mixers: they take 12 ms, as LlaMa's
-# attention does (folded cell). But its experts take 21 ms, and LlaMa's 8. Of the 21, 16 are rows
-# of the experts' tables, each counted some 32 times, as if nothing were cached. With every row read
-# once, the 0.61 would be 1.10. So (10.1) contradicts WM's sentence about LlaMa if only attention is
-# fused; with SSD fused as well, it's up to a cache.
+# And what keeps Cheems behind when both are fused? Not its mixers: they take 13 ms, and LlaMa's
+# attention takes 12 (folded cell). But its experts take 21 ms, and LlaMa's 8. Of the 21, 16 are
+# rows of the experts' tables, each counted some 32 times, as if nothing were cached. With every row
+# read once, the 0.59 would be 1.03. So (10.1) contradicts WM's sentence about LlaMa if only
+# attention is fused; with SSD fused as well, it's up to a cache.
 #
 # The *ratios* in the measured row are predicted to within 13 percent (the times themselves are
 # about twice those predicted). All rows at 1.3 billion are untested. The GPU's assume that launches
-# are free, and that all products run at the rate of bfloat16, though SSD works in float32. The
-# presets of 1.3 billion (there's none for OTCE) have chunks of 256, the kernels 64; about half of
-# what the last row gains comes from that.
+# are free, that all products run at the rate of bfloat16, and that SSD moves float32 numbers. The
+# presets of 1.3 billion (there's none for OTCE) have chunks of 256, the kernels 64; more than half
+# of what the last row gains comes from that.
 
 
 # %% tags=["guard"]
@@ -1090,7 +1086,7 @@ def by_letter(name):
     by_torch, by_kernels = map(GPU.seconds, core_of(config))
     shorter = GPU.seconds(core_of(replace(config, chunk_size=64))[0])
     saved = config.pattern.count("S") * (by_torch - by_kernels)
-    assert by_torch == by_kernels or 0.45 < (by_torch - shorter) / (by_torch - by_kernels) < 0.55
+    assert by_torch == by_kernels or 0.55 < (by_torch - shorter) / (by_torch - by_kernels) < 0.6
     return {part: 1e3 * GPU.seconds(ops) for part, ops in called.items()}, 1e3 * saved
 
 
@@ -1098,14 +1094,14 @@ def by_letter(name):
 mixers = cheems["S"] + cheems["I"] - saved
 print("ms on the GPU, both fused: mixers, experts")
 print(f"LlaMa {llama['A']:.1f}, {llama['H']:.1f}; Cheems {mixers:.1f}, {cheems['E']:.1f}")
-assert round(llama["A"]) == round(mixers) == 12
+assert round(llama["A"]) == 12 and round(mixers) == 13
 assert round(llama["H"]) == 8 and round(cheems["E"]) == 21
 c = preset(FAMILIES["Cheems"])
 lookups = 2 * c.pattern.count("E")
 counted, once = (2 * c.d_model * n for n in (4096 * c.n_retrieval_heads * c.k_neurons, c.n_neurons))
 assert round(counted / once) == 32 and round(1e3 * lookups * counted / GPU.bandwidth) == 16
 both_fused, spared = sum(cheems.values()) - saved, 1e3 * lookups * (counted - once) / GPU.bandwidth
-assert round(sum(llama.values()) / (both_fused - spared), 2) == 1.10
+assert round(sum(llama.values()) / (both_fused - spared), 2) == 1.03
 assert sum(llama.values()) < 0.71 * (both_fused + saved - spared)  # without the kernels for SSD
 for name in FAMILIES:
     assert 1.7 < turns("evaluation", name).median(0).values[4] / core_seconds(name) < 2.2
@@ -1209,6 +1205,7 @@ assert f"{low:.2f} to {high:.2f}" == "0.70 to 1.55"
 # - Our `ssd_chunked` reads or writes thirteen float32 numbers per head for each pair of tokens in a
 #   chunk (four heads per group). With chunks of 64, only a fifth of its bytes belong to products.
 # - Three kernels read and write none of them. With chunks of 64 they move a quarter of the bytes.
+# - That's true only if nothing spills. A compiler says so, without a GPU.
 # - A forgotten mask on the tokens passes every test whose length is a multiple of the chunk size.
 # - On our core, at two million parameters, four systems with states overtake LlaMa at 400 to 1,300
 #   tokens. On a GPU, at 1.3 billion parameters and 4,096 tokens, (10.1) puts LlaMa last of four if
@@ -1242,33 +1239,7 @@ assert math.isclose(intensity(5, 7, 3, 4), real.flops / real.moved), "not what t
 print("in 16 bits, one token has one operation per byte: generating waits for memory")
 
 # %% [markdown]
-# **2 · easy.** How many tokens per second can a model generate at most? Every step reads the cache,
-# of `cache` bytes, and all parameters that a token uses. Consider bandwidth only.
-
-
-# %% tags=["exercise"]
-def most_tokens(parameters, itemsize, cache, bandwidth):
-    """Tokens per second at most, for this many active parameters and this much cache."""
-    ### BEGIN SOLUTION
-    return bandwidth / (parameters * itemsize + cache)
-    ### END SOLUTION
-
-
-# %% tags=["check"]
-assert math.isclose(most_tokens(1e9, 2, 0, 2e12), 1000), "2 GB at 2 TB/s: 1,000 tokens per second"
-assert math.isclose(most_tokens(1e9, 2, 2e9, 2e12), 500), "a cache of the same size halves it"
-config = sized("LlaMa")
-active = sum(part.active for part in count_parameters(config).values())
-held = cache_bytes(config, 16_384, dtype=torch.float32).total()
-once, thrice = (most_tokens(active, 4, times * held, MACHINE.bandwidth) for times in (1, 3))
-assert math.isclose(once * (4 * active + held), MACHINE.bandwidth), "parameters and cache, once"
-real = 1000 / milliseconds("LlaMa")[16_384]
-print(f"LlaMa here, after 16,384 tokens: at most {once:.0f} per second,")
-print(f"{thrice:.0f} if the cache moves three times (`cat` reads and writes, attention reads),")
-print(f"and {real:.0f} measured: the rest is open")
-
-# %% [markdown]
-# **3 · medium.** Which of four sums is the slowest per byte on your machine: two tensors of 16 MiB,
+# **2 · medium.** Which of four sums is the slowest per byte on your machine: two tensors of 16 MiB,
 # or of 64 MiB, with `torch.add(a, b)`, or with `torch.add(a, b, out=c)` into memory that you
 # allocated before? Write `rate` to find out: call a function once to warm up, then seven times, and
 # divide `moved` bytes by the median time (`clock()` returns seconds). Which sentence of section 4
@@ -1301,7 +1272,7 @@ assert rate(partial(torch.add, torch.ones(2**20), 1.0), 8 * 2**20) > 0
 print("measured: seven calls, and their median. Now the four sums")
 
 # %% [markdown]
-# **4 · medium.** Return the bytes that a chain of operators moves as one *fused* kernel, and the
+# **3 · medium.** Return the bytes that a chain of operators moves as one *fused* kernel, and the
 # bytes that it moves one by one. A fused kernel reads each input from outside once, and writes each
 # result that is needed afterwards once. `chain` lists operators as (names read, name written),
 # `sizes` gives bytes by name, and `needed` has the names that are read afterwards.
@@ -1339,28 +1310,77 @@ assert fused_and_not(its_chain, of_pair, ["y"]) == (0, 13), "section 3's pairs: 
 print("section 3's chain: thirteen numbers per pair as operators, none as one kernel")
 
 # %% [markdown]
+# **4 · hard.** The gradient of SSD is SSD, so the kernels can be trained without a new one. For one
+# head, `scan(v, w, a, k, r)` returns $\sum_{s \le t} e^{a_{s+1} + \dots + a_t} (r_t \cdot k_s)\,
+# w_s v_s$ for every token $t$: $y$ is `scan(x, dt, decay, B, C)`. You are given $dy$, the gradient
+# of a loss with respect to $y$. Which run of `scan` returns $dC$, the gradient with respect to $C$?
+# And which returns that of $V = \Delta x$? (Hint: write $dC_t$ as a sum over $s$. What is a number
+# there, and what is a vector? For $dV_s$, the sum is over $t \ge s$: go backwards. Which decay does
+# the way from $t + 1$ to $t$ have?)
+
+
+# %% tags=["exercise"]
+def gradients(scan, x, dt, decay, B, C, dy):
+    """dC (l, n) and dV (l, p), in one run each; x and dy (l, p), dt and decay (l,)."""
+    ### BEGIN SOLUTION
+    dC = scan(B, dt, decay, x, dy)
+    later = torch.cat([decay[1:], torch.zeros_like(decay[:1])])
+    backwards = (t.flip(0) for t in (dy, torch.ones_like(dt), later, C, B))
+    return dC, scan(*backwards).flip(0)
+    ### END SOLUTION
+
+
+# %% tags=["check"]
+def scan(v, w, a, k, r):
+    """The sum of the exercise, token by token; notes that it was called."""
+    RUNS.append(v.shape)
+    state, outputs = torch.zeros(v.shape[1], k.shape[1]).double(), []
+    for i in range(len(v)):
+        state = a[i].exp() * state + w[i] * torch.outer(v[i], k[i])
+        outputs.append(state @ r[i])
+    return torch.stack(outputs)
+
+
+RUNS = []
+x, dt, A, B, C = (t.double() for t in make_ssd(30))
+x, dt, decay, B, C = x[0, :, 3], dt[0, :, 3], dt[0, :, 3] * A[3], B[0, :, 0], C[0, :, 0]
+V, learned = (t.clone().requires_grad_() for t in (dt[:, None] * x, C))
+y, dy = (
+    scan(V, torch.ones(30), decay, B, learned),
+    torch.randn(30, 32, generator=seeded(1)).double(),
+)
+dV, dC = torch.autograd.grad(y, (V, learned), dy)
+RUNS.clear()
+got_C, got_V = gradients(scan, x, dt, decay, B, C, dy)
+check("dC is a run with the roles exchanged", got_C, dC)
+check("dV is a run from the last token to the first", got_V, dV)
+assert [B.shape, dy.shape] == RUNS, f"one run of scan each, with B and with dy as its v: {RUNS}"
+print("the gradient of SSD is SSD")
+
+# %% [markdown]
 # **5 · hard.** Write SSD as *one* kernel: a program for each head goes through the chunks in order
-# and keeps the state to itself, so no state moves. Use `load`, `store`, `tile` and `steps_of`. A
-# head loads $l\,(p + 2n + 1)$ numbers, and $A$ once per chunk, and stores $l\,p$. Start from a
-# state of zeros. (This moves less, but gives a GPU, which has over a hundred processors, only $h$
-# programs per row.)
+# and keeps the state to itself, so no state moves. Use `load`, `store` and `tile`. The program
+# isn't bound to tiles of 16: let it take all $n$ and $p$ at once. A head loads $l\,(p + 2n + 2)$
+# numbers and stores $l\,p$. Start from a state of zeros. (This moves less, but gives a GPU, which
+# has over a hundred processors, only $h$ programs per row, and each needs registers for a whole
+# state.)
 
 
 # %% tags=["exercise"]
 def one_kernel(head, row=0):
     """Store y of one head."""
     ### BEGIN SOLUTION
-    state, j = torch.zeros(N, P).double(), torch.arange(P)[None, :]
+    state, i, j = torch.zeros(n, p).double(), torch.arange(n), torch.arange(p)
     for chunk in range(CHUNKS):
         t = chunk * q + torch.arange(q)
         mine, shared = (row * l + t) * h + head, (row * l + t) * g + head // (h // g)
-        steps, since = steps_of(mine, t < l, head)
-        X = steps[:, None] * tile("x", mine, p, t < l, P)
-        K, Q = tile("B", shared, n, t < l, N), tile("C", shared, n, t < l, N)
+        since = load("decay", mine, t < l).cumsum(0)
+        V = load("dt", mine, t < l)[:, None] * tile("x", mine, j, p, t < l)
+        K, Q = tile("B", shared, i, n, t < l), tile("C", shared, i, n, t < l)
         L = torch.where(t[:, None] >= t[None, :], (since[:, None] - since[None, :]).exp(), 0.0)
-        y = ((Q @ K.T) * L) @ X + since.exp()[:, None] * (Q @ state)
-        store("y", mine[:, None] * p + j, y, (t < l)[:, None] & (j < p))
-        state = since[-1].exp() * state + K.T @ ((since[-1] - since).exp()[:, None] * X)
+        y = ((Q @ K.T) * L) @ V + since.exp()[:, None] * (Q @ state)
+        store("y", mine[:, None] * p + j[None, :], y, (t < l)[:, None])
+        state = since[-1].exp() * state + K.T @ ((since[-1] - since).exp()[:, None] * V)
     ### END SOLUTION
 
 
@@ -1370,11 +1390,11 @@ MOVED.clear()
 for head in range(h):
     one_kernel(head)
 check("one kernel = recurrence", stored("y"), ssd_recurrent(*GIVEN.values())[0])
-wanted = h * (l * (p + 2 * n + 1) + CHUNKS)  # token by token, A would be loaded l times
+wanted = h * l * (p + 2 * n + 2)
 assert MOVED["loads"] == wanted, f"{MOVED['loads']} numbers loaded instead of {wanted}"
 assert MOVED["stores"] == h * l * p, f"{MOVED['stores']} numbers stored instead of {h * l * p}"
 assert (MEMORY["y"][stored("y").numel() :] == 7).all(), "something is stored past the end of y"
-three = h * sum(numbers(l, n, p, q))
+three = h * sum(numbers(l, n, p, q, P, SLICE))
 print(f"one kernel moves {MOVED.total():,} numbers, three move {three:,}")
 
 # %% [markdown]
@@ -1384,3 +1404,6 @@ print(f"one kernel moves {MOVED.total():,} numbers, three move {three:,}")
 # - Dao and Gu (2024), *Transformers are SSMs*, section 6.
 # - Tillet, Kung and Cox (2019), *Triton*.
 # - Ivanov, Dryden, Ben-Nun, Li and Hoefler (2021), *Data Movement Is All You Need*.
+
+# %% tags=["versions", "nbval-ignore-output"]
+print("PyTorch version", torch.__version__.partition("+")[0])

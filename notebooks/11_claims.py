@@ -72,9 +72,6 @@ def refused(ask, *arguments):
         raise AssertionError(f"{ask.__name__} lets a planted fault pass")
 
 
-# %% tags=["versions", "nbval-ignore-output"]
-print("PyTorch version", torch.__version__.partition("+")[0])
-
 # %% tags=["setup"]
 DOCUMENTS = {"WM": "Wonderful Matrices", "Ch": "Cheems", "OTCE": "OTCE", "L22": "Lecture 22"}
 VERDICTS = {  # and their colours
@@ -160,7 +157,7 @@ for verdict in VERDICTS:
 # %% [markdown]
 # Of 418 claims, 189 hold as printed and 114 once they're repaired. Each verdict except *not
 # testable here* has to point to lines that a notebook printed, and a test fails if they are
-# missing. Try `python book/claims.py wm-listing-3-axis`.
+# missing. Try `python -m book.claims wm-listing-3-axis`.
 
 # %% tags=["guard"]
 total = Counter(claim["verdict"] for claim in CLAIMS)
@@ -1085,3 +1082,6 @@ check("blind: equal decays", in_chunks(equal, x, 4), in_chunks(equal, x, 4, "thi
 # - Claessen and Hughes (2000), *QuickCheck*: properties instead of examples.
 # - Miller (2024), *Adding Error Bars to Evals*: standard errors, paired and clustered.
 # - Pineau and others (2021), *Improving Reproducibility in Machine Learning Research*.
+
+# %% tags=["versions", "nbval-ignore-output"]
+print("PyTorch version", torch.__version__.partition("+")[0])

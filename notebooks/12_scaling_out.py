@@ -36,7 +36,6 @@ from time import monotonic, process_time
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from matplotlib.patches import Rectangle
 from torch import einsum
 from torch.distributed.nn.functional import all_gather  # deprecated, but so far the public one
 
@@ -72,53 +71,8 @@ def inputs(b=2, l=29, h=4, p=5, g=2, n=3, dt=0.3):
     ]
 
 
-# %% tags=["versions", "nbval-ignore-output"]
-print("PyTorch version", torch.__version__.partition("+")[0])
-
-
 # %% tags=["figure"]
-def draw_slice(ax, x, y, color, tokens=10):
-    """A slice of the text: a row of tokens."""
-    for i in range(tokens):
-        place = (x - 1.1 + 0.22 * i, y)
-        ax.add_patch(Rectangle(place, 0.22, 0.5, fc=color, ec="white", alpha=0.75))
-
-
-def draw_pairs(ax, y):
-    """Each rank's pair, and the arrows from each state to the next."""
-    for i, color in enumerate(plotting.COLORS[:4]):
-        x = 2.9 + 2.8 * i
-        draw_slice(ax, x, y, color)
-        ax.text(x, y + 0.8, f"rank {i}", ha="center", color=color, fontsize=17)
-        plotting.arrow(ax, (x, y - 0.1), (x, y - 0.8), color=color)
-        plotting.box(ax, x, y - 1.1, f"$(a_{i},\\ W_{i})$", color=color, fontsize=16)
-        if i < 3:
-            plotting.arrow(ax, (x + 0.75, y - 1.1), (x + 2.05, y - 1.1), color=plotting.INK)
-
-
-# %% tags=["figure"]
-def draw_ring(ax, y):
-    """Ring attention: the keys and values of every slice go to the next rank, and around."""
-    for i, color in enumerate(plotting.COLORS[:4]):
-        x = 2.9 + 2.8 * i
-        for dy, name in ((0.0, "K"), (-0.5, "V")):
-            draw_slice(ax, x, y + dy, color)
-            ax.text(x - 1.35, y + dy + 0.25, name, ha="center", va="center", fontsize=15)
-        if i < 3:
-            plotting.arrow(ax, (x + 0.9, y + 0.6), (x + 1.95, y + 0.6), color=color, bend=-0.6)
-    plotting.arrow(ax, (11.3, y - 0.6), (2.9, y - 0.6), color=plotting.COLORS[3], bend=-0.13)
-
-
-# %% tags=["figure"]
-fig, ax = plotting.canvas(12.8, 6.6)
-draw_pairs(ax, 5.3)
-ax.text(0.1, 5.2, "a state:\none small\npair each", fontsize=17, va="center")
-ax.text(4.9, 3.55, "a pair is as large for ten tokens as for ten million", fontsize=15)
-draw_ring(ax, 1.75)
-ax.text(0.1, 1.7, "attention:\nkeys and\nvalues go\naround", fontsize=17, va="center")
-ax.text(5.65, 0.15, "keys and values grow with the text", fontsize=15)
-plotting.save(
-    fig,
+plotting.show_drawing(
     "12_pairs",
     "A text is cut over four ranks. Above, each rank turns its slice into a pair of a decay and a "
     "state, and an arrow leads from each pair to the next. Below, ring attention: the keys "
@@ -497,37 +451,7 @@ assert dist.distributed_c10d.default_pg_timeout == timedelta(minutes=30)
 
 
 # %% tags=["figure"]
-def draw_step(ax, rank, start, end, text, color, **options):
-    """A bar in a rank's line, with what the rank does there."""
-    place, size = (start, 3.65 - rank), (end - start, 0.55)
-    ax.add_patch(Rectangle(place, *size, fc=color, ec=color, **options))
-    middle = (start + end) / 2
-    ax.text(middle, 3.92 - rank, text, ha="center", va="center", fontsize=14, color="white")
-
-
-def draw_waiting(ax, last=11.3):
-    """Four ranks: all gather together, but only ranks 1 to 3 come to the backward collective."""
-    blue, red, green = plotting.COLORS[:3]
-    for rank in range(4):
-        ax.text(0.1, 3.92 - rank, f"rank {rank}", va="center", fontsize=16)
-        draw_step(ax, rank, 1.3, 3.3, "own slice", green)
-        draw_step(ax, rank, 3.4, 5.0, "all_gather", blue)
-        draw_step(ax, rank, 5.1, 6.5, "add reads", green)
-        if rank:
-            draw_step(ax, rank, 6.6, 7.9, "backward", green)
-            draw_step(ax, rank, 8.0, last, "wait for rank 0 ...", red)
-        else:
-            draw_step(ax, rank, 6.6, 9.1, "whole backward", green)
-            ax.text(9.3, 3.92, "done: no collective to enter", va="center", fontsize=14)
-
-
-# %% tags=["figure"]
-fig, ax = plotting.canvas(12.8, 4.6)
-draw_waiting(ax)
-plotting.arrow(ax, (1.3, 0.3), (12.2, 0.3), color=plotting.INK)
-ax.text(12.3, 0.3, "time", va="center", fontsize=15)
-plotting.save(
-    fig,
+plotting.show_drawing(
     "12_silent_rank",
     "Four time lines. All ranks run their slice, gather, and add their reads. In the backward pass "
     "ranks 1 to 3 enter a collective and wait for rank 0, which has finished without it.",
@@ -790,7 +714,7 @@ plotting.save(
 # nothing had to travel?
 
 
-# %% tags=["setup"]
+# %% tags=["setup", "experiment"]
 def timed(rank, pattern, length, turns):
     """Rank 0 alone, then ranks 0 and 1, in turn: seconds that pass, and that this rank computes."""
     pair, seconds = dist.new_group([0, 1]), []  # every rank has to call new_group
@@ -811,11 +735,11 @@ def timed(rank, pattern, length, turns):
 
 
 # %% [markdown]
-# Here is our record (`python book/records.py 12_two_processes`, float32, two cores, 11 turns).
+# Here is our record (`python -m experiments 12_two_processes`, float32, two cores, 11 turns).
 # *Wall* is wall-clock time. *Busiest rank* counts only the processor time of the busier process.
 
 # %%
-record = json.loads(Path("../figures/records/12_two_processes.json").read_text())
+record = json.loads(Path("../experiments/records/12_two_processes.json").read_text())
 
 
 def speedups(seconds):
@@ -1042,3 +966,6 @@ for N in (1, 2, 5):
 # - Liu, Zaharia and Abbeel, *Ring Attention with Blockwise Transformers for Near-Infinite Context*
 #   (2023).
 # - Blelloch, *Prefix Sums and Their Applications* (1990): prefixes of any associative operation.
+
+# %% tags=["versions", "nbval-ignore-output"]
+print("PyTorch version", torch.__version__.partition("+")[0])

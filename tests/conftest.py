@@ -5,9 +5,10 @@ import sys
 import jaxtyping
 import pytest
 import torch
-from kernels import start_by_forking
 from unchanged import Unchanged, everything
 from xdist.scheduler import LoadScopeScheduling
+
+from book.notebooks.forked_kernels import start_by_forking
 
 
 def pytest_addoption(parser):
@@ -83,10 +84,11 @@ def tiny_run(tmp_path_factory):
 @pytest.fixture(scope="session")
 def editions(tmp_path_factory):
     """A folder with the student edition and the instructor's copy."""
-    import student  # here, since it takes the extra `course`, which a machine with a GPU may lack
+    # Here, since it takes the extra `course`, which a machine with a GPU may lack.
+    from book.editions import build_editions
 
     folder = tmp_path_factory.mktemp("editions")
-    student.make(folder)
+    build_editions.make(folder)
     return folder
 
 

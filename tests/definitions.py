@@ -199,7 +199,17 @@ def best_keys(bias, allowed, n):
 
 
 def attention_layer(
-    p, x, ids, *, n_heads, rope_base=10000.0, inner="linear", mask=None, hard=False, top_k=None, **o
+    p,
+    x,
+    ids,
+    *,
+    n_heads,
+    rope_base=10000.0,
+    inner="linear",
+    mask=None,
+    hard=False,
+    k_keys=None,
+    **o,
 ):
     """Projections, rotations, an inner function and a mask around `attention`."""
     b, length, d = x.shape
@@ -225,7 +235,7 @@ def attention_layer(
         soft = attention(q, k, heads, allowed, bias)  # of which the gradient is taken
         read = soft + (attention(q, k, heads, kept) - soft).detach()
     else:
-        allowed = allowed if top_k is None else best_keys(bias, allowed, top_k)
+        allowed = allowed if k_keys is None else best_keys(bias, allowed, k_keys)
         read = attention(q, k, heads, allowed, bias)
     return read.flatten(2) @ p["out_proj.weight"].T
 

@@ -76,7 +76,9 @@ def draws_in_figure_cells(cell):
     if shows != ("figure" in tags(cell)) and not defines:
         yield "is tagged figure if and only if it draws"
     calls = [ast.get_source_segment(cell.source, s) for s in statements]
-    drawing = lines(cell.source) - sum(lines(c) for c in calls if c.startswith("plotting.save("))
+    drawing = lines(cell.source) - sum(
+        lines(c) for c in calls if c.startswith(("plotting.save(", "plotting.show_drawing("))
+    )
     if shows and drawing > DRAWING:
         yield f"draws in {drawing} lines, more than {DRAWING}"
 

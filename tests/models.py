@@ -60,7 +60,7 @@ MODELS = {
     "SHSRAH": dict(CONV, d_head=6, n_kv_heads=2, **UNTIED),
     "SDICAX": dict(position="decay", inner="linear", mask="content", n_kv_heads=1),
     "SKIK": dict(inner="ssd", d_private=5),
-    "IPAM": dict(mask="content", top_k=3, n_kv_heads=2, **UNTIED),
+    "IPAM": dict(mask="content", k_keys=3, n_kv_heads=2, **UNTIED),
     "SGIM": dict(CONV, **GATE, inner="linear", n_kv_heads=2),
     "IXSC": dict(position="decay", inner="ssd", mask="content", d_head=6),
     "IRIG": dict(**GATE, inner="ssd", n_kv_heads=2, **UNTIED),

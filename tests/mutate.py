@@ -454,7 +454,7 @@ def main() -> int:
     options = parser.parse_args()
     CACHE.mkdir(parents=True, exist_ok=True)
     os.chdir(ROOT)
-    sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "book")]
+    sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
     os.environ["OMP_NUM_THREADS"] = "1"
     judges = Judges(options)
     files = {str(file): None for m in options.modules or LESSONS for file in files_of(m)}

@@ -18,12 +18,12 @@ from planting import mistakes, planted, stale
 from torch.distributed.checkpoint import HuggingFaceStorageWriter
 from training import a_model, a_text, ask_all, everything, names, same, trained
 
-from cheems_lab import checkpoint, processes, training
+from cheems_lab import checkpoint, processes, runs, training
 from cheems_ref import train
 from cheems_ref.ssd import SSD
 from cheems_ref.verify import check
 
-ROOMS = (train, processes, checkpoint, training)
+ROOMS = (train, processes, runs, checkpoint, training)
 RUN = dict(batch_size=5, max_grad_norm=0.1, precision="float32")  # five windows are uneven shares
 ROUNDING = 1e-5
 
@@ -200,19 +200,17 @@ HELD = [
 MISTAKES = mistakes([
     (trains_as_one, "sharded", {
         "all read the first share": [
-            ("mine = windows.tensor_split(run.world_size)[run.rank]",
-             "mine = windows.tensor_split(run.world_size)[0]")],
+            ("mine = windows.tensor_split(world_size)[rank].to(device)\n        largest",
+             "mine = windows.tensor_split(world_size)[0].to(device)\n        largest")],
         "uneven shares count alike": [
-            ("run.world_size * len(batch) / len(windows)",
-             "1 / n_micro_batches(run.config, run.world_size)")],
+            ("world_size / n_targets * summed", "summed / max(1, mine[:, 1:].numel())")],
         "each clips its own part": [
-            ("norm = torch.nn.utils.clip_grad_norm_(run.model.parameters(), config.max_grad_norm)",
-             "norm = torch.nn.utils.clip_grad_norm_([_local(p) for p in run.model.parameters()], "
-             "config.max_grad_norm)"),
-            ("def _micro_batches(", "def _local(p):\n"
+            ("parameters = self.model.parameters()",
+             "parameters = [_local(p) for p in self.model.parameters()]"),
+            ("def start(", "def _local(p):\n"
              "    own = p.detach().to_local()\n"
              "    own.grad = p.grad.to_local()\n"
-             "    return own\n\n\ndef _micro_batches(")]}),
+             "    return own\n\n\ndef start(")]}),
     (bfloat16_keeps_what_is_small, {
         "all are cast": [
             ("    from torch.distributed.fsdp import fully_shard\n",

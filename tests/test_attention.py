@@ -4,6 +4,7 @@ As in test_ssd.py, the properties are functions of a module `m`. The planted mis
 copy of `cheems_ref.attention`.
 """
 
+import functools
 import itertools
 import math
 from functools import partial
@@ -51,6 +52,32 @@ def causal(t, s, real=None):
     for row, query in itertools.product(allowed[:, 0], range(t)):
         row[query, s - t + query] |= not row[query].any()
     return allowed
+
+
+def slices_join(m, t=3, s=9, cuts=((4,), (1, 2, 6), (3, 8)), far=600.0):
+    """For any cut of the keys and any order of joining, and where one score is far above the rest:
+    without its maximum, exp of that one is infinite. Slices that a query doesn't see say nothing.
+    """
+    q, k, v = (normal(2, n, 4, 6, seed=i) for i, n in enumerate((t, s, s)))
+    k[:, 5] += far
+    allowed = some_allowed(t, s)
+    want = m.naive_attention(q, k, v, allowed=allowed)
+    scores = torch.einsum("bthp,bshp->bhts", q, k) / math.sqrt(6)
+    scores = scores.masked_fill(~allowed, -torch.inf)
+    for cut in cuts:
+        ends = zip((0, *cut), (*cut, s), strict=True)
+        pieces = [m.online_softmax(scores[..., a:b], v[:, a:b]) for a, b in ends]
+        for order in itertools.permutations(pieces):
+            whole = functools.reduce(m.join_softmax, order)
+            check(f"cut at {cut}", whole.weighted / whole.total, want)
+        first, *rest = pieces  # and from the other end
+        later = functools.reduce(lambda one, other: m.join_softmax(other, one), rest[::-1])
+        whole = m.join_softmax(first, later)
+        check(f"cut at {cut}, the rest first", whole.weighted / whole.total, want)
+
+
+def test_slices_of_a_softmax_join():
+    slices_join(attention)
 
 
 def some_allowed(t, s):
@@ -180,7 +207,7 @@ def test_gates_and_rows_learn_where_they_are_used():
 
 def test_one_choice_teaches_nothing_to_what_chooses():
     for options, choosing in (
-        (dict(mask="content", top_k=1), ("q_proj", "k_proj", "mask.")),
+        (dict(mask="content", k_keys=1), ("q_proj", "k_proj", "mask.")),
         (dict(inner="retrieved", k_values=1), ("inner.query_proj", "inner.keys")),
     ):
         mixer = attention.QCAttn(16, n_heads=2, **options).double()
@@ -223,10 +250,10 @@ def test_a_content_mask_keeps_the_allowed_keys_of_least_penalty_and_of_equals_th
     real, tied, noise = rows("######", ".##.##"), (bias * 2).round(), 1e-14 * normal(2, 3, 6)
     for n, b, t in itertools.product((1, 3, 5), (bias, tied, 0 * bias - 1), (6, 2)):
         for allowed in (causal(t, 6), causal(t, 6, real)):
-            kept = attention.ContentMask(4, 3, top_k=n).keeps(b * (1 + noise), allowed)
+            kept = attention.ContentMask(4, 3, k_keys=n).keeps(b * (1 + noise), allowed)
             assert torch.equal(kept, definitions.best_keys(b, allowed.expand(2, 3, t, 6), n)), n
     for n in (6, 9, None):
-        assert attention.ContentMask(4, 3, top_k=n).keeps(bias, causal(6, 6)) is None
+        assert attention.ContentMask(4, 3, k_keys=n).keeps(bias, causal(6, 6)) is None
 
 
 def test_masks_hide_next_to_nothing_at_the_start():
@@ -300,7 +327,7 @@ BAD = [
     (linear, dict(n_kv_heads=3), "n_heads = 4 must be a multiple of n_kv_heads = 3"),
     (linear, dict(mask="gate"), "mask='gate' needs max_positions"),
     (linear, dict(mask="content", hard=True), "hard belongs .*got mask='content'"),
-    (linear, dict(top_k=2), "top_k = 2 belongs to mask='content', got mask=None"),
+    (linear, dict(k_keys=2), "k_keys = 2 belongs to mask='content', got mask=None"),
     (called, dict(cache=linear()(torch.zeros(1, 5, 16), POSITIONS[:1])[1]),
      r"cache\.k must be .* = \(2, s, 4, 4\), got shape \(1, 5, 4, 4\)"),
     (called, dict(cache=linear(n_kv_heads=2)(torch.zeros(2, 5, 16), POSITIONS)[1]),

@@ -1,6 +1,7 @@
 """Bytes of cache and parameters, computed from a config and found in the model."""
 
 import itertools
+import logging
 import math
 from dataclasses import replace
 
@@ -17,6 +18,8 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 import cheems_ref.budget
+import cheems_ref.retrieval
+import cheems_ref.roofline
 from cheems_ref.retrieval import naive_retrieved_experts as written_out
 
 # --- the cache: properties of a module m and of a case ----------------------------------------
@@ -295,6 +298,91 @@ def test_a_pass_of_nothing_is_refused():
         (room.count_flops, room.activation_bytes), (dict(length=0), dict(length=1, batch=0))
     ):
         refused(ValueError, "(length|batch) must be at least 1, got 0", function, config, **size)
+
+
+# --- texts as long as one likes ---------------------------------------------------------------
+
+SMALL = dict(d_model=16, n_heads=2, d_state=4, d_ff=8, n_neurons=16, d_query=8, k_neurons=2)
+SMALL |= dict(vocab_size=50, chunk_size=4)  # so that a block of chunks has 64 tokens
+LOOPS = [  # every layer that loops over its text, and the masks that grow with its square
+    dict(pattern="S", position="conv", d_head=4),
+    dict(pattern="I", inner="ssd", n_kv_heads=1),
+    dict(pattern="I", inner="ssd", mask="content", k_keys=70),
+    dict(pattern="SPKE"),
+]
+
+
+@pytest.mark.parametrize("case", LOOPS, ids=str)
+def test_a_long_text_has_the_numbers_of_counting_every_block(case, monkeypatch):
+    room = cheems_ref.budget
+    config = model.ModelConfig(**SMALL | case)
+    for scores in (room, cheems_ref.retrieval):
+        monkeypatch.setattr(scores, "SCORES_PER_BLOCK", 2**8)  # 16 tokens of product keys
+
+    def counted():
+        for n, b, dtype in ((64 * 7, 1, torch.float32), (64 * 8 + 37, 2, torch.bfloat16)):
+            yield room.activation_bytes(config, n, batch=b, dtype=dtype)
+        for n, context in ((64 * 6 + 1, 64 * 7 + 5), (1, 64 * 7)):
+            yield room.count_flops(config, n, context=context, batch=3)
+
+    continued = [*counted()]
+    monkeypatch.setattr(room, "BLOCKS", 10**9)  # none of these texts is long then
+    assert continued == [*counted()]
+
+
+def test_the_work_of_counting_does_not_grow_with_the_text(monkeypatch):
+    """In tensors that are made to count: as many for a million tokens as for a million million."""
+    config, made = model.ModelConfig("SPIKE", **SMALL, inner="ssd"), []
+    real = cheems_ref.budget.fake_layer
+
+    def watched(part, config, shape, dtype, *, context=0):
+        made.append((part, shape, context))
+        return real(part, config, shape, dtype, context=context)
+
+    for room in (cheems_ref.budget, cheems_ref.roofline):
+        monkeypatch.setattr(room, "fake_layer", watched)
+    for n in (10**6, 10**12):
+        cheems_ref.budget.activation_bytes(config, n)
+        cheems_ref.budget.count_flops(config, n)
+        cheems_ref.budget.count_flops(config, 1, context=n)
+    long = [one for one in made if one[0] in "SI" and max(*one[1], one[2]) > 64 * 5]
+    long += [one for one in made if one[0] in "PKE" and max(one[1]) > 5 * 2**24 // 16]
+    assert made and not long
+
+
+class Kept(logging.Handler):
+    """Keeps what is logged."""
+
+    def __init__(self):
+        super().__init__()
+        self.records = []
+
+    def emit(self, record):
+        self.records.append(record)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_tensor_that_64_bits_cannot_count_is_refused_without_a_traceback():
+    """Of torch's, which logs one before the error leaves."""
+    room, masked = cheems_ref.budget, model.ModelConfig("I", mask="content")
+    log, kept = logging.getLogger("torch._subclasses.fake_tensor"), Kept()
+    log.addHandler(kept)
+    try:
+        for message, count, config, n, more in (
+            (
+                "length = 10{16}: a tensor",
+                room.activation_bytes,
+                model.ModelConfig("MA"),
+                10**16,
+                {},
+            ),
+            ("length = 10{12}: a tensor", room.activation_bytes, masked, 10**12, {}),
+            ("context = 9{30}, ", room.count_flops, masked, 1, dict(context=10**30 - 1)),
+        ):
+            refused(ValueError, f"{message}.* bytes", count, config, n, **more)
+    finally:
+        log.removeHandler(kept)
+    assert not kept.records
 
 
 # --- the package has them ---------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""book/build.py on small projects: what it writes, what it leaves alone, what it refuses."""
+"""The build on small projects: what it writes, what it leaves alone, what it refuses."""
 
 import os
 import re
@@ -6,12 +6,14 @@ import shutil
 import signal
 import threading
 import time
+from itertools import pairwise
 from pathlib import Path
 
-import build
 import nbformat
 import psutil
 import pytest
+
+from book.notebooks import build_notebooks
 
 SAME = """
 # %%
@@ -22,18 +24,19 @@ FIRST = """\
 # %% [markdown]
 # # First
 
-# %% tags=["check"]
+# %% tags=["guard"]
 import importlib.util, os
 
 with open(os.environ["CHEEMS_FIGURES"] + "/01_curve.svg", "w") as file:
     _ = file.write("<svg>1</svg>")
-print({"a", "b", "c"}, os.environ["SOURCE_DATE_EPOCH"], importlib.util.find_spec("minutes"))
+print({"a", "b", "c"}, os.environ["SOURCE_DATE_EPOCH"], importlib.util.find_spec("book"))
 """
 SECOND = """\
 # %% tags=["raises-exception"]
 raise ValueError("d_model must be even,\\nnot 3")
 """
-COURSE = {"01_first.py": FIRST + 2 * SAME, "02_second.py": SECOND}
+COURSE = {"01_first.py": FIRST + SAME.replace("%%", "%% tags=['check']") + SAME}
+COURSE["02_second.py"] = SECOND
 # A notebook that says who it is, waits for another's word, and goes on.
 MEET = """\
 # %%
@@ -81,7 +84,15 @@ def files(root: Path) -> dict[str, bytes]:
 
 
 def run_build(root: Path, *arguments: str) -> int:
-    return build.main(["--root", str(root), *arguments])
+    return build_notebooks.main(["--root", str(root), *arguments])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def as_installed():
+    """Without PYTHONPATH, where a notebook does look for modules."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("PYTHONPATH", raising=False)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -105,13 +116,14 @@ def test_what_is_written(course):
     path = course / "notebooks/01_first.ipynb"
     notebook = nbformat.read(path, as_version=4)
     nbformat.validate(notebook)
-    assert notebook.metadata == build.METADATA
+    assert notebook.metadata == build_notebooks.METADATA
     assert [cell.get("execution_count") for cell in notebook.cells] == [None, 1, 2, 3]
-    assert [cell.metadata for cell in notebook.cells] == [{}, {"tags": ["check"]}, {}, {}]
+    folded = {"tags": ["guard"], "jupyter": {"source_hidden": True}}
+    assert [cell.metadata for cell in notebook.cells] == [{}, folded, {"tags": ["check"]}, {}]
     assert notebook.cells[1].outputs[0].text.endswith("} 0 None\n")  # it can't import book/
     assert [output.text for output in notebook.cells[2].outputs] == ["one\ntwo\n"]
     assert str(course) not in path.read_text()
-    ids = [cell.id for cell in build.read_source(path.with_suffix(".py")).cells]
+    ids = [cell.id for cell in build_notebooks.read_source(path.with_suffix(".py")).cells]
     assert ids == [cell.id for cell in notebook.cells] and len(set(ids)) == 4
     (error,) = nbformat.read(course / f"{stems[1]}.ipynb", as_version=4).cells[0].outputs
     assert error.evalue == "d_model must be even,\nnot 3"
@@ -120,7 +132,7 @@ def test_what_is_written(course):
 
 def test_check_names_every_file_that_would_change_and_a_full_run_repairs_them(copy, capsys):
     """With the same bytes at another path, and one at a time. A run by name removes no figure, and
-    figures/records are not the build's.
+    figures/drawings is not the build's.
     """
     right = files(copy)
     stored = copy / "notebooks/01_first.ipynb"
@@ -128,8 +140,8 @@ def test_check_names_every_file_that_would_change_and_a_full_run_repairs_them(co
     (copy / "notebooks/02_second.ipynb").unlink()
     (copy / "figures/01_curve.svg").write_text("<svg>2</svg>")
     (copy / "figures/09_left_over.png").write_bytes(b"")
-    (copy / "figures/records").mkdir()
-    (copy / "figures/records/timings.svg").write_text("kept")
+    (copy / "figures/drawings").mkdir()
+    (copy / "figures/drawings/timings.svg").write_text("kept")
     before = files(copy)
     assert run_build(copy, "--check") == 1
     found = capsys.readouterr().out.splitlines()
@@ -145,7 +157,7 @@ def test_check_names_every_file_that_would_change_and_a_full_run_repairs_them(co
     assert files(copy) == before
     assert run_build(copy, "02") == 0 and (copy / "figures/09_left_over.png").exists()
     assert run_build(copy, "--jobs", "1") == 0
-    assert files(copy) == right | {"figures/records/timings.svg": b"kept"}
+    assert files(copy) == right | {"figures/drawings/timings.svg": b"kept"}
 
 
 DRAW = 'open(os.environ["CHEEMS_FIGURES"] + "/{}", "w").close()\n'
@@ -164,7 +176,7 @@ FAILS = DRAW.format("01_curve.svg") + "# %%\nnumerator / 0"
 )
 def test_a_notebook_is_refused(tmp_path, monkeypatch, capsys, source, limit, message):
     """And nothing of it is written."""
-    monkeypatch.setattr(build, "LIMIT_S", limit)
+    monkeypatch.setattr(build_notebooks, "LIMIT_S", limit)
     root = project(tmp_path, {"01_only.py": f"# %%\nimport os\n{source}\n"})
     before = files(root)
     assert run_build(root, "01") == 1
@@ -215,3 +227,30 @@ def test_what_a_model_wrote_stays_unless_something_else_changed(tmp_path):
     assert run_build(root) == 0
     news = nbformat.read(stored, as_version=4).cells[0].outputs[0].text
     assert news != text and news.startswith("a 1")
+
+
+PICTURE = """\
+# %%
+import base64, time
+from IPython.display import display
+
+def shown(svg, width):  # with a PNG that comes out otherwise on every run, as on another machine
+    head = b"\\x89PNG\\r\\n\\x1a\\n\\0\\0\\0\\rIHDR\\0\\0\\0" + bytes([width]) + bytes(4)
+    png = base64.b64encode(head + str(time.time_ns()).encode()).decode()
+    display({"image/svg+xml": svg, "image/png": png}, raw=True)
+
+"""
+SHOWS = "# %%\nshown('<svg>{}</svg>', {})\n"
+
+
+def test_a_png_stays_while_the_svg_beside_it_and_its_size_do(tmp_path):
+    root = project(tmp_path, {})
+    stored = []
+    for svg, width in ((1, 8), (1, 8), (2, 8), (2, 9), (2, 9)):
+        (root / "notebooks/01_a.py").write_text(PICTURE + SHOWS.format(svg, width))
+        assert run_build(root) == 0
+        stored.append((root / "notebooks/01_a.ipynb").read_bytes())
+    assert [a == b for a, b in pairwise(stored)] == [True, False, False, True]
+    data = [nbformat.reads(text, as_version=4).cells[1].outputs[0].data for text in stored]
+    assert [one["image/svg+xml"] for one in data] == [f"<svg>{n}</svg>" for n in (1, 1, 2, 2, 2)]
+    assert len({one["image/png"] for one in data}) == 3

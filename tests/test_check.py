@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from properties import questions
+from torch import nn
 
 from cheems_ref import check
 from cheems_ref.config import ModelConfig
@@ -22,6 +23,14 @@ pytestmark = pytest.mark.usefixtures("unchecked")
 X, IDS = torch.zeros(2, 5, 8), torch.arange(10).view(2, 5)
 REAL, ROWS = torch.ones(2, 5, dtype=torch.bool), {"b": 2, "l": 5}
 Colour = Literal["red", "green"]
+
+
+class Int8(nn.Module):
+    """A linear map whose weights are whole numbers, as a quantised one keeps them."""
+
+    def __init__(self, d, e):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(e, d, dtype=torch.int8), requires_grad=False)
 
 
 def entry(*values, dtype=torch.float64):
@@ -38,6 +47,7 @@ TAKEN = {
         call(x=(X, "b l d"), y=(X[0], "l d"), z=(X[:, 0], "b d"), none=(None, "b l")),
         call({"b": 2}, x=(X[:, :2, 0], "b b"), number=(torch.tensor(1.0), "")),
     ],
+    "tensors": [call(x=X, ids=IDS), call()],
     "width": [call(X, 8), call(X[0, 0], 8)],
     "dtypes": [call([torch.int64, torch.float32], x=X, y=IDS, none=None)],
     "floating": [call(x=X, y=X.half(), z=X.bfloat16(), none=None, dtype=torch.float64)],
@@ -60,6 +70,13 @@ TAKEN = {
         call(X, 8, IDS, None),
         call(X, 8, IDS.int() - 3, REAL),
         call(X[:0], 8, IDS[:0], REAL[:0]),
+    ],
+    "fits_weights": [
+        call(X, nn.Linear(8, 2)),
+        call(X.half(), nn.Linear(8, 2).half()),
+        call(X, nn.Linear(8, 2, device="meta")),  # offloaded: its values come when it is called
+        call(X, nn.Identity()),  # quantised: without weights to compare with
+        call(X, Int8(8, 2)),
     ],
     "token_ids": [call(10, input_ids=IDS), call(10, ids=IDS.to(torch.uint8), none=IDS[:0])],
 }
@@ -122,6 +139,20 @@ REFUSED = {
             call(X, 8, IDS.to(torch.uint8), None),
         "position_ids must be (b, l) = (2, 5), got shape (1, 5)": call(X, 8, IDS[:1], None),
         "padding_mask must be (b, l) = (2, 5), got shape (2, 4)": call(X, 8, IDS, REAL[:, 1:]),
+        "position_ids must be on cpu as x is, got a tensor on meta":
+            call(X, 8, IDS.to("meta"), None),
+        "padding_mask must be on cpu as x is, got a tensor on meta":
+            call(X, 8, IDS, REAL.to("meta")),
+    },
+    "tensors": {},
+    "fits_weights": {
+        "x must be torch.float32 as the weights are, got torch.int64": call(IDS, nn.Linear(5, 2)),
+        "x must be torch.float32 as the weights are, got torch.float64":
+            call(X.double(), nn.Linear(8, 2)),
+        "x must be torch.bfloat16 as the weights are, got torch.float32":
+            call(X, nn.Linear(8, 2).bfloat16()),
+        "x must be on cpu as the weights are, got a tensor on meta":
+            call(X.to("meta"), nn.Linear(8, 2)),
     },
     "token_ids": {
         "input_ids must be (b, l), got shape (5,)": call(10, input_ids=IDS[0]),
@@ -129,7 +160,22 @@ REFUSED = {
         "input_ids must be in [0, 9) everywhere, got entries in [0, 9]": call(9, input_ids=IDS),
     },
 }  # fmt: skip
-NO_NUMBERS = {
+OF_ANOTHER_TYPE = {
+    "tensors": {
+        "x must be a tensor, got list": call(x=[[1.0]]),
+        "x must be a tensor, got ndarray": call(x=X.numpy()),
+        "x must be a tensor, got NoneType": call(x=None),
+    },
+    "shapes": {"A must be a tensor, got float": call(A=(-1.0, "h"))},
+    "width": {"x must be a tensor, got ndarray": call(X.numpy(), 8)},
+    "dtypes": {"x must be a tensor, got list": call([torch.float32], x=[1.0])},
+    "floating": {"x must be a tensor, got list": call(x=[1.0])},
+    "mixer_call": {
+        "position_ids must be a tensor, got NoneType": call(X, 8, None, None),
+        "position_ids must be a tensor, got list": call(X, 8, [[0, 1]], None),
+        "x must be a tensor, got ndarray": call(X.numpy(), 8, IDS, None),
+    },
+    "token_ids": {"input_ids must be a tensor, got list": call(9, input_ids=[[1, 2]])},
     "sizes": {
         "n_heads must be a whole number, got 2.0": call(n_heads=2.0),
         "n_heads must be a whole number, got True": call(n_heads=True),
@@ -152,7 +198,7 @@ def takes(m, name):
 
 
 def refuses(m, name):
-    for table, kind in ((REFUSED, ValueError), (NO_NUMBERS, TypeError)):
+    for table, kind in ((REFUSED, ValueError), (OF_ANOTHER_TYPE, TypeError)):
         for message, (args, kwargs) in table.get(name, {}).items():
             with pytest.raises(kind) as caught:
                 getattr(m, name)(*args, **kwargs)
@@ -214,7 +260,7 @@ def test_functions_take_what_they_may_and_refuse_the_rest_in_these_words():
 
 def test_every_public_function_stands_in_the_tables():
     here = {k for k, f in vars(check).items() if getattr(f, "__module__", "") == check.__name__}
-    here -= {"plain_numbers"}  # which refuses nothing
+    here -= {"plain_numbers", "values_can_be_read"}  # which refuse nothing
     assert {k for k in here if not k.startswith("_")} == TAKEN.keys() == REFUSED.keys()
 
 

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import itertools
 import json
+import math
 import os
 import pickle
 import re
@@ -51,6 +52,36 @@ def later(run, steps):
     """A run as if it had gone on."""
     run.losses += [1.0] * (steps - run.step)
     return run
+
+
+# --- a record that says something else than its file ----------------------------------------------
+
+
+def test_a_model_that_does_not_fit_its_file_is_refused_before_it_is_made(tmp_path, monkeypatch):
+    """Even one of 10,000 layers, or with a table that no memory holds."""
+    place = save(a_run(), tmp_path / "run")
+    record, made = json.loads((place / "record.json").read_text()), []
+
+    class Watched(checkpoint.CausalLM):
+        def __init__(self, config):
+            made.append((len(config.pattern), torch.get_default_device().type))
+            super().__init__(config)
+
+    monkeypatch.setattr(checkpoint, "CausalLM", Watched)
+    layers = len(record["model"]["pattern"])
+    for field, value, message, meta in (
+        ("pattern", "S" * 10_000, f"has {layers} layers, and the pattern .* has 10000", 0),
+        ("vocab_size", 2**31 - 1, "embedding.weight is .* record says .2147483647,", 1),
+        ("d_ff", 2**30, r"does not fit the model: blocks\.", 1),
+    ):
+        other = record | {"model": record["model"] | {field: value}}
+        del other["sha256"]
+        other["sha256"] = checkpoint._seal(other)
+        (place / "record.json").write_text(json.dumps(other))
+        with pytest.raises(CheckpointError, match=message):
+            load_model(place)
+        assert made == [(layers, "meta")] * meta
+        made.clear()
 
 
 # --- resuming -------------------------------------------------------------------------------------
@@ -117,8 +148,8 @@ def crash_in_save(run, folder, n):
 
         return call
 
-    things = [(os, "fsync"), (json, "dumps"), (shutil, "rmtree")]
-    things += [(Path, name) for name in ("mkdir", "rename", "write_text", "unlink")]
+    things = [(os, "fsync"), (os, "replace"), (json, "dumps")]
+    things += [(Path, name) for name in ("mkdir", "rename", "unlink", "rmdir")]
     things += [(dcp.HuggingFaceStorageWriter, name) for name in ("write_data", "finish")]
     with pytest.MonkeyPatch.context() as patch:
         for where, name in things:
@@ -224,6 +255,57 @@ def test_a_process_killed_while_it_saves_resumes_as_if_never_killed(tmp_path):
     assert record_of(run / last) | digests == record_of(tmp_path / "whole" / last) | digests
 
 
+def test_a_save_removes_only_what_a_save_has_made(tmp_path):
+    """Files and folders of the user stay, whatever their names; so does what a link leads to."""
+    mine = ["partial-results.csv", "partial-thesis/chapter", "step-00000001/note"]
+    mine += [f"partial-{step(4)}/note", f"partial-dropped-{step(4)}/note", ".options.json.partial"]
+    for name in mine:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("mine")
+    left = tmp_path / f"partial-{step(2)}"  # by a save that was killed
+    left.mkdir()
+    (left / "shard-00001-model-00001-of-00001.safetensors").write_bytes(b"half")
+    (tmp_path / f"partial-{step(3)}").symlink_to(tmp_path / "partial-thesis")
+    (tmp_path / "step-00000001").rename(tmp_path / "apart")
+    run = lab(tmp_path)
+    mine[2] = "apart/note"
+    assert {(tmp_path / name).read_text() for name in mine} == {"mine"}
+    assert not left.exists() and (tmp_path / f"partial-{step(3)}").is_symlink()
+    for n in (8, 12):
+        restore(lab(stop=1, model=a_model(9)), tmp_path / step(n))
+    assert run.step == 12 and not (tmp_path / step(4)).exists()
+
+
+def test_a_folder_s_name_is_not_taken_for_its_step(tmp_path):
+    """A copy under a greater name is refused; one that comes while a run saves pushes none out."""
+    path = save(a_run(3), tmp_path)
+    for name in (step(99_999_998), step(99_999_999), step(1)):
+        shutil.copytree(path, tmp_path / name)
+    files = content(tmp_path)
+    said = r"step-99999999 has the name of step 99999999, and holds step 3: move it away"
+    for ask in (lambda: lab(tmp_path), lambda: load_model(tmp_path)):
+        with pytest.raises(CheckpointError, match=said):
+            ask()
+    assert content(tmp_path) | {".lock": b""} == files | {".lock": b""}
+    run = lab(stop=4)
+    for n in (4, 8, 12):
+        save(later(run, n), tmp_path)
+    left = {step(n) for n in (1, 8, 12, 99_999_998, 99_999_999)}
+    assert {found.name for found in tmp_path.glob("step-*")} == left
+    (tmp_path / step(16)).mkdir()  # nobody's
+    with pytest.raises(CheckpointError, match=f"{step(16)} is damaged"):
+        save(later(run, 16), tmp_path)
+
+
+def test_a_resumed_run_hashes_its_checkpoint_once(tmp_path, monkeypatch):
+    words = command(tmp_path, "--steps", 2)
+    succeeds(main_run(*words))
+    hashed, digests = [], checkpoint._digests
+    monkeypatch.setattr(checkpoint, "_digests", lambda path: hashed.append(path) or digests(path))
+    succeeds(main_run("train", "--run", tmp_path / "run", "--steps", 3, "--device", "cpu"))
+    assert [path.name for path in hashed] == [step(2), f"partial-{step(3)}"]
+
+
 # --- checkpoints that are rejected ----------------------------------------------------------------
 
 
@@ -317,6 +399,86 @@ def test_checkpoints_of_other_versions_are_rejected(tmp_path):
     newer = forge(tmp_path / "newer", lambda record, _: record["model"].update(n_wings=2))
     with pytest.raises(CheckpointError, match=r"no model of this version.*n_wings"):
         load_model(newer)
+
+
+# What is no record, though it is sealed; and what is said of it.
+RECORDS = [
+    *((dict(step=n), "step in .*record.json is") for n in ("7", 1.5, None, True)),
+    (dict(step=-1), "holds step -1"),
+    (dict(text=5), "text in"),
+    (dict(dtype="load"), "dtype in .* is 'load'"),
+    *((dict(evaluations=e), "evaluations") for e in (5, [[1]], [["a", "b"]], [[7, None]])),
+    (dict(evaluations=[[7, math.nan]]), r"evaluations in .* have \[7, nan\]"),
+    *(({key: wrong}, f"{key} in") for key in ("model", "training", "options") for wrong in ([], 5)),
+    (dict(training={"steps": "x"}), "no model of this version.*steps"),
+]
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_records_with_values_of_other_kinds_are_rejected(tmp_path):
+    run = lab(stop=3)
+    for i, (changes, message) in enumerate(RECORDS):
+        path = forge(tmp_path / str(i), lambda record, _, changes=changes: record.update(changes))
+        rejected(run, path, message)
+        with pytest.raises(CheckpointError, match=message):
+            load_model(path)
+    path = save(a_run(), tmp_path)
+    for text in ("", "[" * 100_000, "5", "[]", "NaN", "{}"):
+        (path / "record.json").write_text(text)
+        rejected(run, path, "is damaged.*record.json")
+
+
+def test_tensors_of_another_dtype_or_that_are_no_numbers_are_rejected(tmp_path):
+    """The same bytes read as integers are garbage, which nothing else would notice."""
+    whole = {"model.embedding.weight": torch.zeros(16, 8, dtype=torch.int32)}
+    wrong = {"model.norm.weight": torch.full((8,), math.nan)}
+    for i, (tensors, message) in enumerate((
+        (whole, r"model\.embedding\.weight in shard\S+ has dtype I32, not F32"),
+        (wrong, r"not all of its numbers are finite \(model\.norm\.weight\)"),
+    )):  # fmt: skip
+        path = forge(tmp_path / str(i), lambda _, held, tensors=tensors: held.update(tensors))
+        rejected(lab(stop=3), path, message)
+        with pytest.raises(CheckpointError, match=message):
+            load_model(path)
+
+
+def sealed_anew(path):
+    """Seal a checkpoint whose files have changed."""
+    record = json.loads((path / "record.json").read_text())
+    del record["sha256"]
+    record["files"] = checkpoint._digests(path)
+    record["sha256"] = checkpoint._seal(record)
+    (path / "record.json").write_text(json.dumps(record))
+
+
+def test_files_that_are_no_safetensors_files_are_named(tmp_path, capfd):
+    """Nothing else is printed, though torch would log a traceback."""
+    for name, change in (
+        ("empty", lambda data: b""),
+        ("a length", lambda data: (2**62).to_bytes(8, "little") + data[8:]),
+        ("no JSON", lambda data: (100).to_bytes(8, "little") + b"\xff" * 100),
+        ("nested", lambda data: (100_000).to_bytes(8, "little") + b"[" * 100_000),
+    ):
+        path = save(a_run(), tmp_path / name)
+        (file,) = path.glob("*.safetensors")
+        damage(file, change)
+        sealed_anew(path)
+        rejected(lab(stop=3), path, f"is damaged: {file.name} is no safetensors file: ")
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="Windows has no such pipes")
+def test_a_pipe_in_a_checkpoint_is_refused_not_waited_for(tmp_path):
+    """Were it opened for reading, this test would hang."""
+    path = save(a_run(), tmp_path)
+    os.mkfifo(path / "z.safetensors")
+    with pytest.raises(CheckpointError, match=r"damaged: z\.safetensors is not a regular file"):
+        load_model(path)
+    (path / "z.safetensors").unlink()
+    (path / "record.json").unlink()
+    os.mkfifo(path / "record.json")
+    with pytest.raises(CheckpointError, match=r"record\.json is not a regular file"):
+        load_model(path)
 
 
 def test_other_runs_are_rejected_with_what_differs(tmp_path):

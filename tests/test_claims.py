@@ -3,13 +3,13 @@
 import copy
 import re
 import tomllib
-from pathlib import Path
 
-import claims
 import pytest
-from claims import places
 
-ROOT = Path(__file__).resolve().parent.parent
+from book import claims
+from book.claims import places
+from book.project import ROOT
+
 CLAIMS, NOTEBOOKS = claims.read_claims(), claims.read_notebooks()
 
 

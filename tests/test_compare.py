@@ -24,11 +24,12 @@ ROWS = {
     "attention": Row(ModelConfig("AM", **SIZES)),
     "states": Row(ModelConfig("SM", **SIZES), learning_rate=1e-3),
 }
-CONFIG = TrainConfig(steps=6, batch_size=2, seq_len=12, evaluate_every=2, checkpoint_every=3)
+CONFIG = TrainConfig(steps=6, batch_size=2, seq_len=12, evaluate_every=2)
 
 
 def run(directory, rows=ROWS, config=CONFIG, seeds=(0, 1), **options):
-    return comparison.compare(rows, IDS, config, seeds=seeds, directory=directory, **options)
+    how = dict(seeds=seeds, directory=directory, checkpoint_every=3) | options
+    return comparison.compare(rows, IDS, config, **how)
 
 
 # --- what is compared ---------------------------------------------------------------------------
@@ -119,9 +120,10 @@ def test_another_row_of_the_same_name_is_refused(tmp_path):
         run(tmp_path / "rows", ROWS | {"states": Row(ROWS["states"].config)})
     with pytest.raises(ValueError, match="another text"):
         comparison.compare(ROWS, IDS[1:], CONFIG, seeds=(0,), directory=tmp_path / "rows")
-    often = dataclasses.replace(CONFIG, evaluate_every=3, checkpoint_every=2)
+    often = dataclasses.replace(CONFIG, evaluate_every=3)
     more = {"gated": Row(ModelConfig("AG", **SIZES))} | ROWS
-    assert len(run(tmp_path / "rows", more, often, seeds=(0,))) == 2 + 3 + 3
+    again = run(tmp_path / "rows", more, often, seeds=(0,), checkpoint_every=2)
+    assert len(again) == 2 + 3 + 3
 
 
 def test_a_comparison_is_alone_in_its_directory(tmp_path):
@@ -219,6 +221,9 @@ def test_one_number_has_no_interval_and_none_is_refused():
     assert verdicts({"a": alike, "b": alike}, minus("a", "b"))["a minus b"].p_value == 1
     with pytest.raises(ValueError, match="at least one number"):
         interval([])
+    for bad in (math.nan, math.inf, -math.inf):
+        with pytest.raises(ValueError, match=r"numbers\[1\] must be a number in \(-inf, inf\)"):
+            interval([1.0, bad])
     losses = last_losses([Evaluation("a", 0, 1, 1.0), Evaluation("b", 1, 1, 1.0)])
     with pytest.raises(ValueError, match="rows a, b have no seed in common"):
         verdicts(losses, minus("a", "b"))

@@ -105,6 +105,47 @@ def test_a_model_is_exported(net):
         check("exported: a token", exported(token, cache=cache), net(token, cache=cache)[0])
 
 
+SMALL = dict(d_model=8, d_state=4, n_heads=4, vocab_size=19, chunk_size=16, n_neurons=16)
+FAMILIES = [
+    dict(pattern="SAIEKPM"),
+    dict(pattern="AI", n_kv_heads=2, inner="ssd", mask="gate", max_positions=40),
+    dict(pattern="AI", n_kv_heads=2, inner="linear", mask="content"),
+    dict(pattern="I", inner="linear", mask="content", k_keys=3),
+    dict(pattern="S", position="conv", tie_embeddings=False),
+]
+
+
+def small(**changes):
+    torch.manual_seed(0)
+    return model.CausalLM(model.ModelConfig(**SMALL | changes)).double()
+
+
+@pytest.mark.parametrize("changes", FAMILIES, ids=str)
+def test_one_compiled_function_takes_texts_of_several_lengths(changes):
+    net = small(**changes)
+    torch._dynamo.reset()
+    compiled = torch.compile(
+        lambda tokens: net(tokens, use_cache=False)[0], fullgraph=True, backend="eager"
+    )
+    for length in (7, 12, 20):
+        tokens = ids(2, length)
+        check(f"compiled, {length} tokens", compiled(tokens), net(tokens)[0])
+
+
+@pytest.mark.parametrize("pattern", ["SAIEKP", "MGDA", "AR", "AH", "AC", "AX"])
+def test_a_model_is_exported_for_any_number_of_rows(pattern):
+    """And without S, whose chunks depend on it, for any length; the routed letters as well."""
+    net = small(pattern=pattern)
+    rows, length = torch.export.Dim("rows", max=64), torch.export.Dim("length", min=2, max=64)
+    shapes = {0: rows} if "S" in pattern else {0: rows, 1: length}
+    with torch.no_grad():
+        made = torch.export.export(
+            net, (ids(2, 12),), dict(use_cache=False), dynamic_shapes=(shapes,), strict=False
+        ).module()
+        for tokens in (ids(5, 12), ids(3, 12 if "S" in pattern else 21)):
+            check(f"exported: {pattern}", made(tokens, use_cache=False)[0], net(tokens)[0])
+
+
 # --- the package has them ---------------------------------------------------------------------
 
 HELD = properties_in(globals(), cases=("SEIE", "SHSRAH"))

@@ -1,7 +1,7 @@
 """The slides say what the notebooks say: every equation, figure and sentence, and no solution.
 
 Each rule takes a notebook and its deck and returns its complaints, one line each. They are tried on
-the chapters, as they are and with mistakes planted in `book/deck.py` or `book/fit.py`. How slides
+the chapters, as they are and with mistakes planted in `outline.py` or `type_sizes.py`. How slides
 look is tested in a browser, in tests/book.
 """
 
@@ -9,17 +9,16 @@ import ast
 import re
 from html import unescape
 
-import deck
-import fit
 import pytest
-import slides
-from build import BuildError
-from deck import Deck, Part, Slide, blocks, lead, sentences
-from fit import fitted
 from lessons import stored, tags
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 from test_notebooks import STORED as NOTEBOOKS
+
+from book.project import BuildError
+from book.slides import build_slides, outline, type_sizes
+from book.slides.outline import Deck, Part, Slide, blocks, lead, sentences
+from book.slides.type_sizes import choose_sizes
 
 STORED = [path for path in NOTEBOOKS if path.parent.name != "labs"]  # labs have no slides
 
@@ -52,7 +51,7 @@ def slides_of(chapter: Deck) -> list[Slide]:
 
 def shown(chapter: Deck, kind: str) -> list[str]:
     """The sources of all parts of a kind, on the slides as they fit."""
-    parts = [part for slide in slides_of(chapter) for part in fitted(slide).slide.parts]
+    parts = [part for slide in slides_of(chapter) for part in choose_sizes(slide).slide.parts]
     return [part.source for part in parts if part.kind == kind]
 
 
@@ -112,10 +111,10 @@ def shows_every_figure(notebook: NotebookNode, chapter: Deck) -> list[str]:
 def says_all_prose(notebook: NotebookNode, chapter: Deck) -> list[str]:
     """Every sentence of a paragraph is on a slide, or in the notes of one."""
     parts = [part for slide in slides_of(chapter) for part in slide.parts]
-    found = [deck.MARKDOWN.render(part.source) for part in parts if part.kind == "text"]
+    found = [outline.MARKDOWN.render(part.source) for part in parts if part.kind == "text"]
     found += [slide.notes for slide in slides_of(chapter)]
     paragraphs = [p.source for text in prose(notebook) for p in blocks(text) if p.kind == "text"]
-    wanted = [deck.MARKDOWN.renderInline(one) for p in paragraphs for one in sentences(p)]
+    wanted = [outline.MARKDOWN.renderInline(one) for p in paragraphs for one in sentences(p)]
     return missing(wanted, found, "sentence")
 
 
@@ -135,12 +134,14 @@ def keeps_solutions_to_itself(notebook: NotebookNode, chapter: Deck) -> list[str
 def is_legible(notebook: NotebookNode, chapter: Deck) -> list[str]:
     """From the back row: code is 28 pixels high, of 720, and short; text 20, formulas 17."""
     complaints = []
-    for sized in map(fitted, slides_of(chapter)):
+    for sized in map(choose_sizes, slides_of(chapter)):
         parts, size = sized.slide.parts, sized.text_size
         code = [part.source for part in parts if part.kind == "code"]
-        formulas = [fit.maths_size(part.source, size) for part in parts if part.kind == "math"]
+        formulas = [
+            type_sizes.maths_size(part.source, size) for part in parts if part.kind == "math"
+        ]
         printed = [part for part in parts if part.kind in ("output", "sample")]
-        sizes = [fit.printed_size(part.source, sized.code_size) for part in printed]
+        sizes = [type_sizes.printed_size(part.source, sized.code_size) for part in printed]
         small = size < 20 or (code and sized.code_size < 28) or min(formulas, default=17) < 17
         if small or min(sizes, default=18) < 18 or any(len(s.splitlines()) > 12 for s in code):
             complaints.append(f"type of {size} and {sized.code_size} under {sized.slide.head}")
@@ -164,13 +165,13 @@ RULES = [
 
 
 def complaints(notebook: NotebookNode) -> list[str]:
-    return [line for rule in RULES for line in rule(notebook, deck.deck_of(notebook))]
+    return [line for rule in RULES for line in rule(notebook, outline.deck_of(notebook))]
 
 
 @pytest.mark.parametrize("path", STORED, ids=[path.stem for path in STORED])
 def test_chapter(path):
     assert complaints(stored(path)) == []
-    chapter = deck.deck_of(stored(path))
+    chapter = outline.deck_of(stored(path))
     assert chapter.title.startswith(path.stem[:2]) and chapter.minutes[chapter.title] > 0
     heads = [title for title, _ in chapter.columns]
     assert len(heads) == len(set(heads)) and heads[0] == chapter.title
@@ -180,15 +181,15 @@ def test_chapter(path):
 
 NOTHING = re.compile("(n)(o)thing")
 MISTAKES = {
-    "exercises are cells as others are": (deck, "HOMEWORK", "nothing"),
-    "long code is shown": (deck, "within", lambda text, limits: True),
-    "what cells print is left out": (deck, "printed", lambda cell: []),
-    "a row of a formula is lost": (fit, "clauses", lambda tex: tex.split("quad")[:2]),
-    "figures are skipped": (deck, "picture", lambda cell: None),
-    "stages are not fragments": (deck, "STAGE", NOTHING),
-    "paragraphs are lost": (deck.Chapter, "read_paragraph", lambda self, paragraph: None),
-    "type is too small to read": (fit, "SIZES", [(12, 9)]),
-    "set-up and guards are slides": (deck, "LEFT_OUT", set()),
+    "exercises are cells as others are": (outline, "HOMEWORK", "nothing"),
+    "long code is shown": (outline, "within", lambda text, limits: True),
+    "what cells print is left out": (outline, "printed", lambda cell: []),
+    "a row of a formula is lost": (type_sizes, "clauses", lambda tex: tex.split("quad")[:2]),
+    "figures are skipped": (outline, "picture", lambda cell: None),
+    "stages are not fragments": (outline, "STAGE", NOTHING),
+    "paragraphs are lost": (outline.Chapter, "read_paragraph", lambda self, paragraph: None),
+    "type is too small to read": (type_sizes, "SIZES", [(12, 9)]),
+    "set-up and guards are slides": (outline, "LEFT_OUT", set()),
 }
 
 
@@ -225,27 +226,27 @@ def test_lead():
 
 def test_a_remark_says_something_of_the_result_before_it():
     said = "Only two of the four models learn the task."
-    assert deck.remark(f"{said} So look:") == (said, "So look:")
+    assert outline.remark(f"{said} So look:") == (said, "So look:")
     for other in ("Is it so? Yes.", "Now the rest.", "**Step 2.** More.", "As a table:", 250 * "x"):
-        assert deck.remark(other) == ("", other)
+        assert outline.remark(other) == ("", other)
     output = new_output("stream", text="2\n")
     result, *later = parts_of("## 1 · One\n\nA. B:", new_code_cell("2", outputs=[output]), said)[1:]
     assert (result, later) == (["B:", "2", "2", said], [])
     words = [Part(kind, said) for kind in ("text", "remark")]
     crowded = [words[0], Part("output", "\n".join(15 * "1")), words[1]]
-    assert fitted(Slide("cell", "head", crowded)).slide.parts == crowded[:2]
+    assert choose_sizes(Slide("cell", "head", crowded)).slide.parts == crowded[:2]
 
 
 def test_a_question_hides_its_answer_until_the_next_press():
     asked, found = Part("text", "Which one?"), Part("output", "2")
-    shown = [slides.shown(part, 30, 28, 0, None, "") for part in (asked, found)]
-    assert 'class="fragment output"' in slides.uncovered([asked, found], shown)[1]
+    shown = [build_slides.shown(part, 30, 28, 0, None, "") for part in (asked, found)]
+    assert 'class="fragment output"' in build_slides.uncovered([asked, found], shown)[1]
 
 
 def parts_of(*cells: str | NotebookNode) -> list[list[str]]:
     """Of each slide below the title the sources of its parts."""
     cells = [new_markdown_cell(cell) if isinstance(cell, str) else cell for cell in cells]
-    chapter = deck.deck_of(new_notebook(cells=[new_markdown_cell("# 03 · A"), *cells]))
+    chapter = outline.deck_of(new_notebook(cells=[new_markdown_cell("# 03 · A"), *cells]))
     return [[part.source for part in slide.parts] for slide in slides_of(chapter)[1:]]
 
 
@@ -287,14 +288,14 @@ def test_a_quotation_has_its_verdict_below_it_and_a_title_no_half_sentence():
 
 def test_short_slides_have_large_type_and_code_makes_room():
     words = Part("text", "A few words.")
-    sized = fitted(Slide("statement", "head", [words]))
-    assert (sized.text_size, sized.code_size) == fit.SIZES[0]
+    sized = choose_sizes(Slide("statement", "head", [words]))
+    assert (sized.text_size, sized.code_size) == type_sizes.SIZES[0]
     cell = Part("code", "\n".join(f"value_{i} = {i}" for i in range(10)))
     printed = Part("output", "\n".join(f"line {i}" for i in range(12)))
-    sized = fitted(Slide("cell", "head", [words, cell, printed]))
+    sized = choose_sizes(Slide("cell", "head", [words, cell, printed]))
     assert sized.slide.parts == [words, printed] and sized.code_size == 28
     with pytest.raises(BuildError, match="too large for a slide, under 'head'"):
-        fitted(Slide("cell", "head", [Part("sample", "line\n" * 80)]))
+        choose_sizes(Slide("cell", "head", [Part("sample", "line\n" * 80)]))
 
 
 # The HTML.
@@ -302,13 +303,13 @@ def test_short_slides_have_large_type_and_code_makes_room():
 
 def test_what_is_shown_is_escaped_and_kept_together():
     def html(kind: str, source: str) -> str:
-        return slides.shown(Part(kind, source), 30, 20, 0, None, "")
+        return build_slides.shown(Part(kind, source), 30, 20, 0, None, "")
 
     assert html("math", "a < b") == '<div class="math" style="font-size: 30px">\\[a &lt; b\\]</div>'
     assert "&lt;" in html("code", "a < b")
     assert '<span class="math">\\(a &lt; b\\)</span>' in html("text", "$a < b$")
     assert '<span class="bound">(<span class="math inline">' in html("text", "where ($x$), and")
-    verdicts = slides.verdicts("✓ a < b\n✗ c: caught\nplain\nValueError: odd")
+    verdicts = build_slides.verdicts("✓ a < b\n✗ c: caught\nplain\nValueError: odd")
     assert verdicts.splitlines() == [
         '<span class="right">✓ a &lt; b</span>',
         '<span class="wrong">✗ c: caught</span>',

@@ -38,7 +38,7 @@ MODELS = {
     "rope": ("SM", {}),
     "conv": ("SM", dict(position="conv")),
     "attention": ("AM", dict(n_kv_heads=2)),
-    "inner SSD, content": ("SEIE", dict(inner="ssd", mask="content", top_k=3)),
+    "inner SSD, content": ("SEIE", dict(inner="ssd", mask="content", k_keys=3)),
     "conv, gate": ("SAIR", dict(position="conv", mask="gate", max_positions=32)),
     "decay, untied": ("SGIC", dict(position="decay", inner="linear", tie_embeddings=False)),
 }

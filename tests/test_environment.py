@@ -22,7 +22,7 @@ NEEDED = [need for need in map(Requirement, INSTALLED) if not need.marker or nee
 ROOMS = {path.stem for path in (ROOT / "cheems_ref").glob("*.py")}
 # The import names of the extra `course`. (torch installs SymPy as well.)
 COURSE = {"matplotlib", "IPython", "ipykernel", "jupyterlab", "jupyter_client", "jupytext"}
-COURSE |= {"nbclient", "nbformat", "sympy", "traitlets", "zmq"}
+COURSE |= {"nbclient", "nbformat", "PIL", "sympy", "traitlets", "zmq"}
 
 
 def test_conda_installs_what_make_installs():

@@ -247,7 +247,10 @@ def test_the_manual_s_command_runs_on_tasks_that_need_no_data(tmp_path):
 
 # What is said, without a run and with the status of a wrong option, or of a run.
 WRONG = [
-    ("no-such-run --tasks cheems_close", "--tasks: 'cheems_close': there is cheems_held_out, "),
+    (
+        "no-such-run --tasks cheems_close",
+        "--tasks: 'cheems_close'; did you mean cheems_cloze?; there is cheems_held_out, ",
+    ),
     ("no-such-run --limit 0", "--limit: must be at least 1, got 0"),
     ("no-such-run --tasks cheems_recall --text a", "--text has no effect on cheems_recall"),
     ("nowhere", "no checkpoint at nowhere"),

@@ -12,9 +12,10 @@ import re
 from itertools import pairwise
 
 import pytest
-from build import read_source
 from lessons import NOTEBOOKS, definitions, stored, tags
 from nbformat import NotebookNode
+
+from book.notebooks.build_notebooks import read_source
 
 CHAPTERS = sorted(NOTEBOOKS.glob("[01][0-9]_*.py"))[1:]  # 00 has a self-test
 every_chapter = pytest.mark.parametrize("source", CHAPTERS, ids=lambda path: path.stem)

@@ -40,7 +40,9 @@ def drawn(r, width, h, n, dtype=torch.float64, seed=0, whole=False):
 
 
 def all_sums(queries, keys):
-    """All r² sums, from the halves' scores as product_key_topk computes them."""
+    """All r² sums, from the halves' scores as product_key_topk computes them, at least float32."""
+    wide = torch.promote_types(queries.dtype, torch.float32)
+    queries, keys = queries.to(wide), keys.to(wide)
     first, second = (queries.flatten(0, 1).permute(1, 2, 0, 3) @ keys.mT).unbind(1)
     sums = (first[..., :, None] + second[..., None, :]).flatten(-2)
     return sums.transpose(0, 1).unflatten(0, queries.shape[:2])
@@ -52,7 +54,7 @@ def finds_the_best(m, r=6, width=3, k=5, h=2, n=8, dtype=torch.float64, seed=0, 
     sums, case = all_sums(queries, keys), (r, width, k, h)
     scores, indices = m.product_key_topk(queries, keys, k)
     largest = sums.sort(descending=True).values[..., :k]
-    assert scores.dtype == dtype and torch.equal(scores, largest), case
+    assert scores.dtype == sums.dtype and torch.equal(scores, largest), case
     assert torch.equal(scores, sums.gather(-1, indices)), case
     assert indices.sort().values.diff().all(), case
 
@@ -315,7 +317,7 @@ BAD = [
     (partial(experts.MoE, **test_layers.ROUTED), dict(k=10), r"k must be a number in \[1, 5\]"),
     (PEER, dict(k=10), r"k must be a number in \[1, 9\], got 10"),
     (PEER, dict(n_experts=10), "n_experts must be a square.*10 is not, 9 and 16 are"),
-    (PEER, dict(d_query=5), "d_query = 5 must be a multiple of halves = 2"),
+    (PEER, dict(d_query=5), "d_query must be even, one half for each set of keys, got 5"),
     (partial(experts.CDMoE, **RETRIEVAL, d_ff=4), dict(form="parallel", residual=False),
      "residual=False belongs to form='serial'"),
     (PAIRS, dict(k=26), r"k must be a number in \[1, 25\], got 26"),

@@ -81,6 +81,17 @@ def top_p_keeps_the_token_that_crosses(m):
         assert got == {*range(kept)}, f"top_p = {p} keeps {got}"
 
 
+def the_smallest_top_p_keeps_the_best(m):
+    """Also one that is 0 in the dtype of the logits, which would otherwise keep no id at all."""
+    logits = normal(4, 9, seed=5).float()
+    for top_p in (1e-30, 1e-46, 1e-300):
+        try:
+            chosen = m.sample(logits, m.Sampling(1.0, None, top_p))
+        except RuntimeError as error:
+            raise AssertionError(f"top_p = {top_p} keeps no id") from error
+        assert torch.equal(chosen, logits.argmax(-1)), top_p
+
+
 def temperature_0_takes_the_first_of_the_largest(m):
     logits = torch.tensor([[1.0, 3.0, 3.0, 0.0], [5.0, 5.0, 5.0, 5.0], [-1e4, -math.inf, 1e4, 0.0]])
     for choice in ({}, dict(top_k=3, top_p=0.9)):
@@ -185,14 +196,14 @@ def a_row_that_ends_goes_on_ending(m, case="SEIE"):
     """Rows write on until they have written eos_id, and all stop when all have."""
     net = built(m, case)
     free, stopped = writes(m, net, 24), set()
-    for eos in (-1, *free.unique().tolist()[:6]):
+    for eos in (None, *free.unique().tolist()[:6]):
         ends = [row.index(eos) if eos in row else len(row) for row in free.tolist()]
         got = writes(m, net, 24, eos_id=eos)
         stopped.add(got.shape[1])
         assert got.shape[1] == min(max(ends) + 1, free.shape[1]), f"eos {eos} after {ends}"
         for row, want, end in zip(got, free, ends, strict=True):
             assert torch.equal(row[: end + 1], want[: got.shape[1]][: end + 1]), "before its end"
-            assert (row[end:] == eos).all(), "a row that has ended writes on"
+            assert eos is None or (row[end:] == eos).all(), "a row that has ended writes on"
     assert len(stopped) > 2, "no text ended before another"
 
 
@@ -250,13 +261,18 @@ def a_bad_call_is_refused_at_once(m):
     """Before the first id is asked for."""
     net, gated, routed = (built(m, case) for case in ("SEIE", "IDSP", "SHSRAH"))
     ragged = lengths(3, 20, side="right")
-    need = r"positions of prompt .*max_positions = 20\) must be .* got .*21"
+    need = "prompt needs 21 positions, but mask='gate' has max_positions = 20"
     for asked, message, arguments in (
         (gated, need, dict(prompt=ids(2, 20), max_new_tokens=2)),
         (gated, need, dict(prompt=ids(2, 20), max_new_tokens=2, padding_mask=ragged)),
         (net, "max_new_tokens must be at least 0, got -1", dict(max_new_tokens=-1)),
         (net, "max_new_tokens must be a whole number, got 0.0", dict(max_new_tokens=0.0)),
         (net, EVERY_ROW, dict(prompt=FIVE[:, :0])),
+        (net, r"eos_id must be a number in \[0, 19\), got 19", dict(eos_id=19)),
+        (net, "eos_id must be at least 0, got -1", dict(eos_id=-1)),
+        (net, "eos_id must be a whole number, got 3.0", dict(eos_id=3.0)),
+        (net, r"eos_id must be a whole number, got \[3\]", dict(eos_id=[3])),
+        (net, "eos_id must be a whole number, got tensor", dict(eos_id=torch.tensor(3))),
         (net, EVERY_ROW, dict(padding_mask=rows("..#..", "....."))),
         (net, r"prompt must be in \[0, 19\)", dict(prompt=FIVE + 15)),
         (routed, r"compile=True is not for routed layers.* \['H', 'R'\]", dict(compile=True)),

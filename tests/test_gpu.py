@@ -13,7 +13,7 @@ COMMAND = [sys.executable, "tests/bench/on_gpu.py", "--dry-run"]
 
 @pytest.mark.program
 def test_the_rehearsal_walks_through_every_step_and_keeps_nothing():
-    records = ROOT / "figures" / "records"
+    records = ROOT / "experiments" / "records"
     before = sorted(records.iterdir())
     done = subprocess.run(COMMAND, cwd=ROOT, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr

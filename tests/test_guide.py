@@ -13,15 +13,24 @@ import traceback
 from functools import cache
 from pathlib import Path
 
-import lecturer
 import pytest
-from lecturer import BOARD, EXERCISES, GUIDE, Break, cells_by_section, rows, slug
 from lessons import definitions, tags
 
-ROOT = Path(__file__).resolve().parent.parent
+from book.guide import lecturer_guide
+from book.guide.lecturer_guide import (
+    BOARD,
+    EXERCISES,
+    GUIDE,
+    Break,
+    cells_by_section,
+    rows,
+)
+from book.project import ROOT, anchor
+from book.project import headings as headings_in
+
 NOTEBOOKS = ROOT / "notebooks"
 TEXTS = {path.name: path.read_text(encoding="utf-8") for path in sorted(GUIDE.glob("*.md"))}
-PAGES = {path.name[:2]: TEXTS[path.name] for path in lecturer.pages().values()}
+PAGES = {path.name[:2]: TEXTS[path.name] for path in lecturer_guide.pages().values()}
 PASSED_OVER = {"exercise", "check", "versions", "raises-exception", "figure"}
 
 
@@ -69,9 +78,9 @@ def outcome(source: Path, one: Break) -> str:
 
 
 BREAKS = [
-    pytest.param(lecturer.sources()[chapter], one, id=f"{chapter} {one.section} {one.fails}")
+    pytest.param(lecturer_guide.sources()[chapter], one, id=f"{chapter} {one.section} {one.fails}")
     for chapter, text in PAGES.items()
-    for one in lecturer.breaks(text)
+    for one in lecturer_guide.breaks(text)
 ]
 
 
@@ -86,20 +95,20 @@ def test_a_broken_line_is_seen_by_the_check_that_is_named(source, one):
 
 
 def test_minutes_are_as_counted_and_what_was_typed_is_seen_and_filled_in(tmp_path):
-    assert lecturer.main(["--check"]) == 0, "run `python book/lecturer.py`"
-    assert list(PAGES) == list(lecturer.sources())
+    assert lecturer_guide.main(["--check"]) == 0, "run `python -m book.guide`"
+    assert list(PAGES) == list(lecturer_guide.sources())
     guide = shutil.copytree(GUIDE, tmp_path / "guide")
     name = "03_state_space_duality.md"
     typed = re.sub(r"^\| (\d+) \| \d+ \|", r"| \1 | 99 |", TEXTS[name], count=1, flags=re.M)
     (guide / name).write_text(typed, encoding="utf-8")
-    assert lecturer.main(["--check"], guide) == 1
-    assert lecturer.main([], guide) == 0 and (guide / name).read_text("utf-8") == TEXTS[name]
+    assert lecturer_guide.main(["--check"], guide) == 1
+    assert lecturer_guide.main([], guide) == 0 and (guide / name).read_text("utf-8") == TEXTS[name]
 
 
 @cache
 def board(chapter: str) -> list[str]:
     """The titles of the sections that are taught."""
-    parts = [part for part in lecturer.parts_of(chapter) if part.teach]
+    parts = [part for part in lecturer_guide.parts_of(chapter) if part.teach]
     return [part.title for part in parts if part.title != "Further reading"]
 
 
@@ -108,7 +117,7 @@ def test_a_page_has_its_parts(chapter):
     """Every section that is taught on the board, misconceptions with question and answer, breaks,
     and only equations and sections that exist.
     """
-    page, parts = PAGES[chapter], lecturer.parts_of(chapter)
+    page, parts = PAGES[chapter], lecturer_guide.parts_of(chapter)
     planned = rows(page, BOARD)
     assert [title for _, _, title, _ in planned] == board(chapter)
     assert all(words for *_, words in planned)
@@ -117,14 +126,14 @@ def test_a_page_has_its_parts(chapter):
     for item in items:
         assert re.match(r'\*\*".+"\*\* \(\*(reader|planted|printed|likely)\*', item), item
         assert item.count("*Ask:*") == item.count("*Hope for:*") == 1, item
-    assert items and lecturer.breaks(page)
+    assert items and lecturer_guide.breaks(page)
     exercises = [row[0] for row in rows(page, EXERCISES)]
     assert "## Leave out" in page and exercises == list("12345" * (chapter != "00"))
-    course = "".join(path.read_text(encoding="utf-8") for path in lecturer.sources().values())
+    course = "".join(path.read_text(encoding="utf-8") for path in lecturer_guide.sources().values())
     for number in re.findall(r"\((\d+\.\d+)\)", page):
         assert f"\\tag{{{number}}}" in course, number
     for number in re.findall(r"[Ss]ections? (\d+)(?! of chapter)", page):
-        assert lecturer.named(parts, f"§{number}") is not None, number
+        assert lecturer_guide.named(parts, f"§{number}") is not None, number
 
 
 @cache
@@ -134,7 +143,7 @@ def headings(path: Path) -> set[str]:
     if path.suffix == ".ipynb":
         cells = cells_of(path.with_suffix(".py"))
         text = "\n".join(cell.source for _, cell in cells if cell.cell_type == "markdown")
-    return {slug(title) for title in re.findall(r"^#+ (.+)$", text, re.MULTILINE)}
+    return {anchor(title) for _, title in headings_in(text)}
 
 
 def test_links_lead_to_headings_that_exist():
@@ -146,7 +155,7 @@ def test_links_lead_to_headings_that_exist():
 
 
 EXAM = TEXTS["exam.md"]
-FOUND = list(lecturer.QUESTION.finditer(EXAM))
+FOUND = list(lecturer_guide.QUESTION.finditer(EXAM))
 ENDS = [*(match.start() for match in FOUND[1:]), len(EXAM)]
 QUESTIONS = {
     f"{match[1]}.{match[2]}": (match[3], EXAM[match.start() : end])
@@ -160,7 +169,7 @@ def test_the_exam_has_its_kinds_in_every_chapter_and_answers_are_what_their_line
         (c, kind) for c in PAGES for kind in ("compute", "explain", "mistake")
     ]
     for name, (kind, text) in QUESTIONS.items():
-        [solution] = lecturer.SOLUTION.findall(text)
+        [solution] = lecturer_guide.SOLUTION.findall(text)
         [answer] = re.findall(r"^\*Answer\.\* (.+)$", solution, re.MULTILINE)
         snippets = re.findall(r"^```python\n(.*?)^```$", solution, re.MULTILINE | re.DOTALL)
         assert len(snippets) == (kind == "compute" or answer.startswith("`")), name
@@ -173,16 +182,16 @@ def test_twelve_weeks_have_each_chapter_once_and_the_exam_a_question_of_each():
     syllabus = TEXTS["syllabus.md"]
     assert [row[1][:2] for row in rows(syllabus, "| week ")] == [*PAGES][1:]
     names, points = re.search(r"(\| 01\.\d .*)\n.*\n(.*)\n", syllabus).groups()
-    asked = lecturer.cells(names)
+    asked = lecturer_guide.cells(names)
     assert [name[:2] for name in asked] == [*PAGES][1:] and set(asked) <= set(QUESTIONS)
-    assert sum(map(int, lecturer.cells(points))) == 90
+    assert sum(map(int, lecturer_guide.cells(points))) == 90
 
 
 def test_students_see_questions_and_no_answers(tmp_path):
     file = tmp_path / "exam.md"
-    assert lecturer.main(["--students", str(file)]) == 0
+    assert lecturer_guide.main(["--students", str(file)]) == 0
     theirs = file.read_text(encoding="utf-8")
     assert not re.search(r"Answer|SOLUTION|```python|instructor", theirs)
     for name, (kind, text) in QUESTIONS.items():
-        asked = lecturer.SOLUTION.sub("", text).partition("\n## ")[0].strip()
+        asked = lecturer_guide.SOLUTION.sub("", text).partition("\n## ")[0].strip()
         assert f"**{name} · {kind}.**" in asked and asked in theirs and len(asked) > 80

@@ -1,6 +1,7 @@
 """The wrapper for `transformers`: the package's own numbers, the library's conveniences."""
 
 import copy
+import dataclasses
 import itertools
 import json
 import math
@@ -20,11 +21,13 @@ from properties import gradients, normal
 from safetensors import SafetensorError
 from training import a_model, a_text, trained
 from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
+from transformers.generation.configuration_utils import ALL_STATIC_CACHE_IMPLEMENTATIONS
 
 from cheems_lab import hub, training
 from cheems_lab.checkpoint import CheckpointError
 from cheems_ref import text
-from cheems_ref.config import ModelConfig
+from cheems_ref.config import LAYERS, ModelConfig, from_saved
 from cheems_ref.model import CausalLM, Sampling, generate
 from cheems_ref.verify import check, must_differ
 
@@ -384,5 +387,147 @@ def test_bad_input_is_refused():
     wrapped = both("SEIE")[1]
     for arguments, message in BAD_CALLS:
         refused(ValueError, message, wrapped, **dict(input_ids=ids(2, 5)) | arguments)
-    refused(ValueError, "21 tokens.*max_positions = 20", both("IDSP")[1], ids(2, 21))
+    refused(ValueError, "needs 21 positions.*max_positions = 20", both("IDSP")[1], ids(2, 21))
     refused(TypeError, "n_heads must be a whole number", hub.CheemsConfig, n_heads="4")
+
+
+# --- caches of other kinds --------------------------------------------------------------------
+
+
+def kinds_of_cache(kind=transformers.Cache):
+    """Every class of cache that transformers has, and no class of our own."""
+    found = {kind} if kind.__module__.startswith("transformers.") else set()
+    return found.union(*map(kinds_of_cache, kind.__subclasses__()))
+
+
+def caches(config):
+    """Caches that a user could make, of every class, by how they are written."""
+    made = {
+        "DynamicCache()": DynamicCache(),
+        "DynamicCache(config)": DynamicCache(config=config),
+        "DynamicCache(offloading)": DynamicCache(offloading=True),
+        "StaticCache": transformers.StaticCache(config=config, max_cache_len=9),
+        "EncoderDecoderCache": transformers.EncoderDecoderCache(DynamicCache(), DynamicCache()),
+        "Cache": transformers.Cache(layer_class_to_replicate=DynamicLayer),
+    }
+    for kind in kinds_of_cache() - {type(cache) for cache in made.values()}:
+        made[kind.__name__] = kind.__new__(kind)  # some need libraries that are not here
+        transformers.Cache.__init__(made[kind.__name__], layer_class_to_replicate=DynamicLayer)
+    return made
+
+
+TAKEN_CACHES = {"DynamicCache()", "DynamicCache(config)"}
+WITH_AND_WITHOUT = [dict(pattern=p) for p in ("A", "AM", "MA", "SM", "MS", "SEIE")]
+WITH_AND_WITHOUT += [dict(pattern="MI", inner="ssd"), dict(pattern="MSA", position="conv")]
+
+
+@pytest.mark.parametrize("case", WITH_AND_WITHOUT, ids=lambda case: case["pattern"])
+def test_a_cache_of_any_kind_is_right_or_refused_by_its_name(case):
+    net, wrapped = both(case)
+    tokens = ids(2, 7)
+    with torch.no_grad():
+        want = net(tokens)[0]
+        for name, cache in caches(wrapped.config).items():
+            if name not in TAKEN_CACHES:
+                called = dict(input_ids=tokens[:, :3], past_key_values=cache)
+                refused(ValueError, type(cache).__name__, wrapped, **called)
+                continue
+            parts = [
+                wrapped(tokens[:, start:stop], past_key_values=cache).logits
+                for start, stop in itertools.pairwise((0, 3, 5, 6, 7))
+            ]
+            check(f"{name}, handed on by the caller", torch.cat(parts, 1), want)
+            assert cache.get_seq_length() == 7
+
+
+@pytest.mark.parametrize("case", WITH_AND_WITHOUT[1:4], ids=lambda case: case["pattern"])
+def test_generate_refuses_other_caches_by_their_name(case):
+    net, wrapped = both(case)
+    want = generate(net, ids(2, 7), 6, Sampling(temperature=0))
+    for name in (*ALL_STATIC_CACHE_IMPLEMENTATIONS, "offloaded", "quantized"):
+        asked = GREEDY | dict(cache_implementation=name)
+        if name == "hybrid" and wrapped.generate(ids(2, 7), **asked)[:, 7:].equal(want):
+            continue  # transformers takes this old name for none
+        refused(ValueError, name, wrapped.generate, ids(2, 7), **asked)
+    for cache in (None, DynamicCache(), DynamicCache(config=wrapped.config)):
+        got = wrapped.generate(ids(2, 7), past_key_values=cache, **GREEDY)
+        assert torch.equal(got[:, 7:], want)
+    static = transformers.StaticCache(config=wrapped.config, max_cache_len=20)
+    refused(
+        ValueError, "StaticCache", wrapped.generate, ids(2, 7), past_key_values=static, **GREEDY
+    )
+
+
+def test_a_cache_of_another_model_is_refused():
+    (_, long), (_, short) = both(dict(pattern="SEIE")), both(dict(pattern="SE"))
+    cache = short(ids(2, 5)).past_key_values
+    called = dict(input_ids=ids(2, 1), past_key_values=cache)
+    refused(ValueError, "past_key_values is of another model", long, **called)
+
+
+# --- names of other configurations ---------------------------------------------------------------
+
+SAME = dict(hidden_size="d_model", num_attention_heads="n_heads", intermediate_size="d_ff")
+SAME |= dict(num_key_value_heads="n_kv_heads", rope_theta="rope_base", rms_norm_eps="norm_eps")
+OTHERS = """num_hidden_layers layer_types n_layer n_embd n_head n_inner head_dim num_experts
+num_local_experts num_experts_per_tok state_size conv_kernel layer_norm_eps layer_norm_epsilon
+max_position_embeddings n_positions rope_scaling rope_parameters top_k hidden_act attention_bias
+mlp_bias attention_dropout sliding_window"""
+
+
+def test_no_field_bears_the_name_of_an_option_of_generate():
+    fields = {field.name for field in dataclasses.fields(ModelConfig)}
+    assert not fields & vars(transformers.GenerationConfig()).keys()
+    wrapped = both("IPAM")[1]  # with a content mask that keeps three keys
+    draws = wrapped.generate(ids(1, 3).expand(64, -1), do_sample=True, max_new_tokens=1)
+    assert len(draws[:, -1].unique()) > 3, "the mask's keys limit what is sampled"
+    wrapped.generation_config.max_new_tokens = 5
+    wrapped.generation_config.validate(strict=True)
+
+
+def test_common_names_are_aliases_or_refused_with_the_name_to_use():
+    for name, field in SAME.items():
+        value = 1e-4 if field == "norm_eps" else 8 if field == "d_model" else 4
+        config = hub.CheemsConfig(**{"n_heads": 4, "d_model": 8, name: value})
+        assert getattr(config.to_model_config(), field) == value, name
+        assert getattr(config, name) == value
+    for name in OTHERS.split():
+        refused(ValueError, name, hub.CheemsConfig, **{name: 3})
+
+
+def test_a_configuration_saved_under_the_old_name_is_read_or_refused(tmp_path):
+    config = both("SEIE")[1].config.to_dict()
+    config.pop("k_keys")
+    (tmp_path / "config.json").write_text(json.dumps(config | dict(top_k=None), default=str))
+    assert hub.CheemsConfig.from_pretrained(tmp_path).k_keys is None
+    (tmp_path / "config.json").write_text(
+        json.dumps(config | dict(top_k=3, mask="content"), default=str)
+    )
+    refused(ValueError, "k_keys", hub.CheemsConfig.from_pretrained, tmp_path)
+    old = dict(pattern="SI", mask="content", top_k=3)
+    assert from_saved(old) == ModelConfig(pattern="SI", mask="content", k_keys=3)
+
+
+# --- offloaded weights ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("letter", [*LAYERS])
+def test_offloaded_weights_are_fetched(letter, tmp_path):
+    """From memory, by a model of the package and by the wrapper; from the disk, by the wrapper."""
+    accelerate = pytest.importorskip("accelerate")
+    for tied in (True, False):
+        case = dict(pattern="S" + letter, tie_embeddings=tied)
+        net, wrapped = both(case, dtype=torch.float32)
+        with torch.no_grad():
+            want = net(ids(2, 7))[0]
+            wrapped.save_pretrained(tmp_path / str(tied))
+            accelerate.cpu_offload(net, torch.device("cpu"))
+            check(f"{letter}, offloaded: logits", net(ids(2, 7))[0], want)
+            accelerate.cpu_offload(wrapped, torch.device("cpu"))
+            check(f"{letter}, the wrapper offloaded: logits", wrapped(ids(2, 7)).logits, want)
+            parts = ("lm_head", "model.embedding", "model.norm", "model.blocks.0")
+            places = dict.fromkeys(parts, "cpu") | {"model.blocks.1": "disk"}
+            again = hub.CheemsForCausalLM.from_pretrained(
+                tmp_path / str(tied), device_map=places, offload_folder=tmp_path / "offloaded"
+            )
+            check(f"{letter}, on the disk: logits", again(ids(2, 7)).logits, want)

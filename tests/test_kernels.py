@@ -6,6 +6,7 @@ Relative error is max|error| / max|truth|, per tensor.
 
 import functools
 import importlib
+import json
 import os
 import re
 import shutil
@@ -24,7 +25,9 @@ from properties import normal
 
 from cheems_ref import kernels
 from cheems_ref.kernels import chunk_scan, kernel_status, state_update
+from cheems_ref.ssd import ssd_recurrent
 from cheems_ref.verify import check
+from experiments.runner import from_notebook
 
 ROOT = Path(kernels.__file__).parents[1]
 NAMES = ("x", "dt", "A", "B", "C", "D", "initial_state")
@@ -213,25 +216,82 @@ def test_the_compiled_kernels_are_offered_what_they_can_take(monkeypatch):
     """A simulation, so that it says on every machine what "auto" does on a GPU."""
     for on_gpu, dtype, mode, taken in (
         (True, torch.bfloat16, "cuda", True),
+        (True, torch.float16, "cuda", True),
+        (True, torch.float32, "cuda", False),  # in so many registers that they don't fit
         (True, torch.float64, "cuda", False),
-        (True, torch.float32, "interpreter", False),
-        (True, torch.float32, "none", False),
-        (False, torch.float32, "cuda", False),
+        (True, torch.bfloat16, "interpreter", False),
+        (True, torch.bfloat16, "none", False),
+        (False, torch.bfloat16, "cuda", False),
     ):
         status = kernels.KernelStatus(mode != "none", mode, "")
         monkeypatch.setattr(kernels, "kernel_status", lambda status=status: status)
         assert kernels.can_take(types.SimpleNamespace(is_cuda=on_gpu, dtype=dtype)) is taken
 
 
-def test_float32_products_are_asked_for_while_a_kernel_is_launched_on_a_gpu(monkeypatch):
+@needs_kernel
+def test_float32_is_compiled_with_tf32x3_and_in_one_configuration(monkeypatch, capsys):
+    """And a line says that it takes a while. 16 bits keep every configuration."""
+    kernels.print_once.cache_clear()
     monkeypatch.delenv("TRITON_F32_DEFAULT", raising=False)
-    for asked, during in ((None, "ieee"), ("tf32", "tf32")):
+    tuner = types.SimpleNamespace(configs=["large", "small"])
+    loaded = types.SimpleNamespace(smallest=[(tuner, ["small"])])
+    monkeypatch.setattr(kernels, "_load", lambda: loaded)
+    for dtype, asked, during, configurations in (
+        (torch.float32, None, "tf32x3", ["small"]),
+        (torch.float32, "tf32", "tf32", ["small"]),
+        (torch.bfloat16, None, "tf32x3", ["large", "small"]),
+    ):
         if asked:
             monkeypatch.setenv("TRITON_F32_DEFAULT", asked)
-        with pytest.raises(KeyError, match="launch"), kernels._shims("cuda"):
+        launching = kernels._launching("cuda", "forward", dtype)
+        with pytest.raises(KeyError, match="launch"), launching:
             assert os.environ["TRITON_F32_DEFAULT"] == during
+            assert tuner.configs == configurations
             raise KeyError("launch")
         assert os.environ.get("TRITON_F32_DEFAULT") == asked
+        assert tuner.configs == ["large", "small"]
+        monkeypatch.delenv("TRITON_F32_DEFAULT", raising=False)
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 2 and "compiled for float32" in said[0] and "bfloat16" in said[1]
+
+
+COMPILED = """
+import torch
+from cheems_ref import compiler, kernels
+
+kernels._interpreted = lambda: False  # load every configuration, as on a GPU
+x, B = torch.zeros(1, 128, 4, 64), torch.zeros(1, 128, 1, 64)
+with compiler.compiling_for(80) as found:
+    kernels.chunk_scan(x, torch.zeros(1, 128, 4), torch.zeros(4), B, B, chunk_size=64)
+for kernel in map(compiler.resources, found):
+    print(kernel.name, kernel.products, kernel.spilled)
+"""
+
+
+@needs_kernel
+@pytest.mark.skipif(sys.platform != "linux", reason="Triton is released for Linux only")
+def test_float32_is_compiled_for_a_gpu_that_is_not_here(tmp_path):
+    """What a first float32 call waits for on an A100: five kernels, once each. With plain float32
+    products and all configurations it is longer than anybody waits; here it is seconds.
+    """
+    said = python(COMPILED, timeout=300, TRITON_CACHE_DIR=str(tmp_path))
+    lines = [line.split() for line in said.splitlines()]
+    assert len(lines) == len({name for name, *_ in lines}) == 5
+    assert sum(int(products) > 0 for _, products, _ in lines) == 3  # state, C Bᵀ and scan
+    assert max(int(spilled) for *_, spilled in lines) < 4096
+
+
+@pytest.mark.usefixtures("torch_as_before")
+def test_chapter_03_has_the_kernels_results_for_machines_that_cannot_run_them():
+    """There the chapter compares a record with the recurrence, as it does the kernels here."""
+    chapter = from_notebook("03_state_space_duality")
+    record = json.loads((ROOT / "experiments" / "records" / "03_kernel.json").read_text())[
+        "results"
+    ]
+    assert tuple(record) == chapter.NAMES
+    truths = chapter.values_and_gradients(ssd_recurrent, chapter.kernel_inputs())
+    for name, truth in truths.items():
+        assert 1e-9 < relative(torch.tensor(record[name]), truth) < 1e-5, name  # in float32
 
 
 def patched_things():
@@ -249,6 +309,7 @@ def patched_things():
 @needs_kernel
 def test_nothing_stays_patched():
     inputs = [t.requires_grad_() for t in draw((1, 5, 2, 8, 1, 8))]
+    kernel(*inputs)[0].sum().backward()  # what first calls import stays
     before, same = patched_things(), []
     y, state = kernel(*inputs)
     same.append(patched_things() == before)
@@ -335,7 +396,7 @@ def test_status_on_another_system(monkeypatch):
 # --- in a process of its own -------------------------------------------------------------------
 
 
-def python(code, path=(), **environment):
+def python(code, timeout=120, path=(), **environment):
     """Run code in a fresh interpreter that turns warnings into errors; return what it printed."""
     env = {
         k: v
@@ -348,10 +409,11 @@ def python(code, path=(), **environment):
         env=env,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=timeout,
         check=False,
     )
-    assert done.returncode == 0 and done.stderr == "", done.stderr
+    said = re.sub("cheems_ref: mamba-ssm's .*\n", "", done.stderr)
+    assert done.returncode == 0 and said == "", done.stderr
     return done.stdout
 
 

@@ -108,7 +108,7 @@ MASKS = {
     "gate": dict(mask="gate", max_positions=64),
     "rounded gate": dict(mask="gate", max_positions=64, hard=True),
     "content": dict(mask="content"),
-    "three keys": dict(mask="content", top_k=3),
+    "three keys": dict(mask="content", k_keys=3),
 }
 INNER = {
     "QCAttn": {},
@@ -204,7 +204,7 @@ MODELS = {
     "SHARA": dict(position="conv", d_head=6, n_kv_heads=2, tie_embeddings=False),
     "SDIX": dict(position="decay", inner="linear", mask="content", n_kv_heads=1),
     "SKIK": dict(inner="ssd", d_private=5),
-    "IPAM": dict(mask="content", top_k=3, n_kv_heads=2, tie_embeddings=False),
+    "IPAM": dict(mask="content", k_keys=3, n_kv_heads=2, tie_embeddings=False),
     "SGIC": dict(mask="gate", max_positions=64, inner="linear"),
 }
 
@@ -430,7 +430,7 @@ def test_nothing_in_gives_nothing_out_and_one_token_is_a_sequence(name):
     check("one token, without a gradient", stepped, want.detach(), atol=1e-10)
 
 
-CHOICES = {"k", "top_k", "hard", "k_values"}  # where rounding chooses another expert, key or row
+CHOICES = {"k", "k_keys", "hard", "k_values"}  # where rounding chooses another expert, key or row
 
 
 @each(LAYERS)

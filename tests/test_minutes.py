@@ -1,9 +1,11 @@
 """The README has the minutes that are counted from the chapters."""
 
-import minutes
-from build import ROOT, lectures, read_source
-from minutes import SITTING, Section, count, sections
 from nbformat.v4 import new_code_cell, new_markdown_cell
+
+from book.guide import lecturer_guide, teaching_minutes
+from book.guide.teaching_minutes import SITTING, Section, count, sections
+from book.notebooks.build_notebooks import read_source
+from book.project import ROOT, lectures
 
 SOURCE = """\
 # %% [markdown]
@@ -27,10 +29,6 @@ SOURCE = """\
 """
 
 
-def test_the_course_claims_what_is_counted():
-    assert minutes.main(["--check"]) == 0, "run `python book/minutes.py`"
-
-
 def test_a_chapter_is_one_lecture():
     for path in lectures(ROOT):
         assert sum(part.teach for part in sections(read_source(path).cells)) <= SITTING, path.stem
@@ -51,16 +49,20 @@ def test_items_of_a_cell():
 
 def test_a_chapter_s_minutes_are_counted_and_written_once(tmp_path, monkeypatch, capsys):
     rates = dict(words=100, lines=10, equations=1, figures=1)
-    monkeypatch.setattr(minutes, "PER_MINUTE", {"to teach": rates, "alone": rates | {"lines": 5}})
-    monkeypatch.setattr(minutes, "EXERCISE", {"easy": 8})
+    monkeypatch.setattr(
+        teaching_minutes, "PER_MINUTE", {"to teach": rates, "alone": rates | {"lines": 5}}
+    )
+    monkeypatch.setattr(teaching_minutes, "EXERCISE", {"easy": 8})
     (tmp_path / "notebooks").mkdir()
     source, readme = tmp_path / "notebooks" / "03_a.py", tmp_path / "README.md"
     source.write_text(SOURCE.format(words="it's " * 1900, lines="x = 1\n\n" * 300))
     readme.write_text("| 03 | [A](notebooks/03_a.ipynb) | `a` | 1 minute |\nWords.\n")
     parts = [Section("Opening", 1, 1), Section("1 · First", 50, 80), Section("Exercises", 0, 8)]
     assert sections(read_source(source).cells) == parts
-    assert minutes.main(["--check"], tmp_path) == 1
-    assert "README.md: other minutes" in capsys.readouterr().out
+    paths = tmp_path / "guide", tmp_path
+    assert lecturer_guide.main(["--check"], *paths) == 1
+    assert "not as it should be: README.md" in capsys.readouterr().out
     for _ in range(2):
-        assert minutes.main([], tmp_path) == 0 and minutes.main(["--check"], tmp_path) == 0
+        assert lecturer_guide.main([], *paths) == 0
+        assert lecturer_guide.main(["--check"], *paths) == 0
     assert readme.read_text() == "| 03 | [A](notebooks/03_a.ipynb) | `a` | 50 / 90 |\nWords.\n"

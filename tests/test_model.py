@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from models import PADDING, ask, built, few, ids, options, titled
 from properties import angles_made, gradients, held, starts_alike
 
+from cheems_ref import attention, config, experts, retrieval
 from cheems_ref.check import INTEGERS
 from cheems_ref.ssd import SSD
 from cheems_ref.verify import check
@@ -211,7 +212,7 @@ def of_22(*counts):
     return torch.arange(22) >= 22 - torch.tensor(counts)[:, None]
 
 
-FULL = r"positions of input_ids .*max_positions = 20\) must be .* got .*21"
+FULL = "input_ids needs 21 positions, but mask='gate' has max_positions = 20"
 BAD_CALLS = [
     (called, dict(cache=called(input_ids=ids(3, 2))[1]), r"cache.n_tokens must be .* \(3,\)"),
     (decoded, dict(case="SEIE", other="SKIK"), "pattern: 'SKIK', this model's is 'SEIE'"),
@@ -230,3 +231,106 @@ def test_caches_of_other_models_and_too_many_tokens_are_refused():
     for function, arguments, message in BAD_CALLS:
         with pytest.raises(ValueError, match=message):
             function(**arguments)
+
+
+# --- modules are called, and choices are exact ------------------------------------------------
+
+EVERY_LETTER = [(letter, {}) for letter in config.LAYERS]
+EVERY_LETTER += [("I", dict(inner="linear", mask="content")), ("I", dict(inner="ssd"))]
+EVERY_LETTER += [("I", dict(mask="gate", max_positions=20)), ("S", dict(position="conv"))]
+
+
+@pytest.mark.parametrize("letter, changes", EVERY_LETTER, ids=str)
+def test_every_module_with_parameters_is_called(letter, changes):
+    """Hooks, adapters, offloading and quantisation work on calls: none would see a weight read."""
+    for tied in (True, False):
+        case = dict(pattern="S" + letter, tie_embeddings=tied) | changes
+        net, called = built(model, case), set()
+        for name, module in net.named_modules():
+            if next(module.parameters(recurse=False), None) is not None:
+                module.register_forward_hook(lambda *_, name=name, called=called: called.add(name))
+        x, _ = net.hidden_states(ids(2, 7))
+        called.discard("embedding")  # the table is called once more for the logits
+        net.logits(x)
+        holders = {n.rpartition(".")[0] for n, _ in net.named_parameters()}
+        if not tied:
+            holders -= {"embedding"}
+        assert called == holders, f"not called: {holders - called}"
+
+
+class Doubled(torch.nn.Module):
+    """An adapter around a layer, as LoRA's: its result is that of the layer and as much again."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x):
+        return 2 * self.layer(x)
+
+
+def test_an_adapter_on_the_head_has_an_effect():
+    net = built(model, dict(pattern="SM", tie_embeddings=False))
+    want = 2 * net(ids(2, 7))[0]
+    net.lm_head = Doubled(net.lm_head)
+    check("logits of a doubled head", net(ids(2, 7))[0], want)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+@pytest.mark.skipif(torch.backends.quantized.engine == "none", reason="no int8 on this CPU")
+@pytest.mark.parametrize("letter, changes", EVERY_LETTER, ids=str)
+def test_a_model_is_quantised_to_eight_bits(letter, changes):
+    case = dict(pattern="S" + letter, tie_embeddings=False) | changes
+    net = built(model, case, torch.float32)
+    small = torch.ao.quantization.quantize_dynamic(net, {torch.nn.Linear}, torch.qint8)
+    with torch.no_grad():
+        got, want = small(ids(2, 7))[0], net(ids(2, 7))[0]
+    assert got.isfinite().all() and not torch.equal(got, want)
+    assert (got - want).norm() < 0.5 * want.norm()
+
+
+def queries_of(layer, run):
+    """The queries that a layer makes, in its own sixteen bits, and the result of the run."""
+    made = []
+    hook = layer.query_proj.register_forward_hook(lambda module, inputs, y: made.append(y))
+    result = run()
+    hook.remove()
+    return made[0].double(), result
+
+
+def none_is_below_the_best(exact, indices, title):
+    """The share of tokens that take a choice whose exact score is below their k-th best: none."""
+    k = indices.shape[-1]
+    least = exact.topk(k, dim=-1).values[..., -1:] - 1e-5 * exact.abs().max()
+    share = (exact.gather(-1, indices) < least).any(-1).double().mean().item()
+    assert share == 0, f"{title}: {share:.2%} of the tokens have another set"
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@torch.no_grad()
+def test_sixteen_bit_models_choose_as_exactly_as_their_numbers_allow(dtype):
+    torch.manual_seed(0)
+    x = torch.randn(8, 128, 32).to(dtype)
+    router = experts.MoE(32, 8, n_experts=64, k=6).to(dtype)
+    exact = x.double() @ router.router.weight.double().T
+    none_is_below_the_best(exact, router.route(x)[1], "router")
+    peer = retrieval.PEER(32, n_experts=1024, n_heads=2, k=8, d_query=16).to(dtype)
+    queries, (_, indices) = queries_of(peer, lambda: peer.route(x))
+    queries = queries.unflatten(-1, (2, 2, -1))
+    halves = torch.einsum("blhzm,hzrm->zblhr", queries, peer.keys.double())
+    sums = (halves[0][..., :, None] + halves[1][..., None, :]).flatten(-2)
+    none_is_below_the_best(sums, indices, "product keys")
+    table = attention.RetrievedValues(32, n_heads=2, n_values=64, k_values=4).to(dtype)
+    queries, weights = queries_of(table, lambda: table.weights(x))
+    exact = torch.einsum("blhm,hrm->blhr", queries.unflatten(-1, (2, -1)), table.keys.double())
+    none_is_below_the_best(exact, weights.topk(4, dim=-1).indices, "rows of values")
+    mask, v = attention.ContentMask(32, 4).to(dtype), x.unflatten(-1, (4, 8))
+    wide = attention.ContentMask(32, 4).double()
+    wide.load_state_dict(mask.state_dict())
+    places = torch.arange(128).expand(8, -1)
+    check("content mask", mask(v, places).double(), wide(v.double(), places), tol=1e-5)
+    gate = attention.GateMask(1, 2, hard=True).to(dtype)
+    gate.logit.copy_(torch.tensor([[-2e-4, 2e-4]]))
+    bias = gate(v[:1, :2], places[:1, :2])
+    kept = gate.keeps(bias, torch.ones(2, 2).bool())
+    assert kept[0, 0].tolist() == [[False, True]] * 2, "a gate below one half is kept"

@@ -5,28 +5,31 @@ nothing compares nothing, and passes; so does a cell that is tagged to be skippe
 takes a notebook and returns its complaints, one line each.
 
 Conventions. Tags come from `ALLOWED_TAGS`. Exactly one cell of a notebook prints the versions of
-what it runs on; it is tagged `versions` and `nbval-ignore-output`, and nothing else may be
-ignored. A cell that shows an error on purpose is tagged `raises-exception`.
+what it runs on; it is tagged `versions` and `nbval-ignore-output`, stands at the end, and
+nothing else may be ignored. A cell that shows an error on purpose is tagged `raises-exception`.
 """
 
+import hashlib
 import re
 import tomllib
-from base64 import b64decode
+from base64 import b64decode, b64encode
 from copy import deepcopy
 from itertools import zip_longest
 from pathlib import Path
 
 import lessons
 import pytest
-from build import read_source
 from IPython.display import SVG
 from lessons import NOTEBOOKS, code_cells, of_code_cells, stored, tags
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
+from book.notebooks.build_notebooks import read_source
+
 STORED = sorted(NOTEBOOKS.glob("*.ipynb")) + sorted(NOTEBOOKS.glob("labs/*.ipynb"))
 
 ALLOWED_TAGS = {"aside", "check", "exercise", "figure", "guard", "setup", "raises-exception"}
+ALLOWED_TAGS |= {"experiment"}  # experiments/ takes what the cell defines
 VERSION_TAGS = {"versions", "nbval-ignore-output"}
 ALLOWED_TAGS |= VERSION_TAGS
 
@@ -58,11 +61,13 @@ EMBEDDED = re.compile(r"data:[\w/+.-]+;base64,[\w/+=]+|<svg\b.*?</svg>", re.DOTA
 
 
 def text_of(output: NotebookNode) -> str:
-    """What a reader reads of one output: no pictures."""
+    """What a reader reads of one output: nothing of a picture."""
     if output.output_type == "stream":
         return output.text
     if output.output_type == "error":
         return f"{output.ename}: {output.evalue}"
+    if "image/png" in output.data:
+        return ""  # its words are those of the source
     texts = [text for mime, text in output.data.items() if mime.startswith("text/")]
     return EMBEDDED.sub("", "\n".join(texts))
 
@@ -84,17 +89,48 @@ def has_only_allowed_tags(notebook: NotebookNode) -> list[str]:
 
 
 def has_one_version_cell(notebook: NotebookNode) -> list[str]:
-    """The one cell whose output may differ between machines prints versions and nothing else."""
+    """The one cell whose output may differ between machines prints versions and nothing else. It is
+    the last cell, since nobody opens a chapter to read them.
+    """
     cells = [cell for _, cell in code_cells(notebook) if tags(cell) & VERSION_TAGS]
     good = [
         tags(cell) == VERSION_TAGS
         and "version" in cell.source
         and [output.output_type for output in cell.outputs] == ["stream"]
+        and cell is notebook.cells[-1]
         for cell in cells
     ]
     if good == [True]:
         return []
-    return [f"one cell has the tags {sorted(VERSION_TAGS)}, and prints versions only: {good}"]
+    return [f"only the last cell has the tags {sorted(VERSION_TAGS)}, and prints versions: {good}"]
+
+
+def opens_with_its_picture(notebook: NotebookNode) -> list[str]:
+    """Title, promise, picture: no code is open before a chapter's first picture.
+
+    A lab may begin with a calculation.
+    """
+    if not re.match(r"# \d\d · ", notebook.cells[0].source):
+        return []
+    for number, cell in code_cells(notebook):
+        if not cell.metadata.get("jupyter", {}).get("source_hidden"):
+            return [f"cell {number} shows code before the first picture"]
+        if any("image/png" in output.get("data", {}) for output in cell.outputs):
+            return []
+    return ["there is no picture"]
+
+
+@of_code_cells
+def shows_every_picture_untrusted(cell):
+    """JupyterLab draws no SVG in a notebook that it doesn't trust, but it draws a PNG. nbval
+    compares no PNG; ours names the SVG that it was drawn with.
+    """
+    for output in cell.outputs:
+        data = output.get("data", {})
+        if svg := data.get("image/svg+xml"):
+            drawn_with = f"Source\0{hashlib.sha256(svg.encode()).hexdigest()}".encode()
+            if drawn_with not in b64decode(data.get("image/png", "")):
+                yield "has an SVG without a PNG that was drawn with it"
 
 
 @of_code_cells
@@ -164,6 +200,8 @@ RULES = [
     prints_nothing_of_one_machine,
     shows_no_remote_image,
     keeps_its_tables_whole,
+    opens_with_its_picture,
+    shows_every_picture_untrusted,
     stores_what_nbval_compares,
     ran_with_the_kernels,
     *lessons.RULES,
@@ -198,7 +236,9 @@ def test_notebook(path):
     assert differences(notebook, read_source(path.with_suffix(".py"))) == []
     data = [o.data for _, cell in code_cells(notebook) for o in cell.outputs if "data" in o]
     shown = {d["image/svg+xml"] for d in data if "image/svg+xml" in d}
-    shown |= {b64decode(d["image/png"]) for d in data if "image/png" in d}
+    shown |= {
+        b64decode(d["image/png"]) for d in data if "image/svg+xml" not in d and "image/png" in d
+    }
     files = (NOTEBOOKS.parent / "figures").glob(f"{path.stem.partition('_')[0]}_*.*")
     drawn = {SVG(f.read_bytes()).data if f.suffix == ".svg" else f.read_bytes() for f in files}
     assert drawn == shown
@@ -244,19 +284,29 @@ def tagged(*names: str) -> dict:
     return dict(metadata=NotebookNode(tags=list(names)))
 
 
+def picture(svg: str, drawn_with: str) -> dict:
+    """The output of a figure, with all that a PNG has for these rules: what it was drawn with."""
+    png = b"Source\0" + hashlib.sha256(drawn_with.encode()).hexdigest().encode()
+    data = {"image/svg+xml": svg, "image/png": b64encode(png).decode()}
+    return dict(outputs=[new_output("display_data", data)])
+
+
 def good_notebook() -> NotebookNode:
-    """Five cells: 1 title, 2 versions, 3 a value, 4 an expected error, 5 a picture."""
+    """Six cells: 1 title, 2 set-up, 3 a picture, 4 a value, 5 an expected error, 6 versions."""
     error = new_output("error", ename="ValueError", evalue="odd", traceback=["ValueError: odd"])
-    picture = {"image/svg+xml": "<svg>12:34:56 at 0x7f0011223344 /tmp/x</svg>"}
+    svg = "<svg>12:34:56 at 0x7f0011223344 /tmp/x</svg>"
+    folded = [
+        dict(metadata=NotebookNode(tags=[tag], jupyter={"source_hidden": True}))
+        for tag in ("setup", "figure")
+    ]
     versions = dict(tagged(*VERSION_TAGS), **printed("torch 2.13.0\n"))
     cells = [
-        new_markdown_cell("# Title\n\n![states](../figures/01_states.svg)"),
-        new_code_cell("import torch\nprint(torch.version)", **versions),
+        new_markdown_cell("# 01 · Title\n\n![states](../figures/01_states.svg)"),
+        new_code_cell("import torch", **folded[0]),
+        new_code_cell("torch.draw()", **picture(svg, svg), **folded[1]),
         new_code_cell("2 + 3", **printed("5\n")),
         new_code_cell("int('odd')", outputs=[error], **tagged("raises-exception")),
-        new_code_cell(
-            "torch.draw()", outputs=[new_output("display_data", picture)], **tagged("figure")
-        ),
+        new_code_cell("print(torch.version)", **versions),
     ]
     for count, cell in enumerate(cells[1:], start=1):
         cell.execution_count = count
@@ -265,25 +315,28 @@ def good_notebook() -> NotebookNode:
 
 FUNCTION = "def f(x):\n" + "    x = x + 1\n" * 6
 SPOILT = [
-    (is_executed_in_order, 3, dict(execution_count=None, outputs=[])),
-    (has_only_allowed_tags, 3, tagged("nbval-skip")),
-    (has_no_nbval_comments, 3, dict(source="# NBVAL_SKIP\n2 + 3")),
-    (has_one_version_cell, 2, dict(metadata={})),
-    (has_one_version_cell, 3, tagged(*VERSION_TAGS)),
-    (has_one_version_cell, 2, tagged("nbval-ignore-output")),
-    (fails_only_where_announced, 4, dict(metadata={})),
-    (fails_only_where_announced, 4, dict(outputs=[])),
-    (prints_nothing_of_one_machine, 3, printed("saved /home/me/x.pt")),
+    (is_executed_in_order, 4, dict(execution_count=None, outputs=[])),
+    (has_only_allowed_tags, 4, tagged("nbval-skip")),
+    (has_no_nbval_comments, 4, dict(source="# NBVAL_SKIP\n2 + 3")),
+    (has_one_version_cell, 6, dict(metadata={})),
+    (has_one_version_cell, 4, tagged(*VERSION_TAGS)),
+    (has_one_version_cell, 6, tagged("nbval-ignore-output")),
+    (fails_only_where_announced, 5, dict(metadata={})),
+    (fails_only_where_announced, 5, dict(outputs=[])),
+    (prints_nothing_of_one_machine, 4, printed("saved /home/me/x.pt")),
     (shows_no_remote_image, 1, dict(source="![a](https://a.org/b.png)")),
     (keeps_its_tables_whole, 1, dict(source="# T\n\n| a |\n|---|\n| 1 |\n\n| 2 |")),
-    (stores_what_nbval_compares, 3, printed("error 42\rerror 0\n")),
-    (stores_what_nbval_compares, 3, printed("UserWarning", name="stderr")),
-    (ran_with_the_kernels, 3, printed("kernel rung: not run here")),
-    (lessons.has_no_long_cell, 3, dict(source="2 + 3\n" * 31)),
-    (lessons.draws_in_figure_cells, 5, dict(metadata={})),
-    (lessons.draws_in_figure_cells, 5, dict(source="torch.draw()\n" * 9)),
-    (lessons.says_what_functions_do, 3, dict(source=FUNCTION)),
-    (lessons.sections_stand_alone, 3, dict(source="[2 + three for i in range(2)]")),
+    (opens_with_its_picture, 2, tagged("setup")),
+    (opens_with_its_picture, 3, tagged("figure")),
+    (shows_every_picture_untrusted, 3, picture("<svg>1</svg>", "<svg>2</svg>")),
+    (stores_what_nbval_compares, 4, printed("error 42\rerror 0\n")),
+    (stores_what_nbval_compares, 4, printed("UserWarning", name="stderr")),
+    (ran_with_the_kernels, 4, printed("kernel rung: not run here")),
+    (lessons.has_no_long_cell, 4, dict(source="2 + 3\n" * 31)),
+    (lessons.draws_in_figure_cells, 3, dict(metadata={"jupyter": {"source_hidden": True}})),
+    (lessons.draws_in_figure_cells, 3, dict(source="torch.draw()\n" * 9)),
+    (lessons.says_what_functions_do, 4, dict(source=FUNCTION)),
+    (lessons.sections_stand_alone, 4, dict(source="[2 + three for i in range(2)]")),
 ]
 
 
@@ -294,6 +347,12 @@ def test_each_rule_refuses_what_it_is_for_and_nothing_else():
         notebook = good_notebook()
         notebook.cells[number - 1].update(changes)
         assert [r for r in RULES if r(notebook)] == [rule], (rule, changes)
+    moved = good_notebook()
+    moved.cells.insert(3, moved.cells.pop())
+    assert has_one_version_cell(moved) and opens_with_its_picture(moved) == []
+    bare = good_notebook()
+    del bare.cells[2].outputs[0].data["image/png"]
+    assert shows_every_picture_untrusted(bare)
 
 
 def test_patterns_find_what_depends_on_a_machine_and_nothing_else():
@@ -320,9 +379,10 @@ def test_a_section_shares_functions_and_setup_alone():
 
 def test_a_notebook_that_differs_from_its_source_is_refused(tmp_path):
     path = tmp_path / "01_a.py"
-    path.write_text("# %% [markdown]\n# # Title\n\n# %% tags=['check']\nprint(2 + 3)\n")
+    path.write_text("# %% [markdown]\n# # Title\n\n# %% tags=['guard']\nprint(2 + 3)\n")
     source = read_source(path)
-    for part, change in {"source": "print(2 + 4)", "metadata": {"editable": True}}.items():
+    assert source.cells[1].metadata == {"tags": ["guard"], "jupyter": {"source_hidden": True}}
+    for part, change in {"source": "print(2 + 4)", "metadata": {"tags": ["guard"]}}.items():
         notebook = deepcopy(source)
         notebook.cells[1].update({part: change}, execution_count=1)
         assert differences(notebook, source) == [

@@ -1,7 +1,13 @@
 """Figures: same bytes on every run, readable by everyone, written only where the build asks."""
 
+import hashlib
+import io
+import re
+from base64 import b64decode
+
 import matplotlib
 import numpy as np
+import PIL.Image
 import pytest
 import torch
 from matplotlib.colors import to_hex, to_rgb
@@ -13,7 +19,11 @@ from cheems_ref import plotting
 def shown(monkeypatch):
     """What `save` displays, in place of a notebook."""
     outputs = []
-    monkeypatch.setattr(plotting, "display", outputs.append)
+
+    def keep(data, *, metadata=None, raw=False):
+        outputs.append(data)
+
+    monkeypatch.setattr(plotting, "display", keep)
     return outputs
 
 
@@ -51,8 +61,26 @@ def test_a_reader_sees_both_kinds_with_their_alt_text_and_writes_no_file(
     plotting.save(line_plot(), "03_a", 'squares of "x" & more')
     plotting.save(picture(), "03_b", "a unit matrix")
     svg, png = shown
-    assert 'role="img" aria-label="squares of &quot;x&quot; &amp; more"' in svg.data
+    assert 'role="img" aria-label="squares of &quot;x&quot; &amp; more"' in svg["image/svg+xml"]
+    assert svg["text/plain"] == 'squares of "x" & more'
     assert png.alt == "a unit matrix" and list(tmp_path.iterdir()) == []
+
+
+def test_a_png_stands_beside_the_svg_and_names_it(shown):
+    """For a JupyterLab that doesn't trust the notebook. It's the same picture, small in bytes."""
+    for _ in range(2):
+        plotting.save(line_plot(), "03_a", "squares")
+    assert shown[0] == shown[1]  # the same bytes on one machine
+    beside = PIL.Image.open(io.BytesIO(b64decode(shown[0]["image/png"])))
+    svg = shown[0]["image/svg+xml"]
+    assert beside.text == {"Source": hashlib.sha256(svg.encode()).hexdigest()}
+    points = [float(n) for n in re.search(r'viewBox="0 0 (\S+) (\S+)"', svg).groups()]
+    assert beside.size == tuple(round(2 * n) for n in points)  # 144 dots, 72 points an inch
+    colors = np.array(beside.convert("RGB")).reshape(-1, 3).astype(int)
+    assert (colors == 255).all(1).mean() > 0.8  # white ground, and a blue curve
+    blue = np.array(to_rgb(plotting.COLORS[0])) * 255
+    assert (np.abs(colors - blue).max(1) < 8).mean() > 0.003
+    assert len(shown[0]["image/png"]) < 20_000
 
 
 def test_what_cannot_be_drawn_or_saved_is_refused(shown):
@@ -136,6 +164,6 @@ def test_stages_of_curves_are_groups_of_the_svg(shown):
     fig = line_plot()
     [ax] = fig.axes
     plotting.save(fig, "03_a", "squares", stages=[ax.lines, [ax.get_legend(), ax.spines["left"]]])
-    svg = shown[0].data
+    svg = shown[0]["image/svg+xml"]
     assert [f'<g id="stage-{name}"' in svg for name in ("1-0", "2-0", "2-1")] == [True] * 3
     assert svg.count("stage-") == 3

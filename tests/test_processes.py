@@ -107,3 +107,44 @@ def test_the_command_on_two_processes_is_that_on_one_and_ctrl_c_saves(tmp_path):
     for got, want in zip(losses_in(two), losses_in(one), strict=True):
         check("two processes as one", got[: len(want)], want, tol=1e-5)
     assert load_model(two).config == load_model(one).config
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_connection_that_is_lost_is_said_in_our_words(monkeypatch):
+    """Gloo names a line of its source, NCCL a number; a user's own error stays as it is."""
+    gloo = "[gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:23: Connection reset by peer"
+    for error, message in (
+        (RuntimeError(gloo), "cheems: another process of this run has died or cannot be reached"),
+        (RuntimeError("NCCL error: remote process exited"), "cheems: another process of this run"),
+        (RuntimeError("mat1 and mat2"), "cheems: mat1 and mat2"),
+    ):
+
+        def fail(_, error=error):
+            raise error
+
+        monkeypatch.setattr("cheems_lab.commands.budget.run", fail)
+        done = run("budget", "--pattern", "S")
+        assert done.status == 1 and done.err.startswith(message), done.err
+
+
+# One process of two gets another text, which is not there.
+MISLED = """
+import os, sys
+from cheems_lab.__main__ import main
+words = sys.argv[1:]
+if os.environ["RANK"] == "1":
+    words[words.index("--text") + 1] = "nowhere"
+sys.exit(main(words))
+"""
+
+
+@pytest.mark.program
+def test_a_process_that_fails_is_named_by_both(tmp_path):
+    program = tmp_path / "misled.py"
+    program.write_text(MISLED)
+    status, _, err = ended(torchrun(2, "--", program, *training(tmp_path, "--steps", 2)))
+    lines = [line for line in err.splitlines() if line.startswith("cheems:")]
+    assert status != 0 and len(lines) == 2, err[-2000:]
+    said = "\n".join(lines)
+    assert "cheems: process 1: [Errno 2] No such file" in said, said
+    assert "cheems: another process of this run has died or cannot be reached" in said, said

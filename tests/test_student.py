@@ -3,17 +3,18 @@
 tests/test_exercises.py runs the exercises of both editions, and tests/book has nbgrader.
 """
 
+import datetime
 import os
 import re
 import zipfile
-from pathlib import Path
 
 import pytest
-import student
-from build import read_source
 from lessons import stored, tags
 
-ROOT = Path(__file__).resolve().parent.parent
+from book.editions import build_editions
+from book.notebooks.build_notebooks import read_source
+from book.project import ROOT
+
 SOURCES = sorted((ROOT / "notebooks").glob("*.py"))
 CHAPTERS = [path for path in SOURCES if not path.stem.startswith("00")]
 every_chapter = pytest.mark.parametrize("source", CHAPTERS, ids=lambda path: path.stem)
@@ -22,7 +23,7 @@ GAP = "    # YOUR CODE HERE\n    raise NotImplementedError()"
 
 
 def with_gaps(text):
-    """Cut the solutions out of a source without the regular expression of book/student.py."""
+    """Cut the solutions out of a source without the regular expression of build_editions.py."""
     first, *parts = text.split(BEGIN)
     return first + "".join(GAP + part.split(END)[1] for part in parts)
 
@@ -30,8 +31,7 @@ def with_gaps(text):
 @every_chapter
 def test_students_get_all_but_solutions_and_outputs(editions, source):
     text, folder = source.read_text(encoding="utf-8"), editions / "student/notebooks"
-    assert (folder / source.name).read_text(encoding="utf-8") == with_gaps(text)
-    assert "SOLUTION" not in with_gaps(text)
+    assert "SOLUTION" not in with_gaps(text) and not (folder / source.name).exists()
     notebook = stored(folder / f"{source.stem}.ipynb")
     for cell, original in zip(notebook.cells, read_source(source).cells, strict=True):
         assert cell.source == with_gaps(original.source)
@@ -77,15 +77,16 @@ def files(folder):
 def test_both_editions_hold_what_the_chapters_need_and_the_zip_is_the_students(editions):
     carried = {"LICENSE", "constraints.txt", "pyproject.toml"}
     carried |= {"book/claims.toml", "book/tables.toml"}
-    for pattern in ("cheems_ref/**/*", "cheems_lab/**/*", "figures/records/*", "book/manual/*"):
+    chapters = [*SOURCES, *(ROOT / "notebooks").glob("labs/*.py")]
+    folders = ("cheems_ref/**/*", "cheems_lab/**/*", "book/manual/*")
+    for pattern in (*folders, "experiments/records/*", "figures/drawings/*"):
         paths = [path for path in ROOT.glob(pattern) if path.is_file()]
         carried |= {p.relative_to(ROOT).as_posix() for p in paths if "__pycache__" not in p.parts}
-    for source in [*SOURCES, *(ROOT / "notebooks").glob("labs/*.py")]:
-        name = source.relative_to(ROOT).with_suffix("").as_posix()
-        carried |= {f"{name}.py", f"{name}.ipynb"}
+    carried |= {path.relative_to(ROOT).with_suffix(".ipynb").as_posix() for path in chapters}
     assert files(editions / "student") == carried | {"README.md"}
     more = {path for path in files(editions / "instructor") if not path.startswith("book/guide/")}
     sources = {f"source/{path.stem[:2]}/{path.stem}.ipynb" for path in CHAPTERS}
+    sources |= {path.relative_to(ROOT).as_posix() for path in chapters}
     assert more == carried | sources | {"README.md", "nbgrader_config.py"}
     with zipfile.ZipFile(editions / "student.zip") as packed:
         names = {name.removeprefix("cheems_student/") for name in packed.namelist()}
@@ -100,21 +101,25 @@ def test_the_zip_of_the_same_files_has_the_same_bytes(tmp_path):
             (tmp_path / name / path).write_text(path * 100)
     (tmp_path / "two/a.txt").chmod(0o600)
     os.utime(tmp_path / "two/a.txt", (1e9, 1e9))
-    one, two = (student.pack(tmp_path / name) for name in ("one", "two"))
+    one, two = (build_editions.pack(tmp_path / name) for name in ("one", "two"))
     assert one.read_bytes() == two.read_bytes()
     with zipfile.ZipFile(one) as packed:
         assert packed.read("cheems_student/b/c.txt") == b"b/c.txt" * 100
+        dates = {entry.date_time for entry in packed.infolist()}
+    [date] = dates
+    assert date[3:] == (0, 0, 0) and date[0] >= 2026  # of the edition, not of the file's making
+    assert f"date-released: {datetime.date(*date[:3])}\n" in (ROOT / "CITATION.cff").read_text()
 
 
 def test_a_folder_is_made_anew_unless_it_has_a_gradebook(tmp_path):
     folder = tmp_path / "instructor"
     folder.mkdir()
     (folder / "old.ipynb").touch()
-    student.begin(folder, "instructor.md")
+    build_editions.begin(folder, "instructor.md")
     assert not (folder / "old.ipynb").exists()
     (folder / "gradebook.db").touch()
     with pytest.raises(SystemExit, match="has a gradebook"):
-        student.begin(folder, "instructor.md")
+        build_editions.begin(folder, "instructor.md")
     assert (folder / "gradebook.db").exists()
 
 

@@ -1,11 +1,12 @@
 """The corpus: always the same order, lossless as bytes, and a way out where it is missing."""
 
+import os
 import sys
 
 import pytest
 import torch
 
-from cheems_ref.text import ids_to_text, read_corpus, read_text, text_to_ids
+from cheems_ref.text import ids_to_text, read_corpus, read_ids, read_text, text_to_ids
 from cheems_ref.train import split_text
 
 
@@ -102,3 +103,61 @@ def test_the_standard_library_is_a_corpus():
     text = ids_to_text(kept)
     assert "def " in text and read_text()[:2000].partition("\n\n")[0] in text + ids_to_text(apart)
     assert corpus.ids.dtype == torch.uint8
+
+
+def test_a_text_is_read_alike_by_every_reader(tmp_path):
+    """Without the mark that some editors put first, and also where a letter is cut by a piece."""
+    long = "é" * 2**20  # of two bytes each, so that pieces of a mebibyte end inside a letter
+    for i, text in enumerate(("Möwe ≠ 鴎", "x" + long)):
+        for mark in (b"", b"\xef\xbb\xbf"):
+            (tmp_path / f"{i}").write_bytes(mark + text.encode())
+            assert read_text(tmp_path / f"{i}") == text
+            ids = read_ids(tmp_path / f"{i}")
+            assert ids.dtype == torch.uint8 and bytes(ids.numpy()) == text.encode()
+    assert torch.equal(read_ids(), text_to_ids(read_text(), dtype=torch.uint8))
+
+
+def test_a_copy_with_a_byte_order_mark_is_on_the_side_of_its_text(tmp_path):
+    for i in range(40):
+        (tmp_path / f"{i}").write_bytes(
+            (b"\xef\xbb\xbf" if i < 20 else b"") + b"text %d" % (i % 20)
+        )
+    (tmp_path / "mark").write_bytes(b"\xef\xbb\xbf")
+    kept, apart = sides(read_corpus(tmp_path, eval_fraction=0.5))
+    assert not {*kept} & {*apart} and {*kept} | {*apart} == {f"text {i}" for i in range(20)}
+    assert len(kept + apart) == 40, "a file with nothing but the mark is a text"
+
+
+NO_TEXTS = {
+    "utf16": (
+        "hello, you".encode("utf-16-le"),
+        "utf16 is not UTF-8 text: byte 1 is 0, as in binary",
+    ),
+    "utf16-mark": ("hello".encode("utf-16"), "utf16-mark is not UTF-8 text: byte 3 is 0"),
+    "binary": (b"ELF" + b"x" * 2**20 + b"\0", f"binary is not UTF-8 text: byte {2**20 + 3} is 0"),
+    "cut": (("é" * 9).encode()[:-1], "cut is not UTF-8 text: byte 16 is invalid"),
+    "far": (b"x" * (2**20 - 1) + b"\xc3x", f"far is not UTF-8 text: byte {2**20 - 1} is invalid"),
+}
+
+
+def test_what_is_no_text_is_refused_by_every_reader_and_skipped_by_a_corpus(tmp_path):
+    for name, (data, message) in NO_TEXTS.items():
+        (tmp_path / name).write_bytes(data)
+        for read in (read_text, read_ids):
+            with pytest.raises(ValueError, match=message):
+                read(tmp_path / name)
+    with pytest.raises(ValueError, match="has 0 texts to train on and 0 to hold out"):
+        read_corpus(tmp_path)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/zero"), reason="there is no endless file")
+def test_an_endless_binary_file_is_refused_at_its_first_byte():
+    with pytest.raises(ValueError, match="/dev/zero is not UTF-8 text: byte 0 is 0"):
+        read_text("/dev/zero")
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_ids_that_cannot_hold_a_byte_are_refused():
+    for dtype in (torch.int8, torch.bool, torch.float32):
+        with pytest.raises(ValueError, match=f"dtype must be one of .*int64.*, got {dtype}"):
+            text_to_ids("é", dtype=dtype)

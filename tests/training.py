@@ -50,7 +50,7 @@ def made(seed, dtype=torch.float32, **changes):
 
 
 def config(m, **changes):
-    sizes = dict(steps=12, batch_size=2, seq_len=8, evaluate_every=3, checkpoint_every=4)
+    sizes = dict(steps=12, batch_size=2, seq_len=8, evaluate_every=3)
     return m.TrainConfig(**sizes | changes)
 
 
@@ -73,7 +73,7 @@ def trained(m, folder=None, *, stop=None, model=None, ids=None, progress_bar=Fal
 
     model, ids = a_model() if model is None else model, a_text() if ids is None else ids
     options = dict(progress_bar=progress_bar, after_step=after_step)
-    options |= {} if folder is None else {"directory": folder}
+    options |= {} if folder is None else {"directory": folder, "checkpoint_every": 4}
     with contextlib.suppress(Stopped):
         runs.append(m.train(model, ids, config(m, **changes), **options))
     return runs[-1]
@@ -151,6 +151,20 @@ class Screen(io.StringIO):
 
     def flush(self):
         self.flushed.append(self.getvalue())
+
+
+class Broken(Screen):
+    """What cannot be written any more from a word on, as a pipe that is closed or a full disk."""
+
+    def __init__(self, error, word):
+        super().__init__()
+        self.error, self.word, self.broken = error, word, False
+
+    def write(self, text):
+        self.broken |= self.word in text
+        if self.broken:
+            raise self.error
+        return super().write(text)
 
 
 def process(*arguments, path=""):

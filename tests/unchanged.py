@@ -22,7 +22,13 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("cheems_ref", "cheems_lab")
 PASSED = "cheems/notebooks"  # in pytest's cache: hashes by the names of notebooks
 # Files that notebooks read, if they name them; a command that they start may read any module.
-NAMED = ("figures/records/*.json", "book/*.toml", "examples/*.py", "*.md")
+NAMED = (
+    "experiments/records/*.json",
+    "figures/drawings/*.py",
+    "book/*.toml",
+    "examples/*.py",
+    "*.md",
+)
 ALWAYS = ("constraints.txt", "pyproject.toml", "tests/nbval_sanitize.cfg", "tests/unchanged.py")
 
 

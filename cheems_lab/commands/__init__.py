@@ -1,1 +1,1 @@
-"""The commands of `cheems`, one module each: its help, its options, and what it does."""
+"""The commands of `cheems`, one module each; `cheems_lab.parser` has their options and help."""

@@ -1,20 +1,10 @@
-"""Compute what a model needs: parameters, operations, memory, and the speed a machine allows.
-
-The model is not made. Tables are by letter, memory is for decoding and for
-training, and the speed is an upper bound.
-
-examples:
-  cheems budget --preset cheems-1.3b --context 131072
-  cheems budget --preset jamba-1.3b --batch 8 --flops 9.9e14 --bandwidth 3.35e12
-  cheems budget --pattern "SM x 3 + AM" --set d_model=512
-  cheems budget --preset cheems-1.3b --seq-len 2048 --batch 64 --processes 8
-
-Operations are products that are summed. Activations are what torch keeps on a CPU for the backward
-pass, with S in its chunked form; the fused kernels of a GPU keep less.
-"""
+"""The command `budget`: parameters, operations, memory and speed, without making the model."""
 
 import argparse
+import dataclasses
+import json
 import math
+from typing import NamedTuple
 
 import torch
 
@@ -32,36 +22,35 @@ from cheems_ref.budget import (
 from cheems_ref.config import LAYERS, ModelConfig
 
 
-def add_options(commands) -> None:
-    """Add the command to a parser."""
-    add = options.add_command(commands, "budget", run, __doc__)
-    options.add_model(add)
-    size, default = options.at_least(1), "(default %(default)s)"
-    add("--context", type=options.at_least(0), default=4096, help=f"tokens in the cache {default}")
-    add("--seq-len", type=size, help="tokens per sequence of a step (default: --context)")
-    add("--batch", type=size, default=1, help=f"sequences {default}")
-    dtypes = ["float32", "bfloat16", "float16"]
-    add("--dtype", choices=dtypes, default="bfloat16", help=f"of the model {default}")
-    add("--processes", type=size, default=1, help="that share a step and its parameters")
-    positive = options.at_least(1e-9, kind=float)
-    add("--memory", type=positive, default=24, metavar="GB", help=f"available {default}")
-    add("--flops", type=positive, help="operations per second of the machine")
-    add("--bandwidth", type=positive, help="bytes per second of its memory")
+class Passes(NamedTuple):
+    """What a pass over the sequences of a step takes, by part, and a token after the context."""
+
+    flops: dict[str, Flops]
+    kept: dict[str, int]
+    token: dict[str, Flops]
 
 
 def run(a: argparse.Namespace) -> int:
-    """Print the tables."""
+    """Print the tables, or the same numbers as JSON."""
     dtype = getattr(torch, a.dtype)
     a.seq_len = max(1, a.context) if a.seq_len is None else a.seq_len
     config = options.model_config(a, vocab_size=None)
+    passes = Passes(
+        flops=count_flops(config, a.seq_len, batch=a.batch),
+        kept=activation_bytes(config, a.seq_len, batch=a.batch, dtype=dtype),
+        token=count_flops(config, 1, context=a.context, batch=a.batch),
+    )
+    decoding = _decoding(a, config, dtype, passes)
+    training = _training(a, config, dtype, passes)
+    if a.json:
+        print(json.dumps(_as_json(a, config, passes, decoding, training), indent=1))
+        return 0
     print(f"{config.pattern}, a vocabulary of {config.vocab_size:,}, {a.dtype}")
-    _decoding(a, config, dtype)
-    flops = count_flops(config, a.seq_len, batch=a.batch)
-    kept = activation_bytes(config, a.seq_len, batch=a.batch, dtype=dtype)
+    _print_decoding(a, decoding)
     print(f"\na pass over {a.batch:,} × {a.seq_len:,} tokens:")
     head = ("part", "layers", "parameters", "active", "operations", "activations")
-    print(table([head, *by_part(config, flops, kept)]))
-    _training(a, config, flops, dtype)
+    print(table([head, *by_part(config, passes.flops, passes.kept)]))
+    _print_training(a, training)
     return 0
 
 
@@ -89,36 +78,84 @@ def _in_words(total, active, work, kept):
     return f"{total:,}", f"{active:,}", si(work), si(kept, "B")
 
 
-def _decoding(a, config, dtype):
-    weights = sum(part.total for part in count_parameters(config).values()) * dtype.itemsize
+def _decoding(a, config, dtype, passes):
+    """Memory in bytes, operations and traffic of one step, and the speed that a machine allows."""
     cache = cache_bytes(config, a.context, batch=a.batch, dtype=dtype)
-    print(f"\nto decode after {a.batch:,} × {a.context:,} tokens:")
-    parts = [("weights", weights), ("keys and values", cache.keys_values)]
-    _print_sum([*parts, ("states, the rest", cache.total() - cache.keys_values)], a.memory)
-    flops = count_flops(config, 1, context=a.context, batch=a.batch)
-    work = sum(part.total() for part in flops.values())
+    weights = sum(part.total for part in count_parameters(config).values()) * dtype.itemsize
+    work = sum(part.total() for part in passes.token.values())
     moved = step_bytes(config, a.context, batch=a.batch, dtype=dtype)
-    tokens = "a token" if a.batch == 1 else f"{a.batch:,} tokens, one in each sequence"
-    print(f"  {tokens}: {si(work)} operations, {si(moved, 'B')} moved at least")
     times = {"operations": a.flops and work / a.flops, "bytes": a.bandwidth and moved / a.bandwidth}
-    if times := {what: seconds for what, seconds in times.items() if seconds}:
-        what = max(times, key=times.get)
-        print(f"  at most {a.batch / times[what]:,.0f} tokens per second, by the {what}")
+    times = {what: seconds for what, seconds in times.items() if seconds}
+    limit = max(times, key=times.get) if times else None
+    return {
+        "weights": weights,
+        "keys_values": cache.keys_values,
+        "states": cache.total() - cache.keys_values,
+        "operations": work,
+        "moved": moved,
+        "tokens_per_second": a.batch / times[limit] if limit else None,
+        "limited_by": limit,
+    }
 
 
-def _training(a, config, flops, dtype):
+def _training(a, config, dtype, passes):
+    """Memory of a process in bytes, operations of a step, and the speed that a machine allows."""
     rows = math.ceil(a.batch / a.processes)
     needed = training_memory(config, a.seq_len, batch=rows, dtype=dtype, processes=a.processes)
-    work = sum(3 * part.total() + part.pairs // 2 for part in flops.values()) // a.processes
+    work = sum(3 * part.total() + part.pairs // 2 for part in passes.flops.values()) // a.processes
+    return {
+        "parameters": needed.parameters,
+        "activations": needed.activations,
+        "logits": needed.logits,
+        "operations": work,
+        "tokens_per_second": a.batch * a.seq_len / (work / a.flops) if a.flops else None,
+    }
+
+
+def _as_json(a, config, passes, decoding, training):
+    counts = count_parameters(config)
+    parts = {
+        part: {
+            "layers": config.pattern.count(part) if part in LAYERS else None,
+            "parameters": count.total,
+            "active": count.active,
+            "operations": passes.flops[part].total() if part in passes.flops else 0,
+            "activations": passes.kept.get(part, 0),
+        }
+        for part, count in counts.items()
+    }
+    given = ("context", "seq_len", "batch", "dtype", "processes", "memory", "flops", "bandwidth")
+    return {
+        "model": dataclasses.asdict(config),
+        "options": {name: getattr(a, name) for name in given},
+        "parts": parts,
+        "decoding": decoding,
+        "training": training,
+    }
+
+
+def _print_decoding(a, found):
+    print(f"\nto decode after {a.batch:,} × {a.context:,} tokens:")
+    parts = [("weights", found["weights"]), ("keys and values", found["keys_values"])]
+    _print_sum([*parts, ("states, the rest", found["states"])], a.memory)
+    tokens = "a token" if a.batch == 1 else f"{a.batch:,} tokens, one in each sequence"
+    work, moved = si(found["operations"]), si(found["moved"], "B")
+    print(f"  {tokens}: {work} operations, {moved} moved at least")
+    if found["limited_by"]:
+        speed = f"{found['tokens_per_second']:,.0f}"
+        print(f"  at most {speed} tokens per second, by the {found['limited_by']}")
+
+
+def _print_training(a, found):
     each = f", each of {a.processes:,} processes" if a.processes > 1 else ""
     tokens = f"{a.batch:,} × {a.seq_len:,} tokens per step"
     print(f"\nto train on {tokens}, with AdamW in float32{each}:")
-    parts = [("parameters, gradients, moments", needed.parameters)]
-    parts += [(f"activations, in {a.dtype}", needed.activations)]
-    _print_sum([*parts, ("gradient of the logits", needed.logits)], a.memory)
-    print(f"  a step: {si(work)} operations")
-    if a.flops:
-        print(f"  at most {a.batch * a.seq_len / (work / a.flops):,.0f} tokens per second")
+    parts = [("parameters, gradients, moments", found["parameters"])]
+    parts += [(f"activations, in {a.dtype}", found["activations"])]
+    _print_sum([*parts, ("gradient of the logits", found["logits"])], a.memory)
+    print(f"  a step: {si(found['operations'])} operations")
+    if found["tokens_per_second"]:
+        print(f"  at most {found['tokens_per_second']:,.0f} tokens per second")
 
 
 def _print_sum(parts, memory):

@@ -46,9 +46,6 @@ def spring():
     return A, torch.tensor([0.0, 1.0]), torch.tensor([1.0, 0.0])
 
 
-# %% tags=["versions", "nbval-ignore-output"]
-print("PyTorch version", torch.__version__.partition("+")[0])
-
 # %% [markdown]
 # ## 1 · The wish
 #
@@ -334,3 +331,6 @@ for step, a, printed in ((0.1, -1.0, "1.051"), (0.69, -1.0, "1.384"), (0.69, -16
 #   eigenvectors perpendicular, so that it can be diagonalised safely.
 # - The bilinear rule replaces the exponential by a fraction. It resets at one step size only; a
 #   larger step overshoots.
+
+# %% tags=["versions", "nbval-ignore-output"]
+print("PyTorch version", torch.__version__.partition("+")[0])

@@ -47,9 +47,6 @@ def store(name, k, v, g=G, beta=1.0):
     return RULES[name].function(*given, chunk_size=64, return_final_state=True)[1][:, 0]
 
 
-# %% tags=["versions", "nbval-ignore-output"]
-print("PyTorch version", torch.__version__.partition("+")[0])
-
 # %% [markdown]
 # ## 1 · Recall against age
 #
@@ -156,7 +153,7 @@ for name in RULES:
 # and one $\alpha$ and one $\beta$:
 
 
-# %%
+# %% tags=["experiment"]
 def notes(batch, generator, keys, values=8):
     """Keys and values of the notes; per key: its last value, how often it came, the best guess.
 
@@ -173,7 +170,7 @@ def notes(batch, generator, keys, values=8):
     return slots, stored, stored.gather(1, last), times, counts.amax(-1) / times
 
 
-# %%
+# %% tags=["experiment"]
 class NoteReader(torch.nn.Module):
     """Notes in, for every key the logits of its last value out; one head of a rule between."""
 
@@ -195,7 +192,7 @@ class NoteReader(torch.nn.Module):
         return self.head(einsum("bpn,sn->bsp", S[:, 0], keys))
 
 
-# %%
+# %% tags=["experiment"]
 def accuracy_on_notes(model, generator, keys):
     """The share of right answers on keys with several notes, and that of the best guess."""
     slots, stored, answers, times, guess = notes(512, generator, keys)
@@ -234,10 +231,10 @@ print("linear attention: under 60 %, within 5 points of the best guess")
 # That isn't bad luck. The state of linear attention is a sum, and a sum doesn't know its order. If
 # keys and values depend on the note alone, as here, it can do no better than guess the most
 # frequent value. A record has longer runs with more keys: 300 steps each, medians of three seeds
-# (`python book/records.py 02_learned`). Where does each rule begin to fail?
+# (`python -m experiments 02_learned`). Where does each rule begin to fail?
 
 # %%
-record = json.loads(Path("../../figures/records/02_learned.json").read_text())
+record = json.loads(Path("../../experiments/records/02_learned.json").read_text())
 accuracy, few = record["accuracy"], record["keys"].index(16)
 print("number of keys  ", *[f"{keys:5}" for keys in record["keys"]])
 for name, row in (accuracy | {"best guess": record["best guess"]}).items():
@@ -344,3 +341,6 @@ check("the published model: n times the value", S_diagonal @ k, n * v)
 #   change that.
 # - The published Longhorn is a diagonal approximation of the slide's row. It can be trained with a
 #   scan, and it no longer solves the regression.
+
+# %% tags=["versions", "nbval-ignore-output"]
+print("PyTorch version", torch.__version__.partition("+")[0])

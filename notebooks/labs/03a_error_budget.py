@@ -1,9 +1,9 @@
 # %% [markdown]
 # # 03a · An error budget for the real kernel
 #
-# **Chapter 03 checks its forms of SSD to $10^{-10}$. The kernels that real models train on agree
-# with them to $10^{-5}$. This lab finds out whether the looser bound hides a bug.** By the end you
-# will be able to
+# **Chapter 03 checks its forms of SSD to $10^{-10}$, and the kernels that real models train on only
+# to $10^{-5}$. This lab finds out whether the looser bound hides a bug.** By the end you will be
+# able to
 #
 # - recognise the four steps of chapter 03 in mamba-ssm's kernels;
 # - say what float32 results may differ by, and compare an error with the right thing;
@@ -63,9 +63,6 @@ def form(function, **options):
         x, dt, A, B, C, D=D, initial_state=state, return_final_state=True, **options
     )
 
-
-# %% tags=["versions", "nbval-ignore-output"]
-print("PyTorch version", torch.__version__.partition("+")[0])
 
 # %% [markdown]
 # ## 1 · The real kernel
@@ -180,10 +177,10 @@ print(f"exact sum {exact:.3f}; errors {errors[0]:.1e} and {errors[1]:.1e}, bound
 # with $A = -1$ and $A = -8$. We say a head *remembers* $N$ tokens if a write fades to $1/e$ after
 # $N$. With larger step sizes the slow head remembers 25 tokens, with smaller ones 2,507. Rounding
 # noise differs between machines, so these are recorded medians over five seeds (`python
-# book/records.py 03_error_budget`), with the kernel in Triton's interpreter:
+# -m experiments 03_error_budget`), with the kernel in Triton's interpreter:
 
 # %%
-record = json.loads(Path("../../figures/records/03_error_budget.json").read_text())
+record = json.loads(Path("../../experiments/records/03_error_budget.json").read_text())
 assert record["kernel"] == "interpreter"
 at = [record["lengths"].index(length) for length in (16, 64, 512, 2048)]
 for memory, curves in record["errors"].items():
@@ -324,9 +321,10 @@ for name, bits in (("TF32", 10), ("bfloat16", 7)):
 
 # %% [markdown]
 # TF32 leaves you three or four digits, bfloat16 two or three. (A GPU also rounds the scores $L
-# \circ CB^\top$ before it multiplies them, which we leave out.) This package asks Triton for full
-# float32 products on a GPU. If you want the speed back, set `TRITON_F32_DEFAULT=tf32`. The state is
-# kept in float32 in every case.
+# \circ CB^\top$ before it multiplies them, which we leave out.) For float32 tensors, this package
+# asks Triton for *three* TF32 products in place of each one, which keeps nearly all digits of
+# float32. If you want the speed back, set `TRITON_F32_DEFAULT=tf32`. The state is kept in float32
+# in every case.
 #
 # ## 5 · As printed: tiled groups (WM Listing 4)
 #
@@ -396,3 +394,6 @@ ssd.ssd(x, raw.round(decimals=1).clamp(-2, 2), A, B, C)
 # - Two curves that coincide don't prove a common cause. Remove the suspect and look again.
 # - The fast head's extra error comes from the kernel's float32 running total. We found no bug.
 # - To tell tiled from repeated groups, test with $1 < g < h$. Step sizes need a softplus.
+
+# %% tags=["versions", "nbval-ignore-output"]
+print("PyTorch version", torch.__version__.partition("+")[0])

@@ -36,9 +36,6 @@ def R(phi):
     return torch.tensor([[math.cos(phi), -math.sin(phi)], [math.sin(phi), math.cos(phi)]])
 
 
-# %% tags=["versions", "nbval-ignore-output"]
-print("PyTorch version", torch.__version__.partition("+")[0], " SymPy version", sp.__version__)
-
 # %% [markdown]
 # ## 1 · Two referees
 #
@@ -368,3 +365,6 @@ print(f"score {forwards:.3f}, both backwards {backwards:.3f}")
 # - Give every line two referees, and test a sign with inputs that aren't symmetric.
 # - The printed theorem has reader and writer swapped; its matrix has two indices in one block; one
 #   listing doesn't run, or gains an axis, and where $h = l$ it rotates by the number of the head.
+
+# %% tags=["versions", "nbval-ignore-output"]
+print("PyTorch version", torch.__version__.partition("+")[0], " SymPy version", sp.__version__)

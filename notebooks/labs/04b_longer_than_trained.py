@@ -47,9 +47,6 @@ def inputs(b=2, l=40, h=4, p=5, g=2, n=8, dt=0.1, seed=10):
     return x, step_sizes, A, B, C
 
 
-# %% tags=["versions", "nbval-ignore-output"]
-print("PyTorch version", torch.__version__.partition("+")[0])
-
 # %% [markdown]
 # ## 1 · How far can one count?
 #
@@ -69,10 +66,10 @@ for dtype in (torch.bfloat16, torch.float16, torch.float32):
 # %% [markdown]
 # So the package computes angles in float64 for a float64 model and in float32 for every other, even
 # if the model runs in bfloat16. Here is how much the output of a rotary SSD changes when the text
-# is moved (`python book/records.py 04_shift_error`):
+# is moved (`python -m experiments 04_shift_error`):
 
 # %%
-record = json.loads(Path("../../figures/records/04_shift_error.json").read_text())
+record = json.loads(Path("../../experiments/records/04_shift_error.json").read_text())
 single, narrow = record["errors"]["angles in float32"], record["errors"]["angles in bfloat16"]
 assert max(record["errors"]["angles in float64"]) < 1e-10
 assert single[0] < 1e-6 and 3e-3 < single[-1] < 5e-3
@@ -269,3 +266,6 @@ _ = must_differ("with a skip connection the mix changes", normed(scaled + x), no
 #   with.
 # - Scaling queries sharpens a softmax. In a linear model it rescales what comes out of the state. A
 #   norm right behind the state undoes that. With a skip connection the mix changes.
+
+# %% tags=["versions", "nbval-ignore-output"]
+print("PyTorch version", torch.__version__.partition("+")[0])

@@ -30,9 +30,6 @@ def random(*shape, seed):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-# %% tags=["versions", "nbval-ignore-output"]
-print("PyTorch version", torch.__version__.partition("+")[0])
-
 # %% [markdown]
 # ## 1 · Why masked padding can't be seen
 #
@@ -328,3 +325,6 @@ for pads in (1, 4):
 # | 0/1 masks unchecked (Listings 5, 6) | the other convention is inverted | boolean, or refused |
 # | gate by column (Listing 6) | depends on the padding | gate by position |
 # | SSD without a padding mask | padding enters the values | $\Delta = 0$ at padding |
+
+# %% tags=["versions", "nbval-ignore-output"]
+print("PyTorch version", torch.__version__.partition("+")[0])

@@ -29,11 +29,8 @@ torch.set_num_threads(1)  # models as small as these gain little from more
 
 
 def read_record(name):
-    return json.loads(Path(f"../../figures/records/{name}.json").read_text())
+    return json.loads(Path(f"../../experiments/records/{name}.json").read_text())
 
-
-# %% tags=["versions", "nbval-ignore-output"]
-print("PyTorch version", torch.__version__.partition("+")[0])
 
 # %% [markdown]
 # ## 1 · Overlap
@@ -42,7 +39,7 @@ print("PyTorch version", torch.__version__.partition("+")[0])
 # current one alone.
 
 
-# %% tags=["setup"]
+# %% tags=["setup", "experiment"]
 def byte_model():
     """From bytes (b, l) to logits (b, l, 256), each byte by itself."""
     return torch.nn.Sequential(
@@ -53,7 +50,7 @@ def byte_model():
     ).float()
 
 
-# %% tags=["setup"]
+# %% tags=["setup", "experiment"]
 def train_on_bytes(steps, seed=0):
     """Train on windows of 64 bytes of the manual; the losses and the model."""
     torch.manual_seed(seed)
@@ -74,11 +71,11 @@ def train_on_bytes(steps, seed=0):
 # %% [markdown]
 # The *overlap* of two characters is the sum over experts of the smaller of their shares: 1 if they
 # use the same experts with the same weights, 0 without a common expert. Here is its mean before
-# training and after 1,500 updates, for seed 0. The record (`python book/records.py 06_fires`) keeps
+# training and after 1,500 updates, for seed 0. The record (`python -m experiments 06_fires`) keeps
 # only the 60 experts used most, so the trained overlaps are lower bounds.
 
 
-# %%
+# %% tags=["experiment"]
 def fires_for(model, characters):
     """The share of each character's gates that falls on each expert: (characters, experts)."""
     with torch.no_grad():
@@ -103,7 +100,7 @@ for name, share in (("untrained", untrained), ("1,500 steps", trained)):
 # experts for everything. So we subtract: *kinship* is the average of the two overlaps within a
 # kind, minus that between the kinds, over all 1,024 experts, not just 60. It needs a control, 200
 # random splits of the same characters into 12 and 10. We wrote this before the first run (`python
-# book/records.py 06_kinship`):
+# -m experiments 06_kinship`):
 
 # %%
 kinship = read_record("06_kinship")
@@ -227,3 +224,6 @@ assert three / two == 1.5
 # - After training, kinship lay above that of all 200 random splits, on four of five seeds.
 # - A square root rounded down puts 47 of 3,072 experts, and 92 of 8,192, out of reach.
 # - "The same number of parameters" depends on widths and heads that the paper doesn't give.
+
+# %% tags=["versions", "nbval-ignore-output"]
+print("PyTorch version", torch.__version__.partition("+")[0])

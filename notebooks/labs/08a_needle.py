@@ -33,11 +33,8 @@ from cheems_ref.verify import check, must_differ
 # %% tags=["setup"]
 torch.set_default_dtype(torch.float64)
 torch.set_num_threads(1)
-RECORD = json.loads(Path("../../figures/records/08_needle.json").read_text())
+RECORD = json.loads(Path("../../experiments/records/08_needle.json").read_text())
 
-
-# %% tags=["versions", "nbval-ignore-output"]
-print("PyTorch version", torch.__version__.partition("+")[0])
 
 # %% [markdown]
 # ## 1 · One sentence in a haystack
@@ -64,7 +61,7 @@ assert row.count("The code of") == 2 and f" is {wanted}. " in row and row.endswi
 # trained on *short* texts of 64 to 256 bytes. The
 # loss counts the answer alone.
 
-# %% tags=["setup"]
+# %% tags=["setup", "experiment"]
 FOUR = {
     "LlaMa": dict(pattern="AM × 4", d_ff=422),
     "Mamba-2": dict(pattern="SM × 4", position="conv", d_ff=415),
@@ -81,7 +78,7 @@ VARIANTS = {
 }
 
 
-# %%
+# %% tags=["experiment"]
 def needle_model(system, seed):
     """One of the four systems, with 0.3 million parameters."""
     _ = torch.manual_seed(seed)
@@ -97,7 +94,7 @@ assert max(counts.values()) < 1.002 * min(counts.values())
 # All experts of Jamba and Cheems are counted, although a token uses only some of them.
 
 
-# %% tags=["setup"]
+# %% tags=["setup", "experiment"]
 def answers(model, ids, targets):
     """Logits and targets where there is one."""
     asked = targets >= 0
@@ -114,7 +111,7 @@ def digits_right(model, length, depth, haystack, n_rows=16):
     return (logits.argmax(-1) == targets).double().mean().item()
 
 
-# %% tags=["setup"]
+# %% tags=["setup", "experiment"]
 def needle_loss(model, ids, targets, with_text):
     """Nats per digit of the answer; with_text adds the nats per byte of the text."""
     x, asked = model.hidden_states(ids, use_cache=False)[0], targets >= 0
@@ -124,7 +121,7 @@ def needle_loss(model, ids, targets, with_text):
     return loss
 
 
-# %% tags=["setup"]
+# %% tags=["setup", "experiment"]
 def learn_needles(system, windows, steps, rate, seed=0, with_text=False, every=100):
     """Train on texts of each length in turn: the model, and its share right at each, over time."""
     generator, model = torch.Generator().manual_seed(seed), needle_model(system, seed)
@@ -159,7 +156,7 @@ def got_there(run):
 
 # %% [markdown]
 # Each run takes at most 2,500 updates of 2,048 bytes, and stops when 98 % of the digits are right
-# at every trained length, averaged over three depths in the training text (`python book/records.py
+# at every trained length, averaged over three depths in the training text (`python -m experiments
 # 08_needle`). Each rate is the best of three, chosen with seed 0. The best of several runs was
 # probably also lucky, so seed 0 doesn't count, which leaves two runs of each system.
 
@@ -258,7 +255,7 @@ assert max(four_times["LlaMa"]) < 0.14 and min(every[2:]) > 0.4 and max(every) <
 # the softmax *sharper*.
 
 
-# %%
+# %% tags=["experiment"]
 def stretched(model, length, window, base=False, sharper=False):
     """A copy for texts of a length beyond the window: slower rotations, sharper queries."""
     model = copy.deepcopy(model)
@@ -272,7 +269,7 @@ def stretched(model, length, window, base=False, sharper=False):
     return model
 
 
-# %% tags=["setup"]
+# %% tags=["setup", "experiment"]
 def heat_map(model, window, haystack, **remedies):
     """Shares of digits right: a row for each length asked, a column for each depth."""
     rows = []
@@ -371,3 +368,6 @@ assert chose["Cheems"]["base"][3][4] < chose["Cheems"]["as trained"][3][4] - 0.2
 # - At that length the larger base helps LlaMa and Jamba. Sharper queries add something in LlaMa, on
 #   top of that base.
 # - A repair can break what worked, as in Cheems: read the heat map by depth, and not its mean.
+
+# %% tags=["versions", "nbval-ignore-output"]
+print("PyTorch version", torch.__version__.partition("+")[0])

@@ -13,7 +13,7 @@
 # Sources: *OTCE* §4.1; Du et al. (2022), *GLM: General Language Model Pretraining with
 # Autoregressive Blank Infilling*. Code: `cheems_ref/tasks.py`.
 
-# %% tags=["setup"]
+# %% tags=["setup", "experiment"]
 import json
 from pathlib import Path
 
@@ -42,9 +42,6 @@ def seeded(seed):
     return torch.Generator().manual_seed(seed)
 
 
-# %% tags=["versions", "nbval-ignore-output"]
-print("PyTorch version", torch.__version__.partition("+")[0])
-
 # %% [markdown]
 # ## 1 · A text with blanks
 #
@@ -57,7 +54,7 @@ print("PyTorch version", torch.__version__.partition("+")[0])
 # in random order (part B). Each span begins with START and must end with END:
 
 
-# %%
+# %% tags=["experiment"]
 def cut_out(text, generator):
     """A text with blanks: 15 % of it or a little more, in spans of about three bytes."""
     return blank_infilling(text, mask_id=MASK, start_id=START, end_id=END, generator=generator)
@@ -87,7 +84,7 @@ assert (blanks.input_ids == MASK).sum() == (blanks.input_ids == START).sum() == 
 # place 5, but the first hid two more bytes than its mask shows, so "h" stood at 5 + 2 = 7:
 
 
-# %%
+# %% tags=["experiment"]
 def places_cut_out(blanks):
     """For every byte of part B, in its order: where it stood in the text."""
     begins = (blanks.input_ids == START).nonzero()[:, 0]
@@ -137,7 +134,7 @@ plotting.save(
 # token after another.
 
 
-# %%
+# %% tags=["experiment"]
 def let_see(model, visible):
     """Let every layer of attention look where `visible` (l, l) allows; None for back only."""
     allowed = None if visible is None else visible[None, None]
@@ -256,11 +253,11 @@ _ = must_differ("AMSM: part B, two-way", two_way, one_way)
 # these two leads.
 #
 # **Runs.** Three patterns, a million parameters, 200 updates on windows of 512 bytes, three seeds,
-# each row at its own rate (`python book/records.py 09_reading`). S + A is SMAMSMAM. All rows are
+# each row at its own rate (`python -m experiments 09_reading`). S + A is SMAMSMAM. All rows are
 # scored on the same held-out bytes, those we cut out. One row's variance is over 20,000 times
 # another's, so chapter 09's rule doesn't pool here.
 
-# %% tags=["setup"]
+# %% tags=["setup", "experiment"]
 SIZES = dict(d_model=128, n_heads=4, d_state=64, n_values=16, k_values=2)
 MILLION = 1_000_000
 OBJECTIVES = {
@@ -276,7 +273,7 @@ def fitted(pattern, target=MILLION, **fields):
     return fit_d_ff(ModelConfig(pattern, **(SIZES | fields)), target)
 
 
-# %%
+# %% tags=["experiment"]
 def in_order(text):
     """A text as it stands: every byte is asked for, each from those before it."""
     input_ids = torch.cat([text.new_tensor([START]), text[:-1]])
@@ -297,7 +294,7 @@ def reading_losses(reader, given):
     return F.cross_entropy(logits, given.targets, reduction="none")
 
 
-# %% tags=["setup"]
+# %% tags=["setup", "experiment"]
 def learn_to_read(pattern, objective, training, ids):
     """Train a reader, for the record: with one seed all rows see the same windows and blanks."""
     _ = torch.manual_seed(training.seed)
@@ -318,7 +315,7 @@ def learn_to_read(pattern, objective, training, ids):
     return reader
 
 
-# %% tags=["setup"]
+# %% tags=["setup", "experiment"]
 @torch.no_grad()
 def nats_cut_out(reader, objective, held_out, n_texts=256, length=513):
     """Nats of the bytes that are cut out of held-out texts, and their places in blanks: (2, …)."""
@@ -337,7 +334,7 @@ def nats_cut_out(reader, objective, held_out, n_texts=256, length=513):
 
 
 # %% tags=["setup"]
-RECORD = json.loads((Path("..") / ".." / "figures" / "records" / "09_reading.json").read_text())
+RECORD = json.loads((Path("..") / ".." / "experiments" / "records" / "09_reading.json").read_text())
 losses = {}
 for run in RECORD["runs"]:
     losses.setdefault(run["row"], {})[run["seed"]] = run["nats"][-1][1]
@@ -401,3 +398,6 @@ assert not called
 # - Two-way attention in the last mixing layer changes nothing for part B.
 # - Test every place for leaks, not one.
 # - An objective with fewer targets can't be compared at equal updates.
+
+# %% tags=["versions", "nbval-ignore-output"]
+print("PyTorch version", torch.__version__.partition("+")[0])

@@ -52,9 +52,6 @@ def stops(name, error, call, *arguments):
         raise AssertionError(f"{name}: it runs")
 
 
-# %% tags=["versions", "nbval-ignore-output"]
-print("PyTorch version", torch.__version__.partition("+")[0])
-
 # %% [markdown]
 # ## 1 · Listings, run as printed
 #
@@ -610,3 +607,6 @@ assert y == 64 and sum(p.numel() for p in attention.QCAttn(32, n_heads=1).parame
 #   definition.
 # - WM Table 3 is Ch Table 3 times one factor per row. Ch's tables print some numbers of OTCE's, a
 #   few of them under other names.
+
+# %% tags=["versions", "nbval-ignore-output"]
+print("PyTorch version", torch.__version__.partition("+")[0])

@@ -91,9 +91,6 @@ def tiny():
     return CausalLM(ModelConfig("SE × 2 + IE", position="conv", inner="ssd", **sizes))
 
 
-# %% tags=["versions", "nbval-ignore-output"]
-print("PyTorch version", torch.__version__.partition("+")[0])
-
 # %% [markdown]
 # ## 1 · Many rows
 #
@@ -256,13 +253,13 @@ def train_and_die(rank, folder, ids, settings):
 
     model = tiny()
     shard_model(model, "sharded")
-    options = dict(directory=folder, progress_bar=False, after_step=after_step)
+    options = dict(directory=folder, checkpoint_every=4, progress_bar=False, after_step=after_step)
     train(model, ids, TrainConfig(**settings), **options)
 
 
 # %%
 text = torch.randint(256, (600,), generator=torch.Generator().manual_seed(42))
-settings = dict(steps=10, batch_size=5, seq_len=16, precision="float32", checkpoint_every=4)
+settings = dict(steps=10, batch_size=5, seq_len=16, precision="float32")
 with TemporaryDirectory() as folder:
     try:
         on_ranks(train_and_die, tiny, folder=folder, ids=text, settings=settings)
@@ -303,3 +300,6 @@ print("and so are its parameters, to 1e-8")
 #   Both gave the losses of one process.
 # - A dead rank costs the updates since the last checkpoint. One process went on from what two had
 #   written.
+
+# %% tags=["versions", "nbval-ignore-output"]
+print("PyTorch version", torch.__version__.partition("+")[0])

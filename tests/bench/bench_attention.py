@@ -32,7 +32,7 @@ LAYERS = {
     "ssd": dict(inner="ssd"),
     "linear, gate": dict(inner="linear", mask="gate", max_positions=16_384),
     "linear, content": dict(inner="linear", mask="content"),
-    "linear, content, keep 256": dict(inner="linear", mask="content", top_k=256),
+    "linear, content, keep 256": dict(inner="linear", mask="content", k_keys=256),
 }
 
 

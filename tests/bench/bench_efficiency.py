@@ -33,11 +33,10 @@ from statistics import median
 
 from timing import describe_machine, paired_ratio, peak_bytes, time_in_turns, waiting
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "book"))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import torch
 import torch.nn.functional as F
-from records import KEEP_MEMORY, from_notebook
 
 from cheems_ref.attention import attention
 from cheems_ref.config import preset
@@ -46,6 +45,7 @@ from cheems_ref.kernels import kernel_status
 from cheems_ref.model import CausalLM
 from cheems_ref.retrieval import PEER
 from cheems_ref.ssd import ssd_chunked, ssd_quadratic, ssd_recurrent
+from experiments.runner import KEEP_MEMORY, from_notebook
 
 CHAPTER, SEED = "10_efficiency", 0
 LENGTHS = [2**i for i in range(8, 15)]
@@ -55,18 +55,18 @@ DTYPES = {"tiny": torch.float32, "320m": torch.bfloat16, "1.3b": torch.bfloat16}
 STEPS = 8  # tokens per timed call
 
 
-def of_chapter(*names):
+def chapter_10():
     """Functions and constants of chapter 10, for models of float32."""
-    found = from_notebook(CHAPTER, *names)
+    chapter = from_notebook(CHAPTER)
     torch.set_default_dtype(torch.float32)
-    return found
+    return chapter
 
 
 def configs_of(systems):
     """The configurations by name: those of the chapter, or the papers' presets of one size."""
     if systems == "small":
-        names, sized, *_ = of_chapter("SYSTEMS", "sized", "SIZES", "TWO_MILLION")
-        return {name: sized(name) for name in names}
+        chapter = chapter_10()
+        return {name: chapter.sized(name) for name in chapter.SYSTEMS}
     return {name: preset(f"{family}-{systems}") for name, family in PRESETS.items()}
 
 
@@ -150,7 +150,7 @@ def make_forms(ssd):
 
 def forms(a):
     """Seconds of several operators, forward, on equal sizes."""
-    make, *_ = of_chapter("make_ssd", "seeded")
+    make = chapter_10().make_ssd
     found = {}
     for length in (256,) if a.quick else (2048,):
         calls = make_forms(make(length, a.device))
@@ -162,7 +162,7 @@ def forms(a):
 
 def chunks(a):
     """Seconds of SSD in chunks of several sizes, forward and with its gradients."""
-    make, *_ = of_chapter("make_chunks", "make_ssd", "seeded")
+    make = chapter_10().make_chunks
     length, found = 512 if a.quick else 4096, {}
     calls = make(length, a.device)
     forward = {q: torch.no_grad()(call) for q, (call, _) in calls.items()}
@@ -218,9 +218,10 @@ def systems(a):
 
 def inner(a):
     """Seconds of training passes of the pattern of Ch's Figure 6, by inner function and length."""
-    names, sized, *_ = of_chapter("INNER", "sized_inner", "SIZES", "TWO_MILLION")
+    chapter = chapter_10()
     torch.manual_seed(SEED)
-    models, found = {name: CausalLM(sized(name)).to(a.device) for name in names}, {}
+    configs = {name: chapter.sized_inner(name) for name in chapter.INNER}
+    models, found = {name: CausalLM(c).to(a.device) for name, c in configs.items()}, {}
     for length in (64,) if a.quick else (1024, 4096, 8192):
         tasks = {name: a_pass(net, length, BOTH) for name, net in models.items()}
         found[length] = in_turns(tasks, a, f"inner function, {length}")

@@ -1,6 +1,7 @@
 """Measure how the rules of linear attention grow with the length, and time them against fla's.
 
-    python tests/bench/bench_linear_attention.py [--repeats N] [--quick] [--json FILE]
+    python tests/bench/bench_linear_attention.py [--repeats N] [--parts NAME ...]
+                                                 [--quick] [--json FILE]
 
 The gated rule, the delta rule and the gated delta rule in chunks of 64, forward and backward.
 Their exponent is fitted to time against length, from 1,024 to 16,384 tokens. The peers are
@@ -28,6 +29,7 @@ import torch.nn.functional as F
 from timing import (
     THREADS,
     describe_machine,
+    note_target,
     paired_ratio,
     print_row,
     relative_error,
@@ -41,6 +43,7 @@ BATCH, HEADS, WIDTH, STATE = 1, 8, 64, 64
 SCALE = STATE**-0.5  # what fla's delta rule always takes
 LENGTHS, PEER_LENGTHS = [1024, 2048, 4096, 8192, 16384], [1024, 2048, 4096]
 EXPONENT, ERROR = 1.1, 1e-5  # the targets
+PARTS = ("agreement", "growth", "peers")
 
 GATED, DELTA, GATED_DELTA = RULES = ("gated rule", "delta rule", "gated delta rule")
 OURS, FLA = "in chunks", "fla's naive"
@@ -159,9 +162,8 @@ def report_growth(lengths, repeats):
         times = [median(seconds[length]) for length in lengths]
         logs = [[math.log(value) for value in axis] for axis in (lengths, times)]
         slope = linear_regression(*logs).slope
-        target = f"<= {EXPONENT}  {'ok' if slope <= EXPONENT else 'MISSED'}"
-        if lengths != LENGTHS:
-            target = "none"
+        met = slope <= EXPONENT if lengths == LENGTHS else None
+        target = note_target(f"{rule}, growth", f"{slope:.3f}", met, f"<= {EXPONENT}")
         cells = "".join(f"{1e3 * time:9.1f}" for time in times)
         print(f"  {rule:18}{cells}{slope:10.3f}  {target}")
         figures[rule] = {"seconds": times, "exponent": slope}
@@ -171,6 +173,7 @@ def report_growth(lengths, repeats):
 def main():
     parser = argparse.ArgumentParser(description="Measure the rules of linear attention.")
     parser.add_argument("--repeats", type=int, default=7, help="turns per measurement")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, metavar="NAME")
     parser.add_argument("--quick", action="store_true", help="seconds only, to see that it runs")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write a record there")
     options = parser.parse_args()
@@ -193,11 +196,12 @@ def main():
     print(f"{machine['cpu']}, {machine['cores']} cores, load before {machine['load before']:.1f}")
     print(", ".join(f"{name} {number}" for name, number in machine["versions"].items()))
     peers = load_peers()
-    results = {
-        "agreement": report_agreement(peers, 512),
-        "growth": report_growth(lengths, repeats),
-        "peers": report_peers(peers, peer_lengths, repeats),
+    reports = {
+        "agreement": partial(report_agreement, peers, 512),
+        "growth": partial(report_growth, lengths, repeats),
+        "peers": partial(report_peers, peers, peer_lengths, repeats),
     }
+    results = {part: reports[part]() for part in options.parts}
     if options.json:
         command = shlex.join(["python", "tests/bench/bench_linear_attention.py", *sys.argv[1:]])
         record = {"command": command, "date": date, "machine": machine, "setting": setting}

@@ -1,7 +1,7 @@
 """Measure training and decoding of whole models: four patterns at equal parameters, and two peers.
 
-    python tests/bench/bench_model.py [--contexts L ...] [--lengths L ...] [--repeats N] [--quick]
-                                      [--json FILE]
+    python tests/bench/bench_model.py [--contexts L ...] [--lengths L ...] [--repeats N]
+                                      [--no-compiled] [--quick] [--json FILE]
 
 The patterns are those of LlaMa, Mamba-2, Jamba and Cheems, 8 pairs of layers of width 256, d_ff
 chosen so that all have the same number of parameters. The peers are transformers' Jamba and Mamba2,
@@ -199,6 +199,7 @@ def main():
     parser.add_argument("--contexts", type=int, nargs="+", default=[256, 1024, 4096, 8192])
     parser.add_argument("--lengths", type=int, nargs="+", default=[256, 1024, 4096])
     parser.add_argument("--repeats", type=int, default=15, help="turns per measurement")
+    parser.add_argument("--no-compiled", action="store_true", help="leave compiled models out")
     parser.add_argument("--quick", action="store_true", help="seconds only, to see that it runs")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the times there")
     a = parser.parse_args()
@@ -229,6 +230,8 @@ def main():
     rows, record["peers"] = [], []
     for width, make_peers in [(w, beside_jamba) for w in PEER_WIDTHS] + [(WIDTH, beside_mamba2)]:
         contestants = make_peers(width)
+        if a.no_compiled:
+            contestants.pop(COMPILED, None)
         peer = next(iter(contestants))
         title = f"Width {width}: decoding, ms per token after"
         contexts = a.contexts[:2]

@@ -1,6 +1,7 @@
 """Measure ssd_chunked against its peers and print the figures with the targets beside them.
 
-    python tests/bench/bench_ssd.py [--lengths L ...] [--repeats N] [--quick] [--json FILE]
+    python tests/bench/bench_ssd.py [--lengths L ...] [--repeats N] [--parts NAME ...]
+                                    [--quick] [--json FILE]
 
 All contestants get the same x, dt, A, B, C and return y; what one of them needs besides (x dt,
 A dt, B and C per head) is made within its time. They run one after the other in every turn, in
@@ -61,6 +62,7 @@ EXPONENT, GROWTH_LENGTHS = 1.08, [2048 * 2**i for i in range(6)]
 MATMUL_SHARE, SHARE_FROM = 0.25, 4096
 COMPILED_SHARE, COMPILED_LENGTH = 0.6, 4096  # of the forward pass, with torch.compile
 ERROR = 1e-5
+PARTS = ("agreement", "speed", "compiled", "memory", "growth")
 
 
 def load_minimal():
@@ -271,6 +273,7 @@ def main():
     parser = argparse.ArgumentParser(description="Measure ssd_chunked against its peers.")
     parser.add_argument("--lengths", type=int, nargs="+", default=[1024, 4096, 16384])
     parser.add_argument("--repeats", type=int, default=7, help="turns per measurement")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, metavar="NAME")
     parser.add_argument("--quick", action="store_true", help="seconds only, to see that it runs")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write a record there")
     options = parser.parse_args()
@@ -289,13 +292,14 @@ def main():
     print(f"{machine['cpu']}, {machine['cores']} cores, load before {machine['load before']:.1f}")
     print(", ".join(f"{name} {number}" for name, number in machine["versions"].items()))
     contestants, missing = load_contestants()
-    results = {
-        "agreement": report_agreement(contestants, missing, 512),
-        "speed": report_speed(contestants, missing, lengths, repeats),
-        "compiled": report_compiled(compiled, repeats),
-        "memory": report_memory(contestants, missing, memory),
-        "growth": report_growth(growth, repeats),
+    reports = {
+        "agreement": partial(report_agreement, contestants, missing, 512),
+        "speed": partial(report_speed, contestants, missing, lengths, repeats),
+        "compiled": partial(report_compiled, compiled, repeats),
+        "memory": partial(report_memory, contestants, missing, memory),
+        "growth": partial(report_growth, growth, repeats),
     }
+    results = {part: reports[part]() for part in options.parts}
     if options.json:
         command = shlex.join(["python", "tests/bench/bench_ssd.py", *sys.argv[1:]])
         record = {"command": command, "date": date, "machine": machine, "setting": setting}

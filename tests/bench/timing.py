@@ -4,9 +4,11 @@ A turn is one run of every contestant, in rotating order, so that whatever else 
 falls on all of them alike.
 """
 
+import json
 import math
 import os
 import platform
+import sys
 import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -21,6 +23,7 @@ from torch.profiler import ProfilerActivity, profile
 from tqdm import tqdm
 
 THREADS = 2
+ROWS = "CHEEMS_BENCH_ROWS"  # the file of the rows that have a target, where run.py wants them
 
 
 def waiting(device):
@@ -76,8 +79,20 @@ def relative_error(ours, truth):
 
 def print_row(what, figures, met=None, target="none"):
     """Print one row; `met` is None where there is no target."""
-    end = target if met is None else f"{target}  {'ok' if met else 'MISSED'}"
+    end = note_target(what, figures, met, target) if met is not None else target
     print(f"  {what:56}{figures:>24}  {end}".rstrip())
+
+
+def note_target(what, figures, met, target):
+    """Return how a row with a target ends, and pass the row on to run.py; "none" if met is None."""
+    if met is None:
+        return "none"
+    if ROWS in os.environ:
+        row = dict(what=what, figures=figures, met=bool(met), target=target)
+        row["program"] = Path(sys.argv[0]).stem.removeprefix("bench_")
+        with open(os.environ[ROWS], "a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+    return f"{target}  {'ok' if met else 'MISSED'}"
 
 
 def describe_machine():

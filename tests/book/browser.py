@@ -101,14 +101,35 @@ def chromium() -> Iterator[Browser]:
 
 
 class _Quiet(http.server.SimpleHTTPRequestHandler):
+    not_found: str | None = None
+
     def log_message(self, *arguments):
         """Say nothing."""
 
+    def send_error(self, code, message=None, explain=None):
+        """Where nothing is found, send the page for that, if there is one."""
+        if code != 404 or self.not_found is None:
+            super().send_error(code, message, explain)
+            return
+        page = Path(self.directory, self.not_found).read_bytes()
+        self.send_response(code, message)
+        self.send_header("Content-Type", "text/html; charset=utf-8")
+        self.send_header("Content-Length", str(len(page)))
+        self.end_headers()
+        self.wfile.write(page)
+
 
 @contextmanager
-def served(folder: Path) -> Iterator[str]:
-    """Serve a folder to this machine; yields its address, without a slash at the end."""
-    handler = partial(_Quiet, directory=str(folder))
+def served(folder: Path, missing: str | None = None) -> Iterator[str]:
+    """Serve a folder to this machine; yields its address, without a slash at the end.
+
+    Where `missing` is given, the server sends that file of the folder for what isn't there.
+    """
+
+    class Handler(_Quiet):
+        not_found = missing
+
+    handler = partial(Handler, directory=str(folder))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()

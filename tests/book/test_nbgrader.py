@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from copy import deepcopy
 from pathlib import Path
 
 import nbformat
@@ -17,11 +18,12 @@ pytest.importorskip("nbgrader", reason="nbgrader is missing: make test-book inst
 
 from nbgrader.preprocessors import CheckCellMetadata, ClearOutput, ClearSolutions, LockCells
 
-ROOT = Path(__file__).resolve().parents[2]
+from book.project import ROOT
+
 GRADED = [path.stem for path in sorted((ROOT / "notebooks").glob("*.py"))[1:]]  # 00 has none
 (CHAPTER,) = [name for name in GRADED if name.startswith("03")]
 NUMBER, NOTEBOOK = CHAPTER[:2], f"{CHAPTER}.ipynb"
-POINTS = {"untouched": 0, "solved": 10}
+POINTS = {"untouched": 0, "solved": 10, "deleter": 10, "copier": 10}
 
 
 def read(path):
@@ -38,6 +40,12 @@ def run(*command, cwd, **environment):
         timeout=500,
     )
     assert finished.returncode == 0, finished.stdout + finished.stderr
+
+
+def marked(notebook, name):
+    """The cell that nbgrader knows by a name, such as 2_check."""
+    marks = [cell.metadata.get("nbgrader", {}).get("grade_id") for cell in notebook.cells]
+    return notebook.cells[marks.index(f"{NUMBER}_exercise_{name}")]
 
 
 def failed(notebook):
@@ -61,7 +69,9 @@ def test_students_get_what_nbgrader_would_release(editions):
 
 @pytest.fixture(scope="module")
 def course(editions, tmp_path_factory):
-    """A folder with two submissions that nbgrader has graded."""
+    """A folder with submissions that nbgrader has graded: all solved; nothing, but a check changed;
+    solved, but one has deleted a check, and another has copied a check and an exercise.
+    """
     folder = tmp_path_factory.mktemp("course") / "instructor"
     shutil.copytree(editions / "instructor", folder)
     names = ["JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR"]
@@ -69,15 +79,24 @@ def course(editions, tmp_path_factory):
     around["PYTHONPATH"] = str(folder)  # for the package that the folder carries
     beside = str(Path(sys.executable).parent)  # nbgrader starts alembic by its name
     around["PATH"] = os.pathsep.join([beside, os.environ["PATH"]])
-    cheating = read(editions / "student/notebooks" / NOTEBOOK)
-    for cell in cheating.cells:
-        if cell.metadata.get("nbgrader", {}).get("grade_id") == f"{NUMBER}_exercise_1_check":
-            cell.source = "print('solved, really')"
-    handed_in = {"untouched": cheating, "solved": read(folder / "notebooks" / NOTEBOOK)}
+    untouched = read(editions / "student/notebooks" / NOTEBOOK)
+    solved, deleter, copier = (read(folder / "notebooks" / NOTEBOOK) for _ in range(3))
+    marked(untouched, "1_check").source = "print('solved, really')"
+    deleter.cells.remove(marked(deleter, "2_check"))
+    for name in ("2_check", "1"):
+        place = copier.cells.index(marked(copier, name))
+        copier.cells.insert(place, deepcopy(copier.cells[place]))
+        copier.cells[place].id = f"copy-of-{name}"
+    handed_in = dict(untouched=untouched, solved=solved, deleter=deleter, copier=copier)
     for name, notebook in handed_in.items():
         (folder / "submitted" / name / NUMBER).mkdir(parents=True)
         nbformat.write(notebook, folder / "submitted" / name / NUMBER / NOTEBOOK)
     run("nbgrader", "generate_assignment", NUMBER, cwd=folder, **around)
+    exchange = folder.parent / "exchange"
+    exchange.mkdir()
+    exchange.chmod(0o777)  # as nbgrader wants it: all students write there
+    give_out = ["nbgrader", "release_assignment", NUMBER, f"--Exchange.root={exchange}"]
+    run(*give_out, cwd=folder, **around)
     run("nbgrader", "autograde", NUMBER, "--create", cwd=folder, **around)
     run("nbgrader", "export", cwd=folder, **around)
     return folder
@@ -91,9 +110,16 @@ def test_solutions_get_all_points_and_gaps_none(course):
     assert {float(row["max_score"]) for row in rows.values()} == {max(POINTS.values())}
     meant = failed(read(ROOT / "notebooks" / NOTEBOOK))
     assert set(meant) <= {"raises-exception"}
-    for name, checks in (("solved", 0), ("untouched", 5)):
+    for name, points in POINTS.items():
+        checks = 5 * (points == 0)
         graded = read(course / "autograded" / name / NUMBER / NOTEBOOK)
         assert failed(graded) == meant + ["check"] * checks
+
+
+def test_nbgrader_gives_the_chapter_out(course):
+    """Its exchange asks for the name of the course."""
+    given = course.parent.glob(f"exchange/cheems/outbound/{NUMBER}/*")
+    assert [path.name for path in given] == [NOTEBOOK]
 
 
 def test_the_zip_is_enough_to_run_chapters_up_to_the_gaps(editions, tmp_path):

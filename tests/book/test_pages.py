@@ -5,18 +5,21 @@ import re
 import shutil
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
-import claims
-import markup
 import nbformat
 import pytest
-import reference
-import website
-from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+from myst_parser.slugs import github_slugify
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 from test_deck import in_one_row
 
-ROOT = Path(__file__).parents[2]
+from book import claims
+from book.project import ROOT, anchor, cells_under_headings, chapter_number, chapters, headings
+from book.site import build_site as website
+from book.site import html_repairs as markup
+from book.site.extensions import api_reference as reference
+
 NOTEBOOKS = {
     path.stem: nbformat.read(path, as_version=4) for path in (ROOT / "notebooks").glob("*.ipynb")
 }
@@ -27,23 +30,95 @@ PUBLIC = [(one.room, one.name) for one in claims.public_names() if one.name]
 
 
 @pytest.mark.parametrize("name", sorted(NOTEBOOKS))
-def test_a_page_has_the_cells_of_its_notebook_folded_by_their_tags(name):
-    """A figure keeps the words that `plotting.save` is given in the source."""
+def test_a_page_shows_all_of_its_notebook_and_folds_what_is_folded_there(name):
+    """Text and open cells stay as they are; what a folded cell shows stands beside its code. A
+    figure keeps the words that `plotting.save` is given in the source.
+    """
     before = nbformat.writes(NOTEBOOKS[name])
     page = website.chapter_page(NOTEBOOKS[name], name)
     assert nbformat.writes(NOTEBOOKS[name]) == before, "the notebook itself is changed"
-    shown = {cell.id: cell for cell in page.cells}
+    shown, hidden = {cell.id: cell for cell in page.cells}, []
     for cell in NOTEBOOKS[name].cells:
-        own = shown[cell.id]
-        folded = set(cell.metadata.get("tags", [])) & set(website.FOLDED)
-        assert ("hide-input" in own.metadata.get("tags", [])) == bool(folded)
-        assert in_one_row(own.source) == in_one_row(cell.source)
-        assert cell.cell_type == "markdown" or own.source == cell.source
-        assert own.get("outputs") == cell.get("outputs")
-        drawn = any("image/" in kind for o in cell.get("outputs", []) for kind in o.get("data", {}))
-        words = own.metadata.get("mystnb", {}).get("image", {}).get("alt", "").split()
-        assert bool(words) == drawn
-        assert not drawn or (words[0] in own.source and words[-1] in own.source)
+        own, tags = shown.get(cell.id), set(cell.metadata.get("tags", []))
+        folded = tags & {"setup", "figure", "guard", "exercise"}
+        if folded:
+            hidden.append(cell.source)
+            assert (own is not None) == bool(cell.outputs)
+        else:
+            assert in_one_row(own.source) == in_one_row(cell.source)
+            assert cell.cell_type == "markdown" or own.source == cell.source
+        if cell.get("outputs"):
+            assert own.outputs == cell.outputs
+            assert ("remove-input" in own.metadata.get("tags", [])) == bool(folded)
+            drawn = any("image/png" in output.get("data", {}) for output in cell.outputs)
+            words = own.metadata.get("mystnb", {}).get("image", {}).get("alt", "").split()
+            assert bool(words) == drawn
+            assert not drawn or (words[0] in own.source and words[-1] in own.source)
+    code = [cell.source for cell in page.cells if "hide-input" in cell.metadata.get("tags", [])]
+    assert "\n\n\n".join(code) == "\n\n\n".join(hidden)  # all of it, in its order
+
+
+@pytest.mark.parametrize("name", sorted(NOTEBOOKS))
+def test_a_page_opens_with_its_picture_and_no_two_folds_meet(name):
+    """Title, links, words, and the picture; what draws it is one fold right below."""
+    cells = website.chapter_page(NOTEBOOKS[name], name).cells
+    first = next(i for i, cell in enumerate(cells) if cell.cell_type == "code")
+    assert any("image/png" in output.get("data", {}) for output in cells[first].outputs)
+    folded = ["hide-input" in cell.metadata.get("tags", []) for cell in cells]
+    assert (True, True) not in pairwise(folded) and folded[first + 1]
+
+
+def test_neighbours_are_one_fold_which_says_how_many_cells_it_has():
+    def cell(source, tag, *outputs):
+        return new_code_cell(source, metadata={"tags": [tag]}, outputs=list(outputs))
+
+    drawn = new_output(
+        "display_data", {"image/png": "aaaa"}, metadata={"image/png": {"alt": "A curve."}}
+    )
+    printed = new_output("stream", text="3\n")
+    cells = [
+        new_markdown_cell("# 03 · Title"),
+        cell("import torch", "setup"),
+        new_markdown_cell("Here is a curve:"),
+        cell("def draw(): ...", "figure"),
+        cell("draw()", "figure", drawn),
+        cell("assert True", "guard"),
+        new_markdown_cell("## 1 · Three"),
+        cell("print(3)", "guard", printed),
+        cell("assert 3", "guard"),
+        new_code_cell("1 + 1"),
+        cell("def f():\n    return 1", "exercise"),
+        cell("f()", "check"),
+    ]
+    page = website.chapter_page(new_notebook(cells=cells), "03_title")
+    del page.cells[1]  # the downloads
+    said = [c.metadata.get("mystnb", {}).get("code_prompt_show", c.source) for c in page.cells]
+    assert said == [
+        *("# 03 · Title", "Here is a curve:", "draw()", "Show the code (4 cells)"),
+        *("## 1 · Three", "Show what is asserted (2 cells)", "print(3)", "1 + 1"),
+        *("Show a solution", "f()"),
+    ]
+    wanted = ["import torch", "def draw(): ...", "draw()", "assert True"]
+    assert page.cells[3].source.split("\n\n\n") == wanted and page.cells[3].outputs == []
+    assert page.cells[2].outputs == [drawn] and page.cells[6].outputs == [printed]
+
+
+def test_students_see_no_output_of_a_check(tmp_path):
+    """It would be what the solution printed, below a gap."""
+    answer = new_output("stream", text="all three are right\n")
+    body = "def f():\n    ### BEGIN SOLUTION\n    return 1\n    ### END SOLUTION"
+    cells = [new_code_cell("1 + 1", execution_count=1, outputs=[answer])]
+    cells += [new_code_cell(body, execution_count=2, metadata={"tags": ["exercise"]})]
+    cells += [
+        new_code_cell("f()", execution_count=3, metadata={"tags": ["check"]}, outputs=[answer])
+    ]
+    path = tmp_path / "03_title.ipynb"
+    nbformat.write(new_notebook(cells=cells), path)
+    shown = {edition: website.released(path, edition).cells for edition in website.FOLDERS}
+    assert [cell.outputs for cell in shown["students"]] == [[answer], [], []]
+    assert [cell.execution_count for cell in shown["students"]] == [1, None, None]
+    assert "NotImplementedError" in shown["students"][1].source
+    assert [cell.outputs for cell in shown["instructor"]] == [[answer], [], [answer]]
 
 
 # --- README ---------------------------------------------------------------------------------------
@@ -105,8 +180,8 @@ def test_every_public_name_leads_back_into_the_course():
     below = {
         chapter: {
             word
-            for headings, cell in claims.cells_under_headings(notebook)
-            if headings
+            for above, cell in cells_under_headings(notebook["cells"])
+            if above
             for word in re.findall(r"\w+", "".join(cell["source"]))
         }
         for chapter, notebook in claims.read_notebooks().items()
@@ -114,8 +189,21 @@ def test_every_public_name_leads_back_into_the_course():
     for room, name in PUBLIC:
         back = reference.way_back(room, name)
         named = back.get("Derived in", "") + back.get("Used in", "")
-        for path in claims.chapters():
-            assert name not in below[claims.number(path)] or f"{path.stem}.html#" in named, name
+        for path in chapters():
+            assert name not in below[chapter_number(path)] or f"{path.stem}.html#" in named, name
+
+
+def test_an_anchor_is_the_one_that_the_site_makes():
+    """For every heading of every chapter; a link to another anchor would lead to the page's top."""
+    titles = [
+        title
+        for path in chapters()
+        for cell in nbformat.read(path.with_suffix(".ipynb"), as_version=4).cells
+        for _, title in headings(cell.source)
+        if cell.cell_type == "markdown"
+    ]
+    assert len(titles) > 200
+    assert [title for title in titles if anchor(title) != github_slugify(title)] == []
 
 
 def test_what_the_lessons_have_is_taken_up_in_the_course():
@@ -134,18 +222,21 @@ def test_what_the_lessons_have_is_taken_up_in_the_course():
 
 
 def test_markup_is_mended():
-    assert markup.mended('<th class="head"><p></p></th>') == "<td></td>"
+    assert markup.repair_html('<th class="head"><p></p></th>') == "<td></td>"
     wrapper = '<div class="math-wrapper docutils container" id="equation-3.1">'
     twice = wrapper + '\n<div class="math notranslate" id="equation-3.1">'
-    assert markup.mended(twice).count("equation-3.1") == 1
+    assert markup.repair_html(twice).count("equation-3.1") == 1
     rows = "<dt>f(<dl>\n<dd><em>a</em>,</dd>\n<dd><em>b</em>,</dd>\n</dl>\n)</dt>"
-    assert "<dl>" not in markup.mended(rows) and markup.mended(rows).count('class="row"') == 2
+    assert (
+        "<dl>" not in markup.repair_html(rows)
+        and markup.repair_html(rows).count('class="row"') == 2
+    )
     figure = '<img alt="A curve." src="../_images/a.svg"/>'
-    assert markup.mended(figure) == f'<a class="whole" href="../_images/a.svg">{figure}</a>'
+    assert markup.repair_html(figure) == f'<a class="whole" href="../_images/a.svg">{figure}</a>'
     formula = r'<span class="math notranslate nohighlight">\(x\)</span>'
-    assert markup.mended(f"so ({formula}).") == f'so <span class="bound">({formula}).</span>'
+    assert markup.repair_html(f"so ({formula}).") == f'so <span class="bound">({formula}).</span>'
     for words in (f"so {formula} is", "<dl><dt>term</dt><dd>what it is</dd></dl>"):
-        assert markup.mended(words) == words
+        assert markup.repair_html(words) == words
 
 
 # --- a small site, made whole ---------------------------------------------------------------------
@@ -171,17 +262,17 @@ def small(root: Path, chapter: list[str] = CHAPTER) -> Path:
     (root / "figures").mkdir()
     shutil.copy(ROOT / "cheems_ref" / "rope.py", root / "cheems_ref")
     for name in ("README.md", "cheems_ref/README.md", "CONTRIBUTING.md"):
-        (root / name).write_text("# Small\n")
+        (root / name).write_text("# Small\n\n## Part\n")
     shutil.copy(ROOT / "LICENSE", root)
-    shutil.copytree(ROOT / "book" / "web", root / "book" / "web")
+    shutil.copytree(ROOT / "book" / "site", root / "book" / "site")
     for path in (ROOT / "book").glob("*.*"):
         shutil.copy(path, root / "book")
     return root
 
 
-def build(root: Path) -> subprocess.CompletedProcess:
-    command = [sys.executable, str(ROOT / "book" / "website.py"), "--root", str(root)]
-    return subprocess.run(command, capture_output=True, text=True)
+def build(root: Path, edition: str = "students") -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "book.site", "--root", str(root), "--edition", edition]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -217,6 +308,26 @@ def test_the_small_site_links_what_its_text_names(two_sites):
     api = site["api/rope.html"].decode()
     assert 'id="cheems_ref.rope.apply_rope"' in api and "_modules/cheems_ref/rope.html" in api
     assert "Derived in" in api
+
+
+def test_each_edition_has_its_own_folder_and_make_knows_both(tmp_path):
+    """An instructor's site in the folder of the students' would be published with its solutions."""
+    root = small(tmp_path / "two")
+    (root / ".venv").mkdir()
+    shutil.copy(ROOT / "Makefile", root)
+    for name in ("pyproject.toml", "constraints.txt", ".venv/.ready", ".venv/.book"):
+        (root / name).touch()
+
+    def is_made(edition):
+        asked = ["make", "-q", "book", f"EDITION={edition}"]
+        return subprocess.run(asked, cwd=root).returncode == 0
+
+    for edition, made in (("students", {"students"}), ("instructor", {"students", "instructor"})):
+        assert build(root, edition).returncode == 0
+        assert {name for name in website.FOLDERS if is_made(name)} == made
+    for edition, folder in (("students", "site"), ("instructor", "site-instructor")):
+        page = (root / "book" / "_build" / folder / "index.html").read_text(encoding="utf-8")
+        assert f"This is the {edition.rstrip('s')}" in page
 
 
 def test_a_mistake_stops_the_build(tmp_path):

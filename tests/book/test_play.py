@@ -3,19 +3,17 @@
 import base64
 import shutil
 from itertools import product
-from pathlib import Path
 from random import Random
 
 import browser as chrome
-import play
 import pytest
 import torch
 import torch.nn.functional as F
 
+from book.project import ROOT
+from book.site import interactive_pages as play
 from cheems_lab.__main__ import main
 from cheems_ref import budget, config, model, presets, ssd, text
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")

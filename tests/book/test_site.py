@@ -6,14 +6,16 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import browser as chrome
-import claims
+import nbformat
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from book import claims
+from book.project import ROOT, chapters
+
 SITE = ROOT / "book" / "_build" / "site"
 EVERY = sorted(path.relative_to(SITE).as_posix() for path in SITE.rglob("*.html"))
 PAGES = [page for page in EVERY if not page.startswith("slides/")]  # these: test_slides.py
-SOURCES = {path.stem: path for path in claims.chapters()}
+SOURCES = {path.stem: path for path in chapters()}
 NUMBERED = [page for page in PAGES if page.startswith("chapters/")]
 LABS = [page for page in NUMBERED if SOURCES[Path(page).stem].parent.name == "labs"]
 CHAPTERS = [page for page in NUMBERED if page not in LABS]
@@ -106,6 +108,22 @@ def test_students_find_no_solution_and_no_guide():
     assert "students' site" in (SITE / "index.html").read_text("utf-8").replace("’", "'")
 
 
+def test_students_see_no_output_below_a_gap():
+    """Neither on a page nor in a notebook to download."""
+    for page in CHAPTERS[1:]:  # 00 has no exercises
+        whole = nbformat.read(SOURCES[Path(page).stem].with_suffix(".ipynb"), as_version=4)
+        checks = [cell for cell in whole.cells if "check" in cell.metadata.get("tags", [])]
+        [sent] = (SITE / "_downloads").glob(f"*/{Path(page).stem}.ipynb")
+        given = {cell.id: cell for cell in nbformat.read(sent, as_version=4).cells}
+        assert len(checks) == 5 and all(cell.outputs for cell in checks)
+        assert [given[cell.id].outputs for cell in checks] == [[]] * 5
+        text = (SITE / page).read_text(encoding="utf-8")
+        below = re.split(r"YOUR CODE HERE", text)[1:]
+        assert len(below) == 5
+        for part in below:  # the rest of the gap, then the check, then the next text
+            assert "cell_output" not in part.partition("</section>")[0].partition("<p>")[0], page
+
+
 def test_the_table_is_that_of_claims_toml():
     """Every claim has its row: what it says, its verdict, what the filter asks, its evidence."""
     text = (SITE / "claims.html").read_text(encoding="utf-8")
@@ -189,3 +207,81 @@ def test_folded_cells_open(browser, address):
         assert not first.locator("pre").first.is_visible()
         first.locator("summary").click()
         assert first.locator("pre").first.is_visible()
+
+
+def test_a_chapter_opens_with_its_picture(browser, address):
+    """In the first window of a desktop or right below it, with no line of code above."""
+    for page in CHAPTERS:
+        with chrome.visit(browser, f"{address}/{page}") as opened:
+            top = "all => Math.min(...all.map(one => one.getBoundingClientRect().top))"
+            picture = opened.locator("article img").evaluate_all(top)
+            assert picture < opened.locator("article .cell_input").evaluate_all(top), page
+            assert picture < opened.locator("article details").evaluate_all(top), page
+
+
+def test_code_can_be_copied(browser, address):
+    """With a clipboard, and without one, as where a site is served without https."""
+    with chrome.visit(browser, f"{address}/{CHAPTERS[3]}") as page:
+        listing = page.locator(".cell_input div.highlight").filter(has_text="def by_pencil")
+        assert page.locator(".cell_output button.copy").count() == 0
+        for gone in (False, True):
+            page.evaluate(
+                """gone => {
+                    window.text = null;
+                    const clipboard = {writeText: async text => { window.text = text; }};
+                    const value = gone ? undefined : clipboard;
+                    Object.defineProperty(navigator, "clipboard", {value, configurable: true});
+                    document.execCommand = () => {
+                        window.text = String(getSelection());
+                        return true;
+                    };
+                }""",
+                gone,
+            )
+            listing.hover()
+            listing.locator("button.copy").click()
+            page.wait_for_function("window.text !== null")
+            assert (
+                page.evaluate("window.text").strip() == listing.locator("pre").inner_text().strip()
+            )
+            page.wait_for_function(
+                "[...document.querySelectorAll('button.copy')].some(b => b.textContent == 'Copied')"
+            )
+
+
+def test_paper_has_no_buttons_and_cuts_no_line(browser, address):
+    """On a sheet of A4, in CSS's pixels."""
+    with chrome.visit(browser, f"{address}/{CHAPTERS[3]}", size=(794, 1123)) as page:
+        assert page.locator("pre").count() > 40
+        page.emulate_media(media="print")
+        for one in (".skip-to-content", "button.copy", ".back-to-top"):
+            assert page.locator(f"{one}:visible").count() == 0, one
+        cut = "all => all.filter(one => one.scrollWidth > one.clientWidth + 1).length"
+        assert page.locator("pre:visible").evaluate_all(cut) == 0
+
+
+@pytest.mark.parametrize("asked", ["nowhere.html", "chapters/99_nowhere.html", "api/a/b.html"])
+def test_what_is_not_there_has_a_page_that_leads_back(browser, tmp_path, asked):
+    """On a server that shows 404.html, with the site in a folder of its own, as on a forge."""
+    (tmp_path / "course").symlink_to(SITE)
+    with (
+        chrome.served(tmp_path, missing="course/404.html") as where,
+        chrome.visit(browser, f"{where}/course/{asked}") as page,
+    ):
+        assert page.problems[0] == f"404: {where}/course/{asked}"
+        # Chromium also tries what the page names before it knows the folder; what counts is loaded.
+        sheets = page.evaluate(
+            "[...document.styleSheets].map(one => [one.href, one.cssRules.length])"
+        )
+        assert len(sheets) > 3 and all(rules for _, rules in sheets)
+        assert all(href.startswith(f"{where}/course/_static/") for href, _ in sheets if href)
+        assert page.locator("h1").inner_text() == "There is no such page"
+        page.get_by_role("link", name="the first page").click()
+        page.wait_for_url(f"{where}/course/index.html")
+
+
+def test_every_page_has_the_icon():
+    for page in EVERY:
+        text = (SITE / page).read_text(encoding="utf-8")
+        icon = re.search(r'<link rel="(?:shortcut )?icon" href="([^"]*favicon.svg)"', text)
+        assert icon and (SITE / page).parent.joinpath(icon[1]).exists(), page

@@ -6,6 +6,7 @@ from test_attention import (
     copies_no_groups,
     forms_are_the_definition,
     masks_are_the_loop,
+    slices_join,
 )
 from test_layers import has, is_defined
 
@@ -25,7 +26,12 @@ MISTAKES = mistakes([
             ("scores.masked_fill(~allowed, -torch.inf).softmax(dim=-1)",
              "scores.softmax(dim=-1).masked_fill(~allowed, 0)")],
         "tiled groups": [("-> b s (g r) p", "-> b s (r g) p")],
-        "not causal by itself": [("is_causal=maskless and t > 1", "is_causal=False")]}),
+        "not causal by itself": [("is_causal=causal,", "is_causal=False,")]}),
+    (slices_join, {
+        "each slice keeps its own maximum": [
+            ("a * one.total + b * other.total", "one.total + other.total")],
+        "no maximum subtracted": [("weights = (scores - largest).exp()", "weights = scores.exp()")],
+        "a slice that hides all keys is NaN": [(".clamp(min=lowest)", "")]}),
     (copies_no_groups, {
         "keys copied to every head": [("grouped = g < h", "grouped = False and g < h")]}),
     (bias_is_held, {
@@ -64,5 +70,6 @@ MISTAKES = mistakes([
         "the cache is written to": [("[old.k, new.k]", "[old.k.add_(0), new.k]")]}),
 ])
 
-# By the table of layers.
-HELD = [mistake.asked() for mistake in MISTAKES if mistake.has_property in (has, is_defined)]
+# By the table of layers, and a test of its own.
+ASKED = (has, is_defined, slices_join)
+HELD = [mistake.asked() for mistake in MISTAKES if mistake.has_property in ASKED]

@@ -34,7 +34,7 @@ PLANTED = [
         "scores alone": [("4 * layers", "2 * layers")],
         "the cache is not read": [("length * context + length", "length")]}),
     (activations_are_what_autograd_keeps, "SKIK", {
-        "angles of each layer": [("if key not in shared}", "}")]}),
+        "angles of each layer": [("(part, chunked, dtype) - shared", "(part, chunked, dtype)")]}),
 ]
 
 MISTAKES = mistakes(PLANTED, budget) + mistakes([

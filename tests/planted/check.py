@@ -8,7 +8,7 @@ from cheems_ref import check
 ROOMS = (check,)
 UNCHECKED = True  # the type checker would answer first
 
-WHILE_COMPILING = "    if torch.compiler.is_compiling():\n        return\n"
+WHILE_COMPILING = "    if not values_can_be_read():\n        return\n"
 
 # fmt: off
 MISTAKES = mistakes([

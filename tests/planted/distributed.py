@@ -28,7 +28,7 @@ MISTAKES = mistakes([
     (reads_as_the_whole, "conv", CUT, {
         "no tokens before the slice": [("history=history)\n\n", "history=None)\n\n")]}),
     (reads_as_the_whole, "rope", CUT, {
-        "positions begin anew": [("sum(lengths[:rank]) + torch.arange", "torch.arange")],
+        "positions begin anew": [("sum(lengths[:rank]), dtype=", "0, dtype=")],
         "gradients are not summed": [
             ("dist.all_reduce(parameter.grad, group=group)",
              "dist.all_reduce(parameter.grad.clone(), group=group)")]}),

@@ -20,13 +20,15 @@ MISTAKES = mistakes([
             ("expert(i, tokens[token])", "expert(i, tokens)[token]")]}),
     (is_defined, "MoE", {
         "softmax of the chosen": [
-            ("scores.softmax(dim=-1).topk(self.k, dim=-1)\n",
-             "scores.topk(self.k, dim=-1)\n        gates = gates.softmax(dim=-1)\n")]}),
+            ("self.router(x).softmax(dim=-1).topk(self.k, dim=-1)\n",
+             "self.router(x).topk(self.k, dim=-1)\n        gates = gates.softmax(dim=-1)\n")]}),
     (what_is_idle_gets_no_gradient, "CohesiveMoE", {
         "the shared matrix, too": [
-            ("for p in part.parameters()} - active", "for p in part[self.k :].parameters()}")]}),
+            ("for p in part[: self.k].parameters()", "for p in part[-self.k :].parameters()")]}),
     (routes_in_float32_under_autocast, "MoE", {
-        "autocast chooses": [("with autocast_off(x.device):", "if True:")]}),
+        "autocast chooses": [
+            ("self.router = Float32Linear(d_model, n_experts)",
+             "self.router = nn.Linear(d_model, n_experts, bias=False)")]}),
     (balance_is_the_formula, {
         "gates not normalized": [("share / gates.sum()", "share")]}),
 ])

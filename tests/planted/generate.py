@@ -8,13 +8,14 @@ from test_generate import (
     draws_follow_every_choice,
     prompts_of_different_lengths_do_not_meet,
     text_comes_as_it_is_written,
+    the_smallest_top_p_keeps_the_best,
 )
 
 from cheems_ref import model
 
 LAST = "last = (torch.arange(prompt.shape[1], device=prompt.device) * padding_mask).argmax(dim=1)"
 BEFORE = "before = ordered.cumsum(-1) - ordered"
-CROSSES = "before >= sampling.top_p"
+CROSSES = "before >= p"
 PASS = "tokens, padding_mask=padding_mask, cache=cache, validate=False"
 
 # fmt: off
@@ -25,6 +26,8 @@ MISTAKES = mistakes([
             (BEFORE, "before = ordered.cumsum(-1)"),
             (CROSSES, f"({CROSSES}) & (before > ordered)")],
         "places for ids": [("return ids.gather(1, place)[:, 0]", "return place[:, 0]")]}),
+    (the_smallest_top_p_keeps_the_best, {
+        "0 in float32": [(CROSSES, "before >= sampling.top_p")]}),
     (prompts_of_different_lengths_do_not_meet, "SHSRAH", {
         "the last column": [(LAST, "last = torch.full(prompt.shape[:1], prompt.shape[1] - 1)")],
         "the number of tokens": [(LAST, "last = padding_mask.sum(1) - 1")],

@@ -14,7 +14,7 @@ from cheems_ref import train
 
 ROOMS = (train,)
 
-CLIP = "torch.nn.utils.clip_grad_norm_(run.model.parameters(), config.max_grad_norm)"
+CLIP = "run.clip_gradients()"
 UNCLIPPED = "torch.zeros(())"
 
 # fmt: off
@@ -39,5 +39,6 @@ MISTAKES = mistakes([
             ("range(0, len(ids) - 1, seq_len)", "range(0, len(ids) - 1, seq_len + 1)")],
         "a mean of means": [
             ('reduction="sum").item()',
-             'reduction="mean").item() * (len(ids) - 1) / (len(batches) + 1)')]}),
+             'reduction="mean").item() * (len(ids) - 1) / '
+             "len([*evaluation_windows(ids, seq_len, batch_size)])")]}),
 ])

@@ -1,0 +1,1 @@
+"""The students' edition and the instructor's copy."""

@@ -1,0 +1,5 @@
+"""`python -m book.editions`."""
+
+from book.editions.build_editions import main
+
+main()

@@ -1,0 +1,1 @@
+"""The lecturer's guide: its pages, and what fills in their minutes and links."""

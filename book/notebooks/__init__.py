@@ -1,0 +1,1 @@
+"""Runs each notebook and stores its outputs and figures."""

@@ -1,0 +1,7 @@
+"""`python -m book.notebooks`."""
+
+import sys
+
+from book.notebooks.build_notebooks import main
+
+sys.exit(main())

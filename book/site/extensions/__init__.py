@@ -1,0 +1,1 @@
+"""What Sphinx is taught: links between chapters, the reference, the table of claims."""

@@ -1,0 +1,1 @@
+"""The slides: what each shows, how large its type is, and the HTML."""

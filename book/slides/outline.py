@@ -1,0 +1,418 @@
+"""What each slide of a chapter shows, and what its speaker says: rules, applied to a notebook.
+
+`deck_of` takes an executed notebook apart; `build_slides.py` lays the result out. No slide has a
+text of its own:
+
+- The first cell gives the title slide: its bold sentence and the list of what one will be able to
+  do. Each `## ` heading begins a column of slides; `### ` headings stand in the running head.
+- A code cell with an equation or a sentence right before it is a slide: the sentence, the equation,
+  the lines that compute, what the cell printed. More than 12 lines of code (of 71 columns) or of
+  output stay in the notebook: nobody reads them from the back row. Cells tagged `setup`, `guard`,
+  `versions`, `check` or `aside` are left out, and those that show a page of HTML.
+- Equations beyond the one before a cell (two on a slide), tables and lists are slides too, below
+  the sentences that lead to them. A quotation is a slide with the sentences that follow it: they
+  say what holds.
+- A cell tagged `figure` is a slide if it draws, and then shows the picture alone.
+- The exercises are one slide, with the first sentences of each.
+- What the text says of a result right after it stands below the result, where there is room.
+- All prose becomes the speaker's notes of the slide that follows it, or of the last of its section.
+"""
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from html import escape
+
+from markdown_it import MarkdownIt
+from mdit_py_plugins.dollarmath import dollarmath_plugin
+from nbformat import NotebookNode
+
+from book.guide.teaching_minutes import sections, total
+from book.project import alt_text
+
+LEFT_OUT = {"setup", "versions", "check", "guard", "aside"}
+CODE = 12, 71  # lines and columns of code on a slide
+PRINTED = 12, 100  # likewise of what a cell prints
+LEAD = 320  # characters of a section's first sentences on its heading's slide
+POINT = 280  # characters of the sentences around the one that leads to a slide, where there is room
+REMARK = 220  # characters of what is said of a result
+GOES_ON = re.compile(r"\*\*|(Now|Let|Here|Next|First|Then|On paper|Before)\b")  # to what comes next
+TASK = 370  # characters of an exercise's first sentences
+TELLS = {"print", "check", "check_gradients", "must_differ"}
+HOMEWORK = "Exercises"  # the heading under which no cell is shown
+SHORT = 40  # characters of a sentence that says little by itself
+ASIDE = re.compile(r"\((?:[^()]|\([^()]*\))*[.!?]\)\s*")  # sentences in brackets
+STAGE = re.compile(r'<g id="(stage-(\d+)-\d+)">')
+# In which no sentence ends: a formula, code, a parenthesis, bold words but for their full stop.
+UNBROKEN = re.compile(r"\$[^$]*\$|`[^`]*`|\([^()]*\)|\*\*[^*]+(?=[^*]\*\*)")
+SENTENCE = re.compile(
+    r"(?<=[.!?])(?<!\be\.g\.)(?<!\bal\.)(?<!\beq\.)(?<!\bApp\.)(?<!\bFig\.)"
+    r"(\*\*|\*|[\"”])?\s+(?=[\"“*A-Z\ue000-\uf8ff])"
+)
+
+
+def maths(tex: str, options: dict) -> str:
+    """A formula as MathJax finds it, inside an element that can be looked for."""
+    if options["display_mode"]:
+        return f'<div class="math">\\[{escape(tex.strip())}\\]</div>'
+    return f'<span class="math">\\({escape(tex)}\\)</span>'
+
+
+MARKDOWN = MarkdownIt("commonmark").enable("table").use(dollarmath_plugin, renderer=maths)
+for end in ("link_open", "link_close"):  # a slide has the words of a link
+    MARKDOWN.add_render_rule(end, lambda *_: "")
+
+
+@dataclass(frozen=True)
+class Part:
+    """One thing on a slide.
+
+    Attributes:
+        kind: text, math, list, table, quote, sample, code, output, svg, png, or remark: a text on
+            what stands above it.
+        source: as written: Markdown, TeX, Python, what was printed, the SVG, or the PNG in base64.
+        alt: of a picture.
+        longer: a text with the sentences around it, which takes its place where there is room.
+    """
+
+    kind: str
+    source: str
+    alt: str = ""
+    longer: str = ""
+
+
+@dataclass
+class Slide:
+    """What is shown, in this order, below the running head, and what is said."""
+
+    kind: str  # title, section, statement, cell, figure or exercise
+    head: str  # Markdown: the heading that it stands under
+    parts: list[Part]
+    notes: str = ""  # HTML
+
+
+@dataclass
+class Deck:
+    """A chapter: its title, and columns of slides, each under the title of its section."""
+
+    title: str
+    minutes: dict[str, int] = field(default_factory=dict)  # to teach, of the whole and of sections
+    columns: list[tuple[str, list[Slide]]] = field(default_factory=list)
+
+
+def blocks(markdown: str) -> Iterator[Part]:
+    """The top-level blocks of a cell; a heading's kind is h1, h2 or h3."""
+    lines = markdown.splitlines()
+    names = {"heading_open": "", "bullet_list_open": "list", "ordered_list_open": "list"}
+    names |= {"table_open": "table", "blockquote_open": "quote", "paragraph_open": "text"}
+    names |= {"code_block": "sample", "fence": "sample"}
+    tokens = MARKDOWN.parse(markdown)
+    for place, token in enumerate(tokens):
+        if token.level or token.nesting < 0:
+            continue
+        if token.type.startswith("math_block"):
+            yield Part("math", token.content.strip())
+        elif token.type == "heading_open":
+            yield Part(token.tag, tokens[place + 1].content)
+        else:
+            yield Part(names[token.type], "\n".join(lines[slice(*token.map)]).strip("\n"))
+
+
+def sentences(paragraph: str) -> list[str]:
+    """The sentences of a paragraph of Markdown; a formula or a parenthesis is never cut."""
+    kept = []
+
+    def keep(match: re.Match) -> str:
+        kept.append(match.group())
+        return chr(0xE000 + len(kept) - 1)
+
+    hidden = UNBROKEN.sub(keep, " ".join(paragraph.split()))
+    found, start = [], 0
+    for match in SENTENCE.finditer(hidden):
+        end = match.end(1) if match.group(1) else match.start()
+        found.append(hidden[start:end])
+        start = match.end()
+    found.append(hidden[start:])
+    for place in reversed(range(len(kept))):  # what was hidden last may hold what was before
+        found = [text.replace(chr(0xE000 + place), kept[place]) for text in found]
+    return found
+
+
+def leads_on(paragraph: str) -> bool:
+    """Whether a paragraph ends within a sentence, which an equation or a cell then goes on with."""
+    return paragraph.rstrip('*_"”')[-1] not in ".!?)"
+
+
+def lead(paragraph: str) -> list[Part]:
+    """What a slide shows of the paragraph before: the bold words it begins with, or its point.
+
+    The point is the sentence that leads on, if there is one, else the first that is not an aside.
+    Where that is a few words, the sentence beside it comes along.
+    """
+    while aside := ASIDE.match(paragraph):
+        paragraph = paragraph[aside.end() :]
+    if not paragraph:
+        return []
+    found = sentences(paragraph)
+    few, leads = len(found[0]) < SHORT, leads_on(paragraph)
+    if not leads:
+        shown = found[: 1 + few]
+    elif paragraph.startswith("**") and len(found) > 1:
+        shown = [found[0], found[-1]]
+    else:
+        shown = found[-2:] if len(found[-1]) < SHORT else found[-1:]
+    around = shown
+    for n in range(len(shown), len(found) + 1):
+        more = found[-n:] if leads else found[:n]
+        if len(" ".join(more)) <= POINT:
+            around = more
+    return [Part("text", " ".join(shown), longer=" ".join(around))]
+
+
+def remark(paragraph: str) -> tuple[str, str]:
+    """What a paragraph says of the result before it; the rest leads to the next slide."""
+    found = sentences(paragraph)
+    n = 1 + (len(found) > 1 and len(found[0]) < SHORT)
+    said = " ".join(found[:n])
+    if leads_on(said) or "?" in said or GOES_ON.match(said) or len(said) > REMARK:
+        return "", paragraph
+    return said, " ".join(found[n:]) or paragraph
+
+
+def opening(paragraph: str, limit: int = LEAD) -> str:
+    """The first sentences, at least one; none that leads to an equation."""
+    shown = []
+    for sentence in sentences(paragraph):
+        said = len(" ".join(shown))
+        if leads_on(sentence) or (said > limit / 2 and said + len(sentence) > limit):
+            break
+        shown.append(sentence)
+    while shown and re.fullmatch(r"\*\*[^*]+\*\*", shown[-1]):
+        shown.pop()  # a title, of what does not stand here
+    return " ".join(shown)
+
+
+def printed(cell: NotebookNode) -> list[Part]:
+    """What a cell printed, the value it shows or the error it raises, as one part."""
+    texts = []
+    for output in cell.outputs:
+        if output.output_type == "stream":
+            texts.append(output.text)
+        elif output.output_type == "error":
+            texts.append(f"{output.ename}: {output.evalue}")
+        elif output.output_type == "execute_result":
+            texts.append(output.data["text/plain"] + "\n")
+    joined = "".join(texts).rstrip("\n")
+    return [Part("output", joined)] if joined and within(joined, PRINTED) else []
+
+
+def is_page(cell: NotebookNode) -> bool:
+    """Whether what a cell shows is for a notebook: a page of HTML."""
+    return any("text/html" in output.get("data", {}) for output in cell.outputs)
+
+
+def picture(cell: NotebookNode) -> Part | None:
+    """The figure that a cell shows, in its stages where it has any."""
+    for output in cell.outputs:
+        data = output.get("data", {})
+        if "image/svg+xml" in data:
+            svg = data["image/svg+xml"]
+            grown = STAGE.sub(r'<g id="\1" class="fragment" data-fragment-index="\2">', svg)
+            return Part("svg", grown, alt_text(output))
+        if "image/png" in data:
+            return Part("png", data["image/png"], alt_text(output))
+    return None
+
+
+def code(source: str) -> list[Part]:
+    source = re.sub(r" *# fmt: \w+$", "", source, flags=re.MULTILINE)
+    source = re.sub(r"\n{3,}", "\n\n", without_checks(source))  # one empty line will do
+    lines, columns = CODE
+    if not within(source, CODE) and source.count("\n") < lines:
+        source = narrowed(source, columns)
+    return [Part("code", source)] if source and within(source, CODE) else []
+
+
+def without_checks(source: str) -> str:
+    """A cell without its statements that print, check or assert: what they say stands below it.
+
+    Nothing is left of a cell that prints in a loop: half of it would compute nothing.
+    """
+    lines, kept, start = source.splitlines(), [], 0
+    for statement in ast.parse(source).body:
+        called = {getattr(n.func, "id", "") for n in ast.walk(statement) if isinstance(n, ast.Call)}
+        tells = bool(TELLS & called) and not isinstance(statement, ast.FunctionDef)
+        if tells and hasattr(statement, "body"):
+            return ""
+        if not tells and not isinstance(statement, (ast.Assert, ast.Import, ast.ImportFrom)):
+            kept += lines[start : statement.end_lineno]
+        start = statement.end_lineno
+    return "\n".join(kept).strip("\n")
+
+
+@cache
+def narrowed(source: str, columns: int) -> str:
+    """The same statements in shorter lines."""
+    command = [sys.executable, "-m", "ruff", "format", "--line-length", str(columns), "-"]
+    done = subprocess.run(command, input=source, capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+def within(text: str, limits: tuple[int, int]) -> bool:
+    """Whether a text has at most so many lines and columns."""
+    lines = text.splitlines()
+    return len(lines) <= limits[0] and max(map(len, lines), default=0) <= limits[1]
+
+
+def waits_for_words(slide: Slide) -> bool:
+    """Whether what is said next is shown with it: below a title, below a quotation."""
+    if slide.kind == "section":
+        return not slide.parts and not slide.notes
+    if slide.kind == "title":
+        return len(slide.parts) == 1
+    return slide.kind == "statement" and slide.parts[-1].kind == "quote"
+
+
+class Chapter:
+    """Goes through a notebook's cells in order, and gathers its slides."""
+
+    def __init__(self, notebook: NotebookNode):
+        self.deck, self.head = Deck(""), ""
+        self.notes: list[str] = []  # prose since the last slide
+        self.paragraph = ""  # the last of it, which leads to what comes next
+        self.equation: Slide | None = None  # waits for its cell
+        self.result: Slide | None = None  # the slide before, if the text may still speak of it
+        self.tasks: list[str] = []  # the exercises
+        for cell in notebook.cells:
+            if cell.cell_type == "code":
+                self.read_code(cell, set(cell.metadata.get("tags", [])))
+            else:
+                for part in blocks(cell.source):
+                    self.read_block(part)
+                    self.result = None
+        self.close()
+        parts = sections(notebook.cells)
+        self.deck.minutes |= {self.deck.title: total(parts)[0]}
+        self.deck.minutes |= {part.title: part.teach for part in parts if part.teach}
+
+    def add(self, slide: Slide) -> None:
+        self.deck.columns[-1][1].append(slide)
+        self.notes, self.paragraph = [], ""
+        shows = slide.kind in ("cell", "figure") or any(p.kind == "table" for p in slide.parts)
+        self.result = slide if shows else None
+
+    def make(self, kind: str, parts: list[Part]) -> Slide:
+        """A slide of these parts below the sentence that leads to them, with the notes so far."""
+        shown = lead(self.paragraph) + parts
+        slide = Slide(kind, self.head, shown, "".join(self.notes))
+        self.notes, self.paragraph = [], ""
+        return slide
+
+    def release(self) -> None:
+        """Add the equation that waits: to the one before it, or as a slide of its own."""
+        if self.equation:
+            held, self.equation = self.equation, None
+            latest = self.deck.columns[-1][1][-1]
+            if latest.kind == "statement" and sum(p.kind == "math" for p in latest.parts) == 1:
+                latest.parts += held.parts
+                latest.notes += held.notes
+            else:
+                self.deck.columns[-1][1].append(held)
+
+    def close(self) -> None:
+        """End a section: what is still to be said is said on its last slide."""
+        self.release()
+        if self.deck.columns:
+            slides = self.deck.columns[-1][1]
+            slides[-1].notes += "".join(self.notes)
+            if len(slides) > 1 and not (slides[0].parts or slides[0].notes):
+                del slides[0]  # its title stands above the next slide too
+            if self.head == "Further reading":
+                del self.deck.columns[-1]
+        if self.tasks:
+            tasks = Part("list", "\n".join(f"- {task}" for task in self.tasks))
+            homework = self.deck.columns[-1][1][-1]
+            homework.kind = "exercise"  # which leaves the list more room than a section's title
+            homework.parts.append(tasks)
+        self.notes, self.paragraph, self.tasks = [], "", []
+
+    def read_block(self, part: Part) -> None:
+        if part.kind in ("h1", "h2"):
+            self.close()
+            self.head = part.source
+            self.deck.title = self.deck.title or part.source
+            self.deck.columns.append((part.source, []))
+            self.add(Slide("title" if part.kind == "h1" else "section", part.source, []))
+        elif part.kind == "h3":
+            self.release()
+            self.head, self.paragraph = f"{self.deck.columns[-1][0]}: {part.source}", ""
+        elif self.head.startswith(HOMEWORK):
+            if re.match(r"\*\*\d · ", part.source):
+                self.tasks.append(opening(part.source, TASK))
+        elif part.kind == "text":
+            self.read_paragraph(part.source)
+        elif part.kind == "math":
+            self.release()
+            self.equation = self.make("statement", [part])
+        else:
+            self.release()
+            slide = self.make("statement", [part])
+            latest = self.deck.columns[-1][1][-1]
+            if part.kind == "list" and latest.kind != "section" and waits_for_words(latest):
+                latest.parts += slide.parts
+                latest.notes += slide.notes
+            else:
+                self.add(slide)
+
+    def read_paragraph(self, paragraph: str) -> None:
+        latest = self.deck.columns[-1][1][-1]
+        said = MARKDOWN.render(paragraph)
+        if latest.kind == "title" and not latest.parts:
+            first, *rest = sentences(paragraph)
+            latest.parts.append(Part("text", first))
+            self.paragraph = " ".join(rest)
+        elif not self.notes and waits_for_words(latest):
+            shown = opening(paragraph)
+            latest.parts += [Part("text", shown)] if shown else []
+            latest.notes += said
+            rest = " ".join(paragraph.split())[len(shown) :].strip()
+            self.paragraph = rest if leads_on(paragraph) else ""
+        else:
+            self.notes.append(said)
+            self.paragraph = paragraph
+            if self.result:
+                words, self.paragraph = remark(paragraph)
+                self.result.parts += [Part("remark", words)] if words else []
+
+    def read_code(self, cell: NotebookNode, tags: set[str]) -> None:
+        if tags & LEFT_OUT or is_page(cell) or self.head.startswith(HOMEWORK):
+            if cell.outputs:
+                self.result = None  # the text speaks of what no slide shows
+            return
+        elif "figure" in tags:
+            drawn = picture(cell)
+            if drawn:
+                self.release()
+                slide = self.make("figure", [drawn])
+                slide.notes += f"<p>In the picture: {escape(drawn.alt, quote=False)}</p>"
+                self.add(slide)
+        else:
+            shown = [*code(cell.source), *printed(cell)]
+            if re.fullmatch(r"([✓✗].*\n?)+", shown[0].source if shown else ""):
+                shown = []  # "✓ equal" says nothing without the lines that it is said of
+            if self.equation:
+                slide, self.equation = self.equation, None
+                slide.kind, slide.parts = "cell", slide.parts + shown
+                slide.notes += "".join(self.notes)
+                self.add(slide)
+            elif shown and self.paragraph:
+                self.add(self.make("cell", shown))
+
+
+def deck_of(notebook: NotebookNode) -> Deck:
+    """The slides of an executed notebook."""
+    return Chapter(notebook).deck

@@ -1,0 +1,1 @@
+"""What is too long to run live: how each record came about, and the records."""

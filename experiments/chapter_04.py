@@ -1,0 +1,62 @@
+"""Chapter 04: three sources of position; lab 04b: positions far beyond those of training."""
+
+import statistics
+
+import torch
+
+from cheems_ref import rope, ssd
+from experiments.runner import from_notebook
+
+CHAPTER = "04_rotary_positions"
+
+
+def shift_error():
+    """How much moving all positions changes rotary SSD, with angles of three precisions."""
+    length, n = 32, 64
+    generator = torch.Generator().manual_seed(0)
+    double = dict(generator=generator, dtype=torch.float64)
+    x, B, C = (torch.randn(1, length, *size, **double) for size in ((2, 8), (1, n), (1, n)))
+    dt = 0.1 * torch.randn(1, length, 2, **double).abs()
+    A = -torch.tensor([1.0, 8.0], dtype=torch.float64)
+
+    def output(shift, dtype):
+        positions = (shift + torch.arange(length))[None]
+        if dtype == torch.bfloat16:  # which rope_cos_sin refuses to do
+            angles = positions[..., None].to(dtype) * rope.rope_frequencies(n).to(dtype)
+            angles = torch.cat([angles, angles], dim=-1).double()
+            cos, sin = angles.cos(), angles.sin()
+        else:
+            cos, sin = (t.double() for t in rope.rope_cos_sin(positions, n, dtype=dtype))
+        return ssd.ssd_recurrent(
+            x, dt, A, rope.apply_rope(B, cos, sin), rope.apply_rope(C, cos, sin)
+        )
+
+    shifts = [4**i for i in range(11)]
+    errors = {}
+    for dtype in (torch.float64, torch.float32, torch.bfloat16):
+        start = output(0, dtype)
+        moved = [(output(shift, dtype) - start).abs().max() for shift in shifts]
+        name = f"angles in {str(dtype).removeprefix('torch.')}"
+        errors[name] = [float(f"{(m / start.abs().max()).item():.2e}") for m in moved]
+    return {"seed": 0, "shifts": shifts, "errors": errors}
+
+
+def three_sources():
+    """Accuracy of naming the token `lag` tokens ago, for three sources of position."""
+    train = from_notebook(CHAPTER).train_to_look_back
+    lags, seeds, steps = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24), (0, 1, 2), 300
+    positions = ("rope", "conv", "decay")
+    accuracy = {position: [] for position in positions}
+    for position in positions:
+        for lag in lags:
+            runs = [train(position, lag, steps, seed) for seed in seeds]
+            accuracy[position].append(round(statistics.median(run[0] for run in runs), 3))
+    return {
+        "seed": list(seeds),
+        "steps": steps,
+        "lags": lags,
+        "accuracy": accuracy,
+    }
+
+
+RECIPES = {"04_shift_error": shift_error, "04_three_sources": three_sources}

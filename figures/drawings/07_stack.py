@@ -1,0 +1,49 @@
+"""A Cheems from bytes to logits: the opening drawing of chapter 07."""
+
+from cheems_ref import plotting
+from cheems_ref.config import SEQUENCE_MIXERS, preset
+
+COLOR = dict.fromkeys("MGDRHCXE", "#dddddd") | dict(zip("SAI", plotting.COLORS, strict=False))
+
+
+def draw_letters(ax, pattern, x, y, step, size):
+    """A row of letters in coloured cells; the first is at (x, y)."""
+    for i, letter in enumerate(pattern):
+        dark = letter in SEQUENCE_MIXERS
+        frame = dict(boxstyle="square,pad=0.28", fc=COLOR[letter], ec="white")
+        style = dict(ha="center", va="center", weight="bold", fontsize=size, bbox=frame)
+        ax.text(x + step * i, y, letter, color="white" if dark else plotting.INK, **style)
+
+
+def draw_stack(ax):
+    """From bytes to logits, through sixteen letters."""
+    draw_letters(ax, preset("cheems-tiny").pattern, 3.3, 3.5, 0.41, 16)
+    for x, words in ((0.4, "bytes"), (1.85, "embedding"), (10.65, "norm"), (11.85, "head")):
+        plotting.box(ax, x, 3.5, words)
+    for start, end in ((0.8, 1.1), (2.65, 3.0), (9.75, 10.15), (11.1, 11.4), (12.25, 12.55)):
+        plotting.arrow(ax, (start, 3.5), (end, 3.5))
+    ax.text(12.6, 3.5, "next\nbyte", fontsize=15, va="center")
+    words = "seven state layers S, one attention I, and an expert layer E after each"
+    ax.text(3.2, 4.1, words, fontsize=15)
+
+
+def draw_block(ax):
+    """One letter opened: the stream, the norm, the layer and the sum."""
+    for edge in (3.0, 10.6):
+        ax.plot([5.76, edge], [3.25, 2.35], color=plotting.QUIET, lw=1.2, ls=":")
+    plotting.arrow(ax, (2.9, 2.0), (10.7, 2.0), color=plotting.INK)
+    ax.text(1.75, 1.92, "stream z", fontsize=15)
+    plotting.arrow(ax, (4.0, 2.0), (4.75, 0.6), bend=0.3)
+    plotting.box(ax, 5.3, 0.5, "norm")
+    plotting.arrow(ax, (5.75, 0.5), (6.25, 0.5))
+    plotting.box(ax, 7.2, 0.5, "layer: S, I or E", color=plotting.COLORS[0])
+    plotting.arrow(ax, (8.15, 0.6), (9.0, 1.75), bend=0.3)
+    style = dict(boxstyle="circle,pad=0.15", fc="white", ec=plotting.INK, lw=1.5)
+    ax.text(9.0, 2.0, "+", ha="center", va="center", fontsize=18, bbox=style)
+
+
+def draw():
+    fig, ax = plotting.canvas(13.2, 4.4)
+    draw_stack(ax)
+    draw_block(ax)
+    return fig, []
