@@ -114,9 +114,12 @@ def test_every_wrong_call_has_one(errors):
 @pytest.mark.parametrize("module", MODULES)
 def test_no_public_function_is_missing_above(module):
     tree = ast.parse((ROOT / "cheems_ref" / f"{module}.py").read_text(encoding="utf-8"))
-    names = {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
-    public = {name for name in names if name[0] != "_"}
+    public = {
+        node.name
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name[0] != "_"
+        if "NamedTuple" not in map(ast.unparse, getattr(node, "bases", ()))  # results, not calls
+    }
     called = {node.id for node in ast.walk(ast.parse(RIGHT)) if isinstance(node, ast.Name)}
     called |= {node.attr for node in ast.walk(ast.parse(RIGHT)) if isinstance(node, ast.Attribute)}
-    types = {"SSDCache", "MambaCache", "AttentionCache", "Rule"}
-    assert public - types <= called
+    assert public <= called
