@@ -63,6 +63,8 @@ y, cache = attention.QCAttn(32, n_heads=4, mask="content")(y.flatten(2), positio
 y, cache = attention.InnerFuncAttn(32, n_heads=4, inner="ssd")(y, positions, cache=None)
 bias = attention.ContentMask(32, 4)(v, positions) + attention.GateMask(4, 32)(v, positions)
 y = attention.RetrievedValues(32, n_heads=4, n_values=9, k_values=2).weights(y).shape
+part = attention.online_softmax(torch.rand(2, 4, 32, 32), v)
+y = attention.join_softmax(part, part).weighted / part.total
 
 fig, ax = plotting.figure()
 plotting.lines(ax, range(32), {"o": S.flatten()[:32]})
