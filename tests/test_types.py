@@ -63,6 +63,8 @@ y, cache = attention.QCAttn(32, n_heads=4, mask="content")(y.flatten(2), positio
 y, cache = attention.InnerFuncAttn(32, n_heads=4, inner="ssd")(y, positions, cache=None)
 bias = attention.ContentMask(32, 4)(v, positions) + attention.GateMask(4, 32)(v, positions)
 y = attention.RetrievedValues(32, n_heads=4, n_values=9, k_values=2).weights(y).shape
+part = attention.online_softmax(torch.rand(2, 4, 32, 32), v)
+y = attention.join_softmax(part, part).weighted / part.total
 
 fig, ax = plotting.figure()
 plotting.lines(ax, range(32), {"o": S.flatten()[:32]})
@@ -114,9 +116,12 @@ def test_every_wrong_call_has_one(errors):
 @pytest.mark.parametrize("module", MODULES)
 def test_no_public_function_is_missing_above(module):
     tree = ast.parse((ROOT / "cheems_ref" / f"{module}.py").read_text(encoding="utf-8"))
-    names = {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
-    public = {name for name in names if name[0] != "_"}
+    public = {
+        node.name
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name[0] != "_"
+        if "NamedTuple" not in map(ast.unparse, getattr(node, "bases", ()))  # results, not calls
+    }
     called = {node.id for node in ast.walk(ast.parse(RIGHT)) if isinstance(node, ast.Name)}
     called |= {node.attr for node in ast.walk(ast.parse(RIGHT)) if isinstance(node, ast.Attribute)}
-    types = {"SSDCache", "MambaCache", "AttentionCache", "Rule"}
-    assert public - types <= called
+    assert public <= called
