@@ -102,3 +102,12 @@ def test_the_standard_library_is_a_corpus():
     text = ids_to_text(kept)
     assert "def " in text and read_text()[:2000].partition("\n\n")[0] in text + ids_to_text(apart)
     assert corpus.ids.dtype == torch.uint8
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_bytes_are_refused_a_dtype_that_cannot_hold_them():
+    for dtype in (torch.int8, torch.bool, torch.float16):
+        with pytest.raises(ValueError, match=f"dtype must be one of torch.uint8.*got {dtype}"):
+            text_to_ids("é", dtype=dtype)
+    for dtype in (torch.uint8, torch.int16, torch.int32, torch.int64):
+        assert text_to_ids("é", dtype=dtype).tolist() == [0xC3, 0xA9]
