@@ -140,7 +140,11 @@ def test_a_model_is_exported_for_any_number_of_rows(pattern):
     shapes = {0: rows} if "S" in pattern else {0: rows, 1: length}
     with torch.no_grad():
         made = torch.export.export(
-            net, (ids(2, 12),), dict(use_cache=False), dynamic_shapes=(shapes,), strict=False
+            net,
+            (ids(2, 12),),
+            dict(use_cache=False),
+            dynamic_shapes=dict(input_ids=shapes, use_cache=None),
+            strict=False,
         ).module()
         for tokens in (ids(5, 12), ids(3, 12 if "S" in pattern else 21)):
             check(f"exported: {pattern}", made(tokens, use_cache=False)[0], net(tokens)[0])

@@ -214,7 +214,12 @@ def text_is_sampled_as_asked(m, case="SEIE"):
     assert torch.equal(writes(m, net), free), "the same seed writes another text"
     assert not torch.equal(writes(m, net, seed=1), free), "another seed writes the same text"
     assert not torch.equal(free, greedy)
-    for option in (dict(top_k=1), dict(top_p=1e-6), dict(temperature=1e-6)):
+    for option in (
+        dict(top_k=1),
+        dict(top_p=1e-6),
+        dict(top_p=1e-300),  # 0 in float32
+        dict(temperature=1e-6),
+    ):
         assert torch.equal(writes(m, net, **option), greedy), f"{option} is not greedy"
     generator = torch.Generator().manual_seed(0)
     streamed = m.stream(net, ids(3, 4), 12, m.Sampling(5.0, generator=generator))

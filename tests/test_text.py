@@ -157,7 +157,9 @@ def test_an_endless_binary_file_is_refused_at_its_first_byte():
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_ids_that_cannot_hold_a_byte_are_refused():
-    for dtype in (torch.int8, torch.bool, torch.float32):
-        with pytest.raises(ValueError, match=f"dtype must be one of .*int64.*, got {dtype}"):
+def test_bytes_are_refused_a_dtype_that_cannot_hold_them():
+    for dtype in (torch.int8, torch.bool, torch.float16):
+        with pytest.raises(ValueError, match=f"dtype must be one of torch.uint8.*got {dtype}"):
             text_to_ids("é", dtype=dtype)
+    for dtype in (torch.uint8, torch.int16, torch.int32, torch.int64):
+        assert text_to_ids("é", dtype=dtype).tolist() == [0xC3, 0xA9]
