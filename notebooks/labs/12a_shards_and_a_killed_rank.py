@@ -17,12 +17,14 @@ import inspect
 import multiprocessing
 import os
 import sys
+from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
 import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 # %% tags=["setup"]
 from cheems_lab.checkpoint import newest_checkpoint
@@ -40,8 +42,10 @@ torch.set_num_threads(1)
 # %% tags=["setup"]
 RANK = """
 import faulthandler, os, threading
+from collections import Counter
 import torch, torch.distributed as dist
 import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 from cheems_lab.processes import shard_model
 from cheems_lab.training import train
 from cheems_ref.model import CausalLM, ModelConfig
@@ -176,8 +180,8 @@ for way, share in (("data", 1), ("sharded", 2)):
 
 # %% [markdown]
 # Five rows on two ranks are shares of 3 and 2, so (12.8) was at work. How often do the ranks talk
-# in a sharded pass, and what is whole while a block runs? torch's `CommDebugMode` counts
-# collectives, and hooks look at the parameters.
+# in a sharded pass, and what is whole while a block runs? Every operator passes through a dispatch
+# mode, which counts the collectives, and hooks look at the parameters.
 
 
 # %%
@@ -187,10 +191,21 @@ def is_whole(part):
 
 
 # %%
+def counting(counts):
+    """A mode that counts the operators of torch.distributed by their names."""
+
+    class Collectives(TorchDispatchMode):
+        def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+            if operator.namespace == "c10d":
+                counts[operator._opname] += 1
+            return operator(*args, **(kwargs or {}))
+
+    return Collectives()
+
+
+# %%
 def talk(rank, ids):
     """The collectives of one pass forward and back; parts that are whole while each block runs."""
-    from torch.distributed.tensor.debug import CommDebugMode
-
     model, whole = tiny(), []
     shard_model(model, "sharded")
     parts = [model.embedding, *model.blocks]
@@ -198,14 +213,14 @@ def talk(rank, ids):
         block.layer.register_forward_hook(
             lambda *_: whole.append([i for i, part in enumerate(parts) if is_whole(part)])
         )
-    with CommDebugMode() as calls:
+    counts = Counter()
+    with counting(counts):
         model(ids)[0].sum().backward()
-    counts = {str(name).rpartition(".")[2]: n for name, n in calls.get_comm_counts().items()}
-    return counts, whole
+    return dict(counts), whole
 
 
 # %%
-(counts, whole), _ = on_ranks(talk, tiny, is_whole, ids=torch.zeros(1, 9).long())
+(counts, whole), _ = on_ranks(talk, tiny, is_whole, counting, ids=torch.zeros(1, 9).long())
 units = len(tiny().blocks) + 1
 gathered, summed = counts["_allgather_base_"], counts["_reduce_scatter_base_"]
 print(f"{units} units: gathered {gathered} times, summed and cut {summed} times")
