@@ -1066,9 +1066,9 @@ assert min(map(min, others)) > 1.2 and max(attention_fused) < 0.6 and max(both) 
 # the GPU bytes decide, and fusing saves bytes; at 1.3 billion on our core, operations decide.
 #
 # And what keeps Cheems behind when both are fused? Not its mixers: they take 13 ms, and LlaMa's
-# attention takes 12 (folded cell). But its experts take 21 ms, and LlaMa's 8. Of the 21, 16 are
+# attention takes 12 (folded cell). But its experts take 22 ms, and LlaMa's 9. Of the 22, 16 are
 # rows of the experts' tables, each counted some 32 times, as if nothing were cached. With every row
-# read once, the 0.59 would be 1.03. So (10.1) contradicts WM's sentence about LlaMa if only
+# read once, the 0.61 would be 1.05. So (10.1) contradicts WM's sentence about LlaMa if only
 # attention is fused; with SSD fused as well, it's up to a cache.
 #
 # The *ratios* in the measured row are predicted to within 13 percent (the times themselves are
@@ -1095,14 +1095,14 @@ mixers = cheems["S"] + cheems["I"] - saved
 print("ms on the GPU, both fused: mixers, experts")
 print(f"LlaMa {llama['A']:.1f}, {llama['H']:.1f}; Cheems {mixers:.1f}, {cheems['E']:.1f}")
 assert round(llama["A"]) == 12 and round(mixers) == 13
-assert round(llama["H"]) == 8 and round(cheems["E"]) == 21
+assert round(llama["H"]) == 9 and round(cheems["E"]) == 22
 c = preset(FAMILIES["Cheems"])
 lookups = 2 * c.pattern.count("E")
 counted, once = (2 * c.d_model * n for n in (4096 * c.n_retrieval_heads * c.k_neurons, c.n_neurons))
 assert round(counted / once) == 32 and round(1e3 * lookups * counted / GPU.bandwidth) == 16
 both_fused, spared = sum(cheems.values()) - saved, 1e3 * lookups * (counted - once) / GPU.bandwidth
-assert round(sum(llama.values()) / (both_fused - spared), 2) == 1.03
-assert sum(llama.values()) < 0.71 * (both_fused + saved - spared)  # without the kernels for SSD
+assert round(sum(llama.values()) / (both_fused - spared), 2) == 1.05
+assert sum(llama.values()) < 0.75 * (both_fused + saved - spared)  # without the kernels for SSD
 for name in FAMILIES:
     assert 1.7 < turns("evaluation", name).median(0).values[4] / core_seconds(name) < 2.2
 
