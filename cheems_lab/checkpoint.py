@@ -276,11 +276,11 @@ def load_model(path: str | Path, *, device: str | torch.device = "cpu") -> Causa
     record = read_record(path)
     _check_files(path, record)
     try:
-        config = from_saved(record["model"])
-        _check_shapes(path, config)
-        model = CausalLM(config).to(getattr(torch, record["dtype"]))
+        config, dtype = from_saved(record["model"]), getattr(torch, record["dtype"])
     except (AttributeError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path} holds no model of this version: {error}") from error
+    _check_shapes(path, config)
+    model = CausalLM(config).to(dtype)
     tensors = {f"model.{name}": p.detach() for name, p in model.named_parameters()}
     _load(path, tensors, model)
     return model.to(device)
@@ -322,8 +322,8 @@ def _check_shapes(path, config):
     for name in found | wanted:
         if found.get(name) != wanted.get(name):
             raise CheckpointError(
-                f"{path} does not fit the model: {name} is {found.get(name, 'missing')}, and its "
-                f"record says {wanted.get(name, 'nothing of it')}"
+                f"{path} does not fit the model: model.{name} is {found.get(name, 'missing')}, and "
+                f"its record says {wanted.get(name, 'nothing of it')}"
             )
 
 

@@ -47,9 +47,6 @@ N_VALUES, K_VALUES, N_EXPERTS, K_EXPERTS, EXPERT_HEADS, D_QUERY = 16, 2, 256, 4,
 LENGTH, BATCH = 256, 8  # bytes in a window, windows in a step
 Linear, Norm = partial(nn.Linear, bias=False), partial(nn.RMSNorm, D_MODEL, eps=1e-6)
 
-# %% tags=["versions", "nbval-ignore-output"]
-print("PyTorch version", torch.__version__.partition("+")[0])
-
 
 # %% tags=["figure"]
 def draw_model(ax):
@@ -1007,3 +1004,6 @@ print(compared, "sums compared")
 # - Su et al., *RoFormer* (2021): rotary positions.
 # - He, *Mixture of A Million Experts* (2024): product keys for experts of one neuron.
 # - Lieber et al., *Jamba* (2024): another hybrid of states, attention and experts.
+
+# %% tags=["versions", "nbval-ignore-output"]
+print("PyTorch version", torch.__version__.partition("+")[0])

@@ -813,7 +813,7 @@ for name in NAMES:
 # state and every gradient. Would this check have noticed a real difference? WM's Listing 4 tiles
 # the groups: four heads read groups 0, 1, 0, 1 instead of 0, 0, 1, 1.
 
-# %%
+# %% tags=["aside"]
 x, dt, A, B, C, D, state = given
 B, C = (t.repeat(1, 1, 2, 1) for t in (B, C))
 tiled = ssd.ssd_recurrent(x, dt, A, B, C, D=D, initial_state=state)

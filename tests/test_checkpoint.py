@@ -72,7 +72,7 @@ def test_a_model_that_does_not_fit_its_file_is_refused_before_it_is_made(tmp_pat
     for field, value, message, meta in (
         ("pattern", "S" * 10_000, f"has {layers} layers, and the pattern .* has 10000", 0),
         ("vocab_size", 2**31 - 1, "embedding.weight is .* record says .2147483647,", 1),
-        ("d_ff", 2**30, r"does not fit the model: blocks\.", 1),
+        ("d_ff", 2**30, r"does not fit the model: model\.blocks\.", 1),
     ):
         other = record | {"model": record["model"] | {field: value}}
         del other["sha256"]

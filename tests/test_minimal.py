@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from build import read_source
 
+from book.notebooks.build_notebooks import read_source
 from cheems_ref import minimal
 from cheems_ref.config import ModelConfig
 from cheems_ref.model import CausalLM

@@ -94,7 +94,9 @@ def test_a_mistake_that_breaks_nothing_or_edits_nothing_is_refused(request):
         with pytest.raises(error, match=message):
             is_caught(Text, mistake, request)
         assert bool(stale(mistake, Text.ROOMS)) == (error is Stale)
-    renamed = Mistake("none", is_the_room_of_texts, (), [("(data,", "(no_such_name,")], None)
+    renamed = Mistake(
+        "none", is_the_room_of_texts, (), [("bytearray(text,", "bytearray(no_such_name,")], None
+    )
     with pytest.raises(Stale, match="'no_such_name' is not defined"):
         is_caught(Text, renamed, request)
 

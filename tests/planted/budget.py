@@ -15,7 +15,6 @@ from test_budget import (
 
 from cheems_ref import budget, experts
 
-ALL, OTHERS = "for p in part.parameters()} - active", "for p in part[self.k :].parameters()}"
 
 # fmt: off
 PLANTED = [
@@ -39,6 +38,6 @@ PLANTED = [
 
 MISTAKES = mistakes(PLANTED, budget) + mistakes([
     (active_are_those_that_a_token_reaches, "C", {
-        "a shared matrix for each": [(ALL, OTHERS)]}),
+        "a shared matrix for each": [("own_V=i == 0", "own_V=True")]}),
 ], experts)
 # fmt: on
