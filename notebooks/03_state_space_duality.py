@@ -376,9 +376,14 @@ check("decays moved into C and B = Mamba's recurrence", (scores.tril() * dt) @ x
 #
 # ## 6 · Cut it into chunks
 #
-# The recurrence goes one token at a time, and GPUs aren't built for that. The quadratic form does
-# everything at once, but for 65,536 tokens the float32 matrices of 8 heads take up 128 GiB. Can we
-# have the parallelism of one at the price of the other?
+# The recurrence goes one token at a time. The quadratic form does everything at once, but for
+# 65,536 tokens the float32 matrices of 8 heads take up 128 GiB. Can we have the parallelism of one
+# at the price of the other?
+#
+# Chapter 01 had an answer: a scan needs only 16 rounds for 65,536 tokens. So why not scan? Because
+# a scan writes down the state after *every* token. With $p = 64$ and $n = 128$ that's 2 GiB for
+# each head. And it adds and scales, but a GPU is at its best in matrix products. We want a few
+# states and many products.
 #
 # Go back to the picture at the top. Cut the sequence into $c$ chunks, and the matrix splits into
 # blocks. The blue blocks on the diagonal are attention inside a chunk, a small problem that we've
@@ -589,10 +594,13 @@ check("y = M x for every head", einsum("bhts,bshp->bthp", M, x), y)
 # | chunked | 131,136 | 256 |
 #
 # Did you guess the *recurrence*? Only the quadratic form costs more per token when the text gets
-# longer, and it loses to the recurrence from 107 tokens on. Our chunks of 256 need three times as
-# many operations as the recurrence. But they turn it into large products, with 256 sequential steps
-# instead of 65,536. On hardware with thousands of arithmetic units, what costs you is waiting.
-# Chapter 10 measures it.
+# longer, and it loses to the recurrence from 107 tokens on. (If it skips the half above the
+# diagonal, from about 213.) Our chunks of 256 need three times as many operations as the
+# recurrence. What do they buy with them? Almost all of these operations are matrix products. An
+# A100 does 312 trillion of those per second in 16 bits, on its *tensor cores*, and 19.5 trillion
+# other operations in float32. So you pay three times the operations, at up to sixteen times the
+# rate. That's also why Mamba-2 could afford states of $n = 128$ where Mamba had 16: inside a matrix
+# product, a larger state is cheap. Chapter 10 measures what is left of this on a CPU.
 
 
 # %% tags=["setup"]
@@ -619,6 +627,8 @@ p, n = 64, 128  # of a real layer, per head and token
 costs = [5 * p * n, 2 * 65_536 * (n + p), 2 * 256 * (n + p) + 4 * p * n + 2 * p * n / 256]
 assert costs == [40_960, 25_165_824, 131_136] and 3.0 < costs[2] / costs[0] < 3.3
 assert [2 * l * (n + p) > costs[0] for l in (106, 107)] == [False, True]
+assert [l * (n + p) > costs[0] for l in (213, 214)] == [False, True]
+assert 65_536 * p * n * 4 == 2 * 2**30 and 312 / 19.5 == 16  # a scan's states; the two rates
 
 # %% [markdown]
 # ## 9 · A mistake in print
@@ -653,7 +663,9 @@ plotting.save(
 # $a_2$, the decay over chunk 2 itself, so even its first token feels the step sizes of tokens that
 # come later. (The empty state stands in front of the three, so what chunk $j$ gets is the column of
 # $W_{j-1}$.) The Mamba-2 code in the transformers library had the same bug (issue 34817, fixed by
-# pull request 35154). A folded cell has both versions.
+# pull request 35154). Two more models had copied it by then, and there the sum ran along the wrong
+# axis until somebody noticed in July 2026 (issue 47246: Zamba2 and Nemotron-H). A folded cell has
+# both versions.
 
 
 # %% tags=["setup"]

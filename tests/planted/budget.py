@@ -15,7 +15,6 @@ from test_budget import (
 
 from cheems_ref import budget, experts
 
-
 # fmt: off
 PLANTED = [
     (cache_takes_the_bytes_that_are_computed, "SKIK", {
