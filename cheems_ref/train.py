@@ -140,8 +140,9 @@ def random_windows(
     """Draw batch_size windows of t = seq_len + 1 tokens: all but the last are read, all but the
     first predicted.
     """
-    starts = torch.randint(len(ids) - config.seq_len, (config.batch_size,), generator=generator)
-    return ids[starts[:, None] + torch.arange(config.seq_len + 1)]
+    size, cpu = (config.batch_size, 1), generator.device  # whatever torch's default device is
+    starts = torch.randint(len(ids) - config.seq_len, size, generator=generator, device=cpu)
+    return ids[starts + torch.arange(config.seq_len + 1, device=cpu)]
 
 
 def n_micro_batches(windows: int, micro_batch_size: int | None) -> int:

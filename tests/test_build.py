@@ -142,6 +142,7 @@ def test_check_names_every_file_that_would_change_and_a_full_run_repairs_them(co
     (copy / "figures/09_left_over.png").write_bytes(b"")
     (copy / "figures/drawings").mkdir()
     (copy / "figures/drawings/timings.svg").write_text("kept")
+    (copy / "figures/my holiday.png").write_bytes(b"kept")
     before = files(copy)
     assert run_build(copy, "--check") == 1
     found = capsys.readouterr().out.splitlines()
@@ -157,7 +158,8 @@ def test_check_names_every_file_that_would_change_and_a_full_run_repairs_them(co
     assert files(copy) == before
     assert run_build(copy, "02") == 0 and (copy / "figures/09_left_over.png").exists()
     assert run_build(copy, "--jobs", "1") == 0
-    assert files(copy) == right | {"figures/drawings/timings.svg": b"kept"}
+    kept = {"figures/drawings/timings.svg": b"kept", "figures/my holiday.png": b"kept"}
+    assert files(copy) == right | kept
 
 
 DRAW = 'open(os.environ["CHEEMS_FIGURES"] + "/{}", "w").close()\n'

@@ -56,7 +56,8 @@ def test_a_chapter_s_minutes_are_counted_and_written_once(tmp_path, monkeypatch,
     (tmp_path / "notebooks").mkdir()
     source, readme = tmp_path / "notebooks" / "03_a.py", tmp_path / "README.md"
     source.write_text(SOURCE.format(words="it's " * 1900, lines="x = 1\n\n" * 300))
-    readme.write_text("| 03 | [A](notebooks/03_a.ipynb) | `a` | 1 minute |\nWords.\n")
+    other = "| derives A | [03](notebooks/03_a.ipynb) | `test_a` |\nWords.\n"  # no row of minutes
+    readme.write_text(f"| 03 | [A](notebooks/03_a.ipynb) | `a` | 1 minute |\n{other}")
     parts = [Section("Opening", 1, 1), Section("1 · First", 50, 80), Section("Exercises", 0, 8)]
     assert sections(read_source(source).cells) == parts
     paths = tmp_path / "guide", tmp_path
@@ -65,4 +66,4 @@ def test_a_chapter_s_minutes_are_counted_and_written_once(tmp_path, monkeypatch,
     for _ in range(2):
         assert lecturer_guide.main([], *paths) == 0
         assert lecturer_guide.main(["--check"], *paths) == 0
-    assert readme.read_text() == "| 03 | [A](notebooks/03_a.ipynb) | `a` | 50 / 90 |\nWords.\n"
+    assert readme.read_text() == f"| 03 | [A](notebooks/03_a.ipynb) | `a` | 50 / 90 |\n{other}"

@@ -136,6 +136,12 @@ def windows_are_any_of_the_text(m):
             assert (windows.diff() == 3).all(), "a window is not a piece of the text"
             starts |= {*windows[:, 0].tolist()}
         assert starts == {*range(0, 3 * (n - 8), 3)}, f"windows start at {sorted(starts)}, n = {n}"
+    draws = []
+    for device in ("cpu", "meta"):  # as torch's default
+        generator, ids = torch.Generator().manual_seed(0), torch.arange(30)
+        with torch.device(device):
+            draws.append(m.random_windows(ids, c, generator))
+    assert torch.equal(*draws), "the default device decides what is drawn"
 
 
 def trains_on_one_part_and_evaluates_on_the_other(m):

@@ -80,6 +80,8 @@ def readme_with_minutes(text: str, root: Path) -> str:
     """The README with the sums in its table of chapters."""
     for source in lectures(root):
         teach, alone = total(sections(read_source(source).cells))
-        row = re.compile(rf"^(\|.*notebooks/{source.stem}\.ipynb.*\| )[^|]*\|$", re.MULTILINE)
+        row = re.compile(
+            rf"^(\| \d\d \|.*notebooks/{source.stem}\.ipynb.*\| )[^|]*\|$", re.MULTILINE
+        )
         text = row.sub(rf"\g<1>{teach} / {alone} |", text)
     return text

@@ -52,6 +52,7 @@ LIMIT_S = 60  # a lecture does not wait longer for a notebook
 LIMIT_AMONG_ALL_S = 600
 STARTS = 3  # of a kernel, until one is up
 FIGURE_SUFFIXES = {".svg", ".png", ".pdf"}
+MADE = re.compile(r"\d\d[a-z]?_\w+")  # the name of a figure; others in the folder are not ours
 
 METADATA = {
     "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
@@ -303,7 +304,8 @@ async def build(root: Path, names: list[str], check: bool, jobs: int) -> dict[Pa
             raise first from first.__cause__
     if not names:
         for path in sorted(figures.glob("*")):
-            if path.suffix in FIGURE_SUFFIXES and path not in states:
+            made = MADE.fullmatch(path.stem) and path.suffix in FIGURE_SUFFIXES
+            if made and path not in states:
                 states[path] = "stale"
                 if not check:
                     path.unlink()
