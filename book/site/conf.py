@@ -39,6 +39,7 @@ autodoc_default_options = {
     "ignore-module-all": True,
 }
 autodoc_preserve_defaults = True
+autodoc_inherit_docstrings = False  # torch's `forward` says nothing of ours
 autodoc_typehints_format = "short"
 python_maximum_signature_line_length = 72
 add_module_names = False
