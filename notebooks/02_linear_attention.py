@@ -484,7 +484,8 @@ _ = must_differ("correct, then fade", late, row)
 #
 # The fade belongs to the idea, too: shrinking the weights a little at every step is *weight decay*.
 # And the bracket $I - \beta kk^\top$ is an old friend. For a unit key it's a projection at $\beta =
-# 1$, which erases what the key finds, and a mirror at $\beta = 2$, a Householder reflection.
+# 1$, which erases what the key finds, and a mirror at $\beta = 2$, a Householder reflection. (In
+# DeltaNet as published $\beta$ stays below 1.)
 #
 # The last column has the five rows of L22's slide. The folded cells run each row token by token
 # and compare it with the package.
@@ -609,17 +610,19 @@ for name, rule in RULES.items():
 # Read one row from left to right: it's the life of one key. On average, linear attention gets
 # darker and darker. The delta rules are white (no error) at every write, even if the key was used
 # before, and then each later write disturbs what they stored. With $\beta = 1$, 36 tokens later
-# they do worse than an empty memory. So is linear attention nearly as bad, and Longhorn the best?
+# they do worse than an empty memory. Linear attention does even worse. So is it the worst memory,
+# and Longhorn the best?
 #
-# Before you believe that, ask another question. A model has a norm behind every memory, so it never
-# sees the *length* of an answer. What counts is where the answer points. Of all the values written
-# so far, is the right one the nearest? Here are ten streams like this one:
+# Before you believe that, ask another question. Most of these models normalise what a memory
+# returns, so the direction of an answer matters much more than its length. Of all the values
+# written so far, does the right one have the smallest angle to the answer? Let's ask in ten streams
+# like this one:
 
 
 # %%
 def recall(name, key, until, place):
     """Share of ten streams whose answer to `key` after `until` tokens points to value `place`."""
-    keys, values = unit(10, 48, 32, seed=28), random(10, 60, 64, seed=29)
+    keys, values = unit(10, 48, 32, seed=28), unit(10, 60, 64, seed=29)
     S = store(name, keys[:, slots[:until]], values[:, :until])
     answers = einsum("bpn,bn->bp", S, keys[:, key])
     nearest = einsum("blp,bp->bl", values[:, :until], answers).argmax(-1)
@@ -642,19 +645,21 @@ by_recall = sorted(RULES, key=lambda name: hits[name][1])
 assert by_recall[-1] == "linear attention" and by_recall[:2] == ["Gated DeltaNet", "DeltaNet"]
 assert hits["linear attention"][1] > 0.9 and hits["Gated DeltaNet"][1] < 0.1
 assert max(RULES, key=lambda name: hits[name][2]) == "Longhorn"
-assert sum(recall("linear attention", key, 60, key) for key in range(12)) / 12 > 0.25  # the old one
+old = sum(recall("linear attention", key, 60, key) for key in range(12)) / 12
+print(f"linear attention: {old:.2f} of the keys with a new value return the old one")
+assert 0.35 < old < 0.45
 assert memories["linear attention"][ONCE, ONCE + 36].mean() > 1  # more noise than value
 
 # %% [markdown]
-# The ranking is turned over. By its error linear attention was hopeless, and by recall it's first
-# for keys that are written once: its answers hold more noise than value, and still point to the
-# right one. For keys with a *new* value Longhorn leads, and linear attention often returns the old
-# value. **The measure you choose decides who wins, so choose it before you look.**
+# Linear attention goes from last place to first, for keys that are written once. Its answers hold
+# more noise than value, and still point to the right one. For keys with a *new* value Longhorn
+# leads, and linear attention returns the old value in four cases of ten. **The measure you choose
+# decides who wins, so choose it before you look.**
 #
 # And be fair to the delta rule. With 48 random keys in 32 dimensions and $\beta = 1$ throughout,
-# this stream is hard for it: every write clears all that its key finds, and some of that belongs to
-# other keys. Longhorn's smaller step helps. (With unit keys it's the delta rule with $\beta =
-# \frac12$.) A trained DeltaNet chooses $\beta$ for each token, and learns its keys. Lab
+# this stream is hard for it: each write erases everything stored along its key, and parts of other
+# keys' values with it. Longhorn's smaller step helps. (With unit keys it's the delta rule with
+# $\beta = \frac12$.) A trained DeltaNet chooses $\beta$ for each token, and learns its keys. Lab
 # [02a](labs/02a_five_memories.ipynb) compares all five rules, and lets models learn their keys.
 #
 # The state of linear attention is a sum, and **a sum doesn't know its order**: kitchen then garden
@@ -678,8 +683,8 @@ for name in RULES:
 # depends on all the writes before it. Can we compute them in parallel?
 #
 # Chapter 01's scan joins neighbouring steps, and joining two brackets $I - \beta kk^\top$ means
-# multiplying them. The product is a full $n \times n$ matrix, so the scan would multiply full
-# matrices all the way.
+# multiplying them. That gives $I$ minus a matrix of rank 2, then 4, then 8, and soon the scan
+# multiplies full $n \times n$ matrices at every round.
 #
 # There's a better way, because the dependence is *linear* (Yang et al., 2024). Let's name the
 # vector that token $t$ writes: $u_t = \beta_t\,(v_t - S_{t-1} k_t)$. Then (2.9) is linear attention
@@ -751,7 +756,7 @@ check("state after the chunk = loop", S_before + U.T @ k, S_after)
 #   their decay, the delta rules from overlapping keys.
 # - Normalise your keys: above $\beta\|k\|^2 = 2$, each delta-rule update enlarges the very error it
 #   was meant to correct. Longhorn's step is never that large.
-# - By the error and by recall the rules rank differently. Choose your measure before you look.
+# - Error and recall rank the rules differently. Choose your measure before you look.
 # - One triangular system gives you all the writes of a chunk, so you can train the delta rule in
 #   chunks.
 #
@@ -778,8 +783,8 @@ check("three answers, by hand", torch.tensor(by_pencil()).double(), keys @ S.T)
 # %% [markdown]
 # **2 · easy.** Is the number of ones so far odd? Let one number of state answer. Its sign should
 # flip at every 1 and stay at every 0. Choose keys, values and $\beta$ so that one call of
-# `delta_rule` does it. (Section 7 has the mirror. Don't start from zero.) And why can't a rule do
-# it that only fades, with an $\alpha$ between 0 and 1?
+# `delta_rule` does it. (Section 7 has the mirror. Don't start from zero.) And why can't a rule that
+# only fades, with an $\alpha$ between 0 and 1, do it?
 
 
 # %% tags=["exercise"]

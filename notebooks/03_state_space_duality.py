@@ -381,9 +381,10 @@ check("decays moved into C and B = Mamba's recurrence", (scores.tril() * dt) @ x
 # at the price of the other?
 #
 # Chapter 01 had an answer: a scan needs only 16 rounds for 65,536 tokens. So why not scan? Because
-# a scan writes down the state after *every* token. With $p = 64$ and $n = 128$ that's 2 GiB for
-# each head. And it adds and scales, but a GPU is at its best in matrix products. We want a few
-# states and many products.
+# our scan writes down the state after *every* token. With $p = 64$ and $n = 128$ that's 2 GiB for
+# each head. Mamba's kernel keeps its states on the chip instead, but then they have to be small.
+# And a scan's work is additions and scalings, while a GPU is fastest at matrix products. We want a
+# few states and many products.
 #
 # Go back to the picture at the top. Cut the sequence into $c$ chunks, and the matrix splits into
 # blocks. The blue blocks on the diagonal are attention inside a chunk, a small problem that we've
@@ -596,11 +597,13 @@ check("y = M x for every head", einsum("bhts,bshp->bthp", M, x), y)
 # Did you guess the *recurrence*? Only the quadratic form costs more per token when the text gets
 # longer, and it loses to the recurrence from 107 tokens on. (If it skips the half above the
 # diagonal, from about 213.) Our chunks of 256 need three times as many operations as the
-# recurrence. What do they buy with them? Almost all of these operations are matrix products. An
-# A100 does 312 trillion of those per second in 16 bits, on its *tensor cores*, and 19.5 trillion
-# other operations in float32. So you pay three times the operations, at up to sixteen times the
-# rate. That's also why Mamba-2 could afford states of $n = 128$ where Mamba had 16: inside a matrix
-# product, a larger state is cheap. Chapter 10 measures what is left of this on a CPU.
+# recurrence, and 256 sequential steps instead of 65,536. What else do they buy? Almost all of their
+# operations are matrix products. At its peak, an A100 does 312 trillion operations per second
+# inside matrix products, on its *tensor cores* in 16 bits, and 19.5 trillion elsewhere, in float32.
+# So you pay three times the operations at up to sixteen times the rate. (Half of that factor is the
+# shorter numbers.) That's also why Mamba-2 could afford states of $n = 128$ where Mamba had 16:
+# inside a matrix product, a larger state is cheap. Chapter 10 measures how much of this advantage
+# survives on a CPU.
 
 
 # %% tags=["setup"]
@@ -663,9 +666,9 @@ plotting.save(
 # $a_2$, the decay over chunk 2 itself, so even its first token feels the step sizes of tokens that
 # come later. (The empty state stands in front of the three, so what chunk $j$ gets is the column of
 # $W_{j-1}$.) The Mamba-2 code in the transformers library had the same bug (issue 34817, fixed by
-# pull request 35154). Two more models had copied it by then, and there the sum ran along the wrong
-# axis until somebody noticed in July 2026 (issue 47246: Zamba2 and Nemotron-H). A folded cell has
-# both versions.
+# pull request 35154). The fix never reached Zamba2, and Nemotron-H inherited the code from there.
+# Somebody noticed in July 2026 (issue 47246, pull request 47250). Only the path without CUDA
+# kernels was wrong, the one that few people look at. A folded cell has both versions.
 
 
 # %% tags=["setup"]
@@ -764,18 +767,16 @@ check("and corrected", right, a[1] * W[0] + W[1])
 #
 # You don't need a GPU to find out. Triton has an interpreter that runs the kernels' source on a
 # CPU, slowly. With a GPU, the cell below runs the compiled kernels. (Where mamba-ssm can't be
-# installed, it reads a record that the kernels wrote in the interpreter.)
+# installed, the cell reads saved results from a run in the interpreter.)
 #
-# What should we expect? Not agreement to $10^{-10}$. The kernels do two things differently:
+# What should we expect? Not agreement to $10^{-10}$, because the kernels compute in float32. They
+# even sum the log decays there, where our `ssd_chunked` takes float64. So both sides get the same
+# float32 numbers, the recurrence computes with them in float64, and we ask for $10^{-5}$.
 #
-# - They sum in float32, even the log decays, where our `ssd_chunked` takes float64.
-# - They have chunk sizes of their own: powers of two from 16 to 256.
-#
-# So both sides get the same float32 numbers, the recurrence computes with them in float64, and we
-# ask for $10^{-5}$. The inputs follow the list in section 9: two chunks, small steps, two groups
-# for four heads. We also start from a state that isn't empty. And training needs gradients. A
-# program can compute the right values and still have the wrong gradient, so we compare the
-# gradients of all seven inputs, too.
+# The inputs follow the list in section 9: two chunks (a kernel's chunk has at least 16 tokens, and
+# we take 24), small steps, two groups for four heads. We also start from a state that isn't empty.
+# And training needs gradients. A program can compute the right values and still have the wrong
+# gradient, so we compare the gradients of all seven inputs, too.
 
 
 # %% tags=["setup", "experiment"]
@@ -796,6 +797,7 @@ def values_and_gradients(form, tensors, **options):
     leaves = x, dt, A, B, C, D, state = [t.clone().requires_grad_() for t in tensors]
     options |= dict(D=D, initial_state=state, return_final_state=True)
     results = form(x, dt, A, B, C, **options)
+    # any fixed weights, as long as no two entries are treated alike
     weights = [torch.arange(t.numel()).cos().view(t.shape).to(t) for t in results]
     gradients = torch.autograd.grad(results, leaves, weights)
     found = (t.detach().cpu().double() for t in (*results, *gradients))
@@ -803,7 +805,7 @@ def values_and_gradients(form, tensors, **options):
 
 
 def by_kernel(tensors):
-    """The same by mamba-ssm's kernels, in float32; from their record where they can't run."""
+    """Run mamba-ssm's kernels in float32, or load their saved results."""
     status = kernel_status()
     if not status.available:
         record = json.loads(Path("../experiments/records/03_kernel.json").read_text())
@@ -821,9 +823,10 @@ for name in NAMES:
     check(f"mamba-ssm's kernel = recurrence: {name}", kernel[name], definition[name], tol=1e-5)
 
 # %% [markdown]
-# Two programs by different people, in different languages and precisions, agree in the output, the
-# state and every gradient. Would this check have noticed a real difference? WM's Listing 4 tiles
-# the groups: four heads read groups 0, 1, 0, 1 instead of 0, 0, 1, 1.
+# Two programs, written independently in Triton and in PyTorch, agree in the output, the state and
+# every gradient, on this one small input. The tests ask about more shapes. Would this check have
+# noticed a real difference? WM's Listing 4 tiles the groups: four heads read groups 0, 1, 0, 1
+# instead of 0, 0, 1, 1.
 
 # %% tags=["aside"]
 x, dt, A, B, C, D, state = given

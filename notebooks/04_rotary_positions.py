@@ -427,7 +427,8 @@ y = ssd.ssd_recurrent(v[None, :, None], *constant, K, Q)[0, :, 0]
 check("RetNet's retention = rotary SSD", y, retention(q, k, v, 0.9, rope_frequencies(8, 100.0)))
 
 # %% [markdown]
-# *Wonderful Matrices* adds the step size: each token decides how much fades.
+# Not entirely, then. (For another constant step size, put that factor into the values.) *Wonderful
+# Matrices* adds the step size: each token decides how much fades.
 #
 # How far can you count in float32 or bfloat16? Lab [04b](labs/04b_longer_than_trained.ipynb) finds
 # out.
@@ -506,6 +507,8 @@ x, dt, A, B, C = inputs()
 reference = rotary(ssd.ssd_recurrent)(x, dt, A, B, C)
 theta = rope_frequencies(8, 100.0)
 check("state that turns = C and B that turn", turning_state(x, dt, A, B, C, theta), reference)
+
+# %% tags=["guard"]
 other_way = turning_state(x, dt, A, B, C, -theta)
 still = turning_state(x, dt, A, B, C, 0 * theta)
 _ = must_differ("state turned the other way", other_way, reference)
@@ -513,7 +516,6 @@ _ = must_differ("state that does not turn", still, reference)
 
 # %% [markdown]
 # C and B aren't rotated at all now: the *state* turns one step with every token while it decays.
-# The older a write, the further it has turned.
 #
 # Read each pair of the state as one complex number, and a turn is multiplication by
 # $e^{-\mathtt{i}\theta_i}$. So rotary SSD is a state space model with the complex decay
@@ -589,8 +591,8 @@ print(f"with rotations: norm of the change / norm of the output {change:.2f}")
 # %% [markdown]
 # The valve of chapter 01 closes, but the clocks don't stop. Padding stays harmless, because padded
 # positions aren't counted. A token in the middle of a text can't be skipped any more: it makes
-# everything before it one token older. Mamba-3 turns by an angle that contains $\Delta_t$, and that
-# mends it. Exercise 4 asks you for those clocks.
+# everything before it one token older. Mamba-3's angle contains $\Delta_t$, so its clocks stop,
+# too. Exercise 4 asks you for clocks like these.
 #
 # ## 8 · Where the theorem fails
 #
@@ -657,7 +659,8 @@ print(f"norm of the change / norm of the output {(moved - y).norm() / y.norm():.
 # What can a state do in one step? You've now seen four answers. Here's one question that separates
 # them: is the number of ones so far odd? A decay in $[0, 1]$ never changes a sign, and in finite
 # precision no stack of such layers counts parity at every length (Grazzi et al., 2024). A mirror
-# can, and so can half a turn. One number of state is enough for either:
+# can, as in chapter 02's exercise, and so can half a turn, which is a factor of −1. One number of
+# state is enough for either:
 
 # %%
 bits = torch.randint(2, (300,), generator=torch.Generator().manual_seed(0)).double()
@@ -675,12 +678,13 @@ for name, state in (("a mirror per 1, β = 2", mirror.flatten()), ("half a turn 
 # |---|---|---|---|
 # | $\alpha_t$, a number | Mamba-2 | fade | change a sign |
 # | a diagonal | Mamba, GLA | fade at many rates | change a sign |
-# | $\alpha_t$ times a turn | RetNet, Cheems, Mamba-3 | tell distances | mix pairs |
-# | $I - \beta_t k_t k_t^\top$ | DeltaNet | erase one key, or mirror it | be scanned cheaply |
+# | a number times a turn | RetNet, Cheems, Mamba-3 | tell distances | mix pairs |
+# | $I - \beta_t k_t k_t^\top$ | DeltaNet | erase one key | be scanned cheaply |
 #
-# Only the first commutes with any rotation, and that's why it's the one we rotate. A turn counts
-# parity if the token sets its angle, as in Mamba-3. RetNet's angle is the same for a 0 and a 1. The
-# last is what chapter 01's scan can't afford: joining two of them takes a product of full matrices.
+# Only a single number commutes with every rotation. That's why we could rotate $C$ and $B$ in
+# Mamba-2 and not in Mamba. A turn counts parity if the token sets its angle, as in Mamba-3. The
+# angles of RetNet and Cheems are the same for a 0 and a 1. DeltaNet's $\beta$ is a sigmoid: as
+# published, it erases and never mirrors. Grazzi et al. let $\beta$ go up to 2.
 #
 # ## 9 · Three sources of position
 #
@@ -807,7 +811,8 @@ assert all(record["accuracy"]["conv"][i] < record["accuracy"]["decay"][i] for i 
 #   as in Mamba, the theorem fails.
 # - The output knows distances. The cache knows absolute positions, so keep counting.
 # - Rotate C and B, or let the state turn: either way, it's a state space model with complex decays,
-#   whose clocks run on where $\Delta = 0$. At a constant $\Delta$ it's RetNet.
+#   whose clocks keep running even when $\Delta = 0$. With a constant $\Delta$, it's RetNet's
+#   retention.
 # - In our small task, decay finds the previous token, a convolution of four tokens leads from
 #   distance 2 to 6, and after 300 steps rotations have come furthest.
 #
