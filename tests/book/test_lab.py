@@ -5,6 +5,7 @@ trust them, runs nothing, and yet shows every picture and hides the plumbing.
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -57,6 +58,7 @@ def lab(home: Path, notebooks: Path):
             env=os.environ | around,
             stdout=log,
             stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
     try:
         address = f"http://127.0.0.1:{port}"
@@ -69,7 +71,8 @@ def lab(home: Path, notebooks: Path):
                 time.sleep(0.5)
         yield address
     finally:
-        server.terminate()
+        # With its kernels, and without asking: a server that waits for a kernel may wait for ever.
+        os.killpg(server.pid, signal.SIGKILL)
         server.wait()
 
 
