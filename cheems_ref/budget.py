@@ -16,7 +16,7 @@ import torch
 from cheems_ref import check
 from cheems_ref.config import SEQUENCE_MIXERS, ModelConfig, make_layer
 from cheems_ref.retrieval import SCORES_PER_BLOCK
-from cheems_ref.roofline import BAGS, FUSED_ATTENTION, countable, fake_layer, layer_operators
+from cheems_ref.roofline import BAGS, FUSED_ATTENTION, _countable, fake_layer, layer_operators
 from cheems_ref.ssd import CHUNKS_PER_BLOCK
 
 
@@ -374,7 +374,7 @@ def _saved_bytes(part, config, dtype, batch, angles, length):
         saved[id(t.untyped_storage())] = t.untyped_storage()  # each memory once
         return t
 
-    with countable(batch=batch, length=length):
+    with _countable(batch=batch, length=length):
         fake = fake_layer(part, config, (batch, length), dtype)
         with torch.autograd.graph.saved_tensors_hooks(save, lambda t: t):
             fake.run()

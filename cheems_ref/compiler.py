@@ -33,7 +33,7 @@ REGISTERS = 65_536  # of 32 bits, in a multiprocessor
 TENSOR_CORE = r"\bmma\.sync|\bwgmma\.mma_async|\btcgen05\.mma\b"  # its instructions, in PTX
 
 
-class Limits(NamedTuple):
+class _Limits(NamedTuple):
     """Warps, programs and bytes of shared memory of a multiprocessor; bytes for one program."""
 
     warps: int
@@ -43,11 +43,11 @@ class Limits(NamedTuple):
 
 
 GPUS = {
-    80: Limits(64, 32, 164 * 1024, 163 * 1024),  # A100
-    86: Limits(48, 16, 100 * 1024, 99 * 1024),  # RTX 3090
-    89: Limits(48, 24, 100 * 1024, 99 * 1024),  # RTX 4090, L4
-    90: Limits(64, 32, 228 * 1024, 227 * 1024),  # H100
-    100: Limits(64, 32, 228 * 1024, 227 * 1024),  # B200
+    80: _Limits(64, 32, 164 * 1024, 163 * 1024),  # A100
+    86: _Limits(48, 16, 100 * 1024, 99 * 1024),  # RTX 3090
+    89: _Limits(48, 24, 100 * 1024, 99 * 1024),  # RTX 4090, L4
+    90: _Limits(64, 32, 228 * 1024, 227 * 1024),  # H100
+    100: _Limits(64, 32, 228 * 1024, 227 * 1024),  # B200
 }
 
 

@@ -136,7 +136,7 @@ def layer_operators(
     check.sizes(length=length, batch=batch)
     check.sizes(0, context=context)
     check.floating(dtype=dtype)
-    with countable(length=length, context=context, batch=batch):
+    with _countable(length=length, context=context, batch=batch):
         fake = fake_layer(part, config, (batch, length), dtype, context=context)
         with torch.set_grad_enabled(training), Recorder() as recorder:
             y = fake.run()
@@ -147,7 +147,7 @@ def layer_operators(
 
 
 @contextlib.contextmanager
-def countable(**sizes: int):
+def _countable(**sizes: int):
     """Turn torch's error for a tensor of too many bytes into a ValueError that names the sizes."""
     log = logging.getLogger("torch._subclasses.fake_tensor")  # would print a traceback of its own
     level = log.level
@@ -163,7 +163,7 @@ def countable(**sizes: int):
         log.setLevel(level)
 
 
-class FakeLayer(NamedTuple):
+class _FakeLayer(NamedTuple):
     """One layer and its norm, on tensors that have shapes but no contents.
 
     run: computes x + layer(norm(x)), or the "head"; x: its input; parameters: of norm and layer;
@@ -178,7 +178,7 @@ class FakeLayer(NamedTuple):
 
 def fake_layer(
     part: str, config: ModelConfig, shape: tuple[int, int], dtype: torch.dtype, *, context: int = 0
-) -> FakeLayer:
+) -> _FakeLayer:
     """Make one layer with its norm out of tensors that take no memory.
 
     The layer runs as on a CPU. S runs in chunks, except on a single token. Attention is fused,
@@ -230,7 +230,7 @@ def fake_layer(
             wide = torch.promote_types(dtype, torch.float32)
             return F.cross_entropy(y.flatten(0, 1).to(wide), zeros.flatten())
 
-    return FakeLayer(run, x, [*of_norm.values(), *of_layer.values()], rotary.made)
+    return _FakeLayer(run, x, [*of_norm.values(), *of_layer.values()], rotary.made)
 
 
 # Operators that do not read all of their tensors, by torch's names.

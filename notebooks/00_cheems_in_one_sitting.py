@@ -539,8 +539,9 @@ assert changed.nonzero().tolist() == [[7]]
 # half keys. Lay the million out in a square with $r = 1000$ rows and columns. Expert $(i, j)$ has
 # the score $q_1 \cdot \theta_{1i} + q_2 \cdot \theta_{2j}$, and 2,000 inner products give all half
 # scores. Which sums can be among the best $k$? Rank each half, counting from 0. A pair of ranks
-# $(a, b)$ is beaten, or at least matched, by every pair with smaller or equal ranks, $(a + 1)(b +
-# 1) - 1$ of them. So if $(a + 1)(b + 1) > k$, you can forget the pair. What's left is a staircase:
+# $(a, b)$ is beaten, or at least matched, by every pair with smaller or equal ranks. There are
+# $(a + 1)(b + 1) - 1$ of those. So if $(a + 1)(b + 1) > k$, you can forget the pair. What's left is
+# a staircase:
 
 # %% tags=["setup"]
 STAIRS = torch.tensor([[float((a + 1) * (b + 1) <= 8) for b in range(10)] for a in range(10)])

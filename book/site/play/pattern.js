@@ -34,8 +34,10 @@ function expandPattern(pattern) {
     text = text.replace(repeated, ` ${letters.repeat(times)} `);
   }
   const letters = text.replace(/[\s+]/g, ""), wrong = letters.replace(/[A-Z]/g, "");
-  refuseUnless(!wrong, `cannot read ${quoted([...wrong, ""][0])} in pattern ${quoted(pattern)}: `
-    + "letters are capitals, × n follows a word or a bracket, and brackets are closed");
+  const [first] = [...wrong, ""], small = first !== "x" && first.toUpperCase() in DATA.letters;
+  refuseUnless(!wrong, `cannot read ${quoted(first)} in pattern ${quoted(pattern)}: `
+    + "letters are capitals, × n follows a word or a bracket, and brackets are closed"
+    + (small ? `; did you mean ${quoted(pattern.toUpperCase())}?` : ""));
   checkLength(letters.length, `pattern ${quoted(pattern)} has`);
   return letters;
 }
