@@ -16,7 +16,7 @@ import torch
 from cheems_ref import check
 from cheems_ref.config import SEQUENCE_MIXERS, ModelConfig, make_layer
 from cheems_ref.retrieval import SCORES_PER_BLOCK
-from cheems_ref.roofline import BAGS, FUSED_ATTENTION, _countable, fake_layer, layer_operators
+from cheems_ref.roofline import BAGS, FUSED_ATTENTION, _countable, _fake_layer, layer_operators
 from cheems_ref.ssd import CHUNKS_PER_BLOCK
 
 
@@ -268,7 +268,7 @@ def activation_bytes(
 ) -> dict[str, int]:
     """Count the bytes that a forward pass saves for the backward pass, by letter and "head".
 
-    Each layer runs with its norm as `roofline.fake_layer` does, S in chunks. A GPU's fused norm
+    Each layer runs with its norm as `roofline._fake_layer` does, S in chunks. A GPU's fused norm
     saves less. "head" is the last norm, the logits and their cross-entropy, with the ids.
 
     Args:
@@ -360,7 +360,7 @@ def _listed_products(part, config, length, context):
 
 def _angles(part, config, dtype):
     """The keys of the cosines and sines that a layer makes."""
-    fake = fake_layer(part, config, (1, 1), dtype)
+    fake = _fake_layer(part, config, (1, 1), dtype)
     fake.run()
     return frozenset(fake.angles)
 
@@ -375,7 +375,7 @@ def _saved_bytes(part, config, dtype, batch, angles, length):
         return t
 
     with _countable(batch=batch, length=length):
-        fake = fake_layer(part, config, (batch, length), dtype)
+        fake = _fake_layer(part, config, (batch, length), dtype)
         with torch.autograd.graph.saved_tensors_hooks(save, lambda t: t):
             fake.run()
     for t in (*fake.parameters, *(t for pair in fake.angles.values() for t in pair)):

@@ -7,7 +7,7 @@ operator after another, so the prediction for a pass is the sum over its operato
 bound: a tensor that is still in the processor's cache moves faster than one in memory. Notebook 10
 compares it with measurements.
 
-No list of operators is written by hand. `fake_layer` runs a layer on tensors that have shapes but
+No list of operators is written by hand. `_fake_layer` runs a layer on tensors that have shapes but
 no contents, and torch's dispatcher reports each call to a `Recorder`. A call counts each whole
 tensor that it reads or writes once. Lookups count the rows they read. Fused attention counts the
 causal pairs, as the CPU kernel computes them, and all pairs if it has a mask.
@@ -101,7 +101,7 @@ def pass_operators(
 
     The keys are the letters of the pattern, each with all its layers, their norms and residual
     sums, and "head": the last norm and the logits, in training with their cross-entropy. The lookup
-    of the embedding is left out. The form of each layer is as in `fake_layer`.
+    of the embedding is left out. The form of each layer is as in `_fake_layer`.
 
     Args:
         config: of the model.
@@ -137,7 +137,7 @@ def layer_operators(
     check.sizes(0, context=context)
     check.floating(dtype=dtype)
     with _countable(length=length, context=context, batch=batch):
-        fake = fake_layer(part, config, (batch, length), dtype, context=context)
+        fake = _fake_layer(part, config, (batch, length), dtype, context=context)
         with torch.set_grad_enabled(training), Recorder() as recorder:
             y = fake.run()
             if training:
@@ -176,7 +176,7 @@ class _FakeLayer(NamedTuple):
     angles: dict[tuple, tuple[Tensor, Tensor]]
 
 
-def fake_layer(
+def _fake_layer(
     part: str, config: ModelConfig, shape: tuple[int, int], dtype: torch.dtype, *, context: int = 0
 ) -> _FakeLayer:
     """Make one layer with its norm out of tensors that take no memory.
