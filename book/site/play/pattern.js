@@ -84,7 +84,8 @@ const CHECKS = {  // for letters of the pattern, in the order of the package
     refuseUnless(r * r === e, "n_neurons must be a square, r keys for each half: "
       + `${e} is not, ${r * r} and ${(r + 1) ** 2} are`);
     upTo(e, "k_neurons", c.k_neurons);
-    multiple("d_query", c.d_query, "halves", 2);
+    refuseUnless(c.d_query % 2 === 0,
+      `d_query must be even, one half for each set of keys, got ${c.d_query}`);
   },
 };
 
