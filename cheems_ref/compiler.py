@@ -55,9 +55,9 @@ class Resources(NamedTuple):
     """The resources that one compiled kernel needs.
 
     registers: of 32 bits, per thread, at most 255. spilled: bytes that a thread stores to memory
-    and loads again, since its registers don't suffice. shared: bytes per program. products:
-    instructions of a tensor core in the kernel's code. occupancy: warps that a multiprocessor can
-    hold, of those that it could; 0 if it can't hold a single program.
+    and loads again, since its registers don't suffice; those in a loop count once. shared: bytes
+    per program. products: instructions of a tensor core in the kernel's code. occupancy: warps that
+    a multiprocessor can hold, of those that it could; 0 if it can't hold a single program.
     """
 
     name: str

@@ -19,10 +19,12 @@ whether anything was spilled.
 The sides of a tile are powers of two, at least 16: q tokens, N entries of the state, P channels. A
 tile beyond l, n or p is filled with zeros; a token with Δ = 0 and no decay leaves the state alone.
 
-Tensors of 16 bits are loaded and multiplied as they are, and summed in float32. Products of float32
-are "tf32x3": three products of a tensor core give nearly all digits of float32. ("ieee" spells out
-every multiplication, and takes minutes to compile. The interpreter always multiplies in float32.)
-Log decays are summed in float64, as in `ssd_chunked`: only their differences matter.
+Tensors of 16 bits are loaded and multiplied as they are, and summed in float32. What is written,
+the scores and the state before a chunk are rounded to 16 bits for their products. Products of
+float32 are "tf32x3": three products of a tensor core give nearly all digits of float32. ("ieee"
+spells out every multiplication, and takes minutes to compile. The interpreter always multiplies in
+float32.) Log decays are summed in float64, as in `ssd_chunked`: differences of long sums lose
+digits.
 
 The gradient of SSD is SSD, three times (`_Scan.backward`), so it needs no kernel of its own.
 Notebook 03 derives the steps, notebook 10 reads the kernels; `kernels.kernel_status` says whether a
@@ -54,9 +56,9 @@ from cheems_ref.ssd import (
     expand_groups,
 )
 
-LARGEST_CHUNK = 64  # in float32, the q × q scores of a larger one do not fit the registers
+LARGEST_CHUNK = 64  # of a larger one, scores and decays together do not fit the registers
 N, P, SLICE = 16, 32, 512  # a tile's entries of the state and channels; entries of a `_carry`
-WARPS, STAGES = 8, 1  # of 32 threads each; a loop loads no tile ahead
+WARPS, STAGES = 8, 1  # of `_write` and `_read`; a loop loads no tile ahead
 MOST_PROGRAMS = 65_535  # CUDA's limit along the second and third axis of a grid
 
 

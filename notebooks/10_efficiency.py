@@ -488,7 +488,7 @@ plotting.show_drawing(
 )
 
 # %% [markdown]
-# Each program of `_read` makes one dark block (without the factor $\Delta$), uses it and forgets
+# The program of `_read` for each tile of channels makes its chunk's dark block, uses it and forgets
 # it. No program makes a light block: a write, the carried state and a read do its work.
 #
 # **A tile and its mask.** A program loads a *tile*: some rows and columns of a matrix. Its sides
@@ -750,17 +750,18 @@ assert waits == [False, True, False] and "\nN, P, SLICE = 16, 32, 512" in TRITON
 
 # %% [markdown]
 # The kernels move a quarter of the bytes, but their 2.0 ms is untested: we have no such kernel for
-# a CPU. By (10.1), only `_carry`, which has no product, would still wait for memory. (`make gpu`
-# times the kernels.)
+# a CPU. On our core, by (10.1), only `_carry`, which has no product, would still wait for memory.
+# (`make gpu` times the kernels.)
 #
 # ## 7 · Ask the compiler
 #
-# Between `tl.load` and `tl.store`, numbers are in registers. A thread has at most 255 of them, of
-# 32 bits each. What if a program needs more? Then the compiler *spills*: it has numbers stored in
-# memory, and loaded again. It doesn't say so, the results stay right, and (10.3) is wrong.
+# Between `tl.load` and `tl.store`, numbers are in registers and in shared memory; the compiler
+# divides them. Our programs have 256 threads, and a thread has at most 255 registers, of 32 bits.
+# What if a program needs more? Then the compiler *spills*: it has numbers stored in memory, and
+# loaded again. It doesn't say so, the results stay right, and (10.3) is wrong.
 #
 # You can find out on a laptop, since a compiler needs no GPU. Triton asks a driver which GPU to
-# compile for, so we hand it a stand-in. This is all of it:
+# compile for, so we hand it this stand-in. (`compiling_for` also ends each launch there.)
 
 # %%
 print(inspect.getsource(compiler.StandIn))
@@ -801,9 +802,10 @@ for capability, name in ((80, "an A100"), (90, "an H100")):
 
 # %% [markdown]
 # On an A100, a thread of the last row stores and loads 51,692 bytes. With 256 threads and 4,096
-# pairs, that's 800 numbers for every pair, where PyTorch has thirteen. (The assembler gave up: it
-# uses only 32 registers.) So our kernels take 16 and 32, the first row, and spill nothing, on five
-# kinds of GPU, in float32 and in 16 bits (`make kernels-report`).
+# pairs, that's 800 numbers for every pair, where PyTorch has thirteen. (It uses only 32 registers.
+# We don't know why.) Our kernels take the first row, 16 and 32, which leaves more registers free
+# than the second. They spill nothing at this size, on five kinds of GPU, in float32 and in bfloat16
+# (`make kernels-report`).
 #
 # The price: for $p = 64$, two programs compute the same $CB^\top$. mamba-ssm's kernels compute it
 # once for all heads of a group, and pay in bytes. And a program of eight warps that needs 200
@@ -934,8 +936,9 @@ for name in SYSTEMS:
 # Does LlaMa lose because the models are small, or because of the CPU? On a GPU it depends on what
 # is *fused* into a kernel, so that no number of a pair goes through memory. For attention that
 # isn't obvious: a softmax needs the sum over all keys before it can weight the first. But a slice
-# of the keys can be summed up in three things: its largest score, its sum of exponentials, and its
-# weighted sum of values. And two slices can be joined:
+# of the keys can be summed up in three things: its largest score $m$, the sum $z$ of $e^{s-m}$ over
+# its scores $s$, and the sum of its values with these weights. And two slices can be joined. With
+# $m = \max(m_1, m_2)$, the sum is $e^{m_1-m} z_1 + e^{m_2-m} z_2$. The values' sums join alike:
 
 # %%
 queries, keys, values = (torch.randn(1, 12, 2, 8, generator=seeded(i)).double() for i in range(3))
@@ -949,8 +952,9 @@ for joined in (join_softmax(join_softmax(a, b), c), join_softmax(a, join_softmax
     check("three slices = all keys", joined.weighted / joined.total, of_all, tol=1e-14)
 
 # %% [markdown]
-# So a program can go through the keys tile by tile, and keep three things per query: that's
-# FlashAttention. It's how our kernels treat the chunks, with a state in place of the three.
+# So a program can go through the keys tile by tile, and keep three things per query. That's
+# FlashAttention's forward pass. Our kernels, too, join chunk after chunk. But the three belong to
+# one query, so each query goes through all keys. A state serves every later query.
 #
 # Here is each system's speedup over LlaMa, in evaluation on 4,096 tokens by (10.1), at two sizes,
 # and on a GPU, with attention and SSD fused or not (on our core, attention is):
