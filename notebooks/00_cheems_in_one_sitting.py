@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 00 · Cheems in one sitting
 #
-# **How much attention does a model need, and for what? In this sitting you'll write a whole Cheems,
-# 200 lines with its training loop, train it, and take its attention away.** You will be able to
+# **How much attention does a model need, and for what? In this sitting you'll read a whole Cheems,
+# 200 lines with its training loop, train a small one, and see what attention does.** You can then
 #
 # - name the three layers of a Cheems and say what each one is for;
 # - say what a layer has to remember, and what that costs in a long text;
@@ -861,10 +861,10 @@ assert min(at_500) > 0.9 and max(ends(repeat_record["table"])[64]) < 0.55
 
 # %% [markdown]
 # It needs more time, and more for longer rows. In 1,000 steps `S` learns to repeat 16 symbols, most
-# of 32, and about half of 64 at best. These runs don't say whether more training would help. So
-# here's a first answer, from models this small: states carry most of a text, and attention fetches
-# what was said, exactly, from far back. (Fetching is easy here, always from the same distance.
-# Chapter 08 asks by content, of longer texts.)
+# of 32, and about half of 64 at best, with seeds far apart and the curve still rising. So here's
+# a first answer, from models this small: on this text a state did as well without attention, and
+# at pure copying attention learned much faster. (Fetching is easy here, always from the same
+# distance. Chapter 08 asks by content, of longer texts.)
 #
 # ## Summary
 #
