@@ -1,12 +1,13 @@
 """One quiet figure style for all notebooks: large type, few lines, colours that everyone can tell.
 
 `figure` makes axes. `lines` draws curves, with `level` and `band` beside them. `heatmap` draws a
-matrix, and `heatmaps` several with one scale. `canvas`, `box` and `arrow` are for drawings. `save`
-shows the figure in the notebook and, while the book is built, writes it to figures/. Line plots
-become SVG, which nbval compares; figures with an image become PNG. The bytes are the same on every
-run. A notebook also stores a small PNG of each SVG, because JupyterLab and VS Code draw no SVG in a
-notebook they don't trust. On slides, a figure grows in the stages given to `save(..., stages=...)`.
-`show_drawing` is for drawings, which aren't made of data: their code is in figures/drawings/.
+matrix, and `heatmaps` several with one scale. `canvas`, `box`, `arrow` and `state_grid` are for
+drawings. `save` shows the figure in the notebook and, while the book is built, writes it to
+figures/. Line plots become SVG, which nbval compares; figures with an image become PNG. The bytes
+are the same on every run. A notebook also stores a small PNG of each SVG, because JupyterLab and VS
+Code draw no SVG in a notebook they don't trust. On slides, a figure grows in the stages given to
+`save(..., stages=...)`. `show_drawing` is for drawings, which aren't made of data: their code is in
+figures/drawings/.
 
 The colours are from Okabe and Ito (2008), in an order that also differs in lightness.
 """
@@ -28,7 +29,9 @@ import PIL.PngImagePlugin
 from IPython.display import SVG, Image, display
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
@@ -80,6 +83,30 @@ def arrow(ax: Axes, start: tuple, end: tuple, *, color: str = QUIET, bend: float
     """Draw an arrow from (x, y) to (x, y); `bend` makes it a curve (0.3 is a quiet one)."""
     style = dict(arrowstyle="-|>", color=color, lw=2, mutation_scale=18)
     ax.annotate("", end, start, arrowprops=style | dict(connectionstyle=f"arc3,rad={bend}"))
+
+
+def state_grid(
+    ax: Axes,
+    x: float,
+    y: float,
+    values: Sequence[Sequence[float]],
+    *,
+    cell: float = 0.4,
+    color: str = COLORS[2],
+    largest: float | None = None,
+) -> None:
+    """Draw a state as what it is, a grid of numbers; (x, y) is its lower left corner.
+
+    A row of `values` is one entry of the value (p of them, downward), a column one of the key (n of
+    them). The larger |value| is, the fuller a cell's colour; `largest` has the full one, by default
+    the largest of this grid. Green is a state, COLORS[4] (orange) what a token writes into it.
+    """
+    largest = largest or max(abs(value) for row in values for value in row) or 1.0
+    for i, row in enumerate(values):
+        for j, value in enumerate(row):
+            place = (x + j * cell, y + (len(values) - 1 - i) * cell)
+            shade = to_rgba(color, min(1.0, abs(value) / largest))
+            ax.add_patch(Rectangle(place, cell, cell, facecolor=shade, edgecolor=QUIET, lw=0.8))
 
 
 def lines(
