@@ -46,4 +46,20 @@ def run_on_books(job):
     return preregistered.book_run(job, from_notebook(CHAPTER).account_books)
 
 
-RECIPES = {"05_masks": masks, "05_one_more_layer": books_controlled}
+def past_controlled():
+    """Which of q, k and v has to know the past, on chapter 07's recall."""
+    return preregistered.who_needs_the_past(
+        lambda jobs: resumed("05_who_needs_the_past", jobs, run_on_recall)
+    )
+
+
+def run_on_recall(job):
+    """One training run of one attention layer on chapter 07's recall."""
+    return preregistered.past_run(job, from_notebook("07_cheems_language_model").recall)
+
+
+RECIPES = {
+    "05_masks": masks,
+    "05_one_more_layer": books_controlled,
+    "05_who_needs_the_past": past_controlled,
+}
