@@ -223,23 +223,23 @@ assert math.isclose(read_back(best, torch.eye(256), best).diagonal().mean(), 1)
 # We measure both in a state of width 64, over ten seeds. Before you look: what will the two solid
 # lines do beyond 64 pairs, and what the two dashed ones, at the best scale?
 
+
+# %% tags=["figure"]
+def draw_errors(ax):
+    """The squared errors of both kinds of keys, as read and at the best scale."""
+    lines = {f"{kind} keys": [max(e, 0.0) for e in errors] for kind, errors in error.items()}
+    lines |= {f"{kind}, best scale": [max(e, 0.0) for e in found] for kind, found in scaled.items()}
+    told = dict(xlabel="pairs in the state", ylabel="squared error", ylim=(-0.1, 4.1))
+    plotting.lines(ax, counts, lines, marker="o", legend="right", **told)
+    ax.set_title("A state of width 64: keys are worth one unit")
+    ax.axvspan(n, 256, color=plotting.QUIET, alpha=0.12, lw=0)
+    ax.text(n + 4, 3.63, "more pairs than dimensions", color=plotting.INK, fontsize=13)
+    ax.errorbar(224, 3.0, 0.49, color=plotting.INK, capsize=5)
+
+
 # %% tags=["figure"]
 fig, ax = plotting.figure(size=(9, 4.4))
-told = dict(xlabel="pairs in the state", ylabel="squared error", ylim=(-0.1, 4.1))
-lines = {f"{kind} keys": [max(e, 0.0) for e in errors] for kind, errors in error.items()}
-lines |= {f"{kind}, best scale": [max(e, 0.0) for e in errors] for kind, errors in scaled.items()}
-plotting.lines(
-    ax,
-    counts,
-    lines,
-    marker="o",
-    title="A state of width 64: keys are worth one unit",
-    legend="right",
-    **told,
-)
-ax.axvspan(n, 256, color=plotting.QUIET, alpha=0.12, lw=0)
-ax.text(n + 4, 3.63, "more pairs than dimensions", color=plotting.INK, fontsize=13)
-_ = ax.errorbar(224, 3.0, 0.49, color=plotting.INK, capsize=5)
+draw_errors(ax)
 plotting.save(
     fig,
     "08_capacity",
