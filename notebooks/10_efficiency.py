@@ -1104,9 +1104,9 @@ assert min(longest) > 1.1
 # length decides: **at 65,536 tokens all three overtake LlaMa with everything fused.** A race at one
 # length has no winner worth naming.
 #
-# What keeps Cheems behind at 4,096? Not its mixers: they take 13 ms, and LlaMa's attention takes 12.
-# But its experts take 22 ms, and LlaMa's 9. Of the 22, 16 are rows of the experts' tables, counted
-# as if nothing were cached. With every row read once, the 0.61 would be 1.05.
+# What keeps Cheems behind at 4,096? Not its mixers: they take 13 ms, and LlaMa's attention takes
+# 12. But its experts take 22 ms, and LlaMa's 9. Of the 22, 16 are rows of the experts' tables,
+# counted as if nothing were cached. With every row read once, the 0.61 would be 1.05.
 #
 # The measured row's *ratios* are predicted to within 13 percent; all rows at 1.3 billion are
 # untested. They assume that launches are free and that B and C are read once per head.
