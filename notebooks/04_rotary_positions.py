@@ -171,8 +171,9 @@ plotting.save(
 #
 # $$\langle R_t\,q,\; R_s\,k \rangle = q^\top R_{s-t}\,k = 1, \qquad q^\top R_{t-s}\,k = -1.$$
 #
-# (A test with $q = k$ would have missed it.) Lab [04a](labs/04a_refereeing_a_proof.ipynb), home of
-# equations 4.4 to 4.6, tracks down the line where the sign goes wrong.
+# (A test with $q = k$ would have missed it.) The page
+# [04a](reference/04a_refereeing_a_proof.ipynb), home of equations 4.4 to 4.6, tracks down the line
+# where the sign goes wrong.
 #
 # ## 3 · Many wheels
 #
