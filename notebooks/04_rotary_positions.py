@@ -20,7 +20,6 @@ import json
 import math
 from pathlib import Path
 
-import sympy as sp
 import torch
 import torch.nn.functional as F
 from torch import einsum
@@ -59,14 +58,13 @@ plotting.show_drawing(
 )
 
 # %% [markdown]
-# Between tokens 1,007 and 1,012, each hand turns just as far. That's the whole idea. The rest of
-# the chapter makes it precise, and finds where it breaks.
+# Between tokens 1,007 and 1,012, each hand turns just as far. That's the whole idea.
 #
 # ## 1 · What we want
 #
 # *The dog bit the man* and *the man bit the dog* contain the same words. A query compares itself
-# with every key by an inner product, and an inner product knows nothing about where its vectors
-# came from. Shuffle the keys along with their values, and the query reads exactly the same thing:
+# with every key by an inner product, which knows nothing about places. Shuffle the keys along with
+# their values, and the query reads the same thing:
 
 
 # %%
@@ -82,7 +80,9 @@ shuffled = attend(query, keys[order], values[order])
 check("keys in another order: the same output", shuffled, attend(query, keys, values))
 
 # %% [markdown]
-# So the query can't tell the two sentences apart.
+# So the query can't tell the two sentences apart. (A stack of *causal* layers can, because the mask
+# shows each token only what came before. Models without any encoding, *NoPE*, learn order that
+# way.)
 #
 # In language, distance often matters more than position: adjectives go with the next noun, on page
 # 1 or 700. Let's write position $t$ into a query and, independently, position $s$ into a key, so
@@ -90,8 +90,8 @@ check("keys in another order: the same output", shuffled, attend(query, keys, va
 #
 # $$\langle E_t(q),\; E_s(k) \rangle = G(q, k, t - s). \tag{4.1}$$
 #
-# *Independently* keeps it cheap, because nothing of size $l \times l$ gets added. *Only on the
-# distance* makes it useful: what the model learns in one place works everywhere.
+# *Independently* keeps it cheap: nothing of size $l \times l$ is added. *Only on the distance*
+# makes it useful: what the model learns in one place works everywhere.
 #
 # ## 2 · A rotation in the plane
 #
@@ -194,7 +194,9 @@ for dim, base in ((64, 10_000.0), (64, 500_000.0), (8, 10_000.0), (8, 100.0)):
           f" {rounds[0]:.1f} tokens, the last in {rounds[-1]:9,.0f}")  # fmt: skip
 
 # %% [markdown]
-# The first pair tells neighbours apart; the last one tells near from far.
+# The first pair tells neighbours apart; the last one tells near from far, as long as the text is
+# shorter than its turn. So longer contexts go with larger bases: Llama 2 had 10,000 for 4,096
+# tokens, Llama 3 has 500,000 for 8,192.
 #
 # In code, a rotation is "cosine times the vector, plus sine times the vector a quarter turn ahead".
 # The quarter turn takes $(x_1, x_2)$ to $(-x_2, x_1)$. Put the first members of all pairs into the
@@ -263,8 +265,7 @@ _ = must_differ("interleaved weights, not permuted, rotated as halves", unchange
 
 # %% [markdown]
 # If you run weights trained with one convention under the other, the scores change and nothing
-# warns you. The script that converts Llama's weights for `transformers` applies exactly this
-# permutation.
+# warns you. The script that converts Llama's weights for `transformers` applies this permutation.
 #
 # ## 4 · Attention: scores that know the distance
 #
@@ -465,10 +466,9 @@ print(f"restarted at 0: relative error {error[0]:.2f} for the first token, {erro
 
 # %% [markdown]
 # Distances within the new part are still right, but every distance to the first 40 tokens is 40 too
-# small. The first new token reads its predecessor at distance −39. So pair $i$ is off by
-# $40\,\theta_i$, less any full turns. For the four slowest pairs that's at most 0.4 radians. Three
-# of the fast ones are off by more than 1. (The second got lucky, with two full turns.) The error
-# fades as the old writes fade.
+# small. So pair $i$ is off by $40\,\theta_i$, less any full turns. For the four slowest pairs
+# that's at most 0.4 radians. Three of the fast ones are off by more than 1. (The second got lucky,
+# with two full turns.)
 
 # %% tags=["guard"]
 off = 40 * rope_frequencies(16)
@@ -478,15 +478,15 @@ assert off[[0, 2, 3]].abs().min() > 1 and 0.08 < off[1] < 0.09 and 0 < off[4:].m
 # %% [markdown]
 # ## 7 · The state that turns
 #
-# You can also look at rotary SSD without any absolute positions, by taking the reader's point of
-# view: $\tilde h_t = h_t R_t$. Then $y_t = h_t R_t C_t = \tilde h_t C_t$, and with the decay
-# $\alpha_t = e^{\Delta_t A}$
+# You can also see rotary SSD without absolute positions, from the reader's side: $\tilde h_t = h_t
+# R_t$. Then $y_t = h_t R_t C_t = \tilde h_t C_t$, and with the decay $\alpha_t = e^{\Delta_t A}$
 #
 # $$\tilde h_t = \big(\alpha_t\, h_{t-1} + \Delta_t x_t B_t^\top R_t^\top\big) R_t
 #   = \alpha_t\,\tilde h_{t-1}\,R_1 + \Delta_t\, x_t B_t^\top, \qquad y_t = \tilde h_t\, C_t.
 #   \tag{4.10}$$
 #
-# (Use $h_{t-1} R_t = h_{t-1} R_{t-1} R_1$.)
+# (Use $h_{t-1} R_t = h_{t-1} R_{t-1} R_1$.) Here $R_1$ stands on the right, at the *rows* of the
+# state. A row times $R$ turns backwards, hence the minus in the code:
 
 
 # %%
@@ -564,10 +564,10 @@ plotting.save(
 )
 
 # %% [markdown]
-# One thing is lost on the way. In chapter 01 the whole exponent was $\Delta_t \lambda$, so a step
-# size of 0 froze the state, turn and all. Here the angle knows nothing of $\Delta$. Take a token
-# whose step size is 0, which writes nothing and lets nothing fade. Leave it out. Before you run
-# this: does any later output change?
+# One thing is lost. In chapter 01 the whole exponent was $\Delta_t \lambda$, so a step size of 0
+# froze the state, turn and all. Here the angle knows nothing of $\Delta$. Take a token whose step
+# size is 0, which writes nothing and lets nothing fade, and leave it out. Does any later output
+# change?
 
 
 # %% tags=["setup"]
@@ -593,7 +593,7 @@ print(f"with rotations: norm of the change / norm of the output {change:.2f}")
 # The valve of chapter 01 closes, but the clocks don't stop. Padding stays harmless, because padded
 # positions aren't counted. A token in the middle of a text can't be skipped any more: it makes
 # everything before it one token older. Mamba-3's angle contains $\Delta_t$, so its clocks stop,
-# too. Exercise 4 asks you for clocks like these.
+# too. Exercise 4 builds such clocks.
 #
 # ## 8 · Where the theorem fails
 #
@@ -606,21 +606,12 @@ print(f"with rotations: norm of the change / norm of the output {change:.2f}")
 #   \Lambda = \mathrm{diag}(e^{A_1\tau}, \dots, e^{A_n\tau}). \tag{4.11}$$
 #
 # Put $t = s + \delta$ and $R_{s+\delta} = R_s R_\delta$. When the text moves, $\tau$ and $\Lambda$
-# stay. The bracket below stays only if $\Lambda$ commutes with rotations. Does it, for one pair?
+# stay. The bracket in $C_t^\top R_\delta^\top\,(R_s^\top \Lambda R_s)\,B_s$ stays only if $\Lambda$
+# commutes with rotations. Does it, for one pair?
 #
-# $$C_t^\top R_\delta^\top\,(R_s^\top \Lambda R_s)\,B_s$$
-
-# %%
-Lambda_1, Lambda_2, phi = sp.symbols("Lambda1 Lambda2 phi", real=True)
-Lambda = sp.diag(Lambda_1, Lambda_2)
-cosine, sine = sp.cos(phi), sp.sin(phi)
-turned = sp.Matrix([[cosine, -sine], [sine, cosine]])
-commutator = (Lambda * turned - turned * Lambda).applyfunc(sp.factor)
-expected = (Lambda_2 - Lambda_1) * sine * sp.Matrix([[0, 1], [1, 0]])
-assert (commutator - expected).applyfunc(sp.simplify).is_zero_matrix
-print("Λ R - R Λ =", commutator.tolist())
-
-# %% [markdown]
+# $$\Lambda R(\varphi) - R(\varphi) \Lambda = (\Lambda_2 - \Lambda_1)\,\sin\varphi\,
+#   \begin{bmatrix} 0 & 1 \\ 1 & 0 \end{bmatrix}$$
+#
 # That's zero at every angle only if the two rates are equal. So the theorem needs rates that are
 # *equal within each pair that turns together*. Let's move a text and see:
 
@@ -651,17 +642,21 @@ for offset in (1, 50, 1000):
 # With a rate per entry, moving this text by a single position changes the output by 41 %.
 
 # %% tags=["guard"]
+Lambda = torch.diag(torch.tensor([0.3, 0.8]))
+right = (0.8 - 0.3) * math.sin(0.7) * torch.tensor([[0.0, 1.0], [1.0, 0.0]])
+check("Λ R - R Λ = (Λ₂ - Λ₁) sin φ times an exchange", Lambda @ R(0.7) - R(0.7) @ Lambda, right)
 neighbours = -torch.arange(1.0, 5.0).repeat_interleave(2)
 y, moved = rotary_scan(0, x, dt, neighbours, B, C), rotary_scan(7, x, dt, neighbours, B, C)
 _ = must_differ("A tied for the other pairing, moved by 7", moved, y, at_least=0.01)
 print(f"norm of the change / norm of the output {(moved - y).norm() / y.norm():.2f}")
 
 # %% [markdown]
-# What can a state do in one step? You've now seen four answers. Here's one question that separates
-# them: is the number of ones so far odd? A decay in $[0, 1]$ never changes a sign, and in finite
-# precision no stack of such layers counts parity at every length (Grazzi et al., 2024). A mirror
-# can, as in chapter 02's exercise, and so can half a turn, which is a factor of −1. One number of
-# state is enough for either:
+# What can a state do in one step? One question separates the four answers that you've seen: is the
+# number of ones so far odd? A decay in $[0, 1]$ never changes a sign, and in finite
+# precision no stack of such layers counts parity at every length. A mirror can, as in chapter 02's
+# exercise, and so can half a turn, which is a factor of −1. (Lab
+# [04c](labs/04c_state_tracking.ipynb) has the proof, and follows three cards.) One number of state
+# is enough for either:
 
 # %%
 bits = torch.randint(2, (300,), generator=torch.Generator().manual_seed(0)).double()
@@ -682,17 +677,16 @@ for name, state in (("a mirror per 1, β = 2", mirror.flatten()), ("half a turn 
 # | a number times a turn | RetNet, Cheems, Mamba-3 | tell distances | mix pairs |
 # | $I - \beta_t k_t k_t^\top$ | DeltaNet | erase one key | be scanned cheaply |
 #
-# Only a single number commutes with every rotation. That's why we could rotate $C$ and $B$ in
-# Mamba-2 and not in Mamba. A turn counts parity if the token sets its angle, as in Mamba-3. The
-# angles of RetNet and Cheems are the same for a 0 and a 1. DeltaNet's $\beta$ is a sigmoid: as
-# published, it erases and never mirrors. Grazzi et al. let $\beta$ go up to 2.
+# Only a single number commutes with every rotation. A turn counts parity if the token sets its
+# angle, as in Mamba-3; the angles of RetNet and Cheems are the same for a 0 and a 1. DeltaNet's
+# $\beta$ is a sigmoid: as published, it erases and never mirrors. Grazzi et al. let $\beta$ go up
+# to 2.
 #
 # ## 9 · Three sources of position
 #
-# But wait. A recurrence can tell order even without rotations, because old tokens have faded more
-# than new ones. And Mamba-2 has a short convolution, which mixes the last four tokens. Do we need
-# rotations at all? The layer `SSD` has all three sources behind one option: `"decay"`,
-# `"conv"` (with decay) and `"rope"` (with decay).
+# A recurrence can tell order even without rotations, because old tokens have faded more than new
+# ones. And Mamba-2 has a short convolution, which mixes the last four tokens. Do we need rotations
+# at all? The layer `SSD` has all three: `"decay"`, `"conv"` (with decay) and `"rope"` (with decay).
 #
 # Here's a task where nothing matters but the distance: in a row of random tokens, name the token
 # $\delta$ places back. The model is an embedding, one SSD layer and a linear map (in folded cells).
@@ -792,10 +786,9 @@ plotting.save(
 
 # %% [markdown]
 # Decay alone reliably finds only the previous token. The convolution has fallen off by 8. Our
-# reading: its inputs mix four tokens, so distances up to three are in its own inputs, and the
-# writes four places back mix tokens 4 to 7. At 16 and 24 it's even below decay alone, which it
-# contains. So the right end of this table also measures how fast a model learns. Chapter 09
-# compares the three in language models.
+# reading: distances up to three are in its own inputs, and the writes four places back mix tokens 4
+# to 7. At 16 and 24 it's even below decay alone, which it contains. So the right end of this table
+# also measures how fast a model learns. Chapter 09 compares the three in language models.
 
 # %% tags=["guard"]
 far = [record["lags"].index(lag) for lag in (16, 24)]
@@ -814,8 +807,8 @@ assert all(record["accuracy"]["conv"][i] < record["accuracy"]["decay"][i] for i 
 # - Rotate C and B, or let the state turn: either way, it's a state space model with complex decays,
 #   whose clocks keep running even when $\Delta = 0$. With a constant $\Delta$, it's RetNet's
 #   retention.
-# - In our small task, decay finds the previous token, a convolution of four tokens leads from
-#   distance 2 to 6, and after 300 steps rotations have come furthest.
+# - In our small task, a convolution leads from distance 2 to 6, and after 300 steps rotations have
+#   come furthest.
 #
 # ## Exercises
 #
@@ -981,6 +974,15 @@ for pairs, bump in bumps.items():
 # narrower.
 #
 # ## Further reading
+#
+# **What came after.** Positions without an encoding: causal language models learn them from the
+# mask alone (Haviv et al., *Transformer Language Models without Positional Encodings Still Learn
+# Positional Information*, 2022). Which pairs a trained model uses: Gemma 7B builds heads that look
+# at a fixed distance from the fastest ones, and prefers the slowest ones for content (Barbero et
+# al., *Round and Round We Go!*, 2024). How to choose the base: it bounds the context length that a
+# model can use (Men et al., *Base of RoPE Bounds Context Length*, 2024). How many coordinates to
+# turn: a tenth of them trained as well as all (Khan et al., *Fractional Rotation, Full Potential?*,
+# 2026).
 #
 # - Su et al., *RoFormer: Enhanced Transformer with Rotary Position Embedding* (2021): the idea, and
 #   a bound on how scores fade.
