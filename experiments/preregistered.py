@@ -43,12 +43,15 @@ to 40, within the trained length, decays stay below 0.8 on parity.
 TRACKING_STEPS, TRACKING_RATES = 600, (3e-3, 1e-2)
 
 
-def tracking_run(job, train_to_track):
+def tracking_run(job, train_to_track, betas):
     """One small recurrence, trained: the shares right within the trained length and beyond it."""
-    trained, beyond = train_to_track(
+    trained, beyond, model = train_to_track(
         job["task"], job["kind"], job["steps"], job["rate"], job["seed"]
     )
-    return {"trained": round(trained, 3), "beyond": round(beyond, 3)}
+    found = {"trained": round(trained, 3), "beyond": round(beyond, 3)}
+    if job["kind"] == "β up to 2":
+        found["beta"] = [round(beta, 4) for beta in betas(model)]
+    return found
 
 
 def state_tracking(run_all, tasks, kinds):
