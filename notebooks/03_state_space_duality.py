@@ -50,7 +50,7 @@ def random(*shape, seed):
 # 6 reads it. On the right, that whole journey is one number, the orange square:
 
 
-# %% tags=["figure"]
+# %% slide_title="One number in a matrix is a whole journey through the state" tags=["figure"]
 plotting.show_drawing(
     "03_duality",
     "A chain of eight states and a lower triangular matrix. In the chain, the path from input 2 "
@@ -59,7 +59,7 @@ plotting.show_drawing(
     "block below it, between chunks, as the state.",
 )
 
-# %% [markdown]
+# %% [markdown] slide_title="Each token shrinks the state, then adds its own"
 # It's the same layer in both pictures. The chain is cheap, but it handles one token at a time. The
 # matrix can be computed all at once, but its size is the square of the length. Cutting it into
 # blocks gets us the best of both.
@@ -88,7 +88,7 @@ for t in range(4):
 y = C * torch.stack(states)
 print("h =", torch.stack(states).numpy(), "  y =", y.numpy())
 
-# %% [markdown]
+# %% [markdown] slide_title="Unrolled, a write meets every decay that comes after it"
 # Now **unroll** it: substitute $h_{t-1}$ into the equation for $h_t$, then $h_{t-2}$, until only
 # inputs are left. By the time input $s$ reaches token $t$, it has met every decay since it was
 # written:
@@ -115,7 +115,7 @@ def unrolled(x, alpha, B, C, first=1):
 check("unrolled sum = recurrence", unrolled(x, alpha, B, C), y)
 _ = must_differ("decay that includes the token's own step", unrolled(x, alpha, B, C, first=0), y)
 
-# %% [markdown]
+# %% [markdown] slide_title="A linear recurrence is a lower triangular matrix"
 # ## 2 · The recurrence is a matrix
 #
 # Equation 3.2 is linear in $x$, so it's a matrix times $x$: $y = Mx$. Read the entries off the sum:
@@ -136,7 +136,7 @@ _ = must_differ("decay that includes the token's own step", unrolled(x, alpha, B
 #   \begin{pmatrix} 0 & & \\ g_1 & 0 & \\ g_1 + g_2 & g_2 & 0 \end{pmatrix}$$
 
 
-# %%
+# %% slide_title="Sums of logarithms survive where products die"
 def decay_matrix(log_alpha):
     """L of equation 3.3 from the log decays: (l,) -> (l, l)."""
     rows = log_alpha[:, None].expand(-1, len(log_alpha))
@@ -147,7 +147,7 @@ def decay_matrix(log_alpha):
 # %% [markdown]
 # On paper, fill in $L$ for the four tokens of section 1. Does the cell agree with you?
 
-# %%
+# %% slide_title="Four tokens: the matrix does what the loop did"
 x, alpha = torch.tensor([[1.0, 2.0, 0.0, 3.0], [0.5, 0.5, 0.9, 0.1]])
 B, C = torch.tensor([[1.0, 1.0, 2.0, 1.0], [1.0, 1.0, 1.0, 2.0]])
 L = decay_matrix(alpha.log())
@@ -167,7 +167,7 @@ reset = steady.clone()
 reset[16] = -math.inf  # a decay of exactly 0
 L_steady, L_varied, L_reset = (decay_matrix(g) for g in (steady, varied, reset))
 
-# %% tags=["figure"]
+# %% slide_title="A decay that depends on the token can wipe the slate clean" tags=["figure"]
 pictures = {
     r"steady: every $\alpha_t$ = 0.9": L_steady,
     r"varied: $\alpha_t$ depends on t": L_varied,
@@ -202,7 +202,7 @@ neighbours = L_varied.diagonal(-1)
 print(f"varied: entries beside the diagonal from {neighbours.min():.3f} to {neighbours.max():.3f}")
 check("reset: from row 16 on, columns 0 to 15 are zero", L_reset[16:, :16], torch.zeros(16, 16))
 
-# %% [markdown]
+# %% [markdown] slide_title="32 numbers fill in a block of 256"
 # ## 3 · Its blocks have rank one
 #
 # Look at the empty corner of the third picture, then at the same corner of the second. That block
@@ -221,7 +221,7 @@ check("reset: from row 16 on, columns 0 to 15 are zero", L_reset[16:, :16], torc
 # every block that doesn't reach above the diagonal. We test the largest of them, which touch it
 # with their upper right corner:
 
-# %%
+# %% slide_title="Everything the past tells the future fits through one number"
 L = decay_matrix(-random(32, seed=1).abs() / 4)  # the second picture
 ranks = [int(matrix_rank(L[i:, : i + 1])) for i in range(32)]
 print("ranks of the", len(ranks), "largest blocks:", set(ranks))
@@ -229,7 +229,7 @@ above = int(matrix_rank(L[4:12, 0:9]))
 print("rank of a block that reaches above the diagonal:", above)
 assert set(ranks) == {1} and above > 1
 
-# %% [markdown]
+# %% [markdown] slide_title="A key, a value and a query make the state a matrix"
 # Rank one means a bottleneck: everything the past can tell the future has to fit through one
 # number. You've already met that number. It's the state.
 #
@@ -261,7 +261,7 @@ def recurrence(x, dt, A, B, C):
     return torch.stack(outputs)
 
 
-# %% [markdown]
+# %% [markdown] slide_title="One decay comes out of the sum and leaves attention"
 # Now unroll it, as before. The decays $\alpha_t = e^{\Delta_t A}$ are plain numbers, so they can
 # move to the front. Between reader $t$ and writer $s$, that leaves the inner product of a query and
 # a key (∘ multiplies entry by entry):
@@ -320,7 +320,7 @@ check("α = 1 gives the causal mask", decay_matrix(torch.zeros(l)), torch.ones(l
 check("α = 1, Δ = 1: linear attention", nothing_fades, by_sums)
 _ = must_differ("α < 1 is not linear attention", recurrence(x, torch.ones(l), A, B, C), by_sums)
 
-# %% [markdown]
+# %% [markdown] slide_title="We want few states and many products"
 # ## 5 · Cut it into chunks
 #
 # The recurrence goes one token at a time. The quadratic form does everything at once, but for
@@ -355,7 +355,7 @@ _ = must_differ("α < 1 is not linear attention", recurrence(x, torch.ones(l), A
 # green blocks of its rows.
 
 
-# %% tags=["figure"]
+# %% slide_title="Inside, write, carry, read: four steps on one matrix" tags=["figure"]
 plotting.show_drawing(
     "03_steps",
     "Four steps on a lower triangular matrix of 12 tokens in three chunks, and a block in factors. "
@@ -384,7 +384,7 @@ def inputs(b=2, l=29, h=4, p=5, g=2, n=3, dt=0.3, seed=0):
     )
 
 
-# %%
+# %% slide_title="Below the diagonal, no block has a rank above n"
 c, l_c, p, n = 4, 8, 5, 2
 x, dt, A, B, C = inputs(b=1, l=c * l_c, h=1, g=1, p=p, n=n, dt=0.1)
 M = ssd.semiseparable_matrix(dt, A, B, C)[0, 0]  # as in section 4
@@ -404,7 +404,7 @@ prefixes = [slice(0, i * l_c) for i in range(c)]  # all that comes before each c
 # the diagonal blocks. Every axis has a name: c for the chunk, t and s for target and source within
 # it, and the axis that is missing after an arrow is summed (`x_c` and others are cut into chunks):
 
-# %%
+# %% slide_title="Step 1 fills in the blocks on the diagonal"
 L = torch.stack([decay_matrix(log_alpha) for log_alpha in dt_c * A])  # (c, t, s)
 scores = einsum("ctn,csn->cts", C_c, B_c)
 inside = L * scores * dt_c[:, None, :]
@@ -426,7 +426,7 @@ def states_after(pieces):
 # **Step 2: write.** If a chunk started with an empty state, what would it leave behind? The writes
 # of all its tokens, each faded until the end of the chunk:
 
-# %%
+# %% slide_title="Step 2 writes down what each chunk leaves behind"
 to_end = (sigma[:, -1:] - sigma).exp()  # (c, s)
 written = einsum("cs,csn,csp->cpn", to_end * dt_c, B_c, x_c)
 check("step 2 = the state of each chunk run alone", written, states_after(chunks))
@@ -435,7 +435,7 @@ check("step 2 = the state of each chunk run alone", written, states_after(chunks
 # **Step 3: carry.** It's the recurrence again, but from chunk to chunk: fade by the decay over the
 # whole chunk, then add what it wrote. That takes $c$ steps instead of $l$:
 
-# %%
+# %% slide_title="Step 3 carries the states from chunk to chunk"
 state, incoming = torch.zeros(p, n), []
 for decay, write in zip(sigma[:, -1].exp(), written, strict=True):
     incoming.append(state)
@@ -446,13 +446,13 @@ check("step 3 gives each chunk the state of the recurrence", incoming, states_af
 # %% [markdown]
 # **Step 4: read.** Each token queries the state its chunk started with, faded up to that token:
 
-# %%
+# %% slide_title="Step 4 reads the state that each chunk started with"
 y_between = einsum("ct,ctn,cpn->ctp", sigma.exp(), C_c, incoming)
 y = ssd.ssd_recurrent(x, dt, A, B, C)[0, :, 0]
 check("four steps = recurrence", (y_inside + y_between).flatten(0, 1), y)
 _ = must_differ("step 4 left out", y_inside.flatten(0, 1), y)
 
-# %% [markdown]
+# %% [markdown] slide_title="The rest is bookkeeping for heads and groups"
 # ## 6 · All heads, in two dozen lines
 #
 # The rest is bookkeeping, for all sequences and heads at once. `carry_in_turn` is the loop of step
@@ -507,7 +507,7 @@ def four_steps(x, dt, A, B, C, *, l_c, carry=carry_in_turn):
 # Now for the size of a chunk. With chunks of 1, this *is* the recurrence. With a single chunk of
 # 72, it's the quadratic form. What do you expect in between?
 
-# %%
+# %% slide_title="Every chunk size computes the same function"
 x, dt, A, B, C = inputs(l=72)
 y = ssd.ssd_recurrent(x, dt, A, B, C)
 sizes = (1, 8, 24, 72)
@@ -548,7 +548,7 @@ check("chunks of 16: same final state", state, final)
 M = ssd.semiseparable_matrix(dt, A, B, C)  # (b, h, t, s)
 check("y = M x for every head", einsum("bhts,bshp->bthp", M, x), y)
 
-# %% [markdown]
+# %% [markdown] slide_title="Chunks do three times the work, as matrix products"
 # ## 7 · What each form costs
 #
 # Which form needs the fewest operations? Take a guess. We count matrix products and updates of the
@@ -599,7 +599,7 @@ assert [2 * l * (n + p) > costs[0] for l in (106, 107)] == [False, True]
 assert [l * (n + p) > costs[0] for l in (213, 214)] == [False, True]
 assert 65_536 * p * n * 4 == 2 * 2**30 and 312 / 19.5 == 16  # a scan's states; the two rates
 
-# %% [markdown]
+# %% [markdown] slide_title="With a rate for every entry, no single mask will do"
 # ## 8 · Why one decay per head
 #
 # Mamba, from the end of chapter 01, has more freedom than SSD: every entry $i$ of its state fades
@@ -642,13 +642,13 @@ grown = torch.tensor(16 * 0.1 * 64).exp()  # exp(-Aτ) after 64 steps of 0.1, fo
 print(f"exp(-Aτ) after 64 tokens: {grown:.0e},  in float32: {grown.float()}")
 assert grown.float().isinf() and decay_matrix(dt * A.mean()).max() == 1
 
-# %%
+# %% slide_title="Moved into C and B, the decays cost range and work"
 tau = dt.cumsum(0)[:, None]
 scores = ((tau * A).exp() * C) @ ((-tau * A).exp() * B).T
 check("decays moved into C and B = Mamba's recurrence", (scores.tril() * dt) @ x, y)
 
 
-# %% [markdown]
+# %% [markdown] slide_title="A published sum runs over the wrong axis"
 # So a rate for every entry costs *range* and *work*. The faster an entry fades, the faster
 # $e^{-A_i\tau_s}$ grows: at a rate of −16 with step sizes of 0.1, it's $3 \cdot 10^{44}$ after 64
 # tokens, more than float32 can hold. An entry of $L$ is never above 1. And Mamba's channels have
@@ -667,7 +667,7 @@ check("decays moved into C and B = Mamba's recurrence", (scores.tril() * dt) @ x
 # A chunk should start from the sum along its row, over the sources (`dim=3` in the listing). The
 # paper prints `.sum(dim=2)`, which runs down a column, over the targets. What does chunk 2 get?
 
-# %% tags=["figure"]
+# %% slide_title="Down the column, chunk 2 forgets the past and hears the future" tags=["figure"]
 plotting.show_drawing(
     "03_row_and_column",
     "Step 3 twice: three chunks in a row, and the matrix of (3.9) below. Corrected: W_0, faded by "
@@ -701,7 +701,7 @@ corrected = partial(carry_at_once, dim=3)  # right: over the sources
 # %% [markdown]
 # Would a test catch it? With a single chunk, the printed sum passes. With two or four, it fails:
 
-# %%
+# %% slide_title="A test with one chunk passes; with two or four it fails"
 x, dt, A, B, C = inputs(l=32, dt=0.05)
 y = ssd.ssd_recurrent(x, dt, A, B, C)
 check("one chunk, as printed", four_steps(x, dt, A, B, C, l_c=32, carry=as_printed), y)
@@ -726,7 +726,7 @@ def moved(token, dt, function):
     return f"token {token} moves outputs {int(places[0])} to {int(places[-1])}"
 
 
-# %%
+# %% slide_title="The last token moves output 8: the layer looks ahead"
 moves = {}
 for name, carry in (("as printed", as_printed), ("corrected", corrected)):
     run = partial(four_steps, x, A=A, B=B, C=C, l_c=8, carry=carry)
@@ -734,7 +734,7 @@ for name, carry in (("as printed", as_printed), ("corrected", corrected)):
     print(f"{name:10}: {moves[name]}")
 assert "31 moves outputs 8 to 31" in moves["as printed"]
 
-# %% [markdown]
+# %% [markdown] slide_title="A causality test must change the step sizes, too"
 # It **leaks the future** (token 31 changes output 8) and forgets the past (token 0 is gone after
 # output 15). The leak is easy to miss. The *value* of token 31 stays where it belongs, so a
 # causality test that changes only values would have passed this layer.
@@ -771,7 +771,7 @@ printed, right = (carry(**form).flatten()[2] for carry in (as_printed, corrected
 check("chunk 2 starts from the sums of the picture, as printed", printed, W[1] + a[2] * W[1])
 check("and corrected", right, a[1] * W[0] + W[1])
 
-# %% [markdown]
+# %% [markdown] slide_title="The kernels that models are trained on take the same four steps"
 # ## 10 · The kernel that models are trained on
 #
 # Nobody trains a large model with our two dozen lines. Mamba-2 runs on the kernels of the library
@@ -1030,6 +1030,13 @@ for l, fewest in ((1, 0), (2, 1), (29, 5), (1024, 10)):
 
 # %% [markdown]
 # ## Further reading
+#
+# **What came after.** The frame is wider than the model: Dao and Gu call $(L \circ QK^\top)V$
+# *structured masked attention*, and any mask $L$ that can be multiplied fast will do, for example a
+# Toeplitz matrix. A mask that is a hierarchy gives a number of states that grows with $\log l$ (Guo
+# et al., *Log-Linear Attention*, 2025). Which state space models have such a dual, diagonal ones
+# included, is settled in Hu et al., *On Structured State-Space Duality* (2025). Mamba-3 (Lahoti et
+# al., 2026) gives the state a rotation, chapter 04's subject.
 #
 # - Dao and Gu, *Transformers are SSMs: Generalized Models and Efficient Algorithms Through
 #   Structured State Space Duality* (2024): the duality, semiseparable matrices, the chunked

@@ -49,7 +49,7 @@ def random(*shape, seed):
 # token 7 and token 12, each hand turns by five times its speed (the arcs):
 
 
-# %% tags=["figure"]
+# %% slide_title="Every token carries clocks, from fast to slow" tags=["figure"]
 plotting.show_drawing(
     "04_clocks",
     "Two rows of five clock faces, for token 7 and for token 12. Zero is at 3 o'clock. The first "
@@ -57,7 +57,7 @@ plotting.show_drawing(
     "of each hand at token 7 to its place at token 12, and is labelled 5 tokens × speed.",
 )
 
-# %% [markdown]
+# %% [markdown] slide_title="Attention by itself knows nothing about order"
 # Between tokens 1,007 and 1,012, each hand turns just as far. That's the whole idea.
 #
 # ## 1 · What we want
@@ -67,7 +67,7 @@ plotting.show_drawing(
 # their values, and the query reads the same thing:
 
 
-# %%
+# %% slide_title="Shuffle keys and values together: the query reads the same"
 def attend(query, keys, values):
     """Attention of one query (d,) to keys and values (l, d)."""
     return (keys @ query / math.sqrt(len(query))).softmax(0) @ values
@@ -79,7 +79,7 @@ order = torch.randperm(12, generator=torch.Generator().manual_seed(73))
 shuffled = attend(query, keys[order], values[order])
 check("keys in another order: the same output", shuffled, attend(query, keys, values))
 
-# %% [markdown]
+# %% [markdown] slide_title="The inner product should know the distance and nothing else"
 # So the query can't tell the two sentences apart. (A stack of *causal* layers can, because the mask
 # shows each token only what came before. Models without any encoding, *NoPE*, learn order that
 # way.)
@@ -92,7 +92,8 @@ check("keys in another order: the same output", shuffled, attend(query, keys, va
 #
 # *Independently* keeps it cheap: nothing of size $l \times l$ is added. *Only on the distance*
 # makes it useful: what the model learns in one place works everywhere.
-#
+
+# %% [markdown] slide_title="Two facts about rotations prove the theorem in one line"
 # ## 2 · A rotation in the plane
 #
 # Which $E_t$ does that? Let's start with vectors of two numbers, and rotate them by an angle
@@ -121,7 +122,7 @@ check("the transpose rotates back", R(phi_1).T, R(-phi_1))
 check("lengths stay", (R(phi_1) @ vector).norm(), vector.norm())
 _ = must_differ("rotating back is not rotating forward", R(phi_1).T @ R(phi_2), R(phi_1 + phi_2))
 
-# %%
+# %% slide_title="Three pairs of positions, three apart: one inner product"
 theta = 0.25
 q, k = torch.tensor([1.6, 0.5]), torch.tensor([1.2, -0.2])
 for t, s in ((4, 1), (9, 6), (15, 12)):
@@ -151,7 +152,7 @@ def draw_arms(ax, q, k, t, s, theta):
     ax.set_title(f"t = {t}, s = {s}: product {product:.2f}")
 
 
-# %% tags=["figure"]
+# %% slide_title="Turn both arms alike, and the angle between them stays" tags=["figure"]
 fig, axes = plotting.figure(1, 3, size=(12, 4.6))
 for ax, t, s in zip(axes, (4, 9, 15), (1, 6, 12), strict=True):
     draw_arms(ax, q, k, t, s, theta)
@@ -164,7 +165,7 @@ plotting.save(
     stages=[[ax] for ax in axes[1:]],
 )
 
-# %% [markdown]
+# %% [markdown] slide_title="A quarter turn tells R of s − t from R of t − s"
 # Here's a surprise. The appendices of OTCE and WM prove this in about thirteen lines, and arrive at
 # $R_{t-s}$ where (4.3) has $R_{s-t}$. Who's right? Try $q = (1, 0)$ and $k = (0, 1)$ with
 # $(t - s)\theta$ a quarter turn:
@@ -174,7 +175,8 @@ plotting.save(
 # (A test with $q = k$ would have missed it.) The page
 # [04a](reference/04a_refereeing_a_proof.ipynb), home of equations 4.4 to 4.6, tracks down the line
 # where the sign goes wrong.
-#
+
+# %% [markdown] slide_title="Fast pairs tell neighbours apart, slow pairs near from far"
 # ## 3 · Many wheels
 #
 # A single pair isn't enough. With $\theta = 1$, the pair has made almost exactly seven turns after
@@ -203,7 +205,7 @@ for dim, base in ((64, 10_000.0), (64, 500_000.0), (8, 10_000.0), (8, 100.0)):
 # first half of the vector, and that's a single line:
 
 
-# %%
+# %% slide_title="A rotation is cosine times x plus sine times a quarter turn"
 def turn_halves(x, angles):
     """Turn pairs (x[i], x[i + d/2]) by angles[i], (..., d/2)."""
     first, second = x.chunk(2, dim=-1)
@@ -215,7 +217,7 @@ def turn_halves(x, angles):
 # %% [markdown]
 # The package's `apply_rope` does the same, up to position 99,999:
 
-# %%
+# %% slide_title="The package turns vectors in the same way"
 dim = 8
 x = random(2, 6, 3, dim, seed=2)  # (b, l, h, d)
 # Gaps between positions are fine.
@@ -238,7 +240,7 @@ x_hat = torch.complex(*x.chunk(2, dim=-1)) * torch.exp(1j * angles)
 by_complex = torch.cat([x_hat.real, x_hat.imag], dim=-1)
 check("apply_rope = complex exponentials", turned, by_complex, tol=1e-12)
 
-# %% [markdown]
+# %% [markdown] slide_title="Halves or neighbours: trained weights depend on the pairing"
 # ### Which coordinates form a pair?
 #
 # There are two conventions. The papers' formulas and Meta's own Llama code pair neighbours: 0 with
@@ -263,7 +265,7 @@ unchanged = (rotation_matrix(9, dim) @ q) @ (rotation_matrix(3, dim) @ k)
 check("interleaved weights, permuted, rotated as halves: same score", permuted, trained)
 _ = must_differ("interleaved weights, not permuted, rotated as halves", unchanged, trained)
 
-# %% [markdown]
+# %% [markdown] slide_title="Same content, rotated: scores depend on the distance alone"
 # If you run weights trained with one convention under the other, the scores change and nothing
 # warns you. The script that converts Llama's weights for `transformers` applies this permutation.
 #
@@ -284,7 +286,7 @@ def scores(q, k, positions):
     return q @ k.T
 
 
-# %%
+# %% slide_title="One number stands along each diagonal"
 l, dim = 48, 16
 q, k = random(2, l, dim, seed=4)
 same_q, same_k = q[:1].expand(l, dim), k[:1].expand(l, dim)
@@ -301,7 +303,7 @@ print(f"rotated: one number along each of the {len(diagonals)} diagonals,"
 # %% [markdown]
 # Now let the contents differ. Shift all positions by the same amount, and still nothing changes:
 
-# %%
+# %% slide_title="A shift of all positions changes nothing, a gap does"
 mixed = scores(q, k, positions)
 check("different contents: all positions shifted by 1,000", scores(q, k, positions + 1000), mixed)
 with_gap = positions + 8 * (positions >= 24)
@@ -314,7 +316,7 @@ _ = must_differ("different contents: not Toeplitz", mixed.diagonal()[1:], mixed.
 # %% [markdown]
 # With different contents, the stripes disappear:
 
-# %% tags=["figure"]
+# %% slide_title="With different contents, the stripes disappear" tags=["figure"]
 pictures = {
     "same content, unrotated": flat,
     "same content, rotated": toeplitz,
@@ -328,7 +330,7 @@ plotting.save(
     "content, rotated: stripes parallel to the diagonal. Different contents, rotated: no stripes.",
 )
 
-# %% [markdown]
+# %% [markdown] slide_title="SSD inherits the theorem, because its decay is one number"
 # ## 5 · The same for C and B inside SSD
 #
 # In chapter 03 the output of SSD was $y_t = \sum_{s \le t} L_{ts}\,(C_t \cdot B_s)\,\Delta_s x_s$.
@@ -380,7 +382,7 @@ for t, s in ((30, 30), (30, 12), (7, 0)):
 # %% [markdown]
 # Since C and B are rotated *before* SSD sees them (by `rotary`), all forms of SSD work unchanged:
 
-# %%
+# %% slide_title="All forms of SSD work unchanged with rotated B and C"
 y = rotary(ssd.ssd_recurrent)(x, dt, A, B, C)
 check("quadratic = recurrence, with rotations", rotary(ssd.ssd_quadratic)(x, dt, A, B, C), y)
 check("chunked = recurrence, with rotations", rotary(ssd.ssd_chunked)(x, dt, A, B, C), y)
@@ -428,7 +430,7 @@ Q, K = (turn_at(u[None, :, None], torch.arange(40)) for u in (q, k))
 y = ssd.ssd_recurrent(v[None, :, None], *constant, K, Q)[0, :, 0]
 check("RetNet's retention = rotary SSD", y, retention(q, k, v, 0.9, rope_frequencies(8, 100.0)))
 
-# %% [markdown]
+# %% [markdown] slide_title="The output knows distances, the cache knows positions"
 # Not entirely, then. (For another constant step size, put that factor into the values.) *Wonderful
 # Matrices* adds the step size: each token decides how much fades.
 #
@@ -456,7 +458,7 @@ check("40 tokens, then 20 with their own positions = one pass", rest, whole[:, 4
 # %% [markdown]
 # Now start again at 0, behind the cache of 40 tokens:
 
-# %%
+# %% slide_title="Start to count again at 0, and old tokens are misjudged"
 restarted, _ = layer(text[:, 40:], positions[:, :20], cache=cache)
 _ = must_differ("positions started again at 0", restarted, rest, at_least=0.02)
 error = (restarted - rest)[0].norm(dim=-1) / rest[0].norm(dim=-1)
@@ -475,7 +477,7 @@ off = 40 * rope_frequencies(16)
 off = (off + math.pi) % (2 * math.pi) - math.pi  # less full turns
 assert off[[0, 2, 3]].abs().min() > 1 and 0.08 < off[1] < 0.09 and 0 < off[4:].max() < 0.401
 
-# %% [markdown]
+# %% [markdown] slide_title="Seen by the reader, the state itself turns"
 # ## 7 · The state that turns
 #
 # You can also see rotary SSD without absolute positions, from the reader's side: $\tilde h_t = h_t
@@ -550,7 +552,7 @@ def draw_path(ax, path, title):
     ax.set(xlim=(-1.1, 1.1), ylim=(-1.1, 1.1), aspect="equal", title=title)
 
 
-# %% tags=["figure"]
+# %% slide_title="With a turn, a fading write spirals in" tags=["figure"]
 fig, axes = plotting.figure(1, 3, size=(12, 4.4))
 for ax, (title, path) in zip(axes, paths.items(), strict=True):
     draw_path(ax, path, title)
@@ -589,7 +591,7 @@ _ = must_differ("with rotations", turned, turned_without, at_least=0.01)
 change = (turned - turned_without).norm() / turned.norm()
 print(f"with rotations: norm of the change / norm of the output {change:.2f}")
 
-# %% [markdown]
+# %% [markdown] slide_title="A diagonal decay doesn't commute with rotations"
 # The valve of chapter 01 closes, but the clocks don't stop. Padding stays harmless, because padded
 # positions aren't counted. A token in the middle of a text can't be skipped any more: it makes
 # everything before it one token older. Mamba-3's angle contains $\Delta_t$, so its clocks stop,
@@ -658,7 +660,7 @@ print(f"norm of the change / norm of the output {(moved - y).norm() / y.norm():.
 # [04c](labs/04c_state_tracking.ipynb) has the proof, and follows three cards.) One number of state
 # is enough for either:
 
-# %%
+# %% slide_title="A mirror or half a turn counts parity, a decay can't"
 bits = torch.randint(2, (300,), generator=torch.Generator().manual_seed(0)).double()
 odd = bits.cumsum(0) % 2 == 1
 one, start = torch.ones(1, 300, 1, 1), torch.ones(1, 1, 1, 1)
@@ -669,7 +671,7 @@ for name, state in (("a mirror per 1, β = 2", mirror.flatten()), ("half a turn 
     assert torch.equal(state < 0, odd)
     print(f"{name}: parity of all 300 prefixes is right")
 
-# %% [markdown]
+# %% [markdown] slide_title="What a state can do in one step depends on its transition"
 # | transition | who has it | it can | it can't |
 # |---|---|---|---|
 # | $\alpha_t$, a number | Mamba-2 | fade | change a sign |
@@ -681,7 +683,8 @@ for name, state in (("a mirror per 1, β = 2", mirror.flatten()), ("half a turn 
 # angle, as in Mamba-3; the angles of RetNet and Cheems are the same for a 0 and a 1. DeltaNet's
 # $\beta$ is a sigmoid: as published, it erases and never mirrors. Grazzi et al. let $\beta$ go up
 # to 2.
-#
+
+# %% [markdown] slide_title="Decay, a convolution and rotations all tell order"
 # ## 9 · Three sources of position
 #
 # A recurrence can tell order even without rotations, because old tokens have faded more than new
@@ -732,7 +735,7 @@ def train_to_look_back(position, lag, steps, seed=0):
     return (logits.argmax(-1) == targets).float().mean().item(), model
 
 
-# %%
+# %% slide_title="At distance 8, rotations are ahead after 200 steps"
 torch.set_num_threads(1)  # small tensors gain nothing from threads
 right = {}
 for position in ("rope", "conv", "decay"):
@@ -745,7 +748,7 @@ print("8 tokens back: rope gets more than half right, conv and decay less than a
 # -m experiments 04_three_sources`). The table shows the medians. Its last row is a reader with no
 # idea of position, which just names the most frequent token so far:
 
-# %%
+# %% slide_title="At distances 2 to 6, the convolution is ahead"
 record = json.loads(Path("../experiments/records/04_three_sources.json").read_text())
 lags, accuracy = record["lags"], record["accuracy"]
 ids = torch.randint(16, (4000, 64), generator=torch.Generator().manual_seed(74))
@@ -771,17 +774,19 @@ assert over[0] == max(over) < 0.1 and -0.01 < over[-1] < 0.01
 # %% [markdown]
 # Rotations reach furthest, but the convolution is *ahead* of them from distance 2 to 6:
 
-# %% tags=["figure"]
+# %% slide_title="Rotations reach furthest, a convolution leads nearby" tags=["figure"]
 fig, ax = plotting.figure(size=(9, 4.4))
-plotting.lines(ax, lags, accuracy, xlabel="distance δ in tokens", ylabel="accuracy", marker="o")
+words = dict(rope="rotations", conv="convolution", decay="decay alone")
+curves = {words.get(name, name): shares for name, shares in accuracy.items()}
+plotting.lines(ax, lags, curves, xlabel="distance δ in tokens", ylabel="accuracy", marker="o")
 ax.set(ylim=(0, 1.05), title="after 300 steps")
 plotting.save(
     fig,
     "04_three_sources",
-    "Accuracy after 300 steps against the distance, for three sources of position. Rope falls from "
-    "1 at distance 1 to about 0.6 at 24; conv is above 0.9 up to 6, about 0.65 at 7 and below 0.3 "
-    "from 8 on; decay is 1 at distance 1 and below 0.26 from 2 on, falling towards the line of the "
-    "most frequent token so far, 0.18 to 0.14.",
+    "Accuracy after 300 steps against the distance, for three sources of position. Rotations fall "
+    "from 1 at distance 1 to about 0.6 at 24; the convolution is above 0.9 up to 6, about 0.65 at "
+    "7 and below 0.3 from 8 on; decay alone is 1 at distance 1 and below 0.26 from 2 on, falling "
+    "towards the line of the most frequent token so far, 0.18 to 0.14.",
 )
 
 # %% [markdown]

@@ -91,7 +91,7 @@ TREE = """
 """
 
 
-def chapter_page(notebook: NotebookNode, name: str, slides: bool = True) -> NotebookNode:
+def chapter_page(notebook: NotebookNode, name: str, lab: bool = False) -> NotebookNode:
     """A notebook as a page: code folded by the tags of its cells, figures with their words, links.
 
     A formula that is wider than the page is set in rows, as on a slide.
@@ -102,7 +102,7 @@ def chapter_page(notebook: NotebookNode, name: str, slides: bool = True) -> Note
             cell.source = DISPLAYED.sub(set_in_rows, cell.source)
     groups = picture_first(neighbours(page.cells))
     page.cells = [cell for group in groups for cell in laid_out(group)]
-    downloads = (DOWNLOADS + SLIDES * slides).format(name) + interactive_pages.links("../", name)
+    downloads = (DOWNLOADS + SLIDES * (not lab)).format(name) + interactive_pages.links("../", name)
     page.cells.insert(1, nbformat.v4.new_markdown_cell(downloads, id="downloads"))
     return page
 
@@ -238,7 +238,7 @@ def lay_out(root: Path, pages: Path, edition: str) -> None:
         if edition == "students":
             text = without_solutions(text)
         texts[f"downloads/{source.name}"] = text
-        notebook = chapter_page(notebook, name, source in lectures(root))
+        notebook = chapter_page(notebook, name, source not in lectures(root))
         for cell in notebook.cells:
             if cell.cell_type == "markdown":
                 here = path.relative_to(root).as_posix()
