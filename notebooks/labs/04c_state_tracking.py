@@ -82,7 +82,7 @@ print("the machine of three cards, in arrangements 0 to 5:", *MACHINES["three sw
 
 # %% [markdown]
 # Both are small enough for a child. But the answer depends on *every* token of the text, and no
-# token ever loses its say. What fades can't be a memory here.
+# token ever loses its say. A memory that fades is no use here.
 #
 # ## 2 · Why decays fail
 #
@@ -261,7 +261,7 @@ truth = torch.tensor([ARRANGEMENTS[a] for a in answers[0].tolist()]).double()
 check("one mirror per swap follows the cards for 300 swaps", seen, truth)
 
 # %% [markdown]
-# And turns? Turns of a pair commute, whatever their angles. Swaps don't: the first two swaps in one
+# And turns? Any two turns of a pair commute. Swaps don't: the first two swaps in one
 # order and in the other give different arrangements. So a product of turns can't follow the cards,
 # as long as nothing is written. (What a stack of layers with writes could do is another question.)
 
@@ -312,8 +312,9 @@ print("all six rearrangements, with at most two mirrors each")
 # That something can be represented doesn't mean that it's learned. So we trained one layer on texts
 # of 40 tokens, with 16 numbers of state and a small network that reads them: decays, turns, and the
 # delta rule with $\beta$ up to 1 or up to 2 (`python -m experiments 04_state_tracking`, folded
-# cells). Our prediction was committed first: what the theorems forbid stays near chance. What they
-# allow is above 0.95 at places 201 to 300 on at least three of five seeds. Where would you bet?
+# cells). Our prediction was committed first. A recurrence that can't do a task stays near chance.
+# One that can is above 0.95 at places 201 to 300 on at least three of five seeds. Where would you
+# bet?
 
 
 # %% tags=["setup", "experiment"]
@@ -397,13 +398,13 @@ assert min(swap_betas) > 1.984 and max(swap_betas) < 1.998
 print(f"β of a swap from {min(swap_betas):.3f} to {max(swap_betas):.3f}")
 
 # %% [markdown]
-# Half of the prediction holds. Nothing forbidden was learned: decays and $\beta$ up to 1 stayed at
-# chance even *within* the trained length, and turns found only what each swap does to the sign (one
-# in three). What is allowed was learned on 40 tokens, by all fifteen runs. But we expected it to
-# hold at 300 in three of five, and it did so for parity by mirrors (four of five), not for parity
-# by turns (two) or for the cards (one). Why not? The sigmoid never reaches its end. In these runs
-# the $\beta$ of a swap is between 1.984 and 1.998, so each mirror keeps 98.4 to 99.8 % of what it
-# turns around. That's enough for 40 tokens. After 300, it's a fading memory again.
+# Half of the prediction holds. Nothing was learned that a theorem forbids: decays and $\beta$ up to
+# 1 stayed at chance even *within* the trained length, and turns found only what each swap does to
+# the sign (one in three). All fifteen runs that could learn their task did so on 40 tokens. But we
+# expected it to hold at 300 in three of five, and it did so for parity by mirrors (four of five),
+# not for parity by turns (two) or for the cards (one). Why not? The sigmoid never reaches its end.
+# In these runs the $\beta$ of a swap is between 1.984 and 1.998, so each mirror keeps 98.4 to 99.8
+# % of what it turns around. That's enough for 40 tokens. After 300, it's a fading memory again.
 #
 # ## Summary
 #
@@ -411,7 +412,7 @@ print(f"β of a swap from {min(swap_betas):.3f} to {max(swap_betas):.3f}")
 #   it comes to a stop, and so does any stack of such layers. Parity doesn't.
 # - A mirror ($\beta = 2$) or half a turn per 1 counts parity exactly. Turns count modulo any
 #   number. Mirrors of different directions don't commute, and follow cards. Two mirrors are a turn.
-# - A trained mirror is nearly one. What it learned on 40 tokens may be lost after 300.
+# - A trained mirror is nearly one. It may lose after 300 tokens what it learned on 40.
 
 # %% tags=["versions", "nbval-ignore-output"]
 print("PyTorch version", torch.__version__.partition("+")[0])
