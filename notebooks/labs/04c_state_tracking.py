@@ -398,13 +398,13 @@ assert min(swap_betas) > 1.984 and max(swap_betas) < 1.998
 print(f"β of a swap from {min(swap_betas):.3f} to {max(swap_betas):.3f}")
 
 # %% [markdown]
-# Half of the prediction holds. Nothing was learned that a theorem forbids: decays and $\beta$ up to
-# 1 stayed at chance even *within* the trained length, and turns found only what each swap does to
-# the sign (one in three). All fifteen runs that could learn their task did so on 40 tokens. But we
-# expected it to hold at 300 in three of five, and it did so for parity by mirrors (four of five),
-# not for parity by turns (two) or for the cards (one). Why not? The sigmoid never reaches its end.
-# In these runs the $\beta$ of a swap is between 1.984 and 1.998, so each mirror keeps 98.4 to 99.8
-# % of what it turns around. That's enough for 40 tokens. After 300, it's a fading memory again.
+# Half of the prediction holds. Decays and $\beta$ up to 1 stayed at chance even *within* the
+# trained length, and turns found only what each swap does to the sign (one in three). All fifteen
+# runs that could learn their task did so on 40 tokens. But we expected it to hold at 300 in three
+# of five, and it did so for parity by mirrors (four of five), not for parity by turns (two) or for
+# the cards (one). For the cards, there's a likely reason. A sigmoid never reaches its end: in these
+# runs the $\beta$ of a swap is between 1.984 and 1.998, so a mirror keeps 98.4 to 99.8 % of what it
+# turns around. That's enough for 40 tokens. After 300, it's a fading memory again.
 #
 # ## Summary
 #
