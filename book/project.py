@@ -35,13 +35,18 @@ def labs(root: Path = ROOT) -> list[Path]:
     return sorted((root / "notebooks" / "labs").glob("*.py"))
 
 
+def references(root: Path = ROOT) -> list[Path]:
+    """The sources of the pages beside the claims, which are looked up and not worked through."""
+    return sorted((root / "notebooks" / "reference").glob("*.py"))
+
+
 def chapters(root: Path = ROOT) -> list[Path]:
-    """The sources of the lectures, then of the labs."""
-    return lectures(root) + labs(root)
+    """The sources of all notebooks: the lectures, the labs, then the reference."""
+    return lectures(root) + labs(root) + references(root)
 
 
 def chapter_number(path: Path) -> str:
-    """The "03" of a lecture's file, "03a" of a lab's."""
+    """The "03" of a lecture's file, "03a" of a lab's or a reference page's."""
     return path.stem.partition("_")[0]
 
 

@@ -34,6 +34,40 @@ COPY_LONGER = {
 }
 
 
+# Lab 04c. The question: does training find the recurrences that the lab builds by hand? Each kind
+# has 16 numbers of state; texts of 40 tokens, tested at places 201 to 300.
+TRACKING_PREDICTION = """
+Parity: β up to 2 and turns are above 0.95 on at least three of five seeds, decays and β up to 1
+below 0.6 on all. Three swaps, where guessing by the text's length gives 0.33: β up to 2 is above
+0.95 on at least three of five seeds; turns, decays and β up to 1 are below 0.5 on all. At places 31
+to 40, within the trained length, decays stay below 0.8 on parity.
+"""
+TRACKING_STEPS, TRACKING_RATES = 600, (3e-3, 1e-2)
+
+
+def tracking_run(job, train_to_track, betas):
+    """One small recurrence, trained: the shares right within the trained length and beyond it."""
+    trained, beyond, model = train_to_track(
+        job["task"], job["kind"], job["steps"], job["rate"], job["seed"]
+    )
+    found = {"trained": round(trained, 3), "beyond": round(beyond, 3)}
+    if job["kind"] == "β up to 2":
+        found["beta"] = [round(beta, 4) for beta in betas(model)]
+    return found
+
+
+def state_tracking(run_all, tasks, kinds):
+    """Lab 04c: every kind of recurrence on every task, each at the better of two rates."""
+    jobs = [dict(task=task, kind=kind, steps=TRACKING_STEPS) for task in tasks for kind in kinds]
+    return {
+        "prediction": " ".join(TRACKING_PREDICTION.split()),
+        "seed": list(SEEDS),
+        "tuning seed": list(TUNING),
+        "optimiser": "AdamW without decay, cosine to 0, batches of 64 texts of 40 tokens",
+        "table": tuned(run_all, jobs, TRACKING_RATES, lambda run: run["beyond"]),
+    }
+
+
 # Chapter 05, section 4. The question: does computing in the values buy what one more layer would?
 INNER_PREDICTION = """
 Equal parameters, each at its best rate, 500 updates. S then A comes within 0.01 of V = SSD(x); A

@@ -20,7 +20,7 @@ from book.slides import build_slides, outline, type_sizes
 from book.slides.outline import Deck, Part, Slide, blocks, lead, sentences
 from book.slides.type_sizes import choose_sizes
 
-STORED = [path for path in NOTEBOOKS if path.parent.name != "labs"]  # labs have no slides
+STORED = [path for path in NOTEBOOKS if path.parent.name == "notebooks"]  # others have no slides
 
 
 def taught(notebook: NotebookNode) -> list[NotebookNode]:

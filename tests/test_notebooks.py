@@ -26,7 +26,8 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 
 from book.notebooks.build_notebooks import read_source
 
-STORED = sorted(NOTEBOOKS.glob("*.ipynb")) + sorted(NOTEBOOKS.glob("labs/*.ipynb"))
+FOLDERS = "*", "labs/*", "reference/*"
+STORED = [path for folder in FOLDERS for path in sorted(NOTEBOOKS.glob(f"{folder}.ipynb"))]
 
 ALLOWED_TAGS = {"aside", "check", "exercise", "figure", "guard", "setup", "raises-exception"}
 ALLOWED_TAGS |= {"experiment"}  # experiments/ takes what the cell defines
@@ -245,7 +246,7 @@ def test_notebook(path):
 
 
 def test_each_source_has_its_notebook_and_most_cells_are_short():
-    sources = [*sorted(NOTEBOOKS.glob("*.py")), *sorted(NOTEBOOKS.glob("labs/*.py"))]
+    sources = [path for folder in FOLDERS for path in sorted(NOTEBOOKS.glob(f"{folder}.py"))]
     assert [path.with_suffix(".ipynb") for path in sources] == STORED
     cells = [cell for path in STORED for _, cell in code_cells(stored(path))]
     counts = [lessons.lines(cell.source) for cell in cells]

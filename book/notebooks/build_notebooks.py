@@ -1,5 +1,5 @@
-"""Execute the course: each notebooks/NN_name.py, and each of notebooks/labs, becomes its .ipynb and
-its figures.
+"""Execute the course: each NN_name.py of notebooks/, of its labs/ and of its reference/, becomes an
+.ipynb and its figures.
 
     python -m book.notebooks [--check] [--jobs N] [--root DIR] [NAME ...]
 

@@ -27,7 +27,7 @@ from sphinx.cmd.build import build_main
 
 from book.claims import public_names
 from book.notebooks.build_notebooks import FOLDED
-from book.project import ROOT, alt_text, labs, lectures, without_solutions
+from book.project import ROOT, alt_text, chapters, labs, lectures, references, without_solutions
 from book.site import interactive_pages
 from book.site.html_repairs import repair_html
 from book.slides import build_slides
@@ -231,14 +231,14 @@ def lay_out(root: Path, pages: Path, edition: str) -> None:
         text = TO_GUIDE.sub(r"\1", text) if edition == "students" else text
         texts[page] = with_links(text, file, page, rooms, root)
 
-    for source in lectures(root) + labs(root):
+    for source in chapters(root):
         name, path = source.stem, source.with_suffix(".ipynb")
         notebook, text = released(path, edition), source.read_text(encoding="utf-8")
         texts[f"downloads/{path.name}"] = nbformat.writes(notebook) + "\n"
         if edition == "students":
             text = without_solutions(text)
         texts[f"downloads/{source.name}"] = text
-        notebook = chapter_page(notebook, name, source in labs(root))
+        notebook = chapter_page(notebook, name, source not in lectures(root))
         for cell in notebook.cells:
             if cell.cell_type == "markdown":
                 here = path.relative_to(root).as_posix()
@@ -266,7 +266,8 @@ def lay_out(root: Path, pages: Path, edition: str) -> None:
     if guide:
         guide.sort(key=("index", "syllabus").count, reverse=True)
         first += toctree("For lecturers", [f"guide/{name}" for name in guide])
-    first += toctree("Look up", ["api/index", "claims"])
+    beside = [f"chapters/{path.stem}" for path in references(root)]
+    first += toctree("Look up", ["api/index", "claims", *beside])
     first += toctree("Work with it", [*(f"manual/{path.stem}" for path in manual), "contributing"])
     markdown("README.md", "index.md", first)
     contributing = (root / "CONTRIBUTING.md").read_text(encoding="utf-8")

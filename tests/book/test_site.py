@@ -17,8 +17,7 @@ EVERY = sorted(path.relative_to(SITE).as_posix() for path in SITE.rglob("*.html"
 PAGES = [page for page in EVERY if not page.startswith("slides/")]  # these: test_slides.py
 SOURCES = {path.stem: path for path in chapters()}
 NUMBERED = [page for page in PAGES if page.startswith("chapters/")]
-LABS = [page for page in NUMBERED if SOURCES[Path(page).stem].parent.name == "labs"]
-CHAPTERS = [page for page in NUMBERED if page not in LABS]
+CHAPTERS = [page for page in NUMBERED if SOURCES[Path(page).stem].parent.name == "notebooks"]
 TAG = re.compile(r"<[a-z][^>]*>")
 ATTRIBUTE = re.compile(r'\b(id|href|src)="([^"]*)"')
 
