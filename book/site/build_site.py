@@ -26,7 +26,7 @@ from nbformat import NotebookNode
 from sphinx.cmd.build import build_main
 
 from book.claims import public_names
-from book.notebooks.build_notebooks import FOLDED
+from book.notebooks.build_notebooks import FOLDED, SLIDES_ONLY
 from book.project import ROOT, alt_text, labs, lectures, without_solutions
 from book.site import interactive_pages
 from book.site.html_repairs import repair_html
@@ -97,6 +97,7 @@ def chapter_page(notebook: NotebookNode, name: str, lab: bool = False) -> Notebo
     A formula that is wider than the page is set in rows, as on a slide.
     """
     page = nbformat.from_dict(notebook)
+    page.cells = [c for c in page.cells if not is_for_slides(c)]
     for cell in page.cells:
         if cell.cell_type == "markdown":
             cell.source = DISPLAYED.sub(set_in_rows, cell.source)
@@ -109,6 +110,10 @@ def chapter_page(notebook: NotebookNode, name: str, lab: bool = False) -> Notebo
 
 def is_folded(cell: NotebookNode) -> bool:
     return bool(FOLDED & set(cell.metadata.get("tags", [])))
+
+
+def is_for_slides(cell: NotebookNode) -> bool:
+    return set(cell.metadata.get("tags", [])) >= SLIDES_ONLY
 
 
 def neighbours(cells: list[NotebookNode]) -> list[list[NotebookNode]]:
@@ -291,6 +296,15 @@ def lay_out(root: Path, pages: Path, edition: str) -> None:
     shutil.copytree(root / "figures", pages / "figures")
 
 
+def slide_links(source: Path) -> dict[str, str]:
+    """What the first and the last slide of a chapter's deck link to."""
+    shown = {f"../chapters/{source.stem}.html": "the chapter"}
+    for page in interactive_pages.PAGES:
+        if page.chapter == source.stem:
+            shown[f"../play/{page.name}.html"] = f"to play with: {page.title}"
+    return shown | {"index.html": "all slides", "../index.html": "the course"}
+
+
 def build(root: Path, edition: str) -> int:
     """Make an edition's site; returns 0, or what Sphinx returns where a page is wrong."""
     output, settings = root / "book" / "_build", root / "book" / "site"
@@ -308,7 +322,7 @@ def build(root: Path, edition: str) -> int:
         if page == unfinished / "404.html":
             text = text.replace("<head>", FROM_ANYWHERE, 1)
         page.write_text(text, encoding="utf-8", newline="\n")
-    build_slides.make(root, unfinished / "slides", [])
+    build_slides.make(root, unfinished / "slides", [], links=slide_links)
     interactive_pages.make(root, unfinished / "play")
     shutil.rmtree(site, ignore_errors=True)
     unfinished.rename(site)
