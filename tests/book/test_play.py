@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from book.project import ROOT
 from book.site import interactive_pages as play
 from cheems_lab.__main__ import main
-from cheems_ref import budget, config, model, presets, ssd, text
+from cheems_ref import budget, config, linear_attention, model, presets, ssd, text
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +38,97 @@ def test_a_page_suits_everyone(visit, page, how):
         assert chrome.raw_math(opened) == [] and chrome.too_wide(opened) == []
         assert opened.problems == []  # before axe, which asks for the style sheet once more
         assert chrome.axe(opened) == []
+
+
+def test_the_pages_lead_to_each_other_and_wear_the_theme_of_the_site(visit, folder):
+    names = {page.name for page in play.PAGES}
+    for page in play.PAGES:
+        text = (folder / f"{page.name}.html").read_text(encoding="utf-8")
+        assert names - {name for name in names if f'href="{name}.html"' in text} == {page.name}
+    with visit("memory", dark=True) as opened:
+        ground = "getComputedStyle(document.body).backgroundColor"
+        dark = opened.evaluate(ground)
+        for word in ("system", "light", "dark"):
+            assert opened.locator("#theme").inner_text() == f"Theme: {word}"
+            assert (opened.evaluate(ground) == dark) == (word != "light")
+            opened.locator("#theme").click()
+        opened.locator("#theme").click()
+        opened.reload()  # it is kept where the site's own pages look for it
+        assert opened.evaluate("localStorage.getItem('theme')") == "light"
+        assert opened.evaluate(ground) != dark
+
+
+# --- One memory, five rules -----------------------------------------------------------------------
+
+
+def written(now, data):
+    """Keys (1, l, 1, n) and values (1, l, 1, 10) of the cards that were written."""
+    keys = data["keys"][now["keys"]][now["n"]]
+    places = [data["names"].index(card["name"]) for card in now["writes"]]
+    k = torch.tensor([keys[place] for place in places], dtype=torch.float64)
+    v = F.one_hot(torch.tensor([card["digit"] for card in now["writes"]]), 10).double()
+    return k[None, :, None], v[None, :, None]
+
+
+def test_the_memory_is_that_of_the_package(visit):
+    """States after every card, and what each name reads, to 1e-12; attention over the cache too."""
+    draw, data = Random(0), play.memory()
+    for n, rows in data["keys"]["orthogonal"].items():
+        rows = torch.tensor(rows[:n], dtype=torch.float64)
+        torch.testing.assert_close(rows @ rows.T, torch.eye(n).double(), atol=1e-12, rtol=0)
+    with visit("memory") as page:
+        kinds = product(linear_attention.RULES.items(), ("random", "orthogonal"), (4, 8, 16))
+        for (rule, (function, takes)), keys, n in kinds:
+            writes = [draw.choice(data["cards"]) for _ in range(12)]
+            writes = [dict(card, digit=draw.randrange(10)) for card in writes]
+            now = dict(rule=rule, n=n, keys=keys, writes=writes)
+            now |= dict(alpha=draw.uniform(0.5, 1), beta=draw.uniform(0, 2))
+            names = sorted({card["name"] for card in writes})
+            told = "(now, names) => [states(now), names.map(name => attend(now, name))]"
+            shown = page.evaluate(f"([now, names]) => ({told})(now, names)", [now, names])
+            k, v = written(now, data)
+            gates = dict(g=torch.full_like(k[..., 0], now["alpha"]).log())
+            gates["beta"] = torch.full_like(k[..., 0], now["beta"])
+            for count in range(1, 13):
+                inputs = [x[:, :count] for x in (k, k, v, *(gates[name] for name in takes))]
+                _, state = function(*inputs, return_final_state=True)
+                mine = torch.tensor(shown[0][count], dtype=torch.float64)
+                torch.testing.assert_close(mine, state[0, 0], atol=1e-12, rtol=0)
+            rows = [data["keys"][keys][n][data["names"].index(x)] for x in names]
+            q = torch.tensor(rows, dtype=torch.float64)
+            shares = (16 * q @ k[0, :, 0].T).softmax(-1) @ v[0, :, 0]
+            torch.testing.assert_close(
+                torch.tensor(shown[1], dtype=torch.float64), shares, atol=1e-12, rtol=0
+            )
+
+
+def test_cards_are_written_rewritten_and_answered(visit):
+    """The question on the page, by keyboard: what it counts and what it says is what happened."""
+    with visit("memory", size=chrome.PHONE) as page:
+        told, answers = page.locator("#told"), page.locator("#answers button")
+        for _ in range(7):
+            page.locator("#write").press("Space")
+        assert told.inner_text().endswith("The first ✗ came with card 7.")
+        assert answers.count() == 7 and page.locator("#cache li").count() == 7
+        assert page.locator("#cache-count").inner_text() == str(7 * (8 + 10))
+        assert page.locator("#state-count").inner_text() == "80"
+        right = page.locator("#answers span.right").count(), page.locator(".wrong").count()
+        assert (
+            f"{right[0] - 7} of 7" in told.inner_text() and sum(right) == 14
+        )  # the cache is right
+        page.locator("#again").press("Enter")
+        for _ in range(4):
+            page.locator("#write").press("Enter")
+        page.locator("#rewrite").press("Enter")
+        said = {}
+        for rule in linear_attention.RULES:
+            page.locator("#rule").select_option(rule)
+            said[rule] = answers.first.locator("span").all_inner_texts()[1]
+            assert answers.first.locator("span").all_inner_texts()[2] == "3=5 ✗"  # of the cache
+        assert said.pop("linear attention") == "3=5 ✗" and set(said.values()) == {"5 ✓"}
+        answers.nth(1).press("Enter")
+        assert page.evaluate("now.chosen") == "bob" and page.problems == []
+        assert answers.nth(1).evaluate("one => one === document.activeElement")
 
 
 # --- The matrix -----------------------------------------------------------------------------------
