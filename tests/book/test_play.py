@@ -140,9 +140,10 @@ def test_the_matrix_is_that_of_the_package(visit):
     with visit("matrix") as page:
         for n in (1, 2, 3) * 4:
             A, dt = -draw.uniform(0.5, 2), [draw.choice((0, draw.random())) for _ in data["dt"]]
-            reset, chunk = [draw.random() < 0.15 for _ in dt], draw.choice((2, 3, 4, 6))
-            now = dict(A=A, dt=dt, reset=reset, n=n, chunk=chunk)
-            shown = page.evaluate("now => [matrix(now), ranks(now)]", now)
+            reset = [draw.random() < 0.15 for _ in dt]
+            borders = sorted(draw.sample(range(1, 12), k=draw.randint(1, 5)))
+            now = dict(A=A, dt=dt, reset=reset, n=n, borders=borders)
+            shown = page.evaluate("now => [matrix(now), ranks(now), fourSteps(now).y]", now)
             steps, faded = torch.tensor(dt).double(), torch.tensor(reset)
             B, C = (torch.tensor(data[x]).double()[:, :n] for x in "BC")
             B = torch.where(faded, steps / 1e4, 1)[:, None] * B
@@ -150,9 +151,13 @@ def test_the_matrix_is_that_of_the_package(visit):
             tensors = (steps[None, :, None], torch.tensor([A]).double(), B[None, :, None])
             M = ssd.semiseparable_matrix(*tensors, C[None, :, None])[0, 0]
             torch.testing.assert_close(torch.tensor(shown[0]).double(), M, atol=1e-6, rtol=0)
-            assert len(shown[1]) == (12 // chunk) * (12 // chunk - 1) // 2
+            summed = torch.tensor(shown[0], dtype=torch.float64).sum(-1)
+            mine = torch.tensor(shown[2], dtype=torch.float64)  # by the four steps
+            torch.testing.assert_close(mine, summed, atol=1e-12, rtol=0)
+            edges = [0, *borders, 12]
+            assert len(shown[1]) == len(borders) * (len(borders) + 1) // 2
             for block in shown[1]:
-                rows, columns = (slice(chunk * block[x], chunk * (block[x] + 1)) for x in "ij")
+                rows, columns = (slice(edges[block[x]], edges[block[x] + 1]) for x in "ij")
                 assert block["rank"] == torch.linalg.matrix_rank(M[rows, columns])
 
 
@@ -168,6 +173,47 @@ def test_an_entry_of_the_matrix_is_chosen_by_pointer_and_keys(visit):
         assert lit.inner_text() == "0"
         page.locator("#dt-3").press("ArrowUp")
         assert page.evaluate("now.dt[3]") == pytest.approx(play.matrix()["dt"][3] + 0.05)
+
+
+def test_a_click_holds_an_entry_and_the_mouse_looks_at_others(visit):
+    """The page's first experiment: hold an entry, move a slider elsewhere, and watch the entry."""
+    with visit("matrix") as page:
+        matrix, lit = page.locator("#matrix"), page.locator("#lit b")
+        x = matrix.bounding_box()["width"] / 13
+        matrix.click(position=dict(x=3.5 * x, y=9.5 * x))
+        matrix.hover(position=dict(x=1.5 * x, y=6.5 * x))
+        assert lit.first.inner_text() == "M5,0"
+        page.locator("#dt-5").hover()
+        assert lit.first.inner_text() == "M8,2" and page.evaluate("[now.t, now.s]") == [8, 2]
+        page.locator("#dt-5").press("ArrowUp")
+        assert lit.last.inner_text() == f"{page.evaluate('matrix(now)[8][2]'):.3f}"
+        stops = "document.querySelectorAll('#app :is(input, select, button, [tabindex])')[0].id"
+        assert page.evaluate(stops) == "matrix"  # the first that the keyboard comes to
+        assert page.evaluate("getComputedStyle($('matrix')).touchAction") == "none"
+
+
+def test_borders_are_dragged_and_the_four_steps_run(visit):
+    with visit("matrix") as page:
+        box = page.locator("#matrix").bounding_box()
+        x = box["width"] / 13
+        corner = [box["x"] + 5 * x, box["y"] + 5 * x]  # of tokens 3 and 4
+        page.mouse.move(*corner)
+        page.mouse.down()
+        page.mouse.move(corner[0] + 2.1 * x, corner[1] + 1.9 * x, steps=4)
+        page.mouse.move(corner[0] + 9 * x, corner[1] + 9 * x)  # not past the next border
+        assert page.evaluate("now.borders") == [7, 8]
+        page.mouse.move(corner[0] + 2.1 * x, corner[1] + 1.9 * x)
+        page.mouse.up()
+        page.mouse.move(corner[0], corner[1])
+        assert page.evaluate("now.borders") == [6, 8] and page.evaluate("now.t") == 8
+        assert page.locator("#chunk").input_value() == "free"
+        page.locator("#chunk").select_option("3")
+        assert page.evaluate("now.borders") == [3, 6, 9]
+        for word in ("inside", "write", "carry", "read"):
+            page.locator("#next").press("Enter")
+            assert f"{word}." in page.locator("#step b").inner_text()
+        said = page.locator("#step").inner_text()
+        assert float(said.split("differ by ")[1].rstrip(".")) < 1e-14 and page.problems == []
 
 
 # --- The pattern ----------------------------------------------------------------------------------
