@@ -347,6 +347,84 @@ def test_a_cheems_computes_what_the_package_computes(browser, with_model):
     assert data["record"]["text"] != LICENSE or data["record"]["command"].endswith(OWN)
 
 
+def without(lm, away):
+    """The package's model with a layer, "6", or a head of one, "6.3", taken away."""
+    number, _, head = away.partition(".")
+    layer = lm.blocks[int(number)].layer
+    if not head:
+
+        def nothing(layer, inputs, output):
+            return (0 * output[0], output[1]) if isinstance(output, tuple) else 0 * output
+
+        return layer.register_forward_hook(nothing)
+    if hasattr(layer, "experts"):
+
+        def of_experts(experts, inputs, output):
+            gates, places = route(inputs[0])
+            found = gates[:, :, int(head)], places[:, :, int(head)]
+            down, up = (table[found[1]] for table in (experts.down, experts.up))
+            active = found[0] * F.silu((down * inputs[0][:, :, None]).sum(-1))
+            return output - (active[..., None] * up).sum(-2)
+
+        route = layer.experts.route
+        return layer.experts.register_forward_hook(of_experts)
+
+    def of_heads(projection, inputs):
+        parts = inputs[0].unflatten(-1, (lm.config.n_heads, -1)).clone()
+        parts[:, :, int(head)] = 0
+        return (parts.flatten(-2),)
+
+    return layer.out_proj.register_forward_pre_hook(of_heads)
+
+
+def test_what_is_taken_away_is_gone_and_layers_predict_as_in_the_package(browser, with_model):
+    """Every layer, and every head of it; and what the stream would predict after each layer."""
+    with chrome.visit(browser, (with_model / "cheems.html").as_uri()) as page:
+        data, streams = page.evaluate("CHEEMS"), []
+        lm = model_of(data)
+        for block in lm.blocks:
+            block.register_forward_hook(lambda block, x, y: streams.append(y))
+        page.locator("#text").fill("a [b")
+        for away in page.locator("#without option").evaluate_all("all => all.map(o => o.value)"):
+            page.locator("#without").select_option(away)
+            hook = without(lm, away) if away else None
+            streams.clear()
+            logits, _ = lm(text.text_to_ids("a [b")[None])
+            after = [y[0] if isinstance(y, tuple) else y for y in streams]
+            expected = [lm.norm(y[0, -1]) @ lm.embedding.weight.T for y in after]
+            found = "[tokens.map(t => t.logits), tokens.at(-1).stream.map(predict)]"
+            mine = [torch.tensor(part).double() for part in page.evaluate(found)]
+            assert (mine[0] - logits[0]).abs().max() < 1e-5, away
+            assert (mine[1] - torch.stack(expected)).abs().max() < 1e-5, away
+            assert page.locator("#next .whole").count() == (8 if away else 0)
+            if hook:
+                hook.remove()
+
+
+def test_a_cheems_names_its_cells_and_keeps_its_columns(visit):
+    """By mouse and by keys; a chosen byte stays under the finger, also in a long text."""
+    with visit("cheems", size=chrome.PHONE) as page:
+        page.locator("#text").fill(3 * "a long text (with more bytes than columns) ")
+        stack, cell = page.locator("#stack"), page.locator("#cell")
+        label, column = page.evaluate("[layout().label, layout().column]")
+        for at in (9, 3, 12):
+            first = page.evaluate("layout().first")
+            stack.click(position=dict(x=label + (at + 0.5) * column, y=30))
+            assert page.evaluate("[layout().first, chosen]") == [first, first + at]
+        assert cell.inner_text().startswith("layer 1 (S, chapter 03), head 1: state of “")
+        stack.press("ArrowLeft")
+        byte = page.evaluate("cursor.byte")
+        assert byte == page.evaluate("chosen") - 1 and f"byte {byte + 1}:" in cell.inner_text()
+        left = page.evaluate(f"left(0, 0, chosen)[{byte}]")
+        assert cell.inner_text().endswith(f"{left:.2f}")
+        stack.press("Enter")
+        assert page.evaluate("chosen") == byte
+        page.locator("#temperature").press("Home")
+        share = page.evaluate("Math.max(...softmax(tokens[chosen].logits.map(x => x / 0.2)))")
+        shown = page.locator("#next li").first.inner_text()
+        assert f"{100 * share:.1f} %" in shown and page.problems == []
+
+
 def test_a_cheems_is_led_by_the_keyboard_and_writes(visit):
     with visit("cheems", size=chrome.PHONE) as page:
         page.locator("#next button").first.press("Enter")
