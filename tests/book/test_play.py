@@ -270,6 +270,18 @@ WRONG += [dict(pattern="S", n_groups=3), dict(pattern="R", n_experts=99_999), di
 WRONG += [dict(pattern="IE", inner="ssd", d_state=5)]
 
 
+def test_axes_stay_when_the_pattern_changes(visit):
+    """Else a curve that rises by a power of ten would be drawn where it was."""
+    with visit("pattern") as page:
+        axes = "$('bytes').innerHTML.match(/<text[^]*?<.text>/g).join()"
+        dots = "Number($('bytes').querySelector('circle').getAttribute('cy'))"
+        before = page.evaluate(f"[{axes}, {dots}]")
+        page.locator("#pattern").fill("IE × 24")
+        after = page.evaluate(f"[{axes}, {dots}]")
+        assert before[0] == after[0] and after[1] < before[1] - 10
+        assert page.locator("#bytes-factor").inner_text() == "× 7.95 of the preset"
+
+
 def test_a_wrong_pattern_is_refused_in_the_words_of_the_package(visit):
     with visit("pattern") as page:
         for given in WRONG:
@@ -283,6 +295,12 @@ def test_a_wrong_pattern_is_refused_in_the_words_of_the_package(visit):
         c = config.ModelConfig(**presets.PRESETS["cheems-1.3b"] | dict(pattern="SE × 7 + IE"))
         assert page.locator("#bytes-value").inner_text() == f"{budget.cache_bytes(c, 64).total():,}"
         assert page.locator("#stack b").count() == 16
+        own, preset = (
+            budget.cache_bytes(one, 64).total() for one in (c, config.preset("cheems-1.3b"))
+        )
+        said = page.locator("#bytes-factor").inner_text()
+        assert said == f"× {own / preset:.2f} of the preset" and own < preset
+        assert page.locator("#bytes-words").inner_text() == f"{own / 2**20:.2f} MiB"
         assert page.locator("#message").inner_text() == ""
 
 
