@@ -31,7 +31,7 @@ from pygments.formatters import HtmlFormatter
 from pygments.lexers import PythonLexer
 
 from book.notebooks.build_notebooks import select
-from book.project import ROOT, BuildError, chapter_number, lectures
+from book.project import ROOT, BuildError, chapter_number, figure_number, lectures
 from book.slides.outline import MARKDOWN, Part, deck_of
 from book.slides.type_sizes import (
     HEIGHT,
@@ -188,10 +188,14 @@ def page(sized: Sized, minutes_of: dict[str, int], out: Path, name: str) -> dict
     rest = HEIGHT - total(slide, sized.text_size, sized.code_size)
     sizes = sized.text_size, sized.code_size, PICTURE + rest
     parts = [shown(part, *sizes, out, name) for part in slide.parts]
+    corner = [MARKDOWN.renderInline(slide.head)] if slide.message else []
+    if slide.figure:
+        corner.append(figure_number(name, slide.figure))
     return {
         "kind": slide.kind,
         "head": MARKDOWN.renderInline(slide.head),
         "message": MARKDOWN.renderInline(slide.message),
+        "corner": " · ".join(corner),
         "parts": uncovered(slide.parts, parts),
         "notes": slide.notes,
         "minutes": minutes_of.get(slide.head) if slide.kind in ("title", "section") else None,

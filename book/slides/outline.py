@@ -102,6 +102,7 @@ class Slide:
     parts: list[Part]
     notes: str = ""  # HTML
     message: str = ""  # Markdown: the slide's title, if its cell has one
+    figure: int = 0  # the number of its figure among the chapter's; 0 for one that only slides show
 
 
 @dataclass
@@ -323,6 +324,7 @@ class Chapter:
         self.equation: Slide | None = None  # waits for its cell
         self.result: Slide | None = None  # the slide before, if the text may still speak of it
         self.tasks: list[str] = []  # the exercises
+        self.figures = 0  # so far, without those for slides only
         for cell in notebook.cells:
             message = cell.metadata.get(TITLE, "")
             if cell.cell_type == "code":
@@ -439,8 +441,10 @@ class Chapter:
         elif "figure" in tags:
             drawn = picture(cell)
             if drawn:
+                self.figures += "slide" not in tags
                 self.release()
                 slide = self.make("figure", [drawn])
+                slide.figure = 0 if "slide" in tags else self.figures
                 slide.notes += f"<p>In the picture: {escape(drawn.alt, quote=False)}</p>"
                 self.add(slide)
         else:
