@@ -21,8 +21,7 @@ var Scorer = {  // "var": the search looks for the name
 };
 
 // Excerpts are read from the pages, which a browser allows on a server but not in a folder.
-window.addEventListener("DOMContentLoaded", () => {
-  if (typeof Search === "undefined") return;
+if (typeof Search !== "undefined") {
   DOCUMENTATION_OPTIONS.SHOW_SEARCH_SUMMARY = location.protocol !== "file:";
   const read = Search.htmlToText;
   Search.htmlToText = (page, anchor) => {
@@ -32,4 +31,4 @@ window.addEventListener("DOMContentLoaded", () => {
     const found = anchor && parsed.querySelector(anchor);
     return found ? found.textContent : read(parsed.documentElement.outerHTML, "");
   };
-});
+}
