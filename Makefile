@@ -31,7 +31,7 @@ ROOMS := notebooks site slides editions guide manual
 DECKS := $(wildcard notebooks/*.ipynb book/*.py book/*/*.py book/slides/theme/*)
 PAGES := $(wildcard README.md CONTRIBUTING.md LICENSE notebooks/* notebooks/labs/* notebooks/reference/* cheems_ref/*.* cheems_lab/*.* cheems_lab/*/*.* figures/* \
 	book/*.* $(ROOMS:%=book/%/*.*) book/site/static/* book/site/play/* \
-	book/site/extensions/*.py book/slides/theme/* tests/*.py tests/planted/*.py)
+	book/site/extensions/*.py book/site/templates/*/* book/slides/theme/* tests/*.py tests/planted/*.py)
 PORT ?= 8000
 
 .DEFAULT_GOAL := help

@@ -106,6 +106,11 @@ def alt_text(output: Mapping) -> str:
     return ""
 
 
+def figure_number(name: str, place: int) -> str:
+    """ "Figure 3.2" for the second of chapter 03, "Figure 3a.1" for the first of lab 03a."""
+    return f"Figure {re.match('0?([0-9]+[a-z]?)', name)[1]}.{place}"
+
+
 def without_solutions(source: str) -> str:
     """Replace every solution in a cell or a file by a gap."""
     return SOLUTION.sub(GAP, source)

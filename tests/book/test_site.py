@@ -174,6 +174,11 @@ def test_the_search_finds(browser, address, where):
         page.wait_for_selector("#search-results li a", timeout=20_000)
         links = page.locator("#search-results li a").evaluate_all("all => all.map(a => a.href)")
         assert any("03_state_space_duality" in link for link in links)
+        assert "/chapters/" in links[0]  # lessons come before the reference
+        if where == "server":
+            page.wait_for_function(
+                "document.querySelector('#search-results li').innerText.length > 100"
+            )
         assert page.problems == [] and chrome.raw_math(page) == []
 
 
