@@ -999,11 +999,11 @@ for n, l in ((4, 20), (6, 31), (1, 5)):  # blanks, marks and questions in any or
         for i, t in enumerate(places[: len(kept)]):  # the i-th question, if i values were marked
             wanted[row, t] = kept[i] if marks[row, : t + 1].sum() > i else 0.0
     with calls_of(selective_scan) as scans:
-        copied = copy_by_hand(tokens, n)
-    check(f"n = {n}: copied in order", copied, wanted)
+        mine = copy_by_hand(tokens, n)
+    check(f"n = {n}: copied in order", mine, wanted)
     assert len(scans) == 1, f"selective_scan was called {len(scans)} times instead of once"
     scanned = scans[0][0] if isinstance(scans[0], tuple) else scans[0]
-    check(f"n = {n}: the scan itself has copied", copied, scanned.view_as(copied))
+    check(f"n = {n}: the scan itself has copied", mine, scanned.view_as(mine))
 
 # %% [markdown]
 # ## Further reading

@@ -1323,14 +1323,14 @@ from cheems_ref.exercises import check_numbers
 sizes = dict(x=10, norm=1, y=10, gate=10, z=10, w=5)
 chain = [(("x",), "norm"), (("x", "norm"), "y"), (("y",), "gate"), (("y", "gate"), "z")]
 short = [(("x",), "y"), (("y", "w"), "z")]
-for operators, needed, fused, apart, case in (
+for links, needed, fused, apart, case in (
     (chain, ["z"], 20, 82, "x is read, z is written"),
     (chain, ["z", "y"], 30, 82, "y is read afterwards as well"),
     (short, ["z"], 25, 45, "w is read by the second alone"),
     ([(("x", "w"), "y"), short[1]], ["z"], 25, 50, "w is read once by one kernel, twice by two"),
     (short[:1], ["x", "y"], 20, 20, "x is needed afterwards, but it's there already"),
 ):
-    got = fused_and_not(operators, sizes, needed)
+    got = fused_and_not(links, sizes, needed)
     check_numbers(got, {f"{case}: fused": fused, "one by one": apart})
 of_pair = dict(log=0, wide=2, thin=1, L=1, e=1, CB=0.25, low=0.25, both=1, v=0, y=0)
 its_chain = [(("log",), "wide"), (("wide",), "thin"), (("thin",), "L"), (("L",), "e"), ((), "CB"),
