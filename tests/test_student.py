@@ -74,7 +74,7 @@ def test_exercises_are_marked_as_nbgrader_says(editions, source):
 
 
 def graded(got, weeks):
-    """The grade of a student with points under names such as `03_4`, for exercise 4 of chapter 03."""
+    """The grade for points under names such as `03_4`, exercise 4 of chapter 03."""
     most = {"3": 2.0, "4": 2.0, "5": 3.0}
     points = [
         course_grades.Points(name[:2], int(name[3]), number, most.get(name[3], 1.0))
