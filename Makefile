@@ -12,6 +12,16 @@ REQUIREMENTS := -c constraints.txt -e .[course,test,kernels,evaluate]
 MAMBA := MAMBA_SKIP_CUDA_BUILD=TRUE MAMBA_FORCE_BUILD=TRUE
 MAMBA_SSM := -c constraints.txt --no-build-isolation --no-deps mamba-ssm
 
+# A PYTHON that is named must not be ignored because there is a .venv already.
+ifeq ($(origin PYTHON)$(filter clean,$(MAKECMDGOALS)),command line)
+ifneq ($(wildcard $(READY)),)
+VERSION_OF = $(shell $(1) -c 'import sys; print(*sys.version_info[:2], sep=".")')
+ifneq ($(call VERSION_OF,$(PYTHON)),$(call VERSION_OF,$(BIN)/python))
+$(error $(VENV) was made with Python $(call VERSION_OF,$(BIN)/python), not $(call VERSION_OF,$(PYTHON)); run `make clean` first)
+endif
+endif
+endif
+
 # The sites and the slides, and what they are made from. Each edition has its own folder.
 EDITION ?= students
 STUDENTS := book/_build/site/index.html

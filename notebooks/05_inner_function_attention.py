@@ -14,7 +14,7 @@
 #
 # Sources: *Wonderful Matrices* (WM) §3.2 and Listings 5–7; *Cheems* (Ch) §3.2 and Listing 3; Lin et
 # al., *Forgetting Transformer* (2025). The content mask is adapted from the later *Doge* models of
-# WM's authors (chapter 11). How to read ✓ and ✗: chapter 00.
+# WM's authors (chapter 12). How to read ✓ and ✗: chapter 00.
 #
 # Two places in this attention head are yours to change: the value path, cut open at the bottom, and
 # the weights, where an orange shutter dims one column.

@@ -464,7 +464,7 @@ means, noise = (
 )
 paired_t = (1.7 * math.sqrt(3) + means) / noise.square().mean(0).sqrt()  # nine rows, three seeds
 assert 0.77 < (paired_t > student_t(16)).double().mean() < 0.83
-# For the claims of chapter 11: orders of layers on text.
+# For the claims of chapter 12: orders of layers on text.
 assert not any(judge(orders, minus("OTCE", "Jamba") | minus("two, not last", "Jamba")).values())
 
 # %% [markdown]
@@ -597,7 +597,7 @@ for name, weights in averages.items():
 without = verdicts(position, undoubted, pool=True).values()
 found = [(round(mean, 3), round(half, 3), yes) for (mean, half), _, yes in without]
 assert found == [(0.116, 0.036, True), (0.039, 0.036, True)]
-# For the claims of chapter 11: single modules, attention alone or unturned, added parts.
+# For the claims of chapter 12: single modules, attention alone or unturned, added parts.
 three = ("conv", "decay", "rope")
 times = compute(position_rows())
 assert round(times["A"] / times["S + A, rope"], 2) == 1.10  # in section 8
@@ -770,7 +770,7 @@ def print_table(name):
         print(f"{row:24} rate {best[row]:<6g} {mean:.3f} ± {half:.3f}")
 
 
-times = compute(SHARED)  # this cell and the next print what chapter 11's claims quote
+times = compute(SHARED)  # this cell and the next print what chapter 12's claims quote
 print("compute:", *(f"{row} {share:.2f}" for row, share in times.items()), sep="  ")
 print_table("09_shared")
 assert (round(times["MoE"], 2), round(times["cohesive"], 2)) == (0.72, 0.82)
@@ -869,7 +869,7 @@ assert abs(mean) < half and power > 0.99
 
 
 # %% tags=["guard"]
-# For the claims of chapter 11: both tables row by row, WM's slope, and rows that are shuffled.
+# For the claims of chapter 12: both tables row by row, WM's slope, and rows that are shuffled.
 def spread_by_chance(losses, trials=4000):
     """The standard deviation of the rows' means, and how often shuffled rows spread as far."""
     seeds = next(iter(losses.values()))

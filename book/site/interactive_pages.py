@@ -58,7 +58,7 @@ def pattern() -> dict:
             fields[field.name] = dict(kind=kinds[field.type], **field.metadata)
             defaults[field.name] = field.default
     letters = {
-        key: dict(name=layer.name, fields=[*layer.arguments().values()])
+        key: dict(name=layer.name, fields=[*layer.fields.values()])
         for key, layer in config.LAYERS.items()
     }
     limits = dict(mixers=config.SEQUENCE_MIXERS, max_layers=config.MAX_LAYERS)

@@ -214,7 +214,7 @@ def test_what_the_lessons_have_is_taken_up_in_the_course():
     back = reference.way_back("ssd", "ssd_chunked")
     chapter = "../chapters/03_state_space_duality.html#7--all-heads-in-two-dozen-lines"
     assert f"`7 · All heads, in two dozen lines <{chapter}>`__" in back["Derived in"]
-    assert "chapter 12" in back["Used in"] and "chapter 03:" not in back["Used in"]
+    assert "chapter 11" in back["Used in"] and "chapter 03:" not in back["Used in"]
     assert "wm-listing-3-axis" in back["Claims"] and "``test_operators``" in back["Tests"]
 
 

@@ -244,10 +244,10 @@ function read() {
   return { ...given, pattern: $("pattern").value, tie_embeddings: $("tie_embeddings").checked };
 }
 
-// A field is shown if a letter of the pattern takes it, some only if, say, "inner=ssd".
+// A field is shown if a letter of the pattern takes it, some only if, say, inner is ssd.
 function isTaken(name, { only }, c) {
   return ["vocab_size", "d_model", "tie_embeddings"].includes(name) || [...c.pattern].some(letter => {
-    const [field, value] = (only[letter] ?? "=").split("=");
+    const [field, value] = only[letter] ?? [];
     return DATA.letters[letter].fields.includes(name) && (!field || c[field] === value);
   });
 }

@@ -1,5 +1,5 @@
 # %% [markdown]
-# # 11 · What became of the claims
+# # 12 · What became of the claims
 #
 # **We followed 418 claims from four documents to a verdict. In this chapter you'll see how they
 # came out, and you'll meet eight ways to get a layer or a table wrong, with the tests that catch
@@ -112,7 +112,7 @@ for i, (short, name) in enumerate(DOCUMENTS.items()):
 draw_legend(ax)
 plotting.save(
     fig,
-    "11_verdicts",
+    "12_verdicts",
     "Four blocks of squares, one per document and one square per claim, coloured by verdict. Most "
     "are blue: the claim holds, or holds with a correction. A few are dark red: it does not hold. "
     "Green and orange are seen and not seen in small models; grey is undecided or not testable.",
@@ -736,7 +736,7 @@ assert least.min() > 1.008 and most.max() < 1.145 and (most - least).max() < 7e-
 
 # %% [markdown]
 # The tables aren't independent: every row of WM Table 3 is the row of Ch Table 3 times one factor,
-# up to rounding (lab 11a), under other models' names. We can't tell how that came about. (Ch's OTCE
+# up to rounding (lab 12a), under other models' names. We can't tell how that came about. (Ch's OTCE
 # simply has the numbers of ECDMOE in OTCE's own Table 7.)
 
 # %% tags=["guard"]
@@ -813,14 +813,14 @@ assert [*own, both, chance] == [10, 8, 11, 0] and round(sum(VALIDATION) / 52) ==
 # $m$ tasks, and for the difference of two models,
 #
 # $$\mathrm{SE} = \frac1m \sqrt{\sum_{i=1}^m \frac{p_i(1-p_i)}{N_i}}, \qquad
-#   \mathrm{SE}_{A-B} = \sqrt{\mathrm{SE}_A^2 + \mathrm{SE}_B^2}. \tag{11.1}$$
+#   \mathrm{SE}_{A-B} = \sqrt{\mathrm{SE}_A^2 + \mathrm{SE}_B^2}. \tag{12.1}$$
 #
 # Before you run it: by how many standard errors is the best model ahead of the second best?
 
 
 # %%
 def standard_error(percent, n):
-    """Equation 11.1, in points, of models' percent (m, models) on tasks of n (m) questions."""
+    """Equation 12.1, in points, of models' percent (m, models) on tasks of n (m) questions."""
     return (percent * (100 - percent) / n[:, None]).sum(0).sqrt() / len(n)
 
 
@@ -864,7 +864,7 @@ assert not any(fits(score, 500) for score in scores[5].tolist())  # of OBQA
 assert round(math.sqrt(1346 / 12_342), 2) == 0.33  # C-Eval's test set: a third of the error
 
 # %% [markdown]
-# What does equation 11.1 leave out?
+# What does equation 12.1 leave out?
 #
 # - *Both models answer the same questions.* If they tend to miss the same ones, the difference is
 #   more precise: with a correlation of 0.5 its standard error shrinks to $\sqrt{0.5} = 0.71$ of its
@@ -890,7 +890,7 @@ assert round(math.sqrt(1346 / 12_342), 2) == 0.33  # C-Eval's test set: a third 
 # - WM Table 3 is Ch Table 3 times a factor per row. On C-Eval's validation set, a difference of 2
 #   points is one standard error.
 #
-# What the chapters leave out is in lab 11a, *Errata*, line by line.
+# What the chapters leave out is in lab 12a, *Errata*, line by line.
 #
 # ## Exercises
 #
