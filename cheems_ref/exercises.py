@@ -111,7 +111,8 @@ def as_tensor(given: Any) -> Tensor:
     if isinstance(given, Tensor):
         return given.double()
     if isinstance(given, list | tuple | range):
-        return torch.stack([as_tensor(part) for part in given])
+        parts = [as_tensor(part) for part in given]
+        return torch.stack(parts) if parts else torch.empty(0, dtype=torch.float64)
     if isinstance(given, int | float):
         return torch.tensor(given, dtype=torch.float64)
     raise AssertionError(f"numbers are asked for, and your answer returns {given!r}")

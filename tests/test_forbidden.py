@@ -124,6 +124,7 @@ def test_numbers_become_float64():
     one = torch.tensor([2.0, 3.0])
     for given in ([[0, 1], [2, 3]], [range(2), one], ((0, True), one), wanted.half()):
         torch.testing.assert_close(as_tensor(given), wanted, rtol=0, atol=0)
+    assert as_tensor([]).shape == as_tensor(range(0)).shape == (0,)
     for given in (None, [1, None], "12"):
         with pytest.raises(AssertionError, match="your answer returns"):
             as_tensor(given)
