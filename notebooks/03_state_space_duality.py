@@ -864,6 +864,12 @@ _ = must_differ("mamba-ssm's kernel, and groups that are tiled", kernel["y"], ti
 #
 # **1 · easy.** Pencil and paper only. Four tokens have decays $\alpha = (0.3, 0.5, 0.2, 0.5)$. Find
 # $L_{30}$, $L_{11}$, and the rank of the block with rows 2 to 3 and columns 0 to 1.
+#
+# <details><summary>Hint</summary>
+#
+# $L_{ts}$ is the product of the decays *after* token $s$, up to token $t$. Tokens count from 0.
+#
+# </details>
 
 
 # %% tags=["exercise"]
@@ -875,35 +881,48 @@ def by_pencil():
 
 
 # %% tags=["check"]
+from cheems_ref.exercises import check_numbers, forbidden
+
+with forbidden(decay_matrix):
+    mine = by_pencil()
 L = decay_matrix(torch.tensor([0.3, 0.5, 0.2, 0.5]).log())
-wanted = L[3, 0].item(), L[1, 1].item(), int(matrix_rank(L[2:, :2]))
-assert all(abs(mine - right) < 1e-9 for mine, right in zip(by_pencil(), wanted, strict=True))
-print("all three are right")
+rank = int(matrix_rank(L[2:, :2]))
+check_numbers(mine, {"L_30": L[3, 0].item(), "L_11": L[1, 1].item(), "the rank": rank})
 
 # %% [markdown]
-# **2 · easy.** Time it on your own machine. Write a function that calls another function five times
-# and returns the median time in seconds. (Hint: `time.perf_counter`.) Then time the three forms on
-# `inputs(b=1, l=512, h=4, p=64, n=64)` in float32. Does the form with the fewest FLOPs win?
+# **2 · easy.** Time it on your own machine. Write a function that calls another function once to
+# warm up and then five times, and returns the median time of the five, where `clock()` gives the
+# time in seconds. Then time the three forms on `inputs(b=1, l=512, h=4, p=64, n=64)` in float32.
+# Does the form with the fewest FLOPs win?
+#
+# <details><summary>Hint</summary>
+#
+# Read the clock before and after each call. The median of five numbers is the third of them in
+# order.
+#
+# </details>
 
 
 # %% tags=["exercise"]
-def seconds(function):
-    """The median time of five calls, in seconds."""
+def seconds(function, clock=time.perf_counter):
+    """The median time of five calls after the first, in seconds."""
     ### BEGIN SOLUTION
+    function()
     taken = []
     for _ in range(5):
-        start = time.perf_counter()
+        start = clock()
         function()
-        taken.append(time.perf_counter() - start)
+        taken.append(clock() - start)
     return sorted(taken)[2]
     ### END SOLUTION
 
 
 # %% tags=["check"]
-pauses = iter([0.01, 0.5, 0.02, 0.01, 0.02])
-taken = seconds(lambda: time.sleep(next(pauses)))
-assert 0.01 < taken < 0.4, "the median of five calls, not their mean or their sum"
-assert next(pauses, None) is None, "five calls"
+now, took = [0.0], [9.0, 4.0, 1.0, 8.0, 2.0, 3.0]  # a clock that only the calls move
+measured = seconds(lambda: now.append(now[-1] + took[len(now) % 6 - 1]), clock=lambda: now[-1])
+assert len(now) == 7, f"one call to warm up, then five: yours makes {len(now) - 1}"
+assert measured == 3.0, f"the five calls took 4, 1, 8, 2 and 3 seconds; you return {measured}"
+assert seconds(partial(random, 100, seed=0)) > 0, "without a clock, time.perf_counter"
 print("the median of five calls")
 
 # %% [markdown]
@@ -911,8 +930,14 @@ print("the median of five calls")
 # float64, with the step sizes $\mathrm{softplus}(z)$. It can be wrong in three ways: the sum of
 # section 9, tiled groups, or a missing softplus, as in Ch Listing 2, so that $\Delta$ can be
 # negative. Here $z$ (b, l, h) is the raw output of a linear layer. The function takes any length,
-# and may work in chunks of any size up to 64. (Hint: `inputs` makes random tensors, and
-# `ssd.ssd_recurrent` is right. Which $l$, $g$ and $z$ bring out each mistake?)
+# and may work in chunks of any size up to 64.
+#
+# <details><summary>Hint</summary>
+#
+# `inputs` makes random tensors, and `ssd.ssd_recurrent` is right. Which $l$, $g$ and $z$ bring out
+# each mistake?
+#
+# </details>
 
 
 # %% tags=["exercise"]
@@ -954,8 +979,15 @@ print("three right forms passed, nine wrong ones refused")
 # **4 · hard.** Write SSD for one head as a function that calls itself on the two halves of the
 # sequence and never forms an $l \times l$ matrix. Return `y` and the final state. The first half
 # doesn't depend on the second. The second half is its own SSD, plus what it reads from the state
-# the first half left behind. A single token is the base case. (Hint: by the time the first half's
-# state reaches token $t$, it has faded by every decay between the cut and $t$.)
+# the first half left behind. A single token is the base case. The check follows the calls of
+# `ssd_halves` itself, so let it do the recursion without a helper.
+#
+# <details><summary>Hint</summary>
+#
+# By the time the first half's state reaches token $t$, it has faded by every decay between the cut
+# and $t$.
+#
+# </details>
 
 
 # %% tags=["exercise"]
@@ -975,33 +1007,46 @@ def ssd_halves(x, dt, A, B, C):
 
 
 # %% tags=["check"]
-whole, lengths = ssd_halves, []
+from cheems_ref.exercises import calls_of, forbidden
 
-
-def ssd_halves(*tensors):  # notes the length of each call, and hands it on
-    lengths.append(len(tensors[0]))
-    return whole(*tensors)
-
-
-results = []
 for l in (1, 29, 64):
     x, dt, A, B, C = inputs(b=1, l=l, h=1, g=1)
     y, final = ssd.ssd_recurrent(x, dt, 3 * A, B, C, return_final_state=True)
-    got, state = ssd_halves(x[0, :, 0], dt[0, :, 0], 3 * A[0], B[0, :, 0], C[0, :, 0])
-    results.append((l, got, y[0, :, 0], state, final[0, 0]))
-ssd_halves = whole
-for l, got, y, state, final in results:
-    check(f"SSD by halves = recurrence, l = {l}", got, y)
-    check(f"SSD by halves: same final state, l = {l}", state, final)
-assert [lengths.count(l) for l in (64, 32, 16)] == [1, 2, 4], "it does not call itself on halves"
+    one_head = x[0, :, 0], dt[0, :, 0], 3 * A[0], B[0, :, 0], C[0, :, 0]
+    with forbidden(ssd.ssd, ssd.ssd_recurrent, ssd.ssd_chunked, recurrence, four_steps):
+        got, state = ssd_halves(*one_head)
+    check(f"SSD by halves = recurrence, l = {l}", got, y[0, :, 0])
+    check(f"SSD by halves: same final state, l = {l}", state, final[0, 0])
+with calls_of(ssd_halves) as parts:
+    ssd_halves(*one_head)
+sizes = [len(y) for y, _ in parts]
+assert [sizes.count(l) for l in (64, 32, 16)] == [1, 2, 4], "it doesn't call itself on halves"
+
+
+def doubled(part):
+    """A call that returns twice what it should, for a single token."""
+    return lambda *tensors: tuple((1 + (len(tensors[0]) == 1)) * t for t in part(*tensors))
+
+
+mine, ssd_halves = ssd_halves, doubled(ssd_halves)
+try:
+    got, state = mine(*one_head)
+finally:
+    ssd_halves = mine
+check("and is made of what those calls return", got, 2 * y[0, :, 0])
 
 # %% [markdown]
 # **5 · hard.** Now work from the bottom up: start with $l$ stretches of one token each, and merge
 # neighbours in as few rounds as you can until a single stretch is left. Return the final state and
 # the number of rounds. All merges of a round should be independent of each other. What does each
-# stretch need to remember, so that you can merge two without going back to their tokens? (Hint:
-# what happens to the first stretch's state during the second? A stretch without a neighbour sits
-# the round out.)
+# stretch need to remember, so that you can merge two without going back to their tokens?
+#
+# <details><summary>Hint</summary>
+#
+# What happens to the first stretch's state during the second? A stretch without a neighbour sits
+# the round out.
+#
+# </details>
 
 
 # %% tags=["exercise"]
@@ -1025,8 +1070,8 @@ for l, fewest in ((1, 0), (2, 1), (29, 5), (1024, 10)):
     _, final = ssd.ssd_recurrent(x, dt, 3 * A, B, C, return_final_state=True)
     state, rounds = state_in_rounds(x[0, :, 0], dt[0, :, 0], 3 * A[0], B[0, :, 0])
     check(f"l = {l}: the state of the recurrence", state, final[0, 0])
+    assert rounds == fewest, f"{rounds} rounds for l = {l}; {fewest} are enough"
     print(f"  rounds: {rounds}")
-    assert rounds == fewest
 
 # %% [markdown]
 # ## Further reading

@@ -932,6 +932,12 @@ _ = must_differ("a mask that hides the decoys", layer(x, positions[None])[0], un
 # **1 · easy.** *Reading the average.* For which queries does attention over all keys return the
 # plain mean of the values? Write `indifferent` so that `naive_attention` returns the mean for any
 # keys.
+#
+# <details><summary>Hint</summary>
+#
+# The mean has equal weights. Which scores does the softmax turn into equal weights?
+#
+# </details>
 
 
 # %% tags=["exercise"]
@@ -947,12 +953,20 @@ def indifferent(k):
 k, v = random(2, 1, 7, 2, 4, seed=60)
 everyone = torch.ones(7, 7, dtype=torch.bool)
 mean = v.mean(1, keepdim=True).expand_as(v)
-check("indifferent = mean", naive_attention(indifferent(k), k, v, allowed=everyone), mean)
+q = indifferent(k.clone())
+check("indifferent = mean", naive_attention(q, k, v, allowed=everyone), mean)
 _ = must_differ("keys as queries", naive_attention(k, k, v, allowed=everyone), mean)
 
 # %% [markdown]
 # **2 · easy.** *A sliding window.* Write a mask that lets each query read its own token and the
 # `width - 1` tokens before it, with a cache too (more keys than queries).
+#
+# <details><summary>Hint</summary>
+#
+# The queries are the *last* tokens. Which token is query 0, then? Compare the distance between
+# reader and key with 0 and with the width.
+#
+# </details>
 
 
 # %% tags=["exercise"]
@@ -967,17 +981,28 @@ def window_mask(n_queries, n_keys, width):
 
 # %% tags=["check"]
 for n_queries, n_keys, width in ((5, 5, 99), (5, 5, 2), (1, 9, 3), (3, 9, 4), (4, 6, 1), (6, 7, 3)):
-    by_loops = torch.zeros(n_queries, n_keys, dtype=torch.bool)
-    for t in range(n_queries):
-        token = n_keys - n_queries + t
-        by_loops[t, max(0, token - width + 1) : token + 1] = True
+    mask = torch.as_tensor(window_mask(n_queries, n_keys, width))
     name = f"{n_queries} queries, {n_keys} keys, width {width}"
-    check(name, window_mask(n_queries, n_keys, width), by_loops)
+    assert mask.dtype == torch.bool, f"{name}: True and False are asked for, not {mask.dtype}"
+    assert mask.shape == (n_queries, n_keys), f"{name}: shape {tuple(mask.shape)}"
+    for token, row in zip(range(n_keys - n_queries, n_keys), mask, strict=True):
+        read = row.nonzero()[:, 0].tolist()
+        assert read and read[-1] == token, f"{name}: token {token} reads {read}"
+        assert read[0] == token - len(read) + 1, f"{name}: token {token} reads {read}"
+        assert len(read) == min(width, token + 1), f"{name}: token {token} reads {read}"
+    print(f"{name}: right")
 
 # %% [markdown]
 # **3 · medium.** *ALiBi* adds $-\text{slope} \cdot (t - s)$ to the scores. Start on paper: find
 # ALiBi in the table of section 6. What is each letter here, and what part of it does the softmax
 # never see? Then write ALiBi as a bias on the keys alone.
+#
+# <details><summary>Hint</summary>
+#
+# In a row of scores, $t$ is the same everywhere. What does adding one number to a whole row do to
+# its softmax?
+#
+# </details>
 
 
 # %% tags=["exercise"]
@@ -990,12 +1015,14 @@ def alibi_on_keys(l, slope):
 
 
 # %% tags=["check"]
+from cheems_ref.exercises import as_tensor
+
 for l, slope in ((6, 0.25), (9, 1.5), (3, 0.0)):
     q, k, v = random(3, 1, l, 1, 4, seed=l)
     distance = torch.arange(l)[:, None] - torch.arange(l)
     scores = (q[0, :, 0] @ k[0, :, 0].T / 2 - slope * distance).masked_fill(distance < 0, -math.inf)
     by_distance = scores.softmax(-1) @ v[0, :, 0]
-    bias = alibi_on_keys(l, slope).double()[None, None]
+    bias = as_tensor(alibi_on_keys(l, slope))[None, None]
     on_keys = attention.attention(q, k, v, bias=bias)[0, :, 0]
     check(f"ALiBi of {l} tokens, slope {slope}", on_keys, by_distance)
 
@@ -1003,6 +1030,12 @@ for l, slope in ((6, 0.25), (9, 1.5), (3, 0.0)):
 # **4 · medium.** *A gate that is 0 or 1.* The gradient of rounding is 0. The *straight-through*
 # trick gets around that. Write a gate that is, going forward, 1 where the logit is positive and 0
 # elsewhere, but going backward has the gradient of the sigmoid (torch's `detach` stops a gradient).
+#
+# <details><summary>Hint</summary>
+#
+# Start from the soft gate, and add something to it that has the right value and no gradient.
+#
+# </details>
 
 
 # %% tags=["exercise"]
@@ -1025,11 +1058,16 @@ _ = must_differ("the gradient of a rounded sigmoid, which is 0", by_rounding, gr
 
 # %% [markdown]
 # **5 · hard.** *The account book by hand.* Without training, choose values, keys and queries so
-# that attention over a running sum returns the balance right after the entry you ask for. (Hints:
-# the running sum is `ssd.ssd(x, dt, A, B, C)` with `A` zero, of shape (1,), and ones for `dt`, (1,
-# l, 1), and for `B` and `C`, both (1, l, 1, 1) like `x`; a key and a query should agree strongly
-# for the same number, and not at all otherwise; `naive_attention` wants values as wide as the
-# keys.) Why can S then A do the same?
+# that `naive_attention` over a running sum returns the balance right after the entry you ask for.
+# Why can S then A do the same?
+#
+# <details><summary>Hint</summary>
+#
+# The running sum is `ssd.ssd(x, dt, A, B, C)` with `A` zero, of shape (1,), and ones for `dt`, (1,
+# l, 1), and for `B` and `C`, both (1, l, 1, 1) like `x`. A key and a query should agree strongly
+# for the same number, and not at all otherwise. `naive_attention` wants values as wide as the keys.
+#
+# </details>
 
 
 # %% tags=["exercise"]
@@ -1049,12 +1087,17 @@ def look_up_balance(numbers, amounts, asked):
 
 
 # %% tags=["check"]
-numbers = torch.randperm(10, generator=torch.Generator().manual_seed(62))
-amounts = random(10, seed=63)
-asked = numbers[[7, 0, 3]]
-balances = amounts.cumsum(0)[[7, 0, 3]]
-check("balances looked up", look_up_balance(numbers, amounts, asked), balances)
-_ = must_differ("the amounts instead of the balances", amounts[[7, 0, 3]], balances)
+from cheems_ref.exercises import calls_of
+
+for l, places in ((10, [7, 0, 3]), (6, [5, 1]), (8, [2, 2, 0, 7])):
+    numbers = torch.randperm(l, generator=torch.Generator().manual_seed(62 + l))
+    amounts = random(l, seed=63 + l)
+    with calls_of(naive_attention) as reads:
+        balances = look_up_balance(numbers, amounts, numbers[places])
+    check(f"{l} entries: balances looked up", balances, amounts.cumsum(0)[places])
+    assert len(reads) == 1, f"naive_attention was called {len(reads)} times instead of once"
+    off = (reads[0].flatten()[:, None] - balances).abs().amin(0).max()
+    assert off < 1e-9, "the balances must be among what naive_attention returns"
 
 # %% [markdown]
 # ## Further reading

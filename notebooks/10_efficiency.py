@@ -1249,6 +1249,13 @@ assert f"{low:.2f} to {high:.2f}" == "0.70 to 1.55"
 # %% [markdown]
 # **1 · easy.** How many operations per byte are there in multiplying an $(m, k)$ matrix by a $(k,
 # n)$ matrix? Use pencil and paper. A number takes `itemsize` bytes, and each matrix moves once.
+#
+# <details><summary>Hint</summary>
+#
+# Each of the $m n$ results takes $k$ products and as many sums. Three matrices move: two in, one
+# out.
+#
+# </details>
 
 
 # %% tags=["exercise"]
@@ -1260,15 +1267,17 @@ def intensity(m, k, n, itemsize):
 
 
 # %% tags=["check"]
+from cheems_ref.exercises import check_numbers
+
 for m in (6, 64, 1024):
-    got = intensity(m, m, m, 4)
-    assert math.isclose(got, m / 6), f"square, m = {m}, float32: {got} instead of {m / 6}"
-one = intensity(1, 1024, 1024, 2)
-assert abs(one - 1) < 0.01, f"one token and a matrix of sixteen bits: {one:.3f}, almost 1"
-with Recorder() as recorder:
-    _ = torch.ones(5, 7) @ torch.ones(7, 3)
-real = recorder.operators[-1]
-assert math.isclose(intensity(5, 7, 3, 4), real.flops / real.moved), "not what torch's product does"
+    check_numbers(intensity(m, m, m, 4), {f"square, m = {m}, float32": m / 6})
+one = {"one token and a matrix of sixteen bits, to a hundredth": 1.0}
+check_numbers(intensity(1, 1024, 1024, 2), one, tol=0.01)
+for sizes in ((5, 7, 3), (3, 2, 90)):
+    with Recorder() as recorder:
+        _ = torch.ones(sizes[:2]) @ torch.ones(sizes[1:])
+    real = recorder.operators[-1]
+    check_numbers(intensity(*sizes, 4), {f"torch's product of {sizes}": real.flops / real.moved})
 print("in 16 bits, one token has one operation per byte: generating waits for memory")
 
 # %% [markdown]
@@ -1277,6 +1286,13 @@ print("in 16 bits, one token has one operation per byte: generating waits for me
 # allocated before? Write `rate` to find out: call a function once to warm up, then seven times, and
 # divide `moved` bytes by the median time (`clock()` returns seconds). Which sentence of section 4
 # explains what you see?
+#
+# <details><summary>Hint</summary>
+#
+# Read the clock before and after each of the seven calls. New memory has to be given to your
+# program by the operating system, page by page.
+#
+# </details>
 
 
 # %% tags=["exercise"]
@@ -1309,6 +1325,13 @@ print("measured: seven calls, and their median. Now the four sums")
 # bytes that it moves one by one. A fused kernel reads each input from outside once, and writes each
 # result that is needed afterwards once. `chain` lists operators as (names read, name written),
 # `sizes` gives bytes by name, and `needed` has the names that are read afterwards.
+#
+# <details><summary>Hint</summary>
+#
+# A name that the chain writes isn't an input from outside. Sets are handy: what is read, what is
+# made, what is needed.
+#
+# </details>
 
 
 # %% tags=["exercise"]
@@ -1324,22 +1347,24 @@ def fused_and_not(chain, sizes, needed):
 
 
 # %% tags=["check"]
+from cheems_ref.exercises import check_numbers
+
 sizes = dict(x=10, norm=1, y=10, gate=10, z=10, w=5)
 chain = [(("x",), "norm"), (("x", "norm"), "y"), (("y",), "gate"), (("y", "gate"), "z")]
-got = fused_and_not(chain, sizes, ["z"])
-assert got == (20, 82), f"x is read, z is written; one by one 11 + 21 + 20 + 30: {got}"
-got = fused_and_not(chain, sizes, ["z", "y"])
-assert got == (30, 82), f"y is read afterwards as well: {got}"
-got = fused_and_not([(("x",), "y"), (("y", "w"), "z")], sizes, ["z"])
-assert got == (25, 45), f"w is read by the second alone: {got}"
-got = fused_and_not([(("x", "w"), "y"), (("y", "w"), "z")], sizes, ["z"])
-assert got == (25, 50), f"w is read once by one kernel, twice by two: {got}"
-got = fused_and_not([(("x",), "y")], sizes, ["x", "y"])
-assert got == (20, 20), f"x is needed afterwards, but it's there already: {got}"
+short = [(("x",), "y"), (("y", "w"), "z")]
+for links, needed, fused, apart, case in (
+    (chain, ["z"], 20, 82, "x is read, z is written"),
+    (chain, ["z", "y"], 30, 82, "y is read afterwards as well"),
+    (short, ["z"], 25, 45, "w is read by the second alone"),
+    ([(("x", "w"), "y"), short[1]], ["z"], 25, 50, "w is read once by one kernel, twice by two"),
+    (short[:1], ["x", "y"], 20, 20, "x is needed afterwards, but it's there already"),
+):
+    got = fused_and_not(links, sizes, needed)
+    check_numbers(got, {f"{case}: fused": fused, "one by one": apart})
 of_pair = dict(log=0, wide=2, thin=1, L=1, e=1, CB=0.25, low=0.25, both=1, v=0, y=0)
 its_chain = [(("log",), "wide"), (("wide",), "thin"), (("thin",), "L"), (("L",), "e"), ((), "CB"),
                  (("CB",), "low"), (("low", "e"), "both"), (("both", "v"), "y")]  # fmt: skip
-assert fused_and_not(its_chain, of_pair, ["y"]) == (0, 13), "section 3's pairs: none, thirteen"
+check_numbers(fused_and_not(its_chain, of_pair, ["y"]), {"section 3, fused": 0, "apart": 13})
 print("section 3's chain: thirteen numbers per pair as operators, none as one kernel")
 
 # %% [markdown]
@@ -1347,9 +1372,14 @@ print("section 3's chain: thirteen numbers per pair as operators, none as one ke
 # head, `scan(v, w, a, k, r)` returns $\sum_{s \le t} e^{a_{s+1} + \dots + a_t} (r_t \cdot k_s)\,
 # w_s v_s$ for every token $t$: $y$ is `scan(x, dt, decay, B, C)`. You are given $dy$, the gradient
 # of a loss with respect to $y$. Which run of `scan` returns $dC$, the gradient with respect to $C$?
-# And which returns that of $V = \Delta x$? (Hint: write $dC_t$ as a sum over $s$. What is a number
-# there, and what is a vector? For $dV_s$, the sum is over $t \ge s$: go backwards. Which decay does
-# the way from $t + 1$ to $t$ have?)
+# And which returns that of $V = \Delta x$?
+#
+# <details><summary>Hint</summary>
+#
+# Write $dC_t$ as a sum over $s$. What is a number there, and what is a vector? For $dV_s$, the sum
+# is over $t \ge s$: go backwards. Which decay does the way from $t + 1$ to $t$ have?
+#
+# </details>
 
 
 # %% tags=["exercise"]
@@ -1364,6 +1394,9 @@ def gradients(scan, x, dt, decay, B, C, dy):
 
 
 # %% tags=["check"]
+from cheems_ref.exercises import forbidden
+
+
 def scan(v, w, a, k, r):
     """The sum of the exercise, token by token; notes that it was called."""
     RUNS.append(v.shape)
@@ -1384,10 +1417,12 @@ y, dy = (
 )
 dV, dC = torch.autograd.grad(y, (V, learned), dy)
 RUNS.clear()
-got_C, got_V = gradients(scan, x, dt, decay, B, C, dy)
+with forbidden(torch.autograd.grad, torch.autograd.backward):
+    got_C, got_V = gradients(scan, x, dt, decay, B, C, dy)
 check("dC is a run with the roles exchanged", got_C, dC)
 check("dV is a run from the last token to the first", got_V, dV)
-assert [B.shape, dy.shape] == RUNS, f"one run of scan each, with B and with dy as its v: {RUNS}"
+runs = sorted(shape[1] for shape in RUNS)
+assert runs == [32, 64], f"one run of scan each, with B and with dy as its v: widths {runs}"
 print("the gradient of SSD is SSD")
 
 # %% [markdown]
@@ -1396,7 +1431,16 @@ print("the gradient of SSD is SSD")
 # isn't bound to tiles of 16: let it take all $n$ and $p$ at once. A head loads $l\,(p + 2n + 2)$
 # numbers and stores $l\,p$. Start from a state of zeros. (This moves less, but gives a GPU, which
 # has over a hundred processors, only $h$ programs per row, and each needs registers for a whole
-# state.)
+# state.) The check looks at the first chunk, then at all of them, then at the bytes.
+#
+# <details><summary>Hint</summary>
+#
+# Begin with one chunk: $y = (L \circ Q K^\top) V$, where $L$ comes from the decays summed since the
+# chunk's start. Then add what the state gives each token, and last the new state: what is left of
+# the old one, and what each token leaves at the chunk's end. The place of token $t$ of head $i$ is
+# `(row * l + t) * h + i`; with B and C, a group serves $h/g$ heads.
+#
+# </details>
 
 
 # %% tags=["exercise"]
@@ -1418,11 +1462,16 @@ def one_kernel(head, row=0):
 
 
 # %% tags=["check"]
+from cheems_ref.exercises import forbidden
+
 stored("y").zero_()
 MOVED.clear()
-for head in range(h):
-    one_kernel(head)
-check("one kernel = recurrence", stored("y"), ssd_recurrent(*GIVEN.values())[0])
+with forbidden(ssd_recurrent, ssd_chunked):
+    for head in range(h):
+        one_kernel(head)
+y, right = stored("y"), ssd_recurrent(*GIVEN.values())[0]
+check("inside the first chunk = recurrence", y[:q], right[:q])
+check("all chunks, with the state = recurrence", y, right)
 wanted = h * l * (p + 2 * n + 2)
 assert MOVED["loads"] == wanted, f"{MOVED['loads']} numbers loaded instead of {wanted}"
 assert MOVED["stores"] == h * l * p, f"{MOVED['stores']} numbers stored instead of {h * l * p}"

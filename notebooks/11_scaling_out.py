@@ -802,27 +802,43 @@ assert 0.98 < operations[1] / operations[0] < 1
 # ## Exercises
 #
 # **1 · easy.** Every rank knows how long all the slices are. What positions do its own tokens have?
+#
+# <details><summary>Hint</summary>
+#
+# How many tokens come before the slice?
+#
+# </details>
 
 
 # %% tags=["exercise"]
 def positions_of(lengths, rank):
-    """Positions of a rank's tokens: the lengths of all slices, a rank -> (l,), int64."""
+    """Positions of a rank's tokens: the lengths of all slices, a rank -> (l,)."""
     ### BEGIN SOLUTION
     return sum(lengths[:rank]) + torch.arange(lengths[rank])
     ### END SOLUTION
 
 
 # %% tags=["check"]
+from cheems_ref.exercises import as_tensor
+
 for lengths in ((5,), (8, 7, 9, 5), (1, 0, 20, 8), (0, 3, 0)):
-    found = [positions_of(lengths, rank) for rank in range(len(lengths))]
-    assert [len(part) for part in found] == list(lengths)
-    check(f"slices of {lengths}", torch.cat(found), torch.arange(sum(lengths)))
+    found = [as_tensor(positions_of(lengths, rank)) for rank in range(len(lengths))]
+    got = [len(part) for part in found]
+    assert got == list(lengths), f"slices of {lengths}: {got} positions"
+    check(f"slices of {lengths}", torch.cat(found), as_tensor(range(sum(lengths))))
 
 # %% [markdown]
 # **2 · easy.** With pencil and paper: suppose a delta rule hands over the $M$ and $W$ of every head
 # (section 3), all in four-byte numbers. How many tokens must a rank have before that's less than
 # the keys and values of attention? Write $l^*$ as in (11.7), for $g$ heads of keys and $s$ bytes.
 # How much larger is it than for SSD if $p = n$?
+#
+# <details><summary>Hint</summary>
+#
+# Count the numbers first. $M$ is $(n, n)$ and $W$ is $(p, n)$, for each of $h$ heads. A token of
+# attention has $g$ keys and $g$ values of width $p$.
+#
+# </details>
 
 
 # %% tags=["exercise"]
@@ -834,16 +850,26 @@ def delta_crossing(h, p, n, g, size):
 
 
 # %% tags=["check"]
+from cheems_ref.exercises import check_numbers
+
 for h, p, n, g, size in ((1, 8, 8, 1, 4), (32, 64, 128, 8, 2), (4, 128, 16, 4, 4)):
-    l = delta_crossing(h, p, n, g, size)
-    assert abs(2 * l * g * p * size - 4 * h * n * (p + n)) < 1e-6, (h, p, n, g, size)
-    print(f"h = {h}, p = {p}, n = {n}, g = {g}, {size} bytes: {l:g} tokens per rank")
+    M, W = (torch.empty(h, rows, n, dtype=torch.float32, device="meta") for rows in (n, p))
+    half = torch.float16 if size == 2 else torch.float32
+    key = value = torch.empty(g, p, dtype=half, device="meta")  # of one token
+    even = (M.nbytes + W.nbytes) / (key.nbytes + value.nbytes)
+    case = f"h = {h}, p = {p}, n = {n}, g = {g}, {size} bytes"
+    check_numbers(delta_crossing(h, p, n, g, size), {case: even})
 
 # %% [markdown]
 # **3 · medium.** Write the halo. Every rank sends the last `count` tokens of its slice, or
 # everything it has if that's fewer. From the tails of all ranks, piece together the `count` tokens
-# before slice `rank`, with zeros where the text hasn't begun yet. (Hint: an earlier rank may have
-# sent only one token, or none. So where do the zeros go?)
+# before slice `rank`, with zeros where the text hasn't begun yet.
+#
+# <details><summary>Hint</summary>
+#
+# An earlier rank may have sent only one token, or none. So where do the zeros go?
+#
+# </details>
 
 
 # %% tags=["exercise"]
@@ -871,6 +897,12 @@ for cut in ((20,), (8, 1, 11), (1, 1, 1, 17), (2, 0, 0, 18), (0, 5, 15)):
 # returns before the gather, so the others wait. And even if every rank has tokens, only the last
 # rank's loss depends on what was gathered, so that rank waits in the backward pass. Here `gather`
 # takes a pair as a tensor and returns one tensor of all pairs.
+#
+# <details><summary>Hint</summary>
+#
+# A tensor times zero is zero, and still hangs on what it was computed from.
+#
+# </details>
 #
 # ```python
 # def hanging_loss(pair, y, rank, ranks, gather):
@@ -925,8 +957,13 @@ for lengths in ((5, 2, 4), (5, 0, 4), (0, 3, 4), (2, 2, 0)):
 # and $S_{i+1} = a_i S_i + W_i$. Rank $i$ knows how its own loss changes with the state it received,
 # $G_i = \partial \text{loss}_i / \partial S_i$. How does the sum of all losses change with each
 # $a_i$ and each $W_i$? Work it out without autograd, in one loop up the ranks and one back down.
-# (Hint: which losses does $W_i$ reach, and how much has it faded by then? In which order do you
-# need the ranks?)
+#
+# <details><summary>Hint</summary>
+#
+# Which losses does $W_i$ reach, and how much has it faded by then? In which order do you need the
+# ranks?
+#
+# </details>
 
 
 # %% tags=["exercise"]
@@ -945,6 +982,8 @@ def pairs_backward(a, W, G):
 
 
 # %% tags=["check"]
+from cheems_ref.exercises import forbidden
+
 for N in (1, 2, 5):
     a, W, G = (random(N, seed=30).sigmoid(), random(N, 4, 3, seed=31), random(N, 4, 3, seed=32))
     leaves = [a.clone().requires_grad_(), W.clone().requires_grad_()]
@@ -952,7 +991,8 @@ for N in (1, 2, 5):
     for a_i, W_i, G_i in zip(*leaves, G, strict=True):
         loss, state = loss + (G_i * state).sum(), a_i * state + W_i
     want = torch.autograd.grad(loss + 0 * state.sum(), leaves)
-    got = pairs_backward(a, W, G)
+    with forbidden(torch.autograd.grad, torch.autograd.backward):
+        got = pairs_backward(a, W, G)
     check(f"N = {N}: gradient of the decays", got[0], want[0])
     check(f"N = {N}: gradient of the writes", got[1], want[1])
 
