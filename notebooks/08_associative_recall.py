@@ -1109,8 +1109,8 @@ print(f"three lines to beat with 16 pairs: {some:.3f} {of_row:.3f} {left:.3f}")
 
 # %% [markdown]
 # **2 · easy.** How many pairs does a state of width $n$ hold, if the mean squared error can be at
-# most `error` of the value's own square? Give both answers of (8.2): with random keys, and with the
-# best ones (for an error below 1).
+# most `error` of the value's own square? Give two answers: with random keys of length one, and the
+# most that any keys at any scale allow, by $1 - n/u$ (for an error below 1).
 #
 # <details><summary>Hint</summary>
 #
