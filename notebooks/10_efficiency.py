@@ -1099,8 +1099,8 @@ assert min(longest) > 1.1
 # So it isn't the size: on our core, (10.1) puts LlaMa last at 1.3 billion, too. On a GPU, at 4,096
 # tokens, fusing decides: LlaMa is last with neither, and first with both. In the time it takes to
 # move one byte, an H100 does 300 operations, and our core 6.4. So on the GPU bytes decide, and
-# fusing saves bytes. Of the products alone, LlaMa, Mamba-2 and Jamba need exactly as long (folded
-# cell): that's how the presets were made. Cheems needs 1/0.38 as long for its search. And the
+# fusing saves bytes. The products alone take LlaMa, Mamba-2 and Jamba equally long at this length
+# (folded cell). Cheems takes 2.6 times as long, mostly to read rows of the experts' tables. And the
 # length decides: **at 65,536 tokens all three overtake LlaMa with everything fused.** A race at one
 # length has no winner worth naming.
 #
@@ -1241,8 +1241,8 @@ assert f"{low:.2f} to {high:.2f}" == "0.70 to 1.55"
 # - What is associative can be cut: a state's pairs, and a softmax's triples. Only the pair doesn't
 #   know the query.
 # - On our core, four systems with states overtake LlaMa at 400 to 1,300 tokens. On a GPU, at 1.3
-#   billion parameters, (10.1) puts LlaMa first at 4,096 tokens if attention is fused, and last at
-#   65,536.
+#   billion parameters and with attention and SSD fused, (10.1) puts LlaMa first at 4,096 tokens,
+#   and last at 65,536.
 #
 # ## Exercises
 

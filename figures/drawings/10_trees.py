@@ -9,13 +9,15 @@ HEIGHTS = (1.1, 2.9, 4.7)  # y of slices, of halves, and of the whole
 
 def draw_pair(ax, x, y, shades):
     """A decay and a state."""
-    ax.text(x - 0.5, y, "$a$", ha="center", va="center", fontsize=17)
+    ax.text(x - 0.42, y, "$a$", ha="center", va="center", fontsize=17)
+    ax.text(x + 0.66, y, "$W$", ha="center", va="center", fontsize=15, color=GREEN)
     plotting.state_grid(ax, x - 0.25, y - 0.36, shades, cell=0.24, largest=1)
 
 
 def draw_triple(ax, x, y, shades):
     """A largest score, a sum and a weighted sum, which is a vector."""
     ax.text(x - 0.42, y, "$m\\;z$", ha="center", va="center", fontsize=17, color=RED)
+    ax.text(x + 0.52, y, "$u$", ha="center", va="center", fontsize=17, color=RED)
     plotting.state_grid(
         ax, x + 0.1, y - 0.36, [[row[0]] for row in shades], cell=0.24, color=RED, largest=1
     )
