@@ -10,22 +10,9 @@ from cheems_ref.budget import count_parameters
 from cheems_ref.config import ModelConfig
 from cheems_ref.model import CausalLM, Sampling, generate
 from experiments import preregistered
-from experiments.runner import from_notebook, resumed, rounded
+from experiments.runner import from_notebook, resumed
 
 CHAPTER = "07_cheems_language_model"
-
-
-def orders():
-    """How patterns of two and three layers learn to recall, over five seeds."""
-    learn = from_notebook(CHAPTER).learn_to_recall
-    right = {
-        position: {
-            pattern: rounded(learn(pattern, 400, position, seed)[1] for seed in range(5))
-            for pattern in ("SA", "AS", "AA", "SS", "SAS")
-        }
-        for position in ("conv", "rope")
-    }
-    return {"seed": list(range(5)), "right": right}
 
 
 def train_on_manual():
@@ -77,7 +64,6 @@ def run_recall(job):
 
 
 RECIPES = {
-    "07_orders": orders,
     "07_state_or_neighbour": recall_controlled,
     "07_training": train_on_manual,
 }

@@ -110,6 +110,11 @@ def run_row(job):
     return preregistered.order_run(job, from_notebook(CHAPTER).learn_to_recall)
 
 
+def state_sizes():
+    """What one state layer of chapter 08's section 5 recalls, by the width of its state."""
+    return preregistered.state_sizes(lambda jobs: resumed("08_state_size", jobs, run_row))
+
+
 def needles():
     """The needle: four systems, short and long texts, each at the best of three rates."""
     lab = from_notebook(LAB)
@@ -161,6 +166,7 @@ RECIPES = {
     "08_recall": recall,
     "08_rows": recall_rows,
     "08_rates": recall_rates,
+    "08_state_size": state_sizes,
     "08_found": attention_maps,
     "08_needle": needles,
 }

@@ -385,6 +385,37 @@ def rows_at_their_rates(run_all, with_position):
     }
 
 
+# Chapter 08, section 5. The question: how large must a state be to recall 16 pairs? Section 2 draws
+# two lines: a state of width n under random keys that holds the 16 pairs and nothing else, and one
+# that holds all 47 neighbours written so far, read as the nearest of 128 values of 64 numbers.
+STATE_PREDICTION = """
+One state layer with a convolution, at the better of two rates, 1,000 updates, rows of 64 tokens.
+Trained layers end between the two lines of section 2, up to 0.05: from 0.20 to 0.64 right with
+states of width 4, from 0.50 to 0.92 with width 8, from 0.86 on with width 16, and from 0.95 on with
+32 and 64. The mean of five seeds rises with the width.
+"""
+STATE_WIDTHS = (4, 8, 16, 32, 64)
+
+
+def state_jobs():
+    """One state layer with a convolution, of each width."""
+    options = dict(pattern="SM", position="conv")
+    return [
+        dict(d_state=n, d=64, steps=1000, options=options | dict(d_state=n)) for n in STATE_WIDTHS
+    ]
+
+
+def state_sizes(run_all):
+    """Chapter 08, section 5: what one trained state layer recalls, by the width of its state."""
+    return {
+        "prediction": " ".join(STATE_PREDICTION.split()),
+        "seed": list(SEEDS),
+        "tuning seed": list(TUNING[:1]),
+        "optimiser": "AdamW, decay 0.01, constant after 50 updates, about 4,096 tokens per update",
+        "table": tuned(run_all, state_jobs(), (3e-3, 1e-2), mean_share, TUNING[:1]),
+    }
+
+
 # Lab 06a. The question: what do experts share under a trained router?
 KINSHIP_PREDICTION = """
 Kinship is below 0.03 without training and above 0.08 after 300 updates on every one of five seeds.

@@ -67,7 +67,7 @@ def read_record(name):
 # Here is the whole model. The upper row is its *pattern*, one letter per layer. The lower row is
 # what each letter does.
 
-# %% tags=["figure"]
+# %% slide_title="One stream passes sixteen letters, and each adds something" tags=["figure"]
 plotting.show_drawing(
     "07_stack",
     "A Cheems from left to right: bytes, embedding, sixteen letters S E S E and so on, the "
@@ -75,7 +75,7 @@ plotting.show_drawing(
     "z goes through norm and layer and is added back onto the stream.",
 )
 
-# %% [markdown]
+# %% [markdown] slide_title="Only S, A and I let tokens see each other"
 # Here are the letters of this chapter:
 #
 # | letter | layer | in one line | chapter |
@@ -104,7 +104,7 @@ plotting.show_drawing(
 # coordinate gets a learned weight $w$, which starts at 1.
 
 
-# %%
+# %% slide_title="A block adds what its layer makes of a normalised copy"
 def rms_norm(z, w, eps=1e-6):
     """Divide each vector by its root mean square, then weight it."""
     return z / (z.square().mean(-1, keepdim=True) + eps).sqrt() * w
@@ -125,7 +125,7 @@ with torch.no_grad():
     check("block = stream + layer(norm(stream))", y, z + block.layer(x))
     _ = must_differ("norm after the sum", rms_norm(z + block.layer(z), block.norm.weight), y)
 
-# %% [markdown]
+# %% [markdown] slide_title="The whole model is one loop over letters"
 # ## 2 · The whole model
 #
 # An embedding turns ids into vectors. The blocks work on the stream. A final norm and a matrix, the
@@ -171,7 +171,7 @@ with torch.no_grad():
 # WM Table 7 has 24 such pairs. Here they are in the order of §3.4, with the share of each letter in
 # percent:
 
-# %%
+# %% tags=["aside"]
 spelled = expand_pattern("(SE × 7 + IE) × 3")
 print(spelled)
 print({letter: 100 * spelled.count(letter) / len(spelled) for letter in "EIS"})
@@ -183,26 +183,29 @@ print("Table 2, 3 : 1", {x: 100 * letters.count(x) / len(letters) for x in "AMS"
 assert [letters.count(x) / len(letters) for x in "AMS"] == [0.125, 0.5, 0.375]
 
 # %% [markdown]
-# Here are the 24 sequence mixers of each of five systems. Where does attention sit?
+# Here are the first 24 sequence mixers of nine systems, and how many state layers each has for one
+# layer of attention. Where does attention sit?
 
-# %% tags=["figure"]
+# %% slide_title="Hybrids agree on state layers first, but not on how many" tags=["figure"]
 plotting.show_drawing(
     "07_patterns",
-    "Five rows of 24 letters. In LlaMa every sequence mixer is A, in Mamba-2 every one is S. In "
+    "Nine rows of 24 letters. In LlaMa every sequence mixer is A, in Mamba-2 every one is S. In "
     "Jamba the fifth of each eight is A, in Cheems the eighth is I; in OTCE numbers 13, 14 and 24 "
-    "are A, and the others S.",
+    "are A: 7 to 1 in all three. Below, Nemotron-H has A at 5, 11, 17 and 23, 6 to 1 in the whole "
+    "model; Granite 4.0 at 6 and 16, 9 to 1; Qwen3-Next at every fourth place; Samba at every "
+    "second.",
 )
 
-# %% [markdown]
-# Jamba has one attention layer in every eight sequence mixers and puts it in the middle; Cheems
-# puts it last. OTCE has three in twenty-four. All three begin with state layers.
+# %% [markdown] slide_title="What attention needs before it: a task with nothing to filter"
+# Jamba puts its attention into the middle of each eight, Cheems at the end. The lower four rows are
+# models that others ship, where S is any state layer (a gated delta rule in Qwen3-Next; Kimi Linear
+# has the same row) and Samba's A sees only a window. Every hybrid begins with a state layer.
 #
 # **Why seven?** WM takes 7 : 1 from the Mamba-2 paper, "to ensure" recall (§3.4), and Ch from "many
-# studies". Neither varies it. Look at what others ship, and you'll doubt that there is one right
-# number: Qwen3-Next and Kimi Linear have 3 : 1, Nemotron-H-8B 24 : 4, Granite 4.0 9 : 1. Zamba2
-# uses the *same* attention block again and again, and Falcon-H1 runs both kinds side by side. What
-# you buy is the subject of sections 5 to 7: less work and a smaller cache. What you pay is recall
-# (chapter 08).
+# studies". Neither varies it, and nobody else agrees on a number. Two designs don't even fit into a
+# row: Zamba uses the *same* attention block again and again, and Falcon-H1 runs S and A side by
+# side. What fewer A buy is the subject of sections 5 to 7: less work and a smaller cache. They may
+# cost recall (chapter 08).
 #
 # ## 4 · What attention needs before it
 #
@@ -240,7 +243,15 @@ def recall(batch, generator, pairs=8, kinds=32):
 # token multiplies the state by $e^{-3.3\,\text{million}\cdot\Delta}$, which is 0.
 
 
-# %% tags=["experiment"]
+# %% slide_title="A wiped state leaves only the convolution" tags=["figure", "slide"]
+plotting.show_drawing(
+    "07_wiped",
+    "Eight tokens, k₁ v₁ to k₄ v₄, and a state above each. The links between states are crossed "
+    "out. A frame around k₂ v₂ k₃ v₃ is what the convolution of v₃ sees.",
+)
+
+
+# %% tags=["aside", "experiment"]
 def wipe(model):
     """Fix every decay at 0: a state forgets each token at once."""
     for module in model.modules():
@@ -280,7 +291,7 @@ def learn_to_recall(pattern, steps, position="conv", seed=0, wiped=False):
     return model, right[24::25]
 
 
-# %% [markdown]
+# %% [markdown] slide_title="Without a state it learns, behind a convolution"
 # Let's say that a run has learned the task if it gets more than 0.9 of the answers right. Does SA
 # learn it in 100 steps, with its state wiped?
 
@@ -289,7 +300,7 @@ _, right = learn_to_recall("SA", 100, seed=2, wiped=True)
 print("SA, state wiped:", "learned" if right[-1] > 0.9 else "not learned")
 assert right[-1] > 0.9
 
-# %% [markdown]
+# %% [markdown] slide_title="One seed is luck: five runs of each kind"
 # It learns without a state, because the convolution looks at the neighbour, and that's all the task
 # asks of the layer below. With rotation instead, S can look back only through its
 # state, where $C_t \cdot B_s$ now depends on $t - s$, too. So S can learn to single out the
@@ -335,41 +346,57 @@ for run in runs["rope", "SA"] + runs["rope", "SAS"]:  # a point every 25 steps
     assert (max(run[:12]) > 0.9) == (run[-1] > 0.9)
 assert max(max(five) for (_, name), five in ends.items() if name in ("AS", "AA", "SS")) < 0.46
 
-older = {  # 400 steps, other random draws
-    name: sum(run[-1] > 0.9 for run in read_record("07_orders")["right"]["rope"][name])
-    for name in ("SA", "SAS", "AS")
-}
-assert older["AS"] == found["conv", "AS"] == found["rope", "AS"] == 0
-for name in ("SA", "SAS"):
-    learned = found["rope", name] + older[name]
-    print(f"rope  {name}: {learned} of 10 learn it, {older[name]} of them in 400 steps")
-    assert (learned, older[name]) == {"SA": (8, 5), "SAS": (5, 3)}[name]
+# %% slide_title="Wiped, S learns with a convolution, never with rotation" tags=["figure", "slide"]
+fig, ax = plotting.figure(size=(9, 3.6))
+for row, (position, name) in enumerate(
+    (p, n) for n in ("SA", "SA, wiped") for p in ("conv", "rope")
+):
+    for i, end in enumerate(sorted(ends[position, name])):
+        face = plotting.COLORS[2] if end > 0.9 else "white"
+        ax.plot(
+            i, -row, "o", markersize=26, markerfacecolor=face, markeredgecolor=plotting.COLORS[2]
+        )
+words = [f"{n}, {p}" for n in ("S A", "S A, state wiped") for p in ("convolution", "rotation")]
+ax.set(
+    frame_on=False, xticks=[], xlim=(-0.5, 4.5), ylim=(-3.5, 0.5), title="● a run that learned it"
+)
+ax.set_yticks(range(0, -4, -1), words)
+plotting.save(
+    fig,
+    "07_wiped_runs",
+    "Four rows of five dots, filled where a run learned recall: S A with a convolution five, with "
+    "rotation three; with the state wiped five with a convolution, none with rotation.",
+)
 
-# %%
+# %% tags=["aside"]
 print("runs of five that learned it   convolution   rotation")
 for name in ("SA", "SA, wiped"):
     print(f"{name:30} {found['conv', name]:11} {found['rope', name]:10}")
 
 # %% [markdown]
-# With a convolution the state may go, and nothing is lost. With rotation, wiping the state takes
-# everything. So attention doesn't need a *state* below it: it needs someone who **tells each token
-# what its neighbour was**. In chapter 05's words: for recall, the *key* has to know the past. Which
-# other orders of layers learn recall is chapter 08's question (section 5), with rates of their own.
+# With a convolution you can take the state away and lose nothing. With rotation, wiping the state
+# loses everything. So attention doesn't need a *state* below it. It needs a layer that **tells each
+# token what its neighbour was**.
+#
+# Chapter 05 (section 3) asked *which of q, k and v has to know the past*, and measured it on this
+# task: a convolution in front of the *keys* is enough, in front of queries or values it doesn't
+# help. That's what a state layer below attention is for here: its output becomes the key. Chapter
+# 08 (section 5) asks which other orders of layers learn recall, each at its own rate.
 #
 # ## 5 · What it costs: parameters
 #
 # How many parameters does a pattern have? Each letter has its matrices, so let's count entries.
 # Take A, in a model of width $d$, with $h$ heads of width $p = d/h$. In *grouped-query attention*
-# several heads share their keys and values, so there are only $g_k$ heads of those. The cache
-# shrinks to $g_k/h$ and quality hardly suffers; $g_k = 1$ is *multi-query* attention. (DeepSeek's
-# *latent* attention caches one short vector per token instead, from which all heads' keys and
-# values are computed.) Queries and output projection take a $d \times d$ matrix each, keys and
-# values a $d \times g_kp$ matrix each:
+# several heads share keys and values, so there are only $g_k$ of them, at little cost in quality.
+# WM concludes that values should become richer, not more (§1). (One head of keys is *multi-query*
+# attention; *latent* attention caches a short vector per token and computes keys and values from
+# it.) Queries and output projection take a $d \times d$ matrix each, keys and values a $d \times
+# g_kp$ matrix each:
 #
 # $$\mathrm{A}: \quad 2\,d^2 + 2\,d\,g_kp. \tag{7.2}$$
 
 
-# %%
+# %% slide_title="A's parameters are four matrices, two of them shared by heads"
 def attention_parameters(c):
     """A of a configuration c."""
     d = c.d_model
@@ -409,7 +436,7 @@ def state_parameters(c):
 # $$(N + 1)\,d + v\,d \quad\text{or}\quad (N + 1)\,d + 2\,v\,d. \tag{7.3}$$
 
 
-# %%
+# %% slide_title="Three quarters of Cheems-320M are in its expert layers"
 def parameters(c):
     """How many parameters each letter of a pattern adds, and what surrounds the layers."""
     one = feed_forward_parameters(c) | attention_parameters(c) | state_parameters(c)
@@ -422,7 +449,7 @@ def parameters(c):
 for part, count in parameters(preset("cheems-320m")).items():
     print(f"{part:6} {count:12,}")
 
-# %% [markdown]
+# %% [markdown] slide_title="The sum of the letters gives published sizes to the last digit"
 # More than three quarters of Cheems-320M's parameters are in its expert layers.
 #
 # Does the sum agree with the published sizes of two famous models?
@@ -527,7 +554,7 @@ _ = must_differ("one operation per entry of a matrix", predicted / 2, counted)
 # %% [markdown]
 # Here are the four systems of 320 million parameters. Before you look: whose cost doesn't grow?
 
-# %%
+# %% slide_title="A hybrid pays an eighth of what attention pays for looking back"
 contexts = [2**i for i in range(8, 21)]
 presets = {name: preset(f"{family}-320m") for name, family in FOUR.items()}
 gflop = {name: [flops_per_token(c, l) / 1e9 for l in contexts] for name, c in presets.items()}
@@ -575,7 +602,14 @@ assert timed["sizes"][::3] == [256, 8192]
 #
 # Which of the shapes below grow with the text?
 
-# %%
+# %% slide_title="Twice the text: keys and values double, a state stays" tags=["figure", "slide"]
+plotting.show_drawing(
+    "07_two_caches",
+    "What S and I keep after 13 tokens and after 26. The state of S and its three inputs are the "
+    "same both times; the columns k and v of I are twice as high after 26.",
+)
+
+# %% tags=["aside"]
 _ = torch.manual_seed(2)
 config = ModelConfig("SE × 3 + IE", position="conv", chunk_size=16, d_model=64, n_neurons=64)
 model = long_memory(CausalLM(config)).requires_grad_(False)
@@ -594,7 +628,7 @@ print("n_tokens", cache.n_tokens.tolist())
 # test, the pieces straddle chunk boundaries (here every 16 tokens), and states outlive a chunk
 # (`long_memory` slows their decay).
 
-# %%
+# %% slide_title="However you cut the text, the logits are those of one pass"
 ids, pieces, cache = tokens(2, 150, seed=4), [], None
 whole, _ = model(ids)
 for piece in ids.split([61, 69, *[1] * 20], dim=1):
@@ -643,14 +677,16 @@ constant = (kept("jamba-52b").states + kept("jamba-52b").convolutions) / 2**20
 print(f"Jamba, what does not grow with the context: {constant:.1f} MiB")
 assert mistral == 0.5 and 15.2 < constant < 15.4
 
-# %% tags=["figure"]
+# %% slide_title="Attention has the smallest cache at 64 tokens, soon the largest" tags=["figure"]
 fig, ax = plotting.figure(size=(10, 4.6))
 contexts, systems = [2**i for i in range(6, 21)], {n: f"{f}-320m" for n, f in FOUR.items()}
 mib = {n: [kept(c, l).total() / 2**20 for l in contexts] for n, c in systems.items()}
-plotting.lines(ax, contexts, mib, xscale="log", yscale="log",
+curves = {"LlaMa": mib["LlaMa"], "Mamba-2": mib["Mamba-2"], "Jamba, Cheems": mib["Cheems"]}
+plotting.lines(ax, contexts, curves, xscale="log", yscale="log",
                xlabel="context, tokens", ylabel="MiB of cache")  # fmt: skip
 largest = [max(mib, key=lambda name: mib[name][i]) for i in range(len(contexts))]
 assert min(mib, key=lambda name: mib[name][0]) == "LlaMa" and {*largest[2:]} == {"LlaMa"}
+assert all(abs(a / b - 1) < 0.02 for a, b in zip(mib["Jamba"], mib["Cheems"], strict=True))
 assert contexts[2] == 256 and 7.9 < mib["LlaMa"][-1] / mib["Cheems"][-1] < 8
 plotting.save(
     fig,
@@ -673,7 +709,7 @@ plotting.save(
 # Before training, fix the baseline to beat: the *bigram* model, which predicts by counting which
 # byte follows which.
 
-# %%
+# %% tags=["aside"]
 manual = text.text_to_ids(text.read_text())
 seen_part, held_out = split_text(manual, 0.1)
 counts = torch.full((256, 256), 0.1)  # nothing is impossible
@@ -686,7 +722,21 @@ recorded = read_record("07_training")["bigram"]  # the text differs a little bet
 print(f"the bigram model: {recorded:.2f} (record), here the same to within 0.1")
 assert abs(bigram - recorded) < 0.1
 
-# %% [markdown]
+# %% slide_title="Counting pairs of bytes takes you from 5.55 nats to 2.32" tags=["figure", "slide"]
+fig, ax = plotting.figure(size=(9, 3.2))
+bars = {"your model": 0.0, "which byte follows which": recorded, "guessing": math.log(256)}
+_ = ax.barh(list(bars), list(bars.values()), color=plotting.COLORS[0])
+for row, nats in enumerate(bars.values()):
+    _ = ax.text(nats + 0.08, row, f"{nats:.2f}" if nats else "?", va="center", fontsize=20)
+ax.set(xlabel="nats per byte of held-out text", xlim=(0, 6.4))
+plotting.save(
+    fig,
+    "07_to_beat",
+    "Bars of nats per byte of held-out text: guessing 5.55, the bigram model 2.32, and a question "
+    "mark for your model.",
+)
+
+# %% [markdown] slide_title="Training is eight lines, once checkpoints are out of the way"
 # Stripped of checkpoints and evaluations, `train` comes down to
 #
 #     for step in range(config.steps):
@@ -725,7 +775,7 @@ shutil.rmtree(home, ignore_errors=True)  # else `train` would go on from what it
 # When does it find spaces, when words, when the manual's own? Rounding differs between machines, so
 # your lines are yours alone. A dot stands for anything that isn't printable ASCII.
 
-# %%
+# %% slide_title="Each doubling of the budget changes what your model writes"
 settings = TrainConfig(steps=160, batch_size=8, seq_len=64, learning_rate=6e-3, evaluate_every=160)
 _ = torch.manual_seed(0)
 sizes = dict(d_model=96, d_ff=192, tie_embeddings=False)
@@ -745,7 +795,7 @@ run = train(
 for step, words in wrote.items():
     print(f"after {step} steps", f"│ {words[:88]}", sep="\n")
 
-# %% [markdown]
+# %% [markdown] slide_title="Let it continue"
 # After 160 steps our model beats the bigram model by more than 0.1 nats per byte. Let it continue
 # with
 #
@@ -770,7 +820,7 @@ check("one at a time, with cache = argmax of one pass", new, logits.argmax(dim=-
 # What does longer training buy? We recorded 2,500 steps of a larger model, `SE × 7 + IE`, with
 # windows of 256 bytes, one seed (`python -m experiments 07_training`):
 
-# %%
+# %% slide_title="2,500 steps later it sounds like a manual, and means nothing"
 long_run = read_record("07_training")
 print(f"{long_run['pattern']}: {long_run['parameters']:,} parameters")
 print("".join(long_run["samples"][0]))
@@ -790,7 +840,7 @@ assert abs(held_out_at[2500] - held_out_at[1875]) < 0.02 and round(batches, 2) =
 # %% [markdown]
 # Here are the losses of this run, on its batches and on held-out text. Is it still learning?
 
-# %% tags=["figure"]
+# %% slide_title="After 1,875 steps it only gets better at what it has read" tags=["figure"]
 fig, ax = plotting.figure(size=(10, 4.4))
 steps = [5 * i for i in range(len(long_run["losses"]))]  # one batch in five was kept
 ax.plot(steps, long_run["losses"], color=plotting.COLORS[5], linewidth=1, label="one batch")
@@ -806,7 +856,7 @@ plotting.save(
     "begin at 5.6, scatter, and end near 0.84.",
 )
 
-# %% [markdown]
+# %% [markdown] slide_title="A model is a string; its costs are sums over letters"
 # After 1,875 steps the held-out loss has stopped falling, at 1.17. On the last batches, from text
 # that the model has read many times, the loss is 0.84.
 #
@@ -1062,6 +1112,10 @@ for size, ahead, start in ((0, 4, 5), (0.02, 4, 5), (0.02, 2, 9)):
 # - Leviathan et al. (2023), *Fast Inference from Transformers via Speculative Decoding*.
 # - [Training](../book/manual/training.md) in this project's manual: how to resume a run, compare
 #   models, and use yours in transformers.
+#
+# **What came after.** Hybrids are in use at many ratios: *Nemotron-H* and *Granite 4.0* (2025) with
+# Mamba-2, *Qwen3-Next* and *Kimi Linear* (2025) with gated delta rules. The rows of section 3 are
+# from their published configurations.
 
 # %% tags=["versions", "nbval-ignore-output"]
 print("PyTorch version", torch.__version__.partition("+")[0])

@@ -122,7 +122,7 @@ def blocks(markdown: str) -> Iterator[Part]:
     names |= {"code_block": "sample", "fence": "sample"}
     tokens = MARKDOWN.parse(markdown)
     for place, token in enumerate(tokens):
-        if token.level or token.nesting < 0:
+        if token.level or token.nesting < 0 or token.type == "html_block":  # a fold of a hint
             continue
         if token.type.startswith("math_block"):
             yield Part("math", token.content.strip())

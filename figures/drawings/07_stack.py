@@ -1,23 +1,27 @@
 """A Cheems from bytes to logits: the opening drawing of chapter 07."""
 
+from matplotlib.patches import Rectangle
+
 from cheems_ref import plotting
-from cheems_ref.config import SEQUENCE_MIXERS, preset
+from cheems_ref.config import preset
 
-COLOR = dict.fromkeys("MGDRHCXE", "#dddddd") | dict(zip("SAI", plotting.COLORS, strict=False))
+COLOR = dict.fromkeys("MGDRHCXE", "#dddddd")
+COLOR |= dict(A=plotting.COLORS[0], S=plotting.COLORS[2], I=plotting.COLORS[5])
+CELL = 0.41
 
 
-def draw_letters(ax, pattern, x, y, step, size):
-    """A row of letters in coloured cells; the first is at (x, y)."""
+def draw_letters(ax, pattern, x, y):
+    """A row of letters in coloured cells of one width; the middle of the first is at (x, y)."""
     for i, letter in enumerate(pattern):
-        dark = letter in SEQUENCE_MIXERS
-        frame = dict(boxstyle="square,pad=0.28", fc=COLOR[letter], ec="white")
-        style = dict(ha="center", va="center", weight="bold", fontsize=size, bbox=frame)
-        ax.text(x + step * i, y, letter, color="white" if dark else plotting.INK, **style)
+        dark, left = letter in "SA", x + CELL * (i - 0.5)
+        ax.add_patch(Rectangle((left, y - 0.24), CELL, 0.48, fc=COLOR[letter], ec="white", lw=2))
+        style = dict(ha="center", va="center", weight="bold", fontsize=17)
+        ax.text(left + CELL / 2, y, letter, color="white" if dark else plotting.INK, **style)
 
 
 def draw_stack(ax):
     """From bytes to logits, through sixteen letters."""
-    draw_letters(ax, preset("cheems-tiny").pattern, 3.3, 3.5, 0.41, 16)
+    draw_letters(ax, preset("cheems-tiny").pattern, 3.3, 3.5)
     for x, words in ((0.4, "bytes"), (1.85, "embedding"), (10.65, "norm"), (11.85, "head")):
         plotting.box(ax, x, 3.5, words)
     for start, end in ((0.8, 1.1), (2.65, 3.0), (9.75, 10.15), (11.1, 11.4), (12.25, 12.55)):
@@ -36,7 +40,7 @@ def draw_block(ax):
     plotting.arrow(ax, (4.0, 2.0), (4.75, 0.6), bend=0.3)
     plotting.box(ax, 5.3, 0.5, "norm")
     plotting.arrow(ax, (5.75, 0.5), (6.25, 0.5))
-    plotting.box(ax, 7.2, 0.5, "layer: S, I or E", color=plotting.COLORS[0])
+    plotting.box(ax, 7.2, 0.5, "layer: S, I or E", color=plotting.COLORS[2])
     plotting.arrow(ax, (8.15, 0.6), (9.0, 1.75), bend=0.3)
     style = dict(boxstyle="circle,pad=0.15", fc="white", ec=plotting.INK, lw=1.5)
     ax.text(9.0, 2.0, "+", ha="center", va="center", fontsize=18, bbox=style)

@@ -1,0 +1,39 @@
+"""A chain of states whose links are cut, and the window of a convolution that is left."""
+
+from matplotlib.patches import Circle, Rectangle
+
+from cheems_ref import plotting
+
+TOKENS = ("k₁", "v₁", "k₂", "v₂", "k₃", "v₃", "k₄", "v₄")
+STEP = 1.45
+
+
+def draw_chain(ax):
+    """Tokens below, states above; each link from state to state is crossed out."""
+    for i, token in enumerate(TOKENS):
+        x = 1.0 + STEP * i
+        plotting.box(ax, x, 0.8, token, fontsize=20)
+        ax.add_patch(Circle((x, 3.0), 0.36, fc="white", ec=plotting.COLORS[2], lw=3))
+        ax.text(x, 3.0, f"$h_{i}$", ha="center", va="center", fontsize=19)
+        plotting.arrow(ax, (x, 1.75), (x, 2.6))
+        if i:
+            ax.plot([x - STEP + 0.42, x - 0.42], [3.0, 3.0], color=plotting.QUIET, lw=2, ls=":")
+            style = dict(ha="center", va="center", fontsize=26, color=plotting.COLORS[1])
+            ax.text(x - STEP / 2, 3.0, "×", weight="bold", **style)
+
+
+def draw_window(ax, last=5, width=4):
+    """The tokens that the convolution of one token sees."""
+    left, right = 1.0 + STEP * (last - width + 1) - 0.55, 1.0 + STEP * last + 0.55
+    box = Rectangle((left, 0.3), right - left, 1.4, fill=False, ec=plotting.COLORS[0], lw=3)
+    ax.add_patch(box)
+    words = "the convolution of v₃ sees four tokens, and k₃ is one of them"
+    ax.text(right, 0.05, words, color=plotting.COLORS[0], ha="right", va="center", fontsize=18)
+    ax.text(0.6, 3.75, "every state forgets at once", color=plotting.COLORS[1], fontsize=18)
+
+
+def draw():
+    fig, ax = plotting.canvas(12.2, 4.1)
+    draw_chain(ax)
+    draw_window(ax)
+    return fig, []
