@@ -29,9 +29,9 @@ SITE := $(if $(filter students,$(EDITION)),$(STUDENTS),book/_build/site-$(EDITIO
 SLIDES := book/_build/slides/index.html
 ROOMS := notebooks site slides editions guide manual
 DECKS := $(wildcard notebooks/*.ipynb book/*.py book/*/*.py book/slides/theme/*)
-PAGES := $(wildcard README.md CONTRIBUTING.md LICENSE notebooks/* notebooks/labs/* cheems_ref/*.* cheems_lab/*.* cheems_lab/*/*.* figures/* \
+PAGES := $(wildcard README.md CONTRIBUTING.md LICENSE notebooks/* notebooks/labs/* notebooks/reference/* cheems_ref/*.* cheems_lab/*.* cheems_lab/*/*.* figures/* \
 	book/*.* $(ROOMS:%=book/%/*.*) book/site/static/* book/site/play/* \
-	book/site/extensions/*.py book/slides/theme/* tests/*.py tests/planted/*.py)
+	book/site/extensions/*.py book/site/templates/*/* book/slides/theme/* tests/*.py tests/planted/*.py)
 PORT ?= 8000
 
 .DEFAULT_GOAL := help

@@ -115,7 +115,7 @@ def files(folder):
 def test_both_editions_hold_what_the_chapters_need_and_the_zip_is_the_students(editions):
     carried = {"LICENSE", "constraints.txt", "pyproject.toml"}
     carried |= {"book/claims.toml", "book/tables.toml"}
-    chapters = [*SOURCES, *(ROOT / "notebooks").glob("labs/*.py")]
+    chapters = [*SOURCES, *(ROOT / "notebooks").glob("[lr]*/*.py")]  # labs and reference
     folders = ("cheems_ref/**/*", "cheems_lab/**/*", "book/manual/*")
     for pattern in (*folders, "experiments/records/*", "figures/drawings/*"):
         paths = [path for path in ROOT.glob(pattern) if path.is_file()]
