@@ -557,10 +557,11 @@ shipped = {name: answers(peer(name), ids, tol=1e-5, call=call) for name in PEERS
 show(shipped)
 
 # %% [markdown]
-# FalconH1 alone is clean, and only since June 2026. Pull request 46741 of `transformers` repaired how
-# it and four other models go on from a cache, which is what *pieces* asks. The other three rows fail at least one question. Is it bad that neither Doge
-# *learns*? No. Its dynamic mask (chapter 05) multiplies what comes from `dt_proj` by a factor `A`
-# that starts at zero. After one step `A` has moved, and `dt_proj` learns. That leaves two faults.
+# FalconH1 alone is clean, and only since June 2026. Pull request 46741 of `transformers` repaired
+# how it and four other models go on from a cache, which is what *pieces* asks. The other three rows
+# fail at least one question. Is it bad that neither Doge *learns*? No. Its dynamic mask (chapter
+# 05) multiplies what comes from `dt_proj` by a factor `A` that starts at zero. After one step `A`
+# has moved, and `dt_proj` learns. That leaves two faults.
 
 # %% tags=["guard"]
 seen = {name: [q for q, a in row.items() if a == "no"] for name, row in shipped.items()}
