@@ -291,6 +291,12 @@ for name, rule in RULES.items():  # a token reads the old state through the M up
 # also takes more: instead of the single decay in (11.3), token $t$ needs the matrix of the slice up
 # to $t$, times its query. A simple recurrent network has no pair of this kind. Its state goes
 # through a tanh at every token, and a tanh isn't affine.
+#
+# Then how can ranks share a softmax? *For one query*, a slice of keys has a summary too: its
+# largest score, its sum of exponentials, and its weighted sum of values. Two such triples join in
+# any grouping (chapter 10). In *ring attention* (Liu et al.) the keys and values go from rank to
+# rank, and each rank joins one more triple for each of its queries. **A pair doesn't know the
+# query, so it can be computed once and sent. A triple does, so the keys have to travel.**
 
 # %% [markdown]
 # ## 4 · Four processes
@@ -644,11 +650,11 @@ assert {pattern[::2] for pattern in patterns} == {"SSSSSSSI" * 3}
 # %% [markdown]
 # Only attention's do, and all four rows match the prediction to the byte. But what does a rank
 # *send*? What a rank contributes to an `all_gather` must reach each of the other $N - 1$, and in
-# *ring attention* (Liu et al.), keys and values take $N - 1$ steps around the ring. So in a forward
+# ring attention, keys and values take $N - 1$ steps around the ring. So in a forward
 # pass, with $l$ tokens and $g$ heads of keys, each rank sends this many numbers:
 #
 # $$\text{SSD: } (N-1)\,b\,h\,(pn + 1), \qquad
-#   \text{attention: } (N-1)\,2\,b\,l\,g\,p. \tag{11.6}$$
+#   \text{ring attention: } (N-1)\,2\,b\,l\,g\,p. \tag{11.6}$$
 #
 # Attention's keys can be stored in sixteen bits, while the package keeps states in float32, and
 # often several heads share a key head. So let each number of a key or value take $s$ bytes, and
@@ -657,7 +663,12 @@ assert {pattern[::2] for pattern in patterns} == {"SSSSSSSI" * 3}
 # $$l^* = \frac{4}{s} \cdot \frac{h}{g} \cdot \frac{pn + 1}{2p} \tag{11.7}$$
 #
 # tokens, for any $N > 1$ and $b$. That's about $n/2$, times $4/s$, times $h/g$. Beyond $l^*$,
-# attention sends $l/l^*$ times as much.
+# ring attention sends $l/l^*$ times as much.
+#
+# Both sides have a cheaper rival. *Ulysses* (Jacobs et al.) swaps tokens for heads: a rank keeps an
+# $N$th of its queries, keys, values and outputs, sends the rest, and so reads the whole text with
+# $h/N$ heads. And pairs can go down a *chain*: each rank joins the prefix with its own pair and sends
+# one pair instead of $N - 1$, but has to wait for its neighbour. When is each of them ahead?
 
 
 # %%
@@ -676,6 +687,17 @@ for name, (g, size) in KEYS.items():
     print(f"{name}: equal at {l:.0f} tokens; at 131,072 {131_072 / l:,.0f} times as many bytes")
 
 
+def ulysses_crossing(h, p, n, g, size, N, pairs):
+    """Tokens per rank at which Ulysses sends as many bytes as SSD that sends so many pairs."""
+    per_token = size * 2 * p * (h + g) * (N - 1) / N  # q and y of h heads, k and v of g
+    return pairs * 4 * h * (p * n + 1) / per_token
+
+
+for name, g in (("every head has keys", 32), ("4 heads share keys", 8)):
+    gathered, chain = (ulysses_crossing(32, 64, 128, g, 2, 8, pairs) for pairs in (7, 1))
+    print(f"Ulysses, 8 ranks, {name}: equal at {gathered:.0f}; to a chain at {chain:.0f} tokens")
+
+
 # %% tags=["figure"]
 def draw_bytes(ax, lengths, ssd, equal):
     """SSD sends the same number of bytes for any length; attention catches up, then sends more."""
@@ -689,7 +711,8 @@ def draw_bytes(ax, lengths, ssd, equal):
 
 # %% tags=["figure"]
 fig, ax = plotting.figure(size=(11, 5))
-equal = {name: crossing(32, 64, 128, g, size) for name, (g, size) in KEYS.items()}
+equal = {f"ring, {name}": crossing(32, 64, 128, g, size) for name, (g, size) in KEYS.items()}
+equal["Ulysses, 4 heads share keys, 16 bits"] = ulysses_crossing(32, 64, 128, 8, 2, 8, pairs=7)
 ssd = 7 * 4 * 32 * (64 * 128 + 1)  # equation 11.6 for 8 ranks and one row, in bytes
 draw_bytes(ax, [2**e for e in range(4, 18)], ssd, equal)
 ax.set(xlabel="tokens per rank", ylabel="bytes that a rank sends, forward", ylim=(1e5, 3e10))
@@ -697,14 +720,30 @@ plotting.save(
     fig,
     "11_bytes",
     "Bytes that each of 8 ranks sends in a forward pass against tokens per rank, both logarithmic. "
-    "SSD is a level line. Three lines of attention rise in proportion to the tokens. They cross it "
-    "at 64, 128 and 512 tokens.",
+    "SSD is a level line. Three lines of ring attention and one of Ulysses rise in proportion to "
+    "the tokens. They cross it at 64, 128, 512 and 819 tokens.",
 )
 
 # %% [markdown]
-# With grouped keys in sixteen bits, attention sends less up to 512 tokens per rank. But at 131,072
-# it sends 256 times as much. In Cheems itself, three of the 24 mixers are I layers, and their keys
-# and values still have to travel.
+# With grouped keys in sixteen bits, ring attention sends less up to 512 tokens per rank. But at
+# 131,072 it sends 256 times as much. Ulysses moves the crossing to 819 tokens for 8 ranks, and a
+# chain of pairs brings it back to 117. In Cheems itself, three of the 24 mixers are I layers, and
+# their keys and values still have to travel.
+#
+# More bytes needn't mean more time, because a rank can compute while it sends. Take 16,384 tokens
+# per rank, a link of 50 GB/s and $5 \cdot 10^{14}$ operations per second. How long does a step of
+# the ring take to send its keys and values, and how long to use them?
+
+# %%
+l, link, rate = 16_384, 50e9, 5e14
+sending = 2 * 2 * l * 8 * 64 / link  # k and v of 8 heads, two bytes each
+computing = 4 * l**2 * 32 * 64 / rate  # two products of l × l pairs, 32 heads of width 64
+print(f"a step of the ring: {1e3 * sending:.2f} ms to send, {1e3 * computing:.1f} ms to compute")
+assert sending < computing / 6
+
+# %% [markdown]
+# The sending hides behind the products. At this length the ring is slow because attention computes
+# a square, not because its keys travel. (We assumed this machine; we didn't measure it.)
 #
 # ## 8 · And the time?
 #
@@ -775,10 +814,10 @@ assert 0.98 < operations[1] / operations[0] < 1
 # the busier one does compute less than a single process (1.18), but waiting and exchanging cost
 # more. For A we see no gain: at every length, the quartiles of the wall-clock speedup lie on both
 # sides of 1. Halves of equal length aren't equal work: the second half of the tokens has three
-# quarters of all query–key pairs. For a whole text torch also skips the masked half of the square,
-# but for a later slice it doesn't. So the second process computes as many pairs as one process does
-# for the whole text. With short texts the rest of the layer could still be shared, but calls and
-# the exchange eat that up.
+# quarters of all query–key pairs. The usual cure is called *zig-zag*: cut the text into $2N$ slices
+# and give rank $i$ the slices $i$ and $2N - 1 - i$, an early one and a late one. Ours doesn't. Nor
+# does torch skip the masked half of the square for a later slice, as it does for a whole text. So
+# the second process computes as many pairs as one process does for the whole text.
 #
 # On your machine, run `on_ranks(timed, pattern="S", length=1024, turns=3)`. How long must a text be
 # before two processes win?
