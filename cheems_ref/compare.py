@@ -72,12 +72,17 @@ def student_p(t: float, degrees: int) -> float:
 
 
 @functools.cache
-def student_t(degrees: int) -> float:
-    """Return Student's factor of a 95 % interval: the t whose `student_p` is 0.05, by bisection."""
-    low, high = 1.0, 13.0
+def student_t(degrees: int, level: float = 0.05) -> float:
+    """Return Student's factor of a 1 - `level` interval: the t whose `student_p` is the level.
+
+    The level of a 95 % interval is 0.05. Found by doubling, then by bisection.
+    """
+    low, high = 0.0, 1.0
+    while student_p(high, degrees) > level:
+        low, high = high, 2 * high
     for _ in range(60):
         t = (low + high) / 2
-        low, high = (t, high) if student_p(t, degrees) > 0.05 else (low, t)
+        low, high = (t, high) if student_p(t, degrees) > level else (low, t)
     return high
 
 

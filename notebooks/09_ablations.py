@@ -1,4 +1,4 @@
-# %% [markdown]
+# %% [markdown] slide_title="A loss is drawn by a seed: when may you blame the part?"
 # # 09 · How to ablate on a laptop
 #
 # **Swap one part of a small model, match everything else as well as you can, and the loss changes
@@ -94,7 +94,7 @@ def draw_interval(ax, apart, words):
 # %% [markdown]
 # Here are two real models of ours, six runs each. Which one is better?
 
-# %% tags=["figure"]
+# %% slide_title="Seed 1 prefers one model, seed 3 the other, six seeds neither" tags=["figure"]
 fig, (left, right) = plotting.figure(1, 2, size=(12.8, 4.6))
 two = {name: inner[name] for name in ("linear", "retrieved")}
 draw_clouds(left, two, {1: plotting.COLORS[0], 3: plotting.COLORS[1]})
@@ -110,15 +110,15 @@ plotting.save(
     "with their mean and an interval that contains zero.",
 )
 
-# %% [markdown]
+# %% [markdown] slide_title="A handful of runs pins a mean down only to within an interval"
 # With seed 1 alone, you'd publish linear; with seed 3, retrieved; with six seeds, neither. (They
-# differ in one layer, and a little in the width of the MLPs.) The papers' tables don't say how many
-# runs are behind a number.
+# differ in the values of one layer, a matrix's or rows of a table, as in chapter 05.) The papers'
+# tables don't say how many runs are behind a number.
 #
 # **A warning for the whole chapter.** Our language models have about a million parameters or fewer
 # and stop after 100 to 1,000 updates on windows of 512 bytes. So we measure which model starts
 # fastest on short texts. Nothing here can refute a claim about long texts or about models trained
-# to convergence. (If you have 90 minutes, leave sections 6 and 7 to be read.)
+# to convergence.
 #
 # ## 1 · How much is chance?
 #
@@ -133,7 +133,7 @@ plotting.save(
 # Before you run the cell: how often does $\pm\,1.96\,s/\sqrt n$ contain the true mean?
 
 
-# %%
+# %% slide_title="With three seeds, 1.96 misses one interval in five"
 def covered(n, factor, trials=50_000):
     """The share of intervals (9.1), each from n normal numbers, that hold the true mean, 0."""
     x = torch.randn(trials, n, generator=seeded(n))
@@ -150,12 +150,42 @@ for n in (2, 3, 5, 8, 30):
 # interval in five misses. (Our losses are all on one held-out text. About other texts, such an
 # interval says nothing.)
 #
-# To compare two models, let $x$ be the *difference* of their losses, seed by seed. Anything a seed
-# does to both models cancels. How large must a true difference be, in standard deviations
-# of $x$, for us to detect it in 80 % of tries?
+# To compare two models, let $x$ be the *difference* of their losses, seed by seed. Whatever a seed
+# does to both models cancels. But three differences leave two degrees of freedom, and two separate
+# samples leave four, so Student's factor grows from 2.78 to 4.30. Which share of a run's variance
+# must come from the seed for pairing to pay? Here is that share in each of our tables:
 
 
-# %%
+# %% slide_title="With three seeds, pairing costs more than it saves"
+def common(losses):
+    """Of the variance around the rows' means: the share that a seed adds to all rows alike."""
+    noise, (rows, seeds) = pooled(losses)[0] ** 2, (len(losses), next(iter(losses.values())))
+    means = [statistics.fmean(by_seed[seed] for by_seed in losses.values()) for seed in seeds]
+    from_seed = statistics.variance(means) - noise / rows
+    return from_seed / (from_seed + noise)
+
+
+of_all = {name: common(losses_of(f"09_{name}")) for name in NAMES}
+print(", ".join(f"{name} {share:.2f}" for name, share in of_all.items()))
+print(f"with three seeds, pairing pays from {1 - (student_t(4) / student_t(2)) ** 2:.2f} on")
+assert all(0.01 < share < 0.53 for share in of_all.values())
+
+# %% tags=["guard"]
+one, other, by_seed = (torch.randn(100_000, 3, generator=seeded(seed)) for seed in (5, 6, 7))
+x, y = (0.75**0.5 * run + 0.25**0.5 * by_seed for run in (one, other))
+y = y + 3  # three of a run's standard deviations, a quarter of whose variance is the seed's
+in_pairs = (y - x).mean(1) > student_t(2) * (y - x).std(1) / math.sqrt(3)
+apart = y.mean(1) - x.mean(1) > student_t(4) * ((x.var(1) + y.var(1)) / 3).sqrt()
+assert 0.59 < in_pairs.double().mean() < 0.62 and 0.78 < apart.double().mean() < 0.82
+
+# %% [markdown]
+# None does. With three seeds and a common share of 0.25, pairs detect a difference of three of a
+# run's standard deviations 60 % of the time, and two separate samples 80 %. So pairing alone is a
+# bad bargain here, and section 3 finds a better one. How large must a true difference be, in
+# standard deviations of $x$, for pairs to detect it in 80 % of tries?
+
+
+# %% slide_title="Three seeds detect only 3.3 standard deviations of a difference"
 def share_shown(apart, n, trials=50_000):
     """How often n differences, normal around `apart` with s = 1, have an interval above zero."""
     x = apart + torch.randn(trials, n, generator=seeded(n))
@@ -167,9 +197,8 @@ for n, apart in ((3, 3.3), (5, 1.7), (8, 1.2), (16, 0.75)):
     print(f"{n:2} seeds: {apart} standard deviations are detected {mostly:.0%} of the time")
     assert 0.77 < mostly < 0.83
 
-# %% [markdown]
-# Three seeds need 3.3 standard deviations, eight need 1.2 (and more for several comparisons). Most
-# tables below have three seeds, so smaller differences often stay hidden.
+# %% [markdown] slide_title="Everything but the part has to be equal"
+# Three seeds need 3.3 standard deviations, eight need 1.2. Most tables below have three.
 #
 # ## 2 · What has to be equal
 #
@@ -236,7 +265,7 @@ assert times["retrieved"] < 1.001 and round(times["SSD"], 3) == 1.024
 # the second model would read other windows than the first. A new generator with the run's seed
 # gives every model the same windows:
 
-# %%
+# %% slide_title="A new generator per run gives every model the same windows"
 manual, brief = text_to_ids(read_text()), TrainConfig(5, 4, 64, eval_fraction=0.02)
 one_for_all = seeded(0)
 first, second = (random_windows(manual, brief, one_for_all).double() for _ in range(2))
@@ -290,7 +319,7 @@ def in_common(model, ids):
 # tuning seed enough? Here is a row of sections 4 and 5, three state layers and one of attention
 # with rotation (S + A, rope), and its loss at each rate:
 
-# %%
+# %% slide_title="One tuning seed can choose a wrong rate"
 tried = {}
 for run in read_record("09_gated")["rates"]:
     if run["row"] == "MLP":  # which is S + A, rope
@@ -314,7 +343,7 @@ for name in (*tuned, "systems", "gated"):
     seeds = {run["seed"] for run in read_record(f"09_{name}")["rates"]}
     assert seeds == {0} | {"systems": {6}, "gated": {9}}.get(name, set())
 
-# %% [markdown]
+# %% [markdown] slide_title="Of seventeen null comparisons, one mostly looks real"
 # It isn't: seed 0 prefers 0.01 by 0.009 nats, and seed 9 prefers 0.003 by 0.106. A wrong rate is a
 # bias that no interval over seeds shows. So section 5's new runs and section 7 take the rate with
 # the lowest mean over two tuning seeds. Other tables have one (it chose 0.003 for 32 of 35 rows) or
@@ -337,7 +366,7 @@ for name in (*tuned, "systems", "gated"):
 # then at most 5 %. From here on, *significant* means significant after Holm's correction. Here are
 # 4,000 tables of seventeen p-values where nothing is real:
 
-# %%
+# %% slide_title="Holm's rule keeps false findings at 5 % for a whole table"
 drawn = torch.rand(4000, 17, generator=seeded(12)).tolist()
 naive = sum(min(p) < 0.05 for p in drawn) / len(drawn)
 by_rule = sum(any(holm(p)) for p in drawn) / len(drawn)
@@ -390,7 +419,7 @@ for steps, row in [(400, row) for row in RECALLING] + [(1200, "Jamba"), (1200, "
     print(f"{RECALLING[row]}, {steps:4} updates: {runs}   {row}")
 
 
-# %% [markdown]
+# %% [markdown] slide_title="All rows of a table together estimate the noise"
 # **One standard deviation for a table.** Three runs give a poor $s$, but a table has many rows.
 # Suppose a loss is its row's mean, plus what its seed does to all rows, plus noise with the same
 # standard deviation $\sigma$ in every row. Subtract the means of the $r$ rows and of the $n$ seeds,
@@ -400,9 +429,9 @@ for steps, row in [(400, row) for row in RECALLING] + [(1200, "Jamba"), (1200, "
 # $$\sum_i w_i\,\bar x_i \;\pm\; t_{(r-1)(n-1)}\,\sigma\,\sqrt{\sum_i w_i^2 / n}, \qquad \sigma^2 =
 # \frac{\sum e^2}{(r - 1)(n - 1)}. \tag{9.3}$$
 #
-# The p-value follows as before, from the ratio of difference and standard error. In a table of nine
-# rows, three seeds now detect 1.7 standard deviations of a paired difference instead of 3.3. **Our
-# rule** for all tables:
+# This is section 1's better bargain: the seed still cancels, and nine rows with three seeds leave
+# sixteen degrees of freedom instead of two. Now three seeds detect 1.7 standard deviations of a
+# paired difference instead of 3.3. **Our rule** for all tables:
 #
 # - Differences use (9.3), unless the rows' noise is plainly unequal. Sum $e^2$ over each row, and
 #   divide the largest sum by the smallest. If fewer than 5 % of simulated tables with equal noise
@@ -411,11 +440,8 @@ for steps, row in [(400, row) for row in RECALLING] + [(1200, "Jamba"), (1200, "
 # - Holm's rule corrects within the family. The intervals aren't corrected. So a difference can
 #   lack significance even though its interval excludes zero.
 #
-# We adopted this rule *after* we had seen the tables of three seeds with (9.1) alone, and it
-# matters. It costs us one verdict in section 4, and adds twelve in section 5 and two in section 8,
-# among them the only claim that we see there. So section 5 asks its question again, on new seeds.
-# (And the test is weak: if one of nine rows is three times as noisy as the others, it notices in 11
-# % of tables.)
+# We adopted this rule *after* we had seen the tables of three seeds with (9.1) alone. So section 5
+# asks its question again, on new seeds.
 
 
 # %% tags=["setup"]
@@ -457,17 +483,21 @@ def judge(losses, family):
 even, noisy = (torch.randn(100_000, 9, 3, generator=seeded(seed)) for seed in (1, 2))
 noisy[:, 0] *= 3
 found = (ratios(noisy) > ratios(even).quantile(0.95)).double().mean().item()
-assert 0.105 < found < 0.12
+assert 0.105 < found < 0.12  # Hartley's test is weak: it rarely notices one row with 3 σ
 means, noise = (
     torch.randn(100_000, generator=seeded(3)),
     torch.randn(16, 100_000, generator=seeded(4)),
 )
 paired_t = (1.7 * math.sqrt(3) + means) / noise.square().mean(0).sqrt()  # nine rows, three seeds
 assert 0.77 < (paired_t > student_t(16)).double().mean() < 0.83
+apart = verdicts(inner, minus("retrieved", "linear") | minus("SSD", "linear")).values()
+far = max(abs(mean) + half for (mean, half), _, _ in apart)
+print(f"no interval reaches further than {far:.3f} from zero, about {far / 2.03:.0%} of the loss")
+assert far < 0.1
 # For the claims of chapter 12: orders of layers on text.
 assert not any(judge(orders, minus("OTCE", "Jamba") | minus("two, not last", "Jamba")).values())
 
-# %% [markdown]
+# %% [markdown] slide_title="Does an inner function lower the loss by 40 %?"
 # **A first question: do inner functions help attention?** Ch says, of fine-tuning a model of 1.3
 # billion parameters:
 #
@@ -479,7 +509,7 @@ assert not any(judge(orders, minus("OTCE", "Jamba") | minus("two, not last", "Ja
 # -m experiments 09_inner`). A negative number is good for the inner function, and `judge` applies
 # our rule:
 
-# %%
+# %% slide_title="Inner functions change the loss by 2 % at most, not 40"
 called = judge(inner, minus("retrieved", "linear") | minus("SSD", "linear"))
 assert not any(called.values())
 
@@ -487,13 +517,7 @@ assert not any(called.values())
 # Neither difference is significant, and each interval excludes an effect beyond about 2 % of the
 # loss. That's far from 40 %, though fine-tuning a model of that size is another experiment.
 
-# %% tags=["guard"]
-apart = verdicts(inner, minus("retrieved", "linear") | minus("SSD", "linear")).values()
-far = max(abs(mean) + half for (mean, half), _, _ in apart)
-print(f"no interval reaches further than {far:.3f} from zero, about {far / 2.03:.0%} of the loss")
-assert far < 0.1
-
-# %% [markdown]
+# %% [markdown] slide_title="We bet against WM's table: the convolution comes first"
 # ## 4 · One ablation in full
 #
 # **Question.** Should state layers take positions from a convolution, from their decay alone, or
@@ -546,7 +570,7 @@ def averaged(one, other):
     return {f"{m}, {source}": weight for m in MODULES for source, weight in weights}
 
 
-# %%
+# %% slide_title="Rotation is behind the convolution in all four modules"
 averages = {f"{a} minus {b} on average": averaged(a, b) for a, b in SOURCES}
 for a, b in SOURCES:
     modules = [minus(f"{m}, {a}", f"{m}, {b}") for m in MODULES]
@@ -560,15 +584,16 @@ assert [*called.values()] == [True, False]
 # All eight means have the sign we bet on, and rotation is significantly behind the convolution.
 # Between rotation and the decay no difference is shown.
 #
-# One worry is left. Tuning gave S + A with rotation the rate 0.01, and section 2 made that rate
-# doubtful. **Remove what worries you and look again.** Without that module, rotation is still 0.116
-# ± 0.036 behind the convolution. But it's 0.039 ± 0.036 ahead of the decay, which would be
-# significant. So about the decay we don't know. For the convolution, we trained this module once
-# more, at rate 0.003 for 600 updates (`python -m experiments 09_longer`; that changes two things
-# at once, and we'd already used these three seeds, one of them to choose the convolution's rate).
-# Will the gap close?
+# One worry is left. Tuning gave S + A with rotation the rate 0.01, the highest of three, so the
+# best might be higher still. (It isn't: with 0.03, which section 5 tried, the tuning seed's loss is
+# 0.141 higher.) And section 2 made the rate itself doubtful. **Remove what worries you and look
+# again.** Without that module, rotation is still 0.116 ± 0.036 behind the convolution. But it's
+# 0.039 ± 0.036 ahead of the decay, which would be significant. So about the decay we don't know.
+# For the convolution, we trained this module once more, at rate 0.003 for 600 updates (`python -m
+# experiments 09_longer`; that changes two things at once, on seeds that we'd already used). Will
+# the gap close?
 
-# %%
+# %% slide_title="The gap stays after we remove what worried us"
 called = judge(losses_of("09_longer"), ONCE_MORE)
 assert all(called.values())
 
@@ -591,6 +616,10 @@ with torch.no_grad():
 assert {*losses_of("09_longer")["S + A, rope"]} == {0, 1, 2} and {*position["A"]} == {1, 2, 3}
 by_itself = verdicts(position, averages)["decay minus rope on average"]
 assert by_itself.called and round(by_itself.p_value, 2) == 0.04  # the verdict that our rule takes
+ends = {run["rate"]: run["nats"][-1][1] for run in read_record("09_gated")["rates"]
+        if (run["row"], run["seed"]) == ("MLP", 0)}  # fmt: skip
+assert max(RATES) == read_record("09_position")["best"]["S + A, rope"] == 0.01
+assert round(ends[0.03] - ends[0.01], 3) == 0.141
 undoubted = {}
 for name, weights in averages.items():
     undoubted[name] = {row: 4 / 3 * w for row, w in weights.items() if "S + A," not in row}
@@ -619,7 +648,7 @@ called = [[*judge(position, one).values()] for one in (eight, alone, without_tur
 assert called[0] == 4 * [True] + 4 * [False] and called[2] == [False, False, True]
 assert all(called[1]) and not any(called[3])
 
-# %% [markdown]
+# %% [markdown] slide_title="A part rarely comes alone: look for what came with it"
 # ## 5 · The missing control
 #
 # A part rarely comes alone. Before you credit it, look for what came with it. **Question.** Chapter
@@ -629,10 +658,8 @@ assert all(called[1]) and not any(called[3])
 #
 # **Family.** The seven kinds against the MLP. **Runs.** Each kind fills two of the four layers
 # behind the mixers, 200 updates, three seeds (`python -m experiments 09_shared`). The row MLP is
-# section 4's S + A with rotation. MoE has four experts of width `d_ff`, while PEER's neurons don't
-# depend on it. All layers share one `d_ff`, so the MLPs in the other two layers make up for the
-# experts: they are 734 wide in the row MLP, 209 beside MoE, 1,176 beside PEER, and 587 beside the
-# DGLUs that we add below.
+# section 4's S + A with rotation. All layers share one `d_ff`, so the MLPs in the other two layers
+# pay for the experts: they are 734 wide in the row MLP, 209 beside MoE, and 1,176 beside PEER.
 #
 # We subtract the MLP's loss, so a negative number is good for the experts:
 
@@ -659,9 +686,20 @@ def against(baseline, rows):
 KINDS = [row for row in SHARED if row not in ("MLP", "DGLU")]
 THREE_KINDS = ["MoE", "MoE with shared expert", "cohesive"]
 
-# %%
+# %% slide_title="All seven kinds of experts beat the MLP"
 called = judge(shared, against("MLP", KINDS))
 assert all(called.values())
+
+# %% [markdown]
+# All seven kinds are significantly ahead of the MLP. Wouldn't you write "experts help" now? We
+# nearly did. Then we asked what an expert is made of. Four of the seven kinds are built from DGLUs
+# (chapter 06). So we added the missing row, plain DGLUs, and a family chosen only after the first
+# results. Now we subtract their loss:
+
+# %% slide_title="Plain DGLUs take most of the experts' lead away"
+called = judge(shared, against("DGLU", ["MLP", *KINDS]))
+assert sum(called.values()) == 6
+
 
 # %% tags=["guard"]
 mlp = verdicts(shared, against("MLP", KINDS))  # by (9.1) alone
@@ -669,19 +707,6 @@ assert [name for name, one in mlp.items() if one.called] == ["cohesive minus MLP
 widths = {row: fitted(**fields).d_ff for row, fields in SHARED.items()}
 assert [widths[row] for row in ("MLP", "MoE", "PEER", "DGLU")] == [734, 209, 1176, 587]
 assert shared["MLP"] == position["S + A, rope"]
-
-# %% [markdown]
-# All seven kinds are significantly ahead of the MLP. (Its rate is the doubtful one again; more on
-# that below.) Wouldn't you write "experts help" now? We nearly did. Then we asked what an expert is
-# made of. Four of the seven kinds are built from DGLUs (chapter 06). So we added the missing row,
-# plain DGLUs, and a family chosen only after the first results. Now we subtract their loss:
-
-# %%
-called = judge(shared, against("DGLU", ["MLP", *KINDS]))
-assert sum(called.values()) == 6
-
-
-# %% tags=["guard"]
 dglu = verdicts(shared, against("DGLU", ["MLP", *KINDS]))  # by (9.1) alone
 means = {name: verdict.interval.mean for name, verdict in dglu.items()}
 assert [name for name, yes in called.items() if not yes] == [f"{x} minus DGLU" for x in KINDS[3:5]]
@@ -703,7 +728,7 @@ assert round(means["MLP minus DGLU"], 3) == 0.111
 # when we ran these five, and saw the MLP 0.129 behind. The other tuning seed changed the MLP's rate
 # from 0.01 to 0.003, so it ran again. Here is the result (`python -m experiments 09_gated`):
 
-# %%
+# %% slide_title="New seeds confirm it: some gain is left for three kinds"
 called = judge(gated, against("DGLU", ["MLP", *THREE_KINDS]))
 outside = verdicts(gated, minus("expansive", "DGLU"), pool=pools(gated))
 for name, ((mean, half), *_) in outside.items():
@@ -732,7 +757,7 @@ def draw_rows(ax, losses, family):
     ax.set(xlabel="nats per byte", xlim=(-0.28, 0.18), ylim=(len(family) - 0.5, -0.5))
 
 
-# %% tags=["figure"]
+# %% slide_title="Most of the experts' lead was the DGLU's" tags=["figure"]
 fig, (left, middle, right) = plotting.figure(1, 3, size=(13.5, 4.8))
 draw_rows(left, shared, against("MLP", KINDS))
 draw_rows(middle, shared, against("DGLU", ["MLP", *KINDS]))
@@ -751,7 +776,9 @@ plotting.save(
 
 # %% [markdown]
 # On the new seeds all four differences are significant, and the prediction holds, by the rule that
-# we had committed. (By (9.1) alone only two are, the MLP and MoE.) DGLUs beat the MLP by 0.096
+# we had committed. (By (9.1) alone only two are, the MLP and MoE. In the whole chapter, pooling
+# takes one verdict, in section 4, and adds twelve here and two in section 8, among them the only
+# claim that we see there.) DGLUs beat the MLP by 0.096
 # nats, with the MLP at its best rate. Three of the four kinds built from them gain another 0.03 to
 # 0.05, with 18 to 28 % less compute. So for these three **most of the lead over the MLP came from
 # the DGLU, and some from the experts.**
@@ -801,7 +828,7 @@ print(f"{'MoE':24}", *(f"{share:.2f}" for share in shares["MoE"].values()))
 repeated = judge(shares, against("MoE", list(shares)[1:]))
 assert abs(unrelated - 0.25) < 0.01 and not any(repeated.values())
 
-# %% [markdown]
+# %% [markdown] slide_title="A null is worth what its interval excludes"
 # ## 6 · A null done well
 #
 # A null result is worth only as much as it excludes. **Question.** How does the loss change with
@@ -849,7 +876,7 @@ def slopes(losses):
     return [(one @ away / away.square().sum()).item() for one in nats]
 
 
-# %%
+# %% slide_title="A fall of 0.08 would have been seen, one of 0.02 would not"
 found = slopes(routed)
 mean, half = interval(found)
 print(f"from no experts to experts everywhere: {mean:+.3f} ± {half:.3f} nats per byte")
@@ -862,10 +889,9 @@ assert abs(mean) < half and power > 0.99
 # %% [markdown]
 # We see no slope, neither the rise that we predicted nor the fall that the paper reports. This null
 # says something because its interval excludes a fall of more than 0.027. (A rise of up to 0.071
-# stays possible. Section 5's MoE gained 0.033 with experts in half of the layers, in larger models
-# after twice the updates.) Put less trust in the power: three slopes give a poor standard
-# deviation. If the true one is twice as large, a fall of 0.08 is detected half of the time. Compute
-# power *before* the runs.
+# stays possible.) The power deserves less trust, since three slopes give a poor standard deviation:
+# if the true one is twice as large, a fall of 0.08 is detected half of the time. Compute power
+# *before* the runs.
 
 
 # %% tags=["guard"]
@@ -901,14 +927,13 @@ print(f"by chance as large {share:.2f} of the time")
 assert share > 0.8
 
 
-# %% [markdown]
+# %% [markdown] slide_title="Swap everything at once, and you can't blame any part"
 # ## 7 · Whole systems
 #
 # Swap everything at once, and you can't blame any part. Ch's Table 1 gives Jamba, OTCE and Cheems
 # of 280 million parameters perplexities of 2.53, 2.10 and 2.12. In our first three seeds Jamba was
 # ahead of Cheems (WM's, made of S, E and I; Ch's differs). Jamba has a convolution where Cheems
-# rotates. Is that why? (In Ch's table it may be: by OTCE's own tables, OTCE without rotation gets
-# 2.51.)
+# rotates. Is that why?
 #
 # **Runs.** Seven systems of sixteen layers, 200 updates (`python -m experiments 09_systems`).
 # LlaMa takes 28 % more compute than Jamba, and Cheems 6 %. Seeds 4 and 5 are new, and so are Jamba
@@ -944,7 +969,7 @@ CROSSED = {
     "rotation minus convolution, in the same system": BY_SOURCE,
 }
 
-# %%
+# %% slide_title="Jamba is ahead with either source of position"
 whole = judge(systems, WHOLE)
 assert [name for name, yes in whole.items() if not yes] == ["Mamba-2 minus Jamba"]
 
@@ -954,7 +979,7 @@ assert [name for name, yes in whole.items() if not yes] == ["Mamba-2 minus Jamba
 # rule at the time, and looking, adding two seeds and looking again isn't a fair test. How much of
 # the gap is due to position? (We picked this split afterwards.)
 
-# %%
+# %% slide_title="Position explains none of the gap that we measured"
 means = {row: statistics.fmean(nats.values()) for row, nats in systems.items()}
 for source, (jamba, cheems) in BOTH.items():
     print(f"{source:12} Jamba {means[jamba]:.3f}, Cheems {means[cheems]:.3f}")
@@ -965,15 +990,15 @@ for name, ((mean, half), *_) in judged.items():
 
 # %% [markdown]
 # We can't show that position accounts for any of it: 0.000 ± 0.050, at most a good third of the
-# 0.137 measured. Section 4's lead of the convolution isn't shown in these systems, either. (A
-# convolution in place of rotation lowers Jamba's loss by 0.030 and raises Cheems's by 0.030;
-# neither is significant.) We'd try the experts next, since CDMoE was behind DGLUs in section 5.
+# 0.137 measured. Section 4's lead of the convolution isn't shown in these systems, either. We'd try
+# the experts next, since CDMoE was behind DGLUs in section 5.
 #
 # And later in training? We predicted, and committed, that after 1,000 updates Cheems is behind
-# Jamba by only 0.04 to 0.12, and Mamba-2 not significantly (`python -m experiments
+# Jamba by only 0.04 to 0.12, and Mamba-2 not significantly. This prediction replaced an earlier one
+# after we knew the result above, though before the first of these runs (`python -m experiments
 # 09_systems_longer`, three seeds, the rates of 200 updates):
 
-# %%
+# %% slide_title="After 1,000 updates the gap has doubled"
 called = judge(losses_of("09_systems_longer"), against("Jamba", ["Mamba-2", "Cheems"]))
 assert [*called.values()] == [False, True]
 
@@ -1000,16 +1025,13 @@ assert round(times["Cheems"] / times["Jamba"], 2) == 1.06
 assert round(times["LlaMa"] / times["Jamba"], 2) == 1.28
 
 
-# %% [markdown]
+# %% [markdown] slide_title="A relative change of the loss has no unit, so claims can be compared"
 # ## 8 · Nine claims on one axis
 #
 # In nine cases a paper favours a part or a system, prints a lower loss with it than without, and we
-# have run both rows. (We leave out Ch's Cheems, which is another system; the mask, whose gates
-# learn here; OTCE's Table 3, where rotation is added to the convolution; two differences that OTCE
-# calls little or negligible; and what repeats or follows from the nine, such as Ch's Table 2.) We
-# put these claims into one family, named only now. How can we compare at all? Our losses are in
-# nats per byte, the papers' in nats per token, like pounds and euros. A relative change of the loss
-# has no unit:
+# have run both rows. (The folded cell says what we leave out.) We put these claims into one family,
+# named only now. How can we compare at all? Our losses are in nats per byte, the papers' in nats
+# per token, like pounds and euros. A relative change of the loss has no unit:
 #
 # $$100\left(\frac{\log P_{\text{new}}}{\log P_{\text{old}}} - 1\right)\,\%, \tag{9.4}$$
 #
@@ -1030,19 +1052,32 @@ def change(new, old):
 
 
 def ours(losses, weights):
-    """A difference by our rule, mean and half width in percent of what it starts from; and p."""
-    ((mean, half), p, _) = verdicts(losses, {"": weights}, pool=pools(losses))[""]
+    """A difference by our rule, in percent of what it starts from; its degrees of freedom; p."""
+    pool, seeds = pools(losses), len(next(iter(losses.values())))
+    ((mean, half), p, _) = verdicts(losses, {"": weights}, pool=pool)[""]
     means = {row: statistics.fmean(nats.values()) for row, nats in losses.items()}
     percent = -100 / sum(weight * means[row] for row, weight in weights.items() if weight < 0)
-    return mean * percent, half * percent, p
+    return mean * percent, half * percent, pooled(losses)[1] if pool else seeds - 1, p
 
 
 def our_slope(losses):
-    """What experts everywhere add, in percent of the loss without experts; and p."""
+    """What experts everywhere add, in percent of the loss without experts, as in `ours`."""
     nowhere = statistics.fmean(losses[next(iter(losses))].values())
     slope = {"slope": dict(enumerate(slopes(losses)))}
     ((mean, half), p, _) = verdicts(slope, {"": {"slope": 1}})[""]
-    return 100 * mean / nowhere, 100 * half / nowhere, p
+    return 100 * mean / nowhere, 100 * half / nowhere, len(slope["slope"]) - 1, p
+
+
+def holm_widths(claims):
+    """Half widths at the level at which Holm's rule tested each claim, or stopped testing."""
+    widths, level, passed = {}, 0.05, True
+    for i, name in enumerate(sorted(claims, key=lambda name: claims[name][-1])):
+        _, _, half, degrees, p = claims[name]
+        if passed:  # else Holm's rule has stopped
+            level = 0.05 / (len(claims) - i)
+            passed = p <= level
+        widths[name] = half * student_t(degrees, level) / student_t(degrees)
+    return widths
 
 
 # %% tags=["setup"]
@@ -1058,7 +1093,7 @@ def printed_slope(rows, table):
 
 
 SEI, STATES = "MoE with shared expert", {"S + A, rope": 1, "A": -1}
-CLAIMS = {  # the paper's change; ours, its half width, and its p-value
+CLAIMS = {  # the paper's change; ours, its half width, its degrees of freedom and its p-value
     "inner function (WM 1)": (change(8.12, 8.18), *ours(inner, {"retrieved": 1, "linear": -1})),
     "states for attention (WM 1)": (change(8.18, 8.38), *ours(position, STATES)),
 }
@@ -1076,9 +1111,12 @@ for name, losses, row, base, new, old in (
 
 
 # %% tags=["guard"]
+# Left out: Ch's Cheems, another system; the mask, whose gates learn here; OTCE's Table 3, where
+# rotation is added to the convolution; two differences that OTCE calls little or negligible; and
+# what repeats or follows from the nine, such as Ch's Table 2.
 print("change of the loss, in %             paper   ours")
 said, significant = {}, holm([p for *_, p in CLAIMS.values()])
-for (name, (claimed, mean, half, _)), yes in zip(CLAIMS.items(), significant, strict=True):
+for (name, (claimed, mean, half, *_)), yes in zip(CLAIMS.items(), significant, strict=True):
     words = "seen" if (claimed < 0) == (mean < 0) else "opposite here"
     said[name] = words if yes else "no difference shown"
     print(f"{name:32} {claimed:9.1f} {mean:+7.1f} ± {half:4.1f}   {said[name]}")
@@ -1086,53 +1124,69 @@ opposite = ["rotation for convolution (WM 1)", "expansive for shared (OTCE 6)"]
 assert [name for name, words in said.items() if words == "opposite here"] == opposite
 seen = [name for name, words in said.items() if words == "seen"]
 assert seen == ["states for attention (WM 1)"] and len(CLAIMS) == 9
+WIDTHS = holm_widths(CLAIMS)
+for name, (_, mean, half, *_) in CLAIMS.items():  # what the figure shows
+    assert WIDTHS[name] > half and (abs(mean) > WIDTHS[name]) == ("shown" not in said[name])
+
+
+# %% [markdown]
+# Here are the nine, sorted by our result. The thick part of a bar is the interval (9.3), or (9.1).
+# The thin part is as long as Holm's rule demands of nine comparisons. A claim is *seen* if the
+# whole bar lies on the shaded side, where the papers' diamonds are. Which bars stay clear of zero
+# only as long as you forget the correction?
 
 
 # %% tags=["figure"]
-def draw_claims(ax, claims, said):
-    """Every claim: the paper's change of the loss, ours with its interval, and the verdict."""
-    colors = {"seen": "#009E73", "opposite here": "#D55E00", "no difference shown": "#555555"}
-    for place, (name, (claimed, mean, half, _)) in enumerate(claims.items()):
-        color = colors[said[name]]
-        ax.errorbar(mean, place, xerr=half, fmt="o", color=color, capsize=4, lw=2)
-        ax.plot(claimed, place, "D", color=plotting.COLORS[0], mfc="white", ms=8, mew=2)
-        ax.text(8.6, place, said[name], color=color, fontsize=14, va="center")
+def draw_claims(ax, claims, widths, said):
+    """Every claim: the paper's change of the loss, ours with both widths, and the verdict."""
+    colors = {"seen": plotting.COLORS[2], "opposite here": plotting.COLORS[1]}
+    names = sorted(claims, key=lambda name: claims[name][1])
+    for place, name in enumerate(names):
+        claimed, mean, half, *_ = claims[name]
+        wide, color = widths[name], colors.get(said[name], "#555555")
+        ax.plot([mean - wide, mean + wide], [place] * 2, color=color, lw=1.5)
+        ax.plot([mean - half, mean + half], [place] * 2, color=color, lw=6, solid_capstyle="butt")
+        ax.plot(mean, place, "o", color=color, ms=10)
+        ax.plot(claimed, place, "D", color=plotting.COLORS[0], mfc="white", ms=9, mew=2)
+        ax.text(mean + wide + 0.5, place, said[name], color=color, fontsize=14, va="center")
+    ax.axvspan(-23, 0, color=plotting.COLORS[0], alpha=0.08, lw=0)
+    ax.text(-22.5, len(names) - 1, "the papers' side", color=plotting.COLORS[0], va="center")
     ax.axvline(0, color=plotting.QUIET, lw=1)
-    ax.set_yticks(range(len(claims)), [*claims], fontsize=13)
-    ax.set(xlabel="change of the loss, %  (diamonds: the paper; dots: ours)", xlim=(-22, 16))
+    ax.set_yticks(range(len(names)), names, fontsize=14)
+    ax.set(xlim=(-23, 17), xlabel="change of the loss, %  (diamonds: the paper; dots: ours)")
     ax.invert_yaxis()
 
 
-# %% tags=["figure"]
-fig, ax = plotting.figure(size=(12.8, 5.2))
-draw_claims(ax, CLAIMS, said)
+# %% slide_title="Corrected for nine, one claim is seen and two are opposite" tags=["figure"]
+fig, ax = plotting.figure(size=(12.8, 5.6))
+draw_claims(ax, CLAIMS, WIDTHS, said)
 plotting.save(
     fig,
     "09_claims",
-    "Nine claims on one axis, the change of the loss in percent. The papers' values are all "
-    "negative. Three of ours are significant: states for attention, far below zero, and, above "
-    "zero, rotation for convolution and expansive experts for a shared one. For the other six no "
-    "difference is shown.",
+    "Nine claims on one axis, the change of the loss in percent, sorted by our result. Each bar is "
+    "thick as far as its own interval reaches, and thin as far as Holm's rule demands. The papers' "
+    "diamonds are all on the shaded side below zero. Three whole bars stay clear of zero: states "
+    "for attention, far below, and, above, rotation for convolution and expansive experts for a "
+    "shared one. The bar of OTCE for Jamba is clear of zero only in its thick part.",
 )
 
-# %% [markdown]
+# %% [markdown] slide_title="One claim is seen, two are opposite, six are undecided"
 # All nine changes of the papers are improvements. One of them is seen here, two are opposite:
 #
-# - **State layers in place of most attention: seen**, and fourteen times as large as in WM.
+# - **State layers in place of most attention: seen.**
 # - **Rotation ahead of the convolution: opposite here**, in section 4's modules. (In section 7's
 #   systems no difference is shown. And WM reads 8,192 tokens, we 512 bytes.)
 # - **Expansive experts ahead of a shared one: opposite here**, on section 5's new seeds.
 #
-# By (9.1) alone, only the last of these three would be significant.
+
 #
-# For the inner function, and for rotation against the decay, our interval contains both zero and
-# the diamond, so we can't tell. In the other four (both kinds of experts everywhere, cohesive
-# experts, OTCE) the diamond is outside, which argues against an effect of that relative size. But
-# these intervals aren't corrected, and CDMoE's misses by a hair. (OTCE's difference, with p =
-# 0.0098, isn't significant in a family of nine. CDMoE is compared with MLPs, as WM does it. That's
-# the control that section 5 discredits: six patterns, 200 updates, three seeds, a slope as in
-# section 6. And compute differs: experts everywhere take 32 % less, attention alone 10 % more than
-# with states.)
+# Only OTCE's bar is clear of zero in its thick part alone: with p = 0.0098 you'd publish it by
+# itself, and in a family of nine you may not. For the inner function, and for rotation against the
+# decay, the thick bar contains both zero and the diamond, so we can't tell. In the other four the
+# diamond is outside of it, which argues against an effect of that relative size. CDMoE's misses by
+# a hair, and it's compared with MLPs, as WM does it: the control that section 5 discredits.
+# (Compute differs, too: experts everywhere take 32 % less, attention alone 10 % more than with
+# states.)
 
 # %% tags=["guard"]
 for i, other in enumerate(("convolution", "decay")):
@@ -1142,8 +1196,8 @@ print(f"in the tables: CDMoE {math.log(7.49 / 8.18):.3f} nats per token,", end="
 print(f"cohesive {math.log(1.93 / 1.99):.3f}, expansive {math.log(1.88 / 1.99):.3f}")
 assert all(claimed < 0 for claimed, *_ in CLAIMS.values())
 left = {name: claim for name, claim in CLAIMS.items() if said[name] == "no difference shown"}
-inside = [name for name, (claimed, mean, half, _) in left.items() if abs(claimed - mean) < half]
-around = [name for name, (_, mean, half, _) in left.items() if abs(mean) < half]
+inside = [name for name, (claimed, mean, half, *_) in left.items() if abs(claimed - mean) < half]
+around = [name for name, (_, mean, half, *_) in left.items() if abs(mean) < half]
 assert inside == around[:2] == ["inner function (WM 1)", "rotation for decay (WM 1)"]
 assert [name for name in left if name not in around] == ["OTCE for Jamba (Ch 1)"]
 assert f"{CLAIMS['OTCE for Jamba (Ch 1)'][-1]:.4f}" == "0.0098" and len(left) == 6
@@ -1153,10 +1207,10 @@ by_itself = [expansive, *(verdicts(position, {"": one})[""] for one in weights)]
 others = [claim[-1] for name, claim in left.items() if "decay" not in name]
 called = holm([verdict.p_value for verdict in by_itself] + others)  # by (9.1) alone
 assert called == [True] + 8 * [False]
-claimed, mean, *_ = CLAIMS[seen[0]]
-assert round(mean / claimed) == 14
+thick_only = [name for name, (_, mean, half, *_) in left.items() if half < abs(mean)]
+assert thick_only == ["OTCE for Jamba (Ch 1)"]
 
-# %% [markdown]
+# %% [markdown] slide_title="A difference is worth its interval, its family and its control"
 # ## Summary
 #
 # - One run per row says little. Three seeds detect 3.3 standard deviations of the paired difference
@@ -1167,6 +1221,12 @@ assert round(mean / claimed) == 14
 # - Look for the missing control. DGLUs accounted for most of three kinds' lead over the MLP.
 # - A null is worth what its interval excludes.
 # - Compare like with like: a sign, or a number without a unit.
+#
+# **What came after.** Waleffe et al. (2024) trained a hybrid of Mamba-2 and a few attention layers
+# with 8 billion parameters; it beat their Transformer on all twelve standard tasks, which points
+# the way of the one claim that we see. Kimi Linear's released models (2025) rotate nothing. Miller
+# (2024) brings paired differences and power to benchmark scores. Heineman et al. (2025) measure
+# which benchmarks separate models by more than their noise.
 #
 # ## Exercises
 

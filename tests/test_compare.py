@@ -148,10 +148,13 @@ def test_student_s_factors_and_p_values():
     for degrees in (1, 2, 3, 4, 7, 30, 31):
         t = intervals.student_t(degrees)
         assert abs(student_below(t, degrees) - 0.975) < 1e-6
+        narrow = intervals.student_t(degrees, 0.4)
+        assert abs(student_below(narrow, degrees) - 0.8) < 1e-6
         for t in (-2.5, 0.0, 0.3, 4.0):
             wanted = 2 - 2 * student_below(abs(t), degrees)
             assert abs(intervals.student_p(t, degrees) - wanted) < 1e-6
     assert abs(intervals.student_t(1000) - 1.9623) < 6e-5
+    assert abs(intervals.student_t(2, 0.05 / 9) - 13.3604) < 1e-3  # beyond every factor at 0.05
 
 
 def intervals_keep_their_word(m):
