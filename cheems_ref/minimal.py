@@ -3,9 +3,8 @@
     python cheems_ref/minimal.py    # trains on Python's manual for about two minutes, then writes
 
 Weights of `model.CausalLM` fit and give the same logits. This file leaves out the memory between
-calls (each new byte means reading the text again), padding, all options (groups of heads, other
-positions, masks and layers), care with numbers (float64 sums, 16 bits, checks) and speed (experts
-without gathered rows, kernels, GPUs). b batch, l length, h heads, p head width, n state, r keys.
+calls (each new byte means reading the text again), padding, all options, care with numbers (float64
+sums, 16 bits, checks) and speed. b batch, l length, h heads, p head width, n state, r keys.
 """
 
 import math
@@ -38,10 +37,11 @@ def ssd(x, dt, A, B, C):
     state, y = 0, []
     chunks = (t.split(CHUNK, dim=2) for t in (dt[..., None] * x, dt * A, B[:, None], C[:, None]))
     for X, dA, B, C in zip(*chunks, strict=True):
-        decay = dA.cumsum(-1)[..., None]  # log of what is left of the state before the chunk
-        M = (C @ B.mT) * (decay - decay.mT).tril().exp()
-        y.append(M.tril() @ X + decay.exp() * (C @ state if y else 0))
-        state = decay[:, :, -1:].exp() * state + B.mT @ ((decay[:, :, -1:] - decay).exp() * X)
+        log_decay = dA.cumsum(-1)[..., None]  # since the chunk began
+        M = (C @ B.mT) * (log_decay - log_decay.mT).tril().exp()
+        y.append(M.tril() @ X + log_decay.exp() * (C @ state if y else 0))
+        to_end = log_decay[:, :, -1:] - log_decay
+        state = log_decay[:, :, -1:].exp() * state + B.mT @ (to_end.exp() * X)
     return torch.cat(y, dim=2)
 
 

@@ -3,6 +3,7 @@
 import torch
 
 from cheems_ref import minimal, text
+from experiments import preregistered
 from experiments.runner import from_notebook, jobs_and_results
 
 CHAPTER = "00_cheems_in_one_sitting"
@@ -64,4 +65,21 @@ def repeat_run(job):
     return {"right": [round(right, 3) for right in learn(**job)]}
 
 
-RECIPES = {"00_sitting": sitting, "00_repeat": repeats}
+def repeats_by_attention():
+    """One layer of attention that learns to repeat, at the same lengths."""
+    jobs = [
+        dict(pattern="I", length=length, steps=300, seed=seed)
+        for length in (16, 32, 64)
+        for seed in preregistered.SEEDS
+    ]
+    return {
+        "prediction": " ".join(preregistered.REPEAT_PREDICTION.split()),
+        "table": jobs_and_results("00_repeat_attention", repeat_run, jobs),
+    }
+
+
+RECIPES = {
+    "00_sitting": sitting,
+    "00_repeat": repeats,
+    "00_repeat_attention": repeats_by_attention,
+}

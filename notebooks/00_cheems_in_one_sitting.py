@@ -2,20 +2,20 @@
 # # 00 · Cheems in one sitting
 #
 # **How much attention does a model need, and for what? In this sitting you'll read a whole Cheems,
-# 200 lines with its training loop, train a small one, and see what attention does.** You can then
+# 200 lines with its training loop, train a small one, and take its attention away.** You can then
 #
 # - name the three layers of a Cheems and say what each one is for;
 # - say what a layer has to remember, and what that costs in a long text;
 # - read the shapes, the ✓ and the ✗ in every chapter of this course.
 #
-# You need matrix products, a little PyTorch, and a rough idea of a transformer. Each section ends
-# with the chapter that proves what we only show here.
+# You need matrix products, a little PyTorch, and a rough idea of a transformer.
 #
 # Sources: Jingze Shi and co-authors, *Wonderful Matrices* (WM), *Cheems* (Ch) and *OTCE*; Dao and
-# Gu, *Transformers are SSMs* (2024); lecture 22 of CMU's *Generative AI* (L22). The cells that you
-# write are the file `cheems_ref/minimal.py`.
+# Gu, *Transformers are SSMs* (2024). The cells that define the model are the file
+# `cheems_ref/minimal.py`.
 
 # %% tags=["setup", "experiment"]
+import copy
 import json
 import math
 import textwrap
@@ -52,9 +52,9 @@ Linear, Norm = partial(nn.Linear, bias=False), partial(nn.RMSNorm, D_MODEL, eps=
 def draw_model(ax):
     """A Cheems from bytes to logits, and the sections that build its parts."""
     blue, red, green = plotting.COLORS[:3]
-    places = {"bytes": (0.5, plotting.QUIET, "1"), "S\na state": (2.6, blue, "3 4 5")}
-    places |= {"E\nexperts": (4.9, green, "7"), "I\nattention": (7.6, red, "2 5 6")}
-    places |= {"E\nexperts ": (9.9, green, "7"), "logits": (12, plotting.QUIET, "")}
+    places = {"bytes": (0.5, plotting.QUIET, "1"), "S\na state": (2.6, green, "3 4 5")}
+    places |= {"E\nexperts": (4.9, blue, "7"), "I\nattention": (7.6, red, "2 5 6")}
+    places |= {"E\nexperts ": (9.9, blue, "7"), "logits": (12, plotting.QUIET, "")}
     for words, (x, color, sections) in places.items():
         plotting.box(ax, x, 2, words, color=color)
         ax.text(x, 1.1, sections, ha="center", fontsize=16, color=plotting.INK)
@@ -67,11 +67,11 @@ def draw_model(ax):
 
 
 # %% [markdown]
-# Here is the model, from the bytes it reads to its guess for the next one. Seven of every eight
-# blocks have a state that fades, `S`, and one has attention, `I`. Every block ends with a crowd of
-# tiny experts, `E`. The numbers are the sections of this chapter.
+# Here is the model, from the bytes it reads to its guess for the next one. Each letter is a layer:
+# a state that fades, `S`; attention, `I`; and a crowd of tiny experts, `E`. The numbers are the
+# sections of this chapter.
 
-# %% tags=["figure"]
+# %% slide_title="A Cheems is seven parts state and one part attention" tags=["figure"]
 fig, ax = plotting.canvas(12.7, 3.2)
 draw_model(ax)
 plotting.save(
@@ -81,13 +81,12 @@ plotting.save(
     "experts E. Sections 3 to 5 belong to S, 2, 5 and 6 to I, 7 to E, and 8 to 10 to the whole.",
 )
 
-# %% [markdown]
+# %% [markdown] slide_title="A language model guesses the next byte"
 # ## 1 · A text, and a number to beat
 #
 # What does a language model do? It reads a text and says, at every place, how likely each next
-# symbol is. Our symbols are bytes, so there are 256 of them and we need no tokenizer. Our text is
-# the reference manual that ships with Python: `The` is 84, 104, 101. The last tenth is *held out*:
-# no model trains on it.
+# symbol is. Our symbols are the 256 bytes, so we need no tokenizer. Our text is the reference
+# manual that ships with Python. The last tenth is *held out*: no model trains on it.
 
 # %% tags=["setup"]
 manual = "\n\n".join(topics[name] for name in sorted(topics))
@@ -95,11 +94,21 @@ text, held_out = torch.tensor(list(manual.encode())).tensor_split([len(manual.en
 record = json.loads(Path("../experiments/records/00_sitting.json").read_text())
 runs = {run["pattern"]: run for run in record["runs"]}
 repeat_record = json.loads(Path("../experiments/records/00_repeat.json").read_text())
+attention_record = json.loads(Path("../experiments/records/00_repeat_attention.json").read_text())
 
 
 def printable(words):
     """One line, with a dot for what isn't printable ASCII."""
     return "".join(c if c.isascii() and c.isprintable() else "·" for c in " ".join(words.split()))
+
+
+def bigram_loss(seen, unseen):
+    """Count which byte follows which in one text; the loss of these shares on another."""
+    counts = torch.full((256, 256), 0.1)  # nothing is impossible
+    one = torch.ones(len(seen) - 1)
+    counts.index_put_((seen[:-1], seen[1:]), one, accumulate=True)
+    shares = counts / counts.sum(1, keepdim=True)
+    return -shares[unseen[:-1], unseen[1:]].log().mean().item()
 
 
 # %% [markdown]
@@ -110,41 +119,29 @@ def printable(words):
 # How far do you get by counting? The *bigram* model looks at one byte and knows how often each
 # other byte followed it. Predict its loss before you run the cell:
 
-
-# %%
-def bigram_loss(seen, unseen):
-    """Count which byte follows which in one text; the loss of these shares on another."""
-    counts = torch.full((256, 256), 0.1)  # nothing is impossible
-    one = torch.ones(len(seen) - 1)
-    counts.index_put_((seen[:-1], seen[1:]), one, accumulate=True)
-    shares = counts / counts.sum(1, keepdim=True)
-    return -shares[unseen[:-1], unseen[1:]].log().mean().item()
-
-
+# %% slide_title="Counting pairs of bytes gives 2.32 nats, the number to beat"
 bigram = bigram_loss(text, held_out)
 print(f"one of 256: {math.log(256):.2f} nats per byte; bigram: {bigram:.1f}")
-
-# %% tags=["guard"]
 assert abs(bigram - 2.32) < 0.03  # the manual differs a little between Pythons
 
 # %% [markdown]
-# Counting pairs more than halves the loss, to about 2.32 on our Python. That's the number to beat.
-# To beat it, a model has to look back further than one byte. How?
-#
+# About 2.32 on our Python. To beat it, a model has to look back further than one byte. How?
+
+# %% [markdown] slide_title="Attention keeps everything, and searches it"
 # ## 2 · Attention, and what it costs
 #
-# A transformer's answer is to keep everything and search it. Every token makes a *query*, a *key*
-# and a *value*. Token $t$ compares its query with all keys up to its own, turns the scores into
-# weights that sum to 1, and takes the weighted mean of the values:
+# A transformer keeps everything and searches it. Every token makes a *query*, a *key* and a
+# *value*. Token $t$ compares its query with all keys up to its own, turns the scores into weights
+# that sum to 1, and takes the weighted mean of the values:
 #
 # $$y_t = \sum_{s \le t} w_{ts}\, v_s, \qquad w_{ts} =
 #   \frac{e^{q_t \cdot k_s / \sqrt p}}{\sum_{r \le t} e^{q_t \cdot k_r / \sqrt p}}. \tag{0.1}$$
 #
-# We write shapes as letters: $b$ texts in a batch, $l$ tokens, $h$ heads of width $p$. Each head
-# attends on its own, so the cells work on tensors of shape $(b, h, l, p)$:
+# Shapes are letters: $b$ texts in a batch, $l$ tokens, $h$ heads of width $p$. Each head attends on
+# its own, so the cells work on tensors of shape $(b, h, l, p)$:
 
 
-# %% tags=["experiment"]
+# %% slide_title="Attention is a weighted mean of the values so far" tags=["experiment"]
 def heads(x):  # (b, l, h p) -> (b, h, l, p)
     return x.unflatten(-1, (N_HEADS, -1)).transpose(1, 2)
 
@@ -159,7 +156,7 @@ def attention(q, k, v):
 # %% [markdown]
 # Is this equation 0.1? Let's compute token 5 of head 1 from the equation and compare:
 
-# %%
+# %% slide_title="The code gives what the equation says"
 q, k, v = random(3, 1, 2, 12, 4, seed=1)  # (b, h, l, p) each
 y = attention(q, k, v)
 score = torch.tensor([q[0, 1, 5] @ k[0, 1, s] for s in range(6)]) / math.sqrt(4)
@@ -167,69 +164,82 @@ weight = score.exp() / score.exp().sum()
 check("attention = equation 0.1", y[0, 1, 5], weight @ v[0, 1, :6])
 
 # %% [markdown]
-# Token 5 takes nothing from tokens 6 to 11: no token sees the future. A model that saw the next
-# byte would have nothing to learn.
-#
 # ### What a ✓ promises
 #
-# A ✓ means that two tensors were computed in two ways and differ by no more than the tolerance in
-# brackets, relative to the largest entry. A check that fails stops the notebook.
-#
-# But would a wrong formula have passed, too? Transposing a product reverses its factors. Here is
-# the right rule, and a mistake that people make. We plant it and let `must_differ` confirm that the
-# check would have seen it:
+# A ✓ means that two tensors, computed in two ways, agree within the tolerance in brackets. A check
+# that fails stops the notebook. But would a wrong formula have passed, too? Transposing a product
+# reverses its factors. We plant the mistake of not reversing them:
 
-# %%
-A, B = random(2, 50, 50, seed=1)
-check("(A B)ᵀ = Bᵀ Aᵀ", B.T @ A.T, (A @ B).T)
-_ = must_differ("planted: order not reversed", A.T @ B.T, (A @ B).T)
+# %% slide_title="A planted mistake shows that a check can fail"
+one, two = random(2, 50, 50, seed=1)
+check("the transpose of a product", two.T @ one.T, (one @ two).T)
+_ = must_differ("planted: order not reversed", one.T @ two.T, (one @ two).T)
 
 # %% [markdown]
-# A ✗ that says **caught** is good news. The number in brackets is a lower bound on how far off the
-# mistake was. Now watch the same mistake on two diagonal matrices:
+# A ✗ that says **caught** is good news: the check can fail. Now watch the same mistake on two
+# diagonal matrices:
 
-# %%
-A, B = random(50, seed=2).diag(), random(50, seed=3).diag()
-check("the wrong order, on diagonal matrices", A.T @ B.T, (A @ B).T)
+# %% slide_title="On diagonal matrices, the same mistake passes"
+one, two = random(50, seed=2).diag(), random(50, seed=3).diag()
+check("the wrong order, on diagonal matrices", one.T @ two.T, (one @ two).T)
 
 # %% [markdown]
-# A ✓, for the wrong formula! Diagonal matrices commute, so they can't tell. So ask two questions of
-# every check, ours included: *which mistake would it catch*, and *can its inputs tell right from
-# wrong?*
+# A ✓, for the wrong formula! Diagonal matrices commute, so they can't tell. Ask of every check,
+# ours included: *which mistake would it catch?*
 
 # %% [markdown]
 # ### The bill
 #
-# Attention never forgets. That's its strength, and it has a price: to write the next token, a model
-# needs the keys and values of all earlier ones. Let's add them up for three models of 1.3 billion
-# parameters. LLaMA has attention in all of its 24 blocks; Jamba and Cheems have it in three. How
-# much memory does one text of 131,072 tokens take?
+# Attention never forgets, and that has a price: to write the next token, a model needs the keys and
+# values of all earlier ones. Take three models of 1.3 billion parameters. LLaMA has 24 attention
+# layers, Jamba and Cheems have three. How much do they keep of one text?
 
-# %%
-for name in ("llama-1.3b", "jamba-1.3b", "cheems-1.3b"):
-    held = cache_bytes(preset(name), 131_072)
-    kept, states = held.keys_values / 2**30, held.states / 2**30
-    print(f"{name:12} keys and values {kept:5.2f} GiB   states {states:.2f} GiB")
+# %% tags=["setup"]
+LENGTHS = [2**i for i in range(8, 21)]
+NAMES = ("llama-1.3b", "jamba-1.3b", "cheems-1.3b")
+kept = {name: [cache_bytes(preset(name), l) for l in LENGTHS] for name in NAMES}
+GIB = {name: [(c.keys_values + c.states) / 2**30 for c in row] for name, row in kept.items()}
+
+# %% slide_title="Attention's memory grows with the text, a state's doesn't" tags=["figure"]
+fig, ax = plotting.figure(size=(9, 4.4))
+shown = {"LLaMA: 24 attention layers": GIB["llama-1.3b"], "Jamba, Cheems: 3": GIB["cheems-1.3b"]}
+plotting.lines(ax, LENGTHS, shown, xscale="log", yscale="log", xlabel="tokens read",
+               ylabel="GiB kept", xticks={256: "256", 8192: "8,192", 2**17: "131,072"})  # fmt: skip
+for name in ("llama-1.3b", "cheems-1.3b"):
+    ax.plot([2**17], [GIB[name][9]], "o", color=plotting.INK)
+    ax.annotate(
+        f"{GIB[name][9]:.1f} GiB", (2**17, GIB[name][9]), (8, -18), textcoords="offset points"
+    )
+plotting.save(
+    fig,
+    "00_cache",
+    "Memory in GiB against tokens read, both logarithmic. LLaMA's line is straight and reaches 24 "
+    "GiB at 131,072 tokens. The line of Jamba and Cheems begins flat, where their states outweigh "
+    "their keys and values, and reaches 3.0 GiB.",
+)
 
 # %% tags=["guard"]
-for name, blocks in {"llama-1.3b": 24, "jamba-1.3b": 3, "cheems-1.3b": 3}.items():
+for name, layers in {"llama-1.3b": 24, "jamba-1.3b": 3, "cheems-1.3b": 3}.items():
     config = preset(name)
-    assert sum(config.pattern.count(letter) for letter in "AI") == blocks
-    assert cache_bytes(config, 10).keys_values == blocks * 10 * 2 * 2048 * 2  # two bytes each
+    assert sum(config.pattern.count(letter) for letter in "AI") == layers
+    assert cache_bytes(config, 10).keys_values == layers * 10 * 2 * 2048 * 2  # two bytes each
     states = config.pattern.count("S") * 32 * 64 * 128 * 4  # four bytes each
     assert {cache_bytes(config, read).states for read in (10, 10**7)} == {states}
+assert GIB["jamba-1.3b"] == GIB["cheems-1.3b"] and GIB["llama-1.3b"][9] == 24
+assert f"{GIB['cheems-1.3b'][9]:.1f} {states / 2**30:.2f}" == "3.0 0.02"
+assert kept["cheems-1.3b"][0].states > kept["cheems-1.3b"][0].keys_values
 assert TOLERANCE[torch.float64] == 1e-10 and TOLERANCE[torch.float32] == 1e-5
 
 # %% [markdown]
-# LLaMA keeps 24 GiB, the other two an eighth of it, plus states of 0.02 GiB. And the states stay
-# that small, whether the model has read ten tokens or ten million. So what is a state, and what can
-# it do? (Chapter 10 has the whole bill.)
-#
+# At 131,072 tokens LLaMA keeps 24 GiB, the others an eighth of it. Their states take 0.02 GiB,
+# whether they have read ten tokens or ten million. (Chapter 10 has the bill.)
+
+# %% [markdown] slide_title="A state fades, is written into, and is read"
 # ## 3 · A state that fades
 #
-# A state is a matrix of fixed size, one per head, that all tokens share. Each token does three
-# things. It lets the old state fade a little. It writes: it adds its value $x_t$, filed under a key
-# $B_t$. And it reads: it looks up what is filed under $C_t$.
+# A state is a matrix of fixed size, one per head, that all tokens share. Each token lets the old
+# state fade a little. It writes: it adds its value $x_t$, filed under a key $B_t$. And it reads: it
+# looks up what is filed under $C_t$.
 #
 # $$h_t = e^{\Delta_t A}\, h_{t-1} + \Delta_t\, x_t B_t^\top, \qquad y_t = h_t\, C_t. \tag{0.2}$$
 #
@@ -237,12 +247,10 @@ assert TOLERANCE[torch.float64] == 1e-10 and TOLERANCE[torch.float32] == 1e-5
 # large one it writes loudly and wipes much of what was there; with a small one it leaves the state
 # alone.
 #
-# Here is the equation for one head. `einsum` names the axes of its inputs and of its result. A
-# letter that is missing in the result is summed over: `"p,n->pn"` is an outer product, and
-# `"pn,n->p"` a product of matrix and vector.
+# Here it is for one head. `einsum` names the axes and sums over letters that the result leaves out:
 
 
-# %%
+# %% slide_title="The recurrence is three lines"
 def recurrence(x, dt, A, B, C):
     """Equation 0.2 for one head: x (l, p), dt (l,), A a number, B and C (l, n)."""
     state, y = torch.zeros(x.shape[1], B.shape[1]), []
@@ -253,28 +261,21 @@ def recurrence(x, dt, A, B, C):
 
 
 # %% [markdown]
-# What can you do with such a memory? Let four tokens write under four perpendicular keys, without
-# fading ($A = 0$, $\Delta = 1$). Then four tokens ask, each with one of the keys, and write nothing
-# themselves ($x = 0$). After that we try five keys of length 1. There's no fifth direction in four
-# dimensions, so the fifth key shares its space with the others:
+# Let four tokens write under four perpendicular keys, without fading ($A = 0$, $\Delta = 1$). Then
+# four tokens ask with these keys and write nothing ($x = 0$):
 
-# %%
+# %% tags=["guard"]
 keys = torch.eye(4)  # n = 4
 values = random(4, 3, seed=4)
 x = torch.cat([values, torch.zeros(4, 3)])
 twice = torch.cat([keys, keys])  # written under in the first half, asked for in the second
 y = recurrence(x, torch.ones(8), torch.tensor(0.0), twice, twice)
 check("four keys in a state of width 4: each returns its value", y[4:], values)
-keys = torch.cat([torch.eye(4), torch.full((1, 4), 0.5)])  # all of length 1
-values = random(5, 3, seed=4)
-x, twice = torch.cat([values, torch.zeros(5, 3)]), torch.cat([keys, keys])
-y = recurrence(x, torch.ones(10), torch.tensor(0.0), twice, twice)
-_ = must_differ("five keys in a state of width 4", y[5:], values, at_least=0.1)
 
 # %% [markdown]
-# With four keys it's a perfect memory. The ✗ is no mistake this time, but a limit: five values in
-# four directions blur each other. One remedy is to let the state fade. Watch one: each token writes
-# a 4 × 4 pattern, and what it wrote loses a third of its strength with every later token.
+# It's a perfect memory, up to four keys. There's no fifth direction in four dimensions, so a fifth
+# key blurs the others' values (the ✗ below). Fading makes room: old values get weaker, and recent
+# ones stand out. Here each write loses a third of its strength with every later token:
 
 
 # %% tags=["setup"]
@@ -287,10 +288,21 @@ def states_of(x, B, decay):
     return torch.stack(after)
 
 
-# %% tags=["figure"]
+def draw_states(ax, after):
+    """The states as grids, side by side, with the decay on the arrows between them."""
+    largest = after.abs().max().item()
+    for t, state in enumerate(after):
+        plotting.state_grid(ax, 3.1 * t + 0.2, 0.7, state.tolist(), cell=0.45, largest=largest)
+        ax.text(3.1 * t + 1.1, 0.25, f"after token {t}", ha="center", fontsize=16)
+        if t:
+            plotting.arrow(ax, (3.1 * t - 1.0, 1.6), (3.1 * t + 0.1, 1.6), color=plotting.COLORS[2])
+            ax.text(3.1 * t - 0.45, 1.75, "× ⅔", ha="center", fontsize=16)
+
+
+# %% slide_title="What was written pales, and recent values stand out" tags=["figure"]
 after = states_of(random(4, 4, seed=5), torch.eye(4)[[0, 2, 3, 1]], 2 / 3)
-shown = {f"after token {t}": state for t, state in enumerate(after)}
-fig, axes = plotting.heatmaps(shown, xlabel="n: where it is filed", ylabel="p: the value")
+fig, ax = plotting.canvas(11.5, 2.8)
+draw_states(ax, after)
 plotting.save(
     fig,
     "00_state",
@@ -303,25 +315,31 @@ after = states_of(random(4, 4, seed=5), torch.eye(4)[[0, 2, 3, 1]], 2 / 3)
 check("column 0 fades", after[3][:, 0], (2 / 3) ** 3 * after[0][:, 0])
 assert [(s.abs().sum(0) > 0).nonzero()[:, 0].tolist() for s in after] == [
     [0], [0, 2], [0, 2, 3], [0, 1, 2, 3]]  # fmt: skip
+keys = torch.cat([torch.eye(4), torch.full((1, 4), 0.5)])  # all of length 1
+values = random(5, 3, seed=4)
+x, twice = torch.cat([values, torch.zeros(5, 3)]), torch.cat([keys, keys])
+y = recurrence(x, torch.ones(10), torch.tensor(0.0), twice, twice)
+_ = must_differ("five keys in a state of width 4", y[5:], values, at_least=0.1)
 
 # %% [markdown]
 # Chapter 01 derives the fading state from a differential equation. Chapter 02 compares five ways of
 # writing into it.
-#
+
+# %% [markdown] slide_title="Follow one value from its writer to its reader"
 # ## 4 · The same thing is a matrix
 #
-# The recurrence has a flaw: it handles one token after the other, while attention handles all of
-# them at once. Can we have it both ways? Follow one value. Token $s$ writes $\Delta_s x_s$ under
-# $B_s$. It fades over the steps $s+1, \dots, t$. Token $t$ reads it with weight $C_t \cdot B_s$. So
+# The recurrence handles one token after the other, attention all of them at once. Can a state have
+# both? Follow one value. Token $s$ writes $\Delta_s x_s$ under $B_s$. It fades over the steps $s+1,
+# \dots, t$. Token $t$ reads it with weight $C_t \cdot B_s$. So
 #
 # $$y_t = \sum_{s \le t} M_{ts}\, x_s, \qquad
 #   M_{ts} = (C_t \cdot B_s)\; e^{A (\Delta_{s+1} + \dots + \Delta_t)}\; \Delta_s. \tag{0.3}$$
 #
 # Compare with equation 0.1. $C$ is the query, $B$ the key, $x$ the value. The softmax is gone, and
-# a decay has appeared. In this form a state layer is attention without the softmax:
+# a decay has appeared:
 
 
-# %%
+# %% slide_title="A state is attention without the softmax, with a decay"
 def duality_matrix(dt, A, B, C):
     """M of equation 0.3 for one head: (l, l)."""
     steps = dt.cumsum(0)  # Δ_0 + ... + Δ_t
@@ -335,21 +353,36 @@ M = duality_matrix(dt, A, B, C)
 check("matrix form = recurrence", M @ x, recurrence(x, dt, A, B, C))
 
 # %% [markdown]
-# This equality is called *state space duality*. Here are the two matrices side by side. What does
-# the second one lack?
+# This equality is called *state space duality*. Here are the two matrices, and the second cut into
+# pieces. What does it lack?
+
 
 # %% tags=["figure"]
+def draw_chunks(ax, l, size):
+    """Frames around the blocks of a matrix: inside a chunk, and through the state."""
+    for i in range(0, l, size):
+        for j in range(0, i + size, size):
+            color = plotting.COLORS[0 if i == j else 2]
+            x, y = j - 0.42, i - 0.42
+            side = size - 0.16
+            ax.plot([x, x + side, x + side, x, x], [y, y, y + side, y + side, y], color=color, lw=3)
+
+
+# %% slide_title="The state's far corner is pale: what was long ago is weak" tags=["figure"]
 q, k, _ = random(3, 1, 2, 12, 4, seed=1)
 softmax = attention(q, k, torch.eye(12).expand(1, 2, 12, 12))[0, 1]
 B, C = random(2, 12, 4, seed=7)
 M = duality_matrix(0.1 + random(12, seed=8).abs(), torch.tensor(-1.0), B, C)
-shown = {"attention": softmax, "a state that fades": M}
-fig, _ = plotting.heatmaps(shown, xlabel="token read", ylabel="token", limit=1.0)
+shown = {"attention": softmax, "a state that fades": M, "the same, in chunks of 4": M}
+fig, axes = plotting.heatmaps(shown, xlabel="token read", ylabel="token", limit=1.0)
+draw_chunks(axes[2], 12, 4)
 plotting.save(
     fig,
     "00_duality",
-    "Two lower triangular matrices, 12 by 12. Attention's entries are all positive and may be "
-    "large far from the diagonal. The state's have both signs, and its far corner is pale.",
+    "Three lower triangular matrices, 12 by 12. Attention's entries are all positive and may be "
+    "large far from the diagonal. The state's have both signs, and its far corner is pale. The "
+    "third is the second again, with blue frames around three blocks on the diagonal and green "
+    "frames around the three below it.",
 )
 
 # %% tags=["guard"]
@@ -362,29 +395,34 @@ softmax = attention(*random(3, 1, 2, 12, 4, seed=1)[:2], torch.eye(12).expand(1,
 assert softmax.tril().min() >= 0 and softmax[far].max() > 0.2
 
 # %% [markdown]
-# With this fast decay it has no far corner: whatever was long ago is pale. And it's made of few
-# numbers. Everything that the tokens before $t$ can tell the tokens after $t$ went through a state
-# of width $n$.
+# Its far corner is pale: with this fast decay, what was long ago counts for little. And what a
+# green block says has to go through a state.
 #
-# Now cut the text into *chunks* of 64 tokens. Inside a chunk use the matrix, which does all tokens
-# at once. Between chunks hand over the state. Then the work grows with the length, not with its
-# square. These lines are the heart of Mamba-2 and of Cheems:
+# So cut the text into *chunks* of 64 tokens. Inside a chunk (blue) use the matrix. Between chunks
+# (green) hand over the state $h$. With $\lambda_t$, the sum of $\Delta A$ since the chunk began
+# (`log_decay`), and $X = \Delta x$, one chunk is
+#
+# $$Y = M X + e^{\lambda}\, C\,h, \qquad
+#   h \leftarrow e^{\lambda_{\text{end}}}\,h + B^\top e^{\lambda_{\text{end}} - \lambda} X.$$
+#
+# The work now grows with the length. This is the heart of Mamba-2 and Cheems:
 
 
-# %% tags=["experiment"]
+# %% slide_title="Inside a chunk a matrix, between chunks a state" tags=["experiment"]
 def ssd(x, dt, A, B, C):
     """y_t = h_t C_t with h_t = exp(dt_t A) h_{t-1} + dt_t x_t B_tᵀ, a chunk at a time."""
     state, y = 0, []
     chunks = (t.split(CHUNK, dim=2) for t in (dt[..., None] * x, dt * A, B[:, None], C[:, None]))
     for X, dA, B, C in zip(*chunks, strict=True):
-        decay = dA.cumsum(-1)[..., None]  # log of what is left of the state before the chunk
-        M = (C @ B.mT) * (decay - decay.mT).tril().exp()
-        y.append(M.tril() @ X + decay.exp() * (C @ state if y else 0))
-        state = decay[:, :, -1:].exp() * state + B.mT @ ((decay[:, :, -1:] - decay).exp() * X)
+        log_decay = dA.cumsum(-1)[..., None]  # since the chunk began
+        M = (C @ B.mT) * (log_decay - log_decay.mT).tril().exp()
+        y.append(M.tril() @ X + log_decay.exp() * (C @ state if y else 0))
+        to_end = log_decay[:, :, -1:] - log_decay
+        state = log_decay[:, :, -1:].exp() * state + B.mT @ (to_end.exp() * X)
     return torch.cat(y, dim=2)
 
 
-# %%
+# %% tags=["guard"]
 x, A = random(1, 2, 150, 3, seed=9), -random(2, 1, seed=11).exp()  # two heads
 dt = random(1, 2, 150, seed=10).abs() / 10
 B, C = random(2, 1, 150, 4, seed=12)  # the heads share them
@@ -394,16 +432,25 @@ for head in (0, 1):
     check(f"chunks = recurrence, head {head}", y[0, head], right)
 
 # %% [markdown]
-# Chapter 03 derives the chunks step by step, and compares them with the real GPU kernels of
-# mamba-ssm.
-#
+# Chapter 03 derives the chunks.
+
+# %% [markdown] slide_title="A key says what, not where"
 # ## 5 · Where am I?
 #
 # So far, swapping two earlier tokens changes no score of attention: a key says *what*, not *where*.
-# We could add a vector for each position to queries and keys. Let's try that first, with the waves
-# of the first transformer, and move everything by one place. Do the scores stay?
+# You could add a vector for each position. But then "the cat" has other scores at the start of a
+# text than at its end. *Rotate* instead: cut a vector into pairs of numbers, and turn each pair by
+# an angle that grows with the position. What happens to the score if both tokens move on?
 
-# %%
+# %% slide_title="Turn both arrows, and the angle between them stays" tags=["figure"]
+plotting.show_drawing(
+    "00_turning",
+    "Two circles with two arrows each. In the first, a query at position 4 and a key at position "
+    "1. In the second both are nine positions later: both arrows have turned, and the angle "
+    "between them is the same.",
+)
+
+# %% tags=["guard"]
 q, k = random(2, 4, seed=13)
 angle = torch.arange(40)[:, None] * torch.tensor([1.0, 0.01])
 waves = torch.cat([angle.sin(), angle.cos()], dim=-1)
@@ -411,12 +458,11 @@ scores = (q + waves) @ (k + waves).T  # the same q and k at each of 40 positions
 _ = must_differ("added positions, moved by one", scores[1:, 1:], scores[:-1, :-1])
 
 # %% [markdown]
-# They change: "the cat" has different scores at the start of a text than at its end. *Rotate*
-# instead. Cut a vector into pairs of numbers, and turn pair $i$ by an angle that grows with the
-# position:
+# The angle between them stays, and the inner product with it. Pair $i$ turns by $10000^{-2i/n}$ per
+# token:
 
 
-# %% tags=["experiment"]
+# %% slide_title="Each pair of numbers turns at its own speed" tags=["experiment"]
 def rotate(x):
     """Rotate pair i of the vector at position t by the angle t · 10000^(-2i/n): (..., l, n)."""
     half = x.shape[-1] // 2
@@ -427,21 +473,20 @@ def rotate(x):
 
 
 # %% [markdown]
-# If both vectors turn, only the difference of their angles is left in an inner product. Now the
-# positions enter the scores by their distance alone:
+# So positions enter a score by their distance alone:
 
-# %%
+# %% slide_title="Positions enter a score by their distance alone"
 q, k = random(2, 4, seed=13)
 scores = rotate(q.expand(40, 4)) @ rotate(k.expand(40, 4)).T
 check("rotated, moved by one: the same scores", scores[1:, 1:], scores[:-1, :-1])
 
 # %% [markdown]
-# Since $C$ and $B$ of a state are a query and a key, the same rotation works for both kinds of
-# layers. That's one of the ideas of *Wonderful Matrices*. The folded cell has the layer `S`, with
-# its projections:
+# $C$ and $B$ of a state are a query and a key, so the same rotation works for them: an idea of
+# *Wonderful Matrices*. Why does a state need it? Its decay tells how long ago something was, but
+# only as "the longer, the weaker". A rotation lets a head prefer a distance. Here is the layer `S`:
 
 
-# %% tags=["setup", "experiment"]
+# %% slide_title="The layer S: project, rotate, run the state" tags=["experiment"]
 class SSD(nn.Module):
     """S: a state that fades, and that each token writes into and reads from."""
 
@@ -462,18 +507,23 @@ class SSD(nn.Module):
 
 
 # %% [markdown]
-# $A$ and $\Delta$ start in the ranges of Mamba-2, so at first some heads forget within a few tokens
-# and others remember for a thousand. Chapter 04 proves the rotation, and compares three sources of
-# position.
-#
+# At first some heads forget within a few tokens, others remember for a thousand. $D$ lets a token
+# see itself. Chapter 04 proves the rotation.
+
+# %% [markdown] slide_title="What should attention take from the tokens it found?"
 # ## 6 · What to retrieve
 #
-# Attention has searched, and found the tokens it wants. What should it take from them? Ordinary
-# attention takes $v = W x$, the same matrix for each token. Cheems lets each head keep a small
-# table. A token picks the two rows whose keys fit it best, mixes them, and multiplies the mix with
-# $x$:
+# Attention has found the tokens it wants. What should it take from them? Usually that is $v = W x$,
+# the same matrix for each token. An *inner function*, hence the letter `I`, lets the value depend
+# on what kind of token it is. In *Cheems* the inner function is an `S`. In *Wonderful Matrices*,
+# and here, each head has a small table. A token picks the two rows $j_1, j_2$ whose keys fit it
+# best, and multiplies their values $U_j$ with $x$, entry by entry ($\circ$):
 #
 # $$v = x \circ (\omega_1 U_{j_1} + \omega_2 U_{j_2}). \tag{0.4}$$
+#
+# The weights $\omega$ are a softmax of the two scores, and they are ours: WM prints a plain sum.
+# The folded cells have the table, `RetrievedValues`, and `InnerFuncAttn`, which rotates queries and
+# keys and calls `attention` with these values.
 
 
 # %% tags=["setup", "experiment"]
@@ -494,11 +544,6 @@ class RetrievedValues(nn.Module):
         return heads(x) * (weights @ self.values)
 
 
-# %% [markdown]
-# The values are computed by an *inner function*, hence the letter `I`. This one is a table; it can
-# also be an `S`. The rest of the layer is attention as you know it:
-
-
 # %% tags=["setup", "experiment"]
 class InnerFuncAttn(nn.Module):
     """I: attention whose queries and keys are rotated, and whose values are retrieved."""
@@ -515,53 +560,47 @@ class InnerFuncAttn(nn.Module):
 
 
 # %% [markdown]
-# Do values depend on their own token alone? Change token 7, and see which values move:
+# Does the table help? Chapter 05 and the comparisons of chapter 09 try to find out.
 
-# %%
-_ = torch.manual_seed(0)
-inner, x = RetrievedValues(), random(1, 12, D_MODEL, seed=14)
-moved = x.clone()
-moved[0, 7] += 1
-with torch.no_grad():
-    changed = (inner(x) != inner(moved)).any(1).any(-1)[0]  # over heads and their numbers
-print("values that changed:", changed.nonzero()[:, 0].tolist())
-assert changed.nonzero().tolist() == [[7]]
-
-# %% [markdown]
-# Only token 7's. Does the table help? Chapter 05 and the comparisons of chapter 09 try to find out.
-#
+# %% [markdown] slide_title="How do you find the best few of a million experts?"
 # ## 7 · A million tiny experts
 #
-# Up to now the layers moved information between tokens. Where does the knowledge sit? In a
-# transformer, mostly in MLPs, which use all their weights for every token. A mixture of *experts*
-# uses a few of many instead. How small can an expert be? One neuron: a vector that decides whether
-# it fires, and a vector that it adds if it does.
+# So far the layers moved information between tokens. What happens at one token? A transformer has
+# an MLP there, which uses all its weights. A mixture of *experts* uses a few of many. How small can
+# an expert be? One neuron: a vector that decides whether it fires, and one that it adds if it does.
+# Our model has 256, the largest in WM has 8,192 (Table 7), and the search below allows a million.
 #
-# But how do you find the best few of a million, for every token? The trick is to give an expert two
-# half keys. Lay the million out in a square with $r = 1000$ rows and columns. Expert $(i, j)$ has
-# the score $q_1 \cdot \theta_{1i} + q_2 \cdot \theta_{2j}$, and 2,000 inner products give all half
-# scores. Which sums can be among the best $k$? Rank each half, counting from 0. A pair of ranks
-# $(a, b)$ is beaten, or at least matched, by every pair with smaller or equal ranks. There are
-# $(a + 1)(b + 1) - 1$ of those. So if $(a + 1)(b + 1) > k$, you can forget the pair. What's left is
-# a staircase:
+# How do you find the best few of a million? Lay them out in a square with $r = 1000$ rows and
+# columns. Let expert $(i, j)$ have the score $q_1 \cdot \theta_{1i} + q_2 \cdot \theta_{2j}$: 2,000
+# inner products give all half scores. Rank each half, counting from 0. The pair of ranks $(a, b)$
+# has $(a + 1)(b + 1) - 1$ others that are as good or better: all with smaller or equal ranks. If
+# that's $k$ or more, forget the pair. What's left, here for $k = 8$, is a staircase:
 
 # %% tags=["setup"]
 STAIRS = torch.tensor([[float((a + 1) * (b + 1) <= 8) for b in range(10)] for a in range(10)])
 assert STAIRS.sum(1).tolist() == [8, 4, 2, 2, 1, 1, 1, 1, 0, 0] and STAIRS.sum() == 20
+HALVES = random(2, 30, seed=28)
+TABLE = HALVES[0][:, None] + HALVES[1]  # the scores of 30 × 30 experts
+WINNERS = torch.stack(torch.unravel_index(TABLE.flatten().topk(8).indices, (30, 30)))
 
-# %% tags=["figure"]
-fig, ax = plotting.figure(size=(5, 4.4))
+# %% slide_title="Only a staircase of pairs can hold the best eight" tags=["figure"]
+fig, (square, stairs) = plotting.figure(1, 2, size=(11, 4.8))
+plotting.heatmap(square, TABLE, title="scores of 30 × 30 experts", xlabel="second half, j",
+                 ylabel="first half, i", colorbar=False)  # fmt: skip
+square.plot(WINNERS[1], WINNERS[0], "o", color="white", markeredgecolor=plotting.INK, markersize=9)
 words = dict(xlabel="rank of the second half", ylabel="rank of the first half")
-plotting.heatmap(ax, STAIRS, **words, signed=False, colorbar=False)
+plotting.heatmap(stairs, STAIRS, title="where the best 8 can be", **words, signed=False,
+                 colorbar=False)  # fmt: skip
 plotting.save(
     fig,
     "00_stairs",
-    "Of 10 by 10 pairs of ranks, the 20 that can be among the best 8 form a staircase in the "
-    "corner: 8 in the first row, then 4, 2, 2, 1, 1, 1 and 1.",
+    "Left: the scores of 30 by 30 experts in rows and columns that stand out as a whole, with dots "
+    "on the best eight. Right: of 10 by 10 pairs of ranks, the 20 that can be among the best 8 "
+    "form a staircase in the corner: 8 in the first row, then 4, 2, 2, 1, 1, 1 and 1.",
 )
 
 
-# %% tags=["experiment"]
+# %% slide_title="The search compares 20 sums, not a million" tags=["experiment"]
 def best_pairs(queries, keys, k):
     """The k largest of r² sums q₁·θ₁ᵢ + q₂·θ₂ⱼ and their numbers i r + j; keys (h, 2, r, m)."""
     best, where = einsum("blhcm,hcrm->blhcr", queries, keys).topk(k)  # of each half
@@ -573,7 +612,7 @@ def best_pairs(queries, keys, k):
 # %% [markdown]
 # Does it find the best of a million? Let's ask for all million sums:
 
-# %%
+# %% slide_title="Twenty sums find the best eight of a million"
 queries, keys = random(1, 3, 1, 2, 8, seed=15), random(1, 2, 1000, 8, seed=16)  # 3 tokens
 scores, found = best_pairs(queries, keys, 8)
 first, second = einsum("blhcm,hcrm->cblhr", queries, keys)
@@ -582,8 +621,10 @@ check("best of 20 sums = best of 1,000,000", scores, best)
 check("and the same experts", found, where)
 
 # %% [markdown]
-# Exactly the same, from 2,000 inner products and 20 sums. Each head of a token finds a few experts
-# like this. Their neurons fire or don't, and the sum is the layer's output:
+# Exactly the same. The folded cells have `PEER`, which adds up the experts that each head finds,
+# and `CDMoE`, the layer `E`: all tokens go through one shared MLP, so that experts needn't all
+# learn the same basics, and the experts read its output. The papers call it *cross-domain mixture
+# of experts*. (Chapter 06.)
 
 
 # %% tags=["setup", "experiment"]
@@ -604,11 +645,6 @@ class PEER(nn.Module):
         return einsum("blhk,blhkd->bld", fire, self.up[experts])
 
 
-# %% [markdown]
-# In Cheems all tokens go through one shared MLP first, so that experts needn't all learn the same
-# basics. The experts read its output. The papers call this layer *cross-domain mixture of experts*:
-
-
 # %% tags=["setup", "experiment"]
 class CDMoE(nn.Module):
     """E: an MLP that all tokens share, plus the tiny experts, which read its output."""
@@ -623,17 +659,14 @@ class CDMoE(nn.Module):
         return x + self.experts(x)
 
 
-# %% [markdown]
-# Chapter 06 derives the search, and looks at who fires for what.
-#
+# %% [markdown] slide_title="A model is a string of letters"
 # ## 8 · A string of letters
 #
-# You have all the parts. A model is a string with a letter per layer. A vector of width 128 per
-# token, the *stream*, runs through them. Each layer reads a normalised copy of it and adds its
-# result:
+# A model is a string with a letter per layer. A vector of width 128 per token, the *stream*, runs
+# through them. Each layer reads a normalised copy of it and adds its result:
 
 
-# %% tags=["experiment"]
+# %% slide_title="Each layer reads the stream, and adds to it" tags=["experiment"]
 class Cheems(nn.Module):
     """An embedding, a layer per letter, each added to the stream, and the embedding once more."""
 
@@ -653,11 +686,10 @@ class Cheems(nn.Module):
 
 
 # %% [markdown]
-# That's a whole Cheems. The package has the same model with everything that we left out: memory
-# between calls, padding, checks, and options such as the papers' dynamic mask and other inner
-# functions. If both have the same weights, do they agree?
+# That's a whole Cheems. The package adds what we left out: memory between calls, padding, checks,
+# and options such as WM's dynamic mask. With the same weights, do both agree?
 
-# %%
+# %% tags=["guard"]
 _ = torch.manual_seed(0)
 mine, theirs = Cheems("SESEIE"), CausalLM(ModelConfig(pattern="SESEIE"))
 theirs.load_state_dict(mine.state_dict())
@@ -669,16 +701,14 @@ assert len(Path(minimal.__file__).read_text().splitlines()) <= 200  # the file, 
 assert preset("cheems-1.3b").pattern == "SESESESESESESEIE" * 3
 
 # %% [markdown]
-# The real one has the pattern `SE × 7 + IE`, repeated: seven states for each attention. The order
-# is no accident. Attention finds a token by its content, and an `S` before it can mix a token with
-# its neighbours. Chapter 07 shows what happens in the other order.
+# The real one has the pattern `SE × 7 + IE`, three times: seven states for each attention. Chapter
+# 07 shows why the order matters.
 
-# %% [markdown]
+# %% [markdown] slide_title="The training loop draws windows and follows the gradient"
 # ## 9 · Train it
 #
-# A window of 257 bytes gives 256 predictions at once. The training loop draws eight windows,
-# computes the loss, and moves the weights against its gradient with AdamW. The learning rate rises
-# during the first tenth of the steps, then falls to zero:
+# A window of 257 bytes gives 256 predictions. Each step draws eight windows and moves the weights
+# against the gradient of the loss, with AdamW:
 
 
 # %% tags=["setup"]
@@ -687,6 +717,7 @@ def nats(model, windows):
     return F.cross_entropy(model(windows[:, :-1]).flatten(0, 1), windows[:, 1:].flatten())
 
 
+# %% slide_title="One step: a batch, a loss, a gradient, AdamW"
 def train(model, text, steps, peak=3e-3):
     """Train on random windows of a text; yields the loss of each step."""
     optimizer = torch.optim.AdamW(model.parameters())
@@ -702,17 +733,36 @@ def train(model, text, steps, peak=3e-3):
 
 
 # %% [markdown]
-# Our live model has four letters and 60 steps. It trains in about half a minute, on the bytes
-# around you. Will that be enough to beat the bigram?
+# Your model has four letters and 60 steps, about half a minute. Will that be enough to beat the
+# bigram? Watch the bars: they have to get shorter than the mark.
+
 
 # %% tags=["setup"]
 _ = torch.manual_seed(0)
 STUDENT = Cheems("SEIE").float()  # training doesn't need 16 digits
-LOSSES = list(train(STUDENT, text, 60, peak=5e-3))
+MARK = round(10 * bigram_loss(text, held_out))  # a tenth of a nat is one character
+
+
+def show_loss(step, losses):
+    """Print a mean loss as a bar, with a mark where the bigram's ends."""
+    loss = sum(losses) / len(losses)
+    bar = list(("■" * round(10 * loss)).ljust(MARK + 1))
+    bar[MARK] = "┃"
+    print(f"│ step {step:2}  {loss:.2f}  {''.join(bar)}")
+
+
+# %% slide_title="Your model trains, and the bars shrink towards the bigram's mark"
+losses = []
+for step, loss in enumerate(train(STUDENT, text, 60, peak=5e-3), start=1):
+    losses.append(loss)
+    if step % 5 == 0:
+        show_loss(step, losses[-5:])
+
+# %% tags=["guard"]
 with torch.no_grad():
     learned = nats(STUDENT, held_out.unfold(0, LENGTH + 1, LENGTH)[::4]).item()
-assert 5.3 < LOSSES[0] < 5.8 and learned < bigram_loss(text, held_out) - 0.05
-print("better than the bigram by more than 0.05 nats per byte")
+assert 5.3 < losses[0] < 5.8 and learned < bigram_loss(text, held_out) - 0.05
+print("held out: better than the bigram by more than 0.05 nats per byte")
 
 # %% [markdown]
 # It does. `python cheems_ref/minimal.py` trains `SESEIE` for 300 steps, in about two minutes. Here
@@ -722,22 +772,20 @@ print("better than the bigram by more than 0.05 nats per byte")
 # %% tags=["setup"]
 for pattern, run in runs.items():
     print(f"{pattern}  {run['parameters']:,} parameters   held out {run['held_out']:.3f} nats")
-
-# %% tags=["guard"]
 nats_of = {pattern: run["held_out"] for pattern, run in runs.items()}
 assert 0.01 < nats_of["SESESE"] - nats_of["SESEIE"] < 0.02
 assert 0.09 < nats_of["IEIEIE"] - nats_of["SESEIE"] < 0.1
 
 # %% [markdown]
-# All three beat the bigram by far. `SESEIE` and `SESESE` are less than 0.02 nats apart, and the one
-# that has only attention is 0.09 behind. With one run of each, don't bet on it: chapter 09 says how
-# many runs a difference needs. But one thing is plain. On this text, for models this small, a state
-# can take attention's place.
-#
+# All three beat the bigram by far. `SESEIE` and `SESESE` are less than 0.02 nats apart, `IEIEIE` is
+# 0.09 behind. (Single runs; chapter 09 says how many a difference needs.) On this text, for models
+# this small, a state can take attention's place.
+
+# %% [markdown] slide_title="To write, draw a byte, append it, repeat"
 # ## 10 · It writes
 #
-# To write, ask for the chances of the next byte, draw one, append it, repeat. A *temperature* below
-# 1 makes likely bytes likelier.
+# To write, compute the probabilities of the next byte, draw one, append it, repeat. A *temperature*
+# below 1 makes likely bytes likelier.
 
 
 # %% tags=["setup"]
@@ -751,12 +799,10 @@ def write(model, prompt, count, temperature=0.8):
 
 
 # %% [markdown]
-# Here is what *your* model writes after 60 steps, and below it the recorded one after 300. Rounding
-# differs between machines, so your text will differ from ours. A dot stands for whatever isn't
-# printable ASCII.
+# Here is what *your* model writes, and below it the recorded one after 300 steps. Your text will
+# differ from ours:
 
-
-# %%
+# %% slide_title="After 60 steps it babbles, after 300 most short words are real"
 _ = torch.manual_seed(0)
 with torch.no_grad():
     wrote = printable(write(STUDENT, "The ", 160))
@@ -765,36 +811,59 @@ print("recorded, after 300 steps of SESEIE")
 print(*textwrap.wrap(printable(runs["SESEIE"]["sample"])[:225], 75), sep="\n")
 
 # %% [markdown]
-# After 60 steps hardly a word is one. After 300 most of the short ones are, and no sentence makes
-# sense yet. Chapter 07 trains a larger model for longer.
-#
+# After 60 steps there is hardly a real word. After 300 most short words are real. Chapter 07 trains
+# a larger model for longer.
+
+# %% [markdown] slide_title="Switch attention off, and see where it hurts"
 # ## 11 · Take its attention away
 #
-# Now to our question. In the recorded model, `SESEIE`, we switch attention off: its output becomes
-# zero, and everything else stays. Then we read the held-out text again. Where in a window of 256
-# bytes will the switch hurt most, at the beginning or at the end?
+# Now to our question. Take the model *you* have just trained, set the output of its attention to
+# zero, and read the held-out text again. Where in a window of 256 bytes will it hurt most, at the
+# beginning or at the end?
+
 
 # %% tags=["setup"]
+def nats_by_place(model, windows, places=4):
+    """The mean of -log p in so many parts of the window, one after the other."""
+    with torch.no_grad():
+        log_p = model(windows[:, :-1]).log_softmax(-1)
+    losses = -log_p.gather(-1, windows[:, 1:, None])[..., 0].mean(0)
+    return losses.view(places, -1).mean(1)
+
+
+# %% slide_title="You switch off the attention of your own model"
+without = copy.deepcopy(STUDENT)
+_ = without.blocks[2]["layer"].out_proj.weight.data.zero_()  # the I of SEIE
+windows = held_out.unfold(0, LENGTH + 1, LENGTH)[::8]
+on, off = nats_by_place(STUDENT, windows), nats_by_place(without, windows)
+print("│ with attention, by quarter:   ", *(f"{nats:.2f}" for nats in on))
+print("│ without attention, by quarter:", *(f"{nats:.2f}" for nats in off))
+
+# %% tags=["guard"]
+assert (off - on).min() > 0.02 and (off - on).max() < 0.3
 run = runs["SESEIE"]
-print(f"on {run['held_out']:.2f}, off {run['held_out_off']:.2f} nats per byte")
-harm = [a - b for a, b in zip(run["off"]["plain"], run["on"]["plain"], strict=True)]
-print("worse by, in 16 pieces of the window:", *(f"{one:.2f}" for one in harm))
+HARM = [a - b for a, b in zip(run["off"]["plain"], run["on"]["plain"], strict=True)]
+assert min(HARM) > 0.17 and max(HARM) < 0.23
 once, again = run["on"]["twice"][2:7], run["on"]["twice"][10:15]  # bytes 32 to 111 of each half
-apart = max(abs(a - b) for a, b in zip(once, again, strict=True))
-print(f"a second half that repeats the first: within {apart:.2f} of it")
+assert max(abs(a - b) for a, b in zip(once, again, strict=True)) < 0.02
+assert f"{run['held_out_off'] - run['held_out']:.2f}" == "0.20"
+assert f"{runs['SESESE']['held_out'] - run['held_out']:.3f}" == "0.016"
+assert f"{runs['IEIEIE']['held_out']:.2f} {runs['IEIEIE']['held_out_off']:.2f}" == "1.72 3.34"
 
 # %% [markdown]
-# Everywhere about the same, 0.2 nats. So this attention isn't looking far back. Probably its job is
-# a local one, and `SESESE`, which never had any, does that job with a state. We also let the model
-# read windows whose second half repeats the first. It reads the second half no better. Is attention
-# good for nothing, then?
+# Ours lost about 0.1 nats in every quarter, and the recorded `SESEIE` loses 0.2 everywhere (left
+# picture below). So this attention isn't looking far back.
 #
+# Zeroing the attention of the trained `SESEIE` costs 0.20 nats. Never having had it, as in
+# `SESESE`, costs 0.016. `IEIEIE`, which has nothing else to look back with, goes from 1.72 to 3.34.
+# So zeroing a layer measures what the other layers expect of it, not what a model needs.
+
+# %% [markdown] slide_title="A task that is nothing but memory"
 # ### A task that is nothing but memory
 #
 # Text mixes many skills, so let's train on one. A row has 16 random symbols of 32, then the same 16
-# again. A model that remembers can get all of the second half right. One that doesn't gets one in
-# 32. We train three models without experts, for 100 steps each: one `S`, one `I`, and `SI`. And we
-# give `I` a harder task, 64 symbols. Which of the four learn it?
+# again. We train three models without experts, for 100 steps each: `S`, `I` and `SI`. And we give
+# `I` a harder task, 64 symbols. Which of the four learn it?
 
 
 # %% tags=["setup", "experiment"]
@@ -813,7 +882,7 @@ def learn_to_repeat(pattern, length=16, steps=100, seed=0):
     return torch.stack(right).view(-1, 10).mean(1).tolist()
 
 
-# %%
+# %% slide_title="In 100 steps attention learns to repeat, a state doesn't"
 tasks = [("S", 16), ("I", 16), ("SI", 16), ("I", 64)]
 repeats = {(pattern, l): learn_to_repeat(pattern, l)[-1] for pattern, l in tasks}
 for (pattern, l), right in repeats.items():
@@ -821,10 +890,9 @@ for (pattern, l), right in repeats.items():
     print(f"{pattern:2} {l} symbols: {share} right")
 
 # %% [markdown]
-# All but `S`. Attention has every symbol at hand and only needs to learn where to look. A single
-# `I` in the model is enough for that. Does a state need more time, or can't it? Here are recorded
-# runs of ten times as many steps (`python -m experiments 00_repeat`), with three seeds for each
-# length:
+# All but `S`. Attention has every symbol at hand and only needs to learn where to look. Does a
+# state need more time? Here are recorded runs, three seeds of `S` and five of `I` (`python -m
+# experiments 00_repeat`, `00_repeat_attention`):
 
 
 # %% tags=["setup"]
@@ -834,54 +902,67 @@ def ends(table):
     return {l: sorted(run["right"][-1] for run in table if run["length"] == l) for l in lengths}
 
 
+def middle(table, length):
+    """The median run, by the share right in every ten steps."""
+    runs = [run["right"] for run in table if run["length"] == length]
+    return [sorted(at)[len(runs) // 2] for at in zip(*runs, strict=True)]
+
+
 for l, right in ends(repeat_record["table"]).items():
     print(f"S {l} symbols, 1,000 steps: {right[0]:.2f} {right[1]:.2f} {right[2]:.2f} right")
 
-# %% tags=["figure"]
-fig, ax = plotting.figure(size=(9, 4.2))
-curves = {f"S, {l} symbols": [run["right"] for run in repeat_record["table"] if run["length"] == l]
-          for l in (16, 32, 64)}  # fmt: skip
-middle = {name: [sorted(three)[1] for three in zip(*c, strict=True)] for name, c in curves.items()}
-plotting.lines(ax, range(10, 1001, 10), middle, xlabel="step", ylabel="share right", ylim=(0, 1))
+# %% slide_title="Attention learns to copy at once, a state slowly" tags=["figure"]
+fig, (left, right) = plotting.figure(1, 2, size=(12.5, 4.4))
+left.bar(range(8, 256, 16), HARM, 13, color=plotting.COLORS[1])
+left.set(title="text: nats lost without attention", xlabel="place in the window", ylim=(0, 0.5))
+curves = {f"S, {l} symbols": middle(repeat_record["table"], l) for l in (16, 32, 64)}
+plotting.lines(right, range(10, 1001, 10), curves, xlabel="step", title="repeating: share right")
+curve = {"I, 64 symbols": middle(attention_record["table"], 64)}
+plotting.lines(right, range(10, 301, 10), curve, legend="right")
 plotting.save(
     fig,
     "00_repeat",
-    "Share of the repeated symbols that S gets right against training step, the median of three "
-    "runs. With 16 symbols it passes 0.9 before step 500; with 32 it ends between 0.8 and 0.9; "
-    "with 64 it ends near 0.1.",
+    "Left: bars for 16 places in a window of text; without its attention the recorded model loses "
+    "about 0.2 nats at each. Right: share of the repeated symbols that is right against training "
+    "step, medians. I with 64 symbols is at 0.95 before step 50. S with 16 symbols passes 0.9 "
+    "before step 500; with 32 it ends between 0.8 and 0.9; with 64 it ends near 0.1.",
 )
 
 # %% tags=["guard"]
-assert min(harm) > 0.17 and max(harm) < 0.23 and apart < 0.02
 assert repeats.pop(("S", 16)) < 0.2 and min(repeats.values()) > 0.95
-middle = {l: right[1] for l, right in ends(repeat_record["table"]).items()}
-assert middle[16] > 0.98 and 0.8 < middle[32] < 0.9 and 0.1 < middle[64] < 0.12
+last = {l: right[1] for l, right in ends(repeat_record["table"]).items()}
+assert last[16] > 0.98 and 0.8 < last[32] < 0.9
 at_500 = [run["right"][49] for run in repeat_record["table"] if run["length"] == 16]
-assert min(at_500) > 0.9 and max(ends(repeat_record["table"])[64]) < 0.55
+assert min(at_500) > 0.9
+hardest = ends(repeat_record["table"])[64]
+assert [round(right, 2) for right in hardest] == [0.03, 0.11, 0.51]
+first = [next(10 * i + 10 for i, at in enumerate(run["right"]) if at > 0.95)
+         for run in attention_record["table"]]  # fmt: skip
+assert max(first) == 40 and len(first) == 15
 
 # %% [markdown]
 # It needs more time, and more for longer rows. In 1,000 steps `S` learns to repeat 16 symbols, most
-# of 32, and about half of 64 at best, with seeds far apart and the curve still rising. So here's
-# a first answer, from models this small: on this text a state did as well without attention, and
-# at pure copying attention learned much faster. (Fetching is easy here, always from the same
-# distance. Chapter 08 asks by content, of longer texts.)
-#
+# of 32, and of 64 symbols 0.03, 0.11 and 0.51, depending on the seed. `I` needs at most 40 steps
+# for 0.95. So here's a first answer, from models this small: on this text a state did as well
+# without attention, and at pure copying attention learned much faster. (Chapter 08 asks by content,
+# of longer texts.)
+
+# %% [markdown] slide_title="Attention keeps everything, a state keeps a blur, and both help"
 # ## Summary
 #
 # - Attention keeps all keys and values, searches them, and pays for each token it keeps.
-# - A state has a fixed size. Each token lets it fade, writes into it and reads from it. As a
-#   matrix, that is attention without the softmax, with a decay.
-# - Rotating queries and keys, or $C$ and $B$, by their positions leaves only the
-#   distance in a score.
+# - A state has a fixed size. It fades, is written into, and is read. As a matrix, that is attention
+#   without the softmax, with a decay.
+# - Rotating queries and keys, or $C$ and $B$, leaves only the distance in a score.
 # - Experts of one neuron are found by two half keys: 2,000 inner products for a million.
-# - A model is a string of letters. In `SE × 7 + IE` one block of eight has attention.
-# - A ✓ speaks for the inputs it was shown. Ask which mistake it would catch.
+# - A model is a string of letters. In `SE × 7 + IE` there is one attention for seven states.
+# - Ask of every ✓ which mistake it would catch.
 #
-# How much attention, and for what? Chapters 08, 09 and 10 go on asking: what is recalled, what is
-# lost in nats, and what it costs. [Reading
-# the course](../book/manual/reading_the_course.md) has the map, and a self-test that says where to
-# begin.
-#
+# How much attention, and for what? Chapters 08, 09 and 10 go on asking, and the last chapter
+# answers. [Reading the course](../book/manual/reading_the_course.md) has the map, and a self-test
+# that says where to begin.
+
+# %% [markdown]
 # ## Exercises
 
 # %% [markdown]

@@ -54,20 +54,21 @@ def numbers(values, form=".3f"):
 
 # %% [markdown]
 # Here's one tank, three times. On the left it leaks. In the middle each level follows from the
-# last: a recurrence. On the right all splashes drain alike and add up: a convolution.
+# last: a recurrence. On the right each splash leaves an echo, and the echoes add up: a convolution.
 
-# %% tags=["figure"]
+# %% slide_title="One tank, seen three times" tags=["figure"]
 plotting.show_drawing(
     "01_views",
     "Three panels over eight steps. The tank: bars of incoming water and a curve of its content. "
-    "The recurrence: dots with an arrow from each to the next. The kernel: a fading curve from "
-    "each input, and the same dots as their sum.",
+    "The recurrence: dots with an arrow from each to the next. The convolution: the fading echoes "
+    "of steps 1, 2 and 5 stacked as bars, whose tops are the same dots.",
 )
 
 # %% [markdown]
 # The first view is for thinking, the second for running a model, the third for training. Which of
 # them survive if the input decides how fast the tank leaks?
-#
+
+# %% [markdown] slide_title="A few numbers, pushed around by an input: h′ = A h + B x"
 # ## 1 · A tank with a hole
 #
 # Water runs in at $x(t)$ litres per second, and out through a hole, in proportion to what's there.
@@ -86,9 +87,11 @@ plotting.show_drawing(
 # off. Both systems become the same equation:
 #
 # $$h'(t) = A\,h(t) + B\,x(t), \qquad y(t) = C\,h(t). \tag{1.3}$$
+#
+# For the spring, $A$ has the rows $(0, 1)$ and $(-9, -0.6)$.
 
 
-# %%
+# %% tags=["setup"]
 def tank():
     """A, B and C of equation 1.1."""
     return torch.tensor([[-0.5]]), torch.ones(1), torch.ones(1)
@@ -119,7 +122,7 @@ def integrate(A, B, x, h, start, end, steps=150):
 # is a sum of $n$ exponentials $e^{\lambda t}$. For ground truth we integrate with Runge–Kutta, in
 # tiny steps:
 
-# %%
+# %% slide_title="Left alone, a tank decays and a spring rings"
 A, B, _ = tank()
 filled = integrate(A, B, lambda t: 1.0, torch.zeros(1), 0, 3, 1000)
 check("small steps = 2 (1 - exp(-t/2)) at t = 3", filled, torch.tensor([2 * (1 - math.exp(-1.5))]))
@@ -133,16 +136,17 @@ swung = integrate(A, B, lambda t: 0.0, start, 0.0, period, steps=2000)
 check("let go, after one period: the same state, smaller", swung, math.exp(fading * period) * start)
 
 # %% [markdown]
-# Minus the real part is how fast the spring fades, the imaginary part how fast it swings. If all
-# real parts are negative, a conjugate pair is a *fading tone*, as in the spring, and a real
-# eigenvalue a plain decay, as in the tank.
-#
+# Minus the real part is how fast the spring fades, the imaginary part how fast it swings:
+# $e^{(-0.3 + 2.985i)t} = e^{-0.3t}(\cos 2.985t + i \sin 2.985t)$. So a conjugate pair is a *fading
+# tone*, as in the spring, and a negative real eigenvalue a plain decay, as in the tank.
+
+# %% [markdown] slide_title="Hold the input, and the differential equation is solved exactly"
 # ## 2 · From time to samples: hold the input
 #
 # Real data come as samples $x_0, x_1, x_2, \dots$, a step $\Delta$ apart (`dt` in code). What was
 # the input doing in between? The simplest guess is: nothing. We *hold* each sample until the next
 # one arrives. With a constant input we can solve (1.1) on paper. The tank's level settles at
-# $-Bx/A$, and its distance from there shrinks by a factor of $e^{\Delta A}$:
+# $h_\infty = -Bx/A$, and its distance $h - h_\infty$ shrinks by a factor of $e^{\Delta A}$:
 #
 # $$h(t + \Delta) = e^{\Delta A}\,h(t) + \frac{e^{\Delta A} - 1}{A}\,B\,x. \tag{1.4}$$
 #
@@ -154,7 +158,7 @@ check("let go, after one period: the same state, smaller", swung, math.exp(fadin
 #
 # Here $h_t$ is the state *after* $x_t$ has been held for one step.
 
-# %%
+# %% slide_title="Zero-order hold turns the equation into a recurrence"
 A, B, C = spring()
 dt = 0.25
 A_bar = torch.linalg.matrix_exp(dt * A)
@@ -200,7 +204,7 @@ ends = torch.arange(16, 193, 16)  # where a hold ends
 check("the dots of ZOH lie on the curve of the held input", under_held[ends], dots)
 print(f"off the smooth input's curve by up to {(under_smooth[ends] - dots).abs().max().item():.2f}")
 
-# %% tags=["figure"]
+# %% slide_title="ZOH hits the held input's curve, and misses the smooth one" tags=["figure"]
 fig, axes = plotting.figure(1, 2, size=(12, 4.2))
 curves = {"smooth": [smooth(t) for t in times[:-1].tolist()], "held": staircase}
 plotting.lines(axes[0], times[:-1], curves, title="two inputs, same samples", xlabel="seconds")
@@ -219,7 +223,8 @@ plotting.save(
 # %% [markdown]
 # The dots hit the curve of the held input and miss the other. Cheaper rules, such as the bilinear
 # rule in lab [01a](labs/01a_why_hippo.ipynb), avoid the exponential.
-#
+
+# %% [markdown] slide_title="Unroll the recurrence, and a kernel appears"
 # ## 3 · One map, two ways to compute it
 #
 # How do old samples reach the output? Let's unroll (1.5), starting from $h_{-1} = 0$:
@@ -233,7 +238,7 @@ plotting.save(
 # $$y_t = \sum_{\delta=0}^{t} K_\delta\,x_{t-\delta}, \qquad
 #   K_\delta = C\,\bar A^\delta\,\bar B. \tag{1.7}$$
 
-# %%
+# %% slide_title="The same map is a convolution with one kernel"
 l = 60
 A, B, C = spring()
 A_bar, B_bar = discretize_zoh(A, B, 0.1)
@@ -252,7 +257,7 @@ check("ssm_kernel = equation 1.7", ssm_kernel(A_bar, B_bar, C, l), K)
 # of size $l$ the end runs into the beginning, as on a circle. Pad to twice the length.
 
 
-# %%
+# %% slide_title="The FFT needs room for twice the length"
 def by_fft(K, x, size):
     product = torch.fft.rfft(K, size) * torch.fft.rfft(x, size)
     return torch.fft.irfft(product, size)[: len(x)]
@@ -266,7 +271,8 @@ _ = must_differ("FFT of size l: the end wraps round", wrapped, y, at_least=0.01)
 # %% [markdown]
 # So train it as a convolution, while you know all the inputs, and run it as a recurrence, where the
 # millionth sample costs no more than the first.
-#
+
+# %% [markdown] slide_title="S4D keeps n exponentials, each with its own rate"
 # ## 4 · Which A?
 #
 # Pick a large matrix $A$ at random, and chances are that the state explodes. *S4*, the structured
@@ -288,11 +294,12 @@ _ = must_differ("FFT of size l: the end wraps round", wrapped, y, at_least=0.01)
 # $D$ for a direct path from $x$ to $y$.
 #
 # What if you trained on sound with 16,000 samples a second and now get 8,000? Double every
-# $\Delta$. The kernel at the double step is exactly the sum of neighbours in the old one:
+# $\Delta$. Holding a sample for $2\Delta$ is feeding it twice for $\Delta$, so the new kernel is
+# the sum of neighbours in the old one:
 #
 # $$K_\delta(2\Delta) = K_{2\delta}(\Delta) + K_{2\delta+1}(\Delta). \tag{1.9}$$
 
-# %%
+# %% slide_title="Twice the distance between samples, twice the step"
 _ = torch.manual_seed(0)
 layer = S4D(3, d_state=8).requires_grad_(False)  # three channels
 coarse, fine = layer.kernel(40, rate=2), layer.kernel(80)
@@ -314,7 +321,7 @@ for t in range(40):
 check("40 steps of the recurrence = one convolution", y, layer(x))
 _ = must_differ("D forgotten", y - layer.D * x, layer(x))
 
-# %% [markdown]
+# %% [markdown] slide_title="The step size is a valve, and each token sets it"
 # ## 5 · What a fixed kernel cannot do
 #
 # So far, what a sample does to a later output depends only on the distance. But in a sentence you
@@ -330,8 +337,8 @@ _ = must_differ("D forgotten", y - layer.D * x, layer(x))
 #   \Delta_t, B_t, C_t \text{ functions of the token at } t. \tag{1.10}$$
 #
 # This is *selection*. $A$ needn't depend on the token, since the product $\Delta_t A$ already does.
-# Mamba's code writes $\Delta_t B_t$ where ZOH has $\bar B$. For small steps the two agree, and lab
-# 01a measures how far apart they can be.
+# Mamba's code writes $\Delta_t B_t$ where ZOH has $\bar B$. For small steps the two agree, since
+# $(e^{\Delta A} - 1)/A \approx \Delta$. Lab 01a measures how far apart they can be.
 #
 # Have you met such a valve before? Take one number of state, $A = -1$, $B = 1$, and let a network
 # choose $\Delta = \mathrm{softplus}(z)$. Under ZOH, $\bar B = 1 - e^{-\Delta} = \sigma(z)$, so the
@@ -339,7 +346,7 @@ _ = must_differ("D forgotten", y - layer.D * x, layer(x))
 # LSTM or a GRU. But neither the gate nor what is written looks at the old state, so the recurrence
 # stays linear in $h$. Section 6 will need that:
 
-# %%
+# %% slide_title="The valve is a gate, as in an LSTM"
 z, inputs, h, gated = random(30, seed=3), random(30, seed=4), torch.zeros(()), torch.zeros(())
 for t in range(30):
     decay = torch.exp(-F.softplus(z[t]))
@@ -353,7 +360,7 @@ check("a selective tank = a gate", h, gated)
 # Now let's set the valve by hand for our task:
 
 
-# %%
+# %% slide_title="Zero keeps, forty replaces: the last marked value by hand"
 def keep_last_marked(tokens):
     """(b, l, 2) -> (b, l): a selective model by hand, one channel, one number of state."""
     value, mark = tokens.unbind(-1)
@@ -367,7 +374,7 @@ def keep_last_marked(tokens):
 # With $\Delta_t = 40$ and $B_t = 1/40$, a marked token writes its value unchanged and wipes out the
 # old state. Here are twelve tokens, three of them marked:
 
-# %%
+# %% slide_title="The model keeps each marked value until the next"
 value, mark = random(1, 12, seed=5), torch.zeros(1, 12)
 mark[0, [2, 5, 9]] = 1
 tokens = torch.stack([value, mark], -1)
@@ -390,7 +397,7 @@ def leaky(tokens):
     return ssm_recurrent(0.85 * torch.ones(1, 1), ones, ones, tokens[..., 0])
 
 
-# %%
+# %% slide_title="A tank obeys superposition, selection doesn't"
 first, second = torch.zeros(2, 1, 12, 2)
 first[0, 2] = torch.tensor([1.0, 1.0])  # token 2: value 1, marked
 second[0, 7] = torch.tensor([0.6, 1.0])  # token 7: value 0.6, marked
@@ -411,7 +418,7 @@ def draw_sum(ax, model, first, second, title):
     ax.legend(loc="upper left", fontsize=12)
 
 
-# %% tags=["figure"]
+# %% slide_title="On the right, the dots leave the sum: no kernel can do this" tags=["figure"]
 fig, axes = plotting.figure(1, 2, size=(12, 4.2))
 draw_sum(axes[0], leaky, first, second, "time-invariant: a tank")
 draw_sum(axes[1], keep_last_marked, first, second, "selective: keep the last marked")
@@ -439,7 +446,7 @@ def scan_inputs(b=2, l=21, d=3, n=4):
     return x, dt, A, B, C
 
 
-# %%
+# %% slide_title="Mamba's model is a loop over tokens"
 x, dt, A, B, C = scan_inputs()
 h, y = torch.zeros(2, 3, 4), []  # h (b, d, n)
 for t in range(21):
@@ -449,7 +456,7 @@ for t in range(21):
     y.append(einsum("bdn,bn->bd", h, C[:, t]))
 check("selective_scan = equation 1.10", selective_scan(x, dt, A, B, C), torch.stack(y, 1))
 
-# %% [markdown]
+# %% [markdown] slide_title="Two affine steps in a row are one affine step"
 # ## 6 · The scan lives
 #
 # Without a kernel there is no FFT. Are we back to one step at a time? Luckily not. True, the output
@@ -464,7 +471,7 @@ check("selective_scan = equation 1.10", selective_scan(x, dt, A, B, C), torch.st
 #   \tag{1.11}$$
 
 
-# %%
+# %% slide_title="Joining steps is associative, not commutative"
 def combine(first, second):
     """Two steps in a row as one: (α_1, w_1) • (α_2, w_2)."""
     (alpha_1, w_1), (alpha_2, w_2) = first, second
@@ -487,7 +494,7 @@ _ = must_differ("commutative", combine(two, one)[1], combine(one, two)[1])
 # with $(1, 0)$, the step that does nothing.
 
 
-# %%
+# %% slide_title="Each round doubles the reach"
 def scan_by_doubling(alpha, w):
     """All h_t of h_t = α_t h_{t-1} + w_t, and the number of rounds."""
     reach, rounds = 1, 0
@@ -507,7 +514,7 @@ def scan_one_by_one(alpha, w):
     return torch.stack(h[1:])
 
 
-# %%
+# %% slide_title="Ten rounds do the work of a thousand steps"
 for length in (1, 2, 8, 21, 1000):
     alpha, w = torch.sigmoid(random(length, seed=11)), random(length, seed=12)
     h, rounds = scan_by_doubling(alpha, w)
@@ -515,7 +522,7 @@ for length in (1, 2, 8, 21, 1000):
     check(f"l = {length:4}: {rounds:2} rounds = {length:4} steps", h, scan_one_by_one(alpha, w))
 
 
-# %% tags=["figure"]
+# %% slide_title="After three rounds every token knows all eight" tags=["figure"]
 plotting.show_drawing(
     "01_scan",
     "Eight tokens in four rows. Between the rows lines join each token with the one that is 1, 2 "
@@ -524,11 +531,11 @@ plotting.show_drawing(
 )
 
 # %% [markdown]
-# After the third round every token has joined all steps up to its own.
-#
-# The package's scan pairs neighbours, scans the pairs and fills the gaps, with the same result:
+# After the third round every token has joined all steps up to its own. This is the scan of Hillis
+# and Steele. The package's scan, after Blelloch, does less work: it pairs neighbours, scans the
+# pairs and fills the gaps, with the same result:
 
-# %%
+# %% slide_title="The parallel scan gives what the loop gives"
 inputs = scan_inputs()
 y = selective_scan(*inputs)
 check("parallel scan = sequential scan", selective_scan_parallel(*inputs), y)
@@ -536,15 +543,27 @@ check("parallel scan = sequential scan", selective_scan_parallel(*inputs), y)
 # %% [markdown]
 # Our parallel scan writes all states to memory, which is $n$ times the input. Mamba's CUDA code
 # keeps almost all of them on the chip.
-#
+
+# %% [markdown] slide_title="A short convolution before the scan, a gate behind it"
 # ## 7 · Mamba
 #
-# Two ideas and two details are still missing. The first idea is a *short convolution*: each channel
-# mixes the last four tokens, so $\Delta$, $B$ and $C$ depend on all four. The second is a *gate* on
-# the way out, so that the layer can hold back what it has read. As for the details, $D$ is a direct
-# path, as in S4D, and $\Delta$ is computed from only a few numbers, $\eta$, which keeps its map
-# small. The scan reads $u$, which has $2d$ channels, twice as many as $x$. All $W$ are learned, and
-# $\circ$ multiplies entry by entry:
+# Two ideas turn the scan into a layer. A *short convolution* lets each channel mix the last four
+# tokens, so $\Delta$, $B$ and $C$ depend on all four. A second *gate*, on the way out, lets the
+# layer hold back what it has read. Follow $x$ from left to right. Where does the token choose?
+
+# %% slide_title="The Mamba layer: the token chooses Δ, B and C" tags=["figure"]
+plotting.show_drawing(
+    "01_mamba_layer",
+    "A block diagram. The input x of width d goes through W_x to width 2d, a convolution of four "
+    "tokens and SiLU, which gives u. From u, a matrix W makes B and C, of n numbers each, and eta, "
+    "which W_Delta and a softplus turn into Delta, of width 2d. The scan reads u, Delta, B and C. "
+    "Its output, plus D times u, is multiplied by a gate, SiLU of x W_z, and W_o maps it to width "
+    "d.",
+)
+
+# %% [markdown] slide_title="The Mamba layer, as equations"
+# $D$ is a direct path, as in S4D. $\Delta$ is computed from a few numbers, $\eta$, which keeps its
+# map small. All $W$ are learned, and $\circ$ multiplies entry by entry:
 #
 # $$\begin{aligned}
 #   u &= \mathrm{SiLU}(\mathrm{conv}(xW_x)), \\
@@ -555,7 +574,7 @@ check("parallel scan = sequential scan", selective_scan_parallel(*inputs), y)
 #
 # $A$, $D$, the bias and the convolution are learned, too. In code:
 
-# %%
+# %% slide_title="Written out, the layer is ten lines"
 _ = torch.manual_seed(1)
 mixer = Mamba(8, d_state=4).requires_grad_(False)
 x = random(2, 15, 8, seed=14)
@@ -573,7 +592,8 @@ check("equation 1.12 = Mamba", mixer(x)[0], by_hand)
 
 # %% [markdown]
 # To generate text, the layer only keeps its state and the last three inputs of the convolution.
-#
+
+# %% [markdown] slide_title="Copy three letters from random places"
 # ## 8 · Selective copying
 #
 # Here's a small version of a puzzle from Mamba's paper. A text consists of blanks, with three
@@ -644,7 +664,7 @@ def train_to_copy(selective, steps=400, seed=0, every=100, **options):
     return model, curve, generator
 
 
-# %% [markdown]
+# %% [markdown] slide_title="In a time-invariant layer, distant letters add"
 # How well will the control do? A time-invariant layer is linear, but for its SiLU, which sees four
 # tokens, and its gate, which sees the question mark. So letters at least four tokens apart *add*:
 # none changes what another does to the scores. Look at the second question mark, which asks for the
@@ -653,9 +673,14 @@ def train_to_copy(selective, steps=400, seed=0, every=100, **options):
 #     a · · · b · · · c · · · · · · · ? ? ?     →   b
 #     · · · · b · · · c · · · a · · · ? ? ?     →   c
 #
-# Take the score of *b* minus the score of *c*, and let *b* and *c* change places. The first answer
-# is now *c*, so the difference should fall; the second is *b*, so it should rise. But letters add,
-# so it changes by the same amount in both.
+# Take the score of *b* minus the score of *c*, and let *b* and *c* change places:
+#
+# | text | answer | after the exchange | so the difference should |
+# |---|---|---|---|
+# | `a···b···c` | b | c | fall |
+# | `····b···c···a` | c | b | rise |
+#
+# But letters add, so it changes by the same amount in both.
 
 
 # %% tags=["setup"]
@@ -668,7 +693,7 @@ def change(model, text):
     return scores[1] - scores[0]
 
 
-# %%
+# %% slide_title="Both differences change alike, so one answer must be wrong"
 _ = torch.manual_seed(0)
 control = Copier(selective=False)  # embedding, one layer, linear map
 first = change(control, "a···b···c·······???")
@@ -683,7 +708,7 @@ _ = must_differ("a two tokens before b", change(control, "··a·b···c···�
 # (`python -m experiments 01_selective_copy`). Before you credit selection with everything, look at
 # the second and the third row.
 
-# %%
+# %% slide_title="After 600 steps: who copies?"
 copying = json.loads(Path("../experiments/records/01_selective_copy.json").read_text())
 ends = copying["at the end"]
 for name, shares in ends.items():
@@ -701,7 +726,7 @@ def draw_copying(ax, copying):
     ax.legend(*ax.get_legend_handles_labels(), loc="upper left", bbox_to_anchor=(1.0, 1.0))
 
 
-# %% tags=["figure"]
+# %% slide_title="Selection wins after 600 steps, but don't stop there" tags=["figure"]
 fig, ax = plotting.figure(size=(11, 4.4))
 draw_copying(ax, copying)
 plotting.save(
@@ -732,7 +757,7 @@ assert len(back) == 9 and [steps for steps, wanted in back.items() if wanted] ==
 # it, or are they just slow? We wrote down a prediction, and then trained both for 2,000 steps, with
 # one time-invariant layer beside them (`python -m experiments 01_copy_longer`):
 
-# %%
+# %% slide_title="After 2,000 steps only one time-invariant layer still fails"
 longer = json.loads(Path("../experiments/records/01_copy_longer.json").read_text())
 print("the prediction:", longer["prediction"])
 last = {}
@@ -760,7 +785,7 @@ assert all(len(shares) == 5 for shares in last.values())
 # it passes over the last two places for the first question, and over the first two for the last.
 # How often is each of them right, over all places and all letters?
 
-# %%
+# %% tags=["setup"]
 places = torch.combinations(torch.arange(16), 3)  # (560, 3)
 letters = torch.cartesian_prod(*[torch.arange(8)] * 3)  # (512, 3)
 places, letters = places.repeat_interleave(512, 0), letters.repeat(560, 1)
@@ -779,6 +804,11 @@ for first, last_distance in ((1, 18), (3, 16)):
 # such votes can say: which letters there were, and a little about where. (The ten points that the
 # convolution adds are still waiting for an explanation.)
 #
+# **What came after.** *S5* replaced many small models, one per channel, by one with several inputs
+# and outputs, and trained it with a parallel scan. The *LRU* showed that a linear recurrence with a
+# complex diagonal, started and scaled with care, matches them without any differential equation.
+
+# %% [markdown] slide_title="You lose superposition and keep associativity"
 # ## Summary
 #
 # - Hold the input, and a linear differential equation is a recurrence, exactly. If $A$ has $n$
@@ -1015,6 +1045,8 @@ for n, l in ((4, 20), (6, 31), (1, 5)):  # blanks, marks and questions in any or
 #   Gu et al., *On the Parameterization and Initialization of Diagonal State Space Models* (2022):
 #   S4D.
 # - Rush and Karamcheti, *The Annotated S4*: the same road, with JAX.
+# - Smith, Warrington and Linderman, *Simplified State Space Layers* (2022): S5;
+#   Orvieto et al., *Resurrecting Recurrent Neural Networks for Long Sequences* (2023): the LRU.
 # - Blelloch, *Prefix Sums and Their Applications* (1990): more uses of a scan.
 # - Gu and Dao, *Mamba* (2023): selection, selective copying, and the CUDA code.
 # - `cheems_ref/state_space.py` and `cheems_ref/mamba.py`: the package's versions.

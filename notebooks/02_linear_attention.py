@@ -89,10 +89,12 @@ FORGET = {
 }
 
 # %% [markdown]
-# A value is stored under one key, and we're about to write a new value under a second key. The two
-# keys have inner product 0.6, so the second key already returns 0.6 of the old value.
+# Picture a memory that files each value under a *key*, a vector. Ask with a key, and you get the
+# values of all keys that resemble it, in proportion. One value is stored, and we're about to write
+# a new one under a second key. The two keys have inner product 0.6, so the second key already
+# returns 0.6 of the old value.
 
-# %% tags=["figure"]
+# %% slide_title="Three rules for a key that already returns something" tags=["figure"]
 fig, axes = plotting.figure(1, 3, size=(13, 3.6))
 for ax, (name, forget) in zip(axes, FORGET.items(), strict=True):
     draw_rule(ax, name, forget)
@@ -110,7 +112,8 @@ plotting.save(
 # %% [markdown]
 # Linear attention simply adds; Mamba-2 first halves the old value; the delta rule erases it. The
 # delta rule looks up what the key returns and removes exactly that.
-#
+
+# %% [markdown] slide_title="Attention compares, weighs and averages"
 # ## 1 · Drop the softmax, move the brackets
 #
 # Every token has a query $q_t$ and a key $k_t$, both vectors of $n$ numbers, and a value $v_t$ of
@@ -120,7 +123,7 @@ plotting.save(
 # $$o_t = \sum_{s \le t} \frac{\exp(q_t \cdot k_s / \sqrt n)}
 #   {\sum_{s' \le t} \exp(q_t \cdot k_{s'} / \sqrt n)}\; v_s. \tag{2.1}$$
 
-# %%
+# %% slide_title="Attention compares the query with all keys so far"
 l, n, p = 24, 4, 5
 q, k = random(2, l, n, seed=0)
 v = random(l, p, seed=2)
@@ -129,7 +132,7 @@ shares = exponentials / exponentials.sum(-1, keepdim=True)
 built_in = F.scaled_dot_product_attention(q[None], k[None], v[None], is_causal=True)[0]
 check("attention, written out = PyTorch's", shares @ v, built_in)
 
-# %% [markdown]
+# %% [markdown] slide_title="Linear attention is attention without the softmax"
 # For the next token, you need all the keys and values again. Can we get by with less? Not with the
 # softmax in the way. So let's throw it out and see what happens:
 #
@@ -142,13 +145,13 @@ check("attention, written out = PyTorch's", shares @ v, built_in)
 #
 # $$o_t = \sum_{s \le t} (q_t \cdot k_s)\; v_s, \qquad O = (QK^\top \circ M)\,V. \tag{2.2}$$
 
-# %%
+# %% slide_title="Without the softmax, attention is two matrix products and a mask"
 quadratic = (q @ k.T).tril() @ v
 by_sum = torch.stack([sum((q[t] @ k[s]) * v[s] for s in range(t + 1)) for t in range(l)])
 check("(QKᵀ ∘ M)V = the sum", quadratic, by_sum)
 _ = must_differ("mask forgotten: attention to the future", q @ k.T @ v, quadratic)
 
-# %% [markdown]
+# %% [markdown] slide_title="Two brackets decide what we can add up in advance"
 # Now look at a single term. $k_s \cdot q_t$ is a scalar, so we can write it after the vector and
 # regroup:
 #
@@ -160,7 +163,7 @@ _ = must_differ("mask forgotten: attention to the future", q @ k.T @ v, quadrati
 #
 # $$S_t = S_{t-1} + v_t\,k_t^\top, \qquad o_t = S_t\,q_t, \qquad S_{-1} = 0. \tag{2.3}$$
 
-# %%
+# %% slide_title="Two brackets turn attention into a recurrence"
 S, outputs = torch.zeros(p, n), []
 for t in range(l):
     S = S + torch.outer(v[t], k[t])
@@ -169,14 +172,11 @@ recurrent = torch.stack(outputs)
 check("quadratic form = recurrence", quadratic, recurrent)
 check("package, recurrence", linear_attention(*heads(q, k, v))[0, :, 0], recurrent)
 
-# %% [markdown]
-# Drop the softmax, move two brackets, and attention becomes a recurrence with a memory that never
-# grows.
+# %% [markdown] slide_title="The state stays small, and the weights lose their sum and their rank"
+# Attention has become a recurrence with a memory that never grows. What did that cost us, and what
+# did we gain?
 #
-# What did that cost us, and what did we gain?
-#
-# - The weights no longer sum to 1, and some are negative. If all tokens have the same value,
-#   attention returns that value and linear attention doesn't.
+# - The weights no longer sum to 1, and some are negative.
 # - The weights that the last 12 tokens give to the first 12 have rank 4, as inner products of
 #   vectors of width 4. With the softmax, they have rank 12.
 # - The cache of keys and values holds $l\,(n + p)$ numbers per head, and the state holds $n\,p$.
@@ -193,11 +193,34 @@ ranks = {name: int(torch.linalg.matrix_rank(block)) for name, block in blocks.it
 print("rank of the 12 × 12 weights:", ranks)
 assert ranks == {"inner products": n, "the softmax": 12}
 
-# %% [markdown]
+# %% [markdown] slide_title="A state is a memory of key–value pairs"
 # ## 2 · A memory of key–value pairs
 #
 # Think of (2.3) as storage. Writing adds $v\,k^\top$. Reading with a query gives
-# $v\,(k \cdot q)$: the value, times how well the query matches the key.
+# $v\,(k \cdot q)$: the value, times how well the query matches the key. Follow three tokens. (Here
+# the state also fades by 0.6 before each write, as in section 4.) What does the query find?
+
+# %% slide_title="The key says where, the value says what" tags=["figure"]
+plotting.show_drawing(
+    "02_state",
+    "Three tokens write into a state, a grid of 4 by 4 numbers. Above each grid, the token's key "
+    "lies along the top and its value down the side, and their outer product is the grid that is "
+    "added. From grid to grid the state fades by 0.6. A query equal to the second key weighs the "
+    "columns of the last grid, and their sum is 0.6 times the second value.",
+)
+
+# %% tags=["guard"]
+keys = torch.tensor([[1.0, 0, 0, 0], [0, 0.8, 0.6, 0], [0, 0, 0, 1]])  # as drawn
+values = torch.tensor([[1, 0.2, 0, 0.7], [0.1, 1, 0.6, 0], [0.5, 0, 0.9, 0.3]])
+S = torch.zeros(4, 4)
+for k, v in zip(keys, values, strict=True):
+    S = 0.6 * S + torch.outer(v, k)
+check("the drawing: k1 returns 0.6 of v1", S @ keys[1], 0.6 * values[1])
+check("and k0 returns 0.36 of v0", S @ keys[0], 0.36 * values[0])
+
+# %% [markdown]
+# A column of the state belongs to an entry of the key, a row to an entry of the value. These keys
+# are perpendicular, so the query finds one value only. Most keys aren't.
 #
 # Here are the opening picture's two pairs. The keys $k_0 = (1, 0)$ and $k_1 = (0.6, 0.8)$ are unit
 # vectors with inner product 0.6. The values are $v_0 = (1, 0)$ and $v_1 = (0, 1)$, so you can see
@@ -213,7 +236,7 @@ def show(S):
         print(f"S k{i} = {answer}, and v{i} = {TWO_VALUES[i].tolist()}")
 
 
-# %%
+# %% slide_title="Keys that overlap return each other's values"
 S = torch.zeros(2, 2)
 for k, v in zip(TWO_KEYS, TWO_VALUES, strict=True):
     S = S + torch.outer(v, k)
@@ -224,7 +247,8 @@ check("linear attention, by hand", S @ TWO_KEYS.T, torch.tensor([[1.0, 0.6], [0.
 # Each key returns its own value in full, plus 0.6 of the other. If the keys were orthogonal, they
 # wouldn't interfere at all. But $n$ dimensions only have room for $n$ orthogonal keys, and a text
 # has more tokens than that.
-#
+
+# %% [markdown] slide_title="An answer is signal plus crosstalk"
 # ## 3 · Crosstalk
 #
 # What happens with many keys? Let linear attention store $l$ pairs under unit keys, and read key
@@ -241,7 +265,7 @@ check("linear attention, by hand", S @ TWO_KEYS.T, torch.tensor([[1.0, 0.6], [0.
 # $$\text{mean square} = \frac{l - 1}{n}. \tag{2.5}$$
 
 
-# %%
+# %% tags=["setup"]
 def crosstalk(n, l, p=32, draws=1, seed=0):
     """Store l values under random keys; what is read minus what was stored: (draws, l, p)."""
     keys, values = unit(draws, l, n, seed=seed), random(draws, l, p, seed=seed + 1)
@@ -260,24 +284,38 @@ for name, law in laws.items():
     assert ((ratio - 1).abs() < 0.08).all()
     print(f"{name:7}: measured / law from {ratio.min():.3f} to {ratio.max():.3f}, over 9 sizes")
 
+
 # %% tags=["figure"]
-fig, ax = plotting.figure(size=(8, 4.4))
-scales = dict(xscale="log", yscale="log", xticks={2**i: f"{2**i}" for i in range(1, 10)})
-plotting.lines(ax, counts, laws, xlabel="key–value pairs stored", ylabel="crosstalk", **scales)
-for line, name in zip(list(ax.lines), laws, strict=True):
-    ax.plot(counts, measured[name], "o", color=line.get_color(), markersize=6)
-plotting.level(ax, 1, "as large as the signal", side="left")
+def draw_crosstalk(ax, counts, laws, measured):
+    """The law for each width as a line, what was measured as dots, and where noise = signal."""
+    for i, (name, law) in enumerate(laws.items()):
+        color, n = plotting.COLORS[(0, 2, 1)[i]], int(name[4:])
+        ax.plot(counts, law, color=color)
+        ax.plot(counts, measured[name], "o", color=color, markersize=6)
+        ax.text(460, law[-1] * 1.25, name, color=color, ha="right", fontsize=15)
+        ax.plot([n + 1], [1], "D", color=color, markersize=11, markerfacecolor="white")
+        ax.annotate(f"l = {n + 1}", (n + 1, 1), (10, -20), textcoords="offset points",
+                    color=color, fontsize=14)  # fmt: skip
+    plotting.level(ax, 1, "as large as the signal", side="left")
+    ax.set(xscale="log", yscale="log", xlabel="pairs stored", ylabel="crosstalk (mean square)")
+    ax.set_xticks([2**i for i in range(1, 10)], [f"{2**i}" for i in range(1, 10)])
+    ax.minorticks_off()
+
+
+# %% slide_title="At l = n + 1 the noise is as loud as the value" tags=["figure"]
+fig, ax = plotting.figure(size=(9, 4.8))
+draw_crosstalk(ax, counts, laws, measured)
 plotting.save(
     fig,
     "02_interference",
     "The mean square of the crosstalk against the number of key–value pairs, both logarithmic, for "
-    "three widths of the key. The measured dots lie on the lines of the law (l - 1) / n, which "
-    "reach the size of the signal at l = n + 1.",
+    "three widths of the key. The measured dots lie on the lines of the law (l - 1) / n. Diamonds "
+    "mark where each line reaches the size of the signal: at l = 17, 65 and 257.",
 )
 
-# %% [markdown]
-# The measured dots lie on the lines of (2.5): at $l = n + 1$ the noise is as loud as the signal.
-# Each rule below fights this, but there's a limit that no rule can beat.
+# %% [markdown] slide_title="No rule stores more than n arbitrary values exactly"
+# The measured dots lie on the lines of (2.5): at $l = n + 1$, the diamonds, the noise is as loud as
+# the signal. Each rule below fights this, but there's a limit that no rule can beat.
 #
 # **No rule can store more than $n$ arbitrary values exactly**: with $l > n$ keys, some nontrivial
 # combination $\sum_i a_i k_i$ is zero, and then for every state $S$
@@ -296,7 +334,7 @@ for name in RULES:
     check(f"{name}: Σ a_i (S k_i) = 0", a @ (keys[0] @ S.T), torch.zeros(3), atol=1e-10)
 _ = must_differ("Σ a_i v_i", a @ values[0], torch.zeros(3), at_least=0.1)
 
-# %% [markdown]
+# %% [markdown] slide_title="Mamba-2 lets the whole state fade before each write"
 # ## 4 · Let it fade: Mamba-2
 #
 # The simplest strategy is to forget. Before each write, multiply the state by a decay $\alpha_t$
@@ -315,14 +353,14 @@ _ = must_differ("Σ a_i v_i", a @ values[0], torch.zeros(3), at_least=0.1)
 # $$\text{signal} = \alpha^\delta, \qquad \text{mean square of the noise} \;\le\;
 #   \frac{1}{n\,(1 - \alpha^2)}. \tag{2.7}$$
 #
-# Let's measure both (`store` runs a rule and returns its last state):
+# Let's measure both. The signal is the best multiple of the value in the answer, the noise is the
+# rest, and `store` runs a rule and returns its last state:
 
-# %%
+# %% slide_title="Decay keeps recent values clear, and gives up the old"
 l, n = 512, 64
 keys, values = unit(40, l, n, seed=7), random(40, l, 128, seed=8)
 for name, alpha in (("no decay", 1.0), ("half-life 8", 0.5 ** (1 / 8))):
     got = einsum("bpn,bln->blp", store("Mamba-2", keys, values, g=math.log(alpha)), keys)
-    # the signal: how much of the value is in the answer; the noise: the rest
     signal = (got * values).sum((0, 2)) / values.square().sum((0, 2))
     noise = (got - signal[:, None] * values).square().mean((0, 2)).sqrt()
     ratio = signal / noise
@@ -332,9 +370,8 @@ for name, alpha in (("no decay", 1.0), ("half-life 8", 0.5 ** (1 / 8))):
 # %% [markdown]
 # After 512 writes in 64 dimensions, the noise without decay is almost three times as loud as the
 # value (in root mean square). With a half-life of 8, the last value is 3.5 times as loud as the
-# noise, values up to three half-lives old still gain, and the value from 100 tokens ago is gone.
-# Mamba-2 lets every token choose its own $\alpha_t$ and gives different heads different ranges
-# (chapter 03).
+# noise, and the value from 100 tokens ago is gone. Mamba-2 lets every token choose its own
+# $\alpha_t$.
 #
 # But decay is blunt. It fades everything equally, whether it's still valid or not. And it never
 # *corrects* anything.
@@ -351,7 +388,7 @@ o = gated_linear_attention(*heads(k, k, v, g))[0, :, 0]
 check("read at once: all of it", o[0], value[0])
 check("after one half-life: half of it", o[half_life], value[0] / 2)
 
-# %% [markdown]
+# %% [markdown] slide_title="A gradient step writes only what is missing"
 # ## 5 · Correct it: the delta rule
 #
 # You read *the cat is in the kitchen* and later *the cat is in the garden*. Same key, new value.
@@ -375,7 +412,7 @@ check("after one half-life: half of it", o[half_life], value[0] / 2)
 # state then returns $(0.6, 0)$. We want $(0, 1)$, so $(-0.6, 1)$ is missing, and that's what we
 # write.
 
-# %%
+# %% slide_title="The delta rule reads first, and writes the difference"
 S_two = torch.zeros(2, 2)
 for k, v in zip(TWO_KEYS, TWO_VALUES, strict=True):  # with β = 1
     S_two = S_two + torch.outer(v - S_two @ k, k)
@@ -404,7 +441,7 @@ _ = must_differ("error with the wrong sign", torch.outer(value - S @ key, key), 
 by_row = S @ (torch.eye(n) - beta * torch.outer(key, key)) + beta * torch.outer(value, key)
 check("gradient step = the right side of 2.9", S - beta * slope, by_row)
 
-# %% [markdown]
+# %% [markdown] slide_title="Above β‖k‖² = 2, a step enlarges the error"
 # ## 6 · When a step is too large
 #
 # How large can $\beta$ be? Multiply (2.9) by $k_t$ on the right: the error for the key we just
@@ -416,7 +453,7 @@ check("gradient step = the right side of 2.9", S - beta * slope, by_row)
 # overshoots, but the error still ends up smaller than before. Will a float32 state survive 100
 # random keys with $\beta = 1$?
 
-# %%
+# %% slide_title="Raw keys blow the state up, unit keys don't"
 raw, v = random(1, 200, 16, seed=28), random(1, 200, 16, seed=29)
 for name, k in (("raw", raw), ("unit", F.normalize(raw, dim=-1))):
     sizes = [store("DeltaNet", k[:, :l], v[:, :l]).norm() for l in (100, 200)]
@@ -424,7 +461,7 @@ for name, k in (("raw", raw), ("unit", F.normalize(raw, dim=-1))):
     assert (sizes[0] > torch.finfo(torch.float32).max) == (name == "raw")
 print(f"the largest float32 is {torch.finfo(torch.float32).max:.0e}, and passed before token 100")
 
-# %% [markdown]
+# %% [markdown] slide_title="Longhorn's step is never too large"
 # A raw key of 16 standard normal numbers has $\|k\|^2$ near 16, which makes the factor about −15
 # with $\beta = 1$: normalise your keys. With unit keys and $\beta$ between 0 and 1, no step
 # overshoots.
@@ -434,8 +471,9 @@ print(f"the largest float32 is {torch.finfo(torch.float32).max:.0e}, and passed 
 #
 # $$S_t = \operatorname*{argmin}_S \| S - S_{t-1} \|^2 + \beta_t\,\| S k_t - v_t \|^2. \tag{2.11}$$
 #
-# Set the gradient to zero and multiply by $k_t$: the error $v_t - S_t k_t$ is $v_t - S_{t-1} k_t$
-# divided by $1 + \beta_t \|k_t\|^2$. So the minimum is a delta rule with a smaller step:
+# Set the gradient to zero: $S_t - S_{t-1} = \beta_t\,(v_t - S_t k_t)\,k_t^\top$. Multiply by $k_t$:
+# $(1 + \beta_t \|k_t\|^2)\,(v_t - S_t k_t) = v_t - S_{t-1} k_t$. So the minimum is a delta rule
+# with a smaller step:
 #
 # $$S_t = S_{t-1} + \epsilon_t\,(v_t - S_{t-1} k_t)\,k_t^\top, \qquad
 #   \epsilon_t = \frac{\beta_t}{1 + \beta_t \|k_t\|^2}. \tag{2.12}$$
@@ -451,7 +489,7 @@ after = S + beta * torch.outer(value - S @ key, key)
 times = (1 - beta * key @ key) * (value - S @ key)
 check("after a step, the error is 1 - β‖k‖² times as large", value - after @ key, times)
 
-# %% [markdown]
+# %% [markdown] slide_title="Decay clears everything, a delta step only its own key"
 # ## 7 · Fade, then correct: Gated DeltaNet
 #
 # A delta-rule write only clears what's stored along its own key. Decay clears everything, without
@@ -461,7 +499,7 @@ check("after a step, the error is 1 - β‖k‖² times as large", value - after
 #   = \tilde S + \beta_t\,(v_t - \tilde S k_t)\,k_t^\top, \quad \tilde S = \alpha_t S_{t-1}.
 #   \tag{2.13}$$
 
-# %%
+# %% tags=["guard"]
 n, p, alpha, beta = 4, 3, 0.7, 0.4
 S, key = random(p, n, seed=12), random(n, seed=13)
 value = random(p, seed=14)
@@ -471,7 +509,7 @@ check("2.13: fade, then correct", row, faded + beta * torch.outer(value - faded 
 late = alpha * (S + beta * torch.outer(value - S @ key, key))
 _ = must_differ("correct, then fade", late, row)
 
-# %% [markdown]
+# %% [markdown] slide_title="Each token is one step of learning"
 # Here are all five rules in one table. One idea covers them: each token is one step of learning.
 #
 # | rule | loss | gradient step | new state |
@@ -487,8 +525,7 @@ _ = must_differ("correct, then fade", late, row)
 # 1$, which erases what the key finds, and a mirror at $\beta = 2$, a Householder reflection. (In
 # DeltaNet as published $\beta$ stays below 1.)
 #
-# The last column has the five rows of L22's slide. The folded cells run each row token by token
-# and compare it with the package.
+# The last column has the five rows of L22's slide. The package agrees with each (folded cells).
 
 
 # %% tags=["guard"]
@@ -537,18 +574,18 @@ def errors_over_time(name, keys, slots, values):
     return error
 
 
-# %% [markdown]
+# %% [markdown] slide_title="One stream of 60 tokens puts five memories to the test"
 # ## 8 · What each rule remembers
 #
 # Let's watch five memories at work on one stream of 60 tokens, with $n = 32$. Tokens 0 to 23 write
-# 24 keys. Tokens 24 to 35 give the first twelve keys *new* values. Tokens 36 to 59 write 24 more
-# keys. After every token we read every key written so far and compare the answer with that key's
-# current value. An empty memory would have an error of 1. (The decay has a half-life of 23 tokens,
-# and $\beta = 1$.) Which rules make no error right after a write? Here is the average for keys 12
-# to 23, which are written only once:
+# 24 keys, tokens 24 to 35 give the first twelve keys *new* values, and tokens 36 to 59 write 24
+# more keys. After every token we read all keys so far and compare the answers with their current
+# values. An empty memory would have an error of 1. (The decay has a half-life of 23 tokens, and
+# $\beta = 1$.) Which rules make no error right after a write? Here is the average for keys 12 to
+# 23, which are written only once:
 
-# %%
-ONCE = torch.arange(12, 24)  # keys that are written once, each by the token of its number
+# %% tags=["setup"]
+ONCE = torch.arange(12, 24)  # written once: key i by token i
 slots = torch.cat([torch.arange(24), torch.arange(12), torch.arange(24, 48)])  # the key written
 keys, values = unit(48, 32, seed=20), random(60, 64, seed=21)
 memories = {name: errors_over_time(name, keys, slots, values) for name in RULES}
@@ -558,35 +595,32 @@ for name, error in memories.items():
 
 
 # %% tags=["figure"]
-def draw_memories(memories, slots):
-    """The stream, and the error of every key over time for three rules; returns the figure."""
-    fig, axes = plotting.figure(2, 2, size=(12, 9.2))
-    stream, *panels = axes.flat
-    stream.plot(range(len(slots)), slots, "s", markersize=4, color=plotting.COLORS[0])
-    stream.set(xlim=(-0.5, 59.5), ylim=(47.5, -0.5), title="the stream: which key")
-    for text, place in (("first\nvalues", (14, 8)), ("new values", (37.5, 6)),
-                        ("further keys", (20, 41))):  # fmt: skip
-        stream.annotate(text, place, fontsize=12)
-    for name, ax in zip(("linear attention", "Mamba-2", "DeltaNet"), panels, strict=True):
-        plotting.heatmap(ax, memories[name], title=name, signed=False, limit=1.6, colorbar=False)
+def draw_memories(memories):
+    """The error of every key over time for three rules; the rewritten keys stand in a frame."""
+    names = ("linear attention", "Mamba-2", "DeltaNet")
+    fig, axes = plotting.heatmaps(
+        {name: memories[name] for name in names}, signed=False, limit=1.6, size=(13, 5.6),
+        xlabel="token", ylabel="key", unit="error (grey: not yet written)",
+    )  # fmt: skip
+    for ax, name in zip(axes, names, strict=True):
         ax.set_aspect("auto")
-    for ax in axes.flat:
-        ax.set(xticks=[0, 24, 36, 59], yticks=[0, 12, 24, 36], xlabel="token", ylabel="key")
-    bar = fig.colorbar(panels[0].images[0], ax=axes, shrink=0.6, extend="max")
-    bar.outline.set_visible(False)
-    bar.set_label("error of the current value (grey: not yet written)")
+        ax.set(xticks=[0, 24, 36, 59], yticks=[0, 12, 24, 36, 47])
+        ax.plot([23.5, 59.5, 59.5, 23.5, 23.5], [-0.5, -0.5, 11.5, 11.5, -0.5],
+                color=plotting.COLORS[1], lw=3, clip_on=False)  # fmt: skip
+        error = memories[name][:12, 59].mean()
+        ax.text(1, 46, f"in the frame:\nnew values,\nerror {error:.2f}\nat the end", va="bottom")
     return fig
 
 
-# %% tags=["figure"]
+# %% slide_title="Linear attention gets dark, the delta rule starts white" tags=["figure"]
 plotting.save(
-    draw_memories(memories, slots),
+    draw_memories(memories),
     "02_memories",
-    "Four pictures with 60 tokens across and 48 keys down. The first shows which key each token "
-    "writes. The others show the error of each key's current value over time for three rules, grey "
-    "where the key is not yet written. Linear attention gets darker and darker, on average darkest "
-    "where keys were written twice. Mamba-2 is nowhere white after the second token. DeltaNet is "
-    "white at each write and darker after it.",
+    "Three pictures with 60 tokens across and 48 keys down: the error of each key's current value "
+    "over time, grey where the key is not yet written. A frame marks keys 0 to 11 from token 24 "
+    "on, when they get new values, and gives their mean error at the end. Linear attention gets "
+    "darker and darker, on average darkest in the frame. Mamba-2 is nowhere white after the "
+    "second token. DeltaNet is white at each write and darker after it.",
 )
 
 # %% tags=["guard"]
@@ -619,7 +653,7 @@ for name, rule in RULES.items():
 # like this one:
 
 
-# %%
+# %% tags=["setup"]
 def recall(name, key, until, place):
     """Share of ten streams whose answer to `key` after `until` tokens points to value `place`."""
     keys, values = unit(10, 48, 32, seed=28), unit(10, 60, 64, seed=29)
@@ -629,7 +663,7 @@ def recall(name, key, until, place):
     return (nearest == place).double().mean().item()
 
 
-# %%
+# %% slide_title="Ask for the direction, and linear attention leads"
 hits = {}
 for name in RULES:
     written = sum(recall(name, key, key + 1, key) for key in range(12, 24)) / 12
@@ -666,7 +700,7 @@ assert memories["linear attention"][ONCE, ONCE + 36].mean() > 1  # more noise th
 # or garden then kitchen, it's the same state. No training can change that, as long as a pair is
 # always written the same way. Let's write nine pairs both ways:
 
-# %%
+# %% slide_title="A sum doesn't know its order"
 k, v = unit(1, 9, 6, seed=25), random(1, 9, 4, seed=26)
 for name in RULES:
     change = (store(name, k, v) - store(name, k.flip(1), v.flip(1))).norm().item()
@@ -676,7 +710,8 @@ for name in RULES:
 # %% [markdown]
 # All the others notice. The rules with a decay would notice even if the keys were orthogonal;
 # DeltaNet and Longhorn only notice because the keys overlap.
-#
+
+# %% [markdown] slide_title="The dependence is linear, so one system gives all the writes"
 # ## 9 · All tokens of a chunk at once
 #
 # Written as loops, all five rules have to go token by token. Each write of the delta rule even
@@ -686,8 +721,8 @@ for name in RULES:
 # multiplying them. That gives $I$ minus a matrix of rank 2, then 4, then 8, and soon the scan
 # multiplies full $n \times n$ matrices at every round.
 #
-# There's a better way, because the dependence is *linear* (Yang et al., 2024). Let's name the
-# vector that token $t$ writes: $u_t = \beta_t\,(v_t - S_{t-1} k_t)$. Then (2.9) is linear attention
+# There's a better way, because the dependence is *linear* (Yang et al., 2024). Name the vector that
+# token $t$ writes: $u_t = \beta_t\,(v_t - S_{t-1} k_t)$. Then (2.9) is linear attention
 # with $u$ in place of $v$ ($S_{-1}$ is now the state before the chunk):
 #
 # $$S_t = S_{t-1} + u_t k_t^\top = S_{-1} + \sum_{s \le t} u_s k_s^\top. \tag{2.14}$$
@@ -707,13 +742,18 @@ for name in RULES:
 #
 # $$O = Q S_{-1}^\top + (Q K^\top \circ M)\,U. \tag{2.17}$$
 #
-# Let's try it on seven tokens, with outputs `o` and a last state `S_after` from the loop:
+# Let's try it on seven tokens, from a state `S_before` on:
 
-# %% tags=["guard"]
+# %% tags=["aside"]
 l, n, p = 7, 5, 4
 q, k, v = random(l, n, seed=32), unit(l, n, seed=33), random(l, p, seed=34)
 beta = torch.rand(l, generator=torch.Generator().manual_seed(35)) + 0.3
 S_before = random(p, n, seed=36)
+
+# %% [markdown]
+# A loop over them gives outputs `o` and a last state `S_after` (folded). Does one system, too?
+
+# %% tags=["guard"]
 options = dict(initial_state=S_before[None, None], return_final_state=True)
 o, S_after = (t.squeeze() for t in delta_rule(*heads(q, k, v, beta), **options))
 gates = {"g": -random(l, seed=37).abs() / 4, "beta": beta}
@@ -721,7 +761,7 @@ for name, rule in RULES.items():
     given = heads(q, k, v, *(gates[gate] for gate in rule.takes))
     check(f"{name}: chunks of 3 = loop", rule.function(*given, chunk_size=3), rule.function(*given))
 
-# %%
+# %% slide_title="One triangular solve replaces the loop over a chunk"
 T = (beta[:, None] * (k @ k.T)).tril(-1)
 right_side = beta[:, None] * (v - k @ S_before.T)
 U = torch.linalg.solve_triangular(torch.eye(l) + T, right_side, upper=False)
@@ -729,7 +769,7 @@ O = q @ S_before.T + (q @ k.T).tril() @ U
 check("outputs of the chunk = loop", O, o)
 check("state after the chunk = loop", S_before + U.T @ k, S_after)
 
-# %% [markdown]
+# %% [markdown] slide_title="All chunks solve at once, and only the state has to wait"
 # It's easy to get a diagonal wrong here. $T$ has zeros on its diagonal, because no token corrects
 # its own write. The mask $M$ has ones there, because a token does read its own write.
 #
@@ -743,8 +783,17 @@ check("state after the chunk = loop", S_before + U.T @ k, S_after)
 # Only the products with the state have to wait. For 4,096 tokens in chunks of 64, that's 64 rows to
 # solve, then 64 steps of the state, instead of 4,096 in a row.
 #
-# This works with a decay too: every rule in the package takes a `chunk_size`.
-#
+# This works with a decay too: every rule in the package takes a `chunk_size`. The product of a
+# chunk's brackets in this form is known as the *WY form*, after a way to multiply Householder
+# reflections.
+
+# %% [markdown] tags=["aside"]
+# **What came after.** *GLA* gives each entry of the key its own decay. *KDA* is Gated DeltaNet with
+# such decays. *RWKV-7* also erases under another key than it writes. *DeltaProduct* takes several
+# delta steps per token. In *TTT* the state is the weights of a model, and a token takes a gradient
+# step on them. *Titans* adds momentum and weight decay to that step.
+
+# %% [markdown] slide_title="What to remember of five memories"
 # ## Summary
 #
 # - Without the softmax, attention becomes a matrix that every token updates.
@@ -966,6 +1015,9 @@ print("five chunk sizes, one result, and no loop over tokens")
 # - Yang et al., *Parallelizing Linear Transformers with the Delta Rule over Sequence Length*
 #   (2024): the chunkwise form.
 # - Yang, Kautz and Hatamizadeh, *Gated Delta Networks* (2024).
+# - Yang et al., *Gated Linear Attention Transformers* (2023); Peng et al., *RWKV-7 "Goose"* (2025);
+#   Kimi Team, *Kimi Linear* (2025), with KDA; Siems et al., *DeltaProduct* (2025); Sun et al.,
+#   *Learning to (Learn at Test Time)* (2024); Behrouz et al., *Titans* (2024): what came after.
 # - Grazzi et al., *Unlocking State-Tracking in Linear RNNs Through Negative Eigenvalues* (2024):
 #   what β between 1 and 2 is good for.
 # - Lieber et al., *Jamba* (2024); NVIDIA, *Nemotron-H* (2025): hybrids. Jamba keeps full attention

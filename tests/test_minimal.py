@@ -159,6 +159,6 @@ def test_the_cells_of_chapter_00_are_the_file():
     cells = [c.source for c in read_source(CHAPTER).cells if c.cell_type == "code"]
     assert len(parts(file)) > 15
     assert different(file, cells) == []
-    edited = [cell.replace("decay.mT).tril()", "decay.mT)") for cell in cells]
+    edited = [cell.replace("log_decay.mT).tril()", "log_decay.mT)") for cell in cells]
     assert different(file, edited) == ["ssd"]  # the comparison can fail
     assert different(file, [cell for cell in cells if "class PEER" not in cell]) == ["PEER"]

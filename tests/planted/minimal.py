@@ -22,11 +22,11 @@ MISTAKES = mistakes([
         "attention looks one token ahead": [(".triu(1)", ".triu(2)")],
         "scores not scaled": [("q @ k.mT / math.sqrt(q.shape[-1])", "q @ k.mT")],
         "the state keeps its age only inside a chunk": [
-            ("decay[:, :, -1:].exp() * state", "state")],
+            ("log_decay[:, :, -1:].exp() * state", "state")],
         "a write is not faded to the end of its chunk": [
-            ("B.mT @ ((decay[:, :, -1:] - decay).exp() * X)", "B.mT @ X")],
+            ("B.mT @ (to_end.exp() * X)", "B.mT @ X")],
         "the state of an earlier chunk isn't faded when it is read": [
-            ("decay.exp() * (C @ state if y else 0)", "(C @ state if y else 0)")],
+            ("log_decay.exp() * (C @ state if y else 0)", "(C @ state if y else 0)")],
         "a chunk sees only itself": [("(C @ state if y else 0)", "0")],
         "no causal mask inside a chunk": [("M.tril() @ X", "M @ X")],
         "dt scales the decay only": [("dt[..., None] * x, dt * A", "x, dt * A")],
