@@ -667,8 +667,8 @@ assert {pattern[::2] for pattern in patterns} == {"SSSSSSSI" * 3}
 #
 # Both sides have a cheaper rival. *Ulysses* (Jacobs et al.) swaps tokens for heads: a rank keeps an
 # $N$th of its queries, keys, values and outputs, sends the rest, and so reads the whole text with
-# $h/N$ heads. And pairs can go down a *chain*: each rank joins the prefix with its own pair and sends
-# one pair instead of $N - 1$, but has to wait for its neighbour. When is each of them ahead?
+# $h/N$ heads. And pairs can go down a *chain*: each rank joins the prefix with its own pair and
+# sends one pair instead of $N - 1$, but has to wait for its neighbour. When is each of them ahead?
 
 
 # %%

@@ -741,8 +741,8 @@ assert least.min() > 1.008 and most.max() < 1.145 and (most - least).max() < 7e-
 
 # %% [markdown]
 # The tables aren't independent: every row of WM Table 3 is the row of Ch Table 3 times one factor,
-# up to rounding (lab 12a), under other models' names. We can't tell how that came about. (Ch's OTCE
-# simply has the numbers of ECDMOE in OTCE's own Table 7.)
+# up to rounding (reference 12a), under other models' names. We can't tell how that came about.
+# (Ch's OTCE simply has the numbers of ECDMOE in OTCE's own Table 7.)
 
 # %% tags=["guard"]
 assert tally("Ch Table 3", ch) == as_often
@@ -1037,7 +1037,7 @@ assert medians[0] < medians[1] < medians[2] and sent(8, 0) < sent(7, 1) < sent(0
 # - WM Table 3 is Ch Table 3 times a factor per row. On C-Eval's validation set, a difference of 2
 #   points is one standard error.
 #
-# What the chapters leave out is in lab 12a, *Errata*, line by line.
+# What the chapters leave out is in the reference 12a, *Errata*, line by line.
 #
 # ## Exercises
 #

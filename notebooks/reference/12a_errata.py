@@ -2,8 +2,9 @@
 # # 12a · Errata
 #
 # **Line by line: errors in the four documents that the chapters leave out or only touch on, and
-# what we checked and found right.** In the open cells you run listings as printed, check formulas
-# by their shapes, and compare tables. The folded cells hold the rest, for looking things up.
+# what we checked and found right.** It's a page to look things up:
+# the list of claims links to its sections. The open cells run listings as printed, check formulas by
+# their shapes, and compare tables.
 #
 # You need chapter 12, sections 2 and 5.
 #
