@@ -2,9 +2,9 @@
 # # 12a · Errata
 #
 # **Line by line: errors in the four documents that the chapters leave out or only touch on, and
-# what we checked and found right.** It's a page to look things up:
-# the list of claims links to its sections. The open cells run listings as printed, check formulas by
-# their shapes, and compare tables.
+# what we checked and found right.** It's a page to look things up: the list of claims links to its
+# sections. The open cells run listings as printed, check formulas by their shapes, and compare
+# tables.
 #
 # You need chapter 12, sections 2 and 5.
 #
