@@ -12,6 +12,16 @@ REQUIREMENTS := -c constraints.txt -e .[course,test,kernels,evaluate]
 MAMBA := MAMBA_SKIP_CUDA_BUILD=TRUE MAMBA_FORCE_BUILD=TRUE
 MAMBA_SSM := -c constraints.txt --no-build-isolation --no-deps mamba-ssm
 
+# A PYTHON that is named must not be ignored because there is a .venv already.
+ifeq ($(origin PYTHON)$(filter clean,$(MAKECMDGOALS)),command line)
+ifneq ($(wildcard $(READY)),)
+VERSION_OF = $(shell $(1) -c 'import sys; print(*sys.version_info[:2], sep=".")')
+ifneq ($(call VERSION_OF,$(PYTHON)),$(call VERSION_OF,$(BIN)/python))
+$(error $(VENV) was made with Python $(call VERSION_OF,$(BIN)/python), not $(call VERSION_OF,$(PYTHON)); run `make clean` first)
+endif
+endif
+endif
+
 # The sites and the slides, and what they are made from. Each edition has its own folder.
 EDITION ?= students
 STUDENTS := book/_build/site/index.html
@@ -19,9 +29,9 @@ SITE := $(if $(filter students,$(EDITION)),$(STUDENTS),book/_build/site-$(EDITIO
 SLIDES := book/_build/slides/index.html
 ROOMS := notebooks site slides editions guide manual
 DECKS := $(wildcard notebooks/*.ipynb book/*.py book/*/*.py book/slides/theme/*)
-PAGES := $(wildcard README.md CONTRIBUTING.md LICENSE notebooks/* notebooks/labs/* cheems_ref/*.* cheems_lab/*.* cheems_lab/*/*.* figures/* \
+PAGES := $(wildcard README.md CONTRIBUTING.md LICENSE notebooks/* notebooks/labs/* notebooks/reference/* cheems_ref/*.* cheems_lab/*.* cheems_lab/*/*.* figures/* \
 	book/*.* $(ROOMS:%=book/%/*.*) book/site/static/* book/site/play/* \
-	book/site/extensions/*.py book/slides/theme/* tests/*.py tests/planted/*.py)
+	book/site/extensions/*.py book/site/templates/*/* book/slides/theme/* tests/*.py tests/planted/*.py)
 PORT ?= 8000
 
 .DEFAULT_GOAL := help

@@ -101,8 +101,9 @@ def read_claims(path: Path = ROOT / "book" / "claims.toml") -> list[Claim]:
 
 
 def read_notebooks(folder: Path = ROOT / "notebooks") -> dict[str, dict]:
-    """The executed notebooks by number: "03" is a lecture, "03a" a lab."""
-    paths = sorted(folder.glob("*.ipynb")) + sorted(folder.glob("labs/*.ipynb"))
+    """The executed notebooks by number: "03" is a lecture, "03a" a lab or a reference page."""
+    places = "*.ipynb", "labs/*.ipynb", "reference/*.ipynb"
+    paths = [path for place in places for path in sorted(folder.glob(place))]
     return {chapter_number(path): json.loads(path.read_text(encoding="utf-8")) for path in paths}
 
 

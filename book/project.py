@@ -35,13 +35,18 @@ def labs(root: Path = ROOT) -> list[Path]:
     return sorted((root / "notebooks" / "labs").glob("*.py"))
 
 
+def references(root: Path = ROOT) -> list[Path]:
+    """The sources of the pages beside the claims, which are looked up and not worked through."""
+    return sorted((root / "notebooks" / "reference").glob("*.py"))
+
+
 def chapters(root: Path = ROOT) -> list[Path]:
-    """The sources of the lectures, then of the labs."""
-    return lectures(root) + labs(root)
+    """The sources of all notebooks: the lectures, the labs, then the reference."""
+    return lectures(root) + labs(root) + references(root)
 
 
 def chapter_number(path: Path) -> str:
-    """The "03" of a lecture's file, "03a" of a lab's."""
+    """The "03" of a lecture's file, "03a" of a lab's or a reference page's."""
     return path.stem.partition("_")[0]
 
 
@@ -99,6 +104,11 @@ def alt_text(output: Mapping) -> str:
     if "image/png" in data:
         return output["metadata"]["image/png"]["alt"]
     return ""
+
+
+def figure_number(name: str, place: int) -> str:
+    """ "Figure 3.2" for the second of chapter 03, "Figure 3a.1" for the first of lab 03a."""
+    return f"Figure {re.match('0?([0-9]+[a-z]?)', name)[1]}.{place}"
 
 
 def without_solutions(source: str) -> str:

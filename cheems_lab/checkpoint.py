@@ -16,6 +16,7 @@ A checkpoint that is damaged, or of another run, raises CheckpointError, which s
 and what to do, and changes neither the run nor the files. A folder whose name tells another step
 than its record is refused, too. A save removes the checkpoint before the last, and what a killed
 save has left; it knows both by their contents, and leaves everything else in the directory alone.
+Whether a run resumes, and with which settings, is decided in `training`.
 
 Two equal runs write files of other bytes, because the safetensors library orders a file's metadata
 at random. So a SHA-256 tells whether a file has changed, not whether two runs agree.

@@ -35,31 +35,33 @@ def fields() -> str:
     return "\n".join(lines)
 
 
-def users(field: str) -> dict[str, str]:
-    """Return the letters whose layers take a field, each with its condition: {"I": "inner=ssd"}.
+def users(field: str) -> dict[str, tuple[str, str] | None]:
+    """Return the letters whose layers take a field, each with its condition.
 
-    The condition is "" if the letter always uses the field. An empty dict means every model does.
+    {"I": ("inner", "ssd")} says that layer I uses it where the field `inner` is "ssd"; a condition
+    is None if the letter always uses the field. An empty dict means every model does.
     """
     only = FIELDS[field].metadata["only"]
-    letters = [key for key, layer in LAYERS.items() if field in layer.arguments().values()]
-    return {letter: only.get(letter, "") for letter in letters}
+    return {key: only.get(key) for key, layer in LAYERS.items() if field in layer.fields.values()}
 
 
 def is_used(field: str, config: ModelConfig) -> bool:
     """Return whether a model of this configuration depends on a field."""
     found = users(field)
-    conditions = [found[letter].partition("=") for letter in found if letter in config.pattern]
-    return not found or any(not name or getattr(config, name) == v for name, _, v in conditions)
+    if not found:
+        return True
+    conditions = [condition for letter, condition in found.items() if letter in config.pattern]
+    return any(only is None or getattr(config, only[0]) == only[1] for only in conditions)
 
 
 def by_letters(name: str) -> str:
     """Return the letters that use a field, in words: "S; I with inner=ssd"; "" for all models."""
-    by_condition: dict[str, list[str]] = {}
-    for letter, condition in users(name).items():
-        by_condition.setdefault(condition, []).append(letter)
+    by_condition: dict[tuple[str, str] | None, list[str]] = {}
+    for letter, only in users(name).items():
+        by_condition.setdefault(only, []).append(letter)
     return "; ".join(
-        ", ".join(found) + (f" with {condition}" if condition else "")
-        for condition, found in by_condition.items()
+        ", ".join(found) + (f" with {only[0]}={only[1]}" if only else "")
+        for only, found in by_condition.items()
     )
 
 

@@ -39,46 +39,56 @@ MAX_LAYERS = 10_000
 
 
 class LayerType(NamedTuple):
-    """A letter of a pattern: its name, its class, and the fields that it takes.
+    """A letter of a pattern: its name, its class, and where its arguments come from.
 
-    fields: names of `ModelConfig` fields; "argument=field" if the layer has another name for it.
+    fields: the field of `ModelConfig` that each argument of the class gets.
     """
 
     name: str
     make: Callable[..., nn.Module]
-    fields: str
-
-    def arguments(self) -> dict[str, str]:
-        """Return the field of each argument."""
-        pairs = (word.rpartition("=") for word in self.fields.split())
-        return {argument or field: field for argument, _, field in pairs}
+    fields: dict[str, str]
 
 
-_EXPERTS = "d_ff n_experts k=k_experts"
-_RETRIEVAL = "n_experts=n_neurons n_heads=n_retrieval_heads k=k_neurons d_query"
+def _alike(*names: str) -> dict[str, str]:
+    """Arguments that have the names of their fields."""
+    return {name: name for name in names}
+
+
+_ATTENTION = _alike("n_heads", "n_kv_heads", "rope_base")
+_EXPERTS = _alike("d_ff", "n_experts") | {"k": "k_experts"}
+_RETRIEVAL = {
+    "n_experts": "n_neurons",
+    "n_heads": "n_retrieval_heads",
+    "k": "k_neurons",
+    "d_query": "d_query",
+}
 # fmt: off
 LAYERS = {
-    "S": LayerType("SSD", SSD, "n_heads d_head n_groups d_state position d_conv rope_base "
-                   "chunk_size backend"),
-    "A": LayerType("attention", QCAttn, "n_heads n_kv_heads rope_base"),
-    "I": LayerType("inner-function attention", InnerFuncAttn, "n_heads n_kv_heads rope_base mask "
-                   "inner n_values k_values d_state max_positions k_keys"),
-    "M": LayerType("MLP", MLP, "d_ff"),
-    "G": LayerType("gated MLP", partial(MLP, gated=True), "d_ff"),
-    "D": LayerType("DGLU", DGLU, "d_ff"),
+    "S": LayerType("SSD", SSD, _alike("n_heads", "d_head", "n_groups", "d_state", "position",
+                                      "d_conv", "rope_base", "chunk_size", "backend")),
+    "A": LayerType("attention", QCAttn, _ATTENTION),
+    "I": LayerType("inner-function attention", InnerFuncAttn,
+                   _ATTENTION | _alike("mask", "inner", "n_values", "k_values", "d_state",
+                                       "max_positions", "k_keys")),
+    "M": LayerType("MLP", MLP, _alike("d_ff")),
+    "G": LayerType("gated MLP", partial(MLP, gated=True), _alike("d_ff")),
+    "D": LayerType("DGLU", DGLU, _alike("d_ff")),
     "R": LayerType("routed MoE", MoE, _EXPERTS),
     "H": LayerType("MoE with shared expert", SharedExpertMoE, _EXPERTS),
     "C": LayerType("cohesive MoE", CohesiveMoE, _EXPERTS),
     "X": LayerType("expansive MoE", ExpansiveMoE, _EXPERTS),
     "P": LayerType("PEER", PEER, _RETRIEVAL),
-    "K": LayerType("CDMMoE", CDMMoE, f"{_RETRIEVAL} d_ff d_private"),
-    "E": LayerType("CDMoE", CDMoE, f"{_RETRIEVAL} d_ff"),
+    "K": LayerType("CDMMoE", CDMMoE, _RETRIEVAL | _alike("d_ff", "d_private")),
+    "E": LayerType("CDMoE", CDMoE, _RETRIEVAL | _alike("d_ff")),
 }
 # fmt: on
 
 
-def _field(default: Any, meaning: str, only: Mapping[str, str] | None = None) -> Any:
-    """A field of ModelConfig: default, meaning, and for some letters a condition."""
+def _field(default: Any, meaning: str, only: Mapping[str, tuple[str, str]] | None = None) -> Any:
+    """A field of ModelConfig: default, meaning, and the letters that only sometimes use it.
+
+    only: {"I": ("inner", "ssd")} if layer I uses it where the field `inner` is "ssd".
+    """
     return dataclasses.field(default=default, metadata={"meaning": meaning, "only": only or {}})
 
 
@@ -97,18 +107,18 @@ class ModelConfig:
     n_kv_heads: int | None = _field(None, "groups of keys and values; None: one per head")
     d_head: int | None = _field(None, "width of a head; None: d_model / n_heads")
     n_groups: int = _field(1, "groups of B and C")
-    d_state: int = _field(32, "state width", {"I": "inner=ssd"})
+    d_state: int = _field(32, "state width", {"I": ("inner", "ssd")})
     position: Position = _field("rope", "position encoding: rope, conv or decay")
-    d_conv: int = _field(4, "tokens that the convolution sees", {"S": "position=conv"})
-    rope_base: float | int = _field(10000.0, "base of the rotary angles", {"S": "position=rope"})
+    d_conv: int = _field(4, "tokens that the convolution sees", {"S": ("position", "conv")})
+    rope_base: float | int = _field(10000.0, "base of the angles", {"S": ("position", "rope")})
     chunk_size: int = _field(64, "tokens per chunk")
     backend: Backend = _field("auto", "auto, chunked, kernel, quadratic or recurrent")
     inner: Inner = _field("retrieved", "inner function: ssd, retrieved or linear")
-    n_values: int = _field(16, "rows of the table of values", {"I": "inner=retrieved"})
-    k_values: int = _field(2, "rows that each token takes", {"I": "inner=retrieved"})
+    n_values: int = _field(16, "rows of the table of values", {"I": ("inner", "retrieved")})
+    k_values: int = _field(2, "rows that each token takes", {"I": ("inner", "retrieved")})
     mask: Mask | None = _field(None, "dynamic mask: gate, content or None")
-    max_positions: int | None = _field(None, "longest sequence", {"I": "mask=gate"})
-    k_keys: int | None = _field(None, "keys that each query keeps", {"I": "mask=content"})
+    max_positions: int | None = _field(None, "longest sequence", {"I": ("mask", "gate")})
+    k_keys: int | None = _field(None, "keys that each query keeps", {"I": ("mask", "content")})
     d_ff: int = _field(256, "inner width, of an expert or of what experts share")
     n_experts: int = _field(4, "routed experts")
     k_experts: int = _field(2, "routed experts that each token takes")
@@ -138,7 +148,7 @@ class ModelConfig:
                 with torch.device("meta"):
                     make_layer(letter, self)
             except (ValueError, RuntimeError) as error:
-                message, arguments = str(error), LAYERS[letter].arguments()
+                message, arguments = str(error), LAYERS[letter].fields
                 for argument, field in arguments.items():
                     message = re.sub(rf"\b{argument}\b", field, message)  # by its name here
                 if isinstance(error, RuntimeError):  # a tensor is too large
@@ -154,9 +164,9 @@ class ModelConfig:
 def make_layer(letter: str, config: ModelConfig) -> nn.Module:
     """Make one layer of a pattern."""
     layer = LAYERS[letter]
-    if "n_experts" in layer.arguments().values():  # each of these experts is a module
+    if "n_experts" in layer.fields.values():  # each of these experts is a module
         check.numbers(f"[1, {MAX_LAYERS}]", n_experts=config.n_experts)
-    arguments = {name: getattr(config, field) for name, field in layer.arguments().items()}
+    arguments = {name: getattr(config, field) for name, field in layer.fields.items()}
     return layer.make(config.d_model, **arguments)
 
 

@@ -199,11 +199,11 @@ def load_balancing_loss(
 ) -> Float[Tensor, ""]:
     """Compute e Σᵢ fᵢ Pᵢ: 1 for an even load, e/k if all tokens take the same k experts.
 
-    fᵢ is the share of choices that went to expert i, and Pᵢ its share of the gates. (In Switch
-    Transformers Pᵢ is the mean of the whole softmax.) The gradient goes through the gates, and
-    pushes down the gates of experts that are chosen too often. If all tokens take the same k
-    experts, the loss is e/k for any gates and has no gradient. So the loss can keep a load even,
-    but it cannot undo a collapse.
+    fᵢ is the share of choices that went to expert i, and Pᵢ its share of the gates. The
+    gradient goes through the gates, and pushes down the gates of experts that are chosen too often.
+    If all tokens take the same k experts, the loss is e/k for any gates and has no gradient. So the
+    loss can keep a load even, but it cannot undo a total collapse. In Switch Transformers Pᵢ is the
+    mean of the whole softmax, and has a gradient even then (chapter 06).
 
     Args:
         gates: from `route`, > 0.

@@ -1,13 +1,16 @@
-"""Chapter 04: three sources of position; lab 04b: positions far beyond those of training."""
+"""Chapter 04: three sources of position; lab 04b: positions far beyond those of training; lab 04c:
+trained state tracking.
+"""
 
 import statistics
 
 import torch
 
 from cheems_ref import rope, ssd
-from experiments.runner import from_notebook
+from experiments import preregistered
+from experiments.runner import from_notebook, resumed
 
-CHAPTER = "04_rotary_positions"
+CHAPTER, LAB = "04_rotary_positions", "labs/04c_state_tracking"
 
 
 def shift_error():
@@ -59,4 +62,24 @@ def three_sources():
     }
 
 
-RECIPES = {"04_shift_error": shift_error, "04_three_sources": three_sources}
+def tracking_run(job):
+    """One training run of lab 04c."""
+    lab = from_notebook(LAB)
+    return preregistered.tracking_run(job, lab.train_to_track, lab.betas)
+
+
+def state_tracking():
+    """Lab 04c: parity and swaps, by decays, turns and mirrors that are trained."""
+    lab = from_notebook(LAB)
+
+    def run_all(jobs):
+        return resumed("04_state_tracking", jobs, tracking_run)
+
+    return preregistered.state_tracking(run_all, list(lab.MACHINES), list(lab.STEPS))
+
+
+RECIPES = {
+    "04_shift_error": shift_error,
+    "04_three_sources": three_sources,
+    "04_state_tracking": state_tracking,
+}

@@ -13,7 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-from cheems_ref.attention import InnerFuncAttn
+from cheems_ref.attention import InnerFuncAttn, attention
+from cheems_ref.convolution import short_convolution
+from cheems_ref.rope import apply_rope, rope_cos_sin
 from cheems_ref.ssd import SSD
 
 TUNING, SEEDS = (100, 101), (0, 1, 2, 3, 4)
@@ -39,6 +41,40 @@ COPY_LONGER = {
     "time-invariant, two layers": dict(selective=False, layers=2),
     "time-invariant": dict(selective=False),
 }
+
+
+# Lab 04c. The question: does training find the recurrences that the lab builds by hand? Each kind
+# has 16 numbers of state; texts of 40 tokens, tested at places 201 to 300.
+TRACKING_PREDICTION = """
+Parity: β up to 2 and turns are above 0.95 on at least three of five seeds, decays and β up to 1
+below 0.6 on all. Three swaps, where guessing by the text's length gives 0.33: β up to 2 is above
+0.95 on at least three of five seeds; turns, decays and β up to 1 are below 0.5 on all. At places 31
+to 40, within the trained length, decays stay below 0.8 on parity.
+"""
+TRACKING_STEPS, TRACKING_RATES = 600, (3e-3, 1e-2)
+
+
+def tracking_run(job, train_to_track, betas):
+    """One small recurrence, trained: the shares right within the trained length and beyond it."""
+    trained, beyond, model = train_to_track(
+        job["task"], job["kind"], job["steps"], job["rate"], job["seed"]
+    )
+    found = {"trained": round(trained, 3), "beyond": round(beyond, 3)}
+    if job["kind"] == "β up to 2":
+        found["beta"] = [round(beta, 4) for beta in betas(model)]
+    return found
+
+
+def state_tracking(run_all, tasks, kinds):
+    """Lab 04c: every kind of recurrence on every task, each at the better of two rates."""
+    jobs = [dict(task=task, kind=kind, steps=TRACKING_STEPS) for task in tasks for kind in kinds]
+    return {
+        "prediction": " ".join(TRACKING_PREDICTION.split()),
+        "seed": list(SEEDS),
+        "tuning seed": list(TUNING),
+        "optimiser": "AdamW without decay, cosine to 0, batches of 64 texts of 40 tokens",
+        "table": tuned(run_all, jobs, TRACKING_RATES, lambda run: run["beyond"]),
+    }
 
 
 # Chapter 05, section 4. The question: does computing in the values buy what one more layer would?
@@ -177,6 +213,107 @@ def book_flops(pattern, d):
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         BookReader(pattern, d)(*book)
     return counter.get_total_flops()
+
+
+# Chapter 05, section 3. The question: WM and Ch compute in the values and leave queries and keys
+# linear. Where the task is recall, which of q, k and v has to know the past? A trial with three
+# seeds at one rate raised it: SSD with a convolution in k learned the task; in q or v it didn't.
+PAST_PREDICTION = """
+One attention layer on chapter 07's recall, 500 updates, each row at its best of three rates. With
+SSD behind a convolution in the keys all five seeds are above 0.9; in the queries or the values none
+is. A convolution alone in the keys does the same, since what the key needs is its neighbour. SSD
+with rotation in the keys stays below 0.9 on at least three of five seeds, and so does everything in
+queries and values. Plain q, k and v stay below 0.2.
+"""
+PAST_RATES = (1e-3, 3e-3, 1e-2)
+
+
+class ConvolvedMap(torch.nn.Module):
+    """A linear map behind a causal convolution over four tokens, as Mamba has it."""
+
+    def __init__(self, d):
+        super().__init__()
+        self.taps = torch.nn.Parameter(torch.empty(d, 4).uniform_(-0.5, 0.5))
+        self.map = torch.nn.Linear(d, d, bias=False)
+
+    def forward(self, x):
+        return self.map(short_convolution(x, self.taps)[0])
+
+
+class OneThatKnowsThePast(torch.nn.Module):
+    """An attention layer in which one of q, k and v comes from a source that sees the past."""
+
+    def __init__(self, where, source, d=64, n_ids=64):
+        super().__init__()
+        self.embedding = torch.nn.Embedding(n_ids, d)
+        self.norms = torch.nn.ModuleList(torch.nn.RMSNorm(d) for _ in range(2))
+        self.maps = torch.nn.ModuleDict(
+            {letter: torch.nn.Linear(d, d, bias=False) for letter in "qkvo" if letter != where}
+        )
+        self.where = where
+        if source == "convolution":
+            self.source = ConvolvedMap(d)
+        elif source:
+            position = {"SSD, convolution": "conv", "SSD, rotation": "rope"}[source]
+            self.source = SSD(d, n_heads=2, d_state=16, position=position)
+        self.head = torch.nn.Linear(d, n_ids, bias=False)
+
+    def forward(self, ids):
+        x = self.embedding(ids)
+        normed, positions = self.norms[0](x), torch.arange(ids.shape[1]).expand(ids.shape)
+        made = {letter: self.maps[letter](normed) for letter in "qkv" if letter != self.where}
+        if isinstance(getattr(self, "source", None), SSD):
+            made[self.where] = self.source(normed, positions)[0]
+        elif self.where:
+            made[self.where] = self.source(normed)
+        q, k, v = (made[letter].unflatten(-1, (2, -1)) for letter in "qkv")
+        cos, sin = rope_cos_sin(positions, q.shape[-1], dtype=x.dtype)
+        y = attention(apply_rope(q, cos, sin), apply_rope(k, cos, sin), v)
+        return self.head(self.norms[1](x + self.maps["o"](y.flatten(2))))
+
+
+def past_jobs():
+    sources = ("SSD, convolution", "convolution", "SSD, rotation")
+    rows = [dict(where="", source="")]
+    rows += [dict(where=where, source=source) for source in sources for where in "qkv"]
+    return [row | dict(steps=500) for row in rows]
+
+
+def past_run(job, recall):
+    """The share of right answers in the last 25 batches, and every 50 updates."""
+    torch.set_default_dtype(torch.float32)
+    torch.manual_seed(job["seed"])
+    generator = torch.Generator().manual_seed(job["seed"])
+    model, right = OneThatKnowsThePast(job["where"], job["source"]), []
+    optimizer = torch.optim.AdamW(model.parameters())
+    for step in range(job["steps"]):
+        ids, targets = recall(32, generator)
+        logits, asked = model(ids), targets >= 0
+        right.append((logits.argmax(-1) == targets)[asked].double().mean().item())
+        optimizer.param_groups[0]["lr"] = job["rate"] * min(1, (step + 1) / 20)
+        optimizer.zero_grad()
+        F.cross_entropy(logits.flatten(0, 1), targets.flatten()).backward()
+        optimizer.step()
+    return {
+        "end": round(statistics.mean(right[-25:]), 4),
+        "right": [round(share, 3) for share in right[49::50]],
+    }
+
+
+def who_needs_the_past(run_all):
+    """Chapter 05: a source that sees the past, in exactly one of q, k and v."""
+    table = tuned(run_all, past_jobs(), PAST_RATES, lambda run: run["end"], TUNING[:1])
+    for row in table:
+        with torch.device("meta"):
+            model = OneThatKnowsThePast(row["where"], row["source"])
+        row["parameters"] = sum(p.numel() for p in model.parameters())
+    return {
+        "prediction": " ".join(PAST_PREDICTION.split()),
+        "seed": list(SEEDS),
+        "tuning seed": list(TUNING[:1]),
+        "optimiser": "AdamW, decay 0.01, constant after 20 updates, batches of 32 rows",
+        "table": table,
+    }
 
 
 # Chapter 07, section 4. The question: what learns recall, the state or a look at the neighbour?

@@ -827,6 +827,12 @@ for first, last_distance in ((1, 18), (3, 16)):
 # **1 · easy.** With pencil and paper. Take a system with $\bar A = 0.5$ and $\bar B = C = 1$, and
 # feed it $(1, 2, 0, 3)$. What are the four outputs, and what are the first three entries of the
 # kernel?
+#
+# <details><summary>Hint</summary>
+#
+# The state halves, then the input is added. The kernel is the answer to $(1, 0, 0)$.
+#
+# </details>
 
 
 # %% tags=["exercise"]
@@ -838,11 +844,15 @@ def by_pencil():
 
 
 # %% tags=["check"]
+from cheems_ref.exercises import check_numbers, forbidden
+
+with forbidden(ssm_recurrent, ssm_kernel, ssm_convolution):
+    mine = by_pencil()
 half, one = torch.tensor([[0.5]]), torch.ones(1)
-outputs, entries = by_pencil()
-wanted = ssm_recurrent(half, one, one, torch.tensor([[1.0, 2.0, 0.0, 3.0]]))[0]
-check("four outputs", torch.tensor(outputs).double(), wanted)
-check("three entries of the kernel", torch.tensor(entries).double(), ssm_kernel(half, one, one, 3))
+outputs = ssm_recurrent(half, one, one, torch.tensor([[1.0, 2.0, 0.0, 3.0]]))[0]
+wanted = {f"output {t}": y for t, y in enumerate(outputs.tolist())}
+wanted |= {f"K_{i}": entry for i, entry in enumerate(ssm_kernel(half, one, one, 3).tolist())}
+check_numbers(mine, wanted)
 
 # %% [markdown]
 # **2 · easy.** A drug drips into the blood at $x(t)$ mg per hour. The state is (mg in the blood, mg
@@ -850,6 +860,13 @@ check("three entries of the kernel", torch.tensor(entries).double(), ssm_kernel(
 # each hour, for a list of hourly infusion rates. Some of the drug leaves the body, at a rate of
 # `away` times the amount in the blood. Some moves into the tissue, at `out` times the amount in the
 # blood, and some comes back, at `back` times the amount in the tissue.
+#
+# <details><summary>Hint</summary>
+#
+# Write the two flows as two differential equations. Each coefficient is an entry of $A$. The
+# package returns one output $C h$ per call, so choose $C$ to read one of the two amounts.
+#
+# </details>
 
 
 # %% tags=["exercise"]
@@ -864,28 +881,38 @@ def amounts(away, out, back, infusion):
 
 
 # %% tags=["check"]
-def by_flows(away, out, back, infusion, steps=20_000):
-    """The amounts by small steps, flow by flow."""
-    blood, tissue, hourly = 0.0, 0.0, []
-    for hour in infusion.tolist():
-        for _ in range(steps):
-            lost, moved = away * blood, out * blood - back * tissue
-            blood, tissue = blood + (hour - lost - moved) / steps, tissue + moved / steps
-        hourly.append([blood, tissue])
-    return torch.tensor(hourly)
-
+from cheems_ref.exercises import as_tensor
 
 infusion = torch.tensor([10.0, 10, 0, 0, 5, 0])
-for rates in ((0.4, 0.8, 0.3), (0.1, 0.2, 1.5), (0.0, 0.8, 0.3)):
-    check(f"rates {rates}", amounts(*rates, infusion), by_flows(*rates, infusion), tol=1e-4)
-given = amounts(0.0, 0.8, 0.3, infusion)
-check("nothing leaves: all that came in is there", given.sum(-1), infusion.cumsum(0))
+for away, out, back in ((0.4, 0.8, 0.3), (0.1, 0.2, 1.5), (0.0, 0.8, 0.3)):
+    hourly, blood, tissue = [], 0.0, 0.0  # by small steps, flow by flow
+    for hour in infusion.tolist():
+        for _ in range(2000):
+            moved = out * blood - back * tissue
+            blood += (hour - away * blood - moved) / 2000
+            tissue += moved / 2000
+        hourly.append([blood, tissue])
+    found = as_tensor(amounts(away, out, back, infusion))
+    name = f"away {away}, out {out}, back {back}: by small steps"
+    check(name, found, torch.tensor(hourly), tol=2e-3)
+everything = as_tensor(amounts(0.0, 0.8, 0.3, infusion)).sum(-1)
+check("nothing leaves: all that came in is there", everything, infusion.cumsum(0), tol=1e-5)
+steady = as_tensor(amounts(2.0, 0.0, 0.7, torch.full((6,), 3.0)))
+exact = 1.5 * (1 - torch.exp(-2.0 * torch.arange(1.0, 7.0)))
+check("nothing moves to the tissue: 1.5 - 1.5 exp(-2t), exactly", steady[:, 0], exact, tol=1e-5)
 
 # %% [markdown]
 # **3 · medium.** Train as a convolution, run as a recurrence. Somebody struck a bell once, and you
 # heard the first samples. You know $\bar A$ and $\bar B$, but not $C$. What you heard is a kernel,
 # $C \bar A^t \bar B$, so every sample is one linear equation for $C$ (`torch.linalg.lstsq` solves
 # them). Then drop the kernel, step the state, and let the bell ring on.
+#
+# <details><summary>Hint</summary>
+#
+# The rows of the equations are the states $\bar A^t \bar B$, which you can step without knowing
+# $C$.
+#
+# </details>
 
 
 # %% tags=["exercise"]
@@ -906,12 +933,14 @@ def ring_on(A_bar, B_bar, heard, ahead):
 
 
 # %% tags=["check"]
+from cheems_ref.exercises import as_tensor
+
 springs = [torch.tensor([[-0.3, turn], [-turn, -0.2]]) for turn in (2.0, 3.1, 5.0)]
 A_bar, B_bar = discretize_zoh(torch.block_diag(*springs), torch.ones(6), 0.1)
 for seed, l in ((70, 40), (71, 64)):
     C = random(6, seed=seed)
     bell = ssm_kernel(A_bar, B_bar, C, l + 100)
-    found = torch.as_tensor(ring_on(A_bar, B_bar, bell[:l], 100)).double()
+    found = as_tensor(ring_on(A_bar, B_bar, bell[:l], 100))
     check(f"{l} samples heard, the next 100", found, bell[l:], tol=1e-6)
 print("trained as a convolution, run as a recurrence")
 
@@ -920,6 +949,13 @@ print("trained as a convolution, run as a recurrence")
 # recurrence is $h_t = \max(h_{t-1} + g_t,\; w_t)$: carry on from the best so far and gain $g_t$, or
 # start afresh with $w_t$. Find the pair that two steps in a row make, so that the doubling scan
 # works here too.
+#
+# <details><summary>Hint</summary>
+#
+# Apply the first step to $h$, then the second, and write the result in the form $\max(h + g, w)$
+# again. Adding a number moves through a maximum.
+#
+# </details>
 
 
 # %% tags=["exercise"]
@@ -934,7 +970,8 @@ def combine_best(first, second):
 # %% tags=["check"]
 one, two, three = random(3, 2, 100, seed=41)
 left = combine_best(combine_best(one, two), three)
-check("associative", torch.stack(left), torch.stack(combine_best(one, combine_best(two, three))))
+right = combine_best(one, combine_best(two, three))
+check("associative", torch.stack(list(left)), torch.stack(list(right)))
 g, w = random(2, 37, seed=42)
 h = [torch.tensor(-math.inf)]
 for g_t, w_t in zip(g, w, strict=True):
@@ -951,9 +988,15 @@ check("best path by doubling = one by one", w, torch.stack(h[1:]))
 # with one channel. Each token has three numbers: a value, a mark (1 if the value should be kept),
 # and an ask (1 if an answer is wanted). The $i$-th token that asks must return the $i$-th marked
 # value, exactly, for up to `n` of them. Before the $i$-th mark, and at tokens that don't ask, the
-# answer is 0. (Hint: give each value its own entry of the state, one that never fades; $A$ may be
-# 0. To find out which entry a token belongs to, keep a running count of the marks, or of the
-# questions. Such a count is itself a state space model, with $\bar A = 1$.)
+# answer is 0. Call `selective_scan` once, and return what it returns.
+#
+# <details><summary>Hint</summary>
+#
+# Give each value its own entry of the state, one that never fades; $A$ may be 0. To find out which
+# entry a token belongs to, keep a running count of the marks, or of the questions. Such a count is
+# itself a state space model, with $\bar A = 1$.
+#
+# </details>
 
 
 # %% tags=["exercise"]
@@ -970,18 +1013,7 @@ def copy_by_hand(tokens, n):
 
 
 # %% tags=["check"]
-def answers_to(tokens):
-    """The answers, kept in a list: (b, l)."""
-    answers = torch.zeros(tokens.shape[:2])
-    for row, text in enumerate(tokens.tolist()):
-        kept, asked = [], 0
-        for t, (value, mark, ask) in enumerate(text):
-            kept += [value] if mark else []
-            if ask:
-                asked += 1
-                answers[row, t] = kept[asked - 1] if asked <= len(kept) else 0.0
-    return answers
-
+from cheems_ref.exercises import calls_of
 
 generator = torch.Generator().manual_seed(43)
 for n, l in ((4, 20), (6, 31), (1, 5)):  # blanks, marks and questions in any order
@@ -991,7 +1023,17 @@ for n, l in ((4, 20), (6, 31), (1, 5)):  # blanks, marks and questions in any or
     marks, asks = kinds < 0.3, kinds > 0.6
     tokens[..., 1] = marks & (marks.cumsum(1) <= n)  # up to n marks
     tokens[..., 2] = asks
-    check(f"n = {n}: copied in order", copy_by_hand(tokens, n), answers_to(tokens))
+    wanted = torch.zeros(8, l)
+    for row in range(8):
+        kept, places = tokens[row, marks[row], 0][:n], asks[row].nonzero()[:, 0]
+        for i, t in enumerate(places[: len(kept)]):  # the i-th question, if i values were marked
+            wanted[row, t] = kept[i] if marks[row, : t + 1].sum() > i else 0.0
+    with calls_of(selective_scan) as scans:
+        mine = copy_by_hand(tokens, n)
+    check(f"n = {n}: copied in order", mine, wanted)
+    assert len(scans) == 1, f"selective_scan was called {len(scans)} times instead of once"
+    scanned = scans[0][0] if isinstance(scans[0], tuple) else scans[0]
+    check(f"n = {n}: the scan itself has copied", mine, scanned.view_as(mine))
 
 # %% [markdown]
 # ## Further reading

@@ -814,6 +814,13 @@ check("state after the chunk = loop", S_before + U.T @ k, S_after)
 # **1 · easy.** Use pencil and paper. Section 5 left us with $S k_0 = (0.64, 0.6)$ and $S k_1 = (0,
 # 1)$. The delta rule with $\beta = 1$ now writes $v_2 = (1, 1)$ under $k_2 = (0, 1)$. What do
 # $k_0$, $k_1$ and $k_2$ return?
+#
+# <details><summary>Hint</summary>
+#
+# What does $k_2$ return before the write? The first column of $S$ is $S (1, 0) = S k_0$, and $k_1 =
+# (0.6, 0.8)$ gives you the second. A write under $k_2$ changes only what lies along $k_2$.
+#
+# </details>
 
 
 # %% tags=["exercise"]
@@ -825,15 +832,27 @@ def by_pencil():
 
 
 # %% tags=["check"]
+from cheems_ref.exercises import check_numbers, forbidden
+
+with forbidden(*(rule.function for rule in RULES.values())):
+    mine = by_pencil()
 keys = torch.cat([TWO_KEYS, torch.tensor([[0.0, 1.0]])])
 S = store("DeltaNet", keys[None], torch.cat([TWO_VALUES, torch.ones(1, 2)])[None])[0]
-check("three answers, by hand", torch.tensor(by_pencil()).double(), keys @ S.T)
+answers = (keys @ S.T).tolist()
+wanted = {f"S k_{i}, number {j}": answers[i][j] for i in range(3) for j in range(2)}
+check_numbers(mine, wanted)
 
 # %% [markdown]
 # **2 · easy.** Is the number of ones so far odd? Let one number of state answer. Its sign should
 # flip at every 1 and stay at every 0. Choose keys, values and $\beta$ so that one call of
-# `delta_rule` does it. (Section 7 has the mirror. Don't start from zero.) And why can't a rule that
-# only fades, with an $\alpha$ between 0 and 1, do it?
+# `delta_rule` does it. And why can't a rule that only fades, with an $\alpha$ between 0 and 1, do
+# it?
+#
+# <details><summary>Hint</summary>
+#
+# Section 7 has the mirror. Don't start from zero.
+#
+# </details>
 
 
 # %% tags=["exercise"]
@@ -848,9 +867,16 @@ def parity(bits):
 
 
 # %% tags=["check"]
+from cheems_ref.exercises import as_tensor, calls_of
+
 for l, seed in ((300, 60), (1, 61), (37, 62)):
     bits = torch.randint(2, (l,), generator=torch.Generator().manual_seed(seed)).double()
-    signs = torch.as_tensor(parity(bits)).double()
+    with calls_of(delta_rule) as returned:
+        signs = as_tensor(parity(bits.clone()))
+    assert len(returned) == 1, f"delta_rule was called {len(returned)} times instead of once"
+    outputs = returned[0][0] if isinstance(returned[0], tuple) else returned[0]
+    assert outputs.numel() in (l, l + 1), "one number of state, and a token for each bit"
+    assert (outputs.flatten()[-l:].sign() == signs).all(), "these aren't the signs of the state"
     wrong = (signs != (-1.0) ** bits.cumsum(0)).sum().item()
     assert wrong == 0, f"{wrong} of {l} prefixes have the wrong sign"
 print("the parity of 300 bits, by one number")
@@ -858,8 +884,13 @@ print("the parity of 300 bits, by one number")
 # %% [markdown]
 # **3 · medium.** Katharopoulos et al. (2020) apply a positive function $\psi$ to queries and keys
 # and keep the division: $o_t = \sum_s (\psi(q_t) \cdot \psi(k_s))\,v_s \,/\, \sum_s \psi(q_t) \cdot
-# \psi(k_s)$, with $s \le t$. Compute this with *one* call to `linear_attention`. (Hint: what must
-# you store besides $v$ to get the denominator?)
+# \psi(k_s)$, with $s \le t$. Compute this with *one* call to `linear_attention`.
+#
+# <details><summary>Hint</summary>
+#
+# What must you store besides $v$ to get the denominator?
+#
+# </details>
 
 
 # %% tags=["exercise"]
@@ -873,17 +904,27 @@ def normalised(q, k, v):
 
 
 # %% tags=["check"]
+from cheems_ref.exercises import calls_of
+
 q, k, v = (random(2, 9, 3, 4, seed=81 + i) for i in range(3))
+with calls_of(linear_attention) as returned:
+    o = normalised(q, k, v)
+assert len(returned) == 1, f"linear_attention was called {len(returned)} times instead of once"
 fits = einsum("bthn,bshn->bhts", F.elu(q) + 1, F.elu(k) + 1).tril()
 expected = einsum("bhts,bshp->bthp", fits / fits.sum(-1, keepdim=True), v)
-check("normalised linear attention", normalised(q, k, v), expected)
+check("normalised linear attention", o, expected)
 check("equal values come back", normalised(q, k, torch.ones_like(v)), torch.ones_like(v))
 
 # %% [markdown]
 # **4 · medium.** Derive a sixth rule by giving Longhorn a gate. Let $S_t$ minimise $\|S - \alpha_t
 # S_{t-1}\|^2 + \beta_t \|S k_t - v_t\|^2$. Set the gradient to zero, solve for $S_t$, and write the
-# result using a function from the package. (Hint: multiply by $k_t$ first. That gives you the error
-# $v_t - S_t k_t$.)
+# result using a function from the package.
+#
+# <details><summary>Hint</summary>
+#
+# Multiply by $k_t$ first. That gives you the error $v_t - S_t k_t$.
+#
+# </details>
 
 
 # %% tags=["exercise"]
@@ -896,9 +937,14 @@ def gated_longhorn(q, k, v, g, beta, **options):
 
 
 # %% tags=["check"]
+from cheems_ref.exercises import calls_of
+
 q, k, v = (random(1, 6, 2, size, seed=84 + i) for i, size in enumerate((4, 4, 3)))
 g, beta = -random(1, 6, 2, seed=87).abs(), 5 * random(1, 6, 2, seed=88).abs()
 S = before = random(1, 2, 3, 4, seed=89)
+with calls_of(*(rule.function for rule in RULES.values())) as returned:
+    o, after = gated_longhorn(q, k, v, g, beta, initial_state=before, return_final_state=True)
+assert returned, "call one of the package's rules, instead of minimising again"
 expected = []
 for t in range(6):  # the minimum as least squares: S times `given` should be `wanted`
     fade, weight = g[:, t].exp()[..., None, None], beta[:, t].sqrt()[..., None, None]
@@ -906,14 +952,20 @@ for t in range(6):  # the minimum as least squares: S times `given` should be `w
     wanted = torch.cat([fade * S, weight * v[:, t, :, :, None]], dim=-1)
     S = wanted @ torch.linalg.pinv(given)
     expected.append(S @ q[:, t, :, :, None])
-o, after = gated_longhorn(q, k, v, g, beta, initial_state=before, return_final_state=True)
 check("6 tokens, 2 heads: the state at the minimum", after, S)
 check("and the outputs", o, torch.stack(expected, 1)[..., 0])
 
 # %% [markdown]
 # **5 · hard.** Equations 2.16 and 2.17 handle one chunk. Write the delta rule for one head and a
 # text of any length, in chunks of `size` tokens, without looping over tokens and without using the
-# package. (Hint: `tensor.split(size)` cuts up the text; the last piece may be shorter.)
+# package.
+#
+# <details><summary>Hint</summary>
+#
+# `tensor.split(size)` cuts up the text; the last piece may be shorter. Per chunk you need one
+# triangular solve and one update of the state.
+#
+# </details>
 
 
 # %% tags=["exercise"]
@@ -933,12 +985,23 @@ def delta_in_chunks(q, k, v, beta, size):
 
 
 # %% tags=["check"]
+from cheems_ref.exercises import forbidden
+from cheems_ref.roofline import Recorder
+
 q, k, v = random(23, 6, seed=92), unit(23, 6, seed=93), random(23, 4, seed=94)
 beta = torch.rand(23, generator=torch.Generator().manual_seed(95))
 expected = delta_rule(*heads(q, k, v, beta))[0, :, 0]
 for size in (1, 5, 8, 23, 64):
-    check(f"your chunks of {size} = loop", delta_in_chunks(q, k, v, beta, size), expected)
-print("five chunk sizes, one result")
+    with forbidden(*(rule.function for rule in RULES.values())):
+        mine = delta_in_chunks(q, k, v, beta, size)
+    check(f"your chunks of {size} = loop", mine, expected)
+steps = []
+for l in (10, 23):  # one chunk of 64: a loop over tokens would take more steps for the longer text
+    with Recorder() as recorder:
+        delta_in_chunks(q[:l], k[:l], v[:l], beta[:l], 64)
+    steps.append(len(recorder.operators))
+assert steps[1] < steps[0] + 13, f"{steps} operators for 10 and 23 tokens: a loop over tokens"
+print("five chunk sizes, one result, and no loop over tokens")
 
 # %% [markdown]
 # ## Further reading

@@ -50,19 +50,19 @@ def random(*shape, seed):
 # 6 reads it. On the right, that whole journey is one number, the orange square:
 
 
-# %% tags=["figure"]
+# %% slide_title="One number in a matrix is a whole journey through the state" tags=["figure"]
 plotting.show_drawing(
     "03_duality",
-    "Left: a chain of eight states; the path from input 2 through the states 2 to 6 to output 6 is "
-    "lit. Right: the same as one lit entry, row 6 and column 2, of a lower triangular matrix. The "
-    "blocks on the diagonal are marked as attention, the block below it as the state.",
+    "A chain of eight states and a lower triangular matrix. In the chain, the path from input 2 "
+    "through the states 2 to 6 to output 6 is lit. In the matrix, the same path is one lit entry, "
+    "row 6 and column 2. The blocks on the diagonal, inside a chunk, are marked as attention, the "
+    "block below it, between chunks, as the state.",
 )
 
-# %% [markdown]
-# It's the same layer in both pictures: the chain is cheap but slow, the matrix fast but large. The
-# chain handles one token at a time. The matrix can be computed all at once, but its size is the
-# square of the length. Cutting it into blocks (blue inside a chunk, green between chunks) gets us
-# the best of both.
+# %% [markdown] slide_title="Each token shrinks the state, then adds its own"
+# It's the same layer in both pictures. The chain is cheap, but it handles one token at a time. The
+# matrix can be computed all at once, but its size is the square of the length. Cutting it into
+# blocks gets us the best of both.
 #
 # ## 1 · Four tokens by hand
 #
@@ -72,8 +72,8 @@ plotting.show_drawing(
 #
 # $$h_t = \alpha_t\,h_{t-1} + B_t\,x_t, \qquad y_t = C_t\,h_t, \qquad h_{-1} = 0. \tag{3.1}$$
 #
-# The *decay* $\alpha_t$ is between 0 (forget everything) and 1 (keep everything). Grab a pencil
-# and work out the four states before you run the cell:
+# The *decay* $\alpha_t$ is between 0 (forget everything) and 1 (keep everything). Work out
+# the four states with a pencil, then run the cell:
 
 # %%
 x = torch.tensor([1.0, 2.0, 0.0, 3.0])
@@ -88,10 +88,10 @@ for t in range(4):
 y = C * torch.stack(states)
 print("h =", torch.stack(states).numpy(), "  y =", y.numpy())
 
-# %% [markdown]
-# Now **unroll** it: substitute $h_{t-1}$ into the equation for $h_t$, then $h_{t-2}$, and so on,
-# until only inputs are left. By the time input $s$ reaches token $t$, it has been multiplied by
-# every decay since it was written:
+# %% [markdown] slide_title="Unrolled, a write meets every decay that comes after it"
+# Now **unroll** it: substitute $h_{t-1}$ into the equation for $h_t$, then $h_{t-2}$, until only
+# inputs are left. By the time input $s$ reaches token $t$, it has met every decay since it was
+# written:
 #
 # $$y_t = C_t \sum_{s \le t} \big(\alpha_t\,\alpha_{t-1} \cdots \alpha_{s+1}\big)\, B_s\,x_s.
 #   \tag{3.2}$$
@@ -115,26 +115,28 @@ def unrolled(x, alpha, B, C, first=1):
 check("unrolled sum = recurrence", unrolled(x, alpha, B, C), y)
 _ = must_differ("decay that includes the token's own step", unrolled(x, alpha, B, C, first=0), y)
 
-# %% [markdown]
+# %% [markdown] slide_title="A linear recurrence is a lower triangular matrix"
 # ## 2 · The recurrence is a matrix
 #
-# Equation 3.2 is linear in $x$, so it must be some matrix times $x$: $y = Mx$. You can read the
-# entries straight off the sum:
+# Equation 3.2 is linear in $x$, so it's a matrix times $x$: $y = Mx$. Read the entries off the sum:
 #
 # $$M_{ts} = C_t\; L_{ts}\; B_s, \qquad L_{ts} = \begin{cases}
 #   \alpha_t\,\alpha_{t-1}\cdots \alpha_{s+1} & s \le t\\ 0 & s > t.\end{cases} \tag{3.3}$$
 #
-# Row $t$ is the token that reads (the *target*), and column $s$ is the token that writes (the
-# *source*). $L$ holds the decays. It's lower triangular, since nobody can read a token before it
-# has been written.
+# Row $t$ is the token that reads (the *target*), column $s$ the token that writes (the *source*).
+# $L$ holds the decays. It's lower triangular, since nobody can read a token before it is written.
 #
 # How would you compute $L$? You might keep one running product and divide two of its entries. But
 # one reset makes the product zero, and so do 1,100 decays of 0.5, in float64. Then 0 / 0 is NaN. So
-# add logarithms instead: $L_{ts} = \exp(\log\alpha_{s+1} + \dots + \log\alpha_t)$. Down each
-# column, the exponent is a running sum:
+# add logarithms $g_t = \log\alpha_t$ instead. Write $g_t$ into row $t$, left of the diagonal. The
+# exponents are the running sums down the columns:
+#
+# $$\begin{pmatrix} 0 & & \\ g_1 & 0 & \\ g_2 & g_2 & 0 \end{pmatrix}
+#   \;\longrightarrow\;
+#   \begin{pmatrix} 0 & & \\ g_1 & 0 & \\ g_1 + g_2 & g_2 & 0 \end{pmatrix}$$
 
 
-# %%
+# %% slide_title="Sums of logarithms survive where products die"
 def decay_matrix(log_alpha):
     """L of equation 3.3 from the log decays: (l,) -> (l, l)."""
     rows = log_alpha[:, None].expand(-1, len(log_alpha))
@@ -145,7 +147,7 @@ def decay_matrix(log_alpha):
 # %% [markdown]
 # On paper, fill in $L$ for the four tokens of section 1. Does the cell agree with you?
 
-# %%
+# %% slide_title="Four tokens: the matrix does what the loop did"
 x, alpha = torch.tensor([[1.0, 2.0, 0.0, 3.0], [0.5, 0.5, 0.9, 0.1]])
 B, C = torch.tensor([[1.0, 1.0, 2.0, 1.0], [1.0, 1.0, 1.0, 2.0]])
 L = decay_matrix(alpha.log())
@@ -165,7 +167,7 @@ reset = steady.clone()
 reset[16] = -math.inf  # a decay of exactly 0
 L_steady, L_varied, L_reset = (decay_matrix(g) for g in (steady, varied, reset))
 
-# %% tags=["figure"]
+# %% slide_title="A decay that depends on the token can wipe the slate clean" tags=["figure"]
 pictures = {
     r"steady: every $\alpha_t$ = 0.9": L_steady,
     r"varied: $\alpha_t$ depends on t": L_varied,
@@ -184,8 +186,8 @@ plotting.save(
 
 # %% [markdown]
 # The steady one. If $B$ and $C$ are constant too, the layer is a convolution (chapter 01). In the
-# third picture, token 16 wipes the slate clean: nothing written before it gets through. A model
-# that computes $\alpha_t$ from the token can choose when to forget, and is called *selective*.
+# third picture, token 16 wipes the slate clean. A model that computes $\alpha_t$ from the token can
+# choose when to forget, and is called *selective*.
 
 # %% tags=["guard"]
 _ = must_differ("target and source exchanged", M.T @ x, unrolled(x, alpha, B, C))
@@ -200,7 +202,7 @@ neighbours = L_varied.diagonal(-1)
 print(f"varied: entries beside the diagonal from {neighbours.min():.3f} to {neighbours.max():.3f}")
 check("reset: from row 16 on, columns 0 to 15 are zero", L_reset[16:, :16], torch.zeros(16, 16))
 
-# %% [markdown]
+# %% [markdown] slide_title="32 numbers fill in a block of 256"
 # ## 3 · Its blocks have rank one
 #
 # Look at the empty corner of the third picture, then at the same corner of the second. That block
@@ -215,11 +217,11 @@ check("reset: from row 16 on, columns 0 to 15 are zero", L_reset[16:, :16], torc
 #   \underbrace{(\alpha_{s_2} \cdots \alpha_{s+1})}_{v_s}
 #   \qquad\text{so the block is } u\,v^\top.$$
 #
-# That's the outer product of two vectors. 16 + 16 numbers are enough, and the block has rank one
-# (or zero, after a reset). The same goes for every block that doesn't reach above the diagonal. The
-# largest of them just touch it with their upper right corner, so we'll test those:
+# 16 + 16 numbers are enough, and the block has rank one (or zero, after a reset). The same goes for
+# every block that doesn't reach above the diagonal. We test the largest of them, which touch it
+# with their upper right corner:
 
-# %%
+# %% slide_title="Everything the past tells the future fits through one number"
 L = decay_matrix(-random(32, seed=1).abs() / 4)  # the second picture
 ranks = [int(matrix_rank(L[i:, : i + 1])) for i in range(32)]
 print("ranks of the", len(ranks), "largest blocks:", set(ranks))
@@ -227,12 +229,12 @@ above = int(matrix_rank(L[4:12, 0:9]))
 print("rank of a block that reaches above the diagonal:", above)
 assert set(ranks) == {1} and above > 1
 
-# %% [markdown]
+# %% [markdown] slide_title="A key, a value and a query make the state a matrix"
 # Rank one means a bottleneck: everything the past can tell the future has to fit through one
 # number. You've already met that number. It's the state.
 #
 # A lower triangular matrix is *$n$-semiseparable* if all the blocks that don't reach above the
-# diagonal have rank at most $n$. The fast algorithm of section 6 rests on this property.
+# diagonal have rank at most $n$. The fast algorithm of section 5 rests on this property.
 #
 # ## 4 · A wider state: attention without the softmax
 #
@@ -243,9 +245,10 @@ assert set(ranks) == {1} and above > 1
 #
 # $$h_t = e^{\Delta_t A}\, h_{t-1} + \Delta_t\, x_t B_t^\top, \qquad y_t = h_t\, C_t. \tag{3.4}$$
 #
-# The rate is learned and doesn't depend on the token. It doesn't need to, because the step size
-# does: the layer computes it from each token. If $\Delta_t = 0$, nothing fades and nothing is
-# written. That's how the layer skips padding.
+# In chapter 02's letters, $C$, $B$, $\Delta x$, $h$ and $\Delta A$ are $q$, $k$, $v$, $S$ and $g$.
+#
+# The rate is learned and doesn't depend on the token, but the step size does. If $\Delta_t = 0$,
+# nothing fades and nothing is written. That's how the layer skips padding.
 
 
 # %% tags=["setup"]
@@ -258,18 +261,7 @@ def recurrence(x, dt, A, B, C):
     return torch.stack(outputs)
 
 
-# %% tags=["guard"]
-l, p, n = 24, 5, 4
-x, B, C = random(l, p, seed=2), random(l, n, seed=3), random(l, n, seed=4)
-dt, A = random(l, seed=5).abs() / 4, torch.tensor(-1.0)
-y = recurrence(x, dt, A, B, C)
-quiet, others = dt.clone(), torch.arange(l) != 10
-quiet[10] = 0.0
-without = recurrence(x[others], dt[others], A, B[others], C[others])
-check("token 10 with Δ = 0 = token 10 left out", recurrence(x, quiet, A, B, C)[others], without)
-_ = must_differ("token 10 with its own Δ", y[others], without)
-
-# %% [markdown]
+# %% [markdown] slide_title="One decay comes out of the sum and leaves attention"
 # Now unroll it, as before. The decays $\alpha_t = e^{\Delta_t A}$ are plain numbers, so they can
 # move to the front. Between reader $t$ and writer $s$, that leaves the inner product of a query and
 # a key (∘ multiplies entry by entry):
@@ -282,9 +274,13 @@ _ = must_differ("token 10 with its own Δ", y[others], without)
 # familiar? It's causal attention, with two differences. There's no softmax, so the weights don't
 # sum to 1. And the mask fades with distance, where attention's is just 0 or 1.
 #
-# In code it's one line. Folded cells have run (3.4) on 24 tokens, with $n = 4$:
+# In code it's one line (`recurrence`, in a folded cell, is (3.4)):
 
 # %%
+l, p, n = 24, 5, 4
+x, B, C = random(l, p, seed=2), random(l, n, seed=3), random(l, n, seed=4)
+dt, A = random(l, seed=5).abs() / 4, torch.tensor(-1.0)
+y = recurrence(x, dt, A, B, C)
 L, scores = decay_matrix(dt * A), C @ B.T
 check("quadratic form = recurrence", (L * scores) @ (dt[:, None] * x), y)
 
@@ -298,7 +294,15 @@ print(f"n = {n}; ranks of the largest blocks:", *ranks)
 # $n$. The bottleneck is as wide as the state.
 #
 # If nothing fades ($A = 0$, $\Delta = 1$), the mask is the usual causal one, and you get *linear
-# attention*. With the decay, it's chapter 02's gated rule with one gate per token.
+# attention*. With the decay, it's chapter 02's gated rule with one gate per token. All of this
+# rests on one choice: a head's whole state fades at one rate. Section 8 asks why.
+
+# %% tags=["guard"]
+quiet, others = dt.clone(), torch.arange(l) != 10
+quiet[10] = 0.0
+without = recurrence(x[others], dt[others], A, B[others], C[others])
+check("token 10 with Δ = 0 = token 10 left out", recurrence(x, quiet, A, B, C)[others], without)
+_ = must_differ("token 10 with its own Δ", y[others], without)
 
 # %% tags=["guard"]
 _ = must_differ("mask forgotten: attention to the future", scores @ (dt[:, None] * x), y)
@@ -316,107 +320,55 @@ check("α = 1 gives the causal mask", decay_matrix(torch.zeros(l)), torch.ones(l
 check("α = 1, Δ = 1: linear attention", nothing_fades, by_sums)
 _ = must_differ("α < 1 is not linear attention", recurrence(x, torch.ones(l), A, B, C), by_sums)
 
-# %% [markdown]
-# ## 5 · Why one decay per head
-#
-# Mamba, from the end of chapter 01, has more freedom than SSD: every entry $i$ of its state fades
-# at its own rate $A_i$. For one channel of input, $h_{t,i} = e^{\Delta_t A_i} h_{t-1,i} + \Delta_t
-# B_{t,i} x_t$ and $y_t = \sum_i C_{t,i} h_{t,i}$. Why would SSD give that up? Unroll it. With a
-# single rate, $L_{ts}$ would come out of the inner sum and leave $C_t \cdot B_s$, but now every
-# entry has its own matrix of decays, $L^{(i)}$:
-#
-# $$y_t = \sum_{s \le t} \Big( \sum_i C_{t,i}\; L^{(i)}_{ts}\; B_{s,i} \Big)\, \Delta_s x_s.
-#   \tag{3.6}$$
-#
-# No single mask of decays will do, but there's another way to a single product. Let $\sigma_{t,i} =
-# A_i\,(\Delta_0 + \dots + \Delta_t)$ be the log decay of entry $i$ up to token $t$. Then
-# $L^{(i)}_{ts} = e^{\sigma_{t,i}}\, e^{-\sigma_{s,i}}$ for $s \le t$. One factor can move into $C$
-# and the other into $B$:
-#
-# $$\tilde C_{t,i} = e^{\sigma_{t,i}}\, C_{t,i}, \qquad
-#   \tilde B_{s,i} = e^{-\sigma_{s,i}}\, B_{s,i}, \qquad
-#   y_t = \sum_{s \le t} (\tilde C_t \cdot \tilde B_s)\, \Delta_s x_s.$$
-#
-# That's a single matrix product again, under a mask of ones and zeros. A folded cell has run
-# Mamba's recurrence on 24 tokens:
-
-
-# %% tags=["guard"]
-def diagonal_matrix(dt, A, B, C):
-    """M of equation 3.6: dt (l,), A (n,), B, C (l, n) -> (l, l)."""
-    masks = [decay_matrix(dt * rate) for rate in A]
-    return sum(masks[i] * torch.outer(C[:, i], B[:, i]) for i in range(len(A))) * dt
-
-
-l, n = 24, 4
-x, B, C = random(l, 1, seed=6), random(l, n, seed=7), random(l, n, seed=8)
-dt, A = random(l, seed=9).abs() / 4, -torch.arange(1.0, n + 1)
-M = diagonal_matrix(dt, A, B, C)
-y = selective_scan(x[None], dt[None, :, None], A[None], B[None], C[None])[0]  # chapter 01's
-check("sum of n masked rank-one terms = Mamba's recurrence", M @ x, y)
-factored = decay_matrix(dt * A.mean()) * (C @ B.T) * dt
-_ = must_differ("one decay pulled out of the sum", factored @ x, y)
-check("equal rates: it can be", diagonal_matrix(dt, A.mean().expand(n), B, C), factored)
-grown = torch.tensor(16 * 0.1 * 64).exp()  # exp(-σ) after 64 steps of 0.1, for a rate of -16
-print(f"exp(-σ) after 64 tokens: {grown:.0e},  in float32: {grown.float()}")
-assert grown.float().isinf() and decay_matrix(dt * A.mean()).max() == 1
-
-# %%
-sigma = dt.cumsum(0)[:, None] * A  # (l, n)
-scores = (sigma.exp() * C) @ ((-sigma).exp() * B).T
-check("decays moved into C and B = Mamba's recurrence", (scores.tril() * dt) @ x, y)
-
-# %% [markdown]
-# So a rate for every entry costs *range* and *work*: $e^{-\sigma}$ can outgrow float32 within 64
-# tokens, and every channel of Mamba needs its own product. The faster an entry fades, the faster
-# $e^{-\sigma}$ grows. At a rate of −16 with step sizes of 0.1, it's $3 \cdot 10^{44}$ after 64
-# tokens. An entry of $L$ is never above 1. And Mamba's channels have their own step sizes and
-# rates, while the $p$ channels of a head with one decay share one product. That's the choice of
-# Mamba-2, and of Cheems.
-#
-# ## 6 · Cut it into chunks
+# %% [markdown] slide_title="We want few states and many products"
+# ## 5 · Cut it into chunks
 #
 # The recurrence goes one token at a time. The quadratic form does everything at once, but for
-# 65,536 tokens the float32 matrices of 8 heads take up 128 GiB. Can we have the parallelism of one
-# at the price of the other?
+# 65,536 tokens the float32 matrices of 8 heads take up 128 GiB. Is there nothing in between?
 #
-# Chapter 01 had an answer: a scan needs only 16 rounds for 65,536 tokens. So why not scan? Because
-# our scan writes down the state after *every* token. With $p = 64$ and $n = 128$ that's 2 GiB for
-# each head. Mamba's kernel keeps its states on the chip instead, but then they have to be small.
-# And a scan's work is additions and scalings, while a GPU is fastest at matrix products. We want a
-# few states and many products.
+# Chapter 01 had a scan, which needs only 16 rounds for 65,536 tokens. But our scan writes down the
+# state after *every* token: with $p = 64$ and $n = 128$, 2 GiB for each head. Mamba's kernel keeps
+# its states on the chip, but then they have to be small. And a scan's work is additions and
+# scalings, while a GPU is fastest at matrix products. We want few states and many products.
 #
-# Go back to the picture at the top. Cut the sequence into $c$ chunks, and the matrix splits into
-# blocks. The blue blocks on the diagonal are attention inside a chunk, a small problem that we've
-# already solved. The trouble is the green blocks, about $c^2/2$ of them. But by section 4 each has
-# rank at most $n$. So we never fill them in. Each chunk *writes* a summary, we *carry* it forward,
-# and later tokens *read* it.
+# Go back to the picture at the top. Cut the sequence into $c$ chunks of $l_c$ tokens. The blue
+# blocks are attention inside a chunk, a small problem that we've already solved. The trouble is the
+# green blocks, about $c^2/2$ of them. But by section 4 each has rank at most $n$. So we never fill
+# them in. Each chunk *writes* a summary, we *carry* it forward, and later tokens *read* it.
 #
-# From now on, the log decay $\sigma_t$ starts anew in each chunk (`total` in the code). At the end
-# of chunk $j$ it's $\sigma_{\text{end}}$, and the whole chunk decays by $a_j =
-# e^{\sigma_{\text{end}}}$. Follow a write from token $s$ in chunk $j$ to token $t$ in a later chunk
-# $i$:
+# Let $\sigma_t$ be the log decay from the start of a chunk up to its token $t$. At the end of chunk
+# $j$ it's $\sigma_{\text{end}}$, and the whole chunk decays by $a_j = e^{\sigma_{\text{end}}}$. On
+# its way from chunk $j$ to chunk $i$, a write fades to the end of its chunk, over the chunks in
+# between, and until it's read. So a green block is a tall matrix times a number times a wide one:
+#
+# $$M_{\text{block } ij} = \underbrace{\hat C_i}_{l_c \times n}\;
+#   (a_{j+1} \cdots a_{i-1})\; \underbrace{\hat B_j^\top}_{n \times l_c} \tag{3.6}$$
+#
+# and its entry for tokens $t$ and $s$ is
 #
 # $$M_{ts} =
 #   \underbrace{e^{\sigma_t}\, C_t}_{\text{read}}\;\cdot\;
 #   \underbrace{a_{j+1} \cdots a_{i-1}}_{\text{carry}}\;\cdot\;
 #   \underbrace{e^{\sigma_{\text{end}} - \sigma_s}\; B_s\,\Delta_s}_{\text{write}} \tag{3.7}$$
 #
-# (Between neighbouring chunks, the carry is 1.) Attention inside the chunks is step 1. Write, carry
-# and read are steps 2 to 4:
+# Between neighbouring chunks, the carry is 1. Look at step 4 of the picture: one state serves *all*
+# green blocks of its rows.
 
 
-# %% tags=["figure"]
+# %% slide_title="Inside, write, carry, read: four steps on one matrix" tags=["figure"]
 plotting.show_drawing(
     "03_steps",
-    "Three chunks in a row, each with attention inside. Each chunk writes into the state after it; "
-    "the states are carried from one to the next; each chunk but the first reads the state "
-    "before it.",
+    "Four steps on a lower triangular matrix of 12 tokens in three chunks, and a block in factors. "
+    "Inside: the three triangles on the diagonal are lit. Write: the columns of each chunk flow "
+    "down into a state, a grid of 3 by 2 numbers. Carry: from left to right each grid fades and "
+    "adds the next. Read: the grids stand at the left of the rows that they enter, and all blocks "
+    "below the diagonal are lit. Below: a green block is a tall matrix, read, times a small one "
+    "with one number on its diagonal, carry, times a wide one, write.",
 )
 
 # %% [markdown]
-# Let's try it on one head, with 32 random tokens in 4 chunks of 8 and $n = 2$. The 16 blocks of $M$
-# should have rank at most 2 below the diagonal:
+# Let's try it on one head, with 4 chunks of 8 random tokens and $n = 2$. Below the diagonal, the
+# blocks of $M$ should have rank at most 2:
 
 
 # %% tags=["setup", "experiment"]
@@ -432,7 +384,7 @@ def inputs(b=2, l=29, h=4, p=5, g=2, n=3, dt=0.3, seed=0):
     )
 
 
-# %%
+# %% slide_title="Below the diagonal, no block has a rank above n"
 c, l_c, p, n = 4, 8, 5, 2
 x, dt, A, B, C = inputs(b=1, l=c * l_c, h=1, g=1, p=p, n=n, dt=0.1)
 M = ssd.semiseparable_matrix(dt, A, B, C)[0, 0]  # as in section 4
@@ -443,18 +395,20 @@ print(ranks)
 # %% tags=["guard"]
 x_c, B_c, C_c = (t[0, :, 0].unflatten(0, (c, l_c)) for t in (x, B, C))
 dt_c = dt[0, :, 0].unflatten(0, (c, l_c))
-total = (dt_c * A).cumsum(dim=1)  # (c, l): σ of (3.7)
+sigma = (dt_c * A).cumsum(dim=1)  # (c, t): as in (3.7)
 chunks = [slice(i * l_c, (i + 1) * l_c) for i in range(c)]
 prefixes = [slice(0, i * l_c) for i in range(c)]  # all that comes before each chunk
 
 # %% [markdown]
 # **Step 1: attention inside each chunk.** The quadratic form, on 8 tokens instead of 32, fills in
-# the diagonal blocks (`x_c`, `dt_c`, `B_c` and `C_c` are cut into chunks):
+# the diagonal blocks. Every axis has a name: c for the chunk, t and s for target and source within
+# it, and the axis that is missing after an arrow is summed (`x_c` and others are cut into chunks):
 
-# %%
-L = torch.stack([decay_matrix(log_alpha) for log_alpha in dt_c * A])
-inside = L * (C_c @ B_c.mT) * dt_c[:, None, :]  # (c, l, l)
-y_inside = inside @ x_c  # (c, l, p)
+# %% slide_title="Step 1 fills in the blocks on the diagonal"
+L = torch.stack([decay_matrix(log_alpha) for log_alpha in dt_c * A])  # (c, t, s)
+scores = einsum("ctn,csn->cts", C_c, B_c)
+inside = L * scores * dt_c[:, None, :]
+y_inside = einsum("cts,csp->ctp", inside, x_c)
 check("step 1 fills the diagonal blocks", inside, torch.stack([blocks[i, i] for i in range(c)]))
 
 
@@ -472,18 +426,18 @@ def states_after(pieces):
 # **Step 2: write.** If a chunk started with an empty state, what would it leave behind? The writes
 # of all its tokens, each faded until the end of the chunk:
 
-# %%
-to_end = (total[:, -1:] - total).exp()  # (c, l)
-written = einsum("cl,cln,clp->cpn", to_end * dt_c, B_c, x_c)
+# %% slide_title="Step 2 writes down what each chunk leaves behind"
+to_end = (sigma[:, -1:] - sigma).exp()  # (c, s)
+written = einsum("cs,csn,csp->cpn", to_end * dt_c, B_c, x_c)
 check("step 2 = the state of each chunk run alone", written, states_after(chunks))
 
 # %% [markdown]
-# **Step 3: carry.** It's the recurrence again, but now it hops from chunk to chunk: fade by the
-# decay over the whole chunk, then add what the chunk wrote. That takes $c$ steps instead of $l$:
+# **Step 3: carry.** It's the recurrence again, but from chunk to chunk: fade by the decay over the
+# whole chunk, then add what it wrote. That takes $c$ steps instead of $l$:
 
-# %%
+# %% slide_title="Step 3 carries the states from chunk to chunk"
 state, incoming = torch.zeros(p, n), []
-for decay, write in zip(total[:, -1].exp(), written, strict=True):
+for decay, write in zip(sigma[:, -1].exp(), written, strict=True):
     incoming.append(state)
     state = decay * state + write
 incoming = torch.stack(incoming)  # (c, p, n): at chunk starts
@@ -492,19 +446,18 @@ check("step 3 gives each chunk the state of the recurrence", incoming, states_af
 # %% [markdown]
 # **Step 4: read.** Each token queries the state its chunk started with, faded up to that token:
 
-# %%
-y_between = einsum("cl,cln,cpn->clp", total.exp(), C_c, incoming)
+# %% slide_title="Step 4 reads the state that each chunk started with"
+y_between = einsum("ct,ctn,cpn->ctp", sigma.exp(), C_c, incoming)
 y = ssd.ssd_recurrent(x, dt, A, B, C)[0, :, 0]
 check("four steps = recurrence", (y_inside + y_between).flatten(0, 1), y)
 _ = must_differ("step 4 left out", y_inside.flatten(0, 1), y)
 
-# %% [markdown]
-# ## 7 · All heads, in two dozen lines
+# %% [markdown] slide_title="The rest is bookkeeping for heads and groups"
+# ## 6 · All heads, in two dozen lines
 #
-# That's the whole algorithm. The rest is bookkeeping, for all sequences and heads at once.
-# `carry_in_turn` is the loop of step 3. `in_chunks` cuts the tensors into chunks of $l_c$ tokens,
-# and copies keys and queries, because heads share them in groups: with $h$ heads and $g$ groups,
-# head $i$ uses group $\lfloor i / (h/g) \rfloor$. Each of the four steps is now a line or two:
+# The rest is bookkeeping, for all sequences and heads at once. `carry_in_turn` is the loop of step
+# 3. `in_chunks` cuts the tensors into chunks, and copies keys and queries, because heads share them
+# in groups: with $h$ heads and $g$ groups, head $i$ uses group $\lfloor i / (h/g) \rfloor$:
 
 
 # %% tags=["setup", "experiment"]
@@ -520,7 +473,7 @@ def in_chunks(x, dt, A, B, C, l_c):
 
 # %% tags=["setup", "experiment"]
 def carry_in_turn(writes, over_chunk):
-    """Step 3: what chunks write -> the states they start from; all states are n × p here."""
+    """Step 3: what chunks write (b, h, c, p, n) -> the states they start from."""
     state, incoming = torch.zeros_like(writes[:, :, 0]), []
     for i in range(writes.shape[2]):
         incoming.append(state)
@@ -532,22 +485,29 @@ def carry_in_turn(writes, over_chunk):
 # %% tags=["experiment"]
 def four_steps(x, dt, A, B, C, *, l_c, carry=carry_in_turn):
     """SSD in chunks of l_c tokens; l is a multiple of l_c."""
-    v, B, C, total = in_chunks(x, dt, A, B, C, l_c)  # v is Δx
+    v, B, C, sigma = in_chunks(x, dt, A, B, C, l_c)  # v is Δx
     # The first tril avoids an overflow.
-    L = (total[..., :, None] - total[..., None, :]).tril().exp().tril()
-    inside = (L * (C @ B.mT)) @ v  # 1: attention inside
-    to_end = (total[..., -1:] - total).exp()
-    writes = (to_end[..., None] * B).mT @ v  # 2: write
-    incoming = carry(writes, total[..., -1])  # 3: carry
-    between = total.exp()[..., None] * (C @ incoming)  # 4: read
-    return rearrange(inside + between, "b h c l p -> b (c l) h p")
+    L = (sigma[..., :, None] - sigma[..., None, :]).tril().exp().tril()
+    scores = einsum("bhctn,bhcsn->bhcts", C, B)
+    inside = einsum("bhcts,bhcsp->bhctp", L * scores, v)  # 1: inside
+    to_end = (sigma[..., -1:] - sigma).exp()
+    writes = einsum("bhcs,bhcsn,bhcsp->bhcpn", to_end, B, v)  # 2: write
+    incoming = carry(writes, sigma[..., -1])  # 3: carry
+    between = einsum("bhct,bhctn,bhcpn->bhctp", sigma.exp(), C, incoming)  # 4: read
+    return rearrange(inside + between, "b h c t p -> b (c t) h p")
 
 
 # %% [markdown]
+# `L` isn't section 2's any more. There, every column had its own running sum. Here, we subtract two
+# entries of one sum. That's cheaper, but a difference of large numbers loses digits: for 256 tokens
+# in float32 with log decays down to −5, entries of `L` are off by up to 6e-5, relative, against
+# 5e-7 with a sum per column. So `ssd_chunked` sums in float64. The real kernel doesn't, and lab 03a
+# finds the trace.
+#
 # Now for the size of a chunk. With chunks of 1, this *is* the recurrence. With a single chunk of
 # 72, it's the quadratic form. What do you expect in between?
 
-# %%
+# %% slide_title="Every chunk size computes the same function"
 x, dt, A, B, C = inputs(l=72)
 y = ssd.ssd_recurrent(x, dt, A, B, C)
 sizes = (1, 8, 24, 72)
@@ -561,6 +521,14 @@ check(f"four steps in chunks of {sizes} = recurrence", torch.stack(outputs), tor
 # **Generating text** goes one token at a time. Read the prompt in chunks, keep the final state, and
 # carry on with `ssd_step`. A head's state is $p\,n$ numbers, whether it has seen ten tokens or ten
 # million.
+
+# %% tags=["guard"]
+log_alpha = -5 * torch.rand(256, generator=torch.Generator().manual_seed(0)).float()
+truth, running = decay_matrix(log_alpha.double()), log_alpha.cumsum(0)
+by_difference = (running[:, None] - running).tril().exp().tril()
+large, forms = truth > 1e-6, (by_difference, decay_matrix(log_alpha))
+off = [((form - truth).abs() / truth)[large].max().item() for form in forms]
+assert 2e-5 < off[0] < 2e-4 and off[1] < 2e-6
 
 # %% tags=["guard"]
 prompt = (t[:, :50] if t.ndim > 1 else t for t in (x, dt, A, B, C))
@@ -580,13 +548,12 @@ check("chunks of 16: same final state", state, final)
 M = ssd.semiseparable_matrix(dt, A, B, C)  # (b, h, t, s)
 check("y = M x for every head", einsum("bhts,bshp->bthp", M, x), y)
 
-# %% [markdown]
-# ## 8 · What each form costs
+# %% [markdown] slide_title="Chunks do three times the work, as matrix products"
+# ## 7 · What each form costs
 #
-# Which form needs the fewest operations? Take a guess. Then count the matrix products and the
-# updates of the state, for a head of a real layer: $p = 64$, $n = 128$, 65,536 tokens and chunks of
-# 256. The recurrence has the fewest operations, the quadratic form the fewest sequential steps, and
-# the chunked form comes second in both columns:
+# Which form needs the fewest operations? Take a guess. We count matrix products and updates of the
+# state for a head of a real layer, with $p = 64$, $n = 128$, 65,536 tokens and chunks of 256. The
+# chunked form comes second in both columns:
 #
 # | form | FLOPs per token | sequential steps |
 # |---|---|---|
@@ -594,16 +561,15 @@ check("y = M x for every head", einsum("bhts,bshp->bthp", M, x), y)
 # | quadratic | 25,165,824 | 1 |
 # | chunked | 131,136 | 256 |
 #
-# Did you guess the *recurrence*? Only the quadratic form costs more per token when the text gets
-# longer, and it loses to the recurrence from 107 tokens on. (If it skips the half above the
-# diagonal, from about 213.) Our chunks of 256 need three times as many operations as the
-# recurrence, and 256 sequential steps instead of 65,536. What else do they buy? Almost all of their
+# Did you guess the *recurrence*? The quadratic form loses to it from 107 tokens on. (If it skips
+# the half above the diagonal, from about 213.) Our chunks of 256 need three times as many
+# operations as the recurrence. What do they buy? Fewer sequential steps, and almost all of their
 # operations are matrix products. At its peak, an A100 does 312 trillion operations per second
 # inside matrix products, on its *tensor cores* in 16 bits, and 19.5 trillion elsewhere, in float32.
 # So you pay three times the operations at up to sixteen times the rate. (Half of that factor is the
 # shorter numbers.) That's also why Mamba-2 could afford states of $n = 128$ where Mamba had 16:
-# inside a matrix product, a larger state is cheap. Chapter 10 measures how much of this advantage
-# survives on a CPU.
+# inside a matrix product, a larger state is cheap. Chapter 10 measures what is left of this on a
+# CPU.
 
 
 # %% tags=["setup"]
@@ -633,39 +599,87 @@ assert [2 * l * (n + p) > costs[0] for l in (106, 107)] == [False, True]
 assert [l * (n + p) > costs[0] for l in (213, 214)] == [False, True]
 assert 65_536 * p * n * 4 == 2 * 2**30 and 312 / 19.5 == 16  # a scan's states; the two rates
 
-# %% [markdown]
+# %% [markdown] slide_title="With a rate for every entry, no single mask will do"
+# ## 8 · Why one decay per head
+#
+# Mamba, from the end of chapter 01, has more freedom than SSD: every entry $i$ of its state fades
+# at its own rate $A_i$. Why would SSD give that up? Unroll Mamba, for one channel of input. With a
+# single rate, $L_{ts}$ would come out of the inner sum and leave $C_t \cdot B_s$, but now every
+# entry has its own matrix of decays, $L^{(i)}$:
+#
+# $$y_t = \sum_{s \le t} \Big( \sum_i C_{t,i}\; L^{(i)}_{ts}\; B_{s,i} \Big)\, \Delta_s x_s.
+#   \tag{3.8}$$
+#
+# No single mask will do, but there's another way. Let $\tau_t = \Delta_0 + \dots + \Delta_t$ be the
+# time up to token $t$. Then $L^{(i)}_{ts} = e^{A_i\tau_t}\, e^{-A_i\tau_s}$ for $s \le t$. One
+# factor can move into $C$ and the other into $B$:
+#
+# $$\tilde C_{t,i} = e^{A_i\tau_t}\, C_{t,i}, \qquad
+#   \tilde B_{s,i} = e^{-A_i\tau_s}\, B_{s,i}, \qquad
+#   y_t = \sum_{s \le t} (\tilde C_t \cdot \tilde B_s)\, \Delta_s x_s.$$
+#
+# That's a single matrix product again, under a mask of ones and zeros. A folded cell has run
+# Mamba's recurrence on 24 tokens:
+
+
+# %% tags=["guard"]
+def diagonal_matrix(dt, A, B, C):
+    """M of equation 3.8: dt (l,), A (n,), B, C (l, n) -> (l, l)."""
+    masks = [decay_matrix(dt * rate) for rate in A]
+    return sum(masks[i] * torch.outer(C[:, i], B[:, i]) for i in range(len(A))) * dt
+
+
+l, n = 24, 4
+x, B, C = random(l, 1, seed=6), random(l, n, seed=7), random(l, n, seed=8)
+dt, A = random(l, seed=9).abs() / 4, -torch.arange(1.0, n + 1)
+y = selective_scan(x[None], dt[None, :, None], A[None], B[None], C[None])[0]  # chapter 01's
+M = diagonal_matrix(dt, A, B, C)
+check("sum of n masked rank-one terms = Mamba's recurrence", M @ x, y)
+factored = decay_matrix(dt * A.mean()) * (C @ B.T) * dt
+_ = must_differ("one decay pulled out of the sum", factored @ x, y)
+check("equal rates: it can be", diagonal_matrix(dt, A.mean().expand(n), B, C), factored)
+grown = torch.tensor(16 * 0.1 * 64).exp()  # exp(-Aτ) after 64 steps of 0.1, for a rate of -16
+print(f"exp(-Aτ) after 64 tokens: {grown:.0e},  in float32: {grown.float()}")
+assert grown.float().isinf() and decay_matrix(dt * A.mean()).max() == 1
+
+# %% slide_title="Moved into C and B, the decays cost range and work"
+tau = dt.cumsum(0)[:, None]
+scores = ((tau * A).exp() * C) @ ((-tau * A).exp() * B).T
+check("decays moved into C and B = Mamba's recurrence", (scores.tril() * dt) @ x, y)
+
+
+# %% [markdown] slide_title="A published sum runs over the wrong axis"
+# So a rate for every entry costs *range* and *work*. The faster an entry fades, the faster
+# $e^{-A_i\tau_s}$ grows: at a rate of −16 with step sizes of 0.1, it's $3 \cdot 10^{44}$ after 64
+# tokens, more than float32 can hold. An entry of $L$ is never above 1. And Mamba's channels have
+# their own step sizes and rates, so each needs its own product, while the $p$ channels of a head
+# with one decay share one. That's the choice of Mamba-2, and of Cheems.
+#
 # ## 9 · A mistake in print
 #
 # WM's Listing 3 does step 3 for all chunks at once, with a matrix of decays. Take three chunks, and
-# let $W_j$ be what chunk $j$ writes. Each column of the matrix is a source ($W_0$, $W_1$ or
-# $W_2$), and each row a target (the start of chunk 1, the start of chunk 2 or the end of the text):
+# let $W_j$ be what chunk $j$ writes. Columns are sources: the empty state in front of the text,
+# $W_0$, $W_1$ and $W_2$. Rows are targets: the starts of the three chunks, and the end:
 #
-# $$D = \begin{pmatrix} 1 & 0 & 0 \\ a_1 & 1 & 0 \\ a_1 a_2 & a_2 & 1 \end{pmatrix} \tag{3.8}$$
+# $$D = \begin{pmatrix} 1 & 0 & 0 & 0 \\ a_0 & 1 & 0 & 0 \\ a_0 a_1 & a_1 & 1 & 0 \\
+#   a_0 a_1 a_2 & a_1 a_2 & a_2 & 1 \end{pmatrix} \tag{3.9}$$
 #
 # A chunk should start from the sum along its row, over the sources (`dim=3` in the listing). The
-# paper prints `.sum(dim=2)`, which runs down a column, over the targets:
+# paper prints `.sum(dim=2)`, which runs down a column, over the targets. What does chunk 2 get?
 
-# %% tags=["figure"]
-names = dict(xticks=["$W_0$", "$W_1$", "$W_2$"], yticks=["chunk 1", "chunk 2", "the end"])
-row = torch.tensor([[0] * 3, [1] * 3, [0] * 3])
-sums = {"corrected: $a_1 W_0 + W_1$": row, "as printed: $W_1 + a_2 W_1$": row.T}
-fig, axes = plotting.figure(1, 2, size=(11, 4))
-for ax, (title, lit) in zip(axes, sums.items(), strict=True):
-    plotting.heatmap(ax, lit, title=title, limit=3, signed=False, colorbar=False, **names)
-    for place, entry in enumerate(["1", "0", "0", "$a_1$", "1", "0", "$a_1a_2$", "$a_2$", "1"]):
-        ax.text(place % 3, place // 3, entry, ha="center", va="center")
-plotting.save(
-    fig,
+# %% slide_title="Down the column, chunk 2 forgets the past and hears the future" tags=["figure"]
+plotting.show_drawing(
     "03_row_and_column",
-    "The matrix of (3.8), twice. Left, corrected: the row of chunk 2 is lit, and the sum along it "
-    "is a_1 W_0 + W_1. Right, as printed: the column of W_1 is lit, and the sum is W_1 + a_2 W_1.",
+    "Step 3 twice: three chunks in a row, and the matrix of (3.9) below. Corrected: W_0, faded by "
+    "a_1, and W_1 arrive at the start of chunk 2; the row of chunk 2 is lit, and its sum is "
+    "a_1 W_0 + W_1. As printed: W_0 is lost, and a second copy of W_1, faded by chunk 2 itself, "
+    "comes back from the future; the column of W_1 is lit, and its sum is W_1 + a_2 W_1.",
 )
 
 # %% [markdown]
 # As printed, chunk 2 has forgotten $W_0$, and hears $W_1$ twice. The second time it's faded by
 # $a_2$, the decay over chunk 2 itself, so even its first token feels the step sizes of tokens that
-# come later. (The empty state stands in front of the three, so what chunk $j$ gets is the column of
-# $W_{j-1}$.) The Mamba-2 code in the transformers library had the same bug (issue 34817, fixed by
+# come later. The Mamba-2 code in the transformers library had the same bug (issue 34817, fixed by
 # pull request 35154). The fix never reached Zamba2, and Nemotron-H inherited the code from there.
 # Somebody noticed in July 2026 (issue 47246, pull request 47250). Only the path without CUDA
 # kernels was wrong, the one that few people look at. A folded cell has both versions.
@@ -676,7 +690,7 @@ def carry_at_once(writes, over_chunk, dim):
     """Step 3 as in WM Listing 3; `dim` is the axis of its sum."""
     states = pad(writes, (0, 0, 0, 0, 1, 0))  # (b, h, 1 + c, n, p): a zero state, then all W
     sums = pad(over_chunk, (1, 0)).cumsum(-1)  # (b, h, 1 + c)
-    D = (sums[..., :, None] - sums[..., None, :]).tril().exp().tril()  # (3.8), 1 larger each way
+    D = (sums[..., :, None] - sums[..., None, :]).tril().exp().tril()  # (3.9)
     products = D[..., None, None] * states[:, :, None]  # (b, h, target, source, n, p)
     return products.sum(dim=dim)[:, :, :-1]  # the end of the text starts no chunk
 
@@ -685,10 +699,9 @@ as_printed = partial(carry_at_once, dim=2)  # WRONG: over the targets
 corrected = partial(carry_at_once, dim=3)  # right: over the sources
 
 # %% [markdown]
-# Would a test catch it? With a single chunk there's nothing to carry, and the printed sum passes.
-# With two or four chunks it fails:
+# Would a test catch it? With a single chunk, the printed sum passes. With two or four, it fails:
 
-# %%
+# %% slide_title="A test with one chunk passes; with two or four it fails"
 x, dt, A, B, C = inputs(l=32, dt=0.05)
 y = ssd.ssd_recurrent(x, dt, A, B, C)
 check("one chunk, as printed", four_steps(x, dt, A, B, C, l_c=32, carry=as_printed), y)
@@ -699,8 +712,8 @@ for l_c in (16, 8):
     check(f"{32 // l_c} chunks, corrected", four_steps(x, dt, A, B, C, l_c=l_c, carry=corrected), y)
 
 # %% [markdown]
-# What exactly goes wrong? You don't even need the right answer to find out. Change the step size of
-# the last token and see which outputs move, then do the same with the first token:
+# You don't even need the right answer to find the mistake. Change the step size of the last token
+# and see which outputs move, then do the same with the first token:
 
 
 # %% tags=["setup"]
@@ -713,7 +726,7 @@ def moved(token, dt, function):
     return f"token {token} moves outputs {int(places[0])} to {int(places[-1])}"
 
 
-# %%
+# %% slide_title="The last token moves output 8: the layer looks ahead"
 moves = {}
 for name, carry in (("as printed", as_printed), ("corrected", corrected)):
     run = partial(four_steps, x, A=A, B=B, C=C, l_c=8, carry=carry)
@@ -721,15 +734,15 @@ for name, carry in (("as printed", as_printed), ("corrected", corrected)):
     print(f"{name:10}: {moves[name]}")
 assert "31 moves outputs 8 to 31" in moves["as printed"]
 
-# %% [markdown]
-# It **leaks the future** (the step size of token 31 changes output 8) and forgets the past (token 0
-# is gone after output 15). The leak is easy to miss. The *value* of token 31 stays where it
-# belongs, so a causality test that changes only values would have passed this layer.
+# %% [markdown] slide_title="A causality test must change the step sizes, too"
+# It **leaks the future** (token 31 changes output 8) and forgets the past (token 0 is gone after
+# output 15). The leak is easy to miss. The *value* of token 31 stays where it belongs, so a
+# causality test that changes only values would have passed this layer.
 #
 # So how should you test such a layer?
 #
 # - Take more than one chunk.
-# - Take step sizes small enough for something to survive a chunk.
+# - Take step sizes so small that something survives a chunk.
 # - Take $1 < g < h$, or you can't tell repeated groups from tiled ones.
 # - For causality, change the step sizes too, not only the values.
 
@@ -758,7 +771,7 @@ printed, right = (carry(**form).flatten()[2] for carry in (as_printed, corrected
 check("chunk 2 starts from the sums of the picture, as printed", printed, W[1] + a[2] * W[1])
 check("and corrected", right, a[1] * W[0] + W[1])
 
-# %% [markdown]
+# %% [markdown] slide_title="The kernels that models are trained on take the same four steps"
 # ## 10 · The kernel that models are trained on
 #
 # Nobody trains a large model with our two dozen lines. Mamba-2 runs on the kernels of the library
@@ -767,16 +780,13 @@ check("and corrected", right, a[1] * W[0] + W[1])
 #
 # You don't need a GPU to find out. Triton has an interpreter that runs the kernels' source on a
 # CPU, slowly. With a GPU, the cell below runs the compiled kernels. (Where mamba-ssm can't be
-# installed, the cell reads saved results from a run in the interpreter.)
+# installed, it reads saved results from a run in the interpreter.)
 #
-# What should we expect? Not agreement to $10^{-10}$, because the kernels compute in float32. They
-# even sum the log decays there, where our `ssd_chunked` takes float64. So both sides get the same
-# float32 numbers, the recurrence computes with them in float64, and we ask for $10^{-5}$.
-#
-# The inputs follow the list in section 9: two chunks (a kernel's chunk has at least 16 tokens, and
-# we take 24), small steps, two groups for four heads. We also start from a state that isn't empty.
-# And training needs gradients. A program can compute the right values and still have the wrong
-# gradient, so we compare the gradients of all seven inputs, too.
+# Don't expect agreement to $10^{-10}$, because the kernels compute in float32. Both sides get the
+# same float32 numbers, the recurrence computes with them in float64, and we ask for $10^{-5}$. The
+# inputs follow the list in section 9: two chunks (a kernel's chunk has at least 16 tokens, and we
+# take 24), small steps, two groups for four heads. A program can compute the right values and still
+# have the wrong gradient, so we compare the gradients of all seven inputs, too.
 
 
 # %% tags=["setup", "experiment"]
@@ -824,9 +834,8 @@ for name in NAMES:
 
 # %% [markdown]
 # Two programs, written independently in Triton and in PyTorch, agree in the output, the state and
-# every gradient, on this one small input. The tests ask about more shapes. Would this check have
-# noticed a real difference? WM's Listing 4 tiles the groups: four heads read groups 0, 1, 0, 1
-# instead of 0, 0, 1, 1.
+# every gradient, on this one small input. Would this check have noticed a real difference? WM's
+# Listing 4 tiles the groups: four heads read groups 0, 1, 0, 1 instead of 0, 0, 1, 1.
 
 # %% tags=["aside"]
 x, dt, A, B, C, D, state = given
@@ -843,19 +852,24 @@ _ = must_differ("mamba-ssm's kernel, and groups that are tiled", kernel["y"], ti
 #
 # - Unroll a linear recurrence and you get a lower triangular matrix. Blocks that don't reach above
 #   the diagonal have rank at most $n$, because everything passes through the state.
-# - One decay per head can be pulled out of the sum, which leaves $C_t \cdot B_s$: attention without
-#   a softmax. A decay for every entry can be moved into $C$ and $B$, but that costs range and, with
-#   Mamba's step sizes per channel, one product per channel.
-# - The fast algorithm: attention inside each chunk, then write, carry, read. At a fixed chunk size
-#   the work is linear in the length, and every chunk size gives the same function.
-# - Test with several chunks, small step sizes, and $1 < g < h$. A causality test doesn't need the
-#   right answer, but it must change the step sizes too.
+# - One decay per head comes out of the sum and leaves $C_t \cdot B_s$: attention without a softmax.
+#   A decay for every entry costs range and, in Mamba, one product per channel.
+# - The fast algorithm: attention inside each chunk, then write, carry, read. Its work is linear in
+#   the length, almost all of it is matrix products, and every chunk size gives the same function.
+# - Test with several chunks, small step sizes, and $1 < g < h$. A causality test must change the
+#   step sizes, too.
 # - mamba-ssm's kernels, in float32, agree with the definition to $10^{-5}$, gradients included.
 #
 # ## Exercises
 #
 # **1 · easy.** Pencil and paper only. Four tokens have decays $\alpha = (0.3, 0.5, 0.2, 0.5)$. Find
 # $L_{30}$, $L_{11}$, and the rank of the block with rows 2 to 3 and columns 0 to 1.
+#
+# <details><summary>Hint</summary>
+#
+# $L_{ts}$ is the product of the decays *after* token $s$, up to token $t$. Tokens count from 0.
+#
+# </details>
 
 
 # %% tags=["exercise"]
@@ -867,35 +881,48 @@ def by_pencil():
 
 
 # %% tags=["check"]
+from cheems_ref.exercises import check_numbers, forbidden
+
+with forbidden(decay_matrix):
+    mine = by_pencil()
 L = decay_matrix(torch.tensor([0.3, 0.5, 0.2, 0.5]).log())
-wanted = L[3, 0].item(), L[1, 1].item(), int(matrix_rank(L[2:, :2]))
-assert all(abs(mine - right) < 1e-9 for mine, right in zip(by_pencil(), wanted, strict=True))
-print("all three are right")
+rank = int(matrix_rank(L[2:, :2]))
+check_numbers(mine, {"L_30": L[3, 0].item(), "L_11": L[1, 1].item(), "the rank": rank})
 
 # %% [markdown]
-# **2 · easy.** Time it on your own machine. Write a function that calls another function five times
-# and returns the median time in seconds. (Hint: `time.perf_counter`.) Then time the three forms on
-# `inputs(b=1, l=512, h=4, p=64, n=64)` in float32. Does the form with the fewest FLOPs win?
+# **2 · easy.** Time it on your own machine. Write a function that calls another function once to
+# warm up and then five times, and returns the median time of the five, where `clock()` gives the
+# time in seconds. Then time the three forms on `inputs(b=1, l=512, h=4, p=64, n=64)` in float32.
+# Does the form with the fewest FLOPs win?
+#
+# <details><summary>Hint</summary>
+#
+# Read the clock before and after each call. The median of five numbers is the third of them in
+# order.
+#
+# </details>
 
 
 # %% tags=["exercise"]
-def seconds(function):
-    """The median time of five calls, in seconds."""
+def seconds(function, clock=time.perf_counter):
+    """The median time of five calls after the first, in seconds."""
     ### BEGIN SOLUTION
+    function()
     taken = []
     for _ in range(5):
-        start = time.perf_counter()
+        start = clock()
         function()
-        taken.append(time.perf_counter() - start)
+        taken.append(clock() - start)
     return sorted(taken)[2]
     ### END SOLUTION
 
 
 # %% tags=["check"]
-pauses = iter([0.01, 0.5, 0.02, 0.01, 0.02])
-taken = seconds(lambda: time.sleep(next(pauses)))
-assert 0.01 < taken < 0.4, "the median of five calls, not their mean or their sum"
-assert next(pauses, None) is None, "five calls"
+now, took = [0.0], [9.0, 4.0, 1.0, 8.0, 2.0, 3.0]  # a clock that only the calls move
+measured = seconds(lambda: now.append(now[-1] + took[len(now) % 6 - 1]), clock=lambda: now[-1])
+assert len(now) == 7, f"one call to warm up, then five: yours makes {len(now) - 1}"
+assert measured == 3.0, f"the five calls took 4, 1, 8, 2 and 3 seconds; you return {measured}"
+assert seconds(partial(random, 100, seed=0)) > 0, "without a clock, time.perf_counter"
 print("the median of five calls")
 
 # %% [markdown]
@@ -903,8 +930,14 @@ print("the median of five calls")
 # float64, with the step sizes $\mathrm{softplus}(z)$. It can be wrong in three ways: the sum of
 # section 9, tiled groups, or a missing softplus, as in Ch Listing 2, so that $\Delta$ can be
 # negative. Here $z$ (b, l, h) is the raw output of a linear layer. The function takes any length,
-# and may work in chunks of any size up to 64. (Hint: `inputs` makes random tensors, and
-# `ssd.ssd_recurrent` is right. Which $l$, $g$ and $z$ bring out each mistake?)
+# and may work in chunks of any size up to 64.
+#
+# <details><summary>Hint</summary>
+#
+# `inputs` makes random tensors, and `ssd.ssd_recurrent` is right. Which $l$, $g$ and $z$ bring out
+# each mistake?
+#
+# </details>
 
 
 # %% tags=["exercise"]
@@ -946,8 +979,15 @@ print("three right forms passed, nine wrong ones refused")
 # **4 · hard.** Write SSD for one head as a function that calls itself on the two halves of the
 # sequence and never forms an $l \times l$ matrix. Return `y` and the final state. The first half
 # doesn't depend on the second. The second half is its own SSD, plus what it reads from the state
-# the first half left behind. A single token is the base case. (Hint: by the time the first half's
-# state reaches token $t$, it has faded by every decay between the cut and $t$.)
+# the first half left behind. A single token is the base case. The check follows the calls of
+# `ssd_halves` itself, so let it do the recursion without a helper.
+#
+# <details><summary>Hint</summary>
+#
+# By the time the first half's state reaches token $t$, it has faded by every decay between the cut
+# and $t$.
+#
+# </details>
 
 
 # %% tags=["exercise"]
@@ -967,33 +1007,46 @@ def ssd_halves(x, dt, A, B, C):
 
 
 # %% tags=["check"]
-whole, lengths = ssd_halves, []
+from cheems_ref.exercises import calls_of, forbidden
 
-
-def ssd_halves(*tensors):  # notes the length of each call, and hands it on
-    lengths.append(len(tensors[0]))
-    return whole(*tensors)
-
-
-results = []
 for l in (1, 29, 64):
     x, dt, A, B, C = inputs(b=1, l=l, h=1, g=1)
     y, final = ssd.ssd_recurrent(x, dt, 3 * A, B, C, return_final_state=True)
-    got, state = ssd_halves(x[0, :, 0], dt[0, :, 0], 3 * A[0], B[0, :, 0], C[0, :, 0])
-    results.append((l, got, y[0, :, 0], state, final[0, 0]))
-ssd_halves = whole
-for l, got, y, state, final in results:
-    check(f"SSD by halves = recurrence, l = {l}", got, y)
-    check(f"SSD by halves: same final state, l = {l}", state, final)
-assert [lengths.count(l) for l in (64, 32, 16)] == [1, 2, 4], "it does not call itself on halves"
+    one_head = x[0, :, 0], dt[0, :, 0], 3 * A[0], B[0, :, 0], C[0, :, 0]
+    with forbidden(ssd.ssd, ssd.ssd_recurrent, ssd.ssd_chunked, recurrence, four_steps):
+        got, state = ssd_halves(*one_head)
+    check(f"SSD by halves = recurrence, l = {l}", got, y[0, :, 0])
+    check(f"SSD by halves: same final state, l = {l}", state, final[0, 0])
+with calls_of(ssd_halves) as parts:
+    ssd_halves(*one_head)
+sizes = [len(y) for y, _ in parts]
+assert [sizes.count(l) for l in (64, 32, 16)] == [1, 2, 4], "it doesn't call itself on halves"
+
+
+def doubled(part):
+    """A call that returns twice what it should, for a single token."""
+    return lambda *tensors: tuple((1 + (len(tensors[0]) == 1)) * t for t in part(*tensors))
+
+
+mine, ssd_halves = ssd_halves, doubled(ssd_halves)
+try:
+    got, state = mine(*one_head)
+finally:
+    ssd_halves = mine
+check("and is made of what those calls return", got, 2 * y[0, :, 0])
 
 # %% [markdown]
 # **5 · hard.** Now work from the bottom up: start with $l$ stretches of one token each, and merge
 # neighbours in as few rounds as you can until a single stretch is left. Return the final state and
 # the number of rounds. All merges of a round should be independent of each other. What does each
-# stretch need to remember, so that you can merge two without going back to their tokens? (Hint:
-# what happens to the first stretch's state during the second? A stretch without a neighbour sits
-# the round out.)
+# stretch need to remember, so that you can merge two without going back to their tokens?
+#
+# <details><summary>Hint</summary>
+#
+# What happens to the first stretch's state during the second? A stretch without a neighbour sits
+# the round out.
+#
+# </details>
 
 
 # %% tags=["exercise"]
@@ -1017,11 +1070,18 @@ for l, fewest in ((1, 0), (2, 1), (29, 5), (1024, 10)):
     _, final = ssd.ssd_recurrent(x, dt, 3 * A, B, C, return_final_state=True)
     state, rounds = state_in_rounds(x[0, :, 0], dt[0, :, 0], 3 * A[0], B[0, :, 0])
     check(f"l = {l}: the state of the recurrence", state, final[0, 0])
+    assert rounds == fewest, f"{rounds} rounds for l = {l}; {fewest} are enough"
     print(f"  rounds: {rounds}")
-    assert rounds == fewest
 
 # %% [markdown]
 # ## Further reading
+#
+# **What came after.** The frame is wider than the model: Dao and Gu call $(L \circ QK^\top)V$
+# *structured masked attention*, and any mask $L$ that can be multiplied fast will do, for example a
+# Toeplitz matrix. A mask that is a hierarchy gives a number of states that grows with $\log l$ (Guo
+# et al., *Log-Linear Attention*, 2025). Which state space models have such a dual, diagonal ones
+# included, is settled in Hu et al., *On Structured State-Space Duality* (2025). Mamba-3 (Lahoti et
+# al., 2026) gives the state a rotation, chapter 04's subject.
 #
 # - Dao and Gu, *Transformers are SSMs: Generalized Models and Efficient Algorithms Through
 #   Structured State Space Duality* (2024): the duality, semiseparable matrices, the chunked

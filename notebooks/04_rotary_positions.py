@@ -20,7 +20,6 @@ import json
 import math
 from pathlib import Path
 
-import sympy as sp
 import torch
 import torch.nn.functional as F
 from torch import einsum
@@ -50,7 +49,7 @@ def random(*shape, seed):
 # token 7 and token 12, each hand turns by five times its speed (the arcs):
 
 
-# %% tags=["figure"]
+# %% slide_title="Every token carries clocks, from fast to slow" tags=["figure"]
 plotting.show_drawing(
     "04_clocks",
     "Two rows of five clock faces, for token 7 and for token 12. Zero is at 3 o'clock. The first "
@@ -58,18 +57,17 @@ plotting.show_drawing(
     "of each hand at token 7 to its place at token 12, and is labelled 5 tokens × speed.",
 )
 
-# %% [markdown]
-# Between tokens 1,007 and 1,012, each hand turns just as far. That's the whole idea. The rest of
-# the chapter makes it precise, and finds where it breaks.
+# %% [markdown] slide_title="Attention by itself knows nothing about order"
+# Between tokens 1,007 and 1,012, each hand turns just as far. That's the whole idea.
 #
 # ## 1 · What we want
 #
 # *The dog bit the man* and *the man bit the dog* contain the same words. A query compares itself
-# with every key by an inner product, and an inner product knows nothing about where its vectors
-# came from. Shuffle the keys along with their values, and the query reads exactly the same thing:
+# with every key by an inner product, which knows nothing about places. Shuffle the keys along with
+# their values, and the query reads the same thing:
 
 
-# %%
+# %% slide_title="Shuffle keys and values together: the query reads the same"
 def attend(query, keys, values):
     """Attention of one query (d,) to keys and values (l, d)."""
     return (keys @ query / math.sqrt(len(query))).softmax(0) @ values
@@ -81,8 +79,10 @@ order = torch.randperm(12, generator=torch.Generator().manual_seed(73))
 shuffled = attend(query, keys[order], values[order])
 check("keys in another order: the same output", shuffled, attend(query, keys, values))
 
-# %% [markdown]
-# So the query can't tell the two sentences apart.
+# %% [markdown] slide_title="The inner product should know the distance and nothing else"
+# So the query can't tell the two sentences apart. (A stack of *causal* layers can, because the mask
+# shows each token only what came before. Models without any encoding, *NoPE*, learn order that
+# way.)
 #
 # In language, distance often matters more than position: adjectives go with the next noun, on page
 # 1 or 700. Let's write position $t$ into a query and, independently, position $s$ into a key, so
@@ -90,9 +90,10 @@ check("keys in another order: the same output", shuffled, attend(query, keys, va
 #
 # $$\langle E_t(q),\; E_s(k) \rangle = G(q, k, t - s). \tag{4.1}$$
 #
-# *Independently* keeps it cheap, because nothing of size $l \times l$ gets added. *Only on the
-# distance* makes it useful: what the model learns in one place works everywhere.
-#
+# *Independently* keeps it cheap: nothing of size $l \times l$ is added. *Only on the distance*
+# makes it useful: what the model learns in one place works everywhere.
+
+# %% [markdown] slide_title="Two facts about rotations prove the theorem in one line"
 # ## 2 · A rotation in the plane
 #
 # Which $E_t$ does that? Let's start with vectors of two numbers, and rotate them by an angle
@@ -121,7 +122,7 @@ check("the transpose rotates back", R(phi_1).T, R(-phi_1))
 check("lengths stay", (R(phi_1) @ vector).norm(), vector.norm())
 _ = must_differ("rotating back is not rotating forward", R(phi_1).T @ R(phi_2), R(phi_1 + phi_2))
 
-# %%
+# %% slide_title="Three pairs of positions, three apart: one inner product"
 theta = 0.25
 q, k = torch.tensor([1.6, 0.5]), torch.tensor([1.2, -0.2])
 for t, s in ((4, 1), (9, 6), (15, 12)):
@@ -151,7 +152,7 @@ def draw_arms(ax, q, k, t, s, theta):
     ax.set_title(f"t = {t}, s = {s}: product {product:.2f}")
 
 
-# %% tags=["figure"]
+# %% slide_title="Turn both arms alike, and the angle between them stays" tags=["figure"]
 fig, axes = plotting.figure(1, 3, size=(12, 4.6))
 for ax, t, s in zip(axes, (4, 9, 15), (1, 6, 12), strict=True):
     draw_arms(ax, q, k, t, s, theta)
@@ -164,16 +165,18 @@ plotting.save(
     stages=[[ax] for ax in axes[1:]],
 )
 
-# %% [markdown]
+# %% [markdown] slide_title="A quarter turn tells R of s − t from R of t − s"
 # Here's a surprise. The appendices of OTCE and WM prove this in about thirteen lines, and arrive at
 # $R_{t-s}$ where (4.3) has $R_{s-t}$. Who's right? Try $q = (1, 0)$ and $k = (0, 1)$ with
 # $(t - s)\theta$ a quarter turn:
 #
 # $$\langle R_t\,q,\; R_s\,k \rangle = q^\top R_{s-t}\,k = 1, \qquad q^\top R_{t-s}\,k = -1.$$
 #
-# (A test with $q = k$ would have missed it.) Lab [04a](labs/04a_refereeing_a_proof.ipynb), home of
-# equations 4.4 to 4.6, tracks down the line where the sign goes wrong.
-#
+# (A test with $q = k$ would have missed it.) The page
+# [04a](reference/04a_refereeing_a_proof.ipynb), home of equations 4.4 to 4.6, tracks down the line
+# where the sign goes wrong.
+
+# %% [markdown] slide_title="Fast pairs tell neighbours apart, slow pairs near from far"
 # ## 3 · Many wheels
 #
 # A single pair isn't enough. With $\theta = 1$, the pair has made almost exactly seven turns after
@@ -193,14 +196,16 @@ for dim, base in ((64, 10_000.0), (64, 500_000.0), (8, 10_000.0), (8, 100.0)):
           f" {rounds[0]:.1f} tokens, the last in {rounds[-1]:9,.0f}")  # fmt: skip
 
 # %% [markdown]
-# The first pair tells neighbours apart; the last one tells near from far.
+# The first pair tells neighbours apart; the last one tells near from far, as long as the text is
+# shorter than its turn. So longer contexts go with larger bases: Llama 2 had 10,000 for 4,096
+# tokens, Llama 3 has 500,000 for 8,192.
 #
 # In code, a rotation is "cosine times the vector, plus sine times the vector a quarter turn ahead".
 # The quarter turn takes $(x_1, x_2)$ to $(-x_2, x_1)$. Put the first members of all pairs into the
 # first half of the vector, and that's a single line:
 
 
-# %%
+# %% slide_title="A rotation is cosine times x plus sine times a quarter turn"
 def turn_halves(x, angles):
     """Turn pairs (x[i], x[i + d/2]) by angles[i], (..., d/2)."""
     first, second = x.chunk(2, dim=-1)
@@ -212,7 +217,7 @@ def turn_halves(x, angles):
 # %% [markdown]
 # The package's `apply_rope` does the same, up to position 99,999:
 
-# %%
+# %% slide_title="The package turns vectors in the same way"
 dim = 8
 x = random(2, 6, 3, dim, seed=2)  # (b, l, h, d)
 # Gaps between positions are fine.
@@ -235,7 +240,7 @@ x_hat = torch.complex(*x.chunk(2, dim=-1)) * torch.exp(1j * angles)
 by_complex = torch.cat([x_hat.real, x_hat.imag], dim=-1)
 check("apply_rope = complex exponentials", turned, by_complex, tol=1e-12)
 
-# %% [markdown]
+# %% [markdown] slide_title="Halves or neighbours: trained weights depend on the pairing"
 # ### Which coordinates form a pair?
 #
 # There are two conventions. The papers' formulas and Meta's own Llama code pair neighbours: 0 with
@@ -260,10 +265,9 @@ unchanged = (rotation_matrix(9, dim) @ q) @ (rotation_matrix(3, dim) @ k)
 check("interleaved weights, permuted, rotated as halves: same score", permuted, trained)
 _ = must_differ("interleaved weights, not permuted, rotated as halves", unchanged, trained)
 
-# %% [markdown]
+# %% [markdown] slide_title="Same content, rotated: scores depend on the distance alone"
 # If you run weights trained with one convention under the other, the scores change and nothing
-# warns you. The script that converts Llama's weights for `transformers` applies exactly this
-# permutation.
+# warns you. The script that converts Llama's weights for `transformers` applies this permutation.
 #
 # ## 4 · Attention: scores that know the distance
 #
@@ -282,7 +286,7 @@ def scores(q, k, positions):
     return q @ k.T
 
 
-# %%
+# %% slide_title="One number stands along each diagonal"
 l, dim = 48, 16
 q, k = random(2, l, dim, seed=4)
 same_q, same_k = q[:1].expand(l, dim), k[:1].expand(l, dim)
@@ -299,7 +303,7 @@ print(f"rotated: one number along each of the {len(diagonals)} diagonals,"
 # %% [markdown]
 # Now let the contents differ. Shift all positions by the same amount, and still nothing changes:
 
-# %%
+# %% slide_title="A shift of all positions changes nothing, a gap does"
 mixed = scores(q, k, positions)
 check("different contents: all positions shifted by 1,000", scores(q, k, positions + 1000), mixed)
 with_gap = positions + 8 * (positions >= 24)
@@ -312,7 +316,7 @@ _ = must_differ("different contents: not Toeplitz", mixed.diagonal()[1:], mixed.
 # %% [markdown]
 # With different contents, the stripes disappear:
 
-# %% tags=["figure"]
+# %% slide_title="With different contents, the stripes disappear" tags=["figure"]
 pictures = {
     "same content, unrotated": flat,
     "same content, rotated": toeplitz,
@@ -326,7 +330,7 @@ plotting.save(
     "content, rotated: stripes parallel to the diagonal. Different contents, rotated: no stripes.",
 )
 
-# %% [markdown]
+# %% [markdown] slide_title="SSD inherits the theorem, because its decay is one number"
 # ## 5 · The same for C and B inside SSD
 #
 # In chapter 03 the output of SSD was $y_t = \sum_{s \le t} L_{ts}\,(C_t \cdot B_s)\,\Delta_s x_s$.
@@ -378,7 +382,7 @@ for t, s in ((30, 30), (30, 12), (7, 0)):
 # %% [markdown]
 # Since C and B are rotated *before* SSD sees them (by `rotary`), all forms of SSD work unchanged:
 
-# %%
+# %% slide_title="All forms of SSD work unchanged with rotated B and C"
 y = rotary(ssd.ssd_recurrent)(x, dt, A, B, C)
 check("quadratic = recurrence, with rotations", rotary(ssd.ssd_quadratic)(x, dt, A, B, C), y)
 check("chunked = recurrence, with rotations", rotary(ssd.ssd_chunked)(x, dt, A, B, C), y)
@@ -426,7 +430,7 @@ Q, K = (turn_at(u[None, :, None], torch.arange(40)) for u in (q, k))
 y = ssd.ssd_recurrent(v[None, :, None], *constant, K, Q)[0, :, 0]
 check("RetNet's retention = rotary SSD", y, retention(q, k, v, 0.9, rope_frequencies(8, 100.0)))
 
-# %% [markdown]
+# %% [markdown] slide_title="The output knows distances, the cache knows positions"
 # Not entirely, then. (For another constant step size, put that factor into the values.) *Wonderful
 # Matrices* adds the step size: each token decides how much fades.
 #
@@ -454,7 +458,7 @@ check("40 tokens, then 20 with their own positions = one pass", rest, whole[:, 4
 # %% [markdown]
 # Now start again at 0, behind the cache of 40 tokens:
 
-# %%
+# %% slide_title="Start to count again at 0, and old tokens are misjudged"
 restarted, _ = layer(text[:, 40:], positions[:, :20], cache=cache)
 _ = must_differ("positions started again at 0", restarted, rest, at_least=0.02)
 error = (restarted - rest)[0].norm(dim=-1) / rest[0].norm(dim=-1)
@@ -464,28 +468,27 @@ print(f"restarted at 0: relative error {error[0]:.2f} for the first token, {erro
 
 # %% [markdown]
 # Distances within the new part are still right, but every distance to the first 40 tokens is 40 too
-# small. The first new token reads its predecessor at distance −39. So pair $i$ is off by
-# $40\,\theta_i$, less any full turns. For the four slowest pairs that's at most 0.4 radians. Three
-# of the fast ones are off by more than 1. (The second got lucky, with two full turns.) The error
-# fades as the old writes fade.
+# small. So pair $i$ is off by $40\,\theta_i$, less any full turns. For the four slowest pairs
+# that's at most 0.4 radians. Three of the fast ones are off by more than 1. (The second got lucky,
+# with two full turns.)
 
 # %% tags=["guard"]
 off = 40 * rope_frequencies(16)
 off = (off + math.pi) % (2 * math.pi) - math.pi  # less full turns
 assert off[[0, 2, 3]].abs().min() > 1 and 0.08 < off[1] < 0.09 and 0 < off[4:].max() < 0.401
 
-# %% [markdown]
+# %% [markdown] slide_title="Seen by the reader, the state itself turns"
 # ## 7 · The state that turns
 #
-# You can also look at rotary SSD without any absolute positions, by taking the reader's point of
-# view: $\tilde h_t = h_t R_t$. Then $y_t = h_t R_t C_t = \tilde h_t C_t$, and with the decay
-# $\alpha_t = e^{\Delta_t A}$
+# You can also see rotary SSD without absolute positions, from the reader's side: $\tilde h_t = h_t
+# R_t$. Then $y_t = h_t R_t C_t = \tilde h_t C_t$, and with the decay $\alpha_t = e^{\Delta_t A}$
 #
 # $$\tilde h_t = \big(\alpha_t\, h_{t-1} + \Delta_t x_t B_t^\top R_t^\top\big) R_t
 #   = \alpha_t\,\tilde h_{t-1}\,R_1 + \Delta_t\, x_t B_t^\top, \qquad y_t = \tilde h_t\, C_t.
 #   \tag{4.10}$$
 #
-# (Use $h_{t-1} R_t = h_{t-1} R_{t-1} R_1$.)
+# (Use $h_{t-1} R_t = h_{t-1} R_{t-1} R_1$.) Here $R_1$ stands on the right, at the *rows* of the
+# state. A row times $R$ turns backwards, hence the minus in the code:
 
 
 # %%
@@ -549,7 +552,7 @@ def draw_path(ax, path, title):
     ax.set(xlim=(-1.1, 1.1), ylim=(-1.1, 1.1), aspect="equal", title=title)
 
 
-# %% tags=["figure"]
+# %% slide_title="With a turn, a fading write spirals in" tags=["figure"]
 fig, axes = plotting.figure(1, 3, size=(12, 4.4))
 for ax, (title, path) in zip(axes, paths.items(), strict=True):
     draw_path(ax, path, title)
@@ -563,10 +566,10 @@ plotting.save(
 )
 
 # %% [markdown]
-# One thing is lost on the way. In chapter 01 the whole exponent was $\Delta_t \lambda$, so a step
-# size of 0 froze the state, turn and all. Here the angle knows nothing of $\Delta$. Take a token
-# whose step size is 0, which writes nothing and lets nothing fade. Leave it out. Before you run
-# this: does any later output change?
+# One thing is lost. In chapter 01 the whole exponent was $\Delta_t \lambda$, so a step size of 0
+# froze the state, turn and all. Here the angle knows nothing of $\Delta$. Take a token whose step
+# size is 0, which writes nothing and lets nothing fade, and leave it out. Does any later output
+# change?
 
 
 # %% tags=["setup"]
@@ -588,11 +591,11 @@ _ = must_differ("with rotations", turned, turned_without, at_least=0.01)
 change = (turned - turned_without).norm() / turned.norm()
 print(f"with rotations: norm of the change / norm of the output {change:.2f}")
 
-# %% [markdown]
+# %% [markdown] slide_title="A diagonal decay doesn't commute with rotations"
 # The valve of chapter 01 closes, but the clocks don't stop. Padding stays harmless, because padded
 # positions aren't counted. A token in the middle of a text can't be skipped any more: it makes
 # everything before it one token older. Mamba-3's angle contains $\Delta_t$, so its clocks stop,
-# too. Exercise 4 asks you for clocks like these.
+# too. Exercise 4 builds such clocks.
 #
 # ## 8 · Where the theorem fails
 #
@@ -605,21 +608,12 @@ print(f"with rotations: norm of the change / norm of the output {change:.2f}")
 #   \Lambda = \mathrm{diag}(e^{A_1\tau}, \dots, e^{A_n\tau}). \tag{4.11}$$
 #
 # Put $t = s + \delta$ and $R_{s+\delta} = R_s R_\delta$. When the text moves, $\tau$ and $\Lambda$
-# stay. The bracket below stays only if $\Lambda$ commutes with rotations. Does it, for one pair?
+# stay. The bracket in $C_t^\top R_\delta^\top\,(R_s^\top \Lambda R_s)\,B_s$ stays only if $\Lambda$
+# commutes with rotations. Does it, for one pair?
 #
-# $$C_t^\top R_\delta^\top\,(R_s^\top \Lambda R_s)\,B_s$$
-
-# %%
-Lambda_1, Lambda_2, phi = sp.symbols("Lambda1 Lambda2 phi", real=True)
-Lambda = sp.diag(Lambda_1, Lambda_2)
-cosine, sine = sp.cos(phi), sp.sin(phi)
-turned = sp.Matrix([[cosine, -sine], [sine, cosine]])
-commutator = (Lambda * turned - turned * Lambda).applyfunc(sp.factor)
-expected = (Lambda_2 - Lambda_1) * sine * sp.Matrix([[0, 1], [1, 0]])
-assert (commutator - expected).applyfunc(sp.simplify).is_zero_matrix
-print("Λ R - R Λ =", commutator.tolist())
-
-# %% [markdown]
+# $$\Lambda R(\varphi) - R(\varphi) \Lambda = (\Lambda_2 - \Lambda_1)\,\sin\varphi\,
+#   \begin{bmatrix} 0 & 1 \\ 1 & 0 \end{bmatrix}$$
+#
 # That's zero at every angle only if the two rates are equal. So the theorem needs rates that are
 # *equal within each pair that turns together*. Let's move a text and see:
 
@@ -650,19 +644,23 @@ for offset in (1, 50, 1000):
 # With a rate per entry, moving this text by a single position changes the output by 41 %.
 
 # %% tags=["guard"]
+Lambda = torch.diag(torch.tensor([0.3, 0.8]))
+right = (0.8 - 0.3) * math.sin(0.7) * torch.tensor([[0.0, 1.0], [1.0, 0.0]])
+check("Λ R - R Λ = (Λ₂ - Λ₁) sin φ times an exchange", Lambda @ R(0.7) - R(0.7) @ Lambda, right)
 neighbours = -torch.arange(1.0, 5.0).repeat_interleave(2)
 y, moved = rotary_scan(0, x, dt, neighbours, B, C), rotary_scan(7, x, dt, neighbours, B, C)
 _ = must_differ("A tied for the other pairing, moved by 7", moved, y, at_least=0.01)
 print(f"norm of the change / norm of the output {(moved - y).norm() / y.norm():.2f}")
 
 # %% [markdown]
-# What can a state do in one step? You've now seen four answers. Here's one question that separates
-# them: is the number of ones so far odd? A decay in $[0, 1]$ never changes a sign, and in finite
-# precision no stack of such layers counts parity at every length (Grazzi et al., 2024). A mirror
-# can, as in chapter 02's exercise, and so can half a turn, which is a factor of −1. One number of
-# state is enough for either:
+# What can a state do in one step? One question separates the four answers that you've seen: is the
+# number of ones so far odd? A decay in $[0, 1]$ never changes a sign, and in finite
+# precision no stack of such layers counts parity at every length. A mirror can, as in chapter 02's
+# exercise, and so can half a turn, which is a factor of −1. (Lab
+# [04c](labs/04c_state_tracking.ipynb) has the proof, and follows three cards.) One number of state
+# is enough for either:
 
-# %%
+# %% slide_title="A mirror or half a turn counts parity, a decay can't"
 bits = torch.randint(2, (300,), generator=torch.Generator().manual_seed(0)).double()
 odd = bits.cumsum(0) % 2 == 1
 one, start = torch.ones(1, 300, 1, 1), torch.ones(1, 1, 1, 1)
@@ -673,7 +671,7 @@ for name, state in (("a mirror per 1, β = 2", mirror.flatten()), ("half a turn 
     assert torch.equal(state < 0, odd)
     print(f"{name}: parity of all 300 prefixes is right")
 
-# %% [markdown]
+# %% [markdown] slide_title="What a state can do in one step depends on its transition"
 # | transition | who has it | it can | it can't |
 # |---|---|---|---|
 # | $\alpha_t$, a number | Mamba-2 | fade | change a sign |
@@ -681,17 +679,17 @@ for name, state in (("a mirror per 1, β = 2", mirror.flatten()), ("half a turn 
 # | a number times a turn | RetNet, Cheems, Mamba-3 | tell distances | mix pairs |
 # | $I - \beta_t k_t k_t^\top$ | DeltaNet | erase one key | be scanned cheaply |
 #
-# Only a single number commutes with every rotation. That's why we could rotate $C$ and $B$ in
-# Mamba-2 and not in Mamba. A turn counts parity if the token sets its angle, as in Mamba-3. The
-# angles of RetNet and Cheems are the same for a 0 and a 1. DeltaNet's $\beta$ is a sigmoid: as
-# published, it erases and never mirrors. Grazzi et al. let $\beta$ go up to 2.
-#
+# Only a single number commutes with every rotation. A turn counts parity if the token sets its
+# angle, as in Mamba-3; the angles of RetNet and Cheems are the same for a 0 and a 1. DeltaNet's
+# $\beta$ is a sigmoid: as published, it erases and never mirrors. Grazzi et al. let $\beta$ go up
+# to 2.
+
+# %% [markdown] slide_title="Decay, a convolution and rotations all tell order"
 # ## 9 · Three sources of position
 #
-# But wait. A recurrence can tell order even without rotations, because old tokens have faded more
-# than new ones. And Mamba-2 has a short convolution, which mixes the last four tokens. Do we need
-# rotations at all? The layer `SSD` has all three sources behind one option: `"decay"`,
-# `"conv"` (with decay) and `"rope"` (with decay).
+# A recurrence can tell order even without rotations, because old tokens have faded more than new
+# ones. And Mamba-2 has a short convolution, which mixes the last four tokens. Do we need rotations
+# at all? The layer `SSD` has all three: `"decay"`, `"conv"` (with decay) and `"rope"` (with decay).
 #
 # Here's a task where nothing matters but the distance: in a row of random tokens, name the token
 # $\delta$ places back. The model is an embedding, one SSD layer and a linear map (in folded cells).
@@ -737,7 +735,7 @@ def train_to_look_back(position, lag, steps, seed=0):
     return (logits.argmax(-1) == targets).float().mean().item(), model
 
 
-# %%
+# %% slide_title="At distance 8, rotations are ahead after 200 steps"
 torch.set_num_threads(1)  # small tensors gain nothing from threads
 right = {}
 for position in ("rope", "conv", "decay"):
@@ -750,7 +748,7 @@ print("8 tokens back: rope gets more than half right, conv and decay less than a
 # -m experiments 04_three_sources`). The table shows the medians. Its last row is a reader with no
 # idea of position, which just names the most frequent token so far:
 
-# %%
+# %% slide_title="At distances 2 to 6, the convolution is ahead"
 record = json.loads(Path("../experiments/records/04_three_sources.json").read_text())
 lags, accuracy = record["lags"], record["accuracy"]
 ids = torch.randint(16, (4000, 64), generator=torch.Generator().manual_seed(74))
@@ -776,25 +774,26 @@ assert over[0] == max(over) < 0.1 and -0.01 < over[-1] < 0.01
 # %% [markdown]
 # Rotations reach furthest, but the convolution is *ahead* of them from distance 2 to 6:
 
-# %% tags=["figure"]
+# %% slide_title="Rotations reach furthest, a convolution leads nearby" tags=["figure"]
 fig, ax = plotting.figure(size=(9, 4.4))
-plotting.lines(ax, lags, accuracy, xlabel="distance δ in tokens", ylabel="accuracy", marker="o")
+words = dict(rope="rotations", conv="convolution", decay="decay alone")
+curves = {words.get(name, name): shares for name, shares in accuracy.items()}
+plotting.lines(ax, lags, curves, xlabel="distance δ in tokens", ylabel="accuracy", marker="o")
 ax.set(ylim=(0, 1.05), title="after 300 steps")
 plotting.save(
     fig,
     "04_three_sources",
-    "Accuracy after 300 steps against the distance, for three sources of position. Rope falls from "
-    "1 at distance 1 to about 0.6 at 24; conv is above 0.9 up to 6, about 0.65 at 7 and below 0.3 "
-    "from 8 on; decay is 1 at distance 1 and below 0.26 from 2 on, falling towards the line of the "
-    "most frequent token so far, 0.18 to 0.14.",
+    "Accuracy after 300 steps against the distance, for three sources of position. Rotations fall "
+    "from 1 at distance 1 to about 0.6 at 24; the convolution is above 0.9 up to 6, about 0.65 at "
+    "7 and below 0.3 from 8 on; decay alone is 1 at distance 1 and below 0.26 from 2 on, falling "
+    "towards the line of the most frequent token so far, 0.18 to 0.14.",
 )
 
 # %% [markdown]
 # Decay alone reliably finds only the previous token. The convolution has fallen off by 8. Our
-# reading: its inputs mix four tokens, so distances up to three are in its own inputs, and the
-# writes four places back mix tokens 4 to 7. At 16 and 24 it's even below decay alone, which it
-# contains. So the right end of this table also measures how fast a model learns. Chapter 09
-# compares the three in language models.
+# reading: distances up to three are in its own inputs, and the writes four places back mix tokens 4
+# to 7. At 16 and 24 it's even below decay alone, which it contains. So the right end of this table
+# also measures how fast a model learns. Chapter 09 compares the three in language models.
 
 # %% tags=["guard"]
 far = [record["lags"].index(lag) for lag in (16, 24)]
@@ -813,8 +812,8 @@ assert all(record["accuracy"]["conv"][i] < record["accuracy"]["decay"][i] for i 
 # - Rotate C and B, or let the state turn: either way, it's a state space model with complex decays,
 #   whose clocks keep running even when $\Delta = 0$. With a constant $\Delta$, it's RetNet's
 #   retention.
-# - In our small task, decay finds the previous token, a convolution of four tokens leads from
-#   distance 2 to 6, and after 300 steps rotations have come furthest.
+# - In our small task, a convolution leads from distance 2 to 6, and after 300 steps rotations have
+#   come furthest.
 #
 # ## Exercises
 #
@@ -822,6 +821,13 @@ assert all(record["accuracy"]["conv"][i] < record["accuracy"]["decay"][i] for i 
 # the second pair turn per token? How many tokens does half a turn take? And which test notices a
 # rotation that goes backwards, with $(t - s)\theta$ a quarter turn: (a) one with $q = k$, or (b)
 # one with $q = (1, 0)$, $k = (0, 1)$?
+#
+# <details><summary>Hint</summary>
+#
+# Pair $i$ of width $d$ turns by $\text{base}^{-2i/d}$, counted from 0. A cosine doesn't notice the
+# sign of its angle.
+#
+# </details>
 
 
 # %% tags=["exercise"]
@@ -833,19 +839,29 @@ def by_pencil():
 
 
 # %% tags=["check"]
-angle, tokens, test = by_pencil()
-assert abs(angle - rope_frequencies(4, 16.0)[1].item()) < 1e-9
-assert abs(tokens * angle - math.pi) < 1e-2
+from cheems_ref.exercises import check_numbers, forbidden
+
+with forbidden(rope_frequencies):
+    angle, tokens, test = by_pencil()
+theta = rope_frequencies(4, 16.0)[1].item()
+check_numbers(angle, {"the angle per token": theta})
+check_numbers(tokens, {"tokens for half a turn": math.pi / theta}, tol=1e-2)
 right, wrong = R(-math.pi / 2), R(math.pi / 2)
 seen = {"a": [torch.tensor([1.0, 0.5])] * 2, "b": [*torch.eye(2)]}
 noticed = [name for name, (q, k) in seen.items() if abs(q @ right @ k - q @ wrong @ k) > 1e-9]
-assert [test] == noticed
-print("all three are right")
+assert [test.lower().strip("() ")] == noticed, f"test {test} isn't the one that notices"
+print("and the test that notices")
 
 # %% [markdown]
 # **2 · easy.** GPT-NeoX rotates only the first `r` coordinates of a vector and leaves the rest
 # alone. Write it with `apply_rope`, treating the first `r` coordinates as a vector of width `r`.
 # Does the theorem still hold? Why?
+#
+# <details><summary>Hint</summary>
+#
+# Cut, turn the first part, and join. The frequencies are those of width $r$, not $d$.
+#
+# </details>
 
 
 # %% tags=["exercise"]
@@ -871,36 +887,55 @@ check("inner products at these positions and 500 later", products[1], products[0
 print("The theorem holds: a coordinate that is left alone turns by 0 per token.")
 
 # %% [markdown]
-# **3 · medium.** A chat gets too long, so you drop its beginning. The cached keys of the tokens
-# that stay have to move to new positions, `offset` earlier than before. But you've only kept the
-# rotated keys, not the originals. Move the rotated keys. (Hint: $R_{s - \text{offset}} =
-# R_{-\text{offset}}\, R_s$, `rotation_matrix` takes negative positions, and keys are rows. This
-# repairs positions only. In a deep model, keys above the first layer still carry what their tokens
-# read from the part you dropped.)
+# **3 · medium.** A chat gets too long. You keep its beginning with the instructions, drop the
+# middle, and move what follows up. So the cached keys get new positions, and each token moves by an
+# offset of its own. But you've only kept the rotated keys, not the originals. Move them from their
+# old positions to the new ones. (This repairs positions only. In a deep model, keys above the first
+# layer still carry what their tokens read from the part you dropped.)
+#
+# <details><summary>Hint</summary>
+#
+# `rope_cos_sin` refuses negative positions. But what does `apply_rope` do if you change the sign of
+# the sine? Two turns are enough.
+#
+# </details>
 
 
 # %% tags=["exercise"]
-def move_keys(turned, offset, base=10_000.0):
-    """turned (b, l, h, d): keys turned by positions s; the keys turned by s - offset."""
+def move_keys(turned, old, new, base=10_000.0):
+    """turned (b, l, h, d): keys turned by the positions old (b, l); the keys turned by new."""
     ### BEGIN SOLUTION
-    return turned @ rotation_matrix(-offset, turned.shape[-1], base).T
+    width, dtype = turned.shape[-1], turned.dtype
+    cosine, sine = rope_cos_sin(old, width, base, dtype=dtype)
+    keys = apply_rope(turned, cosine, -sine)  # back, by the same angle
+    return apply_rope(keys, *rope_cos_sin(new, width, base, dtype=dtype))
     ### END SOLUTION
 
 
 # %% tags=["check"]
-keys, positions = random(1, 10, 2, 12, seed=61), torch.arange(100, 110)[None]
-for offset, base in ((100, 10_000.0), (37, 100.0)):
-    old = apply_rope(keys, *rope_cos_sin(positions, 12, base, dtype=torch.float64))
-    new = apply_rope(keys, *rope_cos_sin(positions - offset, 12, base, dtype=torch.float64))
-    moved = move_keys(old, offset, base)
-    check(f"keys moved by {offset} = keys turned by the new positions", moved, new)
-    _ = must_differ("not moved", old, new)
+keys = random(2, 10, 2, 12, seed=61)
+old = torch.tensor([[0, 1, 2, 3, *range(100, 106)], [0, *range(41, 50)]])  # two chats, cut
+new = torch.arange(10).expand(2, 10)
+for base in (10_000.0, 100.0):
+    before = apply_rope(keys, *rope_cos_sin(old, 12, base, dtype=torch.float64))
+    after = apply_rope(keys, *rope_cos_sin(new, 12, base, dtype=torch.float64))
+    moved = move_keys(before, old, new, base)
+    check(f"base {base:g}: moved = turned by the new positions", moved, after)
+    back = move_keys(after, new, old, base)
+    check("and the way back, to later positions", back, before)
 
 # %% [markdown]
 # **4 · medium.** Section 7 showed that the clocks run on through a token with $\Delta = 0$. Build
 # clocks that don't. Turn the vectors of token $t$ by the angles $\tau_t \theta$, where $\tau_t =
 # \Delta_1 + \dots + \Delta_t$ is the time that has passed, one $\tau$ per row and head. Then a
 # token with $\Delta = 0$ leaves no trace. What has become of "depends on the distance only"?
+#
+# <details><summary>Hint</summary>
+#
+# In halves, coordinate $i$ turns together with coordinate $i + n/2$. The angle of a pair is no
+# longer $t\theta$, but a sum that runs along the text.
+#
+# </details>
 
 
 # %% tags=["exercise"]
@@ -937,17 +972,23 @@ print("What counts now is the time between two tokens, no longer the number of t
 # %% [markdown]
 # **5 · hard.** A reader wants to see the token 8 places back and no other. Look for a query $q$
 # such that $\langle R_t q, R_s k\rangle$, with $k = (1, \dots, 1)$, is as close as possible to 1 at
-# distance 8 and to 0 at all other distances from 0 to 63. At distance $\delta$ the inner product
-# is $q \cdot R_{-\delta} k$, so you have 64 linear equations, and the vectors $R_{-\delta} k$ are
-# their rows. Some unknowns are almost interchangeable (the slow pairs barely turn), and with 8
-# pairs plain least squares returns entries above 10,000. Use the truncated solution,
-# `torch.linalg.pinv(rows, rtol=1e-3)`, which drops the directions whose singular value is below a
-# thousandth of the largest. What does the reader see with 8 pairs? And with 32?
+# distance 8 and to 0 at all other distances from 0 to 63, in the sum of squares. No entry of $q$
+# may be larger than 1: some unknowns are almost interchangeable, since the slow pairs barely turn,
+# and with 8 pairs plain least squares returns entries above 10,000. What does the reader see with 8
+# pairs? And with 32?
+#
+# <details><summary>Hint</summary>
+#
+# At distance $\delta$ the inner product is $q \cdot R_{-\delta} k$. These are 64 linear equations,
+# and the vectors $R_{-\delta} k$ are their rows. Either add a small penalty on the size of $q$, or
+# drop the directions with small singular values, as `torch.linalg.pinv` does with its `rtol`.
+#
+# </details>
 
 
 # %% tags=["exercise"]
 def query_for(distance, dim, base=100.0, reach=64):
-    """The query (dim,) that sees `distance` out of 0, …, reach - 1, with pinv at rtol=1e-3."""
+    """A query (dim,), no entry above 1, that sees `distance` out of 0, …, reach - 1."""
     ### BEGIN SOLUTION
     k = torch.ones(dim)
     rows = torch.stack([rotation_matrix(-delta, dim, base) @ k for delta in range(reach)])
@@ -958,28 +999,41 @@ def query_for(distance, dim, base=100.0, reach=64):
 
 
 # %% tags=["check"]
-def seen_by(distance, dim, base=100.0):
-    """The inner products at distances 0 to 63, and those of torch's own truncated least squares."""
-    angles = torch.arange(64)[:, None] * rope_frequencies(dim, base)
-    rows = torch.cat([angles.cos() + angles.sin(), angles.cos() - angles.sin()], dim=1)
-    wanted = F.one_hot(torch.tensor(distance), 64).double()[:, None]
-    best = torch.linalg.lstsq(rows, wanted, rcond=1e-3, driver="gelsd").solution[:, 0]
-    return rows @ query_for(distance, dim, base), rows @ best
+def seen_by(q, base):
+    """The inner products of a query with (1, …, 1), at distances 0 to 63."""
+    k, at = torch.ones(1, 64, 1, len(q)), torch.arange(64)[None]
+    q = q.expand_as(k)
+    q = apply_rope(q, *rope_cos_sin(torch.full_like(at, 63), k.shape[-1], base, dtype=k.dtype))
+    k = apply_rope(k, *rope_cos_sin(63 - at, k.shape[-1], base, dtype=k.dtype))
+    return (q * k).sum(-1)[0, :, 0]
 
 
-for distance, dim, base in ((8, 16, 100.0), (8, 64, 100.0), (20, 32, 1000.0)):
-    check(f"distance {distance}, {dim // 2} pairs", *seen_by(distance, dim, base))
-bumps = {dim // 2: seen_by(8, dim)[0] for dim in (16, 64)}
-assert all(bump.argmax() == 8 for bump in bumps.values())
-assert bumps[32][8] > bumps[8][8] and bumps[32][11] < bumps[8][11]
-for pairs, bump in bumps.items():
-    print(f"{pairs:2} pairs, distances 6 to 11:", [round(x, 3) for x in bump[6:12].tolist()])
+for distance, dim, base, most in ((8, 16, 100.0, 0.815), (8, 64, 100.0, 0.7), (20, 32, 1e3, 0.8)):
+    q = query_for(distance, dim, base)
+    assert q.abs().max() <= 1, f"an entry of {q.abs().max():.3g}, with {dim // 2} pairs"
+    bump = seen_by(q, base)
+    error = (bump - F.one_hot(torch.tensor(distance), 64)).square().sum().item()
+    assert error < most, f"{dim // 2} pairs: a squared error of {error:.3f}; {most} is possible"
+    assert bump.argmax() == distance, f"the bump is at {bump.argmax()} instead of {distance}"
+    near = [round(x, 3) for x in bump[distance - 3 : distance + 4].tolist()]
+    print(f"{dim // 2:2} pairs, distances {distance - 3} to {distance + 3}:", near)
+few, many = (seen_by(query_for(8, dim, 100.0), 100.0) for dim in (16, 64))
+assert many[8] > few[8] and many[11] < few[11]
 
 # %% [markdown]
 # The reader sees a bump around distance 8, not a single token. More pairs make it higher and
 # narrower.
 #
 # ## Further reading
+#
+# **What came after.** Positions without an encoding: causal language models learn them from the
+# mask alone (Haviv et al., *Transformer Language Models without Positional Encodings Still Learn
+# Positional Information*, 2022). Which pairs a trained model uses: Gemma 7B builds heads that look
+# at a fixed distance from the fastest ones, and prefers the slowest ones for content (Barbero et
+# al., *Round and Round We Go!*, 2024). How to choose the base: it bounds the context length that a
+# model can use (Men et al., *Base of RoPE Bounds Context Length*, 2024). How many coordinates to
+# turn: a tenth of them trained as well as all (Khan et al., *Fractional Rotation, Full Potential?*,
+# 2026).
 #
 # - Su et al., *RoFormer: Enhanced Transformer with Rotary Position Embedding* (2021): the idea, and
 #   a bound on how scores fade.

@@ -464,7 +464,7 @@ means, noise = (
 )
 paired_t = (1.7 * math.sqrt(3) + means) / noise.square().mean(0).sqrt()  # nine rows, three seeds
 assert 0.77 < (paired_t > student_t(16)).double().mean() < 0.83
-# For the claims of chapter 11: orders of layers on text.
+# For the claims of chapter 12: orders of layers on text.
 assert not any(judge(orders, minus("OTCE", "Jamba") | minus("two, not last", "Jamba")).values())
 
 # %% [markdown]
@@ -597,7 +597,7 @@ for name, weights in averages.items():
 without = verdicts(position, undoubted, pool=True).values()
 found = [(round(mean, 3), round(half, 3), yes) for (mean, half), _, yes in without]
 assert found == [(0.116, 0.036, True), (0.039, 0.036, True)]
-# For the claims of chapter 11: single modules, attention alone or unturned, added parts.
+# For the claims of chapter 12: single modules, attention alone or unturned, added parts.
 three = ("conv", "decay", "rope")
 times = compute(position_rows())
 assert round(times["A"] / times["S + A, rope"], 2) == 1.10  # in section 8
@@ -770,7 +770,7 @@ def print_table(name):
         print(f"{row:24} rate {best[row]:<6g} {mean:.3f} ± {half:.3f}")
 
 
-times = compute(SHARED)  # this cell and the next print what chapter 11's claims quote
+times = compute(SHARED)  # this cell and the next print what chapter 12's claims quote
 print("compute:", *(f"{row} {share:.2f}" for row, share in times.items()), sep="  ")
 print_table("09_shared")
 assert (round(times["MoE"], 2), round(times["cohesive"], 2)) == (0.72, 0.82)
@@ -869,7 +869,7 @@ assert abs(mean) < half and power > 0.99
 
 
 # %% tags=["guard"]
-# For the claims of chapter 11: both tables row by row, WM's slope, and rows that are shuffled.
+# For the claims of chapter 12: both tables row by row, WM's slope, and rows that are shuffled.
 def spread_by_chance(losses, trials=4000):
     """The standard deviation of the rows' means, and how often shuffled rows spread as far."""
     seeds = next(iter(losses.values()))
@@ -1173,6 +1173,13 @@ assert round(mean / claimed) == 14
 # %% [markdown]
 # **1 · easy.** You have trained two models with the same seeds. Return the mean of the differences
 # (losses minus baseline) and the half width of (9.1), with `student_t`.
+#
+# <details><summary>Hint</summary>
+#
+# Subtract first, seed by seed. The standard deviation is that of the differences, with $n - 1$
+# below.
+#
+# </details>
 
 
 # %% tags=["exercise"]
@@ -1186,12 +1193,16 @@ def paired(losses, baseline):
 
 
 # %% tags=["check"]
-mean, half = paired([1.0, 2.0, 3.0], [1.5, 2.0, 2.5])
+from cheems_ref.exercises import forbidden
+
+with forbidden(interval, pooled, verdicts):
+    mean, half = paired([1.0, 2.0, 3.0], [1.5, 2.0, 2.5])
 assert math.isclose(mean, 0, abs_tol=1e-12), f"the mean difference is 0, got {mean}"
 assert math.isclose(half, 4.303 * 0.5 / math.sqrt(3), rel_tol=1e-3), (
     f"three seeds, s = 0.5: got {half:.3f}"
 )
-mean, half = paired([2.31, 2.40, 2.28, 2.52], [2.33, 2.43, 2.29, 2.54])
+with forbidden(interval, pooled, verdicts):
+    mean, half = paired([2.31, 2.40, 2.28, 2.52], [2.33, 2.43, 2.29, 2.54])
 assert abs(mean + 0.02) < 1e-6 and abs(half - 0.013) < 0.0005, f"got {mean:.3f} ± {half:.4f}"
 print("the last four pairs: -0.020 ± 0.013, a difference although the losses range over 0.24")
 
@@ -1200,6 +1211,12 @@ print("the last four pairs: -0.020 ± 0.013, a difference although the losses ra
 # have the standard deviation `deviation`. Return the smallest $n$ from 2 to 31 that makes the half
 # width of (9.1) no more than `apart`, or None if 31 are not enough. (To *detect* a difference of
 # `apart` four times in five, you need more.)
+#
+# <details><summary>Hint</summary>
+#
+# Try the numbers of seeds in order. (9.1) has $n - 1$ degrees of freedom.
+#
+# </details>
 
 
 # %% tags=["exercise"]
@@ -1216,8 +1233,8 @@ def seeds_for(apart, deviation):
 # %% tags=["check"]
 for apart, deviation, n in ((0.02, 0.01, 4), (0.01, 0.01, 7), (0.1, 0.01, 2), (0.001, 0.01, None)):
     got = seeds_for(apart, deviation)
-    assert got == n, f"apart {apart}, deviation {deviation}: {got} instead of {n}"
-assert seeds_for(0.005, 0.01) == 18, f"half of it: {seeds_for(0.005, 0.01)} instead of 18"
+    assert got == n, f"apart {apart}, deviation {deviation}: {got} is not right"
+assert seeds_for(0.005, 0.01) == 18, f"half of it: {seeds_for(0.005, 0.01)} is not right"
 assert seeds_for(0.37, 1) == 31, "31 seeds are enough for 0.37 of it"
 assert seeds_for(student_t(3) / 2, 1) == 4, "a half width of just `apart` is enough"
 mostly = share_shown(1, 7)
@@ -1229,6 +1246,12 @@ print(f"one standard deviation: 7 seeds make the interval, but detect it {mostly
 # Both are the same model, and losses are normal with standard deviation 1. Return both: how far
 # apart the two numbers are on average, and how often the best of $k$ is lower. Derive it, or
 # simulate with at least 100,000 draws. An error of 0.02 is fine.
+#
+# <details><summary>Hint</summary>
+#
+# All $k + 1$ runs are alike. How often is the lowest of them the single one?
+#
+# </details>
 
 
 # %% tags=["exercise"]
@@ -1244,8 +1267,8 @@ def best_against_one(k):
 # %% tags=["check"]
 for k, mean in ((1, 0), (2, -0.5642), (3, -0.8463), (5, -1.163), (10, -1.5388), (7, -1.3522)):
     apart, share = best_against_one(k)
-    assert abs(apart - mean) < 0.02, f"k = {k}: {apart:.3f} instead of {mean:.3f}"
-    assert abs(share - k / (k + 1)) < 0.02, f"k = {k}: better {share:.2f} of the time"
+    assert abs(apart - mean) < 0.02, f"k = {k}: apart by {apart:.3f} is not right"
+    assert abs(share - k / (k + 1)) < 0.02, f"k = {k}: lower {share:.2f} of the time is not right"
 print("the best of three beats the same model in three comparisons of four")
 
 # %% [markdown]
@@ -1253,6 +1276,12 @@ print("the best of three beats the same model in three comparisons of four")
 # difference could as well have had the other sign. Flip the signs in all $2^n$ ways, and return the
 # share of ways whose mean is at least as far from zero as yours (up to rounding, $10^{-12}$). With
 # pencil and paper: how small a p-value can three seeds reach?
+#
+# <details><summary>Hint</summary>
+#
+# Your own way of signs is one of the $2^n$, and so is the one with all of them flipped.
+#
+# </details>
 
 
 # %% tags=["exercise"]
@@ -1269,10 +1298,10 @@ def sign_flip_p(apart):
 # %% tags=["check"]
 for apart, want in (([0.1, 0.2, 0.3], 0.25), ([-3.0, -1.0, -2.0], 0.25), ([1.0, -1.0], 1.0)):
     got = sign_flip_p(apart)
-    assert abs(got - want) < 1e-9, f"{apart}: {got} instead of {want}"
-assert abs(sign_flip_p([0.1, 0.2, -0.3]) - 1) < 1e-9, "a mean of zero: no way is nearer to zero"
-assert abs(sign_flip_p([1.0, 2.0, 3.0, 4.0, 5.0, -0.5]) - 0.0625) < 1e-9, "one small one against it"
-assert abs(sign_flip_p([0.3] * 6) - 2 / 64) < 1e-9, "six seeds that agree"
+    assert abs(got - want) < 1e-6, f"{apart}: {got} is not the share of ways"
+assert abs(sign_flip_p([0.1, 0.2, -0.3]) - 1) < 1e-6, "a mean of zero: no way is nearer to zero"
+assert abs(sign_flip_p([1.0, 2.0, 3.0, 4.0, 5.0, -0.5]) - 0.0625) < 1e-6, "one small one against it"
+assert abs(sign_flip_p([0.3] * 6) - 2 / 64) < 1e-6, "six seeds that agree"
 print("three seeds never get below 0.25, six that agree reach 0.031: without normality, no small p")
 
 # %% [markdown]
@@ -1280,6 +1309,13 @@ print("three seeds never get below 0.25, six that agree reach 0.031: without nor
 # difference $\sum_i w_i\,\bar x_i$ of rows with the weights $w_i$. For $\sigma$, subtract the means
 # of rows and of seeds, and add the total mean back. With pencil and paper: why aren't there
 # $rn - 1$ degrees of freedom?
+#
+# <details><summary>Hint</summary>
+#
+# How many of the numbers that are left can you choose freely, if each row and each seed must sum to
+# zero? The error of the sum of rows is $\sigma \sqrt{\sum_i w_i^2 / n}$.
+#
+# </details>
 
 
 # %% tags=["exercise"]
@@ -1297,16 +1333,19 @@ def pooled_interval(losses, weights):
 
 
 # %% tags=["check"]
+from cheems_ref.exercises import forbidden
+
 flat = {"a": {1: 1.0, 2: 2.0}, "b": {1: 1.5, 2: 2.5}}
-mean, half = pooled_interval(flat, {"a": 1, "b": -1})
+with forbidden(interval, pooled, verdicts):
+    mean, half = pooled_interval(flat, {"a": 1, "b": -1})
 assert abs(mean + 0.5) < 1e-6 and abs(half) < 1e-6, "rows and seeds that only add up leave nothing"
 for table, weights in ((shared, {"MoE": 1, "DGLU": -1}), (orders, {"OTCE": 1, "Jamba": -1}),
                        (position, averaged("rope", "conv"))):  # fmt: skip
-    got, want = (
-        pooled_interval(table, weights),
-        verdicts(table, {"": weights}, pool=True)[""].interval,
-    )
-    assert max(abs(x - y) for x, y in zip(got, want, strict=True)) < 1e-6, f"{got} against {want}"
+    with forbidden(interval, pooled, verdicts):
+        got = pooled_interval(table, weights)
+    want = verdicts(table, {"": weights}, pool=True)[""].interval
+    assert abs(got[0] - want[0]) < 1e-6, f"{[*weights]}: the mean {got[0]:.6f} is not right"
+    assert abs(got[1] - want[1]) < 1e-6, f"{[*weights]}: the half width {got[1]:.6f} is not right"
 print("as the package: {:+.3f} ± {:.3f} for an average over four modules".format(*want))
 
 # %% [markdown]

@@ -790,9 +790,9 @@ def print_resources(capability):
 # `compiling_for(80)` puts the stand-in in the driver's place and compiles what a call would launch
 # on an A100, of compute capability 8.0. `resources` reads what the assembler reports.
 #
-# Let's use it for the question that section 6 left open: why does `_read` take 16 numbers of $B$
-# and 32 channels at a time? Here is what it needs with larger tiles, in float32, for chunks of 64
-# tokens, $n = 128$ and $p = 64$. What do you expect in the last row, where a tile holds them all?
+# Why does `_read` take just 16 numbers of $B$ and 32 channels at a time? Here is what it needs with
+# larger tiles, in float32, for chunks of 64 tokens, $n = 128$ and $p = 64$. What do you expect in
+# the last row, where a tile holds them all?
 
 # %%
 print("        N     P   registers   bytes spilled   occupancy   (per thread)")
@@ -807,12 +807,10 @@ for capability, name in ((80, "an A100"), (90, "an H100")):
 # than the second. They spill nothing at this size, on five kinds of GPU, in float32 and in bfloat16
 # (`make kernels-report`).
 #
-# The price: for $p = 64$, two programs compute the same $CB^\top$. mamba-ssm's kernels compute it
-# once for all heads of a group, and pay in bytes. And a program of eight warps that needs 200
-# registers per thread leaves no room for a second one. So the *occupancy*, the share of an A100's
-# 64 warps per multiprocessor that are there to be run, is one eighth. But look at the last row,
-# where it's one half: occupancy alone says little. The compiler knows no times, and our kernels
-# haven't run on a GPU yet.
+# The price: for $p = 64$, two programs compute the same $CB^\top$, where mamba-ssm's kernels
+# compute it once per group and pay in bytes. And 256 threads with 200 registers each leave no room
+# for a second program. So the *occupancy*, the share of a multiprocessor's 64 warps that are there
+# to be run, is one eighth. The compiler knows no times, and our kernels haven't run on a GPU yet.
 
 
 # %% tags=["guard"]
@@ -834,13 +832,65 @@ if find_spec("triton") and kernel_status().available:  # and if it is the record
     assert same or of_triton != COMPILED["versions"]["triton"], needs
 
 # %% [markdown]
-# ## 8 · A race between five systems
+# ## 8 · What is associative can be cut
 #
-# How do whole models compare? We time the five systems of the papers in PyTorch, on one CPU core,
-# with inputs of 256 to 16,384 random tokens. *Evaluation* is a forward pass, and *training* adds
-# the backward pass. Here they are, cut down to two million parameters each:
+# Our kernels go through the chunks and hand on a pair: the product of the decays, and the state.
+# How the chunks are grouped doesn't matter. That made chapter 01's scan and chapter 03's chunks.
+# Attention looks different. A softmax needs the sum over *all* keys before it can weight the first.
+# Must the whole row of scores be in memory, then?
+#
+# Let a query see only a slice of the keys, with scores $s$, and keep three things: the largest
+# score $m$, the sum $z$ of $e^{s-m}$, and the sum $u$ of the values with these weights. Another
+# slice joins, with $m = \max(m_1, m_2)$:
+#
+# $$(m_1, z_1, u_1) \cdot (m_2, z_2, u_2) = \big(m,\;\; e^{m_1-m} z_1 + e^{m_2-m} z_2,\;\;
+#   e^{m_1-m} u_1 + e^{m_2-m} u_2\big). \tag{10.4}$$
+#
+# The state's rule is $(a_1, W_1) \cdot (a_2, W_2) = (a_1 a_2,\; a_2 W_1 + W_2)$. In the picture
+# both run through the same tree.
+
+# %% tags=["figure"]
+plotting.show_drawing(
+    "10_trees",
+    "The same tree twice. Four slices of a text are joined in twos, then the two halves. On the "
+    "left they are pairs of a decay and a state, drawn as a grid; on the right they are triples of "
+    "a largest score, a sum and a weighted sum, which belong to one query. A note says that a pair "
+    "serves every later query, and a triple only its own.",
+)
+
+# %% [markdown]
+# Are three slices joined in either order the softmax over all keys?
+
+# %% tags=["setup"]
+queries, keys, values = (torch.randn(1, 12, 2, 8, generator=seeded(i)).double() for i in range(3))
+allowed = causal_mask(12, 12)
+scores = torch.einsum("bthp,bshp->bhts", queries, keys) / math.sqrt(8)
+scores = scores.masked_fill(~allowed, -math.inf)
+of_all = naive_attention(queries, keys, values, allowed=allowed)
 
 # %%
+slices = (slice(0, 5), slice(5, 8), slice(8, 12))
+a, b, c = (online_softmax(scores[..., part], values[:, part]) for part in slices)
+for joined in (join_softmax(join_softmax(a, b), c), join_softmax(a, join_softmax(b, c))):
+    check("three slices = all keys", joined.weighted / joined.total, of_all, tol=1e-14)
+
+# %% [markdown]
+# So **softmax can be cut, too**. A program can go through the keys tile by tile and keep three
+# things per query: that's FlashAttention's forward pass. The scan, the chunks and FlashAttention
+# are one idea, with two different products.
+#
+# One thing separates them. The pair of a slice *doesn't know the query*: it's computed once and
+# serves every later token. The triple belongs to one query, so each query has to meet all the keys.
+# When a text is spread over several machines (chapter 11), states travel. For attention the keys
+# must.
+#
+# ## 9 · A race between five systems
+#
+# How do whole models compare? We time five systems in PyTorch, on one CPU core, with 256 to 16,384
+# random tokens: a forward pass (*evaluation*), or both passes (*training*). They're the papers'
+# systems, cut down to two million parameters each (a folded cell lists their patterns).
+
+# %% tags=["setup"]
 for name, given in SYSTEMS.items():
     print(f"{name:8} {given['pattern']:24} position: {sized(name).position}")
 for letters in ("SAI", "HDXE"):
@@ -901,10 +951,10 @@ plotting.save(
 )
 
 # %% [markdown]
-# LlaMa is the fastest at 256 tokens, OTCE from 512 to 2,048, and Mamba-2 at 8,192 and 16,384; from
-# 2,048 on, LlaMa is the slowest. Interpolated, and on average over five runs, the others overtake
-# it at 400 to 1,300 tokens. Is that because of the states? For LlaMa, Mamba-2 and Jamba, at least,
-# yes: their experts (H) are alike, and the mixers are nearly all that differs.
+# LlaMa is the fastest at 256 tokens, OTCE from 512 to 2,048, and Mamba-2 at 8,192 and 16,384. The
+# others overtake LlaMa at 400 to 1,300 tokens, interpolated, on average over five runs. For Mamba-2
+# and Jamba that's due to the states: their experts (H) are LlaMa's, and the mixers are nearly all
+# that differs.
 
 # %% tags=["guard"]
 for kind in ("evaluation", "training"):
@@ -926,38 +976,16 @@ for name in SYSTEMS:
 # Jamba, but slightly lower than Mamba2." On our core, by means over five runs:
 #
 # - *LlaMa:* yes, from between 1,024 and 2,048 tokens on.
-# - *Jamba:* no. Cheems has 0.94 to 0.99 of Jamba's speed in training (0.90 to 1.14 in single runs),
-#   and 0.83 to 0.99 in evaluation (0.81 to 1.07). Later we made its search for experts faster and
-#   timed all five again, on a slower, noisier day: 0.92 to 1.10 in training, 0.92 to 1.04 in
-#   evaluation (0.70 to 1.55). So they're level; how much the day did to that we can't tell.
-# - *Mamba-2:* "slightly" only up to 4,096 tokens, at 0.85 to 1.03 of Mamba-2's speed (0.75 to 1.19
-#   in single runs). At 8,192, it's about 0.80; at 16,384, 0.66 in training and 0.69 in evaluation.
+# - *Jamba:* no. Cheems has 0.94 to 0.99 of Jamba's speed in training, and 0.83 to 0.99 in
+#   evaluation. After we had made its search faster, on a noisier day, they were level.
+# - *Mamba-2:* "slightly" only up to 4,096 tokens, at 0.85 to 1.03 of Mamba-2's speed. At 8,192 it's
+#   about 0.80; at 16,384, 0.66 in training and 0.69 in evaluation.
 #
 # Does LlaMa lose because the models are small, or because of the CPU? On a GPU it depends on what
-# is *fused* into a kernel, so that no number of a pair goes through memory. For attention that
-# isn't obvious: a softmax needs the sum over all keys before it can weight the first. But a slice
-# of the keys can be summed up in three things: its largest score $m$, the sum $z$ of $e^{s-m}$ over
-# its scores $s$, and the sum of its values with these weights. And two slices can be joined. With
-# $m = \max(m_1, m_2)$, the sum is $e^{m_1-m} z_1 + e^{m_2-m} z_2$. The values' sums join alike:
-
-# %%
-queries, keys, values = (torch.randn(1, 12, 2, 8, generator=seeded(i)).double() for i in range(3))
-allowed = causal_mask(12, 12)
-scores = torch.einsum("bthp,bshp->bhts", queries, keys) / math.sqrt(8)
-scores = scores.masked_fill(~allowed, -math.inf)
-slices = (slice(0, 5), slice(5, 8), slice(8, 12))
-a, b, c = (online_softmax(scores[..., part], values[:, part]) for part in slices)
-of_all = naive_attention(queries, keys, values, allowed=allowed)
-for joined in (join_softmax(join_softmax(a, b), c), join_softmax(a, join_softmax(b, c))):
-    check("three slices = all keys", joined.weighted / joined.total, of_all, tol=1e-14)
-
-# %% [markdown]
-# So a program can go through the keys tile by tile, and keep three things per query. That's
-# FlashAttention's forward pass. Our kernels, too, join chunk after chunk. But the three belong to
-# one query, so each query goes through all keys. A state serves every later query.
+# is *fused* into a kernel, so that no number of a pair goes through memory (sections 5 and 8).
 #
-# Here is each system's speedup over LlaMa, in evaluation on 4,096 tokens by (10.1), at two sizes,
-# and on a GPU, with attention and SSD fused or not (on our core, attention is):
+# Here is each system's speedup over LlaMa in evaluation, by (10.1), with attention and SSD fused or
+# not (on our core, attention is). One row is measured. Where do you expect LlaMa to lose?
 
 
 # %% tags=["setup"]
@@ -965,10 +993,10 @@ GPU = Machine(1e15, 3.3e12)  # an H100, in bfloat16
 
 
 @cache
-def operators(name, large, dtype):
-    """The operators of a system's evaluation of 4,096 tokens."""
+def operators(name, large, dtype, length=4096):
+    """The operators of a system's evaluation of so many tokens."""
     config = preset(FAMILIES[name]) if large else sized(name)
-    parts = pass_operators(config, 4096, dtype=dtype).values()
+    parts = pass_operators(config, length, dtype=dtype).values()
     return [one for part in parts for one in part]
 
 
@@ -983,22 +1011,23 @@ def unfused(one, config):
 
 
 # %% tags=["setup"]
-def core_of(config):
+@cache
+def core_of(config, length=4096):
     """The operators of `ssd_chunked` in one layer, and the three kernels instead."""
     c, p = config, config.d_model // config.n_heads
     sizes = (c.n_heads, p), (c.n_heads,), (c.n_groups, c.d_state)
-    x, dt, B = (torch.empty(1, 4096, *size, device="meta") for size in sizes)
+    x, dt, B = (torch.empty(1, length, *size, device="meta") for size in sizes)
     with Recorder() as recorder:
         ssd_chunked(x, dt, dt[0, 0], B, B, chunk_size=c.chunk_size)
-    return recorder.operators, three_kernels(c.n_heads, 4096, c.d_state, p, q=64)
+    return recorder.operators, three_kernels(c.n_heads, length, c.d_state, p, q=64)
 
 
-def gpu_seconds(name, attention=True, ssd=False):
+def gpu_seconds(name, attention=True, ssd=False, length=4096):
     """Seconds of a system of 1.3 billion on the GPU, with these two fused or not."""
-    config, called = preset(FAMILIES[name]), operators(name, True, torch.bfloat16)
+    config, called = preset(FAMILIES[name]), operators(name, True, torch.bfloat16, length)
     if not attention:
         called = [each for one in called for each in unfused(one, config)]
-    by_torch, by_kernels = map(GPU.seconds, core_of(config))
+    by_torch, by_kernels = map(GPU.seconds, core_of(config, length))
     saved = config.pattern.count("S") * (by_torch - by_kernels)
     return GPU.seconds(called) - ssd * saved
 
@@ -1046,7 +1075,7 @@ def a_step(name, context):
     return recorder.operators
 
 
-# %%
+# %% tags=["setup"]
 rows = {
     "two million, our core": leads(core_seconds),
     "two million, our core, measured": [*map(measured, FAMILIES)],
@@ -1054,32 +1083,33 @@ rows = {
     "1.3 billion, a GPU, neither fused": leads(gpu_seconds, attention=False),
     "1.3 billion, a GPU, attention fused": leads(gpu_seconds),
     "1.3 billion, a GPU, both fused": leads(gpu_seconds, ssd=True),
+    "   the same at 16,384 tokens": leads(gpu_seconds, ssd=True, length=2**14),
+    "   the same at 65,536 tokens": leads(gpu_seconds, ssd=True, length=2**16),
 }
+
+# %%
 print(f"{'':35}", *(f"{name:>8}" for name in FAMILIES))
 for name, row in rows.items():
     print(f"{name:35}", *(f"{lead:8.2f}" for lead in row))
-*others, attention_fused, both = (row[1:] for row in rows.values())
+*others, attention_fused, both, _, longest = (row[1:] for row in rows.values())
 assert min(map(min, others)) > 1.2 and max(attention_fused) < 0.6 and max(both) < 0.8
+assert min(longest) > 1.1
 
 # %% [markdown]
-# So it isn't the size: on our core, (10.1) puts LlaMa last at 1.3 billion, too. On a GPU everything
-# hinges on what is fused. With neither, LlaMa is last; with attention fused, as PyTorch runs it,
-# LlaMa leads; with our three kernels for SSD as well (10.3), it leads by less.
+# So it isn't the size: on our core, (10.1) puts LlaMa last at 1.3 billion, too. On a GPU, at 4,096
+# tokens, fusing decides: LlaMa is last with neither, and first with both. In the time it takes to
+# move one byte, an H100 does 300 operations, and our core 6.4. So on the GPU bytes decide, and
+# fusing saves bytes. The products alone take LlaMa, Mamba-2 and Jamba equally long at this length
+# (folded cell). Cheems takes 2.6 times as long, mostly to read rows of the experts' tables. And the
+# length decides: **at 65,536 tokens all three overtake LlaMa with everything fused.** A race at one
+# length has no winner worth naming.
 #
-# Why? In the time it takes to move one byte, an H100 does 300 operations, and our core 6.4. So on
-# the GPU bytes decide, and fusing saves bytes; at 1.3 billion on our core, operations decide.
+# What keeps Cheems behind at 4,096? Not its mixers: they take 13 ms, and LlaMa's attention takes
+# 12. But its experts take 22 ms, and LlaMa's 9. Of the 22, 16 are rows of the experts' tables,
+# counted as if nothing were cached. With every row read once, the 0.61 would be 1.05.
 #
-# And what keeps Cheems behind when both are fused? Not its mixers: they take 13 ms, and LlaMa's
-# attention takes 12 (folded cell). But its experts take 22 ms, and LlaMa's 9. Of the 22, 16 are
-# rows of the experts' tables, each counted some 32 times, as if nothing were cached. With every row
-# read once, the 0.61 would be 1.05. So (10.1) contradicts WM's sentence about LlaMa if only
-# attention is fused; with SSD fused as well, it's up to a cache.
-#
-# The *ratios* in the measured row are predicted to within 13 percent (the times themselves are
-# about twice those predicted). All rows at 1.3 billion are untested. The GPU's assume that launches
-# are free, that all products run at the rate of bfloat16, and that SSD moves float32 numbers. The
-# presets of 1.3 billion (there's none for OTCE) have chunks of 256, the kernels 64; more than half
-# of what the last row gains comes from that.
+# The measured row's *ratios* are predicted to within 13 percent; all rows at 1.3 billion are
+# untested. They assume that launches are free and that B and C are read once per head.
 
 
 # %% tags=["guard"]
@@ -1106,7 +1136,7 @@ counted, once = (2 * c.d_model * n for n in (4096 * c.n_retrieval_heads * c.k_ne
 assert round(counted / once) == 32 and round(1e3 * lookups * counted / GPU.bandwidth) == 16
 both_fused, spared = sum(cheems.values()) - saved, 1e3 * lookups * (counted - once) / GPU.bandwidth
 assert round(sum(llama.values()) / (both_fused - spared), 2) == 1.05
-assert sum(llama.values()) < 0.75 * (both_fused + saved - spared)  # without the kernels for SSD
+assert sum(llama.values()) < 0.73 * (both_fused + saved - spared)  # without the kernels for SSD
 for name in FAMILIES:
     assert 1.7 < turns("evaluation", name).median(0).values[4] / core_seconds(name) < 2.2
 
@@ -1203,23 +1233,29 @@ assert f"{low:.2f} to {high:.2f}" == "0.70 to 1.55"
 # %% [markdown]
 # ## Summary
 #
-# - From operations, bytes and three numbers that describe a machine, (10.1) estimates a time. SSD
-#   in chunks of up to 128 tokens takes 1.4 to 1.9 times as long; fresh pages for larger ones double
-#   that.
+# - From operations, bytes and three numbers that describe a machine, (10.1) estimates a time.
 # - Our `ssd_chunked` reads or writes thirteen float32 numbers per head for each pair of tokens in a
-#   chunk (four heads per group). With chunks of 64, only a fifth of its bytes belong to products.
-# - Three kernels read and write none of them. With chunks of 64 they move a quarter of the bytes.
-# - That's true only if nothing spills. A compiler says so, without a GPU.
+#   chunk. Three kernels read and write none of them, if nothing spills. A compiler tells, without a
+#   GPU.
 # - A forgotten mask on the tokens passes every test whose length is a multiple of the chunk size.
-# - On our core, at two million parameters, four systems with states overtake LlaMa at 400 to 1,300
-#   tokens. On a GPU, at 1.3 billion parameters and 4,096 tokens, (10.1) puts LlaMa last of four if
-#   attention isn't fused, and first if it is.
+# - What is associative can be cut: a state's pairs, and a softmax's triples. Only the pair doesn't
+#   know the query.
+# - On our core, four systems with states overtake LlaMa at 400 to 1,300 tokens. On a GPU, at 1.3
+#   billion parameters and with attention and SSD fused, (10.1) puts LlaMa first at 4,096 tokens,
+#   and last at 65,536.
 #
 # ## Exercises
 
 # %% [markdown]
 # **1 · easy.** How many operations per byte are there in multiplying an $(m, k)$ matrix by a $(k,
 # n)$ matrix? Use pencil and paper. A number takes `itemsize` bytes, and each matrix moves once.
+#
+# <details><summary>Hint</summary>
+#
+# Each of the $m n$ results takes $k$ products and as many sums. Three matrices move: two in, one
+# out.
+#
+# </details>
 
 
 # %% tags=["exercise"]
@@ -1231,15 +1267,17 @@ def intensity(m, k, n, itemsize):
 
 
 # %% tags=["check"]
+from cheems_ref.exercises import check_numbers
+
 for m in (6, 64, 1024):
-    got = intensity(m, m, m, 4)
-    assert math.isclose(got, m / 6), f"square, m = {m}, float32: {got} instead of {m / 6}"
-one = intensity(1, 1024, 1024, 2)
-assert abs(one - 1) < 0.01, f"one token and a matrix of sixteen bits: {one:.3f}, almost 1"
-with Recorder() as recorder:
-    _ = torch.ones(5, 7) @ torch.ones(7, 3)
-real = recorder.operators[-1]
-assert math.isclose(intensity(5, 7, 3, 4), real.flops / real.moved), "not what torch's product does"
+    check_numbers(intensity(m, m, m, 4), {f"square, m = {m}, float32": m / 6})
+one = {"one token and a matrix of sixteen bits, to a hundredth": 1.0}
+check_numbers(intensity(1, 1024, 1024, 2), one, tol=0.01)
+for sizes in ((5, 7, 3), (3, 2, 90)):
+    with Recorder() as recorder:
+        _ = torch.ones(sizes[:2]) @ torch.ones(sizes[1:])
+    real = recorder.operators[-1]
+    check_numbers(intensity(*sizes, 4), {f"torch's product of {sizes}": real.flops / real.moved})
 print("in 16 bits, one token has one operation per byte: generating waits for memory")
 
 # %% [markdown]
@@ -1248,6 +1286,13 @@ print("in 16 bits, one token has one operation per byte: generating waits for me
 # allocated before? Write `rate` to find out: call a function once to warm up, then seven times, and
 # divide `moved` bytes by the median time (`clock()` returns seconds). Which sentence of section 4
 # explains what you see?
+#
+# <details><summary>Hint</summary>
+#
+# Read the clock before and after each of the seven calls. New memory has to be given to your
+# program by the operating system, page by page.
+#
+# </details>
 
 
 # %% tags=["exercise"]
@@ -1280,6 +1325,13 @@ print("measured: seven calls, and their median. Now the four sums")
 # bytes that it moves one by one. A fused kernel reads each input from outside once, and writes each
 # result that is needed afterwards once. `chain` lists operators as (names read, name written),
 # `sizes` gives bytes by name, and `needed` has the names that are read afterwards.
+#
+# <details><summary>Hint</summary>
+#
+# A name that the chain writes isn't an input from outside. Sets are handy: what is read, what is
+# made, what is needed.
+#
+# </details>
 
 
 # %% tags=["exercise"]
@@ -1295,22 +1347,24 @@ def fused_and_not(chain, sizes, needed):
 
 
 # %% tags=["check"]
+from cheems_ref.exercises import check_numbers
+
 sizes = dict(x=10, norm=1, y=10, gate=10, z=10, w=5)
 chain = [(("x",), "norm"), (("x", "norm"), "y"), (("y",), "gate"), (("y", "gate"), "z")]
-got = fused_and_not(chain, sizes, ["z"])
-assert got == (20, 82), f"x is read, z is written; one by one 11 + 21 + 20 + 30: {got}"
-got = fused_and_not(chain, sizes, ["z", "y"])
-assert got == (30, 82), f"y is read afterwards as well: {got}"
-got = fused_and_not([(("x",), "y"), (("y", "w"), "z")], sizes, ["z"])
-assert got == (25, 45), f"w is read by the second alone: {got}"
-got = fused_and_not([(("x", "w"), "y"), (("y", "w"), "z")], sizes, ["z"])
-assert got == (25, 50), f"w is read once by one kernel, twice by two: {got}"
-got = fused_and_not([(("x",), "y")], sizes, ["x", "y"])
-assert got == (20, 20), f"x is needed afterwards, but it's there already: {got}"
+short = [(("x",), "y"), (("y", "w"), "z")]
+for links, needed, fused, apart, case in (
+    (chain, ["z"], 20, 82, "x is read, z is written"),
+    (chain, ["z", "y"], 30, 82, "y is read afterwards as well"),
+    (short, ["z"], 25, 45, "w is read by the second alone"),
+    ([(("x", "w"), "y"), short[1]], ["z"], 25, 50, "w is read once by one kernel, twice by two"),
+    (short[:1], ["x", "y"], 20, 20, "x is needed afterwards, but it's there already"),
+):
+    got = fused_and_not(links, sizes, needed)
+    check_numbers(got, {f"{case}: fused": fused, "one by one": apart})
 of_pair = dict(log=0, wide=2, thin=1, L=1, e=1, CB=0.25, low=0.25, both=1, v=0, y=0)
 its_chain = [(("log",), "wide"), (("wide",), "thin"), (("thin",), "L"), (("L",), "e"), ((), "CB"),
                  (("CB",), "low"), (("low", "e"), "both"), (("both", "v"), "y")]  # fmt: skip
-assert fused_and_not(its_chain, of_pair, ["y"]) == (0, 13), "section 3's pairs: none, thirteen"
+check_numbers(fused_and_not(its_chain, of_pair, ["y"]), {"section 3, fused": 0, "apart": 13})
 print("section 3's chain: thirteen numbers per pair as operators, none as one kernel")
 
 # %% [markdown]
@@ -1318,9 +1372,14 @@ print("section 3's chain: thirteen numbers per pair as operators, none as one ke
 # head, `scan(v, w, a, k, r)` returns $\sum_{s \le t} e^{a_{s+1} + \dots + a_t} (r_t \cdot k_s)\,
 # w_s v_s$ for every token $t$: $y$ is `scan(x, dt, decay, B, C)`. You are given $dy$, the gradient
 # of a loss with respect to $y$. Which run of `scan` returns $dC$, the gradient with respect to $C$?
-# And which returns that of $V = \Delta x$? (Hint: write $dC_t$ as a sum over $s$. What is a number
-# there, and what is a vector? For $dV_s$, the sum is over $t \ge s$: go backwards. Which decay does
-# the way from $t + 1$ to $t$ have?)
+# And which returns that of $V = \Delta x$?
+#
+# <details><summary>Hint</summary>
+#
+# Write $dC_t$ as a sum over $s$. What is a number there, and what is a vector? For $dV_s$, the sum
+# is over $t \ge s$: go backwards. Which decay does the way from $t + 1$ to $t$ have?
+#
+# </details>
 
 
 # %% tags=["exercise"]
@@ -1335,6 +1394,9 @@ def gradients(scan, x, dt, decay, B, C, dy):
 
 
 # %% tags=["check"]
+from cheems_ref.exercises import forbidden
+
+
 def scan(v, w, a, k, r):
     """The sum of the exercise, token by token; notes that it was called."""
     RUNS.append(v.shape)
@@ -1355,10 +1417,12 @@ y, dy = (
 )
 dV, dC = torch.autograd.grad(y, (V, learned), dy)
 RUNS.clear()
-got_C, got_V = gradients(scan, x, dt, decay, B, C, dy)
+with forbidden(torch.autograd.grad, torch.autograd.backward):
+    got_C, got_V = gradients(scan, x, dt, decay, B, C, dy)
 check("dC is a run with the roles exchanged", got_C, dC)
 check("dV is a run from the last token to the first", got_V, dV)
-assert [B.shape, dy.shape] == RUNS, f"one run of scan each, with B and with dy as its v: {RUNS}"
+runs = sorted(shape[1] for shape in RUNS)
+assert runs == [32, 64], f"one run of scan each, with B and with dy as its v: widths {runs}"
 print("the gradient of SSD is SSD")
 
 # %% [markdown]
@@ -1367,7 +1431,16 @@ print("the gradient of SSD is SSD")
 # isn't bound to tiles of 16: let it take all $n$ and $p$ at once. A head loads $l\,(p + 2n + 2)$
 # numbers and stores $l\,p$. Start from a state of zeros. (This moves less, but gives a GPU, which
 # has over a hundred processors, only $h$ programs per row, and each needs registers for a whole
-# state.)
+# state.) The check looks at the first chunk, then at all of them, then at the bytes.
+#
+# <details><summary>Hint</summary>
+#
+# Begin with one chunk: $y = (L \circ Q K^\top) V$, where $L$ comes from the decays summed since the
+# chunk's start. Then add what the state gives each token, and last the new state: what is left of
+# the old one, and what each token leaves at the chunk's end. The place of token $t$ of head $i$ is
+# `(row * l + t) * h + i`; with B and C, a group serves $h/g$ heads.
+#
+# </details>
 
 
 # %% tags=["exercise"]
@@ -1389,11 +1462,16 @@ def one_kernel(head, row=0):
 
 
 # %% tags=["check"]
+from cheems_ref.exercises import forbidden
+
 stored("y").zero_()
 MOVED.clear()
-for head in range(h):
-    one_kernel(head)
-check("one kernel = recurrence", stored("y"), ssd_recurrent(*GIVEN.values())[0])
+with forbidden(ssd_recurrent, ssd_chunked):
+    for head in range(h):
+        one_kernel(head)
+y, right = stored("y"), ssd_recurrent(*GIVEN.values())[0]
+check("inside the first chunk = recurrence", y[:q], right[:q])
+check("all chunks, with the state = recurrence", y, right)
 wanted = h * l * (p + 2 * n + 2)
 assert MOVED["loads"] == wanted, f"{MOVED['loads']} numbers loaded instead of {wanted}"
 assert MOVED["stores"] == h * l * p, f"{MOVED['stores']} numbers stored instead of {h * l * p}"

@@ -13,11 +13,11 @@ from book.project import ROOT
 CLAIMS, NOTEBOOKS = claims.read_claims(), claims.read_notebooks()
 
 
-def test_the_map_has_no_fault_and_the_counts_of_readme_and_chapter_11_are_its_own(capsys):
+def test_the_map_has_no_fault_and_the_counts_of_readme_and_chapter_12_are_its_own(capsys):
     assert claims.main(["--check"]) == 0, capsys.readouterr().out
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert f"{len(CLAIMS)} claims" in readme and "book/claims.toml" in readme
-    rows = [re.split(r"\s{2,}", line.text) for line in claims.printed_lines(NOTEBOOKS["11"])]
+    rows = [re.split(r"\s{2,}", line.text) for line in claims.printed_lines(NOTEBOOKS["12"])]
     given = [(claim["verdict"], claim["document"]) for claim in CLAIMS]
     for verdict in claims.VERDICTS:
         counts = [given.count((verdict, document)) for document in claims.DOCUMENTS]

@@ -20,7 +20,7 @@ from book.slides import build_slides, outline, type_sizes
 from book.slides.outline import Deck, Part, Slide, blocks, lead, sentences
 from book.slides.type_sizes import choose_sizes
 
-STORED = [path for path in NOTEBOOKS if path.parent.name != "labs"]  # labs have no slides
+STORED = [path for path in NOTEBOOKS if path.parent.name == "notebooks"]  # others have no slides
 
 
 def taught(notebook: NotebookNode) -> list[NotebookNode]:
@@ -235,6 +235,60 @@ def test_a_remark_says_something_of_the_result_before_it():
     words = [Part(kind, said) for kind in ("text", "remark")]
     crowded = [words[0], Part("output", "\n".join(15 * "1")), words[1]]
     assert choose_sizes(Slide("cell", "head", crowded)).slide.parts == crowded[:2]
+
+
+def test_a_title_is_that_of_its_cell_or_of_the_text_beside_it():
+    told = dict(metadata={"slide_title": "A message."}), dict(metadata={"slide_title": "Another."})
+    cells = [
+        new_markdown_cell("# 03 · A"),
+        new_markdown_cell("## 1 · One\n\nWords.", **told[0]),
+        new_markdown_cell("Code follows:"),
+        new_code_cell("x = 1", **told[1]),
+        new_markdown_cell("So does more:", **told[0]),
+        new_code_cell("import os", metadata={"tags": ["setup"]}),
+        new_code_cell("y = 1"),
+        new_markdown_cell("And an equation:\n\n$$a$$", **told[0]),
+        new_code_cell("z = 1", **told[1]),
+        new_markdown_cell("The last one:"),
+        new_code_cell("u = 1"),
+    ]
+    slides = slides_of(outline.deck_of(new_notebook(cells=cells)))
+    assert [slide.message for slide in slides] == [
+        "", "A message.", "Another.", "A message.", "Another.", ""
+    ]  # fmt: skip
+    assert {slide.head for slide in slides[1:]} == {"1 · One"}
+
+
+def test_no_slide_speaks_of_folded_cells():
+    text = "A folded cell has the rest. The sum is:", new_code_cell("x = 1")
+    assert parts_of("## 1 · One\n\nWords.", *text)[1] == ["The sum is:", "x = 1"]
+    assert outline.remark("It is (folded cell). So.") == ("", "It is (folded cell). So.")
+    assert outline.opening("It is so. The folded cells show it. More.") == "It is so."
+
+
+def test_an_exercise_takes_one_line():
+    for task, wanted in (
+        ("**1 · easy.** *A window.* Write a mask.", "**1 · easy.** *A window.*"),
+        ("**2 · easy.** With pencil and paper. How many?", "**2 · easy.** How many?"),
+        (f"**3 · hard.** Find ${50 * 'x'}$, then the rest of {50 * 'x'}.", f"Find ${50 * 'x'}$,"),
+    ):
+        assert wanted.rstrip(",") in outline.in_one_line(task), task
+        assert len(outline.in_one_line(task)) <= len("**1 · medium.** ") + outline.TASK
+
+
+WORD = (
+    '<g transform="translate(10 20) rotate(-90) scale(0.1 -0.1)">'
+    '<use transform="translate(40 0)"/></g>'
+)
+
+
+def test_small_words_of_a_drawing_grow_about_their_middle():
+    assert build_slides.legible(WORD, 2.0) == WORD  # 10 points, 20 pixels
+    x, y, size = re.search(
+        r"translate\((\S+) (\S+)\) rotate\(-90\) scale\((\S+) ", build_slides.legible(WORD, 1.2)
+    ).groups()
+    assert float(size) == 0.15  # 18 pixels
+    assert float(x) == 10 and float(y) == 22.5  # 100 hundredths of 10 points long, half of it 5
 
 
 def test_a_question_hides_its_answer_until_the_next_press():

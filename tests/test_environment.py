@@ -79,3 +79,27 @@ for room in {sorted(ROOMS - {"plotting"})!r}:
 """
     finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert finished.returncode == 0, finished.stderr
+
+
+def test_a_python_that_is_named_is_not_ignored(tmp_path):
+    """make keeps a .venv of another version only if nobody has named a PYTHON."""
+    python = tmp_path / ".venv/bin/python"
+    python.parent.mkdir(parents=True)
+    python.write_text("#!/bin/sh\necho 3.99\n")  # its answer to the question for its version
+    python.chmod(0o755)
+    for name in ("pyproject.toml", "constraints.txt", ".venv/.ready"):  # the last one is newest
+        (tmp_path / name).touch()
+    (tmp_path / "Makefile").write_text((ROOT / "Makefile").read_text())
+
+    def make(*words: str) -> subprocess.CompletedProcess:
+        command = ["make", "-n", "-o", ".venv/.ready", *words]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+
+    refused = make("course", f"PYTHON={sys.executable}")
+    assert refused.returncode and "was made with Python 3.99" in refused.stderr
+    for words in (
+        ["course"],
+        ["clean", f"PYTHON={sys.executable}"],
+        ["course", f"PYTHON={python}"],
+    ):
+        assert make(*words).returncode == 0

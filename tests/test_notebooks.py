@@ -24,12 +24,16 @@ from lessons import NOTEBOOKS, code_cells, of_code_cells, stored, tags
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
-from book.notebooks.build_notebooks import read_source
+from book.notebooks.build_notebooks import TITLE, read_source
+from book.slides.outline import MESSAGE
+from book.slides.type_sizes import letters
 
-STORED = sorted(NOTEBOOKS.glob("*.ipynb")) + sorted(NOTEBOOKS.glob("labs/*.ipynb"))
+FOLDERS = "*", "labs/*", "reference/*"
+STORED = [path for folder in FOLDERS for path in sorted(NOTEBOOKS.glob(f"{folder}.ipynb"))]
 
 ALLOWED_TAGS = {"aside", "check", "exercise", "figure", "guard", "setup", "raises-exception"}
 ALLOWED_TAGS |= {"experiment"}  # experiments/ takes what the cell defines
+ALLOWED_TAGS |= {"slide"}  # with `figure`: a figure that only slides show
 VERSION_TAGS = {"versions", "nbval-ignore-output"}
 ALLOWED_TAGS |= VERSION_TAGS
 
@@ -88,6 +92,23 @@ def has_only_allowed_tags(notebook: NotebookNode) -> list[str]:
     ]
 
 
+def titles_its_slides_in_short(notebook: NotebookNode) -> list[str]:
+    """A cell's `slide_title` fits one line of a slide; a figure for slides is folded and drawn."""
+    complaints = []
+    for number, cell in enumerate(notebook.cells, start=1):
+        title = cell.metadata.get(TITLE)
+        if title is not None and (not title.strip() or letters(title) > MESSAGE):
+            complaints.append(
+                f"cell {number} has the title {title!r}, not one of 1 to {MESSAGE} letters"
+            )
+        hidden = cell.metadata.get("jupyter", {}).get("outputs_hidden", False)
+        if ("slide" in tags(cell)) != hidden or ("slide" in tags(cell)) > ("figure" in tags(cell)):
+            complaints.append(
+                f"cell {number}: a figure for slides alone has the tags figure, slide"
+            )
+    return complaints
+
+
 def has_one_version_cell(notebook: NotebookNode) -> list[str]:
     """The one cell whose output may differ between machines prints versions and nothing else. It is
     the last cell, since nobody opens a chapter to read them.
@@ -115,7 +136,8 @@ def opens_with_its_picture(notebook: NotebookNode) -> list[str]:
     for number, cell in code_cells(notebook):
         if not cell.metadata.get("jupyter", {}).get("source_hidden"):
             return [f"cell {number} shows code before the first picture"]
-        if any("image/png" in output.get("data", {}) for output in cell.outputs):
+        seen = "slide" not in tags(cell)  # else only slides show it
+        if seen and any("image/png" in output.get("data", {}) for output in cell.outputs):
             return []
     return ["there is no picture"]
 
@@ -194,6 +216,7 @@ def keeps_its_tables_whole(notebook: NotebookNode) -> list[str]:
 RULES = [
     is_executed_in_order,
     has_only_allowed_tags,
+    titles_its_slides_in_short,
     has_no_nbval_comments,
     has_one_version_cell,
     fails_only_where_announced,
@@ -245,7 +268,7 @@ def test_notebook(path):
 
 
 def test_each_source_has_its_notebook_and_most_cells_are_short():
-    sources = [*sorted(NOTEBOOKS.glob("*.py")), *sorted(NOTEBOOKS.glob("labs/*.py"))]
+    sources = [path for folder in FOLDERS for path in sorted(NOTEBOOKS.glob(f"{folder}.py"))]
     assert [path.with_suffix(".ipynb") for path in sources] == STORED
     cells = [cell for path in STORED for _, cell in code_cells(stored(path))]
     counts = [lessons.lines(cell.source) for cell in cells]
@@ -317,6 +340,9 @@ FUNCTION = "def f(x):\n" + "    x = x + 1\n" * 6
 SPOILT = [
     (is_executed_in_order, 4, dict(execution_count=None, outputs=[])),
     (has_only_allowed_tags, 4, tagged("nbval-skip")),
+    (titles_its_slides_in_short, 1, dict(metadata={"slide_title": 76 * "a"})),
+    (titles_its_slides_in_short, 1, dict(metadata={"slide_title": " "})),
+    (titles_its_slides_in_short, 4, tagged("slide")),
     (has_no_nbval_comments, 4, dict(source="# NBVAL_SKIP\n2 + 3")),
     (has_one_version_cell, 6, dict(metadata={})),
     (has_one_version_cell, 4, tagged(*VERSION_TAGS)),
@@ -382,6 +408,10 @@ def test_a_notebook_that_differs_from_its_source_is_refused(tmp_path):
     path.write_text("# %% [markdown]\n# # Title\n\n# %% tags=['guard']\nprint(2 + 3)\n")
     source = read_source(path)
     assert source.cells[1].metadata == {"tags": ["guard"], "jupyter": {"source_hidden": True}}
+    path.write_text('# %% slide_title="It is 5." tags=["figure", "slide"]\nprint(2 + 3)\n')
+    folded = {"source_hidden": True, "outputs_hidden": True}
+    titled = {"tags": ["figure", "slide"], "slide_title": "It is 5.", "jupyter": folded}
+    assert read_source(path).cells[0].metadata == titled
     for part, change in {"source": "print(2 + 4)", "metadata": {"tags": ["guard"]}}.items():
         notebook = deepcopy(source)
         notebook.cells[1].update({part: change}, execution_count=1)

@@ -11,11 +11,12 @@ import zipfile
 import pytest
 from lessons import stored, tags
 
-from book.editions import build_editions
+from book.editions import build_editions, course_grades
 from book.notebooks.build_notebooks import read_source
 from book.project import ROOT
 
 SOURCES = sorted((ROOT / "notebooks").glob("*.py"))
+LABS = sorted((ROOT / "notebooks/labs").glob("*.py"))
 CHAPTERS = SOURCES
 every_chapter = pytest.mark.parametrize("source", CHAPTERS, ids=lambda path: path.stem)
 BEGIN, END = "    ### BEGIN SOLUTION\n", "    ### END SOLUTION"
@@ -28,15 +29,17 @@ def with_gaps(text):
     return first + "".join(GAP + part.split(END)[1] for part in parts)
 
 
-@every_chapter
+@pytest.mark.parametrize("source", SOURCES + LABS, ids=lambda path: path.stem)
 def test_students_get_all_but_solutions_and_outputs(editions, source):
-    text, folder = source.read_text(encoding="utf-8"), editions / "student/notebooks"
+    text = source.read_text(encoding="utf-8")
+    folder = editions / "student" / source.parent.relative_to(ROOT)
     assert "SOLUTION" not in with_gaps(text) and not (folder / source.name).exists()
     notebook = stored(folder / f"{source.stem}.ipynb")
     for cell, original in zip(notebook.cells, read_source(source).cells, strict=True):
         assert cell.source == with_gaps(original.source)
         assert (cell.id, tags(cell)) == (original.id, tags(original))
         assert cell.get("execution_count") is None and not cell.get("outputs")
+        assert source not in LABS or "nbgrader" not in cell.metadata  # a lab gives no points
 
 
 @every_chapter
@@ -70,6 +73,41 @@ def test_exercises_are_marked_as_nbgrader_says(editions, source):
         assert cell.metadata.get("editable", True) is (tag == "exercise")
 
 
+def graded(got, weeks):
+    """The grade for points under names such as `03_4`, exercise 4 of chapter 03."""
+    most = {"3": 2.0, "4": 2.0, "5": 3.0}
+    points = [
+        course_grades.Points(name[:2], int(name[3]), number, most.get(name[3], 1.0))
+        for name, number in got.items()
+    ]
+    return course_grades.grade(points, weeks)
+
+
+def test_grades_are_those_of_the_syllabus():
+    """40 percent for exercises 3 and 4 of the ten best weeks; one for an exercise 5, up to five."""
+    syllabus = " ".join((ROOT / "book/guide/syllabus.md").read_text(encoding="utf-8").split())
+    assert "exercises 3 and 4, of the ten best weeks" in syllabus and "| 40 % |" in syllabus
+    assert "An exercise 5 that passes its check is worth one percent, up to five." in syllabus
+    weeks = [f"{week:02}" for week in range(1, 13)]
+    all_right = {f"{week}_{number}": 2.0 for week in weeks for number in "34"}
+    assert graded(all_right, weeks).total == 40
+    ten = {name: 0.0 if name[:2] in ("04", "09") else got for name, got in all_right.items()}
+    assert graded(ten, weeks).exercises == 40  # two weeks may be missed
+    nine = {name: 0.0 if name[:2] == "01" else got for name, got in ten.items()}
+    assert graded(nine, weeks).exercises == pytest.approx(36)
+    assert graded(nine | {"00_3": 2.0}, ["00", *weeks]).exercises == pytest.approx(36)  # no week
+    assert graded({f"{week}_{number}": 1.0 for week in weeks for number in "12"}, weeks).total == 0
+    assert graded({"01_3": 2.0, "01_4": 0.0, "02_3": 2.0, "02_4": 2.0}, weeks[:2]).exercises == 30
+    assert graded({"02_3": 2.0, "02_4": 2.0}, weeks[:2]).exercises == 20  # 01 was not handed in
+    fifths = {f"{week}_5": 3.0 for week in weeks}
+    for solved, bonus in ((0, 0), (3, 3), (7, 5)):
+        assert graded(dict([*fifths.items()][:solved]), weeks).bonus == bonus
+    assert graded({"01_5": 2.0}, weeks).bonus == 0  # not all of its points
+    assert graded({}, weeks).total == graded({}, []).total == 0
+    assert course_grades.exercise_of("03_exercise_4_check") == ("03", 4)
+    assert course_grades.exercise_of("03_exercise_4") is None
+
+
 def files(folder):
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
 
@@ -77,7 +115,7 @@ def files(folder):
 def test_both_editions_hold_what_the_chapters_need_and_the_zip_is_the_students(editions):
     carried = {"LICENSE", "constraints.txt", "pyproject.toml"}
     carried |= {"book/claims.toml", "book/tables.toml"}
-    chapters = [*SOURCES, *(ROOT / "notebooks").glob("labs/*.py")]
+    chapters = [*SOURCES, *(ROOT / "notebooks").glob("[lr]*/*.py")]  # labs and reference
     folders = ("cheems_ref/**/*", "cheems_lab/**/*", "book/manual/*")
     for pattern in (*folders, "experiments/records/*", "figures/drawings/*"):
         paths = [path for path in ROOT.glob(pattern) if path.is_file()]
@@ -87,7 +125,7 @@ def test_both_editions_hold_what_the_chapters_need_and_the_zip_is_the_students(e
     more = {path for path in files(editions / "instructor") if not path.startswith("book/guide/")}
     sources = {f"source/{path.stem[:2]}/{path.stem}.ipynb" for path in CHAPTERS}
     sources |= {path.relative_to(ROOT).as_posix() for path in chapters}
-    assert more == carried | sources | {"README.md", "nbgrader_config.py"}
+    assert more == carried | sources | {"README.md", "nbgrader_config.py", "course_grades.py"}
     with zipfile.ZipFile(editions / "student.zip") as packed:
         names = {name.removeprefix("cheems_student/") for name in packed.namelist()}
     assert names == files(editions / "student")

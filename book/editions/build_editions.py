@@ -6,12 +6,13 @@
 package, its pins, the records and the claims. `build/student.zip` is the same folder, and the same
 bytes whenever it is made: its files bear the date that CITATION.cff gives this edition. In
 `build/instructor` the chapters are whole, and `source` has them once more in nbgrader's layout,
-beside settings for it, so that nbgrader's commands work there.
+beside settings for it and the program that computes the grades of the syllabus.
 
 In both, the cells of an exercise carry nbgrader's metadata, so that what is handed in from the one
 is graded in the other. All of it comes from the sources: an exercise is a cell tagged `exercise`,
 its solution stands between nbgrader's marks, the cell tagged `check` after it grades it, and the
-heading above them says how hard it is.
+heading above them says how hard it is. The exercises of a lab have gaps, too, but neither headings
+nor points.
 """
 
 import re
@@ -24,7 +25,7 @@ import nbformat
 from nbformat import NotebookNode
 
 from book.notebooks.build_notebooks import read_source
-from book.project import ROOT, chapter_number, chapters, without_solutions
+from book.project import ROOT, chapter_number, chapters, lectures, without_solutions
 
 EDITIONS = ROOT / "book" / "editions"
 # What the chapters read and import, and what installs that.
@@ -77,7 +78,8 @@ def student_chapter(source: Path, folder: Path) -> None:
     notebook = read_source(source)
     for cell in notebook.cells:
         cell.source = without_solutions(cell.source)
-    mark(notebook, chapter_number(source))
+    if source in lectures():  # a lab is for oneself: it has gaps, and gives no points
+        mark(notebook, chapter_number(source))
     place = folder / source.parent.relative_to(ROOT)
     write(notebook, place / f"{source.stem}.ipynb")
 
@@ -85,7 +87,9 @@ def student_chapter(source: Path, folder: Path) -> None:
 def instructor_chapter(source: Path, folder: Path) -> int:
     """Write a chapter with solutions and outputs; returns its points, 0 where nothing is graded."""
     notebook = nbformat.read(source.with_suffix(".ipynb"), as_version=4)
-    points, name = mark(notebook, source.stem[:2]), f"{source.stem}.ipynb"
+    points, name = 0, f"{source.stem}.ipynb"
+    if source in lectures():
+        points = mark(notebook, chapter_number(source))
     place = folder / source.parent.relative_to(ROOT)
     write(notebook, place / name)
     shutil.copy(source, place)
@@ -134,7 +138,8 @@ def make(build: Path) -> dict[str, int]:
     begin(student, "student.md")
     begin(instructor, "instructor.md")
     shutil.copytree(ROOT / "book" / "guide", instructor / "book" / "guide", ignore=PAGES_ONLY)
-    shutil.copy(EDITIONS / "nbgrader_config.py", instructor)
+    for name in ("nbgrader_config.py", "course_grades.py"):
+        shutil.copy(EDITIONS / name, instructor)
     points = {}
     for source in chapters():
         student_chapter(source, student)

@@ -1,5 +1,5 @@
-"""Execute the course: each notebooks/NN_name.py, and each of notebooks/labs, becomes its .ipynb and
-its figures.
+"""Execute the course: each NN_name.py of notebooks/, of its labs/ and of its reference/, becomes an
+.ipynb and its figures.
 
     python -m book.notebooks [--check] [--jobs N] [--root DIR] [NAME ...]
 
@@ -64,6 +64,8 @@ ENVIRONMENT = {
     "MPLBACKEND": "module://matplotlib_inline.backend_inline",  # whatever the caller's shell says
 }
 FOLDED = {"setup", "figure", "guard"}  # the tags of cells whose code is hidden until one clicks
+SLIDES_ONLY = {"figure", "slide"}  # the tags of a figure for slides: a notebook folds it, too
+TITLE = "slide_title"  # the one metadata beside the tags: what the slides of the cell say
 WRITTEN = re.compile(r"(?m)(?:^│[^\n]*\n)+")  # by a model that was trained in the run
 ANSI_COLOR = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -80,9 +82,14 @@ def read_source(path: Path) -> NotebookNode:
         seen[key] += 1
         cell.id = hashlib.sha1(identity.encode()).hexdigest()[:8]
         tags = cell.metadata.get("tags")
+        title = cell.metadata.get(TITLE)
         cell.metadata = NotebookNode(tags=tags) if tags else NotebookNode()
+        if title:
+            cell.metadata[TITLE] = title
         if FOLDED & set(tags or []):
             cell.metadata.jupyter = NotebookNode(source_hidden=True)
+        if set(tags or []) >= SLIDES_ONLY:
+            cell.metadata.jupyter.outputs_hidden = True
         notebook.cells.append(cell)
     return notebook
 

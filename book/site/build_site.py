@@ -3,11 +3,11 @@
     python -m book.site [--root DIR] [--edition students|instructor]
 
 Everything on it is written elsewhere: the executed notebooks, which are not run again; the
-docstrings of `cheems_ref`; claims.toml; the README. This script lays these out as pages in
-book/_build/pages, and Sphinx (conf.py) makes the site of them, where every warning is an error;
-build_slides.py adds its decks, in slides/, and interactive_pages.py its pages, in play/. The site
-opens from the folder and from a server, and asks for nothing elsewhere. The same sources give the
-same bytes, wherever they lie.
+docstrings of `cheems_ref`; claims.toml; the README; index.md beside this script, which lays these
+out as pages in book/_build/pages. Sphinx (conf.py) makes the site of them, where every warning is
+an error; build_slides.py adds its decks, in slides/, and interactive_pages.py its pages, in play/.
+The site opens from the folder and from a server, and asks for nothing elsewhere. The same sources
+give the same bytes, wherever they lie.
 
 The students' site is book/_build/site. It has gaps where the exercises have solutions, nothing that
 a solution has printed, and no lecturer's guide. The instructor's site is in a folder of its own,
@@ -26,12 +26,23 @@ from nbformat import NotebookNode
 from sphinx.cmd.build import build_main
 
 from book.claims import public_names
-from book.notebooks.build_notebooks import FOLDED
-from book.project import ROOT, alt_text, labs, lectures, without_solutions
+from book.guide.teaching_minutes import sections, total
+from book.notebooks.build_notebooks import FOLDED, SLIDES_ONLY
+from book.project import (
+    ROOT,
+    alt_text,
+    chapter_number,
+    chapters,
+    figure_number,
+    labs,
+    lectures,
+    references,
+    without_solutions,
+)
 from book.site import interactive_pages
-from book.site.html_repairs import repair_html
+from book.site.html_repairs import DARK, in_the_dark, repair_html
 from book.slides import build_slides
-from book.slides.outline import Part
+from book.slides.outline import Part, sentences
 from book.slides.type_sizes import in_rows
 
 # What the reader of a page sees of folded code, by the tag of its cells.
@@ -52,6 +63,8 @@ EDITIONS = {
 }
 FOLDERS = {"students": "site", "instructor": "site-instructor"}  # in book/_build
 TO_GUIDE = re.compile(r"\[([^\]]*)\]\((?:\.\./)*book/guide/[^)]*\)")
+READ_FIRST = "book/manual/reading_the_course.md"  # has the table of what builds on what
+CAPTION = 110  # characters of a figure's caption
 DOWNLOADS = (
     "Download this chapter: {{download}}`notebook <../downloads/{0}.ipynb>` · "
     "{{download}}`source <../downloads/{0}.py>`. Both run in a clone of the project, which has the "
@@ -61,7 +74,6 @@ SLIDES = (
     '\n\nSlides of this chapter: <a href="../slides/{0}.html">to show</a> · '
     '<a href="../slides/{0}.html?print-pdf">to print</a>.'
 )
-ALL_SLIDES = '\n<a href="slides/index.html">The slides of all chapters</a>\n'
 NOT_FOUND = """---
 orphan: true
 nosearch: true
@@ -97,18 +109,72 @@ def chapter_page(notebook: NotebookNode, name: str, lab: bool = False) -> Notebo
     A formula that is wider than the page is set in rows, as on a slide.
     """
     page = nbformat.from_dict(notebook)
+    page.cells = [c for c in page.cells if not is_for_slides(c)]
+    drawn = [
+        output for cell in page.cells for output in cell.get("outputs", []) if alt_text(output)
+    ]
+    captions = {alt_text(o): caption(name, i, alt_text(o)) for i, o in enumerate(drawn, start=1)}
     for cell in page.cells:
         if cell.cell_type == "markdown":
             cell.source = DISPLAYED.sub(set_in_rows, cell.source)
     groups = picture_first(neighbours(page.cells))
-    page.cells = [cell for group in groups for cell in laid_out(group)]
+    page.cells = [cell for group in groups for cell in laid_out(group, captions)]
     downloads = (DOWNLOADS + SLIDES * (not lab)).format(name) + interactive_pages.links("../", name)
     page.cells.insert(1, nbformat.v4.new_markdown_cell(downloads, id="downloads"))
     return page
 
 
+def caption(name: str, place: int, alt: str) -> str:
+    """A figure's number, and what it is: the first sentence or clause of its alt text."""
+    first = re.sub(r"^Left[:,] (.)", lambda start: start[1].upper(), sentences(alt)[0])
+    if len(first) > CAPTION:
+        ends = [stop.start() for stop in re.finditer(r"[:;,.](?= |$)", first)]
+        likely = [end for end in ends if 20 < end <= CAPTION and first[end] in ":;"]
+        fitting = [end for end in ends if end <= CAPTION]
+        first = first[: (likely or fitting or ends)[0 if likely else -1]] + "."
+    return f"{figure_number(name, place)} · {first}"
+
+
+def standing(source: Path, root: Path, notebook: NotebookNode) -> str:
+    """The line below a title: the chapter's place, its minutes, what comes before and after.
+
+    Links are those of the repository.
+    """
+    number, lecture = chapter_number(source), {chapter_number(s): s.stem for s in lectures(root)}
+    if number not in lecture:
+        above = lecture.get(number[:2])
+        kind = "A lab of" if source in labs(root) else "A reference for"
+        return f"{kind} [chapter {number[:2]}](../{above}.ipynb)." if above else ""
+    teach, alone = total(sections(notebook.cells))
+    line = f"Chapter {int(number)} of {int(max(lecture))} · {teach} minutes to teach, {alone} alone"
+    if (table := root / READ_FIRST).exists():
+        [row] = re.findall(
+            rf"^\| {number} .*\| *([^|]*?) *\|$", table.read_text("utf-8"), re.MULTILINE
+        )
+        before = [f"[{one}]({lecture[one]}.ipynb)" for one in numbers(row) if one in lecture]
+        line += f" · builds on {', '.join(before)}" if before else ""
+    own = [f"[lab {chapter_number(lab)}](labs/{lab.stem}.ipynb)" for lab in labs_of(source, root)]
+    return line + (f" · then {' and '.join(own)}" if own else "")
+
+
+def numbers(words: str) -> list[str]:
+    """The chapters that a cell of the table names: "02, 04–06" are four."""
+    found = []
+    for first, last in re.findall(r"(\d\d)(?:–(\d\d))?", words):
+        found += [f"{n:02}" for n in range(int(first), int(last or first) + 1)]
+    return found
+
+
+def labs_of(lecture: Path, root: Path) -> list[Path]:
+    return [lab for lab in labs(root) if chapter_number(lab)[:2] == chapter_number(lecture)]
+
+
 def is_folded(cell: NotebookNode) -> bool:
     return bool(FOLDED & set(cell.metadata.get("tags", [])))
+
+
+def is_for_slides(cell: NotebookNode) -> bool:
+    return set(cell.metadata.get("tags", [])) >= SLIDES_ONLY
 
 
 def neighbours(cells: list[NotebookNode]) -> list[list[NotebookNode]]:
@@ -139,7 +205,7 @@ def is_picture(cell: NotebookNode) -> bool:
     return any("image/png" in output.get("data", {}) for output in cell.get("outputs", []))
 
 
-def laid_out(group: list[NotebookNode]) -> list[NotebookNode]:
+def laid_out(group: list[NotebookNode], captions: dict[str, str]) -> list[NotebookNode]:
     """The cells of a page for a group: all that folded ones show, and their code in one fold, which
     stands below a picture and above what was printed.
     """
@@ -157,7 +223,7 @@ def laid_out(group: list[NotebookNode]) -> list[NotebookNode]:
         cell.metadata = NotebookNode(tags=["remove-input"])
         if alts := [alt for output in cell.outputs if (alt := alt_text(output))]:
             [alt] = alts  # a figure, a cell: what is said of one would be said of all
-            cell.metadata.mystnb = {"image": {"alt": alt}}
+            cell.metadata.mystnb = {"image": {"alt": alt}, "figure": {"caption": captions[alt]}}
     return [*shown, folded] if any(map(is_picture, group)) else [folded, *shown]
 
 
@@ -175,7 +241,7 @@ def page_of(path: PurePosixPath, rooms: set[str]) -> str | None:
         return str(path)
     if path.parts[:2] in (("book", "guide"), ("book", "manual")):
         return "/".join(path.parts[1:])
-    pages = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md"}
+    pages = {"README.md": "repository.md", "CONTRIBUTING.md": "contributing.md"}
     pages |= {"cheems_ref/README.md": "api/index.md", "book/claims.toml": "claims.md"}
     return pages.get(str(path))
 
@@ -231,14 +297,20 @@ def lay_out(root: Path, pages: Path, edition: str) -> None:
         text = TO_GUIDE.sub(r"\1", text) if edition == "students" else text
         texts[page] = with_links(text, file, page, rooms, root)
 
-    for source in lectures(root) + labs(root):
+    for source in chapters(root):
         name, path = source.stem, source.with_suffix(".ipynb")
         notebook, text = released(path, edition), source.read_text(encoding="utf-8")
         texts[f"downloads/{path.name}"] = nbformat.writes(notebook) + "\n"
         if edition == "students":
             text = without_solutions(text)
         texts[f"downloads/{source.name}"] = text
-        notebook = chapter_page(notebook, name, source in labs(root))
+        where = standing(source, root, notebook)
+        notebook = chapter_page(notebook, name, source not in lectures(root))
+        title, _, text = notebook.cells[0].source.partition("\n")
+        notebook.cells[0].source = f"{title}\n\n{where}\n{text}"
+        if below := [lab.stem for lab in labs_of(source, root) if source in lectures(root)]:
+            tree = toctree(f"Labs of chapter {chapter_number(source)}", below)
+            notebook.cells.append(nbformat.v4.new_markdown_cell(tree, id="labs"))
         for cell in notebook.cells:
             if cell.cell_type == "markdown":
                 here = path.relative_to(root).as_posix()
@@ -257,18 +329,19 @@ def lay_out(root: Path, pages: Path, edition: str) -> None:
     for path in manual:
         file = f"manual/{path.name}"
         markdown(f"book/{file}", file, path.read_text(encoding="utf-8"))
-    first = (root / "README.md").read_text(encoding="utf-8")
-    top = f"{interactive_pages.links('')}\n{ALL_SLIDES}\n{EDITIONS[edition]}\n\n"
-    first = first.replace("\n## ", f"{top}\n## ", 1)  # below the picture
+    first = (root / "book" / "site" / "index.md").read_text(encoding="utf-8")
+    first += f"\n{EDITIONS[edition]}\n"
     first += toctree("Chapters", [f"chapters/{path.stem}" for path in lectures(root)])
-    if labs(root):
-        first += toctree("Labs", [f"chapters/{path.stem}" for path in labs(root)])
     if guide:
         guide.sort(key=("index", "syllabus").count, reverse=True)
         first += toctree("For lecturers", [f"guide/{name}" for name in guide])
-    first += toctree("Look up", ["api/index", "claims"])
-    first += toctree("Work with it", [*(f"manual/{path.stem}" for path in manual), "contributing"])
-    markdown("README.md", "index.md", first)
+    beside = [f"chapters/{path.stem}" for path in references(root)]
+    first += toctree("Look up", ["api/index", "claims", *beside])
+    work = [*(f"manual/{path.stem}" for path in manual), "repository", "contributing"]
+    first += toctree("Work with it", work)
+    markdown("book/site/index.md", "index.md", first)
+    readme = (root / "README.md").read_text(encoding="utf-8")
+    markdown("README.md", "repository.md", re.sub(r"\A# .*", "# The repository", readme))
     contributing = (root / "CONTRIBUTING.md").read_text(encoding="utf-8")
     markdown("CONTRIBUTING.md", "contributing.md", contributing)
     texts["LICENSE"] = (root / "LICENSE").read_text(encoding="utf-8")
@@ -291,6 +364,15 @@ def lay_out(root: Path, pages: Path, edition: str) -> None:
     shutil.copytree(root / "figures", pages / "figures")
 
 
+def slide_links(source: Path) -> dict[str, str]:
+    """What the first and the last slide of a chapter's deck link to."""
+    shown = {f"../chapters/{source.stem}.html": "the chapter"}
+    for page in interactive_pages.PAGES:
+        if page.chapter == source.stem:
+            shown[f"../play/{page.name}.html"] = f"to play with: {page.title}"
+    return shown | {"index.html": "all slides", "../index.html": "the course"}
+
+
 def build(root: Path, edition: str) -> int:
     """Make an edition's site; returns 0, or what Sphinx returns where a page is wrong."""
     output, settings = root / "book" / "_build", root / "book" / "site"
@@ -303,12 +385,16 @@ def build(root: Path, edition: str) -> int:
         return failed
     for name in (".buildinfo", ".buildinfo.bak"):  # for a build that goes on, which none does
         (unfinished / name).unlink(missing_ok=True)
+    for drawing in list((unfinished / "_images").glob("*.svg")):
+        dark = in_the_dark(drawing.read_text(encoding="utf-8"))
+        other = drawing.with_name(drawing.stem + DARK)
+        other.write_text(dark, encoding="utf-8", newline="\n")
     for page in unfinished.rglob("*.html"):
         text = repair_html(page.read_text(encoding="utf-8"))
         if page == unfinished / "404.html":
             text = text.replace("<head>", FROM_ANYWHERE, 1)
         page.write_text(text, encoding="utf-8", newline="\n")
-    build_slides.make(root, unfinished / "slides", [])
+    build_slides.make(root, unfinished / "slides", [], links=slide_links)
     interactive_pages.make(root, unfinished / "play")
     shutil.rmtree(site, ignore_errors=True)
     unfinished.rename(site)

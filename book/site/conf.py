@@ -6,6 +6,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # cheems_ref, and the extensions
 
+from book.site import interactive_pages
+
 project = "Cheems Reference"
 html_title = project
 extensions = [
@@ -54,6 +56,10 @@ mathjax3_config = {
 }
 
 html_theme = "furo"
+templates_path = ["templates"]
+html_context = {"play_pages": [(page.name, page.title) for page in interactive_pages.PAGES]}
+places = ("brand", "search", "scroll-start", "play", "navigation", "scroll-end")
+html_sidebars = {"**": [f"sidebar/{name}.html" for name in places]}
 html_static_path = ["static", str(MATHJAX / "static" / "mathjax" / mathjax_path)]
 html_css_files = ["site.css"]
 html_js_files = ["site.js"]
@@ -61,7 +67,9 @@ html_favicon = "static/favicon.svg"
 html_copy_source = False
 html_show_copyright = False
 html_domain_indices = False
-html_show_search_summary = False  # it reads pages, which one opened from a folder may not; and TeX
+html_search_scorer = str(
+    Path(__file__).with_name("search_order.js")
+)  # lessons before the reference, and how excerpts are made
 highlight_language = "none"  # what a docstring or the README sets apart is no Python; cells say so
 pygments_style = "a11y-high-contrast-light"
 pygments_dark_style = "a11y-high-contrast-dark"

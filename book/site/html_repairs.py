@@ -26,6 +26,10 @@ TWICE = re.compile(
 )
 # A figure leads to its file, to be seen as large as the window.
 FIGURE = re.compile(r'<img [^>]*src="([^"]*_images/[^"]*)"[^>]*>')
+# A line drawing has a second file for the dark, made by `in_the_dark`: its ink is light and its
+# ground that of the page, but its colours are the same, since texts speak of dark and pale ones.
+DARK = "-dark.svg"
+INKS = {"#222222": "#cfd0d0", "#000000": "#cfd0d0", "#ffffff": "#131416", "#8a8a8a": "#9ca0a5"}
 
 # A formula in a line, with the brackets and stops beside it, between which no line is to end.
 BESIDE = re.compile(
@@ -40,8 +44,26 @@ def repair_html(page: str) -> str:
         page = page.replace(wrong, right)
     page = BESIDE.sub(r'<span class="bound">\g<0></span>', page)
     page = TWICE.sub(r"\1", page)
-    page = FIGURE.sub(r'<a class="whole" href="\1">\g<0></a>', page)
+    page = FIGURE.sub(whole, page)
     return ARGUMENTS.sub(lambda found: arguments(found[1]), page)
+
+
+def whole(image: re.Match) -> str:
+    """A figure as a link to its file; a line drawing once for the light and once for the dark."""
+    found, source = image[0], image[1]
+    if not source.endswith(".svg"):
+        return f'<a class="whole" href="{source}">{found}</a>'
+    dark = source.removesuffix(".svg") + DARK
+    other = found.replace(f'src="{source}"', f'src="{dark}" loading="lazy"')
+    return (
+        f'<a class="whole only-light" href="{source}">{found}</a>'
+        f'<a class="whole only-dark" href="{dark}">{other}</a>'
+    )
+
+
+def in_the_dark(svg: str) -> str:
+    """A line drawing with light ink on the ground of a dark page."""
+    return re.sub("|".join(INKS), lambda ink: INKS[ink[0].lower()], svg, flags=re.IGNORECASE)
 
 
 def arguments(items: str) -> str:

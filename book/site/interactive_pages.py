@@ -12,6 +12,8 @@ The second command replaces the model of the page "A Cheems in the page" by that
 import base64
 import dataclasses
 import json
+import math
+import operator
 import platform
 import random
 import shutil
@@ -45,6 +47,53 @@ def matrix() -> dict:
     return dict(A=-0.5, dt=steps, B=B, C=C)
 
 
+NAMES = [
+    "ann",
+    "bob",
+    "cyd",
+    "dan",
+    "eve",
+    "fay",
+    "gus",
+    "hal",
+    "ivy",
+    "jon",
+    "kim",
+    "lea",
+    "max",
+    "ned",
+    "ola",
+    "pia",
+]
+
+
+def memory() -> dict:
+    """Names with a number each, and their keys: unit vectors, random ones and orthogonal ones.
+
+    Only n keys are orthogonal to each other, so later names have those of the first again.
+    """
+    draw = random.Random(60)
+    digits = [3, 8, *(draw.randrange(10) for _ in NAMES[2:])]
+    keys = {"random": {}, "orthogonal": {}}
+    for n in (4, 8, 16):
+        keys["random"][n] = [unit([draw.gauss(0, 1) for _ in range(n)]) for _ in NAMES]
+        rows = []
+        while len(rows) < n:
+            row = [draw.gauss(0, 1) for _ in range(n)]
+            for other in rows * 2:  # twice, for the rounding of the first time
+                along = sum(map(operator.mul, row, other))
+                row = [x - along * y for x, y in zip(row, other, strict=True)]
+            rows.append(unit(row))
+        keys["orthogonal"][n] = [rows[i % n] for i in range(len(NAMES))]
+    cards = [dict(name=name, digit=digit) for name, digit in zip(NAMES, digits, strict=True)]
+    return dict(names=NAMES, cards=cards, keys=keys)
+
+
+def unit(vector: list[float]) -> list[float]:
+    size = math.hypot(*vector)
+    return [x / size for x in vector]
+
+
 def pattern() -> dict:
     """Letters, presets, and the fields of a config that its numbers depend on."""
     from cheems_ref import attention, config, presets, ssd
@@ -58,7 +107,7 @@ def pattern() -> dict:
             fields[field.name] = dict(kind=kinds[field.type], **field.metadata)
             defaults[field.name] = field.default
     letters = {
-        key: dict(name=layer.name, fields=[*layer.arguments().values()])
+        key: dict(name=layer.name, fields=[*layer.fields.values()])
         for key, layer in config.LAYERS.items()
     }
     limits = dict(mixers=config.SEQUENCE_MIXERS, max_layers=config.MAX_LAYERS)
@@ -140,6 +189,7 @@ def bigram(seen, held_out) -> float:
 
 
 PAGES = [
+    Page(memory, "One memory, five rules", "02_linear_attention", "02_write.svg"),
     Page(matrix, "The matrix", "03_state_space_duality", "03_duality.svg"),
     Page(pattern, "The pattern", "07_cheems_language_model", "07_stack.svg"),
     Page(cheems, "A Cheems in the page", "07_cheems_language_model", "07_stack.svg"),
@@ -153,10 +203,21 @@ def links(folder: str, chapter: str | None = None) -> str:
     return each and f"\n\nTry it in the browser: {each}.\n"
 
 
+def others(page: Page) -> str:
+    """What the head of a page has beside its chapter: links to the other pages, and the theme."""
+    shown = [f'· <a href="{p.name}.html">{p.title}</a>' for p in PAGES if p is not page]
+    switch = '<button id="theme" type="button"></button>\n<script src="theme.js"></script>'
+    return "\n".join(["", *shown, switch])
+
+
 def make(root: Path, folder: Path) -> None:
     """Write the pages, their data and their figures into a new folder."""
     shutil.copytree(root / "book" / "site" / "play", folder)
     shutil.copy(root / "book" / "site" / "static" / "favicon.svg", folder)
+    for page in PAGES:
+        path = folder / f"{page.name}.html"
+        text = path.read_text(encoding="utf-8").replace("<!-- pages -->", others(page), 1)
+        path.write_text(text, encoding="utf-8", newline="\n")
     for page in PAGES:
         if (data := page.data()) is not None:
             script = f"const DATA = {json.dumps(data, ensure_ascii=False)};\n"

@@ -17,8 +17,10 @@ import struct
 import sys
 import time
 from base64 import b64decode
+from collections.abc import Callable
 from html import escape
 from importlib.util import find_spec
+from math import cos, radians, sin
 from pathlib import Path
 
 import matplotlib
@@ -29,7 +31,7 @@ from pygments.formatters import HtmlFormatter
 from pygments.lexers import PythonLexer
 
 from book.notebooks.build_notebooks import select
-from book.project import ROOT, BuildError, chapter_number, lectures
+from book.project import ROOT, BuildError, chapter_number, figure_number, lectures
 from book.slides.outline import MARKDOWN, Part, deck_of
 from book.slides.type_sizes import (
     HEIGHT,
@@ -47,6 +49,14 @@ THEME = Path(__file__).parent / "theme"
 ICON = Path(__file__).parents[1] / "site" / "static" / "favicon.svg"
 # A formula and the brackets and stops beside it, between which no line ends.
 BESIDE = re.compile(r'\(?<span class="math inline">[^<]*<[^<]*<[^<]*</span>[.,;:!?)]*')
+# A word of matplotlib's: where it stands, how it is turned, its size, and its letters.
+WORD = re.compile(
+    r'(<g [^>]*?transform=)"translate\((\S+) (\S+)\)(?: rotate\((\S+)\))? scale\((\S+) -[\d.]+\)"'
+    r"(.*?</g>)",
+    re.DOTALL,
+)
+LETTER_WIDTH = 60  # of a letter of matplotlib's, in hundredths of its size
+LABEL = 18  # pixels: the smallest word in a drawing on a slide
 VERDICT = {"✓": "right", "✗": "wrong"}
 
 
@@ -94,13 +104,38 @@ def of_its_own(svg: str, name: str) -> str:
     return re.sub(r'( id="|href="#|url\(#)', rf"\g<1>{name}-", svg)
 
 
+def legible(svg: str, scale: float) -> str:
+    """A drawing whose words are at least LABEL pixels high where a unit of it takes `scale` pixels.
+
+    Matplotlib draws a word as a group of outlines, in hundredths of its size. Smaller words grow
+    about their middle, so that those that stand in a row stay in it.
+    """
+
+    def grown(word: re.Match) -> str:
+        x, y, turn, size = float(word[2]), float(word[3]), word[4], float(word[5])
+        factor = LABEL / (100 * size * scale)
+        if factor <= 1:
+            return word[0]
+        ends = [float(n) for n in re.findall(r'transform="translate\((\S+) ', word[6])]
+        half = (max(ends, default=0) + LETTER_WIDTH) * size / 2 * (factor - 1)
+        angle = radians(float(turn or 0))
+        x, y = x - half * cos(angle), y - half * sin(angle)
+        turned = f" rotate({turn})" if turn else ""
+        size *= factor
+        return (
+            f'{word[1]}"translate({x:.3f} {y:.3f}){turned} scale({size:.4f} -{size:.4f})"{word[6]}'
+        )
+
+    return WORD.sub(grown, svg)
+
+
 def picture(part: Part, room: float, out: Path, name: str) -> str:
     """A picture, as large as the room allows."""
     if part.kind == "svg":
         wide, high = (
             float(n) for n in re.search(r'viewBox="0 0 (\S+) (\S+)"', part.source).groups()
         )
-        inner = of_its_own(part.source, name)
+        inner = of_its_own(legible(part.source, min(WIDTH / wide, room / high)), name)
     else:
         png, path = b64decode(part.source), f"pictures/{name}.png"
         (out / path).write_bytes(png)
@@ -153,9 +188,14 @@ def page(sized: Sized, minutes_of: dict[str, int], out: Path, name: str) -> dict
     rest = HEIGHT - total(slide, sized.text_size, sized.code_size)
     sizes = sized.text_size, sized.code_size, PICTURE + rest
     parts = [shown(part, *sizes, out, name) for part in slide.parts]
+    corner = [MARKDOWN.renderInline(slide.head)] if slide.message else []
+    if slide.figure:
+        corner.append(figure_number(name, slide.figure))
     return {
         "kind": slide.kind,
         "head": MARKDOWN.renderInline(slide.head),
+        "message": MARKDOWN.renderInline(slide.message),
+        "corner": " · ".join(corner),
         "parts": uncovered(slide.parts, parts),
         "notes": slide.notes,
         "minutes": minutes_of.get(slide.head) if slide.kind in ("title", "section") else None,
@@ -164,8 +204,11 @@ def page(sized: Sized, minutes_of: dict[str, int], out: Path, name: str) -> dict
     }
 
 
-def write(source: Path, out: Path, templates: Environment) -> dict:
-    """Write the deck of one chapter; returns its line in the index."""
+def write(source: Path, out: Path, templates: Environment, links: dict[str, str]) -> dict:
+    """Write the deck of one chapter; returns its line in the index.
+
+    `links` stand on the first slide and on the last: each address with its words.
+    """
     deck = deck_of(nbformat.read(source.with_suffix(".ipynb"), as_version=4))
     columns, count, number = [], 0, chapter_number(source)
     for _, slides in deck.columns:
@@ -174,7 +217,9 @@ def write(source: Path, out: Path, templates: Environment) -> dict:
             count += 1
             pages.append(page(choose_sizes(slide), deck.minutes, out, f"{number}-{count:03}"))
         columns.append(pages)
-    html = templates.get_template("deck.html.j2").render(title=deck.title, columns=columns)
+    html = templates.get_template("deck.html.j2").render(
+        title=deck.title, columns=columns, links=links
+    )
     (out / f"{source.stem}.html").write_text(html, encoding="utf-8")
     return {
         "page": f"{source.stem}.html",
@@ -184,17 +229,29 @@ def write(source: Path, out: Path, templates: Environment) -> dict:
     }
 
 
-def make(root: Path, out: Path, names: list[str]) -> list[dict]:
-    """Write the decks of a project, and their index, into a folder; returns the index's lines."""
+def make(
+    root: Path,
+    out: Path,
+    names: list[str],
+    links: Callable[[Path], dict[str, str]] = lambda source: {},
+) -> list[dict]:
+    """Write the decks of a project, and their index, into a folder; returns the index's lines.
+
+    The site tells by `links` what else it has of a chapter; a folder of slides has nothing.
+    """
     templates = Environment(
         loader=FileSystemLoader(THEME), undefined=StrictUndefined, trim_blocks=True
     )
     (out / "pictures").mkdir(parents=True, exist_ok=True)
     copy(out)
     decks = [
-        write(source, out, templates) for source in select(root, names) if source in lectures(root)
+        write(source, out, templates, links(source))
+        for source in select(root, names)
+        if source in lectures(root)
     ]
-    index = templates.get_template("index.html.j2").render(decks=decks)
+    index = templates.get_template("index.html.j2").render(
+        decks=decks, home=bool(decks and links(select(root, names)[0]))
+    )
     (out / "index.html").write_text(index, encoding="utf-8")
     return decks
 

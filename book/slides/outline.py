@@ -4,7 +4,10 @@
 text of its own:
 
 - The first cell gives the title slide: its bold sentence and the list of what one will be able to
-  do. Each `## ` heading begins a column of slides; `### ` headings stand in the running head.
+  do. Each `## ` heading begins a column of slides.
+- A cell's metadata `slide_title` is the title of the slides made from it: a sentence, the message.
+  The slide of a code cell without one takes that of the text it's shown with. The section's heading
+  then stands in a corner; without a message, the heading is the title.
 - A code cell with an equation or a sentence right before it is a slide: the sentence, the equation,
   the lines that compute, what the cell printed. More than 12 lines of code (of 71 columns) or of
   output stay in the notebook: nobody reads them from the back row. Cells tagged `setup`, `guard`,
@@ -12,8 +15,10 @@ text of its own:
 - Equations beyond the one before a cell (two on a slide), tables and lists are slides too, below
   the sentences that lead to them. A quotation is a slide with the sentences that follow it: they
   say what holds.
-- A cell tagged `figure` is a slide if it draws, and then shows the picture alone.
-- The exercises are one slide, with the first sentences of each.
+- A cell tagged `figure` is a slide if it draws, and then shows the picture alone. Tagged `slide` as
+  well, it is for slides only: the notebook folds it, and the site leaves it out.
+- The exercises are one slide, with one line each.
+- A sentence that speaks of folded cells is for the notes: a slide has none.
 - What the text says of a result right after it stands below the result, where there is room.
 - All prose becomes the speaker's notes of the slide that follows it, or of the last of its section.
 """
@@ -32,6 +37,7 @@ from mdit_py_plugins.dollarmath import dollarmath_plugin
 from nbformat import NotebookNode
 
 from book.guide.teaching_minutes import sections, total
+from book.notebooks.build_notebooks import TITLE
 from book.project import alt_text
 
 LEFT_OUT = {"setup", "versions", "check", "guard", "aside"}
@@ -41,7 +47,9 @@ LEAD = 320  # characters of a section's first sentences on its heading's slide
 POINT = 280  # characters of the sentences around the one that leads to a slide, where there is room
 REMARK = 220  # characters of what is said of a result
 GOES_ON = re.compile(r"\*\*|(Now|Let|Here|Next|First|Then|On paper|Before)\b")  # to what comes next
-TASK = 370  # characters of an exercise's first sentences
+TASK = 90  # characters of an exercise, below its number and grade
+FOLDS = re.compile(r"\bfold(s|ed)?\b", re.IGNORECASE)  # of which no slide speaks
+MESSAGE = 75  # characters of a slide's title
 TELLS = {"print", "check", "check_gradients", "must_differ"}
 HOMEWORK = "Exercises"  # the heading under which no cell is shown
 SHORT = 40  # characters of a sentence that says little by itself
@@ -93,6 +101,8 @@ class Slide:
     head: str  # Markdown: the heading that it stands under
     parts: list[Part]
     notes: str = ""  # HTML
+    message: str = ""  # Markdown: the slide's title, if its cell has one
+    figure: int = 0  # the number of its figure among the chapter's; 0 for one that only slides show
 
 
 @dataclass
@@ -157,8 +167,10 @@ def lead(paragraph: str) -> list[Part]:
         paragraph = paragraph[aside.end() :]
     if not paragraph:
         return []
-    found = sentences(paragraph)
-    few, leads = len(found[0]) < SHORT, leads_on(paragraph)
+    found = [sentence for sentence in sentences(paragraph) if not FOLDS.search(sentence)]
+    if not found:
+        return []
+    few, leads = len(found[0]) < SHORT, leads_on(found[-1])
     if not leads:
         shown = found[: 1 + few]
     elif paragraph.startswith("**") and len(found) > 1:
@@ -178,7 +190,8 @@ def remark(paragraph: str) -> tuple[str, str]:
     found = sentences(paragraph)
     n = 1 + (len(found) > 1 and len(found[0]) < SHORT)
     said = " ".join(found[:n])
-    if leads_on(said) or "?" in said or GOES_ON.match(said) or len(said) > REMARK:
+    unfit = "?" in said or GOES_ON.match(said) or FOLDS.search(said)
+    if leads_on(said) or unfit or len(said) > REMARK:
         return "", paragraph
     return said, " ".join(found[n:]) or paragraph
 
@@ -190,10 +203,33 @@ def opening(paragraph: str, limit: int = LEAD) -> str:
         said = len(" ".join(shown))
         if leads_on(sentence) or (said > limit / 2 and said + len(sentence) > limit):
             break
+        if FOLDS.search(sentence):
+            break
         shown.append(sentence)
     while shown and re.fullmatch(r"\*\*[^*]+\*\*", shown[-1]):
         shown.pop()  # a title, of what does not stand here
     return " ".join(shown)
+
+
+def in_one_line(task: str) -> str:
+    """An exercise in short: its number and grade, and its first words, up to a stop or a comma."""
+    grade, text = re.match(r"(\*\*[^*]+\*\*)\s*(.*)", " ".join(task.split())).groups()
+    first, *rest = sentences(text)
+    if rest and len(first) < SHORT and "encil" in first:  # says how, not what
+        first = rest[0]
+    if len(first) <= TASK:
+        return f"{grade} {first}"
+    words = first.split(" ")
+    while len(" ".join(words)) > TASK - 2 or unclosed(" ".join(words)):
+        words.pop()
+    return f"{grade} {' '.join(words).rstrip(',;:')} …"
+
+
+def unclosed(text: str) -> bool:
+    """Whether a piece of Markdown ends within a formula, code, emphasis or brackets."""
+    marks = re.sub(r"\$[^$]*\$|`[^`]*`", "", text)
+    odd = any(marks.count(mark) % 2 for mark in "$`*")
+    return odd or marks.count("(") != marks.count(")")
 
 
 def printed(cell: NotebookNode) -> list[Part]:
@@ -282,15 +318,22 @@ class Chapter:
 
     def __init__(self, notebook: NotebookNode):
         self.deck, self.head = Deck(""), ""
+        self.message = ""  # the title of the slides of the cell that is read
         self.notes: list[str] = []  # prose since the last slide
         self.paragraph = ""  # the last of it, which leads to what comes next
         self.equation: Slide | None = None  # waits for its cell
         self.result: Slide | None = None  # the slide before, if the text may still speak of it
         self.tasks: list[str] = []  # the exercises
+        self.figures = 0  # so far, without those for slides only
         for cell in notebook.cells:
+            message = cell.metadata.get(TITLE, "")
             if cell.cell_type == "code":
-                self.read_code(cell, set(cell.metadata.get("tags", [])))
+                above, cell_tags = self.message, set(cell.metadata.get("tags", []))
+                self.message = message or above
+                self.read_code(cell, cell_tags)
+                self.message = above if cell_tags & LEFT_OUT else ""
             else:
+                self.message = message
                 for part in blocks(cell.source):
                     self.read_block(part)
                     self.result = None
@@ -308,7 +351,7 @@ class Chapter:
     def make(self, kind: str, parts: list[Part]) -> Slide:
         """A slide of these parts below the sentence that leads to them, with the notes so far."""
         shown = lead(self.paragraph) + parts
-        slide = Slide(kind, self.head, shown, "".join(self.notes))
+        slide = Slide(kind, self.head, shown, "".join(self.notes), self.message)
         self.notes, self.paragraph = [], ""
         return slide
 
@@ -330,6 +373,7 @@ class Chapter:
             slides = self.deck.columns[-1][1]
             slides[-1].notes += "".join(self.notes)
             if len(slides) > 1 and not (slides[0].parts or slides[0].notes):
+                slides[1].message = slides[1].message or slides[0].message
                 del slides[0]  # its title stands above the next slide too
             if self.head == "Further reading":
                 del self.deck.columns[-1]
@@ -346,13 +390,14 @@ class Chapter:
             self.head = part.source
             self.deck.title = self.deck.title or part.source
             self.deck.columns.append((part.source, []))
-            self.add(Slide("title" if part.kind == "h1" else "section", part.source, []))
+            kind = "title" if part.kind == "h1" else "section"
+            self.add(Slide(kind, part.source, [], message=self.message))
         elif part.kind == "h3":
             self.release()
             self.head, self.paragraph = f"{self.deck.columns[-1][0]}: {part.source}", ""
         elif self.head.startswith(HOMEWORK):
             if re.match(r"\*\*\d · ", part.source):
-                self.tasks.append(opening(part.source, TASK))
+                self.tasks.append(in_one_line(part.source))
         elif part.kind == "text":
             self.read_paragraph(part.source)
         elif part.kind == "math":
@@ -396,8 +441,10 @@ class Chapter:
         elif "figure" in tags:
             drawn = picture(cell)
             if drawn:
+                self.figures += "slide" not in tags
                 self.release()
                 slide = self.make("figure", [drawn])
+                slide.figure = 0 if "slide" in tags else self.figures
                 slide.notes += f"<p>In the picture: {escape(drawn.alt, quote=False)}</p>"
                 self.add(slide)
         else:
@@ -407,6 +454,7 @@ class Chapter:
             if self.equation:
                 slide, self.equation = self.equation, None
                 slide.kind, slide.parts = "cell", slide.parts + shown
+                slide.message = self.message or slide.message
                 slide.notes += "".join(self.notes)
                 self.add(slide)
             elif shown and self.paragraph:

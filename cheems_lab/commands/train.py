@@ -29,7 +29,7 @@ def run(a: argparse.Namespace) -> int:
     """Train, on one process or on several that torchrun has started."""
     world_size, device = processes.started_by_torchrun(), options.device(a)
     if a.parallel and not world_size:
-        raise ValueError("--parallel needs several processes: start with torchrun (chapter 12)")
+        raise ValueError("--parallel needs several processes: start with torchrun (chapter 11)")
     if world_size > 1 and (a.compile or a.sample_every):
         raise ValueError("--compile and --sample-every are for one process: leave them out")
     saved = saved_settings(a.run)

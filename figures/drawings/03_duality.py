@@ -35,15 +35,15 @@ def draw_blocks(ax, lit, l=8, l_c=4):
     s, t = lit
     ax.add_patch(Rectangle((s, t), 1, 1, fc=plotting.COLORS[1], ec="white"))
     for place, text in (
-        ((2, -0.4), "source s"),
-        ((l + 1.5, 1.6), "attention"),
-        ((l + 1.5, 5.9), "the state"),
+        ((0, l + 0.75), "source s"),
+        ((l + 1.1, 1.55), "inside a chunk:\nattention"),
+        ((l + 1.1, 5.8), "between chunks:\nthe state"),
     ):
-        ax.text(*place, text, ha="left", color=plotting.INK)
+        ax.text(*place, text, ha="left", va="center", color=plotting.INK)
     for place, color in ((1.5, plotting.COLORS[0]), (5.8, plotting.COLORS[2])):
-        ax.add_patch(Rectangle((l + 0.5, place - 0.45), 0.7, 0.7, fc=color, alpha=0.35))
+        ax.add_patch(Rectangle((l + 0.1, place - 0.35), 0.7, 0.7, fc=color, alpha=0.35))
     ax.text(-0.35, 4, "target t", rotation=90, ha="right", va="center")
-    ax.set(xlim=(-1, l + 4.5), ylim=(l + 0.2, -1), aspect="equal")
+    ax.set(xlim=(-1, l + 5.2), ylim=(l + 1.3, -0.2), aspect="equal")
     ax.axis("off")
 
 
@@ -52,4 +52,6 @@ def draw():
     axes[0].get_gridspec().set_width_ratios([3, 2])
     draw_chain(axes[0], (2, 6))
     draw_blocks(axes[1], (2, 6))
+    axes[0].set_title("a recurrence: token by token", loc="left")
+    axes[1].set_title("a matrix: all at once", loc="left")
     return fig, []

@@ -9,7 +9,7 @@
 # - say why scaling a query sharpens attention, and in a linear model only rescales what comes out
 #   of the state.
 #
-# You need chapter 04.
+# You need chapter 04. Two cells are for you to fill in.
 #
 # Sources: *Wonderful Matrices* (WM) Listing 1; *OTCE*, Appendix A; Peng et al., *YaRN* (2023).
 
@@ -52,7 +52,31 @@ def inputs(b=2, l=40, h=4, p=5, g=2, n=8, dt=0.1, seed=10):
 #
 # On paper the invariance is exact. In a computer the angle $t\,\theta_i$ is rounded, $\theta_i$
 # itself is rounded, and both errors grow with $t$. In sixteen bits even the positions themselves
-# collapse. Here is how far each type counts without skipping a number:
+# collapse.
+#
+# **Fill in 1.** Predict, before you see it printed: bfloat16 stores 7 bits behind the leading one,
+# float16 has 10, float32 has 23. How far does each count without skipping a number?
+
+
+# %% tags=["exercise"]
+def counts_to(bits):
+    """The largest n such that 0, 1, …, n are all exact with so many stored bits of mantissa."""
+    ### BEGIN SOLUTION
+    return 2 ** (bits + 1)  # the leading one isn't stored
+    ### END SOLUTION
+
+
+# %% tags=["check"]
+for dtype, bits in ((torch.bfloat16, 7), (torch.float16, 10), (torch.float32, 23)):
+    n = int(counts_to(bits))
+    near = torch.arange(max(0, n - 100), n + 2)
+    exact = near.to(dtype).double() == near
+    assert exact[:-1].all(), f"{dtype} skips a number before yours"
+    assert not exact[-1], f"{dtype} counts further than that"
+print("right for all three types")
+
+# %% [markdown]
+# Now count:
 
 # %%
 counted = torch.arange(8192)
@@ -150,9 +174,33 @@ print(f"elsewhere: {elsewhere.mean():.2f} of the attention on average,"
 
 # %% [markdown]
 # For random queries and keys at three times the training length, a fifth of the attention goes to
-# the wrong places. Keys could at least be rotated again, one by one. A *state* is a single sum of
-# writes rotated with different bases, and can't be taken apart. So `ntk_base` is a function of a
-# length that you fix once per text:
+# the wrong places.
+#
+# **Fill in 2.** Repair the cache: rotate a stored key back with the base it was written with, and
+# forward with the new one.
+
+
+# %% tags=["exercise"]
+def rebased(key, position, old, new):
+    """A key (d,) that was rotated to its position with base `old`, rotated with base `new`."""
+    ### BEGIN SOLUTION
+    back = rotation_matrix(position, len(key), old).T
+    return rotation_matrix(position, len(key), new) @ back @ key
+    ### END SOLUTION
+
+
+# %% tags=["check"]
+for position, old, new in ((5, 10_000.0, 20_000.0), (300, 10_000.0, 90_000.0), (7, 50.0, 10.0)):
+    plain = random(16, seed=position)
+    stored = rotation_matrix(position, 16, old) @ plain
+    wanted = rotation_matrix(position, 16, new) @ plain
+    check(f"position {position}: the key as if written with the new base",
+          rebased(stored, position, old, new), wanted)  # fmt: skip
+
+# %% [markdown]
+# Keys can be repaired, one by one. A *state* is a single sum of writes rotated with different
+# bases, and can't be taken apart. So `ntk_base` is a function of a length that you fix once per
+# text:
 
 
 # %%

@@ -37,7 +37,7 @@ def test_a_page_shows_all_of_its_notebook_and_folds_what_is_folded_there(name):
     before = nbformat.writes(NOTEBOOKS[name])
     page = website.chapter_page(NOTEBOOKS[name], name)
     assert nbformat.writes(NOTEBOOKS[name]) == before, "the notebook itself is changed"
-    shown, hidden = {cell.id: cell for cell in page.cells}, []
+    shown, hidden, figures = {cell.id: cell for cell in page.cells}, [], []
     for cell in NOTEBOOKS[name].cells:
         own, tags = shown.get(cell.id), set(cell.metadata.get("tags", []))
         folded = tags & {"setup", "figure", "guard", "exercise"}
@@ -52,10 +52,17 @@ def test_a_page_shows_all_of_its_notebook_and_folds_what_is_folded_there(name):
             assert ("remove-input" in own.metadata.get("tags", [])) == bool(folded)
             drawn = any("image/png" in output.get("data", {}) for output in cell.outputs)
             words = own.metadata.get("mystnb", {}).get("image", {}).get("alt", "").split()
+            told = own.metadata.get("mystnb", {}).get("figure", {}).get("caption", "")
+            figures += [told] * drawn
             assert bool(words) == drawn
             assert not drawn or (words[0] in own.source and words[-1] in own.source)
     code = [cell.source for cell in page.cells if "hide-input" in cell.metadata.get("tags", [])]
     assert "\n\n\n".join(code) == "\n\n\n".join(hidden)  # all of it, in its order
+    number = chapter_number(Path(name)).removeprefix("0")
+    assert all(
+        told.startswith(f"Figure {number}.{i} · ") and len(told) > 20
+        for i, told in enumerate(figures, start=1)
+    )
 
 
 @pytest.mark.parametrize("name", sorted(NOTEBOOKS))
@@ -214,7 +221,7 @@ def test_what_the_lessons_have_is_taken_up_in_the_course():
     back = reference.way_back("ssd", "ssd_chunked")
     chapter = "../chapters/03_state_space_duality.html#7--all-heads-in-two-dozen-lines"
     assert f"`7 · All heads, in two dozen lines <{chapter}>`__" in back["Derived in"]
-    assert "chapter 12" in back["Used in"] and "chapter 03:" not in back["Used in"]
+    assert "chapter 11" in back["Used in"] and "chapter 03:" not in back["Used in"]
     assert "wm-listing-3-axis" in back["Claims"] and "``test_operators``" in back["Tests"]
 
 
@@ -232,7 +239,13 @@ def test_markup_is_mended():
         and markup.repair_html(rows).count('class="row"') == 2
     )
     figure = '<img alt="A curve." src="../_images/a.svg"/>'
-    assert markup.repair_html(figure) == f'<a class="whole" href="../_images/a.svg">{figure}</a>'
+    mended = markup.repair_html(figure)
+    assert f'<a class="whole only-light" href="../_images/a.svg">{figure}</a>' in mended
+    assert '<a class="whole only-dark" href="../_images/a-dark.svg"><img alt="A curve."' in mended
+    heat_map = figure.replace("svg", "png")
+    whole = f'<a class="whole" href="../_images/a.png">{heat_map}</a>'
+    assert markup.repair_html(heat_map) == whole
+    assert markup.in_the_dark('"#FFFFFF" #222222 #d55e00') == '"#131416" #cfd0d0 #d55e00'
     formula = r'<span class="math notranslate nohighlight">\(x\)</span>'
     assert markup.repair_html(f"so ({formula}).") == f'so <span class="bound">({formula}).</span>'
     for words in (f"so {formula} is", "<dl><dt>term</dt><dd>what it is</dd></dl>"):
@@ -261,10 +274,14 @@ def small(root: Path, chapter: list[str] = CHAPTER) -> Path:
     (root / "cheems_ref").mkdir()
     (root / "figures").mkdir()
     shutil.copy(ROOT / "cheems_ref" / "rope.py", root / "cheems_ref")
-    for name in ("README.md", "cheems_ref/README.md", "CONTRIBUTING.md"):
-        (root / name).write_text("# Small\n\n## Part\n")
+    lab = nbformat.writes(new_notebook(cells=[new_markdown_cell("# 04a · More", id="title")]))
+    (root / "notebooks" / "labs").mkdir()
+    (root / "notebooks" / "labs" / "04a_more.ipynb").write_text(lab, encoding="utf-8")
+    (root / "notebooks" / "labs" / "04a_more.py").write_text("# %%\n", encoding="utf-8")
     shutil.copy(ROOT / "LICENSE", root)
     shutil.copytree(ROOT / "book" / "site", root / "book" / "site")
+    for name in ("README.md", "cheems_ref/README.md", "CONTRIBUTING.md", "book/site/index.md"):
+        (root / name).write_text("# Small\n\n## Part\n")
     for path in (ROOT / "book").glob("*.*"):
         shutil.copy(path, root / "book")
     return root
@@ -302,12 +319,56 @@ def test_the_small_site_links_what_its_text_names(two_sites):
     page = site["chapters/04_rotary_positions.html"].decode()
     assert page.count('href="#equation-4.1"') == 3  # the anchor, "(4.1)", "equation 4.1"
     assert r"\[x \\ y \tag{4.1}\]" in html.unescape(page) and "Show set-up" in page
-    for link in ("#one", "../api/rope.html", "../slides/04_rotary_positions.html"):
+    assert "Chapter 4 of 4 · 5 minutes to teach, 5 alone · then" in page
+    lab = site["chapters/04a_more.html"].decode()
+    assert 'A lab of <a class="reference internal" href="04_rotary_positions.html">' in lab
+    for text in (page, lab):  # the lab is the chapter's child, and comes after it
+        assert re.search(r'toctree-l2[^"]*"><a class="[^"]*" href="(04a_more.html)?#?"', text)
+    assert 'rel="next" title="04a · More" href="04a_more.html"' in page
+    deck = site["slides/04_rotary_positions.html"].decode()
+    assert (
+        deck.count('href="../chapters/04_rotary_positions.html"') == 2
+    )  # its first slide, its last
+    assert 'href="../play/memory.html"' in page and 'href="../slides/index.html"' in page
+    for link in ("#one", "../api/rope.html", "../slides/04_rotary_positions.html", "04a_more.html"):
         assert f'href="{link}"' in page
     assert b"Rotary positions" in site["slides/04_rotary_positions.html"]
     api = site["api/rope.html"].decode()
     assert 'id="cheems_ref.rope.apply_rope"' in api and "_modules/cheems_ref/rope.html" in api
     assert "Derived in" in api
+
+
+def test_a_line_says_where_a_chapter_stands(tmp_path):
+    for name in ("01_a", "02_b", "03_c", "04_d", "labs/03a_e", "labs/03b_f"):
+        path = tmp_path / "notebooks" / f"{name}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    table = tmp_path / website.READ_FIRST
+    table.parent.mkdir(parents=True)
+    table.write_text("| 01 A | q | – |\n| 03 C | why | 01, 02 |\n| 04 D | how | 01–03 |\n")
+    words = new_notebook(cells=[new_markdown_cell("# 03 · C"), new_markdown_cell(600 * "word ")])
+
+    def line(name):
+        return website.standing(tmp_path / "notebooks" / f"{name}.py", tmp_path, words)
+
+    minutes = "10 minutes to teach, 10 alone"
+    assert line("01_a") == f"Chapter 1 of 4 · {minutes}"
+    assert line("03_c") == (
+        f"Chapter 3 of 4 · {minutes} · builds on [01](01_a.ipynb), [02](02_b.ipynb)"
+        " · then [lab 03a](labs/03a_e.ipynb) and [lab 03b](labs/03b_f.ipynb)"
+    )
+    assert line("04_d").endswith("[01](01_a.ipynb), [02](02_b.ipynb), [03](03_c.ipynb)")
+    assert line("labs/03a_e") == "A lab of [chapter 03](../03_c.ipynb)."
+
+
+def test_a_caption_is_the_figure_in_short():
+    def told(alt):
+        return website.caption("03_state_space_duality", 2, alt)
+
+    assert told("One curve. It falls.") == "Figure 3.2 · One curve."
+    assert told(f"A curve from the left: {100 * 'x'}.") == "Figure 3.2 · A curve from the left."
+    assert told(f"Left, two, {30 * 'x'}, {99 * 'x'}.") == f"Figure 3.2 · Two, {30 * 'x'}."
+    assert website.caption("11a_lab", 1, "A square.") == "Figure 11a.1 · A square."
 
 
 def test_each_edition_has_its_own_folder_and_make_knows_both(tmp_path):

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from book.project import ROOT
 from book.site import interactive_pages as play
 from cheems_lab.__main__ import main
-from cheems_ref import budget, config, model, presets, ssd, text
+from cheems_ref import budget, config, linear_attention, model, presets, ssd, text
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +40,97 @@ def test_a_page_suits_everyone(visit, page, how):
         assert chrome.axe(opened) == []
 
 
+def test_the_pages_lead_to_each_other_and_wear_the_theme_of_the_site(visit, folder):
+    names = {page.name for page in play.PAGES}
+    for page in play.PAGES:
+        text = (folder / f"{page.name}.html").read_text(encoding="utf-8")
+        assert names - {name for name in names if f'href="{name}.html"' in text} == {page.name}
+    with visit("memory", dark=True) as opened:
+        ground = "getComputedStyle(document.body).backgroundColor"
+        dark = opened.evaluate(ground)
+        for word in ("system", "light", "dark"):
+            assert opened.locator("#theme").inner_text() == f"Theme: {word}"
+            assert (opened.evaluate(ground) == dark) == (word != "light")
+            opened.locator("#theme").click()
+        opened.locator("#theme").click()
+        opened.reload()  # it is kept where the site's own pages look for it
+        assert opened.evaluate("localStorage.getItem('theme')") == "light"
+        assert opened.evaluate(ground) != dark
+
+
+# --- One memory, five rules -----------------------------------------------------------------------
+
+
+def written(now, data):
+    """Keys (1, l, 1, n) and values (1, l, 1, 10) of the cards that were written."""
+    keys = data["keys"][now["keys"]][now["n"]]
+    places = [data["names"].index(card["name"]) for card in now["writes"]]
+    k = torch.tensor([keys[place] for place in places], dtype=torch.float64)
+    v = F.one_hot(torch.tensor([card["digit"] for card in now["writes"]]), 10).double()
+    return k[None, :, None], v[None, :, None]
+
+
+def test_the_memory_is_that_of_the_package(visit):
+    """States after every card, and what each name reads, to 1e-12; attention over the cache too."""
+    draw, data = Random(0), play.memory()
+    for n, rows in data["keys"]["orthogonal"].items():
+        rows = torch.tensor(rows[:n], dtype=torch.float64)
+        torch.testing.assert_close(rows @ rows.T, torch.eye(n).double(), atol=1e-12, rtol=0)
+    with visit("memory") as page:
+        kinds = product(linear_attention.RULES.items(), ("random", "orthogonal"), (4, 8, 16))
+        for (rule, (function, takes)), keys, n in kinds:
+            writes = [draw.choice(data["cards"]) for _ in range(12)]
+            writes = [dict(card, digit=draw.randrange(10)) for card in writes]
+            now = dict(rule=rule, n=n, keys=keys, writes=writes)
+            now |= dict(alpha=draw.uniform(0.5, 1), beta=draw.uniform(0, 2))
+            names = sorted({card["name"] for card in writes})
+            told = "(now, names) => [states(now), names.map(name => attend(now, name))]"
+            shown = page.evaluate(f"([now, names]) => ({told})(now, names)", [now, names])
+            k, v = written(now, data)
+            gates = dict(g=torch.full_like(k[..., 0], now["alpha"]).log())
+            gates["beta"] = torch.full_like(k[..., 0], now["beta"])
+            for count in range(1, 13):
+                inputs = [x[:, :count] for x in (k, k, v, *(gates[name] for name in takes))]
+                _, state = function(*inputs, return_final_state=True)
+                mine = torch.tensor(shown[0][count], dtype=torch.float64)
+                torch.testing.assert_close(mine, state[0, 0], atol=1e-12, rtol=0)
+            rows = [data["keys"][keys][n][data["names"].index(x)] for x in names]
+            q = torch.tensor(rows, dtype=torch.float64)
+            shares = (16 * q @ k[0, :, 0].T).softmax(-1) @ v[0, :, 0]
+            torch.testing.assert_close(
+                torch.tensor(shown[1], dtype=torch.float64), shares, atol=1e-12, rtol=0
+            )
+
+
+def test_cards_are_written_rewritten_and_answered(visit):
+    """The question on the page, by keyboard: what it counts and what it says is what happened."""
+    with visit("memory", size=chrome.PHONE) as page:
+        told, answers = page.locator("#told"), page.locator("#answers button")
+        for _ in range(7):
+            page.locator("#write").press("Space")
+        assert told.inner_text().endswith("The first ✗ came with card 7.")
+        assert answers.count() == 7 and page.locator("#cache li").count() == 7
+        assert page.locator("#cache-count").inner_text() == str(7 * (8 + 10))
+        assert page.locator("#state-count").inner_text() == "80"
+        right = page.locator("#answers span.right").count(), page.locator(".wrong").count()
+        assert (
+            f"{right[0] - 7} of 7" in told.inner_text() and sum(right) == 14
+        )  # the cache is right
+        page.locator("#again").press("Enter")
+        for _ in range(4):
+            page.locator("#write").press("Enter")
+        page.locator("#rewrite").press("Enter")
+        said = {}
+        for rule in linear_attention.RULES:
+            page.locator("#rule").select_option(rule)
+            said[rule] = answers.first.locator("span").all_inner_texts()[1]
+            assert answers.first.locator("span").all_inner_texts()[2] == "3=5 ✗"  # of the cache
+        assert said.pop("linear attention") == "3=5 ✗" and set(said.values()) == {"5 ✓"}
+        answers.nth(1).press("Enter")
+        assert page.evaluate("now.chosen") == "bob" and page.problems == []
+        assert answers.nth(1).evaluate("one => one === document.activeElement")
+
+
 # --- The matrix -----------------------------------------------------------------------------------
 
 
@@ -49,9 +140,10 @@ def test_the_matrix_is_that_of_the_package(visit):
     with visit("matrix") as page:
         for n in (1, 2, 3) * 4:
             A, dt = -draw.uniform(0.5, 2), [draw.choice((0, draw.random())) for _ in data["dt"]]
-            reset, chunk = [draw.random() < 0.15 for _ in dt], draw.choice((2, 3, 4, 6))
-            now = dict(A=A, dt=dt, reset=reset, n=n, chunk=chunk)
-            shown = page.evaluate("now => [matrix(now), ranks(now)]", now)
+            reset = [draw.random() < 0.15 for _ in dt]
+            borders = sorted(draw.sample(range(1, 12), k=draw.randint(1, 5)))
+            now = dict(A=A, dt=dt, reset=reset, n=n, borders=borders)
+            shown = page.evaluate("now => [matrix(now), ranks(now), fourSteps(now).y]", now)
             steps, faded = torch.tensor(dt).double(), torch.tensor(reset)
             B, C = (torch.tensor(data[x]).double()[:, :n] for x in "BC")
             B = torch.where(faded, steps / 1e4, 1)[:, None] * B
@@ -59,9 +151,13 @@ def test_the_matrix_is_that_of_the_package(visit):
             tensors = (steps[None, :, None], torch.tensor([A]).double(), B[None, :, None])
             M = ssd.semiseparable_matrix(*tensors, C[None, :, None])[0, 0]
             torch.testing.assert_close(torch.tensor(shown[0]).double(), M, atol=1e-6, rtol=0)
-            assert len(shown[1]) == (12 // chunk) * (12 // chunk - 1) // 2
+            summed = torch.tensor(shown[0], dtype=torch.float64).sum(-1)
+            mine = torch.tensor(shown[2], dtype=torch.float64)  # by the four steps
+            torch.testing.assert_close(mine, summed, atol=1e-12, rtol=0)
+            edges = [0, *borders, 12]
+            assert len(shown[1]) == len(borders) * (len(borders) + 1) // 2
             for block in shown[1]:
-                rows, columns = (slice(chunk * block[x], chunk * (block[x] + 1)) for x in "ij")
+                rows, columns = (slice(edges[block[x]], edges[block[x] + 1]) for x in "ij")
                 assert block["rank"] == torch.linalg.matrix_rank(M[rows, columns])
 
 
@@ -77,6 +173,47 @@ def test_an_entry_of_the_matrix_is_chosen_by_pointer_and_keys(visit):
         assert lit.inner_text() == "0"
         page.locator("#dt-3").press("ArrowUp")
         assert page.evaluate("now.dt[3]") == pytest.approx(play.matrix()["dt"][3] + 0.05)
+
+
+def test_a_click_holds_an_entry_and_the_mouse_looks_at_others(visit):
+    """The page's first experiment: hold an entry, move a slider elsewhere, and watch the entry."""
+    with visit("matrix") as page:
+        matrix, lit = page.locator("#matrix"), page.locator("#lit b")
+        x = matrix.bounding_box()["width"] / 13
+        matrix.click(position=dict(x=3.5 * x, y=9.5 * x))
+        matrix.hover(position=dict(x=1.5 * x, y=6.5 * x))
+        assert lit.first.inner_text() == "M5,0"
+        page.locator("#dt-5").hover()
+        assert lit.first.inner_text() == "M8,2" and page.evaluate("[now.t, now.s]") == [8, 2]
+        page.locator("#dt-5").press("ArrowUp")
+        assert lit.last.inner_text() == f"{page.evaluate('matrix(now)[8][2]'):.3f}"
+        stops = "document.querySelectorAll('#app :is(input, select, button, [tabindex])')[0].id"
+        assert page.evaluate(stops) == "matrix"  # the first that the keyboard comes to
+        assert page.evaluate("getComputedStyle($('matrix')).touchAction") == "none"
+
+
+def test_borders_are_dragged_and_the_four_steps_run(visit):
+    with visit("matrix") as page:
+        box = page.locator("#matrix").bounding_box()
+        x = box["width"] / 13
+        corner = [box["x"] + 5 * x, box["y"] + 5 * x]  # of tokens 3 and 4
+        page.mouse.move(*corner)
+        page.mouse.down()
+        page.mouse.move(corner[0] + 2.1 * x, corner[1] + 1.9 * x, steps=4)
+        page.mouse.move(corner[0] + 9 * x, corner[1] + 9 * x)  # not past the next border
+        assert page.evaluate("now.borders") == [7, 8]
+        page.mouse.move(corner[0] + 2.1 * x, corner[1] + 1.9 * x)
+        page.mouse.up()
+        page.mouse.move(corner[0], corner[1])
+        assert page.evaluate("now.borders") == [6, 8] and page.evaluate("now.t") == 8
+        assert page.locator("#chunk").input_value() == "free"
+        page.locator("#chunk").select_option("3")
+        assert page.evaluate("now.borders") == [3, 6, 9]
+        for word in ("inside", "write", "carry", "read"):
+            page.locator("#next").press("Enter")
+            assert f"{word}." in page.locator("#step b").inner_text()
+        said = page.locator("#step").inner_text()
+        assert float(said.split("differ by ")[1].rstrip(".")) < 1e-14 and page.problems == []
 
 
 # --- The pattern ----------------------------------------------------------------------------------
@@ -133,6 +270,18 @@ WRONG += [dict(pattern="S", n_groups=3), dict(pattern="R", n_experts=99_999), di
 WRONG += [dict(pattern="IE", inner="ssd", d_state=5)]
 
 
+def test_axes_stay_when_the_pattern_changes(visit):
+    """Else a curve that rises by a power of ten would be drawn where it was."""
+    with visit("pattern") as page:
+        axes = "$('bytes').innerHTML.match(/<text[^]*?<.text>/g).join()"
+        dots = "Number($('bytes').querySelector('circle').getAttribute('cy'))"
+        before = page.evaluate(f"[{axes}, {dots}]")
+        page.locator("#pattern").fill("IE × 24")
+        after = page.evaluate(f"[{axes}, {dots}]")
+        assert before[0] == after[0] and after[1] < before[1] - 10
+        assert page.locator("#bytes-factor").inner_text() == "× 7.95 of the preset"
+
+
 def test_a_wrong_pattern_is_refused_in_the_words_of_the_package(visit):
     with visit("pattern") as page:
         for given in WRONG:
@@ -146,6 +295,12 @@ def test_a_wrong_pattern_is_refused_in_the_words_of_the_package(visit):
         c = config.ModelConfig(**presets.PRESETS["cheems-1.3b"] | dict(pattern="SE × 7 + IE"))
         assert page.locator("#bytes-value").inner_text() == f"{budget.cache_bytes(c, 64).total():,}"
         assert page.locator("#stack b").count() == 16
+        own, preset = (
+            budget.cache_bytes(one, 64).total() for one in (c, config.preset("cheems-1.3b"))
+        )
+        said = page.locator("#bytes-factor").inner_text()
+        assert said == f"× {own / preset:.2f} of the preset" and own < preset
+        assert page.locator("#bytes-words").inner_text() == f"{own / 2**20:.2f} MiB"
         assert page.locator("#message").inner_text() == ""
 
 
@@ -208,6 +363,84 @@ def test_a_cheems_computes_what_the_package_computes(browser, with_model):
                 assert (torch.tensor(mine).double() - theirs).abs().max() < 1e-5
         assert page.locator("#held-out").text_content() == f"{data['record']['held_out']:.2f}"
     assert data["record"]["text"] != LICENSE or data["record"]["command"].endswith(OWN)
+
+
+def without(lm, away):
+    """The package's model with a layer, "6", or a head of one, "6.3", taken away."""
+    number, _, head = away.partition(".")
+    layer = lm.blocks[int(number)].layer
+    if not head:
+
+        def nothing(layer, inputs, output):
+            return (0 * output[0], output[1]) if isinstance(output, tuple) else 0 * output
+
+        return layer.register_forward_hook(nothing)
+    if hasattr(layer, "experts"):
+
+        def of_experts(experts, inputs, output):
+            gates, places = route(inputs[0])
+            found = gates[:, :, int(head)], places[:, :, int(head)]
+            down, up = (table[found[1]] for table in (experts.down, experts.up))
+            active = found[0] * F.silu((down * inputs[0][:, :, None]).sum(-1))
+            return output - (active[..., None] * up).sum(-2)
+
+        route = layer.experts.route
+        return layer.experts.register_forward_hook(of_experts)
+
+    def of_heads(projection, inputs):
+        parts = inputs[0].unflatten(-1, (lm.config.n_heads, -1)).clone()
+        parts[:, :, int(head)] = 0
+        return (parts.flatten(-2),)
+
+    return layer.out_proj.register_forward_pre_hook(of_heads)
+
+
+def test_what_is_taken_away_is_gone_and_layers_predict_as_in_the_package(browser, with_model):
+    """Every layer, and every head of it; and what the stream would predict after each layer."""
+    with chrome.visit(browser, (with_model / "cheems.html").as_uri()) as page:
+        data, streams = page.evaluate("CHEEMS"), []
+        lm = model_of(data)
+        for block in lm.blocks:
+            block.register_forward_hook(lambda block, x, y: streams.append(y))
+        page.locator("#text").fill("a [b")
+        for away in page.locator("#without option").evaluate_all("all => all.map(o => o.value)"):
+            page.locator("#without").select_option(away)
+            hook = without(lm, away) if away else None
+            streams.clear()
+            logits, _ = lm(text.text_to_ids("a [b")[None])
+            after = [y[0] if isinstance(y, tuple) else y for y in streams]
+            expected = [lm.norm(y[0, -1]) @ lm.embedding.weight.T for y in after]
+            found = "[tokens.map(t => t.logits), tokens.at(-1).stream.map(predict)]"
+            mine = [torch.tensor(part).double() for part in page.evaluate(found)]
+            assert (mine[0] - logits[0]).abs().max() < 1e-5, away
+            assert (mine[1] - torch.stack(expected)).abs().max() < 1e-5, away
+            assert page.locator("#next .whole").count() == (8 if away else 0)
+            if hook:
+                hook.remove()
+
+
+def test_a_cheems_names_its_cells_and_keeps_its_columns(visit):
+    """By mouse and by keys; a chosen byte stays under the finger, also in a long text."""
+    with visit("cheems", size=chrome.PHONE) as page:
+        page.locator("#text").fill(3 * "a long text (with more bytes than columns) ")
+        stack, cell = page.locator("#stack"), page.locator("#cell")
+        label, column = page.evaluate("[layout().label, layout().column]")
+        for at in (9, 3, 12):
+            first = page.evaluate("layout().first")
+            stack.click(position=dict(x=label + (at + 0.5) * column, y=30))
+            assert page.evaluate("[layout().first, chosen]") == [first, first + at]
+        assert cell.inner_text().startswith("layer 1 (S, chapter 03), head 1: state of “")
+        stack.press("ArrowLeft")
+        byte = page.evaluate("cursor.byte")
+        assert byte == page.evaluate("chosen") - 1 and f"byte {byte + 1}:" in cell.inner_text()
+        left = page.evaluate(f"left(0, 0, chosen)[{byte}]")
+        assert cell.inner_text().endswith(f"{left:.2f}")
+        stack.press("Enter")
+        assert page.evaluate("chosen") == byte
+        page.locator("#temperature").press("Home")
+        share = page.evaluate("Math.max(...softmax(tokens[chosen].logits.map(x => x / 0.2)))")
+        shown = page.locator("#next li").first.inner_text()
+        assert f"{100 * share:.1f} %" in shown and page.problems == []
 
 
 def test_a_cheems_is_led_by_the_keyboard_and_writes(visit):

@@ -17,8 +17,7 @@ EVERY = sorted(path.relative_to(SITE).as_posix() for path in SITE.rglob("*.html"
 PAGES = [page for page in EVERY if not page.startswith("slides/")]  # these: test_slides.py
 SOURCES = {path.stem: path for path in chapters()}
 NUMBERED = [page for page in PAGES if page.startswith("chapters/")]
-LABS = [page for page in NUMBERED if SOURCES[Path(page).stem].parent.name == "labs"]
-CHAPTERS = [page for page in NUMBERED if page not in LABS]
+CHAPTERS = [page for page in NUMBERED if SOURCES[Path(page).stem].parent.name == "notebooks"]
 TAG = re.compile(r"<[a-z][^>]*>")
 ATTRIBUTE = re.compile(r'\b(id|href|src)="([^"]*)"')
 
@@ -175,6 +174,11 @@ def test_the_search_finds(browser, address, where):
         page.wait_for_selector("#search-results li a", timeout=20_000)
         links = page.locator("#search-results li a").evaluate_all("all => all.map(a => a.href)")
         assert any("03_state_space_duality" in link for link in links)
+        assert "/chapters/" in links[0]  # lessons come before the reference
+        if where == "server":
+            page.wait_for_function(
+                "document.querySelector('#search-results li').innerText.length > 100"
+            )
         assert page.problems == [] and chrome.raw_math(page) == []
 
 

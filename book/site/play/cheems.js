@@ -1,8 +1,9 @@
 // A whole Cheems, from a byte to the logits of the next one: S, I and E of chapter 07.
 //
-// Every layer is a function (x, W, before) of one byte. x is its copy of the stream, W its weights
-// under the package's names, and before what it returned for the earlier bytes: its cache. It
-// returns y, which is added to the stream, and whatever later bytes or the page ask for.
+// Every layer is a function (x, W, before, gone) of one byte. x is its copy of the stream, W its
+// weights under the package's names, before what it returned for the earlier bytes: its cache, and
+// gone(h) says whether the reader has taken head h away. It returns y, which is added to the stream,
+// and whatever later bytes or the page ask for.
 "use strict";
 
 // --- vectors are arrays of numbers, matrices are arrays of rows -----------------------------------
@@ -63,7 +64,7 @@ function rotate(x, t) {
 
 // Equation 3.4 for every head, with B and C rotated (equation 4.9) and the skip D x:
 // h_t = e^(Δ_t A) h_{t-1} + Δ_t x_t B_tᵀ,  y_t = h_t C_t + D x_t.
-function stateLayer(x, W, before) {
+function stateLayer(x, W, before, gone) {
   const t = before.length, values = split(times(W.x_proj.weight, x), config.n_heads);
   const B = rotate(times(W.B_proj.weight, x), t), C = rotate(times(W.C_proj.weight, x), t);
   const steps = plus(times(W.dt_proj.weight, x), W.dt_bias).map(softplus);  // Δ_t
@@ -71,15 +72,15 @@ function stateLayer(x, W, before) {
   const old = t > 0 ? before[t - 1].states : null;
   const states = values.map((value, h) => value.map((x_i, i) => B.map((B_j, j) =>
     (old ? decays[h] * old[h][i][j] : 0) + steps[h] * x_i * B_j)));
-  const read = values.map((value, h) =>
-    plus(times(states[h], C), value.map(x_i => W.D[h] * x_i)));
+  const read = values.map((value, h) => (gone(h) ? value.map(() => 0)
+    : plus(times(states[h], C), value.map(x_i => W.D[h] * x_i))));
   return { y: times(W.out_proj.weight, read.flat()), states, decays };
 }
 
 // --- I: attention with computed values and a dynamic mask (chapter 05) ----------------------------
 
 // Equation 5.3, over this byte and the earlier ones: w_ts ∝ exp(q_t·k_s / √p + μ_s).
-function attentionLayer(x, W, before) {
+function attentionLayer(x, W, before, gone) {
   const rotated = matrix => split(times(matrix, x), config.n_heads)
     .map(head => rotate(head, before.length));
   const q = rotated(W.q_proj.weight), k = rotated(W.k_proj.weight);
@@ -87,7 +88,8 @@ function attentionLayer(x, W, before) {
   const seen = [...before, { k, v, mu }];  // the static mask: nothing later is there
   const weights = q.map((query, h) => softmax(seen.map(s =>
     dot(query, s.k[h]) / Math.sqrt(query.length) + s.mu[h])));
-  const read = weights.map((row, h) => mix(row, seen.map(s => s.v[h])));  // equation 5.1
+  const read = weights.map((row, h) =>  // equation 5.1
+    mix(row.map(share => (gone(h) ? 0 : share)), seen.map(s => s.v[h])));
   return { y: times(W.out_proj.weight, read.flat()), k, v, mu, weights };
 }
 
@@ -111,10 +113,11 @@ function contentMask(v, W) {
 // --- E: a shared MLP, and experts of one neuron behind it (chapter 06) ----------------------------
 
 // Section 8, equation 6.7, right, with φ added: y = φ + Σ g_i SiLU(φ·down_i) up_i, φ = FFN(x).
-function expertLayer(x, W) {
+function expertLayer(x, W, before, gone) {
   const phi = times(W.shared.out_proj.weight, times(W.shared.in_proj.weight, x).map(silu));
   const { down, up } = W.experts, experts = route(phi, W.experts);
-  const active = experts.map(({ gate, i }) => gate * silu(dot(phi, down[i])));  // equation 6.5
+  const active = experts.map(({ head, gate, i }) =>  // equation 6.5
+    (gone(head) ? 0 : gate * silu(dot(phi, down[i]))));
   return { y: plus(phi, mix(active, experts.map(({ i }) => up[i]))), experts };
 }
 
@@ -137,18 +140,23 @@ function route(x, W) {
 const LAYERS = { S: stateLayer, I: attentionLayer, E: expertLayer };
 
 // One byte behind the earlier ones, which this function has returned: section 2, with the cache of
-// section 7. The logits are those of the byte that comes next.
-function next(byte, before) {
-  let z = model.embedding.weight[byte];
+// section 7. The logits are those of the byte that comes next. `without` has the layers, "6", and the
+// heads, "6.3", that are taken away; `stream` is what the stream carries after each layer.
+function next(byte, before, without = new Set()) {
+  let z = model.embedding.weight[byte], stream = [];
   const layers = model.blocks.map(({ norm, layer }, i) => {
     const letter = LAYERS[config.pattern[i]];
-    const done = letter(rmsNorm(z, norm.weight), layer, before.map(token => token.layers[i]));
-    z = plus(z, done.y);  // equation 7.1
+    const done = letter(rmsNorm(z, norm.weight), layer, before.map(token => token.layers[i]),
+                        h => without.has(`${i}.${h}`));
+    if (!without.has(String(i))) z = plus(z, done.y);  // equation 7.1
+    stream.push(z);
     return done;
   });
-  const logits = times(model.embedding.weight, rmsNorm(z, model.norm.weight));
-  return { byte, layers, logits };
+  return { byte, layers, stream, logits: predict(z) };
 }
+
+// The logits of the next byte, if the stream went to the head as it is.
+const predict = z => times(model.embedding.weight, rmsNorm(z, model.norm.weight));
 
 // Section 8: draw a byte from softmax(logits / T).
 function sample(logits, temperature) {

@@ -5,8 +5,13 @@ const LONGEST = 400, ROW = 12;
 const $ = id => document.getElementById(id);
 const START = $("text").value;
 let tokens = [];  // what `next` returned for every byte of the text
+let whole = [];  // the same for the whole model, while something is taken away
 let chosen = 0;
+let firstShown = 0;  // the first byte that has a column
+let cursor = null;  // the row and the byte under the mouse, the finger or the arrow keys
+let drawnRows = [];
 let writing = null;
+const EXPLAINED = { S: "03_state_space_duality", I: "05_inner_function_attention", E: "06_cross_domain_experts" };
 
 // --- what the picture shows of the chosen byte t --------------------------------------------------
 
@@ -30,7 +35,7 @@ function shared(layer, t) {
 function bands(t) {
   const heads = range(config.n_heads), done = tokens[t].layers;
   return [...config.pattern].flatMap((letter, i) => {
-    const band = (what, rows) => ({ letter, what, rows });
+    const band = (what, rows) => ({ letter, what, rows, layer: i });
     if (letter === "S") return band("state", heads.map(h => left(i, h, t)));
     if (letter === "E") return band("experts", [shared(i, t)]);
     const hidden = h => tokens.slice(0, t + 1).map(s => 1 - Math.exp(s.layers[i].mu[h]));
@@ -55,33 +60,55 @@ function sign(byte) {
   return byte > 32 && byte < 127 ? String.fromCharCode(byte) : "·";
 }
 
-// Sizes in pixels, and the bytes that have a column. Of a long text, the columns end at the chosen
-// byte, or begin with the first.
+// Sizes in pixels, and the bytes that have a column. Of a long text, the columns stay where they are
+// as long as the chosen byte is among them. `lens` is the room for the predictions at the right.
 function layout() {
-  const all = $("stack").clientWidth, label = all < 500 ? 22 : 92;
-  const column = Math.min(Math.max((all - label) / tokens.length, 14), 28);
-  const room = Math.floor((all - label) / column + 1e-6), first = Math.max(0, chosen - room + 1);
-  return { label, column, first, end: Math.min(tokens.length, first + room) };
+  const all = $("stack").clientWidth, label = all < 500 ? 22 : 92, lens = all < 500 ? 44 : 84;
+  const width = all - label - lens, column = Math.min(Math.max(width / tokens.length, 14), 28);
+  const room = Math.floor(width / column + 1e-6);
+  firstShown = Math.min(firstShown, chosen, Math.max(0, tokens.length - room));
+  firstShown = Math.max(firstShown, chosen - room + 1);
+  const end = Math.min(tokens.length, firstShown + room);
+  return { label, column, first: firstShown, end, small: all < 500 };
 }
 
-function drawBand(svg, { letter, what, rows }, { label, column, first, end }, y) {
-  const middle = y + rows.length * ROW / 2;
+const isGone = (layer, head) => {
+  const away = $("without").value;
+  return away === String(layer) || away === `${layer}.${head}`;
+};
+
+function drawBand(svg, { letter, what, rows, layer }, sizes, y) {
+  const { label, column, first, end } = sizes, middle = y + rows.length * ROW / 2;
   if (what !== "mask") draw(svg, "text", { x: 8, y: middle, class: "letter" }, letter);
   if (label > 50) draw(svg, "text", { x: 20, y: middle, class: "what" }, what);
   rows.forEach((values, h) => {
+    const gone = isGone(layer, h) ? " gone" : "";
+    drawnRows.push({ letter, what, layer, head: what === "experts" ? null : h, values, y: y + h * ROW });
     values.slice(first, end).forEach((value, i) => {
       if (value < 0.002) return;  // nothing to be seen
-      const cell = draw(svg, "rect", { x: label + i * column, y: y + h * ROW, width: column - 1,
-        height: ROW - 1, class: what, "fill-opacity": value.toFixed(3) });
-      draw(cell, "title", {}, value.toFixed(3));
+      draw(svg, "rect", { x: label + i * column, y: y + h * ROW, width: column - 1, height: ROW - 1,
+                          class: what + gone, "fill-opacity": value.toFixed(3) });
     });
   });
+  if (what !== "mask") drawLens(svg, layer, label + (end - first) * column + 6, middle, sizes.small);
+}
+
+// What the model would predict if it ended after this layer: its first choice, and how likely.
+function drawLens(svg, layer, x, y, small) {
+  const shares = softmax(predict(tokens[chosen].stream[layer]));
+  const [best] = largest(shares, 1), percent = small ? "" : ` ${(100 * shares[best]).toFixed(0)} %`;
+  draw(svg, "text", { x, y, class: "lens byte" }, sign(best));
+  draw(svg, "text", { x: x + 14, y, class: "lens" }, percent);
 }
 
 function drawStack() {
   const svg = $("stack"), sizes = layout(), { label, column, first, end } = sizes;
   svg.replaceChildren();
-  if (tokens.length === 0) return;
+  drawnRows = [];
+  if (tokens.length === 0) {
+    svg.style.height = "0";
+    return;
+  }
   tokens.slice(first, end).forEach(({ byte }, i) => draw(svg, "text",
     { x: label + (i + 0.5) * column, y: 10, class: first + i > chosen ? "byte later" : "byte" },
     sign(byte)));
@@ -93,6 +120,47 @@ function drawStack() {
   draw(svg, "rect", { x: label + (chosen - first) * column - 1.5, y: 0, width: column + 2,
                       height: y - 3, class: "chosen" });
   svg.style.height = `${y}px`;
+  drawCursor();
+}
+
+// A frame around the cell under the mouse, the finger or the arrow keys, and a line that names it.
+function drawCursor() {
+  const svg = $("stack");
+  svg.querySelector(".cursor")?.remove();
+  const row = cursor && drawnRows[cursor.row], value = row?.values[cursor.byte];
+  if (value === undefined) {
+    $("cell").innerHTML = tokens.length ? "Point at a cell, or use the arrow keys, to read what it is." : "";
+    return;
+  }
+  const { label, column, first } = layout();
+  draw(svg, "rect", { x: label + (cursor.byte - first) * column - 0.5, y: row.y - 0.5, width: column,
+                      height: ROW, class: "cursor" });
+  const chapter = EXPLAINED[row.letter];
+  $("cell").innerHTML = `layer ${row.layer + 1} (${row.letter}, <a href="../chapters/${chapter}.html">chapter `
+    + `${chapter.slice(0, 2)}</a>)${row.head === null ? "" : `, head ${row.head + 1}`}: ${row.what} of `
+    + `“<b></b>”, byte ${cursor.byte + 1}: <b>${value.toFixed(2)}</b>`;
+  $("cell").querySelector("b").textContent = nameOf(tokens[cursor.byte].byte);
+}
+
+function placeOf(event) {
+  const { label, column, first, end } = layout(), box = $("stack").getBoundingClientRect();
+  const x = event.clientX - box.left - label, y = event.clientY - box.top;
+  const byte = first + Math.floor(x / column);
+  const row = drawnRows.findIndex(one => one.y <= y && y < one.y + ROW);
+  return x >= 0 && byte < end ? { byte, row } : null;
+}
+
+const MOVES = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
+
+function move(event) {
+  if (event.key === "Enter" && cursor) return choose(cursor.byte);
+  const step = MOVES[event.key];
+  if (!step || tokens.length === 0) return;
+  event.preventDefault();
+  const { first, end } = layout(), old = cursor ?? { row: 0, byte: chosen };
+  cursor = { row: Math.min(Math.max(old.row + step[0], 0), drawnRows.length - 1),
+             byte: Math.min(Math.max(old.byte + step[1], first), end - 1) };
+  drawCursor();
 }
 
 // The experts of one E layer: row i and column j of the square is expert i·r + j (equation 6.4).
@@ -112,17 +180,22 @@ function nameOf(byte) {
   return byte > 32 && byte < 127 ? String.fromCharCode(byte) : `byte ${byte}`;
 }
 
+const temperature = () => Number($("temperature").value);
+const sharesOf = bytes => softmax(bytes[chosen].logits.map(logit => logit / temperature()));
+const percentOf = share => (share < 0.001 ? "< 0.1 %" : `${(100 * share).toFixed(1)} %`);
+
 function drawNext() {
   const list = $("next");
   list.replaceChildren();
+  $("temperature-value").textContent = temperature().toFixed(1);
   if (tokens.length === 0) return;
-  const shares = softmax(tokens[chosen].logits);
+  const shares = sharesOf(tokens), before = whole.length ? sharesOf(whole) : null;
   for (const byte of largest(shares, 8)) {
-    const button = document.createElement("button"), share = 100 * shares[byte];
-    const percent = share < 0.1 ? "< 0.1 %" : `${share.toFixed(1)} %`;
+    const button = document.createElement("button"), percent = percentOf(shares[byte]);
+    const was = before ? ` <span class="whole">was ${percentOf(before[byte])}</span>` : "";
     button.type = "button";
     button.disabled = byte > 126;  // part of a character
-    button.innerHTML = `<b></b><i style="width: ${share / 2}%"></i><span>${percent}</span>`;
+    button.innerHTML = `<b></b><i style="width: ${100 * shares[byte] / 3}%"></i><span>${percent}${was}</span>`;
     button.firstChild.textContent = nameOf(byte);
     if (byte === tokens[chosen + 1]?.byte) button.className = "came";
     button.onclick = () => goOn(byte);
@@ -137,11 +210,28 @@ const textUpTo = t => decoder.decode(Uint8Array.from(tokens.slice(0, t + 1), tok
 
 function readText() {
   const bytes = new TextEncoder().encode($("text").value).slice(0, LONGEST);
-  let same = 0;
-  while (same < tokens.length && tokens[same].byte === bytes[same]) same++;
-  tokens = tokens.slice(0, same);
-  for (const byte of bytes.slice(same)) tokens.push(next(byte, tokens));
+  const away = $("without").value;
+  tokens = readOn(tokens, bytes, new Set(away ? [away] : []));
+  whole = away ? readOn(whole, bytes, new Set()) : [];
   choose(tokens.length - 1);
+}
+
+// What the model makes of the bytes, from where they differ from those that it has read.
+function readOn(before, bytes, without) {
+  let same = 0;
+  while (same < before.length && before[same].byte === bytes[same]) same++;
+  const read = before.slice(0, same);
+  for (const byte of bytes.slice(same)) read.push(next(byte, read, without));
+  return read;
+}
+
+// Another model reads the text anew.
+function takeAway() {
+  const at = chosen, away = $("without").value;
+  if (away && whole.length === 0) whole = tokens;
+  tokens = [];
+  readText();
+  choose(at);
 }
 
 function choose(t) {
@@ -165,7 +255,7 @@ function goOn(byte) {
 // Only whole characters fit into a text, so the page draws from ASCII.
 function writeOne() {
   const ascii = tokens.at(-1).logits.slice(0, 127);
-  goOn(sample(ascii, 0.7));
+  goOn(sample(ascii, temperature()));
 }
 
 function stop() {
@@ -197,6 +287,18 @@ function makeExperts() {
   });
 }
 
+function makeChoices() {
+  const heads = { S: config.n_heads, I: config.n_heads, E: config.n_retrieval_heads };
+  [...config.pattern].forEach((letter, i) => {
+    const group = document.createElement("optgroup");
+    group.label = `layer ${i + 1}, ${letter}`;
+    group.append(new Option(`layer ${i + 1} (${letter})`, i));
+    range(heads[letter]).forEach(h =>
+      group.append(new Option(`layer ${i + 1} (${letter}), head ${h + 1}`, `${i}.${h}`)));
+    $("without").append(group);
+  });
+}
+
 function tellRecord() {
   const { text, parameters, held_out, bigram, command, versions } = CHEEMS.record;
   $("source").textContent = text;
@@ -208,18 +310,29 @@ function tellRecord() {
 }
 
 makeExperts();
+makeChoices();
 tellRecord();
 $("app").hidden = false;
 $("text").oninput = () => { stop(); readText(); };
 $("chosen").oninput = event => { stop(); choose(Number(event.target.value)); };
 $("write").onclick = write;
-$("again").onclick = () => { stop(); $("text").value = START; readText(); };
-$("stack").onpointerdown = event => {
-  const { label, column, first } = layout();
-  const x = event.clientX - $("stack").getBoundingClientRect().left - label;
-  if (x < 0) return;
+$("again").onclick = () => {
   stop();
-  choose(first + Math.floor(x / column));
+  $("text").value = START;
+  $("without").value = "";
+  $("temperature").value = 1;
+  takeAway();
+  choose(tokens.length - 1);
 };
+$("without").oninput = () => { stop(); takeAway(); };
+$("temperature").oninput = drawNext;
+$("stack").onpointermove = event => { cursor = placeOf(event); drawCursor(); };
+$("stack").onpointerdown = event => {
+  cursor = placeOf(event);
+  if (!cursor) return;
+  stop();
+  choose(cursor.byte);
+};
+$("stack").onkeydown = move;
 window.onresize = drawStack;
 readText();

@@ -4,8 +4,10 @@
 const l = DATA.dt.length;
 const $ = id => document.getElementById(id);
 const start = () => ({ A: DATA.A, dt: [...DATA.dt], reset: DATA.dt.map(() => false),
-                       n: 2, chunk: 4, t: 8, s: 2 });
+                       n: 2, borders: [4, 8], t: 8, s: 2, step: 0 });
 let now = start();
+let preview = null;  // the entry under the mouse
+let dragged = null;  // the number of the border that is moved
 
 // --- the mathematics ------------------------------------------------------------------------------
 
@@ -48,16 +50,46 @@ function rank(block) {
   return steps;
 }
 
+// Chunks as pairs [first token, first token of the next chunk], and the number of a token's chunk.
+function chunks({ borders }) {
+  const edges = [0, ...borders, l];
+  return edges.slice(1).map((end, i) => [edges[i], end]);
+}
+const chunkOf = t => now.borders.filter(border => border <= t).length;
+const uniform = size => DATA.dt.map((_, t) => t).filter(t => t > 0 && t % size === 0);
+
 // The rank of each block below the diagonal: chunk i reads what chunk j wrote.
 function ranks(m) {
-  const M = matrix(m), found = [];
-  for (let i = 1; i * m.chunk < l; i++) {
-    for (let j = 0; j < i; j++) {
-      const rows = M.slice(i * m.chunk, (i + 1) * m.chunk);
-      found.push({ i, j, rank: rank(rows.map(row => row.slice(j * m.chunk, (j + 1) * m.chunk))) });
-    }
-  }
-  return found;
+  const M = matrix(m), all = chunks(m);
+  return all.flatMap((rows, i) => all.slice(0, i).map((columns, j) => (
+    { i, j, rank: rank(M.slice(...rows).map(row => row.slice(...columns))) })));
+}
+
+// The four steps of section 5, for an x of ones. States have n numbers.
+function fourSteps(m) {
+  const alpha = decays(m), M = matrix(m), all = chunks(m);
+  const state = values => Array.from({ length: m.n }, (_, i) => values(i));
+  // 1. Inside a chunk: its own block of the matrix.
+  const inside = all.map(([first, end]) => M.slice(first, end)
+    .map(row => row.slice(first, end).reduce((a, b) => a + b)));
+  // 2. Write: what a chunk would leave behind if it began with an empty state.
+  const written = all.map(([first, end]) => state(i => {
+    let sum = 0;
+    for (let s = first; s < end; s++) sum += product(alpha.slice(s + 1, end)) * m.dt[s] * DATA.B[s][i];
+    return sum;
+  }));
+  // 3. Carry: what is left of the state before the chunk, and what the chunk wrote.
+  const carried = [];
+  all.forEach(([first, end], c) => {
+    const left = product(alpha.slice(first, end)), before = carried.at(-1) ?? state(() => 0);
+    carried.push(state(i => left * before[i] + written[c][i]));
+  });
+  // 4. Read: each token reads the state before its chunk.
+  const across = all.map(([first, end], c) => Array.from({ length: end - first }, (_, row) => {
+    const before = c > 0 ? carried[c - 1] : state(() => 0), t = first + row;
+    return product(alpha.slice(first, t + 1)) * before.reduce((sum, h, i) => sum + DATA.C[t][i] * h, 0);
+  }));
+  return { written, carried, y: inside.map((rows, c) => rows.map((y, i) => y + across[c][i])).flat() };
 }
 
 // --- the pictures ---------------------------------------------------------------------------------
@@ -80,17 +112,17 @@ function arrow(x1, y1, x2, y2, width, lit) {
 }
 
 function drawChain() {
-  const alpha = decays(now), chain = $("chain");
+  const alpha = decays(now), chain = $("chain"), lit = preview ?? now;
   chain.replaceChildren();
   for (let i = 0; i < l; i++) {
-    const left = product(alpha.slice(now.s + 1, i + 1));
-    const x = i + 0.5, onPath = now.s <= i && i <= now.t && left > 0;
-    arrow(x, 2.85, x, 2.12, 0.03 + 0.1 * Math.min(1, now.dt[i]), i === now.s && onPath);
-    arrow(x, 1.48, x, 0.75, onPath && i === now.t ? 0.03 + 0.12 * left : 0.03, onPath && i === now.t);
+    const left = product(alpha.slice(lit.s + 1, i + 1));
+    const x = i + 0.5, onPath = lit.s <= i && i <= lit.t && left > 0;
+    arrow(x, 2.85, x, 2.12, 0.03 + 0.1 * Math.min(1, now.dt[i]), i === lit.s && onPath);
+    arrow(x, 1.48, x, 0.75, onPath && i === lit.t ? 0.03 + 0.12 * left : 0.03, onPath && i === lit.t);
     if (i > 0) {
-      const lit = onPath && i > now.s;
-      const width = 0.015 + 0.14 * (lit ? left : alpha[i]);
-      if (alpha[i] > 0) arrow(x - 0.67, 1.8, x - 0.34, 1.8, width, lit);
+      const carries = onPath && i > lit.s;
+      const width = 0.015 + 0.14 * (carries ? left : alpha[i]);
+      if (alpha[i] > 0) arrow(x - 0.67, 1.8, x - 0.34, 1.8, width, carries);
       else draw(chain, "path", { d: `M${x - 0.5} 1.5v.6`, stroke: "var(--ink)", "stroke-width": 0.08 });
     }
     draw(chain, "circle", { cx: x, cy: 1.8, r: 0.31, fill: "var(--paper)",
@@ -105,40 +137,81 @@ function drawChain() {
 function drawMatrix() {
   const M = matrix(now), largest = Math.max(...M.flat()), picture = $("matrix");
   picture.replaceChildren();
-  const chunk = t => Math.floor(t / now.chunk);
   draw(picture, "text", { x: l / 2, y: -0.82 }, "source s");
   draw(picture, "text", { transform: `translate(-.82 ${l / 2}) rotate(-90)` }, "target t");
   for (let t = 0; t < l; t++) {
     draw(picture, "text", { x: t + 0.5, y: -0.3 }, t);
     draw(picture, "text", { x: -0.35, y: t + 0.5 }, t);
     for (let s = 0; s <= t; s++) {
-      const fill = chunk(t) === chunk(s) ? "var(--blue)" : "var(--green)";
-      const strength = largest && M[t][s] / largest;
+      const inside = chunkOf(t) === chunkOf(s), fill = inside ? "var(--blue)" : "var(--green)";
+      const asleep = (now.step > 0 && now.step < 4 && !inside) || (now.step > 1 && inside);
+      const strength = (largest && M[t][s] / largest) * (asleep ? 0.15 : 1);
       draw(picture, "rect", { x: s, y: t, width: 1, height: 1, fill, "fill-opacity": strength,
                               stroke: "var(--line)", "stroke-width": 0.03 });
     }
   }
   drawBlocks(picture);
+  if (now.step > 1) drawStates(picture);
+  drawEntries(picture);
+}
+
+// Steps 2 to 4: the state behind each chunk, a grid of n numbers below it, and what flows through.
+function drawStates(picture) {
+  const { written, carried } = fourSteps(now), all = chunks(now), size = 0.6;
+  const shown = now.step === 2 ? written : carried;
+  const largest = Math.max(1e-9, ...written.flat().map(Math.abs), ...carried.flat().map(Math.abs));
+  const place = c => [(all[c][0] + all[c][1]) / 2 - now.n * size / 2, all[c][1] + 0.15];
+  all.slice(0, -1).forEach((chunk, c) => {
+    const [x, y] = place(c), stroke = "var(--green)";
+    const line = { stroke, "stroke-width": 0.09, fill: "none" };
+    if (now.step === 2) {
+      draw(picture, "path", { ...line, d: `M${x + now.n * size / 2} ${y - 0.9}v.8` });
+    }
+    if (now.step === 3 && c > 0) {
+      const [fromX, fromY] = place(c - 1);
+      draw(picture, "path", { ...line, d: `M${fromX + now.n * size} ${fromY + size}L${x} ${y}` });
+    }
+    if (now.step === 4) {
+      draw(picture, "path", { ...line, "stroke-dasharray": "0.15 0.1",
+                              d: `M${x + now.n * size} ${y + size / 2}H${all[c + 1][1]}` });
+    }
+    for (let i = 0; i < now.n; i++) {
+      const cell = { x: x + i * size, y, width: size, height: size };
+      draw(picture, "rect", { ...cell, fill: "var(--paper)" });
+      draw(picture, "rect", { ...cell, fill: now.step === 2 ? "var(--amber)" : "var(--green)", stroke,
+        "stroke-width": 0.06, "fill-opacity": Math.abs(shown[c][i]) / largest });
+    }
+  });
 }
 
 function drawBlocks(picture) {
-  const size = now.chunk;
+  const all = chunks(now);
   const frame = (i, j, stroke) => draw(picture, "rect", {
-    x: j * size, y: i * size, width: size, height: size, fill: "none", stroke, "stroke-width": 0.07 });
-  for (let i = 0; i * size < l; i++) frame(i, i, "var(--blue)");
+    x: all[j][0], y: all[i][0], width: all[j][1] - all[j][0], height: all[i][1] - all[i][0],
+    fill: "none", stroke, "stroke-width": 0.07 });
   const blocks = ranks(now);
   for (const { i, j } of blocks) frame(i, j, "var(--green)");
-  const path = { fill: "none", stroke: "var(--orange)", x: now.s, width: 1 };
-  if (now.s <= now.t) {
-    draw(picture, "rect", { ...path, y: now.s, height: now.t - now.s + 1, "stroke-width": 0.06 });
-  }
-  draw(picture, "rect", { ...path, y: now.t, height: 1, "stroke-width": 0.16 });
+  all.forEach((_, i) => frame(i, i, "var(--blue)"));
   for (const { i, j, rank } of blocks) {
-    const x = (j + 0.5) * size, y = (i + 0.5) * size;
-    draw(picture, "circle", { cx: x, cy: y, r: 0.42, fill: "var(--paper)", stroke: "var(--green)",
-                              "stroke-width": 0.05 });
-    draw(picture, "text", { x, y, "font-weight": "bold" }, rank);
+    const [x, y] = [all[j][0], all[i][1]];
+    draw(picture, "rect", { x: x + 0.06, y: y - 0.5, width: 0.4, height: 0.44, fill: "var(--paper)" });
+    draw(picture, "text", { x: x + 0.26, y: y - 0.27, class: "rank" }, rank);
   }
+  for (const border of now.borders) {
+    draw(picture, "circle", { cx: border, cy: border, r: 0.2, fill: "var(--paper)", class: "border",
+                              stroke: "var(--ink)", "stroke-width": 0.07 });
+  }
+}
+
+// The entry that is held, with the states that it passes; and, thinner, the one under the mouse.
+function drawEntries(picture) {
+  const frame = { fill: "none", stroke: "var(--orange)", width: 1 };
+  const lit = preview ?? now;
+  if (lit.s <= lit.t) {
+    draw(picture, "rect", { ...frame, x: lit.s, y: lit.s, height: lit.t - lit.s + 1, "stroke-width": 0.06 });
+  }
+  if (preview) draw(picture, "rect", { ...frame, x: preview.s, y: preview.t, height: 1, "stroke-width": 0.08 });
+  draw(picture, "rect", { ...frame, x: now.s, y: now.t, height: 1, "stroke-width": 0.16 });
 }
 
 // --- words and controls ---------------------------------------------------------------------------
@@ -147,7 +220,7 @@ const subscript = i => [...String(i)].map(digit => "₀₁₂₃₄₅₆₇₈�
 const number = x => (x === 0 ? "0" : x < 0.001 ? x.toExponential(1) : x.toFixed(3));
 
 function describe() {
-  const { t, s, n, dt } = now, entry = `<b>M<sub>${t},${s}</sub></b>`;
+  const { t, s, n, dt } = { ...now, ...preview }, entry = `<b>M<sub>${t},${s}</sub></b>`;
   if (s > t) return `${entry} = 0: token ${s} comes after token ${t}.`;
   const names = [], factors = [];
   if (t > s) {
@@ -161,10 +234,33 @@ function describe() {
     + `<b>${number(product(factors))}</b>`;
 }
 
+// What the button does next, and what there is to see at each step.
+const STEPS = [
+  ["Run the four steps", ""],
+  ["Next: 2, write", "<b>1, inside.</b> Each chunk is attention on its own few tokens. The green blocks wait."],
+  ["Next: 3, carry", "<b>2, write.</b> Each chunk, as if it began with an empty state, leaves a state behind: "
+    + "the grid below it, of <i>n</i> numbers."],
+  ["Next: 4, read", "<b>3, carry.</b> A state goes from chunk to chunk. It fades by the decays of the chunk that "
+    + "it passes, and what this one wrote is added. This is the only step in sequence."],
+  ["Done", "<b>4, read.</b> Each token reads the state before its chunk. That fills whole green rows at once, "
+    + "and these steps never compute an entry of theirs."],
+];
+
+function tellStep() {
+  const [button, words] = STEPS[now.step];
+  $("next").textContent = button;
+  if (now.step < 4) return words;
+  const sums = matrix(now).map(row => row.reduce((a, b) => a + b)), { y } = fourSteps(now);
+  const off = Math.max(...y.map((value, t) => Math.abs(value - sums[t])));
+  return `${words} For an <i>x</i> of ones, steps and matrix differ by ${off ? off.toExponential(0) : "0"}.`;
+}
+
 function show() {
   $("A").value = now.A;
   $("A-value").textContent = now.A.toFixed(2);
-  $("chunk").value = now.chunk;
+  const size = [...$("chunk").options].find(({ value }) => uniform(value).join() === now.borders.join());
+  $("chunk").value = size ? size.value : "free";
+  $("step").innerHTML = tellStep();
   $("n").value = now.n;
   for (let t = 0; t < l; t++) {
     $(`dt-${t}`).value = now.dt[t];
@@ -179,14 +275,39 @@ function show() {
 function choose(t, s) {
   now.t = Math.min(Math.max(t, 0), l - 1);
   now.s = Math.min(Math.max(s, 0), l - 1);
+  preview = null;
   show();
 }
 
-function point(event) {
+// Where a pointer is, in entries from the upper left corner of the matrix.
+function placeOf(event) {
   const box = $("matrix").getBoundingClientRect(), unit = box.width / (l + 1);
-  const t = Math.floor((event.clientY - box.top) / unit - 1);
-  const s = Math.floor((event.clientX - box.left) / unit - 1);
-  if (t >= 0 && s >= 0) choose(t, s);
+  return [(event.clientY - box.top) / unit - 1, (event.clientX - box.left) / unit - 1];
+}
+
+// A press holds an entry, or takes a border; a finger or a pressed mouse goes on with it.
+function press(event) {
+  const [y, x] = placeOf(event);
+  const near = now.borders.findIndex(border => Math.hypot(y - border, x - border) < 0.4);
+  dragged = near < 0 ? null : near;
+  $("matrix").setPointerCapture(event.pointerId);
+  if (dragged === null && y >= 0 && x >= 0) choose(Math.floor(y), Math.floor(x));
+}
+
+function point(event) {
+  const [y, x] = placeOf(event);
+  if (dragged !== null) return moveBorder(Math.round((x + y) / 2));
+  if (event.buttons) return choose(Math.floor(y), Math.floor(x));
+  const [t, s] = [Math.floor(y), Math.floor(x)];
+  preview = t >= 0 && s >= 0 && t < l && s < l ? { t, s } : null;
+  show();
+}
+
+// A border stays between its neighbours.
+function moveBorder(t) {
+  const least = (now.borders[dragged - 1] ?? 0) + 1, most = (now.borders[dragged + 1] ?? l) - 1;
+  now.borders[dragged] = Math.min(Math.max(t, least), most);
+  show();
 }
 
 const ARROWS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
@@ -211,12 +332,19 @@ function makeTokens() {
 }
 
 makeTokens();
-for (const name of ["A", "chunk", "n"]) {
+$("chunk").oninput = event => {
+  if (event.target.value !== "free") now.borders = uniform(Number(event.target.value));
+  show();
+};
+for (const name of ["A", "n"]) {
   $(name).oninput = event => { now[name] = Number(event.target.value); show(); };
 }
 $("start").onclick = () => { now = start(); show(); };
+$("next").onclick = () => { now.step = (now.step + 1) % STEPS.length; show(); };
 $("matrix").onpointermove = point;
-$("matrix").onpointerdown = point;
+$("matrix").onpointerdown = press;
+$("matrix").onpointerup = () => { dragged = null; };
+$("matrix").onpointerleave = () => { preview = null; show(); };
 $("matrix").onkeydown = move;
 $("app").hidden = false;
 show();

@@ -244,18 +244,21 @@ function read() {
   return { ...given, pattern: $("pattern").value, tie_embeddings: $("tie_embeddings").checked };
 }
 
-// A field is shown if a letter of the pattern takes it, some only if, say, "inner=ssd".
+// A field is shown if a letter of the pattern takes it, some only if, say, inner is ssd.
 function isTaken(name, { only }, c) {
   return ["vocab_size", "d_model", "tie_embeddings"].includes(name) || [...c.pattern].some(letter => {
-    const [field, value] = (only[letter] ?? "=").split("=");
+    const [field, value] = only[letter] ?? [];
     return DATA.letters[letter].fields.includes(name) && (!field || c[field] === value);
   });
 }
 
-// Curves over the context, both axes logarithmic: first the preset, then the model.
+// Curves over the context, both axes logarithmic: first the preset, then the model. The axes are
+// those of the preset, with room for a hundred times as much, so that a change can be seen as one;
+// they give way only where a curve would leave them.
 function drawCurves(picture, unit, curves, context) {
-  const logs = curves.flatMap(curve => CONTEXTS.map(n => Math.log10(curve(n) / unit)));
-  const low = Math.floor(Math.min(...logs)), high = Math.max(low + 1, Math.ceil(Math.max(...logs)));
+  const [preset, own] = curves.map(curve => CONTEXTS.map(n => Math.log10(curve(n) / unit)));
+  const low = Math.floor(Math.min(Math.min(...preset) - 0.5, ...own));
+  const high = Math.ceil(Math.max(Math.max(...preset) + 2, ...own));
   const x = n => 60 + 330 * (Math.log2(n) - 6) / 14;
   const y = value => 190 - 175 * (Math.log10(value / unit) - low) / (high - low);
   const line = power => `<path d="M60 ${y(unit * 10 ** power)}H390"/>`
@@ -267,17 +270,45 @@ function drawCurves(picture, unit, curves, context) {
     + `<circle cx="${x(context)}" cy="${y(curves[1](context))}" r="6"/>`;
 }
 
+// Numbers for people: 320.1 million, 9.0 GiB.
+function inWords(n, isBytes) {
+  const units = isBytes ? ["KiB", "MiB", "GiB", "TiB"] : ["thousand", "million", "billion", "trillion"];
+  const step = isBytes ? 1024 : 1000;
+  let power = -1;
+  while (power + 1 < units.length && n >= step) {
+    n /= step;
+    power += 1;
+  }
+  return power < 0 ? "" : `${n.toFixed(n < 100 ? 2 : 1)} ${units[power]}`;
+}
+
+// A number of the model beside that of the preset: "× 7.90 of the preset".
+function factor(mine, preset) {
+  if (mine === preset) return "as the preset";
+  const ratio = mine / preset;
+  return `× ${ratio.toFixed(ratio < 0.1 ? 4 : ratio < 10 ? 2 : 1)} of the preset`;
+}
+
+const sizesOf = c => [0, 1].map(i => sum(Object.values(countParameters(c)).map(both => both[i])));
+
 function showCosts(c, context) {
   const parameters = countParameters(c), flops = countFlops(c, context);
-  const [total, active] = [0, 1].map(i => sum(Object.values(parameters).map(both => both[i])));
+  const [total, active] = sizesOf(c);
   refuseUnless(Number.isSafeInteger(total), "more than 2^53 parameters: too many for this page");
-  const shown = { total, active, flops: flopsAt(c)(context), bytes: bytesAt(c)(context), context };
-  for (const id in shown) $(`${id}-value`).textContent = digits(shown[id]);
+  const preset = configure(DATA.presets[$("preset").value]), [presetTotal, presetActive] = sizesOf(preset);
+  const shown = { total: [total, presetTotal], active: [active, presetActive],
+                  flops: [c, preset].map(one => flopsAt(one)(context)),
+                  bytes: [c, preset].map(one => bytesAt(one)(context)) };
+  for (const id in shown) {
+    $(`${id}-words`).textContent = inWords(shown[id][0], id === "bytes") || digits(shown[id][0]);
+    $(`${id}-value`).textContent = digits(shown[id][0]);
+    $(`${id}-factor`).textContent = factor(...shown[id]);
+  }
+  $("context-value").textContent = digits(context);
   const row = part => [`<b>${part}</b>`, DATA.letters[part]?.name ?? "", count(c, part) || "",
                        ...parameters[part].map(digits), digits(flops[part] ?? 0)];
   $("parts").innerHTML = Object.keys(parameters)
     .map(part => `<tr><td>${row(part).join("</td><td>")}</td></tr>`).join("");
-  const preset = configure(DATA.presets[$("preset").value]);
   drawCurves($("bytes"), 2 ** 20, [preset, c].map(bytesAt), context);
   drawCurves($("flops"), 1e9, [preset, c].map(flopsAt), context);
 }

@@ -1,14 +1,14 @@
 # %% [markdown]
-# # 12a · Shards, replicas and a killed rank
+# # 11a · Shards, replicas and a killed rank
 #
-# **Chapter 12 cut a text. Most training cuts the batch instead, and then the parameters. This lab
+# **Chapter 11 cut a text. Most training cuts the batch instead, and then the parameters. This lab
 # trains one model in both ways, kills a process, and picks up what is left.** You will be able to
 #
 # - weight the losses of uneven shares, so that their mean is the loss of the batch;
 # - say what a rank holds, and what it holds for a moment, if parameters are sharded;
 # - continue a run after the death of a rank, on another number of processes.
 #
-# You need chapters 07 and 12.
+# You need chapters 07 and 11.
 #
 # Sources: torch's `fully_shard`; Zhao and others, *PyTorch FSDP* (2023).
 
@@ -102,7 +102,7 @@ def tiny():
 # $b$ rows, with mean loss $\ell_i$. What must the ranks average to get the gradient of the mean
 # loss over all rows? Not their own gradients, unless all shares are equal:
 #
-# $$\nabla \ell = \frac1N \sum_i \frac{N\,b_i}{b}\, \nabla \ell_i . \tag{12.8}$$
+# $$\nabla \ell = \frac1N \sum_i \frac{N\,b_i}{b}\, \nabla \ell_i . \tag{11.8}$$
 #
 # So a rank multiplies its loss by $N b_i / b$, and the ranks average their gradients. (If some rows
 # have more targets than others, count targets.)
@@ -179,7 +179,7 @@ for way, share in (("data", 1), ("sharded", 2)):
         check(f"  rank {rank}: all parameters after them", found["whole"], learnt, tol=1e-6)
 
 # %% [markdown]
-# Five rows on two ranks are shares of 3 and 2, so (12.8) was at work. How often do the ranks talk
+# Five rows on two ranks are shares of 3 and 2, so (11.8) was at work. How often do the ranks talk
 # in a sharded pass, and what is whole while a block runs? Every operator passes through a dispatch
 # mode, which counts the collectives, and hooks look at the parameters.
 

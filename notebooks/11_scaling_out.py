@@ -1,5 +1,5 @@
 # %% [markdown]
-# # 12 · One text, several processes
+# # 11 · One text, several processes
 #
 # **Suppose you split a long text across four processes. What do they have to tell each other? For
 # the state of SSD, very little. What a slice does to it boils down to a pair that's no bigger for
@@ -73,7 +73,7 @@ def inputs(b=2, l=29, h=4, p=5, g=2, n=3, dt=0.3):
 
 # %% tags=["figure"]
 plotting.show_drawing(
-    "12_pairs",
+    "11_pairs",
     "A text is cut over four ranks. Above, each rank turns its slice into a pair of a decay and a "
     "state, and an arrow leads from each pair to the next. Below, ring attention: the keys "
     "and values of every slice travel from rank to rank and around.",
@@ -95,7 +95,7 @@ plotting.show_drawing(
 # it by $a_i$, and adds $W_i$, the state it would leave behind if it started from an empty one:
 #
 # $$S_{\text{after } i} = a_i\, S_{\text{before } i} + W_i, \qquad
-#   a_i = \exp\Big(A \sum_{t \in i} \Delta_t\Big), \tag{12.1}$$
+#   a_i = \exp\Big(A \sum_{t \in i} \Delta_t\Big), \tag{11.1}$$
 #
 # So the pair $(a_i, W_i)$ is all that later tokens need to know about the slice: $1 + pn$ numbers
 # per row and head.
@@ -120,10 +120,10 @@ print("a:", tuple(decay.shape), "  W:", tuple(written.shape))
 check("fade, and add what was written = recurrence", fade(decay, before) + written, after)
 
 # %% [markdown]
-# **Two slices are one slice.** Now let slice $j$ follow slice $i$. If you plug (12.1) for $i$ into
-# (12.1) for $j$, you get the same form again, so a single pair describes both:
+# **Two slices are one slice.** Now let slice $j$ follow slice $i$. If you plug (11.1) for $i$ into
+# (11.1) for $j$, you get the same form again, so a single pair describes both:
 #
-# $$(a_i, W_i) \cdot (a_j, W_j) = (a_i\,a_j,\;\; a_j\,W_i + W_j). \tag{12.2}$$
+# $$(a_i, W_i) \cdot (a_j, W_j) = (a_i\,a_j,\;\; a_j\,W_i + W_j). \tag{11.2}$$
 #
 # The earlier slice is on the left. With three slices, does it matter which two you join first? Can
 # you swap two of them? And what's the pair of a slice with no tokens at all? Guess before you
@@ -132,7 +132,7 @@ check("fade, and add what was written = recurrence", fade(decay, before) + writt
 
 # %%
 def joined(first, second):
-    """Equation 12.2: the pair of two slices, one after the other."""
+    """Equation 11.2: the pair of two slices, one after the other."""
     return first[0] * second[0], fade(second[0], first[1]) + second[1]
 
 
@@ -182,18 +182,18 @@ def states_between(pairs, state):
 # run by itself, from an empty state, and add this read afterwards:
 #
 # $$y_t = y_t^{\text{alone}} + e^{A(\Delta_{\text{start}} + \dots + \Delta_t)}\;
-#   S_{\text{before } i}\, C_t. \tag{12.3}$$
+#   S_{\text{before } i}\, C_t. \tag{11.3}$$
 
 
 # %%
 def reads(dt, A, C, state):
-    """The last term of (12.3) for all tokens of a slice: (b, l, h, p)."""
+    """The last term of (11.3) for all tokens of a slice: (b, l, h, p)."""
     left = (dt * A).cumsum(1).exp()
     return einsum("blh,blhn,bhpn->blhp", left, expand_groups(C, len(A)), state)
 
 
 def in_slices(parts, states):
-    """Equation 12.3 for every slice, with the slices put back together."""
+    """Equation 11.3 for every slice, with the slices put back together."""
     y = [
         ssd_chunked(x, dt, A, B, C) + reads(dt, A, C, state)
         for (x, dt, A, B, C), state in zip(parts, states, strict=True)
@@ -223,7 +223,7 @@ _ = must_differ("inclusive prefix", in_slices(parts, states[1:]), y)
 # from the right,
 #
 # $$S_{\text{after } i} = S_{\text{before } i}\, M_i + W_i, \qquad
-#   (M_i, W_i) \cdot (M_j, W_j) = (M_i M_j,\;\; W_i M_j + W_j), \tag{12.4}$$
+#   (M_i, W_i) \cdot (M_j, W_j) = (M_i M_j,\;\; W_i M_j + W_j), \tag{11.4}$$
 #
 # and for SSD, $M_i = a_i I$. To find $M_i$ for another rule, start it with the identity as its
 # state and write nothing but zeros. For $W_i$, start it with zeros and write the values.
@@ -288,7 +288,7 @@ for name, rule in RULES.items():  # a token reads the old state through the M up
 #
 # So a delta rule's pair can be about $1 + n/p$ times as large, and joining two of them takes a
 # product of matrices. But once a slice has $n/2$ tokens, this pair stops growing too. Reading later
-# also takes more: instead of the single decay in (12.3), token $t$ needs the matrix of the slice up
+# also takes more: instead of the single decay in (11.3), token $t$ needs the matrix of the slice up
 # to $t$, times its query. A simple recurrent network has no pair of this kind. Its state goes
 # through a tanh at every token, and a tanh isn't affine.
 
@@ -360,7 +360,7 @@ def on_ranks(work, *helpers, **given):
 # %% [markdown]
 # If pairs went from rank to rank, as in the drawing, each rank would wait for its predecessor. So
 # we make one collective call instead: gather all pairs on all ranks, and let each rank work out its
-# own prefix. Here is what one rank does, (12.1) and (12.3). Ignore `tie` until section 5.
+# own prefix. Here is what one rank does, (11.1) and (11.3). Ignore `tie` until section 5.
 
 
 # %% tags=["setup"]
@@ -452,7 +452,7 @@ assert dist.distributed_c10d.default_pg_timeout == timedelta(minutes=30)
 
 # %% tags=["figure"]
 plotting.show_drawing(
-    "12_silent_rank",
+    "11_silent_rank",
     "Four time lines. All ranks run their slice, gather, and add their reads. In the backward pass "
     "ranks 1 to 3 enter a collective and wait for rank 0, which has finished without it.",
 )
@@ -585,7 +585,7 @@ for cut in ((6, 4, 7, 3), (8, 1, 0, 11)):
 # $b$ rows, $h$ heads of width $p$ and state width $n$, SSD should hand over
 #
 # $$\underbrace{b\,h\,(pn + 1)}_{\text{forward: its pair}} \qquad\text{and}\qquad
-#   \underbrace{N\,b\,h\,(pn + 1)}_{\text{backward: a gradient for every pair}} \tag{12.5}$$
+#   \underbrace{N\,b\,h\,(pn + 1)}_{\text{backward: a gradient for every pair}} \tag{11.5}$$
 #
 # numbers. Neither depends on $l$. Keys and values do: with $g$ heads of keys and equal slices, they
 # take $2\,b\,l\,g\,p$ numbers forward, and $N$ times as many backward. Let's try two models of a
@@ -648,13 +648,13 @@ assert {pattern[::2] for pattern in patterns} == {"SSSSSSSI" * 3}
 # pass, with $l$ tokens and $g$ heads of keys, each rank sends this many numbers:
 #
 # $$\text{SSD: } (N-1)\,b\,h\,(pn + 1), \qquad
-#   \text{attention: } (N-1)\,2\,b\,l\,g\,p. \tag{12.6}$$
+#   \text{attention: } (N-1)\,2\,b\,l\,g\,p. \tag{11.6}$$
 #
 # Attention's keys can be stored in sixteen bits, while the package keeps states in float32, and
 # often several heads share a key head. So let each number of a key or value take $s$ bytes, and
 # each number of a pair four. Then the two send equally many bytes when each rank has
 #
-# $$l^* = \frac{4}{s} \cdot \frac{h}{g} \cdot \frac{pn + 1}{2p} \tag{12.7}$$
+# $$l^* = \frac{4}{s} \cdot \frac{h}{g} \cdot \frac{pn + 1}{2p} \tag{11.7}$$
 #
 # tokens, for any $N > 1$ and $b$. That's about $n/2$, times $4/s$, times $h/g$. Beyond $l^*$,
 # attention sends $l/l^*$ times as much.
@@ -662,7 +662,7 @@ assert {pattern[::2] for pattern in patterns} == {"SSSSSSSI" * 3}
 
 # %%
 def crossing(h, p, n, g, size):
-    """Equation 12.7: tokens per rank at which SSD and attention send the same number of bytes."""
+    """Equation 11.7: tokens per rank at which SSD and attention send the same number of bytes."""
     return 4 / size * h / g * (p * n + 1) / (2 * p)
 
 
@@ -690,12 +690,12 @@ def draw_bytes(ax, lengths, ssd, equal):
 # %% tags=["figure"]
 fig, ax = plotting.figure(size=(11, 5))
 equal = {name: crossing(32, 64, 128, g, size) for name, (g, size) in KEYS.items()}
-ssd = 7 * 4 * 32 * (64 * 128 + 1)  # equation 12.6 for 8 ranks and one row, in bytes
+ssd = 7 * 4 * 32 * (64 * 128 + 1)  # equation 11.6 for 8 ranks and one row, in bytes
 draw_bytes(ax, [2**e for e in range(4, 18)], ssd, equal)
 ax.set(xlabel="tokens per rank", ylabel="bytes that a rank sends, forward", ylim=(1e5, 3e10))
 plotting.save(
     fig,
-    "12_bytes",
+    "11_bytes",
     "Bytes that each of 8 ranks sends in a forward pass against tokens per rank, both logarithmic. "
     "SSD is a level line. Three lines of attention rise in proportion to the tokens. They cross it "
     "at 64, 128 and 512 tokens.",
@@ -735,11 +735,11 @@ def timed(rank, pattern, length, turns):
 
 
 # %% [markdown]
-# Here is our record (`python -m experiments 12_two_processes`, float32, two cores, 11 turns).
+# Here is our record (`python -m experiments 11_two_processes`, float32, two cores, 11 turns).
 # *Wall* is wall-clock time. *Busiest rank* counts only the processor time of the busier process.
 
 # %%
-record = json.loads(Path("../experiments/records/12_two_processes.json").read_text())
+record = json.loads(Path("../experiments/records/11_two_processes.json").read_text())
 
 
 def speedups(seconds):
@@ -802,27 +802,43 @@ assert 0.98 < operations[1] / operations[0] < 1
 # ## Exercises
 #
 # **1 · easy.** Every rank knows how long all the slices are. What positions do its own tokens have?
+#
+# <details><summary>Hint</summary>
+#
+# How many tokens come before the slice?
+#
+# </details>
 
 
 # %% tags=["exercise"]
 def positions_of(lengths, rank):
-    """Positions of a rank's tokens: the lengths of all slices, a rank -> (l,), int64."""
+    """Positions of a rank's tokens: the lengths of all slices, a rank -> (l,)."""
     ### BEGIN SOLUTION
     return sum(lengths[:rank]) + torch.arange(lengths[rank])
     ### END SOLUTION
 
 
 # %% tags=["check"]
+from cheems_ref.exercises import as_tensor
+
 for lengths in ((5,), (8, 7, 9, 5), (1, 0, 20, 8), (0, 3, 0)):
-    found = [positions_of(lengths, rank) for rank in range(len(lengths))]
-    assert [len(part) for part in found] == list(lengths)
-    check(f"slices of {lengths}", torch.cat(found), torch.arange(sum(lengths)))
+    found = [as_tensor(positions_of(lengths, rank)) for rank in range(len(lengths))]
+    got = [len(part) for part in found]
+    assert got == list(lengths), f"slices of {lengths}: {got} positions"
+    check(f"slices of {lengths}", torch.cat(found), as_tensor(range(sum(lengths))))
 
 # %% [markdown]
 # **2 · easy.** With pencil and paper: suppose a delta rule hands over the $M$ and $W$ of every head
 # (section 3), all in four-byte numbers. How many tokens must a rank have before that's less than
-# the keys and values of attention? Write $l^*$ as in (12.7), for $g$ heads of keys and $s$ bytes.
+# the keys and values of attention? Write $l^*$ as in (11.7), for $g$ heads of keys and $s$ bytes.
 # How much larger is it than for SSD if $p = n$?
+#
+# <details><summary>Hint</summary>
+#
+# Count the numbers first. $M$ is $(n, n)$ and $W$ is $(p, n)$, for each of $h$ heads. A token of
+# attention has $g$ keys and $g$ values of width $p$.
+#
+# </details>
 
 
 # %% tags=["exercise"]
@@ -834,16 +850,26 @@ def delta_crossing(h, p, n, g, size):
 
 
 # %% tags=["check"]
+from cheems_ref.exercises import check_numbers
+
 for h, p, n, g, size in ((1, 8, 8, 1, 4), (32, 64, 128, 8, 2), (4, 128, 16, 4, 4)):
-    l = delta_crossing(h, p, n, g, size)
-    assert abs(2 * l * g * p * size - 4 * h * n * (p + n)) < 1e-6, (h, p, n, g, size)
-    print(f"h = {h}, p = {p}, n = {n}, g = {g}, {size} bytes: {l:g} tokens per rank")
+    M, W = (torch.empty(h, rows, n, dtype=torch.float32, device="meta") for rows in (n, p))
+    half = torch.float16 if size == 2 else torch.float32
+    key = value = torch.empty(g, p, dtype=half, device="meta")  # of one token
+    even = (M.nbytes + W.nbytes) / (key.nbytes + value.nbytes)
+    case = f"h = {h}, p = {p}, n = {n}, g = {g}, {size} bytes"
+    check_numbers(delta_crossing(h, p, n, g, size), {case: even})
 
 # %% [markdown]
 # **3 · medium.** Write the halo. Every rank sends the last `count` tokens of its slice, or
 # everything it has if that's fewer. From the tails of all ranks, piece together the `count` tokens
-# before slice `rank`, with zeros where the text hasn't begun yet. (Hint: an earlier rank may have
-# sent only one token, or none. So where do the zeros go?)
+# before slice `rank`, with zeros where the text hasn't begun yet.
+#
+# <details><summary>Hint</summary>
+#
+# An earlier rank may have sent only one token, or none. So where do the zeros go?
+#
+# </details>
 
 
 # %% tags=["exercise"]
@@ -871,6 +897,12 @@ for cut in ((20,), (8, 1, 11), (1, 1, 1, 17), (2, 0, 0, 18), (0, 5, 15)):
 # returns before the gather, so the others wait. And even if every rank has tokens, only the last
 # rank's loss depends on what was gathered, so that rank waits in the backward pass. Here `gather`
 # takes a pair as a tensor and returns one tensor of all pairs.
+#
+# <details><summary>Hint</summary>
+#
+# A tensor times zero is zero, and still hangs on what it was computed from.
+#
+# </details>
 #
 # ```python
 # def hanging_loss(pair, y, rank, ranks, gather):
@@ -925,8 +957,13 @@ for lengths in ((5, 2, 4), (5, 0, 4), (0, 3, 4), (2, 2, 0)):
 # and $S_{i+1} = a_i S_i + W_i$. Rank $i$ knows how its own loss changes with the state it received,
 # $G_i = \partial \text{loss}_i / \partial S_i$. How does the sum of all losses change with each
 # $a_i$ and each $W_i$? Work it out without autograd, in one loop up the ranks and one back down.
-# (Hint: which losses does $W_i$ reach, and how much has it faded by then? In which order do you
-# need the ranks?)
+#
+# <details><summary>Hint</summary>
+#
+# Which losses does $W_i$ reach, and how much has it faded by then? In which order do you need the
+# ranks?
+#
+# </details>
 
 
 # %% tags=["exercise"]
@@ -945,6 +982,8 @@ def pairs_backward(a, W, G):
 
 
 # %% tags=["check"]
+from cheems_ref.exercises import forbidden
+
 for N in (1, 2, 5):
     a, W, G = (random(N, seed=30).sigmoid(), random(N, 4, 3, seed=31), random(N, 4, 3, seed=32))
     leaves = [a.clone().requires_grad_(), W.clone().requires_grad_()]
@@ -952,7 +991,8 @@ for N in (1, 2, 5):
     for a_i, W_i, G_i in zip(*leaves, G, strict=True):
         loss, state = loss + (G_i * state).sum(), a_i * state + W_i
     want = torch.autograd.grad(loss + 0 * state.sum(), leaves)
-    got = pairs_backward(a, W, G)
+    with forbidden(torch.autograd.grad, torch.autograd.backward):
+        got = pairs_backward(a, W, G)
     check(f"N = {N}: gradient of the decays", got[0], want[0])
     check(f"N = {N}: gradient of the writes", got[1], want[1])
 

@@ -1,11 +1,11 @@
 # %% [markdown]
-# # 11a · Errata
+# # 12a · Errata
 #
 # **Line by line: errors in the four documents that the chapters leave out or only touch on, and
 # what we checked and found right.** In the open cells you run listings as printed, check formulas
 # by their shapes, and compare tables. The folded cells hold the rest, for looking things up.
 #
-# You need chapter 11, sections 2 and 5.
+# You need chapter 12, sections 2 and 5.
 #
 # Sources: *Wonderful Matrices* (WM), *Cheems* (Ch), *OTCE*, lecture 22 of CMU's Generative AI
 # (L22); `book/claims.toml`, `book/tables.toml`.

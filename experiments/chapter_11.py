@@ -1,4 +1,4 @@
-"""Chapter 12: a text on one process, and on two."""
+"""Chapter 11: a text on one process, and on two."""
 
 import concurrent.futures
 import itertools
@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from experiments.runner import from_notebook
 
-CHAPTER = "12_scaling_out"
+CHAPTER = "11_scaling_out"
 
 
 def two_processes(turns=11):
@@ -30,11 +30,11 @@ def two_processes(turns=11):
 
 
 def timed_on(rank, meeting, pattern, length, turns):
-    """What chapter 12 measures on one of two ranks; the first turns of both kinds are left out."""
+    """What chapter 11 measures on one of two ranks; the first turns of both kinds are left out."""
     timed = from_notebook(CHAPTER).timed
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=dist.FileStore(meeting, 2), rank=rank, world_size=2)
     return timed(rank, pattern, length, turns + 1)[2:]
 
 
-RECIPES = {"12_two_processes": two_processes}
+RECIPES = {"11_two_processes": two_processes}

@@ -1,5 +1,5 @@
 # %% [markdown]
-# # 11 · What became of the claims
+# # 12 · What became of the claims
 #
 # **We followed 418 claims from four documents to a verdict. In this chapter you'll see how they
 # came out, and you'll meet eight ways to get a layer or a table wrong, with the tests that catch
@@ -112,7 +112,7 @@ for i, (short, name) in enumerate(DOCUMENTS.items()):
 draw_legend(ax)
 plotting.save(
     fig,
-    "11_verdicts",
+    "12_verdicts",
     "Four blocks of squares, one per document and one square per claim, coloured by verdict. Most "
     "are blue: the claim holds, or holds with a correction. A few are dark red: it does not hold. "
     "Green and orange are seen and not seen in small models; grey is undecided or not testable.",
@@ -736,7 +736,7 @@ assert least.min() > 1.008 and most.max() < 1.145 and (most - least).max() < 7e-
 
 # %% [markdown]
 # The tables aren't independent: every row of WM Table 3 is the row of Ch Table 3 times one factor,
-# up to rounding (lab 11a), under other models' names. We can't tell how that came about. (Ch's OTCE
+# up to rounding (lab 12a), under other models' names. We can't tell how that came about. (Ch's OTCE
 # simply has the numbers of ECDMOE in OTCE's own Table 7.)
 
 # %% tags=["guard"]
@@ -813,14 +813,14 @@ assert [*own, both, chance] == [10, 8, 11, 0] and round(sum(VALIDATION) / 52) ==
 # $m$ tasks, and for the difference of two models,
 #
 # $$\mathrm{SE} = \frac1m \sqrt{\sum_{i=1}^m \frac{p_i(1-p_i)}{N_i}}, \qquad
-#   \mathrm{SE}_{A-B} = \sqrt{\mathrm{SE}_A^2 + \mathrm{SE}_B^2}. \tag{11.1}$$
+#   \mathrm{SE}_{A-B} = \sqrt{\mathrm{SE}_A^2 + \mathrm{SE}_B^2}. \tag{12.1}$$
 #
 # Before you run it: by how many standard errors is the best model ahead of the second best?
 
 
 # %%
 def standard_error(percent, n):
-    """Equation 11.1, in points, of models' percent (m, models) on tasks of n (m) questions."""
+    """Equation 12.1, in points, of models' percent (m, models) on tasks of n (m) questions."""
     return (percent * (100 - percent) / n[:, None]).sum(0).sqrt() / len(n)
 
 
@@ -864,7 +864,7 @@ assert not any(fits(score, 500) for score in scores[5].tolist())  # of OBQA
 assert round(math.sqrt(1346 / 12_342), 2) == 0.33  # C-Eval's test set: a third of the error
 
 # %% [markdown]
-# What does equation 11.1 leave out?
+# What does equation 12.1 leave out?
 #
 # - *Both models answer the same questions.* If they tend to miss the same ones, the difference is
 #   more precise: with a correlation of 0.5 its standard error shrinks to $\sqrt{0.5} = 0.71$ of its
@@ -890,7 +890,7 @@ assert round(math.sqrt(1346 / 12_342), 2) == 0.33  # C-Eval's test set: a third 
 # - WM Table 3 is Ch Table 3 times a factor per row. On C-Eval's validation set, a difference of 2
 #   points is one standard error.
 #
-# What the chapters leave out is in lab 11a, *Errata*, line by line.
+# What the chapters leave out is in lab 12a, *Errata*, line by line.
 #
 # ## Exercises
 #
@@ -926,6 +926,12 @@ def graded(finds, mistaken, correct):
 # %% [markdown]
 # **1 · easy.** A norm divides each token by the root of its mean square. The argument `dim` is the
 # axis of this mean. Write a test that refuses a norm that mixes tokens or rows.
+#
+# <details><summary>Hint</summary>
+#
+# Two of the six questions. Each takes the norm and its width.
+#
+# </details>
 
 
 # %%
@@ -955,14 +961,21 @@ graded(finds_axis, mistaken, {"over the channels": Norm(5, dim=-1), "the same": 
 
 # %% [markdown]
 # **2 · easy.** Pencil and paper. Two models answer 400 questions, one 60 percent of them correctly
-# and the other 64. What is the standard error of each, and of the difference? How many questions do
-# you need until the difference of 4 points is two standard errors? (Take the same $p$, and round up
-# to hundreds.)
+# and the other 64. What is the standard error of each, and of the difference, in points? How many
+# questions do you need until the difference of 4 points is two standard errors? (Take the same $p$,
+# and round up to hundreds.)
+#
+# <details><summary>Hint</summary>
+#
+# A share $p$ of $n$ answers has the variance $p(1 - p)/n$; 60 percent are 60 points. Variances add
+# up.
+#
+# </details>
 
 
 # %% tags=["exercise"]
 def by_hand():
-    """Standard errors of 60 percent, 64 percent and the difference; the questions needed."""
+    """Standard errors of 60 percent, 64 percent and the difference, in points; questions needed."""
     ### BEGIN SOLUTION
     se_60, se_64 = math.sqrt(60 * 40 / 400), math.sqrt(64 * 36 / 400)
     se_difference = math.hypot(se_60, se_64)
@@ -971,17 +984,27 @@ def by_hand():
 
 
 # %% tags=["check"]
-*given, needed = by_hand()
-known = torch.tensor([[60.0, 64.0]]), torch.tensor([400])
-each = standard_error(*known)
-known_se = torch.tensor([*each, each.norm()])
-check("two standard errors and that of the difference", torch.tensor(given), known_se, tol=5e-3)
-enough = [standard_error(known[0], torch.tensor([n])).norm() <= 2 for n in (needed - 100, needed)]
-assert enough == [False, True], "2 points or less at `needed`, more at 100 fewer"
+from cheems_ref.exercises import check_numbers, forbidden
+
+with forbidden(standard_error):
+    *given, needed = by_hand()
+percent = torch.tensor([[60.0, 64.0]])
+one, other = standard_error(percent, torch.tensor([400])).tolist()
+errors = {"of 60 percent": one, "of 64": other, "of the difference": math.hypot(one, other)}
+check_numbers(given, {f"the standard error {name}": se for name, se in errors.items()}, tol=5e-3)
+hundreds = torch.arange(100, 9900, 100)
+enough = [n for n in hundreds if standard_error(percent, n[None]).norm() <= 2]
+check_numbers(needed, {"the questions needed, in hundreds": enough[0].item()})
 
 # %% [markdown]
 # **3 · medium.** `expand(B, h)` gives every head the group it reads: from $(b, l, g, n)$ to $(b, l,
 # h, n)$, head $i$ with group $\lfloor i/(h/g)\rfloor$. Write a test that refuses any other group.
+#
+# <details><summary>Hint</summary>
+#
+# With one group, or as many groups as heads, which layouts look alike?
+#
+# </details>
 
 
 # %% tags=["exercise"]
@@ -1005,33 +1028,56 @@ graded(
 )  # fmt: skip
 
 # %% [markdown]
-# **4 · medium.** On your own machine: test `nn.GRU` with the six questions. Write the `call`, which
-# takes what `verify.common_call` takes and returns the outputs and a cache. Which question does
-# your call fail or leave open, and why? Then try a layer from a package that you use.
+# **4 · medium.** Test PyTorch's own attention with the six questions. `nn.MultiheadAttention` knows
+# neither a causal mask of its own nor a cache. Write the `call` that adds both: it takes what
+# `verify.common_call` takes, and returns the outputs and a cache, with which a later call goes on
+# where this one stopped. Which question does your call fail or leave open, and why? Then try a
+# layer from a package that you use.
+#
+# <details><summary>Hint</summary>
+#
+# All tokens so far may be the cache. Query $i$ of a later call is token $i$ plus the number of
+# cached tokens, so the mask needs an offset. In `attn_mask`, True hides.
+#
+# </details>
 
 
 # %% tags=["exercise"]
-def call_gru(module, x, position_ids, padding_mask=None, cache=None):
-    """Call a GRU made with batch_first=True; its outputs (b, l, d) and its last state."""
+def call_attention(module, x, position_ids, padding_mask=None, cache=None):
+    """Call an nn.MultiheadAttention with batch_first=True causally; its outputs and a cache."""
     ### BEGIN SOLUTION
-    return module(x, cache)
+    seen = x if cache is None else torch.cat([cache, x], dim=1)
+    t, s = x.shape[1], seen.shape[1]
+    future = torch.ones(t, s, dtype=torch.bool).triu(s - t + 1)
+    y, _ = module(x, seen, seen, attn_mask=future, need_weights=False)
+    return y, seen
     ### END SOLUTION
 
 
 # %% tags=["check"]
 _ = torch.manual_seed(6)
-gru = nn.GRU(5, 7, batch_first=True)
-of_gru = answers(gru, random(3, 20, 5, seed=7), call=call_gru)
-print(of_gru)
-asked = ("causal", "rows", "pieces", "learns")
-assert {of_gru[name] for name in asked} == {"yes"} and of_gru["shift"] == "–"
-forgets = answers(gru, random(3, 20, 5, seed=7), call=lambda m, x, *_: call_gru(m, x, None))
-assert forgets["pieces"] == "no", "without its cache, the GRU must fail in pieces"
+attention = nn.MultiheadAttention(6, 2, batch_first=True)
+x = random(3, 20, 6, seed=7)
+found = answers(attention, x, call=call_attention)
+wrong = [name for name in ("causal", "rows", "pieces", "learns") if found[name] != "yes"]
+assert not wrong, f"these questions must be answered with yes: {', '.join(wrong)}"
+y, cache = call_attention(attention, x, None)
+right = nn.Transformer.generate_square_subsequent_mask(20, dtype=x.dtype)
+check("as torch's causal attention", y, attention(x, x, x, attn_mask=right)[0])
+assert cache is not None, "a cache is returned, too"
+print({name: found[name] for name in ("causal", "rows", "pieces", "learns", "shift")})
 
 # %% [markdown]
 # **5 · hard.** $h_t = a_th_{t-1} + x_t$ in chunks of `size`: `form(a, x, size)` returns all $h_t$
 # for vectors $a$ and $x$, whose length is a multiple of `size`. The listing has a mistake, but it's
 # right for two chunks and for equal decays. Write a test that refuses it.
+#
+# <details><summary>Hint</summary>
+#
+# Compare with the recurrence, which is four lines. How many chunks does a carry need before it can
+# be wrong?
+#
+# </details>
 
 
 # %%

@@ -2,12 +2,12 @@
 # # 04a · Refereeing a printed proof
 #
 # **The appendices of OTCE and WM prove the theorem of chapter 04 and end with the wrong sign. This
-# lab finds the line, with a method for any line that is an equation, and runs what else is printed
-# about rotations.** You will be able to
+# page goes through the proof line by line, and runs what else is printed about rotations.** It's a
+# page to look things up: the list of claims links to its sections. There is nothing to solve here.
 #
-# - check a derivation line by line, as algebra and in numbers;
-# - find the inputs that hide a wrong sign;
-# - see what a swapped axis does to positions.
+# - Sections 2 to 5: the thirteen lines of the proof. As equations, twelve of them hold. The last
+#   one has the wrong sign.
+# - Section 6: a matrix with two indices in one block, a swapped axis, rows instead of columns.
 #
 # You need chapter 04, sections 1 to 3.
 #

@@ -1,4 +1,4 @@
-"""A pair per slice, and a ring of keys and values: the opening drawing of chapter 12."""
+"""A pair per slice, and a ring of keys and values: the opening drawing of chapter 11."""
 
 from matplotlib.patches import Rectangle
 
