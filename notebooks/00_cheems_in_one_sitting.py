@@ -199,11 +199,11 @@ LENGTHS = [2**i for i in range(8, 21)]
 NAMES = ("llama-1.3b", "jamba-1.3b", "cheems-1.3b")
 kept = {name: [cache_bytes(preset(name), l) for l in LENGTHS] for name in NAMES}
 GIB = {name: [(c.keys_values + c.states) / 2**30 for c in row] for name, row in kept.items()}
+CURVES = {"LLaMA: 24 attention layers": GIB["llama-1.3b"], "Jamba, Cheems: 3": GIB["cheems-1.3b"]}
 
 # %% slide_title="Attention's memory grows with the text, a state's doesn't" tags=["figure"]
 fig, ax = plotting.figure(size=(9, 4.4))
-shown = {"LLaMA: 24 attention layers": GIB["llama-1.3b"], "Jamba, Cheems: 3": GIB["cheems-1.3b"]}
-plotting.lines(ax, LENGTHS, shown, xscale="log", yscale="log", xlabel="tokens read",
+plotting.lines(ax, LENGTHS, CURVES, xscale="log", yscale="log", xlabel="tokens read",
                ylabel="GiB kept", xticks={256: "256", 8192: "8,192", 2**17: "131,072"})  # fmt: skip
 for name in ("llama-1.3b", "cheems-1.3b"):
     ax.plot([2**17], [GIB[name][9]], "o", color=plotting.INK)
@@ -274,7 +274,7 @@ check("four keys in a state of width 4: each returns its value", y[4:], values)
 
 # %% [markdown]
 # It's a perfect memory, up to four keys. There's no fifth direction in four dimensions, so a fifth
-# key blurs the others' values (the ✗ below). Fading makes room: old values get weaker, and recent
+# key blurs the others' values (folded cell). Fading makes room: old values get weaker, and recent
 # ones stand out. Here each write loses a third of its strength with every later token:
 
 
@@ -776,6 +776,22 @@ nats_of = {pattern: run["held_out"] for pattern, run in runs.items()}
 assert 0.01 < nats_of["SESESE"] - nats_of["SESEIE"] < 0.02
 assert 0.09 < nats_of["IEIEIE"] - nats_of["SESEIE"] < 0.1
 
+# %% slide_title="Without attention the loss is nearly the same" tags=["figure", "slide"]
+fig, ax = plotting.figure(size=(9, 4.4))
+curves = {name: torch.tensor(run["losses"]).unfold(0, 10, 10).mean(1) for name, run in runs.items()}
+plotting.lines(ax, range(10, 301, 10), curves, xlabel="step", ylabel="nats per byte")
+plotting.level(ax, 2.32, "bigram")
+plotting.save(
+    fig,
+    "00_learning",
+    "Training loss against step for SESEIE, SESESE and IEIEIE. All three fall below the line of "
+    "the bigram, at 2.32, and end within 0.2 of each other.",
+)
+
+# %% tags=["guard"]
+ends_at = [sum(run["losses"][-10:]) / 10 for run in runs.values()]
+assert max(ends_at) < 2.32 and max(ends_at) - min(ends_at) < 0.2
+
 # %% [markdown]
 # All three beat the bigram by far. `SESEIE` and `SESESE` are less than 0.02 nats apart, `IEIEIE` is
 # 0.09 behind. (Single runs; chapter 09 says how many a difference needs.) On this text, for models
@@ -849,6 +865,17 @@ assert max(abs(a - b) for a, b in zip(once, again, strict=True)) < 0.02
 assert f"{run['held_out_off'] - run['held_out']:.2f}" == "0.20"
 assert f"{runs['SESESE']['held_out'] - run['held_out']:.3f}" == "0.016"
 assert f"{runs['IEIEIE']['held_out']:.2f} {runs['IEIEIE']['held_out_off']:.2f}" == "1.72 3.34"
+
+# %% slide_title="Attention's absence hurts alike at every place" tags=["figure", "slide"]
+fig, ax = plotting.figure(size=(9, 4.2))
+ax.bar(range(8, 256, 16), HARM, 13, color=plotting.COLORS[1])
+ax.set(xlabel="place in the window, bytes", ylabel="nats lost", ylim=(0, 0.3))
+plotting.save(
+    fig,
+    "00_harm",
+    "Bars for 16 parts of a window of 256 bytes: how many nats the recorded model loses without "
+    "its attention. All are near 0.2.",
+)
 
 # %% [markdown]
 # Ours lost about 0.1 nats in every quarter, and the recorded `SESEIE` loses 0.2 everywhere (left
@@ -947,7 +974,7 @@ assert max(first) == 40 and len(first) == 15
 # without attention, and at pure copying attention learned much faster. (Chapter 08 asks by content,
 # of longer texts.)
 
-# %% [markdown] slide_title="Attention keeps everything, a state keeps a blur, and both help"
+# %% [markdown] slide_title="Attention keeps everything, a state keeps a blur"
 # ## Summary
 #
 # - Attention keeps all keys and values, searches them, and pays for each token it keeps.
