@@ -727,10 +727,8 @@ plotting.save(
 # the key, which has to know the token before it. A convolution, a shift or a state layer below
 # attention can tell it. For chapter 05's account book it was the value.
 #
-# Each failure is a failure at *one* rate, within 2,000 steps, and that rate was mostly chosen by
-# chance. Where rotating states fail, the tuning seed did little better than guess at every rate. S
-# S with decay and A then S with a convolution did better on the tuning seed (0.19, averaged over
-# the run) than in the five runs shown (at most 0.09): it was lucky.
+# Each failure is a failure at *one* rate, within 2,000 steps. Where rotating states fail, that rate
+# was chosen by chance: the tuning seed did little better than guess at every rate.
 #
 # ### Is it our construction?
 #
