@@ -105,6 +105,27 @@ _ = must_differ("the stretching forgotten", -torch.eye(n), A)
 # Integrating $G_{ij}$ by parts gives the entries: $-\sqrt{(2i+1)(2j+1)}$ below the diagonal of $A$,
 # $-(i+1)$ on it, and zeros above.
 #
+# **Fill in 1.** Write $A$ from its entries, without the package. On paper first: what is the
+# smallest one, $n = 2$?
+
+
+# %% tags=["exercise"]
+def by_entries(n):
+    """HiPPO's matrix, (n, n), entry by entry."""
+    ### BEGIN SOLUTION
+    roots = (2 * torch.arange(n) + 1.0).sqrt()
+    return -torch.outer(roots, roots).tril(-1) - torch.diag(torch.arange(n) + 1.0)
+    ### END SOLUTION
+
+
+# %% tags=["check"]
+for size in (1, 2, 7):
+    filled = torch.as_tensor(by_entries(size)).double()
+    assert filled.shape == (size, size), f"n = {size}: shape {tuple(filled.shape)}"
+    assert not filled.triu(1).any(), f"n = {size}: above the diagonal there are zeros"
+    check(f"your A, n = {size}", filled, hippo_legs(size)[0])
+
+# %% [markdown]
 # ## 2 · What it remembers
 #
 # For samples, hold the input for one unit of time each. With the clock $\tau = \log t$ the equation
@@ -260,7 +281,29 @@ _ = must_differ("ZOH's Ā in its place", discretize_zoh(A, B, dt)[0], A_bar, at_
 # For small $z$ they differ by about $z^3/12$. For large steps the fraction is a poor approximation.
 # Decay still decays, since $|1 + z/2| < |1 - z/2|$. But as the step grows, the factor passes
 # through 0 at $z = -2$ and then tends to $-1$. So with a large $\Delta$ a bilinear step flips the
-# sign of the state, where ZOH resets it:
+# sign of the state, where ZOH resets it.
+#
+# **Predict 2.** A tank leaks at the rate $a < 0$. At which step does the bilinear rule empty it at
+# once? And at which step does it leave minus half of what was there?
+
+
+# %% tags=["exercise"]
+def two_steps(a):
+    """The step Δ that empties the tank, and the one that leaves -1/2 of its content."""
+    ### BEGIN SOLUTION
+    return -2 / a, -6 / a  # (1 + z/2) / (1 - z/2) is 0 at z = -2 and -1/2 at z = -6
+    ### END SOLUTION
+
+
+# %% tags=["check"]
+for a in (-1.0, -0.25, -16.0):
+    for step, wanted in zip(two_steps(a), (0.0, -0.5), strict=True):
+        left = discretize_bilinear(torch.tensor([[a]]), torch.ones(1), step)[0].item()
+        assert abs(left - wanted) < 1e-9, f"a = {a}, step {step}: {left:.3f} is left, not {wanted}"
+print("emptied, and turned over")
+
+# %% [markdown]
+# Now watch both rules as the step grows:
 
 # %%
 small = torch.tensor(-1e-3)

@@ -145,6 +145,29 @@ for name in RULES:
 # keys used once: it leads Longhorn by one point. For keys used twice it finds the old value as
 # often as the valid one. The measure you choose decides who wins, so choose it before you look.
 #
+# **Break it 1.** Find two lists of notes that linear attention can't tell apart, though the last
+# value of a key differs. A note is a pair (key, value), with keys and values 0, 1 or 2.
+
+
+# %% tags=["exercise"]
+def two_lists():
+    """Two lists of pairs (key, value): same final state, another last value for some key."""
+    ### BEGIN SOLUTION
+    return [(0, 1), (0, 2)], [(0, 2), (0, 1)]
+    ### END SOLUTION
+
+
+# %% tags=["check"]
+states, lasts = [], []
+for listed in two_lists():
+    k, v = (torch.eye(3)[[note[i] for note in listed]][None] for i in (0, 1))
+    states.append({name: store(name, k, v) for name in ("linear attention", "DeltaNet")})
+    lasts.append(dict(listed))
+assert lasts[0] != lasts[1], "every key has the same last value in both lists"
+check("your two lists: the same state", *(state["linear attention"] for state in states))
+_ = must_differ("DeltaNet's states", *(state["DeltaNet"] for state in states))
+
+# %% [markdown]
 # ## 2 · Can a model learn its way around that?
 #
 # Perhaps keys and values could be *learned* that avoid the trouble. A text is a list of notes, each
@@ -316,8 +339,28 @@ _ = must_differ("answers of the diagonal model", S @ two_keys.T, S_row @ two_key
 
 # %% [markdown]
 # It no longer solves the regression. Write again and again under one key. Each entry settles where
-# it gains as much as it loses, at $S_{ji} = v_j / k_i$, and the answer is then $n\,v_j$ where it
-# should be $v_j$:
+# it gains as much as it loses.
+#
+# **Predict 2.** Where is that? Set $S_t = S_{t-1}$ in (2.18) and solve for the state.
+
+
+# %% tags=["exercise"]
+def settled(k, v):
+    """The state (p, n) that another write of v (p,) under k (n,) leaves as it is."""
+    ### BEGIN SOLUTION
+    return v[:, None] / k
+    ### END SOLUTION
+
+
+# %% tags=["check"]
+for n, p, seed in ((4, 3, 60), (1, 2, 61), (6, 1, 62)):
+    k, v = random(n, seed=seed), random(p, seed=seed + 10)
+    S = torch.as_tensor(settled(k, v))
+    assert S.shape == (p, n), f"the state has the shape {(p, n)}, yours {tuple(S.shape)}"
+    check(f"n = {n}, p = {p}: one more write changes nothing", diagonal_longhorn(S, k, v, 0.7), S)
+
+# %% [markdown]
+# So it ends at $S_{ji} = v_j / k_i$, and answers $n\,v_j$ where it should answer $v_j$:
 
 # %%
 n, k, v = 4, random(4, seed=52), random(3, seed=53)
