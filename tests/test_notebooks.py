@@ -293,7 +293,7 @@ def test_every_output_is_compared_but_for_the_kernels_verdict_and_texts_of_a_new
     written = f"{line}│ The banef the\n│ thangin\n{line}"
     assert re.sub(bar, a_text, written) == line + a_text + line
     barred = [p.stem for p in STORED for _, c in code_cells(stored(p)) if "│ " in str(c.outputs)]
-    assert barred == ["00_cheems_in_one_sitting", "07_cheems_language_model"]
+    assert barred == 3 * ["00_cheems_in_one_sitting"] + ["07_cheems_language_model"]
 
 
 # The guard on trial: a good notebook, and what the rules say where one cell of it is spoilt.
