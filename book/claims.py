@@ -41,15 +41,17 @@ DOCUMENTS = {
     "L22": "lecture 22",
 }
 KINDS = ("equation", "algorithm", "listing", "figure", "table", "sentence")
-VERDICTS = (
-    "holds",
-    "holds corrected",
-    "does not hold",
-    "seen at small scale",
-    "not seen at small scale",
-    "undecided at small scale",
-    "not testable here",
-)
+VERDICTS = {  # and the rule for each
+    "holds": "a check confirms the claim as printed",
+    "holds corrected": "it is wrong as printed, and a stated repair makes it right",
+    "does not hold": "a check refutes it, and no repair is known",
+    "seen at small scale": "our small models or toy tasks show an effect of the claimed sign",
+    "opposite at small scale": "a significant difference, or each of the runs, of the other sign",
+    "not seen at small scale": "we looked, and found neither the effect nor its opposite",
+    "undecided at small scale": "the interval holds both the claim and its absence",
+    "not independent": "the printed numbers follow from numbers printed for something else",
+    "not testable here": "it needs data, weights or machines that we don't have",
+}
 EVIDENCE = {"chapter", "section", "checks", "lines"}
 FIELDS = {
     *("id", "document", "place", "section", "kind", "quote", "verdict", "finding"),

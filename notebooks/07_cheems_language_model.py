@@ -346,21 +346,37 @@ for run in runs["rope", "SA"] + runs["rope", "SAS"]:  # a point every 25 steps
     assert (max(run[:12]) > 0.9) == (run[-1] > 0.9)
 assert max(max(five) for (_, name), five in ends.items() if name in ("AS", "AA", "SS")) < 0.46
 
+
+# %% tags=["figure"]
+def draw_dots(ax):
+    """A dot for each run, filled where it learned recall."""
+    for row, (position, name) in enumerate(
+        (p, n) for n in ("SA", "SA, wiped") for p in ("conv", "rope")
+    ):
+        for i, end in enumerate(sorted(ends[position, name])):
+            face = plotting.COLORS[2] if end > 0.9 else "white"
+            ax.plot(
+                i,
+                -row,
+                "o",
+                markersize=26,
+                markerfacecolor=face,
+                markeredgecolor=plotting.COLORS[2],
+            )
+    words = [f"{n}, {p}" for n in ("S A", "S A, state wiped") for p in ("convolution", "rotation")]
+    ax.set(
+        frame_on=False,
+        xticks=[],
+        xlim=(-0.5, 4.5),
+        ylim=(-3.5, 0.5),
+        title="● a run that learned it",
+    )
+    ax.set_yticks(range(0, -4, -1), words)
+
+
 # %% slide_title="Wiped, S learns with a convolution, never with rotation" tags=["figure", "slide"]
 fig, ax = plotting.figure(size=(9, 3.6))
-for row, (position, name) in enumerate(
-    (p, n) for n in ("SA", "SA, wiped") for p in ("conv", "rope")
-):
-    for i, end in enumerate(sorted(ends[position, name])):
-        face = plotting.COLORS[2] if end > 0.9 else "white"
-        ax.plot(
-            i, -row, "o", markersize=26, markerfacecolor=face, markeredgecolor=plotting.COLORS[2]
-        )
-words = [f"{n}, {p}" for n in ("S A", "S A, state wiped") for p in ("convolution", "rotation")]
-ax.set(
-    frame_on=False, xticks=[], xlim=(-0.5, 4.5), ylim=(-3.5, 0.5), title="● a run that learned it"
-)
-ax.set_yticks(range(0, -4, -1), words)
+draw_dots(ax)
 plotting.save(
     fig,
     "07_wiped_runs",
@@ -677,17 +693,19 @@ constant = (kept("jamba-52b").states + kept("jamba-52b").convolutions) / 2**20
 print(f"Jamba, what does not grow with the context: {constant:.1f} MiB")
 assert mistral == 0.5 and 15.2 < constant < 15.4
 
-# %% slide_title="Attention has the smallest cache at 64 tokens, soon the largest" tags=["figure"]
-fig, ax = plotting.figure(size=(10, 4.6))
+# %% tags=["setup"]
 contexts, systems = [2**i for i in range(6, 21)], {n: f"{f}-320m" for n, f in FOUR.items()}
 mib = {n: [kept(c, l).total() / 2**20 for l in contexts] for n, c in systems.items()}
 curves = {"LlaMa": mib["LlaMa"], "Mamba-2": mib["Mamba-2"], "Jamba, Cheems": mib["Cheems"]}
-plotting.lines(ax, contexts, curves, xscale="log", yscale="log",
-               xlabel="context, tokens", ylabel="MiB of cache")  # fmt: skip
 largest = [max(mib, key=lambda name: mib[name][i]) for i in range(len(contexts))]
 assert min(mib, key=lambda name: mib[name][0]) == "LlaMa" and {*largest[2:]} == {"LlaMa"}
 assert all(abs(a / b - 1) < 0.02 for a, b in zip(mib["Jamba"], mib["Cheems"], strict=True))
 assert contexts[2] == 256 and 7.9 < mib["LlaMa"][-1] / mib["Cheems"][-1] < 8
+
+# %% slide_title="Attention has the smallest cache at 64 tokens, soon the largest" tags=["figure"]
+fig, ax = plotting.figure(size=(10, 4.6))
+plotting.lines(ax, contexts, curves, xscale="log", yscale="log",
+               xlabel="context, tokens", ylabel="MiB of cache")  # fmt: skip
 plotting.save(
     fig,
     "07_cache",

@@ -665,10 +665,10 @@ assert {pattern[::2] for pattern in patterns} == {"SSSSSSSI" * 3}
 # tokens, for any $N > 1$ and $b$. That's about $n/2$, times $4/s$, times $h/g$. Beyond $l^*$,
 # ring attention sends $l/l^*$ times as much.
 #
-# Both sides have a cheaper rival. *Ulysses* (Jacobs et al.) swaps tokens for heads: a rank keeps an
-# $N$th of its queries, keys, values and outputs, sends the rest, and so reads the whole text with
-# $h/N$ heads. And pairs can go down a *chain*: each rank joins the prefix with its own pair and
-# sends one pair instead of $N - 1$, but has to wait for its neighbour. When is each of them ahead?
+# Both sides have a cheaper rival. *Ulysses* (Jacobs et al.) swaps tokens for heads: a rank keeps
+# an $N$th of its queries, keys, values and outputs, sends the rest, and so reads the whole text
+# with $h/N$ heads. And pairs can go down a *chain*: each rank joins the prefix with its own pair
+# and sends one pair instead of $N - 1$, but has to wait for its neighbour. When is each ahead?
 
 
 # %%
@@ -738,7 +738,8 @@ plotting.save(
 l, link, rate = 16_384, 50e9, 5e14
 sending = 2 * 2 * l * 8 * 64 / link  # k and v of 8 heads, two bytes each
 computing = 4 * l**2 * 32 * 64 / rate  # two products of l × l pairs, 32 heads of width 64
-print(f"a step of the ring: {1e3 * sending:.2f} ms to send, {1e3 * computing:.1f} ms to compute")
+print("milliseconds of a step of the ring, to send and to compute:", end=" ")
+print(f"{1e3 * sending:.2f}, {1e3 * computing:.1f}")
 assert sending < computing / 6
 
 # %% [markdown]
@@ -1044,6 +1045,7 @@ for N in (1, 2, 5):
 #   (2025): one gather of the states.
 # - Liu, Zaharia and Abbeel, *Ring Attention with Blockwise Transformers for Near-Infinite Context*
 #   (2023).
+# - Jacobs et al., *DeepSpeed Ulysses* (2023): attention that changes from tokens to heads and back.
 # - Blelloch, *Prefix Sums and Their Applications* (1990): prefixes of any associative operation.
 
 # %% tags=["versions", "nbval-ignore-output"]

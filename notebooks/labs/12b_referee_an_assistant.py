@@ -46,6 +46,8 @@ torch.set_default_dtype(torch.float64)
 
 # %%
 class CachedAttention(nn.Module):
+    """Causal attention of one head, with rotary positions."""
+
     def __init__(self, d):
         super().__init__()
         self.project, self.out, self.scale = nn.Linear(d, 3 * d), nn.Linear(d, d), d**-0.5
@@ -77,6 +79,8 @@ def turned(x, positions):
 
 # %%
 class ChunkedMemory(nn.Module):
+    """A state that forgets by a gate, in chunks."""
+
     def __init__(self, d, chunk_size=8):
         super().__init__()
         self.project, self.gate, self.chunk_size = nn.Linear(d, 3 * d), nn.Linear(d, 1), chunk_size
@@ -101,6 +105,8 @@ class ChunkedMemory(nn.Module):
 
 # %%
 class Router(nn.Module):
+    """k of n linear experts for each token."""
+
     def __init__(self, d, n_experts=4, k=2):
         super().__init__()
         self.scores, self.k = nn.Linear(d, n_experts), k
@@ -122,6 +128,8 @@ class Router(nn.Module):
 
 # %%
 class ShortConvolution(nn.Module):
+    """Each channel of a token is a weighted sum of its last four."""
+
     def __init__(self, d, width=4):
         super().__init__()
         self.kernel = nn.Parameter(torch.randn(width, d))
@@ -141,6 +149,8 @@ class ShortConvolution(nn.Module):
 
 # %%
 class GatedMemory(nn.Module):
+    """A state that forgets by a gate, token by token."""
+
     def __init__(self, d):
         super().__init__()
         self.project, self.gate = nn.Linear(d, 3 * d), nn.Linear(d, 1)
@@ -294,30 +304,34 @@ _ = must_differ("your example: GatedMemory", padded, alone)
 # %% [markdown]
 # ## 3 · Mend
 #
-# **Fill in 3.** Mend the attention: copy its `forward`, and let it use the `position_ids` that it's
-# given. The check puts all six questions, so counting on from the length of the cache isn't enough:
+# **Fill in 3.** Mend the attention: write its `forward` anew, and let it use the `position_ids` that
+# it's given. The check puts all six questions, so counting on from the length of the cache isn't enough:
 # *shift* must apply. It also compares one pass with the layer above, which was right.
 
 
 # %% tags=["exercise"]
-class MendedAttention(CachedAttention):
-    """Attention at the positions that it is given."""
-
-    def forward(self, x, position_ids, padding_mask=None, cache=None):
-        ### BEGIN SOLUTION
-        q, k, v = self.project(x).chunk(3, dim=-1)
-        q, k = turned(q, position_ids), turned(k, position_ids)
-        real = torch.ones(x.shape[:2], dtype=torch.bool) if padding_mask is None else padding_mask
-        if cache is not None:
-            k, v, real = (torch.cat(pair, 1) for pair in zip(cache, (k, v, real), strict=True))
-        back = torch.ones(x.shape[1], k.shape[1], dtype=torch.bool).tril(k.shape[1] - x.shape[1])
-        scores = (q @ k.mT) * self.scale
-        scores = scores.masked_fill(~(back & real[:, None]), -1e30)
-        return self.out(scores.softmax(-1) @ v), (k, v, real)
-        ### END SOLUTION
+def mended_forward(self, x, position_ids, padding_mask=None, cache=None):
+    """What CachedAttention.forward should be: attention at the positions that it is given."""
+    ### BEGIN SOLUTION
+    q, k, v = self.project(x).chunk(3, dim=-1)
+    q, k = turned(q, position_ids), turned(k, position_ids)
+    real = torch.ones(x.shape[:2], dtype=torch.bool) if padding_mask is None else padding_mask
+    if cache is not None:
+        k, v, real = (torch.cat(pair, 1) for pair in zip(cache, (k, v, real), strict=True))
+    back = torch.ones(x.shape[1], k.shape[1], dtype=torch.bool).tril(k.shape[1] - x.shape[1])
+    scores = (q @ k.mT) * self.scale
+    scores = scores.masked_fill(~(back & real[:, None]), -1e30)
+    return self.out(scores.softmax(-1) @ v), (k, v, real)
+    ### END SOLUTION
 
 
 # %% tags=["check"]
+class MendedAttention(CachedAttention):
+    """CachedAttention with the forward that you wrote."""
+
+    forward = mended_forward
+
+
 mended = made(MendedAttention)
 for ask in QUESTIONS.values():
     _ = ask(mended, 8)

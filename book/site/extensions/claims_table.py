@@ -90,7 +90,12 @@ class ClaimsTable(Directive):
         names = ", ".join(f"{short}: {name}" for short, name in DOCUMENTS.items())
         told = f"{len(claims)} claims of four documents. {names}."
         rows = [claim_row(claim) for claim in claims]
-        return [paragraph(told), counts(claims), table(COLUMNS, rows, "claims")]
+        rules = nodes.bullet_list("")
+        for verdict, rule in VERDICTS.items():
+            rules += nodes.list_item(
+                "", paragraph("", nodes.strong("", verdict), nodes.Text(f": {rule}"))
+            )
+        return [paragraph(told), rules, counts(claims), table(COLUMNS, rows, "claims")]
 
 
 def setup(app: Sphinx) -> dict:
