@@ -37,6 +37,13 @@ torch.set_num_threads(1)
 torch.set_default_dtype(torch.float64)
 
 
+# %% tags=["setup"]
+def turned(x, positions):
+    """Rotate x (b, l, d), as one head, to positions (l,) or (b, l)."""
+    cos, sin = rope_cos_sin(positions.expand(x.shape[:2]), x.shape[2], dtype=x.dtype)
+    return apply_rope(x[:, :, None], cos, sin)[:, :, 0]
+
+
 # %% [markdown]
 # ## 1 · Read
 #
@@ -63,13 +70,6 @@ class CachedAttention(nn.Module):
         scores = (q @ k.mT) * self.scale
         scores = scores.masked_fill(~(back & real[:, None]), -1e30)
         return self.out(scores.softmax(-1) @ v), (k, v, real)
-
-
-# %% tags=["setup"]
-def turned(x, positions):
-    """Rotate x (b, l, d), as one head, to positions (l,) or (b, l)."""
-    cos, sin = rope_cos_sin(positions.expand(x.shape[:2]), x.shape[2], dtype=x.dtype)
-    return apply_rope(x[:, :, None], cos, sin)[:, :, 0]
 
 
 # %% [markdown]
@@ -178,6 +178,8 @@ KINDS = (CachedAttention, ChunkedMemory, Router, ShortConvolution, GatedMemory)
 LAYERS = {kind.__name__: made(kind) for kind in KINDS}
 
 # %% [markdown]
+# ## 2 · Ask
+#
 # **Predict.** Here is a review that lets everything through. Change it to yours. Name the line that
 # you'd object to before you go on:
 
@@ -186,8 +188,6 @@ predicted = dict.fromkeys(LAYERS, "right")
 print(", ".join(f"{name}: {verdict}" for name, verdict in predicted.items()))
 
 # %% [markdown]
-# ## 2 · Ask
-#
 # **Fill in 1.** Put the six questions to a layer. A question is called with the layer and a width,
 # such as `is_causal(layer, 8)`. It raises an `AssertionError` if the answer is no, and a
 # `ValueError` or `TypeError` if it doesn't apply, for instance because there is no cache.
@@ -304,9 +304,10 @@ _ = must_differ("your example: GatedMemory", padded, alone)
 # %% [markdown]
 # ## 3 · Mend
 #
-# **Fill in 3.** Mend the attention: write its `forward` anew, and let it use the `position_ids` that
-# it's given. The check puts all six questions, so counting on from the length of the cache isn't enough:
-# *shift* must apply. It also compares one pass with the layer above, which was right.
+# **Fill in 3.** Mend the attention: write its `forward` anew, and let it use the `position_ids`
+# that it's given. The check puts all six questions, so counting on from the length of the cache
+# isn't enough: *shift* must apply. It also compares one pass with the layer above, which was
+# right.
 
 
 # %% tags=["exercise"]
@@ -347,9 +348,11 @@ check("one pass is as before", mended(x, ids)[0], made(CachedAttention)(x, ids)[
 # it: which question notices?
 
 # %%
-unscaled = made(MendedAttention)
+mended, unscaled = made(MendedAttention), made(MendedAttention)
 unscaled.scale = 1.0
 print(", ".join(f"{name} {answer}" for name, answer in referee(unscaled).items()))
+x = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(1))
+ids = torch.arange(5).expand(2, 5)
 _ = must_differ("against the definition: no scale", unscaled(x, ids)[0], mended(x, ids)[0])
 
 # %% tags=["guard"]
