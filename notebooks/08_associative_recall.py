@@ -534,9 +534,9 @@ plotting.save(
 # | a single S | rotation or a convolution |
 # | A, then S | rotation or a convolution |
 #
-# After 64 tokens, two layers of attention keep $2 \cdot 2 \cdot 64 \cdot 64 = 16{,}384$ numbers,
-# and two states $2 \cdot 128 \cdot 64$, exactly as many. So memory can't decide here. Before you
-# look at the curves, predict which of these learn the task:
+# Is width 128 enough? One S with a convolution and a state of width 4, 8, 16, 32 or 64 gets 0.27,
+# 0.64, 0.86, 0.97 or 0.99 of 16 pairs right (means of five seeds, `python -m experiments
+# 08_state_size`). So memory won't decide here. Predict which of these learn the task:
 #
 # - a state *below* attention, which could do the shift for it;
 # - states alone, with and without a convolution;
@@ -649,6 +649,13 @@ assert max(steps["SSD, convolution"] + steps["one SSD, convolution"]) <= 500
 assert sorted(share > 0.9 for share in ends["SSD"]) == [False] * 3 + [True] * 2
 assert round(sorted(ends["SSD"])[2], 2) == 0.69 and ROWS["SSD"]["rate"] == 1e-3
 assert max(ends["one SSD"]) < 0.1 and len(ROWS) == 11
+by_width = {
+    row["d_state"]: [run["right"][-1][-1] for run in row["runs"]]
+    for row in read_record("08_state_size")["table"]
+}
+print("one S, by the width of its state:", {n: round(sum(x) / 5, 2) for n, x in by_width.items()})
+assert [round(sum(x) / 5, 2) for x in by_width.values()] == [0.27, 0.64, 0.86, 0.97, 0.99]
+assert round(min(by_width[8]), 2) == 0.40  # the one run below what we had predicted
 row = ROWS["attention, SSD, convolution"]
 means = [sum(right[-1] for right in run["right"]) / len(run["right"]) for run in row["runs"]]
 assert [round(f(means), 3) for f in (min, max)] == [0.060, 0.067] and row["rate"] == 0.01
