@@ -130,12 +130,12 @@ plotting.save(
     "12_verdicts",
     "Four blocks of squares, one per document and one square per claim, coloured by verdict. Most "
     "are blue: the claim holds, or holds with a correction. A few are dark red: it does not hold. "
-    "Green is seen in small models, vermilion the opposite, orange neither. One is violet: not "
+    "Green is seen in small models, vermilion the opposite, orange neither. Two are violet: not "
     "independent. Grey is undecided or not testable.",
 )
 
 # %% [markdown]
-# Ten of the 420 are dark red. The single violet square is our strongest finding (section 5). The
+# Ten of the 420 are dark red. The two violet squares are our strongest finding (section 5). The
 # grey ones are still open: our models are too small to tell, or we can't test the claim at all.
 #
 # ## 1 · What counts as a claim
@@ -930,7 +930,7 @@ def read_table(name, key):
 
 
 def updates_until(run, share=0.9):
-    """Updates until a run of 08_rows gets this share of 64 pairs right; 2,100 if it never does."""
+    """Updates until a run of 08_rows has this share right at 64 tokens; 2,100 for never."""
     return 100 * next((i for i, (_, right) in enumerate(run["right"], 1) if right >= share), 21)
 
 
@@ -987,7 +987,7 @@ def draw_dots(ax, groups, title, top, bottom=0, colored=True):
 # %% tags=["figure"]
 def draw_purposes(axes):
     """What attention is for: a look-up, a past balance, and what has to know the past."""
-    draw_dots(axes[0], looked_up, "look up 64 pairs:\nupdates until 90 %", 2300)
+    draw_dots(axes[0], looked_up, "look up pairs in 64 tokens:\nupdates until 90 %", 2300)
     axes[0].set_yticks([0, 500, 1000, 1500, 2100], ["0", "500", "1,000", "1,500", "never"])
     draw_dots(axes[1], balances, "past balances:\nvariance explained", 1.03, 0.65)
     draw_dots(axes[2], past, "convolution in one of q, k, v:\nshare recalled", 1.05, colored=False)
@@ -1009,10 +1009,11 @@ draw_prices(axes[1])
 plotting.save(
     fig,
     "12_how_much",
-    "Six small plots, one dot per run. Looking up 64 pairs: S S and S A within 300 updates, A A "
-    "after 600 to 800, A S never. Past balances: S S below 0.85; S A, V = S and A A above 0.9. A "
-    "convolution in the keys recalls everything, elsewhere almost nothing. Loss: none and one in "
-    "eight near 2, all near 2.7. Seconds and gigabytes rise with the share of attention.",
+    "Six small plots, one dot per run. Looking up pairs in 64 tokens: S S and S A within 300 "
+    "updates, A A after 600 to 800, A S never. Past balances: S S below 0.85; S A, V = S and A A "
+    "above 0.9. A convolution in the keys recalls everything, elsewhere almost nothing. Loss: "
+    "none and one in eight near 2, all near 2.7. Seconds and gigabytes rise with the share of "
+    "attention.",
 )
 
 # %% [markdown] slide_title="A little attention, behind a state, to fetch what a state can't hold"
@@ -1020,9 +1021,9 @@ plotting.save(
 #
 # **For what?** To fetch one moment of the past. Two state layers explain at most 0.82 of what the
 # balance *was*. With attention in the model, every run explains more than 0.9. For a plain look-up
-# you may not need attention at all: two states with a convolution learn 64 pairs in every run. But
-# a state has a fixed size. One of width $n$ returns $n$ pairs exactly (chapter 08), and attention
-# keeps every token.
+# you may not need attention at all: two states with a convolution learn it in every run, with 16
+# pairs in 64 tokens. But a state has a fixed size. One of width $n$ returns $n$ pairs exactly
+# (chapter 08), and attention keeps every token.
 #
 # **In which order?** First what knows the past, then attention. A S never learned the look-up. And
 # it's the *key* that has to know its neighbour: a convolution in the queries or in the values
