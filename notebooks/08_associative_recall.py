@@ -649,13 +649,6 @@ assert max(steps["SSD, convolution"] + steps["one SSD, convolution"]) <= 500
 assert sorted(share > 0.9 for share in ends["SSD"]) == [False] * 3 + [True] * 2
 assert round(sorted(ends["SSD"])[2], 2) == 0.69 and ROWS["SSD"]["rate"] == 1e-3
 assert max(ends["one SSD"]) < 0.1 and len(ROWS) == 11
-by_width = {
-    row["d_state"]: [run["right"][-1][-1] for run in row["runs"]]
-    for row in read_record("08_state_size")["table"]
-}
-print("one S, by the width of its state:", {n: round(sum(x) / 5, 2) for n, x in by_width.items()})
-assert [round(sum(x) / 5, 2) for x in by_width.values()] == [0.27, 0.64, 0.86, 0.97, 0.99]
-assert round(min(by_width[8]), 2) == 0.40  # the one run below what we had predicted
 row = ROWS["attention, SSD, convolution"]
 means = [sum(right[-1] for right in run["right"]) / len(run["right"]) for run in row["runs"]]
 assert [round(f(means), 3) for f in (min, max)] == [0.060, 0.067] and row["rate"] == 0.01
@@ -666,6 +659,15 @@ assert round(max(means), 2) == 0.09
 assert all(len(run["right"]) == 20 for run in row["runs"])  # none stopped early
 for name in ("SSD", "one SSD", "attention, SSD"):
     assert max(max(tried) for tried in ROWS[name]["tuning"].values()) < 0.08
+
+# %% tags=["guard"]
+by_width = {
+    row["d_state"]: [run["right"][-1][-1] for run in row["runs"]]
+    for row in read_record("08_state_size")["table"]
+}
+print("one S, by the width of its state:", {n: round(sum(x) / 5, 2) for n, x in by_width.items()})
+assert [round(sum(x) / 5, 2) for x in by_width.values()] == [0.27, 0.64, 0.86, 0.97, 0.99]
+assert round(min(by_width[8]), 2) == 0.40  # the one run below what we had predicted
 
 # %% tags=["setup"]
 PANELS = {
@@ -990,8 +992,8 @@ print(table("right at T = 256", [f"d = {d}" for d in RATES], AT_256))
 #   QCAttn at $d = 64$ reach only 0.02, 0.42 and 0.05 in 3,000 steps. With them, it gets to 0.9
 #   within 1,100.
 # - **Three seeds aren't many.** The steps that InnerFuncAttn needs to 0.9, over those of QCAttn,
-#   are 1.00 on average at $d = 128$, with a 95 % interval from 0.84 to 1.19. At $d = 32$ it's 0.69
-#   to 2.65. We see no difference, which doesn't mean there is none.
+#   are 1.00 on average at $d = 128$, with a 95 % interval from 0.84 to 1.19. No difference shown
+#   doesn't mean that there is none.
 
 # %% tags=["guard"]
 print("right at T = 256, three seeds, and steps until 0.9 are")
