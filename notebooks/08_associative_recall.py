@@ -1145,6 +1145,9 @@ for n, error in ((64, 0.25), (128, 0.5), (64, 0.4), (64, 0.9), (100, 0.1)):
     assert 1 - n / (bound + 1) > error + 1e-9, f"{case}, the bound: more than {bound} fit"
     print(f"n = {n:3}, error {error}: {at_random} with random keys, {bound} at most")
 
+# %% tags=["setup"]
+ASK = 0  # the id in front of a key that is asked for
+
 # %% [markdown]
 # **3 · medium.** In section 3 a value comes after its key. Build a model by hand for the other
 # order: value, key, value, key, and so on. A question is the id `ASK` and then a key, and at that
@@ -1159,10 +1162,6 @@ for n, error in ((64, 0.25), (128, 0.5), (64, 0.4), (64, 0.9), (100, 0.1)):
 # as well, and so do earlier questions. What do those places have in their *before* slot?
 #
 # </details>
-
-
-# %% tags=["setup"]
-ASK = 0  # the id in front of a key that is asked for
 
 
 # %% tags=["exercise"]
