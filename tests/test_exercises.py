@@ -1,4 +1,4 @@
-"""Exercises: five per chapter, each solvable, and each check able to tell.
+"""Exercises: five per chapter, a few per lab, each solvable, and each check able to tell.
 
 A check needs its exercise and the chapter's imports, `setup` cells, functions and classes, nothing
 else. It passes on the solution. It fails on the gap, and on a solution that returns nothing. The
@@ -18,6 +18,7 @@ from nbformat import NotebookNode
 from book.notebooks.build_notebooks import read_source
 
 CHAPTERS = sorted(NOTEBOOKS.glob("[01][0-9]_*.py"))
+LABS = sorted(NOTEBOOKS.glob("labs/*.py"))
 every_chapter = pytest.mark.parametrize("source", CHAPTERS, ids=lambda path: path.stem)
 GRADES = ["easy", "medium", "hard"]
 HEADING = re.compile(r"^# \*\*(\d) · (\w+)\.\*\*", re.MULTILINE)
@@ -59,6 +60,16 @@ def run(namespace: dict, exercise: str, check: str) -> None:
         exec(f"{exercise}\n{check}", dict(namespace))
 
 
+def must_tell(namespace: dict, solution: str, gap: str, check: str) -> None:
+    """Run a check on a solution, on the gap, and on a solution that returns nothing."""
+    run(namespace, solution, check)
+    assert "raise NotImplementedError()" in gap
+    for unsolved in (gap, SOLUTION.sub(r"\1pass", solution)):
+        with pytest.raises((Exception, SystemExit)):  # a check may raise anything
+            run(namespace, unsolved, check)
+            pytest.fail(f"the check passes on\n{unsolved}")
+
+
 @every_chapter
 @pytest.mark.usefixtures("torch_as_before")
 def test_a_check_tells_the_solution_from_the_gap(source, editions, monkeypatch):
@@ -68,10 +79,20 @@ def test_a_check_tells_the_solution_from_the_gap(source, editions, monkeypatch):
     instructors = stored(editions / "instructor/source" / name[:2] / name)
     namespace = at_hand(students)
     pairs = zip(exercises(students), exercises(instructors), strict=True)
-    for number, ((gap, check), (solution, same)) in enumerate(pairs, start=1):
-        run(namespace, solution, check)
-        assert "raise NotImplementedError()" in gap and check == same
-        for unsolved in (gap, SOLUTION.sub(r"\1pass", solution)):
-            with pytest.raises((Exception, SystemExit)):  # a check may raise anything
-                run(namespace, unsolved, check)
-                pytest.fail(f"the check of exercise {number} passes on\n{unsolved}")
+    for (gap, check), (solution, same) in pairs:
+        assert check == same
+        must_tell(namespace, solution, gap, check)
+
+
+@pytest.mark.parametrize("source", LABS, ids=lambda path: path.stem)
+@pytest.mark.usefixtures("torch_as_before")
+def test_a_lab_has_such_exercises_without_grades(source, editions, monkeypatch):
+    monkeypatch.chdir(editions / "student/notebooks/labs")
+    students = stored(editions / "student/notebooks/labs" / f"{source.stem}.ipynb")
+    whole = read_source(source)
+    marked = [tags(cell) for cell in whole.cells if tags(cell) & {"exercise", "check"}]
+    assert marked == len(marked) // 2 * [{"exercise"}, {"check"}]
+    if marked:
+        namespace = at_hand(students)
+        for (gap, check), (solution, _) in zip(exercises(students), exercises(whole), strict=True):
+            must_tell(namespace, solution, gap, check)

@@ -17,13 +17,18 @@ import pytest
 pytest.importorskip("nbgrader", reason="nbgrader is missing: make test-book installs it")
 
 from nbgrader.preprocessors import CheckCellMetadata, ClearOutput, ClearSolutions, LockCells
+from nbgrader.utils import get_username
 
 from book.project import ROOT
 
-GRADED = [path.stem for path in sorted((ROOT / "notebooks").glob("*.py"))[1:]]  # 00 has none
-(CHAPTER,) = [name for name in GRADED if name.startswith("03")]
+GRADED = [path.stem for path in sorted((ROOT / "notebooks").glob("*.py"))]
+(CHAPTER,) = [name for name in GRADED if name.startswith("02")]
 NUMBER, NOTEBOOK = CHAPTER[:2], f"{CHAPTER}.ipynb"
-POINTS = {"untouched": 0, "solved": 10, "deleter": 10, "copier": 10}
+SOLVED = get_username()  # who hands in through the exchange, which goes by the name of the account
+POINTS = {"wrong": 0, SOLVED: 9, "careless": 9, "loops": 7}
+GRADES = {"wrong": "0.0", SOLVED: "41.0", "careless": "41.0", "loops": "21.0"}
+MISTAKE = "def by_pencil():\n    return (0.64, 0.6), (0.0, 1.0), (1.0, 1.0)"
+ENDLESS = "def gated_longhorn(q, k, v, g, beta, **options):\n    while True:\n        pass"
 
 
 def read(path):
@@ -53,8 +58,10 @@ def failed(notebook):
     return [
         cell.metadata.tags[0] if cell.metadata.get("tags") else cell.source
         for cell in notebook.cells
-        for output in cell.get("outputs", [])
-        if output.output_type == "error" or output.get("name") == "stderr"
+        if any(
+            output.output_type == "error" or output.get("name") == "stderr"
+            for output in cell.get("outputs", [])
+        )
     ]
 
 
@@ -67,58 +74,106 @@ def test_students_get_what_nbgrader_would_release(editions):
         assert notebook == read(editions / f"student/notebooks/{name}.ipynb"), name
 
 
+def handed_in(editions):
+    """The notebooks of three students: wrong, and one has changed a check; all solved, but a check
+    was deleted, another was copied, and so was an exercise; all solved but one, which never ends.
+    """
+    wrong = read(editions / "student/notebooks" / NOTEBOOK)
+    careless, loops = (read(editions / "instructor/notebooks" / NOTEBOOK) for _ in range(2))
+    marked(wrong, "1").source = MISTAKE
+    marked(wrong, "2_check").source = "print('solved, really')"
+    careless.cells.remove(marked(careless, "2_check"))
+    for name in ("3_check", "1"):
+        place = careless.cells.index(marked(careless, name))
+        careless.cells.insert(place, deepcopy(careless.cells[place]))
+        careless.cells[place].id = f"copy-of-{name}"
+    marked(loops, "4").source = ENDLESS
+    return {"wrong": wrong, "careless": careless, "loops": loops}
+
+
 @pytest.fixture(scope="module")
 def course(editions, tmp_path_factory):
-    """A folder with submissions that nbgrader has graded: all solved; nothing, but a check changed;
-    solved, but one has deleted a check, and another has copied a check and an exercise.
+    """A folder in which a chapter was released, fetched, submitted, collected and graded.
+
+    One student does this through nbgrader's exchange; it knows students by the name of their
+    account, so the others' notebooks are put where it collects them.
     """
-    folder = tmp_path_factory.mktemp("course") / "instructor"
+    root = tmp_path_factory.mktemp("course")
+    folder, student, exchange = root / "instructor", root / "student", root / "exchange"
     shutil.copytree(editions / "instructor", folder)
+    shutil.copytree(editions / "student", student)
     names = ["JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR"]
     around = dict.fromkeys(names, str(tmp_path_factory.mktemp("settings")))
     around["PYTHONPATH"] = str(folder)  # for the package that the folder carries
     beside = str(Path(sys.executable).parent)  # nbgrader starts alembic by its name
     around["PATH"] = os.pathsep.join([beside, os.environ["PATH"]])
-    untouched = read(editions / "student/notebooks" / NOTEBOOK)
-    solved, deleter, copier = (read(folder / "notebooks" / NOTEBOOK) for _ in range(3))
-    marked(untouched, "1_check").source = "print('solved, really')"
-    deleter.cells.remove(marked(deleter, "2_check"))
-    for name in ("2_check", "1"):
-        place = copier.cells.index(marked(copier, name))
-        copier.cells.insert(place, deepcopy(copier.cells[place]))
-        copier.cells[place].id = f"copy-of-{name}"
-    handed_in = dict(untouched=untouched, solved=solved, deleter=deleter, copier=copier)
-    for name, notebook in handed_in.items():
-        (folder / "submitted" / name / NUMBER).mkdir(parents=True)
-        nbformat.write(notebook, folder / "submitted" / name / NUMBER / NOTEBOOK)
-    run("nbgrader", "generate_assignment", NUMBER, cwd=folder, **around)
-    exchange = folder.parent / "exchange"
+
+    def nbgrader(command, *options, cwd=folder):
+        run("nbgrader", command, *options, cwd=cwd, **around)
+
     exchange.mkdir()
     exchange.chmod(0o777)  # as nbgrader wants it: all students write there
-    give_out = ["nbgrader", "release_assignment", NUMBER, f"--Exchange.root={exchange}"]
-    run(*give_out, cwd=folder, **around)
-    run("nbgrader", "autograde", NUMBER, "--create", cwd=folder, **around)
-    run("nbgrader", "export", cwd=folder, **around)
+    at, theirs = f"--Exchange.root={exchange}", "--course=cheems"
+    nbgrader("generate_assignment", NUMBER)
+    nbgrader("release_assignment", NUMBER, at)
+    nbgrader("fetch_assignment", NUMBER, at, theirs, cwd=student)
+    assert read(student / NUMBER / NOTEBOOK).cells  # a student's copy, beside notebooks/
+    shutil.copy(folder / "notebooks" / NOTEBOOK, student / NUMBER)  # and solves it
+    nbgrader("submit", NUMBER, at, theirs, cwd=student)
+    nbgrader("collect", NUMBER, at)
+    for name, notebook in handed_in(editions).items():
+        (folder / "submitted" / name / NUMBER).mkdir(parents=True)
+        nbformat.write(notebook, folder / "submitted" / name / NUMBER / NOTEBOOK)
+    nbgrader("autograde", NUMBER, "--create", "--Execute.timeout=30")
+    nbgrader("export")
+    for name in ("wrong", "loops"):
+        nbgrader("generate_feedback", NUMBER, f"--student={name}")
+    run("course_grades", cwd=folder, **around)
     return folder
 
 
+def rows(path):
+    """The rows of a table by the student in its first or second column."""
+    with open(path) as file:
+        listed = list(csv.DictReader(file))
+    return {row.get("student_id") or row["student"]: row for row in listed}
+
+
 def test_solutions_get_all_points_and_gaps_none(course):
-    """While it grades nothing fails but the checks of gaps: the chapter finds what it reads."""
-    with open(course / "grades.csv") as file:
-        rows = {row["student_id"]: row for row in csv.DictReader(file)}
-    assert {name: float(row["score"]) for name, row in rows.items()} == POINTS
-    assert {float(row["max_score"]) for row in rows.values()} == {max(POINTS.values())}
+    """While it grades nothing fails but the checks of gaps: the chapter finds what it reads. An
+    endless loop costs its own exercise and no other.
+    """
+    points = rows(course / "grades.csv")
+    assert {name: float(row["score"]) for name, row in points.items()} == POINTS
+    assert {float(row["max_score"]) for row in points.values()} == {max(POINTS.values())}
     meant = failed(read(ROOT / "notebooks" / NOTEBOOK))
     assert set(meant) <= {"raises-exception"}
-    for name, points in POINTS.items():
-        checks = 5 * (points == 0)
+    for name, wrong in {"wrong": 5, SOLVED: 0, "careless": 0, "loops": 1}.items():
         graded = read(course / "autograded" / name / NUMBER / NOTEBOOK)
-        assert failed(graded) == meant + ["check"] * checks
+        assert failed(graded) == meant + ["check"] * wrong
+
+
+def test_the_grades_are_those_of_the_syllabus(course):
+    """One week so far: 40 percent for exercises 3 and 4, and one for exercise 5."""
+    grades = rows(course / "course_grades.csv")
+    assert {name: row["total"] for name, row in grades.items()} == GRADES
+    solved = {"wrong": "0.00", SOLVED: "1.00", "careless": "1.00", "loops": "0.50"}
+    assert {name: row[NUMBER] for name, row in grades.items()} == solved
+
+
+def test_feedback_shows_the_sentence_and_not_the_frames(course):
+    pages = {
+        name: (course / "feedback" / name / NUMBER / f"{CHAPTER}.html").read_text(encoding="utf-8")
+        for name in ("wrong", "loops")
+    }
+    assert "not right yet: S k_1, number 0, S k_1, number 1" in pages["wrong"]
+    assert "most recent call last" not in pages["wrong"]
+    assert "KeyboardInterrupt" in pages["loops"]
 
 
 def test_nbgrader_gives_the_chapter_out(course):
     """Its exchange asks for the name of the course."""
-    given = course.parent.glob(f"exchange/cheems/outbound/{NUMBER}/*")
+    given = course.parent.glob(f"exchange/cheems/outbound/{NUMBER}/*.ipynb")
     assert [path.name for path in given] == [NOTEBOOK]
 
 
