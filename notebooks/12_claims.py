@@ -113,7 +113,7 @@ def draw_document(ax, i, short, name):
 def draw_legend(ax):
     """The verdicts, with their numbers."""
     for i, (verdict, color) in enumerate(reversed(VERDICTS.items())):  # as they're stacked
-        y, number = 5.55 - 0.42 * i, sum(claim["verdict"] == verdict for claim in CLAIMS)
+        y, number = 5.75 - 0.38 * i, sum(claim["verdict"] == verdict for claim in CLAIMS)
         mark = Rectangle((9.3, y - 0.13), 0.26, 0.26, fc=color, **MARKS.get(verdict, {}))
         ax.add_patch(mark)
         ax.text(10.2, y, f"{number}", ha="right", va="center", fontsize=16)
