@@ -492,7 +492,7 @@ for t in (2, 3, 4, 5, 6, 8):  # new tokens: evenly over those before them, nothi
 # state layer like attention (chapter 03): the weight of token $s$ at token $t$ is $C_t \cdot B_s$.
 # Look at the last rows of each map, where bob and ann come back.
 
-# %% slide_title="bob looks at 8 and ann at 3; a softmax must look somewhere" tags=["figure"]
+# %% slide_title="The later bob looks at 8; a softmax must look somewhere" tags=["figure"]
 maps = {"attention 1: shift": first, "attention 2: look up": second, "one state layer": state}
 plotting.save(
     draw_maps(maps),
@@ -868,7 +868,7 @@ assert ROW_TARGETS[0, QUERIES].tolist() == [ROW[0, 2 * i + 1] for i in ASKED]
 # %% tags=["setup"]
 def draw_queries(maps):
     """The weights of the four queries on the row, one map under the other."""
-    fig, axes = plotting.figure(len(maps), 1, size=(12, 7))
+    fig, axes = plotting.figure(len(maps), 1, size=(12.5, 5.4))
     names, values = ["ann", "bob", "cat", "dan"], ["3", "8", "5", "1"]
     for ax, (title, matrix) in zip(axes, maps.items(), strict=True):
         shown = ["eva", "fay", "gus", "hal"] if "from the copy" in title else names
@@ -877,6 +877,7 @@ def draw_queries(maps):
         labels = dict(xticks=words, yticks=asked, signed=False, limit=1.0, colorbar=False)
         plotting.heatmap(ax, matrix[QUERIES], title=title, **labels)
         ax.set_aspect("auto")
+        ax.tick_params(labelsize=17)
         for tick in ax.get_xticklabels()[:8:2]:
             tick.set_color(plotting.INK if shown is names else plotting.COLORS[1])
     return fig
@@ -919,8 +920,9 @@ plotting.save(
 
 # %% slide_title="The printed inner function is one fixed diagonal matrix"
 _ = torch.manual_seed(0)
-queries, table = torch.nn.Linear(32, 4), torch.nn.Embedding(1, 32)  # n_heads = 1: a single row
-keys = torch.nn.Parameter(torch.zeros(2, 4))  # n_v = 2 keys, which start at zero
+queries = torch.nn.Linear(32, 4)
+table = torch.nn.Embedding(1, 32)  # n_heads = 1: a single row
+keys = torch.nn.Parameter(torch.zeros(2, 4))  # n_v = 2, at zero
 x = torch.randn(64, 32, generator=seeded(3))
 chosen = (queries(x) @ keys.T).topk(1, dim=-1).indices
 printed = x * table(chosen).sum(dim=-2)
@@ -939,7 +941,7 @@ assert keys.grad is None and queries.weight.grad is None
 # |---|---|---|
 # | ids | 8,192 | 256 |
 # | length $T$, with $T/4$ pairs | 256, 512, 1,024, 2,048 | 64, 128, 256 |
-# | rows in training | one length at a time | lengths 32 to 256 mixed, and fewer pairs, too |
+# | rows in training | one length at a time | 32 to 256 mixed, fewer pairs, too |
 # | tokens in training | up to 4.3e9 at $T = 256$ | up to 1.1e7 |
 # | width $d$ | 32, 64, 128, 256 | 32, 64, 128 |
 # | learning rate, by width | 4e-4, 3e-4, 2e-4, 1e-4 | ten times that |
@@ -1083,7 +1085,8 @@ for one, other, d in ((inner, plain, 32), (inner, plain, 128), (mask, inner, 128
 #
 # Does recall reach beyond the trained length? Lab [08a](labs/08a_needle.ipynb) hides a sentence in
 # real text and asks for it.
-#
+
+# %% [markdown] slide_title="A look-up is one step of position and one comparison"
 # ## Summary
 #
 # - A look-up is a comparison of contents and one step in positions.
@@ -1097,7 +1100,8 @@ for one, other, d in ((inner, plain, 32), (inner, plain, 128), (mask, inner, 128
 #   we opened, attention finds the answer by the token before it.
 # - For recall, the *key* has to know the past. A failure at one learning rate says nothing about
 #   other rates.
-#
+
+# %% [markdown]
 # ## Exercises
 
 # %% [markdown]
