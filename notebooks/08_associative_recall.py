@@ -655,6 +655,12 @@ for name in ("SSD", "one SSD", "attention, SSD"):
 # %% tags=["setup"]
 SIZES = {row["d_state"]: row["runs"] for row in read_record("08_state_size")["table"]}
 SIZES[128] = ROWS["one SSD, convolution"]["runs"]
+AT_16_384 = {  # row, marker, colour, and how far beside 16,384 it's drawn
+    "A A": ("QCAttn", "s", 0, -1.0),
+    "S A, rotation": ("SSD, attention", "^", 2, -0.33),
+    "S S, rotation": ("SSD", "v", 5, 0.33),
+    "A S, rotation": ("attention, SSD", "x", 1, 1.0),
+}
 
 
 def expected(pairs, n):
@@ -675,14 +681,6 @@ for n, most, least in zip(SIZES, HELD[16], HELD[47], strict=True):
 means = [round(sum(shares) / 5, 2) for n, shares in sized.items() if n < 128]
 assert means == [0.27, 0.64, 0.86, 0.97, 0.99]
 assert [round(x, 2) for x in outside] == [0.40]  # the one run that we hadn't predicted
-
-# %% tags=["setup"]
-AT_16_384 = {  # row, marker, colour, and how far beside 16,384 it's drawn
-    "A A": ("QCAttn", "s", 0, -1.0),
-    "S A, rotation": ("SSD, attention", "^", 2, -0.33),
-    "S S, rotation": ("SSD", "v", 5, 0.33),
-    "A S, rotation": ("attention, SSD", "x", 1, 1.0),
-}
 
 
 # %% tags=["setup"]
@@ -852,6 +850,8 @@ assert others == [1, 3, 11, 7] and ROW_TARGETS[0, 11] < 0  # 11 is fill
 drawn = [torch.tensor(FOUND["maps"][name])[QUERIES, best].mean().item()
          for name in ("as it is", "other keys")]  # fmt: skip
 assert [round(x, 2) for x in drawn] == [1.00, 0.25]
+ASKED = [ROW[0, :8:2].tolist().index(key) for key in ROW[0, QUERIES].tolist()]
+assert ROW_TARGETS[0, QUERIES].tolist() == [ROW[0, 2 * i + 1] for i in ASKED]
 
 # %% [markdown]
 # Take a row, and a *copy* of it with other keys. We compute attention's $q$ from the row and its
@@ -859,10 +859,6 @@ assert [round(x, 2) for x in drawn] == [1.00, 0.25]
 # front of it, it will now fail. If it goes by the value, nothing will change. Here are the four
 # queries of a row, by hand and in the recorded model (`python -m experiments 08_found`); folded
 # cells test yours. Before you look at the lowest map: where will bob look, when the copy says fay?
-
-# %% tags=["guard"]
-ASKED = [ROW[0, :8:2].tolist().index(key) for key in ROW[0, QUERIES].tolist()]
-assert ROW_TARGETS[0, QUERIES].tolist() == [ROW[0, 2 * i + 1] for i in ASKED]
 
 
 # %% tags=["setup"]
