@@ -90,7 +90,8 @@ plotting.show_drawing(
 # S, A and I are *sequence mixers*: in these layers tokens exchange information. All other layers
 # process each token on its own. A **layer** is one letter, and a sequence mixer with the letter
 # after it is a **pair**. The papers often count pairs: "24 layers" in WM Table 7 are 48 letters.
-#
+
+# %% [markdown] slide_title="Each layer adds to one stream, and none wrecks it"
 # ## 1 · One block
 #
 # How do you stack forty layers so that each one adds something, and none wrecks what is already
@@ -889,7 +890,8 @@ plotting.save(
 # - Attention's operations and cache grow with the context. A 7 : 1 hybrid pays an eighth of that,
 #   plus a constant state.
 # - Prefill, continued prefill and decoding agree with one full pass.
-#
+
+# %% [markdown]
 # ## Exercises
 
 # %% [markdown]

@@ -54,7 +54,7 @@ def read_record(name):
 # that it follows bob) and a comparison of *contents* (bob with bob). In a trained transformer,
 # heads that do this are called *induction heads* (Olsson et al.).
 
-# %% tags=["figure"]
+# %% slide_title="Both ways take one step of position and one comparison of content" tags=["figure"]
 plotting.show_drawing(
     "08_two_ways",
     "A row of tokens: ann 3, bob 8, cat 5, then bob and a question mark. Above it attention, in "
@@ -63,7 +63,7 @@ plotting.show_drawing(
     "pairs and read with bob.",
 )
 
-# %% [markdown]
+# %% [markdown] slide_title="A key that comes back asks for its value"
 # ## 1 · What recall asks
 #
 # Each row begins with pairs of a key and a value. Later each key comes back as a *query*, and the
@@ -76,15 +76,13 @@ print("answer ", *(f"{i:3}" if i >= 0 else "  ." for i in targets[0].tolist()))
 assert ids.shape == (1, 8) and (targets >= 0).sum() == 2
 
 # %% [markdown]
-# Keys are ids from 1 to 5, values from 6 to 11, and a dot means that no answer is due. Fill tokens
-# are never keys or values of the same row. After a query comes fill, not the answer: there's no 6
-# after the second 1. Otherwise a model could guess among the answers it hasn't seen.
-#
-# How would you do it by hand? You'd find the earlier place with the same token, and read the token
-# after it:
+# Keys are ids from 1 to 5, values from 6 to 11, and a dot means that no answer is due. After a
+# query comes fill, not the answer as in chapter 07: otherwise a model could guess among the answers
+# it hasn't seen. How would you do it by hand? You'd find the earlier place with the same token, and
+# read the token after it:
 
 
-# %%
+# %% slide_title="By hand: find the key again, and read on"
 def look_up(row):
     """For each token: what followed it last time, or -100."""
     last, found = {}, []
@@ -100,14 +98,16 @@ asked, found = targets >= 0, torch.tensor([look_up(row) for row in ids.tolist()]
 check("looking up = what is asked for", found[asked], targets[asked])
 
 # %% [markdown]
-# This finds every answer; a model that only guesses one of the row's values is right with
-# probability 1/(number of pairs).
+# This finds every answer. A model that only guesses one of the row's values is right once in as
+# many times as there are pairs.
 #
-# Like Dao and Gu's Mamba-2 paper, WM makes the task of Arora et al. harder (App. C.1): random fill
-# instead of zeros, longer rows, and $T/4$ pairs in a row of $T$ tokens. So what grows when the rows
-# get longer, the fill or the pairs? Let's count.
+# WM, like the Mamba-2 paper, makes the task of Arora et al. harder (App. C.1): random fill instead
+# of zeros, longer rows, and $T/4$ pairs in a row of $T$ tokens. What grows with $T$, the fill or
+# the pairs? Both, from 16 fill tokens and 16 pairs to 512 and 512: half of a row is pairs, a
+# quarter queries, a quarter fill. So length alone can't separate noise (the fill) from load (the
+# pairs).
 
-# %%
+# %% tags=["guard"]
 print("tokens   pairs   in pairs   queries   fill")
 for length in (64, 256, 2048):
     _, targets = multi_query_recall(1, length, length // 4, 1200, generator=seeded(4))
@@ -116,10 +116,7 @@ for length in (64, 256, 2048):
     print(f"{length:6} {length // 4:7}", *(f"{kind / length:9.2f}" for kind in kinds))
     assert kinds == [length // 2, length // 4, length // 4]
 
-# %% [markdown]
-# Fill and pairs grow together, from 16 fill tokens and 16 pairs to 512 and 512, so length alone
-# can't separate noise (the fill) from load (the pairs).
-#
+# %% [markdown] slide_title="You read your value, plus all others by how alike the keys are"
 # ## 2 · What a state can hold
 #
 # How many pairs fit into a state? Let's write $v_i \otimes k_i$ into it for each pair $i$, and then
@@ -147,29 +144,27 @@ def read_back(keys, values, queries):
 keys, values = F.normalize(torch.randn(24, 16, generator=seeded(5)), dim=1), torch.eye(24)
 check("reading = equation (8.1)", read_back(keys, values, keys), keys @ keys.T @ values)
 
-# %% [markdown]
+# %% [markdown] slide_title="The best keys save one unit of error"
 # You get your value back, plus all the other values, each weighted by how similar the keys are.
+# Let all keys have length one, at least on average, so that you read your own value once:
 #
-# How well a state of width $n$ holds $u$ pairs depends on the keys. Let all keys have length one,
-# at least on average, so that you read your own value once:
-#
-# - **Random keys**: the inner product of two of them has mean square $1/n$. Cross terms average to
-#   zero, so the squared errors of the other $u - 1$ pairs simply add.
+# - **Random keys**: the inner product of two of them has mean square $1/n$, and the squared errors
+#   of the other $u - 1$ pairs simply add.
 # - **The best keys**: orthogonal as long as there's room, up to $u = n$. For more pairs we take the
-#   rows of a matrix with $u$ rows and $n$ orthonormal columns, times $\sqrt{u/n}$. Three pairs in a
-#   plane, for example, get directions 120° apart.
+#   rows of a matrix with $n$ orthonormal columns, times $\sqrt{u/n}$. Three pairs in a plane, for
+#   example, get directions 120° apart.
 #
 # The squared error $r$, relative to the value's own square, is
 #
 # $$r = \frac{u - 1}{n} \;\;\text{(random)}, \qquad r = \max\Big(0,\; \frac{u}{n} - 1\Big)
 # \;\;\text{(best)}. \tag{8.2}$$
 #
-# Subtract them: beyond $u = n$ the best keys save *one unit of error*, at every load. No more. What
-# if the next layer shrinks what it reads? Read $c$ times as much, and the error is $(1 - c)^2 + c^2
-# r$, which is smallest at $c = 1/(1 + r)$. So **the best scale turns an error of $r$ into
-# $r/(1 + r)$**: into $1 - n/u$ for the best keys. Nothing chosen before the values can beat that. A
-# read multiplies $u$ values by a matrix of rank $n$, the matrix of all $k_j \cdot k_i$. By Eckart
-# and Young, its squared distance from the identity is at least $u - n$ in all.
+# Subtract them: beyond $u = n$ the best keys save *one unit of error*, at every load. What if the
+# next layer shrinks what it reads? Read $c$ times as much, and the error is $(1 - c)^2 + c^2 r$,
+# smallest at $c = 1/(1 + r)$. So **the best scale turns an error of $r$ into $r/(1 + r)$**: into
+# $1 - n/u$ for the best keys. No keys chosen before the values beat that: a read multiplies $u$
+# values by a matrix of rank $n$, and by Eckart and Young its squared distance from the identity is
+# at least $u - n$ in all.
 
 
 # %% tags=["setup"]
@@ -237,7 +232,7 @@ def draw_errors(ax):
     ax.errorbar(224, 3.0, 0.49, color=plotting.INK, capsize=5)
 
 
-# %% tags=["figure"]
+# %% slide_title="Beyond u = n the best keys are one unit ahead, at every load" tags=["figure"]
 fig, ax = plotting.figure(size=(9, 4.4))
 draw_errors(ax)
 plotting.save(
@@ -250,12 +245,11 @@ plotting.save(
 )
 
 # %% [markdown]
-# Two parallel lines: the best keys have a sharp knee at $u = n$, and after that they are one unit
-# ahead. At the best scale, hardly anything is left between them.
+# Two parallel lines: the best keys have a sharp knee at $u = n$, and then they are one unit ahead.
 #
 # Does an error of one mean that nothing is recalled? The right value only needs to be the *nearest*
-# in direction to what we read, whatever the scale. Here the keys matter. We read, and pick the
-# nearest of 4,096 candidate values, each a vector of $p$ numbers:
+# in direction to what we read, whatever the scale. We read, and pick the nearest of 4,096 candidate
+# values, each a vector of $p$ numbers:
 
 
 # %% tags=["setup"]
@@ -282,17 +276,15 @@ def errors_and_recalled(many):
     return "\n".join(" ".join([f"{name:29}", *row]) for name, row in rows.items())
 
 
-# %%
+# %% slide_title="An error of four needn't matter: the nearest value is enough"
 print(errors_and_recalled((64, 128, 256, 512)))
 
-# %% [markdown]
+# %% [markdown] slide_title="Two layers of attention: shift, then look up"
 # Values of 32 numbers show what keys are worth: of 256 pairs, 0.86 are recalled with the best keys
-# and 0.47 with random ones. And an error of four times the value's own square needn't matter: at
-# 512 pairs nearly all values of 128 numbers are recalled, and few of 32 numbers. Why? An error of
-# length 2 in a random direction moves each candidate's score by about $2/\sqrt p$: 0.18 with 128
-# numbers, 0.35 with 32. The luckiest of 4,096 random numbers is about 3.5 standard deviations out.
-# That's 0.6 or 1.2, against 1 for the right one. So a state of width 128, WM's size, has room for
-# the 64 pairs in section 6's longest rows, as long as it writes only the pairs.
+# and 0.47 with random ones. But an error of four times the value's own square needn't matter: at
+# 512 pairs nearly all values of 128 numbers are recalled. The error points in a random direction,
+# and in 128 dimensions hardly ever to another value. So a state of width 128, WM's size, has room
+# for the 64 pairs in section 6's longest rows, as long as it writes only the pairs.
 #
 # ## 3 · Attention, by hand
 #
@@ -330,7 +322,7 @@ ONE = 3 * IDS  # a coordinate that is 1 in every token
 # We have 128 clocks, and the sixteen fastest are enough.
 
 
-# %%
+# %% slide_title="Fast clocks single out the token before"
 def shift(layer, by=1, waves=16, sharpness=8.0):
     """Let every token look at the one `by` places before it."""
     i = torch.arange(waves)
@@ -343,25 +335,23 @@ def shift(layer, by=1, waves=16, sharpness=8.0):
 # %% [markdown]
 # The score is largest at $s = t - 1$, where every cosine is 1.
 #
-# In the look-up, the query is the token, and the key is the *before* slot minus the token slot.
-# (The minus is for the first token. It can only look at itself, so its *before* slot holds itself,
-# too. Without the minus, a later query for the first pair would find it.) Here rotation is a
+# In the look-up, the query is the token, and the key is the *before* slot. Here rotation is a
 # nuisance. It disturbs the comparison least on the slow clocks, so the 64 ids take the slower half,
 # from clock 64 on.
 
 
-# %%
+# %% slide_title="A query looks for places that have its token before them"
 def look_up_after(layer, sharpness=8.0):
     """Let every token look for places that have it before them."""
     slow = WIDTH // 4 + torch.arange(IDS)
     layer.q_proj.weight[slow, TOKEN] = sharpness * torch.eye(IDS)
     layer.k_proj.weight[slow, BEFORE] = sharpness * torch.eye(IDS)
+    # Only the first token has itself before it. This keeps later queries from finding it:
     layer.k_proj.weight[slow, TOKEN] = -sharpness * torch.eye(IDS)
 
 
 # %% [markdown]
-# These are queries and keys. Values and output copy what a layer looks at from one slot to another.
-# (The folded cells also undo the norm before each layer.)
+# Values and output copy what a layer looks at from one slot to another.
 
 
 # %% tags=["setup"]
@@ -400,10 +390,10 @@ def share_of(model, length, n_pairs, n_rows):
 
 
 # %% [markdown]
-# Does one set of weights find the answers at every length? Let's try four, with up to 28 pairs
-# (only 31 of the 64 ids are keys), the right shift and two wrong ones:
+# Does one set of weights find the answers at every length? Let's try four, with the right shift and
+# two wrong ones:
 
-# %%
+# %% slide_title="One set of weights recalls at every length"
 models = [by_hand(by) for by in (1, 0, 2)]
 for length, pairs, rows in ((16, 4, 32), (64, 16, 16), (256, 28, 8), (1024, 28, 1)):
     shares = [share_of(model, length, pairs, rows) for model in models]
@@ -411,12 +401,9 @@ for length, pairs, rows in ((16, 4, 32), (64, 16, 16), (256, 28, 8), (1024, 28, 
     print(f"; with a shift of 0 or 2: {shares[1]:.2f}, {shares[2]:.2f}")
     assert shares[0] > 0.99 and max(shares[1:]) < 0.01
 
-# %% [markdown]
-# The same weights find them at all four; with the shift off by one, they find none, and don't even
-# guess. After a shift of 2 the query finds what comes two places after its key, usually the next
-# pair's key. (The first pair's own value has nearly the same weight.) After a shift of 0 all keys
-# of the look-up are zero, and the answer is the most frequent id so far, which is none of the row's
-# values.
+# %% [markdown] slide_title="A state takes both steps in one layer"
+# The same weights find them at all four. With the shift off by one place they find none, and don't
+# even guess.
 #
 # ## 4 · A state, by hand
 #
@@ -439,7 +426,7 @@ def recall_with_a_state(ids, code, dt):
 # Now give each id a coordinate of its own, and write every token ($\Delta = 1$). Does the state
 # find the answers?
 
-# %%
+# %% slide_title="A state finds them all, with no parameter trained"
 ids, targets = multi_query_recall(64, 64, 16, IDS, generator=seeded(8))
 asked, dt = targets >= 0, torch.ones(64, 64)
 found = recall_with_a_state(ids, torch.eye(IDS), dt).argmax(-1)
@@ -474,49 +461,55 @@ ROW, ROW_TARGETS = multi_query_recall(1, 24, 4, IDS, generator=seeded(7))
 QUERIES = (ROW_TARGETS[0] >= 0).nonzero()[:, 0]
 
 
+# %% tags=["setup"]
+WORDS = ["ann", "3", "bob", "8", "cat", "5", "·", "bob", "·", "ann"]
+NAMED = torch.tensor([[1, 33, 2, 38, 3, 35, 50, 2, 51, 1]])  # ids for these words
+
+
 def draw_maps(maps):
-    """Weights on the row, side by side, with an arrow at each query."""
-    told = dict(xlabel="looks at token", ylabel="token", signed=False, limit=1.0, unit="weight")
-    fig, axes = plotting.heatmaps(maps, size=(13.5, 4.5), **told)
+    """Weights on the row of words, side by side."""
+    fig, axes = plotting.heatmaps(maps, size=(13.5, 5), signed=False, limit=1.0, unit="weight")
     for ax in axes:
-        ax.set(xticks=range(0, 24, 4), yticks=range(0, 24, 4))
-        _ = ax.scatter([24] * len(QUERIES), QUERIES, marker="<", color=plotting.INK)
+        ax.set_xticks(range(len(WORDS)), WORDS, rotation=90)
+        ax.set_yticks(range(len(WORDS)), WORDS)
+        ax.tick_params(labelsize=17)
+    axes[0].set_ylabel("this token looks at …")
     return fig
 
 
 # %% tags=["guard"]
-first, second = looks_at(by_hand(), ROW)
-tokens = torch.eye(IDS)[ROW[0]]  # (24, n)
+first, second = looks_at(by_hand(), NAMED)
+tokens = torch.eye(IDS)[NAMED[0]]  # (10, n)
 state = (tokens @ F.pad(tokens[:-1], (0, 0, 1, 0)).T).tril()  # C_t · B_s
-answers_at = [ROW[0].tolist().index(value) for value in ROW_TARGETS[0, QUERIES].tolist()]
-assert second[QUERIES, answers_at].min() > 0.99 and state[QUERIES, answers_at].min() > 0.99
+assert second[[7, 9], [3, 1]].min() > 0.99 and state[[7, 9], [3, 1]].min() > 0.99
 assert first.diagonal(-1).min() > 0.99
-assert ROW[0, 21] == ROW[0, 16] and second[21].argmax() == state[21].argmax() == 17  # fill
-for t in range(2, 8):  # new tokens: evenly over those before them, and nothing on themselves
+for t in (2, 3, 4, 5, 6, 8):  # new tokens: evenly over those before them, nothing on themselves
     assert (second[t, :t] - 1 / t).abs().max() < 0.01 and second[t, t] < 0.01
+    assert state[t].abs().max() == 0
 
 # %% [markdown]
-# Do the two constructions look at the same places in a row, where an arrow marks each of its four
-# queries? We draw the state layer like attention (chapter 03): the weight of token $s$ at token $t$
-# is $C_t \cdot B_s$.
+# Do the two constructions look at the same places in the row of the first picture? We draw the
+# state layer like attention (chapter 03): the weight of token $s$ at token $t$ is $C_t \cdot B_s$.
+# Look at the last rows of each map, where bob and ann come back.
 
-# %% tags=["figure"]
+# %% slide_title="The later bob looks at 8; a softmax must look somewhere" tags=["figure"]
 maps = {"attention 1: shift": first, "attention 2: look up": second, "one state layer": state}
 plotting.save(
     draw_maps(maps),
     "08_by_hand",
-    "Weights of three layers on 24 tokens, of which 0 to 7 are four pairs; four queries are marked "
-    "by arrows. In attention's layer 1 every token looks at the one before it, a line beside the "
-    "diagonal. In its layer 2 each query looks at the value of its key, among the first eight "
-    "tokens; tokens that occur for the first time spread their weight evenly. In the state layer "
-    "the queries look at the same four places, and tokens that are new look nowhere.",
+    "Weights of three layers on the row ann 3 bob 8 cat 5, fill, bob, fill, ann. In attention's "
+    "layer 1 every token looks at the one before it, a line beside the diagonal. In its layer 2 "
+    "the later bob looks at 8 and the later ann at 3; tokens that are new spread their weight "
+    "evenly over what came before. In the state layer bob and ann look at the same places, and "
+    "tokens that are new look nowhere.",
 )
 
-# %% [markdown]
-# In both, the queries look at the same four places: those of their answers. (Token 21 is a fill
-# token that already stood at 16, so it looks up what followed.) But a softmax must spend its weight
-# somewhere, so a new token spreads it evenly over the tokens before it. A state can simply return
-# zero.
+# %% [markdown] slide_title="Who learns it?"
+# In both, bob looks at 8 and ann at 3. But what does a new token do? A state returns zero. A
+# softmax must spend its weight somewhere, and spreads it evenly over the past. Trained transformers
+# learn a way out: they park the weight on the first token, an *attention sink* (Xiao et al., 2024).
+# Or the softmax gets one more term in its denominator that nobody reads: a 1
+# (*softmax-off-by-one*), or a learned number per head, as in gpt-oss.
 #
 # With fewer coordinates than ids, section 2 applies, and the load is *every* pair of neighbours,
 # not just the key–value pairs. Exercise 5 writes fewer.
@@ -534,9 +527,9 @@ plotting.save(
 # | a single S | rotation or a convolution |
 # | A, then S | rotation or a convolution |
 #
-# Is width 128 enough? One S with a convolution and a state of width 4, 8, 16, 32 or 64 gets 0.27,
-# 0.64, 0.86, 0.97 or 0.99 of 16 pairs right (means of five seeds, `python -m experiments
-# 08_state_size`). So memory won't decide here. Predict which of these learn the task:
+# After 64 tokens, two layers of attention keep $2 \cdot 2 \cdot 64 \cdot 64 = 16{,}384$ numbers,
+# and two states $2 \cdot 128 \cdot 64$, exactly as many. Before you look at the runs, predict which
+# of these learn the task:
 #
 # - a state *below* attention, which could do the shift for it;
 # - states alone, with and without a convolution;
@@ -593,7 +586,7 @@ def share_right(model, length):
     return (logits.argmax(-1) == targets).double().mean().item()
 
 
-# %% tags=["setup", "experiment"]
+# %% tags=["aside", "experiment"]
 def learn_to_recall(d, steps, rate, seed=0, lengths=LENGTHS, every=100, **options):
     """Train on rows of each length in turn: the model, and its share right at each, over time."""
     generator, right = torch.Generator().manual_seed(seed), []
@@ -627,10 +620,9 @@ ROWS = {row["system"]: row for row in read_record("08_rows")["table"]}
 
 
 # %% [markdown]
-# Rows have 32 or 64 tokens with up to $T/4$ pairs, of 256 ids. The loss counts only the answers. A
-# run takes at most 2,000 steps, and stops once 99 % are right at both lengths. One seed chooses
-# each model's learning rate, 1e-3, 3e-3 or 1e-2, by the share right at $T = 64$, averaged over the
-# run. We then run five other seeds (`python -m experiments 08_rows`).
+# Rows have 32 or 64 tokens with up to $T/4$ pairs, of 256 ids. A run takes at most 2,000 steps, and
+# stops once 99 % are right at both lengths. One seed chooses each model's learning rate of three.
+# We then run five other seeds (`python -m experiments 08_rows`).
 
 # %% tags=["guard"]
 print("d = 64, T = 64: the rate, right at the end with five seeds, and steps until 0.9 are")
@@ -660,92 +652,120 @@ assert all(len(run["right"]) == 20 for run in row["runs"])  # none stopped early
 for name in ("SSD", "one SSD", "attention, SSD"):
     assert max(max(tried) for tried in ROWS[name]["tuning"].values()) < 0.08
 
-# %% tags=["guard"]
-by_width = {
-    row["d_state"]: [run["right"][-1][-1] for run in row["runs"]]
-    for row in read_record("08_state_size")["table"]
+# %% tags=["setup"]
+SIZES = {row["d_state"]: row["runs"] for row in read_record("08_state_size")["table"]}
+SIZES[128] = ROWS["one SSD, convolution"]["runs"]
+AT_16_384 = {  # row, marker, colour, and how far beside 16,384 it's drawn
+    "A A": ("QCAttn", "s", 0, -1.0),
+    "S A, rotation": ("SSD, attention", "^", 2, -0.33),
+    "S S, rotation": ("SSD", "v", 5, 0.33),
+    "A S, rotation": ("attention, SSD", "x", 1, 1.0),
 }
-print("one S, by the width of its state:", {n: round(sum(x) / 5, 2) for n, x in by_width.items()})
-assert [round(sum(x) / 5, 2) for x in by_width.values()] == [0.27, 0.64, 0.86, 0.97, 0.99]
-assert round(min(by_width[8]), 2) == 0.40  # the one run below what we had predicted
+
+
+def expected(pairs, n):
+    """Section 2: the share of pairs read rightly, of 128 values of 64 numbers, random keys."""
+    return sum(recalled("random", pairs, n, 64, 128, seed) for seed in range(20)) / 20
+
+
+# %% tags=["guard"]
+HELD = {pairs: [expected(pairs, n) for n in SIZES] for pairs in (16, 47)}
+sized = {n: sorted(run["right"][-1][-1] for run in runs) for n, runs in SIZES.items()}
+print("one S, convolution, T = 64: right at the end with five seeds; section 2 with 16, 47 pairs")
+outside = []
+for n, most, least in zip(SIZES, HELD[16], HELD[47], strict=True):
+    shares = " ".join(f"{share:.2f}" for share in sized[n])
+    print(f"n = {n:3}, {64 * n:5,} numbers: {shares}   {most:.2f} {least:.2f}")
+    outside += [x for x in sized[n] if not least - 0.05 <= x <= most + 0.05]
+    assert len(sized[n]) == 5
+means = [round(sum(shares) / 5, 2) for n, shares in sized.items() if n < 128]
+assert means == [0.27, 0.64, 0.86, 0.97, 0.99]
+assert [round(x, 2) for x in outside] == [0.40]  # the one run that we hadn't predicted
+
 
 # %% tags=["setup"]
-PANELS = {
-    "S then A (15 runs)": (
-        "SSD, attention",
-        "SSD, attention, convolution",
-        "SSD, attention, decay",
-    ),
-    "A then S (10 runs)": ("attention, SSD", "attention, SSD, convolution"),
-    "A A": ("QCAttn",),
-    "S S, decay": ("SSD, decay",),
-    "S S, convolution": ("SSD, convolution",),
-    "one S, convolution": ("one SSD, convolution",),
-    "S S, rotation": ("SSD",),
-    "one S, rotation": ("one SSD",),
-}
+def draw_sizes(ax):
+    """The share right at the end of each run, by the numbers kept after 64 tokens."""
+    told = dict(color=plotting.COLORS[2], markersize=8, alpha=0.7)
+    for n, shares in sized.items():
+        ax.plot([64 * n] * 5, shares, "o", label="one S, convolution" if n == 4 else None, **told)
+    at = [64 * n for n in SIZES]
+    ax.plot(at, HELD[16], "--", color=plotting.INK, lw=1.5, label="section 2, 16 pairs held")
+    ax.plot(at, HELD[47], ":", color=plotting.INK, lw=1.5, label="section 2, 47 held")
+    for name, (row, marker, color, beside) in AT_16_384.items():
+        told = dict(color=plotting.COLORS[color], label=name, markersize=8)
+        ax.plot([16384 * 1.25**beside] * 5, ends[row], marker, **told)
+    ax.set(xlabel="numbers kept after 64 tokens", ylabel="share right", ylim=(0, 1.05))
+    ax.set_xscale("log", base=2)
+    ax.set_xticks([256, 1024, 4096, 16384], ["256", "1,024", "4,096", "16,384"])
+    ax.legend(loc="upper left", bbox_to_anchor=(-0.02, -0.16), ncol=2, fontsize=14)
 
 
-# %% tags=["figure"]
-def draw_runs(ax, names, title):
-    """Share right at T = 64 against steps, a line for each run."""
-    for run in (run for name in names for run in ROWS[name]["runs"]):
-        shares = [right[-1] for right in run["right"]]
-        steps = [100 * (n + 1) for n in range(len(shares))]
-        ax.plot(steps, shares, ".-", color=plotting.COLORS[0], alpha=0.7, lw=1.5)
-    ax.set(title=title, ylim=(0, 1.05), xlim=(0, 2000), xticks=(0, 1000, 2000))
+# %% tags=["setup"]
+def draw_jumps(ax):
+    """Share right against steps, a line for each run."""
+    for name, row, color in (("A A", "QCAttn", 0), ("S S, rotation", "SSD", 5)):
+        for i, run in enumerate(ROWS[row]["runs"]):
+            shares = [right[-1] for right in run["right"]]
+            steps = [100 * (n + 1) for n in range(len(shares))]
+            told = dict(color=plotting.COLORS[color], label=name if i == 0 else None)
+            ax.plot(steps, shares, ".-", lw=2, **told)
+    ax.set(xlabel="training step", ylim=(0, 1.05), xlim=(0, 2000), xticks=(0, 1000, 2000))
     plotting.level(ax, 1 / 16)
+    ax.legend(loc="upper left", bbox_to_anchor=(-0.02, -0.16), fontsize=14)
 
 
 # %% [markdown]
-# Each line is one run, and the grey line marks a guess among the row's 16 values. Which of the
-# eight panels did you expect to rise? Look at the shape, too: a plateau, and then a jump.
+# Each dot is the end of a run. On the left, the state of *one* S with a convolution grows from 256
+# numbers to 8,192 (`python -m experiments 08_state_size`). The black lines are section 2's: how
+# much can be read from a state that holds the 16 pairs and nothing else, or all 47 neighbours. At
+# 16,384 numbers there are four models of two layers. On the right you see how some runs got there.
 
-# %% tags=["figure"]
-fig, axes = plotting.figure(2, 4, size=(12, 5.2))
-for ax, (title, names) in zip(axes.flat, PANELS.items(), strict=True):
-    draw_runs(ax, names, title)
-_ = fig.supxlabel("training step, each model at its own rate")
-_ = fig.supylabel("share right")
+# %% slide_title="With the same room, some always learn it and some never" tags=["figure"]
+fig, axes = plotting.figure(1, 2, size=(13, 6.4))
+axes[0].get_gridspec().set_width_ratios([3, 2])
+draw_sizes(axes[0])
+draw_jumps(axes[1])
 plotting.save(
     fig,
-    "08_positions",
-    "Eight panels: share right at T = 64 against training steps, to 2,000; runs end where 99 % are "
-    "right. Upper row: all fifteen runs of a state below attention pass 0.9; all ten of a state "
-    "above attention stay below 0.1; two layers of attention pass 0.9 within 1,000 steps; of two "
-    "state layers with decay alone the best ends at 0.33. Lower row: with a convolution two state "
-    "layers get there within 500 steps, and so does one; with rotation two layers end above 0.9 in "
-    "two runs, at 0.69 in one and near 0.08 in two, and one layer stays below 0.1.",
+    "08_state_size",
+    "Left: share right at the end against the numbers kept after 64 tokens. One state layer with a "
+    "convolution rises from 0.18 to 0.35 at 256 numbers to 0.98 and more at 4,096 and 8,192, "
+    "between two lines: a state that holds 16 pairs, and one that holds 47. At 16,384 numbers, two "
+    "layers of attention and S A are at 0.97 and more, A S below 0.1, and S S with rotation is "
+    "spread out. Right: share right against training steps. The runs stay near a guess, 1/16, for "
+    "some hundred steps, and then some of them rise steeply.",
 )
 
-# %% [markdown]
-# - **A state below attention** passes 0.9 in all fifteen runs, with each of the three sources of
-#   position.
-# - **A state above attention** stays below 0.1 in all ten. With a convolution, weights that solve
-#   the task do exist (let A and its MLP write nothing: one S learns it), so these five are failures
-#   of training. With rotation we haven't built any.
-# - **Two layers of attention** learn it in all five runs.
-# - **States alone** learn it with a convolution, even in a single layer. With rotation two layers
-#   pass 0.9 in two of five runs, and one layer in none. With decay alone no run shown gets beyond
-#   0.33.
+# %% [markdown] slide_title="Room alone is not enough: the key has to know the past"
+# **Room alone isn't enough.** With the same 16,384 numbers, A A and S A learn the task in all five
+# runs, S S with rotation in two, and A S in none. Where the key knows the token before it, as in
+# one S with a convolution, the share follows the room: 0.27, 0.64, 0.86, 0.97 and 0.99 on average,
+# for states of width 4 to 64. We had predicted that runs end between the black lines, up to 0.05.
+# 24 of 25 do. (The other one, of width 8, gets 0.40.)
 #
-# The plateau is where a model guesses among the row's values. The jump comes when both steps work:
-# a look-up is worth nothing until the shift exists, and the shift nothing without a look-up.
+# The rows that aren't drawn agree. S below A learns it in all fifteen runs, with any source of
+# position, and states with a convolution in all ten. One S with rotation, two with decay alone and
+# S above A never do (0.33 at most). With a convolution, weights that solve A S exist (let A write
+# nothing), so those five are failures of training.
 #
-# This is chapter 05's question again: *which of q, k and v has to know the past?* For recall it's
-# the key, which has to know the token before it. A convolution, a shift or a state layer below
-# attention can tell it. For chapter 05's account book it was the value.
+# **The plateau and the jump.** On the right, runs guess among the row's values for hundreds of
+# steps, and then rise steeply. The look-up is worth nothing until the shift exists, and the shift
+# nothing without the look-up.
 #
-# Each failure is a failure at *one* rate, within 2,000 steps. Where rotating states fail, that rate
-# was chosen by chance: the tuning seed did little better than guess at every rate.
+# ***Which of q, k and v needs to know the past?*** Chapter 05 (section 3) asked it, and measured
+# it: for recall the *key*, in the account book the value. A convolution, a shift or a state layer
+# below attention tells the key which token came before.
+#
+# Each failure is a failure at *one* rate. Where rotating states fail, that rate was chosen by
+# chance: the tuning seed did little better than guess at every rate.
 #
 # ### Is it our construction?
 #
 # Let's open one: a state layer with a convolution below attention, at $d = 32$ on rows of 32
-# tokens. We recorded a model trained for 200 steps, with states of width 128. Your notebook now
-# trains a smaller one, with states of width 32, for 120 steps.
+# tokens. We recorded one, and your notebook now trains a smaller one, for 120 steps.
 
-# %% tags=["aside", "experiment"]
+# %% tags=["setup", "experiment"]
 HYBRID = "SSD, attention, convolution"
 sizes = WITH_POSITION[HYBRID] | dict(d_state=32)
 trained, right = learn_to_recall(32, 120, 2 * RATES[32], 0, (32,), every=120, **sizes)
@@ -753,9 +773,9 @@ _ = trained.requires_grad_(False)
 assert right[-1][0] > 0.85
 
 # %% [markdown]
-# Both solve the task, and both need their attention: without that layer the recorded one falls from
-# 0.96 to 0.01. But does the attention take our two steps? One S with a convolution learns the task
-# alone, so attention might only look for a value that the state has already found.
+# Both need their attention: without that layer the recorded one falls from 0.96 to 0.01. But one S
+# with a convolution learns the task alone, so attention might only look for a value that the state
+# has already found.
 
 
 # %% tags=["setup", "experiment"]
@@ -830,37 +850,54 @@ assert others == [1, 3, 11, 7] and ROW_TARGETS[0, 11] < 0  # 11 is fill
 drawn = [torch.tensor(FOUND["maps"][name])[QUERIES, best].mean().item()
          for name in ("as it is", "other keys")]  # fmt: skip
 assert [round(x, 2) for x in drawn] == [1.00, 0.25]
+ASKED = [ROW[0, :8:2].tolist().index(key) for key in ROW[0, QUERIES].tolist()]
+assert ROW_TARGETS[0, QUERIES].tolist() == [ROW[0, 2 * i + 1] for i in ASKED]
 
 # %% [markdown]
-# Take a row, and a *copy* of it where the pairs have other keys. We compute attention's $q$ from
-# the row and its $k$ from the copy, and read only the weights. Does it still find the answers? If
-# it finds an answer by the token in front of it, it will now fail. If it goes by the value, nothing
-# will change. The figure shows the recorded model (`python -m experiments 08_found`); folded cells
-# test yours. Look at the lines with arrows: the others are fill, which the loss doesn't count. (In
-# the copy drawn here, the four queries are replaced, too, but their $q$ comes from the row.)
+# Take a row, and a *copy* of it with other keys. We compute attention's $q$ from the row and its
+# $k$ from the copy, and look only at the weights. If attention finds an answer by the token in
+# front of it, it will now fail. If it goes by the value, nothing will change. Here are the four
+# queries of a row, by hand and in the recorded model (`python -m experiments 08_found`); folded
+# cells test yours. Before you look at the lowest map: where will bob look, when the copy says fay?
 
-# %% tags=["figure"]
-maps = {"set by hand: attention 2": looks_at(by_hand(), ROW)[1]}
-for title, name in (("trained", "as it is"), ("other keys", "other keys")):
+
+# %% tags=["setup"]
+def draw_queries(maps):
+    """The weights of the four queries on the row, one map under the other."""
+    fig, axes = plotting.figure(len(maps), 1, size=(12.5, 5.4))
+    names, values = ["ann", "bob", "cat", "dan"], ["3", "8", "5", "1"]
+    for ax, (title, matrix) in zip(axes, maps.items(), strict=True):
+        shown = ["eva", "fay", "gus", "hal"] if "from the copy" in title else names
+        words = [word for pair in zip(shown, values, strict=True) for word in pair] + ["·"] * 16
+        asked = [f"{names[i]}?" for i in ASKED]
+        labels = dict(xticks=words, yticks=asked, signed=False, limit=1.0, colorbar=False)
+        plotting.heatmap(ax, matrix[QUERIES], title=title, **labels)
+        ax.set_aspect("auto")
+        ax.tick_params(labelsize=17)
+        for tick in ax.get_xticklabels()[:8:2]:
+            tick.set_color(plotting.INK if shown is names else plotting.COLORS[1])
+    return fig
+
+
+# %% slide_title="Change the keys, and the trained attention is lost" tags=["figure"]
+maps = {"set by hand": looks_at(by_hand(), ROW)[1]}
+for title, name in (("trained", "as it is"), ("trained, k from the copy", "other keys")):
     maps[title] = torch.tensor(FOUND["maps"][name])
 plotting.save(
-    draw_maps(maps),
+    draw_queries(maps),
     "08_found",
-    "Attention weights on 24 tokens of the same layout: of the layer set by hand, of the trained "
-    "one above a state layer, and of the trained one when keys come from a copy with other keys. "
-    "In the first two, the four queries look at the values of their keys, among the first eight "
-    "tokens. In the third, one still does, two look at other values, and one mostly at a fill "
-    "token. At fill tokens, which don't count in the loss, the trained layer mostly looks "
-    "elsewhere.",
+    "The weights of four queries, ann, cat, dan and bob, on a row that begins ann 3 bob 8 cat 5 "
+    "dan 1. Set by hand and trained, each looks at its value. With keys from a copy that begins "
+    "eva 3 fay 8 gus 5 hal 1, ann still looks at 3, cat and bob look at other values, and dan "
+    "mostly at a fill token.",
 )
 
-# %% [markdown]
+# %% [markdown] slide_title="WM compares attention, states and computed values"
 # Over 64 rows of 32 tokens, the mean weight on the answers is 0.93 on the row itself, and 0.09 on
-# the copy. (In the row drawn, it's 1.00 and 0.25: one of four still finds its value.) If we replace
-# the values instead, it stays at 0.93. In your model, the weight on an answer falls below 0.3 if we
-# replace just the key in front of it, and stays above 0.75 if we replace all the others. So
-# attention finds the answer *by the token before it*. Only the state layer below can have told it
-# what that token was, by its convolution or its state.
+# the copy. If we replace the values instead, it stays at 0.93. In your model, the weight on an
+# answer falls below 0.3 if we replace just the key in front of it, and stays above 0.75 if we
+# replace all the others. So attention finds the answer *by the token before it*: it's an induction
+# head. Only the state layer below can have told it what that token was.
 #
 # ## 6 · WM's comparison
 #
@@ -874,13 +911,14 @@ plotting.save(
 #   rows of a table, with softmax weights of ours (chapter 05);
 # - the same with the dynamic *mask*, a learned gate for every position.
 #
-# WM doesn't mix rows by a softmax anywhere, and its code is something else again. Table 6 has one
-# head, and Listing 7's table has one row per head. What does the printed inner function compute?
+# No softmax mixes rows in WM, and its code is something else again. Table 6 has one head, and
+# Listing 7's table has one row per head. What does the printed inner function compute?
 
-# %%
+# %% slide_title="The printed inner function is one fixed diagonal matrix"
 _ = torch.manual_seed(0)
-queries, table = torch.nn.Linear(32, 4), torch.nn.Embedding(1, 32)  # n_heads = 1: a single row
-keys = torch.nn.Parameter(torch.zeros(2, 4))  # n_v = 2 keys, which start at zero
+queries = torch.nn.Linear(32, 4)
+table = torch.nn.Embedding(1, 32)  # n_heads = 1: a single row
+keys = torch.nn.Parameter(torch.zeros(2, 4))  # n_v = 2, at zero
 x = torch.randn(64, 32, generator=seeded(3))
 chosen = (queries(x) @ keys.T).topk(1, dim=-1).indices
 printed = x * table(chosen).sum(dim=-2)
@@ -889,10 +927,9 @@ check("the printed inner function = a fixed diagonal matrix", printed, x * table
 printed.square().sum().backward()
 assert keys.grad is None and queries.weight.grad is None
 
-# %% [markdown]
-# One fixed diagonal matrix in place of $W$, and neither keys nor queries get a gradient. If Figure
-# 5 was made with this code, it compares ordinary attention's full matrix with a diagonal one. We
-# don't know that it was. What follows is our reading.
+# %% [markdown] slide_title="We train on some 350 times fewer tokens than WM"
+# One fixed diagonal matrix takes the place of $W$, and neither keys nor queries get a gradient. If
+# Figure 5 was made with this code (we don't know), it compares a full matrix with a diagonal one.
 #
 # We repeat the comparison at a smaller scale:
 #
@@ -900,7 +937,7 @@ assert keys.grad is None and queries.weight.grad is None
 # |---|---|---|
 # | ids | 8,192 | 256 |
 # | length $T$, with $T/4$ pairs | 256, 512, 1,024, 2,048 | 64, 128, 256 |
-# | rows in training | one length at a time | lengths 32 to 256 mixed, and fewer pairs, too |
+# | rows in training | one length at a time | 32 to 256 mixed, fewer pairs, too |
 # | tokens in training | up to 4.3e9 at $T = 256$ | up to 1.1e7 |
 # | width $d$ | 32, 64, 128, 256 | 32, 64, 128 |
 # | learning rate, by width | 4e-4, 3e-4, 2e-4, 1e-4 | ten times that |
@@ -950,14 +987,13 @@ AT_256 = {s: [[last_share(run, 256) for run in runs_of(s, d)] for d in RATES] fo
 # 32$, on rows of up to 64 tokens, we tried four multiples of WM's rate, for 2,000 steps each
 # (`python -m experiments 08_rates`):
 
-# %%
+# %% slide_title="SSD makes progress at one rate of four"
 print(table("right at WM's rate ×", TIMES, AT_RATE))
 
 # %% [markdown]
-# Attention learns at three of the four rates; SSD makes progress at only one, and it isn't the rate
-# of the table below. At 3.3 times WM's rate, its three runs reach 0.93, 0.25 and 0.08 in 6,000
-# steps. At WM's own rate neither system learns in 2,000 steps, but WM trains for up to 65,536 at $T
-# = 256$. So at 64 tokens SSD's failure seems to depend on the rate. At 256 tokens we tried one rate
+# Attention learns at three of the four rates, SSD makes progress at only one, and it isn't the rate
+# of the table below. Given 6,000 steps at 3.3 times WM's rate, its three runs reach 0.93, 0.25 and
+# 0.08. So at 64 tokens SSD's failure seems to depend on the rate. At 256 tokens we tried one rate
 # per width, and can't say.
 
 # %% tags=["guard"]
@@ -979,21 +1015,17 @@ assert [round(share, 2) for share in last] == [0.08, 0.25, 0.93]
 # run takes at most 3,000 steps, and stops once 99 % are right at every length. Before you look:
 # which system fails?
 
-# %%
+# %% slide_title="SSD fails at the one rate we tried"
 print(table("right at T = 256", [f"d = {d}" for d in RATES], AT_256))
 
-# %% [markdown]
+# %% [markdown] slide_title="Two cautions: short rows helped, and three seeds are few"
 # Attention reaches 0.99 in 26 of 27 runs, and SSD in none of nine: it gets at most 0.04, where a
 # guess among the row's 64 values gets 0.016. The run of attention that fails has the mask.
 #
-# Two cautions:
-#
 # - **We trained on short rows as well.** Without them, closer to WM's training, three runs of
-#   QCAttn at $d = 64$ reach only 0.02, 0.42 and 0.05 in 3,000 steps. With them, it gets to 0.9
-#   within 1,100.
-# - **Three seeds aren't many.** The steps that InnerFuncAttn needs to 0.9, over those of QCAttn,
-#   are 1.00 on average at $d = 128$, with a 95 % interval from 0.84 to 1.19. No difference shown
-#   doesn't mean that there is none.
+#   QCAttn at $d = 64$ reach only 0.02, 0.42 and 0.05.
+# - **Three seeds aren't many.** InnerFuncAttn needs 1.00 times as many steps as QCAttn at $d =
+#   128$, with a 95 % interval from 0.84 to 1.19. "No difference shown" doesn't mean there is none.
 
 # %% tags=["guard"]
 print("right at T = 256, three seeds, and steps until 0.9 are")
@@ -1026,7 +1058,7 @@ for one, other, d in ((inner, plain, 32), (inner, plain, 128), (mask, inner, 128
     print(f" and {2 ** (mean + half):.2f}: none shown")
     assert abs(mean) <= half
 
-# %% [markdown]
+# %% [markdown] slide_title="Better than SSD was seen; better than attention was not"
 # ## 7 · Claimed and seen
 #
 # WM's sentences are about rows of 256 to 2,048 tokens. Ours end at 256.
@@ -1035,8 +1067,8 @@ for one, other, d in ((inner, plain, 32), (inner, plain, 128), (mask, inner, 128
 # > for each V, InnerFuncAttn is more accurate than QCAttn and SSD." (WM §4.1)
 #
 # - More than SSD: **seen**. At each width three runs reach 99 %, and SSD's three stay below 5 %.
-#   But the one rate suits SSD poorly, at least on 64 tokens at $d = 32$. And with the convolution
-#   that WM removed, SSD learns rows of 64 tokens (section 5). We didn't try 256.
+#   But the rate suits SSD poorly, and with the convolution that WM removed SSD learns rows of 64
+#   tokens (section 5).
 # - More than QCAttn: **not seen**. We stop a run at 99 %, which both reach at $d = 128$, and see no
 #   difference in steps.
 #
@@ -1044,12 +1076,13 @@ for one, other, d in ((inner, plain, 32), (inner, plain, 128), (mask, inner, 128
 # > structures are limited by sequence noise, but InnerFuncAttn with Dynamic Mask still maintains
 # > good performance." (WM §4.1)
 #
-# - **Undecided at this scale**: at 256 tokens, three seeds don't show whether the mask matters. And
-#   if WM's rows look like ours, noise and load grow together (section 1) and can't be told apart.
+# - **Undecided at this scale**: three seeds don't show whether the mask matters. And if WM's rows
+#   look like ours, noise and load grow together (section 1).
 #
 # Does recall reach beyond the trained length? Lab [08a](labs/08a_needle.ipynb) hides a sentence in
 # real text and asks for it.
-#
+
+# %% [markdown] slide_title="A look-up is one step of position and one comparison"
 # ## Summary
 #
 # - A look-up is a comparison of contents and one step in positions.
@@ -1063,7 +1096,8 @@ for one, other, d in ((inner, plain, 32), (inner, plain, 128), (mask, inner, 128
 #   we opened, attention finds the answer by the token before it.
 # - For recall, the *key* has to know the past. A failure at one learning rate says nothing about
 #   other rates.
-#
+
+# %% [markdown]
 # ## Exercises
 
 # %% [markdown]
@@ -1294,9 +1328,7 @@ for length, pairs, written in ((64, 16, "5.8 with all neighbours written"), (16,
 #   trained models.
 #
 # **What came after.** *Gated DeltaNet* (2025) erases before it writes, and recalls better than
-# Mamba-2. Large hybrids keep a few attention layers for recall (chapter 07). And attention learns
-# to read nothing: trained models park weight on the first token (Xiao et al., 2024, *attention
-# sinks*), and gpt-oss (2025) gives each head a learned sink.
+# Mamba-2, its authors report. Large hybrids keep a few attention layers (chapter 07).
 
 # %% tags=["versions", "nbval-ignore-output"]
 print("PyTorch version", torch.__version__.partition("+")[0])
