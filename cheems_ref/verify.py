@@ -61,6 +61,7 @@ def check(name: str, actual: Tensor, expected: Tensor, *, tol: Tol = None, atol:
         AssertionError: shape or dtype differ, an entry is NaN or infinite, or an error is above
             the tolerance; the message holds the largest error and its index.
     """
+    __tracebackhide__ = True  # IPython and pytest leave this frame out
     _must_agree(name, actual, expected, tol, atol)
     print(f"✓ {name}  [{_precision(actual, tol, atol)}]")
 
@@ -85,6 +86,7 @@ def check_gradients(
             output of one function, or the gradients differ; the message says for which input.
         ValueError: as in `check`.
     """
+    __tracebackhide__ = True  # IPython and pytest leave this frame out
     (outputs, got), (wanted, want) = _gradients(actual, inputs), _gradients(expected, inputs)
     if len(outputs) != len(wanted):
         raise AssertionError(f"{name}: {len(outputs)} outputs, not {len(wanted)}")
@@ -117,6 +119,7 @@ def must_differ(name: str, wrong: Tensor, right: Tensor, *, at_least: float = 1e
     Raises:
         AssertionError: shape or dtype differ, `right` is not finite, or the difference is smaller.
     """
+    __tracebackhide__ = True  # IPython and pytest leave this frame out
     if at_least <= _tolerance(name, wrong, right, None):
         raise AssertionError(f"{name}: at_least = {at_least:g} is within the tolerance of a check")
     _refuse_non_finite(f"{name}: the right one", right)
