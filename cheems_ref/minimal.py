@@ -1,6 +1,6 @@
 """A whole Cheems in one file: the model, its training, its writing. Chapter 00 builds it.
 
-    python cheems_ref/minimal.py    # trains on Python's manual for about two minutes, then writes
+    python cheems_ref/minimal.py    # trains on Python's manual for one to two minutes, then writes
 
 Weights of `model.CausalLM` fit and give the same logits. This file leaves out the memory between
 calls (each new byte means reading the text again), padding, all options, care with numbers (float64
@@ -34,7 +34,7 @@ def attention(q, k, v):
 
 def ssd(x, dt, A, B, C):
     """y_t = h_t C_t with h_t = exp(dt_t A) h_{t-1} + dt_t x_t B_tᵀ, a chunk at a time."""
-    state, y = 0, []
+    state, y = 0, []  # the state is transposed: (n, p)
     chunks = (t.split(CHUNK, dim=2) for t in (dt[..., None] * x, dt * A, B[:, None], C[:, None]))
     for X, dA, B, C in zip(*chunks, strict=True):
         log_decay = dA.cumsum(-1)[..., None]  # since the chunk began
@@ -106,7 +106,7 @@ class InnerFuncAttn(nn.Module):
 
 def best_pairs(queries, keys, k):
     """The k largest of r² sums q₁·θ₁ᵢ + q₂·θ₂ⱼ and their numbers i r + j; keys (h, 2, r, m)."""
-    best, where = einsum("blhcm,hcrm->blhcr", queries, keys).topk(k)  # of each half
+    best, where = einsum("blhcm,hcrm->blhcr", queries, keys).topk(k)  # of each half c
     a, b = torch.tensor([(a, b) for a in range(k) for b in range(k // (a + 1))]).T  # a staircase
     scores, place = (best[..., 0, a] + best[..., 1, b]).topk(k)
     return scores, (where[..., 0, a] * keys.shape[2] + where[..., 1, b]).gather(-1, place)
