@@ -721,7 +721,7 @@ def draw_copying(ax, copying):
     for name, runs in copying["right"].items():
         plotting.lines(ax, copying["steps"], {name: runs["median"]}, legend=None)
         plotting.band(ax, copying["steps"], runs["low"], runs["high"])
-    plotting.level(ax, 1 / 8, "chance", side="left")
+    plotting.level(ax, 1 / 8, "chance")
     ax.set(xlabel="training steps", ylabel="accuracy", ylim=(0, 1.05))
     ax.legend(*ax.get_legend_handles_labels(), loc="upper left", bbox_to_anchor=(1.0, 1.0))
 
