@@ -2,13 +2,14 @@
 trained state tracking.
 """
 
+import json
 import statistics
 
 import torch
 
 from cheems_ref import rope, ssd
 from experiments import preregistered
-from experiments.runner import from_notebook, resumed
+from experiments.runner import RECORDS, from_notebook, resumed
 
 CHAPTER, LAB = "04_rotary_positions", "labs/04c_state_tracking"
 
@@ -78,8 +79,43 @@ def state_tracking():
     return preregistered.state_tracking(run_all, list(lab.MACHINES), list(lab.STEPS))
 
 
+def share_right(model):
+    """The share right at places 201 to 300 of 256 texts that no run was measured on."""
+    lab = from_notebook(LAB)
+    generator = torch.Generator().manual_seed(1000)
+    ids, answers = lab.texts_and_answers(lab.MACHINES["three swaps"], 256, 300, generator)
+    with torch.no_grad():
+        return (model(ids).argmax(-1) == answers)[:, 200:].double().mean().item()
+
+
+def set_to_two(model):
+    """Give every token the β of a whole mirror: 2 σ(50) is 2 in float32."""
+    with torch.no_grad():
+        model.steer.weight[4].zero_()
+        model.steer.bias[4] = 50.0
+
+
+def exact_mirrors_run(job):
+    """One of the five models of lab 04c that learned the cards, trained again."""
+    lab = from_notebook(LAB)
+    return preregistered.exact_run(job, lab.train_to_track, share_right, set_to_two)
+
+
+def exact_mirrors():
+    """Lab 04c: the trained cards, with every β set to 2."""
+    record = json.loads((RECORDS / "04_state_tracking.json").read_text())
+    [row] = [r for r in record["table"] if (r["task"], r["kind"]) == ("three swaps", "β up to 2")]
+    jobs = [dict(seed=seed, rate=row["rate"]) for seed in preregistered.SEEDS]
+    return {
+        "prediction": " ".join(preregistered.EXACT_PREDICTION.split()),
+        "seed": list(preregistered.SEEDS),
+        "runs": resumed("04_exact_mirrors", jobs, exact_mirrors_run),
+    }
+
+
 RECIPES = {
     "04_shift_error": shift_error,
     "04_three_sources": three_sources,
     "04_state_tracking": state_tracking,
+    "04_exact_mirrors": exact_mirrors,
 }
