@@ -278,7 +278,7 @@ _ = must_differ("FFT of size l: the end wraps round", wrapped, y, at_least=0.01)
 # ## 4 · Which A?
 #
 # Pick a large matrix $A$ at random, and chances are that the state explodes. *S4*, the structured
-# state space sequence model of 2022, takes its answer from HiPPO (Gu et al., 2020): ask for the $n$
+# state space sequence model of 2021, takes its answer from HiPPO (Gu et al., 2020): ask for the $n$
 # numbers that best summarise the whole past, and derive the $A$ that keeps them up to date (lab
 # [01a](labs/01a_why_hippo.ipynb)).
 #
@@ -1045,7 +1045,7 @@ for n, l in ((4, 20), (6, 31), (1, 5)):  # blanks, marks and questions in any or
 # - Gormley and Nayebi, *10-423/623/723 Generative AI*, lecture 22 (2025): the slides this chapter
 #   follows.
 # - Gu et al., *HiPPO* (2020): memory as projection; lab 01a derives it.
-# - Gu, Goel and Ré, *Efficiently Modeling Long Sequences with Structured State Spaces* (2022): S4;
+# - Gu, Goel and Ré, *Efficiently Modeling Long Sequences with Structured State Spaces* (2021): S4;
 #   Gu et al., *On the Parameterization and Initialization of Diagonal State Space Models* (2022):
 #   S4D.
 # - Rush and Karamcheti, *The Annotated S4*: the same road, with JAX.

@@ -1091,7 +1091,7 @@ for l, fewest in ((1, 0), (2, 1), (29, 5), (1024, 10)):
 #   it.
 # - Gu and Dao, *Mamba* (2023): selection, with a diagonal $A$, and why a step size that depends on
 #   the token matters.
-# - Yang et al., *Gated Linear Attention Transformers with Hardware-Efficient Training* (2024): how
+# - Yang et al., *Gated Linear Attention Transformers with Hardware-Efficient Training* (2023): how
 #   to keep section 5's product in range.
 # - `cheems_ref/ssd.py`: the listing this notebook arrives at.
 

@@ -196,9 +196,18 @@ for dim, base in ((64, 10_000.0), (64, 500_000.0), (8, 10_000.0), (8, 100.0)):
           f" {rounds[0]:.1f} tokens, the last in {rounds[-1]:9,.0f}")  # fmt: skip
 
 # %% [markdown]
-# The first pair tells neighbours apart; the last one tells near from far, as long as the text is
-# shorter than its turn. So longer contexts go with larger bases: Llama 2 had 10,000 for 4,096
-# tokens, Llama 3 has 500,000 for 8,192.
+# The first pair tells neighbours apart; the last one tells near from far. Longer contexts go with
+# larger bases: Llama 2 had 10,000 for 4,096 tokens, Llama 3 has 500,000 for 8,192. Why, if 47,117
+# tokens fit into a turn? A key equal to the query has the score $\sum_i \cos \delta\theta_i$, where
+# a random key has 0 on average. At Llama's width of 128 that sum first falls below 0 at distance
+# 1,707 with base 10,000, and at 18,438 with 500,000 (Men et al., 2024; folded cell).
+
+# %% tags=["guard"]
+for base, want in ((10_000.0, 1707), (500_000.0, 18_438)):
+    turned = torch.arange(20_000.0)[:, None] * rope_frequencies(128, base)
+    assert (turned.cos().sum(1) < 0).nonzero()[0].item() == want
+
+# %% [markdown]
 #
 # In code, a rotation is "cosine times the vector, plus sine times the vector a quarter turn ahead".
 # The quarter turn takes $(x_1, x_2)$ to $(-x_2, x_1)$. Put the first members of all pairs into the
@@ -679,10 +688,10 @@ for name, state in (("a mirror per 1, β = 2", mirror.flatten()), ("half a turn 
 # | a number times a turn | RetNet, Cheems, Mamba-3 | tell distances | mix pairs |
 # | $I - \beta_t k_t k_t^\top$ | DeltaNet | erase one key | be scanned cheaply |
 #
-# Only a single number commutes with every rotation. A turn counts parity if the token sets its
-# angle, as in Mamba-3; the angles of RetNet and Cheems are the same for a 0 and a 1. DeltaNet's
-# $\beta$ is a sigmoid: as published, it erases and never mirrors. Grazzi et al. let $\beta$ go up
-# to 2.
+# By (4.11), rotations go with decays that are equal within each pair. A turn counts parity if the
+# token sets its angle, as in Mamba-3; the angles of RetNet and Cheems are the same for a 0 and a 1.
+# DeltaNet's $\beta$ is a sigmoid: as published, it erases and never mirrors. Grazzi et al. let
+# $\beta$ go up to 2.
 
 # %% [markdown] slide_title="Decay, a convolution and rotations all tell order"
 # ## 9 · Three sources of position
