@@ -61,8 +61,8 @@ def repeats():
 
 def repeat_run(job):
     """One run of chapter 00's last section: the share right in every ten steps."""
-    learn = from_notebook(CHAPTER).learn_to_repeat
-    return {"right": [round(right, 3) for right in learn(**job)]}
+    _, curve = from_notebook(CHAPTER).learn_to_repeat(**job)
+    return {"right": [round(right, 3) for right in curve]}
 
 
 def repeats_by_attention():
