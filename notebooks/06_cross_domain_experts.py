@@ -926,22 +926,32 @@ assert 7 * (narrow + 65536) < 1048576
 # many neurons: forward, in float32, 512 tokens, two CPU cores. Before you look: at how many neurons
 # does our layer overtake the MLP?
 
-# %% slide_title="Our layer overtakes the MLP at about 4,096 neurons" tags=["figure"]
+# %% tags=["setup"]
 layers = read_record("06_growth")
 NAMES = {"dense MLP of as many neurons": "dense MLP", "product keys, bags": "ours, 64 neurons used"}
 NAMES["PEER-pytorch"] = "PEER-pytorch, likewise"
+
+
+# %% tags=["figure"]
+def draw_layers(ax):
+    """Milliseconds of three layers against their neurons, and two guides."""
+    for name, i in zip(NAMES, (1, 0, 4), strict=True):
+        ms, color = layers["milliseconds"][name], plotting.COLORS[i]
+        e = layers["experts"][: len(ms)]
+        ax.plot(e, ms, "o-", color=color)
+        ax.text(e[-1] * 1.3, ms[-1], NAMES[name], color=color, va="center", fontsize=15)
+    for power, words, e, start in (
+        (1, "∝ neurons", [2**10, 2**14], 1.5),
+        (0.5, "∝ √neurons", [2**14, 2**20], 3),
+    ):
+        guide = [start * (x / e[0]) ** power for x in e]
+        ax.plot(e, guide, "--", color=plotting.QUIET, lw=1.5)
+        ax.text(1.9 * e[0], start, words, va="center", fontsize=14)
+
+
+# %% slide_title="Our layer overtakes the MLP at about 4,096 neurons" tags=["figure"]
 fig, ax = plotting.figure(size=(8.5, 5.2))
-for i, (name, words) in enumerate(NAMES.items()):
-    ms = layers["milliseconds"][name]
-    e = layers["experts"][: len(ms)]
-    color = plotting.COLORS[(1, 0, 4)[i]]
-    ax.plot(e, ms, "o-", color=color)
-    ax.text(e[-1] * 1.3, ms[-1], words, color=color, va="center", fontsize=15)
-for power, words, first, start in ((1, "∝ neurons", 2**10, 1.5), (0.5, "∝ √neurons", 2**14, 3)):
-    e = [first, first * 2 ** (4 if power == 1 else 6)]
-    guide = [start * (x / first) ** power for x in e]
-    ax.plot(e, guide, "--", color=plotting.QUIET, lw=1.5)
-    ax.text(1.9 * first, start, words, va="center", fontsize=14)
+draw_layers(ax)
 ax.set(xscale="log", yscale="log", ylim=(1, 200), xlabel="neurons", ylabel="ms, forward")
 ax.set_xticks([2**8, 2**12, 2**16, 2**20], ["256", "4,096", "65,536", "a million"])
 ax.set_yticks([1, 10, 100], ["1", "10", "100"])
