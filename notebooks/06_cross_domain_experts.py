@@ -987,6 +987,8 @@ plotting.save(
 # %% tags=["guard"]
 parts = read_record("06_rows")
 search_ms, bags_ms, rows_ms = parts["milliseconds"].values()
+growth = search_ms[-1] / search_ms[0], bags_ms[-1] / bags_ms[0]
+print(f"from 256 to 2^20 experts: search {growth[0]:.1f} times as long, bags {growth[1]:.1f} times")
 assert [round(ms[-1]) for ms in (search_ms, bags_ms, rows_ms)] == [41, 15, 58]
 runs = [run for run in read_record("09_shared")["runs"] if run["seed"] > 0]
 nats = dict.fromkeys(("MLP", "DGLU", "CDMoE"), 0.0)
