@@ -314,7 +314,7 @@ assert readable == [0, 1]
 # ## 5 · A gate that follows the column, not the token (WM Listing 6)
 #
 # The listing applies gate $j$ to *column* $j$. Leading padding moves every token to another gate,
-# so the answer depends on the padding. Ours goes by position.
+# so the answer depends on the padding. Ours goes by position (folded cell).
 
 # %%
 gate = torch.ones(1, 8)
@@ -328,7 +328,7 @@ for name, keys in read.items():
     print(f"as printed, the last of four tokens, {name}, reads", keys)
 assert read == {"alone": [0, 2, 3], "with padding in front": [0, 1, 2, 3]}
 
-# %%
+# %% tags=["guard"]
 mask = GateMask(1, max_positions=8)
 mask.logit.data[0, 1] = -2.0
 counted = torch.tensor([[0, 0, 0, 1, 2, 3]])  # positions of the padded row
