@@ -56,10 +56,28 @@ def kinship():
     return preregistered.expert_kinship(lambda jobs: resumed("06_kinship", jobs, run_on_bytes))
 
 
+def frequency():
+    """Whether what they share is a kind or a frequency."""
+    return preregistered.kind_or_frequency(
+        lambda jobs: resumed("06_frequency", jobs, run_by_frequency)
+    )
+
+
 def run_on_bytes(job):
     """One training run of lab 06a."""
     lab = from_notebook(LAB)
     return preregistered.kinship_run(job, lab.train_on_bytes, lab.fires_for)
 
 
-RECIPES = {"06_fires": fires, "06_kinship": kinship, "06_rows": search_times}
+def run_by_frequency(job):
+    """One training run of lab 06a, asked for three pairs of kinds."""
+    lab = from_notebook(LAB)
+    return preregistered.frequency_run(job, lab.train_on_bytes, lab.fires_for)
+
+
+RECIPES = {
+    "06_fires": fires,
+    "06_frequency": frequency,
+    "06_kinship": kinship,
+    "06_rows": search_times,
+}

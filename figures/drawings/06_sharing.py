@@ -1,38 +1,46 @@
 """Three ways in which experts share."""
 
+from matplotlib.patches import Rectangle
+
 from cheems_ref import plotting
 
+PRIVATE, SHARED, UNUSED = plotting.COLORS[0], plotting.COLORS[4], "#cccccc"
+STEP = 0.85  # from one expert to the next
 
-def draw_experts(ax, x, y, colors, inside=""):
-    """Four experts, two of which are used, and their sum."""
-    for i, color in enumerate(colors):
-        place = x + 0.72 * (i - 1.5)
-        used = i in (0, 2)
-        plotting.box(ax, place, y, f"{i + 1}", color=color if used else "#dddddd")
+
+def draw_experts(ax, x, reads, *, bar=False):
+    """Four experts around x, two of which are used, between what they read and their sum."""
+    for i in range(4):
+        place, used = x + STEP * (i - 1.5), i in (0, 2)
         if used:
-            plotting.arrow(ax, (x, y - 1.0), (place, y - 0.4))
-            plotting.arrow(ax, (place, y + 0.4), (x, y + 1.0))
-    ax.text(x, y + 1.2, "+", fontsize=18, ha="center", va="center")
-    ax.text(x, y - 1.2, inside, fontsize=15, ha="center", va="center")
-
-
-def draw_sharing(ax, private=plotting.COLORS[0], shared=plotting.COLORS[1]):
-    """Three routed layers, and where each has what all tokens or all experts use."""
-    for x, name in ((2.0, "isolation"), (6.4, "cohesive"), (10.6, "expansive")):
-        ax.text(x, 4.45, name, fontsize=17, ha="center")
-        draw_experts(ax, x, 2.5, [private] * 4, "z" if name == "expansive" else "x")
-    plotting.box(ax, 4.15, 2.5, "$\\mathrm{FFN}^{\\mathrm{s}}$", color=shared)
-    plotting.arrow(ax, (2.2, 1.4), (4.0, 2.05), color=shared)
-    plotting.arrow(ax, (4.0, 2.95), (2.25, 3.65), color=shared)
-    ax.plot([5.1, 7.75], [2.5, 2.5], color=shared, lw=7, alpha=0.5, zorder=0)
-    ax.text(7.85, 2.5, "one V", fontsize=15, color=shared, va="center")
-    plotting.box(ax, 10.6, 0.55, "$\\mathrm{FFN}^{\\mathrm{s}}$", color=shared)
-    plotting.arrow(ax, (10.6, 0.9), (10.6, 1.15), color=shared)
-    ax.text(9.55, 0.55, "x", fontsize=15, va="center", ha="center")
-    plotting.arrow(ax, (9.7, 0.55), (10.05, 0.55))
+            plotting.arrow(ax, (x, 1.5), (place, 2.32), color=PRIVATE)
+            plotting.arrow(ax, (place, 2.98), (x, 3.85), color=PRIVATE)
+        plotting.box(ax, place, 2.65, f"{i + 1}", color=PRIVATE if used else UNUSED, fontsize=19)
+    if bar:
+        corner = (x - 2.0 * STEP - 0.1, 2.53)
+        ax.add_patch(Rectangle(corner, 4 * STEP + 0.2, 0.24, fc=SHARED, alpha=0.6, zorder=0))
+        ax.text(x, 0.8, "one V in all four", fontsize=17, ha="center", va="center")
+    ax.text(x, 4.0, "+", fontsize=24, ha="center", va="center")
+    ax.text(x, 1.25, reads, fontsize=20, ha="center", va="center", style="italic")
 
 
 def draw():
-    fig, ax = plotting.canvas(12.6, 4.9)
-    draw_sharing(ax)
+    fig, ax = plotting.canvas(12.6, 5.0)
+    for x, name, place in (
+        (1.9, "isolation", "beside them"),
+        (6.9, "cohesive", "inside them"),
+        (10.8, "expansive", "before them"),
+    ):
+        ax.text(x, 4.62, name, fontsize=20, ha="center", weight="bold")
+        ax.text(x, 4.32, place, fontsize=16, ha="center")
+    draw_experts(ax, 1.9, "x")
+    draw_experts(ax, 6.9, "x", bar=True)
+    draw_experts(ax, 10.8, "z")
+    plotting.box(ax, 4.25, 2.65, "$\\mathrm{FFN}^{\\mathrm{s}}$", color=SHARED, fontsize=18)
+    plotting.arrow(ax, (2.1, 1.3), (4.05, 2.28), color=SHARED)
+    plotting.arrow(ax, (4.05, 3.02), (2.15, 3.97), color=SHARED)
+    plotting.box(ax, 10.8, 0.45, "$\\mathrm{FFN}^{\\mathrm{s}}$", color=SHARED, fontsize=18)
+    plotting.arrow(ax, (10.8, 0.85), (10.8, 1.08), color=SHARED)
+    ax.text(9.3, 0.45, "x", fontsize=20, va="center", ha="center", style="italic")
+    plotting.arrow(ax, (9.45, 0.45), (10.15, 0.45), color=SHARED)
     return fig, []

@@ -138,6 +138,33 @@ print(f"and finite gradients: up to {of_x.abs().max():.1f} and {of_W.abs().max()
 assert of_x.isfinite().all() and of_W.isfinite().all()
 
 # %% [markdown]
+# **Fill in 1.** Write the repaired mask for one row of real tokens and padding. Which rows get an
+# exception, and which key do they read?
+
+
+# %% tags=["exercise"]
+def repaired_mask(real):
+    """(t, s), True where query t may read key s; real (l,) is True for real tokens."""
+    ### BEGIN SOLUTION
+    l = len(real)
+    allowed = torch.ones(l, l, dtype=torch.bool).tril() & real
+    empty = ~allowed.any(1)
+    return allowed | torch.diag(empty)
+    ### END SOLUTION
+
+
+# %% tags=["check"]
+for pattern in ("001111", "110010", "000", "111", "010"):
+    real = torch.tensor([digit == "1" for digit in pattern])
+    mask = torch.as_tensor(repaired_mask(real.clone()))
+    for t, row in enumerate(mask.bool().tolist()):
+        wanted = [s <= t and bool(real[s]) for s in range(len(real))]
+        if not any(wanted):
+            wanted[t] = True
+        assert row == wanted, f"tokens {pattern}: query {t} reads {row}"
+print("right for five rows of tokens, one of them all padding")
+
+# %% [markdown]
 # Worse, even without padding, a gate shut by hand at position 0 makes the output of a real token
 # NaN. The package's rounded gate leaves query 0 its own token:
 
@@ -192,8 +219,33 @@ plotting.save(
 )
 
 # %% [markdown]
-# The two padded queries read *everything*, the future included. You may say: so what? Nobody reads
-# the outputs of padding. In a stack of attention layers with this mask that's true:
+# The two padded queries read *everything*, the future included.
+#
+# **Fill in 2.** Predict it for any row: how many keys does each query read, if masked scores are a
+# finite minimum?
+
+
+# %% tags=["exercise"]
+def keys_read(real):
+    """The number of keys that each query reads, a list of l numbers; real (l,) is boolean."""
+    ### BEGIN SOLUTION
+    before = real.cumsum(0).tolist()
+    return [count or len(real) for count in before]  # an empty row reads everything
+    ### END SOLUTION
+
+
+# %% tags=["check"]
+for pattern in ("001111", "1100", "00100", "000"):
+    row = torch.tensor([digit == "1" for digit in pattern])
+    tokens = random(len(row), 4, seed=70)
+    found = weights_with(torch.finfo(torch.float64).min, tokens, row)
+    expected = (found > 0).sum(1).tolist()
+    assert list(keys_read(row.clone())) == expected, f"tokens {pattern} read {expected} keys"
+print("right for four rows of tokens")
+
+# %% [markdown]
+# You may say: so what? Nobody reads the outputs of padding. In a stack of attention layers with
+# this mask that's true:
 
 
 # %%
@@ -262,7 +314,7 @@ assert readable == [0, 1]
 # ## 5 · A gate that follows the column, not the token (WM Listing 6)
 #
 # The listing applies gate $j$ to *column* $j$. Leading padding moves every token to another gate,
-# so the answer depends on the padding. Ours goes by position.
+# so the answer depends on the padding. Ours goes by position (folded cell).
 
 # %%
 gate = torch.ones(1, 8)
@@ -276,7 +328,7 @@ for name, keys in read.items():
     print(f"as printed, the last of four tokens, {name}, reads", keys)
 assert read == {"alone": [0, 2, 3], "with padding in front": [0, 1, 2, 3]}
 
-# %%
+# %% tags=["guard"]
 mask = GateMask(1, max_positions=8)
 mask.logit.data[0, 1] = -2.0
 counted = torch.tensor([[0, 0, 0, 1, 2, 3]])  # positions of the padded row
@@ -316,6 +368,35 @@ for pads in (1, 4):
 # A single padded token in front is enough to change the values. (With WM Listing 4's $D = 1$, which
 # passes $x$ on unchanged, it's 1 % and 2 %.)
 #
+# **Fill in 3.** Make the functional `ssd.ssd` ignore padding: change $x$ and $\Delta$ so that the
+# real tokens' outputs are those of the text alone. The padding of $x$ may be NaN.
+
+
+# %% tags=["exercise"]
+def ignore_padding(x, dt, real):
+    """x (b, l, h, p) and dt (b, l, h) for ssd.ssd; real (b, l) is True for real tokens."""
+    ### BEGIN SOLUTION
+    # dt = 0 neither decays nor writes; 0 · NaN is NaN, so x has to be replaced, not multiplied
+    return x.masked_fill(~real[..., None, None], 0.0), dt.masked_fill(~real[..., None], 0.0)
+    ### END SOLUTION
+
+
+# %% tags=["check"]
+inputs = random(1, 5, 2, 3, seed=71), random(1, 5, 2, seed=72).exp()
+A, B, C = -random(2, seed=73).exp(), random(1, 5, 1, 4, seed=74), random(1, 5, 1, 4, seed=75)
+alone = ssd.ssd(*inputs, A, B, C)
+for pattern in ("0011111", "1101011", "11111000"):
+    row = torch.tensor([[digit == "1" for digit in pattern]])
+    full = []
+    for part in (*inputs, B, C):
+        wide = torch.full((1, len(pattern), *part.shape[2:]), 7.0)
+        wide[row] = part[0]
+        full.append(wide)
+    full[0][~row] = math.nan
+    changed = ignore_padding(full[0], full[1], row)
+    check(f"tokens {pattern}: the text alone", ssd.ssd(*changed, A, *full[2:])[row], alone[0])
+
+# %% [markdown]
 # ## Summary
 #
 # | what is written | what it does when run | the repair |
