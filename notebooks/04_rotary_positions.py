@@ -663,11 +663,10 @@ print(f"norm of the change / norm of the output {(moved - y).norm() / y.norm():.
 
 # %% [markdown]
 # What can a state do in one step? One question separates the four answers that you've seen: is the
-# number of ones so far odd? A decay in $[0, 1]$ never changes a sign, and in finite
+# number of ones odd? A decay in $[0, 1]$ never changes a sign, and in finite
 # precision no stack of such layers counts parity at every length. A mirror can, as in chapter 02's
 # exercise, and so can half a turn, which is a factor of −1. (Lab
-# [04c](labs/04c_state_tracking.ipynb) has the proof, and follows three cards.) One number of state
-# is enough for either:
+# [04c](labs/04c_state_tracking.ipynb) has the proof.) One number of state is enough for either:
 
 # %% slide_title="A mirror or half a turn counts parity, a decay can't"
 bits = torch.randint(2, (300,), generator=torch.Generator().manual_seed(0)).double()
@@ -688,9 +687,9 @@ for name, state in (("a mirror per 1, β = 2", mirror.flatten()), ("half a turn 
 # | a number times a turn | RetNet, Cheems, Mamba-3 | tell distances | mix pairs |
 # | $I - \beta_t k_t k_t^\top$ | DeltaNet | erase one key | be scanned cheaply |
 #
-# By (4.11), rotations go with decays that are equal within each pair. A turn counts parity if the
+# By (4.11), rotations need equal decays within each pair. A turn counts parity if the
 # token sets its angle, as in Mamba-3; the angles of RetNet and Cheems are the same for a 0 and a 1.
-# DeltaNet's $\beta$ is a sigmoid: as published, it erases and never mirrors. Grazzi et al. let
+# DeltaNet's $\beta$ is a sigmoid: as published, it never mirrors. Grazzi et al. let
 # $\beta$ go up to 2.
 
 # %% [markdown] slide_title="Decay, a convolution and rotations all tell order"
