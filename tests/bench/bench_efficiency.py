@@ -241,6 +241,20 @@ def batches(a):
     return {"length": length, "seconds": found}
 
 
+def updates(a):
+    """Seconds of training passes of chapter 09's systems, on batches as they learned from."""
+    chapter = from_notebook("09_ablations")
+    torch.set_default_dtype(torch.float32)
+    torch.manual_seed(SEED)
+    rows = {name: chapter.SYSTEMS[name] for name in chapter_10().SYSTEMS}
+    models = {name: CausalLM(chapter.fitted(**row)).to(a.device) for name, row in rows.items()}
+    length, batch = (64, 2) if a.quick else (512, 4)
+    tasks = {name: a_pass(net, length, BOTH, batch) for name, net in models.items()}
+    found = in_turns(tasks, a, "updates")
+    report(found, f"batch of {batch}, {length} tokens each", batch * length)
+    return {"length": length, "batch": batch, "seconds": found}
+
+
 def decoding(a):
     """Seconds of a token after so many, one row."""
     found, models = {}, nets(a)
@@ -309,7 +323,7 @@ def compiled(a):
 
 PARTS = {
     part.__name__: part
-    for part in (rates, forms, chunks, systems, inner, decoding, memory, batches, compiled)
+    for part in (rates, forms, chunks, systems, inner, decoding, memory, batches, compiled, updates)
 }
 
 
