@@ -250,6 +250,14 @@ def updates(a):
     models = {name: CausalLM(chapter.fitted(**row)).to(a.device) for name, row in rows.items()}
     length, batch = (64, 2) if a.quick else (512, 4)
     tasks = {name: a_pass(net, length, BOTH, batch) for name, net in models.items()}
+    c = models["LlaMa"].config
+    heads = torch.randn(3, batch, c.n_heads, length, c.d_model // c.n_heads, device=a.device)
+
+    def attention_alone():
+        q, k, v = (part.requires_grad_() for part in heads.unbind())
+        F.scaled_dot_product_attention(q, k, v, is_causal=True).sum().backward()
+
+    tasks["attention, one layer of LlaMa"] = attention_alone
     found = in_turns(tasks, a, "updates")
     report(found, f"batch of {batch}, {length} tokens each", batch * length)
     return {"length": length, "batch": batch, "seconds": found}

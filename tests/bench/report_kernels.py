@@ -21,7 +21,7 @@ from cheems_ref import triton_ssd
 from cheems_ref.compiler import GPUS, Resources, compiling_for, resources
 
 HEADS, WIDTH, STATE = 4, 64, 128  # cheems-1.3b's width and state
-TILES = [(16, 32), (32, 32), (64, 64), (128, 64)]  # N and P
+TILES = [(16, 32), (16, 64), (32, 32), (64, 64), (128, 64)]  # N and P
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
