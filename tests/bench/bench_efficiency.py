@@ -39,11 +39,12 @@ import torch
 import torch.nn.functional as F
 
 from cheems_ref.attention import attention
-from cheems_ref.config import preset
+from cheems_ref.config import ModelConfig, preset
 from cheems_ref.experts import MLP, MoE
 from cheems_ref.kernels import kernel_status
 from cheems_ref.model import CausalLM
 from cheems_ref.retrieval import PEER
+from cheems_ref.roofline import Operator, Recorder, _Call
 from cheems_ref.ssd import ssd_chunked, ssd_quadratic, ssd_recurrent
 from experiments.runner import KEEP_MEMORY, from_notebook
 
@@ -263,6 +264,45 @@ def updates(a):
     return {"length": length, "batch": batch, "seconds": found}
 
 
+class Timed(Recorder):
+    """Also record the seconds of each operator."""
+
+    def __init__(self):
+        super().__init__()
+        self.seconds = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        start = time.perf_counter()
+        result = function(*args, **kwargs)
+        took = time.perf_counter() - start
+        call = _Call(function, args, kwargs, result)
+        if call.written and not call.is_view():
+            self.operators.append(Operator(call.name, *call.counts()))
+            self.seconds.append(took)
+        return result
+
+
+def operators(a):
+    """Median seconds of every operator of four layers, forward, on a CPU: for the roofline."""
+    chapter, length, found = chapter_10(), 64 if a.quick else 512, {}
+    torch.manual_seed(SEED)
+    position_ids = torch.arange(length)[None]
+    net = CausalLM(ModelConfig("SMAE", **chapter.SIZES, d_ff=512))
+    for block in net.blocks:
+        x, rounds = torch.randn(1, length, net.config.d_model), []
+        for _ in range(2 if a.quick else 16):
+            with torch.no_grad(), Timed() as timed:
+                block(x, position_ids)
+            rounds.append(timed.seconds)
+        took = [median(several) for several in zip(*rounds[1:], strict=True)]
+        found[block.letter] = [
+            [*one, float(f"{seconds:.3g}")]
+            for one, seconds in zip(timed.operators, took, strict=True)
+        ]
+    return {"length": length, "seconds": found}
+
+
 def decoding(a):
     """Seconds of a token after so many, one row."""
     found, models = {}, nets(a)
@@ -331,7 +371,10 @@ def compiled(a):
 
 PARTS = {
     part.__name__: part
-    for part in (rates, forms, chunks, systems, inner, decoding, memory, batches, compiled, updates)
+    for part in (
+        *(rates, forms, chunks, systems, inner, decoding, memory, batches, compiled),
+        *(updates, operators),
+    )
 }
 
 
