@@ -39,6 +39,7 @@ import torch
 import torch.nn.functional as F
 
 from cheems_ref.attention import attention
+from cheems_ref.budget import fit_d_ff
 from cheems_ref.config import ModelConfig, preset
 from cheems_ref.experts import MLP, MoE
 from cheems_ref.kernels import kernel_status
@@ -54,6 +55,11 @@ FORWARD, BOTH = PASSES = "evaluation", "training"
 PRESETS = {"LlaMa": "llama", "Mamba-2": "mamba2", "Jamba": "jamba", "Cheems": "cheems"}
 DTYPES = {"tiny": torch.float32, "320m": torch.bfloat16, "1.3b": torch.bfloat16}  # of presets
 STEPS = 8  # tokens per timed call
+INNER = {
+    "attention": dict(pattern="(SK × 3 + AK) × 2"),
+    "retrieved": dict(pattern="(SK × 3 + IK) × 2", inner="retrieved"),
+    "SSD": dict(pattern="(SK × 3 + IK) × 2", inner="ssd"),
+}
 
 
 def chapter_10():
@@ -221,7 +227,10 @@ def inner(a):
     """Seconds of training passes of the pattern of Ch's Figure 6, by inner function and length."""
     chapter = chapter_10()
     torch.manual_seed(SEED)
-    configs = {name: chapter.sized_inner(name) for name in chapter.INNER}
+    configs = {
+        name: fit_d_ff(ModelConfig(**inner, **chapter.SIZES), chapter.TWO_MILLION)
+        for name, inner in INNER.items()
+    }
     models, found = {name: CausalLM(c).to(a.device) for name, c in configs.items()}, {}
     for length in (64,) if a.quick else (1024, 4096, 8192):
         tasks = {name: a_pass(net, length, BOTH) for name, net in models.items()}
