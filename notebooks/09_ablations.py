@@ -1209,10 +1209,10 @@ assert thick_only == ["OTCE for Jamba (Ch 1)"]
 #
 # **What came after.** Waleffe et al. (2024) trained a hybrid of Mamba-2 and a few attention layers
 # with 8 billion parameters; it beat their Transformer on all twelve standard tasks, which points
-# the way of the one claim that we see. Poli et al. (2024) trained over 500 language models:
-# scores on small synthetic tasks correlate with their perplexity. Miller (2024) brings paired differences and
-# power to benchmark scores. Heineman et al. (2025) measure which benchmarks separate models by more
-# than their noise.
+# the way of the one claim that we see. Poli et al. (2024) trained over 500 language models: scores
+# on small synthetic tasks correlate with their perplexity. Miller (2024) brings paired differences
+# and power to benchmark scores. Heineman et al. (2025) measure which benchmarks separate models by
+# more than their noise.
 #
 # ## Exercises
 
