@@ -256,7 +256,7 @@ assert round(speeds[2**24], 1) == 28.5
 assert round(speeds[2**18] / speeds[2**24]) == round(speeds[2**24] / speeds[2**25]) == 4
 assert all(round(speeds[size]) == 7 for size in speeds if size >= 2**25)
 
-# %% [markdown]
+# %% [markdown] slide_title="One line of code makes nine of the thirteen"
 # ## 3 · Thirteen reads and writes
 #
 # Which operators read and write numbers for each pair? Go back to the matrix $L$ of decays in step
@@ -744,7 +744,7 @@ for name, called in {"PyTorch": by_chunk()[64], "three kernels": kernels}.items(
     print(f"{name:26} {megabytes:5.0f} {predicted:10.1f} {timed.get(name, '-'):>14}")
 assert (round(megabytes), round(predicted, 1), timed["PyTorch"]) == (28, 2.0, "6.2")
 
-# %% [markdown] slide_title="The kernels move a quarter of the bytes"
+# %% [markdown] slide_title="A compiler tells what a kernel needs, without a GPU"
 # For section 4's layer in chunks of 64, the kernels move 28 MB instead of 108. By (10.1) they'd
 # take 2.0 ms instead of 4.4 (6.2 by the clock). That's untested: we have no such kernel for a CPU.
 #
@@ -759,21 +759,19 @@ assert (round(megabytes), round(predicted, 1), timed["PyTorch"]) == (28, 2.0, "6
 # in a driver's place that the GPU is an A100, and `resources` reads what the assembler reports.
 #
 # Why does `_read` take just 16 numbers of $B$ and 32 channels at a time? Here is what larger tiles
-# need, in float32, for chunks of 64 tokens, $n = 128$ and $p = 64$. What do you expect in the last
-# row?
+# need, per thread, in float32, for chunks of 64 tokens, $n = 128$ and $p = 64$. What do you expect
+# in the last row of each GPU?
 
 # %% slide_title="A tile that holds everything spills 51,692 bytes per thread"
-print("      N    P   registers   bytes spilled   (per thread)   KiB shared   occupancy")
-for capability, name in ((80, "an A100"), (90, "an H100")):
-    print(name)
-    for row in COMPILED["tiles"]:
-        if row["capability"] == capability:
-            spilled, shared = row["spilled"], row["shared"] // 1024
-            print(f"   {row['N']:4} {row['P']:4} {row['registers']:11} {spilled:15,}", end=" ")
-            print(f"{shared:27} {row['occupancy']:11.3f}")
+print("            N    P   registers   bytes spilled   KiB shared   occupancy")
+for row in COMPILED["tiles"]:
+    if name := {80: "A100", 90: "H100"}.get(row["capability"]):
+        spilled, shared = row["spilled"], row["shared"] // 1024
+        print(f"{name}  {row['N']:7} {row['P']:4} {row['registers']:11} {spilled:15,}", end=" ")
+        print(f"{shared:12} {row['occupancy']:11.3f}")
 
 # %% [markdown] slide_title="One kernel must serve both: 32 channels, since 64 spill on an A100"
-# On an A100, a thread of the last row stores and loads 51,692 bytes. With 256 threads and 4,096
+# On an A100, a thread of its last row stores and loads 51,692 bytes. With 256 threads and 4,096
 # pairs, that's 800 numbers for every pair, where PyTorch has thirteen. Our kernels take the first
 # row. Why 32 channels and not all 64? On an H100 they'd cost nothing, but on an A100 they spill 132
 # bytes. So at $p = 64$ two programs compute the same $CB^\top$.
@@ -842,7 +840,7 @@ a, b, c = (online_softmax(scores[..., part], values[:, part]) for part in slices
 for joined in (join_softmax(join_softmax(a, b), c), join_softmax(a, join_softmax(b, c))):
     check("three slices = all keys", joined.weighted / joined.total, of_all, tol=1e-14)
 
-# %% [markdown] slide_title="A state serves every query; a softmax only its own"
+# %% [markdown] slide_title="Who is last in loss, and who in time? We had a bet"
 # So **softmax can be cut, too**. A program can go through the keys tile by tile and keep three
 # things per query: that's FlashAttention's forward pass. With it, chapter 01's scan, chapter 03's
 # chunks and FlashAttention are one idea with two products.
@@ -1181,7 +1179,8 @@ for kind in ("training", "evaluation"):
 # dot. *Flash Linear Attention* collects Triton kernels for chapter 02's rules. The five SSD kernels
 # of Mamba-2 became one (PyTorch's blog reports 1.5 to 2.5 times the speed). Mamba-3 (2026) brought
 # new kernels, some in TileLang.
-#
+
+# %% [markdown]
 # ## Exercises
 
 # %% [markdown]
