@@ -1161,7 +1161,7 @@ for kind in ("training", "evaluation"):
     print(f"again, {kind:10} on average {low:.2f} to {high:.2f} times as fast as Jamba, by length")
     assert low < 1 < high and (jamba.mean(1) > turns(kind, "Jamba").mean(0)).all()
 
-# %% [markdown] slide_title="Bytes, not operations, decide; a kernel keeps them to itself"
+# %% [markdown] slide_title="Count bytes as well as operations; a kernel keeps pairs to itself"
 # ## Summary
 #
 # - From operations, bytes and three rates, (10.1) estimates a time. It counts no exponentials. It
