@@ -562,3 +562,12 @@ Family: Mamba-2 and Cheems, each less Jamba. After 1,000 updates Cheems is behin
 0.12 nats, less than after 200, and the difference is called. Mamba-2 is within 0.04 of Jamba, and
 that difference isn't called.
 """
+
+# Chapter 10, section 9. The question: how long does a training pass of chapter 09's systems take on
+# the batches that they learned from? Then loss and time can stand in one figure. Measured by
+# tests/bench/bench_efficiency.py, part "updates". By (10.1) and the rates of 10_efficiency.json,
+# Mamba-2 takes 1.40 times as long as LlaMa, Jamba 1.35, OTCE 1.08, and Cheems 1.17.
+UPDATES_PREDICTION = """
+LlaMa is the fastest of the five and Mamba-2 the slowest. Medians over turns of Mamba-2's, Jamba's,
+OTCE's and Cheems's time as multiples of LlaMa's are within 25 percent of 1.40, 1.35, 1.08 and 1.17.
+"""

@@ -39,11 +39,13 @@ import torch
 import torch.nn.functional as F
 
 from cheems_ref.attention import attention
-from cheems_ref.config import preset
+from cheems_ref.budget import fit_d_ff
+from cheems_ref.config import ModelConfig, preset
 from cheems_ref.experts import MLP, MoE
 from cheems_ref.kernels import kernel_status
 from cheems_ref.model import CausalLM
 from cheems_ref.retrieval import PEER
+from cheems_ref.roofline import Operator, Recorder, _Call
 from cheems_ref.ssd import ssd_chunked, ssd_quadratic, ssd_recurrent
 from experiments.runner import KEEP_MEMORY, from_notebook
 
@@ -53,6 +55,11 @@ FORWARD, BOTH = PASSES = "evaluation", "training"
 PRESETS = {"LlaMa": "llama", "Mamba-2": "mamba2", "Jamba": "jamba", "Cheems": "cheems"}
 DTYPES = {"tiny": torch.float32, "320m": torch.bfloat16, "1.3b": torch.bfloat16}  # of presets
 STEPS = 8  # tokens per timed call
+INNER = {
+    "attention": dict(pattern="(SK × 3 + AK) × 2"),
+    "retrieved": dict(pattern="(SK × 3 + IK) × 2", inner="retrieved"),
+    "SSD": dict(pattern="(SK × 3 + IK) × 2", inner="ssd"),
+}
 
 
 def chapter_10():
@@ -220,7 +227,10 @@ def inner(a):
     """Seconds of training passes of the pattern of Ch's Figure 6, by inner function and length."""
     chapter = chapter_10()
     torch.manual_seed(SEED)
-    configs = {name: chapter.sized_inner(name) for name in chapter.INNER}
+    configs = {
+        name: fit_d_ff(ModelConfig(**inner, **chapter.SIZES), chapter.TWO_MILLION)
+        for name, inner in INNER.items()
+    }
     models, found = {name: CausalLM(c).to(a.device) for name, c in configs.items()}, {}
     for length in (64,) if a.quick else (1024, 4096, 8192):
         tasks = {name: a_pass(net, length, BOTH) for name, net in models.items()}
@@ -238,6 +248,67 @@ def batches(a):
         found[batch] = in_turns(tasks, a, f"batch {batch}")
         report(found[batch], f"batch of {batch}, {length} tokens each", batch * length)
         a.keep({"length": length, "seconds": found})
+    return {"length": length, "seconds": found}
+
+
+def updates(a):
+    """Seconds of training passes of chapter 09's systems, on batches as they learned from."""
+    chapter = from_notebook("09_ablations")
+    torch.set_default_dtype(torch.float32)
+    torch.manual_seed(SEED)
+    rows = {name: chapter.SYSTEMS[name] for name in chapter_10().SYSTEMS}
+    models = {name: CausalLM(chapter.fitted(**row)).to(a.device) for name, row in rows.items()}
+    length, batch = (64, 2) if a.quick else (512, 4)
+    tasks = {name: a_pass(net, length, BOTH, batch) for name, net in models.items()}
+    c = models["LlaMa"].config
+    heads = torch.randn(3, batch, c.n_heads, length, c.d_model // c.n_heads, device=a.device)
+
+    def attention_alone():
+        q, k, v = (part.requires_grad_() for part in heads.unbind())
+        F.scaled_dot_product_attention(q, k, v, is_causal=True).sum().backward()
+
+    tasks["attention, one layer of LlaMa"] = attention_alone
+    found = in_turns(tasks, a, "updates")
+    report(found, f"batch of {batch}, {length} tokens each", batch * length)
+    return {"length": length, "batch": batch, "seconds": found}
+
+
+class Timed(Recorder):
+    """Also record the seconds of each operator."""
+
+    def __init__(self):
+        super().__init__()
+        self.seconds = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        start = time.perf_counter()
+        result = function(*args, **kwargs)
+        took = time.perf_counter() - start
+        call = _Call(function, args, kwargs, result)
+        if call.written and not call.is_view():
+            self.operators.append(Operator(call.name, *call.counts()))
+            self.seconds.append(took)
+        return result
+
+
+def operators(a):
+    """Median seconds of every operator of four layers, forward, on a CPU: for the roofline."""
+    chapter, length, found = chapter_10(), 64 if a.quick else 512, {}
+    torch.manual_seed(SEED)
+    position_ids = torch.arange(length)[None]
+    net = CausalLM(ModelConfig("SMAE", **chapter.SIZES, d_ff=512))
+    for block in net.blocks:
+        x, rounds = torch.randn(1, length, net.config.d_model), []
+        for _ in range(2 if a.quick else 16):
+            with torch.no_grad(), Timed() as timed:
+                block(x, position_ids)
+            rounds.append(timed.seconds)
+        took = [median(several) for several in zip(*rounds[1:], strict=True)]
+        found[block.letter] = [
+            [*one, float(f"{seconds:.3g}")]
+            for one, seconds in zip(timed.operators, took, strict=True)
+        ]
     return {"length": length, "seconds": found}
 
 
@@ -309,7 +380,10 @@ def compiled(a):
 
 PARTS = {
     part.__name__: part
-    for part in (rates, forms, chunks, systems, inner, decoding, memory, batches, compiled)
+    for part in (
+        *(rates, forms, chunks, systems, inner, decoding, memory, batches, compiled),
+        *(updates, operators),
+    )
 }
 
 
