@@ -259,6 +259,19 @@ def test_a_title_is_that_of_its_cell_or_of_the_text_beside_it():
     assert {slide.head for slide in slides[1:]} == {"1 · One"}
 
 
+def test_a_title_ends_at_the_next_heading_of_its_cell():
+    cells = [
+        new_markdown_cell("# 03 · A"),
+        new_markdown_cell(
+            "## Summary\n\n- A word.\n\n## Exercises\n\n**1 · easy.** Show it.",
+            metadata={"slide_title": "A message."},
+        ),
+    ]
+    slides = slides_of(outline.deck_of(new_notebook(cells=cells)))
+    assert [slide.message for slide in slides if slide.head == "Summary"] == ["A message."]
+    assert [slide.message for slide in slides if slide.head == "Exercises"] == [""]
+
+
 def test_no_slide_speaks_of_folded_cells():
     text = "A folded cell has the rest. The sum is:", new_code_cell("x = 1")
     assert parts_of("## 1 · One\n\nWords.", *text)[1] == ["The sum is:", "x = 1"]

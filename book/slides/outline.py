@@ -6,6 +6,7 @@ text of its own:
 - The first cell gives the title slide: its bold sentence and the list of what one will be able to
   do. Each `## ` heading begins a column of slides.
 - A cell's metadata `slide_title` is the title of the slides made from it: a sentence, the message.
+  It ends at a `## ` heading further down in the cell.
   The slide of a code cell without one takes that of the text it's shown with. The section's heading
   then stands in a corner; without a message, the heading is the title.
 - A code cell with an equation or a sentence right before it is a slide: the sentence, the equation,
@@ -334,7 +335,9 @@ class Chapter:
                 self.message = above if cell_tags & LEFT_OUT else ""
             else:
                 self.message = message
-                for part in blocks(cell.source):
+                for place, part in enumerate(blocks(cell.source)):
+                    if place and part.kind in ("h1", "h2"):
+                        self.message = ""  # the cell's title was for what stands above
                     self.read_block(part)
                     self.result = None
         self.close()

@@ -1,4 +1,4 @@
-// The matrix of SSD beside its chain of states: chapter 03, sections 2 to 6.
+// The matrix of SSD beside its chain of states: chapter 03, sections 2 to 5.
 "use strict";
 
 const l = DATA.dt.length;
