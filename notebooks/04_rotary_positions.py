@@ -197,10 +197,10 @@ for dim, base in ((64, 10_000.0), (64, 500_000.0), (8, 10_000.0), (8, 100.0)):
 
 # %% [markdown]
 # The first pair tells neighbours apart; the last one tells near from far. Longer contexts go with
-# larger bases: Llama 2 had 10,000 for 4,096 tokens, Llama 3 has 500,000 for 8,192. Why, if 47,117
-# tokens fit into a turn? A key equal to the query has the score $\sum_i \cos \delta\theta_i$, where
-# a random key has 0 on average. At Llama's width of 128 that sum first falls below 0 at distance
-# 1,707 with base 10,000, and at 18,438 with 500,000 (Men et al., 2024; folded cell).
+# larger bases: Llama 2 had 10,000 for 4,096 tokens, Llama 3 has 500,000 for 8,192. Why? A key equal
+# to the query has the score $\sum_i \cos \delta\theta_i$, where a random key has 0 on average. At
+# Llama's width, 128, that sum first falls below 0 at distance 1,707 with base 10,000, at 18,438
+# with 500,000 (Men et al., 2024).
 
 # %% tags=["guard"]
 for base, want in ((10_000.0, 1707), (500_000.0, 18_438)):
