@@ -527,7 +527,7 @@ _ = must_differ("state turned the other way", other_way, reference)
 _ = must_differ("state that does not turn", still, reference)
 
 # %% [markdown]
-# C and B aren't rotated at all now: the *state* turns one step with every token while it decays.
+# C and B aren't rotated now: the *state* turns one step with every token while it decays.
 #
 # Read each pair of the state as one complex number, and a turn is multiplication by
 # $e^{-\mathtt{i}\theta_i}$. So rotary SSD is a state space model with the complex decay
@@ -576,8 +576,8 @@ plotting.save(
 
 # %% [markdown]
 # One thing is lost. In chapter 01 the whole exponent was $\Delta_t \lambda$, so a step size of 0
-# froze the state, turn and all. Here the angle knows nothing of $\Delta$. Take a token whose step
-# size is 0, which writes nothing and lets nothing fade, and leave it out. Does any later output
+# froze the state, turn and all. Here the angle knows nothing of $\Delta$. Leave out a token whose
+# step size is 0: it writes nothing and lets nothing fade. Does any later output
 # change?
 
 
