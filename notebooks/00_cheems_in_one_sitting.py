@@ -763,8 +763,8 @@ def held_out_loss(model):
 losses = []
 for step, loss in enumerate(train(STUDENT, text, 60, peak=5e-3), start=1):
     losses.append(loss)
-    if step % 5 == 0:
-        show_loss(f"step {step}", losses[-5:])
+    if step % 10 == 0:
+        show_loss(f"step {step}", losses[-10:])
 learned = held_out_loss(STUDENT)
 show_loss("held out", [learned])
 
