@@ -49,6 +49,7 @@ def forbidden(*functions: Callable) -> Iterator[None]:
     sys.setprofile(refuse)
     try:
         yield
+        _must_still_watch(refuse)
     finally:
         sys.setprofile(before)
 
@@ -73,6 +74,7 @@ def calls_of(*functions: Callable) -> Iterator[list]:
     sys.setprofile(note)
     try:
         yield returned
+        _must_still_watch(note)
     finally:
         sys.setprofile(before)
 
@@ -135,6 +137,12 @@ def as_tensor(given: Any) -> Tensor:
 def _watched(functions: tuple[Callable, ...]) -> dict[int, str]:
     """The name of each function, under the identity of its code."""
     return {id(getattr(inspect.unwrap(f), "__code__", f)): f.__name__ for f in functions}
+
+
+def _must_still_watch(profiler: Callable) -> None:
+    """Refuse an answer that has taken the profiler away."""
+    if sys.getprofile() is not profiler:
+        raise AssertionError("your answer calls sys.setprofile, by which this check watches calls")
 
 
 def _key(frame: Any, event: str, called: Any) -> int:

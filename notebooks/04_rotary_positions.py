@@ -874,11 +874,13 @@ def partial_rope(x, positions, r, base=10_000.0):
 
 
 # %% tags=["check"]
-from cheems_ref.exercises import not_none
+from cheems_ref.exercises import calls_of, not_none
 
 x, positions = random(2, 10, 2, 12, seed=60), torch.stack([torch.arange(10), torch.arange(3, 13)])
 for r, base in ((8, 10_000.0), (4, 100.0)):
-    turned = not_none(partial_rope(x, positions, r, base))
+    with calls_of(apply_rope) as turns:
+        turned = not_none(partial_rope(x, positions, r, base))
+    assert turns, "write it with apply_rope"
     matrices = [rotation_matrix(int(t), r, base) for t in positions.flatten()]
     first = einsum("tij,thj->thi", torch.stack(matrices), x[..., :r].flatten(0, 1))
     check(f"the first {r} coordinates turn", turned[..., :r].flatten(0, 1), first)
