@@ -1038,7 +1038,7 @@ drawn = torch.randint(256, (2000, 512), generator=generator)  # too many cases: 
 unused = 256 - torch.zeros(2000, 256).scatter(1, drawn, 1.0).sum(1).mean().item()
 mine = expected_unused(512, 256)
 check_numbers(mine, {"n = 512, e = 256, up to chance": unused}, tol=0.02)
-print(f"512 tokens, 256 experts: {mine:.1f} unused")
+print(f"512 tokens, 256 experts: {float(mine):.1f} unused")
 
 # %% [markdown]
 # **3 · medium.** Write a function that computes equation 6.5 for one head without gathering rows.
