@@ -20,6 +20,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from numbers import Real
 from typing import Any
 
 import torch
@@ -48,6 +49,7 @@ def forbidden(*functions: Callable) -> Iterator[None]:
     sys.setprofile(refuse)
     try:
         yield
+        _must_still_watch(refuse)
     finally:
         sys.setprofile(before)
 
@@ -72,6 +74,7 @@ def calls_of(*functions: Callable) -> Iterator[list]:
     sys.setprofile(note)
     try:
         yield returned
+        _must_still_watch(note)
     finally:
         sys.setprofile(before)
 
@@ -80,7 +83,7 @@ def check_numbers(given: Any, wanted: Mapping[str, float], *, tol: float = 1e-9)
     """Check numbers found with pencil and paper: say which are wrong, not what they should be.
 
     Args:
-        given: the numbers in order, in lists, tuples or tensors, nested or not.
+        given: the numbers in order, in lists, tuples, arrays or tensors, nested or not.
         wanted: each number under its name.
         tol: allowed error, relative to the number or to 1, whichever is larger.
 
@@ -100,8 +103,19 @@ def check_numbers(given: Any, wanted: Mapping[str, float], *, tol: float = 1e-9)
     print(f"✓ {', '.join(names)}")
 
 
+def not_none(answer: Any) -> Any:
+    """What an answer returns, unless that's nothing at all.
+
+    Raises:
+        AssertionError: it's None, as it is where a `return` is missing.
+    """
+    if answer is None:
+        raise AssertionError("your answer returns None; is a `return` missing?")
+    return answer
+
+
 def as_tensor(given: Any) -> Tensor:
-    """Numbers as float64, from a list, a tuple, a range or a tensor of any dtype.
+    """Numbers as float64, from a list, a tuple, a range, a NumPy array or a tensor of any dtype.
 
     Where a task asks for numbers, their container is no part of the answer.
 
@@ -113,8 +127,10 @@ def as_tensor(given: Any) -> Tensor:
     if isinstance(given, list | tuple | range):
         parts = [as_tensor(part) for part in given]
         return torch.stack(parts) if parts else torch.empty(0, dtype=torch.float64)
-    if isinstance(given, int | float):
-        return torch.tensor(given, dtype=torch.float64)
+    if isinstance(given, Real):  # a Fraction, too, and the numbers of NumPy
+        return torch.tensor(float(given), dtype=torch.float64)
+    if hasattr(given, "tolist"):
+        return as_tensor(given.tolist())
     raise AssertionError(f"numbers are asked for, and your answer returns {given!r}")
 
 
@@ -123,17 +139,23 @@ def _watched(functions: tuple[Callable, ...]) -> dict[int, str]:
     return {id(getattr(inspect.unwrap(f), "__code__", f)): f.__name__ for f in functions}
 
 
+def _must_still_watch(profiler: Callable) -> None:
+    """Refuse an answer that has taken the profiler away."""
+    if sys.getprofile() is not profiler:
+        raise AssertionError("your answer calls sys.setprofile, by which this check watches calls")
+
+
 def _key(frame: Any, event: str, called: Any) -> int:
     """The identity of what an event is about: a function of C, or the code of one in Python."""
     return id(called) if event == "c_call" else id(frame.f_code)
 
 
 def _flat(given: Any) -> list[float]:
-    """All numbers of nested lists, tuples and tensors, in order."""
-    if isinstance(given, Tensor):
+    """All numbers of nested lists, tuples, arrays and tensors, in order."""
+    if hasattr(given, "tolist"):
         given = given.tolist()
     if isinstance(given, list | tuple | range):
         return [number for part in given for number in _flat(part)]
-    if isinstance(given, int | float):
+    if isinstance(given, Real):
         return [float(given)]
     raise AssertionError(f"numbers are asked for, and your answer returns {given!r}")

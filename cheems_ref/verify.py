@@ -58,10 +58,12 @@ def check(name: str, actual: Tensor, expected: Tensor, *, tol: Tol = None, atol:
 
     Raises:
         ValueError: `tol` or `atol` is negative, NaN or infinite, or given for booleans or integers.
-        AssertionError: shape or dtype differ, an entry is NaN or infinite, or an error is above
-            the tolerance; the message holds the largest error and its index.
+        AssertionError: `actual` is None, shape or dtype differ, an entry is NaN or infinite, or an
+            error is above the tolerance; the message holds the largest error and its index.
     """
     __tracebackhide__ = True  # IPython and pytest leave this frame out
+    if actual is None:
+        raise AssertionError(f"{name}: None instead of a tensor; is a `return` missing?")
     _must_agree(name, actual, expected, tol, atol)
     print(f"✓ {name}  [{_precision(actual, tol, atol)}]")
 

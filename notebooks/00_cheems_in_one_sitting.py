@@ -1041,8 +1041,10 @@ def kept(pattern, length):
 
 # %% tags=["check"]
 assert kept("S", 5) == kept("SE", 5000) == 4096, "an S keeps h p n numbers, an E nothing"
-assert kept("IE", 10) == 2560, "an I keeps 2 d numbers per token"
-assert kept("SESEIE", 16) == 3 * 4096, "two states, and 16 tokens in one I"
+assert kept("IE", 10) == 2560, "an I keeps a key and a value of each of 10 tokens"
+letters = ["SIE"[i] for i in torch.randint(3, (12,), generator=torch.Generator().manual_seed(16))]
+one_by_one = sum(kept(letter, 7) for letter in letters)
+assert kept("".join(letters), 7) == one_by_one, "a layer that comes twice keeps twice as much"
 print("from", next(l for l in range(99) if kept("I", l) > kept("S", l)), "tokens on, I keeps more")
 
 # %% [markdown]
@@ -1059,8 +1061,11 @@ def half_life(A, dt):
 
 
 # %% tags=["check"]
-assert abs(math.exp(-1.0 * 0.1 * half_life(-1.0, 0.1)) - 0.5) < 1e-9, "half is left after it"
-assert abs(half_life(-4.0, 0.01) - 17.3287) < 1e-3, "A = -4, dt = 0.01: about 17.3 tokens"
+from cheems_ref.exercises import not_none
+
+for A, dt in ((-1.0, 0.1), (-4.0, 0.01)):
+    left = math.exp(A * dt * not_none(half_life(A, dt)))
+    assert abs(left - 0.5) < 1e-9, f"A = {A}, dt = {dt}: {left:.3f} is left after your half-life"
 print("A = -16, dt = 0.001:", round(half_life(-16, 0.001)), "tokens")
 
 # %% [markdown]
@@ -1080,43 +1085,52 @@ def step(state, x, dt, A, B, C):
 
 
 # %% tags=["check"]
+from cheems_ref.exercises import not_none
+
 x, dt, A = random(1, 2, 70, 3, seed=17), random(1, 2, 70, seed=18).abs(), -random(2, seed=19).exp()
 B, C = random(2, 1, 70, 4, seed=20)
 state, one_by_one = torch.zeros(2, 3, 4), []
 for t in range(70):
-    y, state = step(state, x[0, :, t], dt[0, :, t], A, B[0, t], C[0, t])
+    y, state = not_none(step(state, x[0, :, t], dt[0, :, t], A, B[0, t], C[0, t]))
     one_by_one.append(y)
 check("one token at a time = chunks", torch.stack(one_by_one, 1), ssd(x, dt, A[:, None], B, C)[0])
 
 # %% [markdown]
 # **4 · medium.** Measure on your own machine: from which length on is `ssd` faster than
-# `attention`? Write `seconds(f, repeats)`: the shortest of so many calls of `f()`, by
-# `time.perf_counter()`. Then look at the table that the check prints, if you set `LOOK = True`.
+# `attention`? Write `seconds(f, repeats)`: the shortest of so many calls of `f()`, by `clock()`.
+# Then look at the table that the check prints, if you set `LOOK = True`.
 
 
 # %% tags=["exercise"]
-def seconds(f, repeats=3):
+def seconds(f, repeats=3, clock=time.perf_counter):
     """The shortest time of a call, in seconds."""
     ### BEGIN SOLUTION
     times = []
     for _ in range(repeats):
-        start = time.perf_counter()
+        start = clock()
         f()
-        times.append(time.perf_counter() - start)
+        times.append(clock() - start)
     return min(times)
     ### END SOLUTION
 
 
 # %% tags=["check"]
-LOOK, calls = False, []
-naps = iter([0.02, 0.0, 0.01])
-assert 0 <= seconds(lambda: (calls.append(1), time.sleep(next(naps)))) < 0.01, "the shortest call"
-assert len(calls) == 3, "f is called three times"
+LOOK = False
+for took in ([3.0, 1.0, 2.0], [5.0, 7.0, 4.0, 6.0, 8.0]):
+    now = [0.0]  # a clock that only the calls move
+
+    def call(now=now, took=took):
+        now.append(now[-1] + took[(len(now) - 1) % len(took)])
+
+    shortest = seconds(call, len(took), clock=lambda now=now: now[-1])
+    assert len(now) == 1 + len(took), f"repeats = {len(took)}, and you call f {len(now) - 1} times"
+    assert shortest == min(took), f"the calls took {took} seconds, your answer is {shortest}"
+assert seconds(partial(random, 100, seed=0)) > 0, "without a clock, take time.perf_counter"
 for l in (256, 1024, 4096) if LOOK else ():
     q, dt, B = random(1, 4, l, 32, seed=0), torch.ones(1, 4, l), random(1, l, 32, seed=1)
     both = partial(attention, q, q, q), partial(ssd, q, dt, -dt[0, :, :1], B, B)
     print(l, *map(seconds, both))
-print("the shortest of three")
+print("the shortest of three, and of five")
 
 # %% [markdown]
 # **5 · hard.** With three parts per key, $r^3$ experts need only $3r$ inner products. The staircase
@@ -1137,12 +1151,15 @@ def best_triples(parts, k):
 
 
 # %% tags=["check"]
+from cheems_ref.exercises import not_none
+
 parts = random(3, 30, seed=21)
 every_sum = parts[0][:, None, None] + parts[1][:, None] + parts[2]
-found, compared = best_triples(parts, 8)
-check("best of the stairs = best of 27,000", found, every_sum.flatten().topk(8).values)
-assert compared == 38, "38 triples of ranks can be among the best 8"
-print(compared, "sums compared")
+for k, fewest in ((3, 7), (8, 38), (20, 152)):
+    found, compared = not_none(best_triples(parts, k))
+    check(f"the best {k} of the stairs = of 27,000", found, every_sum.flatten().topk(k).values)
+    assert compared == fewest, f"k = {k}: {compared} isn't the number of triples that you need"
+    print(compared, "sums compared")
 
 # %% [markdown]
 # ## Further reading

@@ -913,6 +913,12 @@ assert len(returned) == 1, f"linear_attention was called {len(returned)} times i
 fits = einsum("bthn,bshn->bhts", F.elu(q) + 1, F.elu(k) + 1).tril()
 expected = einsum("bhts,bshp->bthp", fits / fits.sum(-1, keepdim=True), v)
 check("normalised linear attention", o, expected)
+sums, above = (
+    returned[0][0] if isinstance(returned[0], tuple) else returned[0],
+    o * fits.sum(-1).mT[..., None],
+)
+off = (sums.flatten()[:, None] - above.flatten()).abs().amin(0).max()
+assert off < 1e-9, "linear_attention is called, but the answer isn't made of what it returns"
 check("equal values come back", normalised(q, k, torch.ones_like(v)), torch.ones_like(v))
 
 # %% [markdown]
@@ -937,13 +943,15 @@ def gated_longhorn(q, k, v, g, beta, **options):
 
 
 # %% tags=["check"]
-from cheems_ref.exercises import calls_of
+from cheems_ref.exercises import calls_of, not_none
 
 q, k, v = (random(1, 6, 2, size, seed=84 + i) for i, size in enumerate((4, 4, 3)))
 g, beta = -random(1, 6, 2, seed=87).abs(), 5 * random(1, 6, 2, seed=88).abs()
 S = before = random(1, 2, 3, 4, seed=89)
 with calls_of(*(rule.function for rule in RULES.values())) as returned:
-    o, after = gated_longhorn(q, k, v, g, beta, initial_state=before, return_final_state=True)
+    o, after = not_none(
+        gated_longhorn(q, k, v, g, beta, initial_state=before, return_final_state=True)
+    )
 assert returned, "call one of the package's rules, instead of minimising again"
 expected = []
 for t in range(6):  # the minimum as least squares: S times `given` should be `wanted`
@@ -954,6 +962,9 @@ for t in range(6):  # the minimum as least squares: S times `given` should be `w
     expected.append(S @ q[:, t, :, :, None])
 check("6 tokens, 2 heads: the state at the minimum", after, S)
 check("and the outputs", o, torch.stack(expected, 1)[..., 0])
+read = torch.cat([(r[0] if isinstance(r, tuple) else r).flatten() for r in returned])
+off = (read[:, None] - o.flatten()).abs().amin(0).max()
+assert off < 1e-9, "a rule is called, but the outputs aren't what it returns"
 
 # %% [markdown]
 # **5 · hard.** Equations 2.16 and 2.17 handle one chunk. Write the delta rule for one head and a
@@ -996,11 +1007,12 @@ for size in (1, 5, 8, 23, 64):
         mine = delta_in_chunks(q, k, v, beta, size)
     check(f"your chunks of {size} = loop", mine, expected)
 steps = []
-for l in (10, 23):  # one chunk of 64: a loop over tokens would take more steps for the longer text
+for l, size in ((10, 64), (23, 64), (23, 8)):  # in one chunk, more tokens take no more steps
     with Recorder() as recorder:
-        delta_in_chunks(q[:l], k[:l], v[:l], beta[:l], 64)
+        delta_in_chunks(q[:l], k[:l], v[:l], beta[:l], size)
     steps.append(len(recorder.operators))
 assert steps[1] < steps[0] + 13, f"{steps} operators for 10 and 23 tokens: a loop over tokens"
+assert steps[2] > steps[1], "three chunks of 8 take no more of torch's operators than one chunk"
 print("five chunk sizes, one result, and no loop over tokens")
 
 # %% [markdown]

@@ -968,11 +968,18 @@ def candidate(l_c, carry=carry_in_turn, step=torch.nn.functional.softplus, tiled
     return form
 
 
-wrong = dict(axis=dict(carry=as_printed), step=dict(step=lambda z: z), groups=dict(tiled=True))
+wrong = {
+    "the sum over the targets": dict(carry=as_printed),
+    "steps without softplus": dict(step=lambda z: z),
+    "tiled groups": dict(tiled=True),
+}
 for l_c in (1, 16, 64):
-    assert is_right(candidate(l_c)), f"right, chunks of {l_c}: refused"
+    said = is_right(candidate(l_c))
+    assert said, f"a right form, in chunks of {l_c}: your answer returns {said}"
     for name, options in wrong.items():
-        assert not is_right(candidate(l_c, **options)), f"{name}, chunks of {l_c}: not seen"
+        assert not is_right(candidate(l_c, **options)), (
+            f"{name}, in chunks of {l_c}: you let it pass"
+        )
 print("three right forms passed, nine wrong ones refused")
 
 # %% [markdown]
@@ -1007,14 +1014,14 @@ def ssd_halves(x, dt, A, B, C):
 
 
 # %% tags=["check"]
-from cheems_ref.exercises import calls_of, forbidden
+from cheems_ref.exercises import calls_of, forbidden, not_none
 
 for l in (1, 29, 64):
     x, dt, A, B, C = inputs(b=1, l=l, h=1, g=1)
     y, final = ssd.ssd_recurrent(x, dt, 3 * A, B, C, return_final_state=True)
     one_head = x[0, :, 0], dt[0, :, 0], 3 * A[0], B[0, :, 0], C[0, :, 0]
     with forbidden(ssd.ssd, ssd.ssd_recurrent, ssd.ssd_chunked, recurrence, four_steps):
-        got, state = ssd_halves(*one_head)
+        got, state = not_none(ssd_halves(*one_head))
     check(f"SSD by halves = recurrence, l = {l}", got, y[0, :, 0])
     check(f"SSD by halves: same final state, l = {l}", state, final[0, 0])
 with calls_of(ssd_halves) as parts:
@@ -1065,12 +1072,14 @@ def state_in_rounds(x, dt, A, B):
 
 
 # %% tags=["check"]
+from cheems_ref.exercises import not_none
+
 for l, fewest in ((1, 0), (2, 1), (29, 5), (1024, 10)):
     x, dt, A, B, C = inputs(b=1, l=l, h=1, g=1, dt=0.01)
     _, final = ssd.ssd_recurrent(x, dt, 3 * A, B, C, return_final_state=True)
-    state, rounds = state_in_rounds(x[0, :, 0], dt[0, :, 0], 3 * A[0], B[0, :, 0])
+    state, rounds = not_none(state_in_rounds(x[0, :, 0], dt[0, :, 0], 3 * A[0], B[0, :, 0]))
     check(f"l = {l}: the state of the recurrence", state, final[0, 0])
-    assert rounds == fewest, f"{rounds} rounds for l = {l}; {fewest} are enough"
+    assert rounds == fewest, f"l = {l}: {rounds} isn't the fewest rounds"
     print(f"  rounds: {rounds}")
 
 # %% [markdown]

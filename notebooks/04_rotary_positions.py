@@ -847,10 +847,10 @@ def by_pencil():
 
 
 # %% tags=["check"]
-from cheems_ref.exercises import check_numbers, forbidden
+from cheems_ref.exercises import check_numbers, forbidden, not_none
 
 with forbidden(rope_frequencies):
-    angle, tokens, test = by_pencil()
+    angle, tokens, test = not_none(by_pencil())
 theta = rope_frequencies(4, 16.0)[1].item()
 check_numbers(angle, {"the angle per token": theta})
 check_numbers(tokens, {"tokens for half a turn": math.pi / theta}, tol=1e-2)
@@ -882,9 +882,13 @@ def partial_rope(x, positions, r, base=10_000.0):
 
 
 # %% tags=["check"]
+from cheems_ref.exercises import calls_of, not_none
+
 x, positions = random(2, 10, 2, 12, seed=60), torch.stack([torch.arange(10), torch.arange(3, 13)])
 for r, base in ((8, 10_000.0), (4, 100.0)):
-    turned = partial_rope(x, positions, r, base)
+    with calls_of(apply_rope) as turns:
+        turned = not_none(partial_rope(x, positions, r, base))
+    assert turns, "write it with apply_rope"
     matrices = [rotation_matrix(int(t), r, base) for t in positions.flatten()]
     first = einsum("tij,thj->thi", torch.stack(matrices), x[..., :r].flatten(0, 1))
     check(f"the first {r} coordinates turn", turned[..., :r].flatten(0, 1), first)
@@ -921,16 +925,19 @@ def move_keys(turned, old, new, base=10_000.0):
 
 
 # %% tags=["check"]
-keys = random(2, 10, 2, 12, seed=61)
+def turned_by(at, base):
+    """The keys, turned by the positions `at`."""
+    keys = random(2, 10, 2, 12, seed=61)
+    return apply_rope(keys, *rope_cos_sin(at, 12, base, dtype=torch.float64))
+
+
 old = torch.tensor([[0, 1, 2, 3, *range(100, 106)], [0, *range(41, 50)]])  # two chats, cut
 new = torch.arange(10).expand(2, 10)
 for base in (10_000.0, 100.0):
-    before = apply_rope(keys, *rope_cos_sin(old, 12, base, dtype=torch.float64))
-    after = apply_rope(keys, *rope_cos_sin(new, 12, base, dtype=torch.float64))
-    moved = move_keys(before, old, new, base)
-    check(f"base {base:g}: moved = turned by the new positions", moved, after)
-    back = move_keys(after, new, old, base)
-    check("and the way back, to later positions", back, before)
+    moved = move_keys(turned_by(old, base), old, new, base)
+    check(f"base {base:g}: moved = turned by the new positions", moved, turned_by(new, base))
+    back = move_keys(turned_by(new, base), new, old, base)
+    check("and the way back, to later positions", back, turned_by(old, base))
 
 # %% [markdown]
 # **4 · medium.** Section 7 showed that the clocks run on through a token with $\Delta = 0$. Build
@@ -1007,6 +1014,9 @@ def query_for(distance, dim, base=100.0, reach=64):
 
 
 # %% tags=["check"]
+from cheems_ref.exercises import not_none
+
+
 def seen_by(q, base):
     """The inner products of a query with (1, …, 1), at distances 0 to 63."""
     k, at = torch.ones(1, 64, 1, len(q)), torch.arange(64)[None]
@@ -1017,7 +1027,7 @@ def seen_by(q, base):
 
 
 for distance, dim, base, most in ((8, 16, 100.0, 0.815), (8, 64, 100.0, 0.7), (20, 32, 1e3, 0.8)):
-    q = query_for(distance, dim, base)
+    q = not_none(query_for(distance, dim, base))
     assert q.abs().max() <= 1, f"an entry of {q.abs().max():.3g}, with {dim // 2} pairs"
     bump = seen_by(q, base)
     error = (bump - F.one_hot(torch.tensor(distance), 64)).square().sum().item()

@@ -964,10 +964,12 @@ def indifferent(k):
 
 
 # %% tags=["check"]
+from cheems_ref.exercises import not_none
+
 k, v = random(2, 1, 7, 2, 4, seed=60)
 everyone = torch.ones(7, 7, dtype=torch.bool)
 mean = v.mean(1, keepdim=True).expand_as(v)
-q = indifferent(k.clone())
+q = not_none(indifferent(k.clone()))
 check("indifferent = mean", naive_attention(q, k, v, allowed=everyone), mean)
 _ = must_differ("keys as queries", naive_attention(k, k, v, allowed=everyone), mean)
 
@@ -994,8 +996,10 @@ def window_mask(n_queries, n_keys, width):
 
 
 # %% tags=["check"]
+from cheems_ref.exercises import not_none
+
 for n_queries, n_keys, width in ((5, 5, 99), (5, 5, 2), (1, 9, 3), (3, 9, 4), (4, 6, 1), (6, 7, 3)):
-    mask = torch.as_tensor(window_mask(n_queries, n_keys, width))
+    mask = torch.as_tensor(not_none(window_mask(n_queries, n_keys, width)))
     name = f"{n_queries} queries, {n_keys} keys, width {width}"
     assert mask.dtype == torch.bool, f"{name}: True and False are asked for, not {mask.dtype}"
     assert mask.shape == (n_queries, n_keys), f"{name}: shape {tuple(mask.shape)}"
@@ -1062,8 +1066,10 @@ def hard_gate(logit):
 
 
 # %% tags=["check"]
-logit = random(5, seed=61).requires_grad_()
-(gradient,) = torch.autograd.grad((3 * hard_gate(logit)).sum(), logit)
+from cheems_ref.exercises import not_none
+
+logit = F.pad(random(5, seed=61), (0, 1)).requires_grad_()  # one is 0
+(gradient,) = torch.autograd.grad((3 * not_none(hard_gate(logit))).sum(), logit)
 check("0 or 1", hard_gate(logit).detach(), (logit > 0).double())
 soft = torch.sigmoid(logit.detach())
 check("gradient of the sigmoid", gradient, 3 * soft * (1 - soft))

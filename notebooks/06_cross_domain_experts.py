@@ -1094,7 +1094,7 @@ drawn = torch.randint(256, (2000, 512), generator=generator)  # too many cases: 
 unused = 256 - torch.zeros(2000, 256).scatter(1, drawn, 1.0).sum(1).mean().item()
 mine = expected_unused(512, 256)
 check_numbers(mine, {"n = 512, e = 256, up to chance": unused}, tol=0.02)
-print(f"512 tokens, 256 experts: {mine:.1f} unused")
+print(f"512 tokens, 256 experts: {float(mine):.1f} unused")
 
 # %% [markdown]
 # **3 · medium.** Write a function that computes equation 6.5 for one head without gathering rows.
@@ -1160,6 +1160,8 @@ def best_of_three(first, second, third, k):
 
 
 # %% tags=["check"]
+from cheems_ref.exercises import not_none
+
 drawn = random(3, 20, seed=30).sort(descending=True).values
 steep = -torch.tensor([[1.0], [50.0], [50.0]]) * torch.arange(20)  # the best: ranks (i, 1, 1)
 two = -torch.tensor([0.0, 1.0, *range(50, 68)])  # two good entries, three, and seven
@@ -1171,7 +1173,7 @@ for lists in (drawn, two.expand(3, -1), three.expand(3, -1), *turned):
     everything = (lists[0][:, None, None] + lists[1][:, None] + lists[2]).flatten()
     for k in (1, 8, 30):
         with LargestTensor() as made:
-            best = best_of_three(*lists, k)
+            best = not_none(best_of_three(*lists, k))
         same = best.shape == (k,) and torch.allclose(best, everything.topk(k).values)
         assert same, f"k = {k}: these aren't the {k} largest sums in descending order"
         ranks = range(1, 21)
@@ -1216,7 +1218,11 @@ for d, r in ((6, 5), (4, 3)):
     assert peer.n_heads == 1, f"one head is asked for, not {peer.n_heads}"
     assert peer.k == r * r, f"{r * r} experts per token are asked for, not {peer.k}"
     with torch.no_grad():
-        check(f"a dense MLP of {r * r} neurons as a PEER that uses all of them", peer(x), mlp(x))
+        check(
+            f"a dense MLP of {r * r} neurons as a PEER that uses all of them",
+            PEER.forward(peer, x),
+            mlp(x),
+        )
 
 # %% [markdown]
 # ## Further reading

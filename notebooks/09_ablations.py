@@ -1239,13 +1239,13 @@ def paired(losses, baseline):
 
 
 # %% tags=["check"]
-from cheems_ref.exercises import forbidden
+from cheems_ref.exercises import forbidden, not_none
 
 with forbidden(interval, pooled, verdicts):
-    mean, half = paired([1.0, 2.0, 3.0], [1.5, 2.0, 2.5])
+    mean, half = not_none(paired([1.0, 2.0, 3.0], [1.5, 2.0, 2.5]))
 assert math.isclose(mean, 0, abs_tol=1e-12), f"the mean difference is 0, got {mean}"
 assert math.isclose(half, 4.303 * 0.5 / math.sqrt(3), rel_tol=1e-3), (
-    f"three seeds, s = 0.5: got {half:.3f}"
+    f"differences of -0.5, 0 and 0.5: the half width isn't {half:.3f}"
 )
 with forbidden(interval, pooled, verdicts):
     mean, half = paired([2.31, 2.40, 2.28, 2.52], [2.33, 2.43, 2.29, 2.54])
@@ -1283,6 +1283,9 @@ for apart, deviation, n in ((0.02, 0.01, 4), (0.01, 0.01, 7), (0.1, 0.01, 2), (0
 assert seeds_for(0.005, 0.01) == 18, f"half of it: {seeds_for(0.005, 0.01)} is not right"
 assert seeds_for(0.37, 1) == 31, "31 seeds are enough for 0.37 of it"
 assert seeds_for(student_t(3) / 2, 1) == 4, "a half width of just `apart` is enough"
+for n in range(2, 32):
+    apart = 1.001 * student_t(n - 1) / math.sqrt(n)
+    assert seeds_for(apart, 1) == n, f"apart {apart:.3f}, deviation 1: {seeds_for(apart, 1)}"
 mostly = share_shown(1, 7)
 assert 0.55 < mostly < 0.65
 print(f"one standard deviation: 7 seeds make the interval, but detect it {mostly:.0%} of the time")
@@ -1311,8 +1314,10 @@ def best_against_one(k):
 
 
 # %% tags=["check"]
+from cheems_ref.exercises import not_none
+
 for k, mean in ((1, 0), (2, -0.5642), (3, -0.8463), (5, -1.163), (10, -1.5388), (7, -1.3522)):
-    apart, share = best_against_one(k)
+    apart, share = not_none(best_against_one(k))
     assert abs(apart - mean) < 0.02, f"k = {k}: apart by {apart:.3f} is not right"
     assert abs(share - k / (k + 1)) < 0.02, f"k = {k}: lower {share:.2f} of the time is not right"
 print("the best of three beats the same model in three comparisons of four")
@@ -1342,10 +1347,13 @@ def sign_flip_p(apart):
 
 
 # %% tags=["check"]
+from cheems_ref.exercises import not_none
+
 for apart, want in (([0.1, 0.2, 0.3], 0.25), ([-3.0, -1.0, -2.0], 0.25), ([1.0, -1.0], 1.0)):
-    got = sign_flip_p(apart)
+    got = not_none(sign_flip_p(apart))
     assert abs(got - want) < 1e-6, f"{apart}: {got} is not the share of ways"
 assert abs(sign_flip_p([0.1, 0.2, -0.3]) - 1) < 1e-6, "a mean of zero: no way is nearer to zero"
+assert abs(sign_flip_p([0.3, 0.1, -0.1]) - 0.75) < 1e-6, "another mean that is as far from zero"
 assert abs(sign_flip_p([1.0, 2.0, 3.0, 4.0, 5.0, -0.5]) - 0.0625) < 1e-6, "one small one against it"
 assert abs(sign_flip_p([0.3] * 6) - 2 / 64) < 1e-6, "six seeds that agree"
 print("three seeds never get below 0.25, six that agree reach 0.031: without normality, no small p")
@@ -1379,11 +1387,11 @@ def pooled_interval(losses, weights):
 
 
 # %% tags=["check"]
-from cheems_ref.exercises import forbidden
+from cheems_ref.exercises import forbidden, not_none
 
 flat = {"a": {1: 1.0, 2: 2.0}, "b": {1: 1.5, 2: 2.5}}
 with forbidden(interval, pooled, verdicts):
-    mean, half = pooled_interval(flat, {"a": 1, "b": -1})
+    mean, half = not_none(pooled_interval(flat, {"a": 1, "b": -1}))
 assert abs(mean + 0.5) < 1e-6 and abs(half) < 1e-6, "rows and seeds that only add up leave nothing"
 for table, weights in ((shared, {"MoE": 1, "DGLU": -1}), (orders, {"OTCE": 1, "Jamba": -1}),
                        (position, averaged("rope", "conv"))):  # fmt: skip

@@ -1331,7 +1331,7 @@ def gradients(scan, x, dt, decay, B, C, dy):
 
 
 # %% tags=["check"]
-from cheems_ref.exercises import forbidden
+from cheems_ref.exercises import forbidden, not_none
 
 
 def scan(v, w, a, k, r):
@@ -1355,11 +1355,21 @@ y, dy = (
 dV, dC = torch.autograd.grad(y, (V, learned), dy)
 RUNS.clear()
 with forbidden(torch.autograd.grad, torch.autograd.backward):
-    got_C, got_V = gradients(scan, x, dt, decay, B, C, dy)
+    got_C, got_V = not_none(gradients(scan, x, dt, decay, B, C, dy))
 check("dC is a run with the roles exchanged", got_C, dC)
 check("dV is a run from the last token to the first", got_V, dV)
 runs = sorted(shape[1] for shape in RUNS)
 assert runs == [32, 64], f"one run of scan each, with B and with dy as its v: widths {runs}"
+
+
+def twice(v, w, a, k, r):
+    """A scan that returns twice what it should: so must your answer."""
+    return 2 * scan(v, w, a, k, r)
+
+
+got_C, got_V = gradients(twice, x, dt, decay, B, C, dy)
+check("dC is what scan returns", got_C, 2 * dC)
+check("dV is what scan returns", got_V, 2 * dV)
 print("the gradient of SSD is SSD")
 
 # %% [markdown]

@@ -922,13 +922,22 @@ def halo(tails, rank, count):
 
 
 # %% tags=["check"]
-u, taps = random(2, 20, 6, seed=20), random(6, 4, seed=21)
-whole, _ = short_convolution(u, taps)
-for cut in ((20,), (8, 1, 11), (1, 1, 1, 17), (2, 0, 0, 18), (0, 5, 15)):
-    parts = u.split(cut, 1)
-    tails = [part[:, max(0, part.shape[1] - 3) :] for part in parts]
-    pieces = [short_convolution(part, taps, history=halo(tails, rank, 3))[0]
-              for rank, part in enumerate(parts)]  # fmt: skip
+from cheems_ref.exercises import not_none
+
+u = random(2, 20, 6, seed=20)
+for count, cut in (
+    (3, (20,)),
+    (3, (8, 1, 11)),
+    (3, (1, 1, 1, 17)),
+    (3, (2, 0, 0, 18)),
+    (1, (0, 5, 15)),
+):
+    parts, taps = u.split(cut, 1), random(6, count + 1, seed=21)
+    whole, _ = short_convolution(u, taps)
+    tails = [part[:, max(0, part.shape[1] - count) :] for part in parts]
+    before = [not_none(halo(tails, rank, count)) for rank in range(len(cut))]
+    pieces = [short_convolution(part, taps, history=history)[0]
+              for part, history in zip(parts, before, strict=True)]  # fmt: skip
     check(f"slices of {cut}: one convolution", torch.cat(pieces, 1), whole)
 
 # %% [markdown]
@@ -965,6 +974,9 @@ def mended_loss(pair, y, rank, ranks, gather):
 
 
 # %% tags=["check"]
+from cheems_ref.exercises import not_none
+
+
 class Entered(torch.autograd.Function):
     """A gather that notes when it is entered, forward and backward."""
 
@@ -980,15 +992,16 @@ class Entered(torch.autograd.Function):
         return gradient.sum(0), None, None
 
 
-others = random(3, 4, seed=30)
-for lengths in ((5, 2, 4), (5, 0, 4), (0, 3, 4), (2, 2, 0)):
+for lengths in ((5, 2, 4), (5, 0, 4), (0, 3, 4), (2, 2, 0), (5, 3)):
+    ranks, others = len(lengths), random(len(lengths), 4, seed=30)
     for rank, length in enumerate(lengths):
         notes, pair = [], others[rank].clone().requires_grad_()
         y = random(1, length, 2, 3, seed=31).requires_grad_()
-        loss = mended_loss(pair, y, rank, 3, lambda pair, n=notes: Entered.apply(pair, others, n))
+        gather = lambda pair, all=others, n=notes: Entered.apply(pair, all, n)  # noqa: E731
+        loss = not_none(mended_loss(pair, y, rank, ranks, gather))
         loss.backward()
         assert notes == ["forward", "backward"], f"slices of {lengths}, rank {rank}: {notes}"
-        want = (rank == 2) * (y * others[:rank].sum()).square().sum()
+        want = (rank == ranks - 1) * (y * others[:rank].sum()).square().sum()
         assert torch.allclose(loss, want), f"slices of {lengths}, rank {rank}: the loss changed"
     print(f"slices of {lengths}: every rank enters twice")
 
@@ -1022,19 +1035,19 @@ def pairs_backward(a, W, G):
 
 
 # %% tags=["check"]
-from cheems_ref.exercises import forbidden
+from cheems_ref.exercises import as_tensor, forbidden, not_none
 
 for N in (1, 2, 5):
     a, W, G = (random(N, seed=30).sigmoid(), random(N, 4, 3, seed=31), random(N, 4, 3, seed=32))
+    with forbidden(torch.autograd.grad, torch.autograd.backward):
+        got = not_none(pairs_backward(a.clone(), W.clone(), G.clone()))
     leaves = [a.clone().requires_grad_(), W.clone().requires_grad_()]
     state, loss = torch.zeros(4, 3), 0.0
     for a_i, W_i, G_i in zip(*leaves, G, strict=True):
         loss, state = loss + (G_i * state).sum(), a_i * state + W_i
     want = torch.autograd.grad(loss + 0 * state.sum(), leaves)
-    with forbidden(torch.autograd.grad, torch.autograd.backward):
-        got = pairs_backward(a, W, G)
-    check(f"N = {N}: gradient of the decays", got[0], want[0])
-    check(f"N = {N}: gradient of the writes", got[1], want[1])
+    check(f"N = {N}: gradient of the decays", as_tensor(got[0]), want[0])
+    check(f"N = {N}: gradient of the writes", as_tensor(got[1]), want[1])
 
 # %% [markdown]
 # ## Further reading

@@ -1162,10 +1162,10 @@ def by_hand():
 
 
 # %% tags=["check"]
-from cheems_ref.exercises import check_numbers, forbidden
+from cheems_ref.exercises import check_numbers, forbidden, not_none
 
 with forbidden(standard_error):
-    *given, needed = by_hand()
+    *given, needed = not_none(by_hand())
 percent = torch.tensor([[60.0, 64.0]])
 one, other = standard_error(percent, torch.tensor([400])).tolist()
 errors = {"of 60 percent": one, "of 64": other, "of the difference": math.hypot(one, other)}
