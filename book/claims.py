@@ -9,7 +9,8 @@ exits with 1 if there is one.
 
 `claims.toml` holds the claims. An entry's evidence are lines that an executed notebook prints under
 a heading: `checks` are lines of `verify`, ✓ or ✗ with the name; `lines` are others, whole, from
-cells that also assert or check. The numbers that an entry calls measured stand in these lines.
+cells that also assert or check. The numbers that an entry calls measured stand in these lines. A
+finding says what is wrong as printed and then, behind "Repair:", what makes it right.
 """
 
 import argparse
@@ -43,15 +44,16 @@ DOCUMENTS = {
 KINDS = ("equation", "algorithm", "listing", "figure", "table", "sentence")
 VERDICTS = {  # and the rule for each
     "holds": "a check confirms the claim as printed",
-    "holds corrected": "it is wrong as printed, and a stated repair makes it right",
+    "holds corrected": "it is wrong as printed, and the finding names a repair that makes it right",
     "does not hold": "a check refutes it, and no repair is known",
     "seen at small scale": "our small models or toy tasks show an effect of the claimed sign",
     "opposite at small scale": "a significant difference, or each of the runs, of the other sign",
     "not seen at small scale": "we looked, and found neither the effect nor its opposite",
-    "undecided at small scale": "the interval holds both the claim and its absence",
+    "undecided at small scale": "an interval holds claim and absence, or runs fall on both sides",
     "not independent": "the printed numbers follow from numbers printed for something else",
-    "not testable here": "it needs data, weights or machines that we don't have",
+    "not testable here": "it needs data, weights, machines or runs we don't have, or is unclear",
 }
+SPREAD = r"±|between \d|(?:\d\.\d+ ){2}"  # an interval, or three runs and more
 EVIDENCE = {"chapter", "section", "checks", "lines"}
 FIELDS = {
     *("id", "document", "place", "section", "kind", "quote", "verdict", "finding"),
@@ -299,6 +301,9 @@ def of_one(claim: Claim, lines: dict[str, list[Line]]) -> Iterator[str]:
             elif not all(line.asserted for line in fitting):
                 yield f"{where}: no assert beside the line {text!r}"
         named += [*checks, *whole]
+    undecided = claim["verdict"] == "undecided at small scale"
+    if undecided and not any(re.search(SPREAD, line) for line in named):
+        yield "undecided, but its evidence has neither an interval nor several runs"
     measured = numbers(claim.get("measured", ""))
     if "measured" in claim and not measured:
         yield "what is measured holds no number"
@@ -316,6 +321,10 @@ def of_its_words(claim: Claim) -> Iterator[str]:
             yield f"{field} is empty"
     if re.search(r"[a-z)\]][.!?] [A-Z]", claim["quote"]):
         yield "the quotation has more than one sentence"
+    if claim["verdict"] == "holds corrected" and "Repair: " not in claim["finding"]:
+        yield "it holds corrected, but the finding names no repair"
+    if claim["verdict"] != "holds corrected" and "Repair: " in claim["finding"]:
+        yield "the finding names a repair, but the verdict is another than 'holds corrected'"
     if not claim["evidence"] and claim["verdict"] != "not testable here":
         yield "a verdict without evidence"
     if claim["document"] not in NUMBERED:  # a slide is named by its title

@@ -879,7 +879,7 @@ for l, seed in ((300, 60), (1, 61), (37, 62)):
     assert (outputs.flatten()[-l:].sign() == signs).all(), "these aren't the signs of the state"
     wrong = (signs != (-1.0) ** bits.cumsum(0)).sum().item()
     assert wrong == 0, f"{wrong} of {l} prefixes have the wrong sign"
-print("the parity of 300 bits, by one number")
+print("the parity of 300 bits, by one number; lab 04c follows three cards")
 
 # %% [markdown]
 # **3 · medium.** Katharopoulos et al. (2020) apply a positive function $\psi$ to queries and keys
@@ -968,8 +968,8 @@ assert off < 1e-9, "a rule is called, but the outputs aren't what it returns"
 
 # %% [markdown]
 # **5 · hard.** Equations 2.16 and 2.17 handle one chunk. Write the delta rule for one head and a
-# text of any length, in chunks of `size` tokens, without looping over tokens and without using the
-# package.
+# text of any length, in torch and in chunks of `size` tokens, without looping over tokens and
+# without using the package.
 #
 # <details><summary>Hint</summary>
 #

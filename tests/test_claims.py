@@ -42,6 +42,12 @@ def test_a_map_that_lies_is_refused(monkeypatch, capsys):
     check["evidence"][0]["checks"] = ["✓ no such check"]
     section["evidence"][0]["section"] = "No such section"
     (stated, *_) = (claim for claim in listed if any("lines" in one for one in claim["evidence"]))
+    corrected = next(claim for claim in listed[50:] if claim["verdict"] == "holds corrected")
+    corrected["finding"] = corrected["finding"].partition("Repair: ")[0]
+    repaired = next(claim for claim in listed[50:] if claim["verdict"] == "not seen at small scale")
+    repaired["finding"] += " Repair: none."
+    open_ = next(claim for claim in listed[50:] if claim["verdict"] == "undecided at small scale")
+    open_["evidence"][0] |= {"checks": ["✓ no interval"], "lines": ["5 runs of 5, 3 of 5"]}
     listed = [claim for claim in listed if claim["place"] != "Listing 5"] + [listed[0]]
     notebooks = copy.deepcopy(NOTEBOOKS)
     for notebook in notebooks.values():
@@ -62,6 +68,9 @@ def test_a_map_that_lies_is_refused(monkeypatch, capsys):
         (section, r"chapter .*, 'No such section' prints nothing, or is not there"),
         (stated, r"chapter .*: no assert beside the line"),
         (listed[0], r"the id is there twice"),
+        (corrected, r"it holds corrected, but the finding names no repair"),
+        (repaired, r"the finding names a repair, but the verdict is another"),
+        (open_, r"undecided, but its evidence has neither an interval nor several runs"),
     ):
         assert re.search(rf"^{name['id']}: {fault}", told, re.MULTILINE), fault
     for fault in (
