@@ -65,6 +65,16 @@ def repeat_run(job):
     return {"right": [round(right, 3) for right in curve]}
 
 
+def repeats_slower():
+    """The same state layer, with decays that are 30 times slower when training begins."""
+    lengths = [dict(pattern="S", length=length, slower=30) for length in (16, 32, 64)]
+    jobs = [job | dict(steps=1000, seed=seed) for job in lengths for seed in range(3)]
+    return {
+        "prediction": " ".join(preregistered.SLOWER_PREDICTION.split()),
+        "table": jobs_and_results("00_repeat_slower", repeat_run, jobs),
+    }
+
+
 def repeats_by_attention():
     """One layer of attention that learns to repeat, at the same lengths."""
     jobs = [
@@ -82,4 +92,5 @@ RECIPES = {
     "00_sitting": sitting,
     "00_repeat": repeats,
     "00_repeat_attention": repeats_by_attention,
+    "00_repeat_slower": repeats_slower,
 }

@@ -775,10 +775,11 @@ plotting.save(
 # On the new seeds all four differences are significant, and the prediction holds, by the rule that
 # we had committed. (By (9.1) alone only two are, the MLP and MoE. In the whole chapter, pooling
 # takes one verdict, in section 4, and adds twelve here and two in section 8, among them the only
-# claim that we see there.) DGLUs beat the MLP by 0.096
-# nats, with the MLP at its best rate. Three of the four kinds built from them gain another 0.03 to
-# 0.05, with 18 to 28 % less compute. So for these three **most of the lead over the MLP came from
-# the DGLU, and some from the experts.**
+# claim that we see there. Its risk: if one row is much noisier than the others, pooling is too sure
+# of that row, and Hartley's test rarely warns us.) DGLUs beat the MLP by 0.096 nats, with the MLP
+# at its best rate. Three of the four kinds built from them gain another 0.03 to 0.05, with 18 to 28
+# % less compute. So for these three **most of the lead over the MLP came from the DGLU, and some
+# from the experts.**
 #
 # And our first prediction, that more sharing is better? Nothing here supports it. MoE shares
 # nothing, and no difference is shown between it and the two kinds that share something. Expansive
@@ -867,7 +868,7 @@ def slopes(losses):
     return [(one @ away / away.square().sum()).item() for one in nats]
 
 
-# %% slide_title="A fall of 0.08 would have been seen, one of 0.02 would not"
+# %% slide_title="At this noise a fall of 0.08 would be seen, one of 0.02 would not"
 found = slopes(routed)
 mean, half = interval(found)
 print(f"from no experts to experts everywhere: {mean:+.3f} ± {half:.3f} nats per byte")
@@ -964,7 +965,7 @@ assert [name for name, yes in whole.items() if not yes] == ["Mamba-2 minus Jamba
 # ahead of OTCE, as predicted. But looking, adding two seeds and looking again isn't a fair test.
 # How much of the gap is due to position? (We picked this split afterwards.)
 
-# %% slide_title="Position explains none of the gap that we measured"
+# %% slide_title="In the mean of both systems, position explains none of the gap"
 means = {row: statistics.fmean(nats.values()) for row, nats in systems.items()}
 for source, (jamba, cheems) in BOTH.items():
     print(f"{source:12} Jamba {means[jamba]:.3f}, Cheems {means[cheems]:.3f}")
@@ -974,8 +975,9 @@ for name, ((mean, half), *_) in judged.items():
 
 
 # %% [markdown]
-# We can't show that position accounts for any of it: 0.000 ± 0.050, at most a good third of the
-# 0.137 measured. We'd try the experts next, since CDMoE was behind DGLUs in section 5.
+# We can't show that position accounts for any of it: 0.000 ± 0.050 in the mean of both systems, at
+# most a good third of the 0.137 measured. But that zero is two numbers that cancel, +0.030 in Jamba
+# and −0.030 in Cheems. We'd try the experts next, since CDMoE was behind DGLUs in section 5.
 #
 # And later in training? We predicted, and committed, that after 1,000 updates Cheems is behind
 # Jamba by only 0.04 to 0.12, and Mamba-2 not significantly. (This replaced an earlier prediction

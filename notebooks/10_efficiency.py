@@ -236,8 +236,8 @@ plotting.save(
 # holds their tensors. Hollow dots are the third regime, **overhead**: their work would take less
 # time than a call does, and only *fewer operators* would help.
 #
-# One large product hangs low: fused attention, at a third of the roof. (10.1) counts its products,
-# but not its exponentials. Remember that dot. And bytes have no single price: they're four times
+# One large product hangs low: fused attention, at a third of the roof. (10.1) knows no small tiles,
+# and no softmax between them. Remember that dot. And bytes have no single price: they're four times
 # cheaper in a cache, and four times dearer in fresh memory (section 4).
 
 # %% tags=["guard"]
@@ -803,8 +803,8 @@ assert [early[80, dtype]["registers"] for dtype in reads] == [235, 176]
 # ## 8 · What is associative can be cut
 #
 # Our kernels go through the chunks and hand on a pair: the product of the decays, and the state.
-# How the chunks are grouped doesn't matter. A softmax looks different: it needs the sum over *all*
-# keys. Must the whole row of scores be in memory, then?
+# How the chunks are grouped doesn't matter. A softmax needs the sum over *all* keys. Must the whole
+# row of scores be in memory?
 #
 # Let a query see only a slice of the keys, with scores $s$, and keep three things: the largest
 # score $m$, the sum $z$ of $e^{s-m}$, and the sum $u$ of the values with these weights. Another
@@ -824,8 +824,8 @@ plotting.show_drawing(
     "serves every later query, and a triple only its own.",
 )
 
-# %% [markdown] slide_title="Three slices, joined in two orders: the softmax of all keys"
-# Is it the softmax over all keys, in either order?
+# %% [markdown] slide_title="Three slices, however they're joined: the softmax of all keys"
+# Is it the softmax over all keys, however joined?
 
 # %% tags=["setup"]
 queries, keys, values = (torch.randn(1, 12, 2, 8, generator=seeded(i)).double() for i in range(3))
@@ -833,20 +833,36 @@ allowed = causal_mask(12, 12)
 scores = torch.einsum("bthp,bshp->bhts", queries, keys) / math.sqrt(8)
 scores = scores.masked_fill(~allowed, -math.inf)
 of_all = naive_attention(queries, keys, values, allowed=allowed)
+join = join_softmax
 
-# %% slide_title="Slices joined in either order are the softmax of all keys"
+# %% slide_title="However slices are joined, they are the softmax of all keys"
 slices = (slice(0, 5), slice(5, 8), slice(8, 12))
 a, b, c = (online_softmax(scores[..., part], values[:, part]) for part in slices)
-for joined in (join_softmax(join_softmax(a, b), c), join_softmax(a, join_softmax(b, c))):
+for joined in (join(join(a, b), c), join(a, join(b, c)), join(c, join(b, a))):
     check("three slices = all keys", joined.weighted / joined.total, of_all, tol=1e-14)
 
+# %% tags=["guard"]
+lost = (a.weighted + b.weighted + c.weighted) / (a.total + b.total + c.total)
+_ = must_differ("the factors of (10.4) forgotten", lost, of_all)
+# A slice that is hidden from a query has m = -inf, and (10.4) would take inf - inf for two of them;
+# the code puts the smallest number in its place.
+assert b.total[:, :5].max() == 0 and join(b, c).weighted.isfinite().all()
+first, second = torch.rand(2, generator=seeded(9)).double(), torch.rand(2, generator=seeded(8))
+pair = [(first[i], second[i] * torch.ones(1, dtype=torch.float64)) for i in range(2)]
+one_order, other_order = (a2 * w1 + w2 for (_, w1), (a2, w2) in (pair, pair[::-1]))
+_ = must_differ("a state's pairs in the other order", other_order, one_order)
+small = [online_softmax(scores[..., part].float(), values[:, part].float()) for part in slices]
+left, right = join(join(*small[:2]), small[2]), join(small[0], join(*small[1:]))
+assert not torch.equal(left.weighted, right.weighted)  # in float32 the last bits differ
+
 # %% [markdown] slide_title="Who is last in loss, and who in time? We had a bet"
-# So **softmax can be cut, too**. A program can go through the keys tile by tile and keep three
-# things per query: that's FlashAttention's forward pass. With it, chapter 01's scan, chapter 03's
-# chunks and FlashAttention are one idea with two products.
+# So **softmax can be cut, too**, and its slices may even change places, which a state's may not.
+# A program can go through the keys tile by
+# tile and keep three things per query: that's FlashAttention's forward pass. With it, chapter 01's
+# scan, chapter 03's chunks and FlashAttention are one idea with two products.
 #
-# One thing separates them. The pair of a slice *doesn't know the query*: it serves every later
-# token. The triple belongs to one query, so each query has to meet all the keys. On several
+# But the pair of a slice *doesn't know the query*: it serves every later
+# token. The triple belongs to one query, so each query has to meet all keys. On several
 # machines (chapter 11), states travel; for attention, keys must.
 #
 # ## 9 · A race between five systems
@@ -1164,7 +1180,7 @@ for kind in ("training", "evaluation"):
 # %% [markdown] slide_title="Count bytes as well as operations; a kernel keeps pairs to itself"
 # ## Summary
 #
-# - From operations, bytes and three rates, (10.1) estimates a time. It counts no exponentials. It
+# - From operations, bytes and three rates, (10.1) estimates a time. It knows no small tiles. It
 #   promised LlaMa the shortest time of five systems, and LlaMa took the longest.
 # - Our `ssd_chunked` reads or writes thirteen float32 numbers per head for each pair of tokens in a
 #   chunk. Three kernels read and write none of them, if nothing spills. A compiler tells, without a
