@@ -1167,7 +1167,7 @@ def draw_prices(axes):
 
 
 # %% slide_title="Attention fetches the past, and at our sizes a little will do" tags=["figure"]
-fig, axes = plotting.figure(2, 3, size=(13, 8))
+fig, axes = plotting.figure(2, 3, size=(13, 6.4))
 draw_purposes(axes[0])
 draw_prices(axes[1])
 plotting.save(
