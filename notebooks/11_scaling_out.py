@@ -36,6 +36,7 @@ from time import monotonic, process_time
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from matplotlib.patches import Rectangle
 from torch import einsum
 from torch.distributed.nn.functional import all_gather  # deprecated, but so far the public one
 
@@ -71,23 +72,24 @@ def inputs(b=2, l=29, h=4, p=5, g=2, n=3, dt=0.3):
     ]
 
 
-# %% tags=["figure"]
+# %% slide_title="A state sends one pair per slice, attention all keys and values" tags=["figure"]
 plotting.show_drawing(
     "11_pairs",
-    "A text is cut over four ranks. Above, each rank turns its slice into a pair of a decay and a "
-    "state, and an arrow leads from each pair to the next. Below, ring attention: the keys "
-    "and values of every slice travel from rank to rank and around.",
+    "A state layer hands on one small pair per slice, attention all keys and values. A text is cut "
+    "over four ranks. Above, each rank turns its slice into a decay and a state, drawn as a grid, "
+    "and an arrow leads from each to the next rank. Below, ring attention: the keys and values of "
+    "every slice travel from rank to rank and around.",
 )
 
 # %% [markdown]
-# A pair has a fixed size, while keys and values grow with the text. (A batch is easy to share out
-# by rows. But a long text is a single row.) We'll build the upper way, with one gather in place of
-# the chain, and compare the two.
+# A pair has a fixed size, while keys and values grow with the text. We'll build the upper way, with
+# one gather in place of the chain, and compare the two.
 #
 # A *rank* is a process's number, from 0 to $N - 1$, and rank $i$ gets slice $i$. $l$ is the length
 # of a slice, and the state is called $S$, since $h$ counts the heads. All other letters are as in
 # chapter 03.
-#
+
+# %% [markdown] slide_title="Why stop at chunks? Slices of any length work the same way"
 # ## 1 · A slice is a pair
 #
 # In step 3 of chapter 03 we went from chunk to chunk: fade the state by the chunk's decay, then add
@@ -101,7 +103,7 @@ plotting.show_drawing(
 # per row and head.
 
 
-# %%
+# %% slide_title="A slice fades the state before it, and adds what it writes"
 def pair_of(x, dt, A, B, C):
     """(a, W) of a slice: the decay over it (b, h), and the state that it writes (b, h, p, n)."""
     _, written = ssd_chunked(x, dt, A, B, C, return_final_state=True)
@@ -119,7 +121,39 @@ _, after = ssd_recurrent(*tokens, initial_state=before, return_final_state=True)
 print("a:", tuple(decay.shape), "  W:", tuple(written.shape))
 check("fade, and add what was written = recurrence", fade(decay, before) + written, after)
 
-# %% [markdown]
+# %% tags=["guard"]
+x, dt, A, B, C = tokens
+part = x[:, :5], dt[:, :5], A, B[:, :5], C[:, :5]  # a slice so short that the old state still shows
+a, W = pair_of(*part)
+shown = [before, fade(a, before), W, fade(a, before) + W]
+_, reached = ssd_recurrent(*part, initial_state=before, return_final_state=True)
+assert (shown[3] - reached).abs().max() < 1e-12 and 0.2 < a[0, 0] < 0.8
+
+
+# %% tags=["figure"]
+def draw_affine(ax, states):
+    """S before, the same faded, what the slice writes, S after: row 0, head 0 of each, a grid."""
+    grids = [state[0, 0] for state in states]
+    largest = max(grid.abs().max().item() for grid in grids)
+    names = ("$S$ before", "$a\\,S$: faded", "$W$: written", "$S$ after")
+    for i, (grid, name, color) in enumerate(zip(grids, names, (2, 2, 4, 2), strict=True)):
+        look = dict(cell=0.6, color=plotting.COLORS[color], largest=largest)
+        plotting.state_grid(ax, 0.4 + 3.2 * i, 0.9, grid.tolist(), **look)
+        ax.text(1.3 + 3.2 * i, 0.3, name, ha="center", fontsize=20)
+        ax.text(2.9 + 3.2 * i, 2.3, ("→", "+", "=", "")[i], ha="center", fontsize=28)
+
+
+# %% slide_title="After a slice: the old state, faded, plus a new one" tags=["figure", "slide"]
+fig, ax = plotting.canvas(12.4, 4.2)
+draw_affine(ax, shown)
+plotting.save(
+    fig,
+    "11_one_slice",
+    "Four grids of 5 by 3 cells. The green state before a slice becomes paler, the orange state "
+    "that the slice writes is added, and the result is the green state after the slice.",
+)
+
+# %% [markdown] slide_title="Two neighbouring slices are one slice: join their pairs"
 # **Two slices are one slice.** Now let slice $j$ follow slice $i$. If you plug (11.1) for $i$ into
 # (11.1) for $j$, you get the same form again, so a single pair describes both:
 #
@@ -160,14 +194,15 @@ print("an empty slice: decay 1, nothing written")
 # %% [markdown]
 # The grouping doesn't matter, but the order does. The scan of chapter 01 joined two tokens the same
 # way.
-#
+
+# %% [markdown] slide_title="A rank needs to know what the earlier slices did to the state"
 # ## 2 · Run first, read later
 #
 # Rank $i$ needs the state just before its slice. That's the initial state after all *earlier* pairs
 # have acted on it, but not the rank's own, an *exclusive prefix* of the pairs:
 
 
-# %%
+# %% slide_title="The state before a slice leaves out what the slice itself writes"
 def states_between(pairs, state):
     """The state before each slice, and the one after the last."""
     states = [state]
@@ -176,7 +211,7 @@ def states_between(pairs, state):
     return states
 
 
-# %% [markdown]
+# %% [markdown] slide_title="No rank has to wait: run from an empty state, add the read later"
 # Does a rank have to wait for that state? No. In step 4 of chapter 03, a token read the incoming
 # state, faded by all decays from the start of the slice up to and including its own. So a slice can
 # run by itself, from an empty state, and add this read afterwards:
@@ -201,6 +236,13 @@ def in_slices(parts, states):
     return torch.cat(y, dim=1)
 
 
+# %% slide_title="All ranks run at once; pairs and reads come after" tags=["figure", "slide"]
+plotting.show_drawing(
+    "11_run_first",
+    "Two schedules for four ranks. On the left each rank starts when the one before has finished. "
+    "On the right all run their slices at once, exchange pairs, and ranks 1 to 3 add their reads.",
+)
+
 # %% [markdown]
 # So most of the work is done before anything is exchanged. Let's try it on some awkward cuts,
 # uneven or with empty slices. The mistake to watch for is an *inclusive* prefix, the state after a
@@ -215,7 +257,7 @@ for cut in ((29,), (1, 0, 20, 8), (0, 28, 0, 1), (8, 7, 9, 5)):
     check(f"slices of {cut}: one pass", in_slices(parts, states[:-1]), y)
 _ = must_differ("inclusive prefix", in_slices(parts, states[1:]), y)
 
-# %% [markdown]
+# %% [markdown] slide_title="All five rules of chapter 02 treat the old state as an affine map"
 # ## 3 · Which update rules have a pair?
 #
 # Section 1 used one fact about SSD: the state after a slice is an affine function of the state
@@ -238,7 +280,7 @@ def final_state(name, k, v, gates, state=None):
     return rule.function(k, k, v, *gates, initial_state=state, return_final_state=True)[1]
 
 
-# %%
+# %% slide_title="Start a rule from the identity, write zeros, and out comes its matrix"
 def general_pair(name, k, v, gates):
     """(M, W) of a slice: (b, h, n, n) and (b, h, p, n)."""
     b, _, h, n = k.shape
@@ -247,7 +289,7 @@ def general_pair(name, k, v, gates):
     return M, final_state(name, k, v, gates)
 
 
-# %% [markdown]
+# %% [markdown] slide_title="Six tokens of a delta rule leave a correction of matrix rank 6"
 # How much of $M$ really has to travel? Take a slice of 6 tokens, with keys of 16 numbers, and let
 # $c$ be the product of its decays (1 if the rule has none). Keep an eye on the matrix rank of $M -
 # cI$.
@@ -273,7 +315,7 @@ for name, rule in RULES.items():  # a token reads the old state through the M up
         read = einsum("bhpn,bhn->bhp", old @ M, k[:, l - 1])
         assert torch.allclose((y[0] - y[1])[:, l - 1], read)
 
-# %% [markdown]
+# %% [markdown] slide_title="Softmax attention has no pair, so its keys and values travel instead"
 # Linear attention and Mamba-2 only scale the old state. The three rules with a step $\beta$ also
 # correct it along the key of every token, and that's why $M - cI$ has rank 6 after 6 tokens. This
 # part can travel as two factors of $6n$ numbers each, unless it's cheaper to send all $n^2$. So
@@ -298,7 +340,14 @@ for name, rule in RULES.items():  # a token reads the old state through the M up
 # rank, and each rank joins one more triple for each of its queries. **A pair doesn't know the
 # query, so it can be computed once and sent. A triple does, so the keys have to travel.**
 
-# %% [markdown]
+# %% slide_title="In a ring, keys and values visit every rank in turn" tags=["figure", "slide"]
+plotting.show_drawing(
+    "11_ring",
+    "Four ranks in four steps. At step 0 each rank holds its own keys and values, then those of "
+    "the rank before, and so on. Keys of later slices, which no query there may see, are grey.",
+)
+
+# %% [markdown] slide_title="Each slice gets its own process"
 # ## 4 · Four processes
 #
 # Now each slice gets its own process. The processes form a *group* and talk through
@@ -309,9 +358,8 @@ for name, rule in RULES.items():  # a token reads the old state through the M up
 #   addressed to it. In the package, that's how gradients travel back through an `all_gather`.
 # - `all_reduce`: every rank contributes a tensor and gets the sum of them all.
 #
-# Normally `torchrun` starts a program $N$ times. Here our helper `on_ranks` starts four processes
-# and gives them functions. `work(rank, ...)` runs on every rank, and we get back a list of the
-# results. The processes use *gloo*, torch's backend for CPUs.
+# Our helper `on_ranks` starts four processes, as `torchrun` would. `work(rank, ...)` runs on every
+# rank, and we get back a list of the results. They use *gloo*, torch's backend for CPUs.
 
 # %% tags=["setup"]
 RANK = """
@@ -366,7 +414,18 @@ def on_ranks(work, *helpers, **given):
 # %% [markdown]
 # If pairs went from rank to rank, as in the drawing, each rank would wait for its predecessor. So
 # we make one collective call instead: gather all pairs on all ranks, and let each rank work out its
-# own prefix. Here is what one rank does, (11.1) and (11.3). Ignore `tie` until section 5.
+# own prefix.
+
+# %% slide_title="A chain sends less than a gather, and takes longer" tags=["figure", "slide"]
+plotting.show_drawing(
+    "11_chain",
+    "Left, a gather: each of four ranks sends its pair to the three others, in one step. Right, a "
+    "chain: rank 0 sends to 1, then 1 to 2, then 2 to 3.",
+)
+
+
+# %% [markdown] slide_title="One gather replaces the chain, and each rank joins its own prefix"
+# Here is what one rank does, (11.1) and (11.3). Ignore `tie` until section 5:
 
 
 # %% tags=["setup"]
@@ -418,7 +477,7 @@ for cut in ((8, 7, 9, 5), (1, 0, 20, 8), (0, 28, 0, 1)):
     ranks = on_ranks(read_slice, *HELPERS, tensors=tokens, cut=cut)
     check(f"slices of {cut}: four processes = one pass", torch.cat(ranks, 1), y)
 
-# %% [markdown]
+# %% [markdown] slide_title="The forward pass is right, but the backward pass has two traps"
 # ## 5 · Two traps in the backward pass
 #
 # The forward pass is right. Can we train with it? Let each rank differentiate the sum of its $y^2$.
@@ -427,7 +486,7 @@ for cut in ((8, 7, 9, 5), (1, 0, 20, 8), (0, 28, 0, 1)):
 # an error.
 
 
-# %%
+# %% tags=["setup"]
 def differentiated(rank, tensors, cut, tie):
     """Gradients of this rank's sum of y²; and the seconds until the backward pass timed out."""
     leaves = leaves_of(tensors, cut, rank)
@@ -441,7 +500,7 @@ def differentiated(rank, tensors, cut, tie):
     return dict(x=x, A=A, waited=0.0)
 
 
-# %% [markdown]
+# %% [markdown] slide_title="Rank 0 finishes its backward pass, and the others wait for it"
 # So which ranks will finish their backward pass?
 
 # %%
@@ -456,14 +515,14 @@ assert ranks[0]["waited"] == 0 and min(found["waited"] for found in ranks[1:]) >
 assert dist.distributed_c10d.default_pg_timeout == timedelta(minutes=30)
 
 
-# %% tags=["figure"]
+# %% slide_title="Rank 0 skips the collective in which ranks 1 to 3 wait" tags=["figure"]
 plotting.show_drawing(
     "11_silent_rank",
-    "Four time lines. All ranks run their slice, gather, and add their reads. In the backward pass "
-    "ranks 1 to 3 enter a collective and wait for rank 0, which has finished without it.",
+    "Rank 0 finishes its backward pass without a collective, and ranks 1 to 3 wait for it there. "
+    "Before, on four time lines, all ranks run their slice, gather, and add their reads.",
 )
 
-# %% [markdown]
+# %% [markdown] slide_title="With the tie, all ranks finish, but the gradient of A comes in parts"
 # Rank 0 finishes without the collective, and ranks 1 to 3 wait in it.
 #
 # **Trap one: a rank that skips the collective.** On rank 0, `pairs[:rank]` is empty. The output
@@ -487,6 +546,28 @@ assert all(found["waited"] == 0 for found in ranks)
 for rank in (1, 2, 3):
     assert (ranks[rank]["A"] - ranks[rank - 1]["A"]).abs().max() > 1e-3
 
+
+# %% tags=["figure"]
+def draw_parts(ax, parts, whole):
+    """The gradient of A of head 0: a bar for each rank's part, one for their sum, and the truth."""
+    bars = {f"rank {rank}": part.item() for rank, part in enumerate(parts)}
+    ax.bar(list(bars), list(bars.values()), color=plotting.COLORS[0])
+    ax.bar(["sum"], [sum(bars.values())], color=plotting.COLORS[2])
+    plotting.level(ax, whole.item(), "one process", side="left")
+    ax.tick_params(labelsize=16)
+    ax.set_ylabel("gradient of $A$, head 0", fontsize=16)
+
+
+# %% slide_title="Each rank has a part; only the sum is the gradient" tags=["figure", "slide"]
+fig, ax = plotting.figure(size=(9, 4.2))
+draw_parts(ax, [found["A"][0] for found in ranks], by_A[0])
+plotting.save(
+    fig,
+    "11_parts",
+    "Four bars, the gradients of A on ranks 0 to 3, and their sum, which reaches the line of one "
+    "process. None of the four does.",
+)
+
 # %% [markdown]
 # The gradient of $x$ is right, and that of $A$ is right once it's summed over the ranks.
 #
@@ -494,7 +575,8 @@ for rank in (1, 2, 3):
 # the gradient of that copy covers only what passes through its slice: all outputs of the slice, and
 # its pair in the reads of later ranks. You won't see an error. Each rank just makes a different
 # update, and the models drift apart. So sum the parts with an `all_reduce` before you update.
-#
+
+# %% [markdown] slide_title="Most layers look at one token at a time and don't notice the cut"
 # ## 6 · A whole model
 #
 # Feed-forward and expert layers, norms, the embedding and the head look at one token at a time, so
@@ -507,7 +589,8 @@ for rank in (1, 2, 3):
 # - **Positions** count from the start of the text, so a rank needs to know how long all earlier
 #   slices are.
 # - **Attention**, in A and I layers, has no pair, so the ranks gather keys and values.
-#
+
+# %% [markdown] slide_title="Without a halo, a slice's first tokens come out wrong"
 # Let's look at the halo. Which tokens come out wrong without it? And which ranks send rank 2's
 # halo?
 
@@ -525,6 +608,32 @@ alone = torch.cat([short_convolution(part, taps)[0] for part in u.split(cut, 1)]
 wrong = (alone - whole).abs().amax((0, 2)) > 1e-10
 print("wrong without a halo: tokens", *wrong.nonzero().flatten().tolist())
 assert wrong.nonzero().flatten().tolist() == [8, 9, 10, 11]
+
+
+# %% tags=["figure"]
+def draw_halo(ax, cut, start, wrong):
+    """The tokens of three slices; wrong ones in vermilion; the halo of the last slice below."""
+    owners = [rank for rank, tokens in enumerate(cut) for _ in range(tokens)]
+    for t, rank in enumerate(owners):
+        place, color = (0.4 + 0.6 * t + 0.2 * rank, 1.5), plotting.COLORS[1 if wrong[t] else 0]
+        ax.add_patch(Rectangle(place, 0.6, 0.7, fc=color, ec="white"))
+        ax.text(place[0] + 0.3, 1.85, t, ha="center", va="center", fontsize=17, color="white")
+    for rank, x in enumerate((2.8, 5.7, 9.5)):
+        ax.text(x, 2.4, f"rank {rank}", ha="center", fontsize=18)
+    x = 0.4 + 0.6 * start
+    ax.plot([x, x, x + 1.95, x + 1.95], [1.4, 1.2, 1.2, 1.4], color=plotting.COLORS[2])
+    ax.text(x + 1.0, 0.7, "halo of rank 2", ha="center", fontsize=18, color=plotting.COLORS[2])
+
+
+# %% slide_title="Rank 2's halo comes from two ranks" tags=["figure", "slide"]
+fig, ax = plotting.canvas(13.2, 3.0)
+draw_halo(ax, cut, starts[2] - d_conv + 1, wrong)
+plotting.save(
+    fig,
+    "11_halo",
+    "Twenty tokens in slices of 8, 1 and 11. Without a halo tokens 8 to 11 come out wrong. The "
+    "halo of rank 2, tokens 6 to 8, covers two tokens of rank 0 and the one of rank 1.",
+)
 
 # %% [markdown]
 # Rank 1 has only token 8, so rank 2's halo, tokens 6 to 8, comes from two ranks. Rank 0's tokens
@@ -561,7 +670,7 @@ def read_text(rank, ids, targets, cut):
     return found | dict(gradient=gradients_of(model))
 
 
-# %% [markdown]
+# %% [markdown] slide_title="Four processes give the logits, loss and gradient of one"
 # Our model has one layer of each kind, S, A and I. Here is a text on one process, then on four, cut
 # in two ways:
 
@@ -583,11 +692,12 @@ for cut in ((6, 4, 7, 3), (8, 1, 0, 11)):
 
 # %% [markdown]
 # Four processes give the logits, the loss and the gradient of one.
-#
+
+# %% [markdown] slide_title="How much do the ranks exchange? Count the bytes"
 # ## 7 · What travels
 #
 # How much do the ranks exchange? Let's count the bytes of floating-point data that each rank
-# *hands* to torch's collectives. (Integers travel as well; we don't count them.) With $N$ ranks,
+# *hands* to torch's collectives. With $N$ ranks,
 # $b$ rows, $h$ heads of width $p$ and state width $n$, SSD should hand over
 #
 # $$\underbrace{b\,h\,(pn + 1)}_{\text{forward: its pair}} \qquad\text{and}\qquad
@@ -632,7 +742,7 @@ def count(rank, models, lengths, names):
     return found
 
 
-# %%
+# %% slide_title="Attention's bytes grow with the slice; those of SSD don't"
 b, h, p, n, N = 2, 4, 8, 16, 4
 models = [dict(pattern=pattern, d_model=h * p, n_heads=h, d_state=n) for pattern in "SA"]
 given = dict(models=models, lengths=[8, 40], names=COLLECTIVES)
@@ -647,11 +757,11 @@ assert all(found == [[once, N * once] for once in (pair, pair, *keys)] for found
 patterns = {preset(f"cheems-{size}").pattern for size in ("320m", "1.3b")}
 assert {pattern[::2] for pattern in patterns} == {"SSSSSSSI" * 3}
 
-# %% [markdown]
+# %% [markdown] slide_title="Both send to all other ranks, but only keys grow with the text"
 # Only attention's do, and all four rows match the prediction to the byte. But what does a rank
 # *send*? What a rank contributes to an `all_gather` must reach each of the other $N - 1$, and in
 # ring attention, keys and values take $N - 1$ steps around the ring. So in a forward
-# pass, with $l$ tokens and $g$ heads of keys, each rank sends this many numbers:
+# pass, each rank sends this many numbers:
 #
 # $$\text{SSD: } (N-1)\,b\,h\,(pn + 1), \qquad
 #   \text{ring attention: } (N-1)\,2\,b\,l\,g\,p. \tag{11.6}$$
@@ -671,7 +781,14 @@ assert {pattern[::2] for pattern in patterns} == {"SSSSSSSI" * 3}
 # and sends one pair instead of $N - 1$, but has to wait for its neighbour. When is each ahead?
 
 
-# %%
+# %% tags=["setup"]
+def ulysses_crossing(h, p, n, g, size, N, pairs):
+    """Tokens per rank at which Ulysses sends as many bytes as SSD that sends so many pairs."""
+    per_token = size * 2 * p * (h + g) * (N - 1) / N  # q and y of h heads, k and v of g
+    return pairs * 4 * h * (p * n + 1) / per_token
+
+
+# %% slide_title="Ring attention and SSD send equally much at 64 to 512 tokens per rank"
 def crossing(h, p, n, g, size):
     """Equation 11.7: tokens per rank at which SSD and attention send the same number of bytes."""
     return 4 / size * h / g * (p * n + 1) / (2 * p)
@@ -687,12 +804,6 @@ for name, (g, size) in KEYS.items():
     print(f"{name}: equal at {l:.0f} tokens; at 131,072 {131_072 / l:,.0f} times as many bytes")
 
 
-def ulysses_crossing(h, p, n, g, size, N, pairs):
-    """Tokens per rank at which Ulysses sends as many bytes as SSD that sends so many pairs."""
-    per_token = size * 2 * p * (h + g) * (N - 1) / N  # q and y of h heads, k and v of g
-    return pairs * 4 * h * (p * n + 1) / per_token
-
-
 for name, g in (("every head has keys", 32), ("4 heads share keys", 8)):
     gathered, chain = (ulysses_crossing(32, 64, 128, g, 2, 8, pairs) for pairs in (7, 1))
     print(f"Ulysses, 8 ranks, {name}: equal at {gathered:.0f}; to a chain at {chain:.0f} tokens")
@@ -701,27 +812,30 @@ for name, g in (("every head has keys", 32), ("4 heads share keys", 8)):
 # %% tags=["figure"]
 def draw_bytes(ax, lengths, ssd, equal):
     """SSD sends the same number of bytes for any length; attention catches up, then sends more."""
-    curves = {name: [ssd * l / at for l in lengths] for name, at in equal.items()}
-    curves |= {"SSD, float32": [ssd] * len(lengths)}
-    plotting.lines(ax, lengths, curves, xscale="log", yscale="log", legend="upper left")
-    for at in equal.values():
+    looks = [(plotting.COLORS[1], dash) for dash in ("-", "--", ":")] + [(plotting.COLORS[3], "-.")]
+    for (name, at), (color, dash) in zip(equal.items(), looks, strict=True):
+        ax.plot(lengths, [ssd * l / at for l in lengths], color=color, linestyle=dash, label=name)
         drop = dict(arrowstyle="-", color=plotting.QUIET)
-        ax.annotate(f"{at:.0f}", (at, ssd), (at, 1.6e5), ha="center", arrowprops=drop)
+        ax.annotate(f"{at:.0f}", (at, ssd), (at, 1.6e5), ha="center", fontsize=15, arrowprops=drop)
+    ax.axhline(ssd, color=plotting.COLORS[2], linewidth=4, label="SSD, float32: a pair per slice")
+    ax.set(xscale="log", yscale="log", xlim=(16, 131_072), ylim=(1e5, 3e10))
+    ax.legend(loc="upper left", fontsize=15)
 
 
-# %% tags=["figure"]
+# %% slide_title="SSD sends the same for any length; every rival catches up with it" tags=["figure"]
 fig, ax = plotting.figure(size=(11, 5))
 equal = {f"ring, {name}": crossing(32, 64, 128, g, size) for name, (g, size) in KEYS.items()}
 equal["Ulysses, 4 heads share keys, 16 bits"] = ulysses_crossing(32, 64, 128, 8, 2, 8, pairs=7)
 ssd = 7 * 4 * 32 * (64 * 128 + 1)  # equation 11.6 for 8 ranks and one row, in bytes
 draw_bytes(ax, [2**e for e in range(4, 18)], ssd, equal)
-ax.set(xlabel="tokens per rank", ylabel="bytes that a rank sends, forward", ylim=(1e5, 3e10))
+ax.set(xlabel="tokens per rank", ylabel="bytes that a rank sends, forward")
 plotting.save(
     fig,
     "11_bytes",
-    "Bytes that each of 8 ranks sends in a forward pass against tokens per rank, both logarithmic. "
-    "SSD is a level line. Three lines of ring attention and one of Ulysses rise in proportion to "
-    "the tokens. They cross it at 64, 128, 512 and 819 tokens.",
+    "SSD sends equally many bytes for any length, and attention soon more. Bytes that each of 8 "
+    "ranks sends in a forward pass against tokens per rank, both logarithmic. SSD is a level line. "
+    "Three lines of ring attention and one of Ulysses rise in proportion to the tokens. They cross "
+    "the level line at 64, 128, 512 and 819 tokens.",
 )
 
 # %% [markdown]
@@ -729,10 +843,11 @@ plotting.save(
 # 131,072 it sends 256 times as much. Ulysses moves the crossing to 819 tokens for 8 ranks, and a
 # chain of pairs brings it back to 117. In Cheems itself, three of the 24 mixers are I layers, and
 # their keys and values still have to travel.
-#
+
+# %% [markdown] slide_title="A ring can hide its sending behind its products"
 # More bytes needn't mean more time, because a rank can compute while it sends. Take 16,384 tokens
-# per rank, a link of 50 GB/s and $5 \cdot 10^{14}$ operations per second. How long does a step of
-# the ring take to send its keys and values, and how long to use them?
+# per rank, a link of 50 GB/s and $5 \cdot 10^{14}$ operations per second. Does a step of the
+# ring take longer to send its keys and values, or to use them?
 
 # %%
 l, link, rate = 16_384, 50e9, 5e14
@@ -745,7 +860,8 @@ assert sending < computing / 6
 # %% [markdown]
 # The sending hides behind the products. At this length the ring is slow because attention computes
 # a square, not because its keys travel. (We assumed this machine; we didn't measure it.)
-#
+
+# %% [markdown] slide_title="Fewer bytes don't yet mean less time"
 # ## 8 · And the time?
 #
 # Bytes aren't time. Do two processes get through a text any faster than one? We take models of a
@@ -774,7 +890,7 @@ def timed(rank, pattern, length, turns):
     return seconds
 
 
-# %% [markdown]
+# %% [markdown] slide_title="Two processes pay off for a long S text; for A we see no gain"
 # Here is our record (`python -m experiments 11_two_processes`, float32, two cores, 11 turns).
 # *Wall* is wall-clock time. *Busiest rank* counts only the processor time of the busier process.
 
@@ -814,15 +930,26 @@ assert 0.98 < operations[1] / operations[0] < 1
 # For S, two processes lose at 512 tokens (0.89 by the wall clock) and win at 4,096 (1.65). At 512
 # the busier one does compute less than a single process (1.18), but waiting and exchanging cost
 # more. For A we see no gain: at every length, the quartiles of the wall-clock speedup lie on both
-# sides of 1. Halves of equal length aren't equal work: the second half of the tokens has three
-# quarters of all query–key pairs. The usual cure is called *zig-zag*: cut the text into $2N$ slices
-# and give rank $i$ the slices $i$ and $2N - 1 - i$, an early one and a late one. Ours doesn't. Nor
-# does torch skip the masked half of the square for a later slice, as it does for a whole text. So
-# the second process computes as many pairs as one process does for the whole text.
+# sides of 1.
 #
-# On your machine, run `on_ranks(timed, pattern="S", length=1024, turns=3)`. How long must a text be
-# before two processes win?
-#
+# Halves of equal length aren't equal work: the second half of the tokens has three quarters of all
+# query–key pairs. The usual cure is called *zig-zag*: cut the text into $2N$ slices and give rank
+# $i$ the slices $i$ and $2N - 1 - i$, an early one and a late one. Ours doesn't. Nor does torch
+# skip the masked half of the square for a later slice, as it does for a whole text. So the second
+# process computes as many pairs as one process does for the whole text.
+
+# %% slide_title="Halves aren't equal work; an early and a late slice are" tags=["figure", "slide"]
+plotting.show_drawing(
+    "11_halves",
+    "The query–key pairs of 16 tokens, a triangle, coloured by the rank that has the query. Cut in "
+    "halves, rank 0 has 36 pairs and rank 1 has 100. In zig-zag each has 68.",
+)
+
+# %% [markdown]
+# Now try it on your machine: `on_ranks(timed, pattern="S", length=1024, turns=3)`. How long must a
+# text be before two processes win?
+
+# %% [markdown] slide_title="For a state, one pair per slice is all that travels"
 # ## Summary
 #
 # - A slice acts on a state through a pair: fade the state, then add what the slice wrote. You can

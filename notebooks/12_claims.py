@@ -120,7 +120,7 @@ def draw_legend(ax):
         ax.text(10.35, y, verdict, va="center", fontsize=16)
 
 
-# %% tags=["figure"]
+# %% slide_title="Most claims hold, many of them only once they are repaired" tags=["figure"]
 fig, ax = plotting.canvas(13, 6)
 for i, (short, name) in enumerate(DOCUMENTS.items()):
     draw_document(ax, i, short, name)
@@ -128,8 +128,9 @@ draw_legend(ax)
 plotting.save(
     fig,
     "12_verdicts",
-    "Four blocks of squares, one per document and one square per claim, coloured by verdict. Most "
-    "are blue: the claim holds, or holds with a correction. A few are dark red: it does not hold. "
+    "Most claims of the four documents hold, or hold once corrected. Each square is a claim, each "
+    "block a document. Blue is a claim that holds, light blue one that holds with a correction. A "
+    "few are dark red: they do not hold. "
     "Green is seen in small models, vermilion the opposite, orange neither. Two are violet: not "
     "independent. Grey is undecided or not testable.",
 )
@@ -137,7 +138,8 @@ plotting.save(
 # %% [markdown]
 # Twelve of the 422 are dark red. The two violet squares are our strongest finding (section 5). The
 # grey ones are still open: our models are too small to tell, or we can't test the claim at all.
-#
+
+# %% [markdown] slide_title="A claim is anything in a document that you might build on"
 # ## 1 · What counts as a claim
 #
 # A **claim** is anything in a document that you might build on: an equation, a listing, a row of a
@@ -148,7 +150,8 @@ plotting.save(
 # - *every place* that a docstring of `cheems_ref` or a chapter refers to;
 # - *sentences* that say something you could check. We picked these as we read, and kept no list of
 #   the ones we skipped.
-#
+
+# %% [markdown] slide_title="Nine verdicts say what kind of evidence decided a claim"
 # One entry is one statement that can get its own verdict. A listing with five faults makes five
 # entries, and its correct lines often make none: 12 listings make 58 claims. So the counts depend
 # on how finely we cut, and **they aren't error rates**. There are nine verdicts:
@@ -162,7 +165,8 @@ plotting.save(
 # - **not independent**: the printed numbers follow from numbers printed for something else;
 # - **not testable here**: it needs the papers' data, weights or machines, or a setting that we
 #   didn't vary, or it's unclear.
-#
+
+# %% [markdown] slide_title="Of 420 claims, 189 hold as printed and 114 once repaired"
 # Here are the counts, document by document:
 
 # %%
@@ -171,6 +175,43 @@ print(f"{'':24}", *(f"{name:>5}" for name in [*DOCUMENTS, "all"]))
 for verdict in VERDICTS:
     row = [counts[verdict, document] for document in DOCUMENTS]
     print(f"{verdict:24}", *(f"{n:5}" for n in [*row, sum(row)]))
+
+# %% tags=["guard"]
+KINDS = ("equation", "listing", "table", "sentence")
+by_kind = {
+    kind: [sum(c["kind"] == kind and c["verdict"] == v for c in CLAIMS) for v in VERDICTS]
+    for kind in KINDS
+}
+settled = {kind: sum(numbers[:3]) / sum(numbers) for kind, numbers in by_kind.items()}
+assert min(settled["equation"], settled["listing"]) > 0.9
+assert 0.5 < settled["sentence"] < 0.6 < settled["table"] < 0.7
+
+
+# %% tags=["figure"]
+def draw_kinds(ax, by_kind):
+    """One bar of equal length per kind of claim, cut by verdict, in the colours of the opening."""
+    for y, (kind, numbers) in enumerate(reversed(by_kind.items())):
+        left, total = 0.0, sum(numbers)
+        for (verdict, color), n in zip(VERDICTS.items(), numbers, strict=True):
+            ax.barh(y, n / total, left=left, color=color, **MARKS.get(verdict, {}))
+            left += n / total
+        ax.text(-0.02, y, f"{total} {kind}s", ha="right", va="center", fontsize=18)
+    for x, verdict in ((0.0, "holds"), (0.2, "holds corrected"), (0.55, "does not hold")):
+        look = dict(fc=VERDICTS[verdict], **MARKS.get(verdict, {}))
+        ax.add_patch(Rectangle((x, 3.65), 0.03, 0.25, **look))
+        ax.text(x + 0.04, 3.77, verdict, va="center", fontsize=17)
+
+
+# %% slide_title="Checks settle equations, and half of the sentences" tags=["figure", "slide"]
+fig, ax = plotting.figure(size=(12, 5))
+draw_kinds(ax, by_kind)
+ax.set(xlim=(0, 1), ylim=(-0.5, 4.0), frame_on=False, xticks=[], yticks=[])
+plotting.save(
+    fig,
+    "12_by_kind",
+    "Four bars of equal length, cut by verdict. Nearly all of the equations and listings hold or "
+    "hold corrected; so do about half of the sentences and two thirds of the tables.",
+)
 
 # %% [markdown]
 # Of 422 claims, 193 hold as printed and 104 once they're repaired. The documents repeat one
@@ -202,7 +243,7 @@ pairs = [(a, b) for a, b in combinations(CLAIMS, 2) if a["document"] != b["docum
 repeated = {b["id"] for a, b in pairs if alike(a, b)}
 assert len(repeated) == 35 and len(CLAIMS) - len(repeated) == 387
 
-# %% [markdown]
+# %% [markdown] slide_title="Algebra decides for every size; small models decide little"
 # ### Twelve claims, on one page
 #
 # The kind of evidence matters more than the count. So here are twelve claims, most of them WM's,
@@ -249,12 +290,14 @@ assert verdicts[:3] == ["holds", "holds corrected", "holds corrected"]
 # at most about a million parameters and mostly a few hundred updates (chapter 09), so neither
 # "seen" nor "opposite" decides anything about 1.3 billion. For the last row, all we can do is
 # recompute the printed numbers.
-#
+
+# %% [markdown] slide_title="Most tests need no correct version to compare with"
 # ## 2 · Eight kinds of mistake
 #
 # Sooner or later you'll make one of these yourself. Luckily, most of the tests don't need a correct
 # version to compare with.
-#
+
+# %% [markdown] slide_title="Equal vectors hide a wrong sign; a right angle exposes it"
 # ### Sign
 #
 # WM and OTCE end their Appendix A with $\langle R_tc, R_sb\rangle = c^\top R_{t-s}\,b$, where $R_t$
@@ -281,7 +324,8 @@ check("blind: c = b hides the sign", up @ turn(1.5) @ up, (turn(2.0) @ up) @ (tu
 # %% [markdown]
 # Moving both positions wouldn't help: the printed formula depends only on their difference, like
 # the correct one. **The test: compare with the definition, on inputs without symmetry.**
-#
+
+# %% [markdown] slide_title="Sum over the wrong axis, and later tokens change the output"
 # ### Axis
 #
 # WM Listing 3 carries states between chunks with a matrix of decays $D_{ts}$, target by source.
@@ -304,7 +348,8 @@ refused(is_causal, partial(carry, axis=1), 3)  # over the targets
 # %% [markdown]
 # Sum over the targets, and the output at $s$ is $x_s$ times the sum of the decays to all *later*
 # tokens. **The test: later tokens must not change an output.**
-#
+
+# %% [markdown] slide_title="A mask without an offset is right until there is a cache"
 # ### Index
 #
 # WM Listings 5 and 6 build their mask with `triu(1)`. So query $i$ sees the keys 0 to $i$, which is
@@ -328,7 +373,8 @@ refused(pieces_equal_one_pass, partial(attend, offset=False), 4)
 # %% [markdown]
 # Without the offset the layer is causal, and wrong in pieces. **The test: a text read in pieces,
 # each with the cache of the last, must equal one pass.**
-#
+
+# %% [markdown] slide_title="With one token you can't see that the tokens were cut apart"
 # ### Layout
 #
 # Sometimes the numbers are right and their order is wrong. Say that each token's output of width
@@ -341,6 +387,39 @@ tokens_kept = logits.unflatten(-1, (2, 5)).movedim(-2, 0)
 tokens_cut = logits.view(2, 3, 5)
 check("blind: one token", logits[:1].view(2, 1, 5), tokens_kept[:, :1])
 _ = must_differ("layout: three tokens, split along the tokens", tokens_cut, tokens_kept)
+
+# %% tags=["guard"]
+owner = torch.arange(3)[:, None].expand(3, 10).contiguous()  # whose number each is
+kept, cut_up = owner.unflatten(-1, (2, 5)).movedim(-2, 0), owner.view(2, 3, 5)
+assert all((half == torch.arange(3)[:, None]).all() for half in kept)
+assert (cut_up[0, 1] == 0).all() and (cut_up[1, 1] == 2).all()  # where token 1 should be
+
+
+# %% tags=["figure"]
+def draw_halves(ax, x, title, halves):
+    """Two halves of three rows, one for each token; a number has the colour of its own token."""
+    colors = plotting.COLORS[0], plotting.COLORS[4], plotting.COLORS[2]
+    ax.text(x + 2.6, 5.0, title, ha="center", fontsize=20)
+    for half, rows in enumerate(halves.tolist()):
+        for row, owners in enumerate(rows):
+            y = 4.1 - 2.2 * half - 0.6 * row
+            ax.text(x - 0.15, y + 0.3, f"token {row}", ha="right", va="center", fontsize=17)
+            for i, token in enumerate(owners):
+                place = (x + 0.9 * i, y)
+                ax.add_patch(Rectangle(place, 0.9, 0.6, fc=colors[token], ec="white"))
+                ax.text(place[0] + 0.45, y + 0.3, token, ha="center", va="center", fontsize=17)
+
+
+# %% slide_title="`view` gives token 1 the numbers of tokens 0 and 2" tags=["figure", "slide"]
+fig, ax = plotting.canvas(13, 5.5)
+draw_halves(ax, 1.4, "halves of each token", kept)
+draw_halves(ax, 8.2, "cut with view(2, 3, 5)", cut_up)
+plotting.save(
+    fig,
+    "12_layout",
+    "Two halves of three tokens' numbers, each number marked with its token. Cut rightly, each row "
+    "has the numbers of its own token. Cut with view, token 1 has those of tokens 0 and 2.",
+)
 
 # %% [markdown]
 # With one token you see nothing, with three you do. The groups of $B$ and $C$ invite the same slip.
@@ -360,7 +439,8 @@ for g in (1, 2, 4):
 
 # %% [markdown]
 # **The test: compare with the definition for $1 < g < h$. And rows must not change one another.**
-#
+
+# %% [markdown] slide_title="A loss that falls anyway hides a parameter that never learns"
 # ### Initialisation, gradient, shape and table
 #
 # - *Initialisation.* Ch Listing 4 starts the product keys at zero. Then the queries have no
@@ -410,7 +490,7 @@ refused(every_parameter_learns, layer, 8)  # the printed keys, and one step late
 _ = every_parameter_learns(after_a_step(layer), 8)
 refused(every_parameter_learns, after_a_step(after_a_step(Factors())), 8)
 
-# %% [markdown]
+# %% [markdown] slide_title="For each kind of mistake: know what hides it and what exposes it"
 # Keep this list beside the next listing you read:
 #
 # | kind | what hides it | what exposes it |
@@ -423,7 +503,8 @@ refused(every_parameter_learns, after_a_step(after_a_step(Factors())), 8)
 # | gradient | a loss that falls anyway | `every_parameter_learns` |
 # | shape | equal widths | all sizes different |
 # | table | nobody checks the sums | arithmetic |
-#
+
+# %% [markdown] slide_title="Six questions test a layer that you can compare with nothing"
 # ## 3 · Six questions for your own layer
 #
 # You've written a layer, and you have nothing to compare it with. What can you still test? Six
@@ -465,13 +546,13 @@ def show(table):
         print(f"{name:26}", *(f"{answer:>8}" for answer in row.values()))
 
 
-# %%
+# %% slide_title="Our inner-function attention answers all six questions with yes"
 _ = torch.manual_seed(1)
 layer = InnerFuncAttn(16, n_heads=2, inner="ssd")
 for ask in QUESTIONS.values():
     _ = ask(layer, 16)
 
-# %% [markdown]
+# %% [markdown] slide_title="Each of six planted faults fails exactly one question"
 # If your module has the same call signature as ours, that's all it takes. Can each question also be
 # answered no? We put them to SSD and to six layers, each with one planted fault. A dash means that
 # a question doesn't apply, because the layer uses no cache, no mask, no positions or no parameters.
@@ -522,6 +603,32 @@ LAYERS |= {
 found = {name: answers(layer, 4) for name, layer in LAYERS.items()}
 show(found)
 
+
+# %% tags=["figure"]
+def draw_answers(ax, table):
+    """A grid of layers and questions: green for yes, vermilion for no, grey for neither."""
+    looks = {"yes": (plotting.COLORS[2], "✓"), "no": (plotting.COLORS[1], "✗")}
+    for x, question in enumerate(QUESTIONS):
+        ax.text(4.7 + 1.35 * x, 0.7 * len(table) + 0.3, question, ha="center", fontsize=18)
+    for y, (name, row) in enumerate(reversed(table.items())):
+        ax.text(3.9, 0.7 * y + 0.3, name, ha="right", va="center", fontsize=18)
+        for x, answer in enumerate(row.values()):
+            color, mark = looks.get(answer, ("#dddddd", "–"))
+            ax.add_patch(Rectangle((4.1 + 1.35 * x, 0.7 * y), 1.2, 0.6, fc=color))
+            place = (4.7 + 1.35 * x, 0.7 * y + 0.3)
+            ax.text(*place, mark, ha="center", va="center", fontsize=18)
+
+
+# %% slide_title="A fault in the layer, and one question turns red" tags=["figure", "slide"]
+fig, ax = plotting.canvas(12.3, 5.5)
+draw_answers(ax, found)
+plotting.save(
+    fig,
+    "12_planted",
+    "Seven layers and six questions. SSD has no cross; each of the six layers with a planted fault "
+    "has one, each in another column.",
+)
+
 # %% [markdown]
 # Each faulty layer fails exactly one question. Real faults aren't that tidy.
 
@@ -529,7 +636,7 @@ show(found)
 faults = [q for row in found.values() for q, answer in row.items() if answer == "no"]
 assert faults == [*QUESTIONS]
 
-# %% [markdown]
+# %% [markdown] slide_title="Does having many users make released code right? We test it"
 # ## 4 · As shipped
 #
 # Released code has many users. Does that make it right? We test four models from `transformers`, in
@@ -577,13 +684,23 @@ def call(model, ids, position_ids, padding_mask=None, cache=None):
     return result.logits, result.past_key_values
 
 
-# %% [markdown]
+# %% [markdown] slide_title="Of four released models, one is clean"
 # Some compute partly in float32, so we allow a relative difference of $10^{-5}$. Guess before you
 # look: how many of the four rows are clean?
 
 # %%
 shipped = {name: answers(peer(name), ids, tol=1e-5, call=call) for name in PEERS}
 show(shipped)
+
+# %% slide_title="Real faults aren't tidy: one clean row of four" tags=["figure", "slide"]
+fig, ax = plotting.canvas(12.3, 3.4)
+draw_answers(ax, shipped)
+plotting.save(
+    fig,
+    "12_shipped",
+    "Four released models and six questions. FalconH1 has no cross, Jamba one at pieces, Doge with "
+    "MLPs one at learns, and Doge with CDMoE five.",
+)
 
 # %% [markdown]
 # FalconH1 alone is clean, and only since June 2026. Pull request 46741 of `transformers` repaired
@@ -609,7 +726,7 @@ for doge in (peer("Doge, MLP"), peer("Doge, CDMoE")):
     torch.optim.SGD(doge.parameters(), lr=0.01).step()
     _ = every_parameter_learns(doge, ids, call=call)
 
-# %% [markdown]
+# %% [markdown] slide_title="Jamba forgets its state when a later piece has several tokens"
 # **Jamba** uses the cached state only when you call it on *one* token. Call it on several, and its
 # scan starts from zero. We know of no released fix, only a workaround: feed the rest token by
 # token.
@@ -619,7 +736,7 @@ jamba = peer("Jamba")
 refused(partial(pieces_equal_one_pass, cuts=(6,), call=call, tol=1e-5), jamba, ids)
 _ = pieces_equal_one_pass(jamba, ids, cuts=range(6, 12), call=call, tol=1e-5)
 
-# %% [markdown]
+# %% [markdown] slide_title="Doge with CDMoE routes a token by the logits of others"
 # **Doge with CDMoE** cuts its router's output with `view(2, tokens, -1)`: the *Layout* mistake of
 # section 2. So a token is routed by the logits of others, some of them later, some in other rows.
 # Five of the six answers are *no*, four more than with MLPs. A comment in the code says why the
@@ -664,12 +781,14 @@ _ = must_differ("Doge, CDMoE: row 0 among three rows of one token", together, al
 # %% [markdown]
 # A single token is cut correctly, so for one row the comment is right. It's wrong about a batch:
 # there, even token-by-token generation mixes the rows.
-#
+
+# %% [markdown] slide_title="You can't retrain 1.3 billion parameters, but you can add"
 # ## 5 · Tables as arithmetic
 #
 # We can't train models of 1.3 billion parameters. But a table also contains sums, and those we can
 # do. They won't tell us whether a model reached its score.
-#
+
+# %% [markdown] slide_title="Five of seven tables have averages that check out; two don't"
 # ### Averages
 #
 # Seven tables print averages. We recompute them, and allow one unit in the last printed digit,
@@ -727,7 +846,7 @@ cut_off = AVERAGED["OTCE Table 9"][0][1].item()
 print(f"OTCE Table 9, OTCE: {cut_off:.2f} recomputed, 50.0 printed")
 assert round(cut_off, 2) == 50.06
 
-# %% [markdown]
+# %% [markdown] slide_title="On 17 of 52 tasks the model that is best on all is behind"
 # ### Best in all
 #
 # WM §4.1 says that "CDMoE achieved the best results on all tasks". Let's count in its Table 3:
@@ -752,12 +871,13 @@ print(f"WM Table 3: CDMoE is behind at least once on {behind.sum()} of {len(wm)}
 assert behind.sum() == 17
 
 # %% [markdown]
-# "On all tasks" doesn't hold: CDMoE is behind at least once on 17 of 52. A more careful sentence
+# "On all tasks" doesn't hold: CDMoE is behind on 17 of 52. A more careful sentence
 # does: "Cheems performs better than LlaMa, Mamba2, and Jamba on most verification metrics" (WM
 # §4.2). In Table 4 it's the best in 6 of 7 columns at 320M, and in 5 of 7 at 1.3B.
-#
+
+# %% [markdown] slide_title="One table is another times one factor per row"
 # Ch Table 3 lists the same 52 tasks, and its third model is ahead and level exactly as often as in
-# WM Table 3. Is that a confirmation? Divide one by the other and see:
+# WM Table 3. Is that a confirmation? Divide one by the other:
 
 # %%
 ratio = wm / ch  # (52 tasks, 6 columns)
@@ -767,6 +887,17 @@ print(f"the six ratios of one task: apart by {(most - least).max():.4f} at most"
 same = (ch[:, [1, 4]] == otce[:, [2, 5]]).sum()  # the columns OTCE, and ECDMOE
 print(f"Ch Table 3, OTCE = OTCE Table 7, ECDMOE: {same} of {2 * len(ch)} numbers")
 assert least.min() > 1.008 and most.max() < 1.145 and (most - least).max() < 7e-4 and same == 104
+
+# %% slide_title="Six ratios for each of 52 tasks lie on one another" tags=["figure", "slide"]
+fig, ax = plotting.figure(size=(12, 4.6))
+_ = ax.plot(range(1, len(ratio) + 1), ratio, "o", color=plotting.COLORS[3], ms=9, alpha=0.4)
+ax.set(xlabel="task, in the tables' order", ylabel="WM Table 3 / Ch Table 3")
+plotting.save(
+    fig,
+    "12_factors",
+    "The ratio of WM Table 3 to Ch Table 3 for 52 tasks, six dots each. The six dots of a task lie "
+    "on one another, at a factor between 1.009 and 1.144 that differs from task to task.",
+)
 
 # %% [markdown]
 # The tables aren't independent: every row of WM Table 3 is the row of Ch Table 3 times one factor,
@@ -788,12 +919,12 @@ for name, start, end, columns in PARTS:
     print(f"{name}: {model} is best in {wins[-1]} of {len(columns)} columns")
 assert wins == [6, 5, 2, 6]
 
-# %% [markdown]
+# %% [markdown] slide_title="Scores are fractions: they tell how many questions were asked"
 # ### How many questions
 #
 # An accuracy over $N$ questions is $k/N$, so all numbers on one task must be fractions of the same
 # $N$. Which $N$ is the smallest that fits all four numbers of SEIMOE and CCDMOE in OTCE Table 7,
-# zero-shot and five-shot? We look for it below 60, task by task:
+# zero-shot and five-shot? We look below 60, task by task:
 
 # %% tags=["setup"]
 VALIDATION = [19, 19, 21, 37, 19, 24, 19, 18, 16, 37, 24, 18, 19, 19, 19, 19, 21, 19, 20, 23, 55]
@@ -838,7 +969,7 @@ assert TABLES["OTCE Table 7"]["rows"][other[0]][0] == "teacher qualification"
 assert len(other) == 1 and VALIDATION[other[0]] == 2 * sizes[other[0]] == 44
 assert [*own, both, chance] == [10, 8, 11, 0] and round(sum(VALIDATION) / 52) == 26
 
-# %% [markdown]
+# %% [markdown] slide_title="A score over few questions comes with a large standard error"
 # ## 6 · One standard error
 #
 # With about 26 questions per task, how precise is an average over 52 tasks? Suppose a model answers
@@ -852,7 +983,7 @@ assert [*own, both, chance] == [10, 8, 11, 0] and round(sum(VALIDATION) / 52) ==
 # Before you run it: by how many standard errors is the best model ahead of the second best?
 
 
-# %%
+# %% slide_title="The best is 0.9 to 1.6 standard errors ahead of the second best"
 def standard_error(percent, n):
     """Equation 12.1, in points, of models' percent (m, models) on tasks of n (m) questions."""
     return (percent * (100 - percent) / n[:, None]).sum(0).sqrt() / len(n)
@@ -869,6 +1000,39 @@ for name, table in {"WM Table 3": wm, "OTCE Table 7": otce}.items():
 assert N.sum() == 1346 and round((N.double().mean()).item()) == 26
 percents = zip(numbers("WM Table 3")[:-1].tolist(), N.tolist(), strict=True)
 assert not any(fits(percent, n) for row, n in percents for percent in row)
+
+# %% tags=["guard"]
+leads = {}
+for name, table in {"OTCE Table 7": otce, "WM Table 3": wm}.items():
+    for shots, i, j in (("five-shot", 4, 5), ("zero-shot", 1, 2)):
+        lead = (table[:, j] - table[:, i]).mean().item()
+        leads[f"{name}, {shots}"] = lead, standard_error(table, N)[[i, j]].norm().item()
+assert all(0.85 < lead / error < 1.65 for lead, error in leads.values())
+
+
+# %% tags=["figure"]
+def draw_leads(ax, leads):
+    """The lead of the best average over the second best, with one and two standard errors."""
+    for y, (lead, error) in enumerate(leads.values()):
+        ax.plot([lead - 2 * error, lead + 2 * error], [y, y], color=plotting.QUIET, linewidth=3)
+        ax.plot([lead - error, lead + error], [y, y], color=plotting.COLORS[0], linewidth=9)
+        ax.plot(lead, y, "o", color="white", markeredgecolor=plotting.INK, ms=13)
+    ax.axvline(0, color=plotting.COLORS[1])
+    ax.set_yticks(range(len(leads)), list(leads), fontsize=18)
+    ax.tick_params(axis="x", labelsize=17)
+    ax.set_xlabel("points ahead; thick: one standard error, thin: two", fontsize=18)
+
+
+# %% slide_title="Within two standard errors, no lead is clear of zero" tags=["figure", "slide"]
+fig, ax = plotting.figure(size=(12, 4.6))
+draw_leads(ax, leads)
+ax.set_ylim(-0.6, 3.6)
+plotting.save(
+    fig,
+    "12_leads",
+    "Four leads of the best average over the second best, 2 to 3 points each. All intervals of two "
+    "standard errors hold zero.",
+)
 
 # %% [markdown]
 # One average has a standard error of 1.4 points, so a difference has one of 2.0. The best and the
@@ -897,7 +1061,7 @@ for jamba, cheems in ((2, 3), (6, 7)):
 assert not any(fits(score, 500) for score in scores[5].tolist())  # of OBQA
 assert round(math.sqrt(1346 / 12_342), 2) == 0.33  # C-Eval's test set: a third of the error
 
-# %% [markdown]
+# %% [markdown] slide_title="Shared questions sharpen the difference; seeds blur it"
 # What does equation 12.1 leave out?
 #
 # - *Both models answer the same questions.* If they tend to miss the same ones, the difference is
@@ -934,7 +1098,7 @@ def updates_until(run, share=0.9):
     return 100 * next((i for i, (_, right) in enumerate(run["right"], 1) if right >= share), 21)
 
 
-# %%
+# %% tags=["setup"]
 rows = {row["system"]: row["runs"] for row in read_table("08_rows", "table")}
 NAMES = {"S S": "SSD, convolution", "S A": "SSD, attention, convolution", "A A": "QCAttn"}
 NAMES |= {"A S": "attention, SSD, convolution"}
@@ -961,7 +1125,7 @@ def sent(states, attentions, tokens=16_384, ranks=8):
     return (ranks - 1) * (states * pair + attentions * keys) / 1e9
 
 
-# %%
+# %% tags=["setup"]
 losses = {name: [run["nats"][-1][1] for run in read_table("09_systems", "runs")
                  if run["row"] == system] for name, system in SYSTEMS.items()}  # fmt: skip
 clock = read_table("10_efficiency", "systems anew")["systems"]["evaluation"]["16384"]
@@ -1002,18 +1166,18 @@ def draw_prices(axes):
         ax.set_xlabel("mixers that are attention")
 
 
-# %% tags=["figure"]
-fig, axes = plotting.figure(2, 3, size=(13, 8))
+# %% slide_title="Attention fetches the past, and at our sizes a little will do" tags=["figure"]
+fig, axes = plotting.figure(2, 3, size=(13, 6.4))
 draw_purposes(axes[0])
 draw_prices(axes[1])
 plotting.save(
     fig,
     "12_how_much",
-    "Six small plots, one dot per run. Looking up pairs in 64 tokens: S S and S A within 300 "
-    "updates, A A after 600 to 800, A S never. Past balances: S S below 0.85; S A, V = S and A A "
-    "above 0.9. A convolution in the keys recalls everything, elsewhere almost nothing. Loss: "
-    "none and one in eight near 2, all near 2.7. Seconds and gigabytes rise with the share of "
-    "attention.",
+    "Six of our records say how much attention, and for what: one dot per run. Looking up pairs in "
+    "64 tokens: S S and S A within 300 updates, A A after 600 to 800, A S never. Past balances: "
+    "S S below 0.85; S A, V = S and A A above 0.9. A convolution in the keys recalls everything, "
+    "elsewhere almost nothing. Loss: none and one in eight near 2, all near 2.7. Seconds and "
+    "gigabytes rise with the share of attention.",
 )
 
 # %% [markdown] slide_title="A little attention, behind a state, to fetch what a state can't hold"
@@ -1052,7 +1216,7 @@ assert [round(mean, 1) for mean in means] == [2.0, 2.1, 2.7]
 medians = [statistics.median(seconds[name]) for name in SYSTEMS]
 assert medians[0] < medians[1] < medians[2] and sent(8, 0) < sent(7, 1) < sent(0, 8)
 
-# %% [markdown]
+# %% [markdown] slide_title="Ask what kind of evidence there is before you count"
 # ## Summary
 #
 # - How many claims fail depends on how finely you cut. Ask first what kind of evidence there is:

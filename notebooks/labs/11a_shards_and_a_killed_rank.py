@@ -132,6 +132,29 @@ plain = [mean_loss(model, part) for part in shares]
 _ = must_differ("not weighted", gradient_of(model, plain), whole)
 
 # %% [markdown]
+# **Your turn, 1.** In text, rows can have unequally many targets, since padding has none. Rank $i$
+# has the mean loss over its own targets, and you know how many targets each rank has. By what must
+# each rank multiply its loss, so that the ranks' average is the mean over all targets?
+
+
+# %% tags=["exercise"]
+def weights_for(targets):
+    """One weight per rank, from the number of targets that each rank has."""
+    ### BEGIN SOLUTION
+    return [len(targets) * own / sum(targets) for own in targets]
+    ### END SOLUTION
+
+
+# %% tags=["check"]
+for counts in ((3, 1, 1), (40, 16), (7,), (5, 0, 3)):
+    losses = torch.rand(sum(counts), generator=torch.Generator().manual_seed(43))
+    means = [part.mean() if len(part) else torch.tensor(0.0) for part in losses.split(counts)]
+    weights = [float(weight) for weight in weights_for(list(counts))]
+    assert len(weights) == len(counts), f"{len(counts)} ranks, and {len(weights)} weights"
+    average = sum(w * mean for w, mean in zip(weights, means, strict=True)) / len(counts)
+    check(f"targets {counts}: the mean over all", average, losses.mean())
+
+# %% [markdown]
 # ## 2 · Replicas and shards
 #
 # What must each rank store in order to update?
@@ -307,7 +330,31 @@ print("and so are its parameters, to 1e-8")
 # The run repeated updates 5 and 6, and lost nothing else. `torchrun` ends the other ranks for you
 # when one dies ([Training](../../book/manual/training.md) has the commands). With GPUs the ranks
 # would talk through NCCL, which this course doesn't test.
-#
+
+# %% [markdown]
+# **Your turn, 2.** How often should a run save? Say that saving takes $c$ seconds, that a rank dies
+# once in $T$ seconds on average, and that a death costs half the time $t$ between two checkpoints.
+# Then the share of time lost is $c/t + t/(2T)$. Which $t$ makes it smallest?
+
+
+# %% tags=["exercise"]
+def seconds_between(saving, until_death):
+    """The time between checkpoints that loses the smallest share."""
+    ### BEGIN SOLUTION
+    return (2 * saving * until_death) ** 0.5
+    ### END SOLUTION
+
+
+# %% tags=["check"]
+for saving, until_death in ((30, 86_400), (5, 3600), (120, 1_000_000)):
+    t = float(seconds_between(saving, until_death))
+    lost = {factor: saving / (factor * t) + factor * t / (2 * until_death)
+            for factor in (0.97, 1.0, 1.03)}  # fmt: skip
+    best = min(lost, key=lost.get)
+    assert best == 1.0, f"{t:,.0f} s: {best} times as long would lose less"
+    print(f"saving takes {saving} s, a death in {until_death:,} s: every {t:,.0f} s")
+
+# %% [markdown]
 # ## Summary
 #
 # - With uneven shares of a batch, weight each rank's loss by its rows: $N b_i / b$.
