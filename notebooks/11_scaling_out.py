@@ -318,8 +318,9 @@ for name, rule in RULES.items():  # a token reads the old state through the M up
 # %% [markdown] slide_title="Softmax attention has no pair, so its keys and values travel instead"
 # Linear attention and Mamba-2 only scale the old state. The three rules with a step $\beta$ also
 # correct it along the key of every token, and that's why $M - cI$ has rank 6 after 6 tokens. This
-# part can travel as two factors of $6n$ numbers each, unless it's cheaper to send all $n^2$. So
-# here is what a head sends on top of the $pn$ numbers of $W$:
+# part can travel as two factors of $6n$ numbers each, unless it's cheaper to send all $n^2$. (A
+# receiver that knows the rule can also rebuild it from keys, steps and decays, about half as many
+# numbers.) So here is what a head sends on top of the $pn$ numbers of $W$:
 #
 # | rule | its matrix $M_i$ | numbers of $M_i$ |
 # |---|---|---|
