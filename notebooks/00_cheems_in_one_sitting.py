@@ -906,9 +906,9 @@ plotting.save(
 # %% [markdown] slide_title="A task that is nothing but memory"
 # ### A task that is nothing but memory
 #
-# Text mixes many skills. Here is one alone: a row has 16 random symbols out of 32, twice. We train
-# three models without experts, for 100 steps each: `S`, `I` and `SI`. And we give `I` a harder
-# task, 64 symbols. Which of the four learn it?
+# Text mixes many skills. Take one alone: a row has 16 random symbols out of 32, twice. We train
+# three models without experts, for 100 steps each: `S`, `I` and `SI`. `I` also gets 64 symbols.
+# Which of the four learn it?
 
 
 # %% tags=["setup", "experiment"]
@@ -958,10 +958,8 @@ for l, right in others.items():
     print(f"I {l} symbols: {in_words(right)} right")
 
 # %% [markdown]
-# It has learned a distance, not a search. For that, a key must know the token before its own:
-# chapters 05 and 08. Does a state need more time, or another start? Here are recorded runs, three
-# seeds of `S` and five of `I` (`python -m experiments 00_repeat`, `00_repeat_slower`,
-# `00_repeat_attention`):
+# It has learned a distance, not a search. For that, a key must know the token before it: chapters
+# 05, 08. Does a state need more time, or another start? From our records:
 
 
 # %% tags=["setup"]
@@ -982,6 +980,7 @@ for l, right in ends(repeat_record["table"]).items():
 
 # %% slide_title="Attention learns to copy at once; a state has to begin slowly" tags=["figure"]
 fig, axes = plotting.figure(1, 2, size=(12.5, 4.4), sharey=True)
+# python -m experiments 00_repeat, 00_repeat_slower, 00_repeat_attention
 tables = {"S, as it begins": repeat_record["table"], "S, decays 30 times slower": slower["table"]}
 for ax, (title, table) in zip(axes, tables.items(), strict=True):
     curves = {f"S, {l} symbols": middle(table, l) for l in (16, 32, 64)}
@@ -1020,8 +1019,8 @@ assert 13 < (1 / (rates * steps)).median() < 15  # tokens that a head remembers 
 
 # %% [markdown]
 # It needs both. In 1,000 steps `S` learns 16 symbols and most of 32, and gets a share of 0.03, 0.11
-# or 0.51 of 64 symbols right. Let it begin with decays 30 times slower: it has learned 16 symbols
-# by step 160, and 64 end near 0.7. `I` needs at most 40 steps for 0.95.
+# or 0.51 of 64 symbols right. With decays 30 times slower at first, it has 16 symbols by step 160,
+# and 64 end near 0.7. `I` needs at most 40 steps for 0.95.
 #
 # So here's a first answer, from models this small: on this text a state did nearly as well without
 # attention, and at copying from a fixed distance attention learned several times faster. WM's
