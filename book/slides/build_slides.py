@@ -34,11 +34,16 @@ from book.notebooks.build_notebooks import select
 from book.project import ROOT, BuildError, chapter_number, figure_number, lectures
 from book.slides.outline import MARKDOWN, Part, deck_of
 from book.slides.type_sizes import (
+    BESIDE,
     HEIGHT,
     PICTURE,
     WIDTH,
+    WORD,
+    WORDS,
     Sized,
     choose_sizes,
+    drawn_size,
+    has_picture,
     letters,
     maths_size,
     printed_size,
@@ -48,15 +53,10 @@ from book.slides.type_sizes import (
 THEME = Path(__file__).parent / "theme"
 ICON = Path(__file__).parents[1] / "site" / "static" / "favicon.svg"
 # A formula and the brackets and stops beside it, between which no line ends.
-BESIDE = re.compile(r'\(?<span class="math inline">[^<]*<[^<]*<[^<]*</span>[.,;:!?)]*')
-# A word of matplotlib's: where it stands, how it is turned, its size, and its letters.
-WORD = re.compile(
-    r'(<g [^>]*?transform=)"translate\((\S+) (\S+)\)(?: rotate\((\S+)\))? scale\((\S+) -[\d.]+\)"'
-    r"(.*?</g>)",
-    re.DOTALL,
-)
+BOUND = re.compile(r'\(?<span class="math inline">[^<]*<[^<]*<[^<]*</span>[.,;:!?)]*')
 LETTER_WIDTH = 60  # of a letter of matplotlib's, in hundredths of its size
 LABEL = 18  # pixels: the smallest word in a drawing on a slide
+SMALL_LABEL = 14  # likewise, in a drawing beside the words
 VERDICT = {"✓": "right", "✗": "wrong"}
 
 
@@ -104,8 +104,8 @@ def of_its_own(svg: str, name: str) -> str:
     return re.sub(r'( id="|href="#|url\(#)', rf"\g<1>{name}-", svg)
 
 
-def legible(svg: str, scale: float) -> str:
-    """A drawing whose words are at least LABEL pixels high where a unit of it takes `scale` pixels.
+def legible(svg: str, scale: float, label: int = LABEL) -> str:
+    """A drawing whose words are at least `label` pixels high where a unit takes `scale` pixels.
 
     Matplotlib draws a word as a group of outlines, in hundredths of its size. Smaller words grow
     about their middle, so that those that stand in a row stay in it.
@@ -113,7 +113,7 @@ def legible(svg: str, scale: float) -> str:
 
     def grown(word: re.Match) -> str:
         x, y, turn, size = float(word[2]), float(word[3]), word[4], float(word[5])
-        factor = LABEL / (100 * size * scale)
+        factor = label / (100 * size * scale)
         if factor <= 1:
             return word[0]
         ends = [float(n) for n in re.findall(r'transform="translate\((\S+) ', word[6])]
@@ -129,12 +129,20 @@ def legible(svg: str, scale: float) -> str:
     return WORD.sub(grown, svg)
 
 
+def picture_beside(part: Part, name: str) -> str:
+    """A drawing in the right column of a slide, all its stages at once."""
+    wide, high = drawn_size(part.source)
+    scale = min(BESIDE / wide, HEIGHT / high)
+    whole = re.sub(r' class="fragment" data-fragment-index="\d+"', "", part.source)
+    inner = of_its_own(legible(whole, scale, SMALL_LABEL), name)
+    size = f"width: {wide * scale:.1f}px; height: {high * scale:.1f}px"
+    return f'<div class="drawing" style="{size}">{inner}</div>'
+
+
 def picture(part: Part, room: float, out: Path, name: str) -> str:
     """A picture, as large as the room allows."""
     if part.kind == "svg":
-        wide, high = (
-            float(n) for n in re.search(r'viewBox="0 0 (\S+) (\S+)"', part.source).groups()
-        )
+        wide, high = drawn_size(part.source)
         inner = of_its_own(legible(part.source, min(WIDTH / wide, room / high)), name)
     else:
         png, path = b64decode(part.source), f"pictures/{name}.png"
@@ -148,12 +156,20 @@ def picture(part: Part, room: float, out: Path, name: str) -> str:
     )
 
 
-def shown(part: Part, text_size: int, code_size: int, room: float, out: Path, name: str) -> str:
-    """The HTML of a part; `room` is what a picture may take of the slide's height."""
+def shown(
+    part: Part,
+    text_size: int,
+    code_size: int,
+    room: float,
+    out: Path,
+    name: str,
+    width: int = WIDTH,
+) -> str:
+    """The HTML of a part, so wide; `room` is what a picture may take of the slide's height."""
     if part.kind in ("svg", "png"):
         return picture(part, room, out, name)
     if part.kind == "math":
-        size = maths_size(part.source, text_size)
+        size = maths_size(part.source, text_size, width)
         return f'<div class="math" style="font-size: {size}px">\\[{escape(part.source)}\\]</div>'
     if part.kind == "code":
         html = highlight(part.source, PythonLexer(), HtmlFormatter(nowrap=True))
@@ -161,7 +177,7 @@ def shown(part: Part, text_size: int, code_size: int, room: float, out: Path, na
     if part.kind == "output":
         size = printed_size(part.source, code_size)
         return f'<pre class="output" style="font-size: {size}px">{verdicts(part.source)}</pre>'
-    html = BESIDE.sub(r'<span class="bound">\g<0></span>', MARKDOWN.render(part.source))
+    html = BOUND.sub(r'<span class="bound">\g<0></span>', MARKDOWN.render(part.source))
     if part.kind == "remark":
         return html.replace("<p>", '<p class="fragment">', 1)
     return re.sub(r"<td>(.*?)</td>", entry, html)
@@ -187,16 +203,21 @@ def page(sized: Sized, minutes_of: dict[str, int], out: Path, name: str) -> dict
     slide = sized.slide
     rest = HEIGHT - total(slide, sized.text_size, sized.code_size)
     sizes = sized.text_size, sized.code_size, PICTURE + rest
-    parts = [shown(part, *sizes, out, name) for part in slide.parts]
+    width = WORDS if slide.beside else WIDTH
+    parts = [shown(part, *sizes, out, name, width) for part in slide.parts]
     corner = [MARKDOWN.renderInline(slide.head)] if slide.message else []
     if slide.figure:
         corner.append(figure_number(name, slide.figure))
+    minutes = minutes_of.get(slide.head) if slide.opens else None
+    if minutes and slide.kind not in ("title", "section"):
+        corner.append(f"about {minutes} minute{'s' * (minutes > 1)}")
     return {
         "kind": slide.kind,
         "head": MARKDOWN.renderInline(slide.head),
         "message": MARKDOWN.renderInline(slide.message),
         "corner": " · ".join(corner),
         "parts": uncovered(slide.parts, parts),
+        "beside": picture_beside(slide.beside, name) if slide.beside else "",
         "notes": slide.notes,
         "minutes": minutes_of.get(slide.head) if slide.kind in ("title", "section") else None,
         "text_size": sized.text_size,
@@ -210,12 +231,14 @@ def write(source: Path, out: Path, templates: Environment, links: dict[str, str]
     `links` stand on the first slide and on the last: each address with its words.
     """
     deck = deck_of(nbformat.read(source.with_suffix(".ipynb"), as_version=4))
-    columns, count, number = [], 0, chapter_number(source)
+    columns, count, drawn, number = [], 0, 0, chapter_number(source)
     for _, slides in deck.columns:
         pages = []
         for slide in slides:
             count += 1
-            pages.append(page(choose_sizes(slide), deck.minutes, out, f"{number}-{count:03}"))
+            sized = choose_sizes(slide)
+            drawn += has_picture(sized.slide)
+            pages.append(page(sized, deck.minutes, out, f"{number}-{count:03}"))
         columns.append(pages)
     html = templates.get_template("deck.html.j2").render(
         title=deck.title, columns=columns, links=links
@@ -225,6 +248,7 @@ def write(source: Path, out: Path, templates: Environment, links: dict[str, str]
         "page": f"{source.stem}.html",
         "title": deck.title,
         "slides": count,
+        "drawn": drawn,
         "minutes": deck.minutes[deck.title],
     }
 
@@ -276,6 +300,9 @@ def main(arguments: list[str] | None = None) -> int:
     except BuildError as error:
         print(f"slides stopped: {error}", file=sys.stderr)
         return 1
+    for deck in decks:
+        share = deck["drawn"] / deck["slides"]
+        print(f"{deck['title']}: {deck['drawn']} of {deck['slides']} slides drawn, {share:.0%}")
     slides = sum(deck["slides"] for deck in decks)
     print(f"{len(decks)} decks, {slides} slides, {time.monotonic() - start:.1f} s")
     print(f"Open {options.out / 'index.html'} in a browser.")

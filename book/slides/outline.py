@@ -18,6 +18,10 @@ text of its own:
   say what holds.
 - A cell tagged `figure` is a slide if it draws, and then shows the picture alone. Tagged `slide` as
   well, it is for slides only: the notebook folds it, and the site leaves it out.
+- Words and equations without code or output have the figure beside them that stands under the same
+  heading, so that you see formula and picture together: the one shown last, or the first if it
+  answers no question.
+- A section that begins with words alone has no slide for them: its first slide has them as notes.
 - The exercises are one slide, with one line each.
 - A sentence that speaks of folded cells is for the notes: a slide has none.
 - What the text says of a result right after it stands below the result, where there is room.
@@ -49,7 +53,12 @@ POINT = 280  # characters of the sentences around the one that leads to a slide,
 REMARK = 220  # characters of what is said of a result
 GOES_ON = re.compile(r"\*\*|(Now|Let|Here|Next|First|Then|On paper|Before)\b")  # to what comes next
 TASK = 90  # characters of an exercise, below its number and grade
+ASKS = re.compile(  # a sentence that is a task and not its premise
+    r"\?[*\"”]*$|^(?:Build|Change|Choose|Compute|Derive|Find|Look for|Measure|Move|Prove|Recall"
+    r"|Return|Show|Test|Train|Write)\b"
+)
 FOLDS = re.compile(r"\bfold(s|ed)?\b", re.IGNORECASE)  # of which no slide speaks
+BESIDE = {"text", "math", "list", "quote"}  # what a figure may stand by
 MESSAGE = 75  # characters of a slide's title
 TELLS = {"print", "check", "check_gradients", "must_differ"}
 HOMEWORK = "Exercises"  # the heading under which no cell is shown
@@ -104,6 +113,8 @@ class Slide:
     notes: str = ""  # HTML
     message: str = ""  # Markdown: the slide's title, if its cell has one
     figure: int = 0  # the number of its figure among the chapter's; 0 for one that only slides show
+    beside: Part | None = None  # the figure in the right column, where it fits
+    opens: bool = False  # whether it is the first of its section
 
 
 @dataclass
@@ -213,17 +224,27 @@ def opening(paragraph: str, limit: int = LEAD) -> str:
 
 
 def in_one_line(task: str) -> str:
-    """An exercise in short: its number and grade, and its first words, up to a stop or a comma."""
+    """An exercise in short: its number and grade, and the sentence that asks.
+
+    Where that is a few words, such as "Find it.", what comes before it stands in front.
+    """
     grade, text = re.match(r"(\*\*[^*]+\*\*)\s*(.*)", " ".join(task.split())).groups()
-    first, *rest = sentences(text)
-    if rest and len(first) < SHORT and "encil" in first:  # says how, not what
-        first = rest[0]
-    if len(first) <= TASK:
-        return f"{grade} {first}"
-    words = first.split(" ")
-    while len(" ".join(words)) > TASK - 2 or unclosed(" ".join(words)):
+    found = sentences(text)
+    place = next((i for i, sentence in enumerate(found) if ASKS.search(sentence)), 0)
+    if place and len(found[place]) < SHORT and "encil" not in found[place - 1]:
+        before = cut(found[place - 1], TASK - len(found[place]) - 1)
+        return f"{grade} {before} {found[place]}"
+    return f"{grade} {cut(found[place], TASK)}"
+
+
+def cut(sentence: str, limit: int) -> str:
+    """A sentence, or so many characters of it; no formula is cut."""
+    if len(sentence) <= limit:
+        return sentence
+    words = sentence.split(" ")
+    while words and (len(" ".join(words)) > limit - 2 or unclosed(" ".join(words))):
         words.pop()
-    return f"{grade} {' '.join(words).rstrip(',;:')} …"
+    return f"{' '.join(words).rstrip(',;:')} …".strip()
 
 
 def unclosed(text: str) -> bool:
@@ -314,6 +335,25 @@ def waits_for_words(slide: Slide) -> bool:
     return slide.kind == "statement" and slide.parts[-1].kind == "quote"
 
 
+def asks(slide: Slide) -> bool:
+    """Whether a slide's words ask something, which its picture then answers."""
+    return any(part.kind == "text" and "?" in part.source for part in slide.parts)
+
+
+def show_beside(slides: list[Slide]) -> None:
+    """Put a figure beside the words and equations under the same heading."""
+    drawn = [slide for slide in slides if any(part.kind == "svg" for part in slide.parts)]
+    latest = next((slide for slide in drawn[:1] if not asks(slide)), None)
+    for slide in slides:
+        if slide in drawn:
+            latest = slide
+            continue
+        only_words = slide.kind in ("statement", "cell") and {p.kind for p in slide.parts} <= BESIDE
+        if only_words and latest and latest.head == slide.head:
+            figure = next(part for part in latest.parts if part.kind == "svg")
+            slide.figure, slide.beside = latest.figure, figure
+
+
 class Chapter:
     """Goes through a notebook's cells in order, and gathers its slides."""
 
@@ -375,9 +415,12 @@ class Chapter:
         if self.deck.columns:
             slides = self.deck.columns[-1][1]
             slides[-1].notes += "".join(self.notes)
-            if len(slides) > 1 and not (slides[0].parts or slides[0].notes):
+            if len(slides) > 1 and slides[0].kind == "section":
                 slides[1].message = slides[1].message or slides[0].message
+                slides[1].notes = slides[0].notes + slides[1].notes
                 del slides[0]  # its title stands above the next slide too
+            slides[0].opens = True
+            show_beside(slides)
             if self.head == "Further reading":
                 del self.deck.columns[-1]
         if self.tasks:

@@ -18,12 +18,23 @@ SIZES = [(38, 28), (34, 28), (32, 28), (30, 28), (28, 28)]  # of text and of cod
 SMALL = [(26, 26), (24, 24), (22, 22), (20, 20)]  # for long lists and tables
 LETTER, CODE_LETTER = 0.47, 0.602  # the widths of letters, as shares of their size
 LINE, CODE_LINE = 1.32, 1.25  # the heights of lines, likewise
+WORDS, BESIDE = 520, 680  # the widths of words with a picture beside them, and of the picture
 PICTURE = 300  # a picture is at least so high
 FORMULA = 28  # a smaller formula is set in rows, if it can be
 MESSAGE = 120  # characters; a longer line was printed, and is no row of a table
 BESIDE_PICTURE = 28  # the largest text, which leaves more room for the picture
 TITLE = 110  # what a title is higher than a running head
 
+SMALLEST_WORD = 12  # pixels, in a picture beside words; drawn at 14, smaller ones would collide
+
+SMALLEST_BESIDE = 20  # of formulas beside a picture
+
+# A word of matplotlib's: where it stands, how it is turned, its size, and its letters.
+WORD = re.compile(
+    r'(<g [^>]*?transform=)"translate\((\S+) (\S+)\)(?: rotate\((\S+)\))? scale\((\S+) -[\d.]+\)"'
+    r"(.*?</g>)",
+    re.DOTALL,
+)
 TALL = re.compile(r"\\(?:sum|frac|prod|int|Big)")
 BLOCK = re.compile(r"\\begin\{(\w*matrix|cases)\}(.*?)\\end\{\1\}", re.DOTALL)
 FRACTION = re.compile(r"\\[td]?frac\{((?:[^{}]|\{[^{}]*\})*)\}\s*\{((?:[^{}]|\{[^{}]*\})*)\}")
@@ -56,7 +67,7 @@ def lines_of(markup: str, size: int, width: float = WIDTH) -> int:
     return max(1, ceil(letters(markup) * LETTER * size / width))
 
 
-def table_height(source: str, size: int) -> float:
+def table_height(source: str, size: int, width: float = WIDTH) -> float:
     """Columns are as wide as their longest cells; where that is too wide, the wide ones give."""
     tokens = MARKDOWN.parse(source)
     cells = [token.content for token in tokens if token.type == "inline"]
@@ -65,7 +76,7 @@ def table_height(source: str, size: int) -> float:
     widths = [
         max(letters(cell) for cell in column) * LETTER * size for column in zip(*rows, strict=True)
     ]
-    free = WIDTH - 1.2 * size * columns
+    free = width - 1.2 * size * columns
     while sum(widths) > free + 1:
         widest = max(widths)
         widths = [max(size, 0.95 * width) if width > 0.9 * widest else width for width in widths]
@@ -85,12 +96,12 @@ def rows_of(tex: str) -> tuple[list[str], int]:
     return LABEL.sub("", BLOCK.sub(longest_row, tex)).split(r"\\"), max(high)
 
 
-def maths_size(tex: str, text_size: int) -> int:
+def maths_size(tex: str, text_size: int, width: float = WIDTH) -> int:
     """The size of a formula: that of the text, or what fits the width."""
     rows, _ = rows_of(tex)
     tag = 2 * 5 if TAG.search(tex) else 0  # it stands at the right of what is centred
     wide = max(letters(TAG.sub("", row)) for row in rows) * 0.56 + tag * 0.75
-    return min(text_size, int(WIDTH / wide))
+    return min(text_size, int(width / wide))
 
 
 def balanced(tex: str) -> bool:
@@ -110,11 +121,11 @@ def clauses(tex: str) -> list[str]:
     return parts[1:]
 
 
-def in_rows(part: Part) -> Part:
+def in_rows(part: Part, width: float = WIDTH) -> Part:
     """A formula with some of its clauses below others, where in one row it would be small."""
     tag = "".join(TAG.findall(part.source))
     tex = TAG.sub("", part.source).strip()
-    if maths_size(part.source, FORMULA) == FORMULA or len(rows_of(tex)[0]) > 1:
+    if maths_size(part.source, FORMULA, width) == FORMULA or len(rows_of(tex)[0]) > 1:
         return part
     first, *rest = clauses(tex)
     longest, rows = max(map(letters, [first, *rest])), [first]
@@ -141,7 +152,7 @@ def printed_size(output: str, code_size: int) -> int:
     return min(code_size, int((WIDTH - 20) / (CODE_LETTER * max(rows, default=1))))
 
 
-def height(part: Part, text_size: int, code_size: int) -> float:
+def height(part: Part, text_size: int, code_size: int, width: float = WIDTH) -> float:
     """How high a part will be."""
     lines = part.source.splitlines()
     if part.kind in ("code", "sample"):
@@ -152,21 +163,22 @@ def height(part: Part, text_size: int, code_size: int) -> float:
         wrapped = sum(max(1, len(textwrap.wrap(line, columns))) for line in lines)
         return wrapped * CODE_LINE * size
     if part.kind == "math":
-        return maths_height(part.source, maths_size(part.source, text_size))
+        return maths_height(part.source, maths_size(part.source, text_size, width))
     if part.kind in ("png", "svg"):
         return PICTURE
     if part.kind == "table":
-        return table_height(part.source, text_size)
+        return table_height(part.source, text_size, width)
     if part.kind == "list":
         entries = re.split(r"^\s*(?:[-*]|\d+\.) ", part.source, flags=re.MULTILINE)[1:]
-        rows = sum(lines_of(entry, text_size, WIDTH - 2 * text_size) for entry in entries)
+        rows = sum(lines_of(entry, text_size, width - 2 * text_size) for entry in entries)
         return text_size * (LINE * rows + 0.3 * len(entries))
-    return text_size * LINE * lines_of(part.source, text_size)
+    return text_size * LINE * lines_of(part.source, text_size, width)
 
 
 def total(slide: Slide, text_size: int, code_size: int) -> float:
     """How high a slide will be, its running head apart."""
-    heights = [height(part, text_size, code_size) for part in slide.parts]
+    width = WORDS if slide.beside else WIDTH
+    heights = [height(part, text_size, code_size, width) for part in slide.parts]
     return sum(heights) + GAP * (len(heights) - 1) + (TITLE if slide.kind == "title" else 0)
 
 
@@ -192,14 +204,42 @@ def crowds(parts: list[Part]) -> bool:
     return drawn and sum(lines_of(text, BESIDE_PICTURE) for text in words) > 3
 
 
+def drawn_size(svg: str) -> tuple[float, float]:
+    """The width and the height that a drawing gives itself."""
+    wide, high = re.search(r'viewBox="0 0 (\S+) (\S+)"', svg).groups()
+    return float(wide), float(high)
+
+
+def has_picture(slide: Slide) -> bool:
+    """Whether a slide shows a figure, alone or beside its words."""
+    return bool(slide.beside) or any(part.kind in ("svg", "png") for part in slide.parts)
+
+
+def beside(slide: Slide) -> Sized | None:
+    """The slide with its words in the left column, if all of them and the picture are legible."""
+    wide, high = drawn_size(slide.beside.source)
+    scale = min(BESIDE / wide, HEIGHT / high)
+    words = [100 * float(word[5]) * scale for word in WORD.finditer(slide.beside.source)]
+    parts = [in_rows(part, WORDS) if part.kind == "math" else part for part in slide.parts]
+    sizes = [maths_size(p.source, FORMULA, WORDS) for p in parts if p.kind == "math"]
+    if min(words, default=0) < SMALLEST_WORD or min(sizes, default=FORMULA) < SMALLEST_BESIDE:
+        return None
+    return fits_at(replace(slide, parts=parts), SIZES)
+
+
 def choose_sizes(slide: Slide) -> Sized:
     """The slide with all its words, or with fewer, at the largest type at which it fits.
 
-    First the sentences around its lead go, then the remark on its result, then its code.
+    First the picture beside the words goes, then the sentences around its lead, then the remark on
+    its result, then its code.
 
     Raises:
         BuildError: there is too much on the slide.
     """
+    if slide.beside:
+        if sized := beside(slide):
+            return sized
+        slide = replace(slide, beside=None, figure=0)
     parts = [in_rows(part) if part.kind == "math" else part for part in slide.parts]
     wordy = [replace(part, source=part.longer or part.source) for part in parts]
     silent = [part for part in parts if part.kind != "remark"]

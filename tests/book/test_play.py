@@ -40,6 +40,13 @@ def test_a_page_suits_everyone(visit, page, how):
         assert chrome.axe(opened) == []
 
 
+def test_on_a_phone_no_prediction_covers_the_next(visit):
+    with visit("cheems", size=chrome.PHONE) as opened:
+        opened.locator("#next button").first.wait_for()
+        over = "all => all.filter(b => b.scrollWidth > b.clientWidth).map(b => b.textContent)"
+        assert opened.locator("#next li:nth-child(-n + 6) button").evaluate_all(over) == []
+
+
 def test_the_pages_lead_to_each_other_and_wear_the_theme_of_the_site(visit, folder):
     names = {page.name for page in play.PAGES}
     for page in play.PAGES:
