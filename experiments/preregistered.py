@@ -20,7 +20,7 @@ from cheems_ref.ssd import SSD
 
 TUNING, SEEDS = (100, 101), (0, 1, 2, 3, 4)
 
-# Chapter 00, section 11. The question: how much of a state's slow start is the decay it starts with?
+# Chapter 00, section 11. The question: how much of a slow start is the decay that S starts with?
 # (Known before: one run of 16 symbols reached 0.71 in 100 steps, one of 64 symbols 0.22 in 300.)
 SLOWER_PREDICTION = """
 With decays 30 times slower at the start, S repeats 16 symbols, more than 0.95 right, within 300

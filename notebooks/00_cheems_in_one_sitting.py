@@ -896,8 +896,8 @@ plotting.save(
 
 # %% [markdown]
 # Ours lost about 0.1 nats in every quarter, and the recorded `SESEIE` loses 0.2 everywhere, however
-# much there is to look back at. Nor does it look far: when the same 128 bytes come twice, the
-# second time is no easier (within 0.02 nats).
+# much there is to look back at. Nor does it look far: the same 128 bytes again are no easier
+# (within 0.02 nats).
 #
 # Zeroing the attention of the trained `SESEIE` costs 0.20 nats. Never having had it, as in
 # `SESESE`, costs 0.016. `IEIEIE`, which has nothing else to look back with, goes from 1.72 to 3.34.
@@ -979,7 +979,7 @@ for l, right in ends(repeat_record["table"]).items():
     print(f"S {l} symbols, 1,000 steps: {right[0]:.2f} {right[1]:.2f} {right[2]:.2f} right")
 
 # %% slide_title="Attention learns to copy at once; a state has to begin slowly" tags=["figure"]
-fig, axes = plotting.figure(1, 2, size=(12.5, 4.4), sharey=True)
+fig, axes = plotting.figure(1, 2, size=(12.5, 4.4))
 # python -m experiments 00_repeat, 00_repeat_slower, 00_repeat_attention
 tables = {"S, as it begins": repeat_record["table"], "S, decays 30 times slower": slower["table"]}
 for ax, (title, table) in zip(axes, tables.items(), strict=True):
@@ -1022,7 +1022,7 @@ assert 13 < (1 / (rates * steps)).median() < 15  # tokens that a head remembers 
 # or 0.51 of 64 symbols right. With decays 30 times slower at first, it has 16 symbols by step 160,
 # and 64 end near 0.7. `I` needs at most 40 steps for 0.95.
 #
-# So here's a first answer, from models this small: on this text a state did nearly as well without
+# So a first answer, from models this small: on this text a state did nearly as well without
 # attention, and at copying from a fixed distance attention learned several times faster. WM's
 # larger models gain from both: a perplexity of 8.38 with attention alone, 8.33 with states alone,
 # 8.18 with both (Table 1).
