@@ -347,7 +347,7 @@ plotting.show_drawing(
     "the rank before, and so on. Keys of later slices, which no query there may see, are grey.",
 )
 
-# %% [markdown] slide_title="Four processes talk in calls that all of them make together"
+# %% [markdown] slide_title="Each slice gets its own process"
 # ## 4 · Four processes
 #
 # Now each slice gets its own process. The processes form a *group* and talk through
@@ -416,7 +416,7 @@ def on_ranks(work, *helpers, **given):
 # we make one collective call instead: gather all pairs on all ranks, and let each rank work out its
 # own prefix.
 
-# %% slide_title="A chain sends less than a gather, in more steps" tags=["figure", "slide"]
+# %% slide_title="A chain sends less than a gather, and takes longer" tags=["figure", "slide"]
 plotting.show_drawing(
     "11_chain",
     "Left, a gather: each of four ranks sends its pair to the three others, in one step. Right, a "
