@@ -1168,6 +1168,7 @@ def draw_prices(axes):
 
 # %% slide_title="Attention fetches the past, and at our sizes a little will do" tags=["figure"]
 fig, axes = plotting.figure(2, 3, size=(13, 6.4))
+fig.get_layout_engine().set(w_pad=0.2)  # room for a slide's larger labels
 draw_purposes(axes[0])
 draw_prices(axes[1])
 plotting.save(

@@ -351,8 +351,8 @@ for saving, until_death in ((30, 86_400), (5, 3600), (120, 1_000_000)):
     lost = {factor: saving / (factor * t) + factor * t / (2 * until_death)
             for factor in (0.97, 1.0, 1.03)}  # fmt: skip
     best = min(lost, key=lost.get)
-    assert best == 1.0, f"{t:,.0f} s: {best} times as long would lose less"
-    print(f"saving takes {saving} s, a death in {until_death:,} s: every {t:,.0f} s")
+    assert best == 1.0, f"t = {t:,.0f}: {best} times as long would lose less"
+    print(f"c = {saving}, T = {until_death:,}: t = {t:,.0f}")
 
 # %% [markdown]
 # ## Summary
