@@ -24,8 +24,8 @@ PLAIN = {
 TWICE = re.compile(
     r'(<div class="math-wrapper[^>]* id="([^"]+)">\s*<div class="math[^>]*?) id="\2"'
 )
-# A figure leads to its file, to be seen as large as the window.
-FIGURE = re.compile(r'<img [^>]*src="([^"]*_images/[^"]*)"[^>]*>')
+# A figure leads to its file, to be seen as large as the window, unless it already is a link.
+FIGURE = re.compile(r'(<a [^>]*>\s*)?<img [^>]*src="([^"]*_images/[^"]*)"[^>]*>')
 # A line drawing has a second file for the dark, made by `in_the_dark`: its ink is light and its
 # ground that of the page, but its colours are the same, since texts speak of dark and pale ones.
 DARK = "-dark.svg"
@@ -50,7 +50,9 @@ def repair_html(page: str) -> str:
 
 def whole(image: re.Match) -> str:
     """A figure as a link to its file; a line drawing once for the light and once for the dark."""
-    found, source = image[0], image[1]
+    found, source = image[0], image[2]
+    if image[1]:
+        return found
     if not source.endswith(".svg"):
         return f'<a class="whole" href="{source}">{found}</a>'
     dark = source.removesuffix(".svg") + DARK

@@ -248,6 +248,8 @@ def test_markup_is_mended():
     heat_map = figure.replace("svg", "png")
     whole = f'<a class="whole" href="../_images/a.png">{heat_map}</a>'
     assert markup.repair_html(heat_map) == whole
+    linked = f'<a href="play/cheems.html">{heat_map}</a>'
+    assert markup.repair_html(linked) == linked
     assert markup.in_the_dark('"#FFFFFF" #222222 #d55e00') == '"#131416" #cfd0d0 #d55e00'
     formula = r'<span class="math notranslate nohighlight">\(x\)</span>'
     assert markup.repair_html(f"so ({formula}).") == f'so <span class="bound">({formula}).</span>'

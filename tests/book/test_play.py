@@ -268,7 +268,7 @@ def test_costs_of_a_pattern_are_those_of_the_package(visit):
         assert numbers == costs(config.ModelConfig(**given), context), given
 
 
-WRONG = ["SZ", "(SM", "S × 0", "S M × x", "sm", "", "M", "SM × 20000", "(A × 3) × 0", "S'M"]
+WRONG = ["SZ", "(SM", "S × 0", "S M × x", "sm", "M", "SM × 20000", "(A × 3) × 0", "S'M"]
 WRONG = [dict(pattern=pattern) for pattern in WRONG]
 WRONG += [dict(n_heads=3), dict(d_model=2.5), dict(d_state=3), dict(n_neurons=15), dict(d_ff=0)]
 WRONG += [dict(pattern="AR", k_experts=9), dict(n_values=1), dict(d_query=3), dict(k_neurons=999)]
@@ -296,6 +296,10 @@ def test_a_wrong_pattern_is_refused_in_the_words_of_the_package(visit):
                 config.ModelConfig(**given)
             page.evaluate("given => { fill({ pattern: 'SEIE', ...given }); show(); }", given)
             assert page.locator("#message").text_content() == str(refused.value)
+        for given in ("", "  "):
+            page.locator("#pattern").fill(given)
+            said = page.locator("#message").inner_text()
+            assert said == "A pattern needs at least one letter."
         page.locator("#preset").select_option("cheems-1.3b")
         page.locator("#pattern").fill("SE × 7 + IE")
         page.locator("#context").press("Home")
@@ -434,8 +438,9 @@ def test_a_cheems_names_its_cells_and_keeps_its_columns(visit):
         label, column = page.evaluate("[layout().label, layout().column]")
         for at in (9, 3, 12):
             first = page.evaluate("layout().first")
-            stack.click(position=dict(x=label + (at + 0.5) * column, y=30))
+            stack.click(position=dict(x=label + (at + 0.5) * column, y=10))
             assert page.evaluate("[layout().first, chosen]") == [first, first + at]
+        stack.click(position=dict(x=label + 12.5 * column, y=30))
         assert cell.inner_text().startswith("layer 1 (S, chapter 03), head 1: state of “")
         stack.press("ArrowLeft")
         byte = page.evaluate("cursor.byte")
@@ -448,6 +453,24 @@ def test_a_cheems_names_its_cells_and_keeps_its_columns(visit):
         share = page.evaluate("Math.max(...softmax(tokens[chosen].logits.map(x => x / 0.2)))")
         shown = page.locator("#next li").first.inner_text()
         assert f"{100 * share:.1f} %" in shown and page.problems == []
+
+
+def test_a_click_on_a_cell_keeps_it_and_leaves_the_chosen_byte(visit):
+    with visit("cheems") as page:
+        stack, cell = page.locator("#stack"), page.locator("#cell")
+        label, column = page.evaluate("[layout().label, layout().column]")
+        chosen, rows = page.evaluate("[chosen, drawnRows.map(row => row.values)]")
+        x, y = label + 5.5 * column, page.evaluate("drawnRows[3].y") + 5
+        stack.click(position=dict(x=x, y=y))
+        kept = cell.inner_text()
+        assert "byte 6:" in kept and kept.endswith(f"{rows[3][5]:.2f}")
+        stack.hover(position=dict(x=x + 2 * column, y=y))
+        assert "byte 8:" in cell.inner_text()
+        page.locator("h1").hover()
+        assert cell.inner_text() == kept
+        assert page.evaluate("[chosen, drawnRows.map(row => row.values)]") == [chosen, rows]
+        stack.click(position=dict(x=x + 4 * column, y=10))
+        assert page.evaluate("chosen") == 9 != chosen and page.problems == []
 
 
 def test_a_cheems_is_led_by_the_keyboard_and_writes(visit):

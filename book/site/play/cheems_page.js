@@ -1,7 +1,7 @@
 // The page around cheems.js: a text, and what the model does with the chosen byte of it.
 "use strict";
 
-const LONGEST = 400, ROW = 12;
+const LONGEST = 400, ROW = 12, LETTERS = 20;
 const $ = id => document.getElementById(id);
 const START = $("text").value;
 let tokens = [];  // what `next` returned for every byte of the text
@@ -9,6 +9,7 @@ let whole = [];  // the same for the whole model, while something is taken away
 let chosen = 0;
 let firstShown = 0;  // the first byte that has a column
 let cursor = null;  // the row and the byte under the mouse, the finger or the arrow keys
+let pinned = null;  // the cell that was clicked: it is named when the cursor is on no other
 let drawnRows = [];
 let writing = null;
 const EXPLAINED = { S: "03_state_space_duality", I: "05_inner_function_attention", E: "06_cross_domain_experts" };
@@ -123,23 +124,26 @@ function drawStack() {
   drawCursor();
 }
 
-// A frame around the cell under the mouse, the finger or the arrow keys, and a line that names it.
+const valueAt = place => drawnRows[place?.row]?.values[place.byte];
+
+// A frame around the cell under the cursor, or else the pinned one, and a line that names it.
 function drawCursor() {
   const svg = $("stack");
   svg.querySelector(".cursor")?.remove();
-  const row = cursor && drawnRows[cursor.row], value = row?.values[cursor.byte];
+  const place = valueAt(cursor) === undefined ? pinned : cursor, value = valueAt(place);
   if (value === undefined) {
-    $("cell").innerHTML = tokens.length ? "Point at a cell, or use the arrow keys, to read what it is." : "";
+    $("cell").innerHTML = tokens.length ? "Point at a cell, or use the arrow keys, to read what it is. A click keeps it." : "";
     return;
   }
-  const { label, column, first } = layout();
-  draw(svg, "rect", { x: label + (cursor.byte - first) * column - 0.5, y: row.y - 0.5, width: column,
+  const { label, column, first, end } = layout(), row = drawnRows[place.row];
+  const inView = first <= place.byte && place.byte < end;
+  if (inView) draw(svg, "rect", { x: label + (place.byte - first) * column - 0.5, y: row.y - 0.5, width: column,
                       height: ROW, class: "cursor" });
   const chapter = EXPLAINED[row.letter];
   $("cell").innerHTML = `layer ${row.layer + 1} (${row.letter}, <a href="../chapters/${chapter}.html">chapter `
     + `${chapter.slice(0, 2)}</a>)${row.head === null ? "" : `, head ${row.head + 1}`}: ${row.what} of `
-    + `“<b></b>”, byte ${cursor.byte + 1}: <b>${value.toFixed(2)}</b>`;
-  $("cell").querySelector("b").textContent = nameOf(tokens[cursor.byte].byte);
+    + `“<b></b>”, byte ${place.byte + 1}: <b>${value.toFixed(2)}</b>`;
+  $("cell").querySelector("b").textContent = nameOf(tokens[place.byte].byte);
 }
 
 function placeOf(event) {
@@ -147,7 +151,7 @@ function placeOf(event) {
   const x = event.clientX - box.left - label, y = event.clientY - box.top;
   const byte = first + Math.floor(x / column);
   const row = drawnRows.findIndex(one => one.y <= y && y < one.y + ROW);
-  return x >= 0 && byte < end ? { byte, row } : null;
+  return x >= 0 && byte < end ? { byte, row, isLetter: y < LETTERS } : null;
 }
 
 const MOVES = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
@@ -157,7 +161,7 @@ function move(event) {
   const step = MOVES[event.key];
   if (!step || tokens.length === 0) return;
   event.preventDefault();
-  const { first, end } = layout(), old = cursor ?? { row: 0, byte: chosen };
+  const { first, end } = layout(), old = cursor ?? pinned ?? { row: 0, byte: chosen };
   cursor = { row: Math.min(Math.max(old.row + step[0], 0), drawnRows.length - 1),
              byte: Math.min(Math.max(old.byte + step[1], first), end - 1) };
   drawCursor();
@@ -321,6 +325,7 @@ $("again").onclick = () => {
   $("text").value = START;
   $("without").value = "";
   $("temperature").value = 1;
+  pinned = null;
   takeAway();
   choose(tokens.length - 1);
 };
@@ -328,11 +333,16 @@ $("without").oninput = () => { stop(); takeAway(); };
 $("temperature").oninput = drawNext;
 $("stack").onpointermove = event => { cursor = placeOf(event); drawCursor(); };
 $("stack").onpointerdown = event => {
-  cursor = placeOf(event);
-  if (!cursor) return;
-  stop();
-  choose(cursor.byte);
+  const place = cursor = placeOf(event);
+  if (place?.isLetter) {
+    stop();
+    choose(place.byte);
+  } else if (place) {
+    pinned = valueAt(place) === undefined ? null : place;
+    drawCursor();
+  }
 };
+$("stack").onpointerleave = () => { cursor = null; drawCursor(); };
 $("stack").onkeydown = move;
 window.onresize = drawStack;
 readText();

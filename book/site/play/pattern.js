@@ -322,7 +322,8 @@ function show() {
     $("message").textContent = "";
   } catch (error) {
     if (!(error instanceof Invalid)) throw error;
-    $("message").textContent = error.message;
+    const isEmpty = $("pattern").value.trim() === "";
+    $("message").textContent = isEmpty ? "A pattern needs at least one letter." : error.message;
   }
 }
 
