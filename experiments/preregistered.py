@@ -20,7 +20,7 @@ from cheems_ref.ssd import SSD
 
 TUNING, SEEDS = (100, 101), (0, 1, 2, 3, 4)
 
-# Chapter 00, section 11. The question: how much of a state's slow start is the decay it starts with?
+# Chapter 00, section 11. The question: how much of a state's slow start is due to its first decay?
 # (Known before: one run of 16 symbols reached 0.71 in 100 steps, one of 64 symbols 0.22 in 300.)
 SLOWER_PREDICTION = """
 With decays 30 times slower at the start, S repeats 16 symbols, more than 0.95 right, within 300
@@ -349,14 +349,14 @@ def who_needs_the_past(run_all):
     }
 
 
-# Chapter 05, section 4. The question: the account book was only ever solved with SSD in the values.
-# Does it have to be there? A trial with four seeds at this rate is known: in v it explained 0.998 to
-# 0.999, in k 0.92 to 0.98, in q 0.75 to 0.92, nowhere 0.75. These five seeds weren't in it.
+# Chapter 05, section 4. The question: we had only ever put SSD into the values of the account book's
+# reader. Does it have to be there? A trial with four other seeds, at this rate, is known: in v it
+# explained 0.998 to 0.999, in k 0.92 to 0.98, in q 0.75 to 0.92, and none of it 0.75.
 BOOK_PAST_PREDICTION = """
 One attention layer of width 32 on the account book, 500 updates at a rate of 0.01. With SSD in the
-values every seed explains more than 0.99 of the variance; in the keys every seed is between 0.85 and
-0.99, in the queries between 0.72 and 0.96; with none every seed is below 0.776. The values are the
-first to reach 0.95: with SSD in q or k at most two of ten seeds get there at all.
+values every seed explains more than 0.99 of the variance; in the keys every seed is between 0.85
+and 0.99, in the queries between 0.72 and 0.96; with none every seed is below 0.776. The values are
+the first to reach 0.95: with SSD in q or k at most two of ten seeds get there at all.
 """
 BOOK_PAST_SEEDS, BOOK_PAST_RATE = (10, 11, 12, 13, 14), 1e-2
 
