@@ -349,7 +349,7 @@ def who_needs_the_past(run_all):
     }
 
 
-# Chapter 05, section 4. The question: we had only ever put SSD into the values of the account book's
+# Chapter 05, section 4. The question: we had only put SSD into the values of the account book's
 # reader. Does it have to be there? A trial with four other seeds, at this rate, is known: in v it
 # explained 0.998 to 0.999, in k 0.92 to 0.98, in q 0.75 to 0.92, and none of it 0.75.
 BOOK_PAST_PREDICTION = """
