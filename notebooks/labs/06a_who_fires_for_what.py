@@ -198,8 +198,8 @@ print("ten capitals as frequent as the ten digits")
 print(frequency["prediction"])
 SPLIT_LABELS = [
     "letters\nand digits",
-    "frequent and\nrare letters",
-    "digits and\ncapitals",
+    "frequent and\nrare letters:\nsame kind",
+    "digits and\ncapitals: same\nfrequency",
 ]
 SPLITS = {
     "letters, digits": "letters and digits",
@@ -222,7 +222,7 @@ def draw_seeds(ax):
         ax.plot(range(3), values, "o-", color=plotting.COLORS[0])
     tops = [max(row[TOP] for row in kinship["table"][i : i + 5]) for i in (0, 5, 10)]
     ax.fill_between(range(3), -0.01, tops, **GREY)
-    ax.text(0.1, 0.002, "random splits reach this far", fontsize=13)
+    ax.text(1.02, 0.062, "random splits\nreach this far", fontsize=15)
     ax.set_xticks(range(3), ["0", "300", "1,500"])
     ax.set(ylim=(-0.01, 0.17), xlabel="updates", ylabel="kinship", title="letters and digits")
 
