@@ -450,7 +450,7 @@ plotting.save(
 # surprise: what it can find is the entry and its amount, which are worth 0.776.
 #
 # Does the past have to be in the *value*? We also put SSD into $q$ or $k$ of a single layer, with
-# five new seeds (`python -m experiments 05_book_past`). In $v$ it explains 0.996 to 0.999, in $k$
+# five new seeds (`python -m experiments 05_book_past`). In $v$ it explains 0.997 to 0.999, in $k$
 # 0.92 to 0.97, in $q$ 0.76 to 0.93, and nowhere 0.74 to 0.75. **The value learns it fastest and
 # best**; the others get part of the way. We had predicted this, after a trial with other seeds.
 #
@@ -474,7 +474,7 @@ for row in read_record("05_book_past")["table"]:
     reached = sum(max(curve) >= 0.95 for curve in curves)
     found[row["where"]] = (min(ends), max(ends), reached)
     print(f"in {row['where'] or 'none':5}", *(f"{end:.3f}" for end in sorted(ends)), f"{reached:4}")
-assert found["v"][2] == 5 and 0.996 < found["v"][0] < found["v"][1] < 0.9995
+assert found["v"][2] == 5 and 0.9964 < found["v"][0] < found["v"][1] < 0.9995
 assert found["k"][2] + found["q"][2] == 1 and found[""][2] == 0
 assert [[round(end, 2) for end in found[where][:2]] for where in ("k", "q", "")] == [
     [0.92, 0.97],
