@@ -62,8 +62,19 @@ def run_on_recall(job):
     return preregistered.past_run(job, from_notebook("07_cheems_language_model").recall)
 
 
+def book_past_controlled():
+    """Which of q, k and v has to know the past, on the account books."""
+    return preregistered.book_past(lambda jobs: resumed("05_book_past", jobs, run_past_on_books))
+
+
+def run_past_on_books(job):
+    """One training run of one attention layer on the account books of chapter 05."""
+    return preregistered.book_past_run(job, from_notebook(CHAPTER).account_books)
+
+
 RECIPES = {
     "05_masks": masks,
     "05_one_more_layer": books_controlled,
     "05_who_needs_the_past": past_controlled,
+    "05_book_past": book_past_controlled,
 }

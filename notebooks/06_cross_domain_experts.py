@@ -241,7 +241,7 @@ def whole_softmax_loss(shares, indices):
     return 4 * (load * shares.mean(0)).sum()
 
 
-# %% slide_title="Our loss can't undo a total collapse; Switch's can"
+# %% slide_title="Our loss can't undo a total collapse; Switch's resists longer"
 def choices_after(loss_of, head_start, updates=600):
     """Train a router's map and bias on a balancing loss alone; the choices in the last batch."""
     generator = torch.Generator().manual_seed(0)
@@ -271,9 +271,18 @@ for head_start, (name, loss_of) in product((12.0, 6.0), LOSSES.items()):
 
 # %% [markdown]
 # After a head start of 12, our loss leaves two experts with nothing, and Switch's
-# balances all four. At 6 a few tokens leak to the others, and that is enough for both. So keep an
-# eye on which of the two your library has. (DeepSeek-V3 does without a loss: it adds a bias to each
-# expert's score for the choice alone, and moves it up or down by the load.)
+# balances all four. At 6 a few tokens leak to the others, and that is enough for both. Switch's
+# loss resists longer, not always: its gradient shrinks with the share of the unused experts, like
+# $\exp(-\text{head start})$. After 25 it fails, too. So check which loss your library has.
+# (DeepSeek-V3 does without a loss: it adds a bias to each expert's score for the choice alone, and
+# moves it up or down by the load.)
+
+# %% tags=["guard"]
+for head_start in (20.0, 25.0):  # Switch's loss resists longer, but not always
+    chosen = choices_after(LOSSES["Switch"], head_start)
+    collapsed = chosen == [256, 256, 0, 0]
+    print(f"head start {head_start:.0f}, Switch: the choices stay collapsed: {collapsed}")
+    assert collapsed == (head_start == 25) and (collapsed or min(chosen) > 50)
 
 # %% tags=["guard"]
 gates, indices = moe.route(random(8, 64, 6, seed=4))
@@ -1018,8 +1027,8 @@ assert ours[-1] < 4 * ours[2] and min(b / a for a, b in zip(ours, theirs, strict
 # - A router learns through the gates it keeps. With $k = 1$ and renormalized gates it can't learn.
 #   With a capacity or expert choice, a token's output can depend on other texts; with expert
 #   choice, even on later tokens.
-# - A balancing loss over the kept gates can't undo a total collapse; one over the whole softmax
-#   can.
+# - A balancing loss over the kept gates can't undo a total collapse. One over the whole softmax
+#   can, unless the head start is too large.
 # - A shared part can sit beside the experts, inside them or before them. How much the routed
 #   experts then hold of what is common is up to the optimizer: half, or a tenth.
 # - $2r$ inner products give $r^2$ scores. That makes an exact search of a million experts cheap.

@@ -655,11 +655,11 @@ for name in ("SSD", "one SSD", "attention, SSD"):
 # %% tags=["setup"]
 SIZES = {row["d_state"]: row["runs"] for row in read_record("08_state_size")["table"]}
 SIZES[128] = ROWS["one SSD, convolution"]["runs"]
-AT_16_384 = {  # row, marker, colour, and how far beside 16,384 it's drawn
-    "A A": ("QCAttn", "s", 0, -1.0),
-    "S A, rotation": ("SSD, attention", "^", 2, -0.33),
-    "S S, rotation": ("SSD", "v", 5, 0.33),
-    "A S, rotation": ("attention, SSD", "x", 1, 1.0),
+AT_16_384 = {  # models of two layers: their row and colour
+    "A A": ("QCAttn", 0),
+    "S A": ("SSD, attention", 2),
+    "S S": ("SSD", 5),
+    "A S": ("attention, SSD", 1),
 }
 
 
@@ -686,52 +686,62 @@ assert [round(x, 2) for x in outside] == [0.40]  # the one run that we hadn't pr
 # %% tags=["setup"]
 def draw_sizes(ax):
     """The share right at the end of each run, by the numbers kept after 64 tokens."""
-    told = dict(color=plotting.COLORS[2], markersize=8, alpha=0.7)
     for n, shares in sized.items():
-        ax.plot([64 * n] * 5, shares, "o", label="one S, convolution" if n == 4 else None, **told)
+        ax.plot([64 * n] * 5, shares, "o", color=plotting.COLORS[2], markersize=8, alpha=0.7)
     at = [64 * n for n in SIZES]
-    ax.plot(at, HELD[16], "--", color=plotting.INK, lw=1.5, label="section 2, 16 pairs held")
-    ax.plot(at, HELD[47], ":", color=plotting.INK, lw=1.5, label="section 2, 47 held")
-    for name, (row, marker, color, beside) in AT_16_384.items():
-        told = dict(color=plotting.COLORS[color], label=name, markersize=8)
-        ax.plot([16384 * 1.25**beside] * 5, ends[row], marker, **told)
-    ax.set(xlabel="numbers kept after 64 tokens", ylabel="share right", ylim=(0, 1.05))
+    ax.plot(at, HELD[16], "--", color=plotting.INK, lw=1.5, label="16 pairs held")
+    ax.plot(at, HELD[47], ":", color=plotting.INK, lw=1.5, label="47 held")
+    ax.set(xlabel="numbers kept", ylabel="share right", ylim=(0, 1.05))
+    ax.set_title("one S, convolution")
+    ax.legend(loc="lower right", fontsize=15)
     ax.set_xscale("log", base=2)
-    ax.set_xticks([256, 1024, 4096, 16384], ["256", "1,024", "4,096", "16,384"])
-    ax.legend(loc="upper left", bbox_to_anchor=(-0.02, -0.16), ncol=2, fontsize=14)
+    ax.set_xticks([256, 1024, 4096], ["256", "1,024", "4,096"])
+
+
+# %% tags=["setup"]
+def draw_pairs(ax):
+    """The share right at the end of each run of two layers that keep 16,384 numbers."""
+    for i, (row, color) in enumerate(AT_16_384.values()):
+        places = [i + 0.1 * (seed - 2) for seed in range(5)]
+        ax.plot(places, ends[row], "o", color=plotting.COLORS[color], markersize=8)
+    ax.set(title="two layers, 16,384", ylim=(0, 1.05), xlim=(-0.5, 3.5))
+    ax.set(xlabel="S with rotation")
+    ax.set_xticks(range(4), list(AT_16_384))
+    ax.set_yticks([])
 
 
 # %% tags=["setup"]
 def draw_jumps(ax):
     """Share right against steps, a line for each run."""
-    for name, row, color in (("A A", "QCAttn", 0), ("S S, rotation", "SSD", 5)):
-        for i, run in enumerate(ROWS[row]["runs"]):
+    for name, row, color, at in (("A A", "QCAttn", 0, (230, 0.6)), ("S S", "SSD", 5, (1230, 0.5))):
+        ax.text(*at, name, color=plotting.COLORS[color], fontsize=18)
+        for run in ROWS[row]["runs"]:
             shares = [right[-1] for right in run["right"]]
             steps = [100 * (n + 1) for n in range(len(shares))]
-            told = dict(color=plotting.COLORS[color], label=name if i == 0 else None)
-            ax.plot(steps, shares, ".-", lw=2, **told)
+            ax.plot(steps, shares, ".-", lw=2, color=plotting.COLORS[color])
     ax.set(xlabel="training step", ylim=(0, 1.05), xlim=(0, 2000), xticks=(0, 1000, 2000))
+    ax.set_title("how some got there")
+    ax.set_yticks([])
     plotting.level(ax, 1 / 16)
-    ax.legend(loc="upper left", bbox_to_anchor=(-0.02, -0.16), fontsize=14)
 
 
 # %% [markdown]
 # Each dot is the end of a run. On the left, the state of *one* S with a convolution grows from 256
 # numbers to 8,192 (`python -m experiments 08_state_size`). The black lines are section 2's: how
-# much can be read from a state that holds the 16 pairs and nothing else, or all 47 neighbours. At
-# 16,384 numbers there are four models of two layers. On the right you see how some runs got there.
+# much can be read from a state that holds the 16 pairs and nothing else, or all 47 neighbours. In
+# the middle are four models of two layers, and on the right you see how some runs got there.
 
 # %% slide_title="With the same room, some always learn it and some never" tags=["figure"]
-fig, axes = plotting.figure(1, 2, size=(13, 6.4))
-axes[0].get_gridspec().set_width_ratios([3, 2])
+fig, axes = plotting.figure(1, 3, size=(13, 5.4))
 draw_sizes(axes[0])
-draw_jumps(axes[1])
+draw_pairs(axes[1])
+draw_jumps(axes[2])
 plotting.save(
     fig,
     "08_state_size",
     "Left: share right at the end against the numbers kept after 64 tokens. One state layer with a "
     "convolution rises from 0.18 to 0.35 at 256 numbers to 0.98 and more at 4,096 and 8,192, "
-    "between two lines: a state that holds 16 pairs, and one that holds 47. At 16,384 numbers, two "
+    "between two lines: a state that holds 16 pairs, and one that holds 47. Middle, two "
     "layers of attention and S A are at 0.97 and more, A S below 0.1, and S S with rotation is "
     "spread out. Right: share right against training steps. The runs stay near a guess, 1/16, for "
     "some hundred steps, and then some of them rise steeply.",
@@ -747,15 +757,16 @@ plotting.save(
 # The rows that aren't drawn agree. S below A learns it in all fifteen runs, with any source of
 # position, and states with a convolution in all ten. One S with rotation, two with decay alone and
 # S above A never do (0.33 at most). With a convolution, weights that solve A S exist (let A write
-# nothing), so those five are failures of training.
+# nothing), so we take those five for failures of training.
 #
 # **The plateau and the jump.** On the right, runs guess among the row's values for hundreds of
 # steps, and then rise steeply. The look-up is worth nothing until the shift exists, and the shift
 # nothing without the look-up.
 #
-# ***Which of q, k and v needs to know the past?*** Chapter 05 (section 3) asked it, and measured
-# it: for recall the *key*, in the account book the value. A convolution, a shift or a state layer
-# below attention tells the key which token came before.
+# ***Which of q, k and v needs to know the past?*** Chapter 05 (section 3) measured it: whichever
+# side carries what isn't in the token itself. Here the value comes after its key, so it's the
+# *key*. With the value first it's the value, as exercise 3 builds it. A convolution, a shift or a
+# state layer below attention tells a token what came before.
 #
 # Each failure is a failure at *one* rate. Where rotating states fail, that rate was chosen by
 # chance: the tuning seed did little better than guess at every rate.
@@ -1094,8 +1105,8 @@ for one, other, d in ((inner, plain, 32), (inner, plain, 128), (mask, inner, 128
 # - At $d = T = 64$, each at a rate that one seed chose, a state below attention, states alone with
 #   a convolution and two layers of attention learn the task in every run. In the trained model that
 #   we opened, attention finds the answer by the token before it.
-# - For recall, the *key* has to know the past. A failure at one learning rate says nothing about
-#   other rates.
+# - Whichever side carries what isn't in the token itself has to know the past: the *key*, if its
+#   value comes after it. A failure at one learning rate says nothing about other rates.
 
 # %% [markdown]
 # ## Exercises

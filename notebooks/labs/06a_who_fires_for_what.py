@@ -196,6 +196,11 @@ print("ten capitals as frequent as the ten digits")
 
 # %%
 print(frequency["prediction"])
+SPLIT_LABELS = [
+    "letters\nand digits",
+    "frequent and\nrare letters:\nsame kind",
+    "digits and\ncapitals: same\nfrequency",
+]
 SPLITS = {
     "letters, digits": "letters and digits",
     "frequent letters, rare letters": "only the frequency differs",
@@ -217,7 +222,7 @@ def draw_seeds(ax):
         ax.plot(range(3), values, "o-", color=plotting.COLORS[0])
     tops = [max(row[TOP] for row in kinship["table"][i : i + 5]) for i in (0, 5, 10)]
     ax.fill_between(range(3), -0.01, tops, **GREY)
-    ax.text(0.55, 0.005, "random splits", fontsize=15)
+    ax.text(1.02, 0.062, "random splits\nreach this far", fontsize=15)
     ax.set_xticks(range(3), ["0", "300", "1,500"])
     ax.set(ylim=(-0.01, 0.17), xlabel="updates", ylabel="kinship", title="letters and digits")
 
@@ -230,8 +235,8 @@ def draw_controls(ax):
         places = [i + 0.1 * (seed - 2) for seed in range(5)]
         values = [row["kinship"] for row in rows]
         ax.plot(places, values, "o", color=plotting.COLORS[2 if i else 0], ms=10)
-    ax.set_xticks(range(3), ["both differ", "frequency\ndiffers", "kind\ndiffers"])
-    ax.set(ylim=(-0.01, 0.17), yticks=[], title="after 1,500 updates")
+    ax.set_xticks(range(3), SPLIT_LABELS)
+    ax.set(ylim=(-0.01, 0.17), yticks=[], title="three pairs, 1,500 updates")
 
 
 # %% tags=["figure"]
