@@ -1364,10 +1364,8 @@ RUNS = []
 x, dt, A, B, C = (t.double() for t in make_ssd(30))
 x, dt, decay, B, C = x[0, :, 3], dt[0, :, 3], dt[0, :, 3] * A[3], B[0, :, 0], C[0, :, 0]
 V, learned = (t.clone().requires_grad_() for t in (dt[:, None] * x, C))
-y, dy = (
-    scan(V, torch.ones(30), decay, B, learned),
-    torch.randn(30, 32, generator=seeded(1)).double(),
-)
+y = scan(V, torch.ones(30), decay, B, learned)
+dy = torch.randn(30, 32, generator=seeded(1)).double()
 dV, dC = torch.autograd.grad(y, (V, learned), dy)
 RUNS.clear()
 with forbidden(torch.autograd.grad, torch.autograd.backward):
