@@ -755,8 +755,9 @@ assert (round(megabytes), round(predicted, 1), timed["PyTorch"]) == (28, 2.0, "6
 # bits. What if it needs more? Then the compiler *spills*: it has numbers stored in memory, and
 # loaded again. It doesn't say so, the results stay right, and (10.3) is wrong.
 #
-# You can find out on a laptop, since a compiler needs no GPU: `compiler.compiling_for(80)` answers
-# in a driver's place that the GPU is an A100, and `resources` reads what the assembler reports.
+# You can find out on a laptop, since a compiler needs no GPU: `compiler.compiling_for(80)` puts
+# a `StandIn` in the driver's place, which answers that the GPU is an A100, and `resources` reads
+# what the assembler reports.
 #
 # Why does `_read` take just 16 numbers of $B$ and 32 channels at a time? Here is what larger tiles
 # need, per thread, in float32, for chunks of 64 tokens, $n = 128$ and $p = 64$. What do you expect
