@@ -995,8 +995,9 @@ print("What counts now is the time between two tokens, no longer the number of t
 # <details><summary>Hint</summary>
 #
 # At distance $\delta$ the inner product is $q \cdot R_{-\delta} k$. These are 64 linear equations,
-# and the vectors $R_{-\delta} k$ are their rows. Either add a small penalty on the size of $q$, or
-# drop the directions with small singular values, as `torch.linalg.pinv` does with its `rtol`.
+# and the vectors $R_{-\delta} k$ are their rows. Either add a small penalty on the size of $q$,
+# such as 0.01, or drop the directions with small singular values, as `torch.linalg.pinv` does with
+# its `rtol`.
 #
 # </details>
 
@@ -1017,20 +1018,25 @@ def query_for(distance, dim, base=100.0, reach=64):
 from cheems_ref.exercises import not_none
 
 
-def seen_by(q, base):
-    """The inner products of a query with (1, …, 1), at distances 0 to 63."""
-    k, at = torch.ones(1, 64, 1, len(q)), torch.arange(64)[None]
-    q = q.expand_as(k)
-    q = apply_rope(q, *rope_cos_sin(torch.full_like(at, 63), k.shape[-1], base, dtype=k.dtype))
-    k = apply_rope(k, *rope_cos_sin(63 - at, k.shape[-1], base, dtype=k.dtype))
+def seen_by(q, base, reach=64):
+    """The inner products of a query with (1, …, 1), at distances 0, …, reach - 1."""
+    k, at = torch.ones(1, reach, 1, len(q)), torch.arange(reach)[None]
+    q, last = q.expand_as(k), reach - 1
+    q = apply_rope(q, *rope_cos_sin(torch.full_like(at, last), k.shape[-1], base, dtype=k.dtype))
+    k = apply_rope(k, *rope_cos_sin(last - at, k.shape[-1], base, dtype=k.dtype))
     return (q * k).sum(-1)[0, :, 0]
 
 
-for distance, dim, base, most in ((8, 16, 100.0, 0.815), (8, 64, 100.0, 0.7), (20, 32, 1e3, 0.8)):
-    q = not_none(query_for(distance, dim, base))
+for distance, dim, base, reach, most in (
+    (8, 16, 100.0, 64, 0.815),
+    (8, 64, 100.0, 64, 0.7),
+    (20, 32, 1e3, 64, 0.8),
+    (20, 32, 1e3, 128, 0.9),
+):
+    q = not_none(query_for(distance, dim, base, reach))
     assert q.abs().max() <= 1, f"an entry of {q.abs().max():.3g}, with {dim // 2} pairs"
-    bump = seen_by(q, base)
-    error = (bump - F.one_hot(torch.tensor(distance), 64)).square().sum().item()
+    bump = seen_by(q, base, reach)
+    error = (bump - F.one_hot(torch.tensor(distance), reach)).square().sum().item()
     assert error < most, f"{dim // 2} pairs: a squared error of {error:.3f}; {most} is possible"
     assert bump.argmax() == distance, f"the bump is at {bump.argmax()} instead of {distance}"
     near = [round(x, 3) for x in bump[distance - 3 : distance + 4].tolist()]

@@ -277,9 +277,9 @@ print(f"{'in none of them':24} {ends[0]:.2f} to {ends[-1]:.2f}")
 # seed of five did, and two got part of the way. Each row has its best of three rates. We had
 # predicted all this, after a trial had shown SSD with a convolution working in $k$ alone.
 #
-# So in one bare layer, linear keys can't recall. In Cheems, seven S come first. Keep the question,
-# it comes back in section 4 and in chapters 07 and 08: ***which of q, k and v needs to know the
-# past?***
+# So in one bare layer, linear keys don't learn to recall. In Cheems, seven S come first. Keep the
+# question, it comes back in section 4 and in chapters 07 and 08: ***which of q, k and v needs to
+# know the past?***
 
 # %% tags=["guard"]
 for row in PAST["table"]:

@@ -278,7 +278,7 @@ for head_start, (name, loss_of) in product((12.0, 6.0), LOSSES.items()):
 # moves it up or down by the load.)
 
 # %% tags=["guard"]
-for head_start in (20.0, 25.0):  # Switch's loss resists longer, but not always
+for head_start in (16.0, 25.0):  # Switch's loss resists longer, but not always
     chosen = choices_after(LOSSES["Switch"], head_start)
     collapsed = chosen == [256, 256, 0, 0]
     print(f"head start {head_start:.0f}, Switch: the choices stay collapsed: {collapsed}")

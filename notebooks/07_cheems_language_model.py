@@ -950,7 +950,7 @@ for name in ("cheems-320m", "jamba-283m", "otce-tiny", "otce-1b"):
         found = not_none(crossing(config))
     assert len(counted) <= 6, f"cache_bytes was called {len(counted)} times: no loop over contexts"
     at, before = cache_bytes(config, found), cache_bytes(config, found - 1)
-    assert at.keys_values > at.states, f"{name}: at your context, the states are still larger"
+    assert at.keys_values > at.states, f"{name}: at your context, not yet more"
     assert before.keys_values <= before.states, f"{name}: one token less is enough"
     print(f"{name}: from {found} tokens on")
 
@@ -988,6 +988,8 @@ for name, goal in goals.items():
     config = preset(name)
     with forbidden(budget.fit_d_ff):
         mine = not_none(fit_d_ff(config, goal))
+    assert int(mine) == mine, f"{name}: {mine} is no whole number"
+    mine = int(mine)
     sizes = {f: total_and_active(replace(config, d_ff=f))[0] for f in range(mine - 1, mine + 2)}
     off = {f: abs(size - goal) for f, size in sizes.items()}
     assert min(off, key=off.get) == mine, f"{name}: a neighbour of {mine} comes nearer"

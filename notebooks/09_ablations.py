@@ -974,6 +974,11 @@ for name, ((mean, half), *_) in judged.items():
     print(f"{name}: {mean:+.3f} ± {half:.3f}")
 
 
+# %% tags=["guard"]
+by_system = [means[rotated] - means[convolved] for rotated, convolved in
+             zip(BOTH["rotation"], BOTH["convolution"], strict=True)]  # fmt: skip
+assert [f"{apart:+.3f}" for apart in by_system] == ["+0.030", "-0.030"]  # Jamba, Cheems
+
 # %% [markdown]
 # We can't show that position accounts for any of it: 0.000 ± 0.050 in the mean of both systems, at
 # most a good third of the 0.137 measured. But that zero is two numbers that cancel, +0.030 in Jamba

@@ -1187,8 +1187,8 @@ plotting.save(
 # **For what?** To fetch one moment of the past. Of what the balance *was*, two state layers explain
 # at most 0.82 here and 0.86 when wider, one layer of attention alone 0.76. The three models that
 # have both, or attention twice, explain more than 0.9 in every run. (One run in five fails in two
-# deeper models, chapter 05.) In the first picture another thing decides: S S, S A and A S have a
-# convolution, A A has none. One layer of attention with a convolution in its keys recalls
+# deeper models, chapter 05.) In the first picture the convolution decides, too: S S and S A have
+# one in front, A A has none. One layer of attention with a convolution in its keys recalls
 # everything, too (third picture). But a state has a fixed size. One of width $n$ returns $n$ pairs
 # exactly (chapter 08), and attention keeps every token.
 #

@@ -29,7 +29,8 @@ FIGURE = re.compile(r'(<a [^>]*>\s*)?<img [^>]*src="([^"]*_images/[^"]*)"[^>]*>'
 # A line drawing has a second file for the dark, made by `in_the_dark`: its ink is light and its
 # ground that of the page, but its colours are the same, since texts speak of dark and pale ones.
 DARK = "-dark.svg"
-INKS = {"#222222": "#cfd0d0", "#000000": "#cfd0d0", "#ffffff": "#131416", "#8a8a8a": "#9ca0a5"}
+INKS = {"#222222": "#cfd0d0", "#000000": "#cfd0d0", "#ffffff": "#131416"}
+INKS |= {"#555555": "#b4b7ba", "#8a8a8a": "#9ca0a5"}  # greys: letters and quiet lines
 
 # A formula in a line, with the brackets and stops beside it, between which no line is to end.
 BESIDE = re.compile(

@@ -103,11 +103,16 @@ print("the machine of three cards, in arrangements 0 to 5:", *MACHINES["three sw
 #
 # The argument doesn't care how large the model is or how it was trained. It does need $h$ to be
 # rounded and the text to be long enough. With $a = b = 1$ the state counts the ones, and a reader
-# that takes the cosine of $\pi h$ knows their parity, in float32 up to $2^{24}$ of them, where the
-# counter stops. That's the theorem at work, but it's far away. (The delta rule's
-# transitions aren't diagonal. For $\beta \le 1$ their eigenvalues aren't negative either, and
-# Grazzi et al. prove the same for them.) Let's watch it happen in three layers of random weights.
-# `fade` is the recurrence of section 5, in a folded cell:
+# that takes $h$ modulo 2 knows their parity, in float32 up to $2^{24}$ ones, where the counter
+# stops. That's the theorem at work, but it's far away. (The delta rule's transitions aren't
+# diagonal. For $\beta \le 1$ their eigenvalues aren't negative either, and Grazzi et al. prove the
+# same for them.) Let's watch it happen in three layers of random weights. `fade` is the recurrence
+# of section 5, in a folded cell:
+
+
+# %% tags=["guard"]
+counter = torch.tensor([2.0**24 - 1, 2.0**24], dtype=torch.float32)
+assert (counter + 1 - counter).tolist() == [1, 0] and (counter % 2).tolist() == [1, 0]
 
 
 # %% tags=["setup", "experiment"]
@@ -409,9 +414,9 @@ print(f"β of a swap from {min(swap_betas):.3f} to {max(swap_betas):.3f}")
 #
 # What do the cards lose by? A sigmoid never reaches its end: in these runs the $\beta$ of a swap is
 # between 1.984 and 1.998, so a mirror keeps 98.4 to 99.8 % of what it turns around. That would be a
-# fading memory again. But the keys aren't exact either, and among the runs $\beta$ doesn't tell the
-# better from the worse. So we trained the five models again, set every $\beta$ to 2, and changed
-# nothing else (`python -m experiments 04_exact_mirrors`):
+# fading memory again. But is it the reason? The keys may be inexact, too. So we trained the five
+# models again, set every $\beta$ to 2, and changed nothing else (`python -m experiments
+# 04_exact_mirrors`):
 
 # %%
 record = json.loads(Path("../../experiments/records/04_exact_mirrors.json").read_text())
@@ -425,7 +430,7 @@ assert max(abs(run["again"] - run["beyond"]) for run in record["runs"]) < 0.03  
 
 # %% [markdown]
 # We were wrong: all five are above 0.98 now. It was the fading, and the keys were good enough. What
-# training found is the exact solution, but for a number that a sigmoid can't reach.
+# training misses is a number that a sigmoid can't reach.
 #
 # ## Summary
 #
@@ -433,8 +438,8 @@ assert max(abs(run["again"] - run["beyond"]) for run in record["runs"]) < 0.03  
 #   comes to a stop, and so does any stack of such layers. Parity doesn't.
 # - A mirror ($\beta = 2$) or half a turn per 1 counts parity exactly. Turns count modulo any
 #   number. Mirrors of different directions don't commute, and follow cards. Two mirrors are a turn.
-# - A trained mirror is nearly one, and that's why it loses after 300 tokens what it learned on 40.
-#   Set its β to 2, and it holds.
+# - A trained mirror is nearly one, and that's why it loses the cards after 300 swaps. Set its β to
+#   2, and it holds.
 
 # %% tags=["versions", "nbval-ignore-output"]
 print("PyTorch version", torch.__version__.partition("+")[0])

@@ -250,7 +250,8 @@ def test_markup_is_mended():
     assert markup.repair_html(heat_map) == whole
     linked = f'<a href="play/cheems.html">{heat_map}</a>'
     assert markup.repair_html(linked) == linked
-    assert markup.in_the_dark('"#FFFFFF" #222222 #d55e00') == '"#131416" #cfd0d0 #d55e00'
+    dark = markup.in_the_dark('"#FFFFFF" #222222 #555555 #d55e00')
+    assert dark == '"#131416" #cfd0d0 #b4b7ba #d55e00'
     formula = r'<span class="math notranslate nohighlight">\(x\)</span>'
     assert markup.repair_html(f"so ({formula}).") == f'so <span class="bound">({formula}).</span>'
     for words in (f"so {formula} is", "<dl><dt>term</dt><dd>what it is</dd></dl>"):
