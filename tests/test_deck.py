@@ -403,6 +403,35 @@ def test_a_figure_stands_beside_the_equations_of_its_section():
     assert table.beside is None
 
 
+def test_a_cell_asks_for_a_figure_that_its_slide_shows_at_a_stage():
+    """Beside words, below what a cell printed; not for the slide of another cell."""
+    stages = "".join(f'<g id="stage-{n}-1"><path/></g>' for n in (1, 2, 3))
+    svg = SVG.format(width=340, size=0.2).replace("<g t", f"{stages}<g t")
+    drawn = [new_output("display_data", {"image/svg+xml": svg})]
+    printed = [new_output("stream", text="2\n")]
+    tags, asked = {"tags": ["figure"]}, {"slide_figure": "03_steps:2"}
+    cells = [
+        new_markdown_cell("# 03 · A"),
+        new_markdown_cell("## 1 · One\n\nWords.\n\nIt is so:"),
+        new_code_cell("1 + 1", outputs=printed, metadata=asked),
+        new_markdown_cell("It is 2.\n\nOnce more:"),
+        new_code_cell("1 + 1", outputs=printed),
+        new_markdown_cell("At last:\n\n$$a$$", metadata=asked),
+        new_markdown_cell("## 2 · Two\n\nLook:"),
+        new_code_cell('show("03_steps")', outputs=drawn, metadata=tags),
+    ]
+    below, without, words = outline.deck_of(new_notebook(cells=cells)).columns[1][1]
+    assert [part.kind for part in below.parts] == ["text", "code", "output", "svg", "remark"]
+    assert choose_sizes(words).slide.beside and not without.beside and len(without.parts) == 3
+    assert words.figure == below.figure == 1
+    for shown in (words.beside.source, below.parts[3].source):
+        hidden = [bool(re.search(f'stage-{n}-1" display="none"', shown)) for n in (1, 2, 3)]
+        assert hidden == [False, False, True] and "fragment" not in shown
+    cells[2].metadata["slide_figure"] = "03_steep"
+    with pytest.raises(BuildError, match="under '1 · One': the chapter shows no figure '03_steep'"):
+        outline.deck_of(new_notebook(cells=cells))
+
+
 def test_a_picture_beside_words_is_left_out_where_it_is_hard_to_read():
     cells = "Look at it:", "figure", "It is so:\n\n$$a$$"
     assert with_figure(*cells, width=680, size=0.12)[-1].beside  # 12 pixels, drawn at 14

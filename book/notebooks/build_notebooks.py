@@ -65,7 +65,8 @@ ENVIRONMENT = {
 }
 FOLDED = {"setup", "figure", "guard"}  # the tags of cells whose code is hidden until one clicks
 SLIDES_ONLY = {"figure", "slide"}  # the tags of a figure for slides: a notebook folds it, too
-TITLE = "slide_title"  # the one metadata beside the tags: what the slides of the cell say
+# The metadata beside the tags: what the slides of the cell say, and which figure they show.
+TITLE, SHOWS = "slide_title", "slide_figure"
 WRITTEN = re.compile(r"(?m)(?:^│[^\n]*\n)+")  # by a model that was trained in the run
 ANSI_COLOR = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -82,10 +83,9 @@ def read_source(path: Path) -> NotebookNode:
         seen[key] += 1
         cell.id = hashlib.sha1(identity.encode()).hexdigest()[:8]
         tags = cell.metadata.get("tags")
-        title = cell.metadata.get(TITLE)
+        of_slides = {name: cell.metadata[name] for name in (TITLE, SHOWS) if name in cell.metadata}
         cell.metadata = NotebookNode(tags=tags) if tags else NotebookNode()
-        if title:
-            cell.metadata[TITLE] = title
+        cell.metadata |= of_slides
         if FOLDED & set(tags or []):
             cell.metadata.jupyter = NotebookNode(source_hidden=True)
         if set(tags or []) >= SLIDES_ONLY:

@@ -13,7 +13,6 @@ all decks are written and the folder is made anew.
 import argparse
 import re
 import shutil
-import struct
 import sys
 import time
 from base64 import b64decode
@@ -129,31 +128,18 @@ def legible(svg: str, scale: float, label: int = LABEL) -> str:
     return WORD.sub(grown, svg)
 
 
-def picture_beside(part: Part, name: str) -> str:
-    """A drawing in the right column of a slide, all its stages at once."""
-    wide, high = drawn_size(part.source)
-    scale = min(BESIDE / wide, HEIGHT / high)
-    whole = re.sub(r' class="fragment" data-fragment-index="\d+"', "", part.source)
-    inner = of_its_own(legible(whole, scale, SMALL_LABEL), name)
+def picture(part: Part, room: tuple[float, float], out: Path, name: str, label: int) -> str:
+    """A picture, as large as the room allows, its words at least `label` pixels high."""
+    wide, high = drawn_size(part)
+    scale = min(room[0] / wide, room[1] / high)
+    if part.kind == "svg":
+        inner = of_its_own(legible(part.source, scale, label), name)
+    else:
+        path = f"pictures/{name}.png"
+        (out / path).write_bytes(b64decode(part.source))
+        inner = f'<img src="{path}" alt="{escape(part.alt)}">'
     size = f"width: {wide * scale:.1f}px; height: {high * scale:.1f}px"
     return f'<div class="drawing" style="{size}">{inner}</div>'
-
-
-def picture(part: Part, room: float, out: Path, name: str) -> str:
-    """A picture, as large as the room allows."""
-    if part.kind == "svg":
-        wide, high = drawn_size(part.source)
-        inner = of_its_own(legible(part.source, min(WIDTH / wide, room / high)), name)
-    else:
-        png, path = b64decode(part.source), f"pictures/{name}.png"
-        (out / path).write_bytes(png)
-        wide, high = struct.unpack(">II", png[16:24])  # where a PNG has its size
-        inner = f'<img src="{path}" alt="{escape(part.alt)}">'
-    scale = min(WIDTH / wide, room / high)
-    return (
-        f'<div class="drawing" style="width: {wide * scale:.1f}px; height: {high * scale:.1f}px">'
-        f"{inner}</div>"
-    )
 
 
 def shown(
@@ -167,7 +153,7 @@ def shown(
 ) -> str:
     """The HTML of a part, so wide; `room` is what a picture may take of the slide's height."""
     if part.kind in ("svg", "png"):
-        return picture(part, room, out, name)
+        return picture(part, (WIDTH, room), out, name, LABEL)
     if part.kind == "math":
         size = maths_size(part.source, text_size, width)
         return f'<div class="math" style="font-size: {size}px">\\[{escape(part.source)}\\]</div>'
@@ -217,7 +203,9 @@ def page(sized: Sized, minutes_of: dict[str, int], out: Path, name: str) -> dict
         "message": MARKDOWN.renderInline(slide.message),
         "corner": " · ".join(corner),
         "parts": uncovered(slide.parts, parts),
-        "beside": picture_beside(slide.beside, name) if slide.beside else "",
+        "beside": picture(slide.beside, (BESIDE, HEIGHT), out, name, SMALL_LABEL)
+        if slide.beside
+        else "",
         "notes": slide.notes,
         "minutes": minutes_of.get(slide.head) if slide.kind in ("title", "section") else None,
         "text_size": sized.text_size,

@@ -13,6 +13,9 @@ text of its own:
   the lines that compute, what the cell printed. More than 12 lines of code (of 71 columns) or of
   output stay in the notebook: nobody reads them from the back row. Cells tagged `setup`, `guard`,
   `versions`, `check` or `aside` are left out, and those that show a page of HTML.
+- A cell's metadata `slide_figure` names a figure of the chapter, such as `03_steps`, which the
+  slides made from it show as well: beside words and equations, below code and output. `03_steps:2`
+  shows it up to its second stage.
 - Equations beyond the one before a cell (two on a slide), tables and lists are slides too, below
   the sentences that lead to them. A quotation is a slide with the sentences that follow it: they
   say what holds.
@@ -33,17 +36,18 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from html import escape
+from math import inf
 
 from markdown_it import MarkdownIt
 from mdit_py_plugins.dollarmath import dollarmath_plugin
 from nbformat import NotebookNode
 
 from book.guide.teaching_minutes import sections, total
-from book.notebooks.build_notebooks import TITLE
-from book.project import alt_text
+from book.notebooks.build_notebooks import SHOWS, TITLE
+from book.project import BuildError, alt_text
 
 LEFT_OUT = {"setup", "versions", "check", "guard", "aside"}
 CODE = 12, 71  # lines and columns of code on a slide
@@ -65,6 +69,8 @@ HOMEWORK = "Exercises"  # the heading under which no cell is shown
 SHORT = 40  # characters of a sentence that says little by itself
 ASIDE = re.compile(r"\((?:[^()]|\([^()]*\))*[.!?]\)\s*")  # sentences in brackets
 STAGE = re.compile(r'<g id="(stage-(\d+)-\d+)">')
+GROWS = re.compile(r'<g id="(stage-(\d+)-\d+)" class="fragment"[^>]*>')
+NAMED = re.compile(r'"(\d\d[a-z]?_\w+)"')  # a figure, in the cell that shows it
 # In which no sentence ends: a formula, code, a parenthesis, bold words but for their full stop.
 UNBROKEN = re.compile(r"\$[^$]*\$|`[^`]*`|\([^()]*\)|\*\*[^*]+(?=[^*]\*\*)")
 SENTENCE = re.compile(
@@ -114,6 +120,7 @@ class Slide:
     message: str = ""  # Markdown: the slide's title, if its cell has one
     figure: int = 0  # the number of its figure among the chapter's; 0 for one that only slides show
     beside: Part | None = None  # the figure in the right column, where it fits
+    wanted: str = ""  # the name of the figure that its cell asks for
     opens: bool = False  # whether it is the first of its section
 
 
@@ -286,6 +293,16 @@ def picture(cell: NotebookNode) -> Part | None:
     return None
 
 
+def at_stage(drawing: Part, stage: float) -> Part:
+    """A drawing that doesn't grow: it shows all of its stages up to this one."""
+
+    def shown(group: re.Match) -> str:
+        later = int(group[2]) > stage
+        return f'<g id="{group[1]}" display="none">' if later else f'<g id="{group[1]}">'
+
+    return replace(drawing, source=GROWS.sub(shown, drawing.source))
+
+
 def code(source: str) -> list[Part]:
     source = re.sub(r" *# fmt: \w+$", "", source, flags=re.MULTILINE)
     source = re.sub(r"\n{3,}", "\n\n", without_checks(source))  # one empty line will do
@@ -351,7 +368,7 @@ def show_beside(slides: list[Slide]) -> None:
         only_words = slide.kind in ("statement", "cell") and {p.kind for p in slide.parts} <= BESIDE
         if only_words and latest and latest.head == slide.head:
             figure = next(part for part in latest.parts if part.kind == "svg")
-            slide.figure, slide.beside = latest.figure, figure
+            slide.figure, slide.beside = latest.figure, at_stage(figure, inf)
 
 
 class Chapter:
@@ -360,6 +377,8 @@ class Chapter:
     def __init__(self, notebook: NotebookNode):
         self.deck, self.head = Deck(""), ""
         self.message = ""  # the title of the slides of the cell that is read
+        self.wanted = ""  # the figure that they show
+        self.pictures: dict[str, tuple[Part, int]] = {}  # each with its number
         self.notes: list[str] = []  # prose since the last slide
         self.paragraph = ""  # the last of it, which leads to what comes next
         self.equation: Slide | None = None  # waits for its cell
@@ -367,20 +386,23 @@ class Chapter:
         self.tasks: list[str] = []  # the exercises
         self.figures = 0  # so far, without those for slides only
         for cell in notebook.cells:
-            message = cell.metadata.get(TITLE, "")
+            message, wanted = cell.metadata.get(TITLE, ""), cell.metadata.get(SHOWS, "")
             if cell.cell_type == "code":
-                above, cell_tags = self.message, set(cell.metadata.get("tags", []))
-                self.message = message or above
+                above, cell_tags = (self.message, self.wanted), set(cell.metadata.get("tags", []))
+                self.message, self.wanted = message or above[0], wanted or above[1]
                 self.read_code(cell, cell_tags)
-                self.message = above if cell_tags & LEFT_OUT else ""
+                self.message, self.wanted = above if cell_tags & LEFT_OUT else ("", "")
             else:
-                self.message = message
+                self.message, self.wanted = message, wanted
                 for place, part in enumerate(blocks(cell.source)):
                     if place and part.kind in ("h1", "h2"):
-                        self.message = ""  # the cell's title was for what stands above
+                        self.message = self.wanted = ""  # they were for what stands above
                     self.read_block(part)
                     self.result = None
         self.close()
+        for _, slides in self.deck.columns:
+            for slide in slides:
+                self.show_wanted(slide)
         parts = sections(notebook.cells)
         self.deck.minutes |= {self.deck.title: total(parts)[0]}
         self.deck.minutes |= {part.title: part.teach for part in parts if part.teach}
@@ -395,8 +417,29 @@ class Chapter:
         """A slide of these parts below the sentence that leads to them, with the notes so far."""
         shown = lead(self.paragraph) + parts
         slide = Slide(kind, self.head, shown, "".join(self.notes), self.message)
+        slide.wanted = "" if kind == "figure" else self.wanted
         self.notes, self.paragraph = [], ""
         return slide
+
+    def show_wanted(self, slide: Slide) -> None:
+        """Put the figure that a slide's cell asks for beside its words, or below what it printed.
+
+        Raises:
+            BuildError: the chapter shows no figure of this name.
+        """
+        if not slide.wanted:
+            return
+        name, _, stage = slide.wanted.partition(":")
+        if name not in self.pictures:
+            raise BuildError(f"under {slide.head!r}: the chapter shows no figure {name!r}")
+        drawing, slide.figure = self.pictures[name]
+        drawing = at_stage(drawing, int(stage) if stage else inf)
+        if slide.kind != "section" and {part.kind for part in slide.parts} <= BESIDE:
+            slide.beside = drawing
+        else:
+            ends = [i for i, part in enumerate(slide.parts) if part.kind == "remark"]
+            slide.beside = None
+            slide.parts.insert(ends[0] if ends else len(slide.parts), drawing)
 
     def release(self) -> None:
         """Add the equation that waits: to the one before it, or as a slide of its own."""
@@ -488,9 +531,11 @@ class Chapter:
             drawn = picture(cell)
             if drawn:
                 self.figures += "slide" not in tags
+                number = 0 if "slide" in tags else self.figures
+                self.pictures |= dict.fromkeys(NAMED.findall(cell.source)[:1], (drawn, number))
                 self.release()
                 slide = self.make("figure", [drawn])
-                slide.figure = 0 if "slide" in tags else self.figures
+                slide.figure = number
                 slide.notes += f"<p>In the picture: {escape(drawn.alt, quote=False)}</p>"
                 self.add(slide)
         else:
@@ -501,6 +546,7 @@ class Chapter:
                 slide, self.equation = self.equation, None
                 slide.kind, slide.parts = "cell", slide.parts + shown
                 slide.message = self.message or slide.message
+                slide.wanted = self.wanted or slide.wanted
                 slide.notes += "".join(self.notes)
                 self.add(slide)
             elif shown and self.paragraph:

@@ -5,7 +5,9 @@ takes part in the build; the tests in tests/book measure every slide in one.
 """
 
 import re
+import struct
 import textwrap
+from base64 import b64decode
 from dataclasses import dataclass, replace
 from math import ceil
 
@@ -204,9 +206,11 @@ def crowds(parts: list[Part]) -> bool:
     return drawn and sum(lines_of(text, BESIDE_PICTURE) for text in words) > 3
 
 
-def drawn_size(svg: str) -> tuple[float, float]:
-    """The width and the height that a drawing gives itself."""
-    wide, high = re.search(r'viewBox="0 0 (\S+) (\S+)"', svg).groups()
+def drawn_size(picture: Part) -> tuple[float, float]:
+    """The width and the height that a picture gives itself."""
+    if picture.kind == "png":
+        return struct.unpack(">II", b64decode(picture.source)[16:24])  # where a PNG has its size
+    wide, high = re.search(r'viewBox="0 0 (\S+) (\S+)"', picture.source).groups()
     return float(wide), float(high)
 
 
@@ -217,7 +221,7 @@ def has_picture(slide: Slide) -> bool:
 
 def beside(slide: Slide) -> Sized | None:
     """The slide with its words in the left column, if all of them and the picture are legible."""
-    wide, high = drawn_size(slide.beside.source)
+    wide, high = drawn_size(slide.beside)
     scale = min(BESIDE / wide, HEIGHT / high)
     words = [100 * float(word[5]) * scale for word in WORD.finditer(slide.beside.source)]
     parts = [in_rows(part, WORDS) if part.kind == "math" else part for part in slide.parts]
@@ -230,8 +234,8 @@ def beside(slide: Slide) -> Sized | None:
 def choose_sizes(slide: Slide) -> Sized:
     """The slide with all its words, or with fewer, at the largest type at which it fits.
 
-    First the picture beside the words goes, then the sentences around its lead, then the remark on
-    its result, then its code.
+    First the picture beside the words goes (one that the cell asks for goes below them), then the
+    sentences around its lead, then the remark on its result, then its code.
 
     Raises:
         BuildError: there is too much on the slide.
@@ -239,7 +243,10 @@ def choose_sizes(slide: Slide) -> Sized:
     if slide.beside:
         if sized := beside(slide):
             return sized
-        slide = replace(slide, beside=None, figure=0)
+        below = [slide.beside] if slide.wanted else []
+        slide = replace(
+            slide, parts=slide.parts + below, beside=None, figure=slide.figure * len(below)
+        )
     parts = [in_rows(part) if part.kind == "math" else part for part in slide.parts]
     wordy = [replace(part, source=part.longer or part.source) for part in parts]
     silent = [part for part in parts if part.kind != "remark"]
