@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 
 @contextmanager
@@ -77,6 +78,40 @@ def calls_of(*functions: Callable) -> Iterator[list]:
         _must_still_watch(note)
     finally:
         sys.setprofile(before)
+
+
+class LargestTensor(TorchDispatchMode):
+    """Remember the largest tensor that an operator writes while a block runs.
+
+    Attributes:
+        entries: how many numbers it has. Whole numbers and truth values don't count, nor do views.
+    """
+
+    entries = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if not func.is_view:  # a view writes nothing
+            for made in out if isinstance(out, tuple | list) else [out]:
+                if isinstance(made, Tensor) and made.is_floating_point():
+                    self.entries = max(self.entries, made.numel())
+        return out
+
+
+def depth(made: Tensor) -> int:
+    """The longest chain of operations from a tensor back to what it was computed from.
+
+    Operations in such a chain have to wait for one another, however many processors there are.
+
+    Args:
+        made: the result of a computation whose inputs require gradients.
+    """
+    level, steps = {made.grad_fn}, 0
+    while level := {before for step in level if step for before, _ in step.next_functions}:
+        steps += 1
+    return steps
 
 
 def check_numbers(given: Any, wanted: Mapping[str, float], *, tol: float = 1e-9) -> None:

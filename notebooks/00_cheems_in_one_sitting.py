@@ -1173,12 +1173,14 @@ def best_triples(parts, k):
 
 
 # %% tags=["check"]
-from cheems_ref.exercises import not_none
+from cheems_ref.exercises import LargestTensor, not_none
 
 parts = random(3, 30, seed=21)
 every_sum = parts[0][:, None, None] + parts[1][:, None] + parts[2]
 for k, fewest in ((3, 7), (8, 38), (20, 152)):
-    found, compared = not_none(best_triples(parts, k))
+    with LargestTensor() as made:
+        found, compared = not_none(best_triples(parts, k))
+    assert made.entries <= max(90, 3 * fewest), f"k = {k}: you add up more triples than you need"
     check(f"the best {k} of the stairs = of 27,000", found, every_sum.flatten().topk(k).values)
     assert compared == fewest, f"k = {k}: {compared} isn't the number of triples that you need"
     print(compared, "sums compared")

@@ -949,9 +949,12 @@ q, k, v = (random(1, 6, 2, size, seed=84 + i) for i, size in enumerate((4, 4, 3)
 g, beta = -random(1, 6, 2, seed=87).abs(), 5 * random(1, 6, 2, seed=88).abs()
 S = before = random(1, 2, 3, 4, seed=89)
 with calls_of(*(rule.function for rule in RULES.values())) as returned:
-    o, after = not_none(
-        gated_longhorn(q, k, v, g, beta, initial_state=before, return_final_state=True)
+    given = gated_longhorn(q, k, v, g, beta, initial_state=before, return_final_state=True)
+    both = isinstance(not_none(given), tuple) and len(given) == 2
+    assert both, (
+        "with return_final_state=True, outputs and state are asked for: pass the options on"
     )
+    o, after = given
 assert returned, "call one of the package's rules, instead of minimising again"
 expected = []
 for t in range(6):  # the minimum as least squares: S times `given` should be `wanted`

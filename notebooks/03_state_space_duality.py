@@ -1072,14 +1072,16 @@ def state_in_rounds(x, dt, A, B):
 
 
 # %% tags=["check"]
-from cheems_ref.exercises import not_none
+from cheems_ref.exercises import depth, not_none
 
 for l, fewest in ((1, 0), (2, 1), (29, 5), (1024, 10)):
     x, dt, A, B, C = inputs(b=1, l=l, h=1, g=1, dt=0.01)
     _, final = ssd.ssd_recurrent(x, dt, 3 * A, B, C, return_final_state=True)
+    x = x.requires_grad_() * 1  # autograd notes which operation waits for which
     state, rounds = not_none(state_in_rounds(x[0, :, 0], dt[0, :, 0], 3 * A[0], B[0, :, 0]))
     check(f"l = {l}: the state of the recurrence", state, final[0, 0])
     assert rounds == fewest, f"l = {l}: {rounds} isn't the fewest rounds"
+    assert depth(state) < 40 + l, f"a chain of {depth(state)} operations isn't {rounds} rounds"
     print(f"  rounds: {rounds}")
 
 # %% [markdown]
