@@ -67,12 +67,14 @@ NAMES = [
 ]
 
 
-def memory() -> dict:
+def memory(seed: int = 4073) -> dict:
     """Names with a number each, and their keys: unit vectors, random ones and orthogonal ones.
 
-    Only n keys are orthogonal to each other, so later names have those of the first again.
+    Only n keys are orthogonal to each other, so later names have those of the first again. The seed
+    is one whose keys are neither lucky nor unlucky: a name is first answered wrongly when it is in
+    most draws.
     """
-    draw = random.Random(60)
+    draw = random.Random(seed)
     digits = [3, 8, *(draw.randrange(10) for _ in NAMES[2:])]
     keys = {"random": {}, "orthogonal": {}}
     for n in (4, 8, 16):

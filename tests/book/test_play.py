@@ -109,19 +109,39 @@ def test_the_memory_is_that_of_the_package(visit):
             )
 
 
+def first_mistake(data, n, delta):
+    """The card with which a name is first answered wrongly."""
+    state, keys = torch.zeros(10, n).double(), torch.tensor(data["keys"]["random"][n]).double()
+    digits = torch.tensor([card["digit"] for card in data["cards"]])
+    for count, (k, digit) in enumerate(zip(keys, digits, strict=True), start=1):
+        missing = F.one_hot(digit, 10).double() - (state @ k if delta else 0)
+        state = state + torch.outer(missing, k)
+        if ((state @ keys[:count].T).argmax(0) != digits[:count]).any():
+            return count
+    return len(keys) + 1
+
+
+def test_the_keys_are_neither_lucky_nor_unlucky():
+    draws = [play.memory(seed) for seed in range(101)]
+    for n, delta in product((4, 8, 16), (False, True)):
+        usual = sorted(first_mistake(data, n, delta) for data in draws)[50]
+        assert abs(first_mistake(play.memory(), n, delta) - usual) <= 1, (n, delta)
+
+
 def test_cards_are_written_rewritten_and_answered(visit):
     """The question on the page, by keyboard: what it counts and what it says is what happened."""
     with visit("memory", size=chrome.PHONE) as page:
         told, answers = page.locator("#told"), page.locator("#answers button")
-        for _ in range(7):
+        assert answers.count() == 3 and told.inner_text().endswith("No ✗ so far.")
+        for _ in range(5):
             page.locator("#write").press("Space")
-        assert told.inner_text().endswith("The first ✗ came with card 7.")
-        assert answers.count() == 7 and page.locator("#cache li").count() == 7
-        assert page.locator("#cache-count").inner_text() == str(7 * (8 + 10))
+        assert told.inner_text().endswith("The first ✗ came with card 8.")
+        assert answers.count() == 8 and page.locator("#cache li").count() == 8
+        assert page.locator("#cache-count").inner_text() == str(8 * (8 + 10))
         assert page.locator("#state-count").inner_text() == "80"
         right = page.locator("#answers span.right").count(), page.locator(".wrong").count()
         assert (
-            f"{right[0] - 7} of 7" in told.inner_text() and sum(right) == 14
+            f"{right[0] - 8} of 8" in told.inner_text() and sum(right) == 16
         )  # the cache is right
         page.locator("#again").press("Enter")
         for _ in range(4):

@@ -5,7 +5,7 @@ const P = 10;  // numbers that a value can be, each with its row of the state
 const SHARP = 16;  // what attention multiplies its scores by
 const $ = id => document.getElementById(id);
 const start = () => ({ rule: "linear attention", n: 8, keys: "random", alpha: 0.9, beta: 1,
-                       writes: [], next: 0, chosen: null });
+                       writes: DATA.cards.slice(0, 3), next: 3, chosen: DATA.names[2] });
 let now = start();
 
 // --- the mathematics ------------------------------------------------------------------------------
