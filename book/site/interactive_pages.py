@@ -67,7 +67,7 @@ NAMES = [
 ]
 
 
-def memory(seed: int = 4073) -> dict:
+def memory(seed: int = 13617) -> dict:
     """Names with a number each, and their keys: unit vectors, random ones and orthogonal ones.
 
     Only n keys are orthogonal to each other, so later names have those of the first again. The seed
