@@ -627,7 +627,7 @@ plotting.show_drawing(
 #
 # $A$, $D$, the bias and the convolution are learned, too. In code:
 
-# %% slide_title="Written out, the layer is ten lines" slide_figure="01_mamba_layer"
+# %% slide_title="The whole layer fits in three equations" slide_figure="01_mamba_layer"
 _ = torch.manual_seed(1)
 mixer = Mamba(8, d_state=4).requires_grad_(False)
 x = random(2, 15, 8, seed=14)
