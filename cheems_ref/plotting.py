@@ -325,7 +325,8 @@ def show_drawing(name: str, alt: str) -> None:
 def _svg(fig, alt, name, stages):
     """The figure as SVG, with a group for each artist of a stage."""
     for number, artists in enumerate(stages, start=1):
-        for place, artist in enumerate(artists):
+        arrows = [getattr(artist, "arrow_patch", None) for artist in artists]  # outside its group
+        for place, artist in enumerate([*artists, *filter(None, arrows)]):
             artist.set_gid(f"stage-{number}-{place}")
     buffer = io.StringIO()
     fig.savefig(buffer, format="svg", metadata={"Date": None})

@@ -135,6 +135,32 @@ start, period = torch.tensor([1.0, 0.0]), 2 * math.pi / turning
 swung = integrate(A, B, lambda t: 0.0, start, 0.0, period, steps=2000)
 check("let go, after one period: the same state, smaller", swung, math.exp(fading * period) * start)
 
+
+# %% tags=["figure"]
+def draw_alone(ax, system, title):
+    """What is read of a system that starts at 1 and is left alone; e to the real part, dashed."""
+    A, _, C = system
+    times = torch.linspace(0, 10, 201)
+    h = torch.stack([torch.linalg.matrix_exp(t * A) @ C for t in times])  # C reads 1 at the start
+    fade = torch.exp(times * torch.linalg.eigvals(A).real.max())
+    for sign in (1, -1) if len(A) > 1 else (1,):
+        ax.plot(times, sign * fade, color=plotting.QUIET, linestyle="--", lw=1.5)
+    ax.plot(times, h @ C, color=plotting.COLORS[2])
+    ax.axhline(0, color=plotting.QUIET, lw=0.8)
+    ax.set(title=title, xlabel="seconds", ylim=(-1.1, 1.1))
+
+
+# %% slide_title="The tank only decays, the spring rings as it fades" tags=["figure", "slide"]
+fig, axes = plotting.figure(1, 2, size=(12, 4.2))
+draw_alone(axes[0], tank(), "water in the tank")
+draw_alone(axes[1], spring(), "position of the spring")
+plotting.save(
+    fig,
+    "01_alone",
+    "Two systems left alone for ten seconds. The tank's level decays along an exponential. The "
+    "spring's position swings about zero, between two exponentials that close in on it.",
+)
+
 # %% [markdown]
 # Minus the real part is how fast the spring fades, the imaginary part how fast it swings:
 # $e^{(-0.3 + 2.985i)t} = e^{-0.3t}(\cos 2.985t + i \sin 2.985t)$. So a conjugate pair is a *fading
@@ -159,7 +185,7 @@ check("let go, after one period: the same state, smaller", swung, math.exp(fadin
 #
 # Here $h_t$ is the state *after* $x_t$ has been held for one step.
 
-# %% slide_title="Zero-order hold turns the equation into a recurrence"
+# %% slide_title="Zero-order hold turns the equation into a recurrence" slide_figure="01_views:1"
 A, B, C = spring()
 dt = 0.25
 A_bar = torch.linalg.matrix_exp(dt * A)
@@ -239,7 +265,7 @@ plotting.save(
 # $$y_t = \sum_{\delta=0}^{t} K_\delta\,x_{t-\delta}, \qquad
 #   K_\delta = C\,\bar A^\delta\,\bar B. \tag{1.7}$$
 
-# %% slide_title="The same map is a convolution with one kernel"
+# %% slide_title="The same map is a convolution with one kernel" slide_figure="01_views"
 l = 60
 A, B, C = spring()
 A_bar, B_bar = discretize_zoh(A, B, 0.1)
@@ -377,7 +403,7 @@ def keep_last_marked(tokens):
 # With $\Delta_t = 40$ and $B_t = 1/40$, a marked token writes its value unchanged and wipes out the
 # old state. Here are twelve tokens, three of them marked:
 
-# %% slide_title="The model keeps each marked value until the next"
+# %% tags=["aside"]
 value, mark = random(1, 12, seed=5), torch.zeros(1, 12)
 mark[0, [2, 5, 9]] = 1
 tokens = torch.stack([value, mark], -1)
@@ -385,6 +411,30 @@ last = torch.tensor([0] * 2 + [value[0, 2]] * 3 + [value[0, 5]] * 4 + [value[0, 
 check("the last marked value, by selection", keep_last_marked(tokens)[0], last)
 for name, row in (("values", value), ("marks", mark), ("kept", keep_last_marked(tokens))):
     print(f"{name:7}", numbers(row[0], "5.2f"))
+
+
+# %% tags=["figure"]
+def draw_kept(ax, value, mark, kept):
+    """Values as bars, the marked ones in colour; what the model returns as a line."""
+    colors = [plotting.COLORS[4] if marked else "#d5d5d5" for marked in mark.tolist()]
+    ax.bar(range(len(value)), value, 0.7, color=colors)
+    for place in mark.nonzero()[:, 0].tolist():
+        ax.text(place, -1.85, "marked", ha="center", va="center", fontsize=15)
+    ax.step(range(len(kept)), kept, where="mid", color=plotting.COLORS[2], lw=4, label="kept")
+    ax.axhline(0, color=plotting.INK, lw=0.8)
+    ax.set(xlabel="token", ylabel="value", xticks=range(len(value)), ylim=(-2.1, 2.1))
+    ax.legend(loc="upper right", fontsize=15)
+
+
+# %% slide_title="The model keeps each marked value until the next" tags=["figure", "slide"]
+fig, ax = plotting.figure(size=(11, 4.4))
+draw_kept(ax, value[0], mark[0], keep_last_marked(tokens)[0])
+plotting.save(
+    fig,
+    "01_kept",
+    "Twelve values as bars, of which tokens 2, 5 and 9 are marked. The line of what the model "
+    "returns is 0 up to token 1, then stays at each marked value until the next one.",
+)
 
 # %% [markdown]
 # Our model keeps each marked value until the next one. Could a fixed kernel do that? A convolution
@@ -497,7 +547,7 @@ _ = must_differ("commutative", combine(two, one)[1], combine(one, two)[1])
 # with $(1, 0)$, the step that does nothing.
 
 
-# %% slide_title="Each round doubles the reach"
+# %% slide_title="Each round doubles the reach" slide_figure="01_scan:2"
 def scan_by_doubling(alpha, w):
     """All h_t of h_t = α_t h_{t-1} + w_t, and the number of rounds."""
     reach, rounds = 1, 0
@@ -577,7 +627,7 @@ plotting.show_drawing(
 #
 # $A$, $D$, the bias and the convolution are learned, too. In code:
 
-# %% slide_title="Written out, the layer is ten lines"
+# %% slide_title="The whole layer fits in three equations" slide_figure="01_mamba_layer"
 _ = torch.manual_seed(1)
 mixer = Mamba(8, d_state=4).requires_grad_(False)
 x = random(2, 15, 8, seed=14)
@@ -761,7 +811,7 @@ assert len(back) == 9 and [steps for steps, wanted in back.items() if wanted] ==
 # it, or are they just slow? We wrote down a prediction, and then trained both for 2,000 steps, with
 # one time-invariant layer beside them (`python -m experiments 01_copy_longer`):
 
-# %% slide_title="After 2,000 steps only one time-invariant layer still fails"
+# %% tags=["aside"]
 longer = json.loads(Path("../experiments/records/01_copy_longer.json").read_text())
 print("the prediction:", longer["prediction"])
 last = {}
@@ -769,6 +819,30 @@ for run in longer["runs"]:
     last.setdefault(run["model"], []).append(run["right"][-1])
 for name, shares in last.items():
     print(f"{name:30}", numbers(shares))
+
+
+# %% tags=["figure"]
+def draw_longer(ax, last):
+    """The accuracy of each seed at the end, a row for each model."""
+    for row, shares in enumerate(last.values()):
+        color = plotting.COLORS[2 if min(shares) > 0.95 else 1]
+        ax.plot(shares, [-row] * len(shares), "o", color=color, markersize=13, alpha=0.6)
+    ax.axvline(1 / 8, color=plotting.QUIET, lw=1)
+    ax.text(1 / 8 + 0.01, 0.42, "chance", va="center")
+    ax.set_yticks(range(0, -len(last), -1), [name.replace(", ", ",\n") for name in last])
+    ax.tick_params(axis="y", labelsize=15)
+    ax.set(xlim=(0, 1.03), ylim=(0.6 - len(last), 0.6), xlabel="accuracy after 2,000 steps")
+
+
+# %% slide_title="One time-invariant layer still fails after 2,000 steps" tags=["figure", "slide"]
+fig, ax = plotting.figure(size=(11, 4.2))
+draw_longer(ax, last)
+plotting.save(
+    fig,
+    "01_longer",
+    "Accuracy of five seeds after 2,000 steps, for three models. The selective layer without a "
+    "convolution and the two time-invariant layers are at 1. One time-invariant layer is near 0.6.",
+)
 
 # %% tags=["guard"]
 assert min(last["selective, no convolution"]) > 0.99 and len(last) == 3

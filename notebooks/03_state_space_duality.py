@@ -59,11 +59,12 @@ plotting.show_drawing(
     "block below it, between chunks, as the state.",
 )
 
-# %% [markdown] slide_title="Each token shrinks the state, then adds its own"
+# %% [markdown]
 # It's the same layer in both pictures. The chain is cheap, but it handles one token at a time. The
 # matrix can be computed all at once, but its size is the square of the length. Cutting it into
 # blocks gets us the best of both.
-#
+
+# %% [markdown] slide_title="Each token shrinks the state, then adds its own"
 # ## 1 · Four tokens by hand
 #
 # Let's start with one number per token, $x_t$, and one number of state, $h_t$. Each token shrinks
@@ -88,7 +89,7 @@ for t in range(4):
 y = C * torch.stack(states)
 print("h =", torch.stack(states).numpy(), "  y =", y.numpy())
 
-# %% [markdown] slide_title="Unrolled, a write meets every decay that comes after it"
+# %% [markdown] slide_title="Unrolled, a write meets every later decay" slide_figure="03_duality:0"
 # Now **unroll** it: substitute $h_{t-1}$ into the equation for $h_t$, then $h_{t-2}$, until only
 # inputs are left. By the time input $s$ reaches token $t$, it has met every decay since it was
 # written:
@@ -229,13 +230,14 @@ above = int(matrix_rank(L[4:12, 0:9]))
 print("rank of a block that reaches above the diagonal:", above)
 assert set(ranks) == {1} and above > 1
 
-# %% [markdown] slide_title="A key, a value and a query make the state a matrix"
+# %% [markdown]
 # Rank one means a bottleneck: everything the past can tell the future has to fit through one
 # number. You've already met that number. It's the state.
 #
 # A lower triangular matrix is *$n$-semiseparable* if all the blocks that don't reach above the
 # diagonal have rank at most $n$. The fast algorithm of section 5 rests on this property.
-#
+
+# %% [markdown] slide_title="A key, a value and a query make the state a matrix"
 # ## 4 · A wider state: attention without the softmax
 #
 # One number can't remember much, so let's make the state a matrix with $p$ rows and $n$ columns.
@@ -362,8 +364,8 @@ plotting.show_drawing(
     "Inside: the three triangles on the diagonal are lit. Write: the columns of each chunk flow "
     "down into a state, a grid of 3 by 2 numbers. Carry: from left to right each grid fades and "
     "adds the next. Read: the grids stand at the left of the rows that they enter, and all blocks "
-    "below the diagonal are lit. Below: a green block is a tall matrix, read, times a small one "
-    "with one number on its diagonal, carry, times a wide one, write.",
+    "below the diagonal are lit. At the right: a green block is a tall matrix, read, times a small "
+    "one with one number on its diagonal, carry, times a wide one, write.",
 )
 
 # %% [markdown]
@@ -384,7 +386,7 @@ def inputs(b=2, l=29, h=4, p=5, g=2, n=3, dt=0.3, seed=0):
     )
 
 
-# %% slide_title="Below the diagonal, no block has a rank above n"
+# %% tags=["aside"]
 c, l_c, p, n = 4, 8, 5, 2
 x, dt, A, B, C = inputs(b=1, l=c * l_c, h=1, g=1, p=p, n=n, dt=0.1)
 M = ssd.semiseparable_matrix(dt, A, B, C)[0, 0]  # as in section 4
@@ -392,19 +394,46 @@ blocks = rearrange(M, "(i t) (j s) -> i j t s", t=l_c, s=l_c)
 ranks = matrix_rank(blocks)
 print(ranks)
 
+
+# %% tags=["figure"]
+def draw_ranks(ax, M, ranks):
+    """M cut into blocks, each with its rank."""
+    plotting.heatmap(ax, M, xlabel="source s", ylabel="target t", unit="$M_{ts}$", limit=0.2)
+    blocks, size = len(ranks), len(M) // len(ranks)
+    borders = [i * size - 0.5 for i in range(1, blocks)]
+    for draw_lines in (ax.hlines, ax.vlines):
+        draw_lines(borders, -0.5, len(M) - 0.5, color=plotting.INK, lw=1)
+    for i, j in torch.tril_indices(blocks, blocks).T.tolist():
+        x, y = (j + 0.5) * size - 0.5, (i + 0.5) * size - 0.5
+        word = dict(fc="white", ec="none", alpha=0.85, boxstyle="round")
+        ax.text(x, y, f"rank {ranks[i, j]}", ha="center", va="center", bbox=word, fontsize=16)
+    ax.set(xticks=range(0, len(M), size), yticks=range(0, len(M), size))
+
+
+# %% slide_title="Below the diagonal, no block has a rank above n" tags=["figure", "slide"]
+fig, ax = plotting.figure(size=(9, 5.6))
+draw_ranks(ax, M, ranks)
+plotting.save(
+    fig,
+    "03_ranks",
+    "The matrix M of 32 tokens, lower triangular, cut into 4 by 4 blocks of 8. The blocks on the "
+    "diagonal have rank 8, those below it rank 2.",
+)
+
 # %% tags=["guard"]
 x_c, B_c, C_c = (t[0, :, 0].unflatten(0, (c, l_c)) for t in (x, B, C))
 dt_c = dt[0, :, 0].unflatten(0, (c, l_c))
 sigma = (dt_c * A).cumsum(dim=1)  # (c, t): as in (3.7)
 chunks = [slice(i * l_c, (i + 1) * l_c) for i in range(c)]
 prefixes = [slice(0, i * l_c) for i in range(c)]  # all that comes before each chunk
+assert [ranks[i, j] for i in range(c) for j in range(i)] == 6 * [n] and (ranks.diag() == l_c).all()
 
 # %% [markdown]
 # **Step 1: attention inside each chunk.** The quadratic form, on 8 tokens instead of 32, fills in
 # the diagonal blocks. Every axis has a name: c for the chunk, t and s for target and source within
 # it, and the axis that is missing after an arrow is summed (`x_c` and others are cut into chunks):
 
-# %% slide_title="Step 1 fills in the blocks on the diagonal"
+# %% slide_title="Step 1 fills in the blocks on the diagonal" slide_figure="03_steps:0"
 L = torch.stack([decay_matrix(log_alpha) for log_alpha in dt_c * A])  # (c, t, s)
 scores = einsum("ctn,csn->cts", C_c, B_c)
 inside = L * scores * dt_c[:, None, :]
@@ -426,7 +455,7 @@ def states_after(pieces):
 # **Step 2: write.** If a chunk started with an empty state, what would it leave behind? The writes
 # of all its tokens, each faded until the end of the chunk:
 
-# %% slide_title="Step 2 writes down what each chunk leaves behind"
+# %% slide_title="Step 2 writes down what each chunk leaves behind" slide_figure="03_steps:1"
 to_end = (sigma[:, -1:] - sigma).exp()  # (c, s)
 written = einsum("cs,csn,csp->cpn", to_end * dt_c, B_c, x_c)
 check("step 2 = the state of each chunk run alone", written, states_after(chunks))
@@ -435,7 +464,7 @@ check("step 2 = the state of each chunk run alone", written, states_after(chunks
 # **Step 3: carry.** It's the recurrence again, but from chunk to chunk: fade by the decay over the
 # whole chunk, then add what it wrote. That takes $c$ steps instead of $l$:
 
-# %% slide_title="Step 3 carries the states from chunk to chunk"
+# %% slide_title="Step 3 carries the states from chunk to chunk" slide_figure="03_steps:2"
 state, incoming = torch.zeros(p, n), []
 for decay, write in zip(sigma[:, -1].exp(), written, strict=True):
     incoming.append(state)
@@ -446,7 +475,7 @@ check("step 3 gives each chunk the state of the recurrence", incoming, states_af
 # %% [markdown]
 # **Step 4: read.** Each token queries the state its chunk started with, faded up to that token:
 
-# %% slide_title="Step 4 reads the state that each chunk started with"
+# %% slide_title="Step 4 reads the state that each chunk started with" slide_figure="03_steps:3"
 y_between = einsum("ct,ctn,cpn->ctp", sigma.exp(), C_c, incoming)
 y = ssd.ssd_recurrent(x, dt, A, B, C)[0, :, 0]
 check("four steps = recurrence", (y_inside + y_between).flatten(0, 1), y)
@@ -648,13 +677,14 @@ scores = ((tau * A).exp() * C) @ ((-tau * A).exp() * B).T
 check("decays moved into C and B = Mamba's recurrence", (scores.tril() * dt) @ x, y)
 
 
-# %% [markdown] slide_title="A published sum runs over the wrong axis"
+# %% [markdown]
 # So a rate for every entry costs *range* and *work*. The faster an entry fades, the faster
 # $e^{-A_i\tau_s}$ grows: at a rate of −16 with step sizes of 0.1, it's $3 \cdot 10^{44}$ after 64
 # tokens, more than float32 can hold. An entry of $L$ is never above 1. And Mamba's channels have
 # their own step sizes and rates, so each needs its own product, while the $p$ channels of a head
 # with one decay share one. That's the choice of Mamba-2, and of Cheems.
-#
+
+# %% [markdown] slide_title="A published sum runs the wrong way"
 # ## 9 · A mistake in print
 #
 # WM's Listing 3 does step 3 for all chunks at once, with a matrix of decays. Take three chunks, and
@@ -726,13 +756,49 @@ def moved(token, dt, function):
     return f"token {token} moves outputs {int(places[0])} to {int(places[-1])}"
 
 
-# %% slide_title="The last token moves output 8: the layer looks ahead"
+# %% tags=["aside"]
 moves = {}
 for name, carry in (("as printed", as_printed), ("corrected", corrected)):
     run = partial(four_steps, x, A=A, B=B, C=C, l_c=8, carry=carry)
     moves[name] = f"{moved(31, dt, run)}, {moved(0, dt, run)}"
     print(f"{name:10}: {moves[name]}")
 assert "31 moves outputs 8 to 31" in moves["as printed"]
+
+
+# %% tags=["figure"]
+def draw_moved(ax, run, dt, title):
+    """A row of outputs for a later step size of token 31, one for token 0; what moves has a colour.
+
+    Green is an output that may move, vermilion one that comes before the token.
+    """
+    for row, token in enumerate((31, 0)):
+        later = dt.clone()
+        later[:, token] += 0.5
+        change = (run(later) - run(dt)).abs().amax(dim=(0, 2, 3)) > 1e-12
+        for t, moves in enumerate(change.tolist()):
+            color = plotting.COLORS[2 if t >= token else 1] if moves else "#ececec"
+            ax.bar(t + 0.5, 0.6, 0.92, bottom=-row - 0.3, color=color)
+        ax.plot(token + 0.5, 0.42 - row, "v", color=plotting.INK, markersize=11)
+    for border in (8, 16, 24):
+        ax.axvline(border, color=plotting.QUIET, lw=1)
+    ax.set(xlim=(0, 32), ylim=(-1.6, 0.8), title=title, xlabel="output (four chunks of 8)")
+    ax.set_yticks([0, -1], ["token 31\nchanged", "token 0\nchanged"], fontsize=14)
+
+
+# %% slide_title="The last token moves output 8: the layer looks ahead" tags=["figure", "slide"]
+fig, axes = plotting.figure(2, 1, size=(12, 5.4))
+for ax, (name, carry) in zip(
+    axes, {"as printed": as_printed, "corrected": corrected}.items(), strict=True
+):
+    draw_moved(ax, partial(four_steps, x, A=A, B=B, C=C, l_c=8, carry=carry), dt, name)
+plotting.save(
+    fig,
+    "03_moved",
+    "For both versions of step 3 two rows of 32 outputs. As printed, a change of token 31 moves "
+    "outputs 8 to 31, and one of token 0 outputs 0 to 15. Corrected, token 31 moves output 31 "
+    "alone, and token 0 moves all.",
+)
+
 
 # %% [markdown] slide_title="A causality test must change the step sizes, too"
 # It **leaks the future** (token 31 changes output 8) and forgets the past (token 0 is gone after
@@ -758,6 +824,8 @@ def slip(step, l_c):
 
 
 # %% tags=["guard"]
+assert moves["as printed"] == "token 31 moves outputs 8 to 31, token 0 moves outputs 0 to 15"
+assert moves["corrected"] == "token 31 moves outputs 31 to 31, token 0 moves outputs 0 to 31"
 print("step size          0.69     0.01    0.001")
 for l_c in (64, 256):
     errors = [slip(step, l_c) for step in (0.69, 0.01, 0.001)]

@@ -54,12 +54,13 @@ plotting.show_drawing(
     "04_clocks",
     "Two rows of five clock faces, for token 7 and for token 12. Zero is at 3 o'clock. The first "
     "hand turns fastest, the last has hardly moved. In the second row an arc leads from the place "
-    "of each hand at token 7 to its place at token 12, and is labelled 5 tokens × speed.",
+    "of each hand at token 7 to its place at token 12, and is labelled 5 × speed.",
 )
 
-# %% [markdown] slide_title="Attention by itself knows nothing about order"
+# %% [markdown]
 # Between tokens 1,007 and 1,012, each hand turns just as far. That's the whole idea.
-#
+
+# %% [markdown] slide_title="Attention by itself knows nothing about order"
 # ## 1 · What we want
 #
 # *The dog bit the man* and *the man bit the dog* contain the same words. A query compares itself
@@ -187,7 +188,7 @@ plotting.save(
 #
 # The inner product is a sum over the pairs, so (4.3) holds for the whole vector:
 
-# %%
+# %% slide_figure="04_clocks"
 by_formula = torch.tensor([10_000.0 ** (-2 * i / 8) for i in range(4)])
 check("equation 4.7 = rope_frequencies", rope_frequencies(8), by_formula)
 for dim, base in ((64, 10_000.0), (64, 500_000.0), (8, 10_000.0), (8, 100.0)):
@@ -222,6 +223,13 @@ def turn_halves(x, angles):
     angles = torch.cat([angles, angles], dim=-1)  # (..., d)
     return angles.cos() * x + angles.sin() * quarter_turn
 
+
+# %% slide_title="Two steps at a right angle reach the turned vector" tags=["figure", "slide"]
+plotting.show_drawing(
+    "04_quarter_turn",
+    "A vector x, the same vector a quarter turn ahead, and x turned by an angle. The way to the "
+    "turned vector goes along x by the cosine, then along the quarter turn by the sine.",
+)
 
 # %% [markdown]
 # The package's `apply_rope` does the same, up to position 99,999:
@@ -274,10 +282,11 @@ unchanged = (rotation_matrix(9, dim) @ q) @ (rotation_matrix(3, dim) @ k)
 check("interleaved weights, permuted, rotated as halves: same score", permuted, trained)
 _ = must_differ("interleaved weights, not permuted, rotated as halves", unchanged, trained)
 
-# %% [markdown] slide_title="Same content, rotated: scores depend on the distance alone"
+# %% [markdown]
 # If you run weights trained with one convention under the other, the scores change and nothing
 # warns you. The script that converts Llama's weights for `transformers` applies this permutation.
-#
+
+# %% [markdown] slide_title="Same content, rotated: scores depend on the distance alone"
 # ## 4 · Attention: scores that know the distance
 #
 # Our sequences are short, so from here on we'll use base 100 instead of the usual 10,000. Give
@@ -295,7 +304,7 @@ def scores(q, k, positions):
     return q @ k.T
 
 
-# %% slide_title="One number stands along each diagonal"
+# %% slide_title="One number stands along each diagonal" slide_figure="04_toeplitz"
 l, dim = 48, 16
 q, k = random(2, l, dim, seed=4)
 same_q, same_k = q[:1].expand(l, dim), k[:1].expand(l, dim)
@@ -439,13 +448,14 @@ Q, K = (turn_at(u[None, :, None], torch.arange(40)) for u in (q, k))
 y = ssd.ssd_recurrent(v[None, :, None], *constant, K, Q)[0, :, 0]
 check("RetNet's retention = rotary SSD", y, retention(q, k, v, 0.9, rope_frequencies(8, 100.0)))
 
-# %% [markdown] slide_title="The output knows distances, the cache knows positions"
+# %% [markdown]
 # Not entirely, then. (For another constant step size, put that factor into the values.) *Wonderful
 # Matrices* adds the step size: each token decides how much fades.
 #
 # How far can you count in float32 or bfloat16? Lab [04b](labs/04b_longer_than_trained.ipynb) finds
 # out.
-#
+
+# %% [markdown] slide_title="The output knows distances, the cache knows positions"
 # ## 6 · The cache knows absolute positions
 #
 # The *output* depends on distances. The stored *state* depends on absolute positions: it holds
@@ -467,13 +477,24 @@ check("40 tokens, then 20 with their own positions = one pass", rest, whole[:, 4
 # %% [markdown]
 # Now start again at 0, behind the cache of 40 tokens:
 
-# %% slide_title="Start to count again at 0, and old tokens are misjudged"
+# %% tags=["aside"]
 restarted, _ = layer(text[:, 40:], positions[:, :20], cache=cache)
 _ = must_differ("positions started again at 0", restarted, rest, at_least=0.02)
 error = (restarted - rest)[0].norm(dim=-1) / rest[0].norm(dim=-1)
 assert error[0] > 3 * error[-1]
 print(f"restarted at 0: relative error {error[0]:.2f} for the first token, {error[-1]:.2f} for the"
       " twentieth")  # fmt: skip
+
+# %% slide_title="Start to count again at 0, and old tokens are misjudged" tags=["figure", "slide"]
+fig, ax = plotting.figure(size=(10, 4.2))
+ax.bar(range(40, 60), error, color=plotting.COLORS[1])
+ax.set(xlabel="token, after a cache of 40", ylabel="relative error", xticks=range(40, 60, 4))
+plotting.save(
+    fig,
+    "04_restarted",
+    "The relative error of the outputs at tokens 40 to 59 if positions start again at 0. It is "
+    "largest for the first two of them, about 0.5, and below 0.1 for the last.",
+)
 
 # %% [markdown]
 # Distances within the new part are still right, but every distance to the first 40 tokens is 40 too
@@ -482,6 +503,7 @@ print(f"restarted at 0: relative error {error[0]:.2f} for the first token, {erro
 # with two full turns.)
 
 # %% tags=["guard"]
+assert error[:2].min() > 0.4 and error[2:].max() < 0.25 and error[-1] < 0.1
 off = 40 * rope_frequencies(16)
 off = (off + math.pi) % (2 * math.pi) - math.pi  # less full turns
 assert off[[0, 2, 3]].abs().min() > 1 and 0.08 < off[1] < 0.09 and 0 < off[4:].max() < 0.401
@@ -500,7 +522,7 @@ assert off[[0, 2, 3]].abs().min() > 1 and 0.08 < off[1] < 0.09 and 0 < off[4:].m
 # state. A row times $R$ turns backwards, hence the minus in the code:
 
 
-# %%
+# %% slide_figure="04_turning_state"
 def turning_state(x, dt, A, B, C, angles):
     """Equation 4.10; at each token the pairs of the state turn by angles, (n/2,)."""
     heads = x.shape[2] // B.shape[2]  # in each group
@@ -600,12 +622,13 @@ _ = must_differ("with rotations", turned, turned_without, at_least=0.01)
 change = (turned - turned_without).norm() / turned.norm()
 print(f"with rotations: norm of the change / norm of the output {change:.2f}")
 
-# %% [markdown] slide_title="A diagonal decay doesn't commute with rotations"
+# %% [markdown]
 # The valve of chapter 01 closes, but the clocks don't stop. Padding stays harmless, because padded
 # positions aren't counted. A token in the middle of a text can't be skipped any more: it makes
 # everything before it one token older. Mamba-3's angle contains $\Delta_t$, so its clocks stop,
 # too. Exercise 4 builds such clocks.
-#
+
+# %% [markdown] slide_title="A diagonal decay doesn't commute with rotations"
 # ## 8 · Where the theorem fails
 #
 # In (4.9) we could pull out the decay because there's just one per head. OTCE's Algorithm 4 rotates
@@ -649,6 +672,13 @@ for offset in (1, 50, 1000):
     change = (moved - y).norm() / y.norm()
     print(f"A per state, moved by {offset}: norm of the change / norm of the output {change:.2f}")
 
+# %% slide_title="With two rates, the order of fade and turn matters" tags=["figure", "slide"]
+plotting.show_drawing(
+    "04_two_orders",
+    "A vector that is turned and then faded, and faded and then turned. With equal rates both ways "
+    "end at the same point; with a rate for each entry they end at two.",
+)
+
 # %% [markdown]
 # With a rate per entry, moving this text by a single position changes the output by 41 %.
 
@@ -668,7 +698,7 @@ print(f"norm of the change / norm of the output {(moved - y).norm() / y.norm():.
 # exercise, and so can half a turn, which is a factor of −1. (Lab
 # [04c](labs/04c_state_tracking.ipynb) has the proof.) One number of state is enough for either:
 
-# %% slide_title="A mirror or half a turn counts parity, a decay can't"
+# %% tags=["aside"]
 bits = torch.randint(2, (300,), generator=torch.Generator().manual_seed(0)).double()
 odd = bits.cumsum(0) % 2 == 1
 one, start = torch.ones(1, 300, 1, 1), torch.ones(1, 1, 1, 1)
@@ -678,6 +708,14 @@ half_turn = torch.exp(1j * math.pi * bits).cumprod(0).real
 for name, state in (("a mirror per 1, β = 2", mirror.flatten()), ("half a turn per 1", half_turn)):
     assert torch.equal(state < 0, odd)
     print(f"{name}: parity of all 300 prefixes is right")
+
+# %% slide_title="A mirror or half a turn counts parity, a decay can't" tags=["figure", "slide"]
+plotting.show_drawing(
+    "04_parity",
+    "The state after the bits 1, 1, 0 and 1, from 1 on, for three rules. A mirror per 1 flips the "
+    "state from 1 to -1 and back. Half a turn per 1 takes it there along a circle. A decay per 1 "
+    "only brings it closer to 0, and never to the other side.",
+)
 
 # %% [markdown] slide_title="What a state can do in one step depends on its transition"
 # | transition | who has it | it can | it can't |
@@ -756,7 +794,7 @@ print("8 tokens back: rope gets more than half right, conv and decay less than a
 # -m experiments 04_three_sources`). The table shows the medians. Its last row is a reader with no
 # idea of position, which just names the most frequent token so far:
 
-# %% slide_title="At distances 2 to 6, the convolution is ahead"
+# %% tags=["aside"]
 record = json.loads(Path("../experiments/records/04_three_sources.json").read_text())
 lags, accuracy = record["lags"], record["accuracy"]
 ids = torch.randint(16, (4000, 64), generator=torch.Generator().manual_seed(74))

@@ -103,7 +103,8 @@ def shows_every_figure(notebook: NotebookNode, chapter: Deck) -> list[str]:
             wanted.append((alt, {*re.findall(r'id="stage-(\d+)', svg)}))
         elif "image/png" in output.get("data", {}):
             wanted.append((output.metadata["image/png"]["alt"], set()))
-    for part in (part for slide in slides_of(chapter) for part in slide.parts):
+    own = [slide for slide in slides_of(chapter) if not slide.wanted]  # of no other cell
+    for part in (part for slide in own for part in slide.parts):
         if part.kind in ("svg", "png"):
             found.append((part.alt, {*re.findall(r'data-fragment-index="(\d+)"', part.source)}))
     return [] if found == wanted else [f"figures with their stages are {found}, not {wanted}"]
@@ -443,7 +444,7 @@ def test_a_picture_beside_words_is_left_out_where_it_is_hard_to_read():
 # The least share of a deck's slides that show a figure. The aim is a third; a deck with a smaller
 # number here hasn't reached it.
 SHARES = {
-    "00": 1 / 3, "01": 0.17, "02": 0.17, "03": 0.12, "04": 0.15, "05": 0.1, "06": 0.1,
+    "00": 1 / 3, "01": 1 / 3, "02": 1 / 3, "03": 1 / 3, "04": 1 / 3, "05": 0.1, "06": 0.1,
     "07": 1 / 3, "08": 0.2, "09": 0.1, "10": 0.28, "11": 0.1, "12": 0.07,
 }  # fmt: skip
 

@@ -167,3 +167,11 @@ def test_stages_of_curves_are_groups_of_the_svg(shown):
     svg = shown[0]["image/svg+xml"]
     assert [f'<g id="stage-{name}"' in svg for name in ("1-0", "2-0", "2-1")] == [True] * 3
     assert svg.count("stage-") == 3
+
+
+def test_an_arrow_comes_with_its_stage(shown):
+    fig, ax = plotting.canvas(2, 2)
+    plotting.arrow(ax, (0, 0), (1, 1))
+    plotting.save(fig, "03_a", "an arrow", stages=[ax.texts])
+    before, drawn = shown[0]["image/svg+xml"].split('<g id="stage-1-')
+    assert drawn.count("stroke: #8a8a8a") == 2 and "#8a8a8a" not in before

@@ -4,7 +4,7 @@ from cheems_ref import plotting
 from cheems_ref.plotting import arrow, box
 
 BLUE, RED, GREEN = plotting.COLORS[:3]
-MAIN, GATE, TOKEN = 3.3, 5.0, 1.35  # y of the path through the scan, the gate, what the token says
+MAIN, GATE, TOKEN = 3.0, 4.4, 1.15  # y of the path through the scan, the gate, what the token says
 
 
 def label(ax, x, y, words, color=plotting.INK):
@@ -57,11 +57,11 @@ def draw_gate(ax):
     label(ax, 2.7, GATE - 0.3, "$2d$", BLUE)
     box(ax, 3.95, GATE, "SiLU", fontsize=17)
     arrow(ax, (4.55, GATE), (10.4, MAIN + 0.4), bend=-0.22, color=RED)
-    label(ax, 8.0, GATE + 0.3, "the gate", RED)
+    label(ax, 8.7, GATE + 0.3, "the gate", RED)
 
 
 def draw():
-    fig, ax = plotting.canvas(13.4, 5.7)
+    fig, ax = plotting.canvas(13.4, 4.95)
     stages = []
     for draw_part in (draw_main_path, draw_token_s_choice, draw_gate):
         drawn = set(ax.get_children())

@@ -18,9 +18,9 @@ def draw_tree(ax):
         for t in range(8):
             span = f"{max(0, t - 2**row + 1)}–{t}" if row and t else f"{t}"
             side = "left" if right else "center"
-            drawn[row].append(ax.text(t + right, up - row, span, fontsize=13, ha=side, va="center"))
+            drawn[row].append(ax.text(t + right, up - row, span, fontsize=15, ha=side, va="center"))
     rounds = ["start", "round 1: join 1 back", "round 2: join 2 back", "round 3: join 4 back"]
-    ax.set_yticks([0, -1, -2, -3], rounds, fontsize=13)
+    ax.set_yticks([0, -1, -2, -3], rounds, fontsize=15)
     ax.set_xticks([])
     ax.tick_params(length=0)
     ax.spines[:].set_visible(False)

@@ -54,4 +54,4 @@ def draw():
     draw_blocks(axes[1], (2, 6))
     axes[0].set_title("a recurrence: token by token", loc="left")
     axes[1].set_title("a matrix: all at once", loc="left")
-    return fig, []
+    return fig, [[axes[1]]]

@@ -60,10 +60,11 @@ def draw():
     row = [(2, column) for column in range(4)]
     draw_matrix(ax, 1.4, 2.9, row, GREEN, "$a_1 W_0 + W_1$")
 
+    drawn = set(ax.get_children())
     start = draw_chunks(ax, 7.0, "as printed: down the column")
     ax.text(8.5, top + 0.3, "$W_0$ is lost", ha="center", fontsize=16, color=WRONG)
     path(ax, (9.5, BAR - 0.05), (start - 0.05, BAR - 0.1), "$W_1$", GREEN, 0.5, (9.7, BAR - 0.55))
     path(ax, (12.0, top), (start + 0.05, top), "peeks: $a_2 W_1$", WRONG, 0.45, (11.4, top + 0.68))
     column = [(row, 2) for row in range(4)]
     draw_matrix(ax, 8.1, 2.9, column, WRONG, "$W_1 + a_2 W_1$")
-    return fig, []
+    return fig, [[artist for artist in ax.get_children() if artist not in drawn]]

@@ -1,4 +1,7 @@
-"""The four steps of the chunked algorithm, each on the matrix it fills in; a block in factors."""
+"""The four steps of the chunked algorithm, each on the matrix it fills in; a block in factors.
+
+A strip of five panels, which fits below the code of a slide and grows by a panel at a time.
+"""
 
 from matplotlib.patches import Rectangle
 
@@ -6,8 +9,9 @@ from cheems_ref import plotting
 
 BLUE, READ, GREEN, _, WRITE, _ = plotting.COLORS
 FAINT = "#dcdcdc"
-CHUNKS, LENGTH, CELL = 3, 4, 0.2  # three chunks of four tokens
+CHUNKS, LENGTH, CELL = 3, 4, 0.17  # three chunks of four tokens
 SIDE = CHUNKS * LENGTH * CELL
+STATES = 0.8  # the middle of the states below a matrix, from its lower edge
 WRITES = [  # what each chunk writes: a state with p = 3 rows and n = 2 columns
     [[0.9, 0.2], [0.4, 0.7], [0.1, 0.5]],
     [[0.1, 0.6], [0.8, 0.1], [0.3, 0.4]],
@@ -40,7 +44,7 @@ def draw_matrix(ax, x, y, lit):
 
 def grid(ax, x, y, values, color):
     """A state, its middle at (x, y)."""
-    cell = 0.2
+    cell = 0.18
     left, low = x - cell * len(values[0]) / 2, y - cell * len(values) / 2
     plotting.state_grid(ax, left, low, values, cell=cell, color=color, largest=1.1)
 
@@ -59,22 +63,22 @@ def draw_write(ax, x, y):
     draw_matrix(ax, x, y, {(i, j): WRITE for i in range(CHUNKS) for j in range(i + 1)})
     for chunk, values in enumerate(WRITES):
         at = middle(x, chunk)
-        plotting.arrow(ax, (at, y - SIDE - 0.03), (at, y - SIDE - 0.5), color=WRITE)
-        grid(ax, at, y - SIDE - 0.85, values, WRITE)
+        plotting.arrow(ax, (at, y - SIDE - 0.02), (at, y - SIDE - 0.48), color=WRITE)
+        grid(ax, at, y - SIDE - STATES, values, WRITE)
 
 
 def draw_carry(ax, x, y):
     """From one chunk's end to the next: fade, then add what that chunk wrote."""
     draw_matrix(ax, x, y, {})
-    low = y - SIDE - 0.85
+    low = y - SIDE - STATES
     for chunk, values in enumerate(carried()):
         at = middle(x, chunk)
         grid(ax, at, low, values, GREEN)
-        plotting.arrow(ax, (at, y - SIDE - 0.03), (at, y - SIDE - 0.5), color=WRITE)
+        plotting.arrow(ax, (at, y - SIDE - 0.02), (at, y - SIDE - 0.48), color=WRITE)
         if chunk:
-            plotting.arrow(ax, (at - 0.58, low), (at - 0.22, low), color=GREEN)
+            plotting.arrow(ax, (at - 0.52, low), (at - 0.16, low), color=GREEN)
             style = dict(ha="center", va="bottom", color=GREEN, fontsize=15)
-            ax.text(at - 0.4, low + 0.08, f"$a_{chunk}$", **style)
+            ax.text(at - 0.35, low + 0.09, f"$a_{chunk}$", **style)
 
 
 def draw_read(ax, x, y):
@@ -82,54 +86,61 @@ def draw_read(ax, x, y):
     draw_matrix(ax, x, y, {(i, j): GREEN for i in range(CHUNKS) for j in range(i)})
     for chunk, values in enumerate(carried()[:-1], start=1):
         row = y - (chunk + 0.5) * LENGTH * CELL
-        grid(ax, x - 0.72, row, values, GREEN)
-        plotting.arrow(ax, (x - 0.5, row), (x + 0.12, row), color=READ)
+        grid(ax, x - 0.6, row, values, GREEN)
+        plotting.arrow(ax, (x - 0.4, row), (x + 0.12, row), color=READ)
+
+
+def draw_part(ax, at, top, rows, columns, color, diagonal):
+    """A factor, its upper edge's middle at (at, top); of a diagonal one only these cells."""
+    for i in range(rows):
+        for j in range(columns):
+            corner = at + (j - columns / 2) * CELL, top - (i + 1) * CELL
+            fill = color if i == j or not diagonal else "white"
+            style = dict(fc=fill, ec=plotting.QUIET, lw=0.8, alpha=0.6)
+            ax.add_patch(Rectangle(corner, CELL, CELL, **style))
 
 
 def draw_factors(ax, x, y):
-    """A green block as read × carry × write: tall, small, wide. (x, y) is the block's corner."""
-    cell, n = 0.24, 2
-
-    def part(left, rows, columns, color, name, shape, on=lambda i, j: True):
-        top = y - (LENGTH - rows) * cell / 2
-        for i in range(rows):
-            for j in range(columns):
-                fill = color if on(i, j) else "white"
-                corner = left + j * cell, top - (i + 1) * cell
-                style = dict(fc=fill, ec=plotting.QUIET, lw=0.8, alpha=0.6)
-                ax.add_patch(Rectangle(corner, cell, cell, **style))
-        at = left + columns * cell / 2
-        ax.text(at, y + 0.12, name, ha="center", va="bottom", color=plotting.INK, fontsize=16)
-        ax.text(at, y - LENGTH * cell - 0.1, shape, ha="center", va="top", fontsize=15)
-        return left + columns * cell
-
-    def sign(at, text):
-        ax.text(at, y - LENGTH * cell / 2, text, ha="center", va="center", fontsize=20)
-
-    end = part(x, LENGTH, LENGTH, GREEN, "a green block", r"$l_c \times l_c$")
-    sign(end + 0.75, "=")
-    end = part(end + 1.6, LENGTH, n, READ, "read", r"$l_c \times n$")
-    sign(end + 0.75, "×")
-    end = part(end + 1.4, n, n, GREEN, "carry", r"$n \times n$", on=lambda i, j: i == j)
-    sign(end + 0.75, "×")
-    part(end + 1.4, n, LENGTH, WRITE, "write", r"$n \times l_c$")
+    """A green block is read × carry × write: tall, small, wide."""
+    high, n = LENGTH * CELL, 2
+    draw_part(ax, x + 1.2, y, LENGTH, LENGTH, GREEN, False)
+    ax.text(x + 1.75, y - high / 2, r"$l_c \times l_c$", va="center", fontsize=15)
+    ax.text(x + 1.2, y - high - 0.26, "=", ha="center", va="center", fontsize=20)
+    top = y - high - 0.55
+    for place, (name, rows, columns, color, shape) in enumerate(
+        (
+            ("read", LENGTH, n, READ, r"$l_c \times n$"),
+            ("carry", n, n, GREEN, r"$n \times n$"),
+            ("write", n, LENGTH, WRITE, r"$n \times l_c$"),
+        )
+    ):
+        at = x + 0.3 + 0.9 * place
+        draw_part(ax, at, top - (LENGTH - rows) * CELL / 2, rows, columns, color, name == "carry")
+        words = dict(ha="center", va="top", color=plotting.INK, fontsize=15)
+        ax.text(at, top - high - 0.12, name, **words)
+        ax.text(at, top - high - 0.45, shape, **words)
+        if place:
+            left = at - columns * CELL / 2
+            ax.text(left - 0.24, top - high / 2, "×", ha="center", va="center", fontsize=20)
 
 
-STEPS = {  # title, what is drawn, what is said below
-    "1 · inside": (draw_inside, "attention,\nchunk by chunk"),
-    "2 · write": (draw_write, "each chunk alone: p × n"),
-    "3 · carry": (draw_carry, "fade, then add"),
-    "4 · read": (draw_read, "one state for all\nblocks in its rows"),
+STEPS = {  # title, where it stands, what is drawn, what is said below
+    "1 · inside": (0.15, draw_inside, "attention,\nchunk by chunk"),
+    "2 · write": (2.65, draw_write, "each alone: p × n"),
+    "3 · carry": (5.15, draw_carry, "fade, then add"),
+    "4 · read": (8.3, draw_read, "one state for all\nblocks in its rows"),
+    "a green block": (10.65, draw_factors, ""),
 }
 
 
 def draw():
-    fig, ax = plotting.canvas(13, 6.5)
-    for place, (title, (step, words)) in enumerate(STEPS.items()):
-        x, y = 0.25 + 3.15 * place + 0.75 * (place == 3), 5.95
-        ax.text(x, y + 0.16, title, ha="left", va="bottom", fontsize=18, weight="bold")
+    fig, ax = plotting.canvas(13.25, 3.95)
+    y, stages = 3.5, []
+    for title, (x, step, words) in STEPS.items():
+        drawn = set(ax.get_children())
+        ax.text(x, y + 0.14, title, ha="left", va="bottom", fontsize=18, weight="bold")
         step(ax, x, y)
-        low = y - SIDE - (0.2 if place in (0, 3) else 1.25)
+        low = y - SIDE - (1.14 if step in (draw_write, draw_carry) else 0.2)
         ax.text(x + SIDE / 2, low, words, ha="center", va="top", fontsize=15, color=plotting.INK)
-    draw_factors(ax, 2.3, 1.4)
-    return fig, []
+        stages.append([artist for artist in ax.get_children() if artist not in drawn])
+    return fig, stages[1:]

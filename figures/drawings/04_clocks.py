@@ -15,7 +15,7 @@ def draw_clocks(axes, speeds, position, since):
         ring = torch.linspace(0, 2 * math.pi, 100, dtype=torch.float64)
         ax.plot(ring.cos(), ring.sin(), color=plotting.QUIET, lw=1.5)
         ax.plot([0.9, 1.1], [0, 0], color=plotting.INK, lw=2)
-        ax.text(1.2, 0, "0", va="center", fontsize=12)
+        ax.text(1.2, 0, "0", va="center", fontsize=14)
         arc = speed * torch.linspace(since, position, 100, dtype=torch.float64)
         ax.plot(0.6 * arc.cos(), 0.6 * arc.sin(), color=plotting.COLORS[1], lw=3)
         ax.plot([0, arc[0].cos()], [0, arc[0].sin()], color=plotting.COLORS[0], lw=4, alpha=0.25)
@@ -25,12 +25,16 @@ def draw_clocks(axes, speeds, position, since):
 
 
 def draw():
-    fig, axes = plotting.figure(2, 5, size=(12, 5.4))
+    fig, axes = plotting.figure(2, 5, size=(12, 4.4))
+    fig.get_layout_engine().set(w_pad=0.2)  # room for words that grow on slides
+    words = dict(va="center", fontsize=17)
     for row, position in zip(axes, (7, 12), strict=True):
         draw_clocks(row, SPEEDS, position, since=7)
-        row[0].text(-1.5, 0, f"token {position}", ha="right", va="center", fontsize=15)
+        row[0].text(-1.5, 0, f"token {position}", ha="right", **words)
+    axes[0][0].text(-1.5, 1.45, "rad / token", ha="right", **words)
+    red = dict(color=plotting.COLORS[1]) | words
+    axes[1][0].text(-1.5, -1.5, "in 5 tokens", ha="right", **red)
     for above, below, speed in zip(*axes, SPEEDS, strict=True):
-        above.set_title(f"{speed:g} rad / token", loc="center")
-        words = dict(color=plotting.COLORS[1], ha="center", fontsize=13)
-        below.text(0, -1.5, f"5 tokens × {speed:g}", **words)
+        above.text(0, 1.45, f"{speed:g}", ha="center", **words)
+        below.text(0, -1.5, f"5 × {speed:g}", ha="center", **red)
     return fig, []
