@@ -75,6 +75,20 @@ def repeats_slower():
     }
 
 
+def repeats_wider():
+    """The same state layer with a wider state, and the slow decays or its usual ones."""
+    kinds = [
+        dict(length=64, wider=4, slower=30, steps=500),
+        dict(length=32, wider=2, slower=30, steps=500),
+        dict(length=64, wider=4, slower=1, steps=1000),
+    ]
+    jobs = [dict(pattern="S", seed=seed) | kind for kind in kinds for seed in preregistered.SEEDS]
+    return {
+        "prediction": " ".join(preregistered.WIDER_PREDICTION.split()),
+        "table": jobs_and_results("00_repeat_wider", repeat_run, jobs),
+    }
+
+
 def repeats_by_attention():
     """One layer of attention that learns to repeat, at the same lengths."""
     jobs = [
@@ -93,4 +107,5 @@ RECIPES = {
     "00_repeat": repeats,
     "00_repeat_attention": repeats_by_attention,
     "00_repeat_slower": repeats_slower,
+    "00_repeat_wider": repeats_wider,
 }

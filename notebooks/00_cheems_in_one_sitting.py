@@ -920,13 +920,15 @@ def repeat(model, length):
     return loss, (logits.argmax(-1) == once).double().mean()
 
 
-def learn_to_repeat(pattern, length=16, steps=100, seed=0, slower=1):
+def learn_to_repeat(pattern, length=16, steps=100, seed=0, slower=1, wider=1):
     """The trained model, and the share that was right, a mean per ten steps."""
     _ = torch.manual_seed(seed)
     model, right = Cheems(pattern).float(), []
     for block in model.blocks:
-        if isinstance(block["layer"], SSD):  # so many times slower to forget, at first
+        if isinstance(block["layer"], SSD):  # slower to forget, at first, and with a wider state
             block["layer"].A_log.data -= math.log(slower)
+            for name in ("B_proj", "C_proj") if wider > 1 else ():
+                setattr(block["layer"], name, Linear(D_MODEL, wider * D_STATE).float())
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     for _ in range(steps):
         loss, share = repeat(model, length)
