@@ -29,15 +29,15 @@ two of three. Attention, with at most 40 steps, stays several times faster.
 """
 
 
-# Chapter 00, section 11. The question: what is missing when 64 symbols end near 0.7 with slow decays,
-# time or room? (Known before: with n = 128 and decays 30 times slower, three seeds of another
-# program passed 0.95 by step 250; with n = 128 alone one stood at 0.03 after 1,000. A reader of the
-# chapter tried it.)
+# Chapter 00, section 11. The question: what is missing when 64 symbols end near 0.7 with slow
+# decays, time or room? (Known before: with n = 128 and decays 30 times slower, three seeds of
+# another program passed 0.95 by step 250; with n = 128 alone one stood at 0.03 after 1,000. A
+# reader of the chapter tried it.)
 WIDER_PREDICTION = """
 With n = 128 in place of 32 and decays 30 times slower, S repeats 64 symbols, more than 0.95 right,
-within 500 steps on at least four of five seeds. With n = 64 it gets above 0.95 for 32 symbols within
-500 steps on at least four of five. With n = 128 and decays as they begin it stays below 0.3 with 64
-symbols after 1,000 steps on at least four of five: room alone doesn't help.
+within 500 steps on at least four of five seeds. With n = 64 it gets above 0.95 for 32 symbols
+within 500 steps on at least four of five. With n = 128 and decays as they begin it stays below 0.3
+with 64 symbols after 1,000 steps on at least four of five: room alone doesn't help.
 """
 
 
