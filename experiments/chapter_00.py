@@ -100,6 +100,26 @@ def repeats_wider():
     }
 
 
+def repeats_unturned():
+    """The state layer with slow decays and without its rotation, at the shortest length."""
+    jobs = [
+        dict(pattern="S", length=16, slower=30, steps=500, seed=seed)
+        for seed in preregistered.SEEDS
+    ]
+    return {
+        "prediction": " ".join(preregistered.UNTURNED_PREDICTION.split()),
+        "table": jobs_and_results("00_repeat_unturned", unturned_run, jobs),
+    }
+
+
+def unturned_run(job):
+    """One run of the section with a layer that doesn't rotate."""
+    learn_to_repeat = from_notebook(CHAPTER).learn_to_repeat
+    learn_to_repeat.__globals__["rotate"] = lambda x: x
+    _, curve = learn_to_repeat(**job)
+    return {"right": [round(right, 3) for right in curve]}
+
+
 def repeats_by_attention():
     """One layer of attention that learns to repeat, at the same lengths."""
     jobs = [
@@ -120,4 +140,5 @@ RECIPES = {
     "00_repeat_attention": repeats_by_attention,
     "00_repeat_slower": repeats_slower,
     "00_repeat_wider": repeats_wider,
+    "00_repeat_unturned": repeats_unturned,
 }
