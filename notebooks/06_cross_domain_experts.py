@@ -214,24 +214,24 @@ for name, gate in {"p / p": p / p, "p / p.detach()": p / p.detach()}.items():
 
 # %% [markdown] slide_title="A balancing loss works through the gates"
 # For the backward pass, `p.detach()` is a constant. So the gate is 1, and its gradient is
-# $\nabla p / p = \nabla \log p$. Some implementations of top-1 routing do this.
+# $\nabla p / p = \nabla \log p$. labml's annotated Switch Transformer has it as an option.
 #
 # ### Keeping everyone busy
 #
 # A router may come to send most tokens to a few experts; if all choose the same $k$, that's a
-# *collapse*. An extra loss discourages imbalance: it's 1 for an even load, $e/k$ in a collapse.
-# With $b$ texts of $l$ tokens and $k$ choices per token, our *load balancing loss* is
+# *collapse*. An extra loss discourages imbalance. With $b$ texts of $l$ tokens and $k$ choices per
+# token, our *load balancing loss* is
 #
 # $$\text{loss} = e \sum_i f_i P_i, \qquad
 #   f_i = \frac{\text{number of choices of } i}{b\,l\,k}, \qquad
 #   P_i = \frac{\text{sum of the gates given to } i}{\text{sum of all kept gates}}. \tag{6.3}$$
 #
-# The *load* $f_i$ is a count, so the gradient only flows through $P_i$. That makes one detail
-# matter. In a total collapse only the same $k$ experts have gates, so our loss is $e/k$ whatever
-# the gates, and has no gradient. In *Switch Transformers* (eq. 4), $P_i$ is the mean of the
-# **whole** softmax, with the experts that weren't chosen. Let's give two of four experts a head
-# start and train a router on nothing but the loss, ours or Switch's. Which one gets it out of the
-# collapse?
+# It's 1 for an even load. In a total collapse, each of the $k$ busy experts has $f_i = 1/k$, and
+# their $P_i$ sum to 1. So the loss is $e \cdot \tfrac1k \cdot 1$ whatever the gates: a constant,
+# without a gradient. In *Switch Transformers* (eq. 4), $P_i$ is the mean of the **whole** softmax,
+# with the experts that weren't chosen. Let's give two of four experts a head start, a bias added to
+# their scores, and train a router on nothing but the loss, ours or Switch's. Which one gets it out
+# of the collapse?
 
 
 # %% tags=["setup"]
@@ -241,7 +241,7 @@ def whole_softmax_loss(shares, indices):
     return 4 * (load * shares.mean(0)).sum()
 
 
-# %% slide_title="Our loss can't undo a total collapse; Switch's resists longer"
+# %% tags=["setup"]
 def choices_after(loss_of, head_start, updates=600):
     """Train a router's map and bias on a balancing loss alone; the choices in the last batch."""
     generator = torch.Generator().manual_seed(0)
@@ -257,6 +257,7 @@ def choices_after(loss_of, head_start, updates=600):
     return indices.flatten().bincount(minlength=4).tolist()
 
 
+# %% slide_title="Our loss can't undo a total collapse; Switch's resists longer"
 LOSSES = {
     "ours": lambda shares, gates, indices: load_balancing_loss(gates, indices, 4),
     "Switch": lambda shares, gates, indices: whole_softmax_loss(shares, indices),
@@ -313,7 +314,8 @@ assert ours.abs().max() < 1e-12 and switch.abs().max() > 1e-3
 #
 # You can also force the balance: give each expert three slots, first come, first served (a
 # *capacity*), or let it pick its five best tokens (*expert choice*). Then a token's output depends
-# on other tokens. Change the last token of the first of two texts. Whose outputs change (1)?
+# on other tokens. Change the last token of the first of two texts. In the printout, 1 marks an
+# output that changed. Which outputs will?
 
 
 # %% tags=["setup"]
@@ -384,7 +386,8 @@ def kinds_batch(n, common, special, generator):
 # %% [markdown] slide_title="How much of the common map do the routed experts hold?"
 # We set the router by hand, one expert per kind, and train the experts with and without a *shared
 # expert*, whose output is added for every token. How much of the *common map* $\bar M$, the mean of
-# the four $M + M_i$, do the routed experts then hold? Let $E_i$ be the linear map that fits expert
+# the four $M + M_i$, do the routed experts then hold? (The four $M_i$ needn't average to zero; what
+# they share is common, too.) Let $E_i$ be the linear map that fits expert
 # $i$ best on its own tokens. The part held is
 #
 # $$\text{held} = \frac{\langle \tfrac14 \sum_i E_i,\, \bar M\rangle}
@@ -430,26 +433,45 @@ def common_map_held(layer_class, seed, steps=200, faster=1):
 
 
 # %% slide_title="Beside a shared expert, the others still learn half of it"
+held = {"1": []}  # by the shared expert's rate, as a multiple of theirs
 for seed in range(3):
     alone, beside = (common_map_held(layer, seed) for layer in (MoE, SharedExpertMoE))
+    held["1"].append(beside)
     print(f"task {seed}: experts alone hold {alone:.2f},", end=" ")
     print(f"beside a shared expert {beside:.2f} of the common map")
     assert abs(alone - 1) < 0.03 and 0.4 < beside < 0.6
 
 # %% [markdown]
 # With a shared expert beside them, the routed experts still learned about half of the common map.
-# Without one, each expert *has to* learn $M + M_i$, so $M$ gets stored four times. Why half? Give
-# the shared expert four times the routed experts' learning rate:
+# Without one, each expert *has to* learn $M + M_i$, so $M$ gets stored four times. Why half?
+# At equal rates, both sides close the gap at the same speed and meet halfway. If that's the reason,
+# then the rates decide. Give the shared expert a quarter of the routed experts' learning rate, or
+# four times as much:
 
-# %% slide_title="The split is free: a faster shared expert takes nine tenths"
-for seed in range(2):
-    print(f"task {seed}: beside a faster shared expert they hold", end=" ")
-    beside = common_map_held(SharedExpertMoE, seed, faster=4)
-    print(f"{beside:.2f} of the common map")
-    assert beside < 0.2
+# %% tags=["aside"]
+for times, faster in (("1/4", 1 / 4), ("4", 4)):
+    held[times] = [common_map_held(SharedExpertMoE, seed, faster=faster) for seed in range(2)]
+    print(f"shared expert at {times} of their rate: they hold", end=" ")
+    print(" and ".join(f"{part:.2f}" for part in held[times]), "of the common map")
+assert min(held["1/4"]) > 0.85 and max(held["4"]) < 0.2
+
+# %% slide_title="The split is free: the faster side takes most of it" tags=["figure", "slide"]
+fig, ax = plotting.figure(size=(11, 4.6))
+for place, times in enumerate(("1/4", "1", "4")):
+    routed = sum(held[times]) / len(held[times])
+    ax.barh(-place, routed, 0.6, color=plotting.COLORS[0])
+    ax.barh(-place, 1 - routed, 0.6, routed, color=plotting.COLORS[2])
+ax.set(yticks=(0, -1, -2), yticklabels=("× 1/4", "× 1", "× 4"), ylabel="shared expert's rate")
+ax.set(xlabel="common map: held by the routed experts (blue), the rest by the shared one (green)")
+plotting.save(
+    fig,
+    "06_split",
+    "Three bars, each the common map. With the shared expert at a quarter of the routed experts' "
+    "rate, they hold more than nine tenths, at equal rates half, and at four times a tenth.",
+)
 
 # %% [markdown]
-# The loss fits equally well, and now they hold a tenth. **The split is a free
+# The loss fits equally well each time, and they hold nine tenths or one. **The split is a free
 # direction of the loss, and the optimizer chooses it.** A shared expert makes room for common
 # knowledge; it doesn't make anyone put it there.
 
@@ -459,7 +481,7 @@ for seed in range(2):
 # In OTCE a *domain* is a field of knowledge, and *cross domain* means roughly what the fields have
 # in common (in the later papers, the shared layer itself). Where would you put the common part?
 #
-# Here are three answers, with the shared parts in orange:
+# Here are three answers, with the shared parts in green:
 
 
 # %% slide_title="The shared part stands beside, inside or before the experts" tags=["figure"]
@@ -468,14 +490,13 @@ plotting.show_drawing(
     "Three layers with four experts, two of which are used by each token. Isolation: a shared "
     "layer beside the experts gets every token, and its output is added. Cohesive: one matrix V "
     "runs through all four experts. Expansive: every token goes through a shared layer first, and "
-    "the experts work on its result z.",
+    "the experts work on its result z, but x chooses them.",
 )
 
 # %% [markdown]
-# The common part stands beside the experts, inside them or before them. OTCE cites DeepSeekMoE for
-# isolation (§2) and adds the other two (eqs. 18 and 19).
+# OTCE cites DeepSeekMoE for isolation (§2) and adds the other two (eqs. 18 and 19).
 
-# %% [markdown] slide_title="Isolation adds, cohesive shares V, expansive shares the input"
+# %% [markdown] slide_title="What is shared: an output, V, or the input" slide_figure="06_sharing"
 # Each $\mathrm{FFN}$ is a DGLU, and expert $i$ owns the matrices with an index $i$:
 #
 # | | expert $i$ computes | shared |
@@ -485,8 +506,8 @@ plotting.show_drawing(
 # | expansive | $\mathrm{FFN}_i(z \circ \sigma(z\,W_{3,i}))$ | $z = \mathrm{FFN}^{\mathrm s}(x)$ |
 #
 # In the expansive form the router sees $x$, and $W_{3,i}$ selects what an expert takes from $z$.
-# The sigmoid is our addition. In OTCE's eq. 19c it's missing, and $(-z) \circ (-z\,W) = z \circ
-# zW$, so the experts can't tell $z$ from $-z$.
+# The sigmoid is our addition. In OTCE's eq. 19c it's missing, and
+# $(-z) \circ (-z\,W_{3,i}) = z \circ z\,W_{3,i}$, so the experts can't tell $z$ from $-z$.
 
 # %% tags=["guard"]
 _ = torch.manual_seed(1)
@@ -529,19 +550,20 @@ check("with a sigmoid: the odd part is z/2", (opened - opposite) / 2, z / 2)
 # Now $2r$ inner products determine all $r^2$ scores. Let's count, including the map from the token
 # to the queries:
 
-# %% slide_title="Two thousand keys score a million experts"
-d, h, m = 256, 4, 64
+# %% slide_title="Two thousand keys score a million experts" slide_figure="06_search:0"
+d, h, m = 256, 4, 128
 print(f"multiplications per token, d = {d}, h = {h}, m = {m}:")
 print("  experts   matrix router   queries + product keys")
 for r in (16, 64, 256, 1024):
     matrix = h * d * r * r
     queries, keys = h * d * 2 * m, h * 2 * r * m
     print(f"{r * r:9,}   {matrix:13,}", end="   ")
-    print(f"{queries:7,} + {keys:7,} = {queries + keys:7,}")
+    print(f"{queries:7,} + {keys:9,} = {queries + keys:9,}")
 
 # %% [markdown]
-# For a million experts, that's 655,360 multiplications instead of a billion. Now we have to find
-# the best of $r^2$ sums without forming them all.
+# For a million experts, that's 1.3 million multiplications instead of a billion. The price is that
+# the scores are no longer free: all experts of a row share a half score, and rise and fall
+# together. Now we have to find the best of $r^2$ sums without forming them all.
 
 # %% [markdown] slide_title="The k best sums come from the k best of each half"
 # ## 6 · The theorem
@@ -555,9 +577,11 @@ for r in (16, 64, 256, 1024):
 #
 # Sort both lists in descending order; now $i$ and $j$ are ranks, from 0. Then $(i + 1)(j + 1)$ sums
 # are at least as large as the one at ranks $i$ and $j$, itself included. So pairs with
-# $(i + 1)(j + 1) \le k$ are enough, the staircase of the opening drawing, about $k \ln k$ in all:
+# $(i + 1)(j + 1) \le k$ are enough, the staircase of the opening drawing. Row $i$ has
+# $\lfloor k/(i+1) \rfloor$ of them, and $1 + \tfrac12 + \dots + \tfrac1k$ is about $\ln k$. So
+# there are about $k \ln k$ in all:
 
-# %% slide_title="The best sums lie in a staircase of about k ln k"
+# %% slide_title="The best sums lie in a staircase of about k ln k" slide_figure="06_search:1"
 for k in (4, 16, 64, 256):
     pairs = sum(k // (i + 1) for i in range(k))
     print(f"k = {k:3}: k² = {k * k:6,} candidates, of which", end=" ")
@@ -640,24 +664,34 @@ for g, i in zip(gates.flatten(), indices.flatten(), strict=True):
     y = y + g * silu(x[0, 0] @ peer.down[i]) * peer.up[i]
 check("equation 6.5, neuron by neuron = PEER", y, peer(x)[0, 0])
 
-# %% [markdown] slide_title="Inner products are the gradient of a weighted sum"
+# %% [markdown]
 # ### Without gathering
 #
 # The obvious code gathers rows: `down[indices]` is a copy of shape (b, l, h, k, d). Torch's
 # *embedding bag* needs no copy, but it sums rows, as (6.5) does with `up`. For `down` we need inner
-# products $x \cdot \mathrm{row}_{i_j}$.
+# products $x \cdot \mathrm{row}_{i_j}$. Can a sum give us these?
 #
-# A bag of two rows, $w_1\,\mathrm{row}_1 + w_2\,\mathrm{row}_2$, has the inner product
-# $w_1 \langle v, \mathrm{row}_1 \rangle + w_2 \langle v, \mathrm{row}_2 \rangle$ with a vector $v$.
-# Take the derivative with respect to $w_1$, and $\langle v, \mathrm{row}_1 \rangle$ is left. In
-# general, a bag's inner product with $v$ has the derivatives
+# **A bag turns weights into a vector. Run it backwards, and it turns a vector into one number per
+# row: their inner products.**
+
+# %% slide_title="A bag run backwards gives inner products" tags=["figure"]
+plotting.show_drawing(
+    "06_bag",
+    "The same three rows of a table twice. Forward: three weights, each with an arrow to its row, "
+    "and an arrow from the rows to a vector, their weighted sum. Backward: all arrows are turned "
+    "around, and lead from a vector x to the rows and from each row to its inner product with x.",
+)
+
+# %% [markdown] slide_title="Inner products are the gradient of a weighted sum"
+# Why? A bag's inner product with a vector $v$ is a sum of weights, each times
+# $\langle v, \mathrm{row} \rangle$. So that's what the derivative with respect to a weight leaves:
 #
 # $$\frac{\partial}{\partial w_j}\,\Bigl\langle v, \sum_{j'} w_{j'}\,\mathrm{row}_{i_{j'}}
 #   \Bigr\rangle = \langle v, \mathrm{row}_{i_j} \rangle. \tag{6.6}$$
 #
 # There is no $w$ on the right, so any weights will do. Pass $x$ as $v$, the third argument of
-# `autograd.grad`, and each weight's gradient is the inner product we want. In the code, `n` runs
-# over the tokens and `j` over the neurons of a token, in all its heads.
+# `autograd.grad`. In the code, `n` runs over the tokens and `j` over the neurons of a token, in all
+# its heads.
 
 # %% slide_title="A backward pass gives the inner products without a copy"
 table, x = random(64, 6, seed=8), random(5, 6, seed=10)  # five tokens
@@ -671,8 +705,9 @@ gathered = torch.einsum("nd,njd->nj", x, table[rows])
 check("gradient with respect to the weights = inner products", products, gathered)
 
 # %% [markdown]
-# *Taking inner products with rows is the backward pass of summing them*, with respect to the
-# weights. The package's `neurons` does this, unless there's only one token: then it gathers.
+# The package's `neurons` does this, unless there's only one token: then it gathers. For 64 tokens,
+# 4 heads, $k = 16$ and $d = 256$, gathering makes a tensor of a million entries. With bags, the
+# largest has 16,384 (folded cell).
 
 # %% tags=["guard"]
 x.requires_grad_()
@@ -696,18 +731,13 @@ check_gradients(
     [x, down, up, gates],
 )
 
-# %% [markdown]
-# How much does that save over copying the rows? For 64 tokens, 4 heads, $k = 16$ and $d = 256$,
-# here is the largest tensor that any operator returns in each version's forward pass:
-
-
 # %% tags=["setup"]
 x = random(1, 64, 256, seed=14)
 down, up = random(2, 1024, 256, seed=15)
 gates = torch.rand(1, 64, 4, 16, generator=torch.Generator().manual_seed(16))
 indices = torch.randint(1024, (1, 64, 4, 16), generator=torch.Generator().manual_seed(17))
 
-# %% slide_title="Without gathering, a million entries become 16,384"
+# %% tags=["guard"]
 with LargestTensor() as gathering:
     retrieval.naive_retrieved_experts(x, down, up, gates, indices)
 with LargestTensor() as bags:
@@ -716,33 +746,28 @@ print(f"rows gathered: largest tensor {gathering.entries:9,} entries")
 print(f"bags:          largest tensor {bags.entries:9,} entries")
 assert gathering.entries == 64 * 64 * 256 and bags.entries <= 64 * 256
 
-# %% [markdown]
-# A million entries become 16,384.
-
-# %% [markdown] slide_title="A shared layer stands beside the retrieved neurons or before them"
+# %% [markdown] slide_title="CDMoE: before the neurons, and added" slide_figure="06_search"
 # ## 8 · Cross domain: a shared layer and retrieved neurons
 #
-# No retrieved neuron is guaranteed to see every token. WM and Cheems bring back a shared layer
-# $\mathrm{FFN}^{\mathrm s}$: an MLP in WM, a gated one in Cheems.
+# No retrieved neuron sees every token, so section 3's common map has no home. WM and Cheems bring
+# back a shared layer $\mathrm{FFN}^{\mathrm s}$: an MLP in WM, a gated one in Cheems. Where should
+# its output $z = \mathrm{FFN}^{\mathrm s}(x)$ go? WM's eq. 5 has two answers, *beside* the experts
+# or *before* them. The third is WM's Listing 8, and the fourth is the package's `CDMoE`:
 #
-# WM's eq. 5, with PEER for the experts, puts the shared layer *beside* the experts (left) or
-# *before* them (right):
+# $$\begin{aligned}
+#   \text{beside: } & \textstyle z + \sum_i
+#     \mathrm{softmax}(s)_i\;\mathrm{act}(x \cdot \mathrm{down}_i)\;\mathrm{up}_i \\
+#   \text{before: } & \textstyle \phantom{z + {}} \sum_i
+#     \mathrm{softmax}(s)_i\;\mathrm{act}(z \cdot \mathrm{down}_i)\;\mathrm{up}_i \\
+#   \text{Listing 8: } & \textstyle z + \sum_i
+#     \mathrm{act}(s_i\; z \cdot \mathrm{down}_i)\;\mathrm{up}_i \\
+#   \textbf{CDMoE: } & \textstyle \boldsymbol{z + \sum_i
+#     \mathrm{softmax}(s)_i\;\mathrm{act}(z \cdot \mathrm{down}_i)\;\mathrm{up}_i}
+#   \end{aligned} \tag{6.7}$$
 #
-# $$y = \mathrm{PEER}(x) + \mathrm{FFN}^{\mathrm s}(x) \qquad\text{and}\qquad
-#   y = \mathrm{PEER}(\mathrm{FFN}^{\mathrm s}(x)). \tag{6.7}$$
-
-# %% [markdown] slide_title="Score inside the activation, or softmax outside"
-# The listings vary the form on the right. With $z = \mathrm{FFN}^{\mathrm s}(x)$:
-#
-# | | router and neurons read | added to their sum | a neuron with score $s_i$ writes |
-# |---|---|---|---|
-# | (6.7), left | $x$ | $z$ | $\mathrm{softmax}(s)_i\,\mathrm{act}(u_i)\,\mathrm{up}_i$ |
-# | (6.7), right | $z$ | nothing | the same |
-# | WM Listing 8 | $z$ | $z$ | $\mathrm{act}(s_i\,u_i)\,\mathrm{up}_i$ |
-# | Ch Listing 4 (`CDMMoE`) | $zW$, with its own width | nothing | the first row's, gated (6.1) |
-#
-# Here $u_i$ is the neuron's inner product with what it reads. The package's `CDMoE` is WM's Listing
-# 8, the layer of the opening drawing, with the softmax outside.
+# The sums run over the retrieved neurons. Their scores $s_i$ come from $x$ in the first line, from
+# $z$ in the others. The last line is the layer of the opening drawing. (Ch Listing 4, our `CDMMoE`,
+# adds nothing. Its neurons read $zW$, with a width of its own, and are gated as in (6.1).)
 
 
 # %% tags=["guard"]
@@ -789,12 +814,14 @@ with torch.no_grad():
 # | softmax outside (Ch) | more than 20 |
 #
 # WM Listing 8 (repaired: as printed it raises an error) leaves $\mathrm{act}$ open. If it's ReLU,
-# only $\mathrm{FFN}^{\mathrm s}$ gets a gradient: $\mathrm{act}(0) = 0$ and, in torch,
-# $\mathrm{act}'(0) = 0$. SiLU has $\mathrm{act}'(0) = \frac12$, and a softmax has gradients, too.
-# So the chosen keys move, and wherever one scores below 0, an unused key at 0 takes its place.
+# only $\mathrm{FFN}^{\mathrm s}$ gets a gradient. A score of 0 makes its argument 0, and there both
+# $\mathrm{act}$ and, in torch, $\mathrm{act}'$ are 0. SiLU has $\mathrm{act}'(0) = \frac12$, and a
+# softmax has gradients, too. So the chosen keys move, and wherever one scores below 0, an unused
+# key at 0 takes its place.
 #
 # The package draws normal keys and keeps the softmax outside: inside SiLU, a higher score needn't
-# make a neuron louder. At $u_i = -1$, a score of 5 makes it *quieter* than a score of 1.
+# make a neuron louder. Take an inner product of −1. A score of 1 gives SiLU(−1) = −0.27, and a
+# score of 5 gives SiLU(−5) = −0.03, which is *quieter*.
 
 
 # %% tags=["setup"]
@@ -912,18 +939,17 @@ narrow = 2 * (256 * 4 * 2 * 16 + 4 * 2 * r * 16)  # with half queries of width 1
 assert 7 * (narrow + 65536) < 1048576
 
 # %% [markdown]
-# ### Memory and time
+# ### Time
 #
-# FLOPs don't include choosing the $k$ largest or reading rows scattered across a table.
-#
-# So we timed the package's whole PEER layer, the wider of the two above, beside a dense MLP of as
-# many neurons: forward, in float32, 512 tokens, two CPU cores. Before you look: at how many neurons
-# does our layer overtake the MLP?
+# FLOPs don't include choosing the $k$ largest or reading rows scattered across a table. So we timed
+# the package's whole PEER layer, the wider of the two above, beside a dense MLP of as many neurons:
+# forward, in float32, 512 tokens, two CPU cores. Before you look: at how many neurons does our
+# layer overtake the MLP?
 
 # %% tags=["setup"]
 layers = read_record("06_growth")
 NAMES = {"dense MLP of as many neurons": "dense MLP", "product keys, bags": "ours, 64 neurons used"}
-NAMES["PEER-pytorch"] = "PEER-pytorch, likewise"
+NAMES["PEER-pytorch"] = "PEER-pytorch, 64 used"
 
 
 # %% tags=["figure"]
@@ -959,7 +985,7 @@ plotting.save(
     "slowly than the square root of their number. PEER-pytorch's curve lies above ours throughout.",
 )
 
-# %% [markdown] slide_title="With 16,384 neurons ours takes a quarter of the MLP's time"
+# %% [markdown] slide_title="At 16,384 neurons ours is four times as fast" slide_figure="06_growth"
 # At about 4,096 neurons. The dense MLP's time grows with their number, ours more slowly than with
 # its square root: there are $2\sqrt e$ keys per head, and the map to the queries doesn't grow
 # (`python tests/bench/bench_experts.py --json experiments/records/06_growth.json`):
@@ -969,14 +995,14 @@ plotting.save(
 # | 1,024 | 10.5 ms | 39.7 ms | 3.5 ms |
 # | 16,384 | 17.2 ms | 45.3 ms | 73 ms |
 #
-# Where does our time go? On one core, the search of a million experts takes 41 ms, the neurons with
-# bags 15, and with gathered rows 58 (`python -m experiments 06_rows`).
+# Where does our time go? On one core (the figure has two), the search of a million experts takes 41
+# ms, the neurons with bags 15, and with gathered rows 58 (`python -m experiments 06_rows`).
 #
-# With 16,384 neurons, our layer takes a quarter of the MLP's time. Does that cost anything? The MLP
-# runs all 16,384 neurons, and our layer 64 of them, so they aren't the same function. Time alone
-# can't say. At equal *parameters*, chapter 09 has small models with both: CDMoE is ahead of the MLP
-# by 0.05 nats per byte, and behind a plain DGLU, which retrieves nothing, by 0.06 (section 5 there:
-# three seeds, 200 updates).
+# With 16,384 neurons, our layer takes a quarter of the MLP's time, but it uses only 64 of them.
+# Does that cost anything? At equal *parameters*, chapter 09 has small models with both: CDMoE is
+# ahead of the MLP by 0.05 nats per byte, and behind a plain DGLU, which retrieves nothing, by 0.06
+# (section 5 there: three seeds, 200 updates). So the search is exact and cheap. Whether you want
+# what it finds is still open.
 
 # %% tags=["guard"]
 parts = read_record("06_rows")

@@ -4,69 +4,87 @@ import torch
 
 from cheems_ref import plotting
 
+BLUE, RED, GREEN = plotting.COLORS[0], plotting.COLORS[1], plotting.COLORS[2]
+LEFT, TOP, SIDE = 6.6, 3.6, 0.33  # the grid's upper left corner, and the side of a cell
+MIDDLE, NEURONS, K = 2.75, 11.1, 6  # the height of the way, where the neurons are, how many
 
-def draw_staircase(ax, left, top, first, second, k, side=0.33):
-    """Two lists of scores in descending order, and the pairs that may be among the k best."""
-    lowest, kept = torch.cat([first, second]).min() - 0.3, (first[:, None] + second).flatten()
-    best, pale = kept.topk(k).indices.tolist(), "#9ecae9"
+
+def draw_lists(ax, first, second):
+    """Two lists of scores in descending order, along two edges of the grid."""
+    lowest = torch.cat([first, second]).min() - 0.3
     for i in range(len(first)):
-        y, x = top - side * (i + 0.5), left + side * (i + 0.5)
+        y, x = TOP - SIDE * (i + 0.5), LEFT + SIDE * (i + 0.5)
         length, height = (0.38 * (scores[i] - lowest).item() for scores in (first, second))
-        ax.barh(y, -length, side * 0.7, left - 0.1, color=plotting.COLORS[4])
-        ax.bar(x, height, side * 0.7, top + 0.1, color=plotting.COLORS[4])
-        for j in range(len(second)):
-            color = pale if (i + 1) * (j + 1) <= k else "#eeeeee"
-            color = plotting.COLORS[0] if i * len(second) + j in best else color
-            ax.scatter(left + side * (j + 0.5), y, s=270, marker="s", color=color, linewidths=0)
+        ax.barh(y, -length, SIDE * 0.7, LEFT - 0.1, color=RED)
+        ax.bar(x, height, SIDE * 0.7, TOP + 0.1, color=RED)
+    ax.text(8.6, 4.7, "two lists of r\nscores, sorted", fontsize=15, va="center")
 
 
-def draw_way(ax, x, y, orange=plotting.COLORS[1]):
-    """From a token to two half queries, and from the neurons at x to the sum."""
-    plotting.box(ax, 1.75, y, "shared\npart", color=orange)
-    plotting.box(ax, 3.85, y, "map")
-    for start, end in ((0.6, 1.1), (2.4, 2.7), (3.05, 3.4), (9.4, x - 0.4), (x + 1.6, x + 2.1)):
-        plotting.arrow(ax, (start, y), (end, y))
+def draw_way(ax):
+    """From a token to two half queries."""
+    plotting.box(ax, 1.75, MIDDLE, "shared\npart", color=GREEN)
+    plotting.box(ax, 3.85, MIDDLE, "map")
+    for start, end in ((0.6, 1.1), (2.4, 2.7), (3.05, 3.4)):
+        plotting.arrow(ax, (start, MIDDLE), (end, MIDDLE))
     for name, half, end in (("$q_1$", 2.2, 5.75), ("$q_2$", 4.1, 6.5)):
-        plotting.arrow(ax, (4.3, y), (4.65, half))
-        plotting.box(ax, 5.0, half, name, fontsize=17)
-        plotting.arrow(ax, (5.35, half), (end, half))
-    ax.plot([2.9, 2.9, x + 1.3], [y - 0.25, 0.2, 0.2], color=orange, lw=2)
-    plotting.arrow(ax, (x, 0.17), (x, y - 1.35), color=orange)
-    plotting.arrow(ax, (x + 1.3, 0.17), (x + 1.3, y - 0.35), color=orange)
-
-
-def draw_neurons(ax, x, y, k):
-    """The neurons that were found, and the sum of what they write."""
-    for i in range(k):
-        place = y + 0.42 * (i - (k - 1) / 2)
-        ax.scatter(x, place, s=230, color=plotting.COLORS[0])
-        plotting.arrow(ax, (x + 0.15, place), (x + 1.05, y + 0.1 * (place - y)))
-    circle = dict(boxstyle="circle,pad=0.15", fc="white", ec=plotting.INK, lw=1.5)
-    ax.text(x + 1.3, y, "+", ha="center", va="center", fontsize=18, bbox=circle)
-
-
-def draw_words(ax):
-    """The words of the opening drawing."""
+        plotting.arrow(ax, (4.3, MIDDLE), (4.65, half), color=RED)
+        plotting.box(ax, 5.0, half, name, color=RED, fontsize=17)
+        plotting.arrow(ax, (5.35, half), (end, half), color=RED)
     for x, y, words in (
-        (0.1, 2.75, "token\nx"),
-        (2.75, 2.75, "z"),
+        (0.1, MIDDLE, "token\nx"),
+        (2.75, MIDDLE, "z"),
         (4.3, 4.72, "half queries"),
-        (8.6, 4.7, "two lists of r\nscores, sorted"),
+    ):
+        ax.text(x, y, words, fontsize=15, va="center")
+
+
+def draw_staircase(ax, first, second):
+    """The sums of two scores: those that may be among the K best, and those that are."""
+    kept, pale = (first[:, None] + second).flatten(), "#9ecae9"
+    best = kept.topk(K).indices.tolist()
+    for i in range(len(first)):
+        for j in range(len(second)):
+            color = pale if (i + 1) * (j + 1) <= K else "#eeeeee"
+            color = BLUE if i * len(second) + j in best else color
+            place = LEFT + SIDE * (j + 0.5), TOP - SIDE * (i + 0.5)
+            ax.scatter(*place, s=270, marker="s", color=color, linewidths=0)
+    words = "dark: the k best sums; pale: candidates"
+    ax.text(6.1, 0.62, words, fontsize=15, va="center")
+
+
+def draw_neurons(ax):
+    """The neurons that were found, what they read, and the sum of what they write."""
+    for i in range(K):
+        place = MIDDLE + 0.42 * (i - (K - 1) / 2)
+        ax.scatter(NEURONS, place, s=230, color=BLUE)
+        end = NEURONS + 1.05, MIDDLE + 0.1 * (place - MIDDLE)
+        plotting.arrow(ax, (NEURONS + 0.15, place), end)
+    plus = NEURONS + 1.3
+    circle = dict(boxstyle="circle,pad=0.15", fc="white", ec=plotting.INK, lw=1.5)
+    ax.text(plus, MIDDLE, "+", ha="center", va="center", fontsize=18, bbox=circle)
+    for start, end in ((9.4, NEURONS - 0.4), (NEURONS + 1.6, NEURONS + 2.1)):
+        plotting.arrow(ax, (start, MIDDLE), (end, MIDDLE))
+    ax.plot([2.9, 2.9, plus], [MIDDLE - 0.25, 0.2, 0.2], color=GREEN, lw=2)
+    plotting.arrow(ax, (NEURONS, 0.17), (NEURONS, MIDDLE - 1.35), color=GREEN)
+    plotting.arrow(ax, (plus, 0.17), (plus, MIDDLE - 0.35), color=GREEN)
+    for x, y, words in (
         (10.5, 4.2, "k neurons"),
-        (13.3, 2.75, "y"),
+        (13.3, MIDDLE, "y"),
         (3.05, 0.68, "z: read by the neurons,\nthen added"),
-        (6.1, 0.62, "dark: the k best sums; pale: candidates"),
     ):
         ax.text(x, y, words, fontsize=15, va="center")
 
 
 def draw():
     fig, ax = plotting.canvas(13.6, 5.1)
-    draw_way(ax, 11.1, 2.75)
     drawn = dict(generator=torch.Generator().manual_seed(5), dtype=torch.float64)
     scores = torch.randn(2, 8, **drawn).sort(descending=True).values
-    draw_staircase(ax, 6.6, 3.6, *scores, 6)
-    draw_neurons(ax, 11.1, 2.75, 6)
-    draw_words(ax)
+    draw_way(ax)
+    draw_lists(ax, *scores)
+    stages = []
+    for draw_more in (lambda: draw_staircase(ax, *scores), lambda: draw_neurons(ax)):
+        there = set(ax.get_children())
+        draw_more()
+        stages.append([artist for artist in ax.get_children() if artist not in there])
     ax.set(xlim=(0, 13.6), ylim=(0, 5.1))
-    return fig, []
+    return fig, stages

@@ -4,7 +4,7 @@ from matplotlib.patches import Rectangle
 
 from cheems_ref import plotting
 
-PRIVATE, SHARED, UNUSED = plotting.COLORS[0], plotting.COLORS[4], "#cccccc"
+PRIVATE, SHARED, UNUSED = plotting.COLORS[0], plotting.COLORS[2], "#cccccc"
 STEP = 0.85  # from one expert to the next
 
 
@@ -43,4 +43,6 @@ def draw():
     plotting.arrow(ax, (10.8, 0.85), (10.8, 1.08), color=SHARED)
     ax.text(9.3, 0.45, "x", fontsize=20, va="center", ha="center", style="italic")
     plotting.arrow(ax, (9.45, 0.45), (10.15, 0.45), color=SHARED)
+    plotting.arrow(ax, (9.25, 0.65), (9.1, 2.25), bend=-0.15)
+    ax.text(9.0, 1.4, "x chooses\nthe experts", fontsize=16, ha="right", va="center")
     return fig, []
