@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 00 · Cheems in one sitting
 #
-# **How much attention does a model need, and for what? In this sitting you'll read a whole Cheems,
+# **How much attention does a model need, and for what? In this sitting you'll go through a whole Cheems,
 # 200 lines with its training loop, train a small one, and take its attention away.** By the end
 # you can
 #
@@ -493,10 +493,11 @@ scores = rotate(q.expand(40, 4)) @ rotate(k.expand(40, 4)).T
 check("rotated, moved by one: the same scores", scores[1:, 1:], scores[:-1, :-1])
 
 # %% [markdown]
-# $C$ and $B$ of a state are a query and a key, so the same rotation works for them: an idea of
-# *Wonderful Matrices*, in place of Mamba's short convolution. Why does a state need it? Its decay
-# tells how long ago something was, but only as "the longer, the weaker". A rotation can prefer a
-# distance. Here is the layer `S`, whose heads share $B$ and $C$ as Mamba-2's do:
+# $C$ and $B$ of a state are a query and a key, so the same rotation works for them: an idea of the
+# Cheems papers, where Mamba-2 mixes each token with the three before it. Why does a state need it?
+# Its decay tells how long ago something was, but only as "the longer, the weaker". A rotation can
+# prefer a distance. (Section 11 has the control.) Here is the layer `S`, whose heads share $B$ and
+# $C$ as Mamba-2's do:
 
 
 # %% slide_title="The layer S: project, rotate, run the state" tags=["experiment"]
@@ -520,8 +521,8 @@ class SSD(nn.Module):
 
 
 # %% [markdown]
-# At first half of the heads forget within 14 tokens; training can change that. $D$ lets a token
-# see itself. Chapter 04 proves the rotation.
+# At first half of the heads forget within 14 tokens; training can change that. $D$ gives each token
+# a direct path past the state. Chapter 04 proves the rotation.
 
 # %% [markdown] slide_title="What should attention take from the tokens it found?"
 # ## 6 · What to retrieve
@@ -531,12 +532,13 @@ class SSD(nn.Module):
 # on what kind of token it is. In *Cheems* the inner function is an `S`.
 
 # %% [markdown] slide_title="A token picks two rows of a table and multiplies itself by them"
-# In *Wonderful Matrices*, and here, each head has a small table. A token picks the two rows $j_1,
-# j_2$ whose keys fit it best, and multiplies their values $U_j$ with $x$, entry by entry ($\circ$):
+# In *Wonderful Matrices* it is a small table: a token picks the rows whose keys fit it best, and
+# multiplies their values with itself. Here each head has a table of its own, and a token picks two
+# rows $j_1, j_2$, with values $U_j$ ($\circ$ is entry by entry):
 #
 # $$v = x \circ (\omega_1 U_{j_1} + \omega_2 U_{j_2}). \tag{0.4}$$
 #
-# The weights $\omega$ are a softmax of the two scores, and they are ours: WM prints a plain sum.
+# The weights $\omega$ are a softmax of the two scores. They are ours, too: WM prints a plain sum.
 # The folded cell has the table, `RetrievedValues`. With it, attention is:
 
 
@@ -701,8 +703,9 @@ class Cheems(nn.Module):
 
 # %% [markdown]
 # That's a whole Cheems but for WM's *dynamic mask*, a learned gate on attention's scores (chapter
-# 05). The package has it as an option, and it adds memory between calls, padding and checks. With
-# the same weights the two agree.
+# 05). The experts' scores stand outside the activation, as in Ch (chapter 06). The package has the
+# mask as an option, and it adds memory between calls, padding and checks. With the same weights the
+# two agree.
 
 # %% tags=["guard"]
 _ = torch.manual_seed(0)
@@ -742,9 +745,9 @@ def train(model, text, steps, peak=3e-3):
 
 
 # %% [markdown]
-# Your model has four letters and 60 steps, about half a minute. Will it beat the bigram, the mark
-# at 2.32? Each bar is the loss on the windows trained on. The last is the held-out text,
-# which counts.
+# Your model has four letters and trains for 60 steps, about half a minute. Will it beat the bigram,
+# the mark at 2.32? Each bar is the loss on the windows it trains on. The last is the loss on
+# held-out text, the one that counts.
 
 
 # %% tags=["setup"]
@@ -856,7 +859,7 @@ print(*textwrap.wrap(printable(runs["SESEIE"]["sample"])[:225], 75), sep="\n")
 
 # %% tags=["setup"]
 def nats_by_place(model, windows, places=4):
-    """The mean of -log p in so many parts of the window, one after the other."""
+    """The mean of -log p in each of so many equal parts of the window."""
     with torch.no_grad():
         log_p = model(windows[:, :-1]).log_softmax(-1)
     losses = -log_p.gather(-1, windows[:, 1:, None])[..., 0].mean(0)
@@ -882,7 +885,7 @@ assert f"{run['held_out_off'] - run['held_out']:.2f}" == "0.20"
 assert f"{runs['SESESE']['held_out'] - run['held_out']:.3f}" == "0.016"
 assert f"{runs['IEIEIE']['held_out']:.2f} {runs['IEIEIE']['held_out_off']:.2f}" == "1.72 3.34"
 
-# %% slide_title="Attention's absence hurts alike at every place" tags=["figure", "slide"]
+# %% slide_title="Losing attention hurts equally everywhere" tags=["figure", "slide"]
 fig, ax = plotting.figure(size=(9, 4.2))
 curves = {f"attention {switch}": runs["SESEIE"][switch]["plain"] for switch in ("off", "on")}
 plotting.lines(ax, range(8, 256, 16), curves, xlabel="place in the window, bytes",
@@ -896,8 +899,8 @@ plotting.save(
 
 # %% [markdown]
 # Ours lost about 0.1 nats in every quarter, and the recorded `SESEIE` loses 0.2 everywhere, however
-# much there is to look back at. Nor does it look far: the same 128 bytes again are no easier
-# (within 0.02 nats).
+# much there is to look back at. Nor does it copy: the same 128 bytes again are no easier (within
+# 0.02 nats).
 #
 # Zeroing the attention of the trained `SESEIE` costs 0.20 nats. Never having had it, as in
 # `SESESE`, costs 0.016. `IEIEIE`, which has nothing else to look back with, goes from 1.72 to 3.34.
@@ -906,7 +909,8 @@ plotting.save(
 # %% [markdown] slide_title="A task that is nothing but memory"
 # ### A task that is nothing but memory
 #
-# Text mixes many skills. Take one alone: a row has 16 random symbols out of 32, twice. We train
+# Text mixes many skills. Take one alone: a row has 16 symbols, each one of 32, and then the same 16
+# again. We train
 # three models without experts, for 100 steps each: `S`, `I` and `SI`. `I` also gets 64 symbols.
 # Which of the four learn it?
 

@@ -27,7 +27,8 @@ TWICE = re.compile(
 # A figure leads to its file, to be seen as large as the window, unless it already is a link.
 FIGURE = re.compile(r'(<a [^>]*>\s*)?<img [^>]*src="([^"]*_images/[^"]*)"[^>]*>')
 # A line drawing has a second file for the dark, made by `in_the_dark`: its ink is light and its
-# ground that of the page, but its colours are the same, since texts speak of dark and pale ones.
+# ground that of the page. A pale grey is dark there, as near to the ground as before, and letters
+# on it stay legible. Colours are the same, since texts speak of dark and pale ones.
 DARK = "-dark.svg"
 INKS = {"#222222": "#cfd0d0", "#000000": "#cfd0d0", "#ffffff": "#131416"}
 INKS |= {"#555555": "#b4b7ba", "#8a8a8a": "#9ca0a5"}  # greys: letters and quiet lines
@@ -66,7 +67,14 @@ def whole(image: re.Match) -> str:
 
 def in_the_dark(svg: str) -> str:
     """A line drawing with light ink on the ground of a dark page."""
-    return re.sub("|".join(INKS), lambda ink: INKS[ink[0].lower()], svg, flags=re.IGNORECASE)
+
+    def shown(ink: re.Match) -> str:
+        color = ink[0].lower()
+        pale_grey = color[1:3] == color[3:5] == color[5:7] > "a0"
+        shade = 0x13 + (0xFF - int(color[1:3], 16)) * 2 // 3
+        return INKS.get(color) or (f"#{3 * f'{shade:02x}'}" if pale_grey else ink[0])
+
+    return re.sub(r"#[0-9a-f]{6}\b", shown, svg, flags=re.IGNORECASE)
 
 
 def arguments(items: str) -> str:

@@ -251,6 +251,8 @@ def test_markup_is_mended():
     linked = f'<a href="play/cheems.html">{heat_map}</a>'
     assert markup.repair_html(linked) == linked
     dark = markup.in_the_dark('"#FFFFFF" #222222 #555555 #d55e00')
+    greys = markup.in_the_dark("#eeeeee #dcdcdc #bbbbbb")
+    assert greys == "#1e1e1e #2a2a2a #404040"  # from nearest to the ground to furthest
     assert dark == '"#131416" #cfd0d0 #b4b7ba #d55e00'
     formula = r'<span class="math notranslate nohighlight">\(x\)</span>'
     assert markup.repair_html(f"so ({formula}).") == f'so <span class="bound">({formula}).</span>'
