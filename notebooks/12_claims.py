@@ -1239,10 +1239,10 @@ plotting.save(
 #
 # **For what?** To fetch what a state can't hold. As long as there is room, states look up pairs as
 # well as attention, and sooner (first picture; S S and S A have a convolution in front, A A has
-# none). Now shrink the state (third picture). Of width 64 it gets 0.99 of the pairs right on
-# average, of width 4 only 0.27. Attention has no width to fill: it keeps every token. It also knows
-# what a balance *was* (second picture). Two state layers explain at most 0.82 of that. The three
-# models that have both, or attention twice, explain more than 0.9 in every run.
+# none). Now shrink the state (third picture). One layer of width 64 gets 0.99 of the pairs right on
+# average, one of width 4 only 0.27. Attention has no state to fill: it keeps every token. It also
+# knows what a balance *was* (second picture). Two state layers explain at most 0.82 of that. The
+# three models that have both, or attention twice, explain more than 0.9 in every run.
 #
 # **In which order?** First what knows the past, then attention. A S never learned the look-up. And
 # where a value follows its key, it's the *key* that has to know its neighbour (chapter 05): by a
