@@ -795,9 +795,9 @@ assert {pattern[::2] for pattern in patterns} == {"SSSSSSSI" * 3}
 #
 # Both have a cheaper variant. *Ulysses* (Jacobs et al.) swaps tokens for heads: a rank keeps an
 # $N$th of its queries, keys, values and outputs, sends the rest, and so reads the whole text with
-# $h/N$ heads. That's $\frac{N-1}{N}\,2\,b\,l\,p\,(h + g)$ numbers, which hardly grow with $N$,
-# while a gather of pairs does. And pairs can go down a *chain*: each rank joins the prefix with its
-# own pair and sends one pair, but has to wait for its neighbour.
+# $h/N$ heads. That's $\frac{N-1}{N}\,2\,b\,l\,p\,(h + g)$ numbers, on any number of ranks less than
+# twice those on two. A gather of pairs grows with $N - 1$. But pairs can go down a *chain*: each
+# rank joins the prefix with its own pair and sends one pair, but has to wait for its neighbour.
 
 
 # %% tags=["setup"]
