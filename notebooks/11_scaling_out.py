@@ -790,14 +790,14 @@ assert {pattern[::2] for pattern in patterns} == {"SSSSSSSI" * 3}
 # $$l^* = \frac{4}{s} \cdot \frac{h}{g} \cdot \frac{pn + 1}{2p} \tag{11.7}$$
 #
 # tokens, for any $N > 1$ and $b$. That's about $n/2$, times $4/s$, times $h/g$. Beyond $l^*$,
-# ring attention sends $l/l^*$ times as much. (In our count, all numbers had eight bytes. That makes
-# $l^* = 8.06$, so at 8 tokens the two nearly tied.)
+# ring attention sends $l/l^*$ times as much. (Our count's numbers of eight bytes make $l^* = 8.06$,
+# so at 8 tokens the two nearly tied.)
 #
 # Both have a cheaper variant. *Ulysses* (Jacobs et al.) swaps tokens for heads: a rank keeps an
 # $N$th of its queries, keys, values and outputs, sends the rest, and so reads the whole text with
-# $h/N$ heads. That's $\frac{N-1}{N}\,2\,b\,l\,p\,(h + g)$ numbers, on any number of ranks less than
-# twice those on two. A gather of pairs grows with $N - 1$. But pairs can go down a *chain*: each
-# rank joins the prefix with its own pair and sends one pair, but has to wait for its neighbour.
+# $h/N$ heads. That's $\frac{N-1}{N}\,2\,b\,l\,p\,(h + g)$ numbers, never twice those on two ranks.
+# A gather of pairs grows with $N - 1$. But pairs can go down a *chain*: each rank joins the prefix
+# with its own pair and sends one pair, but has to wait for its neighbour.
 
 
 # %% tags=["setup"]
