@@ -97,10 +97,10 @@ plotting.show_drawing(
 # it by $a_i$, and adds $W_i$, the state it would leave behind if it started from an empty one:
 #
 # $$S_{\text{after } i} = a_i\, S_{\text{before } i} + W_i, \qquad
-#   a_i = \exp\Big(A \sum_{t \in i} \Delta_t\Big), \tag{11.1}$$
+#   a_i = \exp\Big(A \sum_{t \in i} \Delta_t\Big). \tag{11.1}$$
 #
 # So the pair $(a_i, W_i)$ is all that later tokens need to know about the slice: $1 + pn$ numbers
-# per row and head.
+# for each head and each text of the batch.
 
 
 # %% slide_title="A slice fades the state before it, and adds what it writes"
@@ -123,34 +123,41 @@ check("fade, and add what was written = recurrence", fade(decay, before) + writt
 
 # %% tags=["guard"]
 x, dt, A, B, C = tokens
-part = x[:, :5], dt[:, :5], A, B[:, :5], C[:, :5]  # a slice so short that the old state still shows
+# A slice so short that the old state still shows, and of positive numbers, so that shades add up.
+part = x[:, :5].abs(), dt[:, :5], A, B[:, :5].abs(), C[:, :5]
 a, W = pair_of(*part)
-shown = [before, fade(a, before), W, fade(a, before) + W]
-_, reached = ssd_recurrent(*part, initial_state=before, return_final_state=True)
-assert (shown[3] - reached).abs().max() < 1e-12 and 0.2 < a[0, 0] < 0.8
+old = before.abs()
+shown = [state[0, 0] for state in (old, fade(a, old), W, fade(a, old) + W)]  # row 0, head 0
+_, reached = ssd_recurrent(*part, initial_state=old, return_final_state=True)
+assert (shown[3] - reached[0, 0]).abs().max() < 1e-12 and 0.2 < a[0, 0] < 0.8
+assert min(state.min() for state in shown) >= 0
 
 
 # %% tags=["figure"]
-def draw_affine(ax, states):
-    """S before, the same faded, what the slice writes, S after: row 0, head 0 of each, a grid."""
-    grids = [state[0, 0] for state in states]
-    largest = max(grid.abs().max().item() for grid in grids)
+def draw_affine(ax, states, row=2, column=1):
+    """S before, the same faded, what the slice writes, S after: four grids, one cell's numbers."""
+    largest = max(state.max().item() for state in states)
     names = ("$S$ before", "$a\\,S$: faded", "$W$: written", "$S$ after")
-    for i, (grid, name, color) in enumerate(zip(grids, names, (2, 2, 4, 2), strict=True)):
-        look = dict(cell=0.6, color=plotting.COLORS[color], largest=largest)
-        plotting.state_grid(ax, 0.4 + 3.2 * i, 0.9, grid.tolist(), **look)
-        ax.text(1.3 + 3.2 * i, 0.3, name, ha="center", fontsize=20)
-        ax.text(2.9 + 3.2 * i, 2.3, ("→", "+", "=", "")[i], ha="center", fontsize=28)
+    for i, (state, name, color) in enumerate(zip(states, names, (2, 2, 4, 2), strict=True)):
+        left, look = 0.4 + 3.2 * i, dict(color=plotting.COLORS[color], largest=largest)
+        plotting.state_grid(ax, left, 1.4, state.tolist(), cell=0.6, **look)
+        place = (left + 0.6 * column, 1.4 + 0.6 * (len(state) - 1 - row))
+        ax.add_patch(Rectangle(place, 0.6, 0.6, fill=False, ec=plotting.INK, lw=3))
+        ax.text(left + 0.9, 4.65, name, ha="center", fontsize=20)
+        ax.text(left + 0.9, 0.7, f"{state[row, column]:.2f}", ha="center", fontsize=20)
+        for y in (0.65, 2.75):
+            ax.text(left + 2.5, y, ("→", "+", "=", "")[i], ha="center", fontsize=28)
 
 
 # %% slide_title="After a slice: the old state, faded, plus a new one" tags=["figure", "slide"]
-fig, ax = plotting.canvas(12.4, 4.2)
+fig, ax = plotting.canvas(12.4, 5.2)
 draw_affine(ax, shown)
 plotting.save(
     fig,
     "11_one_slice",
     "Four grids of 5 by 3 cells. The green state before a slice becomes paler, the orange state "
-    "that the slice writes is added, and the result is the green state after the slice.",
+    "that the slice writes is added, and the result is the green state after the slice. One cell "
+    "is framed in all four, and its number stands below each.",
 )
 
 # %% [markdown] slide_title="Two neighbouring slices are one slice: join their pairs"
@@ -212,9 +219,9 @@ def states_between(pairs, state):
 
 
 # %% [markdown] slide_title="No rank has to wait: run from an empty state, add the read later"
-# Does a rank have to wait for that state? No. In step 4 of chapter 03, a token read the incoming
-# state, faded by all decays from the start of the slice up to and including its own. So a slice can
-# run by itself, from an empty state, and add this read afterwards:
+# No rank has to wait for that state. A token reads the state after its own fade (step 4 of chapter
+# 03), so the incoming state reaches token $t$ faded by all decays of the slice up to and including
+# its own. A slice can run by itself, from an empty state, and add this read afterwards:
 #
 # $$y_t = y_t^{\text{alone}} + e^{A(\Delta_{\text{start}} + \dots + \Delta_t)}\;
 #   S_{\text{before } i}\, C_t. \tag{11.3}$$
@@ -268,7 +275,8 @@ _ = must_differ("inclusive prefix", in_slices(parts, states[1:]), y)
 #   (M_i, W_i) \cdot (M_j, W_j) = (M_i M_j,\;\; W_i M_j + W_j), \tag{11.4}$$
 #
 # and for SSD, $M_i = a_i I$. To find $M_i$ for another rule, start it with the identity as its
-# state and write nothing but zeros. For $W_i$, start it with zeros and write the values.
+# state and write nothing but zeros. The identity has $n$ rows instead of $p$, but a rule treats
+# each row of a state by itself. For $W_i$, start it with zeros and write the values.
 
 
 # %% tags=["setup"]
@@ -314,13 +322,14 @@ for name, rule in RULES.items():  # a token reads the old state through the M up
         M, _ = general_pair(name, k[:, :l], v[:, :l], {g: gates[g][:, :l] for g in gates})
         read = einsum("bhpn,bhn->bhp", old @ M, k[:, l - 1])
         assert torch.allclose((y[0] - y[1])[:, l - 1], read)
+assert [min(2 * l * 128 + 1, 128**2) for l in (6, 63, 64, 65)] == [1537, 16_129, 16_384, 16_384]
 
 # %% [markdown] slide_title="Softmax attention has no pair, so its keys and values travel instead"
 # Linear attention and Mamba-2 only scale the old state. The three rules with a step $\beta$ also
 # correct it along the key of every token, and that's why $M - cI$ has rank 6 after 6 tokens. This
-# part can travel as two factors of $6n$ numbers each, unless it's cheaper to send all $n^2$. (A
-# receiver that knows the rule can also rebuild it from keys, steps and decays, about half as many
-# numbers.) So here is what a head sends on top of the $pn$ numbers of $W$:
+# correction can travel as two factors of $6n$ numbers each, unless it's cheaper to send all $n^2$.
+# With $n = 128$, a slice of 6 tokens sends 1,537 numbers for $M$, and one of 64 or more sends
+# 16,384. A head sends them on top of the $pn$ numbers of $W$:
 #
 # | rule | its matrix $M_i$ | numbers of $M_i$ |
 # |---|---|---|
@@ -329,17 +338,17 @@ for name, rule in RULES.items():  # a token reads the old state through the M up
 # | Longhorn, DeltaNet, Gated DeltaNet | $cI$ + rank $l$ or less | at most $\min(2ln + 1, n^2)$ |
 # | softmax attention | none, and no $W$ | all keys and values instead |
 #
-# So a delta rule's pair can be about $1 + n/p$ times as large, and joining two of them takes a
-# product of matrices. But once a slice has $n/2$ tokens, this pair stops growing too. Reading later
-# also takes more: instead of the single decay in (11.3), token $t$ needs the matrix of the slice up
-# to $t$, times its query. A simple recurrent network has no pair of this kind. Its state goes
-# through a tanh at every token, and a tanh isn't affine.
+# So a delta rule's pair stops growing too, at about $1 + n/p$ times the size of SSD's. But to join
+# two of them takes a product of matrices, and to read later, token $t$ needs the matrix of the
+# slice up to $t$ instead of the single decay in (11.3). A recurrent network with a tanh has no
+# such pair: a tanh isn't affine.
 #
 # Then how can ranks share a softmax? *For one query*, a slice of keys has a summary too: its
-# largest score, its sum of exponentials, and its weighted sum of values. Two such triples join in
-# any grouping (chapter 10). In *ring attention* (Liu et al.) the keys and values go from rank to
-# rank, and each rank joins one more triple for each of its queries. **A pair doesn't know the
-# query, so it can be computed once and sent. A triple does, so the keys have to travel.**
+# largest score, its sum of exponentials, and its weighted sum of values. To join two such triples,
+# rescale the sums of both to the larger score, then add (chapter 10). In *ring attention* (Liu et
+# al.) the keys and values go from rank to rank, and each rank joins one more triple for each of its
+# queries. **A pair doesn't know the query, so it can be computed once and sent. A triple does, so
+# the keys have to travel.**
 
 # %% slide_title="In a ring, keys and values visit every rank in turn" tags=["figure", "slide"]
 plotting.show_drawing(
@@ -426,7 +435,8 @@ plotting.show_drawing(
 
 
 # %% [markdown] slide_title="One gather replaces the chain, and each rank joins its own prefix"
-# Here is what one rank does, (11.1) and (11.3). Ignore `tie` until section 5:
+# Here is what one rank does, (11.1) and (11.3). `packed` makes one tensor of a pair, and `unpacked`
+# undoes it. Ignore `tie` until section 5:
 
 
 # %% tags=["setup"]
@@ -513,6 +523,10 @@ for rank, found in enumerate(ranks):
 
 # %% tags=["guard"]
 assert ranks[0]["waited"] == 0 and min(found["waited"] for found in ranks[1:]) > 1.9
+x, *others = [t.clone().requires_grad_() for t in tokens]
+(by_x,) = torch.autograd.grad(ssd_recurrent(x, *others).square().sum(), x)
+own, others = (by_x[:, :8] - ranks[0]["x"]).abs(), by_x[:, :8].abs()
+assert own.max() > 0.01 * others.max()  # without what later ranks did with its pair
 assert dist.distributed_c10d.default_pg_timeout == timedelta(minutes=30)
 
 
@@ -524,7 +538,8 @@ plotting.show_drawing(
 )
 
 # %% [markdown] slide_title="With the tie, all ranks finish, but the gradient of A comes in parts"
-# Rank 0 finishes without the collective, and ranks 1 to 3 wait in it.
+# Rank 0 finishes without the collective, and ranks 1 to 3 wait in it. Rank 0's gradient is wrong,
+# too: it never heard what later ranks did with its pair.
 #
 # **Trap one: a rank that skips the collective.** On rank 0, `pairs[:rank]` is empty. The output
 # doesn't depend on what was gathered, so autograd leaves the collective out. With gloo's default
@@ -592,8 +607,8 @@ plotting.save(
 # - **Attention**, in A and I layers, has no pair, so the ranks gather keys and values.
 
 # %% [markdown] slide_title="Without a halo, a slice's first tokens come out wrong"
-# Let's look at the halo. Which tokens come out wrong without it? And which ranks send rank 2's
-# halo?
+# Let's look at the halo. Cut 20 tokens into slices of 8, 1 and 11, and take four taps. Which tokens
+# come out wrong without a halo? And which ranks send rank 2's?
 
 # %%
 u, taps = random(2, 20, 6, seed=7), random(6, 4, seed=8)
@@ -640,8 +655,8 @@ plotting.save(
 # Rank 1 has only token 8, so rank 2's halo, tokens 6 to 8, comes from two ranks. Rank 0's tokens
 # are right even without a halo, so a test that only looks at rank 0 misses the mistake.
 #
-# `SequenceParallel(model)` takes care of all four and of trap one, but not of trap two. Each rank
-# still collects only its part of the gradients, so call `sum_gradients(model)` before each update:
+# `SequenceParallel(model)` takes care of all four and of trap one. For trap two, call
+# `sum_gradients(model)` before each update:
 
 
 # %% tags=["setup"]
@@ -672,8 +687,8 @@ def read_text(rank, ids, targets, cut):
 
 
 # %% [markdown] slide_title="Four processes give the logits, loss and gradient of one"
-# Our model has one layer of each kind, S, A and I. Here is a text on one process, then on four, cut
-# in two ways:
+# Our model has one layer each of S, A, I and experts, E. Here is a text on one process, then on
+# four, cut in two ways:
 
 # %%
 ids, targets = torch.randint(256, (2, 2, 20), generator=torch.Generator().manual_seed(12))
@@ -692,7 +707,7 @@ for cut in ((6, 4, 7, 3), (8, 1, 0, 11)):
     check("  the gradient, on every rank", gradients, gradient.expand(4, -1))
 
 # %% [markdown]
-# Four processes give the logits, the loss and the gradient of one.
+# All of it agrees, empty slice or not.
 
 # %% [markdown] slide_title="How much do the ranks exchange? Count the bytes"
 # ## 7 · What travels
@@ -704,10 +719,10 @@ for cut in ((6, 4, 7, 3), (8, 1, 0, 11)):
 # $$\underbrace{b\,h\,(pn + 1)}_{\text{forward: its pair}} \qquad\text{and}\qquad
 #   \underbrace{N\,b\,h\,(pn + 1)}_{\text{backward: a gradient for every pair}} \tag{11.5}$$
 #
-# numbers. Neither depends on $l$. Keys and values do: with $g$ heads of keys and equal slices, they
-# take $2\,b\,l\,g\,p$ numbers forward, and $N$ times as many backward. Let's try two models of a
-# single layer, S and A, first with 8 tokens on each rank and then with 40. Which one's numbers will
-# grow?
+# numbers: it received all $N$ pairs, and returns a gradient for each. Neither depends on $l$. Keys
+# and values do: with $g$ heads of keys and equal slices, they take $2\,b\,l\,g\,p$ numbers
+# forward, and $N$ times as many backward. Take a model of one layer, S or A, first with 8 tokens on
+# each rank, then with 40. Which one's numbers will grow?
 
 
 # %% tags=["setup"]
@@ -755,31 +770,34 @@ for name, (forward, backward) in zip(names, ranks[0], strict=True):
 # %% tags=["guard"]
 pair, keys = 8 * b * h * (p * n + 1), [8 * 2 * b * l * h * p for l in (8, 40)]  # in float64
 assert all(found == [[once, N * once] for once in (pair, pair, *keys)] for found in ranks)
+assert f"{(p * n + 1) / (2 * p):.2f}" == "8.06"  # (11.7), for numbers of one size and h = g
 patterns = {preset(f"cheems-{size}").pattern for size in ("320m", "1.3b")}
 assert {pattern[::2] for pattern in patterns} == {"SSSSSSSI" * 3}
 
 # %% [markdown] slide_title="Both send to all other ranks, but only keys grow with the text"
-# Only attention's do, and all four rows match the prediction to the byte. But what does a rank
-# *send*? What a rank contributes to an `all_gather` must reach each of the other $N - 1$, and in
-# ring attention, keys and values take $N - 1$ steps around the ring. So in a forward
-# pass, each rank sends this many numbers:
+# Only attention's numbers grow, and all four rows match the prediction to the byte. But what does
+# a rank *send*? What a rank contributes to an `all_gather` must reach each of the other $N - 1$,
+# and in ring attention, keys and values take $N - 1$ steps around the ring. So in a forward pass,
+# each rank sends this many numbers:
 #
 # $$\text{SSD: } (N-1)\,b\,h\,(pn + 1), \qquad
 #   \text{ring attention: } (N-1)\,2\,b\,l\,g\,p. \tag{11.6}$$
 #
-# Attention's keys can be stored in sixteen bits, while the package keeps states in float32, and
-# often several heads share a key head. So let each number of a key or value take $s$ bytes, and
-# each number of a pair four. Then the two send equally many bytes when each rank has
+# Keys can be stored in sixteen bits, while the package keeps states in float32, and often several
+# heads share a key head. So let a number of a key or value take $s$ bytes, and one of a pair four.
+# Then the two send equally many bytes when each rank has
 #
 # $$l^* = \frac{4}{s} \cdot \frac{h}{g} \cdot \frac{pn + 1}{2p} \tag{11.7}$$
 #
 # tokens, for any $N > 1$ and $b$. That's about $n/2$, times $4/s$, times $h/g$. Beyond $l^*$,
-# ring attention sends $l/l^*$ times as much.
+# ring attention sends $l/l^*$ times as much. (Our count's numbers of eight bytes make $l^* = 8.06$,
+# so at 8 tokens the two nearly tied.)
 #
-# Both sides have a cheaper rival. *Ulysses* (Jacobs et al.) swaps tokens for heads: a rank keeps
-# an $N$th of its queries, keys, values and outputs, sends the rest, and so reads the whole text
-# with $h/N$ heads. And pairs can go down a *chain*: each rank joins the prefix with its own pair
-# and sends one pair instead of $N - 1$, but has to wait for its neighbour. When is each ahead?
+# Both have a cheaper variant. *Ulysses* (Jacobs et al.) swaps tokens for heads: a rank keeps an
+# $N$th of its queries, keys, values and outputs, sends the rest, and so reads the whole text with
+# $h/N$ heads. That's $\frac{N-1}{N}\,2\,b\,l\,p\,(h + g)$ numbers, never twice those on two ranks.
+# A gather of pairs grows with $N - 1$. But pairs can go down a *chain*: each rank joins the prefix
+# with its own pair and sends one pair, but has to wait for its neighbour.
 
 
 # %% tags=["setup"]
@@ -795,24 +813,21 @@ def crossing(h, p, n, g, size):
     return 4 / size * h / g * (p * n + 1) / (2 * p)
 
 
-KEYS = {  # heads of keys, and bytes of a number
-    "every head has keys, float32": (32, 4),
-    "every head has keys, 16 bits": (32, 2),
-    "4 heads share keys, 16 bits": (8, 2),
-}
+KEYS = {"every head has keys, float32": (32, 4)}  # heads of keys, and bytes of a number
+KEYS |= {"every head has keys, 16 bits": (32, 2), "4 heads share keys, 16 bits": (8, 2)}
 for name, (g, size) in KEYS.items():
     l = crossing(32, 64, 128, g, size)
     print(f"{name}: equal at {l:.0f} tokens; at 131,072 {131_072 / l:,.0f} times as many bytes")
 
 
-for name, g in (("every head has keys", 32), ("4 heads share keys", 8)):
-    gathered, chain = (ulysses_crossing(32, 64, 128, g, 2, 8, pairs) for pairs in (7, 1))
-    print(f"Ulysses, 8 ranks, {name}: equal at {gathered:.0f}; to a chain at {chain:.0f} tokens")
+for N in (2, 4, 8):  # 4 heads share keys, 16 bits
+    gathered, chain = (ulysses_crossing(32, 64, 128, 8, 2, N, pairs) for pairs in (N - 1, 1))
+    print(f"Ulysses, {N} ranks: equal at {gathered:.0f} tokens; to a chain at {chain:.0f}")
 
 
 # %% tags=["figure"]
 def draw_bytes(ax, lengths, ssd, equal):
-    """SSD sends the same number of bytes for any length; attention catches up, then sends more."""
+    """SSD sends the same number of bytes for any length; attention begins below and ends above."""
     looks = [(plotting.COLORS[1], dash) for dash in ("-", "--", ":")] + [(plotting.COLORS[3], "-.")]
     for (name, at), (color, dash) in zip(equal.items(), looks, strict=True):
         ax.plot(lengths, [ssd * l / at for l in lengths], color=color, linestyle=dash, label=name)
@@ -823,7 +838,7 @@ def draw_bytes(ax, lengths, ssd, equal):
     ax.legend(loc="upper left", fontsize=15)
 
 
-# %% slide_title="SSD sends the same for any length; every rival catches up with it" tags=["figure"]
+# %% slide_title="SSD sends the same for any length, and the others end up above" tags=["figure"]
 fig, ax = plotting.figure(size=(11, 5))
 equal = {f"ring, {name}": crossing(32, 64, 128, g, size) for name, (g, size) in KEYS.items()}
 equal["Ulysses, 4 heads share keys, 16 bits"] = ulysses_crossing(32, 64, 128, 8, 2, 8, pairs=7)
@@ -840,10 +855,10 @@ plotting.save(
 )
 
 # %% [markdown]
-# With grouped keys in sixteen bits, ring attention sends less up to 512 tokens per rank. But at
-# 131,072 it sends 256 times as much. Ulysses moves the crossing to 819 tokens for 8 ranks, and a
-# chain of pairs brings it back to 117. In Cheems itself, three of the 24 mixers are I layers, and
-# their keys and values still have to travel.
+# With grouped keys in sixteen bits, ring attention sends less up to 512 tokens per rank, and 256
+# times as much at 131,072. Against a gather of pairs, Ulysses' crossing grows with the
+# ranks, to 819 tokens on 8. A chain of pairs brings it back to 117. In Cheems itself, three of the
+# 24 mixers are I layers, and their keys and values still have to travel.
 
 # %% [markdown] slide_title="A ring can hide its sending behind its products"
 # More bytes needn't mean more time, because a rank can compute while it sends. Take 16,384 tokens
@@ -853,14 +868,14 @@ plotting.save(
 # %%
 l, link, rate = 16_384, 50e9, 5e14
 sending = 2 * 2 * l * 8 * 64 / link  # k and v of 8 heads, two bytes each
-computing = 4 * l**2 * 32 * 64 / rate  # two products of l × l pairs, 32 heads of width 64
+computing = 4 * l**2 * 32 * 64 / rate  # two products, each multiplies and adds; 32 heads of 64
 print("milliseconds of a step of the ring, to send and to compute:", end=" ")
 print(f"{1e3 * sending:.2f}, {1e3 * computing:.1f}")
 assert sending < computing / 6
 
 # %% [markdown]
-# The sending hides behind the products. At this length the ring is slow because attention computes
-# a square, not because its keys travel. (We assumed this machine; we didn't measure it.)
+# The sending hides behind the products. On this assumed machine the ring is slow because attention
+# computes a square, not because its keys travel.
 
 # %% [markdown] slide_title="Fewer bytes don't yet mean less time"
 # ## 8 · And the time?
@@ -927,6 +942,36 @@ for queries in (q, q[:, 32:]):  # all tokens, and the second half of them
     operations.append(sum(operator.flops for operator in recorder.operators))
 assert 0.98 < operations[1] / operations[0] < 1
 
+
+# %% tags=["figure"]
+def draw_speedups(ax, wall):
+    """The median speedup by the wall clock, with its quartiles: S in green, A in vermilion."""
+    for pattern, color, aside in (
+        ("S", plotting.COLORS[2], -0.12),
+        ("A", plotting.COLORS[1], 0.12),
+    ):
+        found = [wall[f"{pattern}{l}"] for l in (512, 2048, 4096)]
+        for i, (low, middle, high) in enumerate(found):
+            ax.plot([i + aside] * 2, [low, high], color=color, linewidth=4)
+            ax.plot(i + aside, middle, "o", color=color, ms=12)
+        ax.text(2 + aside, high + 0.05, pattern, ha="center", fontsize=20, color=color)
+    plotting.level(ax, 1.0, side="left")
+    ax.set_xticks(range(3), ["512 tokens", "2,048", "4,096"], fontsize=18)
+    ax.tick_params(axis="y", labelsize=18)
+
+
+# %% slide_title="S loses at 512 tokens and wins at 4,096; A shows no gain" tags=["figure", "slide"]
+fig, ax = plotting.figure(size=(11, 4.6))
+draw_speedups(ax, wall)
+ax.set(xlim=(-0.5, 2.6), ylim=(0, 2.2), yticks=[0, 0.5, 1, 1.5, 2])
+ax.set_ylabel("times as fast as one process", fontsize=18)
+plotting.save(
+    fig,
+    "11_speedup",
+    "How many times faster two processes are than one, median and quartiles. For S it is below 1 "
+    "at 512 tokens and above 1 at 2,048 and 4,096. For A the quartiles lie on both sides of 1.",
+)
+
 # %% [markdown]
 # For S, two processes lose at 512 tokens (0.89 by the wall clock) and win at 4,096 (1.65). At 512
 # the busier one does compute less than a single process (1.18), but waiting and exchanging cost
@@ -935,9 +980,9 @@ assert 0.98 < operations[1] / operations[0] < 1
 #
 # Halves of equal length aren't equal work: the second half of the tokens has three quarters of all
 # query–key pairs. The usual cure is called *zig-zag*: cut the text into $2N$ slices and give rank
-# $i$ the slices $i$ and $2N - 1 - i$, an early one and a late one. Ours doesn't. Nor does torch
-# skip the masked half of the square for a later slice, as it does for a whole text. So the second
-# process computes as many pairs as one process does for the whole text.
+# $i$ the slices $i$ and $2N - 1 - i$, an early one and a late one. `SequenceParallel` doesn't. And
+# for a later slice torch doesn't skip the masked half of the square, so the second process computes
+# as many pairs as one process does for the whole text.
 
 # %% slide_title="Halves aren't equal work; an early and a late slice are" tags=["figure", "slide"]
 plotting.show_drawing(
@@ -954,7 +999,7 @@ plotting.show_drawing(
 # ## Summary
 #
 # - A slice acts on a state through a pair: fade the state, then add what the slice wrote. You can
-#   join neighbours in any grouping. A delta rule's pair can be about $1 + n/p$ times as large.
+#   join neighbours in any grouping.
 # - Each rank runs its slice from an empty state, all ranks exchange pairs, and each adds the read
 #   of its prefix. Four processes gave the same results and gradients as one.
 # - Every rank has to take part in the backward pass, or the others wait for it.

@@ -10,7 +10,7 @@ def draw_step(ax, rank, start, end, text, color, **options):
     place, size = (start, 3.65 - rank), (end - start, 0.55)
     ax.add_patch(Rectangle(place, *size, fc=color, ec=color, **options))
     middle = (start + end) / 2
-    ax.text(middle, 3.92 - rank, text, ha="center", va="center", fontsize=14, color="white")
+    ax.text(middle, 3.92 - rank, text, ha="center", va="center", fontsize=15, color="white")
 
 
 def draw_waiting(ax, last=11.3):
@@ -18,15 +18,15 @@ def draw_waiting(ax, last=11.3):
     blue, red, green = plotting.COLORS[:3]
     for rank in range(4):
         ax.text(0.1, 3.92 - rank, f"rank {rank}", va="center", fontsize=16)
-        draw_step(ax, rank, 1.3, 3.3, "own slice", green)
-        draw_step(ax, rank, 3.4, 5.0, "all_gather", blue)
-        draw_step(ax, rank, 5.1, 6.5, "add reads", green)
+        draw_step(ax, rank, 1.3, 3.3, "own slice", blue)
+        draw_step(ax, rank, 3.4, 5.0, "all_gather", green)
+        draw_step(ax, rank, 5.1, 6.5, "add reads", blue)
         if rank:
-            draw_step(ax, rank, 6.6, 7.9, "backward", green)
+            draw_step(ax, rank, 6.6, 7.9, "backward", blue)
             draw_step(ax, rank, 8.0, last, "wait for rank 0 ...", red)
         else:
-            draw_step(ax, rank, 6.6, 9.1, "whole backward", green)
-            ax.text(9.3, 3.92, "done: no collective to enter", va="center", fontsize=14)
+            draw_step(ax, rank, 6.6, 9.1, "whole backward", blue)
+            ax.text(9.3, 3.92, "done: no collective to enter", va="center", fontsize=15)
 
 
 def draw():
