@@ -443,7 +443,7 @@ def test_a_picture_beside_words_is_left_out_where_it_is_hard_to_read():
 # The least share of a deck's slides that show a figure. The aim is a third; a deck with a smaller
 # number here hasn't reached it.
 SHARES = {
-    "00": 1 / 3, "01": 0.17, "02": 0.17, "03": 0.12, "04": 0.15, "05": 0.1, "06": 0.1,
+    "00": 1 / 3, "01": 0.17, "02": 0.17, "03": 0.12, "04": 0.15, "05": 1 / 3, "06": 1 / 3,
     "07": 1 / 3, "08": 0.2, "09": 0.1, "10": 0.28, "11": 0.1, "12": 0.07,
 }  # fmt: skip
 
