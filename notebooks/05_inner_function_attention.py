@@ -479,8 +479,8 @@ plotting.save(
 # (scored on more books than the curves). V = SSD(x) ends between 0.998 and 0.999 on every seed.
 # A then A has no state, and yet ends at 0.97 or above. How can it? Its first layer can average the
 # amounts so far, and an average times the number of entries is the balance. One mixer alone ends
-# below 0.77, even with as many parameters as V = SSD(x). A alone finds the entry and its amount,
-# and those are worth 0.776.
+# below 0.77, even with as many parameters as V = SSD(x). What A alone can find, the entry and its
+# amount, is worth 0.776.
 #
 # Does the past have to be in the *value*? With five new seeds (`python -m experiments
 # 05_book_past`), SSD in $v$ explains 0.997 to 0.999, in $k$ 0.92 to 0.97, in $q$ 0.76 to 0.93, and

@@ -695,8 +695,8 @@ plotting.show_drawing(
 )
 
 # %% [markdown] slide_title="Inner products are the gradient of a weighted sum"
-# Why? A bag's inner product with a vector $v$ is a sum of weights, each times $\langle v,
-# \mathrm{row} \rangle$. That's what the derivative in a weight leaves:
+# Why? A bag's inner product with a vector $v$ is a sum of weights, each times
+# $\langle v, \mathrm{row} \rangle$. That's what the derivative in a weight leaves:
 #
 # $$\frac{\partial}{\partial w_j}\,\Bigl\langle v, \sum_{j'} w_{j'}\,\mathrm{row}_{i_{j'}}
 #   \Bigr\rangle = \langle v, \mathrm{row}_{i_j} \rangle. \tag{6.6}$$
@@ -763,7 +763,7 @@ assert gathering.entries == 64 * 64 * 256 and bags.entries <= 64 * 256
 # No retrieved neuron sees every token, so section 3's common map has no home. WM and Cheems bring
 # back a shared layer $\mathrm{FFN}^{\mathrm s}$: an MLP in WM, a gated one in Cheems. Where should
 # its output $z = \mathrm{FFN}^{\mathrm s}(x)$ go? WM's eq. 5 puts it *beside* the experts or
-# *before* them, its Listing 8 does both, and so does the package's `CDMoE`:
+# *before* them. Its Listing 8 puts it before and adds it, and so does the package's `CDMoE`:
 #
 # $$\begin{aligned}
 #   \text{beside: } & \textstyle z + \sum_i
@@ -776,9 +776,10 @@ assert gathering.entries == 64 * 64 * 256 and bags.entries <= 64 * 256
 #     \mathrm{softmax}(s)_i\;\mathrm{act}(z \cdot \mathrm{down}_i)\;\mathrm{up}_i}
 #   \end{aligned} \tag{6.7}$$
 #
-# The sums run over the retrieved neurons. Their scores $s_i$ come from $x$ in the first line, from
-# $z$ in the others. The last line is the layer of the opening drawing. (Ch Listing 4, our `CDMMoE`,
-# adds nothing. Its neurons read $zW$, with a width of its own, and are gated as in (6.1).)
+# The sums run over the retrieved neurons, and act is their activation. Their scores $s_i$ come from
+# $x$ in the first line, from $z$ in the others. The last line is the layer of the opening drawing.
+# (Ch Listing 4, our `CDMMoE`, adds nothing. Its neurons read $zW$, with a width of its own, and are
+# gated as in (6.1).)
 
 
 # %% tags=["guard"]

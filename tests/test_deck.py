@@ -103,7 +103,8 @@ def shows_every_figure(notebook: NotebookNode, chapter: Deck) -> list[str]:
             wanted.append((alt, {*re.findall(r'id="stage-(\d+)', svg)}))
         elif "image/png" in output.get("data", {}):
             wanted.append((output.metadata["image/png"]["alt"], set()))
-    for part in (part for slide in slides_of(chapter) for part in slide.parts):
+    own = [slide for slide in slides_of(chapter) if not slide.wanted]  # of no other cell
+    for part in (part for slide in own for part in slide.parts):
         if part.kind in ("svg", "png"):
             found.append((part.alt, {*re.findall(r'data-fragment-index="(\d+)"', part.source)}))
     return [] if found == wanted else [f"figures with their stages are {found}, not {wanted}"]
