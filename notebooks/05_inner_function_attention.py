@@ -230,8 +230,8 @@ plotting.show_drawing(
 #
 # $$y_t = \sum_{m \le t} w_{tm} \sum_{s \le m} a_{ms}\,(C_m \cdot B_s)\,\Delta_s\,x_s.$$
 #
-# If you hide moment $m = s$, token $s$ is still there, in the later moments. A value never changes
-# once it's computed, so decoding keeps keys, values and one state of $p \times n$ numbers per head.
+# If you hide moment $m = s$, token $s$ is still there, in the later moments. Decoding keeps keys,
+# values and one state of $p \times n$ numbers per head.
 #
 # WM's reason: several heads can share their values (*grouped-query attention*), and quality hardly
 # suffers. So don't make more values, make richer ones. Here are two heads:
@@ -294,21 +294,21 @@ plotting.save(
 )
 
 # %% [markdown]
-# **The key has to know the past.** A convolution over four tokens, 256 parameters in all, takes a
-# single attention layer from 0.14, a guess, to 1.00 on all five seeds, if you put it into $k$. In
-# $q$ or $v$ it changes nothing. Why? The query asks for a key, and the answer is the token *after*
-# it. So that token's $k$ must say, "the one before me was this key". **The past belongs to
-# whichever side carries what isn't in the token itself.** Here it's the key. With the value first
-# it would be the value, as exercise 3 of chapter 08 builds it.
+# **The key has to know the past.** A convolution over four tokens (256 parameters) takes a single
+# attention layer from 0.14, a guess, to 1.00 on all five seeds, if you put it into $k$. In $q$ or
+# $v$ it changes nothing. Why? The query asks for a key, and the answer is the token *after* it. So
+# that token's $k$ must say, "the one before me was this key". **The past belongs to whichever side
+# carries what isn't in the token itself.** Here it's the key. With the value first it would be the
+# value, as exercise 3 of chapter 08 builds it.
 #
 # Only the convolution's row is clean. SSD with a convolution can recall by itself (chapter 08), so
 # its row mixes two abilities. SSD with rotation must first learn to single out its neighbour: one
 # seed of five did. Each row has its best of three rates. We had predicted all this, after a trial
 # had shown SSD with a convolution working in $k$ alone.
 #
-# So in one bare layer, linear keys don't learn to recall. In Cheems, seven S come first. Keep the
-# question, it comes back in section 4 and in chapters 07 and 08: ***which of q, k and v needs to
-# know the past?***
+# In one bare layer, then, linear keys don't learn to recall. In Cheems, seven S come first. Keep
+# the question for section 4 and for chapters 07 and 08: ***which of q, k and v needs to know the
+# past?***
 
 # %% tags=["guard"]
 for row in PAST["table"]:
@@ -479,8 +479,8 @@ plotting.save(
 # (scored on more books than the curves). V = SSD(x) ends between 0.998 and 0.999 on every seed.
 # A then A has no state, and yet ends at 0.97 or above. How can it? Its first layer can average the
 # amounts so far, and an average times the number of entries is the balance. One mixer alone ends
-# below 0.77, even with as many parameters as V = SSD(x). A alone finds the entry and its amount,
-# and those are worth 0.776.
+# below 0.77, even with as many parameters as V = SSD(x). What A alone can find, the entry and its
+# amount, is worth 0.776.
 #
 # Does the past have to be in the *value*? With five new seeds (`python -m experiments
 # 05_book_past`), SSD in $v$ explains 0.997 to 0.999, in $k$ 0.92 to 0.97, in $q$ 0.76 to 0.93, and
@@ -685,10 +685,10 @@ print("by a table of two rows set by hand under 1 %, by the best matrix over 50 
 
 # %% [markdown] slide_title="Three masks differ in what their bias knows"
 # We'll call $e^{\mu_{ts}}$ the *share*: the key's weight is multiplied by it before the row is
-# normalised. Which $\mu$ could say it? WM's *dynamic mask*, which section 7 trains, is one learned
-# number per place and head. The package makes a soft gate of it. The package also has a mask that
-# looks at the value. The Forgetting Transformer, for comparison, computes a forget gate $f_r < 1$
-# from each token $r$ by a learned map:
+# normalised. WM's *dynamic mask*, which section 7 trains, is one learned number per place and head.
+# The package makes a soft gate of it, and has another mask that looks at the value. The Forgetting
+# Transformer computes a forget gate $f_r < 1$ from each token $r$. What does each of the three
+# know?
 #
 # | | log share $\mu_{ts}$ | learned | knows |
 # |---|---|---|---|

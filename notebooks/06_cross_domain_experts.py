@@ -125,7 +125,7 @@ with torch.no_grad():
     _ = must_differ("DGLU without its tanh", without @ dglu.W_2.weight.T, dglu(x))
 
 
-# %% [markdown] slide_title="A token pays only for the experts that it is routed to"
+# %% [markdown] slide_title="Two experts run, and their shares weight their outputs"
 # ## 2 · Routing by hand
 #
 # Could a token pay for only part of such a layer? Take $e$ such layers and call them *experts*. A
@@ -138,7 +138,7 @@ with torch.no_grad():
 #   g = \mathrm{softmax}(x\,W_{\text{router}}), \quad W_{\text{router}} \in \mathbb{R}^{d \times e}.
 #   \tag{6.2}$$
 
-# %% slide_title="Two experts run, and their shares weight their outputs"
+# %% tags=["aside"]
 _ = torch.manual_seed(1)
 x = random(2, 5, 6, seed=0)
 moe = MoE(6, 10, n_experts=4, k=2)
@@ -152,6 +152,21 @@ with torch.no_grad():
         for i in best:
             y[t] += shares[0, t, i] * moe.experts[i](x[0, t])
     check("mixture by hand = MoE", moe(x)[0, :3], y)
+
+# %% slide_title="Each token uses the two experts with its largest shares" tags=["figure", "slide"]
+fig, axes = plotting.figure(1, 3, size=(12, 4.2))
+for t, ax in enumerate(axes):
+    kept = shares[0, t].argsort(descending=True)[:2].tolist()
+    colors = [plotting.COLORS[0] if i in kept else "#cccccc" for i in range(4)]
+    ax.bar(range(4), shares[0, t].tolist(), color=colors)
+    ax.set(title=f"token {t}", xlabel="expert", ylim=(0, 0.7), xticks=range(4))
+axes[0].set_ylabel("share")
+plotting.save(
+    fig,
+    "06_routing",
+    "Bars of the shares of four experts for each of three tokens. The two largest of each token "
+    "are blue, and differ from token to token; the other two are grey.",
+)
 
 # %% [markdown]
 # Each token goes to the two experts with its largest shares, and their weighted sum is the
@@ -229,9 +244,8 @@ for name, gate in {"p / p": p / p, "p / p.detach()": p / p.detach()}.items():
 # It's 1 for an even load. In a total collapse, each of the $k$ busy experts has $f_i = 1/k$, and
 # their $P_i$ sum to 1. So the loss is $e \cdot \tfrac1k \cdot 1$ whatever the gates: a constant,
 # without a gradient. In *Switch Transformers* (eq. 4), $P_i$ is the mean of the **whole** softmax,
-# with the experts that weren't chosen. Let's give two of four experts a head start, a bias added to
-# their scores, and train a router on nothing but the loss, ours or Switch's. Which one gets it out
-# of the collapse?
+# with the experts not chosen. Let's give two of four experts a head start, a bias added to their
+# scores, and train a router on one of these losses alone. Which one gets it out of the collapse?
 
 
 # %% tags=["setup"]
@@ -275,8 +289,8 @@ for head_start, (name, loss_of) in product((12.0, 6.0), LOSSES.items()):
 # balances all four. At 6 a few tokens leak to the others, and that is enough for both. Switch's
 # loss resists longer, not always: its gradient shrinks with the share of the unused experts, like
 # $\exp(-\text{head start})$. After 25 it fails, too. So check which loss your library has.
-# (DeepSeek-V3 does without a loss: it adds a bias to each expert's score for the choice alone, and
-# moves it up or down by the load.)
+# (DeepSeek-V3 adds a bias to each expert's score instead, for the choice alone, and moves it by the
+# load.)
 
 # %% tags=["guard"]
 for head_start in (16.0, 25.0):  # Switch's loss resists longer, but not always
@@ -547,8 +561,7 @@ check("with a sigmoid: the odd part is z/2", (opened - opposite) / 2, z / 2)
 #
 # $$\text{score}_{ij} = q_1 \cdot \kappa_{1,i} + q_2 \cdot \kappa_{2,j} = a_i + a'_j. \tag{6.4}$$
 #
-# Now $2r$ inner products determine all $r^2$ scores. Let's count, including the map from the token
-# to the queries:
+# Now $2r$ inner products determine all $r^2$ scores. Let's count, with the map to the queries:
 
 # %% slide_title="Two thousand keys score a million experts" slide_figure="06_search:0"
 d, h, m = 256, 4, 128
@@ -561,9 +574,8 @@ for r in (16, 64, 256, 1024):
     print(f"{queries:7,} + {keys:9,} = {queries + keys:9,}")
 
 # %% [markdown]
-# For a million experts, that's 1.3 million multiplications instead of a billion. The price is that
-# the scores are no longer free: all experts of a row share a half score, and rise and fall
-# together. Now we have to find the best of $r^2$ sums without forming them all.
+# For a million experts, that's 1.3 million multiplications instead of a billion. The price: all
+# experts of a row share a half score, and rise and fall together.
 
 # %% [markdown] slide_title="The k best sums come from the k best of each half"
 # ## 6 · The theorem
@@ -669,7 +681,7 @@ check("equation 6.5, neuron by neuron = PEER", y, peer(x)[0, 0])
 #
 # The obvious code gathers rows: `down[indices]` is a copy of shape (b, l, h, k, d). Torch's
 # *embedding bag* needs no copy, but it sums rows, as (6.5) does with `up`. For `down` we need inner
-# products $x \cdot \mathrm{row}_{i_j}$. Can a sum give us these?
+# products $x \cdot \mathrm{row}_{i_j}$. Can a sum give these?
 #
 # **A bag turns weights into a vector. Run it backwards, and it turns a vector into one number per
 # row: their inner products.**
@@ -684,14 +696,13 @@ plotting.show_drawing(
 
 # %% [markdown] slide_title="Inner products are the gradient of a weighted sum"
 # Why? A bag's inner product with a vector $v$ is a sum of weights, each times
-# $\langle v, \mathrm{row} \rangle$. So that's what the derivative with respect to a weight leaves:
+# $\langle v, \mathrm{row} \rangle$. That's what the derivative in a weight leaves:
 #
 # $$\frac{\partial}{\partial w_j}\,\Bigl\langle v, \sum_{j'} w_{j'}\,\mathrm{row}_{i_{j'}}
 #   \Bigr\rangle = \langle v, \mathrm{row}_{i_j} \rangle. \tag{6.6}$$
 #
 # There is no $w$ on the right, so any weights will do. Pass $x$ as $v$, the third argument of
-# `autograd.grad`. In the code, `n` runs over the tokens and `j` over the neurons of a token, in all
-# its heads.
+# `autograd.grad`. In the code, `n` counts tokens, and `j` the neurons of a token.
 
 # %% slide_title="A backward pass gives the inner products without a copy"
 table, x = random(64, 6, seed=8), random(5, 6, seed=10)  # five tokens
@@ -746,13 +757,13 @@ print(f"rows gathered: largest tensor {gathering.entries:9,} entries")
 print(f"bags:          largest tensor {bags.entries:9,} entries")
 assert gathering.entries == 64 * 64 * 256 and bags.entries <= 64 * 256
 
-# %% [markdown] slide_title="CDMoE: before the neurons, and added" slide_figure="06_search"
+# %% [markdown] slide_title="A shared layer stands beside the retrieved neurons or before them"
 # ## 8 · Cross domain: a shared layer and retrieved neurons
 #
 # No retrieved neuron sees every token, so section 3's common map has no home. WM and Cheems bring
 # back a shared layer $\mathrm{FFN}^{\mathrm s}$: an MLP in WM, a gated one in Cheems. Where should
-# its output $z = \mathrm{FFN}^{\mathrm s}(x)$ go? WM's eq. 5 has two answers, *beside* the experts
-# or *before* them. The third is WM's Listing 8, and the fourth is the package's `CDMoE`:
+# its output $z = \mathrm{FFN}^{\mathrm s}(x)$ go? WM's eq. 5 puts it *beside* the experts or
+# *before* them. Its Listing 8 puts it before and adds it, and so does the package's `CDMoE`:
 #
 # $$\begin{aligned}
 #   \text{beside: } & \textstyle z + \sum_i
@@ -765,9 +776,10 @@ assert gathering.entries == 64 * 64 * 256 and bags.entries <= 64 * 256
 #     \mathrm{softmax}(s)_i\;\mathrm{act}(z \cdot \mathrm{down}_i)\;\mathrm{up}_i}
 #   \end{aligned} \tag{6.7}$$
 #
-# The sums run over the retrieved neurons. Their scores $s_i$ come from $x$ in the first line, from
-# $z$ in the others. The last line is the layer of the opening drawing. (Ch Listing 4, our `CDMMoE`,
-# adds nothing. Its neurons read $zW$, with a width of its own, and are gated as in (6.1).)
+# The sums run over the retrieved neurons, and act is their activation. Their scores $s_i$ come from
+# $x$ in the first line, from $z$ in the others. The last line is the layer of the opening drawing.
+# (Ch Listing 4, our `CDMMoE`, adds nothing. Its neurons read $zW$, with a width of its own, and are
+# gated as in (6.1).)
 
 
 # %% tags=["guard"]
@@ -985,15 +997,12 @@ plotting.save(
     "slowly than the square root of their number. PEER-pytorch's curve lies above ours throughout.",
 )
 
-# %% [markdown] slide_title="At 16,384 neurons ours is four times as fast" slide_figure="06_growth"
+# %% [markdown]
 # At about 4,096 neurons. The dense MLP's time grows with their number, ours more slowly than with
 # its square root: there are $2\sqrt e$ keys per head, and the map to the queries doesn't grow
-# (`python tests/bench/bench_experts.py --json experiments/records/06_growth.json`):
-#
-# | neurons | ours | PEER-pytorch | dense MLP |
-# |---|---|---|---|
-# | 1,024 | 10.5 ms | 39.7 ms | 3.5 ms |
-# | 16,384 | 17.2 ms | 45.3 ms | 73 ms |
+# (`python tests/bench/bench_experts.py --json experiments/records/06_growth.json`). At 1,024
+# neurons the MLP takes 3.5 ms and our layer 10.5; at 16,384 the MLP takes 73 ms, PEER-pytorch 45
+# and ours 17.
 #
 # Where does our time go? On one core (the figure has two), the search of a million experts takes 41
 # ms, the neurons with bags 15, and with gathered rows 58 (`python -m experiments 06_rows`).

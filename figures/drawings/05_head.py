@@ -71,5 +71,6 @@ def draw():
     for draw_more in (draw_cut, lambda ax: draw_shutter(ax, 5.75, 2.85)):
         drawn = set(ax.get_children())
         draw_more(ax)
-        stages.append([artist for artist in ax.get_children() if artist not in drawn])
+        new = [artist for artist in ax.get_children() if artist not in drawn]
+        stages.append([getattr(artist, "arrow_patch", artist) for artist in new])
     return fig, stages

@@ -68,5 +68,6 @@ def draw():
     for draw_more in (draw_value, draw_lookup):
         drawn = set(ax.get_children())
         draw_more(ax)
-        stages.append([artist for artist in ax.get_children() if artist not in drawn])
+        new = [artist for artist in ax.get_children() if artist not in drawn]
+        stages.append([getattr(artist, "arrow_patch", artist) for artist in new])
     return fig, stages

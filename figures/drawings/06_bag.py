@@ -60,4 +60,5 @@ def draw():
     draw_forward(ax, 2.7)
     drawn = set(ax.get_children())
     draw_backward(ax, 9.2)
-    return fig, [[artist for artist in ax.get_children() if artist not in drawn]]
+    new = [artist for artist in ax.get_children() if artist not in drawn]
+    return fig, [[getattr(artist, "arrow_patch", artist) for artist in new]]

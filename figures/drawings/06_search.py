@@ -85,6 +85,7 @@ def draw():
     for draw_more in (lambda: draw_staircase(ax, *scores), lambda: draw_neurons(ax)):
         there = set(ax.get_children())
         draw_more()
-        stages.append([artist for artist in ax.get_children() if artist not in there])
+        new = [artist for artist in ax.get_children() if artist not in there]
+        stages.append([getattr(artist, "arrow_patch", artist) for artist in new])
     ax.set(xlim=(0, 13.6), ylim=(0, 5.1))
     return fig, stages
