@@ -76,10 +76,10 @@ print("answer ", *(f"{i:3}" if i >= 0 else "  ." for i in targets[0].tolist()))
 assert ids.shape == (1, 8) and (targets >= 0).sum() == 2
 
 # %% [markdown]
-# Keys are ids from 1 to 5, values from 6 to 11, and a dot means that no answer is due. After a
-# query comes fill, not the answer as in chapter 07: otherwise a model could guess among the answers
-# it hasn't seen. How would you do it by hand? You'd find the earlier place with the same token, and
-# read the token after it:
+# Keys are ids from 1 to 5, values from 6 to 11, and a dot means that no answer is due. The 8 and
+# the 11 are fill: no key and no value of this row. In chapter 07 the answer stood there, and a
+# model could guess among those it hadn't seen. How would you do it by hand? You'd find the earlier
+# place with the same token, and read the token after it:
 
 
 # %% slide_title="By hand: find the key again, and read on"
@@ -102,9 +102,9 @@ check("looking up = what is asked for", found[asked], targets[asked])
 # many times as there are pairs.
 #
 # WM, like the Mamba-2 paper, makes the task of Arora et al. harder (App. C.1): random fill instead
-# of zeros, longer rows, and $T/4$ pairs in a row of $T$ tokens. What grows with $T$, the fill or
-# the pairs? Both, from 16 fill tokens and 16 pairs to 512 and 512: half of a row is pairs, a
-# quarter queries, a quarter fill. So length alone can't separate noise (the fill) from load (the
+# of zeros, longer rows, and $T/4$ pairs in a row of $T$ tokens. Fill and pairs grow together with
+# $T$, from 16 fill tokens and 16 pairs to 512 and 512: half of a row is pairs, a quarter queries, a
+# quarter fill. So length alone can't separate noise (the fill) from load (the
 # pairs).
 
 # %% tags=["guard"]
@@ -146,13 +146,12 @@ check("reading = equation (8.1)", read_back(keys, values, keys), keys @ keys.T @
 
 # %% [markdown] slide_title="The best keys save one unit of error"
 # You get your value back, plus all the other values, each weighted by how similar the keys are.
-# Let all keys have length one, at least on average, so that you read your own value once:
+# Let the keys' squared lengths average one, so that on average you read your own value once:
 #
 # - **Random keys**: the inner product of two of them has mean square $1/n$, and the squared errors
 #   of the other $u - 1$ pairs simply add.
 # - **The best keys**: orthogonal as long as there's room, up to $u = n$. For more pairs we take the
-#   rows of a matrix with $n$ orthonormal columns, times $\sqrt{u/n}$. Three pairs in a plane, for
-#   example, get directions 120° apart.
+#   rows of a matrix with $n$ orthonormal columns, times $\sqrt{u/n}$.
 #
 # The squared error $r$, relative to the value's own square, is
 #
@@ -160,11 +159,11 @@ check("reading = equation (8.1)", read_back(keys, values, keys), keys @ keys.T @
 # \;\;\text{(best)}. \tag{8.2}$$
 #
 # Subtract them: beyond $u = n$ the best keys save *one unit of error*, at every load. What if the
-# next layer shrinks what it reads? Read $c$ times as much, and the error is $(1 - c)^2 + c^2 r$,
-# smallest at $c = 1/(1 + r)$. So **the best scale turns an error of $r$ into $r/(1 + r)$**: into
-# $1 - n/u$ for the best keys. No keys chosen before the values beat that: a read multiplies $u$
-# values by a matrix of rank $n$, and by Eckart and Young its squared distance from the identity is
-# at least $u - n$ in all.
+# next layer shrinks what it reads by a factor $c$? Then the error is $(1 - c)^2 + c^2 r$, smallest
+# at $c = 1/(1 + r)$. So **the best scale turns an error of $r$ into $r/(1 + r)$**: into $1 - n/u$
+# for the best keys. No keys chosen before the values beat that. All $u$ values pass through $n$
+# dimensions, so at least $u - n$ values' worth is lost in all (Eckart and Young), $1 - n/u$ per
+# pair.
 
 
 # %% tags=["setup"]
@@ -216,40 +215,46 @@ assert math.isclose(read_back(best, torch.eye(256), best).diagonal().mean(), 1)
 
 # %% [markdown]
 # We measure both in a state of width 64, over ten seeds. Before you look: what will the two solid
-# lines do beyond 64 pairs, and what the two dashed ones, at the best scale?
+# lines do beyond 64 pairs? And the two dashed ones, which show the same reads at the best scale?
 
 
 # %% tags=["figure"]
 def draw_errors(ax):
-    """The squared errors of both kinds of keys, as read and at the best scale."""
-    lines = {f"{kind} keys": [max(e, 0.0) for e in errors] for kind, errors in error.items()}
-    lines |= {f"{kind}, best scale": [max(e, 0.0) for e in found] for kind, found in scaled.items()}
-    told = dict(xlabel="pairs in the state", ylabel="squared error", ylim=(-0.1, 4.1))
-    plotting.lines(ax, counts, lines, marker="o", legend="right", **told)
-    ax.set_title("A state of width 64: keys are worth one unit")
+    """The squared errors of both kinds of keys, as read (solid) and at the best scale (dashed)."""
+    drawn = []
+    for kind, color in (("random", plotting.COLORS[1]), ("best", plotting.COLORS[2])):
+        for errors, dash in ((error[kind], "o-"), (scaled[kind], "o--")):
+            drawn += ax.plot(counts, [max(e, 0.0) for e in errors], dash, color=color, lw=2.5)
+        ax.text(262, error[kind][-1], f"{kind} keys", color=color, va="center", fontsize=17)
+    drawn.append(ax.text(262, 0.78, "at the best scale", va="center", fontsize=17))
+    ax.set(xlabel="pairs in the state", ylabel="squared error", xlim=(0, 352), ylim=(-0.1, 4.2))
+    ax.set_xticks([8, 64, 128, 192, 256])
     ax.axvspan(n, 256, color=plotting.QUIET, alpha=0.12, lw=0)
-    ax.text(n + 4, 3.63, "more pairs than dimensions", color=plotting.INK, fontsize=13)
+    ax.text(n + 4, 3.85, "more pairs than dimensions", color=plotting.INK, fontsize=15)
     ax.errorbar(224, 3.0, 0.49, color=plotting.INK, capsize=5)
+    ax.text(228, 3.2, "one\nunit", color=plotting.INK, va="center", fontsize=14)
+    return [[drawn[1], drawn[3], drawn[4]]]
 
 
 # %% slide_title="Beyond u = n the best keys are one unit ahead, at every load" tags=["figure"]
-fig, ax = plotting.figure(size=(9, 4.4))
-draw_errors(ax)
+fig, ax = plotting.figure(size=(9, 4.6))
+stages = draw_errors(ax)
 plotting.save(
     fig,
     "08_capacity",
     "Squared error of what a state of width 64 gives back, against the number of pairs, from 8 on. "
     "With random keys it rises in a straight line, through 0.99 at 64 pairs and 3.98 at 256. With "
     "the best keys it is 0 up to 64 pairs, and from there on a parallel line, one unit lower. At "
-    "the best scale both stay below one, and end at 0.80 and 0.75.",
+    "the best scale, dashed, both stay below one, and end at 0.80 and 0.75.",
+    stages=stages,
 )
 
 # %% [markdown]
 # Two parallel lines: the best keys have a sharp knee at $u = n$, and then they are one unit ahead.
 #
 # Does an error of one mean that nothing is recalled? The right value only needs to be the *nearest*
-# in direction to what we read, whatever the scale. We read, and pick the nearest of 4,096 candidate
-# values, each a vector of $p$ numbers:
+# in direction to what we read, whatever the scale. Now $n = 128$, WM's size. We read, and pick the
+# nearest of 4,096 candidate values, each a vector of $p$ numbers:
 
 
 # %% tags=["setup"]
@@ -279,13 +284,14 @@ def errors_and_recalled(many):
 # %% slide_title="An error of four needn't matter: the nearest value is enough"
 print(errors_and_recalled((64, 128, 256, 512)))
 
-# %% [markdown] slide_title="Two layers of attention: shift, then look up"
-# Values of 32 numbers show what keys are worth: of 256 pairs, 0.86 are recalled with the best keys
+# %% [markdown]
+# With values of 32 numbers, good keys matter: of 256 pairs, 0.86 are recalled with the best keys
 # and 0.47 with random ones. But an error of four times the value's own square needn't matter: at
 # 512 pairs nearly all values of 128 numbers are recalled. The error points in a random direction,
-# and in 128 dimensions hardly ever to another value. So a state of width 128, WM's size, has room
+# and in 128 dimensions hardly ever to another value. So a state of width 128 has room
 # for the 64 pairs in section 6's longest rows, as long as it writes only the pairs.
-#
+
+# %% [markdown] slide_title="Layer 1 shifts, layer 2 looks up" slide_figure="08_two_ways:2"
 # ## 3 · Attention, by hand
 #
 # Attention compares contents, but the answer is one place *after* the key. Two layers can get
@@ -294,7 +300,8 @@ print(errors_and_recalled((64, 128, 256, 512)))
 # 1. **shift**: every token copies the token before it into a separate slot;
 # 2. **look up**: a query finds the place whose *slot* holds its own token, and takes the token
 #    there.
-#
+
+# %% [markdown] slide_title="Each step writes into a slot of its own"
 # Let's write these weights into a real `CausalLM` with the pattern AA. We divide its hidden state,
 # 256 wide, into slots, with a coordinate for each of 64 ids:
 #
@@ -319,10 +326,10 @@ ONE = 3 * IDS  # a coordinate that is 1 in every token
 #
 # $$q \cdot k = \sum_i \cos\big((t - s - 1)\,\theta_i\big). \tag{8.3}$$
 #
-# We have 128 clocks, and the sixteen fastest are enough.
+# Of 128 clocks we use the sixteen fastest. The slow ones hardly tell $t - 1$ from $t - 2$.
 
 
-# %% slide_title="Fast clocks single out the token before"
+# %% slide_title="Fast clocks single out the token before" slide_figure="08_two_ways:1"
 def shift(layer, by=1, waves=16, sharpness=8.0):
     """Let every token look at the one `by` places before it."""
     i = torch.arange(waves)
@@ -346,7 +353,7 @@ def look_up_after(layer, sharpness=8.0):
     slow = WIDTH // 4 + torch.arange(IDS)
     layer.q_proj.weight[slow, TOKEN] = sharpness * torch.eye(IDS)
     layer.k_proj.weight[slow, BEFORE] = sharpness * torch.eye(IDS)
-    # Only the first token has itself before it. This keeps later queries from finding it:
+    # The first token has nobody before it and copies itself. No query shall find it there:
     layer.k_proj.weight[slow, TOKEN] = -sharpness * torch.eye(IDS)
 
 
@@ -401,10 +408,11 @@ for length, pairs, rows in ((16, 4, 32), (64, 16, 16), (256, 28, 8), (1024, 28, 
     print(f"; with a shift of 0 or 2: {shares[1]:.2f}, {shares[2]:.2f}")
     assert shares[0] > 0.99 and max(shares[1:]) < 0.01
 
-# %% [markdown] slide_title="A state takes both steps in one layer"
+# %% [markdown]
 # The same weights find them at all four. With the shift off by one place they find none, and don't
 # even guess.
-#
+
+# %% [markdown]
 # ## 4 · A state, by hand
 #
 # Can a state take the same two steps? It writes $x_s$ under the key $B_s$ and reads with $C_t$. So
@@ -412,7 +420,7 @@ for length, pairs, rows in ((16, 4, 32), (64, 16, 16), (256, 28, 8), (1024, 28, 
 # convolution before $B$ (chapter 04) does exactly that, so *one* layer is enough:
 
 
-# %%
+# %% slide_title="A state takes both steps in one layer" slide_figure="08_two_ways"
 def recall_with_a_state(ids, code, dt):
     """Scores (b, l, v) of a state layer; each id has a code."""
     tokens = code[ids][:, :, None]  # C: (b, l, 1, n)
@@ -504,7 +512,7 @@ plotting.save(
     "tokens that are new look nowhere.",
 )
 
-# %% [markdown] slide_title="Who learns it?"
+# %% [markdown]
 # In both, bob looks at 8 and ann at 3. But what does a new token do? A state returns zero. A
 # softmax must spend its weight somewhere, and spreads it evenly over the past. Trained transformers
 # learn a way out: they park the weight on the first token, an *attention sink* (Xiao et al., 2024).
@@ -513,7 +521,8 @@ plotting.save(
 #
 # With fewer coordinates than ids, section 2 applies, and the load is *every* pair of neighbours,
 # not just the key–value pairs. Exercise 5 writes fewer.
-#
+
+# %% [markdown] slide_title="Eleven small models: which of them will learn the task?"
 # ## 5 · Who learns it?
 #
 # Does training find such weights, too? We train eleven small models of attention (A, with rotary
@@ -527,9 +536,9 @@ plotting.save(
 # | a single S | rotation or a convolution |
 # | A, then S | rotation or a convolution |
 #
-# After 64 tokens, two layers of attention keep $2 \cdot 2 \cdot 64 \cdot 64 = 16{,}384$ numbers,
-# and two states $2 \cdot 128 \cdot 64$, exactly as many. Before you look at the runs, predict which
-# of these learn the task:
+# After 64 tokens, two layers of attention keep $2 \cdot 2 \cdot 64 \cdot 64 = 16{,}384$ numbers
+# (layers, $k$ and $v$, tokens, width), and two states $2 \cdot 128 \cdot 64$, exactly as many.
+# Before you look at the runs, predict which of these learn the task:
 #
 # - a state *below* attention, which could do the shift for it;
 # - states alone, with and without a convolution;
@@ -625,7 +634,8 @@ ROWS = {row["system"]: row for row in read_record("08_rows")["table"]}
 # We then run five other seeds (`python -m experiments 08_rows`).
 
 # %% tags=["guard"]
-print("d = 64, T = 64: the rate, right at the end with five seeds, and steps until 0.9 are")
+print("d = 64, T = 64 (QCAttn is A A, SSD is S S): the rate, right at the end with")
+print("five seeds, and steps until 0.9 are")
 steps, ends = {}, {}
 for name, row in ROWS.items():
     steps[name] = [steps_to(run) for run in row["runs"]]
@@ -728,8 +738,9 @@ def draw_jumps(ax):
 # %% [markdown]
 # Each dot is the end of a run. On the left, the state of *one* S with a convolution grows from 256
 # numbers to 8,192 (`python -m experiments 08_state_size`). The black lines are section 2's: how
-# much can be read from a state that holds the 16 pairs and nothing else, or all 47 neighbours. In
-# the middle are four models of two layers, and on the right you see how some runs got there.
+# much can be read from a state that holds the 16 pairs and nothing else, or every pair of
+# neighbours (a query stands at place 47 on average, so 47 of them). In the middle are four models
+# of two layers, and on the right you see how some runs got there.
 
 # %% slide_title="With the same room, some always learn it and some never" tags=["figure"]
 fig, axes = plotting.figure(1, 3, size=(13, 5.4))
@@ -753,6 +764,10 @@ plotting.save(
 # one S with a convolution, the share follows the room: 0.27, 0.64, 0.86, 0.97 and 0.99 on average,
 # for states of width 4 to 64. We had predicted that runs end between the black lines, up to 0.05.
 # 24 of 25 do. (The other one, of width 8, gets 0.40.)
+#
+# In chapter 07 A A never learned it, and S A with rotation in three runs of five. There the models
+# have no MLPs, the rows show the answers, and sizes and rates differ. We haven't found out what
+# makes the difference.
 #
 # The rows that aren't drawn agree. S below A learns it in all fifteen runs, with any source of
 # position, and states with a convolution in all ten. One S with rotation, two with decay alone and
@@ -785,8 +800,8 @@ assert right[-1][0] > 0.85
 
 # %% [markdown]
 # Both need their attention: without that layer the recorded one falls from 0.96 to 0.01. But one S
-# with a convolution learns the task alone, so attention might only look for a value that the state
-# has already found.
+# with a convolution learns the task alone. So does attention find the place itself, or does it only
+# recognise an answer that S already has?
 
 
 # %% tags=["setup", "experiment"]
@@ -867,7 +882,7 @@ assert ROW_TARGETS[0, QUERIES].tolist() == [ROW[0, 2 * i + 1] for i in ASKED]
 # %% [markdown]
 # Take a row, and a *copy* of it with other keys. We compute attention's $q$ from the row and its
 # $k$ from the copy, and look only at the weights. If attention finds an answer by the token in
-# front of it, it will now fail. If it goes by the value, nothing will change. Here are the four
+# front of it, it will now be lost. If it goes by the value, nothing will change. Here are the four
 # queries of a row, by hand and in the recorded model (`python -m experiments 08_found`); folded
 # cells test yours. Before you look at the lowest map: where will bob look, when the copy says fay?
 
@@ -903,13 +918,15 @@ plotting.save(
     "mostly at a fill token.",
 )
 
+# %% [markdown]
+# A lost query still lands somewhere: bob on 1, and ann, by luck, on her own 3. Over 64 rows of 32
+# tokens, the mean weight on the answers is 0.93 on the row itself, and 0.09 on the copy. If we
+# replace the values instead, it stays at 0.93. In your model, the weight on an answer falls below
+# 0.3 if we replace just the key in front of it, and stays above 0.75 if we replace all the others.
+# So attention finds the answer *by the token before it*: it's an induction head. Only the state
+# layer below can have told it what that token was.
+
 # %% [markdown] slide_title="WM compares attention, states and computed values"
-# Over 64 rows of 32 tokens, the mean weight on the answers is 0.93 on the row itself, and 0.09 on
-# the copy. If we replace the values instead, it stays at 0.93. In your model, the weight on an
-# answer falls below 0.3 if we replace just the key in front of it, and stays above 0.75 if we
-# replace all the others. So attention finds the answer *by the token before it*: it's an induction
-# head. Only the state layer below can have told it what that token was.
-#
 # ## 6 · WM's comparison
 #
 # *Wonderful Matrices* (WM) finds that inner-function attention, from $d = 128$ on, recalls better
@@ -939,8 +956,10 @@ printed.square().sum().backward()
 assert keys.grad is None and queries.weight.grad is None
 
 # %% [markdown] slide_title="We train on some 350 times fewer tokens than WM"
-# One fixed diagonal matrix takes the place of $W$, and neither keys nor queries get a gradient. If
-# Figure 5 was made with this code (we don't know), it compares a full matrix with a diagonal one.
+# Both keys start at zero, so they tie for every token. Here `topk` takes the first, the only row
+# there is. One fixed diagonal matrix takes the place of $W$, and neither keys nor queries get a
+# gradient. If Figure 5 was made with this code (we don't know), it compares a full matrix with a
+# diagonal one.
 #
 # We repeat the comparison at a smaller scale:
 #
@@ -1002,10 +1021,10 @@ AT_256 = {s: [[last_share(run, 256) for run in runs_of(s, d)] for d in RATES] fo
 print(table("right at WM's rate ×", TIMES, AT_RATE))
 
 # %% [markdown]
-# Attention learns at three of the four rates, SSD makes progress at only one, and it isn't the rate
-# of the table below. Given 6,000 steps at 3.3 times WM's rate, its three runs reach 0.93, 0.25 and
-# 0.08. So at 64 tokens SSD's failure seems to depend on the rate. At 256 tokens we tried one rate
-# per width, and can't say.
+# Attention learns at three of the four rates, SSD makes progress at only one, 3.3 times WM's. Given
+# 6,000 steps there, its three runs reach 0.93, 0.25 and 0.08. So at 64 tokens the rate is part of
+# why SSD fails. The next table uses 10 times WM's rate, where SSD fails here, too. At 256 tokens we
+# tried no other, and can't say.
 
 # %% tags=["guard"]
 assert all(min(shares) > 0.75 for shares in AT_RATE["QCAttn"][1:])
@@ -1030,13 +1049,15 @@ assert [round(share, 2) for share in last] == [0.08, 0.25, 0.93]
 print(table("right at T = 256", [f"d = {d}" for d in RATES], AT_256))
 
 # %% [markdown] slide_title="Two cautions: short rows helped, and three seeds are few"
-# Attention reaches 0.99 in 26 of 27 runs, and SSD in none of nine: it gets at most 0.04, where a
-# guess among the row's 64 values gets 0.016. The run of attention that fails has the mask.
+# The three kinds of attention reach 0.99 in 26 of 27 runs, and SSD in none of nine: it gets at most
+# 0.04, where a guess among the row's 64 values gets 0.016. The run of attention that fails has the
+# mask.
 #
 # - **We trained on short rows as well.** Without them, closer to WM's training, three runs of
 #   QCAttn at $d = 64$ reach only 0.02, 0.42 and 0.05.
-# - **Three seeds aren't many.** InnerFuncAttn needs 1.00 times as many steps as QCAttn at $d =
-#   128$, with a 95 % interval from 0.84 to 1.19. "No difference shown" doesn't mean there is none.
+# - **Three seeds aren't many.** At $d = 128$ InnerFuncAttn needs as many steps as QCAttn (1.00
+#   times, with a 95 % interval from 0.84 to 1.19). "No difference shown" doesn't mean there is
+#   none.
 
 # %% tags=["guard"]
 print("right at T = 256, three seeds, and steps until 0.9 are")

@@ -46,7 +46,9 @@ def rows():
 
 
 def draw():
-    fig, ax = plotting.canvas(13.2, 5.3)
+    fig, ax = plotting.canvas(13.2, 5.75)
+    ax.text(1.75, 5.45, "the first 24 sequence mixers", fontsize=17, va="center")
+    ax.text(13.05, 5.45, "S : A, whole model", fontsize=17, va="center", ha="right")
     for i, (name, letters, ratio) in enumerate(rows()):
         draw_row(ax, 4.7 - 0.55 * i - (0.25 if i >= len(PRESETS) else 0), name, letters, ratio)
     return fig, []

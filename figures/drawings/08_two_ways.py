@@ -3,6 +3,13 @@
 from cheems_ref import plotting
 
 
+def added(ax, before):
+    """What was drawn since, each arrow with the patch that is its line."""
+    new = [artist for artist in ax.get_children() if artist not in before]
+    arrows = (getattr(artist, "arrow_patch", None) for artist in new)
+    return new + [arrow for arrow in arrows if arrow is not None]
+
+
 def draw_row(ax, y):
     """A row of three pairs and a query; returns the place of each token."""
     tokens = ["ann", "3", "bob", "8", "cat", "5", "…", "bob", "?"]
@@ -17,32 +24,40 @@ def draw_row(ax, y):
 
 
 def draw_attention(ax, x, y, color):
-    """Two looks back, above the row: to the token before, and to what came after bob."""
+    """Two looks back, above the row: to the token before, and to what came after bob.
+
+    Returns what it drew for each of them.
+    """
+    base = set(ax.get_children())
     plotting.arrow(ax, (x[3], y), (x[2] + 0.05, y), color=color, bend=0.7)
-    ax.text(x[2] + 0.3, y + 0.45, "1  previous token", ha="center", color=color, fontsize=15)
+    ax.text(x[2] + 0.3, y + 0.45, "1  previous token", ha="center", color=color, fontsize=17)
+    first, base = added(ax, base), set(ax.get_children())
     plotting.arrow(ax, (x[7], y), (x[3] + 0.1, y), color=color, bend=0.4)
     name = "2  match: what came after bob?"
-    ax.text(x[5] + 0.1, y + 0.9, name, ha="center", color=color, fontsize=15)
+    ax.text(x[5] + 0.1, y + 0.9, name, ha="center", color=color, fontsize=17)
+    second, base = added(ax, base), set(ax.get_children())
     ax.text(0.1, y + 0.6, "Attention:\nlook back", color=color, fontsize=18, va="center")
+    return [first + added(ax, base), second]
 
 
 def draw_state(ax, x, y, color):
-    """A small memory below the row: three writes and one read."""
+    """A small memory below the row: three writes and one read. Returns what it drew."""
+    base = set(ax.get_children())
     for i, entry in enumerate(("ann → 3", "bob → 8", "cat → 5")):
         place = x[2] + 1.3 * i - 0.85
-        plotting.arrow(ax, (x[2 * i + 1] - 0.4, y + 1.5), (place, y + 0.35), color=color)
+        plotting.arrow(ax, (x[2 * i + 1] - 0.51, y + 1.6), (place, y + 0.35), color=color)
         frame = dict(boxstyle="square,pad=0.45", fc="#d9f0e8" if i == 1 else "white", ec=color)
-        ax.text(place, y, entry, ha="center", va="center", fontsize=14, bbox=frame | dict(lw=2))
+        ax.text(place, y, entry, ha="center", va="center", fontsize=15, bbox=frame | dict(lw=2))
     plotting.arrow(ax, (x[2] + 0.8, y - 0.3), (x[7], y + 1.5), color=color, bend=0.35)
-    ax.text(x[6] + 0.75, y + 0.25, "read with bob", color=color, fontsize=15)
+    ax.text(x[6] + 0.75, y + 0.25, "read with bob", color=color, fontsize=17)
     name = "write each value under its key"
-    ax.text(x[2] + 0.45, y - 0.75, name, ha="center", color=color, fontsize=15)
+    ax.text(x[2] + 0.45, y - 0.75, name, ha="center", color=color, fontsize=17)
     ax.text(0.1, y, "A state:\nremember", color=color, fontsize=18, va="center")
+    return added(ax, base)
 
 
 def draw():
     fig, ax = plotting.canvas(12.8, 4.7)
     x = draw_row(ax, 2.9)
-    draw_attention(ax, x, 3.3, plotting.COLORS[0])
-    draw_state(ax, x, 1.0, plotting.COLORS[2])
-    return fig, []
+    looks = draw_attention(ax, x, 3.3, plotting.COLORS[0])
+    return fig, [*looks, draw_state(ax, x, 1.0, plotting.COLORS[2])]
