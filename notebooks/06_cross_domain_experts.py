@@ -763,7 +763,7 @@ assert gathering.entries == 64 * 64 * 256 and bags.entries <= 64 * 256
 # No retrieved neuron sees every token, so section 3's common map has no home. WM and Cheems bring
 # back a shared layer $\mathrm{FFN}^{\mathrm s}$: an MLP in WM, a gated one in Cheems. Where should
 # its output $z = \mathrm{FFN}^{\mathrm s}(x)$ go? WM's eq. 5 puts it *beside* the experts or
-# *before* them. Its Listing 8 puts it before and adds it, and so does the package's `CDMoE`:
+# *before* them, and both WM's Listing 8 and the package's `CDMoE` put it before and add it:
 #
 # $$\begin{aligned}
 #   \text{beside: } & \textstyle z + \sum_i
