@@ -77,7 +77,7 @@ assert ids.shape == (1, 8) and (targets >= 0).sum() == 2
 
 # %% [markdown]
 # Keys are ids from 1 to 5, values from 6 to 11, and a dot means that no answer is due. The 8 and
-# the 11 are fill: no key and no value of this row. In chapter 07 the answer stood there, and a
+# the 11 are fill: no key and no value of this row. In chapter 07 the answer came next, and a
 # model could guess among those it hadn't seen. How would you do it by hand? You'd find the earlier
 # place with the same token, and read the token after it:
 
@@ -353,7 +353,7 @@ def look_up_after(layer, sharpness=8.0):
     slow = WIDTH // 4 + torch.arange(IDS)
     layer.q_proj.weight[slow, TOKEN] = sharpness * torch.eye(IDS)
     layer.k_proj.weight[slow, BEFORE] = sharpness * torch.eye(IDS)
-    # The first token has nobody before it and copies itself. No query shall find it there:
+    # The first token has nobody before it, so it copies itself. Keep later queries away from it:
     layer.k_proj.weight[slow, TOKEN] = -sharpness * torch.eye(IDS)
 
 
@@ -765,9 +765,9 @@ plotting.save(
 # for states of width 4 to 64. We had predicted that runs end between the black lines, up to 0.05.
 # 24 of 25 do. (The other one, of width 8, gets 0.40.)
 #
-# In chapter 07 A A never learned it, and S A with rotation in three runs of five. There the models
-# have no MLPs, the rows show the answers, and sizes and rates differ. We haven't found out what
-# makes the difference.
+# In chapter 07 A A never learned it, and S A with rotation in three runs of five. There the
+# rows show the answers, the models have two heads and no MLPs, and batches are smaller. We haven't
+# found out which of these matters.
 #
 # The rows that aren't drawn agree. S below A learns it in all fifteen runs, with any source of
 # position, and states with a convolution in all ten. One S with rotation, two with decay alone and
