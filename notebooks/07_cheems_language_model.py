@@ -870,7 +870,7 @@ print(f"after 1,875, {held_out_at[2500]:.2f} after 2,500; the last batches: {bat
 assert held_out_at[125] < long_run["bigram"] and round(long_run["bigram"], 2) == 2.32
 assert abs(held_out_at[2500] - held_out_at[1875]) < 0.02 and round(batches, 2) == 0.83
 
-# %% tags=["setup"]
+# %% tags=["guard"]
 at, held = zip(*long_run["evaluations"], strict=True)
 # one batch in five was kept: the mean of the 25 before each evaluation
 read = [sum(long_run["losses"][t // 5 - 25 : t // 5]) / 25 for t in at]
