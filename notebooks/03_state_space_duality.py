@@ -374,7 +374,7 @@ plotting.show_drawing(
 )
 
 # %% [markdown]
-# Let's try it on one head, with 4 chunks of 8 random tokens and $n = 2$. Below the diagonal, the
+# Try one head, with 4 chunks of 8 random tokens and $n = 2$. Below the diagonal, the
 # blocks of $M$ should have rank at most 2:
 
 
@@ -440,7 +440,7 @@ written = einsum("cs,csn,csp->cpn", to_end * dt_c, B_c, x_c)
 check("step 2 = the state of each chunk run alone", written, states_after(chunks))
 
 # %% [markdown]
-# **Step 3: carry.** It's the recurrence again, but from chunk to chunk: fade by the decay over the
+# **Step 3: carry.** The recurrence again, from chunk to chunk: fade by the decay over the
 # whole chunk, then add what it wrote. That takes $c$ steps instead of $l$:
 
 # %% slide_title="Step 3 carries the states from chunk to chunk"
