@@ -130,7 +130,8 @@ _ = must_differ("decay that includes the token's own step", unrolled(x, alpha, B
 # How would you compute $L$? You might keep one running product and divide two of its entries. But
 # one reset makes the product zero, and so do 1,100 decays of 0.5, in float64. Then 0 / 0 is NaN. So
 # add logarithms $g_t = \log\alpha_t$ instead. Write $g_t$ into row $t$, left of the diagonal. The
-# exponents are the running sums down the columns:
+# exponents are the running sums down the columns. Each column starts its own sum, so nothing is
+# ever subtracted:
 #
 # $$\begin{pmatrix} 0 & & \\ g_1 & 0 & \\ g_2 & g_2 & 0 \end{pmatrix}
 #   \;\longrightarrow\;
@@ -272,9 +273,9 @@ def recurrence(x, dt, A, B, C):
 #   \qquad\Longleftrightarrow\qquad
 #   Y = \big(L \circ C B^\top\big)\,(\Delta X). \tag{3.5}$$
 #
-# Rename $C \to Q$, $B \to K$, $\Delta X \to V$, and read it again: $(L \circ QK^\top)\,V$. Look
-# familiar? It's causal attention, with two differences. There's no softmax, so the weights don't
-# sum to 1. And the mask fades with distance, where attention's is just 0 or 1.
+# Rename $C \to Q$, $B \to K$, $\Delta X \to V$, and read it again: $(L \circ QK^\top)\,V$. It's
+# causal attention, with two differences. There's no softmax, so the weights don't sum to 1. And the
+# mask fades with distance, where attention's is just 0 or 1.
 #
 # In code it's one line (`recurrence`, in a folded cell, is (3.4)):
 
@@ -292,12 +293,13 @@ print(f"n = {n}; ranks of the largest blocks:", *ranks)
 
 # %% [markdown]
 # That's the **duality**: a recurrence with a state on one side, attention without its softmax on
-# the other, and they compute the same function. Did you notice the ranks? They've grown from 1 to
-# $n$. The bottleneck is as wide as the state.
+# the other, computing the same function. The ranks have grown from 1 to $n$: entry $i$ of keys and
+# queries adds a block of rank one, $C_{t,i}\,L_{ts}\,B_{s,i}\,\Delta_s$, and there are $n$ entries.
+# (At the ends, blocks have fewer rows or columns.)
 #
 # If nothing fades ($A = 0$, $\Delta = 1$), the mask is the usual causal one, and you get *linear
-# attention*. With the decay, it's chapter 02's gated rule with one gate per token. All of this
-# rests on one choice: a head's whole state fades at one rate. Section 8 asks why.
+# attention*. With the decay, it's chapter 02's gated rule with one gate per token. Section 8 asks
+# why a head's whole state fades at one rate.
 
 # %% tags=["guard"]
 quiet, others = dt.clone(), torch.arange(l) != 10
@@ -335,13 +337,16 @@ _ = must_differ("α < 1 is not linear attention", recurrence(x, torch.ones(l), A
 #
 # Go back to the picture at the top. Cut the sequence into $c$ chunks of $l_c$ tokens. The blue
 # blocks are attention inside a chunk, a small problem that we've already solved. The trouble is the
-# green blocks, about $c^2/2$ of them. But by section 4 each has rank at most $n$. So we never fill
-# them in. Each chunk *writes* a summary, we *carry* it forward, and later tokens *read* it.
+# green block: with $c$ chunks there are about $c^2/2$. But by section 4 each has rank at most $n$.
+# So we never fill them in. Each chunk *writes* a summary, we *carry* it forward, and later tokens
+# *read* it.
 #
-# Let $\sigma_t$ be the log decay from the start of a chunk up to its token $t$. At the end of chunk
-# $j$ it's $\sigma_{\text{end}}$, and the whole chunk decays by $a_j = e^{\sigma_{\text{end}}}$. On
-# its way from chunk $j$ to chunk $i$, a write fades to the end of its chunk, over the chunks in
-# between, and until it's read. So a green block is a tall matrix times a number times a wide one:
+# Let $\sigma_t$ be the log decay from the start of a chunk up to *and including* its token $t$. At
+# a chunk's first token it's already $g_t$, since the old state fades before it's read. At the end
+# of chunk $j$ it's $\sigma_{\text{end}}$, and the whole chunk decays by $a_j =
+# e^{\sigma_{\text{end}}}$. On its way from chunk $j$ to chunk $i$, a write fades to the end of its
+# chunk, over the chunks in between, and until it's read. So a green block is a tall matrix times a
+# number times a wide one:
 #
 # $$M_{\text{block } ij} = \underbrace{\hat C_i}_{l_c \times n}\;
 #   (a_{j+1} \cdots a_{i-1})\; \underbrace{\hat B_j^\top}_{n \times l_c} \tag{3.6}$$
@@ -353,8 +358,10 @@ _ = must_differ("α < 1 is not linear attention", recurrence(x, torch.ones(l), A
 #   \underbrace{a_{j+1} \cdots a_{i-1}}_{\text{carry}}\;\cdot\;
 #   \underbrace{e^{\sigma_{\text{end}} - \sigma_s}\; B_s\,\Delta_s}_{\text{write}} \tag{3.7}$$
 #
-# Between neighbouring chunks, the carry is 1. Look at step 4 of the picture: one state serves *all*
-# green blocks of its rows.
+# Row $t$ of $\hat C_i$ is $e^{\sigma_t} C_t$, and row $s$ of $\hat B_j$ is the factor marked
+# *write*. (The picture puts the carry on an $n \times n$ diagonal.) Between neighbouring chunks,
+# the carry is 1. Look at step 4 of the picture below: one state serves *all* green blocks of its
+# rows.
 
 
 # %% slide_title="Inside, write, carry, read: four steps on one matrix" tags=["figure"]
@@ -369,7 +376,7 @@ plotting.show_drawing(
 )
 
 # %% [markdown]
-# Let's try it on one head, with 4 chunks of 8 random tokens and $n = 2$. Below the diagonal, the
+# Try one head, with 4 chunks of 8 random tokens and $n = 2$. Below the diagonal, the
 # blocks of $M$ should have rank at most 2:
 
 
@@ -431,7 +438,8 @@ assert [ranks[i, j] for i in range(c) for j in range(i)] == 6 * [n] and (ranks.d
 # %% [markdown]
 # **Step 1: attention inside each chunk.** The quadratic form, on 8 tokens instead of 32, fills in
 # the diagonal blocks. Every axis has a name: c for the chunk, t and s for target and source within
-# it, and the axis that is missing after an arrow is summed (`x_c` and others are cut into chunks):
+# it, and the axis that is missing after an arrow is summed (a folded cell cuts `x_c` and the
+# others into chunks, and `sigma` has $\sigma_t$):
 
 # %% slide_title="Step 1 fills in the blocks on the diagonal" slide_figure="03_steps:0"
 L = torch.stack([decay_matrix(log_alpha) for log_alpha in dt_c * A])  # (c, t, s)
@@ -461,7 +469,7 @@ written = einsum("cs,csn,csp->cpn", to_end * dt_c, B_c, x_c)
 check("step 2 = the state of each chunk run alone", written, states_after(chunks))
 
 # %% [markdown]
-# **Step 3: carry.** It's the recurrence again, but from chunk to chunk: fade by the decay over the
+# **Step 3: carry.** The recurrence again, from chunk to chunk: fade by the decay over the
 # whole chunk, then add what it wrote. That takes $c$ steps instead of $l$:
 
 # %% slide_title="Step 3 carries the states from chunk to chunk" slide_figure="03_steps:2"
@@ -485,8 +493,8 @@ _ = must_differ("step 4 left out", y_inside.flatten(0, 1), y)
 # ## 6 · All heads, in two dozen lines
 #
 # The rest is bookkeeping, for all sequences and heads at once. `carry_in_turn` is the loop of step
-# 3. `in_chunks` cuts the tensors into chunks, and copies keys and queries, because heads share them
-# in groups: with $h$ heads and $g$ groups, head $i$ uses group $\lfloor i / (h/g) \rfloor$:
+# 3. `in_chunks` cuts the tensors into chunks, and copies keys and queries, which heads share in
+# groups: with $h$ heads and $g$ groups, head $i$ uses group $\lfloor i / (h/g) \rfloor$:
 
 
 # %% tags=["setup", "experiment"]
@@ -515,7 +523,7 @@ def carry_in_turn(writes, over_chunk):
 def four_steps(x, dt, A, B, C, *, l_c, carry=carry_in_turn):
     """SSD in chunks of l_c tokens; l is a multiple of l_c."""
     v, B, C, sigma = in_chunks(x, dt, A, B, C, l_c)  # v is Δx
-    # The first tril avoids an overflow.
+    # Above the diagonal, the difference is positive, and its exp may be inf.
     L = (sigma[..., :, None] - sigma[..., None, :]).tril().exp().tril()
     scores = einsum("bhctn,bhcsn->bhcts", C, B)
     inside = einsum("bhcts,bhcsp->bhctp", L * scores, v)  # 1: inside
@@ -527,11 +535,11 @@ def four_steps(x, dt, A, B, C, *, l_c, carry=carry_in_turn):
 
 
 # %% [markdown]
-# `L` isn't section 2's any more. There, every column had its own running sum. Here, we subtract two
-# entries of one sum. That's cheaper, but a difference of large numbers loses digits: for 256 tokens
-# in float32 with log decays down to −5, entries of `L` are off by up to 6e-5, relative, against
-# 5e-7 with a sum per column. So `ssd_chunked` sums in float64. The real kernel doesn't, and lab 03a
-# finds the trace.
+# `L` isn't section 2's any more. There, columns had their own sums. Here, we subtract two
+# entries of one sum. That's cheaper, but a decay of exactly 0 would give NaN, and a difference of
+# large numbers loses digits: for 256 tokens in float32 with log decays down to −5, entries of `L`
+# are off by up to 6e-5, relative, against 5e-7 with a sum per column. So `ssd_chunked` sums in
+# float64. The real kernel doesn't, and lab 03a finds the trace.
 #
 # Now for the size of a chunk. With chunks of 1, this *is* the recurrence. With a single chunk of
 # 72, it's the quadratic form. What do you expect in between?
@@ -544,7 +552,7 @@ outputs = [four_steps(x, dt, A, B, C, l_c=l_c) for l_c in sizes]
 check(f"four steps in chunks of {sizes} = recurrence", torch.stack(outputs), torch.stack(4 * [y]))
 
 # %% [markdown]
-# All four sizes compute the same function, so pick the one that suits your hardware. The package's
+# All agree, so pick what suits your hardware. The package's
 # `ssd_chunked` takes texts of any length.
 #
 # **Generating text** goes one token at a time. Read the prompt in chunks, keep the final state, and
@@ -580,9 +588,9 @@ check("y = M x for every head", einsum("bhts,bshp->bthp", M, x), y)
 # %% [markdown] slide_title="Chunks do three times the work, as matrix products"
 # ## 7 · What each form costs
 #
-# Which form needs the fewest operations? Take a guess. We count matrix products and updates of the
-# state for a head of a real layer, with $p = 64$, $n = 128$, 65,536 tokens and chunks of 256. The
-# chunked form comes second in both columns:
+# Which form needs the fewest operations? We count matrix products and updates of the state for a
+# real head, with $p = 64$, $n = 128$, 65,536 tokens and chunks of 256. The chunked form comes
+# second in both columns:
 #
 # | form | FLOPs per token | sequential steps |
 # |---|---|---|
@@ -590,15 +598,16 @@ check("y = M x for every head", einsum("bhts,bshp->bthp", M, x), y)
 # | quadratic | 25,165,824 | 1 |
 # | chunked | 131,136 | 256 |
 #
+# Per token, the recurrence takes $5pn$: fade, form the write, add, and two to read. The
+# quadratic form takes $2l(n+p)$, and ours $2l_c(n+p) + 4pn$ and a little for the carry.
+#
 # Did you guess the *recurrence*? The quadratic form loses to it from 107 tokens on. (If it skips
-# the half above the diagonal, from about 213.) Our chunks of 256 need three times as many
-# operations as the recurrence. What do they buy? Fewer sequential steps, and almost all of their
-# operations are matrix products. At its peak, an A100 does 312 trillion operations per second
+# the half above the diagonal, from 214.) Our chunks take fewer sequential steps, and almost all
+# their operations are matrix products. At its peak, an A100 does 312 trillion operations per second
 # inside matrix products, on its *tensor cores* in 16 bits, and 19.5 trillion elsewhere, in float32.
-# So you pay three times the operations at up to sixteen times the rate. (Half of that factor is the
-# shorter numbers.) That's also why Mamba-2 could afford states of $n = 128$ where Mamba had 16:
-# inside a matrix product, a larger state is cheap. Chapter 10 measures what is left of this on a
-# CPU.
+# You pay three times the operations at up to sixteen times the rate. (A factor of two comes from
+# the shorter numbers.) That's why Mamba-2 could afford states of $n = 128$ where Mamba had 16:
+# inside a matrix product, a larger state is cheap. Chapter 10 measures it on a CPU.
 
 
 # %% tags=["setup"]
@@ -680,9 +689,9 @@ check("decays moved into C and B = Mamba's recurrence", (scores.tril() * dt) @ x
 # %% [markdown]
 # So a rate for every entry costs *range* and *work*. The faster an entry fades, the faster
 # $e^{-A_i\tau_s}$ grows: at a rate of −16 with step sizes of 0.1, it's $3 \cdot 10^{44}$ after 64
-# tokens, more than float32 can hold. An entry of $L$ is never above 1. And Mamba's channels have
-# their own step sizes and rates, so each needs its own product, while the $p$ channels of a head
-# with one decay share one. That's the choice of Mamba-2, and of Cheems.
+# tokens, more than float32 can hold. In $L$, by contrast, no entry exceeds 1. And Mamba's channels
+# have their own step sizes and rates, so each needs its own product, while the $p$ channels of a
+# head with one decay share one. That's the choice of Mamba-2, and of Cheems.
 
 # %% [markdown] slide_title="A published sum runs the wrong way"
 # ## 9 · A mistake in print
@@ -707,12 +716,12 @@ plotting.show_drawing(
 )
 
 # %% [markdown]
-# As printed, chunk 2 has forgotten $W_0$, and hears $W_1$ twice. The second time it's faded by
-# $a_2$, the decay over chunk 2 itself, so even its first token feels the step sizes of tokens that
-# come later. The Mamba-2 code in the transformers library had the same bug (issue 34817, fixed by
-# pull request 35154). The fix never reached Zamba2, and Nemotron-H inherited the code from there.
-# Somebody noticed in July 2026 (issue 47246, pull request 47250). Only the path without CUDA
-# kernels was wrong, the one that few people look at. A folded cell has both versions.
+# The printed sums are indexed by source, so chunk 2, at index 2, is handed the third column,
+# $W_1$'s. It has forgotten $W_0$, and hears $W_1$ twice. The second time it's faded by $a_2$, the
+# decay over chunk 2 itself, so even its first token feels the step sizes of tokens that come later.
+# The Mamba-2 code in the transformers library had the same bug (issue 34817, fixed by pull request
+# 35154). The fix never reached Zamba2, and Nemotron-H inherited the code from there. Somebody
+# noticed in 2026 (issue 47246, pull request 47250). Only the path without CUDA kernels was wrong.
 
 
 # %% tags=["setup"]
@@ -729,7 +738,7 @@ as_printed = partial(carry_at_once, dim=2)  # WRONG: over the targets
 corrected = partial(carry_at_once, dim=3)  # right: over the sources
 
 # %% [markdown]
-# Would a test catch it? With a single chunk, the printed sum passes. With two or four, it fails:
+# Would a test catch it? With one chunk, the printed sum passes. With two or four, it fails:
 
 # %% slide_title="A test with one chunk passes; with two or four it fails"
 x, dt, A, B, C = inputs(l=32, dt=0.05)
@@ -742,8 +751,8 @@ for l_c in (16, 8):
     check(f"{32 // l_c} chunks, corrected", four_steps(x, dt, A, B, C, l_c=l_c, carry=corrected), y)
 
 # %% [markdown]
-# You don't even need the right answer to find the mistake. Change the step size of the last token
-# and see which outputs move, then do the same with the first token:
+# You don't even need the right answer. Change the step size of the last token, then of the first,
+# and see which outputs move:
 
 
 # %% tags=["setup"]
@@ -802,14 +811,14 @@ plotting.save(
 
 # %% [markdown] slide_title="A causality test must change the step sizes, too"
 # It **leaks the future** (token 31 changes output 8) and forgets the past (token 0 is gone after
-# output 15). The leak is easy to miss. The *value* of token 31 stays where it belongs, so a
-# causality test that changes only values would have passed this layer.
+# output 15). The *value* of token 31 stays where it belongs, so a causality test that changes only
+# values would have passed this layer.
 #
 # So how should you test such a layer?
 #
 # - Take more than one chunk.
 # - Take step sizes so small that something survives a chunk.
-# - Take $1 < g < h$, or you can't tell repeated groups from tiled ones.
+# - Take $1 < g < h$, or you can't tell repeated groups (0, 0, 1, 1) from tiled ones (0, 1, 0, 1).
 # - For causality, change the step sizes too, not only the values.
 
 
@@ -844,7 +853,7 @@ check("and corrected", right, a[1] * W[0] + W[1])
 #
 # Nobody trains a large model with our two dozen lines. Mamba-2 runs on the kernels of the library
 # mamba-ssm: programs for a GPU, written by hand in *Triton*, five for the forward pass and nine for
-# the backward pass. They take the same four steps. Do they compute the same function as (3.4)?
+# the backward pass. They take the same four steps. Do they compute (3.4)?
 #
 # You don't need a GPU to find out. Triton has an interpreter that runs the kernels' source on a
 # CPU, slowly. With a GPU, the cell below runs the compiled kernels. (Where mamba-ssm can't be
@@ -852,9 +861,10 @@ check("and corrected", right, a[1] * W[0] + W[1])
 #
 # Don't expect agreement to $10^{-10}$, because the kernels compute in float32. Both sides get the
 # same float32 numbers, the recurrence computes with them in float64, and we ask for $10^{-5}$. The
-# inputs follow the list in section 9: two chunks (a kernel's chunk has at least 16 tokens, and we
-# take 24), small steps, two groups for four heads. A program can compute the right values and still
-# have the wrong gradient, so we compare the gradients of all seven inputs, too.
+# inputs follow the list in section 9: two chunks (a kernel's chunk has at least 16 tokens, and our
+# text has 24), small steps, two groups for four heads. A program can compute the right values and
+# still have the wrong gradient, so we compare the gradients of all seven inputs, too: those of
+# (3.4), the weight $D$ of a skip connection, and an initial state.
 
 
 # %% tags=["setup", "experiment"]

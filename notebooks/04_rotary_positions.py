@@ -199,9 +199,10 @@ for dim, base in ((64, 10_000.0), (64, 500_000.0), (8, 10_000.0), (8, 100.0)):
 # %% [markdown]
 # The first pair tells neighbours apart; the last one tells near from far. Longer contexts go with
 # larger bases: Llama 2 had 10,000 for 4,096 tokens, Llama 3 has 500,000 for 8,192. Why? A key equal
-# to the query has the score $\sum_i \cos \delta\theta_i$, where a random key has 0 on average. At
-# Llama's width, 128, that sum first falls below 0 at distance 1,707 with base 10,000, at 18,438
-# with 500,000 (Men et al., 2024).
+# to the query, with length 1 in every pair, has the score $\sum_i \cos \delta\theta_i$, where a
+# random key has 0 on average. At Llama's width, 128, that sum first falls below 0 at distance 1,707
+# with base 10,000, at 18,438 with 500,000 (Men et al., 2024). From there on, a perfect match can
+# score worse than a random key.
 
 # %% tags=["guard"]
 for base, want in ((10_000.0, 1707), (500_000.0, 18_438)):
@@ -232,7 +233,7 @@ plotting.show_drawing(
 )
 
 # %% [markdown]
-# The package's `apply_rope` does the same, up to position 99,999:
+# The package's `apply_rope` does the same. We check it up to position 99,999:
 
 # %% slide_title="The package turns vectors in the same way"
 dim = 8
@@ -449,7 +450,8 @@ y = ssd.ssd_recurrent(v[None, :, None], *constant, K, Q)[0, :, 0]
 check("RetNet's retention = rotary SSD", y, retention(q, k, v, 0.9, rope_frequencies(8, 100.0)))
 
 # %% [markdown]
-# Not entirely, then. (For another constant step size, put that factor into the values.) *Wonderful
+# Not entirely, then. (If $\Delta$ is another constant, SSD multiplies every write by it. Multiply the
+# values by it, too.) *Wonderful
 # Matrices* adds the step size: each token decides how much fades.
 #
 # How far can you count in float32 or bfloat16? Lab [04b](labs/04b_longer_than_trained.ipynb) finds
@@ -497,10 +499,11 @@ plotting.save(
 )
 
 # %% [markdown]
-# Distances within the new part are still right, but every distance to the first 40 tokens is 40 too
-# small. So pair $i$ is off by $40\,\theta_i$, less any full turns. For the four slowest pairs
-# that's at most 0.4 radians. Three of the fast ones are off by more than 1. (The second got lucky,
-# with two full turns.)
+# The error shrinks because the cached writes fade, and only they are misjudged. Distances within
+# the new part are still right, but every distance to the first 40 tokens is 40 too small. So pair
+# $i$ is off by $40\,\theta_i$, less any full turns. For the four slowest pairs that's at most 0.4
+# radians. Three of the fast ones are off by more than 1. (The second got lucky, with two full
+# turns.)
 
 # %% tags=["guard"]
 assert error[:2].min() > 0.4 and error[2:].max() < 0.25 and error[-1] < 0.1
@@ -518,8 +521,8 @@ assert off[[0, 2, 3]].abs().min() > 1 and 0.08 < off[1] < 0.09 and 0 < off[4:].m
 #   = \alpha_t\,\tilde h_{t-1}\,R_1 + \Delta_t\, x_t B_t^\top, \qquad y_t = \tilde h_t\, C_t.
 #   \tag{4.10}$$
 #
-# (Use $h_{t-1} R_t = h_{t-1} R_{t-1} R_1$.) Here $R_1$ stands on the right, at the *rows* of the
-# state. A row times $R$ turns backwards, hence the minus in the code:
+# (Use $h_{t-1} R_t = h_{t-1} R_{t-1} R_1$.) Here $R_1$ acts on the *rows* of the state. A row
+# is a transposed column, and $R^\top$ turns backwards. Hence the minus in the code:
 
 
 # %% slide_figure="04_turning_state"
@@ -566,8 +569,7 @@ for name, phi in (("decay only", 0.0), ("decay, slow turn", 0.15), ("decay, fast
 assert paths["decay only"].imag.abs().max() == 0
 
 # %% [markdown]
-# All three fade alike, but with a turn they spiral in. The slow one makes one and a half turns in
-# 60 tokens, the fast one more than seven:
+# All three fade alike, but with a turn they spiral in:
 
 
 # %% tags=["figure"]
@@ -624,9 +626,9 @@ print(f"with rotations: norm of the change / norm of the output {change:.2f}")
 
 # %% [markdown]
 # The valve of chapter 01 closes, but the clocks don't stop. Padding stays harmless, because padded
-# positions aren't counted. A token in the middle of a text can't be skipped any more: it makes
-# everything before it one token older. Mamba-3's angle contains $\Delta_t$, so its clocks stop,
-# too. Exercise 4 builds such clocks.
+# positions aren't counted (counting begins at the first real token). A token in the middle of a
+# text can't be skipped any more: it makes everything before it one token older. Mamba-3's angle
+# contains $\Delta_t$, so its clocks stop, too. Exercise 4 builds such clocks.
 
 # %% [markdown] slide_title="A diagonal decay doesn't commute with rotations"
 # ## 8 · Where the theorem fails
@@ -640,8 +642,9 @@ print(f"with rotations: norm of the change / norm of the output {change:.2f}")
 #   \Lambda = \mathrm{diag}(e^{A_1\tau}, \dots, e^{A_n\tau}). \tag{4.11}$$
 #
 # Put $t = s + \delta$ and $R_{s+\delta} = R_s R_\delta$. When the text moves, $\tau$ and $\Lambda$
-# stay. The bracket in $C_t^\top R_\delta^\top\,(R_s^\top \Lambda R_s)\,B_s$ stays only if $\Lambda$
-# commutes with rotations. Does it, for one pair?
+# stay. What about the bracket in $C_t^\top R_\delta^\top\,(R_s^\top \Lambda R_s)\,B_s$? If
+# $\Lambda$ commutes with rotations, it's $\Lambda R_s^\top R_s = \Lambda$, whatever $s$. Does it,
+# for one pair?
 #
 # $$\Lambda R(\varphi) - R(\varphi) \Lambda = (\Lambda_2 - \Lambda_1)\,\sin\varphi\,
 #   \begin{bmatrix} 0 & 1 \\ 1 & 0 \end{bmatrix}$$
@@ -691,11 +694,19 @@ y, moved = rotary_scan(0, x, dt, neighbours, B, C), rotary_scan(7, x, dt, neighb
 _ = must_differ("A tied for the other pairing, moved by 7", moved, y, at_least=0.01)
 print(f"norm of the change / norm of the output {(moved - y).norm() / y.norm():.2f}")
 
-# %% [markdown]
-# What can a state do in one step? One question separates the four answers that you've seen: is the
-# number of ones odd? A decay in $[0, 1]$ never changes a sign, and in finite
-# precision no stack of such layers counts parity at every length. A mirror can, as in chapter 02's
-# exercise, and so can half a turn, which is a factor of −1. (Lab
+# %% [markdown] slide_title="What a state can do in one step depends on its transition"
+# What can a state do in one step? Here are the four transitions that you've seen:
+#
+# | transition | who has it | it can | it can't |
+# |---|---|---|---|
+# | $\alpha_t$, a number | Mamba-2 | fade | change a sign |
+# | a diagonal | Mamba, GLA | fade at many rates | change a sign |
+# | a number times a turn | RetNet, Cheems, Mamba-3 | tell distances | mix pairs |
+# | $I - \beta_t k_t k_t^\top$ | DeltaNet | erase one key | be scanned cheaply |
+#
+# One question separates these four rows: is the number of ones odd? A decay in $[0, 1]$ never
+# changes a sign, and in finite precision no stack of such layers counts parity at every length. A
+# mirror can, as in chapter 02's exercise, and so can half a turn, which is a factor of −1. (Lab
 # [04c](labs/04c_state_tracking.ipynb) has the proof.) One number of state is enough for either:
 
 # %% tags=["aside"]
@@ -717,14 +728,7 @@ plotting.show_drawing(
     "only brings it closer to 0, and never to the other side.",
 )
 
-# %% [markdown] slide_title="What a state can do in one step depends on its transition"
-# | transition | who has it | it can | it can't |
-# |---|---|---|---|
-# | $\alpha_t$, a number | Mamba-2 | fade | change a sign |
-# | a diagonal | Mamba, GLA | fade at many rates | change a sign |
-# | a number times a turn | RetNet, Cheems, Mamba-3 | tell distances | mix pairs |
-# | $I - \beta_t k_t k_t^\top$ | DeltaNet | erase one key | be scanned cheaply |
-#
+# %% [markdown]
 # By (4.11), rotations need equal decays within each pair. A turn counts parity if the
 # token sets its angle, as in Mamba-3; the angles of RetNet and Cheems are the same for a 0 and a 1.
 # DeltaNet's $\beta$ is a sigmoid: as published, it never mirrors. Grazzi et al. let
@@ -735,7 +739,8 @@ plotting.show_drawing(
 #
 # A recurrence can tell order even without rotations, because old tokens have faded more than new
 # ones. And Mamba-2 has a short convolution, which mixes the last four tokens. Do we need rotations
-# at all? The layer `SSD` has all three: `"decay"`, `"conv"` (with decay) and `"rope"` (with decay).
+# at all? The layer `SSD` can use any of the three: `"decay"`, `"conv"` (with decay) and `"rope"`
+# (with decay).
 #
 # Here's a task where nothing matters but the distance: in a row of random tokens, name the token
 # $\delta$ places back. The model is an embedding, one SSD layer and a linear map (in folded cells).
@@ -836,10 +841,11 @@ plotting.save(
 )
 
 # %% [markdown]
-# Decay alone reliably finds only the previous token. The convolution has fallen off by 8. Our
-# reading: distances up to three are in its own inputs, and the writes four places back mix tokens 4
-# to 7. At 16 and 24 it's even below decay alone, which it contains. So the right end of this table
-# also measures how fast a model learns. Chapter 09 compares the three in language models.
+# Decay alone reliably finds only the previous token; we don't know why. The convolution is above
+# 0.9 up to 6. Our reading, untested: a query and a key see four tokens each, so they share one only
+# up to three places apart. The write three back mixes tokens 3 to 6. At 16 and 24, it's below decay
+# alone, which the convolution contains. So the right end of this table also measures how fast a
+# model learns. Chapter 09 compares the three in language models.
 
 # %% tags=["guard"]
 far = [record["lags"].index(lag) for lag in (16, 24)]

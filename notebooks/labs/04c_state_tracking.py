@@ -78,6 +78,7 @@ def texts_and_answers(machine, texts, length, generator):
 ids, answers = texts_and_answers(MACHINES["parity"], 1, 12, torch.Generator().manual_seed(0))
 print("bits  ", *ids[0].tolist(), "\nparity", *answers[0].tolist())
 print("the machine of parity:", MACHINES["parity"].tolist())
+print("arrangements 0 to 5:", *ARRANGEMENTS)
 print("the machine of three cards, in arrangements 0 to 5:", *MACHINES["three swaps"].tolist())
 
 # %% [markdown]
@@ -99,15 +100,18 @@ print("the machine of three cards, in arrangements 0 to 5:", *MACHINES["three sw
 # h_1$. Then $h_1 = f(h_0) \le f(h_1) = h_2$, and so on: the state only climbs (or only sinks).
 # There are finitely many floating-point numbers, so it comes to a stop. From there on, the next
 # layer reads the same input at every token, and stops for the same reason. In the end the stack
-# says the same after 1,000 ones and after 1,001. Parity doesn't. ∎
+# says the same after $N$ ones and after $N + 1$, for some large $N$. Parity doesn't. ∎
 #
 # The argument doesn't care how large the model is or how it was trained. It does need $h$ to be
 # rounded and the text to be long enough. With $a = b = 1$ the state counts the ones, and a reader
 # that takes $h$ modulo 2 knows their parity, in float32 up to $2^{24}$ ones, where the counter
-# stops. That's the theorem at work, but it's far away. (The delta rule's transitions aren't
-# diagonal. For $\beta \le 1$ their eigenvalues aren't negative either, and Grazzi et al. prove the
-# same for them.) Let's watch it happen in three layers of random weights. `fade` is the recurrence
-# of section 5, in a folded cell:
+# stops. That's the theorem at work, but it's far away.
+#
+# The delta rule's transitions aren't diagonal. For $\beta \le 1$ their eigenvalues aren't negative
+# either, and Grazzi et al. prove the same for them.
+#
+# Let's watch it happen in three layers of random weights. `fade`, in a folded cell, is the
+# recurrence that section 6 trains:
 
 
 # %% tags=["guard"]
@@ -119,23 +123,6 @@ assert (counter + 1 - counter).tolist() == [1, 0] and (counter % 2).tolist() == 
 def fade(state, write, steer):
     """A decay in (0, 1) for each of 16 numbers."""
     return (steer + 3).sigmoid() * state + write
-
-
-def turn(state, write, steer):
-    """Eight pairs; each fades by a decay in (0, 1) and turns by an angle, both from the token."""
-    decay, angle = steer.chunk(2, dim=-1)
-    first, second = state.chunk(2, dim=-1)
-    cosine, sine = angle.cos(), angle.sin()
-    turned = torch.cat([first * cosine - second * sine, first * sine + second * cosine], dim=-1)
-    return (decay + 3).sigmoid().repeat(1, 2) * turned + write
-
-
-def correct(state, write, steer, most):
-    """The delta rule on a 4 × 4 state: a unit key, a value, and a β between 0 and `most`."""
-    S, k = state.unflatten(-1, (4, 4)), F.normalize(steer[:, :4], dim=-1)
-    beta = most * steer[:, 4:5].sigmoid()
-    error = write[:, :4] - (S @ k[..., None])[..., 0]
-    return (S + (beta * error)[..., None] * k[:, None]).flatten(1)
 
 
 # %%
@@ -255,7 +242,8 @@ print("a fifth of a turn, out of two mirrors")
 #
 # In three dimensions, the mirror with the key $k = (e_i - e_j)/\sqrt 2$ swaps entries $i$ and $j$
 # of a vector and leaves the third alone. So let the state be a row of three numbers, the
-# arrangement itself, and give each token its key. Nothing is ever written:
+# arrangement itself, and give each token its key. Nothing is ever written. `delta_rule` returns
+# only what a query reads, so three copies run as a batch, and copy $i$ asks for place $i$:
 
 # %%
 ids, answers = texts_and_answers(MACHINES["three swaps"], 1, 300, torch.Generator().manual_seed(1))
@@ -323,6 +311,24 @@ print("all six rearrangements, with at most two mirrors each")
 # cells). Our prediction was committed first. A recurrence that can't do a task stays near chance.
 # One that can is above 0.95 at places 201 to 300 on at least three of five seeds. Where would you
 # bet?
+
+
+# %% tags=["setup", "experiment"]
+def turn(state, write, steer):
+    """Eight pairs; each fades by a decay in (0, 1) and turns by an angle, both from the token."""
+    decay, angle = steer.chunk(2, dim=-1)
+    first, second = state.chunk(2, dim=-1)
+    cosine, sine = angle.cos(), angle.sin()
+    turned = torch.cat([first * cosine - second * sine, first * sine + second * cosine], dim=-1)
+    return (decay + 3).sigmoid().repeat(1, 2) * turned + write
+
+
+def correct(state, write, steer, most):
+    """The delta rule on a 4 × 4 state: a unit key, a value, and a β between 0 and `most`."""
+    S, k = state.unflatten(-1, (4, 4)), F.normalize(steer[:, :4], dim=-1)
+    beta = most * steer[:, 4:5].sigmoid()
+    error = write[:, :4] - (S @ k[..., None])[..., 0]
+    return (S + (beta * error)[..., None] * k[:, None]).flatten(1)
 
 
 # %% tags=["setup", "experiment"]
@@ -408,9 +414,9 @@ print(f"β of a swap from {min(swap_betas):.3f} to {max(swap_betas):.3f}")
 # %% [markdown]
 # Decays and $\beta$ up to 1 stayed at chance even *within* the trained length, as predicted. Turns
 # got one in three of the cards right, which takes no cards: every token is a swap, so a clock knows
-# whether their number is odd. All fifteen runs that could learn their task did so on 40 tokens. But
-# we expected it to hold at 300 in three of five, and it did so for parity by mirrors (four of
-# five), not for parity by turns (two) or for the cards (one).
+# whether their number is odd, which leaves three of six arrangements. All fifteen runs that could
+# learn their task did so on 40 tokens. But we expected it to hold at 300 in three of five, and it
+# did so for parity by mirrors (four of five), not for parity by turns (two) or for the cards (one).
 #
 # What do the cards lose by? A sigmoid never reaches its end: in these runs the $\beta$ of a swap is
 # between 1.984 and 1.998, so a mirror keeps 98.4 to 99.8 % of what it turns around. That would be a
@@ -438,8 +444,8 @@ assert max(abs(run["again"] - run["beyond"]) for run in record["runs"]) < 0.03  
 #   comes to a stop, and so does any stack of such layers. Parity doesn't.
 # - A mirror ($\beta = 2$) or half a turn per 1 counts parity exactly. Turns count modulo any
 #   number. Mirrors of different directions don't commute, and follow cards. Two mirrors are a turn.
-# - A trained mirror is nearly one, and that's why it loses the cards after 300 swaps. Set its β to
-#   2, and it holds.
+# - A trained mirror is only almost a mirror, and that's why it loses the cards after 300 swaps. Set
+#   its β to 2, and it holds.
 
 # %% tags=["versions", "nbval-ignore-output"]
 print("PyTorch version", torch.__version__.partition("+")[0])
