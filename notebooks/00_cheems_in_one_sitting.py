@@ -497,10 +497,9 @@ check("rotated, moved by one: the same scores", scores[1:, 1:], scores[:-1, :-1]
 
 # %% [markdown]
 # $C$ and $B$ of a state are a query and a key, so the same rotation works for them: an idea of the
-# Cheems papers, where Mamba-2 mixes each token with the three before it. Why does a state need it?
-# Its decay tells how long ago something was, but only as "the longer, the weaker". A rotation can
-# prefer a distance. (Section 11 has the control.) Here is the layer `S`, whose heads share $B$ and
-# $C$ as Mamba-2's do:
+# Cheems papers. Why does a state need it? Its decay only says "the longer ago, the weaker". A
+# rotation can prefer a distance, and section 11's task needs that. Here is the layer `S`, whose
+# heads share $B$ and $C$ as Mamba-2's do:
 
 
 # %% slide_title="The layer S: project, rotate, run the state" tags=["experiment"]
@@ -535,13 +534,13 @@ class SSD(nn.Module):
 # on what kind of token it is. In *Cheems* the inner function is an `S`.
 
 # %% [markdown] slide_title="A token picks two rows of a table and multiplies itself by them"
-# In *Wonderful Matrices* it is a small table: a token picks the rows whose keys fit it best, and
-# multiplies their values with itself. Here each head has a table of its own, and a token picks two
-# rows $j_1, j_2$, with values $U_j$ ($\circ$ is entry by entry):
+# In *Wonderful Matrices* it is a small table: a token multiplies itself by the values $U_j$ of the
+# rows whose keys fit it best. Here each head has its own table, and a token picks two rows $j_1,
+# j_2$ ($\circ$ is entry by entry):
 #
 # $$v = x \circ (\omega_1 U_{j_1} + \omega_2 U_{j_2}). \tag{0.4}$$
 #
-# The weights $\omega$ are a softmax of the two scores. They are ours, too: WM prints a plain sum.
+# The weights $\omega$, a softmax of both scores, are ours: WM prints a plain sum.
 # The folded cell has the table, `RetrievedValues`. With it, attention is:
 
 
@@ -748,9 +747,8 @@ def train(model, text, steps, peak=3e-3):
 
 
 # %% [markdown]
-# Your model has four letters and trains for 60 steps, about half a minute. Will it beat the bigram,
-# the mark at 2.32? Each bar is the loss on the windows it trains on. The last is the loss on
-# held-out text, the one that counts.
+# Your model has four letters and 60 steps, about half a minute. Will it beat the bigram, the mark
+# at 2.32? A bar is the loss on the windows just read. The last, held-out text, counts.
 
 
 # %% tags=["setup"]
@@ -819,9 +817,9 @@ plotting.save(
 )
 
 # %% [markdown]
-# On held-out text all three beat the bigram by more than half a nat. `SESESE` is 0.016 nats behind
-# `SESEIE`, and 0.044 and 0.029 with two more seeds. `IEIEIE`, run once, is 0.09 behind. On this
-# text, for models this small, a state can nearly take attention's place.
+# On held-out text all beat the bigram by more than half a nat. `SESESE` is 0.016 nats behind
+# `SESEIE`, with two more seeds 0.044 and 0.029. `IEIEIE` (one run) is 0.09 behind. On this text,
+# for models this small, a state nearly replaces attention.
 
 # %% [markdown] slide_title="To write, draw a byte, append it, repeat"
 # ## 10 · It writes
@@ -916,8 +914,7 @@ plotting.save(
 # %% [markdown] slide_title="A task that is nothing but memory"
 # ### A task that is nothing but memory
 #
-# Text mixes many skills. Take one alone: a row has 16 symbols, each one of 32, and then the same 16
-# again. We train
+# Take one skill alone: a row has 16 symbols, each one of 32, and then the same 16 again. We train
 # three models without experts, for 100 steps each: `S`, `I` and `SI`. `I` also gets 64 symbols.
 # Which of the four learn it?
 
@@ -988,6 +985,13 @@ def middle(table, length):
     return [sorted(at)[len(runs) // 2] for at in zip(*runs, strict=True)]
 
 
+def medians(table, wide):
+    """The median runs of a state of 32 columns, of a wider one, and of attention."""
+    curves = {f"S, {l} symbols": middle(table, l) for l in (16, 32, 64)}
+    curves |= {"S, 64, n = 128": middle(wide, 64)}
+    return curves | {"I, 64 symbols": middle(attention_record["table"], 64)}
+
+
 # python -m experiments 00_repeat, 00_repeat_slower, 00_repeat_wider, 00_repeat_attention
 tables = {"S, as it begins": repeat_record["table"], "S, decays 30 times slower": slower["table"]}
 rooms = [[run for run in wider["table"] if run["wider"] == 4 and run["slower"] == slow]
@@ -998,13 +1002,10 @@ for l, right in ends(repeat_record["table"]).items():
 # %% slide_title="Attention copies at once, a state if it's wide enough" tags=["figure"]
 fig, axes = plotting.figure(1, 2, size=(12.5, 4.4))
 for ax, (title, table), wide in zip(axes, tables.items(), rooms, strict=True):
-    curves = {f"S, {l} symbols": middle(table, l) for l in (16, 32, 64)}
-    plotting.lines(ax, range(10, 1001, 10), curves, title=title, legend=None, xlabel="step")
-    curve, last = middle(wide, 64), 10 * len(wide[0]["right"])
-    plotting.lines(ax, range(10, last + 1, 10), {"S, 64, n = 128": curve}, ls="--", legend=None)
-    curve = {"I, 64 symbols": middle(attention_record["table"], 64)}
-    plotting.lines(ax, range(10, 301, 10), curve, legend="right" if ax is axes[1] else None)
-axes[0].set_ylabel("share right")
+    for name, right in medians(table, wide).items():  # of different lengths
+        plotting.lines(ax, range(10, 10 * len(right) + 1, 10), {name: right}, legend=None)
+    ax.set(title=title, xlabel="step", ylabel="share right" if ax is axes[0] else "")
+axes[1].legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
 plotting.save(
     fig,
     "00_repeat",
@@ -1041,17 +1042,15 @@ steps = torch.empty(100_000).uniform_(math.log(1e-3), math.log(1e-1)).exp()
 assert 13 < (1 / (rates * steps)).median() < 15  # tokens that a head remembers at first
 
 # %% [markdown]
-# It needs room: section 3's limit. A state of 32 columns has 32 directions, and however slow its
-# decays, 64 symbols end near 0.7. (32 end at 0.89, where we had predicted 0.95.) With $n = 128$ and
-# slow decays `S` has 0.95 of 64 symbols by step 220, on five seeds of five. With its usual decays
-# four of five get there, by step 640 to 890; we had predicted that none would. So slow decays save
-# time, and width decides. Without its rotation `S` gets at most 0.08 of 16 symbols: the control
-# that we owed you. `I` needs 40 steps at most for 0.95.
+# It needs room: section 3's limit. A state of 32 columns has 32 directions, so however slow its
+# decays, 64 symbols end near 0.7. (And 32 at 0.89; we predicted 0.95.) With $n = 128$ and slow
+# decays `S` passes 0.95 of 64 symbols by step 220 on five seeds of five. With its usual decays four
+# of five pass, by step 640 to 890; we predicted none. So slow decays save time, and width decides.
+# Without rotation `S` gets at most 0.08 of 16 symbols. `I` needs 40 steps at most.
 #
-# A first answer, from models this small: on this text a state did nearly as well without
-# attention, and at copying from a fixed distance attention learned several times faster. WM's
-# larger models gain from both: a perplexity of 8.38 with attention alone, 8.33 with states alone,
-# 8.18 with both (Table 1).
+# A first answer, from models this small: on this text a state did nearly as well without attention,
+# and at copying from a fixed distance attention learned several times faster. WM's larger models
+# gain from both: a perplexity of 8.38 with attention alone, 8.33 with states, 8.18 with both.
 
 # %% [markdown] slide_title="Attention keeps everything, a state keeps a blur"
 # ## Summary

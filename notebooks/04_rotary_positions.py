@@ -450,9 +450,9 @@ y = ssd.ssd_recurrent(v[None, :, None], *constant, K, Q)[0, :, 0]
 check("RetNet's retention = rotary SSD", y, retention(q, k, v, 0.9, rope_frequencies(8, 100.0)))
 
 # %% [markdown]
-# Not entirely, then. (If $\Delta$ is another constant, SSD multiplies every write by it. Multiply the
-# values by it, too.) *Wonderful
-# Matrices* adds the step size: each token decides how much fades.
+# Not entirely, then. (If $\Delta$ is another constant, SSD multiplies every write by it. Multiply
+# the values by it, too.) *Wonderful Matrices* adds the step size, so each token decides how much
+# fades.
 #
 # How far can you count in float32 or bfloat16? Lab [04b](labs/04b_longer_than_trained.ipynb) finds
 # out.
