@@ -586,9 +586,9 @@ class InnerFuncAttn(nn.Module):
 # So far the layers moved information between tokens. What happens at one token? A transformer has
 # an MLP there, which uses all its weights. A mixture of *experts* uses a few of many. How small can
 # an expert be? One neuron: a vector that decides whether it fires, and one that it adds if it does.
-# Our model has 256, the largest in WM has 8,192 (Table 7), and the search below allows a million.
+# Our model has 256, WM's largest 8,192 (Table 7). Why not a million?
 #
-# How do you find the best few of a million? Lay them out in a square with $r = 1000$ rows and
+# How do you find the best few? Lay them out in a square with $r = 1000$ rows and
 # columns. Let expert $(i, j)$ have the score $q_1 \cdot \theta_{1i} + q_2 \cdot \theta_{2j}$: 2,000
 # inner products give all half scores. Rank each half, counting from 0. The pair of ranks $(a, b)$
 # has at least $(a + 1)(b + 1) - 1$ others that are as good or better: all with smaller or equal
@@ -639,7 +639,7 @@ check("best of 20 sums = best of 1,000,000", scores, best)
 check("and the same experts", found, where)
 
 # %% [markdown]
-# Exactly the same. The folded cells have `PEER`, which adds up the experts that each head finds,
+# The same. The folded cells have `PEER`, which adds up the experts that each head finds,
 # and the layer `E`. It sends all tokens through one shared MLP, so that experts needn't all learn
 # the same basics, and the experts read its output: a *cross-domain mixture of experts* (chapter
 # 06).
