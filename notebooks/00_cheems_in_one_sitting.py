@@ -628,7 +628,7 @@ def best_pairs(queries, keys, k):
 
 
 # %% [markdown]
-# Does it find the best of a million? Let's compute all million sums:
+# Does it? Compute all million sums:
 
 # %% slide_title="Twenty sums find the best eight of a million"
 queries, keys = random(1, 3, 1, 2, 8, seed=15), random(1, 2, 1000, 8, seed=16)  # 3 tokens
