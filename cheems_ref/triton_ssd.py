@@ -66,8 +66,8 @@ MOST_PROGRAMS = 65_535  # CUDA's limit along the second and third axis of a grid
 @no_type_check
 def _tile(tensor, rows, columns, width, inside):
     """Load columns of some rows of a contiguous matrix, with zeros outside of it."""
-    place = tensor + rows[:, None] * width + columns[None, :]
-    return tl.load(place, inside[:, None] & (columns < width)[None, :], 0.0)
+    addresses = tensor + rows[:, None] * width + columns[None, :]
+    return tl.load(addresses, inside[:, None] & (columns < width)[None, :], 0.0)
 
 
 @triton.jit
@@ -75,9 +75,9 @@ def _tile(tensor, rows, columns, width, inside):
 def _program(l, h, g, p, q: tl.constexpr, P: tl.constexpr):
     """Return what a program works on: tokens, channels, rows of x, rows of B, number of state."""
     tiles = tl.cdiv(p, P)
-    chunk, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
+    chunk, part = tl.program_id(0) // tiles, tl.program_id(0) % tiles
     head, row = tl.program_id(1), tl.program_id(2).to(tl.int64)
-    t, j = chunk * q + tl.arange(0, q), tile * P + tl.arange(0, P)
+    t, j = chunk * q + tl.arange(0, q), part * P + tl.arange(0, P)
     mine, shared = (row * l + t) * h + head, (row * l + t) * g + head // (h // g)
     place = (row * h + head) * (tl.num_programs(0) // tiles) + chunk
     return t, j, mine, shared, place
@@ -120,9 +120,9 @@ def _carry(initial, states, over, final, chunks, numbers, SLICE: tl.constexpr):
     entry = tl.program_id(0) * SLICE + tl.arange(0, SLICE)
     state = tl.load(initial + mine * numbers + entry, entry < numbers, 0.0)
     for chunk in range(chunks):
-        place = states + (mine * chunks + chunk) * numbers + entry
-        write = tl.load(place, entry < numbers, 0.0)
-        tl.store(place, state, entry < numbers)
+        addresses = states + (mine * chunks + chunk) * numbers + entry
+        write = tl.load(addresses, entry < numbers, 0.0)
+        tl.store(addresses, state, entry < numbers)
         state = tl.load(over + mine * chunks + chunk) * state + write
     tl.store(final + mine * numbers + entry, state, entry < numbers)
 

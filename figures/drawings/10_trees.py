@@ -50,7 +50,7 @@ def draw_tree(ax, left, title, draw_item, note):
     for i, x in enumerate(PLACES):
         ax.text(left + x, 0.35, f"slice {i}", ha="center", color=BLUE, fontsize=15)
     ax.text(left + 3.3, 5.75, title, ha="center", fontsize=18)
-    ax.text(left + 4.3, 4.55, note, fontsize=14, color=plotting.INK)
+    ax.text(left + 4.5, 4.55, note, fontsize=14, color=plotting.INK)
 
 
 def draw():

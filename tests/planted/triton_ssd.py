@@ -12,7 +12,6 @@ from test_triton_ssd import (
 
 ROOMS = (triton_ssd,)
 TO_END, FROM_START = "(whole - since).to(tl.float32)", "since.to(tl.float32)"
-PLACE = "place = tensor + rows[:, None] * "
 
 # fmt: off
 MISTAKES = [] if not STATUS.available else mistakes([
@@ -21,7 +20,7 @@ MISTAKES = [] if not STATUS.available else mistakes([
             ("tl.load(decay + rows, inside, 0.0)", "tl.load(decay + rows * inside)")],
         "decay on the wrong side": [(TO_END, FROM_START)]}),
     (is_the_recurrence, SHAPES["several tiles"], {
-        "every tile has the first channels": [("tile * P + tl.arange", "tl.arange")],
+        "every tile has the first channels": [("part * P + tl.arange", "tl.arange")],
         "only the last entries of the state are read": [
             ("tl.trans(K), scores, ", "tl.trans(K), tl.zeros_like(scores), ")]}),
     (is_the_recurrence, SHAPES["groups"], {
