@@ -439,9 +439,9 @@ plotting.save(
 )
 
 # %% [markdown]
-# Could a fixed kernel do that? A convolution obeys *superposition*: the answer to a sum of inputs is
-# the sum of the answers. But here a second marked value should *replace* the first. Let's put our
-# model beside a tank that loses 15 % of its water every step.
+# Could a fixed kernel do that? A convolution obeys *superposition*: the answer to a sum of inputs
+# is the sum of the answers. But here a second marked value should *replace* the first. Let's put
+# our model beside a tank that loses 15 % of its water every step.
 
 
 # %% tags=["setup"]
@@ -764,7 +764,7 @@ _ = must_differ("'a' two tokens before b", change(control, "··a·b···c··�
 # %% [markdown]
 # So no weights of the control get all four texts right.
 #
-# A *record* is a file that a longer run left behind. This one holds the accuracy of each model
+# A *record* is a file that a longer run left. This one holds the accuracy of each model
 # after 600 steps, for five seeds (`python -m experiments 01_selective_copy`). Before you credit
 # selection with everything, look at the second and the third row.
 
@@ -817,7 +817,7 @@ assert len(back) == 9 and [steps for steps, wanted in back.items() if wanted] ==
 # it, or are they just slow? We wrote down a prediction, and then trained both for 2,000 steps, with
 # one time-invariant layer beside them (`python -m experiments 01_copy_longer`):
 
-# %% tags=["aside"]
+# %% slide_title="One time-invariant layer still fails after 2,000 steps"
 longer = json.loads(Path("../experiments/records/01_copy_longer.json").read_text())
 print("the prediction:", longer["prediction"])
 last = {}
@@ -826,29 +826,6 @@ for run in longer["runs"]:
 for name, shares in last.items():
     print(f"{name:30}", numbers(shares))
 
-
-# %% tags=["figure"]
-def draw_longer(ax, last):
-    """The accuracy of each seed at the end, a row for each model."""
-    for row, shares in enumerate(last.values()):
-        color = plotting.COLORS[2 if min(shares) > 0.95 else 1]
-        ax.plot(shares, [-row] * len(shares), "o", color=color, markersize=13, alpha=0.6)
-    ax.axvline(1 / 8, color=plotting.QUIET, lw=1)
-    ax.text(1 / 8 + 0.01, 0.42, "chance", va="center")
-    ax.set_yticks(range(0, -len(last), -1), [name.replace(", ", ",\n") for name in last])
-    ax.tick_params(axis="y", labelsize=15)
-    ax.set(xlim=(0, 1.03), ylim=(0.6 - len(last), 0.6), xlabel="accuracy after 2,000 steps")
-
-
-# %% slide_title="One time-invariant layer still fails after 2,000 steps" tags=["figure", "slide"]
-fig, ax = plotting.figure(size=(11, 4.2))
-draw_longer(ax, last)
-plotting.save(
-    fig,
-    "01_longer",
-    "Accuracy of five seeds after 2,000 steps, for three models. The selective layer without a "
-    "convolution and the two time-invariant layers are at 1. One time-invariant layer is near 0.6.",
-)
 
 # %% tags=["guard"]
 assert min(last["selective, no convolution"]) > 0.99 and len(last) == 3
@@ -859,9 +836,9 @@ assert all(len(shares) == 5 for shares in last.values())
 # %% [markdown]
 # The prediction asked for nine of these ten runs above 95 %. All ten are: they were slow. In the
 # selective layer the convolution buys *speed*, not ability, and on this task a second layer can
-# replace selection. One time-invariant layer stays below 65 %. How far it could get we don't know,
-# but no budget takes it to 100 %, because no weights get all four texts right. After too few steps, a comparison tells you which model learns
-# faster, not what either can do.
+# replace selection. One time-invariant layer stays below 65 %. No budget takes it to 100 %, because
+# no weights get all four texts right. After too few steps, a comparison tells you which model
+# learns faster, not what either can do.
 #
 # Why does the control without convolution end at 50 %, on all five seeds? Suppose each letter votes
 # for itself, with a weight for its distance. If all weights are equal, the most frequent letter

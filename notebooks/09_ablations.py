@@ -112,7 +112,8 @@ plotting.save(
 
 # %% [markdown] slide_title="A handful of runs pins a mean down only to within an interval"
 # With seed 1 alone, you'd publish linear; with seed 3, retrieved; with six seeds, neither. (They
-# differ in the values of one layer, a matrix's or rows of a table, as in chapter 05.) The papers'
+# differ in the values of one layer: one takes them from a matrix, the other from a table, as in
+# chapter 05.) The papers'
 # tables don't say how many runs are behind a number.
 #
 # **A warning for the whole chapter.** Our language models have about a million parameters or fewer
@@ -153,7 +154,7 @@ for n in (2, 3, 5, 8, 30):
 # To compare two models, let $x$ be the *difference* of their losses, seed by seed. Whatever a seed
 # does to both models cancels. But three differences leave two degrees of freedom, and two separate
 # samples leave four, so Student's factor grows from 2.78 to 4.30. Which share of a run's variance
-# must come from the seed for pairing to pay? Here is that share in each of our tables:
+# must come from the seed for pairing to pay? Here is that share in each of this chapter's tables:
 
 
 # %% slide_title="With three seeds, pairing costs more than it saves"
@@ -179,13 +180,14 @@ apart = y.mean(1) - x.mean(1) > student_t(4) * ((x.var(1) + y.var(1)) / 3).sqrt(
 assert 0.59 < in_pairs.double().mean() < 0.62 and 0.78 < apart.double().mean() < 0.82
 
 # %% [markdown]
-# None does. With three seeds and a common share of 0.25, pairs detect a difference of three of a
-# run's standard deviations 60 % of the time, and two separate samples 80 %. So pairing alone is a
-# bad bargain here, and section 3 finds a better one. How large must a true difference be, in
-# standard deviations of $x$, for pairs to detect it in 80 % of tries?
+# In none of our tables is the share as large as 0.58, so with three seeds pairing costs more than
+# it saves. With a common share of 0.25, pairs detect a difference of three of a run's standard
+# deviations 60 % of the time, and two separate samples 80 %. Section 3 finds a better bargain. From
+# here on, we count in standard deviations of the difference $x$. How large must a true difference
+# be for pairs to detect it in 80 % of tries?
 
 
-# %% slide_title="Three seeds detect only 3.3 standard deviations of a difference"
+# %% slide_title="Three seeds detect 3.3 standard deviations" slide_figure="09_two_clouds"
 def share_shown(apart, n, trials=50_000):
     """How often n differences, normal around `apart` with s = 1, have an interval above zero."""
     x = apart + torch.randn(trials, n, generator=seeded(n))
@@ -265,7 +267,7 @@ assert times["retrieved"] < 1.001 and round(times["SSD"], 3) == 1.024
 # the second model would read other windows than the first. A new generator with the run's seed
 # gives every model the same windows:
 
-# %% slide_title="A new generator per run gives every model the same windows"
+# %% slide_title="Each model reads the same windows" slide_figure="09_two_clouds"
 manual, brief = text_to_ids(read_text()), TrainConfig(5, 4, 64, eval_fraction=0.02)
 one_for_all = seeded(0)
 first, second = (random_windows(manual, brief, one_for_all).double() for _ in range(2))
@@ -363,9 +365,10 @@ for name in (*tuned, "systems", "gated"):
 #
 # $$p_{(i)} \le \frac{0.05}{m - i + 1}, \qquad i = 1, 2, \dots, m, \tag{9.2}$$
 #
-# and it stops at the first failure. The chance of declaring even one difference that isn't there is
-# then at most 5 %. From here on, *significant* means significant after Holm's correction. Here are
-# 4,000 tables of seventeen p-values where nothing is real:
+# and it stops at the first failure. Once the smallest has passed, one candidate fewer could be a
+# fluke, so the next threshold is milder. The chance of declaring even one difference that isn't
+# there is then at most 5 %. From here on, *significant* means significant after Holm's correction.
+# Here are 4,000 tables of seventeen p-values where nothing is real:
 
 # %% slide_title="Holm's rule keeps false findings at 5 % for a whole table"
 drawn = torch.rand(4000, 17, generator=seeded(12)).tolist()
@@ -378,9 +381,7 @@ assert 0.55 < naive < 0.61 and by_rule < 0.065
 # The $m$ comparisons are a *family*: everything you wanted to know *before* you saw the results.
 # State it with the prediction, in public (*preregister* it). We did for section 7 and for section
 # 5's new seeds. For the other predictions and families you have only our word. Do better. A pair
-# picked afterwards isn't a finding, only a reason for new runs. We once compared four orders of
-# layers in pairs. By Fisher's test on counts, two of the six had p = 0.015, but Holm's first
-# threshold was 0.05/6 = 0.008.
+# picked afterwards isn't a finding, only a reason for new runs.
 
 # %% tags=["setup", "experiment"]
 # Four orders of layers, on chapter 07's recall: the pairs picked afterwards.
@@ -430,14 +431,15 @@ for steps, row in [(400, row) for row in RECALLING] + [(1200, "Jamba"), (1200, "
 # $$\sum_i w_i\,\bar x_i \;\pm\; t_{(r-1)(n-1)}\,\sigma\,\sqrt{\sum_i w_i^2 / n}, \qquad \sigma^2 =
 # \frac{\sum e^2}{(r - 1)(n - 1)}. \tag{9.3}$$
 #
-# This is section 1's better bargain: the seed still cancels, and nine rows with three seeds leave
-# sixteen degrees of freedom instead of two. Now three seeds detect 1.7 standard deviations of a
-# paired difference instead of 3.3. **Our rule** for all tables:
+# For a pair, this is (9.1) with $\sigma\sqrt 2$ as the standard deviation, which all rows have
+# estimated together. It's section 1's better bargain: the seed still cancels, and nine rows with
+# three seeds leave sixteen degrees of freedom instead of two. Now three seeds detect 1.7 standard
+# deviations of a paired difference instead of 3.3. **Our rule** for all tables:
 #
-# - Differences use (9.3), unless the rows' noise is plainly unequal. Sum $e^2$ over each row, and
-#   divide the largest sum by the smallest. If fewer than 5 % of simulated tables with equal noise
-#   have so large a ratio (*Hartley's test*, on what is left), each difference keeps its own (9.1),
-#   as do slopes and tables of two rows.
+# - Differences use (9.3), unless the noisiest row's variance is too large to be luck (*Hartley's
+#   test*: fewer than 5 % of simulated tables with equal noise have so large a ratio of the rows'
+#   largest sum of $e^2$ to the smallest). Then each difference keeps its own (9.1), as do slopes
+#   and tables of two rows.
 # - Holm's rule corrects within the family. The intervals aren't corrected. So a difference can
 #   lack significance even though its interval excludes zero.
 #
@@ -681,6 +683,7 @@ def against(baseline, rows):
 
 
 KINDS = [row for row in SHARED if row not in ("MLP", "DGLU")]
+ROWS = ["MLP", *KINDS]  # of the figure
 THREE_KINDS = ["MoE", "MoE with shared expert", "cohesive"]
 
 # %% slide_title="All seven kinds of experts beat the MLP"
@@ -693,7 +696,7 @@ assert all(called.values())
 # (chapter 06). So we added the missing row, plain DGLUs, and a family chosen only after the first
 # results. Now we subtract their loss:
 
-# %% slide_title="Plain DGLUs take most of the experts' lead away"
+# %% slide_title="Plain DGLUs take most of the experts' lead away" slide_figure="09_shared"
 called = judge(shared, against("DGLU", ["MLP", *KINDS]))
 assert sum(called.values()) == 6
 
@@ -725,7 +728,7 @@ assert round(means["MLP minus DGLU"], 3) == 0.111
 # when we ran these five, and saw the MLP 0.129 behind. The other tuning seed changed the MLP's rate
 # from 0.01 to 0.003, so it ran again. Here is the result (`python -m experiments 09_gated`):
 
-# %% slide_title="New seeds confirm it: some gain is left for three kinds"
+# %% slide_title="On new seeds three kinds keep some gain" slide_figure="09_shared"
 called = judge(gated, against("DGLU", ["MLP", *THREE_KINDS]))
 outside = verdicts(gated, minus("expansive", "DGLU"), pool=pools(gated))
 for name, ((mean, half), *_) in outside.items():
@@ -741,17 +744,18 @@ assert all(called.values()) and mean > half
 # %% tags=["figure"]
 def draw_rows(ax, losses, family):
     """Differences seed by seed, and their means with intervals; filled where significant."""
-    for place, (name, verdict) in enumerate(verdicts(losses, family, pool=pools(losses)).items()):
-        (mean, half), _, called = verdict
+    for name, ((mean, half), _, called) in verdicts(losses, family, pool=pools(losses)).items():
+        place = ROWS.index(name.partition(" minus")[0])
         apart = [losses[name.partition(" minus")[0]][seed] - loss
                  for seed, loss in losses[name.partition("minus ")[2]].items()]  # fmt: skip
         color = plotting.COLORS[1] if called else plotting.INK
-        ax.plot(apart, [place - 0.2] * len(apart), "o", color=plotting.QUIET, ms=5)
-        how = dict(fmt="s", color=color, mfc=color if called else "w")
+        ax.plot(apart, [place - 0.2] * len(apart), "o", color=plotting.QUIET, ms=7)
+        how = dict(fmt="s", color=color, mfc=color if called else "w", ms=9, lw=2)
         ax.errorbar(mean, place + 0.12, xerr=half, **how)
     ax.axvline(0, color=plotting.QUIET, lw=1)
-    ax.set_yticks(range(len(family)), [name.partition(" minus")[0] for name in family])
-    ax.set(xlabel="nats per byte", xlim=(-0.28, 0.18), ylim=(len(family) - 0.5, -0.5))
+    first = ax.get_subplotspec().is_first_col()
+    ax.set_yticks(range(len(ROWS)), ROWS if first else [], fontsize=15)
+    ax.set(xlabel="← better    nats per byte", xlim=(-0.28, 0.18), ylim=(len(ROWS) - 0.5, -0.5))
 
 
 # %% slide_title="Most of the experts' lead was the DGLU's" tags=["figure"]
@@ -773,13 +777,11 @@ plotting.save(
 
 # %% [markdown]
 # On the new seeds all four differences are significant, and the prediction holds, by the rule that
-# we had committed. (By (9.1) alone only two are, the MLP and MoE. In the whole chapter, pooling
-# takes one verdict, in section 4, and adds twelve here and two in section 8, among them the only
-# claim that we see there. Its risk: if one row is much noisier than the others, pooling is too sure
-# of that row, and Hartley's test rarely warns us.) DGLUs beat the MLP by 0.096 nats, with the MLP
-# at its best rate. Three of the four kinds built from them gain another 0.03 to 0.05, with 18 to 28
-# % less compute. So for these three **most of the lead over the MLP came from the DGLU, and some
-# from the experts.**
+# we had committed. (By (9.1) alone only two are, the MLP and MoE. Pooling's risk: if one row is
+# much noisier than the others, it's too sure of that row, and Hartley's test rarely warns us.)
+# DGLUs beat the MLP by 0.096 nats, with the MLP at its best rate. Three of the four kinds built
+# from them gain another 0.03 to 0.05, with 18 to 28 % less compute. So for these three **most of
+# the lead over the MLP came from the DGLU, and some from the experts.**
 #
 # And our first prediction, that more sharing is better? Nothing here supports it. MoE shares
 # nothing, and no difference is shown between it and the two kinds that share something. Expansive
@@ -1017,7 +1019,7 @@ assert round(times["Cheems"] / times["Jamba"], 2) == 1.06
 assert round(times["LlaMa"] / times["Jamba"], 2) == 1.28
 
 
-# %% [markdown] slide_title="A relative change of the loss has no unit, so claims can be compared"
+# %% [markdown] slide_title="Relative changes of the loss have no unit" slide_figure="09_claims"
 # ## 8 · Nine claims on one axis
 #
 # In nine cases a paper favours a part or a system, prints a lower loss with it than without, and we
@@ -1162,10 +1164,11 @@ plotting.save(
     "shared one. The bar of OTCE for Jamba is clear of zero only in its thick part.",
 )
 
-# %% [markdown] slide_title="One claim is seen, two are opposite, six are undecided"
-# All nine changes of the papers are improvements. One of them is seen here, two are opposite:
+# %% [markdown] slide_title="Of nine claims one is seen, two are opposite" slide_figure="09_claims"
+# In its paper, each of the nine is an improvement. One of them is seen here, two are opposite:
 #
-# - **State layers in place of most attention: seen.**
+# - **State layers in place of most attention: seen.** (Ours is fourteen times the paper's change,
+#   after 200 updates: only the sign is comparable.)
 # - **Rotation ahead of the convolution: opposite here**, in section 4's modules. (In section 7's
 #   systems no difference is shown. And WM reads 8,192 tokens, we 512 bytes.)
 # - **Expansive experts ahead of a shared one: opposite here**, on section 5's new seeds.
@@ -1173,7 +1176,8 @@ plotting.save(
 
 #
 # Only OTCE's bar is clear of zero in its thick part alone: with p = 0.0098 you'd publish it by
-# itself, and in a family of nine you may not. For the inner function, and for rotation against the
+# itself, and in a family of nine you may not. (In section 7's family of seven the same p-value
+# passed: a verdict belongs to its family.) For the inner function, and for rotation against the
 # decay, the thick bar contains both zero and the diamond, so we can't tell. In the other four the
 # diamond is outside of it, which argues against an effect of that relative size. CDMoE's misses by
 # a hair, and it's compared with MLPs, as WM does it: the control that section 5 discredits.

@@ -10,7 +10,7 @@
 # - read a Triton kernel for SSD;
 # - ask a compiler whether a kernel fits its registers.
 #
-# You need the four steps of SSD from chapter 03 and the patterns of chapter 07.
+# You need chapter 03's four steps and chapter 07's patterns.
 #
 # Sources: *Wonderful Matrices* (WM) §4.2, Figure 6, Listing 3; *Cheems* (Ch) §4.2, Figure 5;
 # Williams, Waterman and Patterson (2009), *Roofline*. Code: `cheems_ref/roofline.py`,
@@ -215,8 +215,7 @@ def draw_operators(ax, timed, machine):
         how = dict(color=plotting.COLORS[color], marker=marker, alpha=0.75)
         if best < machine.launch:
             how = dict(color=plotting.QUIET, marker="o", mfc="none")
-        across = 1 if flops else 2.4 ** (i / len(timed) - 0.5)  # side by side
-        work = flops or moved / 12
+        work, across = flops or moved / 12, 1.1 ** (i / len(timed) - 0.5)
         ax.plot(across * work / moved, work / seconds / 1e9, ms=9, **how)
     ax.legend(loc="lower right")
     for words, place, text in (
@@ -235,7 +234,7 @@ plotting.save(
     "10_roofline",
     "Operators of four layers on 512 tokens by operations per byte and billion operations per "
     "second, both on logarithmic axes, under a roof that rises and then is flat. Large matrix "
-    "products are just under the flat part. Those without a product stand side by side at 1/12, "
+    "products are just under the flat part. Those without a product stand in one column at 1/12, "
     "some of them above the roof, the hollow ones far below it. Diamonds, a third of the roof or "
     "less, are fused attention, a top-k far down, and others.",
 )
@@ -440,10 +439,10 @@ assert all(0.46 < one < 0.5 for one in rose[5:])
 #
 # ## 5 · Three kernels
 #
-# A *kernel* is a function that the processor runs many times in parallel, and each run is a
-# *program*. Triton lets you write kernels in Python. Between `tl.load` and `tl.store`, a program
-# keeps its numbers in registers and in the fast memory beside them. `cheems_ref/triton_ssd.py` does
-# chapter 03's four steps in three kernels, for one head per program:
+# A *kernel* runs many times in parallel, and each run is a *program*. Triton lets you write kernels
+# in Python. Between `tl.load` and `tl.store`, a program keeps its numbers in registers and in the
+# fast memory beside them. `cheems_ref/triton_ssd.py` does chapter 03's four steps in three kernels,
+# for one head per program:
 #
 # - `_write`, step 2: for each chunk and each 32 channels, what its tokens write into a state.
 # - `_carry`, step 3: for each 512 numbers of the state, the state before each chunk.
