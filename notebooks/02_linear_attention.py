@@ -172,13 +172,13 @@ recurrent = torch.stack(outputs)
 check("quadratic form = recurrence", quadratic, recurrent)
 check("package, recurrence", linear_attention(*heads(q, k, v))[0, :, 0], recurrent)
 
-# %% [markdown] slide_title="The state stays small, and the weights lose their sum and their rank"
+# %% [markdown] slide_title="The state stays small; weights no longer sum to 1, and have rank n"
 # Attention has become a recurrence with a memory that never grows. What did that cost us, and what
 # did we gain?
 #
 # - The weights no longer sum to 1, and some are negative.
 # - The weights that the last 12 tokens give to the first 12 have rank 4, as inner products of
-#   vectors of width 4. With the softmax, they have rank 12.
+#   vectors of width 4: those tokens look back in four independent ways. With the softmax, it's 12.
 # - The cache of keys and values holds $l\,(n + p)$ numbers per head, and the state holds $n\,p$.
 #   With $n = p = 128$, they're the same size at 64 tokens. At 262,144 tokens the cache is 4,096
 #   times as large.
@@ -348,13 +348,14 @@ _ = must_differ("Σ a_i v_i", a @ values[0], torch.zeros(3), at_least=0.1)
 #
 # You lose old values: after $\delta$ tokens, $\alpha^\delta$ is left. What do you get in return?
 # Decay cuts the noise more than it cuts recent values. The squared weights of all other tokens now
-# form a geometric series, and its sum stays finite however long the text gets:
+# form a geometric series, $1 + \alpha^2 + \alpha^4 + \dots = 1/(1 - \alpha^2)$, which stays finite
+# however long the text gets:
 #
 # $$\text{signal} = \alpha^\delta, \qquad \text{mean square of the noise} \;\le\;
 #   \frac{1}{n\,(1 - \alpha^2)}. \tag{2.7}$$
 #
-# Let's measure both. The signal is the best multiple of the value in the answer, the noise is the
-# rest, and `store` runs a rule and returns its last state:
+# Let's measure both. The signal is the answer's projection onto the value, the noise is the rest,
+# and `store` runs a rule and returns its last state:
 
 # %% tags=["aside"]
 l, n = 512, 64
@@ -523,16 +524,17 @@ plotting.save(
 #
 # $$S_t = \operatorname*{argmin}_S \| S - S_{t-1} \|^2 + \beta_t\,\| S k_t - v_t \|^2. \tag{2.11}$$
 #
-# Set the gradient to zero: $S_t - S_{t-1} = \beta_t\,(v_t - S_t k_t)\,k_t^\top$. Multiply by $k_t$:
-# $(1 + \beta_t \|k_t\|^2)\,(v_t - S_t k_t) = v_t - S_{t-1} k_t$. So the minimum is a delta rule
-# with a smaller step:
+# Set the gradient to zero: $S_t - S_{t-1} = \beta_t\,e\,k_t^\top$, where $e = v_t - S_t k_t$ is the
+# error that's left. Multiply by $k_t$: $(v_t - S_{t-1} k_t) - e = \beta_t \|k_t\|^2\,e$, so the
+# error before was $1 + \beta_t\|k_t\|^2$ times as large. The minimum is a delta rule with a smaller
+# step:
 #
 # $$S_t = S_{t-1} + \epsilon_t\,(v_t - S_{t-1} k_t)\,k_t^\top, \qquad
 #   \epsilon_t = \frac{\beta_t}{1 + \beta_t \|k_t\|^2}. \tag{2.12}$$
 #
-# However large $\beta$ gets, $\epsilon\|k\|^2$ stays below 1. This is the Longhorn of L22. The
+# However large $\beta$ gets, $\epsilon\|k\|^2$ stays below 1. (This is lecture 22's Longhorn. The
 # published model keeps only the diagonal of the $k k^\top$ that multiplies the old state (lab
-# [02a](labs/02a_five_memories.ipynb)).
+# [02a](labs/02a_five_memories.ipynb).)
 
 # %% tags=["guard"]
 n, p, beta = 4, 3, 1.7
@@ -573,11 +575,12 @@ _ = must_differ("correct, then fade", late, row)
 # | Gated DeltaNet | the same | fade, then size β | $\alpha S (I - \beta kk^\top) + \beta vk^\top$ |
 #
 # The fade belongs to the idea, too: shrinking the weights a little at every step is *weight decay*.
-# And the bracket $I - \beta kk^\top$ is an old friend. For a unit key it's a projection at $\beta =
-# 1$, which erases what the key finds, and a mirror at $\beta = 2$, a Householder reflection. (In
-# DeltaNet as published $\beta$ stays below 1.)
+# And you know the bracket $I - \beta kk^\top$ from linear algebra. For a unit key it's a projection
+# at $\beta = 1$, which erases what the key finds, and a mirror at $\beta = 2$, a Householder
+# reflection. (In DeltaNet as published $\beta$ stays below 1.)
 #
-# The last column has the five rows of L22's slide. The package agrees with each (folded cells).
+# The last column has the five rows of lecture 22's slide. The package agrees with each (folded
+# cells).
 
 
 # %% tags=["guard"]
@@ -703,8 +706,8 @@ for name, rule in RULES.items():
 # Read one row from left to right: it's the life of one key. On average, linear attention gets
 # darker and darker. The delta rules are white (no error) at every write, even if the key was used
 # before, and then each later write disturbs what they stored. With $\beta = 1$, 36 tokens later
-# they do worse than an empty memory. Linear attention does even worse. So is it the worst memory,
-# and Longhorn the best?
+# they do worse than an empty memory. Linear attention does even worse. So is linear
+# attention the worst memory, and Longhorn the best?
 #
 # Before you believe that, ask another question. Most of these models normalise what a memory
 # returns, so the direction of an answer matters much more than its length. Of all the values
@@ -806,8 +809,8 @@ for name in RULES:
 # depends on all the writes before it. Can we compute them in parallel?
 #
 # Chapter 01's scan joins neighbouring steps, and joining two brackets $I - \beta kk^\top$ means
-# multiplying them. That gives $I$ minus a matrix of rank 2, then 4, then 8, and soon the scan
-# multiplies full $n \times n$ matrices at every round.
+# multiplying them. What is subtracted from $I$ then lies in the span of two keys, then four, then
+# eight, and soon the scan multiplies full $n \times n$ matrices at every round.
 #
 # There's a better way, because the dependence is *linear* (Yang et al., 2024). Name the vector that
 # token $t$ writes: $u_t = \beta_t\,(v_t - S_{t-1} k_t)$. Then (2.9) is linear attention
@@ -825,8 +828,9 @@ for name in RULES:
 #
 # $$(I + T)\,U = \mathrm{diag}(\beta)\,(V - K S_{-1}^\top). \tag{2.16}$$
 #
-# $I + T$ is triangular, with ones on the diagonal. One call solves (2.16) for $U$, and then we read
-# just as in linear attention:
+# Row $t$ reads $u_t + \beta_t \sum_{s<t} (k_t \cdot k_s)\,u_s = \beta_t\,(v_t - S_{-1} k_t)$. $I +
+# T$ is triangular, with ones on the diagonal, so one call solves (2.16) for $U$. (It still goes row
+# by row, but within a chunk, and without the state.) Then we read just as in linear attention:
 #
 # $$O = Q S_{-1}^\top + (Q K^\top \circ M)\,U. \tag{2.17}$$
 #
