@@ -154,14 +154,17 @@ def repaired_mask(real):
 
 
 # %% tags=["check"]
+from cheems_ref.exercises import not_none
+
 for pattern in ("001111", "110010", "000", "111", "010"):
     real = torch.tensor([digit == "1" for digit in pattern])
-    mask = torch.as_tensor(repaired_mask(real.clone()))
-    for t, row in enumerate(mask.bool().tolist()):
+    mask = torch.as_tensor(not_none(repaired_mask(real.clone())))
+    assert mask.shape == (len(real), len(real)), f"a row per query, a column per key: {mask.shape}"
+    for t, row in enumerate(mask.tolist()):
         wanted = [s <= t and bool(real[s]) for s in range(len(real))]
         if not any(wanted):
             wanted[t] = True
-        assert row == wanted, f"tokens {pattern}: query {t} reads {row}"
+        assert row == wanted, f"tokens {pattern}: query {t} should read {wanted}, not {row}"
 print("right for five rows of tokens, one of them all padding")
 
 # %% [markdown]
@@ -186,8 +189,7 @@ check("ours: token 0 reads itself", y[:, 0], layer.out_proj(cache.v[:, 0].flatte
 # ## 3 · A finite minimum, and the future leaks
 #
 # A common cure for the NaN is to write the most negative finite number in place of $-\infty$. Then
-# an empty row has equal scores everywhere, and the softmax is finite. What does it read? Guess
-# before you run the cell.
+# the softmax is finite. What does an empty row read? Guess before you run the cell.
 
 
 # %%
@@ -219,7 +221,7 @@ plotting.save(
 )
 
 # %% [markdown]
-# The two padded queries read *everything*, the future included.
+# All their scores are equal, so the two padded queries read *everything*, the future included.
 #
 # **Fill in 2.** Predict it for any row: how many keys does each query read, if masked scores are a
 # finite minimum?
@@ -235,13 +237,19 @@ def keys_read(real):
 
 
 # %% tags=["check"]
-for pattern in ("001111", "1100", "00100", "000"):
+from cheems_ref.exercises import as_tensor, not_none
+
+for pattern in ("001111", "1100", "00100", "10101", "000"):
     row = torch.tensor([digit == "1" for digit in pattern])
     tokens = random(len(row), 4, seed=70)
     found = weights_with(torch.finfo(torch.float64).min, tokens, row)
     expected = (found > 0).sum(1).tolist()
-    assert list(keys_read(row.clone())) == expected, f"tokens {pattern} read {expected} keys"
-print("right for four rows of tokens")
+    mine = as_tensor(not_none(keys_read(row.clone()))).tolist()
+    wrong = [
+        t for t, (count, right) in enumerate(zip(mine, expected, strict=True)) if count != right
+    ]
+    assert not wrong, f"tokens {pattern}: {mine} isn't right for the queries {wrong}"
+print("right for five rows of tokens")
 
 # %% [markdown]
 # You may say: so what? Nobody reads the outputs of padding. In a stack of attention layers with

@@ -180,8 +180,8 @@ LAYERS = {kind.__name__: made(kind) for kind in KINDS}
 # %% [markdown]
 # ## 2 · Ask
 #
-# **Predict.** Here is a review that lets everything through. Change it to yours. Name the line that
-# you'd object to before you go on:
+# **Predict.** Here is a review that lets everything through. Change it to yours, and add the line
+# that you'd object to, such as "wrong: softmax(0)":
 
 # %%
 predicted = dict.fromkeys(LAYERS, "right")
@@ -222,6 +222,9 @@ def referee(layer):
 
 
 # %% tags=["check"]
+from cheems_ref.exercises import not_none
+
+
 class Peeks(nn.Linear):
     """A layer of ours that reads the next token, takes positions, and ignores them."""
 
@@ -229,7 +232,8 @@ class Peeks(nn.Linear):
         return super().forward(x).roll(-1, dims=1)
 
 
-got = referee(made(lambda d: Peeks(d, d)))
+got = not_none(referee(made(lambda d: Peeks(d, d))))
+got = {name: {"-": "–"}.get(answer, answer) for name, answer in got.items()}
 assert list(got) == list(QUESTIONS), f"one answer per question, in their order; got {list(got)}"
 assert got["causal"] == "no", f"a layer that reads the next token isn't causal, got {got['causal']}"
 assert [got[name] for name in ("rows", "learns")] == ["yes", "yes"], f"a linear layer: {got}"
@@ -245,7 +249,8 @@ print(f"{'':18}", *(f"{name:>8}" for name in QUESTIONS))
 for name, row in answers.items():
     print(f"{name:18}", *(f"{answer:>8}" for answer in row.values()))
 wrong = {name for name, row in answers.items() if "no" in row.values()}
-hits = sum((name in wrong) == (verdict == "wrong") for name, verdict in predicted.items())
+said = {name for name, verdict in predicted.items() if verdict.lower().startswith("wrong")}
+hits = sum((name in wrong) == (name in said) for name in LAYERS)
 print(f"predicted: {hits} of {len(LAYERS)}")
 
 # %% tags=["guard"]
@@ -292,11 +297,20 @@ def alone_and_padded(layer, x):
 
 
 # %% tags=["check"]
+from cheems_ref.exercises import not_none
+
 x = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(1))
-alone, padded = alone_and_padded(made(ShortConvolution), x)
+watched, masks = made(ShortConvolution), []
+watched.register_forward_pre_hook(
+    lambda _, args, named: masks.append(named.get("padding_mask", (*args, None)[1])),
+    with_kwargs=True,
+)
+alone, padded = not_none(alone_and_padded(watched, x))
 check("your example: a right layer passes", padded, alone)
-check("the first output is for x alone", alone, made(ShortConvolution)(x)[0])
+hidden = [int((~mask.bool()).sum()) for mask in masks if mask is not None]
+assert 6 in hidden, "the layer should get a padding_mask that hides three tokens of each text"
 alone, padded = alone_and_padded(made(GatedMemory), x)
+check("the first output is for x alone", alone, made(GatedMemory)(x)[0])
 assert not torch.allclose(padded, alone), "GatedMemory passes: is your padding on the left?"
 _ = must_differ("your example: GatedMemory", padded, alone)
 
@@ -339,6 +353,9 @@ for ask in QUESTIONS.values():
 x = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(1))
 ids = torch.arange(5).expand(2, 5)
 check("one pass is as before", mended(x, ids)[0], made(CachedAttention)(x, ids)[0])
+mended(x, ids, padding_mask=ids >= 2)[0][:, 2:].sum().backward()
+finite = all(weights.grad.isfinite().all() for weights in mended.parameters())
+assert finite, "NaN in the gradient: what does a row without a real key read? (lab 05a)"
 
 # %% [markdown]
 # ## 4 · What the questions can't see
@@ -360,8 +377,12 @@ assert set(referee(unscaled).values()) == {"yes"}
 
 # %% [markdown]
 # None does. A wrong formula can obey every law, and only a comparison with a definition finds it.
-# There is a second gap: none of the six continues from a cache of padded rows. Pad a prompt on the
-# *right* and give it to `ShortConvolution`. Which three inputs will its cache hold?
+#
+# There are two more gaps. Did you object to `-1e30`? In this attention a padded query reads all
+# keys alike, the future included. In one layer nobody notices, since no real token reads a padded
+# one. Put another layer behind it that does, and the future leaks (lab 05a). And none of the six
+# questions continues from a cache of padded rows. Pad a prompt on the *right* and give it to
+# `ShortConvolution`. Which three inputs will its cache hold?
 #
 # ## Summary
 #
