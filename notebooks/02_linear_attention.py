@@ -13,8 +13,9 @@
 # You need vectors, matrices, gradients, and a little PyTorch.
 #
 # Sources: lecture 22 of CMU 10-423/623/723, *State Space Models + Hybrid Models* (L22), slides
-# "Linear Attention" and "Hybrid Models"; *Wonderful Matrices* (WM) §2; the papers behind the rules
-# are cited where they come up. Chapter 00 explains ✓ and ✗.
+# "Linear Attention" and "Hybrid Models" (its table of rules is the last column of section 7's);
+# *Wonderful Matrices* (WM) §2; the papers behind the rules are cited where they come up. Chapter 00
+# explains ✓ and ✗.
 
 # %% tags=["setup"]
 import math
@@ -111,7 +112,8 @@ plotting.save(
 
 # %% [markdown]
 # Linear attention simply adds; Mamba-2 first halves the old value; the delta rule erases it. The
-# delta rule looks up what the key returns and removes exactly that.
+# delta rule looks up what the key returns and removes exactly that. The first key pays for it, as
+# section 5 will show.
 
 # %% [markdown] slide_title="Attention compares, weighs and averages"
 # ## 1 · Drop the softmax, move the brackets
@@ -172,13 +174,14 @@ recurrent = torch.stack(outputs)
 check("quadratic form = recurrence", quadratic, recurrent)
 check("package, recurrence", linear_attention(*heads(q, k, v))[0, :, 0], recurrent)
 
-# %% [markdown] slide_title="The state stays small; weights no longer sum to 1, and have rank n"
+# %% [markdown] slide_title="The state stays small, but the weights no longer sum to 1"
 # Attention has become a recurrence with a memory that never grows. What did that cost us, and what
 # did we gain?
 #
 # - The weights no longer sum to 1, and some are negative.
-# - The weights that the last 12 tokens give to the first 12 have rank 4, as inner products of
-#   vectors of width 4: those tokens look back in four independent ways. With the softmax, it's 12.
+# - The weights that the last 12 tokens give to the first 12 have rank 4: inner products of vectors
+#   of width $n$ have rank $n$ at most. So the last 12 tokens can look back in only four independent
+#   ways. With the softmax, it's 12.
 # - The cache of keys and values holds $l\,(n + p)$ numbers per head, and the state holds $n\,p$.
 #   With $n = p = 128$, they're the same size at 64 tokens. At 262,144 tokens the cache is 4,096
 #   times as large.
@@ -196,9 +199,10 @@ assert ranks == {"inner products": n, "the softmax": 12}
 # %% [markdown] slide_title="A state is a memory of key–value pairs"
 # ## 2 · A memory of key–value pairs
 #
-# Think of (2.3) as storage. Writing adds $v\,k^\top$. Reading with a query gives
-# $v\,(k \cdot q)$: the value, times how well the query matches the key. Follow three tokens. (Here
-# the state also fades by 0.6 before each write, as in section 4.) What does the query find?
+# Think of (2.3) as storage. Writing adds $v\,k^\top$. Reading with a query gives $v\,(k \cdot q)$:
+# the value, times how well the query matches the key. Follow three tokens. Here the state also
+# fades to 0.6 of itself before each write, as in section 4. (That 0.6 has nothing to do with the
+# opening's.) What does the query find?
 
 # %% slide_title="The key says where, the value says what" tags=["figure"]
 plotting.show_drawing(
@@ -259,8 +263,8 @@ check("linear attention, by hand", S @ TWO_KEYS.T, torch.tensor([[1.0, 0.6], [0.
 #
 # How bad is it if the keys point in random directions? With $k_j$ as the first axis, $(k_i \cdot
 # k_j)^2$ is the square of the first coordinate of $k_i$. All $n$ squares sum to 1, so by symmetry
-# each is $1/n$ on average. If the values are independent with mean square 1, each entry of the
-# crosstalk has
+# each is $1/n$ on average. And $k_i$ is as likely as $-k_i$: mixed products cancel on average, and
+# squares add. If the values have mean square 1, each entry of the crosstalk has
 #
 # $$\text{mean square} = \frac{l - 1}{n}. \tag{2.5}$$
 
@@ -292,12 +296,13 @@ def draw_crosstalk(ax, counts, laws, measured):
         color, n = plotting.COLORS[(0, 2, 1)[i]], int(name[4:])
         ax.plot(counts, law, color=color)
         ax.plot(counts, measured[name], "o", color=color, markersize=6)
-        ax.text(460, law[-1] * 1.25, name, color=color, ha="right", fontsize=15)
+        ax.text(570, law[-1], f"$n = {n}$", color=color, va="center", fontsize=15)
         ax.plot([n + 1], [1], "D", color=color, markersize=11, markerfacecolor="white")
-        ax.annotate(f"l = {n + 1}", (n + 1, 1), (10, -20), textcoords="offset points",
+        ax.annotate(f"$l = {n + 1}$", (n + 1, 1), (10, -20), textcoords="offset points",
                     color=color, fontsize=14)  # fmt: skip
     plotting.level(ax, 1, "as large as the signal", side="left")
     ax.set(xscale="log", yscale="log", xlabel="pairs stored", ylabel="crosstalk (mean square)")
+    ax.set_xlim(right=1100)  # room for the names of the lines
     ax.set_xticks([2**i for i in range(1, 10)], [f"{2**i}" for i in range(1, 10)])
     ax.minorticks_off()
 
@@ -315,7 +320,7 @@ plotting.save(
 
 # %% [markdown] slide_title="No rule stores more than n arbitrary values exactly"
 # The measured dots lie on the lines of (2.5): at $l = n + 1$, the diamonds, the noise is as loud as
-# the signal. Each rule below fights this, but there's a limit that no rule can beat.
+# the signal. Can a better rule help?
 #
 # **No rule can store more than $n$ arbitrary values exactly**: with $l > n$ keys, some nontrivial
 # combination $\sum_i a_i k_i$ is zero, and then for every state $S$
@@ -347,9 +352,9 @@ _ = must_differ("Σ a_i v_i", a @ values[0], torch.zeros(3), at_least=0.1)
 # the signal is left after $\log\frac12 / \log\alpha$ tokens, which is the half-life.
 #
 # You lose old values: after $\delta$ tokens, $\alpha^\delta$ is left. What do you get in return?
-# Decay cuts the noise more than it cuts recent values. The squared weights of all other tokens now
-# form a geometric series, $1 + \alpha^2 + \alpha^4 + \dots = 1/(1 - \alpha^2)$, which stays finite
-# however long the text gets:
+# Decay cuts the noise more than it cuts recent values. A token of age $i$ now adds noise with mean
+# square $\alpha^{2i}/n$, and $1 + \alpha^2 + \alpha^4 + \dots = 1/(1 - \alpha^2)$, however long the
+# text gets:
 #
 # $$\text{signal} = \alpha^\delta, \qquad \text{mean square of the noise} \;\le\;
 #   \frac{1}{n\,(1 - \alpha^2)}. \tag{2.7}$$
@@ -449,9 +454,9 @@ show(S_two)
 check("DeltaNet, by hand", S_two @ TWO_KEYS.T, torch.tensor([[0.64, 0.0], [0.6, 1.0]]))
 
 # %% [markdown]
-# The key $k_1$ returns its value exactly, but $k_0$ pays the price: it now returns $0.64\,v_0$ plus
-# $0.6\,v_1$. Any nonzero step along one key disturbs what's stored under every key that isn't
-# orthogonal to it.
+# The key $k_1$ returns its value exactly, but $k_0$ pays the price. The write arrives there with a
+# factor of 0.6, the keys' inner product: $(1, 0) + 0.6\,(-0.6, 1) = (0.64, 0.6)$. Any nonzero step
+# along one key disturbs what's stored under every key that isn't orthogonal to it.
 #
 # Linear attention is a gradient step too, on the loss $-v \cdot S k$. That loss has no minimum, so
 # linear attention never stops adding.
@@ -524,17 +529,16 @@ plotting.save(
 #
 # $$S_t = \operatorname*{argmin}_S \| S - S_{t-1} \|^2 + \beta_t\,\| S k_t - v_t \|^2. \tag{2.11}$$
 #
-# Set the gradient to zero: $S_t - S_{t-1} = \beta_t\,e\,k_t^\top$, where $e = v_t - S_t k_t$ is the
-# error that's left. Multiply by $k_t$: $(v_t - S_{t-1} k_t) - e = \beta_t \|k_t\|^2\,e$, so the
-# error before was $1 + \beta_t\|k_t\|^2$ times as large. The minimum is a delta rule with a smaller
-# step:
+# Call what the write leaves missing $e = v_t - S_t k_t$. With the gradient at zero, $S_t - S_{t-1}
+# = \beta_t\,e\,k_t^\top$. Multiply by $k_t$, and the left side is $(v_t - S_{t-1} k_t) - e$, the
+# right $\beta_t \|k_t\|^2\,e$. Solve for $e$: the minimum is a delta rule with a smaller step,
 #
 # $$S_t = S_{t-1} + \epsilon_t\,(v_t - S_{t-1} k_t)\,k_t^\top, \qquad
 #   \epsilon_t = \frac{\beta_t}{1 + \beta_t \|k_t\|^2}. \tag{2.12}$$
 #
-# However large $\beta$ gets, $\epsilon\|k\|^2$ stays below 1. (This is lecture 22's Longhorn. The
-# published model keeps only the diagonal of the $k k^\top$ that multiplies the old state (lab
-# [02a](labs/02a_five_memories.ipynb).)
+# However large $\beta$ gets, $\epsilon\|k\|^2$ stays below 1. The published model keeps only the
+# diagonal of the $k k^\top$ that multiplies the old state (lab
+# [02a](labs/02a_five_memories.ipynb)).
 
 # %% tags=["guard"]
 n, p, beta = 4, 3, 1.7
@@ -579,8 +583,7 @@ _ = must_differ("correct, then fade", late, row)
 # at $\beta = 1$, which erases what the key finds, and a mirror at $\beta = 2$, a Householder
 # reflection. (In DeltaNet as published $\beta$ stays below 1.)
 #
-# The last column has the five rows of lecture 22's slide. The package agrees with each (folded
-# cells).
+# The package agrees with each row of the last column (folded cells).
 
 
 # %% tags=["guard"]
@@ -634,10 +637,10 @@ def errors_over_time(name, keys, slots, values):
 #
 # Let's watch five memories at work on one stream of 60 tokens, with $n = 32$. Tokens 0 to 23 write
 # 24 keys, tokens 24 to 35 give the first twelve keys *new* values, and tokens 36 to 59 write 24
-# more keys. After every token we read all keys so far and compare the answers with their current
+# more keys. After every token we compare the answers to all keys so far with their current
 # values. An empty memory would have an error of 1. (The decay has a half-life of 23 tokens, and
 # $\beta = 1$.) Which rules make no error right after a write? Here is the average for keys 12 to
-# 23, which are written only once:
+# 23, which are written only once. (Token 12 writes key 12, and we ask again after token 48.)
 
 # %% tags=["setup"]
 ONCE = torch.arange(12, 24)  # written once: key i by token i
@@ -706,8 +709,8 @@ for name, rule in RULES.items():
 # Read one row from left to right: it's the life of one key. On average, linear attention gets
 # darker and darker. The delta rules are white (no error) at every write, even if the key was used
 # before, and then each later write disturbs what they stored. With $\beta = 1$, 36 tokens later
-# they do worse than an empty memory. Linear attention does even worse. So is linear
-# attention the worst memory, and Longhorn the best?
+# they do worse than an empty memory. Linear attention does even worse. So is linear attention the
+# worst memory, and Longhorn the best?
 #
 # Before you believe that, ask another question. Most of these models normalise what a memory
 # returns, so the direction of an answer matters much more than its length. Of all the values
@@ -775,9 +778,25 @@ print(f"linear attention: {old:.2f} of the keys with a new value return the old 
 assert 0.35 < old < 0.45
 assert memories["linear attention"][ONCE, ONCE + 36].mean() > 1  # more noise than value
 
+enters = {}  # the mean weight of the right value, and of the loudest other
+for name in RULES:
+    right, loudest = [], []
+    for key in range(12, 24):
+        until, streams = key + 37, unit(10, 48, 32, seed=28)
+        S = store(name, streams[:, slots[:until]], torch.eye(until).expand(10, -1, -1))
+        weights = einsum("bpn,bn->bp", S, streams[:, key])  # of each value in the answer
+        right.append(weights[:, key])
+        loudest.append(weights.index_fill(1, torch.tensor(key), -math.inf).amax(1))
+    enters[name] = [f"{torch.cat(weights).mean():.2f}" for weights in (right, loudest)]
+    print(f"{name:16}: right value {enters[name][0]}, loudest other {enters[name][1]}")
+assert enters["linear attention"] == ["1.00", "0.37"]
+assert enters["Gated DeltaNet"] == ["0.10", "0.23"]
+
 # %% [markdown]
 # Linear attention goes from last place to first, for keys that are written once. Its answers hold
-# more noise than value, and still point to the right one. For keys with a *new* value Longhorn
+# more noise than value, and still point to the right one. How? The right value enters with weight
+# 1, the loudest other with 0.37 on average. Together the others are louder, alone none is. In Gated
+# DeltaNet it's 0.10 against 0.23. For keys with a *new* value Longhorn
 # leads, and linear attention returns the old value in four cases of ten. **The measure you choose
 # decides who wins, so choose it before you look.**
 #
@@ -808,13 +827,13 @@ for name in RULES:
 # Written as loops, all five rules have to go token by token. Each write of the delta rule even
 # depends on all the writes before it. Can we compute them in parallel?
 #
-# Chapter 01's scan joins neighbouring steps, and joining two brackets $I - \beta kk^\top$ means
-# multiplying them. What is subtracted from $I$ then lies in the span of two keys, then four, then
-# eight, and soon the scan multiplies full $n \times n$ matrices at every round.
+# Chapter 01's scan joins neighbouring steps, and joining two brackets means multiplying them: $I -
+# \beta_1 k_1 k_1^\top - \beta_2 k_2 k_2^\top + \dots$. What's subtracted has rank 2. Then come
+# ranks 4 and 8, and soon the scan multiplies full matrices.
 #
-# There's a better way, because the dependence is *linear* (Yang et al., 2024). Name the vector that
-# token $t$ writes: $u_t = \beta_t\,(v_t - S_{t-1} k_t)$. Then (2.9) is linear attention
-# with $u$ in place of $v$ ($S_{-1}$ is now the state before the chunk):
+# But the dependence is *linear* (Yang et al., 2024). Name the vector that token $t$ writes: $u_t =
+# \beta_t\,(v_t - S_{t-1} k_t)$. Then (2.9) is linear attention with $u$ in place of $v$ ($S_{-1}$
+# is now the state before the chunk):
 #
 # $$S_t = S_{t-1} + u_t k_t^\top = S_{-1} + \sum_{s \le t} u_s k_s^\top. \tag{2.14}$$
 #
@@ -823,18 +842,19 @@ for name in RULES:
 #
 # $$u_t = \beta_t \Big( v_t - S_{-1} k_t - \sum_{s < t} u_s\,(k_s \cdot k_t) \Big). \tag{2.15}$$
 #
-# Move the sum to the left. With the $u_t$ as the rows of $U$, and $T_{ts} = \beta_t\,(k_t \cdot
-# k_s)$ for $s < t$ and 0 otherwise, we get
+# Move the sum to the left: $u_t + \beta_t \sum_{s < t} (k_t \cdot k_s)\,u_s = \beta_t\,(v_t -
+# S_{-1} k_t)$. That's row $t$ of one system, with the $u_t$ as the rows of $U$, and $T_{ts} =
+# \beta_t\,(k_t \cdot k_s)$ for $s < t$ and 0 otherwise:
 #
 # $$(I + T)\,U = \mathrm{diag}(\beta)\,(V - K S_{-1}^\top). \tag{2.16}$$
 #
-# Row $t$ reads $u_t + \beta_t \sum_{s<t} (k_t \cdot k_s)\,u_s = \beta_t\,(v_t - S_{-1} k_t)$. $I +
-# T$ is triangular, with ones on the diagonal, so one call solves (2.16) for $U$. (It still goes row
-# by row, but within a chunk, and without the state.) Then we read just as in linear attention:
+# $I + T$ is triangular, with ones on the diagonal, so one call solves (2.16) for $U$. The solve
+# still goes row by row, but only within a chunk, and it never touches the state. Then read as in
+# linear attention:
 #
 # $$O = Q S_{-1}^\top + (Q K^\top \circ M)\,U. \tag{2.17}$$
 #
-# Let's try it on seven tokens, from a state `S_before` on:
+# Let's try seven tokens, from a state `S_before` on:
 
 # %% tags=["aside"]
 l, n, p = 7, 5, 4
@@ -870,7 +890,7 @@ check("state after the chunk = loop", S_before + U.T @ k, S_after)
 # same time:
 #
 # $$(I + T)\,U_V = \mathrm{diag}(\beta)\,V, \qquad (I + T)\,U_K = \mathrm{diag}(\beta)\,K, \qquad
-#   U = U_V - U_K S_{-1}^\top.$$
+#   U = U_V - U_K S_{-1}^\top. \tag{2.18}$$
 #
 # Only the products with the state have to wait. For 4,096 tokens in chunks of 64, that's 64 rows to
 # solve, then 64 steps of the state, instead of 4,096 in a row.
