@@ -136,7 +136,8 @@ plotting.show_drawing(
 
 # %% [markdown] slide_title="Operators are the unit of our account"
 # We count as if nothing were cached.
-#
+
+# %% [markdown] slide_title="A layer is a list of operators, and each reads and writes"
 # ## 1 · Thirty-eight operators
 #
 # PyTorch runs a layer as a list of *operators*, such as a matrix product or a sum. Let's log every
@@ -326,7 +327,8 @@ assert total == 13
 # The other four: ¾ for $CB^\top$ and its mask, 2¼ for the product with $L$, and 1 for the product
 # with $x$. Four of the thirteen are the price of float64: one for the wider difference, and three
 # for the conversion.
-#
+
+# %% [markdown] slide_title="Small chunks pay for states, large ones for pairs"
 # ## 4 · Chunk size
 #
 # Chapter 03 promised the same output for chunks of any length, but not the same traffic. Which size
@@ -436,7 +438,8 @@ assert all(0.46 < one < 0.5 for one in rose[5:])
 #
 # The papers' kernels still store $CB^\top$ and load it again (mamba-ssm's `ssd_combined.py`). What
 # if no number of a pair went through memory?
-#
+
+# %% [markdown] slide_title="Three kernels take the four steps, one head per program"
 # ## 5 · Three kernels
 #
 # A *kernel* runs many times in parallel, and each run is a *program*. Triton lets you write kernels
