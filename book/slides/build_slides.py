@@ -55,7 +55,7 @@ ICON = Path(__file__).parents[1] / "site" / "static" / "favicon.svg"
 BOUND = re.compile(r'\(?<span class="math inline">[^<]*<[^<]*<[^<]*</span>[.,;:!?)]*')
 LETTER_WIDTH = 60  # of a letter of matplotlib's, in hundredths of its size
 LABEL = 18  # pixels: the smallest word in a drawing on a slide
-SMALL_LABEL = 14  # likewise, in a drawing beside the words
+SMALL_LABEL = 14  # likewise, in a drawing beside the words or below code
 VERDICT = {"✓": "right", "✗": "wrong"}
 
 
@@ -150,10 +150,11 @@ def shown(
     out: Path,
     name: str,
     width: int = WIDTH,
+    label: int = LABEL,
 ) -> str:
     """The HTML of a part, so wide; `room` is what a picture may take of the slide's height."""
     if part.kind in ("svg", "png"):
-        return picture(part, (WIDTH, room), out, name, LABEL)
+        return picture(part, (WIDTH, room), out, name, label)
     if part.kind == "math":
         size = maths_size(part.source, text_size, width)
         return f'<div class="math" style="font-size: {size}px">\\[{escape(part.source)}\\]</div>'
@@ -190,7 +191,8 @@ def page(sized: Sized, minutes_of: dict[str, int], out: Path, name: str) -> dict
     rest = HEIGHT - total(slide, sized.text_size, sized.code_size)
     sizes = sized.text_size, sized.code_size, PICTURE + rest
     width = WORDS if slide.beside else WIDTH
-    parts = [shown(part, *sizes, out, name, width) for part in slide.parts]
+    label = SMALL_LABEL if slide.wanted else LABEL  # small below code, too
+    parts = [shown(part, *sizes, out, name, width, label) for part in slide.parts]
     corner = [MARKDOWN.renderInline(slide.head)] if slide.message else []
     if slide.figure:
         corner.append(figure_number(name, slide.figure))
