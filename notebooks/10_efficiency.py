@@ -220,7 +220,7 @@ def draw_operators(ax, timed, machine):
         ax.plot(across * work / moved, work / seconds / 1e9, ms=9, **how)
     ax.legend(loc="lower right")
     for words, place, text in (
-        ("top-k", (0.114, 0.043), (0.25, 0.025)), ("fused attention", (64, 31), (12, 5)),
+        ("top-k", (0.09, 0.043), (0.25, 0.025)), ("fused attention", (64, 31), (12, 5)),
     ):  # fmt: skip
         how = dict(arrowstyle="-|>", color=plotting.COLORS[1], lw=1.5)
         ax.annotate(words, place, text, color=plotting.COLORS[1], fontsize=16, arrowprops=how)
@@ -230,6 +230,7 @@ def draw_operators(ax, timed, machine):
 fig, ax = plotting.figure(size=(11, 5.6))
 draw_roof(ax, SERVER)
 draw_operators(ax, [*chain.from_iterable(SECOND["operators"]["seconds"].values())], SERVER)
+ax.set_title("a second server", fontsize=16)
 plotting.save(
     fig,
     "10_roofline",
@@ -1111,6 +1112,7 @@ def draw_speeds(ax, shown):
     ax.set_xticks([0.5, 1, 2], ["0.5", "1: LlaMa", "2"], fontsize=14)
     ax.set_yticks(range(len(shown)), [*shown], fontsize=14)
     ax.set(xlabel="← LlaMa is ahead      times LlaMa's speed      LlaMa is behind →")
+    ax.tick_params(axis="y", length=0)
     ax.minorticks_off()
 
 
