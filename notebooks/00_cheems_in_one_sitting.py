@@ -908,8 +908,8 @@ plotting.save(
 # 0.02 nats).
 #
 # Zeroing the attention of the trained `SESEIE` costs 0.20 nats. Never having had it, as in
-# `SESESE`, costs 0.016. `IEIEIE`, which has nothing else to look back with, goes from 1.72 to 3.34.
-# So zeroing a layer measures what the other layers expect of it, not what a model needs.
+# `SESESE`, costs 0.016 to 0.044. `IEIEIE`, which has nothing else to look back with, goes from 1.72
+# to 3.34. So zeroing a layer measures what the other layers expect of it, not what a model needs.
 
 # %% [markdown] slide_title="A task that is nothing but memory"
 # ### A task that is nothing but memory
@@ -1043,10 +1043,11 @@ assert 13 < (1 / (rates * steps)).median() < 15  # tokens that a head remembers 
 
 # %% [markdown]
 # It needs room: section 3's limit. A state of 32 columns has 32 directions, so however slow its
-# decays, 64 symbols end near 0.7. (And 32 at 0.89; we predicted 0.95.) With $n = 128$ and slow
-# decays `S` passes 0.95 of 64 symbols by step 220 on five seeds of five. With its usual decays four
-# of five pass, by step 640 to 890; we predicted none. So slow decays save time, and width decides.
-# Without rotation `S` gets at most 0.08 of 16 symbols. `I` needs 40 steps at most.
+# decays, 64 symbols end near 0.7. (And 32 symbols at 0.89; we predicted 0.95.) With $n = 128$ and
+# slow decays `S` passes 0.95 of 64 symbols by step 220 on five seeds of five. With its usual decays
+# four of five pass, by step 640 to 890; we predicted none. So slow decays save time, and width
+# decides. Without rotation `S` gets at most 0.08 of 16 symbols. `I` needs 40 steps at most for
+# 0.95.
 #
 # A first answer, from models this small: on this text a state did nearly as well without attention,
 # and at copying from a fixed distance attention learned several times faster. WM's larger models
