@@ -755,7 +755,7 @@ def draw_hits(ax, hits):
     ax.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, fontsize=14)
 
 
-# %% slide_title="Linear attention keeps old values, Longhorn learns new ones" tags=["figure", "slide"]
+# %% slide_title="Linear attention keeps old values, Longhorn new ones" tags=["figure", "slide"]
 fig, ax = plotting.figure(size=(12, 5.0))
 draw_hits(ax, hits)
 plotting.save(
