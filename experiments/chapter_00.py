@@ -100,6 +100,28 @@ def repeats_wider():
     }
 
 
+def repeats_room():
+    """The widest state with slow decays, turned by the frequencies of the narrow one."""
+    jobs = [
+        dict(pattern="S", length=64, wider=4, slower=30, steps=500, seed=seed)
+        for seed in preregistered.SEEDS
+    ]
+    return {
+        "prediction": " ".join(preregistered.ROOM_PREDICTION.split()),
+        "table": jobs_and_results("00_repeat_room", room_run, jobs),
+    }
+
+
+def room_run(job):
+    """One run of the section in which four parts of a key are turned alike."""
+    learn_to_repeat = from_notebook(CHAPTER).learn_to_repeat
+    names = learn_to_repeat.__globals__
+    rotate, wider = names["rotate"], job["wider"]
+    names["rotate"] = lambda x: torch.cat([rotate(part) for part in x.chunk(wider, dim=-1)], -1)
+    _, curve = learn_to_repeat(**job)
+    return {"right": [round(right, 3) for right in curve]}
+
+
 def repeats_unturned():
     """The state layer with slow decays and without its rotation, at the shortest length."""
     jobs = [
@@ -140,5 +162,6 @@ RECIPES = {
     "00_repeat_attention": repeats_by_attention,
     "00_repeat_slower": repeats_slower,
     "00_repeat_wider": repeats_wider,
+    "00_repeat_room": repeats_room,
     "00_repeat_unturned": repeats_unturned,
 }
