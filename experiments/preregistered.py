@@ -41,8 +41,8 @@ with 64 symbols after 1,000 steps on at least four of five: room alone doesn't h
 """
 
 
-# Chapter 00, section 11. The question: a wider state also has more frequencies to turn by. Is it the
-# room or the frequencies? (Known: with both, five of five pass by step 220.)
+# Chapter 00, section 11. The question: a wider state also has more frequencies to turn by. Is it
+# the room or the frequencies? (Known: with both, five of five pass by step 220.)
 ROOM_PREDICTION = """
 With n = 128 and decays 30 times slower, but with the 16 frequencies of n = 32, each four times, S
 repeats 64 symbols, more than 0.95 right, within 500 steps on at least four of five seeds.

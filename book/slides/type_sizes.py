@@ -243,10 +243,10 @@ def choose_sizes(slide: Slide) -> Sized:
     if slide.beside:
         if sized := beside(slide):
             return sized
-        below = [slide.beside] if slide.wanted else []
-        slide = replace(
-            slide, parts=slide.parts + below, beside=None, figure=slide.figure * len(below)
-        )
+        if slide.wanted:
+            slide = replace(slide, parts=[*slide.parts, slide.beside], beside=None)
+        else:
+            slide = replace(slide, beside=None, figure=0)
     parts = [in_rows(part) if part.kind == "math" else part for part in slide.parts]
     wordy = [replace(part, source=part.longer or part.source) for part in parts]
     silent = [part for part in parts if part.kind != "remark"]
