@@ -13,6 +13,8 @@ import hashlib
 import re
 import tomllib
 from base64 import b64decode, b64encode
+from collections import Counter
+from collections import Counter
 from copy import deepcopy
 from itertools import zip_longest
 from pathlib import Path
@@ -273,6 +275,14 @@ def test_each_source_has_its_notebook_and_most_cells_are_short():
     cells = [cell for path in STORED for _, cell in code_cells(stored(path))]
     counts = [lessons.lines(cell.source) for cell in cells]
     assert sum(count > lessons.SHORT for count in counts) < len(counts) / 8
+
+
+def test_a_number_names_one_equation():
+    """In all chapters and labs, which share their site."""
+    sources = [path.with_suffix(".py").read_text(encoding="utf-8") for path in STORED]
+    numbers = [number for text in sources for number in re.findall(r"\\tag\{([^}]+)\}", text)]
+    assert len(numbers) > 80
+    assert [number for number, count in Counter(numbers).items() if count > 1] == []
 
 
 def test_every_output_is_compared_but_for_the_kernels_verdict_and_texts_of_a_new_model():

@@ -333,7 +333,7 @@ _ = must_differ("gradient at the explicit step", gradient(explicit), torch.zeros
 # The published model keeps only the diagonal of $k k^\top$ that multiplies the old state. Then no
 # entry of $S$ needs the others, and a scan can compute each:
 #
-# $$S_t = S_{t-1}\,\mathrm{diag}(1 - \epsilon_t\,k_{t,i}^2) + \epsilon_t v_t k_t^\top. \tag{2.18}$$
+# $$S_t = S_{t-1}\,\mathrm{diag}(1 - \epsilon_t\,k_{t,i}^2) + \epsilon_t v_t k_t^\top. \tag{2.19}$$
 #
 # On the two keys below, the published model and the row agree after the first write. At the second
 # write, each entry corrects only for its own part of the old answer:
@@ -359,7 +359,7 @@ _ = must_differ("answers of the diagonal model", S @ two_keys.T, S_row @ two_key
 # It no longer solves the regression. Write again and again under one key. Each entry settles where
 # it gains as much as it loses.
 #
-# **Predict 2.** Where is that? Set $S_t = S_{t-1}$ in (2.18) and solve for the state.
+# **Predict 2.** Where is that? Set $S_t = S_{t-1}$ in (2.19) and solve for the state.
 
 
 # %% tags=["exercise"]
