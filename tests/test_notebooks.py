@@ -14,7 +14,6 @@ import re
 import tomllib
 from base64 import b64decode, b64encode
 from collections import Counter
-from collections import Counter
 from copy import deepcopy
 from itertools import zip_longest
 from pathlib import Path
