@@ -1,9 +1,9 @@
 # %% [markdown]
 # # 00 · Cheems in one sitting
 #
-# **How much attention does a model need, and for what? In this sitting you'll go through a whole
-# Cheems, 200 lines with its training loop, train a small one, and take its attention away.** By the
-# end you can
+# **How much attention does a model need, and for what? In this sitting you'll build a whole Cheems
+# (200 lines with training, the longest folded), train a small one, and take its
+# attention away.** By the end you can
 #
 # - name the three layers of a Cheems and say what each one is for;
 # - say what a layer has to remember, and what that costs in a long text;
@@ -212,8 +212,8 @@ check("the wrong order, on diagonal matrices", wrong, (one @ two).T)
 # ### The bill
 #
 # Attention never forgets, and that has a price: to write the next token, a model needs the keys and
-# values of all earlier ones. Take three models of 1.3 billion parameters. LLaMA has 24 attention
-# layers, Jamba and Cheems have three. How much do they keep of one text?
+# values of all earlier ones. Take WM's models of 1.3 billion parameters. LLaMA has 24 attention
+# layers, Jamba and Cheems have three. How much do they keep of a text?
 
 # %% tags=["setup"]
 LENGTHS = [2**i for i in range(8, 21)]
@@ -419,10 +419,11 @@ assert softmax.tril().min() >= 0 and softmax[far].max() > 0.2
 # %% [markdown]
 # The state's far corner is pale: with this fast decay, what is long past counts for little.
 #
-# So cut the text into *chunks* of 64 tokens. Inside a chunk (blue) multiply by the matrix. Between
-# chunks (green) hand over the state: each token reads the state from before its chunk, faded by the
-# steps in between, and the chunk leaves a new one. Twice the text is twice the work, not four
-# times. The folded cell has these ten lines, `ssd`, which chapter 03 derives:
+# Must you compute the whole matrix? Cut the text into *chunks* of 64 tokens. Inside a chunk (blue)
+# multiply by the matrix. Between chunks (green) hand over the state: each token reads the state
+# from before its chunk, faded by the steps in between, and the chunk leaves a new one. That's
+# exact, however slowly the state fades, and twice the text is twice the work, not four times. The
+# folded cell has these ten lines, `ssd`, which chapter 03 derives:
 
 
 # %% tags=["setup", "experiment"]
@@ -523,25 +524,25 @@ class SSD(nn.Module):
 
 
 # %% [markdown]
-# At first half of the heads forget within 14 tokens; training can change that. $D$ gives each token
+# At first, half the heads lose two thirds of a write in 16 tokens. $D$ gives each token
 # a direct path past the state. Chapter 04 proves the rotation.
 
 # %% [markdown] slide_title="What should attention take from the tokens it found?"
 # ## 6 · What to retrieve
 #
-# Attention has found the tokens it wants. What should it take from them? Usually that is $v = W x$,
-# the same matrix for each token. An *inner function*, hence the letter `I`, lets the value depend
-# on what kind of token it is. In *Cheems* the inner function is an `S`.
+# What should attention take from the tokens it found? Usually that is $v = W x$, the same matrix
+# for each token. An *inner function*, hence the letter `I`, lets the value depend on the kind of
+# token. In *Cheems* the inner function is an `S`.
 
 # %% [markdown] slide_title="A token picks two rows of a table and multiplies itself by them"
 # In *Wonderful Matrices* it is a small table: a token multiplies itself by the values $U_j$ of the
-# rows whose keys fit it best. Here each head has its own table, and a token picks two rows $j_1,
-# j_2$ ($\circ$ is entry by entry):
+# rows whose keys fit it best. Each head has a table, and a token picks two rows $j_1, j_2$ ($\circ$
+# is entry by entry):
 #
 # $$v = x \circ (\omega_1 U_{j_1} + \omega_2 U_{j_2}). \tag{0.4}$$
 #
-# The weights $\omega$, a softmax of both scores, are ours: WM prints a plain sum.
-# The folded cell has the table, `RetrievedValues`. With it, attention is:
+# The weights $\omega$, a softmax of both scores, are ours. `RetrievedValues`
+# (folded) is the table. With it, attention is:
 
 
 # %% tags=["setup", "experiment"]
@@ -578,15 +579,16 @@ class InnerFuncAttn(nn.Module):
 
 
 # %% [markdown]
-# Does the table help? Chapter 05 and the comparisons of chapter 09 try to find out.
+# Does the table help? Chapters 05 and 09 test it. WM's `I` has one more part, a *dynamic
+# mask*: a learned gate per place, whoever asks (chapter 05).
 
 # %% [markdown] slide_title="How do you find the best few of a million experts?"
 # ## 7 · A million tiny experts
 #
-# So far the layers moved information between tokens. What happens at one token? A transformer has
-# an MLP there, which uses all its weights. A mixture of *experts* uses a few of many. How small can
-# an expert be? One neuron: a vector that decides whether it fires, and one that it adds if it does.
-# Our model has 256, WM's largest 8,192 (Table 7). Why not a million?
+# So far the layers moved information between tokens. At each token, a transformer has an MLP, which
+# uses all its weights. A mixture of *experts* uses a few of many. How small can an expert be? One
+# neuron: a vector that decides whether it fires, and one that it adds if it does. Our model has
+# 256, WM's largest 8,192 (Table 7). Why not a million?
 #
 # How do you find the best few? Lay them out in a square with $r = 1000$ rows and
 # columns. Let expert $(i, j)$ have the score $q_1 \cdot \theta_{1i} + q_2 \cdot \theta_{2j}$: 2,000
@@ -618,7 +620,7 @@ plotting.save(
 )
 
 
-# %% slide_title="The search compares 20 sums, not a million" tags=["experiment"]
+# %% slide_title="2,000 inner products and 20 sums stand for a million" tags=["experiment"]
 def best_pairs(queries, keys, k):
     """The k largest of r² sums q₁·θ₁ᵢ + q₂·θ₂ⱼ and their numbers i r + j; keys (h, 2, r, m)."""
     best, where = einsum("blhcm,hcrm->blhcr", queries, keys).topk(k)  # of each half c
@@ -628,7 +630,7 @@ def best_pairs(queries, keys, k):
 
 
 # %% [markdown]
-# Is it right? Compute all million sums:
+# Compute all million sums:
 
 # %% slide_title="Twenty sums find the best eight of a million"
 queries, keys = random(1, 3, 1, 2, 8, seed=15), random(1, 2, 1000, 8, seed=16)  # 3 tokens
@@ -639,10 +641,10 @@ check("best of 20 sums = best of 1,000,000", scores, best)
 check("and the same experts", found, where)
 
 # %% [markdown]
-# The same. The folded cells have `PEER`, which adds up the experts that each head finds,
-# and the layer `E`. It sends all tokens through one shared MLP, so that experts needn't all learn
-# the same basics, and the experts read its output: a *cross-domain mixture of experts* (chapter
-# 06).
+# The same. The folded cells have `PEER`, which adds up the experts that each head finds, and the
+# layer `E`. It sends all tokens through one shared MLP, so that experts needn't all learn the same
+# basics, and the experts read its output: a *cross-domain mixture of experts* (chapter 06; in Ch
+# both have gates).
 
 
 # %% tags=["setup", "experiment"]
@@ -704,10 +706,9 @@ class Cheems(nn.Module):
 
 
 # %% [markdown]
-# That's a whole Cheems but for WM's *dynamic mask*, a learned gate on attention's scores (chapter
-# 05). The experts' scores stand outside the activation, as in Ch (chapter 06). The package has the
-# mask as an option, and it adds memory between calls, padding and checks. With the same weights the
-# two agree.
+# That's a whole Cheems but for the mask. The experts' scores stand outside the activation, as in
+# Ch (chapter 06). The package has the mask as an option, and it adds memory between calls, padding
+# and checks. With the same weights the two agree.
 
 # %% tags=["guard"]
 _ = torch.manual_seed(0)
@@ -748,7 +749,7 @@ def train(model, text, steps, peak=3e-3):
 
 # %% [markdown]
 # Your model has four letters and 60 steps, about half a minute. Will it beat the bigram, the mark
-# at 2.32? A bar is the loss on the windows just read. The last, held-out text, counts.
+# at 2.32? A bar is the loss on the windows just read. The last bar, for held-out text, counts.
 
 
 # %% tags=["setup"]
@@ -818,8 +819,8 @@ plotting.save(
 
 # %% [markdown]
 # On held-out text all beat the bigram by more than half a nat. `SESESE` is 0.016 nats behind
-# `SESEIE`, with two more seeds 0.044 and 0.029. `IEIEIE` (one run) is 0.09 behind. On this text,
-# for models this small, a state nearly replaces attention.
+# `SESEIE`, with two more seeds 0.044 and 0.029. So little is attention worth here. `IEIEIE` (one
+# run) is 0.09 behind.
 
 # %% [markdown] slide_title="To write, draw a byte, append it, repeat"
 # ## 10 · It writes
@@ -1045,7 +1046,7 @@ assert max(turned_alike) < 0.68 and len(turned_alike) == 5
 assert [round(run["right"][-1], 2) for run in unturned["table"]] == [0.08, 0.07, 0.07, 0.06, 0.07]
 rates = torch.empty(100_000).uniform_(1, 16, generator=torch.Generator().manual_seed(0))
 steps = torch.empty(100_000).uniform_(math.log(1e-3), math.log(1e-1)).exp()
-assert 13 < (1 / (rates * steps)).median() < 15  # tokens that a head remembers at first
+assert (-16 * rates * steps).exp().median() < 1 / 3 < (-15 * rates * steps).exp().median()
 
 # %% [markdown]
 # It needs directions: section 3's limit. Keys that differ in nothing but their turns span two for
@@ -1071,17 +1072,17 @@ assert 13 < (1 / (rates * steps)).median() < 15  # tokens that a head remembers 
 # - A model is a string of letters. In `SE × 7 + IE` there is one attention for seven states.
 # - Ask of every ✓ which mistake it would catch.
 #
-# How much attention, and for what? Chapters 08, 09 and 10 keep asking, and the last chapter
-# answers. [Reading the course](../book/manual/reading_the_course.md) has the map, and a self-test
-# that says where to begin.
+# How much attention, and for what? A little, behind states, to fetch by content what no state can
+# hold (chapters 08 and 12). [Reading the course](../book/manual/reading_the_course.md) has the map,
+# and a self-test that says where to begin.
 
 # %% [markdown]
 # ## Exercises
 
 # %% [markdown]
-# **1 · easy.** With pencil and paper first: how many numbers does a model of our sizes have to keep
-# after reading `length` tokens? An `S` keeps its state, an `I` a key and a value per token and
-# head, an `E` nothing. Write `kept(pattern, length)`.
+# **1 · easy.** *What a model keeps of a text.* With pencil and paper first: how many numbers does a
+# model of our sizes have to keep after reading `length` tokens? An `S` keeps its state, an `I` a
+# key and a value per token and head, an `E` nothing. Write `kept(pattern, length)`.
 
 
 # %% tags=["exercise"]
@@ -1102,8 +1103,9 @@ assert kept("".join(letters), 7) == one_by_one, "a layer that comes twice keeps 
 print("from", next(l for l in range(99) if kept("I", l) > kept("S", l)), "tokens on, I keeps more")
 
 # %% [markdown]
-# **2 · easy.** A head has $A = -4$, and its tokens have $\Delta = 0.01$. After how many tokens is
-# half of a write left? Write `half_life(A, dt)`; it may return a fraction of a token.
+# **2 · easy.** *The half-life of a write.* A head has $A = -4$, and its tokens have $\Delta =
+# 0.01$. After how many tokens is half of a write left? Write `half_life(A, dt)`; it may return a
+# fraction of a token.
 
 
 # %% tags=["exercise"]
@@ -1123,9 +1125,9 @@ for A, dt in ((-1.0, 0.1), (-4.0, 0.01)):
 print("A = -16, dt = 0.001:", round(half_life(-16, 0.001)), "tokens")
 
 # %% [markdown]
-# **3 · medium.** To write with `S`, a model needn't read the text again. Write
-# `step(state, x, dt, A, B, C)` for one token of all heads: x (h, p), dt (h,), A (h,), B and C (n,),
-# state (h, p, n). It returns y (h, p) and the new state.
+# **3 · medium.** *A state, one token at a time.* To write with `S`, a model needn't read the text
+# again. Write `step(state, x, dt, A, B, C)` for one token of all heads: x (h, p), dt (h,), A (h,),
+# B and C (n,), state (h, p, n). It returns y (h, p) and the new state.
 
 
 # %% tags=["exercise"]
@@ -1150,9 +1152,10 @@ for t in range(70):
 check("one token at a time = chunks", torch.stack(one_by_one, 1), ssd(x, dt, A[:, None], B, C)[0])
 
 # %% [markdown]
-# **4 · medium.** Measure on your own machine: from which length on is `ssd` faster than
-# `attention`? Write `seconds(f, repeats)`: the shortest of so many calls of `f()`, by `clock()`.
-# Then look at the table that the check prints, if you set `LOOK = True`.
+# **4 · medium.** *The length from which a state is faster.* Measure on your own machine: from which
+# length on is `ssd` faster than `attention`? Write `seconds(f, repeats)`: the shortest of so many
+# calls of `f()`, by `clock()`. Then look at the table that the check prints, if you set `LOOK =
+# True`.
 
 
 # %% tags=["exercise"]
@@ -1187,9 +1190,10 @@ for l in (256, 1024, 4096) if LOOK else ():
 print("the shortest of three, and of five")
 
 # %% [markdown]
-# **5 · hard.** With three parts per key, $r^3$ experts need only $3r$ inner products. The staircase
-# has a third axis. Write `best_triples(parts, k)`: the `k` largest of all sums $a_i + b_j + c_m$ of
-# the rows of `parts` (3, r), descending, from no more candidates than the staircase needs.
+# **5 · hard.** *The best triples.* With three parts per key, $r^3$ experts need only $3r$ inner
+# products. The staircase has a third axis. Write `best_triples(parts, k)`: the `k` largest of all
+# sums $a_i + b_j + c_m$ of the rows of `parts` (3, r), descending, from no more candidates than the
+# staircase needs.
 
 
 # %% tags=["exercise"]

@@ -923,9 +923,9 @@ check("state after the chunk = loop", S_before + U.T @ k, S_after)
 #
 # ## Exercises
 #
-# **1 · easy.** Use pencil and paper. Section 5 left us with $S k_0 = (0.64, 0.6)$ and $S k_1 = (0,
-# 1)$. The delta rule with $\beta = 1$ now writes $v_2 = (1, 1)$ under $k_2 = (0, 1)$. What do
-# $k_0$, $k_1$ and $k_2$ return?
+# **1 · easy.** *One more write by hand.* Use pencil and paper. Section 5 left us with $S k_0 =
+# (0.64, 0.6)$ and $S k_1 = (0, 1)$. The delta rule with $\beta = 1$ now writes $v_2 = (1, 1)$ under
+# $k_2 = (0, 1)$. What do $k_0$, $k_1$ and $k_2$ return?
 #
 # <details><summary>Hint</summary>
 #
@@ -955,10 +955,10 @@ wanted = {f"S k_{i}, number {j}": answers[i][j] for i in range(3) for j in range
 check_numbers(mine, wanted)
 
 # %% [markdown]
-# **2 · easy.** Is the number of ones so far odd? Let one number of state answer. Its sign should
-# flip at every 1 and stay at every 0. Choose keys, values and $\beta$ so that one call of
-# `delta_rule` does it. And why can't a rule that only fades, with an $\alpha$ between 0 and 1, do
-# it?
+# **2 · easy.** *Parity in one number.* Is the number of ones so far odd? Let one number of state
+# answer. Its sign should flip at every 1 and stay at every 0. Choose keys, values and $\beta$ so
+# that one call of `delta_rule` does it. And why can't a rule that only fades, with an $\alpha$
+# between 0 and 1, do it?
 #
 # <details><summary>Hint</summary>
 #
@@ -994,9 +994,10 @@ for l, seed in ((300, 60), (1, 61), (37, 62)):
 print("the parity of 300 bits, by one number; lab 04c follows three cards")
 
 # %% [markdown]
-# **3 · medium.** Katharopoulos et al. (2020) apply a positive function $\psi$ to queries and keys
-# and keep the division: $o_t = \sum_s (\psi(q_t) \cdot \psi(k_s))\,v_s \,/\, \sum_s \psi(q_t) \cdot
-# \psi(k_s)$, with $s \le t$. Compute this with *one* call to `linear_attention`.
+# **3 · medium.** *A division in one call.* Katharopoulos et al. (2020) apply a positive function
+# $\psi$ to queries and keys and keep the division: $o_t = \sum_s (\psi(q_t) \cdot \psi(k_s))\,v_s
+# \,/\, \sum_s \psi(q_t) \cdot \psi(k_s)$, with $s \le t$. Compute this with *one* call to
+# `linear_attention`.
 #
 # <details><summary>Hint</summary>
 #
@@ -1034,9 +1035,9 @@ assert off < 1e-9, "linear_attention is called, but the answer isn't made of wha
 check("equal values come back", normalised(q, k, torch.ones_like(v)), torch.ones_like(v))
 
 # %% [markdown]
-# **4 · medium.** Derive a sixth rule by giving Longhorn a gate. Let $S_t$ minimise $\|S - \alpha_t
-# S_{t-1}\|^2 + \beta_t \|S k_t - v_t\|^2$. Set the gradient to zero, solve for $S_t$, and write the
-# result using a function from the package.
+# **4 · medium.** *Longhorn with a gate.* Derive a sixth rule by giving Longhorn a gate. Let $S_t$
+# minimise $\|S - \alpha_t S_{t-1}\|^2 + \beta_t \|S k_t - v_t\|^2$. Set the gradient to zero, solve
+# for $S_t$, and write the result using a function from the package.
 #
 # <details><summary>Hint</summary>
 #
@@ -1082,9 +1083,9 @@ off = (read[:, None] - o.flatten()).abs().amin(0).max()
 assert off < 1e-9, "a rule is called, but the outputs aren't what it returns"
 
 # %% [markdown]
-# **5 · hard.** Equations 2.16 and 2.17 handle one chunk. Write the delta rule for one head and a
-# text of any length, in torch and in chunks of `size` tokens, without looping over tokens and
-# without using the package.
+# **5 · hard.** *The delta rule in chunks.* Equations 2.16 and 2.17 handle one chunk. Write the
+# delta rule for one head and a text of any length, in torch and in chunks of `size` tokens, without
+# looping over tokens and without using the package.
 #
 # <details><summary>Hint</summary>
 #

@@ -1105,9 +1105,9 @@ for n_queries, n_keys, width in ((5, 5, 99), (5, 5, 2), (1, 9, 3), (3, 9, 4), (4
     print(f"{name}: right")
 
 # %% [markdown]
-# **3 · medium.** *ALiBi* adds $-\text{slope} \cdot (t - s)$ to the scores. Start on paper: find
-# ALiBi in the table of section 6. What is each letter here, and what part of it does the softmax
-# never see? Then write ALiBi as a bias on the keys alone.
+# **3 · medium.** *ALiBi as a bias on the keys.* ALiBi adds $-\text{slope} \cdot (t - s)$ to the
+# scores. Start on paper: find ALiBi in the table of section 6. What is each letter here, and what
+# part of it does the softmax never see? Then write ALiBi as a bias on the keys alone.
 #
 # <details><summary>Hint</summary>
 #

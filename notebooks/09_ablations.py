@@ -601,12 +601,15 @@ assert [*called.values()] == [True, False]
 # All eight means have the sign we bet on, and rotation is significantly behind the convolution.
 # Between rotation and the decay no difference is shown.
 #
-# One worry is left. Tuning gave S + A with rotation the rate 0.01, the highest of three, so the
-# best might be higher still. (It isn't: with 0.03, which section 5 tried, the tuning seed's loss is
-# 0.141 higher.) And section 2 made the rate itself doubtful. **Remove what worries you and look
-# again.** Without that module, rotation is still 0.116 ± 0.036 behind the convolution. But it's
-# 0.039 ± 0.036 ahead of the decay, which would be significant. So about the decay we don't know.
-# For the convolution, we trained this module once more, at rate 0.003 for 600 updates (`python -m
+# Two worries are left, both about one module, S + A with rotation:
+#
+# - Tuning gave it the rate 0.01, the highest of three. Might a higher one be better? No: with 0.03,
+#   which section 5 tried, the tuning seed's loss is 0.141 higher.
+# - Section 2 made the rate itself doubtful, so **remove what worries you and look again.** Without
+#   this module, rotation is still 0.116 ± 0.036 behind the convolution. But it's 0.039 ± 0.036
+#   ahead of the decay, which would be significant. So about the decay we don't know.
+#
+# For the convolution, we trained the module once more, at rate 0.003 for 600 updates (`python -m
 # experiments 09_longer`; that changes two things at once, on seeds that we'd already used). Will
 # the gap close?
 
@@ -734,13 +737,16 @@ assert round(means["MLP minus DGLU"], 3) == 0.111
 # and CDMoE are behind it, too. Only MoE, MoE with a shared expert and cohesive experts stay ahead,
 # by 0.04 to 0.06. But we had picked this family *and* our rule after looking.
 #
-# So we asked again, on five new seeds. First we committed (`experiments/preregistered.py`) our
-# rule; the *family*, the MLP and the three kinds that had been ahead, against the DGLU; and a
-# *prediction*.
-# The MLP is behind by 0.05 to 0.15, the three are ahead by 0.02 to 0.06, significantly for the MLP
-# and at least two of the three. We then made a mistake: we had tuned with only one of two seeds
-# when we ran these five, and saw the MLP 0.129 behind. The other tuning seed changed the MLP's rate
-# from 0.01 to 0.003, so it ran again. Here is the result (`python -m experiments 09_gated`):
+# So we asked again, on five new seeds. First we committed (`experiments/preregistered.py`) our rule
+# and
+#
+# - the *family*: the MLP and the three kinds that had been ahead, against the DGLU;
+# - a *prediction*: the MLP is 0.05 to 0.15 behind, the three are 0.02 to 0.06 ahead. The MLP and at
+#   least two of the three are significant.
+#
+# Then we made a mistake. We ran the five seeds when only one of two tuning seeds was done, and saw
+# the MLP 0.129 behind. The other tuning seed changed the MLP's rate from 0.01 to 0.003, so it ran
+# again. Here is the result (`python -m experiments 09_gated`):
 
 # %% slide_title="On new seeds three kinds keep some gain" slide_figure="09_shared"
 called = judge(gated, against("DGLU", ["MLP", *THREE_KINDS]))
@@ -845,9 +851,9 @@ assert abs(unrelated - 0.25) < 0.01 and not any(repeated.values())
 # %% [markdown] slide_title="A null is worth what its interval excludes"
 # ## 6 · A null done well
 #
-# A null result is worth only as much as it excludes. A line fitted to OTCE's Table 5, seventeen
-# patterns with ordinary MoE (our R), falls by 5.6 % of the loss from no experts to experts
-# everywhere; for us that's 0.14 nats. **Prediction.** A rise: in a short training each expert
+# A null result is worth only as much as it excludes. OTCE's Table 5 has seventeen patterns with
+# ordinary MoE (our R). Fit a line to it: from no experts to experts everywhere, the loss falls by
+# 5.6 %. For us that would be 0.14 nats. **Prediction.** A rise: in a short training each expert
 # learns only from the tokens that reach it. **Family.** One number, the slope of such a line,
 # fitted for each seed, and none of the 136 pairs. **Runs.** 0.4 million parameters, 100 updates,
 # three seeds (`python -m experiments 09_routed`). Which falls does the interval (9.1) exclude? And
@@ -945,7 +951,7 @@ assert share > 0.8
 # the same source of position, Jamba and Cheems are within 0.04 of each other, and not significantly
 # apart. Jamba and OTCE do differ significantly. **Family.** Seven differences:
 
-# %% tags=["setup", "experiment"]
+# %% tags=["experiment"]
 SYSTEMS = {
     name: dict(pattern=pattern, d_model=96, k_experts=1, **more)
     for name, pattern, more in (
@@ -1242,8 +1248,8 @@ assert thick_only == ["OTCE for Jamba (Ch 1)"]
 # ## Exercises
 
 # %% [markdown]
-# **1 · easy.** You have trained two models with the same seeds. Return the mean of the differences
-# (losses minus baseline) and the half width of (9.1), with `student_t`.
+# **1 · easy.** *An interval from pairs.* You have trained two models with the same seeds. Return
+# the mean of the differences (losses minus baseline) and the half width of (9.1), with `student_t`.
 #
 # <details><summary>Hint</summary>
 #
@@ -1278,10 +1284,10 @@ assert abs(mean + 0.02) < 1e-6 and abs(half - 0.013) < 0.0005, f"got {mean:.3f} 
 print("the last four pairs: -0.020 ± 0.013, a difference although the losses range over 0.24")
 
 # %% [markdown]
-# **2 · easy.** With how many seeds is an interval narrow enough? Differences between paired runs
-# have the standard deviation `deviation`. Return the smallest $n$ from 2 to 31 that makes the half
-# width of (9.1) no more than `apart`, or None if 31 are not enough. (To *detect* a difference of
-# `apart` four times in five, you need more.)
+# **2 · easy.** *How many seeds?* With how many seeds is an interval narrow enough? Differences
+# between paired runs have the standard deviation `deviation`. Return the smallest $n$ from 2 to 31
+# that makes the half width of (9.1) no more than `apart`, or None if 31 are not enough. (To
+# *detect* a difference of `apart` four times in five, you need more.)
 #
 # <details><summary>Hint</summary>
 #
@@ -1316,10 +1322,10 @@ assert 0.55 < mostly < 0.65
 print(f"one standard deviation: 7 seeds make the interval, but detect it {mostly:.0%} of the time")
 
 # %% [markdown]
-# **3 · medium.** A table reports the best of $k$ runs for one model and a single run for another.
-# Both are the same model, and losses are normal with standard deviation 1. Return both: how far
-# apart the two numbers are on average, and how often the best of $k$ is lower. Derive it, or
-# simulate with at least 100,000 draws. An error of 0.02 is fine.
+# **3 · medium.** *The best of k against one.* A table reports the best of $k$ runs for one model
+# and a single run for another. Both are the same model, and losses are normal with standard
+# deviation 1. Return both: how far apart the two numbers are on average, and how often the best of
+# $k$ is lower. Derive it, or simulate with at least 100,000 draws. An error of 0.02 is fine.
 #
 # <details><summary>Hint</summary>
 #
@@ -1352,10 +1358,10 @@ for k, mean in ((1, 0), (2, -0.5642), (3, -0.8463), (5, -1.163), (10, -1.5388), 
 print("the best of three beats the same model in three comparisons of four")
 
 # %% [markdown]
-# **4 · medium.** Here is a test without normal losses. With equally good models, each paired
-# difference could as well have had the other sign. Flip the signs in all $2^n$ ways, and return the
-# share of ways whose mean is at least as far from zero as yours (up to rounding, $10^{-12}$). With
-# pencil and paper: how small a p-value can three seeds reach?
+# **4 · medium.** *Flip the signs.* Here is a test without normal losses. With equally good models,
+# each paired difference could as well have had the other sign. Flip the signs in all $2^n$ ways,
+# and return the share of ways whose mean is at least as far from zero as yours (up to rounding,
+# $10^{-12}$). With pencil and paper: how small a p-value can three seeds reach?
 #
 # <details><summary>Hint</summary>
 #
@@ -1388,10 +1394,10 @@ assert abs(sign_flip_p([0.3] * 6) - 2 / 64) < 1e-6, "six seeds that agree"
 print("three seeds never get below 0.25, six that agree reach 0.031: without normality, no small p")
 
 # %% [markdown]
-# **5 · hard.** Write section 3's pooled interval yourself. Return mean and half width of a
-# difference $\sum_i w_i\,\bar x_i$ of rows with the weights $w_i$. For $\sigma$, subtract the means
-# of rows and of seeds, and add the total mean back. With pencil and paper: why aren't there
-# $rn - 1$ degrees of freedom?
+# **5 · hard.** *The pooled interval.* Write section 3's pooled interval yourself. Return mean and
+# half width of a difference $\sum_i w_i\,\bar x_i$ of rows with the weights $w_i$. For $\sigma$,
+# subtract the means of rows and of seeds, and add the total mean back. With pencil and paper: why
+# aren't there $rn - 1$ degrees of freedom?
 #
 # <details><summary>Hint</summary>
 #

@@ -1330,8 +1330,9 @@ def graded(finds, mistaken, correct):
 
 
 # %% [markdown]
-# **1 · easy.** A norm divides each token by the root of its mean square. The argument `dim` is the
-# axis of this mean. Write a test that refuses a norm that mixes tokens or rows.
+# **1 · easy.** *A test for a norm.* A norm divides each token by the root of its mean square. The
+# argument `dim` is the axis of this mean. Write a test that refuses a norm that mixes tokens or
+# rows.
 #
 # <details><summary>Hint</summary>
 #
@@ -1366,10 +1367,10 @@ mistaken = {"over the tokens": Norm(5), "over the rows": Norm(5, dim=0)}
 graded(finds_axis, mistaken, {"over the channels": Norm(5, dim=-1), "the same": Norm(5, dim=2)})
 
 # %% [markdown]
-# **2 · easy.** Pencil and paper. Two models answer 400 questions, one 60 percent of them correctly
-# and the other 64. What is the standard error of each, and of the difference, in points? How many
-# questions do you need until the difference of 4 points is two standard errors? (Take the same $p$,
-# and round up to hundreds.)
+# **2 · easy.** *How many questions?* Pencil and paper. Two models answer 400 questions, one 60
+# percent of them correctly and the other 64. What is the standard error of each, and of the
+# difference, in points? How many questions do you need until the difference of 4 points is two
+# standard errors? (Take the same $p$, and round up to hundreds.)
 #
 # <details><summary>Hint</summary>
 #
@@ -1403,8 +1404,9 @@ enough = [n for n in hundreds if standard_error(percent, n[None]).norm() <= 2]
 check_numbers(needed, {"the questions needed, in hundreds": enough[0].item()})
 
 # %% [markdown]
-# **3 · medium.** `expand(B, h)` gives every head the group it reads: from $(b, l, g, n)$ to $(b, l,
-# h, n)$, head $i$ with group $\lfloor i/(h/g)\rfloor$. Write a test that refuses any other group.
+# **3 · medium.** *A test for groups.* `expand(B, h)` gives every head the group it reads: from $(b,
+# l, g, n)$ to $(b, l, h, n)$, head $i$ with group $\lfloor i/(h/g)\rfloor$. Write a test that
+# refuses any other group.
 #
 # <details><summary>Hint</summary>
 #
@@ -1434,11 +1436,11 @@ graded(
 )  # fmt: skip
 
 # %% [markdown]
-# **4 · medium.** Test PyTorch's own attention with the six questions. `nn.MultiheadAttention` knows
-# neither a causal mask of its own nor a cache. Write the `call` that adds both: it takes what
-# `verify.common_call` takes, and returns the outputs and a cache, with which a later call goes on
-# where this one stopped. Which question does your call fail or leave open, and why? Then try a
-# layer from a package that you use.
+# **4 · medium.** *Six questions for PyTorch's attention.* Test PyTorch's own attention with the six
+# questions. `nn.MultiheadAttention` knows neither a causal mask of its own nor a cache. Write the
+# `call` that adds both: it takes what `verify.common_call` takes, and returns the outputs and a
+# cache, with which a later call goes on where this one stopped. Which question does your call fail
+# or leave open, and why? Then try a layer from a package that you use.
 #
 # <details><summary>Hint</summary>
 #
@@ -1474,9 +1476,10 @@ assert cache is not None, "a cache is returned, too"
 print({name: found[name] for name in ("causal", "rows", "pieces", "learns", "shift")})
 
 # %% [markdown]
-# **5 · hard.** $h_t = a_th_{t-1} + x_t$ in chunks of `size`: `form(a, x, size)` returns all $h_t$
-# for vectors $a$ and $x$, whose length is a multiple of `size`. The listing has a mistake, but it's
-# right for two chunks and for equal decays. Write a test that refuses it.
+# **5 · hard.** *A mistake that two chunks hide.* $h_t = a_th_{t-1} + x_t$ in chunks of `size`:
+# `form(a, x, size)` returns all $h_t$ for vectors $a$ and $x$, whose length is a multiple of
+# `size`. The listing has a mistake, but it's right for two chunks and for equal decays. Write a
+# test that refuses it.
 #
 # <details><summary>Hint</summary>
 #

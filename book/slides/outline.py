@@ -25,7 +25,7 @@ text of its own:
   heading, so that you see formula and picture together: the one shown last, or the first if it
   answers no question.
 - A section that begins with words alone has no slide for them: its first slide has them as notes.
-- The exercises are one slide, with one line each.
+- The exercises are one slide, with their names.
 - A sentence that speaks of folded cells is for the notes: a slide has none.
 - What the text says of a result right after it stands below the result, where there is room.
 - All prose becomes the speaker's notes of the slide that follows it, or of the last of its section.
@@ -56,11 +56,6 @@ LEAD = 320  # characters of a section's first sentences on its heading's slide
 POINT = 280  # characters of the sentences around the one that leads to a slide, where there is room
 REMARK = 220  # characters of what is said of a result
 GOES_ON = re.compile(r"\*\*|(Now|Let|Here|Next|First|Then|On paper|Before)\b")  # to what comes next
-TASK = 90  # characters of an exercise, below its number and grade
-ASKS = re.compile(  # a sentence that is a task and not its premise
-    r"\?[*\"”]*$|^(?:Build|Change|Choose|Compute|Derive|Find|Look for|Measure|Move|Prove|Recall"
-    r"|Return|Show|Test|Train|Write)\b"
-)
 FOLDS = re.compile(r"\bfold(s|ed)?\b", re.IGNORECASE)  # of which no slide speaks
 BESIDE = {"text", "math", "list", "quote"}  # what a figure may stand by
 MESSAGE = 75  # characters of a slide's title
@@ -231,34 +226,11 @@ def opening(paragraph: str, limit: int = LEAD) -> str:
 
 
 def in_one_line(task: str) -> str:
-    """An exercise in short: its number and grade, and the sentence that asks.
-
-    Where that is a few words, such as "Find it.", what comes before it stands in front.
-    """
-    grade, text = re.match(r"(\*\*[^*]+\*\*)\s*(.*)", " ".join(task.split())).groups()
-    found = sentences(text)
-    place = next((i for i, sentence in enumerate(found) if ASKS.search(sentence)), 0)
-    if place and len(found[place]) < SHORT and "encil" not in found[place - 1]:
-        before = cut(found[place - 1], TASK - len(found[place]) - 1)
-        return f"{grade} {before} {found[place]}"
-    return f"{grade} {cut(found[place], TASK)}"
-
-
-def cut(sentence: str, limit: int) -> str:
-    """A sentence, or so many characters of it; no formula is cut."""
-    if len(sentence) <= limit:
-        return sentence
-    words = sentence.split(" ")
-    while words and (len(" ".join(words)) > limit - 2 or unclosed(" ".join(words))):
-        words.pop()
-    return f"{' '.join(words).rstrip(',;:')} …".strip()
-
-
-def unclosed(text: str) -> bool:
-    """Whether a piece of Markdown ends within a formula, code, emphasis or brackets."""
-    marks = re.sub(r"\$[^$]*\$|`[^`]*`", "", text)
-    odd = any(marks.count(mark) % 2 for mark in "$`*")
-    return odd or marks.count("(") != marks.count(")")
+    """An exercise in short: its number, its grade and its name."""
+    found = re.match(r"\*\*[^*]+\*\* \*[^*]+\*", " ".join(task.split()))
+    if not found:
+        raise BuildError(f"an exercise needs a name, as in **1 · easy.** *A name.*, not {task!r}")
+    return found[0]
 
 
 def printed(cell: NotebookNode) -> list[Part]:
