@@ -13,7 +13,7 @@
 # You need vectors, matrices, gradients, and a little PyTorch.
 #
 # Sources: lecture 22 of CMU 10-423/623/723, *State Space Models + Hybrid Models* (L22), slides
-# "Linear Attention" and "Hybrid Models" (its table of rules is the last column of section 7's);
+# "Linear Attention" and "Hybrid Models";
 # *Wonderful Matrices* (WM) §2; the papers behind the rules are cited where they come up. Chapter 00
 # explains ✓ and ✗.
 
@@ -179,12 +179,12 @@ check("package, recurrence", linear_attention(*heads(q, k, v))[0, :, 0], recurre
 # did we gain?
 #
 # - The weights no longer sum to 1, and some are negative.
-# - The weights that the last 12 tokens give to the first 12 have rank 4: inner products of vectors
-#   of width $n$ have rank $n$ at most. So the last 12 tokens can look back in only four independent
-#   ways. With the softmax, it's 12.
+# - In our example of 24 tokens with $n = 4$, the weights that the last 12 tokens give to the first
+#   12 have rank 4: inner products of vectors of width $n$ have rank $n$ at most. So the last 12
+#   tokens can look back in only four independent ways. With the softmax, it's 12.
 # - The cache of keys and values holds $l\,(n + p)$ numbers per head, and the state holds $n\,p$.
 #   With $n = p = 128$, they're the same size at 64 tokens. At 262,144 tokens the cache is 4,096
-#   times as large.
+#   times as large as the state.
 
 # %% tags=["guard"]
 ones = torch.ones(l, p)
@@ -201,16 +201,15 @@ assert ranks == {"inner products": n, "the softmax": 12}
 #
 # Think of (2.3) as storage. Writing adds $v\,k^\top$. Reading with a query gives $v\,(k \cdot q)$:
 # the value, times how well the query matches the key. Follow three tokens. Here the state also
-# fades to 0.6 of itself before each write, as in section 4. (That 0.6 has nothing to do with the
-# opening's.) What does the query find?
+# fades to 0.7 of itself before each write, as in section 4. What does the query find?
 
 # %% slide_title="The key says where, the value says what" tags=["figure"]
 plotting.show_drawing(
     "02_state",
     "Three tokens write into a state, a grid of 4 by 4 numbers. Above each grid, the token's key "
     "lies along the top and its value down the side, and their outer product is the grid that is "
-    "added. From grid to grid the state fades by 0.6. A query equal to the second key weighs the "
-    "columns of the last grid, and their sum is 0.6 times the second value.",
+    "added. From grid to grid the state fades by 0.7. A query equal to the second key weighs the "
+    "columns of the last grid, and their sum is 0.7 times the second value.",
 )
 
 # %% tags=["guard"]
@@ -218,9 +217,9 @@ keys = torch.tensor([[1.0, 0, 0, 0], [0, 0.8, 0.6, 0], [0, 0, 0, 1]])  # as draw
 values = torch.tensor([[1, 0.2, 0, 0.7], [0.1, 1, 0.6, 0], [0.5, 0, 0.9, 0.3]])
 S = torch.zeros(4, 4)
 for k, v in zip(keys, values, strict=True):
-    S = 0.6 * S + torch.outer(v, k)
-check("the drawing: k1 returns 0.6 of v1", S @ keys[1], 0.6 * values[1])
-check("and k0 returns 0.36 of v0", S @ keys[0], 0.36 * values[0])
+    S = 0.7 * S + torch.outer(v, k)
+check("the drawing: k1 returns 0.7 of v1", S @ keys[1], 0.7 * values[1])
+check("and k0 returns 0.49 of v0", S @ keys[0], 0.49 * values[0])
 
 # %% [markdown]
 # A column of the state belongs to an entry of the key, a row to an entry of the value. These keys
@@ -263,8 +262,9 @@ check("linear attention, by hand", S @ TWO_KEYS.T, torch.tensor([[1.0, 0.6], [0.
 #
 # How bad is it if the keys point in random directions? With $k_j$ as the first axis, $(k_i \cdot
 # k_j)^2$ is the square of the first coordinate of $k_i$. All $n$ squares sum to 1, so by symmetry
-# each is $1/n$ on average. And $k_i$ is as likely as $-k_i$: mixed products cancel on average, and
-# squares add. If the values have mean square 1, each entry of the crosstalk has
+# each is $1/n$ on average. Now square the sum. As $k_i$ is as likely as $-k_i$, products of
+# different tokens cancel on average, and the squares stay. If the values have mean square 1, each
+# entry of the crosstalk has
 #
 # $$\text{mean square} = \frac{l - 1}{n}. \tag{2.5}$$
 
@@ -359,8 +359,8 @@ _ = must_differ("Σ a_i v_i", a @ values[0], torch.zeros(3), at_least=0.1)
 # $$\text{signal} = \alpha^\delta, \qquad \text{mean square of the noise} \;\le\;
 #   \frac{1}{n\,(1 - \alpha^2)}. \tag{2.7}$$
 #
-# Let's measure both. The signal is the answer's projection onto the value, the noise is the rest,
-# and `store` runs a rule and returns its last state:
+# (Take the root before you compare them.) Let's measure both. The signal is the answer's projection
+# onto the value, the noise is the rest, and `store` runs a rule and returns its last state:
 
 # %% tags=["aside"]
 l, n = 512, 64
@@ -403,8 +403,8 @@ plotting.save(
 # %% [markdown]
 # After 512 writes in 64 dimensions, the noise without decay is almost three times as loud as the
 # value (in root mean square). With a half-life of 8, the last value is 3.5 times as loud as the
-# noise, and the value from 100 tokens ago is gone. Mamba-2 lets every token choose its own
-# $\alpha_t$.
+# noise, and the value from 100 tokens ago is gone. Up to an age of 24, a fading state answers more
+# clearly than one that keeps all. Mamba-2 lets every token choose its own $\alpha_t$.
 #
 # But decay is blunt. It fades everything equally, whether it's still valid or not. And it never
 # *corrects* anything.
@@ -475,7 +475,7 @@ _ = must_differ("error with the wrong sign", torch.outer(value - S @ key, key), 
 by_row = S @ (torch.eye(n) - beta * torch.outer(key, key)) + beta * torch.outer(value, key)
 check("gradient step = the right side of 2.9", S - beta * slope, by_row)
 
-# %% [markdown] slide_title="Above β‖k‖² = 2, a step enlarges the error"
+# %% [markdown] slide_title="Above β‖k‖² = 2, a step enlarges the error" slide_figure="02_step:1"
 # ## 6 · When a step is too large
 #
 # How large can $\beta$ be? Multiply (2.9) by $k_t$ on the right: the error for the key we just
@@ -484,8 +484,8 @@ check("gradient step = the right side of 2.9", S - beta * slope, by_row)
 # $$v_t - S_t k_t = (1 - \beta_t \|k_t\|^2)\,(v_t - S_{t-1} k_t). \tag{2.10}$$
 #
 # Between 0 and 1 the error shrinks. At 1 the old value has been replaced. Between 1 and 2 the step
-# overshoots, but the error still ends up smaller than before. Will a float32 state survive 100
-# random keys with $\beta = 1$?
+# overshoots, but the error still ends up smaller than before. Will a float32 state survive 100 keys
+# of 16 standard normal numbers with $\beta = 1$?
 
 # %% tags=["aside"]
 raw, v = random(1, 200, 16, seed=28), random(1, 200, 16, seed=29)
@@ -496,48 +496,56 @@ for name, k in (("raw", raw), ("unit", F.normalize(raw, dim=-1))):
 print(f"the largest float32 is {torch.finfo(torch.float32).max:.0e}, and passed before token 100")
 
 
-# %% tags=["figure"]
-def draw_growth(ax, raw, v):
-    """The size of DeltaNet's state over 200 tokens with raw keys and with unit keys."""
-    places = range(5, 201, 5)
-    for i, (name, k) in enumerate((("raw keys", raw), ("unit keys", F.normalize(raw, dim=-1)))):
-        sizes = [store("DeltaNet", k[:, :l], v[:, :l]).norm().item() for l in places]
-        ax.plot(places, sizes, color=plotting.COLORS[(1, 2)[i]], label=name)
-    plotting.level(ax, torch.finfo(torch.float32).max, "the largest float32")
-    ax.set(xlabel="tokens written", ylabel="‖S‖", yscale="log")
-    ax.legend(loc="upper left")
-
-
-# %% slide_title="Raw keys blow the state up, unit keys don't" tags=["figure", "slide"]
-fig, ax = plotting.figure(size=(10, 4.4))
-draw_growth(ax, raw, v)
-plotting.save(
-    fig,
-    "02_growth",
-    "The size of the state, logarithmic, against the tokens written, with a step of 1. With raw "
-    "keys it grows along a line to about 1e91 after 200 tokens and passes the largest float32 "
-    "before token 100. With unit keys it stays near 10.",
-)
-
-# %% [markdown] slide_title="Longhorn's step is never too large"
-# A raw key of 16 standard normal numbers has $\|k\|^2$ near 16, which makes the factor about −15
-# with $\beta = 1$: normalise your keys. With unit keys and $\beta$ between 0 and 1, no step
-# overshoots.
+# %% [markdown] slide_title="Longhorn's step is never too large" slide_figure="02_step"
+# Such a key has $\|k\|^2$ near 16, which makes the factor about −15: normalise your keys. (The
+# state grows about threefold per token, not fifteenfold, since only what lies along the key is
+# enlarged.) With unit keys and $\beta$ between 0 and 1, no step overshoots.
 #
 # *Longhorn* (Liu et al., 2024) is safe with keys of any length. Instead of choosing a step, it says
 # where the step should end: at a state that's close to the old one and answers the new key well.
 #
 # $$S_t = \operatorname*{argmin}_S \| S - S_{t-1} \|^2 + \beta_t\,\| S k_t - v_t \|^2. \tag{2.11}$$
 #
-# Call what the write leaves missing $e = v_t - S_t k_t$. With the gradient at zero, $S_t - S_{t-1}
-# = \beta_t\,e\,k_t^\top$. Multiply by $k_t$, and the left side is $(v_t - S_{t-1} k_t) - e$, the
-# right $\beta_t \|k_t\|^2\,e$. Solve for $e$: the minimum is a delta rule with a smaller step,
+# Let $e = v_t - S_t k_t$ be what is still missing after the write. With the gradient at zero, $S_t
+# - S_{t-1} = \beta_t\,e\,k_t^\top$. Multiply by $k_t$: since $S_t k_t = v_t - e$, the left side is
+# $(v_t - S_{t-1} k_t) - e$, and the right is $\beta_t \|k_t\|^2\,e$. Solve for $e$: the minimum is
+# a delta rule with a smaller step,
 #
 # $$S_t = S_{t-1} + \epsilon_t\,(v_t - S_{t-1} k_t)\,k_t^\top, \qquad
 #   \epsilon_t = \frac{\beta_t}{1 + \beta_t \|k_t\|^2}. \tag{2.12}$$
 #
-# However large $\beta$ gets, $\epsilon\|k\|^2$ stays below 1. The published model keeps only the
-# diagonal of the $k k^\top$ that multiplies the old state (lab
+# However large $\beta$ gets, $\epsilon\|k\|^2$ stays below 1, and $1 / (1 + \beta \|k\|^2)$ of the
+# error is left:
+
+
+# %% tags=["figure"]
+def draw_steps(ax):
+    """What is left of the error after a write, against β‖k‖²: the delta rule and Longhorn."""
+    x = torch.linspace(0, 3, 301)
+    ax.plot(x, (1 - x).abs(), color=plotting.COLORS[1], label="delta rule, |1 − β‖k‖²|")
+    plotting.level(ax, 1, "as large as before")
+    ax.plot([1, 2], [0, 1], "o", color=plotting.INK)
+    for words, place in {"replaced": (1.08, 0.03), "from here on it grows": (2.08, 0.92)}.items():
+        ax.text(*place, words, va="center")
+    ax.set(xlabel="β‖k‖²", ylabel="share of the error left", ylim=(-0.05, 2))
+    return ax.plot(x, 1 / (1 + x), color=plotting.COLORS[2], label="Longhorn, 1 / (1 + β‖k‖²)")
+
+
+# %% slide_title="The delta rule can overshoot, Longhorn can't" tags=["figure"]
+fig, ax = plotting.figure(size=(9, 4.2))
+longhorn = draw_steps(ax)
+ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
+plotting.save(
+    fig,
+    "02_step",
+    "The share of the error that is left after a write, against β‖k‖² from 0 to 3. The delta "
+    "rule's line falls from 1 to 0 at 1, rises to 1 again at 2, and goes on to 2. Longhorn's falls "
+    "from 1 to a quarter and never rises.",
+    stages=[longhorn],
+)
+
+# %% [markdown]
+# The published model keeps only the diagonal of the $k k^\top$ that multiplies the old state (lab
 # [02a](labs/02a_five_memories.ipynb)).
 
 # %% tags=["guard"]
@@ -546,6 +554,9 @@ S, key, value = random(p, n, seed=12), random(n, seed=13), random(p, seed=14)
 after = S + beta * torch.outer(value - S @ key, key)
 times = (1 - beta * key @ key) * (value - S @ key)
 check("after a step, the error is 1 - β‖k‖² times as large", value - after @ key, times)
+after = S + beta / (1 + beta * key @ key) * torch.outer(value - S @ key, key)
+times = (value - S @ key) / (1 + beta * key @ key)
+check("after Longhorn's, 1 / (1 + β‖k‖²) times", value - after @ key, times)
 
 # %% [markdown] slide_title="Decay clears everything, a delta step one key" slide_figure="02_write"
 # ## 7 · Fade, then correct: Gated DeltaNet
@@ -568,7 +579,8 @@ late = alpha * (S + beta * torch.outer(value - S @ key, key))
 _ = must_differ("correct, then fade", late, row)
 
 # %% [markdown] slide_title="Each token is one step of learning"
-# Here are all five rules in one table. One idea covers them: each token is one step of learning.
+# Here are all five rules in one table, whose last column is L22's. One idea covers them: each token
+# is one step of learning.
 #
 # | rule | loss | gradient step | new state |
 # |---|---|---|---|
@@ -635,12 +647,17 @@ def errors_over_time(name, keys, slots, values):
 # %% [markdown] slide_title="One stream of 60 tokens puts five memories to the test"
 # ## 8 · What each rule remembers
 #
-# Let's watch five memories at work on one stream of 60 tokens, with $n = 32$. Tokens 0 to 23 write
-# 24 keys, tokens 24 to 35 give the first twelve keys *new* values, and tokens 36 to 59 write 24
-# more keys. After every token we compare the answers to all keys so far with their current
-# values. An empty memory would have an error of 1. (The decay has a half-life of 23 tokens, and
-# $\beta = 1$.) Which rules make no error right after a write? Here is the average for keys 12 to
-# 23, which are written only once. (Token 12 writes key 12, and we ask again after token 48.)
+# Let's watch five memories at work on one stream of 60 tokens, with $n = 32$ (the picture has three
+# of them):
+#
+# - tokens 0 to 23 write 24 keys;
+# - tokens 24 to 35 give the first twelve keys *new* values;
+# - tokens 36 to 59 write 24 more keys.
+#
+# After every token we compare the answers to all keys so far with their current values. An empty
+# memory would have an error of 1. (The decay has a half-life of 23 tokens, and $\beta = 1$.) Which
+# rules make no error right after a write? Here is the average for keys 12 to 23, which are written
+# only once. (Token 12 writes key 12, and we ask again after token 48.)
 
 # %% tags=["setup"]
 ONCE = torch.arange(12, 24)  # written once: key i by token i
@@ -666,7 +683,8 @@ def draw_memories(memories):
         ax.tick_params(labelsize=17)
         ax.set_title(name, fontsize=18)
         ax.xaxis.label.set_size(17), ax.yaxis.label.set_size(17)
-        ax.plot([23.5, 59.5, 59.5, 23.5, 23.5], [-0.5, -0.5, 11.5, 11.5, -0.5],
+        stair = [(23.5 + i, y) for i in range(12) for y in (i - 0.5, i + 0.5)]  # new from there on
+        ax.plot(*zip((59.5, -0.5), *stair, (59.5, 11.5), (59.5, -0.5), strict=True),
                 color=plotting.COLORS[1], lw=3, clip_on=False)  # fmt: skip
         error = memories[name][:12, 59].mean()
         ax.text(1, 46, f"in the frame:\nnew values,\nerror {error:.2f}\nat the end", va="bottom",
@@ -707,10 +725,10 @@ for name, rule in RULES.items():
 
 # %% [markdown]
 # Read one row from left to right: it's the life of one key. On average, linear attention gets
-# darker and darker. The delta rules are white (no error) at every write, even if the key was used
-# before, and then each later write disturbs what they stored. With $\beta = 1$, 36 tokens later
-# they do worse than an empty memory. Linear attention does even worse. So is linear attention the
-# worst memory, and Longhorn the best?
+# darker and darker. DeltaNet and Gated DeltaNet are white (no error) at every write, even if the
+# key was used before, and then each later write disturbs what they stored. With $\beta = 1$, 36
+# tokens later they do worse than an empty memory. Linear attention does even worse. So is linear
+# attention the worst memory, and Longhorn the best?
 #
 # Before you believe that, ask another question. Most of these models normalise what a memory
 # returns, so the direction of an answer matters much more than its length. Of all the values
@@ -762,8 +780,9 @@ plotting.save(
     fig,
     "02_hits",
     "Three bars for each of five rules: how often the right value has the smallest angle to the "
-    "answer. All are near 1 when written. 36 tokens later linear attention is near 1, the delta "
-    "rules are below 0.4. For keys with a new value Longhorn leads, and Gated DeltaNet is last.",
+    "answer. All are near 1 when written. 36 tokens later linear attention is near 1, Longhorn "
+    "near 0.85, DeltaNet and Gated DeltaNet are below 0.4. For keys with a new value Longhorn "
+    "leads, and Gated DeltaNet is last.",
 )
 
 # %% tags=["guard"]
@@ -790,15 +809,17 @@ for name in RULES:
     enters[name] = [f"{torch.cat(weights).mean():.2f}" for weights in (right, loudest)]
     print(f"{name:16}: right value {enters[name][0]}, loudest other {enters[name][1]}")
 assert enters["linear attention"] == ["1.00", "0.37"]
-assert enters["Gated DeltaNet"] == ["0.10", "0.23"]
+assert enters["Gated DeltaNet"] == ["0.10", "0.23"] and enters["DeltaNet"][0] == "0.31"
+assert f"{0.31 * 0.97**36:.2f}" == "0.10"
 
 # %% [markdown]
 # Linear attention goes from last place to first, for keys that are written once. Its answers hold
 # more noise than value, and still point to the right one. How? The right value enters with weight
 # 1, the loudest other with 0.37 on average. Together the others are louder, alone none is. In Gated
-# DeltaNet it's 0.10 against 0.23. For keys with a *new* value Longhorn
-# leads, and linear attention returns the old value in four cases of ten. **The measure you choose
-# decides who wins, so choose it before you look.**
+# DeltaNet it's 0.10 against 0.23, for it pays twice: erasing leaves 0.31, as in DeltaNet, and 36
+# decays leave a third of that. For keys with a *new* value Longhorn leads, and linear attention
+# returns the old value in four cases of ten. **The measure you choose decides who wins, so choose
+# it before you look.**
 #
 # And be fair to the delta rule. With 48 random keys in 32 dimensions and $\beta = 1$ throughout,
 # this stream is hard for it: each write erases everything stored along its key, and parts of other
@@ -807,8 +828,8 @@ assert enters["Gated DeltaNet"] == ["0.10", "0.23"]
 # [02a](labs/02a_five_memories.ipynb) compares all five rules, and lets models learn their keys.
 #
 # The state of linear attention is a sum, and **a sum doesn't know its order**: kitchen then garden
-# or garden then kitchen, it's the same state. No training can change that, as long as a pair is
-# always written the same way. Let's write nine pairs both ways:
+# or garden then kitchen, it's the same state. No training can change that, as long as a pair's key
+# and value don't depend on the order. Let's write nine pairs both ways:
 
 # %% slide_title="A sum doesn't know its order"
 k, v = unit(1, 9, 6, seed=25), random(1, 9, 4, seed=26)
@@ -827,9 +848,10 @@ for name in RULES:
 # Written as loops, all five rules have to go token by token. Each write of the delta rule even
 # depends on all the writes before it. Can we compute them in parallel?
 #
-# Chapter 01's scan joins neighbouring steps, and joining two brackets means multiplying them: $I -
-# \beta_1 k_1 k_1^\top - \beta_2 k_2 k_2^\top + \dots$. What's subtracted has rank 2. Then come
-# ranks 4 and 8, and soon the scan multiplies full matrices.
+# Chapter 01's scan joins neighbouring steps, and joining two brackets means multiplying them: $(I -
+# \beta_1 k_1 k_1^\top)(I - \beta_2 k_2 k_2^\top) = I - \beta_1 k_1 k_1^\top - \beta_2 k_2 k_2^\top
+# + \dots$. What's subtracted has rank 2. Then come ranks 4 and 8, and soon the scan multiplies full
+# matrices.
 #
 # But the dependence is *linear* (Yang et al., 2024). Name the vector that token $t$ writes: $u_t =
 # \beta_t\,(v_t - S_{t-1} k_t)$. Then (2.9) is linear attention with $u$ in place of $v$ ($S_{-1}$
@@ -843,14 +865,14 @@ for name in RULES:
 # $$u_t = \beta_t \Big( v_t - S_{-1} k_t - \sum_{s < t} u_s\,(k_s \cdot k_t) \Big). \tag{2.15}$$
 #
 # Move the sum to the left: $u_t + \beta_t \sum_{s < t} (k_t \cdot k_s)\,u_s = \beta_t\,(v_t -
-# S_{-1} k_t)$. That's row $t$ of one system, with the $u_t$ as the rows of $U$, and $T_{ts} =
-# \beta_t\,(k_t \cdot k_s)$ for $s < t$ and 0 otherwise:
+# S_{-1} k_t)$. That's row $t$ of one system, with the $u_t$ as the rows of $U$, the $S_{-1} k_t$ as
+# those of $K S_{-1}^\top$, and $T_{ts} = \beta_t\,(k_t \cdot k_s)$ for $s < t$ and 0 otherwise:
 #
 # $$(I + T)\,U = \mathrm{diag}(\beta)\,(V - K S_{-1}^\top). \tag{2.16}$$
 #
 # $I + T$ is triangular, with ones on the diagonal, so one call solves (2.16) for $U$. The solve
-# still goes row by row, but only within a chunk, and it never touches the state. Then read as in
-# linear attention:
+# still goes row by row, but only within a chunk, and needs no state but the one before it. Then
+# read as in linear attention:
 #
 # $$O = Q S_{-1}^\top + (Q K^\top \circ M)\,U. \tag{2.17}$$
 #
@@ -863,7 +885,8 @@ beta = torch.rand(l, generator=torch.Generator().manual_seed(35)) + 0.3
 S_before = random(p, n, seed=36)
 
 # %% [markdown]
-# A loop over them gives outputs `o` and a last state `S_after` (folded). Does one system, too?
+# A loop over them gives outputs `o` and a last state `S_after` (folded). Does one system give the
+# same?
 
 # %% tags=["guard"]
 options = dict(initial_state=S_before[None, None], return_final_state=True)
@@ -881,7 +904,7 @@ O = q @ S_before.T + (q @ k.T).tril() @ U
 check("outputs of the chunk = loop", O, o)
 check("state after the chunk = loop", S_before + U.T @ k, S_after)
 
-# %% [markdown] slide_title="All chunks solve at once, and only the state has to wait"
+# %% [markdown] slide_title="Every chunk solves two systems before any state is known"
 # It's easy to get a diagonal wrong here. $T$ has zeros on its diagonal, because no token corrects
 # its own write. The mask $M$ has ones there, because a token does read its own write.
 #
@@ -892,12 +915,32 @@ check("state after the chunk = loop", S_before + U.T @ k, S_after)
 # $$(I + T)\,U_V = \mathrm{diag}(\beta)\,V, \qquad (I + T)\,U_K = \mathrm{diag}(\beta)\,K, \qquad
 #   U = U_V - U_K S_{-1}^\top. \tag{2.18}$$
 #
-# Only the products with the state have to wait. For 4,096 tokens in chunks of 64, that's 64 rows to
-# solve, then 64 steps of the state, instead of 4,096 in a row.
-#
-# This works with a decay too: every rule in the package takes a `chunk_size`. The product of a
-# chunk's brackets in this form is known as the *WY form*, after a way to multiply Householder
-# reflections.
+# The chunk ends at $S_{-1} + U^\top K = S_{-1}\,(I - U_K^\top K) + U_V^\top K$. The bracket $I -
+# U_K^\top K$ is the product of the chunk's brackets. In this form it's known as the *WY form*,
+# after a way to multiply Householder reflections. Only the products with the state have to wait:
+
+# %% slide_title="All chunks solve at once, and only the state has to wait" tags=["figure", "slide"]
+plotting.show_drawing(
+    "02_chunks",
+    "Four chunks in a row, each with a triangular matrix I + T that is solved, all at once. Below "
+    "them a chain of four states, each made from the one before it and from what its chunk's "
+    "solve gave, one by one.",
+)
+
+# %% [markdown]
+# For 4,096 tokens in chunks of 64, that's 64 rows to solve, then 64 steps of the state, instead of
+# 4,096 in a row. It works with a decay too: every rule in the package takes a `chunk_size`.
+
+# %% tags=["guard"]
+U_V, U_K = torch.linalg.solve_triangular(
+    torch.eye(l) + T, beta[:, None] * torch.cat([v, k], 1), upper=False
+).split([p, n], 1)
+check("U = U_V - U_K S₋₁ᵀ", U_V - U_K @ S_before.T, U)
+product = torch.eye(n)
+for b, key in zip(beta, k, strict=True):
+    product = product @ (torch.eye(n) - b * torch.outer(key, key))
+check("WY: I - U_Kᵀ K = the product of the brackets", torch.eye(n) - U_K.T @ k, product)
+check("the chunk's end", S_before @ product + U_V.T @ k, S_after)
 
 # %% [markdown] tags=["aside"]
 # **What came after.** *GLA* gives each entry of the key its own decay. *KDA* is Gated DeltaNet with

@@ -4,7 +4,7 @@ from cheems_ref import plotting
 from cheems_ref.plotting import arrow, state_grid
 
 BLUE, RED, GREEN, _, ORANGE, _ = plotting.COLORS
-CELL, FADE = 0.42, 0.6
+CELL, FADE = 0.42, 0.7
 SIDE = 4 * CELL
 PLACES, STATES, WRITES = (0.7, 3.8, 6.9), 0.55, 3.1  # x of the three tokens, y of the two rows
 KEYS = [[1, 0, 0, 0], [0, 0.8, 0.6, 0], [0, 0, 0, 1]]
