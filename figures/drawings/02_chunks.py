@@ -1,4 +1,4 @@
-"""All chunks solve their triangular systems at once; only the state is handed on. For chapter 02."""
+"""All chunks solve their triangular systems at once; the state is handed on. For chapter 02."""
 
 from matplotlib.patches import Polygon, Rectangle
 
