@@ -3,18 +3,16 @@
 #
 # **Pour water into a leaky tank, and its level is a summary of everything you've poured in. That's
 # a state space model: a few numbers pushed around by an input. This chapter turns it into Mamba, a
-# layer whose tokens decide what gets remembered.** By the end you'll be able to
+# layer whose tokens decide what gets remembered.** By the end you can
 #
 # - turn a differential equation into a recurrence that is exact for held input;
 # - compute a fixed map as a recurrence or a convolution, a selective one by a parallel scan;
-# - say what selection buys, what it destroys, and what survives;
-# - build the Mamba layer from its equation.
+# - say what selection buys, what it destroys, and what survives.
 #
-# You need derivatives, eigenvalues, exponentials of complex numbers and of matrices, and a little
-# PyTorch.
+# You need derivatives, eigenvalues, exponentials of complex numbers and matrices, and PyTorch.
 #
 # Sources: lecture 22 of CMU 10-423/623/723, *State Space Models + Hybrid Models* (L22); *OTCE* §2;
-# Gu and Dao, *Mamba* (2023). How to read ✓ and ✗: chapter 00.
+# Gu and Dao, *Mamba* (2023). 
 
 # %% tags=["setup"]
 import json
@@ -53,7 +51,7 @@ def numbers(values, form=".3f"):
 
 
 # %% [markdown]
-# Here's one tank, three times. On the left it leaks: each step, 60 % of the water stays. At step 2,
+# On the left the tank leaks: each step, 60 % of the water stays. At step 2,
 # 0.6 of the first litre is left, and a second comes in. In the middle each level follows from the
 # last: a recurrence. On the right each splash leaves an echo, and the echoes add up: a convolution.
 
@@ -66,8 +64,8 @@ plotting.show_drawing(
 )
 
 # %% [markdown]
-# The first view is for thinking, the second for running a model, the third for training. Which of
-# them survive if the input decides how fast the tank leaks?
+# The first view is for thinking, the second for running a model, the third for training. Which
+# survive if the input decides how fast the tank leaks?
 
 # %% [markdown] slide_title="A few numbers, pushed around by an input: h′ = A h + B x"
 # ## 1 · A tank with a hole
@@ -131,7 +129,7 @@ check("small steps = 2 (1 - exp(-t/2)) at t = 3", filled, torch.tensor([2 * (1 -
 A, B, _ = spring()
 rates = torch.linalg.eigvals(A)
 fading, turning = rates.real[0].item(), rates.imag.abs()[0].item()
-print(f"eigenvalues of the spring: {fading:.3f} ± {turning:.3f} times the imaginary unit")
+print(f"eigenvalues of the spring: {fading:.3f} ± {turning:.3f}i")
 start, period = torch.tensor([1.0, 0.0]), 2 * math.pi / turning
 swung = integrate(A, B, lambda t: 0.0, start, 0.0, period, steps=2000)
 check("let go, after one period: the same state, smaller", swung, math.exp(fading * period) * start)
@@ -174,7 +172,8 @@ plotting.save(
 # the input doing in between? The simplest guess is that it stayed put. We *hold* each sample until
 # the next one arrives. With a constant input we can solve (1.3) on paper, for numbers $A < 0$ and
 # $B$. The level settles where $h' = 0$, at $h_\infty = -Bx/A$. Subtract that, and the distance
-# obeys $(h - h_\infty)' = A\,(h - h_\infty)$. So it shrinks by $e^{\Delta A}$ per step, and
+# obeys $(h - h_\infty)' = A\,(h - h_\infty)$. So it shrinks by $e^{\Delta A}$ per step. Add
+# $h_\infty$ again:
 #
 # $$h(t + \Delta) = e^{\Delta A}\,h(t) + \frac{e^{\Delta A} - 1}{A}\,B\,x. \tag{1.4}$$
 #
@@ -199,7 +198,8 @@ check("B̄ of equation 1.5 = discretize_zoh", B_bar, discretize_zoh(A, B, dt)[1]
 # We turned a differential equation into a recurrence, and for held input it's exact.
 #
 # But ZOH has no idea what a smooth input did between the samples. The next picture shows one,
-# sampled every 0.8 seconds, and the tank under it. How will ZOH's dots miss its level?
+# sampled every 0.8 seconds, and the tank under it. How will ZOH's dots miss the level under the
+# wave?
 
 
 # %% tags=["setup"]
@@ -249,8 +249,8 @@ plotting.save(
 
 # %% [markdown]
 # The dots hit the curve of the held input, and come late for the other: on average, holding delays
-# the wave by half a step, and the level with it. Cheaper rules, such as the bilinear
-# rule in lab [01a](labs/01a_why_hippo.ipynb), avoid the exponential.
+# the wave by half a step, and the level with it. Cheaper rules (lab
+# [01a](labs/01a_why_hippo.ipynb)) avoid the exponential.
 
 # %% [markdown] slide_title="Unroll the recurrence, and a kernel appears"
 # ## 3 · One map, two ways to compute it
@@ -302,30 +302,32 @@ _ = must_differ("FFT of size l: the end wraps round", wrapped, y, at_least=0.01)
 # So train it as a convolution, while you know all the inputs, and run it as a recurrence, where the
 # millionth sample costs no more than the first.
 
-# %% [markdown] slide_title="S4D keeps n exponentials, each with its own rate"
+# %% [markdown] slide_title="S4D keeps exponentials, each with its own rate"
 # ## 4 · Which A?
 #
-# Pick a large $A$ at random, and the state probably explodes. *S4*, the structured
+# *S4*, the structured
 # state space sequence model of 2021, takes its answer from HiPPO (Gu et al., 2020): ask for the $n$
 # numbers that best summarise the whole past, and derive the $A$ that keeps them up to date (lab
 # [01a](labs/01a_why_hippo.ipynb)).
 #
 # *S4D* simply makes $A$ diagonal: without input, each entry $j$ of the state is an exponential with
-# its own rate $\lambda_j$, complex and learned. Each entry has a twin, its complex conjugate, which
-# makes the kernel real. $B$ is 1, since $C$ can carry the factor:
+# its own rate $\lambda_j$, complex and learned. Each entry has a twin, its complex conjugate. The
+# two add up to $z + \bar z = 2\,\mathrm{Re}\,z$, so the kernel is real, and one of each pair is
+# enough. $B$ is 1, since $C$ can carry the factor:
 #
 # $$\bar A_j = e^{\Delta\lambda_j}, \qquad
 #   \bar B_j = \frac{e^{\Delta\lambda_j} - 1}{\lambda_j}, \qquad
 #   K_\delta = 2\,\mathrm{Re} \sum_{j=0}^{n/2-1} C_j\,\bar B_j\,\bar A_j^{\,\delta}. \tag{1.8}$$
 #
 # The rates start out with real parts $-\frac12$ and imaginary parts $\pi j$, for $j = 0, 1, \dots,
-# n/2 - 1$: a plain decay, then tones of period 2, 1, 2/3, …, all fading alike. (The decay has no
-# twin. Its 2 goes into $C_0$.) `S4D` is a layer of $d$ such models, one per channel, each
-# with its own learned $\Delta$ and a learned weight $D$ for a direct path from $x$ to $y$.
+# n/2 - 1$: a plain decay, then tones of period 2, 1, 2/3, …, all fading alike.  `S4D` is a layer of
+# $d$ such models, one per channel, each with a learned $\Delta$ and weight $D$ for a direct path
+# from $x$ to $y$.
 #
 # What if you trained on sound with 16,000 samples a second and now get 8,000? Double every
-# $\Delta$. Holding a sample for $2\Delta$ is feeding it twice for $\Delta$. After $\delta$ more
-# holds the copies are $2\delta + 1$ and $2\delta$ fine steps old, so
+# $\Delta$. Holding a sample for $2\Delta$ is feeding it twice for $\Delta$: at the fine steps 0 and
+# 1. The coarse output $\delta$ is the fine output $2\delta + 1$, where the copies are $2\delta + 1$
+# and $2\delta$ steps old, so
 #
 # $$K_\delta(2\Delta) = K_{2\delta}(\Delta) + K_{2\delta+1}(\Delta). \tag{1.9}$$
 
@@ -356,7 +358,7 @@ _ = must_differ("D forgotten", y - layer.D * x, layer(x))
 #
 # So far, what a sample does to a later output depends only on the distance. But in a sentence you
 # want to keep the name and skip the filler, *because of what they are*. Take the simplest task:
-# each *token*, one place of a *text*, has a value and a mark, and the output should be *the last
+# each *token*, one position in a *text*, has a value and a mark, and the output should be *the last
 # value that was marked*.
 #
 # How would you do that with a tank, say with $A = -1$? Look at $\Delta$. With $\Delta_t = 0$ no
@@ -366,14 +368,16 @@ _ = must_differ("D forgotten", y - layer.D * x, layer(x))
 # $$h_t = e^{\Delta_t A}\,h_{t-1} + \Delta_t B_t\,x_t, \qquad y_t = C_t\,h_t, \qquad
 #   \Delta_t, B_t, C_t \text{ functions of the token at } t. \tag{1.10}$$
 #
-# This is *selection*. $A$ needn't depend on the token, since the product $\Delta_t A$ already does.
+# This is *selection*. Mamba's code writes $\Delta_t B_t$ where ZOH has $\bar B$: for small steps
+# the two agree, since $(e^{\Delta A} - 1)/A \approx \Delta$. $A$ needn't depend on the token, since
+# the product $\Delta_t A$ already does.
 #
 # Have you met such a valve before? Take one number of state, $A = -1$, $B = 1$, and let a network
 # choose $\Delta = \mathrm{softplus}(z) = \log(1 + e^z)$. Then $e^{-\Delta} = 1/(1 + e^z) = 1 -
 # \sigma(z)$, and ZOH has $\bar B = 1 - e^{-\Delta} = \sigma(z)$. So the state moves a fraction $g =
 # \sigma(z)$ of the way to the input. **The valve is a gate**, as in an LSTM or a GRU. But neither
 # the gate nor what is written looks at the old state, so a step stays *affine* in $h$: a factor and
-# an addition. Section 6 will need that. Here are the two:
+# an addition. Section 6 needs that:
 
 # %% slide_title="The valve is a gate, as in an LSTM"
 z, inputs, h, gated = random(30, seed=3), random(30, seed=4), torch.zeros(()), torch.zeros(())
@@ -386,7 +390,7 @@ check("a selective tank = a gate", h, gated)
 
 
 # %% [markdown]
-# Now let's set the valve by hand for our task:
+# By hand, for our task (`selective_scan(x, dt, A, B, C)` runs (1.10)):
 
 
 # %% slide_title="Zero keeps, forty replaces: the last marked value by hand"
@@ -400,10 +404,8 @@ def keep_last_marked(tokens):
 
 
 # %% [markdown]
-# A marked token writes its value unchanged and wipes out the old state. Why $B = 1/40$? Mamba's
-# code writes $\Delta_t B_t$ where ZOH has $\bar B$. For small steps the two agree, since
-# $(e^{\Delta A} - 1)/A \approx \Delta$. At $\Delta = 40$ the code writes 40 times the value. Let's
-# try twelve tokens, three of them marked:
+# A marked token writes its value unchanged and wipes out the old state. Why $B = 1/40$? At $\Delta
+# = 40$, (1.10) writes 40 times the value. Let's try twelve tokens, three of them marked:
 
 # %% tags=["aside"]
 value, mark = random(1, 12, seed=5), torch.zeros(1, 12)
@@ -514,9 +516,9 @@ check("selective_scan = equation 1.10", selective_scan(x, dt, A, B, C), torch.st
 # %% [markdown] slide_title="Two affine steps in a row are one affine step"
 # ## 6 · The scan lives
 #
-# Without a kernel there is no FFT. Are we back to one step at a time? Luckily, no. True, the output
-# is no longer linear in the input. But for a given text, each step is still affine in the state.
-# That's enough. Let $\alpha_t$ be the decay of a token and $w_t$ its
+# Without a kernel there is no FFT. Are we back to one step at a time? No: a *scan* joins steps 0 to
+# $t$, for every $t$ at once. True, the output is no longer linear in the input. But for a given
+# text, each step is still affine in the state. Let $\alpha_t$ be the decay of a token and $w_t$ its
 # write. (Both are numbers: $A$ is diagonal, so we can follow a single entry of the state.) One step
 # is the map $h \mapsto \alpha\,h + w$, and two steps in a row make a map of the same kind:
 #
@@ -543,11 +545,11 @@ _ = must_differ("commutative", combine(two, one)[1], combine(one, two)[1])
 # The operation is *associative*: you can join neighbours in any grouping, though not in any order.
 #
 # So we don't have to go from left to right. In round one, every token joins with its left neighbour
-# and covers two steps. In round two, it joins with the token two to its left and covers four. And
-# so on: $\lceil \log_2 l \rceil$ rounds take up to $l \lceil \log_2 l \rceil$ joins, more than the
-# $l$ steps of a loop, but within a round all tokens work at the same time. At the left end we pad
-# with $(1, 0)$, the step that does nothing. We start from an empty state, so the write of all steps
-# joined *is* the state: $h = \alpha \cdot 0 + w$.
+# and covers two steps. In round two, it joins with the token two to its left. So $\lceil \log_2 l
+# \rceil$ rounds take up to $l \lceil \log_2 l \rceil$ joins, more than the $l$ steps of a loop, but
+# within a round all tokens work at the same time. At the left end we pad with $(1, 0)$, the step
+# that does nothing. We start from an empty state, so the write of all steps joined *is* the state:
+# $h = \alpha \cdot 0 + w$.
 
 
 # %% slide_title="Each round doubles the reach" slide_figure="01_scan:2"
@@ -588,8 +590,8 @@ plotting.show_drawing(
 
 # %% [markdown]
 # After the third round every token has joined all steps up to its own. This is the scan of Hillis
-# and Steele. The package's scan, after Blelloch, does less work: it pairs neighbours, scans the
-# pairs and fills the gaps, with the same result:
+# and Steele. The package's scan, after Blelloch, does less work: it pairs neighbours and scans the
+# pairs, which gives every second state, and one more step gives each state between:
 
 # %% slide_title="The parallel scan gives what the loop gives"
 inputs = scan_inputs()
@@ -605,7 +607,7 @@ check("parallel scan = sequential scan", selective_scan_parallel(*inputs), y)
 #
 # Two ideas turn the scan into a layer. A *short convolution* lets each channel mix its last four
 # values, so $\Delta$, $B$ and $C$ depend on four tokens. A second *gate*, on the way out, lets the
-# layer hold back what it has read. Follow $x$ from left to right. Where does the token choose?
+# layer hold back what it has read. Follow $x$ from left to right. At $W$ the token chooses:
 
 # %% slide_title="The Mamba layer: the token chooses Δ, B and C" tags=["figure"]
 plotting.show_drawing(
@@ -658,12 +660,12 @@ check("equation 1.12 = Mamba", mixer(x)[0], by_hand)
 #
 #     · · e · · · · a · · · · · h · · ? ? ?     →   e a h
 #
-# If the letters were always at the places you see here, a fixed filter could do it: look 14, 10 and
-# 5 tokens back. (At each question, two of the three land on blanks.) But letters move around. Our
-# model is an embedding, one Mamba layer, and a linear map to the letters. The control is
-# time-invariant (`selective=False`): one learned vector takes the place of the map to $\eta$, $B$
-# and $C$. Its layer has 22 % fewer parameters than the selective one, and two such layers have 57 %
-# more.
+# The letters stand at 2, 7 and 13, the questions at 16, 17 and 18. If it were always so, a fixed
+# filter could do it: look 14, 10 and 5 tokens back. (At each question, two of the three land on
+# blanks.) But letters move around. Our model is an embedding, one Mamba layer, and a linear map to
+# the letters. The control is time-invariant (`selective=False`): one learned vector takes the place
+# of the map to $\eta$, $B$ and $C$. Its layer has 22 % fewer parameters than the selective one, and
+# two such layers have 57 % more.
 
 
 # %% tags=["setup", "experiment"]
@@ -739,8 +741,8 @@ def train_to_copy(selective, steps=400, seed=0, every=100, **options):
 # | `a···b···c` | b | `a···c···b` | c | fall |
 # | `····b···c···a` | c | `····c···b···a` | b | rise |
 #
-# But a swap changes the terms of `b` and `c` only, wherever `a` stands. So the difference changes
-# by the same amount in both.
+# But in both texts `b` and `c` hold the same two places, and only `a` has moved. A swap changes the
+# terms of `b` and `c` alone. So the difference changes by the same amount in both.
 
 
 # %% tags=["setup"]
@@ -837,14 +839,16 @@ assert all(len(shares) == 5 for shares in last.values())
 # The prediction asked for nine of these ten runs above 95 %. All ten are: they were slow. In the
 # selective layer the convolution buys *speed*, not ability, and on this task a second layer can
 # replace selection. One time-invariant layer stays below 65 %. No budget takes it to 100 %, because
-# no weights get all four texts right. After too few steps, a comparison tells you which model
-# learns faster, not what either can do.
+# no weights get all four texts right. (Two layers escape: the second layer's gate and SiLU see what
+# the first has summed up, so letters no longer just add.) After too few steps, a comparison tells
+# you which model learns faster, not what either can do.
 #
 # Why does the control without convolution end at 50 %, on all five seeds? Suppose each letter votes
 # for itself, with a weight for its distance. If all weights are equal, the most frequent letter
-# wins: 45.3 % right. By cross-entropy, the best weights count distances 3 to 16 equally and the
-# others not at all: 50.2 % right. All five runs end within two points of that. (We can't explain
-# the ten points that the convolution adds.)
+# wins: 45.3 % right. Judged by cross-entropy, the best weights count distances 3 to 16 equally and
+# the others not at all: 50.2 % right. That makes sense, for the letter asked for never stands at 1,
+# 2, 17 or 18. All five runs end within two points of that. (We can't explain the ten points that
+# the convolution adds.)
 
 # %% tags=["guard"]
 places = torch.combinations(torch.arange(16), 3).repeat_interleave(64, 0)
@@ -870,6 +874,8 @@ assert slope.abs().max() < 1e-4  # the loss is convex: without a slope, this is 
 shares = [f"{vote(weights)[1]:.1%}" for weights in (torch.ones(18), window)]
 print("equal weights, and the window:", shares)
 assert shares == ["45.3%", "50.2%"]
+asked = {16 + i - place for i in range(3) for place in places[:, i].tolist()}
+assert asked == {*range(3, 17)}
 
 # %% [markdown] slide_title="You lose superposition and keep associativity"
 # ## Summary
