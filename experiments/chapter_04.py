@@ -63,6 +63,17 @@ def three_sources():
     }
 
 
+def reach_run(job):
+    """One model that looks back."""
+    chapter = from_notebook(CHAPTER)
+    return preregistered.reach_run(job, chapter.train_to_look_back, chapter.look_back_batch)
+
+
+def reach():
+    """How far narrower convolutions reach, and by which scores."""
+    return preregistered.reach(lambda jobs: resumed("04_reach", jobs, reach_run))
+
+
 def tracking_run(job):
     """One training run of lab 04c."""
     lab = from_notebook(LAB)
@@ -116,6 +127,7 @@ def exact_mirrors():
 RECIPES = {
     "04_shift_error": shift_error,
     "04_three_sources": three_sources,
+    "04_reach": reach,
     "04_state_tracking": state_tracking,
     "04_exact_mirrors": exact_mirrors,
 }

@@ -80,6 +80,62 @@ COPY_LONGER = {
 }
 
 
+# Chapter 04, section 9. The question: how does a convolution of w tokens reach further back than w,
+# and decay alone just one token? (Known before: a reader's single runs reached lags 3 and 5 with
+# w = 2 and 3, and with w = 4 he saw these scores once for each of the lags 6 and 7.)
+REACH_PREDICTION = """
+A convolution of w tokens reaches 2w - 1: for w = 2 and 3 the median of three seeds is above 0.5 up
+to lags 3 and 5, and below 0.4 one further. The score is C·B, a mean by the offset from query to
+write, on each of three seeds. At lag 6 it's largest at offset 3, the write that shares a token with
+the query and holds the answer. At lag 7 no such write exists: the scores at offsets 0 to 3, which
+share a token, are all below half of those at 4 to 8, which share none, and the decay picks the
+newest of these, 4, which holds the answer. With decay alone at lag 1, the score at offset 0 is
+below half of those at 1 to 8.
+"""
+REACH_LAGS, REACH_STEPS, OFFSETS = {2: (1, 2, 3, 4, 5), 3: (3, 4, 5, 6, 7)}, 300, range(9)
+
+
+def scores_by_offset(model, look_back_batch, lag):
+    """The mean C·B of 64 texts, by the offset from query to write, at places 16 and later."""
+    mixer, seen = model["mixer"], []
+    original = mixer._mix
+
+    def watched(x, dt, A, B, C, state):
+        seen.append(torch.einsum("btgn,bsgn->ts", C, B) / len(x))
+        return original(x, dt, A, B, C, state)
+
+    mixer._mix = watched
+    with torch.no_grad():
+        look_back_batch(model, lag, 64, torch.Generator().manual_seed(1000))
+    del mixer._mix
+    return [round(seen[0].diagonal(-offset)[16:].mean().item(), 1) for offset in OFFSETS]
+
+
+def reach_run(job, train_to_look_back, look_back_batch):
+    """One model that looks back: its share right, and what its scores are by offset."""
+    share, model = train_to_look_back(**job)
+    scores = scores_by_offset(model, look_back_batch, job["lag"])
+    return {"right": round(share, 3), "scores": scores}
+
+
+def reach(run_all):
+    """Section 9: narrower convolutions, and the scores of the lags that matter."""
+    rows = [("conv", width, lag) for width, lags in REACH_LAGS.items() for lag in lags]
+    rows += [("conv", 4, 6), ("conv", 4, 7), ("decay", 4, 1)]
+    fields = ("position", "d_conv", "lag", "steps", "seed")
+    jobs = [
+        dict(zip(fields, (*row, REACH_STEPS, seed), strict=True))
+        for row in rows
+        for seed in SEEDS[:3]
+    ]
+    return {
+        "prediction": " ".join(REACH_PREDICTION.split()),
+        "seed": list(SEEDS[:3]),
+        "offsets": list(OFFSETS),
+        "runs": [job | result for job, result in zip(jobs, run_all(jobs), strict=True)],
+    }
+
+
 # Lab 04c. The question: does training find the recurrences that the lab builds by hand? Each kind
 # has 16 numbers of state; texts of 40 tokens, tested at places 201 to 300.
 TRACKING_PREDICTION = """

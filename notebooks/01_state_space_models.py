@@ -12,7 +12,7 @@
 # You need derivatives, eigenvalues, exponentials of complex numbers and matrices, and PyTorch.
 #
 # Sources: lecture 22 of CMU 10-423/623/723, *State Space Models + Hybrid Models* (L22); *OTCE* §2;
-# Gu and Dao, *Mamba* (2023). 
+# Gu and Dao, *Mamba* (2023).
 
 # %% tags=["setup"]
 import json

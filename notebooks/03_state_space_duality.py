@@ -213,7 +213,8 @@ check("reset: from row 16 on, columns 0 to 15 are zero", L_reset[16:, :16], torc
 #
 # Take any block that doesn't reach above the diagonal: rows from $t_1$ on, columns up to $s_2$,
 # with $s_2 \le t_1$. On the way from column $s$ to row $t$, everything passes through token $s_2$.
-# So every entry is a product of two factors:
+# ($s_2$ is the block's last column, $t_1$ its first row.) So every entry is a product of two
+# factors:
 #
 # $$L_{ts} = \underbrace{(\alpha_t \cdots \alpha_{s_2+1})}_{u_t}\;
 #   \underbrace{(\alpha_{s_2} \cdots \alpha_{s+1})}_{v_s}
@@ -341,12 +342,13 @@ _ = must_differ("α < 1 is not linear attention", recurrence(x, torch.ones(l), A
 # So we never fill them in. Each chunk *writes* a summary, we *carry* it forward, and later tokens
 # *read* it.
 #
-# Let $\sigma_t$ be the log decay from the start of a chunk up to *and including* its token $t$. At
-# a chunk's first token it's already $g_t$, since the old state fades before it's read. At the end
-# of chunk $j$ it's $\sigma_{\text{end}}$, and the whole chunk decays by $a_j =
-# e^{\sigma_{\text{end}}}$. On its way from chunk $j$ to chunk $i$, a write fades to the end of its
-# chunk, over the chunks in between, and until it's read. So a green block is a tall matrix times a
-# number times a wide one:
+# Let $\sigma_t$ be the log decay from the start of $t$'s own chunk up to *and including* token $t$:
+# it starts again in every chunk. At a chunk's first token it's already $g_t$, since the old state
+# fades before it's read. At the end of chunk $j$ it's $\sigma_{\text{end}}$, and the whole chunk
+# decays by $a_j = e^{\sigma_{\text{end}}}$. On its way from chunk $j$ to chunk $i$, a write fades
+# to the end of its chunk, over the chunks in between, and until it's read. With chunks of four, the
+# write of token 2 fades by $\alpha_3$, by nothing in between, and by $\alpha_4 \alpha_5 \alpha_6$
+# until token 6 reads it. So a green block is a tall matrix times a number times a wide one:
 #
 # $$M_{\text{block } ij} = \underbrace{\hat C_i}_{l_c \times n}\;
 #   (a_{j+1} \cdots a_{i-1})\; \underbrace{\hat B_j^\top}_{n \times l_c} \tag{3.6}$$
@@ -359,9 +361,9 @@ _ = must_differ("α < 1 is not linear attention", recurrence(x, torch.ones(l), A
 #   \underbrace{e^{\sigma_{\text{end}} - \sigma_s}\; B_s\,\Delta_s}_{\text{write}} \tag{3.7}$$
 #
 # Row $t$ of $\hat C_i$ is $e^{\sigma_t} C_t$, and row $s$ of $\hat B_j$ is the factor marked
-# *write*. (The picture puts the carry on an $n \times n$ diagonal.) Between neighbouring chunks,
-# the carry is 1. Look at step 4 of the picture below: one state serves *all* green blocks of its
-# rows.
+# *write*. (The picture puts the carry, one number, on an $n \times n$ diagonal.) Between
+# neighbouring chunks, the carry is 1. Look at step 4 of the picture below: one state serves *all*
+# green blocks of its rows.
 
 
 # %% slide_title="Inside, write, carry, read: four steps on one matrix" tags=["figure"]
@@ -411,9 +413,9 @@ def draw_ranks(ax, M, ranks):
     for draw_lines in (ax.hlines, ax.vlines):
         draw_lines(borders, -0.5, len(M) - 0.5, color=plotting.INK, lw=1)
     for i, j in torch.tril_indices(blocks, blocks).T.tolist():
-        x, y = (j + 0.5) * size - 0.5, (i + 0.5) * size - 0.5
-        word = dict(fc="white", ec="none", alpha=0.85, boxstyle="round")
-        ax.text(x, y, f"rank {ranks[i, j]}", ha="center", va="center", bbox=word, fontsize=16)
+        x, y = (j + 1) * size - 1.0, i * size
+        word = dict(fc="white", ec="none", alpha=0.85, boxstyle="round,pad=0.2")
+        ax.text(x, y, f"rank {ranks[i, j]}", ha="right", va="top", bbox=word, fontsize=12)
     ax.set(xticks=range(0, len(M), size), yticks=range(0, len(M), size))
 
 
@@ -494,7 +496,8 @@ _ = must_differ("step 4 left out", y_inside.flatten(0, 1), y)
 #
 # The rest is bookkeeping, for all sequences and heads at once. `carry_in_turn` is the loop of step
 # 3. `in_chunks` cuts the tensors into chunks, and copies keys and queries, which heads share in
-# groups: with $h$ heads and $g$ groups, head $i$ uses group $\lfloor i / (h/g) \rfloor$:
+#    groups, as in grouped-query attention: with $h$ heads and $g$ groups, head $i$ uses group
+#    $\lfloor i / (h/g) \rfloor$:
 
 
 # %% tags=["setup", "experiment"]
@@ -535,10 +538,10 @@ def four_steps(x, dt, A, B, C, *, l_c, carry=carry_in_turn):
 
 
 # %% [markdown]
-# `L` isn't section 2's any more. There, columns had their own sums. Here, we subtract two
-# entries of one sum. That's cheaper, but a decay of exactly 0 would give NaN, and a difference of
-# large numbers loses digits: for 256 tokens in float32 with log decays down to −5, entries of `L`
-# are off by up to 6e-5, relative, against 5e-7 with a sum per column. So `ssd_chunked` sums in
+# `L` isn't section 2's any more. There, columns had their own sums. Here, we subtract two entries
+# of one sum. That's cheaper, but a decay of exactly 0 would give NaN, and a difference of large
+# numbers loses digits: for 256 tokens in float32 with log decays down to −5, entries of `L` above
+# 1e-6 are off by up to 6e-5, relative, against 5e-7 with a sum per column. So `ssd_chunked` sums in
 # float64. The real kernel doesn't, and lab 03a finds the trace.
 #
 # Now for the size of a chunk. With chunks of 1, this *is* the recurrence. With a single chunk of
@@ -598,16 +601,17 @@ check("y = M x for every head", einsum("bhts,bshp->bthp", M, x), y)
 # | quadratic | 25,165,824 | 1 |
 # | chunked | 131,136 | 256 |
 #
-# Per token, the recurrence takes $5pn$: fade, form the write, add, and two to read. The
-# quadratic form takes $2l(n+p)$, and ours $2l_c(n+p) + 4pn$ and a little for the carry.
+# Per token, the recurrence takes $5pn$: fade, form the write, add, and two to read. The quadratic
+# form takes $2l(n+p)$. Ours takes $2l_cn$ for the scores, $2l_cp$ to apply them, $2pn$ to write,
+# $2pn$ to read, and a little for the carry.
 #
 # Did you guess the *recurrence*? The quadratic form loses to it from 107 tokens on. (If it skips
 # the half above the diagonal, from 214.) Our chunks take fewer sequential steps, and almost all
 # their operations are matrix products. At its peak, an A100 does 312 trillion operations per second
 # inside matrix products, on its *tensor cores* in 16 bits, and 19.5 trillion elsewhere, in float32.
-# You pay three times the operations at up to sixteen times the rate. (A factor of two comes from
-# the shorter numbers.) That's why Mamba-2 could afford states of $n = 128$ where Mamba had 16:
-# inside a matrix product, a larger state is cheap. Chapter 10 measures it on a CPU.
+# You pay three times the operations at up to sixteen times the rate: eight for the tensor cores
+# times two for the shorter numbers. That's why Mamba-2 could afford states of $n = 128$ where Mamba
+# had 16: inside a matrix product, a larger state is cheap. Chapter 10 measures it on a CPU.
 
 
 # %% tags=["setup"]
@@ -680,17 +684,17 @@ grown = torch.tensor(16 * 0.1 * 64).exp()  # exp(-Aτ) after 64 steps of 0.1, fo
 print(f"exp(-Aτ) after 64 tokens: {grown:.0e},  in float32: {grown.float()}")
 assert grown.float().isinf() and decay_matrix(dt * A.mean()).max() == 1
 
-# %% slide_title="Moved into C and B, the decays cost range and work"
+# %% slide_title="Moved into C and B, the decays cost range"
 tau = dt.cumsum(0)[:, None]
 scores = ((tau * A).exp() * C) @ ((-tau * A).exp() * B).T
 check("decays moved into C and B = Mamba's recurrence", (scores.tril() * dt) @ x, y)
 
 
 # %% [markdown]
-# So a rate for every entry costs *range* and *work*. The faster an entry fades, the faster
-# $e^{-A_i\tau_s}$ grows: at a rate of −16 with step sizes of 0.1, it's $3 \cdot 10^{44}$ after 64
-# tokens, more than float32 can hold. In $L$, by contrast, no entry exceeds 1. And Mamba's channels
-# have their own step sizes and rates, so each needs its own product, while the $p$ channels of a
+# So a rate for every entry costs *range*. The faster an entry fades, the faster $e^{-A_i\tau_s}$
+# grows: at a rate of −16 with step sizes of 0.1, it's $3 \cdot 10^{44}$ after 64 tokens, more than
+# float32 can hold. In $L$, by contrast, no entry exceeds 1. And a step size for every channel,
+# which Mamba has, costs *work*: each channel needs its own product, while the $p$ channels of a
 # head with one decay share one. That's the choice of Mamba-2, and of Cheems.
 
 # %% [markdown] slide_title="A published sum runs the wrong way"
@@ -716,21 +720,22 @@ plotting.show_drawing(
 )
 
 # %% [markdown]
-# The printed sums are indexed by source, so chunk 2, at index 2, is handed the third column,
-# $W_1$'s. It has forgotten $W_0$, and hears $W_1$ twice. The second time it's faded by $a_2$, the
-# decay over chunk 2 itself, so even its first token feels the step sizes of tokens that come later.
-# The Mamba-2 code in the transformers library had the same bug (issue 34817, fixed by pull request
-# 35154). The fix never reached Zamba2, and Nemotron-H inherited the code from there. Somebody
-# noticed in 2026 (issue 47246, pull request 47250). Only the path without CUDA kernels was wrong.
+# A sum leaves a list, and its entry 2 goes to chunk 2. Summed along the rows, entry 2 is chunk 2's
+# own. Summed down the columns it's the third source's, $W_1$'s. So chunk 2 has forgotten $W_0$, and
+# hears $W_1$ twice. The second time it's faded by $a_2$, the decay over chunk 2 itself, so even its
+# first token feels the step sizes of tokens that come later. The Mamba-2 code in the transformers
+# library had the same bug (issue 34817, fixed by pull request 35154). The fix never reached Zamba2,
+# and Nemotron-H inherited Zamba2's code. Somebody noticed in 2026 (issue 47246, pull request
+# 47250). Only the path without CUDA kernels was wrong.
 
 
 # %% tags=["setup"]
 def carry_at_once(writes, over_chunk, dim):
     """Step 3 as in WM Listing 3; `dim` is the axis of its sum."""
-    states = pad(writes, (0, 0, 0, 0, 1, 0))  # (b, h, 1 + c, n, p): a zero state, then all W
+    states = pad(writes, (0, 0, 0, 0, 1, 0))  # (b, h, 1 + c, p, n): a zero state, then all W
     sums = pad(over_chunk, (1, 0)).cumsum(-1)  # (b, h, 1 + c)
     D = (sums[..., :, None] - sums[..., None, :]).tril().exp().tril()  # (3.9)
-    products = D[..., None, None] * states[:, :, None]  # (b, h, target, source, n, p)
+    products = D[..., None, None] * states[:, :, None]  # (b, h, target, source, p, n)
     return products.sum(dim=dim)[:, :, :-1]  # the end of the text starts no chunk
 
 
@@ -811,8 +816,9 @@ plotting.save(
 
 # %% [markdown] slide_title="A causality test must change the step sizes, too"
 # It **leaks the future** (token 31 changes output 8) and forgets the past (token 0 is gone after
-# output 15). The *value* of token 31 stays where it belongs, so a causality test that changes only
-# values would have passed this layer.
+# output 15). The *value* of token 31 stays where it belongs: chunk $i$ is handed $W_{i-1}$ and
+# decays, so nothing that later tokens say gets in. A causality test that changes only values would
+# have passed this layer.
 #
 # So how should you test such a layer?
 #
@@ -1183,7 +1189,7 @@ for l, fewest in ((1, 0), (2, 1), (29, 5), (1024, 10)):
 # - Gu and Dao, *Mamba* (2023): selection, with a diagonal $A$, and why a step size that depends on
 #   the token matters.
 # - Yang et al., *Gated Linear Attention Transformers with Hardware-Efficient Training* (2023): how
-#   to keep section 5's product in range.
+#   to keep section 8's product in range.
 # - `cheems_ref/ssd.py`: the listing this notebook arrives at.
 
 # %% tags=["versions", "nbval-ignore-output"]

@@ -749,11 +749,12 @@ plotting.show_drawing(
 
 
 # %% tags=["setup", "experiment"]
-def look_back_model(position, vocabulary=16):
+def look_back_model(position, d_conv=4, vocabulary=16):
     """Embedding, SSD layer, linear map, in float32."""
+    options = dict(position=position, d_conv=d_conv, rope_base=100.0)
     parts = {
         "embedding": torch.nn.Embedding(vocabulary, 32),
-        "mixer": ssd.SSD(32, n_heads=4, d_state=32, position=position, rope_base=100.0),
+        "mixer": ssd.SSD(32, n_heads=4, d_state=32, **options),
         "head": torch.nn.Linear(32, vocabulary, bias=False),
     }
     return torch.nn.ModuleDict(parts).float()
@@ -768,11 +769,11 @@ def look_back_batch(model, lag, texts, generator, length=64):
 
 
 # %% tags=["setup", "experiment"]
-def train_to_look_back(position, lag, steps, seed=0):
+def train_to_look_back(position, lag, steps, seed=0, d_conv=4):
     """Train to name the token `lag` places back: share named right in new texts, and the model."""
     torch.manual_seed(seed)
     generator = torch.Generator().manual_seed(seed)
-    model = look_back_model(position)
+    model = look_back_model(position, d_conv)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     for _ in range(steps):
