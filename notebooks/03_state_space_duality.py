@@ -544,8 +544,8 @@ def four_steps(x, dt, A, B, C, *, l_c, carry=carry_in_turn):
 # 1e-6 are off by up to 6e-5, relative, against 5e-7 with a sum per column. So `ssd_chunked` sums in
 # float64. The real kernel doesn't, and lab 03a finds the trace.
 #
-# Now for the size of a chunk. With chunks of 1, this *is* the recurrence. With a single chunk of
-# 72, it's the quadratic form. What do you expect in between?
+# Now for the size of a chunk. Chunks of 1 *are* the recurrence, one of 72 is the quadratic form.
+# What do you expect in between?
 
 # %% slide_title="Every chunk size computes the same function"
 x, dt, A, B, C = inputs(l=72)
