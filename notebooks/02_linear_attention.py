@@ -774,7 +774,7 @@ def draw_hits(ax, hits):
     ax.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, fontsize=14)
 
 
-# %% slide_title="With a smaller step, one delta rule finds old and new values" tags=["figure", "slide"]
+# %% slide_title="With a smaller step, one delta rule finds old and new" tags=["figure", "slide"]
 fig, ax = plotting.figure(size=(12, 5.0))
 draw_hits(ax, hits)
 plotting.save(
