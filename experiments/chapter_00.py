@@ -122,6 +122,76 @@ def room_run(job):
     return {"right": [round(right, 3) for right in curve]}
 
 
+def repeats_spaced():
+    """The narrow state with slow decays, and 16 frequencies that turn faster."""
+    jobs = [
+        dict(pattern="S", length=64, slower=30, steps=500, seed=seed, spacing=spacing)
+        for spacing in ("even", "base 100")
+        for seed in preregistered.SEEDS
+    ]
+    return {
+        "prediction": " ".join(preregistered.SPACED_PREDICTION.split()),
+        "table": jobs_and_results("00_repeat_spaced", spaced_run, jobs),
+    }
+
+
+def spaced_run(job):
+    """One run of the section with other frequencies."""
+    learn_to_repeat = from_notebook(CHAPTER).learn_to_repeat
+    pairs = torch.arange(16)
+    even, slow = torch.pi * (pairs + 0.5) / 16, 100.0 ** (-pairs / 16)
+    frequency = {"even": even, "base 100": slow}[job["spacing"]]
+
+    def rotate(x):
+        angle = torch.arange(x.shape[-2])[:, None] * frequency.to(x)
+        cos, sin, (first, second) = angle.cos().to(x), angle.sin().to(x), x.chunk(2, dim=-1)
+        return torch.cat([cos * first - sin * second, sin * first + cos * second], dim=-1)
+
+    learn_to_repeat.__globals__["rotate"] = rotate
+    _, curve = learn_to_repeat(**{name: job[name] for name in job if name != "spacing"})
+    return {"right": [round(right, 3) for right in curve]}
+
+
+def windows():
+    """minimal's Cheems, whose attention then sees only the last bytes of a text."""
+    jobs = [dict(pattern="SESEIE", seed=seed) for seed in (0, 1, 2)]
+    return {
+        "prediction": " ".join(preregistered.WINDOW_PREDICTION.split()),
+        "table": jobs_and_results("00_sitting_window", window_run, jobs),
+    }
+
+
+def window_run(job):
+    """Nats per byte on held-out text, by how many bytes attention sees: 0 is none, None all."""
+    torch.manual_seed(job["seed"])
+    ids = text.text_to_ids(text.read_text())
+    seen, held_out = ids.tensor_split([len(ids) * 9 // 10])
+    model = minimal.Cheems(job["pattern"])
+    for _ in minimal.train(model, seen, 300):
+        pass
+    texts = held_out.unfold(0, minimal.LENGTH + 1, minimal.LENGTH)
+    whole, found = minimal.attention, []
+
+    def nearby(q, k, v):
+        """Equation 0.1, for keys at most so many bytes back."""
+        scores = q @ k.mT / q.shape[-1] ** 0.5
+        one = torch.ones_like(scores[0, 0])
+        hidden = (one.triu(1) + one.tril(-width)).bool()
+        return scores.masked_fill(hidden, -torch.inf).softmax(-1) @ v
+
+    with torch.no_grad():
+        for width in (4, 8, 16, 32, 64):
+            minimal.attention = nearby
+            found.append([width, round(minimal.nats(model, texts).item(), 4)])
+        minimal.attention = whole
+        found.append([None, round(minimal.nats(model, texts).item(), 4)])
+        for letter, block in zip(job["pattern"], model.blocks, strict=True):
+            if letter == "I":
+                block["layer"].out_proj.weight.zero_()
+        found.append([0, round(minimal.nats(model, texts).item(), 4)])
+    return {"held_out": found}
+
+
 def repeats_unturned():
     """The state layer with slow decays and without its rotation, at the shortest length."""
     jobs = [
@@ -164,4 +234,6 @@ RECIPES = {
     "00_repeat_wider": repeats_wider,
     "00_repeat_room": repeats_room,
     "00_repeat_unturned": repeats_unturned,
+    "00_repeat_spaced": repeats_spaced,
+    "00_sitting_window": windows,
 }

@@ -506,10 +506,10 @@ print(f"the largest float32 is {torch.finfo(torch.float32).max:.0e}, and passed 
 #
 # $$S_t = \operatorname*{argmin}_S \| S - S_{t-1} \|^2 + \beta_t\,\| S k_t - v_t \|^2. \tag{2.11}$$
 #
-# Let $e = v_t - S_t k_t$ be what is still missing after the write. With the gradient at zero, $S_t
-# - S_{t-1} = \beta_t\,e\,k_t^\top$. Multiply by $k_t$: since $S_t k_t = v_t - e$, the left side is
-# $(v_t - S_{t-1} k_t) - e$, and the right is $\beta_t \|k_t\|^2\,e$. Solve for $e$: the minimum is
-# a delta rule with a smaller step,
+# Let $e = v_t - S_t k_t$ be what is still missing after the write. With the gradient at zero,
+# $S_t - S_{t-1} = \beta_t\,e\,k_t^\top$. Multiply by $k_t$: since $S_t k_t = v_t - e$, the left
+# side is $(v_t - S_{t-1} k_t) - e$, and the right is $\beta_t \|k_t\|^2\,e$. Solve for $e$: the
+# minimum is a delta rule with a smaller step,
 #
 # $$S_t = S_{t-1} + \epsilon_t\,(v_t - S_{t-1} k_t)\,k_t^\top, \qquad
 #   \epsilon_t = \frac{\beta_t}{1 + \beta_t \|k_t\|^2}. \tag{2.12}$$
@@ -824,7 +824,8 @@ assert f"{0.31 * 0.97**36:.2f}" == "0.10"
 # decays leave a third of that. For keys with a *new* value Longhorn leads, and linear attention
 # returns the old value in four cases of ten. **The measure you choose decides who wins, so choose
 # it before you look.**
-#
+
+# %% [markdown] slide_title="The race was about the step" slide_figure="02_hits"
 # And be fair to the delta rule: this race is about $\beta$. Each write takes $\beta/n$ of an old
 # value away, on average over random keys. So after $\delta$ writes $\beta\,(1 - \beta/n)^\delta$
 # of it is left, in an answer whose mean square settles at $\beta/(2 - \beta)$. Divide, and you have
@@ -873,10 +874,9 @@ for name in RULES:
 # Written as loops, all five rules have to go token by token. Each write of the delta rule even
 # depends on all the writes before it. Can we compute them in parallel?
 #
-# Chapter 01's scan joins neighbouring steps, and joining two brackets means multiplying them: $(I -
-# \beta_1 k_1 k_1^\top)(I - \beta_2 k_2 k_2^\top) = I - \beta_1 k_1 k_1^\top - \beta_2 k_2 k_2^\top
-# + \dots$. What's subtracted has rank 2. Then come ranks 4 and 8, and soon the scan multiplies full
-# matrices.
+# Chapter 01's scan joins neighbouring steps, and joining two brackets means multiplying them:
+# $(I - \beta_1 k_1 k_1^\top)(I - \beta_2 k_2 k_2^\top)$. What that subtracts from $I$ has rank 2.
+# Then come ranks 4 and 8, and soon the scan multiplies full matrices.
 #
 # But the dependence is *linear* (Yang et al., 2024). Name the vector that token $t$ writes: $u_t =
 # \beta_t\,(v_t - S_{t-1} k_t)$. Then (2.9) is linear attention with $u$ in place of $v$ ($S_{-1}$

@@ -268,6 +268,33 @@ check("apply_rope = complex exponentials", turned, by_complex, tol=1e-12)
 #
 # $$R^{\text{half}} = P\,R^{\text{interleaved}}\,P^\top. \tag{4.8}$$
 
+
+# %% tags=["figure"]
+def draw_pairings(ax):
+    """Eight coordinates, in the colours of their four pairs, by both conventions."""
+    for y, (name, pair) in enumerate(
+        {"interleaved": lambda i: i // 2, "half": lambda i: i % 4}.items()
+    ):
+        ax.text(-0.3, 1.0 - y, name, ha="right", va="center")
+        for i in range(8):
+            box = dict(
+                boxstyle="square,pad=0.5", fc=plotting.COLORS[pair(i)], ec="white", alpha=0.6
+            )
+            ax.text(i + 0.5, 1.0 - y, i, ha="center", va="center", bbox=box)
+
+
+# %% slide_title="The same eight numbers, paired in two ways" tags=["figure", "slide"]
+fig, ax = plotting.figure(size=(9, 2.6))
+draw_pairings(ax)
+ax.set(xlim=(-2.2, 8.2), ylim=(-0.6, 1.6), xticks=[], yticks=[])
+ax.spines[:].set_visible(False)
+plotting.save(
+    fig,
+    "04_pairings",
+    "Two rows of coordinates 0 to 7, a colour for each pair. Interleaved: 0 and 1, 2 and 3, 4 and "
+    "5, 6 and 7. Half: 0 and 4, 1 and 5, 2 and 6, 3 and 7.",
+)
+
 # %%
 dim = 8
 P = torch.eye(dim)[pairing_permutation(dim)]
@@ -647,14 +674,11 @@ print(f"with rotations: norm of the change / norm of the output {change:.2f}")
 #
 # Put $t = s + \delta$, so $R_t^\top = R_\delta^\top R_s^\top$. When the text moves, $\tau$ and
 # $\Lambda$ stay, and all of $s$ sits in the bracket of $C_t^\top R_\delta^\top\,(R_s^\top \Lambda
-# R_s)\,B_s$. It disappears exactly if $\Lambda$ commutes with $R_s$. For one pair,
-#
-# $$\Lambda R(\varphi) - R(\varphi) \Lambda = (\Lambda_2 - \Lambda_1)\,\sin\varphi\,
-#   \begin{bmatrix} 0 & 1 \\ 1 & 0 \end{bmatrix}$$
-#
-# That's zero at every angle only if the two rates are equal. So the theorem needs rates that are
-# *equal within each pair that turns together*, as one decay per head has them. Let's move a text
-# and see:
+# R_s)\,B_s$. It disappears exactly if $\Lambda$ commutes with $R_s$. For one pair, $\Lambda
+# R(\varphi) - R(\varphi)\Lambda$ is $(\Lambda_2 - \Lambda_1)\sin\varphi$ times an exchange of both
+# entries. That's zero at every angle only if the two rates are equal. So the theorem needs rates
+# that are *equal within each pair that turns together*, as one decay per head has them. Let's move
+# a text and see:
 
 
 # %%

@@ -1357,10 +1357,11 @@ print("section 3's chain: thirteen numbers per pair as operators, none as one ke
 
 # %% [markdown]
 # **4 · hard.** *SSD's gradient, by SSD.* The gradient of SSD is SSD, so the kernels can be trained
-# without a new one. For one head, `scan(v, w, a, k, r)` returns $\sum_{s \le t} e^{a_{s+1} + \dots
-# + a_t} (r_t \cdot k_s)\, w_s v_s$ for every token $t$: $y$ is `scan(x, dt, decay, B, C)`. You are
-# given $dy$, the gradient of a loss with respect to $y$. Which run of `scan` returns $dC$, the
-# gradient with respect to $C$? And which returns that of $V = \Delta x$?
+# without a new one. For one head, `scan(v, w, a, k, r)` returns $\sum_{s \le t}
+# e^{a_{s+1} + \dots + a_t} (r_t \cdot k_s)\, w_s v_s$ for every token $t$: $y$ is
+# `scan(x, dt, decay, B, C)`. You are given $dy$, the gradient of a loss with respect to $y$. Which
+# run of `scan` returns $dC$, the gradient with respect to $C$? And which returns that of
+# $V = \Delta x$?
 #
 # <details><summary>Hint</summary>
 #
