@@ -362,13 +362,25 @@ def test_an_equation_stands_above_its_cell_and_exercises_are_a_list():
         new_code_cell("HTML('<p>')", outputs=[page]),
         "First. So:\n\n$$a = b$$",
         new_code_cell("x = 1  # fmt: skip", outputs=[printed]),
-        "## Exercises\n\n**1 · easy.** Double it.",
+        "## Exercises\n\n**1 · easy.** *Twice.* Double it.",
         new_code_cell(task, metadata={"tags": ["exercise"]}),
         new_code_cell("assert f(1) == 2", metadata={"tags": ["check"]}),
     ) == [
         ["First. So:", "a = b", "x = 1", "✓ one = one"],
-        ["- **1 · easy.** Double it."],
+        ["- **1 · easy.** *Twice.*"],
     ]
+
+
+def test_an_equation_waits_for_no_cell_under_another_title():
+    one, other = (
+        new_markdown_cell(source, metadata={"slide_title": title})
+        for title, source in (("Here.", "## 1 · One\n\nSo:\n\n$$a$$"), ("There.", "Now:"))
+    )
+    hidden = new_code_cell("check", metadata={"tags": ["guard"]})
+    cells = [new_markdown_cell("# 01 · T"), one, hidden, other, new_code_cell("x = 1")]
+    (_, _), (_, slides) = outline.deck_of(new_notebook(cells=cells)).columns
+    shown = [(slide.message, [part.source for part in slide.parts]) for slide in slides]
+    assert shown == [("Here.", ["So:", "a"]), ("There.", ["Now:", "x = 1"])]
 
 
 def test_a_quotation_has_its_verdict_below_it_and_a_title_no_half_sentence():

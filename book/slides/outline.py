@@ -16,7 +16,7 @@ text of its own:
 - A cell's metadata `slide_figure` names a figure of the chapter, such as `03_steps`, which the
   slides made from it show as well: beside words and equations, below code and output. `03_steps:2`
   shows it up to its second stage.
-- Equations beyond the one before a cell (two on a slide), tables and lists are slides too, below
+- Equations beyond the one before a cell (two with one title share a slide), tables and lists are slides too, below
   the sentences that lead to them. A quotation is a slide with the sentences that follow it: they
   say what holds.
 - A cell tagged `figure` is a slide if it draws, and then shows the picture alone. Tagged `slide` as
@@ -365,6 +365,8 @@ class Chapter:
                 self.read_code(cell, cell_tags)
                 self.message, self.wanted = above if cell_tags & LEFT_OUT else ("", "")
             else:
+                if message:
+                    self.release()  # what stands above has a title of its own
                 self.message, self.wanted = message, wanted
                 for place, part in enumerate(blocks(cell.source)):
                     if place and part.kind in ("h1", "h2"):
@@ -418,7 +420,8 @@ class Chapter:
         if self.equation:
             held, self.equation = self.equation, None
             latest = self.deck.columns[-1][1][-1]
-            if latest.kind == "statement" and sum(p.kind == "math" for p in latest.parts) == 1:
+            alone = sum(part.kind == "math" for part in latest.parts) == 1
+            if latest.kind == "statement" and alone and latest.message == held.message:
                 latest.parts += held.parts
                 latest.notes += held.notes
             else:
