@@ -335,8 +335,10 @@ _ = must_differ("gradient at the explicit step", gradient(explicit), torch.zeros
 #
 # $$S_t = S_{t-1}\,\mathrm{diag}(1 - \epsilon_t\,k_{t,i}^2) + \epsilon_t v_t k_t^\top. \tag{2.19}$$
 #
-# On the two keys below, the published model and the row agree after the first write. At the second
-# write, each entry corrects only for its own part of the old answer:
+# For a random unit key $k_{t,i}^2$ is $1/n$ on average. Then this is no correction but a decay, by
+# $1 - \epsilon_t/n$ on average, as in Mamba-2. On the two keys below, the published model and the
+# row agree after the first write. At the second write, each entry corrects only for its own part of
+# the old answer:
 
 
 # %%
@@ -354,6 +356,9 @@ for k, v in zip(two_keys, torch.eye(2), strict=True):
 print("S k1 =", [round(x, 2) for x in (S @ two_keys[1]).tolist()], "where the row has [0.15, 0.5]")
 check("the row, by hand", S_row @ two_keys.T, torch.tensor([[0.41, 0.15], [0.3, 0.5]]))
 _ = must_differ("answers of the diagonal model", S @ two_keys.T, S_row @ two_keys.T, at_least=0.05)
+one, nothing = torch.ones(1, 8), torch.zeros(1)
+faded = [diagonal_longhorn(one, k, nothing, 1.0) for k in unit(4000, 8, seed=63)]
+assert (torch.stack(faded).mean(0) - (1 - 0.5 / 8)).abs().max() < 0.01  # ε = ½
 
 # %% [markdown]
 # It no longer solves the regression. Write again and again under one key. Each entry settles where
