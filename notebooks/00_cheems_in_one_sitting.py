@@ -257,8 +257,8 @@ assert TOLERANCE[torch.float64] == 1e-10 and TOLERANCE[torch.float32] == 1e-5
 
 # %% [markdown]
 # At 131,072 tokens LLaMA keeps 24 GiB, the others an eighth of it. Their states take 0.02 GiB,
-# whether they have read ten tokens or ten million. (Heads that share keys and values can
-# save as much: chapter 07.)
+# whether they have read ten tokens or ten million. (Shared keys and values can save as much:
+# chapter 07.)
 
 # %% [markdown] slide_title="A state fades, is written into, and is read"
 # ## 3 · A state that fades
@@ -863,7 +863,7 @@ print(*textwrap.wrap(printable(runs["SESEIE"]["sample"])[:225], 75), sep="\n")
 # ## 11 · Take its attention away
 #
 # Set the output of *your* model's attention to zero, and read the held-out text again. Where in a
-# window will it hurt most, at the beginning or the end?
+# window will it hurt most?
 
 
 # %% tags=["setup"]
@@ -907,9 +907,9 @@ plotting.save(
 )
 
 # %% [markdown]
-# Ours lost about 0.1 nats in every quarter, the recorded `SESEIE` 0.2 everywhere, however much
-# there is to look back at. For it looks nearby: if it sees only the last eight bytes, it keeps XX
-# of what attention gives (three seeds).
+# Ours lost about 0.1 nats in every quarter, the recorded `SESEIE` 0.2 everywhere, however much came
+# before. For it looks nearby: if it sees only the last eight bytes, it keeps XX of what attention
+# gives (three seeds).
 #
 # Zeroing attention costs `SESEIE` 0.20 nats; never having had any costs `SESESE` 0.016 to 0.044. So
 # zeroing a layer measures what the others expect of it, not what a model needs.
@@ -969,8 +969,8 @@ for l, right in others.items():
     print(f"I {l} symbols: {in_words(right)} right")
 
 # %% [markdown]
-# It has learned a distance, not a search. To search, a key must know the token before it (chapters
-# 05, 08). Does a state need more time, slower decays, or keys that turn otherwise?
+# It has learned a distance, not a search. To search, a key must know the token before it (chapter
+# 08). Does a state need more time, slower decays, or keys that turn otherwise?
 
 
 # %% tags=["setup"]
@@ -1061,8 +1061,8 @@ steps = torch.empty(100_000).uniform_(math.log(1e-3), math.log(1e-1)).exp()
 assert (-16 * rates * steps).exp().median() < 1 / 3 < (-15 * rates * steps).exp().median()
 
 # %% [markdown]
-# Slow decays help: 32 symbols end at 0.89 (we predicted 0.95). What's missing for 64 is in the
-# turns. Slow decays, three seeds in row one, five in the others:
+# Slow decays help: 32 symbols end at 0.89 (we predicted 0.95). For 64 it depends on the turns
+# (three seeds in row one, five in the others):
 #
 # | width | the pairs turn by | right, of 64 symbols |
 # |---|---|---|
@@ -1072,8 +1072,8 @@ assert (-16 * rates * steps).exp().median() < 1 / 3 < (-15 * rates * steps).exp(
 # | $n = 32$ | the 16 of base 100 | 0.87 to 0.88 |
 # | $n = 32$ | 16, evenly from 0 to $\pi$ | above 0.95 by step 210 |
 #
-# We bet on the width, and row three says no. Nor is it the number of frequencies: row four has as
-# many as row one. But with base 10,000 most pairs hardly turn in 64 tokens, and a key that only
+# We bet on the width, and row three says no. Nor is it the number of frequencies: the last row has
+# as many as row one. But with base 10,000 most pairs hardly turn in 64 tokens, and a key that only
 # turns uses 12 of its 32 directions. **What counts is how many pairs turn fast enough.**
 #
 # (With usual decays four of five of row two pass; we predicted one at most. Without turns at most
