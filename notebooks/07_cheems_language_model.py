@@ -104,7 +104,7 @@ plotting.show_drawing(
 # coordinate gets a learned weight $w$, which starts at 1.
 
 
-# %% slide_title="A block adds what its layer makes of a normalised copy"
+# %% slide_title="A block adds what its layer makes of a normalised copy" slide_figure="07_stack"
 def rms_norm(z, w, eps=1e-6):
     """Divide each vector by its root mean square, then weight it."""
     return z / (z.square().mean(-1, keepdim=True) + eps).sqrt() * w
@@ -226,9 +226,9 @@ plotting.show_drawing(
 # %% slide_title="Told what stands before it, a value can be found" tags=["figure", "slide"]
 plotting.show_drawing(
     "07_neighbour",
-    "Three pairs, then k₂ again with a question mark. Attention's k of each value names only that "
-    "value, so the question finds nothing. After a layer that tells each token its neighbour, the "
-    "k of v₂ also says: k₂ stood before me. The question finds v₂.",
+    "Two pairs, k₄ v₄ and k₅ v₅, then k₅ again with a question mark. Attention's k of each value "
+    "names only that value, so the question finds nothing. After a layer that tells each token its "
+    "neighbour, the k of v₅ also says: k₅ stood before me. The question finds v₅.",
 )
 
 
@@ -247,8 +247,8 @@ def recall(batch, generator, pairs=8, kinds=32):
 
 
 # %% [markdown]
-# We train small models SA of width 64. S gets its positions from a short convolution in front of it
-# or from rotation (chapter 04), and A rotates.
+# Now we train small models SA of width 64. S gets its positions from a short convolution in front
+# of it or from rotation (chapter 04), and A rotates.
 #
 # Our control takes the state away: `A_log`, chapter 03's $\log(-A)$, is fixed at 15. Then each
 # token multiplies the state by $e^{-3.3\,\text{million}\cdot\Delta}$, which is 0. What can $v_3$
@@ -455,7 +455,7 @@ def state_parameters(c):
 # $$(N + 1)\,d + v\,d \quad\text{or}\quad (N + 1)\,d + 2\,v\,d. \tag{7.3}$$
 
 
-# %% slide_title="Three quarters of Cheems-320M are in its expert layers"
+# %% slide_title="A model's parameters are a sum over its letters"
 def parameters(c):
     """How many parameters each letter of a pattern adds, and what surrounds the layers."""
     one = feed_forward_parameters(c) | attention_parameters(c) | state_parameters(c)
@@ -467,6 +467,34 @@ def parameters(c):
 
 for part, count in parameters(preset("cheems-320m")).items():
     print(f"{part:6} {count:12,}")
+
+
+# %% tags=["figure"]
+def draw_parameters(ax):
+    """One bar, a part for each letter and for what surrounds the layers."""
+    left, colors = (
+        0,
+        dict(E="#bbbbbb", S=plotting.COLORS[2], I=plotting.COLORS[5], around="#dddddd"),
+    )
+    names = dict(E="expert layers E", S="S", I="I", around="around")
+    for part, count in parameters(preset("cheems-320m")).items():
+        ax.barh(0, count / 1e6, 0.5, left=left, color=colors[part], edgecolor="white")
+        words = f"{names[part]}\n{count / 1e6:.0f} million"
+        high = 0.38 if part in "I" else -0.45 if part in "S" else 0
+        ax.text(left + count / 2e6, high, words, ha="center", va="center", fontsize=17)
+        left += count / 1e6
+    ax.set(xlim=(0, left), ylim=(-0.65, 0.65), frame_on=False, xticks=[], yticks=[])
+
+
+# %% slide_title="Most of Cheems-320M is experts" tags=["figure", "slide"]
+fig, ax = plotting.figure(size=(11, 3.6))
+draw_parameters(ax)
+plotting.save(
+    fig,
+    "07_parameters",
+    "A bar of Cheems-320M's parameters in four parts: the expert layers E have 246 million, I 6, S "
+    "29, and the embedding and norms around them 39.",
+)
 
 # %% [markdown] slide_title="The sum of the letters gives published sizes to the last digit"
 # More than three quarters of Cheems-320M's parameters are in its expert layers.
@@ -584,27 +612,6 @@ gflop = {name: [flops_per_token(c, l) / 1e9 for l in contexts] for name, c in pr
 for name, flops in gflop.items():
     print(f"{name:8} {flops[2]:.2f} GFLOP per token at 1,024 tokens, {flops[9]:5.2f} at 131,072")
 
-# %% [markdown]
-# Only Mamba-2's cost doesn't grow. From the first column to the second LlaMa's grows by 9.6 and
-# Cheems's by 1.2, an eighth, because Cheems has an eighth of the attention layers. At a thousand
-# tokens the four are within a quarter of each other. At 131,072 more than 95 % of LlaMa's
-# operations go into looking back. These are operations. Milliseconds are another story, for
-# chapter 10.
-
-# %% tags=["guard"]
-assert contexts[2] == 1024 and contexts[9] == 131_072
-grows = {n: flops_per_token(c, 131_072) - flops_per_token(c, 0) for n, c in presets.items()}
-assert grows["LlaMa"] == 8 * grows["Cheems"] == 8 * grows["Jamba"] and grows["Mamba-2"] == 0
-added = {name: round(flops[9] - flops[2], 1) for name, flops in gflop.items()}
-assert (added["LlaMa"], added["Cheems"]) == (9.6, 1.2)
-assert grows["LlaMa"] > 0.95e9 * gflop["LlaMa"][9]
-at_1024 = [flops[2] for flops in gflop.values()]
-assert max(at_1024) < 1.25 * min(at_1024)
-c = preset("mamba2-320m")
-left_out, counted = 2 * c.d_conv * (c.d_model + 2 * c.d_state), flops_by_letter(c, 0)["S"]
-print(f"S: {left_out:7,} left out, {counted:9,} counted")  # the convolution's
-assert left_out < 0.003 * counted
-
 
 # %% tags=["figure"]
 def draw_flops(ax):
@@ -632,6 +639,27 @@ plotting.save(
     "is the whole of LlaMa's growth, to 10.03; an eighth of it in Jamba and Cheems; none in "
     "Mamba-2. Everything else is about 0.4 in each.",
 )
+
+# %% [markdown]
+# Only Mamba-2's cost doesn't grow. From the first column to the second LlaMa's grows by 9.6 and
+# Cheems's by 1.2, an eighth, because Cheems has an eighth of the attention layers. At a thousand
+# tokens the four are within a quarter of each other. At 131,072 more than 95 % of LlaMa's
+# operations go into looking back. These are operations. Milliseconds are another story, for
+# chapter 10.
+
+# %% tags=["guard"]
+assert contexts[2] == 1024 and contexts[9] == 131_072
+grows = {n: flops_per_token(c, 131_072) - flops_per_token(c, 0) for n, c in presets.items()}
+assert grows["LlaMa"] == 8 * grows["Cheems"] == 8 * grows["Jamba"] and grows["Mamba-2"] == 0
+added = {name: round(flops[9] - flops[2], 1) for name, flops in gflop.items()}
+assert (added["LlaMa"], added["Cheems"]) == (9.6, 1.2)
+assert grows["LlaMa"] > 0.95e9 * gflop["LlaMa"][9]
+at_1024 = [flops[2] for flops in gflop.values()]
+assert max(at_1024) < 1.25 * min(at_1024)
+c = preset("mamba2-320m")
+left_out, counted = 2 * c.d_conv * (c.d_model + 2 * c.d_state), flops_by_letter(c, 0)["S"]
+print(f"S: {left_out:7,} left out, {counted:9,} counted")  # the convolution's
+assert left_out < 0.003 * counted
 
 # %% tags=["guard"]
 timed = read_record("07_decoding")["decoding"]
@@ -755,8 +783,8 @@ def draw_ends(ax):
     ax.set_xticks([64, 1024, 16_384, 2**20], ["64", "1,024", "16,384", "1,048,576"])
     ax.set_yticks([2**i for i in (3, 10, 17)], ["8 MiB", "1 GiB", "128 GiB"])
     ax.set(ylabel="cache, each tick × 128", ylim=(2, 2e5))
-    ax.annotate("", (2**21 * 24, curves["Jamba, Cheems"][-1]), (2**21 * 24, curves["LlaMa"][-1]),
-                arrowprops=dict(arrowstyle="<->", color=plotting.INK, lw=1.5))  # fmt: skip
+    middle = math.sqrt(curves["LlaMa"][-1] * curves["Jamba, Cheems"][-1])
+    ax.text(contexts[-1] * 1.4, middle, "↕ eightfold", va="center", fontsize=15)
     ax.minorticks_off()
 
 
@@ -854,7 +882,7 @@ run = train(
     directory=home, progress_bar=False, after_step=keep_what_it_writes,
 )  # fmt: skip
 for step, words in wrote.items():
-    print(f"after {step} steps", f"│ {words[:88]}", sep="\n")
+    print(f"after {step} steps", f"│ {words[:64]}", sep="\n")
 
 # %% [markdown]
 # Ours has spaces after 10 steps, and hardly a real word after 160. Its loss is already more than

@@ -260,8 +260,10 @@ plotting.save(
 # Two parallel lines: the best keys have a sharp knee at $u = n$, and then they are one unit ahead.
 #
 # Does an error of one mean that nothing is recalled? The right value only needs to be the *nearest*
-# in direction to what we read, whatever the scale. Now $n = 128$, WM's size. We read, and pick the
-# nearest of 4,096 candidate values, each a vector of $p$ numbers:
+# in direction to what we read, whatever the scale.
+#
+# Now $n = 128$, WM's size. We read, and pick the nearest of 4,096 candidate values, each a vector
+# of $p$ numbers:
 
 
 # %% tags=["setup"]
@@ -301,6 +303,15 @@ def errors_and_recalled(many):
 # %% slide_title="An error of four needn't matter: the nearest value is enough"
 print(errors_and_recalled((64, 128, 256, 512)))
 
+# %% [markdown]
+# With values of 32 numbers, good keys matter: of 256 pairs, 0.86 are recalled with the best keys
+# and 0.47 with random ones. But an error of four times the value's own square needn't matter: at
+# 512 pairs nearly all values of 128 numbers are recalled.
+#
+# Why does $p$ decide? Score what you read against each candidate, by their inner product. Your own
+# value scores about 1. An error of length 2 scores about $\pm 2/\sqrt p$ against any other. The
+# largest of 4,096 such scores is 1.3 at $p = 32$, which wins, and 0.7 at $p = 128$, which loses.
+
 # %% tags=["guard"]
 SCORES = {p: own_and_largest_other(p) for p in (32, 128)}
 for p, wanted in ((32, 1.3), (128, 0.7)):
@@ -316,9 +327,11 @@ def draw_scores(axes):
         bins = [i / 20 for i in range(-4, 46)]
         ax.hist(own, bins, color=plotting.COLORS[2], alpha=0.6)
         ax.hist(other, bins, color=plotting.COLORS[1], alpha=0.6)
-        ax.set(xlabel="score", title=f"values of {p} numbers", yticks=[], xlim=(0, 2.2))
-    axes[0].text(0.03, 50, "own\nvalue", color=plotting.COLORS[2], fontsize=18)
-    axes[0].text(1.55, 100, "best of\n4,095 others", color=plotting.COLORS[1], fontsize=18)
+        ax.set(
+            xlabel="score", title=f"values of {p} numbers", yticks=[], xlim=(0, 2.2), ylim=(0, 130)
+        )
+    axes[1].text(1.2, 55, "the own value", color=plotting.COLORS[2], fontsize=17)
+    axes[1].text(0.95, 110, "best of 4,095 others", color=plotting.COLORS[1], fontsize=17)
 
 
 # %% slide_title="Wide values win: the best of all others stays below" tags=["figure", "slide"]
@@ -331,15 +344,6 @@ plotting.save(
     "score of another value, about 1.3, is mostly above the own value's, about 1. With 128 numbers "
     "it is about 0.7, mostly below.",
 )
-
-# %% [markdown]
-# With values of 32 numbers, good keys matter: of 256 pairs, 0.86 are recalled with the best keys
-# and 0.47 with random ones. But an error of four times the value's own square needn't matter: at
-# 512 pairs nearly all values of 128 numbers are recalled.
-#
-# Why does $p$ decide? Score what you read against each candidate, by their inner product. Your own
-# value scores about 1. An error of length 2 scores about $\pm 2/\sqrt p$ against any other. The
-# largest of 4,096 such scores is 1.3 at $p = 32$, which wins, and 0.7 at $p = 128$, which loses.
 
 # %% [markdown] slide_title="Layer 1 shifts, layer 2 looks up" slide_figure="08_two_ways:2"
 # ## 3 · Attention, by hand
@@ -380,7 +384,7 @@ ONE = 3 * IDS  # a coordinate that is 1 in every token
 # Of 128 clocks we use the sixteen fastest. The slow ones hardly tell $t - 1$ from $t - 2$.
 
 
-# %% slide_title="Fast clocks single out the token before" slide_figure="08_two_ways:1"
+# %% slide_title="The score is largest against the token before"
 def shift(layer, by=1, waves=16, sharpness=8.0):
     """Let every token look at the one `by` places before it."""
     i = torch.arange(waves)
@@ -389,6 +393,31 @@ def shift(layer, by=1, waves=16, sharpness=8.0):
     layer.k_proj.weight[i, ONE] = sharpness * angle.cos()
     layer.k_proj.weight[i + WIDTH // 2, ONE] = sharpness * angle.sin()
 
+
+# %% tags=["guard"]
+apart = torch.arange(1100.0) - 1  # t - s - 1
+clocks = torch.cos(apart[:, None] * rope_frequencies(WIDTH, 1e6))  # (places, clocks)
+SUMS = {"the 16 fastest clocks": clocks[:, :16].sum(1), "the 16 slowest": clocks[:, -16:].sum(1)}
+fast, slow = SUMS.values()
+print(f"fast: {fast[1]:.1f} at t - 1, elsewhere at most {fast[fast < 16].max():.1f}")
+print(f"clock 64, 1,000 places apart: {math.cos(1000 * rope_frequencies(WIDTH, 1e6)[64]):.2f}")
+assert fast[1] == 16 and round(fast[fast < 16].max().item(), 1) == 13.6 and slow[:13].min() > 15.99
+ones = 8 * (WIDTH / 2) ** 0.5  # sharpness, and the constant coordinate after the norm
+assert round(ones**2 / WIDTH**0.5) == 512
+
+
+# %% slide_title="Fast clocks single out the token before" tags=["figure", "slide"]
+fig, ax = plotting.figure(size=(11, 4.2))
+for (name, sums), color, dash in zip(SUMS.items(), (0, 1), ("o-", "o--"), strict=True):
+    ax.plot(sums[:13], dash, color=plotting.COLORS[color], lw=2.5, markersize=9, label=name)
+ax.set(xlabel="how far back the key is, t − s", ylabel="sum of 16 cosines", xticks=range(13))
+ax.legend(fontsize=17, loc="center right")
+plotting.save(
+    fig,
+    "08_clocks",
+    "The sum of sixteen cosines against the distance t − s, 0 to 12. With the fastest clocks it is "
+    "16 at distance 1, 13.6 at 0 and 2, and falls from there. With the slowest it stays at 16.",
+)
 
 # %% [markdown]
 # At $s = t - 1$ the sixteen cosines sum to 16, elsewhere to 13.6 at most. The factor is 512, so
@@ -752,7 +781,7 @@ def draw_sizes(ax):
     for n, shares in sized.items():
         ax.plot([64 * n] * 5, shares, "o", color=plotting.COLORS[2], markersize=9, alpha=0.7)
     at = [64 * n for n in SIZES]
-    for pairs, dash, x, y in ((16, "--", 290, 0.88), (47, ":", 700, 0.47)):
+    for pairs, dash, x, y in ((16, "--", 262, 0.985), (47, ":", 700, 0.47)):
         ax.plot(at, HELD[pairs], dash, color=plotting.INK, lw=2)
         ax.text(x, y, f"state holds {pairs} pairs", fontsize=16)
     ax.set(xlabel="numbers kept after 64 tokens", ylabel="share right", ylim=(0, 1.05))
@@ -812,8 +841,8 @@ plotting.save(
 fig, axes = plotting.figure(1, 2, size=(12, 4.6))
 draw_pairs(axes[0])
 draw_jumps(axes[1])
-for ax in axes:
-    plotting.level(ax, 1 / 16, "guess, 1/16")
+for ax, name in zip(axes, ("guess, 1/16", ""), strict=True):
+    plotting.level(ax, 1 / 16, name, side="left")
 plotting.save(
     fig,
     "08_jumps",
