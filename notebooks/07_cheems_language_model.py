@@ -130,7 +130,9 @@ with torch.no_grad():
 #
 # An embedding turns ids into vectors. The blocks work on the stream. A final norm and a matrix, the
 # *head*, turn it into *logits*, one number per possible next id. If the head reuses the embedding,
-# the two are *tied*. In code:
+# the two are *tied*.
+#
+# In code, the model is a loop over its letters:
 
 
 # %%
@@ -605,7 +607,7 @@ _ = must_differ("one operation per entry of a matrix", predicted / 2, counted)
 # %% [markdown]
 # Here are the four systems of 320 million parameters. Before you look: whose cost doesn't grow?
 
-# %% slide_title="Looking back costs 4ld per layer of attention, and nothing in S"
+# %% slide_title="Attention pays 4ld per layer for looking back; S pays a fixed price"
 contexts = [2**i for i in range(8, 21)]
 presets = {name: preset(f"{family}-320m") for name, family in FOUR.items()}
 gflop = {name: [flops_per_token(c, l) / 1e9 for l in contexts] for name, c in presets.items()}

@@ -617,7 +617,8 @@ plotting.save(
 # | S, then A | the same three |
 # | a single S | rotation or a convolution |
 # | A, then S | rotation or a convolution |
-#
+
+# %% [markdown] slide_title="Predict first: which of these learn the task?"
 # After 64 tokens, two layers of attention keep $2 \cdot 2 \cdot 64 \cdot 64 = 16{,}384$ numbers
 # (layers, $k$ and $v$, tokens, width), and two states $2 \cdot 128 \cdot 64$, exactly as many.
 # Before you look at the runs, predict which of these learn the task:
