@@ -204,6 +204,7 @@ plotting.show_drawing(
 # Jamba puts its attention into the middle of each eight, Cheems at the end. The lower four rows are
 # models that others ship, where S is any state layer (a gated delta rule in Qwen3-Next; Kimi Linear
 # has the same row) and Samba's A sees only a window. All seven hybrids begin with a state layer.
+# (LlaMa is WM's spelling.)
 #
 # **Why seven?** WM takes 7 : 1 from the Mamba-2 paper (§3.4), and Ch from "many studies". Neither
 # varies it. The lower four rows run from 1 : 1 to 9 : 1. Two designs don't even fit into a row:
@@ -375,7 +376,7 @@ def draw_runs(ax):
         ax.text(share + 0.01, 0.62, words, fontsize=15, va="center")
     words = [f"{n}, {p}" for n in ("S A", "S A, wiped") for p in ("convolution", "rotation")]
     ax.set(xlim=(0, 1.04), ylim=(-3.5, 0.85), xlabel="share right at the end, five runs each")
-    ax.set_yticks(range(0, -4, -1), words)
+    ax.set_yticks(range(0, -4, -1), words, fontsize=15)
 
 
 # %% slide_title="Wiped, S learns with a convolution, never with rotation" tags=["figure"]

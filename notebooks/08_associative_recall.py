@@ -842,8 +842,9 @@ plotting.save(
 fig, axes = plotting.figure(1, 2, size=(12, 4.6))
 draw_pairs(axes[0])
 draw_jumps(axes[1])
-for ax, name in zip(axes, ("guess, 1/16", ""), strict=True):
-    plotting.level(ax, 1 / 16, name, side="left")
+for ax in axes:
+    plotting.level(ax, 1 / 16)
+axes[0].text(-0.4, 0.08, "guess, 1/16", fontsize=15)
 plotting.save(
     fig,
     "08_jumps",
