@@ -2,10 +2,10 @@
 # # 08 · Associative recall
 #
 # **"Hakuna matata means no worries. Hakuna matata: it means no …" You know the next word, because
-# you have just read it. Arora et al. found that words like this one make up 82 % of the gap in
-# perplexity between attention and gated convolutions. Attention can look back. A state must have
-# stored the right thing before it knew the question. Here you build both by hand, without training
-# a parameter, and then see which layers learn it.** You will be able to
+# you have just read it. Arora et al. found that predicting words like this one accounts for 82 % of
+# the gap in perplexity between attention and gated convolutions. Attention can look back. A state
+# must have stored the right thing before it knew the question. Here you build both by hand, without
+# training a parameter, and then see which layers learn it.** You will be able to
 #
 # - predict how many key–value pairs fit into a state;
 # - build the look-up from two layers of attention, and again from one state layer;
@@ -78,8 +78,10 @@ assert ids.shape == (1, 8) and (targets >= 0).sum() == 2
 # %% [markdown]
 # Keys are ids from 1 to 5, values from 6 to 11, and a dot means that no answer is due. The 8 and
 # the 11 are fill: no key and no value of this row. In chapter 07 the answer came next, and a
-# model could guess among those it hadn't seen. How would you do it by hand? You'd find the earlier
-# place with the same token, and read the token after it:
+# model could guess among those it hadn't seen.
+#
+# How would you do it by hand? You'd find the earlier place with the same token, and read the token
+# after it:
 
 
 # %% slide_title="By hand: find the key again, and read on"
@@ -98,8 +100,8 @@ asked, found = targets >= 0, torch.tensor([look_up(row) for row in ids.tolist()]
 check("looking up = what is asked for", found[asked], targets[asked])
 
 # %% [markdown]
-# This finds every answer. A model that only guesses one of the row's values is right once in as
-# many times as there are pairs.
+# This finds every answer. A model that only guesses one of the row's values is right once in $u$,
+# if the row has $u$ pairs.
 #
 # WM, like the Mamba-2 paper, makes the task of Arora et al. harder (App. C.1): random fill instead
 # of zeros, longer rows, and $T/4$ pairs in a row of $T$ tokens. Fill and pairs grow together with
@@ -153,17 +155,22 @@ check("reading = equation (8.1)", read_back(keys, values, keys), keys @ keys.T @
 # - **The best keys**: orthogonal as long as there's room, up to $u = n$. For more pairs we take the
 #   rows of a matrix with $n$ orthonormal columns, times $\sqrt{u/n}$.
 #
+# Why are those the best? For the matrix $K$ of these keys, $KK^\top = \tfrac un P$ with a
+# projection $P$ onto $n$ dimensions. So $n$ directions are read $u/n$ times, and $u - n$ not at
+# all. Per value the error is $\tfrac1u\big(n(\tfrac un - 1)^2 + u - n\big) = \tfrac un - 1$. No
+# keys do better: $n$ directions have $u$ reads to share, and sharing evenly costs least.
+#
 # The squared error $r$, relative to the value's own square, is
 #
 # $$r = \frac{u - 1}{n} \;\;\text{(random)}, \qquad r = \max\Big(0,\; \frac{u}{n} - 1\Big)
 # \;\;\text{(best)}. \tag{8.2}$$
 #
-# Subtract them: beyond $u = n$ the best keys save *one unit of error*, at every load. What if the
-# next layer shrinks what it reads by a factor $c$? Then the error is $(1 - c)^2 + c^2 r$, smallest
-# at $c = 1/(1 + r)$. So **the best scale turns an error of $r$ into $r/(1 + r)$**: into $1 - n/u$
-# for the best keys. No keys chosen before the values beat that. All $u$ values pass through $n$
-# dimensions, so at least $u - n$ values' worth is lost in all (Eckart and Young), $1 - n/u$ per
-# pair.
+# Subtract them: beyond $u = n$ the best keys save *one unit of error*, at every load.
+#
+# What if the next layer shrinks what it reads by a factor $c$? Then the error is $(1 - c)^2 + c^2
+# r$: the first part is what's now missing of your own value, the second what's left of the others'.
+# It's smallest at $c = 1/(1 + r)$, where **an error of $r$ becomes $r/(1 + r)$**. For the best keys
+# that's $1 - n/u$: of $u$ dimensions $n$ come through, and no other keys bring through more.
 
 
 # %% tags=["setup"]
@@ -253,8 +260,10 @@ plotting.save(
 # Two parallel lines: the best keys have a sharp knee at $u = n$, and then they are one unit ahead.
 #
 # Does an error of one mean that nothing is recalled? The right value only needs to be the *nearest*
-# in direction to what we read, whatever the scale. Now $n = 128$, WM's size. We read, and pick the
-# nearest of 4,096 candidate values, each a vector of $p$ numbers:
+# in direction to what we read, whatever the scale.
+#
+# Now $n = 128$, WM's size. We read, and pick the nearest of 4,096 candidate values, each a vector
+# of $p$ numbers:
 
 
 # %% tags=["setup"]
@@ -265,6 +274,16 @@ def recalled(kind, pairs, n, p, n_values, seed):
     value = torch.randperm(n_values, generator=generator)[:pairs]
     keys = keys_of(kind, pairs, n, generator)
     return ((read_back(keys, code[value], keys) @ code.T).argmax(1) == value).double().mean().item()
+
+
+def own_and_largest_other(p):
+    """What 512 reads score: against their own value, and the most against another of 4,096."""
+    generator = seeded(0)
+    code = F.normalize(torch.randn(4096, p, generator=generator), dim=1)
+    keys = keys_of("random", 512, 128, generator)
+    scores = read_back(keys, code[:512], keys) @ code.T
+    own = scores.diagonal().clone()
+    return own.tolist(), scores.fill_diagonal_(-math.inf).max(1).values.tolist()
 
 
 def errors_and_recalled(many):
@@ -287,9 +306,44 @@ print(errors_and_recalled((64, 128, 256, 512)))
 # %% [markdown]
 # With values of 32 numbers, good keys matter: of 256 pairs, 0.86 are recalled with the best keys
 # and 0.47 with random ones. But an error of four times the value's own square needn't matter: at
-# 512 pairs nearly all values of 128 numbers are recalled. The error points in a random direction,
-# and in 128 dimensions hardly ever to another value. So a state of width 128 has room
-# for the 64 pairs in section 6's longest rows, as long as it writes only the pairs.
+# 512 pairs nearly all values of 128 numbers are recalled.
+#
+# Why does $p$ decide? Score what you read against each candidate, by their inner product. Your own
+# value scores about 1. An error of length 2 scores about $\pm 2/\sqrt p$ against any other. The
+# largest of 4,096 such scores is 1.3 at $p = 32$, which wins, and 0.7 at $p = 128$, which loses.
+
+# %% tags=["guard"]
+SCORES = {p: own_and_largest_other(p) for p in (32, 128)}
+for p, wanted in ((32, 1.3), (128, 0.7)):
+    own, other = (sum(scores) / len(scores) for scores in SCORES[p])
+    print(f"p = {p:3}: own value {own:.1f}, largest score of another {other:.1f}")
+    assert round(own, 1) == 1 and round(other, 1) == wanted
+
+
+# %% tags=["figure"]
+def draw_scores(axes):
+    """Own scores (green) and the largest others (vermilion), for each width of values."""
+    for ax, (p, (own, other)) in zip(axes, SCORES.items(), strict=True):
+        bins = [i / 20 for i in range(-4, 46)]
+        ax.hist(own, bins, color=plotting.COLORS[2], alpha=0.6)
+        ax.hist(other, bins, color=plotting.COLORS[1], alpha=0.6)
+        ax.set(
+            xlabel="score", title=f"values of {p} numbers", yticks=[], xlim=(0, 2.2), ylim=(0, 130)
+        )
+    axes[1].text(1.2, 55, "the own value", color=plotting.COLORS[2], fontsize=17)
+    axes[1].text(0.95, 110, "best of 4,095 others", color=plotting.COLORS[1], fontsize=17)
+
+
+# %% slide_title="Wide values win: the best of all others stays below" tags=["figure", "slide"]
+fig, axes = plotting.figure(1, 2, size=(12, 4.4))
+draw_scores(axes)
+plotting.save(
+    fig,
+    "08_scores",
+    "Scores of 512 reads under random keys of width 128. With values of 32 numbers the largest "
+    "score of another value, about 1.3, is mostly above the own value's, about 1. With 128 numbers "
+    "it is about 0.7, mostly below.",
+)
 
 # %% [markdown] slide_title="Layer 1 shifts, layer 2 looks up" slide_figure="08_two_ways:2"
 # ## 3 · Attention, by hand
@@ -302,8 +356,8 @@ print(errors_and_recalled((64, 128, 256, 512)))
 #    there.
 
 # %% [markdown] slide_title="Each step writes into a slot of its own"
-# Let's write these weights into a real `CausalLM` with the pattern AA. We divide its hidden state,
-# 256 wide, into slots, with a coordinate for each of 64 ids:
+# Let's write these weights into a real `CausalLM` with the pattern AA. We divide its stream, 256
+# wide, into slots, with a coordinate for each of 64 ids:
 #
 # | slot | written by | read by |
 # |---|---|---|
@@ -313,7 +367,7 @@ print(errors_and_recalled((64, 128, 256, 512)))
 # | one, a single coordinate that is always 1 | the embedding | queries and keys of layer 1 |
 
 # %% tags=["setup", "experiment"]
-IDS, WIDTH = 64, 256  # how many ids there are, and the width of the hidden state
+IDS, WIDTH = 64, 256  # how many ids there are, and the width of the stream
 TOKEN, BEFORE, ANSWER = slice(0, IDS), slice(IDS, 2 * IDS), slice(2 * IDS, 3 * IDS)
 ONE = 3 * IDS  # a coordinate that is 1 in every token
 
@@ -321,15 +375,16 @@ ONE = 3 * IDS  # a coordinate that is 1 in every token
 # %% [markdown]
 # The shift ignores content, so its query and key read only the constant coordinate, `ONE`. Chapter
 # 04 rotates query and key by their positions, pairing coordinate $i$ with $i + d/2$. Each pair is a
-# *clock* that turns by $\theta_i$ per position. Let all clocks start at zero, the key's one
-# position ahead. Then a query at $t$ and a key at $s$ have, up to a factor, the score
+# *clock* that turns by $\theta_i$ per position. Point the query's hands to zero and the key's to
+# $\theta_i$, as if the key stood one place later. Then a query at $t$ and a key at $s$ have, up to
+# a factor, the score
 #
 # $$q \cdot k = \sum_i \cos\big((t - s - 1)\,\theta_i\big). \tag{8.3}$$
 #
 # Of 128 clocks we use the sixteen fastest. The slow ones hardly tell $t - 1$ from $t - 2$.
 
 
-# %% slide_title="Fast clocks single out the token before" slide_figure="08_two_ways:1"
+# %% slide_title="The score is largest against the token before"
 def shift(layer, by=1, waves=16, sharpness=8.0):
     """Let every token look at the one `by` places before it."""
     i = torch.arange(waves)
@@ -339,12 +394,39 @@ def shift(layer, by=1, waves=16, sharpness=8.0):
     layer.k_proj.weight[i + WIDTH // 2, ONE] = sharpness * angle.sin()
 
 
+# %% tags=["guard"]
+apart = torch.arange(1100.0) - 1  # t - s - 1
+clocks = torch.cos(apart[:, None] * rope_frequencies(WIDTH, 1e6))  # (places, clocks)
+SUMS = {"the 16 fastest clocks": clocks[:, :16].sum(1), "the 16 slowest": clocks[:, -16:].sum(1)}
+fast, slow = SUMS.values()
+print(f"fast: {fast[1]:.1f} at t - 1, elsewhere at most {fast[fast < 16].max():.1f}")
+print(f"clock 64, 1,000 places apart: {math.cos(1000 * rope_frequencies(WIDTH, 1e6)[64]):.2f}")
+assert fast[1] == 16 and round(fast[fast < 16].max().item(), 1) == 13.6 and slow[:13].min() > 15.99
+ones = 8 * (WIDTH / 2) ** 0.5  # sharpness, and the constant coordinate after the norm
+assert round(ones**2 / WIDTH**0.5) == 512
+
+
+# %% slide_title="Fast clocks single out the token before" tags=["figure", "slide"]
+fig, ax = plotting.figure(size=(11, 4.2))
+for (name, sums), color, dash in zip(SUMS.items(), (0, 1), ("o-", "o--"), strict=True):
+    ax.plot(sums[:13], dash, color=plotting.COLORS[color], lw=2.5, markersize=9, label=name)
+ax.set(xlabel="how far back the key is, t − s", ylabel="sum of 16 cosines", xticks=range(13))
+ax.legend(fontsize=17, loc="center right")
+plotting.save(
+    fig,
+    "08_clocks",
+    "The sum of sixteen cosines against the distance t − s, 0 to 12. With the fastest clocks it is "
+    "16 at distance 1, 13.6 at 0 and 2, and falls from there. With the slowest it stays at 16.",
+)
+
 # %% [markdown]
-# The score is largest at $s = t - 1$, where every cosine is 1.
+# At $s = t - 1$ the sixteen cosines sum to 16, elsewhere to 13.6 at most. The factor is 512, so
+# the softmax chooses.
 #
 # In the look-up, the query is the token, and the key is the *before* slot. Here rotation is a
 # nuisance. It disturbs the comparison least on the slow clocks, so the 64 ids take the slower half,
-# from clock 64 on.
+# from clock 64 on. Clock 64 turns by 0.001 per place. Even 1,000 tokens apart, its cosine still has
+# half its size.
 
 
 # %% slide_title="A query looks for places that have its token before them"
@@ -397,8 +479,8 @@ def share_of(model, length, n_pairs, n_rows):
 
 
 # %% [markdown]
-# Does one set of weights find the answers at every length? Let's try four, with the right shift and
-# two wrong ones:
+# Does one set of weights find the answers at every length? Let's try four lengths, with the right
+# shift and two wrong ones:
 
 # %% slide_title="One set of weights recalls at every length"
 models = [by_hand(by) for by in (1, 0, 2)]
@@ -409,8 +491,8 @@ for length, pairs, rows in ((16, 4, 32), (64, 16, 16), (256, 28, 8), (1024, 28, 
     assert shares[0] > 0.99 and max(shares[1:]) < 0.01
 
 # %% [markdown]
-# The same weights find them at all four. With the shift off by one place they find none, and don't
-# even guess.
+# The same weights find them at all four. With the shift off by one place they find none: they
+# answer confidently, and wrongly.
 
 # %% [markdown]
 # ## 4 · A state, by hand
@@ -498,7 +580,7 @@ for t in (2, 3, 4, 5, 6, 8):  # new tokens: evenly over those before them, nothi
 # %% [markdown]
 # Do the two constructions look at the same places in the row of the first picture? We draw the
 # state layer like attention (chapter 03): the weight of token $s$ at token $t$ is $C_t \cdot B_s$.
-# Look at the last rows of each map, where bob and ann come back.
+# Look at the last rows of each map, where bob and ann come back. The two dots are different tokens.
 
 # %% slide_title="The later bob looks at 8; a softmax must look somewhere" tags=["figure"]
 maps = {"attention 1: shift": first, "attention 2: look up": second, "one state layer": state}
@@ -513,11 +595,11 @@ plotting.save(
 )
 
 # %% [markdown]
-# In both, bob looks at 8 and ann at 3. But what does a new token do? A state returns zero. A
-# softmax must spend its weight somewhere, and spreads it evenly over the past. Trained transformers
-# learn a way out: they park the weight on the first token, an *attention sink* (Xiao et al., 2024).
-# Or the softmax gets one more term in its denominator that nobody reads: a 1
-# (*softmax-off-by-one*), or a learned number per head, as in gpt-oss.
+# In both, bob looks at 8 and ann at 3. But what does a new token do? This state, with a coordinate
+# for every id, returns zero. A softmax must spend its weight somewhere, and spreads it evenly over
+# the past. Trained transformers learn a way out: they park the weight on the first token, an
+# *attention sink* (Xiao et al., 2024). Or the softmax gets one more term in its denominator that
+# belongs to no value: a 1 (*softmax-off-by-one*), or a learned number per head, as in gpt-oss.
 #
 # With fewer coordinates than ids, section 2 applies, and the load is *every* pair of neighbours,
 # not just the key–value pairs. Exercise 5 writes fewer.
@@ -535,7 +617,8 @@ plotting.save(
 # | S, then A | the same three |
 # | a single S | rotation or a convolution |
 # | A, then S | rotation or a convolution |
-#
+
+# %% [markdown] slide_title="Predict first: which of these learn the task?"
 # After 64 tokens, two layers of attention keep $2 \cdot 2 \cdot 64 \cdot 64 = 16{,}384$ numbers
 # (layers, $k$ and $v$, tokens, width), and two states $2 \cdot 128 \cdot 64$, exactly as many.
 # Before you look at the runs, predict which of these learn the task:
@@ -595,7 +678,7 @@ def share_right(model, length):
     return (logits.argmax(-1) == targets).double().mean().item()
 
 
-# %% tags=["aside", "experiment"]
+# %% tags=["setup", "experiment"]
 def learn_to_recall(d, steps, rate, seed=0, lengths=LENGTHS, every=100, **options):
     """Train on rows of each length in turn: the model, and its share right at each, over time."""
     generator, right = torch.Generator().manual_seed(seed), []
@@ -630,8 +713,8 @@ ROWS = {row["system"]: row for row in read_record("08_rows")["table"]}
 
 # %% [markdown]
 # Rows have 32 or 64 tokens with up to $T/4$ pairs, of 256 ids. A run takes at most 2,000 steps, and
-# stops once 99 % are right at both lengths. One seed chooses each model's learning rate of three.
-# We then run five other seeds (`python -m experiments 08_rows`).
+# stops once 99 % are right at both lengths. For each model, one seed picks the best of three
+# learning rates. We then run five other seeds (`python -m experiments 08_rows`).
 
 # %% tags=["guard"]
 print("d = 64, T = 64 (QCAttn is A A, SSD is S S): the rate, right at the end with")
@@ -697,15 +780,14 @@ assert [round(x, 2) for x in outside] == [0.40]  # the one run that we hadn't pr
 def draw_sizes(ax):
     """The share right at the end of each run, by the numbers kept after 64 tokens."""
     for n, shares in sized.items():
-        ax.plot([64 * n] * 5, shares, "o", color=plotting.COLORS[2], markersize=8, alpha=0.7)
+        ax.plot([64 * n] * 5, shares, "o", color=plotting.COLORS[2], markersize=9, alpha=0.7)
     at = [64 * n for n in SIZES]
-    ax.plot(at, HELD[16], "--", color=plotting.INK, lw=1.5, label="16 pairs held")
-    ax.plot(at, HELD[47], ":", color=plotting.INK, lw=1.5, label="47 held")
-    ax.set(xlabel="numbers kept", ylabel="share right", ylim=(0, 1.05))
-    ax.set_title("one S, convolution")
-    ax.legend(loc="lower right", fontsize=15)
+    for pairs, dash, x, y in ((16, "--", 262, 0.985), (47, ":", 700, 0.47)):
+        ax.plot(at, HELD[pairs], dash, color=plotting.INK, lw=2)
+        ax.text(x, y, f"state holds {pairs} pairs", fontsize=16)
+    ax.set(xlabel="numbers kept after 64 tokens", ylabel="share right", ylim=(0, 1.05))
     ax.set_xscale("log", base=2)
-    ax.set_xticks([256, 1024, 4096], ["256", "1,024", "4,096"])
+    ax.set_xticks(at, [f"{x:,}" for x in at])
 
 
 # %% tags=["setup"]
@@ -713,11 +795,10 @@ def draw_pairs(ax):
     """The share right at the end of each run of two layers that keep 16,384 numbers."""
     for i, (row, color) in enumerate(AT_16_384.values()):
         places = [i + 0.1 * (seed - 2) for seed in range(5)]
-        ax.plot(places, ends[row], "o", color=plotting.COLORS[color], markersize=8)
-    ax.set(title="two layers, 16,384", ylim=(0, 1.05), xlim=(-0.5, 3.5))
-    ax.set(xlabel="S with rotation")
-    ax.set_xticks(range(4), list(AT_16_384))
-    ax.set_yticks([])
+        ax.plot(places, ends[row], "o", color=plotting.COLORS[color], markersize=9)
+    ax.set(title="where five runs of each end", ylabel="share right")
+    ax.set(xlim=(-0.5, 3.5), ylim=(0, 1.05))
+    ax.set_xticks(range(4), list(AT_16_384), fontsize=17)
 
 
 # %% tags=["setup"]
@@ -729,62 +810,72 @@ def draw_jumps(ax):
             shares = [right[-1] for right in run["right"]]
             steps = [100 * (n + 1) for n in range(len(shares))]
             ax.plot(steps, shares, ".-", lw=2, color=plotting.COLORS[color])
-    ax.set(xlabel="training step", ylim=(0, 1.05), xlim=(0, 2000), xticks=(0, 1000, 2000))
-    ax.set_title("how some got there")
-    ax.set_yticks([])
-    plotting.level(ax, 1 / 16)
+    ax.set(title="how two of them got there", xlabel="training step", xlim=(0, 2000))
+    ax.set(xticks=(0, 1000, 2000), ylim=(0, 1.05))
 
 
 # %% [markdown]
-# Each dot is the end of a run. On the left, the state of *one* S with a convolution grows from 256
-# numbers to 8,192 (`python -m experiments 08_state_size`). The black lines are section 2's: how
-# much can be read from a state that holds the 16 pairs and nothing else, or every pair of
-# neighbours (a query stands at place 47 on average, so 47 of them). In the middle are four models
-# of two layers, and on the right you see how some runs got there.
+# First, does recall follow the room? Each dot is the end of a run. The state of *one* S with a
+# convolution grows from 256 numbers to 8,192 (`python -m experiments 08_state_size`). The black
+# lines are section 2's prediction for random keys, if the state holds only the 16 pairs, or every
+# pair of neighbours. (A query stands at place 47 on average, so that's 47 pairs.)
 
-# %% slide_title="With the same room, some always learn it and some never" tags=["figure"]
-fig, axes = plotting.figure(1, 3, size=(13, 5.4))
-draw_sizes(axes[0])
-draw_pairs(axes[1])
-draw_jumps(axes[2])
+# %% slide_title="Where the key knows the past, recall follows the room" tags=["figure"]
+fig, ax = plotting.figure(size=(10, 4.2))
+draw_sizes(ax)
 plotting.save(
     fig,
     "08_state_size",
-    "Left: share right at the end against the numbers kept after 64 tokens. One state layer with a "
+    "Share right at the end against the numbers kept after 64 tokens. One state layer with a "
     "convolution rises from 0.18 to 0.35 at 256 numbers to 0.98 and more at 4,096 and 8,192, "
-    "between two lines: a state that holds 16 pairs, and one that holds 47. Middle, two "
-    "layers of attention and S A are at 0.97 and more, A S below 0.1, and S S with rotation is "
-    "spread out. Right: share right against training steps. The runs stay near a guess, 1/16, for "
-    "some hundred steps, and then some of them rise steeply.",
+    "nearly always between two lines: a state that holds 16 pairs, and one that holds 47.",
 )
 
-# %% [markdown] slide_title="Room alone is not enough: the key has to know the past"
-# **Room alone isn't enough.** With the same 16,384 numbers, A A and S A learn the task in all five
-# runs, S S with rotation in two, and A S in none. Where the key knows the token before it, as in
-# one S with a convolution, the share follows the room: 0.27, 0.64, 0.86, 0.97 and 0.99 on average,
-# for states of width 4 to 64. We had predicted that runs end between the black lines, up to 0.05.
-# 24 of 25 do. (The other one, of width 8, gets 0.40.)
+# %% [markdown]
+# It does: 0.27, 0.64, 0.86, 0.97 and 0.99 on average, for states of width 4 to 64. We had predicted
+# that runs end between the lines, up to 0.05. 24 of 25 do. (The other one, of width 8, gets 0.40.)
 #
-# In chapter 07 A A never learned it, and S A with rotation in three runs of five. There the
-# rows show the answers, the models have two heads and no MLPs, and batches are smaller. We haven't
-# found out which of these matters.
+# Is room enough, then? Here are four models of two layers that all keep 16,384 numbers. S has
+# rotation.
+
+# %% slide_title="With the same room, some always learn it and some never" tags=["figure"]
+fig, axes = plotting.figure(1, 2, size=(12, 4.6))
+draw_pairs(axes[0])
+draw_jumps(axes[1])
+for ax in axes:
+    plotting.level(ax, 1 / 16)
+axes[0].text(-0.4, 0.08, "guess, 1/16", fontsize=15)
+plotting.save(
+    fig,
+    "08_jumps",
+    "Left, share right at the end: two layers of attention and S A are at 0.97 and more, A S below "
+    "0.1, near a guess, 1/16, and S S with rotation is spread out. Right, share right against "
+    "training steps for A A and S S. The runs stay near a guess for some hundred steps, and then "
+    "some of them rise steeply.",
+)
+
+# %% [markdown]
+# **Room alone isn't enough.** A A and S A learn the task in all five runs, A S in none. S S learns
+# it in two within 2,000 steps, and a third is at 0.69 and climbing when time runs out.
 #
-# The rows that aren't drawn agree. S below A learns it in all fifteen runs, with any source of
-# position, and states with a convolution in all ten. One S with rotation, two with decay alone and
-# S above A never do (0.33 at most). With a convolution, weights that solve A S exist (let A write
-# nothing), so we take those five for failures of training.
+# In chapter 07 A A never learned its task. There rows show the answers, models have two heads and
+# no MLPs, and batches are smaller. We haven't found out which of these matters.
+#
+# The rows that aren't drawn agree. S below A learns it in all fifteen runs, and states with a
+# convolution in all ten. One S with rotation, two with decay alone and S above A never do (0.33 at
+# most). With a convolution, weights that solve A S exist (let A write nothing), so we take those
+# five for failures of training.
 #
 # **The plateau and the jump.** On the right, runs guess among the row's values for hundreds of
 # steps, and then rise steeply. The look-up is worth nothing until the shift exists, and the shift
 # nothing without the look-up.
 #
-# ***Which of q, k and v needs to know the past?*** Chapter 05 (section 3) measured it: whichever
-# side carries what isn't in the token itself. Here the value comes after its key, so it's the
-# *key*. With the value first it's the value, as exercise 3 builds it. A convolution, a shift or a
-# state layer below attention tells a token what came before.
+# ***Which of q, k and v needs to know the past?*** At 8, $v$ can be 8 itself, but $k$ must say
+# "after bob". With 8 before bob, $k$ can be bob itself, and $v$ must be 8 (exercise 3 builds it).
+# A convolution, a shift or a state layer below attention tells a token what came before.
 #
-# Each failure is a failure at *one* rate. Where rotating states fail, that rate was chosen by
-# chance: the tuning seed did little better than guess at every rate.
+# Each failure is a failure at *one* rate. Where rotating states fail, the choice of that rate was a
+# coin toss: the tuning seed did little better than guess at every rate.
 #
 # ### Is it our construction?
 #
@@ -933,16 +1024,18 @@ plotting.save(
 # than attention and states. Do we? WM (Table 6, Figure 5) compares four kinds of layer, two layers
 # of each, without convolutions:
 #
-# - *QCAttn*: plain attention;
-# - *SSD*: a state, with rotation as we read it (the convolution is removed);
+# - *QCAttn*: plain attention, A A in section 5;
+# - *SSD*: a state, S S, with rotation as we read it (the convolution is removed);
 # - *InnerFuncAttn*, as we read it: attention where each value is the token times a mixture of two
 #   rows of a table, with softmax weights of ours (chapter 05);
 # - the same with the dynamic *mask*, a learned gate for every position.
 #
-# No softmax mixes rows in WM, and its code is something else again. Table 6 has one head, and
-# Listing 7's table has one row per head. What does the printed inner function compute?
+# No softmax mixes rows in WM. In its printed code, which chapter 05 (section 5) ran, all tokens
+# take the same row of the table. Then one fixed diagonal matrix takes the place of $W$, as a folded
+# cell checks. If Figure 5 was made with this code (we don't know), it compares a full matrix with a
+# diagonal one.
 
-# %% slide_title="The printed inner function is one fixed diagonal matrix"
+# %% tags=["guard"]
 _ = torch.manual_seed(0)
 queries = torch.nn.Linear(32, 4)
 table = torch.nn.Embedding(1, 32)  # n_heads = 1: a single row
@@ -956,11 +1049,6 @@ printed.square().sum().backward()
 assert keys.grad is None and queries.weight.grad is None
 
 # %% [markdown] slide_title="We train on some 350 times fewer tokens than WM"
-# Both keys start at zero, so they tie for every token. Here `topk` takes the first, the only row
-# there is. One fixed diagonal matrix takes the place of $W$, and neither keys nor queries get a
-# gradient. If Figure 5 was made with this code (we don't know), it compares a full matrix with a
-# diagonal one.
-#
 # We repeat the comparison at a smaller scale:
 #
 # | | WM Tables 5 and 6 | here |
@@ -1013,20 +1101,14 @@ AT_256 = {s: [[last_share(run, 256) for run in runs_of(s, d)] for d in RATES] fo
 # %% [markdown]
 # ### Is it the rate?
 #
-# At each width, all systems get the same rate, ten times WM's. Does it suit all of them? At $d =
+# At each width, all systems get the same rate, ten times WM's, and it suits SSD poorly. At $d =
 # 32$, on rows of up to 64 tokens, we tried four multiples of WM's rate, for 2,000 steps each
-# (`python -m experiments 08_rates`):
-
-# %% slide_title="SSD makes progress at one rate of four"
-print(table("right at WM's rate ×", TIMES, AT_RATE))
-
-# %% [markdown]
-# Attention learns at three of the four rates, SSD makes progress at only one, 3.3 times WM's. Given
-# 6,000 steps there, its three runs reach 0.93, 0.25 and 0.08. So at 64 tokens the rate is part of
-# why SSD fails. The next table uses 10 times WM's rate, where SSD fails here, too. At 256 tokens we
-# tried no other, and can't say.
+# (`python -m experiments 08_rates`). Attention learns at three of the four. SSD makes progress at
+# only one, 3.3 times WM's, and with 6,000 steps there its three runs reach 0.93, 0.25 and 0.08. So
+# where SSD fails below, the rate is part of the reason. At 256 tokens we tried no other.
 
 # %% tags=["guard"]
+print(table("right at WM's rate ×", TIMES, AT_RATE))
 assert all(min(shares) > 0.75 for shares in AT_RATE["QCAttn"][1:])
 assert max(AT_RATE["QCAttn"][0] + AT_RATE["SSD"][0]) < 0.08
 assert max(AT_RATE["SSD"][2] + AT_RATE["SSD"][3]) < 0.09
@@ -1045,13 +1127,38 @@ assert [round(share, 2) for share in last] == [0.08, 0.25, 0.93]
 # run takes at most 3,000 steps, and stops once 99 % are right at every length. Before you look:
 # which system fails?
 
-# %% slide_title="SSD fails at the one rate we tried"
+# %% tags=["aside"]
 print(table("right at T = 256", [f"d = {d}" for d in RATES], AT_256))
+
+
+# %% tags=["figure"]
+def draw_grid(ax):
+    """A dot for each run at the share it got right, a row for each system and width."""
+    for i, (name, columns) in enumerate(AT_256.items()):
+        for j, column in enumerate(columns):
+            high = [-i + 0.2 - 0.2 * j] * 3
+            color = plotting.COLORS[1 if name == "SSD" else 0]
+            ax.plot(column, high, "o", color=color, markersize=11, alpha=0.6)
+    ax.set(xlim=(-0.03, 1.03), ylim=(-3.5, 0.5), xlabel="share right at T = 256, nine runs each")
+    ax.set_yticks(range(0, -4, -1), list(AT_256), fontsize=17)
+
+
+# %% slide_title="SSD fails at the one rate we tried" tags=["figure", "slide"]
+fig, ax = plotting.figure(size=(11, 4.4))
+draw_grid(ax)
+plotting.save(
+    fig,
+    "08_grid",
+    "Four rows of nine dots, a run each, three for each width. QCAttn and InnerFuncAttn are all at "
+    "1, InnerFuncAttn with the mask too but for one run near 0, and SSD's are all near 0.",
+)
 
 # %% [markdown] slide_title="Two cautions: short rows helped, and three seeds are few"
 # The three kinds of attention reach 0.99 in 26 of 27 runs, and SSD in none of nine: it gets at most
 # 0.04, where a guess among the row's 64 values gets 0.016. The run of attention that fails has the
 # mask.
+#
+# Two cautions before you read more into this:
 #
 # - **We trained on short rows as well.** Without them, closer to WM's training, three runs of
 #   QCAttn at $d = 64$ reach only 0.02, 0.42 and 0.05.
@@ -1095,12 +1202,12 @@ for one, other, d in ((inner, plain, 32), (inner, plain, 128), (mask, inner, 128
 #
 # WM's sentences are about rows of 256 to 2,048 tokens. Ours end at 256.
 #
-# > "We can see that when the model dimension reaches 128, and InnerFuncAttn allocates 64 dimensions
-# > for each V, InnerFuncAttn is more accurate than QCAttn and SSD." (WM §4.1)
+# > "We can see that when the model dimension reaches 128, […] InnerFuncAttn is more accurate than
+# > QCAttn and SSD." (WM §4.1)
 #
-# - More than SSD: **seen**. At each width three runs reach 99 %, and SSD's three stay below 5 %.
-#   But the rate suits SSD poorly, and with the convolution that WM removed SSD learns rows of 64
-#   tokens (section 5).
+# - More than SSD: **seen**. At each width three runs
+#   reach 99 %, and SSD's three stay below 5 %. But the rate suits SSD poorly, and with the
+#   convolution that WM removed SSD learns rows of 64 tokens (section 5).
 # - More than QCAttn: **not seen**. We stop a run at 99 %, which both reach at $d = 128$, and see no
 #   difference in steps.
 #
@@ -1126,8 +1233,8 @@ for one, other, d in ((inner, plain, 32), (inner, plain, 128), (mask, inner, 128
 # - At $d = T = 64$, each at a rate that one seed chose, a state below attention, states alone with
 #   a convolution and two layers of attention learn the task in every run. In the trained model that
 #   we opened, attention finds the answer by the token before it.
-# - Whichever side carries what isn't in the token itself has to know the past: the *key*, if its
-#   value comes after it. A failure at one learning rate says nothing about other rates.
+# - Where values follow keys, attention's $k$ has to know the token before. A failure at one
+#   learning rate says nothing about other rates.
 
 # %% [markdown]
 # ## Exercises
