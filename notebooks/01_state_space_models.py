@@ -172,13 +172,12 @@ plotting.save(
 # the input doing in between? The simplest guess is that it stayed put. We *hold* each sample until
 # the next one arrives. With a constant input we can solve (1.3) on paper, for numbers $A < 0$ and
 # $B$. The level settles where $h' = 0$, at $h_\infty = -Bx/A$. Subtract that, and the distance
-# obeys $(h - h_\infty)' = A\,(h - h_\infty)$. So it shrinks by $e^{\Delta A}$ per step. Add
+# obeys $(h - h_\infty)' = A\,(h - h_\infty)$. So each step multiplies it by $e^{\Delta A}$. Add
 # $h_\infty$ again:
 #
 # $$h(t + \Delta) = e^{\Delta A}\,h(t) + \frac{e^{\Delta A} - 1}{A}\,B\,x. \tag{1.4}$$
 #
-# For matrices it's the same, as long as $A$ has an inverse. This is
-# the *zero-order hold*, ZOH:
+# For matrices it's the same (without an inverse, too). This is the *zero-order hold*, ZOH:
 #
 # $$h_t = \bar A\,h_{t-1} + \bar B\,x_t, \qquad \bar A = e^{\Delta A}, \qquad
 #   \bar B = A^{-1}(\bar A - I)\,B. \tag{1.5}$$
@@ -198,8 +197,7 @@ check("B̄ of equation 1.5 = discretize_zoh", B_bar, discretize_zoh(A, B, dt)[1]
 # We turned a differential equation into a recurrence, and for held input it's exact.
 #
 # But ZOH has no idea what a smooth input did between the samples. The next picture shows one,
-# sampled every 0.8 seconds, and the tank under it. How will ZOH's dots miss the level under the
-# wave?
+# sampled every 0.8 seconds, and the tank under it. On which side will ZOH's dots miss its level?
 
 
 # %% tags=["setup"]
@@ -325,9 +323,9 @@ _ = must_differ("FFT of size l: the end wraps round", wrapped, y, at_least=0.01)
 # from $x$ to $y$.
 #
 # What if you trained on sound with 16,000 samples a second and now get 8,000? Double every
-# $\Delta$. Holding a sample for $2\Delta$ is feeding it twice for $\Delta$: at the fine steps 0 and
-# 1. The coarse output $\delta$ is the fine output $2\delta + 1$, where the copies are $2\delta + 1$
-# and $2\delta$ steps old, so
+# $\Delta$. Holding a sample for $2\Delta$ is feeding it twice for $\Delta$. The coarse output
+# $\delta$ ends with the fine step $2\delta + 1$, when the copies fed at steps 0 and 1 are
+# $2\delta + 1$ and $2\delta$ steps old, so
 #
 # $$K_\delta(2\Delta) = K_{2\delta}(\Delta) + K_{2\delta+1}(\Delta). \tag{1.9}$$
 
@@ -372,12 +370,12 @@ _ = must_differ("D forgotten", y - layer.D * x, layer(x))
 # the two agree, since $(e^{\Delta A} - 1)/A \approx \Delta$. $A$ needn't depend on the token, since
 # the product $\Delta_t A$ already does.
 #
-# Have you met such a valve before? Take one number of state, $A = -1$, $B = 1$, and let a network
-# choose $\Delta = \mathrm{softplus}(z) = \log(1 + e^z)$. Then $e^{-\Delta} = 1/(1 + e^z) = 1 -
-# \sigma(z)$, and ZOH has $\bar B = 1 - e^{-\Delta} = \sigma(z)$. So the state moves a fraction $g =
-# \sigma(z)$ of the way to the input. **The valve is a gate**, as in an LSTM or a GRU. But neither
-# the gate nor what is written looks at the old state, so a step stays *affine* in $h$: a factor and
-# an addition. Section 6 needs that:
+# Take one number of state, $A = -1$, $B = 1$, and let a network choose $\Delta =
+# \mathrm{softplus}(z) = \log(1 + e^z)$. Then $e^{-\Delta} = 1/(1 + e^z) = 1 - \sigma(z)$, and ZOH
+# has $\bar B = 1 - e^{-\Delta} = \sigma(z)$ (for (1.10)'s $\Delta$). So the state moves a fraction
+# $g = \sigma(z)$ of the way to the input. **The valve is a gate**, as in an LSTM or a GRU. But
+# neither the gate nor what is written looks at the old state, so a step stays *affine* in $h$: a
+# factor and an addition. Section 6 needs that:
 
 # %% slide_title="The valve is a gate, as in an LSTM"
 z, inputs, h, gated = random(30, seed=3), random(30, seed=4), torch.zeros(()), torch.zeros(())
@@ -727,9 +725,9 @@ def train_to_copy(selective, steps=400, seed=0, every=100, **options):
 # How well will the control do? A time-invariant layer is linear, except for its gate, which sees
 # the question mark and is the same in all texts, and its SiLU, which sees four tokens. Keep letters
 # four tokens apart. Then no window holds two of them, so what the SiLU makes of a window depends on
-# one letter at most. The rest only adds up windows. So letters *add*: a score has
-# one term per letter, which depends on that letter and its distance. Look at the second question
-# mark, which asks for the middle letter:
+# one letter at most. The rest only adds up windows. So letters *add*: a score is $f(a) + f(b) +
+# f(c)$, a term for each letter and its distance. Look at the second question mark, which asks for
+# the middle letter:
 #
 #     a · · · b · · · c · · · · · · · ? ? ?     →   b
 #     · · · · b · · · c · · · a · · · ? ? ?     →   c

@@ -143,7 +143,7 @@ check("attention, written out = PyTorch's", shares @ v, built_in)
 # > Attention"
 #
 # Put one token in each row of $Q$, $K$, $V$ and $O$. Let $M$ be the causal mask of ones and zeros
-# (not chapter 03's). The $1/\sqrt n$ was only there for the softmax, so it goes too:
+# (chapter 03's $M$ is another). The $1/\sqrt n$ was only there for the softmax, so it goes too:
 #
 # $$o_t = \sum_{s \le t} (q_t \cdot k_s)\; v_s, \qquad O = (QK^\top \circ M)\,V. \tag{2.2}$$
 
@@ -525,7 +525,7 @@ def draw_steps(ax):
     ax.plot(x, (1 - x).abs(), color=plotting.COLORS[1], label="delta rule, |1 − β‖k‖²|")
     plotting.level(ax, 1, "as large as before")
     ax.plot([1, 2], [0, 1], "o", color=plotting.INK)
-    for words, place in {"replaced": (1.08, 0.03), "from here on it grows": (2.08, 0.92)}.items():
+    for words, place in {"replaced": (1.08, 0.03), "grows from here on": (1.12, 1.1)}.items():
         ax.text(*place, words, va="center")
     ax.set(xlabel="β‖k‖²", ylabel="share of the error left", ylim=(-0.05, 2))
     return ax.plot(x, 1 / (1 + x), color=plotting.COLORS[2], label="Longhorn, 1 / (1 + β‖k‖²)")
@@ -820,24 +820,25 @@ assert f"{0.31 * 0.97**36:.2f}" == "0.10"
 # Linear attention goes from last place to first, for keys that are written once. Its answers hold
 # more noise than value, and still point to the right one. How? The right value enters with weight
 # 1, the loudest other with 0.37 on average. Together the others are louder, alone none is. In Gated
-# DeltaNet it's 0.10 against 0.23, for it pays twice: erasing leaves 0.31, as in DeltaNet, and 36
-# decays leave a third of that. For keys with a *new* value Longhorn leads, and linear attention
-# returns the old value in four cases of ten. **The measure you choose decides who wins, so choose
-# it before you look.**
+# DeltaNet the right value enters with 0.10, against 0.23. It pays twice: erasing leaves 0.31, as in
+# DeltaNet, and 36 decays leave a third of that. For keys with a *new* value Longhorn leads, and
+# linear attention returns the old value in four cases of ten. **The measure you choose decides who
+# wins, so choose it before you look.**
 
 # %% [markdown] slide_title="The race was about the step" slide_figure="02_hits"
 # And be fair to the delta rule: this race is about $\beta$. Each write takes $\beta/n$ of an old
-# value away, on average over random keys. So after $\delta$ writes $\beta\,(1 - \beta/n)^\delta$
-# of it is left, in an answer whose mean square settles at $\beta/(2 - \beta)$. Divide, and you have
-# the cosine of the angle between answer and value:
+# value away, on average over random keys. So after $\delta$ writes $\beta\,(1 - \beta/n)^\delta$ of
+# it is left. Each write also takes $(2\beta - \beta^2)/n$ of the answer's mean square and adds
+# $\beta^2/n$: they balance at $\beta/(2 - \beta)$. Divide by its root, and you have the angle
+# between answer and value:
 #
 # $$\cos = \sqrt{\beta\,(2 - \beta)}\;\Big(1 - \frac{\beta}{n}\Big)^{\delta}.$$
 #
-# With $\beta = 1$ the answer keeps its length and turns away. A smaller step starts with a larger
-# angle and turns more slowly. That's all that Longhorn did better here: with unit keys it *is* the
-# delta rule with $\beta = \frac12$. With $\beta = \frac14$ one rule finds old and new values.
-# A trained DeltaNet chooses $\beta$ for each token, and learns its keys (lab
-# [02a](labs/02a_five_memories.ipynb)).
+# With $\beta = 1$ the answer keeps its length and turns away. A smaller step starts further off and
+# turns more slowly. That's Longhorn's whole advantage here: with unit keys it *is* the delta rule
+# with $\beta = \frac12$. With $\beta = \frac14$ one rule finds old and new values. (It does better
+# than the law says, since it hasn't settled after 49 tokens.) (Lab
+# [02a](labs/02a_five_memories.ipynb) trains them.)
 
 # %% tags=["guard"]
 keys, values = unit(40, 512, 64, seed=7), random(40, 512, 128, seed=8)
@@ -901,7 +902,7 @@ for name in RULES:
 #
 # $$O = Q S_{-1}^\top + (Q K^\top \circ M)\,U. \tag{2.17}$$
 #
-# Let's try seven tokens, from a state `S_before` on:
+# Let's try seven tokens, starting from a state `S_before`:
 
 # %% tags=["aside"]
 l, n, p = 7, 5, 4
@@ -978,8 +979,8 @@ check("the chunk's end", S_before @ product + U_V.T @ k, S_after)
 # ## Summary
 #
 # - Without the softmax, attention becomes a matrix that every token updates.
-# - The matrix stores key–value pairs. Random keys interfere with a mean square of $(l-1)/n$, and no
-#   rule stores more than $n$ arbitrary values exactly.
+# - The matrix stores key–value pairs. Random keys cause crosstalk with mean square $(l-1)/n$, and
+#   no rule stores more than $n$ arbitrary values exactly.
 # - Each rule is one step of learning per token. Decay fades everything equally. The delta rule with
 #   $\beta\|k\|^2 = 1$ replaces what a key returned. Gated DeltaNet does both.
 # - The state of linear attention doesn't know the order of its writes. The gated rules know it from

@@ -338,9 +338,8 @@ _ = must_differ("α < 1 is not linear attention", recurrence(x, torch.ones(l), A
 #
 # Go back to the picture at the top. Cut the sequence into $c$ chunks of $l_c$ tokens. The blue
 # blocks are attention inside a chunk, a small problem that we've already solved. The trouble is the
-# green block: with $c$ chunks there are about $c^2/2$. But by section 4 each has rank at most $n$.
-# So we never fill them in. Each chunk *writes* a summary, we *carry* it forward, and later tokens
-# *read* it.
+# green blocks: about $c^2/2$ of them. But by section 4 each has rank at most $n$. So we never fill
+# them in. Each chunk *writes* a summary, we *carry* it forward, and later tokens *read* it.
 #
 # Let $\sigma_t$ be the log decay from the start of $t$'s own chunk up to *and including* token $t$:
 # it starts again in every chunk. At a chunk's first token it's already $g_t$, since the old state
@@ -693,9 +692,9 @@ check("decays moved into C and B = Mamba's recurrence", (scores.tril() * dt) @ x
 # %% [markdown]
 # So a rate for every entry costs *range*. The faster an entry fades, the faster $e^{-A_i\tau_s}$
 # grows: at a rate of −16 with step sizes of 0.1, it's $3 \cdot 10^{44}$ after 64 tokens, more than
-# float32 can hold. In $L$, by contrast, no entry exceeds 1. And a step size for every channel,
-# which Mamba has, costs *work*: each channel needs its own product, while the $p$ channels of a
-# head with one decay share one. That's the choice of Mamba-2, and of Cheems.
+# float32 can hold. In $L$, by contrast, no entry exceeds 1. And Mamba's channels have their own
+# step sizes and rates, which costs *work*: each channel needs its own product, while the $p$
+# channels of a head with one decay share one. That's the choice of Mamba-2, and of Cheems.
 
 # %% [markdown] slide_title="A published sum runs the wrong way"
 # ## 9 · A mistake in print

@@ -677,8 +677,8 @@ print(f"with rotations: norm of the change / norm of the output {change:.2f}")
 # R_s)\,B_s$. It disappears exactly if $\Lambda$ commutes with $R_s$. For one pair, $\Lambda
 # R(\varphi) - R(\varphi)\Lambda$ is $(\Lambda_2 - \Lambda_1)\sin\varphi$ times an exchange of both
 # entries. That's zero at every angle only if the two rates are equal. So the theorem needs rates
-# that are *equal within each pair that turns together*, as one decay per head has them. Let's move
-# a text and see:
+# that are *equal within each pair that turns together*, as they are with one decay per head. Let's
+# move a text and see:
 
 
 # %%
@@ -816,7 +816,7 @@ def train_to_look_back(position, lag, steps, seed=0, d_conv=4):
 
 
 # %% [markdown]
-# Here are the medians. The last row always names the most frequent token so far:
+# Here are the medians. The last row is a rule: name the most frequent token so far.
 
 # %% tags=["setup"]
 record = json.loads(Path("../experiments/records/04_three_sources.json").read_text())

@@ -214,11 +214,13 @@ def keeps_its_tables_whole(notebook: NotebookNode) -> list[str]:
     return [row for text in texts for row in re.findall(r"\n\n(\|.*+)(?!\n\|[ :|-]+\|)", text)]
 
 
-def begins_no_list_in_a_formula(notebook: NotebookNode) -> list[str]:
-    """A line of a formula that begins with + or - is an item of a list to the site and slides."""
+def begins_lists_after_empty_lines(notebook: NotebookNode) -> list[str]:
+    """A line of a paragraph that happens to begin with "- ", "+ " or "1. " is an item of a list, to
+    the site and the slides also within a formula.
+    """
+    within = re.compile(r"^(?![-+*|>#<]|\d+\. | ).+\n((?:1\.|[-+*]) .*)", re.MULTILINE)
     texts = (cell.source for cell in notebook.cells if cell.cell_type == "markdown")
-    formulas = [formula for text in texts for formula in re.findall(r"\$[^$]+\$", text)]
-    return [formula for formula in formulas if re.search(r"\n *[-+*] ", formula)]
+    return [line for text in texts for line in within.findall(text)]
 
 
 RULES = [
@@ -231,7 +233,7 @@ RULES = [
     prints_nothing_of_one_machine,
     shows_no_remote_image,
     keeps_its_tables_whole,
-    begins_no_list_in_a_formula,
+    begins_lists_after_empty_lines,
     opens_with_its_picture,
     shows_every_picture_untrusted,
     stores_what_nbval_compares,
@@ -369,7 +371,8 @@ SPOILT = [
     (prints_nothing_of_one_machine, 4, printed("saved /home/me/x.pt")),
     (shows_no_remote_image, 1, dict(source="![a](https://a.org/b.png)")),
     (keeps_its_tables_whole, 1, dict(source="# T\n\n| a |\n|---|\n| 1 |\n\n| 2 |")),
-    (begins_no_list_in_a_formula, 1, dict(source="# T\n\nLet $a\n- b$ be 1.")),
+    (begins_lists_after_empty_lines, 1, dict(source="# T\n\nLet $a\n- b$ be 1.")),
+    (begins_lists_after_empty_lines, 1, dict(source="# T\n\nAt 0 and\n1. Then.")),
     (opens_with_its_picture, 2, tagged("setup")),
     (opens_with_its_picture, 3, tagged("figure")),
     (shows_every_picture_untrusted, 3, picture("<svg>1</svg>", "<svg>2</svg>")),

@@ -77,10 +77,10 @@ def texts_and_answers(machine, texts, length, generator):
 # %%
 ids, answers = texts_and_answers(MACHINES["parity"], 1, 12, torch.Generator().manual_seed(0))
 print("bits  ", *ids[0].tolist(), "\nparity", *answers[0].tolist())
-for state, after in enumerate(MACHINES["parity"].tolist()):
-    print(f"parity {state}: bit 0 -> {after[0]}, bit 1 -> {after[1]}")
-for state, after in enumerate(MACHINES["three swaps"].tolist()):
-    print(f"cards {ARRANGEMENTS[state]}: swap 0, 1 or 2 ->", *(ARRANGEMENTS[i] for i in after))
+for state, (zero, one) in enumerate(MACHINES["parity"].tolist()):
+    print(f"parity {state}: bit 0 -> {zero}, bit 1 -> {one}")
+for state, row in enumerate(MACHINES["three swaps"].tolist()):
+    print(f"cards {ARRANGEMENTS[state]}: swap 0, 1 or 2 ->", *(ARRANGEMENTS[i] for i in row))
 
 # %% [markdown]
 # Both are small enough for a child. But the answer depends on *every* token of the text, and no
@@ -421,7 +421,7 @@ print(f"β of a swap from {min(swap_betas):.3f} to {max(swap_betas):.3f}")
 # did so for parity by mirrors (four of five), not for parity by turns (two) or for the cards (one).
 #
 # What do the cards lose by? A sigmoid never reaches its end: in these runs the $\beta$ of a swap is
-# between 1.984 and 1.998, so a mirror keeps 98.4 to 99.7 % of what it turns around. That would be a
+# between 1.984 and 1.997, so a mirror keeps 98.4 to 99.7 % of what it turns around. That would be a
 # fading memory again. But is it the reason? The keys may be inexact, too. So we trained the five
 # models again, set every $\beta$ to 2, and changed nothing else (`python -m experiments
 # 04_exact_mirrors`):
