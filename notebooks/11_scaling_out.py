@@ -761,8 +761,9 @@ for cut in ((6, 4, 7, 3), (8, 1, 0, 11)):
 # ## 7 · What travels
 #
 # How much do the ranks exchange? Let's count the bytes of floating-point data that each rank
-# *hands* to torch's collectives, since those calls we can intercept. What crosses the wire comes
-# next. With $N$ ranks, $b$ rows, $h$ heads of width $p$ and state width $n$, SSD should hand over
+# *hands* to torch's collectives, since those calls we can intercept. After that we'll count what
+# crosses the wire. With $N$ ranks, $b$ rows, $h$ heads of width $p$ and state width $n$, SSD should
+# hand over
 #
 # $$\underbrace{b\,h\,(pn + 1)}_{\text{forward: its pair}} \qquad\text{and}\qquad
 #   \underbrace{N\,b\,h\,(pn + 1)}_{\text{backward: a gradient for every pair}} \tag{11.5}$$
