@@ -103,7 +103,7 @@ plotting.show_drawing(
 # for each head and each text of the batch.
 
 
-# %% slide_title="A slice fades the state before it, and adds what it writes"
+# %% slide_title="A slice fades the state, and adds what it writes" slide_figure="11_one_slice"
 def pair_of(x, dt, A, B, C):
     """(a, W) of a slice: the decay over it (b, h), and the state that it writes (b, h, p, n)."""
     _, written = ssd_chunked(x, dt, A, B, C, return_final_state=True)
@@ -123,22 +123,30 @@ check("fade, and add what was written = recurrence", fade(decay, before) + writt
 
 # %% tags=["guard"]
 x, dt, A, B, C = tokens
-# A slice so short that the old state still shows, and of positive numbers, so that shades add up.
-part = x[:, :5].abs(), dt[:, :5], A, B[:, :5].abs(), C[:, :5]
+
+
+def positive(start, end):
+    """Some tokens as positive numbers, so that shades add up; few, so that the old state shows."""
+    return x[:, start:end].abs(), dt[:, start:end], A, B[:, start:end].abs(), C[:, start:end]
+
+
+part = positive(0, 5)
 a, W = pair_of(*part)
 old = before.abs()
 shown = [state[0, 0] for state in (old, fade(a, old), W, fade(a, old) + W)]  # row 0, head 0
 _, reached = ssd_recurrent(*part, initial_state=old, return_final_state=True)
 assert (shown[3] - reached[0, 0]).abs().max() < 1e-12 and 0.2 < a[0, 0] < 0.8
 assert min(state.min() for state in shown) >= 0
+a_j, W_j = pair_of(*positive(5, 7))
+joint = [state[0, 0] for state in (W, fade(a_j, W), W_j, fade(a_j, W) + W_j)]
+assert (joint[3] - pair_of(*positive(0, 7))[1][0, 0]).abs().max() < 1e-12
 
 
 # %% tags=["figure"]
-def draw_affine(ax, states, row=2, column=1):
-    """S before, the same faded, what the slice writes, S after: four grids, one cell's numbers."""
+def draw_affine(ax, states, names, colors, row=2, column=1):
+    """A state, the same faded, what comes in addition, and the sum: one cell with its number."""
     largest = max(state.max().item() for state in states)
-    names = ("$S$ before", "$a\\,S$: faded", "$W$: written", "$S$ after")
-    for i, (state, name, color) in enumerate(zip(states, names, (2, 2, 4, 2), strict=True)):
+    for i, (state, name, color) in enumerate(zip(states, names, colors, strict=True)):
         left, look = 0.4 + 3.2 * i, dict(color=plotting.COLORS[color], largest=largest)
         plotting.state_grid(ax, left, 1.4, state.tolist(), cell=0.6, **look)
         place = (left + 0.6 * column, 1.4 + 0.6 * (len(state) - 1 - row))
@@ -151,7 +159,8 @@ def draw_affine(ax, states, row=2, column=1):
 
 # %% slide_title="After a slice: the old state, faded, plus a new one" tags=["figure", "slide"]
 fig, ax = plotting.canvas(12.4, 5.2)
-draw_affine(ax, shown)
+names = ("$S$ before", "$a\\,S$: faded", "$W$: written", "$S$ after")
+draw_affine(ax, shown, names, colors=(2, 2, 4, 2))
 plotting.save(
     fig,
     "11_one_slice",
@@ -198,6 +207,17 @@ empty = pair_of(*slices_of(tokens, (0, 29))[0])
 assert (empty[0] == 1).all() and (empty[1] == 0).all()
 print("an empty slice: decay 1, nothing written")
 
+# %% slide_title="A join fades the first write, and adds the second" tags=["figure", "slide"]
+fig, ax = plotting.canvas(12.4, 5.2)
+draw_affine(ax, joint, ("$W_i$", "$a_j W_i$: faded", "$W_j$", "of both"), colors=(4, 4, 4, 4))
+plotting.save(
+    fig,
+    "11_joined",
+    "Four orange grids of 5 by 3 cells. What the first of two slices wrote becomes paler, what the "
+    "second wrote is added, and the result is what both wrote. One cell is framed in all four, and "
+    "its number stands below each.",
+)
+
 # %% [markdown]
 # The grouping doesn't matter, but the order does. The scan of chapter 01 joined two tokens the same
 # way.
@@ -205,8 +225,10 @@ print("an empty slice: decay 1, nothing written")
 # %% [markdown] slide_title="A rank needs to know what the earlier slices did to the state"
 # ## 2 · Run first, read later
 #
-# Rank $i$ needs the state just before its slice. That's the initial state after all *earlier* pairs
-# have acted on it, but not the rank's own, an *exclusive prefix* of the pairs:
+# Rank $i$ needs the state just before its slice.
+#
+# The state before slice $i$ is the initial state after all *earlier* pairs, but not the rank's own.
+# This is called an *exclusive prefix* of the pairs:
 
 
 # %% slide_title="The state before a slice leaves out what the slice itself writes"
@@ -218,12 +240,13 @@ def states_between(pairs, state):
     return states
 
 
-# %% [markdown] slide_title="No rank has to wait: run from an empty state, add the read later"
+# %% [markdown] slide_title="No rank has to wait: it reads later" slide_figure="11_run_first"
 # No rank has to wait for that state. A token reads the state after its own fade (step 4 of chapter
 # 03), so the incoming state reaches token $t$ faded by all decays of the slice up to and including
 # its own. A slice can run by itself, from an empty state, and add this read afterwards:
 #
-# $$y_t = y_t^{\text{alone}} + e^{A(\Delta_{\text{start}} + \dots + \Delta_t)}\;
+# $$y_t = y_t^{\text{alone}} +
+#   \underbrace{e^{A(\Delta_{\text{start}} + \dots + \Delta_t)}}_{\text{up to and including } t}\;
 #   S_{\text{before } i}\, C_t. \tag{11.3}$$
 
 
@@ -306,13 +329,14 @@ def general_pair(name, k, v, gates):
 k, v = F.normalize(random(1, 6, 1, 16, seed=20), dim=-1), random(1, 6, 1, 4, seed=21)
 gates = dict(g=-random(1, 6, 1, seed=22).abs(), beta=random(1, 6, 1, seed=23).sigmoid())
 old = random(1, 1, 4, 16, seed=24)
+ranks = {}
 for name, rule in RULES.items():
     M, W = general_pair(name, k, v, gates)
     check(f"{name}: S M + W", old @ M + W, final_state(name, k, v, gates, old))
     kept = gates["g"].sum().exp() if "g" in rule.takes else 1.0
-    matrix_rank = torch.linalg.matrix_rank(M - kept * torch.eye(16), atol=1e-9).item()
-    print(f"  matrix rank of M - cI: {matrix_rank}")
-    assert matrix_rank == (6 if "beta" in rule.takes else 0)
+    ranks[name] = torch.linalg.matrix_rank(M - kept * torch.eye(16), atol=1e-9).item()
+    assert ranks[name] == (6 if "beta" in rule.takes else 0)
+print("matrix rank of M - cI:", *(f"{name} {rank}" for name, rank in ranks.items()), sep="\n  ")
 
 # %% tags=["guard"]
 for name, rule in RULES.items():  # a token reads the old state through the M up to the token
@@ -326,10 +350,13 @@ assert [min(2 * l * 128 + 1, 128**2) for l in (6, 63, 64, 65)] == [1537, 16_129,
 
 # %% [markdown] slide_title="Softmax attention has no pair, so its keys and values travel instead"
 # Linear attention and Mamba-2 only scale the old state. The three rules with a step $\beta$ also
-# correct it along the key of every token, and that's why $M - cI$ has rank 6 after 6 tokens. This
-# correction can travel as two factors of $6n$ numbers each, unless it's cheaper to send all $n^2$.
-# With $n = 128$, a slice of 6 tokens sends 1,537 numbers for $M$, and one of 64 or more sends
-# 16,384. A head sends them on top of the $pn$ numbers of $W$:
+# correct it along each token's key. Why rank 6? Multiply out six factors of the form $I - \beta k
+# k^\top$. Every term but $I$ begins with one of six keys, so all the rest together has rank 6 at
+# most. (Decays scale $I$ and the rest alike.)
+#
+# This correction can travel as two factors of $6n$ numbers each, unless it's cheaper to send all
+# $n^2$. With $n = 128$ and $c$, that makes 1,537 numbers after 6 tokens, and 16,384 from 64 tokens
+# on, besides the $pn$ numbers of $W$:
 #
 # | rule | its matrix $M_i$ | numbers of $M_i$ |
 # |---|---|---|
@@ -338,10 +365,10 @@ assert [min(2 * l * 128 + 1, 128**2) for l in (6, 63, 64, 65)] == [1537, 16_129,
 # | Longhorn, DeltaNet, Gated DeltaNet | $cI$ + rank $l$ or less | at most $\min(2ln + 1, n^2)$ |
 # | softmax attention | none, and no $W$ | all keys and values instead |
 #
-# So a delta rule's pair stops growing too, at about $1 + n/p$ times the size of SSD's. But to join
-# two of them takes a product of matrices, and to read later, token $t$ needs the matrix of the
-# slice up to $t$ instead of the single decay in (11.3). A recurrent network with a tanh has no
-# such pair: a tanh isn't affine.
+# So a delta rule's pair stops growing too, at $n^2 + pn$ numbers where SSD has about $pn$. But to
+# join two of them takes a product of matrices, and to read later, token $t$ needs the matrix of the
+# slice up to $t$ instead of the single decay in (11.3). A recurrent network with a tanh has no such
+# pair: a tanh isn't affine.
 #
 # Then how can ranks share a softmax? *For one query*, a slice of keys has a summary too: its
 # largest score, its sum of exponentials, and its weighted sum of values. To join two such triples,
@@ -357,7 +384,7 @@ plotting.show_drawing(
     "the rank before, and so on. Keys of later slices, which no query there may see, are grey.",
 )
 
-# %% [markdown] slide_title="Each slice gets its own process"
+# %% [markdown] slide_title="Each slice gets its own process" slide_figure="11_collectives"
 # ## 4 · Four processes
 #
 # Now each slice gets its own process. The processes form a *group* and talk through
@@ -367,9 +394,20 @@ plotting.show_drawing(
 # - `reduce_scatter`: every rank contributes one tensor *per rank* and gets the sum of those
 #   addressed to it. In the package, that's how gradients travel back through an `all_gather`.
 # - `all_reduce`: every rank contributes a tensor and gets the sum of them all.
-#
-# Our helper `on_ranks` starts four processes, as `torchrun` would. `work(rank, ...)` runs on every
-# rank, and we get back a list of the results. They use *gloo*, torch's backend for CPUs.
+
+# %% slide_title="Gather, scatter sums, or sum for all" tags=["figure", "slide"]
+plotting.show_drawing(
+    "11_collectives",
+    "Three collectives on three ranks, whose numbers are blue, orange and green. In an all_gather, "
+    "each gives one number and gets all three. In a reduce_scatter, each gives a row of three, and "
+    "rank i gets the sum of column i. In an all_reduce, each gives one, and all get the sum.",
+)
+
+# %% [markdown]
+# Now we need four processes. Our helper `on_ranks` starts them, as `torchrun` would. `work(rank,
+# ...)` runs on every rank, and we get back a list of the results. A rank knows nothing of this
+# notebook, so `on_ranks` also sends it the source of every helper that `work` calls. The ranks use
+# *gloo*, torch's backend for CPUs.
 
 # %% tags=["setup"]
 RANK = """
@@ -514,7 +552,7 @@ def differentiated(rank, tensors, cut, tie):
 # %% [markdown] slide_title="Rank 0 finishes its backward pass, and the others wait for it"
 # So which ranks will finish their backward pass?
 
-# %%
+# %% slide_figure="11_silent_rank:1"
 *tokens, _ = inputs()
 given = dict(tensors=tokens, cut=(8, 7, 9, 5))
 ranks = on_ranks(differentiated, *HELPERS, tie=False, **given)
@@ -534,7 +572,7 @@ assert dist.distributed_c10d.default_pg_timeout == timedelta(minutes=30)
 plotting.show_drawing(
     "11_silent_rank",
     "Rank 0 finishes its backward pass without a collective, and ranks 1 to 3 wait for it there. "
-    "Before, on four time lines, all ranks run their slice, gather, and add their reads.",
+    "Until then, on four time lines, all ranks run their slice, gather, and add their reads.",
 )
 
 # %% [markdown] slide_title="With the tie, all ranks finish, but the gradient of A comes in parts"
@@ -569,9 +607,10 @@ def draw_parts(ax, parts, whole):
     bars = {f"rank {rank}": part.item() for rank, part in enumerate(parts)}
     ax.bar(list(bars), list(bars.values()), color=plotting.COLORS[0])
     ax.bar(["sum"], [sum(bars.values())], color=plotting.COLORS[2])
-    plotting.level(ax, whole.item(), "one process", side="left")
-    ax.tick_params(labelsize=16)
-    ax.set_ylabel("gradient of $A$, head 0", fontsize=16)
+    plotting.level(ax, whole.item())
+    ax.text(1.5, 0.94 * whole.item(), "one process", ha="center", va="top", fontsize=18)
+    ax.tick_params(labelsize=18)
+    ax.set_ylabel("gradient of $A$, head 0", fontsize=18)
 
 
 # %% slide_title="Each rank has a part; only the sum is the gradient" tags=["figure", "slide"]
@@ -592,25 +631,31 @@ plotting.save(
 # its pair in the reads of later ranks. You won't see an error. Each rank just makes a different
 # update, and the models drift apart. So sum the parts with an `all_reduce` before you update.
 
-# %% [markdown] slide_title="Most layers look at one token at a time and don't notice the cut"
+# %% [markdown] slide_title="Four things notice the cut of a text" slide_figure="11_reach"
 # ## 6 · A whole model
 #
 # Feed-forward and expert layers, norms, the embedding and the head look at one token at a time, so
 # they don't notice the cut. Four things in the S, A and I layers of chapter 07 do:
 #
-# - **The state** of an S layer, and of the SSD inside an I layer: done.
-# - **The convolution** of an S layer (`position="conv"`, chapter 04) looks at the $d_\text{conv} -
-#   1$ tokens before each token. At the start of a slice, earlier ranks have to send them: the
-#   *halo*.
-# - **Positions** count from the start of the text, so a rank needs to know how long all earlier
-#   slices are.
+# - **The state** of an S layer, or of the SSD in an I layer: done.
+# - **The convolution** of an S layer (chapter 04) looks at the $d_\text{conv} - 1$ tokens before
+#   each token. At the start of a slice, earlier ranks have to send them: the *halo*.
+# - **Positions** count from the start of the text: how long are all earlier slices?
 # - **Attention**, in A and I layers, has no pair, so the ranks gather keys and values.
+
+# %% slide_title="Pair, halo, position and keys cross the border" tags=["figure", "slide"]
+plotting.show_drawing(
+    "11_reach",
+    "Four times two slices of eight tokens, and what rank 0 sends to rank 1: a decay and a small "
+    "state for an S layer, the last three tokens for its convolution, the number of tokens for "
+    "positions, and two numbers of each token, its key and value, for attention.",
+)
 
 # %% [markdown] slide_title="Without a halo, a slice's first tokens come out wrong"
 # Let's look at the halo. Cut 20 tokens into slices of 8, 1 and 11, and take four taps. Which tokens
 # come out wrong without a halo? And which ranks send rank 2's?
 
-# %%
+# %% slide_figure="11_halo:0"
 u, taps = random(2, 20, 6, seed=7), random(6, 4, seed=8)
 whole, _ = short_convolution(u, taps)
 cut, d_conv = (8, 1, 11), taps.shape[1]
@@ -628,27 +673,30 @@ assert wrong.nonzero().flatten().tolist() == [8, 9, 10, 11]
 
 # %% tags=["figure"]
 def draw_halo(ax, cut, start, wrong):
-    """The tokens of three slices; wrong ones in vermilion; the halo of the last slice below."""
+    """The tokens of three slices, wrong ones in vermilion; below, the last one's halo: returned."""
     owners = [rank for rank, tokens in enumerate(cut) for _ in range(tokens)]
     for t, rank in enumerate(owners):
         place, color = (0.4 + 0.6 * t + 0.2 * rank, 1.5), plotting.COLORS[1 if wrong[t] else 0]
         ax.add_patch(Rectangle(place, 0.6, 0.7, fc=color, ec="white"))
         ax.text(place[0] + 0.3, 1.85, t, ha="center", va="center", fontsize=17, color="white")
-    for rank, x in enumerate((2.8, 5.7, 9.5)):
+    for rank, x in enumerate((2.8, 5.5, 9.9)):
         ax.text(x, 2.4, f"rank {rank}", ha="center", fontsize=18)
+    red, green = plotting.COLORS[1:3]
+    ax.text(6.7, 2.95, "wrong without a halo", ha="center", fontsize=18, color=red)
     x = 0.4 + 0.6 * start
-    ax.plot([x, x, x + 1.95, x + 1.95], [1.4, 1.2, 1.2, 1.4], color=plotting.COLORS[2])
-    ax.text(x + 1.0, 0.7, "halo of rank 2", ha="center", fontsize=18, color=plotting.COLORS[2])
+    line = ax.plot([x, x, x + 1.95, x + 1.95], [1.4, 1.2, 1.2, 1.4], color=green)
+    return *line, ax.text(x + 1.0, 0.7, "halo of rank 2", ha="center", fontsize=18, color=green)
 
 
 # %% slide_title="Rank 2's halo comes from two ranks" tags=["figure", "slide"]
-fig, ax = plotting.canvas(13.2, 3.0)
-draw_halo(ax, cut, starts[2] - d_conv + 1, wrong)
+fig, ax = plotting.canvas(13.2, 3.5)
+sent = draw_halo(ax, cut, starts[2] - d_conv + 1, wrong)
 plotting.save(
     fig,
     "11_halo",
     "Twenty tokens in slices of 8, 1 and 11. Without a halo tokens 8 to 11 come out wrong. The "
     "halo of rank 2, tokens 6 to 8, covers two tokens of rank 0 and the one of rank 1.",
+    stages=[sent],
 )
 
 # %% [markdown]
@@ -713,8 +761,9 @@ for cut in ((6, 4, 7, 3), (8, 1, 0, 11)):
 # ## 7 · What travels
 #
 # How much do the ranks exchange? Let's count the bytes of floating-point data that each rank
-# *hands* to torch's collectives. With $N$ ranks,
-# $b$ rows, $h$ heads of width $p$ and state width $n$, SSD should hand over
+# *hands* to torch's collectives, since those calls we can intercept. After that we'll count what
+# crosses the wire. With $N$ ranks, $b$ rows, $h$ heads of width $p$ and state width $n$, SSD should
+# hand over
 #
 # $$\underbrace{b\,h\,(pn + 1)}_{\text{forward: its pair}} \qquad\text{and}\qquad
 #   \underbrace{N\,b\,h\,(pn + 1)}_{\text{backward: a gradient for every pair}} \tag{11.5}$$
@@ -770,34 +819,35 @@ for name, (forward, backward) in zip(names, ranks[0], strict=True):
 # %% tags=["guard"]
 pair, keys = 8 * b * h * (p * n + 1), [8 * 2 * b * l * h * p for l in (8, 40)]  # in float64
 assert all(found == [[once, N * once] for once in (pair, pair, *keys)] for found in ranks)
-assert f"{(p * n + 1) / (2 * p):.2f}" == "8.06"  # (11.7), for numbers of one size and h = g
 patterns = {preset(f"cheems-{size}").pattern for size in ("320m", "1.3b")}
 assert {pattern[::2] for pattern in patterns} == {"SSSSSSSI" * 3}
 
-# %% [markdown] slide_title="Both send to all other ranks, but only keys grow with the text"
-# Only attention's numbers grow, and all four rows match the prediction to the byte. But what does
-# a rank *send*? What a rank contributes to an `all_gather` must reach each of the other $N - 1$,
-# and in ring attention, keys and values take $N - 1$ steps around the ring. So in a forward pass,
-# each rank sends this many numbers:
+# %% [markdown] slide_title="All send to all; only keys grow with the text" slide_figure="11_pairs"
+# Only attention's numbers grow, and all four rows match the prediction to the byte. But what does a
+# rank *send* over the wire? What a rank contributes to an `all_gather` must reach each of the other
+# $N - 1$, and in ring attention, keys and values take $N - 1$ steps around the ring. So in a
+# forward pass, each rank sends this many numbers:
 #
 # $$\text{SSD: } (N-1)\,b\,h\,(pn + 1), \qquad
 #   \text{ring attention: } (N-1)\,2\,b\,l\,g\,p. \tag{11.6}$$
-#
+
+# %% [markdown] slide_title="At 64 to 512 tokens per rank, a ring sends as much as SSD"
 # Keys can be stored in sixteen bits, while the package keeps states in float32, and often several
 # heads share a key head. So let a number of a key or value take $s$ bytes, and one of a pair four.
-# Then the two send equally many bytes when each rank has
+# Then the two send the same number of bytes when each rank has
 #
 # $$l^* = \frac{4}{s} \cdot \frac{h}{g} \cdot \frac{pn + 1}{2p} \tag{11.7}$$
 #
 # tokens, for any $N > 1$ and $b$. That's about $n/2$, times $4/s$, times $h/g$. Beyond $l^*$,
-# ring attention sends $l/l^*$ times as much. (Our count's numbers of eight bytes make $l^* = 8.06$,
-# so at 8 tokens the two nearly tied.)
+# ring attention sends $l/l^*$ times as much.
 #
-# Both have a cheaper variant. *Ulysses* (Jacobs et al.) swaps tokens for heads: a rank keeps an
-# $N$th of its queries, keys, values and outputs, sends the rest, and so reads the whole text with
-# $h/N$ heads. That's $\frac{N-1}{N}\,2\,b\,l\,p\,(h + g)$ numbers, never twice those on two ranks.
-# A gather of pairs grows with $N - 1$. But pairs can go down a *chain*: each rank joins the prefix
-# with its own pair and sends one pair, but has to wait for its neighbour.
+# Both have a cheaper variant. *Ulysses* (Jacobs et al.) swaps tokens for heads, and so reads the
+# whole text with $h/N$ heads on each rank. For every token, a rank has a query and an output for
+# each of $h$ heads, and a key and a value for each of $g$. It keeps an $N$th of them and sends the
+# rest, $\frac{N-1}{N}\,2\,b\,l\,p\,(h + g)$ numbers. However many ranks there are, that's less than
+# twice what it sends on two. A gather of pairs grows with $N - 1$. But pairs can go down a *chain*:
+# each rank joins the prefix with its own pair and sends one pair, but has to wait for its
+# neighbour.
 
 
 # %% tags=["setup"]
@@ -807,7 +857,7 @@ def ulysses_crossing(h, p, n, g, size, N, pairs):
     return pairs * 4 * h * (p * n + 1) / per_token
 
 
-# %% slide_title="Ring attention and SSD send equally much at 64 to 512 tokens per rank"
+# %%
 def crossing(h, p, n, g, size):
     """Equation 11.7: tokens per rank at which SSD and attention send the same number of bytes."""
     return 4 / size * h / g * (p * n + 1) / (2 * p)
@@ -836,22 +886,24 @@ def draw_bytes(ax, lengths, ssd, equal):
     ax.axhline(ssd, color=plotting.COLORS[2], linewidth=4, label="SSD, float32: a pair per slice")
     ax.set(xscale="log", yscale="log", xlim=(16, 131_072), ylim=(1e5, 3e10))
     ax.legend(loc="upper left", fontsize=15)
+    ax.tick_params(labelsize=16)
 
 
 # %% slide_title="SSD sends the same for any length, and the others end up above" tags=["figure"]
-fig, ax = plotting.figure(size=(11, 5))
+fig, ax = plotting.figure(size=(9.6, 5))
 equal = {f"ring, {name}": crossing(32, 64, 128, g, size) for name, (g, size) in KEYS.items()}
 equal["Ulysses, 4 heads share keys, 16 bits"] = ulysses_crossing(32, 64, 128, 8, 2, 8, pairs=7)
 ssd = 7 * 4 * 32 * (64 * 128 + 1)  # equation 11.6 for 8 ranks and one row, in bytes
 draw_bytes(ax, [2**e for e in range(4, 18)], ssd, equal)
-ax.set(xlabel="tokens per rank", ylabel="bytes that a rank sends, forward")
+ax.set_xlabel("tokens per rank", fontsize=16)
+ax.set_ylabel("bytes sent, forward", fontsize=16)
 plotting.save(
     fig,
     "11_bytes",
-    "SSD sends equally many bytes for any length, and attention soon more. Bytes that each of 8 "
-    "ranks sends in a forward pass against tokens per rank, both logarithmic. SSD is a level line. "
-    "Three lines of ring attention and one of Ulysses rise in proportion to the tokens. They cross "
-    "the level line at 64, 128, 512 and 819 tokens.",
+    "SSD sends the same number of bytes for any length, and attention soon more. Bytes that each "
+    "of 8 ranks sends in a forward pass against tokens per rank, both logarithmic. SSD is a level "
+    "line. Three lines of ring attention and one of Ulysses rise in proportion to the tokens. They "
+    "cross the level line at 64, 128, 512 and 819 tokens.",
 )
 
 # %% [markdown]
@@ -867,11 +919,27 @@ plotting.save(
 
 # %%
 l, link, rate = 16_384, 50e9, 5e14
-sending = 2 * 2 * l * 8 * 64 / link  # k and v of 8 heads, two bytes each
-computing = 4 * l**2 * 32 * 64 / rate  # two products, each multiplies and adds; 32 heads of 64
+sending = 2 * 2 * l * 8 * 64 / link  # k and v of 8 heads, in 2 bytes
+computing = 4 * l**2 * 32 * 64 / rate  # two products, 32 heads
 print("milliseconds of a step of the ring, to send and to compute:", end=" ")
 print(f"{1e3 * sending:.2f}, {1e3 * computing:.1f}")
 assert sending < computing / 6
+
+
+# %% slide_title="While a rank computes, the next keys arrive" tags=["figure", "slide"]
+fig, ax = plotting.figure(size=(11, 3.6))
+for step in range(3):
+    ax.barh(1, 1e3 * computing, left=1e3 * computing * step, color=plotting.COLORS[0], ec="white")
+    ax.barh(0, 1e3 * sending, left=1e3 * computing * step, color=plotting.COLORS[4])
+ax.set_yticks([0, 1], ["send keys, values", "compute"], fontsize=18)
+ax.tick_params(axis="x", labelsize=18)
+ax.set_xlabel("milliseconds: three steps of the ring", fontsize=18)
+plotting.save(
+    fig,
+    "11_hidden",
+    "Three steps of a ring. In each, a bar of 4.4 milliseconds of products stands above a bar of "
+    "0.67 milliseconds, in which the next keys and values are sent.",
+)
 
 # %% [markdown]
 # The sending hides behind the products. On this assumed machine the ring is slow because attention
@@ -881,9 +949,9 @@ assert sending < computing / 6
 # ## 8 · And the time?
 #
 # Bytes aren't time. Do two processes get through a text any faster than one? We take models of a
-# single layer, S or A, and time a forward and a backward pass. First one process reads a whole
-# text, then two processes read half of it each. Which layer couldn't get twice as fast even if
-# nothing had to travel?
+# single layer, an S layer or an A layer, and time a forward and a backward pass. First one process
+# reads a whole text, then two processes read half of it each. Which layer couldn't get twice as
+# fast even if nothing had to travel?
 
 
 # %% tags=["setup", "experiment"]
@@ -906,11 +974,11 @@ def timed(rank, pattern, length, turns):
     return seconds
 
 
-# %% [markdown] slide_title="Two processes pay off for a long S text; for A we see no gain"
+# %% [markdown] slide_title="Two processes pay off for an S layer and a long text"
 # Here is our record (`python -m experiments 11_two_processes`, float32, two cores, 11 turns).
 # *Wall* is wall-clock time. *Busiest rank* counts only the processor time of the busier process.
 
-# %%
+# %% tags=["aside"]
 record = json.loads(Path("../experiments/records/11_two_processes.json").read_text())
 
 
@@ -954,17 +1022,18 @@ def draw_speedups(ax, wall):
         for i, (low, middle, high) in enumerate(found):
             ax.plot([i + aside] * 2, [low, high], color=color, linewidth=4)
             ax.plot(i + aside, middle, "o", color=color, ms=12)
-        ax.text(2 + aside, high + 0.05, pattern, ha="center", fontsize=20, color=color)
-    plotting.level(ax, 1.0, side="left")
+        ax.text(2 + aside, high + 0.05, f"{pattern} layer", ha="center", fontsize=20, color=color)
+    plotting.level(ax, 1.0)
+    ax.text(-0.45, 1.04, "one process", fontsize=17, color=plotting.QUIET)
     ax.set_xticks(range(3), ["512 tokens", "2,048", "4,096"], fontsize=18)
     ax.tick_params(axis="y", labelsize=18)
 
 
-# %% slide_title="S loses at 512 tokens and wins at 4,096; A shows no gain" tags=["figure", "slide"]
-fig, ax = plotting.figure(size=(11, 4.6))
+# %% slide_title="A long text pays for an S layer, not for an A layer" tags=["figure", "slide"]
+fig, ax = plotting.figure(size=(10, 4.6))
 draw_speedups(ax, wall)
-ax.set(xlim=(-0.5, 2.6), ylim=(0, 2.2), yticks=[0, 0.5, 1, 1.5, 2])
-ax.set_ylabel("times as fast as one process", fontsize=18)
+ax.set(xlim=(-0.5, 2.5), ylim=(0, 2.2), yticks=[0, 0.5, 1, 1.5, 2])
+ax.set_ylabel("times as fast", fontsize=18)
 plotting.save(
     fig,
     "11_speedup",
@@ -973,16 +1042,17 @@ plotting.save(
 )
 
 # %% [markdown]
-# For S, two processes lose at 512 tokens (0.89 by the wall clock) and win at 4,096 (1.65). At 512
-# the busier one does compute less than a single process (1.18), but waiting and exchanging cost
-# more. For A we see no gain: at every length, the quartiles of the wall-clock speedup lie on both
-# sides of 1.
+# For the S layer, two processes lose at 512 tokens (0.89 by the wall clock) and win at 4,096
+# (1.65). At 512 the busier one does compute less than a single process (1.18), but waiting and
+# exchanging cost more. For the A layer we see no gain: at every length, the quartiles of the
+# wall-clock speedup lie on both sides of 1.
 #
 # Halves of equal length aren't equal work: the second half of the tokens has three quarters of all
 # query–key pairs. The usual cure is called *zig-zag*: cut the text into $2N$ slices and give rank
 # $i$ the slices $i$ and $2N - 1 - i$, an early one and a late one. `SequenceParallel` doesn't. And
-# for a later slice torch doesn't skip the masked half of the square, so the second process computes
-# as many pairs as one process does for the whole text.
+# torch skips masked pairs only where there are as many queries as keys. The second half's $l/2$
+# queries meet all $l$ keys, so it computes all $l^2/2$ products, masked ones included. One process
+# computes about $l^2/2$ for the whole text.
 
 # %% slide_title="Halves aren't equal work; an early and a late slice are" tags=["figure", "slide"]
 plotting.show_drawing(

@@ -5,24 +5,37 @@ from cheems_ref import plotting
 STATE = plotting.COLORS[2]
 
 
-def dots(ax, x, y):
+def dots(ax, x, name):
+    ax.text(x, 4.55, name, ha="center", fontsize=17, color=plotting.QUIET)
     for rank in range(4):
-        plotting.box(ax, x, y - 1.1 * rank, f"{rank}", fontsize=18, color=plotting.COLORS[0])
+        plotting.box(ax, x, 3.75 - 1.05 * rank, f"{rank}", fontsize=18, color=plotting.COLORS[0])
+
+
+def draw_gather(ax):
+    """Every rank sends its pair to the three others."""
+    ax.text(2.3, 5.1, "gather: 1 step, 3 pairs from each", ha="center", fontsize=18)
+    dots(ax, 0.9, "ranks")
+    dots(ax, 3.9, "step 1")
+    for sender in range(4):
+        for receiver in set(range(4)) - {sender}:
+            start, end = (1.3, 3.75 - 1.05 * sender), (3.5, 3.75 - 1.05 * receiver)
+            plotting.arrow(ax, start, end, color=STATE)
+
+
+def draw_chain(ax):
+    """Each rank sends one pair, once it has one from its neighbour."""
+    ax.text(8.4, 5.1, "chain: 3 steps, at most 1 pair from each", ha="center", fontsize=18)
+    for step in range(4):
+        x = 5.9 + 1.7 * step
+        dots(ax, x, f"step {step}" if step else "ranks")
+        if step < 3:
+            y = 3.75 - 1.05 * step
+            plotting.arrow(ax, (x + 0.4, y), (x + 1.3, y - 1.05), color=STATE)
 
 
 def draw():
-    fig, ax = plotting.canvas(12.8, 5.4)
-    dots(ax, 0.7, 4.2)
-    dots(ax, 4.3, 4.2)
-    for sender in range(4):
-        for receiver in set(range(4)) - {sender}:
-            start, end = (1.1, 4.2 - 1.1 * sender), (3.9, 4.2 - 1.1 * receiver)
-            plotting.arrow(ax, start, end, color=STATE)
-    for step in range(4):
-        dots(ax, 6.6 + 1.8 * step, 4.2)
-        if step < 3:
-            start = (7.0 + 1.8 * step, 4.2 - 1.1 * step)
-            plotting.arrow(ax, start, (8.0 + 1.8 * step, 3.1 - 1.1 * step), color=STATE)
-    ax.text(2.5, 5.05, "gather: 1 step, 3 pairs from each", ha="center", fontsize=18)
-    ax.text(9.3, 5.05, "chain: 3 steps, at most 1 pair from each", ha="center", fontsize=18)
-    return fig, []
+    fig, ax = plotting.canvas(11.6, 5.4)
+    draw_gather(ax)
+    before = [*ax.texts, *ax.patches]
+    draw_chain(ax)
+    return fig, [before, [a for a in (*ax.texts, *ax.patches) if a not in before]]

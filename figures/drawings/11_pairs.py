@@ -29,6 +29,7 @@ def draw_pairs(ax, y):
         plotting.arrow(ax, (x, y - 0.05), (x, y - 0.6), color=plotting.INK)
         ax.text(x - 0.75, y - 1.13, f"$a_{i},$", ha="center", va="center", fontsize=18)
         plotting.state_grid(ax, x - 0.45, y - 1.55, WRITTEN[i], cell=0.3, color=WRITES)
+        ax.text(x, y - 1.9, f"$W_{i}$", ha="center", va="center", fontsize=18)
         if i < 3:
             plotting.arrow(ax, (x + 0.6, y - 1.1), (x + 1.55, y - 1.1), color=STATE)
 
@@ -46,10 +47,10 @@ def draw_ring(ax, y):
 
 
 def draw():
-    fig, ax = plotting.canvas(12.6, 6.4)
-    draw_pairs(ax, 5.2)
-    ax.text(0.05, 4.6, "a state:\none small\npair each", fontsize=18, va="center")
-    ax.text(7.2, 3.1, "as large for ten tokens as for ten million", ha="center", fontsize=18)
+    fig, ax = plotting.canvas(12.4, 6.6)
+    draw_pairs(ax, 5.5)
+    ax.text(0.05, 4.7, "a state:\none small\npair each", fontsize=18, va="center")
+    ax.text(7.2, 3.05, "as large for ten tokens as for ten million", ha="center", fontsize=18)
     draw_ring(ax, 1.75)
     ax.text(0.05, 1.6, "attention:\nkeys and\nvalues", fontsize=18, va="center")
     ax.text(7.2, 0.12, "they grow with the text", ha="center", fontsize=18)

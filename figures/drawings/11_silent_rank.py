@@ -4,34 +4,40 @@ from matplotlib.patches import Rectangle
 
 from cheems_ref import plotting
 
+BLUE, RED, GREEN = plotting.COLORS[:3]
 
-def draw_step(ax, rank, start, end, text, color, **options):
+
+def draw_step(ax, rank, start, end, text, color):
     """A bar in a rank's line, with what the rank does there."""
-    place, size = (start, 3.65 - rank), (end - start, 0.55)
-    ax.add_patch(Rectangle(place, *size, fc=color, ec=color, **options))
+    place, size = (start, 3.6 - rank), (end - start, 0.66)
+    ax.add_patch(Rectangle(place, *size, fc=color, ec="white"))
     middle = (start + end) / 2
-    ax.text(middle, 3.92 - rank, text, ha="center", va="center", fontsize=15, color="white")
+    ax.text(middle, 3.93 - rank, text, ha="center", va="center", fontsize=17, color="white")
 
 
-def draw_waiting(ax, last=11.3):
-    """Four ranks: all gather together, but only ranks 1 to 3 come to the backward collective."""
-    blue, red, green = plotting.COLORS[:3]
+def draw_forward(ax):
+    """All ranks run their slice, gather, and add their reads."""
     for rank in range(4):
-        ax.text(0.1, 3.92 - rank, f"rank {rank}", va="center", fontsize=16)
-        draw_step(ax, rank, 1.3, 3.3, "own slice", blue)
-        draw_step(ax, rank, 3.4, 5.0, "all_gather", green)
-        draw_step(ax, rank, 5.1, 6.5, "add reads", blue)
-        if rank:
-            draw_step(ax, rank, 6.6, 7.9, "backward", blue)
-            draw_step(ax, rank, 8.0, last, "wait for rank 0 ...", red)
-        else:
-            draw_step(ax, rank, 6.6, 9.1, "whole backward", blue)
-            ax.text(9.3, 3.92, "done: no collective to enter", va="center", fontsize=15)
+        ax.text(0.05, 3.93 - rank, f"rank {rank}", va="center", fontsize=18)
+        draw_step(ax, rank, 1.1, 2.6, "own slice", BLUE)
+        draw_step(ax, rank, 2.65, 4.05, "all_gather", GREEN)
+        draw_step(ax, rank, 4.1, 5.6, "add reads", BLUE)
+    plotting.arrow(ax, (1.1, 0.3), (10.7, 0.3), color=plotting.INK)
+    ax.text(10.8, 0.3, "time", va="center", fontsize=17)
+
+
+def draw_backward(ax):
+    """Ranks 1 to 3 come to the backward collective, and rank 0 doesn't."""
+    draw_step(ax, 0, 5.65, 7.85, "whole backward", BLUE)
+    ax.text(8.0, 3.93, "done: no collective to enter", va="center", fontsize=17)
+    for rank in (1, 2, 3):
+        draw_step(ax, rank, 5.65, 7.05, "backward", BLUE)
+        draw_step(ax, rank, 7.1, 10.7, "wait for rank 0 ...", RED)
 
 
 def draw():
-    fig, ax = plotting.canvas(12.8, 4.6)
-    draw_waiting(ax)
-    plotting.arrow(ax, (1.3, 0.3), (12.2, 0.3), color=plotting.INK)
-    ax.text(12.3, 0.3, "time", va="center", fontsize=15)
-    return fig, []
+    fig, ax = plotting.canvas(11.6, 4.5)
+    draw_forward(ax)
+    before = [*ax.texts, *ax.patches]
+    draw_backward(ax)
+    return fig, [before, [a for a in (*ax.texts, *ax.patches) if a not in before]]

@@ -1,0 +1,47 @@
+"""What three collectives do to the tensors of three ranks."""
+
+from matplotlib.patches import Rectangle
+
+from cheems_ref import plotting
+
+RANKS = [plotting.COLORS[i] for i in (0, 4, 2)]  # a number has the colour of the rank it is from
+SIDE = 0.5
+
+
+def number(ax, x, y, senders):
+    """One number: a square in the colour of its rank, or striped where it sums several ranks'."""
+    high = SIDE / len(senders)
+    for i, rank in enumerate(senders):
+        ax.add_patch(Rectangle((x, y + i * high), SIDE, high, fc=RANKS[rank], lw=0))
+    ax.add_patch(Rectangle((x, y), SIDE, SIDE, fill=False, ec="white", lw=2))
+
+
+def draw_collective(ax, y, name, says, given, got):
+    """Rows of ranks: the numbers that each gives, and those that it gets."""
+    ax.text(4.35, y + 1.35, name, ha="center", fontsize=19, family="monospace")
+    ax.text(4.35, y + 0.4, says, ha="center", va="center", fontsize=17)
+    plotting.arrow(ax, (3.1, y + 0.95), (5.6, y + 0.95), color=plotting.INK)
+    for rank in range(3):
+        low = y + 1.4 - 0.65 * rank
+        ax.text(0.05, low + 0.25, f"rank {rank}", va="center", fontsize=17)
+        for x, numbers in ((1.3, given[rank]), (6.0, got[rank])):
+            for i, senders in enumerate(numbers):
+                number(ax, x + 0.55 * i, low, senders)
+
+
+def draw():
+    fig, ax = plotting.canvas(7.8, 7.4)
+    own = [[[rank]] for rank in range(3)]
+    collectives = (
+        ("all_gather", "all get all", own, [[[0], [1], [2]]] * 3),
+        ("reduce_scatter", "rank $i$: the sum\nof column $i$", [[[rank]] * 3 for rank in range(3)],
+         [[[0, 1, 2]]] * 3),
+        ("all_reduce", "all get the sum", own, [[[0, 1, 2]]] * 3),
+    )  # fmt: skip
+    stages, before = [], set()
+    for i, (name, says, given, got) in enumerate(collectives):
+        draw_collective(ax, 5.15 - 2.5 * i, name, says, given, got)
+        drawn = [*ax.texts, *ax.patches]
+        stages.append([artist for artist in drawn if artist not in before])
+        before = set(drawn)
+    return fig, stages
