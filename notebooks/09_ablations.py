@@ -683,6 +683,8 @@ for name, weights in averages.items():
 without = verdicts(position, undoubted, pool=True).values()
 found = [(round(mean, 3), round(half, 3), yes) for (mean, half), _, yes in without]
 assert found == [(0.116, 0.036, True), (0.039, 0.036, True)]
+
+# %% tags=["guard"]
 # For the claims of chapter 12: single modules, attention alone or unturned, added parts.
 three = ("conv", "decay", "rope")
 times = compute(position_rows())
@@ -703,12 +705,9 @@ for source, (before, after) in product(three, pairwise(MODULES)):
 assert all(verdict.interval.mean > 0 for verdict in verdicts(position, eight).values())
 print("Chapter 12 quotes, of single modules and parts:")
 quoted = ["S + A, conv minus S, conv", "S + A, decay minus S, decay", "S, decay minus S, rope"]
-quoted += ["A minus S + A, decay", "S + I, rope minus S + A, rope", *without_turns]
-quoted += [
-    name
-    for name in [*eight, *steps]
-    if name.startswith(("S, rope", "S + I, rope minus S + I, conv", "S + I + mask, rope"))
-]
+quoted += ["A minus S + A, decay", *without_turns]
+quoted += [name for name in (eight | steps) if name.startswith(("S, rope", "S + I", "S + I + mask"))
+           and "rope minus" in name]  # fmt: skip
 families = eight, alone, without_turns, steps
 called = [[*judge(position, one, only=quoted).values()] for one in families]
 assert called[0] == 4 * [True] + 4 * [False] and called[2] == [False, False, True]
