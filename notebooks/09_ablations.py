@@ -1238,7 +1238,7 @@ def draw_claims(ax, claims, widths, said):
         how = dict(color=color, fontsize=14, va="center")
         drawn += [ax.text(mean + wide + 0.5, place, said[name], **how)]
     ax.axvspan(-23, 0, color=plotting.COLORS[0], alpha=0.08, lw=0)
-    ax.text(-22.5, len(names) - 1, "the papers' side", color=plotting.COLORS[0], va="center")
+    ax.text(-18.5, len(names) - 1, "the papers' side", color=plotting.COLORS[0], va="center")
     ax.axvline(0, color=plotting.QUIET, lw=1)
     ax.set_yticks(range(len(names)), names, fontsize=14)
     ax.set(xlim=(-23, 17), xlabel="change of the loss, %  (diamonds: the paper; dots: ours)")
