@@ -218,7 +218,7 @@ def draw_operators(ax, timed, machine):
         how = dict(color=plotting.COLORS[color], marker=marker, alpha=0.75)
         if best < machine.launch:
             how = dict(color=plotting.QUIET, marker="o", mfc="none")
-        work, across = flops or moved / 12, 1.6 ** (i / len(timed) - 0.5)
+        work, across = flops or moved / 12, 1 if flops else 1.6 ** (i / len(timed) - 0.5)
         ax.plot(across * work / moved, work / seconds / 1e9, ms=8, **how)
     ax.legend(loc="lower right")
     for words, place, text in (
@@ -596,7 +596,7 @@ assert math.exp(-750) == 0
 # - `t`, `j`: the chunk's tokens and the tile's channels; `t < l` and `j < p` are their masks.
 # - `mine`: their rows of $x$, $\Delta$ and $y$, of which each token has $h$, one per head.
 # - `shared`: their rows of $B$ and $C$, which the $h/g$ heads of a group share.
-# - `place`: the number of the chunk's state.
+# - `place`: the number of the chunk's state. (A head has `num_programs(0) // tiles` chunks.)
 # - `decay`: the *log* decay $\Delta A$ of each token, which PyTorch has multiplied before. `since`
 #   is its sum from the chunk's start. `over` is the decay over a whole chunk, no logarithm any
 #   more.
@@ -609,7 +609,7 @@ assert math.exp(-750) == 0
 # `tl.program_id` tells a program its place on each axis. On the first, `//` gives the chunk and `%`
 # the tile:
 
-# %% slide_title="A grid of chunks, heads and rows tells a program its place"
+# %% slide_title="Its place in the grid tells a program its chunk, tile and head"
 print(triton("_scan", "_write[", "_write["))
 print(triton("_program", "tiles =", "place ="))
 
@@ -792,6 +792,7 @@ for kernel, one_head in zip((write, carry, read), numbers(l, n, p, q, P, SLICE),
     moved = run(kernel, *GRIDS[kernel.__name__])
     print(f"{kernel.__name__:5}: {moved:6,} numbers counted, {h * one_head:6,} by (10.3)")
     assert moved == h * one_head
+assert (CHUNKS, TILES, h, n, p, P) == (3, 2, 4, 24, 20, 16)  # as drawn in 10_grid
 kernels = three_kernels(h=4, l=4096, n=64, p=32, q=64)
 waits = [one.moved / MACHINE.bandwidth > one.flops / MACHINE.flops for one in kernels]
 assert waits == [False, True, False] and "\nN, P, SLICE = 16, 32, 512" in TRITON
@@ -875,9 +876,9 @@ assert reads == {"float32": 200, "bfloat16": 189} and ours["occupancy"] == 1 / 8
 plotting.show_drawing(
     "10_trees",
     "The same tree twice. Four slices of a text are joined in twos, then the two halves. On the "
-    "left they are pairs of a decay and a state, drawn as a grid; on the right they are triples of "
-    "a largest score, a sum and a weighted sum, which belong to one query. A note says that a pair "
-    "serves every later query, and a triple only its own.",
+    "left each has a decay and a state, drawn as a grid, which serve every later query; on the "
+    "right, triples of a largest score, a sum and a weighted sum belong to one query. Beside each "
+    "tree is the rule by which two of its slices are joined.",
 )
 
 # %% [markdown] slide_title="Three slices, however they're joined: the softmax of all keys"
@@ -906,7 +907,7 @@ assert b.total[:, :5].max() == 0 and join(b, c).weighted.isfinite().all()
 first, second = torch.rand(2, generator=seeded(9)).double(), torch.rand(2, generator=seeded(8))
 pair = [(first[i], second[i] * torch.ones(1, dtype=torch.float64)) for i in range(2)]
 one_order, other_order = (a2 * w1 + w2 for (_, w1), (a2, w2) in (pair, pair[::-1]))
-_ = must_differ("a state's pairs in the other order", other_order, one_order)
+_ = must_differ("a state's slices in the other order", other_order, one_order)
 small = [online_softmax(scores[..., part].float(), values[:, part].float()) for part in slices]
 left, right = join(join(*small[:2]), small[2]), join(small[0], join(*small[1:]))
 assert not torch.equal(left.weighted, right.weighted)  # in float32 the last bits differ

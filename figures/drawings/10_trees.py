@@ -1,4 +1,4 @@
-"""What is associative can be cut: a state's pairs and a softmax's triples in one tree."""
+"""What is associative can be cut: states with their decays and a softmax's triples in one tree."""
 
 from cheems_ref import plotting
 

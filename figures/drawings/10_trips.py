@@ -12,7 +12,7 @@ def draw_memory(ax, left, width, fast, slow):
 
 
 def draw_left(ax):
-    """PyTorch's thirteen reads and writes, and their operators; returns what's drawn of the last."""
+    """PyTorch's thirteen reads and writes by operator; returns what it drew of the last three."""
     draw_memory(ax, 0.25, 8.2, "fast and small: the processor", "slow and big: memory")
     ax.text(4.35, 5.85, "PyTorch: 13 reads and writes for every pair", ha="center", fontsize=17)
     made = {"subtract": "ww", "to float32": "rrw", "mask": "rw", "exp": "rw"}  # r up, w down
