@@ -220,7 +220,6 @@ def draw_operators(ax, timed, machine):
             how = dict(color=plotting.QUIET, marker="o", mfc="none")
         work, across = flops or moved / 12, 1 if flops else 1.6 ** (i / len(timed) - 0.5)
         ax.plot(across * work / moved, work / seconds / 1e9, ms=8, **how)
-    ax.legend(loc="lower right")
     for words, place, text in (
         ("top-k", (0.09, 0.043), (0.25, 0.025)), ("fused attention", (64, 31), (12, 5)),
         ("two small products", (2.7, 13), (0.9, 2.2)),
@@ -234,6 +233,7 @@ fig, ax = plotting.figure(size=(11, 5.6))
 draw_roof(ax, SERVER)
 draw_operators(ax, [*chain.from_iterable(SECOND["operators"]["seconds"].values())], SERVER)
 ax.set_title("a second server", fontsize=16)
+ax.legend(loc="lower right")
 plotting.save(
     fig,
     "10_roofline",
