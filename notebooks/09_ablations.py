@@ -765,7 +765,7 @@ assert all(called.values())
 # (chapter 06). So we added the missing row, plain DGLUs, and a family chosen only after the first
 # results. Now we subtract their loss:
 
-# %% slide_title="Plain DGLUs take most of the experts' lead away" slide_figure="09_shared"
+# %% slide_title="Plain DGLUs take most of the experts' lead away" slide_figure="09_shared:1"
 called = judge(shared, against("DGLU", ["MLP", *KINDS]))
 assert sum(called.values()) == 6
 
@@ -845,6 +845,7 @@ plotting.save(
     "Middle, the same and the MLP minus the DGLU: three kinds are below zero; the MLP, CDMMoE and "
     "CDMoE are above, all six significant. Right, five new seeds: the MLP is above zero, the three "
     "kinds below, all significant.",
+    stages=[[middle], [right]],
 )
 
 # %% [markdown]
