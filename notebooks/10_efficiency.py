@@ -123,7 +123,8 @@ def make_chunks(length, device="cpu"):
 # Below left, each arrow is one float32 number per head and *pair* $(t, s)$ of tokens in a chunk:
 # up when an operator of chapter 03's $(L \circ CB^\top)(\Delta x)$ reads it, down when it writes
 # it. Read one column: `exp` fetches a number, changes it and puts it back. That's two trips. (The
-# pink arrow is two writes and two reads of a quarter each, since four heads share $CB^\top$.)
+# pink arrow is two writes and two reads of a quarter each, since four heads share $CB^\top$. We
+# count as if nothing were cached.)
 
 # %% slide_title="PyTorch moves thirteen numbers per pair, the kernels none" tags=["figure"]
 plotting.show_drawing(
@@ -134,16 +135,16 @@ plotting.show_drawing(
     "the kernels: x, delta, B and C go up, y comes down, states go both ways, and no pair moves.",
 )
 
-# %% [markdown] slide_title="Operators are the unit of our account"
-# We count as if nothing were cached.
-
 # %% [markdown] slide_title="A layer is a list of operators, and each reads and writes"
 # ## 1 · Thirty-eight operators
 #
 # PyTorch runs a layer as a list of *operators*, such as a matrix product or a sum. Let's log every
 # operator of SSD in chunks of 64, for 512 tokens, four heads of 32 channels and a state of 64. We
-# count operations in matrix products only, but the bytes of every read and write. Who moves the
-# most? (`_to_copy` converts to another dtype, and `bmm` is a batch of matrix products.)
+# count operations in matrix products only, since everything else is so little arithmetic that only
+# its bytes matter. And we count the bytes of every read and write.
+#
+# Who moves the most? (`_to_copy`
+# converts to another dtype, and `bmm` is a batch of matrix products.)
 
 # %% slide_title="Matrix products move a fifth of the bytes"
 given = make_ssd(512)
@@ -158,8 +159,8 @@ print(f"all {len(called)} operators: {moved / 1e6:.1f} MB; matrix products: {by_
 assert [one.name for one in called if one.flops] == ["bmm"] * 4
 
 # %% [markdown] slide_title="A time is the larger of two: arithmetic or bytes"
-# A conversion from float64 to float32 moves the most bytes. Four of the 38 operators are matrix
-# products, and move only a fifth.
+# A conversion from float64 to float32 moves the most bytes. The four matrix products move only a
+# fifth.
 #
 # ## 2 · The price of a byte
 #
@@ -182,13 +183,14 @@ print(f"break-even: {MACHINE.flops / MACHINE.bandwidth:.1f} operations per byte"
 
 # %% [markdown] slide_title="A roof over operators: which of them hang far below it?"
 # A product of two $m \times m$ matrices has an *intensity* of $2m^3 / (4 \cdot 3m^2) = m / 6$
-# operations per byte, so above $m \approx 40$ it's compute-bound.
+# operations per byte, so above $m \approx 40$ it's *compute-bound*: arithmetic is the slower of the
+# two.
 #
 # In operations per second, (10.1) is a roof: an operator reaches $R_\text{byte}$ times its
 # intensity, or $R_\text{op}$, whichever is less. Here are the operators of four layers, timed one
-# by one on a second server, under that server's *roofline*. Without a product there's nothing to
-# count, so we pretend it's a sum: two numbers read, one written, an operation for 12 bytes. Which
-# dots hang far below the roof?
+# by one on a second server, under that server's *roofline*. A dot's place to the right is counted,
+# its height is timed. Without a product there's nothing to count, so we pretend that it's a sum:
+# two numbers read, one written, an operation for 12 bytes. Which dots hang far below the roof?
 
 
 # %% tags=["figure"]
@@ -216,11 +218,11 @@ def draw_operators(ax, timed, machine):
         how = dict(color=plotting.COLORS[color], marker=marker, alpha=0.75)
         if best < machine.launch:
             how = dict(color=plotting.QUIET, marker="o", mfc="none")
-        work, across = flops or moved / 12, 1.1 ** (i / len(timed) - 0.5)
-        ax.plot(across * work / moved, work / seconds / 1e9, ms=9, **how)
-    ax.legend(loc="lower right")
+        work, across = flops or moved / 12, 1 if flops else 1.6 ** (i / len(timed) - 0.5)
+        ax.plot(across * work / moved, work / seconds / 1e9, ms=8, **how)
     for words, place, text in (
         ("top-k", (0.09, 0.043), (0.25, 0.025)), ("fused attention", (64, 31), (12, 5)),
+        ("two small products", (2.7, 13), (0.9, 2.2)),
     ):  # fmt: skip
         how = dict(arrowstyle="-|>", color=plotting.COLORS[1], lw=1.5)
         ax.annotate(words, place, text, color=plotting.COLORS[1], fontsize=16, arrowprops=how)
@@ -231,6 +233,7 @@ fig, ax = plotting.figure(size=(11, 5.6))
 draw_roof(ax, SERVER)
 draw_operators(ax, [*chain.from_iterable(SECOND["operators"]["seconds"].values())], SERVER)
 ax.set_title("a second server", fontsize=16)
+ax.legend(loc="lower right")
 plotting.save(
     fig,
     "10_roofline",
@@ -247,11 +250,9 @@ plotting.save(
 # their tensors. Hollow dots are the third regime, **overhead**: their work would take less time
 # than a call does, and only *fewer operators* would help.
 #
-# No regime explains the diamonds. Fused attention, a large product, is at a third of the roof:
-# (10.1) knows no small tiles, and no softmax between them. Remember that dot. A top-k is at 1/44,
-# and sines and means are at a fifth: they do work that our count doesn't see. And bytes have no
-# single price: they're four times cheaper in a cache, and four times dearer in fresh memory
-# (section 4).
+# No regime explains the diamonds. Fused attention is at a third of the roof. It's cut into many
+# small products with a softmax between them, and (10.1) knows neither. Remember that dot. A top-k,
+# at 1/44, does work that our count doesn't see.
 
 # %% tags=["guard"]
 timed = [one for layer in SECOND["operators"]["seconds"].values() for one in layer]
@@ -272,7 +273,7 @@ speeds = {size / 3: size / seconds / 1e9 for size, seconds in MEASURED["rates"][
 assert round(speeds[2**24], 1) == 28.5 and all(round(speeds[n]) == 7 for n in speeds if n >= 2**25)
 assert round(speeds[2**18] / speeds[2**24]) == round(speeds[2**24] / speeds[2**25]) == 4
 
-# %% [markdown] slide_title="One line of code makes nine of the thirteen"
+# %% [markdown] slide_title="One line of code makes nine of the thirteen" slide_figure="10_trips:0"
 # ## 3 · Thirteen reads and writes
 #
 # Go back to the matrix $L$ of decays in step 1 of chapter 03. For $q$ tokens in a chunk ($l_c$
@@ -286,9 +287,10 @@ assert round(speeds[2**18] / speeds[2**24]) == round(speeds[2**24] / speeds[2**2
 # L = L.to(X.dtype).tril_().exp_()  # 3 + 2 + 2
 # ```
 #
-# `.to(X.dtype)` reads eight bytes and writes four. `tril_` and `exp_` work in place, which saves
-# space, not traffic.
-#
+# What the subtraction reads has a row per token, not per pair. `.to(X.dtype)` reads eight bytes and
+# writes four. `tril_` and `exp_` work in place, which saves space, not traffic.
+
+# %% [markdown]
 # How many float32 numbers does each operator read and write, per pair and head?
 
 
@@ -324,20 +326,37 @@ total = sum(read + written for read, written in recorded.pairs) / one_number
 print(f"together {total:.2f}")
 assert total == 13
 
+# %% slide_title="The conversion moves the most, three of thirteen" tags=["figure", "slide"]
+fig, ax = plotting.figure(size=(11.5, 4.6))
+moves = [(o.name, *m) for o, m in zip(recorded.operators, recorded.pairs, strict=True) if any(m)]
+names, read, written = zip(*moves, strict=True)
+reads, writes = ([number / one_number for number in each] for each in (read, written))
+ax.bar(range(len(names)), reads, color=plotting.COLORS[0], label="reads")
+ax.bar(range(len(names)), writes, bottom=reads, color=plotting.COLORS[1], label="writes")
+ax.set_xticks(range(len(names)), names)
+ax.legend(title="float32 numbers per pair and head")
+plotting.save(
+    fig,
+    "10_thirteen",
+    "Stacked bars of what each operator reads and writes per pair and head: two numbers for the "
+    "subtraction, three for the conversion, two each for mask and exp, three quarters for C B "
+    "transposed and its mask, two and a quarter for the product, one for the last.",
+)
+
 # %% [markdown] slide_title="Short chunks move states, long chunks move pairs"
 # The other four: ¾ for $CB^\top$ and its mask, 2¼ for the product with $L$, and 1 for the product
 # with $x$. Four of the thirteen are the price of float64: one for the wider difference, and three
 # for the conversion.
 
-# %% [markdown] slide_title="Small chunks pay for states, large ones for pairs"
+# %% [markdown] slide_title="Short chunks pay for states, long for pairs" slide_figure="10_chunks:0"
 # ## 4 · Chunk size
 #
 # Chapter 03 promised the same output for chunks of any length, but not the same traffic. Which size
 # do you expect to be the fastest for 4,096 tokens?
 #
 # For each of its $q$ pairs, a token pays for 13 numbers. For the state of its chunk it pays seven
-# times, but splits that bill with $q - 1$ other tokens. So with $h$ heads of $p$ channels, in
-# groups of four, and a state of size $n$, the traffic per token is
+# times, but splits that bill with $q - 1$ other tokens. So with $h$ heads of $p$ channels, four of
+# which share $B$ and $C$, and a state of size $n$, the traffic per token is
 #
 # $$\mu(q) \;\approx\; 4 h \,\Big(7\,\frac{p n}{q} + 13\,q\Big) + \mu_0 \text{ bytes}.
 # \tag{10.2}$$
@@ -347,12 +366,11 @@ assert total == 13
 # ```python
 # writes = B.mT @ V  # step 2: the write goes to memory (1)
 # state = torch.addcmul(write, decay, state)  # step 3: read both, write one (3)
-# reads = C @ torch.stack(incoming, 1)  # step 4: copy the states before (2), read them (1)
+# reads = C @ torch.stack(incoming, 1)  # step 4: stack copies: read, write (2); read (1)
 # ```
 #
 # The rest, $\mu_0$, is for tensors with a row per token, such as $x$, $B$ and $y$. Traffic is
-# smallest where the two terms are equal, at $q = \sqrt{7 p n / 13}$: 33 for our layer. Is that the
-# fastest size, too? (Left: the terms of (10.2). Right: times.)
+# smallest where the two terms are equal, at $q = \sqrt{7 p n / 13}$: 33 for our layer.
 
 
 # %% tags=["setup"]
@@ -413,6 +431,7 @@ plotting.save(
     "pairs and the rest: lowest at 32, where states and pairs are about equal; at 512 nearly all "
     "is pairs. Right, milliseconds predicted and measured: both fall to 32 or 64 tokens and rise "
     "again; the measured curve lies above and rises more steeply from 128 to 512.",
+    stages=[[right]],
 )
 
 # %% tags=["guard"]
@@ -435,12 +454,12 @@ assert all(0.46 < one < 0.5 for one in rose[5:])
 # By (10.1), 32 is the fastest, and by the clock 32 or 64. Up to 128, a pass takes 1.4 to 1.9 times
 # as long as predicted: only the shape agrees. With chunks of 256 and 512, it's three and four
 # times. There the largest tensors take up 32 and 64 MiB, and the operating system clears fresh
-# pages for them first. (With a C library that keeps freed memory, these two times fell by half.)
+# pages for them first.
 #
 # The papers' kernels still store $CB^\top$ and load it again (mamba-ssm's `ssd_combined.py`). What
 # if no number of a pair went through memory?
 
-# %% [markdown] slide_title="Three kernels take the four steps, one head per program"
+# %% [markdown] slide_title="Three kernels take the four steps" slide_figure="10_programs"
 # ## 5 · Three kernels
 #
 # A *kernel* runs many times in parallel, and each run is a *program*. Triton lets you write kernels
@@ -523,8 +542,7 @@ plotting.show_drawing(
 # are powers of two, and at least 16 for `tl.dot`. Take $l = 42$ tokens in chunks of $q = 16$, and
 # $n = 24$ numbers of $B$ per token. In the last chunk, the second tile of $B$ has 10 tokens and
 # numbers 16 to 23. So of its 16 × 16 places, its mask keeps 10 × 8. Where the mask is false, a load
-# returns zeros, which do no harm: a token with $\Delta = 0$ leaves the state alone. (Behind each of
-# our tensors are sevens, so a read past the end shows.)
+# returns zeros, which do no harm: a token with $\Delta = 0$ leaves the state alone.
 
 # %% slide_title="A mask turns what is past the end into zeros" tags=["figure", "slide"]
 plotting.show_drawing(
@@ -549,8 +567,7 @@ print(triton("_tile", "addresses =", "return"))
 
 # %% [markdown] slide_title="In Triton a tensor is the address of its first number"
 # In Triton, `tensor` is the *address* of its first number. `tl.load` takes addresses, a mask, and
-# the value to use where the mask is false. (Our `load` takes a name, and counts its addresses from
-# 0.)
+# the value to use where the mask is false.
 
 
 # %% tags=["setup"]
@@ -579,17 +596,30 @@ assert math.exp(-750) == 0
 # - `t`, `j`: the chunk's tokens and the tile's channels; `t < l` and `j < p` are their masks.
 # - `mine`: their rows of $x$, $\Delta$ and $y$, of which each token has $h$, one per head.
 # - `shared`: their rows of $B$ and $C$, which the $h/g$ heads of a group share.
-# - `place`: the number of the chunk's state.
-# - `since`: the log decay $\Delta A$, accumulated from the chunk's start. (PyTorch has multiplied
-#   $\Delta$ by $A$ before: `decay`.) `over` is the decay over a whole chunk.
+# - `place`: the number of the chunk's state. (A head has `num_programs(0) // tiles` chunks.)
+# - `decay`: the *log* decay $\Delta A$ of each token, which PyTorch has multiplied before. `since`
+#   is its sum from the chunk's start. `over` is the decay over a whole chunk, no logarithm any
+#   more.
 # - `X`, `K`, and in `_read` also `Q`: tiles of $x$, $B$ and $C$.
-#
-# A program first finds out what it works on. The grid has three axes: chunks and tiles, heads, and
-# rows of the batch. `tl.program_id` tells the program its place:
 
-# %% slide_title="A grid of chunks, heads and rows tells a program its place"
+# %% [markdown]
+# A program first finds out what it works on. `_write[grid]` starts the programs. Their grid has
+# three axes: chunks × tiles, heads, and texts of the batch (`row`).
+#
+# `tl.program_id` tells a program its place on each axis. On the first, `//` gives the chunk and `%`
+# the tile:
+
+# %% slide_title="Its place in the grid tells a program its chunk, tile and head"
 print(triton("_scan", "_write[", "_write["))
 print(triton("_program", "tiles =", "place ="))
+
+# %% slide_title="Program 3 of head 2 makes a tile of what chunk 1 leaves" tags=["figure", "slide"]
+plotting.show_drawing(
+    "10_grid",
+    "A grid of programs, six columns for three chunks of two tiles, four rows for the heads. "
+    "Program 3 of head 2 is marked: 3 // 2 is chunk 1, 3 % 2 is tile 1. Beside it the state that "
+    "chunk 1 leaves in head 2, 24 by 20 numbers, of which the program makes channels 16 to 19.",
+)
 
 # %% [markdown] slide_title="A chunk writes the sum of its decayed outer products"
 # **`_write`** computes what a chunk leaves in an empty state, here $n \times p$: the sum of
@@ -622,7 +652,7 @@ def write(point, head, row=0, l=l):
 print(triton("_write", "since =", "tl.store(over"))
 
 # %% [markdown] slide_title="Triton and the twin agree line by line"
-# Line by line, it's the twin. (`tl.min` is the last element, since a tile can't be indexed;
+# Line by line, it's the twin. (A tile can't be indexed, so we take the last element as the minimum;
 # "tf32x3" keeps nearly all digits of float32.)
 #
 # Does the twin write what the recurrence of chapter 03 leaves, started empty in each chunk? And
@@ -672,9 +702,10 @@ print(triton("_read", "scores = tl.zeros", "tl.store(y"))
 # %% [markdown] slide_title="The thirteen reads and writes are gone"
 # They're gone. `scores`, `between` and `L` still have $q \times q$ numbers each, but all that
 # `_read` stores is its tile of $y$. The loop adds up $CB^\top$, 16 numbers of $B$ and $C$ at a
-# time, and, in `before`, what the tokens read from the state before their chunk.
+# time. It also adds up `before`: what the tokens read from the state before their chunk (step 4,
+# still without its decay).
 #
-# Are the twins right, and the Triton version? (Without a GPU, its interpreter runs it, slowly.)
+# Are the twins right, and the Triton version (without a GPU, in its interpreter)?
 
 
 # %% tags=["setup"]
@@ -710,7 +741,7 @@ def check_triton():
     check("Triton = twins", by_triton, stored("y")[None].float(), tol=1e-5)
 
 
-# %% tags=["aside"]
+# %% tags=["guard"]
 for kernel in (write, carry, read):
     _ = run(kernel, *GRIDS[kernel.__name__])
 right, final = ssd_recurrent(*GIVEN.values(), return_final_state=True)
@@ -718,12 +749,15 @@ check("write, carry, read = recurrence", stored("y")[None], right)
 check("the state after the last chunk", stored("final"), final[0].mT)
 check_triton()
 
-# %% [markdown] slide_title="What the kernels move has no square of the chunk size"
-# **What do they move?** Every number that goes through memory is in a `tl.load` or a `tl.store`.
-# Count `_carry` for one head of $l$ tokens in $c$ chunks. Per chunk it loads a write and stores a
-# state, $2np$ numbers, and each of the $S = \lceil np/512 \rceil$ slices loads one decay. Besides,
-# it loads the first state and stores the last, $2np$. The other two take $T = \lceil p/32 \rceil$
-# tiles:
+# %% [markdown] slide_title="No square of the chunk size is left" slide_figure="10_trips"
+# **What do they move?** Every number that moves is in a `tl.load` or a `tl.store`. Count `_write`
+# for one head of $l$ tokens in $c$ chunks, with $T = \lceil p/32 \rceil$ tiles of channels. Over
+# all tiles a token's $x$ is loaded once, $p$ numbers. Its row of $B$, its $\Delta$ and its log
+# decay are loaded once per tile: $T(n + 2)$. Per chunk, a state and $T$ decays are stored: $np +
+# T$.
+#
+# The others go the same way, with $S = \lceil np/512 \rceil$ slices of a state in `_carry`. For one
+# head of $l$ tokens, the three move
 #
 # $$\begin{aligned}
 # \text{write} &: \; l\,(p + T(n + 2)) + c\,(np + T) \\
@@ -758,6 +792,7 @@ for kernel, one_head in zip((write, carry, read), numbers(l, n, p, q, P, SLICE),
     moved = run(kernel, *GRIDS[kernel.__name__])
     print(f"{kernel.__name__:5}: {moved:6,} numbers counted, {h * one_head:6,} by (10.3)")
     assert moved == h * one_head
+assert (CHUNKS, TILES, h, n, p, P) == (3, 2, 4, 24, 20, 16)  # as drawn in 10_grid
 kernels = three_kernels(h=4, l=4096, n=64, p=32, q=64)
 waits = [one.moved / MACHINE.bandwidth > one.flops / MACHINE.flops for one in kernels]
 assert waits == [False, True, False] and "\nN, P, SLICE = 16, 32, 512" in TRITON
@@ -768,20 +803,19 @@ for name, called in {"PyTorch": by_chunk()[64], "three kernels": kernels}.items(
     print(f"{name:26} {megabytes:5.0f} {predicted:10.1f} {timed.get(name, '-'):>14}")
 assert (round(megabytes), round(predicted, 1), timed["PyTorch"]) == (28, 2.0, "6.2")
 
-# %% [markdown] slide_title="A compiler tells what a kernel needs, without a GPU"
+# %% [markdown] slide_title="A compiler tells you what a kernel needs, without a GPU"
 # For section 4's layer in chunks of 64, the kernels move 28 MB instead of 108. By (10.1) they'd
 # take 2.0 ms instead of 4.4, but that's untested: we have no such kernel for a CPU.
 #
 # ## 7 · Ask the compiler
 #
-# A GPU has about a hundred processors, called *multiprocessors*, which run our programs. A program
+# A GPU has over a hundred processors, called *multiprocessors*, which run our programs. A program
 # is 256 *threads*, and each works on its share of a tile. A thread has at most 255 registers, of 32
 # bits. What if it needs more? Then the compiler *spills*: it parks numbers in memory and fetches
 # them back. It doesn't say so, the results stay right, and (10.3) is wrong.
 #
-# You can find out on a laptop, since a compiler needs no GPU: `compiler.compiling_for(80)` puts in
-# the driver's place a `StandIn`, an object that claims to drive an A100, and `resources` reads what
-# the assembler reports.
+# You can find out on a laptop, since a compiler needs no GPU: `compiler.compiling_for(80)` claims
+# to be the driver of an A100.
 #
 # Why does `_read` take just 16 numbers of $B$ and 32 channels at a time? Here is what larger tiles
 # need, per thread, in float32, for chunks of 64 tokens, $n = 128$ and $p = 64$. (*Shared* memory
@@ -800,8 +834,9 @@ for row in COMPILED["tiles"]:
 # %% [markdown] slide_title="One kernel must serve both: 32 channels, since 64 spill on an A100"
 # On an A100, a thread of its last row stores and loads 51,692 bytes. With 256 threads and 4,096
 # pairs, that's 800 numbers for every pair, where PyTorch has thirteen. Don't be fooled by its 32
-# registers and its occupancy, the highest of all: nearly everything is in memory. In the first row,
-# 256 threads with 200 registers each leave no room for a second program, and nothing spills.
+# registers and its occupancy, the highest of all: nearly everything is in memory. In the first row
+# nothing spills. But one program takes 256 × 200 of a multiprocessor's 65,536 registers, and leaves
+# no room for a second.
 #
 # Our kernels take the first row. Why 32 channels and not all 64? On an H100 they'd cost nothing,
 # but on an A100 they spill 132 bytes. So at $p = 64$ two programs compute the same $CB^\top$. (Our
@@ -823,13 +858,14 @@ assert reads == {"float32": 200, "bfloat16": 189} and ours["occupancy"] == 1 / 8
 # %% [markdown] slide_title="What is associative can be cut, even softmax" slide_figure="10_trees"
 # ## 8 · What is associative can be cut
 #
-# Our kernels hand on a pair from chunk to chunk, a decay and a state, and how the chunks are
+# From chunk to chunk, our kernels hand on two things, a decay and a state, and how the chunks are
 # grouped doesn't matter. A softmax needs the sum over *all* keys. Must the whole row of scores be
 # in memory?
 #
 # Let a query see only a slice of the keys, with scores $s$, and keep three things: the largest
 # score $m$, the sum $z$ of $e^{s-m}$, and the sum $u$ of the values with these weights. Another
-# slice joins, with $m = \max(m_1, m_2)$:
+# slice joins, with $m = \max(m_1, m_2)$. The factor $e^{m_1 - m}$ moves a sum from its own maximum
+# to the common one:
 #
 # $$(m_1, z_1, u_1) \cdot (m_2, z_2, u_2) = \big(m,\;\; e^{m_1-m} z_1 + e^{m_2-m} z_2,\;\;
 #   e^{m_1-m} u_1 + e^{m_2-m} u_2\big). \tag{10.4}$$
@@ -840,9 +876,9 @@ assert reads == {"float32": 200, "bfloat16": 189} and ours["occupancy"] == 1 / 8
 plotting.show_drawing(
     "10_trees",
     "The same tree twice. Four slices of a text are joined in twos, then the two halves. On the "
-    "left they are pairs of a decay and a state, drawn as a grid; on the right they are triples of "
-    "a largest score, a sum and a weighted sum, which belong to one query. A note says that a pair "
-    "serves every later query, and a triple only its own.",
+    "left each has a decay and a state, drawn as a grid, which serve every later query; on the "
+    "right, triples of a largest score, a sum and a weighted sum belong to one query. Beside each "
+    "tree is the rule by which two of its slices are joined.",
 )
 
 # %% [markdown] slide_title="Three slices, however they're joined: the softmax of all keys"
@@ -871,7 +907,7 @@ assert b.total[:, :5].max() == 0 and join(b, c).weighted.isfinite().all()
 first, second = torch.rand(2, generator=seeded(9)).double(), torch.rand(2, generator=seeded(8))
 pair = [(first[i], second[i] * torch.ones(1, dtype=torch.float64)) for i in range(2)]
 one_order, other_order = (a2 * w1 + w2 for (_, w1), (a2, w2) in (pair, pair[::-1]))
-_ = must_differ("a state's pairs in the other order", other_order, one_order)
+_ = must_differ("a state's slices in the other order", other_order, one_order)
 small = [online_softmax(scores[..., part].float(), values[:, part].float()) for part in slices]
 left, right = join(join(*small[:2]), small[2]), join(small[0], join(*small[1:]))
 assert not torch.equal(left.weighted, right.weighted)  # in float32 the last bits differ
@@ -882,17 +918,17 @@ assert not torch.equal(left.weighted, right.weighted)  # in float32 the last bit
 # FlashAttention's forward pass. Chapter 01's scan, chapter 03's chunks and FlashAttention are one
 # idea with two products.
 #
-# But the pair of a slice *doesn't know the query*: it serves every later token. The triple belongs
-# to one query, so each query has to meet all keys. On several machines (chapter 11), states travel;
-# for attention, keys must.
+# But a state *doesn't know the query*: with its decay it serves every later token. The triple
+# belongs to one query, so each query has to meet all keys.
 #
 # ## 9 · A race between five systems
 #
 # Chapter 09 trained five systems of a million parameters on batches of four windows of 512 bytes.
 # We timed a training pass over such a batch on section 2's second server. Before that, we predicted
 # the times by (10.1), and committed the prediction: LlaMa is the fastest, and Mamba-2 takes 1.4
-# times as long. Look left first: where is LlaMa? (Don't compare across the two pictures. The right
-# one has another server, two million parameters, and one text in a pass.)
+# times as long. (The bet used the first server's rates. With the second's, as the hollow dots have
+# it, (10.1) says 1.2.) Look left first: where is LlaMa? (The right picture is of another server,
+# two million parameters, and one text in a pass.)
 
 
 # %% tags=["setup"]
@@ -920,18 +956,22 @@ def as_fast(name, other, kind, length):
 
 
 # %% tags=["setup"]
+def by_rates(name, machine):
+    """Milliseconds of a training pass of chapter 09's system, by (10.1) with a machine's rates."""
+    million = dict(d_model=96, n_heads=4, d_state=64, n_values=16, k_values=2, k_experts=1)
+    config = fit_d_ff(ModelConfig(**SYSTEMS[name], **million), 1_000_000)
+    parts = pass_operators(config, 512, batch=4, training=True).values()
+    return 1e3 * machine.seconds(one for part in parts for one in part)
+
+
 def loss_and_time():
     """Each system's held-out loss, and milliseconds of a training pass, measured and by (10.1)."""
-    runs, found = read_record("09_systems")["runs"], {}
-    for name, fields in SYSTEMS.items():
-        million = dict(d_model=96, n_heads=4, d_state=64, n_values=16, k_values=2, k_experts=1)
-        config = fit_d_ff(ModelConfig(**fields, **million), 1_000_000)
-        parts = pass_operators(config, 512, batch=4, training=True).values()
-        predicted = SERVER.seconds(one for part in parts for one in part)
-        loss = fmean(run["nats"][-1][1] for run in runs if run["row"] == name)
-        took = 1e3 * median(SECOND["updates"]["seconds"][name])
-        found[name] = loss, took, 1e3 * predicted
-    return found
+    runs, took = read_record("09_systems")["runs"], SECOND["updates"]["seconds"]
+    losses = {name: [run["nats"][-1][1] for run in runs if run["row"] == name] for name in SYSTEMS}
+    return {
+        name: (fmean(nats), 1e3 * median(took[name]), by_rates(name, SERVER))
+        for name, nats in losses.items()
+    }
 
 
 # %% tags=["figure"]
@@ -978,20 +1018,21 @@ plotting.save(
 # %% [markdown] slide_title="We lost the bet: attention takes four times what its products take"
 # **We lost that bet.** LlaMa is last in loss *and* in time: it takes 1.1 to 1.3 times as long as
 # each of the others. It's section 2's low dot again. One layer's attention, both passes, takes 30
-# ms where its products should take 8, and LlaMa has eight such layers: half of its time. (Chapter
-# 09 says which differences in loss its seeds can show.)
+# ms where its products should take 8, and LlaMa has eight such layers: half of its time.
 #
 # Right, length decides. At 256 tokens LlaMa is the fastest; the others overtake it at 400 to 1,300
-# tokens, on average over five runs. WM says of its Figure 6, at 1.3 billion parameters: "Cheems is
-# more efficient than LlaMa and Jamba, but slightly lower than Mamba2." On our core Cheems beats
-# LlaMa from somewhere between 1,024 and 2,048 tokens on, is about as fast as Jamba (0.83 to 1.10
-# times, by length), and at 16,384 tokens has two thirds of Mamba-2's speed.
+# tokens, on average over five runs. WM's Figure 6 puts Cheems ahead of Jamba and slightly below
+# Mamba-2. On our core Cheems is about as fast as Jamba (0.83 to 1.10 times, by length), and at
+# 16,384 tokens has two thirds of Mamba-2's speed.
 
 # %% tags=["guard"]
 found = loss_and_time()
 losses, took, predicted = ({name: of[i] for name, of in found.items()} for i in range(3))
 assert max(losses, key=losses.get) == max(took, key=took.get) == "LlaMa"
 assert min(predicted, key=predicted.get) == "LlaMa"
+assert round(predicted["Mamba-2"] / predicted["LlaMa"], 1) == 1.2
+of_bet = {name: by_rates(name, MACHINE) for name in ("LlaMa", "Mamba-2")}
+assert round(of_bet["Mamba-2"] / of_bet["LlaMa"], 1) == 1.4
 assert all(1.1 < took["LlaMa"] / took[name] < 1.35 for name in [*took][1:])
 attention = 1e3 * median(SECOND["updates"]["seconds"]["attention, one layer of LlaMa"])
 by_products = 1e3 * 7 * 2 * 4 * 4 * 24 * (512 * 513 // 2) / SERVER.flops  # two products, then five
@@ -1006,9 +1047,9 @@ print("the figure: LlaMa is the fastest at 256 tokens, and the slowest from 2,04
 
 # %% [markdown] slide_title="On a GPU it depends on what is fused"
 # And on a GPU? There it depends on what is *fused* into a kernel, so that no number of a pair goes
-# through memory. Let's race four systems with 1.3 billion parameters on an H100, in evaluation, by
-# (10.1) alone. Filled dots are measured, hollow ones predicted. Where do you expect LlaMa, the line
-# at 1, to win?
+# through memory. Let's race four systems with 1.3 billion parameters on an H100, in evaluation.
+# Only the top row of the picture is measured, on our core (filled dots). The others are (10.1)
+# alone. Where do you expect LlaMa, the line at 1, to win?
 
 
 # %% tags=["setup"]
@@ -1086,7 +1127,7 @@ rows = {
     "   the same at 65,536 tokens": leads(gpu_seconds, ssd=True, length=2**16),
     "1.3 billion, a GPU, matrix products": leads(products_alone),
 }
-print(f"{'':35}", *(f"{name:>8}" for name in FAMILIES))
+print("times LlaMa's speed                ", *(f"{name:>8}" for name in FAMILIES))
 for name, row in rows.items():
     print(f"{name:35}", *(f"{lead:8.2f}" for lead in row))
 timed, neither, attention, both, longest, alone = (row[1:] for row in rows.values())
@@ -1140,17 +1181,16 @@ plotting.save(
     "65,536 tokens with both fused, all are above 1 again.",
 )
 
-# %% [markdown] slide_title="LlaMa's products don't make it win: the bytes that aren't fused do"
-# At 4,096 tokens fusing decides: LlaMa is last with neither fused, and first with both. Has it less
-# to compute? No. **The matrix products alone take LlaMa, Mamba-2 and Jamba 8.6 ms each, and Cheems
-# 6.7.** The bytes of whatever isn't fused make this winner. (Per byte moved, an H100 has time for
-# 300 operations, and our core for 6.4.) Cheems reads rows of its experts' tables for each token. If
-# a cache kept them, so that each row is read once, Cheems would be first, at 1.19. And at 65,536
-# tokens all three overtake LlaMa. A race at one length, with one count of bytes, has no winner
-# worth naming.
+# %% [markdown] slide_title="LlaMa wins by the bytes of what isn't fused, not by its products"
+# At 4,096 tokens fusing decides: LlaMa is last with neither fused, and first with both. Does it
+# have less to compute? No. **The matrix products alone take LlaMa, Mamba-2 and Jamba 8.6 ms each,
+# and Cheems 6.7.** The bytes of whatever isn't fused decide. (Per byte moved, an H100 has time for
+# 300 operations, and our core for 6.4. With both fused, norms, gates, conversions and the experts'
+# look-ups still go through memory.) If a cache kept the rows of Cheems' experts, so that each is
+# read once, Cheems would be first, at 1.19. And at 65,536 tokens all three overtake LlaMa. A race
+# at one length, with one count of bytes, has no winner worth naming.
 #
-# The hollow dots are untested: they count neither launches nor exponentials, and read $B$ and $C$
-# once per group.
+# The hollow dots are untested: they count neither launches nor exponentials.
 
 
 # %% tags=["guard"]
@@ -1166,6 +1206,8 @@ assert f"{MACHINE.flops / MACHINE.bandwidth:.1f}" == "6.4"
 
 
 # %% tags=["guard"]
+print("Chapter 12 quotes, here and below, of generating, of the race, and of inner functions:")
+slopes = {}
 for name in SYSTEMS:
     config = sized(name)
     few, many = (
@@ -1174,20 +1216,23 @@ for name in SYSTEMS:
     )  # fmt: skip
     growth, keys_values = (many - few) / 64, cache_bytes(config, 1, dtype=torch.float32).keys_values
     assert 0 <= growth - 3 * keys_values < 0.02 * growth + 1
-    print(f"{name:8} a token of context adds {growth:6.0f} bytes to a step")
-    if name in ("LlaMa", "Mamba-2"):  # ms per 1,000 tokens of context: measured, and by (10.1)
+    if name in ("LlaMa", "Mamba-2"):
+        print(f"{name:8} a token of context adds {growth:6.0f} bytes to a step")
         short, long = (1e3 * median(MEASURED["decoding"][str(l)][name]) for l in (1024, 16_384))
         slope = 1000 * (long - short) / (16_384 - 1024)
-        print(f"{name:8} {slope:5.2f} {1e6 * growth / MACHINE.bandwidth:5.2f}")
+        slopes[name] = slope, 1e6 * growth / MACHINE.bandwidth
+print("milliseconds per 1,000 tokens of context, measured and by (10.1):")
+for name, (slope, predicted) in slopes.items():
+    print(f"{name:8} {slope:5.2f} {predicted:5.2f}")
 
 # %% tags=["guard"]
 for other, kind in product(("LlaMa", "OTCE"), ("training", "evaluation")):
     low, *_, high = sorted(crossings(kind, "Cheems", other))
     print(f"Cheems passes {other} in {kind} at {low:,.0f} to {high:,.0f} tokens, in five turns")
     assert other == "OTCE" or 1024 < low < high < 2048
-compared = [("Jamba", *place) for place in product(("training", "evaluation"), (256, 512, 16_384))]
-compared += product(["Mamba-2", "OTCE"], ("training", "evaluation"), (4096, 16_384))
-compared += product(["LlaMa"], ("training", "evaluation"), (1024, 2048))
+compared = [(other, kind, 16_384) for other in ("Jamba", "Mamba-2")
+            for kind in ("training", "evaluation")]  # fmt: skip
+compared += [("Jamba", "evaluation", 256), ("Mamba-2", "training", 4096)]
 for other, kind, length in compared:
     low, *_, high = sorted(as_fast("Cheems", other, kind, length))
     print(f"{kind:10} at {length:6,}: {low:.2f} to {high:.2f} times as fast as {other}")
@@ -1215,19 +1260,18 @@ for kind in ("training", "evaluation"):
 # %% [markdown] slide_title="Count bytes as well as operations; a kernel keeps pairs to itself"
 # ## Summary
 #
-# - From operations, bytes and three rates, (10.1) estimates a time. It knows no small tiles. It
-#   promised LlaMa the shortest time of five systems, and LlaMa took the longest.
+# - From operations, bytes, two rates and the time of a call, (10.1) estimates a time. It knows no
+#   small tiles. It promised LlaMa the shortest time of five systems, and LlaMa took the longest.
 # - Our `ssd_chunked` moves thirteen float32 numbers per head for each pair of tokens in a chunk.
-#   Three kernels move none of them, if nothing spills. A compiler tells, without a GPU.
+#   Three kernels move none of them, if nothing spills. A compiler tells you, without a GPU.
 # - A forgotten mask on the tokens passes every test whose length is a multiple of the chunk size.
-# - A state's pairs and a softmax's triples can be cut. Only the pair doesn't know the query.
+# - States and a softmax can both be cut, but only a state serves every query.
 # - On a GPU with both attention and SSD fused, (10.1) puts LlaMa first at 4,096 tokens, and last at
-#   65,536. Its matrix products are no reason to be first: Cheems has fewer.
+#   65,536.
 #
 # **What came after.** *FlashAttention-2* (Dao, 2023) saves operations that aren't products, our low
 # dot. *Flash Linear Attention* collects Triton kernels for chapter 02's rules. The five SSD kernels
-# of Mamba-2 became one (PyTorch's blog reports 1.5 to 2.5 times the speed). Mamba-3 (2026) brought
-# new kernels.
+# of Mamba-2 became one (PyTorch's blog reports 1.5 to 2.5 times the speed).
 
 # %% [markdown]
 # ## Exercises

@@ -1,4 +1,4 @@
-"""What is associative can be cut: a state's pairs and a softmax's triples in one tree."""
+"""What is associative can be cut: states with their decays and a softmax's triples in one tree."""
 
 from cheems_ref import plotting
 
@@ -30,8 +30,8 @@ def mean(one, other):
     ]
 
 
-def draw_tree(ax, left, title, draw_item, note):
-    """Four slices, two halves, the whole."""
+def draw_tree(ax, left, title, draw_item, note, rule):
+    """Four slices, two halves, the whole; the rule by which two are joined."""
     shades = [
         [[(5 * i + 3 * j + 7 * k) % 9 / 9 for j in range(3)] for i in range(3)] for k in range(4)
     ]
@@ -51,10 +51,13 @@ def draw_tree(ax, left, title, draw_item, note):
         ax.text(left + x, 0.35, f"slice {i}", ha="center", color=BLUE, fontsize=15)
     ax.text(left + 3.3, 5.75, title, ha="center", fontsize=18)
     ax.text(left + 4.5, 4.55, note, fontsize=14, color=plotting.INK)
+    ax.text(left, 4.3, rule, fontsize=15, color=plotting.INK, linespacing=1.5)
 
 
 def draw():
     fig, ax = plotting.canvas(14.0, 6.2)
-    draw_tree(ax, 0.0, "a state: $(a, W)$", draw_pair, "serves every\nlater query")
-    draw_tree(ax, 7.1, "a softmax: $(m, z, u)$", draw_triple, "belongs to\none query")
+    rule = "$a = a_1 a_2$\n$W = a_2 W_1 + W_2$"
+    draw_tree(ax, 0.1, "a state: $(a, W)$", draw_pair, "serves every\nlater query", rule)
+    rule = "$m = \\max(m_1, m_2)$\n$u = e^{m_1 - m} u_1$\n      $+ e^{m_2 - m} u_2$"
+    draw_tree(ax, 7.3, "a softmax: $(m, z, u)$", draw_triple, "belongs to\none query", rule)
     return fig, []

@@ -12,13 +12,15 @@ def draw_memory(ax, left, width, fast, slow):
 
 
 def draw_left(ax):
-    """PyTorch's thirteen reads and writes as arrows, and the operators that make them."""
+    """PyTorch's thirteen reads and writes by operator; returns what it drew of the last three."""
     draw_memory(ax, 0.25, 8.2, "fast and small: the processor", "slow and big: memory")
     ax.text(4.35, 5.85, "PyTorch: 13 reads and writes for every pair", ha="center", fontsize=17)
     made = {"subtract": "ww", "to float32": "rrw", "mask": "rw", "exp": "rw"}  # r up, w down
     made |= {"$CB^\\top$": "¼", "multiply": "rw", "times $x$": "r"}
     place = 0.7
     for name, moves in made.items():
+        if name == "$CB^\\top$":
+            before = len(ax.texts)  # arrows are texts to matplotlib
         for i, move in enumerate(moves):
             ends = [(place + 0.48 * i, y) for y in ((1.65, 3.95) if move == "r" else (3.95, 1.65))]
             plotting.arrow(ax, *ends, color=plotting.COLORS[3 if move == "¼" else move == "w"])
@@ -27,6 +29,7 @@ def draw_left(ax):
                 ax.text(ends[0][0] + 0.08, 2.6, "4 ×\n¼", fontsize=15)
         ax.text(place + 0.24 * (len(moves) - 1), 5.12, name, ha="center", fontsize=13.5)
         place += 0.48 * len(moves) + 0.22
+    return ax.texts[before:]
 
 
 def draw_right(ax):
@@ -43,6 +46,6 @@ def draw_right(ax):
 
 def draw():
     fig, ax = plotting.canvas(13, 6.2)
-    draw_left(ax)
+    last, before, frames = draw_left(ax), len(ax.texts), len(ax.patches)
     draw_right(ax)
-    return fig, []
+    return fig, [last, [*ax.texts[before:], *ax.patches[frames:]]]

@@ -110,7 +110,35 @@ assert round((sum(shares) / 20).item(), 2) == 0.2
 # %% [markdown]
 # ## 2 · Who sees whom
 #
-# Every token sees all of part A. A token of part B also sees the earlier part of B:
+# Every token sees all of part A. A token of part B also sees itself and the part of B before it.
+#
+# **Fill in 1.** Write this mask.
+
+
+# %% tags=["exercise"]
+def mask_of(a, l):
+    """Who (row) sees whom (column): (l, l), true or false; the first a of l tokens are part A."""
+    ### BEGIN SOLUTION
+    place = torch.arange(l)
+    return (place < a)[None, :] | (place[None, :] <= place[:, None])
+    ### END SOLUTION
+
+
+# %% tags=["check"]
+for seed in range(3):
+    given = cut_out(sentence, seeded(seed))
+    n_a, n = int((given.targets < 0).sum()), len(given.input_ids)
+    mask = mask_of(n_a, n)
+    assert mask is not None and mask.shape == (n, n), "a mask has a row and a column per token"
+    mask = mask.bool()
+    assert mask[:, :n_a].all(), "some token doesn't see all of part A"
+    assert not mask[:n_a, n_a:].any(), "a token of part A sees one of part B"
+    assert not mask[n_a:, n_a:].triu(1).any(), "a token of part B sees a later one"
+    assert torch.equal(mask, given.visible), "a token of part B sees itself and all before it"
+print("your mask is that of three texts with blanks")
+
+# %% [markdown]
+# Here it is for our sentence:
 
 # %% tags=["figure"]
 blanks = cut_out(sentence, seeded(5))
@@ -120,7 +148,6 @@ ax.set(title="who (row) sees whom (column)")
 a, l = int((blanks.targets < 0).sum()), len(blanks.input_ids)
 ax.set_xticks([a / 2, (a + l) / 2], ["part A", "part B"], fontsize=14)
 ax.set_yticks([a / 2, (a + l) / 2], ["part A", "part B"], fontsize=14)
-assert torch.equal(blanks.visible, (torch.arange(l) < a) | torch.ones(l, l).tril().bool())
 plotting.save(
     fig,
     "09a_visible",
@@ -201,22 +228,32 @@ for name, pattern in READERS.items():
 # model has read the text behind a blank before it writes into it. But its tokens of part A don't
 # know what follows them.
 #
-# A leak would be worse: no token of part B may change an output before it. We check every place.
-# Then we open one column of the mask to everyone:
+# A leak would be worse: no token of part B may change an output before it.
+#
+# **Fill in 2.** Find leaks, with `moved`. The check looks at every place of part B under the right
+# mask. Then it opens one column to everyone. Which places leak then?
 
 
-# %%
-def leaks(reader, visible):
-    """The places of part B whose token moves an output before it."""
-    return [at for at in range(a, l) if moved(reader, blanks, at, visible)[:at].any()]
+# %% tags=["exercise"]
+def leaks(reader, given, visible):
+    """The places of part B, in order, whose token moves an output before it."""
+    ### BEGIN SOLUTION
+    part_b = (given.targets >= 0).nonzero()[:, 0].tolist()
+    return [at for at in part_b if moved(reader, given, at, visible)[:at].any()]
+    ### END SOLUTION
 
 
-open_once = blanks.visible.clone()
-open_once[:, l - 2] = True
-for name, pattern in READERS.items():
-    assert not leaks(tiny_reader(pattern), blanks.visible)
-    all_but_the_last = list(range(a, l - 1))
-    assert leaks(tiny_reader(pattern), open_once) == ([] if name == "SSD" else all_but_the_last)
+# %% tags=["check"]
+given = cut_out(sentence, seeded(6))
+first, n = int((given.targets < 0).sum()), len(given.input_ids)
+open_once = given.visible.clone()
+open_once[:, n - 2] = True
+for pattern in ("SMSM", "SMAM", "AMAM"):
+    found = leaks(tiny_reader(pattern), given, given.visible)
+    assert found == [], f"{pattern}: nothing leaks under the mask, but {found} says it does"
+    found, leaking = leaks(tiny_reader(pattern), given, open_once), [*range(first, n - 1)]
+    leaking = leaking if "A" in pattern else []
+    assert found == leaking, f"{pattern}, one column opened: {found}, not {leaking}"
 print("the mask: no place of part B leaks, in any of the three")
 print("one column opened: every place of part B but the last leaks, except in SSD")
 

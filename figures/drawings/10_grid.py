@@ -1,0 +1,64 @@
+"""The grid of `_write`'s programs for one text, one program's place in it, and what it makes."""
+
+from matplotlib.patches import Rectangle
+
+from cheems_ref import plotting
+
+BLUE, _, GREEN, _, ORANGE, _ = plotting.COLORS
+CHUNKS, TILES, HEADS = 3, 2, 4
+MINE = 3, 2  # of a program: its places on the first two axes
+LEFT, TOP, WIDE, HIGH = 1.9, 4.1, 0.85, 0.7
+STATE, NUMBERS, CHANNELS, TILE = 8.2, 24, 20, 16  # x of the state; its rows, columns, and a tile's
+
+
+def draw_grid(ax):
+    """A square for every program, with the numbers of its places on the axes."""
+    for head in range(HEADS):
+        for point in range(CHUNKS * TILES):
+            place = LEFT + WIDE * point, TOP - HIGH * (head + 1)
+            ax.add_patch(Rectangle(place, WIDE, HIGH, fc="white", ec=plotting.QUIET, lw=1.2))
+        middle = TOP - HIGH * (head + 0.5)
+        ax.text(LEFT - 0.15, middle, f"head {head}", ha="right", va="center", fontsize=17)
+    for point in range(CHUNKS * TILES):
+        middle = LEFT + WIDE * (point + 0.5)
+        ax.text(middle, TOP + 0.15, point, ha="center", fontsize=17)
+    middle = LEFT + WIDE * CHUNKS * TILES / 2
+    ax.text(middle, TOP + 0.65, "program_id(0): chunk and tile", ha="center", fontsize=17)
+    ax.text(LEFT - 0.15, TOP + 0.15, "program_id(1)", ha="right", fontsize=17)
+    for chunk in range(CHUNKS):
+        start, end = (LEFT + WIDE * TILES * each for each in (chunk, chunk + 1))
+        low = TOP - HIGH * HEADS - 0.12
+        ax.plot([start + 0.1, end - 0.1], [low, low], color=BLUE, lw=4)
+        words = dict(ha="center", va="top", fontsize=17, color=BLUE)
+        ax.text((start + end) / 2, low - 0.12, f"chunk {chunk}", **words)
+
+
+def draw_mine(ax):
+    """One program, and how it finds its chunk and its tile."""
+    point, head = MINE
+    place = LEFT + WIDE * point, TOP - HIGH * (head + 1)
+    box = ax.add_patch(Rectangle(place, WIDE, HIGH, fc=BLUE, ec=BLUE))
+    words = f"{point} // {TILES} = {point // TILES}: chunk {point // TILES}\n"
+    words += f"{point} % {TILES} = {point % TILES}: tile {point % TILES}"
+    return [box, ax.text(LEFT, 0.1, words, color=BLUE, fontsize=18)]
+
+
+def draw_state(ax):
+    """The state that the program's chunk leaves in its head, and the columns that it makes."""
+    cell, low = 0.115, 0.75
+    start, wide = STATE + cell * TILE, cell * (CHANNELS - TILE)
+    size = cell * CHANNELS, cell * NUMBERS
+    point, head = MINE
+    frame = ax.add_patch(Rectangle((STATE, low), *size, fc="white", ec=GREEN, lw=2.5))
+    mine = ax.add_patch(Rectangle((start, low), wide, size[1], fc=ORANGE, ec=GREEN, lw=1.5))
+    words = f"what chunk {point // TILES} leaves in head {head}:\n{NUMBERS} × {CHANNELS} numbers"
+    title = ax.text(STATE - 0.3, low + size[1] + 0.25, words, fontsize=17, color=GREEN)
+    says = f"tile {point % TILES}:\nchannels\n{TILE} to {CHANNELS - 1}"
+    note = ax.text(start + wide + 0.15, 2.2, says, fontsize=17, color=ORANGE, va="center")
+    return [frame, mine, title, note]
+
+
+def draw():
+    fig, ax = plotting.canvas(12.4, 5.3)
+    draw_grid(ax)
+    return fig, [draw_mine(ax), draw_state(ax)]
