@@ -891,6 +891,11 @@ assert min(HARM) > 0.17 and max(HARM) < 0.23
 once, again = run["on"]["twice"][2:7], run["on"]["twice"][10:15]  # bytes 32 to 111 of each half
 assert max(abs(a - b) for a, b in zip(once, again, strict=True)) < 0.02
 assert f"{run['held_out_off'] - run['held_out']:.2f}" == "0.20"
+kept = []  # of what attention gives, if it sees eight bytes; predicted: at least 75 %
+for seen in windows_seen["table"]:
+    nats_by = dict(seen["held_out"])
+    kept.append((nats_by[0] - nats_by[8]) / (nats_by[0] - nats_by[None]))
+assert [f"{share:.0%}" for share in kept] == ["85%", "92%", "85%"]
 assert f"{runs['SESESE']['held_out'] - run['held_out']:.3f}" == "0.016"
 assert f"{runs['IEIEIE']['held_out']:.2f} {runs['IEIEIE']['held_out_off']:.2f}" == "1.72 3.34"
 
@@ -908,8 +913,8 @@ plotting.save(
 
 # %% [markdown]
 # Ours lost about 0.1 nats in every quarter, the recorded `SESEIE` 0.2 everywhere, however much came
-# before. For it looks nearby: if it sees only the last eight bytes, it keeps XX of what attention
-# gives (three seeds).
+# before. For it looks nearby: if it sees only the last eight bytes, it keeps 85 to 92 % of what
+# attention gives (three seeds).
 #
 # Zeroing attention costs `SESEIE` 0.20 nats; never having had any costs `SESESE` 0.016 to 0.044. So
 # zeroing a layer measures what the others expect of it, not what a model needs.
