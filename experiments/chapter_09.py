@@ -100,6 +100,13 @@ def ablation_systems_longer():
     return {"prediction": " ".join(preregistered.LONGER_PREDICTION.split()), **record}
 
 
+def ablation_cheems_of_ch():
+    """Ch's Cheems, to be compared with the systems on the same seeds."""
+    rows = preregistered.CHEEMS_OF_CH
+    record = ablation("09_cheems_of_ch", rows, range(1, 6), 200, tuning=(0, 6))
+    return {"prediction": " ".join(preregistered.CHEEMS_OF_CH_PREDICTION.split()), **record}
+
+
 def ablation_reading():
     """Texts in order and texts with blanks, in three patterns, three seeds."""
     lab = from_notebook(LAB)
@@ -229,4 +236,5 @@ RECIPES = {
     "09_gated": ablation_gated,
     "09_systems": ablation_systems,
     "09_systems_longer": ablation_systems_longer,
+    "09_cheems_of_ch": ablation_cheems_of_ch,
 }

@@ -667,6 +667,20 @@ Family: Mamba-2 and Cheems, each less Jamba. After 1,000 updates Cheems is behin
 that difference isn't called.
 """
 
+# For the map of the claims. The question: is Ch's own Cheems, with CDMMoE and with SSD as the inner
+# function, ahead of Jamba, as Ch's Table 1 has it? The Cheems in 09_systems is WM's. Seeds, text,
+# updates and parameters are those of 09_systems, and so are the two tuning seeds. (Known before: on
+# three seeds CDMMoE was 0.049 behind a DGLU and CDMoE 0.060, and neither inner function moved the
+# loss.)
+CHEEMS_OF_CH = {
+    "Cheems of Ch": dict(pattern="SK × 7 + IK", d_model=96, k_experts=1, inner="ssd"),
+}
+CHEEMS_OF_CH_PREDICTION = """
+Family: Ch's Cheems less Jamba, less OTCE and less WM's Cheems, five seeds, judged together with the
+rows of 09_systems. It is behind Jamba by 0.06 to 0.22 nats per byte, and that is significant. It is
+within 0.06 of WM's Cheems, and that difference isn't. It is 0 to 0.14 behind OTCE.
+"""
+
 # Chapter 10, section 9. The question: how long does a training pass of chapter 09's systems take on
 # the batches that they learned from? Then loss and time can stand in one figure. Measured by
 # tests/bench/bench_efficiency.py, part "updates". By (10.1) and the rates of 10_efficiency.json,
