@@ -103,7 +103,7 @@ def ablation_systems_longer():
 def ablation_cheems_of_ch():
     """Ch's Cheems, to be compared with the systems on the same seeds."""
     rows = preregistered.CHEEMS_OF_CH
-    record = ablation("09_cheems_of_ch", rows, range(1, 6), 200, tuning=(0, 6))
+    record = ablation("09_cheems_of_ch", rows, range(1, 6), 200)
     return {"prediction": " ".join(preregistered.CHEEMS_OF_CH_PREDICTION.split()), **record}
 
 

@@ -669,9 +669,9 @@ that difference isn't called.
 
 # For the map of the claims. The question: is Ch's own Cheems, with CDMMoE and with SSD as the inner
 # function, ahead of Jamba, as Ch's Table 1 has it? The Cheems in 09_systems is WM's. Seeds, text,
-# updates and parameters are those of 09_systems, and so are the two tuning seeds. (Known before: on
-# three seeds CDMMoE was 0.049 behind a DGLU and CDMoE 0.060, and neither inner function moved the
-# loss.)
+# updates and parameters are those of 09_systems, but there is one tuning seed and not two: cut for
+# time, when two of its three rates were there. (Known before: on three seeds CDMMoE was 0.049 behind
+# a DGLU and CDMoE 0.060, and neither inner function moved the loss.)
 CHEEMS_OF_CH = {
     "Cheems of Ch": dict(pattern="SK × 7 + IK", d_model=96, k_experts=1, inner="ssd"),
 }
@@ -685,7 +685,9 @@ within 0.06 of WM's Cheems, and that difference isn't. It is 0 to 0.14 behind OT
 # Forward, float32, 512 tokens; each ratio is taken within a turn, and told as a median of turns.
 # (Known before, from a referee's quick timings on four threads: routed 17 and retrieved 3.2; with V
 # computed once per choice, cohesive over expansive 0.62 and 0.59 at equal width, 1.30 and 1.08 at
-# equal parameters. In 09_position the rows with a convolution took up to a third longer to train.)
+# equal parameters. In 09_position the rows with a convolution took up to a third longer to train.
+# The first run went by the clock on the wall of a busy machine and scattered too widely; the record
+# counts the time of the processor. The prediction is older than both.)
 SPEED_PREDICTION = """
 256 times as many experts, 16 to 4,096 of a routed mixture and 256 to 65,536 of a retrieval: the
 routed layer takes 8 to 40 times as long, the retrieval 2 to 6. Cohesive over expansive experts, 4
