@@ -669,9 +669,9 @@ that difference isn't called.
 
 # For the map of the claims. The question: is Ch's own Cheems, with CDMMoE and with SSD as the inner
 # function, ahead of Jamba, as Ch's Table 1 has it? The Cheems in 09_systems is WM's. Seeds, text,
-# updates and parameters are those of 09_systems, but there is one tuning seed and not two: cut for
-# time, when two of its three rates were there. (Known before: on three seeds CDMMoE was 0.049 behind
-# a DGLU and CDMoE 0.060, and neither inner function moved the loss.)
+# updates and parameters are those of 09_systems, but there is one tuning seed and not two: one was
+# cut for time, after two runs. (Known before: on three seeds CDMMoE was 0.049 behind a DGLU, CDMoE
+# was 0.060 behind it, and neither inner function moved the loss.)
 CHEEMS_OF_CH = {
     "Cheems of Ch": dict(pattern="SK × 7 + IK", d_model=96, k_experts=1, inner="ssd"),
 }
