@@ -3,11 +3,14 @@
 import time
 
 import torch
+import torch.nn.functional as F
 
 from cheems_ref.experts import PEER, CDMMoE, CohesiveMoE, ExpansiveMoE, MoE
 from cheems_ref.feed_forward import DGLU
+from cheems_ref.model import CausalLM
 from cheems_ref.ssd import SSD
 from experiments import preregistered
+from experiments.runner import from_notebook
 
 TURNS, TOKENS, WIDTH = 25, 512, 256
 
@@ -71,6 +74,41 @@ def from_4_to_4096():
     return {"expansive": expansive} | cdmmoe
 
 
+def system_times():
+    """Processor time per pass of whole systems, in training and in evaluation, turn by turn."""
+    chapter = from_notebook("09_ablations")
+    torch.set_default_dtype(torch.float32)
+    torch.manual_seed(0)
+    rows = {name: chapter.SYSTEMS[name] for name in ("Jamba", "OTCE", "Cheems")}
+    rows |= preregistered.CHEEMS_OF_CH
+    models = {name: CausalLM(chapter.fitted(**fields)) for name, fields in rows.items()}
+    seconds = {
+        f"{mode}, {length}": {name: [] for name in models}
+        for mode in ("training", "evaluation")
+        for length in (1024, 4096, 8192)
+    }
+    for turn in range(6):  # one to warm up
+        for setting, taken in seconds.items():
+            mode, length = setting.split(", ")
+            ids = torch.randint(256, (1, int(length)))
+            for name, model in models.items():
+                start = time.process_time()
+                one_pass(model, ids, mode)
+                if turn:
+                    taken[name].append(float(f"{time.process_time() - start:.4g}"))
+    prediction = " ".join(preregistered.SYSTEM_TIMES_PREDICTION.split())
+    return {"prediction": prediction, "seed": 0, "threads": 1, "seconds": seconds}
+
+
+def one_pass(model, ids, mode):
+    """A forward pass, and in training a backward pass of the loss."""
+    with torch.set_grad_enabled(mode == "training"):
+        logits, _ = model(ids, use_cache=False)
+        if mode == "training":
+            F.cross_entropy(logits[0, :-1], ids[0, 1:]).backward()
+            model.zero_grad()
+
+
 @torch.no_grad()
 def in_turns(calls, width):
     """Milliseconds of processor time: every call once per turn, so that all meet the same load."""
@@ -84,4 +122,4 @@ def in_turns(calls, width):
     return taken
 
 
-RECIPES = {"12_layer_times": layer_times}
+RECIPES = {"12_layer_times": layer_times, "12_system_times": system_times}

@@ -705,6 +705,17 @@ and 8 of them: 0.45 to 0.7 at equal width, 0.9 to 1.25 at equal parameters. A co
 OTCE's expansive layer with 4: 0.6 to 1.2 with one head, 0.8 to 1.6 with two.
 """
 
+# For the map of the claims. The question: is Ch's own Cheems faster than Jamba and OTCE on long
+# texts, as Ch's Figure 5 has it from 2,000 tokens on in training and from 4,000 in evaluation?
+# Models of 09_systems, a million parameters, float32, processor time, five turns. (Known from
+# chapter 10, with WM's Cheems and two million parameters: in training 0.92 to 0.97 times as fast as
+# Jamba at 16,384 tokens, and ahead of OTCE from 4,921 to 8,076 on. Ch's was timed nowhere.)
+SYSTEM_TIMES_PREDICTION = """
+Ch's Cheems is slower than WM's at every length. It reads 0.5 to 0.95 times as fast as Jamba at
+1,024, 4,096 and 8,192 tokens, in training and in evaluation. Against OTCE it gains with the length:
+at 1,024 tokens it is slower, at 8,192 in training it reads 0.8 to 1.4 times as fast.
+"""
+
 # Chapter 10, section 9. The question: how long does a training pass of chapter 09's systems take on
 # the batches that they learned from? Then loss and time can stand in one figure. Measured by
 # tests/bench/bench_efficiency.py, part "updates". By (10.1) and the rates of 10_efficiency.json,
