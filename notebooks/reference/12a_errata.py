@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch import einsum, nn
 
 from cheems_ref import attention, ssd
+from cheems_ref.compare import minus, verdicts
 from cheems_ref.experts import CohesiveMoE
 from cheems_ref.roofline import Recorder
 from cheems_ref.tasks import multi_query_recall
@@ -598,7 +599,7 @@ print(f"from d = 32 to 256: SSD {x:.1f} times, QCAttn {y:.0f} times")
 assert y == 64 and sum(p.numel() for p in attention.QCAttn(32, n_heads=1).parameters()) == 4096
 
 # %% [markdown]
-# ## 6 · Timed for the map
+# ## 6 · Measured for the map
 #
 # Four sentences about speed needed a clock and nothing else. So we timed single layers on one CPU
 # core: a forward pass over 512 tokens, 25 turns, each ratio taken within a turn (`python -m
@@ -661,6 +662,33 @@ for e in (4, 8):
 assert turns("positions", "conv", "rope")[0] > 1 and turns("positions", "conv", "decay")[0] > 1
 for h in (1, 2):
     assert turns("1,024 times", f"CDMMoE, {h} heads", "expansive")[-1] < 1
+
+
+# %% tags=["guard"]
+def losses_of(*records):
+    """For every row of these records and every seed that counts: nats per byte at the end."""
+    losses = {}
+    for run in [run for name in records for run in read_record(name)["runs"]]:
+        losses.setdefault(run["row"], {})[run["seed"]] = run["nats"][-1][1]
+    return losses
+
+
+def judge(losses, family, pool):
+    """Print a family of differences as chapter 09 does, and return which are significant."""
+    judged = verdicts(losses, family, pool=pool)
+    for name, ((mean, half), p, called) in judged.items():
+        chance = "p < 0.0001" if p < 0.0001 else f"p {p:.4f}"
+        words = "significant" if called else "no difference shown"
+        print(f"{name}: {mean:+.3f} ± {half:.3f}, {chance}, {words}")
+    return [verdict.called for verdict in judged.values()]
+
+
+# Chapter 09's whole systems, each difference by itself, as its rule has it for this table.
+systems = losses_of("09_systems")
+by_source = {"Jamba, rotation": 0.5, "Cheems": 0.5, "Jamba": -0.5, "Cheems, convolution": -0.5}
+beside = minus("Cheems", "Mamba-2")
+called = judge(systems, beside | {"rotation minus convolution, Jamba and Cheems": by_source}, False)
+assert called == [True, False]
 
 # %% [markdown]
 # ## Summary
