@@ -100,19 +100,6 @@ def ablation_systems_longer():
     return {"prediction": " ".join(preregistered.LONGER_PREDICTION.split()), **record}
 
 
-def ablation_cheems_of_ch():
-    """Ch's Cheems, to be compared with the systems on the same seeds."""
-    rows = preregistered.CHEEMS_OF_CH
-    record = ablation("09_cheems_of_ch", rows, range(1, 6), 200)
-    return {"prediction": " ".join(preregistered.CHEEMS_OF_CH_PREDICTION.split()), **record}
-
-
-def ablation_gated_mlp():
-    """A gated MLP, to be compared with the DGLU on the same seeds."""
-    record = ablation("09_gated_mlp", preregistered.GATED_MLP, range(11, 16), 200)
-    return {"prediction": " ".join(preregistered.GATED_MLP_PREDICTION.split()), **record}
-
-
 def ablation_reading():
     """Texts in order and texts with blanks, in three patterns, three seeds."""
     lab = from_notebook(LAB)
@@ -242,6 +229,4 @@ RECIPES = {
     "09_gated": ablation_gated,
     "09_systems": ablation_systems,
     "09_systems_longer": ablation_systems_longer,
-    "09_cheems_of_ch": ablation_cheems_of_ch,
-    "09_gated_mlp": ablation_gated_mlp,
 }

@@ -667,29 +667,6 @@ Family: Mamba-2 and Cheems, each less Jamba. After 1,000 updates Cheems is behin
 that difference isn't called.
 """
 
-# For the map of the claims. The question: is Ch's own Cheems, with CDMMoE and with SSD as the inner
-# function, ahead of Jamba, as Ch's Table 1 has it? The Cheems in 09_systems is WM's. Seeds, text,
-# updates and parameters are those of 09_systems, but there is one tuning seed and not two: one was
-# cut for time, after two runs. (Known before: on three seeds CDMMoE was 0.049 behind a DGLU, CDMoE
-# was 0.060 behind it, and neither inner function moved the loss.)
-CHEEMS_OF_CH = {
-    "Cheems of Ch": dict(pattern="SK × 7 + IK", d_model=96, k_experts=1, inner="ssd"),
-}
-CHEEMS_OF_CH_PREDICTION = """
-Family: Ch's Cheems less Jamba, less OTCE and less WM's Cheems, five seeds, judged together with the
-rows of 09_systems. It is behind Jamba by 0.06 to 0.22 nats per byte, and that is significant. It is
-within 0.06 of WM's Cheems, and that difference isn't. It is 0 to 0.14 behind OTCE.
-"""
-
-# For the map of the claims. The question: is OTCE's DGLU ahead of a gated MLP, too? 09_gated
-# has the DGLU beside a plain MLP. Seeds, text, updates and parameters are those of 09_gated; of its
-# rates three, and of its tuning seeds one, to save time.
-GATED_MLP = {"gated MLP": dict(pattern="SM SG SG AM")}
-GATED_MLP_PREDICTION = """
-Family of one: the gated MLP less the DGLU, five seeds, judged together with the rows of 09_gated.
-The two are within 0.03 nats per byte of each other, and the difference isn't significant.
-"""
-
 # For the map of the claims. The question: what do four sentences about speed come to on one core?
 # Forward, float32, 512 tokens; each ratio is taken within a turn, and told as a median of turns.
 # (Known before, from a referee's quick timings on four threads: routed 17 and retrieved 3.2; with V
@@ -710,6 +687,9 @@ OTCE's expansive layer with 4: 0.6 to 1.2 with one head, 0.8 to 1.6 with two.
 # Models of 09_systems, a million parameters, float32, processor time, five turns. (Known from
 # chapter 10, with WM's Cheems and two million parameters: in training 0.92 to 0.97 times as fast as
 # Jamba at 16,384 tokens, and ahead of OTCE from 4,921 to 8,076 on. Ch's was timed nowhere.)
+CHEEMS_OF_CH = {
+    "Cheems of Ch": dict(pattern="SK × 7 + IK", d_model=96, k_experts=1, inner="ssd"),
+}
 SYSTEM_TIMES_PREDICTION = """
 Ch's Cheems is slower than WM's at every length. It reads 0.5 to 0.95 times as fast as Jamba at
 1,024, 4,096 and 8,192 tokens, in training and in evaluation. Against OTCE it gains with the length:
