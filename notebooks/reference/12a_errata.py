@@ -12,7 +12,6 @@
 # (L22); `book/claims.toml`, `book/tables.toml`.
 
 # %% tags=["setup"]
-import json
 import math
 import tomllib
 from pathlib import Path
@@ -24,7 +23,6 @@ import torch.nn.functional as F
 from torch import einsum, nn
 
 from cheems_ref import attention, ssd
-from cheems_ref.compare import minus, verdicts
 from cheems_ref.experts import CohesiveMoE
 from cheems_ref.roofline import Recorder
 from cheems_ref.tasks import multi_query_recall
@@ -239,6 +237,43 @@ padded = wm_2.pad_tensor_by_size(tokens, 6)
 assert wm_2.reshape_into_chunks(padded, 0, 8).shape == (2, 2, 8, 4)
 check("WM Listing 2: padding is zeros behind the tokens", padded.sum((0, 2)).long(), behind)
 
+# %% tags=["guard"]
+# The repairs that the list of claims names for these listings, run.
+text = (LISTING_4 + "    return y\n").replace("except Exception as e:", "except NameError as e:")
+stops("WM Listing 4, which forgives a missing kernel alone: a wrong shape", RuntimeError, run_4)
+del given["mamba_chunk_scan_combined"]
+check("WM Listing 4, repaired: without the kernel it runs ssd()", run_4(), without_kernel)
+repaired = listing(LISTING_8.replace("math.sqrt", "math.isqrt"), d_ff_private=8).CDMoE(*sizes)
+rows = torch.arange(3) * repaired.num_keys
+check("WM Listing 8 with math.isqrt: embeddings", repaired.down_embed(rows),
+      repaired.down_embed.weight[[0, 4, 8]])  # fmt: skip
+lines = LISTING_1[LISTING_1.index("    def rotate_half") :].splitlines()
+helpers = "\n".join(line[4:] for line in lines) + "\n"
+halves = "x1, x2 = x.chunk(2, dim=-1)"  # in the listing two lines
+helpers = helpers.replace("# […]", halves, 1).replace("# […]", "pass") + "    return b_embed\n"
+angles = ids[..., None] * torch.tensor([1.0, 0.1, 0.01, 0.001]).repeat(2)
+turned = listing(helpers).apply_BC_rotary_pos_emb(x, x, angles.cos(), angles.sin())
+check("Ch Listing 1, its helpers outside of the class: a rotation", turned.norm(dim=-1),
+      x.norm(dim=-1))  # fmt: skip
+assert (turned - x)[:, 0].abs().max() == 0 < (turned - x)[:, 1].abs().min()
+
+# %% tags=["guard"]
+MODULE = """
+class {name}(nn.Module):
+    def __init__(self, hidden_dim):
+        super().__init__()
+        self.V_layer = Linear(hidden_dim, hidden_dim)  # ours
+    def forward(self, x):
+        return self.V_layer(x)
+"""
+for name in ("SSDAttn", "CDMMOE"):
+    made = vars(listing(MODULE.format(name=name)))[name](8)
+    check(f"Ch, {name} as a module: called", made(x), made.V_layer(x))
+    assert len([*made.parameters()]) == 2
+ch_3 = listing("V_layer = SSD(hidden_dim, 2, 4, 64)", SSD=ch_2.SSD, hidden_dim=8)
+assert isinstance(ch_3.V_layer, ch_2.SSD)
+print("Ch Listing 3: SSD with its arguments written out is built")
+
 # %% [markdown]
 # ## 2 · The mask of WM Listing 6, entry by entry
 #
@@ -280,6 +315,9 @@ for factor in (1.0, 0.3, -2.0, 0.0):
 scores, values = (random(4, 4, seed=s).bfloat16() for s in (44, 45))
 stops("Listings 5 and 6: a float32 mask, values in bfloat16", RuntimeError,
       lambda: (scores + causal.float()).softmax(-1) @ values)  # fmt: skip
+right = ((scores + causal.to(scores.dtype)).softmax(-1) @ values).double()
+masked = (scores.double() + causal).softmax(-1) @ values.double()
+check("Listings 5 and 6, the mask in the scores' type", right, masked, tol=0.03)
 
 # %% [markdown]
 # Of four gates the 0 alone hides its key, and with 100 sets of other gates Listing 6 is Listing 5.
@@ -609,6 +647,11 @@ assert y == 64 and sum(p.numel() for p in attention.QCAttn(32, n_heads=1).parame
 
 
 # %% tags=["setup"]
+import json
+
+from cheems_ref.compare import minus, verdicts
+
+
 def read_record(name):
     path = Path("../..") / "experiments" / "records" / f"{name}.json"
     return json.loads(path.read_text(encoding="utf-8"))
