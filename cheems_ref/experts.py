@@ -136,8 +136,9 @@ class CohesiveMoE(MoE):
         def expert(i, tokens, x_V):
             return self.experts[i](tokens, x_V=x_V)
 
-        shared = self.experts[0].V(x)
-        return _mix_experts(x, *self.route(x), expert, len(self.experts), shared)
+        gates, indices = self.route(x)  # which checks x
+        x_V = self.experts[0].V(x)
+        return _mix_experts(x, gates, indices, expert, len(self.experts), shared=x_V)
 
 
 class ExpansiveMoE(MoE):
