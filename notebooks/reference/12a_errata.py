@@ -765,6 +765,12 @@ by_source = {"Jamba, rotation": 0.5, "Cheems": 0.5, "Jamba": -0.5, "Cheems, conv
 beside = minus("Cheems", "Mamba-2")
 called = judge(systems, beside | {"rotation minus convolution, Jamba and Cheems": by_source}, False)
 assert called == [True, False]
+# Its experts, pooled, as its rule has it for that table: of one neuron, less the routed ones.
+kinds, SEI = losses_of("09_shared"), "MoE with shared expert"
+finer = minus("CDMoE", "MoE") | minus("CDMoE", SEI) | minus("PEER", "MoE") | minus("CDMMoE", "MoE")
+assert all(judge(kinds, finer, True))
+for coarser in ("MoE", SEI):
+    assert min(kinds["CDMoE"].values()) > max(kinds[coarser].values())
 
 # %% [markdown]
 # ## Summary
