@@ -640,10 +640,10 @@ assert y == 64 and sum(p.numel() for p in attention.QCAttn(32, n_heads=1).parame
 # ## 6 · Measured for the map
 #
 # Four sentences about speed needed a clock and nothing else. So we timed single layers on one CPU
-# core: a forward pass over 512 tokens, 25 turns, each ratio taken within a turn (`python -m
-# experiments 12_layer_times`; the prediction in `experiments/preregistered.py` came first). Each
-# line has the median and the middle half of the turns. A ratio above 1 means slower. Look at the
-# first two lines: which kind of expert can you have many of?
+# core: a forward pass over 512 tokens, 25 times each, in alternation (`python -m experiments
+# 12_layer_times`). We committed a prediction first (`experiments/preregistered.py`). Each line
+# divides the times of two layers, round by round, and gives the median and the middle half. Above 1
+# means slower. Look at the first two lines: which kind of expert can you have many of?
 
 
 # %% tags=["setup"]
@@ -709,7 +709,7 @@ for h in (1, 2):
 
 # %% [markdown]
 # We also timed Ch's own Cheems, which no chapter has (`python -m experiments 12_system_times`: a
-# million parameters, one core, five turns). Ch's Figure 5 has it ahead of Jamba and OTCE from 2,000
+# million parameters, one core, five runs). Ch's Figure 5 has it ahead of Jamba and OTCE from 2,000
 # tokens on in training and from 4,000 in evaluation. Above 1 means that Cheems is faster. Against
 # which of the two does it win?
 
@@ -734,10 +734,10 @@ assert slower == ["training, 1024", "training, 8192"] and SPEEDS[slower[1]]["Jam
 assert SPEEDS["evaluation, 8192"]["Jamba"][0] < 1 < SPEEDS["evaluation, 8192"]["Jamba"][-1]
 
 # %% [markdown]
-# Against OTCE: on short texts it's slower, at 8,192 tokens faster in every turn. Against Jamba it
-# doesn't win. In training it's behind at 8,192 tokens in every turn. In evaluation the turns lie on
-# both sides of 1. We had predicted that it's at least 5 percent slower than Jamba everywhere.
-# That holds in training at 1,024 and 8,192 tokens, and nowhere else.
+# On short texts Ch's Cheems is slower than OTCE. At 8,192 tokens it's faster in all five runs. It
+# doesn't win against Jamba. In training it's behind at 8,192 tokens in all five runs. In evaluation
+# it's faster in some runs and slower in others. We had predicted that it's at least 5 percent slower
+# than Jamba everywhere. That holds in training at 1,024 and 8,192 tokens, and nowhere else.
 
 
 # %% tags=["guard"]
