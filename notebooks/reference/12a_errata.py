@@ -736,7 +736,7 @@ assert SPEEDS["evaluation, 8192"]["Jamba"][0] < 1 < SPEEDS["evaluation, 8192"]["
 # %% [markdown]
 # On short texts Ch's Cheems is slower than OTCE. At 8,192 tokens it's faster in all five runs. It
 # doesn't win against Jamba. In training it's behind at 8,192 tokens in all five runs. In evaluation
-# it's faster in some runs and slower in others. We had predicted that it's at least 5 percent slower
+# it's faster in some runs and slower in others. We had predicted it at least 5 percent slower
 # than Jamba everywhere. That holds in training at 1,024 and 8,192 tokens, and nowhere else.
 
 
