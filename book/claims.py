@@ -54,6 +54,8 @@ VERDICTS = {  # and the rule for each
     "not testable here": "it needs data, weights, machines or runs we don't have, or is unclear",
 }
 SPREAD = r"±|between \d|(?:\d\.\d+ ){2}"  # an interval, or three runs and more
+CHAPTER = re.compile(r"\b(?:chapter|lab|reference) (\d\d[a-z]?)\b", re.IGNORECASE)  # in findings
+ENTRY = re.compile(r"\b(?:wm|ch|otce|l22)-[a-z0-9-]+")  # the id of another entry
 EVIDENCE = {"chapter", "section", "checks", "lines"}
 FIELDS = {
     *("id", "document", "place", "section", "kind", "quote", "verdict", "finding"),
@@ -257,6 +259,13 @@ def faults(
     """Everything that is wrong with the map, one line each."""
     lines = {chapter: printed_lines(notebook) for chapter, notebook in notebooks.items()}
     found = [f"{claim.get('id')}: {fault}" for claim in claims for fault in of_one(claim, lines)]
+    ids = {claim.get("id") for claim in claims}
+    found += [
+        f"{claim.get('id')}: the finding refers to {name}, which is no entry"
+        for claim in claims
+        for name in ENTRY.findall(claim.get("finding", ""))
+        if name not in ids
+    ]
     twice = [name for name, n in Counter(claim.get("id") for claim in claims).items() if n > 1]
     found += [f"{name}: the id is there twice" for name in twice]
     for chapter, notebook in notebooks.items():
@@ -301,6 +310,9 @@ def of_one(claim: Claim, lines: dict[str, list[Line]]) -> Iterator[str]:
             elif not all(line.asserted for line in fitting):
                 yield f"{where}: no assert beside the line {text!r}"
         named += [*checks, *whole]
+    for number in CHAPTER.findall(claim["finding"]):
+        if not any(evidence.get("chapter") == number for evidence in claim["evidence"]):
+            yield f"the finding speaks of {number}, but no evidence is from there"
     undecided = claim["verdict"] == "undecided at small scale"
     if undecided and not any(re.search(SPREAD, line) for line in named):
         yield "undecided, but its evidence has neither an interval nor several runs"

@@ -130,6 +130,16 @@ class CohesiveMoE(MoE):
         """Compute expert i on its tokens, with the V of all experts."""
         return self.experts[i](x, x_V=self.experts[0].V(x))
 
+    def forward(self, x: Tokens) -> Tokens:
+        """Compute y. The shared x V is computed once per token, not once per chosen expert."""
+
+        def expert(i, tokens, x_V):
+            return self.experts[i](tokens, x_V=x_V)
+
+        gates, indices = self.route(x)  # which checks x
+        x_V = self.experts[0].V(x)
+        return _mix_experts(x, gates, indices, expert, len(self.experts), shared=x_V)
+
 
 class ExpansiveMoE(MoE):
     """Experts behind a shared one, each with a gate: FFNᵢ(s ∘ sigmoid(s Wᵢ)) with s = FFNˢ(x).
@@ -153,7 +163,7 @@ class ExpansiveMoE(MoE):
         return _mix_experts(self.shared(x), *self.route(x), self.expert, len(self.experts))
 
 
-def _mix_experts(x, gates, indices, expert, n_experts):
+def _mix_experts(x, gates, indices, expert, n_experts, shared=None):
     """Compute Σ gᵢ expertᵢ(x) with each expert called once, on the tokens that chose it.
 
     Without gradients, an expert without tokens is not called.
@@ -164,6 +174,7 @@ def _mix_experts(x, gates, indices, expert, n_experts):
         indices: the chosen experts (b, l, k), different ones for each token.
         expert: a function of i and of tokens (n, d).
         n_experts: e.
+        shared: (b, l, f), computed for every token; `expert` gets the rows of its tokens as well.
 
     Source: OTCE eq. 15a.
     """
@@ -177,8 +188,11 @@ def _mix_experts(x, gates, indices, expert, n_experts):
         # In training every expert is called, so that unused experts get a zero gradient, not None;
         # and in export, where no size is known.
         if torch.is_grad_enabled() or torch.compiler.is_compiling() or len(token):
-            weighted = gate[:, None] * expert(i, tokens[token])
-            y.index_add_(0, token, weighted.to(y.dtype))
+            if shared is None:
+                answer = expert(i, tokens[token])
+            else:
+                answer = expert(i, tokens[token], shared.flatten(0, 1)[token])
+            y.index_add_(0, token, (gate[:, None] * answer).to(y.dtype))
     return y.view_as(x)
 
 

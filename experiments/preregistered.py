@@ -741,6 +741,35 @@ Family: Mamba-2 and Cheems, each less Jamba. After 1,000 updates Cheems is behin
 that difference isn't called.
 """
 
+# For the map of the claims. The question: what do four sentences about speed come to on one core?
+# Forward, float32, 512 tokens; each ratio is taken within a turn, and told as a median of turns.
+# (Known before, from a referee's quick timings on four threads: routed 17 and retrieved 3.2; with V
+# computed once per choice, cohesive over expansive 0.62 and 0.59 at equal width, 1.30 and 1.08 at
+# equal parameters. In 09_position the rows with a convolution took up to a third longer to train.
+# The first run went by the clock on the wall of a busy machine and scattered too widely; the record
+# counts the time of the processor. The prediction is older than both.)
+SPEED_PREDICTION = """
+256 times as many experts, 16 to 4,096 of a routed mixture and 256 to 65,536 of a retrieval: the
+routed layer takes 8 to 40 times as long, the retrieval 2 to 6. Cohesive over expansive experts, 4
+and 8 of them: 0.45 to 0.7 at equal width, 0.9 to 1.25 at equal parameters. A convolution adds 15 to
+60 percent to the time of a state layer, a rotation 3 to 25. Ch's CDMMoE with 4,096 experts over
+OTCE's expansive layer with 4: 0.6 to 1.2 with one head, 0.8 to 1.6 with two.
+"""
+
+# For the map of the claims. The question: is Ch's own Cheems faster than Jamba and OTCE on long
+# texts, as Ch's Figure 5 has it from 2,000 tokens on in training and from 4,000 in evaluation?
+# Models of 09_systems, a million parameters, float32, processor time, five turns. (Known from
+# chapter 10, with WM's Cheems and two million parameters: in training 0.92 to 0.97 times as fast as
+# Jamba at 16,384 tokens, and ahead of OTCE from 4,921 to 8,076 on. Ch's was timed nowhere.)
+CHEEMS_OF_CH = {
+    "Cheems of Ch": dict(pattern="SK × 7 + IK", d_model=96, k_experts=1, inner="ssd"),
+}
+SYSTEM_TIMES_PREDICTION = """
+Ch's Cheems is slower than WM's at every length. It reads 0.5 to 0.95 times as fast as Jamba at
+1,024, 4,096 and 8,192 tokens, in training and in evaluation. Against OTCE it gains with the length:
+at 1,024 tokens it is slower, at 8,192 in training it reads 0.8 to 1.4 times as fast.
+"""
+
 # Chapter 10, section 9. The question: how long does a training pass of chapter 09's systems take on
 # the batches that they learned from? Then loss and time can stand in one figure. Measured by
 # tests/bench/bench_efficiency.py, part "updates". By (10.1) and the rates of 10_efficiency.json,

@@ -301,7 +301,7 @@ assert verdicts[:3] == ["holds", "holds corrected", "holds corrected"]
 
 # %% [markdown]
 # Algebra and the listing hold, two of the three once they're corrected. Of the six claims that need
-# models trained on text, our models bear out one: states beat attention. Two come out the other way
+# models trained on text, our models bear out one: states beat attention. Three come out the other way
 # round. That doesn't refute them. Algebra settles a claim for every size, but our small models have
 # at most about a million parameters and mostly a few hundred updates (chapter 09), so neither
 # "seen" nor "opposite" decides anything about 1.3 billion. For the last row, all we can do is

@@ -48,6 +48,9 @@ def test_a_map_that_lies_is_refused(monkeypatch, capsys):
     repaired["finding"] += " Repair: none."
     open_ = next(claim for claim in listed[50:] if claim["verdict"] == "undecided at small scale")
     open_["evidence"][0] |= {"checks": ["✓ no interval"], "lines": ["5 runs of 5, 3 of 5"]}
+    nowhere_run, misnamed = (c for c in listed[50:] if c["verdict"] == "not independent")
+    nowhere_run["finding"] += " It was tried in lab 09z."
+    misnamed["finding"] += " (See wm-no-such-claim.)"
     listed = [claim for claim in listed if claim["place"] != "Listing 5"] + [listed[0]]
     notebooks = copy.deepcopy(NOTEBOOKS)
     for notebook in notebooks.values():
@@ -70,6 +73,8 @@ def test_a_map_that_lies_is_refused(monkeypatch, capsys):
         (listed[0], r"the id is there twice"),
         (corrected, r"it holds corrected, but the finding names no repair"),
         (repaired, r"the finding names a repair, but the verdict is another"),
+        (nowhere_run, r"the finding speaks of 09z, but no evidence is from there"),
+        (misnamed, r"the finding refers to wm-no-such-claim, which is no entry"),
         (open_, r"undecided, but its evidence has neither an interval nor several runs"),
     ):
         assert re.search(rf"^{name['id']}: {fault}", told, re.MULTILINE), fault

@@ -140,6 +140,18 @@ def each_expert_sees_its_tokens(m):
     assert [i for i, _ in seen[7:]] == sorted({*indices.flatten().tolist()}), "some in vain"
 
 
+def shared_V_is_computed_once(m):
+    """A cohesive layer applies V to every token once, however many experts the token goes to."""
+    layer, seen = m.CohesiveMoE(D, 5, n_experts=4, k=3).double(), []
+    layer.experts[0].V.register_forward_hook(lambda _, given, __: seen.append(given[0].shape))
+    y = layer(x := normal(2, 7, D))
+    assert seen == [(2, 7, D)], f"V was applied to {seen}"
+    gates, indices = layer.route(x)
+    for b, t in itertools.product(range(2), range(7)):
+        answers = [layer.expert(i.item(), x[b, t][None])[0] for i in indices[b, t]]
+        check("one token", y[b, t], sum(g * a for g, a in zip(gates[b, t], answers, strict=True)))
+
+
 def what_is_idle_gets_no_gradient(m, name):
     """From one token, whose heads choose different neurons. (Queries and keys all work.)"""
     mixer = built(m, name, **LONG if "n_heads" in LAYERS[name][1] else {})
@@ -220,6 +232,10 @@ def test_retrieved_experts_keep_the_digits_of_sixteen_bits():
 def test_what_is_idle_gets_no_gradient():
     for name in ("MoE", "SharedExpertMoE", "CohesiveMoE", "ExpansiveMoE", "CDMMoE", "CDMoE"):
         what_is_idle_gets_no_gradient(experts, name)
+
+
+def test_shared_V_is_computed_once():
+    shared_V_is_computed_once(experts)
 
 
 # --- modes and precisions ---------------------------------------------------------------------

@@ -131,7 +131,7 @@ CALLS = [
     *((getattr(experts, name), ROUTED)
       for name in ("MoE", "SharedExpertMoE", "CohesiveMoE", "ExpansiveMoE")),
     *((getattr(f(**ROUTED), name), dict(x=X), "d") for name in ("forward", "route")
-      for f in (experts.MoE, experts.SharedExpertMoE, experts.ExpansiveMoE)),
+      for f in (experts.MoE, experts.SharedExpertMoE, experts.CohesiveMoE, experts.ExpansiveMoE)),
     (experts.load_balancing_loss, CHOICES),
     (retrieval.product_key_topk, dict(queries=floats(2, 5, 2, 2, 4), keys=floats(2, 2, 5, 4), k=3)),
     (retrieval.neurons,

@@ -5,6 +5,7 @@ from test_experts import (
     balance_is_the_formula,
     each_expert_sees_its_tokens,
     routes_in_float32_under_autocast,
+    shared_V_is_computed_once,
     what_is_idle_gets_no_gradient,
 )
 from test_layers import is_defined
@@ -25,6 +26,12 @@ MISTAKES = mistakes([
     (what_is_idle_gets_no_gradient, "CohesiveMoE", {
         "the shared matrix, too": [
             ("for p in part[: self.k].parameters()", "for p in part[-self.k :].parameters()")]}),
+    (shared_V_is_computed_once, {
+        "V once per choice": [
+            ('def forward(self, x: Tokens) -> Tokens:\n        """Compute y. The shared',
+             'def unused(self, x: Tokens) -> Tokens:\n        """Compute y. The shared')],
+        "x V of other tokens": [
+            ("shared.flatten(0, 1)[token]", "shared.flatten(0, 1)[: len(token)]")]}),
     (routes_in_float32_under_autocast, "MoE", {
         "autocast chooses": [
             ("self.router = Float32Linear(d_model, n_experts)",
