@@ -296,14 +296,14 @@ def show_claims(text):
 # %%
 verdicts = show_claims(MAIN)
 assert verdicts[5:11].count("seen at small scale") == 1  # of those that need trained models
-assert verdicts[5:11].count("opposite at small scale") == 2
+assert verdicts[5:11].count("opposite at small scale") == 3
 assert verdicts[:3] == ["holds", "holds corrected", "holds corrected"]
 
 # %% [markdown]
 # Algebra and the listing hold, two of the three once they're corrected. Of the six claims that need
-# models trained on text, our models bear out one: states beat attention. Three come out the other way
-# round. That doesn't refute them. Algebra settles a claim for every size, but our small models have
-# at most about a million parameters and mostly a few hundred updates (chapter 09), so neither
+# models trained on text, our models bear out one: states beat attention. Three come out the other
+# way round. That doesn't refute them. Algebra settles a claim for every size, but our small models
+# have at most about a million parameters and mostly a few hundred updates (chapter 09), so neither
 # "seen" nor "opposite" decides anything about 1.3 billion. For the last row, all we can do is
 # recompute the printed numbers.
 

@@ -16,9 +16,9 @@ text of its own:
 - A cell's metadata `slide_figure` names a figure of the chapter, such as `03_steps`, which the
   slides made from it show as well: beside words and equations, below code and output. `03_steps:2`
   shows it up to its second stage.
-- Equations beyond the one before a cell (two with one title share a slide), tables and lists are slides too, below
-  the sentences that lead to them. A quotation is a slide with the sentences that follow it: they
-  say what holds.
+- Equations beyond the one before a cell (two with one title share a slide), tables and lists are
+  slides too, below the sentences that lead to them. A quotation is a slide with the sentences that
+  follow it: they say what holds.
 - A cell tagged `figure` is a slide if it draws, and then shows the picture alone. Tagged `slide` as
   well, it is for slides only: the notebook folds it, and the site leaves it out.
 - Words and equations without code or output have the figure beside them that stands under the same
