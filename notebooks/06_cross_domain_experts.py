@@ -504,9 +504,10 @@ for seed in range(3):
 # With a shared expert beside them, the routed experts still learned about half of the common map.
 # Without one, each expert *has to* learn $M + M_i$, so $M$ gets stored four times. Why half? A
 # routed expert sees only a quarter of the tokens. But Adam divides a gradient by its own size, so
-# both sides close the gap at about the same speed and meet halfway. If that's the reason, then the
-# rates decide. Give the shared expert a quarter of the routed experts' learning rate, or four times
-# as much. And try SGD with momentum, which divides by nothing, at equal rates:
+# both sides close the gap at about the same speed and meet halfway. Is that the reason? Then the
+# optimizer decides. So try SGD with momentum, which divides by nothing, at equal rates. And with
+# Adam, give the shared expert a quarter of the routed experts' learning rate, or four times as
+# much:
 
 # %% tags=["setup"]
 for times, faster in (("1/4", 1 / 4), ("4", 4)):
@@ -870,9 +871,9 @@ plotting.show_drawing(
 )
 
 # %% [markdown]
-# `CDMoE` is the layer of the opening drawing. (`CDMMoE`, with one letter more, is another layer,
-# that of Ch Listing 4. It adds nothing, and its neurons read $zW$, with a width of its own, and are
-# gated as in (6.1).)
+# `CDMoE` is the layer of the opening drawing. Don't confuse it with `CDMMoE`, one letter longer.
+# That one follows Ch Listing 4: it adds nothing, and its neurons read $zW$, with a width of its
+# own, and are gated as in (6.1).
 
 
 # %% tags=["guard"]
