@@ -607,8 +607,8 @@ check("with a sigmoid: the odd part is z/2", (opened - opposite) / 2, z / 2)
 # each choose $k$ experts), we need $h$ such matrices.
 #
 # **Product keys** (Lample et al., 2019) make a million keys, for $e = r^2$ experts, out of two
-# thousand. Cut a token's query of width $2m$ into halves $q_1$, $q_2$, and keep two lists of $r$
-# keys of width $m$, $\kappa_{1,i}$ and $\kappa_{2,j}$. Expert $(i, j)$, number $i\,r + j$, has
+# thousand. Cut a token's query of width $2m$ into halves $q_1$, $q_2$. Each head keeps two lists of
+# $r$ keys of width $m$, $\kappa_{1,i}$ and $\kappa_{2,j}$. Expert $(i, j)$, number $i\,r + j$, has
 # the key $(\kappa_{1,i}, \kappa_{2,j})$. So its score is the *sum* of two half scores:
 #
 # $$\text{score}_{ij} = q_1 \cdot \kappa_{1,i} + q_2 \cdot \kappa_{2,j} = a_i + a'_j. \tag{6.4}$$
