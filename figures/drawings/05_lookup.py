@@ -6,14 +6,14 @@ from cheems_ref import plotting
 from cheems_ref.plotting import arrow, box, state_grid
 
 BLUE, RED, GREEN, ORANGE = (plotting.COLORS[i] for i in (0, 1, 2, 4))
-CELL, STEP, FADE = 0.27, 2.12, 0.8
+CELL, STEP, FADE = 0.25, 1.76, 0.8
 TOKENS, STATES, VALUES, OUTPUT = 4.55, 2.75, 1.75, 0.45  # heights
 S, M, T = 1, 3, 5  # the token that writes, the moment looked up, the token that reads
 
 
 def middle(t):
     """Where token t and its state stand."""
-    return 0.85 + STEP * t
+    return 0.75 + STEP * t
 
 
 def states():
@@ -62,7 +62,7 @@ def draw_lookup(ax):
 
 
 def draw():
-    fig, ax = plotting.canvas(12.4, 5.0)
+    fig, ax = plotting.canvas(10.4, 5.0)
     draw_recurrence(ax)
     stages = []
     for draw_more in (draw_value, draw_lookup):

@@ -43,6 +43,11 @@ def draw():
     plotting.arrow(ax, (10.8, 0.85), (10.8, 1.08), color=SHARED)
     ax.text(9.3, 0.45, "x", fontsize=20, va="center", ha="center", style="italic")
     plotting.arrow(ax, (9.45, 0.45), (10.15, 0.45), color=SHARED)
-    plotting.arrow(ax, (9.25, 0.65), (9.1, 2.25), bend=-0.15)
+    plotting.arrow(ax, (9.25, 0.65), (9.4, 2.3), bend=-0.1)
+    for place in (10.8 - 1.5 * STEP, 10.8 + 0.5 * STEP):  # halfway from z to the experts it reaches
+        gate = dict(boxstyle="circle,pad=0.2", fc="white", ec=PRIVATE, lw=2)
+        middle = (10.8 + place) / 2, 1.91
+        ax.text(*middle, "σ", fontsize=15, ha="center", va="center", bbox=gate)
+    ax.text(11.55, 1.6, "a gate\neach", fontsize=16, va="center")
     ax.text(9.0, 1.4, "x chooses\nthe experts", fontsize=16, ha="right", va="center")
     return fig, []
