@@ -5,7 +5,7 @@
 # equivalent of thirteen float32 numbers per head. By the end you will have found all thirteen, and
 # read three kernels that read and write none of them.** You will be able to
 #
-# - estimate a layer's time from its operations and its bytes, and say where that fails;
+# - estimate a layer's time from operations and bytes, and say where that fails;
 # - name the thirteen reads and writes, and choose a chunk size;
 # - read a Triton kernel for SSD;
 # - ask a compiler whether a kernel fits its registers.
