@@ -998,7 +998,8 @@ def medians(table, even):
     return curves | {"I, 64 symbols": middle(attention_record["table"], 64)}
 
 
-# python -m experiments 00_repeat, 00_repeat_slower, 00_repeat_spaced, 00_repeat_attention
+# %% tags=["setup"]
+# python -m experiments 00_repeat 00_repeat_slower 00_repeat_spaced 00_repeat_attention
 tables = {"S, as it begins": repeat_record["table"], "S, decays 30 times slower": slower["table"]}
 EVEN = [run for run in spaced["table"] if run["spacing"] == "even"]
 for l, right in ends(repeat_record["table"]).items():
@@ -1039,6 +1040,7 @@ def passed(runs):
     return [next((10 * i + 10 for i, at in enumerate(c) if at > 0.95), None) for c in curves]
 
 
+# %% tags=["guard"]
 assert max(passed(attention_record["table"])) == 40 and len(attention_record["table"]) == 15
 assert max(passed([run for run in slower["table"] if run["length"] == 16])) == 160
 ended = ends(slower["table"])  # the prediction: 16, held; 32 above 0.95, failed; 64 above 0.5, held
@@ -1054,6 +1056,8 @@ assert f"{min(base_100):.2f} {max(base_100):.2f}" == "0.87 0.88"  # predicted: 0
 assert max(passed(EVEN)) == 210 and len(EVEN) == 5  # as predicted
 turned_alike = sorted(run["right"][-1] for run in room["table"])  # predicted: they pass; failed
 assert [f"{right:.2f}" for right in turned_alike] == ["0.08", "0.67", "0.67", "0.68", "0.68"]
+
+# %% tags=["guard"]
 keys = random(32, seed=30).expand(64, 32)
 turns = math.pi * (torch.arange(16) + 0.5) / 16 * torch.arange(64)[:, None]
 pairs = torch.complex(keys[:, :16], keys[:, 16:]) * torch.polar(torch.ones(64, 16), turns)

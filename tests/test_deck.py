@@ -267,7 +267,7 @@ def test_a_title_ends_at_the_next_heading_of_its_cell():
     cells = [
         new_markdown_cell("# 03 · A"),
         new_markdown_cell(
-            "## Summary\n\n- A word.\n\n## Exercises\n\n**1 · easy.** Show it.",
+            "## Summary\n\n- A word.\n\n## Exercises\n\n**1 · easy.** *Show.* Do.",
             metadata={"slide_title": "A message."},
         ),
     ]
