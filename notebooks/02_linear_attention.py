@@ -525,7 +525,7 @@ def draw_steps(ax):
     ax.plot(x, (1 - x).abs(), color=plotting.COLORS[1], label="delta rule, |1 − β‖k‖²|")
     plotting.level(ax, 1, "as large as before")
     ax.plot([1, 2], [0, 1], "o", color=plotting.INK)
-    for words, place in {"replaced": (1.08, 0.03), "grows from here on": (1.12, 1.1)}.items():
+    for words, place in {"replaced": (1.08, 0.03), "grows from here on": (0.7, 1.1)}.items():
         ax.text(*place, words, va="center")
     ax.set(xlabel="β‖k‖²", ylabel="share of the error left", ylim=(-0.05, 2))
     return ax.plot(x, 1 / (1 + x), color=plotting.COLORS[2], label="Longhorn, 1 / (1 + β‖k‖²)")
