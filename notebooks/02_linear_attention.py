@@ -748,14 +748,14 @@ def recall(name, key, until, place, **step):
 
 # %% tags=["aside"]
 hits, small = {}, "DeltaNet, β = ¼"
+print("right value nearest: when written, 36 tokens later; a new value, at the end")
 for name in (*RULES, small):
     ask = partial(recall, "DeltaNet", beta=0.25) if name == small else partial(recall, name)
     written = sum(ask(key, key + 1, key) for key in range(12, 24)) / 12
     later = sum(ask(key, key + 37, key) for key in range(12, 24)) / 12
     twice = sum(ask(key, 60, key + 24) for key in range(12)) / 12
     hits[name] = written, later, twice
-    print(f"{name:16}: {written:.2f} when written, {later:.2f} 36 tokens later", end="")
-    print(f"; keys with a new value, at the end: {twice:.2f}")
+    print(f"{name:16}  {written:.2f}  {later:.2f}  {twice:.2f}")
 
 
 # %% tags=["figure"]
