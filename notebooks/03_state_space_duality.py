@@ -403,31 +403,6 @@ ranks = matrix_rank(blocks)
 print(ranks)
 
 
-# %% tags=["figure"]
-def draw_ranks(ax, M, ranks):
-    """M cut into blocks, each with its rank."""
-    plotting.heatmap(ax, M, xlabel="source s", ylabel="target t", unit="$M_{ts}$", limit=0.2)
-    blocks, size = len(ranks), len(M) // len(ranks)
-    borders = [i * size - 0.5 for i in range(1, blocks)]
-    for draw_lines in (ax.hlines, ax.vlines):
-        draw_lines(borders, -0.5, len(M) - 0.5, color=plotting.INK, lw=1)
-    for i, j in torch.tril_indices(blocks, blocks).T.tolist():
-        x, y = (j + 1) * size - 1.0, i * size
-        word = dict(fc="white", ec="none", alpha=0.85, boxstyle="round,pad=0.2")
-        ax.text(x, y, f"rank {ranks[i, j]}", ha="right", va="top", bbox=word, fontsize=12)
-    ax.set(xticks=range(0, len(M), size), yticks=range(0, len(M), size))
-
-
-# %% slide_title="Below the diagonal, no block has a rank above n" tags=["figure", "slide"]
-fig, ax = plotting.figure(size=(9, 5.6))
-draw_ranks(ax, M, ranks)
-plotting.save(
-    fig,
-    "03_ranks",
-    "The matrix M of 32 tokens, lower triangular, cut into 4 by 4 blocks of 8. The blocks on the "
-    "diagonal have rank 8, those below it rank 2.",
-)
-
 # %% tags=["guard"]
 x_c, B_c, C_c = (t[0, :, 0].unflatten(0, (c, l_c)) for t in (x, B, C))
 dt_c = dt[0, :, 0].unflatten(0, (c, l_c))

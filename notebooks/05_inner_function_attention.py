@@ -224,8 +224,8 @@ plotting.save(
 # weight is then exactly zero, and the rest still sum to one.
 #
 # WM Listing 7 does this: it *adds* a mask of 0 and $-\infty$ to the *scores*. Multiply the
-# *weights* by this mask, and rows 0 to 4 each contain a $-\infty$, which spoils all four of their
-# outputs. (Row 5 forbids nothing.) Multiply the scores by ones and zeros, and a forbidden key has
+# *weights* by this mask, and rows 0 to 4 each contain a $-\infty$, which spoils all of their
+# outputs. (Row 5 has only zeros.) Multiply the scores by ones and zeros, and a forbidden key has
 # the score 0, which still gives it a weight.
 
 # %% [markdown] slide_title="A linear value adds nothing that the stream lacks"
@@ -363,8 +363,8 @@ plotting.show_drawing(
 # Only the convolution alone gives a clean answer. SSD with a convolution can recall by itself
 # (chapter 08), so it mixes two abilities. SSD with rotation must first learn to single out its
 # neighbour. In 500 updates, one seed of five did (1.00), two were on their way (0.85 and 0.59), and
-# two were still guessing. (For each source and place we kept the best of three learning rates. We
-# had predicted the result after a trial.)
+# two were still guessing. (For each source and place we kept the best of three learning rates. A
+# trial run had suggested this result, and we predicted it.)
 #
 # In Cheems, seven S come before the first attention layer. Keep the question for section 4 and for
 # chapters 07 and 08: ***which of q, k and v needs to know the past?***
@@ -572,8 +572,8 @@ plotting.save(
 #
 # Does the past have to be in the *value*? With five new seeds (`python -m experiments
 # 05_book_past`), SSD in $v$ explains 0.997 to 0.999, in $k$ 0.92 to 0.97, in $q$ 0.76 to 0.93, and
-# nowhere 0.74 to 0.75. **The value learns it fastest and best.** We had predicted this, after a
-# trial with other seeds.
+# nowhere 0.74 to 0.75. **The value learns it fastest and best.** A trial with other seeds had
+# suggested this, and we predicted it.
 #
 # In Cheems, state-space layers come first. So we put one more S in front of each system, and ask
 # when each seed explains 0.95 of the variance:
@@ -583,6 +583,7 @@ fig, ax = plotting.figure(size=(12, 4.8))
 for row, pattern in enumerate(("I", "SA", "AA", "SI", "SSA", "SAA")):
     heights = [-row - (row > 2) / 2 + 0.12 * (seed - 2) for seed in range(5)]
     ax.plot(FIRST[pattern], heights, "o", ms=10, color=plotting.COLORS[(2, 0, 3)[row % 3]])
+    ax.plot(sorted(FIRST[pattern])[2], -row - (row > 2) / 2, "|", ms=44, color=plotting.INK)
 names = ["V = SSD(x)", "S then A", "A then A", "S, V = SSD(x)", "S, S then A", "S, A then A"]
 ax.set_yticks([0, -1, -2, -3.5, -4.5, -5.5], names)
 ax.set_xticks([100, 200, 300, 400, 600], ["100", "200", "300", "400", "never in 500"])
@@ -1077,7 +1078,8 @@ for ax, kind in zip(axes, ("gate", "rounded"), strict=True):
     of_slots = torch.tensor(DECOYS["gates"][kind])[:, :16].T.tolist()
     for slot, four in enumerate(of_slots):
         ax.plot(4 * [slot], four, "o", color=plotting.COLORS[slot % 2])
-    ax.set(title={"gate": "soft"}.get(kind, kind), xlabel="slot", ylabel="gate", ylim=(0, 1.03))
+    title = {"gate": "soft", "rounded": "rounded in training, before rounding"}[kind]
+    ax.set(title=title, xlabel="slot", ylabel="gate", ylim=(0, 1.03))
     ax.axhline(0.5, color=plotting.QUIET), ax.set_yticks([0, 0.5, 1], ["0", "½", "1"])
 fig.suptitle("correct values blue, decoys orange, four heads each", fontsize=16)
 plotting.save(

@@ -538,7 +538,7 @@ print("by SGD with momentum at equal rates they hold", " and ".join(f"{part:.2f}
 assert 0.25 < min(sgd) < max(sgd) < 0.45
 
 # %% [markdown]
-# The loss fits equally well each time, and they hold nine tenths or one tenth. With SGD, whose
+# The layers fit equally well each time, and they hold nine tenths or one tenth. With SGD, whose
 # steps are smaller for an expert that sees fewer tokens, they hold about a third. **The split is a
 # free direction of the loss, and the optimizer chooses it.** A shared expert makes room for common
 # knowledge; it doesn't make anyone put it there.
@@ -703,7 +703,9 @@ assert numbers.tolist() == [6, 4, 14]
 
 # %% slide_title="Three best of sixteen sums, made from two of each half" tags=["figure", "slide"]
 fig, ax = plotting.figure(size=(9, 5.2))
-best = torch.zeros(16).scatter(0, numbers, 0.5).view(4, 4).tolist()
+best = torch.zeros(16).scatter(0, numbers, 0.5).view(4, 4)
+down, across = first.argsort(descending=True), second.argsort(descending=True)
+best, first, second = best[down][:, across].tolist(), first[down], second[across]
 plotting.state_grid(ax, 0, 0, best, cell=1, color=plotting.COLORS[0], largest=1.0)
 for i, j in product(range(4), range(4)):
     ax.text(j + 0.5, 3.5 - i, f"{first[i] + second[j]:.1f}", ha="center", va="center", fontsize=20)
@@ -873,8 +875,8 @@ plotting.show_drawing(
 
 # %% [markdown]
 # `CDMoE` is the layer of the opening drawing. Don't confuse it with `CDMMoE`, one letter longer.
-# That one follows Ch Listing 4: it adds nothing, and its neurons read $zW$, with a width of its
-# own, and are gated as in (6.1).
+# That one follows Ch Listing 4: it adds nothing, and its neurons read $zW$, a vector of another
+# width, and are gated as in (6.1).
 
 
 # %% tags=["guard"]
@@ -1120,7 +1122,7 @@ plotting.save(
 # At about 4,096 neurons. The dense MLP's time grows with their number, ours more slowly than with
 # its square root: there are $2\sqrt e$ keys per head, and the map to the queries doesn't grow
 # (`python tests/bench/bench_experts.py --json experiments/records/06_growth.json`). **At 1,024
-# neurons, our layer has 1.6 times fewer FLOPs and takes three times as long**: 10.5 ms, where the
+# neurons, our layer has 1/1.6 of the FLOPs and takes three times as long**: 10.5 ms, where the
 # MLP takes 3.5. At 16,384 the MLP takes 73 ms, PEER-pytorch 45 and ours 17.
 #
 # Where does our time go? On one core (the figure has two), the search of a million experts takes 41

@@ -738,7 +738,7 @@ check("cache_bytes = bytes of the tensors", predicted, held)
 
 # %% [markdown]
 # How does the cache grow, at 320 million parameters? Before you look: which cache is the smallest
-# at 64 tokens, on the left edge?
+# at 64 tokens?
 
 
 # %% tags=["guard"]

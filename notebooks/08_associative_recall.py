@@ -165,7 +165,8 @@ check("reading = equation (8.1)", read_back(keys, values, keys), keys @ keys.T @
 # $$r = \frac{u - 1}{n} \;\;\text{(random)}, \qquad r = \max\Big(0,\; \frac{u}{n} - 1\Big)
 # \;\;\text{(best)}. \tag{8.2}$$
 #
-# Subtract them: beyond $u = n$ the best keys save *one unit of error*, at every load.
+# Subtract them: beyond $u = n$ the best keys save $1 - 1/n$, nearly *one unit of error*, at every
+# load.
 #
 # What if the next layer shrinks what it reads by a factor $c$? Then the error is $(1 - c)^2 + c^2
 # r$: the first part is what's now missing of your own value, the second what's left of the others'.
@@ -309,8 +310,9 @@ print(errors_and_recalled((64, 128, 256, 512)))
 # 512 pairs nearly all values of 128 numbers are recalled.
 #
 # Why does $p$ decide? Score what you read against each candidate, by their inner product. Your own
-# value scores about 1. An error of length 2 scores about $\pm 2/\sqrt p$ against any other. The
-# largest of 4,096 such scores is 1.3 at $p = 32$, which wins, and 0.7 at $p = 128$, which loses.
+# value scores about 1. An error of length 2 scores about $\pm 2/\sqrt p$ against any other, and the
+# largest of 4,096 such scores is nearly four times as large: 1.3 at $p = 32$, which wins, and 0.7
+# at $p = 128$, which loses.
 
 # %% tags=["guard"]
 SCORES = {p: own_and_largest_other(p) for p in (32, 128)}
@@ -491,8 +493,8 @@ for length, pairs, rows in ((16, 4, 32), (64, 16, 16), (256, 28, 8), (1024, 28, 
     assert shares[0] > 0.99 and max(shares[1:]) < 0.01
 
 # %% [markdown]
-# The same weights find them at all four. With the shift off by one place they find none: they
-# answer confidently, and wrongly.
+# The same weights find them at all four. With the shift off by one place they find none. With 2
+# they answer confidently, and wrongly; with 0 a key cancels itself, and attention looks everywhere.
 
 # %% [markdown]
 # ## 4 · A state, by hand
@@ -828,7 +830,8 @@ plotting.save(
     "08_state_size",
     "Share right at the end against the numbers kept after 64 tokens. One state layer with a "
     "convolution rises from 0.18 to 0.35 at 256 numbers to 0.98 and more at 4,096 and 8,192, "
-    "nearly always between two lines: a state that holds 16 pairs, and one that holds 47.",
+    "nearly always within 0.05 of the space between two lines: a state that holds 16 pairs, and "
+    "one that holds 47.",
 )
 
 # %% [markdown]

@@ -333,8 +333,10 @@ names, read, written = zip(*moves, strict=True)
 reads, writes = ([number / one_number for number in each] for each in (read, written))
 ax.bar(range(len(names)), reads, color=plotting.COLORS[0], label="reads")
 ax.bar(range(len(names)), writes, bottom=reads, color=plotting.COLORS[1], label="writes")
+names = [{4: "C Bᵀ", len(names) - 1: "· x"}.get(i, name) for i, name in enumerate(names)]
 ax.set_xticks(range(len(names)), names)
-ax.legend(title="float32 numbers per pair and head")
+ax.set_ylabel("numbers per pair and head")
+ax.legend()
 plotting.save(
     fig,
     "10_thirteen",
@@ -1260,8 +1262,9 @@ for kind in ("training", "evaluation"):
 # %% [markdown] slide_title="Count bytes as well as operations; a kernel keeps pairs to itself"
 # ## Summary
 #
-# - From operations, bytes, two rates and the time of a call, (10.1) estimates a time. It knows no
-#   small tiles. It promised LlaMa the shortest time of five systems, and LlaMa took the longest.
+# - From operations, bytes, two rates and the time of a call, (10.1) estimates a time. It doesn't
+#   know that attention is cut into small products. It promised LlaMa the shortest time of five
+#   systems, and LlaMa took the longest.
 # - Our `ssd_chunked` moves thirteen float32 numbers per head for each pair of tokens in a chunk.
 #   Three kernels move none of them, if nothing spills. A compiler tells you, without a GPU.
 # - A forgotten mask on the tokens passes every test whose length is a multiple of the chunk size.
@@ -1269,9 +1272,9 @@ for kind in ("training", "evaluation"):
 # - On a GPU with both attention and SSD fused, (10.1) puts LlaMa first at 4,096 tokens, and last at
 #   65,536.
 #
-# **What came after.** *FlashAttention-2* (Dao, 2023) saves operations that aren't products, our low
-# dot. *Flash Linear Attention* collects Triton kernels for chapter 02's rules. The five SSD kernels
-# of Mamba-2 became one (PyTorch's blog reports 1.5 to 2.5 times the speed).
+# **What came after.** *FlashAttention-2* (Dao, 2023) saves operations that aren't products. *Flash
+# Linear Attention* collects Triton kernels for chapter 02's rules. The five SSD kernels of Mamba-2
+# became one (PyTorch's blog reports 1.5 to 2.5 times the speed).
 
 # %% [markdown]
 # ## Exercises

@@ -926,21 +926,6 @@ print(f"{1e3 * sending:.2f}, {1e3 * computing:.1f}")
 assert sending < computing / 6
 
 
-# %% slide_title="While a rank computes, the next keys arrive" tags=["figure", "slide"]
-fig, ax = plotting.figure(size=(11, 3.6))
-for step in range(3):
-    ax.barh(1, 1e3 * computing, left=1e3 * computing * step, color=plotting.COLORS[0], ec="white")
-    ax.barh(0, 1e3 * sending, left=1e3 * computing * step, color=plotting.COLORS[4])
-ax.set_yticks([0, 1], ["send keys, values", "compute"], fontsize=18)
-ax.tick_params(axis="x", labelsize=18)
-ax.set_xlabel("milliseconds: three steps of the ring", fontsize=18)
-plotting.save(
-    fig,
-    "11_hidden",
-    "Three steps of a ring. In each, a bar of 4.4 milliseconds of products stands above a bar of "
-    "0.67 milliseconds, in which the next keys and values are sent.",
-)
-
 # %% [markdown]
 # The sending hides behind the products. On this assumed machine the ring is slow because attention
 # computes a square, not because its keys travel.
