@@ -816,8 +816,8 @@ assert (round(megabytes), round(predicted, 1), timed["PyTorch"]) == (28, 2.0, "6
 # bits. What if it needs more? Then the compiler *spills*: it parks numbers in memory and fetches
 # them back. It doesn't say so, the results stay right, and (10.3) is wrong.
 #
-# You can find out on a laptop, since a compiler needs no GPU: `compiler.compiling_for(80)` claims
-# to be the driver of an A100.
+# You can find out on a laptop, since a compiler needs no GPU: `compiler.compiling_for(80)` puts a
+# `StandIn` in the driver's place, which claims to be an A100.
 #
 # Why does `_read` take just 16 numbers of $B$ and 32 channels at a time? Here is what larger tiles
 # need, per thread, in float32, for chunks of 64 tokens, $n = 128$ and $p = 64$. (*Shared* memory

@@ -134,8 +134,7 @@ const LAYERS = {
   D: c => ({ matrices: 3 * wide(c) }),
   R: c => routed(c, 3 * wide(c)),
   H: c => routed(c, 3 * wide(c), 3 * wide(c)),
-  C: c => ({ ...routed(c, 2 * wide(c), wide(c)),
-             between: 2 * (c.k_experts - 1) * wide(c) }),  // V is shared, and multiplied k times
+  C: c => routed(c, 2 * wide(c), wide(c)),  // V is shared, and multiplied once
   X: c => routed(c, 3 * wide(c) + c.d_model ** 2, 3 * wide(c)),
   P: c => retrieved(c, c.d_model, 2 * c.d_model, 0),
   K: c => {
