@@ -517,6 +517,7 @@ def first_above(shares, wanted=0.95):
     return next((50 * (i + 1) for i, share in enumerate(shares) if share >= wanted), 600)
 
 
+SYSTEMS = ["V = SSD(x)", "S then A", "A then A", "S, V = SSD(x)", "S, S then A", "S, A then A"]
 FIRST = {
     row["pattern"]: [first_above(run["explained"]) for run in row["runs"]]
     for row in MORE["table"]
@@ -584,8 +585,7 @@ for row, pattern in enumerate(("I", "SA", "AA", "SI", "SSA", "SAA")):
     heights = [-row - (row > 2) / 2 + 0.12 * (seed - 2) for seed in range(5)]
     ax.plot(FIRST[pattern], heights, "o", ms=10, color=plotting.COLORS[(2, 0, 3)[row % 3]])
     ax.plot(sorted(FIRST[pattern])[2], -row - (row > 2) / 2, "|", ms=44, color=plotting.INK)
-names = ["V = SSD(x)", "S then A", "A then A", "S, V = SSD(x)", "S, S then A", "S, A then A"]
-ax.set_yticks([0, -1, -2, -3.5, -4.5, -5.5], names)
+ax.set_yticks([0, -1, -2, -3.5, -4.5, -5.5], SYSTEMS)
 ax.set_xticks([100, 200, 300, 400, 600], ["100", "200", "300", "400", "never in 500"])
 ax.set(xlabel="updates until 0.95 of the variance is explained", xlim=(60, 660))
 plotting.save(
@@ -1078,8 +1078,7 @@ for ax, kind in zip(axes, ("gate", "rounded"), strict=True):
     of_slots = torch.tensor(DECOYS["gates"][kind])[:, :16].T.tolist()
     for slot, four in enumerate(of_slots):
         ax.plot(4 * [slot], four, "o", color=plotting.COLORS[slot % 2])
-    title = {"gate": "soft", "rounded": "rounded in training, before rounding"}[kind]
-    ax.set(title=title, xlabel="slot", ylabel="gate", ylim=(0, 1.03))
+    ax.set(title={"gate": "soft"}.get(kind, "before rounding"), ylim=(0, 1.03), xlabel="slot")
     ax.axhline(0.5, color=plotting.QUIET), ax.set_yticks([0, 0.5, 1], ["0", "½", "1"])
 fig.suptitle("correct values blue, decoys orange, four heads each", fontsize=16)
 plotting.save(

@@ -700,12 +700,12 @@ for score, number in zip(scores.tolist(), numbers.tolist(), strict=True):
     assert abs(score - (first[i] + second[j]).item()) < 1e-12
 check("3 best of all 16 sums", (first[:, None] + second).flatten().topk(3).values, scores)
 assert numbers.tolist() == [6, 4, 14]
-
-# %% slide_title="Three best of sixteen sums, made from two of each half" tags=["figure", "slide"]
-fig, ax = plotting.figure(size=(9, 5.2))
 best = torch.zeros(16).scatter(0, numbers, 0.5).view(4, 4)
 down, across = first.argsort(descending=True), second.argsort(descending=True)
 best, first, second = best[down][:, across].tolist(), first[down], second[across]
+
+# %% slide_title="Three best of sixteen sums, made from two of each half" tags=["figure", "slide"]
+fig, ax = plotting.figure(size=(9, 5.2))
 plotting.state_grid(ax, 0, 0, best, cell=1, color=plotting.COLORS[0], largest=1.0)
 for i, j in product(range(4), range(4)):
     ax.text(j + 0.5, 3.5 - i, f"{first[i] + second[j]:.1f}", ha="center", va="center", fontsize=20)

@@ -683,6 +683,8 @@ for (a, b), m in product(SOURCES, MODULES):
     eight |= minus(f"{m}, {a}", f"{m}, {b}")
 for source in three:
     alone |= minus("A", f"S + A, {source}")
+
+# %% tags=["guard"]
 for pair in (("S + A unturned, conv", "S + A, conv"), ("S + A unturned, rope", "S + A, rope"),
              ("S + A unturned, rope", "S + A unturned, conv")):  # fmt: skip
     without_turns |= minus(*pair)
@@ -739,7 +741,7 @@ KINDS = [row for row in SHARED if row not in ("MLP", "DGLU")]
 ROWS = ["MLP", *KINDS]  # of the figure
 THREE_KINDS = ["MoE", "MoE with shared expert", "cohesive"]
 
-# %% slide_title="All seven kinds of experts beat the MLP"
+# %% slide_title="All seven kinds of experts beat the MLP" slide_figure="09_shared:0"
 called = judge(shared, against("MLP", KINDS))
 assert all(called.values())
 

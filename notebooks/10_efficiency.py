@@ -325,15 +325,15 @@ for one, (read, written) in zip(recorded.operators, recorded.pairs, strict=True)
 total = sum(read + written for read, written in recorded.pairs) / one_number
 print(f"together {total:.2f}")
 assert total == 13
-
-# %% slide_title="The conversion moves the most, three of thirteen" tags=["figure", "slide"]
-fig, ax = plotting.figure(size=(11.5, 4.6))
 moves = [(o.name, *m) for o, m in zip(recorded.operators, recorded.pairs, strict=True) if any(m)]
 names, read, written = zip(*moves, strict=True)
 reads, writes = ([number / one_number for number in each] for each in (read, written))
+names = [{4: "C Bᵀ", len(names) - 1: "· x"}.get(i, name) for i, name in enumerate(names)]
+
+# %% slide_title="The conversion moves the most, three of thirteen" tags=["figure", "slide"]
+fig, ax = plotting.figure(size=(11.5, 4.6))
 ax.bar(range(len(names)), reads, color=plotting.COLORS[0], label="reads")
 ax.bar(range(len(names)), writes, bottom=reads, color=plotting.COLORS[1], label="writes")
-names = [{4: "C Bᵀ", len(names) - 1: "· x"}.get(i, name) for i, name in enumerate(names)]
 ax.set_xticks(range(len(names)), names)
 ax.set_ylabel("numbers per pair and head")
 ax.legend()

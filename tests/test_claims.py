@@ -48,7 +48,7 @@ def test_a_map_that_lies_is_refused(monkeypatch, capsys):
     repaired["finding"] += " Repair: none."
     open_ = next(claim for claim in listed[50:] if claim["verdict"] == "undecided at small scale")
     open_["evidence"][0] |= {"checks": ["✓ no interval"], "lines": ["5 runs of 5, 3 of 5"]}
-    nowhere_run, misnamed = (c for c in listed[50:] if c["verdict"] == "not independent")
+    nowhere_run, misnamed, *_ = (c for c in listed[50:] if c["verdict"] == "not independent")
     nowhere_run["finding"] += " It was tried in lab 09z."
     misnamed["finding"] += " (See wm-no-such-claim.)"
     listed = [claim for claim in listed if claim["place"] != "Listing 5"] + [listed[0]]

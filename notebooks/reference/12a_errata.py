@@ -374,6 +374,8 @@ check("WM §3.3: every expert's answer times its own row, summed", weighted, by_
 before = each.sum((2, 3))[..., None] * up.sum((2, 3))
 _ = must_differ("WM §3.3 in words: rows summed before", before, by_hand)
 Q, K = random(12, 4, seed=70), random(12, 4, seed=71)
+
+# %% tags=["guard"]
 for name, mask in (("ones", torch.ones(12, 12)), ("random", random(12, 12, seed=73))):
     rank = torch.linalg.matrix_rank((mask.tril() * (Q @ K.T))[6:, :6])
     print(f"L of {name}: rank of what the second half reads of the first: {rank}")
@@ -406,6 +408,8 @@ print("OTCE eq. 19c: even the best W_3 loses", " and ".join(f"{x:.2f}" for x in 
 assert lost[0] > 0.9 and lost[1] < 0.5 and lost[2] < 0.3
 lives = [math.log(2) / (F.softplus(torch.zeros(())).item() * rate) for rate in (1, 12, 32)]
 print("WM Listing 4, half-lives of heads 1, 12, 32:", *(f"{life:.2f}" for life in lives))
+
+# %% tags=["guard"]
 mamba_2 = [math.log(2) / product for product in (0.001 * 1, 0.1 * 1, 0.1 * 16)]
 print("Mamba-2, at the ends of its ranges:", *(f"{life:.2f}" for life in mamba_2))
 assert lives[0] == 1.0 and min(mamba_2) > 0.4 and nn.Linear(2, 2).bias is not None
@@ -541,6 +545,8 @@ print("OTCE Table 5, lowest perplexity:", lowest, " ends in a state layer:", *en
 assert lowest == "SMSESESEAESESMAM" and ends == ["SMSESMSEAMSESMSE"]
 jamba, otce = "SMSMSMSMAMSMSMSM", "SMSMSMSMAMSMSMAM"
 differ = [i + 1 for i, (x, y) in enumerate(zip(jamba, otce, strict=True)) if x != y]
+
+# %% tags=["guard"]
 print("OTCE Table 1: the two patterns differ in letter", *differ, "of 16")
 print("OTCE Table 3, percent of A, S, M:", *(100 * otce.count(x) / 16 for x in "ASM"))
 BLOCKS = {"OTCE": "SM " + "SE " * 11 + "AE " * 2 + "SE " * 8 + "SM AM"}
@@ -583,6 +589,8 @@ for e in (2, 4, 8, 16):
 print("OTCE, cohesive: private to shared for 2, 4, 8, 16 experts:", ratios)
 d, f = 1024, 2048
 widths = [round(e * (3 * d * f + d * d) / 8 / (3 * d)) for e in (4, 8, 64)]
+
+# %% tags=["guard"]
 print("expansive, 1 : 8 with 4, 8 and 64 experts: shared layers of width", widths)
 chosen = [torch.combinations(random(4, seed=250), k).sum(1) for k in (1, 2, 3, 4)]
 sums = [len(of_k.unique()) for of_k in chosen]
@@ -759,6 +767,7 @@ def judge(losses, family, pool):
     return [verdict.called for verdict in judged.values()]
 
 
+# %% tags=["guard"]
 # Chapter 09's whole systems, each difference by itself, as its rule has it for this table.
 systems = losses_of("09_systems")
 by_source = {"Jamba, rotation": 0.5, "Cheems": 0.5, "Jamba": -0.5, "Cheems, convolution": -0.5}
