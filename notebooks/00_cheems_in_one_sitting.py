@@ -1103,8 +1103,8 @@ assert (-16 * rates * steps).exp().median() < 1 / 3 < (-15 * rates * steps).exp(
 # | $n = 32$ | 16, evenly from 0 to $\pi$ | 16 | above 0.95 by step 210 |
 # | $n = 128$ | its 64 frequencies | 17 | above 0.95 by step 220 |
 #
-# Not the width decides (we bet on it; see row two), nor the number of pairs. **What counts is how
-# many different ones turn fast.**
+# It isn't the width (our bet; see row two), nor the number of pairs. **What
+# counts is how many different ones turn fast.**
 #
 # (With usual decays four of five of the last row pass; we predicted one at most. Without turns at
 # most 0.08 of 16 symbols are right.)
@@ -1122,12 +1122,13 @@ assert (-16 * rates * steps).exp().median() < 1 / 3 < (-15 * rates * steps).exp(
 #   without the softmax, with a decay.
 # - Rotate queries and keys, or $C$ and $B$, and positions enter a score by their distance alone.
 # - Experts of one neuron are found by two half keys: 2,000 inner products for a million.
-# - A model is a string of letters. In `SE × 7 + IE` there is one attention for seven states.
+# - A model is a string of letters. `SE × 7 + IE` has one attention for seven states.
 # - Ask of every ✓ which mistake it would catch.
 #
-# How much attention, and for what? Here hardly any: it looks nearby, and copies at once. Chapters
-# 08 and 12 show what a state can't hold. [Reading the course](../book/manual/reading_the_course.md)
-# has the map, and a self-test that says where to begin.
+# How much attention, and for what? WM wants one layer in eight, for recall (§3.4). Here it looks
+# nearby and copies. Chapters 08 and 12 show what a state can't hold. [Reading the
+# course](../book/manual/reading_the_course.md) has the map, and a self-test that says where to
+# begin.
 
 # %% [markdown]
 # ## Exercises
