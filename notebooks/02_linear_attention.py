@@ -825,15 +825,31 @@ assert f"{0.31 * 0.97**36:.2f}" == "0.10"
 # linear attention returns the old value in four cases of ten. **The measure you choose decides who
 # wins, so choose it before you look.**
 
-# %% [markdown] slide_title="The race was about the step" slide_figure="02_hits"
-# And be fair to the delta rule: this race is about $\beta$. Each write takes $\beta/n$ of an old
-# value away, on average over random keys. So after $\delta$ writes $\beta\,(1 - \beta/n)^\delta$ of
-# it is left. Each write also takes $(2\beta - \beta^2)/n$ of the answer's mean square and adds
-# $\beta^2/n$: they balance at $\beta/(2 - \beta)$. Divide by its root, and you have the angle
-# between answer and value:
+# %% [markdown] slide_title="The race was about the step" slide_figure="02_law"
+# And be fair to the delta rule: this race is about $\beta$. Over random keys, a write takes
+# $\beta/n$ of an old value away on average, so after $\delta$ writes $\beta\,(1 - \beta/n)^\delta$
+# of the value is left. A write also takes $(2\beta - \beta^2)/n$ of the answer's mean square and
+# adds $\beta^2/n$: they balance at $\beta/(2 - \beta)$. Divide by its root. So the angle between
+# answer and value has
 #
 # $$\cos = \sqrt{\beta\,(2 - \beta)}\;\Big(1 - \frac{\beta}{n}\Big)^{\delta}.$$
-#
+
+# %% slide_title="Fresh values want a large step, old ones a small one" tags=["figure", "slide"]
+fig, ax = plotting.figure(size=(9, 4.2))
+steps = torch.linspace(0.02, 1.9, 100)
+start = (steps * (2 - steps)).sqrt()
+laws = {f"{age} tokens later": start * (1 - steps / 32) ** age for age in (2, 12, 36, 100)}
+plotting.lines(ax, steps, laws, xlabel="step β (unit keys, n = 32)", ylabel="cosine", legend=None)
+ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
+plotting.save(
+    fig,
+    "02_law",
+    "The cosine of answer and value by the law, against the step, at four ages. After two tokens "
+    "it peaks near a step of 1. The older the value, the lower the peak and the smaller its step: "
+    "near 0.35 after 36 tokens.",
+)
+
+# %% [markdown]
 # With $\beta = 1$ the answer keeps its length and turns away. A smaller step starts further off and
 # turns more slowly. That's Longhorn's whole advantage here: with unit keys it *is* the delta rule
 # with $\beta = \frac12$. With $\beta = \frac14$ one rule finds old and new values. (It does better
