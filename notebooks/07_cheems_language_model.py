@@ -307,8 +307,9 @@ def learn_to_recall(pattern, steps, position="conv", seed=0, wiped=False):
 
 
 # %% [markdown] slide_title="Its state wiped, SA learns all the same" slide_figure="07_wiped"
-# Only what the convolution shows it, and that includes $k_3$. A run has learned the task if it gets
-# more than 0.9 of the answers right. Does SA learn it in 100 steps, with its state wiped?
+# The key at $v_3$ can hold only what the convolution shows it, and that includes $k_3$. A run has
+# learned the task if it gets more than 0.9 of the answers right. Does SA learn it in 100 steps,
+# with its state wiped?
 
 # %%
 _, right = learn_to_recall("SA", 100, seed=2, wiped=True)
@@ -401,7 +402,7 @@ plotting.save(
 #
 # Another A below could pass the neighbour on: in chapter 08 (section 3) we set such weights by
 # hand. We predicted that training finds them on some seeds. Here it never did in 1,000 updates
-# (0.31 to 0.36). In chapter 08 A A learns its task in every run. That training differs from ours in
+# (0.31 to 0.35). In chapter 08 A A learns its task in every run. That training differs from ours in
 # several ways, and we haven't found out which one matters.
 #
 # ## 5 · What it costs: parameters
