@@ -591,9 +591,9 @@ ax.set(xlabel="updates until 0.95 of the variance is explained", xlim=(60, 660))
 plotting.save(
     fig,
     "05_behind",
-    "Updates to 0.95, one dot per seed. V = SSD(x) 100 to 200; S then A 200 to 300, one never; A "
-    "then A 300 to 350. Behind one more S: V = SSD(x) 200 to 300, one never; S then A 100 to 200, "
-    "one never; A then A 150 to 250.",
+    "Updates to 0.95, one dot per seed, a line at the median. V = SSD(x) 100 to 200; S then A 200 "
+    "to 300, one never; A then A 300 to 350. Behind one more S: V = SSD(x) 200 to 300, one never; "
+    "S then A 100 to 200, one never; A then A 150 to 250.",
 )
 
 # %% [markdown]

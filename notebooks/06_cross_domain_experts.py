@@ -715,8 +715,9 @@ ax.set(xlim=(0, 4), ylim=(0, 4), xlabel="second half scores", ylabel="first half
 plotting.save(
     fig,
     "06_sums",
-    "The sixteen sums of four half scores in rows and four in columns. The three largest are blue: "
-    "1.5 and 1.2 in the row of 0.9, and 1.0 in the row of 0.4, in the columns of 0.6 and 0.3.",
+    "The sixteen sums of four half scores in rows and four in columns, both from the largest down. "
+    "The three largest are blue, a staircase in the corner: 1.5 and 1.2 in the row of 0.9, 1.0 in "
+    "the row of 0.4.",
 )
 
 # %% [markdown]
