@@ -600,8 +600,7 @@ assert math.exp(-750) == 0
 # - `shared`: their rows of $B$ and $C$, which the $h/g$ heads of a group share.
 # - `place`: the number of the chunk's state. (A head has `num_programs(0) // tiles` chunks.)
 # - `decay`: the *log* decay $\Delta A$ of each token, which PyTorch has multiplied before. `since`
-#   is its sum from the chunk's start. `over` is the decay over a whole chunk, no logarithm any
-#   more.
+#   is its sum from the chunk's start. `over` is the decay over a whole chunk.
 # - `X`, `K`, and in `_read` also `Q`: tiles of $x$, $B$ and $C$.
 
 # %% [markdown]
@@ -817,7 +816,7 @@ assert (round(megabytes), round(predicted, 1), timed["PyTorch"]) == (28, 2.0, "6
 # them back. It doesn't say so, the results stay right, and (10.3) is wrong.
 #
 # You can find out on a laptop, since a compiler needs no GPU: `compiler.compiling_for(80)` puts a
-# `StandIn` in the driver's place, which claims to be an A100.
+# `StandIn` in the driver's place, an A100.
 #
 # Why does `_read` take just 16 numbers of $B$ and 32 channels at a time? Here is what larger tiles
 # need, per thread, in float32, for chunks of 64 tokens, $n = 128$ and $p = 64$. (*Shared* memory
