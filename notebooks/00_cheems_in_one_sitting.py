@@ -503,7 +503,7 @@ check("rotated, moved by one: the same scores", scores[1:, 1:], scores[:-1, :-1]
 
 # %% [markdown]
 # $C$ and $B$ of a state are a query and a key, so the same rotation works for them: an idea of the
-# Cheems papers. Why does a state need it? Its decay only says "the longer ago, the weaker". A
+# Cheems papers. Why does a state need it? Its decay only prefers what is recent. A
 # rotation can prefer a distance, and section 11's task needs that. The layer `S`, whose heads share
 # $B$ and $C$ as in Mamba-2:
 
@@ -934,7 +934,7 @@ plotting.save(
 )
 
 # %% [markdown]
-# Our copy of it lost about 0.1 nats in every quarter, the recorded `SESEIE` 0.2 everywhere, however
+# Our run lost about 0.1 nats in every quarter, the recorded `SESEIE` 0.2 everywhere, however
 # much came before. It looks nearby: if it sees only the last eight bytes, it keeps 85 to 92 % of
 # what attention gives (three seeds).
 #
@@ -1022,7 +1022,7 @@ def medians(table, even):
 
 # %% tags=["setup"]
 # python -m experiments 00_repeat 00_repeat_slower 00_repeat_spaced 00_repeat_attention
-tables = {"S, as it begins": repeat_record["table"], "S, decays 30 times slower": slower["table"]}
+tables = {"S, as initialised": repeat_record["table"], "S, decays 30 times slower": slower["table"]}
 EVEN = [run for run in spaced["table"] if run["spacing"] == "even"]
 for l, right in ends(repeat_record["table"]).items():
     print(f"S {l} symbols, 1,000 steps: {right[0]:.2f} {right[1]:.2f} {right[2]:.2f} right")
@@ -1103,8 +1103,8 @@ assert (-16 * rates * steps).exp().median() < 1 / 3 < (-15 * rates * steps).exp(
 # | $n = 32$ | 16, evenly from 0 to $\pi$ | 16 | above 0.95 by step 210 |
 # | $n = 128$ | its 64 frequencies | 17 | above 0.95 by step 220 |
 #
-# It isn't the width (our bet; see row two), nor the number of pairs. **What
-# counts is how many different ones turn fast.**
+# It isn't the width (our bet; see row two), nor the number of pairs. **In these runs, the more
+# different ones turn fast, the better.**
 #
 # (With usual decays four of five of the last row pass; we predicted one at most. Without turns at
 # most 0.08 of 16 symbols are right.)
@@ -1125,8 +1125,8 @@ assert (-16 * rates * steps).exp().median() < 1 / 3 < (-15 * rates * steps).exp(
 # - A model is a string of letters. `SE × 7 + IE` has one attention for seven states.
 # - Ask of every ✓ which mistake it would catch.
 #
-# How much attention, and for what? WM wants one layer in eight, for recall (§3.4). Here it looks
-# nearby and copies. Chapters 08 and 12 show what a state can't hold. [Reading the
+# How much attention, and for what? WM wants it in one of eight mixers, for recall (§3.4). Here it
+# looks nearby and copies. Chapters 08 and 12 show what a state can't hold. [Reading the
 # course](../book/manual/reading_the_course.md) has the map, and a self-test that says where to
 # begin.
 
