@@ -1039,7 +1039,7 @@ plotting.save(
     fig,
     "00_repeat",
     "Share of the repeated symbols that is right against training step, medians of the seeds. "
-    "Left, as it begins: S with 16 symbols passes 0.9 before step 500, with 32 it ends between 0.8 "
+    "Left, as initialised: S with 16 symbols passes 0.9 before step 500, with 32 it ends between 0.8 "
     "and 0.9, with 64 near 0.1. Right, with slower decays: 16 symbols by step 160, 32 near 0.9, 64 "
     "near 0.7; with pairs that turn evenly, 64 symbols pass 0.95 by step 210. I with 64 symbols is "
     "at 0.95 before step 50.",
@@ -1127,8 +1127,7 @@ assert (-16 * rates * steps).exp().median() < 1 / 3 < (-15 * rates * steps).exp(
 #
 # How much attention, and for what? WM wants it in one of eight mixers, for recall (§3.4). Here it
 # looks nearby and copies. Chapters 08 and 12 show what a state can't hold. [Reading the
-# course](../book/manual/reading_the_course.md) has the map, and a self-test that says where to
-# begin.
+# course](../book/manual/reading_the_course.md) has the map, and a self-test.
 
 # %% [markdown]
 # ## Exercises
