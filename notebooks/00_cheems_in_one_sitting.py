@@ -1039,8 +1039,8 @@ plotting.save(
     fig,
     "00_repeat",
     "Share of the repeated symbols that is right against training step, medians of the seeds. "
-    "Left, as initialised: S with 16 symbols passes 0.9 before step 500, with 32 it ends between 0.8 "
-    "and 0.9, with 64 near 0.1. Right, with slower decays: 16 symbols by step 160, 32 near 0.9, 64 "
+    "Left, as initialised: S with 16 symbols passes 0.9 before step 500, with 32 it ends at 0.8 "
+    "to 0.9, with 64 near 0.1. Right, with slower decays: 16 symbols by step 160, 32 near 0.9, 64 "
     "near 0.7; with pairs that turn evenly, 64 symbols pass 0.95 by step 210. I with 64 symbols is "
     "at 0.95 before step 50.",
 )
