@@ -829,7 +829,8 @@ def counting_loss(seen, unseen, order):
 
 
 seen, unseen = (bytes(part.tolist()) for part in (text, held_out))
-assert abs(counting_loss(seen, unseen, 3) - 1.40) < 0.03 < min(nats_of.values()) - 1.43
+by_counting = counting_loss(seen, unseen, 3)
+assert abs(by_counting - 1.4) < 0.1 < min(nats_of.values()) - by_counting
 
 # %% slide_title="Without attention the loss is nearly the same" tags=["figure", "slide"]
 fig, ax = plotting.figure(size=(9, 4.4))
@@ -846,7 +847,7 @@ plotting.save(
 # %% [markdown]
 # On held-out text all beat the bigram by more than half a nat. `SESESE` is 0.016 nats behind
 # `SESEIE`, with two more seeds 0.044 and 0.029. That's all attention is worth after 300 steps.
-# (Counting three bytes beats all: 1.40.) `IEIEIE` (one run) is 0.09 behind.
+# (Counting three bytes beats all: 1.4.) `IEIEIE` (one run) is 0.09 behind.
 
 # %% [markdown] slide_title="To write, draw a byte, append it, repeat"
 # ## 10 · It writes

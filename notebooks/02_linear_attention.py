@@ -865,6 +865,13 @@ for beta in (1.5, 1.0, 0.5, 0.25):
         law = math.sqrt(beta * (2 - beta)) * (1 - beta / 64) ** age
         assert abs(cosine[age - 2 : age + 3].mean() - law) < 0.03, (beta, age)
     assert abs(got.square().mean((0, 2))[-200:-50].mean() * (2 - beta) / beta - 1) < 0.1, beta
+keys, values = unit(400, 49, 32, seed=30), random(400, 49, 64, seed=31)  # as long as section 8's
+for beta, unsettled in ((0.25, 0.75), (1.0, 0.95)):
+    got = einsum("bpn,bn->bp", store("DeltaNet", keys, values, beta=beta), keys[:, 12])
+    cosine = F.cosine_similarity(got, values[:, 12], dim=-1).mean()
+    left, square = beta * (1 - beta / 32) ** 36, got.square().mean()
+    assert square < unsettled * beta / (2 - beta)  # then it's this that explains the angle:
+    assert abs(cosine - left / square.sqrt()) < 0.02
 settled = store("DeltaNet", unit(10, 60, 32, seed=1), random(10, 60, 64, seed=2), beta=0.5)
 check("Longhorn, unit keys = the delta rule with β = ½",
       store("Longhorn", unit(10, 60, 32, seed=1), random(10, 60, 64, seed=2)), settled)  # fmt: skip
