@@ -76,14 +76,16 @@ def repeat_run(job):
     return {"right": [round(right, 3) for right in curve]}
 
 
+def predicted(prediction, name, run, jobs):
+    """A record's prediction, in one line, and the table of its runs."""
+    return {"prediction": " ".join(prediction.split()), "table": jobs_and_results(name, run, jobs)}
+
+
 def repeats_slower():
     """The same state layer, with decays that are 30 times slower when training begins."""
     lengths = [dict(pattern="S", length=length, slower=30) for length in (16, 32, 64)]
     jobs = [job | dict(steps=1000, seed=seed) for job in lengths for seed in range(3)]
-    return {
-        "prediction": " ".join(preregistered.SLOWER_PREDICTION.split()),
-        "table": jobs_and_results("00_repeat_slower", repeat_run, jobs),
-    }
+    return predicted(preregistered.SLOWER_PREDICTION, "00_repeat_slower", repeat_run, jobs)
 
 
 def repeats_wider():
@@ -94,10 +96,7 @@ def repeats_wider():
         dict(length=64, wider=4, slower=1, steps=1000),
     ]
     jobs = [dict(pattern="S", seed=seed) | kind for kind in kinds for seed in preregistered.SEEDS]
-    return {
-        "prediction": " ".join(preregistered.WIDER_PREDICTION.split()),
-        "table": jobs_and_results("00_repeat_wider", repeat_run, jobs),
-    }
+    return predicted(preregistered.WIDER_PREDICTION, "00_repeat_wider", repeat_run, jobs)
 
 
 def repeats_room():
@@ -106,10 +105,7 @@ def repeats_room():
         dict(pattern="S", length=64, wider=4, slower=30, steps=500, seed=seed)
         for seed in preregistered.SEEDS
     ]
-    return {
-        "prediction": " ".join(preregistered.ROOM_PREDICTION.split()),
-        "table": jobs_and_results("00_repeat_room", room_run, jobs),
-    }
+    return predicted(preregistered.ROOM_PREDICTION, "00_repeat_room", room_run, jobs)
 
 
 def room_run(job):
@@ -129,10 +125,7 @@ def repeats_spaced():
         for spacing in ("even", "base 100")
         for seed in preregistered.SEEDS
     ]
-    return {
-        "prediction": " ".join(preregistered.SPACED_PREDICTION.split()),
-        "table": jobs_and_results("00_repeat_spaced", spaced_run, jobs),
-    }
+    return predicted(preregistered.SPACED_PREDICTION, "00_repeat_spaced", spaced_run, jobs)
 
 
 def spaced_run(job):
@@ -155,10 +148,7 @@ def spaced_run(job):
 def windows():
     """minimal's Cheems, whose attention then sees only the last bytes of a text."""
     jobs = [dict(pattern="SESEIE", seed=seed) for seed in (0, 1, 2)]
-    return {
-        "prediction": " ".join(preregistered.WINDOW_PREDICTION.split()),
-        "table": jobs_and_results("00_sitting_window", window_run, jobs),
-    }
+    return predicted(preregistered.WINDOW_PREDICTION, "00_sitting_window", window_run, jobs)
 
 
 def window_run(job):
@@ -198,10 +188,7 @@ def repeats_unturned():
         dict(pattern="S", length=16, slower=30, steps=500, seed=seed)
         for seed in preregistered.SEEDS
     ]
-    return {
-        "prediction": " ".join(preregistered.UNTURNED_PREDICTION.split()),
-        "table": jobs_and_results("00_repeat_unturned", unturned_run, jobs),
-    }
+    return predicted(preregistered.UNTURNED_PREDICTION, "00_repeat_unturned", unturned_run, jobs)
 
 
 def unturned_run(job):
@@ -219,10 +206,7 @@ def repeats_by_attention():
         for length in (16, 32, 64)
         for seed in preregistered.SEEDS
     ]
-    return {
-        "prediction": " ".join(preregistered.REPEAT_PREDICTION.split()),
-        "table": jobs_and_results("00_repeat_attention", repeat_run, jobs),
-    }
+    return predicted(preregistered.REPEAT_PREDICTION, "00_repeat_attention", repeat_run, jobs)
 
 
 RECIPES = {
