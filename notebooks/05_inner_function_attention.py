@@ -195,6 +195,7 @@ _ = must_differ("output 5 does not", after[:, 5], before[:, 5])
 check("the mask before the softmax, written out", before[0, :, 0], early @ v)
 assert (early.sum(1) - 1).abs().max() < 1e-12 and late.sum(1)[:5].max() < 0.9
 L = torch.full((6, 6), -math.inf).triu(1)  # as in the listings: 0 and -∞
+check("the listings' mask, added to the scores", (q @ k.T / 2 + L).softmax(-1), early)
 weights = (q @ k.T / 2).softmax(-1)
 read = (L * weights) @ v
 of_allowed = (L * weights)[causal_mask(6, 6)]
