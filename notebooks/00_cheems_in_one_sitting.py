@@ -90,8 +90,8 @@ plotting.save(
     fig,
     "00_map",
     "A model from bytes to logits: seven times a state layer S and experts E, then attention I and "
-    "experts E, and all this three times. Sections 3 to 5 belong to S, 2, 5 and 6 to I, 7 to E, and "
-    "8 to 10 to the whole.",
+    "experts E, and all this three times. Sections 3 to 5 belong to S, 2, 5 and 6 to I, 7 to E, 8 "
+    "to 10 to the whole.",
 )
 
 # %% [markdown] slide_title="A language model guesses the next byte"
@@ -1105,7 +1105,7 @@ assert (-16 * rates * steps).exp().median() < 1 / 3 < (-15 * rates * steps).exp(
 #
 # It isn't the width (our bet), nor the number of pairs. Only five of section 5's pairs turn all
 # the way round in 64 tokens, in row three all 16. **In these runs, the more different pairs turn
-# fast, the better** (nine: 0.87 to 0.88). Without turns at most 0.08 of 16 is right.
+# fast, the better** (nine: 0.87). Without turns at most 0.08 of 16 is right.
 #
 # A first answer, from small models: on this text a state nearly suffices; at copying from a
 # fixed distance attention learns several times faster. WM's larger models gain from both: a
