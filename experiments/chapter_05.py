@@ -62,6 +62,16 @@ def run_on_recall(job):
     return preregistered.past_run(job, from_notebook("07_cheems_language_model").recall)
 
 
+def value_first_controlled():
+    """Which of q, k and v has to know the past, with the key first and with the value first."""
+    return preregistered.value_first(lambda jobs: resumed("05_value_first", jobs, run_either_order))
+
+
+def run_either_order(job):
+    """One training run of one attention layer on pairs in either order."""
+    return preregistered.value_first_run(job, from_notebook("07_cheems_language_model").recall)
+
+
 def book_past_controlled():
     """Which of q, k and v has to know the past, on the account books."""
     return preregistered.book_past(lambda jobs: resumed("05_book_past", jobs, run_past_on_books))
@@ -76,5 +86,6 @@ RECIPES = {
     "05_masks": masks,
     "05_one_more_layer": books_controlled,
     "05_who_needs_the_past": past_controlled,
+    "05_value_first": value_first_controlled,
     "05_book_past": book_past_controlled,
 }
