@@ -413,7 +413,7 @@ def test_the_words_that_open_a_section_become_notes():
 
 
 SVG = (
-    '<svg role="img" aria-label="A." viewBox="0 0 {width} 100">'
+    '<svg role="img" aria-label="A." viewBox="0 0 {width} 400">'
     '<g transform="translate(10 20) scale({size} -{size})"></g></svg>'
 )
 
@@ -471,6 +471,14 @@ def test_a_cell_asks_for_a_figure_that_its_slide_shows_at_a_stage():
     cells[2].metadata["slide_figure"] = "03_steep"
     with pytest.raises(BuildError, match="under '1 · One': the chapter shows no figure '03_steep'"):
         outline.deck_of(new_notebook(cells=cells))
+
+
+def test_a_flat_picture_stands_below_its_words():
+    for width, flat in ((840, False), (920, True)):  # 2.1 and 2.3 times as wide as high
+        cells = "It is so:\n\n$$a$$", "Look at it:", "figure"
+        slide = with_figure(*cells, width=width, size=0.2)[0]
+        assert bool(slide.beside) == (not flat) and type_sizes.has_picture(slide)
+        assert (slide.parts[-1].kind == "svg") == flat
 
 
 def test_a_picture_beside_words_is_left_out_where_it_is_hard_to_read():

@@ -23,7 +23,7 @@ text of its own:
   well, it is for slides only: the notebook folds it, and the site leaves it out.
 - Words and equations without code or output have the figure beside them that stands under the same
   heading, so that you see formula and picture together: the one shown last, or the first if it
-  answers no question.
+  answers no question. A flat one stands below them.
 - A section that begins with words alone has no slide for them: its first slide has them as notes.
 - The exercises are one slide, with their names.
 - A sentence that speaks of folded cells is for the notes: a slide has none.

@@ -27,6 +27,8 @@ MESSAGE = 120  # characters; a longer line was printed, and is no row of a table
 BESIDE_PICTURE = 28  # the largest text, which leaves more room for the picture
 TITLE = 110  # what a title is higher than a running head
 
+FLAT = 2.2  # times as wide as high, and a picture is larger below words than beside them
+
 SMALLEST_WORD = 12  # pixels, in a picture beside words; drawn at 14, smaller ones would collide
 
 SMALLEST_BESIDE = 20  # of formulas beside a picture
@@ -234,16 +236,18 @@ def beside(slide: Slide) -> Sized | None:
 def choose_sizes(slide: Slide) -> Sized:
     """The slide with all its words, or with fewer, at the largest type at which it fits.
 
-    First the picture beside the words goes (one that the cell asks for goes below them), then the
-    sentences around its lead, then the remark on its result, then its code.
+    First the picture beside the words goes (a flat one, or one that the cell asks for, goes below
+    them), then the sentences around its lead, then the remark on its result, then its code.
 
     Raises:
         BuildError: there is too much on the slide.
     """
     if slide.beside:
-        if sized := beside(slide):
+        wide, high = drawn_size(slide.beside)
+        flat = wide > FLAT * high
+        if not flat and (sized := beside(slide)):
             return sized
-        if slide.wanted:
+        if flat or slide.wanted:
             slide = replace(slide, parts=[*slide.parts, slide.beside], beside=None)
         else:
             slide = replace(slide, beside=None, figure=0)
