@@ -40,7 +40,7 @@ from book.project import (
     without_solutions,
 )
 from book.site import interactive_pages
-from book.site.html_repairs import DARK, in_the_dark, repair_html
+from book.site.html_repairs import DARK, in_the_dark, legible_width, repair_html
 from book.slides import build_slides
 from book.slides.outline import Part, sentences
 from book.slides.type_sizes import in_rows
@@ -111,9 +111,12 @@ def chapter_page(notebook: NotebookNode, name: str, lab: bool = False) -> Notebo
     page = nbformat.from_dict(notebook)
     page.cells = [c for c in page.cells if not is_for_slides(c)]
     drawn = [
-        output for cell in page.cells for output in cell.get("outputs", []) if alt_text(output)
+        (alt, cell.metadata.get("slide_title", ""))
+        for cell in page.cells
+        for output in cell.get("outputs", [])
+        if (alt := alt_text(output))
     ]
-    captions = {alt_text(o): caption(name, i, alt_text(o)) for i, o in enumerate(drawn, start=1)}
+    captions = {alt: caption(name, i, alt, says) for i, (alt, says) in enumerate(drawn, start=1)}
     for cell in page.cells:
         if cell.cell_type == "markdown":
             cell.source = DISPLAYED.sub(set_in_rows, cell.source)
@@ -124,15 +127,16 @@ def chapter_page(notebook: NotebookNode, name: str, lab: bool = False) -> Notebo
     return page
 
 
-def caption(name: str, place: int, alt: str) -> str:
-    """A figure's number, and what it is: the first sentence or clause of its alt text."""
+def caption(name: str, place: int, alt: str, message: str = "") -> str:
+    """A figure's number, its message, and what it is: how its alt text begins."""
     first = re.sub(r"^Left[:,] (.)", lambda start: start[1].upper(), sentences(alt)[0])
     if len(first) > CAPTION:
         ends = [stop.start() for stop in re.finditer(r"[:;,.](?= |$)", first)]
         likely = [end for end in ends if 20 < end <= CAPTION and first[end] in ":;"]
         fitting = [end for end in ends if end <= CAPTION]
         first = first[: (likely or fitting or ends)[0 if likely else -1]] + "."
-    return f"{figure_number(name, place)} · {first}"
+    bold = f"**{message.rstrip('.')}.** " if message and message[-1] not in "?!" else ""
+    return f"{figure_number(name, place)} · {bold}{first}"
 
 
 def standing(source: Path, root: Path, notebook: NotebookNode) -> str:
@@ -385,12 +389,14 @@ def build(root: Path, edition: str) -> int:
         return failed
     for name in (".buildinfo", ".buildinfo.bak"):  # for a build that goes on, which none does
         (unfinished / name).unlink(missing_ok=True)
+    widths = {}
     for drawing in list((unfinished / "_images").glob("*.svg")):
+        widths[drawing.name] = legible_width(drawing.read_text(encoding="utf-8"))
         dark = in_the_dark(drawing.read_text(encoding="utf-8"))
         other = drawing.with_name(drawing.stem + DARK)
         other.write_text(dark, encoding="utf-8", newline="\n")
     for page in unfinished.rglob("*.html"):
-        text = repair_html(page.read_text(encoding="utf-8"))
+        text = repair_html(page.read_text(encoding="utf-8"), widths)
         if page == unfinished / "404.html":
             text = text.replace("<head>", FROM_ANYWHERE, 1)
         page.write_text(text, encoding="utf-8", newline="\n")

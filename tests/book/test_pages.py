@@ -245,6 +245,10 @@ def test_markup_is_mended():
     mended = markup.repair_html(figure)
     assert f'<a class="whole only-light" href="../_images/a.svg">{figure}</a>' in mended
     assert '<a class="whole only-dark" href="../_images/a-dark.svg"><img alt="A curve."' in mended
+    drawing = '<svg viewBox="0 0 600 90"><g transform="translate(1 2) scale(0.12 -0.12)"></g></svg>'
+    assert markup.legible_width(drawing) == 500  # its words are 12 of 600 high
+    wide = markup.repair_html(figure, {"a.svg": 500})
+    assert wide.count('style="--legible: 500px"') == 2
     heat_map = figure.replace("svg", "png")
     whole = f'<a class="whole" href="../_images/a.png">{heat_map}</a>'
     assert markup.repair_html(heat_map) == whole
@@ -254,6 +258,8 @@ def test_markup_is_mended():
     greys = markup.in_the_dark("#eeeeee #dcdcdc #bbbbbb")
     assert greys == "#1e1e1e #2a2a2a #404040"  # from nearest to the ground to furthest
     assert dark == '"#131416" #cfd0d0 #b4b7ba #d55e00'
+    tints = markup.in_the_dark("#d9f0e8 #8cc4ea #cc79a7 #e69f00")
+    assert tints == "#112820 #0b4369 #cc79a7 #e69f00"  # tints are dark, full colours stay
     formula = r'<span class="math notranslate nohighlight">\(x\)</span>'
     assert markup.repair_html(f"so ({formula}).") == f'so <span class="bound">({formula}).</span>'
     for words in (f"so {formula} is", "<dl><dt>term</dt><dd>what it is</dd></dl>"):
@@ -377,6 +383,8 @@ def test_a_caption_is_the_figure_in_short():
     assert told(f"A curve from the left: {100 * 'x'}.") == "Figure 3.2 · A curve from the left."
     assert told(f"Left, two, {30 * 'x'}, {99 * 'x'}.") == f"Figure 3.2 · Two, {30 * 'x'}."
     assert website.caption("11a_lab", 1, "A square.") == "Figure 11a.1 · A square."
+    says = website.caption("03_x", 1, "A square.", "Squares have corners")
+    assert says == "Figure 3.1 · **Squares have corners.** A square."
 
 
 def test_each_edition_has_its_own_folder_and_make_knows_both(tmp_path):
