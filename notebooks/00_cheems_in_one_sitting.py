@@ -926,14 +926,14 @@ assert f"{runs['IEIEIE']['held_out']:.2f} {runs['IEIEIE']['held_out_off']:.2f}" 
 
 # %% slide_title="Losing attention hurts equally everywhere" tags=["figure", "slide"]
 fig, ax = plotting.figure(size=(9, 4.2))
-curves = {f"attention {switch}": runs["SESEIE"][switch]["plain"] for switch in ("off", "on")}
-plotting.lines(ax, range(8, 256, 16), curves, xlabel="place in the window, bytes",
-               ylabel="nats per byte")  # fmt: skip
+ax.bar(range(8, 256, 16), HARM, width=13, color=plotting.COLORS[1])
+ax.text(128, 0.25, f"{sum(HARM) / 16:.2f} nats on average", ha="center", fontsize=20)
+ax.set(xlabel="place in the window, bytes", ylabel="nats lost", ylim=(0, 0.3), xlim=(0, 256))
 plotting.save(
     fig,
     "00_harm",
-    "The recorded model's loss at 16 places of a window of 256 bytes, with and without its "
-    "attention. The two lines are about 0.2 apart everywhere.",
+    "What the recorded model loses without its attention, at 16 places of a window of 256 bytes: "
+    "sixteen bars, none below 0.17 or above 0.23, and 0.20 on average.",
 )
 
 # %% [markdown]

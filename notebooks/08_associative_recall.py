@@ -784,9 +784,10 @@ def draw_sizes(ax):
     for n, shares in sized.items():
         ax.plot([64 * n] * 5, shares, "o", color=plotting.COLORS[2], markersize=9, alpha=0.7)
     at = [64 * n for n in SIZES]
-    for pairs, dash, x, y in ((16, "--", 262, 0.985), (47, ":", 700, 0.47)):
+    for pairs, dash, x, y in ((16, "--", 258, 1.0), (47, ":", 560, 0.47)):
         ax.plot(at, HELD[pairs], dash, color=plotting.INK, lw=2)
         ax.text(x, y, f"state holds {pairs} pairs", fontsize=16)
+    ax.fill_between(at, HELD[16], HELD[47], color=plotting.COLORS[2], alpha=0.12, lw=0)
     ax.set(xlabel="numbers kept after 64 tokens", ylabel="share right", ylim=(0, 1.05))
     ax.set_xscale("log", base=2)
     ax.set_xticks(at, [f"{x:,}" for x in at])
@@ -1136,24 +1137,26 @@ print(table("right at T = 256", [f"d = {d}" for d in RATES], AT_256))
 
 # %% tags=["figure"]
 def draw_grid(ax):
-    """A dot for each run at the share it got right, a row for each system and width."""
+    """Three dots, a run each, for every system and width, at the share they got right."""
     for i, (name, columns) in enumerate(AT_256.items()):
+        color = plotting.COLORS[1 if name == "SSD" else 0]
         for j, column in enumerate(columns):
-            high = [-i + 0.2 - 0.2 * j] * 3
-            color = plotting.COLORS[1 if name == "SSD" else 0]
-            ax.plot(column, high, "o", color=color, markersize=11, alpha=0.6)
-    ax.set(xlim=(-0.03, 1.03), ylim=(-3.5, 0.5), xlabel="share right at T = 256, nine runs each")
-    ax.set_yticks(range(0, -4, -1), list(AT_256), fontsize=17)
+            beside = [4 * i + j + 0.2 * (run - 1) for run in range(3)]
+            ax.plot(beside, column, "o", color=color, markersize=10, markeredgecolor="white")
+        ax.text(4 * i + 1, 1.1, name.replace(", ", ",\n"), ha="center", fontsize=17)
+    ax.set(xlim=(-0.6, 14.6), ylim=(-0.05, 1.05), ylabel="share right at T = 256")
+    ax.set_xticks([4 * i + j for i in range(4) for j in range(3)], 4 * list(RATES), fontsize=16)
+    ax.set_xlabel("width d, three runs each")
 
 
 # %% slide_title="SSD fails at the one rate we tried" tags=["figure", "slide"]
-fig, ax = plotting.figure(size=(11, 4.4))
+fig, ax = plotting.figure(size=(11, 4.6))
 draw_grid(ax)
 plotting.save(
     fig,
     "08_grid",
-    "Four rows of nine dots, a run each, three for each width. QCAttn and InnerFuncAttn are all at "
-    "1, InnerFuncAttn with the mask too but for one run near 0, and SSD's are all near 0.",
+    "Four systems with nine dots each, a run each, three for each width. QCAttn and InnerFuncAttn "
+    "are all at 1, InnerFuncAttn with the mask too but for one run near 0, and SSD's are near 0.",
 )
 
 # %% [markdown] slide_title="Two cautions: short rows helped, and three seeds are few"
