@@ -319,11 +319,14 @@ def states_of(x, B, decay):
     return torch.stack(after)
 
 
-def draw_states(ax, after):
-    """The states as grids, side by side, with the decay on the arrows between them."""
+def draw_states(ax, after, written):
+    """The states as grids, the decay on the arrows between them, a frame for what is written."""
     largest = after.abs().max().item()
     for t, state in enumerate(after):
         plotting.state_grid(ax, 3.1 * t + 0.2, 0.7, state.tolist(), cell=0.45, largest=largest)
+        left, right = (3.1 * t + 0.2 + 0.45 * (written[t] + side) for side in (0, 1))
+        frame = [left, right, right, left, left], [0.7, 0.7, 2.5, 2.5, 0.7]
+        ax.plot(*frame, color=plotting.COLORS[4], lw=4)
         ax.text(3.1 * t + 1.1, 0.25, f"after token {t}", ha="center", fontsize=16)
         if t:
             plotting.arrow(ax, (3.1 * t - 1.0, 1.6), (3.1 * t + 0.1, 1.6), color=plotting.COLORS[2])
@@ -331,14 +334,16 @@ def draw_states(ax, after):
 
 
 # %% slide_title="What was written fades, and recent values stand out" tags=["figure"]
-after = states_of(random(4, 4, seed=5), torch.eye(4)[[0, 2, 3, 1]], 2 / 3)
+columns = [0, 2, 3, 1]  # that the four tokens write
+after = states_of(random(4, 4, seed=5), torch.eye(4)[columns], 2 / 3)
 fig, ax = plotting.canvas(11.5, 2.8)
-draw_states(ax, after)
+draw_states(ax, after, columns)
 plotting.save(
     fig,
     "00_state",
     "One state of 4 by 4 numbers after each of four tokens. Token 0 fills column 0, token 1 "
-    "column 2, token 2 column 3, token 3 column 1. Each later token leaves a column paler.",
+    "column 2, token 2 column 3, token 3 column 1, each in an orange frame. Each later token "
+    "leaves a column paler.",
 )
 
 # %% tags=["guard"]
@@ -611,20 +616,29 @@ HALVES = random(2, 30, seed=28)
 TABLE = HALVES[0][:, None] + HALVES[1]  # the scores of 30 × 30 experts
 WINNERS = torch.stack(torch.unravel_index(TABLE.flatten().topk(8).indices, (30, 30)))
 
+
+def draw_stairs(ax, **words):
+    """The pairs of ranks that can be among the best eight, each with (a + 1)(b + 1)."""
+    plotting.heatmap(ax, STAIRS, signed=False, colorbar=False, **words)
+    for a, b in STAIRS.nonzero().tolist():
+        number = (a + 1) * (b + 1)
+        ax.text(b, a, number, color="white", ha="center", va="center", fontsize=13)
+
+
 # %% slide_title="Only a staircase of pairs can hold the best eight" tags=["figure"]
 fig, (square, stairs) = plotting.figure(1, 2, size=(11, 4.8))
 plotting.heatmap(square, TABLE, title="scores of 30 × 30 experts", xlabel="second half, j",
                  ylabel="first half, i", colorbar=False)  # fmt: skip
 square.plot(WINNERS[1], WINNERS[0], "o", color="white", markeredgecolor=plotting.INK, markersize=9)
-words = dict(xlabel="rank of the second half", ylabel="rank of the first half")
-plotting.heatmap(stairs, STAIRS, title="where the best 8 can be", **words, signed=False,
-                 colorbar=False)  # fmt: skip
+draw_stairs(stairs, title="where the best 8 can be", xlabel="rank of the second half, b",
+            ylabel="rank of the first half, a")  # fmt: skip
 plotting.save(
     fig,
     "00_stairs",
     "Left: the scores of 30 by 30 experts in rows and columns that stand out as a whole, with dots "
     "on the best eight. Right: of 10 by 10 pairs of ranks, the 20 that can be among the best 8 "
-    "form a staircase in the corner: 8 in the first row, then 4, 2, 2, 1, 1, 1 and 1.",
+    "form a staircase in the corner: 8 in the first row, then 4, 2, 2, 1, 1, 1, 1. Each says how "
+    "many are at least as good, itself included: (a + 1)(b + 1).",
 )
 
 
