@@ -366,7 +366,7 @@ _ = must_differ("five keys in a state of width 4", y[5:], values, at_least=0.1)
 #
 # The recurrence handles one token after the other, attention all of them at once. Can a state have
 # both? Follow one value. Token $s$ writes $\Delta_s x_s$ under $B_s$. It fades over the steps $s+1,
-# \dots, t$. Token $t$ reads it with weight $C_t \cdot B_s$. So
+# \dots, t$. Token $t$ reads it with weight $C_t \cdot B_s$, and adds up all that it reads:
 #
 # $$y_t = \sum_{s \le t} M_{ts}\, x_s, \qquad
 #   M_{ts} = (C_t \cdot B_s)\; e^{A (\Delta_{s+1} + \dots + \Delta_t)}\; \Delta_s. \tag{0.3}$$
@@ -700,7 +700,7 @@ class CDMoE(nn.Module):
         return x + self.experts(x)
 
 
-# %% [markdown] slide_title="A model is a string of letters"
+# %% [markdown] slide_title="A model is a string of letters" slide_figure="00_map"
 # ## 8 · A string of letters
 #
 # A model is a string with a letter per layer, such as `SESEIE`. A vector of width 128 per token,
@@ -1107,7 +1107,7 @@ rates = torch.empty(100_000).uniform_(1, 16, generator=torch.Generator().manual_
 steps = torch.empty(100_000).uniform_(math.log(1e-3), math.log(1e-1)).exp()
 assert (-16 * rates * steps).exp().median() < 1 / 3 < (-15 * rates * steps).exp().median()
 
-# %% [markdown]
+# %% [markdown] slide_title="The more different pairs turn fast, the better a state copies"
 # Slow decays help: 32 symbols end at 0.89 (we predicted 0.95). For 64 it depends on how the pairs
 # turn:
 #
