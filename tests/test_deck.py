@@ -460,8 +460,12 @@ def test_a_cell_asks_for_a_figure_that_its_slide_shows_at_a_stage():
         new_markdown_cell("At last:\n\n$$a$$", metadata=asked),
         new_markdown_cell("## 2 · Two\n\nLook:"),
         new_code_cell('show("03_steps")', outputs=drawn, metadata=tags),
+        new_markdown_cell("## 3 · Three\n\nA section of one sentence.", metadata=asked),
     ]
-    below, without, words = outline.deck_of(new_notebook(cells=cells)).columns[1][1]
+    columns = outline.deck_of(new_notebook(cells=cells)).columns
+    (alone,) = columns[3][1]
+    assert alone.kind == "statement" and type_sizes.has_picture(alone)
+    below, without, words = columns[1][1]
     assert [part.kind for part in below.parts] == ["text", "code", "output", "svg", "remark"]
     assert choose_sizes(words).slide.beside and not without.beside and len(without.parts) == 3
     assert words.figure == below.figure == 1

@@ -437,6 +437,8 @@ class Chapter:
                 slides[1].message = slides[1].message or slides[0].message
                 slides[1].notes = slides[0].notes + slides[1].notes
                 del slides[0]  # its title stands above the next slide too
+            elif slides[0].kind == "section" and slides[0].wanted:
+                slides[0].kind = "statement"
             slides[0].opens = True
             show_beside(slides)
             if self.head == "Further reading":
@@ -455,7 +457,8 @@ class Chapter:
             self.deck.title = self.deck.title or part.source
             self.deck.columns.append((part.source, []))
             kind = "title" if part.kind == "h1" else "section"
-            self.add(Slide(kind, part.source, [], message=self.message))
+            wanted = self.wanted if kind == "section" else ""
+            self.add(Slide(kind, part.source, [], message=self.message, wanted=wanted))
         elif part.kind == "h3":
             self.release()
             self.head, self.paragraph = f"{self.deck.columns[-1][0]}: {part.source}", ""
