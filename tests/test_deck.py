@@ -167,7 +167,10 @@ RULES = [
 
 
 def complaints(notebook: NotebookNode) -> list[str]:
-    return [line for rule in RULES for line in rule(notebook, outline.deck_of(notebook))]
+    try:
+        return [line for rule in RULES for line in rule(notebook, outline.deck_of(notebook))]
+    except BuildError as error:
+        return [str(error)]
 
 
 @pytest.mark.parametrize("path", STORED, ids=[path.stem for path in STORED])
