@@ -271,28 +271,30 @@ check("apply_rope = complex exponentials", turned, by_complex, tol=1e-12)
 
 # %% tags=["figure"]
 def draw_pairings(ax):
-    """Eight coordinates, in the colours of their four pairs, by both conventions."""
-    for y, (name, pair) in enumerate(
-        {"interleaved": lambda i: i // 2, "half": lambda i: i % 4}.items()
-    ):
-        ax.text(-0.3, 1.0 - y, name, ha="right", va="center")
+    """Eight coordinates by both conventions, with an arc over each pair."""
+    both = {"interleaved": lambda i: i // 2, "half": lambda i: i % 4}
+    for y, (name, pair) in zip((2.4, 0.0), both.items(), strict=True):
+        ax.text(-0.3, y, name, ha="right", va="center", fontsize=18)
         for i in range(8):
-            box = dict(
-                boxstyle="square,pad=0.5", fc=plotting.COLORS[pair(i)], ec="white", alpha=0.6
-            )
-            ax.text(i + 0.5, 1.0 - y, i, ha="center", va="center", bbox=box)
+            color = plotting.COLORS[pair(i)]
+            box = dict(boxstyle="square,pad=0.4", fc=color, ec="white", alpha=0.6)
+            ax.text(i + 0.5, y, i, ha="center", va="center", bbox=box, fontsize=16)
+        for i, j in [(i, i + d) for d in (1, 4) for i in range(8 - d) if pair(i) == pair(i + d)]:
+            x, high = torch.linspace(-1, 1, 40), 0.4 + 0.12 * i * (j - i > 1)
+            arc = y + 0.55 + high * (1 - x**2)
+            ax.plot((i + j + 1) / 2 + x * (j - i) / 2, arc, color=plotting.COLORS[pair(i)], lw=3)
 
 
 # %% slide_title="The same eight numbers, paired in two ways" tags=["figure", "slide"]
-fig, ax = plotting.figure(size=(9, 2.6))
+fig, ax = plotting.figure(size=(9, 3.6))
 draw_pairings(ax)
-ax.set(xlim=(-2.2, 8.2), ylim=(-0.6, 1.6), xticks=[], yticks=[])
+ax.set(xlim=(-2.2, 8.2), ylim=(-0.6, 3.7), xticks=[], yticks=[])
 ax.spines[:].set_visible(False)
 plotting.save(
     fig,
     "04_pairings",
-    "Two rows of coordinates 0 to 7, a colour for each pair. Interleaved: 0 and 1, 2 and 3, 4 and "
-    "5, 6 and 7. Half: 0 and 4, 1 and 5, 2 and 6, 3 and 7.",
+    "Two rows of coordinates 0 to 7, a colour and an arc for each pair. Interleaved: 0 and 1, 2 "
+    "and 3, 4 and 5, 6 and 7. Half: 0 and 4, 1 and 5, 2 and 6, 3 and 7.",
 )
 
 # %%

@@ -111,7 +111,7 @@ def draw_ages(ax, curves, places):
 def draw_recall(once_error, remains):
     """The error of keys used once, and the old value left of keys used twice; the figure."""
     fig, (left, right) = plotting.figure(1, 2, size=(13, 5))
-    draw_ages(left, once_error, dict(zip(RULES, (1.22, 0.94, 0.8, 1.03, 1.12), strict=True)))
+    draw_ages(left, once_error, dict(zip(RULES, (1.22, 1.03, 0.8, 0.94, 1.12), strict=True)))
     left.set(title="used once: error (1 = an empty memory)", ylim=(0, 1.5))
     draw_ages(right, remains, dict(zip(RULES, (1.0, 0.1, 0.2, 0.0, -0.1), strict=True)))
     right.set(title="used twice: old value left", ylim=(-0.2, 1.25))
