@@ -195,7 +195,7 @@ check("attention = equation 0.1", y[0, 1, 5], by_hand)
 #
 # A ✓ means that two tensors, computed in two ways, agree within the tolerance in brackets. A check
 # that fails stops the notebook. But would a wrong formula have passed, too? Transposing a product
-# reverses its factors. We plant the mistake of not reversing them:
+# reverses its factors. Let's forget that:
 
 # %% slide_title="A planted mistake shows that a check can fail"
 one, two = random(2, 50, 50, seed=1)
@@ -221,7 +221,7 @@ check("the wrong order, on diagonal matrices", wrong, (one @ two).T)
 #
 # Attention never forgets, and that has a price: to write the next token, a model needs the keys and
 # values of all earlier ones. Take WM's models of 1.3 billion parameters. LLaMA has 24 attention
-# layers, Cheems three, and Jamba, at its published one in eight, too. What do they keep?
+# layers. Cheems has three, and so has Jamba with its published one in eight. What do they keep?
 
 # %% tags=["setup"]
 LENGTHS = [2**i for i in range(8, 21)]
@@ -962,7 +962,7 @@ plotting.save(
 # ### A task that is nothing but memory
 #
 # A row has 16 symbols, each one of 32, and then the same 16 again. We train
-# `S`, `I` and `SI` for 100 steps, and `I` on 64 symbols, too. Which learn it?
+# `S`, `I` and `SI` for 100 steps, and another `I` on 64 symbols. Which learn it?
 
 
 # %% tags=["setup", "experiment"]
@@ -1221,8 +1221,8 @@ for t in range(70):
 check("one token at a time = chunks", torch.stack(one_by_one, 1), ssd(x, dt, A[:, None], B, C)[0])
 
 # %% [markdown]
-# **4 · medium.** *The length from which a state is faster.* Measure on your own machine: from which
-# length on is `ssd` faster than `attention`? Write `seconds(f, repeats)`: the shortest of so many
+# **4 · medium.** *When a state is faster.* Measure on your own machine: how long must a text be
+# before `ssd` is faster than `attention`? Write `seconds(f, repeats)`: the shortest of so many
 # calls of `f()`, by `clock()`. Then look at the table that the check prints, if you set `LOOK =
 # True`.
 

@@ -359,7 +359,7 @@ _ = must_differ("D forgotten", y - layer.D * x, layer(x))
 # each *token*, one position in a *text*, has a value and a mark, and the output should be *the last
 # value that was marked*.
 #
-# How would you do that with a tank, say with $A = -1$? Look at $\Delta$. With $\Delta_t = 0$ no
+# How would you do that with a tank of $A = -1$? Look at $\Delta$. With $\Delta_t = 0$ no
 # time passes, and the state is kept. With a very large $\Delta_t$, say 40, everything old drains
 # away. So $\Delta$ is a valve, and we let each token set it:
 #
@@ -658,7 +658,7 @@ check("equation 1.12 = Mamba", mixer(x)[0], by_hand)
 #
 #     · · e · · · · a · · · · · h · · ? ? ?     →   e a h
 #
-# The letters stand at 2, 7 and 13, the questions at 16, 17 and 18. If it were always so, a fixed
+# The letters come at 2, 7 and 13, the questions at 16, 17 and 18. If it were always so, a fixed
 # filter could do it: look 14, 10 and 5 tokens back. (At each question, two of the three land on
 # blanks.) But letters move around. Our model is an embedding, one Mamba layer, and a linear map to
 # the letters. The control is time-invariant (`selective=False`): one learned vector takes the place
@@ -834,7 +834,7 @@ assert min(last["time-invariant"]) > 0.6 and max(last["time-invariant"]) < 0.65
 assert all(len(shares) == 5 for shares in last.values())
 
 # %% [markdown]
-# The prediction asked for nine of these ten runs above 95 %. All ten are: they were slow. In the
+# We had predicted nine of these ten runs above 95 %. All ten are: they were slow. In the
 # selective layer the convolution buys *speed*, not ability, and on this task a second layer can
 # replace selection. One time-invariant layer stays below 65 %. No budget takes it to 100 %, because
 # no weights get all four texts right. (Two layers escape: the second layer's gate and SiLU see what
@@ -844,7 +844,7 @@ assert all(len(shares) == 5 for shares in last.values())
 # Why does the control without convolution end at 50 %, on all five seeds? Suppose each letter votes
 # for itself, with a weight for its distance. If all weights are equal, the most frequent letter
 # wins: 45.3 % right. Judged by cross-entropy, the best weights count distances 3 to 16 equally and
-# the others not at all: 50.2 % right. That makes sense, for the letter asked for never stands at 1,
+# the others not at all: 50.2 % right. That makes sense: the letter they need is never at 1,
 # 2, 17 or 18. All five runs end within two points of that. (We can't explain the ten points that
 # the convolution adds.)
 
@@ -887,7 +887,7 @@ assert asked == {*range(3, 17)}
 # - With selection, each token sets $\Delta$, $B$ and $C$. You lose superposition, and the kernel
 #   with it. You keep associativity, and with it a parallel scan.
 # - On selective copying, one selective layer learns the task, and learns it faster with a
-#   convolution. Two time-invariant layers learn it, too. A single one can't, at any budget.
+#   convolution. Two time-invariant layers also learn it. A single one can't, at any budget.
 #
 # ## Exercises
 #

@@ -661,7 +661,7 @@ print(f"with rotations: norm of the change / norm of the output {change:.2f}")
 # The valve of chapter 01 closes, but the clocks don't stop. Padding stays harmless, because padded
 # positions aren't counted (counting begins at the first real token). A token in the middle of a
 # text can't be skipped any more: it makes everything before it one token older. Mamba-3's angle
-# contains $\Delta_t$, so its clocks stop, too. Exercise 4 builds such clocks.
+# contains $\Delta_t$, so its clocks also stop. Exercise 4 builds such clocks.
 
 # %% [markdown] slide_title="A diagonal decay doesn't commute with rotations"
 # ## 8 · Where the theorem fails
@@ -966,7 +966,7 @@ print("and the test that notices")
 #
 # <details><summary>Hint</summary>
 #
-# Cut, turn the first part, and join. The frequencies are those of width $r$, not $d$.
+# Cut, turn the first part, and join. The frequencies belong to width $r$, not $d$.
 #
 # </details>
 

@@ -821,7 +821,7 @@ def draw_jumps(ax):
 # First, does recall follow the room? Each dot is the end of a run. The state of *one* S with a
 # convolution grows from 256 numbers to 8,192 (`python -m experiments 08_state_size`). The black
 # lines are section 2's prediction for random keys, if the state holds only the 16 pairs, or every
-# pair of neighbours. (A query stands at place 47 on average, so that's 47 pairs.)
+# pair of neighbours. (On average a query is at place 47, so that's 47 pairs.)
 
 # %% slide_title="Where the key knows the past, recall follows the room" tags=["figure"]
 fig, ax = plotting.figure(size=(10, 4.2))
@@ -977,9 +977,10 @@ assert ROW_TARGETS[0, QUERIES].tolist() == [ROW[0, 2 * i + 1] for i in ASKED]
 # %% [markdown]
 # Take a row, and a *copy* of it with other keys. We compute attention's $q$ from the row and its
 # $k$ from the copy, and look only at the weights. If attention finds an answer by the token in
-# front of it, it will now be lost. If it goes by the value, nothing will change. Here are the four
-# queries of a row, by hand and in the recorded model (`python -m experiments 08_found`); folded
-# cells test yours. Before you look at the lowest map: where will bob look, when the copy says fay?
+# front of it, it has nothing to go by now. If it goes by the value, nothing will change. Here are
+# the four queries of a row, by hand and in the recorded model (`python -m experiments 08_found`);
+# folded cells test yours. Before you look at the lowest map: where will bob look, when the copy
+# says fay?
 
 
 # %% tags=["setup"]
@@ -1335,7 +1336,7 @@ ASK = 0  # the id in front of a key that is asked for
 # **3 · medium.** *The value before the key.* In section 3 a value comes after its key. Build a
 # model by hand for the other order: value, key, value, key, and so on. A question is the id `ASK`
 # and then a key, and at that key the model should answer with the value *before* the key's first
-# place. There may have been other questions before, about the same key, too. Start from
+# place. Other questions may come before it, even about the same key. Start from
 # `by_hand()`, whose shift you can keep, and set the look-up of the second layer anew.
 #
 # <details><summary>Hint</summary>
@@ -1430,8 +1431,7 @@ check("keys that are not orthogonal: all of them", mine, near @ state.T)
 #
 # <details><summary>Hint</summary>
 #
-# How many pairs has the state when a query reads? (8.2) counts those that disturb: not the pair
-# that is asked for.
+# How many pairs are in the state when a query reads? (8.2) counts only the others, which disturb.
 #
 # </details>
 
@@ -1473,8 +1473,8 @@ for length, pairs, written in ((64, 16, "5.8 with all neighbours written"), (16,
     assert abs(error - expected) < 0.1 * error, "the error isn't what you expect from dt"
 
 # %% [markdown]
-# The load falls from 47 pairs to 20. That's more than the 16 we ask for: half of
-# the fill tokens after queries are values, and those get written, too.
+# The load falls from 47 pairs to 20. That's more than the 16 we ask for, because
+# half of the fill tokens after queries are values, and the state writes those as well.
 
 # %% [markdown]
 # ## Further reading

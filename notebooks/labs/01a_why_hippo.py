@@ -129,8 +129,8 @@ for size in (1, 2, 7):
 # ## 2 · What it remembers
 #
 # For samples, hold the input for one unit of time each. With the clock $\tau = \log t$ the equation
-# becomes $dh/d\tau = t\,h'(t) = A\,h + B\,x$, without the $1/t$. So ZOH is exact here, too, and one
-# sample lasts $\log(t+1) - \log t$:
+# becomes $dh/d\tau = t\,h'(t) = A\,h + B\,x$, without the $1/t$. So ZOH is exact here as well, and
+# one sample lasts $\log(t+1) - \log t$:
 
 
 # %%
@@ -284,7 +284,7 @@ _ = must_differ("ZOH's Ā in its place", discretize_zoh(A, B, dt)[0], A_bar, at_
 # sign of the state, where ZOH resets it.
 #
 # **Predict 2.** A tank leaks at the rate $a < 0$. At which step does the bilinear rule empty it at
-# once? And at which step does it leave minus half of what was there?
+# once? Which step leaves minus half of what was there?
 
 
 # %% tags=["exercise"]

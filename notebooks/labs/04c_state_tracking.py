@@ -422,7 +422,7 @@ print(f"β of a swap from {min(swap_betas):.3f} to {max(swap_betas):.3f}")
 #
 # What do the cards lose by? A sigmoid never reaches its end: in these runs the $\beta$ of a swap is
 # between 1.984 and 1.997, so a mirror keeps 98.4 to 99.7 % of what it turns around. That would be a
-# fading memory again. But is it the reason? The keys may be inexact, too. So we trained the five
+# fading memory again. But is it the reason? The keys may also be inexact. So we trained the five
 # models again, set every $\beta$ to 2, and changed nothing else (`python -m experiments
 # 04_exact_mirrors`):
 

@@ -388,7 +388,7 @@ assert set(referee(unscaled).values()) == {"yes"}
 #
 # - A layer can have the right shapes, train, and be wrong.
 # - Ask for laws first: they need no second implementation, and they name the fault.
-# - A dash is an answer, too. Ask why the question doesn't apply.
+# - A dash is also an answer. Ask why the question doesn't apply.
 # - Then compare with a definition. Laws can't tell which formula you wanted.
 
 # %% tags=["versions", "nbval-ignore-output"]
