@@ -663,8 +663,11 @@ def draw_flops(ax, context, down):
         fixed, total = (flops_per_token(c, l) / 1e9 for l in (0, context))
         ax.barh(-i - down, fixed, 0.36, color="#bbbbbb")
         ax.barh(-i - down, total - fixed, 0.36, left=fixed, color=plotting.COLORS[0])
-        words = f"{total:.2f} at {context:,}"
+        words = f"{total:.2f} at {context:,} tokens"
         ax.text(total + 0.1, -i - down, words, va="center", fontsize=18)
+    ax.set_yticks(range(0, -4, -1), list(presets), fontsize=18)
+    ax.set_xticks([0, 5, 10], ["0", "5", "10"], fontsize=18)
+    ax.set_xlabel("GFLOP per token", fontsize=18)
     return [artist for artist in ax.get_children() if artist not in before]
 
 
@@ -672,10 +675,9 @@ def draw_flops(ax, context, down):
 fig, ax = plotting.figure(size=(9, 6.2))
 draw_flops(ax, 1024, -0.2)
 later = draw_flops(ax, 131_072, 0.2)
-ax.text(7, -1.4, "looking back", color=plotting.COLORS[0], fontsize=19)
-ax.text(7, -1.8, "everything else", color="#777777", fontsize=19)
-ax.set(xlim=(0, 13.5), xlabel="GFLOP per token, at a number of tokens", ylim=(-3.5, 0.5))
-ax.set_yticks(range(0, -4, -1), list(presets), fontsize=18)
+ax.text(9.3, -1.4, "looking back", color=plotting.COLORS[0], fontsize=19)
+ax.text(9.3, -1.8, "everything else", color="#777777", fontsize=19)
+ax.set(xlim=(0, 14.5), ylim=(-3.5, 0.5))
 plotting.save(
     fig,
     "07_flops",
@@ -780,8 +782,7 @@ def draw_pieces(ax, y, lengths, names):
 fig, ax = plotting.figure(size=(12, 4.4))
 draw_pieces(ax, 1, [150], ["one pass over 150 tokens"])
 draw_pieces(ax, -0.4, [61, 69, *[1] * 20], ["prefill: 61 tokens", "continued: 69"])
-for border in range(16, 150, 16):
-    ax.axvline(border, color=plotting.QUIET, lw=1, ls=":", zorder=0)
+ax.vlines(range(16, 150, 16), -0.75, -0.05, color=plotting.INK, lw=1, ls=":")
 ax.text(75, 0.3, "the same logits, token by token", ha="center", va="center", fontsize=19)
 ax.text(0, -1.2, "green: the cache is handed on; dotted: borders of chunks", fontsize=19)
 ax.text(150, -1.2, "decoding: 20 × 1", fontsize=19, ha="right")
@@ -909,8 +910,7 @@ print(f"the bigram model: {recorded:.2f} (record), here the same to within 0.1")
 assert abs(bigram - recorded) < 0.1 and round(recorded, 2) == 2.32
 
 # %% [markdown]
-# A *window* is a piece of the text. The model reads all of it but the last byte, and at each byte
-# it predicts the next one.
+# The model reads a *window* of the text. At each byte it predicts the next one.
 
 # %% slide_title="Every byte of a window asks for the byte after it" tags=["figure", "slide"]
 plotting.show_drawing(
@@ -945,8 +945,7 @@ def train_by_hand(model, ids, config):
 # %% [markdown]
 # How does the model generate text? Choose an id from the logits, append it, repeat, with the cache
 # of section 7 so that each call reads one token. The largest logit would be the *greedy* choice. We
-# draw from $\mathrm{softmax}(\text{logits}/T)$ instead. The *temperature* $T = 0.8$ favours likely
-# ids without always taking the likeliest.
+# draw from $\mathrm{softmax}(\text{logits}/T)$ instead, with the *temperature* $T = 0.8$.
 
 
 # %% tags=["setup"]
@@ -1026,8 +1025,7 @@ print(f"{long_run['pattern']}: {long_run['parameters']:,} parameters")
 print("".join(long_run["samples"][0]))
 
 # %% [markdown]
-# Most words are real, some phrases hold together, and nothing means anything. It has learned to
-# sound like a manual.
+# Most words are real, some phrases hold together, and nothing means anything.
 
 # %% tags=["guard"]
 held_out_at = dict(long_run["evaluations"])
