@@ -256,7 +256,7 @@ layer = InnerFuncAttn(16, n_heads=2, inner="ssd", d_state=8)
 
 
 def heads(u):
-    """Split each token among two heads: (b, l, d) -> (b, l, h, p)."""
+    """Split each token between two heads: (b, l, d) -> (b, l, h, p)."""
     return u.unflatten(-1, (2, 8))
 
 
@@ -518,8 +518,7 @@ def train_on_books(pattern, steps, seed=0):
 # %% [markdown]
 # Which comes closest to V = SSD(x): S then A, A then A, or one of the two alone?
 #
-# Each line is a seed, at the best of three learning rates for its system. The two grey levels are
-# what a guess from the book is worth.
+# Each line is a seed, at the best of three learning rates for its system.
 
 # %% tags=["setup"]
 MORE = read_record("05_one_more_layer")
@@ -578,14 +577,13 @@ plotting.save(
 
 # %% [markdown]
 # By the median, S then A comes closest: four of its five seeds end at 0.995 or above, one at 0.908
-# (scored on more books than the curves). V = SSD(x) ends between 0.998 and 0.999 on every seed.
-# One mixer alone ends below 0.77, even with as many parameters as V = SSD(x). A alone can find the
+# (scored on more books than the curves). V = SSD(x) ends between 0.998 and 0.999 on every seed. One
+# mixer alone ends below 0.77, even with as many parameters as V = SSD(x). A alone can find the
 # entry and its amount. That's worth 0.776.
 #
 # A then A has no state, and yet ends at 0.97 or above. How can it? Its first layer can average the
-# amounts so far. Times a constant, this average explains only 0.65 of the variance; times the
-# number of entries it *is* the balance. So that factor has to come from the second layer, and we
-# haven't looked how.
+# amounts so far. That explains only 0.65 of the variance. But the average times the number of
+# entries *is* the balance. The second layer has to find that factor, and we haven't looked how.
 #
 # Does the past have to be in the *value*? With five new seeds (`python -m experiments
 # 05_book_past`), SSD in $v$ explains 0.997 to 0.999, in $k$ 0.92 to 0.97, in $q$ 0.76 to 0.93, and
@@ -707,7 +705,7 @@ x, values = random(1, 5, 8, seed=4), []
 # %% [markdown]
 # Follow one token through (5.2), with six rows. Which two does it take?
 
-# %% slide_title="A value from a table takes five steps" tags=["figure", "slide"]
+# %% slide_title="A value from a table takes five steps" tags=["figure"]
 plotting.show_drawing(
     "05_table",
     "A token of eight numbers makes a query of four. Six keys have scores beside them, and two of "
@@ -781,10 +779,10 @@ plotting.save(
 
 # %% [markdown]
 # With one row, neither the query map nor the keys get a gradient: a softmax over a single score is
-# always 1. Listing 7 uses no weight at all, only the index of the best row, and an index has no
-# gradient. So its keys stay where they started, at zero, and every token takes the same row for
-# good. Of 16 rows, one learns (folded cell). The package draws its keys at random and takes two
-# rows, so tokens choose different ones, and keys and queries learn.
+# always 1. Listing 7 uses only the index of the best row, and an index has no gradient. So its keys
+# stay where they started, at zero, and every token takes the same row for good. Of 16 rows, one
+# learns (folded cell). The package draws its keys at random and takes two rows, so tokens choose
+# different ones, and keys and queries learn.
 
 
 # %% tags=["guard"]

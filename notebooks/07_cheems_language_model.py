@@ -1064,8 +1064,8 @@ def draw_gap(ax):
 
 # %% [markdown]
 # Here are the losses of this run on held-out text, and on its own batches just before. At first the
-# dashed line is the higher one. It averages the 125 steps before, when the model knew less. Look at
-# the right end. Is the model still learning?
+# dashed line is the higher one. It averages the 125 steps before. Look at the right end. Is the
+# model still learning?
 
 # %% slide_title="After 1,875 steps it only gets better at what it has read" tags=["figure"]
 fig, ax = plotting.figure(size=(10, 4.4))
