@@ -262,6 +262,7 @@ def heads(u):
 
 PAST = read_record("05_who_needs_the_past")
 DECOYS = read_record("05_masks")  # for section 7
+SHADES = {"q": plotting.QUIET, "k": plotting.COLORS[0], "v": plotting.QUIET, "": plotting.QUIET}
 SOURCES = ("SSD, convolution", "convolution", "SSD, rotation")
 RIGHT = {
     (row["source"], row["where"]): [run["end"] for run in row["runs"]] for row in PAST["table"]
@@ -341,7 +342,7 @@ fig, axes = plotting.figure(1, 3, size=(12, 4.2))
 for ax, source in zip(axes, SOURCES, strict=True):
     for place, letter in enumerate(("q", "k", "v", "")):
         dots = [place + 0.09 * (seed - 2) for seed in range(5)]
-        ax.plot(dots, RIGHT[source, letter], "o", ms=9, color=plotting.COLORS[place == 1])
+        ax.plot(dots, RIGHT[source, letter], "o", ms=9, color=SHADES[letter])
     ax.set_xticks(range(4), ["in q", "in k", "in v", "none"])
     ax.set(title=source, ylim=(0, 1.06), xlim=(-0.5, 3.6), ylabel="answers right")
     ax.axhline(1 / 8, color=plotting.QUIET), ax.text(1, 0.04, "a guess: 1/8", fontsize=14)
@@ -1131,8 +1132,9 @@ plotting.save(
 # %% [markdown]
 # Now the gates get every answer right, on all five seeds. Do they hide the decoys?
 #
-# On the left are the gates of the four heads (seed 0 of `python -m experiments 05_masks`). On the
-# right, training rounded the gates at ½ going forward, and going backward pretended it hadn't.
+# Each dot is a head's gate for one slot. On the left the gates are soft. On the right, training
+# rounded them at ½ going forward, and going backward pretended it hadn't. (Both are from seed 0 of
+# `python -m experiments 05_masks`.)
 
 # %% slide_title="Soft gates dim the decoys, and that is enough" tags=["figure", "slide"]
 fig, axes = plotting.figure(1, 2, size=(12, 4.6))
@@ -1168,7 +1170,7 @@ fig, ax = plotting.figure(size=(12, 4.6))
 NAMES = {"none": "no mask", "printed": "as printed", "gate": "soft gates", "rounded": "rounded"}
 for place, (kind, name) in enumerate([*NAMES.items(), ("places", "no mask,\nplaces embedded")]):
     seeds = [place + 0.08 * (i - 2) for i in range(5)]
-    ax.plot(seeds, DECOYS["decoys"][kind]["right"], "o", ms=10, color=plotting.COLORS[place > 1])
+    ax.plot(seeds, DECOYS["decoys"][kind]["right"], "o", ms=10, color=plotting.COLORS[place < 2])
     ax.text(place, 0.45, name, ha="center", va="center", fontsize=17)
 plotting.level(ax, 9 / 16, "9/16: a guess between the two values")
 ax.set(ylabel="answers right", ylim=(0.38, 1.04), xlim=(-0.6, 4.6), xticks=[])
@@ -1220,7 +1222,7 @@ _ = must_differ("a mask that hides the decoys", layer(x, positions[None])[0], un
 # - Recall needs the past in the key; the account book needs it in the value.
 # - $V = \mathrm{SSD}(x)$ reads through a state. S then A did nearly as well, on 4 of 5 seeds.
 # - A table scales each token in its own way. With two rows or more, its keys learn.
-# - "Do not read me" needs the key alone, "forget what came before me" a running sum.
+# - "Do not read me" needs the key alone, "forget the past" a running sum.
 # - An index and a comparison pass no gradient. A soft gate does, and dims decoys.
 #
 # Lab 05a is about padding: empty rows, and recurrent states that absorb it.

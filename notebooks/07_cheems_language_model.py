@@ -427,10 +427,10 @@ plotting.save(
 
 
 # %% slide_title="A is four matrices, and shared heads narrow two" slide_figure="07_matrices:1"
-def attention_parameters(c):
-    """A of a configuration c."""
-    d = c.d_model
-    keys = d // c.n_heads * (c.n_kv_heads or c.n_heads)
+def attention_parameters(config):
+    """A of a configuration."""
+    d, width = config.d_model, config.d_model // config.n_heads  # width is p
+    keys = width * (config.n_kv_heads or config.n_heads)  # all key heads side by side
     return {"A": 2 * d * d + 2 * d * keys}
 
 
@@ -478,13 +478,15 @@ def state_parameters(c):
 
 
 # %% slide_title="Norms, the embedding and the head surround the layers" slide_figure="07_stack:0"
-def parameters(c):
+def parameters(config):
     """How many parameters each letter of a pattern adds, and what surrounds the layers."""
-    one = feed_forward_parameters(c) | attention_parameters(c) | state_parameters(c)
-    tables = 1 if c.tie_embeddings else 2
-    around = (len(c.pattern) + 1 + tables * c.vocab_size) * c.d_model
-    letters = sorted(set(c.pattern))
-    return {x: c.pattern.count(x) * one[x] for x in letters} | {"around": around}
+    one = attention_parameters(config) | state_parameters(config) | feed_forward_parameters(config)
+    counts = {}
+    for letter in sorted(set(config.pattern)):
+        counts[letter] = config.pattern.count(letter) * one[letter]
+    norms, tables = len(config.pattern) + 1, 1 if config.tie_embeddings else 2
+    counts["around"] = (norms + tables * config.vocab_size) * config.d_model
+    return counts
 
 
 # %% tags=["aside"]
