@@ -220,39 +220,50 @@ plotting.save(
 )
 
 # %% [markdown]
-# All five notice. The zeros come too late: the softmax's denominator already contains the future
-# keys. The mask belongs **before** the softmax, where a forbidden key gets the score $-\infty$. Its
-# weight is then exactly zero, and the rest still sum to one.
+# Outputs 0 to 4 all move when key 5 does. The zeros come too late: the softmax's denominator
+# already contains the future keys. The mask belongs **before** the softmax, where a forbidden key
+# gets the score $-\infty$. Its weight is then exactly zero, and the rest still sum to one.
 #
 # WM Listing 7 does this: it *adds* a mask of 0 and $-\infty$ to the *scores*. Multiply the
 # *weights* by this mask, and rows 0 to 4 each contain a $-\infty$, which spoils all of their
 # outputs. (Row 5 has only zeros.) Multiply the scores by ones and zeros, and a forbidden key has
 # the score 0, which still gives it a weight.
 
-# %% [markdown] slide_title="A linear value adds nothing that the stream lacks"
+# %% [markdown]
 # ## 3 · Values that compute: V = SSD(x)
 #
 # The output is an average of values, and an ordinary value is $v_s = W x_s$. Does it know only its
 # own token? In a first layer it does. But every Cheems preset has seven state-space layers before
 # its first inner function, and by then $x_s$ holds what they wrote about the past. At any depth,
-# **a linear map adds nothing to what the residual stream already holds at $s$.** An *inner
-# function* puts something else in place of $W x_s$:
+# **a linear map adds nothing to what the residual stream already holds at $s$.**
 #
-# | `inner=` | value of token $s$ | reads |
-# |---|---|---|
-# | `"linear"` | $W x_s$, ordinary attention | token $s$ |
-# | `"ssd"` | $\mathrm{SSD}(x)_s$, a state-space layer (Ch eq. 8) | all tokens up to $s$ |
-# | `"retrieved"` | $x_s$ times rows of a table (WM eq. 3) | token $s$ |
-#
-# The recurrence adds the past. The table (section 5) adds no information, but it computes something
-# that one matrix can't.
+# An *inner function* puts something else in place of $W x_s$. With `inner="ssd"` it's a state-space
+# layer (Ch eq. 8), which adds the past. With `inner="retrieved"` it's the token times rows of a
+# table (WM eq. 3, section 5). The table adds no information, but it computes something that one
+# matrix can't. (`inner="linear"` is ordinary attention.)
+
+# %% slide_title="A value can know one token, the whole past, or a table" tags=["figure", "slide"]
+plotting.show_drawing(
+    "05_values",
+    "Three rows of six tokens and the value of token s. A linear value is made from token s alone, "
+    "SSD(x) from tokens 0 to s, and the third from token s and two rows of a table.",
+)
 
 # %% tags=["setup"]
 x, positions = random(1, 12, 16, seed=3), torch.arange(12)[None]
 cosine, sine = rope_cos_sin(positions, 8, dtype=torch.float64)
 _ = torch.manual_seed(0)
+layer = InnerFuncAttn(16, n_heads=2, inner="ssd", d_state=8)
+
+
+def heads(u):
+    """Split each token between two heads: (b, l, d) -> (b, l, h, p)."""
+    return u.unflatten(-1, (2, 8))
+
+
 PAST = read_record("05_who_needs_the_past")
 DECOYS = read_record("05_masks")  # for section 7
+SHADES = {"q": plotting.QUIET, "k": plotting.COLORS[0], "v": plotting.QUIET, "": plotting.QUIET}
 SOURCES = ("SSD, convolution", "convolution", "SSD, rotation")
 RIGHT = {
     (row["source"], row["where"]): [run["end"] for run in row["runs"]] for row in PAST["table"]
@@ -260,8 +271,9 @@ RIGHT = {
 RIGHT |= {(source, ""): RIGHT["", ""] for source in SOURCES}  # the control of each
 
 # %% [markdown]
-# With an SSD inside, attention looks up *what a recurrence said at some earlier moment*. Follow
-# token $s$ from left to right: where does token $t$ find it?
+# Now take the SSD. Attention then looks up *what a recurrence said at some earlier moment*.
+#
+# Follow token $s$ from left to right: where does token $t$ find it?
 
 # %% slide_title="Attention looks up what a recurrence said at some moment" tags=["figure"]
 plotting.show_drawing(
@@ -277,43 +289,44 @@ plotting.show_drawing(
 # which (up to a skip connection and a matrix) token $m$ read from $h_m$ with its own $C_m$. If you
 # hide moment $m = s$, token $s$ is still there, in the later moments.
 #
-# In code, one line of attention changes. Here are two heads:
+# In code, one line of attention changes. Look for it:
 
 # %% slide_title="Only the line that makes the values changes"
-layer = InnerFuncAttn(16, n_heads=2, inner="ssd", d_state=8)
-q = apply_rope(layer.q_proj(x).unflatten(-1, (2, 8)), cosine, sine)
-k = apply_rope(layer.k_proj(x).unflatten(-1, (2, 8)), cosine, sine)
-values, _ = layer.inner(x, positions)  # SSD(x): (b, l, d) -> (b, l, d)
-v = values.unflatten(-1, (2, 8))  # (b, l, h, p)
+q = apply_rope(heads(layer.q_proj(x)), cosine, sine)  # (b, l, h, p)
+k = apply_rope(heads(layer.k_proj(x)), cosine, sine)
+v = heads(layer.inner(x, positions)[0])  # instead of W x: SSD(x)
 y = naive_attention(q, k, v, allowed=causal_mask(12, 12))
-y = layer.out_proj(y.flatten(2))
+y = layer.out_proj(y.flatten(2))  # heads side by side again
 check("InnerFuncAttn = attention over SSD", layer(x, positions)[0], y)
 
 # %% [markdown] slide_title="Token t reads s by way of every moment m" slide_figure="05_lookup"
-# Now the picture as a formula. Write $a_{ms}$ for what the decay has left, at $m$, of the write of
-# token $s$:
+# Now the picture as a formula. Token $s$ writes, its write fades to $a_{ms}$ by moment $m$, $m$
+# reads it with $C_m$, and $t$ picks $m$:
 #
-# $$y_t = \sum_{m \le t} w_{tm} \sum_{s \le m} a_{ms}\,(C_m \cdot B_s)\,\Delta_s\,x_s.$$
+# $$y_t = \sum_{m \le t} w_{tm}\, v_m, \qquad
+#   v_m = \sum_{s \le m} a_{ms}\,(C_m \cdot B_s)\,\Delta_s\,x_s.$$
 #
-# Read it from the right: $s$ writes, the write fades until $m$, $m$ reads it with $C_m$, and $t$
-# picks $m$. So attention's matrix $w$ is multiplied by SSD's. Decoding keeps keys, values and one
+# So attention's matrix $w$ is multiplied by SSD's. Decoding keeps keys, values and one
 # state of $p \times n$ numbers per head.
 #
 # WM's reason: several heads can share their values (*grouped-query attention*), and quality hardly
 # suffers. So don't make more values, make richer ones.
 
-# %% [markdown] slide_title="WM: linear maps are enough for q and k" slide_figure="05_recall:0"
+# %% [markdown] slide_title="A key made of the 7 alone can't name the c" slide_figure="05_recall:0"
 # ### Why the values? Which of q, k and v has to know the past?
 #
-# > "[…] queries and keys do only need simple linear transformations […]" — WM §3.2
+# > "[…] queries and keys do only need simple linear transformations […]"
+# > — *Wonderful Matrices* §3.2
 #
-# Others have tried more than that. Primer puts a convolution behind $q$, $k$ and $v$, Mega an
-# exponential average in front of $q$ and $k$, Mamba a convolution in front of $B$ and $C$.
+# Try this on recall. Read pairs of a key and a value, then a key once more: *which value came right
+# after it?* The question looks for the 7. But a linear key of the 7 knows nothing of the c.
 #
-# So let's ask. We take a single attention layer and a task of chapter 07: read eight pairs of a key
-# and a value, then answer for each key, *which value came right after it?* One of $q$, $k$ and $v$
-# comes from a source that sees the past, and the other two stay linear. There are three sources:
-# SSD behind a short convolution, as in Mamba-2; the convolution alone; and SSD with rotated $B$ and
+# Others gave queries and keys more. Primer puts a convolution behind $q$, $k$ and $v$. Mega puts an
+# exponential average before $q$ and $k$. Mamba puts a convolution before $B$ and $C$.
+#
+# So let's measure it, with eight pairs and a single attention layer. One of $q$, $k$ and $v$ comes
+# from a source that sees the past, and the other two stay linear. There are three sources: SSD
+# behind a short convolution, as in Mamba-2; the convolution alone; and SSD with rotated $B$ and
 # $C$, as in Cheems. In which of the three places will they help? A guess is right about one time in
 # eight.
 
@@ -330,7 +343,7 @@ fig, axes = plotting.figure(1, 3, size=(12, 4.2))
 for ax, source in zip(axes, SOURCES, strict=True):
     for place, letter in enumerate(("q", "k", "v", "")):
         dots = [place + 0.09 * (seed - 2) for seed in range(5)]
-        ax.plot(dots, RIGHT[source, letter], "o", ms=9, color=plotting.COLORS[place == 1])
+        ax.plot(dots, RIGHT[source, letter], "o", ms=9, color=SHADES[letter])
     ax.set_xticks(range(4), ["in q", "in k", "in v", "none"])
     ax.set(title=source, ylim=(0, 1.06), xlim=(-0.5, 3.6), ylabel="answers right")
     ax.axhline(1 / 8, color=plotting.QUIET), ax.text(1, 0.04, "a guess: 1/8", fontsize=14)
@@ -346,8 +359,8 @@ plotting.save(
 # **The key has to know the past.** A convolution over four tokens (256 parameters) takes a single
 # attention layer from 0.14, a guess, to 1.00 on all five seeds, if you put it into $k$. In $q$ or
 # $v$ it changes nothing. Why? The query asks for a key, and the answer is the token *after* it. So
-# that token's $k$ must say, "the one before me was this key". A linear $k$ is made from its own
-# token, so it *can't* say that.
+# the answer's $k$ must say, "this key came before me". A linear $k$ is made from its own token, so
+# it *can't*.
 
 # %% slide_title="The answer's key has to say what came before it" tags=["figure", "slide"]
 plotting.show_drawing(
@@ -358,14 +371,14 @@ plotting.show_drawing(
 )
 
 # %% [markdown]
-# **The past belongs to whichever side carries what isn't in the token itself.** Here it's the key.
-# With the value first it would be the value, as exercise 3 of chapter 08 builds it.
+# **Give the past to the part that its own token tells too little.** Here it's the key. If the value
+# came first, it would be the value, as exercise 3 of chapter 08 builds it.
 #
-# Only the convolution alone gives a clean answer. SSD with a convolution can recall by itself
-# (chapter 08), so it mixes two abilities. SSD with rotation must first learn to single out its
-# neighbour. In 500 updates, one seed of five did (1.00), two were on their way (0.85 and 0.59), and
-# two were still guessing. (For each source and place we kept the best of three learning rates. A
-# trial run had suggested this result, and we predicted it.)
+# Only the convolution alone gives a clean answer. SSD with a convolution can recall without
+# attention (chapter 08), so it mixes two abilities. SSD with rotation must first learn to single
+# out its neighbour. In 500 updates, one seed of five did (1.00), two were on their way (0.85 and
+# 0.59), and two were still guessing. (For each source and place we kept the best of three learning
+# rates. A trial run had suggested this result, and we predicted it.)
 #
 # In Cheems, seven S come before the first attention layer. Keep the question for section 4 and for
 # chapters 07 and 08: ***which of q, k and v needs to know the past?***
@@ -394,9 +407,10 @@ assert preset("cheems-v1-1.3b").inner == "ssd" and preset("cheems-1.3b").inner =
 #
 # When would you want the state at some earlier moment? When you keep accounts. Our book has eight
 # entries, each with a number (in shuffled order) and an amount, +1 or −1. The balance is their sum
-# so far. Then come four questions: *what was the balance right after this number?*
+# so far.
 #
-# Here is one book:
+# Four questions follow, each with a number: *what was the balance right after this entry?* The
+# model doesn't see the green line.
 
 
 # %% tags=["setup", "experiment"]
@@ -431,7 +445,7 @@ print("balance", amounts.cumsum(1)[0].tolist(), " (not shown to the model)")
 print("asked  ", asked[0].tolist(), "  answers", answers[0].tolist())
 assert asked[0, 0] == numbers[0, -1] == 0 and answers[0, 0] == amounts.sum() == -2
 
-# %% slide_title="No entry states its balance; a running sum does" tags=["figure", "slide"]
+# %% slide_title="No entry states the balance after it; a running sum does" tags=["figure", "slide"]
 fig, ax = plotting.figure(size=(12, 4.8))
 ax.bar(range(8), amounts[0].tolist(), 0.5, color=plotting.COLORS[4], label="amount, in the entry")
 balance = amounts.cumsum(1)[0].tolist()
@@ -449,7 +463,7 @@ plotting.save(
 )
 
 # %% [markdown]
-# Number 0 stands last, so the first answer is the final balance, −2.
+# Entry 0 is the last one, so its answer is the final balance, −2.
 #
 # Attention can find the entry, but the value there is a linear map of one number and one amount.
 # SSD can keep a running balance, but only the current one. Attention over SSD finds the entry, and
@@ -504,8 +518,9 @@ def train_on_books(pattern, steps, seed=0):
 
 
 # %% [markdown]
-# Which comes closest to V = SSD(x): S then A, A then A, or one of the two alone? Here are five
-# seeds of each system, at the best of three learning rates.
+# Which comes closest to V = SSD(x): S then A, A then A, or one of the two alone?
+#
+# Each line is a seed, at the best of three learning rates for its system.
 
 # %% tags=["setup"]
 MORE = read_record("05_one_more_layer")
@@ -518,6 +533,7 @@ def first_above(shares, wanted=0.95):
     return next((50 * (i + 1) for i, share in enumerate(shares) if share >= wanted), 600)
 
 
+GUESSES = "0.708: guesses the\nbook's mean balance\n0.776: the mean after\na +1, or after a −1"
 SYSTEMS = ["V = SSD(x)", "S then A", "A then A", "S, V = SSD(x)", "S, S then A", "S, A then A"]
 FIRST = {
     row["pattern"]: [first_above(run["explained"]) for run in row["runs"]]
@@ -552,7 +568,7 @@ for ax, patterns in zip(axes, panels, strict=True):
     draw_runs(ax, patterns)
     ax.set_title(", ".join(NAMES[pattern] for pattern in patterns))
 axes[0].set_ylabel("variance explained")
-axes[3].text(90, 0.93, "0.708: knows the book\n0.776: and the amount", fontsize=15)
+axes[3].text(60, 0.84, GUESSES, fontsize=15)
 plotting.save(
     fig,
     "05_books",
@@ -563,22 +579,22 @@ plotting.save(
 
 # %% [markdown]
 # By the median, S then A comes closest: four of its five seeds end at 0.995 or above, one at 0.908
-# (scored on more books than the curves). V = SSD(x) ends between 0.998 and 0.999 on every seed.
-# One mixer alone ends below 0.77, even with as many parameters as V = SSD(x). What A alone can
-# find, the entry and its amount, is worth 0.776.
+# (scored on more books than the curves). V = SSD(x) ends between 0.998 and 0.999 on every seed. One
+# mixer alone ends below 0.77, even with as many parameters as V = SSD(x). A alone can find the
+# entry and its amount. That's worth 0.776.
 #
 # A then A has no state, and yet ends at 0.97 or above. How can it? Its first layer can average the
-# amounts so far. Times a constant, this average explains only 0.65 of the variance; times the
-# number of entries it *is* the balance. So that factor has to come from the second layer, and we
-# haven't looked how.
+# amounts so far. That explains only 0.65 of the variance. But the average times the number of
+# entries *is* the balance. The second layer has to find that factor, and we haven't looked how.
 #
 # Does the past have to be in the *value*? With five new seeds (`python -m experiments
 # 05_book_past`), SSD in $v$ explains 0.997 to 0.999, in $k$ 0.92 to 0.97, in $q$ 0.76 to 0.93, and
 # nowhere 0.74 to 0.75. **The value learns it fastest and best.** A trial with other seeds had
 # suggested this, and we predicted it.
 #
-# In Cheems, state-space layers come first. So we put one more S in front of each system, and ask
-# when each seed explains 0.95 of the variance:
+# In Cheems, state-space layers come first. So how fast do the systems learn behind one more S?
+#
+# Count the updates until a seed explains 0.95 of the variance, without the extra S and with it.
 
 # %% slide_title="Behind one more S, the head start is gone" tags=["figure", "slide"]
 fig, ax = plotting.figure(size=(12, 4.8))
@@ -660,10 +676,11 @@ assert (sizes["I"], sizes["SA"]) == (6284, 7308) and sizes["SA"] < sizes["AA"]
 assert max(end for key in (("A", 32), ("A", 40), ("S", 32), ("S", 48)) for end in ENDS[key]) < 0.77
 assert all(0.74 < end < BY_ENTRY for end in ENDS["A", 32])
 
-# %% [markdown] slide_title="A table scales each token by rows of its own"
+# %% [markdown]
 # So on this task, SSD inside attention does the work of the two stacked, with 6,284 parameters
 # instead of 7,308. Chapter 09 asks the same of small language models.
-#
+
+# %% [markdown] slide_title="A token's value is the token times a sum of two rows"
 # ## 5 · Values from a table
 #
 # WM puts a table in place of the SSD. With one head, each row $U_j$ is as wide as a token, and has
@@ -676,8 +693,8 @@ assert all(0.74 < end < BY_ENTRY for end in ENDS["A", 32])
 #   \omega_{sj} = \mathrm{softmax}_{j \,\in\, \text{best two}}
 #   \Big(\frac{\kappa_j \cdot W_q\,x_s}{\sqrt m}\Big). \tag{5.2}$$
 #
-# So each token is multiplied by a diagonal matrix of its own. That scales components without mixing
-# them; $W x_s$ mixes them, but in the same way for every token. WM has three variants: eq. 3
+# So each token chooses the diagonal matrix that multiplies it. That scales components without
+# mixing them; $W x_s$ mixes them, but in the same way for every token. WM has three variants: eq. 3
 # weights all rows by their scores, the steps below it add up the best few, and Listing 7 takes the
 # best one, unweighted.
 
@@ -688,9 +705,20 @@ query_map, keys, rows = table.query_proj.weight, table.keys[0], table.values[0]
 x, values = random(1, 5, 8, seed=4), []
 
 # %% [markdown]
-# With six rows, tokens of width 8 and queries of width 4, equation (5.2) takes five steps.
+# Follow one token through (5.2), with six rows. Which two does it take?
 
-# %% slide_title="A value from a table takes five steps"
+# %% slide_title="A value from a table takes five steps" tags=["figure"]
+plotting.show_drawing(
+    "05_table",
+    "A token of eight numbers makes a query of four. Six keys have scores beside them, and two of "
+    "the scores are framed. Their softmax weights lead to two rows of the table, which add up to "
+    "one row; times the token this is the value.",
+)
+
+# %% [markdown]
+# In code, with queries of width 4:
+
+# %% tags=["aside"]
 for token in x[0]:
     scores = keys @ (query_map @ token) / math.sqrt(4)  # 1. similarity
     best = scores.topk(2).indices  # 2. the two best rows
@@ -725,23 +753,38 @@ print("by a table of two rows set by hand under 1 %, by the best matrix over 50 
 # Can the model *learn* which rows to take? Which parameters get a gradient if a token takes one row
 # instead of two?
 
-# %% slide_title="If one row is taken, keys and queries never learn"
-learns = {}
-for n_best in (1, 2):
-    table = RetrievedValues(8, n_heads=1, n_values=4, k_values=n_best)
+# %% tags=["aside"]
+gradients = {}
+for taken in (1, 2, 3, 4):
+    table = RetrievedValues(8, n_heads=1, n_values=4, k_values=taken)
     table(random(1, 64, 8, seed=34)).square().sum().backward()
-    gradients = table.query_proj.weight.grad, table.keys.grad
-    learns[n_best] = [bool(gradient.any()) for gradient in gradients]
-print("1 of 4 rows taken: query and keys have a gradient:", learns[1])
-print("2 of 4 rows taken: query and keys have a gradient:", learns[2])
-assert learns == {1: [False, False], 2: [True, True]}
+    gradients[taken] = [u.grad.norm().item() for u in (table.query_proj.weight, table.keys)]
+    learns = [size > 0 for size in gradients[taken]]
+    print(f"{taken} of 4 rows taken: query and keys have a gradient:", learns)
+    assert learns == [taken > 1, taken > 1]
+
+# %% slide_title="If one row is taken, keys and queries never learn" tags=["figure", "slide"]
+fig, ax = plotting.figure(size=(11, 4.6))
+for place, name in enumerate(("query map", "keys")):
+    sizes = [pair[place] for pair in gradients.values()]
+    at = [taken + 0.32 * (place - 0.5) for taken in gradients]
+    ax.bar(at, sizes, 0.3, color=plotting.COLORS[(1, 0)[place]], label=name)
+ax.text(1, max(sizes) / 12, "exactly 0", ha="center", fontsize=19)
+ax.set(xlabel="rows that a token takes, of 4", ylabel="size of the gradient", xticks=[1, 2, 3, 4])
+ax.legend(fontsize=17)
+plotting.save(
+    fig,
+    "05_one_row",
+    "Bars of the size of the gradient of the query map and of the keys, for one to four rows "
+    "taken. With one row both are 0; with more, both are far from 0.",
+)
 
 # %% [markdown]
 # With one row, neither the query map nor the keys get a gradient: a softmax over a single score is
-# always 1. Listing 7 uses no weight at all, only the index of the best row, and an index has no
-# gradient. So its keys stay where they started, at zero, and every token takes the same row for
-# good. Of 16 rows, one learns (folded cell). The package draws its keys at random and takes two
-# rows, so tokens choose different ones, and keys and queries learn.
+# always 1. Listing 7 uses only the index of the best row, and an index has no gradient. So its keys
+# stay where they started, at zero, and every token takes the same row for good. Of 16 rows, one
+# learns (folded cell). The package draws its keys at random and takes two rows, so tokens choose
+# different ones, and keys and queries learn.
 
 
 # %% tags=["guard"]
@@ -834,8 +877,8 @@ for name, share in shares.items():
 # %% [markdown]
 # Token 4 ($\Delta = 0.005$, a marked value) says "do not read me", token 8 ($\Delta = 3$) "forget
 # what came before me"; the others have $\Delta = 0.1$. We set $A = -1$ and $f_r = e^{-\Delta_r}$.
-# A fourth panel shows SSD itself: what the decay has left of a write, relative to that of an
-# ordinary token. Which panels grant token 4 its wish, and which token 8?
+# A fourth panel shows SSD: how much is left of a write, in units of an ordinary token's write.
+# Which panels grant token 4 its wish, and which token 8?
 
 # %% slide_title="Only SSD grants both wishes, with one step size for both" tags=["figure"]
 drawn = {
@@ -864,11 +907,11 @@ plotting.save(
 # forget?
 #
 # With $c_t = \sum_{r \le t} \log f_r$, the Forgetting Transformer's bias is $\mu_{ts} = c_t - c_s$.
-# But the weights in a row sum to one, so a number added to a *whole row* of scores cancels. The
-# softmax never sees $c_t$. **All that's left is $-c_s$, a bias on the key.** Since $c$ counts down
+# The same $c_t$ is added to a whole row of scores, so it cancels in the softmax. **All that's left
+# is $-c_s$, a bias on the key.** Since $c$ counts down
 # from 0, $-c_s$ grows along the text. Late keys get a head start, and that's forgetting.
 
-# %% slide_title="A forget gate is a bias on the key: the softmax drops the rest"
+# %% tags=["aside"]
 q, k, v = (random(1, 16, 1, 4, seed=10 + i) for i in range(3))
 log_f = -STEPS  # as in the panels
 c = log_f.cumsum(0)
@@ -955,11 +998,13 @@ def decoy_memory(texts, generator, pairs=8):
 
 
 # %% tags=["setup"]
-slots, stored, asked, answers = decoy_memory(1, torch.Generator().manual_seed(0))
+slots, stored, asked, answers = decoy_memory(1, torch.Generator().manual_seed(8))
 print("key    ", slots[0].tolist())
 print("value  ", stored[0].tolist())
 print("asked  ", asked[0].tolist(), "  answers", answers[0].tolist())
-assert slots[0, [3, 8]].tolist() == [1, 1] and stored[0, [3, 8]].tolist() == [2, 1]
+assert slots[0, [8, 11]].tolist() == [1, 1] and stored[0, [8, 11]].tolist() == [3, 4]
+values_of_key = [set(stored[0, slots[0] == key].tolist()) for key in range(8)]
+assert all(len(values) == 2 for values in values_of_key)  # every decoy has a wrong value
 assert 1 / 2 + 1 / 2 * 1 / 8 == 0.5625
 
 # %% slide_title="Every key is stored twice, once with a decoy" tags=["figure", "slide"]
@@ -967,20 +1012,20 @@ fig, ax = plotting.figure(size=(12.4, 4.2))
 for slot, pair in enumerate(zip(slots[0].tolist(), stored[0].tolist(), strict=True)):
     plotting.box(ax, slot, 1, "{}\n{}".format(*pair), color=plotting.COLORS[slot % 2], fontsize=21)
     if pair[0] == 1:
-        plotting.arrow(ax, (5.5, -0.9), (slot, 0.25))
-ax.text(5.5, -1.3, "key 1?   blue: correct, orange: a decoy", ha="center", fontsize=19)
+        plotting.arrow(ax, (9.5, -0.9), (slot, 0.25))
+ax.text(9.5, -1.3, "key 1?   blue: correct, orange: a decoy", ha="center", fontsize=19)
 ax.text(-0.7, 1, "key\nvalue", fontsize=19, ha="right", va="center")
 ax.set(xlim=(-2.2, 15.6), ylim=(-1.8, 2.2)), ax.axis("off")
 plotting.save(
     fig,
     "05_decoys",
     "The sixteen slots, each with its key and its value. Even slots are blue, odd ones, the "
-    "decoys, orange. From the question for key 1, an arrow leads to slot 3, a decoy with the value "
-    "2, and one to slot 8, with the value 1.",
+    "decoys, orange. From the question for key 1, an arrow leads to slot 8, with the value 3, and "
+    "one to slot 11, a decoy with the value 4.",
 )
 
 # %% [markdown]
-# Key 1 has the decoy 2 in slot 3 and its correct value 1 in slot 8.
+# Key 1 has its correct value 3 in slot 8 and the decoy 4 in slot 11.
 #
 # A model that guesses between the two values is right in
 # $\tfrac12+\tfrac12\cdot\tfrac18=\tfrac{9}{16}$ (56.25 %) of the cases: half the time, and by luck
@@ -1056,7 +1101,7 @@ def train_on_decoys(kind, steps, seed=0):
 # We train a small model once with the paper's mask and once with the package's gates. Which of the
 # two learns to avoid the decoys?
 
-# %% slide_title="The printed mask gets no gradient; gates learn"
+# %% tags=["aside"]
 trained = {kind: train_on_decoys(kind, 200) for kind in ("printed", "gate")}
 right = {kind: share for kind, (_, share, _) in trained.items()}
 print("200 updates: the printed mask under 75 % right, gates over 97 %")
@@ -1066,12 +1111,31 @@ print("gradient of the printed mask after 200 steps:", printed.gate.grad)
 assert printed.gate.grad is None and (printed.gate == 1).all()
 
 # %% [markdown]
-# The model with our gates does. No gradient reaches the printed mask: rounding has the derivative
-# 0, and the comparison `gate == 0` has none.
+# The gates learn it, and the printed mask doesn't. It starts at 1 and stays there: rounding has the
+# derivative 0, and the comparison `gate == 0` has none.
+
+# %% slide_title="The printed gate starts on a plateau, ours on a slope" tags=["figure", "slide"]
+fig, axes = plotting.figure(1, 2, size=(12, 4.6))
+gate, logit = torch.linspace(-0.4, 1.4, 181), torch.linspace(-4, 6, 181)
+axes[0].plot(gate, (gate.round() != 0).double(), color=plotting.COLORS[1], lw=3)
+axes[1].plot(logit, torch.sigmoid(logit), color=plotting.COLORS[0], lw=3)
+for ax, start, name in zip(axes, (1.0, 2.0), ("as printed", "soft"), strict=True):
+    ax.plot(start, 1.0 if start == 1 else 1 / (1 + math.exp(-start)), "o", ms=13, color="black")
+    ax.set(title=f"{name}; the dot is its start", ylabel="share of the key", xlabel="parameter")
+plotting.save(
+    fig,
+    "05_flat",
+    "The share that a gate leaves of a key, against its parameter. As printed it is a step from 0 "
+    "to 1 at a half, and flat around its start at 1. The soft gate is a curve that rises from 0 to "
+    "1 and has a slope at its start.",
+)
+
+# %% [markdown]
+# Now the gates get every answer right, on all five seeds. Do they hide the decoys?
 #
-# The gates get every answer right, on all five seeds (`python -m experiments 05_masks`). Do they
-# hide the decoys? Here are the gates of the four heads (seed 0), and of a model that rounds its
-# gates at ½ going forward, and going backward pretends it hadn't:
+# Each dot is a head's gate for one slot. On the left the gates are soft. On the right, training
+# rounded them at ½ going forward, and going backward pretended it hadn't. (Both are from seed 0 of
+# `python -m experiments 05_masks`.)
 
 # %% slide_title="Soft gates dim the decoys, and that is enough" tags=["figure", "slide"]
 fig, axes = plotting.figure(1, 2, size=(12, 4.6))
@@ -1098,16 +1162,16 @@ plotting.save(
 # heads.
 #
 # Does it take a mask? A gate is a score that depends on the key's place. So give the layer no mask,
-# but add a learned embedding of the place to its input. This control gets every answer right, too,
-# on all five seeds. What an embedding adds to a key enters through $q \cdot k$, so it depends on
-# who reads. **A gate is a position embedding that every reader hears alike.** Here are all systems:
+# but add a learned embedding of the place to its input. This control also gets every answer right,
+# on all five seeds. An embedding adds to the key, and so to $q \cdot k$: its effect depends on the
+# reader. **A gate is a position embedding that acts on every reader alike.** Compare all systems:
 
 # %% slide_title="As printed, the mask does what no mask does" tags=["figure", "slide"]
 fig, ax = plotting.figure(size=(12, 4.6))
 NAMES = {"none": "no mask", "printed": "as printed", "gate": "soft gates", "rounded": "rounded"}
 for place, (kind, name) in enumerate([*NAMES.items(), ("places", "no mask,\nplaces embedded")]):
     seeds = [place + 0.08 * (i - 2) for i in range(5)]
-    ax.plot(seeds, DECOYS["decoys"][kind]["right"], "o", ms=10, color=plotting.COLORS[place > 1])
+    ax.plot(seeds, DECOYS["decoys"][kind]["right"], "o", ms=10, color=plotting.COLORS[place < 2])
     ax.text(place, 0.45, name, ha="center", va="center", fontsize=17)
 plotting.level(ax, 9 / 16, "9/16: a guess between the two values")
 ax.set(ylabel="answers right", ylim=(0.38, 1.04), xlim=(-0.6, 4.6), xticks=[])
@@ -1152,20 +1216,15 @@ layer.mask = mask
 mask.gate.data[:, 1:16:2] = 0.0
 _ = must_differ("a mask that hides the decoys", layer(x, positions[None])[0], unmasked)
 
-# %% [markdown] slide_title="What to remember of inner functions and masks"
+# %% [markdown] slide_title="Values can compute, and masks learn where they have a slope"
 # ## Summary
 #
-# - The static mask comes before the softmax. With a cache it needs an offset.
-# - The past belongs to whichever side carries what isn't in the token itself. For recall that's the
-#   key, if its value comes after it; for the account book, the value.
-# - With $V = \mathrm{SSD}(x)$ a token reads earlier ones by way of a state. An SSD layer followed
-#   by attention did nearly as well, on four of five seeds.
-# - A table can scale each kind of token in its own way; one matrix can't. With a softmax
-#   over the rows *taken*, it can learn which to take only if a token takes at least two.
-# - "Do not read me" needs only the key's own token; "forget what came before me" needs a running
-#   sum. SSD says both with one step size.
-# - An index and a comparison with 0 have no gradient. As printed, neither the table's keys nor the
-#   dynamic mask can ever learn. A soft gate learns to dim decoys; so does a position embedding.
+# - The static mask comes before the softmax, with an offset if there is a cache.
+# - Recall needs the past in the key; the account book needs it in the value.
+# - $V = \mathrm{SSD}(x)$ reads through a state. S then A did nearly as well, on 4 of 5 seeds.
+# - A table scales each token in its own way. With two rows or more, its keys learn.
+# - "Do not read me" needs the key alone, "forget the past" a running sum.
+# - An index and a comparison pass no gradient. A soft gate does, and dims decoys.
 #
 # Lab 05a is about padding: empty rows, and recurrent states that absorb it.
 

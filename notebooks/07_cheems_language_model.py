@@ -27,6 +27,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.utils import clip_grad_norm_
 from torch.utils.flop_counter import FlopCounterMode
 
 from cheems_lab.training import train
@@ -36,7 +37,13 @@ from cheems_ref.config import SEQUENCE_MIXERS, ModelConfig, expand_pattern, pres
 from cheems_ref.model import Block, CausalLM, Sampling, generate
 from cheems_ref.presets import PRESETS
 from cheems_ref.ssd import SSD
-from cheems_ref.train import TrainConfig, split_text
+from cheems_ref.train import (
+    TrainConfig,
+    learning_rate,
+    make_optimizer,
+    random_windows,
+    split_text,
+)
 from cheems_ref.verify import check, must_differ
 
 torch.set_default_dtype(torch.float64)  # for the equalities; training is in float32
@@ -140,10 +147,12 @@ def written_out(model, ids):
     """The logits (b, l, v), with tied embeddings, by equation 7.1."""
     z = model.embedding.weight[ids]  # (b, l, d)
     positions = torch.arange(ids.shape[1]).expand(ids.shape)
-    for letter, block in zip(model.config.pattern, model.blocks, strict=True):
+    for block in model.blocks:  # one for each letter
         x = rms_norm(z, block.norm.weight)
-        mixes = letter in SEQUENCE_MIXERS
-        y = block.layer(x, positions)[0] if mixes else block.layer(x)
+        if block.letter in SEQUENCE_MIXERS:
+            y, _ = block.layer(x, positions)
+        else:
+            y = block.layer(x)
         z = z + y
     return rms_norm(z, model.norm.weight) @ model.embedding.weight.T
 
@@ -211,22 +220,22 @@ plotting.show_drawing(
 # Zamba uses the *same* attention block again and again, and Falcon-H1 runs S and A side by side.
 # Fewer A buy less work and a smaller cache (sections 5 to 7). They may cost recall (chapter 08).
 
-# %% [markdown] slide_title="A value's token doesn't contain its key" slide_figure="07_neighbour:0"
+# %% [markdown]
 # ## 4 · What attention needs before it
 #
 # Why do these hybrids begin with a state layer? Ch says that a state layer filters what attention
 # then reads (§3.4). So let's take a task with nothing to filter out. Does attention still need a
-# state layer before it? A row lists key–value pairs, then shows the keys again, and the model
-# answers each key with its value:
+# state layer before it?
 #
-# > k₁ v₁ k₂ v₂ … k₈ v₈ | k₅ → v₅, k₁ → v₁, …
+# A row lists eight key–value pairs, k₁ v₁ k₂ v₂ … k₈ v₈, then shows the keys again in another
+# order. The model answers each key with its value: v₅ after k₅, v₁ after k₁.
 #
-# Attention makes a $k$ from every token, also from the values of the task. To be found, $v_5$ needs
-# a $k$ that says "before me stood $k_5$". But the token $v_5$ doesn't contain $k_5$. A layer below
-# has to tell it. Then one look by attention is enough.
+# The question k₅ looks for the value that came after k₅. But attention makes its $k$ from the token
+# alone, and the token $v_5$ doesn't contain $k_5$. A layer below has to tell it. Then one look by
+# attention is enough.
 
 
-# %% slide_title="Told what stands before it, a value can be found" tags=["figure", "slide"]
+# %% slide_title="A value can be found once it knows its key" tags=["figure", "slide"]
 plotting.show_drawing(
     "07_neighbour",
     "Two pairs, k₄ v₄ and k₅ v₅, then k₅ again with a question mark. Attention's k of each value "
@@ -250,12 +259,12 @@ def recall(batch, generator, pairs=8, kinds=32):
 
 
 # %% [markdown]
-# Now we train small models SA of width 64. S gets its positions from a short convolution in front
-# of it or from rotation (chapter 04), and A rotates.
+# Now we train small models SA of width 64. S gets its positions either from rotation (chapter 04)
+# or from a short convolution before it, and A rotates.
 #
-# Our control takes the state away: `A_log`, chapter 03's $\log(-A)$, is fixed at 15. Then each
-# token multiplies the state by $e^{-3.3\,\text{million}\cdot\Delta}$, which is 0. What can $v_3$
-# still learn about the tokens before it?
+# Our control takes the state away. What can $v_3$ still learn about the tokens before it? To wipe
+# the state, we fix `A_log`, chapter 03's $\log(-A)$, at 15. Then each token multiplies the state by
+# $e^{-3.3\,\text{million}\cdot\Delta}$, which is 0.
 
 
 # %% slide_title="A wiped state leaves only the convolution" tags=["figure"]
@@ -306,25 +315,25 @@ def learn_to_recall(pattern, steps, position="conv", seed=0, wiped=False):
     return model, right[24::25]
 
 
-# %% [markdown] slide_title="Its state wiped, SA learns all the same" slide_figure="07_wiped"
-# The key at $v_3$ can hold only what the convolution shows it, and that includes $k_3$. A run has
-# learned the task if it gets more than 0.9 of the answers right. Does SA learn it in 100 steps,
-# with its state wiped?
+# %% [markdown]
+# The convolution still brings $k_3$ to $v_3$, so the key made there can hold it. A run has learned
+# the task if it gets more than 0.9 of the answers right. Does SA learn it in 100 steps, with its
+# state wiped?
 
-# %%
+# %% tags=["aside"]
 _, right = learn_to_recall("SA", 100, seed=2, wiped=True)
 print("SA, state wiped:", "learned" if right[-1] > 0.9 else "not learned")
 assert right[-1] > 0.9
 
-# %% [markdown] slide_title="One seed is luck: five runs of each kind"
+# %% [markdown]
 # It does. The convolution shows each token its neighbour, and attention needs nothing more from the
 # layer below. With rotation there is no convolution, and S can look back only through its state.
-# There $C_t \cdot B_s$ depends on $t - s$, too, so S can learn to single out the neighbour.
+# There $C_t \cdot B_s$ depends on $t - s$ as well, so S can learn to single out the neighbour. What
+# do you expect of SA with rotation and a wiped state?
 #
-# That was one run. We recorded five of each kind, up to 1,000 steps long (`python -m experiments
-# 07_state_or_neighbour`). Two baselines help to read them. Guessing one of the eight values gets
-# 1/8 right, and crossing out the values already given gets 0.39. What do you expect of SA with
-# rotation and a wiped state?
+# That was one run, so we recorded five of each kind, up to 1,000 steps long. Each dot is one
+# (`python -m experiments 07_state_or_neighbour`). The dashed lines are guesses: one of the eight
+# values, or one of the values not yet given.
 
 # %% tags=["guard"]
 ids, targets = recall(20_000, torch.Generator().manual_seed(7))
@@ -372,12 +381,12 @@ def draw_runs(ax):
         shares = sorted(ends[position, name])
         high = [-row + 0.13 * (i - 2) for i in range(5)]
         ax.plot(shares, high, "o", color=plotting.COLORS[2], markersize=11, markeredgecolor="white")
-    for share, words in ((1 / 8, "guessing, 1/8"), (0.39, "crossing out, 0.39")):
+    for share, words in ((1 / 8, "guess: 1/8"), (0.39, "guess among those left: 0.39")):
         ax.axvline(share, color=plotting.QUIET, lw=1.5, ls="--", zorder=0)
-        ax.text(share + 0.01, 0.62, words, fontsize=15, va="center")
+        ax.text(share + 0.01, 0.62, words, fontsize=17, va="center")
     words = [f"{n}, {p}" for n in ("S A", "S A, wiped") for p in ("convolution", "rotation")]
     ax.set(xlim=(0, 1.04), ylim=(-3.5, 0.85), xlabel="share right at the end, five runs each")
-    ax.set_yticks(range(0, -4, -1), words, fontsize=15)
+    ax.set_yticks(range(0, -4, -1), words, fontsize=17)
 
 
 # %% slide_title="Wiped, S learns with a convolution, never with rotation" tags=["figure"]
@@ -394,8 +403,8 @@ plotting.save(
 # %% [markdown]
 # With a convolution you can take the state away and lose nothing. With rotation, wiping the state
 # loses everything: the runs do little more than guess. So attention doesn't need a *state* below
-# it. It needs a layer that **tells each token what its neighbour was**. Two runs with rotation and
-# a state failed, too. At 0.32 and 0.39 they do no better than crossing out.
+# it. It needs a layer that **tells each token its neighbour**. Two runs with rotation and a state
+# failed as well. At 0.32 and 0.39 they do no better than guessing among the values left.
 #
 # Chapter 05 (section 3) measured which of $q$, $k$ and $v$ has to know the neighbour: a convolution
 # before attention's $k$ is enough, and one before $q$ or $v$ doesn't help.
@@ -404,7 +413,8 @@ plotting.save(
 # hand. We predicted that training finds them on some seeds. Here it never did in 1,000 updates
 # (0.31 to 0.35). In chapter 08 A A learns its task in every run. That training differs from ours in
 # several ways, and we haven't found out which one matters.
-#
+
+# %% [markdown] slide_title="A is four matrices, and shared heads narrow two"
 # ## 5 · What it costs: parameters
 #
 # How many parameters does a pattern have? Each letter has its matrices, so let's count entries.
@@ -416,18 +426,26 @@ plotting.save(
 # $$\mathrm{A}: \quad 2\,d^2 + 2\,d\,g_kp. \tag{7.2}$$
 
 
-# %% slide_title="A's parameters are four matrices, two of them shared by heads"
-def attention_parameters(c):
-    """A of a configuration c."""
-    d = c.d_model
-    keys = d // c.n_heads * (c.n_kv_heads or c.n_heads)
+# %% slide_title="A is four matrices, and shared heads narrow two" slide_figure="07_matrices:1"
+def attention_parameters(config):
+    """A of a configuration."""
+    d, width = config.d_model, config.d_model // config.n_heads  # width is p
+    keys = width * (config.n_kv_heads or config.n_heads)  # all key heads side by side
     return {"A": 2 * d * d + 2 * d * keys}
 
 
 # %% [markdown]
-# With one key head it's *multi-query* attention. If heads can share their values, more values are
-# not what's missing. So WM works on what a value contains (§1).
-#
+# With one key head it's *multi-query* attention. If heads can share their values, attention doesn't
+# lack values. So WM works on what a value contains (§1).
+
+# %% slide_title="All heads can share one matrix of keys and one of values" tags=["figure", "slide"]
+plotting.show_drawing(
+    "07_matrices",
+    "Attention's four matrices, to scale, for eight heads. With eight key heads all four are "
+    "squares. With two, those of keys and values are a quarter as wide, and with one, an eighth.",
+)
+
+# %% [markdown]
 # The other letters work the same way; a folded cell has them. Most of E (chapter 06) is in four
 # matrices. Two belong to the shared MLP of width $f$, with $df$ entries each. The other two are
 # tables with a row of $d$ entries for each of the $r^2$ neurons.
@@ -459,40 +477,47 @@ def state_parameters(c):
 # $$(N + 1)\,d + v\,d \quad\text{or}\quad (N + 1)\,d + 2\,v\,d. \tag{7.3}$$
 
 
-# %% slide_title="A model's parameters are a sum over its letters"
-def parameters(c):
+# %% slide_title="Norms, the embedding and the head surround the layers" slide_figure="07_stack:0"
+def parameters(config):
     """How many parameters each letter of a pattern adds, and what surrounds the layers."""
-    one = feed_forward_parameters(c) | attention_parameters(c) | state_parameters(c)
-    tables = 1 if c.tie_embeddings else 2
-    around = (len(c.pattern) + 1 + tables * c.vocab_size) * c.d_model
-    letters = sorted(set(c.pattern))
-    return {x: c.pattern.count(x) * one[x] for x in letters} | {"around": around}
+    one = attention_parameters(config) | state_parameters(config) | feed_forward_parameters(config)
+    counts = {}
+    for letter in sorted(set(config.pattern)):
+        counts[letter] = config.pattern.count(letter) * one[letter]
+    norms, tables = len(config.pattern) + 1, 1 if config.tie_embeddings else 2
+    counts["around"] = (norms + tables * config.vocab_size) * config.d_model
+    return counts
 
 
+# %% tags=["aside"]
 for part, count in parameters(preset("cheems-320m")).items():
     print(f"{part:6} {count:12,}")
 
 
 # %% tags=["figure"]
-def draw_parameters(ax):
-    """One bar, a part for each letter and for what surrounds the layers."""
-    left, colors = (
-        0,
-        dict(E="#bbbbbb", S=plotting.COLORS[2], I=plotting.COLORS[5], around="#dddddd"),
+def draw_parameters(ax, name, y=0):
+    """A bar, a part for each letter and for what surrounds the layers, in shares of the model."""
+    counts = parameters(preset(name))
+    left, total = 0, sum(counts.values())
+    shades = dict(
+        A=plotting.COLORS[0], S=plotting.COLORS[2], I=plotting.COLORS[5], around="#dddddd"
     )
-    names = dict(E="expert layers E", S="S", I="I", around="around")
-    for part, count in parameters(preset("cheems-320m")).items():
-        ax.barh(0, count / 1e6, 0.5, left=left, color=colors[part], edgecolor="white")
-        words = f"{names[part]}\n{count / 1e6:.0f} million"
-        high = 0.38 if part in "I" else -0.45 if part in "S" else 0
-        ax.text(left + count / 2e6, high, words, ha="center", va="center", fontsize=17)
-        left += count / 1e6
-    ax.set(xlim=(0, left), ylim=(-0.65, 0.65), frame_on=False, xticks=[], yticks=[])
+    names = dict(A="attention", G="gated MLPs", R="routed experts", E="expert layers E")
+    for part, count in counts.items():
+        share, color = count / total, "white" if part == "A" else plotting.INK
+        ax.barh(y, share, 0.5, left=left, color=shades.get(part, "#bbbbbb"), edgecolor="white")
+        words = f"{names.get(part, part)}\n{count / 1e6:,.0f} million"
+        high = 0.45 if share < 0.05 else -0.45 if share < 0.12 else 0  # a thin part's words
+        style = dict(ha="center", va="center", fontsize=17, color=plotting.INK if high else color)
+        ax.text(left + share / 2, y + high, words, **style)
+        left += share
+    ax.set(xlim=(-0.06, 1.06), frame_on=False, xticks=[], yticks=[])
 
 
 # %% slide_title="Most of Cheems-320M is experts" tags=["figure", "slide"]
 fig, ax = plotting.figure(size=(11, 3.6))
-draw_parameters(ax)
+draw_parameters(ax, "cheems-320m")
+ax.set_ylim(-0.7, 0.7)
 plotting.save(
     fig,
     "07_parameters",
@@ -500,24 +525,39 @@ plotting.save(
     "29, and the embedding and norms around them 39.",
 )
 
-# %% [markdown] slide_title="The sum of the letters gives published sizes to the last digit"
+# %% [markdown]
 # More than three quarters of Cheems-320M's parameters are in its expert layers.
 #
 # Does the sum agree with the published sizes of two famous models?
 
-# %%
+# %% tags=["aside"]
 published = {"llama-2-7b": 6_738_415_616, "mixtral-8x7b": 46_702_792_704}
 mine = torch.tensor([sum(parameters(preset(name)).values()) for name in published])
 check("by hand = published", mine, torch.tensor([*published.values()]))
+
+# %% slide_title="The sum over letters gives two published sizes exactly" tags=["figure", "slide"]
+fig, ax = plotting.figure(size=(12, 5))
+for y, (name, size), total in zip((0, -1.8), published.items(), mine.tolist(), strict=True):
+    draw_parameters(ax, name, y)
+    words = f"{name}: {total:,} by hand, {size:,} published"
+    ax.text(0, y + 0.82, words, fontsize=19)
+ax.set_ylim(-2.3, 1.1)
+plotting.save(
+    fig,
+    "07_published",
+    "Bars of two models. Llama-2-7B: attention 2,147 million, gated MLPs 4,329 million, the rest "
+    "around them. Mixtral-8x7B: nearly all is in routed experts. Both totals are the published "
+    "ones, 6,738,415,616 and 46,702,792,704.",
+)
 
 # %% [markdown]
 # It does, to the last digit. A folded cell compares the formula with sixteen of our presets. Our
 # presets for WM Table 7 also match the sizes in their names, but the table doesn't give $f$, and we
 # chose $f$ to make that happen.
 #
-# The **active** parameters are those that take part in one token's logits: experts that the token
-# doesn't use don't count. Of E's parameters, 54 % are active in Cheems-320M, and 16 % in
-# Cheems-1.3B, which has more neurons to choose from and a smaller shared MLP.
+# The **active** parameters take part in one token's logits. Experts that the token doesn't use
+# don't count. Of E's parameters, 54 % are active in Cheems-320M, and 16 % in Cheems-1.3B, which has
+# more neurons to choose from and a smaller shared MLP.
 
 # %% tags=["guard"]
 counts = parameters(preset("cheems-320m"))
@@ -552,7 +592,7 @@ for name, printed, missing in (("jamba-283m", 283, 98), ("otce-281m", 281, 97)):
     print(f"{name:10} {total / 1e6:.1f} M, {printed - total / 1e6:.0f} M less than printed in OTCE")
     assert round(printed - total / 1e6) == missing  # nearly the same: perhaps a larger vocabulary
 
-# %% [markdown]
+# %% [markdown] slide_title="At 1,024 tokens, looking back is cheap: 4ld" slide_figure="07_flops:0"
 # ## 6 · What it costs: FLOPs per token
 #
 # Which letters get more expensive as the text grows? Each entry of a matrix costs a token one
@@ -607,9 +647,9 @@ check("FLOPs by hand = counted", predicted, counted)
 _ = must_differ("one operation per entry of a matrix", predicted / 2, counted)
 
 # %% [markdown]
-# Here are the four systems of 320 million parameters. Before you look: whose cost doesn't grow?
+# We take the four systems of 320 million parameters. Whose cost doesn't grow?
 
-# %% slide_title="Attention pays 4ld per layer for looking back; S pays a fixed price"
+# %% tags=["aside"]
 contexts = [2**i for i in range(8, 21)]
 presets = {name: preset(f"{family}-320m") for name, family in FOUR.items()}
 gflop = {name: [flops_per_token(c, l) / 1e9 for l in contexts] for name, c in presets.items()}
@@ -618,38 +658,43 @@ for name, flops in gflop.items():
 
 
 # %% tags=["figure"]
-def draw_flops(ax):
-    """A bar for each system and context: what looks back, on what does not."""
+def draw_flops(ax, context, down):
+    """A bar for each system: what looks back so far, beside what does not. Returns what it drew."""
+    before = set(ax.get_children())
     for i, c in enumerate(presets.values()):
-        for context, y in ((1024, -i + 0.2), (131_072, -i - 0.2)):
-            fixed, total = (flops_per_token(c, l) / 1e9 for l in (0, context))
-            ax.barh(y, fixed, 0.36, color="#bbbbbb")
-            ax.barh(y, total - fixed, 0.36, left=fixed, color=plotting.COLORS[0])
-            words = f"{total:.2f}  at {context:,} tokens"
-            ax.text(total + 0.1, y, words, va="center", fontsize=15)
-    ax.text(6, -1.35, "looking back", color=plotting.COLORS[0], fontsize=18)
-    ax.text(6, -1.85, "everything else", color="#777777", fontsize=18)
-    ax.set(xlim=(0, 13), xlabel="GFLOP per token", ylim=(-3.5, 0.5))
-    ax.set_yticks(range(0, -4, -1), list(presets), fontsize=17)
+        fixed, total = (flops_per_token(c, l) / 1e9 for l in (0, context))
+        ax.barh(-i - down, fixed, 0.36, color="#bbbbbb")
+        ax.barh(-i - down, total - fixed, 0.36, left=fixed, color=plotting.COLORS[0])
+        words = f"{total:.2f} at {context:,} tokens"
+        ax.text(total + 0.1, -i - down, words, va="center", fontsize=18)
+    ax.set_yticks(range(0, -4, -1), list(presets), fontsize=18)
+    ax.set_xticks([0, 5, 10], ["0", "5", "10"], fontsize=18)
+    ax.set_xlabel("GFLOP per token", fontsize=18)
+    return [artist for artist in ax.get_children() if artist not in before]
 
 
 # %% slide_title="A hybrid pays an eighth for looking back" tags=["figure", "slide"]
-fig, ax = plotting.figure(size=(11, 4.8))
-draw_flops(ax)
+fig, ax = plotting.figure(size=(9, 6.2))
+draw_flops(ax, 1024, -0.2)
+later = draw_flops(ax, 131_072, 0.2)
+ax.text(9.3, -1.4, "looking back", color=plotting.COLORS[0], fontsize=19)
+ax.text(9.3, -1.8, "everything else", color="#777777", fontsize=19)
+ax.set(xlim=(0, 14.5), ylim=(-3.5, 0.5))
 plotting.save(
     fig,
     "07_flops",
     "GFLOP per token of four systems at 1,024 and at 131,072 tokens, in two parts. What looks back "
     "is the whole of LlaMa's growth, to 10.03; an eighth of it in Jamba and Cheems; none in "
     "Mamba-2. Everything else is about 0.4 in each.",
+    stages=[later],
 )
 
 # %% [markdown]
-# Only Mamba-2's cost doesn't grow. From the first column to the second LlaMa's grows by 9.6 and
-# Cheems's by 1.2, an eighth, because Cheems has an eighth of the attention layers. At a thousand
-# tokens the four are within a quarter of each other. At 131,072 more than 95 % of LlaMa's
-# operations go into looking back. These are operations. Milliseconds are another story, for
-# chapter 10.
+# Only Mamba-2's cost doesn't grow. With 131,072 tokens instead of 1,024, LlaMa's grows by 9.6 GFLOP
+# and Cheems's by 1.2. That's an eighth, and Cheems has an eighth of the attention layers. At a
+# thousand tokens the four are within a quarter of each other. At 131,072 more than 95 % of LlaMa's
+# operations go into looking back. These are operations. Milliseconds are another story, for chapter
+# 10.
 
 # %% tags=["guard"]
 assert contexts[2] == 1024 and contexts[9] == 131_072
@@ -709,13 +754,48 @@ print("n_tokens", cache.n_tokens.tolist())
 # test, the pieces straddle chunk boundaries (here every 16 tokens), and states outlive a chunk
 # (`long_memory` slows their decay).
 
-# %% slide_title="However you cut the text, the logits are those of one pass"
+# %% tags=["aside"]
 ids, pieces, cache = tokens(2, 150, seed=4), [], None
 whole, _ = model(ids)
 for piece in ids.split([61, 69, *[1] * 20], dim=1):
     logits, cache = model(piece, cache=cache)
     pieces.append(logits)
 check("prompt, rest, single tokens = one pass", torch.cat(pieces, dim=1), whole)
+
+
+# %% tags=["figure"]
+def draw_pieces(ax, y, lengths, names):
+    """A text in pieces, side by side, with the cache handed from each to the next."""
+    start = 0
+    for place, length in enumerate(lengths):
+        ax.barh(
+            y, length, 0.55, left=start, color=plotting.COLORS[0], alpha=0.45, edgecolor="white"
+        )
+        if 0 < place < 3:
+            plotting.arrow(
+                ax, (start - 5, y - 0.45), (start + 3, y - 0.45), color=plotting.COLORS[2]
+            )
+        if place < len(names):
+            ax.text(start + 2, y, names[place], va="center", fontsize=19)
+        start += length
+
+
+# %% slide_title="However you cut the text, the logits are the same" tags=["figure", "slide"]
+fig, ax = plotting.figure(size=(12, 4.4))
+draw_pieces(ax, 1, [150], ["one pass over 150 tokens"])
+draw_pieces(ax, -0.4, [61, 69, *[1] * 20], ["prefill: 61 tokens", "continued: 69"])
+ax.vlines(range(16, 150, 16), -0.75, -0.05, color=plotting.INK, lw=1, ls=":")
+ax.text(75, 0.3, "the same logits, token by token", ha="center", va="center", fontsize=19)
+ax.text(0, -1.2, "green: the cache is handed on; dotted: borders of chunks", fontsize=19)
+ax.text(150, -1.2, "decoding: 20 × 1", fontsize=19, ha="right")
+ax.set(xlim=(0, 151), ylim=(-1.3, 1.4)), ax.axis("off")
+plotting.save(
+    fig,
+    "07_cuts",
+    "Two bars of 150 tokens. The upper one is a single pass. The lower one is cut into a prompt of "
+    "61 tokens, 69 more, and 20 single ones, with the cache handed on at each cut. No cut is at a "
+    "border of chunks.",
+)
 
 # %% [markdown]
 # ### Bytes
@@ -738,8 +818,9 @@ held, predicted = torch.tensor(held), torch.tensor(predicted)
 check("cache_bytes = bytes of the tensors", predicted, held)
 
 # %% [markdown]
-# How does the cache grow, at 320 million parameters? Before you look: which cache is the smallest
-# at 64 tokens?
+# Which cache do you expect to be the smallest at 64 tokens?
+#
+# Here is how the cache grows, at 320 million parameters. Look at both ends.
 
 
 # %% tags=["guard"]
@@ -825,28 +906,48 @@ _ = counts.index_put_((seen_part[:-1], seen_part[1:]), ones, accumulate=True)
 shares = counts / counts.sum(dim=1, keepdim=True)
 bigram = -shares[held_out[:-1], held_out[1:]].log().mean().item()  # nats per byte
 print(f"guessing: log 256 = {math.log(256):.2f} nats per byte")
-recorded = read_record("07_training")["bigram"]  # the text differs a little between Pythons
+long_run = read_record("07_training")  # for the end of this section
+recorded = long_run["bigram"]  # the text differs a little between Pythons
 print(f"the bigram model: {recorded:.2f} (record), here the same to within 0.1")
 assert abs(bigram - recorded) < 0.1 and round(recorded, 2) == 2.32
 
-# %% [markdown] slide_title="Training is one short loop, once checkpoints are out of the way"
-# Stripped of checkpoints and evaluations, `train` comes down to
-#
-#     for step in range(config.steps):
-#         windows = random_windows(text, config, generator)  # (b, length + 1)
-#         logits, _ = model(windows[:, :-1])
-#         loss = F.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten())
-#         optimizer.zero_grad()
-#         loss.backward()
-#         clip_grad_norm_(model.parameters(), config.max_grad_norm)
-#         for group in optimizer.param_groups:
-#             group["lr"] = learning_rate(step, config)
-#         optimizer.step()  # AdamW
-#
+# %% [markdown]
+# The model reads a *window* of the text. At each byte it predicts the next one.
+
+# %% slide_title="Every byte of a window asks for the byte after it" tags=["figure", "slide"]
+plotting.show_drawing(
+    "07_shift",
+    "The bytes of a window in a row, and below them the same bytes, one place to the left. An "
+    "arrow leads from each byte, through the model, to the byte that it has to predict.",
+)
+
+# %% [markdown]
+# Training is one short loop:
+
+
+# %% tags=["aside"]
+def train_by_hand(model, ids, config):
+    """What `train` does, without checkpoints and evaluations: returns the loss of each step."""
+    generator = torch.Generator().manual_seed(config.seed)
+    optimizer, losses = make_optimizer(model, config), []  # AdamW
+    for step in range(config.steps):
+        windows = random_windows(ids, config, generator)  # (b, length + 1)
+        logits, _ = model(windows[:, :-1])
+        loss = F.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        clip_grad_norm_(model.parameters(), config.max_grad_norm)
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(step, config)
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+# %% [markdown]
 # How does the model generate text? Choose an id from the logits, append it, repeat, with the cache
 # of section 7 so that each call reads one token. The largest logit would be the *greedy* choice. We
-# draw from $\mathrm{softmax}(\text{logits}/T)$ instead. The *temperature* $T = 0.8$ favours likely
-# ids without always taking the likeliest.
+# draw from $\mathrm{softmax}(\text{logits}/T)$ instead, with the *temperature* $T = 0.8$.
 
 
 # %% tags=["setup"]
@@ -865,8 +966,8 @@ shutil.rmtree(home, ignore_errors=True)  # else `train` would go on from what it
 # %% [markdown]
 # Our Cheems has two pairs of layers and trains for 160 steps of 512 bytes, which takes some
 # seconds. Here is what *your* model writes at first, and then whenever its budget has doubled. When
-# does it find spaces, and when words? Rounding differs between machines, so your lines are yours
-# alone. A dot stands for anything that isn't printable ASCII.
+# does it find spaces, and when words? Rounding differs between machines, so nobody else gets your
+# lines. A dot replaces anything that isn't printable ASCII.
 
 # %% slide_title="Each doubling of the budget changes what your model writes"
 settings = TrainConfig(steps=160, batch_size=8, seq_len=64, learning_rate=6e-3, evaluate_every=160)
@@ -894,6 +995,15 @@ for step, words in wrote.items():
 # `cheems generate --run runs/chapter_07 --prompt "The "`.
 
 # %% tags=["guard"]
+_ = torch.manual_seed(0)
+twin = CausalLM(cheems.config).float()
+ten = replace(settings, steps=10, decay_steps=160)
+by_hand = torch.tensor(train_by_hand(twin, seen_part, ten))
+gap = (by_hand - torch.tensor(run.losses[:10])).abs().max()
+print("the loop by hand: its first ten losses are those of `train` to within 0.001")
+assert gap < 0.001 < by_hand[0] - by_hand[-1]
+
+# %% tags=["guard"]
 _ = (home / "written.txt").write_text(wrote[160] + "\n", encoding="utf-8")
 ((_, loss),) = run.evaluations
 assert loss < bigram - 0.1
@@ -909,17 +1019,15 @@ logits = logits[:, prompt.shape[1] - 1 : -1]  # those from which the new ids wer
 check("one at a time, with cache = argmax of one pass", new, logits.argmax(dim=-1))
 
 # %% [markdown]
-# What does longer training buy? We recorded 2,500 steps of a larger model, `SE × 7 + IE`, with
-# windows of 256 bytes, one seed (`python -m experiments 07_training`):
+# What do a larger model and longer training buy? Here is what `SE × 7 + IE` writes after 2,500
+# steps with windows of 256 bytes. (One seed: `python -m experiments 07_training`.)
 
-# %% slide_title="2,500 steps later it sounds like a manual, and means nothing"
-long_run = read_record("07_training")
+# %% slide_title="A larger model sounds like a manual after 2,500 steps, and means nothing"
 print(f"{long_run['pattern']}: {long_run['parameters']:,} parameters")
 print("".join(long_run["samples"][0]))
 
 # %% [markdown]
-# Most words are real, some phrases hold together, and nothing means anything. It has learned to
-# sound like a manual.
+# Most words are real, some phrases hold together, and nothing means anything.
 
 # %% tags=["guard"]
 held_out_at = dict(long_run["evaluations"])
@@ -958,8 +1066,8 @@ def draw_gap(ax):
 
 # %% [markdown]
 # Here are the losses of this run on held-out text, and on its own batches just before. At first the
-# dashed line is the higher one. It averages the 125 steps before, when the model knew less. Look at
-# the right end. Is the model still learning?
+# dashed line is the higher one. It averages the 125 steps before. Look at the right end. Is the
+# model still learning?
 
 # %% slide_title="After 1,875 steps it only gets better at what it has read" tags=["figure"]
 fig, ax = plotting.figure(size=(10, 4.4))
@@ -980,14 +1088,11 @@ plotting.save(
 # %% [markdown] slide_title="A model is a string; its costs are sums over letters"
 # ## Summary
 #
-# - A model is a loop over letters. Each layer reads a normalised copy of the stream and adds its
-#   result.
-# - For recall, attention needs a layer below that tells each token what its neighbour was. A state
-#   isn't needed for that: with a convolution, 5 of 5 runs learn it with the state wiped, with
-#   rotation none.
+# - A model is a loop over letters: each layer adds to one stream.
+# - For recall, attention needs a layer below that tells each token its neighbour.
+# - That takes no state: with a convolution, 5 of 5 runs learn it with the state wiped.
 # - Parameters, cache, and operations of matrix products are sums over letters.
-# - Attention's operations and cache grow with the context. A 7 : 1 hybrid pays an eighth of that,
-#   plus a constant state.
+# - Attention's costs grow with the context. A 7 : 1 hybrid pays an eighth of them.
 # - Prefill, continued prefill and decoding agree with one full pass.
 
 # %% [markdown]

@@ -6,14 +6,14 @@ from cheems_ref import plotting
 from cheems_ref.plotting import arrow, box, state_grid
 
 BLUE, RED, GREEN, ORANGE = (plotting.COLORS[i] for i in (0, 1, 2, 4))
-CELL, STEP, FADE = 0.25, 1.76, 0.8
+CELL, STEP, FADE = 0.23, 1.4, 0.8
 TOKENS, STATES, VALUES, OUTPUT = 4.55, 2.75, 1.75, 0.45  # heights
 S, M, T = 1, 3, 5  # the token that writes, the moment looked up, the token that reads
 
 
 def middle(t):
     """Where token t and its state stand."""
-    return 0.75 + STEP * t
+    return 0.6 + STEP * t
 
 
 def states():
@@ -40,16 +40,16 @@ def draw_recurrence(ax):
             arrow(ax, *((x, STATES + 1.5 * CELL) for x in ends), color=GREEN)
     start = middle(S), TOKENS - 0.38
     arrow(ax, start, (middle(S), STATES + 3 * CELL + 0.05), color=ORANGE)
-    ax.text(middle(S) + 0.15, 3.85, "token s writes", va="center", fontsize=17)
+    ax.text(middle(S) + 0.15, 3.87, "token s\nwrites", va="center", fontsize=19)
 
 
 def draw_value(ax):
     """What token m reads from its state is its value."""
-    ax.text(middle(M), STATES + 3 * CELL + 0.12, "$h_m$ still holds it", ha="center", fontsize=17)
+    ax.text(middle(M), STATES + 3 * CELL + 0.12, "$h_m$ still holds it", ha="center", fontsize=19)
     arrow(ax, (middle(M), STATES - 0.05), (middle(M), VALUES + 0.33), color=GREEN)
     box(ax, middle(M), VALUES, "SSD$(x)_m$", color=GREEN, fontsize=18)
     ax.text(middle(M) - 0.95, VALUES, "token m reads it:\nits value", ha="right", va="center",
-            fontsize=17)  # fmt: skip
+            fontsize=19)  # fmt: skip
 
 
 def draw_lookup(ax):
@@ -57,12 +57,12 @@ def draw_lookup(ax):
     box(ax, middle(T), OUTPUT, "$y_t$", color=RED, fontsize=19)
     start = middle(M) + 0.8, VALUES - 0.1
     arrow(ax, start, (middle(T) - 0.4, OUTPUT + 0.1), color=RED, bend=0.15)
-    ax.text(middle(M) + 0.75, OUTPUT + 0.05, "$w_{tm}$: the query of\nt picks moment m", ha="right",
-            va="center", fontsize=17)  # fmt: skip
+    ax.text(middle(M) + 0.95, OUTPUT + 0.05, "$w_{tm}$: the query of\nt picks moment m", ha="right",
+            va="center", fontsize=19)  # fmt: skip
 
 
 def draw():
-    fig, ax = plotting.canvas(10.4, 5.0)
+    fig, ax = plotting.canvas(8.2, 5.0)
     draw_recurrence(ax)
     stages = []
     for draw_more in (draw_value, draw_lookup):

@@ -89,8 +89,8 @@ _ = must_differ("padding between tokens counted as positions", by_column[between
 # | the key itself, and the past | 0 + 1 = 1 | 0 + 0 = 0, masked again |
 # | the future | $-\infty$ + 1 | $-\infty$ + 0 |
 #
-# The sum only decides that. What's added to the scores is the causal mask, now with $-\infty$ at
-# padding, too.
+# The sum only decides which keys to mask again. The listings then add the causal mask to the
+# scores, with $-\infty$ at the padding as well.
 
 
 # %%
@@ -373,11 +373,11 @@ for pads in (1, 4):
     assert round(skipped.median().item(), 2) == {1: 0.01, 4: 0.02}[pads]  # with D = 1
 
 # %% [markdown]
-# A single padded token in front is enough to change the values. (With WM Listing 4's $D = 1$, which
-# passes $x$ on unchanged, it's 1 % and 2 %.)
+# One padded token is enough to change the values. WM Listing 4 has $D = 1$, which passes $x$ on
+# unchanged. With it the values change less, by 1 % and 2 %.
 #
-# **Fill in 3.** Make the functional `ssd.ssd` ignore padding: change $x$ and $\Delta$ so that the
-# real tokens' outputs are those of the text alone. The padding of $x$ may be NaN.
+# **Fill in 3.** Make the functional `ssd.ssd` ignore padding. Change $x$ and $\Delta$ so that the
+# real tokens give the same outputs as without padding. The padding of $x$ may be NaN.
 
 
 # %% tags=["exercise"]
