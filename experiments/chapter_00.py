@@ -21,6 +21,19 @@ def sitting_seeds():
     return {"steps": 300, "table": jobs_and_results("00_sitting_seeds", held_out_run, jobs)}
 
 
+def sitting_longer():
+    """Four times the training, with three seeds; without states one."""
+    jobs = [dict(pattern=p, seed=seed) for seed in (1, 2, 0) for p in ("SESEIE", "SESESE")]
+    jobs = [job | dict(steps=1200) for job in [*jobs, dict(pattern="IEIEIE", seed=0)]]
+    return predicted(preregistered.LONGER_PREDICTION, "00_sitting_longer", longer_run, jobs)
+
+
+def longer_run(job):
+    """The nats per byte of one training run on held-out text, and without what its I add."""
+    run = sitting_run(job)
+    return {name: run[name] for name in ("held_out", "held_out_off")}
+
+
 def held_out_run(job):
     """The nats per byte of one training run, on held-out text."""
     return {"held_out": sitting_run(job)["held_out"]}
@@ -35,7 +48,7 @@ def sitting_run(job):
     ids = text.text_to_ids(text.read_text())
     seen, held_out = ids.tensor_split([len(ids) * 9 // 10])
     model = minimal.Cheems(job["pattern"])
-    losses = list(minimal.train(model, seen, 300))
+    losses = list(minimal.train(model, seen, job.get("steps", 300)))
     torch.set_grad_enabled(False)
     windows = held_out.unfold(0, minimal.LENGTH + 1, minimal.LENGTH)
     half = minimal.LENGTH // 2
@@ -220,4 +233,5 @@ RECIPES = {
     "00_repeat_unturned": repeats_unturned,
     "00_repeat_spaced": repeats_spaced,
     "00_sitting_window": windows,
+    "00_sitting_longer": sitting_longer,
 }
