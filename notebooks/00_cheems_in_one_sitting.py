@@ -1,9 +1,8 @@
 # %% [markdown]
 # # 00 · Cheems in one sitting
 #
-# **How much attention does a model need, and for what? In this sitting you'll build a Cheems (200
-# lines with training, the longest folded), train a small one, and take its attention away.** By the
-# end you can
+# **How much attention does a model need, and for what? In this sitting you'll build a Cheems of
+# 200 lines, train a small one, and take its attention away.** By the end you can
 #
 # - name the three layers of a Cheems and say what each one is for;
 # - say what a layer has to remember, and what that costs in a long text;
@@ -77,11 +76,11 @@ def draw_model(ax):
 
 
 # %% [markdown]
-# Here is the model, from the bytes it reads to its guess for the next one. Each letter is a layer:
-# a state that fades, `S`; attention, `I`; and a crowd of tiny experts, `E`. The numbers below are
-# the sections of this chapter. Cheems' authors report that with 1.3 billion parameters it beats
-# LLaMA, Mamba-2 and Jamba on average (WM, Table 4). No laptop can repeat that; chapter 12 says what
-# we could check.
+# Here is the model, from bytes to a guess for the next one. Each letter is a layer. Two of them are
+# *mixers*, and mix tokens: a state that fades, `S`, and attention, `I`. After each comes a crowd of
+# tiny experts, `E`, meant to store what the model knows. The numbers are this chapter's sections.
+# With 1.3 billion parameters, WM reports, it beats LLaMA, Mamba-2 and Jamba on average (Table 4).
+# Chapter 12 says what we can check.
 
 # %% slide_title="Of eight mixers in a Cheems, seven are states, one is attention" tags=["figure"]
 fig, ax = plotting.canvas(12.7, 3.9)
@@ -364,8 +363,8 @@ _ = must_differ("five keys in a state of width 4", y[5:], values, at_least=0.1)
 # %% [markdown] slide_title="Follow one value from its writer to its reader"
 # ## 4 · The same thing is a matrix
 #
-# The recurrence handles one token after the other, attention all of them at once. Can a state have
-# both? Follow one value. Token $s$ writes $\Delta_s x_s$ under $B_s$. It fades over the steps $s+1,
+# The recurrence handles one token after the other, attention all of them at once. Can a state do
+# that? Follow one value. Token $s$ writes $\Delta_s x_s$ under $B_s$. It fades over the steps $s+1,
 # \dots, t$. Token $t$ reads it with weight $C_t \cdot B_s$, and adds up all that it reads:
 #
 # $$y_t = \sum_{s \le t} M_{ts}\, x_s, \qquad
@@ -512,8 +511,8 @@ check("rotated, moved by one: the same scores", scores[1:, 1:], scores[:-1, :-1]
 # %% [markdown]
 # $C$ and $B$ of a state are a query and a key, so the same rotation works for them: an idea of the
 # Cheems papers. Why does a state need it? Its decay only prefers what is recent. A
-# rotation can prefer a distance, and section 11's task needs that. The layer `S`, whose heads share
-# $B$ and $C$ as in Mamba-2:
+# rotation can prefer a distance (section 11). Here is `S`. As in Mamba-2 its heads share $B$ and
+# $C$, but it has no convolution or gate:
 
 
 # %% slide_title="The layer S: project, rotate, run the state" tags=["experiment"]
@@ -543,12 +542,12 @@ class SSD(nn.Module):
 # %% [markdown] slide_title="What should attention take from the tokens it found?"
 # ## 6 · What to retrieve
 #
-# What should attention take from the tokens it found? Usually $v = W x$, with one matrix for all.
-# But a name may be worth more than a comma. An *inner function*, hence the
-# letter `I`, lets the value depend on the kind of token. In *Cheems* it's an `S`.
+# What should attention take from the tokens it found? Usually $v = W x$, which is linear. An *inner
+# function*, hence the letter `I`, computes something that no matrix can. In *Cheems* it's an `S`,
+# which knows the past.
 
 # %% [markdown] slide_title="A token picks two rows of a table and multiplies itself by them"
-# In *Wonderful Matrices* it is a small table: a token multiplies itself by the values $U_j$ of the
+# In *Wonderful Matrices* it's a small table: a token multiplies itself by the values $U_j$ of the
 # rows whose keys fit it best. Each head has a table, and a token picks two rows $j_1, j_2$ ($\circ$
 # is entry by entry):
 #
@@ -593,7 +592,7 @@ class InnerFuncAttn(nn.Module):
 
 # %% [markdown]
 # Chapters 05 and 09 test it. WM's `I` also has a *dynamic mask*: one learned number per head and
-# place (chapter 05).
+# place, to hide what isn't worth reading (chapter 05).
 
 # %% [markdown] slide_title="How do you find the best few of a million experts?"
 # ## 7 · A million tiny experts
@@ -663,7 +662,7 @@ check("best of 20 sums = best of 1,000,000", scores, best)
 check("and the same experts", found, where)
 
 # %% [markdown]
-# The same. The folded cells have `PEER`, which adds up the experts that each head finds, and the
+# They agree. The folded cells have `PEER`, which adds up the experts that each head finds, and the
 # layer `E`. It sends all tokens through one shared MLP, so that experts needn't all learn the same
 # basics, and the experts read its output: a *cross-domain mixture of experts* (chapter 06).
 
@@ -727,9 +726,8 @@ class Cheems(nn.Module):
 
 
 # %% [markdown]
-# That's a whole Cheems except for the mask. The experts' scores stand outside the activation, as in
-# Ch (chapter 06). The package has the mask as an option, and it adds memory between calls, padding
-# and checks. With the same weights the two agree.
+# That's a whole Cheems except for the mask. The package has the mask as an option, and it adds
+# memory between calls, padding and checks. With the same weights the two agree.
 
 # %% tags=["guard"]
 _ = torch.manual_seed(0)
@@ -769,7 +767,7 @@ def train(model, text, steps, peak=3e-3):
 
 # %% [markdown]
 # Your model has four letters and 60 steps, half a minute. Will it beat the bigram, marked at 2.32?
-# A bar is the loss on the windows just read. The last, for held-out text, counts.
+# A bar is the loss on the windows just read. The last counts, for held-out text (it's easier).
 
 
 # %% tags=["setup"]
@@ -807,11 +805,10 @@ print("held out: better than the bigram by more than 0.05 nats per byte")
 
 # %% [markdown]
 # It does. `python cheems_ref/minimal.py` trains `SESEIE` for 300 steps, in one to two minutes. Here
-# it is beside `SESESE`, without attention, and `IEIEIE`, without states (`python -m experiments
-# 00_sitting`):
+# it is beside `SESESE`, without attention, and `IEIEIE`, without states:
 
 # %% tags=["setup"]
-for pattern, run in runs.items():
+for pattern, run in runs.items():  # python -m experiments 00_sitting 00_sitting_seeds
     print(f"{pattern}  {run['parameters']:,} parameters   held out {run['held_out']:.3f} nats")
 ends_at = [sum(run["losses"][-10:]) / 10 for run in runs.values()]
 assert max(ends_at) < 2.32 and max(ends_at) - min(ends_at) < 0.2
@@ -961,7 +958,7 @@ plotting.save(
 # %% [markdown] slide_title="A task that is nothing but memory"
 # ### A task that is nothing but memory
 #
-# A row has 16 symbols, each one of 32, and then the same 16 again. We train
+# A row is 16 random symbols (out of 32), and then the same 16 again. We train
 # `S`, `I` and `SI` for 100 steps, and another `I` on 64 symbols. Which learn it?
 
 
@@ -1013,8 +1010,9 @@ for l, right in others.items():
     print(f"I {l} symbols: {in_words(right)} right")
 
 # %% [markdown]
-# It has learned a distance, not a search. To search, a key must know the token before it (chapter
-# 08). Does a state need more time, slower decays, or keys that turn faster?
+# It has learned a distance, not a search. To search for what came after a symbol, a key must know
+# which symbol came before it (chapter 08). Does a state need more time, slower decays, or keys that
+# turn faster?
 
 
 # %% tags=["setup"]
@@ -1044,7 +1042,7 @@ EVEN = [run for run in spaced["table"] if run["spacing"] == "even"]
 for l, right in ends(repeat_record["table"]).items():
     print(f"S {l} symbols, 1,000 steps: {right[0]:.2f} {right[1]:.2f} {right[2]:.2f} right")
 
-# %% slide_title="Attention copies at once, a state when its pairs turn fast" tags=["figure"]
+# %% slide_title="Attention copies at once; a state needs pairs that turn fast" tags=["figure"]
 fig, axes = plotting.figure(1, 2, size=(12.5, 4.4))
 for ax, (title, table), even in zip(axes, tables.items(), ([], EVEN), strict=True):
     for i, (name, right) in enumerate(sorted(medians(table, even).items())):
@@ -1108,23 +1106,16 @@ steps = torch.empty(100_000).uniform_(math.log(1e-3), math.log(1e-1)).exp()
 assert (-16 * rates * steps).exp().median() < 1 / 3 < (-15 * rates * steps).exp().median()
 
 # %% [markdown] slide_title="The more different pairs turn fast, the better a state copies"
-# Slow decays help: 32 symbols end at 0.89 (we predicted 0.95). For 64 it depends on how the pairs
-# turn:
+# Slow decays help: 32 symbols end at 0.89 (we predicted 0.95), and after 500 steps about 0.67 of
+# 64. Is the state too small? We bet on it, and lost: with $n = 128$, and the same 16 frequencies
+# four times each, it's still 0.67. But with 16 others, spaced evenly from 0 to $\pi$, a state of $n
+# = 32$ passes 0.95 by step 210. Only five of section 5's pairs turn all the way round in 64 tokens.
+# **In these runs, the more different pairs turn fast, the better.** Without any rotation, at most
+# 0.08 of 16 symbols are right.
 #
-# | width | the pairs turn by | right, of 64 symbols, in 500 steps |
-# |---|---|---|
-# | $n = 32$ | the 16 frequencies of section 5 | 0.66 to 0.68 (3 seeds) |
-# | $n = 128$ | the same 16, four times each | 0.67 to 0.68, one 0.08 |
-# | $n = 32$ | 16 others, evenly from 0 to $\pi$ | above 0.95 by step 210 |
-#
-# It isn't the width (our bet), nor the number of pairs. Only five of section 5's pairs turn all
-# the way round in 64 tokens, in row three all 16. **In these runs, the more different pairs turn
-# fast, the better** (nine: 0.87). Without turns at most 0.08 of 16 is right.
-#
-# A first answer, from small models: on this text a state nearly suffices; at copying from a
-# fixed distance attention learns several times faster. WM's larger models gain from both: a
-# perplexity of 8.38 with attention alone, 8.33 with states, 8.18 with both, 7.96 with `I` and its
-# mask.
+# A first answer, from small models: on this text a state nearly suffices; at copying from a fixed
+# distance attention learns several times faster. WM reports that larger models gain from both
+# (Table 1; lab 12a says why its numbers need care).
 
 # %% [markdown] slide_title="Attention keeps everything, a state keeps a blur"
 # ## Summary
