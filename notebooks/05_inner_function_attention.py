@@ -269,6 +269,10 @@ RIGHT = {
     (row["source"], row["where"]): [run["end"] for run in row["runs"]] for row in PAST["table"]
 }
 RIGHT |= {(source, ""): RIGHT["", ""] for source in SOURCES}  # the control of each
+ORDERS = {
+    (row["value first"], row["where"]): [run["end"] for run in row["runs"]]
+    for row in read_record("05_value_first")["table"]
+}
 
 # %% [markdown]
 # Now take the SSD. Attention then looks up *what a recurrence said at some earlier moment*.
@@ -338,23 +342,6 @@ for source in SOURCES:
 ends = sorted(RIGHT["", ""])
 print(f"{'in none of them':24} {ends[0]:.2f} to {ends[-1]:.2f}")
 
-# %% slide_title="If a value follows its key, the key has to know the past" tags=["figure", "slide"]
-fig, axes = plotting.figure(1, 3, size=(12, 4.2))
-for ax, source in zip(axes, SOURCES, strict=True):
-    for place, letter in enumerate(("q", "k", "v", "")):
-        dots = [place + 0.09 * (seed - 2) for seed in range(5)]
-        ax.plot(dots, RIGHT[source, letter], "o", ms=9, color=SHADES[letter])
-    ax.set_xticks(range(4), ["in q", "in k", "in v", "none"])
-    ax.set(title=source, ylim=(0, 1.06), xlim=(-0.5, 3.6), ylabel="answers right")
-    ax.axhline(1 / 8, color=plotting.QUIET), ax.text(1, 0.04, "a guess: 1/8", fontsize=14)
-plotting.save(
-    fig,
-    "05_past",
-    "Answers right for three sources, in q, k, v and none, one dot per seed; a line at 1/8. In k "
-    "both with a convolution have all dots at 1. A convolution in q or v stays near 0.15, SSD with "
-    "a convolution reaches 0.67, SSD with rotation in k 1.00, 0.85 and 0.59. None: 0.14.",
-)
-
 # %% [markdown]
 # **The key has to know the past.** A convolution over four tokens (256 parameters) takes a single
 # attention layer from 0.14, a guess, to 1.00 on all five seeds, if you put it into $k$. In $q$ or
@@ -371,8 +358,39 @@ plotting.show_drawing(
 )
 
 # %% [markdown]
-# **Give the past to the part that its own token tells too little.** Here it's the key. If the value
-# came first, it would be the value, as exercise 3 of chapter 08 builds it.
+# So put the value *before* its key. The query then finds the key it asks for, and it's that token's
+# $v$ that has to say what came before. Here is the convolution in both orders, five seeds each
+# (`python -m experiments 05_value_first`):
+
+
+# %% tags=["figure"]
+def draw_order(ax, first):
+    """Answers right with a convolution in q, k, v or none, a dot for each seed."""
+    for place, letter in enumerate(("q", "k", "v", "")):
+        dots = [place + 0.09 * (seed - 2) for seed in range(5)]
+        color = plotting.COLORS[0] if letter == "kv"[first] else plotting.QUIET
+        ax.plot(dots, ORDERS[first, letter], "o", ms=11, color=color)
+    ax.set(title=f"value {'before' if first else 'after'} its key", ylim=(0, 1.06))
+    ax.set_xticks(range(4), ["in q", "in k", "in v", "in none"], fontsize=17)
+
+
+# %% slide_title="Value after its key: k needs the past; before it: v" tags=["figure", "slide"]
+fig, axes = plotting.figure(1, 2, size=(12, 4.4))
+draw_order(axes[0], first=False)
+draw_order(axes[1], first=True)
+axes[0].set_ylabel("answers right")
+plotting.save(
+    fig,
+    "05_past",
+    "Answers right with a convolution in q, k, v or none, one dot per seed. Where a value comes "
+    "after its key, all five are at 1 in k and near 0.2 elsewhere. Where it comes before its key, "
+    "all five are at 1 in v and at most 0.24 elsewhere.",
+)
+
+# %% [markdown]
+# We predicted it: now $v$ gets 1.00 on all five seeds, and $k$ at most 0.24. (A guess is 0.2 here,
+# since the questions don't show their answers.) **Give the past to the part whose own token tells
+# too little.**
 #
 # Only the convolution alone gives a clean answer. SSD with a convolution can recall without
 # attention (chapter 08), so it mixes two abilities. SSD with rotation must first learn to single
@@ -397,6 +415,9 @@ for (source, letter), five in RIGHT.items():
         assert [round(end, 2) for end in sorted(five)] == [0.14, 0.19, 0.59, 0.85, 1.0]
     else:
         assert max(five) < (0.7 if source == "SSD, convolution" else 0.2)
+for (first, letter), five in ORDERS.items():
+    assert min(five) > 0.995 if letter == ("v" if first else "k") else 0.18 < max(five) < 0.25
+assert round(max(ORDERS[True, "k"]), 2) == 0.24
 plain = naive_attention(q, k, x.unflatten(-1, (2, 8)), allowed=causal_mask(12, 12))
 _ = must_differ("values without the inner function", layer.out_proj(plain.flatten(2)), y)
 assert all(" × 7 + I" in PRESETS[name]["pattern"] for name in PRESETS if name.startswith("cheems"))
@@ -534,7 +555,6 @@ def first_above(shares, wanted=0.95):
 
 
 GUESSES = "0.708: guesses the\nbook's mean balance\n0.776: the mean after\na +1, or after a −1"
-SYSTEMS = ["V = SSD(x)", "S then A", "A then A", "S, V = SSD(x)", "S, S then A", "S, A then A"]
 FIRST = {
     row["pattern"]: [first_above(run["explained"]) for run in row["runs"]]
     for row in MORE["table"]
@@ -596,21 +616,33 @@ plotting.save(
 #
 # Count the updates until a seed explains 0.95 of the variance, without the extra S and with it.
 
+
+# %% tags=["figure"]
+def draw_head_start(ax):
+    """Updates to 0.95: from the median alone to the median behind an S; dots are seeds."""
+    pairs = {"V = SSD(x)": ("I", "SI"), "S then A": ("SA", "SSA"), "A then A": ("AA", "SAA")}
+    for system, ((name, both), color) in enumerate(zip(pairs.items(), (2, 0, 3), strict=True)):
+        told = dict(color=plotting.COLORS[color])
+        for side, pattern in enumerate(both):
+            x = [side + 0.025 * (seed - 2) + 0.14 * (system - 1) for seed in range(5)]
+            ax.plot(x, FIRST[pattern], "o", ms=8, alpha=0.5, **told)
+        middles = [sorted(FIRST[pattern])[2] for pattern in both]
+        ax.plot([0, 1], middles, "-", lw=4, **told)
+        ax.text(-0.24, middles[0], name, ha="right", va="center", fontsize=18, **told)
+    ax.set_xticks([0, 1], ["alone", "behind one more S"], fontsize=18)
+    ax.set_yticks([100, 200, 300, 400, 600], ["100", "200", "300", "400", "never"])
+    ax.set(xlim=(-0.75, 1.3), ylim=(60, 640), ylabel="updates until 0.95")
+
+
 # %% slide_title="Behind one more S, the head start is gone" tags=["figure", "slide"]
-fig, ax = plotting.figure(size=(12, 4.8))
-for row, pattern in enumerate(("I", "SA", "AA", "SI", "SSA", "SAA")):
-    heights = [-row - (row > 2) / 2 + 0.12 * (seed - 2) for seed in range(5)]
-    ax.plot(FIRST[pattern], heights, "o", ms=10, color=plotting.COLORS[(2, 0, 3)[row % 3]])
-    ax.plot(sorted(FIRST[pattern])[2], -row - (row > 2) / 2, "|", ms=44, color=plotting.INK)
-ax.set_yticks([0, -1, -2, -3.5, -4.5, -5.5], SYSTEMS)
-ax.set_xticks([100, 200, 300, 400, 600], ["100", "200", "300", "400", "never in 500"])
-ax.set(xlabel="updates until 0.95 of the variance is explained", xlim=(60, 660))
+fig, ax = plotting.figure(size=(11, 5))
+draw_head_start(ax)
 plotting.save(
     fig,
     "05_behind",
-    "Updates to 0.95, one dot per seed, a line at the median. V = SSD(x) 100 to 200; S then A 200 "
-    "to 300, one never; A then A 300 to 350. Behind one more S: V = SSD(x) 200 to 300, one never; "
-    "S then A 100 to 200, one never; A then A 150 to 250.",
+    "Updates until 0.95 is explained, dots for the seeds, lines from median to median. Alone: V = "
+    "SSD(x) 150, S then A 250, A then A 350. Behind one more S all three lines meet at 200. One "
+    "seed of S then A never gets there on either side, one of V = SSD(x) behind an S.",
 )
 
 # %% [markdown]
@@ -1137,21 +1169,32 @@ plotting.save(
 # rounded them at ½ going forward, and going backward pretended it hadn't. (Both are from seed 0 of
 # `python -m experiments 05_masks`.)
 
+
+# %% tags=["figure"]
+def draw_gates(ax, kind):
+    """Each head's gate for each slot; crosses: rounded, the head leaves a decoy open."""
+    heads = torch.tensor(DECOYS["gates"][kind])[:, :16]  # (heads, slots)
+    leaves = (heads[:, 1::2] >= 0.5).any(1) & (kind == "rounded")
+    ax.axhspan(0, 0.5, color=plotting.QUIET, alpha=0.15, lw=0)
+    for head, open_ in zip(heads.tolist(), leaves.tolist(), strict=True):
+        for slot, gate in enumerate(head):
+            ax.plot(slot, gate, "x" if open_ else "o", ms=9, mew=3, color=plotting.COLORS[slot % 2])
+    ax.set(ylim=(0, 1.03), xlabel="slot", yticks=[0, 0.5, 1], yticklabels=["0", "½", "1"])
+
+
 # %% slide_title="Soft gates dim the decoys, and that is enough" tags=["figure", "slide"]
 fig, axes = plotting.figure(1, 2, size=(12, 4.6))
 for ax, kind in zip(axes, ("gate", "rounded"), strict=True):
-    of_slots = torch.tensor(DECOYS["gates"][kind])[:, :16].T.tolist()
-    for slot, four in enumerate(of_slots):
-        ax.plot(4 * [slot], four, "o", color=plotting.COLORS[slot % 2])
-    ax.set(title={"gate": "soft"}.get(kind, "before rounding"), ylim=(0, 1.03), xlabel="slot")
-    ax.axhline(0.5, color=plotting.QUIET), ax.set_yticks([0, 0.5, 1], ["0", "½", "1"])
-fig.suptitle("correct values blue, decoys orange, four heads each", fontsize=16)
+    draw_gates(ax, kind)
+axes[0].set_title("soft: decoys (orange) dimmed")
+axes[1].set_title("rounded below ½; crosses: the fourth head")
 plotting.save(
     fig,
     "05_gates",
     "The gates of four heads for each of 16 slots, soft ones and ones rounded in training. The "
     "correct values, in even slots, are blue, and the decoys, in odd slots, are orange. Soft: "
-    "blue near 0.95, orange between 0.58 and 0.7. Rounded: nearly all orange dots are below ½.",
+    "blue near 0.95, orange between 0.58 and 0.7. Rounded: three heads have all orange dots in "
+    "the grey half below ½, the fourth, with crosses, has most of them above.",
 )
 
 # %% [markdown]

@@ -17,6 +17,7 @@
 import math
 
 import torch
+from matplotlib.patches import Rectangle
 
 from cheems_ref import attention, plotting, ssd
 from cheems_ref.attention import GateMask, QCAttn, causal_mask, naive_attention
@@ -206,18 +207,32 @@ for t in range(3):
     print(f"row {t}:", [round(weight, 3) for weight in weights[t].tolist()])
 assert (weights[:2] - 1 / 6).abs().max() < 1e-12 and weights[2, 2] == 1
 
+
 # %% tags=["figure"]
-masked = {"−∞, empty rows see themselves": causal_mask(6, 6, real=real[None])[0, 0]}
-masked["finite minimum"] = weights > 0
-pictures = {name: mask.double() for name, mask in masked.items()}
-options = dict(signed=False, unit="1: is read", size=(9.6, 4.9))
-fig, _ = plotting.heatmaps(pictures, xlabel="key s", ylabel="query t", **options)
+def draw_reads(ax, reads, title):
+    """Which keys each query reads: blue its past, orange the future, with the padding hatched."""
+    for t, row in enumerate(reads.tolist()):
+        for s, read in enumerate(row):
+            color = plotting.COLORS[4 if s > t else 0] if read else "white"
+            ax.add_patch(Rectangle((s, 5 - t), 1, 1, fc=color, ec=plotting.QUIET, lw=1))
+    ax.add_patch(Rectangle((0, 0), 2, 6, fill=False, hatch="//", ec=plotting.INK, lw=0))
+    ax.text(4, 5, "the future" if reads[0, 5] else "", ha="center", va="center", fontsize=18)
+    ax.set(title=title, xlabel="key s; hatched: padding", xlim=(0, 6), ylim=(0, 6), aspect="equal")
+    ax.set_xticks([s + 0.5 for s in range(6)], range(6))
+    ax.set_yticks([5.5 - t for t in range(6)], range(6))
+
+
+# %% tags=["figure"]
+fig, axes = plotting.figure(1, 2, size=(11, 5))
+draw_reads(axes[0], causal_mask(6, 6, real=real[None])[0, 0], "−∞, empty rows see themselves")
+draw_reads(axes[1], weights > 0, "finite minimum")
+axes[0].set_ylabel("query t")
 plotting.save(
     fig,
     "05a_empty_rows",
     "Which keys each of six queries reads, where tokens 0 and 1 are padding. With minus infinity "
     "and a repair, the padded queries read themselves only. With a finite minimum they read all "
-    "six keys, the future included. The rows of real tokens are the same in both.",
+    "six keys, the future (orange) included. The rows of real tokens are the same in both.",
 )
 
 # %% [markdown]
