@@ -903,7 +903,7 @@ plotting.save(
 # checkpoint would then compute something else.)
 
 
-# %%
+# %% tags=["aside"]
 class SplitPerToken(nn.Module):
     """The router's output, in an order that view(2, tokens, -1) cuts into halves of each token."""
 
@@ -916,7 +916,7 @@ class SplitPerToken(nn.Module):
         return logits.unflatten(-1, (2, -1)).movedim(-2, 0).reshape(logits.shape)
 
 
-# %%
+# %% tags=["aside"]
 doge, repaired = peer("Doge, CDMoE"), peer("Doge, CDMoE")
 for layer in repaired.model.layers:
     layer.mlp.router_gate = SplitPerToken(layer.mlp.router_gate)
