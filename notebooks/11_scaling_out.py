@@ -2,9 +2,9 @@
 # # 11 · One text, several processes
 #
 # **Suppose you split a long text across four processes. What do they have to tell each other? For
-# the state of SSD, very little. What a slice does to it boils down to a pair that's no bigger for
-# ten million tokens than for ten.** By the end you will have read the whole exchange, some thirty
-# lines, and you will be able to
+# the state of SSD, very little. A pair describes all that a slice does to it, and the pair is no
+# bigger for ten million tokens than for ten.** By the end you will have read the whole exchange,
+# some thirty lines, and you will be able to
 #
 # - describe what a slice does to a state, join slices, and say which update rules allow it;
 # - split a whole model across processes, and steer clear of two traps in the backward pass;

@@ -667,7 +667,7 @@ def show(table):
         print(f"{name:26}", *(f"{answer:>8}" for answer in row.values()))
 
 
-# %% tags=["aside"]
+# %% slide_title="Our inner-function attention answers all six questions with yes"
 _ = torch.manual_seed(1)
 layer = InnerFuncAttn(16, n_heads=2, inner="ssd")
 for ask in QUESTIONS.values():
