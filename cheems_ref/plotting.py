@@ -18,7 +18,7 @@ import html
 import io
 import os
 import runpy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +83,16 @@ def arrow(ax: Axes, start: tuple, end: tuple, *, color: str = QUIET, bend: float
     """Draw an arrow from (x, y) to (x, y); `bend` makes it a curve (0.3 is a quiet one)."""
     style = dict(arrowstyle="-|>", color=color, lw=2, mutation_scale=18)
     ax.annotate("", end, start, arrowprops=style | dict(connectionstyle=f"arc3,rad={bend}"))
+
+
+def in_stages(ax: Axes, *parts: Callable[[Axes], None]) -> list[list[Artist]]:
+    """Draw one part after the other; what each has drawn is a stage for `save`."""
+    stages: list[list[Artist]] = []
+    for draw in parts:
+        before = {*ax.texts, *ax.patches}
+        draw(ax)
+        stages.append([artist for artist in (*ax.texts, *ax.patches) if artist not in before])
+    return stages
 
 
 def state_grid(

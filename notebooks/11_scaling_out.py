@@ -2,9 +2,9 @@
 # # 11 · One text, several processes
 #
 # **Suppose you split a long text across four processes. What do they have to tell each other? For
-# the state of SSD, very little. What a slice does to it boils down to a pair that's no bigger for
-# ten million tokens than for ten.** By the end you will have read the whole exchange, some thirty
-# lines, and you will be able to
+# the state of SSD, very little. A pair describes all that a slice does to it, and the pair is no
+# bigger for ten million tokens than for ten.** By the end you will have read the whole exchange,
+# some thirty lines, and you will be able to
 #
 # - describe what a slice does to a state, join slices, and say which update rules allow it;
 # - split a whole model across processes, and steer clear of two traps in the backward pass;
@@ -103,16 +103,17 @@ plotting.show_drawing(
 # for each head and each text of the batch.
 
 
-# %% slide_title="A slice fades the state, and adds what it writes" slide_figure="11_one_slice"
-def pair_of(x, dt, A, B, C):
-    """(a, W) of a slice: the decay over it (b, h), and the state that it writes (b, h, p, n)."""
-    _, written = ssd_chunked(x, dt, A, B, C, return_final_state=True)
-    return (dt.sum(1) * A).exp(), written
-
-
+# %% tags=["setup"]
 def fade(decay, state):
     """A state (b, h, p, n) times a decay (b, h)."""
     return decay[..., None, None] * state
+
+
+# %% slide_title="A slice fades the state, and adds what it writes"
+def pair_of(x, dt, A, B, C):
+    """The decay over a slice (b, h), and what it writes (b, h, p, n)."""
+    _, written = ssd_chunked(x, dt, A, B, C, return_final_state=True)
+    return (dt.sum(1) * A).exp(), written
 
 
 *tokens, before = inputs()
@@ -231,7 +232,7 @@ plotting.save(
 # This is called an *exclusive prefix* of the pairs:
 
 
-# %% slide_title="The state before a slice leaves out what the slice itself writes"
+# %% slide_title="A slice's state leaves out its own writes" slide_figure="11_run_first:1"
 def states_between(pairs, state):
     """The state before each slice, and the one after the last."""
     states = [state]
@@ -240,10 +241,12 @@ def states_between(pairs, state):
     return states
 
 
-# %% [markdown] slide_title="No rank has to wait: it reads later" slide_figure="11_run_first"
-# No rank has to wait for that state. A token reads the state after its own fade (step 4 of chapter
-# 03), so the incoming state reaches token $t$ faded by all decays of the slice up to and including
-# its own. A slice can run by itself, from an empty state, and add this read afterwards:
+# %% [markdown] slide_title="No rank has to wait: it reads later"
+# Does a rank have to wait for that state? No. A token reads the state after its own fade (step 4 of
+# chapter 03), so the incoming state reaches token $t$ faded by all decays of the slice up to and
+# including its own.
+#
+# A slice can run alone, from an empty state, and add this read afterwards:
 #
 # $$y_t = y_t^{\text{alone}} +
 #   \underbrace{e^{A(\Delta_{\text{start}} + \dots + \Delta_t)}}_{\text{up to and including } t}\;
@@ -252,11 +255,12 @@ def states_between(pairs, state):
 
 # %%
 def reads(dt, A, C, state):
-    """The last term of (11.3) for all tokens of a slice: (b, l, h, p)."""
+    """The last term of (11.3), for all tokens of a slice."""
     left = (dt * A).cumsum(1).exp()
     return einsum("blh,blhn,bhpn->blhp", left, expand_groups(C, len(A)), state)
 
 
+# %% tags=["setup"]
 def in_slices(parts, states):
     """Equation 11.3 for every slice, with the slices put back together."""
     y = [
@@ -320,21 +324,22 @@ def general_pair(name, k, v, gates):
     return M, final_state(name, k, v, gates)
 
 
-# %% [markdown] slide_title="Six tokens of a delta rule leave a correction of matrix rank 6"
+# %% [markdown]
 # How much of $M$ really has to travel? Take a slice of 6 tokens, with keys of 16 numbers, and let
 # $c$ be the product of its decays (1 if the rule has none). Keep an eye on the matrix rank of $M -
 # cI$.
 
-# %%
+# %% tags=["aside"]
 k, v = F.normalize(random(1, 6, 1, 16, seed=20), dim=-1), random(1, 6, 1, 4, seed=21)
 gates = dict(g=-random(1, 6, 1, seed=22).abs(), beta=random(1, 6, 1, seed=23).sigmoid())
 old = random(1, 1, 4, 16, seed=24)
-ranks = {}
+ranks, sizes = {}, {}
 for name, rule in RULES.items():
     M, W = general_pair(name, k, v, gates)
     check(f"{name}: S M + W", old @ M + W, final_state(name, k, v, gates, old))
     kept = gates["g"].sum().exp() if "g" in rule.takes else 1.0
     ranks[name] = torch.linalg.matrix_rank(M - kept * torch.eye(16), atol=1e-9).item()
+    sizes[name] = torch.linalg.svdvals(M / kept - torch.eye(16))[0, 0].tolist()
     assert ranks[name] == (6 if "beta" in rule.takes else 0)
 print("matrix rank of M - cI:", *(f"{name} {rank}" for name, rank in ranks.items()), sep="\n  ")
 
@@ -347,6 +352,24 @@ for name, rule in RULES.items():  # a token reads the old state through the M up
         read = einsum("bhpn,bhn->bhp", old @ M, k[:, l - 1])
         assert torch.allclose((y[0] - y[1])[:, l - 1], read)
 assert [min(2 * l * 128 + 1, 128**2) for l in (6, 63, 64, 65)] == [1537, 16_129, 16_384, 16_384]
+for found in (sizes[name] for name, rank in ranks.items() if rank):
+    assert found[5] > 0.01 > 1e-9 > found[6]
+assert torch.allclose(*(torch.tensor(sizes[name]) for name in ("DeltaNet", "Gated DeltaNet")))
+
+# %% slide_title="Six delta-rule tokens leave a correction of rank 6" tags=["figure", "slide"]
+fig, ax = plotting.figure(size=(10, 4.4))
+for i, name in enumerate(name for name, rank in ranks.items() if rank):
+    places = [place + 0.25 * (i - 1) for place in range(1, 17)]
+    ax.bar(places, sizes[name], width=0.25, color=plotting.COLORS[i], label=name)
+ax.legend(fontsize=18)
+ax.set_xlabel("singular values of $M/c - I$, the largest first", fontsize=18)
+ax.tick_params(labelsize=18)
+plotting.save(
+    fig,
+    "11_rank",
+    "The 16 singular values of M/c - I after six tokens, for three rules that have a step. Six are "
+    "above zero, and ten are zero. Those of DeltaNet and Gated DeltaNet are equal.",
+)
 
 # %% [markdown] slide_title="Softmax attention has no pair, so its keys and values travel instead"
 # Linear attention and Mamba-2 only scale the old state. The three rules with a step $\beta$ also
@@ -384,16 +407,16 @@ plotting.show_drawing(
     "the rank before, and so on. Keys of later slices, which no query there may see, are grey.",
 )
 
-# %% [markdown] slide_title="Each slice gets its own process" slide_figure="11_collectives"
+# %% [markdown]
 # ## 4 · Four processes
 #
 # Now each slice gets its own process. The processes form a *group* and talk through
-# *collectives*, calls that all members make together:
+# *collectives*, calls that all members make together.
 #
-# - `all_gather`: every rank contributes a tensor and gets everybody's tensors.
-# - `reduce_scatter`: every rank contributes one tensor *per rank* and gets the sum of those
-#   addressed to it. In the package, that's how gradients travel back through an `all_gather`.
-# - `all_reduce`: every rank contributes a tensor and gets the sum of them all.
+# In an `all_gather`, every rank contributes a tensor and gets everybody's tensors. In a
+# `reduce_scatter`, every rank contributes one tensor *per rank* and gets the sum of those addressed
+# to it. In the package, that's how gradients travel back through an `all_gather`. In an
+# `all_reduce`, every rank contributes a tensor and gets the sum of them all.
 
 # %% slide_title="Gather, scatter sums, or sum for all" tags=["figure", "slide"]
 plotting.show_drawing(
@@ -575,9 +598,9 @@ plotting.show_drawing(
     "Until then, on four time lines, all ranks run their slice, gather, and add their reads.",
 )
 
-# %% [markdown] slide_title="With the tie, all ranks finish, but the gradient of A comes in parts"
+# %% [markdown]
 # Rank 0 finishes without the collective, and ranks 1 to 3 wait in it. Rank 0's gradient is wrong,
-# too: it never heard what later ranks did with its pair.
+# too: it lacks what later ranks did with its pair.
 #
 # **Trap one: a rank that skips the collective.** On rank 0, `pairs[:rank]` is empty. The output
 # doesn't depend on what was gathered, so autograd leaves the collective out. With gloo's default
@@ -587,7 +610,7 @@ plotting.show_drawing(
 # And a rank that has no loss still has to call backward, on `(0 * y).sum()`. With the tie, every
 # rank finishes. But are the gradients right?
 
-# %%
+# %% tags=["aside"]
 ranks = on_ranks(differentiated, *HELPERS, tie=True, **given)
 x, dt, A, B, C = leaves = [t.clone().requires_grad_() for t in tokens]
 by_x, by_A = torch.autograd.grad(ssd_recurrent(*leaves).square().sum(), (x, A))
@@ -631,17 +654,22 @@ plotting.save(
 # its pair in the reads of later ranks. You won't see an error. Each rank just makes a different
 # update, and the models drift apart. So sum the parts with an `all_reduce` before you update.
 
-# %% [markdown] slide_title="Four things notice the cut of a text" slide_figure="11_reach"
+# %% [markdown]
 # ## 6 · A whole model
 #
 # Feed-forward and expert layers, norms, the embedding and the head look at one token at a time, so
-# they don't notice the cut. Four things in the S, A and I layers of chapter 07 do:
+# they don't notice the cut. Four things in the S, A and I layers of chapter 07 do.
 #
-# - **The state** of an S layer, or of the SSD in an I layer: done.
-# - **The convolution** of an S layer (chapter 04) looks at the $d_\text{conv} - 1$ tokens before
-#   each token. At the start of a slice, earlier ranks have to send them: the *halo*.
-# - **Positions** count from the start of the text: how long are all earlier slices?
-# - **Attention**, in A and I layers, has no pair, so the ranks gather keys and values.
+# **The state** of an S layer, or of the SSD in an I layer: done.
+#
+# **The convolution** of an S layer (chapter 04) looks at the $d_\text{conv} - 1$ tokens before each
+# token. At the start of a slice, earlier ranks have to send them: the *halo*.
+#
+# **Positions** count from the start of the text: how long are all earlier slices?
+#
+# **Attention**, in A and I layers, has no pair, so the ranks gather keys and values.
+#
+# So a pair, a halo, a number, and keys with their values cross the border.
 
 # %% slide_title="Pair, halo, position and keys cross the border" tags=["figure", "slide"]
 plotting.show_drawing(
@@ -822,16 +850,16 @@ assert all(found == [[once, N * once] for once in (pair, pair, *keys)] for found
 patterns = {preset(f"cheems-{size}").pattern for size in ("320m", "1.3b")}
 assert {pattern[::2] for pattern in patterns} == {"SSSSSSSI" * 3}
 
-# %% [markdown] slide_title="All send to all; only keys grow with the text" slide_figure="11_pairs"
+# %% [markdown] slide_title="Beyond 64 to 512 tokens per rank, a ring sends more than SSD"
 # Only attention's numbers grow, and all four rows match the prediction to the byte. But what does a
-# rank *send* over the wire? What a rank contributes to an `all_gather` must reach each of the other
+# rank *send* over the wire? A rank's contribution to an `all_gather` must reach each of the other
 # $N - 1$, and in ring attention, keys and values take $N - 1$ steps around the ring. So in a
 # forward pass, each rank sends this many numbers:
 #
 # $$\text{SSD: } (N-1)\,b\,h\,(pn + 1), \qquad
 #   \text{ring attention: } (N-1)\,2\,b\,l\,g\,p. \tag{11.6}$$
 
-# %% [markdown] slide_title="At 64 to 512 tokens per rank, a ring sends as much as SSD"
+# %% [markdown] slide_title="Beyond 64 to 512 tokens per rank, a ring sends more than SSD"
 # Keys can be stored in sixteen bits, while the package keeps states in float32, and often several
 # heads share a key head. So let a number of a key or value take $s$ bytes, and one of a pair four.
 # Then the two send the same number of bytes when each rank has
@@ -857,7 +885,7 @@ def ulysses_crossing(h, p, n, g, size, N, pairs):
     return pairs * 4 * h * (p * n + 1) / per_token
 
 
-# %%
+# %% tags=["aside"]
 def crossing(h, p, n, g, size):
     """Equation 11.7: tokens per rank at which SSD and attention send the same number of bytes."""
     return 4 / size * h / g * (p * n + 1) / (2 * p)
@@ -912,12 +940,12 @@ plotting.save(
 # ranks, to 819 tokens on 8. A chain of pairs brings it back to 117. In Cheems itself, three of the
 # 24 mixers are I layers, and their keys and values still have to travel.
 
-# %% [markdown] slide_title="A ring can hide its sending behind its products"
+# %% [markdown]
 # More bytes needn't mean more time, because a rank can compute while it sends. Take 16,384 tokens
 # per rank, a link of 50 GB/s and $5 \cdot 10^{14}$ operations per second. Does a step of the
 # ring take longer to send its keys and values, or to use them?
 
-# %%
+# %% tags=["aside"]
 l, link, rate = 16_384, 50e9, 5e14
 sending = 2 * 2 * l * 8 * 64 / link  # k and v of 8 heads, in 2 bytes
 computing = 4 * l**2 * 32 * 64 / rate  # two products, 32 heads
@@ -925,6 +953,20 @@ print("milliseconds of a step of the ring, to send and to compute:", end=" ")
 print(f"{1e3 * sending:.2f}, {1e3 * computing:.1f}")
 assert sending < computing / 6
 
+# %% slide_title="A ring can hide its sending behind its products" tags=["figure", "slide"]
+fig, ax = plotting.figure(size=(10, 3.4))
+for step in range(3):
+    for y, time, color in ((1, sending, plotting.COLORS[1]), (0, computing, plotting.COLORS[0])):
+        ax.barh(y, 1e3 * time, left=1e3 * computing * step, color=color, ec="white", lw=3)
+ax.set_yticks([1, 0], ["send", "compute"])
+ax.set_xlabel("milliseconds: three steps of the ring", fontsize=18)
+ax.tick_params(labelsize=18)
+plotting.save(
+    fig,
+    "11_hidden",
+    "Three steps of a ring on a time line. In each, a rank computes for 4.4 milliseconds, and its "
+    "keys and values are sent in the first 0.67 of them.",
+)
 
 # %% [markdown]
 # The sending hides behind the products. On this assumed machine the ring is slow because attention

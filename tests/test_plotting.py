@@ -175,3 +175,14 @@ def test_an_arrow_comes_with_its_stage(shown):
     plotting.save(fig, "03_a", "an arrow", stages=[ax.texts])
     before, drawn = shown[0]["image/svg+xml"].split('<g id="stage-1-')
     assert drawn.count("stroke: #8a8a8a") == 2 and "#8a8a8a" not in before
+
+
+def test_a_stage_has_what_its_part_drew():
+    _, ax = plotting.canvas(4, 3)
+    parts = [
+        lambda ax: plotting.box(ax, 1, 1, "first"),
+        lambda ax: plotting.box(ax, 2, 1, "second"),
+    ]
+    first, second = plotting.in_stages(ax, *parts)
+    assert [a.get_text() for a in first] == ["first"]
+    assert [a.get_text() for a in second] == ["second"]

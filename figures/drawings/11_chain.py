@@ -35,7 +35,4 @@ def draw_chain(ax):
 
 def draw():
     fig, ax = plotting.canvas(11.6, 5.4)
-    draw_gather(ax)
-    before = [*ax.texts, *ax.patches]
-    draw_chain(ax)
-    return fig, [before, [a for a in (*ax.texts, *ax.patches) if a not in before]]
+    return fig, plotting.in_stages(ax, draw_gather, draw_chain)

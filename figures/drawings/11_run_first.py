@@ -39,7 +39,4 @@ def draw_at_once(ax):
 
 def draw():
     fig, ax = plotting.canvas(12.4, 5.0)
-    draw_one_by_one(ax)
-    before = [*ax.texts, *ax.patches]
-    draw_at_once(ax)
-    return fig, [before, [a for a in (*ax.texts, *ax.patches) if a not in before]]
+    return fig, plotting.in_stages(ax, draw_one_by_one, draw_at_once)

@@ -37,7 +37,4 @@ def draw_backward(ax):
 
 def draw():
     fig, ax = plotting.canvas(11.6, 4.5)
-    draw_forward(ax)
-    before = [*ax.texts, *ax.patches]
-    draw_backward(ax)
-    return fig, [before, [a for a in (*ax.texts, *ax.patches) if a not in before]]
+    return fig, plotting.in_stages(ax, draw_forward, draw_backward)
