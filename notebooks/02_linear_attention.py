@@ -42,6 +42,11 @@ torch.set_num_threads(1)  # tensors as small as these gain nothing from threads
 # %% tags=["setup"]
 TWO_KEYS = torch.tensor([[1.0, 0.0], [0.6, 0.8]])
 TWO_VALUES = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+FORGET = {
+    "linear attention": lambda S, key: S,
+    "Mamba-2": lambda S, key: 0.5 * S,
+    "delta rule": lambda S, key: S - torch.outer(S @ key, key),
+}
 
 
 def random(*shape, seed):
@@ -59,6 +64,13 @@ def heads(*tensors):
 
 
 # %% tags=["setup"]
+def show(S):
+    """Print what a state returns for the two keys."""
+    for i in range(2):
+        answer = [round(x, 3) + 0.0 for x in (S @ TWO_KEYS[i]).tolist()]  # + 0.0: no minus zero
+        print(f"S k{i} = {answer}, and v{i} = {TWO_VALUES[i].tolist()}")
+
+
 G = math.log(0.97)  # a half-life of 23 tokens
 
 
@@ -82,13 +94,6 @@ def draw_rule(ax, name, forget):
     ax.set(title=name, ylim=(0, 1.1), yticks=[0, 1])
     ax.set_xticks(range(3), ["before", "forget", "write"])
 
-
-# %% tags=["setup"]
-FORGET = {
-    "linear attention": lambda S, key: S,
-    "Mamba-2": lambda S, key: 0.5 * S,
-    "delta rule": lambda S, key: S - torch.outer(S @ key, key),
-}
 
 # %% [markdown]
 # Picture a memory that files each value under a *key*, a vector. Ask with a key, and you get the
@@ -116,7 +121,7 @@ plotting.save(
 # delta rule looks up what the key returns and removes exactly that. The first key pays for it, as
 # section 5 will show.
 
-# %% [markdown] slide_title="Attention compares, weighs and averages"
+# %% [markdown]
 # ## 1 · Drop the softmax, move the brackets
 #
 # Every token has a query $q_t$ and a key $k_t$, both vectors of $n$ numbers, and a value $v_t$ of
@@ -126,7 +131,7 @@ plotting.save(
 # $$o_t = \sum_{s \le t} \frac{\exp(q_t \cdot k_s / \sqrt n)}
 #   {\sum_{s' \le t} \exp(q_t \cdot k_{s'} / \sqrt n)}\; v_s. \tag{2.1}$$
 
-# %% slide_title="Attention compares the query with all keys so far"
+# %% slide_title="Attention compares the query with all keys so far" slide_figure="02_weights:0"
 l, n, p = 24, 4, 5
 q, k = random(2, l, n, seed=0)
 v = random(l, p, seed=2)
@@ -135,19 +140,17 @@ shares = exponentials / exponentials.sum(-1, keepdim=True)
 built_in = F.scaled_dot_product_attention(q[None], k[None], v[None], is_causal=True)[0]
 check("attention, written out = PyTorch's", shares @ v, built_in)
 
-# %% [markdown] slide_title="Linear attention is attention without the softmax"
+# %% [markdown]
 # For the next token, you need all the keys and values again. Can we get by with less? Not with the
-# softmax in the way. So let's throw it out:
-#
-# > "Linear attention is identical to standard attention, but drops the softmax" — L22, "Linear
-# > Attention"
+# softmax in the way. So let's throw it out. "Linear attention is identical to standard attention,
+# but drops the softmax", says L22.
 #
 # Put one token in each row of $Q$, $K$, $V$ and $O$. Let $M$ be the causal mask of ones and zeros
 # (chapter 03's $M$ is another). The $1/\sqrt n$ was only there for the softmax, so it goes too:
 #
 # $$o_t = \sum_{s \le t} (q_t \cdot k_s)\; v_s, \qquad O = (QK^\top \circ M)\,V. \tag{2.2}$$
 
-# %% slide_title="Without the softmax, attention is two matrix products and a mask"
+# %% slide_title="Without the softmax, weights have any sign" slide_figure="02_weights:1"
 quadratic = (q @ k.T).tril() @ v
 by_sum = torch.stack([sum((q[t] @ k[s]) * v[s] for s in range(t + 1)) for t in range(l)])
 check("(QKᵀ ∘ M)V = the sum", quadratic, by_sum)
@@ -174,17 +177,11 @@ recurrent = torch.stack(outputs)
 check("quadratic form = recurrence", quadratic, recurrent)
 check("package, recurrence", linear_attention(*heads(q, k, v))[0, :, 0], recurrent)
 
-# %% [markdown] slide_title="The state stays small, but the weights no longer sum to 1"
-# Attention has become a recurrence with a memory that never grows. What did that cost us, and what
-# did we gain?
+# %% [markdown]
+# Attention has become a recurrence with a memory that never grows.
 #
-# - The weights no longer sum to 1, and some are negative.
-# - In our example of 24 tokens with $n = 4$, the weights that the last 12 tokens give to the first
-#   12 have rank 4: inner products of vectors of width $n$ have rank $n$ at most. So the last 12
-#   tokens can look back in only four independent ways. With the softmax, it's 12.
-# - The cache of keys and values holds $l\,(n + p)$ numbers per head, and the state holds $n\,p$.
-#   With $n = p = 128$, they're the same size at 64 tokens. At 262,144 tokens the cache is 4,096
-#   times as large as the state.
+# What did that cost us? The weights no longer sum to 1, and some are negative. And look at the
+# weights that the last 12 of our 24 tokens give to the first 12.
 
 # %% tags=["guard"]
 ones = torch.ones(l, p)
@@ -195,6 +192,42 @@ blocks = {"inner products": (q @ k.T)[12:, :12], "the softmax": shares[12:, :12]
 ranks = {name: int(torch.linalg.matrix_rank(block)) for name, block in blocks.items()}
 print("rank of the 12 × 12 weights:", ranks)
 assert ranks == {"inner products": n, "the softmax": 12}
+
+
+# %% tags=["figure"]
+def draw_weights(ax, weights, title, rank):
+    """All weights, blue above 0 and vermilion below; then a frame around the last 12 × first 12."""
+    limit = weights.abs().max().item()
+    ax.pcolormesh(weights, cmap="RdBu", vmin=-limit, vmax=limit)
+    ax.set(aspect="equal", ylim=(24, 0), xticks=[0, 12, 24], yticks=[0, 12, 24])
+    ax.set_title(title, fontsize=19)
+    ax.set_xlabel("key", fontsize=18)
+    ax.set_ylabel("query", fontsize=18)
+    ax.tick_params(labelsize=18)
+    frame = ax.plot([0, 12, 12, 0, 0], [12, 12, 24, 24, 12], color=plotting.INK, lw=3)
+    return [*frame, ax.text(23.5, 3, f"frame: rank {rank}", ha="right", fontsize=19)]
+
+
+# %% slide_title="Without the softmax, the weights have rank n at most" tags=["figure", "slide"]
+fig, axes = plotting.figure(1, 2, size=(10.5, 5.4))
+frames = draw_weights(axes[0], shares, "with the softmax", ranks["the softmax"])
+frames += draw_weights(axes[1], (q @ k.T).tril(), "without", ranks["inner products"])
+plotting.save(
+    fig,
+    "02_weights",
+    "Two lower triangles, the weights of 24 tokens. With the softmax all are blue, above 0. "
+    "Without it, blue and vermilion mix. A frame marks the weights that the last 12 tokens give to "
+    "the first 12: of rank 12 with the softmax, of rank 4 without.",
+    stages=[[axes[1]], frames],
+)
+
+# %% [markdown]
+# They have rank 4, since inner products of vectors of width $n = 4$ have rank $n$ at most. So the
+# last 12 tokens can look back in only four independent ways. With the softmax, it's 12.
+#
+# What did we gain? The cache of keys and values holds $l\,(n + p)$ numbers per head, and the state
+# holds $n\,p$. With $n = p = 128$, they're the same size at 64 tokens. At 262,144 tokens the cache
+# is 4,096 times as large as the state.
 
 # %% [markdown] slide_title="A state is a memory of key–value pairs"
 # ## 2 · A memory of key–value pairs
@@ -230,26 +263,20 @@ check("and k0 returns 0.49 of v0", S @ keys[0], 0.49 * values[0])
 # how much of each value is in an answer. What does each key return after both writes?
 # Work it out on paper first.
 
-
-# %% tags=["setup"]
-def show(S):
-    """Print what a state returns for the two keys."""
-    for i in range(2):
-        answer = [round(x, 3) + 0.0 for x in (S @ TWO_KEYS[i]).tolist()]  # + 0.0: no minus zero
-        print(f"S k{i} = {answer}, and v{i} = {TWO_VALUES[i].tolist()}")
-
-
-# %% slide_title="Keys that overlap return each other's values"
+# %% tags=["aside"]
 S = torch.zeros(2, 2)
 for k, v in zip(TWO_KEYS, TWO_VALUES, strict=True):
     S = S + torch.outer(v, k)
 show(S)
 check("linear attention, by hand", S @ TWO_KEYS.T, torch.tensor([[1.0, 0.6], [0.6, 1.0]]))
 
-# %% [markdown]
-# Each key returns its own value in full, plus 0.6 of the other. If the keys were orthogonal, they
-# wouldn't interfere at all. But $n$ dimensions only have room for $n$ orthogonal keys, and a text
-# has more tokens than that.
+# %% [markdown] slide_title="Overlapping keys return both values" slide_figure="02_answers:0"
+# Each key returns its own value in full, plus 0.6 of the other:
+#
+# $$S\,k_0 = v_0 + 0.6\,v_1, \qquad S\,k_1 = 0.6\,v_0 + v_1.$$
+#
+# If the keys were orthogonal, they wouldn't interfere at all. But $n$ dimensions only have room for
+# $n$ orthogonal keys, and a text has more tokens than that.
 
 # %% [markdown] slide_title="An answer is signal plus crosstalk"
 # ## 3 · Crosstalk
@@ -300,7 +327,8 @@ def draw_crosstalk(ax, counts, laws, measured):
         ax.plot([n + 1], [1], "D", color=color, markersize=11, markerfacecolor="white")
         ax.annotate(f"$l = {n + 1}$", (n + 1, 1), (10, -20), textcoords="offset points",
                     color=color, fontsize=14)  # fmt: skip
-    plotting.level(ax, 1, "as large as the signal", side="left")
+    plotting.level(ax, 1)
+    ax.text(2.2, 1.15, "as large as the signal", fontsize=14)
     ax.set(xscale="log", yscale="log", xlabel="pairs stored", ylabel="crosstalk (mean square)")
     ax.set_xlim(right=1100)  # room for the names of the lines
     ax.set_xticks([2**i for i in range(1, 10)], [f"{2**i}" for i in range(1, 10)])
@@ -318,15 +346,22 @@ plotting.save(
     "mark where each line reaches the size of the signal: at l = 17, 65 and 257.",
 )
 
-# %% [markdown] slide_title="No rule stores more than n arbitrary values exactly"
+# %% [markdown]
 # The measured dots lie on the lines of (2.5): at $l = n + 1$, the diamonds, the noise is as loud as
 # the signal. Can a better rule help?
 #
-# **No rule can store more than $n$ arbitrary values exactly**: with $l > n$ keys, some nontrivial
-# combination $\sum_i a_i k_i$ is zero, and then for every state $S$
-#
-# $$\sum_i a_i\,(S k_i) = S \sum_i a_i k_i = 0.$$
-#
+# **No rule can store more than $n$ arbitrary values exactly.** With $l > n$ keys, some nontrivial
+# combination $\sum_i a_i k_i$ is zero, and then $\sum_i a_i\,(S k_i) = S \sum_i a_i k_i = 0$ for
+# every state $S$:
+
+# %% slide_title="No rule stores more than n arbitrary values exactly" tags=["figure", "slide"]
+plotting.show_drawing(
+    "02_dependent",
+    "On the left, three keys in the plane, each times a number, form a closed triangle. On the "
+    "right, their three values times the same numbers form an open path: the sum is not zero.",
+)
+
+# %% [markdown]
 # For arbitrary values, $\sum_i a_i v_i$ needn't be 0, and then some answer must be wrong. The word
 # *arbitrary* matters. If the values are themselves a linear function of the keys, $v = Wk$, then
 # $S = W$ gets all of them right.
@@ -339,7 +374,7 @@ for name in RULES:
     check(f"{name}: Σ a_i (S k_i) = 0", a @ (keys[0] @ S.T), torch.zeros(3), atol=1e-10)
 _ = must_differ("Σ a_i v_i", a @ values[0], torch.zeros(3), at_least=0.1)
 
-# %% [markdown] slide_title="Mamba-2 lets the whole state fade before each write"
+# %% [markdown] slide_title="Mamba-2 fades the state before each write" slide_figure="02_state:2"
 # ## 4 · Let it fade: Mamba-2
 #
 # The simplest strategy is to forget. Before each write, multiply the state by a decay $\alpha_t$
@@ -350,7 +385,8 @@ _ = must_differ("Σ a_i v_i", a @ values[0], torch.zeros(3), at_least=0.1)
 # The code takes $g_t = \log\alpha_t$. By the time token $t$ reads the state, token $s$'s write has
 # been through $\delta = t - s$ decays. We call $\delta$ its age. With constant $\alpha$, half of
 # the signal is left after $\log\frac12 / \log\alpha$ tokens, which is the half-life.
-#
+
+# %% [markdown] slide_title="Decay bounds the noise but fades the signal" slide_figure="02_fading:0"
 # You lose old values: after $\delta$ tokens, $\alpha^\delta$ is left. What do you get in return?
 # Decay cuts the noise more than it cuts recent values. A token of age $i$ now adds noise with mean
 # square $\alpha^{2i}/n$, and $1 + \alpha^2 + \alpha^4 + \dots = 1/(1 - \alpha^2)$, however long the
@@ -360,7 +396,7 @@ _ = must_differ("Σ a_i v_i", a @ values[0], torch.zeros(3), at_least=0.1)
 #   \frac{1}{n\,(1 - \alpha^2)}. \tag{2.7}$$
 #
 # (Take roots before you compare.) Let's measure both. The signal is the answer's projection
-# onto the value, the noise is the rest, and `store` runs a rule and returns its last state:
+# onto the value, the noise is the rest:
 
 # %% tags=["aside"]
 l, n = 512, 64
@@ -376,28 +412,34 @@ for name, alpha in (("no decay", 1.0), ("half-life 8", 0.5 ** (1 / 8))):
 
 # %% tags=["figure"]
 def draw_fading(ax, keys, values, oldest=60):
-    """How loud each stored value is in its answer, against its age, without a decay and with."""
-    for i, (name, alpha) in enumerate((("no decay", 1.0), ("half-life 8", 0.5 ** (1 / 8)))):
+    """How loud each stored value is in its answer, against its age, with a decay and without."""
+    rules, drawn = (("half-life 8", 0.5 ** (1 / 8), (6, 2.3)), ("no decay", 1.0, (40, 0.45))), []
+    for i, (name, alpha, place) in enumerate(rules):
         got = einsum("bpn,bln->blp", store("Mamba-2", keys, values, g=math.log(alpha)), keys)
         signal = (got * values).sum((0, 2)) / values.square().sum((0, 2))
         noise = (got - signal[:, None] * values).square().mean((0, 2)).sqrt()
-        color = plotting.COLORS[(1, 2)[i]]
-        ax.plot(range(oldest), (signal / noise).flip(0)[:oldest], color=color, label=name)
-    plotting.level(ax, 1, "signal as loud as the noise")
-    ax.set(xlabel="age in tokens", ylabel="signal / noise", ylim=(0, 3.8))
-    ax.tick_params(labelsize=14)
-    ax.legend(loc="upper right")
+        color, ratio = plotting.COLORS[(2, 1)[i]], (signal / noise).flip(0)[:oldest]
+        curves = [*ax.plot(ratio, color=color), ax.text(*place, name, color=color, fontsize=19)]
+        drawn.append(curves)
+    plotting.level(ax, 1)
+    ax.text(26, 1.06, "signal as loud as the noise", fontsize=18)
+    ax.set(ylim=(0, 3.8), yticks=[0, 1, 2, 3])
+    ax.set_xlabel("age in tokens", fontsize=18)
+    ax.set_ylabel("signal / noise", fontsize=18)
+    ax.tick_params(labelsize=18)
+    return drawn
 
 
-# %% slide_title="Decay keeps recent values clear, and gives up the old" tags=["figure", "slide"]
-fig, ax = plotting.figure(size=(10, 4.2))
-draw_fading(ax, keys, values)
+# %% slide_title="Up to age 24, fading beats keeping everything" tags=["figure", "slide"]
+fig, ax = plotting.figure(size=(9, 4.8))
+fades, keeps = draw_fading(ax, keys, values)
 plotting.save(
     fig,
     "02_fading",
     "Signal over noise against the age of a value, up to 60 tokens. Without decay it is about 0.35 "
     "at every age. With a half-life of 8 it begins at 3.5, falls below 1 between ages 10 and 20, "
     "and goes to 0.",
+    stages=[keeps],
 )
 
 # %% [markdown]
@@ -422,7 +464,7 @@ o = gated_linear_attention(*heads(k, k, v, g))[0, :, 0]
 check("read at once: all of it", o[0], value[0])
 check("after one half-life: half of it", o[half_life], value[0] / 2)
 
-# %% [markdown] slide_title="A gradient step writes only what is missing"
+# %% [markdown] slide_title="A gradient step writes what is missing" slide_figure="02_answers:1"
 # ## 5 · Correct it: the delta rule
 #
 # You read *the cat is in the kitchen* and later *the cat is in the garden*. Same key, new value.
@@ -446,7 +488,7 @@ check("after one half-life: half of it", o[half_life], value[0] / 2)
 # state then returns $(0.6, 0)$. We want $(0, 1)$, so $(-0.6, 1)$ is missing, and that's what we
 # write.
 
-# %% slide_title="The delta rule reads first, and writes the difference" slide_figure="02_write"
+# %% tags=["aside"]
 S_two = torch.zeros(2, 2)
 for k, v in zip(TWO_KEYS, TWO_VALUES, strict=True):  # with β = 1
     S_two = S_two + torch.outer(v - S_two @ k, k)
@@ -455,7 +497,18 @@ check("DeltaNet, by hand", S_two @ TWO_KEYS.T, torch.tensor([[0.64, 0.0], [0.6, 
 
 # %% [markdown]
 # The key $k_1$ returns its value exactly, but $k_0$ pays the price. The write arrives there with a
-# factor of 0.6, the keys' inner product: $(1, 0) + 0.6\,(-0.6, 1) = (0.64, 0.6)$. Any nonzero step
+# factor of 0.6, the keys' inner product: $(1, 0) + 0.6\,(-0.6, 1) = (0.64, 0.6)$.
+
+# %% slide_title="The new key is right, and the old key pays for it" tags=["figure", "slide"]
+plotting.show_drawing(
+    "02_answers",
+    "The plane of answers, v_0 to the right and v_1 upward. Before the second write, k_0 returns "
+    "(1, 0) and k_1 returns (0.6, 0). Adding moves them straight up, by 0.6 and by 1. The delta "
+    "rule moves k_1's answer along what is missing to v_1, and k_0's by 0.6 of that.",
+)
+
+# %% [markdown]
+# Any nonzero step
 # along one key disturbs what's stored under every key that isn't orthogonal to it.
 #
 # Linear attention is a gradient step too, on the loss $-v \cdot S k$. That loss has no minimum, so
@@ -475,7 +528,7 @@ _ = must_differ("error with the wrong sign", torch.outer(value - S @ key, key), 
 by_row = S @ (torch.eye(n) - beta * torch.outer(key, key)) + beta * torch.outer(value, key)
 check("gradient step = the right side of 2.9", S - beta * slope, by_row)
 
-# %% [markdown] slide_title="Above β‖k‖² = 2, a step enlarges the error" slide_figure="02_step:1"
+# %% [markdown] slide_title="Above β‖k‖² = 2, a step enlarges the error" slide_figure="02_step:0"
 # ## 6 · When a step is too large
 #
 # How large can $\beta$ be? Multiply (2.9) by $k_t$ on the right: the error for the key we just
@@ -496,20 +549,32 @@ for name, k in (("raw", raw), ("unit", F.normalize(raw, dim=-1))):
 print(f"the largest float32 is {torch.finfo(torch.float32).max:.0e}, and passed before token 100")
 
 
-# %% [markdown] slide_title="Longhorn's step is never too large" slide_figure="02_step"
+# %% [markdown]
 # Such a key has $\|k\|^2$ near 16, which makes the factor about −15: normalise your keys. (The
 # state grows about threefold per token, not fifteenfold, since only what lies along the key is
 # enlarged.) With unit keys and $\beta$ between 0 and 1, no step overshoots.
 #
 # *Longhorn* (Liu et al., 2024) is safe with keys of any length. Instead of choosing a step, it says
 # where the step should end: at a state that's close to the old one and answers the new key well.
+
+# %% slide_title="Longhorn stops between the old answer and the value" tags=["figure", "slide"]
+plotting.show_drawing(
+    "02_longhorn",
+    "Two parabolas and their sum, along the way from the old answer to the value. One grows with "
+    "the distance from the old state, one with the distance from the value. The sum is lowest in "
+    "between, two thirds of the way for β = 2; the rest of the way is e.",
+)
+
+# %% [markdown] slide_title="Longhorn is a delta rule with a small step" slide_figure="02_longhorn"
+# As an equation, this is
 #
 # $$S_t = \operatorname*{argmin}_S \| S - S_{t-1} \|^2 + \beta_t\,\| S k_t - v_t \|^2. \tag{2.11}$$
 #
 # Let $e = v_t - S_t k_t$ be what is still missing after the write. With the gradient at zero,
 # $S_t - S_{t-1} = \beta_t\,e\,k_t^\top$. Multiply by $k_t$: since $S_t k_t = v_t - e$, the left
-# side is $(v_t - S_{t-1} k_t) - e$, and the right is $\beta_t \|k_t\|^2\,e$. Solve for $e$: the
-# minimum is a delta rule with a smaller step,
+# side is $(v_t - S_{t-1} k_t) - e$, and the right is $\beta_t \|k_t\|^2\,e$. Divide what was
+# missing by $1 + \beta_t \|k_t\|^2$, and you have $e$. So the minimum is a delta rule with a
+# smaller step:
 #
 # $$S_t = S_{t-1} + \epsilon_t\,(v_t - S_{t-1} k_t)\,k_t^\top, \qquad
 #   \epsilon_t = \frac{\beta_t}{1 + \beta_t \|k_t\|^2}. \tag{2.12}$$
@@ -558,11 +623,22 @@ after = S + beta / (1 + beta * key @ key) * torch.outer(value - S @ key, key)
 times = (value - S @ key) / (1 + beta * key @ key)
 check("after Longhorn's, 1 / (1 + β‖k‖²) times", value - after @ key, times)
 
-# %% [markdown] slide_title="Decay clears everything, a delta step one key" slide_figure="02_write"
+# %% [markdown]
 # ## 7 · Fade, then correct: Gated DeltaNet
 #
 # A delta-rule write only clears what's stored along its own key. Decay clears everything, without
-# looking. *Gated DeltaNet* (Yang, Kautz and Hatamizadeh, 2024) does both, and fades first:
+# looking:
+
+# %% slide_title="Decay clears everything, a delta step its own key" tags=["figure", "slide"]
+plotting.show_drawing(
+    "02_forget",
+    "The share of an old value that its key still returns after one write, against the inner "
+    "product of the two keys. Mamba-2 leaves half, whatever the key. The delta rule leaves all at "
+    "inner product 0, nothing at 1. Gated DeltaNet leaves half of what the delta rule does.",
+)
+
+# %% [markdown] slide_title="Gated DeltaNet fades first, then corrects" slide_figure="02_forget"
+# *Gated DeltaNet* (Yang, Kautz and Hatamizadeh, 2024) does both, and fades first:
 #
 # $$S_t = \alpha_t S_{t-1}\,(I - \beta_t k_t k_t^\top) + \beta_t v_t k_t^\top
 #   = \tilde S + \beta_t\,(v_t - \tilde S k_t)\,k_t^\top, \quad \tilde S = \alpha_t S_{t-1}.
@@ -644,16 +720,21 @@ def errors_over_time(name, keys, slots, values):
     return error
 
 
-# %% [markdown] slide_title="One stream of 60 tokens puts five memories to the test"
+# %% [markdown]
 # ## 8 · What each rule remembers
 #
-# Let's watch five memories at work on one stream of 60 tokens, with $n = 32$ (the picture has three
-# of them):
-#
-# - tokens 0 to 23 write 24 keys;
-# - tokens 24 to 35 give the first twelve keys *new* values;
-# - tokens 36 to 59 write 24 more keys.
-#
+# Let's watch five memories at work on one stream of 60 tokens, with $n = 32$. Tokens 0 to 23 write
+# 24 keys. Tokens 24 to 35 give the first twelve keys *new* values. Tokens 36 to 59 write 24 more
+# keys.
+
+# %% slide_title="One stream of 60 tokens puts five memories to the test" tags=["figure", "slide"]
+plotting.show_drawing(
+    "02_stream",
+    "The key that each of 60 tokens writes: keys 0 to 23, then keys 0 to 11 once more with new "
+    "values, then keys 24 to 47.",
+)
+
+# %% [markdown]
 # After every token we compare the answers to all keys so far with their current values. An empty
 # memory would have an error of 1. (The decay has a half-life of 23 tokens, and $\beta = 1$.) Which
 # rules make no error right after a write? Here is the average for keys 12 to 23, which are written
@@ -825,14 +906,12 @@ assert f"{0.31 * 0.97**36:.2f}" == "0.10"
 # linear attention returns the old value in four cases of ten. **The measure you choose decides who
 # wins, so choose it before you look.**
 
-# %% [markdown] slide_title="The race was about the step" slide_figure="02_law"
+# %% [markdown]
 # And be fair to the delta rule: this race is about $\beta$. Over random keys, a write takes
 # $\beta/n$ of an old value away on average, so after $\delta$ writes $\beta\,(1 - \beta/n)^\delta$
 # of the value is left. A write also takes $(2\beta - \beta^2)/n$ of the answer's mean square and
 # adds $\beta^2/n$: they balance at $\beta/(2 - \beta)$. Divide by its root. So the angle between
-# answer and value has
-#
-# $$\cos = \sqrt{\beta\,(2 - \beta)}\;\Big(1 - \frac{\beta}{n}\Big)^{\delta}.$$
+# answer and value has the cosine $\sqrt{\beta\,(2 - \beta)}\;(1 - \beta/n)^{\delta}$:
 
 # %% slide_title="Fresh values want a large step, old ones a small one" tags=["figure", "slide"]
 fig, ax = plotting.figure(size=(9, 4.2))
@@ -892,7 +971,7 @@ for name in RULES:
 # All the others notice. The rules with a decay would notice even if the keys were orthogonal;
 # DeltaNet and Longhorn only notice because the keys overlap.
 
-# %% [markdown] slide_title="The dependence is linear, so one system gives all the writes"
+# %% [markdown] slide_title="Every write depends on the earlier ones" slide_figure="02_triangle:2"
 # ## 9 · All tokens of a chunk at once
 #
 # Written as loops, all five rules have to go token by token. Each write of the delta rule even
@@ -912,7 +991,8 @@ for name in RULES:
 # earlier writes:
 #
 # $$u_t = \beta_t \Big( v_t - S_{-1} k_t - \sum_{s < t} u_s\,(k_s \cdot k_t) \Big). \tag{2.15}$$
-#
+
+# %% [markdown] slide_title="One triangular system holds all writes" slide_figure="02_triangle"
 # Move the sum to the left: $u_t + \beta_t \sum_{s < t} (k_t \cdot k_s)\,u_s = \beta_t\,(v_t -
 # S_{-1} k_t)$. That's row $t$ of one system, with the $u_t$ as the rows of $U$, the $S_{-1} k_t$ as
 # those of $K S_{-1}^\top$, and $T_{ts} = \beta_t\,(k_t \cdot k_s)$ for $s < t$ and 0 otherwise:
@@ -920,24 +1000,30 @@ for name in RULES:
 # $$(I + T)\,U = \mathrm{diag}(\beta)\,(V - K S_{-1}^\top). \tag{2.16}$$
 #
 # $I + T$ is triangular, with ones on the diagonal, so one call solves (2.16) for $U$. The solve
-# still goes row by row, but only within a chunk, and needs no state but the one before it. Then
-# read as in linear attention:
+# still goes row by row, but only within a chunk:
+
+# %% slide_title="The solve goes row by row, from first to last" tags=["figure", "slide"]
+plotting.show_drawing(
+    "02_triangle",
+    "The matrix I + T of four tokens, with ones on its diagonal and entries T below it, times the "
+    "rows of U, is a right side that is known. Row by row from the top, each row of U follows from "
+    "the rows above it.",
+)
+
+# %% [markdown]
+# And the system contains no state but the one before the chunk. With $U$ you read as in linear
+# attention:
 #
 # $$O = Q S_{-1}^\top + (Q K^\top \circ M)\,U. \tag{2.17}$$
 #
-# Let's try seven tokens, starting from a state `S_before`:
+# Let's try seven tokens, starting from a state `S_before`. A loop over the tokens (folded) gives
+# outputs `o` and a last state `S_after`. Does one system give the same?
 
-# %% tags=["aside"]
+# %% tags=["guard"]
 l, n, p = 7, 5, 4
 q, k, v = random(l, n, seed=32), unit(l, n, seed=33), random(l, p, seed=34)
 beta = torch.rand(l, generator=torch.Generator().manual_seed(35)) + 0.3
 S_before = random(p, n, seed=36)
-
-# %% [markdown]
-# A loop over them gives outputs `o` and a last state `S_after` (folded). Does one system give the
-# same?
-
-# %% tags=["guard"]
 options = dict(initial_state=S_before[None, None], return_final_state=True)
 o, S_after = (t.squeeze() for t in delta_rule(*heads(q, k, v, beta), **options))
 gates = {"g": -random(l, seed=37).abs() / 4, "beta": beta}
@@ -953,7 +1039,7 @@ O = q @ S_before.T + (q @ k.T).tril() @ U
 check("outputs of the chunk = loop", O, o)
 check("state after the chunk = loop", S_before + U.T @ k, S_after)
 
-# %% [markdown] slide_title="Every chunk solves two systems before any state is known"
+# %% [markdown] slide_title="Each chunk solves before any state is known" slide_figure="02_chunks:0"
 # It's easy to get a diagonal wrong here. $T$ has zeros on its diagonal, because no token corrects
 # its own write. The mask $M$ has ones there, because a token does read its own write.
 #
