@@ -126,7 +126,7 @@ with torch.no_grad():
     _ = must_differ("DGLU without its tanh", without @ dglu.W_2.weight.T, dglu(x))
 
 
-# %% [markdown] slide_title="Two experts run, weighted by their shares" slide_figure="06_routing"
+# %% [markdown] slide_title="Two experts run, and their shares weight their outputs"
 # ## 2 · Routing by hand
 #
 # Could a token pay for only part of such a layer? Take $e$ such layers and call them *experts*. A
@@ -215,8 +215,8 @@ for k, renormalize in ((2, False), (2, True), (1, False), (1, True)):
     assert (largest > 1e-6) == (k > 1 or not renormalize)
 
 # %% [markdown]
-# With $k = 1$ the renormalized gate $g_i / g_i$ is always 1. No score changes it, so the router
-# never learns. Can a gate of 1 have a gradient?
+# With $k = 1$ the renormalized gate $g_i / g_i$ is always 1, so the router never learns.
+# Can a gate of 1 have a gradient?
 
 # %% slide_title="p / p.detach() is a gate of 1 with a gradient"
 scores = moe.router(x)  # (b, l, e)
@@ -863,7 +863,7 @@ print(f"rows gathered: largest tensor {gathering.entries:9,} entries")
 print(f"bags:          largest tensor {bags.entries:9,} entries")
 assert gathering.entries == 64 * 64 * 256 and bags.entries <= 64 * 256
 
-# %% [markdown] slide_title="A shared layer goes beside or before neurons" slide_figure="06_wires"
+# %% [markdown] slide_title="A shared layer stands beside the neurons or before them"
 # ## 8 · Cross domain: a shared layer and retrieved neurons
 #
 # No retrieved neuron sees every token, so section 3's common map has no home. WM and Cheems bring
