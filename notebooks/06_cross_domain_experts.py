@@ -61,6 +61,7 @@ def parameters(make):
         return sum(parameter.numel() for parameter in make().parameters())
 
 
+# %% tags=["setup"]
 def read_record(name):
     return json.loads(Path(f"../experiments/records/{name}.json").read_text())
 
@@ -214,8 +215,8 @@ for k, renormalize in ((2, False), (2, True), (1, False), (1, True)):
     assert (largest > 1e-6) == (k > 1 or not renormalize)
 
 # %% [markdown]
-# With $k = 1$ the renormalized gate is $g_i / g_i = 1$, whatever the scores, so that router never
-# learns. Can a gate of 1 have a gradient?
+# With $k = 1$ the renormalized gate $g_i / g_i$ is always 1, so the router never learns.
+# Can a gate of 1 have a gradient?
 
 # %% slide_title="p / p.detach() is a gate of 1 with a gradient"
 scores = moe.router(x)  # (b, l, e)
@@ -241,8 +242,8 @@ for name, gate in {"p / p": p / p, "p / p.detach()": p / p.detach()}.items():
 #   P_i = \frac{\text{sum of the gates given to } i}{\text{sum of all kept gates}}. \tag{6.3}$$
 #
 # It's 1 for an even load. In a total collapse, each of the $k$ busy experts has $f_i = 1/k$, and
-# their $P_i$ sum to 1. So the loss is $e \cdot \tfrac1k \cdot 1$ whatever the gates: a constant,
-# without a gradient. In *Switch Transformers* (eq. 4), $P_i$ is the mean of the **whole** softmax,
+# their $P_i$ sum to 1. So the loss is $e \cdot \tfrac1k \cdot 1$ for all gates. A constant
+# has no gradient. In *Switch Transformers* (eq. 4), $P_i$ is the mean of the **whole** softmax,
 # with the experts not chosen. There the busy experts' $P_i$ sum to a little less than 1. The rest
 # leaks to the idle ones, and the loss falls as the leak grows.
 #
@@ -306,9 +307,9 @@ plotting.save(
 # %% [markdown]
 # After a head start of 12, our loss leaves two experts with nothing, and Switch's balances all
 # four. At 6 a few tokens go to the other two, and that is enough for both. Switch's loss holds out
-# longer, but not forever: the leak shrinks like $\exp(-\text{head start})$, and after 25 it fails,
-# too. So check which loss your library has. (DeepSeek-V3 adds a bias to each expert's score
-# instead, for the choice alone, and moves it by the load.)
+# longer, but its leak shrinks like $\exp(-\text{head start})$, and after 25 it fails. Which loss
+# does your library have? DeepSeek-V3 adds a bias to each expert's score and moves the bias by the
+# load. Its bias affects only the choice.
 
 # %% tags=["guard"]
 gates, indices = moe.route(random(8, 64, 6, seed=4))
@@ -367,6 +368,7 @@ def expert_choice(shares, slots=5):
     return torch.zeros_like(tokens).scatter(0, best.indices, best.values).view_as(shares)
 
 
+# %% tags=["setup"]
 def change_of_outputs(rule):
     """How far each output moves (b, l) if the last token of the first text is another one."""
     moved = x.clone()
@@ -425,6 +427,7 @@ def kinds_task(seed, d=8, kinds=4):
     return common, special, generator
 
 
+# %% tags=["setup"]
 def kinds_batch(n, common, special, generator):
     """Draw n tokens of random kinds: x (1, n, d) with its mark, target (1, n, d), kind (1, n)."""
     kinds, d, _ = special.shape
@@ -445,8 +448,8 @@ plotting.show_drawing(
 # %% [markdown] slide_title="How much of the common map do the routed experts hold?"
 # We set the router by hand, one expert per kind, and train the experts with and without a *shared
 # expert*, whose output is added for every token. Call the mean of the four $M + M_i$ the *common
-# map* $\bar M$. (The four $M_i$ needn't average to zero; what they share is common, too.) How much
-# of it do the routed experts then hold? Let $E_i$ be the linear map that fits expert $i$ best on
+# map* $\bar M$. It includes the mean of the four $M_i$, which needn't be zero. How much of
+# $\bar M$ do the routed experts then hold? Let $E_i$ be the linear map that fits expert $i$ best on
 # its own tokens. Average the four, and ask how much of $\bar M$ is in the average:
 #
 # $$\text{held} = \frac{\langle \tfrac14 \sum_i E_i,\, \bar M\rangle}
@@ -675,8 +678,8 @@ plotting.save(
 # So $k^2$ candidates are enough. Can we do better?
 #
 # Sort both lists in descending order; now $i$ and $j$ are ranks, from 0. Then $(i + 1)(j + 1)$ sums
-# are at least as large as the one at ranks $i$ and $j$, itself included. If that's more than $k$,
-# at least $k$ others are as good: drop the pair. What's left is the staircase of the opening
+# are at least as large as the sum at ranks $i$ and $j$ (it counts itself). If that's more than
+# $k$, at least $k$ others are as good: drop the pair. What's left is the staircase of the opening
 # drawing, the pairs with $(i + 1)(j + 1) \le k$. Row $i$ has $\lfloor k/(i+1) \rfloor$ of them, and
 # $1 + \tfrac12 + \dots + \tfrac1k$ is about $\ln k$. So there are about $k \ln k$ in all:
 
@@ -809,7 +812,7 @@ plotting.show_drawing(
 # $\langle x, \mathrm{bag} \rangle$ with respect to `w`. In the code, `n` counts tokens, and `j` the
 # neurons of a token.
 
-# %% slide_title="A backward pass gives the inner products without a copy"
+# %% slide_title="A backward pass gives inner products without a copy" slide_figure="06_bag"
 table, x = random(64, 6, seed=8), random(5, 6, seed=10)  # five tokens
 rows = torch.arange(30).view(5, 6) * 7 % 64
 w = random(5, 6, seed=14).requires_grad_()
@@ -882,8 +885,8 @@ assert gathering.entries == 64 * 64 * 256 and bags.entries <= 64 * 256
 #     \mathrm{softmax}(s)_i\;\mathrm{act}(z \cdot \mathrm{down}_i)\;\mathrm{up}_i}
 #   \end{aligned} \tag{6.7}$$
 #
-# The sums run over the retrieved neurons. Their scores $s_i$ come from whatever the neurons read.
-# Here is the wiring of the three with a softmax:
+# The sums run over the retrieved neurons. Their scores $s_i$ come from the vector that the neurons
+# read. Here is the wiring of the three with a softmax:
 
 # %% slide_title="Do the neurons read x or z, and is z added?" tags=["figure", "slide"]
 plotting.show_drawing(
@@ -946,7 +949,7 @@ with torch.no_grad():
 # WM Listing 8 (repaired: as printed it raises an error) leaves $\mathrm{act}$ open. If it's ReLU,
 # only $\mathrm{FFN}^{\mathrm s}$ gets a gradient. A score of 0 makes its argument 0, and there both
 # $\mathrm{act}$ and, in torch, $\mathrm{act}'$ are 0. SiLU has $\mathrm{act}'(0) = \frac12$, and a
-# softmax has gradients, too. So the chosen keys move, and wherever one scores below 0, an unused
+# softmax also has a gradient. So the chosen keys move. Where a chosen key scores below 0, an unused
 # key at 0 takes its place.
 #
 # The package draws normal keys and keeps the softmax outside: inside SiLU, a higher score needn't

@@ -57,6 +57,7 @@ def losses_of(name):
     return losses
 
 
+# %% tags=["setup"]
 NAMES = ("inner", "position", "shared", "gated", "systems", "orders", "routed", "experts")
 inner, position, shared, gated, systems, orders, routed, experts = (
     losses_of(f"09_{name}") for name in NAMES
@@ -76,12 +77,12 @@ def draw_clouds(ax, losses, told):
             ax.text(1.08, nats[1], words, color=color, fontsize=14, va="center")
     for place, name in enumerate(names):
         ax.plot(place - 0.1, interval([*losses[name].values()]).mean, "s", color="k", ms=10)
-    ax.set(xlim=(-0.35, 1.95), ylabel="held-out nats per byte")
+    ax.set(xlim=(-0.35, 1.95), ylim=(1.985, 2.073), ylabel="held-out nats per byte")
     ax.set_title("joined by seed; squares: means of six")
-    ax.set_ylim(1.985, 2.073)
     ax.set_xticks([0, 1], names, fontsize=14)
 
 
+# %% tags=["figure"]
 def draw_interval(ax, apart, words):
     """Differences seed by seed, and their mean with its interval."""
     mean, half = interval(apart)
@@ -135,7 +136,7 @@ plotting.save(
 # Before you run the cell: how often does $\pm\,1.96\,s/\sqrt n$ contain the true mean?
 
 
-# %% slide_title="Few runs need Student's factor"
+# %% slide_title="Few runs need Student's factor" slide_figure="09_covered"
 def covered(n, factor, trials=50_000):
     """The share of intervals (9.1), each from n normal numbers, that hold the true mean, 0."""
     x = torch.randn(trials, n, generator=seeded(n))
@@ -173,7 +174,7 @@ plotting.save(
 #
 # Let a share $\rho$ of a run's variance come from its seed. Then the half width is proportional to
 # $4.30 \sqrt{2(1 - \rho)}$ in pairs and $2.78 \sqrt 2$ apart. So pairing pays only if $1 - \rho <
-# (2.78 / 4.30)^2 = 0.42$. Here is $\rho$ in each of this chapter's tables:
+# (2.78 / 4.30)^2 = 0.42$. We estimate $\rho$ in each of this chapter's tables:
 
 
 # %% slide_title="With three seeds, pairing costs more than it saves"
@@ -318,6 +319,7 @@ def common_share(answers):
     return (answers.mean(0).square().sum() / answers.square().flatten(1).sum(1).mean()).item()
 
 
+# %% tags=["setup", "experiment"]
 @torch.no_grad()
 def in_common(model, ids):
     """For every layer of routed experts: what their answers to the same tokens have in common."""
@@ -341,7 +343,7 @@ def in_common(model, ids):
 # tuning seed enough? Here is a row of sections 4 and 5, three state layers and one of attention
 # with rotation (S + A, rope), and its loss at each rate:
 
-# %% slide_title="One tuning seed can choose a wrong rate"
+# %% slide_title="One tuning seed can choose a wrong rate" slide_figure="09_rates"
 tried = {}
 for run in read_record("09_gated")["rates"]:
     if run["row"] == "MLP":  # which is S + A, rope
@@ -402,7 +404,7 @@ for name in (*tuned, "systems", "gated"):
 # a fluke, so the next threshold is milder: 0.01, 0.02 and 0.04 meet 0.0167, 0.025 and 0.05, and all
 # three pass. Were the first 0.02, none would. The chance of declaring even one difference that
 # isn't there is then at most 5 %. From here on, *significant* means significant after Holm's
-# correction. Here are 4,000 tables of seventeen p-values where nothing is real:
+# correction. We draw 4,000 tables of seventeen p-values where nothing is real:
 
 # %% slide_title="Holm's rule keeps false findings at 5 % for a whole table"
 drawn = torch.rand(4000, 17, generator=seeded(12)).tolist()
@@ -421,8 +423,8 @@ assert 0.55 < naive < 0.61 and by_rule < 0.065
 # **One standard deviation for a table.** Three runs give a poor $s$, but a table has many rows.
 # Suppose a loss is its row's mean, plus what its seed does to all rows, plus noise with the same
 # standard deviation $\sigma$ in every row. Subtract the means of the $r$ rows and of the $n$ seeds,
-# and add the mean of all. What is left, $e$, estimates $\sigma$, and with it a difference $\sum_i
-# w_i\,\bar x_i$ of rows (weights that sum to zero, so that seeds cancel: 1 and $-1$ for a pair)
+# and add the mean of all. The rest, $e$, estimates $\sigma$. Take a difference $\sum_i w_i\,\bar
+# x_i$ of rows, such as 1 and $-1$ for a pair. Its weights sum to zero, so the seeds cancel, and it
 # gets the interval
 #
 # $$\sum_i w_i\,\bar x_i \;\pm\; t_{(r-1)(n-1)}\,\sigma\,\sqrt{\sum_i w_i^2 / n}, \qquad \sigma^2 =
@@ -460,6 +462,7 @@ def hartley(losses, trials=4000):
     return (drawn >= ratios(x)).double().mean().item()
 
 
+# %% tags=["setup"]
 def pools(losses):
     """Whether a table's differences use one standard deviation, by our rule."""
     return len(losses) > 2 and hartley(losses) >= 0.05
@@ -489,9 +492,8 @@ ORDERS = {
     "OTCE": dict(pattern="SM SM SM SM AM SM SM AM", position="conv", d_model=96),
     "two, not last": dict(pattern="SM SM AM SM AM SM SM SM", position="conv", d_model=96),
 }
-RECALLING = {row: fields["pattern"] for row, fields in ORDERS.items()} | {
-    "one, early": "SM SM AM SM SM SM SM SM"
-}
+RECALLING = {row: fields["pattern"] for row, fields in ORDERS.items()}
+RECALLING["one, early"] = "SM SM AM SM SM SM SM SM"
 ELIMINATION = 0.39  # the share right of a model that only rules out values it has seen asked
 
 
@@ -526,10 +528,8 @@ even, noisy = (torch.randn(100_000, 9, 3, generator=seeded(seed)) for seed in (1
 noisy[:, 0] *= 3
 found = (ratios(noisy) > ratios(even).quantile(0.95)).double().mean().item()
 assert 0.105 < found < 0.12  # Hartley's test is weak: it rarely notices one row with 3 σ
-means, noise = (
-    torch.randn(100_000, generator=seeded(3)),
-    torch.randn(16, 100_000, generator=seeded(4)),
-)
+means = torch.randn(100_000, generator=seeded(3))
+noise = torch.randn(16, 100_000, generator=seeded(4))
 paired_t = (1.7 * math.sqrt(3) + means) / noise.square().mean(0).sqrt()  # nine rows, three seeds
 assert 0.77 < (paired_t > student_t(16)).double().mean() < 0.83
 apart = verdicts(inner, minus("retrieved", "linear") | minus("SSD", "linear")).values()
@@ -552,7 +552,7 @@ assert all(holm([0.01, 0.02, 0.04])) and not any(holm([0.02, 0.02, 0.04]))
 # -m experiments 09_inner`). A negative number is good for the inner function, and `judge` applies
 # our rule:
 
-# %% slide_title="Inner functions change the loss by 2 % at most, not 40"
+# %% slide_title="Inner functions change the loss by 2 %, at most" slide_figure="09_two_clouds"
 called = judge(inner, minus("retrieved", "linear") | minus("SSD", "linear"))
 assert not any(called.values())
 
@@ -615,13 +615,27 @@ def averaged(one, other):
 
 
 # %% slide_title="Rotation is behind the convolution in all four modules"
-averages = {f"{a} minus {b} on average": averaged(a, b) for a, b in SOURCES}
+averages, by_module = {f"{a} minus {b} on average": averaged(a, b) for a, b in SOURCES}, {}
 for a, b in SOURCES:
     modules = [minus(f"{m}, {a}", f"{m}, {b}") for m in MODULES]
     means = [mean for one in modules for ((mean, _), _, _) in verdicts(position, one).values()]
+    by_module[f"{a} minus {b}"] = means
     print(f"{a} minus {b}, by module:", *(f"{mean:+.3f}" for mean in means))
 called = judge(position, averages)
-assert [*called.values()] == [True, False]
+assert [*called.values()] == [True, False] and min(map(min, by_module.values())) > 0
+
+# %% slide_title="All eight means have the sign we bet on" tags=["figure", "slide"]
+fig, ax = plotting.figure(size=(11, 4.6))
+for i, (pair, means) in enumerate(by_module.items()):
+    ax.bar([place + 0.4 * i - 0.2 for place in range(4)], means, 0.36, label=pair)
+ax.set_xticks(range(4), MODULES)
+ax.set(ylabel="difference, nats per byte"), ax.legend()
+plotting.save(
+    fig,
+    "09_modules",
+    "For four modules, how far rotation's loss is above the convolution's and the decay's above "
+    "rotation's. All eight bars are above zero.",
+)
 
 # %% [markdown] slide_title="Without the module that worries us, the gap stays"
 # All eight means have the sign we bet on, and rotation is significantly behind the convolution.
@@ -771,8 +785,8 @@ assert all(0.048 < means[f"{row} minus DGLU"] < 0.061 for row in KINDS[-2:])
 assert round(means["MLP minus DGLU"], 3) == 0.111
 
 # %% [markdown] slide_title="Family and prediction are committed before the new seeds"
-# That takes away most of the story. The MLP is 0.111 behind the DGLU, which has no experts. CDMMoE
-# and CDMoE are behind it, too. Only MoE, MoE with a shared expert and cohesive experts stay ahead,
+# That takes away most of the story. The MLP is 0.111 behind the DGLU, which has no experts. It
+# also beats CDMMoE and CDMoE. Only MoE, MoE with a shared expert and cohesive experts stay ahead,
 # by 0.04 to 0.06. But we had picked this family *and* our rule after looking.
 #
 # So we asked again, on five new seeds. First we committed (`experiments/preregistered.py`) our rule
@@ -795,8 +809,8 @@ assert all(called.values()) and mean > half
 
 
 # %% [markdown]
-# Here are all three families. Dots are seeds; a square is their mean with its interval, filled if
-# Holm's rule calls it significant. Does any verdict change on the new seeds?
+# The figure has all three families. Dots are seeds; a square is their mean with its interval,
+# filled if Holm's rule calls it significant. Does any verdict change on the new seeds?
 
 
 # %% tags=["figure"]
@@ -856,6 +870,7 @@ def print_table(name, rows):
         print(f"{row:24} rate {best[row]:<6g} {mean:.3f} ± {half:.3f}")
 
 
+# %% tags=["guard"]
 times = compute(SHARED)
 print("Chapter 12 quotes, here and below, of compute, losses and shared answers:")
 print("compute:", *(f"{row} {share:.2f}" for row, share in times.items()), sep="  ")
@@ -1049,7 +1064,7 @@ for name, ((mean, half), *_) in judged.items():
 # Cheems, neither of them significant. We'd try the experts next, since CDMoE was behind DGLUs in
 # section 5.
 #
-# And later in training? We predicted, and committed, that after 1,000 updates Cheems is behind
+# And later in training? Our committed prediction for 1,000 updates: Cheems is behind
 # Jamba by only 0.04 to 0.12, and Mamba-2 isn't significantly behind. (When we knew the result
 # above, but before these runs, we replaced an earlier prediction by this one. `python -m
 # experiments 09_systems_longer`, three seeds.)
@@ -1079,8 +1094,7 @@ first |= minus("Cheems", "Jamba") | minus("LlaMa", "Cheems")
 at_first = verdicts(early, first)
 assert at_first["Cheems minus Jamba"].interval.mean > 0 and not at_first["OTCE minus Jamba"].called
 times = compute(SYSTEMS)
-assert round(times["Cheems"] / times["Jamba"], 2) == 1.06
-assert round(times["LlaMa"] / times["Jamba"], 2) == 1.28
+assert [round(times[row] / times["Jamba"], 2) for row in ("Cheems", "LlaMa")] == [1.06, 1.28]
 
 
 # %% [markdown] slide_title="Relative changes of the loss have no unit" slide_figure="09_claims:0"
@@ -1118,6 +1132,7 @@ def ours(losses, weights):
     return mean * percent, half * percent, pooled(losses)[1] if pool else seeds - 1, p
 
 
+# %% tags=["setup"]
 def our_slope(losses):
     """What experts everywhere add, in percent of the loss without experts, as in `ours`."""
     nowhere = statistics.fmean(losses[next(iter(losses))].values())
@@ -1126,6 +1141,7 @@ def our_slope(losses):
     return 100 * mean / nowhere, 100 * half / nowhere, len(slope["slope"]) - 1, p
 
 
+# %% tags=["setup"]
 def holm_widths(claims):
     """Half widths at the level at which Holm's rule tested each claim, or stopped testing."""
     widths, level, passed = {}, 0.05, True
@@ -1145,12 +1161,15 @@ TABLE_5 = (4.86, 4.83, 4.84, 4.82, 4.88, 4.92, 4.68, 4.68, 4.67)
 TABLE_5 += (4.68, 4.77, 4.69, 4.63, 4.61, 4.48, 4.56, 4.54)
 
 
+SEI, STATES = "MoE with shared expert", {"S + A, rope": 1, "A": -1}
+
+
 def printed_slope(rows, table):
     """The slope of a table's changes against its first row, without experts."""
     return slopes({row: {0: change(p, table[0])} for row, p in zip(rows, table, strict=True)})[0]
 
 
-SEI, STATES = "MoE with shared expert", {"S + A, rope": 1, "A": -1}
+# %% tags=["setup"]
 CLAIMS = {  # the paper's change; ours, its half width, its degrees of freedom and its p-value
     "inner function (WM 1)": (change(8.12, 8.18), *ours(inner, {"retrieved": 1, "linear": -1})),
     "states for attention (WM 1)": (change(8.18, 8.38), *ours(position, STATES)),
@@ -1191,8 +1210,8 @@ for name, (_, mean, half, *_) in CLAIMS.items():  # what the figure shows
 # %% [markdown]
 # Here are the nine, sorted by our result; in brackets, the paper and its table. The thick part of a
 # bar is the interval (9.3), or (9.1). The thin part is as long as Holm's rule demands of nine
-# comparisons. A claim is *seen* if the whole bar lies on the shaded side, where the papers'
-# diamonds are. Which bars stay clear of zero only as long as you forget the correction?
+# comparisons. A claim is *seen* if the whole bar is on the shaded side, with the papers'
+# diamonds. Which bars stay clear of zero only as long as you forget the correction?
 
 
 # %% tags=["figure"]
@@ -1237,20 +1256,20 @@ plotting.save(
 # %% [markdown] slide_title="Of nine claims one is seen, two are opposite" slide_figure="09_claims"
 # In its paper, each of the nine is an improvement. One of them is seen here, two are opposite:
 #
-# - **State layers in place of most attention: seen.** (Ours is fourteen times the paper's change,
-#   after 200 updates: only the sign is comparable.)
+# - **State layers in place of most attention: seen.** Ours is fourteen times the paper's change,
+#   but after 200 updates only the sign is comparable.
 # - **Rotation ahead of the convolution: opposite here**, in section 4's modules. (In section 7's
 #   systems no difference is shown. And WM reads 8,192 tokens, we 512 bytes.)
 # - **Expansive experts ahead of a shared one: opposite here**, on section 5's new seeds.
 #
-# Only OTCE's bar is clear of zero in its thick part alone: with p = 0.0098 you'd publish it by
-# itself, and in a family of nine you may not. Here it had to be below 0.0083. In section 7's family
-# of seven it had to be below 0.025, and passed: a verdict belongs to its family. For the inner
+# OTCE's thick bar is clear of zero, its thin bar isn't. By itself you'd publish its p of 0.0098. In
+# this family of nine it had to be below 0.0083, and failed. In section 7's family of seven it
+# had to be below 0.025, and passed: a verdict belongs to its family. For the inner
 # function, and for rotation against the decay, the thick bar contains both zero and the diamond, so
 # we can't tell. In the other four the diamond is outside of it, which argues against an effect of
 # that relative size. CDMoE's misses by a hair, and it's compared with MLPs, as WM does it: the
-# control that section 5 discredits. (Compute differs, too: experts everywhere take 32 % less,
-# attention alone 10 % more than with states.)
+# control that section 5 discredits. Compute also differs: experts everywhere take 32 % less,
+# attention alone 10 % more than with states.
 
 # %% tags=["guard"]
 print("Chapter 12 quotes, of the papers' tables:")
