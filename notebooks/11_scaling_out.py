@@ -153,7 +153,7 @@ def draw_affine(ax, states, names, colors, row=2, column=1):
         place = (left + 0.6 * column, 1.4 + 0.6 * (len(state) - 1 - row))
         ax.add_patch(Rectangle(place, 0.6, 0.6, fill=False, ec=plotting.INK, lw=3))
         ax.text(left + 0.9, 4.65, name, ha="center", fontsize=20)
-        ax.text(left + 0.9, 0.7, f"{state[row, column]:.2f}", ha="center", fontsize=20)
+        ax.text(left + 0.9, 0.7, f"{state[row, column]:.3f}", ha="center", fontsize=20)
         for y in (0.65, 2.75):
             ax.text(left + 2.5, y, ("→", "+", "=", "")[i], ha="center", fontsize=28)
 

@@ -142,12 +142,15 @@ print("your mask is that of three texts with blanks")
 
 # %% tags=["figure"]
 blanks = cut_out(sentence, seeded(5))
-fig, ax = plotting.figure(size=(6.2, 5.4))
+fig, ax = plotting.figure(size=(4.6, 4))
 plotting.heatmap(ax, blanks.visible.double(), signed=False, colorbar=False)
-ax.set(title="who (row) sees whom (column)")
 a, l = int((blanks.targets < 0).sum()), len(blanks.input_ids)
 ax.set_xticks([a / 2, (a + l) / 2], ["part A", "part B"], fontsize=14)
 ax.set_yticks([a / 2, (a + l) / 2], ["part A", "part B"], fontsize=14)
+ax.set(xlabel="is seen", ylabel="sees")
+ax.text(a / 2, a / 2, "all see A", color="white", ha="center", fontsize=16)
+ax.text((a + l) / 2, a / 2, "A never\nsees B", ha="center", va="center", fontsize=11)
+ax.text(a - 1, l - 3, "B sees its past", color="white", ha="right", fontsize=12)
 plotting.save(
     fig,
     "09a_visible",
