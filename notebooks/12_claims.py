@@ -987,8 +987,8 @@ plotting.save(
     fig,
     "12_averages",
     "A dot for each of 36 averages in seven tables: the printed one minus the recomputed. 29 are "
-    "within rounding, a grey bar as wide as a table's last digit, in green. In vermilion, six of WM Table 4 are off by 0.02 to 0.08 points, "
-    "and one of Ch Table 3 by 0.22.",
+    "within rounding, a grey bar as wide as a table's last digit, in green. In vermilion, six of "
+    "WM Table 4 are off by 0.02 to 0.08 points, and one of Ch Table 3 by 0.22.",
 )
 
 # %% [markdown]
