@@ -175,7 +175,7 @@ plotting.save(
 # The four matrix products move only a fifth. The largest call is a conversion from float64 to
 # float32.
 
-# %% [markdown] slide_title="Break-even: 6.4 operations per byte" slide_figure="10_roofline:0"
+# %% [markdown] slide_title="Bytes decide below 6.4 operations a byte" slide_figure="10_roofline:0"
 # ## 2 · The price of a byte
 #
 # Let's describe a machine by two rates: $R_\text{op}$, operations per second
@@ -248,6 +248,7 @@ def draw_operators(ax, timed, machine):
 
 # %% slide_title="Three regimes: arithmetic, bytes, and the call itself" tags=["figure"]
 fig, ax = plotting.figure(size=(11, 5.6))
+ax.text(0.2, 11, "bytes decide", rotation=21, fontsize=15, color="#555555")
 draw_roof(ax, MACHINE, "--", "dashed, the first server", 800)
 first = set(ax.get_children())
 draw_roof(ax, SERVER, "-", "solid, the second server", 330)
@@ -570,7 +571,7 @@ plotting.show_drawing(
 # **A tile and its mask.** A program loads a *tile*: some rows and columns of a matrix. How does it
 # find them? Memory is one long row of numbers. In it, each token of $x$ has $h$ rows of $p$
 # numbers. So in the first text of a batch, token $t$ of head $i$ is row $t\,h + i$, and row $r$
-# begins at number $r\,p$. Here is a tile in PyTorch and in Triton:
+# begins at number $r\,p$. Here is a tile in PyTorch, and then in Triton:
 
 
 # %% slide_title="A tile is a grid of addresses and a mask" slide_figure="10_tile:0"
@@ -889,7 +890,7 @@ plotting.save(
 )
 
 # %% [markdown] slide_title="One kernel must serve both: 32 channels, since 64 spill on an A100"
-# On an A100, a thread of its last row stores and loads 51,692 bytes. With 256 threads and 4,096
+# On an A100, a thread of the largest tile stores and loads 51,692 bytes. With 256 threads and 4,096
 # pairs, that's 800 numbers for every pair, where PyTorch has thirteen. Don't be fooled by its 32
 # registers and its occupancy, the highest of all: nearly everything is in memory. In the first row
 # nothing spills. But one program takes 256 × 200 of a multiprocessor's 65,536 registers, and leaves
