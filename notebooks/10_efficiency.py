@@ -122,7 +122,7 @@ def make_chunks(length, device="cpu"):
 # %% [markdown]
 # Below left, each arrow is one float32 number per head and *pair* $(t, s)$ of tokens in a chunk:
 # up when an operator of chapter 03's $(L \circ CB^\top)(\Delta x)$ reads it, down when it writes
-# it. Read one column: `exp` fetches a number, changes it and puts it back. That's two trips. (The
+# it. In its column, `exp` fetches a number, changes it and puts it back. That's two trips. (The
 # pink arrow is two writes and two reads of a quarter each, since four heads share $CB^\top$. We
 # count as if nothing were cached.)
 
@@ -131,7 +131,7 @@ plotting.show_drawing(
     "10_trips",
     "Two drawings of a fast small memory above a slow big one. Left, PyTorch: thirteen arrows go "
     "up and down between them, two for the subtraction, three for the conversion to float32, two "
-    "each for mask, exp and multiply, one both ways for C B transposed, one for times x. Right, "
+    "each for mask, exp and times L, one both ways for C B transposed, one for times x. Right, "
     "the kernels: x, delta, B and C go up, y comes down, states go both ways, and no pair moves.",
 )
 
@@ -140,13 +140,11 @@ plotting.show_drawing(
 #
 # PyTorch runs a layer as a list of *operators*, such as a matrix product or a sum. Let's log every
 # operator of SSD in chunks of 64, for 512 tokens, four heads of 32 channels and a state of 64. We
-# count operations in matrix products only, since everything else is so little arithmetic that only
-# its bytes matter. And we count the bytes of every read and write.
+# count operations in matrix products only, and the bytes of every read and write.
 #
-# Who moves the most? (`_to_copy`
-# converts to another dtype, and `bmm` is a batch of matrix products.)
+# Who moves the most? (`_to_copy` is a conversion, `bmm` a batch of matrix products.)
 
-# %% slide_title="Matrix products move a fifth of the bytes"
+# %% tags=["aside"]
 given = make_ssd(512)
 with Recorder() as recorder:
     _ = ssd_chunked(*given, chunk_size=64)
@@ -158,10 +156,26 @@ by_products = sum(one.moved for one in called if one.flops) / moved
 print(f"all {len(called)} operators: {moved / 1e6:.1f} MB; matrix products: {by_products:.0%}")
 assert [one.name for one in called if one.flops] == ["bmm"] * 4
 
-# %% [markdown] slide_title="A time is the larger of two: arithmetic or bytes"
-# A conversion from float64 to float32 moves the most bytes. The four matrix products move only a
-# fifth.
-#
+# %% slide_title="Matrix products move a fifth of the bytes" tags=["figure", "slide"]
+sums = Counter()
+for one in called:
+    sums[one.name] += one.moved / 1e6
+names, megabytes = zip(*sums.most_common(9)[::-1], strict=True)
+fig, ax = plotting.figure(size=(11.5, 4.6))
+ax.barh(names, megabytes, color=[plotting.COLORS[2 * (name == "bmm")] for name in names])
+ax.set(xlabel="megabytes moved, of all calls of a name")
+plotting.save(
+    fig,
+    "10_moved",
+    "Bars of megabytes for nine names of operators. Those without a matrix product move most; bmm, "
+    "in green, stands for all matrix products, a fifth of the sum.",
+)
+
+# %% [markdown]
+# The four matrix products move only a fifth. The largest call is a conversion from float64 to
+# float32.
+
+# %% [markdown] slide_title="Bytes decide below 6.4 operations a byte" slide_figure="10_roofline:0"
 # ## 2 · The price of a byte
 #
 # Let's describe a machine by two rates: $R_\text{op}$, operations per second
@@ -175,7 +189,7 @@ assert [one.name for one in called if one.flops] == ["bmm"] * 4
 #
 # On one core of a server, in float32, we measured:
 
-# %% slide_title="One core: break-even at 6.4 operations per byte"
+# %% tags=["aside"]
 print(f"{MACHINE.flops / 1e9:.0f} billion operations per second, in products of 1,024 × 1,024")
 print(f"{MACHINE.bandwidth / 1e9:.1f} GB per second, in sums of tensors of 16 MiB")
 print(f"{1e6 * MACHINE.launch:.1f} microseconds for the smallest sum")
@@ -186,25 +200,28 @@ print(f"break-even: {MACHINE.flops / MACHINE.bandwidth:.1f} operations per byte"
 # operations per byte, so above $m \approx 40$ it's *compute-bound*: arithmetic is the slower of the
 # two.
 #
-# In operations per second, (10.1) is a roof: an operator reaches $R_\text{byte}$ times its
-# intensity, or $R_\text{op}$, whichever is less. Here are the operators of four layers, timed one
-# by one on a second server, under that server's *roofline*. A dot's place to the right is counted,
-# its height is timed. Without a product there's nothing to count, so we pretend that it's a sum:
-# two numbers read, one written, an operation for 12 bytes. Which dots hang far below the roof?
+# In operations per second, (10.1) is a roof: an operator reaches the smaller of $R_\text{op}$ and
+# $R_\text{byte}$ times its intensity. Here are the operators of four layers, timed one by one on a
+# second server, under that server's *roofline*. A dot's place to the right is counted, its height
+# is timed. Without a product there's nothing to count, so we pretend that it's a sum: two numbers
+# read, one written, an operation for 12 bytes. (The dashed roof is the first server's.) Which dots
+# hang far below the solid roof?
 
 
 # %% tags=["figure"]
-def draw_roof(ax, machine):
-    """The roof of a machine, and its two slopes by name."""
-    intensity = torch.logspace(-1.5, 2.2, 200)
-    roof = (intensity * machine.bandwidth).clamp(max=machine.flops) / 1e9
-    ax.plot(intensity, roof, color="#555555", lw=2.5)
-    ax.text(0.4, 16, "memory-bound", rotation=30, fontsize=14, color="#555555", va="bottom")
-    ax.text(35, 105, "compute-bound", fontsize=14, color="#555555", va="bottom")
-    ax.set(xscale="log", yscale="log", ylim=(0.005, 260), xlim=(0.03, 160))
+def draw_roof(ax, machine, dash, name, height):
+    """The roof of a machine, and where its two slopes meet, in words at this height."""
+    ends = [0.03, machine.flops / machine.bandwidth, 160]
+    roof = [min(each * machine.bandwidth, machine.flops) / 1e9 for each in ends]
+    ax.plot(ends, roof, dash, color="#555555", lw=2.5)
+    words = f"{name}: {machine.flops / 1e9:.0f} billion/s, {machine.bandwidth / 1e9:.1f} GB/s,"
+    words += f" break-even at {ends[1]:.1f}"
+    ax.text(0.035, height, words, fontsize=15, color="#555555")
+    ax.set(xscale="log", yscale="log", ylim=(0.005, 2000), xlim=(0.03, 160))
     ax.set(xlabel="operations per byte", ylabel="billion operations per second")
 
 
+# %% tags=["figure"]
 def draw_operators(ax, timed, machine):
     """Operators by intensity and speed, in a colour for what limits them."""
     kinds = "matrix product", "no product: all at 1/12", "about a third of the roof or less"
@@ -226,14 +243,17 @@ def draw_operators(ax, timed, machine):
     ):  # fmt: skip
         how = dict(arrowstyle="-|>", color=plotting.COLORS[1], lw=1.5)
         ax.annotate(words, place, text, color=plotting.COLORS[1], fontsize=16, arrowprops=how)
+    ax.legend(loc="lower right")
 
 
 # %% slide_title="Three regimes: arithmetic, bytes, and the call itself" tags=["figure"]
 fig, ax = plotting.figure(size=(11, 5.6))
-draw_roof(ax, SERVER)
+ax.text(0.2, 11, "bytes decide", rotation=21, fontsize=15, color="#555555")
+draw_roof(ax, MACHINE, "--", "dashed, the first server", 800)
+first = set(ax.get_children())
+draw_roof(ax, SERVER, "-", "solid, the second server", 330)
 draw_operators(ax, [*chain.from_iterable(SECOND["operators"]["seconds"].values())], SERVER)
-ax.set_title("a second server", fontsize=16)
-ax.legend(loc="lower right")
+second = [artist for artist in ax.get_children() if artist not in first]
 plotting.save(
     fig,
     "10_roofline",
@@ -241,7 +261,8 @@ plotting.save(
     "second, both on logarithmic axes, under a roof that rises and then is flat. Large matrix "
     "products are just under the flat part. Those without a product stand in one column at 1/12, "
     "some of them above the roof, the hollow ones far below it. Diamonds, a third of the roof or "
-    "less, are fused attention, a top-k far down, and others.",
+    "less, are fused attention, a top-k far down, and others. A dashed roof is the first server's.",
+    stages=[second],
 )
 
 # %% [markdown] slide_title="Arithmetic, bytes or overhead: each operator has one limit"
@@ -287,7 +308,7 @@ assert round(speeds[2**18] / speeds[2**24]) == round(speeds[2**24] / speeds[2**2
 # L = L.to(X.dtype).tril_().exp_()  # 3 + 2 + 2
 # ```
 #
-# What the subtraction reads has a row per token, not per pair. `.to(X.dtype)` reads eight bytes and
+# The subtraction reads a row per token, not per pair. `.to(X.dtype)` reads eight bytes and
 # writes four. `tril_` and `exp_` work in place, which saves space, not traffic.
 
 # %% [markdown]
@@ -314,7 +335,7 @@ class Pairs(Recorder):
         return sum(t.nbytes for t in tensors if t.shape[-2:] == (self.q, self.q))
 
 
-# %% slide_title="Twelve of the thirteen are there for every head"
+# %% tags=["aside"]
 with Pairs(q=16) as recorded:
     _ = ssd_chunked(*make_ssd(256), chunk_size=16)
 one_number = 4 * 256 * 16 * 4  # bytes: float32, for each of q pairs a token, and each head
@@ -350,26 +371,27 @@ plotting.save(
 # with $x$. Four of the thirteen are the price of float64: one for the wider difference, and three
 # for the conversion.
 
-# %% [markdown] slide_title="Short chunks pay for states, long for pairs" slide_figure="10_chunks:0"
+# %% [markdown] slide_title="A chunk's state makes seven trips" slide_figure="10_chunks:0"
 # ## 4 · Chunk size
 #
 # Chapter 03 promised the same output for chunks of any length, but not the same traffic. Which size
 # do you expect to be the fastest for 4,096 tokens?
 #
-# For each of its $q$ pairs, a token pays for 13 numbers. For the state of its chunk it pays seven
-# times, but splits that bill with $q - 1$ other tokens. So with $h$ heads of $p$ channels, four of
-# which share $B$ and $C$, and a state of size $n$, the traffic per token is
-#
-# $$\mu(q) \;\approx\; 4 h \,\Big(7\,\frac{p n}{q} + 13\,q\Big) + \mu_0 \text{ bytes}.
-# \tag{10.2}$$
-#
-# Why seven trips of a state? Here are the lines, in short:
+# A chunk's state makes seven trips, however long the chunk is. Here are the lines, in short:
 #
 # ```python
 # writes = B.mT @ V  # step 2: the write goes to memory (1)
 # state = torch.addcmul(write, decay, state)  # step 3: read both, write one (3)
 # reads = C @ torch.stack(incoming, 1)  # step 4: stack copies: read, write (2); read (1)
 # ```
+
+# %% [markdown] slide_title="Long chunks share a state, but have pairs" slide_figure="10_chunks:1"
+# A token splits that bill with the $q - 1$ other tokens of its chunk. But it pays for 13 numbers in
+# each of its $q$ pairs. Four of our $h$ heads share $B$ and $C$. A head has $p$ channels and a
+# state of size $n$. So the traffic per token is
+#
+# $$\mu(q) \;\approx\; 4 h \,\Big(7\,\frac{p n}{q} + 13\,q\Big) + \mu_0 \text{ bytes}.
+# \tag{10.2}$$
 #
 # The rest, $\mu_0$, is for tensors with a row per token, such as $x$, $B$ and $y$. Traffic is
 # smallest where the two terms are equal, at $q = \sqrt{7 p n / 13}$: 33 for our layer.
@@ -387,6 +409,7 @@ def by_chunk():
     return listed
 
 
+# %% tags=["setup"]
 def chunk_times():
     """Milliseconds of SSD on 4,096 tokens: as (10.1) predicts, and median of five turns."""
     took = MEASURED["chunks"]["seconds"]["evaluation"]
@@ -396,21 +419,23 @@ def chunk_times():
 
 # %% tags=["figure"]
 def draw_traffic(ax):
-    """The terms of (10.2) and the rest, as they were counted, by chunk size."""
+    """The terms of (10.2) and the rest, as they were counted; returns all bars but the states'."""
     counted = [sum(one.moved for one in called) / 1e6 for called in by_chunk().values()]
     terms = {"states": [4096 * 16 * 7 * 32 * 64 / q / 1e6 for q in by_chunk()]}
     terms["pairs"] = [4096 * 16 * 13 * q / 1e6 for q in by_chunk()]
     terms["rest"] = [all_ - sum(two) for all_, *two in zip(counted, *terms.values(), strict=True)]
-    below = torch.zeros(len(counted))
+    below, drawn = torch.zeros(len(counted)), []
     colors = plotting.COLORS[2], plotting.COLORS[0], "#c8c8c8"
     for (name, high), color in zip(terms.items(), colors, strict=True):
-        ax.bar(range(len(counted)), high, bottom=below, label=name, color=color)
+        drawn += [*ax.bar(range(len(counted)), high, bottom=below, label=name, color=color)]
         below = below + torch.tensor(high)
     ax.set(xticks=range(len(counted)), xticklabels=[*by_chunk()], xlabel="tokens in a chunk")
     ax.set(ylabel="megabytes")
     ax.legend()
+    return drawn[len(counted) :]
 
 
+# %% tags=["figure"]
 def draw_times(ax):
     """Milliseconds by (10.1) and by the clock."""
     for (name, times), dash in zip(chunk_times().items(), ("--", "-"), strict=True):
@@ -424,7 +449,7 @@ def draw_times(ax):
 
 # %% slide_title="Traffic is smallest at 32, and by the clock 32 and 64 are fastest" tags=["figure"]
 fig, (left, right) = plotting.figure(1, 2, size=(13, 4.6))
-draw_traffic(left)
+bars = draw_traffic(left)
 draw_times(right)
 plotting.save(
     fig,
@@ -433,7 +458,7 @@ plotting.save(
     "pairs and the rest: lowest at 32, where states and pairs are about equal; at 512 nearly all "
     "is pairs. Right, milliseconds predicted and measured: both fall to 32 or 64 tokens and rise "
     "again; the measured curve lies above and rises more steeply from 128 to 512.",
-    stages=[[right]],
+    stages=[bars, [right]],
 )
 
 # %% tags=["guard"]
@@ -461,17 +486,17 @@ assert all(0.46 < one < 0.5 for one in rose[5:])
 # The papers' kernels still store $CB^\top$ and load it again (mamba-ssm's `ssd_combined.py`). What
 # if no number of a pair went through memory?
 
-# %% [markdown] slide_title="Three kernels take the four steps" slide_figure="10_programs"
+# %% [markdown]
 # ## 5 · Three kernels
 #
 # A *kernel* runs many times in parallel, and each run is a *program*. Triton lets you write kernels
 # in Python. Between `tl.load` and `tl.store`, a program keeps its numbers in registers and in the
-# fast memory beside them. `cheems_ref/triton_ssd.py` does chapter 03's four steps in three kernels,
-# for one head per program:
+# fast memory beside them.
 #
-# - `_write`, step 2: for each chunk and each 32 channels, what its tokens write into a state.
-# - `_carry`, step 3: for each 512 numbers of the state, the state before each chunk.
-# - `_read`, steps 1 and 4: for each chunk and each 32 channels, its $y$.
+# `cheems_ref/triton_ssd.py` does chapter 03's four steps in three kernels, for one head per
+# program. `_write` takes step 2: for each chunk and each 32 channels, what its tokens write into a
+# state. `_carry` takes step 3: for each 512 numbers of the state, the state before each chunk.
+# `_read` takes steps 1 and 4: for each chunk and each 32 channels, its $y$.
 #
 # Picture the matrix $M$ in $y = Mx$. Which programs make which block?
 
@@ -507,6 +532,7 @@ def stored(name):
     return MEMORY[name][: math.prod(MADE[name])].view(MADE[name])
 
 
+# %% tags=["setup"]
 def run(kernel, *grid):
     """Run a twin once for every point of a grid; the numbers that it has moved."""
     MOVED.clear()
@@ -522,6 +548,7 @@ def load(name, addresses, inside=True):
     return torch.where(inside, MEMORY[name][addresses], 0.0)
 
 
+# %% tags=["setup"]
 def store(name, addresses, values, inside=True):
     """tl.store: write where `inside` is true."""
     addresses, inside = torch.broadcast_tensors(*map(torch.as_tensor, (addresses, inside)))
@@ -529,47 +556,49 @@ def store(name, addresses, values, inside=True):
     MEMORY[name][addresses[inside]] = values[inside]
 
 
-# %% slide_title="Each program makes one block; a state stands for the rest" tags=["figure"]
+# %% slide_title="Three kernels take the four steps, and none makes a light block" tags=["figure"]
 plotting.show_drawing(
     "10_programs",
     "The lower half of the matrix M of 42 tokens in blocks: three on the diagonal, named read 0, 1 "
-    "and 2, and three below it, named by the chunk that writes, carry, and the chunk that reads.",
+    "and 2, and three below it, named by the chunk that writes, carry, and the chunk that reads. "
+    "Beside it, what each program of the three kernels makes.",
 )
 
 # %% [markdown]
 # The program of `_read` makes its chunk's dark block, uses it and forgets it. No program makes a
 # light block: a write, the carried state and a read do its work.
 #
-# **A tile and its mask.** A program loads a *tile*: some rows and columns of a matrix. Its sides
-# are powers of two, and at least 16 for `tl.dot`. Take $l = 42$ tokens in chunks of $q = 16$, and
-# $n = 24$ numbers of $B$ per token. In the last chunk, the second tile of $B$ has 10 tokens and
-# numbers 16 to 23. So of its 16 × 16 places, its mask keeps 10 × 8. Where the mask is false, a load
-# returns zeros, which do no harm: a token with $\Delta = 0$ leaves the state alone.
-
-# %% slide_title="A mask turns what is past the end into zeros" tags=["figure", "slide"]
-plotting.show_drawing(
-    "10_tile",
-    "A tile of B, 16 tokens by 16 numbers, in the last chunk. The upper left part, 10 by 8, is "
-    "loaded, where both masks are true. Elsewhere a load returns zeros.",
-)
-
-# %% [markdown]
-# How does a program find its tile? Memory is one long row of numbers. In it, each token of $x$ has
-# $h$ rows of $p$ numbers. So in the first text of a batch, token $t$ of head $i$ is row $t\,h + i$,
-# and row $r$ begins at number $r\,p$. Here is a tile in PyTorch and in Triton:
+# **A tile and its mask.** A program loads a *tile*: some rows and columns of a matrix. How does it
+# find them? Memory is one long row of numbers. In it, each token of $x$ has $h$ rows of $p$
+# numbers. So in the first text of a batch, token $t$ of head $i$ is row $t\,h + i$, and row $r$
+# begins at number $r\,p$. Here is a tile in PyTorch, and then in Triton:
 
 
-# %% slide_title="A tile is a grid of addresses and a mask"
+# %% slide_title="A tile is a grid of addresses and a mask" slide_figure="10_tile:0"
 def tile(name, rows, columns, width, inside):
     addresses = rows[:, None] * width + columns[None, :]
     return load(name, addresses, inside[:, None] & (columns < width)[None, :])
 
 
+# %%
 print(triton("_tile", "addresses =", "return"))
 
-# %% [markdown] slide_title="In Triton a tensor is the address of its first number"
+# %% [markdown]
 # In Triton, `tensor` is the *address* of its first number. `tl.load` takes addresses, a mask, and
 # the value to use where the mask is false.
+#
+# Why a mask? A tile's sides are powers of two, and at least 16 for `tl.dot`. Take $l = 42$ tokens
+# in chunks of $q = 16$, and $n = 24$ numbers of $B$ per token. In the last chunk, the second tile
+# of $B$ has 10 tokens and numbers 16 to 23. So of its 16 × 16 places, its mask keeps 10 × 8. Where
+# the mask is false, a load returns zeros, which do no harm: a token with $\Delta = 0$ leaves the
+# state alone.
+
+# %% slide_title="A mask turns what is past the end into zeros" tags=["figure", "slide"]
+plotting.show_drawing(
+    "10_tile",
+    "A tile of B, 16 tokens by 16 numbers, in the last chunk, with two addresses. The upper "
+    "left part, 10 by 8, is loaded, where both masks are true. Elsewhere a load returns zeros.",
+)
 
 
 # %% tags=["setup"]
@@ -589,30 +618,30 @@ assert not last[10:].any() and not last[:, 8:].any()
 assert token[token < l].tolist() == [*range(32, 42)] and number[number < n].tolist()[-1] == 23
 assert math.exp(-750) == 0
 
-# %% [markdown] slide_title="A program first finds out what it works on"
+# %% [markdown]
 # ## 6 · The kernel, line by line
 #
-# Each kernel has a PyTorch twin with the same names; we show that of `_write`, and fold the others.
-# In `_write` and `_read`:
+# Each kernel has a PyTorch twin with the same names. Only the twin of `_write` is shown. In
+# `_write` and `_read`, `t` and `j` are the chunk's tokens and the tile's channels, and `t < l` and
+# `j < p` are their masks. `mine` has the tokens' rows of $x$, $\Delta$ and $y$, one per head.
+# `shared` has their rows of $B$ and $C$, which the $h/g$ heads of a group share. `place` is the
+# number of the chunk's state.
 #
-# - `t`, `j`: the chunk's tokens and the tile's channels; `t < l` and `j < p` are their masks.
-# - `mine`: their rows of $x$, $\Delta$ and $y$, of which each token has $h$, one per head.
-# - `shared`: their rows of $B$ and $C$, which the $h/g$ heads of a group share.
-# - `place`: the number of the chunk's state. (A head has `num_programs(0) // tiles` chunks.)
-# - `decay`: the *log* decay $\Delta A$ of each token, which PyTorch has multiplied before. `since`
-#   is its sum from the chunk's start. `over` is the decay over a whole chunk.
-# - `X`, `K`, and in `_read` also `Q`: tiles of $x$, $B$ and $C$.
-
-# %% [markdown]
+# The name `decay` stands for the *log* decay $\Delta A$ of each token, which PyTorch has multiplied
+# before. `since` is its sum from the chunk's start. `over` is the decay over a whole chunk. `X`,
+# `K`, and in `_read` also `Q`, are tiles of $x$, $B$ and $C$.
+#
 # A program first finds out what it works on. `_write[grid]` starts the programs. Their grid has
 # three axes: chunks × tiles, heads, and texts of the batch (`row`).
 #
 # `tl.program_id` tells a program its place on each axis. On the first, `//` gives the chunk and `%`
 # the tile:
 
-# %% slide_title="Its place in the grid tells a program its chunk, tile and head"
-print(triton("_scan", "_write[", "_write["))
-print(triton("_program", "tiles =", "place ="))
+# %% slide_title="Its place tells a program its chunk, tile and head" slide_figure="10_grid:1"
+print(triton("_program", "tiles =", "t, j ="))
+
+# %% tags=["aside"]
+print(triton("_program", "mine, shared =", "place ="))
 
 # %% slide_title="Program 3 of head 2 makes a tile of what chunk 1 leaves" tags=["figure", "slide"]
 plotting.show_drawing(
@@ -653,13 +682,12 @@ def write(point, head, row=0, l=l):
 print(triton("_write", "since =", "tl.store(over"))
 
 # %% [markdown] slide_title="Triton and the twin agree line by line"
-# Line by line, it's the twin. (A tile can't be indexed, so we take the last element as the minimum;
-# "tf32x3" keeps nearly all digits of float32.)
+# Line by line, it's the twin. A tile can't be indexed, so we take the last element as the minimum.
 #
 # Does the twin write what the recurrence of chapter 03 leaves, started empty in each chunk? And
 # what if we forget the mask on the tokens?
 
-# %% slide_title="A forgotten mask shows only at a ragged end"
+# %% tags=["aside"]
 _ = run(write, CHUNKS * TILES, h)
 right = stored("states").clone()
 recurrence = torch.stack([alone(j) for j in range(CHUNKS)], dim=1)
@@ -667,6 +695,20 @@ check("the writes of all chunks", right, recurrence)
 
 _ = run(partial(write, l=48), CHUNKS * TILES, h)  # 48 fills three chunks: all places look real
 _ = must_differ("no mask at the ragged end", stored("states"), right)
+
+# %% slide_title="A forgotten mask shows only at a ragged end" tags=["figure", "slide"]
+wrong = (stored("states") - right).abs().amax((0, 2, 3)).tolist()  # in each chunk
+names = [f"chunk {j}: {min(q, l - j * q)} tokens" for j in range(CHUNKS)]
+fig, ax = plotting.figure(size=(11.5, 4.4))
+ax.bar_label(ax.bar(names, wrong, color=plotting.COLORS[1]), fmt="%.2g", fontsize=17)
+ax.tick_params(axis="x", labelsize=17)
+ax.set(ylabel="largest error, without the mask")
+plotting.save(
+    fig,
+    "10_ragged",
+    "Bars of the largest error of a chunk's write without a mask on the tokens: none in the two "
+    "full chunks, a large one in the last, which has 10 tokens of 16.",
+)
 
 # %% [markdown] slide_title="With a multiple of the chunk size, no test sees the mistake"
 # It's easy to miss: with a multiple of 16 tokens, no program reads past the end.
@@ -757,8 +799,8 @@ check_triton()
 # decay are loaded once per tile: $T(n + 2)$. Per chunk, a state and $T$ decays are stored: $np +
 # T$.
 #
-# The others go the same way, with $S = \lceil np/512 \rceil$ slices of a state in `_carry`. For one
-# head of $l$ tokens, the three move
+# `_carry` works in $S = \lceil np/512 \rceil$ slices of a state. For one head of $l$ tokens, the
+# three kernels move
 #
 # $$\begin{aligned}
 # \text{write} &: \; l\,(p + T(n + 2)) + c\,(np + T) \\
@@ -824,7 +866,7 @@ assert (round(megabytes), round(predicted, 1), timed["PyTorch"]) == (28, 2.0, "6
 # *occupancy* the share of 64 warps that a multiprocessor holds.) What do you expect in the last row
 # of each GPU?
 
-# %% slide_title="A tile that holds everything spills 51,692 bytes per thread"
+# %% tags=["aside"]
 print("            N    P   registers   bytes spilled   KiB shared   occupancy")
 for row in COMPILED["tiles"]:
     if name := {80: "A100", 90: "H100"}.get(row["capability"]):
@@ -832,8 +874,23 @@ for row in COMPILED["tiles"]:
         print(f"{name}  {row['N']:7} {row['P']:4} {row['registers']:11} {spilled:15,}", end=" ")
         print(f"{shared:12} {row['occupancy']:11.3f}")
 
+# %% slide_title="The largest tile spills 51,692 bytes per thread" tags=["figure", "slide"]
+fig, axes = plotting.figure(1, 2, size=(12.6, 4.6))
+for ax, capability, name in zip(axes, (80, 90), ("A100", "H100"), strict=True):
+    rows = [row for row in COMPILED["tiles"] if row["capability"] == capability]
+    spilled = [row["spilled"] for row in rows]
+    bars = ax.barh([f"{row['N']} × {row['P']}" for row in rows], spilled, color=plotting.COLORS[1])
+    ax.bar_label(bars, [f" {each:,}" for each in spilled], fontsize=16)
+    ax.set(title=f"{name}: bytes spilled, by N × P", xscale="symlog", xlim=(0, 2e6), xticks=[])
+plotting.save(
+    fig,
+    "10_spilled",
+    "Bars of bytes spilled per thread on an A100 and an H100, on a logarithmic axis, by a tile's N "
+    "and P. The smallest tile spills nothing on either; the largest 51,692 bytes on an A100.",
+)
+
 # %% [markdown] slide_title="One kernel must serve both: 32 channels, since 64 spill on an A100"
-# On an A100, a thread of its last row stores and loads 51,692 bytes. With 256 threads and 4,096
+# On an A100, a thread of the largest tile stores and loads 51,692 bytes. With 256 threads and 4,096
 # pairs, that's 800 numbers for every pair, where PyTorch has thirteen. Don't be fooled by its 32
 # registers and its occupancy, the highest of all: nearly everything is in memory. In the first row
 # nothing spills. But one program takes 256 × 200 of a multiprocessor's 65,536 registers, and leaves
@@ -856,7 +913,7 @@ reads = {row["dtype"]: row["registers"] for row in COMPILED["kernels"]
          if (row["capability"], row["name"], row["chunk"]) == (80, "_read", 64)}  # fmt: skip
 assert reads == {"float32": 200, "bfloat16": 189} and ours["occupancy"] == 1 / 8
 
-# %% [markdown] slide_title="What is associative can be cut, even softmax" slide_figure="10_trees"
+# %% [markdown] slide_title="What is associative can be cut, even softmax" slide_figure="10_trees:0"
 # ## 8 · What is associative can be cut
 #
 # From chunk to chunk, our kernels hand on two things, a decay and a state, and how the chunks are
@@ -864,9 +921,10 @@ assert reads == {"float32": 200, "bfloat16": 189} and ours["occupancy"] == 1 / 8
 # in memory?
 #
 # Let a query see only a slice of the keys, with scores $s$, and keep three things: the largest
-# score $m$, the sum $z$ of $e^{s-m}$, and the sum $u$ of the values with these weights. Another
-# slice joins, with $m = \max(m_1, m_2)$. The factor $e^{m_1 - m}$ moves a sum from its own maximum
-# to the common one:
+# score $m$, the sum $z$ of $e^{s-m}$, and the sum $u$ of the values with these weights.
+#
+# Two slices join, with $m = \max(m_1, m_2)$. The factor $e^{m_1 - m}$ moves a sum from its own
+# maximum to the common one:
 #
 # $$(m_1, z_1, u_1) \cdot (m_2, z_2, u_2) = \big(m,\;\; e^{m_1-m} z_1 + e^{m_2-m} z_2,\;\;
 #   e^{m_1-m} u_1 + e^{m_2-m} u_2\big). \tag{10.4}$$
@@ -914,10 +972,10 @@ left, right = join(join(*small[:2]), small[2]), join(small[0], join(*small[1:]))
 assert not torch.equal(left.weighted, right.weighted)  # in float32 the last bits differ
 
 # %% [markdown] slide_title="Who is last in loss, and who in time? We had a bet"
-# So **softmax can be cut, too**, and its slices may even change places, which a state's may not. A
-# program can go through the keys tile by tile and keep three things per query: that's
-# FlashAttention's forward pass. Chapter 01's scan, chapter 03's chunks and FlashAttention are one
-# idea with two products.
+# So **softmax can be cut, too**, and its slices can even change places. A state's can't. A program
+# can go through the keys tile by tile and keep three things per query: that's FlashAttention's
+# forward pass. Chapter 01's scan, chapter 03's chunks and FlashAttention are one idea with two
+# products.
 #
 # But a state *doesn't know the query*: with its decay it serves every later token. The triple
 # belongs to one query, so each query has to meet all keys.
@@ -925,11 +983,11 @@ assert not torch.equal(left.weighted, right.weighted)  # in float32 the last bit
 # ## 9 · A race between five systems
 #
 # Chapter 09 trained five systems of a million parameters on batches of four windows of 512 bytes.
-# We timed a training pass over such a batch on section 2's second server. Before that, we predicted
-# the times by (10.1), and committed the prediction: LlaMa is the fastest, and Mamba-2 takes 1.4
-# times as long. (The bet used the first server's rates. With the second's, as the hollow dots have
-# it, (10.1) says 1.2.) Look left first: where is LlaMa? (The right picture is of another server,
-# two million parameters, and one text in a pass.)
+# We timed a training pass over this batch on the second server of section 2. Before that, we
+# predicted the times by (10.1), and committed the prediction: LlaMa is the fastest, and Mamba-2
+# takes 1.4 times as long. (The bet used the first server's rates. With the second's, as the hollow
+# dots have it, (10.1) says 1.2.) Look left first: where is LlaMa? The right picture is of another
+# server, two million parameters, and one text in a pass.
 
 
 # %% tags=["setup"]
@@ -951,6 +1009,7 @@ def crossings(kind, name, other):
     return found
 
 
+# %% tags=["setup"]
 def as_fast(name, other, kind, length):
     """How many times as fast as another system, in each turn."""
     return (turns(kind, other) / turns(kind, name))[:, LENGTHS.index(length)].tolist()
@@ -965,6 +1024,7 @@ def by_rates(name, machine):
     return 1e3 * machine.seconds(one for part in parts for one in part)
 
 
+# %% tags=["setup"]
 def loss_and_time():
     """Each system's held-out loss, and milliseconds of a training pass, measured and by (10.1)."""
     runs, took = read_record("09_systems")["runs"], SECOND["updates"]["seconds"]
@@ -989,6 +1049,7 @@ def draw_losses(ax, found):
     ax.text(160, 1.95, "hollow: predicted, filled: measured", fontsize=14, color="#555555")
 
 
+# %% tags=["figure"]
 def draw_race(ax):
     """Tokens per second against length, in training."""
     for i, name in enumerate(SYSTEMS):
@@ -1064,6 +1125,7 @@ def operators(name, length=4096):
     return [one for part in parts for one in part]
 
 
+# %% tags=["setup"]
 def unfused(one, config):
     """Fused attention as four operators, with score matrices of 16 bits; others as they are."""
     if not one.name.startswith(roofline.FUSED_ATTENTION):
@@ -1085,6 +1147,7 @@ def core_of(config, length=4096):
     return recorder.operators, three_kernels(h, length, n, p, q=64, groups=g)
 
 
+# %% tags=["setup"]
 def gpu_seconds(name, attention=True, ssd=False, length=4096):
     """Seconds of a system of 1.3 billion on the GPU, with these two fused or not."""
     config, called = preset(FAMILIES[name]), operators(name, length)
@@ -1108,6 +1171,7 @@ def tables_read_once(length=4096):
     return 2 * c.pattern.count("E") * 2 * c.d_model * (counted - once) / GPU.bandwidth
 
 
+# %% tags=["setup"]
 def leads(seconds, **how):
     """How many times as fast as LlaMa each system is, by (10.1)."""
     took = [seconds(name, **how) for name in FAMILIES]
@@ -1146,24 +1210,26 @@ def draw_speeds(ax, shown):
         color, lead = plotting.COLORS[[*SYSTEMS].index(name)], shown[words][i + 1]
         y, face = place + 0.27 * (i - 1), "w" if place else color
         ax.plot(lead, y, "o", color=color, mfc=face, ms=10, mew=2)
-        ax.text(0.97 * lead, y, f"{lead:.2f}", ha="right", va="center", fontsize=14)
-        ax.text(1.03 * lead, y, "" if place else name, color=color, va="center", fontsize=15)
+        ax.text(0.97 * lead, y, f"{lead:.2f}", ha="right", va="center", fontsize=17)
+        ax.text(1.03 * lead, y, "" if place else name, color=color, va="center", fontsize=17)
         ax.axhline(place + 0.5, color="#dddddd", lw=1)
     ax.axvline(1, color=plotting.COLORS[0], lw=2)
     ax.set(xscale="log", xlim=(0.4, 2.4), ylim=(len(shown) - 0.5, -0.5))
-    ax.set_xticks([0.5, 1, 2], ["0.5", "1: LlaMa", "2"], fontsize=14)
-    ax.set_yticks(range(len(shown)), [*shown], fontsize=14)
-    ax.set(xlabel="← LlaMa is ahead      times LlaMa's speed      LlaMa is behind →")
+    ax.set_xticks([0.5, 1, 2], ["0.5", "1: LlaMa", "2"], fontsize=17)
+    ax.set_yticks(range(len(shown)), [*shown], fontsize=17)
+    ax.set_xlabel("← LlaMa is ahead      times LlaMa's speed      LlaMa is behind →", fontsize=17)
     ax.tick_params(axis="y", length=0)
     ax.minorticks_off()
 
 
+# %% tags=["figure"]
 def draw_once(ax, place, before, after):
-    """Cheems, if each row of its experts' tables is read once."""
-    color = plotting.COLORS[4]
-    plotting.arrow(ax, (before, place), (after, place), color=color)
-    ax.text(1.04 * after, place, f"{after:.2f}: each row of a table read once", fontsize=14,
-            va="center")  # fmt: skip
+    """Cheems, if each row of its experts' tables is read once; returns what it drew."""
+    before_it = set(ax.get_children())
+    plotting.arrow(ax, (before, place), (after, place), color=plotting.COLORS[4])
+    words = f"{after:.2f}, if each row\nof a table is read once"
+    ax.text(1.04 * after, place, words, fontsize=16, va="center")
+    return [artist for artist in ax.get_children() if artist not in before_it]
 
 
 # %% slide_title="On a GPU, what is fused decides, and then the length" tags=["figure"]
@@ -1171,7 +1237,7 @@ fig, ax = plotting.figure(size=(12.8, 6))
 titles = "our core,\nmeasured", "GPU, neither\nfused", "GPU, attention\nfused", "GPU, both\nfused"
 titles += ("both fused,\n65,536 tokens",)
 draw_speeds(ax, dict(zip(titles, [*rows.values()][:5], strict=True)))
-draw_once(ax, 3.27, both[2], ONCE)
+arrow = draw_once(ax, 3.27, both[2], ONCE)
 plotting.save(
     fig,
     "10_systems",
@@ -1180,16 +1246,18 @@ plotting.save(
     "our core, and on a GPU with neither fused, all three are above 1. With attention fused, or "
     "both, they are below; an arrow takes Cheems above 1 if each row of a table is read once. At "
     "65,536 tokens with both fused, all are above 1 again.",
+    stages=[arrow],
 )
 
 # %% [markdown] slide_title="LlaMa wins by the bytes of what isn't fused, not by its products"
-# At 4,096 tokens fusing decides: LlaMa is last with neither fused, and first with both. Does it
-# have less to compute? No. **The matrix products alone take LlaMa, Mamba-2 and Jamba 8.6 ms each,
-# and Cheems 6.7.** The bytes of whatever isn't fused decide. (Per byte moved, an H100 has time for
-# 300 operations, and our core for 6.4. With both fused, norms, gates, conversions and the experts'
-# look-ups still go through memory.) If a cache kept the rows of Cheems' experts, so that each is
-# read once, Cheems would be first, at 1.19. And at 65,536 tokens all three overtake LlaMa. A race
-# at one length, with one count of bytes, has no winner worth naming.
+# At 4,096 tokens fusing decides: LlaMa is last with neither fused. With both it's first, unless
+# each row of Cheems' tables is read once. Does LlaMa have less to compute? No. **The matrix
+# products alone take LlaMa, Mamba-2 and Jamba 8.6 ms each, and Cheems 6.7.** The bytes of the
+# operators that aren't fused decide. (Per byte moved, an H100 has time for 300 operations, and our
+# core for 6.4. With both fused, norms, gates, conversions and the experts' look-ups still go
+# through memory.) If a cache kept the rows of Cheems' experts, so that each is read once, Cheems
+# would be first, at 1.19. And at 65,536 tokens all three overtake LlaMa. A race at one length, with
+# one count of bytes, has no winner worth naming.
 #
 # The hollow dots are untested: they count neither launches nor exponentials.
 
@@ -1271,7 +1339,7 @@ for kind in ("training", "evaluation"):
 # - On a GPU with both attention and SSD fused, (10.1) puts LlaMa first at 4,096 tokens, and last at
 #   65,536.
 #
-# **What came after.** *FlashAttention-2* (Dao, 2023) saves operations that aren't products. *Flash
+# **Later work.** *FlashAttention-2* (Dao, 2023) saves operations that aren't products. *Flash
 # Linear Attention* collects Triton kernels for chapter 02's rules. The five SSD kernels of Mamba-2
 # became one (PyTorch's blog reports 1.5 to 2.5 times the speed).
 

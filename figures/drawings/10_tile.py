@@ -1,48 +1,66 @@
-"""A tile of B in the last chunk: where its mask is false, a load returns zeros."""
+"""A tile of B in the last chunk: a grid of addresses; where its mask is false, a load is zero."""
 
 from matplotlib.patches import Rectangle
 
 from cheems_ref import plotting
 
 BLUE, RED = plotting.COLORS[:2]
+INK = plotting.INK
 TOKENS, NUMBERS = range(32, 48), range(16, 32)  # of the last chunk; of the second tile
-LENGTH, STATE = 42, 24  # how many there are
-CELL, LEFT, TOP = 0.3, 3.6, 5.3
+LENGTH, STATE, GROUPS = 42, 24, 2  # how many there are
+WIDE, HIGH, LEFT, TOP = 0.36, 0.26, 3.4, 4.55
 
 
-def draw_tile(ax):
-    """A square for every place of the tile, with what a load returns there."""
-    for i, token in enumerate(TOKENS):
-        for j, number in enumerate(NUMBERS):
-            exists = token < LENGTH and number < STATE
-            place = LEFT + CELL * j, TOP - CELL * (i + 1)
-            face = BLUE if exists else "white"
-            ax.add_patch(Rectangle(place, CELL, CELL, fc=face, ec=plotting.QUIET, lw=0.8))
-            if not exists:
-                middle = place[0] + CELL / 2, place[1] + CELL / 2
-                ax.text(*middle, "0", color=RED, fontsize=13, ha="center", va="center")
+def middle(i, j):
+    """Of a square: its row and its column."""
+    return LEFT + WIDE * (j + 0.5), TOP - HIGH * (i + 0.5)
+
+
+def draw_places(ax):
+    """A square for every place of the tile, and the addresses of three."""
+    for i in range(16):
+        for j in range(16):
+            corner = LEFT + WIDE * j, TOP - HIGH * (i + 1)
+            ax.add_patch(Rectangle(corner, WIDE, HIGH, fc="white", ec=plotting.QUIET, lw=0.8))
+    for j, words in ((0, "16"), (7, "23"), (15, "31")):
+        ax.text(middle(0, j)[0], TOP + 0.12, words, ha="center", fontsize=17)
+    for i, words in ((0, "token 32"), (9, "token 41"), (15, "token 47")):
+        ax.text(LEFT - 0.15, middle(i, 0)[1], words, ha="right", va="center", fontsize=17)
+    ax.text(LEFT + WIDE * 8, TOP + 0.5, "columns: numbers of $B$", ha="center", fontsize=17)
+    ax.text(0.1, TOP + 0.12, "rows: tokens", fontsize=17)
+
+
+def draw_addresses(ax):
+    """What the first places of two rows have for an address, in group 0."""
+    x = LEFT + WIDE * 16 + 0.35
+    for i in (0, 1):
+        row = TOKENS[i] * GROUPS
+        corner = LEFT, TOP - HIGH * (i + 1)
+        ax.add_patch(Rectangle(corner, WIDE, HIGH, fc="none", ec=INK, lw=2.5, zorder=3))
+        words = f"{row} · {STATE} + {NUMBERS[0]} = {row * STATE + NUMBERS[0]}"
+        ax.text(x, TOP - 0.2 - 0.38 * i, words, fontsize=17, color=INK)
+    ax.text(x, TOP + 0.3, "addresses, in group 0:", fontsize=17, color=INK)
 
 
 def draw_masks(ax):
-    """The two masks, one over the columns and one beside the rows, and what both together say."""
-    for j, words in ((0, "16"), (7, "23"), (15, "31")):
-        ax.text(LEFT + CELL * (j + 0.5), TOP + 0.15, words, ha="center", fontsize=15)
-    for i, words in ((0, "token 32"), (9, "token 41"), (15, "token 47")):
-        y = TOP - CELL * (i + 0.5)
-        ax.text(LEFT - 0.15, y, words, ha="right", va="center", fontsize=15)
-    ax.text(LEFT + CELL * 8, TOP + 0.55, "numbers of $B$", ha="center", fontsize=16)
-    wide, high = CELL * (STATE - 16), CELL * (LENGTH - 32)
-    ax.plot([LEFT, LEFT + wide], [TOP + 0.06] * 2, color=BLUE, lw=4)
-    ax.plot([LEFT - 0.06] * 2, [TOP, TOP - high], color=BLUE, lw=4)
-    x = LEFT + CELL * 16 + 0.4
-    ax.text(
-        x, 4.3, "loaded where both masks are true:\n10 tokens × 8 numbers", color=BLUE, fontsize=17
-    )
-    ax.text(x, 1.6, "elsewhere a load returns zeros\nand reads nothing", color=RED, fontsize=17)
+    """The two masks, what both together load, and zeros elsewhere."""
+    for i, token in enumerate(TOKENS):
+        for j, number in enumerate(NUMBERS):
+            if token < LENGTH and number < STATE:
+                corner = LEFT + WIDE * j, TOP - HIGH * (i + 1)
+                ax.add_patch(Rectangle(corner, WIDE, HIGH, fc=BLUE, ec=plotting.QUIET, lw=0.8))
+            else:
+                ax.text(*middle(i, j), "0", color=RED, fontsize=13, ha="center", va="center")
+    x = LEFT + WIDE * 16 + 0.35
+    words = "loaded where both\nmasks are true:\n10 tokens × 8 numbers"
+    ax.text(x, TOP - 2.1, words, color=BLUE, fontsize=17)
+    ax.text(x, TOP - 3.6, "elsewhere a load\nreturns zeros", color=RED, fontsize=17)
 
 
 def draw():
-    fig, ax = plotting.canvas(12.8, 6.2)
-    draw_tile(ax)
+    fig, ax = plotting.canvas(12.8, 5.4)
+    draw_places(ax)
+    draw_addresses(ax)
+    drawn = set(ax.get_children())
     draw_masks(ax)
-    return fig, []
+    return fig, [[artist for artist in ax.get_children() if artist not in drawn]]

@@ -31,7 +31,7 @@ def mean(one, other):
 
 
 def draw_tree(ax, left, title, draw_item, note, rule):
-    """Four slices, two halves, the whole; the rule by which two are joined."""
+    """Four slices, two halves, the whole, which it returns; the rule by which two are joined."""
     shades = [
         [[(5 * i + 3 * j + 7 * k) % 9 / 9 for j in range(3)] for i in range(3)] for k in range(4)
     ]
@@ -39,25 +39,30 @@ def draw_tree(ax, left, title, draw_item, note, rule):
         shades.append(mean(shades[one], shades[other]))
     halves = [sum(PLACES[i : i + 2]) / 2 for i in (0, 2)]
     levels = ([*PLACES], halves, [sum(halves) / 2])
-    for below, (places, y) in enumerate(zip(levels[1:], HEIGHTS[1:], strict=True)):
+    k = 0
+    for above, (places, y) in enumerate(zip(levels, HEIGHTS, strict=True)):
+        drawn = set(ax.get_children())  # in the end: of all but the whole
         for i, x in enumerate(places):
-            for source in levels[below][2 * i : 2 * i + 2]:
-                start, end = (left + source, HEIGHTS[below] + 0.5), (left + x, y - 0.5)
+            for source in levels[above - 1][2 * i : 2 * i + 2] if above else ():
+                start, end = (left + source, HEIGHTS[above - 1] + 0.5), (left + x, y - 0.5)
                 plotting.arrow(ax, start, end)
-    places = [(x, y) for level, y in zip(levels, HEIGHTS, strict=True) for x in level]
-    for k, (x, y) in enumerate(places):
-        draw_item(ax, left + x, y, shades[k])
+            draw_item(ax, left + x, y, shades[k])
+            k += 1
+    whole = [artist for artist in ax.get_children() if artist not in drawn]
     for i, x in enumerate(PLACES):
         ax.text(left + x, 0.35, f"slice {i}", ha="center", color=BLUE, fontsize=15)
     ax.text(left + 3.3, 5.75, title, ha="center", fontsize=18)
-    ax.text(left + 4.5, 4.55, note, fontsize=14, color=plotting.INK)
+    whole.append(ax.text(left + 4.5, 4.55, note, fontsize=15, color=plotting.INK))
     ax.text(left, 4.3, rule, fontsize=15, color=plotting.INK, linespacing=1.5)
+    return whole
 
 
 def draw():
     fig, ax = plotting.canvas(14.0, 6.2)
     rule = "$a = a_1 a_2$\n$W = a_2 W_1 + W_2$"
-    draw_tree(ax, 0.1, "a state: $(a, W)$", draw_pair, "serves every\nlater query", rule)
+    state = draw_tree(ax, 0.1, "a state: $(a, W)$", draw_pair, "serves every\nlater query", rule)
     rule = "$m = \\max(m_1, m_2)$\n$u = e^{m_1 - m} u_1$\n      $+ e^{m_2 - m} u_2$"
-    draw_tree(ax, 7.3, "a softmax: $(m, z, u)$", draw_triple, "belongs to\none query", rule)
-    return fig, []
+    triple = draw_tree(
+        ax, 7.3, "a softmax: $(m, z, u)$", draw_triple, "belongs to\none query", rule
+    )
+    return fig, [[*state, *triple]]

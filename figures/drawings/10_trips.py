@@ -16,7 +16,7 @@ def draw_left(ax):
     draw_memory(ax, 0.25, 8.2, "fast and small: the processor", "slow and big: memory")
     ax.text(4.35, 5.85, "PyTorch: 13 reads and writes for every pair", ha="center", fontsize=17)
     made = {"subtract": "ww", "to float32": "rrw", "mask": "rw", "exp": "rw"}  # r up, w down
-    made |= {"$CB^\\top$": "¼", "multiply": "rw", "times $x$": "r"}
+    made |= {"$CB^\\top$": "¼", "$\\circ\\,L$": "rw", "$\\cdot\\,x$": "r"}
     place = 0.7
     for name, moves in made.items():
         if name == "$CB^\\top$":
