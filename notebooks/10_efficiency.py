@@ -351,19 +351,32 @@ names, read, written = zip(*moves, strict=True)
 reads, writes = ([number / one_number for number in each] for each in (read, written))
 names = [{4: "C Bᵀ", len(names) - 1: "· x"}.get(i, name) for i, name in enumerate(names)]
 
+
+# %% tags=["figure"]
+def draw_thirteen(ax):
+    """A bar for each operator, which begins where the one before it ended: reads, then writes."""
+    start = 0.0
+    for i, (read, write) in enumerate(zip(reads, writes, strict=True)):
+        for number, color in ((read, plotting.COLORS[0]), (write, plotting.COLORS[1])):
+            ax.barh(-i, number, left=start, color=color)
+            start += number
+        ax.text(start + 0.1, -i, f"{read + write:g}", va="center", fontsize=18)
+    ax.set_yticks(range(0, -len(names), -1), names, fontsize=18)
+    ax.set(xlabel="numbers per pair and head, one after the other", xlim=(0, 14), xticks=[0, 13])
+
+
 # %% slide_title="The conversion moves the most, three of thirteen" tags=["figure", "slide"]
-fig, ax = plotting.figure(size=(11.5, 4.6))
-ax.bar(range(len(names)), reads, color=plotting.COLORS[0], label="reads")
-ax.bar(range(len(names)), writes, bottom=reads, color=plotting.COLORS[1], label="writes")
-ax.set_xticks(range(len(names)), names)
-ax.set_ylabel("numbers per pair and head")
-ax.legend()
+fig, ax = plotting.figure(size=(11.5, 5))
+draw_thirteen(ax)
+ax.plot([], [], color=plotting.COLORS[0], lw=12, label="reads")
+ax.plot([], [], color=plotting.COLORS[1], lw=12, label="writes")
+ax.legend(loc="lower left")
 plotting.save(
     fig,
     "10_thirteen",
-    "Stacked bars of what each operator reads and writes per pair and head: two numbers for the "
-    "subtraction, three for the conversion, two each for mask and exp, three quarters for C B "
-    "transposed and its mask, two and a quarter for the product, one for the last.",
+    "Eight bars in the order of the operators, each beginning where the last ended, up to 13 "
+    "numbers per pair and head: the subtraction moves 2, the conversion 3, mask and exp 2 each, "
+    "C B transposed 0.25, its mask 0.5, the product 2.25, and the last 1.",
 )
 
 # %% [markdown] slide_title="Short chunks move states, long chunks move pairs"

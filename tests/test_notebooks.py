@@ -34,7 +34,7 @@ STORED = [path for folder in FOLDERS for path in sorted(NOTEBOOKS.glob(f"{folder
 
 ALLOWED_TAGS = {"aside", "check", "exercise", "figure", "guard", "setup", "raises-exception"}
 ALLOWED_TAGS |= {"experiment"}  # experiments/ takes what the cell defines
-ALLOWED_TAGS |= {"slide"}  # with `figure`: a figure that only slides show
+ALLOWED_TAGS |= {"slide"}  # with `figure`: a picture of what was just said or printed
 VERSION_TAGS = {"versions", "nbval-ignore-output"}
 ALLOWED_TAGS |= VERSION_TAGS
 
@@ -102,11 +102,8 @@ def titles_its_slides_in_short(notebook: NotebookNode) -> list[str]:
             complaints.append(
                 f"cell {number} has the title {title!r}, not one of 1 to {MESSAGE} letters"
             )
-        hidden = cell.metadata.get("jupyter", {}).get("outputs_hidden", False)
-        if ("slide" in tags(cell)) != hidden or ("slide" in tags(cell)) > ("figure" in tags(cell)):
-            complaints.append(
-                f"cell {number}: a figure for slides alone has the tags figure, slide"
-            )
+        if {"slide"} <= set(tags(cell)) and "figure" not in tags(cell):
+            complaints.append(f"cell {number} has the tag slide, and isn't a figure")
     return complaints
 
 
@@ -137,8 +134,7 @@ def opens_with_its_picture(notebook: NotebookNode) -> list[str]:
     for number, cell in code_cells(notebook):
         if not cell.metadata.get("jupyter", {}).get("source_hidden"):
             return [f"cell {number} shows code before the first picture"]
-        seen = "slide" not in tags(cell)  # else only slides show it
-        if seen and any("image/png" in output.get("data", {}) for output in cell.outputs):
+        if any("image/png" in output.get("data", {}) for output in cell.outputs):
             return []
     return ["there is no picture"]
 
@@ -430,7 +426,7 @@ def test_a_notebook_that_differs_from_its_source_is_refused(tmp_path):
     source = read_source(path)
     assert source.cells[1].metadata == {"tags": ["guard"], "jupyter": {"source_hidden": True}}
     path.write_text('# %% slide_title="It is 5." tags=["figure", "slide"]\nprint(2 + 3)\n')
-    folded = {"source_hidden": True, "outputs_hidden": True}
+    folded = {"source_hidden": True}
     titled = {"tags": ["figure", "slide"], "slide_title": "It is 5.", "jupyter": folded}
     assert read_source(path).cells[0].metadata == titled
     for part, change in {"source": "print(2 + 4)", "metadata": {"tags": ["guard"]}}.items():

@@ -64,7 +64,6 @@ ENVIRONMENT = {
     "MPLBACKEND": "module://matplotlib_inline.backend_inline",  # whatever the caller's shell says
 }
 FOLDED = {"setup", "figure", "guard"}  # the tags of cells whose code is hidden until one clicks
-SLIDES_ONLY = {"figure", "slide"}  # the tags of a figure for slides: a notebook folds it, too
 # The metadata beside the tags: what the slides of the cell say, and which figure they show.
 TITLE, SHOWS = "slide_title", "slide_figure"
 WRITTEN = re.compile(r"(?m)(?:^│[^\n]*\n)+")  # by a model that was trained in the run
@@ -88,8 +87,6 @@ def read_source(path: Path) -> NotebookNode:
         cell.metadata |= of_slides
         if FOLDED & set(tags or []):
             cell.metadata.jupyter = NotebookNode(source_hidden=True)
-        if set(tags or []) >= SLIDES_ONLY:
-            cell.metadata.jupyter.outputs_hidden = True
         notebook.cells.append(cell)
     return notebook
 

@@ -27,7 +27,7 @@ from sphinx.cmd.build import build_main
 
 from book.claims import public_names
 from book.guide.teaching_minutes import sections, total
-from book.notebooks.build_notebooks import FOLDED, SLIDES_ONLY
+from book.notebooks.build_notebooks import FOLDED
 from book.project import (
     ROOT,
     alt_text,
@@ -109,7 +109,6 @@ def chapter_page(notebook: NotebookNode, name: str, lab: bool = False) -> Notebo
     A formula that is wider than the page is set in rows, as on a slide.
     """
     page = nbformat.from_dict(notebook)
-    page.cells = [c for c in page.cells if not is_for_slides(c)]
     drawn = [
         (alt, cell.metadata.get("slide_title", ""))
         for cell in page.cells
@@ -175,10 +174,6 @@ def labs_of(lecture: Path, root: Path) -> list[Path]:
 
 def is_folded(cell: NotebookNode) -> bool:
     return bool(FOLDED & set(cell.metadata.get("tags", [])))
-
-
-def is_for_slides(cell: NotebookNode) -> bool:
-    return set(cell.metadata.get("tags", [])) >= SLIDES_ONLY
 
 
 def neighbours(cells: list[NotebookNode]) -> list[list[NotebookNode]]:

@@ -20,7 +20,7 @@ text of its own:
   slides too, below the sentences that lead to them. A quotation is a slide with the sentences that
   follow it: they say what holds.
 - A cell tagged `figure` is a slide if it draws, and then shows the picture alone. Tagged `slide` as
-  well, it is for slides only: the notebook folds it, and the site leaves it out.
+  well, it draws what was just said or printed, and takes no minutes.
 - Words and equations without code or output have the figure beside them that stands under the same
   heading, so that you see formula and picture together: the one shown last, or the first if it
   answers no question. A flat one stands below them.
@@ -113,7 +113,7 @@ class Slide:
     parts: list[Part]
     notes: str = ""  # HTML
     message: str = ""  # Markdown: the slide's title, if its cell has one
-    figure: int = 0  # the number of its figure among the chapter's; 0 for one that only slides show
+    figure: int = 0  # the number of its figure among the chapter's; 0 for none
     beside: Part | None = None  # the figure in the right column, where it fits
     wanted: str = ""  # the name of the figure that its cell asks for
     opens: bool = False  # whether it is the first of its section
@@ -356,7 +356,7 @@ class Chapter:
         self.equation: Slide | None = None  # waits for its cell
         self.result: Slide | None = None  # the slide before, if the text may still speak of it
         self.tasks: list[str] = []  # the exercises
-        self.figures = 0  # so far, without those for slides only
+        self.figures = 0  # so far
         for cell in notebook.cells:
             message, wanted = cell.metadata.get(TITLE, ""), cell.metadata.get(SHOWS, "")
             if cell.cell_type == "code":
@@ -508,12 +508,12 @@ class Chapter:
         elif "figure" in tags:
             drawn = picture(cell)
             if drawn:
-                self.figures += "slide" not in tags
-                number = 0 if "slide" in tags else self.figures
-                self.pictures |= dict.fromkeys(NAMED.findall(cell.source)[:1], (drawn, number))
+                self.figures += 1
+                drawn_as = drawn, self.figures
+                self.pictures |= dict.fromkeys(NAMED.findall(cell.source)[:1], drawn_as)
                 self.release()
                 slide = self.make("figure", [drawn])
-                slide.figure = number
+                slide.figure = self.figures
                 slide.notes += f"<p>In the picture: {escape(drawn.alt, quote=False)}</p>"
                 self.add(slide)
         else:
