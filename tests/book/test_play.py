@@ -121,11 +121,24 @@ def first_mistake(data, n, delta):
     return len(keys) + 1
 
 
+def right_of_all(keys, cards):
+    """How many names linear attention answers right once all cards are written, by the package."""
+    keys = torch.tensor(keys, dtype=torch.float64)
+    digits = torch.tensor([card["digit"] for card in cards])
+    k, v = keys[None, :, None], F.one_hot(digits, 10).double()[None, :, None]
+    _, state = linear_attention.linear_attention(k, k, v, return_final_state=True)
+    return int(((keys @ state[0, 0].T).argmax(-1) == digits).sum())
+
+
 def test_the_keys_are_neither_lucky_nor_unlucky():
     draws = [play.memory(seed) for seed in range(101)]
     for n, delta in product((4, 8, 16), (False, True)):
         usual = sorted(first_mistake(data, n, delta) for data in draws)[50]
         assert abs(first_mistake(play.memory(), n, delta) - usual) <= n / 8, (n, delta)
+    for n in (4, 8, 16):
+        counts = [right_of_all(data["keys"]["random"][n], data["cards"]) for data in draws]
+        mine = right_of_all(play.memory()["keys"]["random"][n], play.memory()["cards"])
+        assert abs(mine - sum(counts) / 101) < 1.5, n  # so that a wider state keeps more
 
 
 def test_cards_are_written_rewritten_and_answered(visit):
@@ -133,19 +146,19 @@ def test_cards_are_written_rewritten_and_answered(visit):
     with visit("memory", size=chrome.PHONE) as page:
         told, answers = page.locator("#told"), page.locator("#answers button")
         assert answers.count() == 3 and told.inner_text().endswith("No ✗ so far.")
-        for _ in range(5):
+        for _ in range(6):
             page.locator("#write").press("Space")
-        assert told.inner_text().endswith("The first ✗ came with card 8.")
-        assert answers.count() == 8 and page.locator("#cache li").count() == 8
-        assert page.locator("#cache-count").inner_text() == str(8 * (8 + 10))
+        assert told.inner_text().endswith("The first ✗ came with card 9.")
+        assert answers.count() == 9 and page.locator("#cache li").count() == 9
+        assert page.locator("#cache-count").inner_text() == str(9 * (8 + 10))
         assert page.locator("#state-count").inner_text() == "80"
-        right = page.locator("#answers span.right").count(), page.locator(".wrong").count()
+        right = [page.locator(f"#answers .{word}").count() for word in ("right", "wrong")]
         assert (
-            f"{right[0] - 8} of 8" in told.inner_text() and sum(right) == 16
+            f"{right[0] - 9} of 9" in told.inner_text() and sum(right) == 18
         )  # the cache is right
         page.locator("#again").press("Enter")
-        for _ in range(4):
-            page.locator("#write").press("Enter")
+        assert answers.count() == 3 and page.evaluate("now.chosen") == "cyd"  # as the page opens
+        page.locator("#write").press("Enter")
         page.locator("#rewrite").press("Enter")
         said = {}
         for rule in linear_attention.RULES:
@@ -156,6 +169,33 @@ def test_cards_are_written_rewritten_and_answered(visit):
         answers.nth(1).press("Enter")
         assert page.evaluate("now.chosen") == "bob" and page.problems == []
         assert answers.nth(1).evaluate("one => one === document.activeElement")
+
+
+def test_new_keys_show_what_was_chance(visit):
+    """Counts for each width, and their means over the draws, are those of the package."""
+    data = play.memory()
+    with visit("memory", size=chrome.PHONE) as page:
+        for _ in range(4):
+            page.locator("#redraw").press("Enter")
+        draws, luck = page.evaluate("draws"), page.locator("#luck").inner_text()
+        assert len({str(keys) for keys in draws}) == 5 and "draw 5" in luck
+        assert draws[0] == {str(n): rows for n, rows in data["keys"]["random"].items()}
+        for n in (4, 8, 16):
+            lengths = torch.tensor([keys[str(n)] for keys in draws], dtype=torch.float64).norm(
+                dim=-1
+            )
+            torch.testing.assert_close(lengths, torch.ones(5, 16).double(), atol=1e-12, rtol=0)
+            counts = [right_of_all(keys[str(n)], data["cards"]) for keys in draws]
+            assert f"n = {n}: {counts[-1]} (mean {sum(counts) / 5:.1f})" in luck
+
+
+def test_on_a_phone_the_answers_stand_below_the_button(visit):
+    with visit("memory", size=chrome.PHONE) as page:
+        page.locator("#write").press("Enter")
+        answers = page.locator("#answers button").count()
+        assert page.locator("#strip > span").count() == answers == 4
+        button, strip = (page.locator(x).bounding_box() for x in ("#write", "#strip"))
+        assert strip["y"] + strip["height"] - button["y"] < chrome.PHONE[1] / 2
 
 
 # --- The matrix -----------------------------------------------------------------------------------
@@ -241,6 +281,42 @@ def test_borders_are_dragged_and_the_four_steps_run(visit):
             assert f"{word}." in page.locator("#step b").inner_text()
         said = page.locator("#step").inner_text()
         assert float(said.split("differ by ")[1].rstrip(".")) < 1e-14 and page.problems == []
+
+
+def test_a_border_moves_by_keyboard_and_a_release_looks_where_the_mouse_is(visit):
+    with visit("matrix") as page:
+        page.locator("#borders input").nth(1).press("ArrowRight")
+        assert page.evaluate("now.borders") == [4, 9]
+        box = page.locator("#matrix").bounding_box()
+        x = box["width"] / 13
+        page.mouse.move(box["x"] + 5 * x, box["y"] + 5 * x)
+        page.mouse.down()
+        page.mouse.move(box["x"] + 7.3 * x, box["y"] + 7.3 * x)
+        page.mouse.up()
+        assert page.evaluate("[now.borders, preview]") == [[6, 9], dict(t=6, s=6)]
+
+
+def test_the_carried_state_travels_and_no_path_crosses_it(visit):
+    with visit("matrix") as page:
+        path = page.locator("#matrix rect[height='7'][stroke='var(--orange)']")
+        assert path.count() == 1  # of the held entry, from token 2 to token 8
+        for _ in range(3):
+            page.locator("#next").press("Enter")
+        assert path.count() == 0 and page.locator("#matrix .carried").count() == 2
+        style = "one => getComputedStyle(one).animationName"
+        assert page.locator("#matrix .carried").first.evaluate(style) == "carry"
+        page.emulate_media(reduced_motion="reduce")
+        assert page.locator("#matrix .carried").first.evaluate(style) == "none"
+
+
+@pytest.mark.parametrize("size", [chrome.DESKTOP, (390, 844)], ids=["desk", "phone"])
+def test_the_ranks_are_seen_where_the_state_is_reset(visit, size):
+    """The rank of the lowest block and the resets, in one window."""
+    with visit("matrix", size=size) as page:
+        page.locator("#reset-6").scroll_into_view_if_needed()
+        boxes = [page.locator("#reset-6").bounding_box()]
+        boxes.append(page.locator("#matrix .rank").nth(1).bounding_box())
+        assert all(0 <= box["y"] <= size[1] - box["height"] for box in boxes)
 
 
 # --- The pattern ----------------------------------------------------------------------------------
