@@ -543,8 +543,6 @@ def test_a_cheems_names_its_cells_and_keeps_its_columns(visit):
         assert byte == page.evaluate("chosen") - 1 and f"byte {byte + 1}:" in cell.inner_text()
         left = page.evaluate(f"left(0, 0, chosen)[{byte}]")
         assert cell.inner_text().endswith(f"{left:.2f}")
-        stack.press("Enter")
-        assert page.evaluate("chosen") == byte
         page.locator("#temperature").press("Home")
         share = page.evaluate("Math.max(...softmax(tokens[chosen].logits.map(x => x / 0.2)))")
         shown = page.locator("#next li").first.inner_text()
@@ -567,6 +565,42 @@ def test_a_click_on_a_cell_keeps_it_and_leaves_the_chosen_byte(visit):
         assert page.evaluate("[chosen, drawnRows.map(row => row.values)]") == [chosen, rows]
         stack.click(position=dict(x=x + 4 * column, y=10))
         assert page.evaluate("chosen") == 9 != chosen and page.problems == []
+
+
+def test_a_row_takes_its_head_away_and_brings_it_back(visit):
+    """By a click on its name and by Enter; rows are numbered as in the list of heads."""
+    with visit("cheems") as page:
+        stack, away = page.locator("#stack"), page.locator("#without")
+        names = stack.locator(".number").all_text_contents()
+        assert names == [f"head {h}" for _ in range(5) for h in (1, 2, 3, 4)]
+        letters = stack.locator(".letter").all_text_contents()
+        assert letters == [f"{i} {x}" for i, x in enumerate(page.evaluate("config.pattern"), 1)]
+        row = page.evaluate(
+            "drawnRows.findIndex(r => r.layer === 6 && r.head === 3 && r.what === 'attention')"
+        )
+        place = dict(x=125, y=page.evaluate(f"drawnRows[{row}].y") + 5)
+        stack.click(position=place)
+        assert away.input_value() == "6.3" and page.locator("#next .whole").count() == 8
+        stack.press("ArrowLeft")
+        stack.press("Enter")
+        assert away.input_value() == "" and page.locator("#next .whole").count() == 0
+        assert page.problems == []
+
+
+@pytest.mark.parametrize("size", [chrome.DESKTOP, chrome.PHONE], ids=["desk", "phone"])
+def test_a_long_text_says_what_is_left_out_and_each_layer_its_prediction(visit, size):
+    with visit("cheems", size=size) as page:
+        page.locator("#text").fill(4 * "a long text (with more bytes than columns) ")
+        said = page.locator("#stack").inner_html()
+        assert f"… {page.evaluate('layout().first')}" in said
+        share = (
+            "tokens[chosen].stream.map(x => (100 * Math.max(...softmax(predict(x)))).toFixed(0))"
+        )
+        shown = page.locator("#stack .lens:not(.byte)").all_text_contents()
+        assert [text.removesuffix(" %") for text in shown] == page.evaluate(share)
+        assert page.locator("#press").is_visible() == (size == chrome.DESKTOP)
+        page.locator("#text").fill("")
+        assert page.locator("#press").is_hidden() and page.problems == []
 
 
 def test_a_cheems_is_led_by_the_keyboard_and_writes(visit):
