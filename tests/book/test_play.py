@@ -364,7 +364,7 @@ def test_costs_of_a_pattern_are_those_of_the_package(visit):
         assert numbers == costs(config.ModelConfig(**given), context), given
 
 
-WRONG = ["SZ", "(SM", "S × 0", "S M × x", "sm", "M", "SM × 20000", "(A × 3) × 0", "S'M"]
+WRONG = ["SZ", "(SM", "S × 0", "S M × x", "M", "SM × 20000", "(A × 3) × 0", "S'M"]
 WRONG = [dict(pattern=pattern) for pattern in WRONG]
 WRONG += [dict(n_heads=3), dict(d_model=2.5), dict(d_state=3), dict(n_neurons=15), dict(d_ff=0)]
 WRONG += [dict(pattern="AR", k_experts=9), dict(n_values=1), dict(d_query=3), dict(k_neurons=999)]
@@ -385,6 +385,51 @@ def test_axes_stay_when_the_pattern_changes(visit):
         assert page.locator("#bytes-factor").inner_text() == "× 7.95 of the preset"
 
 
+def test_small_letters_and_clicks_make_a_pattern(visit):
+    with visit("pattern") as page:
+        pattern, tiles = page.locator("#pattern"), page.locator("#stack .letter")
+        for typed, meant in (("ie x 24", "IE × 24"), ("sx × 2", "SX × 2"), ("x x 3 s", "X × 3 S")):
+            pattern.fill(typed)
+            assert page.locator("#message").inner_text() == ""
+            assert "".join(tiles.all_text_contents()) == config.expand_pattern(meant)
+        pattern.fill("SEIE")
+        tiles.nth(0).press("Enter")
+        assert pattern.input_value() == "IEIE" and tiles.nth(0).inner_text() == "I"
+        tiles.nth(2).click()
+        assert pattern.input_value() == "IESE"
+        pattern.evaluate("one => one.setSelectionRange(2, 2)")
+        page.locator("#letters .A").click()
+        assert pattern.input_value() == "IEASE" and tiles.count() == 5
+        assert page.problems == [] and chrome.axe(page) == []
+
+
+def test_numbers_of_an_earlier_pattern_are_grey_while_the_pattern_is_wrong(visit):
+    with visit("pattern") as page:
+        grey = "getComputedStyle(document.querySelector('dl')).opacity"
+        for wrong in ("Q", "(SE"):
+            page.locator("#pattern").fill("SE")
+            assert page.evaluate(grey) == "1"
+            page.locator("#pattern").fill(wrong)
+            assert float(page.evaluate(grey)) < 0.5
+        page.locator("#preset").select_option("cheems-320m")
+        assert page.evaluate(grey) == "1"
+        page.locator("#d_model").fill("777")
+        assert float(page.evaluate(grey)) < 0.5
+
+
+def test_a_model_without_states_is_cheaper_only_in_a_short_context(visit):
+    """What the page asks: from which context on the cache of IE × 24 is the larger."""
+    with visit("pattern") as page:
+        page.locator("#pattern").fill("IE × 24")
+        ours = presets.PRESETS["cheems-320m"]
+        both = [config.ModelConfig(**ours | dict(pattern="IE × 24")), config.ModelConfig(**ours)]
+        for power in (6, 7, 17):
+            page.locator("#context").fill(str(power))
+            own, preset = (budget.cache_bytes(c, 2**power).total() for c in both)
+            said = page.locator("#bytes-factor").inner_text()
+            assert said == f"× {own / preset:.2f} of the preset" and (own > preset) == (power > 6)
+
+
 def test_a_wrong_pattern_is_refused_in_the_words_of_the_package(visit):
     with visit("pattern") as page:
         for given in WRONG:
@@ -401,7 +446,7 @@ def test_a_wrong_pattern_is_refused_in_the_words_of_the_package(visit):
         page.locator("#context").press("Home")
         c = config.ModelConfig(**presets.PRESETS["cheems-1.3b"] | dict(pattern="SE × 7 + IE"))
         assert page.locator("#bytes-value").inner_text() == f"{budget.cache_bytes(c, 64).total():,}"
-        assert page.locator("#stack b").count() == 16
+        assert page.locator("#stack .letter").count() == 16
         own, preset = (
             budget.cache_bytes(one, 64).total() for one in (c, config.preset("cheems-1.3b"))
         )
