@@ -317,6 +317,7 @@ def test_the_ranks_are_seen_where_the_state_is_reset(visit, size):
         boxes = [page.locator("#reset-6").bounding_box()]
         boxes.append(page.locator("#matrix .rank").nth(1).bounding_box())
         assert all(0 <= box["y"] <= size[1] - box["height"] for box in boxes)
+        assert boxes[0]["y"] - boxes[1]["y"] < 400  # nothing but the sliders between them
 
 
 # --- The pattern ----------------------------------------------------------------------------------
