@@ -67,12 +67,12 @@ NAMES = [
 ]
 
 
-def memory(seed: int = 13617) -> dict:
+def memory(seed: int = 756) -> dict:
     """Names with a number each, and their keys: unit vectors, random ones and orthogonal ones.
 
     Only n keys are orthogonal to each other, so later names have those of the first again. The seed
-    is one whose keys are neither lucky nor unlucky: a name is first answered wrongly when it is in
-    most draws.
+    is one whose keys are neither lucky nor unlucky: the first wrong answer comes when it does in
+    most draws, and after all cards linear attention answers about as many names as on average.
     """
     draw = random.Random(seed)
     digits = [3, 8, *(draw.randrange(10) for _ in NAMES[2:])]

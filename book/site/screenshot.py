@@ -36,7 +36,7 @@ def main() -> None:
             page.locator("#text").scroll_into_view_if_needed()
             top = page.locator("#text").bounding_box()["y"] - 12
             bottom = page.locator("#stack").bounding_box()
-            high = bottom["y"] + bottom["height"] + 78 - top
+            high = bottom["y"] + bottom["height"] + 104 - top
             page.mouse.click(5, 5)
             area = dict(x=0, y=top, width=SIZE[0], height=high)
             page.screenshot(path=str(PICTURE), clip=area, full_page=True)

@@ -121,11 +121,24 @@ def first_mistake(data, n, delta):
     return len(keys) + 1
 
 
+def right_of_all(keys, cards):
+    """How many names linear attention answers right once all cards are written, by the package."""
+    keys = torch.tensor(keys, dtype=torch.float64)
+    digits = torch.tensor([card["digit"] for card in cards])
+    k, v = keys[None, :, None], F.one_hot(digits, 10).double()[None, :, None]
+    _, state = linear_attention.linear_attention(k, k, v, return_final_state=True)
+    return int(((keys @ state[0, 0].T).argmax(-1) == digits).sum())
+
+
 def test_the_keys_are_neither_lucky_nor_unlucky():
     draws = [play.memory(seed) for seed in range(101)]
     for n, delta in product((4, 8, 16), (False, True)):
         usual = sorted(first_mistake(data, n, delta) for data in draws)[50]
         assert abs(first_mistake(play.memory(), n, delta) - usual) <= n / 8, (n, delta)
+    for n in (4, 8, 16):
+        counts = [right_of_all(data["keys"]["random"][n], data["cards"]) for data in draws]
+        mine = right_of_all(play.memory()["keys"]["random"][n], play.memory()["cards"])
+        assert abs(mine - sum(counts) / 101) < 1.5, n  # so that a wider state keeps more
 
 
 def test_cards_are_written_rewritten_and_answered(visit):
@@ -133,19 +146,19 @@ def test_cards_are_written_rewritten_and_answered(visit):
     with visit("memory", size=chrome.PHONE) as page:
         told, answers = page.locator("#told"), page.locator("#answers button")
         assert answers.count() == 3 and told.inner_text().endswith("No ✗ so far.")
-        for _ in range(5):
+        for _ in range(6):
             page.locator("#write").press("Space")
-        assert told.inner_text().endswith("The first ✗ came with card 8.")
-        assert answers.count() == 8 and page.locator("#cache li").count() == 8
-        assert page.locator("#cache-count").inner_text() == str(8 * (8 + 10))
+        assert told.inner_text().endswith("The first ✗ came with card 9.")
+        assert answers.count() == 9 and page.locator("#cache li").count() == 9
+        assert page.locator("#cache-count").inner_text() == str(9 * (8 + 10))
         assert page.locator("#state-count").inner_text() == "80"
-        right = page.locator("#answers span.right").count(), page.locator(".wrong").count()
+        right = [page.locator(f"#answers .{word}").count() for word in ("right", "wrong")]
         assert (
-            f"{right[0] - 8} of 8" in told.inner_text() and sum(right) == 16
+            f"{right[0] - 9} of 9" in told.inner_text() and sum(right) == 18
         )  # the cache is right
         page.locator("#again").press("Enter")
-        for _ in range(4):
-            page.locator("#write").press("Enter")
+        assert answers.count() == 3 and page.evaluate("now.chosen") == "cyd"  # as the page opens
+        page.locator("#write").press("Enter")
         page.locator("#rewrite").press("Enter")
         said = {}
         for rule in linear_attention.RULES:
@@ -156,6 +169,33 @@ def test_cards_are_written_rewritten_and_answered(visit):
         answers.nth(1).press("Enter")
         assert page.evaluate("now.chosen") == "bob" and page.problems == []
         assert answers.nth(1).evaluate("one => one === document.activeElement")
+
+
+def test_new_keys_show_what_was_chance(visit):
+    """Counts for each width, and their means over the draws, are those of the package."""
+    data = play.memory()
+    with visit("memory", size=chrome.PHONE) as page:
+        for _ in range(4):
+            page.locator("#redraw").press("Enter")
+        draws, luck = page.evaluate("draws"), page.locator("#luck").inner_text()
+        assert len({str(keys) for keys in draws}) == 5 and "draw 5" in luck
+        assert draws[0] == {str(n): rows for n, rows in data["keys"]["random"].items()}
+        for n in (4, 8, 16):
+            lengths = torch.tensor([keys[str(n)] for keys in draws], dtype=torch.float64).norm(
+                dim=-1
+            )
+            torch.testing.assert_close(lengths, torch.ones(5, 16).double(), atol=1e-12, rtol=0)
+            counts = [right_of_all(keys[str(n)], data["cards"]) for keys in draws]
+            assert f"n = {n}: {counts[-1]} (mean {sum(counts) / 5:.1f})" in luck
+
+
+def test_on_a_phone_the_answers_stand_below_the_button(visit):
+    with visit("memory", size=chrome.PHONE) as page:
+        page.locator("#write").press("Enter")
+        answers = page.locator("#answers button").count()
+        assert page.locator("#strip > span").count() == answers == 4
+        button, strip = (page.locator(x).bounding_box() for x in ("#write", "#strip"))
+        assert strip["y"] + strip["height"] - button["y"] < chrome.PHONE[1] / 2
 
 
 # --- The matrix -----------------------------------------------------------------------------------
@@ -243,6 +283,43 @@ def test_borders_are_dragged_and_the_four_steps_run(visit):
         assert float(said.split("differ by ")[1].rstrip(".")) < 1e-14 and page.problems == []
 
 
+def test_a_border_moves_by_keyboard_and_a_release_looks_where_the_mouse_is(visit):
+    with visit("matrix") as page:
+        page.locator("#borders input").nth(1).press("ArrowRight")
+        assert page.evaluate("now.borders") == [4, 9]
+        box = page.locator("#matrix").bounding_box()
+        x = box["width"] / 13
+        page.mouse.move(box["x"] + 5 * x, box["y"] + 5 * x)
+        page.mouse.down()
+        page.mouse.move(box["x"] + 7.3 * x, box["y"] + 7.3 * x)
+        page.mouse.up()
+        assert page.evaluate("[now.borders, preview]") == [[6, 9], dict(t=6, s=6)]
+
+
+def test_the_carried_state_travels_and_no_path_crosses_it(visit):
+    with visit("matrix") as page:
+        path = page.locator("#matrix rect[height='7'][stroke='var(--orange)']")
+        assert path.count() == 1  # of the held entry, from token 2 to token 8
+        for _ in range(3):
+            page.locator("#next").press("Enter")
+        assert path.count() == 0 and page.locator("#matrix .carried").count() == 2
+        style = "one => getComputedStyle(one).animationName"
+        assert page.locator("#matrix .carried").first.evaluate(style) == "carry"
+        page.emulate_media(reduced_motion="reduce")
+        assert page.locator("#matrix .carried").first.evaluate(style) == "none"
+
+
+@pytest.mark.parametrize("size", [chrome.DESKTOP, (390, 844)], ids=["desk", "phone"])
+def test_the_ranks_are_seen_where_the_state_is_reset(visit, size):
+    """The rank of the lowest block and the resets, in one window."""
+    with visit("matrix", size=size) as page:
+        page.locator("#reset-6").scroll_into_view_if_needed()
+        boxes = [page.locator("#reset-6").bounding_box()]
+        boxes.append(page.locator("#matrix .rank").nth(1).bounding_box())
+        assert all(0 <= box["y"] <= size[1] - box["height"] for box in boxes)
+        assert boxes[0]["y"] - boxes[1]["y"] < 400  # nothing but the sliders between them
+
+
 # --- The pattern ----------------------------------------------------------------------------------
 
 
@@ -288,7 +365,7 @@ def test_costs_of_a_pattern_are_those_of_the_package(visit):
         assert numbers == costs(config.ModelConfig(**given), context), given
 
 
-WRONG = ["SZ", "(SM", "S × 0", "S M × x", "sm", "M", "SM × 20000", "(A × 3) × 0", "S'M"]
+WRONG = ["SZ", "(SM", "S × 0", "S M × x", "M", "SM × 20000", "(A × 3) × 0", "S'M"]
 WRONG = [dict(pattern=pattern) for pattern in WRONG]
 WRONG += [dict(n_heads=3), dict(d_model=2.5), dict(d_state=3), dict(n_neurons=15), dict(d_ff=0)]
 WRONG += [dict(pattern="AR", k_experts=9), dict(n_values=1), dict(d_query=3), dict(k_neurons=999)]
@@ -309,6 +386,51 @@ def test_axes_stay_when_the_pattern_changes(visit):
         assert page.locator("#bytes-factor").inner_text() == "× 7.95 of the preset"
 
 
+def test_small_letters_and_clicks_make_a_pattern(visit):
+    with visit("pattern") as page:
+        pattern, tiles = page.locator("#pattern"), page.locator("#stack .letter")
+        for typed, meant in (("ie x 24", "IE × 24"), ("sx × 2", "SX × 2"), ("x x 3 s", "X × 3 S")):
+            pattern.fill(typed)
+            assert page.locator("#message").inner_text() == ""
+            assert "".join(tiles.all_text_contents()) == config.expand_pattern(meant)
+        pattern.fill("SEIE")
+        tiles.nth(0).press("Enter")
+        assert pattern.input_value() == "IEIE" and tiles.nth(0).inner_text() == "I"
+        tiles.nth(2).click()
+        assert pattern.input_value() == "IESE"
+        pattern.evaluate("one => one.setSelectionRange(2, 2)")
+        page.locator("#letters .A").click()
+        assert pattern.input_value() == "IEASE" and tiles.count() == 5
+        assert page.problems == [] and chrome.axe(page) == []
+
+
+def test_numbers_of_an_earlier_pattern_are_grey_while_the_pattern_is_wrong(visit):
+    with visit("pattern") as page:
+        grey = "getComputedStyle(document.querySelector('dl')).opacity"
+        for wrong in ("Q", "(SE"):
+            page.locator("#pattern").fill("SE")
+            assert page.evaluate(grey) == "1"
+            page.locator("#pattern").fill(wrong)
+            assert float(page.evaluate(grey)) < 0.5
+        page.locator("#preset").select_option("cheems-320m")
+        assert page.evaluate(grey) == "1"
+        page.locator("#d_model").fill("777")
+        assert float(page.evaluate(grey)) < 0.5
+
+
+def test_a_model_without_states_is_cheaper_only_in_a_short_context(visit):
+    """What the page asks: from which context on the cache of IE × 24 is the larger."""
+    with visit("pattern") as page:
+        page.locator("#pattern").fill("IE × 24")
+        ours = presets.PRESETS["cheems-320m"]
+        both = [config.ModelConfig(**ours | dict(pattern="IE × 24")), config.ModelConfig(**ours)]
+        for power in (6, 7, 17):
+            page.locator("#context").fill(str(power))
+            own, preset = (budget.cache_bytes(c, 2**power).total() for c in both)
+            said = page.locator("#bytes-factor").inner_text()
+            assert said == f"× {own / preset:.2f} of the preset" and (own > preset) == (power > 6)
+
+
 def test_a_wrong_pattern_is_refused_in_the_words_of_the_package(visit):
     with visit("pattern") as page:
         for given in WRONG:
@@ -325,7 +447,7 @@ def test_a_wrong_pattern_is_refused_in_the_words_of_the_package(visit):
         page.locator("#context").press("Home")
         c = config.ModelConfig(**presets.PRESETS["cheems-1.3b"] | dict(pattern="SE × 7 + IE"))
         assert page.locator("#bytes-value").inner_text() == f"{budget.cache_bytes(c, 64).total():,}"
-        assert page.locator("#stack b").count() == 16
+        assert page.locator("#stack .letter").count() == 16
         own, preset = (
             budget.cache_bytes(one, 64).total() for one in (c, config.preset("cheems-1.3b"))
         )
@@ -467,8 +589,6 @@ def test_a_cheems_names_its_cells_and_keeps_its_columns(visit):
         assert byte == page.evaluate("chosen") - 1 and f"byte {byte + 1}:" in cell.inner_text()
         left = page.evaluate(f"left(0, 0, chosen)[{byte}]")
         assert cell.inner_text().endswith(f"{left:.2f}")
-        stack.press("Enter")
-        assert page.evaluate("chosen") == byte
         page.locator("#temperature").press("Home")
         share = page.evaluate("Math.max(...softmax(tokens[chosen].logits.map(x => x / 0.2)))")
         shown = page.locator("#next li").first.inner_text()
@@ -491,6 +611,42 @@ def test_a_click_on_a_cell_keeps_it_and_leaves_the_chosen_byte(visit):
         assert page.evaluate("[chosen, drawnRows.map(row => row.values)]") == [chosen, rows]
         stack.click(position=dict(x=x + 4 * column, y=10))
         assert page.evaluate("chosen") == 9 != chosen and page.problems == []
+
+
+def test_a_row_takes_its_head_away_and_brings_it_back(visit):
+    """By a click on its name and by Enter; rows are numbered as in the list of heads."""
+    with visit("cheems") as page:
+        stack, away = page.locator("#stack"), page.locator("#without")
+        names = stack.locator(".number").all_text_contents()
+        assert names == [f"head {h}" for _ in range(5) for h in (1, 2, 3, 4)]
+        letters = stack.locator(".letter").all_text_contents()
+        assert letters == [f"{i} {x}" for i, x in enumerate(page.evaluate("config.pattern"), 1)]
+        row = page.evaluate(
+            "drawnRows.findIndex(r => r.layer === 6 && r.head === 3 && r.what === 'attention')"
+        )
+        place = dict(x=125, y=page.evaluate(f"drawnRows[{row}].y") + 5)
+        stack.click(position=place)
+        assert away.input_value() == "6.3" and page.locator("#next .whole").count() == 8
+        stack.press("ArrowLeft")
+        stack.press("Enter")
+        assert away.input_value() == "" and page.locator("#next .whole").count() == 0
+        assert page.problems == []
+
+
+@pytest.mark.parametrize("size", [chrome.DESKTOP, chrome.PHONE], ids=["desk", "phone"])
+def test_a_long_text_says_what_is_left_out_and_each_layer_its_prediction(visit, size):
+    with visit("cheems", size=size) as page:
+        page.locator("#text").fill(4 * "a long text (with more bytes than columns) ")
+        said = page.locator("#stack").inner_html()
+        assert f"… {page.evaluate('layout().first')}" in said
+        share = (
+            "tokens[chosen].stream.map(x => (100 * Math.max(...softmax(predict(x)))).toFixed(0))"
+        )
+        shown = page.locator("#stack .lens:not(.byte)").all_text_contents()
+        assert [text.removesuffix(" %") for text in shown] == page.evaluate(share)
+        assert page.locator("#press").is_visible() == (size == chrome.DESKTOP)
+        page.locator("#text").fill("")
+        assert page.locator("#press").is_hidden() and page.problems == []
 
 
 def test_a_cheems_is_led_by_the_keyboard_and_writes(visit):

@@ -64,7 +64,7 @@ function sign(byte) {
 // Sizes in pixels, and the bytes that have a column. Of a long text, the columns stay where they are
 // as long as the chosen byte is among them. `lens` is the room for the predictions at the right.
 function layout() {
-  const all = $("stack").clientWidth, label = all < 500 ? 22 : 92, lens = all < 500 ? 44 : 84;
+  const all = $("stack").clientWidth, label = all < 500 ? 40 : 132, lens = all < 500 ? 56 : 118;
   const width = all - label - lens, column = Math.min(Math.max(width / tokens.length, 14), 28);
   const room = Math.floor(width / column + 1e-6);
   firstShown = Math.min(firstShown, chosen, Math.max(0, tokens.length - room));
@@ -80,9 +80,11 @@ const isGone = (layer, head) => {
 
 function drawBand(svg, { letter, what, rows, layer }, sizes, y) {
   const { label, column, first, end } = sizes, middle = y + rows.length * ROW / 2;
-  if (what !== "mask") draw(svg, "text", { x: 8, y: middle, class: "letter" }, letter);
-  if (label > 50) draw(svg, "text", { x: 20, y: middle, class: "what" }, what);
+  if (what !== "mask") draw(svg, "text", { x: 0, y: middle, class: "letter" }, `${layer + 1} ${letter}`);
+  if (label > 50) draw(svg, "text", { x: 28, y: middle, class: "what" }, what);
   rows.forEach((values, h) => {
+    if (what !== "experts") draw(svg, "text", { x: label - 4, y: y + (h + 0.5) * ROW, class: "number" },
+                                 label > 50 ? `head ${h + 1}` : h + 1);
     const gone = isGone(layer, h) ? " gone" : "";
     drawnRows.push({ letter, what, layer, head: what === "experts" ? null : h, values, y: y + h * ROW });
     values.slice(first, end).forEach((value, i) => {
@@ -97,9 +99,10 @@ function drawBand(svg, { letter, what, rows, layer }, sizes, y) {
 // What the model would predict if it ended after this layer: its first choice, and how likely.
 function drawLens(svg, layer, x, y, small) {
   const shares = softmax(predict(tokens[chosen].stream[layer]));
-  const [best] = largest(shares, 1), percent = small ? "" : ` ${(100 * shares[best]).toFixed(0)} %`;
+  const [best] = largest(shares, 1), percent = `${(100 * shares[best]).toFixed(0)}${small ? "" : " %"}`;
   draw(svg, "text", { x, y, class: "lens byte" }, sign(best));
-  draw(svg, "text", { x: x + 14, y, class: "lens" }, percent);
+  if (!small) draw(svg, "rect", { x: x + 16, y: y - 5, width: 50 * shares[best], height: 10, class: "bar" });
+  draw(svg, "text", { x: x + (small ? 16 : 70), y, class: "lens" }, percent);
 }
 
 function drawStack() {
@@ -113,6 +116,9 @@ function drawStack() {
   tokens.slice(first, end).forEach(({ byte }, i) => draw(svg, "text",
     { x: label + (i + 0.5) * column, y: 10, class: first + i > chosen ? "byte later" : "byte" },
     sign(byte)));
+  if (first > 0) draw(svg, "text", { x: 0, y: 10, class: "what" }, `… ${first}${sizes.small ? "" : " earlier"}`);
+  draw(svg, "text", { x: label + (end - first) * column + 6, y: 10, class: "what" },
+       sizes.small ? "ends, %" : "if it ended here");
   let y = 24;
   for (const band of bands(chosen)) {
     drawBand(svg, band, sizes, y);
@@ -151,13 +157,14 @@ function placeOf(event) {
   const x = event.clientX - box.left - label, y = event.clientY - box.top;
   const byte = first + Math.floor(x / column);
   const row = drawnRows.findIndex(one => one.y <= y && y < one.y + ROW);
-  return x >= 0 && byte < end ? { byte, row, isLetter: y < LETTERS } : null;
+  if (x < 0) return { row, byte: chosen, isName: row >= 0 };
+  return byte < end ? { byte, row, isLetter: y < LETTERS } : null;
 }
 
 const MOVES = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
 
 function move(event) {
-  if (event.key === "Enter" && cursor) return choose(cursor.byte);
+  if (event.key === "Enter" && cursor?.row >= 0) return toggle(cursor.row);
   const step = MOVES[event.key];
   if (!step || tokens.length === 0) return;
   event.preventDefault();
@@ -192,6 +199,7 @@ function drawNext() {
   const list = $("next");
   list.replaceChildren();
   $("temperature-value").textContent = temperature().toFixed(1);
+  $("press").hidden = tokens.length === 0;
   if (tokens.length === 0) return;
   const shares = sharesOf(tokens), before = whole.length ? sharesOf(whole) : null;
   for (const byte of largest(shares, 8)) {
@@ -236,6 +244,14 @@ function takeAway() {
   tokens = [];
   readText();
   choose(at);
+}
+
+// Take the head of a row away, or the layer if the row is that of an E; or give it back.
+function toggle(row) {
+  const { layer, head } = drawnRows[row], away = head === null ? `${layer}` : `${layer}.${head}`;
+  stop();
+  $("without").value = $("without").value === away ? "" : away;
+  takeAway();
 }
 
 function choose(t) {
@@ -334,7 +350,9 @@ $("temperature").oninput = drawNext;
 $("stack").onpointermove = event => { cursor = placeOf(event); drawCursor(); };
 $("stack").onpointerdown = event => {
   const place = cursor = placeOf(event);
-  if (place?.isLetter) {
+  if (place?.isName) {
+    toggle(place.row);
+  } else if (place?.isLetter) {
     stop();
     choose(place.byte);
   } else if (place) {

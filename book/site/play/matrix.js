@@ -134,7 +134,7 @@ function drawChain() {
   }
 }
 
-function drawMatrix() {
+function drawMatrix(moves) {
   const M = matrix(now), largest = Math.max(...M.flat()), picture = $("matrix");
   picture.replaceChildren();
   draw(picture, "text", { x: l / 2, y: -0.82 }, "source s");
@@ -151,12 +151,12 @@ function drawMatrix() {
     }
   }
   drawBlocks(picture);
-  if (now.step > 1) drawStates(picture);
+  if (now.step > 1) drawStates(picture, moves);
   drawEntries(picture);
 }
 
 // Steps 2 to 4: the state behind each chunk, a grid of n numbers below it, and what flows through.
-function drawStates(picture) {
+function drawStates(picture, moves) {
   const { written, carried } = fourSteps(now), all = chunks(now), size = 0.6;
   const shown = now.step === 2 ? written : carried;
   const largest = Math.max(1e-9, ...written.flat().map(Math.abs), ...carried.flat().map(Math.abs));
@@ -180,6 +180,11 @@ function drawStates(picture) {
       draw(picture, "rect", { ...cell, fill: "var(--paper)" });
       draw(picture, "rect", { ...cell, fill: now.step === 2 ? "var(--amber)" : "var(--green)", stroke,
         "stroke-width": 0.06, "fill-opacity": Math.abs(shown[c][i]) / largest });
+      if (moves && now.step === 3 && c > 0) {  // what the chunk before hands over, on its way
+        const [fromX, fromY] = place(c - 1);
+        draw(picture, "rect", { ...cell, fill: "var(--green)", stroke, "stroke-width": 0.06, class: "carried",
+          style: `--x: ${fromX - x}px; --y: ${fromY - y}px; animation-delay: ${c - 1}s` });
+      }
     }
   });
 }
@@ -193,9 +198,9 @@ function drawBlocks(picture) {
   for (const { i, j } of blocks) frame(i, j, "var(--green)");
   all.forEach((_, i) => frame(i, i, "var(--blue)"));
   for (const { i, j, rank } of blocks) {
-    const [x, y] = [all[j][0], all[i][1]];
-    draw(picture, "rect", { x: x + 0.06, y: y - 0.5, width: 0.4, height: 0.44, fill: "var(--paper)" });
-    draw(picture, "text", { x: x + 0.26, y: y - 0.27, class: "rank" }, rank);
+    const [x, y] = [all[j][0], all[i][0]];
+    draw(picture, "rect", { x: x + 0.06, y: y + 0.06, width: 0.4, height: 0.44, fill: "var(--paper)" });
+    draw(picture, "text", { x: x + 0.26, y: y + 0.29, class: "rank" }, rank);
   }
   for (const border of now.borders) {
     draw(picture, "circle", { cx: border, cy: border, r: 0.2, fill: "var(--paper)", class: "border",
@@ -207,7 +212,7 @@ function drawBlocks(picture) {
 function drawEntries(picture) {
   const frame = { fill: "none", stroke: "var(--orange)", width: 1 };
   const lit = preview ?? now;
-  if (lit.s <= lit.t) {
+  if (now.step === 0 && lit.s <= lit.t) {  // the four steps draw their own states there
     draw(picture, "rect", { ...frame, x: lit.s, y: lit.s, height: lit.t - lit.s + 1, "stroke-width": 0.06 });
   }
   if (preview) draw(picture, "rect", { ...frame, x: preview.s, y: preview.t, height: 1, "stroke-width": 0.08 });
@@ -255,7 +260,22 @@ function tellStep() {
   return `${words} For an <i>x</i> of ones, steps and matrix differ by ${off ? off.toExponential(0) : "0"}.`;
 }
 
-function show() {
+// One slider for each border, the keyboard's way to move it.
+function showBorders() {
+  if ($("borders").children.length !== now.borders.length) {
+    $("borders").replaceChildren(...now.borders.map((_, i) => {
+      const slider = document.createElement("input");
+      Object.assign(slider, { type: "range", min: 1, max: l - 1, ariaLabel: `border ${i + 1} between chunks` });
+      slider.oninput = () => moveBorder(i, Number(slider.value));
+      return slider;
+    }));
+  }
+  now.borders.forEach((border, i) => { $("borders").children[i].value = border; });
+  $("borders").parentElement.hidden = now.borders.length === 0;
+}
+
+function show(moves = false) {
+  showBorders();
   $("A").value = now.A;
   $("A-value").textContent = now.A.toFixed(2);
   const size = [...$("chunk").options].find(({ value }) => uniform(value).join() === now.borders.join());
@@ -269,7 +289,7 @@ function show() {
   }
   $("lit").innerHTML = describe();
   drawChain();
-  drawMatrix();
+  drawMatrix(moves);
 }
 
 function choose(t, s) {
@@ -290,13 +310,14 @@ function press(event) {
   const [y, x] = placeOf(event);
   const near = now.borders.findIndex(border => Math.hypot(y - border, x - border) < 0.4);
   dragged = near < 0 ? null : near;
+  preview = null;
   $("matrix").setPointerCapture(event.pointerId);
   if (dragged === null && y >= 0 && x >= 0) choose(Math.floor(y), Math.floor(x));
 }
 
 function point(event) {
   const [y, x] = placeOf(event);
-  if (dragged !== null) return moveBorder(Math.round((x + y) / 2));
+  if (dragged !== null) return moveBorder(dragged, Math.round((x + y) / 2));
   if (event.buttons) return choose(Math.floor(y), Math.floor(x));
   const [t, s] = [Math.floor(y), Math.floor(x)];
   preview = t >= 0 && s >= 0 && t < l && s < l ? { t, s } : null;
@@ -304,9 +325,9 @@ function point(event) {
 }
 
 // A border stays between its neighbours.
-function moveBorder(t) {
-  const least = (now.borders[dragged - 1] ?? 0) + 1, most = (now.borders[dragged + 1] ?? l) - 1;
-  now.borders[dragged] = Math.min(Math.max(t, least), most);
+function moveBorder(i, t) {
+  const least = (now.borders[i - 1] ?? 0) + 1, most = (now.borders[i + 1] ?? l) - 1;
+  now.borders[i] = Math.min(Math.max(t, least), most);
   show();
 }
 
@@ -340,10 +361,10 @@ for (const name of ["A", "n"]) {
   $(name).oninput = event => { now[name] = Number(event.target.value); show(); };
 }
 $("start").onclick = () => { now = start(); show(); };
-$("next").onclick = () => { now.step = (now.step + 1) % STEPS.length; show(); };
+$("next").onclick = () => { now.step = (now.step + 1) % STEPS.length; show(true); };
 $("matrix").onpointermove = point;
 $("matrix").onpointerdown = press;
-$("matrix").onpointerup = () => { dragged = null; };
+$("matrix").onpointerup = event => { dragged = null; point(event); };
 $("matrix").onpointerleave = () => { preview = null; show(); };
 $("matrix").onkeydown = move;
 $("app").hidden = false;

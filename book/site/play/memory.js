@@ -6,6 +6,7 @@ const SHARP = 16;  // what attention multiplies its scores by
 const $ = id => document.getElementById(id);
 const start = () => ({ rule: "linear attention", n: 8, keys: "random", alpha: 0.9, beta: 1,
                        writes: DATA.cards.slice(0, 3), next: 3, chosen: DATA.names[2] });
+const draws = [DATA.keys.random];  // the random keys of the page, and those drawn since
 let now = start();
 
 // --- the mathematics ------------------------------------------------------------------------------
@@ -43,7 +44,22 @@ const RULES = {
 };
 
 const oneHot = digit => range(P).map(i => (i === digit ? 1 : 0));
-const keyOf = (name, m) => DATA.keys[m.keys][m.n][DATA.names.indexOf(name)];
+
+// The key of a name: random ones from the newest draw, or from another that `m` brings along.
+function keyOf(name, m) {
+  const keys = m.keys === "random" ? m.drawn ?? draws.at(-1) : DATA.keys.orthogonal;
+  return keys[m.n][DATA.names.indexOf(name)];
+}
+
+// A vector whose direction is uniform: normal numbers, by Box and Muller, over their length.
+function randomKey(n) {
+  const key = range(n).map(() =>
+    Math.sqrt(-2 * Math.log(1 - Math.random())) * Math.cos(2 * Math.PI * Math.random()));
+  return key.map(x => x / Math.sqrt(dot(key, key)));
+}
+
+const drawKeys = () =>
+  Object.fromEntries([4, 8, 16].map(n => [n, DATA.names.map(() => randomKey(n))]));
 
 // The state after each write, the first being the empty one.
 function states(m) {
@@ -75,6 +91,13 @@ function truth(writes) {
   const found = new Map();
   for (const { name, digit } of writes) found.set(name, digit);
   return found;
+}
+
+// How many names the state answers right.
+function countRight(m) {
+  const S = states(m).at(-1);
+  return [...truth(m.writes)].filter(([name, digit]) =>
+    winners(read(S, keyOf(name, m))).join() === String(digit)).length;
 }
 
 // How many of the first cards were written when a name first answered wrongly; 0 if none did.
@@ -112,13 +135,9 @@ function drawState(flash) {
     row.forEach((value, j) => drawCell(svg, j, i, value, largest, shade(value)));
   });
   const last = now.writes.at(-1);
-  if (last) {
-    const key = keyOf(last.name, now);
-    key.forEach((value, j) => drawCell(svg, j, -1.4, value, 1, "var(--amber)"));
-    draw(svg, "text", { x: n + 0.3, y: -0.9, "text-anchor": "start", style: "text-anchor: start" }, last.name);
-    if (flash) drawWritten(svg, all, S);
-  }
-  if (now.chosen === null) return;
+  keyOf(last.name, now).forEach((value, j) => drawCell(svg, j, -1.4, value, 1, "var(--amber)"));
+  draw(svg, "text", { x: n + 0.3, y: -0.9, style: "text-anchor: start" }, last.name);
+  if (flash) drawWritten(svg, all, S);
   const answer = read(S, keyOf(now.chosen, now)), best = winners(answer);
   const scale = 3 / Math.max(1, ...answer.map(Math.abs));
   answer.forEach((value, i) => draw(svg, "rect", {
@@ -175,20 +194,32 @@ function drawAnswers() {
     row.append(button);
     return row;
   }));
+  $("strip").innerHTML = [...truth(now.writes)].map(([name, digit]) =>
+    `<span>${name} → ${digit}: ${verdict(read(S, keyOf(name, now)), digit)}</span>`).join("");
   if (held) document.querySelector(`#answers [data-name="${held}"]`)?.focus();
 }
 
 // --- words and controls ---------------------------------------------------------------------------
 
 function tell() {
-  const names = [...truth(now.writes)], S = states(now).at(-1), wrong = firstMistake(now);
-  if (names.length === 0) return "The memory is empty. Write the first card.";
-  const right = names.filter(([name, digit]) =>
-    winners(read(S, keyOf(name, now))).join() === String(digit)).length;
+  const wrong = firstMistake(now);
   const { name, digit } = now.writes.at(-1);
   const first = wrong ? `The first ✗ came with card ${wrong}.` : "No ✗ so far.";
-  return `Card ${now.writes.length}: ${name} → ${digit}. The state answers ${right} of `
-    + `${names.length} names right. ${first}`;
+  return `Card ${now.writes.length}: ${name} → ${digit}. The state answers ${countRight(now)} of `
+    + `${truth(now.writes).size} names right. ${first}`;
+}
+
+// What chance does: names right once every card is written, for each width, in every draw so far.
+function tellLuck() {
+  if (now.keys !== "random") return "Orthogonal keys leave nothing to chance.";
+  const right = (n, drawn) => countRight({ ...now, n, drawn, writes: DATA.cards });
+  const each = [4, 8, 16].map(n => {
+    const counts = draws.map(drawn => right(n, drawn));
+    const mean = counts.reduce((a, b) => a + b) / counts.length;
+    return `n = ${n}: ${counts.at(-1)}` + (draws.length > 1 ? ` (mean ${mean.toFixed(1)})` : "");
+  });
+  const which = draws.length > 1 ? `draw ${draws.length}, and the mean of all of them` : "these keys";
+  return `Names right after all ${DATA.cards.length} cards, with ${which}: ${each.join(", ")}.`;
 }
 
 function show(flash = false) {
@@ -201,11 +232,12 @@ function show(flash = false) {
   const card = DATA.cards[now.next];
   $("card").textContent = card ? `${card.name} → ${card.digit}` : "no more cards";
   $("write").disabled = !card;
-  $("rewrite").disabled = now.writes.length === 0;
   $("formula").textContent = `S ← ${RULES[now.rule].formula}`;
   $("cache-count").textContent = now.writes.length * (now.n + P);
   $("state-count").textContent = now.n * P;
   $("told").textContent = tell();
+  $("luck").textContent = tellLuck();
+  $("redraw").disabled = now.keys !== "random";
   drawCache();
   drawState(flash);
   drawAnswers();
@@ -223,7 +255,12 @@ $("rewrite").onclick = () => {
   const name = DATA.names[0];
   write({ name, digit: (truth(now.writes).get(name) + 2) % P });
 };
-$("again").onclick = () => { now = { ...now, writes: [], next: 0, chosen: null }; show(); };
+$("again").onclick = () => {
+  const { writes, next, chosen } = start();
+  now = { ...now, writes, next, chosen };
+  show();
+};
+$("redraw").onclick = () => { draws.push(drawKeys()); show(); };
 for (const name of ["rule", "keys"]) $(name).oninput = event => { now[name] = event.target.value; show(); };
 for (const name of ["n", "alpha", "beta"]) {
   $(name).oninput = event => { now[name] = Number(event.target.value); show(); };

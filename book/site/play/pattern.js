@@ -225,9 +225,36 @@ function makeControls() {
   $("fields").innerHTML = FIELDS.map(([name, { kind, meaning }]) =>
     `<label><span><code>${name}</code> ${meaning}</span>${control(name, kind)}</label>`).join("");
   $("letters").innerHTML = Object.entries(DATA.letters).map(([key, { name }]) =>
-    `<span><b class="letter ${key}">${key}</b> ${name}</span>`).join(" ");
+    `<span><button type="button" class="letter ${key}" title="insert">${key}</button> ${name}</span>`).join(" ");
+  for (const button of $("letters").querySelectorAll("button")) button.onclick = () => insert(button.textContent);
   $("preset").innerHTML = Object.keys(DATA.presets).map(option).join("");
   $("preset").value = "cheems-320m";
+}
+
+// Put a letter where the caret of the pattern is.
+function insert(letter) {
+  const { selectionStart, selectionEnd } = $("pattern");
+  $("pattern").setRangeText(letter, selectionStart, selectionEnd, "end");
+  show();
+}
+
+// An S becomes an I, and an I an S; the pattern is then written letter by letter.
+function drawStack(pattern) {
+  $("stack").replaceChildren(...[...pattern].map((letter, i) => {
+    const swapped = { S: "I", I: "S" }[letter], tile = document.createElement(swapped ? "button" : "b");
+    tile.className = `letter ${letter}`;
+    tile.textContent = letter;
+    if (swapped) {
+      tile.type = "button";
+      tile.title = `make it ${swapped}`;
+      tile.onclick = () => {
+        $("pattern").value = pattern.slice(0, i) + swapped + pattern.slice(i + 1);
+        show();
+        $("stack").children[i].focus();
+      };
+    }
+    return tile;
+  }));
 }
 
 function fill(given) {
@@ -237,10 +264,14 @@ function fill(given) {
   $("tie_embeddings").checked = c.tie_embeddings;
 }
 
+// What is typed in small letters alone means capitals: "ie x 24" is IE × 24.
+const capitals = text => (/[A-Z]/.test(text) ? text
+  : text.replace(/x(?!\s*\d)|[a-wyz]/g, letter => letter.toUpperCase()));
+
 function read() {
   const value = ({ value, type }) => (value === "" ? null : type === "number" ? Number(value) : value);
   const given = Object.fromEntries(FIELDS.map(([name]) => [name, value($(name))]));
-  return { ...given, pattern: $("pattern").value, tie_embeddings: $("tie_embeddings").checked };
+  return { ...given, pattern: capitals($("pattern").value), tie_embeddings: $("tie_embeddings").checked };
 }
 
 // A field is shown if a letter of the pattern takes it, some only if, say, inner is ssd.
@@ -317,7 +348,7 @@ function show() {
     const c = configure(read());
     showCosts(c, 2 ** $("context").value);
     for (const [name, field] of FIELDS) $(name).parentElement.hidden = !isTaken(name, field, c);
-    $("stack").innerHTML = c.pattern.replace(/./g, '<b class="letter $&">$&</b>');
+    drawStack(c.pattern);
     $("message").textContent = "";
   } catch (error) {
     if (!(error instanceof Invalid)) throw error;
