@@ -218,7 +218,8 @@ plotting.show_drawing(
 # **Why seven?** WM takes 7 : 1 from the Mamba-2 paper (§3.4), and Ch from "many studies". Neither
 # varies it. The lower four rows run from 1 : 1 to 9 : 1. Two designs don't even fit into a row:
 # Zamba uses the *same* attention block again and again, and Falcon-H1 runs S and A side by side.
-# Fewer A buy less work and a smaller cache (sections 5 to 7). They may cost recall (chapter 08).
+# With fewer A there's less work and a smaller cache (sections 5 to 7). Recall may suffer (chapter
+# 08).
 
 # %% [markdown]
 # ## 4 · What attention needs before it
@@ -264,7 +265,8 @@ def recall(batch, generator, pairs=8, kinds=32):
 #
 # Our control takes the state away. What can $v_3$ still learn about the tokens before it? To wipe
 # the state, we fix `A_log`, chapter 03's $\log(-A)$, at 15. Then each token multiplies the state by
-# $e^{-3.3\,\text{million}\cdot\Delta}$, which is 0.
+# $e^{-3.3\,\text{million}\cdot\Delta}$, which is 0. It still writes its own token and reads it at
+# once, so it passes on what the convolution gave it, and nothing else.
 
 
 # %% slide_title="A wiped state leaves only the convolution" tags=["figure"]
@@ -333,7 +335,7 @@ assert right[-1] > 0.9
 #
 # That was one run, so we recorded five of each kind, up to 1,000 steps long. Each dot is one
 # (`python -m experiments 07_state_or_neighbour`). The dashed lines are guesses: one of the eight
-# values, or one of the values not yet given.
+# values, or the one not yet given that was listed most often (0.39).
 
 # %% tags=["guard"]
 ids, targets = recall(20_000, torch.Generator().manual_seed(7))
@@ -606,8 +608,8 @@ for name, printed, missing in (("jamba-283m", 283, 98), ("otce-281m", 281, 97)):
 #
 # SSD compares tokens only within chunks of a fixed length, and hands a state of fixed size from
 # chunk to chunk (chapter 03). So its cost per token doesn't depend on $l$. The folded cells sum all
-# this over the letters. PyTorch counts the same in its matrix products, where every token pays for
-# all $l$.
+# this over the letters. PyTorch multiplies first and masks afterwards, so its count has every token
+# pay for all $l$, and otherwise agrees.
 
 
 # %% tags=["guard"]
@@ -964,7 +966,7 @@ home = Path("../runs/chapter_07")  # this run's checkpoints, and what the model 
 shutil.rmtree(home, ignore_errors=True)  # else `train` would go on from what it finds there
 
 # %% [markdown]
-# Our Cheems has two pairs of layers and trains for 160 steps of 512 bytes, which takes some
+# Our Cheems has two pairs of layers and trains for 160 steps of 512 bytes, which takes a few
 # seconds. Here is what *your* model writes at first, and then whenever its budget has doubled. When
 # does it find spaces, and when words? Rounding differs between machines, so nobody else gets your
 # lines. A dot replaces anything that isn't printable ASCII.
@@ -991,7 +993,7 @@ for step, words in wrote.items():
 
 # %% [markdown]
 # Ours has spaces after 10 steps, and hardly a real word after 160. Its loss is already more than
-# 0.1 nats per byte below the bigram model's. It goes on with
+# 0.1 nats per byte below the bigram model's. To hear more, run
 # `cheems generate --run runs/chapter_07 --prompt "The "`.
 
 # %% tags=["guard"]
@@ -1066,8 +1068,8 @@ def draw_gap(ax):
 
 # %% [markdown]
 # Here are the losses of this run on held-out text, and on its own batches just before. At first the
-# dashed line is the higher one. It averages the 125 steps before. Look at the right end. Is the
-# model still learning?
+# dashed line is the higher one. It averages the 125 steps before, when the model was worse. Look at
+# the right end. Is the model still learning?
 
 # %% slide_title="After 1,875 steps it only gets better at what it has read" tags=["figure"]
 fig, ax = plotting.figure(size=(10, 4.4))
