@@ -505,13 +505,14 @@ def draw_parameters(ax, name, y=0):
         A=plotting.COLORS[0], S=plotting.COLORS[2], I=plotting.COLORS[5], around="#dddddd"
     )
     names = dict(A="attention", G="gated MLPs", R="routed experts", E="expert layers E")
+    names |= {"around": "embedding, norms"}
     for part, count in counts.items():
         share, color = count / total, "white" if part == "A" else plotting.INK
         ax.barh(y, share, 0.5, left=left, color=shades.get(part, "#bbbbbb"), edgecolor="white")
         words = f"{names.get(part, part)}\n{count / 1e6:,.0f} million"
-        high = 0.45 if share < 0.05 else -0.45 if share < 0.12 else 0  # a thin part's words
-        style = dict(ha="center", va="center", fontsize=17, color=plotting.INK if high else color)
-        ax.text(left + share / 2, y + high, words, **style)
+        thin = 0.45 if share < 0.05 or part == "around" else -0.45 if share < 0.12 else 0
+        style = dict(ha="center", va="center", fontsize=17, color=plotting.INK if thin else color)
+        ax.text(left + share / 2, y + thin, words, **style)
         left += share
     ax.set(xlim=(-0.06, 1.06), frame_on=False, xticks=[], yticks=[])
 
