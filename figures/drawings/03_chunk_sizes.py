@@ -23,14 +23,16 @@ def triangle(ax, x, y, side, color):
 def draw_size(ax, x, y, size):
     """The state below the diagonal, and attention inside each chunk on it."""
     chunks, side = LENGTH // size, SIDE * size / LENGTH
+    staircase = [(x, y - SIDE)]  # around all blocks below the diagonal
     for chunk in range(chunks):
         left, top = x + chunk * side, y - chunk * side
         triangle(ax, left, top, side, BLUE)
-        for earlier in range(chunk):
-            block = [(x + earlier * side, top), (x + earlier * side, top - side)]
-            block += [(x + (earlier + 1) * side, top - side), (x + (earlier + 1) * side, top)]
-            line = dict(ec="white", lw=1.0 if size > 1 else 0.0)
-            ax.add_patch(Polygon(block, fc=GREEN, alpha=0.55, **line))
+        staircase += [(left, top), (left, top - side)]
+        if chunk and size > 1:
+            ax.plot([x, left], [top, top], color="white", lw=1, zorder=3)
+            ax.plot([left, left], [top - side, y - SIDE], color="white", lw=1, zorder=3)
+    if chunks > 1:
+        ax.add_patch(Polygon(staircase, fc=GREEN, ec="none", alpha=0.55))
 
 
 def draw():
