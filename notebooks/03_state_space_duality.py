@@ -116,7 +116,7 @@ def unrolled(x, alpha, B, C, first=1):
 check("unrolled sum = recurrence", unrolled(x, alpha, B, C), y)
 _ = must_differ("decay that includes the token's own step", unrolled(x, alpha, B, C, first=0), y)
 
-# %% [markdown] slide_title="A linear recurrence is a lower triangular matrix"
+# %% [markdown] slide_title="A linear recurrence is a triangular matrix" slide_figure="03_duality"
 # ## 2 · The recurrence is a matrix
 #
 # Equation 3.2 is linear in $x$, so it's a matrix times $x$: $y = Mx$. Read the entries off the sum:
@@ -126,7 +126,8 @@ _ = must_differ("decay that includes the token's own step", unrolled(x, alpha, B
 #
 # Row $t$ is the token that reads (the *target*), column $s$ the token that writes (the *source*).
 # $L$ holds the decays. It's lower triangular, since nobody can read a token before it is written.
-#
+
+# %% [markdown] slide_title="Sums of logarithms survive where products die"
 # How would you compute $L$? You might keep one running product and divide two of its entries. But
 # one reset makes the product zero, and so do 1,100 decays of 0.5, in float64. Then 0 / 0 is NaN. So
 # add logarithms $g_t = \log\alpha_t$ instead. Write $g_t$ into row $t$, left of the diagonal. The
@@ -138,7 +139,7 @@ _ = must_differ("decay that includes the token's own step", unrolled(x, alpha, B
 #   \begin{pmatrix} 0 & & \\ g_1 & 0 & \\ g_1 + g_2 & g_2 & 0 \end{pmatrix}$$
 
 
-# %% slide_title="Sums of logarithms survive where products die"
+# %%
 def decay_matrix(log_alpha):
     """L of equation 3.3 from the log decays: (l,) -> (l, l)."""
     rows = log_alpha[:, None].expand(-1, len(log_alpha))
@@ -158,8 +159,8 @@ print("L =", L.numpy().round(3), sep="\n")
 check("y = M x", M @ x, unrolled(x, alpha, B, C))
 
 # %% [markdown]
-# Here is $L$ for a longer text, with a steady decay, with a decay that varies, and with a reset at
-# token 16. In which picture does an entry depend only on how far apart the two tokens are?
+# Now we draw $L$ for a longer text with a steady decay, with a decay that varies, and with a reset
+# at token 16. In which picture does an entry depend only on how far apart the two tokens are?
 
 # %% tags=["setup"]
 l = 32
@@ -224,13 +225,28 @@ check("reset: from row 16 on, columns 0 to 15 are zero", L_reset[16:, :16], torc
 # every block that doesn't reach above the diagonal. We test the largest of them, which touch it
 # with their upper right corner:
 
-# %% slide_title="Everything the past tells the future fits through one number"
+# %%
 L = decay_matrix(-random(32, seed=1).abs() / 4)  # the second picture
+u, v = L[16:, 15], L[15, :16]  # 16 numbers each
+check("the block is u times v", L[16:, :16], torch.outer(u, v))
 ranks = [int(matrix_rank(L[i:, : i + 1])) for i in range(32)]
 print("ranks of the", len(ranks), "largest blocks:", set(ranks))
 above = int(matrix_rank(L[4:12, 0:9]))
 print("rank of a block that reaches above the diagonal:", above)
 assert set(ranks) == {1} and above > 1
+
+# %% slide_title="The whole past has to fit through one number" tags=["figure", "slide"]
+block = "block: rows 16 to 31, columns 0 to 15"
+pictures = {block: L[16:, :16], "= column u": u[:, None], "× row v": v[None]}
+fig, axes = plotting.heatmaps(pictures, signed=False, unit="decay")
+for ax in axes:
+    ax.set(xticks=[], yticks=[])
+plotting.save(
+    fig,
+    "03_rank_one",
+    "A block of 16 by 16 decays, and the column and the row of 16 numbers each whose products "
+    "fill it in.",
+)
 
 # %% [markdown]
 # Rank one means a bottleneck: everything the past can tell the future has to fit through one
@@ -239,7 +255,7 @@ assert set(ranks) == {1} and above > 1
 # A lower triangular matrix is *$n$-semiseparable* if all the blocks that don't reach above the
 # diagonal have rank at most $n$. The fast algorithm of section 5 rests on this property.
 
-# %% [markdown] slide_title="A key, a value and a query make the state a matrix"
+# %% [markdown] slide_title="A key and a value make the state a matrix" slide_figure="03_state:0"
 # ## 4 · A wider state: attention without the softmax
 #
 # One number can't remember much, so let's make the state a matrix with $p$ rows and $n$ columns.
@@ -255,6 +271,14 @@ assert set(ranks) == {1} and above > 1
 # nothing fades and nothing is written. That's how the layer skips padding.
 
 
+# %% slide_title="A token fades the state, writes into it, and reads it" tags=["figure", "slide"]
+plotting.show_drawing(
+    "03_state",
+    "Equation 3.4 as grids of 3 by 4 numbers: the faded old state plus the product of a value and "
+    "a key is the new state. A query of 4 numbers reads 3 numbers from it.",
+)
+
+
 # %% tags=["setup"]
 def recurrence(x, dt, A, B, C):
     """Equation 3.4 for one head: x (l, p), dt (l,), B, C (l, n)."""
@@ -265,7 +289,7 @@ def recurrence(x, dt, A, B, C):
     return torch.stack(outputs)
 
 
-# %% [markdown] slide_title="One decay comes out of the sum and leaves attention"
+# %% [markdown] slide_title="With one decay, the sum becomes attention" slide_figure="03_masked"
 # Now unroll it, as before. The decays $\alpha_t = e^{\Delta_t A}$ are plain numbers, so they can
 # move to the front. Between reader $t$ and writer $s$, that leaves the inner product of a query and
 # a key (∘ multiplies entry by entry):
@@ -291,6 +315,16 @@ check("quadratic form = recurrence", (L * scores) @ (dt[:, None] * x), y)
 M = L * scores * dt  # acts on x: column s times dt_s
 ranks = [int(matrix_rank(M[i:, : i + 1])) for i in range(l)]
 print(f"n = {n}; ranks of the largest blocks:", *ranks)
+
+# %% slide_title="The mask hides the future and lets the past fade" tags=["figure", "slide"]
+pictures = {"decays L": L, r"scores $C B^\top$": scores, r"$L \circ C B^\top$": L * scores}
+fig, _ = plotting.heatmaps(pictures, xlabel="source s", ylabel="target t", limit=4.0)
+plotting.save(
+    fig,
+    "03_masked",
+    "Three matrices of 24 tokens: the decays, lower triangular; the scores, which fill the whole "
+    "square; and their product, lower triangular again.",
+)
 
 # %% [markdown]
 # That's the **duality**: a recurrence with a state on one side, attention without its softmax on
@@ -361,8 +395,9 @@ _ = must_differ("α < 1 is not linear attention", recurrence(x, torch.ones(l), A
 #
 # Row $t$ of $\hat C_i$ is $e^{\sigma_t} C_t$, and row $s$ of $\hat B_j$ is the factor marked
 # *write*. (The picture puts the carry, one number, on an $n \times n$ diagonal.) Between
-# neighbouring chunks, the carry is 1. Look at step 4 of the picture below: one state serves *all*
-# green blocks of its rows.
+# neighbouring chunks, the carry is 1.
+#
+# Look at step 4 of the picture below: one state serves *all* green blocks of its rows.
 
 
 # %% slide_title="Inside, write, carry, read: four steps on one matrix" tags=["figure"]
@@ -418,7 +453,7 @@ assert [ranks[i, j] for i in range(c) for j in range(i)] == 6 * [n] and (ranks.d
 # others into chunks, and `sigma` has $\sigma_t$):
 
 # %% slide_title="Step 1 fills in the blocks on the diagonal" slide_figure="03_steps:0"
-L = torch.stack([decay_matrix(log_alpha) for log_alpha in dt_c * A])  # (c, t, s)
+L = torch.stack([decay_matrix(g) for g in dt_c * A])  # (c, t, s)
 scores = einsum("ctn,csn->cts", C_c, B_c)
 inside = L * scores * dt_c[:, None, :]
 y_inside = einsum("cts,csp->ctp", inside, x_c)
@@ -521,7 +556,15 @@ def four_steps(x, dt, A, B, C, *, l_c, carry=carry_in_turn):
 # Now for the size of a chunk. Chunks of 1 *are* the recurrence, one of 72 is the quadratic form.
 # What do you expect in between?
 
-# %% slide_title="Every chunk size computes the same function"
+# %% slide_title="Every chunk size computes the same function" tags=["figure", "slide"]
+plotting.show_drawing(
+    "03_chunk_sizes",
+    "The lower triangle of 72 tokens four times, in chunks of 1, 8, 24 and 72. Attention takes the "
+    "triangles on the diagonal, the state what is below: nearly all in chunks of 1, nothing in one "
+    "chunk of 72.",
+)
+
+# %%
 x, dt, A, B, C = inputs(l=72)
 y = ssd.ssd_recurrent(x, dt, A, B, C)
 sizes = (1, 8, 24, 72)
@@ -610,12 +653,31 @@ for l in (128, 1024):
 
 p, n = 64, 128  # of a real layer, per head and token
 costs = [5 * p * n, 2 * 65_536 * (n + p), 2 * 256 * (n + p) + 4 * p * n + 2 * p * n / 256]
-assert costs == [40_960, 25_165_824, 131_136] and 3.0 < costs[2] / costs[0] < 3.3
+steps = [65_536, 1, 65_536 // 256]
+assert (
+    costs == [40_960, 25_165_824, 131_136] and steps[2] == 256 and 3.0 < costs[2] / costs[0] < 3.3
+)
 assert [2 * l * (n + p) > costs[0] for l in (106, 107)] == [False, True]
 assert [l * (n + p) > costs[0] for l in (213, 214)] == [False, True]
 assert 65_536 * p * n * 4 == 2 * 2**30 and 312 / 19.5 == 16  # a scan's states; the two rates
 
-# %% [markdown] slide_title="With a rate for every entry, no single mask will do"
+# %% slide_title="Chunks come second in work and in steps" tags=["figure", "slide"]
+fig, axes = plotting.figure(1, 2, size=(12, 4.6))
+colors = [*2 * [plotting.COLORS[0]], plotting.COLORS[2]]
+counts = {"FLOPs per token": costs, "sequential steps": steps}
+for ax, (title, numbers) in zip(axes, counts.items(), strict=True):
+    bars = ax.bar(["recurrent", "quadratic", "chunked"], numbers, color=colors)
+    ax.bar_label(bars, fmt="{:,.0f}", fontsize=16)
+    ax.set(yscale="log", ylim=(0.5, 10 * max(numbers)), title=title)
+plotting.save(
+    fig,
+    "03_costs",
+    "FLOPs per token and sequential steps of the three forms, on logarithmic axes. The recurrence "
+    "has the fewest FLOPs and the most steps, the quadratic form the most FLOPs and one step; the "
+    "chunked form stands between them in both.",
+)
+
+# %% [markdown] slide_title="With a rate per entry, no single mask will do" slide_figure="03_masks"
 # ## 8 · Why one decay per head
 #
 # Mamba, from the end of chapter 01, has more freedom than SSD: every entry $i$ of its state fades
@@ -626,16 +688,7 @@ assert 65_536 * p * n * 4 == 2 * 2**30 and 312 / 19.5 == 16  # a scan's states; 
 # $$y_t = \sum_{s \le t} \Big( \sum_i C_{t,i}\; L^{(i)}_{ts}\; B_{s,i} \Big)\, \Delta_s x_s.
 #   \tag{3.8}$$
 #
-# No single mask will do, but there's another way. Let $\tau_t = \Delta_0 + \dots + \Delta_t$ be the
-# time up to token $t$. Then $L^{(i)}_{ts} = e^{A_i\tau_t}\, e^{-A_i\tau_s}$ for $s \le t$. One
-# factor can move into $C$ and the other into $B$:
-#
-# $$\tilde C_{t,i} = e^{A_i\tau_t}\, C_{t,i}, \qquad
-#   \tilde B_{s,i} = e^{-A_i\tau_s}\, B_{s,i}, \qquad
-#   y_t = \sum_{s \le t} (\tilde C_t \cdot \tilde B_s)\, \Delta_s x_s.$$
-#
-# That's a single matrix product again, under a mask of ones and zeros. A folded cell has run
-# Mamba's recurrence on 24 tokens:
+# No single mask will do. A folded cell runs Mamba's recurrence on 24 tokens.
 
 
 # %% tags=["guard"]
@@ -658,10 +711,46 @@ grown = torch.tensor(16 * 0.1 * 64).exp()  # exp(-Aτ) after 64 steps of 0.1, fo
 print(f"exp(-Aτ) after 64 tokens: {grown:.0e},  in float32: {grown.float()}")
 assert grown.float().isinf() and decay_matrix(dt * A.mean()).max() == 1
 
+# %% slide_title="Four rates make four masks" tags=["figure", "slide"]
+pictures = {f"rate {rate:.0f}": decay_matrix(dt * rate) for rate in A}
+fig, _ = plotting.heatmaps(pictures, xlabel="source s", signed=False, unit="decay", size=(13, 4))
+plotting.save(
+    fig,
+    "03_masks",
+    "Four lower triangular matrices of decays, for the rates -1 to -4: the faster the rate, the "
+    "narrower the band along the diagonal.",
+)
+
+# %% [markdown]
+# Now try another way. Let $\tau_t = \Delta_0 + \dots + \Delta_t$ be the
+# time up to token $t$. Then $L^{(i)}_{ts} = e^{A_i\tau_t}\, e^{-A_i\tau_s}$ for $s \le t$. One
+# factor can move into $C$ and the other into $B$:
+#
+# $$\tilde C_{t,i} = e^{A_i\tau_t}\, C_{t,i}, \qquad
+#   \tilde B_{s,i} = e^{-A_i\tau_s}\, B_{s,i}, \qquad
+#   y_t = \sum_{s \le t} (\tilde C_t \cdot \tilde B_s)\, \Delta_s x_s.$$
+#
+# That's a single matrix product again, under a mask of ones and zeros. Does it
+# agree with Mamba's recurrence?
+
 # %% slide_title="Moved into C and B, the decays cost range"
 tau = dt.cumsum(0)[:, None]
 scores = ((tau * A).exp() * C) @ ((-tau * A).exp() * B).T
 check("decays moved into C and B = Mamba's recurrence", (scores.tril() * dt) @ x, y)
+
+# %% slide_title="At a rate of −16, float32 overflows within 64 tokens" tags=["figure", "slide"]
+fig, ax = plotting.figure(size=(12, 4.8))
+t = torch.arange(1, 65)
+curves = {f"rate −{rate}": (rate * 0.1 * t).exp() for rate in (1, 4, 16)}
+plotting.lines(ax, t, curves, yscale="log", xlabel="tokens, with steps of 0.1", legend="right")
+plotting.level(ax, torch.finfo(torch.float32).max, "  the largest float32", side="left")
+ax.set_title(r"the factor $e^{-A_i\tau_s}$ in $\tilde B$")
+plotting.save(
+    fig,
+    "03_range",
+    "The factor that a key gets, over 64 tokens with step sizes of 0.1, on a logarithmic axis. For "
+    "a rate of -16 it crosses the largest float32; for -1 and -4 it stays far below.",
+)
 
 
 # %% [markdown]
@@ -719,7 +808,7 @@ corrected = partial(carry_at_once, dim=3)  # right: over the sources
 # %% [markdown]
 # Would a test catch it? With one chunk, the printed sum passes. With two or four, it fails:
 
-# %% slide_title="A test with one chunk passes; with two or four it fails"
+# %% tags=["aside"]
 x, dt, A, B, C = inputs(l=32, dt=0.05)
 y = ssd.ssd_recurrent(x, dt, A, B, C)
 check("one chunk, as printed", four_steps(x, dt, A, B, C, l_c=32, carry=as_printed), y)
@@ -728,6 +817,20 @@ for l_c in (16, 8):
     size = must_differ(f"{32 // l_c} chunks, as printed", printed, y, at_least=0.1)
     print(f"  largest error, relative: {size:.3f}")
     check(f"{32 // l_c} chunks, corrected", four_steps(x, dt, A, B, C, l_c=l_c, carry=corrected), y)
+
+# %% slide_title="A test with one chunk passes; with two or four it fails" tags=["figure", "slide"]
+fig, axes = plotting.figure(3, 1, size=(12, 5.4))
+for ax, (l_c, name) in zip(axes, {32: "one chunk", 16: "two", 8: "four"}.items(), strict=True):
+    printed = four_steps(x, dt, A, B, C, l_c=l_c, carry=as_printed)
+    error = (printed - y).abs().amax(dim=(0, 2, 3)) / y.abs().max()
+    ax.bar(torch.arange(32) + 0.5, error, 0.92, color=plotting.COLORS[1])
+    ax.set(xlim=(0, 32), ylim=(0, 0.8), title=f"{name}: relative error of each output")
+plotting.save(
+    fig,
+    "03_errors",
+    "The error of 32 outputs, as printed. One chunk: none. Two chunks: none in the first, up to "
+    "0.34 in the second. Four: none in the first, up to 0.76 after it.",
+)
 
 # %% [markdown]
 # You don't even need the right answer. Change the step size of the last token, then of the first,
@@ -755,7 +858,7 @@ assert "31 moves outputs 8 to 31" in moves["as printed"]
 
 # %% tags=["figure"]
 def draw_moved(ax, run, dt, title):
-    """A row of outputs for a later step size of token 31, one for token 0; what moves has a colour.
+    """A row of outputs for a change of token 31, one for a change of token 0; what moves is lit.
 
     Green is an output that may move, vermilion one that comes before the token.
     """
@@ -770,7 +873,8 @@ def draw_moved(ax, run, dt, title):
     for border in (8, 16, 24):
         ax.axvline(border, color=plotting.QUIET, lw=1)
     ax.set(xlim=(0, 32), ylim=(-1.6, 0.8), title=title, xlabel="output (four chunks of 8)")
-    ax.set_yticks([0, -1], ["token 31\nchanged", "token 0\nchanged"], fontsize=14)
+    ax.set_yticks([0, -1], ["token 31", "token 0"], fontsize=15)
+    ax.tick_params(axis="y", pad=16)
 
 
 # %% slide_title="The last token moves output 8: the layer looks ahead" tags=["figure", "slide"]
@@ -790,7 +894,7 @@ plotting.save(
 
 # %% [markdown] slide_title="A causality test must change the step sizes, too"
 # It **leaks the future** (token 31 changes output 8) and forgets the past (token 0 is gone after
-# output 15). The *value* of token 31 stays where it belongs: chunk $i$ is handed $W_{i-1}$ and
+# output 15). The *value* of token 31 stays where it belongs: chunk $i$ gets $W_{i-1}$ and
 # decays, so nothing that later tokens say gets in. A causality test that changes only values would
 # have passed this layer.
 #
@@ -828,7 +932,7 @@ printed, right = (carry(**form).flatten()[2] for carry in (as_printed, corrected
 check("chunk 2 starts from the sums of the picture, as printed", printed, W[1] + a[2] * W[1])
 check("and corrected", right, a[1] * W[0] + W[1])
 
-# %% [markdown] slide_title="The kernels that models are trained on take the same four steps"
+# %% [markdown] slide_title="The real kernels take the same four steps" slide_figure="03_steps"
 # ## 10 · The kernel that models are trained on
 #
 # Nobody trains a large model with our two dozen lines. Mamba-2 runs on the kernels of the library
@@ -843,7 +947,7 @@ check("and corrected", right, a[1] * W[0] + W[1])
 # same float32 numbers, the recurrence computes with them in float64, and we ask for $10^{-5}$. The
 # inputs follow the list in section 9: two chunks (a kernel's chunk has at least 16 tokens, and our
 # text has 24), small steps, two groups for four heads. A program can compute the right values and
-# still have the wrong gradient, so we compare the gradients of all seven inputs, too: those of
+# still have the wrong gradient, so we compare the gradients of all seven inputs, too: the five of
 # (3.4), the weight $D$ of a skip connection, and an initial state.
 
 
