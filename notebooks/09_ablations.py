@@ -492,8 +492,8 @@ ORDERS = {
     "OTCE": dict(pattern="SM SM SM SM AM SM SM AM", position="conv", d_model=96),
     "two, not last": dict(pattern="SM SM AM SM AM SM SM SM", position="conv", d_model=96),
 }
-RECALLING = {row: fields["pattern"] for row, fields in ORDERS.items()}
-RECALLING["one, early"] = "SM SM AM SM SM SM SM SM"
+EARLY = {"one, early": "SM SM AM SM SM SM SM SM"}
+RECALLING = {row: fields["pattern"] for row, fields in ORDERS.items()} | EARLY
 ELIMINATION = 0.39  # the share right of a model that only rules out values it has seen asked
 
 

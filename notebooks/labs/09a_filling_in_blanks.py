@@ -140,17 +140,25 @@ print("your mask is that of three texts with blanks")
 # %% [markdown]
 # Here it is for our sentence:
 
+
+# %% tags=["figure"]
+def draw_visible(ax, visible, a):
+    """Who sees whom, with the first `a` tokens as part A."""
+    l = len(visible)
+    plotting.heatmap(ax, visible.double(), signed=False, colorbar=False)
+    ax.set_xticks([a / 2, (a + l) / 2], ["part A", "part B"], fontsize=14)
+    ax.set_yticks([a / 2, (a + l) / 2], ["part A", "part B"], fontsize=14)
+    ax.set(xlabel="is seen", ylabel="sees")
+    ax.text(a / 2, a / 2, "all see A", color="white", ha="center", fontsize=16)
+    ax.text((a + l) / 2, a / 2, "A never\nsees B", ha="center", va="center", fontsize=11)
+    ax.text(a - 1, l - 3, "B sees its past", color="white", ha="right", fontsize=12)
+
+
 # %% tags=["figure"]
 blanks = cut_out(sentence, seeded(5))
-fig, ax = plotting.figure(size=(4.6, 4))
-plotting.heatmap(ax, blanks.visible.double(), signed=False, colorbar=False)
 a, l = int((blanks.targets < 0).sum()), len(blanks.input_ids)
-ax.set_xticks([a / 2, (a + l) / 2], ["part A", "part B"], fontsize=14)
-ax.set_yticks([a / 2, (a + l) / 2], ["part A", "part B"], fontsize=14)
-ax.set(xlabel="is seen", ylabel="sees")
-ax.text(a / 2, a / 2, "all see A", color="white", ha="center", fontsize=16)
-ax.text((a + l) / 2, a / 2, "A never\nsees B", ha="center", va="center", fontsize=11)
-ax.text(a - 1, l - 3, "B sees its past", color="white", ha="right", fontsize=12)
+fig, ax = plotting.figure(size=(4.6, 4))
+draw_visible(ax, blanks.visible, a)
 plotting.save(
     fig,
     "09a_visible",
