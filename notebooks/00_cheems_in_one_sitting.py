@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 00 · Cheems in one sitting
 #
-# **How much attention does a model need, and for what? In this sitting you'll build a Cheems of
+# **How much attention does a model need, and for what? In this sitting we build a Cheems of
 # 200 lines, train a small one, and take its attention away.** By the end you can
 #
 # - name the three layers of a Cheems and say what each one is for;
@@ -76,11 +76,11 @@ def draw_model(ax):
 
 
 # %% [markdown]
-# Here is the model, from bytes to a guess for the next one. Each letter is a layer. Two of them are
-# *mixers*, and mix tokens: a state that fades, `S`, and attention, `I`. After each comes a crowd of
-# tiny experts, `E`, meant to store what the model knows. The numbers are this chapter's sections.
-# With 1.3 billion parameters, WM reports, it beats LLaMA, Mamba-2 and Jamba on average (Table 4).
-# Chapter 12 says what we can check.
+# Here is the model, from bytes to a guess for the next one. Each letter is a layer. Two are
+# *mixers*, which move information between tokens: a state that fades, `S`, and attention, `I`.
+# After each comes a crowd of tiny experts, `E`, meant to store what the model knows. The numbers
+# are this chapter's sections. With 1.3 billion parameters, WM reports, it beats LLaMA, Mamba-2 and
+# Jamba on average (Table 4). Chapter 12 says what we can check.
 
 # %% slide_title="Of eight mixers in a Cheems, seven are states, one is attention" tags=["figure"]
 fig, ax = plotting.canvas(12.7, 3.9)
@@ -652,7 +652,7 @@ def best_pairs(queries, keys, k):
 
 
 # %% [markdown]
-# Compute all million sums:
+# Check against all million sums:
 
 # %% slide_title="Twenty sums find the best eight of a million"
 queries, keys = random(1, 3, 1, 2, 8, seed=15), random(1, 2, 1000, 8, seed=16)  # 3 tokens
@@ -861,8 +861,8 @@ plotting.save(
 # %% [markdown]
 # On held-out text all beat the bigram by half a nat. `SESESE` is 0.014 to 0.044 nats
 # behind `SESEIE` (three seeds): that's what attention and 3 % more parameters are worth. `IEIEIE`
-# (one run) is 0.11 behind. After 1,200 steps it's 0.004 to 0.013, and 0.005: all have
-# caught up, and beat three bytes' counts (1.4).
+# (one run) is 0.11 behind. After 1,200 steps the gaps are 0.004 to 0.013, and 0.005. All beat
+# counting three bytes (1.4) then.
 
 # %% [markdown] slide_title="To write, draw a byte, append it, repeat"
 # ## 10 · It writes
@@ -979,7 +979,7 @@ plotting.save(
 )
 
 # %% [markdown]
-# Our run lost about 0.1 nats in every quarter, the recorded `SESEIE` 0.23 everywhere. So attention
+# Our run lost about 0.1 nats in every quarter, the recorded `SESEIE` 0.23 everywhere. Attention
 # looks nearby: if it sees only the last eight bytes, it keeps 85 to 92 % of what attention gives.
 #
 # Zeroing attention costs `SESEIE` 0.18 to 0.28 nats, and after 1,200 steps 0.5 to 1.0; never having
@@ -1033,7 +1033,7 @@ for (pattern, l), right in repeats.items():
     print(f"{pattern:2} {l} symbols: {in_words(right)} right")
 
 # %% [markdown]
-# All but `S`. Attention need only learn where to look. Other lengths:
+# All but `S`. Attention need only learn where to look. Now try other lengths:
 
 # %% slide_title="It has learned a distance, not a search"
 others = {l: repeat(trained["I", 16][0], l)[1].item() for l in (15, 16, 17)}
@@ -1073,7 +1073,7 @@ EVEN = [run for run in spaced["table"] if run["spacing"] == "even"]
 for l, right in ends(repeat_record["table"]).items():
     print(f"S {l} symbols, 1,000 steps: {right[0]:.2f} {right[1]:.2f} {right[2]:.2f} right")
 
-# %% slide_title="Attention copies at once; a state needs pairs that turn fast" tags=["figure"]
+# %% slide_title="Attention copies at once; a state needs pairs that turn" tags=["figure"]
 fig, axes = plotting.figure(1, 2, size=(12.5, 4.4))
 for ax, (title, table), even in zip(axes, tables.items(), ([], EVEN), strict=True):
     for i, (name, right) in enumerate(sorted(medians(table, even).items())):
@@ -1138,33 +1138,34 @@ rates = torch.empty(100_000).uniform_(1, 16, generator=torch.Generator().manual_
 steps = torch.empty(100_000).uniform_(math.log(1e-3), math.log(1e-1)).exp()
 assert (-16 * rates * steps).exp().median() < 1 / 3 < (-15 * rates * steps).exp().median()
 
-# %% [markdown] slide_title="The more different pairs turn fast, the better a state copies"
+# %% [markdown] slide_title="Pairs that hardly turn can't tell 64 places apart"
 # Slow decays help: after 500 steps 0.66 to 0.68 of 64 symbols are right, instead of 0.03 to 0.09.
-# Is the state too small? We bet on it, and lost: with $n = 128$, and the same 16 frequencies
-# four times each, it's still 0.67. But with 16 others, spaced evenly from 0 to $\pi$, a state of $n
-# = 32$ passes 0.95 by step 210. Only five of section 5's pairs turn all the way round in 64 tokens.
-# **In these runs, the more different pairs turn fast, the better.** Without any rotation, at most
+# Is the state too small? We bet on it, and lost: with $n = 128$, and the same 16 frequencies four
+# times each, it's still 0.67. But with 16 different frequencies, evenly spaced from 0 to $\pi$, a
+# state of $n = 32$ passes 0.95 by step 210. Only five of section 5's pairs turn all the way round
+# in 64 tokens. **Pairs that hardly turn can't tell 64 places apart.** With no rotation, at most
 # 0.08 of 16 symbols are right.
 #
 # A first answer, from small models: on this text a state nearly suffices; at copying from a fixed
 # distance attention learns several times faster. WM reports that larger models gain from both
-# (Table 1; lab 12a says why its numbers need care).
+# (Table 1; reference 12a says why its numbers need care).
 
 # %% [markdown] slide_title="Attention keeps everything, a state keeps a blur"
 # ## Summary
 #
-# - Cheems is a language model of three kinds of layers: states, attention, experts. Seven times
-#   `SE`, then once `IE`, and all that three times.
+# - Cheems is a language model of states, attention and experts: seven times `SE`, then `IE`, and
+#   (with 1.3 billion parameters) all that three times.
 # - `S`, a state, has a fixed size: it fades, is written into, and is read. As a matrix, that is
 #   attention without the softmax, with a decay.
 # - `I`, attention, keeps the keys and values of all tokens, searches them, and pays for each. Its
 #   values come from an inner function: a state in Ch, a table in WM. WM's mask can hide keys.
 # - One rotation turns the queries and keys of `I` and the $C$ and $B$ of `S`. So positions enter
-#   these products by their distance alone (and a state fades).
+#   these products by their distance alone (and a state also fades).
 # - `E` is an MLP that all tokens share, and many tiny experts that read its output. A token finds
-#   its few by two half keys: 2,000 inner products for a million.
-# - How much attention, and for what? WM says: in one of eight mixers, for recall (§3.4). Our small
-#   models used it to look nearby and to copy. Chapters 08 and 12 show what a state can't hold.
+#   its few by two half keys.
+# - How much attention, and for what? WM says: for recall (§3.4), in one of eight mixers, a ratio
+#   from Mamba-2's authors. Our small models used it to look nearby and to copy. Chapters 08 and 12
+#   show what a state can't hold.
 #
 # Ask of every ✓ which mistake it would catch. [Reading the
 # course](../book/manual/reading_the_course.md) has the map, and a self-test.
