@@ -655,7 +655,7 @@ late = alpha * (S + beta * torch.outer(value - S @ key, key))
 _ = must_differ("correct, then fade", late, row)
 
 # %% [markdown] slide_title="Each token is one step of learning"
-# Here are all five rules in one table, whose last column is L22's. One idea covers them: each token
+# Here are all five rules in one table. One idea covers them: each token
 # is one step of learning.
 #
 # | rule | loss | gradient step | new state |

@@ -624,7 +624,7 @@ def draw_head_start(ax):
     for system, ((name, both), color) in enumerate(zip(pairs.items(), (2, 0, 3), strict=True)):
         told = dict(color=plotting.COLORS[color])
         for side, pattern in enumerate(both):
-            x = [side + 0.025 * (seed - 2) + 0.14 * (system - 1) for seed in range(5)]
+            x = [side + 0.02 * (seed - 2) + 0.06 * (system - 1) for seed in range(5)]
             ax.plot(x, FIRST[pattern], "o", ms=8, alpha=0.5, **told)
         middles = [sorted(FIRST[pattern])[2] for pattern in both]
         ax.plot([0, 1], middles, "-", lw=4, **told)
@@ -1210,7 +1210,7 @@ plotting.save(
 # reader. **A gate is the part of a position embedding that all readers share.** Compare all
 # systems:
 
-# %% slide_title="As printed, the mask does what no mask does" tags=["figure", "slide"]
+# %% slide_title="As printed, the mask changes nothing" tags=["figure", "slide"]
 fig, ax = plotting.figure(size=(12, 4.6))
 NAMES = {"none": "no mask", "printed": "as printed", "gate": "soft gates", "rounded": "rounded"}
 for place, (kind, name) in enumerate([*NAMES.items(), ("places", "no mask,\nplaces embedded")]):
