@@ -156,7 +156,7 @@ by_products = sum(one.moved for one in called if one.flops) / moved
 print(f"all {len(called)} operators: {moved / 1e6:.1f} MB; matrix products: {by_products:.0%}")
 assert [one.name for one in called if one.flops] == ["bmm"] * 4
 
-# %% tags=["figure"]
+# %% tags=["setup"]
 sums = Counter()
 for one in called:
     sums[one.name] += one.moved / 1e6
