@@ -624,11 +624,12 @@ def draw_head_start(ax):
     for system, ((name, both), color) in enumerate(zip(pairs.items(), (2, 0, 3), strict=True)):
         told = dict(color=plotting.COLORS[color])
         for side, pattern in enumerate(both):
-            x = [side + 0.02 * (seed - 2) + 0.06 * (system - 1) for seed in range(5)]
+            x = [side + 0.02 * (seed - 2) + 0.13 * (system - 1) for seed in range(5)]
             ax.plot(x, FIRST[pattern], "o", ms=8, alpha=0.5, **told)
         middles = [sorted(FIRST[pattern])[2] for pattern in both]
-        ax.plot([0, 1], middles, "-", lw=4, **told)
-        ax.text(-0.24, middles[0], name, ha="right", va="center", fontsize=18, **told)
+        ends = 0.13 * (system - 1), 1 + 0.13 * (system - 1)
+        ax.plot(ends, middles, "-", lw=4, **told)
+        ax.text(-0.26, middles[0], name, ha="right", va="center", fontsize=18, **told)
     ax.set_xticks([0, 1], ["alone", "behind one more S"], fontsize=18)
     ax.set_yticks([100, 200, 300, 400, 600], ["100", "200", "300", "400", "never"])
     ax.set(xlim=(-0.75, 1.3), ylim=(60, 640), ylabel="updates until 0.95")

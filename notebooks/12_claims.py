@@ -133,13 +133,14 @@ plotting.save(
     "Most claims of the four documents hold, or hold once corrected. Each square is a claim, each "
     "block a document. Blue is a claim that holds, light blue one that holds with a correction. A "
     "few are dark red: they do not hold. "
-    "Green is seen in small models, vermilion the opposite, orange neither. Two are violet: not "
+    "Green is seen in small models, vermilion the opposite, orange neither. Six are violet: not "
     "independent. Grey is undecided or not testable.",
 )
 
 # %% [markdown]
-# Twelve of the 422 are dark red. The two violet squares are our strongest finding (section 5). The
-# grey ones are still open: our models are too small to tell, or we can't test the claim at all.
+# Ten of the 422 are dark red. Six are violet: their numbers follow from others, and two of them are
+# our strongest finding (section 5). The grey ones are still open: our models are too small to tell,
+# or we can't test the claim at all.
 
 # %% [markdown]
 # ## 1 · What counts as a claim
@@ -242,6 +243,7 @@ print(f"{small} seen, opposite or not seen in small models, {left} left open")
 without = {claim["verdict"] for claim in CLAIMS if not claim["evidence"]}
 assert sum(counts.values()) == len(CLAIMS) == 422 and without == {"not testable here"}
 assert [total[verdict] for verdict in VERDICTS][:3] == [189, 104, 10]
+assert total["not independent"] == 6
 listings = [claim for claim in CLAIMS if claim["kind"] == "listing"]
 assert len(listings) == 58
 assert len({(claim["document"], claim["place"]) for claim in listings}) == 12
@@ -580,9 +582,9 @@ draw_missing(ax, missing)
 plotting.save(
     fig,
     "12_missing",
-    "Which parameters have a gradient before steps 1, 2 and 3. With product keys at zero, or one "
-    "of two factors, one parameter has none at first, and all have one from step 2 on. With both "
-    "factors at zero, two have none before any of the three steps.",
+    "How many parameters have no gradient before steps 1, 2 and 3. With product keys at zero, or "
+    "one of two factors, one parameter has none at first, and all have one from step 2 on. With "
+    "both factors at zero, two have none before any of the three steps.",
 )
 
 # %% [markdown]
