@@ -61,7 +61,7 @@ def draw():
     fig, ax = plotting.canvas(14.0, 6.2)
     rule = "$a = a_1 a_2$\n$W = a_2 W_1 + W_2$"
     state = draw_tree(ax, 0.1, "a state: $(a, W)$", draw_pair, "serves every\nlater query", rule)
-    rule = "$m = \\max(m_1, m_2)$\n$u = e^{m_1 - m} u_1 + e^{m_2 - m} u_2$, $z$ likewise"
+    rule = "$m = \\max(m_1, m_2)$\n$u = e^{m_1 - m} u_1$\n  $+ e^{m_2 - m} u_2$, $z$ too"
     triple = draw_tree(
         ax, 7.3, "a softmax: $(m, z, u)$", draw_triple, "belongs to\none query", rule
     )
