@@ -156,22 +156,19 @@ by_products = sum(one.moved for one in called if one.flops) / moved
 print(f"all {len(called)} operators: {moved / 1e6:.1f} MB; matrix products: {by_products:.0%}")
 assert [one.name for one in called if one.flops] == ["bmm"] * 4
 
-# %% tags=["setup"]
-sums = Counter()
-for one in called:
-    sums[one.name] += one.moved / 1e6
-products = sums.pop("bmm")
-others = sum(sums.values())
-names, megabytes = zip(*sums.most_common(8)[::-1], strict=True)
-
 
 # %% tags=["figure"]
-def draw_moved(ax):
+def draw_moved(ax, called):
     """Matrix products beside all other operators, and the largest of these."""
-    ax.barh(["all others", "matrix products"], [others, products], color=plotting.COLORS[2])
-    ax.barh("all others", others, color=plotting.COLORS[0])
+    sums = Counter()
+    for one in called:
+        sums[one.name] += one.moved / 1e6
+    products = sums.pop("bmm")
+    names, megabytes = zip(*sums.most_common(3)[::-1], strict=True)
+    both = ["all others", "matrix products"]
+    ax.barh(both, [sums.total(), products], color=[plotting.COLORS[0], plotting.COLORS[2]])
     ax.bar_label(ax.containers[0], fmt=" %.1f MB", fontsize=18)
-    ax.barh([f"{name} " for name in names[-3:]], megabytes[-3:], 0.4, color=plotting.COLORS[0])
+    ax.barh(names, megabytes, 0.4, color=plotting.COLORS[0])
     ax.tick_params(axis="y", labelsize=18)
     ax.set(xlabel="megabytes moved; below, the three largest of the others", xlim=(0, 12))
     ax.set_ylim(4.6, -0.6)
@@ -179,7 +176,7 @@ def draw_moved(ax):
 
 # %% slide_title="Matrix products move a fifth of the bytes" tags=["figure", "slide"]
 fig, ax = plotting.figure(size=(11.5, 4.6))
-draw_moved(ax)
+draw_moved(ax, called)
 plotting.save(
     fig,
     "10_moved",
