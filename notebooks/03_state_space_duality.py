@@ -738,6 +738,10 @@ tau = dt.cumsum(0)[:, None]
 scores = ((tau * A).exp() * C) @ ((-tau * A).exp() * B).T
 check("decays moved into C and B = Mamba's recurrence", (scores.tril() * dt) @ x, y)
 
+# %% tags=["guard"]
+assert [rate * 0.1 * 64 > math.log(torch.finfo(torch.float32).max) for rate in (1, 4, 16)] == [
+    False, False, True]  # fmt: skip
+
 # %% slide_title="At a rate of −16, float32 overflows within 64 tokens" tags=["figure", "slide"]
 fig, ax = plotting.figure(size=(12, 4.8))
 t = torch.arange(1, 65)
@@ -831,6 +835,11 @@ plotting.save(
     "The error of 32 outputs, as printed. One chunk: none. Two chunks: none in the first, up to "
     "0.34 in the second. Four: none in the first, up to 0.76 after it.",
 )
+
+# %% tags=["guard"]
+for l_c in (32, 16, 8):
+    error = (four_steps(x, dt, A, B, C, l_c=l_c, carry=as_printed) - y).abs().amax(dim=(0, 2, 3))
+    assert error[:l_c].max() < 1e-12 and (l_c == 32 or error[l_c:].max() > 0.1)
 
 # %% [markdown]
 # You don't even need the right answer. Change the step size of the last token, then of the first,

@@ -263,7 +263,6 @@ def heads(u):
 
 PAST = read_record("05_who_needs_the_past")
 DECOYS = read_record("05_masks")  # for section 7
-SHADES = {"q": plotting.QUIET, "k": plotting.COLORS[0], "v": plotting.QUIET, "": plotting.QUIET}
 SOURCES = ("SSD, convolution", "convolution", "SSD, rotation")
 RIGHT = {
     (row["source"], row["where"]): [run["end"] for run in row["runs"]] for row in PAST["table"]
@@ -936,12 +935,12 @@ plotting.save(
 # also written with a large weight. The gate does neither: it doesn't see the tokens.
 #
 # In the first two panels every reader gets the same share of a key. Is that why these masks can't
-# forget? No, so does the Forgetting Transformer, once the softmax is taken.
+# forget? No: behind the softmax, it's the same with the Forgetting Transformer.
 #
 # With $c_t = \sum_{r \le t} \log f_r$, the Forgetting Transformer's bias is $\mu_{ts} = c_t - c_s$.
 # The same $c_t$ is added to a whole row of scores, so it cancels in the softmax. **All that's left
-# is $-c_s$, a bias on the key.** Since $c$ counts down
-# from 0, $-c_s$ grows along the text. Late keys get a head start, and that's forgetting.
+# is $-c_s$, a bias on the key.** Since $c$ counts down from 0, $-c_s$ grows along the text. Late
+# keys get a head start, and that's forgetting.
 
 # %% tags=["aside"]
 q, k, v = (random(1, 16, 1, 4, seed=10 + i) for i in range(3))
