@@ -512,7 +512,7 @@ def draw_parameters(ax, name, y=0):
         words = f"{names.get(part, part)}\n{count / 1e6:,.0f} million"
         thin = 0.45 if share < 0.05 or part == "around" else -0.45 if share < 0.12 else 0
         style = dict(ha="center", va="center", fontsize=17, color=plotting.INK if thin else color)
-        ax.text(left + share / 2, y + thin, words, **style)
+        ax.text(max(left + share / 2, 0.09), y + thin, words, **style)
         left += share
     ax.set(xlim=(-0.06, 1.06), frame_on=False, xticks=[], yticks=[])
 
@@ -787,9 +787,9 @@ def draw_pieces(ax, y, lengths, names):
 fig, ax = plotting.figure(size=(12, 4.4))
 draw_pieces(ax, 1, [150], ["one pass over 150 tokens"])
 draw_pieces(ax, -0.4, [61, 69, *[1] * 20], ["prefill: 61 tokens", "continued: 69"])
-ax.vlines(range(16, 150, 16), -0.75, -0.05, color=plotting.INK, lw=1, ls=":")
+ax.vlines(range(16, 150, 16), -0.1, 0.05, color=plotting.INK, lw=2)
 ax.text(75, 0.3, "the same logits, token by token", ha="center", va="center", fontsize=19)
-ax.text(0, -1.2, "green: the cache is handed on; dotted: borders of chunks", fontsize=19)
+ax.text(0, -1.2, "green: the cache is handed on; ticks: borders of chunks", fontsize=19)
 ax.text(150, -1.2, "decoding: 20 × 1", fontsize=19, ha="right")
 ax.set(xlim=(0, 151), ylim=(-1.3, 1.4)), ax.axis("off")
 plotting.save(

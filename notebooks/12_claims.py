@@ -879,7 +879,7 @@ ax.axvline(5.5, color=plotting.QUIET)
 for x, piece in ((2.5, "first piece"), (8.5, "second piece, with its cache")):
     ax.text(x, 1.06 * max(apart), piece, ha="center", fontsize=18)
 ax.set(xticks=range(12), ylim=(0, 1.2 * max(apart)))
-ax.set_xlabel("token", fontsize=18)
+ax.set_xlabel("token", fontsize=18), ax.set_ylabel("relative error", fontsize=18)
 ax.tick_params(labelsize=18)
 plotting.save(
     fig,
