@@ -124,7 +124,7 @@ def course(editions, tmp_path_factory):
     for name, notebook in handed_in(editions).items():
         (folder / "submitted" / name / NUMBER).mkdir(parents=True)
         nbformat.write(notebook, folder / "submitted" / name / NUMBER / NOTEBOOK)
-    nbgrader("autograde", NUMBER, "--create", "--Execute.timeout=30")
+    nbgrader("autograde", NUMBER, "--create", "--Execute.timeout=20")
     nbgrader("export")
     for name in ("wrong", "loops"):
         nbgrader("generate_feedback", NUMBER, f"--student={name}")
@@ -178,12 +178,12 @@ def test_nbgrader_gives_the_chapter_out(course):
 
 
 def test_the_zip_is_enough_to_run_chapters_up_to_the_gaps(editions, tmp_path):
-    """Of the first, of one with kernels, and of 11, which reads what 03 has printed."""
+    """Of one with kernels, and of 12, which reads what others have printed."""
     with zipfile.ZipFile(editions / "student.zip") as packed:
         packed.extractall(tmp_path)
     folder = tmp_path / "cheems_student"
     execute = ["nbconvert", "--to", "notebook", "--execute", "--allow-errors", "--inplace"]
-    for number, checks in (("00", 5), ("03", 5), ("12", 5)):
+    for number, checks in (("03", 5), ("12", 5)):
         (path,) = (folder / "notebooks").glob(f"{number}_*.ipynb")
         run(*execute, path, cwd=path.parent, PYTHONPATH=str(folder))
         found = failed(read(path))
