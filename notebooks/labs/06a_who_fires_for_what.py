@@ -103,10 +103,10 @@ for name, share in (("untrained", untrained), ("1,500 steps", trained)):
 #
 # Both overlaps within a kind rose. But overlap can rise everywhere, if the router uses fewer
 # experts for everything. So we subtract: *kinship* is the average of the two overlaps within a
-# kind, minus that between the kinds.
+# kind, minus the overlap between the kinds.
 #
-# **Fill in 1.** Break the first measure: give shares for which all overlaps are 1, and yet the
-# kinship is 0. Then give shares for which the kinship is 1.
+# **Fill in 1.** Break the first measure: give shares with all overlaps 1 and a kinship of 0. Then
+# give shares with a kinship of 1.
 
 
 # %% tags=["exercise"]
@@ -275,9 +275,9 @@ assert [(row["seed"], round(row["kinship"], 3)) for row in failed] == [(3, 0.034
 assert all(row["kinship"] < 0.03 for row in kinship["table"] if row["steps"] == 0)
 
 # %% [markdown]
-# It is the kind. Where only the frequency differs, kinship is 0.036 at most, and no seed lies above
+# It is the kind. Where only the frequency differs, kinship is 0.036 at most, and no seed exceeds
 # its random splits. Where only the kind differs, four seeds do. The first half of our prediction
-# held. The second **failed**: we had asked for 0.08 on four seeds, and only three reach it (the
+# held. The second **failed**: we predicted 0.08 on four seeds, and only three reach it (the
 # fourth has 0.072). With the same frequencies, kinship is also smaller than between letters and
 # digits, so frequency may add to it. (The first row repeats the runs of Section 2. Only seed 3 came
 # out differently, at 0.035 instead of 0.040.)
