@@ -604,18 +604,27 @@ _ = torch.manual_seed(1)
 x = random(2, 5, 6, seed=0)
 kinds = SharedExpertMoE, CohesiveMoE, ExpansiveMoE
 beside, cohesive, expansive = (kind(6, 10, n_experts=4, k=2) for kind in kinds)
+
+
+def mixed(layer, expert):
+    """The experts of a layer, written out and weighted by their gates."""
+    gates = all_gates(layer, x)
+    return sum(gates[..., i, None] * expert(i, one) for i, one in enumerate(layer.experts))
+
+
 with torch.no_grad():
     check("isolation", beside(x), beside.shared(x) + dense(beside, x))
     _ = must_differ("isolation without the shared expert", dense(beside, x), beside(x))
-    assert [expert.V is None for expert in cohesive.experts] == [False, True, True, True]
-    check("cohesive", cohesive(x), dense(cohesive, x))
-    z, gates = expansive.shared(x), all_gates(expansive, x)
-    y = torch.zeros_like(x)
-    for i in range(4):
-        y += gates[..., i, None] * expansive.experts[i](z * expansive.gates[i](z).sigmoid())
+    V = cohesive.experts[0].V.weight.T
+    y = mixed(cohesive, lambda i, one: one.W_2(F.silu(one.W(x)) * torch.tanh(x @ V)))
+    check("cohesive", cohesive(x), y)
+    own = random(4, 6, 10, seed=25)
+    y = mixed(cohesive, lambda i, one: one.W_2(F.silu(one.W(x)) * torch.tanh(x @ own[i])))
+    _ = must_differ("cohesive with a V for each expert", y, cohesive(x))
+    z = expansive.shared(x)
+    y = mixed(expansive, lambda i, one: one(z * expansive.gates[i](z).sigmoid()))
     check("expansive", expansive(x), y)
-    bare = sum(gates[..., i, None] * expansive.experts[i](z) for i in range(4))
-    _ = must_differ("expansive without its gates", bare, y)
+    _ = must_differ("expansive without its gates", mixed(expansive, lambda i, one: one(z)), y)
 z, W_3 = random(500, 6, seed=23), random(6, 6, seed=24)
 check("as printed: even", (-z) * ((-z) @ W_3), z * (z @ W_3))
 opened, opposite = z * torch.sigmoid(z @ W_3), -z * torch.sigmoid(-z @ W_3)
